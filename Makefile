@@ -1,0 +1,149 @@
+# Baton: build, set-up, tests, local cluster. `make help` lists the targets.
+#   make                 binaries in build/bin, plugins in build/lib
+#   make check           set-up, build, all tests; last line "N passed, M failed"
+#   make demo            set-up, build, a whole cluster on this machine answers a prompt
+#   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
+MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := all
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+SANITIZE ?=
+comma := ,
+B := build$(if $(SANITIZE),-san-$(subst $(comma),-,$(SANITIZE)))
+CC ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+CUDA ?= /usr/local/cuda
+NVCC := $(wildcard $(CUDA)/bin/nvcc)
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+WARN := -Wall -Wextra -Wshadow -Wmissing-prototypes -Wstrict-prototypes -Wswitch-enum
+OPT  ?= -O2
+SAN  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
+CPPFLAGS += -I. -I$(B)/gen -D_GNU_SOURCE -DBT_VERSION='"$(VERSION)"'
+CFLAGS   += -std=gnu11 -g $(OPT) -fPIC -fno-semantic-interposition $(WARN) $(SAN)
+LDFLAGS  += $(SAN) -Wl,--as-needed -rdynamic
+LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -lssl -lcrypto -lpthread -ldl -lm
+
+# ---- sources, by folder: a new file needs no line here ----
+PROTOS   := $(wildcard proto/*.proto)
+GEN_C    := $(patsubst proto/%.proto,$(B)/gen/%.pb-c.c,$(PROTOS))
+GEN_H    := $(GEN_C:.c=.h)
+COMMON_C := $(filter-out common/engine/%,$(wildcard common/*/*.c)) $(wildcard common/engine/*.c)
+CPU_C    := $(wildcard common/engine/cpu/*.c)
+NULL_C   := $(wildcard common/engine/null/*.c)
+CUDA_SRC := $(wildcard common/engine/cuda/*.cu common/engine/cuda/*.c)
+mains     = $(filter-out %/main.c,$(1))
+KVSTORE_C   := $(call mains,$(wildcard kvstore/*.c kvstore/*/*.c))
+CONDUCTOR_C := $(call mains,$(wildcard conductor/*.c conductor/front/*.c conductor/request/*.c conductor/sched/*.c conductor/view/*.c))
+CTL_C       := $(wildcard conductor/ctl/*.c)
+PREFILL_C   := $(call mains,$(wildcard prefill/*.c))
+DECODE_C    := $(call mains,$(wildcard decode/*.c))
+UNIT_C      := $(wildcard tests/unit/test_*.c) $(wildcard tests/golden/test_*.c)
+TOOL_C      := $(wildcard tests/tools/*.c)
+
+obj = $(patsubst %.c,$(B)/obj/%.o,$(filter %.c,$(1)))
+GEN_O := $(patsubst $(B)/gen/%.c,$(B)/obj/gen/%.o,$(GEN_C))
+LIBS  := $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
+BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl)
+PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
+ifneq ($(and $(NVCC),$(CUDA_SRC)),)
+PLUGINS += $(B)/lib/baton-engine-cuda.so
+endif
+UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
+TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
+
+.PHONY: all tests setup check check-gpu demo up down bench lint install clean help docs
+all: $(BINS) $(PLUGINS)
+ifeq ($(NVCC),)
+	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
+endif
+tests: all $(UNIT_BINS) $(TOOL_BINS)
+
+$(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto
+	@mkdir -p $(B)/gen
+	protoc-c --proto_path=proto --c_out=$(B)/gen $<
+$(B)/obj/gen/%.o: $(B)/gen/%.c $(GEN_H)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(filter-out $(WARN),$(CFLAGS)) -c -o $@ $<
+$(B)/obj/%.o: %.c | $(GEN_H)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$(dir $<))) -MMD -MP -c -o $@ $<
+# Kernels of the CPU engine are compiled for this family of processors and chosen at run time.
+-include $(wildcard common/engine/cpu/flags.mk)
+
+define archive
+	@rm -f $@
+	ar rcs $@ $^
+endef
+$(B)/libbaton.a: $(call obj,$(COMMON_C)) $(GEN_O)
+	$(archive)
+$(B)/libconductor.a: $(call obj,$(CONDUCTOR_C))
+	$(archive)
+$(B)/libkvstore.a: $(call obj,$(KVSTORE_C))
+	$(archive)
+$(B)/libprefill.a: $(call obj,$(PREFILL_C))
+	$(archive)
+$(B)/libdecode.a: $(call obj,$(DECODE_C))
+	$(archive)
+
+link = @mkdir -p $(@D)
+LINK = $(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDLIBS)
+$(B)/bin/baton-conductor: $(B)/obj/conductor/main.o $(B)/libconductor.a $(B)/libbaton.a
+	$(link)
+	$(LINK)
+$(B)/bin/baton-kvstore: $(B)/obj/kvstore/main.o $(B)/libkvstore.a $(B)/libbaton.a
+	$(link)
+	$(LINK)
+$(B)/bin/baton-prefill: $(B)/obj/prefill/main.o $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
+	$(link)
+	$(LINK)
+$(B)/bin/baton-decode: $(B)/obj/decode/main.o $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
+	$(link)
+	$(LINK)
+$(B)/bin/batonctl: $(call obj,$(CTL_C)) $(B)/libbaton.a
+	$(link)
+	$(LINK)
+$(B)/lib/baton-engine-cpu.so: $(call obj,$(CPU_C)) $(B)/libbaton.a
+	$(link)
+	$(CC) $(LDFLAGS) -shared -o $@ $(filter %.o,$^) $(B)/libbaton.a -ldnnl -lgomp $(LDLIBS)
+$(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
+	$(link)
+	$(CC) $(LDFLAGS) -shared -o $@ $(filter %.o,$^) $(B)/libbaton.a $(LDLIBS)
+$(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
+	$(link)
+	$(LINK) -lcmocka
+.SECONDARY:
+
+-include $(patsubst %.o,%.d,$(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
+
+setup:
+	@deploy/local/setup.sh
+check: setup
+	@$(MAKE) --no-print-directory -j$$(nproc) tests SANITIZE=$(SANITIZE)
+	@BUILD=$(B) tests/run
+demo: setup
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@deploy/local/demo.sh
+up: setup
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@deploy/local/baton-local up
+down:
+	@deploy/local/baton-local down
+bench: setup
+	@$(MAKE) --no-print-directory -j$$(nproc) tests
+	@tests/bench/run
+lint:
+	@tests/lint/run
+docs: all
+	@deploy/local/gen-config-doc.sh > docs/CONFIG.md
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton
+	install -m 755 $(BINS) deploy/local/baton-local $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
+clean:
+	rm -rf build build-san-*
+help:
+	@sed -n '2,6s/^# *//p' Makefile

@@ -1,0 +1,46 @@
+/* Small things used everywhere: status, assertions, sizes, time. No I/O except the clock. */
+#ifndef BT_BASE_BASE_H
+#define BT_BASE_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "common/base/assert.h"
+#include "common/base/status.h"
+
+#define BT_ARRAY_LEN(a)                    (sizeof(a) / sizeof((a)[0]))
+#define BT_ALIGN_UP(x, a)                  (((x) + ((a)-1)) & ~((__typeof__(x))(a)-1)) /* a: power of two */
+#define BT_DIV_UP(x, d)                    (((x) + (d)-1) / (d))
+#define BT_MIN(a, b)                       ((a) < (b) ? (a) : (b))
+#define BT_MAX(a, b)                       ((a) > (b) ? (a) : (b))
+#define BT_CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
+
+/* Monotonic time in ns: for deadlines and durations within one host. */
+static inline uint64_t bt_mono_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+/* Wall-clock time in ns since 1970: for stamps that leave the process. */
+static inline uint64_t bt_real_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+/* malloc family for control work: these never return NULL (the process ends with a message). */
+void *bt_malloc(size_t size);
+void *bt_calloc(size_t n, size_t size);
+void *bt_realloc(void *ptr, size_t size);
+char *bt_strdup(const char *s);
+char *bt_sprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* caller frees */
+
+/* Fills buf with random bytes from the kernel. */
+void bt_random(void *buf, size_t len);
+
+#endif

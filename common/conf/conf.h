@@ -1,0 +1,78 @@
+/* Configuration: one table per daemon describes every key; the table parses YAML, checks ranges,
+ * prints help, an example file and docs/CONFIG.md. The only place that reads the environment. */
+#ifndef BT_CONF_CONF_H
+#define BT_CONF_CONF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/base.h"
+
+typedef enum {
+    BT_CONF_STR,   /* char *            : NULL or heap string owned by the struct */
+    BT_CONF_INT,   /* int64_t           */
+    BT_CONF_SIZE,  /* uint64_t bytes    : "64MiB", "1GB", "4096" */
+    BT_CONF_MS,    /* uint64_t ms       : "500ms", "2s", "1m" */
+    BT_CONF_FLOAT, /* double            */
+    BT_CONF_BOOL,  /* bool              : true|false */
+    BT_CONF_LIST,  /* char **           : NULL-terminated, from a YAML list or a comma-separated
+                      --set */
+} bt_conf_type_t;
+
+struct bt_conf_row {
+    const char *key; /* dotted: "kv.block_tokens" */
+    bt_conf_type_t type;
+    size_t offset;   /* of the member in the daemon's configuration struct */
+    const char *def; /* default as text, NULL: none (string stays NULL) */
+    double min, max; /* for numbers; both 0: no limit */
+    bool required;
+    bool reload; /* SIGHUP applies it */
+    const char *doc;
+};
+
+struct bt_conf_schema {
+    const char
+        *daemon; /* "kvstore": the binary is baton-kvstore, the file /etc/baton/kvstore.yaml */
+    const char *summary;
+    const struct bt_conf_row *const *tables; /* NULL-terminated list of tables ... */
+    const size_t *table_lens;                /* ... and their lengths */
+    size_t conf_size;
+};
+
+/* Keys that every daemon has. Must be the first member of each daemon's struct. */
+struct bt_conf_common {
+    char *cluster_name;           /* cluster.name */
+    char *node_id;                /* node.id */
+    char **etcd_endpoints;        /* etcd.endpoints: host:port */
+    char *run_dir;                /* run_dir: UNIX sockets and pid files */
+    char *model_path;             /* model.path */
+    char *model_load_format;      /* model.load_format: auto|dummy */
+    int64_t kv_block_tokens;      /* kv.block_tokens */
+    int64_t kv_flow_chunk_tokens; /* kv.flow_chunk_tokens: tokens of one (chunk, layer) flow item */
+    char *kv_salt_file;  /* kv.salt_file: cluster secret for tenant salts, NULL: fixed empty */
+    char *rpc_listen;    /* rpc.listen host:port, port 0 = any free */
+    char *rpc_advertise; /* rpc.advertise: what peers dial; NULL: the bound address */
+    char *http_listen;   /* http.listen: /health and /metrics of this daemon (conductor: its API) */
+    char *log_level;     /* log.level error|warn|info|debug */
+    char *log_format;    /* log.format logfmt|json */
+};
+extern const struct bt_conf_row bt_conf_common_rows[];
+extern const size_t bt_conf_common_len;
+
+/* Parses the command line ([--config FILE] [--check] [--set k=v]... [--help] [--version]
+ * [--print-example] [--print-docs]), then the file (default /etc/baton/<daemon>.yaml, which may be
+ * absent if every required key is --set), then --set. Environment: BATON_<KEY WITH _> overrides the
+ * file and yields to --set. Prints errors as "FILE:LINE: key: what, and the remedy" to stderr.
+ * Returns true if the daemon is to go on; false with *exit_code set (0 after --help, --check,
+ * --version, --print-*; 2 on an error). conf is caller memory of conf_size bytes. */
+bool bt_conf_main(const struct bt_conf_schema *schema, int argc, char **argv, void *conf,
+                  int *exit_code) BT_MUST_CHECK;
+/* Re-reads the file of the last bt_conf_main and applies the rows marked reload. */
+bt_status_t bt_conf_reload(const struct bt_conf_schema *schema, void *conf) BT_MUST_CHECK;
+void bt_conf_cleanup(const struct bt_conf_schema *schema, void *conf);
+
+/* Environment variable name (only common/conf calls getenv); NULL if unset. */
+const char *bt_conf_env(const char *name);
+
+#endif

@@ -1,0 +1,188 @@
+/* The engine: runs a model's forward steps over paged KV and samples. A back end is a plugin
+ * (build/lib/baton-engine-<name>.so) that exports bt_engine_plugin. One owner thread calls
+ * everything; only open, poll and close may block. forward and sample are asynchronous and
+ * separate: a grammar mask may arrive while forward runs, the next forward may be launched before
+ * the last result is read. A back end without a device may finish them inside the call; the caller
+ * cannot tell. */
+#ifndef BT_ENGINE_ENGINE_H
+#define BT_ENGINE_ENGINE_H
+
+#include "common/base/base.h"
+#include "common/kv/flow.h"
+#include "common/kv/layout.h"
+
+#define BT_ENGINE_ABI     1
+#define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
+#define BT_ENGINE_MAX_EOS 16
+
+struct bt_engine;
+typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
+
+enum {                          /* bt_engine_info.caps */
+       BT_ENGINE_CAP_EXACT = 1, /* row results do not depend on neighbours, chunking or cache */
+       BT_ENGINE_CAP_MIXED = 2, /* prompt chunks and single tokens in one step */
+       BT_ENGINE_CAP_MASK = 4,
+       BT_ENGINE_CAP_SPEC = 8
+};
+
+struct bt_engine_config {
+    uint32_t size; /* sizeof this struct, for plugins built apart */
+    const char *model_dir;
+    const char *load_format; /* "auto" or "dummy" (random weights of the config's shape) */
+    uint32_t threads;        /* CPU: compute threads; 0: all cores this process may use */
+    uint32_t page_tokens;    /* = kv.block_tokens */
+    uint32_t pages;          /* KV pages; 0: as many as fit mem_limit */
+    uint32_t max_slots;      /* sequences at once */
+    uint32_t max_rows;       /* tokens of one step over all rows */
+    uint64_t mem_limit;      /* bytes for KV pages when pages is 0 */
+    uint32_t rank, ranks, stage, stages; /* tensor and pipeline parallelism: 0,1,0,1 */
+    void *slab; /* the mapped slab data area to register with the device; may be NULL */
+    uint64_t slab_bytes;
+    void (*progress)(void *arg, const char *what, double fraction); /* while opening; may be NULL */
+    void *progress_arg;
+};
+
+struct bt_engine_info {
+    uint32_t size, abi;
+    uint32_t caps;
+    uint32_t vocab, max_model_len;
+    uint32_t pages, max_slots, max_rows;
+    struct bt_kv_layout layout;
+    char device[96]; /* "cpu avx512_core_bf16 2 threads" */
+};
+
+struct bt_engine_params { /* sampling of one sequence; fixed while its slot is open */
+    float temperature;    /* 0: greedy */
+    float top_p;          /* 1: off */
+    float min_p;          /* 0: off */
+    uint32_t top_k;       /* 0: off */
+    float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
+    uint64_t seed;
+    uint32_t choice;  /* enters the random counter: forks of one request differ */
+    int32_t logprobs; /* -1: none; 0: of the chosen token; n: and the n most likely */
+    uint32_t min_new; /* EOS is not chosen before that many generated tokens */
+    uint32_t n_eos;   /* ids that end the sequence (unless the caller ignores that) */
+    uint32_t eos[BT_ENGINE_MAX_EOS];
+    uint32_t n_bias;
+    const uint32_t *bias_ids; /* copied by slot_open */
+    const float *bias;
+};
+
+/* A place in a flow: item numbers (common/kv/flow.h). flow 0: none. */
+struct bt_engine_at {
+    uint32_t flow, seq;
+};
+
+enum { BT_ROW_SAMPLE = 1, BT_ROW_PROMPT_LOGPROBS = 2 };
+#define BT_ENGINE_POS_NEXT UINT32_MAX
+
+struct bt_engine_row { /* n consecutive tokens of one sequence */
+    uint32_t slot;
+    uint32_t pos; /* absolute position of the first; BT_ENGINE_POS_NEXT: after the last one run */
+    uint32_t n;
+    const uint32_t *tokens; /* NULL (n = 1): the token this slot sampled last, on the device */
+    uint32_t flags;
+    struct bt_engine_at wait; /* layer l waits until the LOAD flow has loaded item wait.seq + l */
+    struct bt_engine_at
+        fire; /* when layer l of this row is done, STORE items up to fire.seq + l go */
+};
+
+struct bt_engine_batch {
+    uint32_t n_rows; /* 0 is legal: lock-step of expert parallelism */
+    const struct bt_engine_row *rows;
+};
+
+struct bt_engine_out { /* one sampled token */
+    uint32_t slot;
+    uint32_t token;
+    float logprob; /* of the distribution before temperature and truncation, after penalties and
+                      bias: what vLLM reports as raw logprobs */
+    uint32_t n_top;
+    uint32_t top_id[BT_ENGINE_MAX_TOP]; /* by falling logprob */
+    float top_logprob[BT_ENGINE_MAX_TOP];
+    bool bad; /* logits were NaN, or the token is outside the vocabulary: fail the request */
+};
+
+struct bt_engine_event {
+    bt_engine_ticket_t ticket;
+    bt_status_t status; /* ERR_DEVICE is sticky: the worker goes out of service */
+    uint32_t n_out;     /* sample tickets: results in the order of the SAMPLE rows of the batch */
+    const struct bt_engine_out *out; /* valid until bt_engine_release(ticket) */
+    float run_us;
+};
+
+/* Blocks of a flow. The segments of block `mem` (one per layer) are items seq .. seq + n_layers
+ * - 1. toks < page_tokens: a partial block; STORE writes zeros behind them, LOAD ignores what is
+ * there. */
+struct bt_engine_block {
+    void *mem; /* the slot's data in the mapped slab, block_bytes long */
+    uint32_t page;
+    uint32_t toks;
+    uint32_t seq;
+};
+enum { BT_ENGINE_LOAD = 0, BT_ENGINE_STORE = 1 };
+enum { BT_ENGINE_PRIO_LAND = 0, BT_ENGINE_PRIO_PREEMPT = 1, BT_ENGINE_PRIO_WRITEBACK = 2 };
+
+struct bt_engine_vtable {
+    uint32_t abi;
+    const char *name;
+    /* Loads the model. err names file, tensor and remedy. ERR_INVALID: model; ERR_DEVICE: no
+     * device. */
+    bt_status_t (*open)(const struct bt_engine_config *, struct bt_engine **,
+                        const struct bt_engine_info **, char *err, size_t err_cap);
+    void (*close)(struct bt_engine *);
+
+    /* Opens a sequence. tokens[0..n) is what is known so far (prompt and generated), n_prompt of
+     * them prompt: penalties and the random position are rebuilt from them. No KV is computed. */
+    bt_status_t (*slot_open)(struct bt_engine *, uint32_t slot, const struct bt_engine_params *,
+                             const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
+    /* Tells the sequence's page table: pages[i] holds tokens [(first+i)*page_tokens, ...). */
+    bt_status_t (*slot_pages)(struct bt_engine *, uint32_t slot, uint32_t first,
+                              const uint32_t *pages, uint32_t n);
+    bt_status_t (*slot_fork)(struct bt_engine *, uint32_t from, uint32_t to, uint32_t choice);
+    /* Tells a token that was chosen elsewhere (the hand-off's first token) as if sampled here. */
+    bt_status_t (*slot_accept)(struct bt_engine *, uint32_t slot, uint32_t token);
+    /* Pages and slot may be reused once `quiet_p` has been polled. */
+    bt_status_t (*slot_close)(struct bt_engine *, uint32_t slot, bt_engine_ticket_t *quiet_p);
+
+    /* A flow of copies between pages and slab. word (may be NULL): STORE raises it to (epoch, seq)
+     * when all items below seq are visible in the slab, then calls bell (may be NULL, any thread).
+     * LOAD: items become loadable when their word (raised by somebody else) has passed them; with
+     * word NULL everything added is loadable at once. */
+    bt_status_t (*flow_open)(struct bt_engine *, int dir, int prio, bt_flow_word_t *word,
+                             uint32_t epoch, void (*bell)(void *arg), void *bell_arg,
+                             uint32_t *flow_p);
+    /* Adds blocks. Items are released in order of seq; LOAD items start by themselves, STORE items
+     * when a row fires them (or flow_release does). */
+    bt_status_t (*flow_add)(struct bt_engine *, uint32_t flow, const struct bt_engine_block *,
+                            uint32_t n);
+    /* Releases STORE items below seq without a row (write-back of whole pages); *done_p is the
+     * ticket of the copies, after which the slab holds the bytes. */
+    bt_status_t (*flow_release)(struct bt_engine *, uint32_t flow, uint32_t seq,
+                                bt_engine_ticket_t *done_p);
+    /* quiet_p: no copy touches slab or pages after it was polled. */
+    bt_status_t (*flow_close)(struct bt_engine *, uint32_t flow, bool abort,
+                              bt_engine_ticket_t *quiet_p);
+
+    bt_status_t (*forward)(struct bt_engine *, const struct bt_engine_batch *,
+                           bt_engine_ticket_t *fwd_p);
+    /* Samples for the SAMPLE rows of a forward. mask: one bit a token, [rows][vocab/32], or NULL.
+     */
+    bt_status_t (*sample)(struct bt_engine *, bt_engine_ticket_t fwd, const uint32_t *mask,
+                          bt_engine_ticket_t *out_p);
+    /* Finished tickets, in order of their number; blocks at most timeout_us. Returns the count. */
+    uint32_t (*poll)(struct bt_engine *, struct bt_engine_event *, uint32_t max,
+                     uint32_t timeout_us);
+    void (*release)(struct bt_engine *, bt_engine_ticket_t);
+};
+
+typedef const struct bt_engine_vtable *(*bt_engine_plugin_fn)(uint32_t abi);
+/* Exported by each plugin; NULL if it does not speak this ABI. */
+const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi);
+
+/* Loads build/lib or <prefix>/lib/baton/baton-engine-<name>.so (name: cpu|cuda|null; "auto": cuda
+ * if a device answers, else cpu). err names what was tried. The plugin stays loaded. */
+bt_status_t bt_engine_load(const char *name, const struct bt_engine_vtable **vt_p, char *err,
+                           size_t err_cap) BT_MUST_CHECK;
+
+#endif

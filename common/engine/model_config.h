@@ -1,0 +1,40 @@
+/* config.json (and generation_config.json) of a Hugging Face model directory: the numbers the
+ * engine, the KV layout and the front need. Both spellings of RoPE (rope_theta + rope_scaling,
+ * rope_parameters). */
+#ifndef BT_ENGINE_MODEL_CONFIG_H
+#define BT_ENGINE_MODEL_CONFIG_H
+
+#include "common/base/base.h"
+#include "common/kv/key.h"
+#include "common/kv/layout.h"
+
+struct bt_model_config {
+    char architecture[64];
+    uint32_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, max_model_len;
+    float norm_eps;
+    double rope_theta;
+    char rope_text[256]; /* canonical text of the RoPE parameters, for the root hash */
+    bool tie_embeddings;
+    uint32_t bos, n_eos,
+        eos[16]; /* eos: generation_config's, else config's; bos UINT32_MAX: none */
+    /* sampling defaults of generation_config.json; negative: not given */
+    float temperature, top_p, repetition_penalty;
+    int32_t top_k;
+};
+
+/* ERR_INVALID / ERR_UNSUPPORTED / ERR_NOT_FOUND; err names file, field and the allowed values. */
+bt_status_t bt_model_config_load(const char *dir, struct bt_model_config *c, char *err,
+                                 size_t err_cap) BT_MUST_CHECK;
+/* The KV layout of this model with bf16 KV. */
+bt_status_t bt_model_kv_layout(const struct bt_model_config *c, uint32_t page_tokens,
+                               struct bt_kv_layout *l) BT_MUST_CHECK;
+/* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */
+bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
+                                    char *err, size_t err_cap) BT_MUST_CHECK;
+/* The shared (saltless) root key of this model directory under block_tokens. Calls the three above.
+ */
+bt_status_t bt_model_root_key(const char *dir, const char *load_format, uint32_t block_tokens,
+                              struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
+                              size_t err_cap) BT_MUST_CHECK;
+
+#endif

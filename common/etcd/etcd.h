@@ -1,0 +1,66 @@
+/* A small etcd v3 client on common/rpc: lease with keepalive, put, range, compare-and-swap, watch
+ * of a prefix that resumes by itself. Callbacks run on the loop's thread. All endpoints are tried
+ * in turn; a lost etcd is retried for ever with backoff (serving goes on without it). */
+#ifndef BT_ETCD_ETCD_H
+#define BT_ETCD_ETCD_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+#include "common/rpc/rpc.h"
+
+struct bt_etcd;
+struct bt_etcd_lease;
+struct bt_etcd_watch;
+
+struct bt_etcd_kv {
+    const char *key; /* NUL-terminated copy */
+    const void *value;
+    size_t value_len;
+    int64_t mod_revision; /* 0: does not exist */
+    int64_t lease;
+};
+
+bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints,
+                           struct bt_etcd **e_p) BT_MUST_CHECK;
+void bt_etcd_destroy(struct bt_etcd *e);
+
+typedef void (*bt_etcd_put_fn)(void *arg, bt_status_t st);
+typedef void (*bt_etcd_range_fn)(void *arg, bt_status_t st, const struct bt_etcd_kv *kvs, size_t n,
+                                 int64_t revision);
+/* cas: succeeded; if not, current is the present value (mod_revision 0 if the key is absent). */
+typedef void (*bt_etcd_cas_fn)(void *arg, bt_status_t st, bool succeeded,
+                               const struct bt_etcd_kv *current);
+
+/* Unary calls have a 3 s deadline; ERR_TIMEOUT or ERR_UNAVAILABLE when no endpoint answered. */
+void bt_etcd_put(struct bt_etcd *e, const char *key, const void *value, size_t len, int64_t lease,
+                 bt_etcd_put_fn done, void *arg);
+void bt_etcd_delete(struct bt_etcd *e, const char *key, bt_etcd_put_fn done, void *arg);
+void bt_etcd_range_prefix(struct bt_etcd *e, const char *prefix, bt_etcd_range_fn done, void *arg);
+/* Puts (key, value, lease) iff the key's mod_revision equals expect (0: iff it does not exist). */
+void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void *value, size_t len,
+                 int64_t lease, bt_etcd_cas_fn done, void *arg);
+
+/* A lease that is kept alive every ttl/3. on_granted: first grant and each re-grant after a loss
+ * (the owner writes its keys again); on_lost: etcd says the lease is gone (TTL=0), not merely
+ * unreachable. */
+struct bt_etcd_lease_ops {
+    void (*on_granted)(void *arg, int64_t lease);
+    void (*on_lost)(void *arg);
+};
+struct bt_etcd_lease *bt_etcd_lease_start(struct bt_etcd *e, int64_t ttl_s,
+                                          const struct bt_etcd_lease_ops *ops, void *arg);
+void bt_etcd_lease_stop(struct bt_etcd_lease *l); /* revokes, best effort, and frees */
+
+/* Watches all keys with a prefix: first a listing (one on_put per key, then on_synced), then
+ * changes; after compaction or a lost stream it lists again and reports what differs (on_delete for
+ * vanished keys), so the owner's table is right without knowing. */
+struct bt_etcd_watch_ops {
+    void (*on_put)(void *arg, const struct bt_etcd_kv *kv);
+    void (*on_delete)(void *arg, const char *key);
+    void (*on_synced)(void *arg);
+};
+struct bt_etcd_watch *bt_etcd_watch_start(struct bt_etcd *e, const char *prefix,
+                                          const struct bt_etcd_watch_ops *ops, void *arg);
+void bt_etcd_watch_stop(struct bt_etcd_watch *w);
+
+#endif

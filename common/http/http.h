@@ -1,0 +1,59 @@
+/* A strict HTTP/1.1 server on a bt_loop. Knows framing, limits and timeouts, nothing of the API.
+ * Everything runs on the loop's thread. Limits: header 16 KiB and 64 fields, body from options,
+ * 10 s for the header, 30 s for the body, 60 s idle; per-connection output bound (slow readers). */
+#ifndef BT_HTTP_HTTP_H
+#define BT_HTTP_HTTP_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+
+struct bt_http;
+struct bt_http_req; /* one request and its response; the handler owns it until it ends it */
+
+struct bt_http_options {
+    const char *listen; /* "host:port", port 0: any free; [v6]:port */
+    size_t body_max;    /* bytes; 413 above */
+    uint32_t conns_max; /* 503 above */
+    uint32_t header_timeout_ms, body_timeout_ms, idle_timeout_ms;
+    size_t out_max; /* bytes of unsent output per connection, then on_gone */
+};
+void bt_http_options_default(struct bt_http_options *o); /* 4 MiB, 4096, 10 s, 30 s, 60 s, 1 MiB */
+
+/* A complete request has arrived. The handler answers now or later (any number of them wait). */
+typedef void (*bt_http_handler_fn)(void *arg, struct bt_http_req *req);
+
+bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o,
+                           bt_http_handler_fn fn, void *arg, struct bt_http **h_p,
+                           int *port_p) BT_MUST_CHECK;
+void bt_http_destroy(
+    struct bt_http *h); /* closes every connection; on_gone is called for open ones */
+/* Stops accepting; open responses may finish. */
+void bt_http_drain(struct bt_http *h);
+uint32_t bt_http_conns(const struct bt_http *h);
+
+/* ---- the request; strings are valid until it is ended ---- */
+const char *bt_http_method(const struct bt_http_req *r); /* "GET" */
+const char *bt_http_path(const struct bt_http_req *r);   /* percent-decoded, without query */
+const char *bt_http_query(const struct bt_http_req *r);  /* raw, "" without */
+const char *bt_http_header(const struct bt_http_req *r, const char *name); /* NULL if absent */
+const void *bt_http_body(const struct bt_http_req *r, size_t *len_p);
+uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */
+
+/* Called once if the client goes away (or reads too slowly) before the response is ended; the
+ * request is invalid after it returns, and the handler must not touch it again. */
+void bt_http_on_gone(struct bt_http_req *r, void (*fn)(void *arg), void *arg);
+
+/* ---- the response ---- */
+/* Adds a header of the response (before respond or start); copies both. */
+void bt_http_add_header(struct bt_http_req *r, const char *name, const char *value);
+/* Whole response with Content-Length; ends the request. */
+void bt_http_respond(struct bt_http_req *r, int status, const char *content_type, const void *body,
+                     size_t len);
+/* Streamed response (chunked transfer coding for HTTP/1.1, close for 1.0). */
+void bt_http_start(struct bt_http_req *r, int status, const char *content_type);
+void bt_http_write(struct bt_http_req *r, const void *data, size_t len);
+void bt_http_end(struct bt_http_req *r);
+/* Ends a started response without a proper end: the client sees a broken stream. */
+void bt_http_abort(struct bt_http_req *r);
+
+#endif

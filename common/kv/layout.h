@@ -1,0 +1,48 @@
+/* KV layout: what the bytes of a block are. One definition for engine, slab and wire.
+ *
+ * A block is the KV of page_tokens consecutive tokens for all layers; a segment is one layer of one
+ * block. A GQA segment is [kv_head][K,V][token][head_dim], K after RoPE, heads outermost so that a
+ * tensor-parallel rank's share is one run. A block is its groups' segments one after another, layer
+ * by layer, each segment aligned to 128 bytes. Pure. */
+#ifndef BT_KV_LAYOUT_H
+#define BT_KV_LAYOUT_H
+
+#include "common/base/base.h"
+
+#define BT_KV_MAX_GROUPS 4
+#define BT_KV_SEG_ALIGN  128
+
+typedef enum { BT_KV_GQA = 0, BT_KV_MLA = 1, BT_KV_INDEX = 2, BT_KV_STATE = 3 } bt_kv_kind_t;
+typedef enum { BT_DT_BF16 = 0, BT_DT_F16 = 1, BT_DT_F32 = 2, BT_DT_FP8_E4M3 = 3 } bt_dtype_t;
+
+struct bt_kv_group {
+    uint16_t kind;  /* bt_kv_kind_t */
+    uint16_t dtype; /* bt_dtype_t */
+    uint16_t layer0, layers;
+    uint32_t n_kv_heads, head_dim; /* MLA: n_kv_heads 1, head_dim = kv_lora_rank + rope_dim */
+    uint32_t window;               /* sliding window in tokens, 0: full */
+    uint32_t seg_bytes;            /* of one layer of one block, multiple of BT_KV_SEG_ALIGN */
+    uint32_t scale_off;            /* offset of scales inside a segment, 0: none */
+    uint64_t block_off;            /* offset of the group's first segment inside a block */
+};
+
+struct bt_kv_layout {
+    uint32_t page_tokens; /* tokens of a block = of an engine page */
+    uint32_t n_groups;
+    uint32_t n_layers;    /* over all groups: items per chunk of a flow */
+    uint64_t block_bytes; /* sum of all segments */
+    uint64_t layout_id;   /* hash over everything above; equal ids mean equal bytes */
+    struct bt_kv_group groups[BT_KV_MAX_GROUPS];
+};
+
+/* Builds a layout of one GQA group; ERR_INVALID if a number is 0 or a size overflows. */
+bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_kv_heads,
+                             uint32_t head_dim, bt_dtype_t dtype, uint32_t window,
+                             struct bt_kv_layout *layout_p) BT_MUST_CHECK;
+
+/* Offset and size in bytes of layer `layer`'s segment (0..n_layers-1) inside a block. */
+uint64_t bt_kv_segment(const struct bt_kv_layout *l, uint32_t layer, uint32_t *bytes_p);
+
+uint32_t bt_dtype_bytes(bt_dtype_t dt);
+
+#endif

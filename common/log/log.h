@@ -1,0 +1,37 @@
+/* Structured log lines (logfmt, or JSON by configuration) on stderr with sd-daemon <N> prefixes.
+ * Every line has a level, ev= (what happened, snake_case), the node, and fields. Any thread.
+ * Secrets, prompts and generated text are never logged. */
+#ifndef BT_LOG_LOG_H
+#define BT_LOG_LOG_H
+
+#include <stdbool.h>
+
+typedef enum {
+    BT_LOG_ERROR = 3,
+    BT_LOG_WARN = 4,
+    BT_LOG_INFO = 6,
+    BT_LOG_DEBUG = 7
+} bt_log_level_t;
+
+/* Call once at start; daemon and node are copied. Before it, lines go out at INFO. */
+void bt_log_init(const char *daemon, const char *node, bt_log_level_t level, bool json);
+bool bt_log_enabled(bt_log_level_t level);
+
+/* BT_INFO("peer_up", "peer=%s inc=%llu", name, inc): fields are key=value pairs; a value with
+ * spaces is written with bt_log_q (quotes and escapes into a per-thread buffer). */
+void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Quoted and escaped form of s for a value; valid until the 8th next call of this thread. */
+const char *bt_log_q(const char *s);
+
+#define BT_ERROR(ev, ...) bt_log(BT_LOG_ERROR, ev, __VA_ARGS__)
+#define BT_WARN(ev, ...)  bt_log(BT_LOG_WARN, ev, __VA_ARGS__)
+#define BT_INFO(ev, ...)  bt_log(BT_LOG_INFO, ev, __VA_ARGS__)
+#define BT_DEBUG(ev, ...)                                                                          \
+    do {                                                                                           \
+        if (bt_log_enabled(BT_LOG_DEBUG)) {                                                        \
+            bt_log(BT_LOG_DEBUG, ev, __VA_ARGS__);                                                 \
+        }                                                                                          \
+    } while (0)
+
+#endif

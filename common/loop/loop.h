@@ -1,0 +1,62 @@
+/* The event loop of a control thread: epoll, timers, tasks posted by other threads, signals.
+ * Everything but bt_loop_post and bt_loop_stop is called on the loop's own thread (or before
+ * bt_loop_run). A callback may remove any watcher or timer, its own included. */
+#ifndef BT_LOOP_LOOP_H
+#define BT_LOOP_LOOP_H
+
+#include <stdint.h>
+
+#include "common/base/base.h"
+
+struct bt_loop;
+struct bt_loop_fd;
+
+typedef void (*bt_loop_fd_fn)(void *arg, uint32_t events); /* EPOLLIN | EPOLLOUT | ... */
+typedef void (*bt_loop_fn)(void *arg);
+typedef void (*bt_loop_signal_fn)(void *arg, int signo);
+
+/* A timer lives in caller memory; zero-initialise it once. */
+struct bt_timer {
+    uint64_t due_ns;    /* bt_mono_ns() time */
+    uint64_t period_ns; /* 0: once */
+    bt_loop_fn fn;
+    void *arg;
+    uint32_t heap_pos; /* 0: not armed */
+};
+
+/* A task lives in caller memory and may be posted again only after it has run. */
+struct bt_task {
+    struct bt_task *next;
+    bt_loop_fn fn;
+    void *arg;
+};
+
+bt_status_t bt_loop_create(struct bt_loop **loop_p) BT_MUST_CHECK;
+void bt_loop_destroy(struct bt_loop *loop);
+/* Runs until bt_loop_stop. */
+void bt_loop_run(struct bt_loop *loop);
+/* One turn: waits at most timeout_ms (-1: until something happens). For tests. */
+void bt_loop_poll(struct bt_loop *loop, int timeout_ms);
+void bt_loop_stop(struct bt_loop *loop); /* any thread */
+
+/* Watches fd (level-triggered); the caller closes fd after bt_loop_fd_del. */
+struct bt_loop_fd *bt_loop_fd_add(struct bt_loop *loop, int fd, uint32_t events, bt_loop_fd_fn fn,
+                                  void *arg);
+void bt_loop_fd_mod(struct bt_loop *loop, struct bt_loop_fd *w, uint32_t events);
+void bt_loop_fd_del(struct bt_loop *loop, struct bt_loop_fd *w);
+
+/* Arms (or re-arms) the timer to fire in delay_ms and, if period_ms > 0, every period_ms after. */
+void bt_timer_start(struct bt_loop *loop, struct bt_timer *t, uint64_t delay_ms, uint64_t period_ms,
+                    bt_loop_fn fn, void *arg);
+void bt_timer_stop(struct bt_loop *loop, struct bt_timer *t);
+
+/* Runs task->fn(task->arg) on the loop's thread, in order of posting. Any thread; never blocks. */
+void bt_loop_post(struct bt_loop *loop, struct bt_task *task);
+
+/* Delivers signo through signalfd (call before starting threads: it blocks the signal). */
+void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, void *arg);
+
+/* bt_mono_ns() taken once per turn. */
+uint64_t bt_loop_now_ns(const struct bt_loop *loop);
+
+#endif

@@ -1,0 +1,36 @@
+/* Counters, gauges and histograms with bounded labels, rendered as Prometheus text (0.0.4).
+ * Registration happens at start on one thread; updates are atomic and come from any thread. */
+#ifndef BT_METRICS_METRICS_H
+#define BT_METRICS_METRICS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/buf.h"
+
+struct bt_metrics; /* the registry of a process */
+struct bt_metric;  /* one series (name + label set) */
+
+struct bt_metrics *bt_metrics_create(void);
+void bt_metrics_destroy(struct bt_metrics *m);
+
+/* name without labels ("baton_pool_slots"), labels as rendered inside braces ("state=\"free\"") or
+ * NULL. Series of one name share help and type. The returned series lives as long as the registry.
+ */
+struct bt_metric *bt_metrics_counter(struct bt_metrics *m, const char *name, const char *labels,
+                                     const char *help);
+struct bt_metric *bt_metrics_gauge(struct bt_metrics *m, const char *name, const char *labels,
+                                   const char *help);
+/* bounds: ascending upper bounds, n of them; +Inf is added. */
+struct bt_metric *bt_metrics_histogram(struct bt_metrics *m, const char *name, const char *labels,
+                                       const char *help, const double *bounds, size_t n);
+
+void bt_metric_add(struct bt_metric *s, uint64_t n); /* counter */
+void bt_metric_set(struct bt_metric *s, double v);   /* gauge */
+void bt_metric_observe(struct bt_metric *s, double v);
+double bt_metric_value(const struct bt_metric *s); /* counter or gauge */
+
+/* Appends the exposition text of all series. */
+void bt_metrics_render(const struct bt_metrics *m, struct bt_buf *out);
+
+#endif

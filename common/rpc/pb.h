@@ -1,0 +1,15 @@
+/* protobuf-c messages over bt_rpc: pack into a temporary buffer and send. */
+#ifndef BT_RPC_PB_H
+#define BT_RPC_PB_H
+
+#include <protobuf-c/protobuf-c.h>
+
+#include "common/rpc/rpc.h"
+
+/* Packs msg and queues it; status codes as bt_rpc_stream_send. */
+bt_status_t bt_rpc_stream_send_pb(struct bt_rpc_stream *s,
+                                  const ProtobufCMessage *msg) BT_MUST_CHECK;
+/* Packs msg and replies OK. */
+void bt_rpc_call_reply_pb(struct bt_rpc_call *call, const ProtobufCMessage *msg);
+
+#endif

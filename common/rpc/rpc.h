@@ -1,0 +1,100 @@
+/* gRPC C core behind a small surface: the only folder that knows gRPC. Messages are bytes (users
+ * pack and unpack protobuf-c). One completion-queue thread per bt_rpc hands events to the owner's
+ * loop: every callback below runs on that loop's thread, and every function is called on it. */
+#ifndef BT_RPC_RPC_H
+#define BT_RPC_RPC_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+
+struct bt_rpc; /* completion queue, its thread, its loop */
+struct bt_rpc_server;
+struct bt_rpc_channel; /* client side: one target, reconnects by itself */
+struct bt_rpc_stream;  /* one bidirectional stream, either side */
+struct bt_rpc_call;    /* one unary call on the server, to be answered once */
+
+/* gRPC's own status numbers, where a remote is told or tells one. */
+enum {
+    BT_GRPC_OK = 0,
+    BT_GRPC_CANCELLED = 1,
+    BT_GRPC_INVALID_ARGUMENT = 3,
+    BT_GRPC_DEADLINE = 4,
+    BT_GRPC_NOT_FOUND = 5,
+    BT_GRPC_EXHAUSTED = 8,
+    BT_GRPC_FAILED_PRECONDITION = 9,
+    BT_GRPC_UNIMPLEMENTED = 12,
+    BT_GRPC_INTERNAL = 13,
+    BT_GRPC_UNAVAILABLE = 14
+};
+
+bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p) BT_MUST_CHECK;
+/* Ends everything still open (callbacks are not called any more) and joins the thread. */
+void bt_rpc_destroy(struct bt_rpc *rpc);
+
+/* ---- streams, both sides ---- */
+struct bt_rpc_stream_ops {
+    /* A message of len bytes; data is valid during the call only. */
+    void (*on_message)(void *arg, struct bt_rpc_stream *s, const void *data, size_t len);
+    /* The stream is over, whoever ended it: the last callback; s is invalid after it returns.
+     * code: a gRPC status number (client side: what the server sent; server side: CANCELLED when
+     * the client left, OK when it finished). Not called after bt_rpc_stream_close by the owner. */
+    void (*on_close)(void *arg, struct bt_rpc_stream *s, int code, const char *detail);
+    /* Optional: queued messages fell below half of the queue's bound after an AGAIN. */
+    void (*on_writable)(void *arg, struct bt_rpc_stream *s);
+};
+/* Queues a copy of the message (one is in flight at a time, in order). AGAIN when the queue of
+ * this stream holds queue_bytes_max (default 8 MiB): nothing queued; the owner drops or closes.
+ * ERR_PEER_LOST when the stream is ending. */
+bt_status_t bt_rpc_stream_send(struct bt_rpc_stream *s, const void *data, size_t len) BT_MUST_CHECK;
+size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s); /* bytes not yet handed to gRPC */
+void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
+void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);
+const char *bt_rpc_stream_peer(const struct bt_rpc_stream *s); /* "ipv4:127.0.0.1:4711" */
+/* Owner ends it: the server side sends (code, detail) after what is queued when flush is true;
+ * the client side half-closes (flush) or cancels. No callback comes any more. */
+void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, bool flush);
+
+/* ---- server ---- */
+/* Listens on "host:port" (port 0: any free) without SO_REUSEPORT; also "unix:/path". *port_p (may
+ * be NULL) gets the bound port. ERR_IO with the reason logged when it cannot. */
+bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
+                                 struct bt_rpc_server **srv_p, int *port_p) BT_MUST_CHECK;
+/* Registration comes before start; any other method is answered UNIMPLEMENTED. method:
+ * "/pkg.Svc/M". */
+typedef void (*bt_rpc_unary_fn)(void *arg, struct bt_rpc_call *call, const void *data, size_t len);
+typedef void (*bt_rpc_accept_fn)(void *arg,
+                                 struct bt_rpc_stream *s); /* must set ops with set_arg */
+void bt_rpc_server_unary(struct bt_rpc_server *srv, const char *method, bt_rpc_unary_fn fn,
+                         void *arg);
+void bt_rpc_server_stream(struct bt_rpc_server *srv, const char *method, bt_rpc_accept_fn fn,
+                          void *arg);
+void bt_rpc_server_start(struct bt_rpc_server *srv);
+/* Answers the call, now or later; code != 0 ignores data. The call is gone afterwards. */
+void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, const void *data,
+                       size_t len);
+/* Stops accepting and cancels open calls and streams (on_close is called for each). */
+void bt_rpc_server_destroy(struct bt_rpc_server *srv);
+
+/* ---- client ---- */
+bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target,
+                                  struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
+void bt_rpc_channel_destroy(struct bt_rpc_channel *ch); /* streams and calls on it are cancelled */
+/* Unary call; done is called exactly once (code, detail, reply bytes valid during the call). */
+typedef void (*bt_rpc_reply_fn)(void *arg, int code, const char *detail, const void *data,
+                                size_t len);
+void bt_rpc_unary(struct bt_rpc_channel *ch, const char *method, const void *data, size_t len,
+                  uint64_t deadline_ms, bt_rpc_reply_fn done, void *arg);
+/* Opens a stream; a target that cannot be reached shows as on_close(UNAVAILABLE). wait_ready: keep
+ * trying to connect instead. Streams carry no deadline. */
+bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bool wait_ready,
+                               const struct bt_rpc_stream_ops *ops, void *arg,
+                               struct bt_rpc_stream **s_p) BT_MUST_CHECK;
+
+/* ---- blocking client for the CLI and tests: no loop ---- */
+/* One unary call on a fresh channel; *reply_p is heap memory (caller frees). Returns a gRPC code.
+ */
+int bt_rpc_unary_blocking(const char *target, const char *method, const void *data, size_t len,
+                          uint64_t deadline_ms, void **reply_p, size_t *reply_len_p, char *detail,
+                          size_t detail_cap);
+
+#endif

@@ -1,0 +1,46 @@
+/* A worker's session with the kvstore of its node: a UNIX SOCK_SEQPACKET socket in run_dir carrying
+ * proto baton.LocalMsg (proto/local.proto), with the slab, doorbells and the worker's own pidfd
+ * passed at attach. The socket's end proves nothing about the worker's memory accesses: only its
+ * pidfd does. This is the worker's side; the kvstore's side is kvstore/serve_local.c. Runs on the
+ * loop's thread. */
+#ifndef BT_SLAB_LOCAL_H
+#define BT_SLAB_LOCAL_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+#include "common/slab/slab.h"
+#include "local.pb-c.h"
+
+#define BT_LOCAL_MSG_MAX (1u << 20) /* bytes of one packet: slot lists of long prompts are split   \
+                                     */
+
+struct bt_local;
+
+struct bt_local_ops {
+    /* Attached (again): slab is mapped; slots and flow words of an earlier attachment are void. The
+     * callback receives ownership of nothing; slab lives until on_detached returns. */
+    void (*on_attached)(void *arg, struct bt_slab *slab, uint64_t kvstore_incarnation);
+    /* The kvstore went away: stop using slots at once. Reconnects by itself every 200 ms. */
+    void (*on_detached)(void *arg);
+    /* May not attach: ERR_MISMATCH (layout, root) with a reason. */
+    void (*on_refused)(void *arg, bt_status_t st, const char *why);
+    void (*on_message)(void *arg, const Baton__LocalMsg *msg);
+    /* The kvstore rang: a flow word of ours has moved. */
+    void (*on_bell)(void *arg);
+};
+
+struct bt_local *bt_local_start(struct bt_loop *loop, const char *run_dir, const char *worker_name,
+                                uint64_t incarnation, const struct bt_kv_layout *layout,
+                                const struct bt_kv_key *root, const struct bt_local_ops *ops,
+                                void *arg);
+void bt_local_stop(struct bt_local *l);
+bool bt_local_attached(const struct bt_local *l);
+/* Sends one message; ERR_UNAVAILABLE while detached. A full socket buffer queues (bounded, then
+ * AGAIN). */
+bt_status_t bt_local_send(struct bt_local *l, const Baton__LocalMsg *msg) BT_MUST_CHECK;
+/* Rings the kvstore: a flow word that this worker writes has moved. Any thread. */
+void bt_local_ring(struct bt_local *l);
+/* Path of the socket: <run_dir>/kvstore.sock. */
+void bt_local_socket_path(const char *run_dir, char *out, size_t cap);
+
+#endif

@@ -1,0 +1,101 @@
+/* The shared-memory slab of a node: one file in /dev/shm that baton-kvstore creates and workers
+ * map.
+ *
+ *   superblock (4 KiB) | headers [slots] x 128 B | CRCs [slots][layers] u32 | flow words | data
+ * [slots]
+ *
+ * Areas are page-aligned; a worker maps superblock, headers and CRCs read-only, flow words and data
+ * read-write. The state word of a slot is generation:32 | state:8 << 0 ..., written only by the
+ * kvstore, store-release after data and CRCs; a reader loads it with acquire and CHECKS IT AGAIN
+ * AFTER USE. */
+#ifndef BT_SLAB_SLAB_H
+#define BT_SLAB_SLAB_H
+
+#include <stdatomic.h>
+
+#include "common/base/base.h"
+#include "common/kv/flow.h"
+#include "common/kv/key.h"
+#include "common/kv/layout.h"
+
+#define BT_SLAB_MAGIC   0x31424C534E544142ull /* "BATNSLB1" */
+#define BT_SLAB_VERSION 1
+
+typedef enum {
+    BT_SLOT_FREE = 0,
+    BT_SLOT_WRITING = 1,
+    BT_SLOT_SEALED = 2,
+    BT_SLOT_QUARANTINE = 3
+} bt_slot_state_t;
+
+struct bt_slab_super { /* first page of the file; header_crc written last */
+    uint64_t magic;
+    uint32_t version, n_slots;
+    uint64_t slot_bytes; /* block_bytes rounded up to 4 KiB */
+    uint64_t block_bytes, layout_id;
+    uint32_t n_layers, n_flow_words;
+    uint64_t headers_off, crcs_off, flows_off, data_off, file_bytes;
+    uint8_t root_key[32];
+    char boot_id[40], uuid[40];
+    uint64_t incarnation; /* of the kvstore that created or adopted it */
+    uint32_t header_crc;
+};
+
+struct bt_slot_header {     /* 128 bytes */
+    _Atomic uint64_t state; /* bt_slot_word */
+    struct bt_kv_key key;
+    uint32_t n_tokens;
+    uint32_t depth; /* ordinal of the block in its chain */
+    uint64_t layout_id;
+    uint64_t sealed_ns; /* bt_real_ns */
+    uint32_t crc; /* CRC32C over key..sealed_ns and the slot's CRC row; written before the state */
+    uint8_t pad[60];
+};
+
+static inline uint64_t bt_slot_word(uint32_t generation, bt_slot_state_t s)
+{
+    return (uint64_t)generation << 32 | (uint64_t)s;
+}
+static inline uint32_t bt_slot_generation(uint64_t word)
+{
+    return (uint32_t)(word >> 32);
+}
+static inline bt_slot_state_t bt_slot_state(uint64_t word)
+{
+    return (bt_slot_state_t)(word & 0xff);
+}
+
+struct bt_slab {
+    const struct bt_slab_super *super;
+    struct bt_slot_header *headers; /* read-only in a worker */
+    uint32_t *crcs;                 /* [n_slots][n_layers] */
+    bt_flow_word_t *flows;
+    uint8_t *data;
+    int fd;
+    bool owner;
+};
+
+/* kvstore: creates path (fallocate, then prefault) for as many slots as fit bytes. ERR_EXHAUSTED
+ * names what /dev/shm has and what is wanted. progress may be NULL. */
+bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
+                           const struct bt_kv_key *root, uint64_t incarnation,
+                           void (*progress)(void *arg, double fraction), void *arg,
+                           struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
+/* worker: maps a slab by its fd (takes a dup). Checks magic, version, CRC, layout and root:
+ * ERR_MISMATCH names what differs. */
+bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct bt_kv_key *root,
+                        struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
+void bt_slab_unmap(struct bt_slab *s); /* both sides; the owner unlinks the file itself */
+
+static inline void *bt_slab_data(const struct bt_slab *s, uint32_t slot)
+{
+    return s->data + (uint64_t)slot * s->super->slot_bytes;
+}
+/* Segment CRC: CRC32C seeded with (key, layer, bytes, layout_id), over the segment's bytes. For
+ * private blocks the key is the private name below. */
+uint32_t bt_slab_segment_crc(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
+                             const void *seg, uint32_t bytes);
+/* Name of a private (partial) block: derived from (request, epoch, index); never indexed. */
+void bt_slab_private_key(uint64_t request, uint32_t epoch, uint32_t index, struct bt_kv_key *key_p);
+
+#endif

@@ -1,0 +1,68 @@
+/* Tokenizer of Hugging Face's tokenizer.json, incremental detokenizer, chat templates. No I/O but
+ * reading the files at load. A loaded tokenizer is immutable; use it from one thread at a time. */
+#ifndef BT_TOKEN_TOKEN_H
+#define BT_TOKEN_TOKEN_H
+
+#include "common/base/base.h"
+#include "common/base/buf.h"
+
+struct bt_tokenizer;
+struct bt_detok;
+struct bt_template;
+
+/* Reads DIR/tokenizer.json. What it does not know (a model type, pre-tokenizer, normalizer,
+ * decoder, post-processor) is ERR_UNSUPPORTED, broken files ERR_INVALID; err names file, field and
+ * remedy. */
+bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *err,
+                              size_t err_cap) BT_MUST_CHECK;
+void bt_tokenizer_destroy(struct bt_tokenizer *t);
+uint32_t bt_tokenizer_vocab(const struct bt_tokenizer *t); /* highest id + 1 */
+
+struct bt_tokens {
+    uint32_t *ids; /* heap, bt_tokens_cleanup */
+    size_t n, cap;
+};
+void bt_tokens_cleanup(struct bt_tokens *t);
+
+/* Appends the ids of UTF-8 text[0..len). add_special: run the post-processor (BOS...). Special
+ * tokens written in the text are recognised. ERR_INVALID: not UTF-8; ERR_EXHAUSTED: a regex limit.
+ */
+bt_status_t bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, size_t len,
+                                bool add_special, struct bt_tokens *out) BT_MUST_CHECK;
+/* Appends the text of ids[0..n); special tokens are left out if skip_special. Bytes that are not
+ * UTF-8 become U+FFFD. ERR_INVALID: an id >= vocab. */
+bt_status_t bt_tokenizer_decode(const struct bt_tokenizer *t, const uint32_t *ids, size_t n,
+                                bool skip_special, struct bt_buf *out) BT_MUST_CHECK;
+/* Raw bytes of one token (no U+FFFD), for logprobs' "bytes" and stop strings. */
+bt_status_t bt_tokenizer_piece(const struct bt_tokenizer *t, uint32_t id,
+                               struct bt_buf *out) BT_MUST_CHECK;
+bool bt_tokenizer_is_special(const struct bt_tokenizer *t, uint32_t id);
+/* Id of a token by its content ("<|eot_id|>"); false if there is none. */
+bool bt_tokenizer_find(const struct bt_tokenizer *t, const char *content, uint32_t *id_p);
+
+/* Incremental: push ids one by one; text comes out as soon as it is final (never half a UTF-8
+ * character). Concatenated output + flush == bt_tokenizer_decode of all ids. */
+struct bt_detok *bt_detok_create(const struct bt_tokenizer *t, bool skip_special);
+void bt_detok_destroy(struct bt_detok *d);
+/* Seeds the context with the prompt's last ids (nothing is emitted for them). */
+void bt_detok_seed(struct bt_detok *d, const uint32_t *ids, size_t n);
+bt_status_t bt_detok_push(struct bt_detok *d, uint32_t id, struct bt_buf *out) BT_MUST_CHECK;
+void bt_detok_flush(struct bt_detok *d,
+                    struct bt_buf *out); /* at the end: an incomplete tail as U+FFFD */
+
+/* Compiles a Jinja chat template (tokenizer_config.json's chat_template, or chat_template.jinja in
+ * DIR). What the interpreter does not know is ERR_UNSUPPORTED here, naming construct and line.
+ * ERR_NOT_FOUND: the model has none. */
+bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *err,
+                             size_t err_cap) BT_MUST_CHECK;
+bt_status_t bt_template_compile(const char *source, struct bt_template **t_p, char *err,
+                                size_t err_cap) BT_MUST_CHECK;
+void bt_template_destroy(struct bt_template *t);
+/* Renders. context_json: an object with messages, add_generation_prompt, and anything else the
+ * template reads (tools, ...); bos_token, eos_token... come from tokenizer_config.json when loaded
+ * from DIR. ERR_INVALID with err: raise_exception() of the template or a type error, with the line.
+ */
+bt_status_t bt_template_render(const struct bt_template *t, const char *context_json,
+                               struct bt_buf *out, char *err, size_t err_cap) BT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,83 @@
+/* The request machine as the front sees it: one generation request in, text deltas out. It plans
+ * (sched), submits to workers and kvstores, keeps the token journal, re-plans after failures,
+ * detokenizes, cuts at stop strings. Runs on the conductor's loop thread. */
+#ifndef BT_CONDUCTOR_REQUEST_H
+#define BT_CONDUCTOR_REQUEST_H
+
+#include "common/base/base.h"
+#include "common/engine/engine.h"
+#include "common/token/token.h"
+
+struct bt_requests; /* all requests of this conductor */
+struct bt_request;
+
+struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of the heap members */
+    struct bt_tokens prompt; /* n >= 1 */
+    uint32_t max_tokens;     /* already cut to the model's context */
+    struct bt_engine_params
+        sampling;         /* eos: filled by the front from the model unless ignore_eos */
+    uint32_t n;           /* choices; 1 until forks are built */
+    char **stop;          /* NULL-terminated list of stop strings, or NULL */
+    bool include_stop;    /* keep the stop string in the text */
+    bool skip_special;    /* leave special tokens out of the text */
+    char *cache_salt;     /* NULL: shared */
+    char *id;             /* "cmpl-..." for logs; heap */
+    uint64_t received_ns; /* bt_mono_ns at the body's last byte */
+    uint64_t timeout_ms;  /* 0: none */
+};
+
+struct bt_gen_token {
+    uint32_t id;
+    float logprob;
+    uint32_t n_top;
+    const uint32_t *top_id;
+    const float *top_logprob;
+    uint32_t
+        text_offset; /* of this token's first byte in the choice's text so far (0 = first byte) */
+};
+
+/* One emission: text that became final, and the tokens it came from. Text may be empty (a token
+ * whose bytes are not yet whole characters, or held back because a stop string may begin), tokens
+ * may be none. */
+struct bt_gen_delta {
+    uint32_t choice;
+    const char *text;
+    size_t text_len;
+    const struct bt_gen_token *tokens;
+    size_t n_tokens;
+};
+
+typedef enum { BT_FINISH_STOP, BT_FINISH_LENGTH } bt_finish_t;
+
+struct bt_gen_usage {
+    uint32_t prompt_tokens, completion_tokens, cached_tokens;
+    /* where the time went, for the `timings` object and the demo; ms, bytes, counts; < 0: not known
+     */
+    double ttft_ms, queue_ms, prefill_ms, decode_ms;
+    uint64_t kv_bytes, kv_segments; /* moved between nodes for this request */
+    double hidden_fraction; /* 1 - (last compute -> last segment landed) / (first -> last landed) */
+    uint32_t replans;
+    char prefill[64], decode[64]; /* workers of the last plan */
+};
+
+struct bt_gen_ops {
+    void (*on_delta)(void *arg, const struct bt_gen_delta *d);
+    /* stop_string: which one matched, NULL for EOS or length. */
+    void (*on_finish)(void *arg, uint32_t choice, bt_finish_t reason, const char *stop_string);
+    /* All choices finished; the request is gone after it returns. */
+    void (*on_done)(void *arg, const struct bt_gen_usage *u);
+    /* Failed, before or after the first delta; the request is gone after it returns. http: 400,
+     * 429, 500, 503, 504; retry_after_s: 0 none. Exactly one of on_done and on_error is called,
+     * never both. */
+    void (*on_error)(void *arg, int http, const char *message, uint32_t retry_after_s);
+};
+
+/* Starts a request. Never fails at once: errors come through on_error, from the loop, later. */
+struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
+                                    const struct bt_gen_ops *ops, void *arg);
+/* The client went away: everything of the request is freed; no callback comes any more. */
+void bt_request_cancel(struct bt_request *r);
+/* Can a request be served now? If not, why (static text). */
+bool bt_requests_serving(const struct bt_requests *rs, const char **why_p);
+
+#endif

@@ -1,0 +1,110 @@
+/* KV between nodes: the only user of UCX. The kvstore's core (grants, slots) is on its control
+ * thread; the wire has a transfer thread of its own (ucp_worker, CRC). Functions and callbacks
+ * below belong to the control thread unless marked. */
+#ifndef BT_KVSTORE_WIRE_H
+#define BT_KVSTORE_WIRE_H
+
+#include "common/base/base.h"
+#include "common/kv/flow.h"
+#include "common/loop/loop.h"
+#include "common/metrics/metrics.h"
+#include "common/rpc/rpc.h"
+#include "common/slab/slab.h"
+
+struct bt_wire;
+struct bt_wire_recv; /* receiving end of one flow */
+struct bt_wire_send; /* sending end of one flow */
+
+struct bt_wire_config {
+    const char *cluster, *name;
+    uint64_t incarnation;
+    const struct bt_kv_layout *layout;
+    const struct bt_kv_key *root;
+    const char
+        *listen; /* kvstore.wire.listen: interface address for UCX over TCP; loopback or private */
+    bool allow_routable;          /* kvstore.wire.allow_routable */
+    uint64_t bytes_in_flight_max; /* per peer */
+};
+
+struct bt_wire_trailer {
+    uint32_t first_token;
+    bool finished;
+    uint64_t last_compute_ns;
+};
+
+/* What the sending side of a flow reads. Filled by the core in `lookup`; slots stay valid and
+ * leased until send_end. word: progress of the local writer. Segments [first_block...] of items
+ * below progress go. */
+struct bt_wire_source {
+    struct bt_flow_shape shape;
+    const uint32_t *slots;         /* [bt_flow_blocks] of the local slab */
+    const struct bt_kv_key *names; /* [bt_flow_blocks] seeds of the segment CRCs */
+    bt_flow_word_t *word;
+    void *grant; /* the core's handle */
+};
+
+struct bt_wire_ops {
+    /* A peer asks for (request, epoch). OK: source filled, send_end will follow exactly once.
+     * ERR_NOT_FOUND: not (yet) reserved here; ERR_STALE: a newer epoch is known. */
+    bt_status_t (*lookup)(void *arg, uint64_t request, uint32_t epoch, struct bt_wire_send *snd,
+                          struct bt_wire_source *src_p);
+    /* Nothing reads the source's slots any more. status: OK when all was sent and acknowledged. */
+    void (*send_end)(void *arg, void *grant, struct bt_wire_send *snd, bt_status_t status);
+    /* ANY THREAD. CRC of a segment of a local slot, cached by the core (computed once per slot and
+     * layer). */
+    uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *name);
+};
+
+struct bt_wire_recv_ops {
+    /* The flow word was raised: items below its progress are in the slab, CRCs checked and stored.
+     */
+    void (*on_progress)(void *arg);
+    /* Everything landed, and the sender's trailer. stats: wall-clock ns, bytes, segments. */
+    void (*on_done)(void *arg, const struct bt_wire_trailer *t, uint64_t first_ns, uint64_t last_ns,
+                    uint64_t bytes, uint64_t segments);
+    /* Will not complete: ERR_PEER_LOST, ERR_NOT_FOUND (after 2 s of retries), ERR_DATA_LOSS,
+     * ERR_TIMEOUT. */
+    void (*on_failed)(void *arg, bt_status_t st, const char *why);
+    /* Last callback, always: nothing can write to the slots any more; r is freed after it returns.
+     * Comes after on_done, on_failed or bt_wire_recv_cancel, once every transfer into the slots has
+     * ended. */
+    void (*on_quiet)(void *arg);
+};
+
+/* server: registers /baton.Peer/Session on it (before start). Starts the transfer thread.
+ * ERR_CONFIG: the listen address is routable and not allowed, or no such interface (err names it).
+ */
+bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_rpc_server *server,
+                           struct bt_slab *slab, const struct bt_wire_config *conf,
+                           const struct bt_wire_ops *ops, void *ops_arg, struct bt_metrics *metrics,
+                           struct bt_wire **w_p, char *err, size_t err_cap) BT_MUST_CHECK;
+void bt_wire_destroy(struct bt_wire *w);
+
+struct bt_wire_peer_addr {
+    const char *name, *rpc; /* rpc: host:port of its gRPC server */
+    uint64_t incarnation;
+};
+/* Pulls blocks [first_block, end) of (request, epoch) from the peer into slots (WRITING, ours).
+ * names seed the CRCs. Blocks below first_block are resident: items they complete count as done.
+ * The wire is the one writer of `word` (raised as (epoch, progress)). deadline_ns: wall clock, 0
+ * none. */
+struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
+                                        uint64_t request, uint32_t epoch,
+                                        const struct bt_flow_shape *shape, uint32_t first_block,
+                                        const uint32_t *slots, const struct bt_kv_key *names,
+                                        bt_flow_word_t *word, uint64_t deadline_ns,
+                                        const struct bt_wire_recv_ops *ops, void *arg);
+void bt_wire_recv_cancel(struct bt_wire_recv *r); /* on_quiet follows, maybe at once */
+
+/* The local writer moved flow words, look at them. ANY THREAD; cheap. */
+void bt_wire_kick(struct bt_wire *w);
+/* The local writer has finished: the trailer goes out behind the last item. */
+void bt_wire_send_trailer(struct bt_wire_send *s, const struct bt_wire_trailer *t);
+/* The grant is being taken back: stop sending; send_end follows once UCX has let go of the slots.
+ */
+void bt_wire_send_abort(struct bt_wire_send *s, bt_status_t st, const char *why);
+
+/* A peer is gone for sure (its etcd lease ended, or a new incarnation is up): drop its session. */
+void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation);
+
+#endif
