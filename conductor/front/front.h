@@ -1,0 +1,46 @@
+/* The front door: the OpenAI-compatible API of a conductor (completions, chat, models, tokenize,
+ * health, version, metrics) on common/http. It parses and checks a request, hands a bt_gen_spec to
+ * the request machine and formats what comes back as JSON or server-sent events. Knows no workers,
+ * plans or sessions. Everything runs on the conductor's loop thread. */
+#ifndef BT_CONDUCTOR_FRONT_H
+#define BT_CONDUCTOR_FRONT_H
+
+#include "common/base/base.h"
+#include "common/engine/model_config.h"
+#include "common/http/http.h"
+#include "common/loop/loop.h"
+#include "common/metrics/metrics.h"
+#include "common/token/token.h"
+#include "conductor/request/request.h"
+
+struct bt_front;
+
+struct bt_front_config {         /* copied by bt_front_create; strings too */
+    struct bt_http_options http; /* start from bt_http_options_default, set .listen */
+    const char *model_path;      /* `root` in /v1/models */
+    const char *model_id;        /* served name; NULL: base name of model_path */
+    const struct bt_model_config *model;
+    uint32_t max_model_len;      /* 0: the model's; larger than the model's is cut to it */
+    const char *api_keys_file;   /* one key a line, '#' comments; NULL: no keys are asked for */
+    uint64_t created_s;          /* unix time for /v1/models; 0: now */
+    uint64_t request_timeout_ms; /* of a generation; 0: none */
+};
+
+/* Starts listening. tok, tmpl (NULL: the model has no chat template, chat requests get 400), rs and
+ * metrics stay the caller's and must outlive the front. port_p gets the bound port. ERR_CONFIG: the
+ * keys file cannot be read, is readable by others, or holds no key; ERR_IO: listen failed. err
+ * names the file or address and the remedy. */
+bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *conf,
+                            const struct bt_tokenizer *tok, const struct bt_template *tmpl,
+                            struct bt_requests *rs, struct bt_metrics *metrics,
+                            struct bt_front **front_p, int *port_p, char *err,
+                            size_t err_cap) BT_MUST_CHECK;
+/* Stops accepting connections and new generations (503), /health says 503; open responses go on
+ * until they end. */
+void bt_front_drain(struct bt_front *f);
+/* Generations in flight: a draining daemon exits when this is 0. */
+uint32_t bt_front_open(const struct bt_front *f);
+/* Cancels what is open (bt_request_cancel) and closes every connection. */
+void bt_front_destroy(struct bt_front *f);
+
+#endif
