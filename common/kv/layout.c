@@ -1,0 +1,82 @@
+/* KV layout arithmetic: sizes, offsets and the id that two ends compare. Pure. */
+#include "common/kv/layout.h"
+
+#include <string.h>
+
+#include "common/base/sha256.h"
+
+uint32_t bt_dtype_bytes(bt_dtype_t dt)
+{
+    switch (dt) {
+    case BT_DT_BF16:
+    case BT_DT_F16: return 2;
+    case BT_DT_F32: return 4;
+    case BT_DT_FP8_E4M3: return 1;
+    }
+    return 0;
+}
+
+/* The id covers every number that decides where a byte goes, in a fixed order and width. */
+static uint64_t layout_hash(const struct bt_kv_layout *l)
+{
+    uint64_t v[4 + BT_KV_MAX_GROUPS * 10] = {1, l->page_tokens, l->n_groups, l->n_layers};
+    size_t n = 4;
+    for (uint32_t g = 0; g < l->n_groups; g++) {
+        const struct bt_kv_group *k = &l->groups[g];
+        uint64_t row[] = {k->kind,     k->dtype,  k->layer0,    k->layers,    k->n_kv_heads,
+                          k->head_dim, k->window, k->seg_bytes, k->scale_off, k->block_off};
+        memcpy(v + n, row, sizeof(row));
+        n += BT_ARRAY_LEN(row);
+    }
+    uint8_t d[BT_SHA256_LEN];
+    bt_sha256(v, n * sizeof(v[0]), d);
+    uint64_t id;
+    memcpy(&id, d, sizeof(id));
+    return id;
+}
+
+bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_kv_heads,
+                             uint32_t head_dim, bt_dtype_t dtype, uint32_t window,
+                             struct bt_kv_layout *layout_p)
+{
+    uint64_t seg;
+    if (page_tokens == 0 || layers == 0 || layers > UINT16_MAX || n_kv_heads == 0 ||
+        head_dim == 0 || bt_dtype_bytes(dtype) == 0 ||
+        __builtin_mul_overflow((uint64_t)page_tokens * n_kv_heads,
+                               (uint64_t)head_dim * 2 * bt_dtype_bytes(dtype), &seg) ||
+        seg > UINT32_MAX / 2) {
+        return BT_ERR_INVALID;
+    }
+    seg = BT_ALIGN_UP(seg, BT_KV_SEG_ALIGN);
+    struct bt_kv_layout l = {
+        .page_tokens = page_tokens,
+        .n_groups = 1,
+        .n_layers = layers,
+        .block_bytes = seg * layers,
+    };
+    l.groups[0] = (struct bt_kv_group){
+        .kind = BT_KV_GQA,
+        .dtype = (uint16_t)dtype,
+        .layers = (uint16_t)layers,
+        .n_kv_heads = n_kv_heads,
+        .head_dim = head_dim,
+        .window = window,
+        .seg_bytes = (uint32_t)seg,
+    };
+    l.layout_id = layout_hash(&l);
+    *layout_p = l;
+    return BT_OK;
+}
+
+uint64_t bt_kv_segment(const struct bt_kv_layout *l, uint32_t layer, uint32_t *bytes_p)
+{
+    for (uint32_t g = 0; g < l->n_groups; g++) {
+        const struct bt_kv_group *k = &l->groups[g];
+        if (layer >= k->layer0 && layer - k->layer0 < k->layers) {
+            *bytes_p = k->seg_bytes;
+            return k->block_off + (uint64_t)(layer - k->layer0) * k->seg_bytes;
+        }
+    }
+    BT_ASSERT(!"layer outside the layout");
+    return 0;
+}

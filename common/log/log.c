@@ -1,0 +1,150 @@
+/* Log lines on stderr: one write per line, so that lines of threads do not mix. Any thread. */
+#include "common/log/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/buf.h"
+
+#define LINE_MAX_BYTES 4096
+#define QUOTE_SLOTS    8
+#define QUOTE_BYTES    600
+
+static char log_daemon[32] = "baton", log_node[64] = "-";
+static bt_log_level_t log_level = BT_LOG_INFO;
+static bool log_json;
+
+void bt_log_init(const char *daemon, const char *node, bt_log_level_t level, bool json)
+{
+    snprintf(log_daemon, sizeof(log_daemon), "%s", daemon);
+    snprintf(log_node, sizeof(log_node), "%s", node);
+    log_level = level;
+    log_json = json;
+}
+
+bool bt_log_enabled(bt_log_level_t level)
+{
+    return level <= log_level;
+}
+
+static const char *level_name(bt_log_level_t level)
+{
+    switch (level) {
+    case BT_LOG_ERROR: return "error";
+    case BT_LOG_WARN: return "warn";
+    case BT_LOG_INFO: return "info";
+    case BT_LOG_DEBUG: return "debug";
+    }
+    return "?";
+}
+
+/* Escapes for a quoted value: valid in logfmt and in JSON. */
+static size_t escape(char *out, size_t cap, const char *s)
+{
+    size_t n = 0;
+    for (; *s != '\0' && n + 7 < cap; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') {
+            out[n++] = '\\';
+            out[n++] = (char)c;
+        } else if (c < 0x20 || c == 0x7f) {
+            n += (size_t)snprintf(out + n, cap - n, "\\u%04x", c);
+        } else {
+            out[n++] = (char)c;
+        }
+    }
+    out[n] = '\0';
+    return n;
+}
+
+const char *bt_log_q(const char *s)
+{
+    static __thread char slots[QUOTE_SLOTS][QUOTE_BYTES];
+    static __thread unsigned next;
+    char *q = slots[next++ % QUOTE_SLOTS];
+    q[0] = '"';
+    size_t n = escape(q + 1, QUOTE_BYTES - 2, s == NULL ? "" : s);
+    q[n + 1] = '"';
+    q[n + 2] = '\0';
+    return q;
+}
+
+/* Turns `k=v k2="v 2"` into `,"k":"v","k2":"v 2"`. Values were escaped by bt_log_q already. */
+static void fields_to_json(char *out, size_t cap, const char *f)
+{
+    size_t n = 0;
+    while (*f != '\0' && n + 8 < cap) {
+        while (*f == ' ') {
+            f++;
+        }
+        size_t k = strcspn(f, "= ");
+        if (k == 0) {
+            break;
+        }
+        n += (size_t)snprintf(out + n, cap - n, ",\"%.*s\":", (int)k, f);
+        f += k;
+        if (*f == '=') {
+            f++;
+        }
+        bool quoted = *f == '"';
+        size_t v = 0;
+        if (quoted) {
+            f++;
+            while (f[v] != '\0' && f[v] != '"') {
+                v += f[v] == '\\' && f[v + 1] != '\0' ? 2 : 1;
+            }
+        } else {
+            v = strcspn(f, " ");
+        }
+        if (n < cap) {
+            n += (size_t)snprintf(out + n, cap - n, "\"%.*s\"", (int)v, f);
+        }
+        f += v;
+        if (quoted && *f == '"') {
+            f++;
+        }
+    }
+    out[n < cap ? n : cap - 1] = '\0';
+}
+
+void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
+{
+    if (!bt_log_enabled(level)) {
+        return;
+    }
+    char fields[LINE_MAX_BYTES - 512], line[LINE_MAX_BYTES + 512], stamp[40];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(fields, sizeof(fields), fmt, ap);
+    va_end(ap);
+
+    struct timespec ts;
+    struct tm tm;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    gmtime_r(&ts.tv_sec, &tm);
+    size_t t = strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%S", &tm);
+    snprintf(stamp + t, sizeof(stamp) - t, ".%06ldZ", ts.tv_nsec / 1000);
+
+    int n;
+    if (log_json) {
+        char json[LINE_MAX_BYTES];
+        fields_to_json(json, sizeof(json), fields);
+        n = snprintf(line, sizeof(line),
+                     "<%d>{\"ts\":\"%s\",\"level\":\"%s\",\"daemon\":\"%s\",\"node\":\"%s\","
+                     "\"ev\":\"%s\"%s}\n",
+                     level, stamp, level_name(level), log_daemon, log_node, ev, json);
+    } else {
+        n = snprintf(line, sizeof(line), "<%d>ts=%s level=%s daemon=%s node=%s ev=%s %s\n", level,
+                     stamp, level_name(level), log_daemon, log_node, ev, fields);
+    }
+    if (n >= (int)sizeof(line)) {
+        n = (int)sizeof(line) - 1;
+        line[n - 1] = '\n';
+    }
+    /* A log that cannot be written must not stop serving. */
+    ssize_t ignored = write(STDERR_FILENO, line, (size_t)n);
+    (void)ignored;
+}
