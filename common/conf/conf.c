@@ -1,0 +1,257 @@
+/* Command line, environment, file, defaults: who wins, and what a mistake is answered with. */
+#include "common/conf/conf.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/conf/conf_priv.h"
+
+#ifndef BT_VERSION
+#define BT_VERSION "unknown"
+#endif
+#define SETS_MAX 256
+
+struct args {
+    const char *file;
+    bool check;
+    const char *sets[SETS_MAX];
+    size_t n_sets;
+};
+
+static char *last_file; /* of bt_conf_main, for bt_conf_reload */
+
+const char *bt_conf_env(const char *name)
+{
+    return getenv(name);
+}
+
+static void usage_error(const struct bt_conf_schema *s, const char *what, const char *arg)
+{
+    fprintf(stderr, "baton-%s: %s%s%s; try --help\n", s->daemon, what, arg != NULL ? " " : "",
+            arg != NULL ? arg : "");
+}
+
+/* Returns false when the process is to end with *code. */
+static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, struct args *a,
+                       int *code)
+{
+    *code = 2;
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i], *eq;
+        bool takes = strcmp(arg, "--config") == 0 || strcmp(arg, "--set") == 0;
+        if (takes && i + 1 >= argc) {
+            usage_error(s, "a value is missing after", arg);
+            return false;
+        }
+        if (strcmp(arg, "--config") == 0) {
+            a->file = argv[++i];
+        } else if (strncmp(arg, "--config=", 9) == 0) {
+            a->file = arg + 9;
+        } else if (strcmp(arg, "--set") == 0 || strncmp(arg, "--set=", 6) == 0) {
+            const char *kv = arg[5] == '=' ? arg + 6 : argv[++i];
+            eq = strchr(kv, '=');
+            if (eq == NULL || a->n_sets == SETS_MAX) {
+                usage_error(s, "--set wants KEY=VALUE, not", kv);
+                return false;
+            }
+            a->sets[a->n_sets++] = kv;
+        } else if (strcmp(arg, "--check") == 0) {
+            a->check = true;
+        } else {
+            *code = 0;
+            if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
+                bt_conf_print_help(s);
+            } else if (strcmp(arg, "--version") == 0) {
+                printf("baton-%s %s\n", s->daemon, BT_VERSION);
+            } else if (strcmp(arg, "--print-example") == 0) {
+                bt_conf_print_example(s);
+            } else if (strcmp(arg, "--print-docs") == 0) {
+                bt_conf_print_docs(s);
+            } else {
+                *code = 2;
+                usage_error(s, "unknown option", arg);
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+struct pass {
+    void *conf;
+    bool ok;
+};
+
+static void set_default(void *arg, const struct bt_conf_row *row)
+{
+    struct pass *p = arg;
+    char err[256];
+    if (row->def != NULL) {
+        BT_ASSERT(bt_conf_set(row, p->conf, row->def, err, sizeof(err)));
+    }
+}
+
+static void set_from_env(void *arg, const struct bt_conf_row *row)
+{
+    struct pass *p = arg;
+    char name[128] = "BATON_", err[256];
+    size_t n = strlen(name);
+    for (const char *k = row->key; *k != '\0' && n + 1 < sizeof(name); k++) {
+        name[n++] = *k == '.' ? '_' : (char)toupper((unsigned char)*k);
+    }
+    name[n] = '\0';
+    const char *v = bt_conf_env(name);
+    if (v != NULL && !bt_conf_set(row, p->conf, v, err, sizeof(err))) {
+        fprintf(stderr, "environment: %s: %s\n", name, err);
+        p->ok = false;
+    }
+}
+
+static void check_required(void *arg, const struct bt_conf_row *row)
+{
+    struct pass *p = arg;
+    if (!row->required) {
+        return;
+    }
+    bool missing = false;
+    if (row->type == BT_CONF_STR) {
+        const char *v = *(char **)((char *)p->conf + row->offset);
+        missing = v == NULL || v[0] == '\0';
+    } else if (row->type == BT_CONF_LIST) {
+        char **v = *(char ***)((char *)p->conf + row->offset);
+        missing = v == NULL || v[0] == NULL;
+    }
+    if (missing) {
+        fprintf(stderr, "%s is required: set it in the file or with --set %s=...\n", row->key,
+                row->key);
+        p->ok = false;
+    }
+}
+
+static bool apply_sets(const struct bt_conf_schema *s, const struct args *a, void *conf)
+{
+    bool ok = true;
+    for (size_t i = 0; i < a->n_sets; i++) {
+        char key[128], err[256];
+        const char *eq = strchr(a->sets[i], '=');
+        snprintf(key, sizeof(key), "%.*s", (int)(eq - a->sets[i]), a->sets[i]);
+        const struct bt_conf_row *row = bt_conf_find(s, key);
+        if (row == NULL) {
+            const char *near = bt_conf_suggest(s, key);
+            fprintf(stderr, "--set: unknown key %s%s%s%s\n", key,
+                    near != NULL ? ", did you mean " : "", near != NULL ? near : "",
+                    near != NULL ? "?" : "");
+            ok = false;
+        } else if (!bt_conf_set(row, conf, eq + 1, err, sizeof(err))) {
+            fprintf(stderr, "--set: %s: %s\n", key, err);
+            ok = false;
+        }
+    }
+    return ok;
+}
+
+/* What no single row can say. */
+static bool check_common(const struct bt_conf_common *c)
+{
+    bool ok = true;
+    if ((c->kv_block_tokens & (c->kv_block_tokens - 1)) != 0) {
+        fprintf(stderr, "kv.block_tokens: %lld is not a power of two\n",
+                (long long)c->kv_block_tokens);
+        ok = false;
+    }
+    if (c->kv_block_tokens > 0 && c->kv_flow_chunk_tokens % c->kv_block_tokens != 0) {
+        fprintf(stderr, "kv.flow_chunk_tokens: %lld is not a multiple of kv.block_tokens (%lld)\n",
+                (long long)c->kv_flow_chunk_tokens, (long long)c->kv_block_tokens);
+        ok = false;
+    }
+    if (strcmp(c->model_load_format, "auto") != 0 && strcmp(c->model_load_format, "dummy") != 0) {
+        fprintf(stderr, "model.load_format: \"%s\" is not auto or dummy\n", c->model_load_format);
+        ok = false;
+    }
+    static const char *const levels[] = {"error", "warn", "info", "debug"};
+    bool known = false;
+    for (size_t i = 0; i < BT_ARRAY_LEN(levels); i++) {
+        known |= strcmp(c->log_level, levels[i]) == 0;
+    }
+    if (!known) {
+        fprintf(stderr, "log.level: \"%s\" is not error, warn, info or debug\n", c->log_level);
+        ok = false;
+    }
+    if (strcmp(c->log_format, "logfmt") != 0 && strcmp(c->log_format, "json") != 0) {
+        fprintf(stderr, "log.format: \"%s\" is not logfmt or json\n", c->log_format);
+        ok = false;
+    }
+    return ok;
+}
+
+bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *conf, int *exit_code)
+{
+    struct args a = {0};
+    char path[256];
+    memset(conf, 0, s->conf_size);
+    if (!parse_args(s, argc, argv, &a, exit_code)) {
+        return false;
+    }
+    struct pass p = {conf, true};
+    bt_conf_each(s, set_default, &p);
+    snprintf(path, sizeof(path), "/etc/baton/%s.yaml", s->daemon);
+    bool want_file = a.file != NULL || access(path, F_OK) == 0;
+    const char *file = a.file != NULL ? a.file : path;
+    if (want_file && !bt_conf_read_file(s, file, conf, false)) {
+        p.ok = false;
+    }
+    bt_conf_each(s, set_from_env, &p);
+    if (!apply_sets(s, &a, conf)) {
+        p.ok = false;
+    }
+    bt_conf_each(s, check_required, &p);
+    if (!p.ok || !check_common(conf)) {
+        *exit_code = 2;
+        bt_conf_cleanup(s, conf);
+        return false;
+    }
+    if (a.check) {
+        printf("baton-%s: the configuration is good\n", s->daemon);
+        *exit_code = 0;
+        bt_conf_cleanup(s, conf);
+        return false;
+    }
+    free(last_file);
+    last_file = want_file ? bt_strdup(file) : NULL;
+    return true;
+}
+
+bt_status_t bt_conf_reload(const struct bt_conf_schema *s, void *conf)
+{
+    if (last_file == NULL) {
+        return BT_ERR_NOT_FOUND;
+    }
+    return bt_conf_read_file(s, last_file, conf, true) ? BT_OK : BT_ERR_CONFIG;
+}
+
+static void free_row(void *arg, const struct bt_conf_row *row)
+{
+    void *at = (char *)arg + row->offset;
+    if (row->type == BT_CONF_STR) {
+        free(*(char **)at);
+        *(char **)at = NULL;
+    } else if (row->type == BT_CONF_LIST) {
+        char **list = *(char ***)at;
+        for (char **i = list; i != NULL && *i != NULL; i++) {
+            free(*i);
+        }
+        free(list);
+        *(char ***)at = NULL;
+    }
+}
+
+void bt_conf_cleanup(const struct bt_conf_schema *s, void *conf)
+{
+    bt_conf_each(s, free_row, conf);
+    free(last_file);
+    last_file = NULL;
+}

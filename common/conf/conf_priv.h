@@ -1,0 +1,28 @@
+/* Inside common/conf: parsing of values, shared by the file reader and the command line. */
+#ifndef BT_CONF_PRIV_H
+#define BT_CONF_PRIV_H
+
+#include "common/base/buf.h"
+#include "common/conf/conf.h"
+
+const struct bt_conf_row *bt_conf_find(const struct bt_conf_schema *s, const char *key);
+/* Calls fn for each row of the schema. */
+void bt_conf_each(const struct bt_conf_schema *s,
+                  void (*fn)(void *arg, const struct bt_conf_row *row), void *arg);
+/* Nearest key of the schema by edit distance, NULL if none is near. */
+const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key);
+/* Sets the member from text; false with what is wrong (and the allowed range) in err. */
+bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, char *err,
+                 size_t err_cap);
+/* Sets a LIST member from n strings. */
+void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *const *items,
+                      size_t n);
+/* Reads the YAML file; errors "FILE:LINE: ..." on stderr. set: which rows were set (may be NULL).
+ * reload_only: apply only rows marked reload. */
+bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf,
+                       bool reload_only);
+void bt_conf_print_help(const struct bt_conf_schema *s);
+void bt_conf_print_example(const struct bt_conf_schema *s);
+void bt_conf_print_docs(const struct bt_conf_schema *s);
+
+#endif

@@ -1,0 +1,226 @@
+/* Rows and values: text to typed member, with ranges and units. No I/O. */
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/conf/conf_priv.h"
+
+void bt_conf_each(const struct bt_conf_schema *s,
+                  void (*fn)(void *arg, const struct bt_conf_row *row), void *arg)
+{
+    for (size_t t = 0; s->tables[t] != NULL; t++) {
+        for (size_t i = 0; i < s->table_lens[t]; i++) {
+            fn(arg, &s->tables[t][i]);
+        }
+    }
+}
+
+const struct bt_conf_row *bt_conf_find(const struct bt_conf_schema *s, const char *key)
+{
+    for (size_t t = 0; s->tables[t] != NULL; t++) {
+        for (size_t i = 0; i < s->table_lens[t]; i++) {
+            if (strcmp(s->tables[t][i].key, key) == 0) {
+                return &s->tables[t][i];
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Levenshtein distance, keys are short. */
+static unsigned distance(const char *a, const char *b)
+{
+    size_t n = strlen(b);
+    unsigned row[128];
+    if (n >= BT_ARRAY_LEN(row)) {
+        return UINT32_MAX;
+    }
+    for (size_t j = 0; j <= n; j++) {
+        row[j] = (unsigned)j;
+    }
+    for (size_t i = 1; a[i - 1] != '\0'; i++) {
+        unsigned diag = row[0];
+        row[0] = (unsigned)i;
+        for (size_t j = 1; j <= n; j++) {
+            unsigned up = row[j];
+            unsigned change = diag + (a[i - 1] != b[j - 1]);
+            row[j] = BT_MIN(change, BT_MIN(up, row[j - 1]) + 1);
+            diag = up;
+        }
+    }
+    return row[n];
+}
+
+const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
+{
+    const char *best = NULL;
+    unsigned best_d = 4; /* further away it is no spelling mistake */
+    for (size_t t = 0; s->tables[t] != NULL; t++) {
+        for (size_t i = 0; i < s->table_lens[t]; i++) {
+            const char *k = s->tables[t][i].key, *last = strrchr(k, '.');
+            unsigned d = distance(key, k);
+            if (last != NULL && strcmp(key, last + 1) == 0) {
+                d = 1; /* the right name without its section */
+            }
+            if (d < best_d) {
+                best_d = d;
+                best = k;
+            }
+        }
+    }
+    return best;
+}
+
+struct unit {
+    const char *name;
+    double factor;
+};
+static const struct unit size_units[] = {{"", 1},
+                                         {"B", 1},
+                                         {"KiB", 1024.0},
+                                         {"MiB", 1048576.0},
+                                         {"GiB", 1073741824.0},
+                                         {"TiB", 0x1p40},
+                                         {"KB", 1e3},
+                                         {"MB", 1e6},
+                                         {"GB", 1e9},
+                                         {"TB", 1e12},
+                                         {"K", 1024.0},
+                                         {"M", 1048576.0},
+                                         {"G", 1073741824.0}};
+static const struct unit ms_units[] = {{"ms", 1}, {"s", 1e3}, {"m", 6e4}, {"h", 3.6e6}};
+
+static bool with_unit(const char *text, const struct unit *units, size_t n, double *v_p)
+{
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+    if (end == text || errno != 0 || !isfinite(v) || v < 0 || !isdigit((unsigned char)text[0])) {
+        return false;
+    }
+    while (*end == ' ') {
+        end++;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(end, units[i].name) == 0) {
+            *v_p = v * units[i].factor;
+            return *v_p < 0x1p63;
+        }
+    }
+    return false;
+}
+
+static bool in_range(const struct bt_conf_row *row, double v, const char *text, char *err,
+                     size_t cap)
+{
+    if ((row->min != 0 || row->max != 0) && (v < row->min || v > row->max)) {
+        snprintf(err, cap, "%.80s is out of range, allowed: %.15g to %.15g", text, row->min,
+                 row->max);
+        return false;
+    }
+    return true;
+}
+
+void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *const *items, size_t n)
+{
+    char ***list_p = (char ***)((char *)conf + row->offset);
+    for (char **i = *list_p; i != NULL && *i != NULL; i++) {
+        free(*i);
+    }
+    free(*list_p);
+    *list_p = bt_calloc(n + 1, sizeof(char *));
+    for (size_t i = 0; i < n; i++) {
+        (*list_p)[i] = bt_strdup(items[i]);
+    }
+}
+
+static void set_comma_list(const struct bt_conf_row *row, void *conf, const char *text)
+{
+    const char *items[64];
+    size_t n = 0;
+    char *copy = bt_strdup(text), *save = NULL;
+    for (char *p = strtok_r(copy, ", ", &save); p != NULL && n < BT_ARRAY_LEN(items);
+         p = strtok_r(NULL, ", ", &save)) {
+        items[n++] = p;
+    }
+    bt_conf_set_list(row, conf, items, n);
+    free(copy);
+}
+
+static bool set_int(const struct bt_conf_row *row, void *at, const char *text, char *err,
+                    size_t cap)
+{
+    char *end;
+    errno = 0;
+    long long v = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0) {
+        snprintf(err, cap, "\"%.80s\" is not a whole number", text);
+        return false;
+    }
+    if (!in_range(row, (double)v, text, err, cap)) {
+        return false;
+    }
+    *(int64_t *)at = v;
+    return true;
+}
+
+static bool set_number(const struct bt_conf_row *row, void *at, const char *text, char *err,
+                       size_t cap)
+{
+    double v = 0;
+    bool ok;
+    const char *want;
+    if (row->type == BT_CONF_SIZE) {
+        ok = with_unit(text, size_units, BT_ARRAY_LEN(size_units), &v);
+        want = "a size such as 4096, 64MiB or 2GB";
+    } else if (row->type == BT_CONF_MS) {
+        ok = with_unit(text, ms_units, BT_ARRAY_LEN(ms_units), &v);
+        want = "a time such as 500ms, 2s or 1m";
+    } else {
+        char *end;
+        errno = 0;
+        v = strtod(text, &end);
+        ok = end != text && *end == '\0' && errno == 0 && isfinite(v);
+        want = "a number";
+    }
+    if (!ok) {
+        snprintf(err, cap, "\"%.80s\" is not %s", text, want);
+        return false;
+    }
+    if (!in_range(row, v, text, err, cap)) {
+        return false;
+    }
+    if (row->type == BT_CONF_FLOAT) {
+        *(double *)at = v;
+    } else {
+        *(uint64_t *)at = (uint64_t)v;
+    }
+    return true;
+}
+
+bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, char *err, size_t cap)
+{
+    void *at = (char *)conf + row->offset;
+    switch (row->type) {
+    case BT_CONF_STR:
+        free(*(char **)at);
+        *(char **)at = bt_strdup(text);
+        return true;
+    case BT_CONF_INT: return set_int(row, at, text, err, cap);
+    case BT_CONF_SIZE:
+    case BT_CONF_MS:
+    case BT_CONF_FLOAT: return set_number(row, at, text, err, cap);
+    case BT_CONF_BOOL:
+        if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0) {
+            snprintf(err, cap, "\"%.80s\" is not true or false", text);
+            return false;
+        }
+        *(bool *)at = text[0] == 't';
+        return true;
+    case BT_CONF_LIST: set_comma_list(row, conf, text); return true;
+    }
+    return false;
+}

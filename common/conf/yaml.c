@@ -1,0 +1,233 @@
+/* The YAML file: maps, lists and scalars only; every mistake is reported with file and line. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <yaml.h>
+
+#include "common/conf/conf_priv.h"
+
+#define DEPTH_MAX 8
+#define ITEMS_MAX 64
+#define FILE_MAX  (1 << 20)
+
+struct reader {
+    const struct bt_conf_schema *schema;
+    const char *path;
+    void *conf;
+    bool reload_only, ok;
+    yaml_parser_t parser;
+    char key[DEPTH_MAX][64];
+    unsigned depth;
+    const struct bt_conf_row *seen[256];
+    size_t n_seen;
+};
+
+__attribute__((format(printf, 3, 4))) static void complain(struct reader *r, size_t line,
+                                                           const char *fmt, ...)
+{
+    va_list ap;
+    fprintf(stderr, "%s:%zu: ", r->path, line + 1);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    r->ok = false;
+}
+
+static bool next(struct reader *r, yaml_event_t *ev)
+{
+    if (!yaml_parser_parse(&r->parser, ev)) {
+        complain(r, r->parser.problem_mark.line, "not valid YAML: %s",
+                 r->parser.problem != NULL ? r->parser.problem : "cannot be read");
+        return false;
+    }
+    return true;
+}
+
+static void full_key(const struct reader *r, char *out, size_t cap)
+{
+    size_t n = 0;
+    out[0] = '\0';
+    for (unsigned i = 0; i < r->depth && n < cap; i++) {
+        n += (size_t)snprintf(out + n, cap - n, "%s%s", i > 0 ? "." : "", r->key[i]);
+    }
+}
+
+/* Row of the current key, complaining about unknown and repeated ones. */
+static const struct bt_conf_row *row_here(struct reader *r, size_t line)
+{
+    char key[DEPTH_MAX * 64];
+    full_key(r, key, sizeof(key));
+    const struct bt_conf_row *row = bt_conf_find(r->schema, key);
+    if (row == NULL) {
+        const char *near = bt_conf_suggest(r->schema, key);
+        complain(r, line, "unknown key %s%s%s%s", key, near != NULL ? ", did you mean " : "",
+                 near != NULL ? near : "", near != NULL ? "?" : "");
+        return NULL;
+    }
+    for (size_t i = 0; i < r->n_seen; i++) {
+        if (r->seen[i] == row) {
+            complain(r, line, "%s is given twice", key);
+            return NULL;
+        }
+    }
+    if (r->n_seen < BT_ARRAY_LEN(r->seen)) {
+        r->seen[r->n_seen++] = row;
+    }
+    return row;
+}
+
+static bool applies(const struct reader *r, const struct bt_conf_row *row)
+{
+    return row != NULL && (!r->reload_only || row->reload);
+}
+
+static void scalar(struct reader *r, const yaml_event_t *ev)
+{
+    char err[256];
+    const struct bt_conf_row *row = row_here(r, ev->start_mark.line);
+    if (row != NULL && row->type == BT_CONF_LIST) {
+        complain(r, ev->start_mark.line, "%s: a list is wanted, write [item, item]", row->key);
+    } else if (applies(r, row) &&
+               !bt_conf_set(row, r->conf, (const char *)ev->data.scalar.value, err, sizeof(err))) {
+        complain(r, ev->start_mark.line, "%s: %s", row->key, err);
+    }
+}
+
+static bool sequence(struct reader *r, size_t line)
+{
+    char *items[ITEMS_MAX];
+    size_t n = 0;
+    bool alive = true;
+    const struct bt_conf_row *row = row_here(r, line);
+    if (row != NULL && row->type != BT_CONF_LIST) {
+        complain(r, line, "%s: one value is wanted, not a list", row->key);
+        row = NULL;
+    }
+    for (;;) {
+        yaml_event_t ev;
+        if (!next(r, &ev)) {
+            alive = false;
+            break;
+        }
+        if (ev.type == YAML_SEQUENCE_END_EVENT) {
+            yaml_event_delete(&ev);
+            break;
+        }
+        if (ev.type != YAML_SCALAR_EVENT || n == ITEMS_MAX) {
+            complain(r, ev.start_mark.line, "a list may hold up to %d plain values", ITEMS_MAX);
+            yaml_event_delete(&ev);
+            alive = false;
+            break;
+        }
+        items[n++] = bt_strdup((const char *)ev.data.scalar.value);
+        yaml_event_delete(&ev);
+    }
+    if (alive && applies(r, row)) {
+        bt_conf_set_list(row, r->conf, (const char *const *)items, n);
+    }
+    for (size_t i = 0; i < n; i++) {
+        free(items[i]);
+    }
+    return alive;
+}
+
+/* Reads the pairs of a mapping whose start was consumed. */
+static bool mapping(struct reader *r)
+{
+    if (r->depth == DEPTH_MAX) {
+        complain(r, r->parser.mark.line, "nested too deeply");
+        return false;
+    }
+    for (;;) {
+        yaml_event_t ev;
+        if (!next(r, &ev)) {
+            return false;
+        }
+        if (ev.type == YAML_MAPPING_END_EVENT) {
+            yaml_event_delete(&ev);
+            return true;
+        }
+        if (ev.type != YAML_SCALAR_EVENT) {
+            complain(r, ev.start_mark.line, "a key is wanted here");
+            yaml_event_delete(&ev);
+            return false;
+        }
+        snprintf(r->key[r->depth], sizeof(r->key[0]), "%s", (const char *)ev.data.scalar.value);
+        r->depth++;
+        yaml_event_delete(&ev);
+        if (!next(r, &ev)) {
+            return false;
+        }
+        bool alive = true;
+        if (ev.type == YAML_SCALAR_EVENT) {
+            scalar(r, &ev);
+        } else if (ev.type == YAML_SEQUENCE_START_EVENT) {
+            alive = sequence(r, ev.start_mark.line);
+        } else if (ev.type == YAML_MAPPING_START_EVENT) {
+            alive = mapping(r);
+        } else {
+            complain(r, ev.start_mark.line, "anchors and aliases are not supported");
+            alive = false;
+        }
+        yaml_event_delete(&ev);
+        r->depth--;
+        if (!alive) {
+            return false;
+        }
+    }
+}
+
+static bool document(struct reader *r)
+{
+    bool alive = true;
+    yaml_event_t ev;
+    while (alive && next(r, &ev)) {
+        yaml_event_type_t t = ev.type;
+        size_t line = ev.start_mark.line;
+        bool empty = t == YAML_SCALAR_EVENT && ev.data.scalar.length == 0;
+        yaml_event_delete(&ev);
+        if (t == YAML_STREAM_END_EVENT) {
+            return true;
+        }
+        if (t == YAML_MAPPING_START_EVENT) {
+            alive = mapping(r);
+        } else if (t == YAML_SEQUENCE_START_EVENT || (t == YAML_SCALAR_EVENT && !empty)) {
+            complain(r, line, "the file must be a mapping of keys to values");
+            return false;
+        }
+    }
+    return false;
+}
+
+bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf,
+                       bool reload_only)
+{
+    struct stat st;
+    FILE *f = fopen(path, "re");
+    if (f == NULL || fstat(fileno(f), &st) != 0) {
+        fprintf(stderr, "%s: cannot be read: %s\n", path, strerror(errno));
+        if (f != NULL) {
+            fclose(f);
+        }
+        return false;
+    }
+    if (!S_ISREG(st.st_mode) || st.st_size > FILE_MAX) {
+        fprintf(stderr, "%s: %s\n", path,
+                S_ISDIR(st.st_mode) ? "is a directory, a file is wanted"
+                                    : "is not a regular file of up to 1 MiB");
+        fclose(f);
+        return false;
+    }
+    struct reader r = {
+        .schema = s, .path = path, .conf = conf, .reload_only = reload_only, .ok = true};
+    BT_ASSERT(yaml_parser_initialize(&r.parser));
+    yaml_parser_set_input_file(&r.parser, f);
+    bool whole = document(&r);
+    yaml_parser_delete(&r.parser);
+    fclose(f);
+    return whole && r.ok;
+}
