@@ -20,6 +20,9 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     char **stop;          /* NULL-terminated list of stop strings, or NULL */
     bool include_stop;    /* keep the stop string in the text */
     bool skip_special;    /* leave special tokens out of the text */
+    bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */
+    bool no_cache;        /* neither read nor keep cache */
+    char *tenant;         /* heap; separates the caches of tenants; NULL: shared */
     char *cache_salt;     /* NULL: shared */
     char *id;             /* "cmpl-..." for logs; heap */
     uint64_t received_ns; /* bt_mono_ns at the body's last byte */
