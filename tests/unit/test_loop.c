@@ -1,0 +1,208 @@
+/* common/loop and common/metrics: order of timers, posting from threads, removal inside callbacks.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "common/loop/loop.h"
+#include "common/metrics/metrics.h"
+
+static int fired[64], n_fired;
+static struct bt_loop *loop;
+
+static void note(void *arg)
+{
+    fired[n_fired++ % 64] = (int)(intptr_t)arg;
+}
+
+static void timers_fire_in_order_and_stop(void **state)
+{
+    (void)state;
+    struct bt_timer t[20] = {{0}};
+    n_fired = 0;
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    for (int i = 0; i < 20; i++) {
+        bt_timer_start(loop, &t[i], (uint64_t)((i * 7) % 20), 0, note,
+                       (void *)(intptr_t)((i * 7) % 20));
+    }
+    for (int i = 0; i < 20; i++) {
+        if ((i * 7) % 20 % 3 == 0) {
+            bt_timer_stop(loop, &t[i]);
+        }
+    }
+    uint64_t end = bt_mono_ns() + 2000000000ull;
+    while (n_fired < 13 && bt_mono_ns() < end) {
+        bt_loop_poll(loop, 100);
+    }
+    assert_int_equal(n_fired, 13);
+    for (int i = 1; i < n_fired; i++) {
+        assert_true(fired[i - 1] < fired[i]);
+        assert_true(fired[i] % 3 != 0);
+    }
+    bt_loop_destroy(loop);
+}
+
+static struct bt_timer periodic;
+static void count_and_stop(void *arg)
+{
+    if (++*(int *)arg == 5) {
+        bt_timer_stop(loop, &periodic);
+        bt_loop_stop(loop);
+    }
+}
+
+static void periodic_timer_may_stop_itself(void **state)
+{
+    (void)state;
+    int n = 0;
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    bt_timer_start(loop, &periodic, 1, 1, count_and_stop, &n);
+    bt_loop_run(loop);
+    assert_int_equal(n, 5);
+    bt_loop_destroy(loop);
+}
+
+#define POSTS 1000
+static struct bt_task tasks[2][POSTS];
+static int order_ok = 1, posted_count, last_of[2];
+static void on_post(void *arg)
+{
+    struct bt_task *t = arg;
+    int who = t >= tasks[1], i = (int)(t - tasks[who]);
+    order_ok &= i == last_of[who]++;
+    if (++posted_count == 2 * POSTS) {
+        bt_loop_stop(loop);
+    }
+}
+static void *poster(void *arg)
+{
+    struct bt_task *t = arg;
+    for (int i = 0; i < POSTS; i++) {
+        t[i].fn = on_post;
+        t[i].arg = &t[i];
+        bt_loop_post(loop, &t[i]);
+    }
+    return NULL;
+}
+
+static void posts_of_two_threads_arrive_in_order(void **state)
+{
+    (void)state;
+    pthread_t th[2];
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    for (int i = 0; i < 2; i++) {
+        pthread_create(&th[i], NULL, poster, tasks[i]);
+    }
+    bt_loop_run(loop);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(th[i], NULL);
+    }
+    assert_true(order_ok);
+    bt_loop_destroy(loop);
+}
+
+static struct bt_loop_fd *watch[2];
+static int calls;
+static void delete_both(void *arg, uint32_t events)
+{
+    (void)arg;
+    (void)events;
+    calls++;
+    bt_loop_fd_del(loop, watch[0]);
+    bt_loop_fd_del(loop, watch[1]);
+}
+
+static void a_watcher_removed_in_its_turn_is_not_called(void **state)
+{
+    (void)state;
+    int a[2], b[2];
+    assert_int_equal(pipe(a) | pipe(b), 0);
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    watch[0] = bt_loop_fd_add(loop, a[0], EPOLLIN, delete_both, NULL);
+    watch[1] = bt_loop_fd_add(loop, b[0], EPOLLIN, delete_both, NULL);
+    assert_int_equal(write(a[1], "x", 1) + write(b[1], "x", 1), 2);
+    bt_loop_poll(loop, 100);
+    bt_loop_poll(loop, 0);
+    assert_int_equal(calls, 1);
+    bt_loop_destroy(loop);
+    for (int i = 0; i < 2; i++) {
+        close(a[i]);
+        close(b[i]);
+    }
+}
+
+static void on_usr1(void *arg, int signo)
+{
+    *(int *)arg = signo;
+    bt_loop_stop(loop);
+}
+
+static void signals_arrive_on_the_loop(void **state)
+{
+    (void)state;
+    int got = 0;
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    bt_loop_on_signal(loop, SIGUSR1, on_usr1, &got);
+    kill(getpid(), SIGUSR1);
+    bt_loop_run(loop);
+    assert_int_equal(got, SIGUSR1);
+    bt_loop_destroy(loop);
+}
+
+static void metrics_render_as_prometheus_reads_them(void **state)
+{
+    (void)state;
+    struct bt_metrics *m = bt_metrics_create();
+    static const double bounds[] = {0.1, 1};
+    struct bt_metric *free_slots =
+        bt_metrics_gauge(m, "baton_pool_slots", "state=\"free\"", "Slots by state.");
+    struct bt_metric *sent = bt_metrics_counter(m, "baton_kv_sent_bytes_total", NULL, "Bytes.");
+    struct bt_metric *h = bt_metrics_histogram(m, "t_seconds", "m=\"x\"", "Time.", bounds, 2);
+    struct bt_metric *sealed =
+        bt_metrics_gauge(m, "baton_pool_slots", "state=\"sealed\"", "Slots by state.");
+    bt_metric_set(free_slots, 12);
+    bt_metric_set(sealed, 0.5);
+    bt_metric_add(sent, 1ull << 40);
+    bt_metric_observe(h, 0.1);
+    bt_metric_observe(h, 0.5);
+    bt_metric_observe(h, 7);
+    struct bt_buf out;
+    bt_buf_init(&out);
+    bt_metrics_render(m, &out);
+    assert_string_equal(out.data, "# HELP baton_pool_slots Slots by state.\n"
+                                  "# TYPE baton_pool_slots gauge\n"
+                                  "baton_pool_slots{state=\"free\"} 12\n"
+                                  "baton_pool_slots{state=\"sealed\"} 0.5\n"
+                                  "# HELP baton_kv_sent_bytes_total Bytes.\n"
+                                  "# TYPE baton_kv_sent_bytes_total counter\n"
+                                  "baton_kv_sent_bytes_total 1099511627776\n"
+                                  "# HELP t_seconds Time.\n"
+                                  "# TYPE t_seconds histogram\n"
+                                  "t_seconds_bucket{m=\"x\",le=\"0.1\"} 1\n"
+                                  "t_seconds_bucket{m=\"x\",le=\"1\"} 2\n"
+                                  "t_seconds_bucket{m=\"x\",le=\"+Inf\"} 3\n"
+                                  "t_seconds_sum{m=\"x\"} 7.6\n"
+                                  "t_seconds_count{m=\"x\"} 3\n");
+    bt_buf_cleanup(&out);
+    bt_metrics_destroy(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(timers_fire_in_order_and_stop),
+        cmocka_unit_test(periodic_timer_may_stop_itself),
+        cmocka_unit_test(posts_of_two_threads_arrive_in_order),
+        cmocka_unit_test(a_watcher_removed_in_its_turn_is_not_called),
+        cmocka_unit_test(signals_arrive_on_the_loop),
+        cmocka_unit_test(metrics_render_as_prometheus_reads_them),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
