@@ -55,7 +55,7 @@ endif
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
-.PHONY: all tests setup check check-gpu demo up down bench lint install clean help docs
+.PHONY: all tests setup setup-tests check check-gpu demo up down bench lint install clean help docs
 all: $(BINS) $(PLUGINS)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
@@ -119,9 +119,11 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 
 -include $(patsubst %.o,%.d,$(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
 
+setup-tests:
+	@deploy/local/setup.sh --tests
 setup:
 	@deploy/local/setup.sh
-check: setup
+check: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/run
 demo: setup
@@ -132,7 +134,7 @@ up: setup
 	@deploy/local/baton-local up
 down:
 	@deploy/local/baton-local down
-bench: setup
+bench: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests
 	@tests/bench/run
 lint:

@@ -1,0 +1,64 @@
+#!/bin/bash
+# Installs what building (and with --tests: testing) Baton needs from the distribution's packages.
+# Asks before sudo, names what it installs, starts and enables no service: etcd's package ships a unit,
+# so its binary is unpacked into build/third instead of installed. Does nothing if all is there.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+packages=(gcc make git libc6-dev libgrpc-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
+    libjansson-dev libyaml-dev libpcre2-dev libssl-dev libdnnl-dev curl ca-certificates)
+test_packages=(libcmocka-dev python3 python3-pytest python3-grpcio python3-protobuf
+    protobuf-compiler python3-grpc-tools)
+[ "${1:-}" = --tests ] && packages+=("${test_packages[@]}")
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+command -v apt-get >/dev/null || {
+    say "this is not Debian or Ubuntu (no apt-get). Install yourself: ${packages[*]} and etcd 3.4 or newer"
+    exit 1
+}
+
+missing=()
+for p in "${packages[@]}"; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
+done
+
+as_root=()
+if [ ${#missing[@]} -gt 0 ]; then
+    say "missing packages: ${missing[*]}"
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || { say "run as root: apt-get install ${missing[*]}"; exit 1; }
+        as_root=(sudo)
+        if [ -t 0 ]; then
+            read -r -p "setup: install them with sudo apt-get? [Y/n] " answer
+            case "$answer" in [nN]*) say "nothing was installed"; exit 1 ;; esac
+        elif ! sudo -n true 2>/dev/null; then
+            say "run: sudo apt-get install ${missing[*]}"
+            exit 1
+        else
+            as_root=(sudo -n)
+        fi
+    fi
+    say "updating package lists"
+    "${as_root[@]}" apt-get update -qq
+    say "installing ${#missing[@]} packages"
+    # policy-rc.d is not touched: none of these packages has a service.
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        -o Dpkg::Use-Pty=0 "${missing[@]}" | sed -u -n 's/^Setting up \([^ ]*\).*/setup:   \1/p' >&2
+fi
+
+# A private etcd for local clusters, without installing its service.
+if [ ! -x build/third/etcd/usr/bin/etcd ] && ! command -v etcd >/dev/null; then
+    say "unpacking etcd into build/third/etcd"
+    mkdir -p build/third
+    tmp=$(mktemp -d)
+    trap 'rm -rf "$tmp"' EXIT
+    chmod 755 "$tmp"
+    if ! (cd "$tmp" && apt-get download -qq etcd-server) >/dev/null 2>"$tmp/err"; then
+        cat "$tmp/err" >&2
+        say "cannot download the package etcd-server; run apt-get update and try again"
+        exit 1
+    fi
+    dpkg-deb -x "$tmp"/etcd-server_*.deb build/third/etcd
+    build/third/etcd/usr/bin/etcd --version | sed -n '1s/^/setup:   /p' >&2
+fi

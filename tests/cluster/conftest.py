@@ -1,0 +1,164 @@
+"""Fixtures: real clusters through deploy/local/baton-local, each in a state directory of its own."""
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
+LOCAL = os.path.join(ROOT, "deploy", "local", "baton-local")
+CTL = os.path.join(BUILD, "bin", "batonctl")
+
+
+class Cluster:
+    """A running local cluster; everything it starts ends with stop()."""
+
+    def __init__(self, *options):
+        self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
+        env = dict(os.environ, BATON_BIN=os.path.join(BUILD, "bin"))
+        p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *options], env=env,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                           timeout=240)
+        if p.returncode != 0:
+            text = p.stderr.decode(errors="replace")
+            shutil.rmtree(self.state_dir, ignore_errors=True)
+            raise RuntimeError(f"baton-local up ended with {p.returncode}: {text}")
+        self.url = p.stdout.decode().strip().splitlines()[-1]
+        self.host, self.port = self.url[len("http://"):].split(":")
+        self.port = int(self.port)
+        self.model = self.get("/v1/models")["data"][0]["id"]
+
+    def stop(self):
+        subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60, check=True)
+        shutil.rmtree(self.state_dir, ignore_errors=True)
+
+    def status(self):
+        p = subprocess.run([LOCAL, "status", "--dir", self.state_dir, "-o", "json"],
+                           stdout=subprocess.PIPE, timeout=30)
+        return json.loads(p.stdout)
+
+    def daemon(self, kind, index=0):
+        return [d for d in self.status() if d["daemon"] == kind][index]
+
+    def logs(self):
+        out = []
+        for name in sorted(os.listdir(os.path.join(self.state_dir, "logs"))):
+            with open(os.path.join(self.state_dir, "logs", name), errors="replace") as f:
+                out.append(f"== {name}\n" + "".join(f.readlines()[-40:]))
+        return "\n".join(out)
+
+    # ---- HTTP ----
+    def connect(self, timeout=60):
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        """Returns (status, headers, body bytes)."""
+        c = self.connect(timeout)
+        data = json.dumps(body) if isinstance(body, (dict, list)) else body
+        h = {"Content-Type": "application/json"} if data is not None else {}
+        h.update(headers or {})
+        c.request(method, path, data, h)
+        r = c.getresponse()
+        out = r.status, dict((k.lower(), v) for k, v in r.getheaders()), r.read()
+        c.close()
+        return out
+
+    def get(self, path):
+        status, _, body = self.request("GET", path)
+        assert status == 200, (status, body)
+        return json.loads(body)
+
+    def post(self, path, body, expect=200, headers=None):
+        status, _, data = self.request("POST", path, body, headers)
+        assert status == expect, (status, data)
+        return json.loads(data)
+
+    def stream(self, path, body, headers=None):
+        """Yields the JSON of each SSE event, then the string [DONE] if it came."""
+        c = self.connect()
+        c.request("POST", path, json.dumps(dict(body, stream=True)),
+                  dict({"Content-Type": "application/json"}, **(headers or {})))
+        r = c.getresponse()
+        assert r.status == 200, (r.status, r.read())
+        buf = b""
+        try:
+            while True:
+                piece = r.read1(65536)
+                if not piece:
+                    break
+                buf += piece
+                while b"\n\n" in buf:
+                    event, buf = buf.split(b"\n\n", 1)
+                    assert event.startswith(b"data: "), event
+                    text = event[6:].decode()
+                    yield text if text == "[DONE]" else json.loads(text)
+        finally:
+            c.close()
+        assert buf == b"", buf
+
+    def complete(self, prompt, max_tokens=48, **more):
+        return self.post("/v1/completions",
+                         dict({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}, **more))
+
+    # ---- metrics ----
+    def metrics(self, kind, index=0):
+        return scrape(self.daemon(kind, index)["http"])
+
+
+def scrape(address):
+    """All samples of a daemon's /metrics: {'name{labels}': value}."""
+    host, port = address.rsplit(":", 1)
+    c = http.client.HTTPConnection(host, int(port), timeout=10)
+    c.request("GET", "/metrics")
+    r = c.getresponse()
+    assert r.status == 200
+    out = {}
+    for line in r.read().decode().splitlines():
+        if line and not line.startswith("#"):
+            key, value = line.rsplit(" ", 1)
+            out[key] = float(value)
+    c.close()
+    return out
+
+
+def wait_for(check, seconds, what):
+    """Polls until check() is truthy and returns it; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        v = check()
+        if v:
+            return v
+        assert time.monotonic() < end, f"not within {seconds} s: {what}; last: {v!r}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The default two-node cluster, shared by tests that leave it as it was."""
+    c = Cluster()
+    yield c
+    c.stop()
+
+
+@pytest.fixture
+def make_cluster():
+    """Clusters of one test's own: make_cluster('--nodes', '1')."""
+    made = []
+
+    def make(*options):
+        made.append(Cluster(*options))
+        return made[-1]
+
+    yield make
+    for c in made:
+        c.stop()
+
+
+def golden(name):
+    with open(os.path.join(ROOT, "tests", "golden", name)) as f:
+        return json.load(f)
