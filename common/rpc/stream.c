@@ -396,7 +396,9 @@ void bt_rpc_streams_abort(struct bt_rpc *rpc, struct bt_list *list, bool notify)
         bt_list_insert_tail(&rpc->orphan_streams, &s->link);
         s->refs++;
         if (!s->ended) {
-            grpc_call_cancel(s->call, NULL);
+            grpc_call_cancel_with_status(
+                s->call, s->server ? GRPC_STATUS_UNAVAILABLE : GRPC_STATUS_CANCELLED,
+                s->server ? "the server is shutting down" : "cancelled", NULL);
         }
         tell_closed(s, BT_GRPC_CANCELLED, "this side is shutting down", notify);
         stream_put(s);
