@@ -1,6 +1,9 @@
 /* A strict HTTP/1.1 server on a bt_loop. Knows framing, limits and timeouts, nothing of the API.
  * Everything runs on the loop's thread. Limits: header 16 KiB and 64 fields, body from options,
- * 10 s for the header, 30 s for the body, 60 s idle; per-connection output bound (slow readers). */
+ * 10 s for the header, 30 s for the body, 60 s idle; per-connection output bound (slow readers).
+ * Output leaves at the end of the turn: many writes of one turn are one system call. on_gone and
+ * closing happen in the loop only, never inside a bt_http_ call. A client that shuts its sending
+ * side while its request is being answered counts as gone. */
 #ifndef BT_HTTP_HTTP_H
 #define BT_HTTP_HTTP_H
 

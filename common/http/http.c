@@ -1,0 +1,552 @@
+/* Listener, connections, limits and timeouts of common/http. Loop thread. Plain TCP: a TLS layer
+ * would replace conn_recv and conn_send and nothing else. The parser is http_parse.c, responses
+ * are http_reply.c. A connection is closed, and its handler told, only from the loop's own
+ * callbacks, never inside a bt_http_ call of a handler. */
+#include "common/http/http.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/http/http_priv.h"
+#include "common/log/log.h"
+
+#define ACCEPTS_PER_TURN   32
+#define ACCEPT_PAUSE_MS    100 /* after accept failed for want of memory or descriptors */
+#define READ_BYTES         (64 * 1024)
+#define LINGER_MS          1000
+#define LINGER_BYTES       (16 * 1024 * 1024)
+#define REFUSED_CONNS_MAX  128         /* above conns_max: told 503; above that, closed unheard */
+#define PIPELINE_OUT_BYTES (64 * 1024) /* no next pipelined request while that much is unsent */
+
+void bt_http_options_default(struct bt_http_options *o)
+{
+    *o = (struct bt_http_options){.body_max = 4 * 1024 * 1024,
+                                  .conns_max = 4096,
+                                  .header_timeout_ms = 10000,
+                                  .body_timeout_ms = 30000,
+                                  .idle_timeout_ms = 60000,
+                                  .out_max = 1024 * 1024};
+}
+
+/* ---- the seam for TLS ---- */
+
+static ssize_t conn_recv(struct http_conn *c, void *buf, size_t cap)
+{
+    return recv(c->fd, buf, cap, 0);
+}
+
+static ssize_t conn_send(struct http_conn *c, const void *buf, size_t len)
+{
+    return send(c->fd, buf, len, MSG_NOSIGNAL);
+}
+
+/* ---- a connection's end ---- */
+
+static size_t out_pending(const struct http_conn *c)
+{
+    return c->out.len - c->out_off;
+}
+
+static void conn_close(struct http_conn *c)
+{
+    struct bt_http *h = c->h;
+    struct bt_http_req *r = c->req;
+    bt_list_remove(&c->link);
+    bt_list_remove(&c->dirty);
+    bt_timer_stop(h->loop, &c->timer);
+    bt_loop_fd_del(h->loop, c->w);
+    close(c->fd);
+    h->n_conns--;
+    bt_http_parser_cleanup(&c->parser);
+    bt_buf_cleanup(&c->in);
+    bt_buf_cleanup(&c->out);
+    free(c);
+    if (r == NULL) {
+        return;
+    }
+    r->conn = NULL;
+    if (r->on_gone != NULL) { /* else the handler ends it some time, into the void */
+        r->in_gone = true;
+        r->on_gone(r->on_gone_arg);
+        http_req_free(r);
+    }
+}
+
+static void on_timeout(void *arg);
+
+static void set_timer(struct http_conn *c, http_timer_t kind, uint32_t ms)
+{
+    if (c->timer_kind == kind) {
+        return; /* the deadline of a state runs from its beginning */
+    }
+    c->timer_kind = kind;
+    if (kind == HTTP_TIMER_NONE) {
+        bt_timer_stop(c->h->loop, &c->timer);
+    } else {
+        bt_timer_start(c->h->loop, &c->timer, ms, 0, on_timeout, c);
+    }
+}
+
+/* Sets what epoll reports and which deadline runs, from the connection's state. */
+static void conn_update(struct http_conn *c)
+{
+    const struct bt_http_options *o = &c->h->o;
+    uint32_t events = out_pending(c) > 0 ? EPOLLOUT : 0;
+    bool reading = c->state == HTTP_READING && c->in.len == c->in_off;
+    if (reading || c->state == HTTP_LINGERING) {
+        events |= EPOLLIN;
+    }
+    if (c->state == HTTP_ANSWERING) {
+        events |= EPOLLRDHUP; /* an idle stream's client is missed at once */
+    }
+    if (events != c->events) {
+        c->events = events;
+        bt_loop_fd_mod(c->h->loop, c->w, events);
+    }
+    if (out_pending(c) > 0) {
+        set_timer(c, HTTP_TIMER_WRITE, o->idle_timeout_ms);
+    } else if (c->state == HTTP_ANSWERING) {
+        set_timer(c, HTTP_TIMER_NONE, 0);
+    } else if (c->state == HTTP_LINGERING) {
+        set_timer(c, HTTP_TIMER_LINGER, LINGER_MS);
+    } else if (c->parser.phase == BT_HTTP_BODY) {
+        set_timer(c, HTTP_TIMER_BODY, o->body_timeout_ms);
+    } else if (bt_http_parser_started(&c->parser)) {
+        set_timer(c, HTTP_TIMER_HEADER, o->header_timeout_ms);
+    } else {
+        set_timer(c, HTTP_TIMER_IDLE, o->idle_timeout_ms);
+    }
+}
+
+/* ---- requests ---- */
+
+static void dispatch(struct http_conn *c)
+{
+    struct bt_http_req *r = bt_calloc(1, sizeof(*r));
+    r->magic = HTTP_REQ_MAGIC;
+    r->conn = c;
+    r->parser = c->parser; /* moves: strings are offsets into heap buffers */
+    r->received_ns = bt_mono_ns();
+    bt_http_parser_init(&c->parser, c->h->o.body_max);
+    r->head_only = strcmp(bt_http_method(r), "HEAD") == 0;
+    c->req = r;
+    c->state = HTTP_ANSWERING;
+    c->continued = false;
+    set_timer(c, HTTP_TIMER_NONE, 0);
+    c->h->fn(c->h->arg, r);
+}
+
+/* Parses; returns the number of bytes taken. */
+static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
+{
+    size_t used = bt_http_parse(&c->parser, data, len);
+    struct bt_http_parser *p = &c->parser;
+    if (p->phase == BT_HTTP_REFUSE) {
+        BT_DEBUG("http_refused", "status=%d why=%s", p->status, bt_log_q(p->why));
+        http_reply_error(c, p->status, p->why);
+        return len; /* what follows a bad request is not a request */
+    }
+    if (p->phase == BT_HTTP_BODY && p->expect_continue && !p->http10 && !c->continued) {
+        c->continued = true;
+        if (p->body.len == 0) {
+            bt_buf_puts(&c->out, "HTTP/1.1 100 Continue\r\n\r\n");
+        }
+    }
+    return used;
+}
+
+/* Parses the input that waits in c->in, one request at most, and runs its handler. */
+static void conn_advance(struct http_conn *c)
+{
+    c->in_off += conn_feed(c, c->in.data + c->in_off, c->in.len - c->in_off);
+    if (c->in_off == c->in.len) {
+        bt_buf_cleanup(&c->in);
+        c->in_off = 0;
+    }
+    if (c->parser.phase == BT_HTTP_DONE) {
+        dispatch(c);
+    }
+}
+
+/* Sends what it can. False: the client is gone. */
+static bool conn_flush(struct http_conn *c)
+{
+    while (out_pending(c) > 0) {
+        ssize_t n = conn_send(c, c->out.data + c->out_off, out_pending(c));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return errno == EAGAIN || errno == EWOULDBLOCK;
+        }
+        c->out_off += (size_t)n;
+        if (c->timer_kind == HTTP_TIMER_WRITE) {
+            c->timer_kind = HTTP_TIMER_NONE; /* progress: conn_update starts it anew */
+        }
+        if (c->out_off > READ_BYTES) {
+            bt_buf_consume(&c->out, c->out_off);
+            c->out_off = 0;
+        }
+    }
+    c->out_off = 0;
+    if (c->out.cap > 4096) {
+        bt_buf_cleanup(&c->out);
+    } else {
+        bt_buf_clear(&c->out);
+    }
+    return true;
+}
+
+/* Brings a connection to rest after anything happened to it: sends, goes on with pipelined input,
+ * closes what is over. The connection may be gone afterwards. */
+static void conn_settle(struct http_conn *c)
+{
+    struct bt_http *h = c->h;
+    h->current = c;
+    bt_list_remove(&c->dirty);
+    bool alive = conn_flush(c);
+    while (alive && c->state == HTTP_READING && c->in.len > c->in_off &&
+           out_pending(c) <= PIPELINE_OUT_BYTES) {
+        conn_advance(c);
+        alive = conn_flush(c);
+    }
+    h->current = NULL;
+    if (alive && c->req != NULL && c->req->started && out_pending(c) > h->o.out_max) {
+        BT_DEBUG("http_slow_reader", "unsent=%zu", out_pending(c));
+        alive = false;
+    }
+    if (alive && c->state == HTTP_CLOSING && out_pending(c) == 0) {
+        alive = shutdown(c->fd, SHUT_WR) == 0;
+        c->state = HTTP_LINGERING;
+        bt_buf_cleanup(&c->in);
+        c->in_off = 0;
+    }
+    if (alive) {
+        conn_update(c);
+    } else {
+        conn_close(c);
+    }
+}
+
+static void flush_all(void *arg)
+{
+    struct bt_http *h = arg;
+    while (!bt_list_empty(&h->dirty)) {
+        conn_settle(BT_CONTAINER_OF(h->dirty.next, struct http_conn, dirty));
+    }
+}
+
+void http_conn_dirty(struct http_conn *c)
+{
+    struct bt_http *h = c->h;
+    if (c == h->current || !bt_list_empty(&c->dirty)) {
+        return;
+    }
+    if (bt_list_empty(&h->dirty)) {
+        bt_timer_start(h->loop, &h->flush_timer, 0, 0, flush_all, h);
+    }
+    bt_list_insert_tail(&h->dirty, &c->dirty);
+}
+
+static void on_timeout(void *arg)
+{
+    struct http_conn *c = arg;
+    http_timer_t kind = c->timer_kind;
+    c->timer_kind = HTTP_TIMER_NONE;
+    if (kind == HTTP_TIMER_HEADER) {
+        http_reply_error(c, 408, "the header did not arrive in time");
+    } else if (kind == HTTP_TIMER_BODY) {
+        http_reply_error(c, 408, "the body did not arrive in time");
+    } else {
+        conn_close(c);
+        return;
+    }
+    conn_settle(c);
+}
+
+/* ---- reading ---- */
+
+/* False: close. */
+static bool conn_read(struct http_conn *c)
+{
+    ssize_t n = conn_recv(c, c->h->scratch, READ_BYTES);
+    if (n < 0) {
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    }
+    if (c->state == HTTP_LINGERING) {
+        c->discarded += (size_t)n;
+        return n > 0 && c->discarded <= LINGER_BYTES;
+    }
+    if (n == 0) {
+        if (out_pending(c) == 0) {
+            return false;
+        }
+        c->state = HTTP_CLOSING; /* it may still read our last answer */
+        return true;
+    }
+    size_t used = conn_feed(c, c->h->scratch, (size_t)n);
+    if (used < (size_t)n) {
+        bt_buf_append(&c->in, c->h->scratch + used, (size_t)n - used);
+    }
+    if (c->parser.phase == BT_HTTP_DONE) {
+        dispatch(c);
+    }
+    return true;
+}
+
+static void on_conn(void *arg, uint32_t events)
+{
+    struct http_conn *c = arg;
+    if ((events & (EPOLLERR | EPOLLHUP)) != 0 ||
+        (c->state == HTTP_ANSWERING && (events & EPOLLRDHUP) != 0)) {
+        conn_close(c);
+        return;
+    }
+    if ((events & EPOLLIN) != 0 && (c->events & EPOLLIN) != 0) {
+        c->h->current = c;
+        bool alive = conn_read(c);
+        c->h->current = NULL;
+        if (!alive) {
+            conn_close(c);
+            return;
+        }
+    }
+    conn_settle(c);
+}
+
+/* ---- accepting ---- */
+
+static struct http_conn *conn_create(struct bt_http *h, int fd)
+{
+    struct http_conn *c = bt_calloc(1, sizeof(*c));
+    int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* tokens must not wait for ACKs */
+    c->h = h;
+    c->fd = fd;
+    c->state = HTTP_READING;
+    bt_list_init(&c->dirty);
+    bt_list_insert_tail(&h->conns, &c->link);
+    bt_http_parser_init(&c->parser, h->o.body_max);
+    c->events = EPOLLIN;
+    c->w = bt_loop_fd_add(h->loop, fd, EPOLLIN, on_conn, c);
+    h->n_conns++;
+    return c;
+}
+
+static void on_accept(void *arg, uint32_t events);
+
+static void accept_again(void *arg)
+{
+    struct bt_http *h = arg;
+    if (h->spare_fd < 0) {
+        h->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    }
+    if (h->listen_w != NULL) {
+        bt_loop_fd_mod(h->loop, h->listen_w, EPOLLIN);
+    }
+}
+
+/* No descriptor (or memory) for a new client: one spare descriptor lets us tell it so; then the
+ * listener rests, because epoll would report it at once again. */
+static void accept_failed(struct bt_http *h, int error)
+{
+    static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
+                                 "Retry-After: 1\r\nConnection: close\r\n\r\n";
+    BT_WARN("http_accept_failed", "err=%s remedy=%s", bt_log_q(strerror(error)),
+            bt_log_q("raise LimitNOFILE or lower the connection limit"));
+    if (h->spare_fd >= 0) {
+        close(h->spare_fd);
+        h->spare_fd = -1;
+        int fd = accept4(h->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0) {
+            ssize_t n = send(fd, answer, sizeof(answer) - 1, MSG_NOSIGNAL);
+            (void)n; /* best effort */
+            shutdown(fd, SHUT_WR);
+            close(fd);
+        }
+    }
+    bt_loop_fd_mod(h->loop, h->listen_w, 0);
+    bt_timer_start(h->loop, &h->accept_timer, ACCEPT_PAUSE_MS, 0, accept_again, h);
+}
+
+static void on_accept(void *arg, uint32_t events)
+{
+    struct bt_http *h = arg;
+    (void)events;
+    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+        int fd = accept4(h->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            int e = errno;
+            if (e == EMFILE || e == ENFILE || e == ENOBUFS || e == ENOMEM) {
+                accept_failed(h, e);
+                return;
+            }
+            if (e == EAGAIN || e == EWOULDBLOCK) {
+                return;
+            }
+            continue; /* that client's own misfortune: ECONNABORTED, EPROTO, ... */
+        }
+        if (h->n_conns >= h->o.conns_max + REFUSED_CONNS_MAX) {
+            close(fd);
+            continue;
+        }
+        bool full = h->n_conns >= h->o.conns_max;
+        struct http_conn *c = conn_create(h, fd);
+        if (full) {
+            http_reply_error(c, 503, "too many connections");
+        }
+        conn_settle(c);
+    }
+}
+
+/* ---- creation and end ---- */
+
+/* "host:port" or "[v6]:port" into two strings. */
+static bool split_listen(const char *listen, char *host, size_t host_cap, const char **port_p)
+{
+    const char *colon = strrchr(listen, ':');
+    if (colon == NULL || colon[1] == '\0' || strspn(colon + 1, "0123456789") != strlen(colon + 1) ||
+        strlen(colon + 1) > 5 || atoi(colon + 1) > 65535) {
+        return false;
+    }
+    size_t n = (size_t)(colon - listen);
+    bool brackets = n >= 2 && listen[0] == '[' && colon[-1] == ']';
+    if (brackets) {
+        listen++;
+        n -= 2;
+    }
+    if (n == 0 || n >= host_cap || (!brackets && memchr(listen, ':', n) != NULL)) {
+        return false;
+    }
+    memcpy(host, listen, n);
+    host[n] = '\0';
+    *port_p = colon + 1;
+    return true;
+}
+
+static bt_status_t open_listener(const char *listen_at, int *fd_p, int *port_p)
+{
+    char host[256];
+    const char *port;
+    struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV,
+                             .ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM};
+    struct addrinfo *ai = NULL;
+    if (listen_at == NULL || !split_listen(listen_at, host, sizeof(host), &port)) {
+        BT_ERROR("http_listen_invalid", "listen=%s remedy=%s",
+                 bt_log_q(listen_at != NULL ? listen_at : ""),
+                 bt_log_q("write host:port or [v6]:port, port 0 to 65535"));
+        return BT_ERR_CONFIG;
+    }
+    int rc = getaddrinfo(host, port, &hints, &ai);
+    if (rc != 0) {
+        BT_ERROR("http_listen_invalid", "listen=%s err=%s", listen_at, bt_log_q(gai_strerror(rc)));
+        return BT_ERR_CONFIG;
+    }
+    int one = 1;
+    struct sockaddr_storage at;
+    socklen_t at_len = sizeof(at);
+    int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
+              bind(fd, ai->ai_addr, ai->ai_addrlen) == 0 && listen(fd, 4096) == 0 &&
+              getsockname(fd, (struct sockaddr *)&at, &at_len) == 0;
+    int e = errno;
+    freeaddrinfo(ai);
+    if (!ok) {
+        BT_ERROR("http_listen_failed", "listen=%s err=%s", listen_at, bt_log_q(strerror(e)));
+        if (fd >= 0) {
+            close(fd);
+        }
+        return BT_ERR_IO;
+    }
+    *fd_p = fd;
+    *port_p = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                             : ((struct sockaddr_in *)&at)->sin_port);
+    return BT_OK;
+}
+
+bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o,
+                           bt_http_handler_fn fn, void *arg, struct bt_http **h_p, int *port_p)
+{
+    int fd, port;
+    bt_status_t st = open_listener(o->listen, &fd, &port);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_http *h = bt_calloc(1, sizeof(*h));
+    h->loop = loop;
+    h->o = *o;
+    h->o.listen = NULL; /* the caller's string may go */
+    h->fn = fn;
+    h->arg = arg;
+    h->listen_fd = fd;
+    h->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    bt_list_init(&h->conns);
+    bt_list_init(&h->dirty);
+    h->scratch = bt_malloc(READ_BYTES);
+    h->listen_w = bt_loop_fd_add(loop, fd, EPOLLIN, on_accept, h);
+    *h_p = h;
+    if (port_p != NULL) {
+        *port_p = port;
+    }
+    return BT_OK;
+}
+
+static void stop_listening(struct bt_http *h)
+{
+    if (h->listen_w == NULL) {
+        return;
+    }
+    bt_timer_stop(h->loop, &h->accept_timer);
+    bt_loop_fd_del(h->loop, h->listen_w);
+    h->listen_w = NULL;
+    close(h->listen_fd);
+}
+
+void bt_http_drain(struct bt_http *h)
+{
+    struct bt_list *pos, *tmp;
+    h->draining = true;
+    stop_listening(h);
+    bt_list_for_each_safe (pos, tmp, &h->conns) {
+        struct http_conn *c = BT_CONTAINER_OF(pos, struct http_conn, link);
+        bool idle = c->state == HTTP_READING && !bt_http_parser_started(&c->parser) &&
+                    c->in.len == c->in_off && out_pending(c) == 0;
+        if (idle && c != h->current) {
+            conn_close(c);
+        }
+    }
+}
+
+void bt_http_destroy(struct bt_http *h)
+{
+    if (h == NULL) {
+        return;
+    }
+    BT_ASSERT(h->current == NULL);
+    stop_listening(h);
+    bt_timer_stop(h->loop, &h->flush_timer);
+    while (!bt_list_empty(&h->conns)) {
+        conn_close(BT_CONTAINER_OF(h->conns.next, struct http_conn, link));
+    }
+    bt_timer_stop(h->loop, &h->flush_timer);
+    if (h->spare_fd >= 0) {
+        close(h->spare_fd);
+    }
+    free(h->scratch);
+    free(h);
+}
+
+uint32_t bt_http_conns(const struct bt_http *h)
+{
+    return h->n_conns;
+}

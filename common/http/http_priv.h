@@ -1,0 +1,84 @@
+/* Within common/http: what http.c (listener, connections, timeouts) and http_reply.c (responses)
+ * share. A connection reads one request at a time; while its handler owns the request, nothing
+ * more is read, only the client's leaving is watched. Owned by the loop's thread. */
+#ifndef BT_HTTP_PRIV_H
+#define BT_HTTP_PRIV_H
+
+#include "common/base/list.h"
+#include "common/http/http.h"
+#include "common/http/http_parse.h"
+
+#define HTTP_REQ_MAGIC 0x48747071u
+
+typedef enum {
+    HTTP_READING,   /* waits for, or reads, a request */
+    HTTP_ANSWERING, /* a handler owns conn->req */
+    HTTP_CLOSING,   /* the last answer is being written */
+    HTTP_LINGERING  /* our side is shut; input is thrown away, so that a RST does not destroy the
+                       answer before the client has read it (RFC 9112, 9.6) */
+} http_state_t;
+
+typedef enum {
+    HTTP_TIMER_NONE,
+    HTTP_TIMER_IDLE,
+    HTTP_TIMER_HEADER,
+    HTTP_TIMER_BODY,
+    HTTP_TIMER_WRITE, /* the client takes nothing of what we have for it */
+    HTTP_TIMER_LINGER
+} http_timer_t;
+
+struct http_conn {
+    struct bt_http *h;
+    struct bt_list link, dirty; /* in h->conns; in h->dirty while output waits for the flush */
+    int fd;
+    struct bt_loop_fd *w;
+    uint32_t events;
+    http_state_t state;
+    http_timer_t timer_kind;
+    struct bt_timer timer;
+    struct bt_http_parser parser;
+    struct bt_buf in; /* requests sent ahead (pipelining), from in_off on */
+    size_t in_off;
+    struct bt_buf out; /* unsent output, from out_off on */
+    size_t out_off;
+    struct bt_http_req *req; /* ANSWERING */
+    bool close_after, continued;
+    size_t discarded; /* while lingering */
+};
+
+struct bt_http_req {
+    uint32_t magic;
+    struct http_conn *conn; /* NULL: the client is gone and nobody asked to be told */
+    struct bt_http_parser parser;
+    uint64_t received_ns;
+    void (*on_gone)(void *arg);
+    void *on_gone_arg;
+    struct bt_buf headers; /* added by the handler */
+    bool head_only, started, chunked, in_gone;
+};
+
+struct bt_http {
+    struct bt_loop *loop;
+    struct bt_http_options o;
+    bt_http_handler_fn fn;
+    void *arg;
+    int listen_fd, spare_fd; /* spare: given up to refuse a client when descriptors run out */
+    struct bt_loop_fd *listen_w;
+    struct bt_timer accept_timer, flush_timer;
+    struct bt_list conns, dirty;
+    uint32_t n_conns;
+    bool draining;
+    struct http_conn *current; /* being settled: needs no flush timer */
+    char date[40];
+    uint64_t date_ns;
+    char *scratch; /* input is read here first */
+};
+
+/* http_reply.c */
+void http_reply_error(struct http_conn *c, int status, const char *why);
+void http_req_free(struct bt_http_req *r);
+
+/* http.c */
+void http_conn_dirty(struct http_conn *c);
+
+#endif

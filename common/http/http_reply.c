@@ -1,0 +1,252 @@
+/* Responses of common/http: status line, fields, bodies with a length, chunked streams. Everything
+ * is appended to the connection's output; http.c sends it at the end of the loop's turn, so that
+ * one turn's writes leave in one system call. Loop thread. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/http/http_priv.h"
+
+static const char *reason(int status)
+{
+    static const struct {
+        int status;
+        const char *text;
+    } table[] = {
+        {200, "OK"},
+        {204, "No Content"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {413, "Content Too Large"},
+        {415, "Unsupported Media Type"},
+        {417, "Expectation Failed"},
+        {422, "Unprocessable Content"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {500, "Internal Server Error"},
+        {501, "Not Implemented"},
+        {503, "Service Unavailable"},
+        {504, "Gateway Timeout"},
+        {505, "HTTP Version Not Supported"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
+        if (table[i].status == status) {
+            return table[i].text;
+        }
+    }
+    return "Status";
+}
+
+/* The Date field's value, made once a second. */
+static const char *date(struct bt_http *h)
+{
+    uint64_t now = bt_real_ns();
+    if (h->date_ns == 0 || now - h->date_ns >= 1000000000ull) {
+        static const char days[] = "SunMonTueWedThuFriSat";
+        static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+        time_t t = (time_t)(now / 1000000000ull);
+        struct tm tm;
+        gmtime_r(&t, &tm);
+        snprintf(h->date, sizeof(h->date), "%.3s, %02d %.3s %04d %02d:%02d:%02d GMT",
+                 days + 3 * tm.tm_wday, tm.tm_mday, months + 3 * tm.tm_mon,
+                 (tm.tm_year + 1900) % 10000, tm.tm_hour, tm.tm_min, tm.tm_sec);
+        h->date_ns = now - now % 1000000000ull;
+    }
+    return h->date;
+}
+
+/* Status line and fields. length < 0: unknown. */
+static void put_head(struct http_conn *c, int status, const char *type, int64_t length,
+                     bool chunked, const struct bt_buf *more)
+{
+    struct bt_buf *out = &c->out;
+    bt_buf_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, reason(status), date(c->h));
+    if (type != NULL) {
+        bt_buf_printf(out, "Content-Type: %s\r\n", type);
+    }
+    if (chunked) {
+        bt_buf_puts(out, "Transfer-Encoding: chunked\r\n");
+    } else if (length >= 0) {
+        bt_buf_printf(out, "Content-Length: %lld\r\n", (long long)length);
+    }
+    if (c->close_after) {
+        bt_buf_puts(out, "Connection: close\r\n");
+    }
+    if (more != NULL && more->len > 0) {
+        bt_buf_append(out, more->data, more->len);
+    }
+    bt_buf_puts(out, "\r\n");
+}
+
+void http_reply_error(struct http_conn *c, int status, const char *why)
+{
+    char body[512];
+    int n =
+        snprintf(body, sizeof(body),
+                 "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":%d}}\n",
+                 why, status >= 500 ? "server_error" : "invalid_request_error", status);
+    BT_ASSERT(n > 0 && (size_t)n < sizeof(body));
+    static char retry_text[] = "Retry-After: 1\r\n";
+    const struct bt_buf retry = {.data = retry_text, .len = sizeof(retry_text) - 1};
+    c->close_after = true;
+    put_head(c, status, "application/json", n, false, status == 503 ? &retry : NULL);
+    bt_buf_append(&c->out, body, (size_t)n);
+    c->state = HTTP_CLOSING;
+    http_conn_dirty(c);
+}
+
+void http_req_free(struct bt_http_req *r)
+{
+    r->magic = 0;
+    bt_http_parser_cleanup(&r->parser);
+    bt_buf_cleanup(&r->headers);
+    free(r);
+}
+
+/* The handler is done with r: the connection goes on to the next request or closes. */
+static void finish(struct bt_http_req *r, bool close_now)
+{
+    struct http_conn *c = r->conn;
+    if (r->in_gone) {
+        return; /* the caller of on_gone frees it */
+    }
+    if (c != NULL) {
+        c->req = NULL;
+        c->state = close_now || c->close_after ? HTTP_CLOSING : HTTP_READING;
+        http_conn_dirty(c);
+    }
+    http_req_free(r);
+}
+
+static struct bt_http_req *check(struct bt_http_req *r)
+{
+    BT_ASSERT(r != NULL && r->magic == HTTP_REQ_MAGIC);
+    return r;
+}
+
+static void decide_close(struct bt_http_req *r)
+{
+    if (!r->parser.keep_alive || r->conn->h->draining) {
+        r->conn->close_after = true;
+    }
+}
+
+void bt_http_add_header(struct bt_http_req *r, const char *name, const char *value)
+{
+    BT_ASSERT(!check(r)->started);
+    bt_buf_printf(&r->headers, "%s: ", name);
+    size_t from = r->headers.len;
+    bt_buf_puts(&r->headers, value);
+    for (size_t i = from; i < r->headers.len; i++) { /* a value can never end the field */
+        unsigned char ch = (unsigned char)r->headers.data[i];
+        if (ch < 0x20 || ch == 0x7f) {
+            r->headers.data[i] = ' ';
+        }
+    }
+    bt_buf_puts(&r->headers, "\r\n");
+}
+
+void bt_http_respond(struct bt_http_req *r, int status, const char *content_type, const void *body,
+                     size_t len)
+{
+    BT_ASSERT(!check(r)->started);
+    struct http_conn *c = r->conn;
+    if (c != NULL) {
+        decide_close(r);
+        put_head(c, status, content_type, (int64_t)len, false, &r->headers);
+        if (!r->head_only) {
+            bt_buf_append(&c->out, body, len);
+        }
+    }
+    finish(r, false);
+}
+
+void bt_http_start(struct bt_http_req *r, int status, const char *content_type)
+{
+    BT_ASSERT(!check(r)->started);
+    r->started = true;
+    r->chunked = !r->parser.http10;
+    if (r->conn != NULL) {
+        if (!r->chunked) {
+            r->conn->close_after = true;
+        }
+        decide_close(r);
+        put_head(r->conn, status, content_type, -1, r->chunked, &r->headers);
+        http_conn_dirty(r->conn);
+    }
+}
+
+void bt_http_write(struct bt_http_req *r, const void *data, size_t len)
+{
+    BT_ASSERT(check(r)->started);
+    struct http_conn *c = r->conn;
+    if (c == NULL || len == 0 || r->head_only) {
+        return; /* an empty chunk would end the stream */
+    }
+    if (r->chunked) {
+        bt_buf_printf(&c->out, "%zx\r\n", len);
+    }
+    bt_buf_append(&c->out, data, len);
+    if (r->chunked) {
+        bt_buf_append(&c->out, "\r\n", 2);
+    }
+    http_conn_dirty(c);
+}
+
+void bt_http_end(struct bt_http_req *r)
+{
+    BT_ASSERT(check(r)->started);
+    if (r->conn != NULL && r->chunked && !r->head_only) {
+        bt_buf_append(&r->conn->out, "0\r\n\r\n", 5);
+    }
+    finish(r, false);
+}
+
+void bt_http_abort(struct bt_http_req *r)
+{
+    finish(check(r), true);
+}
+
+/* ---- the request, as the handler reads it ---- */
+
+const char *bt_http_method(const struct bt_http_req *r)
+{
+    return r->parser.head.data + r->parser.method;
+}
+
+const char *bt_http_path(const struct bt_http_req *r)
+{
+    return r->parser.head.data + r->parser.path;
+}
+
+const char *bt_http_query(const struct bt_http_req *r)
+{
+    return r->parser.head.data + r->parser.query;
+}
+
+const char *bt_http_header(const struct bt_http_req *r, const char *name)
+{
+    return bt_http_parser_field(&r->parser, name);
+}
+
+const void *bt_http_body(const struct bt_http_req *r, size_t *len_p)
+{
+    *len_p = r->parser.body.len;
+    return r->parser.body.data != NULL ? r->parser.body.data : "";
+}
+
+uint64_t bt_http_received_ns(const struct bt_http_req *r)
+{
+    return r->received_ns;
+}
+
+void bt_http_on_gone(struct bt_http_req *r, void (*fn)(void *arg), void *arg)
+{
+    check(r)->on_gone = fn;
+    r->on_gone_arg = arg;
+}
