@@ -1,0 +1,794 @@
+/* The HTTP server over real sockets: answers, pipelining, streams, limits, deadlines, clients that
+ * leave or do not read, descriptors running out. One thread: the test drives the loop and talks to
+ * it through non-blocking sockets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/base.h"
+#include "common/base/buf.h"
+#include "common/http/http.h"
+#include "common/http/status_page.h"
+#include "common/loop/loop.h"
+
+#define PATIENCE_MS 5000
+
+static struct bt_loop *loop;
+static struct bt_http *http;
+static int port;
+
+/* what the handler saw and holds */
+static struct bt_http_req *held[2048];
+static int n_held, n_gone, n_requests;
+
+static void on_gone(void *arg)
+{
+    struct bt_http_req **slot = arg;
+    assert_non_null(*slot);
+    *slot = NULL;
+    n_gone++;
+}
+
+static void handler(void *arg, struct bt_http_req *req)
+{
+    (void)arg;
+    const char *path = bt_http_path(req);
+    size_t len;
+    const void *body = bt_http_body(req, &len);
+    n_requests++;
+    if (strcmp(path, "/hold") == 0) {
+        assert_true(n_held < (int)BT_ARRAY_LEN(held));
+        held[n_held] = req;
+        bt_http_on_gone(req, on_gone, &held[n_held]);
+        n_held++;
+    } else if (strcmp(path, "/echo") == 0) {
+        bt_http_add_header(req, "X-Got", bt_http_query(req));
+        bt_http_respond(req, 200, "text/plain", body, len);
+    } else if (strcmp(path, "/stream") == 0) {
+        bt_http_start(req, 200, "text/event-stream");
+        bt_http_write(req, "one\n", 4);
+        bt_http_write(req, "", 0);
+        bt_http_write(req, "three\n", 6);
+        bt_http_end(req);
+    } else {
+        bt_http_respond(req, 404, "text/plain", "no", 2);
+    }
+}
+
+static void open_server(uint32_t header_ms, uint32_t body_ms, uint32_t idle_ms, uint32_t conns_max,
+                        size_t out_max)
+{
+    struct bt_http_options o;
+    bt_http_options_default(&o);
+    o.listen = "127.0.0.1:0";
+    o.header_timeout_ms = header_ms > 0 ? header_ms : o.header_timeout_ms;
+    o.body_timeout_ms = body_ms > 0 ? body_ms : o.body_timeout_ms;
+    o.idle_timeout_ms = idle_ms > 0 ? idle_ms : o.idle_timeout_ms;
+    o.conns_max = conns_max > 0 ? conns_max : o.conns_max;
+    o.out_max = out_max > 0 ? out_max : o.out_max;
+    n_held = n_gone = n_requests = 0;
+    memset(held, 0, sizeof(held));
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    assert_int_equal(bt_http_create(loop, &o, handler, NULL, &http, &port), BT_OK);
+    assert_true(port > 0);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    open_server(0, 0, 0, 0, 0);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    bt_http_destroy(http);
+    bt_loop_destroy(loop);
+    for (int i = 0; i < n_held; i++) {
+        assert_null(held[i]); /* every request was ended or reported gone */
+    }
+    return 0;
+}
+
+static int dial_port(int to)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)to),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    return fd;
+}
+
+static int dial(void)
+{
+    return dial_port(port);
+}
+
+static void turn(int ms)
+{
+    bt_loop_poll(loop, ms);
+}
+
+/* Sends all, turning the loop meanwhile. */
+static void put(int fd, const char *data, size_t len)
+{
+    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    while (len > 0) {
+        ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
+        if (n > 0) {
+            data += n;
+            len -= (size_t)n;
+            continue;
+        }
+        if (errno != EAGAIN) {
+            return; /* the server has closed: the caller looks at the answer */
+        }
+        assert_true(bt_mono_ns() < until);
+        turn(1);
+    }
+}
+
+static void puts_to(int fd, const char *text)
+{
+    put(fd, text, strlen(text));
+}
+
+/* Reads until `what` has come (NULL: until the server closes); the text is in a static buffer. */
+static const char *get(int fd, const char *what)
+{
+    static char text[8 * 1024 * 1024];
+    size_t len = 0;
+    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    text[0] = '\0';
+    for (;;) {
+        ssize_t n = recv(fd, text + len, sizeof(text) - 1 - len, 0);
+        if (n > 0) {
+            len += (size_t)n;
+            text[len] = '\0';
+        } else if (n == 0 || errno == ECONNRESET) {
+            if (what != NULL && strstr(text, what) == NULL) {
+                fail_msg("closed before \"%s\": \"%s\"", what, text);
+            }
+            return text;
+        }
+        if (what != NULL && strstr(text, what) != NULL) {
+            return text;
+        }
+        if (bt_mono_ns() > until) {
+            fail_msg("waited in vain for %s, got \"%s\"", what != NULL ? what : "the end", text);
+        }
+        if (n < 0) {
+            turn(1);
+        }
+    }
+}
+
+#define WAIT_FOR(cond)                                                                             \
+    do {                                                                                           \
+        uint64_t until_ = bt_mono_ns() + PATIENCE_MS * 1000000ull;                                 \
+        while (!(cond)) {                                                                          \
+            assert_true(bt_mono_ns() < until_);                                                    \
+            turn(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static void expect_status(const char *answer, int status)
+{
+    char line[32];
+    snprintf(line, sizeof(line), "HTTP/1.1 %d ", status);
+    if (strncmp(answer, line, strlen(line)) != 0) {
+        fail_msg("want %d, got \"%s\"", status, answer);
+    }
+}
+
+/* ---- answers ---- */
+
+static void test_keep_alive_and_head(void **state)
+{
+    (void)state;
+    int fd = dial();
+    for (int i = 0; i < 3; i++) {
+        puts_to(fd, "POST /echo?a=%20 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello");
+        const char *a = get(fd, "hello");
+        expect_status(a, 200);
+        assert_non_null(strstr(a, "X-Got: a=%20\r\n"));
+        assert_non_null(strstr(a, "Content-Length: 5\r\n"));
+        assert_non_null(strstr(a, "\r\nDate: "));
+        assert_null(strstr(a, "Connection: close"));
+    }
+    puts_to(fd, "HEAD /none HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    const char *a = get(fd, NULL);
+    expect_status(a, 404);
+    assert_non_null(strstr(a, "Content-Length: 2\r\n"));
+    assert_non_null(strstr(a, "Connection: close\r\n"));
+    assert_string_equal(strstr(a, "\r\n\r\n"), "\r\n\r\n"); /* no body */
+    close(fd);
+    WAIT_FOR(bt_http_conns(http) == 0);
+}
+
+static void test_stream(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /stream HTTP/1.1\r\nHost: a\r\n\r\n");
+    const char *a = get(fd, "0\r\n\r\n");
+    assert_non_null(strstr(a, "Transfer-Encoding: chunked\r\n"));
+    assert_non_null(strstr(a, "Content-Type: text/event-stream\r\n"));
+    assert_string_equal(strstr(a, "\r\n\r\n"), "\r\n\r\n4\r\none\n\r\n6\r\nthree\n\r\n0\r\n\r\n");
+    /* the connection lives on */
+    puts_to(fd, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(fd, "no"), 404);
+    close(fd);
+    /* HTTP/1.0: no chunks, the end of the stream is the end of the connection */
+    fd = dial();
+    puts_to(fd, "GET /stream HTTP/1.0\r\n\r\n");
+    a = get(fd, NULL);
+    assert_null(strstr(a, "chunked"));
+    assert_string_equal(strstr(a, "\r\n\r\n"), "\r\n\r\none\nthree\n");
+    close(fd);
+    /* HEAD of a stream: fields only */
+    fd = dial();
+    puts_to(fd, "HEAD /stream HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    assert_string_equal(strstr(get(fd, NULL), "\r\n\r\n"), "\r\n\r\n");
+    close(fd);
+}
+
+static void test_pipelining(void **state)
+{
+    (void)state;
+    struct bt_buf b;
+    bt_buf_init(&b);
+    for (int i = 0; i < 2000; i++) {
+        bt_buf_printf(&b, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\n%06d", i);
+    }
+    bt_buf_puts(&b, "GET /end HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    int fd = dial();
+    put(fd, b.data, b.len);
+    const char *a = get(fd, NULL);
+    for (int i = 0; i < 2000; i++) { /* all, and in order */
+        char want[32];
+        snprintf(want, sizeof(want), "\r\n\r\n%06d", i);
+        a = strstr(a, want);
+        assert_non_null(a);
+    }
+    assert_int_equal(n_requests, 2001);
+    bt_buf_cleanup(&b);
+    close(fd);
+}
+
+/* A request sent ahead waits until the one before it is answered, and then is served. */
+static void test_pipelined_behind_a_held_one(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\nGET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    turn(20);
+    assert_int_equal(n_requests, 1);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_respond(r, 200, "text/plain", "first", 5);
+    const char *a = get(fd, "\r\n\r\nno");
+    assert_non_null(strstr(a, "first"));
+    assert_int_equal(n_requests, 2);
+    close(fd);
+}
+
+static void test_expect_continue(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
+                "Expect: 100-continue\r\n\r\n");
+    assert_string_equal(get(fd, "\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+    puts_to(fd, "hello");
+    expect_status(get(fd, "hello"), 200);
+    /* no 100 where the body would be refused */
+    puts_to(fd, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n"
+                "Expect: 100-continue\r\n\r\n");
+    expect_status(get(fd, NULL), 413);
+    close(fd);
+}
+
+/* ---- refusals ---- */
+
+static void test_refusals_close(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        int status;
+    } cases[] = {
+        {"GET / HTTP/1.1\nHost: a\n\n", 400},
+        {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx", 400},
+        {"GET / HTTP/1.1\r\n\r\n", 400},
+        {"GET / HTTP/3.0\r\nHost: a\r\n\r\n", 505},
+        {"POST / HTTP/1.1\r\nHost: a\r\nExpect: more\r\n\r\n", 417},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        int fd = dial();
+        puts_to(fd, cases[i].bytes);
+        puts_to(fd, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n"); /* must not be served */
+        const char *a = get(fd, NULL);
+        expect_status(a, cases[i].status);
+        assert_non_null(strstr(a, "Connection: close\r\n"));
+        assert_non_null(strstr(a, "{\"error\":{"));
+        close(fd);
+    }
+    assert_int_equal(n_requests, 0);
+}
+
+static void test_large_body_and_header(void **state)
+{
+    (void)state;
+    const size_t len = 5 * 1024 * 1024;
+    char *big = bt_malloc(len);
+    memset(big, 'x', len);
+    /* 5 MiB announced, 5 MiB in chunks: the client reads its 413 though it never stops sending */
+    for (int chunked = 0; chunked <= 1; chunked++) {
+        int fd = dial();
+        puts_to(fd, chunked ? "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+                              "300000\r\n"
+                            : "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5242880\r\n\r\n");
+        put(fd, big, chunked ? 0x300000 : len);
+        puts_to(fd, chunked ? "\r\n200000\r\n" : "");
+        put(fd, big, chunked ? 0x200000 : 0);
+        expect_status(get(fd, NULL), 413);
+        close(fd);
+    }
+    int fd = dial();
+    puts_to(fd, "GET / HTTP/1.1\r\nHost: a\r\nX: ");
+    put(fd, big, 17 * 1024);
+    puts_to(fd, "\r\n\r\n");
+    expect_status(get(fd, NULL), 431);
+    close(fd);
+    /* 4 MiB exactly is served */
+    fd = dial();
+    puts_to(fd, "POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+                "Content-Length: 4194304\r\n\r\n");
+    put(fd, big, 4194304);
+    const char *a = get(fd, NULL);
+    expect_status(a, 200);
+    assert_int_equal(strlen(strstr(a, "\r\n\r\n") + 4), 4194304);
+    close(fd);
+    free(big);
+    assert_int_equal(n_requests, 1);
+}
+
+/* Byte by byte over the wire is the same as at once. */
+static void test_dribbled_request(void **state)
+{
+    (void)state;
+    static const char req[] = "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+                              "5\r\nhello\r\n0\r\n\r\n";
+    int fd = dial();
+    for (size_t i = 0; i < sizeof(req) - 1; i++) {
+        put(fd, req + i, 1);
+        turn(1);
+    }
+    expect_status(get(fd, "\r\n\r\nhello"), 200);
+    close(fd);
+}
+
+/* ---- deadlines ---- */
+
+static int setup_short(void **state)
+{
+    (void)state;
+    open_server(60, 90, 150, 0, 0);
+    return 0;
+}
+
+static void test_deadlines(void **state)
+{
+    (void)state;
+    int idle = dial(), header = dial(), body = dial(), kept = dial();
+    uint64_t t0 = bt_mono_ns();
+    puts_to(header, "GET / HTTP/1.1\r\nHos");
+    puts_to(body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel");
+    puts_to(kept, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(kept, "\r\n\r\nno"), 404);
+    expect_status(get(header, NULL), 408);
+    assert_true(bt_mono_ns() - t0 >= 60 * 1000000ull);
+    expect_status(get(body, NULL), 408);
+    assert_true(bt_mono_ns() - t0 >= 90 * 1000000ull);
+    assert_string_equal(get(idle, NULL), ""); /* nothing was asked, nothing is answered */
+    assert_true(bt_mono_ns() - t0 >= 150 * 1000000ull);
+    assert_string_equal(get(kept, NULL), "");
+    close(idle);
+    close(header);
+    close(body);
+    close(kept);
+    WAIT_FOR(bt_http_conns(http) == 0);
+}
+
+/* A byte now and then does not buy more time for the header. */
+static void test_slow_header_has_one_deadline(void **state)
+{
+    (void)state;
+    int fd = dial();
+    uint64_t t0 = bt_mono_ns();
+    while (bt_mono_ns() - t0 < 100 * 1000000ull) {
+        send(fd, "G", 1, MSG_NOSIGNAL);
+        turn(10);
+    }
+    expect_status(get(fd, NULL), 408);
+    close(fd);
+}
+
+/* A handler may think longer than every deadline. */
+static void test_no_deadline_while_answering(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    uint64_t t0 = bt_mono_ns();
+    while (bt_mono_ns() - t0 < 250 * 1000000ull) {
+        turn(10);
+    }
+    assert_int_equal(n_gone, 0);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_respond(r, 200, "text/plain", "late", 4);
+    expect_status(get(fd, "late"), 200);
+    close(fd);
+}
+
+/* ---- clients that leave ---- */
+
+static void test_gone(void **state)
+{
+    (void)state;
+    int waiting = dial(), streaming = dial(), reset = dial();
+    puts_to(waiting, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    puts_to(streaming, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    puts_to(reset, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\nGET /next HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 3);
+    bt_http_start(held[1], 200, "text/event-stream");
+    bt_http_write(held[1], "x", 1);
+    struct bt_http_req *s = held[1];
+    (void)s;
+    assert_non_null(get(streaming, "x"));
+    close(waiting);
+    WAIT_FOR(n_gone == 1);
+    assert_null(held[0]);
+    close(streaming); /* idle: nothing is being written to it */
+    WAIT_FOR(n_gone == 2);
+    assert_null(held[1]);
+    struct linger l = {1, 0};
+    setsockopt(reset, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
+    close(reset); /* with unread requests */
+    WAIT_FOR(n_gone == 3);
+    WAIT_FOR(bt_http_conns(http) == 0);
+    assert_int_equal(n_requests, 3);
+}
+
+static int setup_small_out(void **state)
+{
+    (void)state;
+    open_server(0, 0, 0, 0, 64 * 1024);
+    return 0;
+}
+
+static void test_slow_reader_is_dropped(void **state)
+{
+    (void)state;
+    static char piece[16 * 1024];
+    int slow = dial(), other = dial();
+    memset(piece, 'x', sizeof(piece));
+    puts_to(slow, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    bt_http_start(held[0], 200, "text/event-stream");
+    size_t written = 0;
+    while (n_gone == 0) { /* it never reads: kernel buffers fill, then ours, then it is gone */
+        bt_http_write(held[0], piece, sizeof(piece));
+        written += sizeof(piece);
+        assert_true(written < 64 * 1024 * 1024);
+        turn(0);
+    }
+    puts_to(other, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(other, "\r\n\r\nno"), 404);
+    close(slow);
+    close(other);
+}
+
+/* A large whole answer to a slow but living reader is not a stream that falls behind. */
+static void test_large_answer_is_not_dropped(void **state)
+{
+    (void)state;
+    size_t len = 4 * 1024 * 1024;
+    char *big = bt_malloc(len + 1);
+    memset(big, 'y', len);
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_respond(r, 200, "text/plain", big, len);
+    for (int i = 0; i < 20; i++) {
+        turn(1);
+    }
+    const char *a = get(fd, NULL);
+    assert_int_equal(strlen(strstr(a, "\r\n\r\n") + 4), len);
+    free(big);
+    close(fd);
+}
+
+/* No on_gone registered: the handler ends the request into the void. */
+static void test_gone_without_callback(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_on_gone(r, NULL, NULL);
+    close(fd);
+    WAIT_FOR(bt_http_conns(http) == 0);
+    bt_http_start(r, 200, "text/plain");
+    bt_http_write(r, "x", 1);
+    bt_http_end(r);
+}
+
+static void test_abort_breaks_the_stream(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_start(r, 200, "text/event-stream");
+    bt_http_write(r, "x", 1);
+    bt_http_abort(r);
+    assert_null(strstr(get(fd, NULL), "0\r\n\r\n"));
+    close(fd);
+}
+
+/* ---- many ---- */
+
+static void test_thousand_connections(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    static int fds[N];
+    struct rlimit rl;
+    getrlimit(RLIMIT_NOFILE, &rl);
+    if (rl.rlim_cur < 2 * N + 100) {
+        rl.rlim_cur = BT_MIN(rl.rlim_max, (rlim_t)(2 * N + 100));
+        setrlimit(RLIMIT_NOFILE, &rl);
+    }
+    if (rl.rlim_cur < 2 * N + 100) {
+        skip();
+    }
+    for (int i = 0; i < N; i++) {
+        fds[i] = dial();
+        puts_to(fds[i], "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+        if (i % 16 == 0) {
+            turn(0);
+        }
+    }
+    WAIT_FOR(n_held == N);
+    assert_int_equal(bt_http_conns(http), N);
+    for (int i = 0; i < N; i++) {
+        bt_http_start(held[i], 200, "text/event-stream");
+    }
+    for (int e = 0; e < 5; e++) {
+        for (int i = 0; i < N; i++) {
+            char text[32];
+            int n = snprintf(text, sizeof(text), "data: %d.%d\n\n", i, e);
+            bt_http_write(held[i], text, (size_t)n);
+        }
+        turn(1);
+    }
+    for (int i = 0; i < N; i++) { /* odd ones leave, even ones finish */
+        if (i % 2 == 1) {
+            close(fds[i]);
+        } else {
+            struct bt_http_req *r = held[i];
+            held[i] = NULL;
+            bt_http_end(r);
+        }
+    }
+    for (int i = 0; i < N; i += 2) {
+        char last[32];
+        snprintf(last, sizeof(last), "data: %d.4\n\n", i);
+        assert_non_null(strstr(get(fds[i], "0\r\n\r\n"), last));
+        close(fds[i]);
+    }
+    WAIT_FOR(bt_http_conns(http) == 0);
+    assert_int_equal(n_gone, N / 2);
+}
+
+static int setup_two_conns(void **state)
+{
+    (void)state;
+    open_server(0, 0, 0, 2, 0);
+    return 0;
+}
+
+static void test_connection_limit(void **state)
+{
+    (void)state;
+    int a = dial(), b = dial(), c = dial();
+    const char *answer = get(c, NULL);
+    expect_status(answer, 503);
+    assert_non_null(strstr(answer, "Retry-After: "));
+    close(a);
+    close(c);
+    WAIT_FOR(bt_http_conns(http) == 1);
+    c = dial();
+    puts_to(c, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(c, "\r\n\r\nno"), 404);
+    close(b);
+    close(c);
+}
+
+/* Out of descriptors: 503 or a close, no spinning, and service comes back. */
+static void test_descriptors_run_out(void **state)
+{
+    (void)state;
+    int fd = dial(); /* in the backlog; the client side has its descriptor already */
+    int second = dial();
+    struct rlimit rl, low;
+    getrlimit(RLIMIT_NOFILE, &rl);
+    int top = dup(0);
+    assert_true(top >= 0);
+    close(top);
+    low = rl;
+    low.rlim_cur = (rlim_t)top; /* no descriptor is free below */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    expect_status(get(fd, NULL), 503);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &rl), 0);
+    puts_to(second, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(second, "\r\n\r\nno"), 404);
+    close(fd);
+    close(second);
+}
+
+static void test_drain(void **state)
+{
+    (void)state;
+    int idle = dial(), busy = dial();
+    puts_to(idle, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(idle, "\r\n\r\nno"), 404);
+    puts_to(busy, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    bt_http_drain(http);
+    bt_http_drain(http); /* twice is harmless */
+    assert_string_equal(get(idle, NULL), "");
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_respond(r, 200, "text/plain", "done", 4);
+    assert_non_null(strstr(get(busy, NULL), "Connection: close\r\n"));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), -1);
+    close(fd);
+    close(idle);
+    close(busy);
+    WAIT_FOR(bt_http_conns(http) == 0);
+}
+
+static void test_destroy_tells_the_handler(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    bt_http_destroy(http);
+    http = NULL;
+    assert_int_equal(n_gone, 1);
+    close(fd);
+}
+
+static void test_bad_addresses(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"",    "localhost",       "127.0.0.1:", "127.0.0.1:x",
+                                      ":80", "127.0.0.1:65536", "::1:80",     "127.0.0.1:-1"};
+    struct bt_http_options o;
+    struct bt_http *h = NULL;
+    bt_http_options_default(&o);
+    for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
+        o.listen = bad[i];
+        assert_int_equal(bt_http_create(loop, &o, handler, NULL, &h, NULL), BT_ERR_CONFIG);
+    }
+    char taken[32];
+    snprintf(taken, sizeof(taken), "127.0.0.1:%d", port);
+    o.listen = taken;
+    assert_int_equal(bt_http_create(loop, &o, handler, NULL, &h, NULL), BT_ERR_IO);
+}
+
+/* ---- the status page ---- */
+
+static const char *unhealthy;
+
+static const char *health(void *arg)
+{
+    (void)arg;
+    return unhealthy;
+}
+
+static void test_status_page(void **state)
+{
+    (void)state;
+    struct bt_metrics *m = bt_metrics_create();
+    struct bt_status_page *page;
+    int at;
+    bt_metric_add(bt_metrics_counter(m, "baton_test_total", NULL, "A test."), 3);
+    assert_int_equal(bt_status_page_create(loop, "127.0.0.1:0", m, health, NULL, &page, &at),
+                     BT_OK);
+    int fd = dial_port(at);
+    puts_to(fd, "GET /health HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(fd, "\r\n\r\nok"), 200);
+    unhealthy = "no slab";
+    puts_to(fd, "GET /health HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(fd, "\r\n\r\nno slab"), 503);
+    unhealthy = NULL;
+    puts_to(fd, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+    const char *a = get(fd, "baton_test_total 3\n");
+    assert_non_null(strstr(a, "Content-Type: text/plain; version=0.0.4\r\n"));
+    puts_to(fd, "POST /health HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n");
+    a = get(fd, "method not allowed\n");
+    expect_status(a, 405);
+    assert_non_null(strstr(a, "Allow: GET, HEAD\r\n"));
+    puts_to(fd, "GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(fd, "/metrics\n"), 404);
+    close(fd);
+    bt_status_page_destroy(page);
+    bt_metrics_destroy(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define T(fn)              cmocka_unit_test_setup_teardown(fn, setup, teardown)
+#define T_WITH(fn, set_up) cmocka_unit_test_setup_teardown(fn, set_up, teardown)
+        T(test_keep_alive_and_head),
+        T(test_stream),
+        T(test_pipelining),
+        T(test_pipelined_behind_a_held_one),
+        T(test_expect_continue),
+        T(test_refusals_close),
+        T(test_large_body_and_header),
+        T(test_dribbled_request),
+        T_WITH(test_deadlines, setup_short),
+        T_WITH(test_slow_header_has_one_deadline, setup_short),
+        T_WITH(test_no_deadline_while_answering, setup_short),
+        T(test_gone),
+        T_WITH(test_slow_reader_is_dropped, setup_small_out),
+        T_WITH(test_large_answer_is_not_dropped, setup_small_out),
+        T(test_gone_without_callback),
+        T(test_abort_breaks_the_stream),
+        T(test_thousand_connections),
+        T_WITH(test_connection_limit, setup_two_conns),
+        T(test_descriptors_run_out),
+        T(test_drain),
+        T(test_destroy_tells_the_handler),
+        T(test_bad_addresses),
+        T(test_status_page),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
