@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <grpc/support/log.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -44,12 +45,13 @@ void bt_rpc_grpc_shutdown(void)
 
 void bt_rpc_op_init(struct bt_rpc_op *op, void (*fn)(void *owner, bool success), void *owner)
 {
-    *op = (struct bt_rpc_op){.magic = OP_MAGIC, .fn = fn, .owner = owner};
+    *op = (struct bt_rpc_op){.fn = fn, .owner = owner};
 }
 
 void bt_rpc_op_begin(struct bt_rpc *rpc, struct bt_rpc_op *op)
 {
-    BT_ASSERT(op->magic == OP_MAGIC);
+    BT_ASSERT(atomic_load_explicit(&op->magic, memory_order_relaxed) == 0);
+    atomic_store_explicit(&op->magic, OP_MAGIC, memory_order_release);
     rpc->n_ops++;
 }
 
@@ -74,7 +76,8 @@ static void *cq_thread(void *arg)
             return NULL;
         }
         struct bt_rpc_op *op = ev.tag;
-        BT_ASSERT(ev.type == GRPC_OP_COMPLETE && op->magic == OP_MAGIC);
+        BT_ASSERT(ev.type == GRPC_OP_COMPLETE &&
+                  atomic_load_explicit(&op->magic, memory_order_acquire) == OP_MAGIC);
         pthread_mutex_lock(&rpc->lock);
         op->success = ev.success != 0;
         op->next = NULL;
@@ -111,6 +114,7 @@ static void dispatch(struct bt_rpc *rpc, struct bt_rpc_op *op)
         struct bt_rpc_op *next = op->next; /* fn may start the op again, or free it */
         BT_ASSERT(rpc->n_ops > 0);
         rpc->n_ops--;
+        atomic_store_explicit(&op->magic, 0, memory_order_relaxed);
         op->fn(op->owner, op->success);
         op = next;
     }
@@ -201,6 +205,11 @@ void bt_rpc_destroy(struct bt_rpc *rpc)
     pthread_mutex_destroy(&rpc->lock);
     bt_rpc_grpc_shutdown();
     free(rpc);
+}
+
+struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc)
+{
+    return rpc->loop;
 }
 
 /* ---- bytes ---- */

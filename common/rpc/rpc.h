@@ -28,8 +28,10 @@ enum {
 };
 
 bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p) BT_MUST_CHECK;
-/* Ends everything still open (callbacks are not called any more) and joins the thread. */
+/* Ends everything still open (callbacks are not called any more) and joins the thread. Unary calls
+ * not yet answered may not be answered afterwards. Not from inside a callback of this rpc. */
 void bt_rpc_destroy(struct bt_rpc *rpc);
+struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc); /* for timers of what is built on it */
 
 /* ---- streams, both sides ---- */
 struct bt_rpc_stream_ops {
@@ -72,13 +74,16 @@ void bt_rpc_server_start(struct bt_rpc_server *srv);
 /* Answers the call, now or later; code != 0 ignores data. The call is gone afterwards. */
 void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, const void *data,
                        size_t len);
-/* Stops accepting and cancels open calls and streams (on_close is called for each). */
+/* Stops accepting and cancels open calls and streams (on_close is called for each before this
+ * returns; clients see UNAVAILABLE). The port is free a moment later, when the loop has turned. */
 void bt_rpc_server_destroy(struct bt_rpc_server *srv);
 
 /* ---- client ---- */
 bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target,
                                   struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
-void bt_rpc_channel_destroy(struct bt_rpc_channel *ch); /* streams and calls on it are cancelled */
+/* Streams and calls on it are cancelled: each is told (on_close, done with CANCELLED) before this
+ * returns, and nothing comes afterwards. */
+void bt_rpc_channel_destroy(struct bt_rpc_channel *ch);
 /* Unary call; done is called exactly once (code, detail, reply bytes valid during the call). */
 typedef void (*bt_rpc_reply_fn)(void *arg, int code, const char *detail, const void *data,
                                 size_t len);

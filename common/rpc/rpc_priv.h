@@ -21,7 +21,7 @@
 /* One operation in flight in gRPC: its address is the tag. An owner holds a reference on itself
  * for each op that was started, and drops it in fn. */
 struct bt_rpc_op {
-    uint32_t magic;
+    _Atomic uint32_t magic; /* OP_MAGIC while in flight; stored last, loaded first */
     bool success;
     struct bt_rpc_op *next;
     void (*fn)(void *owner, bool success);
