@@ -1,0 +1,286 @@
+/* Receiving ends of flows, on the transfer thread: messages are received straight into the slots'
+ * segments, checked, and committed in the order of items by raising the flow word. Every field of a
+ * message is the peer's claim until checked. Writes slots of WRITING blocks, their CRC rows, the
+ * flow word. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "kvstore/wire/xfer_priv.h"
+
+struct bt_wx_land { /* one rendezvous receive */
+    uint32_t magic;
+    struct bt_wx_recv *recv;
+    struct bt_wire_seg_hdr hdr;
+    uint8_t *crcs;
+    ucp_dt_iov_t iov[];
+};
+
+void bt_wx_recv_add(struct bt_wx_recv *r)
+{
+    r->added = true;
+    r->n_items = bt_flow_items(&r->shape);
+    r->progress = bt_flow_resident_items(&r->shape, r->first_block);
+    uint64_t bits = (uint64_t)bt_flow_blocks(&r->shape) * r->shape.n_layers;
+    r->started = bt_calloc(BT_DIV_UP(bits, 64) + 1, sizeof(uint64_t));
+    r->landed = bt_calloc(r->n_items + 1u, sizeof(uint32_t));
+    bt_list_insert_tail(&r->conn->recvs, &r->link);
+    BT_ASSERT(bt_map_put(r->conn->streams, &r->stream, r) == NULL);
+    if (r->progress == r->n_items) {
+        bt_wx_event(r->conn->x, &r->obj, BT_WX_EV_LANDED);
+    }
+}
+
+void bt_wx_recv_stop(struct bt_wx_recv *r)
+{
+    if (r->stopping) {
+        return;
+    }
+    r->stopping = true;
+    r->stop_ns = r->conn->x->now_ns;
+    r->conn->n_stopping++;
+    bt_map_del(r->conn->streams, &r->stream);
+    bt_wx_conn_hot(r->conn);
+}
+
+void bt_wx_recv_reap(struct bt_wx_conn *c)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &c->recvs) {
+        struct bt_wx_recv *r = BT_CONTAINER_OF(i, struct bt_wx_recv, link);
+        if (!r->stopping) {
+            continue;
+        }
+        if (r->outstanding == 0 || c->worker == NULL) {
+            c->n_stopping--;
+            bt_list_remove(&r->link);
+            free(r->started);
+            free(r->landed);
+            bt_wx_event(c->x, &r->obj, BT_WX_EV_STOPPED);
+        } else if (c->x->now_ns - r->stop_ns > BT_WX_GRACE_NS) {
+            /* ucp_request_cancel does not end the receive of an active message; this does */
+            bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "%u receives of an ended flow do not finish",
+                            r->outstanding);
+        }
+    }
+}
+
+static void recv_fail(struct bt_wx_recv *r, bt_status_t st, const char *fmt, ...)
+{
+    va_list ap;
+    if (r->failed || r->stopping) {
+        return;
+    }
+    va_start(ap, fmt);
+    vsnprintf(r->why, sizeof(r->why), fmt, ap);
+    va_end(ap);
+    r->failed = true;
+    r->lost = st;
+    bt_wx_event(r->conn->x, &r->obj, BT_WX_EV_LOST);
+}
+
+/* Segments that an item must bring, given what was resident. */
+static uint32_t item_segments(const struct bt_wx_recv *r, uint32_t item)
+{
+    uint32_t first, end;
+    bt_flow_item_blocks(&r->shape, item, &first, &end);
+    first = BT_MAX(first, r->first_block);
+    return end > first ? end - first : 0;
+}
+
+static void recv_commit(struct bt_wx_recv *r)
+{
+    uint32_t before = r->progress;
+    while (r->progress < r->n_items && r->landed[r->progress] == item_segments(r, r->progress)) {
+        r->progress++;
+    }
+    if (r->progress == before) {
+        return;
+    }
+    bt_flow_raise(r->word, r->epoch, r->progress);
+    bt_wx_event(r->conn->x, &r->obj,
+                r->progress == r->n_items ? BT_WX_EV_PROGRESS | BT_WX_EV_LANDED
+                                          : BT_WX_EV_PROGRESS);
+}
+
+/* The bytes of a message are in the slots: are they right? */
+static void recv_landed(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, const uint8_t *crcs)
+{
+    const struct bt_wx_config *conf = &r->conn->x->conf;
+    uint32_t layer = h->item % r->shape.n_layers, seg_bytes;
+    uint64_t off = bt_kv_segment(conf->layout, layer, &seg_bytes);
+    if (r->stopping || r->failed) {
+        return;
+    }
+    for (uint32_t i = 0; i < h->n_segs; i++) {
+        uint32_t block = h->first_block + i, slot = r->slots[block], want;
+        memcpy(&want, crcs + 4u * i, 4);
+        uint32_t crc =
+            bt_slab_segment_crc(&r->names[block], layer, conf->layout->layout_id,
+                                (uint8_t *)bt_slab_data(conf->slab, slot) + off, seg_bytes);
+        if (crc != want) {
+            bt_metric_add(conf->m.crc_errors, 1);
+            recv_fail(r, BT_ERR_DATA_LOSS, "CRC of block %u layer %u is %08x, not %08x", block,
+                      layer, crc, want);
+            return;
+        }
+        conf->slab->crcs[(uint64_t)slot * conf->layout->n_layers + layer] = crc;
+    }
+    r->last_ns = bt_real_ns();
+    r->bytes += (uint64_t)h->n_segs * seg_bytes;
+    r->segments += h->n_segs;
+    bt_metric_add(conf->m.recv_bytes, (uint64_t)h->n_segs * seg_bytes);
+    bt_metric_add(conf->m.recv_segs, h->n_segs);
+    r->landed[h->item] += h->n_segs;
+    recv_commit(r);
+}
+
+static void land_done(struct bt_wx_land *l, ucs_status_t status, size_t len)
+{
+    struct bt_wx_recv *r = l->recv;
+    struct bt_wx_conn *c = r->conn;
+    r->outstanding--;
+    c->n_recvs--;
+    if (status != UCS_OK) {
+        bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "UCX receive: %s", ucs_status_string(status));
+    } else if (len != (size_t)l->hdr.n_segs * l->hdr.seg_bytes) {
+        bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "short message");
+    } else {
+        recv_landed(r, &l->hdr, l->crcs);
+    }
+    bt_wx_conn_hot(c);
+    free(l);
+}
+
+static void on_received(void *request, ucs_status_t status, size_t length, void *user)
+{
+    struct bt_wx_land *l = user;
+    BT_ASSERT(l->magic == BT_WX_LAND_MAGIC);
+    ucp_request_free(request);
+    land_done(l, status, length);
+}
+
+/* Marks the segments as begun; false if one was before. */
+static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
+{
+    uint32_t layer = h->item % r->shape.n_layers;
+    for (uint32_t i = 0; i < h->n_segs; i++) {
+        uint64_t bit = (uint64_t)(h->first_block + i) * r->shape.n_layers + layer;
+        if (r->started[bit / 64] & 1ull << bit % 64) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < h->n_segs; i++) {
+        uint64_t bit = (uint64_t)(h->first_block + i) * r->shape.n_layers + layer;
+        r->started[bit / 64] |= 1ull << bit % 64;
+    }
+    return true;
+}
+
+static uint8_t *segment_at(const struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, uint32_t i)
+{
+    const struct bt_wx_config *conf = &r->conn->x->conf;
+    uint32_t bytes;
+    return (uint8_t *)bt_slab_data(conf->slab, r->slots[h->first_block + i]) +
+           bt_kv_segment(conf->layout, h->item % r->shape.n_layers, &bytes);
+}
+
+/* Rendezvous: the sender waits until we read into our segments. */
+static ucs_status_t recv_pull(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h,
+                              const uint8_t *crcs, void *desc)
+{
+    struct bt_wx_conn *c = r->conn;
+    uint32_t n = h->n_segs;
+    struct bt_wx_land *l = bt_malloc(sizeof(*l) + n * (sizeof(ucp_dt_iov_t) + 4));
+    l->magic = BT_WX_LAND_MAGIC;
+    l->recv = r;
+    l->hdr = *h;
+    l->crcs = (uint8_t *)&l->iov[n];
+    memcpy(l->crcs, crcs, 4u * n);
+    for (uint32_t i = 0; i < n; i++) {
+        l->iov[i].buffer = segment_at(r, h, i);
+        l->iov[i].length = h->seg_bytes;
+    }
+    ucp_request_param_t p = {
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE,
+        .datatype = n == 1 ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
+        .cb.recv_am = on_received,
+        .user_data = l,
+    };
+    r->outstanding++;
+    c->n_recvs++;
+    ucs_status_ptr_t q = ucp_am_recv_data_nbx(
+        c->worker, desc, n == 1 ? l->iov[0].buffer : (void *)l->iov, n == 1 ? h->seg_bytes : n, &p);
+    if (q == NULL || UCS_PTR_IS_ERR(q)) {
+        land_done(l, UCS_PTR_STATUS(q), (size_t)n * h->seg_bytes);
+    }
+    return UCS_INPROGRESS;
+}
+
+static struct bt_wx_recv *recv_find(struct bt_wx_conn *c, const struct bt_wire_seg_hdr *h)
+{
+    struct bt_wx_recv *r = bt_map_get(c->streams, &h->stream);
+    if (r == NULL) {
+        bt_wx_absorb_adds(c->x);
+        r = bt_map_get(c->streams, &h->stream);
+    }
+    return r;
+}
+
+ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                           const ucp_am_recv_param_t *param)
+{
+    struct bt_wx_conn *c = arg;
+    const struct bt_wx_config *conf = &c->x->conf;
+    struct bt_wire_seg_hdr h;
+    const uint8_t *crcs;
+    const char *why;
+    uint32_t layer_bytes;
+    BT_ASSERT(c->obj.kind == BT_WX_CONN);
+    bool ours = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == c->ep;
+    if (c->killed || c->kill_wanted || c->stopping) {
+        return UCS_OK;
+    }
+    if (bt_wire_seg_parse(header, header_len, c->nonce, &h, &crcs, &why) != BT_OK) {
+        bt_metric_add(conf->m.drop_garbled, 1);
+        if (ours) { /* anybody can connect to UCX's port: strangers are only dropped */
+            bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "message with a wrong %s", why);
+        }
+        return UCS_OK;
+    }
+    struct bt_wx_recv *r = recv_find(c, &h);
+    if (r == NULL) { /* cancelled a moment ago */
+        bt_metric_add(conf->m.drop_unknown, 1);
+        return UCS_OK;
+    }
+    if (r->request != h.request || r->epoch != h.epoch || r->failed) {
+        bt_metric_add(conf->m.drop_stale, 1);
+        return UCS_OK;
+    }
+    (void)bt_kv_segment(conf->layout, h.item % r->shape.n_layers, &layer_bytes);
+    if (bt_wire_seg_check(&h, &r->shape, r->first_block, layer_bytes, len, &why) != BT_OK) {
+        bt_metric_add(conf->m.drop_garbled, 1);
+        bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "message with a wrong %s", why);
+        return UCS_OK;
+    }
+    if (!recv_begin(r, &h)) {
+        bt_metric_add(conf->m.drop_duplicate, 1);
+        bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "segment sent twice: item %u block %u", h.item,
+                        h.first_block);
+        return UCS_OK;
+    }
+    if (r->first_ns == 0) {
+        r->first_ns = bt_real_ns();
+    }
+    if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) {
+        return recv_pull(r, &h, crcs, data);
+    }
+    for (uint32_t i = 0; i < h.n_segs; i++) {
+        memcpy(segment_at(r, &h, i), (uint8_t *)data + (size_t)i * h.seg_bytes, h.seg_bytes);
+    }
+    recv_landed(r, &h, crcs);
+    return UCS_OK;
+}

@@ -1,0 +1,222 @@
+/* Sending ends of flows, on the transfer thread: complete items in order become messages of one
+ * layer's segments of consecutive blocks, at most BT_WIRE_MSG_BYTES_MAX each and
+ * bytes_in_flight_max per peer; classes by priority, flows of a class in turn. Reads slots; writes
+ * none. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvstore/wire/xfer_priv.h"
+
+struct bt_wx_out {
+    uint32_t magic;
+    struct bt_wx_out *next; /* free list */
+    struct bt_wx_conn *conn;
+    struct bt_wx_send *send;
+    uint32_t bytes;
+    union {
+        struct bt_wire_seg_hdr hdr;
+        uint8_t raw[BT_WIRE_SEG_HDR_MAX];
+    };
+    ucp_dt_iov_t iov[BT_WIRE_SEGS_MAX];
+};
+
+static struct bt_wx_out *out_get(struct bt_wx *x)
+{
+    struct bt_wx_out *o = x->out_free;
+    if (o == NULL) {
+        o = bt_malloc(sizeof(*o));
+        o->magic = BT_WX_MSG_MAGIC;
+    } else {
+        x->out_free = o->next;
+    }
+    return o;
+}
+
+static void out_put(struct bt_wx *x, struct bt_wx_out *o)
+{
+    o->next = x->out_free;
+    x->out_free = o;
+}
+
+void bt_wx_send_free_pool(struct bt_wx *x)
+{
+    while (x->out_free != NULL) {
+        struct bt_wx_out *o = x->out_free;
+        x->out_free = o->next;
+        free(o);
+    }
+}
+
+void bt_wx_send_add(struct bt_wx_send *s)
+{
+    s->added = true;
+    s->n_items = bt_flow_items(&s->src.shape);
+    s->next_item = bt_flow_resident_items(&s->src.shape, s->first_block);
+    s->next_block = s->first_block;
+    s->available = s->next_item;
+    bt_list_init(&s->ready_link);
+    bt_list_insert_tail(&s->conn->sends, &s->link);
+    if (s->next_item == s->n_items) { /* all of it is resident over there */
+        s->sent = true;
+        bt_wx_event(s->conn->x, &s->obj, BT_WX_EV_SENT);
+        return;
+    }
+    bt_wx_send_look(s);
+}
+
+void bt_wx_send_look(struct bt_wx_send *s)
+{
+    uint32_t p = BT_MIN(bt_flow_read(s->src.word, s->epoch), s->n_items);
+    if (s->stopping || s->sent || p <= s->available) {
+        return;
+    }
+    s->available = p;
+    if (bt_list_empty(&s->ready_link)) {
+        bt_list_insert_tail(&s->conn->ready[s->class], &s->ready_link);
+        bt_wx_conn_hot(s->conn);
+    }
+}
+
+void bt_wx_send_stop(struct bt_wx_send *s)
+{
+    if (s->stopping) {
+        return;
+    }
+    s->stopping = true;
+    s->stop_ns = s->conn->x->now_ns;
+    s->conn->n_stopping++;
+    bt_list_remove(&s->ready_link);
+    bt_wx_conn_hot(s->conn);
+}
+
+void bt_wx_send_reap(struct bt_wx_conn *c)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &c->sends) {
+        struct bt_wx_send *s = BT_CONTAINER_OF(i, struct bt_wx_send, link);
+        if (!s->stopping) {
+            continue;
+        }
+        if (s->outstanding == 0 || c->worker == NULL) {
+            c->n_stopping--;
+            bt_list_remove(&s->link);
+            bt_wx_event(c->x, &s->obj, BT_WX_EV_STOPPED);
+        } else if (c->x->now_ns - s->stop_ns > BT_WX_GRACE_NS) {
+            bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "peer does not take %u messages of an ended flow",
+                            s->outstanding);
+        }
+    }
+}
+
+static void out_done(struct bt_wx_out *o, ucs_status_t status)
+{
+    struct bt_wx_conn *c = o->conn;
+    struct bt_wx_send *s = o->send;
+    c->n_sends--;
+    c->bytes_in_flight -= o->bytes;
+    s->outstanding--;
+    if (status == UCS_OK) {
+        bt_metric_add(c->x->conf.m.sent_bytes, o->bytes);
+        bt_metric_add(c->x->conf.m.sent_segs, o->hdr.n_segs);
+        if (s->outstanding == 0 && s->next_item == s->n_items && !s->sent && !s->stopping) {
+            s->sent = true;
+            bt_wx_event(c->x, &s->obj, BT_WX_EV_SENT);
+        }
+    } else {
+        bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "UCX send: %s", ucs_status_string(status));
+    }
+    out_put(c->x, o);
+    bt_wx_conn_hot(c);
+}
+
+static void on_sent(void *request, ucs_status_t status, void *user)
+{
+    struct bt_wx_out *o = user;
+    BT_ASSERT(o->magic == BT_WX_MSG_MAGIC);
+    ucp_request_free(request);
+    out_done(o, status);
+}
+
+/* Fills the next message of s and moves s on. There is something available. */
+static void out_fill(struct bt_wx_send *s, struct bt_wx_out *o)
+{
+    struct bt_wx *x = s->conn->x;
+    struct bt_slab *slab = x->conf.slab;
+    uint32_t layer = s->next_item % s->src.shape.n_layers, first, end, seg_bytes;
+    uint64_t off = bt_kv_segment(x->conf.layout, layer, &seg_bytes);
+    bt_flow_item_blocks(&s->src.shape, s->next_item, &first, &end);
+    first = BT_MAX(BT_MAX(first, s->first_block), s->next_block);
+    uint32_t n = BT_MIN(end - first, BT_MAX(1u, BT_WIRE_MSG_BYTES_MAX / seg_bytes));
+    n = BT_MIN(n, (uint32_t)BT_WIRE_SEGS_MAX);
+    n = BT_MIN(n, (uint32_t)((x->am_header_max - sizeof(o->hdr)) / 4));
+
+    uint32_t *crcs = (uint32_t *)(void *)(o->raw + sizeof(o->hdr));
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = s->src.slots[first + i];
+        crcs[i] = x->conf.segment_crc(x->conf.crc_arg, slot, layer, &s->src.names[first + i]);
+        o->iov[i].buffer = (uint8_t *)bt_slab_data(slab, slot) + off;
+        o->iov[i].length = seg_bytes;
+    }
+    o->hdr = (struct bt_wire_seg_hdr){
+        .n_segs = (uint16_t)n,
+        .nonce = s->conn->nonce_peer,
+        .request = s->request,
+        .epoch = s->epoch,
+        .stream = s->stream,
+        .item = s->next_item,
+        .first_block = first,
+        .seg_bytes = seg_bytes,
+    };
+    o->conn = s->conn;
+    o->send = s;
+    o->bytes = n * seg_bytes;
+    s->next_block = first + n;
+    if (s->next_block >= end) {
+        s->next_item++;
+        s->next_block = 0; /* the next item's own first block */
+    }
+}
+
+static void out_post(struct bt_wx_out *o)
+{
+    struct bt_wx_conn *c = o->conn;
+    bool one = o->hdr.n_segs == 1;
+    size_t header_len = bt_wire_seg_finish(&o->hdr);
+    ucp_request_param_t p = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
+        .flags = UCP_AM_SEND_FLAG_REPLY |
+                 (o->bytes <= c->x->eager_max ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
+        .datatype = one ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
+        .cb.send = on_sent,
+        .user_data = o,
+    };
+    c->n_sends++;
+    c->bytes_in_flight += o->bytes;
+    o->send->outstanding++;
+    ucs_status_ptr_t r = ucp_am_send_nbx(c->ep, BT_WIRE_AM_SEGMENTS, &o->hdr, header_len,
+                                         one ? o->iov[0].buffer : (void *)o->iov,
+                                         one ? o->bytes : o->hdr.n_segs, &p);
+    if (r == NULL || UCS_PTR_IS_ERR(r)) {
+        out_done(o, UCS_PTR_STATUS(r));
+    }
+}
+
+void bt_wx_send_pump(struct bt_wx_conn *c)
+{
+    for (int k = 0; k < BT_WX_CLASSES; k++) {
+        while (!bt_list_empty(&c->ready[k]) && !c->kill_wanted) {
+            if (c->bytes_in_flight >= c->x->conf.bytes_in_flight_max) {
+                return;
+            }
+            struct bt_wx_send *s = BT_CONTAINER_OF(c->ready[k].next, struct bt_wx_send, ready_link);
+            struct bt_wx_out *o = out_get(c->x);
+            bt_list_remove(&s->ready_link);
+            out_fill(s, o);
+            if (s->next_item < s->available) {
+                bt_list_insert_tail(&c->ready[k], &s->ready_link);
+            }
+            out_post(o);
+        }
+    }
+}

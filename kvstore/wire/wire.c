@@ -1,0 +1,325 @@
+/* The wire as the kvstore's core sees it: start and end, peers to pull from, receiving flows.
+ * Control thread, except bt_wire_kick. */
+#include "kvstore/wire/wire.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "kvstore/wire/wire_priv.h"
+
+/* ---- peers ---- */
+
+static void peer_dial(struct bt_wire_peer *p)
+{
+    if (p->session == NULL && !p->w->destroying) {
+        bt_timer_stop(p->w->loop, &p->retry);
+        p->session = bt_wire_session_dial(p);
+    }
+}
+
+static void on_redial(void *arg)
+{
+    struct bt_wire_peer *p = arg;
+    if (bt_list_empty(&p->recvs)) {
+        bt_wire_peer_idle(p);
+    } else {
+        peer_dial(p);
+    }
+}
+
+static struct bt_wire_peer *peer_get(struct bt_wire *w, const struct bt_wire_peer_addr *a)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &w->peers) {
+        struct bt_wire_peer *p = BT_CONTAINER_OF(i, struct bt_wire_peer, link);
+        if (p->incarnation == a->incarnation && strcmp(p->name, a->name) == 0) {
+            if (strcmp(p->rpc, a->rpc) != 0) {
+                free(p->rpc);
+                p->rpc = bt_strdup(a->rpc);
+            }
+            return p;
+        }
+    }
+    struct bt_wire_peer *p = bt_calloc(1, sizeof(*p));
+    p->w = w;
+    p->name = bt_strdup(a->name);
+    p->rpc = bt_strdup(a->rpc);
+    p->incarnation = a->incarnation;
+    p->backoff_ms = BT_WIRE_BACKOFF_MS;
+    bt_list_init(&p->recvs);
+    bt_list_insert_tail(&w->peers, &p->link);
+    return p;
+}
+
+void bt_wire_peer_idle(struct bt_wire_peer *p)
+{
+    /* An armed retry remembers the backoff; it comes back here. */
+    if (!p->pinned && p->session == NULL && bt_list_empty(&p->recvs) &&
+        (p->retry.heap_pos == 0 || p->w->destroying)) {
+        bt_timer_stop(p->w->loop, &p->retry);
+        bt_list_remove(&p->link);
+        free(p->name);
+        free(p->rpc);
+        free(p);
+    }
+}
+
+void bt_wire_peer_up(struct bt_wire_peer *p)
+{
+    struct bt_list *i, *tmp;
+    p->backoff_ms = BT_WIRE_BACKOFF_MS;
+    bt_list_for_each_safe (i, tmp, &p->recvs) {
+        struct bt_wire_recv *r = BT_CONTAINER_OF(i, struct bt_wire_recv, link);
+        if (r->session == NULL) {
+            bt_wire_recv_attach(r, p->session);
+        }
+    }
+}
+
+void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const char *why)
+{
+    struct bt_list doomed;
+    bt_list_init(&doomed);
+    if (was_up || final || p->w->destroying) {
+        while (!bt_list_empty(&p->recvs)) {
+            struct bt_list *l = p->recvs.next;
+            bt_list_remove(l);
+            bt_list_insert_tail(&doomed, l);
+        }
+    }
+    /* Armed before any callback, so that p stays and new flows wait their turn. */
+    bt_timer_start(p->w->loop, &p->retry, p->backoff_ms, 0, on_redial, p);
+    p->backoff_ms = BT_MIN(p->backoff_ms * 2, (uint32_t)BT_WIRE_BACKOFF_MAX);
+    p->pinned = true;
+    while (!bt_list_empty(&doomed)) {
+        bt_wire_recv_fail(BT_CONTAINER_OF(doomed.next, struct bt_wire_recv, link), BT_ERR_PEER_LOST,
+                          why);
+    }
+    p->pinned = false;
+    bt_wire_peer_idle(p);
+}
+
+void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &w->sessions) {
+        struct bt_wire_session *s = BT_CONTAINER_OF(i, struct bt_wire_session, link);
+        if (s->state != BT_WS_DEAD && s->state != BT_WS_ACCEPTED && s->incarnation == incarnation &&
+            strcmp(s->name, name) == 0) {
+            bt_wire_session_fail(s, "the cluster says that this kvstore is gone",
+                                 BT_GRPC_UNAVAILABLE);
+            tmp = w->sessions.next; /* callbacks may have moved things; s is DEAD now */
+        }
+    }
+    bt_list_for_each (i, &w->peers) {
+        struct bt_wire_peer *p = BT_CONTAINER_OF(i, struct bt_wire_peer, link);
+        if (p->incarnation == incarnation && strcmp(p->name, name) == 0) {
+            bt_wire_peer_lost(p, false, true, "the cluster says that this kvstore is gone");
+            return;
+        }
+    }
+}
+
+void bt_wire_count_up(struct bt_wire *w, int delta)
+{
+    w->n_up = (uint32_t)((int)w->n_up + delta);
+    bt_metric_set(w->peers_up, w->n_up);
+}
+
+/* ---- receiving flows ---- */
+
+static void on_deadline(void *arg)
+{
+    bt_wire_recv_fail(arg, BT_ERR_TIMEOUT, "deadline of the transfer");
+}
+
+static void on_reach(void *arg)
+{
+    bt_wire_recv_fail(arg, BT_ERR_PEER_LOST, "no session within two seconds");
+}
+
+struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
+                                        uint64_t request, uint32_t epoch,
+                                        const struct bt_flow_shape *shape, uint32_t first_block,
+                                        const uint32_t *slots, const struct bt_kv_key *names,
+                                        bt_flow_word_t *word, uint64_t deadline_ns,
+                                        const struct bt_wire_recv_ops *ops, void *arg)
+{
+    uint32_t n = bt_flow_blocks(shape);
+    BT_ASSERT(shape->block_tokens == w->layout.page_tokens && shape->n_tokens > 0 &&
+              shape->n_layers == w->layout.n_layers && first_block <= n);
+    struct bt_wire_recv *r = bt_calloc(1, sizeof(*r));
+    r->w = w;
+    r->ops = *ops;
+    r->arg = arg;
+    r->slots = bt_calloc(n, sizeof(*slots));
+    r->names = bt_calloc(n, sizeof(*names));
+    memcpy(r->slots, slots, n * sizeof(*slots));
+    memcpy(r->names, names, n * sizeof(*names));
+    r->x.obj.kind = BT_WX_RECV;
+    r->x.shape = *shape;
+    r->x.slots = r->slots;
+    r->x.names = r->names;
+    r->x.word = word;
+    r->x.request = request;
+    r->x.epoch = epoch;
+    r->x.first_block = first_block;
+    bt_flow_raise(word, epoch, bt_flow_resident_items(shape, first_block));
+    r->peer = peer_get(w, peer);
+    bt_list_insert_tail(&r->peer->recvs, &r->link);
+    if (deadline_ns != 0) {
+        uint64_t now = bt_real_ns();
+        bt_timer_start(w->loop, &r->deadline,
+                       deadline_ns > now ? BT_DIV_UP(deadline_ns - now, 1000000) : 0, 0,
+                       on_deadline, r);
+    }
+    if (r->peer->session != NULL && r->peer->session->state == BT_WS_UP) {
+        bt_wire_recv_attach(r, r->peer->session);
+        return r;
+    }
+    bt_timer_start(w->loop, &r->reach, BT_WIRE_REACH_MS, 0, on_reach, r);
+    if (r->peer->retry.heap_pos == 0) {
+        peer_dial(r->peer);
+    }
+    return r;
+}
+
+/* ---- life ---- */
+
+static void on_event(void *arg, struct bt_wx_obj *o, uint32_t events)
+{
+    (void)arg;
+    switch (o->kind) {
+    case BT_WX_CONN:
+        bt_wire_session_event(BT_CONTAINER_OF(o, struct bt_wire_session, conn.obj), events);
+        break;
+    case BT_WX_SEND:
+        bt_wire_send_event(BT_CONTAINER_OF(o, struct bt_wire_send, x.obj), events);
+        break;
+    case BT_WX_RECV:
+        bt_wire_recv_event(BT_CONTAINER_OF(o, struct bt_wire_recv, x.obj), events);
+        break;
+    }
+}
+
+static void on_tick(void *arg)
+{
+    struct bt_wire *w = arg;
+    struct bt_list *i, *tmp;
+    uint64_t now = bt_mono_ns();
+    bt_list_for_each_safe (i, tmp, &w->sessions) {
+        bt_wire_session_tick(BT_CONTAINER_OF(i, struct bt_wire_session, link), now);
+    }
+}
+
+static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_metrics *x)
+{
+    static const double bounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
+                                    0.2,   0.5,   1,     2,    5,    10};
+    const char *segs = "KV segments moved between nodes",
+               *drops = "KV messages not used, by reason";
+    x->sent_bytes =
+        bt_metrics_counter(m, "baton_kv_sent_bytes_total", NULL, "KV bytes sent to other nodes");
+    x->recv_bytes = bt_metrics_counter(m, "baton_kv_received_bytes_total", NULL,
+                                       "KV bytes received from other nodes and found correct");
+    x->sent_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"sent\"", segs);
+    x->recv_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"received\"", segs);
+    x->crc_errors = bt_metrics_counter(m, "baton_kv_crc_errors_total", NULL,
+                                       "Received KV segments with a wrong CRC");
+    const char *name = "baton_kv_dropped_messages_total";
+    x->drop_unknown = bt_metrics_counter(m, name, "reason=\"unknown_stream\"", drops);
+    x->drop_stale = bt_metrics_counter(m, name, "reason=\"stale\"", drops);
+    x->drop_garbled = bt_metrics_counter(m, name, "reason=\"garbled\"", drops);
+    x->drop_duplicate = bt_metrics_counter(m, name, "reason=\"duplicate\"", drops);
+    w->peers_up = bt_metrics_gauge(m, "baton_kv_peer_sessions", NULL,
+                                   "Sessions with other kvstores that are up, either direction");
+    w->sessions_lost = bt_metrics_counter(m, "baton_kv_peer_sessions_lost_total", NULL,
+                                          "Sessions with other kvstores that ended after being up");
+    w->flows_failed = bt_metrics_counter(m, "baton_kv_flows_failed_total", NULL,
+                                         "Receiving flows that did not complete");
+    w->flow_seconds = bt_metrics_histogram(m, "baton_kv_transfer_seconds", NULL,
+                                           "First to last segment of a received flow", bounds,
+                                           BT_ARRAY_LEN(bounds));
+}
+
+bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_rpc_server *server,
+                           struct bt_slab *slab, const struct bt_wire_config *conf,
+                           const struct bt_wire_ops *ops, void *ops_arg, struct bt_metrics *metrics,
+                           struct bt_wire **w_p, char *err, size_t err_cap)
+{
+    char ifname[64];
+    struct bt_wx_config xc = {
+        .slab = slab,
+        .bytes_in_flight_max =
+            conf->bytes_in_flight_max != 0 ? conf->bytes_in_flight_max : 4u << 20,
+        .ifname = ifname,
+        .segment_crc = ops->segment_crc,
+        .crc_arg = ops_arg,
+        .loop = loop,
+        .on_event = on_event,
+    };
+    bt_status_t st = bt_wire_interface(conf->listen, conf->allow_routable, ifname, sizeof(ifname),
+                                       &xc.ipv6, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_wire *w = bt_calloc(1, sizeof(*w));
+    w->loop = loop;
+    w->rpc = rpc;
+    w->slab = slab;
+    w->cluster = bt_strdup(conf->cluster);
+    w->name = bt_strdup(conf->name);
+    w->incarnation = conf->incarnation;
+    w->layout = *conf->layout;
+    w->root = *conf->root;
+    w->ops = *ops;
+    w->ops_arg = ops_arg;
+    bt_list_init(&w->peers);
+    bt_list_init(&w->sessions);
+    make_metrics(w, metrics, &xc.m);
+    xc.layout = &w->layout;
+    xc.arg = w;
+    st = bt_wx_create(&xc, &w->x, err, err_cap);
+    if (st != BT_OK) {
+        free(w->cluster);
+        free(w->name);
+        free(w);
+        return st;
+    }
+    bt_rpc_server_stream(server, BT_WIRE_METHOD, bt_wire_session_accept, w);
+    bt_timer_start(loop, &w->tick, BT_WIRE_TICK_MS, BT_WIRE_TICK_MS, on_tick, w);
+    BT_INFO("wire_start", "listen=%s interface=%s in_flight_max=%llu", conf->listen, ifname,
+            (unsigned long long)xc.bytes_in_flight_max);
+    *w_p = w;
+    return BT_OK;
+}
+
+void bt_wire_destroy(struct bt_wire *w)
+{
+    struct bt_list *i, *tmp;
+    if (w == NULL) {
+        return;
+    }
+    w->destroying = true;
+    bt_timer_stop(w->loop, &w->tick);
+    bt_list_for_each_safe (i, tmp, &w->sessions) {
+        bt_wire_session_fail(BT_CONTAINER_OF(i, struct bt_wire_session, link), "shutting down",
+                             BT_GRPC_UNAVAILABLE);
+    }
+    while (!bt_list_empty(&w->peers)) { /* those between two dials */
+        bt_wire_peer_lost(BT_CONTAINER_OF(w->peers.next, struct bt_wire_peer, link), false, true,
+                          "shutting down");
+    }
+    bt_wx_destroy(w->x); /* delivers on_quiet and send_end of what is left */
+    BT_ASSERT(bt_list_empty(&w->sessions) && bt_list_empty(&w->peers));
+    free(w->cluster);
+    free(w->name);
+    free(w);
+}
+
+void bt_wire_kick(struct bt_wire *w)
+{
+    bt_wx_kick(w->x);
+}

@@ -1,0 +1,140 @@
+/* The control thread's side of the wire: peers that we dial, sessions either way, ends of flows.
+ * Everything here belongs to the control thread. */
+#ifndef BT_KVSTORE_WIRE_PRIV_H
+#define BT_KVSTORE_WIRE_PRIV_H
+
+#include "common/rpc/pb.h"
+#include "kvstore/wire/xfer.h"
+#include "peer.pb-c.h"
+
+#define BT_WIRE_METHOD        "/baton.Peer/Session"
+#define BT_WIRE_PROTO_VERSION 1
+#define BT_WIRE_TICK_MS       250
+#define BT_WIRE_HEARTBEAT_NS  (500ull * 1000000)
+#define BT_WIRE_SILENCE_NS    (2000ull * 1000000)
+#define BT_WIRE_IDLE_NS       (300ull * 1000000000)
+#define BT_WIRE_REACH_MS      2000 /* a flow waits as long for its session */
+#define BT_WIRE_REFUSED_NS    (2000ull * 1000000)
+#define BT_WIRE_RETRY_MS      50
+#define BT_WIRE_BACKOFF_MS    50
+#define BT_WIRE_BACKOFF_MAX   1000
+
+struct bt_wire {
+    struct bt_loop *loop;
+    struct bt_rpc *rpc;
+    struct bt_slab *slab;
+    char *cluster, *name;
+    uint64_t incarnation;
+    struct bt_kv_layout layout;
+    struct bt_kv_key root;
+    struct bt_wire_ops ops;
+    void *ops_arg;
+    struct bt_wx *x;
+    struct bt_list peers, sessions;
+    struct bt_timer tick;
+    uint32_t next_stream;
+    bool destroying;
+    struct bt_metric *peers_up, *flow_seconds, *flows_failed;
+    struct bt_metric *sessions_lost;
+    uint32_t n_up;
+};
+
+struct bt_wire_peer { /* that we pull from: (name, incarnation) */
+    struct bt_list link;
+    struct bt_wire *w;
+    char *name, *rpc;
+    uint64_t incarnation;
+    struct bt_wire_session *session; /* NULL: none, or the next dial is due */
+    struct bt_list recvs;            /* not yet ended */
+    struct bt_timer retry;
+    uint32_t backoff_ms;
+    bool pinned; /* in use further up the stack */
+};
+
+typedef enum {
+    BT_WS_ACCEPTED, /* listener: waits for the dialer's hello */
+    BT_WS_OPENING,  /* UCX worker is being made */
+    BT_WS_HELLO,    /* dialer: waits for the listener's hello */
+    BT_WS_WIREUP,   /* endpoint made, waits for the echo */
+    BT_WS_UP,
+    BT_WS_DEAD
+} bt_ws_state_t;
+
+struct bt_wire_session {
+    struct bt_list link;
+    struct bt_wire *w;
+    struct bt_wire_peer *peer; /* dialer's side; NULL once dead */
+    bool dialer;
+    bt_ws_state_t state;
+    struct bt_rpc_channel *channel;
+    struct bt_rpc_stream *stream;
+    char name[64];
+    uint64_t incarnation;
+    struct bt_wx_conn conn;
+    bool conn_open, conn_stopped;
+    uint32_t n_flows; /* of either kind, until STOPPED */
+    struct bt_list sends;
+    uint64_t last_rx_ns, last_tx_ns, busy_ns, seq;
+    struct bt_timer broken; /* a send failed: the session ends on the next turn */
+};
+
+struct bt_wire_recv {
+    struct bt_list link; /* peer->recvs until ended */
+    struct bt_wire *w;
+    struct bt_wire_peer *peer;       /* until ended */
+    struct bt_wire_session *session; /* NULL: waits for one */
+    struct bt_wx_recv x;
+    struct bt_wire_recv_ops ops;
+    void *arg;
+    uint32_t *slots;
+    struct bt_kv_key *names;
+    struct bt_timer deadline, reach, retry;
+    uint64_t opened_ns; /* the first FlowOpen */
+    bool ended, landed, has_trailer;
+    struct bt_wire_trailer trailer;
+};
+
+struct bt_wire_send {
+    struct bt_list link; /* session->sends until ended */
+    struct bt_wire *w;
+    struct bt_wire_session *session;
+    struct bt_wx_send x;
+    void *grant;
+    bool open, ended, sent, has_trailer, trailer_sent;
+    bt_status_t status;
+    struct bt_wire_trailer trailer;
+    char why[160];
+};
+
+/* session.c */
+struct bt_wire_session *bt_wire_session_dial(struct bt_wire_peer *p);
+void bt_wire_session_accept(void *arg, struct bt_rpc_stream *s);
+/* Ends it: flows fail with PEER_LOST, the endpoint is closed by force. */
+void bt_wire_session_fail(struct bt_wire_session *s, const char *why, int code);
+void bt_wire_session_send(struct bt_wire_session *s, const Baton__PeerMsg *msg);
+void bt_wire_session_event(struct bt_wire_session *s, uint32_t events);
+void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns);
+/* A flow of s has STOPPED. */
+void bt_wire_session_unref(struct bt_wire_session *s);
+
+/* flow.c */
+void bt_wire_recv_attach(struct bt_wire_recv *r, struct bt_wire_session *s);
+void bt_wire_recv_fail(struct bt_wire_recv *r, bt_status_t st, const char *why);
+void bt_wire_recv_event(struct bt_wire_recv *r, uint32_t events);
+void bt_wire_recv_refused(struct bt_wire_session *s, const Baton__FlowRefused *m);
+void bt_wire_recv_trailer(struct bt_wire_session *s, const Baton__FlowTrailer *m);
+void bt_wire_recv_closed(struct bt_wire_session *s, const Baton__FlowClose *m);
+void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *m);
+void bt_wire_send_closed(struct bt_wire_session *s, const Baton__FlowClose *m);
+void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st);
+void bt_wire_send_event(struct bt_wire_send *snd, uint32_t events);
+
+/* wire.c */
+/* The session of p is up: its waiting flows start. */
+void bt_wire_peer_up(struct bt_wire_peer *p);
+/* The session of p has ended. final: no use trying again for the flows that wait. */
+void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const char *why);
+void bt_wire_peer_idle(struct bt_wire_peer *p); /* frees it if nothing needs it */
+void bt_wire_count_up(struct bt_wire *w, int delta);
+
+#endif

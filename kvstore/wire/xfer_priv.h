@@ -1,0 +1,57 @@
+/* Inside the transfer thread: what its three files share. Everything here runs on that thread. */
+#ifndef BT_KVSTORE_WIRE_XFER_PRIV_H
+#define BT_KVSTORE_WIRE_XFER_PRIV_H
+
+#include "kvstore/wire/xfer.h"
+
+#define BT_WX_MSG_MAGIC  0x4d534758u
+#define BT_WX_LAND_MAGIC 0x4c4e4458u
+#define BT_WX_CONN_MAGIC 0x434e4e58u
+
+struct bt_wx_out; /* one message on its way out */
+struct bt_wx_mail;
+
+struct bt_wx {
+    struct bt_wx_config conf;
+    ucp_context_h context;
+    pthread_t thread;
+    int epfd, wakefd;
+    struct bt_list conns, hot;
+    struct bt_wx_out *out_free;
+    uint32_t eager_max; /* payload bytes; above it rendezvous: the receiver reads */
+    size_t am_header_max;
+    uint64_t now_ns;
+    bool quit; /* seen by the thread */
+
+    pthread_mutex_t lock; /* commands */
+    struct bt_wx_obj *cmd_head, **cmd_tail;
+    bool quit_wanted;
+    _Atomic bool woken, kicked;
+
+    struct bt_wx_mail *mail; /* events, on their way to the loop */
+};
+
+void bt_wx_event(struct bt_wx *x, struct bt_wx_obj *o, uint32_t ev);
+/* Takes the connection down as soon as no UCX callback is running. First reason wins. */
+void bt_wx_conn_kill(struct bt_wx_conn *c, bt_status_t st, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+void bt_wx_conn_hot(struct bt_wx_conn *c);
+/* Flows that control has added but the command queue still holds. */
+void bt_wx_absorb_adds(struct bt_wx *x);
+
+/* ucx_send.c */
+void bt_wx_send_add(struct bt_wx_send *s);
+void bt_wx_send_stop(struct bt_wx_send *s);
+void bt_wx_send_look(struct bt_wx_send *s); /* the word may have moved */
+void bt_wx_send_pump(struct bt_wx_conn *c);
+void bt_wx_send_reap(struct bt_wx_conn *c); /* stopped flows whose requests have ended */
+void bt_wx_send_free_pool(struct bt_wx *x);
+
+/* ucx_recv.c */
+void bt_wx_recv_add(struct bt_wx_recv *r);
+void bt_wx_recv_stop(struct bt_wx_recv *r);
+void bt_wx_recv_reap(struct bt_wx_conn *c);
+ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                           const ucp_am_recv_param_t *param);
+
+#endif

@@ -1,0 +1,120 @@
+"""Drives tests/tools/wire_peer: one kvstore wire per process, commands on stdin, events on stdout."""
+import os
+import re
+import subprocess
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+
+
+def tool():
+    build = os.environ.get("BUILD", "build")
+    return os.path.join(ROOT, build, "tests", "tools", "wire_peer")
+
+
+class Peer:
+    def __init__(self, name, env=None, **opts):
+        self.name = name
+        self.lines = []
+        self.err = []
+        self.cond = threading.Condition()
+        environ = dict(os.environ, UCX_LOG_LEVEL="fatal", **(env or {}))
+        args = [tool(), f"name={name}"] + [f"{k}={v}" for k, v in opts.items()]
+        self.p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, bufsize=1, env=environ)
+        self.threads = [threading.Thread(target=self._read, args=(self.p.stdout, self.lines)),
+                        threading.Thread(target=self._read, args=(self.p.stderr, self.err))]
+        for t in self.threads:
+            t.daemon = True
+            t.start()
+        m = self.wait(r"ready port=(\d+) inc=(\w+) pid=(\d+) layout=(\w+)")
+        self.port, self.inc, self.pid = int(m[1]), m[2], int(m[3])
+        self.layout = int(m[4], 16)
+        self.addr = f"127.0.0.1:{self.port}"
+
+    def _read(self, stream, into):
+        for line in stream:
+            with self.cond:
+                into.append(line.rstrip("\n"))
+                self.cond.notify_all()
+
+    def mark(self):
+        with self.cond:
+            return len(self.lines)
+
+    def wait(self, pattern, timeout=10, after=0):
+        """The first line from number `after` on that matches; fails with the whole output."""
+        rx = re.compile(pattern)
+        end = time.monotonic() + timeout
+        seen = after
+        with self.cond:
+            while True:
+                while seen < len(self.lines):
+                    m = rx.search(self.lines[seen])
+                    if m:
+                        return m
+                    seen += 1
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise AssertionError(f"{self.name}: no /{pattern}/ in {timeout} s\n" +
+                                         "\n".join(self.lines[-40:] + self.err[-40:]))
+                self.cond.wait(left)
+
+    def has(self, pattern, after=0):
+        rx = re.compile(pattern)
+        with self.cond:
+            return any(rx.search(x) for x in self.lines[after:])
+
+    def say(self, text):
+        self.p.stdin.write(text + "\n")
+        self.p.stdin.flush()
+
+    def ask(self, text, pattern, timeout=10):
+        after = self.mark()
+        self.say(text)
+        return self.wait(pattern, timeout, after)
+
+    def grant(self, req, epoch, tokens, chunk, seed):
+        self.ask(f"grant {req} {epoch} {tokens} {chunk} {seed}", f"granted {req}")
+
+    def recv(self, peer, req, epoch, tokens, chunk, first=0, deadline_ms=0, inc=None, addr=None):
+        self.say(f"recv {peer.name} {addr or peer.addr} {inc or peer.inc} {req} {epoch} {tokens} "
+                 f"{chunk} {first} {deadline_ms}")
+
+    def usage(self):
+        m = self.ask("usage", r"usage cpu_us=(\d+) fds=(\d+) rss_kb=(\d+) free_slots=(\d+)")
+        return {"cpu_s": int(m[1]) / 1e6, "fds": int(m[2]), "rss_kb": int(m[3]),
+                "free": int(m[4])}
+
+    def metrics(self):
+        after = self.mark()
+        self.ask("metrics", "metrics_end")
+        out = {}
+        with self.cond:
+            for line in self.lines[after:]:
+                if line.startswith("baton_"):
+                    key, value = line.rsplit(" ", 1)
+                    out[key] = float(value)
+        return out
+
+    def signal(self, signo):
+        os.kill(self.pid, signo)
+
+    def kill(self):
+        self.p.kill()
+        self.p.wait()
+
+    def stop(self):
+        """Ends it in order; its exit status tells of assertions, leaks and sanitizer reports."""
+        if self.p.poll() is None:
+            self.say("quit")
+            try:
+                self.p.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise AssertionError(f"{self.name} does not end\n" + "\n".join(self.err[-40:]))
+        for t in self.threads:
+            t.join(5)
+        return self.p.returncode
