@@ -1,0 +1,197 @@
+/* A flight: one plan that was submitted. This file is the one place that sends Cancel and Release,
+ * so that every (request, epoch) ever submitted is taken back exactly once, whatever order the
+ * messages cross in. Loop thread. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "common/log/log.h"
+#include "conductor/request/request_priv.h"
+
+/* A request that finished by itself: how long its workers may take to end before they are told. */
+#define SOFT_NS 2000000000ull
+
+struct bt_flight *bt_flight_create(struct bt_request *r)
+{
+    struct bt_flight *f = bt_calloc(1, sizeof(*f));
+    f->r = r;
+    f->epoch = r->epoch;
+    bt_list_insert_tail(&r->flights, &f->link);
+    return f;
+}
+
+void bt_flight_prefilled(struct bt_flight *f)
+{
+    if (f->prefill != NULL) {
+        f->prefill->own_prefill_tokens -= BT_MIN(f->own_tokens, f->prefill->own_prefill_tokens);
+    }
+    f->own_tokens = 0;
+}
+
+static void decode_over(struct bt_flight *f)
+{
+    if (!f->decode_ended && f->decode != NULL && f->decode->own_requests > 0) {
+        f->decode->own_requests--;
+    }
+    f->decode_ended = true;
+}
+
+static void prefill_over(struct bt_flight *f)
+{
+    bt_flight_prefilled(f);
+    f->prefill_ended = true;
+}
+
+void bt_flight_destroy(struct bt_flight *f)
+{
+    prefill_over(f);
+    decode_over(f);
+    bt_list_remove(&f->link);
+    if (f->r->flight == f) {
+        f->r->flight = NULL;
+    }
+    free(f);
+}
+
+static void cancel(struct bt_flight *f, struct bt_session *s, bool ended, bool *cancelled)
+{
+    if (s == NULL || ended || *cancelled) {
+        return;
+    }
+    *cancelled = true;
+    Baton__Cancel c = BATON__CANCEL__INIT;
+    c.request = f->r->id;
+    c.epoch = f->epoch;
+    Baton__ToWorker m = BATON__TO_WORKER__INIT;
+    m.m_case = BATON__TO_WORKER__M_CANCEL;
+    m.cancel = &c;
+    /* A session that takes nothing more breaks, which ends the request there as well. */
+    (void)bt_session_send_worker(s, &m);
+}
+
+static void release(struct bt_flight *f, struct bt_session *kv, bool *released)
+{
+    if (*released) {
+        return;
+    }
+    *released = true;
+    if (kv == NULL) {
+        return; /* its session broke: that has released everything */
+    }
+    Baton__Release rel = BATON__RELEASE__INIT;
+    rel.request = f->r->id;
+    rel.epoch = f->epoch;
+    Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
+    m.m_case = BATON__TO_KVSTORE__M_RELEASE;
+    m.release = &rel;
+    (void)bt_session_send_kvstore(kv, &m);
+}
+
+void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns)
+{
+    if (f->wind == FLIGHT_ACTIVE) {
+        f->wind_ns = now_ns;
+    }
+    if (hard) {
+        f->wind = FLIGHT_HARD;
+    } else if (f->wind == FLIGHT_ACTIVE) {
+        f->wind = FLIGHT_SOFT;
+    }
+    bt_flight_step(f, now_ns);
+}
+
+bool bt_flight_uses(const struct bt_flight *f, const struct bt_session *s)
+{
+    return s == f->prefill || s == f->decode || s == f->kv_prefill || s == f->kv_decode;
+}
+
+void bt_flight_lose(struct bt_flight *f, const struct bt_session *s)
+{
+    if (s == f->prefill) {
+        prefill_over(f);
+    }
+    if (s == f->decode) {
+        decode_over(f);
+    }
+    f->prefill = s == f->prefill ? NULL : f->prefill;
+    f->decode = s == f->decode ? NULL : f->decode;
+    f->kv_prefill = s == f->kv_prefill ? NULL : f->kv_prefill;
+    f->kv_decode = s == f->kv_decode ? NULL : f->kv_decode;
+}
+
+void bt_flight_ended(struct bt_flight *f, const struct bt_session *s)
+{
+    if (s == f->prefill) {
+        prefill_over(f);
+    }
+    if (s == f->decode) {
+        decode_over(f);
+    }
+}
+
+bool bt_flight_over(const struct bt_flight *f)
+{
+    return f->wind != FLIGHT_ACTIVE && f->prefill_ended && f->decode_ended &&
+           f->prefill_released && f->decode_released;
+}
+
+static void step_releases(struct bt_flight *f)
+{
+    if (f->same_kv) {
+        if (f->prefill_ended && f->decode_ended) {
+            release(f, f->kv_prefill, &f->prefill_released);
+            f->decode_released = true;
+        }
+        return;
+    }
+    if (f->prefill_ended && (f->flow_done || f->decode_ended)) {
+        release(f, f->kv_prefill, &f->prefill_released);
+    }
+    if (f->decode_ended) {
+        release(f, f->kv_decode, &f->decode_released);
+    }
+}
+
+void bt_flight_step(struct bt_flight *f, uint64_t now_ns)
+{
+    if (f->wind == FLIGHT_ACTIVE) {
+        /* All has landed at the decode side: the prefill side need not hold its slots for the
+         * whole generation. */
+        if (!f->same_kv && f->prefill_ended && f->flow_done) {
+            release(f, f->kv_prefill, &f->prefill_released);
+        }
+        return;
+    }
+    if (f->wind == FLIGHT_SOFT) {
+        if (f->decode_useless) {
+            cancel(f, f->decode, f->decode_ended, &f->decode_cancelled);
+        }
+        step_releases(f);
+        if (now_ns - f->wind_ns > SOFT_NS) {
+            f->wind = FLIGHT_HARD;
+        }
+    }
+    if (f->wind == FLIGHT_HARD) {
+        if (!f->both) {
+            cancel(f, f->prefill, f->prefill_ended, &f->prefill_cancelled);
+        }
+        cancel(f, f->decode, f->decode_ended, &f->decode_cancelled);
+        release(f, f->kv_prefill, &f->prefill_released);
+        if (!f->same_kv) {
+            release(f, f->kv_decode, &f->decode_released);
+        }
+        f->decode_released = true;
+    }
+    if (bt_flight_over(f)) {
+        return;
+    }
+    uint64_t bound_ns = (uint64_t)f->r->rs->conf.ended_ms * 1000000;
+    if (f->wind == FLIGHT_HARD && now_ns - f->wind_ns > bound_ns) {
+        bt_metric_add(f->r->rs->m.ended_late, 1);
+        BT_WARN("request_never_ended", "req=%016" PRIx64 " epoch=%u prefill=%s decode=%s",
+                f->r->id, f->epoch,
+                f->prefill != NULL && !f->prefill_ended ? f->prefill->member->name : "-",
+                f->decode != NULL && !f->decode_ended ? f->decode->member->name : "-");
+        prefill_over(f);
+        decode_over(f);
+    }
+}

@@ -1,0 +1,46 @@
+/* The journal of one choice: the tokens the client has been given, in order. It accepts a token
+ * only for the current epoch, and hands tokens out only at the next offset. Tokens that overtook an
+ * earlier one (the first comes from the prefill worker, the rest from the decode worker, over two
+ * connections) wait in a small window. No I/O. */
+#ifndef BT_CONDUCTOR_JOURNAL_H
+#define BT_CONDUCTOR_JOURNAL_H
+
+#include "common/base/base.h"
+#include "common/engine/engine.h"
+
+#define BT_JOURNAL_WINDOW 64
+
+struct bt_journal_entry {
+    uint32_t epoch;
+    uint32_t token;
+    float logprob;
+    uint32_t finish; /* Baton__Finish */
+    uint32_t n_top;
+    uint32_t top_id[BT_ENGINE_MAX_TOP];
+    float top_logprob[BT_ENGINE_MAX_TOP];
+};
+
+struct bt_journal {
+    uint32_t epoch;  /* current plan's; 0 before the first */
+    uint32_t base;   /* tokens before this epoch */
+    uint32_t n, cap; /* tokens[0..n) were handed out */
+    uint32_t *tokens;
+    struct bt_journal_entry *window; /* [BT_JOURNAL_WINDOW], by offset modulo its length */
+    uint64_t present;                /* bit i: window[i] is filled */
+};
+
+void bt_journal_init(struct bt_journal *j);
+void bt_journal_cleanup(struct bt_journal *j);
+/* A new plan: offsets start again at 0 behind what was handed out; waiting tokens are dropped. */
+void bt_journal_begin(struct bt_journal *j, uint32_t epoch);
+/* offset counts from the submission of e->epoch. OK: kept, see bt_journal_take. ERR_STALE: another
+ * epoch. ERR_EXISTS: had it already. ERR_EXHAUSTED: too far ahead of a missing token. */
+bt_status_t bt_journal_put(struct bt_journal *j, uint32_t offset,
+                           const struct bt_journal_entry *e) BT_MUST_CHECK;
+/* Takes the token at the next offset into the journal. NULL: not there (yet). The entry is valid
+ * until the next put. */
+const struct bt_journal_entry *bt_journal_take(struct bt_journal *j);
+/* Tokens wait for an earlier one. */
+bool bt_journal_gap(const struct bt_journal *j);
+
+#endif

@@ -1,0 +1,189 @@
+/* Inside request/: a request, its flights (one a plan), and the pool of all of them. */
+#ifndef BT_CONDUCTOR_REQUEST_PRIV_H
+#define BT_CONDUCTOR_REQUEST_PRIV_H
+
+#include "common/base/list.h"
+#include "common/base/map.h"
+#include "conductor/request/emit.h"
+#include "conductor/request/journal.h"
+#include "conductor/request/requests.h"
+
+typedef enum {
+    REQ_WAITING,    /* admission: too many run already */
+    REQ_PLANNING,   /* wants a plan; may have to wait for a worker */
+    REQ_PREFILLING, /* submitted, no token of this epoch yet */
+    REQ_DECODING,   /* tokens come */
+    REQ_SETTLING,   /* the client has all tokens; the numbers of its usage are on their way */
+    REQ_FINISHING,  /* the client is done with it; workers are still ending */
+    REQ_STATES
+} bt_request_state_t;
+
+typedef enum {
+    EV_ADMIT,
+    EV_PLAN,
+    EV_TOKEN,
+    EV_PREFILL_DONE,
+    EV_FLOW_DONE,
+    EV_RESERVED,
+    EV_GRANT_FAILED,
+    EV_ENDED,
+    EV_LOST,
+    EV_TICK,
+    EV_CANCEL,
+    EV_EVENTS
+} bt_request_event_t;
+
+/* One plan that was submitted: (request, epoch). It outlives its turn as the current one until the
+ * workers have said Ended (or their sessions broke) and both kvstores were told to release. */
+struct bt_flight {
+    struct bt_list link;
+    struct bt_request *r;
+    uint32_t epoch;
+    bool both, same_kv;
+    /* NULL: not used, or its session broke */
+    struct bt_session *prefill, *decode; /* the same one if both */
+    struct bt_session *kv_prefill, *kv_decode;
+    bool prefill_ended, decode_ended;
+    bool prefill_cancelled, decode_cancelled;
+    bool prefill_released, decode_released; /* the kvstores' grants */
+    bool got_first, got_decode;             /* a token of the prefill's, of the decode's side */
+    bool flow_done;
+    enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
+    bool decode_useless; /* nobody wants more tokens: cancel it at once */
+    uint64_t wind_ns;      /* since when it is not active */
+    uint64_t own_tokens;   /* counted at prefill's session until its PrefillDone */
+    uint64_t submitted_ns; /* wall clock */
+    double ttft_ms;        /* predicted */
+};
+
+#define AVOID_MAX 16
+
+struct bt_request {
+    struct bt_list link;  /* rs->all */
+    struct bt_list queue; /* rs->waiting or rs->planning */
+    struct bt_requests *rs;
+    uint64_t id;
+    bt_request_state_t state;
+    bool counted; /* holds one of max_running */
+    struct bt_gen_spec spec;
+    const struct bt_gen_ops *ops; /* NULL: no callback any more */
+    void *arg;
+    int refuse;           /* a REJECT_* told from the loop, -1: none */
+    bool want_flow;       /* its usage waits for a FlowDone */
+
+    struct bt_kv_key root;
+    struct bt_kv_key *keys; /* of the full blocks of prompt + journal */
+    uint32_t n_keys, keys_cap;
+    uint32_t *tokens; /* scratch: prompt + journal of the current plan */
+    uint32_t n_tokens, tokens_cap;
+
+    uint32_t epoch;
+    struct bt_list flights;
+    struct bt_flight *flight; /* of the current epoch, NULL without one */
+    struct bt_journal journal;
+    struct bt_emit emit;
+
+    uint64_t avoid[AVOID_MAX]; /* incarnations */
+    uint32_t n_avoid;
+    uint32_t deaths, busy;
+    uint64_t busy_ns; /* since when it is put off, 0: not so */
+    uint64_t plan_at_ns;   /* not before */
+    uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
+    uint64_t progress_ns; /* last event of this request */
+    uint64_t settle_ns;
+
+    struct bt_gen_usage usage;
+    int success; /* SUCCESS_*: label of its end */
+    uint64_t first_ns, last_ns; /* bt_mono_ns of the first and the last token */
+    uint64_t admitted_ns;
+    bool have_prefill_done;
+    uint64_t last_compute_ns; /* wall clock, PrefillDone */
+    uint64_t flow_first_ns, flow_last_ns;
+};
+
+/* Bounded label values of metrics. */
+#define BT_PLAN_REASONS 4
+extern const char *const bt_plan_reasons[BT_PLAN_REASONS]; /* of sched's plans */
+enum {
+    REJECT_QUEUE_FULL,
+    REJECT_DRAINING,
+    REJECT_NO_WORKER,
+    REJECT_TOO_LARGE,
+    REJECT_OVERLOADED,
+    REJECT_BUSY,
+    REJECT_INVALID,
+    REJECT_DEADLINE,
+    REJECT_FAILED,
+    REJECT_REASONS
+};
+enum { SUCCESS_STOP, SUCCESS_LENGTH, SUCCESS_ABORT, SUCCESS_ERROR, SUCCESS_REASONS };
+
+struct bt_requests {
+    struct bt_loop *loop;
+    struct bt_view *view;
+    const struct bt_tokenizer *tok;
+    struct bt_requests_config conf;
+    uint8_t *secret;
+    char *labels;       /* model_name="..." */
+    struct bt_map *map; /* id -> bt_request */
+    struct bt_list all, waiting, planning;
+    uint32_t n_waiting, n_active;
+    uint64_t total, replanned;
+    bool draining;
+    struct bt_timer pump, tick;
+    struct {
+        struct bt_metric *ttft, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting, *prompt, *generation;
+        struct bt_metric *replanned, *stale, *ended_late, *cached;
+        struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
+    } m;
+    struct bt_metrics *metrics;
+};
+
+/* What came in, for a state's function. */
+struct bt_request_input {
+    struct bt_session *session; /* who sent it, or was lost */
+    struct bt_flight *flight;   /* ENDED, LOST: the plan concerned */
+    const void *msg;            /* the protobuf message of the event */
+    uint64_t now_ns;
+};
+
+/* ---- request.c: states ---- */
+void bt_request_event(struct bt_request *r, bt_request_event_t ev,
+                      const struct bt_request_input *in);
+/* Ends a request with an error for the client. */
+void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
+                     const char *why);
+const char *bt_request_state_name(bt_request_state_t s);
+
+/* ---- plan.c: one plan and its submission ---- */
+typedef enum { PLAN_SUBMITTED, PLAN_WAIT, PLAN_REFUSED } bt_plan_result_t;
+/* Plans and submits the next epoch. WAIT: nobody can take it now; REFUSED: rej says why. */
+bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns,
+                                 struct bt_sched_reject *rej);
+
+/* ---- flight.c ---- */
+struct bt_flight *bt_flight_create(struct bt_request *r);
+/* The current plan is over. hard: whoever has not ended is cancelled and all is released at once.
+ * Soft (the request finished by itself): workers end by themselves, and are cancelled only when
+ * that takes too long; grants are released behind them, so that finished blocks are kept. */
+void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns);
+/* A session of the flight broke: it will not end or release anything any more. */
+void bt_flight_lose(struct bt_flight *f, const struct bt_session *s);
+bool bt_flight_uses(const struct bt_flight *f, const struct bt_session *s);
+void bt_flight_ended(struct bt_flight *f, const struct bt_session *s);
+/* The prefill is computed: its worker has that much less to do. */
+void bt_flight_prefilled(struct bt_flight *f);
+/* Sends what has become due. Never destroys the flight: the tick does, when it is over, so that
+ * nobody's list walk loses its place. */
+void bt_flight_step(struct bt_flight *f, uint64_t now_ns);
+bool bt_flight_over(const struct bt_flight *f);
+void bt_flight_destroy(struct bt_flight *f);
+
+/* ---- requests.c ---- */
+void bt_requests_kick(struct bt_requests *rs); /* look at the queues from the next turn */
+void bt_requests_unqueue(struct bt_request *r);
+void bt_requests_queue_planning(struct bt_request *r);
+/* Gives back its place among the running. */
+void bt_requests_uncount(struct bt_request *r);
+
+#endif

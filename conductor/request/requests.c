@@ -1,0 +1,539 @@
+/* All requests of a conductor: admission, the queues, routing of messages to requests, the clock
+ * tick, metrics. Loop thread. */
+#include "conductor/request/requests.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/sha256.h"
+#include "common/log/log.h"
+#include "conductor/request/request_priv.h"
+
+#define TICK_MS 50
+
+const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart", "short_tail", "no_prefill_worker",
+                                                      "no_decode_worker"};
+
+static struct bt_request *request_of(struct bt_list *l)
+{
+    return BT_CONTAINER_OF(l, struct bt_request, link);
+}
+
+static struct bt_request *queued_of(struct bt_list *l)
+{
+    return BT_CONTAINER_OF(l, struct bt_request, queue);
+}
+
+/* ---- keys of tenants ---- */
+
+static void hmac_sha256(const uint8_t *key, size_t key_len, const void *a, size_t a_len,
+                        const void *b, size_t b_len, uint8_t out[BT_SHA256_LEN])
+{
+    uint8_t block[64] = {0}, pad[64];
+    if (key_len > sizeof(block)) {
+        bt_sha256(key, key_len, block);
+    } else if (key_len != 0) {
+        memcpy(block, key, key_len);
+    }
+    for (size_t i = 0; i < sizeof(pad); i++) {
+        pad[i] = block[i] ^ 0x36;
+    }
+    struct bt_sha256 *h = bt_sha256_create();
+    bt_sha256_update(h, pad, sizeof(pad));
+    bt_sha256_update(h, a, a_len);
+    bt_sha256_update(h, b, b_len);
+    bt_sha256_finish(h, out);
+    for (size_t i = 0; i < sizeof(pad); i++) {
+        pad[i] = block[i] ^ 0x5c;
+    }
+    h = bt_sha256_create();
+    bt_sha256_update(h, pad, sizeof(pad));
+    bt_sha256_update(h, out, BT_SHA256_LEN);
+    bt_sha256_finish(h, out);
+}
+
+void bt_requests_salted_root(const struct bt_kv_key *root, const uint8_t *secret, size_t secret_len,
+                             const char *tenant, const char *cache_salt, struct bt_kv_key *out)
+{
+    /* Lengths go in, so that ("ab", "c") and ("a", "bc") differ. */
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bt_buf_printf(&text, "%zu:%s", tenant != NULL ? strlen(tenant) : 0,
+                  tenant != NULL ? tenant : "");
+    const char *salt = cache_salt != NULL ? cache_salt : "";
+    uint8_t mac[BT_SHA256_LEN];
+    hmac_sha256(secret, secret_len, text.data, text.len, salt, strlen(salt), mac);
+    bt_buf_cleanup(&text);
+    static const char label[] = "baton salted root 1";
+    struct bt_sha256 *h = bt_sha256_create();
+    bt_sha256_update(h, label, sizeof(label));
+    bt_sha256_update(h, root->b, sizeof(root->b));
+    bt_sha256_update(h, mac, sizeof(mac));
+    bt_sha256_finish(h, out->b);
+}
+
+/* ---- queues ---- */
+
+void bt_requests_unqueue(struct bt_request *r)
+{
+    if (r->state == REQ_WAITING && !bt_list_empty(&r->queue)) {
+        r->rs->n_waiting--;
+    }
+    bt_list_remove(&r->queue);
+}
+
+void bt_requests_queue_planning(struct bt_request *r)
+{
+    bt_list_remove(&r->queue);
+    bt_list_insert_tail(&r->rs->planning, &r->queue);
+    bt_requests_kick(r->rs);
+}
+
+void bt_requests_uncount(struct bt_request *r)
+{
+    if (r->counted) {
+        r->counted = false;
+        r->rs->n_active--;
+        bt_requests_kick(r->rs);
+    }
+}
+
+static void refuse(struct bt_request *r)
+{
+    switch (r->refuse) {
+    case REJECT_QUEUE_FULL:
+        bt_request_fail(r, r->refuse, 429, 1, "too many requests are waiting already");
+        return;
+    case REJECT_DRAINING:
+        bt_request_fail(r, r->refuse, 503, 1, "this conductor is being stopped");
+        return;
+    default:
+        bt_request_fail(r, REJECT_INVALID, 400, 0,
+                        "the prompt has no token, a token outside the vocabulary, or n is not 1");
+        return;
+    }
+}
+
+static void pump(void *arg)
+{
+    struct bt_requests *rs = arg;
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe(l, tmp, &rs->waiting)
+    {
+        struct bt_request *r = queued_of(l);
+        struct bt_request_input in = {.now_ns = bt_mono_ns()};
+        if (r->refuse >= 0) {
+            refuse(r);
+        } else if (rs->n_active < rs->conf.max_running) {
+            bt_request_event(r, EV_ADMIT, &in);
+        }
+    }
+    /* A request that fails to be planned goes to the tail: each is tried once. */
+    bt_list_for_each_safe(l, tmp, &rs->planning)
+    {
+        struct bt_request_input in = {.now_ns = bt_mono_ns()};
+        bt_request_event(queued_of(l), EV_PLAN, &in);
+    }
+}
+
+void bt_requests_kick(struct bt_requests *rs)
+{
+    bt_timer_start(rs->loop, &rs->pump, 0, 0, pump, rs);
+}
+
+/* ---- one request ---- */
+
+static void spec_cleanup(struct bt_gen_spec *s)
+{
+    bt_tokens_cleanup(&s->prompt);
+    for (size_t i = 0; s->stop != NULL && s->stop[i] != NULL; i++) {
+        free(s->stop[i]);
+    }
+    free(s->stop);
+    free((void *)s->sampling.bias_ids);
+    free((void *)s->sampling.bias);
+    free(s->tenant);
+    free(s->cache_salt);
+    free(s->id);
+}
+
+static bool spec_valid(const struct bt_requests *rs, const struct bt_gen_spec *s)
+{
+    if (s->prompt.n == 0 || s->prompt.n > UINT32_MAX / 2 || s->n > 1 || s->max_tokens == 0) {
+        return false;
+    }
+    for (size_t i = 0; rs->conf.vocab != 0 && i < s->prompt.n; i++) {
+        if (s->prompt.ids[i] >= rs->conf.vocab) {
+            return false;
+        }
+    }
+    return true;
+}
+
+struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
+                                    const struct bt_gen_ops *ops, void *arg)
+{
+    struct bt_request *r = bt_calloc(1, sizeof(*r));
+    r->rs = rs;
+    r->spec = *spec;
+    memset(spec, 0, sizeof(*spec));
+    r->ops = ops;
+    r->arg = arg;
+    bt_list_init(&r->flights);
+    bt_list_init(&r->queue);
+    bt_journal_init(&r->journal);
+    do {
+        bt_random(&r->id, sizeof(r->id));
+    } while (r->id == 0 || bt_map_get(rs->map, &r->id) != NULL);
+    if (r->spec.unseeded) {
+        bt_random(&r->spec.sampling.seed, sizeof(r->spec.sampling.seed));
+    }
+    if (r->spec.received_ns == 0) {
+        r->spec.received_ns = bt_mono_ns();
+    }
+    r->usage.ttft_ms = r->usage.queue_ms = r->usage.prefill_ms = r->usage.decode_ms = -1;
+    r->usage.hidden_fraction = -1;
+    r->root = rs->conf.root;
+    if (r->spec.tenant != NULL || r->spec.cache_salt != NULL) {
+        bt_requests_salted_root(&rs->conf.root, rs->secret, rs->conf.secret_len, r->spec.tenant,
+                                r->spec.cache_salt, &r->root);
+    }
+    bt_emit_init(&r->emit, rs->tok, &r->spec);
+    r->refuse = -1;
+    if (rs->draining) {
+        r->refuse = REJECT_DRAINING;
+    } else if (!spec_valid(rs, &r->spec)) {
+        r->refuse = REJECT_INVALID;
+    } else if (rs->n_active + rs->n_waiting >= rs->conf.max_running + rs->conf.max_waiting) {
+        r->refuse = REJECT_QUEUE_FULL;
+    }
+    (void)bt_map_put(rs->map, &r->id, r);
+    bt_list_insert_tail(&rs->all, &r->link);
+    bt_list_insert_tail(&rs->waiting, &r->queue);
+    rs->n_waiting++;
+    rs->total++;
+    bt_requests_kick(rs);
+    return r;
+}
+
+void bt_request_cancel(struct bt_request *r)
+{
+    struct bt_request_input in = {.now_ns = bt_mono_ns()};
+    bt_request_event(r, EV_CANCEL, &in);
+}
+
+static void request_destroy(struct bt_request *r)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe(l, tmp, &r->flights)
+    {
+        bt_flight_destroy(BT_CONTAINER_OF(l, struct bt_flight, link));
+    }
+    bt_requests_unqueue(r);
+    bt_list_remove(&r->link);
+    (void)bt_map_del(r->rs->map, &r->id);
+    bt_emit_cleanup(&r->emit);
+    bt_journal_cleanup(&r->journal);
+    spec_cleanup(&r->spec);
+    free(r->keys);
+    free(r->tokens);
+    free(r);
+}
+
+/* ---- the tick ---- */
+
+static void on_tick(void *arg)
+{
+    struct bt_requests *rs = arg;
+    uint32_t queued = 0, busy = 0;
+    struct bt_list *l, *tmp, *fl, *ftmp;
+    bt_list_for_each_safe(l, tmp, &rs->all)
+    {
+        struct bt_request *r = request_of(l);
+        struct bt_request_input in = {.now_ns = bt_mono_ns()};
+        bt_request_event(r, EV_TICK, &in);
+        bt_list_for_each_safe(fl, ftmp, &r->flights)
+        {
+            struct bt_flight *f = BT_CONTAINER_OF(fl, struct bt_flight, link);
+            bt_flight_step(f, in.now_ns);
+            if (bt_flight_over(f)) {
+                bt_flight_destroy(f);
+            }
+        }
+        queued += r->state == REQ_WAITING || r->state == REQ_PLANNING;
+        busy += r->state == REQ_PREFILLING || r->state == REQ_DECODING;
+        if (r->state == REQ_FINISHING && bt_list_empty(&r->flights)) {
+            request_destroy(r);
+        }
+    }
+    bt_metric_set(rs->m.waiting, queued);
+    bt_metric_set(rs->m.running, busy);
+    pump(rs);
+}
+
+/* ---- what the sessions say ---- */
+
+static struct bt_request *current(struct bt_requests *rs, uint64_t id, uint32_t epoch)
+{
+    struct bt_request *r = bt_map_get(rs->map, &id);
+    if (r == NULL || r->epoch != epoch) {
+        bt_metric_add(rs->m.stale, 1);
+        return NULL;
+    }
+    return r;
+}
+
+/* An event of the current epoch. Only usage numbers matter once the flight is over. */
+static void dispatch(struct bt_requests *rs, uint64_t id, uint32_t epoch, bt_request_event_t ev,
+                     struct bt_session *s, const void *msg)
+{
+    struct bt_request *r = current(rs, id, epoch);
+    if (r == NULL) {
+        return;
+    }
+    bool numbers = ev == EV_PREFILL_DONE || ev == EV_FLOW_DONE;
+    if (r->flight == NULL ? !(numbers && r->state == REQ_SETTLING)
+                          : !bt_flight_uses(r->flight, s)) {
+        bt_metric_add(rs->m.stale, 1);
+        return;
+    }
+    struct bt_request_input in = {s, r->flight, msg, bt_mono_ns()};
+    bt_request_event(r, ev, &in);
+}
+
+static void on_ended_msg(struct bt_requests *rs, struct bt_session *s, const Baton__Ended *e)
+{
+    struct bt_request *r = bt_map_get(rs->map, &e->request);
+    if (r == NULL) {
+        return;
+    }
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe(l, tmp, &r->flights)
+    {
+        struct bt_flight *f = BT_CONTAINER_OF(l, struct bt_flight, link);
+        if (f->epoch == e->epoch && bt_flight_uses(f, s)) {
+            struct bt_request_input in = {s, f, e, bt_mono_ns()};
+            bt_request_event(r, EV_ENDED, &in);
+            return;
+        }
+    }
+}
+
+static void on_worker(void *arg, struct bt_session *s, const Baton__FromWorker *m)
+{
+    struct bt_requests *rs = arg;
+    if (m->m_case == BATON__FROM_WORKER__M_TOKENS) {
+        for (size_t i = 0; i < m->tokens->n_tokens; i++) {
+            const Baton__Token *t = m->tokens->tokens[i];
+            dispatch(rs, t->request, t->epoch, EV_TOKEN, s, t);
+        }
+    } else if (m->m_case == BATON__FROM_WORKER__M_PREFILL_DONE) {
+        const Baton__PrefillDone *p = m->prefill_done;
+        dispatch(rs, p->request, p->epoch, EV_PREFILL_DONE, s, p);
+    } else if (m->m_case == BATON__FROM_WORKER__M_ENDED) {
+        on_ended_msg(rs, s, m->ended);
+    }
+}
+
+static void on_kvstore(void *arg, struct bt_session *s, const Baton__FromKvstore *m)
+{
+    struct bt_requests *rs = arg;
+    if (m->m_case == BATON__FROM_KVSTORE__M_RESERVED) {
+        dispatch(rs, m->reserved->request, m->reserved->epoch, EV_RESERVED, s, m->reserved);
+    } else if (m->m_case == BATON__FROM_KVSTORE__M_FLOW_DONE) {
+        dispatch(rs, m->flow_done->request, m->flow_done->epoch, EV_FLOW_DONE, s, m->flow_done);
+    } else if (m->m_case == BATON__FROM_KVSTORE__M_GRANT_FAILED) {
+        dispatch(rs, m->grant_failed->request, m->grant_failed->epoch, EV_GRANT_FAILED, s,
+                 m->grant_failed);
+    }
+}
+
+static void on_up(void *arg, struct bt_session *s)
+{
+    (void)s;
+    bt_requests_kick(arg);
+}
+
+static void on_down(void *arg, struct bt_session *s, const char *why)
+{
+    struct bt_requests *rs = arg;
+    (void)why;
+    struct bt_list *l, *tmp, *fl, *ftmp;
+    bt_list_for_each_safe(l, tmp, &rs->all)
+    {
+        struct bt_request *r = request_of(l);
+        bt_list_for_each_safe(fl, ftmp, &r->flights)
+        {
+            struct bt_flight *f = BT_CONTAINER_OF(fl, struct bt_flight, link);
+            if (bt_flight_uses(f, s)) {
+                struct bt_request_input in = {s, f, NULL, bt_mono_ns()};
+                bt_request_event(r, EV_LOST, &in);
+            }
+        }
+    }
+}
+
+/* ---- life ---- */
+
+static void register_latencies(struct bt_requests *rs)
+{
+    /* The buckets of the dashboards that read these names. */
+    static const double ttft[] = {0.001, 0.005, 0.01, 0.02, 0.04,  0.06,  0.08,  0.1,
+                                  0.25,  0.5,   0.75, 1,    2.5,   5,     7.5,   10,
+                                  20,    40,    80,   160,  640,   2560};
+    static const double itl[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+                                 0.5,  0.75,  1,    2.5,   5,   7.5,  10,  20,  40, 80};
+    static const double e2e[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,    10,   15,  20,
+                                 30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+    struct bt_metrics *m = rs->metrics;
+    rs->m.ttft = bt_metrics_histogram(m, "vllm:time_to_first_token_seconds", rs->labels,
+                                      "From the request's last byte to its first token.", ttft,
+                                      BT_ARRAY_LEN(ttft));
+    rs->m.itl = bt_metrics_histogram(m, "vllm:inter_token_latency_seconds", rs->labels,
+                                     "Between two tokens of a request, re-plans included.", itl,
+                                     BT_ARRAY_LEN(itl));
+    rs->m.e2e = bt_metrics_histogram(m, "vllm:e2e_request_latency_seconds", rs->labels,
+                                     "From the request's last byte to its end.", e2e,
+                                     BT_ARRAY_LEN(e2e));
+}
+
+static void register_reasons(struct bt_requests *rs)
+{
+    static const char *const success[SUCCESS_REASONS] = {"stop", "length", "abort", "error"};
+    static const char *const reject[REJECT_REASONS] = {
+        "queue_full", "draining", "no_worker", "too_large", "overloaded",
+        "busy",       "invalid",  "deadline",  "failed"};
+    char l[256];
+    for (size_t i = 0; i < SUCCESS_REASONS; i++) {
+        snprintf(l, sizeof(l), "%s,finished_reason=\"%s\"", rs->labels, success[i]);
+        rs->m.finished[i] = bt_metrics_counter(rs->metrics, "vllm:request_success_total", l,
+                                               "Requests by how they ended.");
+    }
+    for (size_t i = 0; i < REJECT_REASONS; i++) {
+        snprintf(l, sizeof(l), "reason=\"%s\"", reject[i]);
+        rs->m.rejected[i] = bt_metrics_counter(rs->metrics, "baton_requests_rejected_total", l,
+                                               "Requests answered with an error, by its reason.");
+    }
+    for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
+        bool local = i != 0;
+        snprintf(l, sizeof(l), "kind=\"%s\",reason=\"%s\"", local ? "local" : "disaggregated",
+                 bt_plan_reasons[i]);
+        rs->m.plan[local][i] =
+            bt_metrics_counter(rs->metrics, "baton_plan_total", l,
+                               "Plans: prefill and decode apart, or one worker for both.");
+        rs->m.plan[!local][i] = rs->m.plan[local][i];
+    }
+}
+
+static void register_metrics(struct bt_requests *rs)
+{
+    struct bt_metrics *m = rs->metrics;
+    register_latencies(rs);
+    register_reasons(rs);
+    rs->m.running = bt_metrics_gauge(m, "vllm:num_requests_running", rs->labels,
+                                     "Requests that workers have.");
+    rs->m.waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", rs->labels,
+                                     "Requests that wait for a place or a worker.");
+    rs->m.prompt = bt_metrics_counter(m, "vllm:prompt_tokens_total", rs->labels,
+                                      "Prompt tokens of requests that got a first token.");
+    rs->m.generation = bt_metrics_counter(m, "vllm:generation_tokens_total", rs->labels,
+                                          "Tokens given to clients.");
+    rs->m.cached = bt_metrics_counter(m, "vllm:prompt_tokens_cached_total", rs->labels,
+                                      "Prompt tokens whose KV was not computed again.");
+    rs->m.replanned = bt_metrics_counter(m, "baton_requests_replanned_total", NULL,
+                                         "Plans made again after a failure.");
+    rs->m.stale = bt_metrics_counter(m, "baton_stale_messages_total", NULL,
+                                     "Messages dropped: of an older epoch, or had already.");
+    rs->m.ended_late = bt_metrics_counter(m, "baton_requests_never_ended_total", NULL,
+                                          "Submissions whose worker never said that it ended.");
+}
+
+struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *view,
+                                       const struct bt_tokenizer *tok,
+                                       const struct bt_requests_config *conf,
+                                       struct bt_metrics *metrics)
+{
+    static const struct bt_view_ops ops = {
+        .on_up = on_up, .on_down = on_down, .on_worker = on_worker, .on_kvstore = on_kvstore};
+    struct bt_requests *rs = bt_calloc(1, sizeof(*rs));
+    rs->loop = loop;
+    rs->view = view;
+    rs->tok = tok;
+    rs->conf = *conf;
+    rs->metrics = metrics;
+    rs->labels = bt_sprintf("model_name=\"%s\"", conf->model_name);
+    rs->conf.model_name = NULL;
+    rs->conf.secret = NULL;
+    rs->secret = bt_malloc(conf->secret_len + 1);
+    if (conf->secret_len != 0) {
+        memcpy(rs->secret, conf->secret, conf->secret_len);
+    }
+    rs->map = bt_map_create(sizeof(uint64_t));
+    bt_list_init(&rs->all);
+    bt_list_init(&rs->waiting);
+    bt_list_init(&rs->planning);
+    register_metrics(rs);
+    bt_view_set_ops(view, &ops, rs);
+    bt_timer_start(loop, &rs->tick, TICK_MS, TICK_MS, on_tick, rs);
+    return rs;
+}
+
+void bt_requests_destroy(struct bt_requests *rs)
+{
+    if (rs == NULL) {
+        return;
+    }
+    rs->draining = true;
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe(l, tmp, &rs->all)
+    {
+        struct bt_request *r = request_of(l);
+        if (r->ops != NULL) {
+            bt_request_fail(r, REJECT_DRAINING, 503, 1, "this conductor is being stopped");
+        }
+    }
+    bt_timer_stop(rs->loop, &rs->tick);
+    bt_timer_stop(rs->loop, &rs->pump);
+    bt_view_set_ops(rs->view, NULL, NULL);
+    bt_list_for_each_safe(l, tmp, &rs->all)
+    {
+        request_destroy(request_of(l));
+    }
+    bt_map_destroy(rs->map);
+    free(rs->secret);
+    free(rs->labels);
+    free(rs);
+}
+
+void bt_requests_drain(struct bt_requests *rs)
+{
+    rs->draining = true;
+}
+
+void bt_requests_stats(const struct bt_requests *rs, struct bt_requests_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->total = rs->total;
+    out->replanned = rs->replanned;
+    struct bt_list *l;
+    bt_list_for_each(l, &rs->all)
+    {
+        const struct bt_request *r = request_of(l);
+        out->open++;
+        out->waiting += r->state == REQ_WAITING || r->state == REQ_PLANNING;
+        out->running += r->state == REQ_PREFILLING || r->state == REQ_DECODING;
+    }
+}
+
+bool bt_requests_serving(const struct bt_requests *rs, const char **why_p)
+{
+    if (rs->draining) {
+        if (why_p != NULL) {
+            *why_p = "this conductor is being stopped";
+        }
+        return false;
+    }
+    return bt_view_serving(rs->view, why_p);
+}

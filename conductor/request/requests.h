@@ -1,0 +1,51 @@
+/* All requests of a conductor: how main creates the machine behind request.h, drains and ends it.
+ * Loop thread. */
+#ifndef BT_CONDUCTOR_REQUESTS_H
+#define BT_CONDUCTOR_REQUESTS_H
+
+#include "common/kv/key.h"
+#include "common/metrics/metrics.h"
+#include "conductor/request/request.h"
+#include "conductor/sched/sched.h"
+#include "conductor/view/view.h"
+
+struct bt_requests_config { /* copied */
+    const struct bt_sched_policy *policy;
+    struct bt_sched_params sched;
+    uint32_t max_running, max_waiting;
+    uint32_t no_worker_ms; /* how long a request waits for workers before its 503 */
+    uint32_t stall_ms;     /* no token and no other work finished: the worker hangs */
+    uint32_t settle_ms;    /* after the last token, for the numbers that usage reports */
+    uint32_t ended_ms;     /* how long a worker may take to say that a request is quiet */
+    uint32_t max_replans;
+    uint32_t block_tokens;
+    uint32_t token_bytes; /* KV of one token */
+    uint32_t vocab;       /* tokens of a prompt are below; 0: not checked */
+    struct bt_kv_key root; /* shared (saltless) root */
+    const uint8_t *secret; /* cluster secret of tenant salts; copied */
+    size_t secret_len;
+    const char *model_name; /* label of metrics; copied */
+};
+
+/* Takes the view's ops. tok, view and metrics outlive it. */
+struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *view,
+                                       const struct bt_tokenizer *tok,
+                                       const struct bt_requests_config *conf,
+                                       struct bt_metrics *metrics);
+/* Everything that is open ends with on_error(503). Workers are told, without waiting. */
+void bt_requests_destroy(struct bt_requests *rs);
+/* New requests get 503 from now on; open ones go on. */
+void bt_requests_drain(struct bt_requests *rs);
+
+struct bt_requests_stats {
+    uint32_t running, waiting; /* planned and submitted; queued or without a worker yet */
+    uint32_t open;             /* all that exist, those included whose workers are still ending */
+    uint64_t total, replanned;
+};
+void bt_requests_stats(const struct bt_requests *rs, struct bt_requests_stats *out);
+
+/* Root of a tenant's chains: everything the shared root holds, and HMAC(secret, tenant, salt). */
+void bt_requests_salted_root(const struct bt_kv_key *root, const uint8_t *secret, size_t secret_len,
+                             const char *tenant, const char *cache_salt, struct bt_kv_key *out);
+
+#endif

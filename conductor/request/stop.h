@@ -1,0 +1,27 @@
+/* Finds stop strings in text that arrives in pieces. Text is released as soon as no stop string can
+ * begin in it any more; what is held back is always a proper prefix of a stop string. Pure but for
+ * the memory of the matcher itself. */
+#ifndef BT_CONDUCTOR_STOP_H
+#define BT_CONDUCTOR_STOP_H
+
+#include "common/base/base.h"
+#include "common/base/buf.h"
+
+struct bt_stop;
+
+/* strings: NULL-terminated, copied; NULL or empty list: a matcher that passes everything. Empty
+ * strings are ignored. include: the matched string stays in the text. */
+struct bt_stop *bt_stop_create(char *const *strings, bool include);
+void bt_stop_destroy(struct bt_stop *s);
+
+/* Takes text[0..len) and appends to out what became final. Returns the string that matched (valid
+ * as long as s), NULL if none: the one that is complete first; of several that end at the same
+ * byte the longest. After a match everything fed is dropped. */
+const char *bt_stop_feed(struct bt_stop *s, const char *text, size_t len, struct bt_buf *out);
+/* As feed, but without looking for stop strings (min_tokens); what was held back comes first. */
+void bt_stop_pass(struct bt_stop *s, const char *text, size_t len, struct bt_buf *out);
+/* The text is over: appends what was held back. */
+void bt_stop_flush(struct bt_stop *s, struct bt_buf *out);
+size_t bt_stop_held(const struct bt_stop *s); /* bytes */
+
+#endif

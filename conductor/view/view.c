@@ -1,0 +1,336 @@
+/* The table of members and sessions, and the snapshot that sched looks at. Loop thread. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "conductor/view/view_priv.h"
+
+#define FORM_NS 15000000000ull
+
+static struct bt_session *session_of(struct bt_list *l)
+{
+    return BT_CONTAINER_OF(l, struct bt_session, link);
+}
+
+static struct bt_session *find(struct bt_view *v, const char *kind, const char *name)
+{
+    struct bt_list *l;
+    bt_list_for_each(l, &v->sessions)
+    {
+        struct bt_session *s = session_of(l);
+        if (strcmp(s->member->name, name) == 0 && strcmp(s->member->kind, kind) == 0) {
+            return s;
+        }
+    }
+    return NULL;
+}
+
+static void drop(struct bt_view *v, struct bt_session *s, const char *why)
+{
+    if (s->kv_id < BT_INDEX_KVSTORES_MAX) {
+        bt_index_forget(v->index, s->kv_id);
+    }
+    uint32_t id = s->kv_id;
+    bt_session_destroy(s, why);
+    if (id < BT_INDEX_KVSTORES_MAX) {
+        v->kv_by_id[id] = NULL;
+    }
+    v->n_sessions--;
+}
+
+static void on_beat(void *arg)
+{
+    struct bt_view *v = arg;
+    uint64_t now = bt_mono_ns();
+    /* If this process itself stood still, the silence was ours: everybody gets a new start. */
+    bool stalled = v->last_beat_ns != 0 &&
+                   now - v->last_beat_ns > (uint64_t)v->conf.silence_ms * 1000000 / 2;
+    v->last_beat_ns = now;
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe(l, tmp, &v->sessions)
+    {
+        struct bt_session *s = session_of(l);
+        if (stalled) {
+            s->rx_ns = now;
+        }
+        bt_session_beat(s, now);
+        if (s->departed && s->state == BT_SESSION_IDLE) {
+            drop(v, s, "left the cluster");
+        }
+    }
+}
+
+struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
+                               const struct bt_view_config *conf, struct bt_metrics *metrics)
+{
+    struct bt_view *v = bt_calloc(1, sizeof(*v));
+    v->loop = loop;
+    v->rpc = rpc;
+    v->conf = *conf;
+    v->cluster = bt_strdup(conf->cluster);
+    v->name = bt_strdup(conf->name);
+    v->node = bt_strdup(conf->node);
+    v->conf.cluster = v->cluster;
+    v->conf.name = v->name;
+    v->conf.node = v->node;
+    bt_list_init(&v->sessions);
+    v->index = bt_index_create(conf->index_keys_max);
+    v->m_down = bt_metrics_counter(metrics, "baton_sessions_down_total", NULL,
+                                   "Sessions with workers and kvstores that broke.");
+    v->m_mismatch = bt_metrics_counter(metrics, "baton_sessions_refused_total", NULL,
+                                       "Sessions refused because the peer does not match.");
+    v->m_gaps = bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL,
+                                   "Gaps in kvstores' block events (each is followed by a resync).");
+    v->m_index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
+                                       "Distinct blocks in this conductor's index.");
+    v->m_up[0] = bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"",
+                                  "Sessions that are up.");
+    v->m_up[1] = bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"kvstore\"",
+                                  "Sessions that are up.");
+    bt_timer_start(loop, &v->beat, conf->heartbeat_ms, conf->heartbeat_ms, on_beat, v);
+    return v;
+}
+
+void bt_view_destroy(struct bt_view *v)
+{
+    if (v == NULL) {
+        return;
+    }
+    if (v->table != NULL) {
+        bt_member_unwatch(v->table);
+    }
+    bt_timer_stop(v->loop, &v->beat);
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe(l, tmp, &v->sessions)
+    {
+        drop(v, session_of(l), "this conductor ends");
+    }
+    bt_index_destroy(v->index);
+    free(v->workers);
+    free(v->kvstores);
+    free(v->worker_of);
+    free(v->kvstore_of);
+    free(v->cluster);
+    free(v->name);
+    free(v->node);
+    free(v);
+}
+
+void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg)
+{
+    v->ops = ops;
+    v->ops_arg = arg;
+}
+
+static uint32_t free_kv_id(const struct bt_view *v)
+{
+    for (uint32_t i = 0; i < BT_INDEX_KVSTORES_MAX; i++) {
+        if (v->kv_by_id[i] == NULL) {
+            return i;
+        }
+    }
+    return BT_INDEX_KVSTORES_MAX;
+}
+
+static bt_session_kind_t kind_of(const char *kind)
+{
+    if (strcmp(kind, "kvstore") == 0) {
+        return BT_SESSION_KVSTORE;
+    }
+    if (strcmp(kind, "prefill") == 0 || strcmp(kind, "decode") == 0) {
+        return BT_SESSION_WORKER;
+    }
+    return BT_SESSION_OTHER;
+}
+
+void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
+{
+    struct bt_session *s = find(v, m->kind, m->name);
+    if (s != NULL) {
+        bt_session_update(s, m);
+        return;
+    }
+    bt_session_kind_t kind = kind_of(m->kind);
+    uint32_t id = kind == BT_SESSION_KVSTORE ? free_kv_id(v) : BT_INDEX_KVSTORES_MAX;
+    if (v->n_sessions >= BT_VIEW_SESSIONS_MAX ||
+        (kind == BT_SESSION_KVSTORE && id == BT_INDEX_KVSTORES_MAX)) {
+        BT_ERROR("view_full", "kind=%s peer=%s sessions=%u", m->kind, m->name, v->n_sessions);
+        return;
+    }
+    s = bt_session_create(v, kind, m);
+    s->kv_id = id;
+    if (kind == BT_SESSION_KVSTORE) {
+        v->kv_by_id[id] = s;
+    }
+    v->n_sessions++;
+    bt_list_insert_tail(&v->sessions, &s->link);
+}
+
+void bt_view_member_down(struct bt_view *v, const char *kind, const char *name)
+{
+    struct bt_session *s = find(v, kind, name);
+    if (s == NULL) {
+        return;
+    }
+    s->departed = true;
+    BT_INFO("member_gone", "kind=%s peer=%s session_up=%d", kind, name,
+            s->state == BT_SESSION_UP);
+    /* A session that still works may finish what it has; on_beat drops it once it is idle. */
+}
+
+static void table_up(void *arg, const Baton__Member *m)
+{
+    bt_view_member_up(arg, m);
+}
+
+static void table_down(void *arg, const char *kind, const char *name)
+{
+    bt_view_member_down(arg, kind, name);
+}
+
+void bt_view_watch(struct bt_view *v, struct bt_etcd *e)
+{
+    static const struct bt_member_table_ops ops = {.on_up = table_up, .on_down = table_down};
+    BT_ASSERT(v->table == NULL);
+    v->table = bt_member_watch(e, v->cluster, NULL, &ops, v);
+}
+
+static bool plannable(const struct bt_session *s)
+{
+    return s->state == BT_SESSION_UP && !s->broken && !s->departed &&
+           s->member->state == BATON__MEMBER_STATE__READY;
+}
+
+static void reserve_scratch(struct bt_view *v)
+{
+    if (v->n_sessions <= v->scratch_cap) {
+        return;
+    }
+    uint32_t n = v->scratch_cap = v->n_sessions + 16;
+    v->workers = bt_realloc(v->workers, n * sizeof(*v->workers));
+    v->kvstores = bt_realloc(v->kvstores, n * sizeof(*v->kvstores));
+    v->worker_of = bt_realloc(v->worker_of, n * sizeof(struct bt_session *));
+    v->kvstore_of = bt_realloc(v->kvstore_of, n * sizeof(struct bt_session *));
+}
+
+static void fill_worker(const struct bt_session *s, struct bt_sched_worker *w)
+{
+    *w = (struct bt_sched_worker){
+        .kvstore = BT_SCHED_NONE,
+        .node = BT_SCHED_NONE,
+        .prefill = strcmp(s->member->kind, "prefill") == 0,
+        .decode = strcmp(s->member->kind, "decode") == 0,
+        .own_requests = s->own_requests,
+        .own_prefill_tokens = s->own_prefill_tokens,
+    };
+    if (s->has_load) {
+        w->running = s->load.running;
+        w->waiting = s->load.waiting;
+        w->pages_total = s->load.pages_total;
+        w->pages_free = s->load.pages_free;
+        w->slots_total = s->load.slots_total;
+        w->slots_free = s->load.slots_free;
+        w->max_model_len = s->load.max_model_len;
+        w->queued_prefill_tokens = s->load.queued_prefill_tokens;
+        w->prefill_tokens_per_s = s->load.prefill_tokens_per_s;
+        w->step_ms = s->load.step_ms;
+    }
+}
+
+void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
+                      struct bt_view_snapshot *out)
+{
+    uint32_t match[BT_INDEX_KVSTORES_MAX];
+    bt_index_match(v->index, keys, n_keys, match, BT_INDEX_KVSTORES_MAX);
+    reserve_scratch(v);
+    uint32_t nw = 0, nk = 0;
+    struct bt_list *l;
+    bt_list_for_each(l, &v->sessions)
+    {
+        struct bt_session *s = session_of(l);
+        if (s->kind == BT_SESSION_KVSTORE && plannable(s)) {
+            v->kvstores[nk] = (struct bt_sched_kvstore){.node = nk, .match_blocks = match[s->kv_id]};
+            if (s->has_pool) {
+                v->kvstores[nk].slots_total = s->pool.slots_total;
+                v->kvstores[nk].slots_free = s->pool.slots_free;
+                v->kvstores[nk].slots_sealed = s->pool.slots_sealed;
+            }
+            v->kvstore_of[nk++] = s;
+        }
+    }
+    bt_list_for_each(l, &v->sessions)
+    {
+        struct bt_session *s = session_of(l);
+        if (s->kind != BT_SESSION_WORKER || !plannable(s)) {
+            continue;
+        }
+        fill_worker(s, &v->workers[nw]);
+        for (uint32_t k = 0; k < nk; k++) {
+            if (strcmp(v->kvstore_of[k]->member->node, s->member->node) == 0) {
+                v->workers[nw].kvstore = v->workers[nw].node = k;
+            }
+        }
+        v->worker_of[nw++] = s;
+    }
+    out->workers = v->workers;
+    out->kvstores = v->kvstores;
+    out->worker = v->worker_of;
+    out->kvstore = v->kvstore_of;
+    out->snap = (struct bt_sched_snapshot){v->workers, nw, v->kvstores, nk};
+}
+
+/* One worker can do both phases, so a cluster that has lost a role still serves. A cluster that is
+ * just starting gets some time for its second role first. */
+static const char *wait_for_roles(struct bt_view *v, bool prefill, bool decode)
+{
+    uint64_t now = bt_mono_ns();
+    if (v->first_worker_ns == 0) {
+        v->first_worker_ns = now;
+    }
+    v->formed = (prefill && decode) || now - v->first_worker_ns > FORM_NS;
+    if (v->formed) {
+        return NULL;
+    }
+    return prefill ? "no decode worker is up yet" : "no prefill worker is up yet";
+}
+
+bool bt_view_serving(struct bt_view *v, const char **why_p)
+{
+    struct bt_view_snapshot s;
+    bt_view_snapshot(v, NULL, 0, &s);
+    bool prefill = false, decode = false;
+    for (uint32_t i = 0; i < s.snap.n_workers; i++) {
+        if (s.workers[i].kvstore != BT_SCHED_NONE) {
+            prefill = prefill || s.workers[i].prefill;
+            decode = decode || s.workers[i].decode;
+        }
+    }
+    const char *why = NULL;
+    if (!prefill && !decode) {
+        why = s.snap.n_workers == 0 ? "no worker is up" : "no kvstore is up on the workers' nodes";
+    } else if (!v->formed) {
+        why = wait_for_roles(v, prefill, decode);
+    }
+    if (why_p != NULL) {
+        *why_p = why;
+    }
+    return why == NULL;
+}
+
+struct bt_list *bt_view_sessions(struct bt_view *v)
+{
+    return &v->sessions;
+}
+
+const struct bt_index *bt_view_index(const struct bt_view *v)
+{
+    return v->index;
+}
+
+const char *bt_view_kvstore_name(const struct bt_view *v, uint32_t kv_id)
+{
+    return kv_id < BT_INDEX_KVSTORES_MAX && v->kv_by_id[kv_id] != NULL
+               ? v->kv_by_id[kv_id]->member->name
+               : NULL;
+}

@@ -1,0 +1,121 @@
+/* What this conductor knows of the cluster: the members (from etcd), a session with every worker
+ * and kvstore (dialled here, heartbeats both ways), their loads, and the block index. When etcd is
+ * away the last membership stays. Everything runs on the loop's thread. */
+#ifndef BT_CONDUCTOR_VIEW_H
+#define BT_CONDUCTOR_VIEW_H
+
+#include "cluster.pb-c.h"
+#include "common/base/base.h"
+#include "common/base/list.h"
+#include "common/etcd/member.h"
+#include "common/kv/key.h"
+#include "common/loop/loop.h"
+#include "common/metrics/metrics.h"
+#include "common/rpc/rpc.h"
+#include "conductor/sched/sched.h"
+#include "conductor/view/index.h"
+#include "session.pb-c.h"
+
+struct bt_view;
+
+typedef enum {
+    BT_SESSION_WORKER,
+    BT_SESSION_KVSTORE,
+    BT_SESSION_OTHER /* a member that is not dialled (another conductor) */
+} bt_session_kind_t;
+
+typedef enum {
+    BT_SESSION_IDLE,     /* waits for its next dial */
+    BT_SESSION_DIALLING, /* stream opened, hello sent */
+    BT_SESSION_UP        /* hello of the peer checked */
+} bt_session_state_t;
+
+/* One member and the session with it. Outside view/ the fields are read only, but for own_*. */
+struct bt_session {
+    struct bt_list link;
+    struct bt_view *view;
+    bt_session_kind_t kind;
+    bt_session_state_t state;
+    Baton__Member *member; /* as registered last */
+    bool departed;         /* etcd says it is gone: nothing new is planned on it */
+    bool broken;           /* a send failed: ends at the next turn */
+    uint32_t kv_id;        /* kvstores: id in the index */
+
+    struct bt_rpc_channel *channel;
+    struct bt_rpc_stream *stream, *blocks;
+    struct bt_timer timer; /* next dial, or the end of a broken session */
+    uint32_t failures;     /* dials in a row that came to nothing */
+    uint64_t rx_ns;        /* bt_mono_ns of the last message */
+    uint64_t output_ns;    /* of the last message that was not a heartbeat */
+    uint64_t heartbeat_seq;
+
+    Baton__WorkerLoad load; /* last heard; no pointers inside */
+    Baton__PoolLoad pool;
+    bool has_load, has_pool;
+
+    uint64_t blocks_seq; /* expected next; 0: any */
+    uint32_t blocks_unacked;
+    bool blocks_synced; /* an inventory has begun, and no gap since */
+
+    /* kept by the request machine: what it has on this worker */
+    uint32_t own_requests;
+    uint64_t own_prefill_tokens;
+};
+
+struct bt_view_config { /* copied, strings too */
+    const char *cluster, *name, *node;
+    uint64_t incarnation;
+    struct bt_kv_key root;
+    uint64_t layout_id;
+    uint32_t heartbeat_ms; /* 500 */
+    uint32_t silence_ms;   /* 2000: a session without a message for so long is dead */
+    size_t index_keys_max;
+};
+
+struct bt_view_ops {
+    void (*on_up)(void *arg, struct bt_session *s);
+    /* s was up and is not any more; it may not be kept. why: for logs and error messages. */
+    void (*on_down)(void *arg, struct bt_session *s, const char *why);
+    /* Messages other than hello and heartbeat. */
+    void (*on_worker)(void *arg, struct bt_session *s, const Baton__FromWorker *m);
+    void (*on_kvstore)(void *arg, struct bt_session *s, const Baton__FromKvstore *m);
+};
+
+struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
+                               const struct bt_view_config *conf, struct bt_metrics *metrics);
+void bt_view_destroy(struct bt_view *v);
+void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg);
+/* Follows the members in etcd until the view is destroyed. */
+void bt_view_watch(struct bt_view *v, struct bt_etcd *e);
+
+/* What the watch calls; tests call it themselves. */
+void bt_view_member_up(struct bt_view *v, const Baton__Member *m);
+void bt_view_member_down(struct bt_view *v, const char *kind, const char *name);
+
+/* Queue a message. The stream's queue is bounded: when it is full the session is broken, which the
+ * owner sees as on_down from a later turn. False: not sent. */
+bool bt_session_send_worker(struct bt_session *s, const Baton__ToWorker *m);
+bool bt_session_send_kvstore(struct bt_session *s, const Baton__ToKvstore *m);
+/* Ends a session that violated the protocol; it is dialled again. on_down comes from a later turn.
+ */
+void bt_session_break(struct bt_session *s, const char *why);
+
+/* The cluster for one decision; arrays belong to the view and are valid until its next call.
+ * worker[i] and kvstore[i] are the sessions behind snap's entries. */
+struct bt_view_snapshot {
+    struct bt_sched_snapshot snap;
+    struct bt_sched_worker *workers;
+    struct bt_sched_kvstore *kvstores;
+    struct bt_session *const *worker;
+    struct bt_session *const *kvstore;
+};
+void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
+                      struct bt_view_snapshot *out);
+
+/* Is there a prefill, a decode and their kvstores? why: static text when not. */
+bool bt_view_serving(struct bt_view *v, const char **why_p);
+struct bt_list *bt_view_sessions(struct bt_view *v); /* of struct bt_session.link */
+const struct bt_index *bt_view_index(const struct bt_view *v);
+const char *bt_view_kvstore_name(const struct bt_view *v, uint32_t kv_id); /* NULL: none */
+
+#endif

@@ -1,0 +1,42 @@
+/* Inside view/: the view's own state, and the session's life (session.c). */
+#ifndef BT_CONDUCTOR_VIEW_PRIV_H
+#define BT_CONDUCTOR_VIEW_PRIV_H
+
+#include "conductor/view/view.h"
+
+struct bt_view {
+    struct bt_loop *loop;
+    struct bt_rpc *rpc;
+    struct bt_view_config conf;
+    char *cluster, *name, *node;
+    const struct bt_view_ops *ops;
+    void *ops_arg;
+    struct bt_member_table *table;
+    struct bt_list sessions;
+    uint32_t n_sessions;
+    struct bt_session *kv_by_id[BT_INDEX_KVSTORES_MAX];
+    struct bt_index *index;
+    struct bt_timer beat;
+    uint64_t last_beat_ns;
+    bool formed;              /* both roles have been up, or one alone for long enough */
+    uint64_t first_worker_ns; /* since when there is a usable worker */
+    /* scratch of bt_view_snapshot */
+    struct bt_sched_worker *workers;
+    struct bt_sched_kvstore *kvstores;
+    struct bt_session **worker_of, **kvstore_of;
+    uint32_t scratch_cap;
+    struct bt_metric *m_down, *m_gaps, *m_mismatch, *m_index_keys, *m_up[2];
+};
+
+#define BT_VIEW_SESSIONS_MAX 4096
+
+struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
+                                     const Baton__Member *m);
+/* Ends the session (on_down if it was up) and frees it. */
+void bt_session_destroy(struct bt_session *s, const char *why);
+/* Takes over what etcd says now; another incarnation or address starts the session anew. */
+void bt_session_update(struct bt_session *s, const Baton__Member *m);
+/* Every heartbeat: sends one, or ends the session when it was silent for too long. */
+void bt_session_beat(struct bt_session *s, uint64_t now_ns);
+
+#endif
