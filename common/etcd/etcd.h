@@ -22,12 +22,17 @@ struct bt_etcd_kv {
 
 bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints,
                            struct bt_etcd **e_p) BT_MUST_CHECK;
+/* Ends what is still open: watches and leases end without callbacks (and their handles with them),
+ * pending calls end with ERR_CANCELLED before this returns. Leases stopped now or just before are
+ * revoked on the way, for which it waits up to half a second each if etcd hangs. */
 void bt_etcd_destroy(struct bt_etcd *e);
+struct bt_loop *bt_etcd_loop(const struct bt_etcd *e);
 
 typedef void (*bt_etcd_put_fn)(void *arg, bt_status_t st);
 typedef void (*bt_etcd_range_fn)(void *arg, bt_status_t st, const struct bt_etcd_kv *kvs, size_t n,
                                  int64_t revision);
-/* cas: succeeded; if not, current is the present value (mod_revision 0 if the key is absent). */
+/* cas: if it succeeded, current has the key's new mod_revision; if not, current is the present
+ * value (mod_revision 0 if the key is absent). current is NULL when st is not OK. */
 typedef void (*bt_etcd_cas_fn)(void *arg, bt_status_t st, bool succeeded,
                                const struct bt_etcd_kv *current);
 
@@ -57,7 +62,7 @@ void bt_etcd_lease_stop(struct bt_etcd_lease *l); /* revokes, best effort, and f
 struct bt_etcd_watch_ops {
     void (*on_put)(void *arg, const struct bt_etcd_kv *kv);
     void (*on_delete)(void *arg, const char *key);
-    void (*on_synced)(void *arg);
+    void (*on_synced)(void *arg); /* after each listing */
 };
 struct bt_etcd_watch *bt_etcd_watch_start(struct bt_etcd *e, const char *prefix,
                                           const struct bt_etcd_watch_ops *ops, void *arg);

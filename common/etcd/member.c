@@ -1,0 +1,378 @@
+/* Membership in etcd: this process's registration under a lease, and the table of the others.
+ * Registration goes through two compare-and-swaps, settings first, after each grant of the lease;
+ * at most one is in flight. Loop's thread. */
+#include "common/etcd/member.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/buf.h"
+#include "common/log/log.h"
+#include "common/rpc/rpc.h"
+
+#define RETRY_MS          500
+#define NAME_TAKEN_MAX_MS ((BT_MEMBER_LEASE_S + 2) * 1000ull)
+
+typedef enum {
+    PHASE_WAIT_LEASE, /* nothing to do before a grant */
+    PHASE_SETTINGS,   /* the cluster's settings are to be written or compared */
+    PHASE_REGISTER,   /* our key is to be written (again) */
+    PHASE_DONE,       /* registered as we are */
+    PHASE_REFUSED
+} phase_t;
+
+struct bt_member {
+    struct bt_etcd *e;
+    struct bt_loop *loop;
+    struct bt_etcd_lease *lease;
+    struct bt_member_ops ops;
+    void *arg;
+    Baton__Member *self;
+    Baton__ClusterSettings *settings;
+    char *key, *settings_key;
+    phase_t phase;
+    bool busy; /* a compare-and-swap is in flight */
+    bool joined, stopped;
+    int64_t lease_id, mod_revision;             /* mod_revision: of our key as we believe it */
+    uint64_t rival_incarnation, rival_since_ns; /* who has our name, and since when we see it */
+    struct bt_timer timer;
+    char *refusal;
+    bt_status_t refusal_status;
+};
+
+static void kick(void *arg);
+
+/* ---- copies ---- */
+
+static void *copy_message(const ProtobufCMessage *msg)
+{
+    size_t len = protobuf_c_message_get_packed_size(msg);
+    uint8_t *buf = bt_malloc(len + 1);
+    protobuf_c_message_pack(msg, buf);
+    ProtobufCMessage *copy = protobuf_c_message_unpack(msg->descriptor, NULL, len, buf);
+    free(buf);
+    BT_ASSERT(copy != NULL);
+    return copy;
+}
+
+static void member_free(struct bt_member *m)
+{
+    protobuf_c_message_free_unpacked(&m->self->base, NULL);
+    protobuf_c_message_free_unpacked(&m->settings->base, NULL);
+    free(m->key);
+    free(m->settings_key);
+    free(m->refusal);
+    free(m);
+}
+
+static void pack_and_swap(struct bt_member *m, const char *key, int64_t expect,
+                          const ProtobufCMessage *msg, int64_t lease, bt_etcd_cas_fn done)
+{
+    size_t len = protobuf_c_message_get_packed_size(msg);
+    uint8_t *buf = bt_malloc(len + 1);
+    protobuf_c_message_pack(msg, buf);
+    m->busy = true;
+    bt_etcd_cas(m->e, key, expect, buf, len, lease, done, m);
+    free(buf);
+}
+
+/* ---- refusal ---- */
+
+static void tell_refused(void *arg)
+{
+    struct bt_member *m = arg;
+    if (m->ops.on_refused != NULL) {
+        m->ops.on_refused(m->arg, m->refusal_status, m->refusal); /* may leave: m is gone then */
+    }
+}
+
+/* Takes why. The lease goes at once: a process that may not join shall not hold anything. */
+static void refuse(struct bt_member *m, bt_status_t st, char *why)
+{
+    m->phase = PHASE_REFUSED;
+    m->refusal_status = st;
+    m->refusal = why;
+    if (m->lease != NULL) {
+        bt_etcd_lease_stop(m->lease);
+        m->lease = NULL;
+    }
+    bt_timer_start(m->loop, &m->timer, 0, 0, tell_refused, m);
+}
+
+/* ---- settings ---- */
+
+static bool same_bytes(ProtobufCBinaryData a, ProtobufCBinaryData b)
+{
+    return a.len == b.len && (a.len == 0 || memcmp(a.data, b.data, a.len) == 0);
+}
+
+static void puts_hex(struct bt_buf *b, ProtobufCBinaryData d)
+{
+    for (size_t i = 0; i < BT_MIN(d.len, (size_t)8); i++) {
+        bt_buf_printf(b, "%02x", d.data[i]);
+    }
+    bt_buf_puts(b, d.len == 0 ? "none" : d.len > 8 ? ".." : "");
+}
+
+static void differ_bytes(struct bt_buf *b, const char *what, ProtobufCBinaryData ours,
+                         ProtobufCBinaryData theirs)
+{
+    if (!same_bytes(ours, theirs)) {
+        bt_buf_printf(b, "%s%s (here ", b->len == 0 ? "" : "; ", what);
+        puts_hex(b, ours);
+        bt_buf_puts(b, ", cluster ");
+        puts_hex(b, theirs);
+        bt_buf_puts(b, ")");
+    }
+}
+
+static void differ_u64(struct bt_buf *b, const char *what, uint64_t ours, uint64_t theirs, bool hex)
+{
+    if (ours != theirs) {
+        bt_buf_printf(b,
+                      hex ? "%s%s (here %" PRIx64 ", cluster %" PRIx64 ")"
+                          : "%s%s (here %" PRIu64 ", cluster %" PRIu64 ")",
+                      b->len == 0 ? "" : "; ", what, ours, theirs);
+    }
+}
+
+/* What keeps us out of a cluster with these settings; NULL: nothing. Caller frees. */
+static char *differences(const Baton__ClusterSettings *ours, const Baton__ClusterSettings *theirs)
+{
+    struct bt_buf b;
+    bt_buf_init(&b);
+    differ_bytes(&b, "root_key: model weights, architecture, RoPE, layout or block_tokens differ",
+                 ours->root_key, theirs->root_key);
+    differ_u64(&b, "layout_id differs", ours->layout_id, theirs->layout_id, true);
+    differ_u64(&b, "block_tokens differs", ours->block_tokens, theirs->block_tokens, false);
+    differ_u64(&b, "flow_chunk_tokens differs", ours->flow_chunk_tokens, theirs->flow_chunk_tokens,
+               false);
+    differ_bytes(&b, "salt_id differs: another cluster secret, or none", ours->salt_id,
+                 theirs->salt_id);
+    char *text = bt_buf_take(&b);
+    bt_buf_cleanup(&b);
+    return text;
+}
+
+static void on_settings(void *arg, bt_status_t st, bool succeeded, const struct bt_etcd_kv *cur)
+{
+    struct bt_member *m = arg;
+    m->busy = false;
+    if (m->stopped) {
+        member_free(m);
+        return;
+    }
+    if (m->phase != PHASE_SETTINGS) {
+        kick(m);
+        return;
+    }
+    if (st != BT_OK) {
+        bt_timer_start(m->loop, &m->timer, RETRY_MS, 0, kick, m);
+        return;
+    }
+    if (!succeeded) {
+        Baton__ClusterSettings *theirs =
+            baton__cluster_settings__unpack(NULL, cur->value_len, cur->value);
+        if (theirs == NULL) {
+            refuse(m, BT_ERR_MISMATCH,
+                   bt_sprintf("%s in etcd is not readable: it was written by another version or "
+                              "damaged; delete it when no daemon of the cluster runs",
+                              m->settings_key));
+            return;
+        }
+        char *diff = differences(m->settings, theirs);
+        baton__cluster_settings__free_unpacked(theirs, NULL);
+        if (diff != NULL) {
+            refuse(m, BT_ERR_MISMATCH,
+                   bt_sprintf("this daemon's settings differ from those of its cluster: %s", diff));
+            free(diff);
+            return;
+        }
+    }
+    m->phase = PHASE_REGISTER;
+    kick(m);
+}
+
+/* ---- registration ---- */
+
+/* Somebody else's key lies under our name: a predecessor that crashed, whose lease runs out soon,
+ * or a live namesake. Only time tells them apart. */
+static void wait_for_rival(struct bt_member *m, uint64_t incarnation)
+{
+    uint64_t now = bt_mono_ns();
+    m->mod_revision = 0; /* we want to be the one who creates it */
+    if (m->rival_since_ns == 0 || m->rival_incarnation != incarnation) {
+        m->rival_incarnation = incarnation;
+        m->rival_since_ns = now;
+        BT_INFO("member_name_taken", "key=%s incarnation=%" PRIx64 " wait_ms=%llu", m->key,
+                incarnation, NAME_TAKEN_MAX_MS);
+    } else if (now - m->rival_since_ns > NAME_TAKEN_MAX_MS * 1000000ull) {
+        refuse(m, BT_ERR_EXISTS,
+               bt_sprintf("another live %s is called %s (incarnation %" PRIx64
+                          "): give each its own name",
+                          m->self->kind, m->self->name, incarnation));
+        return;
+    }
+    bt_timer_start(m->loop, &m->timer, RETRY_MS, 0, kick, m);
+}
+
+static void on_conflict(struct bt_member *m, const struct bt_etcd_kv *cur)
+{
+    if (cur->mod_revision == 0) { /* gone: write it anew */
+        m->mod_revision = 0;
+        m->rival_since_ns = 0;
+        kick(m);
+        return;
+    }
+    Baton__Member *other = baton__member__unpack(NULL, cur->value_len, cur->value);
+    uint64_t incarnation = other == NULL ? 0 : other->incarnation;
+    if (other != NULL) {
+        baton__member__free_unpacked(other, NULL);
+    }
+    if (incarnation == m->self->incarnation) { /* ours: an answer was lost on the way */
+        m->mod_revision = cur->mod_revision;
+        kick(m);
+    } else {
+        wait_for_rival(m, incarnation);
+    }
+}
+
+static void on_registered(void *arg, bt_status_t st, bool succeeded, const struct bt_etcd_kv *cur)
+{
+    struct bt_member *m = arg;
+    m->busy = false;
+    if (m->stopped) {
+        member_free(m);
+        return;
+    }
+    if (st == BT_OK && succeeded) {
+        m->mod_revision = cur->mod_revision;
+    }
+    if (st != BT_OK || succeeded) {
+        m->rival_since_ns = 0; /* while etcd is away, leases do not run out either */
+    }
+    if (m->phase == PHASE_DONE) {
+        m->phase = PHASE_REGISTER; /* set to done before the answer: see kick */
+        if (st == BT_OK && succeeded) {
+            m->phase = PHASE_DONE;
+            if (!m->joined) {
+                m->joined = true;
+                if (m->ops.on_joined != NULL) {
+                    m->ops.on_joined(m->arg); /* may leave */
+                }
+            }
+        } else if (st == BT_OK) {
+            on_conflict(m, cur);
+        } else {
+            bt_timer_start(m->loop, &m->timer, RETRY_MS, 0, kick, m);
+        }
+        return;
+    }
+    kick(m); /* something changed meanwhile: a new lease, a new state */
+}
+
+/* Starts whatever the phase asks for, unless an answer is still to come. */
+static void kick(void *arg)
+{
+    struct bt_member *m = arg;
+    if (m->busy) {
+        return;
+    }
+    bt_timer_stop(m->loop, &m->timer);
+    switch (m->phase) {
+    case PHASE_SETTINGS:
+        pack_and_swap(m, m->settings_key, 0, &m->settings->base, 0, on_settings);
+        break;
+    case PHASE_REGISTER:
+        /* Done, unless a change sets the phase back before the answer comes. */
+        m->phase = PHASE_DONE;
+        pack_and_swap(m, m->key, m->mod_revision, &m->self->base, m->lease_id, on_registered);
+        break;
+    case PHASE_WAIT_LEASE:
+    case PHASE_DONE:
+    case PHASE_REFUSED: break;
+    }
+}
+
+static void on_granted(void *arg, int64_t lease)
+{
+    struct bt_member *m = arg;
+    m->lease_id = lease;
+    m->phase = PHASE_SETTINGS; /* again too: an etcd that lost its data has no settings */
+    kick(m);
+}
+
+static void on_lost(void *arg)
+{
+    struct bt_member *m = arg;
+    m->joined = false;
+    m->mod_revision = 0; /* the key went with the lease */
+    m->rival_since_ns = 0;
+    m->phase = PHASE_WAIT_LEASE;
+    if (!m->busy) {
+        bt_timer_stop(m->loop, &m->timer);
+    }
+    if (m->ops.on_lost != NULL) {
+        m->ops.on_lost(m->arg);
+    }
+}
+
+/* ---- life ---- */
+
+static bool name_ok(const char *s)
+{
+    return s != NULL && s[0] != '\0' && strchr(s, '/') == NULL;
+}
+
+struct bt_member *bt_member_join(struct bt_etcd *e, const char *cluster, const Baton__Member *self,
+                                 const Baton__ClusterSettings *settings,
+                                 const struct bt_member_ops *ops, void *arg)
+{
+    static const struct bt_etcd_lease_ops lease_ops = {.on_granted = on_granted,
+                                                       .on_lost = on_lost};
+    struct bt_member *m = bt_calloc(1, sizeof(*m));
+    m->e = e;
+    m->loop = bt_etcd_loop(e);
+    m->ops = *ops;
+    m->arg = arg;
+    m->self = copy_message(&self->base);
+    m->settings = copy_message(&settings->base);
+    m->key = bt_sprintf("/baton/%s/members/%s/%s", cluster, self->kind, self->name);
+    m->settings_key = bt_sprintf("/baton/%s/settings", cluster);
+    BT_ASSERT(self->incarnation != 0);
+    if (!name_ok(cluster) || !name_ok(self->kind) || !name_ok(self->name)) {
+        refuse(m, BT_ERR_INVALID,
+               bt_sprintf("cluster, kind and name of %s must not be empty or contain '/'", m->key));
+        return m;
+    }
+    m->lease = bt_etcd_lease_start(e, BT_MEMBER_LEASE_S, &lease_ops, m);
+    return m;
+}
+
+void bt_member_set_state(struct bt_member *m, Baton__MemberState state)
+{
+    if (m->self->state == state) {
+        return;
+    }
+    m->self->state = state;
+    if (m->phase == PHASE_DONE) {
+        m->phase = PHASE_REGISTER;
+        kick(m);
+    }
+}
+
+void bt_member_leave(struct bt_member *m)
+{
+    if (m == NULL) {
+        return;
+    }
+    bt_timer_stop(m->loop, &m->timer);
+    /* Revoking deletes our key and no other: a key that a namesake wrote meanwhile stays. */
+    bt_etcd_lease_stop(m->lease);
+    m->lease = NULL;
+    m->stopped = true;
+    if (!m->busy) {
+        member_free(m);
+    }
+}
