@@ -1,0 +1,380 @@
+/* The shared-memory slab: creation by the kvstore, mapping by workers, segment CRCs.
+ * Called on the owner's control thread at start or attach; bt_slab_segment_crc from any thread.
+ * The owner holds an OFD lock on the file for as long as it lives: that, and not a pid, tells a
+ * slab in use from one left behind. Descriptors given to workers must be opened anew (not dup'ed),
+ * because an OFD lock belongs to the open file description. */
+#include "common/slab/slab.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "common/base/crc32c.h"
+#include "common/base/sha256.h"
+
+#define SLAB_PAGE      4096u
+#define SLAB_STEP      (64u << 20) /* bytes reserved between two calls of progress */
+#define SLAB_FLOWS_MIN 512u
+#define SLAB_FLOWS_MAX 65536u
+
+static void slab_errf(char *err, size_t cap, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void slab_errf(char *err, size_t cap, const char *fmt, ...)
+{
+    if (err == NULL || cap == 0) {
+        return;
+    }
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err, cap, fmt, ap);
+    va_end(ap);
+}
+
+static void read_line(const char *path, char *out, size_t cap)
+{
+    memset(out, 0, cap);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return;
+    }
+    ssize_t n = read(fd, out, cap - 1);
+    close(fd);
+    if (n > 0 && out[n - 1] == '\n') {
+        out[n - 1] = '\0';
+    }
+}
+
+static uint32_t super_crc(const struct bt_slab_super *s)
+{
+    return bt_crc32c(0, s, offsetof(struct bt_slab_super, header_crc));
+}
+
+/* Offsets and file size of a slab of n slots. */
+static void slab_plan(struct bt_slab_super *s, uint32_t n)
+{
+    s->n_slots = n;
+    s->headers_off = SLAB_PAGE;
+    s->crcs_off =
+        BT_ALIGN_UP(s->headers_off + (uint64_t)n * sizeof(struct bt_slot_header), SLAB_PAGE);
+    s->flows_off = BT_ALIGN_UP(s->crcs_off + (uint64_t)n * s->n_layers * 4, SLAB_PAGE);
+    s->data_off =
+        BT_ALIGN_UP(s->flows_off + (uint64_t)s->n_flow_words * sizeof(bt_flow_word_t), SLAB_PAGE);
+    s->file_bytes = s->data_off + (uint64_t)n * s->slot_bytes;
+}
+
+/* Opens path for exclusive ownership as an empty file. A slab whose owner is gone is unlinked and
+ * made anew: whoever still maps the old file keeps the old pages and hurts nobody. */
+static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
+{
+    for (int tries = 0; tries < 16; tries++) {
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0660);
+        if (fd < 0) {
+            slab_errf(err, cap, "cannot create the slab %s: %s", path, strerror(errno));
+            return BT_ERR_IO;
+        }
+        struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        if (fcntl(fd, F_OFD_SETLK, &lk) != 0) {
+            bool busy = errno == EAGAIN || errno == EACCES;
+            slab_errf(err, cap,
+                      busy ? "the slab %s belongs to another running kvstore: a node has exactly "
+                             "one; stop that one, or give this one its own node.id and run_dir"
+                           : "cannot lock the slab %s",
+                      path);
+            close(fd);
+            return busy ? BT_ERR_EXISTS : BT_ERR_IO;
+        }
+        struct stat by_fd, by_path;
+        if (fstat(fd, &by_fd) != 0 || stat(path, &by_path) != 0 || by_fd.st_ino != by_path.st_ino ||
+            by_fd.st_dev != by_path.st_dev) {
+            close(fd); /* replaced between open and lock */
+            continue;
+        }
+        if (by_fd.st_size == 0) {
+            *fd_p = fd;
+            return BT_OK;
+        }
+        unlink(path);
+        close(fd);
+    }
+    slab_errf(err, cap, "cannot take the slab %s: it keeps being replaced", path);
+    return BT_ERR_IO;
+}
+
+static void no_space(const char *path, int fd, uint64_t want, int why, char *err, size_t cap)
+{
+    struct statvfs vfs;
+    uint64_t total = 0, left = 0;
+    if (fstatvfs(fd, &vfs) == 0) {
+        total = (uint64_t)vfs.f_blocks * vfs.f_frsize;
+        left = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    }
+    slab_errf(err, cap,
+              "no room for the slab %s: %llu MiB are wanted, its file system has %llu MiB of which "
+              "%llu MiB are free (%s). Lower kvstore.slab_bytes, or enlarge it: mount -o "
+              "remount,size=... /dev/shm, in Docker --shm-size",
+              path, (unsigned long long)BT_DIV_UP(want, 1u << 20),
+              (unsigned long long)(total >> 20), (unsigned long long)(left >> 20), strerror(why));
+}
+
+/* Reserves all bytes. ftruncate alone would succeed beyond the limit of a tmpfs, and the first
+ * write there would end in SIGBUS. */
+static bt_status_t slab_reserve(const char *path, int fd, uint64_t bytes,
+                                void (*progress)(void *, double), void *arg, char *err, size_t cap)
+{
+    struct statvfs vfs;
+    if (fstatvfs(fd, &vfs) == 0 && vfs.f_blocks != 0 &&
+        bytes > (uint64_t)vfs.f_bavail * vfs.f_frsize) {
+        no_space(path, fd, bytes, ENOSPC, err, cap);
+        return BT_ERR_EXHAUSTED;
+    }
+    for (uint64_t at = 0; at < bytes; at += SLAB_STEP) {
+        uint64_t n = BT_MIN((uint64_t)SLAB_STEP, bytes - at);
+        int rc;
+        do {
+            rc = posix_fallocate(fd, (off_t)at, (off_t)n);
+        } while (rc == EINTR);
+        if (rc != 0) {
+            no_space(path, fd, bytes, rc, err, cap);
+            return rc == ENOSPC || rc == ENOMEM ? BT_ERR_EXHAUSTED : BT_ERR_IO;
+        }
+        if (progress != NULL) {
+            progress(arg, 0.8 * (double)(at + n) / (double)bytes);
+        }
+    }
+    return BT_OK;
+}
+
+/* Maps both halves and fills s; the first half is read-only for a worker. */
+static bt_status_t slab_mmap(struct bt_slab *s, const struct bt_slab_super *super, bool owner,
+                             char *err, size_t cap)
+{
+    int prot = owner ? PROT_READ | PROT_WRITE : PROT_READ;
+    uint8_t *meta = mmap(NULL, super->flows_off, prot, MAP_SHARED, s->fd, 0);
+    if (meta == MAP_FAILED) {
+        slab_errf(err, cap, "cannot map the slab: %s", strerror(errno));
+        return BT_ERR_NO_MEMORY;
+    }
+    uint64_t rest = super->file_bytes - super->flows_off;
+    uint8_t *body =
+        mmap(NULL, rest, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, (off_t)super->flows_off);
+    if (body == MAP_FAILED) {
+        slab_errf(err, cap, "cannot map the slab's %llu MiB of data: %s",
+                  (unsigned long long)(rest >> 20), strerror(errno));
+        munmap(meta, super->flows_off);
+        return BT_ERR_NO_MEMORY;
+    }
+    s->super = (const struct bt_slab_super *)meta;
+    s->headers = (struct bt_slot_header *)(meta + super->headers_off);
+    s->crcs = (uint32_t *)(meta + super->crcs_off);
+    s->flows = (bt_flow_word_t *)body;
+    s->data = body + (super->data_off - super->flows_off);
+    s->owner = owner;
+    return BT_OK;
+}
+
+/* Touches every page now, so that no request pays for a fault. */
+static void slab_prefault(struct bt_slab *s, void (*progress)(void *, double), void *arg)
+{
+    uint8_t *base = (uint8_t *)s->flows;
+    uint64_t bytes = s->super->file_bytes - s->super->flows_off;
+    for (uint64_t at = 0; at < bytes; at += SLAB_STEP) {
+        uint64_t n = BT_MIN((uint64_t)SLAB_STEP, bytes - at);
+#ifdef MADV_POPULATE_WRITE
+        if (madvise(base + at, n, MADV_POPULATE_WRITE) != 0)
+#endif
+        {
+            for (uint64_t i = 0; i < n; i += SLAB_PAGE) {
+                *(volatile uint8_t *)(base + at + i) = 0;
+            }
+        }
+        if (progress != NULL) {
+            progress(arg, 0.8 + 0.2 * (double)(at + n) / (double)bytes);
+        }
+    }
+}
+
+bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
+                           const struct bt_kv_key *root, uint64_t incarnation,
+                           void (*progress)(void *arg, double fraction), void *arg,
+                           struct bt_slab **slab_p, char *err, size_t err_cap)
+{
+    struct bt_slab_super plan = {
+        .magic = BT_SLAB_MAGIC,
+        .version = BT_SLAB_VERSION,
+        .slot_bytes = BT_ALIGN_UP(layout->block_bytes, SLAB_PAGE),
+        .block_bytes = layout->block_bytes,
+        .layout_id = layout->layout_id,
+        .n_layers = layout->n_layers,
+        .incarnation = incarnation,
+    };
+    plan.n_flow_words =
+        (uint32_t)BT_MAX(SLAB_FLOWS_MIN, BT_MIN(bytes / 16384, (uint64_t)SLAB_FLOWS_MAX));
+    uint64_t fixed = 4 * SLAB_PAGE + (uint64_t)plan.n_flow_words * sizeof(bt_flow_word_t);
+    uint64_t per = plan.slot_bytes + sizeof(struct bt_slot_header) + 4ull * plan.n_layers;
+    uint64_t n = bytes > fixed ? (bytes - fixed) / per : 0;
+    if (n < 2 || plan.slot_bytes == 0) {
+        slab_errf(err, err_cap,
+                  "kvstore.slab_bytes = %llu is too small: a block of this model takes %llu bytes, "
+                  "at least %llu bytes are needed",
+                  (unsigned long long)bytes, (unsigned long long)plan.slot_bytes,
+                  (unsigned long long)(fixed + 2 * per));
+        return BT_ERR_INVALID;
+    }
+    slab_plan(&plan, (uint32_t)BT_MIN(n, (uint64_t)UINT32_MAX / 2));
+    memcpy(plan.root_key, root->b, sizeof(plan.root_key));
+    read_line("/proc/sys/kernel/random/boot_id", plan.boot_id, sizeof(plan.boot_id));
+    read_line("/proc/sys/kernel/random/uuid", plan.uuid, sizeof(plan.uuid));
+
+    struct bt_slab *s = bt_calloc(1, sizeof(*s));
+    bt_status_t st = slab_own(path, &s->fd, err, err_cap);
+    if (st != BT_OK) {
+        free(s);
+        return st;
+    }
+    st = slab_reserve(path, s->fd, plan.file_bytes, progress, arg, err, err_cap);
+    if (st != BT_OK) {
+        goto err_file;
+    }
+    st = slab_mmap(s, &plan, true, err, err_cap);
+    if (st != BT_OK) {
+        goto err_file;
+    }
+    struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
+    *super = plan;
+    slab_prefault(s, progress, arg);
+    super->header_crc = super_crc(super); /* last: a half-made slab never passes a check */
+    *slab_p = s;
+    return BT_OK;
+
+err_file:
+    unlink(path);
+    close(s->fd);
+    free(s);
+    return st;
+}
+
+/* Is what the superblock says consistent and ours? */
+static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_bytes,
+                               const struct bt_kv_layout *layout, const struct bt_kv_key *root,
+                               char *err, size_t cap)
+{
+    if (s->magic != BT_SLAB_MAGIC || s->header_crc != super_crc(s)) {
+        slab_errf(err, cap, "this file is no (complete) slab of Baton: magic or checksum differ");
+        return BT_ERR_MISMATCH;
+    }
+    if (s->version != BT_SLAB_VERSION) {
+        slab_errf(err, cap, "the slab has format version %u, this program knows %u: update both",
+                  s->version, BT_SLAB_VERSION);
+        return BT_ERR_MISMATCH;
+    }
+    if (s->layout_id != layout->layout_id) {
+        slab_errf(err, cap,
+                  "the slab holds KV of layout %016llx, this process uses %016llx: same model and "
+                  "kv.block_tokens everywhere?",
+                  (unsigned long long)s->layout_id, (unsigned long long)layout->layout_id);
+        return BT_ERR_MISMATCH;
+    }
+    if (memcmp(s->root_key, root->b, sizeof(s->root_key)) != 0) {
+        char a[17], b[17];
+        bt_hex(s->root_key, 8, a);
+        bt_hex(root->b, 8, b);
+        slab_errf(err, cap,
+                  "the slab belongs to root key %s..., this process has %s...: the model's weights "
+                  "or settings differ",
+                  a, b);
+        return BT_ERR_MISMATCH;
+    }
+    struct bt_slab_super want = *s;
+    slab_plan(&want, s->n_slots);
+    if (want.headers_off != s->headers_off || want.crcs_off != s->crcs_off ||
+        want.flows_off != s->flows_off || want.data_off != s->data_off ||
+        want.file_bytes != s->file_bytes || s->file_bytes > file_bytes ||
+        s->n_layers != layout->n_layers || s->block_bytes != layout->block_bytes) {
+        slab_errf(err, cap, "the slab's sizes contradict each other or the file's length");
+        return BT_ERR_MISMATCH;
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct bt_kv_key *root,
+                        struct bt_slab **slab_p, char *err, size_t err_cap)
+{
+    struct stat stt;
+    if (fstat(fd, &stt) != 0) {
+        slab_errf(err, err_cap, "cannot stat the slab: %s", strerror(errno));
+        return BT_ERR_IO;
+    }
+    if ((uint64_t)stt.st_size < SLAB_PAGE) {
+        slab_errf(err, err_cap, "the slab file has %llu bytes: less than its first page",
+                  (unsigned long long)stt.st_size);
+        return BT_ERR_MISMATCH;
+    }
+    struct bt_slab_super *page = mmap(NULL, SLAB_PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) {
+        slab_errf(err, err_cap, "cannot map the slab: %s", strerror(errno));
+        return BT_ERR_IO;
+    }
+    struct bt_slab_super super = *page; /* a copy: what was checked is what is used */
+    munmap(page, SLAB_PAGE);
+    bt_status_t st = super_check(&super, (uint64_t)stt.st_size, layout, root, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_slab *s = bt_calloc(1, sizeof(*s));
+    s->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (s->fd < 0) {
+        slab_errf(err, err_cap, "cannot duplicate the slab's descriptor: %s", strerror(errno));
+        free(s);
+        return BT_ERR_IO;
+    }
+    st = slab_mmap(s, &super, false, err, err_cap);
+    if (st != BT_OK) {
+        close(s->fd);
+        free(s);
+        return st;
+    }
+    *slab_p = s;
+    return BT_OK;
+}
+
+void bt_slab_unmap(struct bt_slab *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    uint64_t flows_off = s->super->flows_off, file_bytes = s->super->file_bytes;
+    munmap(s->flows, file_bytes - flows_off);
+    munmap((void *)(uintptr_t)s->super, flows_off);
+    close(s->fd);
+    free(s);
+}
+
+uint32_t bt_slab_segment_crc(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
+                             const void *seg, uint32_t bytes)
+{
+    struct {
+        struct bt_kv_key key;
+        uint64_t layout_id;
+        uint32_t layer, bytes;
+    } seed = {*key, layout_id, layer, bytes};
+    _Static_assert(sizeof(seed) == 48, "the seed has no padding");
+    return bt_crc32c(bt_crc32c(0, &seed, sizeof(seed)), seg, bytes);
+}
+
+void bt_slab_private_key(uint64_t request, uint32_t epoch, uint32_t index, struct bt_kv_key *key_p)
+{
+    struct {
+        char tag[16];
+        uint64_t request;
+        uint32_t epoch, index;
+    } name = {"baton-private-1", request, epoch, index};
+    _Static_assert(sizeof(name) == 32, "the name has no padding");
+    bt_sha256(&name, sizeof(name), key_p->b);
+}

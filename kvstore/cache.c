@@ -1,0 +1,126 @@
+/* Pool, index and policy kept in step. Control thread. */
+#include "kvstore/cache.h"
+
+#include <stdlib.h>
+
+struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
+                                 uint32_t transit_max, const struct bt_evict_policy *policy)
+{
+    struct bt_cache *c = bt_calloc(1, sizeof(*c));
+    uint32_t n = slab->super->n_slots;
+    c->pool = bt_pool_create(slab, layout, transit_max);
+    c->index = bt_index_create(n);
+    c->policy = policy;
+    c->evict = policy->create(n);
+    c->low = n / 64;
+    return c;
+}
+
+void bt_cache_destroy(struct bt_cache *c)
+{
+    if (c == NULL) {
+        return;
+    }
+    c->policy->destroy(c->evict);
+    bt_index_destroy(c->index);
+    bt_pool_destroy(c->pool);
+    free(c);
+}
+
+uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint32_t n,
+                         uint32_t *slots)
+{
+    uint32_t i = 0;
+    for (; i < n; i++) {
+        uint32_t slot = bt_index_find(c->index, &keys[i]);
+        if (slot == UINT32_MAX) {
+            break;
+        }
+        bt_pool_lease(c->pool, slot);
+        c->policy->pin(c->evict, slot);
+        c->policy->hit(c->evict, slot);
+        slots[i] = slot;
+    }
+    c->hits += i;
+    c->misses += n - i;
+    return i;
+}
+
+static bool evict_one(struct bt_cache *c)
+{
+    uint32_t slot = c->policy->victim(c->evict);
+    if (slot == BT_EVICT_NONE) {
+        return false;
+    }
+    BT_ASSERT(bt_pool_leases(c->pool, slot) == 0);
+    c->policy->drop(c->evict, slot);
+    bt_index_remove(c->index, slot);
+    bt_pool_free(c->pool, slot);
+    c->evicted++;
+    return true;
+}
+
+bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots)
+{
+    struct bt_pool_counts counts;
+    bt_pool_counts(c->pool, &counts);
+    if (n > counts.free && n - counts.free > c->policy->evictable(c->evict)) {
+        return BT_ERR_EXHAUSTED;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = bt_pool_take(c->pool);
+        if (slot == BT_POOL_NONE) {
+            BT_ASSERT(evict_one(c));
+            slot = bt_pool_take(c->pool);
+        }
+        slots[i] = slot;
+    }
+    return BT_OK;
+}
+
+bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
+                   uint32_t n_tokens, uint32_t depth)
+{
+    bt_pool_seal(c->pool, slot, key, n_tokens, depth);
+    if (!bt_index_add(c->index, key, depth, slot)) {
+        c->duplicates++;
+        return false;
+    }
+    c->policy->admit(c->evict, slot);
+    c->sealed++;
+    return true;
+}
+
+void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
+{
+    while (n-- > 0) {
+        uint32_t slot = slots[n];
+        if (bt_pool_unlease(c->pool, slot) > 0) {
+            continue;
+        }
+        if (bt_index_has_slot(c->index, slot)) {
+            c->policy->unpin(c->evict, slot);
+        } else {
+            bt_pool_free(c->pool, slot);
+        }
+    }
+}
+
+void bt_cache_quarantine(struct bt_cache *c, uint32_t slot)
+{
+    bt_slot_state_t s = bt_pool_state(c->pool, slot);
+    if (!bt_index_has_slot(c->index, slot) && (s == BT_SLOT_WRITING || s == BT_SLOT_SEALED)) {
+        bt_pool_quarantine(c->pool, slot);
+    }
+}
+
+void bt_cache_trim(struct bt_cache *c, uint32_t max)
+{
+    struct bt_pool_counts counts;
+    bt_pool_counts(c->pool, &counts);
+    for (uint32_t left = counts.free; left < c->low && max > 0; left++, max--) {
+        if (!evict_one(c)) {
+            break;
+        }
+    }
+}

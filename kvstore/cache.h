@@ -1,0 +1,40 @@
+/* The node's cache: pool, index and eviction policy joined, so that their three views of a slot
+ * never disagree. Callers hold slots by leases; a cached slot without a lease is evictable, any
+ * other slot without a lease is free. Control thread. */
+#ifndef BT_KVSTORE_CACHE_H
+#define BT_KVSTORE_CACHE_H
+
+#include "kvstore/evict.h"
+#include "kvstore/index.h"
+#include "kvstore/pool.h"
+
+struct bt_cache {
+    struct bt_pool *pool;
+    struct bt_index *index;
+    const struct bt_evict_policy *policy;
+    struct bt_evict *evict;
+    uint32_t low; /* so many slots are kept free ahead of demand */
+    uint64_t evicted, hits, misses, sealed, duplicates;
+};
+
+struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
+                                 uint32_t transit_max, const struct bt_evict_policy *policy);
+void bt_cache_destroy(struct bt_cache *c);
+
+/* Leases the longest prefix of keys[0..n) that is cached; returns its length, slots[0..ret). */
+uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint32_t n,
+                         uint32_t *slots);
+/* Takes n WRITING slots with a lease each, evicting as needed; ERR_EXHAUSTED takes none. */
+bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots) BT_MUST_CHECK;
+/* Seals a WRITING slot and indexes it; false: the key was there already, the slot stays private
+ * to its holders. */
+bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
+                   uint32_t n_tokens, uint32_t depth);
+/* Drops one lease of each, last first: a chain's head is left the youngest. */
+void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n);
+/* Marks a held, not cached slot as possibly still written by the dead. Cached ones stay. */
+void bt_cache_quarantine(struct bt_cache *c, uint32_t slot);
+/* Evicts until `low` slots are free or nothing is evictable; at most max of them. */
+void bt_cache_trim(struct bt_cache *c, uint32_t max);
+
+#endif

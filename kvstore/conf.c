@@ -1,0 +1,117 @@
+/* The configuration table of baton-kvstore. Its texts become help, example and docs/CONFIG.md. */
+#include "kvstore/conf.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/map.h"
+
+#define ROW(member) offsetof(struct bt_kvstore_conf, member)
+
+static const struct bt_conf_row kvstore_rows[] = {
+    {.key = "kvstore.slab_bytes",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(slab_bytes),
+     .def = "1GiB",
+     .min = 65536,
+     .doc = "Bytes of shared memory for KV on this node; all of it is reserved and touched before "
+            "the kvstore is ready."},
+    {.key = "kvstore.slab_path",
+     .type = BT_CONF_STR,
+     .offset = ROW(slab_path),
+     .doc = "File of the slab; by default one in /dev/shm named after cluster, node and run_dir."},
+    {.key = "kvstore.transit_max",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(transit_max),
+     .def = "0.5",
+     .min = 0.01,
+     .max = 1.0,
+     .doc = "Part of the slots that may hold KV which only passes through (handed to a decode "
+            "worker and not kept)."},
+    {.key = "kvstore.reclaim_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(reclaim_ms),
+     .def = "30s",
+     .min = 100,
+     .max = 3600000,
+     .doc = "A worker that keeps slots so long after they were taken back is hung, and is killed: "
+            "its memory is never reused under it."},
+    {.key = "kvstore.wire.listen",
+     .type = BT_CONF_STR,
+     .offset = ROW(wire_listen),
+     .def = "127.0.0.1",
+     .doc = "Address of the interface that KV moves over to other nodes; loopback or a private "
+            "network, because the transport does not authenticate anybody."},
+    {.key = "kvstore.wire.allow_routable",
+     .type = BT_CONF_BOOL,
+     .offset = ROW(wire_allow_routable),
+     .def = "false",
+     .doc = "Allow a kvstore.wire.listen that is neither loopback nor private: whoever reaches it "
+            "may be able to read and write KV."},
+    {.key = "kvstore.wire.in_flight_bytes",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(wire_in_flight_bytes),
+     .def = "4MiB",
+     .min = 65536,
+     .max = 1073741824,
+     .doc = "Bytes that may be under way to one peer at once."},
+};
+
+static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, kvstore_rows, NULL};
+static size_t table_lens[] = {0, BT_ARRAY_LEN(kvstore_rows)};
+
+const struct bt_conf_schema bt_kvstore_schema = {
+    .daemon = "kvstore",
+    .summary = "The node's share of the KV pool: shared memory, and all KV traffic between nodes.",
+    .tables = tables,
+    .table_lens = table_lens,
+    .conf_size = sizeof(struct bt_kvstore_conf),
+};
+
+/* The length of another file's table is no constant expression. */
+__attribute__((constructor)) static void fill_lens(void)
+{
+    table_lens[0] = bt_conf_common_len;
+}
+
+bool bt_kvstore_conf_check(const struct bt_kvstore_conf *c)
+{
+    int64_t bt = c->common.kv_block_tokens, chunk = c->common.kv_flow_chunk_tokens;
+    if (bt <= 0 || (bt & (bt - 1)) != 0) {
+        fprintf(stderr, "kv.block_tokens: %lld is no power of two; take 16, 32 or 64\n",
+                (long long)bt);
+        return false;
+    }
+    if (chunk < bt || chunk % bt != 0) {
+        fprintf(stderr, "kv.flow_chunk_tokens: %lld is no multiple of kv.block_tokens = %lld\n",
+                (long long)chunk, (long long)bt);
+        return false;
+    }
+    return true;
+}
+
+static void put_name(char *to, size_t cap, const char *name)
+{
+    size_t n = 0;
+    for (; name[n] != '\0' && n + 1 < cap; n++) {
+        to[n] = name[n] == '/' ? '_' : name[n];
+    }
+    to[n] = '\0';
+}
+
+char *bt_kvstore_slab_path(const struct bt_kvstore_conf *c)
+{
+    char cluster[80], node[80];
+    if (c->slab_path != NULL) {
+        return bt_strdup(c->slab_path);
+    }
+    /* run_dir tells apart clusters of the same name on one machine. */
+    char *real = realpath(c->common.run_dir, NULL);
+    const char *dir = real != NULL ? real : c->common.run_dir;
+    uint32_t tag = (uint32_t)bt_hash64(dir, strlen(dir), 0);
+    free(real);
+    put_name(cluster, sizeof(cluster), c->common.cluster_name);
+    put_name(node, sizeof(node), c->common.node_id);
+    return bt_sprintf("/dev/shm/baton-%s-%s-%08x", cluster, node, tag);
+}

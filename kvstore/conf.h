@@ -1,0 +1,25 @@
+/* Configuration of baton-kvstore. */
+#ifndef BT_KVSTORE_CONF_H
+#define BT_KVSTORE_CONF_H
+
+#include "common/conf/conf.h"
+
+struct bt_kvstore_conf {
+    struct bt_conf_common common;
+    uint64_t slab_bytes;
+    char *slab_path;
+    double transit_max;
+    uint64_t reclaim_ms;
+    char *wire_listen;
+    bool wire_allow_routable;
+    uint64_t wire_in_flight_bytes;
+};
+
+extern const struct bt_conf_schema bt_kvstore_schema;
+/* Checks what a single row cannot; prints what is wrong and the remedy to stderr. */
+bool bt_kvstore_conf_check(const struct bt_kvstore_conf *c) BT_MUST_CHECK;
+/* Path of the slab: kvstore.slab_path, or /dev/shm/baton-<cluster>-<node>-<hash of run_dir>; heap.
+ */
+char *bt_kvstore_slab_path(const struct bt_kvstore_conf *c);
+
+#endif

@@ -1,0 +1,665 @@
+/* Grants: their making, their progress and their end, and the conductor's side of them.
+ * Control thread. */
+#include "kvstore/grant.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "kvstore/grant_priv.h"
+
+static void grants_tick(void *arg);
+
+/* ---- requests ---- */
+
+struct request *grant_request(const struct bt_grants *gs, uint64_t id)
+{
+    return bt_map_get(gs->requests, &id);
+}
+
+static void request_drop(struct bt_grants *gs, struct request *r)
+{
+    BT_ASSERT(bt_list_empty(&r->grants));
+    bt_list_remove(&r->idle);
+    gs->n_idle--;
+    bt_map_del(gs->requests, &r->id);
+    free(r);
+}
+
+static void request_idle(struct bt_grants *gs, struct request *r)
+{
+    r->forget_ns = bt_mono_ns() + GRANT_FORGET_MS * 1000000ull;
+    bt_list_remove(&r->idle);
+    bt_list_insert_tail(&gs->idle, &r->idle);
+    gs->n_idle++;
+    if (gs->n_idle > GRANT_REMEMBER_MAX) {
+        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct request, idle));
+    }
+}
+
+static struct request *request_get(struct bt_grants *gs, uint64_t id)
+{
+    struct request *r = grant_request(gs, id);
+    if (r == NULL) {
+        r = bt_calloc(1, sizeof(*r));
+        r->id = id;
+        bt_list_init(&r->grants);
+        bt_list_init(&r->idle);
+        bt_map_put(gs->requests, &r->id, r);
+        request_idle(gs, r);
+    }
+    return r;
+}
+
+struct grant *grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
+{
+    struct request *r = grant_request(gs, request);
+    struct bt_list *i;
+    if (r == NULL) {
+        return NULL;
+    }
+    bt_list_for_each (i, &r->grants) {
+        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_request);
+        if (g->epoch == epoch) {
+            return g;
+        }
+    }
+    return NULL;
+}
+
+bool grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
+{
+    struct request *r = grant_request(gs, request);
+    return r != NULL && (epoch < r->epoch_max || epoch <= r->released);
+}
+
+/* ---- end of a grant ---- */
+
+void grant_hold(struct grant *g)
+{
+    g->busy++;
+}
+
+void grant_unhold(struct grant *g)
+{
+    BT_ASSERT(g->busy > 0);
+    g->busy--;
+    grant_unref(g);
+}
+
+/* All that is left are opens of the dead (or of an earlier attachment), waiting for their second.
+ */
+static bool only_void_left(const struct grant *g)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &g->opens) {
+        if (BT_CONTAINER_OF(i, struct open, in_grant)->w != NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void grant_unref(struct grant *g)
+{
+    struct bt_grants *gs = g->gs;
+    if (g->busy > 0 || g->session != NULL || !bt_list_empty(&g->sends) || g->recv_active ||
+        g->sealing) {
+        return;
+    }
+    if (!bt_list_empty(&g->opens)) {
+        if (only_void_left(g)) {
+            grant_quarantine(g);
+        }
+        return;
+    }
+    BT_DEBUG("grant_end", "req=%016llx epoch=%u blocks=%u resident=%u",
+             (unsigned long long)g->req->id, g->epoch, g->n_blocks, g->resident);
+    bt_cache_put(gs->c.cache, g->slots, g->n_blocks);
+    bt_pool_transit_put(gs->c.cache->pool, g->n_transit);
+    atomic_store_explicit(g->word, 0, memory_order_release);
+    gs->flow_free[gs->n_flow_free++] = g->flow;
+    bt_list_remove(&g->in_all);
+    bt_list_remove(&g->in_request);
+    gs->n_grants--;
+    if (bt_list_empty(&g->req->grants)) {
+        request_idle(gs, g->req);
+    }
+    free(g->slots);
+    free(g->names);
+    free(g->peer);
+    free(g->peer_rpc);
+    free(g);
+}
+
+void grant_quarantine(struct grant *g)
+{
+    for (uint32_t b = g->resident; b < g->n_blocks; b++) {
+        if (!g->sealing || b >= g->seal_end) {
+            bt_cache_quarantine(g->gs->c.cache, g->slots[b]);
+        }
+    }
+}
+
+void grant_revoke(struct grant *g, bt_status_t st, const char *why)
+{
+    if (g->revoked) {
+        return;
+    }
+    g->revoked = true;
+    g->why = st;
+    snprintf(g->why_text, sizeof(g->why_text), "%s", why);
+    grant_hold(g);
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &g->opens) {
+        local_revoke_open(BT_CONTAINER_OF(i, struct open, in_grant));
+    }
+    wire_revoke(g);
+    grant_unhold(g);
+}
+
+static void tell(const struct grant *g, const Baton__FromKvstore *m)
+{
+    if (g->session != NULL && !g->gs->stopping) {
+        g->gs->c.to_session(g->session, m);
+    }
+}
+
+void grant_fail(struct grant *g, bt_status_t st, const char *why)
+{
+    if (g->revoked) {
+        return;
+    }
+    BT_WARN("grant_failed", "req=%016llx epoch=%u role=%s status=%s why=%s",
+            (unsigned long long)g->req->id, g->epoch, g->receive ? "receive" : "write",
+            bt_status_name(st), bt_log_q(why));
+    if (g->gs->m.failed != NULL) {
+        bt_metric_add(g->gs->m.failed, 1);
+    }
+    Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
+    Baton__GrantFailed f = BATON__GRANT_FAILED__INIT;
+    char text[sizeof(g->why_text)];
+    snprintf(text, sizeof(text), "%s", why);
+    f.request = g->req->id;
+    f.epoch = g->epoch;
+    f.status = st;
+    f.detail = text;
+    m.m_case = BATON__FROM_KVSTORE__M_GRANT_FAILED;
+    m.grant_failed = &f;
+    tell(g, &m);
+    grant_revoke(g, st, text);
+}
+
+/* ---- progress ---- */
+
+static void on_sealed(void *arg)
+{
+    struct grant *g = arg;
+    struct bt_cache *cache = g->gs->c.cache;
+    for (uint32_t b = g->resident; b < g->seal_end; b++) {
+        if (bt_pool_state(cache->pool, g->slots[b]) == BT_SLOT_WRITING) {
+            bt_cache_seal(cache, g->slots[b], &g->names[b], g->shape.block_tokens, b);
+        }
+    }
+    g->sealing = false;
+    grant_unref(g);
+}
+
+/* Full blocks that are whole by the flow's own account. */
+static uint32_t complete_blocks(const struct grant *g)
+{
+    uint32_t p = BT_MIN(bt_flow_read(g->word, g->epoch), g->items);
+    uint32_t chunks = p / g->shape.n_layers, per = g->shape.chunk_tokens / g->shape.block_tokens;
+    return BT_MIN((uint64_t)chunks * per, (uint64_t)g->n_full);
+}
+
+void grant_produced(struct grant *g)
+{
+    if (g->produced) {
+        return;
+    }
+    g->produced = true;
+    uint32_t end = complete_blocks(g);
+    if (g->no_cache || (g->receive && !g->keep) || end <= g->resident) {
+        return;
+    }
+    if (g->receive) { /* the wire has checked and stored the CRCs of what it raised the word for */
+        for (uint32_t b = g->resident; b < end; b++) {
+            bt_pool_crcs_known(g->gs->c.cache->pool, g->slots[b]);
+        }
+    }
+    g->sealing = true;
+    g->seal_end = end;
+    bt_sealer_submit(g->gs->c.sealer, g->slots + g->resident, g->names + g->resident,
+                     end - g->resident, on_sealed, g);
+}
+
+void grant_progress(struct grant *g)
+{
+    uint32_t p = BT_MIN(bt_flow_read(g->word, g->epoch), g->items);
+    bool moved = p > g->seen, complete = !g->done && g->has_trailer && p >= g->items;
+    g->seen = BT_MAX(g->seen, p);
+    g->done = g->done || complete;
+    grant_hold(g);
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &g->opens) {
+        struct open *o = BT_CONTAINER_OF(i, struct open, in_grant);
+        if (o->mode != BATON__LOCAL_MODE__READER || o->w == NULL || o->w->conn == NULL) {
+            continue;
+        }
+        if (moved) {
+            o->w->ops.ring(o->w->conn);
+        }
+        if (complete) {
+            local_send_trailer(o);
+        }
+    }
+    if (complete) {
+        grant_produced(g);
+    }
+    grant_unhold(g);
+}
+
+/* ---- conductors ---- */
+
+static void answer(struct bt_grants *gs, void *session, const Baton__Reserve *r, bt_status_t st,
+                   uint32_t resident, const char *detail)
+{
+    Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
+    Baton__Reserved a = BATON__RESERVED__INIT;
+    a.request = r->request;
+    a.epoch = r->epoch;
+    a.status = st;
+    a.detail = (char *)(uintptr_t)detail;
+    a.resident_blocks = resident;
+    m.m_case = BATON__FROM_KVSTORE__M_RESERVED;
+    m.reserved = &a;
+    if (!gs->stopping) {
+        gs->c.to_session(session, &m);
+    }
+}
+
+static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserve *r, char *why,
+                                 size_t cap)
+{
+    uint32_t bt = gs->c.layout.page_tokens;
+    if (r->epoch == 0 || r->n_tokens == 0) {
+        snprintf(why, cap, "Reserve needs an epoch and n_tokens above 0");
+        return BT_ERR_INVALID;
+    }
+    if (r->role != BATON__GRANT_ROLE__WRITE && r->role != BATON__GRANT_ROLE__RECEIVE) {
+        snprintf(why, cap, "Reserve: unknown role %d", (int)r->role);
+        return BT_ERR_INVALID;
+    }
+    if (r->keys.len != (size_t)(r->n_tokens / bt) * 32) {
+        snprintf(why, cap,
+                 "Reserve: %u tokens have %u full blocks of %u, but there are %zu bytes "
+                 "of keys",
+                 r->n_tokens, r->n_tokens / bt, bt, r->keys.len);
+        return BT_ERR_INVALID;
+    }
+    if (BT_DIV_UP(r->n_tokens, bt) > BT_GRANT_BLOCKS_MAX) {
+        snprintf(why, cap, "a prompt may have %u blocks, this one has %u", BT_GRANT_BLOCKS_MAX,
+                 BT_DIV_UP(r->n_tokens, bt));
+        return BT_ERR_TOO_LARGE;
+    }
+    if (r->role == BATON__GRANT_ROLE__RECEIVE && (r->peer[0] == '\0' || r->peer_rpc[0] == '\0')) {
+        snprintf(why, cap, "Reserve: RECEIVE needs peer and peer_rpc");
+        return BT_ERR_INVALID;
+    }
+    if (grant_is_stale(gs, r->request, r->epoch)) {
+        snprintf(why, cap, "epoch %u of this request is over", r->epoch);
+        return BT_ERR_STALE;
+    }
+    if (grant_find(gs, r->request, r->epoch) != NULL) {
+        snprintf(why, cap, "epoch %u of this request is reserved already", r->epoch);
+        return BT_ERR_EXISTS;
+    }
+    if (r->deadline_ns != 0 && bt_real_ns() > r->deadline_ns) {
+        snprintf(why, cap, "the request's deadline has passed");
+        return BT_ERR_TIMEOUT;
+    }
+    return BT_OK;
+}
+
+/* Ends reservations of the request up to epoch; session NULL: whoever made them. */
+static void release_upto(struct bt_grants *gs, struct request *req, uint32_t epoch, void *session,
+                         bt_status_t st, const char *why)
+{
+    struct bt_list *i, *tmp;
+    (void)gs;
+    bt_list_for_each_safe (i, tmp, &req->grants) {
+        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_request);
+        if (g->epoch <= epoch && (session == NULL || g->session == session)) {
+            grant_hold(g);
+            g->session = NULL;
+            grant_revoke(g, st, why);
+            grant_unhold(g);
+        }
+    }
+}
+
+/* Leases the resident prefix and takes slots for the rest. */
+static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
+{
+    struct bt_cache *cache = g->gs->c.cache;
+    struct bt_pool_counts n;
+    /* A writer computes at least the last token, so it gets a block of its own to write it to. */
+    uint32_t most =
+        g->receive ? g->n_full : BT_MIN(g->n_full, (g->shape.n_tokens - 1) / g->shape.block_tokens);
+    g->resident = g->no_cache ? 0 : bt_cache_prefix(cache, g->names, most, g->slots);
+    uint32_t need = g->n_blocks - g->resident;
+    bt_pool_counts(cache->pool, &n);
+    if (g->gs->n_flow_free == 0) {
+        snprintf(why, cap, "no flow word is free (%u grants are open)", g->gs->n_grants);
+    } else if (g->receive && !g->keep && bt_pool_transit_get(cache->pool, need) != BT_OK) {
+        snprintf(why, cap, "%u slots in transit would pass kvstore.transit_max (%u of %u are)",
+                 need, n.transit, n.total);
+    } else if (bt_cache_take(cache, need, g->slots + g->resident) != BT_OK) {
+        if (g->receive && !g->keep) {
+            bt_pool_transit_put(cache->pool, need);
+        }
+        snprintf(why, cap, "%u slots are wanted, of %u there are %u free and %u leased or in use",
+                 need, n.total, n.free, n.total - n.free - cache->policy->evictable(cache->evict));
+    } else {
+        g->n_transit = g->receive && !g->keep ? need : 0;
+        g->flow = g->gs->flow_free[--g->gs->n_flow_free];
+        g->word = &g->gs->c.slab->flows[g->flow];
+        g->seen = bt_flow_resident_items(&g->shape, g->resident);
+        bt_flow_raise(g->word, g->epoch, g->seen); /* before its one writer knows of it */
+        return BT_OK;
+    }
+    bt_cache_put(cache, g->slots, g->resident);
+    return BT_ERR_EXHAUSTED;
+}
+
+static struct grant *grant_create(struct bt_grants *gs, void *session, const Baton__Reserve *r,
+                                  struct request *req)
+{
+    struct grant *g = bt_calloc(1, sizeof(*g));
+    g->gs = gs;
+    g->req = req;
+    g->epoch = r->epoch;
+    g->session = session;
+    g->receive = r->role == BATON__GRANT_ROLE__RECEIVE;
+    g->keep = r->keep && !r->no_cache;
+    g->no_cache = r->no_cache;
+    g->shape = (struct bt_flow_shape){.n_tokens = r->n_tokens,
+                                      .block_tokens = gs->c.layout.page_tokens,
+                                      .chunk_tokens = gs->c.flow_chunk_tokens,
+                                      .n_layers = gs->c.layout.n_layers};
+    g->n_blocks = bt_flow_blocks(&g->shape);
+    g->n_full = r->n_tokens / g->shape.block_tokens;
+    g->items = bt_flow_items(&g->shape);
+    g->slots = bt_calloc(g->n_blocks, sizeof(*g->slots));
+    g->names = bt_calloc(g->n_blocks, sizeof(*g->names));
+    memcpy(g->names, r->keys.data, r->keys.len);
+    if (g->n_full < g->n_blocks) {
+        bt_slab_private_key(r->request, r->epoch, g->n_full, &g->names[g->n_full]);
+    }
+    bt_list_init(&g->in_all);
+    bt_list_init(&g->in_request);
+    bt_list_init(&g->opens);
+    bt_list_init(&g->sends);
+    return g;
+}
+
+void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve *r)
+{
+    char why[200] = "";
+    bt_status_t st = reserve_check(gs, r, why, sizeof(why));
+    if (st != BT_OK) {
+        answer(gs, session, r, st, 0, why);
+        return;
+    }
+    struct request *req = request_get(gs, r->request);
+    req->epoch_max = r->epoch;
+    if (r->epoch > 1) {
+        release_upto(gs, req, r->epoch - 1, NULL, BT_ERR_STALE, "a newer epoch has begun");
+    }
+    struct grant *g = grant_create(gs, session, r, req);
+    st = grant_fill(g, why, sizeof(why));
+    if (st != BT_OK) {
+        free(g->slots);
+        free(g->names);
+        free(g);
+        answer(gs, session, r, st, 0, why);
+        local_answer_waiting(gs, r->request, r->epoch, st, why);
+        return;
+    }
+    if (bt_list_empty(&req->grants)) {
+        bt_list_remove(&req->idle);
+        gs->n_idle--;
+    }
+    bt_list_insert_tail(&req->grants, &g->in_request);
+    bt_list_insert_tail(&gs->all, &g->in_all);
+    gs->n_grants++;
+    BT_DEBUG("grant", "req=%016llx epoch=%u role=%s tokens=%u blocks=%u resident=%u",
+             (unsigned long long)r->request, r->epoch, g->receive ? "receive" : "write",
+             r->n_tokens, g->n_blocks, g->resident);
+    grant_hold(g);
+    answer(gs, session, r, BT_OK, g->resident, "");
+    local_answer_waiting(gs, r->request, r->epoch, BT_OK, "");
+    if (g->receive) {
+        wire_start_recv(g, r);
+    }
+    grant_unhold(g);
+}
+
+void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch)
+{
+    struct request *req = request_get(gs, request);
+    struct bt_list *i;
+    bt_list_for_each (i, &req->grants) {
+        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_request);
+        if (g->epoch <= epoch && g->session != NULL && g->session != session) {
+            BT_WARN("release_ignored", "req=%016llx epoch=%u why=%s", (unsigned long long)request,
+                    epoch, bt_log_q("the reservation belongs to another session"));
+            return;
+        }
+    }
+    req->released = BT_MAX(req->released, epoch);
+    req->epoch_max = BT_MAX(req->epoch_max, epoch);
+    release_upto(gs, req, epoch, session, BT_ERR_CANCELLED, "released by the conductor");
+    local_answer_waiting(gs, request, epoch, BT_ERR_STALE, "released by the conductor");
+}
+
+void bt_grants_session_end(struct bt_grants *gs, void *session)
+{
+    /* One at a time from the start: ending one may end others. */
+    for (bool again = true; again;) {
+        again = false;
+        struct bt_list *i;
+        bt_list_for_each (i, &gs->all) {
+            struct grant *g = BT_CONTAINER_OF(i, struct grant, in_all);
+            if (g->session == session) {
+                grant_hold(g);
+                g->session = NULL;
+                g->req->released = BT_MAX(g->req->released, g->epoch);
+                grant_revoke(g, BT_ERR_PEER_LOST, "the conductor's session ended");
+                grant_unhold(g);
+                again = true;
+                break;
+            }
+        }
+    }
+}
+
+/* ---- the whole ---- */
+
+static void metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
+{
+    static const char *const states[4] = {"state=\"free\"", "state=\"writing\"", "state=\"sealed\"",
+                                          "state=\"quarantine\""};
+    for (int i = 0; i < 4; i++) {
+        gs->m.slots[i] =
+            bt_metrics_gauge(ms, "baton_pool_slots", states[i], "Slots of the slab by state");
+    }
+    gs->m.transit =
+        bt_metrics_gauge(ms, "baton_pool_transit_slots", NULL, "Slots that only land a hand-off");
+    gs->m.leases = bt_metrics_gauge(ms, "baton_pool_leases", NULL, "Leases on slots");
+    gs->m.grants = bt_metrics_gauge(ms, "baton_kvstore_grants", NULL, "Open grants");
+    gs->m.opens = bt_metrics_gauge(ms, "baton_kvstore_opens", NULL, "Opens of local workers");
+    gs->m.workers =
+        bt_metrics_gauge(ms, "baton_kvstore_workers", NULL, "Local workers known and not dead");
+    gs->m.hits = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"hit\"",
+                                    "Prompt blocks looked up");
+    gs->m.misses = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"miss\"",
+                                      "Prompt blocks looked up");
+    gs->m.sealed =
+        bt_metrics_counter(ms, "baton_kvstore_blocks_sealed_total", NULL, "Blocks indexed");
+    gs->m.duplicates = bt_metrics_counter(ms, "baton_kvstore_blocks_duplicate_total", NULL,
+                                          "Sealed blocks dropped because a copy was there");
+    gs->m.evicted =
+        bt_metrics_counter(ms, "baton_kvstore_blocks_evicted_total", NULL, "Blocks evicted");
+    gs->m.killed = bt_metrics_counter(ms, "baton_kvstore_workers_killed_total", NULL,
+                                      "Workers killed because they kept revoked slots");
+    gs->m.failed = bt_metrics_counter(ms, "baton_kvstore_grants_failed_total", NULL,
+                                      "Grants that could not be completed");
+}
+
+static void add_since(struct bt_metric *m, uint64_t now, uint64_t *last)
+{
+    bt_metric_add(m, now - *last);
+    *last = now;
+}
+
+static void metrics_update(struct bt_grants *gs)
+{
+    const struct bt_cache *c = gs->c.cache;
+    struct bt_pool_counts n;
+    struct bt_grants_stats s;
+    bt_pool_counts(c->pool, &n);
+    bt_grants_stats(gs, &s);
+    bt_metric_set(gs->m.slots[BT_SLOT_FREE], n.free);
+    bt_metric_set(gs->m.slots[BT_SLOT_WRITING], n.writing);
+    bt_metric_set(gs->m.slots[BT_SLOT_SEALED], n.sealed);
+    bt_metric_set(gs->m.slots[BT_SLOT_QUARANTINE], n.quarantine);
+    bt_metric_set(gs->m.transit, n.transit);
+    bt_metric_set(gs->m.leases, n.leases);
+    bt_metric_set(gs->m.grants, s.grants);
+    bt_metric_set(gs->m.opens, s.opens);
+    bt_metric_set(gs->m.workers, s.workers);
+    add_since(gs->m.hits, c->hits, &gs->last.hits);
+    add_since(gs->m.misses, c->misses, &gs->last.misses);
+    add_since(gs->m.sealed, c->sealed, &gs->last.sealed);
+    add_since(gs->m.duplicates, c->duplicates, &gs->last.duplicates);
+    add_since(gs->m.evicted, c->evicted, &gs->last.evicted);
+}
+
+static void grants_tick(void *arg)
+{
+    struct bt_grants *gs = arg;
+    uint64_t now = bt_mono_ns();
+    local_tick(gs, now);
+    while (!bt_list_empty(&gs->idle)) {
+        struct request *r = BT_CONTAINER_OF(gs->idle.next, struct request, idle);
+        if (r->forget_ns > now) {
+            break;
+        }
+        request_drop(gs, r);
+    }
+    bt_cache_trim(gs->c.cache, 1024);
+    if (gs->c.metrics != NULL) {
+        metrics_update(gs);
+    }
+}
+
+struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
+{
+    struct bt_grants *gs = bt_calloc(1, sizeof(*gs));
+    gs->c = *c;
+    gs->requests = bt_map_create(sizeof(uint64_t));
+    bt_list_init(&gs->idle);
+    bt_list_init(&gs->all);
+    bt_list_init(&gs->workers);
+    bt_list_init(&gs->void_opens);
+    bt_list_init(&gs->void_puts);
+    bt_list_init(&gs->seal_puts);
+    bt_list_init(&gs->due);
+    uint32_t n = c->slab->super->n_flow_words;
+    gs->flow_free = bt_calloc(n, sizeof(*gs->flow_free));
+    for (uint32_t i = n; i-- > 1;) { /* word 0 stays unused: a zeroed message never names a flow */
+        gs->flow_free[gs->n_flow_free++] = i;
+    }
+    if (c->metrics != NULL) {
+        metrics_create(gs, c->metrics);
+        metrics_update(gs);
+    }
+    bt_timer_start(c->loop, &gs->tick, GRANT_TICK_MS, GRANT_TICK_MS, grants_tick, gs);
+    return gs;
+}
+
+void bt_grants_set_wire(struct bt_grants *gs, const struct bt_grants_wire *wire)
+{
+    gs->wire = *wire;
+}
+
+void bt_grants_stop(struct bt_grants *gs)
+{
+    gs->stopping = true;
+}
+
+void bt_grants_destroy(struct bt_grants *gs)
+{
+    if (gs == NULL) {
+        return;
+    }
+    gs->stopping = true;
+    bt_timer_stop(gs->c.loop, &gs->tick);
+    bt_timer_stop(gs->c.loop, &gs->defer);
+    local_destroy(gs);
+    while (!bt_list_empty(&gs->all)) {
+        struct grant *g = BT_CONTAINER_OF(gs->all.next, struct grant, in_all);
+        while (!bt_list_empty(&g->sends)) {
+            struct send *s = BT_CONTAINER_OF(g->sends.next, struct send, in_grant);
+            bt_list_remove(&s->in_grant);
+            bt_list_remove(&s->in_due);
+            free(s);
+        }
+        g->session = NULL;
+        g->recv_active = false;
+        g->sealing = false;
+        g->busy = 0;
+        grant_unref(g);
+    }
+    while (!bt_list_empty(&gs->idle)) {
+        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct request, idle));
+    }
+    bt_map_destroy(gs->requests);
+    free(gs->flow_free);
+    free(gs);
+}
+
+void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
+{
+    struct bt_grants_stats s = {.grants = gs->n_grants,
+                                .requests_known = (uint32_t)bt_map_count(gs->requests),
+                                .killed = gs->killed};
+    struct bt_list *i, *k;
+    bt_list_for_each (i, &gs->all) {
+        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_all);
+        bt_list_for_each (k, &g->opens) {
+            s.opens++;
+        }
+        bt_list_for_each (k, &g->sends) {
+            s.sends++;
+        }
+        s.recvs += g->recv_active;
+    }
+    bt_list_for_each (i, &gs->workers) {
+        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        s.workers++;
+        s.puts += w->n_puts;
+        s.waiting_opens += w->n_waits;
+    }
+    bt_list_for_each (i, &gs->void_puts) {
+        s.puts++;
+    }
+    bt_list_for_each (i, &gs->seal_puts) {
+        s.puts++;
+    }
+    *s_p = s;
+}

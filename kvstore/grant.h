@@ -1,0 +1,109 @@
+/* Grants: who may use which slots for (request, epoch), and when they come back.
+ *
+ * A grant is made by a conductor's Reserve. Its slots (resident prefix leased, the rest WRITING)
+ * return only when every reference is gone:
+ *   - the conductor's reservation: ends by Release (this epoch and below), by a Reserve of a higher
+ *     epoch, or with the conductor's session;
+ *   - local workers' opens and puts: end by LocalClose / LocalPutDone, by a new attachment of the
+ *     same incarnation or by the worker's death proven by its pidfd, in the last two cases one
+ *     second later. The end of a socket ends nothing: the process may still copy;
+ *   - the wire's sends and receive: end by send_end / on_quiet;
+ *   - the seal thread's job.
+ * A worker that keeps an open longer than reclaim_ms after it was revoked is killed, not robbed.
+ * Everything here runs on the control thread. */
+#ifndef BT_KVSTORE_GRANT_H
+#define BT_KVSTORE_GRANT_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+#include "common/metrics/metrics.h"
+#include "kvstore/cache.h"
+#include "kvstore/sealer.h"
+#include "kvstore/wire/wire.h"
+#include "local.pb-c.h"
+#include "session.pb-c.h"
+
+#define BT_GRANT_OPEN_WAIT_MS  2000 /* LocalOpen waits so long for its Reserve */
+#define BT_GRANT_QUARANTINE_MS 1000
+#define BT_GRANT_BLOCKS_MAX    24000 /* of one prompt: its slot list must fit one local packet */
+
+struct bt_grants;
+struct bt_gworker; /* a worker process, known from its first attach to its proven death */
+
+/* The wire as grants use it: kvstore/main.c binds bt_wire_*, tests bind what they want to see. */
+struct bt_grants_wire {
+    struct bt_wire *w;
+    struct bt_wire_recv *(*recv_start)(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
+                                       uint64_t request, uint32_t epoch,
+                                       const struct bt_flow_shape *shape, uint32_t first_block,
+                                       const uint32_t *slots, const struct bt_kv_key *names,
+                                       bt_flow_word_t *word, uint64_t deadline_ns,
+                                       const struct bt_wire_recv_ops *ops, void *arg);
+    void (*recv_cancel)(struct bt_wire_recv *r);
+    void (*kick)(struct bt_wire *w);
+    void (*send_trailer)(struct bt_wire_send *s, const struct bt_wire_trailer *t);
+    void (*send_abort)(struct bt_wire_send *s, bt_status_t st, const char *why);
+};
+extern const struct bt_grants_wire bt_grants_wire_real; /* all but w */
+
+struct bt_grants_config {
+    struct bt_loop *loop;
+    struct bt_slab *slab;
+    struct bt_kv_layout layout;
+    uint32_t flow_chunk_tokens;
+    uint64_t reclaim_ms;
+    struct bt_cache *cache;
+    struct bt_sealer *sealer;
+    struct bt_metrics *metrics; /* may be NULL */
+    /* Sends msg to the conductor's session (its key as given to reserve). Must not call back into
+     * the grants: a session that cannot take it is ended later. */
+    void (*to_session)(void *session, const Baton__FromKvstore *msg);
+};
+
+struct bt_grants *bt_grants_create(const struct bt_grants_config *c);
+/* Wire callbacks come until then; set once, before the first reserve. */
+void bt_grants_set_wire(struct bt_grants *gs, const struct bt_grants_wire *wire);
+/* The wire is about to be destroyed: nothing is asked of it any more, its callbacks are welcome. */
+void bt_grants_stop(struct bt_grants *gs);
+/* After the wire and all connections are gone. */
+void bt_grants_destroy(struct bt_grants *gs);
+
+/* ---- conductors ---- */
+/* Makes a grant and answers `session` with Reserved, whatever comes of it. */
+void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve *r);
+void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch);
+/* The session is over: its reservations are released, nothing is sent to it any more. */
+void bt_grants_session_end(struct bt_grants *gs, void *session);
+
+/* ---- local workers; conn is the owner's connection, NULL after detach ---- */
+/* None of them calls back into the grants; a failing connection is detached later. */
+struct bt_gworker_ops {
+    void (*send)(void *conn, const Baton__LocalMsg *msg);
+    void (*ring)(void *conn);
+    /* Close conn, the worker was replaced or is dead; bt_grants_detach is not to be called. */
+    void (*drop)(void *conn);
+};
+/* A worker attached: takes pidfd. An earlier attachment of the same (name, incarnation) is closed,
+ * and by the contract of common/slab/local.h its opens and puts are given up. */
+struct bt_gworker *bt_grants_attach(struct bt_grants *gs, const char *name, uint64_t incarnation,
+                                    uint32_t pid, int pidfd, const struct bt_gworker_ops *ops,
+                                    void *conn);
+/* The socket ended: proves nothing about the worker's memory accesses. */
+void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w);
+/* ERR_PEER_PROTOCOL: close the connection. */
+bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w,
+                              const Baton__LocalMsg *m) BT_MUST_CHECK;
+/* The worker rang: one of its flow words moved. */
+void bt_grants_bell(struct bt_grants *gs, struct bt_gworker *w);
+
+/* ---- the wire: bt_wire_ops, arg = the grants ---- */
+extern const struct bt_wire_ops bt_grants_wire_ops;
+
+/* ---- to look at ---- */
+struct bt_grants_stats {
+    uint32_t grants, opens, puts, workers, sends, recvs, waiting_opens, requests_known;
+    uint64_t killed;
+};
+void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p);
+
+#endif

@@ -1,0 +1,577 @@
+/* Grants, the local workers' side: opens, trailers, puts; attach, detach, proven death, and the
+ * killing of a worker that does not give revoked slots back. Control thread. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "common/log/log.h"
+#include "kvstore/grant_priv.h"
+
+static void send_to(struct bt_gworker *w, const Baton__LocalMsg *m)
+{
+    if (w != NULL && w->conn != NULL) {
+        w->ops.send(w->conn, m);
+    }
+}
+
+/* ---- opens ---- */
+
+void open_free(struct open *o)
+{
+    bt_list_remove(&o->in_grant);
+    bt_list_remove(&o->in_worker);
+    free(o);
+}
+
+static struct open *open_find(const struct bt_gworker *w, uint64_t request, uint32_t epoch,
+                              Baton__LocalMode mode)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &w->opens) {
+        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        if (o->g->req->id == request && o->g->epoch == epoch && o->mode == mode) {
+            return o;
+        }
+    }
+    return NULL;
+}
+
+void local_revoke_open(struct open *o)
+{
+    if (o->w == NULL || o->revoked_ns != 0) {
+        return;
+    }
+    o->revoked_ns = bt_mono_ns();
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    Baton__LocalRevoke r = BATON__LOCAL_REVOKE__INIT;
+    r.request = o->g->req->id;
+    r.epoch = o->g->epoch;
+    r.status = o->g->why;
+    r.detail = o->g->why_text;
+    m.m_case = BATON__LOCAL_MSG__M_REVOKE;
+    m.revoke = &r;
+    send_to(o->w, &m);
+}
+
+void local_send_trailer(struct open *o)
+{
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    Baton__LocalTrailer t = BATON__LOCAL_TRAILER__INIT;
+    t.request = o->g->req->id;
+    t.epoch = o->g->epoch;
+    t.first_token = o->g->trailer.first_token;
+    t.finished = o->g->trailer.finished;
+    t.last_compute_ns = o->g->trailer.last_compute_ns;
+    m.m_case = BATON__LOCAL_MSG__M_TRAILER;
+    m.trailer = &t;
+    send_to(o->w, &m);
+}
+
+static void opened(struct bt_gworker *w, uint64_t request, uint32_t epoch, Baton__LocalMode mode,
+                   bt_status_t st, const char *detail, const struct grant *g)
+{
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    Baton__LocalOpened a = BATON__LOCAL_OPENED__INIT;
+    uint32_t *gens = NULL;
+    a.request = request;
+    a.epoch = epoch;
+    a.mode = mode;
+    a.status = st;
+    a.detail = (char *)(uintptr_t)detail;
+    if (g != NULL) {
+        gens = bt_malloc(g->n_blocks * sizeof(*gens));
+        for (uint32_t b = 0; b < g->n_blocks; b++) {
+            gens[b] = bt_pool_generation(g->gs->c.cache->pool, g->slots[b]);
+        }
+        a.n_tokens = g->shape.n_tokens;
+        a.resident_blocks = g->resident;
+        a.chunk_tokens = g->shape.chunk_tokens;
+        a.flow_word = g->flow;
+        a.n_slots = a.n_generations = g->n_blocks;
+        a.slots = g->slots;
+        a.generations = gens;
+    }
+    m.m_case = BATON__LOCAL_MSG__M_OPENED;
+    m.opened = &a;
+    send_to(w, &m);
+    free(gens);
+}
+
+/* Opens a grant that exists, or says why not. */
+static void open_now(struct bt_gworker *w, struct grant *g, Baton__LocalMode mode)
+{
+    bt_status_t st = BT_OK;
+    const char *why = "";
+    if (g->revoked) {
+        st = g->why;
+        why = g->why_text;
+    } else if (mode == BATON__LOCAL_MODE__WRITER && g->receive) {
+        st = BT_ERR_INVALID;
+        why = "this grant is filled by a peer: it has no local writer";
+    } else if (mode == BATON__LOCAL_MODE__WRITER && g->has_writer) {
+        st = BT_ERR_EXISTS;
+        why = "this grant has, or had, a writer";
+    } else if (open_find(w, g->req->id, g->epoch, mode) != NULL) {
+        st = BT_ERR_EXISTS;
+        why = "this worker has opened the grant already";
+    }
+    if (st != BT_OK) {
+        opened(w, g->req->id, g->epoch, mode, st, why, NULL);
+        return;
+    }
+    struct open *o = bt_calloc(1, sizeof(*o));
+    o->g = g;
+    o->w = w;
+    o->mode = mode;
+    bt_list_insert_tail(&g->opens, &o->in_grant);
+    bt_list_insert_tail(&w->opens, &o->in_worker);
+    g->has_writer = g->has_writer || mode == BATON__LOCAL_MODE__WRITER;
+    opened(w, g->req->id, g->epoch, mode, BT_OK, "", g);
+    if (mode == BATON__LOCAL_MODE__READER && g->done) {
+        local_send_trailer(o);
+    }
+}
+
+static void wait_free(struct bt_gworker *w, struct waiting *q)
+{
+    bt_list_remove(&q->in_worker);
+    w->n_waits--;
+    free(q);
+}
+
+static void on_open(struct bt_gworker *w, const Baton__LocalOpen *m)
+{
+    struct bt_grants *gs = w->gs;
+    struct grant *g = grant_find(gs, m->request, m->epoch);
+    if (g != NULL && !(g->revoked && grant_is_stale(gs, m->request, m->epoch))) {
+        open_now(w, g, m->mode);
+    } else if (grant_is_stale(gs, m->request, m->epoch)) {
+        opened(w, m->request, m->epoch, m->mode, BT_ERR_STALE, "this epoch is over", NULL);
+    } else if (w->n_waits >= GRANT_WAITS_MAX) {
+        opened(w, m->request, m->epoch, m->mode, BT_ERR_EXHAUSTED,
+               "too many opens of this worker wait for their reservation", NULL);
+    } else {
+        struct waiting *q = bt_calloc(1, sizeof(*q));
+        q->request = m->request;
+        q->epoch = m->epoch;
+        q->mode = m->mode;
+        q->deadline_ns = bt_mono_ns() + BT_GRANT_OPEN_WAIT_MS * 1000000ull;
+        bt_list_insert_tail(&w->waits, &q->in_worker);
+        w->n_waits++;
+    }
+}
+
+/* A reservation was made, failed or was released: opens that waited for it (on OK: for exactly
+ * this epoch) are answered, those of older epochs are told so. */
+void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch, bt_status_t st,
+                          const char *why)
+{
+    struct bt_list *i, *k, *tmp;
+    bt_list_for_each (i, &gs->workers) {
+        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        bt_list_for_each_safe (k, tmp, &w->waits) {
+            struct waiting *q = BT_CONTAINER_OF(k, struct waiting, in_worker);
+            if (q->request != request || q->epoch > epoch) {
+                continue;
+            }
+            struct waiting was = *q;
+            wait_free(w, q);
+            if (was.epoch < epoch) {
+                opened(w, request, was.epoch, was.mode, BT_ERR_STALE, "a newer epoch has begun",
+                       NULL);
+            } else if (st != BT_OK) {
+                opened(w, request, was.epoch, was.mode, st, why, NULL);
+            } else {
+                open_now(w, grant_find(gs, request, epoch), was.mode);
+            }
+        }
+    }
+}
+
+/* ---- the writer ---- */
+
+/* The writer's part is over. What is whole by the flow's word may be sealed; a flow that is not
+ * complete will never be. */
+static void writer_ended(struct grant *g, bt_status_t st, const char *why)
+{
+    grant_hold(g);
+    grant_progress(g);
+    if (!g->done) {
+        grant_produced(g);
+        grant_fail(g, st, why);
+    }
+    grant_unhold(g);
+}
+
+static void on_trailer(struct bt_gworker *w, const Baton__LocalTrailer *m)
+{
+    struct open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
+    if (o == NULL || o->g->has_trailer || o->g->revoked) {
+        return; /* of an epoch that is over */
+    }
+    struct grant *g = o->g;
+    grant_hold(g);
+    g->has_trailer = true;
+    g->trailer = (struct bt_wire_trailer){.first_token = m->first_token,
+                                          .finished = m->finished,
+                                          .last_compute_ns = m->last_compute_ns};
+    wire_trailer(g);
+    grant_progress(g);
+    grant_unhold(g);
+}
+
+static void on_close(struct bt_gworker *w, const Baton__LocalClose *m)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &w->waits) {
+        struct waiting *q = BT_CONTAINER_OF(i, struct waiting, in_worker);
+        if (q->request == m->request && q->epoch == m->epoch && q->mode == m->mode) {
+            wait_free(w, q);
+        }
+    }
+    struct open *o = open_find(w, m->request, m->epoch, m->mode);
+    if (o == NULL) {
+        return;
+    }
+    struct grant *g = o->g;
+    grant_hold(g);
+    open_free(o);
+    if (m->mode == BATON__LOCAL_MODE__WRITER) {
+        writer_ended(g, m->abort ? BT_ERR_CANCELLED : BT_ERR_PEER_PROTOCOL,
+                     m->abort ? "the writer gave up"
+                              : "the writer closed the grant before its flow was complete");
+    }
+    grant_unhold(g);
+}
+
+/* ---- puts ---- */
+
+static void put_free(struct put *p)
+{
+    bt_cache_put(p->gs->c.cache, &p->slot, 1);
+    bt_list_remove(&p->in_worker);
+    free(p);
+}
+
+static void put_sealed(void *arg)
+{
+    struct put *p = arg;
+    bt_cache_seal(p->gs->c.cache, p->slot, &p->key, p->n_tokens, p->depth);
+    put_free(p);
+}
+
+static struct put *put_find(const struct bt_gworker *w, uint64_t id)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &w->puts) {
+        struct put *p = BT_CONTAINER_OF(i, struct put, in_worker);
+        if (p->id == id) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static bt_status_t on_put(struct bt_gworker *w, const Baton__LocalPut *m)
+{
+    struct bt_grants *gs = w->gs;
+    struct bt_cache *cache = gs->c.cache;
+    Baton__LocalMsg msg = BATON__LOCAL_MSG__INIT;
+    Baton__LocalPutSlot a = BATON__LOCAL_PUT_SLOT__INIT;
+    struct bt_kv_key key;
+    if (m->key.len != sizeof(key.b) || put_find(w, m->put) != NULL) {
+        return BT_ERR_PEER_PROTOCOL;
+    }
+    memcpy(key.b, m->key.data, sizeof(key.b));
+    a.put = m->put;
+    uint32_t slot = 0;
+    if (m->n_tokens != gs->c.layout.page_tokens) {
+        a.status = BT_ERR_INVALID; /* only full blocks have keys */
+    } else if (bt_index_find(cache->index, &key) != UINT32_MAX) {
+        a.status = BT_ERR_EXISTS;
+    } else if (w->n_puts >= GRANT_PUTS_MAX || bt_cache_take(cache, 1, &slot) != BT_OK) {
+        a.status = BT_ERR_EXHAUSTED;
+    } else {
+        struct put *p = bt_calloc(1, sizeof(*p));
+        p->gs = gs;
+        p->id = m->put;
+        p->slot = slot;
+        p->depth = m->depth;
+        p->n_tokens = m->n_tokens;
+        p->key = key;
+        bt_list_insert_tail(&w->puts, &p->in_worker);
+        w->n_puts++;
+        a.slot = slot;
+        a.generation = bt_pool_generation(cache->pool, slot);
+    }
+    msg.m_case = BATON__LOCAL_MSG__M_PUT_SLOT;
+    msg.put_slot = &a;
+    send_to(w, &msg);
+    return BT_OK;
+}
+
+static void on_put_done(struct bt_gworker *w, const Baton__LocalPutDone *m)
+{
+    struct put *p = put_find(w, m->put);
+    if (p == NULL) {
+        return; /* of an earlier attachment */
+    }
+    bt_list_remove(&p->in_worker);
+    w->n_puts--;
+    if (m->abort) {
+        put_free(p);
+        return;
+    }
+    bt_list_insert_tail(&w->gs->seal_puts, &p->in_worker);
+    bt_sealer_submit(w->gs->c.sealer, &p->slot, &p->key, 1, put_sealed, p);
+}
+
+/* ---- workers ---- */
+
+/* Nobody may use what this worker held, but its copies may still be under way for a while: each
+ * hold ends one quarantine later. */
+static void void_holds(struct bt_gworker *w, const char *why)
+{
+    struct bt_grants *gs = w->gs;
+    uint64_t until = bt_mono_ns() + BT_GRANT_QUARANTINE_MS * 1000000ull;
+    while (!bt_list_empty(&w->waits)) {
+        wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
+    }
+    while (!bt_list_empty(&w->puts)) {
+        struct put *p = BT_CONTAINER_OF(w->puts.next, struct put, in_worker);
+        bt_list_remove(&p->in_worker);
+        bt_list_insert_tail(&gs->void_puts, &p->in_worker);
+        p->expire_ns = until;
+        bt_cache_quarantine(gs->c.cache, p->slot);
+        w->n_puts--;
+    }
+    while (!bt_list_empty(&w->opens)) {
+        struct open *o = BT_CONTAINER_OF(w->opens.next, struct open, in_worker);
+        struct grant *g = o->g;
+        bt_list_remove(&o->in_worker);
+        bt_list_insert_tail(&gs->void_opens, &o->in_worker);
+        o->w = NULL;
+        o->expire_ns = until;
+        grant_hold(g);
+        if (o->mode == BATON__LOCAL_MODE__WRITER) {
+            writer_ended(g, BT_ERR_PEER_LOST, why);
+            if (!g->done) {
+                grant_quarantine(g);
+            }
+        }
+        grant_unhold(g);
+    }
+}
+
+static void worker_free(struct bt_gworker *w)
+{
+    bt_list_remove(&w->link);
+    bt_loop_fd_del(w->gs->c.loop, w->pidfd_w);
+    close(w->pidfd);
+    free(w->name);
+    free(w);
+}
+
+/* The pidfd became readable: the process is gone, with all its threads. */
+static void on_death(void *arg, uint32_t events)
+{
+    struct bt_gworker *w = arg;
+    (void)events;
+    BT_INFO("worker_dead", "worker=%s pid=%u held=%s", w->name, w->pid,
+            bt_list_empty(&w->opens) && bt_list_empty(&w->puts) ? "nothing" : "slots");
+    void_holds(w, "the worker died");
+    if (w->conn != NULL) {
+        w->ops.drop(w->conn);
+        w->conn = NULL;
+    }
+    worker_free(w);
+}
+
+static void watch_pidfd(struct bt_gworker *w, int pidfd)
+{
+    w->pidfd = pidfd;
+    w->pidfd_w = bt_loop_fd_add(w->gs->c.loop, pidfd, EPOLLIN, on_death, w);
+}
+
+struct bt_gworker *bt_grants_attach(struct bt_grants *gs, const char *name, uint64_t incarnation,
+                                    uint32_t pid, int pidfd, const struct bt_gworker_ops *ops,
+                                    void *conn)
+{
+    struct bt_gworker *w = NULL;
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->workers) {
+        struct bt_gworker *x = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        if (x->incarnation == incarnation && x->pid == pid && strcmp(x->name, name) == 0) {
+            w = x;
+            break;
+        }
+    }
+    if (w == NULL) {
+        w = bt_calloc(1, sizeof(*w));
+        w->gs = gs;
+        w->name = bt_strdup(name);
+        w->incarnation = incarnation;
+        w->pid = pid;
+        bt_list_init(&w->opens);
+        bt_list_init(&w->puts);
+        bt_list_init(&w->waits);
+        bt_list_insert_tail(&gs->workers, &w->link);
+    } else {
+        if (w->conn != NULL) {
+            w->ops.drop(w->conn);
+            w->conn = NULL;
+        }
+        void_holds(w, "the worker attached again");
+        bt_loop_fd_del(gs->c.loop, w->pidfd_w);
+        close(w->pidfd);
+    }
+    watch_pidfd(w, pidfd);
+    w->ops = *ops;
+    w->conn = conn;
+    return w;
+}
+
+void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w)
+{
+    (void)gs;
+    w->conn = NULL;
+    while (!bt_list_empty(&w->waits)) {
+        wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
+    }
+    /* What it was writing cannot be completed: its trailer would have come over this socket. Its
+     * slots stay its own all the same. */
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &w->opens) {
+        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->has_trailer) {
+            grant_fail(o->g, BT_ERR_PEER_LOST, "the writer's session with the kvstore ended");
+        }
+    }
+    if (bt_list_empty(&w->opens) && bt_list_empty(&w->puts)) {
+        worker_free(w);
+    }
+}
+
+bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const Baton__LocalMsg *m)
+{
+    (void)gs;
+    switch (m->m_case) {
+    case BATON__LOCAL_MSG__M_OPEN: on_open(w, m->open); return BT_OK;
+    case BATON__LOCAL_MSG__M_TRAILER: on_trailer(w, m->trailer); return BT_OK;
+    case BATON__LOCAL_MSG__M_CLOSE: on_close(w, m->close); return BT_OK;
+    case BATON__LOCAL_MSG__M_PUT: return on_put(w, m->put);
+    case BATON__LOCAL_MSG__M_PUT_DONE: on_put_done(w, m->put_done); return BT_OK;
+    case BATON__LOCAL_MSG__M__NOT_SET: return BT_OK; /* a field of a later version */
+    case BATON__LOCAL_MSG__M_ATTACH:
+    case BATON__LOCAL_MSG__M_ATTACHED:
+    case BATON__LOCAL_MSG__M_OPENED:
+    case BATON__LOCAL_MSG__M_REVOKE:
+    case BATON__LOCAL_MSG__M_PUT_SLOT:
+    case _BATON__LOCAL_MSG__M__CASE_IS_INT_SIZE:
+    default: return BT_ERR_PEER_PROTOCOL;
+    }
+}
+
+void bt_grants_bell(struct bt_grants *gs, struct bt_gworker *w)
+{
+    bool kick = false;
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &w->opens) {
+        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->done) {
+            kick = kick || !bt_list_empty(&o->g->sends);
+            grant_progress(o->g);
+        }
+    }
+    if (kick && !gs->stopping) {
+        gs->wire.kick(gs->wire.w);
+    }
+}
+
+/* ---- time ---- */
+
+static void kill_hung(struct bt_gworker *w, const struct open *o, uint64_t now)
+{
+    if (w->killed_ns != 0 && now - w->killed_ns < GRANT_KILL_AGAIN_MS * 1000000ull) {
+        return;
+    }
+    w->killed_ns = now;
+    w->gs->killed++;
+    if (w->gs->m.killed != NULL) {
+        bt_metric_add(w->gs->m.killed, 1);
+    }
+    BT_ERROR("worker_killed", "worker=%s pid=%u req=%016llx epoch=%u why=%s", w->name, w->pid,
+             (unsigned long long)o->g->req->id, o->g->epoch,
+             bt_log_q("it kept revoked slots longer than kvstore.reclaim_ms"));
+    if (syscall(SYS_pidfd_send_signal, w->pidfd, SIGKILL, NULL, 0) != 0) {
+        BT_ERROR("worker_kill_failed", "worker=%s why=%s", w->name, bt_log_q(strerror(errno)));
+    }
+}
+
+void local_tick(struct bt_grants *gs, uint64_t now)
+{
+    struct bt_list *i, *k, *tmp;
+    bt_list_for_each (i, &gs->workers) {
+        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        bt_list_for_each_safe (k, tmp, &w->waits) {
+            struct waiting *q = BT_CONTAINER_OF(k, struct waiting, in_worker);
+            if (now >= q->deadline_ns) {
+                opened(w, q->request, q->epoch, q->mode, BT_ERR_NOT_FOUND,
+                       "no conductor has reserved this here within 2 s", NULL);
+                wait_free(w, q);
+            }
+        }
+        bt_list_for_each (k, &w->opens) {
+            struct open *o = BT_CONTAINER_OF(k, struct open, in_worker);
+            if (o->revoked_ns != 0 && now - o->revoked_ns >= gs->c.reclaim_ms * 1000000ull) {
+                kill_hung(w, o, now);
+            }
+        }
+    }
+    bt_list_for_each_safe (i, tmp, &gs->void_opens) {
+        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        if (now >= o->expire_ns) {
+            struct grant *g = o->g;
+            grant_hold(g);
+            open_free(o);
+            grant_unhold(g);
+        }
+    }
+    bt_list_for_each_safe (i, tmp, &gs->void_puts) {
+        struct put *p = BT_CONTAINER_OF(i, struct put, in_worker);
+        if (now >= p->expire_ns) {
+            put_free(p);
+        }
+    }
+}
+
+void local_destroy(struct bt_grants *gs)
+{
+    while (!bt_list_empty(&gs->workers)) {
+        struct bt_gworker *w = BT_CONTAINER_OF(gs->workers.next, struct bt_gworker, link);
+        while (!bt_list_empty(&w->waits)) {
+            wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
+        }
+        while (!bt_list_empty(&w->puts)) {
+            put_free(BT_CONTAINER_OF(w->puts.next, struct put, in_worker));
+        }
+        while (!bt_list_empty(&w->opens)) {
+            open_free(BT_CONTAINER_OF(w->opens.next, struct open, in_worker));
+        }
+        worker_free(w);
+    }
+    while (!bt_list_empty(&gs->void_opens)) {
+        open_free(BT_CONTAINER_OF(gs->void_opens.next, struct open, in_worker));
+    }
+    while (!bt_list_empty(&gs->void_puts)) {
+        put_free(BT_CONTAINER_OF(gs->void_puts.next, struct put, in_worker));
+    }
+    while (!bt_list_empty(&gs->seal_puts)) {
+        put_free(BT_CONTAINER_OF(gs->seal_puts.next, struct put, in_worker));
+    }
+}

@@ -1,0 +1,156 @@
+/* Inside of grants: structs and helpers shared by grant.c (life, conductors), grant_local.c
+ * (workers) and grant_wire.c (the wire). Control thread. */
+#ifndef BT_KVSTORE_GRANT_PRIV_H
+#define BT_KVSTORE_GRANT_PRIV_H
+
+#include "common/base/list.h"
+#include "common/base/map.h"
+#include "kvstore/grant.h"
+
+#define GRANT_TICK_MS       100
+#define GRANT_FORGET_MS     30000  /* an ended request's epochs are remembered so long ... */
+#define GRANT_REMEMBER_MAX  65536u /* ... and at most so many of them */
+#define GRANT_WAITS_MAX     1024u  /* LocalOpens of one worker that wait for their Reserve */
+#define GRANT_PUTS_MAX      4096u  /* open puts of one worker */
+#define GRANT_KILL_AGAIN_MS 5000
+
+/* What is known of a request id: outlives its grants, so that late messages are told as stale. */
+struct request {
+    uint64_t id;
+    uint32_t epoch_max; /* highest epoch of a Reserve or Release */
+    uint32_t released;  /* this epoch and below are over */
+    struct bt_list grants;
+    struct bt_list idle; /* in gs->idle while it has no grant */
+    uint64_t forget_ns;
+};
+
+struct grant {
+    struct bt_list in_all, in_request;
+    struct bt_grants *gs;
+    struct request *req;
+    uint32_t epoch;
+    bool receive, keep, no_cache;
+    void *session; /* the conductor's reservation; NULL: released */
+
+    struct bt_flow_shape shape;
+    uint32_t n_blocks, n_full, resident, n_transit, items;
+    uint32_t *slots;
+    struct bt_kv_key *names; /* keys of full blocks, then the private name of the partial one */
+    uint32_t flow;           /* index of its word */
+    bt_flow_word_t *word;
+    uint32_t seen; /* progress that readers were told of */
+
+    struct bt_list opens, sends;
+    struct bt_wire_recv *recv;
+    bool recv_active, recv_ended; /* until on_quiet; since on_done or on_failed */
+    char *peer, *peer_rpc;
+
+    bool revoked; /* being taken back, why: */
+    bt_status_t why;
+    char why_text[160];
+
+    bool has_writer; /* a WRITER open was given once */
+    bool has_trailer, done, produced, sealing;
+    struct bt_wire_trailer trailer;
+    uint32_t seal_end; /* blocks [resident, seal_end) are in the seal thread's hands */
+    int busy;          /* calls in progress that still need the struct */
+};
+
+struct open {
+    struct bt_list in_grant, in_worker; /* in_worker: in gs->void_opens once void */
+    struct grant *g;
+    struct bt_gworker *w; /* NULL: void, ends at expire_ns */
+    Baton__LocalMode mode;
+    uint64_t revoked_ns; /* mono; 0: not revoked */
+    uint64_t expire_ns;
+};
+
+struct put {
+    struct bt_list in_worker; /* or in gs->void_puts, or gs->seal_puts */
+    struct bt_grants *gs;
+    uint64_t id, expire_ns;
+    uint32_t slot, depth, n_tokens;
+    struct bt_kv_key key;
+};
+
+struct waiting {
+    struct bt_list in_worker;
+    uint64_t request, deadline_ns;
+    uint32_t epoch;
+    Baton__LocalMode mode;
+};
+
+struct send {
+    struct bt_list in_grant, in_due;
+    struct grant *g;
+    struct bt_wire_send *snd;
+};
+
+struct bt_gworker {
+    struct bt_list link;
+    struct bt_grants *gs;
+    char *name;
+    uint64_t incarnation;
+    uint32_t pid;
+    int pidfd;
+    struct bt_loop_fd *pidfd_w;
+    struct bt_gworker_ops ops;
+    void *conn;
+    struct bt_list opens, puts, waits;
+    uint32_t n_puts, n_waits;
+    uint64_t killed_ns;
+};
+
+struct bt_grants {
+    struct bt_grants_config c;
+    struct bt_grants_wire wire;
+    bool stopping;
+    struct bt_map *requests;
+    struct bt_list idle, all, workers, void_opens, void_puts, seal_puts, due;
+    uint32_t n_idle, n_grants;
+    uint32_t *flow_free, n_flow_free;
+    struct bt_timer tick, defer;
+    uint64_t killed;
+    struct {
+        struct bt_metric *slots[4], *transit, *leases, *grants, *opens, *workers;
+        struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
+    } m;
+    struct {
+        uint64_t hits, misses, sealed, duplicates, evicted;
+    } last; /* of the cache's counters that went into the metrics */
+};
+
+/* ---- grant.c ---- */
+struct request *grant_request(const struct bt_grants *gs, uint64_t id); /* NULL: unknown */
+struct grant *grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+/* Is (request, epoch) known to be over? */
+bool grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+void grant_revoke(struct grant *g, bt_status_t st, const char *why);
+/* Tells the conductor that the grant cannot be completed, and revokes it. */
+void grant_fail(struct grant *g, bt_status_t st, const char *why);
+/* The flow's word or trailer may have moved: bells, trailer to readers, sealing. */
+void grant_progress(struct grant *g);
+/* Whoever fills the slots has ended: what is complete gets sealed. */
+void grant_produced(struct grant *g);
+void grant_quarantine(struct grant *g);
+/* Frees the grant if nothing refers to it any more; g may be gone afterwards. */
+void grant_unref(struct grant *g);
+void grant_hold(struct grant *g); /* keeps g alive until grant_unhold */
+void grant_unhold(struct grant *g);
+
+/* ---- grant_local.c ---- */
+void local_revoke_open(struct open *o);
+void local_send_trailer(struct open *o);
+void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch, bt_status_t st,
+                          const char *why);
+void local_tick(struct bt_grants *gs, uint64_t now);
+void local_destroy(struct bt_grants *gs);
+void open_free(struct open *o);
+
+/* ---- grant_wire.c ---- */
+void wire_start_recv(struct grant *g, const Baton__Reserve *r);
+void wire_revoke(struct grant *g);
+void wire_trailer(struct grant *g);
+void wire_defer(void *arg);
+
+#endif

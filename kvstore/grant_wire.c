@@ -1,0 +1,198 @@
+/* Grants, the wire's side: what a peer may read from a WRITE grant, and the receive that fills a
+ * RECEIVE grant. Control thread; the CRC callback runs on the wire's. */
+#include <stdlib.h>
+
+#include "common/log/log.h"
+#include "kvstore/grant_priv.h"
+
+const struct bt_grants_wire bt_grants_wire_real = {
+    .recv_start = bt_wire_recv_start,
+    .recv_cancel = bt_wire_recv_cancel,
+    .kick = bt_wire_kick,
+    .send_trailer = bt_wire_send_trailer,
+    .send_abort = bt_wire_send_abort,
+};
+
+/* ---- sending ---- */
+
+static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct bt_wire_send *snd,
+                             struct bt_wire_source *src_p)
+{
+    struct bt_grants *gs = arg;
+    struct grant *g = grant_find(gs, request, epoch);
+    if (gs->stopping || grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked)) {
+        return BT_ERR_STALE;
+    }
+    if (g == NULL || g->receive) {
+        return BT_ERR_NOT_FOUND;
+    }
+    struct send *s = bt_calloc(1, sizeof(*s));
+    s->g = g;
+    s->snd = snd;
+    bt_list_init(&s->in_due);
+    bt_list_insert_tail(&g->sends, &s->in_grant);
+    *src_p = (struct bt_wire_source){
+        .shape = g->shape, .slots = g->slots, .names = g->names, .word = g->word, .grant = g};
+    if (g->has_trailer) { /* not from inside of the wire's own call */
+        bt_list_insert_tail(&gs->due, &s->in_due);
+        bt_timer_start(gs->c.loop, &gs->defer, 0, 0, wire_defer, gs);
+    }
+    return BT_OK;
+}
+
+void wire_defer(void *arg)
+{
+    struct bt_grants *gs = arg;
+    while (!bt_list_empty(&gs->due)) {
+        struct send *s = BT_CONTAINER_OF(gs->due.next, struct send, in_due);
+        bt_list_remove(&s->in_due);
+        if (!gs->stopping && !s->g->revoked) {
+            gs->wire.send_trailer(s->snd, &s->g->trailer);
+        }
+    }
+}
+
+static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_status_t status)
+{
+    struct bt_grants *gs = arg;
+    struct grant *g = grant;
+    struct bt_list *i;
+    BT_ASSERT(g->gs == gs);
+    bt_list_for_each (i, &g->sends) {
+        struct send *s = BT_CONTAINER_OF(i, struct send, in_grant);
+        if (s->snd == snd) {
+            if (status != BT_OK) {
+                BT_DEBUG("send_end", "req=%016llx epoch=%u status=%s",
+                         (unsigned long long)g->req->id, g->epoch, bt_status_name(status));
+            }
+            bt_list_remove(&s->in_grant);
+            bt_list_remove(&s->in_due);
+            free(s);
+            grant_unref(g);
+            return;
+        }
+    }
+    BT_ASSERT(!"send_end of a send that the core does not know");
+}
+
+static uint32_t on_segment_crc(void *arg, uint32_t slot, uint32_t layer,
+                               const struct bt_kv_key *name)
+{
+    struct bt_grants *gs = arg; /* c.cache never changes: readable from any thread */
+    return bt_pool_segment_crc(gs->c.cache->pool, slot, layer, name);
+}
+
+const struct bt_wire_ops bt_grants_wire_ops = {
+    .lookup = on_lookup, .send_end = on_send_end, .segment_crc = on_segment_crc};
+
+void wire_trailer(struct grant *g)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &g->sends) {
+        struct send *s = BT_CONTAINER_OF(i, struct send, in_grant);
+        if (!g->gs->stopping) {
+            g->gs->wire.send_trailer(s->snd, &g->trailer);
+        }
+    }
+}
+
+/* ---- receiving ---- */
+
+static void on_recv_progress(void *arg)
+{
+    grant_progress(arg);
+}
+
+static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t first_ns,
+                         uint64_t last_ns, uint64_t bytes, uint64_t segments)
+{
+    struct grant *g = arg;
+    grant_hold(g);
+    g->recv_ended = true;
+    g->has_trailer = true;
+    g->trailer = *t;
+    grant_progress(g);
+    if (!g->done) {
+        grant_fail(g, BT_ERR_INTERNAL, "the wire ended a flow whose word is not complete");
+    } else if (g->session != NULL && !g->gs->stopping) {
+        Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
+        Baton__FlowDone d = BATON__FLOW_DONE__INIT;
+        d.request = g->req->id;
+        d.epoch = g->epoch;
+        d.first_ns = first_ns;
+        d.last_ns = last_ns;
+        d.bytes = bytes;
+        d.segments = segments;
+        m.m_case = BATON__FROM_KVSTORE__M_FLOW_DONE;
+        m.flow_done = &d;
+        g->gs->c.to_session(g->session, &m);
+    }
+    grant_unhold(g);
+}
+
+static void on_recv_failed(void *arg, bt_status_t st, const char *why)
+{
+    struct grant *g = arg;
+    grant_hold(g);
+    g->recv_ended = true; /* on_quiet comes by itself: nothing to cancel */
+    grant_fail(g, st, why);
+    grant_unhold(g);
+}
+
+static void on_recv_quiet(void *arg)
+{
+    struct grant *g = arg;
+    grant_hold(g);
+    g->recv_active = false;
+    g->recv = NULL;
+    if (!g->done) {
+        grant_produced(g); /* whole chunks that did land are worth keeping */
+    }
+    grant_unhold(g);
+}
+
+static const struct bt_wire_recv_ops recv_ops = {.on_progress = on_recv_progress,
+                                                 .on_done = on_recv_done,
+                                                 .on_failed = on_recv_failed,
+                                                 .on_quiet = on_recv_quiet};
+
+void wire_start_recv(struct grant *g, const Baton__Reserve *r)
+{
+    struct bt_grants *gs = g->gs;
+    if (gs->stopping || g->revoked) {
+        return;
+    }
+    g->peer = bt_strdup(r->peer);
+    g->peer_rpc = bt_strdup(r->peer_rpc);
+    struct bt_wire_peer_addr peer = {
+        .name = g->peer, .rpc = g->peer_rpc, .incarnation = r->peer_incarnation};
+    g->recv_active = true;
+    struct bt_wire_recv *rv =
+        gs->wire.recv_start(gs->wire.w, &peer, g->req->id, g->epoch, &g->shape, g->resident,
+                            g->slots, g->names, g->word, r->deadline_ns, &recv_ops, g);
+    if (rv == NULL && g->recv_active) {
+        g->recv_active = false;
+        grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");
+    }
+    g->recv = g->recv_active ? rv : NULL; /* all of it may have happened inside of the call */
+    if (g->recv != NULL && g->revoked && !g->recv_ended) {
+        gs->wire.recv_cancel(g->recv);
+    }
+}
+
+void wire_revoke(struct grant *g)
+{
+    struct bt_grants *gs = g->gs;
+    if (gs->stopping) {
+        return;
+    }
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &g->sends) {
+        struct send *s = BT_CONTAINER_OF(i, struct send, in_grant);
+        bt_list_remove(&s->in_due);
+        gs->wire.send_abort(s->snd, g->why, g->why_text);
+    }
+    if (g->recv_active && g->recv != NULL && !g->recv_ended) {
+        gs->wire.recv_cancel(g->recv);
+    }
+}

@@ -1,0 +1,432 @@
+/* baton-kvstore: the node's share of the pool. This file only wires: configuration, log, loop,
+ * metrics, gRPC, slab, cache, grants, local sessions, wire, membership; then it runs, and takes
+ * everything down in the reverse order. Everything is on the control thread. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/list.h"
+#include "common/base/sha256.h"
+#include "common/engine/model_config.h"
+#include "common/etcd/member.h"
+#include "common/http/status_page.h"
+#include "common/log/log.h"
+#include "kvstore/cache.h"
+#include "kvstore/conf.h"
+#include "kvstore/grant.h"
+#include "kvstore/sealer.h"
+#include "kvstore/serve.h"
+#include "kvstore/serve_local.h"
+#include "kvstore/wire/wire.h"
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
+
+struct peer { /* another kvstore, as etcd told us last */
+    struct bt_list link;
+    char *name;
+    uint64_t incarnation;
+};
+
+struct daemon {
+    struct bt_kvstore_conf conf;
+    char *name, *slab_path, *rpc_addr, *http_addr;
+    uint64_t incarnation;
+    struct bt_kv_layout layout;
+    struct bt_kv_key root;
+    uint8_t salt_id[32];
+    size_t salt_id_len;
+
+    struct bt_loop *loop;
+    struct bt_metrics *metrics;
+    struct bt_rpc *rpc;
+    struct bt_rpc_server *server;
+    struct bt_status_page *page;
+    struct bt_slab *slab;
+    struct bt_cache *cache;
+    struct bt_sealer *sealer;
+    struct bt_serve *serve;
+    struct bt_grants *grants;
+    struct bt_serve_local *local;
+    struct bt_wire *wire;
+    struct bt_etcd *etcd;
+    struct bt_member *member;
+    struct bt_member_table *table;
+    struct bt_list peers;
+    bool joined;
+    int exit_code;
+};
+
+static void on_signal(void *arg, int signo)
+{
+    struct daemon *d = arg;
+    BT_INFO("stopping", "signal=%d", signo);
+    bt_loop_stop(d->loop);
+}
+
+static const char *health(void *arg)
+{
+    struct daemon *d = arg;
+    return d->joined ? NULL : "not registered in etcd yet";
+}
+
+/* ---- membership ---- */
+
+static void on_joined(void *arg)
+{
+    struct daemon *d = arg;
+    if (d->joined) {
+        BT_INFO("rejoined", "rpc=%s", d->rpc_addr);
+        return;
+    }
+    d->joined = true;
+    BT_INFO("ready", "rpc=%s http=%s incarnation=%016llx slab=%s slots=%u slot_bytes=%llu",
+            d->rpc_addr, d->http_addr, (unsigned long long)d->incarnation, d->slab_path,
+            d->slab->super->n_slots, (unsigned long long)d->slab->super->slot_bytes);
+}
+
+static void on_refused(void *arg, bt_status_t st, const char *why)
+{
+    struct daemon *d = arg;
+    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+    d->exit_code = EXIT_REFUSED;
+    bt_loop_stop(d->loop);
+}
+
+static void on_lost(void *arg)
+{
+    (void)arg;
+    BT_WARN("membership_lost", "why=%s", bt_log_q("the etcd lease ended; registering again"));
+}
+
+static struct peer *peer_find(struct daemon *d, const char *name)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &d->peers) {
+        struct peer *p = BT_CONTAINER_OF(i, struct peer, link);
+        if (strcmp(p->name, name) == 0) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static void peer_free(struct peer *p)
+{
+    bt_list_remove(&p->link);
+    free(p->name);
+    free(p);
+}
+
+static void on_peer_up(void *arg, const Baton__Member *m)
+{
+    struct daemon *d = arg;
+    if (strcmp(m->name, d->name) == 0) {
+        return;
+    }
+    struct peer *p = peer_find(d, m->name);
+    if (p == NULL) {
+        p = bt_calloc(1, sizeof(*p));
+        p->name = bt_strdup(m->name);
+        bt_list_insert_tail(&d->peers, &p->link);
+    } else if (p->incarnation != m->incarnation) {
+        bt_wire_peer_down(d->wire, p->name, p->incarnation);
+    }
+    p->incarnation = m->incarnation;
+}
+
+static void on_peer_down(void *arg, const char *kind, const char *name)
+{
+    struct daemon *d = arg;
+    (void)kind;
+    struct peer *p = peer_find(d, name);
+    if (p != NULL) {
+        bt_wire_peer_down(d->wire, p->name, p->incarnation);
+        peer_free(p);
+    }
+}
+
+static bool join(struct daemon *d)
+{
+    static const struct bt_member_ops ops = {
+        .on_joined = on_joined, .on_refused = on_refused, .on_lost = on_lost};
+    static const struct bt_member_table_ops table_ops = {.on_up = on_peer_up,
+                                                         .on_down = on_peer_down};
+    if (bt_etcd_create(d->rpc, d->conf.common.etcd_endpoints, &d->etcd) != BT_OK) {
+        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints cannot be used"));
+        return false;
+    }
+    const struct bt_conf_common *c = &d->conf.common;
+    Baton__Member self = BATON__MEMBER__INIT;
+    Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
+    char *model = bt_strdup(c->model_path);
+    size_t len = strlen(model);
+    while (len > 1 && model[len - 1] == '/') {
+        model[--len] = '\0';
+    }
+    char *base = strrchr(model, '/');
+    self.kind = "kvstore";
+    self.name = d->name;
+    self.node = c->node_id;
+    self.incarnation = d->incarnation;
+    self.pid = (uint32_t)getpid();
+    self.rpc = d->rpc_addr;
+    self.http = d->http_addr;
+    self.state = BATON__MEMBER_STATE__READY;
+    self.started_ns = bt_real_ns();
+    self.version = BT_VERSION;
+    s.root_key.data = d->root.b;
+    s.root_key.len = sizeof(d->root.b);
+    s.layout_id = d->layout.layout_id;
+    s.block_tokens = (uint32_t)c->kv_block_tokens;
+    s.flow_chunk_tokens = (uint32_t)c->kv_flow_chunk_tokens;
+    s.salt_id.data = d->salt_id;
+    s.salt_id.len = d->salt_id_len;
+    s.model_id = base != NULL && base[1] != '\0' ? base + 1 : model;
+    d->member = bt_member_join(d->etcd, c->cluster_name, &self, &s, &ops, d);
+    d->table = bt_member_watch(d->etcd, c->cluster_name, "kvstore", &table_ops, d);
+    free(model);
+    return true;
+}
+
+/* ---- start ---- */
+
+/* SHA-256 of the cluster's secret without white space at its end; nothing without a file. */
+static bool read_salt(struct daemon *d)
+{
+    const char *path = d->conf.common.kv_salt_file;
+    uint8_t secret[4096];
+    if (path == NULL) {
+        return true;
+    }
+    FILE *f = fopen(path, "re");
+    if (f == NULL) {
+        BT_ERROR("config", "key=kv.salt_file why=%s", bt_log_q("the file cannot be read"));
+        return false;
+    }
+    size_t n = fread(secret, 1, sizeof(secret), f);
+    fclose(f);
+    while (n > 0 && (secret[n - 1] == '\n' || secret[n - 1] == '\r' || secret[n - 1] == ' ')) {
+        n--;
+    }
+    if (n > 0) {
+        bt_sha256(secret, n, d->salt_id);
+        d->salt_id_len = sizeof(d->salt_id);
+    }
+    explicit_bzero(secret, sizeof(secret));
+    return true;
+}
+
+/* host of listen, port as bound. */
+static char *bound_addr(const char *listen, int port)
+{
+    const char *colon = strrchr(listen, ':');
+    return bt_sprintf("%.*s:%d", colon != NULL ? (int)(colon - listen) : (int)strlen(listen),
+                      listen, port);
+}
+
+static void slab_progress(void *arg, double fraction)
+{
+    int *shown = arg, now = (int)(fraction * 10);
+    if (now > *shown) {
+        *shown = now;
+        BT_INFO("loading", "what=slab percent=%d", now * 10);
+    }
+}
+
+/* Sockets, so that a port in use is known before memory is reserved. */
+static bool start_servers(struct daemon *d)
+{
+    const struct bt_conf_common *c = &d->conf.common;
+    int port;
+    if (bt_rpc_create(d->loop, &d->rpc) != BT_OK) {
+        BT_ERROR("rpc", "why=%s", bt_log_q("gRPC cannot be started"));
+        return false;
+    }
+    if (bt_rpc_server_create(d->rpc, c->rpc_listen, &d->server, &port) != BT_OK) {
+        BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen,
+                 bt_log_q("cannot be listened on"));
+        return false;
+    }
+    d->rpc_addr =
+        c->rpc_advertise != NULL ? bt_strdup(c->rpc_advertise) : bound_addr(c->rpc_listen, port);
+    if (bt_status_page_create(d->loop, c->http_listen, d->metrics, health, d, &d->page, &port) !=
+        BT_OK) {
+        BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen,
+                 bt_log_q("cannot be listened on"));
+        return false;
+    }
+    d->http_addr = bound_addr(c->http_listen, port);
+    return true;
+}
+
+static bool start_memory(struct daemon *d)
+{
+    const struct bt_conf_common *c = &d->conf.common;
+    char err[512];
+    int shown = 0;
+    if (bt_model_root_key(c->model_path, c->model_load_format, (uint32_t)c->kv_block_tokens,
+                          &d->layout, &d->root, err, sizeof(err)) != BT_OK) {
+        BT_ERROR("config", "key=model.path why=%s", bt_log_q(err));
+        return false;
+    }
+    d->slab_path = bt_kvstore_slab_path(&d->conf);
+    if (bt_slab_create(d->slab_path, d->conf.slab_bytes, &d->layout, &d->root, d->incarnation,
+                       slab_progress, &shown, &d->slab, err, sizeof(err)) != BT_OK) {
+        BT_ERROR("slab", "why=%s", bt_log_q(err));
+        return false;
+    }
+    uint32_t n = d->slab->super->n_slots;
+    d->cache =
+        bt_cache_create(d->slab, &d->layout,
+                        BT_MAX(1u, (uint32_t)(d->conf.transit_max * (double)n)), &bt_evict_slru);
+    return bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) == BT_OK;
+}
+
+static bool start_parts(struct daemon *d)
+{
+    const struct bt_conf_common *c = &d->conf.common;
+    char err[512];
+    struct bt_serve_config sc = {.loop = d->loop,
+                                 .cluster = c->cluster_name,
+                                 .name = d->name,
+                                 .node = c->node_id,
+                                 .incarnation = d->incarnation,
+                                 .root = d->root,
+                                 .layout_id = d->layout.layout_id,
+                                 .cache = d->cache};
+    struct bt_grants_config gc = {.loop = d->loop,
+                                  .slab = d->slab,
+                                  .layout = d->layout,
+                                  .flow_chunk_tokens = (uint32_t)c->kv_flow_chunk_tokens,
+                                  .reclaim_ms = d->conf.reclaim_ms,
+                                  .cache = d->cache,
+                                  .sealer = d->sealer,
+                                  .metrics = d->metrics,
+                                  .to_session = bt_serve_to_session};
+    d->serve = bt_serve_create(&sc);
+    d->grants = bt_grants_create(&gc);
+    bt_serve_set_grants(d->serve, d->grants);
+    struct bt_serve_local_config lc = {.loop = d->loop,
+                                       .run_dir = c->run_dir,
+                                       .node = c->node_id,
+                                       .incarnation = d->incarnation,
+                                       .slab = d->slab,
+                                       .grants = d->grants};
+    if (bt_serve_local_create(&lc, &d->local, err, sizeof(err)) != BT_OK) {
+        BT_ERROR("run_dir", "why=%s", bt_log_q(err));
+        return false;
+    }
+    struct bt_wire_config wc = {.cluster = c->cluster_name,
+                                .name = d->name,
+                                .incarnation = d->incarnation,
+                                .layout = &d->layout,
+                                .root = &d->root,
+                                .listen = d->conf.wire_listen,
+                                .allow_routable = d->conf.wire_allow_routable,
+                                .bytes_in_flight_max = d->conf.wire_in_flight_bytes};
+    if (bt_wire_create(d->loop, d->rpc, d->server, d->slab, &wc, &bt_grants_wire_ops, d->grants,
+                       d->metrics, &d->wire, err, sizeof(err)) != BT_OK) {
+        BT_ERROR("wire", "why=%s", bt_log_q(err));
+        return false;
+    }
+    struct bt_grants_wire gw = bt_grants_wire_real;
+    gw.w = d->wire;
+    bt_grants_set_wire(d->grants, &gw);
+    bt_serve_register(d->serve, d->server);
+    bt_rpc_server_start(d->server);
+    return true;
+}
+
+/* Reverse order of start; every part may be missing. */
+static void stop(struct daemon *d)
+{
+    if (d->table != NULL) {
+        bt_member_unwatch(d->table);
+    }
+    if (d->member != NULL) {
+        bt_member_leave(d->member);
+    }
+    bt_etcd_destroy(d->etcd);
+    while (!bt_list_empty(&d->peers)) {
+        peer_free(BT_CONTAINER_OF(d->peers.next, struct peer, link));
+    }
+    if (d->serve != NULL && d->grants != NULL) {
+        bt_serve_destroy(d->serve); /* releases what conductors reserved, with the wire's help */
+    }
+    if (d->grants != NULL) {
+        bt_grants_stop(d->grants);
+    }
+    bt_serve_local_destroy(d->local);
+    bt_wire_destroy(d->wire); /* nothing is sent or received any more: last callbacks come now */
+    bt_sealer_destroy(d->sealer);
+    bt_grants_destroy(d->grants);
+    if (d->server != NULL) {
+        bt_rpc_server_destroy(d->server);
+    }
+    bt_status_page_destroy(d->page);
+    if (d->rpc != NULL) {
+        bt_rpc_destroy(d->rpc);
+    }
+    bt_cache_destroy(d->cache);
+    if (d->slab != NULL) {
+        unlink(d->slab_path); /* while we still hold its lock */
+        bt_slab_unmap(d->slab);
+    }
+    bt_metrics_destroy(d->metrics);
+    bt_loop_destroy(d->loop);
+    free(d->name);
+    free(d->slab_path);
+    free(d->rpc_addr);
+    free(d->http_addr);
+    bt_conf_cleanup(&bt_kvstore_schema, &d->conf);
+}
+
+static void init_log(const struct daemon *d)
+{
+    const struct bt_conf_common *c = &d->conf.common;
+    bt_log_level_t level = BT_LOG_INFO;
+    if (strcmp(c->log_level, "error") == 0) {
+        level = BT_LOG_ERROR;
+    } else if (strcmp(c->log_level, "warn") == 0) {
+        level = BT_LOG_WARN;
+    } else if (strcmp(c->log_level, "debug") == 0) {
+        level = BT_LOG_DEBUG;
+    }
+    bt_log_init("kvstore", c->node_id, level, strcmp(c->log_format, "json") == 0);
+}
+
+int main(int argc, char **argv)
+{
+    struct daemon d = {0};
+    int exit_code = EXIT_USAGE;
+    if (!bt_conf_main(&bt_kvstore_schema, argc, argv, &d.conf, &exit_code)) {
+        return exit_code;
+    }
+    if (!bt_kvstore_conf_check(&d.conf)) {
+        bt_conf_cleanup(&bt_kvstore_schema, &d.conf);
+        return EXIT_USAGE;
+    }
+    init_log(&d);
+    bt_list_init(&d.peers);
+    d.name = bt_sprintf("kvstore-%s", d.conf.common.node_id);
+    do {
+        bt_random(&d.incarnation, sizeof(d.incarnation));
+    } while (d.incarnation == 0);
+    BT_INFO("starting", "version=%s incarnation=%016llx slab_bytes=%llu", BT_VERSION,
+            (unsigned long long)d.incarnation, (unsigned long long)d.conf.slab_bytes);
+    if (bt_loop_create(&d.loop) != BT_OK) {
+        return EXIT_FAILED;
+    }
+    bt_loop_on_signal(d.loop, SIGTERM, on_signal, &d);
+    bt_loop_on_signal(d.loop, SIGINT, on_signal, &d);
+    d.metrics = bt_metrics_create();
+    if (read_salt(&d) && start_servers(&d) && start_memory(&d) && start_parts(&d) && join(&d)) {
+        bt_loop_run(d.loop);
+    } else {
+        d.exit_code = EXIT_FAILED;
+    }
+    stop(&d);
+    return d.exit_code;
+}

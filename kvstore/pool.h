@@ -1,0 +1,63 @@
+/* The slots of the slab: states, generations, leases, free list, segment CRCs. Knows nothing of
+ * keys in the index, of eviction or of who holds what. Control thread, except
+ * bt_pool_segment_crc. Pure over the mapped slab.
+ *
+ *   FREE --take--> WRITING --seal--> SEALED --put--> FREE
+ *                     \--quarantine--> QUARANTINE --put--> FREE
+ *
+ * A lease is one holder's right to the slot in whatever state but FREE; a slot is freed by
+ * whoever drops the last one, unless the slot is sealed and cached. */
+#ifndef BT_KVSTORE_POOL_H
+#define BT_KVSTORE_POOL_H
+
+#include "common/base/base.h"
+#include "common/slab/slab.h"
+
+#define BT_POOL_NONE UINT32_MAX
+
+struct bt_pool;
+
+struct bt_pool_counts {
+    uint32_t total, free, writing, sealed, quarantine, transit, leases;
+};
+
+/* The slab outlives the pool. transit_max: at most so many slots at once are TRANSIT. */
+struct bt_pool *bt_pool_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
+                               uint32_t transit_max);
+void bt_pool_destroy(struct bt_pool *p);
+void bt_pool_counts(const struct bt_pool *p, struct bt_pool_counts *c_p);
+
+/* FREE -> WRITING with a new generation and one lease; BT_POOL_NONE when nothing is free. */
+uint32_t bt_pool_take(struct bt_pool *p);
+void bt_pool_lease(struct bt_pool *p, uint32_t slot);
+/* Drops one lease; returns how many are left. At 0 the caller frees the slot or keeps it cached. */
+uint32_t bt_pool_unlease(struct bt_pool *p, uint32_t slot);
+/* WRITING -> SEALED: header with its CRC, then the state. All segment CRCs must be known. */
+void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key, uint32_t n_tokens,
+                  uint32_t depth);
+/* WRITING or SEALED -> QUARANTINE: a dead holder might still write. Leases stay. */
+void bt_pool_quarantine(struct bt_pool *p, uint32_t slot);
+/* Any state -> FREE; no lease may be left. */
+void bt_pool_free(struct bt_pool *p, uint32_t slot);
+
+bt_slot_state_t bt_pool_state(const struct bt_pool *p, uint32_t slot);
+uint32_t bt_pool_generation(const struct bt_pool *p, uint32_t slot);
+uint32_t bt_pool_leases(const struct bt_pool *p, uint32_t slot);
+const struct bt_kv_key *bt_pool_key(const struct bt_pool *p, uint32_t slot); /* of a sealed slot */
+uint32_t bt_pool_depth(const struct bt_pool *p, uint32_t slot);
+
+/* Reserves room for n more TRANSIT slots; ERR_EXHAUSTED beyond the cap. */
+bt_status_t bt_pool_transit_get(struct bt_pool *p, uint32_t n) BT_MUST_CHECK;
+void bt_pool_transit_put(struct bt_pool *p, uint32_t n);
+
+/* CRC of a segment whose bytes are final, computed once per slot, layer and generation. ANY
+ * THREAD; the caller holds a lease through somebody on the control thread. */
+uint32_t bt_pool_segment_crc(struct bt_pool *p, uint32_t slot, uint32_t layer,
+                             const struct bt_kv_key *name);
+/* The CRCs of the slot's segments are in the slab already (checked when they came by the wire). */
+void bt_pool_crcs_known(struct bt_pool *p, uint32_t slot);
+
+/* Verifies a SEALED slot against its header and every segment's CRC: ERR_DATA_LOSS. Slow. */
+bt_status_t bt_pool_verify(const struct bt_pool *p, uint32_t slot) BT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,268 @@
+/* Sessions with conductors. A session owns the reservations that its messages made; two seconds of
+ * silence or a broken stream end it and them. Control thread. */
+#include "kvstore/serve.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/list.h"
+#include "common/log/log.h"
+#include "common/rpc/pb.h"
+
+#define SESSION_VERSION 1
+
+struct session {
+    struct bt_list link;
+    struct bt_serve *s;
+    struct bt_rpc_stream *stream;
+    struct bt_timer timer; /* heartbeat and silence, or the end that must come later */
+    char *name;            /* of the conductor, after its hello */
+    uint64_t heard_ns, seq;
+    bool hello, broken;
+};
+
+struct bt_serve {
+    struct bt_serve_config c;
+    char *cluster, *name, *node;
+    struct bt_grants *grants;
+    struct bt_blocks *blocks;
+    struct bt_list sessions;
+    uint32_t n_sessions;
+};
+
+static void session_free(struct session *x)
+{
+    bt_timer_stop(x->s->c.loop, &x->timer);
+    bt_list_remove(&x->link);
+    x->s->n_sessions--;
+    if (x->hello) {
+        bt_grants_session_end(x->s->grants, x);
+    }
+    free(x->name);
+    free(x);
+}
+
+/* We end it: code and detail tell the conductor why. */
+static void session_end(struct session *x, int code, const char *why)
+{
+    BT_WARN("session_end", "conductor=%s code=%d why=%s", x->name != NULL ? x->name : "?", code,
+            bt_log_q(why));
+    bt_rpc_stream_close(x->stream, code, why, true);
+    session_free(x);
+}
+
+static void session_overflow(void *arg)
+{
+    session_end(arg, BT_GRPC_EXHAUSTED,
+                "the session's queue is full: the conductor reads too slowly");
+}
+
+static void session_send(struct session *x, const Baton__FromKvstore *m)
+{
+    if (!x->broken && bt_rpc_stream_send_pb(x->stream, &m->base) != BT_OK) {
+        /* We may be inside of the grants: the end comes in a later turn of the loop. */
+        x->broken = true;
+        bt_timer_start(x->s->c.loop, &x->timer, 0, 0, session_overflow, x);
+    }
+}
+
+void bt_serve_to_session(void *session, const Baton__FromKvstore *msg)
+{
+    session_send(session, msg);
+}
+
+static void send_heartbeat(struct session *x)
+{
+    Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
+    Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
+    Baton__PoolLoad p = BATON__POOL_LOAD__INIT;
+    struct bt_pool_counts n;
+    bt_pool_counts(x->s->c.cache->pool, &n);
+    p.slots_total = n.total;
+    p.slots_free = n.free;
+    p.slots_writing = n.writing;
+    p.slots_sealed = n.sealed;
+    p.slots_quarantine = n.quarantine;
+    p.leases = n.leases;
+    h.seq = ++x->seq;
+    h.pool = &p;
+    m.m_case = BATON__FROM_KVSTORE__M_HEARTBEAT;
+    m.heartbeat = &h;
+    session_send(x, &m);
+}
+
+static void session_tick(void *arg)
+{
+    struct session *x = arg;
+    if (bt_mono_ns() - x->heard_ns > BT_SERVE_SILENCE_MS * 1000000ull) {
+        session_end(x, BT_GRPC_DEADLINE, "nothing was heard for 2 s");
+    } else if (x->hello) {
+        send_heartbeat(x);
+    }
+}
+
+/* NULL: welcome; else what differs. */
+static const char *hello_check(const struct bt_serve *s, const Baton__SessionHello *h, char *why,
+                               size_t cap)
+{
+    if (h->version != SESSION_VERSION) {
+        snprintf(why, cap, "session version %u, this kvstore speaks %d", h->version,
+                 SESSION_VERSION);
+    } else if (strcmp(h->cluster, s->cluster) != 0) {
+        snprintf(why, cap, "cluster \"%.64s\", this kvstore belongs to \"%.64s\"", h->cluster,
+                 s->cluster);
+    } else if (h->root_key.len != sizeof(s->c.root.b) ||
+               memcmp(h->root_key.data, s->c.root.b, sizeof(s->c.root.b)) != 0) {
+        snprintf(why, cap, "root key differs: not the same model weights or settings");
+    } else if (h->layout_id != s->c.layout_id) {
+        snprintf(why, cap, "layout_id %016llx, this kvstore has %016llx: same kv.block_tokens?",
+                 (unsigned long long)h->layout_id, (unsigned long long)s->c.layout_id);
+    } else if (h->expect_incarnation != 0 && h->expect_incarnation != s->c.incarnation) {
+        snprintf(why, cap, "incarnation %016llx is gone, this is %016llx",
+                 (unsigned long long)h->expect_incarnation, (unsigned long long)s->c.incarnation);
+    } else if (h->name[0] == '\0') {
+        snprintf(why, cap, "the hello has no name");
+    } else {
+        return NULL;
+    }
+    return why;
+}
+
+static void on_hello(struct session *x, const Baton__SessionHello *h)
+{
+    struct bt_serve *s = x->s;
+    char buf[256];
+    const char *why = hello_check(s, h, buf, sizeof(buf));
+    x->name = bt_strdup(h->name);
+    if (why != NULL) {
+        session_end(x, BT_GRPC_FAILED_PRECONDITION, why);
+        return;
+    }
+    x->hello = true;
+    BT_INFO("session_up", "conductor=%s incarnation=%016llx", x->name,
+            (unsigned long long)h->incarnation);
+    Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
+    Baton__SessionHello a = BATON__SESSION_HELLO__INIT;
+    a.version = SESSION_VERSION;
+    a.cluster = s->cluster;
+    a.name = s->name;
+    a.node = s->node;
+    a.incarnation = s->c.incarnation;
+    a.root_key.data = s->c.root.b;
+    a.root_key.len = sizeof(s->c.root.b);
+    a.layout_id = s->c.layout_id;
+    a.expect_incarnation = h->incarnation;
+    m.m_case = BATON__FROM_KVSTORE__M_HELLO;
+    m.hello = &a;
+    session_send(x, &m);
+    send_heartbeat(x);
+}
+
+static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data, size_t len)
+{
+    struct session *x = arg;
+    (void)stream;
+    if (x->broken) {
+        return;
+    }
+    Baton__ToKvstore *m = baton__to_kvstore__unpack(NULL, len, data);
+    x->heard_ns = bt_mono_ns();
+    if (m == NULL) {
+        session_end(x, BT_GRPC_INVALID_ARGUMENT, "this is no ToKvstore message");
+        return;
+    }
+    if (!x->hello && m->m_case != BATON__TO_KVSTORE__M_HELLO) {
+        session_end(x, BT_GRPC_FAILED_PRECONDITION, "a session begins with SessionHello");
+    } else {
+        switch (m->m_case) {
+        case BATON__TO_KVSTORE__M_HELLO:
+            if (x->hello) {
+                session_end(x, BT_GRPC_FAILED_PRECONDITION, "SessionHello came twice");
+            } else {
+                on_hello(x, m->hello);
+            }
+            break;
+        case BATON__TO_KVSTORE__M_RESERVE: bt_grants_reserve(x->s->grants, x, m->reserve); break;
+        case BATON__TO_KVSTORE__M_RELEASE:
+            bt_grants_release(x->s->grants, x, m->release->request, m->release->epoch);
+            break;
+        case BATON__TO_KVSTORE__M_HEARTBEAT:
+        case BATON__TO_KVSTORE__M__NOT_SET: /* of a later version */
+        case _BATON__TO_KVSTORE__M__CASE_IS_INT_SIZE:
+        default: break;
+        }
+    }
+    baton__to_kvstore__free_unpacked(m, NULL);
+}
+
+static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
+{
+    struct session *x = arg;
+    (void)stream;
+    BT_INFO("session_down", "conductor=%s code=%d detail=%s", x->name != NULL ? x->name : "?", code,
+            bt_log_q(detail != NULL ? detail : ""));
+    session_free(x);
+}
+
+static const struct bt_rpc_stream_ops session_ops = {.on_message = on_message,
+                                                     .on_close = on_close};
+
+static void on_accept(void *arg, struct bt_rpc_stream *stream)
+{
+    struct bt_serve *s = arg;
+    struct session *x = bt_calloc(1, sizeof(*x));
+    x->s = s;
+    x->stream = stream;
+    x->heard_ns = bt_mono_ns();
+    bt_list_insert_tail(&s->sessions, &x->link);
+    s->n_sessions++;
+    bt_rpc_stream_set_arg(stream, &session_ops, x);
+    bt_timer_start(s->c.loop, &x->timer, BT_SERVE_HEARTBEAT_MS, BT_SERVE_HEARTBEAT_MS, session_tick,
+                   x);
+}
+
+struct bt_serve *bt_serve_create(const struct bt_serve_config *c)
+{
+    struct bt_serve *s = bt_calloc(1, sizeof(*s));
+    s->c = *c;
+    s->cluster = bt_strdup(c->cluster);
+    s->name = bt_strdup(c->name);
+    s->node = bt_strdup(c->node);
+    bt_list_init(&s->sessions);
+    s->blocks = bt_blocks_create(c->loop, c->cache->index, c->incarnation);
+    return s;
+}
+
+void bt_serve_set_grants(struct bt_serve *s, struct bt_grants *grants)
+{
+    s->grants = grants;
+}
+
+void bt_serve_register(struct bt_serve *s, struct bt_rpc_server *server)
+{
+    bt_rpc_server_stream(server, "/baton.Kvstore/Session", on_accept, s);
+    bt_rpc_server_stream(server, "/baton.Kvstore/Blocks", bt_blocks_accept, s->blocks);
+}
+
+uint32_t bt_serve_sessions(const struct bt_serve *s)
+{
+    return s->n_sessions;
+}
+
+void bt_serve_destroy(struct bt_serve *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    while (!bt_list_empty(&s->sessions)) {
+        struct session *x = BT_CONTAINER_OF(s->sessions.next, struct session, link);
+        bt_rpc_stream_close(x->stream, BT_GRPC_UNAVAILABLE, "the kvstore stops", true);
+        session_free(x);
+    }
+    bt_blocks_destroy(s->blocks);
+    free(s->cluster);
+    free(s->name);
+    free(s->node);
+    free(s);
+}

@@ -1,0 +1,45 @@
+/* The gRPC service baton.Kvstore: sessions of conductors (reservations, heartbeats) and streams of
+ * block events. Control thread. */
+#ifndef BT_KVSTORE_SERVE_H
+#define BT_KVSTORE_SERVE_H
+
+#include "common/loop/loop.h"
+#include "common/rpc/rpc.h"
+#include "kvstore/cache.h"
+#include "kvstore/grant.h"
+
+#define BT_SERVE_HEARTBEAT_MS 500
+#define BT_SERVE_SILENCE_MS   2000
+#define BT_BLOCKS_MSG_BYTES   (60u << 10) /* of keys in one message: the whole stays below 64 KiB */
+#define BT_BLOCKS_PENDING_MAX 16384u      /* deltas a slow reader may be behind before a resync */
+
+struct bt_serve;
+struct bt_blocks;
+
+struct bt_serve_config {
+    struct bt_loop *loop;
+    const char *cluster, *name, *node;
+    uint64_t incarnation;
+    struct bt_kv_key root;
+    uint64_t layout_id;
+    struct bt_cache *cache;
+};
+
+/* Copies the strings. */
+struct bt_serve *bt_serve_create(const struct bt_serve_config *c);
+/* Registers /baton.Kvstore/Session and /Blocks; before the server starts. */
+void bt_serve_register(struct bt_serve *s, struct bt_rpc_server *server);
+void bt_serve_set_grants(struct bt_serve *s, struct bt_grants *grants);
+/* bt_grants_config.to_session. */
+void bt_serve_to_session(void *session, const Baton__FromKvstore *msg);
+uint32_t bt_serve_sessions(const struct bt_serve *s);
+/* Closes every session and releases what they reserved. */
+void bt_serve_destroy(struct bt_serve *s);
+
+/* ---- block events (kvstore/serve_blocks.c) ---- */
+struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
+                                   uint64_t incarnation);
+void bt_blocks_accept(void *blocks, struct bt_rpc_stream *s);
+void bt_blocks_destroy(struct bt_blocks *b);
+
+#endif

@@ -1,0 +1,280 @@
+/* Block events to conductors: an inventory, then deltas, as far as the reader's credit goes. Every
+ * message holds only additions or only removals, so that its order is unambiguous. A reader that
+ * falls too far behind loses the deltas and gets a new inventory (reset). Control thread.
+ *
+ * During an inventory the cursor walks over the slots: a change behind it is a delta, a change
+ * ahead of it will be seen when the cursor comes by. Deltas always go out before more inventory. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/list.h"
+#include "common/log/log.h"
+#include "common/rpc/pb.h"
+#include "kvstore/serve.h"
+
+#define ADDED_BYTES   36u /* key, depth */
+#define REMOVED_BYTES 32u
+#define SCAN_MAX      65536u /* slots looked at in one turn */
+
+struct event {
+    struct bt_kv_key key;
+    uint32_t depth;
+    bool added;
+};
+
+struct reader {
+    struct bt_list link;
+    struct bt_blocks *b;
+    struct bt_rpc_stream *stream;
+    uint32_t credit;
+    uint64_t seq;
+    uint32_t cursor; /* next slot of the inventory; n_slots: done */
+    bool reset;      /* the next message begins an inventory */
+    struct event *ring;
+    uint32_t head, count;
+};
+
+struct bt_blocks {
+    struct bt_loop *loop;
+    struct bt_index *index;
+    uint64_t incarnation;
+    struct bt_list readers;
+    struct bt_timer timer; /* events of one turn go out together */
+    bool armed;
+    uint8_t *buf; /* BT_BLOCKS_MSG_BYTES */
+};
+
+static void pump_all(void *arg);
+
+static void arm(struct bt_blocks *b)
+{
+    if (!b->armed && !bt_list_empty(&b->readers)) {
+        b->armed = true;
+        bt_timer_start(b->loop, &b->timer, 1, 0, pump_all, b);
+    }
+}
+
+/* Starts the reader over. seq jumps: the reader sees the gap even if it missed `reset`. */
+static void resync(struct reader *r)
+{
+    r->seq += r->count + 1;
+    r->head = r->count = 0;
+    r->cursor = 0;
+    r->reset = true;
+}
+
+static void on_change(void *arg, bool added, uint32_t slot, const struct bt_kv_key *key,
+                      uint32_t depth)
+{
+    struct bt_blocks *b = arg;
+    struct bt_list *i;
+    bt_list_for_each (i, &b->readers) {
+        struct reader *r = BT_CONTAINER_OF(i, struct reader, link);
+        if (slot >= r->cursor) {
+            continue;
+        }
+        if (r->count == BT_BLOCKS_PENDING_MAX) {
+            resync(r);
+            continue;
+        }
+        r->ring[(r->head + r->count) % BT_BLOCKS_PENDING_MAX] = (struct event){*key, depth, added};
+        r->count++;
+    }
+    arm(b);
+}
+
+static bool send_events(struct reader *r, bool added, uint32_t n, size_t bytes)
+{
+    Baton__BlockEvents m = BATON__BLOCK_EVENTS__INIT;
+    m.seq = r->seq;
+    m.reset = r->reset;
+    m.incarnation = r->b->incarnation;
+    ProtobufCBinaryData *d = added ? &m.added : &m.removed;
+    d->data = r->b->buf;
+    d->len = bytes;
+    if (bt_rpc_stream_send_pb(r->stream, &m.base) != BT_OK) {
+        return false; /* its queue is full; on_writable or the next credit tries again */
+    }
+    r->seq += n;
+    r->reset = false;
+    r->credit--;
+    return true;
+}
+
+static size_t put_added(uint8_t *to, const struct bt_kv_key *key, uint32_t depth)
+{
+    memcpy(to, key->b, 32);
+    to[32] = (uint8_t)depth;
+    to[33] = (uint8_t)(depth >> 8);
+    to[34] = (uint8_t)(depth >> 16);
+    to[35] = (uint8_t)(depth >> 24);
+    return ADDED_BYTES;
+}
+
+/* One message of the oldest pending deltas of one kind; false: cannot send. */
+static bool pump_deltas(struct reader *r)
+{
+    bool added = r->ring[r->head].added;
+    uint32_t n = 0;
+    size_t len = 0;
+    while (n < r->count && len + ADDED_BYTES <= BT_BLOCKS_MSG_BYTES) {
+        const struct event *e = &r->ring[(r->head + n) % BT_BLOCKS_PENDING_MAX];
+        if (e->added != added) {
+            break;
+        }
+        if (added) {
+            len += put_added(r->b->buf + len, &e->key, e->depth);
+        } else {
+            memcpy(r->b->buf + len, e->key.b, REMOVED_BYTES);
+            len += REMOVED_BYTES;
+        }
+        n++;
+    }
+    if (!send_events(r, added, n, len)) {
+        return false;
+    }
+    r->head = (r->head + n) % BT_BLOCKS_PENDING_MAX;
+    r->count -= n;
+    return true;
+}
+
+/* One message of inventory. *scanned bounds the work of one turn. */
+static bool pump_inventory(struct reader *r, uint32_t *scanned)
+{
+    const struct bt_index *ix = r->b->index;
+    uint32_t end = bt_index_slots(ix), at = r->cursor, n = 0;
+    size_t len = 0;
+    while (at < end && len + ADDED_BYTES <= BT_BLOCKS_MSG_BYTES && *scanned < SCAN_MAX) {
+        if (bt_index_has_slot(ix, at)) {
+            uint32_t depth;
+            const struct bt_kv_key *key = bt_index_key(ix, at, &depth);
+            len += put_added(r->b->buf + len, key, depth);
+            n++;
+        }
+        at++;
+        (*scanned)++;
+    }
+    /* An empty inventory is told as well: the reader learns that there is nothing. */
+    if ((n > 0 || r->reset) && !send_events(r, true, n, len)) {
+        return false;
+    }
+    r->cursor = at;
+    return true;
+}
+
+/* Sends what credit allows; true: there is more to do right now. */
+static bool pump(struct reader *r)
+{
+    uint32_t scanned = 0;
+    while (r->credit > 0) {
+        if (r->count > 0) {
+            if (!pump_deltas(r)) {
+                return false;
+            }
+        } else if (r->cursor < bt_index_slots(r->b->index)) {
+            if (scanned >= SCAN_MAX) {
+                return true;
+            }
+            if (!pump_inventory(r, &scanned)) {
+                return false;
+            }
+        } else {
+            return false;
+        }
+    }
+    return false;
+}
+
+static void pump_all(void *arg)
+{
+    struct bt_blocks *b = arg;
+    struct bt_list *i;
+    bool more = false;
+    b->armed = false;
+    bt_list_for_each (i, &b->readers) {
+        more = pump(BT_CONTAINER_OF(i, struct reader, link)) || more;
+    }
+    if (more) {
+        arm(b);
+    }
+}
+
+static void reader_free(struct reader *r)
+{
+    bt_list_remove(&r->link);
+    free(r->ring);
+    free(r);
+}
+
+static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, size_t len)
+{
+    struct reader *r = arg;
+    Baton__BlocksCredit *m = baton__blocks_credit__unpack(NULL, len, data);
+    if (m == NULL) {
+        bt_rpc_stream_close(s, BT_GRPC_INVALID_ARGUMENT, "this is no BlocksCredit message", true);
+        reader_free(r);
+        return;
+    }
+    r->credit = (uint32_t)BT_MIN((uint64_t)r->credit + m->messages, (uint64_t)UINT32_MAX);
+    baton__blocks_credit__free_unpacked(m, NULL);
+    arm(r->b);
+}
+
+static void on_writable(void *arg, struct bt_rpc_stream *s)
+{
+    struct reader *r = arg;
+    (void)s;
+    arm(r->b);
+}
+
+static void on_close(void *arg, struct bt_rpc_stream *s, int code, const char *detail)
+{
+    (void)s;
+    (void)code;
+    (void)detail;
+    reader_free(arg);
+}
+
+static const struct bt_rpc_stream_ops reader_ops = {
+    .on_message = on_message, .on_close = on_close, .on_writable = on_writable};
+
+void bt_blocks_accept(void *blocks, struct bt_rpc_stream *s)
+{
+    struct bt_blocks *b = blocks;
+    struct reader *r = bt_calloc(1, sizeof(*r));
+    r->b = b;
+    r->stream = s;
+    r->reset = true;
+    r->ring = bt_calloc(BT_BLOCKS_PENDING_MAX, sizeof(*r->ring));
+    bt_list_insert_tail(&b->readers, &r->link);
+    bt_rpc_stream_set_arg(s, &reader_ops, r);
+}
+
+struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
+                                   uint64_t incarnation)
+{
+    struct bt_blocks *b = bt_calloc(1, sizeof(*b));
+    b->loop = loop;
+    b->index = index;
+    b->incarnation = incarnation;
+    b->buf = bt_malloc(BT_BLOCKS_MSG_BYTES);
+    bt_list_init(&b->readers);
+    bt_index_observe(index, on_change, b);
+    return b;
+}
+
+void bt_blocks_destroy(struct bt_blocks *b)
+{
+    if (b == NULL) {
+        return;
+    }
+    bt_index_observe(b->index, NULL, NULL);
+    bt_timer_stop(b->loop, &b->timer);
+    while (!bt_list_empty(&b->readers)) {
+        struct reader *r = BT_CONTAINER_OF(b->readers.next, struct reader, link);
+        bt_rpc_stream_close(r->stream, BT_GRPC_UNAVAILABLE, "the kvstore stops", true);
+        reader_free(r);
+    }
+    free(b->buf);
+    free(b);
+}
