@@ -8,11 +8,16 @@
 #include "common/kv/key.h"
 #include "common/kv/layout.h"
 
+typedef enum { BT_ROPE_DEFAULT = 0, BT_ROPE_LINEAR = 1, BT_ROPE_LLAMA3 = 2 } bt_rope_kind_t;
+
 struct bt_model_config {
     char architecture[64];
     uint32_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, max_model_len;
     float norm_eps;
     double rope_theta;
+    bt_rope_kind_t rope_kind;
+    double rope_factor, rope_low, rope_high, rope_original_len; /* LINEAR: factor; LLAMA3: all */
+    bool qkv_bias, qk_norm;                                     /* by architecture */
     char rope_text[256]; /* canonical text of the RoPE parameters, for the root hash */
     bool tie_embeddings;
     uint32_t bos, n_eos,
@@ -36,5 +41,10 @@ bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, ui
 bt_status_t bt_model_root_key(const char *dir, const char *load_format, uint32_t block_tokens,
                               struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
+
+/* Inverse frequencies of the model's RoPE, head_dim / 2 of them (Su et al., RoFormer). LLAMA3, as
+ * published with Llama 3.1: wavelengths above original_len / low are stretched by factor, those
+ * below original_len / high stay, the ones between are interpolated. */
+void bt_model_rope_inv_freq(const struct bt_model_config *c, float *inv_freq);
 
 #endif

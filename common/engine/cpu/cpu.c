@@ -1,0 +1,285 @@
+/* The CPU back end: opens a model, answers the engine's calls. forward and sample finish inside
+ * their calls; tickets are delivered by poll. Owner thread: the engine's. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cpu/cpu_priv.h"
+
+#define MAX_ROWS_LIMIT 65536u
+#define KV_BYTES_DEF   (1ull << 30)
+
+static uint32_t usable_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof(set), &set) == 0 ? (uint32_t)BT_MAX(CPU_COUNT(&set), 1) : 1;
+}
+
+static void cpu_close(struct bt_engine *e)
+{
+    if (!e) {
+        return;
+    }
+    bt_cpu_model_cleanup(&e->model);
+    bt_gemm_destroy(e->gemm);
+    bt_host_cleanup(&e->host);
+    free(e->inv_freq);
+    free(e->rope);
+    free(e->tokens);
+    free(e->items);
+    free(e->x);
+    free(e->y);
+    free(e->y2);
+    free(e->a);
+    free(e->q);
+    free(e->scratch);
+    free(e);
+}
+
+static bt_status_t check_config(const struct bt_engine_config *c, char *err, size_t err_cap)
+{
+    const char *what = NULL;
+    if (c->size != sizeof(*c)) {
+        what = "the plugin was built for another version of Baton";
+    } else if (!c->model_dir) {
+        what = "model.path is missing";
+    } else if (c->max_slots == 0 || c->max_slots > 65536) {
+        what = "max_slots: 1 to 65536";
+    } else if (c->max_rows == 0 || c->max_rows > MAX_ROWS_LIMIT) {
+        what = "max_rows: 1 to 65536";
+    } else if (c->page_tokens == 0) {
+        what = "kv.block_tokens: must not be 0";
+    } else if (c->ranks > 1 || c->stages > 1) {
+        what = "the cpu engine runs a model on one rank";
+    } else if (c->threads > 1024) {
+        what = "engine.threads: 0 to 1024";
+    } else if (c->load_format && strcmp(c->load_format, "auto") != 0 &&
+               strcmp(c->load_format, "dummy") != 0) {
+        what = "model.load_format: auto or dummy";
+    }
+    if (what) {
+        snprintf(err, err_cap, "engine: %s", what);
+        return BT_ERR_CONFIG;
+    }
+    return BT_OK;
+}
+
+static const struct bt_cpu_kernels *kernels_for(bt_cpu_isa_t isa)
+{
+    switch (isa) {
+    case BT_ISA_AVX512_BF16: return &bt_cpu_kernels_avx512_bf16;
+    case BT_ISA_AVX512: return &bt_cpu_kernels_avx512;
+    case BT_ISA_AVX2: return &bt_cpu_kernels_avx2;
+    case BT_ISA_BASE: break;
+    }
+    return &bt_cpu_kernels_base;
+}
+
+static void *buffer(size_t rows, size_t cols, size_t item)
+{
+    size_t bytes = BT_ALIGN_UP(rows * cols * item, (size_t)64);
+    void *p = aligned_alloc(64, bytes);
+    if (p) {
+        memset(p, 0, bytes); /* rows beyond a step's are read by products: keep them finite */
+    }
+    return p;
+}
+
+static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
+                                size_t err_cap)
+{
+    const struct bt_model_config *c = &e->model.config;
+    size_t rows = bt_gemm_rows(conf->max_rows), act = e->k->bf16 ? 2 : 4;
+    size_t q = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
+    e->scratch_bytes = BT_ALIGN_UP(bt_cpu_attn_scratch(c->head_dim), (size_t)64);
+    e->inv_freq = bt_malloc(c->head_dim / 2 * sizeof(float));
+    bt_model_rope_inv_freq(c, e->inv_freq);
+    e->rope = malloc((size_t)c->max_model_len * c->head_dim * sizeof(float));
+    e->tokens = bt_calloc(conf->max_rows, sizeof(*e->tokens));
+    e->items = bt_calloc(conf->max_rows, sizeof(*e->items));
+    e->x = buffer(rows, c->hidden, 4);
+    e->y = buffer(rows, BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
+    e->y2 = buffer(rows, c->hidden, 4);
+    e->a = buffer(rows, BT_MAX(q, (size_t)BT_MAX(c->intermediate, c->hidden)), act);
+    e->q = buffer(rows, q, act);
+    e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
+    if (!e->rope || !e->x || !e->y || !e->y2 || !e->a || !e->q || !e->scratch) {
+        snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
+                 conf->max_rows);
+        return BT_ERR_NO_MEMORY;
+    }
+    return BT_OK;
+}
+
+static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
+                              size_t err_cap)
+{
+    struct bt_model_config *c = &e->model.config;
+    bt_status_t st = bt_model_config_load(conf->model_dir, c, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    if (c->heads / c->kv_heads > BT_CPU_ROWS_MAX) {
+        snprintf(err, err_cap,
+                 "%s/config.json: num_key_value_heads: more than %d query heads for "
+                 "one KV head are not supported by the cpu engine",
+                 conf->model_dir, BT_CPU_ROWS_MAX);
+        return BT_ERR_UNSUPPORTED;
+    }
+    struct bt_engine_info info = {.size = sizeof(info),
+                                  .abi = BT_ENGINE_ABI,
+                                  .vocab = c->vocab,
+                                  .max_model_len = c->max_model_len,
+                                  .pages = conf->pages,
+                                  .max_slots = conf->max_slots,
+                                  .max_rows = conf->max_rows};
+    st = bt_model_kv_layout(c, conf->page_tokens, &info.layout);
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "kv.block_tokens %u: no KV layout for this model",
+                 conf->page_tokens);
+        return st;
+    }
+    e->k = kernels_for(bt_gemm_isa());
+    st = bt_host_init(&e->host, &info, conf->mem_limit ? conf->mem_limit : KV_BYTES_DEF, err,
+                      err_cap);
+    if (st == BT_OK) {
+        st = bt_gemm_create((uint32_t)e->threads, e->k->bf16, &e->gemm, err, err_cap);
+    }
+    if (st == BT_OK) {
+        st = bt_cpu_model_load(&e->model, e->gemm, conf, e->k->bf16, err, err_cap);
+    }
+    return st == BT_OK ? open_buffers(e, conf, err, err_cap) : st;
+}
+
+static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engine **e_p,
+                            const struct bt_engine_info **info_p, char *err, size_t err_cap)
+{
+    bt_status_t st = check_config(conf, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_engine *e = bt_calloc(1, sizeof(*e));
+    e->threads = (int)(conf->threads ? conf->threads : usable_cores());
+    st = open_model(e, conf, err, err_cap);
+    if (st != BT_OK) {
+        cpu_close(e);
+        return st;
+    }
+    struct bt_engine_info *info = &e->host.info;
+    info->caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_MASK |
+                 (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u);
+    snprintf(info->device, sizeof(info->device), "cpu %s %s %d thread%s", e->k->name,
+             e->k->bf16 ? "bf16" : "f32", e->threads, e->threads == 1 ? "" : "s");
+    *e_p = e;
+    *info_p = info;
+    return BT_OK;
+}
+
+static bt_status_t cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
+                               bt_engine_ticket_t *fwd_p)
+{
+    uint32_t n, n_sample;
+    if (e->failed) {
+        return BT_ERR_DEVICE;
+    }
+    bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
+    if (st != BT_OK) {
+        return st;
+    }
+    uint64_t t0 = bt_mono_ns();
+    struct bt_host_ticket *t =
+        bt_host_ticket_new(&e->host, n_sample, (size_t)bt_gemm_rows(n_sample) * e->host.info.vocab);
+    t->forward = true;
+    st = bt_cpu_forward(e, b, n, t);
+    e->failed |= st == BT_ERR_DEVICE;
+    t->run_us = (float)(bt_mono_ns() - t0) * 1e-3f;
+    *fwd_p = t->id;
+    bt_host_ticket_done(&e->host, t, st);
+    return BT_OK;
+}
+
+static bt_status_t cpu_slot_open(struct bt_engine *e, uint32_t slot,
+                                 const struct bt_engine_params *p, const uint32_t *tokens,
+                                 uint32_t n, uint32_t n_prompt)
+{
+    return bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
+}
+static bt_status_t cpu_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t first,
+                                  const uint32_t *pages, uint32_t n)
+{
+    return bt_host_slot_pages(&e->host, slot, first, pages, n);
+}
+static bt_status_t cpu_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
+{
+    return bt_host_slot_fork(&e->host, from, to, choice);
+}
+static bt_status_t cpu_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
+{
+    return bt_host_slot_accept(&e->host, slot, token);
+}
+static bt_status_t cpu_slot_close(struct bt_engine *e, uint32_t slot, bt_engine_ticket_t *quiet_p)
+{
+    return bt_host_slot_close(&e->host, slot, quiet_p);
+}
+static bt_status_t cpu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
+                                 uint32_t epoch, void (*bell)(void *), void *bell_arg,
+                                 uint32_t *flow_p)
+{
+    (void)prio; /* copies run inside the calls, in their order */
+    return bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, flow_p);
+}
+static bt_status_t cpu_flow_add(struct bt_engine *e, uint32_t flow, const struct bt_engine_block *b,
+                                uint32_t n)
+{
+    return bt_host_flow_add(&e->host, flow, b, n);
+}
+static bt_status_t cpu_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
+                                    bt_engine_ticket_t *done_p)
+{
+    return bt_host_flow_release(&e->host, flow, seq, done_p);
+}
+static bt_status_t cpu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
+                                  bt_engine_ticket_t *quiet_p)
+{
+    return bt_host_flow_close(&e->host, flow, abort_, quiet_p);
+}
+static bt_status_t cpu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
+                              bt_engine_ticket_t *out_p)
+{
+    return bt_host_sample(&e->host, fwd, mask, out_p);
+}
+static uint32_t cpu_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_t max,
+                         uint32_t timeout_us)
+{
+    return bt_host_poll(&e->host, ev, max, timeout_us);
+}
+static void cpu_release(struct bt_engine *e, bt_engine_ticket_t ticket)
+{
+    bt_host_release(&e->host, ticket);
+}
+
+static const struct bt_engine_vtable vtable = {
+    .abi = BT_ENGINE_ABI,
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .slot_open = cpu_slot_open,
+    .slot_pages = cpu_slot_pages,
+    .slot_fork = cpu_slot_fork,
+    .slot_accept = cpu_slot_accept,
+    .slot_close = cpu_slot_close,
+    .flow_open = cpu_flow_open,
+    .flow_add = cpu_flow_add,
+    .flow_release = cpu_flow_release,
+    .flow_close = cpu_flow_close,
+    .forward = cpu_forward,
+    .sample = cpu_sample,
+    .poll = cpu_poll,
+    .release = cpu_release,
+};
+
+const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi)
+{
+    return abi == BT_ENGINE_ABI ? &vtable : NULL;
+}

@@ -1,0 +1,255 @@
+/* One step of a decoder model on the CPU: ragged rows of prompt chunks and single tokens over paged
+ * KV. Owner thread: the engine's; the loops inside spread over OpenMP threads. Every product and
+ * kernel computes a row in an order of its own, so that neither neighbours nor chunking show. */
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "common/engine/cpu/cpu_priv.h"
+
+/* Light loops are worth other threads from about this many floats on. */
+#define PARALLEL_FLOATS 32768u
+
+struct step {
+    struct bt_engine *e;
+    const struct bt_engine_batch *b;
+    uint32_t n;       /* rows of the matrices */
+    uint32_t n_items; /* attention blocks */
+    uint64_t attn_work;
+};
+
+static int threads_for(const struct bt_engine *e, uint64_t floats)
+{
+    return floats < PARALLEL_FLOATS ? 1 : e->threads;
+}
+
+static void rope_fill(struct bt_engine *e, uint32_t end)
+{
+    uint32_t d = e->model.config.head_dim, half = d / 2;
+    for (uint32_t p = e->rope_n; p < end; p++) {
+        float *cs = e->rope + (size_t)p * d;
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float)p * e->inv_freq[i];
+            cs[i] = (float)cos((double)angle);
+            cs[half + i] = (float)sin((double)angle);
+        }
+    }
+    e->rope_n = BT_MAX(e->rope_n, end);
+}
+
+static void add_items(struct step *s, uint32_t first, uint32_t out, uint32_t n, uint32_t pos,
+                      uint32_t slot)
+{
+    const struct bt_model_config *c = &s->e->model.config;
+    uint32_t per = BT_CPU_ROWS_MAX / (c->heads / c->kv_heads);
+    for (uint32_t i = 0; i < n; i += per) {
+        uint32_t m = BT_MIN(per, n - i);
+        s->e->items[s->n_items++] = (struct bt_cpu_item){
+            .first = first + i, .out = out + i, .n = m, .pos = pos + i, .slot = slot};
+        s->attn_work += (uint64_t)(pos + i + m) * m * c->heads * c->head_dim;
+    }
+}
+
+/* Lays the batch out as rows, with their tokens' embeddings in x. */
+static void gather(struct step *s)
+{
+    struct bt_engine *e = s->e;
+    uint32_t end = 0;
+    for (uint32_t r = 0; r < s->b->n_rows; r++) {
+        const struct bt_engine_row *row = &s->b->rows[r];
+        const struct bt_host_slot *slot = &e->host.slots[row->slot];
+        uint32_t pos = bt_host_row_pos(&e->host, row);
+        add_items(s, s->n, s->n, row->n, pos, row->slot);
+        for (uint32_t i = 0; i < row->n; i++) {
+            uint32_t id = row->tokens ? row->tokens[i] : slot->tokens[slot->n_tokens - 1];
+            e->tokens[s->n++] = (struct bt_cpu_token){.id = id, .pos = pos + i, .slot = row->slot};
+        }
+        end = BT_MAX(end, pos + row->n);
+    }
+    rope_fill(e, end);
+    uint32_t hidden = e->model.config.hidden;
+    for (uint32_t t = 0; t < s->n; t++) {
+        const uint16_t *row = e->model.embed + (size_t)e->tokens[t].id * hidden;
+        float *x = e->x + (size_t)t * hidden;
+        for (uint32_t i = 0; i < hidden; i++) {
+            uint32_t u = (uint32_t)row[i] << 16;
+            memcpy(x + i, &u, 4);
+        }
+    }
+}
+
+/* x += add; a = act(norm(x) * w), all rows. */
+static void norm_rows(struct step *s, const float *add, const float *w)
+{
+    struct bt_engine *e = s->e;
+    const struct bt_model_config *c = &e->model.config;
+    size_t act = e->k->bf16 ? 2 : 4, h = c->hidden;
+#pragma omp parallel for num_threads(threads_for(e, (uint64_t)s->n *h)) schedule(static)
+    for (uint32_t t = 0; t < s->n; t++) {
+        e->k->norm(e->x + t * h, add ? add + t * h : NULL, w, (uint8_t *)e->a + t * h * act,
+                   c->hidden, c->norm_eps);
+    }
+}
+
+/* One row of the QKV product: bias, QK norm, RoPE; q to the step's buffer, K and V to their page.
+ */
+static void scatter_row(struct bt_engine *e, const struct bt_cpu_layer *y, uint32_t layer,
+                        uint32_t t)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cpu_token *tok = &e->tokens[t];
+    const struct bt_host *h = &e->host;
+    uint32_t d = c->head_dim, page_tokens = h->info.layout.page_tokens;
+    size_t act = e->k->bf16 ? 2 : 4;
+    float *row = e->y + (size_t)t * (c->heads + 2 * c->kv_heads) * d;
+    const float *cs = e->rope + (size_t)tok->pos * d, *bias = y->qkv_bias;
+    for (uint32_t i = 0; i < c->heads; i++) {
+        e->k->head(row + (size_t)i * d, bias ? bias + (size_t)i * d : NULL, y->q_norm, cs, d,
+                   c->norm_eps);
+    }
+    e->k->to_act(row, (uint8_t *)e->q + (size_t)t * c->heads * d * act, c->heads * d);
+    uint32_t page = h->slots[tok->slot].pages[tok->pos / page_tokens] - 1;
+    uint16_t *seg = (uint16_t *)bt_host_segment(h, layer, page);
+    for (uint32_t i = 0; i < c->kv_heads; i++) {
+        float *k = row + (size_t)(c->heads + i) * d, *v = k + (size_t)c->kv_heads * d;
+        const float *bk = bias ? bias + (size_t)(c->heads + i) * d : NULL;
+        uint16_t *out = seg + ((size_t)2 * i * page_tokens + tok->pos % page_tokens) * d;
+        e->k->head(k, bk, y->k_norm, cs, d, c->norm_eps);
+        e->k->to_bf16(k, out, d);
+        if (bk) {
+            e->k->head(v, bk + (size_t)c->kv_heads * d, NULL, NULL, d, c->norm_eps);
+        }
+        e->k->to_bf16(v, out + (size_t)page_tokens * d, d);
+    }
+}
+
+static void scatter(struct step *s, const struct bt_cpu_layer *y, uint32_t layer)
+{
+    struct bt_engine *e = s->e;
+    const struct bt_model_config *c = &e->model.config;
+    uint64_t work = (uint64_t)s->n * (c->heads + 2 * c->kv_heads) * c->head_dim;
+#pragma omp parallel for num_threads(threads_for(e, work)) schedule(static)
+    for (uint32_t t = 0; t < s->n; t++) {
+        scatter_row(e, y, layer, t);
+    }
+}
+
+/* q and the pages of `layer` -> a, [rows, heads * head_dim]. */
+static void attention(struct step *s, uint32_t layer)
+{
+    struct bt_engine *e = s->e;
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_kv_layout *l = &e->host.info.layout;
+    uint32_t d = c->head_dim, group = c->heads / c->kv_heads, work = s->n_items * c->kv_heads;
+    size_t act = e->k->bf16 ? 2 : 4, width = (size_t)c->heads * d;
+    const uint8_t *kv = bt_host_segment(&e->host, layer, 0);
+#pragma omp parallel for num_threads(threads_for(e, s->attn_work / 8)) schedule(dynamic, 1)
+    for (uint32_t w = 0; w < work; w++) {
+        /* from the end: the longest contexts first */
+        const struct bt_cpu_item *it = &e->items[s->n_items - 1 - w / c->kv_heads];
+        uint32_t head = w % c->kv_heads;
+        size_t off = (size_t)head * group * d;
+        const struct bt_cpu_attn a = {
+            .q = (const uint8_t *)e->q + (it->first * width + off) * act,
+            .q_stride = width,
+            .out = (uint8_t *)e->a + (it->out * width + off) * act,
+            .out_stride = width,
+            .n = it->n,
+            .pos = it->pos,
+            .group = group,
+            .head_dim = d,
+            .kv = kv,
+            .seg_bytes = l->groups[0].seg_bytes,
+            .head_off = (size_t)head * 2 * l->page_tokens * d * 2,
+            .pages = e->host.slots[it->slot].pages,
+            .page_tokens = l->page_tokens,
+            .scale = 1.0f / sqrtf((float)d),
+            .scratch = e->scratch + (size_t)omp_get_thread_num() * e->scratch_bytes,
+        };
+        e->k->attn(&a);
+    }
+}
+
+static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
+{
+    struct bt_engine *e = s->e;
+    size_t act = e->k->bf16 ? 2 : 4, inter = e->model.config.intermediate;
+    norm_rows(s, e->y2, y->norm_mlp);
+    bt_status_t st = bt_linear_run(y->gate_up, e->a, s->n, e->y);
+    if (st != BT_OK) {
+        return st;
+    }
+#pragma omp parallel for num_threads(threads_for(e, s->n *inter)) schedule(static)
+    for (uint32_t t = 0; t < s->n; t++) {
+        e->k->swiglu(e->y + t * 2 * inter, (uint8_t *)e->a + t * inter * act, (uint32_t)inter);
+    }
+    return bt_linear_run(y->down, e->a, s->n, e->y2);
+}
+
+/* From here on only the rows that are sampled matter: the last layer's KV is written. */
+static void keep_sampled(struct step *s, struct bt_host_ticket *t)
+{
+    struct bt_engine *e = s->e;
+    size_t h = e->model.config.hidden;
+    uint32_t row = 0, out = 0;
+    s->n_items = 0;
+    s->attn_work = 0;
+    for (uint32_t r = 0; r < s->b->n_rows; r++) {
+        row += s->b->rows[r].n;
+        if (!(s->b->rows[r].flags & BT_ROW_SAMPLE)) {
+            continue;
+        }
+        const struct bt_cpu_token *tok = &e->tokens[row - 1];
+        memmove(e->x + out * h, e->x + (row - 1) * h, h * sizeof(*e->x));
+        add_items(s, row - 1, out, 1, tok->pos, tok->slot);
+        t->slots[out] = tok->slot;
+        t->positions[out] = tok->pos + 1;
+        out++;
+    }
+    s->n = out;
+}
+
+bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                           struct bt_host_ticket *t)
+{
+    const struct bt_model_config *c = &e->model.config;
+    struct step s = {.e = e, .b = b};
+    if (n_tokens == 0) {
+        return BT_OK;
+    }
+    gather(&s);
+    for (uint32_t l = 0; l < c->layers; l++) {
+        const struct bt_cpu_layer *y = &e->model.layers[l];
+        bt_status_t st = bt_host_layer_wait(&e->host, b, l);
+        if (st != BT_OK) {
+            return st;
+        }
+        norm_rows(&s, l ? e->y2 : NULL, y->norm_attn);
+        st = bt_linear_run(y->qkv, e->a, s.n, e->y);
+        if (st != BT_OK) {
+            return st;
+        }
+        scatter(&s, y, l);
+        bt_host_layer_fire(&e->host, b, l); /* K and V of the layer are complete */
+        if (l + 1 == c->layers) {
+            keep_sampled(&s, t);
+            if (s.n == 0) {
+                break;
+            }
+        }
+        attention(&s, l);
+        st = bt_linear_run(y->o, e->a, s.n, e->y2);
+        if (st == BT_OK) {
+            st = mlp(&s, y);
+        }
+        if (st != BT_OK) {
+            return st;
+        }
+    }
+    bt_host_step_end(&e->host, b);
+    if (s.n == 0) {
+        return BT_OK;
+    }
+    norm_rows(&s, e->y2, e->model.norm);
+    return bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
+}

@@ -1,0 +1,58 @@
+/* Kernels of the CPU engine, one set per instruction set; all arithmetic of a row is the same
+ * whatever rows stand beside it. Activations ("act") are bf16 in the bf16 set and f32 in the
+ * others. Pure functions on caller memory; called from OpenMP threads. */
+#ifndef BT_ENGINE_CPU_KERNELS_H
+#define BT_ENGINE_CPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BT_CPU_TILE     64 /* KV tokens of one softmax step, at absolute multiples */
+#define BT_CPU_ROWS_MAX 64 /* query rows (token, head) of one attention item */
+#define BT_CPU_HEAD_MAX 256
+
+/* One block of query tokens of one sequence against one KV head. */
+struct bt_cpu_attn {
+    const void *q;   /* act [n][group][head_dim] of this KV head's query heads, rows below */
+    size_t q_stride; /* elements from token to token */
+    void *out;       /* act, as q */
+    size_t out_stride;
+    uint32_t n, pos; /* query tokens, position of the first */
+    uint32_t group, head_dim;
+    const uint8_t *kv; /* segments of this layer: page p at kv + p * seg_bytes */
+    size_t seg_bytes;
+    size_t head_off;       /* of this KV head's K plane inside a segment; V follows K */
+    const uint32_t *pages; /* page + 1 */
+    uint32_t page_tokens;
+    float scale;   /* 1 / sqrt(head_dim) */
+    void *scratch; /* bt_cpu_attn_scratch(head_dim) bytes, 64-byte aligned */
+};
+
+struct bt_cpu_kernels {
+    const char *name;
+    bool bf16; /* act is bf16 */
+    /* x[n] += add[n] (add may be NULL); out[n] = act(x / rms(x) * w) */
+    void (*norm)(float *x, const float *add, const float *w, void *out, uint32_t n, float eps);
+    /* One head in place: optional bias [d], optional RMS norm with w [d], then RoPE when cs, the
+     * d/2 cosines followed by d/2 sines, is given. */
+    void (*head)(float *h, const float *bias, const float *w, const float *cs, uint32_t d,
+                 float eps);
+    void (*to_act)(const float *x, void *out, uint32_t n);
+    void (*to_bf16)(const float *x, uint16_t *out, uint32_t n);
+    /* out[n] = act(silu(gate_up[i]) * gate_up[n + i]) */
+    void (*swiglu)(const float *gate_up, void *out, uint32_t n);
+    void (*attn)(const struct bt_cpu_attn *a);
+};
+
+extern const struct bt_cpu_kernels bt_cpu_kernels_base, bt_cpu_kernels_avx2, bt_cpu_kernels_avx512,
+    bt_cpu_kernels_avx512_bf16;
+
+static inline size_t bt_cpu_attn_scratch(uint32_t head_dim)
+{
+    /* K and V tiles as f32 at most, the output rows, scores, a zero row */
+    return (size_t)head_dim * BT_CPU_TILE * 4 * 2 + (size_t)BT_CPU_ROWS_MAX * head_dim * 4 +
+           BT_CPU_ROWS_MAX * 8 + BT_CPU_ROWS_MAX * BT_CPU_TILE * 4 + (size_t)head_dim * 4 + 1024;
+}
+
+#endif

@@ -1,0 +1,511 @@
+/* The body of one kernel set; included by kernels_x86.c with SET (name), VL (floats a vector),
+ * BF16 (activations are bf16 and products use vdpbf16ps) and V_FMA defined; it undefines them.
+ * GCC vector types carry everything but the products, so one text serves all sets. */
+#define N(x)  CAT(x, SET)
+#define vf    N(vf)
+#define vi    N(vi)
+#define vu16  N(vu16)
+#define act_t N(act_t)
+
+typedef float vf __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+typedef uint16_t vu16 __attribute__((vector_size(VL * 2), aligned(2), may_alias));
+#if BF16
+typedef uint16_t act_t;
+#else
+typedef float act_t;
+#endif
+
+#define V_LOAD(p)     (*(const vf *)(p))
+#define V_STORE(p, v) (*(vf *)(p) = (v))
+#define V_SET(x)      ((vf){0} + (x))
+
+static inline vf N(v_max)(vf a, vf b)
+{
+#if VL == 16
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VL == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#endif
+}
+
+static inline float N(v_sum)(vf v)
+{
+    float s = 0;
+    for (int i = 0; i < VL; i++) {
+        s += v[i];
+    }
+    return s;
+}
+
+/* 2^x by x = n + f, |f| <= 1/2, and the Taylor series of 2^f to the 6th power (relative error
+ * below 2e-7); 0 below 2^-125. */
+static inline vf N(v_exp2)(vf x)
+{
+    vf y = N(v_max)(x, V_SET(-126.0f));
+    y = -N(v_max)(-y, V_SET(-126.0f));
+    vf magic = V_SET(12582912.0f);
+    vf t = y + magic;
+    vi n = (vi)t - (vi)magic;
+    vf f = y - (t - magic);
+    vf p = V_SET(1.54035304e-4f);
+    p = V_FMA(p, f, V_SET(1.33335581e-3f));
+    p = V_FMA(p, f, V_SET(9.61812911e-3f));
+    p = V_FMA(p, f, V_SET(5.55041087e-2f));
+    p = V_FMA(p, f, V_SET(2.40226507e-1f));
+    p = V_FMA(p, f, V_SET(6.93147181e-1f));
+    p = V_FMA(p, f, V_SET(1.0f));
+    vi r = (vi)p + (n << 23);
+    return (vf)(r & (x > V_SET(-125.0f)));
+}
+
+/* f32 to bf16, round to nearest even. */
+static inline void N(bf16_store)(uint16_t *out, vf v)
+{
+#if BF16
+    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+    typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+    vu u = (vu)v;
+    u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    *(vu16 *)out = __builtin_convertvector(u, vu16);
+#endif
+}
+
+static inline void N(act_store)(act_t *out, vf v)
+{
+#if BF16
+    N(bf16_store)(out, v);
+#else
+    V_STORE(out, v);
+#endif
+}
+
+static inline vf N(bf16_load)(const uint16_t *p)
+{
+#if VL == 16
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif VL == 8
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    return (vf)(__builtin_convertvector(*(const vu16 *)p, vi) << 16);
+#endif
+}
+
+static inline uint16_t N(bf16_one)(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+static inline void N(act_one)(act_t *out, float x)
+{
+#if BF16
+    *out = N(bf16_one)(x);
+#else
+    *out = x;
+#endif
+}
+
+static void N(norm)(float *x, const float *add, const float *w, void *out, uint32_t n, float eps)
+{
+    act_t *o = out;
+    vf acc = V_SET(0.0f);
+    uint32_t i = 0;
+    float tail = 0;
+    for (; i + VL <= n; i += VL) {
+        vf v = V_LOAD(x + i);
+        if (add) {
+            v += V_LOAD(add + i);
+            V_STORE(x + i, v);
+        }
+        acc = V_FMA(v, v, acc);
+    }
+    for (; i < n; i++) {
+        x[i] += add ? add[i] : 0.0f;
+        tail += x[i] * x[i];
+    }
+    float s = 1.0f / sqrtf((N(v_sum)(acc) + tail) / (float)n + eps);
+    for (i = 0; i + VL <= n; i += VL) {
+        N(act_store)(o + i, V_LOAD(x + i) * V_SET(s) * V_LOAD(w + i));
+    }
+    for (; i < n; i++) {
+        N(act_one)(o + i, x[i] * s * w[i]);
+    }
+}
+
+/* d is a multiple of 16, so d / 2 is one of 8: the two halves go by 8 or fewer lanes. */
+static void N(head)(float *h, const float *bias, const float *w, const float *cs, uint32_t d,
+                    float eps)
+{
+    if (bias) {
+        for (uint32_t i = 0; i < d; i++) {
+            h[i] += bias[i];
+        }
+    }
+    if (w) {
+        vf acc = V_SET(0.0f);
+        for (uint32_t i = 0; i < d; i += VL) {
+            acc = V_FMA(V_LOAD(h + i), V_LOAD(h + i), acc);
+        }
+        float s = 1.0f / sqrtf(N(v_sum)(acc) / (float)d + eps);
+        for (uint32_t i = 0; i < d; i += VL) {
+            V_STORE(h + i, V_LOAD(h + i) * V_SET(s) * V_LOAD(w + i));
+        }
+    }
+    if (cs) {
+        uint32_t half = d / 2;
+        for (uint32_t i = 0; i < half; i++) {
+            float a = h[i], b = h[half + i];
+            h[i] = a * cs[i] - b * cs[half + i];
+            h[half + i] = b * cs[i] + a * cs[half + i];
+        }
+    }
+}
+
+static void N(to_act)(const float *x, void *out, uint32_t n)
+{
+    act_t *o = out;
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        N(act_store)(o + i, V_LOAD(x + i));
+    }
+    for (; i < n; i++) {
+        N(act_one)(o + i, x[i]);
+    }
+}
+
+static void N(to_bf16)(const float *x, uint16_t *out, uint32_t n)
+{
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        N(bf16_store)(out + i, V_LOAD(x + i));
+    }
+    for (; i < n; i++) {
+        out[i] = N(bf16_one)(x[i]);
+    }
+}
+
+static void N(swiglu)(const float *gu, void *out, uint32_t n)
+{
+    act_t *o = out;
+    const float *up = gu + n;
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf g = V_LOAD(gu + i);
+        vf e = N(v_exp2)(g * V_SET(-1.44269504f));
+        N(act_store)(o + i, g / (V_SET(1.0f) + e) * V_LOAD(up + i));
+    }
+    for (; i < n; i++) {
+        N(act_one)(o + i, gu[i] / (1.0f + expf(-gu[i])) * up[i]);
+    }
+}
+
+/* ---- attention ---- */
+
+/* Pointers to the K (or V) rows of the tile's tokens; behind the last valid one a row of zeros. */
+static inline void N(tile_rows)(const struct bt_cpu_attn *a, uint32_t t0, uint32_t valid,
+                                size_t plane_off, const uint16_t *zero, const uint16_t **rows)
+{
+    uint32_t d = a->head_dim, t = 0;
+    while (t < valid) {
+        uint32_t page = (t0 + t) / a->page_tokens, off = (t0 + t) % a->page_tokens;
+        uint32_t run = BT_MIN(a->page_tokens - off, valid - t);
+        const uint16_t *p =
+            (const uint16_t *)(a->kv + (size_t)(a->pages[page] - 1) * a->seg_bytes + plane_off) +
+            (size_t)off * d;
+        for (uint32_t i = 0; i < run; i++) {
+            rows[t + i] = p + (size_t)i * d;
+        }
+        t += run;
+    }
+    for (; t < BT_CPU_TILE; t++) {
+        rows[t] = zero;
+    }
+}
+
+#if BF16
+/* 16 rows of 16 dwords -> 16 columns: out[c * out_stride + r] = rows[r][c]. */
+static inline void N(transpose16)(const uint16_t *const *rows, uint32_t d0, uint32_t *out,
+                                  size_t out_stride)
+{
+    __m512i r[16], t[16];
+    for (int i = 0; i < 16; i++) {
+        r[i] = _mm512_loadu_si512(rows[i] + d0);
+    }
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) { /* r[4g + i]: columns i, 4+i, 8+i, 12+i of rows 4g..4g+3 */
+        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm512_storeu_si512(out + (size_t)i * out_stride,
+                            _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88));
+        _mm512_storeu_si512(out + (size_t)(8 + i) * out_stride,
+                            _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd));
+        _mm512_storeu_si512(out + (size_t)(4 + i) * out_stride,
+                            _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88));
+        _mm512_storeu_si512(out + (size_t)(12 + i) * out_stride,
+                            _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd));
+    }
+}
+#endif
+
+/* K tile as [head_dim pairs][64 tokens] dwords of two bf16, or [head_dim][64] f32. */
+static inline void N(pack_k)(const uint16_t *const *rows, uint32_t d, void *out)
+{
+#if BF16
+    uint32_t *o = out, d0 = 0;
+    for (; d0 + 32 <= d; d0 += 32) {
+        for (uint32_t t = 0; t < BT_CPU_TILE; t += 16) {
+            N(transpose16)(rows + t, d0, o + (size_t)d0 / 2 * BT_CPU_TILE + t, BT_CPU_TILE);
+        }
+    }
+    for (; d0 < d; d0 += 2) {
+        for (uint32_t t = 0; t < BT_CPU_TILE; t++) {
+            memcpy(o + (size_t)d0 / 2 * BT_CPU_TILE + t, rows[t] + d0, 4);
+        }
+    }
+#else
+    float *o = out;
+    for (uint32_t t = 0; t < BT_CPU_TILE; t++) {
+        for (uint32_t i = 0; i < d; i++) {
+            uint32_t u = (uint32_t)rows[t][i] << 16;
+            memcpy(o + (size_t)i * BT_CPU_TILE + t, &u, 4);
+        }
+    }
+#endif
+}
+
+/* V tile as [token pairs][head_dim] dwords of two bf16, or [64][head_dim] f32. */
+static inline void N(pack_v)(const uint16_t *const *rows, uint32_t d, void *out)
+{
+#if BF16
+    uint32_t *o = out;
+    for (uint32_t t = 0; t < BT_CPU_TILE; t += 2) {
+        for (uint32_t i = 0; i < d; i += 16) {
+            __m512i lo = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[t] + i)));
+            __m512i hi =
+                _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[t + 1] + i)));
+            _mm512_storeu_si512(o + (size_t)t / 2 * d + i,
+                                _mm512_or_si512(lo, _mm512_slli_epi32(hi, 16)));
+        }
+    }
+#else
+    float *o = out;
+    for (uint32_t t = 0; t < BT_CPU_TILE; t++) {
+        for (uint32_t i = 0; i < d; i += VL) {
+            V_STORE(o + (size_t)t * d + i, N(bf16_load)(rows[t] + i));
+        }
+    }
+#endif
+}
+
+#define S_VECS (BT_CPU_TILE / VL)
+
+/* acc[r][j] += x[r][k] * tile[k][j] for j of NV vectors and all k < n, in order of k. x: f32, or
+ * dwords of two bf16. */
+#if BF16
+#define MULADD(xp, tp, acc)                                                                        \
+    ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)_mm512_loadu_si512(tp),                         \
+                          (__m512bh)_mm512_set1_epi32(*(const int32_t *)(xp))))
+#else
+#define MULADD(xp, tp, acc) V_FMA(V_SET(*(const float *)(xp)), V_LOAD(tp), acc)
+#endif
+#define KERNEL(NAME, R, NV)                                                                        \
+    static inline void N(NAME)(const uint32_t *x, size_t x_stride, const uint32_t *tile,           \
+                               size_t tile_stride, uint32_t n, float *out, size_t out_stride)      \
+    {                                                                                              \
+        vf acc[R][NV];                                                                             \
+        for (int r = 0; r < R; r++) {                                                              \
+            for (int j = 0; j < NV; j++) {                                                         \
+                acc[r][j] = V_LOAD(out + r * out_stride + j * VL);                                 \
+            }                                                                                      \
+        }                                                                                          \
+        for (uint32_t k = 0; k < n; k++) {                                                         \
+            for (int r = 0; r < R; r++) {                                                          \
+                for (int j = 0; j < NV; j++) {                                                     \
+                    acc[r][j] =                                                                    \
+                        MULADD(x + r * x_stride + k, tile + k * tile_stride + j * VL, acc[r][j]);  \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        for (int r = 0; r < R; r++) {                                                              \
+            for (int j = 0; j < NV; j++) {                                                         \
+                V_STORE(out + r * out_stride + j * VL, acc[r][j]);                                 \
+            }                                                                                      \
+        }                                                                                          \
+    }
+#if VL == 16
+KERNEL(mm_r4, 4, 4)
+KERNEL(mm_r1, 1, 4)
+KERNEL(mm_r4_v1, 4, 1)
+#define MM_ROWS 4
+#else
+KERNEL(mm_r4, 2, 4)
+KERNEL(mm_r1, 1, 4)
+KERNEL(mm_r4_v1, 2, 1)
+#define MM_ROWS 2
+#endif
+KERNEL(mm_r1_v1, 1, 1)
+
+/* out[rows][cols] += x[rows][n] * tile[n][cols]; every (row, column) sums in order of k whatever
+ * the blocking. */
+static inline void N(matmul)(const uint32_t *x, size_t x_stride, const uint32_t *tile, size_t cols,
+                             uint32_t n, float *out, uint32_t rows)
+{
+    uint32_t c = 0;
+    for (; c + 4 * VL <= cols; c += 4 * VL) {
+        uint32_t r = 0;
+        for (; r + MM_ROWS <= rows; r += MM_ROWS) {
+            N(mm_r4)(x + r * x_stride, x_stride, tile + c, cols, n, out + r * cols + c, cols);
+        }
+        for (; r < rows; r++) {
+            N(mm_r1)(x + r * x_stride, x_stride, tile + c, cols, n, out + r * cols + c, cols);
+        }
+    }
+    for (; c < cols; c += VL) {
+        uint32_t r = 0;
+        for (; r + MM_ROWS <= rows; r += MM_ROWS) {
+            N(mm_r4_v1)(x + r * x_stride, x_stride, tile + c, cols, n, out + r * cols + c, cols);
+        }
+        for (; r < rows; r++) {
+            N(mm_r1_v1)(x + r * x_stride, x_stride, tile + c, cols, n, out + r * cols + c, cols);
+        }
+    }
+}
+
+/* Online softmax (Milakov and Gimelshein 2018) of one row's scores, in the base-2 domain: scores
+ * become probabilities (bf16 pairs in the bf16 set), the output row is rescaled. */
+static inline void N(softmax_row)(float *s, uint32_t valid, float scale, float *m_p, float *l_p,
+                                  float *o, uint32_t d)
+{
+    vf max = V_SET(-1e30f);
+    vf v[S_VECS];
+    for (int j = 0; j < (int)S_VECS; j++) {
+        vi idx;
+        for (int i = 0; i < VL; i++) {
+            idx[i] = j * VL + i;
+        }
+        vi ok = idx < ((vi){0} + (int32_t)valid);
+        vf x = V_LOAD(s + j * VL) * V_SET(scale);
+        v[j] = (vf)(((vi)x & ok) | ((vi)V_SET(-1e30f) & ~ok));
+        max = N(v_max)(max, v[j]);
+    }
+    float m = *m_p;
+    for (int i = 0; i < VL; i++) {
+        m = max[i] > m ? max[i] : m;
+    }
+    vf sum = V_SET(0.0f);
+    for (int j = 0; j < (int)S_VECS; j++) {
+        v[j] = N(v_exp2)(v[j] - V_SET(m));
+        sum += v[j];
+#if BF16
+        N(bf16_store)((uint16_t *)s + j * VL, v[j]);
+#else
+        V_STORE(s + j * VL, v[j]);
+#endif
+    }
+    vf alpha = N(v_exp2)(V_SET(*m_p - m));
+    *l_p = *l_p * alpha[0] + N(v_sum)(sum);
+    *m_p = m;
+    for (uint32_t i = 0; i < d; i += VL) {
+        V_STORE(o + i, V_LOAD(o + i) * alpha);
+    }
+}
+
+static void N(attn)(const struct bt_cpu_attn *a)
+{
+    uint32_t d = a->head_dim, rows = a->n * a->group;
+    float *o = a->scratch;                         /* [rows][d] */
+    float *m = o + (size_t)BT_CPU_ROWS_MAX * d;    /* [rows] */
+    float *l = m + BT_CPU_ROWS_MAX;                /* [rows] */
+    float *s = l + BT_CPU_ROWS_MAX;                /* [rows][64] */
+    float *kt = s + BT_CPU_ROWS_MAX * BT_CPU_TILE; /* tiles */
+    float *vt = kt + (size_t)d * BT_CPU_TILE;
+    uint16_t *zero = (uint16_t *)(vt + (size_t)d * BT_CPU_TILE);
+    const uint16_t *ptr[BT_CPU_TILE];
+    const size_t q_row = d * sizeof(act_t) / 4; /* dwords */
+    const uint32_t kd = (uint32_t)q_row;        /* products of a score */
+    const float scale = a->scale * 1.44269504f;
+
+    memset(o, 0, (size_t)rows * d * sizeof(*o));
+    memset(zero, 0, d * sizeof(*zero));
+    for (uint32_t r = 0; r < rows; r++) {
+        m[r] = -1e30f;
+        l[r] = 0;
+    }
+    for (uint32_t t0 = 0; t0 < a->pos + a->n; t0 += BT_CPU_TILE) {
+        uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)BT_CPU_TILE);
+        uint32_t first = t0 > a->pos ? t0 - a->pos : 0; /* tokens before see none of the tile */
+        N(tile_rows)(a, t0, valid, a->head_off, zero, ptr);
+        N(pack_k)(ptr, d, kt);
+        N(tile_rows)(a, t0, valid, a->head_off + (size_t)a->page_tokens * d * 2, zero, ptr);
+        N(pack_v)(ptr, d, vt);
+        uint32_t r0 = first * a->group;
+        memset(s + (size_t)r0 * BT_CPU_TILE, 0, (size_t)(rows - r0) * BT_CPU_TILE * sizeof(*s));
+        for (uint32_t i = first; i < a->n; i++) {
+            const uint32_t *q = (const uint32_t *)((const act_t *)a->q + i * a->q_stride);
+            N(matmul)
+            (q, q_row, (const uint32_t *)kt, BT_CPU_TILE, kd,
+             s + (size_t)i * a->group * BT_CPU_TILE, a->group);
+        }
+        for (uint32_t r = r0; r < rows; r++) {
+            uint32_t see = BT_MIN(a->pos + r / a->group + 1 - t0, (uint32_t)BT_CPU_TILE);
+            N(softmax_row)
+            (s + (size_t)r * BT_CPU_TILE, see, scale, &m[r], &l[r], o + (size_t)r * d, d);
+        }
+        N(matmul)
+        ((const uint32_t *)(s + (size_t)r0 * BT_CPU_TILE), BT_CPU_TILE, (const uint32_t *)vt, d,
+         BT_CPU_TILE * (uint32_t)sizeof(act_t) / 4, o + (size_t)r0 * d, rows - r0);
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        act_t *out = (act_t *)a->out + (r / a->group) * a->out_stride + (size_t)(r % a->group) * d;
+        vf inv = V_SET(1.0f / l[r]);
+        for (uint32_t i = 0; i < d; i += VL) {
+            N(act_store)(out + i, V_LOAD(o + (size_t)r * d + i) * inv);
+        }
+    }
+}
+
+const struct bt_cpu_kernels N(bt_cpu_kernels) = {
+    .name = BT_CPU_STR(SET),
+    .bf16 = BF16,
+    .norm = N(norm),
+    .head = N(head),
+    .to_act = N(to_act),
+    .to_bf16 = N(to_bf16),
+    .swiglu = N(swiglu),
+    .attn = N(attn),
+};
+
+#undef N
+#undef vf
+#undef vi
+#undef vu16
+#undef act_t
+#undef V_LOAD
+#undef V_STORE
+#undef V_SET
+#undef V_FMA
+#undef S_VECS
+#undef MULADD
+#undef KERNEL
+#undef MM_ROWS
+#undef SET
+#undef VL
+#undef BF16

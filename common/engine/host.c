@@ -1,0 +1,408 @@
+/* Slots and tickets of back ends in host memory, and their vtable calls; flows are in host_flow.c.
+ * Owner thread: the engine's. Touches only its own memory. */
+#include "common/engine/host.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/engine/host_priv.h"
+
+#define FLOWS_PER_SLOT 8 /* hand-off, prefix load, write-back, and their successors */
+
+bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, uint64_t mem_limit,
+                         char *err, size_t err_cap)
+{
+    *h = (struct bt_host){.info = *info, .next_ticket = 1};
+    bt_list_init(&h->done);
+    bt_list_init(&h->waiting);
+    bt_list_init(&h->given);
+    bt_list_init(&h->free);
+    const struct bt_kv_layout *l = &h->info.layout;
+    uint64_t page_bytes = (uint64_t)l->groups[0].seg_bytes * l->n_layers;
+    h->max_pages_of_slot = BT_DIV_UP(h->info.max_model_len, l->page_tokens);
+    if (h->info.pages == 0) {
+        h->info.pages = (uint32_t)BT_MIN(mem_limit / page_bytes, (uint64_t)INT32_MAX);
+    }
+    if (h->info.pages == 0) {
+        snprintf(err, err_cap,
+                 "engine: memory for KV pages (%llu bytes) holds not one page of "
+                 "%llu bytes; raise the limit or set engine.pages",
+                 (unsigned long long)mem_limit, (unsigned long long)page_bytes);
+        return BT_ERR_CONFIG;
+    }
+    if (__builtin_mul_overflow(page_bytes, h->info.pages, &h->kv_bytes)) {
+        snprintf(err, err_cap, "engine.pages: %u pages overflow the address space", h->info.pages);
+        return BT_ERR_CONFIG;
+    }
+    void *m = mmap(NULL, h->kv_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED) {
+        snprintf(err, err_cap,
+                 "engine: cannot map %zu bytes for %u KV pages: %s; lower "
+                 "engine.pages",
+                 h->kv_bytes, h->info.pages, strerror(errno));
+        return BT_ERR_NO_MEMORY;
+    }
+    h->kv = m;
+    h->slots = bt_calloc(h->info.max_slots, sizeof(*h->slots));
+    h->n_flows = h->info.max_slots * FLOWS_PER_SLOT;
+    h->flows = bt_calloc(h->n_flows, sizeof(*h->flows));
+    h->sampler = bt_sampler_create(h->info.vocab);
+    return BT_OK;
+}
+
+static void ticket_free(struct bt_list *head)
+{
+    while (!bt_list_empty(head)) {
+        struct bt_host_ticket *t = BT_CONTAINER_OF(head->next, struct bt_host_ticket, link);
+        bt_list_remove(&t->link);
+        free(t->out);
+        free(t->logits);
+        free(t->slots);
+        free(t->positions);
+        free(t);
+    }
+}
+
+static void slot_clear(struct bt_host_slot *s)
+{
+    free((void *)s->params.bias_ids);
+    free((void *)s->params.bias);
+    s->params = (struct bt_engine_params){0};
+    s->open = false;
+    s->n_tokens = s->n_prompt = s->next_pos = 0;
+}
+
+void bt_host_cleanup(struct bt_host *h)
+{
+    for (uint32_t i = 0; h->slots && i < h->info.max_slots; i++) {
+        slot_clear(&h->slots[i]);
+        free(h->slots[i].tokens);
+        free(h->slots[i].pages);
+    }
+    for (uint32_t i = 0; h->flows && i < h->n_flows; i++) {
+        free(h->flows[i].blocks);
+    }
+    ticket_free(&h->done);
+    ticket_free(&h->waiting);
+    ticket_free(&h->given);
+    ticket_free(&h->free);
+    free(h->slots);
+    free(h->flows);
+    bt_sampler_destroy(h->sampler);
+    if (h->kv) {
+        munmap(h->kv, h->kv_bytes);
+    }
+    *h = (struct bt_host){0};
+}
+
+static struct bt_host_slot *slot_of(const struct bt_host *h, uint32_t slot)
+{
+    return slot < h->info.max_slots && h->slots[slot].open ? &h->slots[slot] : NULL;
+}
+
+static void slot_params(struct bt_host_slot *s, const struct bt_engine_params *p)
+{
+    s->params = *p;
+    s->params.bias_ids = NULL;
+    s->params.bias = NULL;
+    if (p->n_bias) {
+        uint32_t *ids = bt_malloc(p->n_bias * sizeof(*ids));
+        float *bias = bt_malloc(p->n_bias * sizeof(*bias));
+        memcpy(ids, p->bias_ids, p->n_bias * sizeof(*ids));
+        memcpy(bias, p->bias, p->n_bias * sizeof(*bias));
+        s->params.bias_ids = ids;
+        s->params.bias = bias;
+    }
+}
+
+bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_engine_params *p,
+                              const uint32_t *tokens, uint32_t n, uint32_t n_prompt)
+{
+    const char *what;
+    if (slot >= h->info.max_slots || n > h->info.max_model_len || n_prompt > n) {
+        return BT_ERR_INVALID;
+    }
+    if (h->slots[slot].open) {
+        return BT_ERR_EXISTS;
+    }
+    if (bt_sampler_check(p, h->info.vocab, &what) != BT_OK) {
+        return BT_ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (tokens[i] >= h->info.vocab) {
+            return BT_ERR_INVALID;
+        }
+    }
+    struct bt_host_slot *s = &h->slots[slot];
+    if (!s->tokens) { /* once per slot; calloc'd memory is taken as it is used */
+        s->tokens = bt_calloc(h->info.max_model_len, sizeof(*s->tokens));
+        s->pages = bt_calloc(h->max_pages_of_slot, sizeof(*s->pages));
+    }
+    memset(s->pages, 0, h->max_pages_of_slot * sizeof(*s->pages));
+    slot_params(s, p);
+    if (n) {
+        memcpy(s->tokens, tokens, n * sizeof(*tokens));
+    }
+    s->n_tokens = n;
+    s->n_prompt = n_prompt;
+    s->next_pos = 0;
+    s->open = true;
+    return BT_OK;
+}
+
+bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
+                               const uint32_t *pages, uint32_t n)
+{
+    struct bt_host_slot *s = slot_of(h, slot);
+    if (!s || first > h->max_pages_of_slot || n > h->max_pages_of_slot - first) {
+        return BT_ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (pages[i] >= h->info.pages) {
+            return BT_ERR_INVALID;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        s->pages[first + i] = pages[i] + 1;
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uint32_t choice)
+{
+    struct bt_host_slot *s = slot_of(h, from);
+    if (!s) {
+        return BT_ERR_INVALID;
+    }
+    struct bt_engine_params p = s->params;
+    p.choice = choice;
+    bt_status_t st = bt_host_slot_open(h, to, &p, s->tokens, s->n_tokens, s->n_prompt);
+    if (st == BT_OK) {
+        memcpy(h->slots[to].pages, s->pages, h->max_pages_of_slot * sizeof(*s->pages));
+        h->slots[to].next_pos = s->next_pos;
+    }
+    return st;
+}
+
+bt_status_t bt_host_slot_accept(struct bt_host *h, uint32_t slot, uint32_t token)
+{
+    struct bt_host_slot *s = slot_of(h, slot);
+    if (!s || token >= h->info.vocab) {
+        return BT_ERR_INVALID;
+    }
+    if (s->n_tokens == h->info.max_model_len) {
+        return BT_ERR_TOO_LARGE;
+    }
+    s->tokens[s->n_tokens++] = token;
+    return BT_OK;
+}
+
+bt_status_t bt_host_slot_close(struct bt_host *h, uint32_t slot, bt_engine_ticket_t *quiet_p)
+{
+    struct bt_host_slot *s = slot_of(h, slot);
+    if (!s) {
+        return BT_ERR_INVALID;
+    }
+    slot_clear(s); /* forward ran inside its call: nothing touches the pages any more */
+    struct bt_host_ticket *t = bt_host_ticket_new(h, 0, 0);
+    *quiet_p = t->id;
+    bt_host_ticket_done(h, t, BT_OK);
+    return BT_OK;
+}
+
+uint32_t bt_host_row_pos(const struct bt_host *h, const struct bt_engine_row *r)
+{
+    const struct bt_host_slot *s = &h->slots[r->slot];
+    if (r->pos != BT_ENGINE_POS_NEXT) {
+        return r->pos;
+    }
+    /* The last known token stands at n_tokens - 1 even if its predecessors' KV was loaded. */
+    return r->tokens ? s->next_pos : s->n_tokens - 1;
+}
+
+static bt_status_t check_row(const struct bt_host *h, const struct bt_engine_row *r)
+{
+    const struct bt_host_slot *s = slot_of(h, r->slot);
+    if (!s || r->n == 0 || (r->flags & ~(uint32_t)(BT_ROW_SAMPLE | BT_ROW_PROMPT_LOGPROBS))) {
+        return BT_ERR_INVALID;
+    }
+    if (r->flags & BT_ROW_PROMPT_LOGPROBS) {
+        return BT_ERR_UNSUPPORTED;
+    }
+    if (!r->tokens && (r->n != 1 || s->n_tokens == 0)) {
+        return BT_ERR_INVALID;
+    }
+    uint32_t pos = bt_host_row_pos(h, r);
+    if (pos >= h->info.max_model_len || r->n > h->info.max_model_len - pos) {
+        return BT_ERR_TOO_LARGE;
+    }
+    uint32_t page_tokens = h->info.layout.page_tokens;
+    for (uint32_t i = 0; i < BT_DIV_UP(pos + r->n, page_tokens); i++) {
+        if (!s->pages[i]) {
+            return BT_ERR_INVALID;
+        }
+    }
+    for (uint32_t i = 0; r->tokens && i < r->n; i++) {
+        if (r->tokens[i] >= h->info.vocab) {
+            return BT_ERR_INVALID;
+        }
+    }
+    uint32_t flows[2] = {r->wait.flow, r->fire.flow};
+    for (int d = 0; d < 2; d++) {
+        if (flows[d] && (flows[d] > h->n_flows || !h->flows[flows[d] - 1].used ||
+                         h->flows[flows[d] - 1].dir != (d ? BT_ENGINE_STORE : BT_ENGINE_LOAD))) {
+            return BT_ERR_INVALID;
+        }
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_host_check_batch(const struct bt_host *h, const struct bt_engine_batch *b,
+                                uint32_t *n_tokens_p, uint32_t *n_sample_p)
+{
+    uint32_t n = 0, sample = 0;
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        bt_status_t st = check_row(h, &b->rows[i]);
+        if (st != BT_OK) {
+            return st;
+        }
+        if (b->rows[i].n > h->info.max_rows - n) {
+            return BT_ERR_TOO_LARGE;
+        }
+        n += b->rows[i].n;
+        sample += b->rows[i].flags & BT_ROW_SAMPLE ? 1 : 0;
+    }
+    *n_tokens_p = n;
+    *n_sample_p = sample;
+    return BT_OK;
+}
+
+struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, uint32_t n_sample, size_t cap_logits)
+{
+    struct bt_host_ticket *t;
+    if (bt_list_empty(&h->free)) {
+        t = bt_calloc(1, sizeof(*t));
+        bt_list_init(&t->link);
+    } else {
+        t = BT_CONTAINER_OF(h->free.next, struct bt_host_ticket, link);
+        bt_list_remove(&t->link);
+    }
+    t->id = h->next_ticket++;
+    t->status = BT_OK;
+    t->run_us = 0;
+    t->n_out = 0;
+    t->n_sample = n_sample;
+    t->forward = t->sampled = t->close_flow = false;
+    t->flow = t->seq = 0;
+    if (n_sample > t->cap_sample) {
+        t->cap_sample = n_sample;
+        t->slots = bt_realloc(t->slots, n_sample * sizeof(*t->slots));
+        t->positions = bt_realloc(t->positions, n_sample * sizeof(*t->positions));
+    }
+    if (cap_logits > t->cap_logits) {
+        free(t->logits);
+        t->logits = aligned_alloc(64, BT_ALIGN_UP(cap_logits * sizeof(float), (size_t)64));
+        BT_ASSERT(t->logits);
+        t->cap_logits = cap_logits;
+    }
+    return t;
+}
+
+void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status)
+{
+    t->status = status;
+    bt_list_remove(&t->link);
+    bt_list_insert_tail(&h->done, &t->link);
+}
+
+static struct bt_host_ticket *find(struct bt_list *head, bt_engine_ticket_t id)
+{
+    struct bt_list *l;
+    bt_list_for_each (l, head) {
+        struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
+        if (t->id == id) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
+                           bt_engine_ticket_t *out_p)
+{
+    struct bt_host_ticket *f = find(&h->done, fwd);
+    f = f ? f : find(&h->given, fwd);
+    if (!f || !f->forward || f->sampled) {
+        return BT_ERR_INVALID;
+    }
+    uint64_t t0 = bt_mono_ns();
+    struct bt_host_ticket *t = bt_host_ticket_new(h, 0, 0);
+    f->sampled = true;
+    if (f->n_sample > t->cap_out) {
+        t->cap_out = f->n_sample;
+        t->out = bt_realloc(t->out, t->cap_out * sizeof(*t->out));
+    }
+    t->n_out = f->status == BT_OK ? f->n_sample : 0;
+    for (uint32_t i = 0; i < t->n_out; i++) {
+        struct bt_engine_out *o = &t->out[i];
+        struct bt_host_slot *s = slot_of(h, f->slots[i]);
+        *o = (struct bt_engine_out){.slot = f->slots[i], .bad = true};
+        if (!s) { /* closed between forward and sample */
+            continue;
+        }
+        const struct bt_sampler_row row = {
+            .logits = f->logits + (size_t)i * h->info.vocab,
+            .params = &s->params,
+            .position = f->positions[i],
+            .tokens = s->tokens,
+            .n_tokens = s->n_tokens,
+            .n_prompt = s->n_prompt,
+            .mask = mask ? mask + (size_t)i * BT_DIV_UP(h->info.vocab, 32u) : NULL,
+        };
+        bt_sampler_run(h->sampler, &row, o);
+        if (!o->bad && s->n_tokens < h->info.max_model_len) {
+            s->tokens[s->n_tokens++] = o->token;
+        }
+    }
+    t->run_us = (float)(bt_mono_ns() - t0) * 1e-3f;
+    *out_p = t->id;
+    bt_host_ticket_done(h, t, f->status);
+    return BT_OK;
+}
+
+uint32_t bt_host_poll(struct bt_host *h, struct bt_engine_event *ev, uint32_t max,
+                      uint32_t timeout_us)
+{
+    uint64_t end = bt_mono_ns() + (uint64_t)timeout_us * 1000;
+    uint32_t n = 0;
+    for (;;) {
+        bt_host_flows_advance(h);
+        while (n < max && !bt_list_empty(&h->done)) {
+            struct bt_host_ticket *t = BT_CONTAINER_OF(h->done.next, struct bt_host_ticket, link);
+            bt_list_remove(&t->link);
+            bt_list_insert_tail(&h->given, &t->link);
+            ev[n++] = (struct bt_engine_event){.ticket = t->id,
+                                               .status = t->status,
+                                               .n_out = t->n_out,
+                                               .out = t->n_out ? t->out : NULL,
+                                               .run_us = t->run_us};
+        }
+        if (n || max == 0 || bt_list_empty(&h->waiting) || bt_mono_ns() >= end) {
+            return n;
+        }
+        /* Another process raises the word a LOAD waits for; it has no way to wake us. */
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
+}
+
+void bt_host_release(struct bt_host *h, bt_engine_ticket_t ticket)
+{
+    struct bt_host_ticket *t = find(&h->given, ticket);
+    if (t) {
+        bt_list_remove(&t->link);
+        bt_list_insert_head(&h->free, &t->link);
+    }
+}

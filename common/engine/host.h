@@ -1,0 +1,116 @@
+/* What every back end with its KV pages in host memory shares: sequence slots, tickets, flows
+ * between pages and slab. Everything belongs to the engine's owner thread; copies are made by that
+ * thread inside the calls, so a page or slab byte is never touched after the call that says so. */
+#ifndef BT_ENGINE_HOST_H
+#define BT_ENGINE_HOST_H
+
+#include "common/base/base.h"
+#include "common/base/list.h"
+#include "common/engine/engine.h"
+#include "common/engine/sampler.h"
+
+struct bt_host_slot {
+    bool open;
+    struct bt_engine_params params; /* bias_ids and bias are own copies */
+    uint32_t *tokens;               /* [max_model_len] known so far */
+    uint32_t n_tokens, n_prompt;
+    uint32_t next_pos; /* after the last token that was run */
+    uint32_t *pages;   /* [max_model_len / page_tokens] page + 1; 0: not told */
+};
+
+struct bt_host_ticket {
+    struct bt_list link; /* in done, waiting, given (delivered, not released) or free */
+    bt_engine_ticket_t id;
+    bt_status_t status;
+    float run_us;
+    uint32_t n_out;
+    struct bt_engine_out *out; /* [cap_out] */
+    uint32_t cap_out;
+    float *logits; /* forward: [n_rows of SAMPLE][vocab] */
+    size_t cap_logits;
+    uint32_t *slots, *positions; /* forward: of the SAMPLE rows */
+    uint32_t n_sample, cap_sample;
+    bool forward, sampled;
+    uint32_t flow, seq; /* waits until flow's items below seq are done; flow 0: no */
+    bool close_flow;    /* the flow ends with this ticket */
+};
+
+struct bt_host_flow {
+    bool used, closing;
+    int dir;
+    bt_flow_word_t *word;
+    uint32_t epoch;
+    void (*bell)(void *);
+    void *bell_arg;
+    struct bt_engine_block *blocks; /* rising seq; those before `first` are finished */
+    uint32_t n, first, cap;
+    uint32_t done; /* items below are copied */
+};
+
+struct bt_host {
+    struct bt_engine_info info;
+    uint8_t *kv; /* [layer][page] segments */
+    size_t kv_bytes;
+    uint32_t max_pages_of_slot;
+    struct bt_host_slot *slots; /* [max_slots] */
+    struct bt_host_flow *flows; /* [n_flows]; index + 1 is the number */
+    uint32_t n_flows;
+    bt_engine_ticket_t next_ticket;
+    struct bt_list done, waiting, given, free;
+    struct bt_sampler *sampler;
+};
+
+/* info is filled by the caller but for pages, which it may leave 0 for mem_limit bytes' worth.
+ * ERR_NO_MEMORY if the pages cannot be mapped; err says how many bytes. */
+bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, uint64_t mem_limit,
+                         char *err, size_t err_cap) BT_MUST_CHECK;
+void bt_host_cleanup(struct bt_host *h);
+
+/* A layer's segment of a page. */
+static inline uint8_t *bt_host_segment(const struct bt_host *h, uint32_t layer, uint32_t page)
+{
+    return h->kv + ((size_t)layer * h->info.pages + page) * h->info.layout.groups[0].seg_bytes;
+}
+
+/* Checks a batch whole before anything is run; *n_tokens_p and *n_sample_p are its totals. */
+bt_status_t bt_host_check_batch(const struct bt_host *h, const struct bt_engine_batch *b,
+                                uint32_t *n_tokens_p, uint32_t *n_sample_p) BT_MUST_CHECK;
+/* First position of a row, BT_ENGINE_POS_NEXT resolved. */
+uint32_t bt_host_row_pos(const struct bt_host *h, const struct bt_engine_row *r);
+
+/* Layer `layer` begins: waits for the LOAD items of the batch's rows. ERR_TIMEOUT after 30 s. */
+bt_status_t bt_host_layer_wait(struct bt_host *h, const struct bt_engine_batch *b,
+                               uint32_t layer) BT_MUST_CHECK;
+/* Layer `layer` is done: copies the STORE items that the rows fire. */
+void bt_host_layer_fire(struct bt_host *h, const struct bt_engine_batch *b, uint32_t layer);
+/* The step is done: fires what had to wait for other rows, advances next_pos. */
+void bt_host_step_end(struct bt_host *h, const struct bt_engine_batch *b);
+
+/* A ticket with room for n_sample rows of logits of `cap_logits` floats; finished with
+ * bt_host_ticket_done. */
+struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, uint32_t n_sample, size_t cap_logits);
+void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status);
+
+/* The vtable's calls that are the same for all. */
+bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_engine_params *p,
+                              const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
+bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
+                               const uint32_t *pages, uint32_t n);
+bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uint32_t choice);
+bt_status_t bt_host_slot_accept(struct bt_host *h, uint32_t slot, uint32_t token);
+bt_status_t bt_host_slot_close(struct bt_host *h, uint32_t slot, bt_engine_ticket_t *quiet_p);
+bt_status_t bt_host_flow_open(struct bt_host *h, int dir, bt_flow_word_t *word, uint32_t epoch,
+                              void (*bell)(void *), void *bell_arg, uint32_t *flow_p);
+bt_status_t bt_host_flow_add(struct bt_host *h, uint32_t flow, const struct bt_engine_block *b,
+                             uint32_t n);
+bt_status_t bt_host_flow_release(struct bt_host *h, uint32_t flow, uint32_t seq,
+                                 bt_engine_ticket_t *done_p);
+bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
+                               bt_engine_ticket_t *quiet_p);
+bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
+                           bt_engine_ticket_t *out_p);
+uint32_t bt_host_poll(struct bt_host *h, struct bt_engine_event *ev, uint32_t max,
+                      uint32_t timeout_us);
+void bt_host_release(struct bt_host *h, bt_engine_ticket_t ticket);
+
+#endif

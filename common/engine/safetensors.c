@@ -1,0 +1,438 @@
+/* Reader of safetensors files. Runs in whichever thread loads the model. The format: u64
+ * little-endian header length, a JSON object {name: {dtype, shape, data_offsets}}, then the data.
+ * Files come from outside: every number is checked before it is used as a size or an offset. */
+#include "common/engine/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/sha256.h"
+
+#define HEADER_BYTES_MAX 100000000u
+#define SHARDS_MAX       1000
+#define TENSORS_MAX      1000000u
+
+struct weight_file {
+    char *name;
+    uint8_t *map;
+    uint64_t bytes;
+};
+
+struct bt_weights {
+    const char *dir;
+    struct weight_file *files;
+    uint32_t n_files;
+    struct bt_tensor *tensors; /* sorted by name once all files are read */
+    uint32_t n_tensors, cap_tensors;
+    char *err;
+    size_t err_cap;
+};
+
+static const struct {
+    const char *name;
+    uint32_t bytes;
+    bt_tensor_dtype_t dtype;
+} dtypes[] = {
+    {"BF16", 2, BT_TENSOR_BF16},  {"F32", 4, BT_TENSOR_F32},       {"F16", 2, BT_TENSOR_OTHER},
+    {"F64", 8, BT_TENSOR_OTHER},  {"I64", 8, BT_TENSOR_OTHER},     {"I32", 4, BT_TENSOR_OTHER},
+    {"I16", 2, BT_TENSOR_OTHER},  {"I8", 1, BT_TENSOR_OTHER},      {"U64", 8, BT_TENSOR_OTHER},
+    {"U32", 4, BT_TENSOR_OTHER},  {"U16", 2, BT_TENSOR_OTHER},     {"U8", 1, BT_TENSOR_OTHER},
+    {"BOOL", 1, BT_TENSOR_OTHER}, {"F8_E4M3", 1, BT_TENSOR_OTHER}, {"F8_E5M2", 1, BT_TENSOR_OTHER},
+};
+
+static bt_status_t fail(struct bt_weights *w, bt_status_t status, const char *file, const char *fmt,
+                        ...) __attribute__((format(printf, 4, 5)));
+static bt_status_t fail(struct bt_weights *w, bt_status_t status, const char *file, const char *fmt,
+                        ...)
+{
+    char text[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    /* Names come from the file: keep control characters out of terminals and logs. */
+    for (char *p = text; *p; p++) {
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) {
+            *p = '?';
+        }
+    }
+    snprintf(w->err, w->err_cap, "%.300s/%s: %s", w->dir, file, text);
+    return status;
+}
+
+/* Maps dir/name; *missing_p tells a file that is not there from one that cannot be read. */
+static bt_status_t file_map(struct bt_weights *w, const char *name, bool *missing_p)
+{
+    char *path = bt_sprintf("%s/%s", w->dir, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), e = errno;
+    free(path);
+    *missing_p = fd < 0 && e == ENOENT;
+    if (fd < 0) {
+        return fail(w, *missing_p ? BT_ERR_NOT_FOUND : BT_ERR_IO, name, "%s", strerror(e));
+    }
+    struct stat st;
+    void *map = MAP_FAILED;
+    bt_status_t status = BT_OK;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        status = fail(w, BT_ERR_INVALID, name, "not a regular file");
+    } else if (st.st_size < 8) {
+        status = fail(w, BT_ERR_INVALID, name,
+                      "%lld bytes: a safetensors file begins with 8 "
+                      "bytes of header length; the file is cut off",
+                      (long long)st.st_size);
+    } else {
+        map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED) {
+            status = fail(w, BT_ERR_IO, name, "mmap: %s", strerror(errno));
+        }
+    }
+    close(fd);
+    if (status != BT_OK) {
+        return status;
+    }
+    w->files = bt_realloc(w->files, (w->n_files + 1) * sizeof(*w->files));
+    w->files[w->n_files++] =
+        (struct weight_file){.name = bt_strdup(name), .map = map, .bytes = (uint64_t)st.st_size};
+    return BT_OK;
+}
+
+static bool json_u64(const json_t *v, uint64_t *out)
+{
+    if (!json_is_integer(v) || json_integer_value(v) < 0) {
+        return false;
+    }
+    *out = (uint64_t)json_integer_value(v);
+    return true;
+}
+
+/* Fills *t from its header entry; data_bytes is the size of the file's data area. */
+static bt_status_t tensor_read(struct bt_weights *w, const struct weight_file *f, const char *name,
+                               const json_t *entry, uint64_t data_bytes, struct bt_tensor *t)
+{
+    const char *dt = json_string_value(json_object_get(entry, "dtype"));
+    const json_t *shape = json_object_get(entry, "shape");
+    const json_t *offs = json_object_get(entry, "data_offsets");
+    if (!dt || !json_is_array(shape) || !json_is_array(offs) || json_array_size(offs) != 2) {
+        return fail(w, BT_ERR_INVALID, f->name,
+                    "tensor %.128s: dtype, shape or data_offsets "
+                    "missing or malformed",
+                    name);
+    }
+    size_t k = 0;
+    while (k < BT_ARRAY_LEN(dtypes) && strcmp(dt, dtypes[k].name) != 0) {
+        k++;
+    }
+    if (k == BT_ARRAY_LEN(dtypes)) {
+        return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: unknown dtype %.16s", name, dt);
+    }
+    t->dtype = dtypes[k].dtype;
+    snprintf(t->dtype_name, sizeof(t->dtype_name), "%s", dtypes[k].name);
+    if (json_array_size(shape) > BT_TENSOR_MAX_DIMS) {
+        return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: %zu dimensions, at most %d", name,
+                    json_array_size(shape), BT_TENSOR_MAX_DIMS);
+    }
+    uint64_t need = dtypes[k].bytes, begin, end;
+    t->n_dims = (uint32_t)json_array_size(shape);
+    for (uint32_t i = 0; i < t->n_dims; i++) {
+        if (!json_u64(json_array_get(shape, i), &t->dims[i])) {
+            return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: shape[%u] is not a count", name,
+                        i);
+        }
+        if (__builtin_mul_overflow(need, t->dims[i], &need)) {
+            return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: shape x dtype overflows", name);
+        }
+    }
+    if (need == 0) { /* could name any offset, even another tensor's */
+        return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: has no elements", name);
+    }
+    if (!json_u64(json_array_get(offs, 0), &begin) || !json_u64(json_array_get(offs, 1), &end) ||
+        begin > end) {
+        return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: data_offsets malformed", name);
+    }
+    if (end > data_bytes) {
+        return fail(w, BT_ERR_INVALID, f->name,
+                    "tensor %.128s: data_offsets end at %llu, the file "
+                    "has %llu bytes of data; it is cut off or damaged",
+                    name, (unsigned long long)end, (unsigned long long)data_bytes);
+    }
+    if (end - begin != need) {
+        return fail(w, BT_ERR_INVALID, f->name,
+                    "tensor %.128s: %llu bytes at offset %llu, its "
+                    "shape needs %llu",
+                    name, (unsigned long long)(end - begin), (unsigned long long)begin,
+                    (unsigned long long)need);
+    }
+    t->begin = begin;
+    t->bytes = need;
+    t->data = f->map + (f->bytes - data_bytes) + begin;
+    t->file = f->name;
+    return BT_OK;
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct bt_tensor *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct bt_tensor *)a)->name, ((const struct bt_tensor *)b)->name);
+}
+
+/* The tensors must cover the data area exactly: no overlap, no hole, nothing behind. */
+static bt_status_t check_cover(struct bt_weights *w, const struct weight_file *f,
+                               struct bt_tensor *t, uint32_t n, uint64_t data_bytes)
+{
+    qsort(t, n, sizeof(*t), by_begin);
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (t[i].begin != at) {
+            return fail(w, BT_ERR_INVALID, f->name,
+                        "tensor %.128s: %s at offset %llu (expected "
+                        "%llu)",
+                        t[i].name, t[i].begin < at ? "overlaps its neighbour" : "hole",
+                        (unsigned long long)t[i].begin, (unsigned long long)at);
+        }
+        at += t[i].bytes;
+    }
+    if (at != data_bytes) {
+        return fail(w, BT_ERR_INVALID, f->name, "%llu bytes behind the last tensor (offset %llu)",
+                    (unsigned long long)(data_bytes - at), (unsigned long long)at);
+    }
+    return BT_OK;
+}
+
+static bt_status_t file_tensors(struct bt_weights *w, const struct weight_file *f,
+                                const json_t *header, uint64_t data_bytes)
+{
+    uint32_t first = w->n_tensors;
+    const char *name;
+    json_t *entry;
+    json_object_foreach((json_t *)header, name, entry)
+    {
+        if (strcmp(name, "__metadata__") == 0) {
+            continue;
+        }
+        if (w->n_tensors == TENSORS_MAX) {
+            return fail(w, BT_ERR_TOO_LARGE, f->name, "more than %u tensors", TENSORS_MAX);
+        }
+        if (w->n_tensors == w->cap_tensors) {
+            w->cap_tensors = BT_MAX(64u, w->cap_tensors * 2);
+            w->tensors = bt_realloc(w->tensors, w->cap_tensors * sizeof(*w->tensors));
+        }
+        struct bt_tensor t = {0};
+        bt_status_t st = tensor_read(w, f, name, entry, data_bytes, &t);
+        if (st != BT_OK) {
+            return st;
+        }
+        t.name = bt_strdup(name);
+        w->tensors[w->n_tensors++] = t;
+    }
+    return check_cover(w, f, w->tensors + first, w->n_tensors - first, data_bytes);
+}
+
+static bt_status_t file_read(struct bt_weights *w, const struct weight_file *f)
+{
+    uint64_t n = 0;
+    for (int i = 7; i >= 0; i--) {
+        n = n << 8 | f->map[i];
+    }
+    if (n > HEADER_BYTES_MAX) {
+        return fail(w, BT_ERR_TOO_LARGE, f->name,
+                    "header length %llu, at most %u is allowed; not "
+                    "a safetensors file?",
+                    (unsigned long long)n, HEADER_BYTES_MAX);
+    }
+    if (n > f->bytes - 8) {
+        return fail(w, BT_ERR_INVALID, f->name,
+                    "header length %llu, the file has %llu bytes; it "
+                    "is cut off",
+                    (unsigned long long)n, (unsigned long long)f->bytes);
+    }
+    json_error_t je;
+    json_t *header = json_loadb((const char *)f->map + 8, (size_t)n, JSON_REJECT_DUPLICATES, &je);
+    if (!header || !json_is_object(header)) {
+        bool dup = !header && strstr(je.text, "duplicate");
+        json_decref(header);
+        return fail(w, BT_ERR_INVALID, f->name, "header: %s (offset %d): %.160s",
+                    dup ? "duplicate tensor or key" : "not a JSON object", je.position + 8,
+                    header ? "" : je.text);
+    }
+    bt_status_t st = file_tensors(w, f, header, f->bytes - 8 - n);
+    json_decref(header);
+    return st;
+}
+
+/* Maps the shards that the index names, each once. */
+static bt_status_t shards_map(struct bt_weights *w, const char *index, const json_t *map)
+{
+    const char *tensor;
+    json_t *v;
+    json_object_foreach((json_t *)map, tensor, v)
+    {
+        const char *file = json_string_value(v);
+        if (!file || !*file || strchr(file, '/') || file[0] == '.' || strlen(file) > 255) {
+            return fail(w, BT_ERR_INVALID, index,
+                        "weight_map.%.128s: must be the name of a file "
+                        "in the same directory",
+                        tensor);
+        }
+        bool known = false, missing;
+        for (uint32_t i = 0; i < w->n_files; i++) {
+            known |= strcmp(w->files[i].name, file) == 0;
+        }
+        if (known) {
+            continue;
+        }
+        if (w->n_files == SHARDS_MAX) {
+            return fail(w, BT_ERR_TOO_LARGE, index, "more than %d shards", SHARDS_MAX);
+        }
+        bt_status_t st = file_map(w, file, &missing);
+        if (st != BT_OK) {
+            return missing ? fail(w, BT_ERR_NOT_FOUND, index,
+                                  "weight_map.%.128s: the shard %.128s "
+                                  "is missing",
+                                  tensor, file)
+                           : st;
+        }
+    }
+    return BT_OK;
+}
+
+static bt_status_t open_sharded(struct bt_weights *w)
+{
+    static const char index[] = "model.safetensors.index.json";
+    char *path = bt_sprintf("%s/%s", w->dir, index);
+    json_error_t je;
+    bool there = access(path, F_OK) == 0;
+    json_t *root = there ? json_load_file(path, JSON_REJECT_DUPLICATES, &je) : NULL;
+    free(path);
+    if (!there) {
+        return fail(w, BT_ERR_NOT_FOUND, "model.safetensors",
+                    "no such file, and no %s either; "
+                    "weights must be safetensors",
+                    index);
+    }
+    const json_t *map = json_object_get(root, "weight_map");
+    bt_status_t st = BT_OK;
+    if (!root) {
+        st = fail(w, BT_ERR_INVALID, index, "line %d: not valid JSON: %.160s", je.line, je.text);
+    } else if (!json_is_object(map) || json_object_size(map) == 0) {
+        st = fail(w, BT_ERR_INVALID, index, "weight_map: missing or empty");
+    } else {
+        st = shards_map(w, index, map);
+    }
+    for (uint32_t i = 0; st == BT_OK && i < w->n_files; i++) {
+        st = file_read(w, &w->files[i]);
+    }
+    const char *tensor;
+    json_t *v;
+    if (st == BT_OK) {
+        qsort(w->tensors, w->n_tensors, sizeof(*w->tensors), by_name);
+        json_object_foreach((json_t *)map, tensor, v)
+        {
+            const struct bt_tensor *t = bt_weights_find(w, tensor);
+            if (!t || strcmp(t->file, json_string_value(v)) != 0) {
+                st = fail(w, BT_ERR_INVALID, index, "weight_map.%.128s: not in %.128s", tensor,
+                          json_string_value(v));
+                break;
+            }
+        }
+    }
+    json_decref(root);
+    return st;
+}
+
+bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err, size_t err_cap)
+{
+    struct bt_weights *w = bt_calloc(1, sizeof(*w));
+    *w = (struct bt_weights){.dir = dir, .err = err, .err_cap = err_cap};
+    bool missing;
+    bt_status_t st = file_map(w, "model.safetensors", &missing);
+    if (st == BT_OK) {
+        st = file_read(w, &w->files[0]);
+    } else if (missing) {
+        st = open_sharded(w);
+    }
+    if (st == BT_OK) {
+        qsort(w->tensors, w->n_tensors, sizeof(*w->tensors), by_name);
+        for (uint32_t i = 1; i < w->n_tensors; i++) {
+            if (strcmp(w->tensors[i - 1].name, w->tensors[i].name) == 0) {
+                st = fail(w, BT_ERR_INVALID, w->tensors[i].file,
+                          "tensor %.128s: duplicate, also "
+                          "in %.128s",
+                          w->tensors[i].name, w->tensors[i - 1].file);
+                break;
+            }
+        }
+    }
+    w->dir = NULL; /* the caller's strings are not kept */
+    w->err = NULL;
+    if (st != BT_OK) {
+        bt_weights_close(w);
+        return st;
+    }
+    *w_p = w;
+    return BT_OK;
+}
+
+void bt_weights_close(struct bt_weights *w)
+{
+    if (!w) {
+        return;
+    }
+    for (uint32_t i = 0; i < w->n_tensors; i++) {
+        free(w->tensors[i].name);
+    }
+    for (uint32_t i = 0; i < w->n_files; i++) {
+        munmap(w->files[i].map, (size_t)w->files[i].bytes);
+        free(w->files[i].name);
+    }
+    free(w->tensors);
+    free(w->files);
+    free(w);
+}
+
+const struct bt_tensor *bt_weights_find(const struct bt_weights *w, const char *name)
+{
+    struct bt_tensor key = {.name = (char *)name};
+    return w->n_tensors ? bsearch(&key, w->tensors, w->n_tensors, sizeof(key), by_name) : NULL;
+}
+
+uint32_t bt_weights_count(const struct bt_weights *w)
+{
+    return w->n_tensors;
+}
+
+static int file_by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct weight_file *)a)->name, ((const struct weight_file *)b)->name);
+}
+
+void bt_weights_digest(const struct bt_weights *w, uint8_t out[32])
+{
+    struct weight_file *sorted = bt_calloc(w->n_files, sizeof(*sorted));
+    memcpy(sorted, w->files, w->n_files * sizeof(*sorted));
+    qsort(sorted, w->n_files, sizeof(*sorted), file_by_name);
+    struct bt_sha256 *h = bt_sha256_create();
+    for (uint32_t i = 0; i < w->n_files; i++) {
+        uint8_t size[8];
+        for (int b = 0; b < 8; b++) {
+            size[b] = (uint8_t)(sorted[i].bytes >> (8 * b));
+        }
+        bt_sha256_update(h, sorted[i].name, strlen(sorted[i].name) + 1);
+        bt_sha256_update(h, size, sizeof(size));
+        bt_sha256_update(h, sorted[i].map, (size_t)sorted[i].bytes);
+    }
+    bt_sha256_finish(h, out);
+    free(sorted);
+}

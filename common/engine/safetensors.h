@@ -1,0 +1,38 @@
+/* The weight files of a model directory (model.safetensors, or the shards that
+ * model.safetensors.index.json names), mapped read-only and checked whole before anything is used:
+ * a tensor that a caller gets lies inside its file and has exactly shape x dtype bytes. */
+#ifndef BT_ENGINE_SAFETENSORS_H
+#define BT_ENGINE_SAFETENSORS_H
+
+#include "common/base/base.h"
+
+#define BT_TENSOR_MAX_DIMS 8
+
+typedef enum { BT_TENSOR_BF16 = 0, BT_TENSOR_F32 = 1, BT_TENSOR_OTHER = 2 } bt_tensor_dtype_t;
+
+struct bt_tensor {
+    char *name;
+    const char *file; /* base name */
+    bt_tensor_dtype_t dtype;
+    char dtype_name[12];
+    uint32_t n_dims;
+    uint64_t dims[BT_TENSOR_MAX_DIMS];
+    const uint8_t *data;
+    uint64_t bytes;
+    uint64_t begin; /* in the file's data area */
+};
+
+struct bt_weights;
+
+/* ERR_NOT_FOUND: no weight file or a shard is missing; ERR_INVALID / ERR_TOO_LARGE: err names file,
+ * tensor and offset. */
+bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err,
+                            size_t err_cap) BT_MUST_CHECK;
+void bt_weights_close(struct bt_weights *w);
+/* NULL if there is none of that name. Valid until close. */
+const struct bt_tensor *bt_weights_find(const struct bt_weights *w, const char *name);
+uint32_t bt_weights_count(const struct bt_weights *w);
+/* SHA-256 over all files, by name: name, NUL, size as u64 little-endian, bytes. */
+void bt_weights_digest(const struct bt_weights *w, uint8_t out[32]);
+
+#endif

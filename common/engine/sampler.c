@@ -1,0 +1,332 @@
+/* The sampler of sampler.h. Pure: no clock, no lock, no I/O; memory is taken once at creation. */
+#include "common/engine/sampler.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/philox.h"
+
+/* No Gumbel variate exceeds -log(-log(1 - 2^-24)) = 16.635...: tokens that cannot win are not
+ * drawn. */
+#define GUMBEL_MAX 16.64
+
+struct bt_sampler {
+    uint32_t vocab;
+    uint32_t *count; /* generated tokens per id, only during a row with penalties */
+    uint8_t *seen;   /* id occurs in prompt or generated */
+    float *scaled;   /* logits / temperature */
+    uint32_t *heap;  /* ids, a heap on (falling scaled, rising id) */
+    uint32_t *kept;
+    float *raw; /* the row as the model gave it, when logprobs are asked for */
+};
+
+struct bt_sampler *bt_sampler_create(uint32_t vocab)
+{
+    struct bt_sampler *s = bt_calloc(1, sizeof(*s));
+    s->vocab = vocab;
+    s->count = bt_calloc(vocab, sizeof(*s->count));
+    s->seen = bt_calloc(vocab, 1);
+    s->scaled = bt_calloc(vocab, sizeof(*s->scaled));
+    s->heap = bt_calloc(vocab, sizeof(*s->heap));
+    s->kept = bt_calloc(vocab, sizeof(*s->kept));
+    s->raw = bt_calloc(vocab, sizeof(*s->raw));
+    return s;
+}
+
+void bt_sampler_destroy(struct bt_sampler *s)
+{
+    if (s) {
+        free(s->count);
+        free(s->seen);
+        free(s->scaled);
+        free(s->heap);
+        free(s->kept);
+        free(s->raw);
+        free(s);
+    }
+}
+
+bt_status_t bt_sampler_check(const struct bt_engine_params *p, uint32_t vocab, const char **what_p)
+{
+    const char *what = NULL;
+    if (!(p->temperature >= 0.0f && p->temperature <= 1e4f)) {
+        what = "temperature: 0 to 10000";
+    } else if (!(p->top_p > 0.0f && p->top_p <= 1.0f)) {
+        what = "top_p: above 0, at most 1";
+    } else if (!(p->min_p >= 0.0f && p->min_p <= 1.0f)) {
+        what = "min_p: 0 to 1";
+    } else if (!(p->repetition_penalty > 0.0f && p->repetition_penalty <= 1e3f)) {
+        what = "repetition_penalty: above 0, at most 1000";
+    } else if (!(fabsf(p->frequency_penalty) <= 1e3f) || !(fabsf(p->presence_penalty) <= 1e3f)) {
+        what = "frequency_penalty, presence_penalty: -1000 to 1000";
+    } else if (p->logprobs < -1 || p->logprobs > BT_ENGINE_MAX_TOP) {
+        what = "logprobs: -1 to 20";
+    } else if (p->n_eos > BT_ENGINE_MAX_EOS) {
+        what = "n_eos: at most 16";
+    } else if (p->n_bias && (!p->bias_ids || !p->bias)) {
+        what = "bias: ids and values";
+    }
+    for (uint32_t i = 0; !what && i < p->n_bias; i++) {
+        if (p->bias_ids[i] >= vocab || !isfinite(p->bias[i])) {
+            what = "bias: ids below the vocabulary size, finite values";
+        }
+    }
+    if (what) {
+        *what_p = what;
+        return BT_ERR_INVALID;
+    }
+    return BT_OK;
+}
+
+/* Maximum of the row; false if a value is NaN or +inf. */
+static bool row_max(const float *l, uint32_t n, float *max_p)
+{
+    float max = -INFINITY;
+    bool ok = true;
+    for (uint32_t i = 0; i < n; i++) {
+        ok &= l[i] < INFINITY; /* false for NaN too */
+        max = l[i] > max ? l[i] : max;
+    }
+    *max_p = max;
+    return ok;
+}
+
+static double log_sum_exp(const float *l, uint32_t n, float max)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += expf(l[i] - max);
+    }
+    return max + log(sum);
+}
+
+/* The n largest, ties by lower id: insertion into a short sorted list. */
+static void top_n(const float *l, uint32_t vocab, double lse, struct bt_engine_out *out, uint32_t n)
+{
+    uint32_t have = 0;
+    n = BT_MIN(n, vocab);
+    for (uint32_t i = 0; i < vocab; i++) {
+        if (have == n && !(l[i] > out->top_logprob[n - 1])) {
+            continue;
+        }
+        uint32_t at = have < n ? have++ : n - 1;
+        for (; at > 0 && l[i] > out->top_logprob[at - 1]; at--) {
+            out->top_logprob[at] = out->top_logprob[at - 1];
+            out->top_id[at] = out->top_id[at - 1];
+        }
+        out->top_logprob[at] = l[i];
+        out->top_id[at] = i;
+    }
+    for (uint32_t i = 0; i < have; i++) {
+        out->top_logprob[i] = (float)(out->top_logprob[i] - lse);
+    }
+    out->n_top = have;
+}
+
+static void apply_penalties(struct bt_sampler *s, const struct bt_sampler_row *r)
+{
+    const struct bt_engine_params *p = r->params;
+    if (p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&
+        p->presence_penalty == 0.0f) {
+        return;
+    }
+    for (uint32_t i = 0; i < r->n_tokens; i++) {
+        if (r->tokens[i] < s->vocab) {
+            s->seen[r->tokens[i]] = 1;
+            s->count[r->tokens[i]] += i >= r->n_prompt;
+        }
+    }
+    for (uint32_t i = 0; i < r->n_tokens; i++) { /* each id once: seen is cleared on the way */
+        uint32_t t = r->tokens[i];
+        if (t >= s->vocab || !s->seen[t]) {
+            continue;
+        }
+        float l = r->logits[t];
+        l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
+        if (s->count[t] > 0) {
+            l -= p->frequency_penalty * (float)s->count[t] + p->presence_penalty;
+        }
+        r->logits[t] = l;
+        s->seen[t] = 0;
+        s->count[t] = 0;
+    }
+}
+
+static void adjust(struct bt_sampler *s, const struct bt_sampler_row *r)
+{
+    const struct bt_engine_params *p = r->params;
+    if (r->mask) {
+        for (uint32_t i = 0; i < s->vocab; i++) {
+            if (!(r->mask[i / 32] >> (i % 32) & 1)) {
+                r->logits[i] = -INFINITY;
+            }
+        }
+    }
+    for (uint32_t i = 0; i < p->n_bias; i++) {
+        r->logits[p->bias_ids[i]] += p->bias[i];
+    }
+    uint32_t generated = r->n_tokens > r->n_prompt ? r->n_tokens - r->n_prompt : 0;
+    if (generated < p->min_new) {
+        for (uint32_t i = 0; i < p->n_eos; i++) {
+            if (p->eos[i] < s->vocab) {
+                r->logits[p->eos[i]] = -INFINITY;
+            }
+        }
+    }
+    apply_penalties(s, r);
+}
+
+static bool before(const float *v, uint32_t a, uint32_t b)
+{
+    return v[a] > v[b] || (v[a] == v[b] && a < b);
+}
+
+static void sift_down(uint32_t *h, uint32_t n, uint32_t i, const float *v)
+{
+    for (;;) {
+        uint32_t c = 2 * i + 1;
+        if (c >= n) {
+            return;
+        }
+        if (c + 1 < n && before(v, h[c + 1], h[c])) {
+            c++;
+        }
+        if (!before(v, h[c], h[i])) {
+            return;
+        }
+        uint32_t t = h[i];
+        h[i] = h[c];
+        h[c] = t;
+        i = c;
+    }
+}
+
+/* Writes the ids that top_k and top_p keep of the n in heap to kept, returns their number. */
+static uint32_t truncate_row(struct bt_sampler *s, const struct bt_engine_params *p, uint32_t n,
+                             float max)
+{
+    const float *v = s->scaled;
+    uint32_t k = p->top_k && p->top_k < n ? p->top_k : n;
+    double total = 0;
+    if (k == n) {
+        for (uint32_t i = 0; i < n; i++) {
+            total += exp((double)v[s->heap[i]] - max);
+        }
+    }
+    for (uint32_t i = n / 2; i-- > 0;) {
+        sift_down(s->heap, n, i, v);
+    }
+    uint32_t kept = 0, left = n;
+    double mass = 0;
+    /* With top_k the total is known only once the k are out. */
+    while (kept < k && (k < n || mass < p->top_p * total || kept == 0)) {
+        s->kept[kept] = s->heap[0];
+        mass += exp((double)v[s->heap[0]] - max);
+        kept++;
+        s->heap[0] = s->heap[--left];
+        sift_down(s->heap, left, 0, v);
+    }
+    if (k < n && p->top_p < 1.0f) {
+        double part = 0;
+        uint32_t m = 0;
+        while (m < kept && (m == 0 || part < p->top_p * mass)) {
+            part += exp((double)v[s->kept[m++]] - max);
+        }
+        kept = m;
+    }
+    return kept;
+}
+
+/* argmax of scaled[id] + Gumbel(id) over n ids (rising order not needed: ties go to the lower). */
+static uint32_t gumbel_argmax(const struct bt_sampler *s, const struct bt_sampler_row *r,
+                              const uint32_t *ids, uint32_t n)
+{
+    const uint32_t key[2] = {(uint32_t)r->params->seed, (uint32_t)(r->params->seed >> 32)};
+    uint32_t words[4] = {0}, group = UINT32_MAX, best = UINT32_MAX;
+    double best_v = -INFINITY;
+    for (uint32_t j = 0; j < n; j++) {
+        uint32_t i = ids ? ids[j] : j;
+        double v = s->scaled[i];
+        if (!(v > -INFINITY) || v + GUMBEL_MAX < best_v) {
+            continue;
+        }
+        if (i / 4 != group) {
+            group = i / 4;
+            const uint32_t counter[4] = {r->position, r->params->choice, group, 0};
+            bt_philox4x32(key, counter, words);
+        }
+        double u = ((double)(words[i % 4] >> 9) + 0.5) * 0x1p-23;
+        v -= log(-log(u));
+        if (v > best_v || (v == best_v && i < best)) {
+            best_v = v;
+            best = i;
+        }
+    }
+    return best;
+}
+
+static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float max)
+{
+    const struct bt_engine_params *p = r->params;
+    float inv_t = 1.0f / p->temperature;
+    for (uint32_t i = 0; i < s->vocab; i++) {
+        s->scaled[i] = (r->logits[i] - max) * inv_t; /* largest: 0, whatever the temperature */
+    }
+    bool truncate = p->top_p < 1.0f || (p->top_k && p->top_k < s->vocab);
+    if (!truncate && p->min_p <= 0.0f) {
+        return gumbel_argmax(s, r, NULL, s->vocab);
+    }
+    float floor = p->min_p > 0.0f ? logf(p->min_p) : -INFINITY;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->vocab; i++) {
+        if (s->scaled[i] >= floor && s->scaled[i] > -INFINITY) {
+            s->heap[n++] = i;
+        }
+    }
+    if (!truncate || n == 0) {
+        return gumbel_argmax(s, r, s->heap, n);
+    }
+    n = truncate_row(s, p, n, 0.0f);
+    return gumbel_argmax(s, r, s->kept, n);
+}
+
+void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *r, struct bt_engine_out *out)
+{
+    const struct bt_engine_params *p = r->params;
+    uint32_t slot = out->slot;
+    float max;
+    *out = (struct bt_engine_out){.slot = slot};
+    if (!row_max(r->logits, s->vocab, &max) || !(max > -INFINITY)) {
+        out->bad = true;
+        return;
+    }
+    double lse = 0;
+    if (p->logprobs >= 0) {
+        lse = log_sum_exp(r->logits, s->vocab, max);
+        if (p->logprobs > 0) {
+            top_n(r->logits, s->vocab, lse, out,
+                  BT_MIN((uint32_t)p->logprobs, (uint32_t)BT_ENGINE_MAX_TOP));
+        }
+        memcpy(s->raw, r->logits, s->vocab * sizeof(*s->raw));
+    }
+    adjust(s, r);
+    uint32_t token = UINT32_MAX;
+    if (row_max(r->logits, s->vocab, &max) && max > -INFINITY) {
+        if (p->temperature > 0.0f) {
+            token = draw(s, r, max);
+        } else {
+            for (token = 0; r->logits[token] != max; token++) {
+            }
+        }
+    }
+    if (token >= s->vocab) {
+        out->n_top = 0;
+        out->bad = true;
+        return;
+    }
+    out->token = token;
+    if (p->logprobs >= 0) {
+        out->logprob = (float)(s->raw[token] - lse);
+    }
+}

@@ -1,0 +1,51 @@
+/* Choosing the next token from one row of logits. Pure; shared by all back ends that sample on the
+ * host, and the reference for those that do it on a device.
+ *
+ * For logits l[0..V), in this order:
+ *   raw logprobs   lp[i] = l[i] - log sum_j exp(l[j])           (before everything below)
+ *   mask           l[i] = -inf where the bit of i is 0
+ *   bias           l[id] += bias
+ *   minimum length l[eos] = -inf while fewer than min_new tokens were generated
+ *   repetition     for i in prompt or generated: l[i] = l[i] > 0 ? l[i] / r : l[i] * r
+ *                  (Keskar et al., CTRL, section 4.1, with the sign rule of Hugging Face)
+ *   frequency, presence  l[i] -= f * count[i] + p * (count[i] > 0), count over generated tokens
+ *   greedy (temperature 0): the largest l, lowest id first
+ *   temperature    s[i] = l[i] / T
+ *   min_p          keep p[i] >= min_p * max p                   (Nguyen et al., Min-p sampling)
+ *   top_k          keep the k first in the order (falling s, rising id)
+ *   top_p          of those, keep the shortest prefix whose renormalised mass reaches top_p
+ *                  (Holtzman et al., nucleus sampling); at least one token stays
+ *   choose         argmax over the kept of s[i] + g[i], g[i] = -log(-log(u[i])), which is a draw
+ *                  from softmax(s) (Gumbel-max); u[i] = (w >> 9 + 1/2) * 2^-23, w = word i % 4 of
+ *                  Philox4x32-10(key = seed, counter = (position, choice, i / 4, 0)).
+ * The draw depends on seed, position and choice only, not on where or with whom it runs. */
+#ifndef BT_ENGINE_SAMPLER_H
+#define BT_ENGINE_SAMPLER_H
+
+#include "common/base/base.h"
+#include "common/engine/engine.h"
+
+struct bt_sampler; /* scratch for one vocabulary size; one thread at a time */
+
+struct bt_sampler_row {
+    float *logits;                         /* [vocab]; changed */
+    const struct bt_engine_params *params; /* bias_ids/bias valid */
+    uint32_t position;                     /* of the token to be chosen, in the sequence */
+    const uint32_t *tokens;                /* [n_tokens] known so far, n_prompt of them prompt */
+    uint32_t n_tokens, n_prompt;
+    const uint32_t *mask; /* [vocab / 32 rounded up] bits, or NULL */
+};
+
+struct bt_sampler *bt_sampler_create(uint32_t vocab);
+void bt_sampler_destroy(struct bt_sampler *s);
+
+/* Fills *out (slot is left alone). out->bad: a logit was NaN or +inf, or nothing could be chosen;
+ * then token is 0 and no logprob is given. logprob is 0 unless params->logprobs >= 0. */
+void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *row,
+                    struct bt_engine_out *out);
+
+/* ERR_INVALID if a parameter is out of its range for this vocabulary; *what_p names it. */
+bt_status_t bt_sampler_check(const struct bt_engine_params *p, uint32_t vocab,
+                             const char **what_p) BT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,153 @@
+/* The CPU engine against float32 outputs of the reference implementation: top-10 logprobs of the
+ * next token within 0.1, greedy tokens equal up to near-ties. tests/run runs it again with
+ * ONEDNN_MAX_CPU_ISA=AVX2. BT_GOLDEN_MODEL and BT_GOLDEN_REF name another model and its file. */
+#include "tests/golden/drive.h"
+
+#include <jansson.h>
+#include <math.h>
+
+#include "common/conf/conf.h"
+
+#define TOLERANCE 0.1
+
+static uint32_t *ids_of(const json_t *list, uint32_t *n_p)
+{
+    uint32_t n = (uint32_t)json_array_size(list), *ids = malloc((n + 1) * sizeof(*ids));
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = (uint32_t)json_integer_value(json_array_get(list, i));
+    }
+    *n_p = n;
+    return ids;
+}
+
+static double num(const json_t *o, const char *name, size_t i)
+{
+    return json_number_value(json_array_get(json_object_get(o, name), i));
+}
+
+static double logprob_of(const struct bt_engine_out *o, uint32_t id)
+{
+    for (uint32_t i = 0; i < o->n_top; i++) {
+        if (o->top_id[i] == id) {
+            return o->top_logprob[i];
+        }
+    }
+    return -INFINITY;
+}
+
+static void check_next(const json_t *c, const struct bt_engine_out *o, double *worst)
+{
+    uint32_t n;
+    uint32_t *ids = ids_of(json_object_get(c, "next_top10_ids"), &n);
+    assert_int_equal(n, 10);
+    for (uint32_t i = 0; i < n; i++) {
+        double diff = fabs(logprob_of(o, ids[i]) - num(c, "next_top10_logprobs", i));
+        *worst = fmax(*worst, diff);
+        if (!(diff <= TOLERANCE)) {
+            fail_msg("token %u: logprob %f, reference %f", ids[i], logprob_of(o, ids[i]),
+                     num(c, "next_top10_logprobs", i));
+        }
+    }
+    free(ids);
+}
+
+/* Greedy continuation. At a near-tie (gap below 0.1) where the engine decides otherwise, the
+ * reference's token is fed instead, and the comparison goes on. Returns the near-ties. */
+static uint32_t check_greedy(struct drive *d, const json_t *c, const struct bt_engine_params *p,
+                             double *worst)
+{
+    uint32_t n, n_prompt, ties = 0, cap;
+    uint32_t *prompt = ids_of(json_object_get(c, "prompt_ids"), &n_prompt);
+    uint32_t *want = ids_of(json_object_get(c, "greedy_ids"), &n);
+    cap = n_prompt + n;
+    uint32_t *all = malloc(cap * sizeof(*all));
+    memcpy(all, prompt, n_prompt * sizeof(*all));
+    memcpy(all + n_prompt, want, n * sizeof(*all));
+    drive_slot(d, 0, p, prompt, n_prompt, n);
+    struct bt_engine_out o = drive_prefill(d, 0, prompt, 0, n_prompt, 2048);
+    check_next(c, &o, worst);
+    for (uint32_t i = 0; i < n; i++) {
+        double gap = num(c, "greedy_top2_gap", i), ref = num(c, "greedy_logprobs", i);
+        double got = logprob_of(&o, want[i]);
+        assert_false(o.bad);
+        *worst = fmax(*worst, fabs(got - ref));
+        if (!(fabs(got - ref) <= TOLERANCE)) {
+            fail_msg("greedy %u, token %u: logprob %f, reference %f", i, want[i], got, ref);
+        }
+        if (o.token != want[i]) {
+            if (gap >= TOLERANCE) {
+                fail_msg("greedy %u: token %u, reference %u with gap %f", i, o.token, want[i], gap);
+            }
+            ties++;
+            printf("# near-tie: greedy %u: token %u, reference %u, gap %f\n", i, o.token, want[i],
+                   gap);
+            if (i + 1 < n) { /* go on from the reference's token */
+                drive_slot_close(d, 0);
+                d->next_page = 0;
+                drive_slot(d, 0, p, all, n_prompt + i + 1, n - i - 1);
+                o = drive_prefill(d, 0, all, 0, n_prompt + i + 1, 2048);
+            }
+        } else if (i + 1 < n) {
+            o = drive_decode(d, 0);
+        }
+    }
+    drive_slot_close(d, 0);
+    d->next_page = 0;
+    free(prompt);
+    free(want);
+    free(all);
+    return ties;
+}
+
+static void check_model(const char *model, const char *ref)
+{
+    json_error_t je;
+    json_t *cases = json_load_file(ref, 0, &je);
+    if (!cases) {
+        fail_msg("%s: %s", ref, je.text);
+    }
+    struct drive d;
+    drive_open(&d, "cpu", model, 16);
+    const struct bt_engine_params p = drive_greedy(BT_ENGINE_MAX_TOP);
+    double worst = 0;
+    uint32_t ties = 0;
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        ties += check_greedy(&d, json_array_get(cases, i), &p, &worst);
+    }
+    printf("# %s on %s: largest difference %.4f, near-ties %u\n", model, d.info->device, worst,
+           ties);
+    drive_close(&d);
+    json_decref(cases);
+}
+
+static void test_llama(void **state)
+{
+    (void)state;
+    check_model("deploy/models/shakespeare-llama-6m", "tests/golden/shakespeare-llama-6m.json");
+}
+
+static void test_draft(void **state)
+{
+    (void)state;
+    check_model("deploy/models/shakespeare-draft-1m", "tests/golden/shakespeare-draft-1m.json");
+}
+
+static void test_other(void **state)
+{
+    (void)state;
+    const char *model = bt_conf_env("BT_GOLDEN_MODEL"), *ref = bt_conf_env("BT_GOLDEN_REF");
+    if (!model || !ref) {
+        skip();
+    }
+    check_model(model, ref);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_draft),
+        cmocka_unit_test(test_other),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
