@@ -15,6 +15,7 @@ static const struct bt_conf_row kvstore_rows[] = {
      .offset = ROW(slab_bytes),
      .def = "1GiB",
      .min = 65536,
+     .max = 0x1p46,
      .doc = "Bytes of shared memory for KV on this node; all of it is reserved and touched before "
             "the kvstore is ready."},
     {.key = "kvstore.slab_path",

@@ -97,6 +97,8 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
             continue;
         }
         if (by_fd.st_size == 0) {
+            (void)fchmod(fd,
+                         0660); /* whatever the umask: workers run as other users of the group */
             *fd_p = fd;
             return BT_OK;
         }
