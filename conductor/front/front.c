@@ -1,0 +1,422 @@
+/* Routes of the front door, and its life. Loop thread. Generations are front_gen.c. */
+#include "conductor/front/front.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "common/log/log.h"
+#include "conductor/front/front_priv.h"
+
+#define JSON_TYPE "application/json"
+
+static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
+                                       429, 500, 503, 504, 0 /* others */};
+
+void front_count(struct bt_front *f, int status)
+{
+    size_t i = 0;
+    while (i < FRONT_CODES - 1 && codes[i] != status) {
+        i++;
+    }
+    bt_metric_add(f->m.by_code[i], 1);
+}
+
+/* ---- answers ---- */
+
+void front_common_headers(struct bt_http_req *req)
+{
+    const char *id = bt_http_header(req, "x-request-id");
+    size_t n = id != NULL ? strlen(id) : 0;
+    if (n == 0 || n > 128) {
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (id[i] <= ' ' || id[i] >= 0x7f || strchr("\"\\<>", id[i]) != NULL) {
+            return; /* not echoed: it is not an id */
+        }
+    }
+    bt_http_add_header(req, "x-request-id", id);
+}
+
+void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
+                   const struct bt_buf *body)
+{
+    front_common_headers(req);
+    front_count(f, status);
+    bt_http_respond(req, status, type, body->data, body->len);
+}
+
+void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e)
+{
+    struct bt_buf out;
+    bt_buf_init(&out);
+    front_error_json(e, &out);
+    if (e->retry_after_s > 0) {
+        char seconds[16];
+        snprintf(seconds, sizeof(seconds), "%u", e->retry_after_s);
+        bt_http_add_header(req, "Retry-After", seconds);
+    }
+    if (e->http == 401) {
+        bt_http_add_header(req, "WWW-Authenticate", "Bearer");
+    }
+    front_respond(f, req, e->http, JSON_TYPE, &out);
+    bt_buf_cleanup(&out);
+}
+
+static void respond_json(struct bt_front *f, struct bt_http_req *req, struct bt_buf *out)
+{
+    front_respond(f, req, 200, JSON_TYPE, out);
+    bt_buf_cleanup(out);
+}
+
+/* ---- the small routes ---- */
+
+static void put_model(const struct bt_front *f, struct bt_buf *out)
+{
+    bt_buf_puts(out, "{\"id\":");
+    front_put_cstr(out, f->model_id);
+    bt_buf_printf(out, ",\"object\":\"model\",\"created\":%llu,\"owned_by\":\"baton\",\"root\":",
+                  (unsigned long long)f->created_s);
+    front_put_cstr(out, f->model_path);
+    bt_buf_printf(out, ",\"parent\":null,\"max_model_len\":%u}", f->model.max_model_len);
+}
+
+static void get_models(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    struct bt_buf out;
+    (void)tenant;
+    bt_buf_init(&out);
+    bt_buf_puts(&out, "{\"object\":\"list\",\"data\":[");
+    put_model(f, &out);
+    bt_buf_puts(&out, "]}");
+    respond_json(f, req, &out);
+}
+
+static void get_model(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    struct bt_buf out;
+    struct front_error e = {0};
+    const char *name = bt_http_path(req) + strlen("/v1/models/");
+    (void)tenant;
+    if (strcmp(name, f->model_id) != 0) {
+        front_fail(&e, 404, "model", "model_not_found", "the model '%.128s' does not exist", name);
+        front_respond_error(f, req, &e);
+        return;
+    }
+    bt_buf_init(&out);
+    put_model(f, &out);
+    respond_json(f, req, &out);
+}
+
+static void get_health(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    const char *why = NULL;
+    struct bt_buf out;
+    (void)tenant;
+    bool ok = !f->draining && bt_requests_serving(f->rs, &why);
+    bt_buf_init(&out);
+    if (ok) {
+        bt_buf_puts(&out, "ok");
+    } else {
+        bt_buf_puts(&out, f->draining ? "shutting down" : why != NULL ? why : "not serving");
+        bt_http_add_header(req, "Retry-After", "1");
+    }
+    front_respond(f, req, ok ? 200 : 503, "text/plain; charset=utf-8", &out);
+    bt_buf_cleanup(&out);
+}
+
+static void get_version(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    struct bt_buf out;
+    (void)tenant;
+    bt_buf_init(&out);
+    bt_buf_puts(&out, "{\"version\":");
+    front_put_cstr(&out, BT_VERSION);
+    bt_buf_puts(&out, "}");
+    respond_json(f, req, &out);
+}
+
+static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    struct bt_buf out;
+    (void)tenant;
+    bt_buf_init(&out);
+    bt_metric_set(f->m.conns, bt_http_conns(f->http));
+    bt_metrics_render(f->metrics, &out);
+    front_respond(f, req, 200, "text/plain; version=0.0.4", &out);
+    bt_buf_cleanup(&out);
+}
+
+static void put_token_strings(struct bt_front *f, const struct bt_tokens *ids, struct bt_buf *out)
+{
+    struct bt_buf piece;
+    bt_buf_init(&piece);
+    bt_buf_puts(out, "[");
+    for (size_t i = 0; i < ids->n; i++) {
+        bt_buf_clear(&piece);
+        if (bt_tokenizer_piece(f->model.tok, ids->ids[i], &piece) != BT_OK) {
+            bt_buf_clear(&piece);
+        }
+        bt_buf_puts(out, i == 0 ? "" : ",");
+        front_put_str(out, piece.data, piece.len);
+    }
+    bt_buf_puts(out, "]");
+    bt_buf_cleanup(&piece);
+}
+
+static void post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    struct bt_tokens ids = {0};
+    struct front_error e = {0};
+    bool strings = false;
+    size_t len;
+    const void *body = bt_http_body(req, &len);
+    (void)tenant;
+    if (!front_parse_tokenize(&f->model, body, len, &ids, &strings, &e)) {
+        front_respond_error(f, req, &e);
+    } else {
+        struct bt_buf out;
+        bt_buf_init(&out);
+        bt_buf_printf(&out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.n,
+                      f->model.max_model_len);
+        for (size_t i = 0; i < ids.n; i++) {
+            bt_buf_printf(&out, i == 0 ? "%u" : ",%u", ids.ids[i]);
+        }
+        bt_buf_puts(&out, "],\"token_strs\":");
+        if (strings) {
+            put_token_strings(f, &ids, &out);
+        } else {
+            bt_buf_puts(&out, "null");
+        }
+        bt_buf_puts(&out, "}");
+        respond_json(f, req, &out);
+    }
+    bt_tokens_cleanup(&ids);
+}
+
+static void post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    struct bt_tokens ids = {0};
+    struct bt_buf text, out;
+    struct front_error e = {0};
+    size_t len;
+    const void *body = bt_http_body(req, &len);
+    (void)tenant;
+    bt_buf_init(&text);
+    bool ok = front_parse_detokenize(&f->model, body, len, &ids, &e);
+    if (ok && bt_tokenizer_decode(f->model.tok, ids.ids, ids.n, false, &text) != BT_OK) {
+        ok = front_fail(&e, 400, "tokens", "invalid_value",
+                        "'tokens' has an id that the tokenizer does not know");
+    }
+    if (!ok) {
+        front_respond_error(f, req, &e);
+    } else {
+        bt_buf_init(&out);
+        bt_buf_puts(&out, "{\"prompt\":");
+        front_put_str(&out, text.data, text.len);
+        bt_buf_puts(&out, "}");
+        respond_json(f, req, &out);
+    }
+    bt_buf_cleanup(&text);
+    bt_tokens_cleanup(&ids);
+}
+
+static void post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    front_generate(f, req, false, tenant);
+}
+
+static void post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    front_generate(f, req, true, tenant);
+}
+
+/* ---- routing ---- */
+
+struct route {
+    const char *path; /* ends with '/': a prefix */
+    bool post;
+    bool open; /* no API key asked for: probes and scrapers */
+    void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+};
+
+static const struct route routes[] = {
+    {"/v1/completions", true, false, post_completions},
+    {"/v1/chat/completions", true, false, post_chat},
+    {"/v1/models", false, false, get_models},
+    {"/v1/models/", false, false, get_model},
+    {"/tokenize", true, false, post_tokenize},
+    {"/detokenize", true, false, post_detokenize},
+    {"/health", false, true, get_health},
+    {"/version", false, true, get_version},
+    {"/metrics", false, true, get_metrics},
+};
+
+static const struct route *find_route(const char *path)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(routes); i++) {
+        size_t n = strlen(routes[i].path);
+        bool prefix = routes[i].path[n - 1] == '/';
+        if (prefix ? strncmp(path, routes[i].path, n) == 0 : strcmp(path, routes[i].path) == 0) {
+            return &routes[i];
+        }
+    }
+    return NULL;
+}
+
+/* application/json, whatever its parameters, but no other charset than UTF-8; or not said. */
+static bool is_json(const char *type)
+{
+    if (type == NULL) {
+        return true;
+    }
+    size_t n = strcspn(type, "; \t");
+    if (n != strlen(JSON_TYPE) || strncasecmp(type, JSON_TYPE, n) != 0) {
+        return false;
+    }
+    const char *charset = strcasestr(type + n, "charset=");
+    if (charset == NULL) {
+        return true;
+    }
+    charset += strlen("charset=");
+    charset += *charset == '"';
+    return strncasecmp(charset, "utf-8", 5) == 0;
+}
+
+static void on_request(void *arg, struct bt_http_req *req)
+{
+    struct bt_front *f = arg;
+    const char *path = bt_http_path(req), *method = bt_http_method(req);
+    const struct route *r = find_route(path);
+    char tenant[33];
+    struct front_error e = {0};
+    bool open = r != NULL && r->open;
+    if (f->keys != NULL && !open &&
+        !front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant)) {
+        front_fail(&e, 401, NULL, "invalid_api_key",
+                   "a valid API key is required: Authorization: Bearer KEY");
+    } else if (r == NULL) {
+        front_fail(&e, 404, NULL, NULL, "there is no '%.128s' here", path);
+    } else if (r->post ? strcmp(method, "POST") != 0
+                       : strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
+        const char *allow = r->post ? "POST" : "GET, HEAD";
+        bt_http_add_header(req, "Allow", allow);
+        front_fail(&e, 405, NULL, NULL, "the method '%.32s' is not allowed here; use %s", method,
+                   allow);
+    } else if (r->post && !is_json(bt_http_header(req, "content-type"))) {
+        front_fail(&e, 415, NULL, NULL, "the Content-Type must be " JSON_TYPE);
+    }
+    if (e.http != 0) {
+        front_respond_error(f, req, &e);
+    } else {
+        r->fn(f, req, f->keys != NULL ? tenant : NULL);
+    }
+}
+
+/* ---- life ---- */
+
+static void create_metrics(struct bt_front *f)
+{
+    struct bt_metrics *m = f->metrics;
+    for (size_t i = 0; i < FRONT_CODES; i++) {
+        char labels[32];
+        if (codes[i] != 0) {
+            snprintf(labels, sizeof(labels), "code=\"%d\"", codes[i]);
+        } else {
+            snprintf(labels, sizeof(labels), "code=\"other\"");
+        }
+        f->m.by_code[i] = bt_metrics_counter(m, "baton_http_responses_total", labels,
+                                             "Answers of the front door by HTTP status.");
+    }
+    f->m.gone = bt_metrics_counter(m, "baton_http_disconnects_total", NULL,
+                                   "Clients that left, or read too slowly, before their answer's "
+                                   "end.");
+    f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL,
+                                 "Generations whose client waits for more.");
+    f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
+}
+
+static char *base_name(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') {
+        n--;
+    }
+    size_t from = n;
+    while (from > 0 && path[from - 1] != '/') {
+        from--;
+    }
+    return bt_sprintf("%.*s", (int)(n - from), path + from);
+}
+
+bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *conf,
+                            const struct bt_tokenizer *tok, const struct bt_template *tmpl,
+                            struct bt_requests *rs, struct bt_metrics *metrics,
+                            struct bt_front **front_p, int *port_p, char *err, size_t err_cap)
+{
+    struct bt_front *f = bt_calloc(1, sizeof(*f));
+    f->loop = loop;
+    f->rs = rs;
+    f->metrics = metrics;
+    f->config = *conf->model;
+    f->model_path = bt_strdup(conf->model_path);
+    f->model_id = conf->model_id != NULL ? bt_strdup(conf->model_id) : base_name(conf->model_path);
+    f->created_s = conf->created_s != 0 ? conf->created_s : bt_real_ns() / 1000000000ull;
+    f->request_timeout_ms = conf->request_timeout_ms;
+    uint32_t len = conf->max_model_len;
+    f->model = (struct front_model){.id = f->model_id,
+                                    .max_model_len = len > 0 ? BT_MIN(len, f->config.max_model_len)
+                                                             : f->config.max_model_len,
+                                    .config = &f->config,
+                                    .tok = tok,
+                                    .tmpl = tmpl};
+    bt_list_init(&f->gens);
+    bt_list_init(&f->pending);
+    create_metrics(f);
+    bt_status_t st = BT_OK;
+    if (conf->api_keys_file != NULL) {
+        st = front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
+    }
+    if (st == BT_OK) {
+        st = bt_http_create(loop, &conf->http, on_request, f, &f->http, port_p);
+        if (st != BT_OK) {
+            snprintf(err, err_cap, "cannot listen on %s: %s",
+                     conf->http.listen != NULL ? conf->http.listen : "(nothing)",
+                     bt_status_text(st));
+        }
+    }
+    if (st != BT_OK) {
+        bt_front_destroy(f);
+        return st;
+    }
+    *front_p = f;
+    return BT_OK;
+}
+
+void bt_front_drain(struct bt_front *f)
+{
+    f->draining = true;
+    bt_http_drain(f->http);
+}
+
+uint32_t bt_front_open(const struct bt_front *f)
+{
+    return f->n_gens;
+}
+
+void bt_front_destroy(struct bt_front *f)
+{
+    if (f == NULL) {
+        return;
+    }
+    f->draining = true;
+    bt_http_destroy(f->http); /* on_gone cancels every generation */
+    BT_ASSERT(f->n_gens == 0);
+    bt_timer_stop(f->loop, &f->pending_timer);
+    front_keys_destroy(f->keys);
+    free(f->model_id);
+    free(f->model_path);
+    free(f);
+}

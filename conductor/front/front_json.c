@@ -1,0 +1,245 @@
+/* JSON in and out of the front. Pure. */
+#include "conductor/front/front_json.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A body of 4 MiB could hold millions of empty containers, ~100 bytes of memory each. */
+#define CONTAINERS_MAX 65536
+
+bool front_fail(struct front_error *e, int http, const char *param, const char *code,
+                const char *fmt, ...)
+{
+    va_list ap;
+    e->http = http;
+    e->code = code;
+    e->type = http == 429   ? "rate_limit_error"
+              : http >= 500 ? "server_error"
+                            : "invalid_request_error";
+    snprintf(e->param, sizeof(e->param), "%s", param != NULL ? param : "");
+    va_start(ap, fmt);
+    vsnprintf(e->message, sizeof(e->message), fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+void front_error_json(const struct front_error *e, struct bt_buf *out)
+{
+    bt_buf_puts(out, "{\"error\":{\"message\":");
+    front_put_cstr(out, e->message);
+    bt_buf_printf(out, ",\"type\":\"%s\",\"param\":", e->type);
+    if (e->param[0] != '\0') {
+        front_put_cstr(out, e->param);
+    } else {
+        bt_buf_puts(out, "null");
+    }
+    if (e->code != NULL) {
+        bt_buf_printf(out, ",\"code\":\"%s\"}}", e->code);
+    } else {
+        bt_buf_puts(out, ",\"code\":null}}");
+    }
+}
+
+/* ---- reading ---- */
+
+static size_t count_containers(const char *s, size_t len)
+{
+    size_t n = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < len; i++) {
+        if (s[i] == '"') {
+            in_string = !in_string;
+        } else if (s[i] == '\\') {
+            i++;
+        } else if (!in_string && (s[i] == '{' || s[i] == '[')) {
+            n++;
+        }
+    }
+    return n;
+}
+
+json_t *front_json_parse(const void *body, size_t len, struct front_error *e)
+{
+    json_error_t je;
+    if (len == 0) {
+        front_fail(e, 400, NULL, "invalid_json", "the body is empty; a JSON object is expected");
+        return NULL;
+    }
+    if (count_containers(body, len) > CONTAINERS_MAX) {
+        front_fail(e, 400, NULL, "invalid_json", "the body has more than %d arrays and objects",
+                   CONTAINERS_MAX);
+        return NULL;
+    }
+    json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES, &je);
+    if (root == NULL) {
+        front_fail(e, 400, NULL, "invalid_json",
+                   "the body is not valid JSON: line %d, column %d: %s", je.line, je.column,
+                   je.text);
+        return NULL;
+    }
+    if (!json_is_object(root)) {
+        json_decref(root);
+        front_fail(e, 400, NULL, "invalid_json", "the body must be a JSON object");
+        return NULL;
+    }
+    return root;
+}
+
+bool front_has(const json_t *root, const char *key)
+{
+    const json_t *v = json_object_get(root, key);
+    return v != NULL && !json_is_null(v);
+}
+
+static bool wrong_type(struct front_error *e, const char *key, const char *want)
+{
+    return front_fail(e, 400, key, "invalid_type", "'%s' must be %s", key, want);
+}
+
+bool front_get_int(const json_t *root, const char *key, int64_t min, int64_t max, int64_t *v_p,
+                   struct front_error *e)
+{
+    if (!front_has(root, key)) {
+        return true;
+    }
+    const json_t *v = json_object_get(root, key);
+    if (!json_is_integer(v)) {
+        return wrong_type(e, key, "an integer");
+    }
+    int64_t n = json_integer_value(v);
+    if (n < min || n > max) {
+        return front_fail(e, 400, key, "invalid_value", "'%s' is %lld; allowed: %lld to %lld", key,
+                          (long long)n, (long long)min, (long long)max);
+    }
+    *v_p = n;
+    return true;
+}
+
+bool front_get_num(const json_t *root, const char *key, double min, bool min_open, double max,
+                   float *v_p, struct front_error *e)
+{
+    if (!front_has(root, key)) {
+        return true;
+    }
+    const json_t *v = json_object_get(root, key);
+    if (!json_is_number(v)) {
+        return wrong_type(e, key, "a number");
+    }
+    double n = json_number_value(v);
+    if (!(n >= min && n <= max) || (min_open && n <= min)) {
+        return front_fail(e, 400, key, "invalid_value", "'%s' is %g; allowed: %s%g to %g", key, n,
+                          min_open ? "above " : "", min, max);
+    }
+    *v_p = (float)n;
+    return true;
+}
+
+bool front_get_bool(const json_t *root, const char *key, bool *v_p, struct front_error *e)
+{
+    if (!front_has(root, key)) {
+        return true;
+    }
+    const json_t *v = json_object_get(root, key);
+    if (!json_is_boolean(v)) {
+        return wrong_type(e, key, "true or false");
+    }
+    *v_p = json_is_true(v);
+    return true;
+}
+
+bool front_get_str(const json_t *root, const char *key, const char **v_p, struct front_error *e)
+{
+    if (!front_has(root, key)) {
+        return true;
+    }
+    const json_t *v = json_object_get(root, key);
+    if (!json_is_string(v)) {
+        return wrong_type(e, key, "a string");
+    }
+    *v_p = json_string_value(v);
+    return true;
+}
+
+/* ---- writing ---- */
+
+size_t front_utf8_len(const char *s, size_t len)
+{
+    const unsigned char *u = (const unsigned char *)s;
+    size_t n = u[0] < 0x80             ? 1
+               : (u[0] & 0xe0) == 0xc0 ? 2
+               : (u[0] & 0xf0) == 0xe0 ? 3
+               : (u[0] & 0xf8) == 0xf0 ? 4
+                                       : 0;
+    if (n == 0 || n > len) {
+        return 0;
+    }
+    for (size_t i = 1; i < n; i++) {
+        if ((u[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+    }
+    bool bad = (n == 2 && u[0] < 0xc2) || (n == 3 && u[0] == 0xe0 && u[1] < 0xa0) ||
+               (n == 3 && u[0] == 0xed && u[1] >= 0xa0) ||
+               (n == 4 && u[0] == 0xf0 && u[1] < 0x90) ||
+               (n == 4 && (u[0] > 0xf4 || (u[0] == 0xf4 && u[1] >= 0x90)));
+    return bad ? 0 : n;
+}
+
+static void put_escape(struct bt_buf *out, unsigned char c)
+{
+    switch (c) {
+    case '"': bt_buf_append(out, "\\\"", 2); break;
+    case '\\': bt_buf_append(out, "\\\\", 2); break;
+    case '\n': bt_buf_append(out, "\\n", 2); break;
+    case '\r': bt_buf_append(out, "\\r", 2); break;
+    case '\t': bt_buf_append(out, "\\t", 2); break;
+    default: bt_buf_printf(out, "\\u%04x", c); break;
+    }
+}
+
+void front_put_str(struct bt_buf *out, const char *s, size_t len)
+{
+    size_t from = 0, i = 0; /* [from, i) is copied as it is */
+    s = s != NULL ? s : "";
+    bt_buf_reserve(out, len + 2);
+    bt_buf_append(out, "\"", 1);
+    while (i < len) {
+        unsigned char c = (unsigned char)s[i];
+        bool plain = c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
+        size_t n = plain ? 1 : c < 0x80 ? 0 : front_utf8_len(s + i, len - i);
+        if (n > 0) {
+            i += n;
+            continue;
+        }
+        bt_buf_append(out, s + from, i - from);
+        if (c < 0x80) {
+            put_escape(out, c);
+        } else {
+            bt_buf_puts(out, "\xef\xbf\xbd");
+        }
+        from = ++i;
+    }
+    bt_buf_append(out, s + from, len - from);
+    bt_buf_append(out, "\"", 1);
+}
+
+void front_put_cstr(struct bt_buf *out, const char *s)
+{
+    front_put_str(out, s, strlen(s));
+}
+
+void front_put_float(struct bt_buf *out, float v)
+{
+    bt_buf_printf(out, "%.9g", isfinite(v) ? (double)v : -9999.0);
+}
+
+void front_put_known(struct bt_buf *out, double v)
+{
+    if (v < 0 || !isfinite(v)) {
+        bt_buf_puts(out, "null");
+    } else {
+        bt_buf_printf(out, "%.6g", v);
+    }
+}

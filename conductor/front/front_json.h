@@ -1,0 +1,51 @@
+/* Within front/: typed reading of a request's JSON object, and writing of JSON text. Pure. */
+#ifndef BT_CONDUCTOR_FRONT_JSON_H
+#define BT_CONDUCTOR_FRONT_JSON_H
+
+#include <jansson.h>
+
+#include "common/base/base.h"
+#include "common/base/buf.h"
+
+/* What a client gets when its request cannot be served: an OpenAI error object. */
+struct front_error {
+    int http;
+    const char *type; /* static */
+    const char *code; /* static or NULL */
+    char param[64];   /* "" : null */
+    char message[480];
+    uint32_t retry_after_s;
+};
+
+/* Fills e and returns false, for `return front_fail(...)`. param may be NULL. */
+bool front_fail(struct front_error *e, int http, const char *param, const char *code,
+                const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* {"error":{"message","type","param","code"}} */
+void front_error_json(const struct front_error *e, struct bt_buf *out);
+
+/* Parses a body: an object, UTF-8, no duplicate keys, bounded depth and size. NULL with e set. */
+json_t *front_json_parse(const void *body, size_t len, struct front_error *e);
+
+/* Readers: a member that is absent or null leaves *v_p as it was (the default). False: wrong type
+ * or out of range, e says what is allowed. front_get_str gives a pointer into root. */
+bool front_get_int(const json_t *root, const char *key, int64_t min, int64_t max, int64_t *v_p,
+                   struct front_error *e);
+/* min_open: min itself is not allowed. */
+bool front_get_num(const json_t *root, const char *key, double min, bool min_open, double max,
+                   float *v_p, struct front_error *e);
+bool front_get_bool(const json_t *root, const char *key, bool *v_p, struct front_error *e);
+bool front_get_str(const json_t *root, const char *key, const char **v_p, struct front_error *e);
+/* Is there such a member, and is it not null? */
+bool front_has(const json_t *root, const char *key);
+
+/* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
+void front_put_str(struct bt_buf *out, const char *s, size_t len);
+void front_put_cstr(struct bt_buf *out, const char *s);
+/* Shortest form that reads back as the same float; -9999 for what JSON cannot say. */
+void front_put_float(struct bt_buf *out, float v);
+/* Number, or null if negative (not known). */
+void front_put_known(struct bt_buf *out, double v);
+/* Length of the UTF-8 character at s (1..4), 0 if there is none. */
+size_t front_utf8_len(const char *s, size_t len);
+
+#endif

@@ -1,0 +1,54 @@
+/* Within front/: the front's state, shared by routes (front.c) and generations (front_gen.c). Loop
+ * thread. */
+#ifndef BT_CONDUCTOR_FRONT_PRIV_H
+#define BT_CONDUCTOR_FRONT_PRIV_H
+
+#include "common/base/list.h"
+#include "conductor/front/front.h"
+#include "conductor/front/front_format.h"
+#include "conductor/front/front_parse.h"
+
+struct front_keys; /* API keys, hashed */
+
+/* ERR_CONFIG with err: unreadable, readable by others, or empty. */
+bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *err,
+                            size_t err_cap) BT_MUST_CHECK;
+void front_keys_destroy(struct front_keys *k);
+/* Checks an Authorization header (may be NULL) in constant time. True: tenant[33] names the key's
+ * owner. */
+bool front_keys_check(const struct front_keys *k, const char *authorization, char tenant[33]);
+
+#define FRONT_CODES 11
+
+struct bt_front {
+    struct bt_loop *loop;
+    struct bt_http *http;
+    struct bt_requests *rs;
+    struct bt_metrics *metrics;
+    struct front_model model;
+    struct bt_model_config config;
+    char *model_id, *model_path;
+    struct front_keys *keys; /* NULL: open to all */
+    uint64_t created_s, request_timeout_ms;
+    bool draining;
+    struct bt_list gens, pending; /* generations; those with a half-written event */
+    uint32_t n_gens;
+    struct bt_timer pending_timer;
+    struct {
+        struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns;
+    } m;
+};
+
+/* front.c: how every answer leaves. */
+void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
+                   const struct bt_buf *body);
+void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e);
+/* Headers of every answer: x-request-id if the client sent a proper one. */
+void front_common_headers(struct bt_http_req *req);
+void front_count(struct bt_front *f, int status);
+
+/* front_gen.c */
+void front_generate(struct bt_front *f, struct bt_http_req *req, bool chat, const char *tenant);
+void front_gen_flush_pending(void *arg); /* struct bt_front * */
+
+#endif
