@@ -16,7 +16,7 @@
 #include "kvstore/wire/xfer_priv.h"
 
 #define SPIN_TURNS      32 /* empty turns before arming: a few microseconds */
-#define PROGRESS_MAX    64 /* calls per connection and turn */
+#define PROGRESS_MAX    16 /* calls per connection and turn */
 #define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a connection is polled by the clock */
 #define THROTTLED_MS    2
 #define CLOSE_NS        (3000ull * 1000000)
@@ -570,6 +570,7 @@ static void *thread_main(void *arg)
         bt_list_for_each_safe (i, tmp, &x->hot) {
             struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, hot_link);
             moved |= conn_progress(c);
+            bt_wx_recv_notify(x);
             conn_step(c);
         }
         if (x->quit && bt_list_empty(&x->conns)) {
@@ -666,6 +667,7 @@ bt_status_t bt_wx_create(const struct bt_wx_config *conf, struct bt_wx **x_p, ch
     }
     bt_list_init(&x->conns);
     bt_list_init(&x->hot);
+    bt_list_init(&x->notify);
     x->cmd_tail = &x->cmd_head;
     pthread_mutex_init(&x->lock, NULL);
     x->mail = bt_calloc(1, sizeof(*x->mail));

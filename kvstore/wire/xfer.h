@@ -114,6 +114,8 @@ struct bt_wx_recv {
     uint64_t first_ns, last_ns, bytes, segments;
     /* the transfer thread's own */
     struct bt_list link;
+    struct bt_list notify_link; /* x->notify while `notify` waits */
+    uint32_t notify;
     uint64_t *started; /* bitmap [block][layer] */
     uint32_t *landed;  /* segments in, per item */
     uint32_t n_items, progress, outstanding;

@@ -17,6 +17,7 @@ struct bt_wx {
     pthread_t thread;
     int epfd, wakefd;
     struct bt_list conns, hot;
+    struct bt_list notify; /* receives that control hears of at the end of the turn */
     struct bt_wx_out *out_free;
     uint32_t eager_max; /* payload bytes; above it rendezvous: the receiver reads */
     size_t am_header_max;
@@ -51,6 +52,7 @@ void bt_wx_send_free_pool(struct bt_wx *x);
 void bt_wx_recv_add(struct bt_wx_recv *r);
 void bt_wx_recv_stop(struct bt_wx_recv *r);
 void bt_wx_recv_reap(struct bt_wx_conn *c);
+void bt_wx_recv_notify(struct bt_wx *x);
 ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
                            const ucp_am_recv_param_t *param);
 

@@ -57,10 +57,10 @@ class Peer:
                         return m
                     seen += 1
                 left = end - time.monotonic()
-                if left <= 0:
+                if left <= 0 or (self.p.poll() is not None and seen == len(self.lines)):
                     raise AssertionError(f"{self.name}: no /{pattern}/ in {timeout} s\n" +
                                          "\n".join(self.lines[-40:] + self.err[-40:]))
-                self.cond.wait(left)
+                self.cond.wait(min(left, 0.2))
 
     def has(self, pattern, after=0):
         rx = re.compile(pattern)

@@ -68,7 +68,6 @@ static struct {
     size_t in_len;
     struct storm storm;
     uint32_t auto_tokens, auto_chunk;
-    uint64_t auto_seed;
     struct source *auto_data;
 } T = {.auto_tokens = 0};
 
@@ -210,9 +209,6 @@ static struct source *auto_source(uint64_t request, uint32_t epoch)
 {
     if (T.auto_tokens == 0) {
         return NULL;
-    }
-    if (T.auto_data == NULL) {
-        T.auto_data = make_source(UINT64_MAX, 0, T.auto_tokens, T.auto_chunk, T.auto_seed);
     }
     struct source *s = bt_calloc(1, sizeof(*s));
     *s = *T.auto_data;
@@ -593,7 +589,7 @@ static void command(const char *line)
             T.auto_data = NULL;
         }
         sscanf(rest, "%u %u %llu", &T.auto_tokens, &T.auto_chunk, &b);
-        T.auto_seed = b;
+        T.auto_data = make_source(UINT64_MAX, 0, T.auto_tokens, T.auto_chunk, b);
         say("auto");
     } else if (strcmp(word, "peerdown") == 0) {
         sscanf(rest, "%63s %llx", name, &a);
