@@ -130,8 +130,8 @@ void bt_flight_ended(struct bt_flight *f, const struct bt_session *s)
 
 bool bt_flight_over(const struct bt_flight *f)
 {
-    return f->wind != FLIGHT_ACTIVE && f->prefill_ended && f->decode_ended &&
-           f->prefill_released && f->decode_released;
+    return f->wind != FLIGHT_ACTIVE && f->prefill_ended && f->decode_ended && f->prefill_released &&
+           f->decode_released;
 }
 
 static void step_releases(struct bt_flight *f)
@@ -187,9 +187,8 @@ void bt_flight_step(struct bt_flight *f, uint64_t now_ns)
     uint64_t bound_ns = (uint64_t)f->r->rs->conf.ended_ms * 1000000;
     if (f->wind == FLIGHT_HARD && now_ns - f->wind_ns > bound_ns) {
         bt_metric_add(f->r->rs->m.ended_late, 1);
-        BT_WARN("request_never_ended", "req=%016" PRIx64 " epoch=%u prefill=%s decode=%s",
-                f->r->id, f->epoch,
-                f->prefill != NULL && !f->prefill_ended ? f->prefill->member->name : "-",
+        BT_WARN("request_never_ended", "req=%016" PRIx64 " epoch=%u prefill=%s decode=%s", f->r->id,
+                f->epoch, f->prefill != NULL && !f->prefill_ended ? f->prefill->member->name : "-",
                 f->decode != NULL && !f->decode_ended ? f->decode->member->name : "-");
         prefill_over(f);
         decode_over(f);

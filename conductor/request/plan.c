@@ -24,8 +24,7 @@ static void gather_tokens(struct bt_request *r)
     }
     memcpy(r->tokens, r->spec.prompt.ids, (size_t)n_prompt * sizeof(*r->tokens));
     if (r->journal.n != 0) {
-        memcpy(r->tokens + n_prompt, r->journal.tokens,
-               (size_t)r->journal.n * sizeof(*r->tokens));
+        memcpy(r->tokens + n_prompt, r->journal.tokens, (size_t)r->journal.n * sizeof(*r->tokens));
     }
     r->n_tokens = n;
     uint32_t bt = r->rs->conf.block_tokens;
@@ -129,8 +128,7 @@ static void submit(struct bt_request *r, struct bt_flight *f, bool keep, uint64_
     uint64_t deadline_ns = deadline_wall_ns(r, now_ns);
     send_reserve(r, f->kv_prefill, BATON__GRANT_ROLE__WRITE, NULL, true, deadline_ns);
     if (!f->same_kv) {
-        send_reserve(r, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, f->kv_prefill, keep,
-                     deadline_ns);
+        send_reserve(r, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, f->kv_prefill, keep, deadline_ns);
     }
     if (f->both) {
         send_submit(r, f->decode, BATON__PHASES__BOTH, deadline_ns);
@@ -150,8 +148,7 @@ static void count_plan(struct bt_request *r, const struct bt_sched_plan *plan)
     }
 }
 
-bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns,
-                                 struct bt_sched_reject *rej)
+bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns, struct bt_sched_reject *rej)
 {
     struct bt_requests *rs = r->rs;
     gather_tokens(r);

@@ -8,11 +8,11 @@
 #include "common/log/log.h"
 #include "conductor/request/request_priv.h"
 
-#define DEATHS_MAX        2   /* a request that has killed two workers is not tried on a third */
-#define DEATH_DELAY_MS    50u /* a node's other sessions break at about the same time: let them */
-#define RETRY_MS          20u
-#define RETRY_MAX_MS      1000u
-#define BUSY_FIRST_MS     50u
+#define DEATHS_MAX     2   /* a request that has killed two workers is not tried on a third */
+#define DEATH_DELAY_MS 50u /* a node's other sessions break at about the same time: let them */
+#define RETRY_MS       20u
+#define RETRY_MAX_MS   1000u
+#define BUSY_FIRST_MS  50u
 
 typedef void (*state_fn)(struct bt_request *r, const struct bt_request_input *in);
 
@@ -42,8 +42,7 @@ static void finishing(struct bt_request *r, bool hard, uint64_t now_ns)
     set_state(r, REQ_FINISHING);
     bt_requests_uncount(r);
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe(l, tmp, &r->flights)
-    {
+    bt_list_for_each_safe (l, tmp, &r->flights) {
         struct bt_flight *f = BT_CONTAINER_OF(l, struct bt_flight, link);
         if (hard || f->wind == FLIGHT_ACTIVE) {
             bt_flight_wind(f, hard, now_ns);
@@ -206,8 +205,7 @@ static void on_plan(struct bt_request *r, const struct bt_request_input *in)
             bt_request_fail(r, REJECT_OVERLOADED, 429, rej.retry_after_s, rej.reason);
         }
         return;
-    case PLAN_WAIT:
-        break;
+    case PLAN_WAIT: break;
     }
     if (r->no_worker_ns == 0) {
         r->no_worker_ns = in->now_ns;
@@ -219,8 +217,7 @@ static void on_plan(struct bt_request *r, const struct bt_request_input *in)
 
 static bool past_deadline(struct bt_request *r, uint64_t now_ns)
 {
-    if (r->spec.timeout_ms == 0 ||
-        now_ns < r->spec.received_ns + r->spec.timeout_ms * 1000000) {
+    if (r->spec.timeout_ms == 0 || now_ns < r->spec.received_ns + r->spec.timeout_ms * 1000000) {
         return false;
     }
     bt_request_fail(r, REJECT_DEADLINE, 504, 0, "the request's time limit has passed");
@@ -338,8 +335,7 @@ static void deliver(struct bt_request *r, const struct bt_journal_entry *e, uint
                              .n_top = e->n_top,
                              .top_id = e->top_id,
                              .top_logprob = e->top_logprob};
-    bt_status_t st =
-        bt_emit_token(&r->emit, e->token, by_id, look, &text, &t.text_offset, &stop);
+    bt_status_t st = bt_emit_token(&r->emit, e->token, by_id, look, &text, &t.text_offset, &stop);
     if (st != BT_OK) {
         bt_buf_cleanup(&text);
         bt_request_fail(r, REJECT_FAILED, 500, 0,

@@ -49,7 +49,7 @@ struct bt_flight {
     bool got_first, got_decode;             /* a token of the prefill's, of the decode's side */
     bool flow_done;
     enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
-    bool decode_useless; /* nobody wants more tokens: cancel it at once */
+    bool decode_useless;   /* nobody wants more tokens: cancel it at once */
     uint64_t wind_ns;      /* since when it is not active */
     uint64_t own_tokens;   /* counted at prefill's session until its PrefillDone */
     uint64_t submitted_ns; /* wall clock */
@@ -68,8 +68,8 @@ struct bt_request {
     struct bt_gen_spec spec;
     const struct bt_gen_ops *ops; /* NULL: no callback any more */
     void *arg;
-    int refuse;           /* a REJECT_* told from the loop, -1: none */
-    bool want_flow;       /* its usage waits for a FlowDone */
+    int refuse;     /* a REJECT_* told from the loop, -1: none */
+    bool want_flow; /* its usage waits for a FlowDone */
 
     struct bt_kv_key root;
     struct bt_kv_key *keys; /* of the full blocks of prompt + journal */
@@ -86,14 +86,14 @@ struct bt_request {
     uint64_t avoid[AVOID_MAX]; /* incarnations */
     uint32_t n_avoid;
     uint32_t deaths, busy;
-    uint64_t busy_ns; /* since when it is put off, 0: not so */
+    uint64_t busy_ns;      /* since when it is put off, 0: not so */
     uint64_t plan_at_ns;   /* not before */
     uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
-    uint64_t progress_ns; /* last event of this request */
+    uint64_t progress_ns;  /* last event of this request */
     uint64_t settle_ns;
 
     struct bt_gen_usage usage;
-    int success; /* SUCCESS_*: label of its end */
+    int success;                /* SUCCESS_*: label of its end */
     uint64_t first_ns, last_ns; /* bt_mono_ns of the first and the last token */
     uint64_t admitted_ns;
     bool have_prefill_done;
@@ -132,7 +132,8 @@ struct bt_requests {
     bool draining;
     struct bt_timer pump, tick;
     struct {
-        struct bt_metric *ttft, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting, *prompt, *generation;
+        struct bt_metric *ttft, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting, *prompt,
+            *generation;
         struct bt_metric *replanned, *stale, *ended_late, *cached;
         struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
     } m;

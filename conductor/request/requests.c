@@ -120,8 +120,7 @@ static void pump(void *arg)
 {
     struct bt_requests *rs = arg;
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe(l, tmp, &rs->waiting)
-    {
+    bt_list_for_each_safe (l, tmp, &rs->waiting) {
         struct bt_request *r = queued_of(l);
         struct bt_request_input in = {.now_ns = bt_mono_ns()};
         if (r->refuse >= 0) {
@@ -131,8 +130,7 @@ static void pump(void *arg)
         }
     }
     /* A request that fails to be planned goes to the tail: each is tried once. */
-    bt_list_for_each_safe(l, tmp, &rs->planning)
-    {
+    bt_list_for_each_safe (l, tmp, &rs->planning) {
         struct bt_request_input in = {.now_ns = bt_mono_ns()};
         bt_request_event(queued_of(l), EV_PLAN, &in);
     }
@@ -227,8 +225,7 @@ void bt_request_cancel(struct bt_request *r)
 static void request_destroy(struct bt_request *r)
 {
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe(l, tmp, &r->flights)
-    {
+    bt_list_for_each_safe (l, tmp, &r->flights) {
         bt_flight_destroy(BT_CONTAINER_OF(l, struct bt_flight, link));
     }
     bt_requests_unqueue(r);
@@ -249,13 +246,11 @@ static void on_tick(void *arg)
     struct bt_requests *rs = arg;
     uint32_t queued = 0, busy = 0;
     struct bt_list *l, *tmp, *fl, *ftmp;
-    bt_list_for_each_safe(l, tmp, &rs->all)
-    {
+    bt_list_for_each_safe (l, tmp, &rs->all) {
         struct bt_request *r = request_of(l);
         struct bt_request_input in = {.now_ns = bt_mono_ns()};
         bt_request_event(r, EV_TICK, &in);
-        bt_list_for_each_safe(fl, ftmp, &r->flights)
-        {
+        bt_list_for_each_safe (fl, ftmp, &r->flights) {
             struct bt_flight *f = BT_CONTAINER_OF(fl, struct bt_flight, link);
             bt_flight_step(f, in.now_ns);
             if (bt_flight_over(f)) {
@@ -310,8 +305,7 @@ static void on_ended_msg(struct bt_requests *rs, struct bt_session *s, const Bat
         return;
     }
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe(l, tmp, &r->flights)
-    {
+    bt_list_for_each_safe (l, tmp, &r->flights) {
         struct bt_flight *f = BT_CONTAINER_OF(l, struct bt_flight, link);
         if (f->epoch == e->epoch && bt_flight_uses(f, s)) {
             struct bt_request_input in = {s, f, e, bt_mono_ns()};
@@ -361,11 +355,9 @@ static void on_down(void *arg, struct bt_session *s, const char *why)
     struct bt_requests *rs = arg;
     (void)why;
     struct bt_list *l, *tmp, *fl, *ftmp;
-    bt_list_for_each_safe(l, tmp, &rs->all)
-    {
+    bt_list_for_each_safe (l, tmp, &rs->all) {
         struct bt_request *r = request_of(l);
-        bt_list_for_each_safe(fl, ftmp, &r->flights)
-        {
+        bt_list_for_each_safe (fl, ftmp, &r->flights) {
             struct bt_flight *f = BT_CONTAINER_OF(fl, struct bt_flight, link);
             if (bt_flight_uses(f, s)) {
                 struct bt_request_input in = {s, f, NULL, bt_mono_ns()};
@@ -380,12 +372,11 @@ static void on_down(void *arg, struct bt_session *s, const char *why)
 static void register_latencies(struct bt_requests *rs)
 {
     /* The buckets of the dashboards that read these names. */
-    static const double ttft[] = {0.001, 0.005, 0.01, 0.02, 0.04,  0.06,  0.08,  0.1,
-                                  0.25,  0.5,   0.75, 1,    2.5,   5,     7.5,   10,
-                                  20,    40,    80,   160,  640,   2560};
-    static const double itl[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
-                                 0.5,  0.75,  1,    2.5,   5,   7.5,  10,  20,  40, 80};
-    static const double e2e[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,    10,   15,  20,
+    static const double ttft[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                                  1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+    static const double itl[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                 0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+    static const double e2e[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
     struct bt_metrics *m = rs->metrics;
     rs->m.ttft = bt_metrics_histogram(m, "vllm:time_to_first_token_seconds", rs->labels,
@@ -394,17 +385,17 @@ static void register_latencies(struct bt_requests *rs)
     rs->m.itl = bt_metrics_histogram(m, "vllm:inter_token_latency_seconds", rs->labels,
                                      "Between two tokens of a request, re-plans included.", itl,
                                      BT_ARRAY_LEN(itl));
-    rs->m.e2e = bt_metrics_histogram(m, "vllm:e2e_request_latency_seconds", rs->labels,
-                                     "From the request's last byte to its end.", e2e,
-                                     BT_ARRAY_LEN(e2e));
+    rs->m.e2e =
+        bt_metrics_histogram(m, "vllm:e2e_request_latency_seconds", rs->labels,
+                             "From the request's last byte to its end.", e2e, BT_ARRAY_LEN(e2e));
 }
 
 static void register_reasons(struct bt_requests *rs)
 {
     static const char *const success[SUCCESS_REASONS] = {"stop", "length", "abort", "error"};
-    static const char *const reject[REJECT_REASONS] = {
-        "queue_full", "draining", "no_worker", "too_large", "overloaded",
-        "busy",       "invalid",  "deadline",  "failed"};
+    static const char *const reject[REJECT_REASONS] = {"queue_full", "draining",   "no_worker",
+                                                       "too_large",  "overloaded", "busy",
+                                                       "invalid",    "deadline",   "failed"};
     char l[256];
     for (size_t i = 0; i < SUCCESS_REASONS; i++) {
         snprintf(l, sizeof(l), "%s,finished_reason=\"%s\"", rs->labels, success[i]);
@@ -432,8 +423,8 @@ static void register_metrics(struct bt_requests *rs)
     struct bt_metrics *m = rs->metrics;
     register_latencies(rs);
     register_reasons(rs);
-    rs->m.running = bt_metrics_gauge(m, "vllm:num_requests_running", rs->labels,
-                                     "Requests that workers have.");
+    rs->m.running =
+        bt_metrics_gauge(m, "vllm:num_requests_running", rs->labels, "Requests that workers have.");
     rs->m.waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", rs->labels,
                                      "Requests that wait for a place or a worker.");
     rs->m.prompt = bt_metrics_counter(m, "vllm:prompt_tokens_total", rs->labels,
@@ -487,8 +478,7 @@ void bt_requests_destroy(struct bt_requests *rs)
     }
     rs->draining = true;
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe(l, tmp, &rs->all)
-    {
+    bt_list_for_each_safe (l, tmp, &rs->all) {
         struct bt_request *r = request_of(l);
         if (r->ops != NULL) {
             bt_request_fail(r, REJECT_DRAINING, 503, 1, "this conductor is being stopped");
@@ -497,8 +487,7 @@ void bt_requests_destroy(struct bt_requests *rs)
     bt_timer_stop(rs->loop, &rs->tick);
     bt_timer_stop(rs->loop, &rs->pump);
     bt_view_set_ops(rs->view, NULL, NULL);
-    bt_list_for_each_safe(l, tmp, &rs->all)
-    {
+    bt_list_for_each_safe (l, tmp, &rs->all) {
         request_destroy(request_of(l));
     }
     bt_map_destroy(rs->map);
@@ -518,8 +507,7 @@ void bt_requests_stats(const struct bt_requests *rs, struct bt_requests_stats *o
     out->total = rs->total;
     out->replanned = rs->replanned;
     struct bt_list *l;
-    bt_list_for_each(l, &rs->all)
-    {
+    bt_list_for_each (l, &rs->all) {
         const struct bt_request *r = request_of(l);
         out->open++;
         out->waiting += r->state == REQ_WAITING || r->state == REQ_PLANNING;

@@ -19,8 +19,8 @@ struct bt_requests_config { /* copied */
     uint32_t ended_ms;     /* how long a worker may take to say that a request is quiet */
     uint32_t max_replans;
     uint32_t block_tokens;
-    uint32_t token_bytes; /* KV of one token */
-    uint32_t vocab;       /* tokens of a prompt are below; 0: not checked */
+    uint32_t token_bytes;  /* KV of one token */
+    uint32_t vocab;        /* tokens of a prompt are below; 0: not checked */
     struct bt_kv_key root; /* shared (saltless) root */
     const uint8_t *secret; /* cluster secret of tenant salts; copied */
     size_t secret_len;

@@ -119,8 +119,7 @@ struct job {
 static bool usable(struct job *j, uint32_t i, bool for_prefill, bool allow_avoided)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
-    bool role = for_prefill ? (w->prefill || j->no_prefill_role)
-                            : (w->decode || j->no_decode_role);
+    bool role = for_prefill ? (w->prefill || j->no_prefill_role) : (w->decode || j->no_decode_role);
     if (!role) {
         return false;
     }

@@ -10,11 +10,11 @@
 #include "common/rpc/pb.h"
 #include "conductor/view/view_priv.h"
 
-#define BACKOFF_FIRST_MS     100u
-#define BACKOFF_MAX_MS       2000u
-#define BLOCKS_CREDIT        64u /* BlockEvents under way at most */
-#define BLOCK_ADDED_BYTES    36u
-#define BLOCK_REMOVED_BYTES  32u
+#define BACKOFF_FIRST_MS    100u
+#define BACKOFF_MAX_MS      2000u
+#define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
+#define BLOCK_ADDED_BYTES   36u
+#define BLOCK_REMOVED_BYTES 32u
 
 static void dial(void *arg);
 static void session_end(struct bt_session *s, const char *why);
@@ -119,8 +119,8 @@ static void blocks_open(struct bt_session *s)
 {
     s->blocks_unacked = 0;
     s->blocks_seq = 0;
-    bt_status_t st = bt_rpc_stream_open(s->channel, "/baton.Kvstore/Blocks", false, &blocks_ops, s,
-                                        &s->blocks);
+    bt_status_t st =
+        bt_rpc_stream_open(s->channel, "/baton.Kvstore/Blocks", false, &blocks_ops, s, &s->blocks);
     if (st != BT_OK) {
         s->blocks = NULL;
         bt_session_break(s, "its block event stream could not be opened");
@@ -325,8 +325,8 @@ static void session_end(struct bt_session *s, const char *why)
     disconnect(s);
     redial_later(s);
     if (!was_up) {
-        BT_DEBUG("session_dial_failed", "kind=%s peer=%s why=%s", s->member->kind,
-                 s->member->name, bt_log_q(why));
+        BT_DEBUG("session_dial_failed", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
+                 bt_log_q(why));
         return;
     }
     bt_metric_set(up_gauge(s), bt_metric_value(up_gauge(s)) - 1);

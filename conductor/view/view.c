@@ -16,8 +16,7 @@ static struct bt_session *session_of(struct bt_list *l)
 static struct bt_session *find(struct bt_view *v, const char *kind, const char *name)
 {
     struct bt_list *l;
-    bt_list_for_each(l, &v->sessions)
-    {
+    bt_list_for_each (l, &v->sessions) {
         struct bt_session *s = session_of(l);
         if (strcmp(s->member->name, name) == 0 && strcmp(s->member->kind, kind) == 0) {
             return s;
@@ -44,12 +43,11 @@ static void on_beat(void *arg)
     struct bt_view *v = arg;
     uint64_t now = bt_mono_ns();
     /* If this process itself stood still, the silence was ours: everybody gets a new start. */
-    bool stalled = v->last_beat_ns != 0 &&
-                   now - v->last_beat_ns > (uint64_t)v->conf.silence_ms * 1000000 / 2;
+    bool stalled =
+        v->last_beat_ns != 0 && now - v->last_beat_ns > (uint64_t)v->conf.silence_ms * 1000000 / 2;
     v->last_beat_ns = now;
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe(l, tmp, &v->sessions)
-    {
+    bt_list_for_each_safe (l, tmp, &v->sessions) {
         struct bt_session *s = session_of(l);
         if (stalled) {
             s->rx_ns = now;
@@ -80,14 +78,15 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
                                    "Sessions with workers and kvstores that broke.");
     v->m_mismatch = bt_metrics_counter(metrics, "baton_sessions_refused_total", NULL,
                                        "Sessions refused because the peer does not match.");
-    v->m_gaps = bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL,
-                                   "Gaps in kvstores' block events (each is followed by a resync).");
+    v->m_gaps =
+        bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL,
+                           "Gaps in kvstores' block events (each is followed by a resync).");
     v->m_index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
                                        "Distinct blocks in this conductor's index.");
-    v->m_up[0] = bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"",
-                                  "Sessions that are up.");
-    v->m_up[1] = bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"kvstore\"",
-                                  "Sessions that are up.");
+    v->m_up[0] =
+        bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"", "Sessions that are up.");
+    v->m_up[1] =
+        bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"kvstore\"", "Sessions that are up.");
     bt_timer_start(loop, &v->beat, conf->heartbeat_ms, conf->heartbeat_ms, on_beat, v);
     return v;
 }
@@ -102,8 +101,7 @@ void bt_view_destroy(struct bt_view *v)
     }
     bt_timer_stop(v->loop, &v->beat);
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe(l, tmp, &v->sessions)
-    {
+    bt_list_for_each_safe (l, tmp, &v->sessions) {
         drop(v, session_of(l), "this conductor ends");
     }
     bt_index_destroy(v->index);
@@ -174,8 +172,7 @@ void bt_view_member_down(struct bt_view *v, const char *kind, const char *name)
         return;
     }
     s->departed = true;
-    BT_INFO("member_gone", "kind=%s peer=%s session_up=%d", kind, name,
-            s->state == BT_SESSION_UP);
+    BT_INFO("member_gone", "kind=%s peer=%s session_up=%d", kind, name, s->state == BT_SESSION_UP);
     /* A session that still works may finish what it has; on_beat drops it once it is idle. */
 }
 
@@ -246,11 +243,11 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
     reserve_scratch(v);
     uint32_t nw = 0, nk = 0;
     struct bt_list *l;
-    bt_list_for_each(l, &v->sessions)
-    {
+    bt_list_for_each (l, &v->sessions) {
         struct bt_session *s = session_of(l);
         if (s->kind == BT_SESSION_KVSTORE && plannable(s)) {
-            v->kvstores[nk] = (struct bt_sched_kvstore){.node = nk, .match_blocks = match[s->kv_id]};
+            v->kvstores[nk] =
+                (struct bt_sched_kvstore){.node = nk, .match_blocks = match[s->kv_id]};
             if (s->has_pool) {
                 v->kvstores[nk].slots_total = s->pool.slots_total;
                 v->kvstores[nk].slots_free = s->pool.slots_free;
@@ -259,8 +256,7 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
             v->kvstore_of[nk++] = s;
         }
     }
-    bt_list_for_each(l, &v->sessions)
-    {
+    bt_list_for_each (l, &v->sessions) {
         struct bt_session *s = session_of(l);
         if (s->kind != BT_SESSION_WORKER || !plannable(s)) {
             continue;

@@ -1,0 +1,21 @@
+/* The Admin service that batonctl asks: members, sessions, loads, requests, the block index. */
+#ifndef BT_CONDUCTOR_ADMIN_H
+#define BT_CONDUCTOR_ADMIN_H
+
+#include "common/rpc/rpc.h"
+#include "conductor/request/requests.h"
+#include "conductor/view/view.h"
+
+struct bt_admin;
+
+struct bt_admin_config { /* strings are the caller's */
+    const char *cluster, *name, *model_id;
+    uint32_t block_tokens;
+};
+
+/* Registers /baton.Admin on the server (before its start). view and rs outlive it. */
+struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *view,
+                                 struct bt_requests *rs, const struct bt_admin_config *conf);
+void bt_admin_destroy(struct bt_admin *a);
+
+#endif

@@ -1,0 +1,205 @@
+/* The configuration table of baton-conductor. */
+#include "conductor/conf.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "conductor/sched/sched.h"
+
+#define ROW(member) offsetof(struct bt_conductor_conf, member)
+
+static const struct bt_conf_row rows[] = {
+    {.key = "conductor.name",
+     .type = BT_CONF_STR,
+     .offset = ROW(name),
+     .doc = "Name in the cluster; by default conductor-<node.id>."},
+    {.key = "conductor.http.listen",
+     .type = BT_CONF_STR,
+     .offset = ROW(http_listen),
+     .def = "127.0.0.1:8000",
+     .doc = "host:port of the OpenAI-compatible API, /health and /metrics; port 0 takes any free "
+            "one."},
+    {.key = "conductor.http.body_max",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(http_body_max),
+     .def = "4MiB",
+     .min = 1024,
+     .max = 1 << 30,
+     .doc = "Largest request body; above it 413."},
+    {.key = "conductor.http.conns_max",
+     .type = BT_CONF_INT,
+     .offset = ROW(http_conns_max),
+     .def = "4096",
+     .min = 1,
+     .max = 1000000,
+     .doc = "Connections at once; above it 503."},
+    {.key = "conductor.api_keys_file",
+     .type = BT_CONF_STR,
+     .offset = ROW(api_keys_file),
+     .doc = "File with one API key a line, '#' begins a comment, mode 0600 or 0640. Without it no "
+            "key is asked for."},
+    {.key = "conductor.max_running",
+     .type = BT_CONF_INT,
+     .offset = ROW(max_running),
+     .def = "1024",
+     .min = 1,
+     .max = 1000000,
+     .doc = "Requests that are with workers at once; more wait."},
+    {.key = "conductor.max_waiting",
+     .type = BT_CONF_INT,
+     .offset = ROW(max_waiting),
+     .def = "1024",
+     .min = 0,
+     .max = 1000000,
+     .doc = "Requests that may wait for one of conductor.max_running; more get 429."},
+    {.key = "conductor.max_replans",
+     .type = BT_CONF_INT,
+     .offset = ROW(max_replans),
+     .def = "8",
+     .min = 0,
+     .max = 1000,
+     .doc = "How often one request is planned again after failures; then it gets 500. One that has "
+            "lost two workers is not tried again whatever this says."},
+    {.key = "conductor.no_worker_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(no_worker_ms),
+     .def = "10s",
+     .max = 86400000,
+     .doc = "How long a request waits while no worker can take it; then 503."},
+    {.key = "conductor.stall_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(stall_ms),
+     .def = "10s",
+     .min = 100,
+     .max = 86400000,
+     .doc = "A worker that finishes nothing for so long, and longer than predicted, hangs: its "
+            "requests are planned again."},
+    {.key = "conductor.ended_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(ended_ms),
+     .def = "30s",
+     .min = 100,
+     .max = 86400000,
+     .doc = "How long a worker may take to say that a cancelled request has ended there."},
+    {.key = "conductor.request_timeout_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(request_timeout_ms),
+     .def = "0",
+     .max = 86400000,
+     .doc = "Time limit of a request; then 504. 0: none."},
+    {.key = "conductor.drain_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(drain_ms),
+     .def = "30s",
+     .max = 86400000,
+     .doc = "After SIGTERM open requests have this long to finish."},
+    {.key = "conductor.index_blocks",
+     .type = BT_CONF_INT,
+     .offset = ROW(index_blocks),
+     .def = "1048576",
+     .min = 1024,
+     .max = 1e9,
+     .doc = "Blocks in the index of what kvstores hold, about 150 bytes each; more are not "
+            "remembered."},
+    {.key = "model.served_name",
+     .type = BT_CONF_STR,
+     .offset = ROW(served_name),
+     .doc = "Model id of the API; by default the base name of model.path."},
+    {.key = "model.max_len",
+     .type = BT_CONF_INT,
+     .offset = ROW(max_model_len),
+     .def = "0",
+     .min = 0,
+     .max = 100000000,
+     .doc = "Tokens of prompt and answer together, at most the model's own limit. 0: that limit."},
+    {.key = "sched.policy",
+     .type = BT_CONF_STR,
+     .offset = ROW(policy),
+     .def = "cache-aware",
+     .doc = "cache-aware, or least-load (ignores where blocks are; for comparison)."},
+    {.key = "sched.local_prefill_tokens",
+     .type = BT_CONF_INT,
+     .offset = ROW(local_prefill_tokens),
+     .def = "0",
+     .min = 0,
+     .max = 100000000,
+     .doc = "A prompt whose uncached tail is at most this long is prefilled by the decode worker "
+            "itself. 0: prefill and decode are always apart while both roles are up."},
+    {.key = "sched.ttft_objective_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(ttft_objective_ms),
+     .def = "0",
+     .max = 86400000,
+     .doc = "A request whose predicted time to first token is above this gets 429. 0: none."},
+    {.key = "sched.tbt_objective_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(tbt_objective_ms),
+     .def = "0",
+     .max = 86400000,
+     .doc = "A request whose predicted time between tokens is above this gets 429. 0: none."},
+    {.key = "sched.prior_prefill_tokens_per_s",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(prefill_tokens_per_s),
+     .def = "1000",
+     .min = 1,
+     .max = 1e9,
+     .doc = "Assumed speed of a prefill worker that has not measured its own yet."},
+    {.key = "sched.prior_step_ms",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(step_ms),
+     .def = "20",
+     .min = 0.001,
+     .max = 1e6,
+     .doc = "Assumed decode step of a worker that has not measured its own yet."},
+    {.key = "sched.link_bytes_per_s",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(link_bytes_per_s),
+     .def = "1GB",
+     .min = 1000,
+     .max = 1e13,
+     .doc = "Assumed bandwidth between two nodes."},
+};
+
+static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, rows, NULL};
+
+const struct bt_conf_schema *bt_conductor_schema(void)
+{
+    static size_t lens[2];
+    static struct bt_conf_schema schema;
+    lens[0] = bt_conf_common_len;
+    lens[1] = BT_ARRAY_LEN(rows);
+    schema.daemon = "conductor";
+    schema.summary = "takes requests (OpenAI API) and plans them over prefill and decode workers";
+    schema.tables = tables;
+    schema.table_lens = lens;
+    schema.conf_size = sizeof(struct bt_conductor_conf);
+    return &schema;
+}
+
+static bool routable(const char *listen)
+{
+    return strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0;
+}
+
+bool bt_conductor_conf_check(const struct bt_conductor_conf *c, char *err, size_t err_cap)
+{
+    if (bt_sched_policy_find(c->policy) == NULL) {
+        snprintf(err, err_cap, "sched.policy: there is no '%s'; use cache-aware or least-load",
+                 c->policy);
+        return false;
+    }
+    if (c->common.kv_flow_chunk_tokens % c->common.kv_block_tokens != 0) {
+        snprintf(err, err_cap,
+                 "kv.flow_chunk_tokens: %lld is not a multiple of kv.block_tokens (%lld)",
+                 (long long)c->common.kv_flow_chunk_tokens, (long long)c->common.kv_block_tokens);
+        return false;
+    }
+    if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {
+        snprintf(err, err_cap,
+                 "rpc.listen: %s is every address of this host; set rpc.advertise to the one that "
+                 "others dial",
+                 c->common.rpc_listen);
+        return false;
+    }
+    return true;
+}

@@ -1,0 +1,30 @@
+/* The configuration of baton-conductor: its table, and the checks that a table cannot say. */
+#ifndef BT_CONDUCTOR_CONF_H
+#define BT_CONDUCTOR_CONF_H
+
+#include "common/conf/conf.h"
+
+struct bt_conductor_conf {
+    struct bt_conf_common common; /* first: bt_conf_main writes through it */
+    char *name;
+    char *http_listen;
+    uint64_t http_body_max;
+    int64_t http_conns_max;
+    char *api_keys_file;
+    char *served_name;
+    int64_t max_model_len;
+    int64_t max_running, max_waiting, max_replans;
+    uint64_t no_worker_ms, stall_ms, ended_ms, request_timeout_ms, drain_ms;
+    int64_t index_blocks;
+    char *policy;
+    int64_t local_prefill_tokens;
+    uint64_t ttft_objective_ms, tbt_objective_ms;
+    double prefill_tokens_per_s, step_ms;
+    uint64_t link_bytes_per_s;
+};
+
+const struct bt_conf_schema *bt_conductor_schema(void);
+/* False: err says which key, what is wrong with it and the remedy. */
+bool bt_conductor_conf_check(const struct bt_conductor_conf *c, char *err, size_t err_cap);
+
+#endif

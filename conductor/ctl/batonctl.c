@@ -1,0 +1,456 @@
+/* batonctl: asks a conductor's Admin service and prints tables or JSON. One blocking call per run.
+ * Exit status: 0 ok, 1 failed (the message says what and the remedy), 2 usage. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "admin.pb-c.h"
+#include "common/base/base.h"
+#include "common/base/sha256.h"
+#include "common/conf/conf.h"
+#include "common/rpc/rpc.h"
+#include "conductor/ctl/table.h"
+
+#define DEADLINE_MS  5000
+#define BLOCKS_LIMIT 50
+
+struct ctl {
+    const char *command;
+    char addr[256];
+    const char *addr_from; /* for error messages */
+    bool json;
+    uint32_t limit;
+};
+
+static const char usage_text[] =
+    "usage: batonctl [--addr HOST:PORT] COMMAND [-o json] [--limit N]\n"
+    "\n"
+    "Commands:\n"
+    "  status    whether the cluster serves, and what it is doing\n"
+    "  nodes     every member: role, node, session, load, pool\n"
+    "  blocks    the conductor's index of KV blocks (--limit N of them, default 50)\n"
+    "  version   versions of batonctl and of the conductor\n"
+    "\n"
+    "Options:\n"
+    "  --addr HOST:PORT  gRPC address of a conductor; otherwise the environment's BATON_ADDR, "
+    "then\n"
+    "                    the local cluster's ${XDG_RUNTIME_DIR:-/tmp}/baton-UID/conductor.addr\n"
+    "  -o, --output json|table\n"
+    "  -h, --help\n"
+    "\n"
+    "Exit status: 0 ok, 1 failed, 2 usage.\n";
+
+static int usage(const char *what, const char *arg)
+{
+    fprintf(stderr, "batonctl: %s%s%s\nTry 'batonctl --help'.\n", what, arg != NULL ? ": " : "",
+            arg != NULL ? arg : "");
+    return 2;
+}
+
+/* ---- where the conductor is ---- */
+
+static bool read_local_addr(struct ctl *c)
+{
+    const char *dir = bt_conf_env("XDG_RUNTIME_DIR");
+    char path[512];
+    snprintf(path, sizeof(path), "%s/baton-%u/conductor.addr",
+             dir != NULL && dir[0] != '\0' ? dir : "/tmp", (unsigned)getuid());
+    FILE *f = fopen(path, "re");
+    if (f == NULL) {
+        fprintf(stderr,
+                "batonctl: no conductor address: give --addr HOST:PORT, set BATON_ADDR, or start a "
+                "local cluster (make up), which writes %s\n",
+                path);
+        return false;
+    }
+    bool ok = fgets(c->addr, sizeof(c->addr), f) != NULL;
+    (void)fclose(f);
+    c->addr[strcspn(c->addr, " \t\r\n")] = '\0';
+    if (!ok || c->addr[0] == '\0') {
+        fprintf(stderr, "batonctl: %s is empty; restart the local cluster (make down; make up)\n",
+                path);
+        return false;
+    }
+    c->addr_from = "the local cluster's state directory";
+    return true;
+}
+
+static bool find_addr(struct ctl *c)
+{
+    if (c->addr[0] != '\0') {
+        c->addr_from = "--addr";
+        return true;
+    }
+    const char *env = bt_conf_env("BATON_ADDR");
+    if (env != NULL && env[0] != '\0') {
+        snprintf(c->addr, sizeof(c->addr), "%s", env);
+        c->addr_from = "BATON_ADDR";
+        return true;
+    }
+    return read_local_addr(c);
+}
+
+/* NULL after an error message. The caller frees the reply. */
+static void *call(const struct ctl *c, const char *method, const void *data, size_t len,
+                  size_t *reply_len_p)
+{
+    void *reply = NULL;
+    char detail[256] = "";
+    int code = bt_rpc_unary_blocking(c->addr, method, data, len, DEADLINE_MS, &reply, reply_len_p,
+                                     detail, sizeof(detail));
+    if (code == BT_GRPC_OK) {
+        return reply != NULL ? reply : bt_calloc(1, 1);
+    }
+    free(reply);
+    const char *hint = "";
+    if (code == BT_GRPC_UNAVAILABLE || code == BT_GRPC_DEADLINE) {
+        hint = "; is the conductor running, and is this its gRPC address (not the HTTP one)?";
+    } else if (code == BT_GRPC_UNIMPLEMENTED) {
+        hint = "; that is not a conductor's gRPC address";
+    }
+    fprintf(stderr, "batonctl: %s (from %s): %s (gRPC %d)%s\n", c->addr, c->addr_from,
+            detail[0] != '\0' ? detail : "no answer", code, hint);
+    return NULL;
+}
+
+static Baton__AdminStatus *get_status(const struct ctl *c)
+{
+    size_t len = 0;
+    void *reply = call(c, "/baton.Admin/Status", "", 0, &len);
+    if (reply == NULL) {
+        return NULL;
+    }
+    Baton__AdminStatus *s = baton__admin_status__unpack(NULL, len, reply);
+    free(reply);
+    if (s == NULL) {
+        fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n",
+                c->addr);
+    }
+    return s;
+}
+
+/* ---- output ---- */
+
+static int print_json(json_t *j)
+{
+    int rc = json_dumpf(j, stdout, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
+    putchar('\n');
+    json_decref(j);
+    return rc == 0 && fflush(stdout) == 0 ? 0 : 1;
+}
+
+static const char *member_state(const Baton__Member *m)
+{
+    switch (m->state) {
+    case BATON__MEMBER_STATE__STARTING: return "starting";
+    case BATON__MEMBER_STATE__READY: return "ready";
+    case BATON__MEMBER_STATE__DRAINING: return "draining";
+    case _BATON__MEMBER_STATE_IS_INT_SIZE:
+    default: return "unknown";
+    }
+}
+
+static json_t *load_json(const Baton__WorkerLoad *l)
+{
+    return l == NULL
+               ? json_null()
+               : json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:I}", "running",
+                           (json_int_t)l->running, "waiting", (json_int_t)l->waiting, "pages_total",
+                           (json_int_t)l->pages_total, "pages_free", (json_int_t)l->pages_free,
+                           "slots_total", (json_int_t)l->slots_total, "slots_free",
+                           (json_int_t)l->slots_free, "queued_prefill_tokens",
+                           (json_int_t)l->queued_prefill_tokens, "prefill_tokens_per_s",
+                           l->prefill_tokens_per_s, "step_ms", l->step_ms, "max_model_len",
+                           (json_int_t)l->max_model_len);
+}
+
+static json_t *pool_json(const Baton__PoolLoad *p)
+{
+    return p == NULL
+               ? json_null()
+               : json_pack("{s:I,s:I,s:I,s:I,s:I,s:I}", "slots_total", (json_int_t)p->slots_total,
+                           "slots_free", (json_int_t)p->slots_free, "slots_writing",
+                           (json_int_t)p->slots_writing, "slots_sealed",
+                           (json_int_t)p->slots_sealed, "slots_quarantine",
+                           (json_int_t)p->slots_quarantine, "leases", (json_int_t)p->leases);
+}
+
+static json_t *node_json(const Baton__AdminNode *n)
+{
+    const Baton__Member *m = n->member;
+    char incarnation[17];
+    snprintf(incarnation, sizeof(incarnation), "%016" PRIx64, m->incarnation);
+    return json_pack("{s:s,s:s,s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:I,s:o,s:o}", "kind", m->kind,
+                     "name", m->name, "node", m->node, "incarnation", incarnation, "pid",
+                     (json_int_t)m->pid, "rpc", m->rpc, "http", m->http, "state", member_state(m),
+                     "version", m->version, "device", m->device, "session_up", n->session_up,
+                     "silence_ms", (json_int_t)n->silence_ms, "load", load_json(n->load), "pool",
+                     pool_json(n->pool));
+}
+
+static int cmd_status(const struct ctl *c)
+{
+    Baton__AdminStatus *s = get_status(c);
+    if (s == NULL) {
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        rc = print_json(json_pack(
+            "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I}", "cluster", s->cluster, "conductor",
+            s->conductor, "version", s->version, "model_id", s->model_id, "serving", s->serving,
+            "reason", s->reason, "requests_running", (json_int_t)s->requests_running,
+            "requests_waiting", (json_int_t)s->requests_waiting, "requests_total",
+            (json_int_t)s->requests_total, "replanned_total", (json_int_t)s->replanned_total,
+            "nodes", (json_int_t)s->n_nodes));
+    } else {
+        printf("cluster    %s\nconductor  %s (%s)\nmodel      %s\nserving    %s%s%s\n"
+               "requests   %u running, %u waiting, %" PRIu64 " in all, %" PRIu64 " re-planned\n"
+               "members    %zu\n",
+               s->cluster, s->conductor, c->addr, s->model_id, s->serving ? "yes" : "no",
+               s->reason[0] != '\0' ? ": " : "", s->reason, s->requests_running,
+               s->requests_waiting, s->requests_total, s->replanned_total, s->n_nodes);
+    }
+    baton__admin_status__free_unpacked(s, NULL);
+    return rc;
+}
+
+static void node_row(struct ctl_table *t, const Baton__AdminNode *n)
+{
+    const Baton__Member *m = n->member;
+    bool dialled = strcmp(m->kind, "conductor") != 0;
+    ctl_table_cell(t, "%s", m->kind);
+    ctl_table_cell(t, "%s", m->name);
+    ctl_table_cell(t, "%s", m->node);
+    ctl_table_cell(t, "%s", member_state(m));
+    ctl_table_cell(t, "%s", !dialled ? "-" : n->session_up ? "up" : "down");
+    ctl_table_cell(t, "%s", m->rpc);
+    if (n->load != NULL) {
+        ctl_table_cell(t, "%u+%u", n->load->running, n->load->waiting);
+        ctl_table_cell(t, "%u/%u pages", n->load->pages_free, n->load->pages_total);
+    } else if (n->pool != NULL) {
+        ctl_table_cell(t, "%u sealed", n->pool->slots_sealed);
+        ctl_table_cell(t, "%u/%u slots", n->pool->slots_free, n->pool->slots_total);
+    } else {
+        ctl_table_cell(t, "-");
+        ctl_table_cell(t, "-");
+    }
+}
+
+static int cmd_nodes(const struct ctl *c)
+{
+    Baton__AdminStatus *s = get_status(c);
+    if (s == NULL) {
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        json_t *list = json_array();
+        for (size_t i = 0; i < s->n_nodes; i++) {
+            json_array_append_new(list, node_json(s->nodes[i]));
+        }
+        rc = print_json(list);
+    } else {
+        static const char *const head[] = {"KIND",    "NAME", "NODE", "STATE",
+                                           "SESSION", "RPC",  "BUSY", "FREE"};
+        struct ctl_table t;
+        ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+        for (size_t i = 0; i < s->n_nodes; i++) {
+            node_row(&t, s->nodes[i]);
+        }
+        ctl_table_print(&t, stdout);
+        ctl_table_cleanup(&t);
+    }
+    baton__admin_status__free_unpacked(s, NULL);
+    return rc;
+}
+
+static json_t *blocks_json(const Baton__AdminBlocks *b)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < b->n_list; i++) {
+        char key[65] = "";
+        if (b->list[i]->key.len == 32) {
+            bt_hex(b->list[i]->key.data, 32, key);
+        }
+        json_t *at = json_array();
+        for (size_t k = 0; k < b->list[i]->n_kvstores; k++) {
+            json_array_append_new(at, json_string(b->list[i]->kvstores[k]));
+        }
+        json_array_append_new(list, json_pack("{s:s,s:I,s:o}", "key", key, "depth",
+                                              (json_int_t)b->list[i]->depth, "kvstores", at));
+    }
+    return json_pack("{s:I,s:I,s:I,s:o}", "blocks", (json_int_t)b->blocks, "replicas",
+                     (json_int_t)b->replicas, "block_tokens", (json_int_t)b->block_tokens, "list",
+                     list);
+}
+
+static void blocks_table(const Baton__AdminBlocks *b)
+{
+    printf("%" PRIu64 " blocks of %u tokens, %" PRIu64 " replicas\n", b->blocks, b->block_tokens,
+           b->replicas);
+    if (b->n_list == 0) {
+        return;
+    }
+    static const char *const head[] = {"KEY", "DEPTH", "KVSTORES"};
+    struct ctl_table t;
+    ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    for (size_t i = 0; i < b->n_list; i++) {
+        char key[65] = "";
+        if (b->list[i]->key.len == 32) {
+            bt_hex(b->list[i]->key.data, 32, key);
+        }
+        char at[512] = "";
+        for (size_t k = 0; k < b->list[i]->n_kvstores; k++) {
+            size_t used = strlen(at);
+            snprintf(at + used, sizeof(at) - used, "%s%s", k != 0 ? " " : "",
+                     b->list[i]->kvstores[k]);
+        }
+        ctl_table_cell(&t, "%.16s", key);
+        ctl_table_cell(&t, "%u", b->list[i]->depth);
+        ctl_table_cell(&t, "%s", at);
+    }
+    ctl_table_print(&t, stdout);
+    ctl_table_cleanup(&t);
+    if (b->n_list < b->blocks) {
+        printf("(%zu of %" PRIu64 " shown; --limit N shows more)\n", b->n_list, b->blocks);
+    }
+}
+
+static int cmd_blocks(const struct ctl *c)
+{
+    Baton__AdminBlocksRequest q = BATON__ADMIN_BLOCKS_REQUEST__INIT;
+    q.limit = c->limit;
+    uint8_t data[64];
+    size_t n = baton__admin_blocks_request__pack(&q, data), len = 0;
+    void *reply = call(c, "/baton.Admin/Blocks", data, n, &len);
+    if (reply == NULL) {
+        return 1;
+    }
+    Baton__AdminBlocks *b = baton__admin_blocks__unpack(NULL, len, reply);
+    free(reply);
+    if (b == NULL) {
+        fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n",
+                c->addr);
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        rc = print_json(blocks_json(b));
+    } else {
+        blocks_table(b);
+    }
+    baton__admin_blocks__free_unpacked(b, NULL);
+    return rc;
+}
+
+static int cmd_version(const struct ctl *c)
+{
+    Baton__AdminStatus *s = get_status(c);
+    if (s == NULL) {
+        if (!c->json) {
+            printf("batonctl   %s\n", BT_VERSION);
+        }
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        rc = print_json(json_pack("{s:s,s:s}", "batonctl", BT_VERSION, "conductor", s->version));
+    } else {
+        printf("batonctl   %s\nconductor  %s\n", BT_VERSION, s->version);
+    }
+    baton__admin_status__free_unpacked(s, NULL);
+    return rc;
+}
+
+/* ---- command line ---- */
+
+/* Value of option argv[*i], as "--opt value" or "--opt=value"; NULL if it is missing. */
+static const char *option_value(int argc, char **argv, int *i, const char *name)
+{
+    size_t n = strlen(name);
+    if (strncmp(argv[*i], name, n) == 0 && argv[*i][n] == '=') {
+        return argv[*i] + n + 1;
+    }
+    return *i + 1 < argc ? argv[++*i] : NULL;
+}
+
+static bool is_option(const char *arg, const char *name)
+{
+    size_t n = strlen(name);
+    return strncmp(arg, name, n) == 0 && (arg[n] == '\0' || (n > 2 && arg[n] == '='));
+}
+
+/* 0: go on; otherwise exit status + 1 to leave with. */
+static int parse_option(struct ctl *c, int argc, char **argv, int *i)
+{
+    const char *arg = argv[*i], *v;
+    if (is_option(arg, "--addr")) {
+        v = option_value(argc, argv, i, "--addr");
+        if (v == NULL || strchr(v, ':') == NULL || strlen(v) >= sizeof(c->addr)) {
+            return usage("--addr wants HOST:PORT", v) + 1;
+        }
+        snprintf(c->addr, sizeof(c->addr), "%s", v);
+        return 0;
+    }
+    if (is_option(arg, "-o") || is_option(arg, "--output")) {
+        v = option_value(argc, argv, i, arg[1] == 'o' ? "-o" : "--output");
+        if (v == NULL || (strcmp(v, "json") != 0 && strcmp(v, "table") != 0)) {
+            return usage("-o wants json or table", v) + 1;
+        }
+        c->json = strcmp(v, "json") == 0;
+        return 0;
+    }
+    if (is_option(arg, "--limit")) {
+        v = option_value(argc, argv, i, "--limit");
+        char *end = NULL;
+        unsigned long n = v != NULL ? strtoul(v, &end, 10) : 0;
+        if (v == NULL || v[0] < '0' || v[0] > '9' || *end != '\0' || n > 10000) {
+            return usage("--limit wants a number from 0 to 10000", v) + 1;
+        }
+        c->limit = (uint32_t)n;
+        return 0;
+    }
+    return usage("unknown option", arg) + 1;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        int (*run)(const struct ctl *c);
+    } commands[] = {{"status", cmd_status},
+                    {"nodes", cmd_nodes},
+                    {"blocks", cmd_blocks},
+                    {"version", cmd_version}};
+    struct ctl c = {.limit = BLOCKS_LIMIT};
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
+            fputs(usage_text, stdout);
+            return 0;
+        }
+        if (argv[i][0] == '-') {
+            int leave = parse_option(&c, argc, argv, &i);
+            if (leave != 0) {
+                return leave - 1;
+            }
+        } else if (c.command != NULL) {
+            return usage("one command only, then comes", argv[i]);
+        } else {
+            c.command = argv[i];
+        }
+    }
+    if (c.command == NULL) {
+        fputs(usage_text, stderr);
+        return 2;
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(commands); i++) {
+        if (strcmp(commands[i].name, c.command) == 0) {
+            return find_addr(&c) ? commands[i].run(&c) : 1;
+        }
+    }
+    return usage("unknown command", c.command);
+}

@@ -1,0 +1,422 @@
+/* baton-conductor: wires the front, the request machine, the view of the cluster, etcd and the
+ * Admin service on one loop, and ends them in the opposite order. Exit status: 0 after SIGTERM,
+ * 1 failed to start, 2 configuration, 3 may not join the cluster. */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/sha256.h"
+#include "common/engine/model_config.h"
+#include "common/etcd/member.h"
+#include "common/log/log.h"
+#include "conductor/admin.h"
+#include "conductor/conf.h"
+#include "conductor/front/front.h"
+#include "conductor/request/requests.h"
+#include "conductor/view/view.h"
+
+#define HEARTBEAT_MS  500
+#define SILENCE_MS    2000
+#define SETTLE_MS     250
+#define SECRET_MAX    4096
+#define LEAVE_POLLS   20 /* of 10 ms: the lease's revocation gets that long to leave */
+#define DRAIN_POLL_MS 50
+
+struct conductor {
+    struct bt_conductor_conf conf;
+    int exit_code;
+    /* model */
+    struct bt_model_config model;
+    struct bt_kv_layout layout;
+    struct bt_kv_key root;
+    const char *model_id;
+    struct bt_tokenizer *tok;
+    struct bt_template *tmpl;
+    uint8_t secret[SECRET_MAX];
+    size_t secret_len;
+    /* identity */
+    char *name, *rpc_addr, *http_addr;
+    uint64_t incarnation;
+    /* parts, in order of creation */
+    struct bt_loop *loop;
+    struct bt_metrics *metrics;
+    struct bt_rpc *rpc;
+    struct bt_rpc_server *server;
+    struct bt_etcd *etcd;
+    struct bt_view *view;
+    struct bt_requests *requests;
+    struct bt_front *front;
+    struct bt_admin *admin;
+    struct bt_member *member;
+    struct bt_timer drain;
+    uint64_t drain_since_ns; /* 0: serving */
+};
+
+/* ---- start ---- */
+
+static bool fail(struct conductor *c, const char *what, const char *why)
+{
+    BT_ERROR("start_failed", "what=%s why=%s", what, bt_log_q(why));
+    c->exit_code = 1;
+    return false;
+}
+
+static void log_start(const struct bt_conductor_conf *conf)
+{
+    static const struct {
+        const char *name;
+        bt_log_level_t level;
+    } levels[] = {{"error", BT_LOG_ERROR},
+                  {"warn", BT_LOG_WARN},
+                  {"info", BT_LOG_INFO},
+                  {"debug", BT_LOG_DEBUG}};
+    bt_log_level_t level = BT_LOG_INFO;
+    for (size_t i = 0; i < BT_ARRAY_LEN(levels); i++) {
+        if (strcmp(levels[i].name, conf->common.log_level) == 0) {
+            level = levels[i].level;
+        }
+    }
+    bt_log_init("conductor", conf->common.node_id, level,
+                strcmp(conf->common.log_format, "json") == 0);
+}
+
+static bool read_secret(struct conductor *c)
+{
+    const char *path = c->conf.common.kv_salt_file;
+    if (path == NULL) {
+        return true;
+    }
+    char why[256];
+    FILE *f = fopen(path, "re");
+    if (f == NULL) {
+        snprintf(why, sizeof(why), "kv.salt_file: %s: %s", path, strerror(errno));
+        return fail(c, "kv.salt_file", why);
+    }
+    c->secret_len = fread(c->secret, 1, sizeof(c->secret), f);
+    bool bad = ferror(f) != 0 || c->secret_len == 0 || fgetc(f) != EOF;
+    (void)fclose(f);
+    if (bad) {
+        snprintf(why, sizeof(why), "kv.salt_file: %s must hold 1 to %d bytes", path, SECRET_MAX);
+        return fail(c, "kv.salt_file", why);
+    }
+    return true;
+}
+
+static const char *base_name(const char *path)
+{
+    const char *end = path + strlen(path);
+    while (end > path + 1 && end[-1] == '/') {
+        end--;
+    }
+    const char *start = end;
+    while (start > path && start[-1] != '/') {
+        start--;
+    }
+    static char name[256];
+    snprintf(name, sizeof(name), "%.*s", (int)(end - start), start);
+    return name;
+}
+
+static bool load_model(struct conductor *c)
+{
+    const struct bt_conf_common *m = &c->conf.common;
+    char err[512] = "";
+    c->model_id = base_name(m->model_path);
+    BT_INFO("loading", "what=model path=%s", bt_log_q(m->model_path));
+    if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
+        bt_model_root_key(m->model_path, m->model_load_format, (uint32_t)m->kv_block_tokens,
+                          &c->layout, &c->root, err, sizeof(err)) != BT_OK ||
+        bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err)) != BT_OK) {
+        return fail(c, "model.path", err);
+    }
+    bt_status_t st = bt_template_load(m->model_path, &c->tmpl, err, sizeof(err));
+    if (st == BT_ERR_NOT_FOUND) {
+        c->tmpl = NULL;
+        BT_INFO("no_chat_template", "note=%s",
+                bt_log_q("chat requests are refused: the model has no chat template"));
+        return true;
+    }
+    return st == BT_OK || fail(c, "chat template", err);
+}
+
+/* host:port that others dial: the advertised address, or the listening host with the bound port. */
+static char *address_of(const char *listen, const char *advertise, int port)
+{
+    if (advertise != NULL) {
+        return bt_strdup(advertise);
+    }
+    const char *colon = strrchr(listen, ':');
+    int host = colon != NULL ? (int)(colon - listen) : (int)strlen(listen);
+    return bt_sprintf("%.*s:%d", host, listen, port);
+}
+
+static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p)
+{
+    *p = (struct bt_sched_params){
+        .local_prefill_tokens = (uint32_t)conf->local_prefill_tokens,
+        .prefill_tokens_per_s = conf->prefill_tokens_per_s,
+        .step_ms = conf->step_ms,
+        .link_bytes_per_s = (double)conf->link_bytes_per_s,
+        .ttft_objective_ms = (uint32_t)conf->ttft_objective_ms,
+        .tbt_objective_ms = (uint32_t)conf->tbt_objective_ms,
+    };
+}
+
+static void start_requests(struct conductor *c)
+{
+    const struct bt_conductor_conf *conf = &c->conf;
+    struct bt_view_config vc = {.cluster = conf->common.cluster_name,
+                                .name = c->name,
+                                .node = conf->common.node_id,
+                                .incarnation = c->incarnation,
+                                .root = c->root,
+                                .layout_id = c->layout.layout_id,
+                                .heartbeat_ms = HEARTBEAT_MS,
+                                .silence_ms = SILENCE_MS,
+                                .index_keys_max = (size_t)conf->index_blocks};
+    c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);
+    struct bt_requests_config rc = {
+        .policy = bt_sched_policy_find(conf->policy),
+        .max_running = (uint32_t)conf->max_running,
+        .max_waiting = (uint32_t)conf->max_waiting,
+        .max_replans = (uint32_t)conf->max_replans,
+        .no_worker_ms = (uint32_t)conf->no_worker_ms,
+        .stall_ms = (uint32_t)conf->stall_ms,
+        .settle_ms = SETTLE_MS,
+        .ended_ms = (uint32_t)conf->ended_ms,
+        .block_tokens = (uint32_t)conf->common.kv_block_tokens,
+        .token_bytes = (uint32_t)(c->layout.block_bytes / c->layout.page_tokens),
+        .vocab = c->model.vocab,
+        .root = c->root,
+        .secret = c->secret,
+        .secret_len = c->secret_len,
+        .model_name = conf->served_name != NULL ? conf->served_name : c->model_id};
+    sched_params(conf, &rc.sched);
+    c->requests = bt_requests_create(c->loop, c->view, c->tok, &rc, c->metrics);
+}
+
+static bool start_front(struct conductor *c)
+{
+    const struct bt_conductor_conf *conf = &c->conf;
+    struct bt_front_config fc = {.model_path = conf->common.model_path,
+                                 .model_id =
+                                     conf->served_name != NULL ? conf->served_name : c->model_id,
+                                 .model = &c->model,
+                                 .max_model_len = (uint32_t)conf->max_model_len,
+                                 .api_keys_file = conf->api_keys_file,
+                                 .request_timeout_ms = conf->request_timeout_ms};
+    bt_http_options_default(&fc.http);
+    fc.http.listen = conf->http_listen;
+    fc.http.body_max = (size_t)conf->http_body_max;
+    fc.http.conns_max = (uint32_t)conf->http_conns_max;
+    char err[512] = "";
+    int port = 0;
+    if (bt_front_create(c->loop, &fc, c->tok, c->tmpl, c->requests, c->metrics, &c->front, &port,
+                        err, sizeof(err)) != BT_OK) {
+        return fail(c, "conductor.http.listen", err);
+    }
+    c->http_addr = address_of(conf->http_listen, NULL, port);
+    return true;
+}
+
+static bool start_parts(struct conductor *c)
+{
+    const struct bt_conf_common *m = &c->conf.common;
+    int port = 0;
+    c->metrics = bt_metrics_create();
+    if (bt_rpc_create(c->loop, &c->rpc) != BT_OK) {
+        return fail(c, "gRPC", "the completion queue could not be started");
+    }
+    if (bt_rpc_server_create(c->rpc, m->rpc_listen, &c->server, &port) != BT_OK) {
+        return fail(c, "rpc.listen", "the address could not be bound; is it free?");
+    }
+    c->rpc_addr = address_of(m->rpc_listen, m->rpc_advertise, port);
+    if (bt_etcd_create(c->rpc, m->etcd_endpoints, &c->etcd) != BT_OK) {
+        return fail(c, "etcd.endpoints", "not a list of host:port");
+    }
+    start_requests(c);
+    if (!start_front(c)) {
+        return false;
+    }
+    struct bt_admin_config ac = {.cluster = m->cluster_name,
+                                 .name = c->name,
+                                 .model_id = c->model_id,
+                                 .block_tokens = (uint32_t)m->kv_block_tokens};
+    c->admin = bt_admin_create(c->server, c->view, c->requests, &ac);
+    bt_rpc_server_start(c->server);
+    return true;
+}
+
+/* ---- membership ---- */
+
+static void on_joined(void *arg)
+{
+    struct conductor *c = arg;
+    BT_INFO("joined", "name=%s incarnation=%016" PRIx64, c->name, c->incarnation);
+}
+
+static void on_refused(void *arg, bt_status_t st, const char *why)
+{
+    struct conductor *c = arg;
+    BT_ERROR("join_refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+    c->exit_code = 3;
+    bt_loop_stop(c->loop);
+}
+
+static void on_lost(void *arg)
+{
+    (void)arg;
+    BT_WARN("lease_lost", "note=%s", bt_log_q("registering again"));
+}
+
+static void join(struct conductor *c)
+{
+    static const struct bt_member_ops ops = {
+        .on_joined = on_joined, .on_refused = on_refused, .on_lost = on_lost};
+    Baton__Member self = BATON__MEMBER__INIT;
+    self.kind = (char *)"conductor";
+    self.name = c->name;
+    self.node = c->conf.common.node_id;
+    self.incarnation = c->incarnation;
+    self.pid = (uint32_t)getpid();
+    self.rpc = c->rpc_addr;
+    self.http = c->http_addr;
+    self.state = BATON__MEMBER_STATE__READY;
+    self.started_ns = bt_real_ns();
+    self.version = (char *)BT_VERSION;
+    uint8_t salt_id[BT_SHA256_LEN];
+    Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
+    s.root_key.data = c->root.b;
+    s.root_key.len = sizeof(c->root.b);
+    s.layout_id = c->layout.layout_id;
+    s.block_tokens = (uint32_t)c->conf.common.kv_block_tokens;
+    s.flow_chunk_tokens = (uint32_t)c->conf.common.kv_flow_chunk_tokens;
+    s.model_id = (char *)c->model_id;
+    if (c->secret_len != 0) {
+        bt_sha256(c->secret, c->secret_len, salt_id);
+        s.salt_id.data = salt_id;
+        s.salt_id.len = sizeof(salt_id);
+    }
+    c->member = bt_member_join(c->etcd, c->conf.common.cluster_name, &self, &s, &ops, c);
+    bt_view_watch(c->view, c->etcd);
+}
+
+/* ---- signals and the end ---- */
+
+static void on_drain_tick(void *arg)
+{
+    struct conductor *c = arg;
+    struct bt_requests_stats st;
+    bt_requests_stats(c->requests, &st);
+    uint64_t spent_ns = bt_mono_ns() - c->drain_since_ns;
+    if ((bt_front_open(c->front) == 0 && st.open == 0) || spent_ns > c->conf.drain_ms * 1000000) {
+        BT_INFO("drained", "open=%u ms=%" PRIu64, st.open, spent_ns / 1000000);
+        bt_loop_stop(c->loop);
+    }
+}
+
+static void on_stop_signal(void *arg, int signo)
+{
+    struct conductor *c = arg;
+    if (c->drain_since_ns != 0) {
+        BT_WARN("stopping_now", "signal=%d", signo);
+        bt_loop_stop(c->loop);
+        return;
+    }
+    BT_INFO("draining", "signal=%d", signo);
+    c->drain_since_ns = bt_mono_ns();
+    bt_member_set_state(c->member, BATON__MEMBER_STATE__DRAINING);
+    bt_requests_drain(c->requests);
+    bt_front_drain(c->front);
+    bt_timer_start(c->loop, &c->drain, DRAIN_POLL_MS, DRAIN_POLL_MS, on_drain_tick, c);
+}
+
+static void on_reload_signal(void *arg, int signo)
+{
+    struct conductor *c = arg;
+    (void)signo;
+    if (bt_conf_reload(bt_conductor_schema(), &c->conf) == BT_OK) {
+        log_start(&c->conf);
+        BT_INFO("reloaded", "log_level=%s", c->conf.common.log_level);
+    }
+}
+
+static void stop(struct conductor *c)
+{
+    bt_timer_stop(c->loop, &c->drain);
+    if (c->member != NULL) {
+        bt_member_leave(c->member);
+        for (int i = 0; i < LEAVE_POLLS; i++) {
+            bt_loop_poll(c->loop, 10);
+        }
+    }
+    /* What a failed start has not created is NULL. */
+#define DESTROY(member, type) ((c->member != NULL) ? bt_##type##_destroy(c->member) : (void)0)
+    DESTROY(front, front);
+    DESTROY(requests, requests);
+    DESTROY(view, view);
+    DESTROY(etcd, etcd);
+    DESTROY(server, rpc_server);
+    DESTROY(admin, admin);
+    DESTROY(rpc, rpc);
+    DESTROY(metrics, metrics);
+    DESTROY(tmpl, template);
+    DESTROY(tok, tokenizer);
+#undef DESTROY
+    bt_loop_destroy(c->loop);
+    free(c->name);
+    free(c->rpc_addr);
+    free(c->http_addr);
+}
+
+static void run(struct conductor *c)
+{
+    c->name = c->conf.name != NULL ? bt_strdup(c->conf.name)
+                                   : bt_sprintf("conductor-%s", c->conf.common.node_id);
+    while (c->incarnation == 0) {
+        bt_random(&c->incarnation, sizeof(c->incarnation));
+    }
+    bt_loop_on_signal(c->loop, SIGTERM, on_stop_signal, c);
+    bt_loop_on_signal(c->loop, SIGINT, on_stop_signal, c);
+    bt_loop_on_signal(c->loop, SIGHUP, on_reload_signal, c);
+    if (!read_secret(c) || !load_model(c) || !start_parts(c)) {
+        return;
+    }
+    join(c);
+    BT_INFO("ready",
+            "name=%s rpc=%s http=%s incarnation=%016" PRIx64
+            " model=%s policy=%s max_running=%" PRId64 " index_blocks=%" PRId64,
+            c->name, c->rpc_addr, c->http_addr, c->incarnation, bt_log_q(c->model_id),
+            c->conf.policy, c->conf.max_running, c->conf.index_blocks);
+    bt_loop_run(c->loop);
+}
+
+int main(int argc, char **argv)
+{
+    static struct conductor c;
+    int exit_code = 0;
+    if (!bt_conf_main(bt_conductor_schema(), argc, argv, &c.conf, &exit_code)) {
+        return exit_code;
+    }
+    char err[256];
+    if (!bt_conductor_conf_check(&c.conf, err, sizeof(err))) {
+        (void)fprintf(stderr, "baton-conductor: %s\n", err);
+        bt_conf_cleanup(bt_conductor_schema(), &c.conf);
+        return 2;
+    }
+    log_start(&c.conf);
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (bt_loop_create(&c.loop) != BT_OK) {
+        (void)fail(&c, "loop", "epoll, timerfd or signalfd is not available");
+        bt_conf_cleanup(bt_conductor_schema(), &c.conf);
+        return 1;
+    }
+    run(&c);
+    stop(&c);
+    bt_conf_cleanup(bt_conductor_schema(), &c.conf);
+    return c.exit_code;
+}
