@@ -1,0 +1,162 @@
+/* Prefill and decode batchers and their cost model. Pure functions over struct bt_batch: they touch
+ * their arguments only and are called by the engine thread and by the scheduler alike. */
+#include "common/batch/batch.h"
+
+/* Tokens that the prompt at *s may compute within budget: up to the prompt's end or the end of its
+ * flow chunk, and on a block boundary otherwise. 0: the budget is too small for one block. */
+static uint32_t chunk_len(const struct bt_batch_limits *lim, const struct bt_batch_seq *s,
+                          uint32_t budget)
+{
+    uint32_t n = s->len - s->pos;
+    if (s->chunk_tokens > 0) {
+        n = BT_MIN(n, s->chunk_tokens - s->pos % s->chunk_tokens);
+    }
+    if (n <= budget) {
+        /* Whole chunk; without a flow the prompt's end. Both are legal ends. */
+        return n;
+    }
+    uint32_t end = (s->pos + budget) / lim->block_tokens * lim->block_tokens;
+    return end > s->pos ? end - s->pos : 0;
+}
+
+static void put_row(const struct bt_batch *b, uint32_t i, uint32_t n, struct bt_batch_row *row)
+{
+    const struct bt_batch_seq *s = &b->seqs[i];
+    uint32_t end = s->pos + n;
+    row->seq = i;
+    row->pos = s->pos;
+    row->n = n;
+    row->last = s->kind == BT_BATCH_DECODE || end == s->len;
+    row->chunk_end = s->kind == BT_BATCH_PROMPT && s->chunk_tokens > 0 &&
+                     (end == s->len || end % s->chunk_tokens == 0);
+}
+
+/* Prompts in order into budget tokens. A prompt that gets nothing ends the round: a younger one
+ * must not overtake it into the room that it will need. */
+static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, struct bt_batch_row *rows,
+                             uint32_t max)
+{
+    uint32_t n_rows = 0;
+    for (uint32_t i = 0; i < b->n && n_rows < max && budget > 0; i++) {
+        const struct bt_batch_seq *s = &b->seqs[i];
+        if (s->kind != BT_BATCH_PROMPT || s->pos >= s->len) {
+            continue;
+        }
+        uint32_t n = chunk_len(&b->lim, s, budget);
+        if (n == 0) {
+            break;
+        }
+        put_row(b, i, n, &rows[n_rows++]);
+        budget -= n;
+    }
+    return n_rows;
+}
+
+uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max)
+{
+    return fill_prompts(b, b->lim.max_rows, rows, max);
+}
+
+static void count_kinds(const struct bt_batch *b, uint32_t *prompts_p, uint32_t *decodes_p)
+{
+    *prompts_p = *decodes_p = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        *prompts_p += b->seqs[i].kind == BT_BATCH_PROMPT && b->seqs[i].pos < b->seqs[i].len;
+        *decodes_p += b->seqs[i].kind == BT_BATCH_DECODE;
+    }
+}
+
+uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t max)
+{
+    uint32_t prompts, decodes, n_rows = 0, budget = b->lim.max_rows;
+    count_kinds(b, &prompts, &decodes);
+    /* Too little room for a block beside a row counts as not mixed: turns are fair to both. */
+    bool mixed = b->lim.mixed && budget > b->lim.block_tokens && max > 1;
+    if (!mixed && prompts > 0 && decodes > 0) {
+        b->prompt_turn = !b->prompt_turn;
+        if (b->prompt_turn) {
+            return fill_prompts(b, budget, rows, max);
+        }
+        prompts = 0;
+    }
+    uint32_t room = BT_MIN(max, budget);
+    if (prompts > 0) {
+        /* Keep a block (and a row) for the oldest prompt. */
+        room = BT_MIN(budget - BT_MIN(budget, b->lim.block_tokens), max - BT_MIN(max, 1u));
+    }
+    uint32_t start = decodes > room && b->n > 0 ? b->cursor % b->n : 0;
+    for (uint32_t k = 0; k < b->n && n_rows < room; k++) {
+        uint32_t i = (start + k) % b->n;
+        if (b->seqs[i].kind == BT_BATCH_DECODE) {
+            put_row(b, i, 1, &rows[n_rows++]);
+            b->cursor = i + 1;
+        }
+    }
+    budget -= n_rows;
+    if (prompts > 0) {
+        if (n_rows > 0 && b->lim.prompt_tokens > 0) {
+            budget = BT_MIN(budget, BT_MAX(b->lim.prompt_tokens, b->lim.block_tokens));
+        }
+        n_rows += fill_prompts(b, budget, rows + n_rows, max - n_rows);
+    }
+    return n_rows;
+}
+
+void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        struct bt_batch_seq *s = &b->seqs[rows[i].seq];
+        s->pos = rows[i].pos + rows[i].n;
+        if (!rows[i].last) {
+            continue;
+        }
+        /* The step sampled one token. */
+        if (s->left > 0) {
+            s->left--;
+        }
+        s->kind = s->left > 0 ? BT_BATCH_DECODE : BT_BATCH_DONE;
+    }
+}
+
+double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
+                        const struct bt_batch_row *rows, uint32_t n)
+{
+    double kv = 0, tokens = 0, attn = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        double h = rows[i].pos, m = rows[i].n;
+        tokens += m;
+        if (b->seqs[rows[i].seq].kind == BT_BATCH_DECODE) {
+            kv += h;
+        } else {
+            attn += m * (h + m / 2);
+        }
+    }
+    return n == 0 ? 0 : c->base_ns + c->kv_ns * kv + c->token_ns * tokens + c->attn_ns * attn;
+}
+
+bt_status_t bt_batch_predict(struct bt_batch *b, const struct bt_batch_cost *c, bool decode_role,
+                             uint32_t seq, uint32_t max_steps, struct bt_batch_row *rows,
+                             uint32_t max, double *start_ns_p, double *end_ns_p)
+{
+    if (seq >= b->n || b->seqs[seq].kind != BT_BATCH_PROMPT || max == 0) {
+        return BT_ERR_INVALID;
+    }
+    double now = 0, start = -1;
+    for (uint32_t step = 0; step < max_steps; step++) {
+        uint32_t n = decode_role ? bt_batch_decode(b, rows, max) : bt_batch_prefill(b, rows, max);
+        if (n == 0) {
+            return BT_AGAIN;
+        }
+        for (uint32_t i = 0; i < n && start < 0; i++) {
+            start = rows[i].seq == seq ? now : -1;
+        }
+        now += bt_batch_step_ns(c, b, rows, n);
+        bt_batch_apply(b, rows, n);
+        if (b->seqs[seq].kind != BT_BATCH_PROMPT) {
+            *start_ns_p = start;
+            *end_ns_p = now;
+            return BT_OK;
+        }
+    }
+    return BT_AGAIN;
+}

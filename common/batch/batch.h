@@ -1,0 +1,78 @@
+/* The batchers: which tokens of which sequences the next engine step computes. The worker runs them
+ * for real; the conductor's scheduler and the simulator roll a copy of the state forward against a
+ * cost model to predict queue times. The state is a plain struct in caller memory. Pure: no clock,
+ * allocation, lock, I/O or log. */
+#ifndef BT_BATCH_BATCH_H
+#define BT_BATCH_BATCH_H
+
+#include "common/base/base.h"
+
+typedef enum {
+    BT_BATCH_PROMPT = 0,  /* tokens [pos, len) are known and must be computed, in chunks */
+    BT_BATCH_DECODE = 1,  /* one token a step; it joins every step */
+    BT_BATCH_BLOCKED = 2, /* takes part in no step (no page, not landed) */
+    BT_BATCH_DONE = 3     /* rolling forward only: finished */
+} bt_batch_kind_t;
+
+struct bt_batch_seq {
+    uint64_t order;        /* arrival: smaller goes first */
+    uint32_t pos;          /* next position to compute */
+    uint32_t len;          /* PROMPT: known tokens; DECODE: unused */
+    uint32_t chunk_tokens; /* rows end at its multiples at the latest (a flow item); 0: no flow */
+    uint32_t left;         /* tokens it will still generate, for rolling forward; 0: none */
+    bt_batch_kind_t kind;
+};
+
+struct bt_batch_limits {
+    uint32_t max_rows;     /* tokens of one step; >= block_tokens */
+    uint32_t block_tokens; /* chunks end on its multiples, or at the prompt's end */
+    uint32_t
+        prompt_tokens; /* most prompt tokens in a step that also has decode rows; 0: no limit */
+    bool mixed;        /* the engine can mix prompt chunks and single tokens in a step */
+};
+
+struct bt_batch {
+    struct bt_batch_limits lim;
+    struct bt_batch_seq *seqs; /* [n], by rising order; caller memory */
+    uint32_t n;
+    uint32_t cursor;  /* decode: where the next step starts when there are more rows than room */
+    bool prompt_turn; /* without mixed steps: whose turn it is when both kinds wait */
+};
+
+struct bt_batch_row {
+    uint32_t seq; /* index into seqs */
+    uint32_t pos, n;
+    bool last;      /* reaches the end of what is known: its last token's logits are sampled */
+    bool chunk_end; /* ends a flow chunk (or the prompt): its layers complete items */
+};
+
+/* The prefill role's step: prompts only, first come first served. The oldest takes what it can use
+ * up to its flow chunk's end, the next ones fill the rest of the budget; a row that does not reach
+ * the prompt's end stops at a block boundary. Writes at most max rows, returns their number. */
+uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
+
+/* The decode role's step (continuous batching): every DECODE row, then prompt chunks into what is
+ * left. While prompts wait, room for one block of them is kept, so neither kind starves. Moves
+ * cursor and prompt_turn. */
+uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
+
+/* Applies a step to the state: prompts advance, finished ones become DECODE (left > 0) or DONE,
+ * decode rows lose one of left. For rolling forward; the worker keeps its own truth. */
+void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_t n);
+
+/* Cost of a step in ns: base + kv * (KV tokens read by decode rows) + token * sum(n) +
+ * attn * sum(n * (h + n / 2)), h = tokens before the row. DESIGN.md, section 5. */
+struct bt_batch_cost {
+    double base_ns, kv_ns, token_ns, attn_ns;
+};
+double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
+                        const struct bt_batch_row *rows, uint32_t n);
+
+/* Rolls b forward (it is changed: pass a copy) until sequence `seq` has its first step and until
+ * its prompt is computed. Outputs are ns from now. rows: scratch for max rows, max >= b->n.
+ * AGAIN if max_steps did not suffice; ERR_INVALID if seq is not a PROMPT. */
+bt_status_t bt_batch_predict(struct bt_batch *b, const struct bt_batch_cost *c, bool decode_role,
+                             uint32_t seq, uint32_t max_steps, struct bt_batch_row *rows,
+                             uint32_t max, double *start_ns_p, double *end_ns_p) BT_MUST_CHECK;
+
+#endif

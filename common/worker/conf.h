@@ -1,0 +1,30 @@
+/* Configuration of baton-prefill and baton-decode. */
+#ifndef BT_WORKER_CONF_H
+#define BT_WORKER_CONF_H
+
+#include "common/conf/conf.h"
+
+struct bt_worker_conf {
+    struct bt_conf_common common;
+    char *engine_device;
+    int64_t engine_threads;
+    int64_t engine_pages;
+    uint64_t engine_mem;
+    int64_t engine_max_slots;
+    int64_t engine_max_rows;
+    int64_t engine_mixed_prompt_tokens;
+    char *name;
+    int64_t index;
+    int64_t max_requests;
+    int64_t max_sessions;
+    uint64_t drain_ms;
+    bool writeback;
+    int64_t writeback_max;
+};
+
+/* Schema of "prefill" or "decode". */
+const struct bt_conf_schema *bt_worker_schema(bool decode);
+/* Checks what a single row cannot; prints what is wrong and the remedy. Fills name. */
+bool bt_worker_conf_check(struct bt_worker_conf *c, const char *kind) BT_MUST_CHECK;
+
+#endif

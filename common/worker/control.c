@@ -1,0 +1,595 @@
+/* baton-prefill and baton-decode: start, serve, drain, stop. The control thread: it runs the loop,
+ * owns the tables of submissions and passes messages between sessions and the engine thread. */
+#include "common/worker/control.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "common/base/sha256.h"
+#include "common/log/log.h"
+
+enum { EXIT_START = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_DEVICE = 4 };
+
+#define TICK_MS     100
+#define DRAIN_MS    50
+#define ENDING_NS   2000000000ull /* for cancelled requests to become quiet */
+#define FLUSH_TURNS 10
+
+/* ---- tables ---- */
+
+void bt_wctl_command(struct bt_wctl *w, const struct bt_wcmd *cmd)
+{
+    /* Sized for everything that active requests and puts can ask for, so it is never full unless
+     * the engine thread has hung for minutes; then the supervisor's restart is the way out. */
+    bool pushed = bt_ring_push(&w->core.in, cmd);
+    BT_ASSERT(pushed);
+}
+
+struct bt_wreq *bt_wctl_find(struct bt_wctl *w, uint64_t request, uint32_t epoch)
+{
+    struct bt_wkey key = {.request = request, .epoch = epoch};
+    return bt_map_get(w->active, &key);
+}
+
+void bt_wctl_cancel(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *why)
+{
+    if (r->cancel_sent) {
+        return;
+    }
+    r->cancel_sent = true;
+    struct bt_wcmd c = {.kind = BT_WCMD_CANCEL, .req = r, .status = st};
+    snprintf(c.detail, sizeof(c.detail), "%s", why);
+    bt_wctl_command(w, &c);
+}
+
+static void cancel_everything(struct bt_wctl *w, bt_status_t st, const char *why)
+{
+    size_t it = 0;
+    struct bt_wreq *r;
+    while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
+        bt_wctl_cancel(w, r, st, why);
+    }
+}
+
+static void on_ended(struct bt_wctl *w, const struct bt_wout *o)
+{
+    struct bt_wreq *r = o->req;
+    struct bt_wkey key = {.request = r->request, .epoch = r->epoch};
+    bt_map_del(w->active, &key);
+    bt_list_remove(&r->ctl_link);
+    w->n_active--;
+    bt_wsession_ended(w, r, o->status, o->detail);
+    struct bt_wcmd c = {.kind = BT_WCMD_FORGET, .req = r};
+    bt_wctl_command(w, &c);
+}
+
+/* ---- health and state ---- */
+
+static const char *health(void *arg)
+{
+    struct bt_wctl *w = arg;
+    switch (w->state) {
+    case BT_WCTL_LOADING: return w->health;
+    case BT_WCTL_DRAINING:
+    case BT_WCTL_ENDING:
+    case BT_WCTL_STOPPED: return "draining";
+    case BT_WCTL_SERVING: break;
+    }
+    return w->attach == 0 ? "not attached to the kvstore of this node"
+           : w->joined    ? NULL
+                          : "not registered in etcd yet";
+}
+
+void bt_wctl_update_state(struct bt_wctl *w)
+{
+    if (w->member == NULL) {
+        return;
+    }
+    Baton__MemberState s = BATON__MEMBER_STATE__READY;
+    if (w->state != BT_WCTL_SERVING) {
+        s = BATON__MEMBER_STATE__DRAINING;
+    } else if (w->attach == 0) {
+        s = BATON__MEMBER_STATE__STARTING;
+    }
+    bt_member_set_state(w->member, s);
+    if (s == BATON__MEMBER_STATE__READY && w->joined && !w->ready_said) {
+        w->ready_said = true;
+        BT_INFO("ready", "name=%s rpc=%s http=%s incarnation=%016llx device=%s pages=%u slots=%u",
+                w->conf.name, w->rpc_addr, w->http_addr, (unsigned long long)w->incarnation,
+                bt_log_q(w->core.info->device), w->core.info->pages, w->core.max_slots);
+    }
+}
+
+static void stop_with(struct bt_wctl *w, int code)
+{
+    if (w->state != BT_WCTL_STOPPED) {
+        w->state = BT_WCTL_STOPPED;
+        w->exit_code = code;
+        bt_loop_stop(w->loop);
+    }
+}
+
+/* ---- membership ---- */
+
+static void on_joined(void *arg)
+{
+    struct bt_wctl *w = arg;
+    w->joined = true;
+    bt_wctl_update_state(w);
+}
+
+static void on_refused(void *arg, bt_status_t st, const char *why)
+{
+    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+    stop_with(arg, EXIT_REFUSED);
+}
+
+static void on_lost(void *arg)
+{
+    (void)arg;
+    BT_WARN("membership_lost", "why=%s", bt_log_q("the etcd lease ended; registering again"));
+}
+
+/* SHA-256 of the cluster's secret without white space at its end; 0 bytes without a file, negative
+ * if it cannot be read. */
+static int salt_id(const struct bt_wctl *w, uint8_t out[32])
+{
+    uint8_t secret[4096];
+    if (w->conf.common.kv_salt_file == NULL) {
+        return 0;
+    }
+    FILE *f = fopen(w->conf.common.kv_salt_file, "re");
+    if (f == NULL) {
+        BT_ERROR("config", "key=kv.salt_file why=%s", bt_log_q("the file cannot be read"));
+        return -1;
+    }
+    size_t n = fread(secret, 1, sizeof(secret), f);
+    fclose(f);
+    while (n > 0 && (secret[n - 1] == '\n' || secret[n - 1] == '\r' || secret[n - 1] == ' ')) {
+        n--;
+    }
+    if (n > 0) {
+        bt_sha256(secret, n, out);
+    }
+    explicit_bzero(secret, sizeof(secret));
+    return n > 0 ? 32 : 0;
+}
+
+static bool join(struct bt_wctl *w)
+{
+    static const struct bt_member_ops ops = {
+        .on_joined = on_joined, .on_refused = on_refused, .on_lost = on_lost};
+    const struct bt_conf_common *c = &w->conf.common;
+    uint8_t salt[32];
+    int salt_len = salt_id(w, salt);
+    if (salt_len < 0 || bt_etcd_create(w->rpc, c->etcd_endpoints, &w->etcd) != BT_OK) {
+        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints or kv.salt_file cannot be used"));
+        return false;
+    }
+    Baton__Member self = BATON__MEMBER__INIT;
+    self.kind = (char *)(uintptr_t)w->kind;
+    self.name = w->conf.name;
+    self.node = c->node_id;
+    self.incarnation = w->incarnation;
+    self.pid = (uint32_t)getpid();
+    self.rpc = w->rpc_addr;
+    self.http = w->http_addr;
+    self.state = w->attach != 0 ? BATON__MEMBER_STATE__READY : BATON__MEMBER_STATE__STARTING;
+    self.started_ns = w->started_ns;
+    self.version = BT_VERSION;
+    self.device = (char *)(uintptr_t)w->core.info->device;
+    Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
+    s.root_key.data = w->core.root.b;
+    s.root_key.len = sizeof(w->core.root.b);
+    s.layout_id = w->core.layout.layout_id;
+    s.block_tokens = (uint32_t)c->kv_block_tokens;
+    s.flow_chunk_tokens = (uint32_t)c->kv_flow_chunk_tokens;
+    s.salt_id.data = salt;
+    s.salt_id.len = (size_t)salt_len;
+    s.model_id = w->model_id;
+    w->member = bt_member_join(w->etcd, c->cluster_name, &self, &s, &ops, w);
+    return true;
+}
+
+/* ---- what the engine thread says ---- */
+
+static void on_progress(struct bt_wctl *w, const struct bt_wout *o)
+{
+    snprintf(w->health, sizeof(w->health), "loading: %s %d%%", o->detail,
+             (int)(o->u.fraction * 100));
+    if (o->u.fraction >= w->load_logged + 0.1 || o->u.fraction < w->load_logged ||
+        (o->u.fraction >= 1 && w->load_logged < 1)) {
+        w->load_logged = o->u.fraction;
+        BT_INFO("loading", "what=%s pct=%d", bt_log_q(o->detail), (int)(o->u.fraction * 100));
+    }
+}
+
+static void on_engine_ready(struct bt_wctl *w)
+{
+    uint32_t n = w->core.max_slots;
+    w->engine_ready = true;
+    bt_wstats_cache_config(w->stats, w->core.block_tokens, w->core.info->pages);
+    w->tok = bt_calloc(n, sizeof(w->tok[0]));
+    w->tok_ptr = bt_calloc(n, sizeof(w->tok_ptr[0]));
+    w->top = bt_calloc((size_t)n * BT_ENGINE_MAX_TOP, sizeof(w->top[0]));
+    w->top_ptr = bt_calloc((size_t)n * BT_ENGINE_MAX_TOP, sizeof(w->top_ptr[0]));
+    BT_INFO("engine", "plugin=%s device=%s pages=%u block_tokens=%u slots=%u rows=%u context=%u",
+            w->core.vt->name, bt_log_q(w->core.info->device), w->core.info->pages,
+            w->core.block_tokens, w->core.max_slots, w->core.max_rows, w->core.info->max_model_len);
+    if (w->state != BT_WCTL_LOADING) {
+        return; /* told to stop meanwhile */
+    }
+    w->state = BT_WCTL_SERVING;
+    bt_rpc_server_start(w->server);
+    if (bt_wnode_start(w) != BT_OK) {
+        BT_ERROR("kvstore", "why=%s", bt_log_q("no session with the kvstore can be started"));
+        stop_with(w, EXIT_START);
+    } else if (!join(w)) {
+        stop_with(w, EXIT_USAGE);
+    }
+}
+
+static void on_fatal(struct bt_wctl *w, const struct bt_wout *o)
+{
+    BT_ERROR("out_of_service", "why=%s requests=%u", bt_log_q(o->detail), w->n_active);
+    size_t it = 0;
+    struct bt_wreq *r;
+    while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
+        bt_wsession_ended(w, r, BT_ERR_DEVICE, o->detail);
+    }
+    stop_with(w, EXIT_DEVICE);
+}
+
+static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
+{
+    switch (o->kind) {
+    case BT_WOUT_PROGRESS: on_progress(w, o); break;
+    case BT_WOUT_READY: on_engine_ready(w); break;
+    case BT_WOUT_FAILED:
+        BT_ERROR("engine", "status=%s why=%s", bt_status_name(o->status), bt_log_q(o->detail));
+        stop_with(w, o->status == BT_ERR_DEVICE ? EXIT_DEVICE : EXIT_START);
+        break;
+    case BT_WOUT_FATAL: on_fatal(w, o); break;
+    case BT_WOUT_TOKENS:
+        bt_wsession_tokens(w, o->u.tokens);
+        atomic_store_explicit(&o->u.tokens->busy, false, memory_order_release);
+        break;
+    case BT_WOUT_PREFILL_DONE: bt_wsession_prefill_done(w, o); break;
+    case BT_WOUT_TRAILER:
+    case BT_WOUT_CLOSE:
+    case BT_WOUT_PUT:
+    case BT_WOUT_PUT_DONE: bt_wnode_out(w, o); break;
+    case BT_WOUT_ENDED: on_ended(w, o); break;
+    }
+}
+
+static void drain_ring(struct bt_wctl *w)
+{
+    struct bt_wout o;
+    while (bt_ring_pop(&w->core.out, &o)) {
+        handle_out(w, &o);
+    }
+}
+
+static void on_ring(void *arg, uint32_t events)
+{
+    struct bt_wctl *w = arg;
+    (void)events;
+    bt_ring_disarm(&w->core.out);
+    do {
+        drain_ring(w);
+    } while (!bt_ring_arm(&w->core.out));
+    bt_wsession_sweep(w);
+}
+
+/* The engine's bell, on the engine thread. local is set before the first request exists. */
+static void ring_kvstore(void *arg)
+{
+    struct bt_wctl *w = arg;
+    bt_local_ring(w->local);
+}
+
+/* ---- draining ---- */
+
+static void on_drain(void *arg)
+{
+    struct bt_wctl *w = arg;
+    uint64_t now = bt_mono_ns();
+    if (w->n_active == 0) {
+        stop_with(w, w->exit_code);
+    } else if (w->state == BT_WCTL_DRAINING && now >= w->drain_until_ns) {
+        BT_WARN("drain_timeout", "requests=%u", w->n_active);
+        w->state = BT_WCTL_ENDING;
+        w->drain_until_ns = now + ENDING_NS;
+        cancel_everything(w, BT_ERR_UNAVAILABLE, "this worker is stopping");
+    } else if (w->state == BT_WCTL_ENDING && now >= w->drain_until_ns) {
+        stop_with(w, w->exit_code);
+    }
+}
+
+static void on_signal(void *arg, int signo)
+{
+    struct bt_wctl *w = arg;
+    if (w->state == BT_WCTL_LOADING) {
+        stop_with(w, 0);
+        return;
+    }
+    if (w->state == BT_WCTL_DRAINING) {
+        BT_INFO("stopping", "signal=%d requests=%u", signo, w->n_active);
+        w->drain_until_ns = 0; /* a second signal: now */
+        return;
+    }
+    if (w->state != BT_WCTL_SERVING) {
+        return;
+    }
+    BT_INFO("draining", "signal=%d requests=%u", signo, w->n_active);
+    w->state = BT_WCTL_DRAINING;
+    w->drain_until_ns = bt_mono_ns() + w->conf.drain_ms * 1000000ull;
+    bt_wctl_update_state(w);
+    bt_timer_start(w->loop, &w->drain_timer, 0, DRAIN_MS, on_drain, w);
+}
+
+static void on_tick(void *arg)
+{
+    bt_wsession_tick(arg);
+}
+
+/* ---- start and stop ---- */
+
+static char *bound_addr(const char *listen, int port)
+{
+    const char *colon = strrchr(listen, ':');
+    return bt_sprintf("%.*s:%d", colon != NULL ? (int)(colon - listen) : (int)strlen(listen),
+                      listen, port);
+}
+
+static bool start_servers(struct bt_wctl *w)
+{
+    const struct bt_conf_common *c = &w->conf.common;
+    int port;
+    if (bt_rpc_create(w->loop, &w->rpc) != BT_OK) {
+        BT_ERROR("rpc", "why=%s", bt_log_q("gRPC cannot be started"));
+        return false;
+    }
+    if (bt_rpc_server_create(w->rpc, c->rpc_listen, &w->server, &port) != BT_OK) {
+        BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen,
+                 bt_log_q("cannot be listened on"));
+        return false;
+    }
+    bt_rpc_server_stream(w->server, "/baton.Worker/Session", bt_wsession_accept, w);
+    w->rpc_addr =
+        c->rpc_advertise != NULL ? bt_strdup(c->rpc_advertise) : bound_addr(c->rpc_listen, port);
+    if (bt_status_page_create(w->loop, c->http_listen, w->stats->registry, health, w, &w->page,
+                              &port) != BT_OK) {
+        BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen,
+                 bt_log_q("cannot be listened on"));
+        return false;
+    }
+    w->http_addr = bound_addr(c->http_listen, port);
+    return true;
+}
+
+static bool start_core(struct bt_wctl *w, pthread_t *thread)
+{
+    struct bt_wcore *c = &w->core;
+    char err[512] = "";
+    uint32_t n = (uint32_t)w->conf.max_requests;
+    c->conf = &w->conf;
+    c->stats = w->stats;
+    c->bell = ring_kvstore;
+    c->bell_arg = w;
+    bt_list_init(&c->queue);
+    bt_list_init(&c->active);
+    bt_list_init(&c->waiting);
+    bt_list_init(&c->closing);
+    if (bt_engine_load(w->conf.engine_device, &c->vt, err, sizeof(err)) != BT_OK) {
+        BT_ERROR("engine", "key=engine.device value=%s why=%s", w->conf.engine_device,
+                 bt_log_q(err));
+        return false;
+    }
+    if (bt_ring_init(&c->in, 8 * n + (uint32_t)w->conf.writeback_max + 4096,
+                     sizeof(struct bt_wcmd)) != BT_OK ||
+        bt_ring_init(&c->out, 4096, sizeof(struct bt_wout)) != BT_OK) {
+        BT_ERROR("start", "why=%s", bt_log_q("no eventfd: raise the limit of open files"));
+        return false;
+    }
+    bt_loop_fd_add(w->loop, c->out.efd, EPOLLIN, on_ring, w);
+    bool armed = bt_ring_arm(&c->out);
+    BT_ASSERT(armed);
+    if (pthread_create(thread, NULL, bt_wcore_thread, c) != 0) {
+        BT_ERROR("start", "why=%s", bt_log_q("no thread for the engine"));
+        return false;
+    }
+    return true;
+}
+
+/* Ends the engine thread, taking what it still says so that it never waits for us. */
+static void stop_core(struct bt_wctl *w, pthread_t thread)
+{
+    struct bt_wcmd cmd = {.kind = BT_WCMD_STOP};
+    bt_wctl_command(w, &cmd);
+    struct bt_wout o;
+    while (!atomic_load(&w->core.exited)) {
+        while (bt_ring_pop(&w->core.out, &o)) {
+            if (o.kind == BT_WOUT_TOKENS) {
+                atomic_store(&o.u.tokens->busy, false);
+            }
+        }
+        usleep(1000);
+    }
+    pthread_join(thread, NULL);
+}
+
+static void free_request(struct bt_wreq *r)
+{
+    free(r->grant);
+    free(r);
+}
+
+/* What was on its way when the engine thread ended. */
+static void free_commands(struct bt_wctl *w)
+{
+    struct bt_wcmd c;
+    while (w->core.in.mem != NULL && bt_ring_pop(&w->core.in, &c)) {
+        if (c.kind == BT_WCMD_OPENED) {
+            free(c.u.grant);
+        } else if (c.kind == BT_WCMD_ATTACHED) {
+            bt_slab_unmap(c.u.slab->slab);
+            free(c.u.slab);
+        } else if (c.kind == BT_WCMD_FORGET) {
+            free_request(c.req);
+        }
+    }
+    if (w->core.slab != NULL) {
+        bt_slab_unmap(w->core.slab->slab);
+        free(w->core.slab);
+    }
+}
+
+static void free_tables(struct bt_wctl *w)
+{
+    size_t it = 0;
+    struct bt_wreq *r;
+    while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
+        free_request(r);
+    }
+    bt_map_destroy(w->active);
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &w->known_list) {
+        free(BT_CONTAINER_OF(l, struct bt_wknown, link));
+    }
+    bt_map_destroy(w->known);
+    free(w->tok);
+    free(w->tok_ptr);
+    free(w->top);
+    free(w->top_ptr);
+}
+
+static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
+{
+    bt_timer_stop(w->loop, &w->tick);
+    bt_timer_stop(w->loop, &w->drain_timer);
+    if (w->member != NULL) {
+        bt_member_leave(w->member); /* first: nobody shall plan with us any more */
+        w->member = NULL;
+    }
+    bt_etcd_destroy(w->etcd);
+    bt_wsession_close_all(w, "this worker has stopped");
+    for (int i = 0; i < FLUSH_TURNS; i++) {
+        bt_loop_poll(w->loop, 5);
+    }
+    if (core_running && !w->engine_ready && !atomic_load(&w->core.exited)) {
+        _exit(w->exit_code); /* in the middle of loading: nobody knows us yet, nothing is shared */
+    }
+    if (core_running) {
+        stop_core(w, thread);
+    }
+    if (w->local != NULL) {
+        bt_local_stop(w->local);
+    }
+    if (w->server != NULL) {
+        bt_rpc_server_destroy(w->server);
+    }
+    bt_status_page_destroy(w->page);
+    if (w->rpc != NULL) {
+        bt_rpc_destroy(w->rpc);
+    }
+    free_commands(w);
+    free_tables(w);
+    bt_ring_cleanup(&w->core.in);
+    bt_ring_cleanup(&w->core.out);
+    bt_loop_destroy(w->loop);
+    bt_wstats_destroy(w->stats);
+    free(w->rpc_addr);
+    free(w->http_addr);
+    free(w->model_id);
+}
+
+static void init_log(const struct bt_wctl *w)
+{
+    const struct bt_conf_common *c = &w->conf.common;
+    bt_log_level_t level = strcmp(c->log_level, "error") == 0   ? BT_LOG_ERROR
+                           : strcmp(c->log_level, "warn") == 0  ? BT_LOG_WARN
+                           : strcmp(c->log_level, "debug") == 0 ? BT_LOG_DEBUG
+                                                                : BT_LOG_INFO;
+    bt_log_init(w->kind, c->node_id, level, strcmp(c->log_format, "json") == 0);
+}
+
+static char *base_name(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') {
+        n--;
+    }
+    size_t i = n;
+    while (i > 0 && path[i - 1] != '/') {
+        i--;
+    }
+    return bt_sprintf("%.*s", (int)(n - i), path + i);
+}
+
+static int serve(struct bt_wctl *w)
+{
+    pthread_t thread = 0;
+    bool core_running = false;
+    do {
+        bt_random(&w->incarnation, sizeof(w->incarnation));
+    } while (w->incarnation == 0);
+    w->started_ns = bt_real_ns();
+    w->model_id = base_name(w->conf.common.model_path);
+    w->stats = bt_wstats_create(w->model_id, w->kind);
+    w->active = bt_map_create(sizeof(struct bt_wkey));
+    w->known = bt_map_create(sizeof(uint64_t));
+    bt_list_init(&w->known_list);
+    bt_list_init(&w->sessions);
+    snprintf(w->health, sizeof(w->health), "loading");
+    w->exit_code = 0;
+    if (bt_loop_create(&w->loop) != BT_OK) {
+        return EXIT_START;
+    }
+    signal(SIGPIPE, SIG_IGN);
+    bt_loop_on_signal(w->loop, SIGTERM, on_signal, w);
+    bt_loop_on_signal(w->loop, SIGINT, on_signal, w);
+    BT_INFO("starting", "version=%s name=%s incarnation=%016llx", BT_VERSION, w->conf.name,
+            (unsigned long long)w->incarnation);
+    if (start_servers(w) && start_core(w, &thread)) {
+        core_running = true;
+        bt_timer_start(w->loop, &w->tick, TICK_MS, TICK_MS, on_tick, w);
+        bt_loop_run(w->loop);
+    } else {
+        w->exit_code = EXIT_START;
+    }
+    BT_INFO("stopped", "code=%d", w->exit_code);
+    stop(w, core_running, thread);
+    return w->exit_code;
+}
+
+int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_ops *prefill,
+                   const struct bt_role_ops *decode, const struct bt_writeback_ops *writeback)
+{
+    const struct bt_conf_schema *schema = bt_worker_schema(start == BT_ROLE_DECODE);
+    struct bt_wctl *w = bt_calloc(1, sizeof(*w));
+    int code = EXIT_USAGE;
+    if (!bt_conf_main(schema, argc, argv, &w->conf, &code)) {
+        free(w);
+        return code;
+    }
+    w->core.roles[BT_ROLE_PREFILL] = prefill;
+    w->core.roles[BT_ROLE_DECODE] = decode;
+    w->core.writeback = writeback;
+    w->core.start_role = start;
+    w->kind = w->core.roles[start]->kind;
+    code = EXIT_USAGE;
+    if (bt_worker_conf_check(&w->conf, w->kind)) {
+        init_log(w);
+        code = serve(w);
+    }
+    bt_conf_cleanup(schema, &w->conf);
+    free(w);
+    return code;
+}

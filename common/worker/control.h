@@ -1,0 +1,113 @@
+/* The control thread's state, private to common/worker: sessions with conductors (session.c), the
+ * session with the node's kvstore (node.c), start, stop and etcd (control.c). Nothing blocks here.
+ */
+#ifndef BT_WORKER_CONTROL_H
+#define BT_WORKER_CONTROL_H
+
+#include "common/base/map.h"
+#include "common/etcd/member.h"
+#include "common/http/status_page.h"
+#include "common/loop/loop.h"
+#include "common/rpc/pb.h"
+#include "common/rpc/rpc.h"
+#include "common/slab/local.h"
+#include "common/worker/core.h"
+
+struct bt_wsession { /* one conductor */
+    struct bt_list link;
+    struct bt_wctl *ctl;
+    struct bt_rpc_stream *s;
+    uint64_t id;
+    char *name;
+    bool hello, broken;
+    int broken_code;
+    const char *broken_why;
+    uint64_t heard_ns, hb_seq;
+};
+
+struct bt_wknown { /* a request id that was seen: refuses what is older */
+    struct bt_list link;
+    struct bt_list reqs; /* active submissions, by ctl_link */
+    uint64_t request;
+    uint32_t epoch;
+};
+
+typedef enum {
+    BT_WCTL_LOADING,
+    BT_WCTL_SERVING,
+    BT_WCTL_DRAINING, /* no new submissions; running ones finish */
+    BT_WCTL_ENDING,   /* drain time is over: everything was cancelled */
+    BT_WCTL_STOPPED
+} bt_wctl_state_t;
+
+struct bt_wctl {
+    struct bt_worker_conf conf;
+    const char *kind;
+    char *model_id;
+    uint64_t incarnation, started_ns;
+    struct bt_wcore core;
+    struct bt_wstats *stats;
+    struct bt_loop *loop;
+    struct bt_rpc *rpc;
+    struct bt_rpc_server *server;
+    struct bt_etcd *etcd;
+    struct bt_member *member;
+    struct bt_status_page *page;
+    struct bt_local *local;
+    int rpc_port, http_port;
+    char *rpc_addr, *http_addr;
+    bt_wctl_state_t state;
+    int exit_code;
+    double load_logged;
+    char health[256];
+    uint64_t drain_until_ns;
+    struct bt_timer tick, drain_timer;
+    struct bt_list sessions;
+    uint32_t n_sessions;
+    uint64_t next_session;
+    struct bt_map *known;      /* request id -> struct bt_wknown */
+    struct bt_list known_list; /* oldest first */
+    struct bt_map *active;     /* struct bt_wkey -> struct bt_wreq */
+    uint32_t n_active;
+    /* kvstore */
+    uint64_t attach; /* number of the present attachment, 0: none */
+    uint64_t next_attach;
+    bool refused, joined, engine_ready, ready_said;
+    /* scratch for Tokens: [max_slots] */
+    Baton__Token *tok, **tok_ptr;
+    Baton__Top *top, **top_ptr;
+};
+
+struct bt_wkey {
+    uint64_t request;
+    uint64_t epoch;
+};
+
+/* ---- control.c ---- */
+void bt_wctl_command(struct bt_wctl *w, const struct bt_wcmd *cmd);
+struct bt_wreq *bt_wctl_find(struct bt_wctl *w, uint64_t request, uint32_t epoch);
+void bt_wctl_cancel(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *why);
+void bt_wctl_update_state(struct bt_wctl *w); /* tells etcd what we are */
+
+/* ---- session.c ---- */
+void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);
+/* Heartbeats, silence, deadlines, broken sessions; every 100 ms. */
+void bt_wsession_tick(struct bt_wctl *w);
+void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
+void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);
+void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail);
+void bt_wsession_close_all(struct bt_wctl *w, const char *why);
+void bt_wsession_sweep(struct bt_wctl *w);
+
+/* ---- submit.c ---- */
+/* Checks a Submit and makes the request; NULL with *st_p and err when it is refused. */
+struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, bt_status_t *st_p,
+                               char *err, size_t err_cap);
+
+/* ---- node.c ---- */
+bt_status_t bt_wnode_start(struct bt_wctl *w) BT_MUST_CHECK;
+bt_status_t bt_wnode_open(struct bt_wctl *w, const struct bt_wreq *r) BT_MUST_CHECK;
+/* TRAILER, CLOSE, PUT, PUT_DONE of the engine thread. */
+void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o);
+
+#endif

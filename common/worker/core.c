@@ -1,0 +1,441 @@
+/* The life of a request on the engine thread: waiting, queue, slot and pages, closing. The roles
+ * decide what happens in between. Touches the engine, the page pool and the requests; nothing of
+ * the control thread's. */
+#include "common/worker/core.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+
+void bt_wslab_put(struct bt_wslab *s)
+{
+    BT_ASSERT(s->refs > 0);
+    if (--s->refs == 0 && s->dead) {
+        bt_slab_unmap(s->slab);
+        free(s);
+    }
+}
+
+/* ---- lists ---- */
+
+static uint32_t *list_count(struct bt_wcore *c, bt_wreq_stage_t stage)
+{
+    static uint32_t ignored;
+    switch (stage) {
+    case BT_WREQ_OPENING:
+    case BT_WREQ_LANDING: return &c->n_waiting;
+    case BT_WREQ_QUEUED: return &c->n_queue;
+    case BT_WREQ_LOADING:
+    case BT_WREQ_PROMPT:
+    case BT_WREQ_ROW: return &c->n_active;
+    case BT_WREQ_PREEMPTING:
+    case BT_WREQ_CLOSING:
+    case BT_WREQ_ENDED: break;
+    }
+    return &ignored;
+}
+
+static void unlink_req(struct bt_wcore *c, struct bt_wreq *r)
+{
+    --*list_count(c, r->stage);
+    bt_list_remove(&r->link);
+}
+
+/* By rising order; new ones belong near the tail. */
+static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
+{
+    struct bt_list *at = head->prev;
+    while (at != head && BT_CONTAINER_OF(at, struct bt_wreq, link)->order > r->order) {
+        at = at->prev;
+    }
+    bt_list_insert_head(at, &r->link);
+}
+
+void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_list_init(&r->link);
+    r->order = c->next_order++;
+    r->role = c->roles[r->phases == BATON__PHASES__DECODE ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
+    r->stage = BT_WREQ_OPENING;
+    r->slot = BT_WORKER_NO_SLOT;
+    r->len = r->n;
+    bt_list_insert_tail(&c->waiting, &r->link);
+    c->n_waiting++;
+}
+
+void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r)
+{
+    unlink_req(c, r);
+    r->stage = BT_WREQ_QUEUED;
+    insert_ordered(&c->queue, r);
+    c->n_queue++;
+}
+
+/* ---- the grant ---- */
+
+static void emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort)
+{
+    struct bt_wout o = {.kind = BT_WOUT_CLOSE, .attach = r->attach};
+    o.u.local.request = r->request;
+    o.u.local.epoch = r->epoch;
+    o.u.local.writer = r->phases != BATON__PHASES__DECODE;
+    o.u.local.abort = abort;
+    bt_wcore_emit(c, &o);
+}
+
+static bool grant_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wgrant *g)
+{
+    const struct bt_slab_super *sup = c->slab->slab->super;
+    uint32_t blocks = BT_DIV_UP(r->n, c->block_tokens);
+    if (g->n_tokens != r->n || g->n_slots != blocks || g->resident_blocks > blocks ||
+        g->chunk_tokens == 0 || g->chunk_tokens % c->block_tokens != 0 ||
+        g->flow_word >= sup->n_flow_words) {
+        return false;
+    }
+    for (uint32_t i = 0; i < g->n_slots; i++) {
+        if (g->slots[i] >= sup->n_slots) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
+{
+    struct bt_wreq *r = cmd->req;
+    struct bt_wgrant *g = cmd->u.grant;
+    bool here = c->slab != NULL && c->slab->attach == r->attach;
+    if (r->stage != BT_WREQ_OPENING || !here) {
+        free(g); /* it ended while the answer was on its way; LocalClose has been sent */
+        return;
+    }
+    if (g == NULL) {
+        bt_wcore_end(c, r, cmd->status, "kvstore: %s", cmd->detail);
+        return;
+    }
+    r->grant = g;
+    r->grant_open = true;
+    r->slab = c->slab;
+    r->slab->refs++;
+    if (!grant_fits(c, r, g)) {
+        bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
+                     "the kvstore's grant does not fit the submission: tokens %u/%u, slots %u, "
+                     "resident %u, chunk %u: do conductor and kvstore agree on kv.block_tokens?",
+                     g->n_tokens, r->n, g->n_slots, g->resident_blocks, g->chunk_tokens);
+        return;
+    }
+    if (!bt_wcore_slots_valid(r, 0, g->n_slots)) {
+        bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant has been given away");
+        return;
+    }
+    r->role->opened(c, r);
+}
+
+bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end)
+{
+    const struct bt_wgrant *g = r->grant;
+    for (uint32_t i = first; i < end; i++) {
+        uint64_t w =
+            atomic_load_explicit(&r->slab->slab->headers[g->slots[i]].state, memory_order_acquire);
+        bt_slot_state_t s = bt_slot_state(w);
+        if (bt_slot_generation(w) != bt_wgrant_gens(g)[i] ||
+            (s != BT_SLOT_WRITING && s != BT_SLOT_SEALED)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!r->grant_open) {
+        return;
+    }
+    BT_ASSERT(r->load_flow == 0 && r->store_flow == 0 && r->flows_pending == 0);
+    bool abort = r->grant_abort;
+    if (r->trailer_due && !abort) {
+        struct bt_wout o = {.kind = BT_WOUT_TRAILER, .attach = r->attach};
+        o.u.local.request = r->request;
+        o.u.local.epoch = r->epoch;
+        o.u.local.first_token = r->first_token;
+        o.u.local.finished = r->finish != BATON__FINISH__NOT_FINISHED;
+        o.u.local.last_compute_ns = r->last_compute_ns;
+        bt_wcore_emit(c, &o);
+    }
+    r->trailer_due = false;
+    emit_close(c, r, abort);
+    r->grant_open = false;
+    bt_wslab_put(r->slab);
+    r->slab = NULL;
+    free(r->grant);
+    r->grant = NULL;
+}
+
+/* ---- admission ---- */
+
+static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    /* A decode row's first step writes the position behind the prompt. */
+    uint32_t tokens = r->len;
+    if (r->phases == BATON__PHASES__DECODE && !r->resumed) {
+        tokens = BT_MIN(r->len + 1, r->len_max);
+    }
+    return BT_DIV_UP(tokens, c->block_tokens);
+}
+
+static uint32_t count_rows(const struct bt_wcore *c)
+{
+    uint32_t n = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, &c->active) {
+        n += BT_CONTAINER_OF(it, struct bt_wreq, link)->stage == BT_WREQ_ROW;
+    }
+    return n;
+}
+
+void bt_wcore_admit(struct bt_wcore *c)
+{
+    while (!bt_list_empty(&c->queue) && c->n_free_slots > 0) {
+        struct bt_wreq *r = BT_CONTAINER_OF(c->queue.next, struct bt_wreq, link);
+        uint32_t need = pages_needed(c, r);
+        /* One that was preempted waits for a page per running row beside its own, or it would be
+         * preempted again at once. Nobody overtakes the head: that would starve long prompts. */
+        uint32_t reserve = r->resumed ? count_rows(c) : 0;
+        if (bt_page_pool_free_count(c->pages) < need + reserve ||
+            bt_page_pool_get(c->pages, need, r->pages) != BT_OK) {
+            return;
+        }
+        r->n_pages = need;
+        r->slot = c->free_slots[--c->n_free_slots];
+        unlink_req(c, r);
+        r->stage = BT_WREQ_LOADING;
+        insert_ordered(&c->active, r);
+        c->n_active++;
+        if (!r->resumed) {
+            bt_metric_observe(c->stats->queue_time, (double)(bt_mono_ns() - r->arrived_ns) / 1e9);
+        }
+        char err[BT_WORKER_DETAIL] = "";
+        bt_status_t st = r->role->begin(c, r, err, sizeof(err));
+        if (st == BT_ERR_DEVICE) {
+            bt_wcore_fatal(c, st, "begin");
+            return;
+        }
+        if (st != BT_OK) {
+            bt_wcore_end(c, r, st, "%s", err);
+        }
+    }
+}
+
+bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_status_t st = c->vt->slot_open(c->eng, r->slot, &r->params, r->tokens, r->len, r->n_prompt);
+    return st == BT_OK ? c->vt->slot_pages(c->eng, r->slot, 0, r->pages, r->n_pages) : st;
+}
+
+/* ---- closing ---- */
+
+void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, bool abort)
+{
+    if (*flow == 0) {
+        return;
+    }
+    bt_engine_ticket_t quiet;
+    bt_status_t st = c->vt->flow_close(c->eng, *flow, abort, &quiet);
+    if (st != BT_OK) {
+        /* Without quiescence neither slots nor pages could ever be used again. */
+        bt_wcore_fatal(c, st, "flow_close");
+        return;
+    }
+    *flow = 0;
+    r->pending++;
+    r->flows_pending++;
+    bt_wcore_ticket(c, quiet, BT_WT_FLOW, r);
+}
+
+static void close_slot(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_engine_ticket_t quiet;
+    bt_status_t st = c->vt->slot_close(c->eng, r->slot, &quiet);
+    if (st != BT_OK) {
+        bt_wcore_fatal(c, st, "slot_close");
+        return;
+    }
+    r->pending++;
+    bt_wcore_ticket(c, quiet, BT_WT_SLOT, r);
+}
+
+static void count_end(struct bt_wcore *c, const struct bt_wreq *r)
+{
+    int reason = BT_REASON_ERROR;
+    if (r->end_status == BT_ERR_CANCELLED) {
+        reason = BT_REASON_ABORT;
+    } else if (r->end_status == BT_OK) {
+        reason = r->finish == BATON__FINISH__STOP     ? BT_REASON_STOP
+                 : r->finish == BATON__FINISH__LENGTH ? BT_REASON_LENGTH
+                                                      : BT_REASON_HANDOFF;
+    }
+    bt_metric_add(c->stats->finished[reason], 1);
+}
+
+static void return_pages(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_page_pool_put(c->pages, r->pages, r->n_pages);
+    r->n_pages = 0;
+    if (r->slot != BT_WORKER_NO_SLOT) {
+        c->free_slots[c->n_free_slots++] = r->slot;
+        r->slot = BT_WORKER_NO_SLOT;
+    }
+}
+
+static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
+{
+    return_pages(c, r);
+    bt_wcore_grant_close(c, r);
+    for (uint32_t i = 0; i < c->max_puts; i++) {
+        if (c->puts[i].req == r) {
+            c->puts[i].req = NULL;
+        }
+    }
+    count_end(c, r);
+    bt_list_remove(&r->link);
+    r->stage = BT_WREQ_ENDED;
+    struct bt_wout o = {.kind = BT_WOUT_ENDED, .req = r};
+    o.status = r->end_status == BT_ERR_CANCELLED ? BT_OK : r->end_status;
+    memcpy(o.detail, r->end_detail, sizeof(o.detail));
+    bt_wcore_emit(c, &o);
+}
+
+static void close_now(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bool slot_closing = r->stage == BT_WREQ_PREEMPTING;
+    if (r->stage == BT_WREQ_OPENING) {
+        emit_close(c, r, true); /* the kvstore may be holding the answer */
+    }
+    unlink_req(c, r);
+    r->stage = BT_WREQ_CLOSING;
+    bt_list_insert_tail(&c->closing, &r->link);
+    r->grant_abort = r->end_status != BT_OK;
+    bt_wcore_flow_close(c, r, &r->load_flow, r->grant_abort);
+    bt_wcore_flow_close(c, r, &r->store_flow, r->grant_abort);
+    if (r->slot != BT_WORKER_NO_SLOT && !slot_closing) {
+        close_slot(c, r);
+    }
+    if (r->pending == 0 && !c->fatal) {
+        finish_end(c, r);
+    }
+}
+
+void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *fmt, ...)
+{
+    if (r->doomed || r->stage == BT_WREQ_CLOSING || r->stage == BT_WREQ_ENDED) {
+        return;
+    }
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(r->end_detail, sizeof(r->end_detail), fmt, ap);
+    va_end(ap);
+    r->end_status = st;
+    r->doomed = true;
+    if (!r->in_step) { /* otherwise the end of the step does it */
+        close_now(c, r);
+    }
+}
+
+void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (r->doomed && r->stage != BT_WREQ_CLOSING && r->stage != BT_WREQ_ENDED) {
+        close_now(c, r);
+    }
+}
+
+void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r)
+{
+    BT_ASSERT(r->stage == BT_WREQ_ROW && !r->in_step && r->load_flow == 0);
+    bt_metric_add(c->stats->preemptions, 1);
+    BT_INFO("preempted", "req=%016llx epoch=%u tokens=%u pages=%u", (unsigned long long)r->request,
+            r->epoch, r->len, r->n_pages);
+    unlink_req(c, r);
+    r->stage = BT_WREQ_PREEMPTING;
+    r->page_wait = false;
+    bt_list_insert_tail(&c->closing, &r->link);
+    close_slot(c, r);
+}
+
+/* Called after each of r's tickets: goes on once nothing of r is in use any more. */
+static void settle(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (r->pending > 0) {
+        return;
+    }
+    if (r->stage == BT_WREQ_CLOSING) {
+        finish_end(c, r);
+    } else if (r->stage == BT_WREQ_PREEMPTING) {
+        return_pages(c, r);
+        r->role = c->roles[BT_ROLE_DECODE];
+        r->resumed = true;
+        r->pos = 0;
+        bt_wcore_enqueue(c, r);
+    }
+}
+
+void bt_wcore_slot_ticket(struct bt_wcore *c, struct bt_wreq *r)
+{
+    r->pending--;
+    settle(c, r);
+}
+
+void bt_wcore_flow_ticket(struct bt_wcore *c, struct bt_wreq *r)
+{
+    r->pending--;
+    r->flows_pending--;
+    if (r->flows_pending == 0 && r->load_flow == 0 && r->store_flow == 0) {
+        if (r->stage == BT_WREQ_CLOSING) {
+            bt_wcore_grant_close(c, r);
+        } else if (!r->doomed) {
+            r->role->quiet(c, r);
+        }
+    }
+    settle(c, r);
+}
+
+/* ---- the kvstore comes and goes ---- */
+
+void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s)
+{
+    BT_ASSERT(c->slab == NULL);
+    c->slab = s;
+    s->refs = 1; /* ours, until it detaches */
+}
+
+static void fail_grants(struct bt_wcore *c, struct bt_list *head)
+{
+    struct bt_list *it, *tmp;
+    bt_list_for_each_safe (it, tmp, head) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        /* Rows that live on engine pages alone go on. */
+        if (r->grant_open || r->stage == BT_WREQ_OPENING) {
+            bt_wcore_end(c, r, BT_ERR_PEER_LOST, "the kvstore of this node has gone");
+        }
+    }
+}
+
+void bt_wcore_detached(struct bt_wcore *c)
+{
+    struct bt_wslab *s = c->slab;
+    if (s == NULL) {
+        return;
+    }
+    fail_grants(c, &c->waiting);
+    fail_grants(c, &c->queue);
+    fail_grants(c, &c->active);
+    fail_grants(c, &c->closing); /* those being preempted; closing ones go on by themselves */
+    if (c->writeback->detached != NULL) {
+        c->writeback->detached(c);
+    }
+    c->slab = NULL;
+    s->dead = true;
+    bt_wslab_put(s);
+}

@@ -1,0 +1,316 @@
+/* The engine thread's state and the helpers that the roles' steps are written with. Everything here
+ * belongs to the engine thread but the parts marked otherwise. */
+#ifndef BT_WORKER_CORE_H
+#define BT_WORKER_CORE_H
+
+#include <stdatomic.h>
+
+#include "common/base/list.h"
+#include "common/batch/batch.h"
+#include "common/engine/engine.h"
+#include "common/kv/key.h"
+#include "common/kv/page_pool.h"
+#include "common/slab/slab.h"
+#include "common/worker/conf.h"
+#include "common/worker/ring.h"
+#include "common/worker/stats.h"
+#include "common/worker/worker.h"
+#include "session.pb-c.h"
+
+#define BT_WORKER_DETAIL  192 /* bytes of an Ended's detail */
+#define BT_WORKER_NO_SLOT UINT32_MAX
+
+/* Our own mapping of the node's slab. The kvstore's session may end at any moment; this mapping
+ * lives until no copy of the engine can touch it. The control thread makes it and hands it over. */
+struct bt_wslab {
+    struct bt_slab *slab;
+    uint64_t attach; /* number of the attachment */
+    uint32_t refs;   /* requests and puts that use it */
+    bool dead;       /* the kvstore has gone: unmap when refs is 0 */
+};
+
+/* What the kvstore said in LocalOpened. */
+struct bt_wgrant {
+    uint32_t n_tokens, resident_blocks, chunk_tokens, flow_word, n_slots;
+    uint32_t slots[]; /* [n_slots], then generations [n_slots] */
+};
+static inline const uint32_t *bt_wgrant_gens(const struct bt_wgrant *g)
+{
+    return g->slots + g->n_slots;
+}
+
+typedef enum {
+    BT_WREQ_OPENING,    /* LocalOpen sent */
+    BT_WREQ_LANDING,    /* reader: waits for the trailer */
+    BT_WREQ_QUEUED,     /* waits for a slot and pages */
+    BT_WREQ_LOADING,    /* the engine copies slab -> pages */
+    BT_WREQ_PROMPT,     /* known tokens are being computed, in chunks */
+    BT_WREQ_ROW,        /* generates: one token a step */
+    BT_WREQ_PREEMPTING, /* its pages are being taken away; then QUEUED again */
+    BT_WREQ_CLOSING,    /* waits for quiet */
+    BT_WREQ_ENDED       /* Ended reported; freed by BT_WCMD_FORGET */
+} bt_wreq_stage_t;
+
+struct bt_wreq {
+    /* ---- set by the control thread before it hands the request over, constant afterwards ---- */
+    uint64_t request;
+    uint32_t epoch, choice;
+    Baton__Phases phases;
+    uint64_t session;     /* number of the conductor's session */
+    uint64_t deadline_ns; /* wall clock; 0: none */
+    uint64_t arrived_ns;  /* bt_mono_ns */
+    uint32_t n, n_prompt; /* submitted tokens; how many of them are prompt */
+    uint32_t max_new;
+    uint32_t len_max; /* tokens known when it ends by length */
+    bool no_cache;
+    struct bt_kv_key root;
+    struct bt_engine_params params; /* bias arrays follow the tokens in this allocation */
+    uint64_t attach;                /* attachment that its LocalOpen went to */
+
+    /* ---- the control thread's own ---- */
+    struct bt_list ctl_link; /* in its known request */
+    bool cancel_sent, opened_seen, trailer_seen, revoke_seen;
+
+    /* ---- the engine thread's own ---- */
+    struct bt_list link; /* queue, or active by rising order */
+    const struct bt_role_ops *role;
+    bt_wreq_stage_t stage;
+    uint64_t order;
+    uint32_t len, pos; /* known tokens; next position to compute */
+    uint32_t cached;   /* tokens whose KV was loaded and not computed */
+    uint32_t slot, n_pages;
+    bool resumed; /* preempted before: is recomputed, no flows */
+    bool in_step, doomed, page_wait;
+    uint32_t pending;               /* tickets of its slot and flows not yet polled */
+    uint32_t flows_pending;         /* of these: closed flows */
+    uint32_t load_flow, store_flow; /* 0: none open */
+    struct bt_wslab *slab;          /* while the grant is open */
+    struct bt_wgrant *grant;
+    bool grant_open, grant_abort, trailer_due, landed_finished;
+    uint32_t first_token;
+    uint64_t start_ns, last_compute_ns; /* wall clock */
+    Baton__Finish finish;
+    bt_status_t end_status;
+    char end_detail[BT_WORKER_DETAIL];
+    /* write-back */
+    struct bt_kv_key chain; /* key of block wb_next - 1 */
+    uint32_t wb_next;       /* next block to write back */
+    bool chain_known, wb_off;
+    uint32_t *pages;   /* [pages_max] */
+    uint32_t tokens[]; /* [len_max + 1] */
+};
+
+/* One block on its way back to the pool. It holds references of its own (page, slab), so that its
+ * request may end meanwhile. */
+struct bt_wput {
+    uint64_t id; /* 0: free */
+    struct bt_wslab *slab;
+    uint32_t page, flow;
+    enum { BT_WPUT_ASKED, BT_WPUT_COPYING, BT_WPUT_CLOSING } stage;
+    bool failed;
+    bt_engine_ticket_t done;
+    struct bt_wreq *req; /* NULL once the request has ended */
+};
+
+/* ---- control thread -> engine thread ---- */
+typedef enum {
+    BT_WCMD_SUBMIT,
+    BT_WCMD_OPENED, /* grant (owned from here) or status */
+    BT_WCMD_TRAILER,
+    BT_WCMD_CANCEL, /* status: OK for a Cancel, otherwise why */
+    BT_WCMD_REVOKE, /* status: why the kvstore takes the grant back */
+    BT_WCMD_ATTACHED,
+    BT_WCMD_DETACHED,
+    BT_WCMD_PUT_SLOT,
+    BT_WCMD_FORGET, /* the last command with this request: it is freed */
+    BT_WCMD_STOP
+} bt_wcmd_kind_t;
+struct bt_wcmd {
+    bt_wcmd_kind_t kind;
+    bt_status_t status;
+    struct bt_wreq *req;
+    union {
+        struct bt_wgrant *grant;
+        struct bt_wslab *slab;
+        struct {
+            uint32_t first_token;
+            bool finished;
+        } trailer;
+        struct {
+            uint64_t id;
+            uint32_t slot, generation;
+        } put;
+    } u;
+    char detail[BT_WORKER_DETAIL];
+};
+
+/* ---- engine thread -> control thread ---- */
+struct bt_wtoken {
+    uint64_t request, session;
+    uint32_t epoch, choice, offset, token;
+    float logprob;
+    uint32_t n_top;
+    Baton__Finish finish;
+    uint32_t top_id[BT_ENGINE_MAX_TOP];
+    float top_logprob[BT_ENGINE_MAX_TOP];
+};
+struct bt_wtokens { /* of one step; goes back to the engine thread through `busy` */
+    _Atomic bool busy;
+    uint32_t n;
+    struct bt_wtoken *t; /* [max_slots] */
+};
+typedef enum {
+    BT_WOUT_PROGRESS, /* loading: fraction */
+    BT_WOUT_READY,    /* the engine is open: root, layout and info are set */
+    BT_WOUT_FAILED,   /* it could not be opened */
+    BT_WOUT_FATAL,    /* the device failed: out of service */
+    BT_WOUT_TOKENS,
+    BT_WOUT_PREFILL_DONE,
+    BT_WOUT_TRAILER, /* to the kvstore */
+    BT_WOUT_CLOSE,   /* to the kvstore */
+    BT_WOUT_PUT,     /* to the kvstore */
+    BT_WOUT_PUT_DONE,
+    BT_WOUT_ENDED /* the control thread drops req from its tables and answers BT_WCMD_FORGET */
+} bt_wout_kind_t;
+struct bt_wout {
+    bt_wout_kind_t kind;
+    bt_status_t status;
+    uint64_t attach; /* messages to the kvstore: dropped if the attachment is another by now */
+    struct bt_wreq *req;
+    union {
+        struct bt_wtokens *tokens;
+        double fraction;
+        struct {
+            uint64_t request;
+            uint32_t epoch, first_token;
+            bool finished, abort, writer;
+            uint64_t last_compute_ns;
+        } local;
+        struct {
+            uint64_t request, session, start_ns, last_compute_ns;
+            uint32_t epoch, cached, computed;
+        } prefill;
+        struct {
+            uint64_t id;
+            uint32_t depth, n_tokens;
+            bool abort;
+            struct bt_kv_key key;
+        } put;
+    } u;
+    char detail[BT_WORKER_DETAIL];
+};
+
+struct bt_wticket {
+    bt_engine_ticket_t ticket;
+    enum { BT_WT_FORWARD, BT_WT_SAMPLE, BT_WT_SLOT, BT_WT_FLOW, BT_WT_PUT } kind;
+    void *ptr;
+};
+
+struct bt_wstep { /* the step in flight: one at a time */
+    bool active, forward_done;
+    bt_engine_ticket_t forward, sample;
+    uint32_t n_rows, n_sample;
+    uint64_t launched_ns;
+    uint32_t prompt_tokens, decode_tokens;
+    struct bt_wreq **reqs;       /* [max_slots] */
+    struct bt_batch_row *rows;   /* [max_slots] */
+    struct bt_engine_row *erows; /* [max_slots] */
+};
+
+#define BT_WORKER_TOKEN_BUFS 8
+
+struct bt_wcore {
+    const struct bt_worker_conf *conf;
+    bt_role_t start_role;
+    const struct bt_role_ops *roles[2];
+    const struct bt_writeback_ops *writeback;
+    struct bt_wstats *stats;
+    struct bt_ring in, out;
+    void (*bell)(void *arg); /* rings the kvstore; any thread */
+    void *bell_arg;
+
+    const struct bt_engine_vtable *vt; /* loaded before the thread starts */
+    /* set while opening, constant after READY */
+    struct bt_engine *eng;
+    const struct bt_engine_info *info;
+    struct bt_kv_layout layout;
+    struct bt_kv_key root;
+    uint32_t max_slots, max_rows, block_tokens;
+
+    struct bt_page_pool *pages;
+    struct bt_wslab *slab;  /* NULL while detached */
+    struct bt_list queue;   /* QUEUED, by rising order */
+    struct bt_list active;  /* holds a slot, by rising order */
+    struct bt_list waiting; /* OPENING, LANDING */
+    struct bt_list closing; /* PREEMPTING, CLOSING */
+    uint32_t n_queue, n_active, n_waiting;
+    uint64_t next_order;
+    uint32_t *free_slots, n_free_slots;
+    struct bt_batch batch;
+    struct bt_batch_seq *seqs;
+    struct bt_wreq **seq_reqs;
+    struct bt_wstep step;
+    struct bt_wticket *tickets;
+    uint32_t n_tickets, max_tickets;
+    struct bt_engine_block *blocks; /* [blocks_max]: scratch for flow_add */
+    uint32_t blocks_max;
+    struct bt_wput *puts; /* [max_puts] */
+    uint32_t max_puts, n_puts;
+    uint64_t next_put;
+    struct bt_wtokens bufs[BT_WORKER_TOKEN_BUFS];
+    struct bt_wtokens *tokens; /* of the step being finished; NULL: none taken yet */
+    bool fatal, stop;
+    _Atomic bool exited; /* the thread has returned; nothing comes any more */
+    double step_ewma_ms, prefill_ewma_tps;
+};
+
+/* ---- engine_thread.c ---- */
+/* Thread entry: opens the engine, then runs steps until BT_WCMD_STOP. arg: struct bt_wcore. */
+void *bt_wcore_thread(void *arg);
+/* Sends to the control thread; waits when its ring is full (it never waits for us). */
+void bt_wcore_emit(struct bt_wcore *c, const struct bt_wout *o);
+/* Remembers whom a ticket is for. */
+void bt_wcore_ticket(struct bt_wcore *c, bt_engine_ticket_t t, int kind, void *ptr);
+/* The engine's memory or device has failed: everything ends. */
+void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
+
+/* ---- step.c ---- */
+/* Plans and launches a step if there is something to compute; false if not. */
+bool bt_wcore_launch(struct bt_wcore *c);
+void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
+/* Hands the tokens collected so far to the control thread. */
+void bt_wcore_flush_tokens(struct bt_wcore *c);
+/* Appends the sampled token to r, reports it to its conductor, and decides whether r is finished
+ * (the answer is in r->finish). false: the token is not usable, r is ending. */
+bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);
+
+/* ---- core.c: requests ---- */
+void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
+void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd);
+/* Into the queue for a slot and pages, by order. */
+void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r);
+/* Starts queued requests as far as slots and pages go. */
+void bt_wcore_admit(struct bt_wcore *c);
+/* Ends r: closes slot and flows, waits until they are quiet, returns pages, closes the grant and
+ * reports Ended(status, detail). Harmless when r is ending already. */
+void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Takes r's pages and slot away; it is queued again and recomputed from its tokens. */
+void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r);
+/* Opens r's sequence in the engine: slot, parameters, known tokens, pages. */
+bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+/* Closes a flow of r (pointer to load_flow or store_flow); quiet() follows. */
+void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, bool abort);
+/* Trailer (if due) and LocalClose: r has no more use of the slots of its grant. */
+void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
+/* Are slots [first, end) of the grant still the ones that were granted? */
+bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
+/* After the step that a doomed request was part of. */
+void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r);
+void bt_wcore_slot_ticket(struct bt_wcore *c, struct bt_wreq *r);
+void bt_wcore_flow_ticket(struct bt_wcore *c, struct bt_wreq *r);
+void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);
+void bt_wcore_detached(struct bt_wcore *c);
+void bt_wslab_put(struct bt_wslab *s); /* drops a reference */
+
+#endif

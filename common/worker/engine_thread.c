@@ -1,0 +1,336 @@
+/* The engine thread: opens the model, then takes commands from the control thread, launches steps
+ * and polls tickets. The only thread that calls the engine. It sleeps on its ring's eventfd when
+ * nothing is in flight. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/engine/model_config.h"
+#include "common/log/log.h"
+#include "common/worker/core.h"
+
+#define EVENTS_MAX 64
+
+void bt_wcore_emit(struct bt_wcore *c, const struct bt_wout *o)
+{
+    while (!bt_ring_push(&c->out, o)) {
+        usleep(50);
+    }
+}
+
+void bt_wcore_ticket(struct bt_wcore *c, bt_engine_ticket_t t, int kind, void *ptr)
+{
+    BT_ASSERT(t != 0 && c->n_tickets < c->max_tickets);
+    struct bt_wticket *w = &c->tickets[c->n_tickets++];
+    w->ticket = t;
+    w->kind = kind;
+    w->ptr = ptr;
+}
+
+void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what)
+{
+    if (c->fatal) {
+        return;
+    }
+    c->fatal = true;
+    struct bt_wout o = {.kind = BT_WOUT_FATAL, .status = BT_ERR_DEVICE};
+    snprintf(o.detail, sizeof(o.detail), "engine %s failed in %s: %s", c->vt->name, what,
+             bt_status_text(st));
+    BT_ERROR("engine_failed", "what=%s status=%s", what, bt_status_name(st));
+    bt_wcore_emit(c, &o);
+}
+
+/* ---- opening ---- */
+
+static void on_progress(void *arg, const char *what, double fraction)
+{
+    struct bt_wcore *c = arg;
+    struct bt_wout o = {.kind = BT_WOUT_PROGRESS};
+    o.u.fraction = fraction;
+    snprintf(o.detail, sizeof(o.detail), "%s", what);
+    bt_wcore_emit(c, &o);
+}
+
+static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
+{
+    const struct bt_worker_conf *conf = c->conf;
+    const struct bt_conf_common *cc = &conf->common;
+    bt_status_t st =
+        bt_model_root_key(cc->model_path, cc->model_load_format, (uint32_t)cc->kv_block_tokens,
+                          &c->layout, &c->root, err, cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_engine_config ec = {
+        .size = sizeof(ec),
+        .model_dir = cc->model_path,
+        .load_format = cc->model_load_format,
+        .threads = (uint32_t)conf->engine_threads,
+        .page_tokens = (uint32_t)cc->kv_block_tokens,
+        .pages = (uint32_t)conf->engine_pages,
+        .max_slots = (uint32_t)conf->engine_max_slots,
+        .max_rows = (uint32_t)conf->engine_max_rows,
+        .mem_limit = conf->engine_mem,
+        .rank = 0,
+        .ranks = 1,
+        .stage = 0,
+        .stages = 1,
+        .progress = on_progress,
+        .progress_arg = c,
+    };
+    st = c->vt->open(&ec, &c->eng, &c->info, err, cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    const struct bt_kv_layout *l = &c->info->layout;
+    if (l->layout_id != c->layout.layout_id || l->page_tokens != c->layout.page_tokens) {
+        snprintf(err, cap,
+                 "engine %s lays out KV as %016llx, model and kv.block_tokens ask for %016llx: use "
+                 "another engine.device",
+                 c->vt->name, (unsigned long long)l->layout_id,
+                 (unsigned long long)c->layout.layout_id);
+        return BT_ERR_MISMATCH;
+    }
+    return BT_OK;
+}
+
+/* All memory of the steps, sized by what the engine has. */
+static void allocate(struct bt_wcore *c)
+{
+    c->block_tokens = c->layout.page_tokens;
+    c->max_slots = c->info->max_slots;
+    c->max_rows = c->info->max_rows;
+    c->pages = bt_page_pool_create(c->info->pages);
+    c->free_slots = bt_calloc(c->max_slots, sizeof(c->free_slots[0]));
+    for (uint32_t i = 0; i < c->max_slots; i++) {
+        c->free_slots[c->n_free_slots++] = c->max_slots - 1 - i;
+    }
+    c->seqs = bt_calloc(c->max_slots, sizeof(c->seqs[0]));
+    c->seq_reqs = bt_calloc(c->max_slots, sizeof(c->seq_reqs[0]));
+    c->step.reqs = bt_calloc(c->max_slots, sizeof(c->step.reqs[0]));
+    c->step.rows = bt_calloc(c->max_slots, sizeof(c->step.rows[0]));
+    c->step.erows = bt_calloc(c->max_slots, sizeof(c->step.erows[0]));
+    /* Not more than slots, whatever is configured: an engine has flows for its slots. */
+    c->max_puts = BT_MIN((uint32_t)c->conf->writeback_max, c->max_slots);
+    c->puts = bt_calloc(c->max_puts + 1, sizeof(c->puts[0]));
+    /* A request has at most three tickets out (slot, two flows), a put one, a step two. */
+    c->max_tickets = 3 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->max_puts + 8;
+    c->tickets = bt_calloc(c->max_tickets, sizeof(c->tickets[0]));
+    c->blocks_max = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
+    c->blocks = bt_calloc(c->blocks_max, sizeof(c->blocks[0]));
+    for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
+        c->bufs[i].t = bt_calloc(c->max_slots, sizeof(c->bufs[i].t[0]));
+    }
+    c->batch.seqs = c->seqs;
+    c->batch.lim.max_rows = c->max_rows;
+    c->batch.lim.block_tokens = c->block_tokens;
+    c->batch.lim.prompt_tokens = (uint32_t)c->conf->engine_mixed_prompt_tokens;
+    c->batch.lim.mixed = (c->info->caps & BT_ENGINE_CAP_MIXED) != 0;
+}
+
+static void free_all(struct bt_wcore *c)
+{
+    if (c->eng != NULL) {
+        c->vt->close(c->eng);
+        c->eng = NULL;
+    }
+    bt_page_pool_destroy(c->pages);
+    free(c->free_slots);
+    free(c->seqs);
+    free(c->seq_reqs);
+    free(c->step.reqs);
+    free(c->step.rows);
+    free(c->step.erows);
+    free(c->puts);
+    free(c->tickets);
+    free(c->blocks);
+    for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
+        free(c->bufs[i].t);
+    }
+}
+
+/* ---- running ---- */
+
+static void dispatch(struct bt_wcore *c, const struct bt_wticket *w,
+                     const struct bt_engine_event *ev)
+{
+    if (ev->status == BT_ERR_DEVICE) {
+        bt_wcore_fatal(c, ev->status, "a ticket");
+        return;
+    }
+    switch (w->kind) {
+    case BT_WT_FORWARD:
+    case BT_WT_SAMPLE: bt_wcore_step_event(c, w->kind, ev); break;
+    case BT_WT_SLOT: bt_wcore_slot_ticket(c, w->ptr); break;
+    case BT_WT_FLOW: {
+        struct bt_wreq *r = w->ptr;
+        if (ev->status != BT_OK && ev->status != BT_ERR_CANCELLED) {
+            bt_wcore_end(c, r, ev->status, "copy between pages and slab: %s",
+                         bt_status_text(ev->status));
+        }
+        bt_wcore_flow_ticket(c, r);
+        break;
+    }
+    case BT_WT_PUT:
+        if (ev->status != BT_OK) {
+            ((struct bt_wput *)w->ptr)->failed = true;
+        }
+        c->writeback->ticket(c, w->ptr);
+        break;
+    }
+}
+
+static bool take_ticket(struct bt_wcore *c, bt_engine_ticket_t t, struct bt_wticket *w)
+{
+    for (uint32_t i = 0; i < c->n_tickets; i++) {
+        if (c->tickets[i].ticket == t) {
+            *w = c->tickets[i];
+            c->n_tickets--;
+            memmove(&c->tickets[i], &c->tickets[i + 1], (c->n_tickets - i) * sizeof(c->tickets[0]));
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint32_t poll_engine(struct bt_wcore *c, uint32_t timeout_us)
+{
+    struct bt_engine_event ev[EVENTS_MAX];
+    uint32_t n = c->vt->poll(c->eng, ev, EVENTS_MAX, timeout_us);
+    for (uint32_t i = 0; i < n && !c->fatal; i++) {
+        struct bt_wticket w;
+        if (take_ticket(c, ev[i].ticket, &w)) {
+            dispatch(c, &w, &ev[i]);
+        }
+        c->vt->release(c->eng, ev[i].ticket);
+    }
+    return n;
+}
+
+static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
+{
+    struct bt_wreq *r = cmd->req;
+    switch (cmd->kind) {
+    case BT_WCMD_SUBMIT: bt_wcore_submit(c, r); break;
+    case BT_WCMD_OPENED: bt_wcore_opened(c, cmd); break;
+    case BT_WCMD_TRAILER:
+        if (r->stage == BT_WREQ_LANDING) {
+            r->first_token = cmd->u.trailer.first_token;
+            r->landed_finished = cmd->u.trailer.finished;
+            r->role->landed(c, r);
+        }
+        break;
+    case BT_WCMD_CANCEL:
+        bt_wcore_end(c, r, cmd->status == BT_OK ? BT_ERR_CANCELLED : cmd->status, "%s",
+                     cmd->detail);
+        break;
+    case BT_WCMD_REVOKE:
+        if (r->grant_open || r->stage == BT_WREQ_OPENING) {
+            bt_wcore_end(c, r, cmd->status, "the kvstore takes its grant back: %s", cmd->detail);
+        }
+        break;
+    case BT_WCMD_ATTACHED: bt_wcore_attached(c, cmd->u.slab); break;
+    case BT_WCMD_DETACHED: bt_wcore_detached(c); break;
+    case BT_WCMD_PUT_SLOT:
+        c->writeback->slot(c, cmd->u.put.id, cmd->status, cmd->u.put.slot, cmd->u.put.generation);
+        break;
+    case BT_WCMD_FORGET: free(r); break;
+    case BT_WCMD_STOP: c->stop = true; break;
+    }
+}
+
+static void publish_load(struct bt_wcore *c)
+{
+    struct bt_wstats *s = c->stats;
+    uint32_t pages_free = bt_page_pool_free_count(c->pages);
+    uint64_t queued = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, &c->queue) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        queued += r->phases == BATON__PHASES__DECODE ? 0 : r->len - r->pos;
+    }
+    bt_list_for_each (it, &c->active) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        queued += r->stage == BT_WREQ_PROMPT ? r->len - r->pos : 0;
+    }
+    atomic_store(&s->l_running, c->n_active);
+    atomic_store(&s->l_waiting, c->n_queue + c->n_waiting);
+    atomic_store(&s->l_pages_free, pages_free);
+    atomic_store(&s->l_slots_free, c->n_free_slots);
+    atomic_store(&s->l_queued_tokens, queued);
+    atomic_store(&s->l_prefill_mtps, (uint64_t)(c->prefill_ewma_tps * 1e3));
+    atomic_store(&s->l_step_us, (uint64_t)(c->step_ewma_ms * 1e3));
+    bt_metric_set(s->running, c->n_active);
+    bt_metric_set(s->waiting, c->n_queue + c->n_waiting);
+    bt_metric_set(s->pages_free, pages_free);
+    bt_metric_set(s->kv_usage, 1.0 - (double)pages_free / c->info->pages);
+}
+
+static void sleep_on_ring(struct bt_wcore *c)
+{
+    if (!bt_ring_arm(&c->in)) {
+        return;
+    }
+    struct pollfd p = {.fd = c->in.efd, .events = POLLIN};
+    int n = poll(&p, 1, 1000);
+    BT_ASSERT(n >= 0 || errno == EINTR);
+    bt_ring_disarm(&c->in);
+}
+
+static void run(struct bt_wcore *c)
+{
+    struct bt_wcmd cmd;
+    while (!c->stop) {
+        while (bt_ring_pop(&c->in, &cmd)) {
+            command(c, &cmd);
+        }
+        if (c->fatal) {
+            /* Out of service: the control thread has been told and will end the process. */
+            sleep_on_ring(c);
+            continue;
+        }
+        /* What has ended goes out before the next step: an engine without a device may spend the
+         * whole step inside launch. */
+        while (c->n_tickets > 0 && !c->fatal && poll_engine(c, 0) > 0) {
+        }
+        bool busy = c->step.active;
+        if (!busy) {
+            bt_wcore_admit(c);
+            busy = !c->fatal && bt_wcore_launch(c);
+        }
+        publish_load(c);
+        if (c->n_tickets > 0 && !c->fatal) {
+            poll_engine(c, 500);
+        } else if (!busy && !c->fatal && !c->stop) {
+            sleep_on_ring(c);
+        }
+    }
+}
+
+void *bt_wcore_thread(void *arg)
+{
+    struct bt_wcore *c = arg;
+    char err[BT_WORKER_DETAIL] = "";
+    struct bt_wout o = {.kind = BT_WOUT_READY};
+    o.status = open_engine(c, err, sizeof(err));
+    if (o.status == BT_OK) {
+        allocate(c);
+        atomic_store(&c->stats->l_pages_total, c->info->pages);
+        atomic_store(&c->stats->l_slots_total, c->max_slots);
+        publish_load(c);
+    } else {
+        o.kind = BT_WOUT_FAILED;
+        memcpy(o.detail, err, sizeof(o.detail));
+    }
+    bt_wcore_emit(c, &o);
+    if (o.kind == BT_WOUT_READY) {
+        run(c);
+    }
+    free_all(c);
+    atomic_store(&c->exited, true);
+    bt_ring_wake(&c->out);
+    return NULL;
+}

@@ -1,0 +1,266 @@
+/* The session with this node's kvstore, on the control thread: opens, trailers, closes and puts go
+ * out, what comes back goes to the engine thread. The slab is mapped once more for the engine
+ * thread, so that the kvstore's end never takes memory away under a copy. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "common/worker/control.h"
+
+static bt_status_t send_msg(struct bt_wctl *w, const Baton__LocalMsg *m)
+{
+    bt_status_t st = w->local != NULL ? bt_local_send(w->local, m) : BT_ERR_UNAVAILABLE;
+    if (st != BT_OK && st != BT_ERR_UNAVAILABLE) {
+        BT_ERROR("kvstore_send_failed", "status=%s case=%d", bt_status_name(st), (int)m->m_case);
+    }
+    return st;
+}
+
+bt_status_t bt_wnode_open(struct bt_wctl *w, const struct bt_wreq *r)
+{
+    Baton__LocalOpen o = BATON__LOCAL_OPEN__INIT;
+    o.request = r->request;
+    o.epoch = r->epoch;
+    o.mode =
+        r->phases == BATON__PHASES__DECODE ? BATON__LOCAL_MODE__READER : BATON__LOCAL_MODE__WRITER;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_OPEN;
+    m.open = &o;
+    return send_msg(w, &m);
+}
+
+static void send_close(struct bt_wctl *w, uint64_t request, uint32_t epoch, bool writer, bool abort)
+{
+    Baton__LocalClose o = BATON__LOCAL_CLOSE__INIT;
+    o.request = request;
+    o.epoch = epoch;
+    o.mode = writer ? BATON__LOCAL_MODE__WRITER : BATON__LOCAL_MODE__READER;
+    o.abort = abort;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_CLOSE;
+    m.close = &o;
+    /* While detached the kvstore has forgotten the open already, or is dead. */
+    bt_status_t st = send_msg(w, &m);
+    (void)st;
+}
+
+static void send_trailer(struct bt_wctl *w, const struct bt_wout *o)
+{
+    Baton__LocalTrailer t = BATON__LOCAL_TRAILER__INIT;
+    t.request = o->u.local.request;
+    t.epoch = o->u.local.epoch;
+    t.first_token = o->u.local.first_token;
+    t.finished = o->u.local.finished;
+    t.last_compute_ns = o->u.local.last_compute_ns;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_TRAILER;
+    m.trailer = &t;
+    bt_status_t st = send_msg(w, &m);
+    (void)st; /* detached: the engine thread is told and fails the request */
+}
+
+static void refuse_put(struct bt_wctl *w, uint64_t id)
+{
+    struct bt_wcmd c = {.kind = BT_WCMD_PUT_SLOT, .status = BT_ERR_UNAVAILABLE};
+    c.u.put.id = id;
+    bt_wctl_command(w, &c);
+}
+
+static void send_put(struct bt_wctl *w, const struct bt_wout *o)
+{
+    Baton__LocalPut p = BATON__LOCAL_PUT__INIT;
+    p.put = o->u.put.id;
+    p.key.data = (uint8_t *)(uintptr_t)o->u.put.key.b;
+    p.key.len = sizeof(o->u.put.key.b);
+    p.depth = o->u.put.depth;
+    p.n_tokens = o->u.put.n_tokens;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_PUT;
+    m.put = &p;
+    if (send_msg(w, &m) != BT_OK) {
+        refuse_put(w, o->u.put.id);
+    }
+}
+
+static void send_put_done(struct bt_wctl *w, const struct bt_wout *o)
+{
+    Baton__LocalPutDone p = BATON__LOCAL_PUT_DONE__INIT;
+    p.put = o->u.put.id;
+    p.abort = o->u.put.abort;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_PUT_DONE;
+    m.put_done = &p;
+    bt_status_t st = send_msg(w, &m);
+    (void)st;
+}
+
+void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
+{
+    if (o->attach != w->attach || w->attach == 0) {
+        return; /* of an attachment that is over: it has voided all of it */
+    }
+    switch (o->kind) {
+    case BT_WOUT_TRAILER: send_trailer(w, o); break;
+    case BT_WOUT_CLOSE:
+        send_close(w, o->u.local.request, o->u.local.epoch, o->u.local.writer, o->u.local.abort);
+        break;
+    case BT_WOUT_PUT: send_put(w, o); break;
+    case BT_WOUT_PUT_DONE: send_put_done(w, o); break;
+    case BT_WOUT_PROGRESS:
+    case BT_WOUT_READY:
+    case BT_WOUT_FAILED:
+    case BT_WOUT_FATAL:
+    case BT_WOUT_TOKENS:
+    case BT_WOUT_PREFILL_DONE:
+    case BT_WOUT_ENDED: break;
+    }
+}
+
+/* ---- what the kvstore says ---- */
+
+static void on_attached(void *arg, struct bt_slab *slab, uint64_t incarnation)
+{
+    struct bt_wctl *w = arg;
+    char err[256] = "";
+    struct bt_wslab *s = bt_calloc(1, sizeof(*s));
+    bt_status_t st =
+        bt_slab_map(slab->fd, &w->core.layout, &w->core.root, &s->slab, err, sizeof(err));
+    if (st != BT_OK) {
+        BT_ERROR("slab_map_failed", "status=%s why=%s", bt_status_name(st), bt_log_q(err));
+        free(s);
+        return;
+    }
+    w->refused = false;
+    w->attach = s->attach = ++w->next_attach;
+    BT_INFO("kvstore_attached", "incarnation=%016llx slots=%u", (unsigned long long)incarnation,
+            slab->super->n_slots);
+    struct bt_wcmd c = {.kind = BT_WCMD_ATTACHED};
+    c.u.slab = s;
+    bt_wctl_command(w, &c);
+    bt_wctl_update_state(w);
+}
+
+static void on_detached(void *arg)
+{
+    struct bt_wctl *w = arg;
+    if (w->attach == 0) {
+        return;
+    }
+    BT_WARN("kvstore_detached", "requests=%u", w->n_active);
+    w->attach = 0;
+    struct bt_wcmd c = {.kind = BT_WCMD_DETACHED};
+    bt_wctl_command(w, &c);
+    bt_wctl_update_state(w);
+}
+
+static void on_refused(void *arg, bt_status_t st, const char *why)
+{
+    struct bt_wctl *w = arg;
+    if (!w->refused) {
+        BT_ERROR("kvstore_refuses", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+    }
+    w->refused = true;
+}
+
+static void on_opened(struct bt_wctl *w, const Baton__LocalOpened *m)
+{
+    struct bt_wreq *r = bt_wctl_find(w, m->request, m->epoch);
+    bool writer = m->mode == BATON__LOCAL_MODE__WRITER;
+    if (r == NULL || r->opened_seen || writer != (r->phases != BATON__PHASES__DECODE)) {
+        if (m->status == BT_OK && r == NULL) {
+            send_close(w, m->request, m->epoch, writer, true);
+        }
+        return;
+    }
+    r->opened_seen = true;
+    struct bt_wcmd c = {.kind = BT_WCMD_OPENED, .req = r, .status = (bt_status_t)m->status};
+    snprintf(c.detail, sizeof(c.detail), "%s", m->detail != NULL ? m->detail : "");
+    if (m->status == BT_OK && m->n_generations != m->n_slots) {
+        c.status = BT_ERR_PEER_PROTOCOL;
+        snprintf(c.detail, sizeof(c.detail), "%zu slots, %zu generations", m->n_slots,
+                 m->n_generations);
+        send_close(w, m->request, m->epoch, writer, true);
+    } else if (m->status == BT_OK) {
+        struct bt_wgrant *g = bt_malloc(sizeof(*g) + 2 * sizeof(uint32_t) * m->n_slots);
+        g->n_tokens = m->n_tokens;
+        g->resident_blocks = m->resident_blocks;
+        g->chunk_tokens = m->chunk_tokens;
+        g->flow_word = m->flow_word;
+        g->n_slots = (uint32_t)m->n_slots;
+        if (m->n_slots > 0) {
+            memcpy(g->slots, m->slots, m->n_slots * sizeof(uint32_t));
+            memcpy(g->slots + m->n_slots, m->generations, m->n_slots * sizeof(uint32_t));
+        }
+        c.u.grant = g;
+    }
+    bt_wctl_command(w, &c);
+}
+
+static void on_message(void *arg, const Baton__LocalMsg *m)
+{
+    struct bt_wctl *w = arg;
+    struct bt_wcmd c = {0};
+    switch (m->m_case) {
+    case BATON__LOCAL_MSG__M_OPENED: on_opened(w, m->opened); break;
+    case BATON__LOCAL_MSG__M_TRAILER:
+        c.req = bt_wctl_find(w, m->trailer->request, m->trailer->epoch);
+        if (c.req != NULL && !c.req->trailer_seen && c.req->phases == BATON__PHASES__DECODE) {
+            c.req->trailer_seen = true;
+            c.kind = BT_WCMD_TRAILER;
+            c.u.trailer.first_token = m->trailer->first_token;
+            c.u.trailer.finished = m->trailer->finished;
+            bt_wctl_command(w, &c);
+        }
+        break;
+    case BATON__LOCAL_MSG__M_REVOKE:
+        c.req = bt_wctl_find(w, m->revoke->request, m->revoke->epoch);
+        if (c.req != NULL && !c.req->revoke_seen) {
+            c.req->revoke_seen = true;
+            c.kind = BT_WCMD_REVOKE;
+            c.status = m->revoke->status < 0 ? (bt_status_t)m->revoke->status : BT_ERR_CANCELLED;
+            snprintf(c.detail, sizeof(c.detail), "%s",
+                     m->revoke->detail != NULL ? m->revoke->detail : "");
+            bt_wctl_command(w, &c);
+        }
+        break;
+    case BATON__LOCAL_MSG__M_PUT_SLOT:
+        c.kind = BT_WCMD_PUT_SLOT;
+        c.status = (bt_status_t)m->put_slot->status;
+        c.u.put.id = m->put_slot->put;
+        c.u.put.slot = m->put_slot->slot;
+        c.u.put.generation = m->put_slot->generation;
+        bt_wctl_command(w, &c);
+        break;
+    case BATON__LOCAL_MSG__M__NOT_SET:
+    case BATON__LOCAL_MSG__M_ATTACH:
+    case BATON__LOCAL_MSG__M_ATTACHED:
+    case BATON__LOCAL_MSG__M_OPEN:
+    case BATON__LOCAL_MSG__M_CLOSE:
+    case BATON__LOCAL_MSG__M_PUT:
+    case BATON__LOCAL_MSG__M_PUT_DONE:
+    case _BATON__LOCAL_MSG__M__CASE_IS_INT_SIZE:
+        BT_WARN("kvstore_message", "what=unexpected case=%d", (int)m->m_case);
+        break;
+    }
+}
+
+/* Flow words are read when the trailer says that all is there; nothing to do before. */
+static void on_bell(void *arg)
+{
+    (void)arg;
+}
+
+bt_status_t bt_wnode_start(struct bt_wctl *w)
+{
+    static const struct bt_local_ops ops = {
+        .on_attached = on_attached,
+        .on_detached = on_detached,
+        .on_refused = on_refused,
+        .on_message = on_message,
+        .on_bell = on_bell,
+    };
+    w->local = bt_local_start(w->loop, w->conf.common.run_dir, w->conf.name, w->incarnation,
+                              &w->core.layout, &w->core.root, &ops, w);
+    return w->local != NULL ? BT_OK : BT_ERR_IO;
+}

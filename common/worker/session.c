@@ -1,0 +1,433 @@
+/* Sessions with conductors: hello, heartbeats, Submit and Cancel in; tokens and ends out. A session
+ * that is silent for two seconds, breaks the protocol or does not take its messages is ended, and
+ * everything it had submitted is cancelled. Control thread. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "common/worker/control.h"
+
+#define SILENCE_NS   2000000000ull
+#define HEARTBEAT_NS 500000000ull
+#define KNOWN_MAX    8192
+
+static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
+{
+    struct bt_list *it;
+    bt_list_for_each (it, &w->sessions) {
+        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        if (s->id == id && !s->broken) {
+            return s;
+        }
+    }
+    return NULL;
+}
+
+/* Marks the session; the sweep ends it once no message of it is on the stack. */
+static void session_break(struct bt_wsession *s, int code, const char *why)
+{
+    if (!s->broken) {
+        s->broken = true;
+        s->broken_code = code;
+        s->broken_why = why;
+    }
+}
+
+static void session_send(struct bt_wsession *s, const Baton__FromWorker *m)
+{
+    if (s->broken) {
+        return;
+    }
+    bt_status_t st = bt_rpc_stream_send_pb(s->s, &m->base);
+    if (st != BT_OK) {
+        session_break(s, BT_GRPC_EXHAUSTED, "it does not take its messages");
+    }
+}
+
+static void send_ended(struct bt_wsession *s, uint64_t request, uint32_t epoch, bt_status_t st,
+                       const char *detail)
+{
+    Baton__Ended e = BATON__ENDED__INIT;
+    e.request = request;
+    e.epoch = epoch;
+    e.status = st;
+    e.detail = (char *)(uintptr_t)detail;
+    Baton__FromWorker m = BATON__FROM_WORKER__INIT;
+    m.m_case = BATON__FROM_WORKER__M_ENDED;
+    m.ended = &e;
+    session_send(s, &m);
+}
+
+static void send_heartbeat(struct bt_wctl *w, struct bt_wsession *s)
+{
+    Baton__WorkerLoad load;
+    bt_wstats_load(w->stats, w->core.info->max_model_len, &load);
+    Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
+    h.seq = ++s->hb_seq;
+    h.load = &load;
+    Baton__FromWorker m = BATON__FROM_WORKER__INIT;
+    m.m_case = BATON__FROM_WORKER__M_HEARTBEAT;
+    m.heartbeat = &h;
+    session_send(s, &m);
+}
+
+static void cancel_all(struct bt_wctl *w, uint64_t session, const char *why)
+{
+    size_t it = 0;
+    struct bt_wreq *r;
+    while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
+        if (r->session == session) {
+            bt_wctl_cancel(w, r, BT_OK, why);
+        }
+    }
+}
+
+static void session_free(struct bt_wsession *s)
+{
+    struct bt_wctl *w = s->ctl;
+    cancel_all(w, s->id, "its conductor's session ended");
+    bt_list_remove(&s->link);
+    w->n_sessions--;
+    free(s->name);
+    free(s);
+}
+
+void bt_wsession_sweep(struct bt_wctl *w)
+{
+    struct bt_list *it, *tmp;
+    bt_list_for_each_safe (it, tmp, &w->sessions) {
+        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        if (s->broken) {
+            BT_WARN("session_ended", "conductor=%s why=%s", s->name != NULL ? s->name : "?",
+                    bt_log_q(s->broken_why));
+            bt_rpc_stream_close(s->s, s->broken_code, s->broken_why, false);
+            session_free(s);
+        }
+    }
+}
+
+/* ---- hello ---- */
+
+static const char *check_hello(const struct bt_wctl *w, const Baton__SessionHello *h)
+{
+    if (h->version != 1) {
+        return "session version is not 1: run the same release everywhere";
+    }
+    if (strcmp(h->cluster, w->conf.common.cluster_name) != 0) {
+        return "another cluster.name";
+    }
+    if (h->expect_incarnation != 0 && h->expect_incarnation != w->incarnation) {
+        return "I am not the incarnation you expect";
+    }
+    if (h->root_key.len != sizeof(struct bt_kv_key) ||
+        memcmp(h->root_key.data, w->core.root.b, h->root_key.len) != 0) {
+        return "root keys differ: same model.path contents and kv.block_tokens everywhere";
+    }
+    if (h->layout_id != w->core.layout.layout_id) {
+        return "KV layouts differ: same model and kv.block_tokens everywhere";
+    }
+    return NULL;
+}
+
+static void on_hello(struct bt_wsession *s, const Baton__SessionHello *h)
+{
+    struct bt_wctl *w = s->ctl;
+    const char *why = s->hello ? "a second hello" : check_hello(w, h);
+    if (why != NULL) {
+        session_break(s, BT_GRPC_FAILED_PRECONDITION, why);
+        return;
+    }
+    s->hello = true;
+    s->name = bt_strdup(h->name);
+    BT_INFO("session_up", "conductor=%s incarnation=%016llx", s->name,
+            (unsigned long long)h->incarnation);
+    Baton__SessionHello me = BATON__SESSION_HELLO__INIT;
+    me.version = 1;
+    me.cluster = w->conf.common.cluster_name;
+    me.name = w->conf.name;
+    me.node = w->conf.common.node_id;
+    me.incarnation = w->incarnation;
+    me.root_key.data = w->core.root.b;
+    me.root_key.len = sizeof(w->core.root.b);
+    me.layout_id = w->core.layout.layout_id;
+    Baton__FromWorker m = BATON__FROM_WORKER__INIT;
+    m.m_case = BATON__FROM_WORKER__M_HELLO;
+    m.hello = &me;
+    session_send(s, &m);
+    send_heartbeat(w, s);
+}
+
+/* ---- submit and cancel ---- */
+
+/* What is known of a request id; made if it is new. Old ids without active submissions are
+ * forgotten when there are too many. */
+static struct bt_wknown *known_get(struct bt_wctl *w, uint64_t request)
+{
+    struct bt_wknown *k = bt_map_get(w->known, &request);
+    if (k != NULL) {
+        return k;
+    }
+    struct bt_list *it = w->known_list.next;
+    while (bt_map_count(w->known) >= KNOWN_MAX && it != &w->known_list) {
+        struct bt_wknown *old = BT_CONTAINER_OF(it, struct bt_wknown, link);
+        it = it->next;
+        if (bt_list_empty(&old->reqs)) {
+            bt_map_del(w->known, &old->request);
+            bt_list_remove(&old->link);
+            free(old);
+        }
+    }
+    k = bt_calloc(1, sizeof(*k));
+    k->request = request;
+    bt_list_init(&k->reqs);
+    bt_list_insert_tail(&w->known_list, &k->link);
+    bt_map_put(w->known, &request, k);
+    return k;
+}
+
+static void cancel_below(struct bt_wctl *w, struct bt_wknown *k, uint32_t epoch, const char *why)
+{
+    struct bt_list *it;
+    bt_list_for_each (it, &k->reqs) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, ctl_link);
+        if (r->epoch <= epoch) {
+            bt_wctl_cancel(w, r, BT_OK, why);
+        }
+    }
+}
+
+static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__Submit *m,
+                         char *err, size_t cap)
+{
+    if (w->state != BT_WCTL_SERVING) {
+        snprintf(err, cap, "this worker is draining");
+        return BT_ERR_UNAVAILABLE;
+    }
+    struct bt_wknown *k = known_get(w, m->request);
+    if (m->epoch < k->epoch) {
+        snprintf(err, cap, "epoch %u is over, %u is known", m->epoch, k->epoch);
+        return BT_ERR_STALE;
+    }
+    if (m->epoch == k->epoch) {
+        snprintf(err, cap, "epoch %u has been submitted or cancelled already", m->epoch);
+        return BT_ERR_EXISTS;
+    }
+    if (w->n_active >= (uint64_t)w->conf.max_requests) {
+        snprintf(err, cap, "%u requests are here already (worker.max_requests)", w->n_active);
+        return BT_ERR_EXHAUSTED;
+    }
+    if (w->attach == 0) {
+        snprintf(err, cap, "not attached to the kvstore of node %s", w->conf.common.node_id);
+        return BT_ERR_PEER_LOST;
+    }
+    bt_status_t st;
+    struct bt_wreq *r = bt_wreq_create(w, m, &st, err, cap);
+    if (r == NULL) {
+        return st;
+    }
+    r->session = s->id;
+    r->attach = w->attach;
+    st = bt_wnode_open(w, r);
+    if (st != BT_OK) {
+        snprintf(err, cap, "the kvstore of this node takes no more messages");
+        free(r);
+        return st == BT_AGAIN ? BT_ERR_UNAVAILABLE : st;
+    }
+    cancel_below(w, k, m->epoch, "a newer epoch was submitted");
+    k->epoch = m->epoch;
+    bt_list_insert_tail(&k->reqs, &r->ctl_link);
+    struct bt_wkey key = {.request = r->request, .epoch = r->epoch};
+    bt_map_put(w->active, &key, r);
+    w->n_active++;
+    struct bt_wcmd c = {.kind = BT_WCMD_SUBMIT, .req = r};
+    bt_wctl_command(w, &c);
+    return BT_OK;
+}
+
+static void on_submit(struct bt_wsession *s, const Baton__Submit *m)
+{
+    char err[BT_WORKER_DETAIL] = "";
+    bt_status_t st = admit(s->ctl, s, m, err, sizeof(err));
+    if (st != BT_OK) {
+        BT_INFO("submit_refused", "req=%016llx epoch=%u status=%s why=%s",
+                (unsigned long long)m->request, m->epoch, bt_status_name(st), bt_log_q(err));
+        send_ended(s, m->request, m->epoch, st, err);
+    } else {
+        BT_DEBUG("submit", "req=%016llx epoch=%u phases=%d tokens=%zu",
+                 (unsigned long long)m->request, m->epoch, (int)m->phases, m->tokens.len / 4);
+    }
+}
+
+static void on_cancel(struct bt_wsession *s, const Baton__Cancel *m)
+{
+    struct bt_wknown *k = known_get(s->ctl, m->request);
+    cancel_below(s->ctl, k, m->epoch, "cancelled");
+    k->epoch = BT_MAX(k->epoch, m->epoch);
+}
+
+static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data, size_t len)
+{
+    struct bt_wsession *s = arg;
+    (void)stream;
+    if (s->broken) {
+        return;
+    }
+    s->heard_ns = bt_mono_ns();
+    Baton__ToWorker *m = baton__to_worker__unpack(NULL, len, data);
+    if (m == NULL) {
+        session_break(s, BT_GRPC_INVALID_ARGUMENT, "a message cannot be unpacked");
+    } else if (m->m_case == BATON__TO_WORKER__M_HELLO) {
+        on_hello(s, m->hello);
+    } else if (!s->hello) {
+        session_break(s, BT_GRPC_FAILED_PRECONDITION, "the first message is not a hello");
+    } else if (m->m_case == BATON__TO_WORKER__M_SUBMIT) {
+        on_submit(s, m->submit);
+    } else if (m->m_case == BATON__TO_WORKER__M_CANCEL) {
+        on_cancel(s, m->cancel);
+    } /* a heartbeat, or something newer than this release: being heard is all */
+    if (m != NULL) {
+        baton__to_worker__free_unpacked(m, NULL);
+    }
+    if (s->broken) {
+        bt_wsession_sweep(s->ctl);
+    }
+}
+
+static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
+{
+    struct bt_wsession *s = arg;
+    (void)stream;
+    BT_INFO("session_ended", "conductor=%s code=%d why=%s", s->name != NULL ? s->name : "?", code,
+            bt_log_q(detail != NULL ? detail : ""));
+    session_free(s);
+}
+
+void bt_wsession_accept(void *ctl, struct bt_rpc_stream *stream)
+{
+    static const struct bt_rpc_stream_ops ops = {.on_message = on_message, .on_close = on_close};
+    struct bt_wctl *w = ctl;
+    struct bt_wsession *s = bt_calloc(1, sizeof(*s));
+    s->ctl = w;
+    s->s = stream;
+    s->id = ++w->next_session;
+    s->heard_ns = bt_mono_ns();
+    bt_list_insert_tail(&w->sessions, &s->link);
+    w->n_sessions++;
+    bt_rpc_stream_set_arg(stream, &ops, s);
+    if (w->n_sessions > (uint64_t)w->conf.max_sessions) {
+        session_break(s, BT_GRPC_EXHAUSTED, "too many sessions (worker.max_sessions)");
+    }
+}
+
+void bt_wsession_tick(struct bt_wctl *w)
+{
+    uint64_t now = bt_mono_ns(), wall = bt_real_ns();
+    struct bt_list *it;
+    bool beat = now / HEARTBEAT_NS != (now - 100000000ull) / HEARTBEAT_NS;
+    bt_list_for_each (it, &w->sessions) {
+        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        if (now - s->heard_ns > SILENCE_NS) {
+            session_break(s, BT_GRPC_DEADLINE, "silent for two seconds");
+        } else if (s->hello && beat) {
+            send_heartbeat(w, s);
+        }
+    }
+    bt_wsession_sweep(w);
+    size_t i = 0;
+    struct bt_wreq *r;
+    while ((r = bt_map_next(w->active, &i, NULL)) != NULL) {
+        if (r->deadline_ns != 0 && wall > r->deadline_ns) {
+            bt_wctl_cancel(w, r, BT_ERR_TIMEOUT, "the request's deadline has passed");
+        }
+    }
+}
+
+/* ---- what the engine thread says ---- */
+
+static void pack_token(struct bt_wctl *w, uint32_t i, const struct bt_wtoken *t)
+{
+    Baton__Token *k = &w->tok[i];
+    baton__token__init(k);
+    k->request = t->request;
+    k->epoch = t->epoch;
+    k->choice = t->choice;
+    k->offset = t->offset;
+    k->token = t->token;
+    k->logprob = t->logprob;
+    k->finish = t->finish;
+    k->n_top = t->n_top;
+    k->top = &w->top_ptr[(size_t)i * BT_ENGINE_MAX_TOP];
+    for (uint32_t j = 0; j < t->n_top; j++) {
+        Baton__Top *p = &w->top[(size_t)i * BT_ENGINE_MAX_TOP + j];
+        baton__top__init(p);
+        p->id = t->top_id[j];
+        p->logprob = t->top_logprob[j];
+        k->top[j] = p;
+    }
+    w->tok_ptr[i] = k;
+}
+
+void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
+{
+    struct bt_list *it;
+    bt_list_for_each (it, &w->sessions) {
+        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (t->t[i].session == s->id) {
+                pack_token(w, n++, &t->t[i]);
+            }
+        }
+        if (n > 0) {
+            Baton__Tokens msg = BATON__TOKENS__INIT;
+            msg.n_tokens = n;
+            msg.tokens = w->tok_ptr;
+            Baton__FromWorker m = BATON__FROM_WORKER__INIT;
+            m.m_case = BATON__FROM_WORKER__M_TOKENS;
+            m.tokens = &msg;
+            session_send(s, &m);
+        }
+    }
+}
+
+void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o)
+{
+    struct bt_wsession *s = session_find(w, o->u.prefill.session);
+    if (s == NULL) {
+        return;
+    }
+    Baton__PrefillDone p = BATON__PREFILL_DONE__INIT;
+    p.request = o->u.prefill.request;
+    p.epoch = o->u.prefill.epoch;
+    p.cached_tokens = o->u.prefill.cached;
+    p.computed_tokens = o->u.prefill.computed;
+    p.start_ns = o->u.prefill.start_ns;
+    p.last_compute_ns = o->u.prefill.last_compute_ns;
+    Baton__FromWorker m = BATON__FROM_WORKER__INIT;
+    m.m_case = BATON__FROM_WORKER__M_PREFILL_DONE;
+    m.prefill_done = &p;
+    session_send(s, &m);
+}
+
+void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail)
+{
+    struct bt_wsession *s = session_find(w, r->session);
+    if (st != BT_OK) {
+        BT_WARN("request_failed", "req=%016llx epoch=%u status=%s why=%s",
+                (unsigned long long)r->request, r->epoch, bt_status_name(st), bt_log_q(detail));
+    }
+    if (s != NULL) {
+        send_ended(s, r->request, r->epoch, st, detail);
+    }
+}
+
+void bt_wsession_close_all(struct bt_wctl *w, const char *why)
+{
+    struct bt_list *it, *tmp;
+    bt_list_for_each_safe (it, tmp, &w->sessions) {
+        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        bt_rpc_stream_close(s->s, BT_GRPC_UNAVAILABLE, why, true);
+        session_free(s);
+    }
+}

@@ -1,0 +1,96 @@
+/* Registration of the worker's metrics, and the load snapshot. Updates are atomic (common/metrics),
+ * from the engine thread; rendering happens on the control thread. */
+#include "common/worker/stats.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const double tokens_bounds[] = {1,   2,   4,   8,    16,   32,   64,
+                                       128, 256, 512, 1024, 2048, 4096, 8192};
+static const double queue_bounds[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
+
+struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
+{
+    static const char *const reasons[BT_REASONS] = {"stop", "length", "abort", "error", "handoff"};
+    struct bt_wstats *s = bt_calloc(1, sizeof(*s));
+    struct bt_metrics *m = s->registry = bt_metrics_create();
+    char *l = bt_sprintf("model_name=\"%s\",engine=\"0\"", model);
+    s->running = bt_metrics_gauge(m, "vllm:num_requests_running", l,
+                                  "Requests that hold a sequence slot of the engine.");
+    s->waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", l,
+                                  "Requests that wait for KV to land, a slot or pages.");
+    s->kv_usage = bt_metrics_gauge(m, "vllm:kv_cache_usage_perc", l,
+                                   "Share of the engine's KV pages in use, 0 to 1.");
+    s->prompt_tokens = bt_metrics_counter(m, "vllm:prompt_tokens_total", l,
+                                          "Prompt tokens computed (recomputation included).");
+    s->prompt_cached = bt_metrics_counter(m, "vllm:prompt_tokens_cached_total", l,
+                                          "Prompt tokens whose KV was loaded and not computed.");
+    s->generation_tokens =
+        bt_metrics_counter(m, "vllm:generation_tokens_total", l, "Tokens sampled.");
+    s->preemptions = bt_metrics_counter(m, "vllm:num_preemptions_total", l,
+                                        "Times a row lost its pages to an older one.");
+    s->prefix_queries = bt_metrics_counter(m, "vllm:prefix_cache_queries_total", l,
+                                           "Prompt tokens looked up in the pool.");
+    s->prefix_hits = bt_metrics_counter(m, "vllm:prefix_cache_hits_total", l,
+                                        "Prompt tokens found in the pool.");
+    for (int i = 0; i < BT_REASONS; i++) {
+        char *fl = bt_sprintf("%s,finished_reason=\"%s\"", l, reasons[i]);
+        s->finished[i] =
+            bt_metrics_counter(m, "vllm:request_success_total", fl,
+                               "Requests that ended on this worker, by reason; handoff: prefilled "
+                               "here, decoded elsewhere.");
+        free(fl);
+    }
+    s->iteration_tokens =
+        bt_metrics_histogram(m, "vllm:iteration_tokens_total", l, "Tokens of one engine step.",
+                             tokens_bounds, BT_ARRAY_LEN(tokens_bounds));
+    s->queue_time = bt_metrics_histogram(m, "vllm:request_queue_time_seconds", l,
+                                         "From submission to slot and pages.", queue_bounds,
+                                         BT_ARRAY_LEN(queue_bounds));
+    s->steps = bt_metrics_counter(m, "baton_worker_steps_total", NULL, "Engine steps.");
+    s->pages_free = bt_metrics_gauge(m, "baton_worker_pages_free", NULL, "Free KV pages.");
+    s->wb_done = bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"done\"",
+                                    "Generated blocks offered to the pool.");
+    s->wb_skipped =
+        bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"skipped\"",
+                           "Generated blocks offered to the pool.");
+    char *il = bt_sprintf("role=\"%s\",version=\"%s\"", kind, BT_VERSION);
+    bt_metric_set(bt_metrics_gauge(m, "baton_worker_info", il, "Role and version."), 1);
+    free(il);
+    free(l);
+    return s;
+}
+
+void bt_wstats_destroy(struct bt_wstats *s)
+{
+    if (s != NULL) {
+        bt_metrics_destroy(s->registry);
+        free(s);
+    }
+}
+
+void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t pages)
+{
+    char *l = bt_sprintf("engine=\"0\",block_size=\"%u\",num_gpu_blocks=\"%u\","
+                         "enable_prefix_caching=\"True\"",
+                         block_tokens, pages);
+    bt_metric_set(bt_metrics_gauge(s->registry, "vllm:cache_config_info", l,
+                                   "Configuration of the KV cache, as labels."),
+                  1);
+    free(l);
+}
+
+void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, Baton__WorkerLoad *l)
+{
+    baton__worker_load__init(l);
+    l->running = atomic_load(&s->l_running);
+    l->waiting = atomic_load(&s->l_waiting);
+    l->pages_total = atomic_load(&s->l_pages_total);
+    l->pages_free = atomic_load(&s->l_pages_free);
+    l->slots_total = atomic_load(&s->l_slots_total);
+    l->slots_free = atomic_load(&s->l_slots_free);
+    l->queued_prefill_tokens = atomic_load(&s->l_queued_tokens);
+    l->prefill_tokens_per_s = (double)atomic_load(&s->l_prefill_mtps) / 1e3;
+    l->step_ms = (double)atomic_load(&s->l_step_us) / 1e3;
+    l->max_model_len = max_model_len;
+}

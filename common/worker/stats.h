@@ -1,0 +1,40 @@
+/* The worker's metrics, under the names that vLLM's dashboards and pickers read, and the load that
+ * heartbeats carry. Registered once; written by the engine thread, read by the control thread. */
+#ifndef BT_WORKER_STATS_H
+#define BT_WORKER_STATS_H
+
+#include <stdatomic.h>
+
+#include "common/base/base.h"
+#include "common/metrics/metrics.h"
+#include "session.pb-c.h"
+
+enum {
+    BT_REASON_STOP,
+    BT_REASON_LENGTH,
+    BT_REASON_ABORT,
+    BT_REASON_ERROR,
+    BT_REASON_HANDOFF, /* a prefill whose decoding goes on elsewhere */
+    BT_REASONS
+};
+
+struct bt_wstats {
+    struct bt_metrics *registry;
+    struct bt_metric *running, *waiting, *kv_usage;
+    struct bt_metric *prompt_tokens, *prompt_cached, *generation_tokens, *preemptions;
+    struct bt_metric *prefix_queries, *prefix_hits;
+    struct bt_metric *finished[BT_REASONS];
+    struct bt_metric *iteration_tokens, *queue_time;
+    struct bt_metric *wb_done, *wb_skipped, *pages_free, *steps;
+    /* snapshot for heartbeats */
+    _Atomic uint32_t l_running, l_waiting, l_pages_total, l_pages_free, l_slots_total, l_slots_free;
+    _Atomic uint64_t l_queued_tokens, l_prefill_mtps /* tokens/s * 1000 */, l_step_us;
+};
+
+struct bt_wstats *bt_wstats_create(const char *model_name, const char *kind);
+void bt_wstats_destroy(struct bt_wstats *s);
+/* vllm:cache_config_info, once the engine has said what it has. */
+void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t pages);
+void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, Baton__WorkerLoad *l);
+
+#endif

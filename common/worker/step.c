@@ -1,0 +1,310 @@
+/* One engine step: plan (common/batch), launch, take the results. Runs on the engine thread;
+ * between two steps nothing of a request's slot is in flight. Allocates nothing. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/log/log.h"
+#include "common/worker/core.h"
+
+/* The youngest row: the one that has the least to lose. */
+static struct bt_wreq *youngest_row(const struct bt_wcore *c)
+{
+    for (struct bt_list *it = c->active.prev; it != &c->active; it = it->prev) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->stage == BT_WREQ_ROW) {
+            return r;
+        }
+    }
+    return NULL;
+}
+
+static uint32_t n_rows(const struct bt_wcore *c)
+{
+    uint32_t n = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, &c->active) {
+        n += BT_CONTAINER_OF(it, struct bt_wreq, link)->stage == BT_WREQ_ROW;
+    }
+    return n;
+}
+
+/* Takes a page for r's next position. When none is free the youngest row is preempted; r sits this
+ * step out (page_wait) until its pages have come back. The oldest row is never preempted while
+ * others hold pages, so somebody always gets on. */
+static void want_page(struct bt_wcore *c, struct bt_wreq *r)
+{
+    r->page_wait = false;
+    if (r->pos / c->block_tokens < r->n_pages) {
+        return;
+    }
+    uint32_t page;
+    if (bt_page_pool_get(c->pages, 1, &page) == BT_OK) {
+        r->pages[r->n_pages] = page;
+        bt_status_t st = c->vt->slot_pages(c->eng, r->slot, r->n_pages, &page, 1);
+        r->n_pages++;
+        if (st != BT_OK) {
+            bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: slot_pages: %s", bt_status_text(st));
+        }
+        return;
+    }
+    r->page_wait = true;
+    if (!bt_list_empty(&c->closing)) {
+        return; /* pages are on their way back already */
+    }
+    if (n_rows(c) > 1) {
+        bt_wcore_preempt(c, youngest_row(c));
+    }
+}
+
+static void provide_pages(struct bt_wcore *c)
+{
+    struct bt_list *it = c->active.next;
+    while (it != &c->active && !c->fatal) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        struct bt_list *prev = it->prev;
+        if (r->stage == BT_WREQ_ROW) {
+            want_page(c, r);
+        }
+        /* r may have left the list, or a younger one; never an older one. */
+        it = prev->next == it ? it->next : prev->next;
+    }
+}
+
+static void fill_batch(struct bt_wcore *c)
+{
+    uint32_t n = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, &c->active) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        struct bt_batch_seq *s = &c->seqs[n];
+        if (r->stage != BT_WREQ_PROMPT && (r->stage != BT_WREQ_ROW || r->page_wait)) {
+            continue;
+        }
+        s->order = r->order;
+        s->pos = r->pos;
+        s->len = r->len;
+        s->chunk_tokens = r->grant != NULL ? r->grant->chunk_tokens : 0;
+        s->left = 0;
+        s->kind = r->stage == BT_WREQ_ROW ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
+        c->seq_reqs[n++] = r;
+    }
+    c->batch.n = n;
+}
+
+static void fill_row(struct bt_wcore *c, uint32_t i)
+{
+    struct bt_wstep *s = &c->step;
+    const struct bt_batch_row *b = &s->rows[i];
+    struct bt_wreq *r = c->seq_reqs[b->seq];
+    struct bt_engine_row *e = &s->erows[i];
+    memset(e, 0, sizeof(*e));
+    e->slot = r->slot;
+    e->pos = b->pos;
+    e->n = b->n;
+    e->tokens = &r->tokens[b->pos];
+    e->flags = b->last ? BT_ROW_SAMPLE : 0;
+    if (r->role->row != NULL) {
+        r->role->row(c, r, b, e);
+    }
+    if (r->start_ns == 0) {
+        r->start_ns = bt_real_ns();
+    }
+    if (r->stage == BT_WREQ_ROW) {
+        s->decode_tokens += b->n;
+    } else {
+        s->prompt_tokens += b->n;
+    }
+    s->n_sample += b->last;
+    s->reqs[i] = r;
+    r->in_step = true;
+    r->pos = b->pos + b->n;
+}
+
+static void step_failed(struct bt_wcore *c, bt_status_t st, const char *what)
+{
+    struct bt_wstep *s = &c->step;
+    s->active = false;
+    if (st == BT_ERR_DEVICE) {
+        bt_wcore_fatal(c, st, what);
+        return;
+    }
+    BT_ERROR("step_failed", "what=%s status=%s rows=%u", what, bt_status_name(st), s->n_rows);
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        struct bt_wreq *r = s->reqs[i];
+        r->in_step = false;
+        bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: %s: %s", what, bt_status_text(st));
+        bt_wcore_close_doomed(c, r);
+    }
+}
+
+bool bt_wcore_launch(struct bt_wcore *c)
+{
+    struct bt_wstep *s = &c->step;
+    provide_pages(c);
+    if (c->fatal) {
+        return false;
+    }
+    fill_batch(c);
+    bool rows = n_rows(c) > 0 || c->start_role == BT_ROLE_DECODE;
+    s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
+                     : bt_batch_prefill(&c->batch, s->rows, c->max_slots);
+    if (s->n_rows == 0) {
+        return false;
+    }
+    s->n_sample = s->prompt_tokens = s->decode_tokens = 0;
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        fill_row(c, i);
+    }
+    s->active = true;
+    s->forward_done = false;
+    s->sample = 0;
+    s->launched_ns = bt_mono_ns();
+    struct bt_engine_batch batch = {.n_rows = s->n_rows, .rows = s->erows};
+    bt_status_t st = c->vt->forward(c->eng, &batch, &s->forward);
+    if (st != BT_OK) {
+        step_failed(c, st, "forward");
+        return true;
+    }
+    bt_wcore_ticket(c, s->forward, BT_WT_FORWARD, NULL);
+    if (s->n_sample > 0) {
+        st = c->vt->sample(c->eng, s->forward, NULL, &s->sample);
+        if (st != BT_OK) {
+            step_failed(c, st, "sample");
+            return true;
+        }
+        bt_wcore_ticket(c, s->sample, BT_WT_SAMPLE, NULL);
+    }
+    return true;
+}
+
+static void measure(struct bt_wcore *c)
+{
+    struct bt_wstep *s = &c->step;
+    double secs = (double)(bt_mono_ns() - s->launched_ns) / 1e9;
+    bt_metric_observe(c->stats->iteration_tokens, s->prompt_tokens + s->decode_tokens);
+    bt_metric_add(c->stats->steps, 1);
+    bt_metric_add(c->stats->prompt_tokens, s->prompt_tokens);
+    if (s->prompt_tokens == 0 && secs > 0) {
+        double ms = secs * 1e3;
+        c->step_ewma_ms = c->step_ewma_ms > 0 ? 0.9 * c->step_ewma_ms + 0.1 * ms : ms;
+    } else if (s->decode_tokens == 0 && s->prompt_tokens >= c->block_tokens && secs > 0) {
+        double tps = s->prompt_tokens / secs;
+        c->prefill_ewma_tps = c->prefill_ewma_tps > 0 ? 0.8 * c->prefill_ewma_tps + 0.2 * tps : tps;
+    }
+}
+
+static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
+{
+    struct bt_wstep *s = &c->step;
+    uint32_t out = 0;
+    s->active = false;
+    measure(c);
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        struct bt_wreq *r = s->reqs[i];
+        const struct bt_engine_out *o = NULL;
+        if (s->rows[i].last) {
+            BT_ASSERT(ev != NULL && out < ev->n_out);
+            o = &ev->out[out++];
+        }
+        r->in_step = false;
+        if (r->doomed) {
+            bt_wcore_close_doomed(c, r);
+        } else {
+            r->role->stepped(c, r, &s->rows[i], o);
+        }
+    }
+    bt_wcore_flush_tokens(c);
+}
+
+void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev)
+{
+    struct bt_wstep *s = &c->step;
+    bool mine = s->active && (ev->ticket == s->forward || ev->ticket == s->sample);
+    if (!mine) {
+        return; /* of a step that failed */
+    }
+    if (ev->status != BT_OK) {
+        step_failed(c, ev->status, kind == BT_WT_FORWARD ? "forward" : "sample");
+        return;
+    }
+    if (kind == BT_WT_FORWARD) {
+        s->forward_done = true;
+        uint64_t now = bt_real_ns();
+        for (uint32_t i = 0; i < s->n_rows; i++) {
+            s->reqs[i]->last_compute_ns = now;
+        }
+    }
+    if (kind == BT_WT_SAMPLE || s->n_sample == 0) {
+        finish_step(c, kind == BT_WT_SAMPLE ? ev : NULL);
+    }
+}
+
+/* ---- tokens ---- */
+
+static struct bt_wtokens *take_buffer(struct bt_wcore *c)
+{
+    for (;;) {
+        for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
+            if (!atomic_load_explicit(&c->bufs[i].busy, memory_order_acquire)) {
+                c->bufs[i].n = 0;
+                return &c->bufs[i];
+            }
+        }
+        usleep(50); /* the control thread is eight steps behind */
+    }
+}
+
+void bt_wcore_flush_tokens(struct bt_wcore *c)
+{
+    struct bt_wtokens *b = c->tokens;
+    if (b == NULL) {
+        return;
+    }
+    c->tokens = NULL;
+    atomic_store_explicit(&b->busy, true, memory_order_release);
+    struct bt_wout o = {.kind = BT_WOUT_TOKENS, .u.tokens = b};
+    bt_wcore_emit(c, &o);
+}
+
+static Baton__Finish finish_of(const struct bt_wreq *r, uint32_t token)
+{
+    for (uint32_t i = 0; i < r->params.n_eos; i++) {
+        if (r->params.eos[i] == token) {
+            return BATON__FINISH__STOP;
+        }
+    }
+    return r->len >= r->len_max ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED;
+}
+
+bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out)
+{
+    if (out->bad || out->slot != r->slot || out->token >= c->info->vocab) {
+        BT_ERROR("bad_token", "req=%016llx epoch=%u pos=%u token=%u",
+                 (unsigned long long)r->request, r->epoch, r->pos, out->token);
+        bt_wcore_end(c, r, BT_ERR_INTERNAL, "the model produced no usable logits at position %u",
+                     r->pos - 1);
+        return false;
+    }
+    if (c->tokens == NULL) {
+        c->tokens = take_buffer(c);
+    }
+    struct bt_wtoken *t = &c->tokens->t[c->tokens->n++];
+    t->request = r->request;
+    t->session = r->session;
+    t->epoch = r->epoch;
+    t->choice = r->choice;
+    t->offset = r->len - r->n;
+    t->token = out->token;
+    t->logprob = out->logprob;
+    t->n_top = r->params.logprobs > 0 ? BT_MIN(out->n_top, (uint32_t)r->params.logprobs) : 0;
+    memcpy(t->top_id, out->top_id, t->n_top * sizeof(t->top_id[0]));
+    memcpy(t->top_logprob, out->top_logprob, t->n_top * sizeof(t->top_logprob[0]));
+    BT_ASSERT(r->len < r->len_max);
+    r->tokens[r->len++] = out->token;
+    r->finish = finish_of(r, out->token);
+    t->finish = r->finish;
+    bt_metric_add(c->stats->generation_tokens, 1);
+    return true;
+}

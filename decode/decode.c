@@ -1,0 +1,135 @@
+/* The decode role. Touches the engine and the requests through common/worker/core.h only. */
+#include "decode/decode.h"
+
+#include <stdio.h>
+
+#include "common/worker/core.h"
+
+static void opened(struct bt_wcore *c, struct bt_wreq *r)
+{
+    (void)c;
+    r->stage = BT_WREQ_LANDING; /* same list as OPENING */
+}
+
+static bool ends_at_first(const struct bt_wreq *r)
+{
+    for (uint32_t i = 0; i < r->params.n_eos; i++) {
+        if (r->params.eos[i] == r->first_token) {
+            return true;
+        }
+    }
+    return r->n + 1 >= r->len_max;
+}
+
+/* Everything is in the slab. Pages are taken only now. */
+static void landed(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (r->first_token >= c->info->vocab) {
+        bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
+                     "the hand-off's first token %u is outside the "
+                     "vocabulary of %u",
+                     r->first_token, c->info->vocab);
+        return;
+    }
+    if (r->landed_finished || ends_at_first(r)) {
+        r->finish = BATON__FINISH__NOT_FINISHED; /* the prefill worker has reported it */
+        bt_wcore_end(c, r, BT_OK, "%s", "");
+        return;
+    }
+    bt_wcore_enqueue(c, r);
+}
+
+/* Preempted earlier: everything known is computed again, prompt and generated alike. */
+static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
+{
+    bt_status_t st = bt_wcore_slot_open(c, r);
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "engine: cannot open the sequence again: %s", bt_status_text(st));
+        return st;
+    }
+    r->pos = 0;
+    r->stage = BT_WREQ_PROMPT;
+    return BT_OK;
+}
+
+static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
+{
+    if (r->resumed) {
+        return begin_again(c, r, err, err_cap);
+    }
+    const struct bt_wgrant *g = r->grant;
+    bt_status_t st = bt_wcore_slot_open(c, r);
+    if (st == BT_OK) {
+        st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->epoch, NULL,
+                              NULL, &r->load_flow);
+        r->load_flow = st == BT_OK ? r->load_flow : 0;
+    }
+    if (st == BT_OK) {
+        for (uint32_t b = 0; b < g->n_slots; b++) {
+            c->blocks[b] = (struct bt_engine_block){
+                .mem = bt_slab_data(r->slab->slab, g->slots[b]),
+                .page = r->pages[b],
+                .toks = BT_MIN(c->block_tokens, r->n - b * c->block_tokens),
+                .seq = 0,
+            };
+        }
+        st = c->vt->flow_add(c->eng, r->load_flow, c->blocks, g->n_slots);
+    }
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "engine: cannot load the prompt's KV: %s", bt_status_text(st));
+        return st;
+    }
+    r->cached = r->n;
+    bt_wcore_flow_close(c, r, &r->load_flow, false); /* quiet() when all has been copied */
+    return BT_OK;
+}
+
+static void quiet(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (r->stage != BT_WREQ_LOADING) {
+        bt_wcore_grant_close(c, r); /* a BOTH submission: the prompt's copies to the slab ended */
+        return;
+    }
+    bool valid = bt_wcore_slots_valid(r, 0, r->grant->n_slots);
+    bt_wcore_grant_close(c, r);
+    if (!valid) {
+        bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant was given away while it loaded");
+        return;
+    }
+    bt_status_t st = c->vt->slot_accept(c->eng, r->slot, r->first_token);
+    if (st != BT_OK) {
+        bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: first token: %s", bt_status_text(st));
+        return;
+    }
+    r->pos = r->n;
+    r->tokens[r->len++] = r->first_token;
+    r->stage = BT_WREQ_ROW;
+}
+
+static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
+                    const struct bt_engine_out *out)
+{
+    (void)b;
+    bt_decode_write_back(c, r);
+    if (out == NULL) {
+        return; /* a chunk of a recomputation */
+    }
+    if (!bt_wcore_token(c, r, out)) {
+        return;
+    }
+    if (r->finish != BATON__FINISH__NOT_FINISHED) {
+        bt_wcore_end(c, r, BT_OK, "%s", "");
+        return;
+    }
+    r->stage = BT_WREQ_ROW;
+}
+
+const struct bt_role_ops bt_decode_role = {
+    .kind = "decode",
+    .opened = opened,
+    .landed = landed,
+    .begin = begin,
+    .row = NULL,
+    .stepped = stepped,
+    .quiet = quiet,
+};

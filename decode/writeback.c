@@ -1,0 +1,173 @@
+/* Write-back: full blocks of generated text return to the pool, so that the next turn of a
+ * conversation finds them. Ask the kvstore for a slot, copy page -> slot at the lowest priority,
+ * say so. A put holds its own references to page and slab: its request may end or be preempted
+ * meanwhile. Engine thread. */
+#include <string.h>
+
+#include "common/worker/core.h"
+#include "decode/decode.h"
+
+static struct bt_wput *free_put(struct bt_wcore *c)
+{
+    for (uint32_t i = 0; i < c->max_puts; i++) {
+        if (c->puts[i].id == 0) {
+            return &c->puts[i];
+        }
+    }
+    return NULL;
+}
+
+static void release_put(struct bt_wcore *c, struct bt_wput *p)
+{
+    bt_page_pool_put(c->pages, &p->page, 1);
+    bt_wslab_put(p->slab);
+    memset(p, 0, sizeof(*p));
+    c->n_puts--;
+}
+
+/* Walks the key chain up to block `block` (its key is the result). The full blocks of what was
+ * submitted came through the grant; here their keys are only passed over. */
+static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!r->chain_known) {
+        r->chain_known = true;
+        r->chain = r->root;
+        for (r->wb_next = 0; r->wb_next < r->n / c->block_tokens; r->wb_next++) {
+            bt_kv_key_next(&r->chain, r->tokens + r->wb_next * c->block_tokens, c->block_tokens,
+                           &r->chain);
+        }
+    }
+}
+
+void bt_decode_write_back(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!c->conf->writeback || r->no_cache || r->wb_off || c->slab == NULL ||
+        r->pos / c->block_tokens <= r->n / c->block_tokens) {
+        return;
+    }
+    advance_chain(c, r);
+    while (r->pos >= (r->wb_next + 1) * c->block_tokens && c->n_puts < c->max_puts) {
+        struct bt_wput *p = free_put(c);
+        uint32_t b = r->wb_next++;
+        bt_kv_key_next(&r->chain, r->tokens + b * c->block_tokens, c->block_tokens, &r->chain);
+        p->id = ++c->next_put << 16 | (uint64_t)(p - c->puts + 1);
+        p->page = r->pages[b];
+        p->slab = c->slab;
+        p->stage = BT_WPUT_ASKED;
+        p->req = r;
+        p->slab->refs++;
+        bt_page_pool_ref(c->pages, p->page);
+        c->n_puts++;
+        struct bt_wout o = {.kind = BT_WOUT_PUT, .attach = c->slab->attach};
+        o.u.put.id = p->id;
+        o.u.put.key = r->chain;
+        o.u.put.depth = b;
+        o.u.put.n_tokens = c->block_tokens;
+        bt_wcore_emit(c, &o);
+    }
+}
+
+static void put_done(struct bt_wcore *c, struct bt_wput *p)
+{
+    bt_metric_add(p->failed ? c->stats->wb_skipped : c->stats->wb_done, 1);
+    struct bt_wout o = {.kind = BT_WOUT_PUT_DONE, .attach = p->slab->attach};
+    o.u.put.id = p->id;
+    o.u.put.abort = p->failed;
+    bt_wcore_emit(c, &o);
+    release_put(c, p);
+}
+
+static void close_flow(struct bt_wcore *c, struct bt_wput *p)
+{
+    bt_engine_ticket_t quiet;
+    bt_status_t st = c->vt->flow_close(c->eng, p->flow, p->failed, &quiet);
+    if (st != BT_OK) {
+        bt_wcore_fatal(c, st, "flow_close");
+        return;
+    }
+    p->flow = 0;
+    p->stage = BT_WPUT_CLOSING;
+    bt_wcore_ticket(c, quiet, BT_WT_PUT, p);
+}
+
+static void start_copy(struct bt_wcore *c, struct bt_wput *p, uint32_t slot)
+{
+    bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_STORE, BT_ENGINE_PRIO_WRITEBACK, NULL, 0,
+                                      NULL, NULL, &p->flow);
+    if (st != BT_OK) {
+        p->failed = true;
+        put_done(c, p);
+        return;
+    }
+    struct bt_engine_block b = {
+        .mem = bt_slab_data(p->slab->slab, slot),
+        .page = p->page,
+        .toks = c->block_tokens,
+        .seq = 0,
+    };
+    st = c->vt->flow_add(c->eng, p->flow, &b, 1);
+    if (st == BT_OK) {
+        st = c->vt->flow_release(c->eng, p->flow, c->layout.n_layers, &p->done);
+    }
+    if (st != BT_OK) {
+        p->failed = true;
+        close_flow(c, p);
+        return;
+    }
+    p->stage = BT_WPUT_COPYING;
+    bt_wcore_ticket(c, p->done, BT_WT_PUT, p);
+}
+
+static void on_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slot, uint32_t gen)
+{
+    uint64_t index = (id & 0xffff) - 1;
+    if (index >= c->max_puts || c->puts[index].id != id || c->puts[index].stage != BT_WPUT_ASKED) {
+        return; /* of an attachment before this one */
+    }
+    struct bt_wput *p = &c->puts[index];
+    const struct bt_slab *slab = p->slab->slab;
+    if (st == BT_OK) {
+        uint64_t w = slot < slab->super->n_slots
+                         ? atomic_load_explicit(&slab->headers[slot].state, memory_order_acquire)
+                         : 0;
+        if (bt_slot_state(w) == BT_SLOT_WRITING && bt_slot_generation(w) == gen) {
+            start_copy(c, p, slot);
+        } else {
+            p->failed = true;
+            put_done(c, p);
+        }
+        return;
+    }
+    if (st != BT_ERR_EXISTS) {
+        bt_metric_add(c->stats->wb_skipped, 1);
+        if (p->req != NULL) {
+            p->req->wb_off = true; /* blocks behind a gap would not be found */
+        }
+    }
+    release_put(c, p);
+}
+
+static void on_ticket(struct bt_wcore *c, struct bt_wput *p)
+{
+    if (p->stage == BT_WPUT_COPYING) {
+        close_flow(c, p);
+    } else {
+        put_done(c, p);
+    }
+}
+
+static void on_detached(struct bt_wcore *c)
+{
+    for (uint32_t i = 0; i < c->max_puts; i++) {
+        struct bt_wput *p = &c->puts[i];
+        if (p->id != 0 && p->stage == BT_WPUT_ASKED) {
+            release_put(c, p); /* nobody will answer; copies under way end by themselves */
+        }
+    }
+}
+
+const struct bt_writeback_ops bt_decode_writeback = {
+    .slot = on_slot,
+    .ticket = on_ticket,
+    .detached = on_detached,
+};

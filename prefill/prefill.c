@@ -1,0 +1,178 @@
+/* The prefill role. Touches the engine and the requests through common/worker/core.h only. */
+#include "prefill/prefill.h"
+
+#include <stdio.h>
+
+#include "common/worker/core.h"
+
+static void opened(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_wcore_enqueue(c, r);
+}
+
+static void landed(struct bt_wcore *c, struct bt_wreq *r)
+{
+    (void)c;
+    (void)r; /* a writer gets no trailer */
+}
+
+/* First item of block b's chunk. */
+static uint32_t item_of(const struct bt_wcore *c, const struct bt_wgrant *g, uint32_t b)
+{
+    return b / (g->chunk_tokens / c->block_tokens) * c->layout.n_layers;
+}
+
+/* Blocks [0, DIV_UP(tokens)) slab -> pages. All at item 0: layer l of the whole prefix is item l,
+ * so that layers arrive in the order in which the first chunk needs them. */
+static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r, uint32_t tokens)
+{
+    uint32_t n = BT_DIV_UP(tokens, c->block_tokens);
+    bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->epoch,
+                                      NULL, NULL, &r->load_flow);
+    if (st != BT_OK) {
+        r->load_flow = 0;
+        return st;
+    }
+    for (uint32_t b = 0; b < n; b++) {
+        c->blocks[b] = (struct bt_engine_block){
+            .mem = bt_slab_data(r->slab->slab, r->grant->slots[b]),
+            .page = r->pages[b],
+            .toks = BT_MIN(c->block_tokens, tokens - b * c->block_tokens),
+            .seq = 0,
+        };
+    }
+    return c->vt->flow_add(c->eng, r->load_flow, c->blocks, n);
+}
+
+/* What is not resident goes pages -> slab under the grant's flow word. The kvstore has raised the
+ * word over the items that are resident as a whole; ours begin behind them. */
+static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
+{
+    const struct bt_wgrant *g = r->grant;
+    bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND,
+                                      &r->slab->slab->flows[g->flow_word], r->epoch, c->bell,
+                                      c->bell_arg, &r->store_flow);
+    if (st != BT_OK) {
+        r->store_flow = 0;
+        return st;
+    }
+    uint32_t n = 0;
+    for (uint32_t b = g->resident_blocks; b < g->n_slots; b++) {
+        c->blocks[n++] = (struct bt_engine_block){
+            .mem = bt_slab_data(r->slab->slab, g->slots[b]),
+            .page = r->pages[b],
+            .toks = BT_MIN(c->block_tokens, r->n - b * c->block_tokens),
+            .seq = item_of(c, g, b),
+        };
+    }
+    return c->vt->flow_add(c->eng, r->store_flow, c->blocks, n);
+}
+
+static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
+{
+    const struct bt_wgrant *g = r->grant;
+    bt_status_t st = bt_wcore_slot_open(c, r);
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "engine: cannot open the sequence: %s", bt_status_text(st));
+        return st;
+    }
+    if (!bt_wcore_slots_valid(r, 0, g->n_slots)) {
+        snprintf(err, err_cap, "a slot of the grant has been given away");
+        return BT_ERR_STALE;
+    }
+    /* The last prompt token is always computed: its logits choose the first token. */
+    r->cached = BT_MIN(g->resident_blocks * c->block_tokens, r->n - 1);
+    r->pos = r->cached;
+    st = r->cached > 0 ? load_prefix(c, r, r->cached) : BT_OK;
+    if (st == BT_OK && g->resident_blocks < g->n_slots) {
+        st = store_rest(c, r);
+    }
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "engine: cannot start the copies: %s", bt_status_text(st));
+        return st;
+    }
+    bt_metric_add(c->stats->prefix_queries, r->n);
+    bt_metric_add(c->stats->prefix_hits, r->cached);
+    bt_metric_add(c->stats->prompt_cached, r->cached);
+    r->stage = BT_WREQ_PROMPT;
+    return BT_OK;
+}
+
+static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
+                struct bt_engine_row *e)
+{
+    if (r->load_flow != 0) {
+        e->wait = (struct bt_engine_at){.flow = r->load_flow, .seq = 0};
+    }
+    if (b->chunk_end && r->store_flow != 0) {
+        uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
+        e->fire =
+            (struct bt_engine_at){.flow = r->store_flow, .seq = item_of(c, r->grant, last_block)};
+    }
+}
+
+static void report(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_wcore_flush_tokens(c); /* the first token goes before */
+    struct bt_wout o = {.kind = BT_WOUT_PREFILL_DONE};
+    o.u.prefill.request = r->request;
+    o.u.prefill.session = r->session;
+    o.u.prefill.epoch = r->epoch;
+    o.u.prefill.cached = r->cached;
+    o.u.prefill.computed = r->n - r->cached;
+    o.u.prefill.start_ns = r->start_ns;
+    o.u.prefill.last_compute_ns = r->last_compute_ns;
+    bt_wcore_emit(c, &o);
+}
+
+static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
+                    const struct bt_engine_out *out)
+{
+    (void)b;
+    if (r->load_flow != 0) {
+        /* The first row waited for every layer of the prefix. */
+        if (!bt_wcore_slots_valid(r, 0, BT_DIV_UP(r->cached, c->block_tokens))) {
+            bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
+            return;
+        }
+        bt_wcore_flow_close(c, r, &r->load_flow, false);
+    }
+    if (out == NULL) {
+        return;
+    }
+    r->first_token = out->token;
+    if (!bt_wcore_token(c, r, out)) {
+        return;
+    }
+    report(c, r);
+    r->trailer_due = true;
+    if (r->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
+        /* Goes on here: the copies of the prompt end beside the first rows. */
+        r->role = c->roles[BT_ROLE_DECODE];
+        r->stage = BT_WREQ_ROW;
+        bt_wcore_flow_close(c, r, &r->store_flow, false);
+        if (r->flows_pending == 0) {
+            r->role->quiet(c, r);
+        }
+        return;
+    }
+    bt_wcore_end(c, r, BT_OK, "%s", "");
+}
+
+static void quiet(struct bt_wcore *c, struct bt_wreq *r)
+{
+    /* Only the prefix's load has ended, or there was nothing to store and the prompt goes on. */
+    if (r->stage != BT_WREQ_PROMPT) {
+        bt_wcore_grant_close(c, r);
+    }
+}
+
+const struct bt_role_ops bt_prefill_role = {
+    .kind = "prefill",
+    .opened = opened,
+    .landed = landed,
+    .begin = begin,
+    .row = row,
+    .stepped = stepped,
+    .quiet = quiet,
+};
