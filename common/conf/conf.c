@@ -91,7 +91,7 @@ static void set_default(void *arg, const struct bt_conf_row *row)
     struct pass *p = arg;
     char err[256];
     if (row->def != NULL) {
-        BT_ASSERT(bt_conf_set(row, p->conf, row->def, err, sizeof(err)));
+        BT_ASSERT(bt_conf_set(row, p->conf, row->def, err, sizeof(err))); /* the table is wrong */
     }
 }
 

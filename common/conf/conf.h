@@ -13,7 +13,7 @@ typedef enum {
     BT_CONF_STR,   /* char *            : NULL or heap string owned by the struct */
     BT_CONF_INT,   /* int64_t           */
     BT_CONF_SIZE,  /* uint64_t bytes    : "64MiB", "1GB", "4096" */
-    BT_CONF_MS,    /* uint64_t ms       : "500ms", "2s", "1m" */
+    BT_CONF_MS,    /* uint64_t ms       : "500ms", "2s", "1m"; without a unit ms */
     BT_CONF_FLOAT, /* double            */
     BT_CONF_BOOL,  /* bool              : true|false */
     BT_CONF_LIST,  /* char **           : NULL-terminated, from a YAML list or a comma-separated

@@ -91,7 +91,7 @@ static const struct unit size_units[] = {{"", 1},
                                          {"K", 1024.0},
                                          {"M", 1048576.0},
                                          {"G", 1073741824.0}};
-static const struct unit ms_units[] = {{"ms", 1}, {"s", 1e3}, {"m", 6e4}, {"h", 3.6e6}};
+static const struct unit ms_units[] = {{"", 1}, {"ms", 1}, {"s", 1e3}, {"m", 6e4}, {"h", 3.6e6}};
 
 static bool with_unit(const char *text, const struct unit *units, size_t n, double *v_p)
 {
