@@ -406,7 +406,7 @@ void bt_model_rope_inv_freq(const struct bt_model_config *c, float *inv_freq)
 bt_status_t bt_model_kv_layout(const struct bt_model_config *c, uint32_t page_tokens,
                                struct bt_kv_layout *l)
 {
-    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, BT_DT_BF16, 0, l);
+    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, BT_DT_F16, 0, l);
 }
 
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],

@@ -30,7 +30,8 @@ struct bt_model_config {
 /* ERR_INVALID / ERR_UNSUPPORTED / ERR_NOT_FOUND; err names file, field and the allowed values. */
 bt_status_t bt_model_config_load(const char *dir, struct bt_model_config *c, char *err,
                                  size_t err_cap) BT_MUST_CHECK;
-/* The KV layout of this model with bf16 KV. */
+/* The KV layout of this model. KV is f16: as large as bf16 with three more bits; rounding keys to
+ * bf16 alone moved logprobs of long prompts by 0.2. */
 bt_status_t bt_model_kv_layout(const struct bt_model_config *c, uint32_t page_tokens,
                                struct bt_kv_layout *l) BT_MUST_CHECK;
 /* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */

@@ -32,7 +32,6 @@ static void cpu_close(struct bt_engine *e)
     free(e->y);
     free(e->y2);
     free(e->a);
-    free(e->q);
     free(e->scratch);
     free(e);
 }
@@ -102,9 +101,8 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     e->y = buffer(rows, BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
     e->y2 = buffer(rows, c->hidden, 4);
     e->a = buffer(rows, BT_MAX(q, (size_t)BT_MAX(c->intermediate, c->hidden)), act);
-    e->q = buffer(rows, q, act);
     e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
-    if (!e->rope || !e->x || !e->y || !e->y2 || !e->a || !e->q || !e->scratch) {
+    if (!e->rope || !e->x || !e->y || !e->y2 || !e->a || !e->scratch) {
         snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
                  conf->max_rows);
         return BT_ERR_NO_MEMORY;

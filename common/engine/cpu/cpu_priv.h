@@ -32,7 +32,7 @@ struct bt_cpu_token { /* one row of the step's matrices */
 };
 
 struct bt_cpu_item {              /* a block of query tokens of one sequence */
-    uint32_t first, n, pos, slot; /* first: row of q */
+    uint32_t first, n, pos, slot; /* first: row of y */
     uint32_t out;                 /* row of the output */
 };
 
@@ -49,7 +49,7 @@ struct bt_engine {
     struct bt_cpu_item *items;   /* [max_rows] */
     float *x;                    /* [rows, hidden], the residual stream */
     float *y;                    /* [rows, widest product], f32 */
-    void *a, *q;                 /* act [rows, widest input] */
+    void *a;                     /* act [rows, widest input] */
     float *y2;                   /* [rows, hidden] */
     uint8_t *scratch;            /* [threads] attention */
     size_t scratch_bytes;

@@ -91,7 +91,7 @@ static void norm_rows(struct step *s, const float *add, const float *w)
     }
 }
 
-/* One row of the QKV product: bias, QK norm, RoPE; q to the step's buffer, K and V to their page.
+/* One row of the QKV product: bias, QK norm, RoPE; q stays, K and V go to their page.
  */
 static void scatter_row(struct bt_engine *e, const struct bt_cpu_layer *y, uint32_t layer,
                         uint32_t t)
@@ -100,14 +100,12 @@ static void scatter_row(struct bt_engine *e, const struct bt_cpu_layer *y, uint3
     const struct bt_cpu_token *tok = &e->tokens[t];
     const struct bt_host *h = &e->host;
     uint32_t d = c->head_dim, page_tokens = h->info.layout.page_tokens;
-    size_t act = e->k->bf16 ? 2 : 4;
     float *row = e->y + (size_t)t * (c->heads + 2 * c->kv_heads) * d;
     const float *cs = e->rope + (size_t)tok->pos * d, *bias = y->qkv_bias;
     for (uint32_t i = 0; i < c->heads; i++) {
         e->k->head(row + (size_t)i * d, bias ? bias + (size_t)i * d : NULL, y->q_norm, cs, d,
                    c->norm_eps);
     }
-    e->k->to_act(row, (uint8_t *)e->q + (size_t)t * c->heads * d * act, c->heads * d);
     uint32_t page = h->slots[tok->slot].pages[tok->pos / page_tokens] - 1;
     uint16_t *seg = (uint16_t *)bt_host_segment(h, layer, page);
     for (uint32_t i = 0; i < c->kv_heads; i++) {
@@ -115,11 +113,11 @@ static void scatter_row(struct bt_engine *e, const struct bt_cpu_layer *y, uint3
         const float *bk = bias ? bias + (size_t)(c->heads + i) * d : NULL;
         uint16_t *out = seg + ((size_t)2 * i * page_tokens + tok->pos % page_tokens) * d;
         e->k->head(k, bk, y->k_norm, cs, d, c->norm_eps);
-        e->k->to_bf16(k, out, d);
+        e->k->to_f16(k, out, d);
         if (bk) {
             e->k->head(v, bk + (size_t)c->kv_heads * d, NULL, NULL, d, c->norm_eps);
         }
-        e->k->to_bf16(v, out + (size_t)page_tokens * d, d);
+        e->k->to_f16(v, out + (size_t)page_tokens * d, d);
     }
 }
 
@@ -134,7 +132,7 @@ static void scatter(struct step *s, const struct bt_cpu_layer *y, uint32_t layer
     }
 }
 
-/* q and the pages of `layer` -> a, [rows, heads * head_dim]. */
+/* y's queries and the pages of `layer` -> a, [rows, heads * head_dim]. */
 static void attention(struct step *s, uint32_t layer)
 {
     struct bt_engine *e = s->e;
@@ -142,6 +140,7 @@ static void attention(struct step *s, uint32_t layer)
     const struct bt_kv_layout *l = &e->host.info.layout;
     uint32_t d = c->head_dim, group = c->heads / c->kv_heads, work = s->n_items * c->kv_heads;
     size_t act = e->k->bf16 ? 2 : 4, width = (size_t)c->heads * d;
+    size_t qkv = width + (size_t)2 * c->kv_heads * d;
     const uint8_t *kv = bt_host_segment(&e->host, layer, 0);
 #pragma omp parallel for num_threads(threads_for(e, s->attn_work / 8)) schedule(dynamic, 1)
     for (uint32_t w = 0; w < work; w++) {
@@ -150,8 +149,8 @@ static void attention(struct step *s, uint32_t layer)
         uint32_t head = w % c->kv_heads;
         size_t off = (size_t)head * group * d;
         const struct bt_cpu_attn a = {
-            .q = (const uint8_t *)e->q + (it->first * width + off) * act,
-            .q_stride = width,
+            .q = e->y + it->first * qkv + off,
+            .q_stride = qkv,
             .out = (uint8_t *)e->a + (it->out * width + off) * act,
             .out_stride = width,
             .n = it->n,

@@ -72,7 +72,8 @@ bt_cpu_isa_t bt_gemm_isa(void)
     if ((isa & core) == core && __builtin_cpu_supports("avx512f")) {
         return BT_ISA_AVX512;
     }
-    if ((isa & avx2) == avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if ((isa & avx2) == avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c")) {
         return BT_ISA_AVX2;
     }
     return BT_ISA_BASE;

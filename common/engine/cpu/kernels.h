@@ -14,7 +14,7 @@
 
 /* One block of query tokens of one sequence against one KV head. */
 struct bt_cpu_attn {
-    const void *q;   /* act [n][group][head_dim] of this KV head's query heads, rows below */
+    const float *q;  /* [n][group][head_dim] of this KV head's query heads, rows below */
     size_t q_stride; /* elements from token to token */
     void *out;       /* act, as q */
     size_t out_stride;
@@ -38,8 +38,7 @@ struct bt_cpu_kernels {
      * d/2 cosines followed by d/2 sines, is given. */
     void (*head)(float *h, const float *bias, const float *w, const float *cs, uint32_t d,
                  float eps);
-    void (*to_act)(const float *x, void *out, uint32_t n);
-    void (*to_bf16)(const float *x, uint16_t *out, uint32_t n);
+    void (*to_f16)(const float *x, uint16_t *out, uint32_t n); /* n: multiple of 16 */
     /* out[n] = act(silu(gate_up[i]) * gate_up[n + i]) */
     void (*swiglu)(const float *gate_up, void *out, uint32_t n);
     void (*attn)(const struct bt_cpu_attn *a);

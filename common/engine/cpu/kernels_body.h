@@ -1,11 +1,13 @@
 /* The body of one kernel set; included by kernels_x86.c with SET (name), VL (floats a vector),
- * BF16 (activations are bf16 and products use vdpbf16ps) and V_FMA defined; it undefines them.
+ * BF16 (activations are bf16) and V_FMA defined; it undefines them.
  * GCC vector types carry everything but the products, so one text serves all sets. */
-#define N(x)  CAT(x, SET)
-#define vf    N(vf)
-#define vi    N(vi)
-#define vu16  N(vu16)
-#define act_t N(act_t)
+#define N(x)        CAT(x, SET)
+#define vf          N(vf)
+#define vi          N(vi)
+#define vu16        N(vu16)
+#define act_t       N(act_t)
+#define tile_matmul N(tile_matmul)
+#define softmax_row N(softmax_row)
 
 typedef float vf __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(VL * 4), aligned(4), may_alias));
@@ -83,14 +85,38 @@ static inline void N(act_store)(act_t *out, vf v)
 #endif
 }
 
-static inline vf N(bf16_load)(const uint16_t *p)
+/* KV is f16: three more bits than bf16 has, and keys need them. Beyond its range: the largest. */
+static inline void N(f16_store)(uint16_t *out, vf v)
+{
+    v = N(v_max)(V_SET(-65504.0f), v); /* in this order a NaN stays one */
+    v = -N(v_max)(V_SET(-65504.0f), -v);
+#if VL == 16
+    _mm256_storeu_si256((__m256i *)out,
+                        _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif VL == 8
+    _mm_storeu_si128((__m128i *)out, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < VL; i++) {
+        _Float16 h = (_Float16)v[i];
+        memcpy(out + i, &h, 2);
+    }
+#endif
+}
+
+static inline vf N(f16_load)(const uint16_t *p)
 {
 #if VL == 16
-    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif VL == 8
-    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 #else
-    return (vf)(__builtin_convertvector(*(const vu16 *)p, vi) << 16);
+    vf v;
+    for (int i = 0; i < VL; i++) {
+        _Float16 h;
+        memcpy(&h, p + i, 2);
+        v[i] = (float)h;
+    }
+    return v;
 #endif
 }
 
@@ -166,26 +192,10 @@ static void N(head)(float *h, const float *bias, const float *w, const float *cs
     }
 }
 
-static void N(to_act)(const float *x, void *out, uint32_t n)
+static void N(to_f16)(const float *x, uint16_t *out, uint32_t n)
 {
-    act_t *o = out;
-    uint32_t i = 0;
-    for (; i + VL <= n; i += VL) {
-        N(act_store)(o + i, V_LOAD(x + i));
-    }
-    for (; i < n; i++) {
-        N(act_one)(o + i, x[i]);
-    }
-}
-
-static void N(to_bf16)(const float *x, uint16_t *out, uint32_t n)
-{
-    uint32_t i = 0;
-    for (; i + VL <= n; i += VL) {
-        N(bf16_store)(out + i, V_LOAD(x + i));
-    }
-    for (; i < n; i++) {
-        out[i] = N(bf16_one)(x[i]);
+    for (uint32_t i = 0; i < n; i += VL) {
+        N(f16_store)(out + i, V_LOAD(x + i));
     }
 }
 
@@ -227,14 +237,14 @@ static inline void N(tile_rows)(const struct bt_cpu_attn *a, uint32_t t0, uint32
     }
 }
 
-#if BF16
-/* 16 rows of 16 dwords -> 16 columns: out[c * out_stride + r] = rows[r][c]. */
-static inline void N(transpose16)(const uint16_t *const *rows, uint32_t d0, uint32_t *out,
+#if VL == 16
+/* Dimensions d0 .. d0+15 of 16 tokens, transposed: out[c * out_stride + r] = rows[r][d0 + c]. */
+static inline void N(transpose16)(const uint16_t *const *rows, uint32_t d0, float *out,
                                   size_t out_stride)
 {
     __m512i r[16], t[16];
     for (int i = 0; i < 16; i++) {
-        r[i] = _mm512_loadu_si512(rows[i] + d0);
+        r[i] = (__m512i)N(f16_load)(rows[i] + d0);
     }
     for (int i = 0; i < 8; i++) {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -265,69 +275,42 @@ static inline void N(transpose16)(const uint16_t *const *rows, uint32_t d0, uint
 }
 #endif
 
-/* K tile as [head_dim pairs][64 tokens] dwords of two bf16, or [head_dim][64] f32. */
-static inline void N(pack_k)(const uint16_t *const *rows, uint32_t d, void *out)
+/* K tile as [head_dim][64 tokens] f32. */
+static inline void N(pack_k)(const uint16_t *const *rows, uint32_t d, float *out)
 {
-#if BF16
-    uint32_t *o = out, d0 = 0;
-    for (; d0 + 32 <= d; d0 += 32) {
+#if VL == 16
+    for (uint32_t d0 = 0; d0 < d; d0 += 16) {
         for (uint32_t t = 0; t < BT_CPU_TILE; t += 16) {
-            N(transpose16)(rows + t, d0, o + (size_t)d0 / 2 * BT_CPU_TILE + t, BT_CPU_TILE);
-        }
-    }
-    for (; d0 < d; d0 += 2) {
-        for (uint32_t t = 0; t < BT_CPU_TILE; t++) {
-            memcpy(o + (size_t)d0 / 2 * BT_CPU_TILE + t, rows[t] + d0, 4);
+            N(transpose16)(rows + t, d0, out + (size_t)d0 * BT_CPU_TILE + t, BT_CPU_TILE);
         }
     }
 #else
-    float *o = out;
     for (uint32_t t = 0; t < BT_CPU_TILE; t++) {
-        for (uint32_t i = 0; i < d; i++) {
-            uint32_t u = (uint32_t)rows[t][i] << 16;
-            memcpy(o + (size_t)i * BT_CPU_TILE + t, &u, 4);
+        for (uint32_t i = 0; i < d; i += VL) {
+            vf v = N(f16_load)(rows[t] + i);
+            for (uint32_t j = 0; j < VL; j++) {
+                out[(size_t)(i + j) * BT_CPU_TILE + t] = v[j];
+            }
         }
     }
 #endif
 }
 
-/* V tile as [token pairs][head_dim] dwords of two bf16, or [64][head_dim] f32. */
-static inline void N(pack_v)(const uint16_t *const *rows, uint32_t d, void *out)
+/* V tile as [64 tokens][head_dim] f32. */
+static inline void N(pack_v)(const uint16_t *const *rows, uint32_t d, float *out)
 {
-#if BF16
-    uint32_t *o = out;
-    for (uint32_t t = 0; t < BT_CPU_TILE; t += 2) {
-        for (uint32_t i = 0; i < d; i += 16) {
-            __m512i lo = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[t] + i)));
-            __m512i hi =
-                _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[t + 1] + i)));
-            _mm512_storeu_si512(o + (size_t)t / 2 * d + i,
-                                _mm512_or_si512(lo, _mm512_slli_epi32(hi, 16)));
-        }
-    }
-#else
-    float *o = out;
     for (uint32_t t = 0; t < BT_CPU_TILE; t++) {
         for (uint32_t i = 0; i < d; i += VL) {
-            V_STORE(o + (size_t)t * d + i, N(bf16_load)(rows[t] + i));
+            V_STORE(out + (size_t)t * d + i, N(f16_load)(rows[t] + i));
         }
     }
-#endif
 }
 
 #define S_VECS (BT_CPU_TILE / VL)
 
-/* acc[r][j] += x[r][k] * tile[k][j] for j of NV vectors and all k < n, in order of k. x: f32, or
- * dwords of two bf16. */
-#if BF16
-#define MULADD(xp, tp, acc)                                                                        \
-    ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)_mm512_loadu_si512(tp),                         \
-                          (__m512bh)_mm512_set1_epi32(*(const int32_t *)(xp))))
-#else
-#define MULADD(xp, tp, acc) V_FMA(V_SET(*(const float *)(xp)), V_LOAD(tp), acc)
-#endif
+/* out[r][j] += sum over k < n, in order, of x[r][k] * tile[k][j], for j of NV vectors. */
 #define KERNEL(NAME, R, NV)                                                                        \
-    static inline void N(NAME)(const uint32_t *x, size_t x_stride, const uint32_t *tile,           \
+    static inline void N(NAME)(const float *x, size_t x_stride, const float *tile,                 \
                                size_t tile_stride, uint32_t n, float *out, size_t out_stride)      \
     {                                                                                              \
         vf acc[R][NV];                                                                             \
@@ -339,8 +322,8 @@ static inline void N(pack_v)(const uint16_t *const *rows, uint32_t d, void *out)
         for (uint32_t k = 0; k < n; k++) {                                                         \
             for (int r = 0; r < R; r++) {                                                          \
                 for (int j = 0; j < NV; j++) {                                                     \
-                    acc[r][j] =                                                                    \
-                        MULADD(x + r * x_stride + k, tile + k * tile_stride + j * VL, acc[r][j]);  \
+                    acc[r][j] = V_FMA(V_SET(x[r * x_stride + k]),                                  \
+                                      V_LOAD(tile + k * tile_stride + j * VL), acc[r][j]);         \
                 }                                                                                  \
             }                                                                                      \
         }                                                                                          \
@@ -365,8 +348,8 @@ KERNEL(mm_r1_v1, 1, 1)
 
 /* out[rows][cols] += x[rows][n] * tile[n][cols]; every (row, column) sums in order of k whatever
  * the blocking. */
-static inline void N(matmul)(const uint32_t *x, size_t x_stride, const uint32_t *tile, size_t cols,
-                             uint32_t n, float *out, uint32_t rows)
+static inline void tile_matmul(const float *x, size_t x_stride, const float *tile, size_t cols,
+                               uint32_t n, float *out, uint32_t rows)
 {
     uint32_t c = 0;
     for (; c + 4 * VL <= cols; c += 4 * VL) {
@@ -390,9 +373,9 @@ static inline void N(matmul)(const uint32_t *x, size_t x_stride, const uint32_t 
 }
 
 /* Online softmax (Milakov and Gimelshein 2018) of one row's scores, in the base-2 domain: scores
- * become probabilities (bf16 pairs in the bf16 set), the output row is rescaled. */
-static inline void N(softmax_row)(float *s, uint32_t valid, float scale, float *m_p, float *l_p,
-                                  float *o, uint32_t d)
+ * become probabilities, the output row is rescaled. */
+static inline void softmax_row(float *s, uint32_t valid, float scale, float *m_p, float *l_p,
+                               float *o, uint32_t d)
 {
     vf max = V_SET(-1e30f);
     vf v[S_VECS];
@@ -414,11 +397,7 @@ static inline void N(softmax_row)(float *s, uint32_t valid, float scale, float *
     for (int j = 0; j < (int)S_VECS; j++) {
         v[j] = N(v_exp2)(v[j] - V_SET(m));
         sum += v[j];
-#if BF16
-        N(bf16_store)((uint16_t *)s + j * VL, v[j]);
-#else
         V_STORE(s + j * VL, v[j]);
-#endif
     }
     vf alpha = N(v_exp2)(V_SET(*m_p - m));
     *l_p = *l_p * alpha[0] + N(v_sum)(sum);
@@ -439,8 +418,6 @@ static void N(attn)(const struct bt_cpu_attn *a)
     float *vt = kt + (size_t)d * BT_CPU_TILE;
     uint16_t *zero = (uint16_t *)(vt + (size_t)d * BT_CPU_TILE);
     const uint16_t *ptr[BT_CPU_TILE];
-    const size_t q_row = d * sizeof(act_t) / 4; /* dwords */
-    const uint32_t kd = (uint32_t)q_row;        /* products of a score */
     const float scale = a->scale * 1.44269504f;
 
     memset(o, 0, (size_t)rows * d * sizeof(*o));
@@ -459,19 +436,16 @@ static void N(attn)(const struct bt_cpu_attn *a)
         uint32_t r0 = first * a->group;
         memset(s + (size_t)r0 * BT_CPU_TILE, 0, (size_t)(rows - r0) * BT_CPU_TILE * sizeof(*s));
         for (uint32_t i = first; i < a->n; i++) {
-            const uint32_t *q = (const uint32_t *)((const act_t *)a->q + i * a->q_stride);
-            N(matmul)
-            (q, q_row, (const uint32_t *)kt, BT_CPU_TILE, kd,
-             s + (size_t)i * a->group * BT_CPU_TILE, a->group);
+            tile_matmul(a->q + i * a->q_stride, d, kt, BT_CPU_TILE, d,
+                        s + (size_t)i * a->group * BT_CPU_TILE, a->group);
         }
         for (uint32_t r = r0; r < rows; r++) {
             uint32_t see = BT_MIN(a->pos + r / a->group + 1 - t0, (uint32_t)BT_CPU_TILE);
-            N(softmax_row)
-            (s + (size_t)r * BT_CPU_TILE, see, scale, &m[r], &l[r], o + (size_t)r * d, d);
+            softmax_row(s + (size_t)r * BT_CPU_TILE, see, scale, &m[r], &l[r], o + (size_t)r * d,
+                        d);
         }
-        N(matmul)
-        ((const uint32_t *)(s + (size_t)r0 * BT_CPU_TILE), BT_CPU_TILE, (const uint32_t *)vt, d,
-         BT_CPU_TILE * (uint32_t)sizeof(act_t) / 4, o + (size_t)r0 * d, rows - r0);
+        tile_matmul(s + (size_t)r0 * BT_CPU_TILE, BT_CPU_TILE, vt, d, BT_CPU_TILE,
+                    o + (size_t)r0 * d, rows - r0);
     }
     for (uint32_t r = 0; r < rows; r++) {
         act_t *out = (act_t *)a->out + (r / a->group) * a->out_stride + (size_t)(r % a->group) * d;
@@ -487,8 +461,7 @@ const struct bt_cpu_kernels N(bt_cpu_kernels) = {
     .bf16 = BF16,
     .norm = N(norm),
     .head = N(head),
-    .to_act = N(to_act),
-    .to_bf16 = N(to_bf16),
+    .to_f16 = N(to_f16),
     .swiglu = N(swiglu),
     .attn = N(attn),
 };
@@ -498,12 +471,13 @@ const struct bt_cpu_kernels N(bt_cpu_kernels) = {
 #undef vi
 #undef vu16
 #undef act_t
+#undef tile_matmul
+#undef softmax_row
 #undef V_LOAD
 #undef V_STORE
 #undef V_SET
 #undef V_FMA
 #undef S_VECS
-#undef MULADD
 #undef KERNEL
 #undef MM_ROWS
 #undef SET
