@@ -1,0 +1,285 @@
+/* The batchers: budget, block and flow-chunk boundaries, order, fairness, and invariants over
+ * random states; the prediction by rolling forward. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/batch/batch.h"
+
+#define BT  16
+#define MAX 64
+
+struct fix {
+    struct bt_batch b;
+    struct bt_batch_seq seqs[MAX];
+    struct bt_batch_row rows[MAX];
+};
+
+static void init(struct fix *f, uint32_t max_rows)
+{
+    memset(f, 0, sizeof(*f));
+    f->b.seqs = f->seqs;
+    f->b.lim = (struct bt_batch_limits){.max_rows = max_rows, .block_tokens = BT, .mixed = true};
+}
+
+static void add(struct fix *f, bt_batch_kind_t kind, uint32_t pos, uint32_t len, uint32_t chunk)
+{
+    f->seqs[f->b.n] = (struct bt_batch_seq){
+        .order = f->b.n, .pos = pos, .len = len, .chunk_tokens = chunk, .kind = kind};
+    f->b.n++;
+}
+
+static void test_prefill_fills_the_budget_in_order(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 100);
+    add(&f, BT_BATCH_PROMPT, 0, 40, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 30, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 90, 0);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 3);
+    assert_int_equal(f.rows[0].n, 40);
+    assert_true(f.rows[0].last);
+    assert_int_equal(f.rows[1].n, 30);
+    assert_int_equal(f.rows[2].n, 16); /* of the 30 that are left, one block */
+    assert_false(f.rows[2].last);
+}
+
+static void test_rows_end_at_flow_chunks(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 1000);
+    add(&f, BT_BATCH_PROMPT, 48, 200, 64);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 16);
+    assert_true(f.rows[0].chunk_end);
+    f.seqs[0].pos = 64;
+    bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(f.rows[0].n, 64);
+    assert_true(f.rows[0].chunk_end);
+    f.seqs[0].pos = 192;
+    bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(f.rows[0].n, 8);
+    assert_true(f.rows[0].chunk_end && f.rows[0].last);
+    f.b.lim.max_rows = 40;
+    f.seqs[0].pos = 64;
+    bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(f.rows[0].n, 32);
+    assert_false(f.rows[0].chunk_end);
+}
+
+static void test_last_token_of_a_cached_prompt(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 16);
+    add(&f, BT_BATCH_PROMPT, 31, 32, 64);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 1);
+    assert_true(f.rows[0].last && f.rows[0].chunk_end);
+}
+
+static void test_nobody_overtakes_who_waits_for_room(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 24);
+    add(&f, BT_BATCH_PROMPT, 0, 16, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 32, 0); /* 8 left: no block */
+    add(&f, BT_BATCH_PROMPT, 0, 4, 0);  /* would fit */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+}
+
+static void test_decode_takes_all_rows_and_prompts(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 64);
+    f.b.lim.prompt_tokens = 32;
+    add(&f, BT_BATCH_DECODE, 10, 0, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    add(&f, BT_BATCH_BLOCKED, 3, 0, 0);
+    add(&f, BT_BATCH_DECODE, 20, 0, 0);
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 3);
+    assert_int_equal(f.rows[0].seq, 0);
+    assert_int_equal(f.rows[1].seq, 3);
+    assert_true(f.rows[0].last && f.rows[1].last);
+    assert_int_equal(f.rows[2].seq, 1);
+    assert_int_equal(f.rows[2].n, 32); /* prompt_tokens, not the 62 that are left */
+}
+
+static void test_turns_without_mixed_steps(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 64);
+    f.b.lim.mixed = false;
+    add(&f, BT_BATCH_DECODE, 10, 0, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    uint32_t prompts = 0, decodes = 0;
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 1);
+        prompts += f.rows[0].seq == 1;
+        decodes += f.rows[0].seq == 0;
+    }
+    assert_int_equal(prompts, 5);
+    assert_int_equal(decodes, 5);
+}
+
+/* More rows than a step holds, and a prompt: everybody gets on within a bounded number of steps. */
+static void test_no_starvation(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 20); /* 4 rows beside a block of prompt */
+    for (int i = 0; i < 13; i++) {
+        add(&f, BT_BATCH_DECODE, 10, 0, 0);
+    }
+    add(&f, BT_BATCH_PROMPT, 0, 1600, 0);
+    uint32_t got[MAX] = {0}, steps = 40;
+    for (uint32_t s = 0; s < steps; s++) {
+        uint32_t n = bt_batch_decode(&f.b, f.rows, MAX), tokens = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            got[f.rows[i].seq]++;
+            tokens += f.rows[i].n;
+            f.seqs[f.rows[i].seq].pos += f.rows[i].n;
+        }
+        assert_true(tokens <= 20);
+    }
+    for (int i = 0; i < 13; i++) {
+        assert_true(got[i] >= steps * 4 / 13 - 1 && got[i] <= steps * 4 / 13 + 2);
+    }
+    assert_int_equal(f.seqs[13].pos, steps * BT);
+}
+
+static uint32_t rnd(uint64_t *s, uint32_t n)
+{
+    *s = *s * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(*s >> 33) % n;
+}
+
+static void check_row(const struct fix *f, const struct bt_batch_row *r)
+{
+    const struct bt_batch_seq *s = &f->seqs[r->seq];
+    uint32_t end = r->pos + r->n;
+    assert_int_equal(r->pos, s->pos);
+    assert_true(r->n > 0);
+    if (s->kind == BT_BATCH_DECODE) {
+        assert_true(r->n == 1 && r->last && !r->chunk_end);
+        return;
+    }
+    assert_int_equal(s->kind, BT_BATCH_PROMPT);
+    assert_true(end <= s->len);
+    assert_true(end == s->len || end % BT == 0);
+    assert_int_equal(r->last, end == s->len);
+    if (s->chunk_tokens > 0) {
+        assert_int_equal(r->chunk_end, end == s->len || end % s->chunk_tokens == 0);
+        assert_int_equal(r->pos / s->chunk_tokens, (end - 1) / s->chunk_tokens);
+    }
+}
+
+/* Random batches run to their end: every step keeps its bounds, every token is computed once. */
+static void test_random(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 300; seed++) {
+        uint64_t s = seed;
+        struct fix f;
+        init(&f, BT + rnd(&s, 200));
+        f.b.lim.mixed = rnd(&s, 4) != 0;
+        f.b.lim.prompt_tokens = rnd(&s, 3) * 40;
+        bool decode_role = rnd(&s, 2);
+        uint32_t n = 1 + rnd(&s, 40), todo = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t len = 1 + rnd(&s, 300), kind = decode_role ? rnd(&s, 2) : 0;
+            uint32_t pos = rnd(&s, len) / BT * BT;
+            add(&f, kind == 0 ? BT_BATCH_PROMPT : BT_BATCH_DECODE, pos, len,
+                BT * rnd(&s, 5) * (1 + rnd(&s, 3)));
+            f.seqs[i].left = 1 + rnd(&s, 20);
+            todo += (kind == 0 ? len - pos : 1) + f.seqs[i].left - 1;
+        }
+        uint32_t steps = 0;
+        bool more = true;
+        while (more) {
+            uint32_t m = decode_role || rnd(&s, 2) ? bt_batch_decode(&f.b, f.rows, MAX)
+                                                   : bt_batch_prefill(&f.b, f.rows, MAX);
+            uint32_t tokens = 0;
+            uint64_t seen = 0;
+            for (uint32_t i = 0; i < m; i++) {
+                check_row(&f, &f.rows[i]);
+                assert_false(seen >> f.rows[i].seq & 1);
+                seen |= 1ull << f.rows[i].seq;
+                tokens += f.rows[i].n;
+            }
+            assert_true(tokens <= f.b.lim.max_rows);
+            assert_true(todo >= tokens);
+            todo -= tokens;
+            bt_batch_apply(&f.b, f.rows, m);
+            more = false;
+            for (uint32_t i = 0; i < f.b.n; i++) {
+                more = more || f.seqs[i].kind != BT_BATCH_DONE;
+            }
+            assert_true(++steps < 100000);
+        }
+        /* A decode row's `left` counts the token of its last step too. */
+        assert_int_equal(todo, 0);
+    }
+}
+
+static void test_predict(void **state)
+{
+    (void)state;
+    struct bt_batch_cost c = {.base_ns = 1000, .token_ns = 10};
+    struct fix f;
+    double start = -1, end = -1;
+    init(&f, 64);
+    add(&f, BT_BATCH_PROMPT, 0, 128, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 64, 0);
+    assert_int_equal(bt_batch_predict(&f.b, &c, false, 1, 100, f.rows, MAX, &start, &end), BT_OK);
+    assert_true(start == 2 * (1000 + 640));
+    assert_true(end == 3 * (1000 + 640));
+    init(&f, 64);
+    add(&f, BT_BATCH_DECODE, 5, 0, 0);
+    assert_int_equal(bt_batch_predict(&f.b, &c, false, 0, 100, f.rows, MAX, &start, &end),
+                     BT_ERR_INVALID);
+    add(&f, BT_BATCH_PROMPT, 0, 6400, 0);
+    assert_int_equal(bt_batch_predict(&f.b, &c, false, 1, 10, f.rows, MAX, &start, &end), BT_AGAIN);
+}
+
+static void test_cost(void **state)
+{
+    (void)state;
+    struct bt_batch_cost c = {.base_ns = 1, .kv_ns = 10, .token_ns = 100, .attn_ns = 1000};
+    struct fix f;
+    init(&f, 64);
+    add(&f, BT_BATCH_DECODE, 7, 0, 0);
+    add(&f, BT_BATCH_PROMPT, 16, 24, 0);
+    uint32_t n = bt_batch_decode(&f.b, f.rows, MAX);
+    assert_int_equal(n, 2);
+    double want = 1 + 10.0 * 7 + 100.0 * 9 + 1000.0 * 8 * (16 + 4);
+    assert_true(bt_batch_step_ns(&c, &f.b, f.rows, n) == want);
+    assert_true(bt_batch_step_ns(&c, &f.b, f.rows, 0) == 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prefill_fills_the_budget_in_order),
+        cmocka_unit_test(test_rows_end_at_flow_chunks),
+        cmocka_unit_test(test_last_token_of_a_cached_prompt),
+        cmocka_unit_test(test_nobody_overtakes_who_waits_for_room),
+        cmocka_unit_test(test_decode_takes_all_rows_and_prompts),
+        cmocka_unit_test(test_turns_without_mixed_steps),
+        cmocka_unit_test(test_no_starvation),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_predict),
+        cmocka_unit_test(test_cost),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
