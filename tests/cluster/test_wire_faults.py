@@ -1,0 +1,362 @@
+"""The wire when peers are killed, stopped, restarted or cut off in the middle. A third peer goes on in
+every case, and after on_quiet nothing is written any more (poison)."""
+import ctypes
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+
+from wire_peers import Peer
+
+BIG = dict(seg=131072, layers=4, slots=600)  # 1 MiB messages by rendezvous
+TOKENS, CHUNK = 4096, 128                    # 256 blocks, 128 items of 8 blocks: 128 MiB a flow
+ITEMS = TOKENS // CHUNK * 4
+
+
+@pytest.fixture
+def trio():
+    """a and c send, b receives; c streams to b all the time."""
+    made = [Peer("a", **BIG), Peer("b", **BIG), Peer("c", **BIG)]
+    extra = []
+    a, b, c = made
+    c.ask("auto 256 64 33", "auto")
+    yield a, b, c, extra
+    codes = {}
+    for p in made + extra:
+        if p.p.poll() is None:
+            os.kill(p.pid, signal.SIGCONT)
+            codes[p.name] = p.stop()
+    assert set(codes.values()) <= {0}, codes
+
+
+class Background:
+    """Flows from c to b while something happens to a; all must succeed."""
+
+    def __init__(self, b, c, n=150):
+        self.b, self.n = b, n
+        self.after = b.mark()
+        b.say(f"storm c {c.addr} {c.inc} 100000 {n} 256 64 33 1")
+
+    def finish(self):
+        self.b.wait(rf"storm done={self.n} failed=0", 60, self.after)
+
+
+def start_flow(a, b, req, raised, **kw):
+    a.grant(req, 1, TOKENS, CHUNK, req)
+    b.recv(a, req, 1, TOKENS, CHUNK, **kw)
+    a.say(f"raise {req} {raised}")
+
+
+def progress(b, req):
+    return int(b.ask(f"word {req}", rf"word {req} (\d+)")[1])
+
+
+def poison_holds(b, req, a=None):
+    """Slots of a quiet flow stay as they are, also when a stopped sender goes on."""
+    b.ask(f"poison {req}", f"poisoned {req}")
+    if a is not None:
+        a.signal(signal.SIGCONT)
+    time.sleep(0.5)
+    b.ask(f"checkpoison {req}", f"poison_changed {req} 0$")
+    b.say(f"forget {req}")
+
+
+def whole_transfer(a, b, req):
+    start_flow(a, b, req, ITEMS)
+    a.say(f"trailer {req} 1 0")
+    b.wait(f"done {req}", 30)
+    b.wait(f"quiet {req}$")
+    b.ask(f"verify {req} {req}", f"verify {req} bad=0 crc_bad=0")
+    b.say(f"forget {req}")
+
+
+def test_idle_processes_burn_no_cpu(trio):
+    a, b, c, _ = trio
+    bg = Background(b, c, 5)
+    bg.finish()
+    start_flow(a, b, 1, 3)  # a flow that waits for its writer
+    b.wait("progress 1 3")
+    before = [p.usage()["cpu_s"] for p in trio[:3]]
+    time.sleep(2)
+    used = [p.usage()["cpu_s"] - x for p, x in zip(trio[:3], before)]
+    assert max(used) < 0.2, used
+    b.ask("cancel 1", "quiet 1")
+
+
+def test_peer_killed_while_idle(trio):
+    a, b, c, _ = trio
+    whole_transfer(a, b, 1)
+    bg = Background(b, c)
+    lost = b.metrics()["baton_kv_peer_sessions_lost_total"]
+    a.kill()
+    deadline = time.monotonic() + 3
+    while b.metrics()["baton_kv_peer_sessions_lost_total"] == lost:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    start = time.monotonic()
+    b.recv(a, 2, 1, TOKENS, CHUNK)
+    b.wait("failed 2 ERR_PEER_LOST")
+    b.wait("quiet 2")
+    assert time.monotonic() - start < 4
+    bg.finish()
+
+
+def test_sender_killed_mid_transfer(trio):
+    a, b, c, _ = trio
+    bg = Background(b, c)
+    start_flow(a, b, 1, ITEMS)
+    b.wait(r"progress 1 \d+")
+    a.kill()
+    start = time.monotonic()
+    b.wait("failed 1 ERR_PEER_LOST")
+    b.wait("quiet 1")
+    assert time.monotonic() - start < 3
+    assert progress(b, 1) < ITEMS
+    poison_holds(b, 1)
+    bg.finish()
+
+
+def test_receiver_killed_mid_transfer(trio):
+    a, b, c, _ = trio
+    start_flow(a, b, 1, ITEMS)
+    b.wait(r"progress 1 \d+")
+    b.kill()
+    a.wait("send_end 1 ERR_PEER_LOST", 4)
+    a.say("drop 1")
+    assert a.metrics()["baton_kv_peer_sessions"] == 0
+    # a serves others as before
+    a.grant(2, 1, 256, 64, 2)
+    c.recv(a, 2, 1, 256, 64)
+    a.say("raise 2 16")
+    a.say("trailer 2 9 0")
+    c.wait("done 2")
+
+
+def test_restarted_on_the_same_port(trio):
+    a, b, c, extra = trio
+    whole_transfer(a, b, 1)
+    bg = Background(b, c)
+    old_inc = a.inc
+    a.kill()
+    again = Peer("a", rpc=f"127.0.0.1:{a.port}", **BIG)
+    extra.append(again)
+    b.recv(again, 2, 1, TOKENS, CHUNK, inc=old_inc)
+    b.wait("failed 2 ERR_PEER_LOST")
+    b.wait("quiet 2")
+    b.say("forget 2")
+    b.recv(again, 3, 1, TOKENS, CHUNK, inc=old_inc)  # by now the port answers as somebody else
+    b.wait("failed 3 ERR_PEER_LOST .*incarnation")
+    b.wait("quiet 3")
+    b.say("forget 3")
+    whole_transfer(again, b, 4)
+    bg.finish()
+
+
+def stop_mid_segment(a, b, req, **kw):
+    """Stops the sender at full speed: receives are outstanding at b. Again if it was too fast."""
+    for _ in range(10):
+        start_flow(a, b, req, ITEMS, **kw)
+        b.wait(rf"progress {req} \d+")
+        a.signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        if 0 < progress(b, req) < ITEMS:
+            return
+        a.signal(signal.SIGCONT)
+        b.ask(f"cancel {req}", f"quiet {req}$")
+        b.say(f"forget {req}")
+        a.wait(f"send_end {req} ")
+        a.say(f"drop {req}")
+        with a.cond, b.cond:
+            a.lines.clear()
+            b.lines.clear()
+    raise AssertionError("never in the middle")
+
+
+def test_sender_stopped_mid_segment(trio):
+    a, b, c, _ = trio
+    bg = Background(b, c)
+    stop_mid_segment(a, b, 1)
+    b.wait("failed 1 ERR_PEER_LOST .*silent", 4)
+    b.wait("quiet 1", 3)
+    poison_holds(b, 1, a)
+    bg.finish()
+    a.wait("send_end 1 ERR_PEER_LOST", 4)
+    a.say("drop 1")
+    whole_transfer(a, b, 2)
+
+
+def test_deadline_with_a_stopped_sender_forces_the_endpoint(trio):
+    """UCX cannot cancel the receive of an active message: the peer goes, a second flow with it."""
+    a, b, c, _ = trio
+    bg = Background(b, c)
+    a.grant(2, 1, 64, 32, 2)
+    b.recv(a, 2, 1, 64, 32)
+    a.wait("lookup 2")
+    stop_mid_segment(a, b, 1, deadline_ms=700)
+    b.wait("failed 1 ERR_TIMEOUT", 3)
+    b.wait("quiet 1", 3)
+    b.wait("failed 2 ERR_PEER_LOST", 3)
+    b.wait("quiet 2", 3)
+    poison_holds(b, 1, a)
+    bg.finish()
+
+
+def test_cancel_with_a_stopped_sender(trio):
+    a, b, c, _ = trio
+    bg = Background(b, c)
+    stop_mid_segment(a, b, 1)
+    b.say("cancel 1")
+    b.wait("quiet 1", 4)
+    assert not b.has("failed 1") and not b.has("done 1")
+    poison_holds(b, 1, a)
+    bg.finish()
+    a.wait("send_end 1 ERR_", 4)
+
+
+def test_receiver_stopped_mid_segment(trio):
+    a, b, c, _ = trio
+    start_flow(a, b, 1, ITEMS)
+    b.wait(r"progress 1 \d+")
+    b.signal(signal.SIGSTOP)
+    a.wait("send_end 1 ERR_PEER_LOST", 5)
+    a.say("drop 1")
+    start_flow(a, c, 2, ITEMS)
+    a.say("trailer 2 5 0")
+    c.wait("done 2", 20)
+    b.signal(signal.SIGCONT)
+    b.wait("failed 1 ERR_PEER_LOST", 5)
+    b.wait("quiet 1", 5)
+    poison_holds(b, 1)
+    whole_transfer(a, b, 3)
+
+
+def test_abort_while_the_receiver_is_stopped(trio):
+    a, b, c, _ = trio
+    start_flow(a, b, 1, ITEMS)
+    b.wait(r"progress 1 \d+")
+    b.signal(signal.SIGSTOP)
+    time.sleep(0.1)
+    a.say("abort 1")
+    a.wait("send_end 1 ERR_CANCELLED", 4)
+    a.say("drop 1")
+    b.signal(signal.SIGCONT)
+    b.wait("failed 1 ERR_(CANCELLED|PEER_LOST)", 5)
+    b.wait("quiet 1", 5)
+
+
+def test_a_stopped_peer_costs_no_cpu(trio):
+    a, b, c, _ = trio
+    stop_mid_segment(a, b, 1)
+    before = b.usage()["cpu_s"]
+    time.sleep(2)
+    assert b.usage()["cpu_s"] - before < 0.4
+    b.wait("quiet 1", 5)
+    before = b.usage()["cpu_s"]
+    time.sleep(2)
+    assert b.usage()["cpu_s"] - before < 0.2
+
+
+def test_short_stop_is_survived(trio):
+    a, b, c, _ = trio
+    stop_mid_segment(a, b, 1)
+    time.sleep(0.8)
+    a.signal(signal.SIGCONT)
+    a.say("trailer 1 1 0")
+    b.wait("done 1", 20)
+    b.ask("verify 1 1", "verify 1 bad=0 crc_bad=0")
+
+
+def data_sockets(p, q):
+    """(fd, local port) of p's TCP connections to q, gRPC's left out. From /proc, no tools."""
+    inode = {}
+    for fd in os.listdir(f"/proc/{p.pid}/fd"):
+        try:
+            m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{p.pid}/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+        if m:
+            inode[m[1]] = int(fd)
+    mine, theirs = {}, set()
+    with open("/proc/net/tcp") as f:
+        rows = [x.split() for x in f.readlines()[1:]]
+    q_inodes = set()
+    for fd in os.listdir(f"/proc/{q.pid}/fd"):
+        m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{q.pid}/fd/{fd}"))
+        if m:
+            q_inodes.add(m[1])
+    for r in rows:
+        local, remote = (int(x.split(":")[1], 16) for x in r[1:3])
+        if r[3] != "01" or {local, remote} & {p.port, q.port}:
+            continue
+        if r[9] in inode:
+            mine[(local, remote)] = inode[r[9]]
+        if r[9] in q_inodes:
+            theirs.add((remote, local))
+    return [mine[k] for k in mine if k in theirs]
+
+
+def cut(p, fd):
+    """Ends another process' TCP connection under it, as a broken network would."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pidfd = libc.syscall(434, p.pid, 0)
+    mine = libc.syscall(438, pidfd, fd, 0)
+    if mine < 0:
+        pytest.skip(f"pidfd_getfd: errno {ctypes.get_errno()}")
+    s = socket.socket(fileno=mine)
+    s.shutdown(socket.SHUT_RDWR)
+    s.close()
+    os.close(pidfd)
+
+
+def test_connection_cut_mid_segment(trio):
+    a, b, c, _ = trio
+    bg = Background(b, c)
+    stop_mid_segment(a, b, 1)  # so that the cut falls into the middle for sure
+    fds = data_sockets(a, b)
+    assert fds
+    for fd in fds:
+        cut(a, fd)
+    a.signal(signal.SIGCONT)
+    b.wait("failed 1 ERR_PEER_LOST", 3)
+    b.wait("quiet 1", 3)
+    a.wait("send_end 1 ERR_PEER_LOST", 3)
+    a.say("drop 1")
+    poison_holds(b, 1)
+    bg.finish()
+    whole_transfer(a, b, 2)  # over a new session
+
+
+def test_the_cluster_says_a_peer_is_gone(trio):
+    a, b, c, _ = trio
+    bg = Background(b, c)
+    stop_mid_segment(a, b, 1)
+    start = time.monotonic()
+    b.say(f"peerdown a {a.inc}")
+    b.wait("failed 1 ERR_PEER_LOST .*cluster")
+    b.wait("quiet 1", 3)
+    assert time.monotonic() - start < 1.5
+    poison_holds(b, 1, a)
+    bg.finish()
+
+
+def test_many_sessions_leave_nothing_behind(trio):
+    a, b, c, _ = trio
+    whole_transfer(a, b, 1)
+    u = b.usage()
+    for i in range(2, 42):
+        b.say(f"peerdown a {a.inc}")
+        a.grant(i, 1, 64, 32, i)
+        b.recv(a, i, 1, 64, 32)
+        a.say(f"raise {i} 8")
+        a.say(f"trailer {i} 1 0")
+        b.wait(f"done {i} ")
+        b.wait(f"quiet {i}$")
+        a.wait(f"send_end {i} OK")
+        b.say(f"forget {i}")
+        a.say(f"drop {i}")
+    v = b.usage()
+    assert v["fds"] <= u["fds"] + 2 and v["free"] == u["free"], (u, v)
+    assert v["rss_kb"] - u["rss_kb"] < 8192, (u, v)
