@@ -85,9 +85,32 @@ static bool applies(const struct reader *r, const struct bt_conf_row *row)
     return row != NULL && (!r->reload_only || row->reload);
 }
 
+/* "section:" with nothing under it, as in a file whose keys are all commented out. */
+static bool empty_section(const struct reader *r, const yaml_event_t *ev)
+{
+    char key[DEPTH_MAX * 64];
+    if (ev->data.scalar.length != 0 || ev->data.scalar.style != YAML_PLAIN_SCALAR_STYLE) {
+        return false;
+    }
+    full_key(r, key, sizeof(key));
+    size_t n = strlen(key);
+    for (size_t t = 0; r->schema->tables[t] != NULL; t++) {
+        for (size_t i = 0; i < r->schema->table_lens[t]; i++) {
+            const char *k = r->schema->tables[t][i].key;
+            if (strncmp(k, key, n) == 0 && k[n] == '.') {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 static void scalar(struct reader *r, const yaml_event_t *ev)
 {
     char err[256];
+    if (empty_section(r, ev)) {
+        return;
+    }
     const struct bt_conf_row *row = row_here(r, ev->start_mark.line);
     if (row != NULL && row->type == BT_CONF_LIST) {
         complain(r, ev->start_mark.line, "%s: a list is wanted, write [item, item]", row->key);
