@@ -1,0 +1,229 @@
+/* The null back end, for benchmarks of everything but the engine: a model's shape without its
+ * weights. Tokens are a fixed function of (last token, position); pages, flows and tickets are
+ * honoured, and each token leaves its id in its page rows, so that what arrives elsewhere can be
+ * checked. Owner thread: the engine's. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/map.h"
+#include "common/engine/engine.h"
+#include "common/engine/host.h"
+#include "common/engine/model_config.h"
+
+#define KV_BYTES_DEF (1ull << 30)
+
+struct bt_engine {
+    struct bt_host host;
+    struct bt_model_config config;
+};
+
+static void null_close(struct bt_engine *e)
+{
+    if (e) {
+        bt_host_cleanup(&e->host);
+        free(e);
+    }
+}
+
+static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine **e_p,
+                             const struct bt_engine_info **info_p, char *err, size_t err_cap)
+{
+    if (c->size != sizeof(*c) || !c->model_dir || !c->max_slots || !c->max_rows ||
+        !c->page_tokens) {
+        snprintf(err, err_cap,
+                 "engine: model.path, max_slots, max_rows and kv.block_tokens are "
+                 "needed");
+        return BT_ERR_CONFIG;
+    }
+    struct bt_engine *e = bt_calloc(1, sizeof(*e));
+    bt_status_t st = bt_model_config_load(c->model_dir, &e->config, err, err_cap);
+    if (st != BT_OK) {
+        free(e);
+        return st;
+    }
+    struct bt_engine_info info = {.size = sizeof(info),
+                                  .abi = BT_ENGINE_ABI,
+                                  .caps = BT_ENGINE_CAP_EXACT | BT_ENGINE_CAP_MIXED,
+                                  .vocab = e->config.vocab,
+                                  .max_model_len = e->config.max_model_len,
+                                  .pages = c->pages,
+                                  .max_slots = c->max_slots,
+                                  .max_rows = c->max_rows,
+                                  .device = "null"};
+    st = bt_model_kv_layout(&e->config, c->page_tokens, &info.layout);
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "kv.block_tokens %u: no KV layout for this model", c->page_tokens);
+    } else {
+        st =
+            bt_host_init(&e->host, &info, c->mem_limit ? c->mem_limit : KV_BYTES_DEF, err, err_cap);
+    }
+    if (st != BT_OK) {
+        null_close(e);
+        return st;
+    }
+    *e_p = e;
+    *info_p = &e->host.info;
+    return BT_OK;
+}
+
+static uint32_t row_token(const struct bt_engine *e, const struct bt_engine_row *r, uint32_t i)
+{
+    const struct bt_host_slot *s = &e->host.slots[r->slot];
+    return r->tokens ? r->tokens[i] : s->tokens[s->n_tokens - 1];
+}
+
+static void write_layer(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t layer)
+{
+    const struct bt_kv_layout *l = &e->host.info.layout;
+    uint32_t d = l->groups[0].head_dim;
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        const struct bt_engine_row *r = &b->rows[i];
+        uint32_t pos = bt_host_row_pos(&e->host, r);
+        for (uint32_t t = 0; t < r->n; t++) {
+            uint32_t page = e->host.slots[r->slot].pages[(pos + t) / l->page_tokens] - 1;
+            uint32_t id = row_token(e, r, t);
+            uint8_t *seg = bt_host_segment(&e->host, layer, page);
+            memcpy(seg + (size_t)((pos + t) % l->page_tokens) * d * 2, &id, sizeof(id));
+        }
+    }
+}
+
+/* Never one that ends a sequence, so that lengths are what the caller asked for. */
+static uint32_t next_token(const struct bt_engine *e, uint32_t last, uint32_t pos)
+{
+    const uint32_t in[2] = {last, pos};
+    uint32_t id = (uint32_t)(bt_hash64(in, sizeof(in), 0) % e->config.vocab);
+    for (uint32_t tries = 0; tries <= e->config.n_eos; tries++) {
+        bool eos = false;
+        for (uint32_t i = 0; i < e->config.n_eos; i++) {
+            eos |= e->config.eos[i] == id;
+        }
+        if (!eos) {
+            break;
+        }
+        id = (id + 1) % e->config.vocab;
+    }
+    return id;
+}
+
+static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batch *b,
+                                bt_engine_ticket_t *fwd_p)
+{
+    uint32_t n, n_sample, out = 0, vocab = e->config.vocab;
+    bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, n_sample, (size_t)n_sample * vocab);
+    t->forward = true;
+    for (uint32_t l = 0; st == BT_OK && l < e->config.layers; l++) {
+        st = bt_host_layer_wait(&e->host, b, l);
+        if (st == BT_OK) {
+            write_layer(e, b, l);
+            bt_host_layer_fire(&e->host, b, l);
+        }
+    }
+    for (uint32_t i = 0; st == BT_OK && i < b->n_rows; i++) {
+        const struct bt_engine_row *r = &b->rows[i];
+        if (r->flags & BT_ROW_SAMPLE) {
+            uint32_t pos = bt_host_row_pos(&e->host, r) + r->n;
+            float *logits = t->logits + (size_t)out * vocab;
+            memset(logits, 0, vocab * sizeof(*logits));
+            logits[next_token(e, row_token(e, r, r->n - 1), pos)] = 30.0f;
+            t->slots[out] = r->slot;
+            t->positions[out++] = pos;
+        }
+    }
+    if (st == BT_OK) {
+        bt_host_step_end(&e->host, b);
+    }
+    *fwd_p = t->id;
+    bt_host_ticket_done(&e->host, t, st);
+    return BT_OK;
+}
+
+static bt_status_t null_slot_open(struct bt_engine *e, uint32_t slot,
+                                  const struct bt_engine_params *p, const uint32_t *tokens,
+                                  uint32_t n, uint32_t n_prompt)
+{
+    return bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
+}
+static bt_status_t null_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t first,
+                                   const uint32_t *pages, uint32_t n)
+{
+    return bt_host_slot_pages(&e->host, slot, first, pages, n);
+}
+static bt_status_t null_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
+{
+    return bt_host_slot_fork(&e->host, from, to, choice);
+}
+static bt_status_t null_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
+{
+    return bt_host_slot_accept(&e->host, slot, token);
+}
+static bt_status_t null_slot_close(struct bt_engine *e, uint32_t slot, bt_engine_ticket_t *quiet_p)
+{
+    return bt_host_slot_close(&e->host, slot, quiet_p);
+}
+static bt_status_t null_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
+                                  uint32_t epoch, void (*bell)(void *), void *bell_arg,
+                                  uint32_t *flow_p)
+{
+    (void)prio; /* copies run inside the calls, in their order */
+    return bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, flow_p);
+}
+static bt_status_t null_flow_add(struct bt_engine *e, uint32_t flow,
+                                 const struct bt_engine_block *b, uint32_t n)
+{
+    return bt_host_flow_add(&e->host, flow, b, n);
+}
+static bt_status_t null_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
+                                     bt_engine_ticket_t *done_p)
+{
+    return bt_host_flow_release(&e->host, flow, seq, done_p);
+}
+static bt_status_t null_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
+                                   bt_engine_ticket_t *quiet_p)
+{
+    return bt_host_flow_close(&e->host, flow, abort_, quiet_p);
+}
+static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
+                               bt_engine_ticket_t *out_p)
+{
+    return bt_host_sample(&e->host, fwd, mask, out_p);
+}
+static uint32_t null_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_t max,
+                          uint32_t timeout_us)
+{
+    return bt_host_poll(&e->host, ev, max, timeout_us);
+}
+static void null_release(struct bt_engine *e, bt_engine_ticket_t ticket)
+{
+    bt_host_release(&e->host, ticket);
+}
+
+static const struct bt_engine_vtable vtable = {
+    .abi = BT_ENGINE_ABI,
+    .name = "null",
+    .open = null_open,
+    .close = null_close,
+    .slot_open = null_slot_open,
+    .slot_pages = null_slot_pages,
+    .slot_fork = null_slot_fork,
+    .slot_accept = null_slot_accept,
+    .slot_close = null_slot_close,
+    .flow_open = null_flow_open,
+    .flow_add = null_flow_add,
+    .flow_release = null_flow_release,
+    .flow_close = null_flow_close,
+    .forward = null_forward,
+    .sample = null_sample,
+    .poll = null_poll,
+    .release = null_release,
+};
+
+const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi)
+{
+    return abi == BT_ENGINE_ABI ? &vtable : NULL;
+}

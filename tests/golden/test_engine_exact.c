@@ -1,0 +1,446 @@
+/* The exact class, through engine.h: a row's result is the same bit for bit whatever the chunks,
+ * the neighbours, the pages and the way its KV came. On processors without AVX512-BF16 the engine
+ * may not claim it (CAP_EXACT); there the tests that compare bits are skipped. */
+#include "tests/golden/drive.h"
+
+#include <unistd.h>
+
+#define MODEL    "deploy/models/shakespeare-llama-6m"
+#define N_PROMPT 611
+#define N_NEW    24
+
+static struct drive d;
+static uint32_t prompt[8][N_PROMPT];
+static struct bt_engine_out expect[N_NEW]; /* one chunk, alone */
+
+static void same(const struct bt_engine_out *a, const struct bt_engine_out *b, uint32_t at)
+{
+    if (a->token != b->token || a->logprob != b->logprob || a->bad != b->bad ||
+        a->n_top != b->n_top || memcmp(a->top_id, b->top_id, a->n_top * sizeof(*a->top_id)) != 0 ||
+        memcmp(a->top_logprob, b->top_logprob, a->n_top * sizeof(*a->top_logprob)) != 0) {
+        fail_msg("token %u: %u (%.9g) instead of %u (%.9g)", at, b->token, b->logprob, a->token,
+                 a->logprob);
+    }
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    uint32_t x = 7;
+    drive_open(&d, "cpu", MODEL, 16);
+    for (int s = 0; s < 8; s++) {
+        for (int i = 0; i < N_PROMPT; i++) {
+            x = x * 1664525u + 1013904223u;
+            prompt[s][i] = (x >> 8) % 2000;
+        }
+    }
+    const struct bt_engine_params p = drive_greedy(20);
+    drive_slot(&d, 0, &p, prompt[0], N_PROMPT, N_NEW);
+    expect[0] = drive_prefill(&d, 0, prompt[0], 0, N_PROMPT, 2048);
+    for (int i = 1; i < N_NEW; i++) {
+        expect[i] = drive_decode(&d, 0);
+    }
+    drive_slot_close(&d, 0);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    drive_close(&d);
+    return 0;
+}
+
+static void need_exact(void)
+{
+    d.next_page = 0;
+    if (!(d.info->caps & BT_ENGINE_CAP_EXACT)) {
+        skip();
+    }
+}
+
+static void decode_and_compare(uint32_t slot, const struct bt_engine_out *first)
+{
+    same(&expect[0], first, 0);
+    for (uint32_t i = 1; i < N_NEW; i++) {
+        struct bt_engine_out o = drive_decode(&d, slot);
+        same(&expect[i], &o, i);
+    }
+}
+
+static void test_chunks(void **state)
+{
+    (void)state;
+    need_exact();
+    static const uint32_t chunks[] = {1, 7, 16, 48, 100, 128, 333, 610};
+    const struct bt_engine_params p = drive_greedy(20);
+    for (size_t i = 0; i < BT_ARRAY_LEN(chunks); i++) {
+        d.next_page = 0;
+        drive_slot(&d, 3, &p, prompt[0], N_PROMPT, N_NEW);
+        struct bt_engine_out o = drive_prefill(&d, 3, prompt[0], 0, N_PROMPT, chunks[i]);
+        decode_and_compare(3, &o);
+        drive_slot_close(&d, 3);
+    }
+}
+
+/* Eight sequences of different lengths: their prompts in one step, then together. */
+static void test_neighbours(void **state)
+{
+    (void)state;
+    need_exact();
+    const struct bt_engine_params p = drive_greedy(20);
+    struct bt_engine_row rows[8];
+    struct bt_engine_out out[8];
+    for (uint32_t s = 0; s < 8; s++) {
+        uint32_t slot = (s + 5) % 8, n = slot == 4 ? N_PROMPT : 30 + 41 * slot;
+        uint32_t which = slot == 4 ? 0 : slot;
+        drive_slot(&d, slot, &p, prompt[which], n, N_NEW);
+        rows[s] = (struct bt_engine_row){
+            .slot = slot, .n = n, .tokens = prompt[which], .flags = BT_ROW_SAMPLE};
+    }
+    assert_int_equal(drive_step(&d, rows, 8, out), 8);
+    for (uint32_t i = 0;; i++) {
+        for (uint32_t s = 0; s < 8; s++) {
+            assert_int_equal(out[s].slot, rows[s].slot);
+            if (out[s].slot == 4) {
+                same(&expect[i], &out[s], i);
+            }
+            rows[s].pos = BT_ENGINE_POS_NEXT;
+            rows[s].n = 1;
+            rows[s].tokens = NULL;
+        }
+        if (i + 1 == N_NEW) {
+            break;
+        }
+        assert_int_equal(drive_step(&d, rows, 8, out), 8);
+    }
+    for (uint32_t s = 0; s < 8; s++) {
+        drive_slot_close(&d, s);
+    }
+}
+
+/* A prompt chunk of another sequence in each of the row's steps. */
+static void test_mixed(void **state)
+{
+    (void)state;
+    need_exact();
+    const struct bt_engine_params p = drive_greedy(20);
+    drive_slot(&d, 1, &p, prompt[0], N_PROMPT, N_NEW);
+    drive_slot(&d, 2, &p, prompt[5], N_PROMPT, 1);
+    struct bt_engine_out o = drive_prefill(&d, 1, prompt[0], 0, N_PROMPT, 200);
+    same(&expect[0], &o, 0);
+    for (uint32_t i = 1; i < N_NEW; i++) {
+        const struct bt_engine_row rows[2] = {
+            {.slot = 2, .pos = (i - 1) * 25, .n = 25, .tokens = prompt[5] + (i - 1) * 25},
+            {.slot = 1, .pos = BT_ENGINE_POS_NEXT, .n = 1, .flags = BT_ROW_SAMPLE}};
+        assert_int_equal(drive_step(&d, rows, 2, &o), 1);
+        same(&expect[i], &o, i);
+    }
+    drive_slot_close(&d, 1);
+    drive_slot_close(&d, 2);
+}
+
+/* ---- through the slab ---- */
+
+static void ring(void *arg)
+{
+    ++*(int *)arg;
+}
+
+struct slab {
+    uint8_t *mem;
+    uint32_t blocks;
+    struct bt_engine_block b[N_PROMPT];
+};
+
+/* The blocks of tokens [0, n) in slab memory, chunk c's at seq c * layers. */
+static void slab_open(struct slab *s, uint32_t n, uint32_t chunk, uint32_t page0, uint32_t n_pages)
+{
+    const struct bt_kv_layout *l = &d.info->layout;
+    s->blocks = BT_DIV_UP(n, l->page_tokens);
+    s->mem = aligned_alloc(4096, s->blocks * l->block_bytes);
+    memset(s->mem, 0xa5, s->blocks * l->block_bytes);
+    for (uint32_t i = 0; i < s->blocks; i++) {
+        s->b[i] = (struct bt_engine_block){.mem = s->mem + i * l->block_bytes,
+                                           .page = page0 + n_pages - 1 -
+                                                   i, /* as drive_slot hands them out */
+                                           .toks = BT_MIN(n - i * l->page_tokens, l->page_tokens),
+                                           .seq = i * l->page_tokens / chunk * l->n_layers};
+    }
+}
+
+/* Prefills prompt 0 of slot 1 with a STORE flow in chunks of 128, two chunks a step. */
+static struct bt_engine_out store_prompt(struct slab *s, uint32_t n, bt_flow_word_t *word,
+                                         int *rings)
+{
+    const struct bt_engine_params p = drive_greedy(20);
+    uint32_t layers = d.info->layout.n_layers, flow, page0 = d.next_page;
+    drive_slot(&d, 1, &p, prompt[0], n, N_NEW);
+    slab_open(s, n, 128, page0, d.next_page - page0);
+    assert_int_equal(
+        d.vt->flow_open(d.e, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND, word, 9, ring, rings, &flow),
+        BT_OK);
+    assert_int_equal(d.vt->flow_add(d.e, flow, s->b, s->blocks), BT_OK);
+    struct bt_engine_out o = {0};
+    for (uint32_t at = 0; at < n; at += 256) {
+        struct bt_engine_row rows[2];
+        uint32_t k = 0;
+        for (uint32_t a = at; a < BT_MIN(at + 256, n); a += 128, k++) {
+            uint32_t m = BT_MIN(128u, n - a);
+            rows[k] = (struct bt_engine_row){.slot = 1,
+                                             .pos = a,
+                                             .n = m,
+                                             .tokens = prompt[0] + a,
+                                             .flags = a + m == n ? BT_ROW_SAMPLE : 0,
+                                             .fire = {flow, a / 128 * layers}};
+        }
+        drive_step(&d, rows, k, &o);
+        assert_int_equal(bt_flow_read(word, 9), (BT_MIN(at + 256, n) + 127) / 128 * layers);
+    }
+    assert_true(*rings > 0);
+    bt_engine_ticket_t quiet;
+    assert_int_equal(d.vt->flow_close(d.e, flow, false, &quiet), BT_OK);
+    drive_wait(&d, quiet);
+    d.vt->release(d.e, quiet);
+    return o;
+}
+
+/* Loads the slab into slot 2's fresh pages; the word rises while the engine waits. */
+static void load_prompt(const struct slab *s, uint32_t page0, uint32_t n_pages)
+{
+    struct bt_engine_block b[N_PROMPT];
+    uint32_t layers = d.info->layout.n_layers, flow, items = s->b[s->blocks - 1].seq + layers;
+    bt_flow_word_t word = 0;
+    bt_engine_ticket_t part, quiet;
+    struct bt_engine_event ev;
+    for (uint32_t i = 0; i < s->blocks; i++) {
+        b[i] = s->b[i];
+        b[i].page = page0 + n_pages - 1 - i;
+    }
+    assert_int_equal(
+        d.vt->flow_open(d.e, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, &word, 4, NULL, NULL, &flow),
+        BT_OK);
+    assert_int_equal(d.vt->flow_add(d.e, flow, b, s->blocks), BT_OK);
+    assert_int_equal(d.vt->flow_release(d.e, flow, 3, &part), BT_OK);
+    bt_flow_raise(&word, 3, items); /* another epoch's: nothing may move */
+    assert_int_equal(d.vt->poll(d.e, &ev, 1, 1000), 0);
+    bt_flow_raise(&word, 4, 3);
+    drive_wait(&d, part);
+    d.vt->release(d.e, part);
+    assert_int_equal(d.vt->flow_close(d.e, flow, false, &quiet), BT_OK);
+    assert_int_equal(d.vt->poll(d.e, &ev, 1, 1000), 0);
+    bt_flow_raise(&word, 4, items);
+    assert_int_equal(drive_wait(&d, quiet).status, BT_OK);
+    d.vt->release(d.e, quiet);
+}
+
+/* Prefill here, decode there: the whole prompt's KV goes through slab memory. */
+static void test_hand_off(void **state)
+{
+    (void)state;
+    need_exact();
+    const struct bt_engine_params p = drive_greedy(20);
+    struct slab s;
+    bt_flow_word_t word = 0;
+    int rings = 0;
+    struct bt_engine_out first = store_prompt(&s, N_PROMPT, &word, &rings);
+    drive_slot_close(&d, 1);
+    uint32_t page0 = d.next_page;
+    drive_slot(&d, 2, &p, prompt[0], N_PROMPT, N_NEW);
+    load_prompt(&s, page0, d.next_page - page0);
+    assert_int_equal(d.vt->slot_accept(d.e, 2, first.token), BT_OK);
+    decode_and_compare(2, &first);
+    drive_slot_close(&d, 2);
+    free(s.mem);
+}
+
+/* A cached prefix of 512 tokens: loaded layer by layer, the rest computed behind it. */
+static void test_prefix(void **state)
+{
+    (void)state;
+    need_exact();
+    const struct bt_engine_params p = drive_greedy(20);
+    struct slab s;
+    bt_flow_word_t word = 0;
+    int rings = 0;
+    store_prompt(&s, N_PROMPT, &word, &rings);
+    drive_slot_close(&d, 1);
+    uint32_t page0 = d.next_page, layers = d.info->layout.n_layers, flow;
+    drive_slot(&d, 2, &p, prompt[0], N_PROMPT, N_NEW);
+    struct bt_engine_block b[512 / 16];
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(b); i++) {
+        b[i] = s.b[i];
+        b[i].page = d.next_page - 1 - i;
+        b[i].seq = 0; /* one item a layer for all of the prefix */
+    }
+    assert_true(page0 < d.next_page);
+    assert_int_equal(
+        d.vt->flow_open(d.e, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, 1, NULL, NULL, &flow),
+        BT_OK);
+    assert_int_equal(d.vt->flow_add(d.e, flow, b, BT_ARRAY_LEN(b)), BT_OK);
+    const struct bt_engine_row row = {.slot = 2,
+                                      .pos = 512,
+                                      .n = N_PROMPT - 512,
+                                      .tokens = prompt[0] + 512,
+                                      .flags = BT_ROW_SAMPLE,
+                                      .wait = {flow, 0}};
+    struct bt_engine_out o;
+    assert_int_equal(layers, 6);
+    assert_int_equal(drive_step(&d, &row, 1, &o), 1);
+    decode_and_compare(2, &o);
+    bt_engine_ticket_t quiet;
+    assert_int_equal(d.vt->flow_close(d.e, flow, true, &quiet), BT_OK);
+    drive_slot_close(&d, 2);
+    free(s.mem);
+}
+
+/* What stands behind the last token of a partial block must be zeros, not another sequence. */
+static void test_partial_block(void **state)
+{
+    (void)state;
+    d.next_page = 0; /* pages full of other prompts */
+    struct slab s;
+    bt_flow_word_t word = 0;
+    int rings = 0;
+    const struct bt_kv_layout *l = &d.info->layout;
+    store_prompt(&s, 165, &word, &rings);
+    const uint8_t *block = s.b[10].mem;
+    assert_int_equal(s.b[10].toks, 5);
+    for (uint32_t layer = 0; layer < l->n_layers; layer++) {
+        uint32_t bytes;
+        const uint8_t *seg = block + bt_kv_segment(l, layer, &bytes);
+        for (uint32_t plane = 0; plane < 4; plane++) {
+            const uint8_t *t = seg + plane * 16 * 64 * 2;
+            int used = 0;
+            for (uint32_t i = 0; i < 5 * 128; i++) {
+                used |= t[i];
+            }
+            assert_true(used);
+            for (uint32_t i = 5 * 128; i < 16 * 128; i++) {
+                assert_int_equal(t[i], 0);
+            }
+        }
+    }
+    drive_slot_close(&d, 1);
+    free(s.mem);
+}
+
+/* The same prompt on pages of 64 tokens, and with a third of the threads' chance to race. */
+static void test_page_size(void **state)
+{
+    (void)state;
+    need_exact();
+    struct drive keep = d;
+    const struct bt_engine_params p = drive_greedy(20);
+    drive_open(&d, "cpu", MODEL, 64);
+    drive_slot(&d, 0, &p, prompt[0], N_PROMPT, N_NEW);
+    struct bt_engine_out o = drive_prefill(&d, 0, prompt[0], 0, N_PROMPT, 2048);
+    decode_and_compare(0, &o);
+    drive_slot_close(&d, 0);
+    drive_close(&d);
+    d = keep;
+}
+
+/* Seeded sampling: alone, beside others, and resumed in another slot after 10 tokens. */
+static void test_seeded(void **state)
+{
+    (void)state;
+    need_exact();
+    struct bt_engine_params p = drive_greedy(20);
+    p.temperature = 0.9f;
+    p.top_p = 0.95f;
+    p.seed = 0x1234567890abcdefull;
+    p.repetition_penalty = 1.1f;
+    uint32_t text[100 + N_NEW];
+    struct bt_engine_out alone[N_NEW], o;
+    memcpy(text, prompt[3], 100 * sizeof(*text));
+    drive_slot(&d, 0, &p, text, 100, N_NEW);
+    alone[0] = drive_prefill(&d, 0, text, 0, 100, 2048);
+    for (uint32_t i = 1; i < N_NEW; i++) {
+        alone[i] = drive_decode(&d, 0);
+    }
+    for (uint32_t i = 0; i < N_NEW; i++) {
+        text[100 + i] = alone[i].token;
+    }
+    drive_slot_close(&d, 0);
+    uint32_t pages[16];
+    for (uint32_t i = 0; i < 16; i++) {
+        pages[i] = 100 + i;
+    }
+    assert_int_equal(d.vt->slot_open(d.e, 7, &p, text, 110, 100), BT_OK);
+    assert_int_equal(d.vt->slot_pages(d.e, 7, 0, pages, 16), BT_OK);
+    o = drive_prefill(&d, 7, text, 0, 110, 64);
+    for (uint32_t i = 10; i < N_NEW; i++) {
+        same(&alone[i], &o, i);
+        o = drive_decode(&d, 7);
+    }
+    drive_slot_close(&d, 7);
+}
+
+static void test_bad_calls(void **state)
+{
+    (void)state;
+    d.next_page = 0;
+    const struct bt_engine_params p = drive_greedy(-1);
+    drive_slot(&d, 0, &p, prompt[0], 20, 0);
+    const uint32_t big = d.info->vocab, page = d.info->pages;
+    bt_engine_ticket_t t;
+    const struct {
+        struct bt_engine_row row;
+        bt_status_t status;
+    } cases[] = {
+        {{.slot = 9, .n = 1, .tokens = prompt[0]}, BT_ERR_INVALID},
+        {{.slot = 99, .n = 1, .tokens = prompt[0]}, BT_ERR_INVALID},
+        {{.slot = 0, .n = 0, .tokens = prompt[0]}, BT_ERR_INVALID},
+        {{.slot = 0, .n = 1, .tokens = &big}, BT_ERR_INVALID},
+        {{.slot = 0, .n = 33, .tokens = prompt[0]}, BT_ERR_INVALID}, /* pages for 32 */
+        {{.slot = 0, .pos = d.info->max_model_len, .n = 1, .tokens = prompt[0]}, BT_ERR_TOO_LARGE},
+        {{.slot = 0, .n = 2, .tokens = NULL}, BT_ERR_INVALID},
+        {{.slot = 0, .n = 1, .tokens = prompt[0], .fire = {1, 0}}, BT_ERR_INVALID},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        const struct bt_engine_batch b = {.n_rows = 1, .rows = &cases[i].row};
+        assert_int_equal(d.vt->forward(d.e, &b, &t), cases[i].status);
+    }
+    assert_int_equal(d.vt->slot_open(d.e, 0, &p, prompt[0], 20, 20), BT_ERR_EXISTS);
+    assert_int_equal(d.vt->slot_open(d.e, 1, &p, &big, 1, 1), BT_ERR_INVALID);
+    assert_int_equal(d.vt->slot_pages(d.e, 0, 0, &page, 1), BT_ERR_INVALID);
+    assert_int_equal(d.vt->slot_accept(d.e, 0, big), BT_ERR_INVALID);
+    const struct bt_engine_batch none = {0};
+    assert_int_equal(d.vt->forward(d.e, &none, &t), BT_OK); /* lock-step */
+    assert_int_equal(drive_wait(&d, t).status, BT_OK);
+    d.vt->release(d.e, t);
+    drive_slot_close(&d, 0);
+}
+
+static void test_null_engine(void **state)
+{
+    (void)state;
+    struct drive n;
+    drive_open(&n, "null", MODEL, 16);
+    const struct bt_engine_params p = drive_greedy(0);
+    uint32_t got[2][8];
+    for (int r = 0; r < 2; r++) {
+        n.next_page = 0;
+        drive_slot(&n, 0, &p, prompt[0], 50, 8);
+        got[r][0] = drive_prefill(&n, 0, prompt[0], 0, 50, r ? 50 : 16).token;
+        for (int i = 1; i < 8; i++) {
+            got[r][i] = drive_decode(&n, 0).token;
+        }
+        drive_slot_close(&n, 0);
+    }
+    assert_memory_equal(got[0], got[1], sizeof(got[0]));
+    drive_close(&n);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chunks),    cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_mixed),     cmocka_unit_test(test_hand_off),
+        cmocka_unit_test(test_prefix),    cmocka_unit_test(test_partial_block),
+        cmocka_unit_test(test_page_size), cmocka_unit_test(test_seeded),
+        cmocka_unit_test(test_bad_calls), cmocka_unit_test(test_null_engine),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
