@@ -9,6 +9,7 @@
 #define STOPS_MAX      16
 #define STOP_BYTES_MAX 1024
 #define SALT_BYTES_MAX 256
+#define BIASES_MAX     1024
 
 void front_spec_cleanup(struct bt_gen_spec *spec)
 {
@@ -20,6 +21,8 @@ void front_spec_cleanup(struct bt_gen_spec *spec)
     free(spec->cache_salt);
     free(spec->tenant);
     free(spec->id);
+    free((void *)spec->sampling.bias_ids);
+    free((void *)spec->sampling.bias);
     *spec = (struct bt_gen_spec){0};
 }
 
@@ -47,12 +50,12 @@ static bool is_asked_for(const json_t *v)
 static bool refuse_unsupported(const json_t *root, struct front_error *e)
 {
     static const char *const keys[] = {
-        "echo", "suffix", "use_beam_search", "prompt_embeds", "logit_bias", "allowed_token_ids",
-        "bad_words", "logits_processors", "truncate_prompt_tokens", "tools", "functions",
-        "function_call", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-        "guided_decoding_backend", "structured_outputs", "chat_template", "continue_final_message",
-        "documents", "audio", "kv_transfer_params", "resume",
-        /* these two mean something even when they are 0 */
+        "echo", "suffix", "use_beam_search", "prompt_embeds", "allowed_token_ids", "bad_words",
+        "logits_processors", "truncate_prompt_tokens", "tools", "functions", "function_call",
+        "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
+        "structured_outputs", "chat_template", "continue_final_message", "documents", "audio",
+        "kv_transfer_params", "resume",
+        /* 0 asks for it, too; 1 is no penalty */
         "prompt_logprobs", "length_penalty"};
     for (size_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
         const json_t *v = json_object_get(root, keys[i]);
@@ -400,6 +403,45 @@ static bool take_ends(const struct front_model *m, const json_t *root, struct bt
     return ok;
 }
 
+/* {"token id": -100..100, ...} */
+static bool take_bias(const struct front_model *m, const json_t *root, struct bt_engine_params *s,
+                      struct front_error *e)
+{
+    json_t *v = json_object_get(root, "logit_bias");
+    const char *key;
+    json_t *item;
+    if (v == NULL || json_is_null(v)) {
+        return true;
+    }
+    if (!json_is_object(v) || json_object_size(v) > BIASES_MAX) {
+        return front_fail(e, 400, "logit_bias", "invalid_value",
+                          "'logit_bias' must be an object of at most %d token ids", BIASES_MAX);
+    }
+    if (json_object_size(v) == 0) {
+        return true;
+    }
+    uint32_t *ids = bt_calloc(json_object_size(v), sizeof(*ids));
+    float *bias = bt_calloc(json_object_size(v), sizeof(*bias));
+    s->bias_ids = ids; /* the spec's from here on */
+    s->bias = bias;
+    json_object_foreach(v, key, item)
+    {
+        size_t digits = strspn(key, "0123456789");
+        bool is_id = digits > 0 && digits < 10 && key[digits] == '\0' &&
+                     strtoul(key, NULL, 10) < m->config->vocab;
+        double b = json_number_value(item);
+        if (!is_id || !json_is_number(item) || !(b >= -100 && b <= 100)) {
+            return front_fail(e, 400, "logit_bias", "invalid_value",
+                              "'logit_bias[\"%.32s\"]': keys are token ids 0 to %u, values -100 to "
+                              "100",
+                              key, m->config->vocab - 1);
+        }
+        ids[s->n_bias] = (uint32_t)strtoul(key, NULL, 10);
+        bias[s->n_bias++] = (float)b;
+    }
+    return true;
+}
+
 static bool take_sampling(const struct front_model *m, const json_t *root, struct bt_gen_spec *spec,
                           struct front_error *e)
 {
@@ -537,8 +579,8 @@ static bool take_generation(const struct front_model *m, bool chat, const json_t
 {
     return check_model(m, root, e) && refuse_unsupported(root, e) && check_choices(root, e) &&
            take_look(root, chat, spec, opt, e) && take_sampling(m, root, spec, e) &&
-           take_ends(m, root, &spec->sampling, e) && take_stops(root, spec, e) &&
-           take_salt(root, spec, e) &&
+           take_ends(m, root, &spec->sampling, e) && take_bias(m, root, &spec->sampling, e) &&
+           take_stops(root, spec, e) && take_salt(root, spec, e) &&
            (chat ? take_chat(m, root, &spec->prompt, e) : take_prompt(m, root, &spec->prompt, e)) &&
            take_lengths(m, root, chat, spec, e);
 }
