@@ -168,8 +168,9 @@ static inline const char *etcd_binary(void)
     return access(unpacked, X_OK) == 0 ? unpacked : "etcd";
 }
 
-/* Starts (again) on the fixture's ports with its data, and waits until it answers. */
-static inline void etcd_start(struct etcd_fixture *x)
+/* Starts etcd on the fixture's ports with its data and waits until it answers; false if it ended
+ * instead, as it does when another process has taken a port meanwhile. */
+static inline bool etcd_try_start(struct etcd_fixture *x)
 {
     extern char **environ;
     char data[96], log[96], client[64], peer[64], initial[80];
@@ -207,18 +208,31 @@ static inline void etcd_start(struct etcd_fixture *x)
     assert_int_equal(posix_spawnp(&x->pid, argv[0], &fa, NULL, argv, environ), 0);
     posix_spawn_file_actions_destroy(&fa);
     for (uint64_t end = bt_mono_ns() + ETCD_START_MS * 1000000ull; bt_mono_ns() < end;) {
+        if (waitpid(x->pid, NULL, WNOHANG) == x->pid) {
+            x->pid = 0;
+            return false;
+        }
         Etcdserverpb__RangeResponse *r = etcd_get(x, "ready?");
         if (r != NULL) {
             etcdserverpb__range_response__free_unpacked(r, NULL);
-            return;
-        }
-        if (waitpid(x->pid, NULL, WNOHANG) == x->pid) {
-            x->pid = 0;
-            fail_msg("etcd did not start (is etcd-server installed?); its log is %s", log);
+            return true;
         }
         usleep(50000);
     }
     fail_msg("etcd does not answer; its log is %s", log);
+    return false;
+}
+
+/* Starts again with the same ports and data. */
+static inline void etcd_start(struct etcd_fixture *x)
+{
+    for (int i = 0; i < 5; i++) {
+        if (etcd_try_start(x)) {
+            return;
+        }
+        usleep(300000);
+    }
+    fail_msg("etcd does not start (is etcd-server installed?); its log is %s/log", x->dir);
 }
 
 static inline void etcd_kill(struct etcd_fixture *x)
@@ -248,9 +262,14 @@ static inline void etcd_init(struct etcd_fixture *x)
     memset(x, 0, sizeof(*x));
     strcpy(x->dir, "/tmp/baton-etcd-XXXXXX");
     assert_non_null(mkdtemp(x->dir));
-    etcd_free_ports(&x->port, &x->peer_port);
-    snprintf(x->endpoint, sizeof(x->endpoint), "127.0.0.1:%d", x->port);
-    etcd_start(x);
+    for (int i = 0; i < 5; i++) {
+        etcd_free_ports(&x->port, &x->peer_port);
+        snprintf(x->endpoint, sizeof(x->endpoint), "127.0.0.1:%d", x->port);
+        if (etcd_try_start(x)) {
+            return;
+        }
+    }
+    fail_msg("etcd does not start (is etcd-server installed?); its log is %s/log", x->dir);
 }
 
 static inline void etcd_cleanup(struct etcd_fixture *x)
