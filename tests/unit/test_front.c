@@ -1180,9 +1180,11 @@ static void expect_refused(const char *path, const char *word)
     struct bt_front_config conf = {.model_path = MODEL, .model = &model, .api_keys_file = path};
     bt_http_options_default(&conf.http);
     conf.http.listen = "127.0.0.1:0";
+    struct bt_metrics *m = bt_metrics_create();
     assert_int_equal(
-        bt_front_create(loop, &conf, tok, NULL, NULL, metrics, &other, NULL, err, sizeof(err)),
+        bt_front_create(loop, &conf, tok, NULL, NULL, m, &other, NULL, err, sizeof(err)),
         BT_ERR_CONFIG);
+    bt_metrics_destroy(m);
     if (strstr(err, word) == NULL || strstr(err, path) == NULL) {
         fail_msg("\"%s\" does not say \"%s\"", err, word);
     }
@@ -1210,9 +1212,11 @@ static void test_bad_key_files(void **state)
     bt_http_options_default(&conf.http);
     snprintf(taken, sizeof(taken), "127.0.0.1:%d", port);
     conf.http.listen = taken;
+    struct bt_metrics *m = bt_metrics_create();
     assert_int_equal(
-        bt_front_create(loop, &conf, tok, NULL, NULL, metrics, &other, NULL, err, sizeof(err)),
+        bt_front_create(loop, &conf, tok, NULL, NULL, m, &other, NULL, err, sizeof(err)),
         BT_ERR_IO);
+    bt_metrics_destroy(m);
     assert_non_null(strstr(err, taken));
 }
 
