@@ -1,0 +1,427 @@
+/* The placement policy: choices, exclusions, rejections, ties, replay of recorded snapshots. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "conductor/sched/sched.h"
+
+static const struct bt_sched_params defaults = {
+    .prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 1e9};
+
+/* Two nodes of one prefill and one decode worker each: workers 0 P/n0, 1 P/n1, 2 D/n0, 3 D/n1. */
+struct world {
+    struct bt_sched_worker w[8];
+    struct bt_sched_kvstore k[4];
+    struct bt_sched_snapshot s;
+    struct bt_sched_request req;
+};
+
+static struct bt_sched_worker worker(bool prefill, uint32_t node)
+{
+    return (struct bt_sched_worker){.node = node,
+                                    .kvstore = node,
+                                    .prefill = prefill,
+                                    .decode = !prefill,
+                                    .pages_total = 1000,
+                                    .pages_free = 1000,
+                                    .slots_total = 16,
+                                    .slots_free = 16,
+                                    .max_model_len = 4096};
+}
+
+static void world_init(struct world *x)
+{
+    memset(x, 0, sizeof(*x));
+    x->w[0] = worker(true, 0);
+    x->w[1] = worker(true, 1);
+    x->w[2] = worker(false, 0);
+    x->w[3] = worker(false, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        x->k[i] = (struct bt_sched_kvstore){.node = i, .slots_total = 1000, .slots_free = 1000};
+    }
+    x->s = (struct bt_sched_snapshot){x->w, 4, x->k, 2};
+    x->req = (struct bt_sched_request){
+        .n_tokens = 1000, .max_new = 100, .block_tokens = 16, .token_bytes = 1000, .random = 1};
+}
+
+static struct bt_sched_plan place(struct world *x, const struct bt_sched_params *c)
+{
+    struct bt_sched_plan p;
+    struct bt_sched_reject r;
+    memset(&p, 0xee, sizeof(p));
+    assert_int_equal(bt_sched_cache_aware.place(c, &x->s, &x->req, &p, &r), BT_SCHED_PLANNED);
+    return p;
+}
+
+static struct bt_sched_reject rejected(struct world *x, const struct bt_sched_params *c,
+                                       bt_sched_verdict_t want)
+{
+    struct bt_sched_plan p, untouched;
+    struct bt_sched_reject r = {0};
+    memset(&p, 0xee, sizeof(p));
+    memset(&untouched, 0xee, sizeof(untouched));
+    assert_int_equal(bt_sched_cache_aware.place(c, &x->s, &x->req, &p, &r), want);
+    assert_int_equal(r.verdict, want);
+    assert_non_null(r.reason);
+    assert_memory_equal(&p, &untouched, sizeof(p)); /* outputs only on success */
+    return r;
+}
+
+static void test_apart(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_false(p.both);
+    assert_true(x.w[p.prefill].prefill);
+    assert_true(x.w[p.decode].decode);
+    assert_int_equal(p.kv_prefill, x.w[p.prefill].kvstore);
+    assert_int_equal(p.kv_decode, x.w[p.decode].kvstore);
+    assert_string_equal(p.reason, "apart");
+    assert_int_equal(p.cached_tokens, 0);
+    assert_true(p.ttft_ms > 999 && p.ttft_ms < 1001); /* 1000 tokens at the prior's speed */
+    assert_true(p.tbt_ms > 19 && p.tbt_ms < 21);
+}
+
+static void test_cached_prefix_wins(void **state)
+{
+    (void)state;
+    struct world x;
+    for (uint32_t holder = 0; holder < 2; holder++) {
+        world_init(&x);
+        x.k[holder].match_blocks = 50;
+        for (uint64_t seed = 0; seed < 32; seed++) {
+            x.req.random = seed;
+            struct bt_sched_plan p = place(&x, &defaults);
+            assert_int_equal(p.prefill, holder);
+            assert_int_equal(p.cached_tokens, 800);
+            assert_true(p.ttft_ms > 199 && p.ttft_ms < 201);
+        }
+    }
+}
+
+/* A holder with a long queue loses to a free worker that computes everything. */
+static void test_queue_beats_cache(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.k[0].match_blocks = 50;
+    x.w[0].queued_prefill_tokens = 700; /* 0.7 + 0.2 s: still better than 1 s */
+    assert_int_equal(place(&x, &defaults).prefill, 0);
+    x.w[0].queued_prefill_tokens = 900; /* 0.9 + 0.2 s */
+    assert_int_equal(place(&x, &defaults).prefill, 1);
+    /* What this conductor has sent since the heartbeat counts as well. */
+    x.w[0].queued_prefill_tokens = 0;
+    x.w[0].own_prefill_tokens = 900;
+    assert_int_equal(place(&x, &defaults).prefill, 1);
+    /* A faster worker has a shorter queue in time. */
+    x.w[0].prefill_tokens_per_s = 10000;
+    assert_int_equal(place(&x, &defaults).prefill, 0);
+}
+
+static void test_whole_prompt_cached(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.req.n_tokens = 64;
+    x.k[0].match_blocks = 4; /* all of it: the last block is computed again for its last token */
+    assert_int_equal(place(&x, &defaults).cached_tokens, 48);
+    x.req.n_tokens = 1;
+    x.k[0].match_blocks = 0;
+    assert_int_equal(place(&x, &defaults).cached_tokens, 0);
+}
+
+static void test_decode_least_load(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.w[2].running = 3;
+    assert_int_equal(place(&x, &defaults).decode, 3);
+    x.w[3].running = 5;
+    assert_int_equal(place(&x, &defaults).decode, 2);
+    x.w[2].own_requests = 9; /* sent, not yet in a heartbeat */
+    assert_int_equal(place(&x, &defaults).decode, 3);
+    world_init(&x);
+    x.w[2].pages_free = 10; /* nearly full of pages, though idle in rows */
+    assert_int_equal(place(&x, &defaults).decode, 3);
+    world_init(&x);
+    x.w[3].waiting = 1; /* a queue there already */
+    x.w[2].running = 8;
+    assert_int_equal(place(&x, &defaults).decode, 2);
+}
+
+static void test_avoid(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.w[0].avoid = true;
+    x.w[3].avoid = true;
+    for (uint64_t seed = 0; seed < 32; seed++) {
+        x.req.random = seed;
+        struct bt_sched_plan p = place(&x, &defaults);
+        assert_int_equal(p.prefill, 1);
+        assert_int_equal(p.decode, 2);
+    }
+    x.k[1].avoid = true; /* its workers go with it: only avoided ones are left for the prefill */
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_int_equal(p.decode, 2);
+    x.w[2].avoid = x.k[0].avoid = true;
+    x.w[1].avoid = true;
+    p = place(&x, &defaults); /* everybody has failed before: then one of them all the same */
+    assert_true(x.w[p.prefill].prefill && x.w[p.decode].decode);
+}
+
+static void test_local(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    struct bt_sched_params c = defaults;
+    c.local_prefill_tokens = 250;
+    assert_false(place(&x, &c).both); /* 1000 tokens are not a short tail */
+    x.k[1].match_blocks = 50;         /* 200 are, and that makes node 1's decode the better one */
+    struct bt_sched_plan p = place(&x, &c);
+    assert_true(p.both);
+    assert_int_equal(p.decode, 3);
+    assert_int_equal(p.prefill, 3);
+    assert_int_equal(p.kv_prefill, 1);
+    assert_false(p.keep); /* nothing is received */
+    assert_string_equal(p.reason, "short_tail");
+    c.local_prefill_tokens = 0;
+    assert_false(place(&x, &c).both);
+}
+
+static void test_one_role_left(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.s.n_workers = 2; /* prefill workers only */
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_true(p.both);
+    assert_string_equal(p.reason, "no_decode_worker");
+    world_init(&x);
+    x.w[0].kvstore = x.w[1].kvstore = BT_SCHED_NONE; /* there, but of no use */
+    p = place(&x, &defaults);
+    assert_true(p.both);
+    assert_true(p.prefill >= 2);
+    assert_string_equal(p.reason, "no_prefill_worker");
+}
+
+static void test_same_node(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.w[1] = x.w[2]; /* one prefill, one decode, both on node 0 */
+    x.s.n_workers = 2;
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_false(p.both);
+    assert_int_equal(p.kv_prefill, p.kv_decode);
+    assert_false(p.keep);
+}
+
+static void test_keep(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.s.n_workers = 4;
+    x.w[1] = x.w[0];
+    x.w[2] = x.w[3]; /* prefill on node 0, decode on node 1 */
+    assert_true(place(&x, &defaults).keep);
+    x.k[1].slots_free = 500; /* less than half would be free */
+    assert_false(place(&x, &defaults).keep);
+}
+
+static void test_rejections(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.s.n_workers = 0;
+    assert_true(rejected(&x, &defaults, BT_SCHED_NO_DECODE).retry_after_s > 0);
+    world_init(&x);
+    for (uint32_t i = 0; i < 4; i++) {
+        x.w[i].kvstore = BT_SCHED_NONE;
+    }
+    assert_true(rejected(&x, &defaults, BT_SCHED_NO_KVSTORE).retry_after_s > 0);
+    world_init(&x);
+    x.req.n_tokens = 4097; /* beyond every context */
+    assert_int_equal(rejected(&x, &defaults, BT_SCHED_TOO_LARGE).retry_after_s, 0);
+    world_init(&x);
+    x.k[0].slots_total = x.k[1].slots_total = 62; /* 63 blocks */
+    rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
+    x.k[1].slots_total = 63;
+    assert_int_equal(place(&x, &defaults).prefill, 1);
+    world_init(&x);
+    x.w[2].pages_total = x.w[3].pages_total = 10;
+    rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
+}
+
+static void test_objectives(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    struct bt_sched_params c = defaults;
+    c.ttft_objective_ms = 1100;
+    assert_true(place(&x, &c).ttft_ms <= 1100);
+    x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = 5000;
+    struct bt_sched_reject r = rejected(&x, &c, BT_SCHED_OVERLOADED);
+    assert_int_equal(r.retry_after_s, 4); /* 6 s predicted, 1.1 s wanted */
+    world_init(&x);
+    c = defaults;
+    c.tbt_objective_ms = 10; /* below one step */
+    rejected(&x, &c, BT_SCHED_OVERLOADED);
+}
+
+static void test_ties(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    for (uint32_t i = 0; i < 8; i++) { /* eight equal prefill workers, one decode */
+        x.w[i] = worker(true, 0);
+    }
+    x.w[7] = worker(false, 1);
+    x.s.n_workers = 8;
+    uint32_t hits[8] = {0};
+    for (uint64_t seed = 0; seed < 7000; seed++) {
+        x.req.random = seed * 0x9e3779b97f4a7c15ull;
+        struct bt_sched_plan p = place(&x, &defaults), again = place(&x, &defaults);
+        assert_memory_equal(&p, &again, sizeof(p)); /* decided by the arguments alone */
+        hits[p.prefill]++;
+    }
+    for (uint32_t i = 0; i < 7; i++) {
+        assert_in_range(hits[i], 800, 1200);
+    }
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assert_ptr_equal(bt_sched_policy_find("cache-aware"), &bt_sched_cache_aware);
+    assert_ptr_equal(bt_sched_policy_find("least-load"), &bt_sched_least_load);
+    assert_null(bt_sched_policy_find("cache"));
+    assert_string_equal(bt_sched_verdict_name(BT_SCHED_TOO_LARGE), "too_large");
+    struct world x;
+    world_init(&x);
+    x.k[0].match_blocks = 50;
+    x.w[0].queued_prefill_tokens = 1; /* the baseline sees the queue only */
+    struct bt_sched_plan p;
+    struct bt_sched_reject r;
+    assert_int_equal(bt_sched_least_load.place(&defaults, &x.s, &x.req, &p, &r), BT_SCHED_PLANNED);
+    assert_int_equal(p.prefill, 1);
+}
+
+/* A recorded decision: two prefill workers of different speed, one warm and busy; three decode
+ * workers, one avoided. Must come out the same for ever, or the policy has changed. */
+static void test_replay(void **state)
+{
+    (void)state;
+    static const struct bt_sched_worker w[] = {
+        {.node = 0,
+         .kvstore = 0,
+         .prefill = true,
+         .pages_total = 512,
+         .pages_free = 100,
+         .slots_total = 64,
+         .queued_prefill_tokens = 3000,
+         .prefill_tokens_per_s = 8000,
+         .max_model_len = 8192},
+        {.node = 1,
+         .kvstore = 1,
+         .prefill = true,
+         .pages_total = 512,
+         .pages_free = 512,
+         .slots_total = 64,
+         .prefill_tokens_per_s = 5000,
+         .max_model_len = 8192},
+        {.node = 1,
+         .kvstore = 1,
+         .decode = true,
+         .pages_total = 512,
+         .pages_free = 300,
+         .slots_total = 64,
+         .running = 12,
+         .step_ms = 9,
+         .max_model_len = 8192},
+        {.node = 2,
+         .kvstore = 2,
+         .decode = true,
+         .pages_total = 512,
+         .pages_free = 400,
+         .slots_total = 64,
+         .running = 10,
+         .step_ms = 8,
+         .max_model_len = 8192},
+        {.node = 2,
+         .kvstore = 2,
+         .decode = true,
+         .avoid = true,
+         .pages_total = 512,
+         .pages_free = 512,
+         .slots_total = 64,
+         .max_model_len = 8192},
+    };
+    static const struct bt_sched_kvstore k[] = {
+        {.node = 0,
+         .slots_total = 4096,
+         .slots_free = 10,
+         .slots_sealed = 4000,
+         .match_blocks = 30},
+        {.node = 1, .slots_total = 4096, .slots_free = 4096},
+        {.node = 2,
+         .slots_total = 4096,
+         .slots_free = 2000,
+         .slots_sealed = 2000,
+         .match_blocks = 5},
+    };
+    const struct bt_sched_snapshot s = {w, BT_ARRAY_LEN(w), k, BT_ARRAY_LEN(k)};
+    const struct bt_sched_request req = {
+        .n_tokens = 2500, .max_new = 256, .block_tokens = 64, .token_bytes = 131072, .random = 7};
+    struct bt_sched_plan p;
+    struct bt_sched_reject r;
+    assert_int_equal(bt_sched_cache_aware.place(&defaults, &s, &req, &p, &r), BT_SCHED_PLANNED);
+    /* 0: 375 ms queue + 580 tokens = 72.5 ms; 1: 2500 tokens = 500 ms. The hand-off moves 2180
+     * tokens = 286 ms, of which 0 hides 72.5 and 1 hides all. */
+    assert_int_equal(p.prefill, 1);
+    assert_int_equal(p.decode, 3);
+    assert_int_equal(p.kv_prefill, 1);
+    assert_int_equal(p.kv_decode, 2);
+    assert_false(p.keep);
+    assert_int_equal((int)p.ttft_ms, 500);
+    assert_int_equal((int)p.tbt_ms, 8);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_apart),
+        cmocka_unit_test(test_cached_prefix_wins),
+        cmocka_unit_test(test_queue_beats_cache),
+        cmocka_unit_test(test_whole_prompt_cached),
+        cmocka_unit_test(test_decode_least_load),
+        cmocka_unit_test(test_avoid),
+        cmocka_unit_test(test_local),
+        cmocka_unit_test(test_one_role_left),
+        cmocka_unit_test(test_same_node),
+        cmocka_unit_test(test_keep),
+        cmocka_unit_test(test_rejections),
+        cmocka_unit_test(test_objectives),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_replay),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
