@@ -204,6 +204,10 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
         snprintf(err, cap, "this worker is draining");
         return BT_ERR_UNAVAILABLE;
     }
+    if (m->epoch == 0) {
+        snprintf(err, cap, "epoch is 0: epochs start at 1");
+        return BT_ERR_INVALID;
+    }
     struct bt_wknown *k = known_get(w, m->request);
     if (m->epoch < k->epoch) {
         snprintf(err, cap, "epoch %u is over, %u is known", m->epoch, k->epoch);

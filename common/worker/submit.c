@@ -63,9 +63,6 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
 {
     const struct bt_engine_info *info = w->core.info;
     size_t n = m->tokens.len / 4;
-    if (m->epoch == 0) {
-        return "epoch is 0: epochs start at 1";
-    }
     if (m->phases != BATON__PHASES__PREFILL && m->phases != BATON__PHASES__DECODE &&
         m->phases != BATON__PHASES__BOTH) {
         return "phases is none of PREFILL, DECODE, BOTH";
