@@ -1,0 +1,272 @@
+/* A kvstore's core in a test: real slab, cache, seal thread, grants and local socket; the wire and
+ * the conductor are recorders, so that a test decides when a transfer ends. One loop, polled. */
+#ifndef TESTS_UNIT_KV_NODE_H
+#define TESTS_UNIT_KV_NODE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "kvstore/serve_local.h"
+
+#define NODE_BT    16u /* tokens of a block */
+#define NODE_CHUNK 32u
+#define NODE_RECVS 16
+
+struct node_recv { /* a receive that the core has started on the wire */
+    bool active, cancelled;
+    uint64_t request;
+    uint32_t epoch, first_block, n_blocks, slots[64];
+    bt_flow_word_t *word;
+    struct bt_wire_recv_ops ops;
+    void *arg;
+};
+
+struct node {
+    struct bt_loop *loop;
+    char dir[64], slab_path[96];
+    struct bt_kv_layout layout;
+    struct bt_kv_key root;
+    struct bt_slab *slab;
+    struct bt_cache *cache;
+    struct bt_sealer *sealer;
+    struct bt_grants *grants;
+    struct bt_serve_local *local;
+    /* what conductors were told */
+    uint32_t n_reserved, n_failed, n_done;
+    int32_t reserved_status, failed_status;
+    uint32_t resident;
+    char detail[200];
+    void *last_session;
+    Baton__FlowDone done;
+    /* what the wire was asked */
+    struct node_recv recvs[NODE_RECVS];
+    uint32_t n_recvs, n_trailers, n_aborts, n_kicks;
+    struct bt_wire_trailer trailer;
+};
+
+static struct node *node_current; /* wire functions have no argument of ours */
+
+static inline void node_to_session(void *session, const Baton__FromKvstore *m)
+{
+    struct node *n = node_current;
+    n->last_session = session;
+    if (m->m_case == BATON__FROM_KVSTORE__M_RESERVED) {
+        n->n_reserved++;
+        n->reserved_status = m->reserved->status;
+        n->resident = m->reserved->resident_blocks;
+        snprintf(n->detail, sizeof(n->detail), "%s", m->reserved->detail);
+    } else if (m->m_case == BATON__FROM_KVSTORE__M_GRANT_FAILED) {
+        n->n_failed++;
+        n->failed_status = m->grant_failed->status;
+    } else if (m->m_case == BATON__FROM_KVSTORE__M_FLOW_DONE) {
+        n->n_done++;
+        n->done = *m->flow_done;
+    }
+}
+
+static inline struct bt_wire_recv *
+node_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64_t request,
+                uint32_t epoch, const struct bt_flow_shape *shape, uint32_t first_block,
+                const uint32_t *slots, const struct bt_kv_key *names, bt_flow_word_t *word,
+                uint64_t deadline_ns, const struct bt_wire_recv_ops *ops, void *arg)
+{
+    struct node *n = node_current;
+    (void)w;
+    (void)peer;
+    (void)names;
+    (void)deadline_ns;
+    assert_true(n->n_recvs < NODE_RECVS);
+    struct node_recv *r = &n->recvs[n->n_recvs++];
+    *r = (struct node_recv){.active = true,
+                            .request = request,
+                            .epoch = epoch,
+                            .first_block = first_block,
+                            .n_blocks = bt_flow_blocks(shape),
+                            .word = word,
+                            .ops = *ops,
+                            .arg = arg};
+    assert_true(r->n_blocks <= BT_ARRAY_LEN(r->slots));
+    memcpy(r->slots, slots, r->n_blocks * sizeof(*slots));
+    return (struct bt_wire_recv *)(void *)r;
+}
+
+static inline void node_recv_cancel(struct bt_wire_recv *rv)
+{
+    struct node_recv *r = (struct node_recv *)(void *)rv;
+    assert_true(r->active);
+    assert_false(r->cancelled);
+    r->cancelled = true;
+}
+
+static inline void node_kick(struct bt_wire *w)
+{
+    (void)w;
+    node_current->n_kicks++;
+}
+
+static inline void node_send_trailer(struct bt_wire_send *s, const struct bt_wire_trailer *t)
+{
+    (void)s;
+    node_current->n_trailers++;
+    node_current->trailer = *t;
+}
+
+static inline void node_send_abort(struct bt_wire_send *s, bt_status_t st, const char *why)
+{
+    (void)s;
+    (void)st;
+    (void)why;
+    node_current->n_aborts++;
+}
+
+static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim_ms)
+{
+    char err[512];
+    memset(n, 0, sizeof(*n));
+    node_current = n;
+    assert_int_equal(bt_loop_create(&n->loop), BT_OK);
+    snprintf(n->dir, sizeof(n->dir), "/tmp/baton-unit-XXXXXX");
+    assert_non_null(mkdtemp(n->dir));
+    snprintf(n->slab_path, sizeof(n->slab_path), "/dev/shm/baton-unit-%d-%s", (int)getpid(),
+             n->dir + strlen("/tmp/baton-unit-"));
+    assert_int_equal(bt_kv_layout_gqa(NODE_BT, 2, 1, 32, BT_DT_BF16, 0, &n->layout), BT_OK);
+    memset(n->root.b, 7, sizeof(n->root.b));
+    uint64_t slot = BT_ALIGN_UP(n->layout.block_bytes, 4096);
+    /* 512 flow words and the rounding of four areas; what is too much by less than a slot */
+    uint64_t bytes = 5 * 4096 + (uint64_t)n_slots * (slot + 128 + 8);
+    if (bt_slab_create(n->slab_path, bytes, &n->layout, &n->root, 99, NULL, NULL, &n->slab, err,
+                       sizeof(err)) != BT_OK) {
+        fail_msg("%s", err);
+    }
+    assert_in_range(n->slab->super->n_slots, n_slots, n_slots + 2);
+    n_slots = n->slab->super->n_slots;
+    n->cache = bt_cache_create(n->slab, &n->layout, n_slots / 2, &bt_evict_slru);
+    n->cache->low = 0;
+    assert_int_equal(bt_sealer_create(n->loop, n->cache->pool, n->layout.n_layers, &n->sealer),
+                     BT_OK);
+    struct bt_grants_config gc = {.loop = n->loop,
+                                  .slab = n->slab,
+                                  .layout = n->layout,
+                                  .flow_chunk_tokens = NODE_CHUNK,
+                                  .reclaim_ms = reclaim_ms,
+                                  .cache = n->cache,
+                                  .sealer = n->sealer,
+                                  .to_session = node_to_session};
+    n->grants = bt_grants_create(&gc);
+    struct bt_grants_wire wire = {.recv_start = node_recv_start,
+                                  .recv_cancel = node_recv_cancel,
+                                  .kick = node_kick,
+                                  .send_trailer = node_send_trailer,
+                                  .send_abort = node_send_abort};
+    bt_grants_set_wire(n->grants, &wire);
+    struct bt_serve_local_config lc = {.loop = n->loop,
+                                       .run_dir = n->dir,
+                                       .node = "n1",
+                                       .incarnation = 99,
+                                       .slab = n->slab,
+                                       .grants = n->grants};
+    if (bt_serve_local_create(&lc, &n->local, err, sizeof(err)) != BT_OK) {
+        fail_msg("%s", err);
+    }
+}
+
+static inline void node_stop(struct node *n)
+{
+    char path[128];
+    bt_grants_stop(n->grants);
+    bt_serve_local_destroy(n->local);
+    for (uint32_t i = 0; i < n->n_recvs; i++) {
+        if (n->recvs[i].active) {
+            n->recvs[i].active = false;
+            n->recvs[i].ops.on_quiet(n->recvs[i].arg);
+        }
+    }
+    bt_sealer_destroy(n->sealer);
+    bt_grants_destroy(n->grants);
+    struct bt_pool_counts c;
+    bt_pool_counts(n->cache->pool, &c);
+    assert_int_equal(c.leases, 0); /* the end leaves no lease, whatever was going on */
+    assert_int_equal(c.transit, 0);
+    bt_cache_destroy(n->cache);
+    unlink(n->slab_path);
+    bt_slab_unmap(n->slab);
+    snprintf(path, sizeof(path), "%s/kvstore.lock", n->dir);
+    unlink(path);
+    assert_int_equal(rmdir(n->dir), 0); /* so is the socket gone */
+    bt_loop_destroy(n->loop);
+    node_current = NULL;
+}
+
+static inline struct bt_pool_counts node_counts(const struct node *n)
+{
+    struct bt_pool_counts c;
+    bt_pool_counts(n->cache->pool, &c);
+    return c;
+}
+
+/* Polls the loop until cond holds, at most 10 s. */
+#define NODE_UNTIL(n, cond)                                                                        \
+    do {                                                                                           \
+        uint64_t end_ = bt_mono_ns() + 10000000000ull;                                             \
+        while (!(cond)) {                                                                          \
+            if (bt_mono_ns() > end_) {                                                             \
+                fail_msg("%s:%d: never: %s", __FILE__, __LINE__, #cond);                           \
+            }                                                                                      \
+            bt_loop_poll((n)->loop, 20);                                                           \
+        }                                                                                          \
+    } while (0)
+
+static inline void node_poll_ms(struct node *n, uint64_t ms)
+{
+    for (uint64_t end = bt_mono_ns() + ms * 1000000; bt_mono_ns() < end;) {
+        bt_loop_poll(n->loop, 10);
+    }
+}
+
+/* Keys of a prompt: chain `chain`, so that prompts of one chain share prefixes. */
+static inline void node_key(uint32_t chain, uint32_t block, struct bt_kv_key *k)
+{
+    memset(k, 0, sizeof(*k));
+    memcpy(k->b, &chain, 4);
+    memcpy(k->b + 4, &block, 4);
+    k->b[31] = 1;
+}
+
+enum { RES_KEEP = 1, RES_NO_CACHE = 2, RES_RECEIVE = 4 };
+
+static inline int32_t node_reserve(struct node *n, void *session, uint64_t request, uint32_t epoch,
+                                   uint32_t chain, uint32_t n_tokens, int flags)
+{
+    Baton__Reserve r = BATON__RESERVE__INIT;
+    uint32_t full = n_tokens / NODE_BT;
+    struct bt_kv_key *keys = calloc(full + 1, sizeof(*keys));
+    for (uint32_t i = 0; i < full; i++) {
+        node_key(chain, i, &keys[i]);
+    }
+    r.request = request;
+    r.epoch = epoch;
+    r.role = (flags & RES_RECEIVE) ? BATON__GRANT_ROLE__RECEIVE : BATON__GRANT_ROLE__WRITE;
+    r.keys.data = (uint8_t *)keys;
+    r.keys.len = full * 32;
+    r.n_tokens = n_tokens;
+    r.keep = (flags & RES_KEEP) != 0;
+    r.no_cache = (flags & RES_NO_CACHE) != 0;
+    if (flags & RES_RECEIVE) {
+        r.peer = "kvstore-n0";
+        r.peer_rpc = "127.0.0.1:1";
+        r.peer_incarnation = 5;
+    }
+    uint32_t before = n->n_reserved;
+    bt_grants_reserve(n->grants, session, &r);
+    free(keys);
+    assert_int_equal(n->n_reserved, before + 1); /* always answered, and at once */
+    return n->reserved_status;
+}
+
+#endif

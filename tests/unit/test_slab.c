@@ -1,0 +1,267 @@
+/* The slab file: creation, errors, ownership, and what a worker may do with its mapping. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "common/slab/slab.h"
+
+static char path[128], err[512];
+static struct bt_kv_layout layout;
+static struct bt_kv_key root;
+
+static int setup(void **state)
+{
+    (void)state;
+    snprintf(path, sizeof(path), "/dev/shm/baton-unit-slab-%d", (int)getpid());
+    assert_int_equal(bt_kv_layout_gqa(16, 3, 2, 64, BT_DT_BF16, 0, &layout), BT_OK);
+    memset(root.b, 3, sizeof(root.b));
+    err[0] = '\0';
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(path);
+    return 0;
+}
+
+static struct bt_slab *create(uint64_t bytes)
+{
+    struct bt_slab *s = NULL;
+    if (bt_slab_create(path, bytes, &layout, &root, 42, NULL, NULL, &s, err, sizeof(err)) !=
+        BT_OK) {
+        fail_msg("%s", err);
+    }
+    return s;
+}
+
+static int reopen(void)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static void note(void *arg, double fraction)
+{
+    double *last = arg;
+    assert_true(fraction >= *last && fraction <= 1.0);
+    *last = fraction;
+}
+
+static void create_and_map(void **state)
+{
+    (void)state;
+    double last = 0;
+    struct bt_slab *s = NULL, *m = NULL;
+    assert_int_equal(
+        bt_slab_create(path, 8u << 20, &layout, &root, 42, note, &last, &s, err, sizeof(err)),
+        BT_OK);
+    assert_true(last > 0.99);
+    assert_true(s->owner);
+    const struct bt_slab_super *su = s->super;
+    assert_true(su->file_bytes <= 8u << 20);
+    assert_true(su->file_bytes + 3 * su->slot_bytes > 8u << 20); /* as many slots as fit */
+    assert_int_equal(su->slot_bytes % 4096, 0);
+    assert_true(su->slot_bytes >= layout.block_bytes);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_size, su->file_bytes);
+    assert_true((uint64_t)st.st_blocks * 512 >= su->file_bytes); /* reserved, not sparse */
+    assert_int_equal(st.st_mode & 0777, 0660);
+
+    int fd = reopen();
+    assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_OK);
+    close(fd); /* it has its own */
+    assert_false(m->owner);
+    uint32_t lastslot = su->n_slots - 1;
+    memset(bt_slab_data(s, lastslot), 0xAB, su->slot_bytes);
+    assert_memory_equal(bt_slab_data(m, lastslot), bt_slab_data(s, lastslot), su->slot_bytes);
+    bt_flow_raise(&m->flows[su->n_flow_words - 1], 3, 9);
+    assert_int_equal(bt_flow_read(&s->flows[su->n_flow_words - 1], 3), 9);
+    assert_int_equal(bt_flow_read(&s->flows[su->n_flow_words - 1], 2), 0); /* another epoch */
+    atomic_store(&s->headers[lastslot].state, bt_slot_word(7, BT_SLOT_SEALED));
+    assert_int_equal(bt_slot_generation(atomic_load(&m->headers[lastslot].state)), 7);
+    assert_int_equal(bt_slot_state(atomic_load(&m->headers[lastslot].state)), BT_SLOT_SEALED);
+    bt_slab_unmap(m);
+    bt_slab_unmap(s);
+}
+
+/* In a child: does a write to p end the process by SIGSEGV? */
+static bool write_faults(volatile uint8_t *p)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        *p = 1;
+        _exit(0);
+    }
+    int st;
+    assert_int_equal(waitpid(pid, &st, 0), pid);
+    return !(WIFEXITED(st) && WEXITSTATUS(st) == 0);
+}
+
+static void worker_cannot_write_headers(void **state)
+{
+    (void)state;
+    struct bt_slab *s = create(1u << 20), *m = NULL;
+    int fd = reopen();
+    assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_OK);
+    assert_true(write_faults((uint8_t *)(uintptr_t)m->super));
+    assert_true(write_faults((uint8_t *)m->headers));
+    assert_true(write_faults((uint8_t *)m->crcs));
+    assert_false(write_faults((uint8_t *)m->flows));
+    assert_false(write_faults(m->data));
+    close(fd);
+    bt_slab_unmap(m);
+    bt_slab_unmap(s);
+}
+
+static void larger_than_shm(void **state)
+{
+    (void)state;
+    struct statvfs v;
+    struct bt_slab *s = NULL;
+    assert_int_equal(statvfs("/dev/shm", &v), 0);
+    uint64_t total = (uint64_t)v.f_blocks * v.f_frsize;
+    assert_int_equal(bt_slab_create(path, total + (1ull << 30), &layout, &root, 1, NULL, NULL, &s,
+                                    err, sizeof(err)),
+                     BT_ERR_EXHAUSTED);
+    assert_null(s);
+    assert_non_null(strstr(err, "--shm-size"));
+    assert_non_null(strstr(err, "kvstore.slab_bytes"));
+    char have[64];
+    snprintf(have, sizeof(have), "has %llu MiB", (unsigned long long)(total >> 20));
+    assert_non_null(strstr(err, have));
+    assert_int_equal(access(path, F_OK), -1); /* nothing is left behind */
+}
+
+static void too_small(void **state)
+{
+    (void)state;
+    struct bt_slab *s = NULL;
+    assert_int_equal(
+        bt_slab_create(path, 20000, &layout, &root, 1, NULL, NULL, &s, err, sizeof(err)),
+        BT_ERR_INVALID);
+    assert_non_null(strstr(err, "at least"));
+    assert_int_equal(access(path, F_OK), -1);
+}
+
+static void no_such_folder(void **state)
+{
+    (void)state;
+    struct bt_slab *s = NULL;
+    assert_int_equal(bt_slab_create("/nonexistent/slab", 1u << 20, &layout, &root, 1, NULL, NULL,
+                                    &s, err, sizeof(err)),
+                     BT_ERR_IO);
+    assert_non_null(strstr(err, "/nonexistent/slab"));
+}
+
+/* While its owner lives nobody takes it, even if a mapping worker outlives nothing; afterwards the
+ * next kvstore makes it anew and the worker's old mapping stays whole. */
+static void one_owner(void **state)
+{
+    (void)state;
+    struct bt_slab *s = create(1u << 20), *t = NULL, *m = NULL;
+    char uuid[40];
+    memcpy(uuid, s->super->uuid, sizeof(uuid));
+    assert_int_equal(
+        bt_slab_create(path, 1u << 20, &layout, &root, 2, NULL, NULL, &t, err, sizeof(err)),
+        BT_ERR_EXISTS);
+    assert_non_null(strstr(err, "another running kvstore"));
+    int fd = reopen();
+    assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_OK);
+    close(fd);
+    memset(m->data, 0x5A, 64);
+    bt_slab_unmap(s); /* the owner is gone without unlinking, as after kill -9 */
+
+    assert_int_equal(
+        bt_slab_create(path, 1u << 20, &layout, &root, 3, NULL, NULL, &t, err, sizeof(err)), BT_OK);
+    assert_int_equal(t->super->incarnation, 3);
+    assert_memory_not_equal(t->super->uuid, uuid, sizeof(uuid));
+    assert_int_equal(t->data[0], 0);
+    m->data[0] = 0x77; /* goes to the old file */
+    assert_int_equal(t->data[0], 0);
+    assert_int_equal(m->data[1], 0x5A);
+    bt_slab_unmap(m);
+    bt_slab_unmap(t);
+}
+
+static void map_refuses_others(void **state)
+{
+    (void)state;
+    struct bt_slab *s = create(1u << 20), *m = NULL;
+    struct bt_kv_layout other;
+    struct bt_kv_key other_root = root;
+    int fd = reopen();
+    assert_int_equal(bt_kv_layout_gqa(16, 3, 2, 128, BT_DT_BF16, 0, &other), BT_OK);
+    assert_int_equal(bt_slab_map(fd, &other, &root, &m, err, sizeof(err)), BT_ERR_MISMATCH);
+    assert_non_null(strstr(err, "layout"));
+    other_root.b[0] ^= 1;
+    assert_int_equal(bt_slab_map(fd, &layout, &other_root, &m, err, sizeof(err)), BT_ERR_MISMATCH);
+    assert_non_null(strstr(err, "root key"));
+
+    struct bt_slab_super *su = (struct bt_slab_super *)(uintptr_t)s->super;
+    su->n_slots += 1000; /* a damaged page, then one that lies consistently */
+    assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_ERR_MISMATCH);
+    assert_non_null(strstr(err, "checksum"));
+    su->n_slots -= 1000;
+    assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_OK);
+    bt_slab_unmap(m);
+    assert_int_equal(ftruncate(fd, (off_t)su->file_bytes - 4096), 0);
+    assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_ERR_MISMATCH);
+    assert_non_null(strstr(err, "sizes"));
+    assert_int_equal(ftruncate(fd, 100), 0);
+    assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_ERR_MISMATCH);
+    close(fd);
+    bt_slab_unmap(s);
+}
+
+static void crc_is_seeded(void **state)
+{
+    (void)state;
+    uint8_t seg[256];
+    struct bt_kv_key a, b;
+    memset(seg, 9, sizeof(seg));
+    bt_slab_private_key(1, 1, 4, &a);
+    bt_slab_private_key(1, 2, 4, &b);
+    assert_memory_not_equal(&a, &b, sizeof(a)); /* another epoch, another name */
+    bt_slab_private_key(1, 1, 4, &b);
+    assert_memory_equal(&a, &b, sizeof(a));
+    uint32_t c = bt_slab_segment_crc(&a, 1, 77, seg, sizeof(seg));
+    assert_int_equal(c, bt_slab_segment_crc(&b, 1, 77, seg, sizeof(seg)));
+    b.b[31] ^= 1;
+    assert_int_not_equal(c, bt_slab_segment_crc(&b, 1, 77, seg, sizeof(seg)));
+    assert_int_not_equal(c, bt_slab_segment_crc(&a, 2, 77, seg, sizeof(seg)));
+    assert_int_not_equal(c, bt_slab_segment_crc(&a, 1, 78, seg, sizeof(seg)));
+    assert_int_not_equal(c, bt_slab_segment_crc(&a, 1, 77, seg, sizeof(seg) - 1));
+    seg[100] ^= 4;
+    assert_int_not_equal(c, bt_slab_segment_crc(&a, 1, 77, seg, sizeof(seg)));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(create_and_map, setup, teardown),
+        cmocka_unit_test_setup_teardown(worker_cannot_write_headers, setup, teardown),
+        cmocka_unit_test_setup_teardown(larger_than_shm, setup, teardown),
+        cmocka_unit_test_setup_teardown(too_small, setup, teardown),
+        cmocka_unit_test_setup_teardown(no_such_folder, setup, teardown),
+        cmocka_unit_test_setup_teardown(one_owner, setup, teardown),
+        cmocka_unit_test_setup_teardown(map_refuses_others, setup, teardown),
+        cmocka_unit_test_setup_teardown(crc_is_seeded, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
