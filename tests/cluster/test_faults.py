@@ -6,10 +6,12 @@ import time
 
 import pytest
 
-from conftest import wait_for
+from conftest import scrape, wait_for
 
 PROMPT = "KING HENRY V:\nWe few, we happy few, we band of brothers; " * 6
-BODY = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+TOKENS = 2500  # long enough to be met in the middle
+AT = 300       # the event at which something happens
+BODY = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1}
 
 
 def collect(c, body, on_event=None):
@@ -30,6 +32,16 @@ def collect(c, body, on_event=None):
     return text, lps, done, error
 
 
+def busy_decode(daemons):
+    """The decode worker that has a running request."""
+    for d in daemons:
+        if d["daemon"] == "decode":
+            m = scrape(d["http"])
+            if sum(v for k, v in m.items() if k.startswith("vllm:num_requests_running")) > 0:
+                return d
+    return None
+
+
 def total(c, name):
     return sum(v for k, v in c.metrics("conductor").items() if k.startswith(name))
 
@@ -43,24 +55,21 @@ def test_a_killed_daemon_costs_time_not_tokens(make_cluster, kind, extra, temper
     c = make_cluster(*extra)
     body = dict(BODY, temperature=temperature, seed=11)
     want = collect(c, body)
-    assert want[2] and len(want[1]) == 400
-    killed = []
+    assert want[2] and len(want[1]) == TOKENS
+    killed, daemons = [], c.status()
 
     def kill_busy(i):
-        if i != 60 or killed:
+        if i != AT:
             return
-        busy = [d for d in c.status() if d["daemon"] == "decode"]
-        for n, d in enumerate(busy):
-            m = c.metrics("decode", n)
-            if sum(v for k, v in m.items() if k.startswith("vllm:num_requests_running")) > 0:
-                victim = d if kind == "decode" else \
-                    [k for k in c.status() if k["daemon"] == "kvstore" and k["node"] == d["node"]][0]
-                os.kill(victim["pid"], signal.SIGKILL)
-                killed.append(victim)
-                return
+        d = busy_decode(daemons)
+        assert d is not None, "the stream ended before anything was killed"
+        if kind == "kvstore":
+            d = [k for k in daemons if k["daemon"] == "kvstore" and k["node"] == d["node"]][0]
+        os.kill(d["pid"], signal.SIGKILL)
+        killed.append(d)
 
     got = collect(c, body, kill_busy)
-    assert killed, "the stream ended before anything was killed"
+    assert killed
     assert got[3] is None and got[2]
     assert got[0] == want[0]
     assert got[1] == want[1]
@@ -71,16 +80,15 @@ def test_a_killed_daemon_costs_time_not_tokens(make_cluster, kind, extra, temper
 def test_a_stopped_worker_is_planned_around_and_its_late_tokens_dropped(make_cluster):
     c = make_cluster("--decode", "2")
     want = collect(c, BODY)
-    stopped = []
+    stopped, daemons = [], c.status()
 
     def stop_busy(i):
-        if i == 60:
-            for n, d in enumerate([d for d in c.status() if d["daemon"] == "decode"]):
-                m = c.metrics("decode", n)
-                if sum(v for k, v in m.items() if k.startswith("vllm:num_requests_running")) > 0:
-                    os.kill(d["pid"], signal.SIGSTOP)
-                    stopped.append(d["pid"])
-                    threading.Timer(4, os.kill, (d["pid"], signal.SIGCONT)).start()
+        if i == AT:
+            d = busy_decode(daemons)
+            assert d is not None, "the stream ended before anything was stopped"
+            os.kill(d["pid"], signal.SIGSTOP)
+            stopped.append(d["pid"])
+            threading.Timer(4, os.kill, (d["pid"], signal.SIGCONT)).start()
 
     got = collect(c, BODY, stop_busy)
     assert stopped
@@ -91,11 +99,11 @@ def test_a_stopped_worker_is_planned_around_and_its_late_tokens_dropped(make_clu
 
 def test_no_worker_left_is_an_error_event_not_done(make_cluster):
     c = make_cluster()
-    killed = []
+    killed, daemons = [], c.status()
 
     def kill_decode(i):
         if i == 20 and not killed:
-            for d in c.status():
+            for d in daemons:
                 if d["daemon"] in ("decode", "prefill"):
                     os.kill(d["pid"], signal.SIGKILL)
                     killed.append(time.monotonic())

@@ -8,9 +8,10 @@ import pytest
 from conftest import BUILD, CTL, LOCAL, ROOT, Cluster
 
 
-def run(*args, **kw):
-    p = subprocess.run([str(a) for a in args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                       stderr=subprocess.PIPE, timeout=120, **kw)
+def run(*args, env=None):
+    env = dict(env or os.environ, BATON_BIN=os.path.join(BUILD, "bin"))
+    p = subprocess.run([str(a) for a in args], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                       stderr=subprocess.PIPE, timeout=120)
     return p.returncode, p.stdout.decode(), p.stderr.decode()
 
 

@@ -126,8 +126,8 @@ def usage_of(cluster):
         if d["daemon"] == "etcd":
             continue
         key = d["daemon"], d["node"]
-        with open(f"/proc/{d['pid']}/statm") as f:
-            rss = int(f.read().split()[1]) * 4096
+        with open(f"/proc/{d['pid']}/status") as f:  # not the mapped slab, which counts as shared
+            rss = [int(li.split()[1]) << 10 for li in f if li.startswith("RssAnon")][0]
         out[key] = {"fds": len(os.listdir(f"/proc/{d['pid']}/fd")), "rss": rss}
         if d["daemon"] == "kvstore":
             m = scrape(d["http"])
