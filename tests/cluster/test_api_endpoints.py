@@ -1,0 +1,261 @@
+"""The API of a running cluster: every endpoint, the recorded vectors of tokenizer and chat template,
+logprobs in both formats, stop strings, usage."""
+import json
+import os
+import time
+
+import pytest
+
+from conftest import ROOT, golden
+
+PROMPT = "ROMEO:\n"
+
+
+def test_models_health_version_metrics(cluster):
+    models = cluster.get("/v1/models")
+    assert models["object"] == "list" and len(models["data"]) == 1
+    m = models["data"][0]
+    assert m["id"] == os.path.basename(m["root"].rstrip("/"))
+    assert m["object"] == "model" and m["max_model_len"] == 8192
+    assert abs(m["created"] - time.time()) < 7 * 86400
+    assert cluster.get("/v1/models/" + m["id"])["id"] == m["id"]
+    status, headers, body = cluster.request("GET", "/health")
+    assert status == 200 and body == b"ok"
+    assert cluster.get("/version")["version"]
+    status, headers, body = cluster.request("GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"] == "text/plain; version=0.0.4"
+    assert b"# TYPE baton_http_responses_total counter" in body
+    for path in ("/health", "/v1/models", "/metrics"):
+        status, headers, body = cluster.request("HEAD", path)
+        assert status == 200 and body == b"" and int(headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize("i", range(len(golden("tokenizer.json"))))
+def test_tokenizer_vectors(cluster, i):
+    v = golden("tokenizer.json")[i]
+    out = cluster.post("/tokenize", {"prompt": v["text"]})
+    assert out["tokens"] == v["ids"]
+    assert out["count"] == len(v["ids"]) and out["max_model_len"] == 8192
+    out = cluster.post("/tokenize", {"prompt": v["text"], "add_special_tokens": False})
+    assert out["tokens"] == v["ids_no_special"]
+    out = cluster.post("/detokenize", {"tokens": v["ids_no_special"]})
+    assert out["prompt"] == v["decoded"]
+
+
+def test_detokenize_keeps_special_tokens(cluster):
+    ids = cluster.post("/tokenize", {"prompt": "O"})["tokens"]
+    assert cluster.post("/detokenize", {"tokens": ids})["prompt"] == "<|begin_of_text|>O"
+    assert cluster.post("/detokenize", {"tokens": []})["prompt"] == ""
+
+
+@pytest.mark.parametrize("i", range(len(golden("chat.json"))))
+def test_chat_template_vectors(cluster, i):
+    v = golden("chat.json")[i]
+    out = cluster.post("/tokenize", {"messages": v["messages"], "add_generation_prompt": True})
+    assert cluster.post("/detokenize", {"tokens": out["tokens"]})["prompt"] == v["text"]
+    assert cluster.post("/tokenize", {"messages": v["messages"]})["tokens"] == out["tokens"]
+    less = cluster.post("/tokenize", {"messages": v["messages"], "add_generation_prompt": False})
+    assert less["count"] < out["count"]
+    # the very same prompt goes to the model
+    chat = cluster.post("/v1/chat/completions", {"messages": v["messages"], "max_tokens": 1})
+    assert chat["usage"]["prompt_tokens"] == out["count"]
+
+
+def test_prompt_of_text_and_of_ids_are_the_same(cluster):
+    ids = cluster.post("/tokenize", {"prompt": PROMPT})["tokens"]
+    outs = [cluster.complete(p, 24)["choices"] for p in (PROMPT, ids, [PROMPT])]
+    assert outs[0] == outs[1] == outs[2]
+    ref = next(r for r in golden("shakespeare-llama-6m.json") if r["prompt"] == PROMPT)
+    assert ids == ref["prompt_ids"]
+
+
+def test_completion_shape(cluster):
+    out = cluster.post("/v1/completions", {"model": cluster.model, "prompt": PROMPT})
+    assert out["id"].startswith("cmpl-") and out["object"] == "text_completion"
+    assert out["model"] == cluster.model and abs(out["created"] - time.time()) < 60
+    (c,) = out["choices"]
+    assert c["index"] == 0 and c["logprobs"] is None
+    assert c["finish_reason"] in ("length", "stop")
+    u = out["usage"]
+    assert u["prompt_tokens"] == 3 and 1 <= u["completion_tokens"] <= 16  # the default
+    assert u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"]
+    assert u["prompt_tokens_details"]["cached_tokens"] >= 0
+    assert "timings" not in out
+
+
+def test_chat_shape(cluster):
+    out = cluster.post("/v1/chat/completions",
+                       {"messages": [{"role": "user", "content": [{"type": "text", "text": "Speak."}],
+                                      "name": None}],
+                        "max_completion_tokens": 12, "temperature": 0})
+    assert out["id"].startswith("chatcmpl-") and out["object"] == "chat.completion"
+    (c,) = out["choices"]
+    assert c["message"]["role"] == "assistant" and isinstance(c["message"]["content"], str)
+    assert out["usage"]["completion_tokens"] <= 12
+    same = cluster.post("/v1/chat/completions",
+                        {"messages": [{"role": "user", "content": "Speak."}], "max_tokens": 12,
+                         "temperature": 0})
+    assert same["choices"] == out["choices"]
+
+
+def test_lengths_and_eos(cluster):
+    out = cluster.complete(PROMPT, 40, ignore_eos=True)
+    assert out["usage"]["completion_tokens"] == 40
+    assert out["choices"][0]["finish_reason"] == "length"
+    assert cluster.complete(PROMPT, 1)["usage"]["completion_tokens"] == 1
+    out = cluster.complete(PROMPT, 30, min_tokens=30)
+    assert out["usage"]["completion_tokens"] == 30
+
+
+def test_stop_strings(cluster):
+    whole = cluster.complete(PROMPT, 48, ignore_eos=True)["choices"][0]["text"]
+    stop = "ROMEO"
+    at = whole.index(stop)
+    for s in (stop, ["nowhere to be found", stop], [whole[at - 2:at + 3], stop]):
+        out = cluster.complete(PROMPT, 48, stop=s)
+        c = out["choices"][0]
+        want = whole[:at - 2] if isinstance(s, list) and s[0] in whole else whole[:at]
+        assert c["text"] == want and c["finish_reason"] == "stop"
+        assert c["stop_reason"] in (s if isinstance(s, list) else [s])
+        assert out["usage"]["completion_tokens"] < 48  # what came beyond is not billed
+    out = cluster.complete(PROMPT, 48, stop=stop, include_stop_str_in_output=True)
+    assert out["choices"][0]["text"] == whole[:at + len(stop)]
+    # streamed: not a byte of the stop string leaks
+    text = "".join(e["choices"][0]["text"] for e in cluster.stream(
+        "/v1/completions", {"prompt": PROMPT, "max_tokens": 48, "temperature": 0, "stop": stop})
+        if e != "[DONE]")
+    assert text == whole[:at]
+
+
+def test_seeded_sampling_repeats(cluster):
+    def run(seed):
+        return cluster.complete(PROMPT, 24, temperature=1.0, seed=seed)["choices"]
+
+    assert run(5) == run(5)
+    assert len({json.dumps(run(s)) for s in range(6)}) > 1
+    unseeded = {json.dumps(cluster.complete(PROMPT, 24, temperature=1.0)["choices"])
+                for _ in range(4)}
+    assert len(unseeded) > 1
+
+
+def test_completion_logprobs(cluster):
+    out = cluster.complete(PROMPT, 8, logprobs=3, ignore_eos=True)
+    lp = out["choices"][0]["logprobs"]
+    assert all(len(lp[k]) == 8 for k in ("tokens", "token_logprobs", "top_logprobs", "text_offset"))
+    text = out["choices"][0]["text"]
+    assert "".join(lp["tokens"]) == text
+    for tok, offset in zip(lp["tokens"], lp["text_offset"]):
+        assert text[offset:offset + len(tok)] == tok
+    for tok, value, top in zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"]):
+        assert value <= 0 and len(top) == 3 and top[tok] == value == max(top.values())
+    for n in (0, 20):
+        lp = cluster.complete(PROMPT, 2, logprobs=n)["choices"][0]["logprobs"]
+        assert [len(t) for t in lp["top_logprobs"]] == [max(n, 1)] * 2
+    ids = cluster.complete(PROMPT, 4, logprobs=2, return_tokens_as_token_ids=True)
+    lp = ids["choices"][0]["logprobs"]
+    assert all(t.startswith("token_id:") for t in lp["tokens"] + list(lp["top_logprobs"][0]))
+    # streamed: the same values, spread over the events
+    events = [e for e in cluster.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 8,
+                                                            "temperature": 0, "logprobs": 3,
+                                                            "ignore_eos": True}) if e != "[DONE]"]
+    joined = {k: sum((e["choices"][0]["logprobs"][k] for e in events
+                      if e["choices"][0]["logprobs"]), []) for k in lp}
+    assert joined == out["choices"][0]["logprobs"]
+
+
+def test_chat_logprobs(cluster):
+    body = {"messages": [{"role": "user", "content": "Speak."}], "max_tokens": 6, "temperature": 0,
+            "logprobs": True, "top_logprobs": 4}
+    c = cluster.post("/v1/chat/completions", body)["choices"][0]
+    content = c["logprobs"]["content"]
+    assert len(content) <= 6
+    for t in content:
+        assert t["logprob"] <= 0 and len(t["top_logprobs"]) == 4
+        assert bytes(t["bytes"]).decode(errors="replace") == t["token"] or \
+            t["token"].startswith("bytes:")
+        assert t["top_logprobs"][0]["logprob"] == t["logprob"]  # greedy
+        assert t["top_logprobs"][0]["token"] == t["token"]
+    body.pop("top_logprobs")
+    c = cluster.post("/v1/chat/completions", body)["choices"][0]
+    assert [t["top_logprobs"] for t in c["logprobs"]["content"]] == [[]] * len(content)
+    assert [t["token"] for t in c["logprobs"]["content"]] == [t["token"] for t in content]
+
+
+def test_logit_bias(cluster):
+    ids = cluster.post("/tokenize", {"prompt": "I", "add_special_tokens": False})["tokens"]
+    plain = cluster.complete(PROMPT, 4, logprobs=0, return_tokens_as_token_ids=True)
+    first = plain["choices"][0]["logprobs"]["tokens"][0]
+    banned = first.split(":")[1]
+    out = cluster.complete(PROMPT, 4, logprobs=0, return_tokens_as_token_ids=True,
+                           logit_bias={banned: -100})
+    assert first not in out["choices"][0]["logprobs"]["tokens"]
+    out = cluster.complete(PROMPT, 4, logit_bias={str(ids[0]): 100})
+    assert out["choices"][0]["text"] == "IIII"
+
+
+def test_usage_tells_the_cache_and_salts_part_it(cluster):
+    prompt = f"Enter a messenger, {time.time()}. " * 8
+
+    def cached(**more):
+        return cluster.complete(prompt, 2, **more)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    n = cluster.post("/tokenize", {"prompt": prompt})["count"]
+    assert cached() < 16
+    assert cached() == (n - 1) // 16 * 16
+    assert cached(cache_salt="a") == 0
+    assert cached(cache_salt="a") == (n - 1) // 16 * 16
+    assert cached(cache_salt="b") == 0
+
+
+def test_timings_and_request_id(cluster):
+    body = {"prompt": PROMPT, "max_tokens": 4}
+    headers = {"x-baton-timings": "1", "x-request-id": "my-id_1.2:3"}
+    status, h, data = cluster.request("POST", "/v1/completions", body, headers)
+    assert status == 200 and h["x-request-id"] == "my-id_1.2:3"
+    t = json.loads(data)["timings"]
+    for key in ("prompt_tokens", "completion_tokens", "cached_tokens", "ttft_ms", "queue_ms",
+                "prefill_ms", "decode_ms", "kv_bytes", "kv_segments", "hidden_fraction", "replans",
+                "prefill", "decode"):
+        assert key in t, key
+    assert t["ttft_ms"] > 0 and t["replans"] == 0 and t["prefill"] and t["decode"]
+    last = list(cluster.stream("/v1/completions", body, headers))[-2]
+    assert last["choices"] == [] and last["timings"]["completion_tokens"] == 4
+    assert "usage" not in last  # not asked for
+
+
+def test_bodies_of_the_load_generators(cluster):
+    """What vllm bench, sglang bench, guidellm and aiperf send; extra fields do no harm."""
+    ids = cluster.post("/tokenize", {"prompt": PROMPT})["tokens"]
+    msg = [{"role": "user", "content": [{"type": "text", "text": "Speak."}]}]
+    cluster.post("/v1/completions", {
+        "model": cluster.model, "prompt": ids, "repetition_penalty": 1.0, "max_tokens": 4,
+        "logprobs": None, "temperature": 0.0, "ignore_eos": True},
+        headers={"x-request-id": "bench-0", "Authorization": "Bearer whatever"})
+    cluster.post("/v1/completions", {
+        "model": cluster.model, "prompt": PROMPT, "best_of": 1, "max_tokens": 4, "temperature": 0,
+        "ignore_eos": True, "use_beam_search": False, "unknown": {"deep": [1]}})
+    cluster.post("/v1/chat/completions", {
+        "model": cluster.model, "messages": msg, "max_completion_tokens": 4, "stop": None,
+        "ignore_eos": True, "stream_options": None, "user": "u", "metadata": {}, "store": False,
+        "service_tier": "auto", "parallel_tool_calls": True, "n": 1, "tools": None})
+
+
+@pytest.mark.parametrize("keys", ["# keys\nsk-one\nsk-two\n"])
+def test_api_keys(make_cluster, tmp_path, keys):
+    path = tmp_path / "keys"
+    path.write_text(keys)
+    path.chmod(0o600)
+    # baton-local itself asks /health, which is open; the fixture asks for the model
+    try:
+        c = make_cluster("--set", f"conductor.conductor.api_keys_file={path}")
+    except AssertionError as e:  # conftest's GET /v1/models without a key: guarded, as it must be
+        assert "401" in str(e)
+        return
+    pytest.fail(f"{c.url}/v1/models answered without a key")
+
+
+def test_model_files_are_what_they_were():
+    """The vectors above are of the committed model."""
+    assert os.path.exists(os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m",
+                                       "tokenizer.json"))

@@ -1,0 +1,233 @@
+"""HTTP framing at the front door of a running cluster: the malformed requests of our list, clients
+that send slowly or leave, and Node's own HTTP server as an independent judge."""
+import os
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+from conftest import scrape, wait_for
+
+H = b"Host: a\r\n"
+CHUNKED = b"POST /x HTTP/1.1\r\n" + H + b"Transfer-Encoding: chunked\r\n\r\n"
+POST = b"POST /x HTTP/1.1\r\n" + H
+
+BAD = {
+    "CL+TE": (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "two CL": (POST + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello", 400),
+    "CL +5": (POST + b"Content-Length: +5\r\n\r\nhello", 400),
+    "CL 0x5": (POST + b"Content-Length: 0x5\r\n\r\nhello", 400),
+    "CL -1": (POST + b"Content-Length: -1\r\n\r\n", 400),
+    "CL >2^63": (POST + b"Content-Length: 9223372036854775809\r\n\r\n", 400),
+    "TE chunked, identity": (POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
+    "chunk size overflow": (CHUNKED + b"10000000000000005\r\nhello\r\n0\r\n\r\n", 400),
+    "chunk size bare LF": (CHUNKED + b"5\nhello\r\n0\r\n\r\n", 400),
+    "bare LF": (b"GET /x HTTP/1.1\nHost: a\n\n", 400),
+    "bare CR": (b"GET /x HTTP/1.1\r\nX-A:\rContent-Length: 5\r\n" + H + b"\r\n", 400),
+    "obs-fold": (b"GET /x HTTP/1.1\r\n" + H + b"X-A: b\r\n c\r\n\r\n", 400),
+    "space before colon": (POST + b"Content-Length : 5\r\n\r\nhello", 400),
+    "no Host": (b"GET /x HTTP/1.1\r\n\r\n", 400),
+    "two Host": (b"GET /x HTTP/1.1\r\n" + H + H + b"\r\n", 400),
+    "NUL in path": (b"GET /a\0b HTTP/1.1\r\n" + H + b"\r\n", 400),
+    "17 KiB header": (b"GET /x HTTP/1.1\r\n" + H + b"X: " + b"y" * 17408 + b"\r\n\r\n", 431),
+    "5 MiB body": (POST + b"Content-Length: 5242880\r\n\r\n" + b"z" * 5242880, 413),
+}
+SECOND = b"GET /second HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+
+def talk(address, data, timeout=5, pieces=None, finish=True):
+    """Sends, half-closes if finish, and returns everything that comes until the server closes."""
+    s = socket.create_connection(address, timeout=timeout)
+    out = b""
+    try:
+        try:
+            if pieces:
+                for i in range(0, len(data), pieces):
+                    s.sendall(data[i:i + pieces])
+            else:
+                s.sendall(data)
+            if finish:
+                s.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the server has refused already; its answer is to be read
+        while True:
+            piece = s.recv(65536)
+            if not piece:
+                return out
+            out += piece
+    except ConnectionResetError:
+        return out
+    finally:
+        s.close()
+
+
+def address(cluster):
+    return cluster.host, cluster.port
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused_and_closed(cluster, name):
+    data, status = BAD[name]
+    start = time.monotonic()
+    got = talk(address(cluster), data + SECOND, finish=False)
+    assert got.startswith(b"HTTP/1.1 %d " % status), got[:200]
+    assert got.count(b"HTTP/1.1") == 1  # what follows a refused request is not served
+    assert b"Connection: close\r\n" in got
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("name", [n for n in BAD if len(BAD[n][0]) < 4096])
+def test_byte_by_byte_is_the_same(cluster, name):
+    data, status = BAD[name]
+    got = talk(address(cluster), data, pieces=1, finish=False)
+    assert got.startswith(b"HTTP/1.1 %d " % status), got[:200]
+
+
+def test_pipelining_and_keep_alive(cluster):
+    one = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
+    got = talk(address(cluster), one * 50 + SECOND, finish=False)
+    assert got.count(b"HTTP/1.1 200 OK") == 50 and got.count(b"HTTP/1.1 404 ") == 1
+
+
+def test_chunked_request_and_continue(cluster):
+    body = b'{"prompt":"ROMEO:\\n"}'
+    chunks = b"".join(b"%x\r\n%s\r\n" % (1, body[i:i + 1]) for i in range(len(body)))
+    got = talk(address(cluster), b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+               b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks +
+               b"0\r\n\r\n", finish=False)
+    assert b'"count":3' in got
+    s = socket.create_connection(address(cluster), timeout=5)
+    s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\nExpect: 100-continue\r\n"
+              b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
+    assert s.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    s.sendall(body)
+    assert b"200 OK" in s.recv(1000)
+    s.close()
+
+
+def test_slow_header_gets_408_in_ten_seconds(cluster):
+    s = socket.create_connection(address(cluster), timeout=20)
+    start = time.monotonic()
+    s.sendall(b"GET / HT")
+    assert s.recv(100).startswith(b"HTTP/1.1 408 ")
+    assert 9 < time.monotonic() - start < 13
+    s.close()
+
+
+def test_ids_of_fds_do_not_leak(cluster):
+    """Refused, half-sent and abandoned requests leave no descriptor behind."""
+    pid = cluster.daemon("conductor")["pid"]
+
+    def fds():
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    before = fds()
+    for i in range(200):
+        s = socket.create_connection(address(cluster), timeout=5)
+        s.sendall((b"GET / HTTP/1.1\r\nHo", b"\0", POST + b"Content-Length: 9\r\n\r\n")[i % 3])
+        s.close()
+    wait_for(lambda: fds() <= before + 2, 5, "descriptors are back")
+
+
+def test_disconnect_is_noticed_at_once(cluster):
+    http = cluster.daemon("conductor")["http"]
+    name = "baton_http_disconnects_total"
+    before = scrape(http)[name]
+    s = socket.create_connection(address(cluster), timeout=5)
+    body = b'{"prompt":"O","max_tokens":8000,"ignore_eos":true,"stream":true}'
+    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+              b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert b"data: " in s.recv(4096) + s.recv(4096)
+    s.close()
+    wait_for(lambda: scrape(http)[name] > before, 1, "the disconnect is counted")
+    wait_for(lambda: scrape(http)["baton_http_generations_open"] == 0, 1, "the generation is gone")
+
+
+# ---- Node as the judge ----
+
+NODE = r"""
+const http = require('http');
+const s = http.createServer((q, r) => {
+  q.on('data', () => {}); q.on('error', () => {});
+  q.on('end', () => { r.statusCode = 404; r.end('no'); });
+});
+s.httpAllowHalfOpen = true;
+s.on('clientError', (e, k) => { if (k.writable) k.end('HTTP/1.1 400 Bad Request\r\n\r\n'); });
+s.listen(0, '127.0.0.1', () => console.log(s.address().port));
+"""
+
+GOOD = [
+    b"GET /x?a=b HTTP/1.1\r\n" + H + b"\r\n",
+    b"GET /x HTTP/1.1\r\n" + H + b"X-A: b\r\nX-B:c\r\nx-c: \t d\t \r\n\r\n",
+    b"HEAD /x HTTP/1.1\r\n" + H + b"\r\n",
+    POST + b"Content-Length: 5\r\n\r\nhello",
+    POST + b"Content-Length: 0\r\n\r\n",
+    CHUNKED + b"5\r\nhello\r\n0\r\n\r\n",
+    CHUNKED + b"1;ext=1\r\nh\r\nA\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n",
+    CHUNKED + b"0\r\n\r\n",
+]
+
+
+@pytest.fixture(scope="module")
+def node():
+    exe = shutil.which("node")
+    if exe is None:
+        pytest.skip("no node on PATH")
+    with tempfile.NamedTemporaryFile("w", suffix=".js", delete=False) as f:
+        f.write(NODE)
+    p = subprocess.Popen([exe, f.name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    line = p.stdout.readline()
+    if not line:
+        p.wait()
+        pytest.skip("node does not start")
+    yield "127.0.0.1", int(line)
+    p.kill()
+    p.wait()
+    os.unlink(f.name)
+
+
+def served(answer):
+    """How many requests reached a handler."""
+    return answer.count(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.parametrize("i", range(len(GOOD)))
+def test_node_and_we_accept_the_same_good_requests(cluster, node, i):
+    ours, theirs = (served(talk(a, GOOD[i] + SECOND)) for a in (address(cluster), node))
+    assert ours == theirs == 2
+
+
+def test_we_accept_nothing_that_node_refuses(cluster, node):
+    """Mutated requests: what we serve, Node serves too, and it sees as many requests in it (else
+    one of us could be tricked by what the other lets through)."""
+    rnd = random.Random(20261120)
+    alphabet = b"\r\n \t:;,05fxZ\0\x7f\xff-+"
+    checked = accepted = 0
+    for _ in range(400):
+        base = rnd.choice(GOOD + [d for d, _ in BAD.values() if len(d) < 1000])
+        data = bytearray(base)
+        start = data.index(b" ")  # Node knows a fixed list of methods, we take any
+        for _ in range(rnd.randint(1, 2)):
+            at = rnd.randrange(start, len(data))
+            kind = rnd.random()
+            if kind < 0.5:
+                data[at] = rnd.choice(alphabet)
+            elif kind < 0.75:
+                data.insert(at, rnd.choice(alphabet))
+            else:
+                del data[at]
+        data = bytes(data)
+        ours = served(talk(address(cluster), data + SECOND))
+        checked += 1
+        if ours > 0:
+            accepted += 1
+            theirs = served(talk(node, data + SECOND))
+            assert ours <= theirs, data
+            if not data.startswith(b"HEAD"):
+                # Node may go on behind what we end with a refusal, never the other way round
+                assert theirs - ours <= 1, data
+    assert checked == 400 and accepted > 20
