@@ -207,7 +207,8 @@ struct bt_wticket {
 };
 
 struct bt_wstep { /* the step in flight: one at a time */
-    bool active, forward_done;
+    bool active;
+    bool held; /* the forward's ticket was polled and is kept: its logits are still to be sampled */
     bt_engine_ticket_t forward, sample;
     uint32_t n_rows, n_sample;
     uint64_t launched_ns;
@@ -269,6 +270,8 @@ struct bt_wcore {
 void *bt_wcore_thread(void *arg);
 /* Sends to the control thread; waits when its ring is full (it never waits for us). */
 void bt_wcore_emit(struct bt_wcore *c, const struct bt_wout *o);
+/* Takes finished tickets, waiting at most timeout_us, and acts on them; returns their number. */
+uint32_t bt_wcore_poll(struct bt_wcore *c, uint32_t timeout_us);
 /* Remembers whom a ticket is for. */
 void bt_wcore_ticket(struct bt_wcore *c, bt_engine_ticket_t t, int kind, void *ptr);
 /* The engine's memory or device has failed: everything ends. */
@@ -278,6 +281,8 @@ void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
 /* Plans and launches a step if there is something to compute; false if not. */
 bool bt_wcore_launch(struct bt_wcore *c);
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
+/* Does the step keep this ticket? Then it releases it itself. */
+bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
 /* Hands the tokens collected so far to the control thread. */
 void bt_wcore_flush_tokens(struct bt_wcore *c);
 /* Appends the sampled token to r, reports it to its conductor, and decides whether r is finished

@@ -196,16 +196,19 @@ static bool take_ticket(struct bt_wcore *c, bt_engine_ticket_t t, struct bt_wtic
     return false;
 }
 
-static uint32_t poll_engine(struct bt_wcore *c, uint32_t timeout_us)
+uint32_t bt_wcore_poll(struct bt_wcore *c, uint32_t timeout_us)
 {
     struct bt_engine_event ev[EVENTS_MAX];
     uint32_t n = c->vt->poll(c->eng, ev, EVENTS_MAX, timeout_us);
     for (uint32_t i = 0; i < n && !c->fatal; i++) {
         struct bt_wticket w;
-        if (take_ticket(c, ev[i].ticket, &w)) {
+        bool known = take_ticket(c, ev[i].ticket, &w);
+        if (known) {
             dispatch(c, &w, &ev[i]);
         }
-        c->vt->release(c->eng, ev[i].ticket);
+        if (!known || w.kind != BT_WT_FORWARD || !bt_wcore_step_holds(c, ev[i].ticket)) {
+            c->vt->release(c->eng, ev[i].ticket);
+        }
     }
     return n;
 }
@@ -294,7 +297,7 @@ static void run(struct bt_wcore *c)
         }
         /* What has ended goes out before the next step: an engine without a device may spend the
          * whole step inside launch. */
-        while (c->n_tickets > 0 && !c->fatal && poll_engine(c, 0) > 0) {
+        while (c->n_tickets > 0 && !c->fatal && bt_wcore_poll(c, 0) > 0) {
         }
         bool busy = c->step.active;
         if (!busy) {
@@ -303,7 +306,7 @@ static void run(struct bt_wcore *c)
         }
         publish_load(c);
         if (c->n_tickets > 0 && !c->fatal) {
-            poll_engine(c, 500);
+            bt_wcore_poll(c, 500);
         } else if (!busy && !c->fatal && !c->stop) {
             sleep_on_ring(c);
         }

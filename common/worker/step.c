@@ -122,10 +122,26 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     r->pos = b->pos + b->n;
 }
 
+static void release_forward(struct bt_wcore *c)
+{
+    if (c->step.held) {
+        c->step.held = false;
+        c->vt->release(c->eng, c->step.forward);
+    }
+}
+
+bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward)
+{
+    struct bt_wstep *s = &c->step;
+    s->held = s->active && s->forward == forward && s->n_sample > 0;
+    return s->held;
+}
+
 static void step_failed(struct bt_wcore *c, bt_status_t st, const char *what)
 {
     struct bt_wstep *s = &c->step;
     s->active = false;
+    release_forward(c);
     if (st == BT_ERR_DEVICE) {
         bt_wcore_fatal(c, st, what);
         return;
@@ -158,7 +174,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
         fill_row(c, i);
     }
     s->active = true;
-    s->forward_done = false;
+    s->held = false;
     s->sample = 0;
     s->launched_ns = bt_mono_ns();
     struct bt_engine_batch batch = {.n_rows = s->n_rows, .rows = s->erows};
@@ -169,6 +185,11 @@ bool bt_wcore_launch(struct bt_wcore *c)
     }
     bt_wcore_ticket(c, s->forward, BT_WT_FORWARD, NULL);
     if (s->n_sample > 0) {
+        /* An engine without a device has computed by now: takes the time of it before sampling. */
+        bt_wcore_poll(c, 0);
+        if (!s->active || c->fatal) {
+            return true;
+        }
         st = c->vt->sample(c->eng, s->forward, NULL, &s->sample);
         if (st != BT_OK) {
             step_failed(c, st, "sample");
@@ -200,6 +221,7 @@ static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
     struct bt_wstep *s = &c->step;
     uint32_t out = 0;
     s->active = false;
+    release_forward(c);
     measure(c);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct bt_wreq *r = s->reqs[i];
@@ -230,7 +252,6 @@ void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_ev
         return;
     }
     if (kind == BT_WT_FORWARD) {
-        s->forward_done = true;
         uint64_t now = bt_real_ns();
         for (uint32_t i = 0; i < s->n_rows; i++) {
             s->reqs[i]->last_compute_ns = now;

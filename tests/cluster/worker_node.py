@@ -176,6 +176,10 @@ class Node:
                     p.kill()
                     p.wait()
             codes[name] = p.returncode
+            text = self.log(name)
+            if "Sanitizer" in text or "runtime error" in text or "assert" in text:
+                print(text)
+                codes[name] = "sanitizer"
         shutil.rmtree(self.dir, ignore_errors=True)
         return codes
 
