@@ -1,0 +1,522 @@
+/* Failures of workers and kvstores under a request: re-planning, stale epochs, the limits of it. */
+#include "tests/unit/conductor_fixture.h"
+
+/* Prefill on n1 and n2, decode on n1, n2 and n3, a kvstore on each. */
+struct cluster {
+    struct fixture f;
+    struct fake *p[2], *d[3], *k[3];
+};
+
+static const char *const nodes[] = {"n1", "n2", "n3"};
+
+static void cluster_start(struct cluster *x)
+{
+    static const char *const kn[] = {"kv-n1", "kv-n2", "kv-n3"};
+    static const char *const pn[] = {"p-n1", "p-n2"};
+    static const char *const dn[] = {"d-n1", "d-n2", "d-n3"};
+    fixture_start(&x->f);
+    for (int i = 0; i < 3; i++) {
+        x->k[i] = fake_add(&x->f, "kvstore", kn[i], nodes[i]);
+        x->d[i] = fake_add(&x->f, "decode", dn[i], nodes[i]);
+        x->p[i % 2] = i < 2 ? fake_add(&x->f, "prefill", pn[i], nodes[i]) : x->p[i % 2];
+    }
+    for (int i = 0; i < x->f.n_fakes; i++) {
+        until(&x->f, fake_up(&x->f.fakes[i]));
+    }
+}
+
+static void cluster_init(struct cluster *x)
+{
+    fixture_init(&x->f);
+    cluster_start(x);
+}
+
+/* Who has the newest submission of a phase. */
+struct placed {
+    struct fake *w, *kv;
+    struct seen_submit s;
+};
+
+static struct fake *kv_of(struct cluster *x, const struct fake *w)
+{
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(x->k[i]->node, w->node) == 0) {
+            return x->k[i];
+        }
+    }
+    return NULL;
+}
+
+static bool find(struct cluster *x, uint32_t epoch, uint32_t phases, struct placed *out)
+{
+    for (int i = 0; i < x->f.n_fakes; i++) {
+        struct fake *w = &x->f.fakes[i];
+        for (int n = 0; n < w->submits; n++) {
+            if (w->submit[n].epoch == epoch && w->submit[n].phases == phases) {
+                *out = (struct placed){w, kv_of(x, w), w->submit[n]};
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void wait_plan(struct cluster *x, uint32_t epoch, struct placed *p, struct placed *d)
+{
+    until(&x->f,
+          find(x, epoch, BATON__PHASES__PREFILL, p) && find(x, epoch, BATON__PHASES__DECODE, d));
+}
+
+static bool released(const struct fake *k, uint64_t id, uint32_t epoch)
+{
+    for (int i = 0; i < k->releases; i++) {
+        if (k->release[i].request == id && k->release[i].epoch == epoch) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool cancelled(const struct fake *w, uint64_t id, uint32_t epoch)
+{
+    for (int i = 0; i < w->cancels; i++) {
+        if (w->cancel[i].request == id && w->cancel[i].epoch == epoch) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint64_t begin(struct cluster *x, struct client *c, uint32_t max_tokens, struct placed *p,
+                      struct placed *d)
+{
+    struct bt_gen_spec s = spec_of(40, max_tokens);
+    client_start(&x->f, c, &s);
+    wait_plan(x, 1, p, d);
+    return p->s.request;
+}
+
+static void test_decode_lost(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin(&x, &c, 6, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    say_prefill_done(p.w, id, 1, 16, 0, 0);
+    say_ended(p.w, id, 1, BT_OK);
+    say_flow_done(d.kv, id, 1, 0, 0);
+    say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    say_token(d.w, id, 1, 2, 302, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 3);
+    fake_kill(d.w);
+    wait_plan(&x, 2, &p2, &d2);
+    assert_ptr_not_equal(d2.w, d.w);
+    /* Prompt and what the client has, as tokens; what is prompt is said beside them. */
+    assert_int_equal(p2.s.n_tokens, 43);
+    assert_int_equal(p2.s.n_prompt, 40);
+    assert_int_equal(p2.s.tokens[39], 439);
+    assert_int_equal(p2.s.tokens[40], 300);
+    assert_int_equal(p2.s.tokens[42], 302);
+    assert_int_equal(p2.s.max_new, 3);
+    assert_int_equal(d2.s.n_tokens, 43);
+    assert_true(p2.s.seed == p.s.seed && d2.s.seed == p.s.seed);
+    until(&x.f, released(d.kv, id, 1) && released(p.kv, id, 1)); /* both kvstores live */
+    /* The old epoch still talks: dropped. */
+    struct bt_requests_stats st;
+    say_token(p.w, id, 1, 3, 666, BATON__FINISH__NOT_FINISHED);
+    say_token(p2.w, id, 2, 0, 303, BATON__FINISH__NOT_FINISHED);
+    say_prefill_done(p2.w, id, 2, 32, 0, 0);
+    say_flow_done(d2.kv, id, 2, 0, 0);
+    say_token(d2.w, id, 2, 0, 667, BATON__FINISH__NOT_FINISHED); /* had it already */
+    say_token(d2.w, id, 2, 1, 304, BATON__FINISH__NOT_FINISHED);
+    say_token(d2.w, id, 2, 2, 305, BATON__FINISH__LENGTH);
+    until(&x.f, c.dones == 1);
+    assert_int_equal(c.errors, 0);
+    assert_int_equal(c.n_tokens, 6);
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_int_equal(c.tokens[i], 300 + i);
+    }
+    assert_int_equal(c.usage.completion_tokens, 6);
+    assert_int_equal(c.usage.prompt_tokens, 40);
+    assert_int_equal(c.usage.cached_tokens, 16); /* the first plan's: the rest was its own work */
+    assert_int_equal(c.usage.replans, 1);
+    bt_requests_stats(x.f.rs, &st);
+    assert_int_equal(st.replanned, 1);
+    say_ended(p2.w, id, 2, BT_OK);
+    say_ended(d2.w, id, 2, BT_OK);
+    until(&x.f, open_requests(&x.f) == 0);
+    until(&x.f, released(d2.kv, id, 2) && released(p2.kv, id, 2));
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+static void test_prefill_lost(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin(&x, &c, 6, &p, &d);
+    fake_kill(p.w);
+    wait_plan(&x, 2, &p2, &d2);
+    assert_ptr_not_equal(p2.w, p.w);
+    assert_int_equal(p2.s.n_tokens, 40);
+    until(&x.f, cancelled(d.w, id, 1) && released(p.kv, id, 1) && released(d.kv, id, 1));
+    /* The decode worker of the old plan may be the new one's as well. */
+    say_ended(d.w, id, 1, BT_ERR_CANCELLED);
+    say_token(p2.w, id, 2, 0, 300, BATON__FINISH__STOP);
+    say_prefill_done(p2.w, id, 2, 0, 0, 0);
+    until(&x.f, c.dones == 1);
+    say_ended(p2.w, id, 2, BT_OK);
+    until(&x.f, cancelled(d2.w, id, 2));
+    say_ended(d2.w, id, 2, BT_OK);
+    until(&x.f, open_requests(&x.f) == 0);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* After the hand-off the prefill side may go: nothing of the request is there any more. */
+static void test_prefill_lost_late(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d;
+    uint64_t id = begin(&x, &c, 3, &p, &d);
+    while (p.kv == d.kv) { /* on one node they share: try for two */
+        bt_request_cancel(c.r);
+        say_ended(p.w, id, 1, BT_OK);
+        say_ended(d.w, id, 1, BT_OK);
+        until(&x.f, open_requests(&x.f) == 0);
+        client_cleanup(&c);
+        for (int i = 0; i < x.f.n_fakes; i++) {
+            x.f.fakes[i].submits = 0;
+        }
+        id = begin(&x, &c, 3, &p, &d);
+    }
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    say_prefill_done(p.w, id, 1, 0, 0, 0);
+    say_flow_done(d.kv, id, 1, 0, 0);
+    until(&x.f, c.n_tokens == 1);
+    struct fake *kv = p.kv;
+    fake_kill(p.w);
+    fake_kill(kv);
+    until(&x.f, session_of_fake(p.w)->state != BT_SESSION_UP &&
+                    session_of_fake(kv)->state != BT_SESSION_UP);
+    say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    say_token(d.w, id, 1, 2, 302, BATON__FINISH__LENGTH);
+    until(&x.f, c.dones == 1);
+    assert_int_equal(c.usage.replans, 0);
+    assert_false(find(&x, 2, BATON__PHASES__PREFILL, &p));
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+static void test_two_deaths(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 1);
+    fake_kill(d.w);
+    wait_plan(&x, 2, &p2, &d2);
+    fake_kill(d2.w);
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 500);
+    assert_int_equal(c.dones + c.finishes, 0);
+    spin(&x.f, 300);
+    assert_false(find(&x, 3, BATON__PHASES__PREFILL, &p)); /* never on a third */
+    assert_false(find(&x, 3, BATON__PHASES__BOTH, &p));
+    assert_true(cancelled(p2.w, id, 2));
+    assert_true(released(p2.kv, id, 2) && released(d2.kv, id, 2));
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* A whole node goes at once, prefill and decode of the request with it: that is one failure. */
+static void test_node_lost(void **state)
+{
+    (void)state;
+    struct cluster x;
+    fixture_init(&x.f);
+    fixture_start(&x.f);
+    x.k[0] = fake_add(&x.f, "kvstore", "kv-n1", "n1");
+    x.p[0] = fake_add(&x.f, "prefill", "p-n1", "n1");
+    x.d[0] = fake_add(&x.f, "decode", "d-n1", "n1");
+    for (int i = 0; i < 3; i++) {
+        until(&x.f, fake_up(&x.f.fakes[i]));
+    }
+    struct client c;
+    struct bt_gen_spec s = spec_of(40, 2);
+    client_start(&x.f, &c, &s);
+    until(&x.f, x.p[0]->submits == 1 && x.d[0]->submits == 1);
+    assert_int_equal(x.k[0]->reserves, 1); /* one grant for both */
+    assert_int_equal(x.k[0]->reserve[0].role, BATON__GRANT_ROLE__WRITE);
+    x.k[1] = fake_add(&x.f, "kvstore", "kv-n2", "n2");
+    x.p[1] = fake_add(&x.f, "prefill", "p-n2", "n2");
+    x.d[1] = fake_add(&x.f, "decode", "d-n2", "n2");
+    for (int i = 3; i < 6; i++) {
+        until(&x.f, fake_up(&x.f.fakes[i]));
+    }
+    fake_kill(x.p[0]);
+    fake_kill(x.d[0]);
+    fake_kill(x.k[0]);
+    until(&x.f, x.p[1]->submits == 1 && x.d[1]->submits == 1);
+    uint64_t id = x.p[1]->submit[0].request;
+    assert_int_equal(x.p[1]->submit[0].epoch, 2);
+    say_prefill_done(x.p[1], id, 2, 0, 0, 0);
+    say_token(x.p[1], id, 2, 0, 300, BATON__FINISH__NOT_FINISHED);
+    say_token(x.d[1], id, 2, 1, 301, BATON__FINISH__LENGTH);
+    until(&x.f, c.dones == 1);
+    assert_int_equal(c.usage.replans, 1);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* A worker that stops (no message, stream open) is noticed by its silence. */
+static void test_silence(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 1);
+    d.w->mute = true;
+    struct bt_rpc_stream *old = d.w->stream;
+    wait_plan(&x, 2, &p2, &d2);
+    assert_ptr_not_equal(d2.w, d.w);
+    /* It wakes up: the old stream is gone, a new session comes up, and nothing is disturbed. */
+    d.w->mute = false;
+    until(&x.f, fake_up(d.w) && d.w->stream != NULL && d.w->stream != old);
+    say_token(d.w, id, 1, 1, 666, BATON__FINISH__NOT_FINISHED);
+    say_token(d.w, id, 2, 0, 667, BATON__FINISH__NOT_FINISHED); /* not its request any more */
+    say_prefill_done(p2.w, id, 2, 0, 0, 0);
+    say_token(p2.w, id, 2, 0, 301, BATON__FINISH__STOP);
+    until(&x.f, c.dones == 1);
+    assert_int_equal(c.n_tokens, 2);
+    assert_int_equal(c.tokens[1], 301);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* The session lives and heartbeats come, but the worker finishes nothing. */
+static void test_stall(void **state)
+{
+    (void)state;
+    struct cluster x;
+    fixture_init(&x.f);
+    x.f.rc.stall_ms = 300;
+    cluster_start(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    wait_plan(&x, 2, &p2, &d2);
+    assert_ptr_not_equal(d2.w, d.w);
+    until(&x.f, cancelled(d.w, id, 1));
+    bt_request_cancel(c.r);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+static void test_statuses(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    /* The node's fault: elsewhere. */
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    say_ended(p.w, id, 1, BT_ERR_DEVICE);
+    wait_plan(&x, 2, &p2, &d2);
+    assert_ptr_not_equal(p2.w, p.w);
+    /* No room: elsewhere too, but that is no failure. */
+    say_ended(p2.w, id, 2, BT_ERR_EXHAUSTED);
+    struct placed p3, d3;
+    wait_plan(&x, 3, &p3, &d3);
+    /* The transfer's peer is lost: the sending side is avoided. */
+    say_token(p3.w, id, 3, 0, 300, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 1);
+    Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
+    g.request = id;
+    g.epoch = 3;
+    g.status = BT_ERR_PEER_LOST;
+    g.detail = (char *)"scripted";
+    to_conductor_k(d3.kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+    struct placed p4, d4;
+    wait_plan(&x, 4, &p4, &d4);
+    assert_int_equal(p4.s.n_tokens, 41);
+    struct bt_requests_stats st;
+    bt_requests_stats(x.f.rs, &st);
+    assert_int_equal(st.replanned, 2);
+    /* An old failure comes again: nobody listens. */
+    to_conductor_k(d3.kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+    say_ended(p.w, id, 1, BT_ERR_INVALID);
+    spin(&x.f, 100);
+    assert_int_equal(c.errors, 0);
+    /* The request's own fault: told to the client. */
+    say_ended(p4.w, id, 4, BT_ERR_INVALID);
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 400);
+    assert_non_null(strstr(c.message, "scripted"));
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* A decode worker that says it has ended, without the last token. */
+static void test_ended_short(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 1);
+    say_ended(d.w, id, 1, BT_OK);
+    wait_plan(&x, 2, &p2, &d2);
+    assert_int_equal(p2.s.n_tokens, 41);
+    say_ended(p2.w, id, 2, BT_OK); /* and a prefill worker that forgets its token */
+    struct placed p3, d3;
+    wait_plan(&x, 3, &p3, &d3);
+    bt_request_cancel(c.r);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+static void test_replans_are_bounded(void **state)
+{
+    (void)state;
+    struct cluster x;
+    fixture_init(&x.f);
+    x.f.rc.max_replans = 2;
+    cluster_start(&x);
+    struct client c;
+    struct placed p, d;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    for (uint32_t epoch = 1; epoch <= 3; epoch++) {
+        wait_plan(&x, epoch, &p, &d);
+        say_ended(p.w, id, epoch, BT_ERR_IO);
+    }
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 500);
+    assert_non_null(strstr(c.message, "scripted"));
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+static void test_no_slots(void **state)
+{
+    (void)state;
+    struct cluster x;
+    fixture_init(&x.f);
+    x.f.rc.no_worker_ms = 400;
+    cluster_start(&x);
+    for (int i = 0; i < 3; i++) {
+        x.k[i]->reserved_status = BT_ERR_EXHAUSTED;
+    }
+    struct client c;
+    struct bt_gen_spec s = spec_of(40, 5);
+    client_start(&x.f, &c, &s);
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 503);
+    assert_int_equal(c.retry_after_s, 1);
+    client_cleanup(&c);
+    uint32_t tries = 0;
+    for (int i = 0; i < x.f.n_fakes; i++) {
+        tries += (uint32_t)x.f.fakes[i].submits;
+    }
+    assert_true(tries >= 4); /* prefill and decode, more than once */
+    struct bt_requests_stats st;
+    bt_requests_stats(x.f.rs, &st);
+    assert_int_equal(st.replanned, 0); /* busy is not broken */
+    /* One that is only busy for a moment is served. */
+    for (int i = 0; i < x.f.n_fakes; i++) {
+        x.f.fakes[i].submits = 0;
+    }
+    s = spec_of(40, 1);
+    client_start(&x.f, &c, &s);
+    struct placed p, d;
+    wait_plan(&x, 2, &p, &d);
+    for (int i = 0; i < 3; i++) {
+        x.k[i]->reserved_status = BT_OK;
+    }
+    uint32_t epoch = 2;
+    uint64_t id = p.s.request;
+    while (c.dones == 0) { /* whichever attempt gets through */
+        assert_int_equal(c.errors, 0);
+        if (find(&x, epoch + 1, BATON__PHASES__PREFILL, &p)) {
+            epoch++;
+        }
+        spin(&x.f, 30);
+        say_prefill_done(p.w, id, epoch, 0, 0, 0);
+        say_token(p.w, id, epoch, 0, 300, BATON__FINISH__LENGTH);
+        spin(&x.f, 30);
+    }
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* Tokens from somebody who is not in the plan, of requests that do not exist, of choices that were
+ * not asked for. */
+static void test_strangers(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    for (int i = 0; i < 3; i++) {
+        if (x.d[i] != d.w) {
+            say_token(x.d[i], id, 1, 0, 666, BATON__FINISH__STOP);
+            say_ended(x.d[i], id, 1, BT_ERR_DEVICE);
+        }
+    }
+    say_token(d.w, id + 1, 1, 0, 666, BATON__FINISH__STOP);
+    say_token(d.w, id, 7, 0, 666, BATON__FINISH__STOP);
+    say_ended(d.w, id, 7, BT_ERR_DEVICE);
+    spin(&x.f, 100);
+    assert_int_equal(c.n_tokens, 0);
+    assert_false(find(&x, 2, BATON__PHASES__PREFILL, &p));
+    say_token(d.w, id, 1, 100, 666, BATON__FINISH__STOP); /* far ahead: a broken worker */
+    until(&x.f, find(&x, 2, BATON__PHASES__PREFILL, &p));
+    say_token(p.w, id, 2, 0, 1u << 30, BATON__FINISH__NOT_FINISHED); /* no such token */
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 500);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_decode_lost),
+        cmocka_unit_test(test_prefill_lost),
+        cmocka_unit_test(test_prefill_lost_late),
+        cmocka_unit_test(test_two_deaths),
+        cmocka_unit_test(test_node_lost),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_statuses),
+        cmocka_unit_test(test_ended_short),
+        cmocka_unit_test(test_replans_are_bounded),
+        cmocka_unit_test(test_no_slots),
+        cmocka_unit_test(test_strangers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
