@@ -1,0 +1,313 @@
+/* The view of the cluster: hello checks, incarnations, membership, silence, block events. */
+#include "tests/unit/conductor_fixture.h"
+
+static uint32_t planned_workers(struct fixture *f)
+{
+    struct bt_view_snapshot s;
+    bt_view_snapshot(f->view, NULL, 0, &s);
+    return s.snap.n_workers;
+}
+
+static uint32_t planned_kvstores(struct fixture *f)
+{
+    struct bt_view_snapshot s;
+    bt_view_snapshot(f->view, NULL, 0, &s);
+    return s.snap.n_kvstores;
+}
+
+static void test_hello(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *good = fake_add(&f, "decode", "good", "n1");
+    struct fake *layout = fake_add(&f, "decode", "other-layout", "n1");
+    struct fake *inc = fake_add(&f, "kvstore", "other-incarnation", "n1");
+    layout->hello_layout = 78;
+    inc->hello_incarnation = 5;
+    until(&f, fake_up(good) && layout->sessions >= 1 && inc->sessions >= 1);
+    spin(&f, 100);
+    assert_false(fake_up(layout));
+    assert_false(fake_up(inc));
+    assert_int_equal(planned_workers(&f), 1);
+    assert_int_equal(planned_kvstores(&f), 0);
+    /* Put right, they are taken in: refusal is not for ever. */
+    layout->hello_layout = 77;
+    inc->hello_incarnation = inc->incarnation;
+    until(&f, fake_up(layout) && fake_up(inc));
+    assert_int_equal(planned_workers(&f), 2);
+    fixture_cleanup(&f);
+}
+
+static void test_membership(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *d = fake_add(&f, "decode", "d", "n1");
+    struct fake *k = fake_add(&f, "kvstore", "k", "n1");
+    until(&f, fake_up(d) && fake_up(k));
+    struct bt_view_snapshot s;
+    bt_view_snapshot(f.view, NULL, 0, &s);
+    assert_int_equal(s.workers[0].kvstore, 0);
+    assert_ptr_equal(s.worker[0], session_of_fake(d));
+    assert_int_equal(s.workers[0].slots_total, 16);
+    assert_int_equal(s.kvstores[0].slots_free, 1000);
+    fake_register(d, BATON__MEMBER_STATE__DRAINING); /* no new work, but the session stays */
+    assert_int_equal(planned_workers(&f), 0);
+    assert_true(fake_up(d));
+    fake_register(d, BATON__MEMBER_STATE__STARTING);
+    assert_int_equal(planned_workers(&f), 0);
+    fake_register(d, BATON__MEMBER_STATE__READY);
+    assert_int_equal(planned_workers(&f), 1);
+    assert_int_equal(d->sessions, 1);
+    /* Gone from etcd, though the session works: nothing new, and it may finish what it has. */
+    bt_view_member_down(f.view, "decode", "d");
+    assert_int_equal(planned_workers(&f), 0);
+    spin(&f, 200);
+    assert_true(fake_up(d));
+    fake_register(d, BATON__MEMBER_STATE__READY); /* its lease was only late */
+    assert_int_equal(planned_workers(&f), 1);
+    assert_int_equal(d->sessions, 1);
+    /* Gone from etcd and broken: forgotten. */
+    bt_view_member_down(f.view, "decode", "d");
+    fake_kill(d);
+    until(&f, session_of_fake(d) == NULL);
+    bt_view_member_down(f.view, "decode", "d"); /* unknown: nothing to do */
+    fixture_cleanup(&f);
+}
+
+static void test_restart(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *d = fake_add(&f, "decode", "d", "n1");
+    until(&f, fake_up(d));
+    fake_kill(d);
+    until(&f, !fake_up(d));
+    assert_int_equal(planned_workers(&f), 0);
+    /* Same incarnation, same port (the network came back): dialled again without being told. */
+    fake_listen(d);
+    until(&f, fake_up(d));
+    assert_int_equal(d->sessions, 2);
+    /* A new incarnation, told by etcd while the old session still seems to be fine. */
+    d->incarnation = d->hello_incarnation = 4242;
+    fake_register(d, BATON__MEMBER_STATE__READY);
+    assert_false(fake_up(d));
+    until(&f, fake_up(d) && d->sessions == 3);
+    assert_int_equal(session_of_fake(d)->member->incarnation, 4242);
+    fixture_cleanup(&f);
+}
+
+static void test_silence(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *d = fake_add(&f, "decode", "d", "n1");
+    until(&f, fake_up(d));
+    spin(&f, 1000); /* longer than the bound: heartbeats keep it up */
+    assert_true(fake_up(d));
+    assert_int_equal(d->sessions, 1);
+    d->mute = true;
+    until(&f, session_of_fake(d)->state != BT_SESSION_UP);
+    /* While it hangs it accepts, but says no hello: never up. */
+    until(&f, d->sessions >= 2);
+    spin(&f, 300);
+    assert_int_not_equal(session_of_fake(d)->state, BT_SESSION_UP);
+    d->mute = false;
+    until(&f, fake_up(d));
+    fixture_cleanup(&f);
+}
+
+static void test_garbage(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *d = fake_add(&f, "decode", "d", "n1");
+    struct fake *k = fake_add(&f, "kvstore", "k", "n1");
+    until(&f, fake_up(d) && fake_up(k) && k->blocks != NULL);
+    assert_int_equal(bt_rpc_stream_send(d->stream, "\xff\xff\xff\xff", 4), BT_OK);
+    until(&f, d->sessions == 2 && fake_up(d)); /* broken, and dialled again */
+    fake_hello(d);                             /* a second hello */
+    until(&f, d->sessions == 3 && fake_up(d));
+    Baton__BlockEvents e = BATON__BLOCK_EVENTS__INIT;
+    e.added.data = (uint8_t *)"short";
+    e.added.len = 5;
+    send_ok(k->blocks, &e.base);
+    until(&f, k->sessions == 2 && fake_up(k));
+    fixture_cleanup(&f);
+}
+
+/* ---- block events ---- */
+
+static void events(struct fake *k, uint64_t seq, bool reset, const char *added, const char *removed)
+{
+    uint8_t a[36 * 16], r[32 * 16];
+    Baton__BlockEvents e = BATON__BLOCK_EVENTS__INIT;
+    e.seq = seq;
+    e.reset = reset;
+    e.incarnation = k->incarnation;
+    memset(a, 0, sizeof(a));
+    memset(r, 0, sizeof(r));
+    for (size_t i = 0; added[i] != '\0'; i++, e.added.len += 36) {
+        a[36 * i] = (uint8_t)added[i];
+        a[36 * i + 32] = (uint8_t)(added[i] - 'a');
+    }
+    for (size_t i = 0; removed[i] != '\0'; i++, e.removed.len += 32) {
+        r[32 * i] = (uint8_t)removed[i];
+    }
+    e.added.data = a;
+    e.removed.data = r;
+    assert_true(k->credit > 0);
+    k->credit--;
+    send_ok(k->blocks, &e.base);
+}
+
+/* How many of "abcd..." the index says kvstore k has. */
+static uint32_t match(struct fixture *f, struct fake *k)
+{
+    struct bt_kv_key keys[8];
+    memset(keys, 0, sizeof(keys));
+    for (int i = 0; i < 8; i++) {
+        keys[i].b[0] = (uint8_t)('a' + i);
+    }
+    struct bt_view_snapshot s;
+    bt_view_snapshot(f->view, keys, 8, &s);
+    for (uint32_t i = 0; i < s.snap.n_kvstores; i++) {
+        if (s.kvstore[i] == session_of_fake(k)) {
+            return s.kvstores[i].match_blocks;
+        }
+    }
+    return 0;
+}
+
+static void test_blocks(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *k1 = fake_add(&f, "kvstore", "k1", "n1");
+    struct fake *k2 = fake_add(&f, "kvstore", "k2", "n2");
+    until(&f, fake_up(k1) && fake_up(k2) && k1->credit > 0 && k2->credit > 0);
+    events(k1, 1, true, "abc", "");
+    events(k1, 4, false, "d", "");
+    events(k2, 900, true, "ab", "");
+    until(&f, match(&f, k1) == 4 && match(&f, k2) == 2);
+    events(k1, 5, false, "", "c");
+    until(&f, match(&f, k1) == 2);
+    events(k1, 6, false, "ce", "");
+    until(&f, match(&f, k1) == 5);
+    /* Deltas were lost: what is known of it is forgotten, the other kvstore's is not. */
+    events(k1, 20, false, "f", "");
+    until(&f, match(&f, k1) == 0);
+    assert_int_equal(match(&f, k2), 2);
+    events(k1, 30, true, "abcdef", ""); /* the resync */
+    until(&f, match(&f, k1) == 6);
+    events(k1, 36, false, "g", "");
+    until(&f, match(&f, k1) == 7);
+    /* Its session breaks: nothing of it is believed any more. */
+    fake_kill(k1);
+    until(&f, !fake_up(k1));
+    size_t it = 0;
+    const struct bt_kv_key *key;
+    uint32_t depth, n = 0;
+    const uint64_t *holds;
+    while (bt_index_next(bt_view_index(f.view), &it, &key, &depth, &holds)) {
+        n++;
+    }
+    assert_int_equal(n, 2);
+    assert_string_equal(bt_view_kvstore_name(f.view, session_of_fake(k2)->kv_id), "k2");
+    fixture_cleanup(&f);
+}
+
+/* Credit is given back, so that events never stop; and events of somebody else are refused. */
+static void test_credit(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *k = fake_add(&f, "kvstore", "k", "n1");
+    until(&f, fake_up(k) && k->credit > 0);
+    uint32_t first = k->credit;
+    assert_in_range(first, 2, 1000);
+    for (uint32_t i = 0; i < 5 * first; i++) {
+        until(&f, k->credit > 0);
+        events(k, i + 1, i == 0, i % 2 == 0 ? "a" : "", i % 2 == 0 ? "" : "a");
+    }
+    until(&f, k->credit >= first / 2);
+    assert_true(k->credit <= first);
+    k->incarnation++; /* as if a message of another incarnation had got in */
+    events(k, 5 * first + 1, false, "b", "");
+    k->incarnation--;
+    until(&f, k->sessions == 2 && fake_up(k));
+    assert_int_equal(match(&f, k), 0);
+    fixture_cleanup(&f);
+}
+
+/* The plan follows the blocks. */
+static void test_plan_follows_blocks(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *k[2] = {fake_add(&f, "kvstore", "k1", "n1"), fake_add(&f, "kvstore", "k2", "n2")};
+    struct fake *p[2] = {fake_add(&f, "prefill", "p1", "n1"), fake_add(&f, "prefill", "p2", "n2")};
+    struct fake *d = fake_add(&f, "decode", "d1", "n1");
+    for (int i = 0; i < f.n_fakes; i++) {
+        f.fakes[i].load.prefill_tokens_per_s = 1000;
+    }
+    until(&f, fake_up(k[0]) && fake_up(k[1]) && fake_up(p[0]) && fake_up(p[1]) && fake_up(d));
+    until(&f, k[0]->credit > 0 && k[1]->credit > 0);
+    for (int holder = 0; holder < 2; holder++) {
+        /* The keys of the prompt's full blocks, as a kvstore would have sealed them. */
+        struct bt_gen_spec s = spec_of(100, 2);
+        for (uint32_t i = 0; i < 100; i++) {
+            s.prompt.ids[i] += (uint32_t)holder;
+        }
+        struct bt_kv_key keys[6];
+        assert_int_equal(bt_kv_keys(&f.rc.root, s.prompt.ids, 100, BLOCK_TOKENS, keys), 6);
+        uint8_t added[6 * 36] = {0};
+        for (uint32_t i = 0; i < 6; i++) {
+            memcpy(added + i * 36, keys[i].b, 32);
+            added[i * 36 + 32] = (uint8_t)i;
+        }
+        Baton__BlockEvents e = BATON__BLOCK_EVENTS__INIT;
+        e.reset = true;
+        e.seq = 1;
+        e.added.data = added;
+        e.added.len = sizeof(added);
+        size_t before = bt_index_keys(bt_view_index(f.view));
+        send_ok(k[holder]->blocks, &e.base);
+        until(&f, bt_index_keys(bt_view_index(f.view)) == before + 6);
+        struct client c;
+        int n = p[holder]->submits;
+        client_start(&f, &c, &s);
+        until(&f, p[holder]->submits == n + 1 || p[!holder]->submits > holder);
+        assert_int_equal(p[holder]->submits, n + 1);
+        bt_request_cancel(c.r);
+        client_cleanup(&c);
+    }
+    fixture_cleanup(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hello),   cmocka_unit_test(test_membership),
+        cmocka_unit_test(test_restart), cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_garbage), cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_credit),  cmocka_unit_test(test_plan_follows_blocks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
