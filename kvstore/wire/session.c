@@ -129,6 +129,22 @@ static void violation(struct bt_wire_session *s, const char *what)
     session_end(s, what, BT_GRPC_INVALID_ARGUMENT, false);
 }
 
+/* The echo can overtake the peer's hello, which takes another way. */
+static void session_maybe_up(struct bt_wire_session *s)
+{
+    if (s->state != BT_WS_WIREUP || !s->proven) {
+        return;
+    }
+    s->state = BT_WS_UP;
+    s->busy_ns = bt_mono_ns();
+    bt_wire_count_up(s->w, 1);
+    BT_INFO("wire_session_up", "peer=%s inc=%016llx dialer=%d", s->name,
+            (unsigned long long)s->incarnation, s->dialer);
+    if (s->peer != NULL) {
+        bt_wire_peer_up(s->peer);
+    }
+}
+
 /* ---- hello ---- */
 
 static void send_hello(struct bt_wire_session *s)
@@ -224,6 +240,7 @@ static void on_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
     if (s->dialer) {
         s->state = BT_WS_WIREUP;
         bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_CONNECT);
+        session_maybe_up(s);
     } else {
         drop_older(s);
         session_open_conn(s);
@@ -343,15 +360,9 @@ void bt_wire_session_event(struct bt_wire_session *s, uint32_t events)
     if ((events & BT_WX_EV_READY) && s->state == BT_WS_OPENING) {
         on_ready(s);
     }
-    if ((events & BT_WX_EV_PROVEN) && s->state == BT_WS_WIREUP) {
-        s->state = BT_WS_UP;
-        s->busy_ns = bt_mono_ns();
-        bt_wire_count_up(s->w, 1);
-        BT_INFO("wire_session_up", "peer=%s inc=%016llx dialer=%d", s->name,
-                (unsigned long long)s->incarnation, s->dialer);
-        if (s->peer != NULL) {
-            bt_wire_peer_up(s->peer);
-        }
+    if (events & BT_WX_EV_PROVEN) {
+        s->proven = true;
+        session_maybe_up(s);
     }
     if ((events & BT_WX_EV_LOST) && s->state != BT_WS_DEAD) {
         session_end(s, s->conn.why,

@@ -71,7 +71,7 @@ struct bt_wire_session {
     char name[64];
     uint64_t incarnation;
     struct bt_wx_conn conn;
-    bool conn_open, conn_stopped;
+    bool conn_open, conn_stopped, proven;
     uint32_t n_flows; /* of either kind, until STOPPED */
     struct bt_list sends;
     uint64_t last_rx_ns, last_tx_ns, busy_ns, seq;

@@ -20,7 +20,8 @@ class Peer:
         self.lines = []
         self.err = []
         self.cond = threading.Condition()
-        environ = dict(os.environ, UCX_LOG_LEVEL="fatal", **(env or {}))
+        environ = dict({"ASAN_OPTIONS": "quarantine_size_mb=1"}, **os.environ)  # for RSS checks
+        environ.update({"UCX_LOG_LEVEL": "fatal", **(env or {})})
         args = [tool(), f"name={name}"] + [f"{k}={v}" for k, v in opts.items()]
         self.p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True, bufsize=1, env=environ)
