@@ -20,7 +20,18 @@ typedef float act_t;
 
 #define V_LOAD(p)     (*(const vf *)(p))
 #define V_STORE(p, v) (*(vf *)(p) = (v))
-#define V_SET(x)      ((vf){0} + (x))
+#define V_SET(x)      N(v_set)(x)
+
+static inline vf N(v_set)(float x)
+{
+#if VL == 16
+    return (vf)_mm512_set1_ps(x);
+#elif VL == 8
+    return (vf)_mm256_set1_ps(x);
+#else
+    return (vf)_mm_set1_ps(x);
+#endif
+}
 
 static inline vf N(v_max)(vf a, vf b)
 {
