@@ -1,5 +1,6 @@
 /* The tokenizer's public face: loading, text to ids, ids to text. Immutable after load but for the
  * scratch of the one thread that uses it. No I/O but reading tokenizer.json. */
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,7 @@ bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *
     }
     json_decref(root);
     bt_buf_cleanup(&file);
+    malloc_trim(0); /* the tree of a big file is ten times what stays */
     free(path);
     if (st != BT_OK) {
         bt_tokenizer_destroy(t);

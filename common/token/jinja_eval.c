@@ -1,0 +1,693 @@
+/* Evaluator of chat templates: walks the syntax tree. Errors unwind by longjmp to the render; all
+ * memory of a render is on its arena. Steps, depth and sizes are limited. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/token/jinja_priv.h"
+
+enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
+
+static enum flow exec_body(struct j_render *r, const struct j_nodes *body);
+
+void j_fail(struct j_render *r, const char *fmt, ...)
+{
+    char msg[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof(msg), fmt, ap);
+    va_end(ap);
+    if (r->err_cap > 0) {
+        snprintf(r->err, r->err_cap, "chat template line %d: %s", r->line, msg);
+    }
+    r->status = BT_ERR_INVALID;
+    longjmp(r->fail, 1);
+}
+
+void j_charge(struct j_render *r, size_t steps)
+{
+    if (steps > J_STEPS_MAX - r->steps) {
+        j_fail(r, "more than %u steps", J_STEPS_MAX);
+    }
+    r->steps += (uint32_t)steps;
+}
+
+void j_enter(struct j_render *r)
+{
+    if (++r->depth > J_DEPTH_MAX) {
+        j_fail(r, "nested deeper than %d", J_DEPTH_MAX);
+    }
+}
+
+void j_leave(struct j_render *r)
+{
+    r->depth--;
+}
+
+/* ---- scopes ---- */
+
+void j_scope_set(struct j_render *r, struct j_scope *s, struct j_str name, struct j_value v)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        if (j_str_eq(s->v[i].name, name)) {
+            s->v[i].value = v;
+            return;
+        }
+    }
+    s->v = j_grow(&r->arena, s->v, s->n, &s->cap, sizeof(*s->v));
+    s->v[s->n++] = (struct j_binding){name, v};
+}
+
+static struct j_scope *push_scope(struct j_render *r, struct j_scope *parent)
+{
+    struct j_scope *s = j_alloc(&r->arena, sizeof(*s));
+    s->parent = parent;
+    return s;
+}
+
+static struct j_value lookup(const struct j_render *r, struct j_str name)
+{
+    for (const struct j_scope *s = r->scope; s != NULL; s = s->parent) {
+        for (size_t i = 0; i < s->n; i++) {
+            if (j_str_eq(s->v[i].name, name)) {
+                return s->v[i].value;
+            }
+        }
+    }
+    if (j_is_global(name)) {
+        return (struct j_value){.kind = J_GLOBAL, .s = name};
+    }
+    return (struct j_value){.kind = J_UNDEFINED, .s = name};
+}
+
+/* ---- attributes and items ---- */
+
+static __attribute__((noreturn)) void fail_undefined(struct j_render *r, struct j_value v)
+{
+    j_fail(r, "'%.*s' is undefined", (int)BT_MIN(v.s.n, (size_t)100), v.s.p);
+}
+
+static struct j_value loop_attr(struct j_render *r, const struct j_loop *l, struct j_str name)
+{
+    int64_t at = (int64_t)l->at, n = (int64_t)l->items->n;
+    const struct {
+        const char *name;
+        struct j_value v;
+    } fields[] = {
+        {"index", j_int(at + 1)},
+        {"index0", j_int(at)},
+        {"first", j_bool(at == 0)},
+        {"last", j_bool(at + 1 == n)},
+        {"length", j_int(n)},
+        {"revindex", j_int(n - at)},
+        {"revindex0", j_int(n - at - 1)},
+        {"depth", j_int(l->depth)},
+        {"depth0", j_int(l->depth - 1)},
+        {"previtem", at > 0 ? l->items->v[at - 1] : j_undefined("there is no previous item")},
+        {"nextitem", at + 1 < n ? l->items->v[at + 1] : j_undefined("there is no next item")},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
+        if (j_str_is(name, fields[i].name)) {
+            return fields[i].v;
+        }
+    }
+    (void)r;
+    return (struct j_value){.kind = J_UNDEFINED, .s = name};
+}
+
+struct j_value j_get_attr(struct j_render *r, struct j_value v, struct j_str name)
+{
+    if (v.kind == J_UNDEFINED) {
+        fail_undefined(r, v);
+    }
+    if (j_has_method(v, name)) {
+        struct j_method *m = j_alloc(&r->arena, sizeof(*m));
+        *m = (struct j_method){v, name};
+        return (struct j_value){.kind = J_METHOD, .method = m};
+    }
+    if (v.kind == J_DICT || v.kind == J_NAMESPACE) {
+        j_charge(r, v.dict->n / 8);
+        const struct j_value *hit = j_dict_get_str(v.dict, name);
+        if (hit != NULL) {
+            return *hit;
+        }
+    } else if (v.kind == J_LOOP) {
+        return loop_attr(r, v.loop, name);
+    } else if (v.kind == J_MACRO && j_str_is(name, "name")) {
+        return j_string(v.macro->node->name);
+    }
+    return (struct j_value){.kind = J_UNDEFINED, .s = name};
+}
+
+struct j_value j_get_item(struct j_render *r, struct j_value v, struct j_value key)
+{
+    if (v.kind == J_UNDEFINED) {
+        fail_undefined(r, v);
+    }
+    if (v.kind == J_DICT) {
+        const struct j_value *hit = NULL;
+        if (key.kind != J_LIST && key.kind != J_DICT) {
+            hit = j_dict_get(r, v.dict, key);
+        }
+        if (hit != NULL) {
+            return *hit;
+        }
+    } else if (j_is_intlike(key) && (v.kind == J_LIST || v.kind == J_TUPLE || v.kind == J_STR)) {
+        int64_t n = (int64_t)j_length(r, v), i = j_as_int(key);
+        i += i < 0 ? n : 0;
+        if (i >= 0 && i < n) {
+            if (v.kind == J_STR) {
+                j_charge(r, v.s.n / 16);
+                return j_string(j_str_slice(v.s, (size_t)i, (size_t)i + 1));
+            }
+            return v.list->v[i];
+        }
+        return j_undefined("the element");
+    }
+    return key.kind == J_STR ? j_get_attr(r, v, key.s) : j_undefined("the element");
+}
+
+/* Python's slice bounds. */
+static void slice_bounds(struct j_render *r, const struct j_value part[3], int64_t n, int64_t *from,
+                         int64_t *to, int64_t *step)
+{
+    for (int i = 0; i < 3; i++) {
+        if (part[i].kind != J_NONE && !j_is_intlike(part[i])) {
+            j_fail(r, "slice indices must be integers or None");
+        }
+    }
+    *step = part[2].kind == J_NONE ? 1 : j_as_int(part[2]);
+    if (*step == 0) {
+        j_fail(r, "slice step cannot be zero");
+    }
+    int64_t low = *step > 0 ? 0 : -1, high = *step > 0 ? n : n - 1;
+    *from = *step > 0 ? low : high;
+    *to = *step > 0 ? high : low;
+    int64_t *bound[2] = {from, to};
+    for (int i = 0; i < 2; i++) {
+        if (part[i].kind != J_NONE) {
+            int64_t x = j_as_int(part[i]);
+            x += x < 0 ? n : 0;
+            *bound[i] = x < low ? low : x > high ? high : x;
+        }
+    }
+}
+
+static struct j_value eval_slice(struct j_render *r, const struct j_node *n)
+{
+    struct j_value v = j_eval(r, n->a), part[3];
+    for (int i = 0; i < 3; i++) {
+        part[i] = n->list.v[i] == NULL ? j_none() : j_eval(r, n->list.v[i]);
+    }
+    if (v.kind == J_UNDEFINED) {
+        fail_undefined(r, v);
+    }
+    if (v.kind != J_STR && v.kind != J_LIST && v.kind != J_TUPLE) {
+        j_fail(r, "'%s' object is not subscriptable", j_type_name(v));
+    }
+    int64_t from, to, step;
+    slice_bounds(r, part, (int64_t)j_length(r, v), &from, &to, &step);
+    if (v.kind == J_STR && step == 1) {
+        j_charge(r, v.s.n / 16);
+        return j_string(j_str_slice(v.s, (size_t)from, (size_t)BT_MAX(to, from)));
+    }
+    const struct j_list *items = j_iterate(r, v);
+    struct j_value out = j_new_list(r, v.kind == J_TUPLE ? J_TUPLE : J_LIST);
+    struct j_sb sb = {0};
+    for (int64_t i = from; step > 0 ? i < to : i > to;) {
+        if (v.kind == J_STR) {
+            j_sb_str(r, &sb, items->v[i].s);
+        } else {
+            j_list_add(r, out.list, items->v[i]);
+        }
+        j_charge(r, 1);
+        if (__builtin_add_overflow(i, step, &i)) {
+            break;
+        }
+    }
+    return v.kind == J_STR ? j_string(j_sb_done(&sb)) : out;
+}
+
+/* ---- calls ---- */
+
+static void eval_args(struct j_render *r, const struct j_args *args, struct j_call *c)
+{
+    for (size_t i = 0; i < args->n; i++) {
+        const struct j_arg *a = &args->v[i];
+        struct j_value v = j_eval(r, a->value);
+        if (a->stars == 1) {
+            const struct j_list *l = j_iterate(r, v);
+            for (size_t k = 0; k < l->n; k++) {
+                j_call_add(r, c, l->v[k]);
+            }
+        } else if (a->stars == 2) {
+            if (v.kind != J_DICT) {
+                j_fail(r, "argument after ** must be a mapping, not %s", j_type_name(v));
+            }
+            for (size_t k = 0; k < v.dict->n; k++) {
+                j_dict_set(r, &c->named, v.dict->v[k].key, v.dict->v[k].value);
+            }
+        } else if (a->name.n > 0) {
+            j_dict_set(r, &c->named, j_string(a->name), v);
+        } else {
+            j_call_add(r, c, v);
+        }
+    }
+}
+
+/* Binds the arguments of a macro in its new scope. */
+static void bind_params(struct j_render *r, const struct j_node *m, struct j_scope *s,
+                        const struct j_call *c)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < m->args.n; i++) {
+        const struct j_arg *p = &m->args.v[i];
+        const struct j_value *named = j_dict_get_str(&c->named, p->name);
+        used += named != NULL;
+        struct j_value v = {.kind = J_UNDEFINED, .s = p->name};
+        if (i < c->n) {
+            if (named != NULL) {
+                j_fail(r, "macro '%.*s' got multiple values for argument '%.*s'", (int)m->name.n,
+                       m->name.p, (int)p->name.n, p->name.p);
+            }
+            v = c->v[i];
+        } else if (named != NULL) {
+            v = *named;
+        } else if (p->value != NULL) {
+            v = j_eval(r, p->value);
+        }
+        j_scope_set(r, s, p->name, v);
+    }
+    const struct j_value *caller = j_dict_get_str(&c->named, j_cstr("caller"));
+    if (caller != NULL) {
+        j_scope_set(r, s, j_cstr("caller"), *caller);
+        used++;
+    }
+    if ((c->n > m->args.n && (m->fn & 1) == 0) || (used < c->named.n && (m->fn & 2) == 0)) {
+        j_fail(r, "macro '%.*s' got too many or unknown arguments", (int)m->name.n, m->name.p);
+    }
+    struct j_value rest = j_new_list(r, J_TUPLE), named = j_new_dict(r);
+    for (size_t i = m->args.n; i < c->n; i++) {
+        j_list_add(r, rest.list, c->v[i]);
+    }
+    for (size_t i = 0; i < c->named.n; i++) {
+        bool param = j_str_is(c->named.v[i].key.s, "caller");
+        for (size_t k = 0; k < m->args.n; k++) {
+            param = param || j_str_eq(m->args.v[k].name, c->named.v[i].key.s);
+        }
+        if (!param) {
+            j_dict_set(r, named.dict, c->named.v[i].key, c->named.v[i].value);
+        }
+    }
+    j_scope_set(r, s, j_cstr("varargs"), rest);
+    j_scope_set(r, s, j_cstr("kwargs"), named);
+}
+
+/* Runs `body` in scope `s` and returns what it prints. */
+static struct j_value capture(struct j_render *r, const struct j_nodes *body, struct j_scope *s)
+{
+    struct j_sb text = {0}, *out = r->out;
+    struct j_scope *scope = r->scope;
+    r->out = &text;
+    r->scope = s;
+    (void)exec_body(r, body);
+    r->out = out;
+    r->scope = scope;
+    return j_string(j_sb_done(&text));
+}
+
+static struct j_value call_macro(struct j_render *r, const struct j_macro *m,
+                                 const struct j_call *c)
+{
+    struct j_scope *s = push_scope(r, m->closure), *scope = r->scope;
+    r->scope = s; /* defaults may name earlier parameters */
+    bind_params(r, m->node, s, c);
+    r->scope = scope;
+    return capture(r, &m->node->body, s);
+}
+
+struct j_value j_apply_call(struct j_render *r, struct j_value fn, struct j_call *call)
+{
+    switch (fn.kind) {
+    case J_MACRO: return call_macro(r, fn.macro, call);
+    case J_METHOD: return j_method_run(r, fn.method->self, fn.method->name, call);
+    case J_GLOBAL: return j_global_call(r, fn.s, call);
+    case J_UNDEFINED: fail_undefined(r, fn);
+    case J_NONE:
+    case J_BOOL:
+    case J_INT:
+    case J_FLOAT:
+    case J_STR:
+    case J_LIST:
+    case J_TUPLE:
+    case J_DICT:
+    case J_NAMESPACE:
+    case J_LOOP: break;
+    }
+    j_fail(r, "'%s' object is not callable", j_type_name(fn));
+}
+
+static struct j_value eval_call(struct j_render *r, const struct j_node *n,
+                                const struct j_value *caller)
+{
+    struct j_call call = {0};
+    struct j_value fn = j_eval(r, n->a);
+    eval_args(r, &n->args, &call);
+    if (caller != NULL) {
+        j_dict_set(r, &call.named, j_string(j_cstr("caller")), *caller);
+    }
+    r->line = n->line;
+    return j_apply_call(r, fn, &call);
+}
+
+/* ---- expressions ---- */
+
+static bool compare_one(struct j_render *r, enum j_op op, struct j_value a, struct j_value b)
+{
+    switch (op) {
+    case OP_EQ: return j_equal(r, a, b);
+    case OP_NE: return !j_equal(r, a, b);
+    case OP_IN: return j_contains(r, b, a);
+    case OP_NOTIN: return !j_contains(r, b, a);
+    case OP_LT:
+    case OP_LE:
+    case OP_GT:
+    case OP_GE:
+    case OP_ADD:
+    case OP_SUB:
+    case OP_MUL:
+    case OP_DIV:
+    case OP_FLOORDIV:
+    case OP_MOD:
+    case OP_POW: break;
+    }
+    if (a.kind == J_UNDEFINED || b.kind == J_UNDEFINED) {
+        fail_undefined(r, a.kind == J_UNDEFINED ? a : b);
+    }
+    int c = j_compare(r, a, b);
+    return op == OP_LT ? c < 0 : op == OP_LE ? c <= 0 : op == OP_GT ? c > 0 : c >= 0;
+}
+
+static struct j_value eval_compare(struct j_render *r, const struct j_node *n)
+{
+    struct j_value left = j_eval(r, n->a);
+    for (size_t i = 0; i < n->list.n; i++) {
+        struct j_value right = j_eval(r, n->list.v[i]);
+        if (!compare_one(r, n->ops[i], left, right)) {
+            return j_bool(false);
+        }
+        left = right;
+    }
+    return j_bool(true);
+}
+
+static struct j_value eval_unary(struct j_render *r, const struct j_node *n)
+{
+    struct j_value v = j_eval(r, n->a);
+    if (v.kind == J_UNDEFINED) {
+        fail_undefined(r, v);
+    }
+    if (!j_is_num(v)) {
+        j_fail(r, "bad operand type for unary %s: '%s'", n->kind == N_NEG ? "-" : "+",
+               j_type_name(v));
+    }
+    if (v.kind == J_FLOAT) {
+        return j_float(n->kind == N_NEG ? -v.f : v.f);
+    }
+    return n->kind == N_NEG ? j_binary(r, OP_SUB, j_int(0), v) : j_int(j_as_int(v));
+}
+
+static struct j_value eval_collection(struct j_render *r, const struct j_node *n)
+{
+    if (n->kind == N_CONCAT) {
+        struct j_sb sb = {0};
+        for (size_t i = 0; i < n->list.n; i++) {
+            j_sb_str(r, &sb, j_to_str(r, j_eval(r, n->list.v[i])));
+        }
+        return j_string(j_sb_done(&sb));
+    }
+    if (n->kind == N_DICT) {
+        struct j_value d = j_new_dict(r);
+        for (size_t i = 0; i + 1 < n->list.n; i += 2) {
+            struct j_value key = j_eval(r, n->list.v[i]);
+            j_dict_set(r, d.dict, key, j_eval(r, n->list.v[i + 1]));
+        }
+        return d;
+    }
+    struct j_value l = j_new_list(r, n->kind == N_LIST ? J_LIST : J_TUPLE);
+    for (size_t i = 0; i < n->list.n; i++) {
+        j_list_add(r, l.list, j_eval(r, n->list.v[i]));
+    }
+    return l;
+}
+
+/* A chain of filters; `input` stands where the chain begins with nothing (filter blocks). */
+static struct j_value eval_filter(struct j_render *r, const struct j_node *n,
+                                  const struct j_value *input)
+{
+    struct j_value v = n->a == NULL                              ? *input
+                       : input != NULL && n->a->kind == N_FILTER ? eval_filter(r, n->a, input)
+                                                                 : j_eval(r, n->a);
+    struct j_call call = {0};
+    eval_args(r, &n->args, &call);
+    r->line = n->line;
+    return j_filter_run(r, n->fn, v, &call);
+}
+
+static struct j_value eval_test(struct j_render *r, const struct j_node *n)
+{
+    struct j_call call = {0};
+    struct j_value v = j_eval(r, n->a);
+    eval_args(r, &n->args, &call);
+    r->line = n->line;
+    return j_bool(j_test_run(r, n->fn, v, &call));
+}
+
+static struct j_value eval_binary(struct j_render *r, const struct j_node *n)
+{
+    struct j_value a = j_eval(r, n->a), b = j_eval(r, n->b);
+    r->line = n->line;
+    return j_binary(r, n->op, a, b);
+}
+
+static struct j_value eval_node(struct j_render *r, const struct j_node *n)
+{
+    struct j_value v;
+    switch (n->kind) {
+    case N_CONST: return n->value;
+    case N_NAME: return lookup(r, n->name);
+    case N_LIST:
+    case N_TUPLE:
+    case N_DICT:
+    case N_CONCAT: return eval_collection(r, n);
+    case N_ATTR: return j_get_attr(r, j_eval(r, n->a), n->name);
+    case N_ITEM: v = j_eval(r, n->a); return j_get_item(r, v, j_eval(r, n->b));
+    case N_SLICE: return eval_slice(r, n);
+    case N_CALL: return eval_call(r, n, NULL);
+    case N_FILTER: return eval_filter(r, n, NULL);
+    case N_TEST: return eval_test(r, n);
+    case N_NOT: return j_bool(!j_truth(j_eval(r, n->a)));
+    case N_NEG:
+    case N_POS: return eval_unary(r, n);
+    case N_AND: v = j_eval(r, n->a); return j_truth(v) ? j_eval(r, n->b) : v;
+    case N_OR: v = j_eval(r, n->a); return j_truth(v) ? v : j_eval(r, n->b);
+    case N_COND:
+        return j_truth(j_eval(r, n->a)) ? j_eval(r, n->b)
+               : n->c != NULL           ? j_eval(r, n->c)
+                                        : j_undefined("the else branch");
+    case N_COMPARE: return eval_compare(r, n);
+    case N_BINARY: return eval_binary(r, n);
+    case N_TEXT:
+    case N_PRINT:
+    case N_IF:
+    case N_FOR:
+    case N_SET:
+    case N_SETBLOCK:
+    case N_MACRO:
+    case N_CALLBLOCK:
+    case N_FILTERBLOCK:
+    case N_WITH:
+    case N_SCOPE:
+    case N_BREAK:
+    case N_CONTINUE: break;
+    }
+    j_fail(r, "a statement where an expression is needed");
+}
+
+struct j_value j_eval(struct j_render *r, const struct j_node *n)
+{
+    j_enter(r);
+    j_charge(r, 1);
+    r->line = n->line;
+    struct j_value v = eval_node(r, n);
+    j_leave(r);
+    return v;
+}
+
+/* ---- statements ---- */
+
+static void assign(struct j_render *r, struct j_scope *s, const struct j_node *target,
+                   struct j_value v)
+{
+    if (target->kind == N_NAME) {
+        j_scope_set(r, s, target->name, v);
+    } else if (target->kind == N_ATTR) {
+        struct j_value ns = lookup(r, target->a->name);
+        if (ns.kind != J_NAMESPACE) {
+            j_fail(r, "cannot assign attribute on non-namespace object");
+        }
+        j_dict_set(r, ns.dict, j_string(target->name), v);
+    } else {
+        const struct j_list *items = j_iterate(r, v);
+        if (items->n != target->list.n) {
+            j_fail(r, "%s values to unpack (expected %zu, got %zu)",
+                   items->n < target->list.n ? "not enough" : "too many", target->list.n, items->n);
+        }
+        for (size_t i = 0; i < items->n; i++) {
+            assign(r, s, target->list.v[i], items->v[i]);
+        }
+    }
+}
+
+/* The elements a loop goes over: all, or those that its condition keeps. */
+static const struct j_list *loop_items(struct j_render *r, const struct j_node *n)
+{
+    const struct j_list *all = j_iterate(r, j_eval(r, n->b));
+    struct j_list *kept = j_new_list(r, J_LIST).list; /* a copy: the body may append */
+    struct j_scope *outer = r->scope;
+    for (size_t i = 0; i < all->n; i++) {
+        bool keep = true;
+        j_charge(r, 1);
+        if (n->c != NULL) {
+            r->scope = push_scope(r, outer);
+            assign(r, r->scope, n->a, all->v[i]);
+            keep = j_truth(j_eval(r, n->c));
+            r->scope = outer;
+        }
+        if (keep) {
+            j_list_add(r, kept, all->v[i]);
+        }
+    }
+    return kept;
+}
+
+static enum flow exec_for(struct j_render *r, const struct j_node *n)
+{
+    const struct j_list *items = loop_items(r, n);
+    if (items->n == 0) {
+        return exec_body(r, &n->orelse);
+    }
+    struct j_scope *outer = r->scope;
+    struct j_loop *loop = j_alloc(&r->arena, sizeof(*loop));
+    loop->items = items;
+    loop->depth = 1;
+    for (size_t i = 0; i < items->n; i++) {
+        loop->at = i;
+        r->scope = push_scope(r, outer);
+        j_scope_set(r, r->scope, j_cstr("loop"), (struct j_value){.kind = J_LOOP, .loop = loop});
+        assign(r, r->scope, n->a, items->v[i]);
+        enum flow f = exec_body(r, &n->body);
+        r->scope = outer;
+        j_charge(r, 1);
+        if (f == FLOW_BREAK) {
+            break;
+        }
+    }
+    return FLOW_NEXT;
+}
+
+static void exec_macro(struct j_render *r, const struct j_node *n)
+{
+    struct j_macro *m = j_alloc(&r->arena, sizeof(*m));
+    *m = (struct j_macro){n, r->scope};
+    j_scope_set(r, r->scope, n->name, (struct j_value){.kind = J_MACRO, .macro = m});
+}
+
+static void exec_call_block(struct j_render *r, const struct j_node *n)
+{
+    struct j_macro *m = j_alloc(&r->arena, sizeof(*m));
+    *m = (struct j_macro){n, r->scope};
+    struct j_value caller = {.kind = J_MACRO, .macro = m};
+    j_sb_str(r, r->out, j_to_str(r, eval_call(r, n->a, &caller)));
+}
+
+static enum flow exec_scoped(struct j_render *r, const struct j_node *n)
+{
+    struct j_scope *outer = r->scope, *s = push_scope(r, outer);
+    for (size_t i = 0; i < n->list.n; i++) { /* with: values are seen from outside */
+        assign(r, s, n->list.v[i]->a, j_eval(r, n->list.v[i]->b));
+    }
+    r->scope = s;
+    enum flow f = exec_body(r, &n->body);
+    r->scope = outer;
+    return f;
+}
+
+static enum flow exec_node(struct j_render *r, const struct j_node *n)
+{
+    struct j_value v;
+    switch (n->kind) {
+    case N_TEXT: j_sb_str(r, r->out, n->name); break;
+    case N_PRINT: j_sb_str(r, r->out, j_to_str(r, j_eval(r, n->a))); break;
+    case N_IF: return exec_body(r, j_truth(j_eval(r, n->a)) ? &n->body : &n->orelse);
+    case N_FOR: return exec_for(r, n);
+    case N_SET: assign(r, r->scope, n->a, j_eval(r, n->b)); break;
+    case N_SETBLOCK:
+    case N_FILTERBLOCK:
+        v = capture(r, &n->body, push_scope(r, r->scope));
+        if (n->b != NULL) {
+            v = eval_filter(r, n->b, &v);
+        }
+        if (n->kind == N_SETBLOCK) {
+            assign(r, r->scope, n->a, v);
+        } else {
+            j_sb_str(r, r->out, j_to_str(r, v));
+        }
+        break;
+    case N_MACRO: exec_macro(r, n); break;
+    case N_CALLBLOCK: exec_call_block(r, n); break;
+    case N_WITH:
+    case N_SCOPE: return exec_scoped(r, n);
+    case N_BREAK: return FLOW_BREAK;
+    case N_CONTINUE: return FLOW_CONTINUE;
+    case N_CONST:
+    case N_NAME:
+    case N_LIST:
+    case N_TUPLE:
+    case N_DICT:
+    case N_ATTR:
+    case N_ITEM:
+    case N_SLICE:
+    case N_CALL:
+    case N_FILTER:
+    case N_TEST:
+    case N_NOT:
+    case N_NEG:
+    case N_POS:
+    case N_AND:
+    case N_OR:
+    case N_COND:
+    case N_COMPARE:
+    case N_BINARY:
+    case N_CONCAT: j_fail(r, "an expression where a statement is needed");
+    }
+    return FLOW_NEXT;
+}
+
+static enum flow exec_body(struct j_render *r, const struct j_nodes *body)
+{
+    enum flow f = FLOW_NEXT;
+    j_enter(r);
+    for (size_t i = 0; i < body->n && f == FLOW_NEXT; i++) {
+        j_charge(r, 1);
+        r->line = body->v[i]->line;
+        f = exec_node(r, body->v[i]);
+    }
+    j_leave(r);
+    return f;
+}
+
+void j_exec(struct j_render *r, const struct j_nodes *body)
+{
+    (void)exec_body(r, body);
+}

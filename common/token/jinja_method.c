@@ -1,0 +1,840 @@
+/* Tests ("is ...") and the methods of str, list and dict that templates call. Methods that change a
+ * dict in place or need more of Python are refused by name. */
+#include <string.h>
+
+#include "common/token/jinja_priv.h"
+
+/* ---- tests ---- */
+
+static bool t_compare(struct j_render *r, struct j_value v, struct j_call *c, enum j_op op)
+{
+    struct j_value o;
+    if (!j_arg_get(c, 0, NULL, &o)) {
+        j_fail(r, "the test needs an argument");
+    }
+    if (op == OP_EQ || op == OP_NE) {
+        return j_equal(r, v, o) == (op == OP_EQ);
+    }
+    if (op == OP_IN) {
+        return j_contains(r, o, v);
+    }
+    int cmp = j_compare(r, v, o);
+    return op == OP_LT ? cmp < 0 : op == OP_LE ? cmp <= 0 : op == OP_GT ? cmp > 0 : cmp >= 0;
+}
+
+static int64_t need_int(struct j_render *r, struct j_value v)
+{
+    if (!j_is_intlike(v)) {
+        j_fail(r, "the test needs an integer, not %s", j_type_name(v));
+    }
+    return j_as_int(v);
+}
+
+enum test {
+    IS_BOOLEAN,
+    IS_CALLABLE,
+    IS_DEFINED,
+    IS_DIVISIBLE,
+    IS_EQ,
+    IS_EVEN,
+    IS_FALSE,
+    IS_FILTER,
+    IS_FLOAT,
+    IS_GE,
+    IS_GT,
+    IS_IN,
+    IS_INTEGER,
+    IS_ITERABLE,
+    IS_LE,
+    IS_LOWER,
+    IS_LT,
+    IS_MAPPING,
+    IS_NE,
+    IS_NONE,
+    IS_NUMBER,
+    IS_ODD,
+    IS_SAMEAS,
+    IS_SEQUENCE,
+    IS_STRING,
+    IS_TEST,
+    IS_TRUE,
+    IS_UNDEFINED,
+    IS_UPPER,
+};
+
+static const struct {
+    const char *name;
+    enum test test;
+} tests[] = {
+    {"boolean", IS_BOOLEAN},
+    {"callable", IS_CALLABLE},
+    {"defined", IS_DEFINED},
+    {"divisibleby", IS_DIVISIBLE},
+    {"eq", IS_EQ},
+    {"equalto", IS_EQ},
+    {"==", IS_EQ},
+    {"even", IS_EVEN},
+    {"false", IS_FALSE},
+    {"filter", IS_FILTER},
+    {"float", IS_FLOAT},
+    {"ge", IS_GE},
+    {">=", IS_GE},
+    {"gt", IS_GT},
+    {"greaterthan", IS_GT},
+    {">", IS_GT},
+    {"in", IS_IN},
+    {"integer", IS_INTEGER},
+    {"iterable", IS_ITERABLE},
+    {"le", IS_LE},
+    {"<=", IS_LE},
+    {"lower", IS_LOWER},
+    {"lt", IS_LT},
+    {"lessthan", IS_LT},
+    {"<", IS_LT},
+    {"mapping", IS_MAPPING},
+    {"ne", IS_NE},
+    {"!=", IS_NE},
+    {"none", IS_NONE},
+    {"number", IS_NUMBER},
+    {"odd", IS_ODD},
+    {"sameas", IS_SAMEAS},
+    {"sequence", IS_SEQUENCE},
+    {"string", IS_STRING},
+    {"test", IS_TEST},
+    {"true", IS_TRUE},
+    {"undefined", IS_UNDEFINED},
+    {"upper", IS_UPPER},
+};
+
+int j_test_find(struct j_str name)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(tests); i++) {
+        if (j_str_is(name, tests[i].name)) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+static bool same_as(struct j_render *r, struct j_value v, struct j_call *c)
+{
+    struct j_value o;
+    j_arg_get(c, 0, NULL, &o);
+    if (v.kind != o.kind) {
+        return false;
+    }
+    return v.kind == J_LIST || v.kind == J_TUPLE ? v.list == o.list
+           : v.kind == J_DICT                    ? v.dict == o.dict
+                                                 : j_equal(r, v, o);
+}
+
+bool j_test_run(struct j_render *r, int fn, struct j_value v, struct j_call *c)
+{
+    bool seq = v.kind == J_STR || v.kind == J_LIST || v.kind == J_TUPLE || v.kind == J_DICT ||
+               v.kind == J_UNDEFINED;
+    int64_t by;
+    switch (tests[fn].test) {
+    case IS_BOOLEAN: return v.kind == J_BOOL;
+    case IS_CALLABLE: return v.kind == J_MACRO || v.kind == J_METHOD || v.kind == J_GLOBAL;
+    case IS_DEFINED: return v.kind != J_UNDEFINED;
+    case IS_UNDEFINED: return v.kind == J_UNDEFINED;
+    case IS_DIVISIBLE:
+        by = j_arg_int(r, c, 0, "num", 0);
+        if (by == 0) {
+            j_fail(r, "integer modulo by zero");
+        }
+        return by == -1 || need_int(r, v) % by == 0;
+    case IS_EVEN: return need_int(r, v) % 2 == 0;
+    case IS_ODD: return need_int(r, v) % 2 != 0;
+    case IS_FALSE: return v.kind == J_BOOL && !v.b;
+    case IS_TRUE: return v.kind == J_BOOL && v.b;
+    case IS_FILTER: return v.kind == J_STR && j_filter_find(v.s) >= 0;
+    case IS_TEST: return v.kind == J_STR && j_test_find(v.s) >= 0;
+    case IS_FLOAT: return v.kind == J_FLOAT;
+    case IS_INTEGER: return v.kind == J_INT;
+    case IS_NUMBER: return j_is_num(v);
+    case IS_ITERABLE: return seq || v.kind == J_LOOP;
+    case IS_SEQUENCE: return seq || v.kind == J_LOOP;
+    case IS_MAPPING: return v.kind == J_DICT;
+    case IS_NONE: return v.kind == J_NONE;
+    case IS_STRING: return v.kind == J_STR;
+    case IS_LOWER: return j_all_of(r, j_to_str(r, v), CLASS_LOWER);
+    case IS_UPPER: return j_all_of(r, j_to_str(r, v), CLASS_UPPER);
+    case IS_SAMEAS: return same_as(r, v, c);
+    case IS_EQ: return t_compare(r, v, c, OP_EQ);
+    case IS_NE: return t_compare(r, v, c, OP_NE);
+    case IS_LT: return t_compare(r, v, c, OP_LT);
+    case IS_LE: return t_compare(r, v, c, OP_LE);
+    case IS_GT: return t_compare(r, v, c, OP_GT);
+    case IS_GE: return t_compare(r, v, c, OP_GE);
+    case IS_IN: return t_compare(r, v, c, OP_IN);
+    }
+    return false;
+}
+
+/* ---- methods ---- */
+
+typedef struct j_value (*method_fn)(struct j_render *r, struct j_value self, struct j_call *c);
+
+static struct j_value m_strip_sides(struct j_render *r, struct j_value s, struct j_call *c,
+                                    bool left, bool right)
+{
+    struct j_value chars;
+    bool given = j_arg_get(c, 0, NULL, &chars) && chars.kind != J_NONE;
+    if (given && chars.kind != J_STR) {
+        j_fail(r, "strip arg must be None or str");
+    }
+    return j_string(j_strip(s.s, given ? &chars.s : NULL, left, right));
+}
+
+static struct j_value m_strip(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return m_strip_sides(r, s, c, true, true);
+}
+
+static struct j_value m_lstrip(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return m_strip_sides(r, s, c, true, false);
+}
+
+static struct j_value m_rstrip(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return m_strip_sides(r, s, c, false, true);
+}
+
+/* Words between white space; at most `max` cuts, from the left or from the right. */
+static struct j_value split_words(struct j_render *r, struct j_str s, int64_t max, bool right)
+{
+    struct j_value out = j_new_list(r, J_LIST);
+    s = j_strip(s, NULL, !right || max < 0, right || max < 0);
+    while (s.n > 0) {
+        size_t cut = SIZE_MAX; /* where the white space nearest to our end begins */
+        for (size_t i = 0; i < s.n && (right || cut == SIZE_MAX); i++) {
+            struct j_str tail = {s.p + i, s.n - i};
+            bool lead = ((uint8_t)s.p[i] & 0xc0) != 0x80;
+            if (lead && j_strip(tail, NULL, true, false).n != tail.n) {
+                cut = i;
+            }
+        }
+        j_charge(r, (right ? s.n : BT_MIN(cut, s.n)) / 16 + 1);
+        bool last = cut == SIZE_MAX || max == 0;
+        struct j_str word = s, rest = {"", 0};
+        if (!last && !right) {
+            word.n = cut;
+            rest = j_strip((struct j_str){s.p + cut, s.n - cut}, NULL, true, false);
+        } else if (!last) {
+            word = j_strip((struct j_str){s.p + cut, s.n - cut}, NULL, true, false);
+            rest = j_strip((struct j_str){s.p, cut}, NULL, false, true);
+        }
+        j_list_add(r, out.list, j_string(word));
+        max--;
+        s = rest;
+    }
+    return out;
+}
+
+static struct j_value split_by(struct j_render *r, struct j_str s, struct j_str sep, int64_t max)
+{
+    struct j_value out = j_new_list(r, J_LIST);
+    size_t from = 0;
+    j_charge(r, s.n / 16);
+    for (size_t hit; max != 0 && (hit = j_find(s, sep, from)) != SIZE_MAX; max--) {
+        j_charge(r, 1);
+        j_list_add(r, out.list, j_string((struct j_str){s.p + from, hit - from}));
+        from = hit + sep.n;
+    }
+    j_list_add(r, out.list, j_string((struct j_str){s.p + from, s.n - from}));
+    return out;
+}
+
+/* The last occurrence of `what` in s[0..end). */
+static size_t find_last(struct j_str s, struct j_str what, size_t end)
+{
+    for (size_t i = end < what.n ? 0 : end - what.n + 1; i > 0; i--) {
+        if (memcmp(s.p + i - 1, what.p, what.n) == 0) {
+            return i - 1;
+        }
+    }
+    return SIZE_MAX;
+}
+
+static void turn_around(struct j_list *l)
+{
+    for (size_t i = 0; i + 1 < l->n - i; i++) {
+        struct j_value t = l->v[i];
+        l->v[i] = l->v[l->n - 1 - i];
+        l->v[l->n - 1 - i] = t;
+    }
+}
+
+static struct j_value m_split_any(struct j_render *r, struct j_value s, struct j_call *c,
+                                  bool right)
+{
+    struct j_value sep;
+    bool given = j_arg_get(c, 0, "sep", &sep) && sep.kind != J_NONE;
+    int64_t max = j_arg_int(r, c, 1, "maxsplit", -1);
+    struct j_value out;
+    if (!given) {
+        out = split_words(r, s.s, max, right && max >= 0);
+        if (right && max >= 0 && out.list->n > 0) {
+            turn_around(out.list);
+        }
+        return out;
+    }
+    if (sep.kind != J_STR || sep.s.n == 0) {
+        j_fail(r, sep.kind == J_STR ? "empty separator" : "must be str or None");
+    }
+    if (!right || max < 0) {
+        return split_by(r, s.s, sep.s, max);
+    }
+    out = j_new_list(r, J_LIST);
+    size_t end = s.s.n;
+    j_charge(r, s.s.n / 16);
+    for (size_t hit; max != 0 && (hit = find_last(s.s, sep.s, end)) != SIZE_MAX; max--) {
+        j_list_add(r, out.list,
+                   j_string((struct j_str){s.s.p + hit + sep.s.n, end - hit - sep.s.n}));
+        end = hit;
+    }
+    j_list_add(r, out.list, j_string((struct j_str){s.s.p, end}));
+    turn_around(out.list);
+    return out;
+}
+
+static struct j_value m_split(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return m_split_any(r, s, c, false);
+}
+
+static struct j_value m_rsplit(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return m_split_any(r, s, c, true);
+}
+
+static struct j_value m_splitlines(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    if (j_arg_bool(r, c, 0, "keepends", false)) {
+        j_fail(r, "splitlines(keepends) is not supported");
+    }
+    return j_splitlines(r, s.s);
+}
+
+static struct j_value partition(struct j_render *r, struct j_value s, struct j_call *c, bool right)
+{
+    struct j_str sep = j_arg_str(r, c, 0, "sep", NULL);
+    if (sep.n == 0) {
+        j_fail(r, "empty separator");
+    }
+    size_t hit = right ? find_last(s.s, sep, s.s.n) : j_find(s.s, sep, 0);
+    struct j_value out = j_new_list(r, J_TUPLE), empty = j_string(j_cstr(""));
+    if (hit == SIZE_MAX) {
+        j_list_add(r, out.list, right ? empty : s);
+        j_list_add(r, out.list, empty);
+        j_list_add(r, out.list, right ? s : empty);
+        return out;
+    }
+    size_t after = hit + sep.n;
+    j_list_add(r, out.list, j_string((struct j_str){s.s.p, hit}));
+    j_list_add(r, out.list, j_string(sep));
+    j_list_add(r, out.list, j_string((struct j_str){s.s.p + after, s.s.n - after}));
+    return out;
+}
+
+static struct j_value m_partition(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return partition(r, s, c, false);
+}
+
+static struct j_value m_rpartition(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return partition(r, s, c, true);
+}
+
+static bool has_affix(struct j_str s, struct j_str a, bool end)
+{
+    return a.n <= s.n && (a.n == 0 || memcmp(s.p + (end ? s.n - a.n : 0), a.p, a.n) == 0);
+}
+
+static struct j_value affix_test(struct j_render *r, struct j_value s, struct j_call *c, bool end)
+{
+    struct j_value a;
+    j_arg_get(c, 0, NULL, &a);
+    if (c->n != 1 || (a.kind != J_STR && a.kind != J_TUPLE)) {
+        j_fail(r, "%s needs one str or a tuple of str", end ? "endswith" : "startswith");
+    }
+    if (a.kind == J_STR) {
+        return j_bool(has_affix(s.s, a.s, end));
+    }
+    for (size_t i = 0; i < a.list->n; i++) {
+        if (a.list->v[i].kind == J_STR && has_affix(s.s, a.list->v[i].s, end)) {
+            return j_bool(true);
+        }
+    }
+    return j_bool(false);
+}
+
+static struct j_value m_startswith(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return affix_test(r, s, c, false);
+}
+
+static struct j_value m_endswith(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return affix_test(r, s, c, true);
+}
+
+static struct j_value m_removeprefix(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    struct j_str a = j_arg_str(r, c, 0, "prefix", NULL);
+    return has_affix(s.s, a, false) ? j_string((struct j_str){s.s.p + a.n, s.s.n - a.n}) : s;
+}
+
+static struct j_value m_removesuffix(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    struct j_str a = j_arg_str(r, c, 0, "suffix", NULL);
+    return has_affix(s.s, a, true) ? j_string((struct j_str){s.s.p, s.s.n - a.n}) : s;
+}
+
+#define CASE_METHOD(name, how)                                                                     \
+    static struct j_value name(struct j_render *r, struct j_value s, struct j_call *c)             \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        return j_string(j_change_case(r, s.s, how));                                               \
+    }
+CASE_METHOD(m_upper, CASE_UPPER)
+CASE_METHOD(m_lower, CASE_LOWER)
+CASE_METHOD(m_title, CASE_TITLE)
+CASE_METHOD(m_capitalize, CASE_CAPITALIZE)
+CASE_METHOD(m_swapcase, CASE_SWAP)
+
+#define CLASS_METHOD(name, cls)                                                                    \
+    static struct j_value name(struct j_render *r, struct j_value s, struct j_call *c)             \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        return j_bool(j_all_of(r, s.s, cls));                                                      \
+    }
+CLASS_METHOD(m_isalpha, CLASS_ALPHA)
+CLASS_METHOD(m_isdigit, CLASS_DIGIT)
+CLASS_METHOD(m_isalnum, CLASS_ALNUM)
+CLASS_METHOD(m_isspace, CLASS_SPACE)
+CLASS_METHOD(m_isupper, CLASS_UPPER)
+CLASS_METHOD(m_islower, CLASS_LOWER)
+
+static struct j_value m_replace(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return j_string(j_replace(r, s.s, j_arg_str(r, c, 0, "old", NULL),
+                              j_arg_str(r, c, 1, "new", NULL), j_arg_int(r, c, 2, "count", -1)));
+}
+
+/* Byte offset to character index. */
+static int64_t char_index(struct j_str s, size_t at)
+{
+    return (int64_t)j_str_chars((struct j_str){s.p, at});
+}
+
+static struct j_value m_find(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    size_t hit = j_find(s.s, j_arg_str(r, c, 0, "sub", NULL), 0);
+    if (c->n > 1) {
+        j_fail(r, "find() with bounds is not supported");
+    }
+    return j_int(hit == SIZE_MAX ? -1 : char_index(s.s, hit));
+}
+
+static struct j_value m_rfind(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    size_t hit = find_last(s.s, j_arg_str(r, c, 0, "sub", NULL), s.s.n);
+    if (c->n > 1) {
+        j_fail(r, "rfind() with bounds is not supported");
+    }
+    return j_int(hit == SIZE_MAX ? -1 : char_index(s.s, hit));
+}
+
+static struct j_value m_str_index(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    struct j_value at = m_find(r, s, c);
+    if (at.i < 0) {
+        j_fail(r, "substring not found");
+    }
+    return at;
+}
+
+static struct j_value m_str_count(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    struct j_str what = j_arg_str(r, c, 0, "sub", NULL);
+    int64_t n = 0;
+    j_charge(r, s.s.n / 16);
+    if (what.n == 0) {
+        return j_int((int64_t)j_str_chars(s.s) + 1);
+    }
+    for (size_t at = 0; (at = j_find(s.s, what, at)) != SIZE_MAX; at += what.n) {
+        n++;
+    }
+    return j_int(n);
+}
+
+static struct j_value m_join(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    struct j_value arg;
+    j_arg_get(c, 0, NULL, &arg);
+    const struct j_list *l = j_iterate(r, arg);
+    struct j_sb sb = {0};
+    for (size_t i = 0; i < l->n; i++) {
+        if (l->v[i].kind != J_STR) {
+            j_fail(r, "sequence item %zu: expected str instance, %s found", i,
+                   j_type_name(l->v[i]));
+        }
+        if (i > 0) {
+            j_sb_str(r, &sb, s.s);
+        }
+        j_sb_str(r, &sb, l->v[i].s);
+    }
+    return j_string(j_sb_done(&sb));
+}
+
+/* Pads to a width: where says how much of the padding goes to the left, in halves. */
+static struct j_value pad(struct j_render *r, struct j_value s, struct j_call *c, int left_halves)
+{
+    int64_t width = j_arg_int(r, c, 0, "width", 0), n = (int64_t)j_str_chars(s.s);
+    struct j_str fill = j_arg_str(r, c, 1, "fillchar", " ");
+    if (j_str_chars(fill) != 1 || width > (int64_t)J_OUTPUT_MAX) {
+        j_fail(r, "padding needs one character and a sane width");
+    }
+    int64_t total = BT_MAX(width - n, 0);
+    int64_t left = left_halves == 2   ? total
+                   : left_halves == 0 ? 0
+                                      : total / 2 + (total & width & 1);
+    struct j_sb sb = {0};
+    for (int64_t i = 0; i < total; i++) {
+        if (i == left) {
+            j_sb_str(r, &sb, s.s);
+        }
+        j_sb_str(r, &sb, fill);
+    }
+    if (left >= total) {
+        j_sb_str(r, &sb, s.s);
+    }
+    return j_string(j_sb_done(&sb));
+}
+
+static struct j_value m_ljust(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return pad(r, s, c, 0);
+}
+
+static struct j_value m_rjust(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return pad(r, s, c, 2);
+}
+
+static struct j_value m_center(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    return pad(r, s, c, 1);
+}
+
+/* str.format with {}, {0} and {name}; a conversion or a format inside the braces is refused. */
+static struct j_value m_format(struct j_render *r, struct j_value s, struct j_call *c)
+{
+    struct j_sb sb = {0};
+    size_t next = 0;
+    for (size_t i = 0; i < s.s.n; i++) {
+        char ch = s.s.p[i];
+        if ((ch == '{' || ch == '}') && i + 1 < s.s.n && s.s.p[i + 1] == ch) {
+            j_sb_put(r, &sb, &ch, 1);
+            i++;
+            continue;
+        }
+        if (ch != '{') {
+            j_sb_put(r, &sb, &ch, 1);
+            continue;
+        }
+        size_t close = j_find(s.s, j_cstr("}"), i);
+        if (close == SIZE_MAX) {
+            j_fail(r, "expected '}' before end of string");
+        }
+        struct j_str name = {s.s.p + i + 1, close - i - 1};
+        const struct j_value *v = NULL;
+        if (name.n == 0 || (name.n == 1 && name.p[0] >= '0' && name.p[0] <= '9')) {
+            size_t at = name.n == 0 ? next++ : (size_t)(name.p[0] - '0');
+            v = at < c->n ? &c->v[at] : NULL;
+        } else {
+            v = j_dict_get_str(&c->named, name);
+        }
+        if (v == NULL) {
+            j_fail(r, "format(): \"{%.*s}\" has no argument, or is not supported",
+                   (int)BT_MIN(name.n, (size_t)40), name.p);
+        }
+        j_sb_str(r, &sb, j_to_str(r, *v));
+        i = close;
+    }
+    return j_string(j_sb_done(&sb));
+}
+
+static struct j_value m_items(struct j_render *r, struct j_value d, struct j_call *c)
+{
+    (void)c;
+    struct j_value out = j_new_list(r, J_LIST);
+    for (size_t i = 0; i < d.dict->n; i++) {
+        struct j_value pair = j_new_list(r, J_TUPLE);
+        j_list_add(r, pair.list, d.dict->v[i].key);
+        j_list_add(r, pair.list, d.dict->v[i].value);
+        j_list_add(r, out.list, pair);
+    }
+    j_charge(r, d.dict->n);
+    return out;
+}
+
+static struct j_value m_keys(struct j_render *r, struct j_value d, struct j_call *c)
+{
+    (void)c;
+    return (struct j_value){.kind = J_LIST, .list = j_iterate(r, d)};
+}
+
+static struct j_value m_values(struct j_render *r, struct j_value d, struct j_call *c)
+{
+    (void)c;
+    struct j_value out = j_new_list(r, J_LIST);
+    for (size_t i = 0; i < d.dict->n; i++) {
+        j_list_add(r, out.list, d.dict->v[i].value);
+    }
+    return out;
+}
+
+static struct j_value m_get(struct j_render *r, struct j_value d, struct j_call *c)
+{
+    struct j_value key, missing;
+    if (!j_arg_get(c, 0, NULL, &key)) {
+        j_fail(r, "get() needs a key");
+    }
+    const struct j_value *hit = j_dict_get(r, d.dict, key);
+    if (hit != NULL) {
+        return *hit;
+    }
+    return j_arg_get(c, 1, "default", &missing) ? missing : j_none();
+}
+
+static struct j_value m_copy(struct j_render *r, struct j_value v, struct j_call *c)
+{
+    (void)c;
+    struct j_value out = v.kind == J_DICT ? j_new_dict(r) : j_new_list(r, v.kind);
+    for (size_t i = 0; v.kind == J_DICT && i < v.dict->n; i++) {
+        j_dict_set(r, out.dict, v.dict->v[i].key, v.dict->v[i].value);
+    }
+    for (size_t i = 0; v.kind != J_DICT && i < v.list->n; i++) {
+        j_list_add(r, out.list, v.list->v[i]);
+    }
+    return out;
+}
+
+static struct j_value m_update(struct j_render *r, struct j_value d, struct j_call *c)
+{
+    struct j_call copy = {.v = c->v, .n = c->n, .named = c->named};
+    struct j_value more = j_global_call(r, j_cstr("dict"), &copy);
+    for (size_t i = 0; i < more.dict->n; i++) {
+        j_dict_set(r, d.dict, more.dict->v[i].key, more.dict->v[i].value);
+    }
+    return j_none();
+}
+
+static struct j_value m_append(struct j_render *r, struct j_value l, struct j_call *c)
+{
+    if (c->n != 1) {
+        j_fail(r, "append() takes exactly one argument");
+    }
+    j_list_add(r, l.list, c->v[0]);
+    return j_none();
+}
+
+static struct j_value m_extend(struct j_render *r, struct j_value l, struct j_call *c)
+{
+    struct j_value arg;
+    j_arg_get(c, 0, NULL, &arg);
+    const struct j_list *more = j_iterate(r, arg);
+    size_t n = more->n; /* it may be the list itself */
+    for (size_t i = 0; i < n; i++) {
+        j_list_add(r, l.list, more->v[i]);
+    }
+    return j_none();
+}
+
+static struct j_value m_pop(struct j_render *r, struct j_value v, struct j_call *c)
+{
+    struct j_value key, missing;
+    if (v.kind == J_DICT) {
+        if (!j_arg_get(c, 0, NULL, &key)) {
+            j_fail(r, "pop() of a dict needs a key");
+        }
+        const struct j_value *hit = j_dict_get(r, v.dict, key);
+        bool fallback = j_arg_get(c, 1, NULL, &missing);
+        if (hit == NULL && !fallback) {
+            j_fail(r, "pop(): no such key");
+        }
+        struct j_value out = hit == NULL ? missing : *hit;
+        (void)j_dict_del(r, v.dict, key);
+        return out;
+    }
+    int64_t n = (int64_t)v.list->n, at = j_arg_int(r, c, 0, NULL, -1);
+    at += at < 0 ? n : 0;
+    if (at < 0 || at >= n) {
+        j_fail(r, "pop index out of range");
+    }
+    struct j_value out = v.list->v[at];
+    memmove(&v.list->v[at], &v.list->v[at + 1], (size_t)(n - at - 1) * sizeof(out));
+    v.list->n--;
+    return out;
+}
+
+static struct j_value m_list_index(struct j_render *r, struct j_value l, struct j_call *c)
+{
+    struct j_value what;
+    j_arg_get(c, 0, NULL, &what);
+    for (size_t i = 0; i < l.list->n; i++) {
+        if (j_equal(r, l.list->v[i], what)) {
+            return j_int((int64_t)i);
+        }
+    }
+    j_fail(r, "the value is not in the list");
+}
+
+static struct j_value m_list_count(struct j_render *r, struct j_value l, struct j_call *c)
+{
+    struct j_value what;
+    int64_t n = 0;
+    j_arg_get(c, 0, NULL, &what);
+    for (size_t i = 0; i < l.list->n; i++) {
+        n += j_equal(r, l.list->v[i], what);
+    }
+    return j_int(n);
+}
+
+static struct j_value m_cycle(struct j_render *r, struct j_value l, struct j_call *c)
+{
+    if (c->n == 0) {
+        j_fail(r, "no items for cycling given");
+    }
+    return c->v[l.loop->at % c->n];
+}
+
+static struct j_value m_changed(struct j_render *r, struct j_value l, struct j_call *c)
+{
+    struct j_value now = j_new_list(r, J_TUPLE);
+    for (size_t i = 0; i < c->n; i++) {
+        j_list_add(r, now.list, c->v[i]);
+    }
+    bool same = l.loop->has_changed && j_equal(r, now, l.loop->last_changed);
+    l.loop->has_changed = true;
+    l.loop->last_changed = now;
+    return j_bool(!same);
+}
+
+#define BIT(kind) (1u << (kind))
+#define SEQ       (BIT(J_LIST) | BIT(J_TUPLE))
+static const struct {
+    const char *name;
+    unsigned kinds;
+    method_fn run; /* NULL: exists in Python, refused here */
+} methods[] = {
+    {"strip", BIT(J_STR), m_strip},
+    {"lstrip", BIT(J_STR), m_lstrip},
+    {"rstrip", BIT(J_STR), m_rstrip},
+    {"split", BIT(J_STR), m_split},
+    {"rsplit", BIT(J_STR), m_rsplit},
+    {"splitlines", BIT(J_STR), m_splitlines},
+    {"partition", BIT(J_STR), m_partition},
+    {"rpartition", BIT(J_STR), m_rpartition},
+    {"startswith", BIT(J_STR), m_startswith},
+    {"endswith", BIT(J_STR), m_endswith},
+    {"removeprefix", BIT(J_STR), m_removeprefix},
+    {"removesuffix", BIT(J_STR), m_removesuffix},
+    {"upper", BIT(J_STR), m_upper},
+    {"lower", BIT(J_STR), m_lower},
+    {"title", BIT(J_STR), m_title},
+    {"capitalize", BIT(J_STR), m_capitalize},
+    {"swapcase", BIT(J_STR), m_swapcase},
+    {"isalpha", BIT(J_STR), m_isalpha},
+    {"isdigit", BIT(J_STR), m_isdigit},
+    {"isnumeric", BIT(J_STR), m_isdigit},
+    {"isdecimal", BIT(J_STR), m_isdigit},
+    {"isalnum", BIT(J_STR), m_isalnum},
+    {"isspace", BIT(J_STR), m_isspace},
+    {"isupper", BIT(J_STR), m_isupper},
+    {"islower", BIT(J_STR), m_islower},
+    {"replace", BIT(J_STR), m_replace},
+    {"find", BIT(J_STR), m_find},
+    {"rfind", BIT(J_STR), m_rfind},
+    {"index", BIT(J_STR), m_str_index},
+    {"count", BIT(J_STR), m_str_count},
+    {"join", BIT(J_STR), m_join},
+    {"ljust", BIT(J_STR), m_ljust},
+    {"rjust", BIT(J_STR), m_rjust},
+    {"center", BIT(J_STR), m_center},
+    {"format", BIT(J_STR), m_format},
+    {"items", BIT(J_DICT), m_items},
+    {"keys", BIT(J_DICT), m_keys},
+    {"values", BIT(J_DICT), m_values},
+    {"get", BIT(J_DICT), m_get},
+    {"copy", BIT(J_DICT) | BIT(J_LIST), m_copy},
+    {"update", BIT(J_DICT), m_update},
+    {"pop", BIT(J_DICT) | BIT(J_LIST), m_pop},
+    {"append", BIT(J_LIST), m_append},
+    {"extend", BIT(J_LIST), m_extend},
+    {"index", SEQ, m_list_index},
+    {"count", SEQ, m_list_count},
+    {"cycle", BIT(J_LOOP), m_cycle},
+    {"changed", BIT(J_LOOP), m_changed},
+    {"casefold", BIT(J_STR), NULL},
+    {"encode", BIT(J_STR), NULL},
+    {"expandtabs", BIT(J_STR), NULL},
+    {"format_map", BIT(J_STR), NULL},
+    {"isascii", BIT(J_STR), NULL},
+    {"isidentifier", BIT(J_STR), NULL},
+    {"isprintable", BIT(J_STR), NULL},
+    {"istitle", BIT(J_STR), NULL},
+    {"maketrans", BIT(J_STR), NULL},
+    {"rindex", BIT(J_STR), NULL},
+    {"translate", BIT(J_STR), NULL},
+    {"zfill", BIT(J_STR), NULL},
+    {"clear", BIT(J_DICT) | BIT(J_LIST), NULL},
+    {"fromkeys", BIT(J_DICT), NULL},
+    {"popitem", BIT(J_DICT), NULL},
+    {"setdefault", BIT(J_DICT), NULL},
+    {"insert", BIT(J_LIST), NULL},
+    {"remove", BIT(J_LIST), NULL},
+    {"reverse", BIT(J_LIST), NULL},
+    {"sort", BIT(J_LIST), NULL},
+};
+
+bool j_method_known(struct j_str name)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
+        if (methods[i].run != NULL && j_str_is(name, methods[i].name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool j_has_method(struct j_value v, struct j_str name)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
+        if ((methods[i].kinds & BIT(v.kind)) != 0 && j_str_is(name, methods[i].name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+struct j_value j_method_run(struct j_render *r, struct j_value self, struct j_str name,
+                            struct j_call *c)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
+        if ((methods[i].kinds & BIT(self.kind)) != 0 && j_str_is(name, methods[i].name) &&
+            methods[i].run != NULL) {
+            j_enter(r);
+            struct j_value v = methods[i].run(r, self, c);
+            j_leave(r);
+            return v;
+        }
+    }
+    j_fail(r, "the method .%.*s() of %s is not supported", (int)BT_MIN(name.n, (size_t)60), name.p,
+           j_type_name(self));
+}

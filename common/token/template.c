@@ -1,0 +1,254 @@
+/* Chat templates: finding one in a model's directory, compiling, rendering. A compiled template is
+ * immutable; each render has its own arena. No I/O but reading the two files at load. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/token/jinja_priv.h"
+#include "common/token/token_priv.h"
+
+#define FILE_MAX ((size_t)16 << 20)
+
+struct bt_template {
+    struct j_arena arena;
+    struct j_nodes body;
+    locale_t locale;
+    json_t *tokens; /* bos_token and its like; NULL if not loaded from a directory */
+};
+
+/* Separate from its caller because of setjmp: what is used after the jump lies behind `c`. */
+static bool try_compile(struct j_compile *c, const char *source, size_t len, struct j_nodes *body)
+{
+    if (setjmp(c->fail) != 0) {
+        return false;
+    }
+    j_lex(c, source, len);
+    *body = j_parse(c);
+    return true;
+}
+
+static bt_status_t compile(const char *source, size_t len, struct bt_template **t_p, char *err,
+                           size_t err_cap)
+{
+    if (err_cap > 0) {
+        snprintf(err, err_cap, "chat template: more than %zu bytes, or too complex", J_SOURCE_MAX);
+    }
+    if (len > J_SOURCE_MAX) {
+        return BT_ERR_TOO_LARGE;
+    }
+    if (!bt_utf8_valid(source, len)) {
+        snprintf(err, err_cap, "chat template: not UTF-8");
+        return BT_ERR_INVALID;
+    }
+    struct bt_template *t = bt_calloc(1, sizeof(*t));
+    struct j_compile *c = bt_calloc(1, sizeof(*c));
+    t->arena.max = J_ARENA_MAX;
+    t->arena.oom = &c->fail;
+    t->locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    *c = (struct j_compile){
+        .arena = &t->arena, .status = BT_ERR_TOO_LARGE, .err = err, .err_cap = err_cap};
+    bt_status_t st = try_compile(c, source, len, &t->body) ? BT_OK : c->status;
+    t->arena.oom = NULL;
+    free(c);
+    if (st != BT_OK) {
+        bt_template_destroy(t);
+        return st;
+    }
+    if (err_cap > 0) {
+        err[0] = '\0';
+    }
+    *t_p = t;
+    return BT_OK;
+}
+
+bt_status_t bt_template_compile(const char *source, struct bt_template **t_p, char *err,
+                                size_t err_cap)
+{
+    return compile(source, strlen(source), t_p, err, err_cap);
+}
+
+void bt_template_destroy(struct bt_template *t)
+{
+    if (t == NULL) {
+        return;
+    }
+    j_arena_cleanup(&t->arena);
+    if (t->locale != (locale_t)0) {
+        freelocale(t->locale);
+    }
+    json_decref(t->tokens);
+    free(t);
+}
+
+/* bos_token and so on: a string, or an object with its "content". */
+static json_t *special_tokens(const json_t *config)
+{
+    static const char *const names[] = {"bos_token", "eos_token", "unk_token", "pad_token",
+                                        "sep_token", "cls_token", "mask_token"};
+    json_t *out = json_object();
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        json_t *v = json_object_get(config, names[i]);
+        if (json_is_object(v)) {
+            v = json_object_get(v, "content");
+        }
+        if (json_is_string(v)) {
+            json_object_set(out, names[i], v);
+        }
+    }
+    json_t *more = json_object_get(config, "additional_special_tokens");
+    if (json_is_array(more)) {
+        json_object_set(out, "additional_special_tokens", more);
+    }
+    return out;
+}
+
+/* The template's text: a string, or the one called "default" of a list. */
+static bt_status_t pick_template(const json_t *config, const json_t **text_p,
+                                 const struct bt_token_err *e)
+{
+    const json_t *v = json_object_get(config, "chat_template");
+    if (json_is_array(v)) {
+        const json_t *list = v;
+        v = NULL;
+        for (size_t i = 0; i < json_array_size(list) && v == NULL; i++) {
+            const json_t *one = json_array_get(list, i);
+            const char *name = json_string_value(json_object_get(one, "name"));
+            if (name != NULL && strcmp(name, "default") == 0) {
+                v = json_object_get(one, "template");
+            }
+        }
+        if (v == NULL) {
+            return bt_token_fail(e, BT_ERR_NOT_FOUND, "chat_template has no entry \"default\"");
+        }
+    }
+    if (v == NULL || json_is_null(v)) {
+        return bt_token_fail(e, BT_ERR_NOT_FOUND,
+                             "no chat_template (and no chat_template.jinja beside it)");
+    }
+    if (!json_is_string(v)) {
+        return bt_token_fail(e, BT_ERR_INVALID,
+                             "chat_template must be a string or a list of {name, template}");
+    }
+    *text_p = v;
+    return BT_OK;
+}
+
+bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *err, size_t err_cap)
+{
+    char *jinja_path = bt_sprintf("%s/chat_template.jinja", dir);
+    char *config_path = bt_sprintf("%s/tokenizer_config.json", dir);
+    struct bt_token_err ej = {jinja_path, err, err_cap}, ec = {config_path, err, err_cap};
+    struct bt_buf jinja, file;
+    bt_buf_init(&jinja);
+    bt_buf_init(&file);
+    json_t *config = NULL;
+    const json_t *text = NULL;
+    json_error_t je;
+    bt_status_t st = bt_token_read_file(jinja_path, J_SOURCE_MAX, &jinja, &ej);
+    bool own_file = st == BT_OK;
+    if (st == BT_OK || st == BT_ERR_NOT_FOUND) {
+        st = bt_token_read_file(config_path, FILE_MAX, &file, &ec);
+        if (st == BT_OK) {
+            config = json_loadb(file.data == NULL ? "" : file.data, file.len,
+                                JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+            if (config == NULL) {
+                st = bt_token_fail(&ec, BT_ERR_INVALID, "line %d column %d: %s", je.line, je.column,
+                                   je.text);
+            }
+        } else if (st == BT_ERR_NOT_FOUND && own_file) {
+            st = BT_OK; /* a template without special tokens */
+        }
+    }
+    if (st == BT_OK && !own_file) {
+        st = pick_template(config, &text, &ec);
+    }
+    struct bt_template *t = NULL;
+    if (st == BT_OK) {
+        st = own_file
+                 ? compile(jinja.data == NULL ? "" : jinja.data, jinja.len, &t, err, err_cap)
+                 : compile(json_string_value(text), json_string_length(text), &t, err, err_cap);
+    }
+    if (st == BT_OK) {
+        t->tokens = special_tokens(config);
+        *t_p = t;
+    }
+    json_decref(config);
+    bt_buf_cleanup(&jinja);
+    bt_buf_cleanup(&file);
+    free(jinja_path);
+    free(config_path);
+    return st;
+}
+
+static void bind_all(struct j_render *r, const json_t *object)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)object, key, value)
+    {
+        size_t n = strlen(key);
+        char *copy = j_alloc(&r->arena, n);
+        memcpy(copy, key, n);
+        j_scope_set(r, r->scope, (struct j_str){copy, n}, j_from_json(r, value));
+    }
+}
+
+/* Separate from its caller because of setjmp: what is used after the jump lies behind `r`. */
+static bool try_render(struct j_render *r, const struct bt_template *t, const json_t *context,
+                       struct j_sb *out)
+{
+    if (setjmp(r->fail) != 0) {
+        return false;
+    }
+    struct j_scope *root = j_alloc(&r->arena, sizeof(*root));
+    r->scope = root;
+    r->out = out;
+    /* what transformers always passes */
+    j_scope_set(r, root, j_cstr("tools"), j_none());
+    j_scope_set(r, root, j_cstr("documents"), j_none());
+    j_scope_set(r, root, j_cstr("add_generation_prompt"), j_bool(false));
+    if (t->tokens != NULL) {
+        bind_all(r, t->tokens);
+    }
+    bind_all(r, context);
+    j_exec(r, &t->body);
+    return true;
+}
+
+bt_status_t bt_template_render(const struct bt_template *t, const char *context_json,
+                               struct bt_buf *out, char *err, size_t err_cap)
+{
+    json_error_t je;
+    json_t *context = json_loads(context_json, JSON_ALLOW_NUL, &je);
+    if (!json_is_object(context)) {
+        snprintf(err, err_cap, "chat template: the context is not a JSON object: %s",
+                 context == NULL ? je.text : "another type");
+        json_decref(context);
+        return BT_ERR_INVALID;
+    }
+    struct j_sb *text = bt_calloc(1, sizeof(*text));
+    struct j_render *r = bt_calloc(1, sizeof(*r));
+    r->arena.max = J_ARENA_MAX;
+    r->arena.oom = &r->fail;
+    r->status = BT_ERR_EXHAUSTED;
+    r->err = err;
+    r->err_cap = err_cap;
+    r->locale = t->locale;
+    if (err_cap > 0) {
+        snprintf(err, err_cap, "chat template: needs more than %zu MiB", J_ARENA_MAX >> 20);
+    }
+    bt_status_t st = BT_OK;
+    if (try_render(r, t, context, text)) {
+        bt_buf_append(out, text->p, text->n);
+        if (err_cap > 0) {
+            err[0] = '\0';
+        }
+    } else {
+        st = r->status;
+    }
+    j_arena_cleanup(&r->arena);
+    free(r);
+    free(text);
+    json_decref(context);
+    return st;
+}
