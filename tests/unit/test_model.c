@@ -1,0 +1,403 @@
+/* Model directories: config.json in its spellings, safetensors single and sharded, every bad input
+ * refused with the file and the thing named, digest and root key. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "common/engine/model_config.h"
+#include "common/engine/safetensors.h"
+
+#define MODEL "deploy/models/shakespeare-llama-6m"
+
+static char dir[64];
+static char err[1024];
+
+static void put(const char *name, const void *p, size_t n)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(p, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void drop(const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    unlink(path);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/baton-test-model-XXXXXX");
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"config.json",       "generation_config.json",
+                                        "model.safetensors", "model.safetensors.index.json",
+                                        "a.safetensors",     "b.safetensors"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        drop(names[i]);
+    }
+    return rmdir(dir);
+}
+
+static void expect_err(bt_status_t got, bt_status_t want, const char *file, const char *what)
+{
+    if (got != want || !strstr(err, file) || !strstr(err, what)) {
+        fail_msg("status %s, expected %s with \"%s\" and \"%s\"; error: %s", bt_status_name(got),
+                 bt_status_name(want), file, what, got == BT_OK ? "-" : err);
+    }
+    assert_true(strlen(err) <= 600);
+}
+
+/* ---- config.json ---- */
+
+#define BASE                                                                                       \
+    "\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":100,\"hidden_size\":64,"              \
+    "\"intermediate_size\":128,\"num_hidden_layers\":2,\"num_attention_heads\":4,"                 \
+    "\"num_key_value_heads\":2,\"max_position_embeddings\":512"
+
+static bt_status_t load(const char *text, struct bt_model_config *c)
+{
+    err[0] = 0;
+    put("config.json", text, strlen(text));
+    return bt_model_config_load(dir, c, err, sizeof(err));
+}
+
+static void test_shipped(void **state)
+{
+    (void)state;
+    struct bt_model_config c;
+    assert_int_equal(bt_model_config_load(MODEL, &c, err, sizeof(err)), BT_OK);
+    assert_string_equal(c.architecture, "LlamaForCausalLM");
+    assert_int_equal(c.vocab, 2048);
+    assert_int_equal(c.hidden, 256);
+    assert_int_equal(c.layers, 6);
+    assert_int_equal(c.heads, 8);
+    assert_int_equal(c.kv_heads, 2);
+    assert_int_equal(c.head_dim, 64);
+    assert_int_equal(c.max_model_len, 8192);
+    assert_true(c.rope_theta == 500000.0 && c.rope_kind == BT_ROPE_DEFAULT);
+    assert_true(c.tie_embeddings);
+    assert_int_equal(c.bos, 2043);
+    assert_int_equal(c.n_eos, 2); /* generation_config.json's */
+    assert_int_equal(c.eos[1], 2047);
+    assert_true(c.temperature < 0 && c.top_k < 0);
+}
+
+static void test_rope_spellings(void **state)
+{
+    (void)state;
+    struct bt_model_config a, b, c;
+    assert_int_equal(load("{" BASE ",\"rope_theta\":500000.0}", &a), BT_OK);
+    assert_int_equal(load("{" BASE ",\"rope_parameters\":{\"rope_theta\":500000.0,"
+                          "\"rope_type\":\"default\"}}",
+                          &b),
+                     BT_OK);
+    assert_string_equal(a.rope_text, b.rope_text);
+#define SCALED                                                                                     \
+    "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"                             \
+    "\"original_max_position_embeddings\":256"
+    assert_int_equal(load("{" BASE ",\"rope_theta\":500000.0,\"rope_scaling\":{" SCALED
+                          ",\"rope_type\":\"llama3\"}}",
+                          &b),
+                     BT_OK);
+    assert_int_equal(load("{" BASE ",\"rope_parameters\":{\"rope_theta\":500000.0," SCALED
+                          ",\"rope_type\":\"llama3\"}}",
+                          &c),
+                     BT_OK);
+    assert_string_equal(b.rope_text, c.rope_text);
+    assert_string_not_equal(a.rope_text, b.rope_text);
+    float fa[8], fb[8];
+    bt_model_rope_inv_freq(&a, fa);
+    bt_model_rope_inv_freq(&b, fb);
+    assert_true(fa[0] == 1.0f && fb[0] == 1.0f); /* short waves stay */
+    assert_true(fb[7] == fa[7] / 8.0f);          /* long ones are stretched */
+    assert_int_equal(load("{" BASE ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", &b),
+                     BT_OK);
+    assert_int_equal(load("{" BASE "}", &a), BT_OK); /* theta 10000 */
+    bt_model_rope_inv_freq(&a, fa);
+    bt_model_rope_inv_freq(&b, fb);
+    for (int i = 0; i < 8; i++) {
+        assert_true(fb[i] == fa[i] / 2.0f);
+    }
+}
+
+static void test_head_dim(void **state)
+{
+    (void)state;
+    struct bt_model_config c;
+    assert_int_equal(load("{" BASE "}", &c), BT_OK);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(load("{" BASE ",\"head_dim\":32}", &c), BT_OK);
+    assert_int_equal(c.head_dim, 32);
+    assert_int_equal(c.bos, UINT32_MAX);
+    assert_int_equal(c.n_eos, 0);
+}
+
+static void test_bad_configs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bt_status_t status;
+        const char *what;
+    } cases[] = {
+        {"", BT_ERR_INVALID, "JSON"},
+        {"[]", BT_ERR_INVALID, "object"},
+        {"{\"vocab_size\":1,\"vocab_size\":2}", BT_ERR_INVALID, "JSON"},
+        {"{}", BT_ERR_INVALID, "architectures"},
+        {"{\"architectures\":[\"GPT2LMHeadModel\"]}", BT_ERR_UNSUPPORTED, "LlamaForCausalLM"},
+        {"{\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64}", BT_ERR_INVALID,
+         "vocab_size"},
+        {"{" BASE ",\"head_dim\":0}", BT_ERR_INVALID, "head_dim"},
+        {"{" BASE ",\"head_dim\":24}", BT_ERR_UNSUPPORTED, "multiples of 16"},
+        {"{" BASE ",\"hidden_act\":\"gelu\"}", BT_ERR_UNSUPPORTED, "hidden_act"},
+        {"{" BASE ",\"attention_bias\":true}", BT_ERR_UNSUPPORTED, "attention_bias"},
+        {"{" BASE ",\"mlp_bias\":true}", BT_ERR_UNSUPPORTED, "mlp_bias"},
+        {"{" BASE ",\"mlp_bias\":1}", BT_ERR_INVALID, "mlp_bias"},
+        {"{" BASE ",\"sliding_window\":128}", BT_ERR_UNSUPPORTED, "sliding_window"},
+        {"{" BASE ",\"quantization_config\":{}}", BT_ERR_UNSUPPORTED, "quantization_config"},
+        {"{" BASE ",\"dtype\":\"float16\"}", BT_ERR_UNSUPPORTED, "dtype"},
+        {"{" BASE ",\"rope_theta\":0}", BT_ERR_INVALID, "rope_theta"},
+        {"{" BASE ",\"rope_theta\":\"x\"}", BT_ERR_INVALID, "rope_theta"},
+        {"{" BASE ",\"rope_scaling\":{\"type\":\"yarn\"}}", BT_ERR_UNSUPPORTED, "llama3"},
+        {"{" BASE ",\"rope_scaling\":{\"type\":\"linear\"}}", BT_ERR_INVALID, "factor"},
+        {"{" BASE ",\"rope_scaling\":7}", BT_ERR_INVALID, "rope_scaling"},
+        {"{" BASE ",\"partial_rotary_factor\":0.5}", BT_ERR_UNSUPPORTED, "partial_rotary_factor"},
+        {"{" BASE ",\"eos_token_id\":100}", BT_ERR_INVALID, "eos_token_id"},
+        {"{" BASE ",\"eos_token_id\":[1,-1]}", BT_ERR_INVALID, "eos_token_id"},
+        {"{" BASE ",\"bos_token_id\":100}", BT_ERR_INVALID, "bos_token_id"},
+        {"{" BASE ",\"rms_norm_eps\":-1}", BT_ERR_INVALID, "rms_norm_eps"},
+    };
+    struct bt_model_config c;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        expect_err(load(cases[i].text, &c), cases[i].status, "config.json", cases[i].what);
+    }
+    /* one number of the base changed */
+    static const struct {
+        const char *name, *value, *what;
+    } nums[] = {
+        {"num_hidden_layers", "0", "num_hidden_layers"},
+        {"num_hidden_layers", "-1", "num_hidden_layers"},
+        {"num_hidden_layers", "2.5", "num_hidden_layers"},
+        {"num_hidden_layers", "99999999999", "num_hidden_layers"},
+        {"vocab_size", "4294967297", "vocab_size"},
+        {"num_attention_heads", "5", "num_attention_heads"},
+        {"num_key_value_heads", "3", "num_key_value_heads"},
+        {"num_key_value_heads", "0", "num_key_value_heads"},
+        {"max_position_embeddings", "0", "max_position_embeddings"},
+        {"hidden_size", "\"64\"", "hidden_size"},
+        {"intermediate_size", "null", "intermediate_size"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(nums); i++) {
+        char text[1024], key[64];
+        snprintf(key, sizeof(key), "\"%s\":", nums[i].name);
+        const char *at = strstr("{" BASE "}", key), *rest = at + strlen(key);
+        rest += strcspn(rest, ",}");
+        snprintf(text, sizeof(text), "%.*s%s%s%s", (int)(at - ("{" BASE "}")), "{" BASE "}", key,
+                 nums[i].value, rest);
+        expect_err(load(text, &c), BT_ERR_INVALID, "config.json", nums[i].what);
+    }
+    drop("config.json");
+    expect_err(bt_model_config_load(dir, &c, err, sizeof(err)), BT_ERR_NOT_FOUND, "config.json",
+               "model.path");
+    assert_int_equal(load("{" BASE "}", &c), BT_OK);
+    put("generation_config.json", "{\"top_p\":2}", 11);
+    expect_err(bt_model_config_load(dir, &c, err, sizeof(err)), BT_ERR_INVALID,
+               "generation_config.json", "top_p");
+    put("generation_config.json", "{\"top_p\":0.5,\"top_k\":3,\"temperature\":0.7}", 41);
+    assert_int_equal(bt_model_config_load(dir, &c, err, sizeof(err)), BT_OK);
+    assert_true(c.top_p == 0.5f && c.top_k == 3 && c.temperature == 0.7f);
+    drop("generation_config.json");
+}
+
+/* ---- safetensors ---- */
+
+/* Writes a file of header text and n zero bytes of data. */
+static void put_tensors(const char *name, const char *header, size_t n)
+{
+    size_t h = strlen(header);
+    uint8_t *p = calloc(1, 8 + h + n);
+    for (int i = 0; i < 8; i++) {
+        p[i] = (uint8_t)((uint64_t)h >> (8 * i));
+    }
+    memcpy(p + 8, header, h);
+    put(name, p, 8 + h + n);
+    free(p);
+}
+
+static bt_status_t open_weights(struct bt_weights **w)
+{
+    err[0] = 0;
+    return bt_weights_open(dir, w, err, sizeof(err));
+}
+
+#define T(NAME, DT, SHAPE, A, B)                                                                   \
+    "\"" NAME "\":{\"dtype\":\"" DT "\",\"shape\":" SHAPE ",\"data_offsets\":[" #A "," #B "]}"
+
+static void test_good_tensors(void **state)
+{
+    (void)state;
+    struct bt_weights *w;
+    put_tensors("model.safetensors",
+                "{\"__metadata__\":{\"format\":\"pt\"}," T("b", "F32", "[2,3]", 8, 32) "," T(
+                    "a", "BF16", "[4]", 0, 8) "," T("s", "I64", "[]", 32, 40) "}   ",
+                40);
+    assert_int_equal(open_weights(&w), BT_OK);
+    assert_int_equal(bt_weights_count(w), 3);
+    const struct bt_tensor *b = bt_weights_find(w, "b");
+    assert_non_null(b);
+    assert_int_equal(b->n_dims, 2);
+    assert_int_equal(b->dims[1], 3);
+    assert_int_equal(b->bytes, 24);
+    assert_int_equal(b->data - bt_weights_find(w, "a")->data, 8);
+    assert_int_equal(bt_weights_find(w, "a")->dtype, BT_TENSOR_BF16);
+    assert_null(bt_weights_find(w, "c"));
+    bt_weights_close(w);
+}
+
+static void test_bad_tensors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header;
+        size_t data;
+        const char *what;
+    } cases[] = {
+        {"{" T("a", "BF16", "[4]", 0, 8) "," T("b", "BF16", "[4]", 4, 12) "}", 12, "overlaps"},
+        {"{" T("a", "BF16", "[4]", 0, 8) "," T("b", "BF16", "[4]", 12, 20) "}", 20, "hole"},
+        {"{" T("a", "BF16", "[4]", 8, 16) "}", 16, "hole"},
+        {"{" T("a", "BF16", "[4]", 0, 8) "}", 10, "behind the last"},
+        {"{" T("a", "BF16", "[4]", 0, 8) "}", 7, "cut off"},
+        {"{" T("a", "BF16", "[5]", 0, 8) "}", 8, "shape needs 10"},
+        {"{" T("a", "BF16", "[4]", 8, 0) "}", 8, "data_offsets"},
+        {"{" T("a", "BF16", "[4]", -8, 0) "}", 8, "data_offsets"},
+        {"{" T("a", "BF16", "[-4]", 0, 8) "}", 8, "shape"},
+        {"{" T("a", "BF16", "[1.5]", 0, 8) "}", 8, "shape"},
+        {"{" T("a", "BF17", "[4]", 0, 8) "}", 8, "BF17"},
+        {"{" T("a", "BF16", "[4]", 0, 8) "," T("a", "BF16", "[4]", 8, 16) "}", 16, "duplicate"},
+        {"{" T("a", "BF16", "[4]", 0, 8) "," T("z", "BF16", "[0]", 4, 4) "}", 8, "no elements"},
+        {"{" T("a", "BF16", "[4294967296,4294967296,2]", 0, 8) "}", 8, "overflow"},
+        {"{" T("a", "F64", "[2305843009213693952]", 0, 8) "}", 8, "overflow"},
+        {"{" T("a", "BF16", "[1,1,1,1,1,1,1,1,4]", 0, 8) "}", 8, "dimensions"},
+        {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[4]}}", 8, "data_offsets"},
+        {"{\"a\":7}", 8, "tensor a"},
+        {"[]", 0, "JSON"},
+        {"{\"a\":", 0, "JSON"},
+        {"", 0, "JSON"},
+    };
+    struct bt_weights *w;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        put_tensors("model.safetensors", cases[i].header, cases[i].data);
+        expect_err(open_weights(&w), BT_ERR_INVALID, "model.safetensors", cases[i].what);
+    }
+    put("model.safetensors", "\1\0\0\0\0\0\0", 7);
+    expect_err(open_weights(&w), BT_ERR_INVALID, "model.safetensors", "8 bytes");
+    put("model.safetensors", "\1\0\0\0\0\0\0\0", 8);
+    expect_err(open_weights(&w), BT_ERR_INVALID, "model.safetensors", "cut off");
+    put("model.safetensors", "\1\341\365\5\0\0\0\0{}", 10); /* 100,000,001 */
+    expect_err(open_weights(&w), BT_ERR_TOO_LARGE, "model.safetensors", "100000001");
+    put("model.safetensors", "\377\377\377\377\377\377\377\377{}", 10);
+    expect_err(open_weights(&w), BT_ERR_TOO_LARGE, "model.safetensors", "header length");
+    drop("model.safetensors");
+    expect_err(open_weights(&w), BT_ERR_NOT_FOUND, "model.safetensors", "safetensors");
+}
+
+static void put_index(const char *text)
+{
+    put("model.safetensors.index.json", text, strlen(text));
+}
+
+static void test_shards(void **state)
+{
+    (void)state;
+    struct bt_weights *w;
+    drop("model.safetensors");
+    put_tensors("a.safetensors", "{" T("x", "BF16", "[4]", 0, 8) "}", 8);
+    put_tensors("b.safetensors", "{" T("y", "BF16", "[4]", 0, 8) "}", 8);
+    put_index("{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}");
+    assert_int_equal(open_weights(&w), BT_OK);
+    assert_string_equal(bt_weights_find(w, "y")->file, "b.safetensors");
+    bt_weights_close(w);
+
+    put_index("{\"weight_map\":{\"x\":\"b.safetensors\",\"y\":\"a.safetensors\"}}");
+    expect_err(open_weights(&w), BT_ERR_INVALID, "index.json", "not in");
+    put_index("{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"c.safetensors\"}}");
+    expect_err(open_weights(&w), BT_ERR_NOT_FOUND, "index.json", "c.safetensors");
+    put_index("{\"weight_map\":{\"x\":\"../a.safetensors\"}}");
+    expect_err(open_weights(&w), BT_ERR_INVALID, "index.json", "same directory");
+    put_index("{\"weight_map\":{}}");
+    expect_err(open_weights(&w), BT_ERR_INVALID, "index.json", "weight_map");
+    put_index("{");
+    expect_err(open_weights(&w), BT_ERR_INVALID, "index.json", "JSON");
+    put_tensors("b.safetensors", "{" T("x", "BF16", "[4]", 0, 8) "}", 8);
+    put_index("{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}");
+    assert_int_not_equal(open_weights(&w), BT_OK); /* x twice, y nowhere */
+    drop("model.safetensors.index.json");
+}
+
+/* ---- digest, root key ---- */
+
+static void test_root_key(void **state)
+{
+    (void)state;
+    struct bt_kv_layout l;
+    struct bt_kv_key a, b;
+    assert_int_equal(bt_model_root_key(MODEL, "auto", 16, &l, &a, err, sizeof(err)), BT_OK);
+    assert_int_equal(l.groups[0].seg_bytes, 8192);
+    assert_int_equal(l.block_bytes, 6 * 8192);
+    assert_int_equal(bt_model_root_key(MODEL, "auto", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_memory_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL, "auto", 64, &l, &b, err, sizeof(err)), BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL, "dummy", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL, "auto", 0, &l, &b, err, sizeof(err)), BT_ERR_INVALID);
+
+    /* one weight or one RoPE parameter more */
+    struct bt_model_config c;
+    const char *header = "{" T("a", "BF16", "[4]", 0, 8) "}";
+    assert_int_equal(load("{" BASE "}", &c), BT_OK);
+    put_tensors("model.safetensors", header, 8);
+    assert_int_equal(bt_model_root_key(dir, "auto", 16, &l, &a, err, sizeof(err)), BT_OK);
+    assert_int_equal(load("{" BASE ",\"rope_theta\":10001}", &c), BT_OK);
+    assert_int_equal(bt_model_root_key(dir, "auto", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(load("{" BASE "}", &c), BT_OK);
+    char file[256];
+    size_t h = strlen(header);
+    memset(file, 0, sizeof(file));
+    file[0] = (char)h;
+    memcpy(file + 8, header, h);
+    file[8 + h + 3] = 1;
+    put("model.safetensors", file, 8 + h + 8);
+    assert_int_equal(bt_model_root_key(dir, "auto", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    drop("model.safetensors");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shipped),      cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_head_dim),     cmocka_unit_test(test_bad_configs),
+        cmocka_unit_test(test_good_tensors), cmocka_unit_test(test_bad_tensors),
+        cmocka_unit_test(test_shards),       cmocka_unit_test(test_root_key),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
