@@ -20,6 +20,16 @@ enum { /* step */
        STEP_CHUNK_DATA_LF
 };
 
+enum { /* ext: inside a chunk extension */
+       EXT_START,
+       EXT_NAME,
+       EXT_VALUE_START,
+       EXT_VALUE,
+       EXT_QUOTED,
+       EXT_ESCAPE,
+       EXT_QUOTE_END
+};
+
 void bt_http_parser_init(struct bt_http_parser *p, size_t body_max)
 {
     *p = (struct bt_http_parser){.phase = BT_HTTP_HEAD, .body_max = body_max};
@@ -414,6 +424,50 @@ static bool chunk_line_ended(struct bt_http_parser *p)
     return true;
 }
 
+/* One byte of a chunk extension: ;name, ;name=token, ;name="quoted" (RFC 9112, 7.1.1), without
+ * the optional blanks that nobody sends. They mean nothing to us; they are read strictly because a
+ * recipient that reads them otherwise finds the end of the line elsewhere. */
+static bool parse_ext_byte(struct bt_http_parser *p, unsigned char c)
+{
+    static const char bad[] = "malformed chunk extension";
+    if (p->ext_used++ >= BT_HTTP_EXT_MAX) {
+        return refuse(p, 400, "more than 16 KiB of chunk extensions");
+    }
+    switch (p->ext) {
+    case EXT_QUOTED:
+        if ((c < 0x20 && c != '\t') || c == 0x7f) {
+            return refuse(p, 400, bad);
+        }
+        p->ext = c == '"' ? EXT_QUOTE_END : c == '\\' ? EXT_ESCAPE : EXT_QUOTED;
+        return true;
+    case EXT_ESCAPE:
+        p->ext = EXT_QUOTED;
+        return (c >= 0x20 || c == '\t') && c != 0x7f ? true : refuse(p, 400, bad);
+    default: break;
+    }
+    if (is_token_char(c) && p->ext != EXT_QUOTE_END) {
+        p->ext = p->ext == EXT_START || p->ext == EXT_NAME ? EXT_NAME : EXT_VALUE;
+        return true;
+    }
+    if (c == '"' && p->ext == EXT_VALUE_START) {
+        p->ext = EXT_QUOTED;
+        return true;
+    }
+    if (p->ext == EXT_START || p->ext == EXT_VALUE_START) {
+        return refuse(p, 400, bad);
+    }
+    if (c == '=' && p->ext == EXT_NAME) {
+        p->ext = EXT_VALUE_START;
+    } else if (c == ';') {
+        p->ext = EXT_START;
+    } else if (c == '\r') {
+        p->step = STEP_CHUNK_SIZE_LF;
+    } else {
+        return refuse(p, 400, bad);
+    }
+    return true;
+}
+
 /* One byte of chunk framing (everything but the data). */
 static bool parse_chunk_byte(struct bt_http_parser *p, unsigned char c)
 {
@@ -431,19 +485,10 @@ static bool parse_chunk_byte(struct bt_http_parser *p, unsigned char c)
             return refuse(p, 400, "malformed chunk size");
         }
         p->step = c == ';' ? STEP_CHUNK_EXT : STEP_CHUNK_SIZE_LF;
+        p->ext = EXT_START;
         return true;
     }
-    case STEP_CHUNK_EXT:
-        if ((c < 0x20 && c != '\t' && c != '\r') || c == 0x7f) {
-            return refuse(p, 400, "control character in a chunk extension");
-        }
-        if (p->ext_used++ >= BT_HTTP_EXT_MAX) {
-            return refuse(p, 400, "more than 16 KiB of chunk extensions");
-        }
-        if (c == '\r') {
-            p->step = STEP_CHUNK_SIZE_LF;
-        }
-        return true;
+    case STEP_CHUNK_EXT: return parse_ext_byte(p, c);
     case STEP_CHUNK_SIZE_LF:
         return c == '\n' ? chunk_line_ended(p) : refuse(p, 400, "CR without LF in a chunk size");
     case STEP_CHUNK_DATA_CR:

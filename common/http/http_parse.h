@@ -39,7 +39,7 @@ struct bt_http_parser {
     struct bt_buf body;
 
     /* private */
-    uint8_t step;
+    uint8_t step, ext;
     bool last_cr, blank_seen, has_length, chunked, trailer;
     uint32_t line, hosts, te_fields, head_used, n_trailers;
     uint64_t left; /* bytes of the body or of the chunk that are still to come */

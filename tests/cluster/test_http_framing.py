@@ -151,9 +151,8 @@ def test_disconnect_is_noticed_at_once(cluster):
 
 NODE = r"""
 const http = require('http');
-const s = http.createServer((q, r) => {
-  q.on('data', () => {}); q.on('error', () => {});
-  q.on('end', () => { r.statusCode = 404; r.end('no'); });
+const s = http.createServer((q, r) => { // at once: a later parse error must not swallow it
+  q.on('error', () => {}); q.resume(); r.statusCode = 404; r.end('no');
 });
 s.httpAllowHalfOpen = true;
 s.on('clientError', (e, k) => { if (k.writable) k.end('HTTP/1.1 400 Bad Request\r\n\r\n'); });
@@ -207,10 +206,12 @@ def test_we_accept_nothing_that_node_refuses(cluster, node):
     rnd = random.Random(20261120)
     alphabet = b"\r\n \t:;,05fxZ\0\x7f\xff-+"
     checked = accepted = 0
-    for _ in range(400):
+    for _ in range(600):
         base = rnd.choice(GOOD + [d for d, _ in BAD.values() if len(d) < 1000])
-        data = bytearray(base)
-        start = data.index(b" ")  # Node knows a fixed list of methods, we take any
+        # Node knows a fixed list of methods, we take any: leave the method alone, and let what is
+        # left of a body not look like the beginning of one ("helloGET /second")
+        data = bytearray(base.replace(b"hello", b"hell/"))
+        start = data.index(b" ")
         for _ in range(rnd.randint(1, 2)):
             at = rnd.randrange(start, len(data))
             kind = rnd.random()
@@ -230,4 +231,4 @@ def test_we_accept_nothing_that_node_refuses(cluster, node):
             if not data.startswith(b"HEAD"):
                 # Node may go on behind what we end with a refusal, never the other way round
                 assert theirs - ours <= 1, data
-    assert checked == 400 and accepted > 20
+    assert checked == 600 and accepted > 20

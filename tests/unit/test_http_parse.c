@@ -95,6 +95,19 @@ static const struct framing table[] = {
     {"chunk extension bare LF",
      "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n5;a\nhello\r\n0\r\n\r\n", 0, 400,
      NULL, NULL},
+    {"chunk extensions of every kind",
+     "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n"
+     "1;a;b=c;d=\"e \\\" ;\xc3\xa9\"\r\nz\r\n0;x\r\n\r\n",
+     0, 0, "z", "/"},
+    {"chunk extension not a token",
+     "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1;\xff\r\nz\r\n0\r\n\r\n", 0, 400,
+     NULL, NULL},
+    {"chunk extension without a name",
+     "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1;\r\nz\r\n0\r\n\r\n", 0, 400, NULL,
+     NULL},
+    {"chunk extension quote left open",
+     "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1;a=\"b\r\nz\r\n0\r\n\r\n", 0, 400,
+     NULL, NULL},
     {"chunk data too long",
      "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n5\r\nhello!\r\n0\r\n\r\n", 0, 400,
      NULL, NULL},
@@ -276,7 +289,7 @@ static void test_limits(void **state)
         bt_buf_init(&b);
         bt_buf_puts(&b, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
         for (int i = 0; i < 80; i++) {
-            bt_buf_printf(&b, "1;%0300d\r\nx\r\n", 0);
+            bt_buf_printf(&b, "1;%0300d\r\nx\r\n", 0); /* a name of digits */
         }
         assert_int_equal(outcome_of(&b, piece), 400);
         bt_buf_cleanup(&b);
