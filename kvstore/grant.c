@@ -256,6 +256,10 @@ void grant_progress(struct grant *g)
             local_send_trailer(o);
         }
     }
+    /* Whoever notices the movement tells the wire: a later bell finds nothing new. */
+    if (moved && !bt_list_empty(&g->sends) && !g->gs->stopping) {
+        g->gs->wire.kick(g->gs->wire.w);
+    }
     if (complete) {
         grant_produced(g);
     }

@@ -479,17 +479,13 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const 
 
 void bt_grants_bell(struct bt_grants *gs, struct bt_gworker *w)
 {
-    bool kick = false;
     struct bt_list *i, *tmp;
+    (void)gs;
     bt_list_for_each_safe (i, tmp, &w->opens) {
         struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
         if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->done) {
-            kick = kick || !bt_list_empty(&o->g->sends);
             grant_progress(o->g);
         }
-    }
-    if (kick && !gs->stopping) {
-        gs->wire.kick(gs->wire.w);
     }
 }
 

@@ -360,6 +360,9 @@ static void stop(struct daemon *d)
     }
     bt_serve_local_destroy(d->local);
     bt_wire_destroy(d->wire); /* nothing is sent or received any more: last callbacks come now */
+    if (d->loop != NULL) {
+        bt_loop_poll(d->loop, 0); /* tasks that other threads posted free what they carry */
+    }
     bt_sealer_destroy(d->sealer);
     bt_grants_destroy(d->grants);
     if (d->server != NULL) {

@@ -1,0 +1,293 @@
+"""Real kvstores on a private etcd, scripted workers (tests/tools/kv_worker), and a conductor in Python
+that speaks proto/session.proto through grpcio: an independent peer of the C server."""
+import glob
+import os
+import queue
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+import grpc
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
+MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m")
+BLOCK = 16
+CHUNK = 64
+
+
+def load_protos():
+    out = tempfile.mkdtemp(prefix="baton-pb-")
+    subprocess.run(["protoc", f"--proto_path={ROOT}/proto", f"--python_out={out}",
+                    *glob.glob(f"{ROOT}/proto/*.proto")], check=True)
+    sys.path.insert(0, out)
+    import session_pb2
+    shutil.rmtree(out)
+    return session_pb2
+
+
+pb = load_protos()
+STATUS = {}
+with open(os.path.join(ROOT, "common", "base", "status.def")) as f:
+    for name, value in re.findall(r"BT_STATUS\((\w+), (-?\d+)", f.read()):
+        STATUS[name] = int(value)
+
+
+def free_port():
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    port = s.getsockname()[1]
+    s.close()
+    return port
+
+
+class Etcd:
+    def __init__(self, folder):
+        self.addr = f"127.0.0.1:{free_port()}"
+        peer = f"http://127.0.0.1:{free_port()}"
+        url = f"http://{self.addr}"
+        self.log = open(os.path.join(folder, "etcd.log"), "w")
+        self.p = subprocess.Popen(
+            ["etcd", "--name", "t", "--data-dir", os.path.join(folder, "etcd"),
+             "--listen-client-urls", url, "--advertise-client-urls", url,
+             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+             "--initial-cluster", f"t={peer}"], stdout=self.log, stderr=self.log)
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(url + "/health", timeout=1).read()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError("etcd does not start")
+
+    def stop(self):
+        self.p.kill()
+        self.p.wait()
+        self.log.close()
+
+
+class Kvstore:
+    def __init__(self, folder, etcd, node, slab="16MiB", expect_ready=True, run_dir=None, **sets):
+        self.node, self.name = node, f"kvstore-{node}"
+        self.run_dir = run_dir or os.path.join(folder, f"run-{node}")
+        os.makedirs(self.run_dir, exist_ok=True)
+        self.log_path = os.path.join(folder, f"kvstore-{node}-{time.monotonic_ns()}.log")
+        args = {"cluster.name": f"t{os.getpid()}", "node.id": node, "etcd.endpoints": etcd.addr,
+                "run_dir": self.run_dir, "model.path": MODEL, "kv.block_tokens": BLOCK,
+                "kv.flow_chunk_tokens": CHUNK, "kvstore.slab_bytes": slab, "log.level": "debug"}
+        args.update({k.replace("__", "."): v for k, v in sets.items()})
+        cmd = [os.path.join(BUILD, "bin", "baton-kvstore")]
+        for k, v in args.items():
+            cmd += ["--set", f"{k}={v}"]
+        with open(self.log_path, "w") as log:
+            self.p = subprocess.Popen(cmd, stdout=log, stderr=log)
+        if expect_ready:
+            m = self.wait_log(r"ev=ready rpc=(\S+) http=(\S+) incarnation=(\w+) slab=(\S+) slots=(\d+)")
+            self.rpc, self.http, self.inc = m[1], m[2], int(m[3], 16)
+            self.slab, self.slots = m[4], int(m[5])
+
+    def log(self):
+        with open(self.log_path) as f:
+            return f.read()
+
+    def wait_log(self, pattern, timeout=15):
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            m = re.search(pattern, self.log())
+            if m:
+                return m
+            if self.p.poll() is not None and not re.search(pattern, self.log()):
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"{self.name}: no /{pattern}/\n{self.log()[-4000:]}")
+
+    def metrics(self):
+        text = urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5).read().decode()
+        return {k: float(v) for k, v in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.M)}
+
+    def wait_metric(self, name, want, timeout=10):
+        end = time.monotonic() + timeout
+        while True:
+            got = self.metrics()[name]
+            if got == want:
+                return
+            if time.monotonic() > end:
+                raise AssertionError(f"{self.name}: {name} is {got}, not {want}\n{self.log()[-3000:]}")
+            time.sleep(0.05)
+
+    def wait_quiet(self, timeout=10):
+        """Nothing is held any more, by anybody."""
+        for name in ("baton_pool_leases", 'baton_pool_slots{state="writing"}',
+                     'baton_pool_slots{state="quarantine"}', "baton_kvstore_grants",
+                     "baton_pool_transit_slots", "baton_kvstore_opens"):
+            self.wait_metric(name, 0, timeout)
+
+    def stop(self, sig=signal.SIGTERM):
+        if self.p.poll() is None:
+            self.p.send_signal(sig)
+        return self.p.wait(20)
+
+
+class Worker:
+    """tests/tools/kv_worker: commands in, events out."""
+
+    def __init__(self, kv, name, inc=1):
+        self.name, self.lines, self.cond = name, [], threading.Condition()
+        self.p = subprocess.Popen(
+            [os.path.join(BUILD, "tests", "tools", "kv_worker"), f"run_dir={kv.run_dir}",
+             f"name={name}", f"inc={inc}", f"model={MODEL}", f"tokens={BLOCK}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            bufsize=1)
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        self.wait("attached")
+
+    def _read(self):
+        for line in self.p.stdout:
+            with self.cond:
+                self.lines.append(line.rstrip())
+                self.cond.notify_all()
+
+    def say(self, text):
+        self.p.stdin.write(text + "\n")
+
+    def wait(self, pattern, timeout=10):
+        """The first line that matches; it and all before it are used up."""
+        end = time.monotonic() + timeout
+        with self.cond:
+            while True:
+                for i, line in enumerate(self.lines):
+                    m = re.match(pattern, line)
+                    if m:
+                        del self.lines[:i + 1]
+                        return m
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise AssertionError(f"{self.name}: no /{pattern}/ in {self.lines}")
+                self.cond.wait(left)
+
+    def open(self, request, mode, epoch=1):
+        """(status, resident blocks, number of slots)"""
+        self.say(f"open {request} {epoch} {mode}")
+        m = self.wait(rf"opened {request} {epoch} {mode} status=(\w+) n=(\d+) resident=(\d+)")
+        return m[1], int(m[3]), int(m[2])
+
+    def stop(self):
+        if self.p.poll() is None:
+            self.say("quit")
+        code = self.p.wait(10)
+        self.reader.join(5)
+        return code
+
+    def kill(self):
+        self.p.kill()
+        self.p.wait()
+
+
+class Conductor:
+    """One session with one kvstore. Heartbeats go out by themselves until `mute`."""
+
+    def __init__(self, kv, hello=True, **over):
+        self.kv = kv
+        self.channel = grpc.insecure_channel(kv.rpc)
+        self.out, self.got, self.cond = queue.Queue(), [], threading.Condition()
+        self.mute, self.code, self.detail = False, None, None
+        call = self.channel.stream_stream("/baton.Kvstore/Session",
+                                          request_serializer=lambda m: m.SerializeToString(),
+                                          response_deserializer=pb.FromKvstore.FromString)
+        self.call = call(iter(self.out.get, None))
+        self.threads = [threading.Thread(target=self._read, daemon=True),
+                        threading.Thread(target=self._beat, daemon=True)]
+        self.closed = threading.Event()
+        for t in self.threads:
+            t.start()
+        if hello:
+            self.say_hello(**over)
+
+    def say_hello(self, **over):
+        h = pb.SessionHello(version=1, cluster=f"t{os.getpid()}", name="conductor-t", node="n1",
+                            incarnation=77, root_key=self.root(), layout_id=self.layout(),
+                            expect_incarnation=self.kv.inc)
+        for k, v in over.items():
+            setattr(h, k, v)
+        self.out.put(pb.ToKvstore(hello=h))
+
+    # root key and layout are read from the slab's first page: whatever this model gives
+    def root(self):
+        with open(self.kv.slab, "rb") as f:
+            return f.read(4096)[88:120]
+
+    def layout(self):
+        with open(self.kv.slab, "rb") as f:
+            return struct.unpack_from("<Q", f.read(64), 32)[0]
+
+    def _read(self):
+        try:
+            for m in self.call:
+                with self.cond:
+                    self.got.append(m)
+                    self.cond.notify_all()
+        except grpc.RpcError:
+            pass
+        with self.cond:
+            self.code, self.detail = self.call.code(), self.call.details()
+            self.cond.notify_all()
+
+    def _beat(self):
+        seq = 0
+        while not self.closed.wait(0.3):
+            if not self.mute:
+                seq += 1
+                self.out.put(pb.ToKvstore(heartbeat=pb.Heartbeat(seq=seq)))
+
+    def wait(self, kind, timeout=10, match=lambda m: True):
+        end = time.monotonic() + timeout
+        with self.cond:
+            while True:
+                for i, m in enumerate(self.got):
+                    if m.WhichOneof("m") == kind and match(getattr(m, kind)):
+                        del self.got[i]
+                        return getattr(m, kind)
+                left = end - time.monotonic()
+                if left <= 0 or self.code is not None:
+                    raise AssertionError(f"no {kind} from {self.kv.name}; {self.code} {self.detail}; "
+                                         f"{self.got}\n{self.kv.log()[-3000:]}")
+                self.cond.wait(left)
+
+    def wait_end(self, timeout=10):
+        end = time.monotonic() + timeout
+        with self.cond:
+            while self.code is None:
+                assert end > time.monotonic(), "the session does not end"
+                self.cond.wait(0.1)
+        return self.code, self.detail
+
+    def reserve(self, request, keys, n_tokens, epoch=1, receive_from=None, **over):
+        r = pb.Reserve(request=request, epoch=epoch, keys=b"".join(keys), n_tokens=n_tokens, **over)
+        if receive_from:
+            r.role = pb.RECEIVE
+            r.peer, r.peer_rpc, r.peer_incarnation = (receive_from.name, receive_from.rpc,
+                                                      receive_from.inc)
+        self.out.put(pb.ToKvstore(reserve=r))
+        return self.wait("reserved", match=lambda m: (m.request, m.epoch) == (request, epoch))
+
+    def release(self, request, epoch=1):
+        self.out.put(pb.ToKvstore(release=pb.Release(request=request, epoch=epoch)))
+
+    def close(self):
+        self.closed.set()
+        self.out.put(None)
+        self.channel.close()
+
+
+def keys(seed, n):
+    return [bytes([seed]) + struct.pack("<I", i) + bytes(27) for i in range(n)]

@@ -1,0 +1,313 @@
+"""Kvstores as processes: KV goes from a writer on one node to a reader on another, and everything comes
+back whoever dies. The workers have no engine; slab, sockets, gRPC, UCX and etcd are real."""
+import os
+import shutil
+import signal
+import tempfile
+import time
+
+import grpc
+import pytest
+
+from kvstore_nodes import BLOCK, CHUNK, STATUS, Conductor, Etcd, Kvstore, Worker, keys, pb
+
+LAYERS = 2  # of the model; checked below
+
+
+class Nodes:
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="baton-kv-")
+        self.etcd = Etcd(self.folder)
+        self.made = []
+
+    def add(self, thing):
+        self.made.append(thing)
+        return thing
+
+    def kvstore(self, node, **kw):
+        return self.add(Kvstore(self.folder, self.etcd, node, **kw))
+
+    def worker(self, kv, name, inc=1):
+        return self.add(Worker(kv, name, inc))
+
+    def conductor(self, kv, **kw):
+        return self.add(Conductor(kv, **kw))
+
+    def end(self):
+        for t in reversed(self.made):
+            if isinstance(t, Conductor):
+                t.close()
+        for t in reversed(self.made):
+            if isinstance(t, Worker) and t.p.poll() is None:
+                t.kill()
+        bad = []
+        for t in reversed(self.made):
+            if isinstance(t, Kvstore) and t.p.poll() is None:
+                code = t.stop()
+                if code != 0 or os.path.exists(t.slab):
+                    bad.append(f"{t.name} ended with {code}\n{t.log()[-6000:]}")
+        self.etcd.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert not bad, "\n".join(bad)
+
+
+@pytest.fixture
+def nodes():
+    n = Nodes()
+    yield n
+    n.end()
+
+
+def items(tokens):
+    return -(-tokens // CHUNK) * LAYERS
+
+
+def layers_of(kv):
+    with open(kv.slab, "rb") as f:
+        return int.from_bytes(f.read(64)[40:44], "little")
+
+
+def hand_off(ka, kb, ca, cb, p, d, request, k, tokens, seed, keep=False, epoch=1):
+    """One whole hand-off; returns (resident at A, resident at B, FlowDone)."""
+    assert layers_of(ka) == LAYERS
+    a = ca.reserve(request, k, tokens, epoch)
+    b = cb.reserve(request, k, tokens, epoch, receive_from=ka, keep=keep)
+    assert a.status == 0 and b.status == 0, (a, b)
+    d.say(f"open {request} {epoch} r")
+    assert p.open(request, "w", epoch)[0] == "OK"
+    d.wait(rf"opened {request} {epoch} r status=OK")
+    p.say(f"fill {request} {epoch} {seed}")
+    p.wait(f"filled {request}")
+    for i in range(1, items(tokens) + 1):
+        p.say(f"raise {request} {epoch} {i}")
+    p.say(f"trailer {request} {epoch} 1234")
+    done = cb.wait("flow_done", match=lambda m: m.request == request)
+    d.wait(rf"trailer {request} {epoch} token=1234 finished=0")
+    d.say(f"check {request} {epoch} {seed}")
+    m = d.wait(rf"check {request} bad=(\d+) progress=(\d+)")
+    assert (int(m[1]), int(m[2])) == (0, items(tokens))
+    p.say(f"close {request} {epoch} w 0")
+    d.say(f"close {request} {epoch} r 0")
+    ca.release(request, epoch)
+    cb.release(request, epoch)
+    return a.resident_blocks, b.resident_blocks, done
+
+
+@pytest.fixture
+def pair(nodes):
+    ka, kb = nodes.kvstore("n1"), nodes.kvstore("n2")
+    return (ka, kb, nodes.conductor(ka), nodes.conductor(kb), nodes.worker(ka, "p"),
+            nodes.worker(kb, "d"))
+
+
+def test_hand_off_and_reuse(pair):
+    ka, kb = pair[:2]
+    tokens = 10 * BLOCK + 5
+    k = keys(1, 10)
+    ra, rb, done = hand_off(*pair, 1, k, tokens, seed=7, keep=True)
+    assert (ra, rb) == (0, 0)
+    assert done.segments == 11 * LAYERS and done.bytes > 0
+    assert 0 < done.first_ns <= done.last_ns
+    for kv in (ka, kb):
+        kv.wait_quiet()
+        kv.wait_metric('baton_pool_slots{state="sealed"}', 10)
+    # The same prompt: only the private last block is filled and moved.
+    ra, rb, done = hand_off(*pair, 2, k, tokens, seed=7, keep=True)
+    assert (ra, rb) == (10, 10)
+    assert done.segments == LAYERS
+    # Longer, in a chain that shares 10 blocks; a multiple of the block: the last is the writer's own.
+    ra, rb, done = hand_off(*pair, 3, k + keys(2, 6), 16 * BLOCK, seed=7)
+    assert (ra, rb) == (10, 10)
+    assert done.segments == 6 * LAYERS
+    for kv in (ka, kb):
+        kv.wait_quiet()
+    ka.wait_metric('baton_pool_slots{state="sealed"}', 16)
+    kb.wait_metric('baton_pool_slots{state="sealed"}', 10)  # not kept: TRANSIT
+    assert ka.metrics()["baton_kv_sent_bytes_total"] == kb.metrics()["baton_kv_received_bytes_total"]
+
+
+def test_all_resident_at_the_reader(pair):
+    k = keys(1, 8)
+    hand_off(*pair, 1, k, 8 * BLOCK, seed=3, keep=True)
+    pair[1].wait_quiet()
+    ra, rb, done = hand_off(*pair, 2, k, 8 * BLOCK, seed=3, keep=True)
+    assert (ra, rb) == (7, 8)
+    assert done.segments == 0 and done.first_ns == 0
+    for kv in pair[:2]:
+        kv.wait_quiet()
+
+
+def test_many_hand_offs_leave_nothing(pair):
+    def fds(kv):
+        return len(os.listdir(f"/proc/{kv.p.pid}/fd"))
+
+    hand_off(*pair, 999, keys(200, 3), 3 * BLOCK + 1, seed=1)
+    for kv in pair[:2]:
+        kv.wait_quiet()
+    before = [fds(kv) for kv in pair[:2]]
+    for i in range(1, 41):
+        tokens = 1 + (i * 37) % 200
+        hand_off(*pair, i, keys(i, tokens // BLOCK), tokens, seed=i, keep=i % 2 == 0)
+    for kv in pair[:2]:
+        kv.wait_quiet()
+        assert kv.metrics()["baton_kv_crc_errors_total"] == 0
+    end = time.monotonic() + 10  # connections of the metrics' reader end a moment later
+    while any(fds(kv) > n for kv, n in zip(pair[:2], before)):
+        assert time.monotonic() < end, ([fds(kv) for kv in pair[:2]], before)
+        time.sleep(0.05)
+
+
+def test_writer_killed_then_next_epoch(nodes, pair):
+    ka, kb, ca, cb, p, d = pair
+    tokens, k = 20 * BLOCK, keys(1, 20)
+    assert ca.reserve(1, k, tokens).status == 0
+    assert cb.reserve(1, k, tokens, receive_from=ka, keep=True).status == 0
+    assert p.open(1, "w")[0] == "OK" and d.open(1, "r")[0] == "OK"
+    p.say("fill 1 1 5")
+    p.wait("filled")
+    p.say(f"raise 1 1 {2 * LAYERS + 1}")  # two whole chunks of 4 blocks, and a bit
+    d.wait("bell")
+    p.kill()
+    assert ca.wait("grant_failed").status == STATUS["ERR_PEER_LOST"]
+    cb.wait("grant_failed")
+    d.wait("revoke 1 1")
+    d.say("close 1 1 r 1")
+    p2 = nodes.worker(ka, "p", inc=2)
+    # What was whole is found by the next epoch, whose reservation ends the first.
+    a = ca.reserve(1, k, tokens, epoch=2)
+    assert (a.status, a.resident_blocks) == (0, 8)
+    assert ca.reserve(1, k, tokens, epoch=1).status == STATUS["ERR_STALE"]
+    cb.release(1, 1)
+    ca.release(1, 2)
+    hand_off(ka, kb, ca, cb, p2, d, 2, k, tokens, seed=5, keep=True)
+    for kv in (ka, kb):
+        kv.wait_quiet()
+
+
+def test_reader_killed_frees_its_transit(nodes, pair):
+    ka, kb, ca, cb, p, d = pair
+    tokens, k = 6 * BLOCK, keys(1, 6)
+    ca.reserve(1, k, tokens)
+    cb.reserve(1, k, tokens, receive_from=ka)
+    assert p.open(1, "w")[0] == "OK" and d.open(1, "r")[0] == "OK"
+    kb.wait_metric("baton_pool_transit_slots", 6)
+    d.kill()
+    ca.release(1)
+    cb.release(1)
+    p.wait("revoke 1 1")
+    p.say("close 1 1 w 1")
+    for kv in (ka, kb):
+        kv.wait_quiet()
+
+
+def test_conductor_gone_frees_everything(nodes, pair):
+    ka, kb, ca, cb, p, d = pair
+    tokens, k = 6 * BLOCK, keys(1, 6)
+    ca.reserve(1, k, tokens)
+    cb.reserve(1, k, tokens, receive_from=ka)
+    assert p.open(1, "w")[0] == "OK" and d.open(1, "r")[0] == "OK"
+    ca.close()  # its stream breaks
+    cb.mute = True  # this one falls silent
+    t0 = time.monotonic()
+    p.wait("revoke 1 1")
+    assert cb.wait_end()[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 1.5 < time.monotonic() - t0 < 5
+    d.wait("revoke 1 1")
+    p.say("close 1 1 w 1")
+    d.say("close 1 1 r 1")
+    for kv in (ka, kb):
+        kv.wait_quiet()
+
+
+def test_sender_kvstore_killed(nodes, pair):
+    ka, kb, ca, cb, p, d = pair
+    tokens, k = 6 * BLOCK, keys(1, 6)
+    ca.reserve(1, k, tokens)
+    cb.reserve(1, k, tokens, receive_from=ka)
+    assert p.open(1, "w")[0] == "OK" and d.open(1, "r")[0] == "OK"
+    kb.wait_metric("baton_kv_peer_sessions", 1)
+    ka.stop(signal.SIGKILL)
+    assert cb.wait("grant_failed").status in (STATUS["ERR_PEER_LOST"], STATUS["ERR_UNAVAILABLE"])
+    d.wait("revoke 1 1")
+    p.wait("detached")
+    d.say("close 1 1 r 1")
+    cb.release(1)
+    kb.wait_quiet()
+    # It comes back in the same place: the slab that it left is made anew, the worker attaches.
+    ka2 = nodes.kvstore("n1")
+    assert ka2.slab == ka.slab and ka2.inc != ka.inc
+    p.wait("attached")
+    hand_off(ka2, kb, nodes.conductor(ka2), cb, p, d, 2, k, tokens, seed=8)
+
+
+def test_hello_is_checked(nodes):
+    kv = nodes.kvstore("n1")
+    for over, word in (({"cluster": "x"}, "cluster"), ({"root_key": bytes(32)}, "root key"),
+                       ({"layout_id": 1}, "layout_id"), ({"expect_incarnation": 1}, "incarnation"),
+                       ({"version": 9}, "version")):
+        code, detail = nodes.conductor(kv, **over).wait_end()
+        assert code == grpc.StatusCode.FAILED_PRECONDITION and word in detail, (over, code, detail)
+    c = nodes.conductor(kv, hello=False)
+    c.mute = True
+    c.out.put(pb.ToKvstore(release=pb.Release(request=1, epoch=1)))
+    assert c.wait_end()[0] == grpc.StatusCode.FAILED_PRECONDITION
+    c = nodes.conductor(kv)
+    h = c.wait("hello")
+    assert (h.name, h.node, h.incarnation) == ("kvstore-n1", "n1", kv.inc)
+    pool = c.wait("heartbeat").pool
+    assert pool.slots_total == pool.slots_free == kv.slots
+
+
+def test_blocks_tell_inventory_and_changes(nodes, pair):
+    ka, kb, ca, cb, p, d = pair
+    hand_off(*pair, 1, keys(1, 5), 5 * BLOCK + 1, seed=1)
+    ka.wait_quiet()
+    credit = iter([pb.BlocksCredit(messages=100)])
+    hold = []
+
+    def requests():
+        yield next(credit)
+        while not hold:
+            time.sleep(0.05)
+
+    call = ca.channel.stream_stream("/baton.Kvstore/Blocks",
+                                    request_serializer=lambda m: m.SerializeToString(),
+                                    response_deserializer=pb.BlockEvents.FromString)(requests())
+    seen, seq, messages = set(), None, 0
+    for m in call:
+        if m.reset:
+            seen, seq = set(), m.seq
+        assert m.seq == seq and m.incarnation == ka.inc
+        added = [m.added[i:i + 36] for i in range(0, len(m.added), 36)]
+        removed = [m.removed[i:i + 32] for i in range(0, len(m.removed), 32)]
+        assert not (added and removed)
+        seq += len(added) + len(removed)
+        seen |= {(a[:32], int.from_bytes(a[32:], "little")) for a in added}
+        messages += 1
+        if messages == 1:
+            assert m.reset and seen == {(k, i) for i, k in enumerate(keys(1, 5))}
+            hand_off(*pair, 2, keys(2, 3), 3 * BLOCK + 1, seed=2)
+        if len(seen) == 8:
+            break
+    assert seen == {(k, i) for s, n in ((1, 5), (2, 3)) for i, k in enumerate(keys(s, n))}
+    hold.append(1)
+    call.cancel()
+
+
+def test_second_kvstore_is_refused(nodes):
+    kv = nodes.kvstore("n1")
+    second = nodes.kvstore("n1", expect_ready=False)
+    assert second.p.wait(10) == 1 and "another running kvstore" in second.log()
+    other = nodes.kvstore("n1", expect_ready=False, run_dir=os.path.join(nodes.folder, "other"))
+    assert other.p.wait(20) == 3 and "ERR_EXISTS" in other.log()
+    same_dir = nodes.kvstore("n9", expect_ready=False, run_dir=kv.run_dir)
+    assert same_dir.p.wait(10) == 1 and "another kvstore runs in run_dir" in same_dir.log()
+    assert kv.p.poll() is None and os.path.exists(kv.slab)
+    left = [f for f in os.listdir("/dev/shm") if f.startswith(f"baton-t{os.getpid()}-")]
+    assert left == [os.path.basename(kv.slab)]
+
+
+def test_slab_that_does_not_fit(nodes):
+    kv = nodes.kvstore("n1", slab="64TiB", expect_ready=False)
+    assert kv.p.wait(10) == 1
+    assert "--shm-size" in kv.log() and "kvstore.slab_bytes" in kv.log()
