@@ -311,7 +311,7 @@ static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
 static void close_now(struct bt_wcore *c, struct bt_wreq *r)
 {
     bool slot_closing = r->stage == BT_WREQ_PREEMPTING;
-    if (r->stage == BT_WREQ_OPENING) {
+    if (r->stage == BT_WREQ_OPENING && !r->grant_open) {
         emit_close(c, r, true); /* the kvstore may be holding the answer */
     }
     unlink_req(c, r);

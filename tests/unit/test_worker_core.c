@@ -1,0 +1,548 @@
+/* The engine thread against a scripted engine that finishes things late and checks the owner's
+ * duties (worker_engine.h). The test is the control thread and the kvstore: it feeds the ring of
+ * commands and answers what comes out. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "common/worker/core.h"
+#include "decode/decode.h"
+#include "prefill/prefill.h"
+#include "worker_engine.h"
+
+#define SLOTS    64u
+#define MAX_REQS 400
+
+struct track { /* what the test knows of one submission */
+    struct bt_wreq *req;
+    uint32_t first, n, max_new, want, got; /* tokens by offset */
+    uint32_t last;
+    bool opened, closed, ended, trailer, finished, prefill_done, cancelled, detached;
+    bt_status_t status;
+    char detail[BT_WORKER_DETAIL];
+};
+
+struct rig {
+    struct bt_worker_conf conf;
+    struct bt_wcore core;
+    pthread_t thread;
+    struct bt_slab *slab;
+    char path[64];
+    struct bt_kv_layout layout;
+    struct bt_kv_key root;
+    uint64_t attach;
+    struct track t[MAX_REQS];
+    uint32_t n, open, puts, put_dones;
+    uint64_t rng;
+    bool fatal, hold_puts;
+};
+
+static uint32_t rnd(struct rig *g, uint32_t n)
+{
+    g->rng = g->rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(g->rng >> 33) % n;
+}
+
+static void no_bell(void *arg)
+{
+    (void)arg;
+}
+
+static void command(struct rig *g, const struct bt_wcmd *c)
+{
+    assert_true(bt_ring_push(&g->core.in, c));
+}
+
+static void attach(struct rig *g)
+{
+    char err[256];
+    struct bt_wcmd c = {.kind = BT_WCMD_ATTACHED};
+    c.u.slab = bt_calloc(1, sizeof(*c.u.slab));
+    c.u.slab->attach = ++g->attach;
+    assert_int_equal(
+        bt_slab_map(g->slab->fd, &g->layout, &g->root, &c.u.slab->slab, err, sizeof(err)), BT_OK);
+    command(g, &c);
+}
+
+static void detach(struct rig *g)
+{
+    struct bt_wcmd c = {.kind = BT_WCMD_DETACHED};
+    command(g, &c);
+    for (uint32_t i = 0; i < g->n; i++) {
+        g->t[i].detached = true;
+    }
+}
+
+static void start(struct rig *g, uint64_t seed)
+{
+    char err[256] = "";
+    memset(g, 0, sizeof(*g));
+    g->rng = seed;
+    g->conf.common.model_path = FE_MODEL;
+    g->conf.common.model_load_format = "dummy";
+    g->conf.common.kv_block_tokens = FE_BLOCK;
+    g->conf.engine_mixed_prompt_tokens = 32;
+    g->conf.max_requests = MAX_REQS;
+    g->conf.writeback = true;
+    g->conf.writeback_max = 6;
+    g->core.conf = &g->conf;
+    g->core.start_role = BT_ROLE_DECODE;
+    g->core.roles[BT_ROLE_PREFILL] = &bt_prefill_role;
+    g->core.roles[BT_ROLE_DECODE] = &bt_decode_role;
+    g->core.writeback = &bt_decode_writeback;
+    g->core.stats = bt_wstats_create("m", "decode");
+    g->core.bell = no_bell;
+    g->core.vt = &fe_vtable;
+    bt_list_init(&g->core.queue);
+    bt_list_init(&g->core.active);
+    bt_list_init(&g->core.waiting);
+    bt_list_init(&g->core.closing);
+    assert_int_equal(bt_ring_init(&g->core.in, 8192, sizeof(struct bt_wcmd)), BT_OK);
+    assert_int_equal(bt_ring_init(&g->core.out, 64, sizeof(struct bt_wout)), BT_OK);
+    assert_int_equal(
+        bt_model_root_key(FE_MODEL, "dummy", FE_BLOCK, &g->layout, &g->root, err, sizeof(err)),
+        BT_OK);
+    snprintf(g->path, sizeof(g->path), "/tmp/baton-test-core-%d", (int)getpid());
+    unlink(g->path);
+    uint64_t bytes = (SLOTS + 2) * (g->layout.block_bytes + 8192) + (4u << 20);
+    assert_int_equal(bt_slab_create(g->path, bytes, &g->layout, &g->root, 1, NULL, NULL, &g->slab,
+                                    err, sizeof(err)),
+                     BT_OK);
+    assert_true(g->slab->super->n_slots >= SLOTS && g->slab->super->n_flow_words >= 1);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        atomic_store(&g->slab->headers[i].state, bt_slot_word(3, BT_SLOT_WRITING));
+    }
+    assert_int_equal(pthread_create(&g->thread, NULL, bt_wcore_thread, &g->core), 0);
+    struct bt_wout o;
+    do {
+        while (!bt_ring_pop(&g->core.out, &o)) {
+            usleep(100);
+        }
+    } while (o.kind == BT_WOUT_PROGRESS);
+    assert_int_equal(o.kind, BT_WOUT_READY);
+    attach(g);
+}
+
+/* token 1 of every prompt tells which submission it is */
+static uint32_t submit(struct rig *g, Baton__Phases phases, uint32_t n, uint32_t max_new,
+                       uint64_t seed)
+{
+    uint32_t len_max = BT_MIN(n + max_new, FE_CONTEXT), pages = BT_DIV_UP(len_max, FE_BLOCK);
+    struct bt_wreq *r = bt_calloc(1, sizeof(*r) + 4 * (len_max + 1 + pages));
+    struct track *t = &g->t[g->n];
+    assert_true(g->n < MAX_REQS && pages <= FE_PAGES);
+    r->pages = r->tokens + len_max + 1;
+    r->request = g->n + 1;
+    r->epoch = 1;
+    r->phases = phases;
+    r->n = r->n_prompt = n;
+    r->max_new = max_new;
+    r->len_max = len_max;
+    r->attach = g->attach;
+    r->arrived_ns = bt_mono_ns();
+    r->params.seed = seed;
+    bt_list_init(&r->ctl_link);
+    for (uint32_t i = 0; i < n; i++) {
+        r->tokens[i] = (i * 13 + g->n) % FE_VOCAB;
+    }
+    *t = (struct track){.req = r, .n = n, .max_new = max_new, .last = r->tokens[n - 1]};
+    t->first = phases == BATON__PHASES__DECODE ? 1 : 0;
+    t->got = t->first;
+    t->want = phases == BATON__PHASES__PREFILL ? 1 : len_max - n;
+    struct bt_wcmd c = {.kind = BT_WCMD_SUBMIT, .req = r};
+    command(g, &c);
+    g->open++;
+    return g->n++;
+}
+
+static void opened(struct rig *g, uint32_t i)
+{
+    struct track *t = &g->t[i];
+    uint32_t blocks = BT_DIV_UP(t->n, FE_BLOCK);
+    struct bt_wgrant *w = bt_calloc(1, sizeof(*w) + 8 * blocks);
+    *w = (struct bt_wgrant){.n_tokens = t->n, .chunk_tokens = 64, .n_slots = blocks};
+    w->resident_blocks = rnd(g, (t->n - 1) / FE_BLOCK + 1);
+    for (uint32_t b = 0; b < blocks; b++) {
+        w->slots[b] = rnd(g, SLOTS);
+        w->slots[blocks + b] = 3;
+    }
+    struct bt_wcmd c = {.kind = BT_WCMD_OPENED, .req = t->req, .u.grant = w};
+    t->opened = true;
+    command(g, &c);
+}
+
+static void trailer(struct rig *g, uint32_t i)
+{
+    struct track *t = &g->t[i];
+    struct bt_wcmd c = {.kind = BT_WCMD_TRAILER, .req = t->req};
+    c.u.trailer.first_token = fe_next(t->last, t->n);
+    t->last = c.u.trailer.first_token;
+    command(g, &c);
+}
+
+static void on_token(struct rig *g, const struct bt_wtoken *k)
+{
+    struct track *t = &g->t[k->request - 1];
+    assert_false(t->ended || t->finished);
+    assert_int_equal(k->offset, t->got);
+    assert_int_equal(k->token, fe_next(t->last, t->n + t->got));
+    t->last = k->token;
+    t->got++;
+    t->finished = k->finish != BATON__FINISH__NOT_FINISHED;
+    if (t->req->phases != BATON__PHASES__PREFILL) {
+        assert_int_equal(t->finished, t->got == t->want);
+    }
+}
+
+static void on_out(struct rig *g, struct bt_wout *o)
+{
+    struct track *t = NULL;
+    struct bt_wcmd c = {0};
+    switch (o->kind) {
+    case BT_WOUT_TOKENS:
+        for (uint32_t i = 0; i < o->u.tokens->n; i++) {
+            on_token(g, &o->u.tokens->t[i]);
+        }
+        atomic_store(&o->u.tokens->busy, false);
+        break;
+    case BT_WOUT_PREFILL_DONE:
+        t = &g->t[o->u.prefill.request - 1];
+        assert_int_equal(t->got, 1); /* the first token went before */
+        assert_int_equal(o->u.prefill.cached + o->u.prefill.computed, t->n);
+        t->prefill_done = true;
+        break;
+    case BT_WOUT_TRAILER:
+        t = &g->t[o->u.local.request - 1];
+        assert_true(t->opened && !t->closed && !t->trailer && t->prefill_done);
+        t->trailer = true;
+        break;
+    case BT_WOUT_CLOSE:
+        t = &g->t[o->u.local.request - 1];
+        assert_false(t->closed);
+        t->closed = true;
+        break;
+    case BT_WOUT_PUT:
+        assert_int_equal(o->u.put.n_tokens, FE_BLOCK);
+        g->puts++;
+        if (!g->hold_puts && o->attach == g->attach) {
+            c.kind = BT_WCMD_PUT_SLOT;
+            c.status = rnd(g, 4) == 0 ? BT_ERR_EXISTS : BT_OK;
+            c.u.put.id = o->u.put.id;
+            c.u.put.slot = rnd(g, SLOTS);
+            c.u.put.generation = 3;
+            command(g, &c);
+        }
+        break;
+    case BT_WOUT_PUT_DONE: g->put_dones++; break;
+    case BT_WOUT_ENDED:
+        t = &g->t[o->req->request - 1];
+        assert_false(t->ended);
+        assert_true(t->closed || !t->opened || t->detached); /* the grant goes first */
+        t->ended = true;
+        t->status = o->status;
+        memcpy(t->detail, o->detail, sizeof(t->detail));
+        g->open--;
+        c.kind = BT_WCMD_FORGET;
+        c.req = o->req;
+        command(g, &c);
+        break;
+    case BT_WOUT_FATAL: g->fatal = true; break;
+    case BT_WOUT_PROGRESS:
+    case BT_WOUT_READY:
+    case BT_WOUT_FAILED: fail(); break;
+    }
+}
+
+static bool turn(struct rig *g)
+{
+    struct bt_wout o;
+    bool any = false;
+    while (bt_ring_pop(&g->core.out, &o)) {
+        on_out(g, &o);
+        any = true;
+    }
+    return any;
+}
+
+static void run_until_done(struct rig *g)
+{
+    uint64_t end = bt_mono_ns() + 25000000000ull;
+    while (g->open > 0 && !g->fatal) {
+        if (!turn(g)) {
+            usleep(50);
+        }
+        assert_true(bt_mono_ns() < end);
+    }
+}
+
+static void stop(struct rig *g)
+{
+    struct bt_wcmd c = {.kind = BT_WCMD_STOP};
+    struct bt_wout o;
+    if (!g->fatal) {
+        /* Puts still on their way hold pages. */
+        for (int i = 0; i < 5000 && atomic_load(&g->core.stats->l_pages_free) != FE_PAGES; i++) {
+            turn(g);
+            usleep(1000);
+        }
+        assert_int_equal(atomic_load(&g->core.stats->l_pages_free), FE_PAGES);
+        assert_int_equal(atomic_load(&g->core.stats->l_slots_free), FE_SLOTS);
+    }
+    command(g, &c);
+    while (!atomic_load(&g->core.exited)) {
+        while (bt_ring_pop(&g->core.out, &o)) {
+            on_out(g, &o);
+        }
+        usleep(100);
+    }
+    pthread_join(g->thread, NULL);
+    if (!g->fatal) {
+        for (uint32_t i = 0; i < FE_FLOWS; i++) {
+            assert_false(fe_last->flows[i].open);
+        }
+        for (uint32_t i = 0; i < FE_SLOTS; i++) {
+            assert_false(fe_last->slots[i].open);
+        }
+    }
+    while (bt_ring_pop(&g->core.in, &c)) {
+        assert_int_equal(c.kind, BT_WCMD_FORGET);
+        free(c.req);
+    }
+    if (g->core.slab != NULL) {
+        bt_slab_unmap(g->core.slab->slab);
+        free(g->core.slab);
+    }
+    bt_ring_cleanup(&g->core.in);
+    bt_ring_cleanup(&g->core.out);
+    bt_wstats_destroy(g->core.stats);
+    bt_slab_unmap(g->slab);
+    unlink(g->path);
+    free(fe_last);
+    free(g);
+}
+
+static struct rig *rig(uint64_t seed)
+{
+    struct rig *g = bt_calloc(1, sizeof(*g));
+    start(g, seed);
+    return g;
+}
+
+static void test_each_kind_runs_to_its_end(void **state)
+{
+    (void)state;
+    struct rig *g = rig(1);
+    uint32_t p = submit(g, BATON__PHASES__PREFILL, 200, 9, 0);
+    uint32_t d = submit(g, BATON__PHASES__DECODE, 33, 70, 0);
+    uint32_t b = submit(g, BATON__PHASES__BOTH, 100, 40, 0);
+    uint32_t one = submit(g, BATON__PHASES__DECODE, 5, 1, 0);
+    for (uint32_t i = 0; i < 4; i++) {
+        opened(g, i);
+    }
+    trailer(g, d);
+    trailer(g, one);
+    run_until_done(g);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(g->t[i].status, BT_OK);
+        assert_true(g->t[i].closed);
+    }
+    assert_true(g->t[p].trailer && g->t[b].trailer && !g->t[d].trailer);
+    assert_int_equal(g->t[p].got, 1);
+    assert_int_equal(g->t[d].got, 70);
+    assert_int_equal(g->t[b].got, 40);
+    assert_int_equal(g->t[one].got, 1); /* nothing of its own: the first token was the prefill's */
+    assert_true(g->puts >= 6);
+    stop(g);
+}
+
+static void test_rows_compete_for_pages(void **state)
+{
+    (void)state;
+    struct rig *g = rig(2);
+    for (uint32_t i = 0; i < 30; i++) { /* each needs up to 14 of 40 pages, eight at a time */
+        opened(g, submit(g, BATON__PHASES__BOTH, 20 + i, 180, 0));
+    }
+    run_until_done(g);
+    for (uint32_t i = 0; i < 30; i++) {
+        assert_int_equal(g->t[i].status, BT_OK);
+        assert_int_equal(g->t[i].got, 180);
+    }
+    assert_true(bt_metric_value(g->core.stats->preemptions) > 0);
+    assert_true(fe_last->max_pages > FE_PAGES * 3 / 4);
+    stop(g);
+}
+
+/* Preemption while no kvstore answers for the write-backs that hold pages. */
+static void test_unanswered_puts_do_not_stop_others(void **state)
+{
+    (void)state;
+    struct rig *g = rig(3);
+    g->hold_puts = true;
+    for (uint32_t i = 0; i < 6; i++) {
+        opened(g, submit(g, BATON__PHASES__BOTH, 30, 150, 0));
+    }
+    run_until_done(g);
+    assert_true(g->puts == 6 && g->put_dones == 0); /* the limit */
+    detach(g);
+    stop(g);
+}
+
+static void test_no_logits_fail_one_request(void **state)
+{
+    (void)state;
+    struct rig *g = rig(4);
+    opened(g, submit(g, BATON__PHASES__BOTH, 40, 30, 0));
+    opened(g, submit(g, BATON__PHASES__BOTH, 40, 30, FE_BAD));
+    opened(g, submit(g, BATON__PHASES__BOTH, 40, 30, 0));
+    run_until_done(g);
+    assert_int_equal(g->t[0].status, BT_OK);
+    assert_int_equal(g->t[2].status, BT_OK);
+    assert_int_equal(g->t[1].status, BT_ERR_INTERNAL);
+    assert_non_null(strstr(g->t[1].detail, "logits"));
+    assert_true(g->t[1].got == 0 && g->t[1].closed && !g->t[1].trailer);
+    stop(g);
+}
+
+static void test_a_lost_device_is_fatal(void **state)
+{
+    (void)state;
+    struct rig *g = rig(5);
+    opened(g, submit(g, BATON__PHASES__BOTH, 40, 30, 0));
+    opened(g, submit(g, BATON__PHASES__BOTH, 40, 30, FE_DEVICE));
+    run_until_done(g);
+    assert_true(g->fatal);
+    struct bt_wreq *left[2];
+    for (int i = 0; i < 2; i++) {
+        left[i] = g->t[i].ended ? NULL : g->t[i].req;
+    }
+    assert_true(left[0] != NULL || left[1] != NULL);
+    for (int i = 0; i < 2; i++) {
+        if (left[i] != NULL) {
+            struct bt_wcmd c = {.kind = BT_WCMD_CANCEL, .req = left[i]};
+            command(g, &c); /* harmless now */
+        }
+    }
+    stop(g);
+    for (int i = 0; i < 2; i++) {
+        if (left[i] != NULL) {
+            free(left[i]->grant);
+            free(left[i]);
+        }
+    }
+}
+
+static void test_a_grant_that_does_not_fit(void **state)
+{
+    (void)state;
+    struct rig *g = rig(6);
+    uint32_t i = submit(g, BATON__PHASES__BOTH, 40, 30, 0);
+    struct bt_wgrant *w = bt_calloc(1, sizeof(*w) + 8 * 3);
+    *w = (struct bt_wgrant){.n_tokens = 41, .chunk_tokens = 64, .n_slots = 3};
+    struct bt_wcmd c = {.kind = BT_WCMD_OPENED, .req = g->t[i].req, .u.grant = w};
+    g->t[i].opened = true;
+    command(g, &c);
+    uint32_t k = submit(g, BATON__PHASES__BOTH, 40, 30, 0);
+    w = bt_calloc(1, sizeof(*w) + 8 * 3);
+    *w = (struct bt_wgrant){.n_tokens = 40, .chunk_tokens = 64, .n_slots = 3};
+    w->slots[3] = w->slots[4] = w->slots[5] = 2; /* generations: the slots' is 3 */
+    c = (struct bt_wcmd){.kind = BT_WCMD_OPENED, .req = g->t[k].req, .u.grant = w};
+    g->t[k].opened = true;
+    command(g, &c);
+    run_until_done(g);
+    assert_int_equal(g->t[i].status, BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(g->t[k].status, BT_ERR_STALE);
+    assert_true(g->t[i].closed && g->t[k].closed);
+    stop(g);
+}
+
+/* Everything at once, from a seed: submissions of all kinds, cancels, revokes, a kvstore that comes
+ * and goes. The scripted engine asserts; here the ends are counted. */
+static void chaos(uint64_t seed)
+{
+    struct rig *g = rig(seed);
+    uint64_t end = bt_mono_ns() + 20000000000ull;
+    uint32_t todo = 120, next_open = 0;
+    while (todo > 0 || g->open > 0) {
+        assert_true(bt_mono_ns() < end);
+        if (todo > 0 && g->open < 25 && rnd(g, 3) == 0) {
+            Baton__Phases ph = BATON__PHASES__PREFILL + (int)rnd(g, 3);
+            submit(g, ph, 1 + rnd(g, 250), 1 + rnd(g, 200), 0);
+            todo--;
+        }
+        for (; next_open < g->n && rnd(g, 4) != 0; next_open++) {
+            struct track *t = &g->t[next_open];
+            if (!t->ended && !t->cancelled && !t->detached && rnd(g, 15) != 0) {
+                opened(g, next_open);
+                if (t->req->phases == BATON__PHASES__DECODE && rnd(g, 8) != 0) {
+                    trailer(g, next_open);
+                } else if (t->req->phases == BATON__PHASES__DECODE) {
+                    t->cancelled = true; /* never lands: cancel below */
+                }
+            } else {
+                t->cancelled = true;
+            }
+            if (t->cancelled && !t->ended) {
+                struct bt_wcmd c = {.kind = BT_WCMD_CANCEL, .req = t->req};
+                command(g, &c);
+            }
+        }
+        if (g->n > 0 && rnd(g, 12) == 0) {
+            struct track *t = &g->t[rnd(g, g->n)];
+            if (!t->ended && !t->cancelled) {
+                t->cancelled = true;
+                struct bt_wcmd c = {.kind = rnd(g, 2) ? BT_WCMD_CANCEL : BT_WCMD_REVOKE,
+                                    .req = t->req};
+                c.status = c.kind == BT_WCMD_REVOKE ? BT_ERR_PEER_LOST : BT_OK;
+                command(g, &c);
+            }
+        }
+        if (rnd(g, 400) == 0) {
+            detach(g);
+            if (rnd(g, 2)) {
+                usleep(500);
+            }
+            attach(g);
+        }
+        turn(g);
+        usleep(20 + rnd(g, 200));
+    }
+    uint32_t whole = 0;
+    for (uint32_t i = 0; i < g->n; i++) {
+        struct track *t = &g->t[i];
+        if (t->status == BT_OK && !t->cancelled) {
+            whole++;
+        } else if (t->status != BT_OK) {
+            assert_true(t->status == BT_ERR_PEER_LOST && (t->cancelled || t->detached));
+        }
+    }
+    assert_true(whole > 20);
+    stop(g);
+}
+
+static void test_chaos(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 100; seed < 125; seed++) {
+        chaos(seed);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_kind_runs_to_its_end),
+        cmocka_unit_test(test_rows_compete_for_pages),
+        cmocka_unit_test(test_unanswered_puts_do_not_stop_others),
+        cmocka_unit_test(test_no_logits_fail_one_request),
+        cmocka_unit_test(test_a_lost_device_is_fatal),
+        cmocka_unit_test(test_a_grant_that_does_not_fit),
+        cmocka_unit_test(test_chaos),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,328 @@
+/* An engine for tests of the worker's engine thread: computes nothing, finishes nothing at once,
+ * and checks every rule of common/engine/engine.h that the owner has to keep: a page belongs to one
+ * sequence until its quiet ticket was polled, a slot likewise, a flow is closed once, rows continue
+ * where the last one ended. The next token is a function of the last one and its position. */
+#ifndef BT_TEST_WORKER_ENGINE_H
+#define BT_TEST_WORKER_ENGINE_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/engine.h"
+#include "common/engine/model_config.h"
+
+#define FE_MODEL   "deploy/models/shakespeare-llama-6m"
+#define FE_BLOCK   16u
+#define FE_VOCAB   2048u
+#define FE_CONTEXT 512u
+#define FE_SLOTS   8u
+#define FE_PAGES   40u
+#define FE_FLOWS   64u
+#define FE_TICKETS 256u
+#define FE_BAD     666u /* seed whose tokens are NaN */
+#define FE_DEVICE  777u /* seed whose forward loses the device */
+
+struct fe_slot {
+    bool open, closing;
+    uint64_t seed;
+    uint32_t n, kv; /* known tokens; positions with KV */
+    uint32_t tokens[FE_CONTEXT + 1];
+    uint32_t pages[FE_CONTEXT / FE_BLOCK + 1], n_pages;
+};
+struct fe_flow {
+    bool open, closing;
+    int dir;
+    bt_flow_word_t *word;
+    uint32_t epoch, n, end, pages[FE_CONTEXT / FE_BLOCK + 1];
+};
+struct fe_ticket {
+    bt_engine_ticket_t id;
+    int slot, flow; /* freed when polled; -1: none */
+    bool forward, sampled;
+    uint32_t n_out;
+    struct bt_engine_out out[FE_SLOTS];
+};
+struct bt_engine {
+    struct fe_slot slots[FE_SLOTS];
+    struct fe_flow flows[FE_FLOWS];
+    int page_slot[FE_PAGES];       /* slot + 1 */
+    uint32_t page_flows[FE_PAGES]; /* flows that use it */
+    struct fe_ticket t[FE_TICKETS];
+    uint32_t head, tail; /* not yet polled: [head, tail) */
+    bt_engine_ticket_t next;
+    struct bt_engine_out given[FE_SLOTS];
+    bt_engine_ticket_t fwd; /* not released */
+    uint32_t n_sample, sample_slot[FE_SLOTS];
+    uint64_t rng;
+    uint64_t steps, max_pages;
+    struct bt_engine_info info;
+};
+static struct bt_engine *fe_last; /* the engine that was opened last, for the test's end */
+
+static inline uint32_t fe_next(uint32_t token, uint32_t pos)
+{
+    return (token * 31 + pos * 7 + 11) % FE_VOCAB;
+}
+static inline uint32_t fe_rnd(struct bt_engine *e, uint32_t n)
+{
+    e->rng = e->rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(e->rng >> 33) % n;
+}
+static struct fe_ticket *fe_ticket(struct bt_engine *e, bt_engine_ticket_t *p)
+{
+    BT_ASSERT(e->tail - e->head < FE_TICKETS);
+    struct fe_ticket *t = &e->t[e->tail++ % FE_TICKETS];
+    memset(t, 0, sizeof(*t));
+    t->slot = t->flow = -1;
+    t->id = *p = ++e->next;
+    return t;
+}
+
+static bt_status_t fe_open(const struct bt_engine_config *c, struct bt_engine **e_p,
+                           const struct bt_engine_info **i_p, char *err, size_t cap)
+{
+    struct bt_engine *e = bt_calloc(1, sizeof(*e));
+    struct bt_kv_key root;
+    bt_status_t st =
+        bt_model_root_key(FE_MODEL, "dummy", FE_BLOCK, &e->info.layout, &root, err, cap);
+    BT_ASSERT(st == BT_OK);
+    c->progress(c->progress_arg, "nothing", 1);
+    e->info.caps = BT_ENGINE_CAP_MIXED;
+    e->info.vocab = FE_VOCAB;
+    e->info.max_model_len = FE_CONTEXT;
+    e->info.pages = FE_PAGES;
+    e->info.max_slots = FE_SLOTS;
+    e->info.max_rows = 48;
+    e->rng = 12345;
+    fe_last = e;
+    *e_p = e;
+    *i_p = &e->info;
+    return BT_OK;
+}
+static void fe_close(struct bt_engine *e)
+{
+    (void)e; /* the test looks at it afterwards, and frees it */
+}
+
+static struct fe_slot *fe_slot(struct bt_engine *e, uint32_t slot)
+{
+    BT_ASSERT(slot < FE_SLOTS && e->slots[slot].open && !e->slots[slot].closing);
+    return &e->slots[slot];
+}
+static bt_status_t fe_slot_open(struct bt_engine *e, uint32_t slot,
+                                const struct bt_engine_params *p, const uint32_t *tokens,
+                                uint32_t n, uint32_t n_prompt)
+{
+    struct fe_slot *s = &e->slots[slot];
+    BT_ASSERT(slot < FE_SLOTS && !s->open && n <= FE_CONTEXT && n_prompt <= n && n_prompt > 0);
+    memset(s, 0, sizeof(*s));
+    s->open = true;
+    s->seed = p->seed;
+    s->n = n;
+    memcpy(s->tokens, tokens, n * sizeof(tokens[0]));
+    return BT_OK;
+}
+static bt_status_t fe_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t first,
+                                 const uint32_t *pages, uint32_t n)
+{
+    struct fe_slot *s = fe_slot(e, slot);
+    BT_ASSERT(first == s->n_pages);
+    for (uint32_t i = 0; i < n; i++) {
+        BT_ASSERT(pages[i] < FE_PAGES);
+        BT_ASSERT(e->page_slot[pages[i]] == 0);  /* nobody's: its last owner is quiet */
+        BT_ASSERT(e->page_flows[pages[i]] == 0); /* and no copy reads or writes it */
+        e->page_slot[pages[i]] = (int)slot + 1;
+        s->pages[s->n_pages++] = pages[i];
+    }
+    return BT_OK;
+}
+static bt_status_t fe_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
+{
+    struct fe_slot *s = fe_slot(e, slot);
+    s->tokens[s->n++] = token;
+    return BT_OK;
+}
+static bt_status_t fe_slot_close(struct bt_engine *e, uint32_t slot, bt_engine_ticket_t *quiet)
+{
+    struct fe_slot *s = fe_slot(e, slot);
+    s->closing = true;
+    fe_ticket(e, quiet)->slot = (int)slot;
+    return BT_OK;
+}
+static bt_status_t fe_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
+                                uint32_t epoch, void (*bell)(void *), void *bell_arg, uint32_t *p)
+{
+    (void)prio;
+    (void)bell;
+    (void)bell_arg;
+    for (uint32_t i = 0; i < FE_FLOWS; i++) {
+        if (!e->flows[i].open) {
+            e->flows[i] = (struct fe_flow){.open = true, .dir = dir, .word = word, .epoch = epoch};
+            *p = i + 1;
+            return BT_OK;
+        }
+    }
+    return BT_ERR_EXHAUSTED;
+}
+static struct fe_flow *fe_flow(struct bt_engine *e, uint32_t flow)
+{
+    BT_ASSERT(flow > 0 && flow <= FE_FLOWS && e->flows[flow - 1].open &&
+              !e->flows[flow - 1].closing);
+    return &e->flows[flow - 1];
+}
+static bt_status_t fe_flow_add(struct bt_engine *e, uint32_t flow, const struct bt_engine_block *b,
+                               uint32_t n)
+{
+    struct fe_flow *f = fe_flow(e, flow);
+    for (uint32_t i = 0; i < n; i++) {
+        BT_ASSERT(b[i].page < FE_PAGES && b[i].toks > 0 && b[i].toks <= FE_BLOCK && b[i].mem);
+        e->page_flows[b[i].page]++;
+        f->pages[f->n++] = b[i].page;
+        f->end = BT_MAX(f->end, b[i].seq + e->info.layout.n_layers);
+    }
+    return BT_OK;
+}
+static bt_status_t fe_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
+                                   bt_engine_ticket_t *done)
+{
+    BT_ASSERT(seq == fe_flow(e, flow)->end);
+    fe_ticket(e, done);
+    return BT_OK;
+}
+static bt_status_t fe_flow_close(struct bt_engine *e, uint32_t flow, bool abort,
+                                 bt_engine_ticket_t *quiet)
+{
+    struct fe_flow *f = fe_flow(e, flow);
+    if (f->dir == BT_ENGINE_STORE && f->word != NULL && !abort) {
+        bt_flow_raise(f->word, f->epoch, f->end);
+    }
+    f->closing = true;
+    fe_ticket(e, quiet)->flow = (int)flow - 1;
+    return BT_OK;
+}
+static void fe_check_row(struct bt_engine *e, const struct bt_engine_row *r)
+{
+    struct fe_slot *s = fe_slot(e, r->slot);
+    uint32_t end = r->pos + r->n, first_load = s->kv;
+    if (r->pos != s->kv) {
+        BT_ASSERT(s->kv == 0); /* the KV before was loaded */
+        first_load = r->pos;
+    }
+    BT_ASSERT(r->pos == first_load && r->n > 0 && end <= s->n);
+    BT_ASSERT(BT_DIV_UP(end, FE_BLOCK) <= s->n_pages);
+    BT_ASSERT(memcmp(r->tokens, s->tokens + r->pos, r->n * 4) == 0);
+    BT_ASSERT(((r->flags & BT_ROW_SAMPLE) != 0) == (end == s->n));
+    if (r->wait.flow != 0) {
+        BT_ASSERT(fe_flow(e, r->wait.flow)->dir == BT_ENGINE_LOAD);
+    }
+    if (r->fire.flow != 0) {
+        BT_ASSERT(r->fire.seq < fe_flow(e, r->fire.flow)->end);
+    }
+    s->kv = end;
+}
+static bt_status_t fe_forward(struct bt_engine *e, const struct bt_engine_batch *b,
+                              bt_engine_ticket_t *fwd)
+{
+    uint32_t tokens = 0;
+    bool used[FE_SLOTS] = {false};
+    e->n_sample = 0;
+    BT_ASSERT(e->fwd == 0);
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        fe_check_row(e, &b->rows[i]);
+        BT_ASSERT(!used[b->rows[i].slot]);
+        used[b->rows[i].slot] = true;
+        tokens += b->rows[i].n;
+        if (e->slots[b->rows[i].slot].seed == FE_DEVICE) {
+            return BT_ERR_DEVICE;
+        }
+        if (b->rows[i].flags & BT_ROW_SAMPLE) {
+            e->sample_slot[e->n_sample++] = b->rows[i].slot;
+        }
+    }
+    BT_ASSERT(tokens <= e->info.max_rows && b->n_rows > 0);
+    uint32_t pages = 0;
+    for (uint32_t i = 0; i < FE_PAGES; i++) {
+        pages += e->page_slot[i] != 0;
+    }
+    e->max_pages = BT_MAX(e->max_pages, pages);
+    e->steps++;
+    fe_ticket(e, fwd)->forward = true;
+    e->fwd = *fwd;
+    return BT_OK;
+}
+static bt_status_t fe_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
+                             bt_engine_ticket_t *out)
+{
+    (void)mask;
+    BT_ASSERT(e->fwd == fwd && e->n_sample > 0); /* its logits have not been released */
+    struct fe_ticket *t = fe_ticket(e, out);
+    t->n_out = e->n_sample;
+    for (uint32_t i = 0; i < e->n_sample; i++) {
+        struct fe_slot *s = fe_slot(e, e->sample_slot[i]);
+        t->out[i].slot = e->sample_slot[i];
+        t->out[i].token = fe_next(s->tokens[s->n - 1], s->n);
+        t->out[i].bad = s->seed == FE_BAD;
+        s->tokens[s->n++] = t->out[i].token;
+    }
+    return BT_OK;
+}
+static uint32_t fe_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_t max,
+                        uint32_t timeout_us)
+{
+    uint32_t n = 0;
+    (void)timeout_us;
+    while (e->head != e->tail && n < max && n < 1 && fe_rnd(e, 3) != 0) {
+        struct fe_ticket *t = &e->t[e->head++ % FE_TICKETS];
+        memset(&ev[n], 0, sizeof(ev[n]));
+        ev[n].ticket = t->id;
+        if (t->n_out > 0) {
+            memcpy(e->given, t->out, sizeof(e->given));
+            ev[n].n_out = t->n_out;
+            ev[n].out = e->given;
+        }
+        if (t->slot >= 0) {
+            struct fe_slot *s = &e->slots[t->slot];
+            for (uint32_t i = 0; i < s->n_pages; i++) {
+                e->page_slot[s->pages[i]] = 0;
+            }
+            s->open = s->closing = false;
+        }
+        if (t->flow >= 0) {
+            struct fe_flow *f = &e->flows[t->flow];
+            for (uint32_t i = 0; i < f->n; i++) {
+                e->page_flows[f->pages[i]]--;
+            }
+            f->open = f->closing = false;
+        }
+        n++;
+    }
+    return n;
+}
+static void fe_release(struct bt_engine *e, bt_engine_ticket_t t)
+{
+    if (t == e->fwd) {
+        e->fwd = 0;
+    }
+}
+
+static const struct bt_engine_vtable fe_vtable = {
+    .abi = BT_ENGINE_ABI,
+    .name = "scripted",
+    .open = fe_open,
+    .close = fe_close,
+    .slot_open = fe_slot_open,
+    .slot_pages = fe_slot_pages,
+    .slot_accept = fe_slot_accept,
+    .slot_close = fe_slot_close,
+    .flow_open = fe_flow_open,
+    .flow_add = fe_flow_add,
+    .flow_release = fe_flow_release,
+    .flow_close = fe_flow_close,
+    .forward = fe_forward,
+    .sample = fe_sample,
+    .poll = fe_poll,
+    .release = fe_release,
+};
+
+#endif
