@@ -166,6 +166,19 @@ static bool take_version(struct bt_http_parser *p, const char *v)
     return true;
 }
 
+/* An unknown method is often the rest of a body whose length somebody else saw differently: it
+ * ends the connection instead of reaching a handler. */
+static bool known_method(const char *m)
+{
+    static const char *const known[] = {"GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(known); i++) {
+        if (strcmp(m, known[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool take_request_line(struct bt_http_parser *p, char *line, size_t len)
 {
     if (memchr(line, '\0', len) != NULL) {
@@ -183,7 +196,10 @@ static bool take_request_line(struct bt_http_parser *p, char *line, size_t len)
         }
     }
     p->method = (uint32_t)(line - p->head.data);
-    return take_version(p, sp2 + 1) && take_target(p, sp1 + 1);
+    if (!take_version(p, sp2 + 1) || !take_target(p, sp1 + 1)) {
+        return false;
+    }
+    return known_method(line) ? true : refuse(p, 501, "unknown method");
 }
 
 /* ---- fields ---- */

@@ -25,7 +25,7 @@ typedef enum {
 
 struct bt_http_parser {
     bt_http_phase_t phase;
-    int status;      /* REFUSE: 400, 413, 417, 431 or 505 */
+    int status;      /* REFUSE: 400, 413, 417, 431, 501 or 505 */
     const char *why; /* REFUSE: static text */
 
     /* valid from BODY on; offsets into head.data, where every string ends with NUL */

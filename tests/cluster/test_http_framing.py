@@ -208,12 +208,9 @@ def test_we_accept_nothing_that_node_refuses(cluster, node):
     checked = accepted = 0
     for _ in range(600):
         base = rnd.choice(GOOD + [d for d, _ in BAD.values() if len(d) < 1000])
-        # Node knows a fixed list of methods, we take any: leave the method alone, and let what is
-        # left of a body not look like the beginning of one ("helloGET /second")
-        data = bytearray(base.replace(b"hello", b"hell/"))
-        start = data.index(b" ")
+        data = bytearray(base)
         for _ in range(rnd.randint(1, 2)):
-            at = rnd.randrange(start, len(data))
+            at = rnd.randrange(len(data))
             kind = rnd.random()
             if kind < 0.5:
                 data[at] = rnd.choice(alphabet)
