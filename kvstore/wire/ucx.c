@@ -337,6 +337,16 @@ static bool conn_closed(struct bt_wx_conn *c)
     return true;
 }
 
+/* A peer whose wire-up message meets a connection closed just then fails an assertion inside UCX
+ * 1.13.1 (wireup_ep.c: pending_count == 0) and is gone. So a session that ends during wire-up lets
+ * it finish first, for as long as the proof may take. It has no flows yet. */
+static bool conn_lingers(struct bt_wx_conn *c)
+{
+    uint64_t since = c->connect_ns != 0 ? c->connect_ns : c->stop_ns;
+    return !c->killed && !c->proven && c->worker != NULL && c->address != NULL &&
+           c->x->now_ns - since < BT_WX_PROOF_NS;
+}
+
 static void conn_free(struct bt_wx_conn *c)
 {
     if (c->worker != NULL) {
@@ -366,7 +376,7 @@ static void conn_step(struct bt_wx_conn *c)
         c->killed = true;
         bt_wx_event(c->x, &c->obj, BT_WX_EV_LOST);
     }
-    if ((c->killed || c->stopping) && !c->closing) {
+    if ((c->killed || c->stopping) && !c->closing && !conn_lingers(c)) {
         conn_close_begin(c);
     }
     if (c->n_stopping > 0) {
@@ -419,6 +429,7 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
         }
         if (cmds & BT_WX_CMD_STOP) {
             c->stopping = true;
+            c->stop_ns = x->now_ns;
         }
         bt_wx_conn_hot(c);
         break;
@@ -523,7 +534,7 @@ static int sleep_ms(const struct bt_wx *x)
         if (c->throttled || c->closing) {
             return THROTTLED_MS;
         }
-        if ((c->connect_ns != 0 && !c->proven) || c->n_stopping > 0) {
+        if ((c->connect_ns != 0 && !c->proven) || c->n_stopping > 0 || c->stopping) {
             ms = 50; /* deadlines of wire-up and of stopped flows */
         }
     }

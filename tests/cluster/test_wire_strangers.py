@@ -1,0 +1,368 @@
+"""The wire against peers that break its rules. The gRPC side is played here: as a peer of its own, or
+as a proxy between two real ones that holds back, cuts or adds messages."""
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent import futures
+
+import pytest
+
+from wire_peers import ROOT, Peer, tool
+
+grpc = pytest.importorskip("grpc")
+METHOD = "/baton.Peer/Session"
+
+
+def load_proto():
+    out = tempfile.mkdtemp(prefix="baton-wire-proto-")
+    subprocess.run(["protoc", f"--proto_path={ROOT}/proto", f"--python_out={out}", "peer.proto"],
+                   check=True)
+    sys.path.insert(0, out)
+    import peer_pb2
+    return peer_pb2
+
+
+pb = load_proto()
+
+
+class Server:
+    """A gRPC server with one method; session(requests) yields messages as bytes."""
+
+    def __init__(self, session):
+        handler = grpc.method_handlers_generic_handler(
+            "baton.Peer", {"Session": grpc.stream_stream_rpc_method_handler(
+                lambda requests, context: session(requests, context))})
+        self.server = grpc.server(futures.ThreadPoolExecutor(8))
+        self.server.add_generic_rpc_handlers((handler,))
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.addr = f"127.0.0.1:{self.port}"
+        self.server.start()
+
+    def stop(self):
+        self.server.stop(None)
+
+
+class Fake:
+    """A listener played by the test: collects what arrives, sends what it is told."""
+
+    def __init__(self, name, like):
+        self.name, self.like = name, like
+        self.inc = f"{random.getrandbits(63) | 1:016x}"
+        self.got, self.out = queue.Queue(), queue.Queue()
+        self.grpc = Server(self.session)
+        self.addr = self.grpc.addr
+
+    def session(self, requests, context):
+        def read():
+            try:
+                for data in requests:
+                    self.got.put(pb.PeerMsg.FromString(data))
+            except grpc.RpcError:
+                pass
+            self.out.put(None)
+        threading.Thread(target=read, daemon=True).start()
+        while True:
+            msg = self.out.get()
+            if msg is None:
+                return
+            yield msg if isinstance(msg, bytes) else msg.SerializeToString()
+
+    def expect(self, kind, timeout=5):
+        end = time.monotonic() + timeout
+        while True:
+            msg = self.got.get(timeout=max(0.01, end - time.monotonic()))
+            if msg.WhichOneof("m") == kind:
+                return getattr(msg, kind)
+
+    def hello(self, address, nonce, **changes):
+        h = pb.PeerHello(version=1, cluster="test", name=self.name, incarnation=int(self.inc, 16),
+                         layout_id=self.like.layout, root_key=bytes([1]) + bytes([7]) * 31,
+                         ucx_address=address, nonce=nonce)
+        for k, v in changes.items():
+            setattr(h, k, v)
+        self.out.put(pb.PeerMsg(hello=h))
+
+
+class Evil:
+    """tests/tools/wire_evil: the UCX side of a bad peer."""
+
+    def __init__(self):
+        path = tool().replace("wire_peer", "wire_evil")
+        self.p = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                  bufsize=1, env=dict(os.environ, UCX_LOG_LEVEL="fatal"))
+        self.address = bytes.fromhex(self.p.stdout.readline().split()[1])
+
+    def ask(self, text):
+        self.p.stdin.write(text + "\n")
+        self.p.stdin.flush()
+        return self.p.stdout.readline()
+
+    def stop(self):
+        self.p.kill()
+        self.p.wait()
+
+
+@pytest.fixture
+def world():
+    """A real receiver b, a real sender c that must go on in all cases."""
+    b, c = Peer("b"), Peer("c")
+    c.ask("auto 64 32 8", "auto")
+    other = []
+    yield b, c, other
+    assert c.p.poll() is None, "\n".join(c.err)
+    after = b.mark()
+    b.say(f"storm c {c.addr} {c.inc} 500 20 64 32 8 1")
+    b.wait("storm done=20 failed=0", 10, after)
+    for x in other:
+        x.stop()
+    assert [b.stop(), c.stop()] == [0, 0]
+
+
+def bad_session(world, tokens=64, chunk=32):
+    """b pulls flow 1 from an evil peer; returns it, proved and with its FlowOpen."""
+    b, c, other = world
+    fake, evil = Fake("a", b), Evil()
+    other += [evil, fake.grpc]
+    b.recv(fake, 1, 1, tokens, chunk)
+    hello = fake.expect("hello")
+    fake.address_of_b = hello.ucx_address.hex()
+    nonce = random.getrandbits(63)
+    fake.hello(evil.address, nonce)
+    evil.ask(f"connect {hello.ucx_address.hex()} {hello.nonce}")
+    return b, fake, evil, fake.expect("flow_open")
+
+
+def dropped(b, reason):
+    return b.metrics()[f'baton_kv_dropped_messages_total{{reason="{reason}"}}']
+
+
+@pytest.mark.parametrize("what,why", [
+    ("seg request=1 flip=1", "header checksum"),
+    ("seg request=1 cut=4", "number of segments"),
+    ("seg request=1 cut=30", "header too short"),
+    ("seg request=1 nonce=1", "nonce"),
+    ("seg request=1 n=300 bytes=8192", "number of segments"),
+    ("seg request=1 n=0 bytes=0", "number of segments"),
+    ("seg request=1 item=8", "item beyond"),
+    ("seg request=1 item=4000000000", "item beyond"),
+    ("seg request=1 first=2", "outside"),
+    ("seg request=1 item=4 first=0", "outside"),
+    ("seg request=1 n=3", "outside"),
+    ("seg request=1 first=4294967295", "outside"),
+    ("seg request=1 bytes=8191", "payload length"),
+    ("seg request=1 n=2 bytes=8192", "payload length"),
+    ("seg request=1 bytes=2000000 rndv=1", "payload length"),
+    ("seg request=1 seg=4096", "payload length"),
+])
+def test_garbled_messages_close_the_peer(world, what, why):
+    b, fake, evil, op = bad_session(world)
+    evil.ask(f"{what} stream={op.stream}")
+    b.wait(f"failed 1 ERR_PEER_LOST .*{why}")
+    b.wait("quiet 1")
+    assert dropped(b, "garbled") == 1
+    assert b.ask("word 1", r"word 1 (\d+)")[1] == "0"
+    b.ask("poison 1", "poisoned 1")
+    evil.ask(f"seg request=1 stream={op.stream}")
+    time.sleep(0.2)
+    b.ask("checkpoison 1", "poison_changed 1 0$")
+
+
+def test_duplicate_closes_the_peer(world):
+    b, fake, evil, op = bad_session(world)
+    # zeros with CRC 0 are not what segment_crc says: the flow fails, once; the second is stale
+    evil.ask(f"seg request=1 stream={op.stream}")
+    b.wait("failed 1 ERR_DATA_LOSS")
+    b.wait("quiet 1")
+    assert b.metrics()["baton_kv_crc_errors_total"] == 1
+
+
+@pytest.mark.parametrize("what,reason", [
+    ("seg request=1 stream=77", "unknown_stream"), ("seg request=2 stream={s}", "stale"),
+    ("seg request=1 epoch=2 stream={s}", "stale"), ("seg request=1 stream=77 rndv=1", "unknown_stream")])
+def test_other_flows_messages_are_dropped(world, what, reason):
+    b, fake, evil, op = bad_session(world)
+    evil.ask(what.format(s=op.stream))
+    end = time.monotonic() + 3
+    while dropped(b, reason) != 1:
+        assert time.monotonic() < end
+    assert not b.has("failed 1") and b.ask("word 1", r"word 1 (\d+)")[1] == "0"
+    b.ask("cancel 1", "quiet 1")
+
+
+@pytest.mark.parametrize("am", [0, 3, 9, 1000])
+def test_messages_that_nobody_handles(world, am):
+    b, fake, evil, op = bad_session(world)
+    evil.ask(f"seg id={am} request=1 stream={op.stream}")
+    time.sleep(0.2)
+    assert not b.has("failed 1")
+    b.ask("cancel 1", "quiet 1")
+
+
+def test_a_stranger_on_the_ucx_port_is_ignored(world):
+    """Someone else connects to the same UCX worker: no nonce, no harm."""
+    b, fake, evil, op = bad_session(world)
+    stranger = Evil()
+    world[2].append(stranger)
+    stranger.ask(f"connect {fake.address_of_b} 4711")
+    stranger.ask(f"seg request=1 stream={op.stream}")
+    time.sleep(0.3)
+    assert not b.has("failed 1")
+    b.ask("cancel 1", "quiet 1")
+
+
+def test_peer_stopped_before_wire_up(world):
+    """Its worker's address is real, its process is stopped: wire-up never ends, and epoll would spin."""
+    b, c, other = world
+    p, bait = Peer("p"), Fake("bait", b)
+    other += [bait.grpc]
+    # any valid UCX address makes p open a worker for us: c's, from its hello to a fake
+    c.recv(bait, 9, 1, 64, 32)
+    address = bait.expect("hello").ucx_address
+    hello = pb.PeerHello(version=1, cluster="test", name="x", incarnation=5, layout_id=b.layout,
+                         root_key=bytes([1]) + bytes([7]) * 31, ucx_address=address, nonce=1)
+    with grpc.insecure_channel(p.addr) as ch:
+        stop = threading.Event()
+
+        def talk():
+            yield pb.PeerMsg(hello=hello).SerializeToString()
+            stop.wait(20)
+        answer = pb.PeerMsg.FromString(next(iter(ch.stream_stream(METHOD)(talk()))))
+        p.signal(signal.SIGSTOP)
+        fake = Fake("a", b)
+        other.append(fake.grpc)
+        before = b.usage()["cpu_s"]
+        b.recv(fake, 1, 1, 64, 32)
+        fake.expect("hello")
+        fake.hello(answer.hello.ucx_address, 7)
+
+        def beat():
+            for i in range(30):
+                fake.out.put(pb.PeerMsg(heartbeat=pb.PeerHeartbeat(seq=i)))
+                time.sleep(0.1)
+        threading.Thread(target=beat, daemon=True).start()
+        b.wait("failed 1 ERR_PEER_LOST", 5)
+        b.wait("quiet 1", 3)
+        assert any("not proved within a second" in x for x in b.err)
+        assert b.usage()["cpu_s"] - before < 0.4
+        p.signal(signal.SIGCONT)
+        stop.set()
+    p.stop()
+
+
+class Proxy:
+    """Between a dialer and a real listener; hook(direction, PeerMsg) returns messages to pass on."""
+
+    def __init__(self, peer, hook):
+        self.peer, self.hook = peer, hook
+        self.name, self.inc = peer.name, peer.inc
+        self.channel = grpc.insecure_channel(peer.addr)
+        self.calls = []
+        self.grpc = Server(self.session)
+        self.addr = self.grpc.addr
+
+    def session(self, requests, context):
+        def up():
+            try:
+                for data in requests:
+                    yield from self.pass_on("up", data)
+            except grpc.RpcError:
+                return
+        call = self.channel.stream_stream(METHOD)(up())
+        self.calls.append(call)
+        context.add_callback(call.cancel)
+        try:
+            for data in call:
+                yield from self.pass_on("down", data)
+        except grpc.RpcError as e:
+            context.abort(e.code(), e.details())
+
+    def pass_on(self, way, data):
+        for m in self.hook(way, pb.PeerMsg.FromString(data)):
+            yield m if isinstance(m, bytes) else m.SerializeToString()
+
+    def stop(self):
+        self.grpc.stop()
+        self.channel.close()
+
+
+def through_proxy(world, hook):
+    b, c, other = world
+    a = Peer("a")
+    proxy = Proxy(a, hook)
+    other += [proxy, a]
+    a.grant(1, 1, 64, 32, 5)
+    b.recv(proxy, 1, 1, 64, 32)
+    return a, b, proxy
+
+
+def test_echo_overtakes_the_hello(world):
+    def hook(way, m):
+        if way == "down" and m.WhichOneof("m") == "hello":
+            time.sleep(0.4)
+        yield m
+    a, b, proxy = through_proxy(world, hook)
+    a.wait("lookup 1")
+    a.say("raise 1 8")
+    a.say("trailer 1 1 0")
+    b.wait("done 1")
+
+
+def test_silence_ends_the_session(world):
+    """Everything but heartbeats would go on; the UCX endpoint too."""
+    def hook(way, m):
+        if m.WhichOneof("m") != "heartbeat":
+            yield m
+    a, b, proxy = through_proxy(world, hook)
+    a.say("raise 1 3")
+    b.wait("progress 1 3")
+    b.wait("failed 1 ERR_PEER_LOST .*(silent|stream ended)", 5)
+    b.wait("quiet 1")
+    a.wait("send_end 1 ERR_PEER_LOST", 5)
+
+
+def test_broken_grpc_stream_closes_the_endpoint(world):
+    a, b, proxy = through_proxy(world, lambda way, m: [m])
+    a.say("raise 1 3")
+    b.wait("progress 1 3")
+    for call in proxy.calls:
+        call.cancel()
+    b.wait("failed 1 ERR_PEER_LOST")
+    b.wait("quiet 1")
+    a.wait("send_end 1 ERR_PEER_LOST", 5)
+    b.ask("poison 1", "poisoned 1")
+    a.say("raise 1 8")
+    time.sleep(0.3)
+    b.ask("checkpoison 1", "poison_changed 1 0$")
+
+
+def test_garbage_on_the_session(world):
+    def hook(way, m):
+        yield m
+        if way == "down" and m.WhichOneof("m") == "hello":
+            yield b"\xff\xff\xff\xff garbage"
+    a, b, proxy = through_proxy(world, hook)
+    b.wait("failed 1 ERR_PEER_LOST", 5)
+    assert any("not a baton.PeerMsg" in x for x in b.err)
+    b.wait("quiet 1")
+
+
+def test_a_trailer_does_not_finish_a_flow_that_has_not_landed(world):
+    def hook(way, m):
+        yield m
+        if way == "up" and m.WhichOneof("m") == "flow_open":
+            hook.stream = m.flow_open.stream
+        if way == "down" and m.WhichOneof("m") == "heartbeat" and hasattr(hook, "stream"):
+            yield pb.PeerMsg(flow_trailer=pb.FlowTrailer(stream=hook.stream, first_token=3))
+    a, b, proxy = through_proxy(world, hook)
+    a.say("raise 1 7")
+    b.wait("progress 1 7")
+    time.sleep(1.2)
+    assert not b.has("done 1")
+    a.say("raise 1 8")
+    b.wait("done 1 token=3")
