@@ -95,8 +95,8 @@ struct bt_engine_batch {
 struct bt_engine_out { /* one sampled token */
     uint32_t slot;
     uint32_t token;
-    float logprob; /* of the distribution before temperature and truncation, after penalties and
-                      bias: what vLLM reports as raw logprobs */
+    float logprob; /* of the model's own distribution, before mask, bias, penalties, temperature
+                      and truncation (raw logprobs); 0 unless params.logprobs >= 0 */
     uint32_t n_top;
     uint32_t top_id[BT_ENGINE_MAX_TOP]; /* by falling logprob */
     float top_logprob[BT_ENGINE_MAX_TOP];
@@ -156,11 +156,13 @@ struct bt_engine_vtable {
      * when a row fires them (or flow_release does). */
     bt_status_t (*flow_add)(struct bt_engine *, uint32_t flow, const struct bt_engine_block *,
                             uint32_t n);
-    /* Releases STORE items below seq without a row (write-back of whole pages); *done_p is the
-     * ticket of the copies, after which the slab holds the bytes. */
+    /* STORE: releases items below seq without a row (write-back of whole pages); *done_p is the
+     * ticket of the copies, after which the slab holds the bytes. LOAD: *done_p is polled once all
+     * added items below seq are loaded. */
     bt_status_t (*flow_release)(struct bt_engine *, uint32_t flow, uint32_t seq,
                                 bt_engine_ticket_t *done_p);
-    /* quiet_p: no copy touches slab or pages after it was polled. */
+    /* quiet_p: no copy touches slab or pages after it was polled. Without abort a LOAD first loads
+     * what was added, whenever its word allows; a STORE drops what was not released. */
     bt_status_t (*flow_close)(struct bt_engine *, uint32_t flow, bool abort,
                               bt_engine_ticket_t *quiet_p);
 

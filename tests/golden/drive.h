@@ -14,6 +14,16 @@
 
 #include "common/engine/engine.h"
 
+#ifdef __SANITIZE_ADDRESS__
+/* The leak checker of GCC 12 crashes on thread-local memory of libraries loaded later (oneDNN,
+ * libgomp) unless it is told not to look for it. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "intercept_tls_get_addr=0";
+}
+#endif
+
 struct drive {
     const struct bt_engine_vtable *vt;
     struct bt_engine *e;
