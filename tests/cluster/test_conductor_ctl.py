@@ -1,0 +1,138 @@
+"""batonctl against a running cluster, and where there is none."""
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+
+import pytest
+
+from conftest import CTL, wait_for
+
+
+def ctl(*args, env=None):
+    e = {k: v for k, v in os.environ.items() if k not in ("BATON_ADDR", "XDG_RUNTIME_DIR")}
+    e.update(env or {})
+    p = subprocess.run([CTL, *args], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30)
+    return p.returncode, p.stdout.decode(), p.stderr.decode()
+
+
+@pytest.fixture
+def addr(cluster):
+    with open(os.path.join(cluster.state_dir, "conductor.addr")) as f:
+        return f.read().strip()
+
+
+def test_status(cluster, addr):
+    cluster.complete("To be, or not to be", max_tokens=4)
+    rc, out, err = ctl("--addr", addr, "status", "-o", "json")
+    assert (rc, err) == (0, "")
+    s = json.loads(out)
+    assert s["serving"] is True and s["reason"] == ""
+    assert s["model_id"] == cluster.model
+    assert s["requests_total"] >= 1
+    assert s["nodes"] == len([d for d in cluster.status() if d["daemon"] != "etcd"])
+    rc, out, _ = ctl("status", "--addr=" + addr)
+    assert rc == 0 and re.search(r"^serving +yes$", out, re.M)
+
+
+def test_nodes(cluster, addr):
+    rc, out, _ = ctl("--addr", addr, "nodes", "-o", "json")
+    assert rc == 0
+    by_kind = {}
+    for n in json.loads(out):
+        by_kind.setdefault(n["kind"], []).append(n)
+    for kind, members in by_kind.items():
+        want = {(d["node"], d["pid"], d["incarnation"], d["grpc"]) for d in cluster.status() if d["daemon"] == kind}
+        assert {(n["node"], n["pid"], n["incarnation"], n["rpc"]) for n in members} == want
+        for n in members:
+            assert n["state"] == "ready"
+            if kind != "conductor":
+                assert n["session_up"] is True and n["silence_ms"] < 2000
+    assert set(by_kind) == {"conductor", "prefill", "decode", "kvstore"}
+    for n in by_kind["prefill"] + by_kind["decode"]:
+        assert n["load"]["pages_total"] > 0 and n["load"]["max_model_len"] > 0
+    for n in by_kind["kvstore"]:
+        assert n["pool"]["slots_total"] > 0
+    # The table: columns begin at the same place in every row.
+    rc, out, _ = ctl("--addr", addr, "nodes")
+    lines = out.splitlines()
+    assert rc == 0 and len(lines) == 1 + sum(len(m) for m in by_kind.values())
+    at = [m.start() for m in re.finditer(r"\S+", lines[0])]
+    for line in lines[1:]:
+        assert all(line[p - 1] == " " for p in at[1:]) and all(line[p] != " " for p in at)
+
+
+def test_blocks(cluster, addr):
+    prompt = "Enter a MESSENGER, bearing news of the blocks, " * 4
+
+    def count():
+        rc, out, _ = ctl("--addr", addr, "blocks", "-o", "json", "--limit", "10000")
+        assert rc == 0
+        return json.loads(out)
+
+    before = count()["blocks"]
+    r = cluster.complete(prompt, max_tokens=2)
+    full = r["usage"]["prompt_tokens"] // 16
+    assert full >= 3
+    now = wait_for(lambda: (lambda b: b if b["blocks"] >= before + full else None)(count()), 5,
+                   "the prompt's blocks are in the index")
+    assert now["block_tokens"] == 16
+    assert now["replicas"] >= now["blocks"] == len(now["list"])
+    names = {d["node"]: "kvstore-" + d["node"] for d in cluster.status() if d["daemon"] == "kvstore"}
+    for b in now["list"]:
+        assert re.fullmatch("[0-9a-f]{64}", b["key"])
+        assert b["kvstores"] and set(b["kvstores"]) <= set(names.values())
+    rc, out, _ = ctl("--addr", addr, "blocks", "--limit", "1", "-o", "json")
+    assert rc == 0 and len(json.loads(out)["list"]) == 1
+    rc, out, _ = ctl("--addr", addr, "blocks", "--limit", "0")
+    assert rc == 0 and len(out.splitlines()) == 1
+
+
+def test_version(cluster, addr):
+    rc, out, _ = ctl("--addr", addr, "version", "-o", "json")
+    v = json.loads(out)
+    assert rc == 0 and v["batonctl"] and v["conductor"] == cluster.get("/version")["version"]
+
+
+def test_where_the_address_comes_from(cluster, addr):
+    assert ctl("status", env={"BATON_ADDR": addr})[0] == 0
+    with tempfile.TemporaryDirectory() as d:
+        env = {"XDG_RUNTIME_DIR": d}
+        rc, out, err = ctl("status", env=env)
+        assert rc == 1 and out == "" and "--addr" in err and "BATON_ADDR" in err and d in err
+        os.mkdir(f"{d}/baton-{os.getuid()}")
+        with open(f"{d}/baton-{os.getuid()}/conductor.addr", "w") as f:
+            f.write(addr + "\n")
+        assert ctl("status", env=env)[0] == 0
+        # The environment's address goes first, the option before both.
+        assert ctl("status", env=dict(env, BATON_ADDR="127.0.0.1:1"))[0] == 1
+        assert ctl("status", "--addr", addr, env=dict(env, BATON_ADDR="127.0.0.1:1"))[0] == 0
+
+
+def test_unreachable(cluster):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # bound, not listening: refused
+        rc, out, err = ctl("--addr", "127.0.0.1:%d" % s.getsockname()[1], "nodes")
+    assert rc == 1 and out == "" and "is the conductor running" in err
+    kv = cluster.daemon("kvstore")["grpc"]  # answers, but is no conductor
+    rc, out, err = ctl("--addr", kv, "status")
+    assert rc == 1 and out == "" and "not a conductor" in err
+
+
+@pytest.mark.parametrize("args", [
+    [], ["frobnicate"], ["status", "nodes"], ["status", "-o", "yaml"], ["status", "-o"], ["--addr"],
+    ["--addr", "nocolon", "status"], ["blocks", "--limit", "-1"], ["blocks", "--limit", "x"], ["--nope"],
+])
+def test_usage(args):
+    rc, out, err = ctl(*args)
+    assert rc == 2 and out == "" and err
+
+
+def test_help():
+    for args in (["--help"], ["-h"], ["status", "--help"]):
+        rc, out, err = ctl(*args)
+        assert rc == 0 and err == ""
+        for word in ("status", "nodes", "blocks", "version", "--addr", "BATON_ADDR", "json"):
+            assert word in out

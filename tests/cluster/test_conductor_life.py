@@ -1,0 +1,138 @@
+"""The conductor's own life: drain, etcd away, one role left, clients that go away, admission."""
+import json
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from conftest import wait_for
+
+PROMPT = "Now is the winter of our discontent made glorious summer by this sun of York; " * 3
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def total(c, name):
+    return sum(v for k, v in c.metrics("conductor").items() if k.startswith(name))
+
+
+def test_sigterm_lets_streams_finish(make_cluster):
+    c = make_cluster()
+    pid = c.daemon("conductor")["pid"]
+    got, done = [], []
+
+    def read():
+        for ev in c.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 1500, "temperature": 0,
+                                               "ignore_eos": True}):
+            if ev == "[DONE]":
+                done.append(True)
+            else:
+                got.append(ev)
+
+    t = threading.Thread(target=read)
+    t.start()
+    wait_for(lambda: len(got) > 20, 20, "the stream runs")
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(0.2)
+    with pytest.raises((ConnectionError, socket.timeout, AssertionError)):
+        c.complete("x", max_tokens=1)  # refused, or 503
+    t.join(60)
+    assert done and got[-1]["choices"][0]["finish_reason"] == "length"
+    assert len(got) >= 1500
+    wait_for(lambda: not alive(pid), 35, "the conductor ends")
+    assert "ev=drained" in c.logs()
+
+
+def test_serving_goes_on_without_etcd(make_cluster):
+    c = make_cluster()
+    want = c.complete(PROMPT)["choices"][0]["text"]
+    os.kill(c.daemon("etcd")["pid"], signal.SIGKILL)
+    end = time.monotonic() + 8  # longer than the leases
+    while time.monotonic() < end:
+        assert c.complete(PROMPT)["choices"][0]["text"] == want
+        time.sleep(0.2)
+    assert c.request("GET", "/health")[0] == 200
+    assert total(c, "baton_requests_replanned_total") == 0
+
+
+def test_one_role_left_serves_alone(make_cluster):
+    c = make_cluster()
+    want = c.complete(PROMPT)["choices"][0]["text"]
+    assert total(c, 'baton_plan_total{kind="local"') == 0
+    assert total(c, 'baton_plan_total{kind="disaggregated"') == 1
+    os.kill(c.daemon("prefill")["pid"], signal.SIGKILL)
+    wait_for(lambda: total(c, 'baton_sessions_up{kind="worker"}') == 1, 5, "the session is down")
+    assert c.complete(PROMPT)["choices"][0]["text"] == want
+    assert total(c, 'baton_plan_total{kind="local",reason="no_prefill_worker"}') == 1
+    assert c.request("GET", "/health")[0] == 200
+    os.kill(c.daemon("decode")["pid"], signal.SIGKILL)
+    wait_for(lambda: c.request("GET", "/health")[0] == 503, 5, "nobody is left")
+
+
+def test_short_tails_are_prefilled_by_the_decode_worker(make_cluster):
+    c = make_cluster("--set", "conductor.sched.local_prefill_tokens=40")
+    short = c.complete("All is well.", max_tokens=8, ignore_eos=True)
+    assert total(c, 'baton_plan_total{kind="local",reason="short_tail"}') == 1
+    first = c.complete(PROMPT, max_tokens=40)
+    assert total(c, 'baton_plan_total{kind="disaggregated",reason="apart"}') == 1
+    wait_for(lambda: total(c, "baton_index_blocks") >= first["usage"]["prompt_tokens"] // 16, 5,
+             "the prompt's blocks are known")
+    again = c.complete(PROMPT, max_tokens=40)  # kept on the decode's node: now the tail is short
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+    assert total(c, 'baton_plan_total{kind="local",reason="short_tail"}') == 2
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert short["usage"]["completion_tokens"] == 8
+
+
+def test_clients_that_go_away_leave_nothing(cluster):
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
+    head = (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n").encode()
+    aborts = 'vllm:request_success_total{model_name="%s",finished_reason="abort"}' % cluster.model
+    before = total(cluster, aborts)
+    socks = []
+    for i in range(8):
+        s = socket.create_connection((cluster.host, cluster.port))
+        s.sendall(head + body)
+        socks.append(s)
+    for s in socks:
+        assert b"data: " in s.recv(4096) + s.recv(4096)
+    for s in socks:
+        s.close()
+    wait_for(lambda: total(cluster, aborts) == before + 8, 5, "all are noticed")
+
+    def quiet():
+        m = {k: cluster.metrics(k) for k in ("conductor", "prefill", "decode", "kvstore")}
+        running = [v for k in ("conductor", "prefill", "decode") for n, v in m[k].items()
+                   if n.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting"))]
+        held = [v for i in range(2) for n, v in cluster.metrics("kvstore", i).items()
+                if n == "baton_pool_leases" or n == 'baton_pool_slots{state="writing"}']
+        return running and held and sum(running) == 0 and sum(held) == 0
+
+    wait_for(quiet, 3, "no request, lease or writing slot is left")
+
+
+def test_admission(make_cluster):
+    c = make_cluster("--set", "conductor.max_running=1", "--set", "conductor.max_waiting=1")
+    first = c.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 3000, "temperature": 0,
+                                         "ignore_eos": True})
+    next(first)
+    waiting = {}
+    t = threading.Thread(target=lambda: waiting.update(c.complete("Good night", max_tokens=2)))
+    t.start()
+    wait_for(lambda: total(c, "vllm:num_requests_waiting") == 1, 5, "one waits")
+    status, headers, body = c.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
+    assert status == 429 and int(headers["retry-after"]) >= 1
+    assert json.loads(body)["error"]["message"]
+    first.close()  # its place goes to the one that waits
+    t.join(20)
+    assert waiting["usage"]["completion_tokens"] == 2
