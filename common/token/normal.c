@@ -1,11 +1,11 @@
-/* Normalizers of tokenizer.json: Prepend, Replace, Strip and sequences of them. The Unicode forms
- * (NFC ...) and the language-specific ones are refused by name. Pure. */
+/* Normalizers of tokenizer.json: NFC, Prepend, Replace, Strip and sequences of them. The other
+ * Unicode forms and the language-specific ones are refused by name. Pure. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/token/token_priv.h"
 
-enum normal_kind { NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_STRIP };
+enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_STRIP };
 
 struct normal_step {
     enum normal_kind kind;
@@ -91,6 +91,10 @@ static bt_status_t parse_into(struct bt_normalizer *n, const json_t *j, int dept
         }
         return BT_OK;
     }
+    if (strcmp(type, "NFC") == 0) {
+        add_step(n, NORMAL_NFC);
+        return BT_OK;
+    }
     if (strcmp(type, "Prepend") == 0) {
         return set_text(add_step(n, NORMAL_PREPEND), j, "prepend", e);
     }
@@ -104,7 +108,7 @@ static bt_status_t parse_into(struct bt_normalizer *n, const json_t *j, int dept
         return BT_OK;
     }
     return bt_token_fail(e, BT_ERR_UNSUPPORTED,
-                         "normalizer type \"%s\" is not supported (known: Sequence, Prepend, "
+                         "normalizer type \"%s\" is not supported (known: Sequence, NFC, Prepend, "
                          "Replace, Strip)",
                          type);
 }
@@ -186,6 +190,7 @@ bt_status_t bt_normalizer_run(const struct bt_normalizer *n, struct bt_buf *text
     for (size_t i = 0; n != NULL && i < n->n; i++) {
         const struct normal_step *s = &n->steps[i];
         switch (s->kind) {
+        case NORMAL_NFC: bt_nfc(text); break;
         case NORMAL_PREPEND:
             if (text->len > 0) {
                 struct bt_buf out;

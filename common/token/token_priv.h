@@ -103,6 +103,10 @@ void bt_normalizer_destroy(struct bt_normalizer *n);
 /* Replaces the content of `text` by its normal form. */
 bt_status_t bt_normalizer_run(const struct bt_normalizer *n, struct bt_buf *text) BT_MUST_CHECK;
 
+/* ---- nfc.c ---- */
+/* Replaces UTF-8 text by its normalization form C. */
+void bt_nfc(struct bt_buf *text);
+
 /* ---- pretok.c: pre-tokenizers ---- */
 struct bt_pretok;
 struct bt_pieces { /* consecutive ranges of `text` */

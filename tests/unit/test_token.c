@@ -394,6 +394,41 @@ static void test_added_tokens(void **state)
                "a", "<|begin_of_text|>|a|<|end_of_text|>");
 }
 
+/* Form C: composed, marks in canonical order, Hangul, what is excluded from composition. */
+static void test_nfc(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"plain", "plain"},
+        {"e\xcc\x81", "\xc3\xa9"},
+        {"\xe1\xba\x9b\xcc\xa3", "\xe1\xba\x9b\xcc\xa3"},
+        {"a\xcc\x81\xcc\xa3", "\xe1\xba\xa1\xcc\x81"},
+        {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81"},
+        {"\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc"},
+        {"\xe2\x84\xab", "\xc3\x85"},
+        {"e<|eot_id|>\xcc\x81", "e<|eot_id|>\xcc\x81"},
+    };
+    struct bt_tokenizer *t = NULL;
+    char err[512] = "";
+    assert_int_equal(load_patched("{\"normalizer\":{\"type\":\"NFKC\"}}", &t, err),
+                     BT_ERR_UNSUPPORTED);
+    if (load_patched("{\"normalizer\":{\"type\":\"NFC\"}}", &t, err) != BT_OK) {
+        fail_msg("%s", err);
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        struct bt_tokens ids = {0};
+        struct bt_buf out;
+        bt_buf_init(&out);
+        assert_int_equal(bt_tokenizer_encode(t, cases[i][0], strlen(cases[i][0]), false, &ids),
+                         BT_OK);
+        assert_int_equal(bt_tokenizer_decode(t, ids.ids, ids.n, false, &out), BT_OK);
+        assert_string_equal(out.data, cases[i][1]);
+        bt_buf_cleanup(&out);
+        bt_tokens_cleanup(&ids);
+    }
+    bt_tokenizer_destroy(t);
+}
+
 /* The style of SentencePiece: marks for spaces, bytes as <0xNN>. */
 static void test_sentencepiece_style(void **state)
 {
@@ -513,6 +548,7 @@ int main(void)
         cmocka_unit_test(test_pathological),  cmocka_unit_test(test_broken_files),
         cmocka_unit_test(test_pretokenizers), cmocka_unit_test(test_added_tokens),
         cmocka_unit_test(test_mutated_files), cmocka_unit_test(test_sentencepiece_style),
+        cmocka_unit_test(test_nfc),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
