@@ -1,12 +1,14 @@
 """The API of a running cluster: every endpoint, the recorded vectors of tokenizer and chat template,
 logprobs in both formats, stop strings, usage."""
+import http.client
 import json
 import os
+import subprocess
 import time
 
 import pytest
 
-from conftest import ROOT, golden
+from conftest import BUILD, LOCAL, golden
 
 PROMPT = "ROMEO:\n"
 
@@ -241,21 +243,52 @@ def test_bodies_of_the_load_generators(cluster):
         "service_tier": "auto", "parallel_tool_calls": True, "n": 1, "tools": None})
 
 
-@pytest.mark.parametrize("keys", ["# keys\nsk-one\nsk-two\n"])
-def test_api_keys(make_cluster, tmp_path, keys):
-    path = tmp_path / "keys"
-    path.write_text(keys)
-    path.chmod(0o600)
-    # baton-local itself asks /health, which is open; the fixture asks for the model
+def test_api_keys(tmp_path):
+    """With a keys file every route but the probes asks for a key; caches of keys are kept apart."""
+    keys = tmp_path / "keys"
+    keys.write_text("# the team's\nsk-one\nsk-two\n")
+    keys.chmod(0o600)
+    state = str(tmp_path / "state")
+    env = dict(os.environ, BATON_BIN=os.path.join(BUILD, "bin"))
+    p = subprocess.run([LOCAL, "up", "--dir", state, "--port", "0", "--set",
+                        f"conductor.conductor.api_keys_file={keys}"], env=env, timeout=240,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        c = make_cluster("--set", f"conductor.conductor.api_keys_file={path}")
-    except AssertionError as e:  # conftest's GET /v1/models without a key: guarded, as it must be
-        assert "401" in str(e)
-        return
-    pytest.fail(f"{c.url}/v1/models answered without a key")
+        assert p.returncode == 0, p.stderr.decode()
+        at = p.stdout.decode().split()[-1][len("http://"):]
 
+        def ask(method, path, key=None, body=None):
+            c = http.client.HTTPConnection(at, timeout=30)
+            headers = {"Content-Type": "application/json"}
+            if key:
+                headers["Authorization"] = "Bearer " + key
+            c.request(method, path, json.dumps(body) if body else None, headers)
+            r = c.getresponse()
+            data = r.read()
+            c.close()
+            return r.status, data
 
-def test_model_files_are_what_they_were():
-    """The vectors above are of the committed model."""
-    assert os.path.exists(os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m",
-                                       "tokenizer.json"))
+        for path in ("/health", "/version", "/metrics"):
+            assert ask("GET", path)[0] == 200
+        for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"),
+                             ("POST", "/v1/chat/completions"), ("POST", "/tokenize"),
+                             ("POST", "/detokenize"), ("GET", "/v1/nothing")):
+            for key in (None, "sk-onex", "sk-", "# the team's"):
+                status, data = ask(method, path, key, {"prompt": "a"} if method == "POST" else None)
+                assert status == 401, (path, key)
+                assert json.loads(data)["error"]["code"] == "invalid_api_key"
+        assert ask("GET", "/v1/models", "sk-two")[0] == 200
+        body = {"prompt": "My kingdom for a horse! " * 12, "max_tokens": 2}
+
+        def cached(key):
+            status, data = ask("POST", "/v1/completions", key, body)
+            assert status == 200, data
+            return json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert cached("sk-one") == 0 and cached("sk-one") > 0
+        assert cached("sk-two") == 0
+        logs = "".join(open(os.path.join(state, "logs", f), errors="replace").read()
+                       for f in os.listdir(os.path.join(state, "logs")))
+        assert "sk-one" not in logs and "kingdom" not in logs  # neither keys nor prompts
+    finally:
+        subprocess.run([LOCAL, "down", "--dir", state], timeout=60, check=True)
