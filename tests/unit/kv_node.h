@@ -46,7 +46,7 @@ struct node {
     Baton__FlowDone done;
     /* what the wire was asked */
     struct node_recv recvs[NODE_RECVS];
-    uint32_t n_recvs, n_trailers, n_aborts, n_kicks;
+    uint32_t n_recvs, last_recv, n_trailers, n_aborts, n_kicks;
     struct bt_wire_trailer trailer;
 };
 
@@ -81,8 +81,14 @@ node_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64_
     (void)peer;
     (void)names;
     (void)deadline_ns;
-    assert_true(n->n_recvs < NODE_RECVS);
-    struct node_recv *r = &n->recvs[n->n_recvs++];
+    uint32_t at = 0;
+    while (at < n->n_recvs && (n->n_recvs < NODE_RECVS || n->recvs[at].active)) {
+        at++; /* an old record is used again only when there is no new one */
+    }
+    assert_true(at < NODE_RECVS);
+    n->n_recvs = BT_MAX(n->n_recvs, at + 1);
+    n->last_recv = at;
+    struct node_recv *r = &n->recvs[at];
     *r = (struct node_recv){.active = true,
                             .request = request,
                             .epoch = epoch,
