@@ -399,7 +399,9 @@ static struct grant *grant_create(struct bt_grants *gs, void *session, const Bat
     g->items = bt_flow_items(&g->shape);
     g->slots = bt_calloc(g->n_blocks, sizeof(*g->slots));
     g->names = bt_calloc(g->n_blocks, sizeof(*g->names));
-    memcpy(g->names, r->keys.data, r->keys.len);
+    if (g->n_full > 0) {
+        memcpy(g->names, r->keys.data, r->keys.len);
+    }
     if (g->n_full < g->n_blocks) {
         bt_slab_private_key(r->request, r->epoch, g->n_full, &g->names[g->n_full]);
     }

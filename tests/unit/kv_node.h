@@ -43,6 +43,7 @@ struct node {
     uint32_t resident;
     char detail[200];
     void *last_session;
+    void (*to_real)(void *session, const Baton__FromKvstore *m); /* if set, there it goes too */
     Baton__FlowDone done;
     /* what the wire was asked */
     struct node_recv recvs[NODE_RECVS];
@@ -56,6 +57,9 @@ static inline void node_to_session(void *session, const Baton__FromKvstore *m)
 {
     struct node *n = node_current;
     n->last_session = session;
+    if (n->to_real != NULL) {
+        n->to_real(session, m);
+    }
     if (m->m_case == BATON__FROM_KVSTORE__M_RESERVED) {
         n->n_reserved++;
         n->reserved_status = m->reserved->status;
