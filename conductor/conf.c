@@ -162,6 +162,29 @@ static const struct bt_conf_row rows[] = {
 
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, rows, NULL};
 
+static bool routable(const char *listen)
+{
+    return strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0;
+}
+
+static bool check(const void *conf, char *err, size_t err_cap)
+{
+    const struct bt_conductor_conf *c = conf;
+    if (bt_sched_policy_find(c->policy) == NULL) {
+        snprintf(err, err_cap, "sched.policy: there is no '%s'; use cache-aware or least-load",
+                 c->policy);
+        return false;
+    }
+    if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {
+        snprintf(err, err_cap,
+                 "rpc.listen: %s is every address of this host; set rpc.advertise to the one that "
+                 "others dial",
+                 c->common.rpc_listen);
+        return false;
+    }
+    return true;
+}
+
 const struct bt_conf_schema *bt_conductor_schema(void)
 {
     static size_t lens[2];
@@ -173,33 +196,6 @@ const struct bt_conf_schema *bt_conductor_schema(void)
     schema.tables = tables;
     schema.table_lens = lens;
     schema.conf_size = sizeof(struct bt_conductor_conf);
+    schema.check = check;
     return &schema;
-}
-
-static bool routable(const char *listen)
-{
-    return strncmp(listen, "0.0.0.0:", 8) == 0 || strncmp(listen, "[::]:", 5) == 0;
-}
-
-bool bt_conductor_conf_check(const struct bt_conductor_conf *c, char *err, size_t err_cap)
-{
-    if (bt_sched_policy_find(c->policy) == NULL) {
-        snprintf(err, err_cap, "sched.policy: there is no '%s'; use cache-aware or least-load",
-                 c->policy);
-        return false;
-    }
-    if (c->common.kv_flow_chunk_tokens % c->common.kv_block_tokens != 0) {
-        snprintf(err, err_cap,
-                 "kv.flow_chunk_tokens: %lld is not a multiple of kv.block_tokens (%lld)",
-                 (long long)c->common.kv_flow_chunk_tokens, (long long)c->common.kv_block_tokens);
-        return false;
-    }
-    if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {
-        snprintf(err, err_cap,
-                 "rpc.listen: %s is every address of this host; set rpc.advertise to the one that "
-                 "others dial",
-                 c->common.rpc_listen);
-        return false;
-    }
-    return true;
 }

@@ -24,7 +24,5 @@ struct bt_conductor_conf {
 };
 
 const struct bt_conf_schema *bt_conductor_schema(void);
-/* False: err says which key, what is wrong with it and the remedy. */
-bool bt_conductor_conf_check(const struct bt_conductor_conf *c, char *err, size_t err_cap);
 
 #endif

@@ -402,12 +402,6 @@ int main(int argc, char **argv)
     if (!bt_conf_main(bt_conductor_schema(), argc, argv, &c.conf, &exit_code)) {
         return exit_code;
     }
-    char err[256];
-    if (!bt_conductor_conf_check(&c.conf, err, sizeof(err))) {
-        (void)fprintf(stderr, "baton-conductor: %s\n", err);
-        bt_conf_cleanup(bt_conductor_schema(), &c.conf);
-        return 2;
-    }
     log_start(&c.conf);
     (void)signal(SIGPIPE, SIG_IGN);
     if (bt_loop_create(&c.loop) != BT_OK) {

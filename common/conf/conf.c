@@ -188,6 +188,16 @@ static bool check_common(const struct bt_conf_common *c)
     return ok;
 }
 
+static bool check_daemon(const struct bt_conf_schema *s, const void *conf)
+{
+    char err[512] = "";
+    if (s->check == NULL || s->check(conf, err, sizeof(err))) {
+        return true;
+    }
+    fprintf(stderr, "%s\n", err);
+    return false;
+}
+
 bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *conf, int *exit_code)
 {
     struct args a = {0};
@@ -209,7 +219,7 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
         p.ok = false;
     }
     bt_conf_each(s, check_required, &p);
-    if (!p.ok || !check_common(conf)) {
+    if (!p.ok || !check_common(conf) || !check_daemon(s, conf)) {
         *exit_code = 2;
         bt_conf_cleanup(s, conf);
         return false;

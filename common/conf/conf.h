@@ -38,6 +38,8 @@ struct bt_conf_schema {
     const struct bt_conf_row *const *tables; /* NULL-terminated list of tables ... */
     const size_t *table_lens;                /* ... and their lengths */
     size_t conf_size;
+    /* Checks across keys, also for --check; NULL: none. False: err says key, fault and remedy. */
+    bool (*check)(const void *conf, char *err, size_t err_cap);
 };
 
 /* Keys that every daemon has. Must be the first member of each daemon's struct. */
