@@ -163,6 +163,15 @@ def test_cancel_before_the_reservation(c):
     assert e.status == -2 and "reserved" in e.detail, e
 
 
+def test_a_deadline_ends_it(c):
+    ids, r = prompt(40, 3), rid()
+    c.reserve(r, ids, wait=False)
+    c.submit(c.d, r, ids, c.pb.BOTH, 6000, deadline_ns=time.time_ns() + 300_000_000)
+    e = c.d.ended(r, seconds=10)
+    assert e.status == -6 and "deadline" in e.detail and len(c.d.tokens(r)) < 6000, e
+    c.release(r)
+
+
 def test_epochs(c):
     ids = prompt(40, 2)
     r = rid()
