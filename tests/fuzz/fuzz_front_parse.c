@@ -1,0 +1,90 @@
+/* libFuzzer: bodies of the API. The first byte chooses the route; whatever is accepted must be
+ * within the limits that the request machine relies on. Build and run: tests/fuzz/run front_parse
+ * 60 */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "conductor/front/front_parse.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+#define MODEL "deploy/models/shakespeare-llama-6m"
+
+static struct bt_model_config config;
+static struct front_model model = {.id = "m", .max_model_len = 256, .config = &config};
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    static struct bt_tokenizer *tok;
+    static struct bt_template *tmpl;
+    char err[256];
+    (void)argc;
+    (void)argv;
+    if (bt_tokenizer_load(MODEL, &tok, err, sizeof(err)) != BT_OK ||
+        bt_template_load(MODEL, &tmpl, err, sizeof(err)) != BT_OK ||
+        bt_model_config_load(MODEL, &config, err, sizeof(err)) != BT_OK) {
+        fprintf(stderr, "%s\n", err);
+        exit(1);
+    }
+    model.tok = tok;
+    model.tmpl = tmpl;
+    return 0;
+}
+
+static void check_spec(const struct bt_gen_spec *s, const struct front_options *o)
+{
+    BT_ASSERT(s->prompt.n >= 1 && s->prompt.n < 256);
+    for (size_t i = 0; i < s->prompt.n; i++) {
+        BT_ASSERT(s->prompt.ids[i] < config.vocab);
+    }
+    BT_ASSERT(s->max_tokens >= 1 && s->max_tokens + s->prompt.n <= 256 && s->n == 1 && o->n == 1);
+    BT_ASSERT(s->sampling.temperature == 0 || s->sampling.temperature >= 0.01f);
+    BT_ASSERT(s->sampling.top_p > 0 && s->sampling.top_p <= 1);
+    BT_ASSERT(s->sampling.min_p >= 0 && s->sampling.min_p <= 1);
+    BT_ASSERT(s->sampling.repetition_penalty > 0 && isfinite(s->sampling.repetition_penalty));
+    BT_ASSERT(s->sampling.logprobs >= -1 && s->sampling.logprobs <= BT_ENGINE_MAX_TOP);
+    BT_ASSERT(s->sampling.n_eos <= BT_ENGINE_MAX_EOS && s->sampling.min_new <= 256);
+    for (size_t i = 0; s->stop != NULL && s->stop[i] != NULL; i++) {
+        BT_ASSERT(i < 16 && s->stop[i][0] != '\0');
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct front_error e = {0};
+    struct bt_tokens ids = {0};
+    struct bt_gen_spec spec;
+    struct front_options opt;
+    bool strings, ok;
+    if (size == 0) {
+        return 0;
+    }
+    switch (data[0] % 4) {
+    case 0:
+    case 1:
+        ok = front_parse_generation(&model, data[0] % 4 == 1, data + 1, size - 1, &spec, &opt, &e);
+        if (ok) {
+            check_spec(&spec, &opt);
+            front_spec_cleanup(&spec);
+        }
+        break;
+    case 2: ok = front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;
+    default: ok = front_parse_detokenize(&model, data + 1, size - 1, &ids, &e); break;
+    }
+    BT_ASSERT(ok || (e.http >= 400 && e.http < 500 && e.message[0] != '\0'));
+    if (!ok) {
+        struct bt_buf out = {0};
+        json_error_t je;
+        front_error_json(&e, &out);
+        json_t *j = json_loads(out.data, JSON_REJECT_DUPLICATES, &je);
+        BT_ASSERT(j != NULL);
+        json_decref(j);
+        bt_buf_cleanup(&out);
+    }
+    bt_tokens_cleanup(&ids);
+    return 0;
+}
