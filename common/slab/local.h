@@ -11,8 +11,9 @@
 #include "common/slab/slab.h"
 #include "local.pb-c.h"
 
-#define BT_LOCAL_MSG_MAX (1u << 20) /* bytes of one packet: slot lists of long prompts are split   \
-                                     */
+#define BT_LOCAL_MSG_MAX                                                                           \
+    (1u << 20) /* bytes of one packet: slot lists of long prompts are split                        \
+                */
 
 struct bt_local;
 
