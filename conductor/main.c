@@ -97,8 +97,13 @@ static bool read_secret(struct conductor *c)
         return fail(c, "kv.salt_file", why);
     }
     c->secret_len = fread(c->secret, 1, sizeof(c->secret), f);
-    bool bad = ferror(f) != 0 || c->secret_len == 0 || fgetc(f) != EOF;
+    bool bad = ferror(f) != 0 || fgetc(f) != EOF;
     (void)fclose(f);
+    /* White space at its end is an editor's, not the secret's: all daemons leave it out. */
+    while (c->secret_len > 0 && memchr(" \r\n", c->secret[c->secret_len - 1], 3) != NULL) {
+        c->secret_len--;
+    }
+    bad = bad || c->secret_len == 0;
     if (bad) {
         snprintf(why, sizeof(why), "kv.salt_file: %s must hold 1 to %d bytes", path, SECRET_MAX);
         return fail(c, "kv.salt_file", why);

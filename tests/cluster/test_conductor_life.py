@@ -136,3 +136,22 @@ def test_admission(make_cluster):
     first.close()  # its place goes to the one that waits
     t.join(20)
     assert waiting["usage"]["completion_tokens"] == 2
+
+
+def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
+    secret = tmp_path / "salt"
+    secret.write_text("a cluster's secret\n")
+    c = make_cluster("--set", f"all.kv.salt_file={secret}")  # all daemons agree on it, or none joins
+
+    def ask(salt):
+        r = c.complete(PROMPT, max_tokens=8, **({"cache_salt": salt} if salt else {}))
+        return r["usage"]["prompt_tokens_details"]["cached_tokens"], r["choices"][0]["text"]
+
+    cold, want = ask("alice")
+    assert cold == 0
+    cached, text = ask("alice")
+    assert cached > 0 and text == want
+    for other in ("bob", None):
+        assert ask(other) == (0, want)
+        cached, text = ask(other)
+        assert cached > 0 and text == want
