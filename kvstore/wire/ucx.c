@@ -16,6 +16,7 @@
 #include "kvstore/wire/xfer_priv.h"
 
 #define SPIN_TURNS      32 /* empty turns before arming: a few microseconds */
+#define AM_IDS          64
 #define PROGRESS_MAX    16 /* calls per connection and turn */
 #define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a connection is polled by the clock */
 #define THROTTLED_MS    2
@@ -192,20 +193,35 @@ static ucs_status_t on_proof(void *arg, const void *header, size_t header_len, v
     return UCS_OK;
 }
 
+static ucs_status_t on_nonsense(void *arg, const void *header, size_t header_len, void *data,
+                                size_t len, const ucp_am_recv_param_t *param)
+{
+    struct bt_wx_conn *c = arg;
+    (void)header;
+    (void)header_len;
+    (void)data;
+    (void)len;
+    (void)param;
+    bt_metric_add(c->x->conf.m.drop_garbled, 1);
+    return UCS_OK;
+}
+
+/* UCX 1.13.1 keeps handlers in an array that it grows in steps and does not clear: a message with
+ * an id in between calls whatever is there. So every id of the array has a handler. */
 static ucs_status_t conn_handlers(struct bt_wx_conn *c)
 {
-    ucp_am_handler_param_t p = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = BT_WIRE_AM_PROOF,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
-        .cb = on_proof,
-        .arg = c,
-    };
-    ucs_status_t st = ucp_worker_set_am_recv_handler(c->worker, &p);
-    if (st == UCS_OK) {
-        p.id = BT_WIRE_AM_SEGMENTS;
-        p.cb = bt_wx_recv_am;
+    ucs_status_t st = UCS_OK;
+    for (unsigned id = 0; id < AM_IDS && st == UCS_OK; id++) {
+        ucp_am_handler_param_t p = {
+            .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            .id = id,
+            .flags = UCP_AM_FLAG_WHOLE_MSG,
+            .cb = id == BT_WIRE_AM_PROOF      ? on_proof
+                  : id == BT_WIRE_AM_SEGMENTS ? bt_wx_recv_am
+                                              : on_nonsense,
+            .arg = c,
+        };
         st = ucp_worker_set_am_recv_handler(c->worker, &p);
     }
     return st;

@@ -98,7 +98,7 @@ static void cmd_seg(const char *line)
 {
     union {
         struct bt_wire_seg_hdr h;
-        uint8_t raw[BT_WIRE_SEG_HDR_MAX];
+        uint8_t raw[sizeof(struct bt_wire_seg_hdr) + 4 * 1024];
     } m;
     memset(&m, 0, sizeof(m));
     m.h.n_segs = (uint16_t)field(line, "n", 1);

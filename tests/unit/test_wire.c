@@ -1,0 +1,162 @@
+/* kvstore/wire without a network: headers of active messages, which come from outside, and the rule
+ * about listen addresses. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kvstore/wire/msg.h"
+
+static const struct bt_flow_shape shape = {100, 16, 32, 4}; /* 7 blocks, 4 chunks, 16 items */
+
+union msg {
+    struct bt_wire_seg_hdr h;
+    uint8_t raw[BT_WIRE_SEG_HDR_MAX];
+};
+
+static size_t make(union msg *m, uint16_t n)
+{
+    memset(m, 0, sizeof(*m));
+    m->h.n_segs = n;
+    m->h.nonce = 77;
+    m->h.request = 5;
+    m->h.epoch = 2;
+    m->h.stream = 9;
+    m->h.seg_bytes = 8192;
+    for (uint32_t i = 0; i < n; i++) {
+        memcpy(m->raw + sizeof(m->h) + 4 * i, &i, 4);
+    }
+    return bt_wire_seg_finish(&m->h);
+}
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    for (uint16_t n = 1; n <= BT_WIRE_SEGS_MAX; n = (uint16_t)(n * 3)) {
+        union msg m;
+        uint8_t moved[BT_WIRE_SEG_HDR_MAX + 1];
+        struct bt_wire_seg_hdr h;
+        const uint8_t *crcs;
+        const char *why;
+        uint32_t last;
+        size_t len = make(&m, n);
+        assert_int_equal(len, sizeof(m.h) + 4 * n);
+        memcpy(moved + 1, &m, len); /* UCX aligns nothing */
+        assert_int_equal(bt_wire_seg_parse(moved + 1, len, 77, &h, &crcs, &why), BT_OK);
+        assert_memory_equal(&h, &m.h, sizeof(h));
+        memcpy(&last, crcs + 4 * (n - 1), 4);
+        assert_int_equal(last, n - 1);
+    }
+}
+
+static void test_every_flipped_bit_and_every_cut_is_noticed(void **state)
+{
+    union msg m;
+    struct bt_wire_seg_hdr h;
+    const uint8_t *crcs;
+    const char *why;
+    (void)state;
+    size_t len = make(&m, 5);
+    for (size_t bit = 0; bit < len * 8; bit++) {
+        m.raw[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        why = NULL;
+        assert_int_equal(bt_wire_seg_parse(&m, len, 77, &h, &crcs, &why), BT_ERR_PEER_PROTOCOL);
+        assert_non_null(why);
+        m.raw[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    for (size_t cut = 0; cut < len; cut++) {
+        assert_int_equal(bt_wire_seg_parse(&m, cut, 77, &h, &crcs, &why), BT_ERR_PEER_PROTOCOL);
+    }
+    assert_int_equal(bt_wire_seg_parse(&m, len + 4, 77, &h, &crcs, &why), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_wire_seg_parse(&m, len, 78, &h, &crcs, &why), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_wire_seg_parse(&m, len, 77, &h, &crcs, &why), BT_OK);
+}
+
+static bt_status_t fits(uint32_t item, uint32_t first, uint16_t n, uint32_t resident,
+                        uint32_t seg_bytes, size_t payload)
+{
+    struct bt_wire_seg_hdr h = {
+        .item = item, .first_block = first, .n_segs = n, .seg_bytes = seg_bytes};
+    const char *why;
+    return bt_wire_seg_check(&h, &shape, resident, 8192, payload, &why);
+}
+
+static void test_blocks_must_be_the_items(void **state)
+{
+    (void)state;
+    /* exactly those of the item's chunk, at or above the resident ones */
+    for (uint32_t resident = 0; resident <= 7; resident++) {
+        for (uint32_t item = 0; item < 18; item++) {
+            for (uint32_t first = 0; first < 9; first++) {
+                for (uint16_t n = 1; n < 4; n++) {
+                    uint32_t chunk = item / 4, end = chunk * 2 + 2 > 7 ? 7 : chunk * 2 + 2;
+                    bool ok =
+                        item < 16 && first >= chunk * 2 && first >= resident && first + n <= end;
+                    assert_int_equal(fits(item, first, n, resident, 8192, 8192u * n) == BT_OK, ok);
+                }
+            }
+        }
+    }
+    assert_int_not_equal(fits(UINT32_MAX, 0, 1, 0, 8192, 8192), BT_OK);
+    assert_int_not_equal(fits(0, UINT32_MAX, 2, 0, 8192, 16384), BT_OK);
+    assert_int_not_equal(fits(0, 0, UINT16_MAX, 0, 8192, 8192ull * UINT16_MAX), BT_OK);
+    assert_int_not_equal(fits(0, 0, 1, 0, 8192, 8191), BT_OK);
+    assert_int_not_equal(fits(0, 0, 1, 0, 4096, 4096), BT_OK);
+    assert_int_not_equal(fits(0, 0, 2, 0, 8192, 8192), BT_OK);
+}
+
+static void test_private_addresses(void **state)
+{
+    static const char *const yes[] = {
+        "127.0.0.1",   "127.9.9.9", "10.0.0.1", "172.16.0.1", "172.31.9.9", "192.168.1.1",
+        "169.254.1.1", "::1",       "fe80::1",  "fd00::1",    "fdff:1::2",  "::ffff:10.1.1.1"};
+    static const char *const no[] = {"8.8.8.8",        "172.15.0.1", "172.32.0.1", "192.169.0.1",
+                                     "11.0.0.1",       "0.0.0.0",    "fc00::1",    "2001:db8::1",
+                                     "::ffff:8.8.8.8", "",           "localhost",  "10.0.0.1:80"};
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(yes); i++) {
+        assert_true(bt_wire_address_private(yes[i]));
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(no); i++) {
+        assert_false(bt_wire_address_private(no[i]));
+    }
+}
+
+static void test_interface_of_the_listen_address(void **state)
+{
+    char ifname[64] = "", err[512] = "";
+    bool v6 = true;
+    (void)state;
+    assert_int_equal(
+        bt_wire_interface("127.0.0.1", false, ifname, sizeof(ifname), &v6, err, sizeof(err)),
+        BT_OK);
+    assert_string_equal(ifname, "lo");
+    assert_false(v6);
+    assert_int_equal(
+        bt_wire_interface("8.8.8.8", false, ifname, sizeof(ifname), &v6, err, sizeof(err)),
+        BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "kvstore.wire.allow_routable"));
+    assert_int_equal(
+        bt_wire_interface("8.8.8.8", true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
+        BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "no interface"));
+    assert_int_equal(bt_wire_interface("lo", true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
+                     BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "kvstore.wire.listen"));
+    assert_int_equal(bt_wire_interface(NULL, true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
+                     BT_ERR_CONFIG);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_every_flipped_bit_and_every_cut_is_noticed),
+        cmocka_unit_test(test_blocks_must_be_the_items),
+        cmocka_unit_test(test_private_addresses),
+        cmocka_unit_test(test_interface_of_the_listen_address),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
