@@ -338,6 +338,21 @@ static void create_metrics(struct bt_front *f)
     f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
 }
 
+static uint32_t longest_piece(const struct bt_tokenizer *tok)
+{
+    size_t longest = 1;
+    struct bt_buf piece;
+    bt_buf_init(&piece);
+    for (uint32_t id = 0; id < bt_tokenizer_vocab(tok); id++) {
+        bt_buf_clear(&piece);
+        if (bt_tokenizer_piece(tok, id, &piece) == BT_OK) {
+            longest = BT_MAX(longest, piece.len);
+        }
+    }
+    bt_buf_cleanup(&piece);
+    return (uint32_t)longest;
+}
+
 static char *base_name(const char *path)
 {
     size_t n = strlen(path);
@@ -371,7 +386,8 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
                                                              : f->config.max_model_len,
                                     .config = &f->config,
                                     .tok = tok,
-                                    .tmpl = tmpl};
+                                    .tmpl = tmpl,
+                                    .piece_max = longest_piece(tok)};
     bt_list_init(&f->gens);
     bt_list_init(&f->pending);
     create_metrics(f);

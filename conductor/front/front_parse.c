@@ -152,6 +152,14 @@ static bool take_ids(const struct front_model *m, const char *key, const json_t 
 static bool encode(const struct front_model *m, const char *key, const char *text, size_t len,
                    bool add_special, struct bt_tokens *out, struct front_error *e)
 {
+    /* Megabytes of text would hold up every stream for half a second, only to be refused. The
+     * factor leaves room for a normalizer that shortens. */
+    if (m->piece_max > 0 && len / 4 / m->piece_max >= m->max_model_len) {
+        return front_fail(
+            e, 400, key, "context_length_exceeded",
+            "the model's context is %u tokens; '%s' has %zu bytes and far more tokens",
+            m->max_model_len, key, len);
+    }
     bt_status_t st = bt_tokenizer_encode(m->tok, text, len, add_special, out);
     if (st != BT_OK) {
         return front_fail(e, 400, key, "invalid_value", "'%s' cannot be tokenized: %s", key,
@@ -611,6 +619,9 @@ bool front_parse_tokenize(const struct front_model *m, const void *body, size_t 
         return false;
     }
     *want_strings_p = false;
+    struct front_model any_length = *m;
+    any_length.piece_max = 0;
+    m = &any_length;
     bool chat = front_has(root, "messages");
     bool ok = check_model(m, root, e) &&
               front_get_bool(root, "return_token_strs", want_strings_p, e) &&

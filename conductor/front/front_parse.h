@@ -13,6 +13,8 @@ struct front_model { /* what parsing needs to know of the served model */
     const struct bt_model_config *config;
     const struct bt_tokenizer *tok;
     const struct bt_template *tmpl; /* NULL: none */
+    uint32_t
+        piece_max; /* bytes of the longest token; 0: texts are tokenized whatever their length */
 };
 
 struct front_options { /* of one generation, beside its bt_gen_spec: how the answer looks */

@@ -929,7 +929,7 @@ static void test_monstrous_bodies(void **state)
 {
     (void)state;
     struct bt_buf b = {0};
-    for (int kind = 0; kind < 5; kind++) {
+    for (int kind = 0; kind < 6; kind++) {
         bt_buf_clear(&b);
         bt_buf_puts(&b, "{\"prompt\":");
         if (kind == 0) { /* 10^4 deep */
@@ -953,6 +953,12 @@ static void test_monstrous_bodies(void **state)
                 bt_buf_puts(&b, ",1");
             }
             bt_buf_puts(&b, "]}");
+        } else if (kind == 5) { /* 4 MB of text are refused before they are tokenized */
+            bt_buf_puts(&b, "\"");
+            for (int i = 0; i < 1000000; i++) {
+                bt_buf_puts(&b, "ab, ");
+            }
+            bt_buf_puts(&b, "\"}");
         } else { /* a long name is cut in the answer, and stays valid UTF-8 */
             bt_buf_puts(&b, "\"a\",\"model\":\"");
             for (int i = 0; i < 1000; i++) {
@@ -968,6 +974,9 @@ static void test_monstrous_bodies(void **state)
             assert_string_equal(str_at(j, "error.code"), "context_length_exceeded");
             assert_non_null(strstr(str_at(j, "error.message"), "8192"));
             assert_non_null(strstr(str_at(j, "error.message"), kind == 2 ? "1000000" : "8192"));
+        } else if (kind == 5) {
+            assert_string_equal(str_at(j, "error.code"), "context_length_exceeded");
+            assert_non_null(strstr(str_at(j, "error.message"), "4000000 bytes"));
         }
         json_decref(j);
     }
