@@ -76,22 +76,6 @@ __attribute__((constructor)) static void fill_lens(void)
     table_lens[0] = bt_conf_common_len;
 }
 
-bool bt_kvstore_conf_check(const struct bt_kvstore_conf *c)
-{
-    int64_t bt = c->common.kv_block_tokens, chunk = c->common.kv_flow_chunk_tokens;
-    if (bt <= 0 || (bt & (bt - 1)) != 0) {
-        fprintf(stderr, "kv.block_tokens: %lld is no power of two; take 16, 32 or 64\n",
-                (long long)bt);
-        return false;
-    }
-    if (chunk < bt || chunk % bt != 0) {
-        fprintf(stderr, "kv.flow_chunk_tokens: %lld is no multiple of kv.block_tokens = %lld\n",
-                (long long)chunk, (long long)bt);
-        return false;
-    }
-    return true;
-}
-
 static void put_name(char *to, size_t cap, const char *name)
 {
     size_t n = 0;

@@ -16,8 +16,6 @@ struct bt_kvstore_conf {
 };
 
 extern const struct bt_conf_schema bt_kvstore_schema;
-/* Checks what a single row cannot; prints what is wrong and the remedy to stderr. */
-bool bt_kvstore_conf_check(const struct bt_kvstore_conf *c) BT_MUST_CHECK;
 /* Path of the slab: kvstore.slab_path, or /dev/shm/baton-<cluster>-<node>-<hash of run_dir>; heap.
  */
 char *bt_kvstore_slab_path(const struct bt_kvstore_conf *c);

@@ -407,10 +407,6 @@ int main(int argc, char **argv)
     if (!bt_conf_main(&bt_kvstore_schema, argc, argv, &d.conf, &exit_code)) {
         return exit_code;
     }
-    if (!bt_kvstore_conf_check(&d.conf)) {
-        bt_conf_cleanup(&bt_kvstore_schema, &d.conf);
-        return EXIT_USAGE;
-    }
     init_log(&d);
     bt_list_init(&d.peers);
     d.name = bt_sprintf("kvstore-%s", d.conf.common.node_id);
