@@ -1,0 +1,335 @@
+/* Fixture of the front's unit tests: the front over real HTTP with the real tokenizer and template;
+ * only the request machine is a double (bt_request_start and its kin below), so that deltas,
+ * failures and their order are the test's. The real path is covered by tests/cluster. The programs
+ * run in the repository root. */
+#ifndef TESTS_FRONT_FIXTURE_H
+#define TESTS_FRONT_FIXTURE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "conductor/front/front.h"
+
+#define MODEL       "deploy/models/shakespeare-llama-6m"
+#define MODEL_ID    "shakespeare-llama-6m"
+#define PATIENCE_MS 5000
+
+/* ---- the request machine's double ---- */
+
+struct bt_request {
+    struct bt_gen_spec spec;
+    const struct bt_gen_ops *ops;
+    void *arg;
+};
+
+static struct bt_request *now; /* the last one started; NULL when it has ended */
+static int n_started, n_cancelled;
+static const char *not_serving;
+
+static void request_free(struct bt_request *r)
+{
+    bt_tokens_cleanup(&r->spec.prompt);
+    for (size_t i = 0; r->spec.stop != NULL && r->spec.stop[i] != NULL; i++) {
+        free(r->spec.stop[i]);
+    }
+    free(r->spec.stop);
+    free((void *)r->spec.sampling.bias_ids);
+    free((void *)r->spec.sampling.bias);
+    free(r->spec.cache_salt);
+    free(r->spec.tenant);
+    free(r->spec.id);
+    free(r);
+    now = NULL;
+}
+
+struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
+                                    const struct bt_gen_ops *ops, void *arg)
+{
+    (void)rs;
+    assert_null(now);
+    now = bt_calloc(1, sizeof(*now));
+    *now = (struct bt_request){*spec, ops, arg};
+    n_started++;
+    return now;
+}
+
+void bt_request_cancel(struct bt_request *r)
+{
+    assert_ptr_equal(r, now);
+    n_cancelled++;
+    request_free(r);
+}
+
+bool bt_requests_serving(const struct bt_requests *rs, const char **why_p)
+{
+    (void)rs;
+    *why_p = not_serving;
+    return not_serving == NULL;
+}
+
+static inline void delta(const char *text, const struct bt_gen_token *tokens, size_t n)
+{
+    struct bt_gen_delta d = {
+        .text = text, .text_len = strlen(text), .tokens = tokens, .n_tokens = n};
+    now->ops->on_delta(now->arg, &d);
+}
+
+static inline void token(const char *text, uint32_t id)
+{
+    struct bt_gen_token t = {.id = id, .logprob = -0.5f};
+    delta(text, &t, 1);
+}
+
+static inline void done(uint32_t completion, uint32_t cached)
+{
+    struct bt_gen_usage u = {.prompt_tokens = (uint32_t)now->spec.prompt.n,
+                             .completion_tokens = completion,
+                             .cached_tokens = cached,
+                             .ttft_ms = 12.5,
+                             .queue_ms = -1,
+                             .kv_bytes = 98304,
+                             .kv_segments = 12,
+                             .hidden_fraction = 0.75,
+                             .prefill = "prefill-1",
+                             .decode = "decode-\"2\""};
+    struct bt_request *r = now;
+    r->ops->on_done(r->arg, &u);
+    request_free(r);
+}
+
+static inline void fail_now(int http, const char *message, uint32_t retry)
+{
+    struct bt_request *r = now;
+    r->ops->on_error(r->arg, http, message, retry);
+    request_free(r);
+}
+
+/* ---- the rig ---- */
+
+static struct bt_loop *loop;
+static struct bt_metrics *metrics;
+static struct bt_tokenizer *tok;
+static struct bt_template *tmpl;
+static struct bt_model_config model;
+static struct bt_front *front;
+static int port;
+
+static int load_model(void **state)
+{
+    (void)state;
+    char err[256] = "";
+    if (bt_tokenizer_load(MODEL, &tok, err, sizeof(err)) != BT_OK ||
+        bt_template_load(MODEL, &tmpl, err, sizeof(err)) != BT_OK ||
+        bt_model_config_load(MODEL, &model, err, sizeof(err)) != BT_OK) {
+        fprintf(stderr, "%s\n", err);
+        return -1;
+    }
+    return 0;
+}
+
+static int unload_model(void **state)
+{
+    (void)state;
+    bt_template_destroy(tmpl);
+    bt_tokenizer_destroy(tok);
+    return 0;
+}
+
+static void open_front(const char *keys_file, const struct bt_template *t)
+{
+    char err[256] = "";
+    struct bt_front_config conf = {.model_path = MODEL "/",
+                                   .model = &model,
+                                   .api_keys_file = keys_file,
+                                   .created_s = 1234567890};
+    bt_http_options_default(&conf.http);
+    conf.http.listen = "127.0.0.1:0";
+    n_started = n_cancelled = 0;
+    now = NULL;
+    not_serving = NULL;
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    metrics = bt_metrics_create();
+    bt_status_t st =
+        bt_front_create(loop, &conf, tok, t, NULL, metrics, &front, &port, err, sizeof(err));
+    if (st != BT_OK) {
+        fail_msg("%s", err);
+    }
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    open_front(NULL, tmpl);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    bt_front_destroy(front);
+    assert_null(now);
+    bt_metrics_destroy(metrics);
+    bt_loop_destroy(loop);
+    return 0;
+}
+
+static int dial(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    return fd;
+}
+
+#define WAIT_FOR(cond)                                                                             \
+    do {                                                                                           \
+        uint64_t until_ = bt_mono_ns() + PATIENCE_MS * 1000000ull;                                 \
+        while (!(cond)) {                                                                          \
+            assert_true(bt_mono_ns() < until_);                                                    \
+            bt_loop_poll(loop, 1);                                                                 \
+        }                                                                                          \
+    } while (0)
+
+/* Sends a request. HTTP/1.0: the answer ends with the connection and streams have no chunks. */
+static int send_raw(const char *method, const char *path, const char *headers, const char *body,
+                    size_t len)
+{
+    struct bt_buf b = {0};
+    bt_buf_printf(&b, "%s %s HTTP/1.0\r\nContent-Length: %zu\r\n%s\r\n", method, path, len,
+                  headers);
+    bt_buf_append(&b, body, len);
+    int fd = dial();
+    for (size_t sent = 0; sent < b.len;) {
+        ssize_t n = send(fd, b.data + sent, b.len - sent, MSG_NOSIGNAL);
+        if (n > 0) {
+            sent += (size_t)n;
+        } else {
+            assert_int_equal(errno, EAGAIN);
+            bt_loop_poll(loop, 1);
+        }
+    }
+    bt_buf_cleanup(&b);
+    return fd;
+}
+
+static int post(const char *path, const char *body)
+{
+    return send_raw("POST", path, "Content-Type: application/json\r\n", body, strlen(body));
+}
+
+struct answer {
+    int status;
+    char head[2048];
+    char body[65536];
+};
+
+static struct answer ans;
+
+/* Reads the whole answer; closes fd. */
+static void receive(int fd)
+{
+    static char text[sizeof(ans.head) + sizeof(ans.body)];
+    size_t len = 0;
+    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    for (;;) {
+        ssize_t n = recv(fd, text + len, sizeof(text) - 1 - len, 0);
+        if (n == 0) {
+            break;
+        }
+        if (n > 0) {
+            len += (size_t)n;
+        } else {
+            assert_true(bt_mono_ns() < until);
+            bt_loop_poll(loop, 1);
+        }
+    }
+    close(fd);
+    text[len] = '\0';
+    char *body = strstr(text, "\r\n\r\n");
+    assert_non_null(body);
+    assert_int_equal(sscanf(text, "HTTP/1.1 %d ", &ans.status), 1);
+    snprintf(ans.head, sizeof(ans.head), "%.*s", (int)(body - text + 2), text);
+    snprintf(ans.body, sizeof(ans.body), "%s", body + 4);
+}
+
+static json_t *parse(const char *text)
+{
+    json_error_t e;
+    json_t *j = json_loads(text, JSON_REJECT_DUPLICATES, &e);
+    if (j == NULL) {
+        fail_msg("not JSON: %s: %s", e.text, text);
+    }
+    return j;
+}
+
+/* Member by path: "choices.0.text". */
+static json_t *at(json_t *j, const char *path)
+{
+    char part[64];
+    while (*path != '\0') {
+        size_t n = strcspn(path, ".");
+        snprintf(part, sizeof(part), "%.*s", (int)n, path);
+        j = json_is_array(j) ? json_array_get(j, (size_t)atoi(part)) : json_object_get(j, part);
+        path += n + (path[n] == '.');
+    }
+    return j;
+}
+
+static inline const char *str_at(json_t *j, const char *path)
+{
+    const char *s = json_string_value(at(j, path));
+    return s != NULL ? s : "(no string)";
+}
+
+static inline json_t *get_json(const char *path)
+{
+    receive(send_raw("GET", path, "", "", 0));
+    assert_int_equal(ans.status, 200);
+    return parse(ans.body);
+}
+
+static inline json_t *post_json(const char *path, const char *body)
+{
+    receive(post(path, body));
+    if (ans.status != 200) {
+        fail_msg("%d: %s", ans.status, ans.body);
+    }
+    return parse(ans.body);
+}
+
+/* Starts a generation; returns its socket. */
+static inline int begin(const char *path, const char *body)
+{
+    int fd = post(path, body);
+    int before = n_started;
+    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    while (n_started == before) {
+        bt_loop_poll(loop, 1);
+        if (bt_mono_ns() > until) {
+            receive(fd);
+            fail_msg("not started: %d %s", ans.status, ans.body);
+        }
+    }
+    return fd;
+}
+
+#endif

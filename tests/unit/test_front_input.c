@@ -1,0 +1,454 @@
+/* What the front takes: bad bodies, routes, tokenize and detokenize, API keys. Fixture:
+ * front_fixture.h. */
+#include "tests/unit/front_fixture.h"
+
+/* ---- bad input ---- */
+
+#define COMPLETION "/v1/completions"
+#define CHAT       "/v1/chat/completions"
+#define USER       "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
+static const struct {
+    const char *path, *body;
+    int status;
+    const char *param;
+} bad_bodies[] = {
+    {COMPLETION, "", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\"", 400, NULL},
+    {COMPLETION, "[]", 400, NULL},
+    {COMPLETION, "\"a\"", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"prompt\":\"b\"}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"\xff\"}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"\\ud800\"}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"temperature\":NaN}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"temperature\":1e999}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\"} x", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",}", 400, NULL},
+    {COMPLETION, "{}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":null}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":5}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":\"\",\"add_special_tokens\":false}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[\"a\",\"b\"]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[[1],[2]]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[1,\"a\"]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[2048]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[-1]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[1.5]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":\"a\",\"model\":\"gpt-4\"}", 404, "model"},
+    {COMPLETION, "{\"prompt\":\"a\",\"model\":5}", 400, "model"},
+    {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":0}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":-1}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":4294967296}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":1.5}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":\"9\"}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":4,\"min_tokens\":5}", 400, "min_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"min_tokens\":-1}", 400, "min_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":0}", 400, "n"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":2}", 400, "n"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":1000000000}", 400, "n"},
+    {COMPLETION, "{\"prompt\":\"a\",\"best_of\":2}", 400, "best_of"},
+    {COMPLETION, "{\"prompt\":\"a\",\"temperature\":-1}", 400, "temperature"},
+    {COMPLETION, "{\"prompt\":\"a\",\"temperature\":\"hot\"}", 400, "temperature"},
+    {COMPLETION, "{\"prompt\":\"a\",\"top_p\":0}", 400, "top_p"},
+    {COMPLETION, "{\"prompt\":\"a\",\"top_p\":1.1}", 400, "top_p"},
+    {COMPLETION, "{\"prompt\":\"a\",\"top_k\":-2}", 400, "top_k"},
+    {COMPLETION, "{\"prompt\":\"a\",\"min_p\":1.5}", 400, "min_p"},
+    {COMPLETION, "{\"prompt\":\"a\",\"repetition_penalty\":0}", 400, "repetition_penalty"},
+    {COMPLETION, "{\"prompt\":\"a\",\"frequency_penalty\":3}", 400, "frequency_penalty"},
+    {COMPLETION, "{\"prompt\":\"a\",\"presence_penalty\":-3}", 400, "presence_penalty"},
+    {COMPLETION, "{\"prompt\":\"a\",\"seed\":1.5}", 400, "seed"},
+    {COMPLETION, "{\"prompt\":\"a\",\"seed\":99999999999999999999}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"stop\":\"\"}", 400, "stop"},
+    {COMPLETION, "{\"prompt\":\"a\",\"stop\":[\"a\",\"\"]}", 400, "stop"},
+    {COMPLETION, "{\"prompt\":\"a\",\"stop\":[1]}", 400, "stop"},
+    {COMPLETION,
+     "{\"prompt\":\"a\",\"stop\":[\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\","
+     "\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\"]}",
+     400, "stop"},
+    {COMPLETION, "{\"prompt\":\"a\",\"stop_token_ids\":[2048]}", 400, "stop_token_ids"},
+    {COMPLETION, "{\"prompt\":\"a\",\"stop_token_ids\":5}", 400, "stop_token_ids"},
+    {COMPLETION, "{\"prompt\":\"a\",\"logprobs\":21}", 400, "logprobs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"logprobs\":true}", 400, "logprobs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"stream\":1}", 400, "stream"},
+    {COMPLETION, "{\"prompt\":\"a\",\"stream_options\":1}", 400, "stream_options"},
+    {COMPLETION, "{\"prompt\":\"a\",\"echo\":true}", 400, "echo"},
+    {COMPLETION, "{\"prompt\":\"a\",\"suffix\":\"b\"}", 400, "suffix"},
+    {COMPLETION, "{\"prompt\":\"a\",\"prompt_logprobs\":0}", 400, "prompt_logprobs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"guided_regex\":\"(a+)+$\"}", 400, "guided_regex"},
+    {COMPLETION, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}", 400,
+     "response_format"},
+    {COMPLETION, "{\"prompt\":\"a\",\"response_format\":\"json\"}", 400, "response_format"},
+    {COMPLETION, "{\"prompt\":\"a\",\"cache_salt\":\"\"}", 400, "cache_salt"},
+    {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"5\":101}}", 400, "logit_bias"},
+    {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"2048\":1}}", 400, "logit_bias"},
+    {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"x\":1}}", 400, "logit_bias"},
+    {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"1\":null}}", 400, "logit_bias"},
+    {CHAT, "{}", 400, "messages"},
+    {CHAT, "{\"messages\":[]}", 400, "messages"},
+    {CHAT, "{\"messages\":\"a\"}", 400, "messages"},
+    {CHAT, "{\"messages\":[5]}", 400, "messages"},
+    {CHAT, "{\"messages\":[{\"content\":\"a\"}]}", 400, "messages"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\"}]}", 400, "messages"},
+    {CHAT, "{\"messages\":[{\"role\":\"king\",\"content\":\"a\"}]}", 400, "messages"},
+    {CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"a\"}]}", 400, "messages"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400,
+     "messages"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", 400,
+     "messages"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "messages"},
+    {CHAT, "{" USER ",\"logprobs\":5}", 400, "logprobs"},
+    {CHAT, "{" USER ",\"top_logprobs\":2}", 400, "top_logprobs"},
+    {CHAT, "{" USER ",\"logprobs\":true,\"top_logprobs\":21}", 400, "top_logprobs"},
+    {CHAT, "{" USER ",\"tools\":[{\"type\":\"function\"}]}", 400, "tools"},
+    {CHAT, "{" USER ",\"tool_choice\":\"required\"}", 400, "tool_choice"},
+    {CHAT, "{" USER ",\"functions\":[{}]}", 400, "functions"},
+    {CHAT, "{" USER ",\"chat_template_kwargs\":5}", 400, "chat_template_kwargs"},
+    {CHAT, "{" USER ",\"max_completion_tokens\":0}", 400, "max_completion_tokens"},
+    {"/tokenize", "{}", 400, "prompt"},
+    {"/tokenize", "{\"prompt\":\"a\",\"model\":\"x\"}", 404, "model"},
+    {"/detokenize", "{}", 400, "tokens"},
+    {"/detokenize", "{\"tokens\":\"a\"}", 400, "tokens"},
+    {"/detokenize", "{\"tokens\":[4294967296]}", 400, "tokens"},
+};
+
+static void test_bad_bodies(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(bad_bodies); i++) {
+        receive(post(bad_bodies[i].path, bad_bodies[i].body));
+        if (ans.status != bad_bodies[i].status) {
+            fail_msg("%s: got %d %s", bad_bodies[i].body, ans.status, ans.body);
+        }
+        json_t *j = parse(ans.body);
+        assert_true(strlen(str_at(j, "error.message")) > 10);
+        assert_true(strlen(str_at(j, "error.message")) < 512);
+        assert_string_equal(str_at(j, "error.type"), "invalid_request_error");
+        assert_non_null(at(j, "error.code"));
+        if (bad_bodies[i].param == NULL) {
+            assert_true(json_is_null(at(j, "error.param")));
+        } else if (strcmp(str_at(j, "error.param"), bad_bodies[i].param) != 0) {
+            fail_msg("%s: %s", bad_bodies[i].body, ans.body);
+        }
+        json_decref(j);
+    }
+    assert_int_equal(n_started, 0);
+}
+
+static void test_monstrous_bodies(void **state)
+{
+    (void)state;
+    struct bt_buf b = {0};
+    for (int kind = 0; kind < 6; kind++) {
+        bt_buf_clear(&b);
+        bt_buf_puts(&b, "{\"prompt\":");
+        if (kind == 0) { /* 10^4 deep */
+            for (int i = 0; i < 10000; i++) {
+                bt_buf_puts(&b, "[");
+            }
+        } else if (kind == 1) { /* very many empty arrays */
+            bt_buf_puts(&b, "[");
+            for (int i = 0; i < 100000; i++) {
+                bt_buf_puts(&b, "[],");
+            }
+        } else if (kind == 2) { /* a million ids, the context is 8192 */
+            bt_buf_puts(&b, "[1");
+            for (int i = 1; i < 1000000; i++) {
+                bt_buf_puts(&b, ",1");
+            }
+            bt_buf_puts(&b, "]}");
+        } else if (kind == 3) { /* exactly the context: nothing is left to generate */
+            bt_buf_puts(&b, "[1");
+            for (uint32_t i = 1; i < model.max_model_len; i++) {
+                bt_buf_puts(&b, ",1");
+            }
+            bt_buf_puts(&b, "]}");
+        } else if (kind == 5) { /* 4 MB of text are refused before they are tokenized */
+            bt_buf_puts(&b, "\"");
+            for (int i = 0; i < 1000000; i++) {
+                bt_buf_puts(&b, "ab, ");
+            }
+            bt_buf_puts(&b, "\"}");
+        } else { /* a long name is cut in the answer, and stays valid UTF-8 */
+            bt_buf_puts(&b, "\"a\",\"model\":\"");
+            for (int i = 0; i < 1000; i++) {
+                bt_buf_puts(&b, "x\xf0\x9f\x98\x80");
+            }
+            bt_buf_puts(&b, "\"}");
+        }
+        receive(send_raw("POST", "/v1/completions", "Content-Type: application/json\r\n", b.data,
+                         b.len));
+        assert_int_equal(ans.status, kind == 4 ? 404 : 400);
+        json_t *j = parse(ans.body);
+        if (kind == 2 || kind == 3) {
+            assert_string_equal(str_at(j, "error.code"), "context_length_exceeded");
+            assert_non_null(strstr(str_at(j, "error.message"), "8192"));
+            assert_non_null(strstr(str_at(j, "error.message"), kind == 2 ? "1000000" : "8192"));
+        } else if (kind == 5) {
+            assert_string_equal(str_at(j, "error.code"), "context_length_exceeded");
+            assert_non_null(strstr(str_at(j, "error.message"), "4000000 bytes"));
+        }
+        json_decref(j);
+    }
+    bt_buf_cleanup(&b);
+    /* one token less than the context is served */
+    bt_buf_puts(&b, "{\"max_tokens\":5,\"prompt\":[1");
+    for (uint32_t i = 2; i < model.max_model_len; i++) {
+        bt_buf_puts(&b, ",1");
+    }
+    bt_buf_puts(&b, "]}");
+    int fd = begin("/v1/completions", b.data);
+    assert_int_equal(now->spec.max_tokens, 1);
+    close(fd);
+    WAIT_FOR(n_cancelled == 1);
+    bt_buf_cleanup(&b);
+}
+
+/* ---- routes ---- */
+
+static void test_routes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *method, *path, *headers;
+        int status;
+        const char *allow;
+    } cases[] = {
+        {"GET", "/", "", 404, NULL},
+        {"GET", "/v1", "", 404, NULL},
+        {"POST", "/v1/embeddings", "", 404, NULL},
+        {"GET", "/v1/models/x", "", 404, NULL},
+        {"GET", "/health/", "", 404, NULL},
+        {"GET", "/v1/completions", "", 405, "POST"},
+        {"DELETE", "/v1/chat/completions", "", 405, "POST"},
+        {"POST", "/v1/models", "", 405, "GET, HEAD"},
+        {"PUT", "/health", "", 405, "GET, HEAD"},
+        {"POST", "/v1/completions", "Content-Type: text/plain\r\n", 415, NULL},
+        {"POST", "/v1/completions", "Content-Type: application/x-www-form-urlencoded\r\n", 415,
+         NULL},
+        {"POST", "/tokenize", "Content-Type: application/json; charset=latin1\r\n", 415, NULL},
+        {"POST", "/tokenize", "Content-Type: application/jsonx\r\n", 415, NULL},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        receive(send_raw(cases[i].method, cases[i].path, cases[i].headers, "{}", 2));
+        if (ans.status != cases[i].status) {
+            fail_msg("%s %s: %d", cases[i].method, cases[i].path, ans.status);
+        }
+        if (cases[i].allow != NULL) {
+            char want[64];
+            snprintf(want, sizeof(want), "Allow: %s\r\n", cases[i].allow);
+            assert_non_null(strstr(ans.head, want));
+        }
+        json_t *j = parse(ans.body);
+        assert_true(json_is_string(at(j, "error.message")));
+        json_decref(j);
+    }
+    receive(send_raw("HEAD", "/v1/models", "", "", 0));
+    assert_int_equal(ans.status, 200);
+    assert_string_equal(ans.body, "");
+    /* an id that could do harm is not echoed */
+    receive(send_raw("GET", "/health", "x-request-id: a\"b\r\n", "", 0));
+    assert_null(strstr(ans.head, "x-request-id"));
+}
+
+static void test_small_routes(void **state)
+{
+    (void)state;
+    json_t *j = get_json("/v1/models");
+    assert_string_equal(str_at(j, "object"), "list");
+    assert_string_equal(str_at(j, "data.0.id"), MODEL_ID);
+    assert_string_equal(str_at(j, "data.0.object"), "model");
+    assert_string_equal(str_at(j, "data.0.root"), MODEL "/");
+    assert_int_equal(json_integer_value(at(j, "data.0.created")), 1234567890);
+    assert_int_equal(json_integer_value(at(j, "data.0.max_model_len")), 8192);
+    json_decref(j);
+    j = get_json("/v1/models/" MODEL_ID);
+    assert_string_equal(str_at(j, "id"), MODEL_ID);
+    json_decref(j);
+    j = get_json("/version");
+    assert_true(strlen(str_at(j, "version")) > 0);
+    json_decref(j);
+    receive(send_raw("GET", "/health", "", "", 0));
+    assert_int_equal(ans.status, 200);
+    not_serving = "no decode worker";
+    receive(send_raw("GET", "/health", "", "", 0));
+    assert_int_equal(ans.status, 503);
+    assert_string_equal(ans.body, "no decode worker");
+    receive(send_raw("GET", "/metrics", "", "", 0));
+    assert_non_null(strstr(ans.head, "Content-Type: text/plain; version=0.0.4\r\n"));
+    assert_non_null(strstr(ans.body, "baton_http_responses_total{code=\"200\"} 4\n"));
+    assert_non_null(strstr(ans.body, "baton_http_responses_total{code=\"503\"} 1\n"));
+}
+
+static void test_tokenize(void **state)
+{
+    (void)state;
+    json_t *j = post_json("/tokenize", "{\"prompt\":\"ROMEO:\\n\"}");
+    assert_int_equal(json_integer_value(at(j, "count")), 3);
+    assert_int_equal(json_integer_value(at(j, "max_model_len")), 8192);
+    assert_int_equal(json_array_size(at(j, "tokens")), 3);
+    assert_int_equal(json_integer_value(at(j, "tokens.0")), 2043);
+    json_decref(j);
+    j = post_json("/tokenize", "{\"prompt\":\"ROMEO:\\n\",\"add_special_tokens\":false,"
+                               "\"return_token_strs\":true}");
+    assert_int_equal(json_integer_value(at(j, "count")), 2);
+    assert_string_equal(str_at(j, "token_strs.0"), "ROMEO");
+    json_decref(j);
+    j = post_json("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}");
+    json_int_t with = json_integer_value(at(j, "count"));
+    json_decref(j);
+    j = post_json("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                               "\"add_generation_prompt\":false}");
+    assert_true(json_integer_value(at(j, "count")) < with);
+    json_decref(j);
+    j = post_json("/detokenize", "{\"tokens\":[2043,870,266]}");
+    assert_string_equal(str_at(j, "prompt"), "<|begin_of_text|>ROMEO:\n");
+    json_decref(j);
+    j = post_json("/detokenize", "{\"tokens\":[]}");
+    assert_string_equal(str_at(j, "prompt"), "");
+    json_decref(j);
+}
+
+/* ---- keys ---- */
+
+static char keys_path[] = "/tmp/test_front_keys_XXXXXX";
+
+static void write_keys(const char *text, mode_t mode)
+{
+    FILE *file = fopen(keys_path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    assert_int_equal(chmod(keys_path, mode), 0);
+}
+
+static int setup_keys(void **state)
+{
+    (void)state;
+    strcpy(keys_path, "/tmp/test_front_keys_XXXXXX");
+    int fd = mkstemp(keys_path);
+    assert_true(fd >= 0);
+    close(fd);
+    write_keys("# the team's\n\n  sk-one  \r\nsk-two\n", 0600);
+    open_front(keys_path, NULL);
+    return 0;
+}
+
+static int teardown_keys(void **state)
+{
+    unlink(keys_path);
+    return teardown(state);
+}
+
+static void test_keys(void **state)
+{
+    (void)state;
+    static const char *const guarded[] = {"/v1/models", "/v1/models/x", "/v1/nothing",
+                                          "/tokenize",  "/detokenize",  "/v1/completions"};
+    static const char *const bad[] = {"",
+                                      "Authorization: sk-one\r\n",
+                                      "Authorization: Bearer\r\n",
+                                      "Authorization: Bearer sk\r\n",
+                                      "Authorization: Bearer sk-onex\r\n",
+                                      "Authorization: Bearer # the team's\r\n",
+                                      "Authorization: Basic sk-one\r\n"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(guarded); i++) {
+        for (size_t k = 0; k < BT_ARRAY_LEN(bad); k++) {
+            receive(send_raw("GET", guarded[i], bad[k], "", 0));
+            assert_int_equal(ans.status, 401);
+            assert_non_null(strstr(ans.head, "WWW-Authenticate: Bearer\r\n"));
+            json_t *j = parse(ans.body);
+            assert_string_equal(str_at(j, "error.code"), "invalid_api_key");
+            assert_null(strstr(ans.body, "sk-"));
+            json_decref(j);
+        }
+    }
+    receive(send_raw("GET", "/v1/models", "Authorization: bearer sk-two\r\n", "", 0));
+    assert_int_equal(ans.status, 200);
+    receive(send_raw("GET", "/health", "", "", 0));
+    assert_int_equal(ans.status, 200);
+    receive(send_raw("GET", "/metrics", "", "", 0));
+    assert_int_equal(ans.status, 200);
+    /* each key is a tenant of its own */
+    char tenants[2][64];
+    static const char body[] = "{\"prompt\":\"a\"}";
+    for (int i = 0; i < 2; i++) {
+        int fd = send_raw("POST", "/v1/completions",
+                          i == 0 ? "Authorization: Bearer sk-one\r\n"
+                                 : "Authorization: Bearer sk-two\r\n",
+                          body, sizeof(body) - 1);
+        WAIT_FOR(now != NULL);
+        snprintf(tenants[i], sizeof(tenants[i]), "%s", now->spec.tenant);
+        assert_null(strstr(tenants[i], "sk-"));
+        close(fd);
+        WAIT_FOR(n_cancelled == i + 1);
+    }
+    assert_string_not_equal(tenants[0], tenants[1]);
+    /* this front has no template either */
+    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
+    receive(send_raw("POST", "/v1/chat/completions", "Authorization: Bearer sk-one\r\n", chat,
+                     sizeof(chat) - 1));
+    assert_int_equal(ans.status, 400);
+    assert_non_null(strstr(ans.body, "chat template"));
+}
+
+static void expect_refused(const char *path, const char *word)
+{
+    char err[256] = "";
+    struct bt_front *other = NULL;
+    struct bt_front_config conf = {.model_path = MODEL, .model = &model, .api_keys_file = path};
+    bt_http_options_default(&conf.http);
+    conf.http.listen = "127.0.0.1:0";
+    struct bt_metrics *m = bt_metrics_create();
+    assert_int_equal(
+        bt_front_create(loop, &conf, tok, NULL, NULL, m, &other, NULL, err, sizeof(err)),
+        BT_ERR_CONFIG);
+    bt_metrics_destroy(m);
+    if (strstr(err, word) == NULL || strstr(err, path) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err, word);
+    }
+}
+
+static void test_bad_key_files(void **state)
+{
+    (void)state;
+    char err[256] = "";
+    expect_refused("/nonexistent/keys", "No such file");
+    expect_refused("/tmp", "regular file");
+    write_keys("sk-one\n", 0644);
+    expect_refused(keys_path, "chmod");
+    write_keys("# nothing\n\n", 0600);
+    expect_refused(keys_path, "no key");
+    char line[1024];
+    memset(line, 'k', sizeof(line));
+    line[sizeof(line) - 1] = '\0';
+    write_keys(line, 0600);
+    expect_refused(keys_path, "512");
+    /* an address in use is named, too */
+    struct bt_front *other = NULL;
+    char taken[32];
+    struct bt_front_config conf = {.model_path = MODEL, .model = &model};
+    bt_http_options_default(&conf.http);
+    snprintf(taken, sizeof(taken), "127.0.0.1:%d", port);
+    conf.http.listen = taken;
+    struct bt_metrics *m = bt_metrics_create();
+    assert_int_equal(
+        bt_front_create(loop, &conf, tok, NULL, NULL, m, &other, NULL, err, sizeof(err)),
+        BT_ERR_IO);
+    bt_metrics_destroy(m);
+    assert_non_null(strstr(err, taken));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+        T(test_bad_bodies),
+        T(test_monstrous_bodies),
+        T(test_routes),
+        T(test_small_routes),
+        T(test_tokenize),
+        cmocka_unit_test_setup_teardown(test_keys, setup_keys, teardown_keys),
+        cmocka_unit_test_setup_teardown(test_bad_key_files, setup_keys, teardown_keys),
+    };
+    return cmocka_run_group_tests(tests, load_model, unload_model);
+}
