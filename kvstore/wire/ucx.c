@@ -16,6 +16,7 @@
 #include "kvstore/wire/xfer_priv.h"
 
 #define SPIN_TURNS      32 /* empty turns before arming: a few microseconds */
+#define WIREUP_TAIL_NS  (100ull * 1000000)
 #define AM_IDS          64
 #define PROGRESS_MAX    16 /* calls per connection and turn */
 #define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a connection is polled by the clock */
@@ -188,6 +189,7 @@ static ucs_status_t on_proof(void *arg, const void *header, size_t header_len, v
     }
     if (!c->proven) {
         c->proven = true;
+        c->proven_ns = bt_mono_ns();
         bt_wx_event(c->x, &c->obj, BT_WX_EV_PROVEN);
     }
     return UCS_OK;
@@ -354,13 +356,16 @@ static bool conn_closed(struct bt_wx_conn *c)
 }
 
 /* A peer whose wire-up message meets a connection closed just then fails an assertion inside UCX
- * 1.13.1 (wireup_ep.c: pending_count == 0) and is gone. So a session that ends during wire-up lets
- * it finish first, for as long as the proof may take. It has no flows yet. */
+ * 1.13.1 (wireup_ep.c: pending_count == 0; ucp_request.c:684) and is gone. So a session that ends
+ * during wire-up lets it finish first: as long as the proof may take, and, as the echo is not the
+ * last message of wire-up, a little longer. */
 static bool conn_lingers(struct bt_wx_conn *c)
 {
-    uint64_t since = c->connect_ns != 0 ? c->connect_ns : c->stop_ns;
-    return !c->killed && !c->proven && c->worker != NULL && c->address != NULL &&
-           c->x->now_ns - since < BT_WX_PROOF_NS;
+    uint64_t since = c->connect_ns != 0 ? c->connect_ns : c->stop_ns, now = c->x->now_ns;
+    if (c->killed || c->worker == NULL || c->address == NULL) {
+        return false;
+    }
+    return c->proven ? now < c->proven_ns + WIREUP_TAIL_NS : now < since + BT_WX_PROOF_NS;
 }
 
 static void conn_free(struct bt_wx_conn *c)
@@ -399,7 +404,7 @@ static void conn_step(struct bt_wx_conn *c)
         bt_wx_recv_reap(c);
         bt_wx_send_reap(c);
     }
-    if (c->stopping && conn_closed(c)) {
+    if (c->stopping && c->closing && conn_closed(c)) {
         conn_free(c);
     }
 }

@@ -75,7 +75,7 @@ struct bt_wx_conn {
     bool killed, closing, stopping, proven, throttled, broken_close;
     bool kill_wanted; /* set inside UCX callbacks, which must not close endpoints */
     uint32_t empty_wakes;
-    uint64_t connect_ns, stop_ns, close_ns;
+    uint64_t connect_ns, proven_ns, stop_ns, close_ns;
     struct bt_wire_proof proof;
     struct bt_map *streams; /* u32 -> bt_wx_recv */
     struct bt_list sends, recvs;
