@@ -13,15 +13,17 @@ struct bt_request;
 
 struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of the heap members */
     struct bt_tokens prompt; /* n >= 1 */
-    uint32_t max_tokens;     /* already cut to the model's context */
+    uint32_t max_tokens;     /* already cut to the model's context; 0 only with prompt_logprobs */
     struct bt_engine_params
         sampling;         /* eos: filled by the front from the model unless ignore_eos */
-    uint32_t n;           /* choices; 1 until forks are built */
+    uint32_t n;           /* choices, 1..16, numbered from 0: one prefill, then forks */
     char **stop;          /* NULL-terminated list of stop strings, or NULL */
     bool include_stop;    /* keep the stop string in the text */
     bool skip_special;    /* leave special tokens out of the text */
     bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */
     bool no_cache;        /* neither read nor keep cache */
+    bool prompt_logprobs; /* on_prompt is wanted: computed without reading cache */
+    uint32_t prompt_top;  /* ... with so many of the most likely tokens, 0..20 */
     char *tenant;         /* heap; separates the caches of tenants; NULL: shared */
     char *cache_salt;     /* NULL: shared */
     char *id;             /* "cmpl-..." for logs; heap */
@@ -64,6 +66,10 @@ struct bt_gen_usage {
 };
 
 struct bt_gen_ops {
+    /* Once, before the first delta, if spec.prompt_logprobs: the prompt's tokens with their
+     * logprobs given what stands before them; the first one's logprob is NaN and it has no top. May
+     * be NULL otherwise. text_offset is not set. */
+    void (*on_prompt)(void *arg, const struct bt_gen_token *tokens, size_t n);
     void (*on_delta)(void *arg, const struct bt_gen_delta *d);
     /* stop_string: which one matched, NULL for EOS or length. */
     void (*on_finish)(void *arg, uint32_t choice, bt_finish_t reason, const char *stop_string);
