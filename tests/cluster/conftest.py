@@ -31,7 +31,11 @@ class Cluster:
         self.url = p.stdout.decode().strip().splitlines()[-1]
         self.host, self.port = self.url[len("http://"):].split(":")
         self.port = int(self.port)
-        self.model = self.get("/v1/models")["data"][0]["id"]
+        try:
+            self.model = self.get("/v1/models")["data"][0]["id"]
+        except Exception:
+            self.stop()
+            raise
 
     def stop(self):
         subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60, check=True)
