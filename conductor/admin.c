@@ -73,7 +73,7 @@ static void on_status(void *arg, struct bt_rpc_call *call, const void *data, siz
 struct listed {
     Baton__AdminBlock block;
     struct bt_kv_key key;
-    char *kvstores[BT_INDEX_KVSTORES_MAX];
+    char *kvstores[BT_HOLDERS_KVSTORES_MAX];
 };
 
 static bool list_block(struct bt_admin *a, size_t *it, struct listed *b)
@@ -81,7 +81,7 @@ static bool list_block(struct bt_admin *a, size_t *it, struct listed *b)
     const struct bt_kv_key *key;
     const uint64_t *holds;
     uint32_t depth;
-    if (!bt_index_next(bt_view_index(a->view), it, &key, &depth, &holds)) {
+    if (!bt_holders_next(bt_view_index(a->view), it, &key, &depth, &holds)) {
         return false;
     }
     baton__admin_block__init(&b->block);
@@ -90,7 +90,7 @@ static bool list_block(struct bt_admin *a, size_t *it, struct listed *b)
     b->block.key.len = sizeof(b->key.b);
     b->block.depth = depth;
     b->block.kvstores = b->kvstores;
-    for (uint32_t id = 0; id < BT_INDEX_KVSTORES_MAX; id++) {
+    for (uint32_t id = 0; id < BT_HOLDERS_KVSTORES_MAX; id++) {
         const char *name =
             (holds[id / 64] >> (id % 64) & 1) != 0 ? bt_view_kvstore_name(a->view, id) : NULL;
         if (name != NULL) {
@@ -110,11 +110,11 @@ static void on_blocks(void *arg, struct bt_rpc_call *call, const void *data, siz
     }
     uint32_t limit = BT_MIN(q->limit, LIST_MAX);
     baton__admin_blocks_request__free_unpacked(q, NULL);
-    const struct bt_index *x = bt_view_index(a->view);
-    limit = (uint32_t)BT_MIN((size_t)limit, bt_index_keys(x));
+    const struct bt_holders *x = bt_view_index(a->view);
+    limit = (uint32_t)BT_MIN((size_t)limit, bt_holders_keys(x));
     Baton__AdminBlocks r = BATON__ADMIN_BLOCKS__INIT;
-    r.blocks = bt_index_keys(x);
-    r.replicas = bt_index_replicas(x);
+    r.blocks = bt_holders_keys(x);
+    r.replicas = bt_holders_replicas(x);
     r.block_tokens = a->conf.block_tokens;
     r.list = bt_calloc(limit + 1, sizeof(Baton__AdminBlock *));
     size_t it = 0;

@@ -136,7 +136,12 @@ static void on_error(void *arg, int http, const char *message, uint32_t retry_af
     gen_free(g);
 }
 
-static const struct bt_gen_ops gen_ops = {on_delta, on_finish, on_done, on_error};
+static const struct bt_gen_ops gen_ops = {
+    .on_delta = on_delta,
+    .on_finish = on_finish,
+    .on_done = on_done,
+    .on_error = on_error,
+};
 
 static void on_gone(void *arg)
 {

@@ -37,7 +37,7 @@ static void blocks_credit(struct bt_session *s, uint32_t n)
 
 static void forget_blocks(struct bt_session *s)
 {
-    bt_index_forget(s->view->index, s->kv_id);
+    bt_holders_forget(s->view->index, s->kv_id);
     s->blocks_synced = false;
     s->blocks_seq = 0;
 }
@@ -63,14 +63,14 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
         memcpy(key.b, p, sizeof(key.b));
         uint32_t depth =
             p[32] | (uint32_t)p[33] << 8 | (uint32_t)p[34] << 16 | (uint32_t)p[35] << 24;
-        (void)bt_index_add(s->view->index, &key, depth, s->kv_id);
+        (void)bt_holders_add(s->view->index, &key, depth, s->kv_id);
     }
     for (size_t i = 0; i < n_removed; i++) {
         struct bt_kv_key key;
         memcpy(key.b, e->removed.data + i * BLOCK_REMOVED_BYTES, sizeof(key.b));
-        bt_index_remove(s->view->index, &key, s->kv_id);
+        bt_holders_remove(s->view->index, &key, s->kv_id);
     }
-    bt_metric_set(s->view->m_index_keys, (double)bt_index_keys(s->view->index));
+    bt_metric_set(s->view->m_index_keys, (double)bt_holders_keys(s->view->index));
 }
 
 static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *data, size_t len)
@@ -456,7 +456,7 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     s->view = v;
     s->kind = kind;
     s->member = member_copy(m);
-    s->kv_id = BT_INDEX_KVSTORES_MAX;
+    s->kv_id = BT_HOLDERS_KVSTORES_MAX;
     bt_list_init(&s->link);
     if (kind != BT_SESSION_OTHER) {
         bt_timer_start(v->loop, &s->timer, 0, 0, dial, s);

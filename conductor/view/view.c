@@ -27,12 +27,12 @@ static struct bt_session *find(struct bt_view *v, const char *kind, const char *
 
 static void drop(struct bt_view *v, struct bt_session *s, const char *why)
 {
-    if (s->kv_id < BT_INDEX_KVSTORES_MAX) {
-        bt_index_forget(v->index, s->kv_id);
+    if (s->kv_id < BT_HOLDERS_KVSTORES_MAX) {
+        bt_holders_forget(v->index, s->kv_id);
     }
     uint32_t id = s->kv_id;
     bt_session_destroy(s, why);
-    if (id < BT_INDEX_KVSTORES_MAX) {
+    if (id < BT_HOLDERS_KVSTORES_MAX) {
         v->kv_by_id[id] = NULL;
     }
     v->n_sessions--;
@@ -73,7 +73,7 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
     v->conf.name = v->name;
     v->conf.node = v->node;
     bt_list_init(&v->sessions);
-    v->index = bt_index_create(conf->index_keys_max);
+    v->index = bt_holders_create(conf->index_keys_max);
     v->m_down = bt_metrics_counter(metrics, "baton_sessions_down_total", NULL,
                                    "Sessions with workers and kvstores that broke.");
     v->m_mismatch = bt_metrics_counter(metrics, "baton_sessions_refused_total", NULL,
@@ -104,7 +104,7 @@ void bt_view_destroy(struct bt_view *v)
     bt_list_for_each_safe (l, tmp, &v->sessions) {
         drop(v, session_of(l), "this conductor ends");
     }
-    bt_index_destroy(v->index);
+    bt_holders_destroy(v->index);
     free(v->workers);
     free(v->kvstores);
     free(v->worker_of);
@@ -123,12 +123,12 @@ void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg
 
 static uint32_t free_kv_id(const struct bt_view *v)
 {
-    for (uint32_t i = 0; i < BT_INDEX_KVSTORES_MAX; i++) {
+    for (uint32_t i = 0; i < BT_HOLDERS_KVSTORES_MAX; i++) {
         if (v->kv_by_id[i] == NULL) {
             return i;
         }
     }
-    return BT_INDEX_KVSTORES_MAX;
+    return BT_HOLDERS_KVSTORES_MAX;
 }
 
 static bt_session_kind_t kind_of(const char *kind)
@@ -150,9 +150,9 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
         return;
     }
     bt_session_kind_t kind = kind_of(m->kind);
-    uint32_t id = kind == BT_SESSION_KVSTORE ? free_kv_id(v) : BT_INDEX_KVSTORES_MAX;
+    uint32_t id = kind == BT_SESSION_KVSTORE ? free_kv_id(v) : BT_HOLDERS_KVSTORES_MAX;
     if (v->n_sessions >= BT_VIEW_SESSIONS_MAX ||
-        (kind == BT_SESSION_KVSTORE && id == BT_INDEX_KVSTORES_MAX)) {
+        (kind == BT_SESSION_KVSTORE && id == BT_HOLDERS_KVSTORES_MAX)) {
         BT_ERROR("view_full", "kind=%s peer=%s sessions=%u", m->kind, m->name, v->n_sessions);
         return;
     }
@@ -238,8 +238,8 @@ static void fill_worker(const struct bt_session *s, struct bt_sched_worker *w)
 void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
                       struct bt_view_snapshot *out)
 {
-    uint32_t match[BT_INDEX_KVSTORES_MAX];
-    bt_index_match(v->index, keys, n_keys, match, BT_INDEX_KVSTORES_MAX);
+    uint32_t match[BT_HOLDERS_KVSTORES_MAX];
+    bt_holders_match(v->index, keys, n_keys, match, BT_HOLDERS_KVSTORES_MAX);
     reserve_scratch(v);
     uint32_t nw = 0, nk = 0;
     struct bt_list *l;
@@ -319,14 +319,14 @@ struct bt_list *bt_view_sessions(struct bt_view *v)
     return &v->sessions;
 }
 
-const struct bt_index *bt_view_index(const struct bt_view *v)
+const struct bt_holders *bt_view_index(const struct bt_view *v)
 {
     return v->index;
 }
 
 const char *bt_view_kvstore_name(const struct bt_view *v, uint32_t kv_id)
 {
-    return kv_id < BT_INDEX_KVSTORES_MAX && v->kv_by_id[kv_id] != NULL
+    return kv_id < BT_HOLDERS_KVSTORES_MAX && v->kv_by_id[kv_id] != NULL
                ? v->kv_by_id[kv_id]->member->name
                : NULL;
 }

@@ -13,7 +13,7 @@
 #include "common/metrics/metrics.h"
 #include "common/rpc/rpc.h"
 #include "conductor/sched/sched.h"
-#include "conductor/view/index.h"
+#include "conductor/view/holders.h"
 #include "session.pb-c.h"
 
 struct bt_view;
@@ -115,7 +115,7 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
 /* Is there a prefill, a decode and their kvstores? why: static text when not. */
 bool bt_view_serving(struct bt_view *v, const char **why_p);
 struct bt_list *bt_view_sessions(struct bt_view *v); /* of struct bt_session.link */
-const struct bt_index *bt_view_index(const struct bt_view *v);
+const struct bt_holders *bt_view_index(const struct bt_view *v);
 const char *bt_view_kvstore_name(const struct bt_view *v, uint32_t kv_id); /* NULL: none */
 
 #endif

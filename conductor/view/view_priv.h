@@ -14,8 +14,8 @@ struct bt_view {
     struct bt_member_table *table;
     struct bt_list sessions;
     uint32_t n_sessions;
-    struct bt_session *kv_by_id[BT_INDEX_KVSTORES_MAX];
-    struct bt_index *index;
+    struct bt_session *kv_by_id[BT_HOLDERS_KVSTORES_MAX];
+    struct bt_holders *index;
     struct bt_timer beat;
     uint64_t last_beat_ns;
     bool formed;              /* both roles have been up, or one alone for long enough */

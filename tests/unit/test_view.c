@@ -221,7 +221,7 @@ static void test_blocks(void **state)
     const struct bt_kv_key *key;
     uint32_t depth, n = 0;
     const uint64_t *holds;
-    while (bt_index_next(bt_view_index(f.view), &it, &key, &depth, &holds)) {
+    while (bt_holders_next(bt_view_index(f.view), &it, &key, &depth, &holds)) {
         n++;
     }
     assert_int_equal(n, 2);
@@ -287,9 +287,9 @@ static void test_plan_follows_blocks(void **state)
         e.seq = 1;
         e.added.data = added;
         e.added.len = sizeof(added);
-        size_t before = bt_index_keys(bt_view_index(f.view));
+        size_t before = bt_holders_keys(bt_view_index(f.view));
         send_ok(k[holder]->blocks, &e.base);
-        until(&f, bt_index_keys(bt_view_index(f.view)) == before + 6);
+        until(&f, bt_holders_keys(bt_view_index(f.view)) == before + 6);
         struct client c;
         int n = p[holder]->submits;
         client_start(&f, &c, &s);

@@ -1,33 +1,33 @@
-/* The block index: key -> set of kvstores; see index.h. */
-#include "conductor/view/index.h"
+/* The block index: key -> set of kvstores; see holders.h. */
+#include "conductor/view/holders.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/map.h"
 
-#define WORDS (BT_INDEX_KVSTORES_MAX / 64)
+#define WORDS (BT_HOLDERS_KVSTORES_MAX / 64)
 
 struct entry {
     uint64_t holds[WORDS];
     uint32_t depth;
 };
 
-struct bt_index {
+struct bt_holders {
     struct bt_map *map; /* bt_kv_key -> struct entry */
     size_t keys_max;
     uint64_t replicas, dropped;
 };
 
-struct bt_index *bt_index_create(size_t keys_max)
+struct bt_holders *bt_holders_create(size_t keys_max)
 {
-    struct bt_index *x = bt_calloc(1, sizeof(*x));
+    struct bt_holders *x = bt_calloc(1, sizeof(*x));
     x->map = bt_map_create(sizeof(struct bt_kv_key));
     x->keys_max = keys_max;
     return x;
 }
 
-void bt_index_destroy(struct bt_index *x)
+void bt_holders_destroy(struct bt_holders *x)
 {
     if (x == NULL) {
         return;
@@ -50,9 +50,9 @@ static bool none(const struct entry *e)
     return any == 0;
 }
 
-bool bt_index_add(struct bt_index *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id)
+bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id)
 {
-    BT_ASSERT(id < BT_INDEX_KVSTORES_MAX);
+    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
     struct entry *e = bt_map_get(x->map, key);
     if (e == NULL) {
         if (bt_map_count(x->map) >= x->keys_max) {
@@ -71,9 +71,9 @@ bool bt_index_add(struct bt_index *x, const struct bt_kv_key *key, uint32_t dept
     return true;
 }
 
-void bt_index_remove(struct bt_index *x, const struct bt_kv_key *key, uint32_t id)
+void bt_holders_remove(struct bt_holders *x, const struct bt_kv_key *key, uint32_t id)
 {
-    BT_ASSERT(id < BT_INDEX_KVSTORES_MAX);
+    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
     struct entry *e = bt_map_get(x->map, key);
     uint64_t bit = (uint64_t)1 << (id % 64);
     if (e == NULL || (e->holds[id / 64] & bit) == 0) {
@@ -87,9 +87,9 @@ void bt_index_remove(struct bt_index *x, const struct bt_kv_key *key, uint32_t i
     }
 }
 
-void bt_index_forget(struct bt_index *x, uint32_t id)
+void bt_holders_forget(struct bt_holders *x, uint32_t id)
 {
-    BT_ASSERT(id < BT_INDEX_KVSTORES_MAX);
+    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
     /* The map may not change while it is walked: gather the keys first. */
     size_t n = 0, cap = 0, it = 0;
     struct bt_kv_key *gone = NULL;
@@ -106,13 +106,13 @@ void bt_index_forget(struct bt_index *x, uint32_t id)
         memcpy(&gone[n++], key, sizeof(*gone));
     }
     for (size_t i = 0; i < n; i++) {
-        bt_index_remove(x, &gone[i], id);
+        bt_holders_remove(x, &gone[i], id);
     }
     free(gone);
 }
 
-void bt_index_match(const struct bt_index *x, const struct bt_kv_key *keys, uint32_t n,
-                    uint32_t *match, uint32_t n_ids)
+void bt_holders_match(const struct bt_holders *x, const struct bt_kv_key *keys, uint32_t n,
+                      uint32_t *match, uint32_t n_ids)
 {
     uint64_t alive[WORDS];
     memset(alive, 0xff, sizeof(alive));
@@ -141,23 +141,23 @@ void bt_index_match(const struct bt_index *x, const struct bt_kv_key *keys, uint
     }
 }
 
-size_t bt_index_keys(const struct bt_index *x)
+size_t bt_holders_keys(const struct bt_holders *x)
 {
     return bt_map_count(x->map);
 }
 
-uint64_t bt_index_replicas(const struct bt_index *x)
+uint64_t bt_holders_replicas(const struct bt_holders *x)
 {
     return x->replicas;
 }
 
-uint64_t bt_index_dropped(const struct bt_index *x)
+uint64_t bt_holders_dropped(const struct bt_holders *x)
 {
     return x->dropped;
 }
 
-bool bt_index_next(const struct bt_index *x, size_t *it, const struct bt_kv_key **key_p,
-                   uint32_t *depth_p, const uint64_t **holds_p)
+bool bt_holders_next(const struct bt_holders *x, size_t *it, const struct bt_kv_key **key_p,
+                     uint32_t *depth_p, const uint64_t **holds_p)
 {
     const void *key;
     const struct entry *e = bt_map_next(x->map, it, &key);
