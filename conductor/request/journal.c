@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(BT_JOURNAL_WINDOW == 64, "present has one bit for each place of the window");
+#define WINDOW_FIRST 8
+
+_Static_assert((BT_JOURNAL_WINDOW & (BT_JOURNAL_WINDOW - 1)) == 0, "a power of two");
 
 void bt_journal_init(struct bt_journal *j)
 {
@@ -23,7 +25,29 @@ void bt_journal_begin(struct bt_journal *j, uint32_t epoch)
     BT_ASSERT(epoch > j->epoch);
     j->epoch = epoch;
     j->base = j->n;
-    j->present = 0;
+    for (uint32_t i = 0; j->waiting != 0 && i < j->window_cap; i++) {
+        j->window[i].epoch = 0;
+    }
+    j->waiting = 0;
+}
+
+/* Makes room for a token `ahead` places after the next one. */
+static void window_grow(struct bt_journal *j, uint32_t ahead)
+{
+    uint32_t cap = j->window_cap != 0 ? j->window_cap : WINDOW_FIRST;
+    while (cap <= ahead) {
+        cap *= 2;
+    }
+    if (cap == j->window_cap) {
+        return;
+    }
+    struct bt_journal_entry *w = bt_calloc(cap, sizeof(*w));
+    for (uint32_t i = 0; i < j->window_cap; i++) {
+        w[(j->n + i) % cap] = j->window[(j->n + i) % j->window_cap];
+    }
+    free(j->window);
+    j->window = w;
+    j->window_cap = cap;
 }
 
 bt_status_t bt_journal_put(struct bt_journal *j, uint32_t offset, const struct bt_journal_entry *e)
@@ -38,34 +62,33 @@ bt_status_t bt_journal_put(struct bt_journal *j, uint32_t offset, const struct b
     if (at - j->n >= BT_JOURNAL_WINDOW) {
         return BT_ERR_EXHAUSTED;
     }
-    uint32_t i = (uint32_t)(at % BT_JOURNAL_WINDOW);
-    if ((j->present >> i & 1) != 0) {
+    window_grow(j, (uint32_t)(at - j->n));
+    struct bt_journal_entry *place = &j->window[at % j->window_cap];
+    if (place->epoch != 0) {
         return BT_ERR_EXISTS;
     }
-    if (j->window == NULL) {
-        j->window = bt_calloc(BT_JOURNAL_WINDOW, sizeof(*j->window));
-    }
-    j->window[i] = *e;
-    j->present |= (uint64_t)1 << i;
+    *place = *e;
+    j->waiting++;
     return BT_OK;
 }
 
 const struct bt_journal_entry *bt_journal_take(struct bt_journal *j)
 {
-    uint32_t i = j->n % BT_JOURNAL_WINDOW;
-    if ((j->present >> i & 1) == 0) {
+    if (j->waiting == 0 || j->window[j->n % j->window_cap].epoch == 0) {
         return NULL;
     }
+    struct bt_journal_entry *e = &j->window[j->n % j->window_cap];
     if (j->n == j->cap) {
         j->cap = j->cap != 0 ? j->cap * 2 : 64;
         j->tokens = bt_realloc(j->tokens, j->cap * sizeof(*j->tokens));
     }
-    j->present &= ~((uint64_t)1 << i);
-    j->tokens[j->n++] = j->window[i].token;
-    return &j->window[i];
+    j->waiting--;
+    e->epoch = 0;
+    j->tokens[j->n++] = e->token;
+    return e;
 }
 
 bool bt_journal_gap(const struct bt_journal *j)
 {
-    return j->present != 0 && (j->present >> (j->n % BT_JOURNAL_WINDOW) & 1) == 0;
+    return j->waiting != 0 && j->window[j->n % j->window_cap].epoch == 0;
 }

@@ -8,7 +8,9 @@
 #include "common/base/base.h"
 #include "common/engine/engine.h"
 
-#define BT_JOURNAL_WINDOW 64
+/* Tokens that may be ahead of a missing one. A fast decode worker is dozens of steps ahead before a
+ * busy prefill worker has sent its token. */
+#define BT_JOURNAL_WINDOW 4096
 
 struct bt_journal_entry {
     uint32_t epoch;
@@ -25,8 +27,10 @@ struct bt_journal {
     uint32_t base;   /* tokens before this epoch */
     uint32_t n, cap; /* tokens[0..n) were handed out */
     uint32_t *tokens;
-    struct bt_journal_entry *window; /* [BT_JOURNAL_WINDOW], by offset modulo its length */
-    uint64_t present;                /* bit i: window[i] is filled */
+    /* by offset modulo window_cap (a power of two, grows up to BT_JOURNAL_WINDOW); an entry of
+     * epoch 0 is empty */
+    struct bt_journal_entry *window;
+    uint32_t window_cap, waiting; /* entries that are filled */
 };
 
 void bt_journal_init(struct bt_journal *j);
@@ -37,7 +41,8 @@ void bt_journal_begin(struct bt_journal *j, uint32_t epoch);
  * epoch. ERR_EXISTS: had it already. ERR_EXHAUSTED: too far ahead of a missing token. */
 bt_status_t bt_journal_put(struct bt_journal *j, uint32_t offset,
                            const struct bt_journal_entry *e) BT_MUST_CHECK;
-/* Takes the token at the next offset into the journal. NULL: not there (yet). The entry is valid
+/* Takes the token at the next offset into the journal. NULL: not there (yet). The entry (but its
+ * epoch, which is cleared) is valid
  * until the next put. */
 const struct bt_journal_entry *bt_journal_take(struct bt_journal *j);
 /* Tokens wait for an earlier one. */

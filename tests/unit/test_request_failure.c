@@ -493,7 +493,7 @@ static void test_strangers(void **state)
     spin(&x.f, 100);
     assert_int_equal(c.n_tokens, 0);
     assert_false(find(&x, 2, BATON__PHASES__PREFILL, &p));
-    say_token(d.w, id, 1, 100, 666, BATON__FINISH__STOP); /* far ahead: a broken worker */
+    say_token(d.w, id, 1, 5000, 666, BATON__FINISH__STOP); /* far ahead: a broken worker */
     until(&x.f, find(&x, 2, BATON__PHASES__PREFILL, &p));
     say_token(p.w, id, 2, 0, 1u << 30, BATON__FINISH__NOT_FINISHED); /* no such token */
     until(&x.f, c.errors == 1);

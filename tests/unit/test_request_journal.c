@@ -96,12 +96,37 @@ static void test_window(void **state)
         take(&j, i);
     }
     /* Far beyond the window, one by one. */
-    for (uint32_t i = BT_JOURNAL_WINDOW; i < 1000; i++) {
+    for (uint32_t i = BT_JOURNAL_WINDOW; i < BT_JOURNAL_WINDOW + 1000; i++) {
         assert_int_equal(put(&j, 1, i, i), BT_OK);
         take(&j, i);
     }
-    assert_int_equal(j.n, 1000);
+    assert_int_equal(j.n, BT_JOURNAL_WINDOW + 1000);
     assert_int_equal(j.tokens[999], 999);
+    assert_int_equal(j.tokens[BT_JOURNAL_WINDOW + 999], BT_JOURNAL_WINDOW + 999);
+    bt_journal_cleanup(&j);
+}
+
+/* The window grows while tokens wait in it, wherever the journal stands. */
+static void test_growth(void **state)
+{
+    (void)state;
+    struct bt_journal j;
+    bt_journal_init(&j);
+    bt_journal_begin(&j, 1);
+    uint32_t n = 0;
+    for (uint32_t ahead = 1; ahead < 300; ahead += 7) {
+        for (uint32_t i = 1; i <= ahead; i++) {
+            assert_int_equal(put(&j, 1, n + i, n + i), BT_OK);
+        }
+        assert_int_equal(put(&j, 1, n + ahead, 0), BT_ERR_EXISTS);
+        assert_null(bt_journal_take(&j));
+        assert_int_equal(put(&j, 1, n, n), BT_OK);
+        for (uint32_t i = 0; i <= ahead; i++) {
+            take(&j, n++);
+        }
+        assert_null(bt_journal_take(&j));
+        assert_int_equal(j.waiting, 0);
+    }
     bt_journal_cleanup(&j);
 }
 
@@ -111,6 +136,7 @@ int main(void)
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_duplicates_and_epochs),
         cmocka_unit_test(test_window),
+        cmocka_unit_test(test_growth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
