@@ -154,6 +154,8 @@ static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim
                        sizeof(err)) != BT_OK) {
         fail_msg("%s", err);
     }
+    /* Workers get it by descriptor: without a name it cannot outlive a test that crashes. */
+    assert_int_equal(unlink(n->slab_path), 0);
     assert_in_range(n->slab->super->n_slots, n_slots, n_slots + 2);
     n_slots = n->slab->super->n_slots;
     n->cache = bt_cache_create(n->slab, &n->layout, n_slots / 2, &bt_evict_slru);
@@ -204,7 +206,6 @@ static inline void node_stop(struct node *n)
     assert_int_equal(c.leases, 0); /* the end leaves no lease, whatever was going on */
     assert_int_equal(c.transit, 0);
     bt_cache_destroy(n->cache);
-    unlink(n->slab_path);
     bt_slab_unmap(n->slab);
     snprintf(path, sizeof(path), "%s/kvstore.lock", n->dir);
     unlink(path);

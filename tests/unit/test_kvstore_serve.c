@@ -11,7 +11,9 @@ static struct bt_rpc_server *server;
 static struct bt_rpc_channel *channel;
 static struct bt_serve *serve;
 
-struct client { /* either kind of stream */
+/* Either kind of stream. Static in each test: the stream may end in teardown, after the test's own
+ * frame is gone. */
+struct client {
     struct bt_rpc_stream *s;
     bool closed, blocks;
     int code;
@@ -183,7 +185,7 @@ static int teardown(void **state)
 
 static void session_owns_reservations(void **state)
 {
-    struct client a, b;
+    static struct client a, b;
     (void)state;
     dial(&a, false);
     dial(&b, false);
@@ -209,7 +211,7 @@ static void session_owns_reservations(void **state)
 
 static void heartbeats_keep_a_session(void **state)
 {
-    struct client a;
+    static struct client a;
     (void)state;
     dial(&a, false);
     hello(&a);
@@ -229,7 +231,7 @@ static void heartbeats_keep_a_session(void **state)
 
 static void garbage_ends_a_session(void **state)
 {
-    struct client a;
+    static struct client a;
     (void)state;
     dial(&a, false);
     hello(&a);
@@ -272,7 +274,7 @@ static void assert_same(const struct client *c)
 
 static void blocks_follow_credit(void **state)
 {
-    struct client c;
+    static struct client c;
     (void)state;
     for (uint32_t b = 0; b < 10; b++) {
         cache_block(b);
@@ -300,7 +302,7 @@ static void blocks_follow_credit(void **state)
 
 static void blocks_overflow_resyncs(void **state)
 {
-    struct client c;
+    static struct client c;
     (void)state;
     dial(&c, true);
     credit(&c, 1);
