@@ -11,7 +11,7 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI     1
+#define BT_ENGINE_ABI     2
 #define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
 #define BT_ENGINE_MAX_EOS 16
 
@@ -73,6 +73,11 @@ struct bt_engine_at {
     uint32_t flow, seq;
 };
 
+/* SAMPLE: the token after the row's last is sampled. PROMPT_LOGPROBS: the forward ticket's event
+ * reports, for each token of the row that has a prompt token behind it (by slot_open's tokens and
+ * n_prompt), the logprob of that prompt token given everything before it; params.logprobs says how
+ * many alternatives come with it. Rows of a prompt read without a cache, in any chunks, so report
+ * its tokens 1 to n_prompt - 1 once each. */
 enum { BT_ROW_SAMPLE = 1, BT_ROW_PROMPT_LOGPROBS = 2 };
 #define BT_ENGINE_POS_NEXT UINT32_MAX
 
@@ -92,11 +97,13 @@ struct bt_engine_batch {
     const struct bt_engine_row *rows;
 };
 
-struct bt_engine_out { /* one sampled token */
+struct bt_engine_out { /* one token: sampled, or of a prompt */
     uint32_t slot;
+    uint32_t pos; /* its position in the sequence */
     uint32_t token;
     float logprob; /* of the model's own distribution, before mask, bias, penalties, temperature
-                      and truncation (raw logprobs); 0 unless params.logprobs >= 0 */
+                      and truncation (raw logprobs); of a sampled token 0 unless
+                      params.logprobs >= 0 */
     uint32_t n_top;
     uint32_t top_id[BT_ENGINE_MAX_TOP]; /* by falling logprob */
     float top_logprob[BT_ENGINE_MAX_TOP];
@@ -106,7 +113,9 @@ struct bt_engine_out { /* one sampled token */
 struct bt_engine_event {
     bt_engine_ticket_t ticket;
     bt_status_t status; /* ERR_DEVICE is sticky: the worker goes out of service */
-    uint32_t n_out;     /* sample tickets: results in the order of the SAMPLE rows of the batch */
+    uint32_t n_out;     /* sample tickets: results in the order of the SAMPLE rows of the batch,
+                           then of forks; forward tickets: prompt tokens in the order of the
+                           PROMPT_LOGPROBS rows,     rising positions in each */
     const struct bt_engine_out *out; /* valid until bt_engine_release(ticket) */
     float run_us;
 };
@@ -139,7 +148,17 @@ struct bt_engine_vtable {
     /* Tells the sequence's page table: pages[i] holds tokens [(first+i)*page_tokens, ...). */
     bt_status_t (*slot_pages)(struct bt_engine *, uint32_t slot, uint32_t first,
                               const uint32_t *pages, uint32_t n);
+    /* Opens `to` as another choice of `from`: its parameters but for choice, its tokens and its
+     * page table. Pages are shared by reference; the engine does not count them, the caller keeps a
+     * page until each of its slots is closed and quiet. Both only write pages that no other slot
+     * has, so the page of a partial block is the caller's to replace: slot_pages with a page of its
+     * own and page_copy. A fork between a forward and its sample is sampled along: its first token
+     * comes from the same logits, its results stand behind those of the rows, in order of forking.
+     */
     bt_status_t (*slot_fork)(struct bt_engine *, uint32_t from, uint32_t to, uint32_t choice);
+    /* Copies the KV of the first toks tokens of a page, all layers, behind the forwards before it
+     * and before those after it. */
+    bt_status_t (*page_copy)(struct bt_engine *, uint32_t from, uint32_t to, uint32_t toks);
     /* Tells a token that was chosen elsewhere (the hand-off's first token) as if sampled here. */
     bt_status_t (*slot_accept)(struct bt_engine *, uint32_t slot, uint32_t token);
     /* Pages and slot may be reused once `quiet_p` has been polled. */

@@ -60,8 +60,7 @@ static void ticket_free(struct bt_list *head)
         bt_list_remove(&t->link);
         free(t->out);
         free(t->logits);
-        free(t->slots);
-        free(t->positions);
+        free(t->samples);
         free(t);
     }
 }
@@ -171,6 +170,23 @@ bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
     return BT_OK;
 }
 
+/* A forward that waits for its sample: the fork is sampled from the same logits. */
+static void fork_pending(struct bt_list *head, uint32_t from, uint32_t to)
+{
+    struct bt_list *l;
+    bt_list_for_each (l, head) {
+        struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
+        for (uint32_t i = 0; t->forward && !t->sampled && i < t->n_sample; i++) {
+            if (t->samples[i].slot == from) {
+                struct bt_host_sample s = t->samples[i];
+                s.slot = to;
+                bt_host_ticket_sample(t, &s);
+                break;
+            }
+        }
+    }
+}
+
 bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uint32_t choice)
 {
     struct bt_host_slot *s = slot_of(h, from);
@@ -183,8 +199,28 @@ bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uin
     if (st == BT_OK) {
         memcpy(h->slots[to].pages, s->pages, h->max_pages_of_slot * sizeof(*s->pages));
         h->slots[to].next_pos = s->next_pos;
+        fork_pending(&h->done, from, to);
+        fork_pending(&h->given, from, to);
     }
     return st;
+}
+
+bt_status_t bt_host_page_copy(struct bt_host *h, uint32_t from, uint32_t to, uint32_t toks)
+{
+    const struct bt_kv_layout *l = &h->info.layout;
+    const struct bt_kv_group *g = &l->groups[0];
+    if (from >= h->info.pages || to >= h->info.pages || toks > l->page_tokens) {
+        return BT_ERR_INVALID;
+    }
+    size_t row = (size_t)g->head_dim * bt_dtype_bytes((bt_dtype_t)g->dtype);
+    for (uint32_t layer = 0; from != to && layer < l->n_layers; layer++) {
+        const uint8_t *src = bt_host_segment(h, layer, from);
+        uint8_t *dst = bt_host_segment(h, layer, to);
+        for (uint32_t p = 0; p < g->n_kv_heads * 2; p++) { /* [kv_head][K,V][token][dim] */
+            memcpy(dst + p * row * l->page_tokens, src + p * row * l->page_tokens, row * toks);
+        }
+    }
+    return BT_OK;
 }
 
 bt_status_t bt_host_slot_accept(struct bt_host *h, uint32_t slot, uint32_t token)
@@ -207,7 +243,7 @@ bt_status_t bt_host_slot_close(struct bt_host *h, uint32_t slot, bt_engine_ticke
         return BT_ERR_INVALID;
     }
     slot_clear(s); /* forward ran inside its call: nothing touches the pages any more */
-    struct bt_host_ticket *t = bt_host_ticket_new(h, 0, 0);
+    struct bt_host_ticket *t = bt_host_ticket_new(h, 0);
     *quiet_p = t->id;
     bt_host_ticket_done(h, t, BT_OK);
     return BT_OK;
@@ -223,16 +259,31 @@ uint32_t bt_host_row_pos(const struct bt_host *h, const struct bt_engine_row *r)
     return r->tokens ? s->next_pos : s->n_tokens - 1;
 }
 
+uint32_t bt_host_row_prompt_outs(const struct bt_host *h, const struct bt_engine_row *r)
+{
+    uint32_t pos = bt_host_row_pos(h, r), n_prompt = h->slots[r->slot].n_prompt;
+    if (!(r->flags & BT_ROW_PROMPT_LOGPROBS) || pos + 1 >= n_prompt) {
+        return 0;
+    }
+    return BT_MIN(r->n, n_prompt - 1 - pos);
+}
+
+void bt_host_prompt_out(const struct bt_host *h, uint32_t slot, uint32_t pos, const float *logits,
+                        struct bt_engine_out *out)
+{
+    const struct bt_host_slot *s = &h->slots[slot];
+    *out = (struct bt_engine_out){.slot = slot, .pos = pos};
+    bt_sampler_logprob(logits, h->info.vocab, s->tokens[pos],
+                       (uint32_t)BT_MAX(s->params.logprobs, 0), out);
+}
+
 static bt_status_t check_row(const struct bt_host *h, const struct bt_engine_row *r)
 {
     const struct bt_host_slot *s = slot_of(h, r->slot);
     if (!s || r->n == 0 || (r->flags & ~(uint32_t)(BT_ROW_SAMPLE | BT_ROW_PROMPT_LOGPROBS))) {
         return BT_ERR_INVALID;
     }
-    if (r->flags & BT_ROW_PROMPT_LOGPROBS) {
-        return BT_ERR_UNSUPPORTED;
-    }
-    if (!r->tokens && (r->n != 1 || s->n_tokens == 0)) {
+    if (!r->tokens && (r->n != 1 || s->n_tokens == 0 || (r->flags & BT_ROW_PROMPT_LOGPROBS))) {
         return BT_ERR_INVALID;
     }
     uint32_t pos = bt_host_row_pos(h, r);
@@ -280,7 +331,25 @@ bt_status_t bt_host_check_batch(const struct bt_host *h, const struct bt_engine_
     return BT_OK;
 }
 
-struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, uint32_t n_sample, size_t cap_logits)
+void bt_host_ticket_outs(struct bt_host_ticket *t, uint32_t n)
+{
+    if (n > t->cap_out) {
+        t->cap_out = n;
+        t->out = bt_realloc(t->out, t->cap_out * sizeof(*t->out));
+    }
+    t->n_out = n;
+}
+
+void bt_host_ticket_sample(struct bt_host_ticket *t, const struct bt_host_sample *s)
+{
+    if (t->n_sample == t->cap_sample) {
+        t->cap_sample = BT_MAX(2 * t->cap_sample, 16u);
+        t->samples = bt_realloc(t->samples, t->cap_sample * sizeof(*t->samples));
+    }
+    t->samples[t->n_sample++] = *s;
+}
+
+struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits)
 {
     struct bt_host_ticket *t;
     if (bt_list_empty(&h->free)) {
@@ -293,15 +362,9 @@ struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, uint32_t n_sample, 
     t->id = h->next_ticket++;
     t->status = BT_OK;
     t->run_us = 0;
-    t->n_out = 0;
-    t->n_sample = n_sample;
+    t->n_out = t->n_sample = t->n_rows = 0;
     t->forward = t->sampled = t->close_flow = false;
     t->flow = t->seq = 0;
-    if (n_sample > t->cap_sample) {
-        t->cap_sample = n_sample;
-        t->slots = bt_realloc(t->slots, n_sample * sizeof(*t->slots));
-        t->positions = bt_realloc(t->positions, n_sample * sizeof(*t->positions));
-    }
     if (cap_logits > t->cap_logits) {
         free(t->logits);
         t->logits = aligned_alloc(64, BT_ALIGN_UP(cap_logits * sizeof(float), (size_t)64));
@@ -314,6 +377,7 @@ struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, uint32_t n_sample, 
 void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status)
 {
     t->status = status;
+    t->n_out = status == BT_OK ? t->n_out : 0;
     bt_list_remove(&t->link);
     bt_list_insert_tail(&h->done, &t->link);
 }
@@ -339,34 +403,38 @@ bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint
         return BT_ERR_INVALID;
     }
     uint64_t t0 = bt_mono_ns();
-    struct bt_host_ticket *t = bt_host_ticket_new(h, 0, 0);
+    size_t vocab = h->info.vocab;
+    struct bt_host_ticket *t = bt_host_ticket_new(h, 0);
     f->sampled = true;
-    if (f->n_sample > t->cap_out) {
-        t->cap_out = f->n_sample;
-        t->out = bt_realloc(t->out, t->cap_out * sizeof(*t->out));
-    }
-    t->n_out = f->status == BT_OK ? f->n_sample : 0;
+    bt_host_ticket_outs(t, f->status == BT_OK ? f->n_sample : 0);
+    float *row_logits = f->n_rows < f->n_sample ? bt_malloc(vocab * sizeof(float)) : NULL;
     for (uint32_t i = 0; i < t->n_out; i++) {
         struct bt_engine_out *o = &t->out[i];
-        struct bt_host_slot *s = slot_of(h, f->slots[i]);
-        *o = (struct bt_engine_out){.slot = f->slots[i], .bad = true};
+        const struct bt_host_sample *want = &f->samples[i];
+        struct bt_host_slot *s = slot_of(h, want->slot);
+        *o = (struct bt_engine_out){.slot = want->slot, .pos = want->pos, .bad = true};
         if (!s) { /* closed between forward and sample */
             continue;
         }
+        float *logits = f->logits + (size_t)want->row * vocab;
+        if (row_logits) { /* the sampler changes them, and a fork needs them as they were */
+            logits = memcpy(row_logits, logits, vocab * sizeof(float));
+        }
         const struct bt_sampler_row row = {
-            .logits = f->logits + (size_t)i * h->info.vocab,
+            .logits = logits,
             .params = &s->params,
-            .position = f->positions[i],
+            .position = want->pos,
             .tokens = s->tokens,
             .n_tokens = s->n_tokens,
             .n_prompt = s->n_prompt,
-            .mask = mask ? mask + (size_t)i * BT_DIV_UP(h->info.vocab, 32u) : NULL,
+            .mask = mask ? mask + (size_t)want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
         };
         bt_sampler_run(h->sampler, &row, o);
         if (!o->bad && s->n_tokens < h->info.max_model_len) {
             s->tokens[s->n_tokens++] = o->token;
         }
     }
+    free(row_logits);
     t->run_us = (float)(bt_mono_ns() - t0) * 1e-3f;
     *out_p = t->id;
     bt_host_ticket_done(h, t, f->status);

@@ -18,6 +18,11 @@ struct bt_host_slot {
     uint32_t *pages;   /* [max_model_len / page_tokens] page + 1; 0: not told */
 };
 
+struct bt_host_sample { /* what a forward's sample is to choose */
+    uint32_t slot, pos; /* pos: of the token to be chosen */
+    uint32_t row;       /* of the forward's logits */
+};
+
 struct bt_host_ticket {
     struct bt_list link; /* in done, waiting, given (delivered, not released) or free */
     bt_engine_ticket_t id;
@@ -26,10 +31,10 @@ struct bt_host_ticket {
     uint32_t n_out;
     struct bt_engine_out *out; /* [cap_out] */
     uint32_t cap_out;
-    float *logits; /* forward: [n_rows of SAMPLE][vocab] */
+    float *logits; /* forward: [n_rows][vocab] */
     size_t cap_logits;
-    uint32_t *slots, *positions; /* forward: of the SAMPLE rows */
-    uint32_t n_sample, cap_sample;
+    struct bt_host_sample *samples;        /* forward: of the SAMPLE rows, then of their forks */
+    uint32_t n_rows, n_sample, cap_sample; /* n_rows: SAMPLE rows */
     bool forward, sampled;
     uint32_t flow, seq; /* waits until flow's items below seq are done; flow 0: no */
     bool close_flow;    /* the flow ends with this ticket */
@@ -78,6 +83,12 @@ bt_status_t bt_host_check_batch(const struct bt_host *h, const struct bt_engine_
 /* First position of a row, BT_ENGINE_POS_NEXT resolved. */
 uint32_t bt_host_row_pos(const struct bt_host *h, const struct bt_engine_row *r);
 
+/* How many prompt tokens a checked row reports: those behind its first so many tokens. */
+uint32_t bt_host_row_prompt_outs(const struct bt_host *h, const struct bt_engine_row *r);
+/* Reports the prompt token at `pos` of `slot` by the logits of the token before it. Any thread. */
+void bt_host_prompt_out(const struct bt_host *h, uint32_t slot, uint32_t pos, const float *logits,
+                        struct bt_engine_out *out);
+
 /* Layer `layer` begins: waits for the LOAD items of the batch's rows. ERR_TIMEOUT after 30 s. */
 bt_status_t bt_host_layer_wait(struct bt_host *h, const struct bt_engine_batch *b,
                                uint32_t layer) BT_MUST_CHECK;
@@ -86,9 +97,11 @@ void bt_host_layer_fire(struct bt_host *h, const struct bt_engine_batch *b, uint
 /* The step is done: fires what had to wait for other rows, advances next_pos. */
 void bt_host_step_end(struct bt_host *h, const struct bt_engine_batch *b);
 
-/* A ticket with room for n_sample rows of logits of `cap_logits` floats; finished with
- * bt_host_ticket_done. */
-struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, uint32_t n_sample, size_t cap_logits);
+/* A ticket with room for cap_logits floats of logits; finished with bt_host_ticket_done. */
+struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits);
+/* One more token to be chosen by the forward's sample. */
+void bt_host_ticket_sample(struct bt_host_ticket *t, const struct bt_host_sample *s);
+void bt_host_ticket_outs(struct bt_host_ticket *t, uint32_t n); /* n_out = n, with room in out */
 void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status);
 
 /* The vtable's calls that are the same for all. */
@@ -97,6 +110,7 @@ bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_
 bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
                                const uint32_t *pages, uint32_t n);
 bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uint32_t choice);
+bt_status_t bt_host_page_copy(struct bt_host *h, uint32_t from, uint32_t to, uint32_t toks);
 bt_status_t bt_host_slot_accept(struct bt_host *h, uint32_t slot, uint32_t token);
 bt_status_t bt_host_slot_close(struct bt_host *h, uint32_t slot, bt_engine_ticket_t *quiet_p);
 bt_status_t bt_host_flow_open(struct bt_host *h, int dir, bt_flow_word_t *word, uint32_t epoch,

@@ -180,7 +180,7 @@ bt_status_t bt_host_flow_release(struct bt_host *h, uint32_t flow, uint32_t seq,
     if (!f || f->closing) {
         return BT_ERR_INVALID;
     }
-    struct bt_host_ticket *t = bt_host_ticket_new(h, 0, 0);
+    struct bt_host_ticket *t = bt_host_ticket_new(h, 0);
     *done_p = t->id;
     if (f->dir == BT_ENGINE_STORE) {
         flow_advance(h, f, seq);
@@ -201,7 +201,7 @@ bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
     if (!f || f->closing) {
         return BT_ERR_INVALID;
     }
-    struct bt_host_ticket *t = bt_host_ticket_new(h, 0, 0);
+    struct bt_host_ticket *t = bt_host_ticket_new(h, 0);
     *quiet_p = t->id;
     if (f->dir == BT_ENGINE_LOAD && !abort && f->first < f->n) {
         f->closing = true; /* what was added is still loaded */

@@ -291,12 +291,29 @@ static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float
     return gumbel_argmax(s, r, s->kept, n);
 }
 
+void bt_sampler_logprob(const float *logits, uint32_t vocab, uint32_t token, uint32_t n_top,
+                        struct bt_engine_out *out)
+{
+    float max;
+    out->token = token;
+    out->logprob = 0;
+    out->n_top = 0;
+    out->bad = !row_max(logits, vocab, &max) || !(max > -INFINITY);
+    if (out->bad) {
+        return;
+    }
+    double lse = log_sum_exp(logits, vocab, max);
+    out->logprob = (float)(logits[token] - lse);
+    if (n_top > 0) {
+        top_n(logits, vocab, lse, out, BT_MIN(n_top, (uint32_t)BT_ENGINE_MAX_TOP));
+    }
+}
+
 void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *r, struct bt_engine_out *out)
 {
     const struct bt_engine_params *p = r->params;
-    uint32_t slot = out->slot;
     float max;
-    *out = (struct bt_engine_out){.slot = slot};
+    *out = (struct bt_engine_out){.slot = out->slot, .pos = r->position};
     if (!row_max(r->logits, s->vocab, &max) || !(max > -INFINITY)) {
         out->bad = true;
         return;

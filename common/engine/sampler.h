@@ -44,6 +44,11 @@ void bt_sampler_destroy(struct bt_sampler *s);
 void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *row,
                     struct bt_engine_out *out);
 
+/* Logprob of `token` by one row of logits [vocab], and the n_top most likely ones, as raw logprobs
+ * above: fills token, logprob, n_top, top_* and bad of *out. Logits are only read; any thread. */
+void bt_sampler_logprob(const float *logits, uint32_t vocab, uint32_t token, uint32_t n_top,
+                        struct bt_engine_out *out);
+
 /* ERR_INVALID if a parameter is out of its range for this vocabulary; *what_p names it. */
 bt_status_t bt_sampler_check(const struct bt_engine_params *p, uint32_t vocab,
                              const char **what_p) BT_MUST_CHECK;

@@ -377,6 +377,194 @@ static void test_seeded(void **state)
     drive_slot_close(&d, 7);
 }
 
+/* Prompt logprobs of slot `slot` in steps of `chunk`, checked to be each token's once; the last
+ * step samples beside them. */
+static struct bt_engine_out prompt_logprobs(uint32_t slot, uint32_t chunk,
+                                            struct bt_engine_out *out)
+{
+    uint32_t seen = 0;
+    struct bt_engine_out first = {0};
+    for (uint32_t at = 0; at < N_PROMPT; at += chunk) {
+        const uint32_t n = BT_MIN(chunk, N_PROMPT - at), end = at + n == N_PROMPT;
+        const struct bt_engine_row row = {.slot = slot,
+                                          .pos = at,
+                                          .n = n,
+                                          .tokens = prompt[0] + at,
+                                          .flags =
+                                              BT_ROW_PROMPT_LOGPROBS | (end ? BT_ROW_SAMPLE : 0)};
+        const struct bt_engine_batch b = {.n_rows = 1, .rows = &row};
+        bt_engine_ticket_t fwd, smp;
+        assert_int_equal(d.vt->forward(d.e, &b, &fwd), BT_OK);
+        struct bt_engine_event ev = drive_wait(&d, fwd);
+        assert_int_equal(ev.status, BT_OK);
+        assert_int_equal(ev.n_out, n - end);
+        for (uint32_t i = 0; i < ev.n_out; i++) {
+            assert_int_equal(ev.out[i].slot, slot);
+            assert_int_equal(ev.out[i].pos, at + i + 1);
+            assert_int_equal(ev.out[i].token, prompt[0][at + i + 1]);
+            out[seen++] = ev.out[i];
+        }
+        assert_int_equal(d.vt->sample(d.e, fwd, NULL, &smp), BT_OK);
+        ev = drive_wait(&d, smp);
+        assert_int_equal(ev.n_out, end);
+        first = end ? ev.out[0] : first;
+        d.vt->release(d.e, fwd);
+        d.vt->release(d.e, smp);
+    }
+    assert_int_equal(seen, N_PROMPT - 1);
+    return first;
+}
+
+/* The logprobs of a prompt's tokens are those that sampling at each position reports, whatever the
+ * chunks, and asking for them changes nothing else. */
+static void test_prompt_logprobs(void **state)
+{
+    (void)state;
+    need_exact();
+    static struct bt_engine_out all[N_PROMPT], again[N_PROMPT];
+    const struct bt_engine_params p = drive_greedy(20);
+    drive_slot(&d, 0, &p, prompt[0], N_PROMPT, N_NEW);
+    struct bt_engine_out first = prompt_logprobs(0, 2048, all);
+    decode_and_compare(0, &first);
+    drive_slot_close(&d, 0);
+    drive_slot(&d, 1, &p, prompt[0], N_PROMPT, N_NEW);
+    first = prompt_logprobs(1, 100, again);
+    same(&expect[0], &first, 0);
+    drive_slot_close(&d, 1);
+    for (uint32_t i = 0; i + 1 < N_PROMPT; i++) {
+        same(&all[i], &again[i], i + 1);
+    }
+    /* sampled after i tokens: the same distribution, seen from there */
+    for (uint32_t i = 1; i < N_PROMPT; i += 97) {
+        d.next_page = 0;
+        drive_slot(&d, 2, &p, prompt[0], i, 1);
+        struct bt_engine_out o = drive_prefill(&d, 2, prompt[0], 0, i, 2048);
+        assert_int_equal(o.pos, i);
+        assert_memory_equal(o.top_id, all[i - 1].top_id, sizeof(o.top_id));
+        assert_memory_equal(o.top_logprob, all[i - 1].top_logprob, sizeof(o.top_logprob));
+        for (uint32_t k = 0; k < o.n_top; k++) {
+            if (o.top_id[k] == all[i - 1].token) {
+                assert_true(o.top_logprob[k] == all[i - 1].logprob);
+            }
+        }
+        drive_slot_close(&d, 2);
+    }
+}
+
+/* A resumed sequence reports prompt tokens only, not what was generated. */
+static void test_prompt_logprobs_end(void **state)
+{
+    (void)state;
+    d.next_page = 0;
+    const struct bt_engine_params p = drive_greedy(0);
+    uint32_t pages[4] = {0, 1, 2, 3};
+    assert_int_equal(d.vt->slot_open(d.e, 0, &p, prompt[0], 40, 30), BT_OK);
+    assert_int_equal(d.vt->slot_pages(d.e, 0, 0, pages, 4), BT_OK);
+    const struct bt_engine_row row = {
+        .slot = 0, .n = 40, .tokens = prompt[0], .flags = BT_ROW_PROMPT_LOGPROBS};
+    const struct bt_engine_batch b = {.n_rows = 1, .rows = &row};
+    bt_engine_ticket_t fwd;
+    assert_int_equal(d.vt->forward(d.e, &b, &fwd), BT_OK);
+    struct bt_engine_event ev = drive_wait(&d, fwd);
+    assert_int_equal(ev.n_out, 29);
+    assert_int_equal(ev.out[28].pos, 29);
+    assert_int_equal(ev.out[28].n_top, 0);
+    assert_true(ev.out[28].logprob < 0);
+    d.vt->release(d.e, fwd);
+    drive_slot_close(&d, 0);
+}
+
+#define N_CHOICE 3
+#define FORK_AT  155 /* prompt tokens: a partial page at the end */
+
+/* Slot 0 has run its prompt; the forks get a page of their own for the partial block and the next.
+ */
+static void fork_slots(void)
+{
+    const uint32_t whole = FORK_AT / 16, partial = d.next_page - 1 - whole;
+    for (uint32_t c = 1; c < N_CHOICE; c++) {
+        const uint32_t pages[3] = {500 + 8 * c, 501 + 8 * c, 502 + 8 * c};
+        assert_int_equal(d.vt->slot_fork(d.e, 0, c, c), BT_OK);
+        assert_int_equal(d.vt->slot_pages(d.e, c, whole, pages, 3), BT_OK);
+        assert_int_equal(d.vt->page_copy(d.e, partial, pages[0], FORK_AT % 16), BT_OK);
+    }
+}
+
+static void run_forks(struct bt_engine_out alone[][N_NEW], uint32_t from)
+{
+    struct bt_engine_row rows[N_CHOICE];
+    struct bt_engine_out out[N_CHOICE];
+    for (uint32_t c = 0; c < N_CHOICE; c++) {
+        rows[c] = (struct bt_engine_row){
+            .slot = c, .pos = BT_ENGINE_POS_NEXT, .n = 1, .flags = BT_ROW_SAMPLE};
+    }
+    for (uint32_t i = from; i < N_NEW; i++) {
+        assert_int_equal(drive_step(&d, rows, N_CHOICE, out), N_CHOICE);
+        for (uint32_t c = 0; c < N_CHOICE; c++) {
+            same(&alone[c][i], &out[c], i);
+        }
+    }
+    for (uint32_t c = 0; c < N_CHOICE; c++) {
+        drive_slot_close(&d, c);
+    }
+}
+
+/* n choices of one prompt, computed once: whole pages shared by reference, the partial one copied;
+ * each choice gets the tokens it gets alone. Forked between forward and sample, as a prefill does,
+ * and after the first token, as a decode does that is told the first tokens. */
+static void test_fork(void **state)
+{
+    (void)state;
+    need_exact();
+    struct bt_engine_params p = drive_greedy(20);
+    p.temperature = 0.9f;
+    p.repetition_penalty = 1.2f;
+    p.seed = 77;
+    static struct bt_engine_out alone[N_CHOICE][N_NEW];
+    for (p.choice = 0; p.choice < N_CHOICE; p.choice++) {
+        d.next_page = 0;
+        drive_slot(&d, 0, &p, prompt[0], FORK_AT, N_NEW);
+        alone[p.choice][0] = drive_prefill(&d, 0, prompt[0], 0, FORK_AT, 2048);
+        for (uint32_t i = 1; i < N_NEW; i++) {
+            alone[p.choice][i] = drive_decode(&d, 0);
+        }
+        drive_slot_close(&d, 0);
+    }
+    bool differ = false;
+    for (uint32_t i = 0; i < N_NEW; i++) {
+        differ |= alone[0][i].token != alone[1][i].token;
+    }
+    assert_true(differ);
+    p.choice = 0;
+    for (int late = 0; late < 2; late++) {
+        d.next_page = 0;
+        drive_slot(&d, 0, &p, prompt[0], FORK_AT, N_NEW);
+        const struct bt_engine_row row = {
+            .slot = 0, .n = FORK_AT, .tokens = prompt[0], .flags = late ? 0 : BT_ROW_SAMPLE};
+        const struct bt_engine_batch b = {.n_rows = 1, .rows = &row};
+        bt_engine_ticket_t fwd, smp;
+        assert_int_equal(d.vt->forward(d.e, &b, &fwd), BT_OK);
+        fork_slots();
+        assert_int_equal(d.vt->sample(d.e, fwd, NULL, &smp), BT_OK);
+        struct bt_engine_event ev = drive_wait(&d, smp);
+        assert_int_equal(ev.n_out, late ? 0 : N_CHOICE);
+        for (uint32_t c = 0; c < N_CHOICE; c++) {
+            if (late) {
+                assert_int_equal(d.vt->slot_accept(d.e, c, alone[c][0].token), BT_OK);
+            } else {
+                assert_int_equal(ev.out[c].slot, c);
+                same(&alone[c][0], &ev.out[c], 0);
+            }
+        }
+        d.vt->release(d.e, fwd);
+        d.vt->release(d.e, smp);
+        run_forks(alone, 1);
+    }
+    assert_int_equal(d.vt->slot_fork(d.e, 9, 4, 1), BT_ERR_INVALID);
+    assert_int_equal(d.vt->page_copy(d.e, 0, d.info->pages, 1), BT_ERR_INVALID);
+    assert_int_equal(d.vt->page_copy(d.e, 0, 1, 17), BT_ERR_INVALID);
+}
+
 static void test_bad_calls(void **state)
 {
     (void)state;
@@ -436,11 +624,19 @@ static void test_null_engine(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),    cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_mixed),     cmocka_unit_test(test_hand_off),
-        cmocka_unit_test(test_prefix),    cmocka_unit_test(test_partial_block),
-        cmocka_unit_test(test_page_size), cmocka_unit_test(test_seeded),
-        cmocka_unit_test(test_bad_calls), cmocka_unit_test(test_null_engine),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_hand_off),
+        cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_partial_block),
+        cmocka_unit_test(test_page_size),
+        cmocka_unit_test(test_seeded),
+        cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(test_prompt_logprobs_end),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_bad_calls),
+        cmocka_unit_test(test_null_engine),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

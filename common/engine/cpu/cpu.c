@@ -28,11 +28,13 @@ static void cpu_close(struct bt_engine *e)
     free(e->rope);
     free(e->tokens);
     free(e->items);
+    free(e->kept);
     free(e->x);
     free(e->y);
     free(e->y2);
     free(e->a);
     free(e->scratch);
+    free(e->logits);
     free(e);
 }
 
@@ -97,6 +99,7 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     e->rope = malloc((size_t)c->max_model_len * c->head_dim * sizeof(float));
     e->tokens = bt_calloc(conf->max_rows, sizeof(*e->tokens));
     e->items = bt_calloc(conf->max_rows, sizeof(*e->items));
+    e->kept = bt_calloc(conf->max_rows, sizeof(*e->kept));
     e->x = buffer(rows, c->hidden, 4);
     e->y = buffer(rows, BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
     e->y2 = buffer(rows, c->hidden, 4);
@@ -187,7 +190,7 @@ static bt_status_t cpu_forward(struct bt_engine *e, const struct bt_engine_batch
     }
     uint64_t t0 = bt_mono_ns();
     struct bt_host_ticket *t =
-        bt_host_ticket_new(&e->host, n_sample, (size_t)bt_gemm_rows(n_sample) * e->host.info.vocab);
+        bt_host_ticket_new(&e->host, (size_t)bt_gemm_rows(n_sample) * e->host.info.vocab);
     t->forward = true;
     st = bt_cpu_forward(e, b, n, t);
     e->failed |= st == BT_ERR_DEVICE;
@@ -211,6 +214,10 @@ static bt_status_t cpu_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t f
 static bt_status_t cpu_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
 {
     return bt_host_slot_fork(&e->host, from, to, choice);
+}
+static bt_status_t cpu_page_copy(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t toks)
+{
+    return bt_host_page_copy(&e->host, from, to, toks);
 }
 static bt_status_t cpu_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
 {
@@ -265,6 +272,7 @@ static const struct bt_engine_vtable vtable = {
     .slot_open = cpu_slot_open,
     .slot_pages = cpu_slot_pages,
     .slot_fork = cpu_slot_fork,
+    .page_copy = cpu_page_copy,
     .slot_accept = cpu_slot_accept,
     .slot_close = cpu_slot_close,
     .flow_open = cpu_flow_open,

@@ -36,6 +36,14 @@ struct bt_cpu_item {              /* a block of query tokens of one sequence */
     uint32_t out;                 /* row of the output */
 };
 
+struct bt_cpu_kept { /* what the logits of a row are for */
+    uint32_t prompt; /* a prompt token's result: its index + 1; 0: none */
+    uint32_t slot, pos;
+    uint32_t sample; /* a sample: index + 1; 0: none */
+};
+
+#define BT_CPU_LOGIT_ROWS 64 /* rows of logits at a time for prompt logprobs */
+
 struct bt_engine {
     struct bt_host host;
     struct bt_cpu_model model;
@@ -47,11 +55,13 @@ struct bt_engine {
     uint32_t rope_n;
     struct bt_cpu_token *tokens; /* [max_rows] */
     struct bt_cpu_item *items;   /* [max_rows] */
+    struct bt_cpu_kept *kept;    /* [max_rows] */
     float *x;                    /* [rows, hidden], the residual stream */
     float *y;                    /* [rows, widest product], f32 */
     void *a;                     /* act [rows, widest input] */
     float *y2;                   /* [rows, hidden] */
-    uint8_t *scratch;            /* [threads] attention */
+    float *logits;    /* [BT_CPU_LOGIT_ROWS, vocab], once prompt logprobs are asked for */
+    uint8_t *scratch; /* [threads] attention */
     size_t scratch_bytes;
     bool failed; /* oneDNN reported an error: sticky */
 };

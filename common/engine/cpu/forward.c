@@ -3,6 +3,7 @@
  * kernel computes a row in an order of its own, so that neither neighbours nor chunking show. */
 #include <math.h>
 #include <omp.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/engine/cpu/cpu_priv.h"
@@ -15,6 +16,7 @@ struct step {
     const struct bt_engine_batch *b;
     uint32_t n;       /* rows of the matrices */
     uint32_t n_items; /* attention blocks */
+    uint32_t n_prompt_out;
     uint64_t attn_work;
 };
 
@@ -185,27 +187,76 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
     return bt_linear_run(y->down, e->a, s->n, e->y2);
 }
 
-/* From here on only the rows that are sampled matter: the last layer's KV is written. */
-static void keep_sampled(struct step *s, struct bt_host_ticket *t)
+/* One run of rows [first, first + n) of the step that goes on to the logits, at row `out`. */
+static void keep_run(struct step *s, uint32_t first, uint32_t out, uint32_t n)
 {
     struct bt_engine *e = s->e;
     size_t h = e->model.config.hidden;
-    uint32_t row = 0, out = 0;
+    const struct bt_cpu_token *tok = &e->tokens[first];
+    memmove(e->x + out * h, e->x + first * h, n * h * sizeof(*e->x));
+    add_items(s, first, out, n, tok->pos, tok->slot);
+}
+
+/* From here on only rows whose logits are wanted matter: the last layer's KV is written. */
+static void keep_wanted(struct step *s, struct bt_host_ticket *t)
+{
+    struct bt_cpu_kept *kept = s->e->kept;
+    uint32_t row = 0, out = 0, sample = 0;
     s->n_items = 0;
     s->attn_work = 0;
     for (uint32_t r = 0; r < s->b->n_rows; r++) {
-        row += s->b->rows[r].n;
-        if (!(s->b->rows[r].flags & BT_ROW_SAMPLE)) {
-            continue;
+        const struct bt_engine_row *b = &s->b->rows[r];
+        uint32_t prompt = bt_host_row_prompt_outs(&s->e->host, b), last = row + b->n - 1;
+        if (prompt) {
+            keep_run(s, row, out, prompt);
         }
-        const struct bt_cpu_token *tok = &e->tokens[row - 1];
-        memmove(e->x + out * h, e->x + (row - 1) * h, h * sizeof(*e->x));
-        add_items(s, row - 1, out, 1, tok->pos, tok->slot);
-        t->slots[out] = tok->slot;
-        t->positions[out] = tok->pos + 1;
-        out++;
+        for (uint32_t i = 0; i < prompt; i++) {
+            kept[out++] = (struct bt_cpu_kept){
+                .prompt = ++s->n_prompt_out, .slot = b->slot, .pos = s->e->tokens[row + i].pos + 1};
+        }
+        if (b->flags & BT_ROW_SAMPLE) {
+            const struct bt_host_sample want = {
+                .slot = b->slot, .pos = s->e->tokens[last].pos + 1, .row = sample};
+            bt_host_ticket_sample(t, &want);
+            if (prompt < b->n) {
+                keep_run(s, last, out, 1);
+                kept[out++] = (struct bt_cpu_kept){0};
+            }
+            kept[out - 1].sample = ++sample;
+        }
+        row += b->n;
     }
     s->n = out;
+    t->n_rows = sample;
+}
+
+/* The head with prompt logprobs: some rows at a time, since all would be rows x vocab floats. */
+static bt_status_t head_in_parts(struct step *s, struct bt_host_ticket *t)
+{
+    struct bt_engine *e = s->e;
+    size_t vocab = e->model.config.vocab, act = e->k->bf16 ? 2 : 4, h = e->model.config.hidden;
+    if (!e->logits) {
+        e->logits = aligned_alloc(64, BT_CPU_LOGIT_ROWS * vocab * sizeof(float));
+        BT_ASSERT(e->logits);
+    }
+    bt_host_ticket_outs(t, s->n_prompt_out);
+    bt_status_t st = BT_OK;
+    for (uint32_t at = 0; st == BT_OK && at < s->n; at += BT_CPU_LOGIT_ROWS) {
+        uint32_t m = BT_MIN(s->n - at, (uint32_t)BT_CPU_LOGIT_ROWS);
+        st = bt_linear_run(e->model.lm_head, (uint8_t *)e->a + at * h * act, m, e->logits);
+#pragma omp parallel for num_threads(e->threads) schedule(dynamic, 4)
+        for (uint32_t i = 0; i < (st == BT_OK ? m : 0); i++) {
+            const struct bt_cpu_kept *k = &e->kept[at + i];
+            const float *logits = e->logits + i * vocab;
+            if (k->prompt) {
+                bt_host_prompt_out(&e->host, k->slot, k->pos, logits, &t->out[k->prompt - 1]);
+            }
+            if (k->sample) {
+                memcpy(t->logits + (k->sample - 1) * vocab, logits, vocab * sizeof(*logits));
+            }
+        }
+    }
+    return st;
 }
 
 bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
@@ -231,7 +282,7 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
         scatter(&s, y, l);
         bt_host_layer_fire(&e->host, b, l); /* K and V of the layer are complete */
         if (l + 1 == c->layers) {
-            keep_sampled(&s, t);
+            keep_wanted(&s, t);
             if (s.n == 0) {
                 break;
             }
@@ -250,5 +301,6 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
         return BT_OK;
     }
     norm_rows(&s, e->y2, e->model.norm);
-    return bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
+    return s.n_prompt_out ? head_in_parts(&s, t)
+                          : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
 }

@@ -107,6 +107,26 @@ static uint32_t next_token(const struct bt_engine *e, uint32_t last, uint32_t po
     return id;
 }
 
+/* Every prompt token is the one out of vocab: there is no distribution. */
+static void prompt_outs(struct bt_engine *e, const struct bt_engine_batch *b,
+                        struct bt_host_ticket *t)
+{
+    uint32_t n = 0, at = 0;
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        n += bt_host_row_prompt_outs(&e->host, &b->rows[i]);
+    }
+    bt_host_ticket_outs(t, n);
+    float *logits = n ? bt_calloc(e->config.vocab, sizeof(*logits)) : NULL;
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        const struct bt_engine_row *r = &b->rows[i];
+        uint32_t m = bt_host_row_prompt_outs(&e->host, r), pos = bt_host_row_pos(&e->host, r);
+        for (uint32_t k = 0; k < m; k++) {
+            bt_host_prompt_out(&e->host, r->slot, pos + k + 1, logits, &t->out[at++]);
+        }
+    }
+    free(logits);
+}
+
 static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batch *b,
                                 bt_engine_ticket_t *fwd_p)
 {
@@ -115,7 +135,7 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
     if (st != BT_OK) {
         return st;
     }
-    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, n_sample, (size_t)n_sample * vocab);
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, (size_t)n_sample * vocab);
     t->forward = true;
     for (uint32_t l = 0; st == BT_OK && l < e->config.layers; l++) {
         st = bt_host_layer_wait(&e->host, b, l);
@@ -131,11 +151,13 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
             float *logits = t->logits + (size_t)out * vocab;
             memset(logits, 0, vocab * sizeof(*logits));
             logits[next_token(e, row_token(e, r, r->n - 1), pos)] = 30.0f;
-            t->slots[out] = r->slot;
-            t->positions[out++] = pos;
+            bt_host_ticket_sample(
+                t, &(struct bt_host_sample){.slot = r->slot, .pos = pos, .row = out++});
         }
     }
+    t->n_rows = out;
     if (st == BT_OK) {
+        prompt_outs(e, b, t);
         bt_host_step_end(&e->host, b);
     }
     *fwd_p = t->id;
@@ -157,6 +179,10 @@ static bt_status_t null_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t 
 static bt_status_t null_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
 {
     return bt_host_slot_fork(&e->host, from, to, choice);
+}
+static bt_status_t null_page_copy(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t toks)
+{
+    return bt_host_page_copy(&e->host, from, to, toks);
 }
 static bt_status_t null_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
 {
@@ -211,6 +237,7 @@ static const struct bt_engine_vtable vtable = {
     .slot_open = null_slot_open,
     .slot_pages = null_slot_pages,
     .slot_fork = null_slot_fork,
+    .page_copy = null_page_copy,
     .slot_accept = null_slot_accept,
     .slot_close = null_slot_close,
     .flow_open = null_flow_open,
