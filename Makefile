@@ -2,6 +2,7 @@
 #   make                 binaries in build/bin, plugins in build/lib
 #   make check           set-up, build, all tests; last line "N passed, M failed"
 #   make demo            set-up, build, a whole cluster on this machine answers a prompt
+#   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
 #   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
@@ -25,6 +26,8 @@ SAN  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
 CPPFLAGS += -I. -I$(B)/gen -D_GNU_SOURCE -DBT_VERSION='"$(VERSION)"'
 CFLAGS   += -std=gnu11 -g $(OPT) -fPIC -fno-semantic-interposition $(WARN) $(SAN)
 LDFLAGS  += $(SAN) -Wl,--as-needed -rdynamic
+# In a bundle the libraries lie in lib/baton beside bin. DT_RPATH, not DT_RUNPATH: it also serves what they need.
+RPATH    := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib/baton'
 LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -lssl -lcrypto -lpthread -ldl -lm
 
 # ---- sources, by folder: a new file needs no line here ----
@@ -55,7 +58,7 @@ endif
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
-.PHONY: all tests setup setup-tests check check-gpu demo up down bench lint install clean help docs
+.PHONY: all tests setup setup-tests check check-gpu demo up down bench lint install install-files bundle clean help docs
 all: $(BINS) $(PLUGINS)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
@@ -90,7 +93,7 @@ $(B)/libdecode.a: $(call obj,$(DECODE_C))
 	$(archive)
 
 link = @mkdir -p $(@D)
-LINK = $(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDLIBS)
+LINK = $(CC) $(LDFLAGS) $(RPATH) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDLIBS)
 $(B)/bin/baton-conductor: $(B)/obj/conductor/main.o $(B)/libconductor.a $(B)/libbaton.a
 	$(link)
 	$(LINK)
@@ -141,11 +144,18 @@ lint:
 	@tests/lint/run
 docs: all
 	@deploy/local/gen-config-doc.sh > docs/CONFIG.md
-install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton
+install: all install-files
+# Also of a bundle, which is an installation under PREFIX= with its libraries beside it.
+install-files:
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton $(DESTDIR)$(PREFIX)/share/baton/models
 	install -m 755 $(BINS) deploy/local/baton-local $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
+	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
+# One archive that runs where none of the packages is; GPU=1: without oneDNN and the cpu engine.
+bundle: setup
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@deploy/bundle/make-bundle.sh $(B) $(VERSION) $(if $(GPU),gpu)
 clean:
 	rm -rf build build-san-*
 help:
-	@sed -n '2,6s/^# *//p' Makefile
+	@sed -n '2,7s/^# *//p' Makefile
