@@ -390,6 +390,7 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
                                     .piece_max = longest_piece(tok)};
     bt_list_init(&f->gens);
     bt_list_init(&f->pending);
+    bt_list_init(&f->ending);
     create_metrics(f);
     bt_status_t st = BT_OK;
     if (conf->api_keys_file != NULL) {
@@ -429,8 +430,10 @@ void bt_front_destroy(struct bt_front *f)
     }
     f->draining = true;
     bt_http_destroy(f->http); /* on_gone cancels every generation */
+    front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);
     bt_timer_stop(f->loop, &f->pending_timer);
+    bt_timer_stop(f->loop, &f->ending_timer);
     front_keys_destroy(f->keys);
     free(f->model_id);
     free(f->model_path);

@@ -3,38 +3,52 @@
 #ifndef BT_CONDUCTOR_FRONT_FORMAT_H
 #define BT_CONDUCTOR_FRONT_FORMAT_H
 
+#include "conductor/front/front_logprobs.h"
 #include "conductor/front/front_parse.h"
 
-enum { LP_TOKENS, LP_LOGPROBS, LP_TOP, LP_OFFSETS, LP_PARTS }; /* chat uses the first only */
-
 struct front_choice {
-    struct bt_buf text;         /* whole responses only */
-    struct bt_buf lp[LP_PARTS]; /* the insides of the JSON arrays of logprobs so far */
-    uint32_t chars;             /* characters of the text up to the next token, for text_offset */
-    uint32_t tokens;
-    bool role_sent;
+    /* Whole responses: the text so far. Streams: what goes before the next event's text (echo). */
+    struct bt_buf text;
+    struct front_logprobs lp; /* whole responses: all; streams: of the next event */
+    uint32_t chars;           /* characters of the text up to the next token, for text_offset */
+    uint32_t tokens, last_id;
+    bool begun, role_sent;
     const char *finish; /* "stop", "length"; NULL while it runs */
     char *stop_string;
+    bool stop_by_id; /* last_id is one of stop_token_ids */
+};
+
+struct front_answer_prompt {
+    uint32_t n_tokens;
+    struct bt_buf text;       /* echo */
+    struct front_logprobs lp; /* echo with logprobs */
+    struct bt_buf logprobs;   /* the field prompt_logprobs */
 };
 
 struct front_answer {
     struct front_options opt;
-    const struct bt_tokenizer *tok;
-    bool timings; /* the client asked for the timings object */
-    uint32_t n_prompt;
-    struct bt_buf prefix;         /* {"id":...,"object":...,"created":...,"model":... */
-    struct bt_buf piece, names;   /* scratch */
-    struct front_choice *choices; /* [opt.n] */
+    struct front_names names;
+    bool timings;         /* the client asked for the timings object */
+    struct bt_buf prefix; /* {"id":...,"object":...,"created":...,"model":... */
+    uint32_t n_prompts, n_choices;
+    struct front_answer_prompt *prompts;
+    struct front_choice *choices; /* choice k of prompt i at i * opt.n + k */
 };
 
-void front_answer_init(struct front_answer *a, const struct front_options *opt,
+/* Takes the texts of gen's prompts. */
+void front_answer_init(struct front_answer *a, struct front_generation *gen,
                        const struct bt_tokenizer *tok, const char *id, const char *model,
-                       uint64_t created_s, uint32_t n_prompt, bool timings);
+                       uint64_t created_s, bool timings);
 void front_answer_cleanup(struct front_answer *a);
 
-/* Takes a delta. Streams: appends the beginning of its event to out, up to where finish_reason
- * goes. Whole responses: keeps it, out is not used. */
-void front_answer_delta(struct front_answer *a, const struct bt_gen_delta *d, struct bt_buf *out);
+/* A prompt's own logprobs, before its choices' first delta. */
+void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct bt_gen_token *tokens,
+                         size_t n);
+/* Takes a delta; choice is the answer's (d->choice counts within its prompt). Streams: appends the
+ * beginning of its event to out, up to where finish_reason goes. Whole responses: keeps it, out is
+ * not used. */
+void front_answer_delta(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                        struct bt_buf *out);
 void front_answer_finish(struct front_answer *a, uint32_t choice, bt_finish_t reason,
                          const char *stop_string);
 /* Streams: completes the event begun in out by front_answer_delta or _empty. */

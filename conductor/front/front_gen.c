@@ -1,8 +1,8 @@
-/* A generation in flight: between one HTTP request and one request of the machine behind it. It
- * ends in one of three ways: on_done, on_error, or the client's leaving. A stream's event is
- * begun when its delta comes and completed when the next one comes, when it turns out to be the
- * last, or at the end of the loop's turn: so the last token and its finish_reason share an event.
- */
+/* A generation in flight: between one HTTP request and the requests of the machine behind it, one
+ * for each prompt. It ends in one of three ways: the last on_done, the first on_error, or the
+ * client's leaving. A stream's event is begun when its delta comes and completed when the next one
+ * comes, when it turns out to be the last, or at the end of the loop's turn: so the last token and
+ * its finish_reason share an event. What one turn makes leaves as one write. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,15 +11,24 @@
 #include "common/log/log.h"
 #include "conductor/front/front_priv.h"
 
+struct front_part { /* one prompt's request */
+    struct front_gen *g;
+    struct bt_request *r; /* NULL: over */
+};
+
 struct front_gen {
     struct bt_front *f;
-    struct bt_list link, pending; /* in f->gens; in f->pending while event holds an open event */
-    struct bt_http_req *req;
-    struct bt_request *r;
+    struct bt_list link;     /* in f->gens */
+    struct bt_list pending;  /* in f->pending while events wait for the turn's end */
+    struct bt_http_req *req; /* NULL: the error is told, the other requests wait in f->ending */
     struct front_answer a;
-    struct bt_buf event;
+    struct bt_buf events;
+    bool open; /* the last of events is not completed yet */
     uint32_t event_choice;
     bool started; /* the stream's header is out */
+    struct bt_gen_usage usage;
+    uint32_t n_parts, n_running;
+    struct front_part parts[];
 };
 
 static void gen_free(struct front_gen *g)
@@ -29,14 +38,36 @@ static void gen_free(struct front_gen *g)
     g->f->n_gens--;
     bt_metric_set(g->f->m.open, g->f->n_gens);
     front_answer_cleanup(&g->a);
-    bt_buf_cleanup(&g->event);
+    bt_buf_cleanup(&g->events);
     free(g);
+}
+
+static void cancel_parts(struct front_gen *g)
+{
+    for (uint32_t i = 0; i < g->n_parts; i++) {
+        if (g->parts[i].r != NULL) {
+            bt_request_cancel(g->parts[i].r);
+        }
+    }
 }
 
 /* ---- streams ---- */
 
-static void send_event(struct front_gen *g)
+static void complete_event(struct front_gen *g)
 {
+    if (g->open) {
+        g->open = false;
+        front_event_end(&g->a, g->event_choice, &g->events);
+    }
+}
+
+static void send_events(struct front_gen *g)
+{
+    complete_event(g);
+    bt_list_remove(&g->pending);
+    if (g->events.len == 0) {
+        return;
+    }
     if (!g->started) {
         g->started = true;
         front_common_headers(g->req);
@@ -44,99 +75,181 @@ static void send_event(struct front_gen *g)
         bt_http_start(g->req, 200, "text/event-stream");
         front_count(g->f, 200);
     }
-    bt_http_write(g->req, g->event.data, g->event.len);
-    bt_buf_clear(&g->event);
+    bt_http_write(g->req, g->events.data, g->events.len);
+    bt_buf_clear(&g->events);
 }
 
-static void complete_event(struct front_gen *g)
-{
-    if (!bt_list_empty(&g->pending)) {
-        bt_list_remove(&g->pending);
-        front_event_end(&g->a, g->event_choice, &g->event);
-        send_event(g);
-    }
-}
-
-void front_gen_flush_pending(void *arg)
+static void flush_pending(void *arg)
 {
     struct bt_front *f = arg;
     while (!bt_list_empty(&f->pending)) {
-        complete_event(BT_CONTAINER_OF(f->pending.next, struct front_gen, pending));
+        send_events(BT_CONTAINER_OF(f->pending.next, struct front_gen, pending));
     }
 }
 
-static void begin_event(struct front_gen *g, uint32_t choice)
+/* An event of choice has been begun in g->events. */
+static void event_begun(struct front_gen *g, uint32_t choice)
 {
     struct bt_front *f = g->f;
-    if (bt_list_empty(&f->pending)) {
-        bt_timer_start(f->loop, &f->pending_timer, 0, 0, front_gen_flush_pending, f);
-    }
+    g->open = true;
     g->event_choice = choice;
-    bt_list_insert_tail(&f->pending, &g->pending);
+    if (bt_list_empty(&g->pending)) {
+        if (bt_list_empty(&f->pending)) {
+            bt_timer_start(f->loop, &f->pending_timer, 0, 0, flush_pending, f);
+        }
+        bt_list_insert_tail(&f->pending, &g->pending);
+    }
 }
 
 /* ---- callbacks of the request machine ---- */
 
-static void on_delta(void *arg, const struct bt_gen_delta *d)
+static uint32_t prompt_of(const struct front_part *p)
 {
-    struct front_gen *g = arg;
-    if (g->a.opt.stream) {
-        complete_event(g);
-    }
-    front_answer_delta(&g->a, d, &g->event);
-    if (g->a.opt.stream) {
-        begin_event(g, d->choice);
+    return (uint32_t)(p - p->g->parts);
+}
+
+static uint32_t choice_of(const struct front_part *p, uint32_t choice)
+{
+    BT_ASSERT(choice < p->g->a.opt.n);
+    return prompt_of(p) * p->g->a.opt.n + choice;
+}
+
+static void on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
+{
+    struct front_part *p = arg;
+    if (p->g->req != NULL) {
+        front_answer_prompt(&p->g->a, prompt_of(p), tokens, n);
     }
 }
 
-static void on_finish(void *arg, uint32_t choice, bt_finish_t reason, const char *stop_string)
+static void on_delta(void *arg, const struct bt_gen_delta *d)
 {
-    struct front_gen *g = arg;
-    if (g->a.opt.stream && (bt_list_empty(&g->pending) || g->event_choice != choice)) {
+    struct front_part *p = arg;
+    struct front_gen *g = p->g;
+    if (g->req == NULL) {
+        return;
+    }
+    complete_event(g);
+    front_answer_delta(&g->a, choice_of(p, d->choice), d, &g->events);
+    if (g->a.opt.stream) {
+        event_begun(g, choice_of(p, d->choice));
+    }
+}
+
+static void on_finish(void *arg, uint32_t of_prompt, bt_finish_t reason, const char *stop_string)
+{
+    struct front_part *p = arg;
+    struct front_gen *g = p->g;
+    if (g->req == NULL) {
+        return;
+    }
+    uint32_t choice = choice_of(p, of_prompt);
+    if (g->a.opt.stream && !(g->open && g->event_choice == choice)) {
         complete_event(g);
-        front_event_empty(&g->a, choice, &g->event);
-        begin_event(g, choice);
+        front_event_empty(&g->a, choice, &g->events);
+        event_begun(g, choice);
     }
     front_answer_finish(&g->a, choice, reason, stop_string);
-    if (g->a.opt.stream) {
-        complete_event(g);
+    complete_event(g);
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* Usage of several prompts: counts add up, times are those of the slowest. */
+static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bool first)
+{
+    if (first) {
+        *sum = *u;
+        return;
     }
+    sum->prompt_tokens += u->prompt_tokens;
+    sum->completion_tokens += u->completion_tokens;
+    sum->cached_tokens += u->cached_tokens;
+    sum->kv_bytes += u->kv_bytes;
+    sum->kv_segments += u->kv_segments;
+    sum->replans += u->replans;
+    sum->ttft_ms = larger(sum->ttft_ms, u->ttft_ms);
+    sum->queue_ms = larger(sum->queue_ms, u->queue_ms);
+    sum->prefill_ms = larger(sum->prefill_ms, u->prefill_ms);
+    sum->decode_ms = larger(sum->decode_ms, u->decode_ms);
+    sum->hidden_fraction = -1; /* of one transfer only */
 }
 
 static void on_done(void *arg, const struct bt_gen_usage *u)
 {
-    struct front_gen *g = arg;
+    struct front_part *p = arg;
+    struct front_gen *g = p->g;
+    p->r = NULL;
+    add_usage(&g->usage, u, g->n_running == g->n_parts);
+    g->n_running--;
+    if (g->req == NULL || g->n_running > 0) {
+        return;
+    }
     if (g->a.opt.stream) {
         complete_event(g);
-        front_events_last(&g->a, u, &g->event);
-        send_event(g);
+        front_events_last(&g->a, &g->usage, &g->events);
+        send_events(g);
         bt_http_end(g->req);
     } else {
-        front_whole(&g->a, u, &g->event);
-        front_respond(g->f, g->req, 200, "application/json", &g->event);
+        front_whole(&g->a, &g->usage, &g->events);
+        front_respond(g->f, g->req, 200, "application/json", &g->events);
     }
     gen_free(g);
 }
 
+void front_gen_end_all(struct bt_front *f)
+{
+    while (!bt_list_empty(&f->ending)) {
+        struct front_gen *g = BT_CONTAINER_OF(f->ending.next, struct front_gen, link);
+        cancel_parts(g);
+        gen_free(g);
+    }
+}
+
+static void on_ending_timer(void *arg)
+{
+    front_gen_end_all(arg);
+}
+
+/* One prompt failed: so does the answer. The others are cancelled from the loop, because the
+ * machine may be walking over its requests while it calls here. */
 static void on_error(void *arg, int http, const char *message, uint32_t retry_after_s)
 {
-    struct front_gen *g = arg;
+    struct front_part *p = arg;
+    struct front_gen *g = p->g;
+    struct bt_front *f = g->f;
     struct front_error e = {.retry_after_s = retry_after_s};
+    p->r = NULL;
+    g->n_running--;
+    if (g->req == NULL) {
+        return;
+    }
     front_fail(&e, http, NULL, NULL, "%s", message);
     complete_event(g);
-    if (g->started) { /* the status is out: an error event, and no [DONE] */
-        bt_buf_puts(&g->event, "data: ");
-        front_error_json(&e, &g->event);
-        bt_buf_puts(&g->event, "\n\n");
-        bt_http_write(g->req, g->event.data, g->event.len);
+    if (g->started || g->events.len > 0) { /* tokens are out: an error event, and no [DONE] */
+        bt_buf_puts(&g->events, "data: ");
+        front_error_json(&e, &g->events);
+        bt_buf_puts(&g->events, "\n\n");
+        send_events(g);
         bt_http_end(g->req);
     } else {
-        front_respond_error(g->f, g->req, &e);
+        front_respond_error(f, g->req, &e);
     }
-    gen_free(g);
+    g->req = NULL;
+    if (g->n_running == 0) {
+        gen_free(g);
+        return;
+    }
+    bt_list_remove(&g->link);
+    bt_list_insert_tail(&f->ending, &g->link);
+    bt_timer_start(f->loop, &f->ending_timer, 0, 0, on_ending_timer, f);
 }
 
 static const struct bt_gen_ops gen_ops = {
+    .on_prompt = on_prompt,
     .on_delta = on_delta,
     .on_finish = on_finish,
     .on_done = on_done,
@@ -147,16 +260,33 @@ static void on_gone(void *arg)
 {
     struct front_gen *g = arg;
     bt_metric_add(g->f->m.gone, 1);
-    bt_request_cancel(g->r);
+    cancel_parts(g);
     gen_free(g);
 }
 
 /* ---- the beginning ---- */
 
+static void start(struct front_gen *g, struct front_generation *gen, const char *id,
+                  const char *tenant)
+{
+    for (uint32_t i = 0; i < g->n_parts; i++) {
+        struct bt_gen_spec *s = &gen->specs[i];
+        s->id = g->n_parts == 1 ? bt_strdup(id) : bt_sprintf("%s-%u", id, i);
+        s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
+        s->received_ns = bt_http_received_ns(g->req);
+        s->timeout_ms = g->f->request_timeout_ms;
+        BT_DEBUG("generation_started", "req=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
+                 s->id, s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
+        struct front_part *p = &g->parts[i];
+        p->g = g;
+        p->r = bt_request_start(g->f->rs, s, &gen_ops, p);
+        *s = (struct bt_gen_spec){0};
+    }
+}
+
 void front_generate(struct bt_front *f, struct bt_http_req *req, bool chat, const char *tenant)
 {
-    struct bt_gen_spec spec;
-    struct front_options opt;
+    struct front_generation gen;
     struct front_error e = {0};
     size_t len;
     const void *body = bt_http_body(req, &len);
@@ -166,30 +296,28 @@ void front_generate(struct bt_front *f, struct bt_http_req *req, bool chat, cons
         front_respond_error(f, req, &e);
         return;
     }
-    if (!front_parse_generation(&f->model, chat, body, len, &spec, &opt, &e)) {
+    if (!front_parse_generation(&f->model, chat, body, len, &gen, &e)) {
         front_respond_error(f, req, &e);
         return;
     }
     uint8_t random[12];
-    char hex[2 * sizeof(random) + 1];
+    char hex[2 * sizeof(random) + 1], id[sizeof(hex) + 16];
     bt_random(random, sizeof(random));
     bt_hex(random, sizeof(random), hex);
-    spec.id = bt_sprintf("%s-%s", chat ? "chatcmpl" : "cmpl", hex);
-    spec.tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
-    spec.received_ns = bt_http_received_ns(req);
-    spec.timeout_ms = f->request_timeout_ms;
+    snprintf(id, sizeof(id), "%s-%s", chat ? "chatcmpl" : "cmpl", hex);
 
     const char *timings = bt_http_header(req, "x-baton-timings");
-    struct front_gen *g = bt_calloc(1, sizeof(*g));
+    uint32_t n = gen.prompts.n;
+    struct front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
     g->f = f;
     g->req = req;
+    g->n_parts = g->n_running = n;
     bt_list_insert_tail(&f->gens, &g->link);
     bt_list_init(&g->pending);
     bt_metric_set(f->m.open, ++f->n_gens);
-    front_answer_init(&g->a, &opt, f->model.tok, spec.id, f->model_id, bt_real_ns() / 1000000000ull,
-                      (uint32_t)spec.prompt.n, timings != NULL && strcmp(timings, "1") == 0);
-    BT_DEBUG("generation_started", "req=%s prompt_tokens=%zu max_tokens=%u stream=%d", spec.id,
-             spec.prompt.n, spec.max_tokens, opt.stream);
+    front_answer_init(&g->a, &gen, f->model.tok, id, f->model_id, bt_real_ns() / 1000000000ull,
+                      timings != NULL && strcmp(timings, "1") == 0);
     bt_http_on_gone(req, on_gone, g);
-    g->r = bt_request_start(f->rs, &spec, &gen_ops, g);
+    start(g, &gen, id, tenant);
+    front_generation_cleanup(&gen);
 }

@@ -93,6 +93,21 @@ bool front_has(const json_t *root, const char *key)
     return v != NULL && !json_is_null(v);
 }
 
+bool front_asked_for(const json_t *v)
+{
+    switch (v == NULL ? JSON_NULL : json_typeof(v)) {
+    case JSON_NULL:
+    case JSON_FALSE: return false;
+    case JSON_INTEGER: return json_integer_value(v) != 0;
+    case JSON_REAL: return json_real_value(v) != 0;
+    case JSON_STRING: return json_string_length(v) > 0;
+    case JSON_ARRAY: return json_array_size(v) > 0;
+    case JSON_OBJECT: return json_object_size(v) > 0;
+    case JSON_TRUE: return true;
+    }
+    return true;
+}
+
 static bool wrong_type(struct front_error *e, const char *key, const char *want)
 {
     return front_fail(e, 400, key, "invalid_type", "'%s' must be %s", key, want);
@@ -228,6 +243,17 @@ void front_put_str(struct bt_buf *out, const char *s, size_t len)
 void front_put_cstr(struct bt_buf *out, const char *s)
 {
     front_put_str(out, s, strlen(s));
+}
+
+void front_put_uint(struct bt_buf *out, uint64_t v)
+{
+    char digits[20];
+    size_t n = 0;
+    do {
+        digits[sizeof(digits) - ++n] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v > 0);
+    bt_buf_append(out, digits + sizeof(digits) - n, n);
 }
 
 void front_put_float(struct bt_buf *out, float v)

@@ -38,9 +38,14 @@ bool front_get_str(const json_t *root, const char *key, const char **v_p, struct
 /* Is there such a member, and is it not null? */
 bool front_has(const json_t *root, const char *key);
 
+/* Set to anything but null, false, 0, "", [] and {}? */
+bool front_asked_for(const json_t *v);
+
 /* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
 void front_put_str(struct bt_buf *out, const char *s, size_t len);
 void front_put_cstr(struct bt_buf *out, const char *s);
+/* Decimal, without printf: several times a token. */
+void front_put_uint(struct bt_buf *out, uint64_t v);
 /* Shortest form that reads back as the same float; -9999 for what JSON cannot say. */
 void front_put_float(struct bt_buf *out, float v);
 /* Number, or null if negative (not known). */

@@ -1,6 +1,6 @@
-/* Bodies of /v1/completions and /v1/chat/completions into a bt_gen_spec, every number checked.
- * A field that would change the result and is not built yet is refused by name; a field that is
- * only a hint, or unknown, is accepted and has no effect; null means absent. */
+/* Bodies of /v1/completions and /v1/chat/completions into specs, every number checked. A field that
+ * would change the result and is not built is refused by name; a field that is only a hint, or
+ * unknown, is accepted and has no effect; null means absent. */
 #include "conductor/front/front_parse.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #define SALT_BYTES_MAX 256
 #define BIASES_MAX     1024
 
-void front_spec_cleanup(struct bt_gen_spec *spec)
+static void spec_cleanup(struct bt_gen_spec *spec)
 {
     bt_tokens_cleanup(&spec->prompt);
     for (size_t i = 0; spec->stop != NULL && spec->stop[i] != NULL; i++) {
@@ -26,50 +26,75 @@ void front_spec_cleanup(struct bt_gen_spec *spec)
     *spec = (struct bt_gen_spec){0};
 }
 
-static bool unsupported(struct front_error *e, const char *key)
+void front_generation_cleanup(struct front_generation *g)
 {
-    return front_fail(e, 400, key, "unsupported_parameter", "'%s' is not supported yet", key);
+    for (uint32_t i = 0; g->specs != NULL && i < g->prompts.n; i++) {
+        spec_cleanup(&g->specs[i]);
+    }
+    free(g->specs);
+    front_prompts_cleanup(&g->prompts);
+    *g = (struct front_generation){0};
 }
 
-/* Set to anything but null, false, 0, "", [] and {}? */
-static bool is_asked_for(const json_t *v)
+static void *copy_of(const void *p, size_t len)
 {
-    switch (v == NULL ? JSON_NULL : json_typeof(v)) {
-    case JSON_NULL:
-    case JSON_FALSE: return false;
-    case JSON_INTEGER: return json_integer_value(v) != 0;
-    case JSON_REAL: return json_real_value(v) != 0;
-    case JSON_STRING: return json_string_length(v) > 0;
-    case JSON_ARRAY: return json_array_size(v) > 0;
-    case JSON_OBJECT: return json_object_size(v) > 0;
-    case JSON_TRUE: return true;
+    void *copy = p != NULL ? bt_malloc(BT_MAX(len, (size_t)1)) : NULL;
+    if (p != NULL) {
+        memcpy(copy, p, len);
     }
-    return true;
+    return copy;
+}
+
+/* The same options for another prompt. */
+static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
+{
+    struct bt_gen_spec c = *s;
+    size_t n = 0;
+    while (s->stop != NULL && s->stop[n] != NULL) {
+        n++;
+    }
+    if (s->stop != NULL) {
+        c.stop = bt_calloc(n + 1, sizeof(c.stop[0]));
+        for (size_t i = 0; i < n; i++) {
+            c.stop[i] = bt_strdup(s->stop[i]);
+        }
+    }
+    c.cache_salt = s->cache_salt != NULL ? bt_strdup(s->cache_salt) : NULL;
+    c.sampling.bias_ids = copy_of(s->sampling.bias_ids, s->sampling.n_bias * sizeof(uint32_t));
+    c.sampling.bias = copy_of(s->sampling.bias, s->sampling.n_bias * sizeof(float));
+    return c;
+}
+
+static bool unsupported(struct front_error *e, const char *key)
+{
+    return front_fail(e, 400, key, "unsupported_parameter", "'%s' is not supported", key);
 }
 
 static bool refuse_unsupported(const json_t *root, struct front_error *e)
 {
     static const char *const keys[] = {
-        "echo", "suffix", "use_beam_search", "prompt_embeds", "allowed_token_ids", "bad_words",
-        "logits_processors", "truncate_prompt_tokens", "tools", "functions", "function_call",
-        "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
-        "structured_outputs", "chat_template", "continue_final_message", "documents", "audio",
-        "kv_transfer_params", "resume",
-        /* 0 asks for it, too; 1 is no penalty */
-        "prompt_logprobs", "length_penalty"};
+        "suffix", "use_beam_search", "prompt_embeds", "allowed_token_ids", "bad_words",
+        "logits_processors", "truncate_prompt_tokens", "return_token_ids",
+        /* tools and other kinds of content */
+        "tools", "functions", "function_call", "audio", "documents", "web_search_options",
+        "mm_processor_kwargs",
+        /* constrained output */
+        "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "guided_whitespace_pattern", "guided_decoding_backend", "structured_outputs",
+        "structural_tag", "grammar", "json_schema", "regex", "ebnf",
+        /* templates of the client's own, and state of other servers */
+        "chat_template", "kv_transfer_params", "resume"};
     for (size_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
-        const json_t *v = json_object_get(root, keys[i]);
-        bool zero_counts = strcmp(keys[i], "prompt_logprobs") == 0;
-        if (strcmp(keys[i], "length_penalty") == 0 && json_is_number(v) &&
-            json_number_value(v) == 1.0) {
-            continue; /* no penalty */
-        }
-        if (is_asked_for(v) || (zero_counts && json_is_integer(v))) {
+        if (front_asked_for(json_object_get(root, keys[i]))) {
             return unsupported(e, keys[i]);
         }
     }
+    const json_t *length = json_object_get(root, "length_penalty"); /* of beam search; 1: none */
+    if (front_asked_for(length) && !(json_is_number(length) && json_number_value(length) == 1.0)) {
+        return unsupported(e, "length_penalty");
+    }
     const json_t *choice = json_object_get(root, "tool_choice");
-    if (is_asked_for(choice) &&
+    if (front_asked_for(choice) &&
         (!json_is_string(choice) || (strcmp(json_string_value(choice), "none") != 0 &&
                                      strcmp(json_string_value(choice), "auto") != 0))) {
         return unsupported(e, "tool_choice");
@@ -83,23 +108,6 @@ static bool refuse_unsupported(const json_t *root, struct front_error *e)
         }
         if (strcmp(type, "text") != 0) {
             return unsupported(e, "response_format");
-        }
-    }
-    return true;
-}
-
-/* n and best_of: only 1 until forks are built. */
-static bool check_choices(const json_t *root, struct front_error *e)
-{
-    static const char *const keys[] = {"n", "best_of"};
-    for (size_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
-        int64_t v = 1;
-        if (!front_get_int(root, keys[i], 1, 16, &v, e)) {
-            return false;
-        }
-        if (v != 1) {
-            return front_fail(e, 400, keys[i], "unsupported_parameter",
-                              "'%s' above 1 is not supported yet", keys[i]);
         }
     }
     return true;
@@ -119,234 +127,23 @@ static bool check_model(const struct front_model *m, const json_t *root, struct 
     return true;
 }
 
-/* ---- prompts ---- */
-
-static void push_id(struct bt_tokens *t, uint32_t id)
+/* best_of draws more choices than it returns; the engine's user sees all of n. */
+static bool take_choices(const json_t *root, struct front_options *opt, struct front_error *e)
 {
-    if (t->n == t->cap) {
-        t->cap = t->cap == 0 ? 64 : t->cap * 2;
-        t->ids = bt_realloc(t->ids, t->cap * sizeof(t->ids[0]));
+    int64_t n = 1;
+    if (!front_get_int(root, "n", 1, FRONT_N_MAX, &n, e)) {
+        return false;
     }
-    t->ids[t->n++] = id;
-}
-
-static bool take_ids(const struct front_model *m, const char *key, const json_t *list,
-                     struct bt_tokens *out, struct front_error *e)
-{
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *v = json_array_get(list, i);
-        if (!json_is_integer(v)) {
-            return front_fail(e, 400, key, "invalid_type", "'%s[%zu]' must be a token id", key, i);
-        }
-        int64_t id = json_integer_value(v);
-        if (id < 0 || id >= (int64_t)m->config->vocab) {
-            return front_fail(e, 400, key, "invalid_value",
-                              "'%s[%zu]' is %lld; token ids of this model are 0 to %u", key, i,
-                              (long long)id, m->config->vocab - 1);
-        }
-        push_id(out, (uint32_t)id);
+    int64_t best = n;
+    if (!front_get_int(root, "best_of", 1, FRONT_N_MAX, &best, e)) {
+        return false;
     }
+    if (best != n) {
+        return front_fail(e, 400, "best_of", "unsupported_parameter",
+                          "'best_of' other than 'n' is not supported; leave it out");
+    }
+    opt->n = (uint32_t)n;
     return true;
-}
-
-static bool encode(const struct front_model *m, const char *key, const char *text, size_t len,
-                   bool add_special, struct bt_tokens *out, struct front_error *e)
-{
-    /* Megabytes of text would hold up every stream for half a second, only to be refused. The
-     * factor leaves room for a normalizer that shortens. */
-    if (m->piece_max > 0 && len / 4 / m->piece_max >= m->max_model_len) {
-        return front_fail(
-            e, 400, key, "context_length_exceeded",
-            "the model's context is %u tokens; '%s' has %zu bytes and far more tokens",
-            m->max_model_len, key, len);
-    }
-    bt_status_t st = bt_tokenizer_encode(m->tok, text, len, add_special, out);
-    if (st != BT_OK) {
-        return front_fail(e, 400, key, "invalid_value", "'%s' cannot be tokenized: %s", key,
-                          bt_status_text(st));
-    }
-    return true;
-}
-
-/* A string, token ids, or a list of one of either. */
-static bool take_prompt(const struct front_model *m, const json_t *root, struct bt_tokens *out,
-                        struct front_error *e)
-{
-    bool special = true;
-    const json_t *v = json_object_get(root, "prompt");
-    if (v == NULL || json_is_null(v)) {
-        return front_fail(e, 400, "prompt", "missing_required_parameter", "'prompt' is missing");
-    }
-    if (!front_get_bool(root, "add_special_tokens", &special, e)) {
-        return false;
-    }
-    if (json_is_array(v) &&
-        (json_is_string(json_array_get(v, 0)) || json_is_array(json_array_get(v, 0)))) {
-        if (json_array_size(v) > 1) {
-            return front_fail(e, 400, "prompt", "unsupported_parameter",
-                              "several prompts in one request are not supported yet");
-        }
-        v = json_array_get(v, 0);
-    }
-    if (json_is_string(v)) {
-        return encode(m, "prompt", json_string_value(v), json_string_length(v), special, out, e);
-    }
-    if (!json_is_array(v)) {
-        return front_fail(e, 400, "prompt", "invalid_type",
-                          "'prompt' must be a string or an array of token ids");
-    }
-    return take_ids(m, "prompt", v, out, e);
-}
-
-/* Text of a message's content: a string, null (an assistant's), or text parts joined by newlines.
- * NULL: e is set. */
-static json_t *take_content(const json_t *content, const char *role, size_t i,
-                            struct front_error *e)
-{
-    if (json_is_string(content)) {
-        return json_incref((json_t *)content);
-    }
-    if ((content == NULL || json_is_null(content)) && strcmp(role, "assistant") == 0) {
-        return json_string("");
-    }
-    if (!json_is_array(content)) {
-        front_fail(e, 400, "messages", "invalid_type",
-                   "'messages[%zu].content' must be a string or an array of text parts", i);
-        return NULL;
-    }
-    struct bt_buf text;
-    bt_buf_init(&text);
-    for (size_t k = 0; k < json_array_size(content); k++) {
-        const json_t *part = json_array_get(content, k);
-        const char *type = json_string_value(json_object_get(part, "type"));
-        const json_t *words = json_object_get(part, "text");
-        if (type == NULL || (strcmp(type, "text") == 0 && !json_is_string(words))) {
-            front_fail(e, 400, "messages", "invalid_type",
-                       "'messages[%zu].content[%zu]' must be {\"type\":\"text\",\"text\":...}", i,
-                       k);
-            bt_buf_cleanup(&text);
-            return NULL;
-        }
-        if (strcmp(type, "text") != 0) {
-            front_fail(e, 400, "messages", "unsupported_parameter",
-                       "'messages[%zu].content[%zu].type' is '%.64s'; only 'text' is supported", i,
-                       k, type);
-            bt_buf_cleanup(&text);
-            return NULL;
-        }
-        if (k > 0) {
-            bt_buf_puts(&text, "\n");
-        }
-        bt_buf_append(&text, json_string_value(words), json_string_length(words));
-    }
-    json_t *s = json_stringn(text.data != NULL ? text.data : "", text.len);
-    bt_buf_cleanup(&text);
-    return s;
-}
-
-static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_error *e)
-{
-    static const char *const roles[] = {"system", "developer", "user", "assistant"};
-    const char *role = json_string_value(json_object_get(msg, "role"));
-    bool known = false;
-    if (role == NULL) {
-        return front_fail(e, 400, "messages", "invalid_type",
-                          "'messages[%zu]' must be an object with a 'role' and a 'content'", i);
-    }
-    for (size_t k = 0; k < BT_ARRAY_LEN(roles); k++) {
-        known = known || strcmp(role, roles[k]) == 0;
-    }
-    if (!known) {
-        bool tool = strcmp(role, "tool") == 0 || strcmp(role, "function") == 0;
-        return front_fail(e, 400, "messages", tool ? "unsupported_parameter" : "invalid_value",
-                          "'messages[%zu].role' is '%.64s'; allowed: system, developer, user, "
-                          "assistant%s",
-                          i, role, tool ? " (tools are not supported yet)" : "");
-    }
-    if (is_asked_for(json_object_get(msg, "tool_calls"))) {
-        return front_fail(e, 400, "messages", "unsupported_parameter",
-                          "'messages[%zu].tool_calls' is not supported yet", i);
-    }
-    json_t *content = take_content(json_object_get(msg, "content"), role, i, e);
-    if (content == NULL) {
-        return false;
-    }
-    json_t *clean = json_object();
-    json_object_set_new(clean, "role", json_string(role));
-    json_object_set_new(clean, "content", content);
-    if (json_is_string(json_object_get(msg, "name"))) {
-        json_object_set(clean, "name", json_object_get(msg, "name"));
-    }
-    json_array_append_new(out, clean);
-    return true;
-}
-
-/* The template's context from a chat body; NULL: e is set. */
-static json_t *chat_context(const json_t *root, struct front_error *e)
-{
-    const json_t *list = json_object_get(root, "messages");
-    const json_t *more = json_object_get(root, "chat_template_kwargs");
-    bool generate = true;
-    if (!json_is_array(list) || json_array_size(list) == 0) {
-        front_fail(e, 400, "messages",
-                   list == NULL || json_is_null(list) ? "missing_required_parameter"
-                                                      : "invalid_value",
-                   "'messages' must be an array of at least one message");
-        return NULL;
-    }
-    if (!front_get_bool(root, "add_generation_prompt", &generate, e)) {
-        return NULL;
-    }
-    if (more != NULL && !json_is_null(more) && !json_is_object(more)) {
-        front_fail(e, 400, "chat_template_kwargs", "invalid_type",
-                   "'chat_template_kwargs' must be an object");
-        return NULL;
-    }
-    json_t *ctx = json_object(), *messages = json_array();
-    json_object_set_new(ctx, "messages", messages);
-    json_object_set_new(ctx, "add_generation_prompt", json_boolean(generate));
-    if (json_is_object(more)) {
-        json_object_update_missing(ctx, (json_t *)more);
-    }
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        if (!take_message(json_array_get(list, i), i, messages, e)) {
-            json_decref(ctx);
-            return NULL;
-        }
-    }
-    return ctx;
-}
-
-/* Messages through the chat template into tokens. */
-static bool take_chat(const struct front_model *m, const json_t *root, struct bt_tokens *out,
-                      struct front_error *e)
-{
-    bool special = false; /* templates write BOS themselves */
-    char why[256] = "";
-    if (m->tmpl == NULL) {
-        return front_fail(e, 400, "messages", "unsupported_parameter",
-                          "this model has no chat template; use /v1/completions");
-    }
-    if (!front_get_bool(root, "add_special_tokens", &special, e)) {
-        return false;
-    }
-    json_t *ctx = chat_context(root, e);
-    if (ctx == NULL) {
-        return false;
-    }
-    char *text = json_dumps(ctx, JSON_COMPACT);
-    json_decref(ctx);
-    struct bt_buf prompt;
-    bt_buf_init(&prompt);
-    bt_status_t st = bt_template_render(m->tmpl, text, &prompt, why, sizeof(why));
-    free(text);
-    bool ok = st == BT_OK
-                  ? encode(m, "messages", prompt.data != NULL ? prompt.data : "", prompt.len,
-                           special, out, e)
-                  : front_fail(e, 400, "messages", "invalid_value", "the chat template refused: %s",
-                               why[0] != '\0' ? why : bt_status_text(st));
-    bt_buf_cleanup(&prompt);
-    return ok;
 }
 
 /* ---- options ---- */
@@ -384,7 +181,7 @@ static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct fron
 
 /* EOS of the model unless ignored, and the client's own stop ids. */
 static bool take_ends(const struct front_model *m, const json_t *root, struct bt_engine_params *s,
-                      struct front_error *e)
+                      struct front_options *opt, struct front_error *e)
 {
     bool ignore = false;
     const json_t *more = json_object_get(root, "stop_token_ids");
@@ -403,9 +200,17 @@ static bool take_ends(const struct front_model *m, const json_t *root, struct bt
                           BT_ENGINE_MAX_EOS - s->n_eos);
     }
     struct bt_tokens ids = {0};
-    bool ok = take_ids(m, "stop_token_ids", more, &ids, e);
+    bool ok = front_take_ids(m, "stop_token_ids", more, &ids, e);
+    uint32_t n_model = s->n_eos;
     for (size_t i = 0; ok && i < ids.n; i++) {
-        s->eos[s->n_eos++] = ids.ids[i];
+        bool models = false;
+        for (uint32_t k = 0; k < n_model; k++) {
+            models |= s->eos[k] == ids.ids[i];
+        }
+        if (!models) {
+            s->eos[s->n_eos++] = ids.ids[i];
+            opt->stop_ids[opt->n_stop_ids++] = ids.ids[i];
+        }
     }
     bt_tokens_cleanup(&ids);
     return ok;
@@ -501,22 +306,8 @@ static bool take_logprobs(const json_t *root, bool chat, int32_t *out, struct fr
     return true;
 }
 
-static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
-                      struct front_options *opt, struct front_error *e)
+static bool take_stream_options(const json_t *so, struct front_options *opt, struct front_error *e)
 {
-    const json_t *so = json_object_get(root, "stream_options");
-    spec->skip_special = true;
-    spec->n = opt->n = 1;
-    opt->chat = chat;
-    if (!front_get_bool(root, "stream", &opt->stream, e) ||
-        !front_get_bool(root, "return_tokens_as_token_ids", &opt->tokens_as_ids, e) ||
-        !front_get_bool(root, "skip_special_tokens", &spec->skip_special, e) ||
-        !front_get_bool(root, "include_stop_str_in_output", &spec->include_stop, e) ||
-        !take_logprobs(root, chat, &spec->sampling.logprobs, e)) {
-        return false;
-    }
-    opt->logprobs = spec->sampling.logprobs;
-    opt->skip_special = spec->skip_special;
     if (so == NULL || json_is_null(so)) {
         return true;
     }
@@ -530,6 +321,35 @@ static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
     }
     opt->continuous_usage = opt->continuous_usage && opt->include_usage;
     return true;
+}
+
+static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
+                      struct front_options *opt, struct front_error *e)
+{
+    int64_t prompt_top = -1;
+    spec->skip_special = true;
+    opt->chat = chat;
+    if (!front_get_bool(root, "stream", &opt->stream, e) ||
+        !front_get_bool(root, "return_tokens_as_token_ids", &opt->tokens_as_ids, e) ||
+        !front_get_bool(root, "skip_special_tokens", &spec->skip_special, e) ||
+        !front_get_bool(root, "include_stop_str_in_output", &spec->include_stop, e) ||
+        !front_get_bool(root, "echo", &opt->echo, e) ||
+        !front_get_int(root, "prompt_logprobs", 0, BT_ENGINE_MAX_TOP, &prompt_top, e) ||
+        !take_logprobs(root, chat, &spec->sampling.logprobs, e)) {
+        return false;
+    }
+    if (opt->echo && chat) {
+        return unsupported(e, "echo");
+    }
+    if (opt->stream && prompt_top >= 0) {
+        return front_fail(e, 400, "prompt_logprobs", "unsupported_parameter",
+                          "'prompt_logprobs' is not supported with 'stream'; 'echo' with "
+                          "'logprobs' is");
+    }
+    opt->logprobs = spec->sampling.logprobs;
+    opt->skip_special = spec->skip_special;
+    opt->prompt_logprobs = (int32_t)prompt_top;
+    return take_stream_options(json_object_get(root, "stream_options"), opt, e);
 }
 
 static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct front_error *e)
@@ -549,67 +369,129 @@ static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct front
     return true;
 }
 
-/* max_tokens against the context that the prompt leaves. */
-static bool take_lengths(const struct front_model *m, const json_t *root, bool chat,
-                         struct bt_gen_spec *spec, struct front_error *e)
+struct lengths {
+    int64_t max, min;
+};
+
+/* 0 tokens may be asked for only where the prompt itself is told back. */
+static bool take_lengths(const json_t *root, const struct front_options *opt, struct lengths *l,
+                         struct front_error *e)
 {
-    int64_t max = chat ? INT32_MAX : 16, min = 0;
-    if (!front_get_int(root, "max_tokens", 1, INT32_MAX, &max, e) ||
-        (chat && !front_get_int(root, "max_completion_tokens", 1, INT32_MAX, &max, e)) ||
-        !front_get_int(root, "min_tokens", 0, INT32_MAX, &min, e)) {
+    *l = (struct lengths){.max = opt->chat ? INT32_MAX : 16};
+    if (!front_get_int(root, "max_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
+        (opt->chat && !front_get_int(root, "max_completion_tokens", 1, INT32_MAX, &l->max, e)) ||
+        !front_get_int(root, "min_tokens", 0, INT32_MAX, &l->min, e)) {
         return false;
     }
-    const char *key = chat ? "messages" : "prompt";
+    if (l->min > l->max) {
+        return front_fail(e, 400, "min_tokens", "invalid_value",
+                          "'min_tokens' is %lld, above the %lld of 'max_tokens'", (long long)l->min,
+                          (long long)l->max);
+    }
+    return true;
+}
+
+/* The lengths against the context that this prompt leaves. */
+static bool fit(const struct front_model *m, const struct front_options *opt,
+                const struct lengths *l, struct bt_gen_spec *spec, struct front_error *e)
+{
+    const char *key = opt->chat ? "messages" : "prompt";
+    int64_t room = (int64_t)m->max_model_len - (int64_t)spec->prompt.n;
     if (spec->prompt.n == 0) {
         return front_fail(e, 400, key, "invalid_value", "'%s' has no tokens", key);
     }
-    if (spec->prompt.n >= m->max_model_len) {
+    if (room < BT_MIN(l->max, 1)) {
         return front_fail(e, 400, key, "context_length_exceeded",
-                          "the model's context is %u tokens, and at least one must be left to "
-                          "generate; '%s' has %zu",
-                          m->max_model_len, key, spec->prompt.n);
+                          "the model's context is %u tokens%s; '%s' has %zu", m->max_model_len,
+                          l->max > 0 ? ", and at least one must be left to generate" : "", key,
+                          spec->prompt.n);
     }
-    if (min > max) {
-        return front_fail(e, 400, "min_tokens", "invalid_value",
-                          "'min_tokens' is %lld, above the %lld of 'max_tokens'", (long long)min,
-                          (long long)max);
-    }
-    int64_t room = (int64_t)m->max_model_len - (int64_t)spec->prompt.n;
-    spec->max_tokens = (uint32_t)BT_MIN(max, room);
-    spec->sampling.min_new = (uint32_t)BT_MIN(min, room);
+    spec->max_tokens = (uint32_t)BT_MIN(l->max, room);
+    spec->sampling.min_new = (uint32_t)BT_MIN(l->min, room);
     return true;
+}
+
+/* One spec a prompt. The prompts' ids move. */
+static bool make_specs(const struct front_model *m, const struct lengths *l,
+                       const struct bt_gen_spec *base, struct front_generation *g,
+                       struct front_error *e)
+{
+    if (g->prompts.n * g->opt.n > FRONT_ANSWER_CHOICES_MAX) {
+        return front_fail(e, 400, "n", "invalid_value",
+                          "%u prompts with 'n' %u are more than the %d choices of one answer",
+                          g->prompts.n, g->opt.n, FRONT_ANSWER_CHOICES_MAX);
+    }
+    g->specs = bt_calloc(g->prompts.n, sizeof(g->specs[0]));
+    for (uint32_t i = 0; i < g->prompts.n; i++) {
+        struct bt_gen_spec *s = &g->specs[i];
+        *s = spec_copy(base);
+        s->prompt = g->prompts.list[i].ids;
+        g->prompts.list[i].ids = (struct bt_tokens){0};
+        if (!fit(m, &g->opt, l, s, e)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Logprobs of the prompt: for echo's own, for the field of that name, and where no token is
+ * generated the request would have nothing to do without them. */
+static void want_prompt_logprobs(const struct front_options *opt, const struct lengths *l,
+                                 struct bt_gen_spec *spec)
+{
+    int32_t top = BT_MAX(opt->prompt_logprobs, opt->echo ? opt->logprobs : -1);
+    spec->prompt_logprobs = top >= 0 || l->max == 0;
+    spec->prompt_top = top > 0 ? (uint32_t)top : 0;
 }
 
 /* Cheap checks first: nothing is tokenized for a request that will be refused anyway. */
 static bool take_generation(const struct front_model *m, bool chat, const json_t *root,
-                            struct bt_gen_spec *spec, struct front_options *opt,
+                            struct bt_gen_spec *base, struct front_generation *g,
                             struct front_error *e)
 {
-    return check_model(m, root, e) && refuse_unsupported(root, e) && check_choices(root, e) &&
-           take_look(root, chat, spec, opt, e) && take_sampling(m, root, spec, e) &&
-           take_ends(m, root, &spec->sampling, e) && take_bias(m, root, &spec->sampling, e) &&
-           take_stops(root, spec, e) && take_salt(root, spec, e) &&
-           (chat ? take_chat(m, root, &spec->prompt, e) : take_prompt(m, root, &spec->prompt, e)) &&
-           take_lengths(m, root, chat, spec, e);
+    struct front_options *opt = &g->opt;
+    struct bt_tokens ids = {0};
+    struct lengths l;
+    if (!check_model(m, root, e) || !refuse_unsupported(root, e) || !take_choices(root, opt, e) ||
+        !take_look(root, chat, base, opt, e) || !take_sampling(m, root, base, e) ||
+        !take_ends(m, root, &base->sampling, opt, e) || !take_bias(m, root, &base->sampling, e) ||
+        !take_stops(root, base, e) || !take_salt(root, base, e) ||
+        !take_lengths(root, opt, &l, e)) {
+        return false;
+    }
+    base->n = opt->n;
+    want_prompt_logprobs(opt, &l, base);
+    bool ok;
+    if (chat) {
+        ok = front_take_chat(m, root, &ids, e);
+        g->prompts =
+            (struct front_prompts){.list = bt_calloc(1, sizeof(struct front_prompt)), .n = 1};
+        g->prompts.list[0].ids = ids;
+    } else {
+        ok = front_take_prompts(m, root, opt->echo, opt->skip_special, &g->prompts, e);
+    }
+    return ok && make_specs(m, &l, base, g, e);
 }
 
 bool front_parse_generation(const struct front_model *m, bool chat, const void *body, size_t len,
-                            struct bt_gen_spec *spec, struct front_options *opt,
-                            struct front_error *e)
+                            struct front_generation *g, struct front_error *e)
 {
+    struct bt_gen_spec base = {0};
     json_t *root = front_json_parse(body, len, e);
-    *spec = (struct bt_gen_spec){0};
-    *opt = (struct front_options){0};
+    *g = (struct front_generation){0};
     if (root == NULL) {
         return false;
     }
-    bool ok = take_generation(m, chat, root, spec, opt, e);
+    bool ok = take_generation(m, chat, root, &base, g, e);
     json_decref(root);
+    spec_cleanup(&base);
     if (!ok) {
-        front_spec_cleanup(spec);
+        front_generation_cleanup(g);
     }
     return ok;
 }
+
+/* ---- /tokenize and /detokenize ---- */
 
 bool front_parse_tokenize(const struct front_model *m, const void *body, size_t len,
                           struct bt_tokens *out, bool *want_strings_p, struct front_error *e)
@@ -619,13 +501,24 @@ bool front_parse_tokenize(const struct front_model *m, const void *body, size_t 
         return false;
     }
     *want_strings_p = false;
-    struct front_model any_length = *m;
+    struct front_model any_length = *m; /* counting is what it is for, whatever comes out */
     any_length.piece_max = 0;
     m = &any_length;
     bool chat = front_has(root, "messages");
-    bool ok = check_model(m, root, e) &&
+    struct front_prompts prompts = {0};
+    bool ok = check_model(m, root, e) && refuse_unsupported(root, e) &&
               front_get_bool(root, "return_token_strs", want_strings_p, e) &&
-              (chat ? take_chat(m, root, out, e) : take_prompt(m, root, out, e));
+              (chat ? front_take_chat(m, root, out, e)
+                    : front_take_prompts(m, root, false, false, &prompts, e));
+    if (ok && prompts.n > 1) {
+        ok = front_fail(e, 400, "prompt", "invalid_value",
+                        "'prompt' has %u prompts; this route takes one", prompts.n);
+    }
+    if (ok && !chat) {
+        *out = prompts.list[0].ids;
+        prompts.list[0].ids = (struct bt_tokens){0};
+    }
+    front_prompts_cleanup(&prompts);
     json_decref(root);
     return ok;
 }
@@ -641,7 +534,7 @@ bool front_parse_detokenize(const struct front_model *m, const void *body, size_
     bool ok = check_model(m, root, e) &&
               (json_is_array(list) ||
                front_fail(e, 400, "tokens", "invalid_type", "'tokens' must be an array of ids")) &&
-              take_ids(m, "tokens", list, out, e);
+              front_take_ids(m, "tokens", list, out, e);
     json_decref(root);
     return ok;
 }

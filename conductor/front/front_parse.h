@@ -1,36 +1,35 @@
 /* Within front/: request bodies into checked values. Pure but for the tokenizer and the chat
- * template it calls. */
+ * template that front_prompt.c calls. */
 #ifndef BT_CONDUCTOR_FRONT_PARSE_H
 #define BT_CONDUCTOR_FRONT_PARSE_H
 
-#include "common/engine/model_config.h"
-#include "conductor/front/front_json.h"
+#include "conductor/front/front_prompt.h"
 #include "conductor/request/request.h"
 
-struct front_model { /* what parsing needs to know of the served model */
-    const char *id;
-    uint32_t max_model_len;
-    const struct bt_model_config *config;
-    const struct bt_tokenizer *tok;
-    const struct bt_template *tmpl; /* NULL: none */
-    uint32_t
-        piece_max; /* bytes of the longest token; 0: texts are tokenized whatever their length */
-};
-
-struct front_options { /* of one generation, beside its bt_gen_spec: how the answer looks */
+struct front_options { /* of one answer, beside its specs: how it looks */
     bool chat, stream, include_usage, continuous_usage;
-    bool tokens_as_ids; /* "token_id:123" in logprobs */
-    int32_t logprobs;   /* as in bt_engine_params */
+    bool tokens_as_ids;      /* "token_id:123" in logprobs */
+    bool echo;               /* every choice begins with its prompt */
+    int32_t logprobs;        /* as in bt_engine_params */
+    int32_t prompt_logprobs; /* the field of that name: -1: none, else the n most likely */
     bool skip_special;
-    uint32_t n;
+    uint32_t n;          /* choices of each prompt */
+    uint32_t n_stop_ids; /* stop_token_ids: the one that ended a choice is its stop_reason */
+    uint32_t stop_ids[BT_ENGINE_MAX_EOS];
 };
 
-/* Fills spec (everything but id, received_ns, timeout_ms, tenant) and opt. False: e is set, spec
- * holds nothing. */
+/* A parsed body: one request for the machine per prompt. Choice k of prompt i is the answer's
+ * choice i * opt.n + k. */
+struct front_generation {
+    struct front_options opt;
+    struct front_prompts prompts; /* their ids have moved into the specs */
+    struct bt_gen_spec *specs; /* [prompts.n], everything but id, received_ns, timeout_ms, tenant */
+};
+
+/* False: e is set, g holds nothing. */
 bool front_parse_generation(const struct front_model *m, bool chat, const void *body, size_t len,
-                            struct bt_gen_spec *spec, struct front_options *opt,
-                            struct front_error *e);
-void front_spec_cleanup(struct bt_gen_spec *spec);
+                            struct front_generation *g, struct front_error *e);
+void front_generation_cleanup(struct front_generation *g);
 
 /* POST /tokenize: prompt, or messages + add_generation_prompt. */
 bool front_parse_tokenize(const struct front_model *m, const void *body, size_t len,

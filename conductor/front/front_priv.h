@@ -31,9 +31,10 @@ struct bt_front {
     struct front_keys *keys; /* NULL: open to all */
     uint64_t created_s, request_timeout_ms;
     bool draining;
-    struct bt_list gens, pending; /* generations; those with a half-written event */
+    struct bt_list gens, pending; /* generations; those with events to send this turn */
+    struct bt_list ending;        /* answered with an error; their other requests are cancelled */
     uint32_t n_gens;
-    struct bt_timer pending_timer;
+    struct bt_timer pending_timer, ending_timer;
     struct {
         struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns;
     } m;
@@ -49,6 +50,7 @@ void front_count(struct bt_front *f, int status);
 
 /* front_gen.c */
 void front_generate(struct bt_front *f, struct bt_http_req *req, bool chat, const char *tenant);
-void front_gen_flush_pending(void *arg); /* struct bt_front * */
+/* Cancels what answered generations have left running. */
+void front_gen_end_all(struct bt_front *f);
 
 #endif

@@ -37,11 +37,13 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static void check_spec(const struct bt_gen_spec *s, const struct front_options *o)
 {
-    BT_ASSERT(s->prompt.n >= 1 && s->prompt.n < 256);
+    BT_ASSERT(s->prompt.n >= 1 && s->prompt.n <= 256);
     for (size_t i = 0; i < s->prompt.n; i++) {
         BT_ASSERT(s->prompt.ids[i] < config.vocab);
     }
-    BT_ASSERT(s->max_tokens >= 1 && s->max_tokens + s->prompt.n <= 256 && s->n == 1 && o->n == 1);
+    BT_ASSERT(s->max_tokens >= 1 || (o->echo && s->prompt_logprobs));
+    BT_ASSERT(s->max_tokens + s->prompt.n <= 256 && s->prompt_top <= BT_ENGINE_MAX_TOP);
+    BT_ASSERT(s->n >= 1 && s->n <= FRONT_N_MAX && s->n == o->n);
     BT_ASSERT(s->sampling.temperature == 0 || s->sampling.temperature >= 0.01f);
     BT_ASSERT(s->sampling.top_p > 0 && s->sampling.top_p <= 1);
     BT_ASSERT(s->sampling.min_p >= 0 && s->sampling.min_p <= 1);
@@ -53,12 +55,20 @@ static void check_spec(const struct bt_gen_spec *s, const struct front_options *
     }
 }
 
+static void check_generation(const struct front_generation *g)
+{
+    BT_ASSERT(g->prompts.n >= 1 && g->prompts.n * g->opt.n <= FRONT_ANSWER_CHOICES_MAX);
+    BT_ASSERT(g->opt.n_stop_ids <= BT_ENGINE_MAX_EOS && g->opt.prompt_logprobs >= -1);
+    for (uint32_t i = 0; i < g->prompts.n; i++) {
+        check_spec(&g->specs[i], &g->opt);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct front_error e = {0};
     struct bt_tokens ids = {0};
-    struct bt_gen_spec spec;
-    struct front_options opt;
+    struct front_generation gen;
     bool strings, ok;
     if (size == 0) {
         return 0;
@@ -66,10 +76,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     switch (data[0] % 4) {
     case 0:
     case 1:
-        ok = front_parse_generation(&model, data[0] % 4 == 1, data + 1, size - 1, &spec, &opt, &e);
+        ok = front_parse_generation(&model, data[0] % 4 == 1, data + 1, size - 1, &gen, &e);
         if (ok) {
-            check_spec(&spec, &opt);
-            front_spec_cleanup(&spec);
+            check_generation(&gen);
+            front_generation_cleanup(&gen);
         }
         break;
     case 2: ok = front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;

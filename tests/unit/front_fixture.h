@@ -37,7 +37,10 @@ struct bt_request {
     void *arg;
 };
 
-static struct bt_request *now; /* the last one started; NULL when it has ended */
+#define LIVE_MAX 2048
+
+static struct bt_request *live[LIVE_MAX]; /* in the order of their start; ended ones are NULL */
+static struct bt_request *now;            /* the last one that has not ended; NULL: none */
 static int n_started, n_cancelled;
 static const char *not_serving;
 
@@ -53,24 +56,32 @@ static void request_free(struct bt_request *r)
     free(r->spec.cache_salt);
     free(r->spec.tenant);
     free(r->spec.id);
-    free(r);
     now = NULL;
+    for (int i = 0; i < LIVE_MAX; i++) {
+        live[i] = live[i] == r ? NULL : live[i];
+        now = live[i] != NULL ? live[i] : now;
+    }
+    free(r);
 }
 
 struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg)
 {
     (void)rs;
-    assert_null(now);
+    assert_true(n_started < LIVE_MAX);
     now = bt_calloc(1, sizeof(*now));
     *now = (struct bt_request){*spec, ops, arg};
-    n_started++;
+    live[n_started++] = now;
     return now;
 }
 
 void bt_request_cancel(struct bt_request *r)
 {
-    assert_ptr_equal(r, now);
+    bool known = false;
+    for (int i = 0; i < n_started; i++) {
+        known |= live[i] == r;
+    }
+    assert_true(known); /* neither ended nor cancelled before */
     n_cancelled++;
     request_free(r);
 }
@@ -82,11 +93,17 @@ bool bt_requests_serving(const struct bt_requests *rs, const char **why_p)
     return not_serving == NULL;
 }
 
-static inline void delta(const char *text, const struct bt_gen_token *tokens, size_t n)
+static inline void delta_to(struct bt_request *r, uint32_t choice, const char *text,
+                            const struct bt_gen_token *tokens, size_t n)
 {
     struct bt_gen_delta d = {
-        .text = text, .text_len = strlen(text), .tokens = tokens, .n_tokens = n};
-    now->ops->on_delta(now->arg, &d);
+        .choice = choice, .text = text, .text_len = strlen(text), .tokens = tokens, .n_tokens = n};
+    r->ops->on_delta(r->arg, &d);
+}
+
+static inline void delta(const char *text, const struct bt_gen_token *tokens, size_t n)
+{
+    delta_to(now, 0, text, tokens, n);
 }
 
 static inline void token(const char *text, uint32_t id)
@@ -95,9 +112,9 @@ static inline void token(const char *text, uint32_t id)
     delta(text, &t, 1);
 }
 
-static inline void done(uint32_t completion, uint32_t cached)
+static inline void done_with(struct bt_request *r, uint32_t completion, uint32_t cached)
 {
-    struct bt_gen_usage u = {.prompt_tokens = (uint32_t)now->spec.prompt.n,
+    struct bt_gen_usage u = {.prompt_tokens = (uint32_t)r->spec.prompt.n,
                              .completion_tokens = completion,
                              .cached_tokens = cached,
                              .ttft_ms = 12.5,
@@ -107,16 +124,24 @@ static inline void done(uint32_t completion, uint32_t cached)
                              .hidden_fraction = 0.75,
                              .prefill = "prefill-1",
                              .decode = "decode-\"2\""};
-    struct bt_request *r = now;
     r->ops->on_done(r->arg, &u);
+    request_free(r);
+}
+
+static inline void done(uint32_t completion, uint32_t cached)
+{
+    done_with(now, completion, cached);
+}
+
+static inline void fail_with(struct bt_request *r, int http, const char *message, uint32_t retry)
+{
+    r->ops->on_error(r->arg, http, message, retry);
     request_free(r);
 }
 
 static inline void fail_now(int http, const char *message, uint32_t retry)
 {
-    struct bt_request *r = now;
-    r->ops->on_error(r->arg, http, message, retry);
-    request_free(r);
+    fail_with(now, http, message, retry);
 }
 
 /* ---- the rig ---- */
@@ -161,6 +186,7 @@ static void open_front(const char *keys_file, const struct bt_template *t)
     conf.http.listen = "127.0.0.1:0";
     n_started = n_cancelled = 0;
     now = NULL;
+    memset(live, 0, sizeof(live));
     not_serving = NULL;
     assert_int_equal(bt_loop_create(&loop), BT_OK);
     metrics = bt_metrics_create();

@@ -28,8 +28,12 @@ static const struct {
     {COMPLETION, "{\"prompt\":5}", 400, "prompt"},
     {COMPLETION, "{\"prompt\":[]}", 400, "prompt"},
     {COMPLETION, "{\"prompt\":\"\",\"add_special_tokens\":false}", 400, "prompt"},
-    {COMPLETION, "{\"prompt\":[\"a\",\"b\"]}", 400, "prompt"},
-    {COMPLETION, "{\"prompt\":[[1],[2]]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[\"a\",5]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[\"a\",[]]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[[1],[2048]]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[[1],[[2]]]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":[[]]}", 400, "prompt"},
+    {COMPLETION, "{\"prompt\":{\"a\":1}}", 400, "prompt"},
     {COMPLETION, "{\"prompt\":[1,\"a\"]}", 400, "prompt"},
     {COMPLETION, "{\"prompt\":[2048]}", 400, "prompt"},
     {COMPLETION, "{\"prompt\":[-1]}", 400, "prompt"},
@@ -44,9 +48,31 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":4,\"min_tokens\":5}", 400, "min_tokens"},
     {COMPLETION, "{\"prompt\":\"a\",\"min_tokens\":-1}", 400, "min_tokens"},
     {COMPLETION, "{\"prompt\":\"a\",\"n\":0}", 400, "n"},
-    {COMPLETION, "{\"prompt\":\"a\",\"n\":2}", 400, "n"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":17}", 400, "n"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":-1}", 400, "n"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":\"2\"}", 400, "n"},
     {COMPLETION, "{\"prompt\":\"a\",\"n\":1000000000}", 400, "n"},
     {COMPLETION, "{\"prompt\":\"a\",\"best_of\":2}", 400, "best_of"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":2,\"best_of\":1}", 400, "best_of"},
+    {COMPLETION, "{\"prompt\":\"a\",\"n\":2,\"best_of\":17}", 400, "best_of"},
+    {COMPLETION, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":-1}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"prompt_logprobs\":1,\"max_tokens\":0}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"prompt_logprobs\":21}", 400, "prompt_logprobs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"prompt_logprobs\":-1}", 400, "prompt_logprobs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"prompt_logprobs\":0,\"stream\":true}", 400,
+     "prompt_logprobs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"guided_json\":{\"type\":\"object\"}}", 400, "guided_json"},
+    {COMPLETION, "{\"prompt\":\"a\",\"guided_choice\":[\"a\"]}", 400, "guided_choice"},
+    {COMPLETION, "{\"prompt\":\"a\",\"structured_outputs\":{\"regex\":\"a\"}}", 400,
+     "structured_outputs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"use_beam_search\":true}", 400, "use_beam_search"},
+    {COMPLETION, "{\"prompt\":\"a\",\"length_penalty\":0.5}", 400, "length_penalty"},
+    {COMPLETION, "{\"prompt\":\"a\",\"length_penalty\":true}", 400, "length_penalty"},
+    {COMPLETION, "{\"prompt\":\"a\",\"allowed_token_ids\":[1]}", 400, "allowed_token_ids"},
+    {COMPLETION, "{\"prompt\":\"a\",\"bad_words\":[\"a\"]}", 400, "bad_words"},
+    {COMPLETION, "{\"prompt\":\"a\",\"truncate_prompt_tokens\":-1}", 400, "truncate_prompt_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"return_token_ids\":true}", 400, "return_token_ids"},
+    {COMPLETION, "{\"prompt\":\"a\",\"resume\":\"forged\"}", 400, "resume"},
     {COMPLETION, "{\"prompt\":\"a\",\"temperature\":-1}", 400, "temperature"},
     {COMPLETION, "{\"prompt\":\"a\",\"temperature\":\"hot\"}", 400, "temperature"},
     {COMPLETION, "{\"prompt\":\"a\",\"top_p\":0}", 400, "top_p"},
@@ -71,9 +97,8 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"a\",\"logprobs\":true}", 400, "logprobs"},
     {COMPLETION, "{\"prompt\":\"a\",\"stream\":1}", 400, "stream"},
     {COMPLETION, "{\"prompt\":\"a\",\"stream_options\":1}", 400, "stream_options"},
-    {COMPLETION, "{\"prompt\":\"a\",\"echo\":true}", 400, "echo"},
+    {COMPLETION, "{\"prompt\":\"a\",\"echo\":1}", 400, "echo"},
     {COMPLETION, "{\"prompt\":\"a\",\"suffix\":\"b\"}", 400, "suffix"},
-    {COMPLETION, "{\"prompt\":\"a\",\"prompt_logprobs\":0}", 400, "prompt_logprobs"},
     {COMPLETION, "{\"prompt\":\"a\",\"guided_regex\":\"(a+)+$\"}", 400, "guided_regex"},
     {COMPLETION, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}", 400,
      "response_format"},
@@ -104,7 +129,25 @@ static const struct {
     {CHAT, "{" USER ",\"functions\":[{}]}", 400, "functions"},
     {CHAT, "{" USER ",\"chat_template_kwargs\":5}", 400, "chat_template_kwargs"},
     {CHAT, "{" USER ",\"max_completion_tokens\":0}", 400, "max_completion_tokens"},
+    {CHAT, "{" USER ",\"max_tokens\":0}", 400, "max_tokens"},
+    {CHAT, "{" USER ",\"echo\":true}", 400, "echo"},
+    {CHAT, "{" USER ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}}", 400,
+     "response_format"},
+    {CHAT, "{" USER ",\"function_call\":\"auto\"}", 400, "function_call"},
+    {CHAT, "{" USER ",\"tool_choice\":{\"type\":\"function\"}}", 400, "tool_choice"},
+    {CHAT, "{" USER ",\"chat_template\":\"{{ x }}\"}", 400, "chat_template"},
+    {CHAT, "{" USER ",\"continue_final_message\":true,\"add_generation_prompt\":true}", 400,
+     "continue_final_message"},
+    {CHAT,
+     "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\"}],"
+     "\"continue_final_message\":true}",
+     400, "continue_final_message"},
+    {CHAT, "{" USER ",\"n\":17}", 400, "n"},
+    {CHAT, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{}]}]}", 400,
+     "messages"},
     {"/tokenize", "{}", 400, "prompt"},
+    {"/tokenize", "{\"prompt\":[\"a\",\"b\"]}", 400, "prompt"},
+    {"/tokenize", "{" USER ",\"tools\":[{}]}", 400, "tools"},
     {"/tokenize", "{\"prompt\":\"a\",\"model\":\"x\"}", 404, "model"},
     {"/detokenize", "{}", 400, "tokens"},
     {"/detokenize", "{\"tokens\":\"a\"}", 400, "tokens"},
@@ -138,7 +181,7 @@ static void test_monstrous_bodies(void **state)
 {
     (void)state;
     struct bt_buf b = {0};
-    for (int kind = 0; kind < 6; kind++) {
+    for (int kind = 0; kind < 8; kind++) {
         bt_buf_clear(&b);
         bt_buf_puts(&b, "{\"prompt\":");
         if (kind == 0) { /* 10^4 deep */
@@ -168,6 +211,12 @@ static void test_monstrous_bodies(void **state)
                 bt_buf_puts(&b, "ab, ");
             }
             bt_buf_puts(&b, "\"}");
+        } else if (kind == 6 || kind == 7) { /* too many prompts; too many choices of them */
+            bt_buf_puts(&b, "[\"a\"");
+            for (int i = 1; i < (kind == 6 ? 1025 : 65); i++) {
+                bt_buf_puts(&b, ",\"a\"");
+            }
+            bt_buf_puts(&b, kind == 6 ? "]}" : "],\"n\":16}");
         } else { /* a long name is cut in the answer, and stays valid UTF-8 */
             bt_buf_puts(&b, "\"a\",\"model\":\"");
             for (int i = 0; i < 1000; i++) {

@@ -1,0 +1,270 @@
+/* Logprobs in the formats of OpenAI and vLLM; see front_logprobs.h. */
+#include "conductor/front/front_logprobs.h"
+
+#include <math.h>
+#include <string.h>
+
+void front_names_cleanup(struct front_names *n)
+{
+    bt_buf_cleanup(&n->piece);
+    bt_buf_cleanup(&n->names);
+}
+
+void front_logprobs_cleanup(struct front_logprobs *lp)
+{
+    for (int k = 0; k < LP_PARTS; k++) {
+        bt_buf_cleanup(&lp->part[k]);
+    }
+}
+
+uint32_t front_count_chars(const char *s, size_t len)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        n += ((unsigned char)s[i] & 0xc0) != 0x80;
+    }
+    return n;
+}
+
+/* ---- names ---- */
+
+/* Bytes of a token into n->piece. */
+static void load_piece(struct front_names *n, uint32_t id)
+{
+    bt_buf_clear(&n->piece);
+    if (bt_tokenizer_piece(n->tok, id, &n->piece) != BT_OK) {
+        bt_buf_clear(&n->piece); /* an id outside the tokenizer (padding rows): no text */
+    }
+    bt_buf_reserve(&n->piece, 0);
+}
+
+static bool is_utf8(const char *s, size_t len)
+{
+    for (size_t i = 0; i < len;) {
+        size_t n = front_utf8_len(s + i, len - i);
+        if (n == 0) {
+            return false;
+        }
+        i += n;
+    }
+    return true;
+}
+
+/* A token's name: its text; "bytes:\xNN..." where that is no text by itself (as OpenAI's own API
+ * writes it, so that two such tokens keep different names); or its id if so asked. Loads piece. */
+static void put_token(struct front_names *n, uint32_t id, struct bt_buf *out)
+{
+    load_piece(n, id);
+    if (n->as_ids) {
+        bt_buf_printf(out, "\"token_id:%u\"", id);
+    } else if (is_utf8(n->piece.data, n->piece.len)) {
+        front_put_str(out, n->piece.data, n->piece.len);
+    } else {
+        bt_buf_puts(out, "\"bytes:");
+        for (size_t i = 0; i < n->piece.len; i++) {
+            bt_buf_printf(out, "\\\\x%02x", (unsigned char)n->piece.data[i]);
+        }
+        bt_buf_puts(out, "\"");
+    }
+}
+
+static void put_comma(struct bt_buf *out)
+{
+    if (out->len > 0) {
+        bt_buf_puts(out, ",");
+    }
+}
+
+/* ---- completions ---- */
+
+/* {"token": logprob, ...}: the most likely ones, and the chosen one if it is not among them. Two
+ * ids may share their text (a special token and its spelling); the likelier one is told, because a
+ * JSON object must not repeat a key. */
+static void put_top_dict(struct front_names *names, const struct bt_gen_token *t, uint32_t n_top,
+                         struct bt_buf *out)
+{
+    size_t from[BT_ENGINE_MAX_TOP + 2]; /* where each name begins in names->names */
+    uint32_t n = 0;
+    bool chosen = false;
+    bt_buf_clear(&names->names);
+    bt_buf_puts(out, "{");
+    for (uint32_t i = 0; i <= n_top; i++) {
+        bool top = i < n_top;
+        if (!top && chosen) {
+            break;
+        }
+        uint32_t id = top ? t->top_id[i] : t->id;
+        chosen = chosen || id == t->id;
+        from[n] = names->names.len;
+        put_token(names, id, &names->names);
+        const char *name = names->names.data + from[n];
+        size_t len = names->names.len - from[n];
+        bool seen = false;
+        for (uint32_t k = 0; k < n && !seen; k++) {
+            seen =
+                from[k + 1] - from[k] == len && memcmp(names->names.data + from[k], name, len) == 0;
+        }
+        if (seen) {
+            names->names.len = from[n];
+            continue;
+        }
+        bt_buf_puts(out, n == 0 ? "" : ",");
+        bt_buf_append(out, name, len);
+        bt_buf_puts(out, ":");
+        front_put_float(out, top ? t->top_logprob[i] : t->logprob);
+        from[++n] = names->names.len;
+    }
+    bt_buf_puts(out, "}");
+}
+
+/* The four arrays of a token. A NaN logprob (the prompt's first token: nothing stands before it)
+ * is null. Leaves the token's bytes in names->piece. */
+static void add_completion_token(struct front_logprobs *lp, struct front_names *names,
+                                 const struct bt_gen_token *t, uint32_t n_top, uint32_t offset)
+{
+    for (int k = 0; k < LP_PARTS; k++) {
+        put_comma(&lp->part[k]);
+    }
+    if (isnan(t->logprob)) {
+        bt_buf_puts(&lp->part[LP_LOGPROBS], "null");
+        bt_buf_puts(&lp->part[LP_TOP], "null");
+    } else {
+        front_put_float(&lp->part[LP_LOGPROBS], t->logprob);
+        put_top_dict(names, t, BT_MIN(n_top, t->n_top), &lp->part[LP_TOP]);
+    }
+    front_put_uint(&lp->part[LP_OFFSETS], offset);
+    put_token(names, t->id, &lp->part[LP_TOKENS]);
+}
+
+void front_logprobs_add_prompt(struct front_logprobs *lp, struct front_names *names,
+                               const struct bt_gen_token *tokens, size_t n, uint32_t n_top,
+                               const struct bt_buf *text)
+{
+    uint32_t chars = 0, all = front_count_chars(text->data, text->len);
+    size_t at = 0; /* bytes of text that the tokens so far make up */
+    for (size_t i = 0; i < n; i++) {
+        add_completion_token(lp, names, &tokens[i], n_top, chars);
+        const struct bt_buf *p = &names->piece;
+        bool here = p->len <= text->len - at && memcmp(text->data + at, p->data, p->len) == 0;
+        /* A special token may be written in the text, or come from the tokenizer (BOS). */
+        if (here || !bt_tokenizer_is_special(names->tok, tokens[i].id)) {
+            at = BT_MIN(at + p->len, text->len);
+            chars = BT_MIN(chars + front_count_chars(p->data, p->len), all);
+        }
+    }
+}
+
+/* ---- chat ---- */
+
+static void put_chat_token(struct front_names *names, uint32_t id, float logprob,
+                           struct bt_buf *out)
+{
+    bt_buf_puts(out, "{\"token\":");
+    put_token(names, id, out);
+    bt_buf_puts(out, ",\"logprob\":");
+    front_put_float(out, logprob);
+    bt_buf_puts(out, ",\"bytes\":[");
+    for (size_t i = 0; i < names->piece.len; i++) {
+        bt_buf_puts(out, i == 0 ? "" : ",");
+        front_put_uint(out, (unsigned char)names->piece.data[i]);
+    }
+    bt_buf_puts(out, "]");
+}
+
+static void add_chat_token(struct bt_buf *out, struct front_names *names,
+                           const struct bt_gen_token *t, uint32_t n_top)
+{
+    put_comma(out);
+    put_chat_token(names, t->id, t->logprob, out);
+    bt_buf_puts(out, ",\"top_logprobs\":[");
+    for (uint32_t i = 0; i < BT_MIN(n_top, t->n_top); i++) {
+        bt_buf_puts(out, i == 0 ? "" : ",");
+        put_chat_token(names, t->top_id[i], t->top_logprob[i], out);
+        bt_buf_puts(out, "}");
+    }
+    bt_buf_puts(out, "]}");
+}
+
+/* ---- both ---- */
+
+void front_logprobs_add(struct front_logprobs *lp, bool chat, struct front_names *names,
+                        const struct bt_gen_token *t, uint32_t n_top, uint32_t *chars)
+{
+    if (chat) {
+        add_chat_token(&lp->part[LP_TOKENS], names, t, n_top);
+        return;
+    }
+    add_completion_token(lp, names, t, n_top, *chars);
+    if (!(names->skip_special && bt_tokenizer_is_special(names->tok, t->id))) {
+        *chars += front_count_chars(names->piece.data, names->piece.len);
+    }
+}
+
+void front_logprobs_append(struct front_logprobs *lp, const struct front_logprobs *more)
+{
+    for (int k = 0; k < LP_PARTS; k++) {
+        bt_buf_append(&lp->part[k], more->part[k].data, more->part[k].len);
+    }
+}
+
+void front_logprobs_put(struct front_logprobs *lp, bool chat, struct bt_buf *out)
+{
+    static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+    bt_buf_puts(out, "{");
+    for (int k = 0; k < (chat ? 1 : LP_PARTS); k++) {
+        bt_buf_puts(out, k == 0 ? "\"" : ",\"");
+        bt_buf_puts(out, chat ? "content" : names[k]);
+        bt_buf_puts(out, "\":[");
+        bt_buf_append(out, lp->part[k].data, lp->part[k].len);
+        bt_buf_puts(out, "]");
+        bt_buf_clear(&lp->part[k]);
+    }
+    bt_buf_puts(out, "}");
+}
+
+/* ---- vLLM's field ---- */
+
+/* rank 0: not known. */
+static void put_ranked(struct front_names *names, uint32_t id, float logprob, uint32_t rank,
+                       struct bt_buf *out)
+{
+    bt_buf_printf(out, "\"%u\":{\"logprob\":", id);
+    front_put_float(out, logprob);
+    bt_buf_puts(out, ",\"rank\":");
+    if (rank > 0) {
+        front_put_uint(out, rank);
+    } else {
+        bt_buf_puts(out, "null");
+    }
+    bt_buf_puts(out, ",\"decoded_token\":");
+    put_token(names, id, out);
+    bt_buf_puts(out, "}");
+}
+
+void front_prompt_logprobs_put(struct front_names *names, const struct bt_gen_token *tokens,
+                               size_t n, uint32_t n_top, struct bt_buf *out)
+{
+    bt_buf_puts(out, "[");
+    for (size_t i = 0; i < n; i++) {
+        const struct bt_gen_token *t = &tokens[i];
+        uint32_t rank = 0;
+        bt_buf_puts(out, i == 0 ? "" : ",");
+        if (isnan(t->logprob)) {
+            bt_buf_puts(out, "null");
+            continue;
+        }
+        for (uint32_t k = 0; k < t->n_top && rank == 0; k++) {
+            rank = t->top_id[k] == t->id ? k + 1 : 0;
+        }
+        bt_buf_puts(out, "{");
+        put_ranked(names, t->id, t->logprob, rank, out);
+        for (uint32_t k = 0; k < BT_MIN(n_top, t->n_top); k++) {
+            if (t->top_id[k] != t->id) {
+                bt_buf_puts(out, ",");
+                put_ranked(names, t->top_id[k], t->top_logprob[k], k + 1, out);
+            }
+        }
+        bt_buf_puts(out, "}");
+    }
+    bt_buf_puts(out, "]");
+}

@@ -1,0 +1,44 @@
+/* Within front/: logprobs as OpenAI's two APIs and vLLM's prompt_logprobs write them. Text is built
+ * into buffers. Pure but for the tokenizer. */
+#ifndef BT_CONDUCTOR_FRONT_LOGPROBS_H
+#define BT_CONDUCTOR_FRONT_LOGPROBS_H
+
+#include "conductor/front/front_json.h"
+#include "conductor/request/request.h"
+
+struct front_names { /* how tokens are called in an answer */
+    const struct bt_tokenizer *tok;
+    bool as_ids;                /* "token_id:123" */
+    bool skip_special;          /* special tokens are no part of the text */
+    struct bt_buf piece, names; /* scratch */
+};
+void front_names_cleanup(struct front_names *n);
+
+enum { LP_TOKENS, LP_LOGPROBS, LP_TOP, LP_OFFSETS, LP_PARTS };
+
+/* Logprobs of a choice so far: the insides of the JSON arrays. Chat uses the first only. */
+struct front_logprobs {
+    struct bt_buf part[LP_PARTS];
+};
+void front_logprobs_cleanup(struct front_logprobs *lp);
+
+/* Appends a generated token with its top n_top. chars: characters of the text before it, raised
+ * by its own (completions' text_offset). */
+void front_logprobs_add(struct front_logprobs *lp, bool chat, struct front_names *names,
+                        const struct bt_gen_token *t, uint32_t n_top, uint32_t *chars);
+/* Completions: appends a prompt's tokens, whose offsets follow text, the prompt as it is echoed. */
+void front_logprobs_add_prompt(struct front_logprobs *lp, struct front_names *names,
+                               const struct bt_gen_token *tokens, size_t n, uint32_t n_top,
+                               const struct bt_buf *text);
+void front_logprobs_append(struct front_logprobs *lp, const struct front_logprobs *more);
+/* The `logprobs` object of what was gathered since the last call. */
+void front_logprobs_put(struct front_logprobs *lp, bool chat, struct bt_buf *out);
+
+/* vLLM's `prompt_logprobs`: [null, {"token id": {"logprob", "rank", "decoded_token"}, ...}, ...].
+ */
+void front_prompt_logprobs_put(struct front_names *names, const struct bt_gen_token *tokens,
+                               size_t n, uint32_t n_top, struct bt_buf *out);
+/* Characters of UTF-8 text. */
+uint32_t front_count_chars(const char *s, size_t len);
+
+#endif

@@ -1,0 +1,315 @@
+/* Prompts and chat messages of a request's JSON into token ids, for generations and for the two
+ * routes that only tokenize. Pure but for the tokenizer and the chat template it calls. */
+#include "conductor/front/front_prompt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BEHIND_LAST_MAX 256 /* bytes that a chat template may write behind the last message */
+
+static void push_id(struct bt_tokens *t, uint32_t id)
+{
+    if (t->n == t->cap) {
+        t->cap = t->cap == 0 ? 64 : t->cap * 2;
+        t->ids = bt_realloc(t->ids, t->cap * sizeof(t->ids[0]));
+    }
+    t->ids[t->n++] = id;
+}
+
+bool front_take_ids(const struct front_model *m, const char *key, const json_t *list,
+                    struct bt_tokens *out, struct front_error *e)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *v = json_array_get(list, i);
+        if (!json_is_integer(v)) {
+            return front_fail(e, 400, key, "invalid_type", "'%s[%zu]' must be a token id", key, i);
+        }
+        int64_t id = json_integer_value(v);
+        if (id < 0 || id >= (int64_t)m->config->vocab) {
+            return front_fail(e, 400, key, "invalid_value",
+                              "'%s[%zu]' is %lld; token ids of this model are 0 to %u", key, i,
+                              (long long)id, m->config->vocab - 1);
+        }
+        push_id(out, (uint32_t)id);
+    }
+    return true;
+}
+
+static bool encode(const struct front_model *m, const char *key, const char *text, size_t len,
+                   bool add_special, struct bt_tokens *out, struct front_error *e)
+{
+    /* Megabytes of text would hold up every stream for half a second, only to be refused. The
+     * factor leaves room for a normalizer that shortens. */
+    if (m->piece_max > 0 && len / 4 / m->piece_max >= m->max_model_len) {
+        return front_fail(
+            e, 400, key, "context_length_exceeded",
+            "the model's context is %u tokens; '%s' has %zu bytes and far more tokens",
+            m->max_model_len, key, len);
+    }
+    bt_status_t st = bt_tokenizer_encode(m->tok, text, len, add_special, out);
+    if (st != BT_OK) {
+        return front_fail(e, 400, key, "invalid_value", "'%s' cannot be tokenized: %s", key,
+                          bt_status_text(st));
+    }
+    return true;
+}
+
+void front_prompts_cleanup(struct front_prompts *p)
+{
+    for (uint32_t i = 0; i < p->n; i++) {
+        bt_tokens_cleanup(&p->list[i].ids);
+        bt_buf_cleanup(&p->list[i].text);
+    }
+    free(p->list);
+    *p = (struct front_prompts){0};
+}
+
+/* One prompt: a string or token ids. */
+static bool take_prompt(const struct front_model *m, const json_t *v, bool special,
+                        struct bt_tokens *out, struct front_error *e)
+{
+    if (json_is_string(v)) {
+        return encode(m, "prompt", json_string_value(v), json_string_length(v), special, out, e);
+    }
+    if (!json_is_array(v)) {
+        return front_fail(
+            e, 400, "prompt", "invalid_type",
+            "'prompt' must be a string, an array of token ids, or an array of either");
+    }
+    return front_take_ids(m, "prompt", v, out, e);
+}
+
+/* What `echo` tells back: the client's own string, or the text of its ids. */
+static bool take_text(const struct front_model *m, const json_t *v, bool skip_special,
+                      struct front_prompt *p, struct front_error *e)
+{
+    if (json_is_string(v)) {
+        bt_buf_append(&p->text, json_string_value(v), json_string_length(v));
+        return true;
+    }
+    bt_status_t st = bt_tokenizer_decode(m->tok, p->ids.ids, p->ids.n, skip_special, &p->text);
+    return st == BT_OK || front_fail(e, 400, "echo", "invalid_value",
+                                     "'prompt' has an id that the tokenizer cannot tell back");
+}
+
+bool front_take_prompts(const struct front_model *m, const json_t *root, bool with_text,
+                        bool skip_special, struct front_prompts *out, struct front_error *e)
+{
+    bool special = true;
+    const json_t *v = json_object_get(root, "prompt");
+    if (v == NULL || json_is_null(v)) {
+        return front_fail(e, 400, "prompt", "missing_required_parameter", "'prompt' is missing");
+    }
+    if (!front_get_bool(root, "add_special_tokens", &special, e)) {
+        return false;
+    }
+    const json_t *first = json_array_get(v, 0);
+    bool several = json_is_string(first) || json_is_array(first);
+    size_t n = several ? json_array_size(v) : 1;
+    if (n > FRONT_ANSWER_CHOICES_MAX) {
+        return front_fail(e, 400, "prompt", "invalid_value",
+                          "'prompt' has %zu prompts; at most %d in one request", n,
+                          FRONT_ANSWER_CHOICES_MAX);
+    }
+    out->list = bt_calloc(n, sizeof(out->list[0]));
+    for (size_t i = 0; i < n; i++) {
+        const json_t *one = several ? json_array_get(v, i) : v;
+        out->n++;
+        if (!take_prompt(m, one, special, &out->list[i].ids, e) ||
+            (with_text && !take_text(m, one, skip_special, &out->list[i], e))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Text of a message's content: a string, null (an assistant's), or text parts joined by newlines.
+ * NULL: e is set. */
+static json_t *take_content(const json_t *content, const char *role, size_t i,
+                            struct front_error *e)
+{
+    if (json_is_string(content)) {
+        return json_incref((json_t *)content);
+    }
+    if ((content == NULL || json_is_null(content)) && strcmp(role, "assistant") == 0) {
+        return json_string("");
+    }
+    if (!json_is_array(content)) {
+        front_fail(e, 400, "messages", "invalid_type",
+                   "'messages[%zu].content' must be a string or an array of text parts", i);
+        return NULL;
+    }
+    struct bt_buf text;
+    bt_buf_init(&text);
+    for (size_t k = 0; k < json_array_size(content); k++) {
+        const json_t *part = json_array_get(content, k);
+        const char *type = json_string_value(json_object_get(part, "type"));
+        const json_t *words = json_object_get(part, "text");
+        if (type == NULL || (strcmp(type, "text") == 0 && !json_is_string(words))) {
+            front_fail(e, 400, "messages", "invalid_type",
+                       "'messages[%zu].content[%zu]' must be {\"type\":\"text\",\"text\":...}", i,
+                       k);
+            bt_buf_cleanup(&text);
+            return NULL;
+        }
+        if (strcmp(type, "text") != 0) {
+            front_fail(e, 400, "messages", "unsupported_parameter",
+                       "'messages[%zu].content[%zu].type' is '%.64s'; only 'text' is supported", i,
+                       k, type);
+            bt_buf_cleanup(&text);
+            return NULL;
+        }
+        if (k > 0) {
+            bt_buf_puts(&text, "\n");
+        }
+        bt_buf_append(&text, json_string_value(words), json_string_length(words));
+    }
+    json_t *s = json_stringn(text.data != NULL ? text.data : "", text.len);
+    bt_buf_cleanup(&text);
+    return s;
+}
+
+static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_error *e)
+{
+    static const char *const roles[] = {"system", "developer", "user", "assistant"};
+    const char *role = json_string_value(json_object_get(msg, "role"));
+    bool known = false;
+    if (role == NULL) {
+        return front_fail(e, 400, "messages", "invalid_type",
+                          "'messages[%zu]' must be an object with a 'role' and a 'content'", i);
+    }
+    for (size_t k = 0; k < BT_ARRAY_LEN(roles); k++) {
+        known = known || strcmp(role, roles[k]) == 0;
+    }
+    if (!known) {
+        bool tool = strcmp(role, "tool") == 0 || strcmp(role, "function") == 0;
+        return front_fail(e, 400, "messages", tool ? "unsupported_parameter" : "invalid_value",
+                          "'messages[%zu].role' is '%.64s'; allowed: system, developer, user, "
+                          "assistant%s",
+                          i, role, tool ? " (tools are not supported)" : "");
+    }
+    if (front_asked_for(json_object_get(msg, "tool_calls"))) {
+        return front_fail(e, 400, "messages", "unsupported_parameter",
+                          "'messages[%zu].tool_calls' is not supported", i);
+    }
+    json_t *content = take_content(json_object_get(msg, "content"), role, i, e);
+    if (content == NULL) {
+        return false;
+    }
+    json_t *clean = json_object();
+    json_object_set_new(clean, "role", json_string(role));
+    json_object_set_new(clean, "content", content);
+    if (json_is_string(json_object_get(msg, "name"))) {
+        json_object_set(clean, "name", json_object_get(msg, "name"));
+    }
+    json_array_append_new(out, clean);
+    return true;
+}
+
+/* continue_final_message: the rendered prompt ends with the last message's own text, so that the
+ * model goes on writing it. Templates may trim a message, so its trimmed text is looked for, too.
+ */
+static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struct front_error *e)
+{
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *text = json_string_value(json_object_get(last, "content"));
+    size_t len = strlen(text), from = strspn(text, " \t\r\n");
+    const char *found = NULL;
+    for (int trimmed = 0; trimmed <= 1 && found == NULL; trimmed++) {
+        if (trimmed) {
+            text += BT_MIN(from, len);
+            len -= BT_MIN(from, len);
+            while (len > 0 && strchr(" \t\r\n", text[len - 1]) != NULL) {
+                len--;
+            }
+        }
+        size_t end = prompt->len > BEHIND_LAST_MAX ? prompt->len - BEHIND_LAST_MAX : 0;
+        for (size_t at = prompt->len; len > 0 && found == NULL && at >= BT_MAX(len, end); at--) {
+            found = memcmp(prompt->data + at - len, text, len) == 0 ? prompt->data + at : NULL;
+        }
+    }
+    if (found == NULL) {
+        return front_fail(e, 400, "continue_final_message", "invalid_value",
+                          "'continue_final_message': the last message is empty, or the chat "
+                          "template does not write it as it is");
+    }
+    prompt->len = (size_t)(found - prompt->data);
+    prompt->data[prompt->len] = '\0';
+    return true;
+}
+
+/* The template's context from a chat body; NULL: e is set. */
+static json_t *chat_context(const json_t *root, bool go_on, struct front_error *e)
+{
+    const json_t *list = json_object_get(root, "messages");
+    const json_t *more = json_object_get(root, "chat_template_kwargs");
+    bool generate = !go_on;
+    if (!json_is_array(list) || json_array_size(list) == 0) {
+        front_fail(e, 400, "messages",
+                   list == NULL || json_is_null(list) ? "missing_required_parameter"
+                                                      : "invalid_value",
+                   "'messages' must be an array of at least one message");
+        return NULL;
+    }
+    if (!front_get_bool(root, "add_generation_prompt", &generate, e)) {
+        return NULL;
+    }
+    if (go_on && generate) {
+        front_fail(e, 400, "continue_final_message", "invalid_value",
+                   "'continue_final_message' and 'add_generation_prompt' exclude each other");
+        return NULL;
+    }
+    if (more != NULL && !json_is_null(more) && !json_is_object(more)) {
+        front_fail(e, 400, "chat_template_kwargs", "invalid_type",
+                   "'chat_template_kwargs' must be an object");
+        return NULL;
+    }
+    json_t *ctx = json_object(), *messages = json_array();
+    json_object_set_new(ctx, "messages", messages);
+    json_object_set_new(ctx, "add_generation_prompt", json_boolean(generate));
+    if (json_is_object(more)) {
+        json_object_update_missing(ctx, (json_t *)more);
+    }
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        if (!take_message(json_array_get(list, i), i, messages, e)) {
+            json_decref(ctx);
+            return NULL;
+        }
+    }
+    return ctx;
+}
+
+/* Messages through the chat template into tokens. */
+bool front_take_chat(const struct front_model *m, const json_t *root, struct bt_tokens *out,
+                     struct front_error *e)
+{
+    bool special = false; /* templates write BOS themselves */
+    bool go_on = false;
+    char why[256] = "";
+    if (m->tmpl == NULL) {
+        return front_fail(e, 400, "messages", "unsupported_parameter",
+                          "this model has no chat template; use /v1/completions");
+    }
+    if (!front_get_bool(root, "add_special_tokens", &special, e) ||
+        !front_get_bool(root, "continue_final_message", &go_on, e)) {
+        return false;
+    }
+    json_t *ctx = chat_context(root, go_on, e);
+    if (ctx == NULL) {
+        return false;
+    }
+    char *text = json_dumps(ctx, JSON_COMPACT);
+    struct bt_buf prompt;
+    bt_buf_init(&prompt);
+    bt_status_t st = bt_template_render(m->tmpl, text, &prompt, why, sizeof(why));
+    free(text);
+    bt_buf_reserve(&prompt, 0);
+    bool ok = st == BT_OK ||
+              front_fail(e, 400, "messages", "invalid_value", "the chat template refused: %s",
+                         why[0] != '\0' ? why : bt_status_text(st));
+    ok = ok && (!go_on || cut_behind_last(json_object_get(ctx, "messages"), &prompt, e)) &&
+         encode(m, "messages", prompt.data, prompt.len, special, out, e);
+    json_decref(ctx);
+    bt_buf_cleanup(&prompt);
+    return ok;
+}

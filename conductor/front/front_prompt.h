@@ -1,0 +1,46 @@
+/* Within front/: prompts and chat messages of a request into token ids. Pure but for the tokenizer
+ * and the chat template it calls. */
+#ifndef BT_CONDUCTOR_FRONT_PROMPT_H
+#define BT_CONDUCTOR_FRONT_PROMPT_H
+
+#include "common/engine/model_config.h"
+#include "common/token/token.h"
+#include "conductor/front/front_json.h"
+
+#define FRONT_N_MAX              16   /* choices of a prompt */
+#define FRONT_ANSWER_CHOICES_MAX 1024 /* choices of all prompts of a request */
+
+struct front_model { /* what parsing needs to know of the served model */
+    const char *id;
+    uint32_t max_model_len;
+    const struct bt_model_config *config;
+    const struct bt_tokenizer *tok;
+    const struct bt_template *tmpl; /* NULL: none */
+    uint32_t
+        piece_max; /* bytes of the longest token; 0: texts are tokenized whatever their length */
+};
+
+struct front_prompt {
+    struct bt_tokens ids;
+    struct bt_buf text; /* as `echo` tells it back; empty unless asked for */
+};
+
+struct front_prompts {
+    struct front_prompt *list;
+    uint32_t n;
+};
+void front_prompts_cleanup(struct front_prompts *p);
+
+/* `prompt` of completions: a string, token ids, or a list of either. with_text: fill text; ids are
+ * told back without special tokens if skip_special. False: e is set; the caller cleans up. */
+bool front_take_prompts(const struct front_model *m, const json_t *root, bool with_text,
+                        bool skip_special, struct front_prompts *out, struct front_error *e);
+/* `messages` through the chat template. add_generation_prompt, continue_final_message and
+ * chat_template_kwargs are read as well. */
+bool front_take_chat(const struct front_model *m, const json_t *root, struct bt_tokens *out,
+                     struct front_error *e);
+/* Token ids of a JSON array; key names it in errors. */
+bool front_take_ids(const struct front_model *m, const char *key, const json_t *list,
+                    struct bt_tokens *out, struct front_error *e);
+
+#endif
