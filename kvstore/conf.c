@@ -57,6 +57,15 @@ static const struct bt_conf_row kvstore_rows[] = {
      .min = 65536,
      .max = 1073741824,
      .doc = "Bytes that may be under way to one peer at once."},
+    {.key = "kvstore.wire.idle_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(wire_idle_ms),
+     .def = "300s",
+     .min = 1000,
+     .max = 86400000,
+     .doc =
+         "A connection to a peer that carries nothing for so long is closed; the next flow makes "
+         "a new one."},
 };
 
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, kvstore_rows, NULL};

@@ -13,6 +13,7 @@ struct bt_kvstore_conf {
     char *wire_listen;
     bool wire_allow_routable;
     uint64_t wire_in_flight_bytes;
+    uint64_t wire_idle_ms;
 };
 
 extern const struct bt_conf_schema bt_kvstore_schema;

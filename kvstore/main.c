@@ -13,6 +13,7 @@
 #include "common/etcd/member.h"
 #include "common/http/status_page.h"
 #include "common/log/log.h"
+#include "common/loop/notify.h"
 #include "kvstore/cache.h"
 #include "kvstore/conf.h"
 #include "kvstore/grant.h"
@@ -62,6 +63,7 @@ static void on_signal(void *arg, int signo)
 {
     struct daemon *d = arg;
     BT_INFO("stopping", "signal=%d", signo);
+    bt_notify_stopping();
     bt_loop_stop(d->loop);
 }
 
@@ -84,6 +86,9 @@ static void on_joined(void *arg)
     BT_INFO("ready", "rpc=%s http=%s incarnation=%016llx slab=%s slots=%u slot_bytes=%llu",
             d->rpc_addr, d->http_addr, (unsigned long long)d->incarnation, d->slab_path,
             d->slab->super->n_slots, (unsigned long long)d->slab->super->slot_bytes);
+    bt_notify_status("serving %u slots of %llu bytes on %s", d->slab->super->n_slots,
+                     (unsigned long long)d->slab->super->slot_bytes, d->rpc_addr);
+    bt_notify_ready();
 }
 
 static void on_refused(void *arg, bt_status_t st, const char *why)
@@ -232,6 +237,7 @@ static void slab_progress(void *arg, double fraction)
     if (now > *shown) {
         *shown = now;
         BT_INFO("loading", "what=slab percent=%d", now * 10);
+        bt_notify_status("reserving the slab: %d%%", now * 10);
     }
 }
 
@@ -325,7 +331,8 @@ static bool start_parts(struct daemon *d)
                                 .root = &d->root,
                                 .listen = d->conf.wire_listen,
                                 .allow_routable = d->conf.wire_allow_routable,
-                                .bytes_in_flight_max = d->conf.wire_in_flight_bytes};
+                                .bytes_in_flight_max = d->conf.wire_in_flight_bytes,
+                                .idle_ms = d->conf.wire_idle_ms};
     if (bt_wire_create(d->loop, d->rpc, d->server, d->slab, &wc, &bt_grants_wire_ops, d->grants,
                        d->metrics, &d->wire, err, sizeof(err)) != BT_OK) {
         BT_ERROR("wire", "why=%s", bt_log_q(err));
@@ -378,6 +385,7 @@ static void stop(struct daemon *d)
         bt_slab_unmap(d->slab);
     }
     bt_metrics_destroy(d->metrics);
+    bt_notify_end();
     bt_loop_destroy(d->loop);
     free(d->name);
     free(d->slab_path);
@@ -420,6 +428,8 @@ int main(int argc, char **argv)
     }
     bt_loop_on_signal(d.loop, SIGTERM, on_signal, &d);
     bt_loop_on_signal(d.loop, SIGINT, on_signal, &d);
+    bt_notify_start(d.loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
+                    bt_conf_env("WATCHDOG_PID"));
     d.metrics = bt_metrics_create();
     if (read_salt(&d) && start_servers(&d) && start_memory(&d) && start_parts(&d) && join(&d)) {
         bt_loop_run(d.loop);

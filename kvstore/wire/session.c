@@ -390,7 +390,7 @@ void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns)
         s->busy_ns = now_ns;
     }
     if (s->dialer && s->state == BT_WS_UP && now_ns > s->busy_ns &&
-        now_ns - s->busy_ns > BT_WIRE_IDLE_NS) {
+        now_ns - s->busy_ns > s->w->idle_ns) {
         bt_wire_session_fail(s, "idle", BT_GRPC_OK);
         return;
     }

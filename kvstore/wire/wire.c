@@ -272,6 +272,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     w->cluster = bt_strdup(conf->cluster);
     w->name = bt_strdup(conf->name);
     w->incarnation = conf->incarnation;
+    w->idle_ns = (conf->idle_ms != 0 ? conf->idle_ms : BT_WIRE_IDLE_MS) * 1000000ull;
     w->layout = *conf->layout;
     w->root = *conf->root;
     w->ops = *ops;

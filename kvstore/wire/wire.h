@@ -24,6 +24,7 @@ struct bt_wire_config {
         *listen; /* kvstore.wire.listen: interface address for UCX over TCP; loopback or private */
     bool allow_routable;          /* kvstore.wire.allow_routable */
     uint64_t bytes_in_flight_max; /* per peer */
+    uint64_t idle_ms;             /* a session without flows is closed after so long; 0: 300 s */
 };
 
 struct bt_wire_trailer {

@@ -12,8 +12,8 @@
 #define BT_WIRE_TICK_MS       250
 #define BT_WIRE_HEARTBEAT_NS  (500ull * 1000000)
 #define BT_WIRE_SILENCE_NS    (2000ull * 1000000)
-#define BT_WIRE_IDLE_NS       (300ull * 1000000000)
-#define BT_WIRE_REACH_MS      2000 /* a flow waits as long for its session */
+#define BT_WIRE_IDLE_MS       300000ull /* unless bt_wire_config says */
+#define BT_WIRE_REACH_MS      2000      /* a flow waits as long for its session */
 #define BT_WIRE_REFUSED_NS    (2000ull * 1000000)
 #define BT_WIRE_RETRY_MS      50
 #define BT_WIRE_BACKOFF_MS    50
@@ -33,6 +33,7 @@ struct bt_wire {
     struct bt_list peers, sessions;
     struct bt_timer tick;
     uint32_t next_stream;
+    uint64_t idle_ns;
     bool destroying;
     struct bt_metric *peers_up, *flow_seconds, *flows_failed;
     struct bt_metric *sessions_lost;

@@ -203,6 +203,22 @@ def test_deadline(peers):
     assert b.metrics()["baton_kv_peer_sessions_lost_total"] == 0
 
 
+def test_an_idle_session_is_closed_and_made_again(peers):
+    a, b = peers("a"), peers("b", idle=700)
+    for req in (1, 2):
+        transfer(a, b, req, 64, 32, req)
+        assert b.metrics()["baton_kv_peer_sessions"] == 1
+        end = time.monotonic() + 10
+        while b.metrics()["baton_kv_peer_sessions"] + a.metrics()["baton_kv_peer_sessions"] > 0:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert sum("wire_session_up" in x for x in b.err) == 2
+    for req in (3, 4, 5, 6):  # a session in use stays, however short the limit
+        transfer(a, b, req, 64, 32, req)
+        time.sleep(0.4)
+    assert sum("wire_session_up" in x for x in b.err) == 3
+
+
 def test_listen_address_must_be_ours_and_private():
     import subprocess
     from wire_peers import tool

@@ -717,6 +717,7 @@ int main(int argc, char **argv)
         .listen = opt(argc, argv, "listen", "127.0.0.1"),
         .allow_routable = atoi(opt(argc, argv, "allow_routable", "0")) != 0,
         .bytes_in_flight_max = strtoull(opt(argc, argv, "inflight", "0"), NULL, 10),
+        .idle_ms = strtoull(opt(argc, argv, "idle", "0"), NULL, 10),
     };
     struct bt_wire_ops ops = {on_lookup, on_send_end, segment_crc};
     if (bt_wire_create(T.loop, T.rpc, T.server, T.slab, &conf, &ops, NULL, T.metrics, &T.wire, err,
