@@ -13,6 +13,7 @@
 #include "common/engine/model_config.h"
 #include "common/etcd/member.h"
 #include "common/log/log.h"
+#include "common/loop/notify.h"
 #include "conductor/admin.h"
 #include "conductor/conf.h"
 #include "conductor/front/front.h"
@@ -131,6 +132,7 @@ static bool load_model(struct conductor *c)
     const struct bt_conf_common *m = &c->conf.common;
     char err[512] = "";
     c->model_id = base_name(m->model_path);
+    bt_notify_status("loading the tokenizer of %s", c->model_id);
     BT_INFO("loading", "what=model path=%s", bt_log_q(m->model_path));
     if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
         bt_model_root_key(m->model_path, m->model_load_format, (uint32_t)m->kv_block_tokens,
@@ -334,6 +336,8 @@ static void on_stop_signal(void *arg, int signo)
     }
     BT_INFO("draining", "signal=%d", signo);
     c->drain_since_ns = bt_mono_ns();
+    bt_notify_stopping();
+    bt_notify_status("draining, at most %" PRIu64 " s", c->conf.drain_ms / 1000);
     bt_member_set_state(c->member, BATON__MEMBER_STATE__DRAINING);
     bt_requests_drain(c->requests);
     bt_front_drain(c->front);
@@ -354,6 +358,7 @@ static void stop(struct conductor *c)
 {
     bt_timer_stop(c->loop, &c->drain);
     if (c->member != NULL) {
+    bt_notify_stopping();
         bt_member_leave(c->member);
         for (int i = 0; i < LEAVE_POLLS; i++) {
             bt_loop_poll(c->loop, 10);
@@ -373,6 +378,7 @@ static void stop(struct conductor *c)
     DESTROY(tok, tokenizer);
 #undef DESTROY
     bt_loop_destroy(c->loop);
+    bt_notify_end();
     free(c->name);
     free(c->rpc_addr);
     free(c->http_addr);
@@ -389,6 +395,8 @@ static void run(struct conductor *c)
     bt_loop_on_signal(c->loop, SIGINT, on_stop_signal, c);
     bt_loop_on_signal(c->loop, SIGHUP, on_reload_signal, c);
     if (!read_secret(c) || !load_model(c) || !start_parts(c)) {
+    bt_notify_start(c->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
+                    bt_conf_env("WATCHDOG_PID"));
         return;
     }
     join(c);
@@ -398,6 +406,8 @@ static void run(struct conductor *c)
             c->name, c->rpc_addr, c->http_addr, c->incarnation, bt_log_q(c->model_id),
             c->conf.policy, c->conf.max_running, c->conf.index_blocks);
     bt_loop_run(c->loop);
+    bt_notify_status("serving %s on http://%s", c->model_id, c->http_addr);
+    bt_notify_ready();
 }
 
 int main(int argc, char **argv)

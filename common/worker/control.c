@@ -12,6 +12,7 @@
 
 #include "common/base/sha256.h"
 #include "common/log/log.h"
+#include "common/loop/notify.h"
 
 enum { EXIT_START = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_DEVICE = 4 };
 
@@ -102,6 +103,9 @@ void bt_wctl_update_state(struct bt_wctl *w)
         BT_INFO("ready", "name=%s rpc=%s http=%s incarnation=%016llx device=%s pages=%u slots=%u",
                 w->conf.name, w->rpc_addr, w->http_addr, (unsigned long long)w->incarnation,
                 bt_log_q(w->core.info->device), w->core.info->pages, w->core.max_slots);
+        bt_notify_status("serving on %s with %u pages, %s", w->rpc_addr, w->core.info->pages,
+                         w->core.info->device);
+        bt_notify_ready();
     }
 }
 
@@ -206,6 +210,7 @@ static void on_progress(struct bt_wctl *w, const struct bt_wout *o)
         (o->u.fraction >= 1 && w->load_logged < 1)) {
         w->load_logged = o->u.fraction;
         BT_INFO("loading", "what=%s pct=%d", bt_log_q(o->detail), (int)(o->u.fraction * 100));
+        bt_notify_status("%s", w->health);
     }
 }
 
@@ -225,6 +230,7 @@ static void on_engine_ready(struct bt_wctl *w)
         return; /* told to stop meanwhile */
     }
     w->state = BT_WCTL_SERVING;
+    bt_notify_status("the engine is ready; waiting for this node's kvstore and for etcd");
     bt_rpc_server_start(w->server);
     if (bt_wnode_start(w) != BT_OK) {
         BT_ERROR("kvstore", "why=%s", bt_log_q("no session with the kvstore can be started"));
@@ -329,6 +335,8 @@ static void on_signal(void *arg, int signo)
     }
     BT_INFO("draining", "signal=%d requests=%u", signo, w->n_active);
     w->state = BT_WCTL_DRAINING;
+    bt_notify_stopping();
+    bt_notify_status("draining: %u requests", w->n_active);
     w->drain_until_ns = bt_mono_ns() + w->conf.drain_ms * 1000000ull;
     bt_wctl_update_state(w);
     bt_timer_start(w->loop, &w->drain_timer, 0, DRAIN_MS, on_drain, w);
@@ -496,6 +504,7 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
         bt_rpc_server_destroy(w->server);
     }
     bt_status_page_destroy(w->page);
+    bt_notify_end();
     if (w->rpc != NULL) {
         bt_rpc_destroy(w->rpc);
     }
@@ -546,6 +555,8 @@ static int serve(struct bt_wctl *w)
     w->active = bt_map_create(sizeof(struct bt_wkey));
     w->known = bt_map_create(sizeof(uint64_t));
     bt_list_init(&w->known_list);
+    bt_notify_start(w->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
+                    bt_conf_env("WATCHDOG_PID"));
     bt_list_init(&w->sessions);
     snprintf(w->health, sizeof(w->health), "loading");
     w->exit_code = 0;
