@@ -38,8 +38,9 @@ void bt_added_index(struct bt_added_set *s)
         qsort_r(s->items, s->n, sizeof(*s->items), compare, s->pool.data);
         int code;
         PCRE2_SIZE off;
-        s->word = pcre2_compile((PCRE2_SPTR) "\\A[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}]",
-                                PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &off, NULL);
+        s->word =
+            pcre2_compile((PCRE2_SPTR) "\\A[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]",
+                          PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &off, NULL);
         BT_ASSERT(s->word != NULL);
     }
     size_t i = 0;

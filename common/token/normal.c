@@ -1,14 +1,15 @@
-/* Normalizers of tokenizer.json: NFC, Prepend, Replace, Strip and sequences of them. The other
- * Unicode forms and the language-specific ones are refused by name. Pure. */
+/* Normalizers of tokenizer.json: Unicode's forms, Prepend, Replace, Strip and sequences of them.
+ * The language-specific ones are refused by name. Pure. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/token/token_priv.h"
 
-enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_STRIP };
+enum normal_kind { NORMAL_FORM, NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_STRIP };
 
 struct normal_step {
     enum normal_kind kind;
+    enum bt_normal_form form;
     struct bt_buf text; /* what is put in */
     struct bt_regex *re;
     bool left, right;
@@ -91,9 +92,13 @@ static bt_status_t parse_into(struct bt_normalizer *n, const json_t *j, int dept
         }
         return BT_OK;
     }
-    if (strcmp(type, "NFC") == 0) {
-        add_step(n, NORMAL_NFC);
-        return BT_OK;
+    static const char *const forms[] = {
+        [BT_NFC] = "NFC", [BT_NFD] = "NFD", [BT_NFKC] = "NFKC", [BT_NFKD] = "NFKD"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(forms); i++) {
+        if (strcmp(type, forms[i]) == 0) {
+            add_step(n, NORMAL_FORM)->form = (enum bt_normal_form)i;
+            return BT_OK;
+        }
     }
     if (strcmp(type, "Prepend") == 0) {
         return set_text(add_step(n, NORMAL_PREPEND), j, "prepend", e);
@@ -107,10 +112,11 @@ static bt_status_t parse_into(struct bt_normalizer *n, const json_t *j, int dept
         s->right = json_is_true(json_object_get(j, "strip_right"));
         return BT_OK;
     }
-    return bt_token_fail(e, BT_ERR_UNSUPPORTED,
-                         "normalizer type \"%s\" is not supported (known: Sequence, NFC, Prepend, "
-                         "Replace, Strip)",
-                         type);
+    return bt_token_fail(
+        e, BT_ERR_UNSUPPORTED,
+        "normalizer type \"%s\" is not supported (known: Sequence, NFC, NFD, NFKC, "
+        "NFKD, Prepend, Replace, Strip)",
+        type);
 }
 
 bt_status_t bt_normalizer_parse(const json_t *j, struct bt_normalizer **n_p,
@@ -190,7 +196,7 @@ bt_status_t bt_normalizer_run(const struct bt_normalizer *n, struct bt_buf *text
     for (size_t i = 0; n != NULL && i < n->n; i++) {
         const struct normal_step *s = &n->steps[i];
         switch (s->kind) {
-        case NORMAL_NFC: bt_nfc(text); break;
+        case NORMAL_FORM: bt_normal_form(text, s->form); break;
         case NORMAL_PREPEND:
             if (text->len > 0) {
                 struct bt_buf out;

@@ -208,7 +208,9 @@ static bt_status_t parse_by_class(struct bt_pretok *p, const json_t *j, const ch
         return st != BT_OK ? st : add_split(p, PUNCT_PATTERN, b, false, e);
     }
     if (strcmp(type, "Whitespace") == 0) {
-        return add_split(p, "\\w+|[^\\w\\s]+", REMOVED, true, e);
+        /* Rust's \w, unlike Oniguruma's, holds the joiners. */
+        return add_split(p, "[\\w\\p{Join_Control}]+|[^\\w\\p{Join_Control}\\s]+", REMOVED, true,
+                         e);
     }
     if (strcmp(type, "WhitespaceSplit") == 0) {
         return add_split(p, "\\s", REMOVED, false, e);

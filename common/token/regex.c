@@ -14,7 +14,11 @@
 #define SPACE_SET                                                                                  \
     "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"        \
     "\\x{205f}\\x{3000}"
-#define WORD_SET "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
+#define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+/* Outside of a class Oniguruma asks its table of Latin-1, where superscripts and fractions are word
+ * characters as well. */
+#define LATIN "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
+#define WORD  "[" WORD_SET LATIN "]"
 
 struct bt_regex {
     pcre2_code *code;
@@ -34,13 +38,21 @@ static size_t put_escape(struct bt_buf *out, const char *p, bool in_class, const
 {
     switch (p[1]) {
     case 's': bt_buf_puts(out, in_class ? SPACE_SET : "[" SPACE_SET "]"); return 2;
-    case 'w': bt_buf_puts(out, in_class ? WORD_SET : "[" WORD_SET "]"); return 2;
+    case 'w': bt_buf_puts(out, in_class ? WORD_SET : WORD); return 2;
     case 'S': bt_buf_puts(out, in_class ? "\\S" : "[^" SPACE_SET "]"); return 2;
     case 'W':
         if (in_class) {
             *why_p = "\\W in a class";
         }
-        bt_buf_puts(out, "[^" WORD_SET "]");
+        bt_buf_puts(out, "[^" WORD_SET LATIN "]");
+        return 2;
+    case 'b':
+    case 'B':
+        if (in_class) { /* backspace, in both */
+            break;
+        }
+        bt_buf_puts(out, p[1] == 'b' ? "(?:(?<=" WORD ")(?!" WORD ")|(?<!" WORD ")(?=" WORD "))"
+                                     : "(?:(?<=" WORD ")(?=" WORD ")|(?<!" WORD ")(?!" WORD "))");
         return 2;
     case 'h':
     case 'H': *why_p = "\\h (a hexadecimal digit)"; return 2;
@@ -51,6 +63,24 @@ static size_t put_escape(struct bt_buf *out, const char *p, bool in_class, const
     size_t n = close == NULL ? 2 : (size_t)(close + 1 - p);
     bt_buf_append(out, p, n);
     return n;
+}
+
+/* Translates [:name:] at p. The names whose sets are the same in both are known. */
+static size_t put_posix(struct bt_buf *out, const char *p, const char **why_p)
+{
+    static const char *const sets[][2] = {{"[:alpha:]", "\\p{Alphabetic}"},
+                                          {"[:digit:]", "\\p{Nd}"},
+                                          {"[:space:]", SPACE_SET},
+                                          {"[:word:]", WORD_SET}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(sets); i++) {
+        size_t n = strlen(sets[i][0]);
+        if (strncmp(p, sets[i][0], n) == 0) {
+            bt_buf_puts(out, sets[i][1]);
+            return n;
+        }
+    }
+    *why_p = "a [:name:] other than alpha, digit, space and word";
+    return 1;
 }
 
 /* Oniguruma pattern -> PCRE2 pattern. */
@@ -70,14 +100,9 @@ static bt_status_t translate(const char *pattern, size_t len, struct bt_buf *out
                 why = "a class inside a class";
             } else if (*p == '&' && p[1] == '&') {
                 why = "an intersection of classes";
-            } else if (*p == '[') { /* [:alpha:] */
-                const char *close = strstr(p, ":]");
-                if (close == NULL) {
-                    why = "an unfinished [: :]";
-                    break;
-                }
-                bt_buf_append(out, p, (size_t)(close + 2 - p));
-                i = (size_t)(close + 2 - pattern);
+            } else if (*p == '[') {
+                size_t n = put_posix(out, p, &why);
+                i += n;
                 continue;
             }
             in_class = *p != ']';

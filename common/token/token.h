@@ -24,13 +24,16 @@ struct bt_tokens {
 };
 void bt_tokens_cleanup(struct bt_tokens *t);
 
-/* Appends the ids of UTF-8 text[0..len). add_special: run the post-processor (BOS...). Special
- * tokens written in the text are recognised. ERR_INVALID: not UTF-8; ERR_EXHAUSTED: a regex limit.
+/* Appends the ids of UTF-8 text[0..len), those of the reference implementation (tokenizers 0.23)
+ * but where a pattern meets a character that is newer than PCRE2's Unicode (14 in Debian 12).
+ * add_special: run the post-processor (BOS...). Special tokens written in the text are recognised.
+ * ERR_INVALID: not UTF-8; ERR_EXHAUSTED: a regex limit.
  */
 bt_status_t bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, size_t len,
                                 bool add_special, struct bt_tokens *out) BT_MUST_CHECK;
 /* Appends the text of ids[0..n); special tokens are left out if skip_special. Bytes that are not
- * UTF-8 become U+FFFD. ERR_INVALID: an id >= vocab. */
+ * UTF-8 become U+FFFD (one for a maximal subpart, so that text is final as it streams).
+ * ERR_INVALID: an id >= vocab. */
 bt_status_t bt_tokenizer_decode(const struct bt_tokenizer *t, const uint32_t *ids, size_t n,
                                 bool skip_special, struct bt_buf *out) BT_MUST_CHECK;
 /* Raw bytes of one token (no U+FFFD), for logprobs' "bytes" and stop strings. */

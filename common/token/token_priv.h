@@ -103,9 +103,10 @@ void bt_normalizer_destroy(struct bt_normalizer *n);
 /* Replaces the content of `text` by its normal form. */
 bt_status_t bt_normalizer_run(const struct bt_normalizer *n, struct bt_buf *text) BT_MUST_CHECK;
 
-/* ---- nfc.c ---- */
-/* Replaces UTF-8 text by its normalization form C. */
-void bt_nfc(struct bt_buf *text);
+/* ---- normal_form.c ---- */
+enum bt_normal_form { BT_NFC, BT_NFD, BT_NFKC, BT_NFKD };
+/* Replaces UTF-8 text by its normalization form. A compatibility form may be 11 times as long. */
+void bt_normal_form(struct bt_buf *text, enum bt_normal_form form);
 
 /* ---- pretok.c: pre-tokenizers ---- */
 struct bt_pretok;

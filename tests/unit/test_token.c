@@ -283,6 +283,9 @@ static void test_broken_files(void **state)
         {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},"
          "\"behavior\":\"Isolated\"}}",
          BT_ERR_UNSUPPORTED, "intersection"},
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[[:punct:]]\"},"
+         "\"behavior\":\"Isolated\"}}",
+         BT_ERR_UNSUPPORTED, "[:name:]"},
         {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},"
          "\"behavior\":\"Sideways\"}}",
          BT_ERR_UNSUPPORTED, "Sideways"},
@@ -356,6 +359,8 @@ static void test_pretokenizers(void **state)
         {WORDS(SPLIT("-", "MergedWithPrevious")), "ab-ab", "ab-|ab"},
         {WORDS(SPLIT("-", "MergedWithNext")), "ab-ab", "ab|-ab"},
         {WORDS(SPLIT("(?=-)", "Isolated")), "ab-ab", "ab|-ab"},
+        {WORDS(SPLIT("\\\\b", "Isolated")), "ab--", "ab|--"},
+        {WORDS(SPLIT("[[:alpha:]]+", "Isolated")), "-ab-", "-|ab|-"},
         {WORDS("{\"type\":\"Digits\",\"individual_digits\":true}"), "ab12", "ab|1|2"},
         {WORDS("{\"type\":\"Digits\",\"individual_digits\":false}"), "ab12", "ab|12"},
         {WORDS("{\"type\":\"Punctuation\"}"), "ab--", "ab|-|-"},
@@ -385,6 +390,7 @@ static void test_added_tokens(void **state)
     expect_ids(base, "<ab<a>", "<ab|<a>");
     expect_ids(base, "a word,word", "a| |word|,|word");
     expect_ids(base, "xword", "x|w|o|r|d");
+    expect_ids(base, "\xe2\x80\x8dword", "\xe2|\x80|\x8d|w|o|r|d"); /* a joiner is of the word */
     /* either spelling of a merge */
     expect_ids("{\"post_processor\":null,\"model\":{\"merges\":[\"t h\"],\"ignore_merges\":false}}",
                "tthx", "t|th|x");
@@ -394,39 +400,55 @@ static void test_added_tokens(void **state)
                "a", "<|begin_of_text|>|a|<|end_of_text|>");
 }
 
-/* Form C: composed, marks in canonical order, Hangul, what is excluded from composition. */
-static void test_nfc(void **state)
+/* The four forms: composed, marks in canonical order, Hangul, what is excluded from composition. */
+static void test_normal_forms(void **state)
 {
     (void)state;
-    static const char *const cases[][2] = {
-        {"plain", "plain"},
-        {"e\xcc\x81", "\xc3\xa9"},
-        {"\xe1\xba\x9b\xcc\xa3", "\xe1\xba\x9b\xcc\xa3"},
-        {"a\xcc\x81\xcc\xa3", "\xe1\xba\xa1\xcc\x81"},
-        {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81"},
-        {"\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc"},
-        {"\xe2\x84\xab", "\xc3\x85"},
-        {"e<|eot_id|>\xcc\x81", "e<|eot_id|>\xcc\x81"},
+    static const struct {
+        const char *text, *nfc, *nfd, *nfkc, *nfkd;
+    } cases[] = {
+        {"plain", "plain", "plain", "plain", "plain"},
+        {"e\xcc\x81", "\xc3\xa9", "e\xcc\x81", "\xc3\xa9", "e\xcc\x81"},
+        {"\xe1\xba\x9b\xcc\xa3", "\xe1\xba\x9b\xcc\xa3", "\xc5\xbf\xcc\xa3\xcc\x87", "\xe1\xb9\xa9",
+         "s\xcc\xa3\xcc\x87"},
+        {"a\xcc\x81\xcc\xa3", "\xe1\xba\xa1\xcc\x81", "a\xcc\xa3\xcc\x81", "\xe1\xba\xa1\xcc\x81",
+         "a\xcc\xa3\xcc\x81"},
+        {"\xea\xb0\x81", "\xea\xb0\x81", "\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81",
+         "\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8"},
+        {"\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc", "\xe0\xa4\x95\xe0\xa4\xbc",
+         "\xe0\xa4\x95\xe0\xa4\xbc", "\xe0\xa4\x95\xe0\xa4\xbc"},
+        {"\xe2\x84\xab", "\xc3\x85", "A\xcc\x8a", "\xc3\x85", "A\xcc\x8a"},
+        {"\xef\xac\x81\xc2\xbd\xc2\xa0", "\xef\xac\x81\xc2\xbd\xc2\xa0",
+         "\xef\xac\x81\xc2\xbd\xc2\xa0",
+         "fi1\xe2\x81\x84"
+         "2 ",
+         "fi1\xe2\x81\x84"
+         "2 "},
+        {"e<|eot_id|>\xcc\x81", "e<|eot_id|>\xcc\x81", "e<|eot_id|>\xcc\x81", "e<|eot_id|>\xcc\x81",
+         "e<|eot_id|>\xcc\x81"},
     };
-    struct bt_tokenizer *t = NULL;
-    char err[512] = "";
-    assert_int_equal(load_patched("{\"normalizer\":{\"type\":\"NFKC\"}}", &t, err),
-                     BT_ERR_UNSUPPORTED);
-    if (load_patched("{\"normalizer\":{\"type\":\"NFC\"}}", &t, err) != BT_OK) {
-        fail_msg("%s", err);
+    static const char *const forms[] = {"NFC", "NFD", "NFKC", "NFKD"};
+    for (size_t f = 0; f < 4; f++) {
+        struct bt_tokenizer *t = NULL;
+        char err[512] = "", patch[64];
+        snprintf(patch, sizeof(patch), "{\"normalizer\":{\"type\":\"%s\"}}", forms[f]);
+        if (load_patched(patch, &t, err) != BT_OK) {
+            fail_msg("%s", err);
+        }
+        for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+            const char *want[] = {cases[i].nfc, cases[i].nfd, cases[i].nfkc, cases[i].nfkd};
+            struct bt_tokens ids = {0};
+            struct bt_buf out;
+            bt_buf_init(&out);
+            assert_int_equal(
+                bt_tokenizer_encode(t, cases[i].text, strlen(cases[i].text), false, &ids), BT_OK);
+            assert_int_equal(bt_tokenizer_decode(t, ids.ids, ids.n, false, &out), BT_OK);
+            assert_string_equal(out.data, want[f]);
+            bt_buf_cleanup(&out);
+            bt_tokens_cleanup(&ids);
+        }
+        bt_tokenizer_destroy(t);
     }
-    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
-        struct bt_tokens ids = {0};
-        struct bt_buf out;
-        bt_buf_init(&out);
-        assert_int_equal(bt_tokenizer_encode(t, cases[i][0], strlen(cases[i][0]), false, &ids),
-                         BT_OK);
-        assert_int_equal(bt_tokenizer_decode(t, ids.ids, ids.n, false, &out), BT_OK);
-        assert_string_equal(out.data, cases[i][1]);
-        bt_buf_cleanup(&out);
-        bt_tokens_cleanup(&ids);
-    }
-    bt_tokenizer_destroy(t);
 }
 
 /* The style of SentencePiece: marks for spaces, bytes as <0xNN>. */
@@ -548,7 +570,7 @@ int main(void)
         cmocka_unit_test(test_pathological),  cmocka_unit_test(test_broken_files),
         cmocka_unit_test(test_pretokenizers), cmocka_unit_test(test_added_tokens),
         cmocka_unit_test(test_mutated_files), cmocka_unit_test(test_sentencepiece_style),
-        cmocka_unit_test(test_nfc),
+        cmocka_unit_test(test_normal_forms),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
