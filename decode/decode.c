@@ -31,30 +31,30 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r)
                      r->first_token, c->info->vocab);
         return;
     }
-    if (r->landed_finished || ends_at_first(r)) {
-        r->finish = BATON__FINISH__NOT_FINISHED; /* the prefill worker has reported it */
-        bt_wcore_end(c, r, BT_OK, "%s", "");
+    r->landed_finished = r->landed_finished || ends_at_first(r);
+    if (r->landed_finished && r->next_choice == NULL) {
+        bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported it */
         return;
     }
     bt_wcore_enqueue(c, r);
 }
 
-/* Preempted earlier: everything known is computed again, prompt and generated alike. */
+/* A further choice, or preempted earlier: what is not in shared pages is computed, prompt and
+ * generated alike. slot_open and not the engine's slot_fork: the lead may have gone on by now. */
 static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
     bt_status_t st = bt_wcore_slot_open(c, r);
     if (st != BT_OK) {
-        snprintf(err, err_cap, "engine: cannot open the sequence again: %s", bt_status_text(st));
+        snprintf(err, err_cap, "engine: cannot open the sequence: %s", bt_status_text(st));
         return st;
     }
-    r->pos = 0;
     r->stage = BT_WREQ_PROMPT;
     return BT_OK;
 }
 
 static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
-    if (r->resumed) {
+    if (r->resumed || r != r->lead) {
         return begin_again(c, r, err, err_cap);
     }
     const struct bt_wgrant *g = r->grant;
@@ -96,6 +96,11 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant was given away while it loaded");
         return;
     }
+    bt_wfork_start(c, r);
+    if (r->landed_finished) {
+        bt_wcore_end(c, r, BT_OK, "%s", "");
+        return;
+    }
     bt_status_t st = c->vt->slot_accept(c->eng, r->slot, r->first_token);
     if (st != BT_OK) {
         bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: first token: %s", bt_status_text(st));
@@ -116,6 +121,9 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     }
     if (!bt_wcore_token(c, r, out)) {
         return;
+    }
+    if (r->stage == BT_WREQ_PROMPT) {
+        bt_wfork_keep(c, r);
     }
     if (r->finish != BATON__FINISH__NOT_FINISHED) {
         bt_wcore_end(c, r, BT_OK, "%s", "");

@@ -81,7 +81,7 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
         return BT_ERR_STALE;
     }
     /* The last prompt token is always computed: its logits choose the first token. */
-    r->cached = BT_MIN(g->resident_blocks * c->block_tokens, r->n - 1);
+    r->cached = r->prompt_logprobs ? 0 : BT_MIN(g->resident_blocks * c->block_tokens, r->n - 1);
     r->pos = r->cached;
     st = r->cached > 0 ? load_prefix(c, r, r->cached) : BT_OK;
     if (st == BT_OK && g->resident_blocks < g->n_slots) {
@@ -104,8 +104,12 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     if (r->load_flow != 0) {
         e->wait = (struct bt_engine_at){.flow = r->load_flow, .seq = 0};
     }
-    if (b->chunk_end && r->store_flow != 0) {
-        uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
+    if (r->prompt_logprobs) {
+        e->flags |= BT_ROW_PROMPT_LOGPROBS;
+    }
+    uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
+    /* Blocks that are resident and computed all the same (prompt_logprobs) are not stored. */
+    if (b->chunk_end && r->store_flow != 0 && last_block >= r->grant->resident_blocks) {
         e->fire =
             (struct bt_engine_at){.flow = r->store_flow, .seq = item_of(c, r->grant, last_block)};
     }
@@ -128,7 +132,6 @@ static void report(struct bt_wcore *c, struct bt_wreq *r)
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
                     const struct bt_engine_out *out)
 {
-    (void)b;
     if (r->load_flow != 0) {
         /* The first row waited for every layer of the prefix. */
         if (!bt_wcore_slots_valid(r, 0, BT_DIV_UP(r->cached, c->block_tokens))) {
@@ -137,7 +140,14 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         }
         bt_wcore_flow_close(c, r, &r->load_flow, false);
     }
-    if (out == NULL) {
+    if (out == NULL && !b->last) {
+        return;
+    }
+    if (out == NULL) { /* max_new is 0: the prompt was all */
+        report(c, r);
+        r->finish = BATON__FINISH__LENGTH;
+        r->trailer_due = true;
+        bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }
     r->first_token = out->token;
@@ -146,6 +156,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     }
     report(c, r);
     r->trailer_due = true;
+    bt_wfork_start(c, r);
     if (r->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
         /* Goes on here: the copies of the prompt end beside the first rows. */
         r->role = c->roles[BT_ROLE_DECODE];

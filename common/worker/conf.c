@@ -74,7 +74,9 @@ static const struct bt_conf_row rows[] = {
      .def = "1024",
      .min = 1,
      .max = 65536,
-     .doc = "Submissions in this worker at once, waiting ones included; more are refused."},
+     .doc =
+         "Sequences (choices of requests) in this worker at once, waiting ones included; more are "
+         "refused."},
     {.key = "worker.max_sessions",
      .type = BT_CONF_INT,
      .offset = ROW(max_sessions),

@@ -64,6 +64,7 @@ static void on_ended(struct bt_wctl *w, const struct bt_wout *o)
     bt_map_del(w->active, &key);
     bt_list_remove(&r->ctl_link);
     w->n_active--;
+    w->n_choices -= bt_wreq_choices(r);
     bt_wsession_ended(w, r, o->status, o->detail);
     struct bt_wcmd c = {.kind = BT_WCMD_FORGET, .req = r};
     bt_wctl_command(w, &c);
@@ -265,6 +266,7 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
         bt_wsession_tokens(w, o->u.tokens);
         atomic_store_explicit(&o->u.tokens->busy, false, memory_order_release);
         break;
+    case BT_WOUT_PROMPT_LOGPROBS: bt_wsession_prompt_logprobs(w, o->u.prompt); break;
     case BT_WOUT_PREFILL_DONE: bt_wsession_prefill_done(w, o); break;
     case BT_WOUT_TRAILER:
     case BT_WOUT_CLOSE:
@@ -334,9 +336,9 @@ static void on_signal(void *arg, int signo)
         return;
     }
     BT_INFO("draining", "signal=%d requests=%u", signo, w->n_active);
-    w->state = BT_WCTL_DRAINING;
     bt_notify_stopping();
     bt_notify_status("draining: %u requests", w->n_active);
+    w->state = BT_WCTL_DRAINING;
     w->drain_until_ns = bt_mono_ns() + w->conf.drain_ms * 1000000ull;
     bt_wctl_update_state(w);
     bt_timer_start(w->loop, &w->drain_timer, 0, DRAIN_MS, on_drain, w);
@@ -391,10 +393,6 @@ static bool start_core(struct bt_wctl *w, pthread_t *thread)
     c->stats = w->stats;
     c->bell = ring_kvstore;
     c->bell_arg = w;
-    bt_list_init(&c->queue);
-    bt_list_init(&c->active);
-    bt_list_init(&c->waiting);
-    bt_list_init(&c->closing);
     if (bt_engine_load(w->conf.engine_device, &c->vt, err, sizeof(err)) != BT_OK) {
         BT_ERROR("engine", "key=engine.device value=%s why=%s", w->conf.engine_device,
                  bt_log_q(err));
@@ -426,17 +424,13 @@ static void stop_core(struct bt_wctl *w, pthread_t thread)
         while (bt_ring_pop(&w->core.out, &o)) {
             if (o.kind == BT_WOUT_TOKENS) {
                 atomic_store(&o.u.tokens->busy, false);
+            } else if (o.kind == BT_WOUT_PROMPT_LOGPROBS) {
+                free(o.u.prompt);
             }
         }
         usleep(1000);
     }
     pthread_join(thread, NULL);
-}
-
-static void free_request(struct bt_wreq *r)
-{
-    free(r->grant);
-    free(r);
 }
 
 /* What was on its way when the engine thread ended. */
@@ -450,7 +444,7 @@ static void free_commands(struct bt_wctl *w)
             bt_slab_unmap(c.u.slab->slab);
             free(c.u.slab);
         } else if (c.kind == BT_WCMD_FORGET) {
-            free_request(c.req);
+            bt_wreq_free(c.req);
         }
     }
     if (w->core.slab != NULL) {
@@ -464,7 +458,7 @@ static void free_tables(struct bt_wctl *w)
     size_t it = 0;
     struct bt_wreq *r;
     while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
-        free_request(r);
+        bt_wreq_free(r);
     }
     bt_map_destroy(w->active);
     struct bt_list *l, *tmp;
@@ -504,7 +498,6 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
         bt_rpc_server_destroy(w->server);
     }
     bt_status_page_destroy(w->page);
-    bt_notify_end();
     if (w->rpc != NULL) {
         bt_rpc_destroy(w->rpc);
     }
@@ -512,6 +505,7 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     free_tables(w);
     bt_ring_cleanup(&w->core.in);
     bt_ring_cleanup(&w->core.out);
+    bt_notify_end();
     bt_loop_destroy(w->loop);
     bt_wstats_destroy(w->stats);
     free(w->rpc_addr);
@@ -555,8 +549,6 @@ static int serve(struct bt_wctl *w)
     w->active = bt_map_create(sizeof(struct bt_wkey));
     w->known = bt_map_create(sizeof(uint64_t));
     bt_list_init(&w->known_list);
-    bt_notify_start(w->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
-                    bt_conf_env("WATCHDOG_PID"));
     bt_list_init(&w->sessions);
     snprintf(w->health, sizeof(w->health), "loading");
     w->exit_code = 0;
@@ -564,6 +556,8 @@ static int serve(struct bt_wctl *w)
         return EXIT_START;
     }
     signal(SIGPIPE, SIG_IGN);
+    bt_notify_start(w->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
+                    bt_conf_env("WATCHDOG_PID"));
     bt_loop_on_signal(w->loop, SIGTERM, on_signal, w);
     bt_loop_on_signal(w->loop, SIGINT, on_signal, w);
     BT_INFO("starting", "version=%s name=%s incarnation=%016llx", BT_VERSION, w->conf.name,

@@ -65,10 +65,10 @@ struct bt_wctl {
     struct bt_list sessions;
     uint32_t n_sessions;
     uint64_t next_session;
-    struct bt_map *known;      /* request id -> struct bt_wknown */
-    struct bt_list known_list; /* oldest first */
-    struct bt_map *active;     /* struct bt_wkey -> struct bt_wreq */
-    uint32_t n_active;
+    struct bt_map *known;         /* request id -> struct bt_wknown */
+    struct bt_list known_list;    /* oldest first */
+    struct bt_map *active;        /* struct bt_wkey -> struct bt_wreq */
+    uint32_t n_active, n_choices; /* submissions, and the sequences they make */
     /* kvstore */
     uint64_t attach; /* number of the present attachment, 0: none */
     uint64_t next_attach;
@@ -94,15 +94,18 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);
 /* Heartbeats, silence, deadlines, broken sessions; every 100 ms. */
 void bt_wsession_tick(struct bt_wctl *w);
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
+/* Sends and frees. */
+void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p);
 void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);
 void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail);
 void bt_wsession_close_all(struct bt_wctl *w, const char *why);
 void bt_wsession_sweep(struct bt_wctl *w);
 
 /* ---- submit.c ---- */
-/* Checks a Submit and makes the request; NULL with *st_p and err when it is refused. */
-struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, bt_status_t *st_p,
-                               char *err, size_t err_cap);
+/* Checks a Submit and makes the request with its choices; NULL with *st_p and err when it is
+ * refused. */
+struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, uint64_t session,
+                               bt_status_t *st_p, char *err, size_t err_cap);
 
 /* ---- node.c ---- */
 bt_status_t bt_wnode_start(struct bt_wctl *w) BT_MUST_CHECK;

@@ -26,7 +26,8 @@ static uint32_t *list_count(struct bt_wcore *c, bt_wreq_stage_t stage)
     static uint32_t ignored;
     switch (stage) {
     case BT_WREQ_OPENING:
-    case BT_WREQ_LANDING: return &c->n_waiting;
+    case BT_WREQ_LANDING:
+    case BT_WREQ_FORKING: return &c->n_waiting;
     case BT_WREQ_QUEUED: return &c->n_queue;
     case BT_WREQ_LOADING:
     case BT_WREQ_PROMPT:
@@ -54,16 +55,19 @@ static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
     bt_list_insert_head(at, &r->link);
 }
 
-void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r)
+void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
 {
-    bt_list_init(&r->link);
-    r->order = c->next_order++;
-    r->role = c->roles[r->phases == BATON__PHASES__DECODE ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
-    r->stage = BT_WREQ_OPENING;
-    r->slot = BT_WORKER_NO_SLOT;
-    r->len = r->n;
-    bt_list_insert_tail(&c->waiting, &r->link);
-    c->n_waiting++;
+    bool reads = lead->phases == BATON__PHASES__DECODE;
+    for (struct bt_wreq *r = lead; r != NULL; r = r->next_choice) {
+        r->order = c->next_order++;
+        r->role = c->roles[reads || r != lead ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
+        r->stage = r == lead ? BT_WREQ_OPENING : BT_WREQ_FORKING;
+        r->slot = BT_WORKER_NO_SLOT;
+        r->len = r->n;
+        bt_list_insert_tail(&c->waiting, &r->link);
+        c->n_waiting++;
+        lead->n_left++;
+    }
 }
 
 void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r)
@@ -180,7 +184,7 @@ static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     /* A decode row's first step writes the position behind the prompt. */
     uint32_t tokens = r->len;
-    if (r->phases == BATON__PHASES__DECODE && !r->resumed) {
+    if (r->phases == BATON__PHASES__DECODE && r == r->lead && !r->resumed) {
         tokens = BT_MIN(r->len + 1, r->len_max);
     }
     return BT_DIV_UP(tokens, c->block_tokens);
@@ -196,19 +200,39 @@ static uint32_t count_rows(const struct bt_wcore *c)
     return n;
 }
 
+/* All pages of r: those that its submission keeps, and its own. */
+static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
+{
+    uint32_t shared = r->lead->n_shared, need = pages_needed(c, r);
+    BT_ASSERT(shared <= need);
+    /* One that was preempted waits for a page per running row beside its own, or it would be
+     * preempted again at once. Nobody overtakes the head: that would starve long prompts. */
+    uint32_t reserve = r->resumed ? count_rows(c) : 0;
+    while (bt_page_pool_free_count(c->pages) < need - shared + reserve) {
+        if (!bt_wfork_drop(c, r)) {
+            return false;
+        }
+    }
+    if (bt_page_pool_get(c->pages, need - shared, r->pages + shared) != BT_OK) {
+        return false;
+    }
+    for (uint32_t i = 0; i < shared; i++) {
+        r->pages[i] = r->lead->shared[i];
+        bt_page_pool_ref(c->pages, r->pages[i]);
+    }
+    r->n_pages = need;
+    r->pos = shared * c->block_tokens;
+    r->lead->n_holding++;
+    return true;
+}
+
 void bt_wcore_admit(struct bt_wcore *c)
 {
     while (!bt_list_empty(&c->queue) && c->n_free_slots > 0) {
         struct bt_wreq *r = BT_CONTAINER_OF(c->queue.next, struct bt_wreq, link);
-        uint32_t need = pages_needed(c, r);
-        /* One that was preempted waits for a page per running row beside its own, or it would be
-         * preempted again at once. Nobody overtakes the head: that would starve long prompts. */
-        uint32_t reserve = r->resumed ? count_rows(c) : 0;
-        if (bt_page_pool_free_count(c->pages) < need + reserve ||
-            bt_page_pool_get(c->pages, need, r->pages) != BT_OK) {
+        if (!take_pages(c, r)) {
             return;
         }
-        r->n_pages = need;
         r->slot = c->free_slots[--c->n_free_slots];
         unlink_req(c, r);
         r->stage = BT_WREQ_LOADING;
@@ -285,6 +309,7 @@ static void return_pages(struct bt_wcore *c, struct bt_wreq *r)
     bt_page_pool_put(c->pages, r->pages, r->n_pages);
     r->n_pages = 0;
     if (r->slot != BT_WORKER_NO_SLOT) {
+        r->lead->n_holding--;
         c->free_slots[c->n_free_slots++] = r->slot;
         r->slot = BT_WORKER_NO_SLOT;
     }
@@ -302,9 +327,14 @@ static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
     count_end(c, r);
     bt_list_remove(&r->link);
     r->stage = BT_WREQ_ENDED;
-    struct bt_wout o = {.kind = BT_WOUT_ENDED, .req = r};
-    o.status = r->end_status == BT_ERR_CANCELLED ? BT_OK : r->end_status;
-    memcpy(o.detail, r->end_detail, sizeof(o.detail));
+    struct bt_wreq *lead = r->lead;
+    if (--lead->n_left > 0) {
+        return;
+    }
+    bt_wfork_release(c, lead);
+    struct bt_wout o = {.kind = BT_WOUT_ENDED, .req = lead};
+    o.status = lead->status == BT_ERR_CANCELLED ? BT_OK : lead->status;
+    memcpy(o.detail, lead->detail, sizeof(o.detail));
     bt_wcore_emit(c, &o);
 }
 
@@ -328,19 +358,40 @@ static void close_now(struct bt_wcore *c, struct bt_wreq *r)
     }
 }
 
-void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *fmt, ...)
+static bool ending(const struct bt_wreq *r)
 {
-    if (r->doomed || r->stage == BT_WREQ_CLOSING || r->stage == BT_WREQ_ENDED) {
+    return r->doomed || r->stage == BT_WREQ_CLOSING || r->stage == BT_WREQ_ENDED;
+}
+
+static void end_choice(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st)
+{
+    if (ending(r)) {
         return;
     }
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(r->end_detail, sizeof(r->end_detail), fmt, ap);
-    va_end(ap);
     r->end_status = st;
     r->doomed = true;
     if (!r->in_step) { /* otherwise the end of the step does it */
         close_now(c, r);
+    }
+}
+
+void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *fmt, ...)
+{
+    struct bt_wreq *lead = r->lead, *next;
+    if (st == BT_OK) {
+        end_choice(c, r, st);
+        return;
+    }
+    if (lead->status == BT_OK) {
+        va_list ap;
+        va_start(ap, fmt);
+        vsnprintf(lead->detail, sizeof(lead->detail), fmt, ap);
+        va_end(ap);
+        lead->status = st;
+    }
+    for (r = lead; r != NULL; r = next) {
+        next = r->next_choice;
+        end_choice(c, r, st);
     }
 }
 
@@ -376,7 +427,6 @@ static void settle(struct bt_wcore *c, struct bt_wreq *r)
         return_pages(c, r);
         r->role = c->roles[BT_ROLE_DECODE];
         r->resumed = true;
-        r->pos = 0;
         bt_wcore_enqueue(c, r);
     }
 }
@@ -410,15 +460,24 @@ void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s)
     s->refs = 1; /* ours, until it detaches */
 }
 
-static void fail_grants(struct bt_wcore *c, struct bt_list *head)
+static struct bt_wreq *next_with_grant(const struct bt_list *head)
 {
-    struct bt_list *it, *tmp;
-    bt_list_for_each_safe (it, tmp, head) {
+    for (struct bt_list *it = head->next; it != head; it = it->next) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        /* Rows that live on engine pages alone go on. */
-        if (r->grant_open || r->stage == BT_WREQ_OPENING) {
-            bt_wcore_end(c, r, BT_ERR_PEER_LOST, "the kvstore of this node has gone");
+        if ((r->grant_open || r->stage == BT_WREQ_OPENING) && !ending(r)) {
+            return r;
         }
+    }
+    return NULL;
+}
+
+/* From the start each time: an end takes the other choices out of the lists as well. Rows that live
+ * on engine pages alone go on. */
+static void fail_grants(struct bt_wcore *c, const struct bt_list *head)
+{
+    struct bt_wreq *r;
+    while ((r = next_with_grant(head)) != NULL) {
+        bt_wcore_end(c, r, BT_ERR_PEER_LOST, "the kvstore of this node has gone");
     }
 }
 

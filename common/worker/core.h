@@ -19,6 +19,7 @@
 
 #define BT_WORKER_DETAIL  192 /* bytes of an Ended's detail */
 #define BT_WORKER_NO_SLOT UINT32_MAX
+#define BT_WORKER_CHOICES 16 /* most of a submission */
 
 /* Our own mapping of the node's slab. The kvstore's session may end at any moment; this mapping
  * lives until no copy of the engine can touch it. The control thread makes it and hands it over. */
@@ -42,6 +43,7 @@ static inline const uint32_t *bt_wgrant_gens(const struct bt_wgrant *g)
 typedef enum {
     BT_WREQ_OPENING,    /* LocalOpen sent */
     BT_WREQ_LANDING,    /* reader: waits for the trailer */
+    BT_WREQ_FORKING,    /* a further choice: waits for its lead's prompt */
     BT_WREQ_QUEUED,     /* waits for a slot and pages */
     BT_WREQ_LOADING,    /* the engine copies slab -> pages */
     BT_WREQ_PROMPT,     /* known tokens are being computed, in chunks */
@@ -51,6 +53,9 @@ typedef enum {
     BT_WREQ_ENDED       /* Ended reported; freed by BT_WCMD_FORGET */
 } bt_wreq_stage_t;
 
+/* One choice of a submission. The first one, the lead, has the grant and the prompt; the others are
+ * forked from it once the prompt's KV is in its pages (fork.c). The control thread knows leads
+ * only. */
 struct bt_wreq {
     /* ---- set by the control thread before it hands the request over, constant afterwards ---- */
     uint64_t request;
@@ -63,9 +68,14 @@ struct bt_wreq {
     uint32_t max_new;
     uint32_t len_max; /* tokens known when it ends by length */
     bool no_cache;
+    bool prompt_logprobs; /* of every prompt token: nothing is read from the cache */
+    uint32_t prompt_top;
+    int32_t logprobs; /* asked for; params.logprobs serves prompt_top as well */
     struct bt_kv_key root;
-    struct bt_engine_params params; /* bias arrays follow the tokens in this allocation */
+    struct bt_engine_params params; /* bias arrays lie in the lead's allocation */
     uint64_t attach;                /* attachment that its LocalOpen went to */
+    struct bt_wreq *lead;           /* of its submission; the lead's is itself */
+    struct bt_wreq *next_choice;    /* freed with the lead */
 
     /* ---- the control thread's own ---- */
     struct bt_list ctl_link; /* in its known request */
@@ -96,6 +106,14 @@ struct bt_wreq {
     struct bt_kv_key chain; /* key of block wb_next - 1 */
     uint32_t wb_next;       /* next block to write back */
     bool chain_known, wb_off;
+    /* the lead's only: what the choices share */
+    uint32_t n_left;    /* choices that have not ended */
+    uint32_t n_holding; /* choices that hold a slot and pages */
+    uint32_t n_shared;  /* pages of the prompt kept for choices still to come; 0: none */
+    struct bt_list shared_link;
+    bt_status_t status; /* of the submission: the first that is not OK */
+    char detail[BT_WORKER_DETAIL];
+    uint32_t *shared;  /* [n / block_tokens] */
     uint32_t *pages;   /* [pages_max] */
     uint32_t tokens[]; /* [len_max + 1] */
 };
@@ -159,12 +177,26 @@ struct bt_wtokens { /* of one step; goes back to the engine thread through `busy
     uint32_t n;
     struct bt_wtoken *t; /* [max_slots] */
 };
+/* Prompt tokens with their logprobs, in order: heap memory, since they are no part of decoding. */
+struct bt_wprompt {
+    uint64_t request, session;
+    uint32_t epoch, first, n; /* positions [first, first + n) */
+    struct {
+        uint32_t token, n_top;
+        float logprob;
+        uint32_t top_id[BT_ENGINE_MAX_TOP];
+        float top_logprob[BT_ENGINE_MAX_TOP];
+    } t[];
+};
+#define BT_WORKER_PROMPT_MSG 128 /* tokens of one such message: <= 40 KiB packed */
+
 typedef enum {
     BT_WOUT_PROGRESS, /* loading: fraction */
     BT_WOUT_READY,    /* the engine is open: root, layout and info are set */
     BT_WOUT_FAILED,   /* it could not be opened */
     BT_WOUT_FATAL,    /* the device failed: out of service */
     BT_WOUT_TOKENS,
+    BT_WOUT_PROMPT_LOGPROBS, /* the control thread frees them */
     BT_WOUT_PREFILL_DONE,
     BT_WOUT_TRAILER, /* to the kvstore */
     BT_WOUT_CLOSE,   /* to the kvstore */
@@ -179,6 +211,7 @@ struct bt_wout {
     struct bt_wreq *req;
     union {
         struct bt_wtokens *tokens;
+        struct bt_wprompt *prompt;
         double fraction;
         struct {
             uint64_t request;
@@ -242,8 +275,9 @@ struct bt_wcore {
     struct bt_wslab *slab;  /* NULL while detached */
     struct bt_list queue;   /* QUEUED, by rising order */
     struct bt_list active;  /* holds a slot, by rising order */
-    struct bt_list waiting; /* OPENING, LANDING */
+    struct bt_list waiting; /* OPENING, LANDING, FORKING */
     struct bt_list closing; /* PREEMPTING, CLOSING */
+    struct bt_list shared;  /* leads that keep pages for their choices, oldest first */
     uint32_t n_queue, n_active, n_waiting;
     uint64_t next_order;
     uint32_t *free_slots, n_free_slots;
@@ -289,18 +323,40 @@ void bt_wcore_flush_tokens(struct bt_wcore *c);
  * (the answer is in r->finish). false: the token is not usable, r is ending. */
 bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);
 
+/* ---- fork.c: the choices of a submission ---- */
+/* A request for n tokens that may grow to len_max, with zeroed fields and one choice; n_bias
+ * entries for each bias array. */
+struct bt_wreq *bt_wreq_alloc(uint32_t n, uint32_t len_max, uint32_t block_tokens, uint32_t n_bias);
+/* Adds a choice to lead, which is complete but not submitted yet. */
+void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_tokens);
+uint32_t bt_wreq_choices(const struct bt_wreq *lead);
+/* Frees a lead with its choices. */
+void bt_wreq_free(struct bt_wreq *lead);
+/* The prompt's KV is in r's pages: keeps its full blocks for the choices that need them, if nobody
+ * has yet. */
+void bt_wfork_keep(struct bt_wcore *c, struct bt_wreq *r);
+/* bt_wfork_keep, and lets the lead's other choices queue. */
+void bt_wfork_start(struct bt_wcore *c, struct bt_wreq *lead);
+/* Gives pages back that only wait for choices still to come (of another submission than
+ * `except`). The youngest first; false: there are none. */
+bool bt_wfork_drop(struct bt_wcore *c, const struct bt_wreq *except);
+void bt_wfork_release(struct bt_wcore *c, struct bt_wreq *lead);
+
 /* ---- core.c: requests ---- */
+/* Takes a lead with its choices. */
 void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd);
 /* Into the queue for a slot and pages, by order. */
 void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r);
 /* Starts queued requests as far as slots and pages go. */
 void bt_wcore_admit(struct bt_wcore *c);
-/* Ends r: closes slot and flows, waits until they are quiet, returns pages, closes the grant and
- * reports Ended(status, detail). Harmless when r is ending already. */
+/* Ends r: closes slot and flows, waits until they are quiet, returns pages, closes the grant. With
+ * OK this choice alone, otherwise all of the submission. The last one to be quiet reports
+ * Ended(status, detail). Harmless for what is ending already. */
 void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* Takes r's pages and slot away; it is queued again and recomputed from its tokens. */
+/* Takes r's pages and slot away; it is queued again and recomputed from its tokens. Other choices
+ * of its submission are not concerned. */
 void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r);
 /* Opens r's sequence in the engine: slot, parameters, known tokens, pages. */
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;

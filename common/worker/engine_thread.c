@@ -100,6 +100,11 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
 /* All memory of the steps, sized by what the engine has. */
 static void allocate(struct bt_wcore *c)
 {
+    bt_list_init(&c->queue);
+    bt_list_init(&c->active);
+    bt_list_init(&c->waiting);
+    bt_list_init(&c->closing);
+    bt_list_init(&c->shared);
     c->block_tokens = c->layout.page_tokens;
     c->max_slots = c->info->max_slots;
     c->max_rows = c->info->max_rows;
@@ -240,7 +245,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     case BT_WCMD_PUT_SLOT:
         c->writeback->slot(c, cmd->u.put.id, cmd->status, cmd->u.put.slot, cmd->u.put.generation);
         break;
-    case BT_WCMD_FORGET: free(r); break;
+    case BT_WCMD_FORGET: bt_wreq_free(r); break;
     case BT_WCMD_STOP: c->stop = true; break;
     }
 }

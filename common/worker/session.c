@@ -217,8 +217,8 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
         snprintf(err, cap, "epoch %u has been submitted or cancelled already", m->epoch);
         return BT_ERR_EXISTS;
     }
-    if (w->n_active >= (uint64_t)w->conf.max_requests) {
-        snprintf(err, cap, "%u requests are here already (worker.max_requests)", w->n_active);
+    if (w->n_choices + BT_MAX(m->n, 1u) > (uint64_t)w->conf.max_requests) {
+        snprintf(err, cap, "%u sequences are here already (worker.max_requests)", w->n_choices);
         return BT_ERR_EXHAUSTED;
     }
     if (w->attach == 0) {
@@ -226,16 +226,14 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
         return BT_ERR_PEER_LOST;
     }
     bt_status_t st;
-    struct bt_wreq *r = bt_wreq_create(w, m, &st, err, cap);
+    struct bt_wreq *r = bt_wreq_create(w, m, s->id, &st, err, cap);
     if (r == NULL) {
         return st;
     }
-    r->session = s->id;
-    r->attach = w->attach;
     st = bt_wnode_open(w, r);
     if (st != BT_OK) {
         snprintf(err, cap, "the kvstore of this node takes no more messages");
-        free(r);
+        bt_wreq_free(r);
         return st == BT_AGAIN ? BT_ERR_UNAVAILABLE : st;
     }
     cancel_below(w, k, m->epoch, "a newer epoch was submitted");
@@ -244,6 +242,7 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
     struct bt_wkey key = {.request = r->request, .epoch = r->epoch};
     bt_map_put(w->active, &key, r);
     w->n_active++;
+    w->n_choices += bt_wreq_choices(r);
     struct bt_wcmd c = {.kind = BT_WCMD_SUBMIT, .req = r};
     bt_wctl_command(w, &c);
     return BT_OK;
@@ -393,6 +392,44 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
             session_send(s, &m);
         }
     }
+}
+
+void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p)
+{
+    struct bt_wsession *s = session_find(w, p->session);
+    Baton__PromptLogprob t[BT_WORKER_PROMPT_MSG], *tp[BT_WORKER_PROMPT_MSG];
+    Baton__Top *top = bt_calloc((size_t)p->n * BT_ENGINE_MAX_TOP, sizeof(*top));
+    Baton__Top **top_p = bt_calloc((size_t)p->n * BT_ENGINE_MAX_TOP, sizeof(Baton__Top *));
+    for (uint32_t i = 0; i < p->n; i++) {
+        baton__prompt_logprob__init(&t[i]);
+        t[i].token = p->t[i].token;
+        t[i].logprob = p->t[i].logprob;
+        t[i].n_top = p->t[i].n_top;
+        t[i].top = &top_p[(size_t)i * BT_ENGINE_MAX_TOP];
+        tp[i] = &t[i];
+        for (uint32_t j = 0; j < p->t[i].n_top; j++) {
+            Baton__Top *k = &top[(size_t)i * BT_ENGINE_MAX_TOP + j];
+            baton__top__init(k);
+            k->id = p->t[i].top_id[j];
+            k->logprob = p->t[i].top_logprob[j];
+            t[i].top[j] = k;
+        }
+    }
+    Baton__PromptLogprobs msg = BATON__PROMPT_LOGPROBS__INIT;
+    msg.request = p->request;
+    msg.epoch = p->epoch;
+    msg.first = p->first;
+    msg.n_tokens = p->n;
+    msg.tokens = tp;
+    Baton__FromWorker m = BATON__FROM_WORKER__INIT;
+    m.m_case = BATON__FROM_WORKER__M_PROMPT_LOGPROBS;
+    m.prompt_logprobs = &msg;
+    if (s != NULL) {
+        session_send(s, &m);
+    }
+    free(top);
+    free(top_p);
+    free(p);
 }
 
 void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o)

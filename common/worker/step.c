@@ -30,32 +30,35 @@ static uint32_t n_rows(const struct bt_wcore *c)
     return n;
 }
 
-/* Takes a page for r's next position. When none is free the youngest row is preempted; r sits this
- * step out (page_wait) until its pages have come back. The oldest row is never preempted while
- * others hold pages, so somebody always gets on. */
-static void want_page(struct bt_wcore *c, struct bt_wreq *r)
+/* Takes a page for r's next position. When none is free, pages go that are only kept for choices to
+ * come, then the youngest row is preempted; r sits this step out (page_wait) until its pages have
+ * come back. The oldest row is never preempted while others hold pages, so somebody always gets on.
+ * true: requests have left the list of active ones. */
+static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
 {
     r->page_wait = false;
     if (r->pos / c->block_tokens < r->n_pages) {
-        return;
+        return false;
     }
     uint32_t page;
-    if (bt_page_pool_get(c->pages, 1, &page) == BT_OK) {
+    bt_status_t st;
+    while ((st = bt_page_pool_get(c->pages, 1, &page)) != BT_OK && bt_wfork_drop(c, NULL)) {
+    }
+    if (st == BT_OK) {
         r->pages[r->n_pages] = page;
-        bt_status_t st = c->vt->slot_pages(c->eng, r->slot, r->n_pages, &page, 1);
+        st = c->vt->slot_pages(c->eng, r->slot, r->n_pages, &page, 1);
         r->n_pages++;
         if (st != BT_OK) {
             bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: slot_pages: %s", bt_status_text(st));
         }
-        return;
+        return st != BT_OK;
     }
     r->page_wait = true;
-    if (!bt_list_empty(&c->closing)) {
-        return; /* pages are on their way back already */
+    if (!bt_list_empty(&c->closing) || n_rows(c) < 2) {
+        return false; /* pages are on their way back already */
     }
-    if (n_rows(c) > 1) {
-        bt_wcore_preempt(c, youngest_row(c));
-    }
+    bt_wcore_preempt(c, youngest_row(c));
+    return true;
 }
 
 static void provide_pages(struct bt_wcore *c)
@@ -63,12 +66,8 @@ static void provide_pages(struct bt_wcore *c)
     struct bt_list *it = c->active.next;
     while (it != &c->active && !c->fatal) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        struct bt_list *prev = it->prev;
-        if (r->stage == BT_WREQ_ROW) {
-            want_page(c, r);
-        }
-        /* r may have left the list, or a younger one; never an older one. */
-        it = prev->next == it ? it->next : prev->next;
+        bool changed = r->stage == BT_WREQ_ROW && want_page(c, r);
+        it = changed ? c->active.next : it->next;
     }
 }
 
@@ -104,7 +103,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     e->pos = b->pos;
     e->n = b->n;
     e->tokens = &r->tokens[b->pos];
-    e->flags = b->last ? BT_ROW_SAMPLE : 0;
+    e->flags = b->last && r->max_new > 0 ? BT_ROW_SAMPLE : 0;
     if (r->role->row != NULL) {
         r->role->row(c, r, b, e);
     }
@@ -116,7 +115,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     } else {
         s->prompt_tokens += b->n;
     }
-    s->n_sample += b->last;
+    s->n_sample += e->flags & BT_ROW_SAMPLE ? 1 : 0;
     s->reqs[i] = r;
     r->in_step = true;
     r->pos = b->pos + b->n;
@@ -216,6 +215,57 @@ static void measure(struct bt_wcore *c)
     }
 }
 
+/* Logprobs of one row's prompt tokens; they are copied, in messages of a bounded size. */
+static void report_prompt(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out,
+                          uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += BT_WORKER_PROMPT_MSG) {
+        uint32_t m = BT_MIN(n - at, (uint32_t)BT_WORKER_PROMPT_MSG);
+        struct bt_wprompt *p = bt_calloc(1, sizeof(*p) + m * sizeof(p->t[0]));
+        p->request = r->request;
+        p->session = r->session;
+        p->epoch = r->epoch;
+        p->first = out[at].pos;
+        p->n = m;
+        for (uint32_t i = 0; i < m; i++) {
+            const struct bt_engine_out *o = &out[at + i];
+            p->t[i].token = o->token;
+            p->t[i].logprob = o->logprob;
+            p->t[i].n_top = BT_MIN(o->n_top, r->prompt_top);
+            memcpy(p->t[i].top_id, o->top_id, p->t[i].n_top * sizeof(o->top_id[0]));
+            memcpy(p->t[i].top_logprob, o->top_logprob, p->t[i].n_top * sizeof(o->top_logprob[0]));
+        }
+        struct bt_wout w = {.kind = BT_WOUT_PROMPT_LOGPROBS, .u.prompt = p};
+        bt_wcore_emit(c, &w);
+    }
+}
+
+static void report_prompts(struct bt_wcore *c, const struct bt_engine_event *ev)
+{
+    const struct bt_wstep *s = &c->step;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < s->n_rows && at < ev->n_out; i++) {
+        struct bt_wreq *r = s->reqs[i];
+        uint32_t n = 0;
+        bool bad = false;
+        if (!(s->erows[i].flags & BT_ROW_PROMPT_LOGPROBS)) {
+            continue;
+        }
+        while (at + n < ev->n_out && ev->out[at + n].slot == s->erows[i].slot) {
+            bad = bad || ev->out[at + n].bad;
+            n++;
+        }
+        if (bad) {
+            bt_wcore_end(c, r, BT_ERR_INTERNAL,
+                         "the model produced no usable logits for the "
+                         "prompt");
+        } else if (!r->doomed) {
+            report_prompt(c, r, ev->out + at, n);
+        }
+        at += n;
+    }
+}
+
 static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
 {
     struct bt_wstep *s = &c->step;
@@ -226,7 +276,7 @@ static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct bt_wreq *r = s->reqs[i];
         const struct bt_engine_out *o = NULL;
-        if (s->rows[i].last) {
+        if (s->erows[i].flags & BT_ROW_SAMPLE) {
             BT_ASSERT(ev != NULL && out < ev->n_out);
             o = &ev->out[out++];
         }
@@ -253,6 +303,7 @@ void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_ev
     }
     if (kind == BT_WT_FORWARD) {
         uint64_t now = bt_real_ns();
+        report_prompts(c, ev);
         for (uint32_t i = 0; i < s->n_rows; i++) {
             s->reqs[i]->last_compute_ns = now;
         }
@@ -318,8 +369,8 @@ bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engin
     t->choice = r->choice;
     t->offset = r->len - r->n;
     t->token = out->token;
-    t->logprob = out->logprob;
-    t->n_top = r->params.logprobs > 0 ? BT_MIN(out->n_top, (uint32_t)r->params.logprobs) : 0;
+    t->logprob = r->logprobs >= 0 ? out->logprob : 0;
+    t->n_top = r->logprobs > 0 ? BT_MIN(out->n_top, (uint32_t)r->logprobs) : 0;
     memcpy(t->top_id, out->top_id, t->n_top * sizeof(t->top_id[0]));
     memcpy(t->top_logprob, out->top_logprob, t->n_top * sizeof(t->top_logprob[0]));
     BT_ASSERT(r->len < r->len_max);

@@ -18,14 +18,10 @@ static float or_default(float v, float def)
     return v == 0 ? def : v;
 }
 
-static const char *check_sampling(const struct bt_wctl *w, const Baton__Sampling *s, uint32_t vocab)
+static const char *check_sampling(const Baton__Sampling *s, uint32_t vocab)
 {
-    (void)w;
     if (s == NULL) {
         return "sampling is missing";
-    }
-    if (s->max_new == 0) {
-        return "sampling.max_new is 0: ask for at least one token";
     }
     if (!finite_in(s->temperature, 0, 1e4f)) {
         return "sampling.temperature must be a number >= 0";
@@ -78,6 +74,21 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
         snprintf(text, cap, "n_prompt %u is not within 1 and the %zu tokens", m->n_prompt, n);
         return text;
     }
+    if (m->n > BT_WORKER_CHOICES) {
+        snprintf(text, cap, "n is %u: at most %u choices", m->n, BT_WORKER_CHOICES);
+        return text;
+    }
+    if (m->prompt_logprobs && m->phases == BATON__PHASES__DECODE) {
+        return "prompt_logprobs belong to the phase that computes the prompt";
+    }
+    if (m->prompt_top > BT_ENGINE_MAX_TOP) {
+        return "prompt_top must be within 0 and 20";
+    }
+    if (m->sampling != NULL && m->sampling->max_new == 0 &&
+        !(m->phases == BATON__PHASES__PREFILL && m->prompt_logprobs)) {
+        return "sampling.max_new is 0: ask for at least one token, or for PREFILL with "
+               "prompt_logprobs";
+    }
     if (m->root_key.len != sizeof(struct bt_kv_key)) {
         return "root_key must have 32 bytes";
     }
@@ -89,11 +100,10 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
             return text;
         }
     }
-    return check_sampling(w, m->sampling, info->vocab);
+    return check_sampling(m->sampling, info->vocab);
 }
 
-static void fill_params(struct bt_engine_params *p, const Baton__Submit *m, uint32_t *bias_ids,
-                        float *bias)
+static void fill_params(struct bt_engine_params *p, const Baton__Submit *m)
 {
     const Baton__Sampling *s = m->sampling;
     p->temperature = s->temperature;
@@ -106,22 +116,22 @@ static void fill_params(struct bt_engine_params *p, const Baton__Submit *m, uint
     p->seed = s->seed;
     p->choice = m->choice;
     p->logprobs = s->logprobs;
+    if (m->prompt_logprobs) { /* one number for both in the engine */
+        p->logprobs = BT_MAX(p->logprobs, (int32_t)m->prompt_top);
+    }
     p->min_new = s->min_new;
     p->n_eos = (uint32_t)s->n_stop_ids;
     for (size_t i = 0; i < s->n_stop_ids; i++) {
         p->eos[i] = s->stop_ids[i];
     }
-    p->n_bias = (uint32_t)s->n_bias;
-    for (size_t i = 0; i < s->n_bias; i++) {
-        bias_ids[i] = s->bias_ids[i];
-        bias[i] = s->bias[i];
+    if (s->n_bias > 0) { /* room has been made */
+        memcpy((uint32_t *)(uintptr_t)p->bias_ids, s->bias_ids, s->n_bias * sizeof(uint32_t));
+        memcpy((float *)(uintptr_t)p->bias, s->bias, s->n_bias * sizeof(float));
     }
-    p->bias_ids = s->n_bias > 0 ? bias_ids : NULL;
-    p->bias = s->n_bias > 0 ? bias : NULL;
 }
 
-struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, bt_status_t *st_p,
-                               char *err, size_t err_cap)
+struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, uint64_t session,
+                               bt_status_t *st_p, char *err, size_t err_cap)
 {
     const struct bt_engine_info *info = w->core.info;
     const char *why = check(w, m, err, err_cap);
@@ -134,9 +144,9 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
     }
     uint32_t n = (uint32_t)(m->tokens.len / 4), block = w->core.block_tokens;
     uint64_t end = BT_MIN((uint64_t)n + m->sampling->max_new, (uint64_t)info->max_model_len);
-    uint32_t len_max = (uint32_t)BT_MAX(end, (uint64_t)n + 1);
+    uint32_t len_max = m->sampling->max_new > 0 ? (uint32_t)BT_MAX(end, (uint64_t)n + 1) : n;
     uint32_t last = m->phases == BATON__PHASES__PREFILL ? n : len_max;
-    uint32_t pages = BT_DIV_UP(last, block), n_bias = (uint32_t)m->sampling->n_bias;
+    uint32_t pages = BT_DIV_UP(last, block);
     if (pages > info->pages) {
         snprintf(err, err_cap,
                  "prompt and answer of up to %u tokens need %u KV pages, this worker has %u: raise "
@@ -145,23 +155,27 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }
-    struct bt_wreq *r = bt_calloc(1, sizeof(*r) + 4 * ((size_t)len_max + 1 + pages + 2 * n_bias));
-    r->pages = r->tokens + len_max + 1;
-    uint32_t *bias_ids = r->pages + pages;
-    fill_params(&r->params, m, bias_ids, (float *)(bias_ids + n_bias));
+    struct bt_wreq *r = bt_wreq_alloc(n, len_max, block, (uint32_t)m->sampling->n_bias);
+    fill_params(&r->params, m);
     r->request = m->request;
     r->epoch = m->epoch;
     r->choice = m->choice;
     r->phases = m->phases;
     r->deadline_ns = m->deadline_ns;
     r->arrived_ns = bt_mono_ns();
-    r->n = n;
     r->n_prompt = m->n_prompt;
     r->max_new = m->sampling->max_new;
-    r->len_max = len_max;
     r->no_cache = m->no_cache;
+    r->prompt_logprobs = m->prompt_logprobs;
+    r->prompt_top = m->prompt_top;
+    r->logprobs = m->sampling->logprobs;
+    r->session = session;
+    r->attach = w->attach;
     memcpy(r->root.b, m->root_key.data, sizeof(r->root.b));
     memcpy(r->tokens, m->tokens.data, m->tokens.len);
-    bt_list_init(&r->ctl_link);
+    /* The prefill worker's part is done with the first choice's first token. */
+    for (uint32_t i = 1; i < m->n && m->phases != BATON__PHASES__PREFILL; i++) {
+        bt_wreq_add_choice(r, m->choice + i, block);
+    }
     return r;
 }

@@ -21,9 +21,14 @@
 
 struct track { /* what the test knows of one submission */
     struct bt_wreq *req;
-    uint32_t first, n, max_new, want, got; /* tokens by offset */
-    uint32_t last;
-    bool opened, closed, ended, trailer, finished, prefill_done, cancelled, detached;
+    uint32_t n, max_new, want, choices;
+    uint32_t prompt_last;
+    struct {
+        uint32_t got, last; /* tokens by offset */
+        bool finished;
+    } k[BT_WORKER_CHOICES];
+    uint32_t prompt_got; /* positions reported by prompt logprobs */
+    bool opened, closed, ended, trailer, trailer_finished, prefill_done, cancelled, detached;
     bt_status_t status;
     char detail[BT_WORKER_DETAIL];
 };
@@ -99,10 +104,6 @@ static void start(struct rig *g, uint64_t seed)
     g->core.stats = bt_wstats_create("m", "decode");
     g->core.bell = no_bell;
     g->core.vt = &fe_vtable;
-    bt_list_init(&g->core.queue);
-    bt_list_init(&g->core.active);
-    bt_list_init(&g->core.waiting);
-    bt_list_init(&g->core.closing);
     assert_int_equal(bt_ring_init(&g->core.in, 8192, sizeof(struct bt_wcmd)), BT_OK);
     assert_int_equal(bt_ring_init(&g->core.out, 64, sizeof(struct bt_wout)), BT_OK);
     assert_int_equal(
@@ -129,36 +130,57 @@ static void start(struct rig *g, uint64_t seed)
     attach(g);
 }
 
-/* token 1 of every prompt tells which submission it is */
-static uint32_t submit(struct rig *g, Baton__Phases phases, uint32_t n, uint32_t max_new,
-                       uint64_t seed)
+struct job {
+    Baton__Phases phases;
+    uint32_t n, max_new, choices; /* choices 0: one */
+    uint64_t seed;
+    uint32_t stop; /* EOS id; 0: none */
+    bool prompt_logprobs;
+};
+
+static uint32_t submit_job(struct rig *g, const struct job *j)
 {
-    uint32_t len_max = BT_MIN(n + max_new, FE_CONTEXT), pages = BT_DIV_UP(len_max, FE_BLOCK);
-    struct bt_wreq *r = bt_calloc(1, sizeof(*r) + 4 * (len_max + 1 + pages));
+    uint32_t len_max = BT_MIN(j->n + j->max_new, FE_CONTEXT);
+    struct bt_wreq *r = bt_wreq_alloc(j->n, len_max, FE_BLOCK, 0);
     struct track *t = &g->t[g->n];
-    assert_true(g->n < MAX_REQS && pages <= FE_PAGES);
-    r->pages = r->tokens + len_max + 1;
+    assert_true(g->n < MAX_REQS && BT_DIV_UP(len_max, FE_BLOCK) <= FE_PAGES);
     r->request = g->n + 1;
     r->epoch = 1;
-    r->phases = phases;
-    r->n = r->n_prompt = n;
-    r->max_new = max_new;
-    r->len_max = len_max;
+    r->phases = j->phases;
+    r->n_prompt = j->n;
+    r->max_new = j->max_new;
     r->attach = g->attach;
     r->arrived_ns = bt_mono_ns();
-    r->params.seed = seed;
-    bt_list_init(&r->ctl_link);
-    for (uint32_t i = 0; i < n; i++) {
+    r->params.seed = j->seed;
+    r->params.n_eos = j->stop != 0;
+    r->params.eos[0] = j->stop;
+    r->logprobs = -1;
+    r->prompt_logprobs = j->prompt_logprobs;
+    r->prompt_top = r->params.logprobs = j->prompt_logprobs ? 2 : -1;
+    for (uint32_t i = 0; i < j->n; i++) { /* each submission's are its own */
         r->tokens[i] = (i * 13 + g->n) % FE_VOCAB;
     }
-    *t = (struct track){.req = r, .n = n, .max_new = max_new, .last = r->tokens[n - 1]};
-    t->first = phases == BATON__PHASES__DECODE ? 1 : 0;
-    t->got = t->first;
-    t->want = phases == BATON__PHASES__PREFILL ? 1 : len_max - n;
+    *t = (struct track){.req = r, .n = j->n, .max_new = j->max_new};
+    t->prompt_last = r->tokens[j->n - 1];
+    t->choices = BT_MAX(j->choices, 1u);
+    t->want = j->phases == BATON__PHASES__PREFILL ? 1 : len_max - j->n;
+    for (uint32_t i = 0; i < t->choices; i++) {
+        t->k[i].last = t->prompt_last;
+        if (i > 0) {
+            bt_wreq_add_choice(r, i, FE_BLOCK);
+        }
+    }
+    t->k[0].got = j->phases == BATON__PHASES__DECODE ? 1 : 0;
     struct bt_wcmd c = {.kind = BT_WCMD_SUBMIT, .req = r};
     command(g, &c);
     g->open++;
     return g->n++;
+}
+
+static uint32_t submit(struct rig *g, Baton__Phases phases, uint32_t n, uint32_t max_new,
+                       uint64_t seed)
+{
+    return submit_job(g, &(struct job){.phases = phases, .n = n, .max_new = max_new, .seed = seed});
 }
 
 static void opened(struct rig *g, uint32_t i)
@@ -181,23 +203,41 @@ static void trailer(struct rig *g, uint32_t i)
 {
     struct track *t = &g->t[i];
     struct bt_wcmd c = {.kind = BT_WCMD_TRAILER, .req = t->req};
-    c.u.trailer.first_token = fe_next(t->last, t->n);
-    t->last = c.u.trailer.first_token;
+    c.u.trailer.first_token = fe_next(t->prompt_last, t->n, 0);
+    c.u.trailer.finished = t->req->max_new == 1;
+    t->k[0].last = c.u.trailer.first_token;
     command(g, &c);
 }
 
 static void on_token(struct rig *g, const struct bt_wtoken *k)
 {
     struct track *t = &g->t[k->request - 1];
-    assert_false(t->ended || t->finished);
-    assert_int_equal(k->offset, t->got);
-    assert_int_equal(k->token, fe_next(t->last, t->n + t->got));
-    t->last = k->token;
-    t->got++;
-    t->finished = k->finish != BATON__FINISH__NOT_FINISHED;
+    const struct bt_engine_params *p = &t->req->params;
+    assert_false(t->ended || k->choice >= t->choices || t->k[k->choice].finished);
+    uint32_t got = t->k[k->choice].got++;
+    assert_int_equal(k->offset, got);
+    assert_int_equal(k->token, fe_next(t->k[k->choice].last, t->n + got, k->choice));
+    t->k[k->choice].last = k->token;
+    t->k[k->choice].finished = k->finish != BATON__FINISH__NOT_FINISHED;
+    bool stop = p->n_eos > 0 && k->token == p->eos[0];
+    assert_int_equal(k->finish == BATON__FINISH__STOP, stop);
     if (t->req->phases != BATON__PHASES__PREFILL) {
-        assert_int_equal(t->finished, t->got == t->want);
+        assert_int_equal(t->k[k->choice].finished, stop || got + 1 == t->want);
     }
+}
+
+static void on_prompt(struct rig *g, struct bt_wprompt *p)
+{
+    struct track *t = &g->t[p->request - 1];
+    assert_true(!t->prefill_done && p->n > 0 && p->n <= BT_WORKER_PROMPT_MSG);
+    for (uint32_t i = 0; i < p->n; i++) {
+        uint32_t pos = p->first + i;
+        assert_int_equal(pos, ++t->prompt_got);
+        assert_int_equal(p->t[i].token, (pos * 13 + p->request - 1) % FE_VOCAB);
+        assert_true(p->t[i].logprob == -(float)pos);
+        assert_int_equal(p->t[i].n_top, 2);
+    }
+    free(p);
 }
 
 static void on_out(struct rig *g, struct bt_wout *o)
@@ -211,9 +251,14 @@ static void on_out(struct rig *g, struct bt_wout *o)
         }
         atomic_store(&o->u.tokens->busy, false);
         break;
+    case BT_WOUT_PROMPT_LOGPROBS: on_prompt(g, o->u.prompt); break;
     case BT_WOUT_PREFILL_DONE:
         t = &g->t[o->u.prefill.request - 1];
-        assert_int_equal(t->got, 1); /* the first token went before */
+        assert_int_equal(t->k[0].got, BT_MIN(t->max_new, 1u)); /* the first token went before */
+        if (t->req->prompt_logprobs) {
+            assert_int_equal(o->u.prefill.cached, 0);
+            assert_int_equal(t->prompt_got, t->n - 1);
+        }
         assert_int_equal(o->u.prefill.cached + o->u.prefill.computed, t->n);
         t->prefill_done = true;
         break;
@@ -221,6 +266,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
         t = &g->t[o->u.local.request - 1];
         assert_true(t->opened && !t->closed && !t->trailer && t->prefill_done);
         t->trailer = true;
+        t->trailer_finished = o->u.local.finished;
         break;
     case BT_WOUT_CLOSE:
         t = &g->t[o->u.local.request - 1];
@@ -312,7 +358,7 @@ static void stop(struct rig *g)
     }
     while (bt_ring_pop(&g->core.in, &c)) {
         assert_int_equal(c.kind, BT_WCMD_FORGET);
-        free(c.req);
+        bt_wreq_free(c.req);
     }
     if (g->core.slab != NULL) {
         bt_slab_unmap(g->core.slab->slab);
@@ -353,10 +399,11 @@ static void test_each_kind_runs_to_its_end(void **state)
         assert_true(g->t[i].closed);
     }
     assert_true(g->t[p].trailer && g->t[b].trailer && !g->t[d].trailer);
-    assert_int_equal(g->t[p].got, 1);
-    assert_int_equal(g->t[d].got, 70);
-    assert_int_equal(g->t[b].got, 40);
-    assert_int_equal(g->t[one].got, 1); /* nothing of its own: the first token was the prefill's */
+    assert_int_equal(g->t[p].k[0].got, 1);
+    assert_int_equal(g->t[d].k[0].got, 70);
+    assert_int_equal(g->t[b].k[0].got, 40);
+    assert_int_equal(g->t[one].k[0].got,
+                     1); /* nothing of its own: the first token was the prefill's */
     assert_true(g->puts >= 6);
     stop(g);
 }
@@ -371,7 +418,7 @@ static void test_rows_compete_for_pages(void **state)
     run_until_done(g);
     for (uint32_t i = 0; i < 30; i++) {
         assert_int_equal(g->t[i].status, BT_OK);
-        assert_int_equal(g->t[i].got, 180);
+        assert_int_equal(g->t[i].k[0].got, 180);
     }
     assert_true(bt_metric_value(g->core.stats->preemptions) > 0);
     assert_true(fe_last->max_pages > FE_PAGES * 3 / 4);
@@ -405,7 +452,7 @@ static void test_no_logits_fail_one_request(void **state)
     assert_int_equal(g->t[2].status, BT_OK);
     assert_int_equal(g->t[1].status, BT_ERR_INTERNAL);
     assert_non_null(strstr(g->t[1].detail, "logits"));
-    assert_true(g->t[1].got == 0 && g->t[1].closed && !g->t[1].trailer);
+    assert_true(g->t[1].k[0].got == 0 && g->t[1].closed && !g->t[1].trailer);
     stop(g);
 }
 
@@ -431,8 +478,7 @@ static void test_a_lost_device_is_fatal(void **state)
     stop(g);
     for (int i = 0; i < 2; i++) {
         if (left[i] != NULL) {
-            free(left[i]->grant);
-            free(left[i]);
+            bt_wreq_free(left[i]);
         }
     }
 }
@@ -461,6 +507,166 @@ static void test_a_grant_that_does_not_fit(void **state)
     stop(g);
 }
 
+/* Every choice is the sequence it would be alone, whatever the prompt's length is to the blocks,
+ * and the prompt is computed once: only the block of its last token again for each further choice.
+ */
+static void test_choices_fork_from_one_prompt(void **state)
+{
+    (void)state;
+    static const uint32_t lens[] = {1, 15, 16, 17, 64, 100};
+    for (uint32_t both = 0; both < 2; both++) {
+        for (uint32_t i = 0; i < BT_ARRAY_LEN(lens); i++) {
+            struct rig *g = rig(7);
+            uint32_t n = lens[i];
+            const struct job j = {
+                .phases = both ? BATON__PHASES__BOTH : BATON__PHASES__DECODE,
+                .n = n,
+                .max_new = 20,
+                .choices = 6,
+            };
+            uint32_t r = submit_job(g, &j);
+            opened(g, r);
+            if (!both) {
+                trailer(g, r);
+            }
+            run_until_done(g);
+            assert_int_equal(g->t[r].status, BT_OK);
+            assert_int_equal(g->t[r].trailer, both);
+            for (uint32_t k = 0; k < 6; k++) {
+                assert_int_equal(g->t[r].k[k].got, 20);
+            }
+            uint32_t again = n - (n - 1) / FE_BLOCK * FE_BLOCK;
+            assert_true(fe_last->prompt_rows <= (both ? n : 0) + 5 * again);
+            stop(g);
+        }
+    }
+}
+
+/* More choices than slots and pages: they wait and are preempted, and are the same. */
+static void test_choices_under_pressure(void **state)
+{
+    (void)state;
+    struct rig *g = rig(8);
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct job j = {.phases = i % 2 ? BATON__PHASES__BOTH : BATON__PHASES__DECODE,
+                              .n = 60 + 30 * i,
+                              .max_new = 150,
+                              .choices = 16};
+        uint32_t r = submit_job(g, &j);
+        opened(g, r);
+        if (i % 2 == 0) {
+            trailer(g, r);
+        }
+    }
+    run_until_done(g);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(g->t[i].status, BT_OK);
+        for (uint32_t k = 0; k < 16; k++) {
+            assert_int_equal(g->t[i].k[k].got, 150);
+        }
+    }
+    assert_true(bt_metric_value(g->core.stats->preemptions) > 0);
+    stop(g);
+}
+
+/* The first choice ends with its first token, by an EOS id or by length: the others live on. */
+static void test_the_first_choice_ends_at_once(void **state)
+{
+    (void)state;
+    for (uint32_t both = 0; both < 2; both++) {
+        struct rig *g = rig(9);
+        uint32_t n = 40, last = ((n - 1) * 13) % FE_VOCAB;
+        struct job j = {.phases = both ? BATON__PHASES__BOTH : BATON__PHASES__DECODE,
+                        .n = n,
+                        .max_new = 25,
+                        .choices = 3,
+                        .stop = fe_next(last, n, 0)};
+        uint32_t r = submit_job(g, &j);
+        j.stop = 0;
+        j.max_new = 1;
+        uint32_t one = submit_job(g, &j);
+        for (uint32_t i = r; i <= one; i++) {
+            opened(g, i);
+            if (!both) {
+                trailer(g, i);
+            }
+        }
+        run_until_done(g);
+        assert_true(g->t[r].status == BT_OK && g->t[one].status == BT_OK);
+        for (uint32_t k = 0; k < 3; k++) {
+            assert_int_equal(g->t[one].k[k].got, 1);
+            assert_true(k == 0 ? g->t[r].k[k].got == 1 : g->t[r].k[k].finished);
+        }
+        assert_true(g->t[r].k[1].got > 1 && g->t[r].k[2].got > 1);
+        assert_int_equal(g->t[r].trailer_finished, both);
+        stop(g);
+    }
+}
+
+/* One choice without usable logits fails all of its submission; a cancel ends all as well. */
+static void test_choices_end_together_when_one_fails(void **state)
+{
+    (void)state;
+    struct rig *g = rig(10);
+    const struct job bad = {
+        .phases = BATON__PHASES__DECODE, .n = 40, .max_new = 100, .choices = 4, .seed = FE_BAD};
+    const struct job good = {.phases = BATON__PHASES__BOTH, .n = 50, .max_new = 400, .choices = 12};
+    uint32_t b = submit_job(g, &bad), c = submit_job(g, &good), early = submit_job(g, &good);
+    for (uint32_t i = b; i <= c; i++) {
+        opened(g, i);
+    }
+    trailer(g, b);
+    while (g->t[c].k[3].got == 0) {
+        turn(g);
+    }
+    struct bt_wcmd cancel = {.kind = BT_WCMD_CANCEL, .req = g->t[c].req};
+    command(g, &cancel);
+    cancel.req = g->t[early].req; /* not even opened */
+    command(g, &cancel);
+    run_until_done(g);
+    assert_int_equal(g->t[b].status, BT_ERR_INTERNAL);
+    assert_non_null(strstr(g->t[b].detail, "logits"));
+    assert_true(g->t[c].status == BT_OK && !g->t[c].k[3].finished);
+    assert_int_equal(g->t[early].status, BT_OK);
+    stop(g);
+}
+
+static void test_prompt_logprobs(void **state)
+{
+    (void)state;
+    struct rig *g = rig(11);
+    struct job j = {.phases = BATON__PHASES__BOTH, .n = 300, .max_new = 5, .prompt_logprobs = true};
+    uint32_t both = submit_job(g, &j);
+    j.phases = BATON__PHASES__PREFILL;
+    uint32_t apart = submit_job(g, &j);
+    j.max_new = 0; /* nothing is sampled */
+    j.n = 64;
+    uint32_t echo = submit_job(g, &j);
+    j.n = 1;
+    uint32_t one = submit_job(g, &j);
+    j = (struct job){.phases = BATON__PHASES__BOTH,
+                     .n = 30,
+                     .max_new = 5,
+                     .prompt_logprobs = true,
+                     .seed = FE_BAD};
+    uint32_t bad = submit_job(g, &j);
+    for (uint32_t i = 0; i < g->n; i++) {
+        opened(g, i);
+    }
+    run_until_done(g);
+    for (uint32_t i = both; i <= one; i++) {
+        assert_int_equal(g->t[i].status, BT_OK);
+        assert_true(g->t[i].prefill_done && g->t[i].trailer);
+        assert_int_equal(g->t[i].prompt_got, g->t[i].n - 1);
+    }
+    assert_int_equal(g->t[both].k[0].got, 5);
+    assert_int_equal(g->t[apart].k[0].got, 1);
+    assert_true(g->t[echo].k[0].got == 0 && g->t[echo].trailer_finished);
+    assert_int_equal(g->t[bad].status, BT_ERR_INTERNAL);
+    assert_int_equal(g->t[bad].prompt_got, 0);
+    stop(g);
+}
+
 /* Everything at once, from a seed: submissions of all kinds, cancels, revokes, a kvstore that comes
  * and goes. The scripted engine asserts; here the ends are counted. */
 static void chaos(uint64_t seed)
@@ -471,8 +677,14 @@ static void chaos(uint64_t seed)
     while (todo > 0 || g->open > 0) {
         assert_true(bt_mono_ns() < end);
         if (todo > 0 && g->open < 25 && rnd(g, 3) == 0) {
-            Baton__Phases ph = BATON__PHASES__PREFILL + (int)rnd(g, 3);
-            submit(g, ph, 1 + rnd(g, 250), 1 + rnd(g, 200), 0);
+            struct job j = {.phases = BATON__PHASES__PREFILL + (int)rnd(g, 3),
+                            .n = 1 + rnd(g, 250),
+                            .max_new = 1 + rnd(g, 200)};
+            if (j.phases != BATON__PHASES__PREFILL && rnd(g, 3) == 0) {
+                j.choices = 2 + rnd(g, 6);
+            }
+            j.prompt_logprobs = j.phases != BATON__PHASES__DECODE && rnd(g, 5) == 0;
+            submit_job(g, &j);
             todo--;
         }
         for (; next_open < g->n && rnd(g, 4) != 0; next_open++) {
@@ -517,6 +729,9 @@ static void chaos(uint64_t seed)
         struct track *t = &g->t[i];
         if (t->status == BT_OK && !t->cancelled) {
             whole++;
+            for (uint32_t k = 0; k < t->choices; k++) {
+                assert_int_equal(t->k[k].got, t->want);
+            }
         } else if (t->status != BT_OK) {
             assert_true(t->status == BT_ERR_PEER_LOST && (t->cancelled || t->detached));
         }
@@ -542,6 +757,11 @@ int main(void)
         cmocka_unit_test(test_no_logits_fail_one_request),
         cmocka_unit_test(test_a_lost_device_is_fatal),
         cmocka_unit_test(test_a_grant_that_does_not_fit),
+        cmocka_unit_test(test_choices_fork_from_one_prompt),
+        cmocka_unit_test(test_choices_under_pressure),
+        cmocka_unit_test(test_the_first_choice_ends_at_once),
+        cmocka_unit_test(test_choices_end_together_when_one_fails),
+        cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_chaos),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

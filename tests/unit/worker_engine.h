@@ -1,7 +1,9 @@
 /* An engine for tests of the worker's engine thread: computes nothing, finishes nothing at once,
- * and checks every rule of common/engine/engine.h that the owner has to keep: a page belongs to one
- * sequence until its quiet ticket was polled, a slot likewise, a flow is closed once, rows continue
- * where the last one ended. The next token is a function of the last one and its position. */
+ * and checks every rule of common/engine/engine.h that the owner has to keep: pages and slots are
+ * used again only after their quiet ticket was polled, a page that several sequences hold is only
+ * read, a flow is closed once. Each page remembers which token stands where (loaded ones are taken
+ * on trust), so a row that runs over anything but the KV of its own tokens is noticed. The next
+ * token is a function of the last one, its position and the choice. */
 #ifndef BT_TEST_WORKER_ENGINE_H
 #define BT_TEST_WORKER_ENGINE_H
 
@@ -26,7 +28,8 @@
 struct fe_slot {
     bool open, closing;
     uint64_t seed;
-    uint32_t n, kv; /* known tokens; positions with KV */
+    uint32_t choice, n_prompt, n_top;
+    uint32_t n; /* known tokens */
     uint32_t tokens[FE_CONTEXT + 1];
     uint32_t pages[FE_CONTEXT / FE_BLOCK + 1], n_pages;
 };
@@ -34,7 +37,7 @@ struct fe_flow {
     bool open, closing;
     int dir;
     bt_flow_word_t *word;
-    uint32_t epoch, n, end, pages[FE_CONTEXT / FE_BLOCK + 1];
+    uint32_t epoch, n, begin, end, pages[FE_CONTEXT / FE_BLOCK + 1];
 };
 struct fe_ticket {
     bt_engine_ticket_t id;
@@ -46,23 +49,32 @@ struct fe_ticket {
 struct bt_engine {
     struct fe_slot slots[FE_SLOTS];
     struct fe_flow flows[FE_FLOWS];
-    int page_slot[FE_PAGES];       /* slot + 1 */
-    uint32_t page_flows[FE_PAGES]; /* flows that use it */
+    uint32_t page_slots[FE_PAGES];   /* sequences that hold it */
+    uint32_t page_flows[FE_PAGES];   /* flows that use it */
+    uint64_t kv[FE_PAGES][FE_BLOCK]; /* what was computed there: FE_CHAIN, or FE_LOADED */
     struct fe_ticket t[FE_TICKETS];
     uint32_t head, tail; /* not yet polled: [head, tail) */
     bt_engine_ticket_t next;
-    struct bt_engine_out given[FE_SLOTS];
+    struct bt_engine_out given[FE_SLOTS], prompt[FE_CONTEXT];
+    uint32_t n_prompt_out;
     bt_engine_ticket_t fwd; /* not released */
     uint32_t n_sample, sample_slot[FE_SLOTS];
     uint64_t rng;
-    uint64_t steps, max_pages;
+    uint64_t steps, max_pages, prompt_rows; /* tokens run other than one at a time */
     struct bt_engine_info info;
 };
 static struct bt_engine *fe_last; /* the engine that was opened last, for the test's end */
 
-static inline uint32_t fe_next(uint32_t token, uint32_t pos)
+#define FE_LOADED 1ull
+static inline uint32_t fe_next(uint32_t token, uint32_t pos, uint32_t choice)
 {
-    return (token * 31 + pos * 7 + 11) % FE_VOCAB;
+    return (token * 31 + pos * 7 + choice * 101 + 11) % FE_VOCAB;
+}
+/* KV at a position stands for all tokens up to it. */
+static inline uint64_t fe_chain(uint64_t before, uint32_t token)
+{
+    uint64_t h = (before ^ (token + 1)) * 0x9e3779b97f4a7c15ull;
+    return (h ^ h >> 29) | 2;
 }
 static inline uint32_t fe_rnd(struct bt_engine *e, uint32_t n)
 {
@@ -88,7 +100,7 @@ static bt_status_t fe_open(const struct bt_engine_config *c, struct bt_engine **
         bt_model_root_key(FE_MODEL, "dummy", FE_BLOCK, &e->info.layout, &root, err, cap);
     BT_ASSERT(st == BT_OK);
     c->progress(c->progress_arg, "nothing", 1);
-    e->info.caps = BT_ENGINE_CAP_MIXED;
+    e->info.caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_EXACT;
     e->info.vocab = FE_VOCAB;
     e->info.max_model_len = FE_CONTEXT;
     e->info.pages = FE_PAGES;
@@ -119,9 +131,28 @@ static bt_status_t fe_slot_open(struct bt_engine *e, uint32_t slot,
     memset(s, 0, sizeof(*s));
     s->open = true;
     s->seed = p->seed;
+    s->choice = p->choice;
+    s->n_prompt = n_prompt;
+    s->n_top = p->logprobs > 0 ? (uint32_t)p->logprobs : 0;
     s->n = n;
     memcpy(s->tokens, tokens, n * sizeof(tokens[0]));
     return BT_OK;
+}
+/* Is page i of s a full block of KV of its tokens? */
+static bool fe_holds_mine(const struct bt_engine *e, const struct fe_slot *s, uint32_t i)
+{
+    uint64_t chain = 0;
+    if ((i + 1) * FE_BLOCK > s->n) {
+        return false;
+    }
+    for (uint32_t k = 0; k < (i + 1) * FE_BLOCK; k++) {
+        uint64_t kv = e->kv[s->pages[i]][k % FE_BLOCK];
+        chain = fe_chain(chain, s->tokens[k]);
+        if (k / FE_BLOCK == i && kv != FE_LOADED && kv != chain) {
+            return false;
+        }
+    }
+    return true;
 }
 static bt_status_t fe_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t first,
                                  const uint32_t *pages, uint32_t n)
@@ -130,10 +161,10 @@ static bt_status_t fe_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t fi
     BT_ASSERT(first == s->n_pages);
     for (uint32_t i = 0; i < n; i++) {
         BT_ASSERT(pages[i] < FE_PAGES);
-        BT_ASSERT(e->page_slot[pages[i]] == 0);  /* nobody's: its last owner is quiet */
-        BT_ASSERT(e->page_flows[pages[i]] == 0); /* and no copy reads or writes it */
-        e->page_slot[pages[i]] = (int)slot + 1;
         s->pages[s->n_pages++] = pages[i];
+        /* Nobody's: its last owner is quiet, and no copy reads or writes it. Or it is shared. */
+        bool fresh = e->page_slots[pages[i]]++ == 0 && e->page_flows[pages[i]] == 0;
+        BT_ASSERT(fresh || fe_holds_mine(e, s, s->n_pages - 1));
     }
     return BT_OK;
 }
@@ -178,6 +209,11 @@ static bt_status_t fe_flow_add(struct bt_engine *e, uint32_t flow, const struct 
     for (uint32_t i = 0; i < n; i++) {
         BT_ASSERT(b[i].page < FE_PAGES && b[i].toks > 0 && b[i].toks <= FE_BLOCK && b[i].mem);
         e->page_flows[b[i].page]++;
+        for (uint32_t t = 0; t < b[i].toks && f->dir == BT_ENGINE_LOAD; t++) {
+            BT_ASSERT(e->page_slots[b[i].page] == 1);
+            e->kv[b[i].page][t] = FE_LOADED;
+        }
+        f->begin = f->n == 0 ? b[i].seq : f->begin;
         f->pages[f->n++] = b[i].page;
         f->end = BT_MAX(f->end, b[i].seq + e->info.layout.n_layers);
     }
@@ -204,29 +240,48 @@ static bt_status_t fe_flow_close(struct bt_engine *e, uint32_t flow, bool abort,
 static void fe_check_row(struct bt_engine *e, const struct bt_engine_row *r)
 {
     struct fe_slot *s = fe_slot(e, r->slot);
-    uint32_t end = r->pos + r->n, first_load = s->kv;
-    if (r->pos != s->kv) {
-        BT_ASSERT(s->kv == 0); /* the KV before was loaded */
-        first_load = r->pos;
-    }
-    BT_ASSERT(r->pos == first_load && r->n > 0 && end <= s->n);
+    uint32_t end = r->pos + r->n;
+    uint64_t chain = 0;
+    BT_ASSERT(r->n > 0 && end <= s->n);
     BT_ASSERT(BT_DIV_UP(end, FE_BLOCK) <= s->n_pages);
     BT_ASSERT(memcmp(r->tokens, s->tokens + r->pos, r->n * 4) == 0);
-    BT_ASSERT(((r->flags & BT_ROW_SAMPLE) != 0) == (end == s->n));
+    BT_ASSERT(!(r->flags & BT_ROW_SAMPLE) || end == s->n);
+    for (uint32_t i = 0; i < end; i++) {
+        uint32_t page = s->pages[i / FE_BLOCK];
+        uint64_t *kv = &e->kv[page][i % FE_BLOCK];
+        chain = fe_chain(chain, s->tokens[i]);
+        if (i < r->pos) {
+            BT_ASSERT(*kv == FE_LOADED || *kv == chain); /* the KV of my tokens */
+        } else {
+            BT_ASSERT(e->page_slots[page] == 1); /* nobody else reads what I write */
+            *kv = chain;
+        }
+    }
+    e->prompt_rows += r->n > 1 ? r->n : 0;
+    for (uint32_t i = r->pos; (r->flags & BT_ROW_PROMPT_LOGPROBS) && i < end; i++) {
+        if (i + 1 < s->n_prompt) {
+            struct bt_engine_out *o = &e->prompt[e->n_prompt_out++];
+            *o = (struct bt_engine_out){.slot = r->slot, .pos = i + 1, .token = s->tokens[i + 1]};
+            o->logprob = -(float)(i + 1);
+            o->n_top = s->n_top;
+            o->bad = s->seed == FE_BAD;
+        }
+    }
     if (r->wait.flow != 0) {
         BT_ASSERT(fe_flow(e, r->wait.flow)->dir == BT_ENGINE_LOAD);
     }
     if (r->fire.flow != 0) {
-        BT_ASSERT(r->fire.seq < fe_flow(e, r->fire.flow)->end);
+        const struct fe_flow *f = fe_flow(e, r->fire.flow);
+        /* Below would lower the word that the kvstore has raised over what is resident. */
+        BT_ASSERT(r->fire.seq >= f->begin && r->fire.seq < f->end);
     }
-    s->kv = end;
 }
 static bt_status_t fe_forward(struct bt_engine *e, const struct bt_engine_batch *b,
                               bt_engine_ticket_t *fwd)
 {
     uint32_t tokens = 0;
     bool used[FE_SLOTS] = {false};
-    e->n_sample = 0;
+    e->n_sample = e->n_prompt_out = 0;
     BT_ASSERT(e->fwd == 0);
     for (uint32_t i = 0; i < b->n_rows; i++) {
         fe_check_row(e, &b->rows[i]);
@@ -243,11 +298,12 @@ static bt_status_t fe_forward(struct bt_engine *e, const struct bt_engine_batch 
     BT_ASSERT(tokens <= e->info.max_rows && b->n_rows > 0);
     uint32_t pages = 0;
     for (uint32_t i = 0; i < FE_PAGES; i++) {
-        pages += e->page_slot[i] != 0;
+        pages += e->page_slots[i] != 0;
     }
     e->max_pages = BT_MAX(e->max_pages, pages);
     e->steps++;
     fe_ticket(e, fwd)->forward = true;
+    BT_ASSERT(e->n_prompt_out <= BT_ARRAY_LEN(e->prompt));
     e->fwd = *fwd;
     return BT_OK;
 }
@@ -261,7 +317,7 @@ static bt_status_t fe_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const 
     for (uint32_t i = 0; i < e->n_sample; i++) {
         struct fe_slot *s = fe_slot(e, e->sample_slot[i]);
         t->out[i].slot = e->sample_slot[i];
-        t->out[i].token = fe_next(s->tokens[s->n - 1], s->n);
+        t->out[i].token = fe_next(s->tokens[s->n - 1], s->n, s->choice);
         t->out[i].bad = s->seed == FE_BAD;
         s->tokens[s->n++] = t->out[i].token;
     }
@@ -281,10 +337,14 @@ static uint32_t fe_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_
             ev[n].n_out = t->n_out;
             ev[n].out = e->given;
         }
+        if (t->forward) {
+            ev[n].n_out = e->n_prompt_out;
+            ev[n].out = e->prompt;
+        }
         if (t->slot >= 0) {
             struct fe_slot *s = &e->slots[t->slot];
             for (uint32_t i = 0; i < s->n_pages; i++) {
-                e->page_slot[s->pages[i]] = 0;
+                e->page_slots[s->pages[i]]--;
             }
             s->open = s->closing = false;
         }
