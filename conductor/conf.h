@@ -14,7 +14,7 @@ struct bt_conductor_conf {
     char *served_name;
     int64_t max_model_len;
     int64_t max_running, max_waiting, max_replans;
-    uint64_t no_worker_ms, stall_ms, ended_ms, request_timeout_ms, drain_ms;
+    uint64_t no_worker_ms, queue_timeout_ms, stall_ms, ended_ms, request_timeout_ms, drain_ms;
     int64_t index_blocks;
     char *policy;
     int64_t local_prefill_tokens;

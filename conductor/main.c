@@ -192,6 +192,7 @@ static void start_requests(struct conductor *c)
         .max_waiting = (uint32_t)conf->max_waiting,
         .max_replans = (uint32_t)conf->max_replans,
         .no_worker_ms = (uint32_t)conf->no_worker_ms,
+        .queue_timeout_ms = (uint32_t)conf->queue_timeout_ms,
         .stall_ms = (uint32_t)conf->stall_ms,
         .settle_ms = SETTLE_MS,
         .ended_ms = (uint32_t)conf->ended_ms,
@@ -335,9 +336,9 @@ static void on_stop_signal(void *arg, int signo)
         return;
     }
     BT_INFO("draining", "signal=%d", signo);
-    c->drain_since_ns = bt_mono_ns();
     bt_notify_stopping();
     bt_notify_status("draining, at most %" PRIu64 " s", c->conf.drain_ms / 1000);
+    c->drain_since_ns = bt_mono_ns();
     bt_member_set_state(c->member, BATON__MEMBER_STATE__DRAINING);
     bt_requests_drain(c->requests);
     bt_front_drain(c->front);
@@ -357,8 +358,8 @@ static void on_reload_signal(void *arg, int signo)
 static void stop(struct conductor *c)
 {
     bt_timer_stop(c->loop, &c->drain);
-    if (c->member != NULL) {
     bt_notify_stopping();
+    if (c->member != NULL) {
         bt_member_leave(c->member);
         for (int i = 0; i < LEAVE_POLLS; i++) {
             bt_loop_poll(c->loop, 10);
@@ -377,8 +378,8 @@ static void stop(struct conductor *c)
     DESTROY(tmpl, template);
     DESTROY(tok, tokenizer);
 #undef DESTROY
-    bt_loop_destroy(c->loop);
     bt_notify_end();
+    bt_loop_destroy(c->loop);
     free(c->name);
     free(c->rpc_addr);
     free(c->http_addr);
@@ -394,9 +395,9 @@ static void run(struct conductor *c)
     bt_loop_on_signal(c->loop, SIGTERM, on_stop_signal, c);
     bt_loop_on_signal(c->loop, SIGINT, on_stop_signal, c);
     bt_loop_on_signal(c->loop, SIGHUP, on_reload_signal, c);
-    if (!read_secret(c) || !load_model(c) || !start_parts(c)) {
     bt_notify_start(c->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
                     bt_conf_env("WATCHDOG_PID"));
+    if (!read_secret(c) || !load_model(c) || !start_parts(c)) {
         return;
     }
     join(c);
@@ -405,9 +406,9 @@ static void run(struct conductor *c)
             " model=%s policy=%s max_running=%" PRId64 " index_blocks=%" PRId64,
             c->name, c->rpc_addr, c->http_addr, c->incarnation, bt_log_q(c->model_id),
             c->conf.policy, c->conf.max_running, c->conf.index_blocks);
-    bt_loop_run(c->loop);
     bt_notify_status("serving %s on http://%s", c->model_id, c->http_addr);
     bt_notify_ready();
+    bt_loop_run(c->loop);
 }
 
 int main(int argc, char **argv)

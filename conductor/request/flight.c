@@ -84,6 +84,9 @@ static void release(struct bt_flight *f, struct bt_session *kv, bool *released)
     m.m_case = BATON__TO_KVSTORE__M_RELEASE;
     m.release = &rel;
     (void)bt_session_send_kvstore(kv, &m);
+    if (!f->no_room) {
+        bt_requests_room(f->r->rs);
+    }
 }
 
 void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns)
@@ -120,6 +123,9 @@ void bt_flight_lose(struct bt_flight *f, const struct bt_session *s)
 
 void bt_flight_ended(struct bt_flight *f, const struct bt_session *s)
 {
+    if (!f->no_room) {
+        bt_requests_room(f->r->rs);
+    }
     if (s == f->prefill) {
         prefill_over(f);
     }

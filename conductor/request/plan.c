@@ -35,10 +35,13 @@ static void gather_tokens(struct bt_request *r)
     r->n_keys = n / bt != 0 ? bt_kv_keys(&r->root, r->tokens, n, bt, r->keys) : 0;
 }
 
-static bool avoided(const struct bt_request *r, const struct bt_session *s)
+/* full_p: because it had no room a moment ago. */
+static bool avoided(const struct bt_request *r, const struct bt_session *s, uint64_t now_ns,
+                    bool *full_p)
 {
     for (uint32_t i = 0; i < r->n_avoid; i++) {
-        if (r->avoid[i] == s->member->incarnation) {
+        if (r->avoid[i].incarnation == s->member->incarnation && now_ns < r->avoid[i].until_ns) {
+            *full_p = *full_p || r->avoid[i].until_ns != UINT64_MAX;
             return true;
         }
     }
@@ -154,11 +157,12 @@ bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns, struct b
     gather_tokens(r);
     struct bt_view_snapshot v;
     bt_view_snapshot(rs->view, r->keys, r->spec.no_cache ? 0 : r->n_keys, &v);
+    bool full = false;
     for (uint32_t i = 0; i < v.snap.n_workers; i++) {
-        v.workers[i].avoid = avoided(r, v.worker[i]);
+        v.workers[i].avoid = avoided(r, v.worker[i], now_ns, &full);
     }
     for (uint32_t i = 0; i < v.snap.n_kvstores; i++) {
-        v.kvstores[i].avoid = avoided(r, v.kvstore[i]);
+        v.kvstores[i].avoid = avoided(r, v.kvstore[i], now_ns, &full);
     }
     struct bt_sched_request req = {.n_tokens = r->n_tokens,
                                    .max_new = r->spec.max_tokens - r->journal.n,
@@ -174,6 +178,9 @@ bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns, struct b
     if (verdict != BT_SCHED_PLANNED) {
         return verdict == BT_SCHED_TOO_LARGE || verdict == BT_SCHED_OVERLOADED ? PLAN_REFUSED
                                                                                : PLAN_WAIT;
+    }
+    if (full && plan.last_resort && rs->probe != r) {
+        return PLAN_NO_ROOM;
     }
     r->epoch++;
     bt_journal_begin(&r->journal, r->epoch);
@@ -197,6 +204,7 @@ bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns, struct b
              "ttft_ms=%.1f",
              r->id, r->epoch, r->n_tokens, plan.cached_tokens, r->usage.prefill, r->usage.decode,
              plan.reason, plan.ttft_ms);
-    submit(r, f, plan.keep, now_ns);
+    /* What only passes through has a limit of its own; for the probe all slots count. */
+    submit(r, f, plan.keep || rs->probe == r, now_ns);
     return PLAN_SUBMITTED;
 }

@@ -12,7 +12,7 @@
 #define DEATH_DELAY_MS 50u /* a node's other sessions break at about the same time: let them */
 #define RETRY_MS       20u
 #define RETRY_MAX_MS   1000u
-#define BUSY_FIRST_MS  50u
+#define FULL_NS        1000000000ull /* how long a full daemon is gone around */
 
 typedef void (*state_fn)(struct bt_request *r, const struct bt_request_input *in);
 
@@ -39,6 +39,7 @@ static bool running(const struct bt_request *r)
 static void finishing(struct bt_request *r, bool hard, uint64_t now_ns)
 {
     bt_requests_unqueue(r); /* counts by the state that it leaves */
+    bt_requests_fits(r);
     set_state(r, REQ_FINISHING);
     bt_requests_uncount(r);
     struct bt_list *l, *tmp;
@@ -74,13 +75,14 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
 
 /* ---- failure is re-planning ---- */
 
-static void avoid(struct bt_request *r, const struct bt_session *s)
+static void avoid_until(struct bt_request *r, const struct bt_session *s, uint64_t until_ns)
 {
     if (s == NULL) {
         return;
     }
     for (uint32_t i = 0; i < r->n_avoid; i++) {
-        if (r->avoid[i] == s->member->incarnation) {
+        if (r->avoid[i].incarnation == s->member->incarnation) {
+            r->avoid[i].until_ns = BT_MAX(r->avoid[i].until_ns, until_ns);
             return;
         }
     }
@@ -89,20 +91,24 @@ static void avoid(struct bt_request *r, const struct bt_session *s)
         memmove(r->avoid, r->avoid + 1, (AVOID_MAX - 1) * sizeof(r->avoid[0]));
         r->n_avoid--;
     }
-    r->avoid[r->n_avoid++] = s->member->incarnation;
+    r->avoid[r->n_avoid].incarnation = s->member->incarnation;
+    r->avoid[r->n_avoid++].until_ns = until_ns;
 }
 
-static void plan_again(struct bt_request *r, uint32_t delay_ms, uint64_t now_ns)
+static void avoid(struct bt_request *r, const struct bt_session *s)
+{
+    avoid_until(r, s, UINT64_MAX);
+}
+
+static void leave_plan(struct bt_request *r, uint64_t now_ns)
 {
     struct bt_flight *f = r->flight;
     r->flight = NULL;
     if (f != NULL) {
         bt_flight_wind(f, true, now_ns);
     }
-    r->plan_at_ns = now_ns + (uint64_t)delay_ms * 1000000;
     r->no_worker_ns = 0;
     set_state(r, REQ_PLANNING);
-    bt_requests_queue_planning(r);
 }
 
 static void replan(struct bt_request *r, bool death, const char *why, uint64_t now_ns)
@@ -131,26 +137,44 @@ static void replan(struct bt_request *r, bool death, const char *why, uint64_t n
     }
     uint32_t shift = BT_MIN(r->usage.replans - 1, 6u);
     uint32_t delay = death ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
-    plan_again(r, delay, now_ns);
+    leave_plan(r, now_ns);
+    r->plan_at_ns = now_ns + (uint64_t)delay * 1000000;
+    bt_requests_queue_planning(r);
 }
 
-/* Somebody has no room now: try elsewhere, later. Not a failure. */
-static void put_off(struct bt_request *r, const char *why, uint64_t now_ns)
+static bool queued_too_long(struct bt_request *r, uint64_t now_ns)
 {
-    if (r->busy_ns == 0) {
-        r->busy_ns = now_ns;
+    uint64_t limit_ns = (uint64_t)r->rs->conf.queue_timeout_ms * 1000000;
+    if (limit_ns == 0 || r->queued_ns == 0 || now_ns < r->queued_ns + limit_ns) {
+        return false;
     }
-    if (now_ns - r->busy_ns > (uint64_t)r->rs->conf.no_worker_ms * 1000000) {
-        char text[320];
-        snprintf(text, sizeof(text), "the cluster is busy: %s", why);
-        bt_request_fail(r, REJECT_BUSY, 503, 1, text);
-        return;
-    }
-    uint32_t shift = BT_MIN(r->busy, 4u);
-    r->busy++;
+    char text[128];
+    snprintf(text, sizeof(text), "no room for this request in %.1f s (conductor.queue_timeout_ms)",
+             (double)(now_ns - r->queued_ns) / 1e9);
+    bt_request_fail(r, REJECT_NO_ROOM, 503, bt_requests_retry_after_s(r->rs), text);
+    return true;
+}
+
+/* s has no room now. Not a failure: elsewhere at once, or it waits until there is some. */
+static void put_off(struct bt_request *r, const struct bt_session *s, const char *why,
+                    uint64_t now_ns)
+{
     BT_DEBUG("request_put_off", "req=%016" PRIx64 " epoch=%u why=%s", r->id, r->epoch,
              bt_log_q(why));
-    plan_again(r, BUSY_FIRST_MS << shift, now_ns);
+    avoid_until(r, s, now_ns + FULL_NS);
+    r->flight->no_room = true;
+    leave_plan(r, now_ns);
+    if (r->queued_ns == 0) {
+        r->queued_ns = now_ns;
+    }
+    if (queued_too_long(r, now_ns)) {
+        return;
+    }
+    if (r->rs->probe == r) {
+        bt_requests_starve(r, now_ns);
+    } else {
+        bt_requests_queue_planning(r);
+    }
 }
 
 /* A worker or kvstore (s, may be NULL) refused or gave up with a status of its own. */
@@ -165,11 +189,11 @@ static void repair(struct bt_request *r, const struct bt_session *s, int32_t sta
         bt_request_fail(r, REJECT_INVALID, 400, 0, why);
         return;
     }
-    avoid(r, s);
     if (status == BT_ERR_EXHAUSTED || status == BT_AGAIN) {
-        put_off(r, why, now_ns);
+        put_off(r, s, why, now_ns);
         return;
     }
+    avoid(r, s);
     replan(r, false, why, now_ns);
 }
 
@@ -205,7 +229,13 @@ static void on_plan(struct bt_request *r, const struct bt_request_input *in)
             bt_request_fail(r, REJECT_OVERLOADED, 429, rej.retry_after_s, rej.reason);
         }
         return;
-    case PLAN_WAIT: break;
+    case PLAN_NO_ROOM: bt_requests_starve(r, in->now_ns); return;
+    case PLAN_WAIT:
+        if (r->rs->probe == r) {
+            bt_requests_queue_planning(r);
+            bt_requests_nobody(r->rs);
+        }
+        break;
     }
     if (r->no_worker_ns == 0) {
         r->no_worker_ns = in->now_ns;
@@ -226,7 +256,9 @@ static bool past_deadline(struct bt_request *r, uint64_t now_ns)
 
 static void on_tick_waiting(struct bt_request *r, const struct bt_request_input *in)
 {
-    (void)past_deadline(r, in->now_ns);
+    if (!past_deadline(r, in->now_ns)) {
+        (void)queued_too_long(r, in->now_ns);
+    }
 }
 
 static void on_cancel(struct bt_request *r, const struct bt_request_input *in)
@@ -400,6 +432,7 @@ static void on_token(struct bt_request *r, const struct bt_request_input *in)
         return;
     }
     r->progress_ns = in->now_ns;
+    r->queued_ns = 0;
     f->got_first = f->got_first || t->offset == 0;
     f->got_decode = f->got_decode || (!f->both && t->offset > 0);
     const struct bt_journal_entry *next;
@@ -470,8 +503,14 @@ static bool needed(const struct bt_flight *f, const struct bt_session *s)
 static void on_reserved(struct bt_request *r, const struct bt_request_input *in)
 {
     const Baton__Reserved *v = in->msg;
+    struct bt_flight *f = r->flight;
     r->progress_ns = in->now_ns;
-    if (v->status != BT_OK && needed(r->flight, in->session)) {
+    if (v->status == BT_OK) {
+        f->reserved++;
+        if (f->reserved == (f->same_kv ? 1 : 2)) {
+            bt_requests_fits(r);
+        }
+    } else if (needed(f, in->session)) {
         repair(r, in->session, v->status, v->detail, in->now_ns);
     }
 }

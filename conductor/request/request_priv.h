@@ -48,6 +48,8 @@ struct bt_flight {
     bool prefill_released, decode_released; /* the kvstores' grants */
     bool got_first, got_decode;             /* a token of the prefill's, of the decode's side */
     bool flow_done;
+    uint8_t reserved; /* kvstores that have said yes */
+    bool no_room;     /* was refused for want of room: its end is no news to those who wait */
     enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
     bool decode_useless;   /* nobody wants more tokens: cancel it at once */
     uint64_t wind_ns;      /* since when it is not active */
@@ -60,7 +62,7 @@ struct bt_flight {
 
 struct bt_request {
     struct bt_list link;  /* rs->all */
-    struct bt_list queue; /* rs->waiting or rs->planning */
+    struct bt_list queue; /* rs->waiting, rs->planning or rs->starved */
     struct bt_requests *rs;
     uint64_t id;
     bt_request_state_t state;
@@ -83,10 +85,14 @@ struct bt_request {
     struct bt_journal journal;
     struct bt_emit emit;
 
-    uint64_t avoid[AVOID_MAX]; /* incarnations */
+    struct {
+        uint64_t incarnation, until_ns;
+    } avoid[AVOID_MAX];
     uint32_t n_avoid;
-    uint32_t deaths, busy;
-    uint64_t busy_ns;      /* since when it is put off, 0: not so */
+    uint32_t deaths;
+    bool starved;          /* somebody had no room for it; in rs->starved unless it is the probe */
+    uint64_t arrival;      /* order of bt_request_start */
+    uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
     uint64_t plan_at_ns;   /* not before */
     uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
     uint64_t progress_ns;  /* last event of this request */
@@ -110,7 +116,7 @@ enum {
     REJECT_NO_WORKER,
     REJECT_TOO_LARGE,
     REJECT_OVERLOADED,
-    REJECT_BUSY,
+    REJECT_NO_ROOM,
     REJECT_INVALID,
     REJECT_DEADLINE,
     REJECT_FAILED,
@@ -126,8 +132,14 @@ struct bt_requests {
     uint8_t *secret;
     char *labels;       /* model_name="..." */
     struct bt_map *map; /* id -> bt_request */
-    struct bt_list all, waiting, planning;
-    uint32_t n_waiting, n_active;
+    struct bt_list all, waiting, planning, starved;
+    uint32_t n_waiting, n_active, n_starved;
+    struct bt_request *probe; /* the one starved request that is being tried, or NULL */
+    uint64_t probe_at_ns;     /* next try, unless a release comes earlier */
+    uint32_t probe_misses;
+    double ends_per_s; /* smoothed rate of requests that end */
+    uint32_t ended;    /* since the last look at it */
+    uint64_t rate_ns;
     uint64_t total, replanned;
     bool draining;
     struct bt_timer pump, tick;
@@ -157,8 +169,9 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
 const char *bt_request_state_name(bt_request_state_t s);
 
 /* ---- plan.c: one plan and its submission ---- */
-typedef enum { PLAN_SUBMITTED, PLAN_WAIT, PLAN_REFUSED } bt_plan_result_t;
-/* Plans and submits the next epoch. WAIT: nobody can take it now; REFUSED: rej says why. */
+typedef enum { PLAN_SUBMITTED, PLAN_WAIT, PLAN_NO_ROOM, PLAN_REFUSED } bt_plan_result_t;
+/* Plans and submits the next epoch. WAIT: nobody can take it now; NO_ROOM: whoever could has said
+ * that it is full, and r is not the probe; REFUSED: rej says why. */
 bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns,
                                  struct bt_sched_reject *rej);
 
@@ -180,11 +193,24 @@ void bt_flight_step(struct bt_flight *f, uint64_t now_ns);
 bool bt_flight_over(const struct bt_flight *f);
 void bt_flight_destroy(struct bt_flight *f);
 
-/* ---- requests.c ---- */
+/* ---- admit.c: the queues ---- */
 void bt_requests_kick(struct bt_requests *rs); /* look at the queues from the next turn */
+/* A new request enters at the end of rs->waiting, or is marked to be refused. */
+void bt_requests_enter(struct bt_request *r);
 void bt_requests_unqueue(struct bt_request *r);
 void bt_requests_queue_planning(struct bt_request *r);
+/* Whoever could take it is full: it waits for room, in order of arrival. */
+void bt_requests_starve(struct bt_request *r, uint64_t now_ns);
+/* It got room, or is no longer after it. */
+void bt_requests_fits(struct bt_request *r);
+/* It is not a matter of room: nobody is there. All of them wait for a worker instead. */
+void bt_requests_nobody(struct bt_requests *rs);
+/* Somebody gave slots or pages back. */
+void bt_requests_room(struct bt_requests *rs);
 /* Gives back its place among the running. */
 void bt_requests_uncount(struct bt_request *r);
+/* When somebody who is refused now should come again, from the rate at which requests end. */
+uint32_t bt_requests_retry_after_s(const struct bt_requests *rs);
+void bt_requests_rate(struct bt_requests *rs, uint64_t now_ns); /* every tick */
 
 #endif

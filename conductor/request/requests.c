@@ -1,4 +1,4 @@
-/* All requests of a conductor: admission, the queues, routing of messages to requests, the clock
+/* All requests of a conductor: routing of messages to requests, the clock
  * tick, metrics. Loop thread. */
 #include "conductor/request/requests.h"
 
@@ -19,11 +19,6 @@ const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart", "short_tail", "no
 static struct bt_request *request_of(struct bt_list *l)
 {
     return BT_CONTAINER_OF(l, struct bt_request, link);
-}
-
-static struct bt_request *queued_of(struct bt_list *l)
-{
-    return BT_CONTAINER_OF(l, struct bt_request, queue);
 }
 
 /* ---- keys of tenants ---- */
@@ -72,73 +67,6 @@ void bt_requests_salted_root(const struct bt_kv_key *root, const uint8_t *secret
     bt_sha256_update(h, root->b, sizeof(root->b));
     bt_sha256_update(h, mac, sizeof(mac));
     bt_sha256_finish(h, out->b);
-}
-
-/* ---- queues ---- */
-
-void bt_requests_unqueue(struct bt_request *r)
-{
-    if (r->state == REQ_WAITING && !bt_list_empty(&r->queue)) {
-        r->rs->n_waiting--;
-    }
-    bt_list_remove(&r->queue);
-}
-
-void bt_requests_queue_planning(struct bt_request *r)
-{
-    bt_list_remove(&r->queue);
-    bt_list_insert_tail(&r->rs->planning, &r->queue);
-    bt_requests_kick(r->rs);
-}
-
-void bt_requests_uncount(struct bt_request *r)
-{
-    if (r->counted) {
-        r->counted = false;
-        r->rs->n_active--;
-        bt_requests_kick(r->rs);
-    }
-}
-
-static void refuse(struct bt_request *r)
-{
-    switch (r->refuse) {
-    case REJECT_QUEUE_FULL:
-        bt_request_fail(r, r->refuse, 429, 1, "too many requests are waiting already");
-        return;
-    case REJECT_DRAINING:
-        bt_request_fail(r, r->refuse, 503, 1, "this conductor is being stopped");
-        return;
-    default:
-        bt_request_fail(r, REJECT_INVALID, 400, 0,
-                        "the prompt has no token, a token outside the vocabulary, or n is not 1");
-        return;
-    }
-}
-
-static void pump(void *arg)
-{
-    struct bt_requests *rs = arg;
-    struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &rs->waiting) {
-        struct bt_request *r = queued_of(l);
-        struct bt_request_input in = {.now_ns = bt_mono_ns()};
-        if (r->refuse >= 0) {
-            refuse(r);
-        } else if (rs->n_active < rs->conf.max_running) {
-            bt_request_event(r, EV_ADMIT, &in);
-        }
-    }
-    /* A request that fails to be planned goes to the tail: each is tried once. */
-    bt_list_for_each_safe (l, tmp, &rs->planning) {
-        struct bt_request_input in = {.now_ns = bt_mono_ns()};
-        bt_request_event(queued_of(l), EV_PLAN, &in);
-    }
-}
-
-void bt_requests_kick(struct bt_requests *rs)
-{
-    bt_timer_start(rs->loop, &rs->pump, 0, 0, pump, rs);
 }
 
 /* ---- one request ---- */
@@ -200,19 +128,12 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
     }
     bt_emit_init(&r->emit, rs->tok, &r->spec);
     r->refuse = -1;
-    if (rs->draining) {
-        r->refuse = REJECT_DRAINING;
-    } else if (!spec_valid(rs, &r->spec)) {
+    if (!spec_valid(rs, &r->spec)) {
         r->refuse = REJECT_INVALID;
-    } else if (rs->n_active + rs->n_waiting >= rs->conf.max_running + rs->conf.max_waiting) {
-        r->refuse = REJECT_QUEUE_FULL;
     }
     (void)bt_map_put(rs->map, &r->id, r);
     bt_list_insert_tail(&rs->all, &r->link);
-    bt_list_insert_tail(&rs->waiting, &r->queue);
-    rs->n_waiting++;
-    rs->total++;
-    bt_requests_kick(rs);
+    bt_requests_enter(r);
     return r;
 }
 
@@ -265,7 +186,8 @@ static void on_tick(void *arg)
     }
     bt_metric_set(rs->m.waiting, queued);
     bt_metric_set(rs->m.running, busy);
-    pump(rs);
+    bt_requests_rate(rs, bt_mono_ns());
+    bt_requests_kick(rs);
 }
 
 /* ---- what the sessions say ---- */
@@ -347,6 +269,7 @@ static void on_kvstore(void *arg, struct bt_session *s, const Baton__FromKvstore
 static void on_up(void *arg, struct bt_session *s)
 {
     (void)s;
+    bt_requests_room(arg);
     bt_requests_kick(arg);
 }
 
@@ -394,7 +317,7 @@ static void register_reasons(struct bt_requests *rs)
 {
     static const char *const success[SUCCESS_REASONS] = {"stop", "length", "abort", "error"};
     static const char *const reject[REJECT_REASONS] = {"queue_full", "draining",   "no_worker",
-                                                       "too_large",  "overloaded", "busy",
+                                                       "too_large",  "overloaded", "no_room",
                                                        "invalid",    "deadline",   "failed"};
     char l[256];
     for (size_t i = 0; i < SUCCESS_REASONS; i++) {
@@ -465,6 +388,7 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
     bt_list_init(&rs->all);
     bt_list_init(&rs->waiting);
     bt_list_init(&rs->planning);
+    bt_list_init(&rs->starved);
     register_metrics(rs);
     bt_view_set_ops(view, &ops, rs);
     bt_timer_start(loop, &rs->tick, TICK_MS, TICK_MS, on_tick, rs);

@@ -13,10 +13,11 @@ struct bt_requests_config { /* copied */
     const struct bt_sched_policy *policy;
     struct bt_sched_params sched;
     uint32_t max_running, max_waiting;
-    uint32_t no_worker_ms; /* how long a request waits for workers before its 503 */
-    uint32_t stall_ms;     /* no token and no other work finished: the worker hangs */
-    uint32_t settle_ms;    /* after the last token, for the numbers that usage reports */
-    uint32_t ended_ms;     /* how long a worker may take to say that a request is quiet */
+    uint32_t no_worker_ms;     /* how long a request waits for workers before its 503 */
+    uint32_t queue_timeout_ms; /* ... for a place or for room; 0: for ever */
+    uint32_t stall_ms;         /* no token and no other work finished: the worker hangs */
+    uint32_t settle_ms;        /* after the last token, for the numbers that usage reports */
+    uint32_t ended_ms;         /* how long a worker may take to say that a request is quiet */
     uint32_t max_replans;
     uint32_t block_tokens;
     uint32_t token_bytes;  /* KV of one token */

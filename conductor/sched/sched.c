@@ -267,7 +267,8 @@ static bt_sched_verdict_t place(const struct bt_sched_params *c, const struct bt
                                         : "no worker is up");
     }
     uint32_t d = choose_decode(&j, false);
-    if (d == BT_SCHED_NONE) {
+    bool last_resort = d == BT_SCHED_NONE;
+    if (last_resort) {
         d = choose_decode(&j, true);
     }
     if (d == BT_SCHED_NONE) {
@@ -279,6 +280,7 @@ static bt_sched_verdict_t place(const struct bt_sched_params *c, const struct bt
         j.seen_role = j.seen_kvstore = false;
         p = choose_prefill(&j, d, false);
         if (p == BT_SCHED_NONE) {
+            last_resort = true;
             p = choose_prefill(&j, d, true);
         }
         if (p == BT_SCHED_NONE) {
@@ -288,6 +290,7 @@ static bt_sched_verdict_t place(const struct bt_sched_params *c, const struct bt
     bt_sched_verdict_t v = finish_plan(&j, p, d, &plan, reject_p);
     if (v == BT_SCHED_PLANNED) {
         *plan_p = plan;
+        plan_p->last_resort = last_resort;
     }
     return v;
 }

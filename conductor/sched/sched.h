@@ -73,6 +73,7 @@ struct bt_sched_plan {
     bool both;
     bool keep; /* what the decode side receives enters its cache, otherwise it is freed once landed
                 */
+    bool last_resort;       /* somebody is in it who is to be avoided: there was nobody else */
     uint32_t cached_tokens; /* expected at the prefill side */
     double ttft_ms, tbt_ms; /* predicted */
     const char *reason;     /* static: why disaggregated or not; a bounded metric label */

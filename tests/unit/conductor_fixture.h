@@ -369,6 +369,7 @@ static inline void fixture_init(struct fixture *f)
         .max_running = 100,
         .max_waiting = 100,
         .no_worker_ms = 5000,
+        .queue_timeout_ms = 5000,
         .stall_ms = 60000,
         .settle_ms = 5000,
         .ended_ms = 60000,

@@ -128,6 +128,7 @@ static void test_decode_lost(void **state)
     struct bt_requests_stats st;
     say_token(p.w, id, 1, 3, 666, BATON__FINISH__NOT_FINISHED);
     say_token(p2.w, id, 2, 0, 303, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 4);
     say_prefill_done(p2.w, id, 2, 32, 0, 0);
     say_flow_done(d2.kv, id, 2, 0, 0);
     say_token(d2.w, id, 2, 0, 667, BATON__FINISH__NOT_FINISHED); /* had it already */
@@ -419,58 +420,6 @@ static void test_replans_are_bounded(void **state)
     fixture_cleanup(&x.f);
 }
 
-static void test_no_slots(void **state)
-{
-    (void)state;
-    struct cluster x;
-    fixture_init(&x.f);
-    x.f.rc.no_worker_ms = 400;
-    cluster_start(&x);
-    for (int i = 0; i < 3; i++) {
-        x.k[i]->reserved_status = BT_ERR_EXHAUSTED;
-    }
-    struct client c;
-    struct bt_gen_spec s = spec_of(40, 5);
-    client_start(&x.f, &c, &s);
-    until(&x.f, c.errors == 1);
-    assert_int_equal(c.http, 503);
-    assert_int_equal(c.retry_after_s, 1);
-    client_cleanup(&c);
-    uint32_t tries = 0;
-    for (int i = 0; i < x.f.n_fakes; i++) {
-        tries += (uint32_t)x.f.fakes[i].submits;
-    }
-    assert_true(tries >= 4); /* prefill and decode, more than once */
-    struct bt_requests_stats st;
-    bt_requests_stats(x.f.rs, &st);
-    assert_int_equal(st.replanned, 0); /* busy is not broken */
-    /* One that is only busy for a moment is served. */
-    for (int i = 0; i < x.f.n_fakes; i++) {
-        x.f.fakes[i].submits = 0;
-    }
-    s = spec_of(40, 1);
-    client_start(&x.f, &c, &s);
-    struct placed p, d;
-    wait_plan(&x, 2, &p, &d);
-    for (int i = 0; i < 3; i++) {
-        x.k[i]->reserved_status = BT_OK;
-    }
-    uint32_t epoch = 2;
-    uint64_t id = p.s.request;
-    while (c.dones == 0) { /* whichever attempt gets through */
-        assert_int_equal(c.errors, 0);
-        if (find(&x, epoch + 1, BATON__PHASES__PREFILL, &p)) {
-            epoch++;
-        }
-        spin(&x.f, 30);
-        say_prefill_done(p.w, id, epoch, 0, 0, 0);
-        say_token(p.w, id, epoch, 0, 300, BATON__FINISH__LENGTH);
-        spin(&x.f, 30);
-    }
-    client_cleanup(&c);
-    fixture_cleanup(&x.f);
-}
-
 /* Tokens from somebody who is not in the plan, of requests that do not exist, of choices that were
  * not asked for. */
 static void test_strangers(void **state)
@@ -515,7 +464,6 @@ int main(void)
         cmocka_unit_test(test_statuses),
         cmocka_unit_test(test_ended_short),
         cmocka_unit_test(test_replans_are_bounded),
-        cmocka_unit_test(test_no_slots),
         cmocka_unit_test(test_strangers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,217 @@
+/* The queues of requests that no worker has: for a place among the running (waiting), for a plan
+ * (planning), for room (starved).
+ *
+ * A kvstore or worker that is full says so (ERR_EXHAUSTED). Its request tries whoever else could
+ * take it, and when all of those are full too it waits here, in order of arrival; newer ones queue
+ * up behind it, so that small requests do not starve a large one. Only the first of the queue, the
+ * probe, is tried: when somebody has given room back, and otherwise after a growing pause (others'
+ * conductors free room as well). Once it has its slots the next one is tried. So a full cluster
+ * sees one reservation at a time, whatever the length of the queue. Loop thread. */
+#include <math.h>
+
+#include "conductor/request/request_priv.h"
+
+#define PROBE_FIRST_MS 50u
+#define PROBE_MAX_MS   500u
+#define RATE_NS        1000000000ull
+#define RETRY_MAX_S    60
+
+static struct bt_request *queued_of(struct bt_list *l)
+{
+    return BT_CONTAINER_OF(l, struct bt_request, queue);
+}
+
+static void refuse(struct bt_request *r)
+{
+    switch (r->refuse) {
+    case REJECT_QUEUE_FULL:
+        bt_request_fail(r, r->refuse, 429, bt_requests_retry_after_s(r->rs),
+                        "too many requests are waiting already (conductor.max_waiting)");
+        return;
+    case REJECT_DRAINING:
+        bt_request_fail(r, r->refuse, 503, 1, "this conductor is being stopped");
+        return;
+    default:
+        bt_request_fail(r, REJECT_INVALID, 400, 0,
+                        "the prompt has no token, a token outside the vocabulary, or n is not 1");
+        return;
+    }
+}
+
+/* ---- in and out ---- */
+
+static bool crowded(const struct bt_requests *rs)
+{
+    return rs->n_starved != 0 || rs->probe != NULL;
+}
+
+void bt_requests_enter(struct bt_request *r)
+{
+    struct bt_requests *rs = r->rs;
+    uint32_t queued = rs->n_waiting + rs->n_starved;
+    bool at_once = !crowded(rs) && rs->n_active + rs->n_waiting < rs->conf.max_running;
+    if (rs->draining) {
+        r->refuse = REJECT_DRAINING;
+    } else if (r->refuse < 0 && !at_once && queued >= rs->conf.max_waiting) {
+        r->refuse = REJECT_QUEUE_FULL;
+    }
+    r->arrival = ++rs->total;
+    r->queued_ns = r->spec.received_ns;
+    bt_list_insert_tail(&rs->waiting, &r->queue);
+    rs->n_waiting++;
+    bt_requests_kick(rs);
+}
+
+void bt_requests_unqueue(struct bt_request *r)
+{
+    struct bt_requests *rs = r->rs;
+    if (!bt_list_empty(&r->queue)) {
+        rs->n_waiting -= r->state == REQ_WAITING;
+        rs->n_starved -= r->starved;
+    }
+    bt_list_remove(&r->queue);
+}
+
+void bt_requests_queue_planning(struct bt_request *r)
+{
+    bt_requests_unqueue(r);
+    bt_requests_fits(r);
+    bt_list_insert_tail(&r->rs->planning, &r->queue);
+    bt_requests_kick(r->rs);
+}
+
+void bt_requests_uncount(struct bt_request *r)
+{
+    if (r->counted) {
+        r->counted = false;
+        r->rs->n_active--;
+        r->rs->ended++;
+        bt_requests_kick(r->rs);
+    }
+}
+
+/* ---- room ---- */
+
+void bt_requests_starve(struct bt_request *r, uint64_t now_ns)
+{
+    struct bt_requests *rs = r->rs;
+    if (rs->probe == r) {
+        uint32_t ms = BT_MIN(PROBE_FIRST_MS << BT_MIN(rs->probe_misses, 8u), PROBE_MAX_MS);
+        rs->probe_misses++;
+        rs->probe_at_ns = now_ns + (uint64_t)ms * 1000000;
+        rs->probe = NULL;
+    } else if (!crowded(rs)) {
+        rs->probe_misses = 0;
+        rs->probe_at_ns = now_ns + (uint64_t)PROBE_FIRST_MS * 1000000;
+    }
+    bt_requests_unqueue(r);
+    r->starved = true;
+    if (r->queued_ns == 0) {
+        r->queued_ns = now_ns;
+    }
+    struct bt_list *at = rs->starved.prev; /* most come in order: look from the end */
+    while (at != &rs->starved && queued_of(at)->arrival > r->arrival) {
+        at = at->prev;
+    }
+    bt_list_insert_head(at, &r->queue); /* right behind `at` */
+    rs->n_starved++;
+}
+
+void bt_requests_fits(struct bt_request *r)
+{
+    r->starved = false;
+    if (r->rs->probe == r) {
+        r->rs->probe = NULL;
+        bt_requests_room(r->rs); /* perhaps there is more */
+    }
+}
+
+void bt_requests_room(struct bt_requests *rs)
+{
+    if (rs->n_starved == 0) {
+        return;
+    }
+    rs->probe_misses = 0;
+    rs->probe_at_ns = 0;
+    bt_requests_kick(rs);
+}
+
+void bt_requests_nobody(struct bt_requests *rs)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &rs->starved) {
+        struct bt_request *r = queued_of(l);
+        bt_requests_unqueue(r);
+        r->starved = false;
+        bt_list_insert_tail(&rs->planning, &r->queue);
+    }
+}
+
+static void try_probe(struct bt_requests *rs, uint64_t now_ns)
+{
+    if (rs->probe != NULL || bt_list_empty(&rs->starved) || now_ns < rs->probe_at_ns) {
+        return;
+    }
+    struct bt_request *r = queued_of(rs->starved.next);
+    bt_requests_unqueue(r);
+    rs->probe = r;
+    struct bt_request_input in = {.now_ns = now_ns};
+    bt_request_event(r, EV_PLAN, &in);
+}
+
+/* ---- the pump ---- */
+
+static void pump(void *arg)
+{
+    struct bt_requests *rs = arg;
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &rs->waiting) {
+        struct bt_request *r = queued_of(l);
+        struct bt_request_input in = {.now_ns = bt_mono_ns()};
+        if (r->refuse >= 0) {
+            refuse(r);
+        } else if (rs->n_active < rs->conf.max_running) {
+            bt_request_event(r, EV_ADMIT, &in);
+        }
+    }
+    uint64_t now = bt_mono_ns();
+    bt_list_for_each_safe (l, tmp, &rs->planning) {
+        struct bt_request *r = queued_of(l);
+        if (crowded(rs) && now >= r->plan_at_ns) {
+            bt_requests_starve(r, now); /* behind those who came before it */
+            continue;
+        }
+        struct bt_request_input in = {.now_ns = now};
+        bt_request_event(r, EV_PLAN, &in);
+    }
+    try_probe(rs, now);
+}
+
+void bt_requests_kick(struct bt_requests *rs)
+{
+    bt_timer_start(rs->loop, &rs->pump, 0, 0, pump, rs);
+}
+
+/* ---- how long it takes ---- */
+
+void bt_requests_rate(struct bt_requests *rs, uint64_t now_ns)
+{
+    if (rs->rate_ns == 0 || rs->total == 0) {
+        rs->rate_ns = now_ns;
+        return;
+    }
+    if (now_ns - rs->rate_ns < RATE_NS) {
+        return;
+    }
+    double per_s = rs->ended / ((double)(now_ns - rs->rate_ns) / 1e9);
+    rs->ends_per_s += 0.3 * (per_s - rs->ends_per_s);
+    rs->ended = 0;
+    rs->rate_ns = now_ns;
+}
+
+uint32_t bt_requests_retry_after_s(const struct bt_requests *rs)
+{
+    double ahead = rs->n_waiting + rs->n_starved;
+    double s = rs->ends_per_s > 0 ? ahead / rs->ends_per_s : 1;
+    return s < 1 ? 1 : s > RETRY_MAX_S ? RETRY_MAX_S : (uint32_t)ceil(s);
+}
