@@ -9,6 +9,7 @@ MAKEFLAGS += --no-builtin-rules
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
+SYSCONFDIR ?= /etc
 SANITIZE ?=
 comma := ,
 B := build$(if $(SANITIZE),-san-$(subst $(comma),-,$(SANITIZE)))
@@ -151,6 +152,10 @@ install-files:
 	install -m 755 $(BINS) deploy/local/baton-local $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
+	install -d $(DESTDIR)$(PREFIX)/share/doc/baton $(DESTDIR)$(SYSCONFDIR)/baton
+	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/baton
+	for f in deploy/config/*.yaml; do install -m 644 $$f $(DESTDIR)$(SYSCONFDIR)/baton/$$(basename $$f).example; done
+	PREFIX=$(PREFIX) deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib
 # One archive that runs where none of the packages is; GPU=1: without oneDNN and the cpu engine.
 bundle: setup
 	@$(MAKE) --no-print-directory -j$$(nproc) all

@@ -25,7 +25,7 @@ name=baton-$version-$(uname -m)${gpu:+-gpu}
 stage=$build/bundle/$name
 rm -rf "$build/bundle"
 mkdir -p "$stage"
-make --no-print-directory -s install-files B="$build" DESTDIR="$(cd "$stage" && pwd)" PREFIX= SYSCONFDIR=/etc
+make --no-print-directory -s install-files B="$build" DESTDIR="$(cd "$stage" && pwd)" PREFIX=
 lib=$stage/lib/baton
 [ -z "$gpu" ] || rm -f "$lib/baton-engine-cpu.so"
 install -m 755 "$etcd" "$lib/etcd"
@@ -58,7 +58,6 @@ strip --strip-unneeded "$stage"/bin/baton-{conductor,kvstore,prefill,decode} "$s
 # ---- documents, and the licences of the packages whose files are in here ----
 doc=$stage/share/doc/baton
 mkdir -p "$doc/licenses"
-cp README.md LICENSE docs/*.md "$doc"
 if command -v dpkg-query >/dev/null; then
     for path in "${sources[@]}" "$ucx_dir"/*.so.0; do
         real=$(readlink -f "$path") # Debian knows the file by /usr/lib or by /lib

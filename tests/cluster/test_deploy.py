@@ -1,0 +1,154 @@
+"""What a service manager sees: units that systemd accepts, daemons that say when they serve and stop, examples
+that the daemons accept, and metrics that Prometheus' own tool accepts."""
+import glob
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from conftest import BUILD, ROOT, Cluster, wait_for
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """make install under a prefix of its own: units name binaries that exist."""
+    prefix = str(tmp_path_factory.mktemp("prefix"))
+    p = subprocess.run(["make", "-s", "--no-print-directory", "install-files", f"B={BUILD}", f"PREFIX={prefix}",
+                        f"SYSCONFDIR={prefix}/etc"], cwd=ROOT, stdin=subprocess.DEVNULL,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    assert p.returncode == 0, p.stdout.decode()
+    return prefix
+
+
+def test_units_verify_silently(installed):
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("no systemd-analyze here")
+    units = os.path.join(installed, "lib", "systemd", "system")
+    names = sorted(glob.glob(units + "/*.service") + glob.glob(units + "/*.target"))
+    assert len(names) == 5
+    env = dict(os.environ, SYSTEMD_UNIT_PATH=units + ":")
+    p = subprocess.run([tool, "verify", "--man=no", *names], env=env, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, timeout=60)
+    # Other packages' units may be talked about as well; what concerns ours must be nothing.
+    said = [li for li in p.stdout.decode().splitlines() if "baton" in li]
+    assert not said, "\n".join(said)
+    # A unit with a mistake does not pass: the check can fail.
+    bad = os.path.join(units, "baton-bad.service")
+    with open(bad, "w") as f:
+        f.write("[Service]\nType=notify\nExecStart=/nonexistent/baton\nNoNewPrivilege=yes\n")
+    p = subprocess.run([tool, "verify", "--man=no", bad], env=env, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, timeout=60)
+    os.unlink(bad)
+    assert p.returncode != 0 and b"NoNewPrivilege" in p.stdout, p.stdout
+
+
+def test_the_common_rules_reach_every_service(installed):
+    with open(os.path.join(installed, "lib/systemd/system/baton-.service.d/10-common.conf")) as f:
+        common = f.read()
+    for rule in ("User=baton", "Restart=on-failure", "NoNewPrivileges=yes", "ProtectSystem=strict"):
+        assert rule in common
+    for path in glob.glob(os.path.join(installed, "lib/systemd/system/*.service")):
+        with open(path) as f:
+            text = f.read()
+        assert "@PREFIX@" not in text and f"ExecStart={installed}/bin/baton-" in text
+        # Those would take the slab and the sockets away from workers.
+        for rule in ("DynamicUser", "PrivateUsers", "PrivateNetwork", "PrivateIPC", "MemoryDenyWriteExecute"):
+            assert rule + "=" not in text + common
+
+
+@pytest.mark.parametrize("daemon", ["conductor", "kvstore", "prefill", "decode"])
+def test_example_configuration(installed, daemon, tmp_path):
+    with open(os.path.join(installed, "etc", "baton", daemon + ".yaml.example")) as f:
+        text = f.read()
+    (tmp_path / "salt").write_text("secret\n")
+    model = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
+    text = text.replace("/srv/models/llama-3.1-8b-instruct", model).replace("/etc/baton/salt", f"{tmp_path}/salt")
+    conf = tmp_path / "c.yaml"
+    conf.write_text(text)
+    p = subprocess.run([os.path.join(BUILD, "bin", "baton-" + daemon), "--config", str(conf), "--check"],
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert p.returncode == 0, p.stdout.decode()
+
+
+class Manager:
+    """A NOTIFY_SOCKET that remembers what arrived and from which process."""
+
+    def __init__(self, path):
+        self.s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.s.bind(path)
+        self.s.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.got = {}
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        while True:
+            try:
+                data, anc, _, _ = self.s.recvmsg(4096, 256)
+            except OSError:
+                return
+            pid = int.from_bytes(anc[0][2][:4], "little")
+            self.got.setdefault(pid, []).append(data.decode())
+
+
+def test_daemons_say_when_they_serve_and_stop(tmp_path):
+    m = Manager(str(tmp_path / "n"))
+    os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"] = str(tmp_path / "n"), "200000"
+    try:
+        c = Cluster()
+    finally:
+        del os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"]
+    try:
+        daemons = {d["daemon"]: d["pid"] for d in c.status() if d["daemon"] != "etcd"}
+        assert len(daemons) == 4
+        pids = [d["pid"] for d in c.status() if d["daemon"] != "etcd"]
+        c.complete("ROMEO:\n", 4)
+        for pid in pids:
+            wait_for(lambda p=pid: "READY=1" in m.got.get(p, []), 5, f"READY of {pid}")
+            assert m.got[pid].count("READY=1") == 1
+            fed = m.got[pid].count("WATCHDOG=1")
+            wait_for(lambda p=pid, n=fed: m.got[p].count("WATCHDOG=1") > n, 5, f"watchdog of {pid}")
+            status = [s for s in m.got[pid] if s.startswith("STATUS=")]
+            assert "serving" in status[-1], status
+        # A daemon that hangs feeds no watchdog.
+        pid = daemons["kvstore"]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.3)
+        fed = m.got[pid].count("WATCHDOG=1")
+        time.sleep(0.5)
+        assert m.got[pid].count("WATCHDOG=1") == fed
+        os.kill(pid, signal.SIGCONT)
+    finally:
+        c.stop()
+    for pid in pids:
+        assert "STOPPING=1" in m.got[pid], m.got[pid]
+        assert m.got[pid].index("READY=1") < m.got[pid].index("STOPPING=1")
+    m.s.close()
+
+
+def test_promtool_accepts_the_metrics(cluster):
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("no promtool here (Debian's package prometheus)")
+    cluster.complete("ROMEO:\n", 4)
+    for d in cluster.status():
+        if d["daemon"] == "etcd":
+            continue
+        host, port = d["http"].rsplit(":", 1)
+        c = http.client.HTTPConnection(host, int(port), timeout=10)
+        c.request("GET", "/metrics")
+        text = c.getresponse().read()
+        c.close()
+        p = subprocess.run([tool, "check", "metrics"], input=text, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, timeout=60)
+        # vLLM's names, kept for its dashboards, break rules of style (a colon); nothing else may.
+        said = [li for li in p.stdout.decode().splitlines() if not re.match(r"vllm:\S+ ", li)]
+        assert not said, (d["daemon"], said)
