@@ -72,7 +72,12 @@ def test_64_streams_of_mixed_lengths_equal_each_alone(make_cluster, options):
 def test_1000_requests_with_random_cancellations_leave_nothing(make_cluster):
     c = make_cluster("--prefill", "1", "--decode", "2", "--nodes", "2")
     rng = random.Random(9)
-    run_all([lambda p=prompt(rng): c.complete(p, 8) for _ in range(64)])
+
+    def warm():
+        run_all([lambda p=prompt(rng): c.complete(p, 8) for _ in range(64)])
+        return c.metrics("kvstore", 1)["baton_kv_received_bytes_total"] > 0
+
+    wait_for(warm, 30, "both decode workers were used: the kvstores' connection exists")
     wait_for(lambda: all(u.get("leases", 0) == 0 for u in usage_of(c).values()), 5, "no leases")
     before = usage_of(c)
 
