@@ -1,0 +1,162 @@
+// One scenario of the openai package against a running cluster: node client.mjs URL MODEL SCENARIO.
+// Exit status 0 and a last line "ok" when all of it holds. ../test_openai_client.py runs it.
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+
+const [url, model, scenario] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: process.env.TEST_API_KEY ?? "none",
+                            maxRetries: 0, timeout: 60000 });
+const messages = [{ role: "system", content: "You are a player." },
+                  { role: "user", content: "Speak, good sir." }];
+const prompt = "ROMEO:\n";
+const greedy = { model, temperature: 0, max_tokens: 16 };
+
+async function refused(promise, type, status, param) {
+  const e = await promise.then(() => assert.fail("was not refused"), (err) => err);
+  assert.ok(e instanceof type, `${e.constructor.name}: ${e.message}`);
+  assert.equal(e.status, status);
+  if (param !== undefined) assert.equal(e.param, param);
+  assert.ok(e.message.length > 10);
+}
+
+const scenarios = {
+  async models() {
+    const list = await client.models.list();
+    assert.deepEqual(list.data.map((m) => m.id), [model]);
+    assert.equal((await client.models.retrieve(model)).object, "model");
+  },
+
+  async chat() {
+    const out = await client.chat.completions.create({ ...greedy, messages });
+    assert.equal(out.object, "chat.completion");
+    assert.equal(out.choices[0].message.role, "assistant");
+    assert.ok(out.choices[0].message.content.length > 0);
+    assert.ok(["stop", "length"].includes(out.choices[0].finish_reason));
+    assert.equal(out.usage.total_tokens, out.usage.prompt_tokens + out.usage.completion_tokens);
+    const parts = messages.map((m) => ({ ...m, content: [{ type: "text", text: m.content }] }));
+    const same = await client.chat.completions.create({ ...greedy, messages: parts });
+    assert.equal(same.choices[0].message.content, out.choices[0].message.content);
+  },
+
+  async chat_stream() {
+    const whole = await client.chat.completions.create({ ...greedy, messages });
+    const stream = await client.chat.completions.create({
+      ...greedy, messages, stream: true, stream_options: { include_usage: true } });
+    let text = "", finish = null, usage = null, chunks = 0;
+    for await (const chunk of stream) {
+      assert.equal(chunk.object, "chat.completion.chunk");
+      if (chunk.choices.length > 0) {
+        chunks++;
+        text += chunk.choices[0].delta.content ?? "";
+        finish = chunk.choices[0].finish_reason ?? finish;
+      } else {
+        usage = chunk.usage;
+      }
+    }
+    assert.equal(text, whole.choices[0].message.content);
+    assert.equal(finish, whole.choices[0].finish_reason);
+    assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
+    assert.ok(chunks >= whole.usage.completion_tokens);
+  },
+
+  // the helper that gathers a stream by itself
+  async chat_stream_helper() {
+    const whole = await client.chat.completions.create({ ...greedy, messages });
+    const stream = client.chat.completions.stream({ ...greedy, messages });
+    assert.equal(await stream.finalContent(), whole.choices[0].message.content);
+    const last = await stream.finalChatCompletion();
+    assert.equal(last.choices[0].message.role, "assistant");
+  },
+
+  async chat_choices() {
+    const body = { model, messages, n: 3, seed: 5, temperature: 0.9, max_tokens: 8 };
+    const out = await client.chat.completions.create(body);
+    assert.deepEqual(out.choices.map((c) => c.index), [0, 1, 2]);
+    const text = ["", "", ""];
+    for await (const chunk of await client.chat.completions.create({ ...body, stream: true })) {
+      for (const c of chunk.choices) text[c.index] += c.delta.content ?? "";
+    }
+    assert.deepEqual(text, out.choices.map((c) => c.message.content));
+  },
+
+  async chat_logprobs() {
+    const out = await client.chat.completions.create({
+      ...greedy, messages, max_tokens: 4, logprobs: true, top_logprobs: 3 });
+    for (const t of out.choices[0].logprobs.content) {
+      assert.equal(t.top_logprobs.length, 3);
+      assert.equal(t.top_logprobs[0].token, t.token);
+      assert.ok(t.logprob <= 0 && Array.isArray(t.bytes));
+    }
+  },
+
+  async completions() {
+    const alone = [];
+    for (const p of [prompt, "JULIET:\n"]) {
+      const out = await client.completions.create({ ...greedy, prompt: p, logprobs: 2 });
+      assert.equal(out.object, "text_completion");
+      assert.equal(out.choices[0].logprobs.tokens.join(""), out.choices[0].text);
+      alone.push(out.choices[0].text);
+    }
+    const both = await client.completions.create({ ...greedy, prompt: [prompt, "JULIET:\n"] });
+    assert.deepEqual(both.choices.map((c) => c.text), alone);
+    const text = ["", ""];
+    const stream = await client.completions.create({
+      ...greedy, prompt: [prompt, "JULIET:\n"], stream: true });
+    for await (const chunk of stream) text[chunk.choices[0].index] += chunk.choices[0].text;
+    assert.deepEqual(text, alone);
+    const stop = alone[0].slice(4, 8);
+    const cut = await client.completions.create({ ...greedy, prompt, stop: [stop] });
+    assert.equal(cut.choices[0].text, alone[0].slice(0, alone[0].indexOf(stop)));
+    assert.equal(cut.choices[0].finish_reason, "stop");
+  },
+
+  async errors() {
+    const chat = (more) => client.chat.completions.create({ ...greedy, messages, ...more });
+    await refused(chat({ temperature: -1 }), OpenAI.BadRequestError, 400, "temperature");
+    await refused(chat({ messages: [] }), OpenAI.BadRequestError, 400, "messages");
+    await refused(chat({ model: "gpt-4" }), OpenAI.NotFoundError, 404, "model");
+    await refused(chat({ response_format: { type: "json_object" } }), OpenAI.BadRequestError, 400,
+                  "response_format");
+    await refused(chat({ tools: [{ type: "function", function: { name: "f", parameters: {} } }] }),
+                  OpenAI.BadRequestError, 400, "tools");
+    await refused(chat({ stream: true, n: 0 }), OpenAI.BadRequestError, 400, "n");
+    await refused(client.completions.create({ ...greedy, prompt: Array(9000).fill(1) }),
+                  OpenAI.BadRequestError, 400, "prompt");
+    await refused(client.embeddings.create({ model, input: "a" }), OpenAI.NotFoundError, 404);
+  },
+
+  async unauthorized() {
+    await refused(client.models.list().then(() => {}), OpenAI.AuthenticationError, 401);
+    await refused(client.chat.completions.create({ ...greedy, messages, stream: true }),
+                  OpenAI.AuthenticationError, 401);
+  },
+
+  // leaves a stream in the middle, both ways that the package has, and a whole answer
+  async abort() {
+    const body = { model, messages, max_tokens: 4000, stream: true, ignore_eos: true };
+    let n = 0;
+    const stream = await client.chat.completions.create(body);
+    for await (const chunk of stream) {
+      assert.equal(chunk.choices.length, 1);
+      if (++n === 5) break;
+    }
+    const control = new AbortController();
+    n = 0;
+    try {
+      const second = await client.chat.completions.create(body, { signal: control.signal });
+      for await (const chunk of second) {
+        assert.equal(chunk.choices.length, 1);
+        if (++n === 5) control.abort();
+      }
+    } catch (e) {
+      assert.ok(e instanceof OpenAI.APIUserAbortError, e.message);
+    }
+    assert.ok(n >= 5 && n < 4000);
+    const third = client.chat.completions.create({ ...body, stream: false }, { timeout: 300 });
+    await third.then(() => assert.fail("was answered"),
+                     (e) => assert.ok(e instanceof OpenAI.APIConnectionTimeoutError, e.message));
+  },
+};
+
+await scenarios[scenario]();
+console.log("ok");

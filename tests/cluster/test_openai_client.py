@@ -1,0 +1,127 @@
+"""Clients that people have, unchanged: the openai package of npm and curl, against a running cluster.
+Without node, npm or a registry the openai tests are skipped with the reason."""
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import BUILD, LOCAL, wait_for
+
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "openai-client")
+SCENARIOS = ["models", "chat", "chat_stream", "chat_stream_helper", "chat_choices", "chat_logprobs",
+             "completions", "errors", "abort"]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """A folder with the pinned package installed beside the script."""
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"no {tool} on PATH; deploy/local/setup.sh --tests installs it")
+    folder = tmp_path_factory.mktemp("openai-client")
+    for name in ("package.json", "client.mjs"):
+        shutil.copy(os.path.join(HERE, name), folder)
+    cmd = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error",
+           "--fetch-retries=1", "--fetch-timeout=30000"]
+    try:
+        p = subprocess.run(cmd, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, timeout=120)
+        why = p.stdout.decode(errors="replace").strip() if p.returncode != 0 else None
+    except subprocess.TimeoutExpired:
+        why = "took longer than 120 s"
+    if why is not None:
+        pytest.skip("npm install openai failed (no network?): " + why[-300:])
+    return folder
+
+
+def run(client, url, model, scenario, key=None):
+    env = dict(os.environ)
+    if key is not None:
+        env["TEST_API_KEY"] = key
+    p = subprocess.run(["node", "client.mjs", url, model, scenario], cwd=client, env=env,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                       timeout=120)
+    out = p.stdout.decode(errors="replace")
+    assert p.returncode == 0 and out.splitlines()[-1] == "ok", out
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_openai(cluster, client, scenario):
+    gone = "baton_http_disconnects_total"
+    before = cluster.metrics("conductor")[gone]
+    run(client, cluster.url, cluster.model, scenario)
+    if scenario == "abort":
+        wait_for(lambda: cluster.metrics("conductor")[gone] == before + 3, 2, "three have left")
+    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 2,
+             "nothing is generated for nobody")
+
+
+def test_openai_with_keys(client, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sk-right\n")
+    keys.chmod(0o600)
+    state = str(tmp_path / "state")
+    env = dict(os.environ, BATON_BIN=os.path.join(BUILD, "bin"))
+    try:
+        p = subprocess.run([LOCAL, "up", "--dir", state, "--port", "0", "--nodes", "1", "--prefill",
+                            "0", "--decode", "1", "--set",
+                            f"conductor.conductor.api_keys_file={keys}"], env=env, timeout=240,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert p.returncode == 0, p.stderr.decode()
+        url = p.stdout.decode().split()[-1]
+        model = "shakespeare-llama-6m"
+        run(client, url, model, "unauthorized", "sk-wrong")
+        run(client, url, model, "chat", "sk-right")
+    finally:
+        subprocess.run([LOCAL, "down", "--dir", state], timeout=60, check=True)
+
+
+# ---- curl ----
+
+def curl(*args, data=b""):
+    p = subprocess.run(["curl", "-sS", *args], input=data, stdout=subprocess.PIPE,
+                       stderr=subprocess.PIPE, timeout=60)
+    return p.returncode, p.stdout.decode()
+
+
+def post(cluster, path, body, *args):
+    return curl(cluster.url + path, "-H", "Content-Type: application/json", "--data-binary", "@-",
+                *args, data=json.dumps(body).encode())
+
+
+def test_curl(cluster):
+    rc, out = curl(cluster.url + "/v1/models")
+    assert rc == 0 and json.loads(out)["data"][0]["id"] == cluster.model
+    body = {"model": cluster.model, "prompt": "ROMEO:\n", "max_tokens": 8, "temperature": 0}
+    rc, out = post(cluster, "/v1/completions", body)
+    assert rc == 0
+    whole = json.loads(out)["choices"][0]["text"]
+    rc, out = post(cluster, "/v1/completions", dict(body, stream=True), "-N")
+    assert rc == 0 and out.endswith("data: [DONE]\n\n")
+    events = [json.loads(e[6:]) for e in out.split("\n\n")[:-2]]
+    assert "".join(e["choices"][0]["text"] for e in events) == whole
+    # -d alone says it is a form; the answer names the remedy. -f makes a status an exit code
+    rc, out = curl(cluster.url + "/v1/completions", "-d", json.dumps(body))
+    assert rc == 0 and "application/json" in json.loads(out)["error"]["message"]
+    rc, out = post(cluster, "/v1/completions", dict(body, n=0), "-f")
+    assert rc == 22
+    # one connection for several requests, Expect: 100-continue for a large body, HEAD, HTTP/1.0
+    rc, out = curl(cluster.url + "/version", cluster.url + "/health", "-w", "%{num_connects} ")
+    assert rc == 0 and out.endswith("}1 ok0 "), out  # the second had no connection of its own
+    big = {"prompt": "word " * 50000}
+    rc, out = post(cluster, "/tokenize", big, "-H", "Expect: 100-continue")
+    assert rc == 0 and json.loads(out)["count"] > 50000
+    assert curl("-I", cluster.url + "/health")[1].startswith("HTTP/1.1 200 OK")
+    assert curl("-0", cluster.url + "/health") == (0, "ok")
+
+
+def test_curl_leaves(cluster):
+    before = cluster.metrics("conductor")["baton_http_disconnects_total"]
+    rc, out = post(cluster, "/v1/completions",
+                   {"prompt": "O", "max_tokens": 4000, "ignore_eos": True, "stream": True}, "-N",
+                   "--max-time", "0.5")
+    assert rc == 28 and out.startswith("data: ") and "[DONE]" not in out
+    wait_for(lambda: cluster.metrics("conductor")["baton_http_disconnects_total"] > before, 2,
+             "it is noticed")
