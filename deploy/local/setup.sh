@@ -9,7 +9,12 @@ packages=(gcc make git libc6-dev libgrpc-dev libprotobuf-c-dev protobuf-c-compil
     libjansson-dev libyaml-dev libpcre2-dev libssl-dev libdnnl-dev curl ca-certificates)
 test_packages=(libcmocka-dev python3 python3-pytest python3-grpcio python3-protobuf
     protobuf-compiler python3-grpc-tools)
-[ "${1:-}" = --tests ] && packages+=("${test_packages[@]}")
+if [ "${1:-}" = --tests ]; then
+    packages+=("${test_packages[@]}")
+    # For the openai client's test; any node with npm will do, wherever it comes from.
+    command -v node >/dev/null || packages+=(nodejs)
+    command -v npm >/dev/null || packages+=(npm)
+fi
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
