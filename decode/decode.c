@@ -39,11 +39,13 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r)
     bt_wcore_enqueue(c, r);
 }
 
-/* A further choice, or preempted earlier: what is not in shared pages is computed, prompt and
- * generated alike. slot_open and not the engine's slot_fork: the lead may have gone on by now. */
+/* A further choice, or preempted earlier: what the submission's kept pages do not have is computed,
+ * prompt and generated alike. slot_open and not the engine's slot_fork: the lead may have gone on
+ * by now, or be gone. */
 static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
     bt_status_t st = bt_wcore_slot_open(c, r);
+    st = st == BT_OK ? bt_wfork_copy(c, r) : st;
     if (st != BT_OK) {
         snprintf(err, err_cap, "engine: cannot open the sequence: %s", bt_status_text(st));
         return st;

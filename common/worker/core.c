@@ -203,8 +203,8 @@ static uint32_t count_rows(const struct bt_wcore *c)
 /* All pages of r: those that its submission keeps, and its own. */
 static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
 {
-    uint32_t shared = r->lead->n_shared, need = pages_needed(c, r);
-    BT_ASSERT(shared <= need);
+    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
+    BT_ASSERT(shared < need);
     /* One that was preempted waits for a page per running row beside its own, or it would be
      * preempted again at once. Nobody overtakes the head: that would starve long prompts. */
     uint32_t reserve = r->resumed ? count_rows(c) : 0;
@@ -216,12 +216,9 @@ static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
     if (bt_page_pool_get(c->pages, need - shared, r->pages + shared) != BT_OK) {
         return false;
     }
-    for (uint32_t i = 0; i < shared; i++) {
-        r->pages[i] = r->lead->shared[i];
-        bt_page_pool_ref(c->pages, r->pages[i]);
-    }
+    uint32_t taken = bt_wfork_take(c, r);
+    BT_ASSERT(taken == shared);
     r->n_pages = need;
-    r->pos = shared * c->block_tokens;
     r->lead->n_holding++;
     return true;
 }

@@ -109,11 +109,12 @@ struct bt_wreq {
     /* the lead's only: what the choices share */
     uint32_t n_left;    /* choices that have not ended */
     uint32_t n_holding; /* choices that hold a slot and pages */
-    uint32_t n_shared;  /* pages of the prompt kept for choices still to come; 0: none */
+    uint32_t
+        n_shared; /* pages of the prompt kept for choices still to come, with the tail; 0: none */
     struct bt_list shared_link;
     bt_status_t status; /* of the submission: the first that is not OK */
     char detail[BT_WORKER_DETAIL];
-    uint32_t *shared;  /* [n / block_tokens] */
+    uint32_t *shared;  /* [blocks of the prompt] */
     uint32_t *pages;   /* [pages_max] */
     uint32_t tokens[]; /* [len_max + 1] */
 };
@@ -332,9 +333,12 @@ void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_to
 uint32_t bt_wreq_choices(const struct bt_wreq *lead);
 /* Frees a lead with its choices. */
 void bt_wreq_free(struct bt_wreq *lead);
-/* The prompt's KV is in r's pages: keeps its full blocks for the choices that need them, if nobody
- * has yet. */
+/* The prompt's KV is in r's pages: keeps them for the choices that need them, if nobody has yet. */
 void bt_wfork_keep(struct bt_wcore *c, struct bt_wreq *r);
+/* Puts what is kept but for the tail into r's page table, with references; returns the number. */
+uint32_t bt_wfork_take(struct bt_wcore *c, struct bt_wreq *r);
+/* After slot_open: copies the tail, and sets where r begins to compute. */
+bt_status_t bt_wfork_copy(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
 /* bt_wfork_keep, and lets the lead's other choices queue. */
 void bt_wfork_start(struct bt_wcore *c, struct bt_wreq *lead);
 /* Gives pages back that only wait for choices still to come (of another submission than

@@ -1,8 +1,7 @@
 /* The choices of a submission (n > 1): one prefill, then every choice is a sequence of its own. A
- * choice shares the full blocks of the prompt by page reference. The block of the last prompt token
- * it has for itself, since its first row writes there: it computes that block's tokens again and
- * samples its own first token from the last of them. Engine thread, but for the making and freeing
- * of requests. */
+ * choice shares the prompt's blocks by page reference but for the last one, the tail: of that it
+ * gets a copy, since it writes there. Its first row is the last prompt token, from which it samples
+ * its own first token. Engine thread, but for the making and freeing of requests. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +10,7 @@
 struct bt_wreq *bt_wreq_alloc(uint32_t n, uint32_t len_max, uint32_t block_tokens, uint32_t n_bias)
 {
     uint32_t last = BT_MAX(n, len_max), pages = BT_DIV_UP(last, block_tokens),
-             shared = n / block_tokens;
+             shared = BT_DIV_UP(n, block_tokens);
     struct bt_wreq *r =
         bt_calloc(1, sizeof(*r) + 4 * ((size_t)last + 1 + pages + shared + 2 * (size_t)n_bias));
     r->pages = r->tokens + last + 1;
@@ -80,16 +79,40 @@ void bt_wreq_free(struct bt_wreq *lead)
 void bt_wfork_keep(struct bt_wcore *c, struct bt_wreq *r)
 {
     struct bt_wreq *lead = r->lead;
-    uint32_t full = (r->n - 1) / c->block_tokens;
-    if (lead->next_choice == NULL || lead->n_left < 2 || lead->n_shared > 0 || full == 0) {
+    if (lead->next_choice == NULL || lead->n_left < 2 || lead->n_shared > 0) {
         return;
     }
-    for (uint32_t i = 0; i < full; i++) {
+    lead->n_shared = BT_DIV_UP(r->n, c->block_tokens);
+    for (uint32_t i = 0; i < lead->n_shared; i++) {
         lead->shared[i] = r->pages[i];
         bt_page_pool_ref(c->pages, r->pages[i]);
     }
-    lead->n_shared = full;
     bt_list_insert_tail(&c->shared, &lead->shared_link);
+}
+
+uint32_t bt_wfork_take(struct bt_wcore *c, struct bt_wreq *r)
+{
+    const struct bt_wreq *lead = r->lead;
+    uint32_t n = lead->n_shared > 0 ? lead->n_shared - 1 : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        r->pages[i] = lead->shared[i];
+        bt_page_pool_ref(c->pages, r->pages[i]);
+    }
+    return n;
+}
+
+bt_status_t bt_wfork_copy(struct bt_wcore *c, struct bt_wreq *r)
+{
+    const struct bt_wreq *lead = r->lead;
+    uint32_t tail = lead->n_shared - 1;
+    if (lead->n_shared == 0) {
+        r->pos = 0;
+        return BT_OK;
+    }
+    /* Whoever owns the tail may have gone on behind the prompt: its tokens are still there. */
+    r->pos = r->n - 1;
+    uint32_t toks = r->pos - tail * c->block_tokens;
+    return toks > 0 ? c->vt->page_copy(c->eng, lead->shared[tail], r->pages[tail], toks) : BT_OK;
 }
 
 void bt_wfork_start(struct bt_wcore *c, struct bt_wreq *lead)

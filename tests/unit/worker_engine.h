@@ -168,6 +168,13 @@ static bt_status_t fe_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t fi
     }
     return BT_OK;
 }
+static bt_status_t fe_page_copy(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t toks)
+{
+    BT_ASSERT(from < FE_PAGES && to < FE_PAGES && from != to && toks > 0 && toks < FE_BLOCK);
+    BT_ASSERT(e->page_slots[to] == 1 && e->page_flows[to] == 0);
+    memcpy(e->kv[to], e->kv[from], toks * sizeof(e->kv[to][0]));
+    return BT_OK;
+}
 static bt_status_t fe_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
 {
     struct fe_slot *s = fe_slot(e, slot);
@@ -373,6 +380,7 @@ static const struct bt_engine_vtable fe_vtable = {
     .close = fe_close,
     .slot_open = fe_slot_open,
     .slot_pages = fe_slot_pages,
+    .page_copy = fe_page_copy,
     .slot_accept = fe_slot_accept,
     .slot_close = fe_slot_close,
     .flow_open = fe_flow_open,
