@@ -59,7 +59,7 @@ endif
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
-.PHONY: all tests setup setup-tests check check-gpu demo up down bench lint install install-files bundle clean help docs
+.PHONY: all tests setup setup-tests check check-gpu demo up down bench lint install install-files install-system bundle clean help docs
 all: $(BINS) $(PLUGINS)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
@@ -145,17 +145,18 @@ lint:
 	@tests/lint/run
 docs: all
 	@deploy/local/gen-config-doc.sh > docs/CONFIG.md
-install: all install-files
+install: all install-files install-system
 # Also of a bundle, which is an installation under PREFIX= with its libraries beside it.
 install-files:
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton $(DESTDIR)$(PREFIX)/share/baton/models
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton $(addprefix $(DESTDIR)$(PREFIX)/share/,doc/baton baton/models)
 	install -m 755 $(BINS) deploy/local/baton-local $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
-	install -d $(DESTDIR)$(PREFIX)/share/doc/baton $(DESTDIR)$(SYSCONFDIR)/baton
+	cp -R deploy/systemd deploy/config $(DESTDIR)$(PREFIX)/share/baton
 	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/baton
-	for f in deploy/config/*.yaml; do install -m 644 $$f $(DESTDIR)$(SYSCONFDIR)/baton/$$(basename $$f).example; done
-	PREFIX=$(PREFIX) deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib
+# Units, system user and /etc/baton/*.example; nothing is started or enabled.
+install-system:
+	PREFIX=$(PREFIX) deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton
 # One archive that runs where none of the packages is; GPU=1: without oneDNN and the cpu engine.
 bundle: setup
 	@$(MAKE) --no-print-directory -j$$(nproc) all

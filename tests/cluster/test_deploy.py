@@ -20,8 +20,8 @@ from conftest import BUILD, ROOT, Cluster, wait_for
 def installed(tmp_path_factory):
     """make install under a prefix of its own: units name binaries that exist."""
     prefix = str(tmp_path_factory.mktemp("prefix"))
-    p = subprocess.run(["make", "-s", "--no-print-directory", "install-files", f"B={BUILD}", f"PREFIX={prefix}",
-                        f"SYSCONFDIR={prefix}/etc"], cwd=ROOT, stdin=subprocess.DEVNULL,
+    p = subprocess.run(["make", "-s", "--no-print-directory", "install-files", "install-system", f"B={BUILD}",
+                        f"PREFIX={prefix}", f"SYSCONFDIR={prefix}/etc"], cwd=ROOT, stdin=subprocess.DEVNULL,
                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
     assert p.returncode == 0, p.stdout.decode()
     return prefix
