@@ -41,7 +41,7 @@ static const struct {
     uint32_t bytes;
     bt_tensor_dtype_t dtype;
 } dtypes[] = {
-    {"BF16", 2, BT_TENSOR_BF16},  {"F32", 4, BT_TENSOR_F32},       {"F16", 2, BT_TENSOR_OTHER},
+    {"BF16", 2, BT_TENSOR_BF16},  {"F32", 4, BT_TENSOR_F32},       {"F16", 2, BT_TENSOR_F16},
     {"F64", 8, BT_TENSOR_OTHER},  {"I64", 8, BT_TENSOR_OTHER},     {"I32", 4, BT_TENSOR_OTHER},
     {"I16", 2, BT_TENSOR_OTHER},  {"I8", 1, BT_TENSOR_OTHER},      {"U64", 8, BT_TENSOR_OTHER},
     {"U32", 4, BT_TENSOR_OTHER},  {"U16", 2, BT_TENSOR_OTHER},     {"U8", 1, BT_TENSOR_OTHER},

@@ -8,7 +8,12 @@
 
 #define BT_TENSOR_MAX_DIMS 8
 
-typedef enum { BT_TENSOR_BF16 = 0, BT_TENSOR_F32 = 1, BT_TENSOR_OTHER = 2 } bt_tensor_dtype_t;
+typedef enum {
+    BT_TENSOR_BF16 = 0,
+    BT_TENSOR_F32 = 1,
+    BT_TENSOR_F16 = 2,
+    BT_TENSOR_OTHER = 3
+} bt_tensor_dtype_t;
 
 struct bt_tensor {
     char *name;

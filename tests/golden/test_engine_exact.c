@@ -1,6 +1,6 @@
 /* The exact class, through engine.h: a row's result is the same bit for bit whatever the chunks,
- * the neighbours, the pages and the way its KV came. On processors without AVX512-BF16 the engine
- * may not claim it (CAP_EXACT); there the tests that compare bits are skipped. */
+ * the neighbours, the pages and the way its KV came. On processors without AVX512 the engine may
+ * not claim it (CAP_EXACT); there the tests that compare bits are skipped. */
 #include "tests/golden/drive.h"
 
 #include <unistd.h>

@@ -69,6 +69,7 @@ static bt_status_t check_config(const struct bt_engine_config *c, char *err, siz
 static const struct bt_cpu_kernels *kernels_for(bt_cpu_isa_t isa)
 {
     switch (isa) {
+    case BT_ISA_AMX:
     case BT_ISA_AVX512_BF16: return &bt_cpu_kernels_avx512_bf16;
     case BT_ISA_AVX512: return &bt_cpu_kernels_avx512;
     case BT_ISA_AVX2: return &bt_cpu_kernels_avx2;
@@ -91,7 +92,7 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
                                 size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
-    size_t rows = bt_gemm_rows(conf->max_rows), act = e->k->bf16 ? 2 : 4;
+    size_t rows = bt_gemm_rows(conf->max_rows);
     size_t q = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
     e->scratch_bytes = BT_ALIGN_UP(bt_cpu_attn_scratch(c->head_dim), (size_t)64);
     e->inv_freq = bt_malloc(c->head_dim / 2 * sizeof(float));
@@ -103,7 +104,8 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     e->x = buffer(rows, c->hidden, 4);
     e->y = buffer(rows, BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
     e->y2 = buffer(rows, c->hidden, 4);
-    e->a = buffer(rows, BT_MAX(q, (size_t)BT_MAX(c->intermediate, c->hidden)), act);
+    uint32_t widest = BT_MAX((uint32_t)q, BT_MAX(c->intermediate, c->hidden));
+    e->a = buffer(bt_cpu_act_bytes(e->k, rows, widest), 1, 1);
     e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
     if (!e->rope || !e->x || !e->y || !e->y2 || !e->a || !e->scratch) {
         snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
@@ -141,14 +143,15 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                  conf->page_tokens);
         return st;
     }
-    e->k = kernels_for(bt_gemm_isa());
+    bt_cpu_isa_t isa = bt_gemm_isa();
+    e->k = kernels_for(isa);
     st = bt_host_init(&e->host, &info, conf->mem_limit ? conf->mem_limit : KV_BYTES_DEF, err,
                       err_cap);
     if (st == BT_OK) {
-        st = bt_gemm_create((uint32_t)e->threads, e->k->bf16, &e->gemm, err, err_cap);
+        st = bt_gemm_create((uint32_t)e->threads, isa, &e->gemm, err, err_cap);
     }
     if (st == BT_OK) {
-        st = bt_cpu_model_load(&e->model, e->gemm, conf, e->k->bf16, err, err_cap);
+        st = bt_cpu_model_load(&e->model, e->gemm, conf, err, err_cap);
     }
     return st == BT_OK ? open_buffers(e, conf, err, err_cap) : st;
 }
@@ -171,7 +174,10 @@ static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engin
     info->caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_MASK |
                  (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u);
     snprintf(info->device, sizeof(info->device), "cpu %s %s %d thread%s", e->k->name,
-             e->k->bf16 ? "bf16" : "f32", e->threads, e->threads == 1 ? "" : "s");
+             bt_gemm_isa() == BT_ISA_AMX ? "amx"
+             : e->k->bf16                ? "bf16"
+                                         : "f32",
+             e->threads, e->threads == 1 ? "" : "s");
     *e_p = e;
     *info_p = info;
     return BT_OK;

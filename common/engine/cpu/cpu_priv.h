@@ -21,7 +21,8 @@ struct bt_cpu_layer {
 
 struct bt_cpu_model {
     struct bt_model_config config;
-    uint16_t *embed; /* [vocab, hidden] bf16 */
+    uint16_t *embed;    /* [vocab, hidden] bf16 */
+    uint16_t *embed_lo; /* what bf16 could not hold of it, or NULL */
     struct bt_cpu_layer *layers;
     float *norm; /* [hidden] */
     struct bt_linear *lm_head;
@@ -67,7 +68,7 @@ struct bt_engine {
 };
 
 bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g,
-                              const struct bt_engine_config *c, bool bf16, char *err,
+                              const struct bt_engine_config *c, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 void bt_cpu_model_cleanup(struct bt_cpu_model *m);
 

@@ -52,6 +52,14 @@ static void add_items(struct step *s, uint32_t first, uint32_t out, uint32_t n, 
     }
 }
 
+static inline float widen(uint16_t bf16)
+{
+    uint32_t u = (uint32_t)bf16 << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
 /* Lays the batch out as rows, with their tokens' embeddings in x. */
 static void gather(struct step *s)
 {
@@ -71,11 +79,11 @@ static void gather(struct step *s)
     rope_fill(e, end);
     uint32_t hidden = e->model.config.hidden;
     for (uint32_t t = 0; t < s->n; t++) {
-        const uint16_t *row = e->model.embed + (size_t)e->tokens[t].id * hidden;
+        size_t at = (size_t)e->tokens[t].id * hidden;
+        const uint16_t *hi = e->model.embed + at, *lo = e->model.embed_lo;
         float *x = e->x + (size_t)t * hidden;
         for (uint32_t i = 0; i < hidden; i++) {
-            uint32_t u = (uint32_t)row[i] << 16;
-            memcpy(x + i, &u, 4);
+            x[i] = widen(hi[i]) + (lo ? widen(lo[at + i]) : 0.0f);
         }
     }
 }
@@ -85,11 +93,11 @@ static void norm_rows(struct step *s, const float *add, const float *w)
 {
     struct bt_engine *e = s->e;
     const struct bt_model_config *c = &e->model.config;
-    size_t act = e->k->bf16 ? 2 : 4, h = c->hidden;
+    size_t h = c->hidden;
 #pragma omp parallel for num_threads(threads_for(e, (uint64_t)s->n *h)) schedule(static)
     for (uint32_t t = 0; t < s->n; t++) {
-        e->k->norm(e->x + t * h, add ? add + t * h : NULL, w, (uint8_t *)e->a + t * h * act,
-                   c->hidden, c->norm_eps);
+        e->k->norm(e->x + t * h, add ? add + t * h : NULL, w,
+                   bt_cpu_act_row(e->k, e->a, t, c->hidden), c->hidden, c->norm_eps);
     }
 }
 
@@ -141,7 +149,7 @@ static void attention(struct step *s, uint32_t layer)
     const struct bt_model_config *c = &e->model.config;
     const struct bt_kv_layout *l = &e->host.info.layout;
     uint32_t d = c->head_dim, group = c->heads / c->kv_heads, work = s->n_items * c->kv_heads;
-    size_t act = e->k->bf16 ? 2 : 4, width = (size_t)c->heads * d;
+    size_t width = (size_t)c->heads * d;
     size_t qkv = width + (size_t)2 * c->kv_heads * d;
     const uint8_t *kv = bt_host_segment(&e->host, layer, 0);
 #pragma omp parallel for num_threads(threads_for(e, s->attn_work / 8)) schedule(dynamic, 1)
@@ -153,8 +161,10 @@ static void attention(struct step *s, uint32_t layer)
         const struct bt_cpu_attn a = {
             .q = e->y + it->first * qkv + off,
             .q_stride = qkv,
-            .out = (uint8_t *)e->a + (it->out * width + off) * act,
-            .out_stride = width,
+            .out = e->a,
+            .out_row = it->out,
+            .out_col = (uint32_t)off,
+            .out_width = (uint32_t)width,
             .n = it->n,
             .pos = it->pos,
             .group = group,
@@ -174,7 +184,7 @@ static void attention(struct step *s, uint32_t layer)
 static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
 {
     struct bt_engine *e = s->e;
-    size_t act = e->k->bf16 ? 2 : 4, inter = e->model.config.intermediate;
+    size_t inter = e->model.config.intermediate;
     norm_rows(s, e->y2, y->norm_mlp);
     bt_status_t st = bt_linear_run(y->gate_up, e->a, s->n, e->y);
     if (st != BT_OK) {
@@ -182,7 +192,8 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
     }
 #pragma omp parallel for num_threads(threads_for(e, s->n *inter)) schedule(static)
     for (uint32_t t = 0; t < s->n; t++) {
-        e->k->swiglu(e->y + t * 2 * inter, (uint8_t *)e->a + t * inter * act, (uint32_t)inter);
+        e->k->swiglu(e->y + t * 2 * inter, bt_cpu_act_row(e->k, e->a, t, (uint32_t)inter),
+                     (uint32_t)inter);
     }
     return bt_linear_run(y->down, e->a, s->n, e->y2);
 }
@@ -234,7 +245,7 @@ static void keep_wanted(struct step *s, struct bt_host_ticket *t)
 static bt_status_t head_in_parts(struct step *s, struct bt_host_ticket *t)
 {
     struct bt_engine *e = s->e;
-    size_t vocab = e->model.config.vocab, act = e->k->bf16 ? 2 : 4, h = e->model.config.hidden;
+    size_t vocab = e->model.config.vocab;
     if (!e->logits) {
         e->logits = aligned_alloc(64, BT_CPU_LOGIT_ROWS * vocab * sizeof(float));
         BT_ASSERT(e->logits);
@@ -243,7 +254,8 @@ static bt_status_t head_in_parts(struct step *s, struct bt_host_ticket *t)
     bt_status_t st = BT_OK;
     for (uint32_t at = 0; st == BT_OK && at < s->n; at += BT_CPU_LOGIT_ROWS) {
         uint32_t m = BT_MIN(s->n - at, (uint32_t)BT_CPU_LOGIT_ROWS);
-        st = bt_linear_run(e->model.lm_head, (uint8_t *)e->a + at * h * act, m, e->logits);
+        st = bt_linear_run(e->model.lm_head, bt_cpu_act_row(e->k, e->a, at, e->model.config.hidden),
+                           m, e->logits);
 #pragma omp parallel for num_threads(e->threads) schedule(dynamic, 4)
         for (uint32_t i = 0; i < (st == BT_OK ? m : 0); i++) {
             const struct bt_cpu_kept *k = &e->kept[at + i];

@@ -1,6 +1,7 @@
-/* Packed products by oneDNN. A primitive is made for each (K, N) and each row count out of a
- * ladder (m is rounded up to it, the surplus rows are computed and ignored), at first use: 0.1 to
- * 0.5 ms each. Owner thread: the engine's. */
+/* Chooses who computes a product: packed.h where the processor has bf16 units, else oneDNN in f32.
+ * Of oneDNN a primitive is made for each (K, N) and each row count out of a ladder (m is rounded up
+ * to it, the surplus rows are computed and ignored), at first use: 0.1 to 0.5 ms each. Owner
+ * thread: the engine's. */
 #include "common/engine/cpu/gemm.h"
 
 #include <omp.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 
 #include "common/engine/cpu/dnnl_api.h"
+#include "common/engine/cpu/packed.h"
 
 #define STEPS_MAX      64
 #define PARALLEL_FLOPS 2000000ull /* below, waking the other threads costs more than it gives */
@@ -30,12 +32,14 @@ struct bt_gemm {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
     int threads;
-    bool bf16, exact;
+    bt_cpu_isa_t isa;
+    bool exact;
     struct shape *shapes;
 };
 
 struct bt_linear {
     struct bt_gemm *g;
+    struct bt_packed *packed; /* or the next two */
     struct shape *s;
     dnnl_memory_t w;
 };
@@ -66,8 +70,10 @@ bt_cpu_isa_t bt_gemm_isa(void)
     unsigned isa = (unsigned)dnnl_get_effective_cpu_isa(); /* a set of bits */
     unsigned bf16 = dnnl_cpu_isa_avx512_core_bf16, core = dnnl_cpu_isa_avx512_core,
              avx2 = dnnl_cpu_isa_avx2;
+    unsigned amx = dnnl_cpu_isa_avx512_core_amx;
     if ((isa & bf16) == bf16 && __builtin_cpu_supports("avx512bf16")) {
-        return BT_ISA_AVX512_BF16;
+        bool tiles = (isa & amx) == amx && __builtin_cpu_supports("amx-bf16");
+        return tiles && bt_packed_amx_usable() ? BT_ISA_AMX : BT_ISA_AVX512_BF16;
     }
     if ((isa & core) == core && __builtin_cpu_supports("avx512f")) {
         return BT_ISA_AVX512;
@@ -79,12 +85,12 @@ bt_cpu_isa_t bt_gemm_isa(void)
     return BT_ISA_BASE;
 }
 
-bt_status_t bt_gemm_create(uint32_t threads, bool bf16, struct bt_gemm **g_p, char *err,
+bt_status_t bt_gemm_create(uint32_t threads, bt_cpu_isa_t isa, struct bt_gemm **g_p, char *err,
                            size_t err_cap)
 {
     struct bt_gemm *g = bt_calloc(1, sizeof(*g));
     g->threads = (int)threads;
-    g->bf16 = bf16;
+    g->isa = isa;
     g->exact = true;
     if (dnnl_engine_create(&g->engine, dnnl_cpu, 0) != dnnl_success ||
         dnnl_stream_create(&g->stream, g->engine, dnnl_stream_default_flags) != dnnl_success) {
@@ -138,16 +144,15 @@ bool bt_gemm_exact(const struct bt_gemm *g)
 static dnnl_status_t describe(struct bt_gemm *g, const struct shape *s, uint32_t m, bt_md_t *src,
                               bt_md_t *dst, const bt_md_t *wei, dnnl_primitive_desc_t *pd)
 {
-    dnnl_data_type_t dt = g->bf16 ? dnnl_bf16 : dnnl_f32;
     const dnnl_dims_t sd = {m, s->k}, wd = {s->k, s->n}, dd = {m, s->n};
     bt_md_t any;
-    dnnl_status_t st = bt_md_init(src, sd, dt, dnnl_ab);
+    dnnl_status_t st = bt_md_init(src, sd, dnnl_f32, dnnl_ab);
     if (st != dnnl_success) {
         return st;
     }
     st = bt_md_init(dst, dd, dnnl_f32, dnnl_ab);
     if (st == dnnl_success) {
-        st = bt_md_init(&any, wd, dt, dnnl_format_tag_any);
+        st = bt_md_init(&any, wd, dnnl_f32, dnnl_format_tag_any);
         if (st == dnnl_success) {
             st = bt_matmul_pd(pd, g->engine, BT_MD_REF(*src),
                               wei ? BT_MD_REF(*wei) : BT_MD_REF(any), BT_MD_REF(*dst));
@@ -233,14 +238,14 @@ static dnnl_status_t shape_get(struct bt_gemm *g, uint32_t k, uint32_t n, struct
     return dnnl_success;
 }
 
-static dnnl_status_t pack(struct bt_gemm *g, struct bt_linear *l, const void *w_nk)
+static dnnl_status_t pack(struct bt_gemm *g, struct bt_linear *l, const float *w_nk)
 {
     const dnnl_dims_t wd = {l->s->k, l->s->n};
     bt_md_t plain;
     dnnl_memory_t from = NULL;
     dnnl_primitive_desc_t pd = NULL;
     dnnl_primitive_t reorder = NULL;
-    dnnl_status_t st = bt_md_init(&plain, wd, g->bf16 ? dnnl_bf16 : dnnl_f32, dnnl_ba);
+    dnnl_status_t st = bt_md_init(&plain, wd, dnnl_f32, dnnl_ba);
     if (st != dnnl_success) {
         return st;
     }
@@ -271,22 +276,20 @@ static dnnl_status_t pack(struct bt_gemm *g, struct bt_linear *l, const void *w_
 static bool trial(struct bt_linear *l)
 {
     const struct shape *s = l->s;
-    size_t item = l->g->bf16 ? 2 : 4;
-    uint8_t *src = aligned_alloc(64, BT_ALIGN_UP(64 * item * s->k, (size_t)64));
+    float *src = aligned_alloc(64, BT_ALIGN_UP(64 * sizeof(float) * s->k, (size_t)64));
     float *all = aligned_alloc(64, 64 * sizeof(float) * s->n);
     float *some = aligned_alloc(64, 64 * sizeof(float) * s->n);
     BT_ASSERT(src && all && some);
     uint32_t x = 1;
     for (size_t i = 0; i < 64 * (size_t)s->k; i++) {
         x = x * 1664525u + 1013904223u;
-        float v = (float)(int32_t)x * 0x1p-31f;
-        memcpy(src + i * item, (const uint8_t *)&v + (4 - item), item);
+        src[i] = (float)(int32_t)x * 0x1p-31f;
     }
     static const uint32_t ms[] = {1, 2, 5, 8, 14, 28};
     bool same = bt_linear_run(l, src, 64, all) == BT_OK;
     for (size_t i = 0; same && i < BT_ARRAY_LEN(ms); i++) {
         uint32_t first = 64 - ms[i];
-        same = bt_linear_run(l, src + first * item * s->k, ms[i], some) == BT_OK &&
+        same = bt_linear_run(l, src + (size_t)first * s->k, ms[i], some) == BT_OK &&
                memcmp(some, all + (size_t)first * s->n, ms[i] * sizeof(float) * s->n) == 0;
     }
     free(src);
@@ -295,12 +298,22 @@ static bool trial(struct bt_linear *l)
     return same;
 }
 
-bt_status_t bt_linear_create(struct bt_gemm *g, uint32_t k, uint32_t n, const void *w_nk,
+bt_status_t bt_linear_create(struct bt_gemm *g, uint32_t k, uint32_t n, const float *w_nk,
                              struct bt_linear **l_p, char *err, size_t err_cap)
 {
     struct bt_linear *l = bt_calloc(1, sizeof(*l));
     struct shape *before = g->shapes;
     l->g = g;
+    if (g->isa >= BT_ISA_AVX512_BF16) {
+        bt_status_t packed = bt_packed_create(k, n, w_nk, g->isa == BT_ISA_AMX, &l->packed);
+        if (packed != BT_OK) {
+            snprintf(err, err_cap, "no memory to pack a %u x %u matrix", k, n);
+            free(l);
+            return packed;
+        }
+        *l_p = l;
+        return BT_OK;
+    }
     dnnl_status_t st = shape_get(g, k, n, &l->s);
     if (st == dnnl_success) {
         st = pack(g, l, w_nk);
@@ -324,12 +337,17 @@ void bt_linear_destroy(struct bt_linear *l)
         if (l->w) {
             dnnl_memory_destroy(l->w);
         }
+        bt_packed_destroy(l->packed);
         free(l);
     }
 }
 
 bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, float *dst)
 {
+    if (l->packed) {
+        bt_packed_run(l->packed, src, m, dst, l->g->threads);
+        return BT_OK;
+    }
     uint32_t step = step_of(m);
     struct prim *p = &l->s->prims[step];
     if (!p->prim && prim_make(l->g, l->s, step) != dnnl_success) {

@@ -1,6 +1,6 @@
-/* Matrix products with packed weights by oneDNN: dst f32 [M, N] = src act [M, K] x W [K, N].
- * act is bf16 where the processor has AVX512-BF16, f32 elsewhere. One thread calls; oneDNN
- * spreads the work over OpenMP threads. */
+/* Matrix products with packed weights: dst f32 [M, N] = src act [M, K] x W [K, N]. act is the tiles
+ * of packed.h where the processor has bf16 units, plain f32 rows elsewhere. One thread calls; the
+ * work is spread over OpenMP threads. */
 #ifndef BT_ENGINE_CPU_GEMM_H
 #define BT_ENGINE_CPU_GEMM_H
 
@@ -9,24 +9,31 @@
 struct bt_gemm;
 struct bt_linear;
 
-typedef enum { BT_ISA_BASE, BT_ISA_AVX2, BT_ISA_AVX512, BT_ISA_AVX512_BF16 } bt_cpu_isa_t;
+typedef enum {
+    BT_ISA_BASE,
+    BT_ISA_AVX2,
+    BT_ISA_AVX512,
+    BT_ISA_AVX512_BF16, /* from here on products are packed.h's */
+    BT_ISA_AMX
+} bt_cpu_isa_t;
 
-/* What oneDNN may use: the processor's, limited by ONEDNN_MAX_CPU_ISA. */
+/* The processor's, limited by oneDNN's ONEDNN_MAX_CPU_ISA. */
 bt_cpu_isa_t bt_gemm_isa(void);
 
-bt_status_t bt_gemm_create(uint32_t threads, bool bf16, struct bt_gemm **g_p, char *err,
+bt_status_t bt_gemm_create(uint32_t threads, bt_cpu_isa_t isa, struct bt_gemm **g_p, char *err,
                            size_t err_cap) BT_MUST_CHECK;
 void bt_gemm_destroy(struct bt_gemm *g);
-/* A row of every product made so far does not depend on the number of rows beside it: all products
- * are of oneDNN's "brg" kind, and a trial at creation compared them bit for bit. */
+/* A row of every product made so far does not depend on the number of rows beside it: packed.h's by
+ * construction; oneDNN's if all are of its "brg" kind, and a trial at creation that compared them
+ * bit for bit. */
 bool bt_gemm_exact(const struct bt_gemm *g);
 
-/* Packs weights w_nk ([N, K], act type, as checkpoints have them). The caller frees w_nk. */
-bt_status_t bt_linear_create(struct bt_gemm *g, uint32_t k, uint32_t n, const void *w_nk,
+/* Packs weights w_nk ([N, K], as checkpoints have them). The caller frees w_nk. */
+bt_status_t bt_linear_create(struct bt_gemm *g, uint32_t k, uint32_t n, const float *w_nk,
                              struct bt_linear **l_p, char *err, size_t err_cap) BT_MUST_CHECK;
 void bt_linear_destroy(struct bt_linear *l);
 
-/* Rows that a product of m rows reads and writes: src and dst must have room for them. */
+/* Rows that a product of m rows may read and write: src and dst must have room for them. */
 uint32_t bt_gemm_rows(uint32_t m);
 bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, float *dst);
 

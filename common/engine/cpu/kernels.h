@@ -1,12 +1,14 @@
 /* Kernels of the CPU engine, one set per instruction set; all arithmetic of a row is the same
- * whatever rows stand beside it. Activations ("act") are bf16 in the bf16 set and f32 in the
- * others. Pure functions on caller memory; called from OpenMP threads. */
+ * whatever rows stand beside it. Activations ("act") are the tiles of packed.h in the bf16 set and
+ * f32 rows in the others. Pure functions on caller memory; called from OpenMP threads. */
 #ifndef BT_ENGINE_CPU_KERNELS_H
 #define BT_ENGINE_CPU_KERNELS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "common/engine/cpu/packed.h"
 
 #define BT_CPU_TILE     64 /* KV tokens of one softmax step, at absolute multiples */
 #define BT_CPU_ROWS_MAX 64 /* query rows (token, head) of one attention item */
@@ -16,8 +18,8 @@
 struct bt_cpu_attn {
     const float *q;  /* [n][group][head_dim] of this KV head's query heads, rows below */
     size_t q_stride; /* elements from token to token */
-    void *out;       /* act, as q */
-    size_t out_stride;
+    void *out;       /* act, all of it; rows from out_row on, columns from out_col on */
+    uint32_t out_row, out_col, out_width;
     uint32_t n, pos; /* query tokens, position of the first */
     uint32_t group, head_dim;
     const uint8_t *kv; /* segments of this layer: page p at kv + p * seg_bytes */
@@ -31,8 +33,9 @@ struct bt_cpu_attn {
 
 struct bt_cpu_kernels {
     const char *name;
-    bool bf16; /* act is bf16 */
-    /* x[n] += add[n] (add may be NULL); out[n] = act(x / rms(x) * w) */
+    bool bf16; /* act is tiled bf16 pairs */
+    /* x[n] += add[n] (add may be NULL); out[n] = act(x / rms(x) * w). out is the row's place: a
+     * full one in tiles, whose columns behind n are set to 0. */
     void (*norm)(float *x, const float *add, const float *w, void *out, uint32_t n, float eps);
     /* One head in place: optional bias [d], optional RMS norm with w [d], then RoPE when cs, the
      * d/2 cosines followed by d/2 sines, is given. */
@@ -46,6 +49,17 @@ struct bt_cpu_kernels {
 
 extern const struct bt_cpu_kernels bt_cpu_kernels_base, bt_cpu_kernels_avx2, bt_cpu_kernels_avx512,
     bt_cpu_kernels_avx512_bf16;
+
+/* Bytes of `rows` rows of act with k columns, and where a row of them begins. */
+static inline size_t bt_cpu_act_bytes(const struct bt_cpu_kernels *s, size_t rows, uint32_t k)
+{
+    return s->bf16 ? bt_act_elems(rows, k) * 2 : rows * k * 4;
+}
+static inline void *bt_cpu_act_row(const struct bt_cpu_kernels *s, void *act, size_t row,
+                                   uint32_t k)
+{
+    return (uint8_t *)act + (s->bf16 ? bt_act_row(row, k) * 2 : row * k * 4);
+}
 
 static inline size_t bt_cpu_attn_scratch(uint32_t head_dim)
 {

@@ -74,25 +74,17 @@ static inline vf N(v_exp2)(vf x)
     return (vf)(r & (x > V_SET(-125.0f)));
 }
 
-/* f32 to bf16, round to nearest even. */
-static inline void N(bf16_store)(uint16_t *out, vf v)
+/* Columns c .. c + VL - 1 of a row of act. */
+static inline void N(act_store)(act_t *row, uint32_t c, vf v)
 {
 #if BF16
-    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+    act_t *at = row + bt_act_col(c);
+    __m256i hi = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+    __m512 back = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16);
+    _mm256_storeu_si256((__m256i *)at, hi);
+    _mm256_storeu_si256((__m256i *)(at + 32), (__m256i)_mm512_cvtneps_pbh((__m512)v - back));
 #else
-    typedef uint32_t vu __attribute__((vector_size(VL * 4)));
-    vu u = (vu)v;
-    u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-    *(vu16 *)out = __builtin_convertvector(u, vu16);
-#endif
-}
-
-static inline void N(act_store)(act_t *out, vf v)
-{
-#if BF16
-    N(bf16_store)(out, v);
-#else
-    V_STORE(out, v);
+    V_STORE(row + c, v);
 #endif
 }
 
@@ -131,19 +123,24 @@ static inline vf N(f16_load)(const uint16_t *p)
 #endif
 }
 
-static inline uint16_t N(bf16_one)(float x)
+/* The columns n & ~(VL - 1) .. n - 1, too few for a vector, and zeros up to the end of the tile. */
+static inline void N(act_tail)(act_t *row, uint32_t n, const float *x)
 {
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-
-static inline void N(act_one)(act_t *out, float x)
-{
+    uint32_t c = n / VL * VL;
+    if (c < n) {
+        float v[VL] = {0};
+        memcpy(v, x, (n - c) * sizeof(*v));
 #if BF16
-    *out = N(bf16_one)(x);
+        N(act_store)(row, c, V_LOAD(v));
 #else
-    *out = x;
+        memcpy(row + c, v, (n - c) * sizeof(*v));
+#endif
+        c += VL;
+    }
+#if BF16
+    if (c % 32) {
+        N(act_store)(row, c, V_SET(0.0f));
+    }
 #endif
 }
 
@@ -167,11 +164,13 @@ static void N(norm)(float *x, const float *add, const float *w, void *out, uint3
     }
     float s = 1.0f / sqrtf((N(v_sum)(acc) + tail) / (float)n + eps);
     for (i = 0; i + VL <= n; i += VL) {
-        N(act_store)(o + i, V_LOAD(x + i) * V_SET(s) * V_LOAD(w + i));
+        N(act_store)(o, i, V_LOAD(x + i) * V_SET(s) * V_LOAD(w + i));
     }
-    for (; i < n; i++) {
-        N(act_one)(o + i, x[i] * s * w[i]);
+    float rest[VL] = {0};
+    for (uint32_t j = i; j < n; j++) {
+        rest[j - i] = x[j] * s * w[j];
     }
+    N(act_tail)(o, n, rest);
 }
 
 /* d is a multiple of 16, so d / 2 is one of 8: the two halves go by 8 or fewer lanes. */
@@ -218,11 +217,13 @@ static void N(swiglu)(const float *gu, void *out, uint32_t n)
     for (; i + VL <= n; i += VL) {
         vf g = V_LOAD(gu + i);
         vf e = N(v_exp2)(g * V_SET(-1.44269504f));
-        N(act_store)(o + i, g / (V_SET(1.0f) + e) * V_LOAD(up + i));
+        N(act_store)(o, i, g / (V_SET(1.0f) + e) * V_LOAD(up + i));
     }
-    for (; i < n; i++) {
-        N(act_one)(o + i, gu[i] / (1.0f + expf(-gu[i])) * up[i]);
+    float rest[VL] = {0};
+    for (uint32_t j = i; j < n; j++) {
+        rest[j - i] = gu[j] / (1.0f + expf(-gu[j])) * up[j];
     }
+    N(act_tail)(o, n, rest);
 }
 
 /* ---- attention ---- */
@@ -459,10 +460,15 @@ static void N(attn)(const struct bt_cpu_attn *a)
                     o + (size_t)r0 * d, rows - r0);
     }
     for (uint32_t r = 0; r < rows; r++) {
-        act_t *out = (act_t *)a->out + (r / a->group) * a->out_stride + (size_t)(r % a->group) * d;
+        uint32_t row = a->out_row + r / a->group, col = a->out_col + r % a->group * d;
+#if BF16
+        act_t *out = (act_t *)a->out + bt_act_row(row, a->out_width);
+#else
+        act_t *out = (act_t *)a->out + (size_t)row * a->out_width;
+#endif
         vf inv = V_SET(1.0f / l[r]);
         for (uint32_t i = 0; i < d; i += VL) {
-            N(act_store)(out + i, V_LOAD(o + (size_t)r * d + i) * inv);
+            N(act_store)(out, col + i, V_LOAD(o + (size_t)r * d + i) * inv);
         }
     }
 }

@@ -12,7 +12,6 @@ struct loader {
     struct bt_weights *w; /* NULL: dummy */
     struct bt_gemm *g;
     const struct bt_model_config *c;
-    bool bf16;
     uint64_t seed; /* of dummy weights */
     char *err;
     size_t err_cap;
@@ -34,27 +33,43 @@ static uint16_t f32_to_bf16(float f)
                                                     : (u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-/* Random weights of about the size trained ones have; norms near 1. */
+static float f16_to_f32(uint16_t b)
+{
+    _Float16 h;
+    memcpy(&h, &b, 2);
+    return (float)h;
+}
+
+/* Random weights of about the size trained ones have, exact in bf16; norms near 1. */
 static float dummy_value(struct loader *l, uint32_t cols, bool vector)
 {
     l->seed = l->seed * 6364136223846793005ull + 1442695040888963407ull;
     float u = (float)(int32_t)(l->seed >> 32) * 0x1p-31f;
-    return vector ? 1.0f + 0.1f * u : u * 1.7f / __builtin_sqrtf((float)cols);
+    float v = vector ? 1.0f + 0.1f * u : u * 1.7f / __builtin_sqrtf((float)cols);
+    return bf16_to_f32(f32_to_bf16(v));
 }
 
-/* Reads tensor `name`, [rows, cols] or [cols] when rows is 0, into out: f32, or bf16. */
+static void convert(const struct bt_tensor *t, size_t n, float *out)
+{
+    if (t->dtype == BT_TENSOR_F32) {
+        memcpy(out, t->data, n * 4);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint16_t b;
+        memcpy(&b, t->data + i * 2, 2); /* data may lie at an odd address */
+        out[i] = t->dtype == BT_TENSOR_BF16 ? bf16_to_f32(b) : f16_to_f32(b);
+    }
+}
+
+/* Reads tensor `name`, [rows, cols] or [cols] when rows is 0, into out. */
 static bt_status_t read_tensor(struct loader *l, const char *name, uint32_t rows, uint32_t cols,
-                               void *out, bool bf16)
+                               float *out)
 {
     size_t n = (size_t)BT_MAX(rows, 1u) * cols;
     if (!l->w) {
         for (size_t i = 0; i < n; i++) {
-            float v = dummy_value(l, cols, rows == 0);
-            if (bf16) {
-                ((uint16_t *)out)[i] = f32_to_bf16(v);
-            } else {
-                ((float *)out)[i] = bf16_to_f32(f32_to_bf16(v));
-            }
+            out[i] = dummy_value(l, cols, rows == 0);
         }
         return BT_OK;
     }
@@ -79,29 +94,11 @@ static bt_status_t read_tensor(struct loader *l, const char *name, uint32_t rows
     if (t->dtype == BT_TENSOR_OTHER) {
         snprintf(l->err, l->err_cap,
                  "%s/%s: tensor %s: dtype %s is not supported; supported are "
-                 "BF16, F32",
+                 "BF16, F16, F32",
                  l->conf->model_dir, t->file, name, t->dtype_name);
         return BT_ERR_UNSUPPORTED;
     }
-    if (t->dtype == BT_TENSOR_BF16 && bf16) {
-        memcpy(out, t->data, n * 2);
-        return BT_OK;
-    }
-    for (size_t i = 0; i < n; i++) {
-        float v;
-        uint16_t b;
-        if (t->dtype == BT_TENSOR_BF16) {
-            memcpy(&b, t->data + i * 2, 2); /* data may lie at an odd address */
-            v = bf16_to_f32(b);
-        } else {
-            memcpy(&v, t->data + i * 4, 4);
-        }
-        if (bf16) {
-            ((uint16_t *)out)[i] = f32_to_bf16(v);
-        } else {
-            ((float *)out)[i] = v;
-        }
-    }
+    convert(t, n, out);
     return BT_OK;
 }
 
@@ -111,7 +108,7 @@ static bt_status_t read_vector(struct loader *l, const char *prefix, const char 
     char full[160];
     snprintf(full, sizeof(full), "%s%s", prefix, name);
     float *v = bt_malloc(n * sizeof(*v));
-    bt_status_t st = read_tensor(l, full, 0, n, v, false);
+    bt_status_t st = read_tensor(l, full, 0, n, v);
     if (st != BT_OK) {
         free(v);
         return st;
@@ -133,13 +130,13 @@ static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t co
     for (uint32_t i = 0; i < n_parts; i++) {
         rows += parts[i].rows;
     }
-    size_t item = l->bf16 ? 2 : 4, at = 0, bytes;
-    if (rows > INT32_MAX || __builtin_mul_overflow((size_t)rows * cols, item, &bytes)) {
+    size_t at = 0, bytes;
+    if (rows > INT32_MAX || __builtin_mul_overflow((size_t)rows * cols, sizeof(float), &bytes)) {
         snprintf(l->err, l->err_cap, "%s: %s%s: matrix too large", l->conf->model_dir, prefix,
                  parts[0].name);
         return BT_ERR_TOO_LARGE;
     }
-    uint8_t *w = malloc(bytes);
+    float *w = malloc(bytes);
     if (!w) {
         snprintf(l->err, l->err_cap, "%s: no memory for %zu bytes of weights", l->conf->model_dir,
                  bytes);
@@ -149,8 +146,8 @@ static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t co
     for (uint32_t i = 0; st == BT_OK && i < n_parts; i++) {
         char full[160];
         snprintf(full, sizeof(full), "%s%s", prefix, parts[i].name);
-        st = read_tensor(l, full, parts[i].rows, cols, w + at, l->bf16);
-        at += (size_t)parts[i].rows * cols * item;
+        st = read_tensor(l, full, parts[i].rows, cols, w + at);
+        at += (size_t)parts[i].rows * cols;
     }
     if (st == BT_OK) {
         st = bt_linear_create(l->g, cols, (uint32_t)rows, w, out, l->err, l->err_cap);
@@ -176,7 +173,7 @@ static bt_status_t read_attention(struct loader *l, const char *p, struct bt_cpu
         for (int i = 0; st == BT_OK && i < 3; i++) {
             char full[160];
             snprintf(full, sizeof(full), "%s%s", p, names[i]);
-            st = read_tensor(l, full, 0, rows[i], at, false);
+            st = read_tensor(l, full, 0, rows[i], at);
             at += rows[i];
         }
     }
@@ -214,16 +211,37 @@ static bt_status_t read_layer(struct loader *l, uint32_t i, struct bt_cpu_layer 
     return st;
 }
 
-static bt_status_t read_model(struct loader *l, struct bt_cpu_model *m)
+/* The embedding as bf16, with a second part where that is not exact. */
+static bt_status_t read_embedding(struct loader *l, struct bt_cpu_model *m)
 {
     const struct bt_model_config *c = l->c;
-    m->embed = malloc((size_t)c->vocab * c->hidden * 2);
-    if (!m->embed) {
+    size_t n = (size_t)c->vocab * c->hidden;
+    float *all = malloc(n * sizeof(*all));
+    m->embed = malloc(n * sizeof(*m->embed));
+    if (!all || !m->embed) {
+        free(all);
         snprintf(l->err, l->err_cap, "%s: no memory for the embedding", l->conf->model_dir);
         return BT_ERR_NO_MEMORY;
     }
-    bt_status_t st =
-        read_tensor(l, "model.embed_tokens.weight", c->vocab, c->hidden, m->embed, true);
+    bt_status_t st = read_tensor(l, "model.embed_tokens.weight", c->vocab, c->hidden, all);
+    for (size_t i = 0; st == BT_OK && i < n; i++) {
+        m->embed[i] = f32_to_bf16(all[i]);
+        float lo = all[i] - bf16_to_f32(m->embed[i]);
+        if (lo != 0 && !m->embed_lo) {
+            m->embed_lo = bt_calloc(n, sizeof(*m->embed_lo));
+        }
+        if (lo != 0) {
+            m->embed_lo[i] = f32_to_bf16(lo);
+        }
+    }
+    free(all);
+    return st;
+}
+
+static bt_status_t read_model(struct loader *l, struct bt_cpu_model *m)
+{
+    const struct bt_model_config *c = l->c;
+    bt_status_t st = read_embedding(l, m);
     m->layers = bt_calloc(c->layers, sizeof(*m->layers));
     for (uint32_t i = 0; st == BT_OK && i < c->layers; i++) {
         st = read_layer(l, i, &m->layers[i]);
@@ -243,16 +261,10 @@ static bt_status_t read_model(struct loader *l, struct bt_cpu_model *m)
 }
 
 bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g,
-                              const struct bt_engine_config *conf, bool bf16, char *err,
-                              size_t err_cap)
+                              const struct bt_engine_config *conf, char *err, size_t err_cap)
 {
-    struct loader l = {.conf = conf,
-                       .g = g,
-                       .c = &m->config,
-                       .bf16 = bf16,
-                       .seed = 1,
-                       .err = err,
-                       .err_cap = err_cap};
+    struct loader l = {
+        .conf = conf, .g = g, .c = &m->config, .seed = 1, .err = err, .err_cap = err_cap};
     if (!conf->load_format || strcmp(conf->load_format, "dummy") != 0) {
         bt_status_t st = bt_weights_open(conf->model_dir, &l.w, err, err_cap);
         if (st != BT_OK) {
@@ -280,6 +292,7 @@ void bt_cpu_model_cleanup(struct bt_cpu_model *m)
     }
     free(m->layers);
     free(m->embed);
+    free(m->embed_lo);
     free(m->norm);
     bt_linear_destroy(m->lm_head);
 }

@@ -1,12 +1,13 @@
-/* The null back end, for benchmarks of everything but the engine: a model's shape without its
- * weights. Tokens are a fixed function of (last token, position); pages, flows and tickets are
- * honoured, and each token leaves its id in its page rows, so that what arrives elsewhere can be
- * checked. Owner thread: the engine's. */
+/* The null back end, for benchmarks of everything but the engine, and for tests that need an exact
+ * engine on any processor: a model's shape without its weights. The KV of a position is a hash of
+ * the KV before it and of its token, in every layer, and the next token is a function of the KV of
+ * all layers at the last position. So tokens stand for the whole history: a page, slot or flow that
+ * got mixed up anywhere on its way shows in the text. Owner thread: the engine's. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/map.h"
 #include "common/engine/engine.h"
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"
@@ -16,6 +17,8 @@
 struct bt_engine {
     struct bt_host host;
     struct bt_model_config config;
+    float log_vocab;
+    uint32_t kv_bytes; /* of a position that are used: 8, less in very narrow heads */
 };
 
 static void null_close(struct bt_engine *e)
@@ -62,6 +65,8 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
         null_close(e);
         return st;
     }
+    e->kv_bytes = BT_MIN(8u, info.layout.groups[0].head_dim * 2u);
+    e->log_vocab = logf((float)e->config.vocab);
     *e_p = e;
     *info_p = &e->host.info;
     return BT_OK;
@@ -73,27 +78,56 @@ static uint32_t row_token(const struct bt_engine *e, const struct bt_engine_row 
     return r->tokens ? r->tokens[i] : s->tokens[s->n_tokens - 1];
 }
 
-static void write_layer(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t layer)
+/* The KV of a position in one layer: its first kv_bytes. */
+static uint8_t *kv_at(const struct bt_engine *e, uint32_t slot, uint32_t pos, uint32_t layer)
 {
     const struct bt_kv_layout *l = &e->host.info.layout;
-    uint32_t d = l->groups[0].head_dim;
+    uint32_t page = e->host.slots[slot].pages[pos / l->page_tokens] - 1;
+    return bt_host_segment(&e->host, layer, page) +
+           (size_t)(pos % l->page_tokens) * l->groups[0].head_dim * 2;
+}
+
+static uint64_t mix(uint64_t h)
+{
+    h = (h ^ h >> 32) * 0x9e3779b97f4a7c15ull;
+    return h ^ h >> 29;
+}
+
+/* KV(pos) = f(KV(pos - 1), token, layer). */
+static void write_layer(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t layer)
+{
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct bt_engine_row *r = &b->rows[i];
         uint32_t pos = bt_host_row_pos(&e->host, r);
+        uint64_t kv = 0;
+        if (pos > 0) {
+            memcpy(&kv, kv_at(e, r->slot, pos - 1, layer), e->kv_bytes);
+        }
         for (uint32_t t = 0; t < r->n; t++) {
-            uint32_t page = e->host.slots[r->slot].pages[(pos + t) / l->page_tokens] - 1;
-            uint32_t id = row_token(e, r, t);
-            uint8_t *seg = bt_host_segment(&e->host, layer, page);
-            memcpy(seg + (size_t)((pos + t) % l->page_tokens) * d * 2, &id, sizeof(id));
+            kv = mix(kv + row_token(e, r, t) + ((uint64_t)(layer + 1) << 32));
+            memcpy(kv_at(e, r->slot, pos + t, layer), &kv, e->kv_bytes);
         }
     }
 }
 
-/* Never one that ends a sequence, so that lengths are what the caller asked for. */
-static uint32_t next_token(const struct bt_engine *e, uint32_t last, uint32_t pos)
+/* What the KV of all layers at the position before `pos` stands for. */
+static uint64_t state_before(const struct bt_engine *e, uint32_t slot, uint32_t pos)
 {
-    const uint32_t in[2] = {last, pos};
-    uint32_t id = (uint32_t)(bt_hash64(in, sizeof(in), 0) % e->config.vocab);
+    uint64_t all = 0, kv = 0;
+    for (uint32_t l = 0; l < e->config.layers; l++) {
+        memcpy(&kv, kv_at(e, slot, pos - 1, l), e->kv_bytes);
+        all = mix(all ^ kv);
+    }
+    return all;
+}
+
+/* Never one that ends a sequence of this model, so that lengths are what the caller asked for. */
+static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params *p, uint64_t state)
+{
+    if (p->temperature > 0) {
+        state = mix(mix(state + p->seed) + p->choice);
+    }
+    uint32_t id = (uint32_t)((state >> 16) % e->config.vocab);
     for (uint32_t tries = 0; tries <= e->config.n_eos; tries++) {
         bool eos = false;
         for (uint32_t i = 0; i < e->config.n_eos; i++) {
@@ -107,7 +141,25 @@ static uint32_t next_token(const struct bt_engine *e, uint32_t last, uint32_t po
     return id;
 }
 
-/* Every prompt token is the one out of vocab: there is no distribution. */
+/* Every token is one out of vocab: there is no distribution. */
+static void fill_out(const struct bt_engine *e, uint32_t slot, uint32_t pos, uint32_t token,
+                     struct bt_engine_out *o)
+{
+    int32_t want = e->host.slots[slot].params.logprobs;
+    memset(o, 0, offsetof(struct bt_engine_out, top_id)); /* not the arrays: they are long */
+    o->bad = false;
+    o->slot = slot;
+    o->pos = pos;
+    o->token = token;
+    o->logprob = -e->log_vocab;
+    o->n_top = BT_MIN((uint32_t)BT_MAX(want, 0), (uint32_t)BT_ENGINE_MAX_TOP);
+    o->n_top = BT_MIN(o->n_top, e->config.vocab);
+    for (uint32_t i = 0; i < o->n_top; i++) {
+        o->top_id[i] = (token + i) % e->config.vocab;
+        o->top_logprob[i] = -e->log_vocab;
+    }
+}
+
 static void prompt_outs(struct bt_engine *e, const struct bt_engine_batch *b,
                         struct bt_host_ticket *t)
 {
@@ -116,26 +168,25 @@ static void prompt_outs(struct bt_engine *e, const struct bt_engine_batch *b,
         n += bt_host_row_prompt_outs(&e->host, &b->rows[i]);
     }
     bt_host_ticket_outs(t, n);
-    float *logits = n ? bt_calloc(e->config.vocab, sizeof(*logits)) : NULL;
-    for (uint32_t i = 0; i < b->n_rows; i++) {
+    for (uint32_t i = 0; i < b->n_rows && n > 0; i++) {
         const struct bt_engine_row *r = &b->rows[i];
-        uint32_t m = bt_host_row_prompt_outs(&e->host, r), pos = bt_host_row_pos(&e->host, r);
+        uint32_t m = bt_host_row_prompt_outs(&e->host, r), pos = bt_host_row_pos(&e->host, r) + 1;
         for (uint32_t k = 0; k < m; k++) {
-            bt_host_prompt_out(&e->host, r->slot, pos + k + 1, logits, &t->out[at++]);
+            uint32_t token = e->host.slots[r->slot].tokens[pos + k];
+            fill_out(e, r->slot, pos + k, token, &t->out[at++]);
         }
     }
-    free(logits);
 }
 
 static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batch *b,
                                 bt_engine_ticket_t *fwd_p)
 {
-    uint32_t n, n_sample, out = 0, vocab = e->config.vocab;
+    uint32_t n, n_sample, out = 0;
     bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
     if (st != BT_OK) {
         return st;
     }
-    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, (size_t)n_sample * vocab);
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
     t->forward = true;
     for (uint32_t l = 0; st == BT_OK && l < e->config.layers; l++) {
         st = bt_host_layer_wait(&e->host, b, l);
@@ -148,9 +199,6 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
         const struct bt_engine_row *r = &b->rows[i];
         if (r->flags & BT_ROW_SAMPLE) {
             uint32_t pos = bt_host_row_pos(&e->host, r) + r->n;
-            float *logits = t->logits + (size_t)out * vocab;
-            memset(logits, 0, vocab * sizeof(*logits));
-            logits[next_token(e, row_token(e, r, r->n - 1), pos)] = 30.0f;
             bt_host_ticket_sample(
                 t, &(struct bt_host_sample){.slot = r->slot, .pos = pos, .row = out++});
         }
@@ -162,6 +210,48 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
     }
     *fwd_p = t->id;
     bt_host_ticket_done(&e->host, t, st);
+    return BT_OK;
+}
+
+static struct bt_host_ticket *find_forward(struct bt_engine *e, bt_engine_ticket_t id)
+{
+    struct bt_list *heads[] = {&e->host.done, &e->host.given}, *it;
+    for (size_t i = 0; i < BT_ARRAY_LEN(heads); i++) {
+        bt_list_for_each (it, heads[i]) {
+            struct bt_host_ticket *t = BT_CONTAINER_OF(it, struct bt_host_ticket, link);
+            if (t->id == id && t->forward && !t->sampled) {
+                return t;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* No logits, so no mask: CAP_MASK is not among the capabilities. */
+static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
+                               bt_engine_ticket_t *out_p)
+{
+    struct bt_host_ticket *f = find_forward(e, fwd), *t;
+    if (!f || mask) {
+        return f ? BT_ERR_UNSUPPORTED : BT_ERR_INVALID;
+    }
+    t = bt_host_ticket_new(&e->host, 0);
+    f->sampled = true;
+    bt_host_ticket_outs(t, f->status == BT_OK ? f->n_sample : 0);
+    for (uint32_t i = 0; i < t->n_out; i++) {
+        uint32_t slot = f->samples[i].slot, pos = f->samples[i].pos;
+        struct bt_host_slot *s = &e->host.slots[slot];
+        if (!s->open) { /* closed between forward and sample */
+            t->out[i] = (struct bt_engine_out){.slot = slot, .pos = pos, .bad = true};
+            continue;
+        }
+        fill_out(e, slot, pos, choose(e, &s->params, state_before(e, slot, pos)), &t->out[i]);
+        if (s->n_tokens < e->host.info.max_model_len) {
+            s->tokens[s->n_tokens++] = t->out[i].token;
+        }
+    }
+    *out_p = t->id;
+    bt_host_ticket_done(&e->host, t, f->status);
     return BT_OK;
 }
 
@@ -213,11 +303,6 @@ static bt_status_t null_flow_close(struct bt_engine *e, uint32_t flow, bool abor
                                    bt_engine_ticket_t *quiet_p)
 {
     return bt_host_flow_close(&e->host, flow, abort_, quiet_p);
-}
-static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
-                               bt_engine_ticket_t *out_p)
-{
-    return bt_host_sample(&e->host, fwd, mask, out_p);
 }
 static uint32_t null_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_t max,
                           uint32_t timeout_us)

@@ -1,0 +1,44 @@
+/* Products on bf16 units: dst f32 [M, N] = act [M, K] x W [K, N], by AMX tiles or by AVX512-BF16.
+ * bf16 keeps 8 bits of a number; rounding activations to that moved logprobs of small models by
+ * 0.1. So an activation is the sum of two bf16, hi + lo, 16 bits together, and each row of a
+ * product takes two rows of the unit; a weight that bf16 cannot hold (f16 and f32 checkpoints) is
+ * split the same way. Sums are f32. A row's sum runs over K in one order, whatever M, N, the thread
+ * and the other rows are: results are equal bit for bit.
+ *
+ * act is tiled as the units want it: eight rows of activations are 16 rows of bf16 (hi and lo in
+ * turns), cut into tiles of 32 columns, each 16 x 32 and contiguous. */
+#ifndef BT_ENGINE_CPU_PACKED_H
+#define BT_ENGINE_CPU_PACKED_H
+
+#include "common/base/base.h"
+
+struct bt_packed;
+
+/* Elements of act that rows rows of k columns take. */
+static inline size_t bt_act_elems(size_t rows, uint32_t k)
+{
+    return BT_ALIGN_UP(rows, (size_t)8) * 2 * BT_ALIGN_UP(k, 32u);
+}
+/* Offset of a row's first element; column c stands at bt_act_col(c) behind it, its lo part 32 more.
+ */
+static inline size_t bt_act_row(size_t row, uint32_t k)
+{
+    return row / 8 * 16 * BT_ALIGN_UP(k, 32u) + row % 8 * 64;
+}
+static inline size_t bt_act_col(uint32_t c)
+{
+    return (size_t)(c / 32) * 512 + c % 32;
+}
+
+/* True once this process may use AMX tiles (Linux hands them out on demand). */
+bool bt_packed_amx_usable(void);
+
+/* Packs w_nk ([N, K] f32, as checkpoints have them). ERR_NO_MEMORY. The caller frees w_nk. */
+bt_status_t bt_packed_create(uint32_t k, uint32_t n, const float *w_nk, bool amx,
+                             struct bt_packed **p_p) BT_MUST_CHECK;
+void bt_packed_destroy(struct bt_packed *p);
+/* Columns behind K up to the next multiple of 32 must be finite. dst has N columns and m rows. */
+void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, float *dst,
+                   int threads);
+
+#endif
