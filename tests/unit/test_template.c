@@ -14,7 +14,8 @@
 #include "common/base/philox.h"
 #include "common/token/token.h"
 
-#define MODEL "deploy/models/shakespeare-llama-6m"
+#define CHAT_TEMPLATES "tests/golden/chat-templates"
+#define MODEL          "deploy/models/shakespeare-llama-6m"
 
 static json_t *load(const char *path)
 {
@@ -95,6 +96,72 @@ static void test_jinja_vectors(void **state)
         bt_buf_cleanup(&out);
         free(context);
     }
+    assert_int_equal(wrong, 0);
+    json_decref(all);
+}
+
+static struct bt_template *compile_file(const char *name)
+{
+    char path[256], err[512] = "";
+    struct bt_buf source;
+    struct bt_template *t = NULL;
+    snprintf(path, sizeof(path), CHAT_TEMPLATES "/%s", name);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    bt_buf_init(&source);
+    source.len = fread(bt_buf_reserve(&source, 1 << 16), 1, (1 << 16) - 1, f);
+    source.data[source.len] = '\0';
+    fclose(f);
+    if (bt_template_compile(source.data, &t, err, sizeof(err)) != BT_OK) {
+        fail_msg("%s: %s", path, err);
+    }
+    bt_buf_cleanup(&source);
+    return t;
+}
+
+/* Whole chat templates over whole conversations, as rendered by Jinja in transformers' set-up
+ * (tests/tools/make_chat_vectors.py). What raise_exception() said must reach the client. */
+static void test_chat_templates(void **state)
+{
+    (void)state;
+    json_t *all = load(CHAT_TEMPLATES "/vectors.json");
+    const json_t *contexts = json_object_get(all, "contexts");
+    const json_t *vectors = json_object_get(all, "vectors");
+    struct bt_template *t = NULL;
+    const char *name = "";
+    unsigned wrong = 0, raised = 0;
+    for (size_t i = 0; i < json_array_size(vectors); i++) {
+        const json_t *v = json_array_get(vectors, i), *want = json_object_get(v, "text");
+        const char *message = json_string_value(json_object_get(v, "error"));
+        const char *file = json_string_value(json_object_get(v, "template"));
+        size_t n = (size_t)json_integer_value(json_object_get(v, "context"));
+        char *context = json_dumps(json_array_get(contexts, n), 0), err[512] = "";
+        if (strcmp(file, name) != 0) {
+            bt_template_destroy(t);
+            t = compile_file(file);
+            name = file;
+        }
+        struct bt_buf out;
+        bt_buf_init(&out);
+        bt_status_t st = bt_template_render(t, context, &out, err, sizeof(err));
+        bool same = want == NULL ? st == BT_ERR_INVALID && (message == NULL || strstr(err, message))
+                                 : st == BT_OK && out.len == json_string_length(want) &&
+                                       memcmp(out.data, json_string_value(want), out.len) == 0;
+        if (!same) {
+            wrong++;
+            print_error("%s, context %zu: %s\n want: %s\n  got: %.*s %s\n", name, n,
+                        bt_status_name(st),
+                        want != NULL ? json_string_value(want)
+                        : message    ? message
+                                     : "an error",
+                        (int)out.len, out.data == NULL ? "" : out.data, st == BT_OK ? "" : err);
+        }
+        raised += message != NULL;
+        bt_buf_cleanup(&out);
+        free(context);
+    }
+    bt_template_destroy(t);
+    assert_true(json_array_size(vectors) > 200 && raised > 10);
     assert_int_equal(wrong, 0);
     json_decref(all);
 }
@@ -343,6 +410,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chat_vectors),
         cmocka_unit_test(test_jinja_vectors),
+        cmocka_unit_test(test_chat_templates),
         cmocka_unit_test(test_refused_when_compiled),
         cmocka_unit_test(test_errors_name_the_line),
         cmocka_unit_test(test_limits),
