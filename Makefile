@@ -29,7 +29,7 @@ CFLAGS   += -std=gnu11 -g $(OPT) -fPIC -fno-semantic-interposition $(WARN) $(SAN
 LDFLAGS  += $(SAN) -Wl,--as-needed -rdynamic
 # In a bundle the libraries lie in lib/baton beside bin. DT_RPATH, not DT_RUNPATH: it also serves what they need.
 RPATH    := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib/baton'
-LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -lssl -lcrypto -lrocksdb -luring -lpthread -ldl -lm
+LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -lssl -lcrypto -lpthread -ldl -lm
 
 # ---- sources, by folder: a new file needs no line here ----
 PROTOS   := $(wildcard proto/*.proto)
@@ -149,7 +149,9 @@ install: all install-files install-system
 # Also of a bundle, which is an installation under PREFIX= with its libraries beside it.
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton $(addprefix $(DESTDIR)$(PREFIX)/share/,doc/baton baton/models)
-	install -m 755 $(BINS) deploy/local/baton-local $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(PREFIX)/lib/baton/bench
+	install -m 755 $(BINS) deploy/local/baton-local tests/bench/baton-bench $(DESTDIR)$(PREFIX)/bin
+	install -m 644 tests/bench/load.py $(DESTDIR)$(PREFIX)/lib/baton/bench
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
 	cp -R deploy/systemd deploy/config $(DESTDIR)$(PREFIX)/share/baton
@@ -158,7 +160,8 @@ install-files:
 install-system:
 	PREFIX=$(PREFIX) deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton
 # One archive that runs where none of the packages is; GPU=1: without oneDNN and the cpu engine.
-bundle: setup
+bundle:
+	@deploy/local/setup.sh --bundle
 	@$(MAKE) --no-print-directory -j$$(nproc) all
 	@deploy/bundle/make-bundle.sh $(B) $(VERSION) $(if $(GPU),gpu)
 clean:

@@ -1,14 +1,16 @@
 #!/bin/bash
-# Installs what building (and with --tests: testing) Baton needs from the distribution's packages.
+# Installs what building (and with --tests: testing, --bundle: packing) Baton needs from the distribution's packages.
 # Asks before sudo, names what it installs, starts and enables no service: etcd's package ships a unit,
 # so its binary is unpacked into build/third instead of installed. Does nothing if all is there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 packages=(gcc make git libc6-dev libgrpc-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
-    libjansson-dev libyaml-dev libpcre2-dev libssl-dev libdnnl-dev librocksdb-dev liburing-dev curl ca-certificates)
+    libjansson-dev libyaml-dev libpcre2-dev libssl-dev libdnnl-dev curl ca-certificates)
 test_packages=(libcmocka-dev python3 python3-pytest python3-grpcio python3-protobuf
     protobuf-compiler python3-grpc-tools)
+bundle_packages=(xz-utils binutils python3-minimal)
+[ -z "${1:-}" ] || packages+=("${bundle_packages[@]}") # a test packs as well
 if [ "${1:-}" = --tests ]; then
     packages+=("${test_packages[@]}")
     # For the openai client's test; any node with npm will do, wherever it comes from.

@@ -1,0 +1,409 @@
+"""baton-bench serve: load on any server of the OpenAI API, streaming, from one process without other packages.
+
+One connection a request; times begin when the request is written. Open loop (--rate, Poisson arrivals) or closed loop
+(--concurrency). TBT of a request is the mean of its longest tenth of gaps between tokens, as in docs/ARCHITECTURE.md.
+"""
+import argparse
+import asyncio
+import csv
+import json
+import random
+import resource
+import ssl
+import sys
+import time
+from urllib.parse import urlsplit
+
+WORDS = ("the king and queen of night shall speak no more to thee my lord come hither go sweet love "
+         "death crown blood heart sword house friend day heaven hand eye tongue good noble").split()
+
+
+class Failed(Exception):
+    """A request that was not answered as wished; its text is counted and shown."""
+
+
+class Stream(asyncio.Protocol):
+    """One request: its head and body go out, events come in. Only what is counted is parsed."""
+
+    def __init__(self, request):
+        self.request, self.buf, self.need, self.event = request, b"", 0, b""
+        self.head = self.chunked = self.finished = False
+        self.length, self.status, self.times, self.usage = None, 0, [], None
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.start = time.perf_counter()
+        transport.write(self.request)
+
+    def connection_lost(self, exc):
+        if self.done.done():
+            return
+        if self.head and self.status == 200 and not self.chunked and self.length is None and self.finished:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(Failed(f"the connection ended early ({exc or 'closed by the server'})"))
+
+    def fail(self, why):
+        if not self.done.done():
+            self.done.set_exception(Failed(why))
+        self.transport.abort()
+
+    def end(self):
+        if self.done.done():
+            return
+        if self.status != 200:
+            text = self.event.decode(errors="replace").strip()
+            try:
+                text = json.loads(text)["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                pass
+            self.fail(f"HTTP {self.status}: {text[:200]}")
+        elif not self.finished:
+            self.fail("the stream ended without [DONE]")
+        else:
+            self.stop = time.perf_counter()
+            self.done.set_result(None)
+            self.transport.close()
+
+    def data_received(self, data):
+        now = time.perf_counter()
+        self.buf = self.buf + data if self.buf else data
+        if not self.head and not self.read_head():
+            return
+        if not self.chunked:
+            body, self.buf = self.buf, b""
+            self.body(body, now)
+            if self.length is not None:
+                self.length -= len(body)
+                if self.length <= 0:
+                    self.end()
+            return
+        while self.buf and not self.done.done():
+            if self.need == 0:
+                eol = self.buf.find(b"\r\n")
+                if eol < 0:
+                    return
+                try:
+                    size = int(self.buf[:eol].split(b";")[0], 16)
+                except ValueError:
+                    return self.fail("a chunk of the answer has no size")
+                if size == 0:
+                    return self.end()
+                self.buf, self.need = self.buf[eol + 2:], size + 2
+            if len(self.buf) < self.need:
+                return  # chunks are small: wait for all of it
+            self.body(self.buf[:self.need - 2], now)
+            self.buf, self.need = self.buf[self.need:], 0
+
+    def read_head(self):
+        end = self.buf.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self.buf) > 65536:
+                self.fail("the answer's head has no end")
+            return False
+        lines = self.buf[:end].decode("latin-1").split("\r\n")
+        try:
+            self.status = int(lines[0].split(" ")[1])
+        except (IndexError, ValueError):
+            self.fail(f"not HTTP: {lines[0][:80]}")
+            return False
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
+            if name.lower() == "transfer-encoding":
+                self.chunked = "chunked" in value.lower()
+            elif name.lower() == "content-length":
+                self.length = int(value)
+        self.head, self.buf = True, self.buf[end + 4:]
+        return True
+
+    def body(self, data, now):
+        self.event = self.event + data if self.event else data
+        if self.status != 200:
+            return
+        while True:
+            end = self.event.find(b"\n\n")
+            if end < 0:
+                return
+            event, self.event = self.event[:end], self.event[end + 2:]
+            if not event.startswith(b"data:"):
+                continue
+            if event[5:].strip() == b"[DONE]":
+                self.finished = True
+            elif not self.times or b'"usage":{' in event or b'"usage": {' in event or b'"error"' in event:
+                self.look_at(event[5:], now)
+            else:
+                self.times.append(now)
+
+    def look_at(self, text, now):
+        try:
+            event = json.loads(text)
+        except ValueError:
+            return self.fail("an event is not JSON")
+        if "error" in event:
+            return self.fail(f"error event: {str(event['error'].get('message', event['error']))[:200]}")
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or []:
+            delta = choice.get("delta")
+            if delta is None or delta.get("content") or choice.get("finish_reason"):
+                self.times.append(now)
+                break
+
+    def row(self, base):
+        if not self.times:
+            raise Failed("no token came")
+        gaps = sorted(b - a for a, b in zip(self.times, self.times[1:]))
+        tail = gaps[-max(1, len(gaps) // 10):] if gaps else []
+        usage = self.usage or {}
+        return {"start_s": self.start - base, "ttft_ms": (self.times[0] - self.start) * 1e3,
+                "tbt_ms": sum(tail) / len(tail) * 1e3 if tail else None,
+                "e2e_ms": (self.stop - self.start) * 1e3, "prompt_tokens": usage.get("prompt_tokens"),
+                "tokens": usage.get("completion_tokens", len(self.times)), "error": "",
+                "gaps": [g * 1e3 for g in gaps]}
+
+
+class Server:
+    def __init__(self, opts):
+        url = urlsplit(opts.url if "//" in opts.url else "http://" + opts.url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            sys.exit(f"baton-bench: --url {opts.url} is not http://HOST:PORT or https://HOST:PORT")
+        self.tls = ssl.create_default_context() if url.scheme == "https" else None
+        self.host, self.port = url.hostname, url.port or (443 if self.tls else 80)
+        self.prefix = url.path.rstrip("/").removesuffix("/v1")
+        self.opts = opts
+
+    def bytes(self, method, path, body=None):
+        data = json.dumps(body).encode() if body is not None else b""
+        key = f"Authorization: Bearer {self.opts.key}\r\n" if self.opts.key else ""
+        return (f"{method} {self.prefix}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{key}"
+                f"Connection: close\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(data)}\r\n\r\n").encode() + data
+
+    async def model(self):
+        """The id of the first model that the server names."""
+        if self.opts.model:
+            return self.opts.model
+        reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls)
+        writer.write(self.bytes("GET", "/v1/models"))
+        answer = await asyncio.wait_for(reader.read(-1), 30)
+        writer.close()
+        try:
+            return json.loads(answer[answer.index(b"{"):answer.rindex(b"}") + 1])["data"][0]["id"]
+        except (ValueError, KeyError, IndexError):
+            sys.exit("baton-bench: /v1/models names no model, give --model: "
+                     + answer[:200].decode(errors="replace").split("\r\n")[0])
+
+    async def ask(self, text, n, base=0.0):
+        body = {"model": self.name, "max_tokens": n, "temperature": self.opts.temperature, "stream": True,
+                "stream_options": {"include_usage": True}}
+        if self.opts.ignore_eos:
+            body["ignore_eos"] = True
+        path = "/v1/chat/completions" if self.opts.chat else "/v1/completions"
+        if self.opts.chat:
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        _, stream = await asyncio.get_running_loop().create_connection(
+            lambda: Stream(self.bytes("POST", path, body)), self.host, self.port, ssl=self.tls)
+        try:
+            await asyncio.wait_for(stream.done, self.opts.timeout)
+        except asyncio.TimeoutError:
+            stream.transport.abort()
+            raise Failed(f"no end after {self.opts.timeout} s") from None
+        return stream.row(base)
+
+
+class Prompts:
+    """Texts of about --input tokens: two short questions tell how many tokens a word has here."""
+
+    def __init__(self, opts):
+        self.opts, self.rng, self.per_word, self.fixed = opts, random.Random(opts.seed), 1.0, 0.0
+        self.shared = " ".join(self.rng.choice(WORDS) for _ in range(opts.shared_prefix))
+
+    def words(self, n):
+        return " ".join(self.rng.choice(WORDS) for _ in range(max(1, n)))
+
+    async def calibrate(self, server):
+        counts = []
+        for n in (20, 100):
+            row = await server.ask(self.words(n), 1)
+            if row["prompt_tokens"] is None:
+                return
+            counts.append(row["prompt_tokens"])
+        self.per_word = max(0.1, (counts[1] - counts[0]) / 80)
+        self.fixed = counts[0] - 20 * self.per_word
+
+    def text(self, i):
+        n = round((self.opts.input - self.fixed) / self.per_word) - self.opts.shared_prefix
+        own = f"{self.opts.seed} {i} " + self.words(n - 4)
+        return f"{self.shared} {own}" if self.shared else own
+
+
+class Run:
+    def __init__(self, opts):
+        self.opts, self.rows, self.open, self.peak, self.tokens = opts, [], 0, 0, 0
+        self.errors = {}
+
+    async def one(self, server, text):
+        self.open += 1
+        self.peak = max(self.peak, self.open)
+        began = time.perf_counter()
+        try:
+            row = await server.ask(text, self.opts.output, self.base)
+            self.tokens += row["tokens"]
+        except (Failed, OSError) as e:
+            why = str(e) or type(e).__name__
+            self.errors[why] = self.errors.get(why, 0) + 1
+            row = {"start_s": began - self.base, "error": why}
+        self.open -= 1
+        self.rows.append(row)
+
+    async def progress(self):
+        while True:
+            await asyncio.sleep(0.25)
+            n, total = len(self.rows), self.opts.requests
+            bar = "#" * (30 * n // total)
+            spent = time.perf_counter() - self.base
+            sys.stderr.write(f"\r[{bar:30}] {n}/{total}  open {self.open}  {self.tokens / spent:.0f} tokens/s  "
+                             f"failed {sum(self.errors.values())} ")
+            sys.stderr.flush()
+
+    async def go(self, server, prompts):
+        opts = self.opts
+        texts = [prompts.text(i) for i in range(opts.requests)]
+        arrivals = random.Random(opts.seed + 1)
+        bar = asyncio.create_task(self.progress()) if sys.stderr.isatty() else None
+        self.base, cpu = time.perf_counter(), time.process_time()
+        try:
+            if opts.rate:
+                tasks, due = [], 0.0
+                for text in texts:
+                    await asyncio.sleep(max(0.0, self.base + due - time.perf_counter()))
+                    tasks.append(asyncio.create_task(self.one(server, text)))
+                    due += arrivals.expovariate(opts.rate)
+                await asyncio.gather(*tasks)
+            else:
+                queue = iter(texts)
+
+                async def client():
+                    for text in queue:
+                        await self.one(server, text)
+                await asyncio.gather(*(client() for _ in range(min(opts.concurrency, opts.requests))))
+        finally:
+            self.seconds = time.perf_counter() - self.base
+            self.cpu = (time.process_time() - cpu) / self.seconds
+            if bar:
+                bar.cancel()
+                sys.stderr.write("\n")
+
+
+def percentile(values, p):
+    """The smallest value that at least p percent of the values do not exceed."""
+    v = sorted(values)
+    return v[max(0, min(len(v) - 1, -(-len(v) * p // 100) - 1))] if v else float("nan")
+
+
+def report(run, opts):
+    good = [r for r in run.rows if not r["error"]]
+    for why, n in sorted(run.errors.items(), key=lambda e: -e[1])[:5]:
+        print(f"failed {n}x: {why}")
+    if opts.csv:
+        fields = ["start_s", "ttft_ms", "tbt_ms", "e2e_ms", "prompt_tokens", "tokens", "error"]
+        with open(opts.csv, "w", newline="") as f:
+            out = csv.DictWriter(f, fields, extrasaction="ignore")
+            out.writeheader()
+            for r in sorted(run.rows, key=lambda r: r["start_s"]):
+                out.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()})
+    if not good:
+        print("no request succeeded")
+        return 1
+    table = {"ttft": [r["ttft_ms"] for r in good], "tbt": [r["tbt_ms"] for r in good if r["tbt_ms"] is not None],
+             "gap": [g for r in good for g in r["gaps"]], "e2e": [r["e2e_ms"] for r in good]}
+    prompt = [r["prompt_tokens"] for r in good if r["prompt_tokens"] is not None]
+    load = f"rate {opts.rate}/s" if opts.rate else f"concurrency {opts.concurrency}"
+    print(f"{load}: {len(good)} answered, {len(run.rows) - len(good)} failed in {run.seconds:.1f} s; at most {run.peak} "
+          f"at once; prompt {sum(prompt) / len(prompt) if prompt else opts.input:.0f} tokens, answer "
+          f"{run.tokens / len(good):.0f}; this generator used {run.cpu * 100:.0f} % of a core")
+    print(f"{'ms':6}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}")
+    for name, values in table.items():
+        if values:
+            print(f"{name:6}" + "".join(f"{percentile(values, p):10.2f}" for p in (50, 90, 99, 100)))
+    for name, values in table.items():
+        for p in (50, 99) if values else ():
+            print(f"bench,serve_{name}_p{p},{percentile(values, p):.2f},ms,-,-")
+    print(f"bench,serve_requests,{len(good) / run.seconds:.2f},1/s,-,-")
+    print(f"bench,serve_tokens,{run.tokens / run.seconds:.1f},tokens/s,-,-")
+    if opts.ttft or opts.tbt:
+        met = [r for r in good if (not opts.ttft or r["ttft_ms"] <= opts.ttft)
+               and (not opts.tbt or (r["tbt_ms"] or 0) <= opts.tbt)]
+        print(f"bench,serve_goodput,{len(met) / run.seconds:.2f},1/s,all requests {len(good) / run.seconds:.2f},"
+              f"{len(met) / len(run.rows):.3f}")
+    return 1 if run.errors else 0
+
+
+def options(args):
+    def positive(kind):
+        def read(text):
+            value = kind(text)
+            if value <= 0:
+                raise argparse.ArgumentTypeError(f"{text} is not above 0")
+            return value
+        read.__name__ = kind.__name__
+        return read
+    p = argparse.ArgumentParser(prog="baton-bench serve", description="Load on a server of the OpenAI API; "
+                                "exit status 1 if any request failed.", epilog="TBT: mean of the longest tenth of a "
+                                "request's token gaps; gap: all token gaps; goodput: requests that meet --ttft and --tbt.")
+    p.add_argument("--url", required=True, help="http://HOST:PORT, also with /v1")
+    load = p.add_mutually_exclusive_group(required=True)
+    load.add_argument("--rate", type=positive(float), metavar="R", help="requests per second, Poisson arrivals")
+    load.add_argument("--concurrency", type=positive(int), metavar="C", help="requests at once, always")
+    p.add_argument("--input", type=positive(int), required=True, metavar="L", help="prompt tokens, about")
+    p.add_argument("--output", type=positive(int), required=True, metavar="M", help="tokens to generate")
+    p.add_argument("--requests", type=positive(int), metavar="N", help="default: 30 s of --rate, or 4 x --concurrency")
+    p.add_argument("--seed", type=int, default=1, help="of prompts and arrivals")
+    p.add_argument("--shared-prefix", type=int, default=0, metavar="W", help="words that all prompts begin with")
+    p.add_argument("--csv", metavar="FILE", help="one line a request")
+    p.add_argument("--chat", action="store_true", help="/v1/chat/completions")
+    p.add_argument("--model", help="default: the first of /v1/models")
+    p.add_argument("--key", help="API key")
+    p.add_argument("--temperature", type=float, default=0.0)
+    p.add_argument("--no-ignore-eos", dest="ignore_eos", action="store_false",
+                   help="for servers that do not know ignore_eos: answers may be shorter than --output")
+    p.add_argument("--ttft", type=positive(float), metavar="MS", help="objective for goodput")
+    p.add_argument("--tbt", type=positive(float), metavar="MS", help="objective for goodput")
+    p.add_argument("--timeout", type=positive(float), default=600.0, metavar="S", help="of one request")
+    o = p.parse_args(args)
+    o.requests = o.requests or (max(1, round(30 * o.rate)) if o.rate else 4 * o.concurrency)
+    return o
+
+
+async def work(opts):
+    server, prompts, run = Server(opts), Prompts(opts), Run(opts)
+    try:
+        server.name = await server.model()
+        await prompts.calibrate(server)
+    except (OSError, asyncio.TimeoutError) as e:
+        sys.exit(f"baton-bench: cannot reach {opts.url}: {e or type(e).__name__}")
+    except Failed as e:
+        sys.exit(f"baton-bench: {opts.url} does not answer a short question: {e}")
+    task = asyncio.create_task(run.go(server, prompts))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:  # Ctrl-C: what is there is reported
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        print("interrupted: what follows covers the requests that had ended")
+        report(run, opts)
+        raise
+    return report(run, opts)
+
+
+def main(args):
+    opts = options(args)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        return asyncio.run(work(opts))
+    except KeyboardInterrupt:
+        return 130
