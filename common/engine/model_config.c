@@ -22,11 +22,13 @@
 static const struct arch {
     const char *name;
     bool qkv_bias, qk_norm;
+    bool window;          /* has sliding_window */
+    bool window_switched; /* only with use_sliding_window */
 } archs[] = {
-    {"LlamaForCausalLM", false, false},
-    {"MistralForCausalLM", false, false},
-    {"Qwen2ForCausalLM", true, false},
-    {"Qwen3ForCausalLM", false, true},
+    {"LlamaForCausalLM", false, false, false, false},
+    {"MistralForCausalLM", false, false, true, false},
+    {"Qwen2ForCausalLM", true, false, true, true},
+    {"Qwen3ForCausalLM", false, true, true, true},
 };
 
 struct reader {
@@ -160,6 +162,42 @@ static const char *get_str(struct reader *r, const json_t *o, const char *name, 
     return v && json_is_string(v) ? json_string_value(v) : def;
 }
 
+/* One window for all layers. Models whose layers differ need a KV group for each kind. */
+static void read_window(struct reader *r, struct bt_model_config *c, const struct arch *a)
+{
+    size_t sliding = 0, n = 0;
+    const json_t *types = field(r->root, "layer_types");
+    for (; types && n < json_array_size(types); n++) {
+        const char *t = json_string_value(json_array_get(types, n));
+        if (!t || (strcmp(t, "full_attention") != 0 && strcmp(t, "sliding_attention") != 0)) {
+            fail(r, BT_ERR_UNSUPPORTED,
+                 "layer_types: entry %zu is not supported; supported are full_attention, "
+                 "sliding_attention",
+                 n);
+            return;
+        }
+        sliding += t[0] == 's';
+    }
+    if (sliding != 0 && sliding != n) {
+        fail(r, BT_ERR_UNSUPPORTED,
+             "layer_types: %zu of %zu layers are sliding_attention; supported are all or none",
+             sliding, n);
+        return;
+    }
+    bool on = field(r->root, "sliding_window") &&
+              (!a->window_switched || get_bool(r, "use_sliding_window", false));
+    if (sliding != 0 && !on) {
+        fail(r, BT_ERR_INVALID, "layer_types: sliding_attention without sliding_window");
+    } else if (on && !a->window) {
+        fail(r, BT_ERR_UNSUPPORTED, "sliding_window: only null is supported for %s", a->name);
+    } else if (on && n == 0 && a->window_switched) {
+        fail(r, BT_ERR_UNSUPPORTED,
+             "use_sliding_window: only false is supported for %s without layer_types", a->name);
+    } else if (on && (n == 0 || sliding)) {
+        c->window = (uint32_t)get_int(r, "sliding_window", 1, 1 << 24, true, 1);
+    }
+}
+
 static void read_architecture(struct reader *r, struct bt_model_config *c)
 {
     const json_t *list = field(r->root, "architectures");
@@ -176,6 +214,7 @@ static void read_architecture(struct reader *r, struct bt_model_config *c)
             snprintf(c->architecture, sizeof(c->architecture), "%s", name);
             c->qkv_bias = archs[i].qkv_bias;
             c->qk_norm = archs[i].qk_norm;
+            read_window(r, c, &archs[i]);
             return;
         }
     }
@@ -243,10 +282,6 @@ static void read_restrictions(struct reader *r, const struct bt_model_config *c)
     if (get_bool(r, "mlp_bias", false)) {
         fail(r, BT_ERR_UNSUPPORTED, "mlp_bias: only false is supported");
     }
-    bool qwen = strncmp(c->architecture, "Qwen", 4) == 0; /* their window has a switch */
-    if (field(r->root, "sliding_window") && get_bool(r, "use_sliding_window", !qwen)) {
-        fail(r, BT_ERR_UNSUPPORTED, "sliding_window: only null is supported");
-    }
     if (field(r->root, "quantization_config")) {
         fail(r, BT_ERR_UNSUPPORTED,
              "quantization_config: quantized weights are not supported; "
@@ -254,10 +289,11 @@ static void read_restrictions(struct reader *r, const struct bt_model_config *c)
     }
     const char *dt = get_str(r, r->root, "torch_dtype", NULL);
     dt = get_str(r, r->root, "dtype", dt);
-    if (dt && strcmp(dt, "bfloat16") != 0 && strcmp(dt, "float32") != 0) {
+    if (dt && strcmp(dt, "bfloat16") != 0 && strcmp(dt, "float16") != 0 &&
+        strcmp(dt, "float32") != 0) {
         fail(r, BT_ERR_UNSUPPORTED,
              "dtype: %.32s is not supported; supported are bfloat16, "
-             "float32",
+             "float16, float32",
              dt);
     }
 }
@@ -406,7 +442,8 @@ void bt_model_rope_inv_freq(const struct bt_model_config *c, float *inv_freq)
 bt_status_t bt_model_kv_layout(const struct bt_model_config *c, uint32_t page_tokens,
                                struct bt_kv_layout *l)
 {
-    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, BT_DT_F16, 0, l);
+    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, BT_DT_F16, c->window,
+                            l);
 }
 
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],

@@ -18,6 +18,7 @@ struct bt_model_config {
     bt_rope_kind_t rope_kind;
     double rope_factor, rope_low, rope_high, rope_original_len; /* LINEAR: factor; LLAMA3: all */
     bool qkv_bias, qk_norm;                                     /* by architecture */
+    uint32_t window;     /* a token sees itself and the window - 1 before it; 0: all before it */
     char rope_text[256]; /* canonical text of the RoPE parameters, for the root hash */
     bool tie_embeddings;
     uint32_t bos, n_eos,

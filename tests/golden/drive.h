@@ -37,8 +37,8 @@ static inline struct bt_engine_params drive_greedy(int32_t logprobs)
         .top_p = 1.0f, .repetition_penalty = 1.0f, .logprobs = logprobs};
 }
 
-static inline void drive_open(struct drive *d, const char *name, const char *model,
-                              uint32_t page_tokens)
+static inline void drive_open_as(struct drive *d, const char *name, const char *model,
+                                 const char *load_format, uint32_t page_tokens)
 {
     char err[1024] = "";
     memset(d, 0, sizeof(*d));
@@ -47,7 +47,7 @@ static inline void drive_open(struct drive *d, const char *name, const char *mod
     }
     const struct bt_engine_config c = {.size = sizeof(c),
                                        .model_dir = model,
-                                       .load_format = "auto",
+                                       .load_format = load_format,
                                        .threads = 2,
                                        .page_tokens = page_tokens,
                                        .pages = 4096 * 16 / page_tokens,
@@ -58,6 +58,12 @@ static inline void drive_open(struct drive *d, const char *name, const char *mod
     if (d->vt->open(&c, &d->e, &d->info, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);
     }
+}
+
+static inline void drive_open(struct drive *d, const char *name, const char *model,
+                              uint32_t page_tokens)
+{
+    drive_open_as(d, name, model, "auto", page_tokens);
 }
 
 static inline void drive_close(struct drive *d)

@@ -565,6 +565,38 @@ static void test_fork(void **state)
     assert_int_equal(d.vt->page_copy(d.e, 0, 1, 17), BT_ERR_INVALID);
 }
 
+/* A sliding window of 48 tokens: chunks begin and end anywhere in it. */
+static void test_window(void **state)
+{
+    (void)state;
+    need_exact();
+    struct drive keep = d;
+    const struct bt_engine_params p = drive_greedy(20);
+    static const uint32_t chunks[] = {2048, 1, 13, 48, 100};
+    uint32_t text[300];
+    struct bt_engine_out want[N_NEW];
+    drive_open(&d, "cpu", "tests/golden/models/tiny-mistral", 16);
+    assert_int_equal(d.info->layout.groups[0].window, 48);
+    for (uint32_t i = 0; i < 300; i++) {
+        text[i] = prompt[2][i] % d.info->vocab;
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(chunks); i++) {
+        d.next_page = 0;
+        drive_slot(&d, 0, &p, text, 300, N_NEW);
+        struct bt_engine_out o = drive_prefill(&d, 0, text, 0, 300, chunks[i]);
+        for (uint32_t k = 0; k < N_NEW; k++) {
+            want[k] = i ? want[k] : o;
+            same(&want[k], &o, k);
+            if (k + 1 < N_NEW) {
+                o = drive_decode(&d, 0);
+            }
+        }
+        drive_slot_close(&d, 0);
+    }
+    drive_close(&d);
+    d = keep;
+}
+
 static void test_bad_calls(void **state)
 {
     (void)state;
@@ -635,6 +667,7 @@ int main(void)
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_prompt_logprobs_end),
         cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_window),
         cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_null_engine),
     };

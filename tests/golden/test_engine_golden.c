@@ -1,6 +1,7 @@
 /* The CPU engine against float32 outputs of the reference implementation: top-10 logprobs of the
  * next token within 0.05, greedy tokens equal up to near-ties. tests/run runs it again with
- * ONEDNN_MAX_CPU_ISA=AVX2. BT_GOLDEN_MODEL and BT_GOLDEN_REF name another model and its file. */
+ * ONEDNN_MAX_CPU_ISA=AVX2. BT_GOLDEN_MODEL and BT_GOLDEN_REF name another model and its file, for a
+ * run of their own. */
 #include "tests/golden/drive.h"
 
 #include <jansson.h>
@@ -132,22 +133,51 @@ static void test_draft(void **state)
     check_model("deploy/models/shakespeare-draft-1m", "tests/golden/shakespeare-draft-1m.json");
 }
 
-static void test_other(void **state)
+/* One small random model for each architecture: sliding window (48 tokens, prompts of up to 300),
+ * Llama 3.1's RoPE in f16, QKV bias with a tied head in f32 shards, QK norm in bf16 shards. */
+static void test_mistral(void **state)
+{
+    (void)state;
+    check_model("tests/golden/models/tiny-mistral", "tests/golden/models/tiny-mistral.json");
+}
+
+static void test_llama31(void **state)
+{
+    (void)state;
+    check_model("tests/golden/models/tiny-llama31", "tests/golden/models/tiny-llama31.json");
+}
+
+static void test_qwen2(void **state)
+{
+    (void)state;
+    check_model("tests/golden/models/tiny-qwen2", "tests/golden/models/tiny-qwen2.json");
+}
+
+static void test_qwen3(void **state)
+{
+    (void)state;
+    check_model("tests/golden/models/tiny-qwen3", "tests/golden/models/tiny-qwen3.json");
+}
+
+/* A model that is not in the repository. */
+static void test_named(void **state)
 {
     (void)state;
     const char *model = bt_conf_env("BT_GOLDEN_MODEL"), *ref = bt_conf_env("BT_GOLDEN_REF");
-    if (!model || !ref) {
-        skip();
-    }
+    assert_non_null(ref);
     check_model(model, ref);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_draft),
-        cmocka_unit_test(test_other),
+        cmocka_unit_test(test_llama),   cmocka_unit_test(test_draft),
+        cmocka_unit_test(test_mistral), cmocka_unit_test(test_llama31),
+        cmocka_unit_test(test_qwen2),   cmocka_unit_test(test_qwen3),
     };
+    const struct CMUnitTest named[] = {cmocka_unit_test(test_named)};
+    if (bt_conf_env("BT_GOLDEN_MODEL")) {
+        return cmocka_run_group_tests(named, NULL, NULL);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

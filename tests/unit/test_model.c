@@ -137,6 +137,68 @@ static void test_rope_spellings(void **state)
     }
 }
 
+#define MISTRAL                                                                                    \
+    "\"architectures\":[\"MistralForCausalLM\"],\"vocab_size\":100,\"hidden_size\":64,"            \
+    "\"intermediate_size\":128,\"num_hidden_layers\":2,\"num_attention_heads\":4,"                 \
+    "\"max_position_embeddings\":512"
+#define QWEN                                                                                       \
+    "\"architectures\":[\"Qwen3ForCausalLM\"],\"vocab_size\":100,\"hidden_size\":64,"              \
+    "\"intermediate_size\":128,\"num_hidden_layers\":2,\"num_attention_heads\":4,"                 \
+    "\"max_position_embeddings\":512"
+
+static void test_window(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint32_t window;
+    } cases[] = {
+        {"{" MISTRAL ",\"sliding_window\":128}", 128},
+        {"{" MISTRAL ",\"sliding_window\":null}", 0},
+        {"{" MISTRAL "}", 0},
+        {"{" QWEN ",\"sliding_window\":128,\"use_sliding_window\":false}", 0},
+        {"{" QWEN ",\"sliding_window\":128}", 0},
+        {"{" QWEN ",\"sliding_window\":128,\"use_sliding_window\":true,"
+         "\"layer_types\":[\"sliding_attention\",\"sliding_attention\"]}",
+         128},
+        {"{" QWEN ",\"sliding_window\":128,\"use_sliding_window\":true,"
+         "\"layer_types\":[\"full_attention\",\"full_attention\"]}",
+         0},
+    };
+    struct bt_model_config c;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        assert_int_equal(load(cases[i].text, &c), BT_OK);
+        assert_int_equal(c.window, cases[i].window);
+    }
+    static const struct {
+        const char *text, *what;
+        bt_status_t status;
+    } bad[] = {
+        {"{" BASE ",\"sliding_window\":128}", "sliding_window", BT_ERR_UNSUPPORTED},
+        {"{" MISTRAL ",\"sliding_window\":0}", "sliding_window", BT_ERR_INVALID},
+        {"{" MISTRAL ",\"sliding_window\":\"x\"}", "sliding_window", BT_ERR_INVALID},
+        {"{" QWEN ",\"sliding_window\":128,\"use_sliding_window\":true}", "use_sliding_window",
+         BT_ERR_UNSUPPORTED},
+        {"{" QWEN ",\"sliding_window\":128,\"use_sliding_window\":true,"
+         "\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
+         "layer_types", BT_ERR_UNSUPPORTED},
+        {"{" QWEN ",\"layer_types\":[\"linear_attention\"]}", "layer_types", BT_ERR_UNSUPPORTED},
+        {"{" QWEN ",\"layer_types\":[\"sliding_attention\",\"sliding_attention\"]}", "layer_types",
+         BT_ERR_INVALID},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
+        expect_err(load(bad[i].text, &c), bad[i].status, "config.json", bad[i].what);
+    }
+    /* the window is part of the layout, so blocks of another window have other keys */
+    struct bt_kv_layout with, without;
+    assert_int_equal(load(cases[0].text, &c), BT_OK);
+    assert_int_equal(bt_model_kv_layout(&c, 16, &with), BT_OK);
+    assert_int_equal(load(cases[1].text, &c), BT_OK);
+    assert_int_equal(bt_model_kv_layout(&c, 16, &without), BT_OK);
+    assert_int_equal(with.groups[0].window, 128);
+    assert_int_not_equal(with.layout_id, without.layout_id);
+}
+
 static void test_head_dim(void **state)
 {
     (void)state;
@@ -172,7 +234,7 @@ static void test_bad_configs(void **state)
         {"{" BASE ",\"mlp_bias\":1}", BT_ERR_INVALID, "mlp_bias"},
         {"{" BASE ",\"sliding_window\":128}", BT_ERR_UNSUPPORTED, "sliding_window"},
         {"{" BASE ",\"quantization_config\":{}}", BT_ERR_UNSUPPORTED, "quantization_config"},
-        {"{" BASE ",\"dtype\":\"float16\"}", BT_ERR_UNSUPPORTED, "dtype"},
+        {"{" BASE ",\"dtype\":\"float8\"}", BT_ERR_UNSUPPORTED, "dtype"},
         {"{" BASE ",\"rope_theta\":0}", BT_ERR_INVALID, "rope_theta"},
         {"{" BASE ",\"rope_theta\":\"x\"}", BT_ERR_INVALID, "rope_theta"},
         {"{" BASE ",\"rope_scaling\":{\"type\":\"yarn\"}}", BT_ERR_UNSUPPORTED, "llama3"},
@@ -394,10 +456,11 @@ static void test_root_key(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shipped),      cmocka_unit_test(test_rope_spellings),
-        cmocka_unit_test(test_head_dim),     cmocka_unit_test(test_bad_configs),
-        cmocka_unit_test(test_good_tensors), cmocka_unit_test(test_bad_tensors),
-        cmocka_unit_test(test_shards),       cmocka_unit_test(test_root_key),
+        cmocka_unit_test(test_shipped),     cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_window),      cmocka_unit_test(test_head_dim),
+        cmocka_unit_test(test_bad_configs), cmocka_unit_test(test_good_tensors),
+        cmocka_unit_test(test_bad_tensors), cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_root_key),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -169,6 +169,7 @@ static void attention(struct step *s, uint32_t layer)
             .pos = it->pos,
             .group = group,
             .head_dim = d,
+            .window = c->window,
             .kv = kv,
             .seg_bytes = l->groups[0].seg_bytes,
             .head_off = (size_t)head * 2 * l->page_tokens * d * 2,

@@ -22,6 +22,7 @@ struct bt_cpu_attn {
     uint32_t out_row, out_col, out_width;
     uint32_t n, pos; /* query tokens, position of the first */
     uint32_t group, head_dim;
+    uint32_t window;   /* a token sees itself and the window - 1 before it; 0: all before it */
     const uint8_t *kv; /* segments of this layer: page p at kv + p * seg_bytes */
     size_t seg_bytes;
     size_t head_off;       /* of this KV head's K plane inside a segment; V follows K */

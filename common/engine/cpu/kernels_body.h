@@ -386,8 +386,8 @@ static inline void tile_matmul(const float *x, size_t x_stride, const float *til
 
 /* Online softmax (Milakov and Gimelshein 2018) of one row's scores, in the base-2 domain: scores
  * become probabilities, the output row is rescaled. */
-static inline void softmax_row(float *s, uint32_t valid, float scale, float *m_p, float *l_p,
-                               float *o, uint32_t d)
+static inline void softmax_row(float *s, uint32_t from, uint32_t valid, float scale, float *m_p,
+                               float *l_p, float *o, uint32_t d)
 {
     vf max = V_SET(-1e30f);
     vf v[S_VECS];
@@ -396,7 +396,7 @@ static inline void softmax_row(float *s, uint32_t valid, float scale, float *m_p
         for (int i = 0; i < VL; i++) {
             idx[i] = j * VL + i;
         }
-        vi ok = idx < ((vi){0} + (int32_t)valid);
+        vi ok = (idx < ((vi){0} + (int32_t)valid)) & (idx >= ((vi){0} + (int32_t)from));
         vf x = V_LOAD(s + j * VL) * V_SET(scale);
         v[j] = (vf)(((vi)x & ok) | ((vi)V_SET(-1e30f) & ~ok));
         max = N(v_max)(max, v[j]);
@@ -438,7 +438,10 @@ static void N(attn)(const struct bt_cpu_attn *a)
         m[r] = -1e30f;
         l[r] = 0;
     }
-    for (uint32_t t0 = 0; t0 < a->pos + a->n; t0 += BT_CPU_TILE) {
+    /* Tiles that only some of the rows see are masked for the others: their weights are then wiped
+     * by the first score that counts, exactly, so where the block begins does not show. */
+    uint32_t start = a->window && a->pos >= a->window ? a->pos - a->window + 1 : 0;
+    for (uint32_t t0 = start / BT_CPU_TILE * BT_CPU_TILE; t0 < a->pos + a->n; t0 += BT_CPU_TILE) {
         uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)BT_CPU_TILE);
         uint32_t first = t0 > a->pos ? t0 - a->pos : 0; /* tokens before see none of the tile */
         N(tile_rows)(a, t0, valid, a->head_off, zero, ptr);
@@ -452,9 +455,11 @@ static void N(attn)(const struct bt_cpu_attn *a)
                         s + (size_t)i * a->group * BT_CPU_TILE, a->group);
         }
         for (uint32_t r = r0; r < rows; r++) {
-            uint32_t see = BT_MIN(a->pos + r / a->group + 1 - t0, (uint32_t)BT_CPU_TILE);
-            softmax_row(s + (size_t)r * BT_CPU_TILE, see, scale, &m[r], &l[r], o + (size_t)r * d,
-                        d);
+            uint32_t q = a->pos + r / a->group;
+            uint32_t see = BT_MIN(q + 1 - t0, (uint32_t)BT_CPU_TILE);
+            uint32_t from = a->window && q + 1 > a->window + t0 ? q + 1 - a->window - t0 : 0;
+            softmax_row(s + (size_t)r * BT_CPU_TILE, from, see, scale, &m[r], &l[r],
+                        o + (size_t)r * d, d);
         }
         tile_matmul(s + (size_t)r0 * BT_CPU_TILE, BT_CPU_TILE, vt, d, BT_CPU_TILE,
                     o + (size_t)r0 * d, rows - r0);

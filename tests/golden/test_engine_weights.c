@@ -1,0 +1,276 @@
+/* The same model in other files gives the same logprobs: f32 and f16 tensors, shards, a head of its
+ * own; random weights of a shape ("dummy"). The files are made from the shipped draft model. */
+#include "tests/golden/drive.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <unistd.h>
+
+#define MODEL "deploy/models/shakespeare-draft-1m"
+#define N_NEW 12
+
+static char dir[64];
+static json_t *header; /* of the shipped weights */
+static uint8_t *data;
+static size_t data_bytes;
+static struct bt_engine_out expect[N_NEW];
+static const uint32_t prompt[] = {5, 99, 1023, 17, 256, 31, 31, 8, 700, 1500, 2, 64, 900};
+
+enum form { AS_IS, AS_F32, AS_F16 };
+
+static void read_file(const char *path, uint8_t **p, size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 0, SEEK_END), 0);
+    *n = (size_t)ftell(f);
+    rewind(f);
+    *p = malloc(*n);
+    assert_int_equal(fread(*p, 1, *n, f), *n);
+    fclose(f);
+}
+
+static FILE *create(const char *name)
+{
+    char path[160];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    return f;
+}
+
+static void put_json(const char *name, json_t *o)
+{
+    FILE *f = create(name);
+    assert_int_equal(json_dumpf(o, f, 0), 0);
+    fclose(f);
+    json_decref(o);
+}
+
+/* config.json of the model with one field replaced (name NULL: as it is). */
+static void put_config(const char *name, json_t *value)
+{
+    json_t *c = json_load_file(MODEL "/config.json", 0, NULL);
+    if (name) {
+        json_object_set_new(c, name, value);
+    }
+    put_json("config.json", c);
+}
+
+static size_t convert(const uint8_t *from, size_t bytes, enum form form, uint8_t *to)
+{
+    for (size_t i = 0; form != AS_IS && i < bytes / 2; i++) {
+        uint32_t u = ((uint32_t)from[2 * i] | (uint32_t)from[2 * i + 1] << 8) << 16;
+        float f;
+        memcpy(&f, &u, 4);
+        _Float16 h = (_Float16)f;
+        memcpy(to + i * (form == AS_F32 ? 4 : 2), form == AS_F32 ? (void *)&u : (void *)&h,
+               form == AS_F32 ? 4 : 2);
+    }
+    if (form == AS_IS) {
+        memcpy(to, from, bytes);
+    }
+    return form == AS_F32 ? bytes * 2 : bytes;
+}
+
+/* Writes the tensors whose number is `part` modulo `parts`, and, if asked, the embedding again as
+ * the head. map gets their names for the index. */
+static void put_weights(const char *name, enum form form, int part, int parts, bool head,
+                        json_t *map)
+{
+    json_t *out = json_object();
+    uint8_t *bytes = malloc(3 * data_bytes);
+    size_t at = 0;
+    int i = 0;
+    const char *key;
+    json_t *t;
+    json_object_foreach(header, key, t)
+    {
+        if (strcmp(key, "__metadata__") == 0 || i++ % parts != part) {
+            continue;
+        }
+        json_t *offs = json_object_get(t, "data_offsets");
+        size_t from = (size_t)json_integer_value(json_array_get(offs, 0));
+        size_t n = (size_t)json_integer_value(json_array_get(offs, 1)) - from;
+        bool twice = head && strcmp(key, "model.embed_tokens.weight") == 0;
+        for (int k = 0; k <= twice; k++) {
+            size_t size = convert(data + from, n, form, bytes + at);
+            json_t *e = json_pack("{s:s, s:O, s:[I,I]}", "dtype",
+                                  form == AS_F32   ? "F32"
+                                  : form == AS_F16 ? "F16"
+                                                   : "BF16",
+                                  "shape", json_object_get(t, "shape"), "data_offsets",
+                                  (json_int_t)at, (json_int_t)(at + size));
+            json_object_set_new(out, k ? "lm_head.weight" : key, e);
+            if (map) {
+                json_object_set_new(map, key, json_string(name));
+            }
+            at += size;
+        }
+    }
+    char *text = json_dumps(out, JSON_COMPACT);
+    uint64_t len = strlen(text);
+    FILE *f = create(name);
+    fwrite(&len, 1, 8, f);
+    fwrite(text, 1, len, f);
+    fwrite(bytes, 1, at, f);
+    assert_int_equal(fclose(f), 0);
+    free(text);
+    free(bytes);
+    json_decref(out);
+}
+
+static void generate(const char *model, const char *format, struct bt_engine_out *out)
+{
+    struct drive d;
+    drive_open_as(&d, "cpu", model, format, 16);
+    const struct bt_engine_params p = drive_greedy(20);
+    drive_slot(&d, 0, &p, prompt, BT_ARRAY_LEN(prompt), N_NEW);
+    out[0] = drive_prefill(&d, 0, prompt, 0, BT_ARRAY_LEN(prompt), 64);
+    for (int i = 1; i < N_NEW; i++) {
+        out[i] = drive_decode(&d, 0);
+    }
+    drive_close(&d);
+}
+
+static void check(float tolerance)
+{
+    struct bt_engine_out got[N_NEW];
+    generate(dir, "auto", got);
+    for (int i = 0; i < N_NEW; i++) {
+        assert_false(got[i].bad);
+        assert_int_equal(got[i].token, expect[i].token);
+        if (!(fabsf(got[i].logprob - expect[i].logprob) <= tolerance)) {
+            fail_msg("token %d: logprob %.7f, expected %.7f", i, got[i].logprob, expect[i].logprob);
+        }
+    }
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/baton-test-weights-XXXXXX");
+    if (!mkdtemp(dir)) {
+        return -1;
+    }
+    uint8_t *all;
+    size_t n;
+    uint64_t len;
+    read_file(MODEL "/model.safetensors", &all, &n);
+    memcpy(&len, all, 8);
+    header = json_loadb((char *)all + 8, len, 0, NULL);
+    data_bytes = n - 8 - len;
+    data = malloc(data_bytes);
+    memcpy(data, all + 8 + len, data_bytes);
+    free(all);
+    generate(MODEL, "auto", expect);
+    return header ? 0 : -1;
+}
+
+static void clear(void)
+{
+    static const char *const names[] = {
+        "config.json",   "model.safetensors", "model.safetensors.index.json",
+        "a.safetensors", "b.safetensors",     "c.safetensors"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        char path[160];
+        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+        unlink(path);
+    }
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    clear();
+    json_decref(header);
+    free(data);
+    return rmdir(dir);
+}
+
+static void test_f32(void **state)
+{
+    (void)state;
+    clear();
+    put_config("dtype", json_string("float32"));
+    put_weights("model.safetensors", AS_F32, 0, 1, false, NULL);
+    check(0); /* the same numbers */
+}
+
+static void test_f16(void **state)
+{
+    (void)state;
+    clear();
+    put_config("dtype", json_string("float16"));
+    put_weights("model.safetensors", AS_F16, 0, 1, false, NULL);
+    check(1e-3f); /* f16 rounds the smallest weights */
+}
+
+static void test_shards(void **state)
+{
+    (void)state;
+    clear();
+    put_config(NULL, NULL);
+    json_t *map = json_object();
+    static const char *const names[] = {"a.safetensors", "b.safetensors", "c.safetensors"};
+    for (int i = 0; i < 3; i++) {
+        put_weights(names[i], i == 1 ? AS_F32 : AS_IS, i, 3, false, map);
+    }
+    put_json("model.safetensors.index.json", json_pack("{s:o}", "weight_map", map));
+    check(0);
+}
+
+static void test_separate_head(void **state)
+{
+    (void)state;
+    clear();
+    put_config("tie_word_embeddings", json_false());
+    put_weights("model.safetensors", AS_IS, 0, 1, true, NULL);
+    check(0);
+    clear(); /* and without one, an error that names it */
+    put_config("tie_word_embeddings", json_false());
+    put_weights("model.safetensors", AS_IS, 0, 1, false, NULL);
+    const struct bt_engine_vtable *vt;
+    struct bt_engine *e;
+    const struct bt_engine_info *info;
+    char err[1024];
+    assert_int_equal(bt_engine_load("cpu", &vt, err, sizeof(err)), BT_OK);
+    const struct bt_engine_config c = {.size = sizeof(c),
+                                       .model_dir = dir,
+                                       .page_tokens = 16,
+                                       .max_slots = 1,
+                                       .max_rows = 16,
+                                       .ranks = 1,
+                                       .stages = 1};
+    assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_INVALID);
+    assert_non_null(strstr(err, "lm_head.weight is missing"));
+}
+
+/* Random weights need config.json only, and are the same in every process. */
+static void test_dummy(void **state)
+{
+    (void)state;
+    clear();
+    put_config("vocab_size", json_integer(3000));
+    struct bt_engine_out a[N_NEW], b[N_NEW];
+    generate(dir, "dummy", a);
+    generate(dir, "dummy", b);
+    uint32_t kinds = 0;
+    for (int i = 0; i < N_NEW; i++) {
+        assert_false(a[i].bad);
+        assert_int_equal(a[i].token, b[i].token);
+        assert_true(a[i].logprob == b[i].logprob && a[i].logprob < 0 && a[i].logprob > -20);
+        kinds += i > 0 && a[i].logprob != a[i - 1].logprob;
+    }
+    assert_true(kinds > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_f32),    cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_shards), cmocka_unit_test(test_separate_head),
+        cmocka_unit_test(test_dummy),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
