@@ -1,0 +1,510 @@
+/* RocksDB behind a queue. The index thread owns the database handle; operations go in under a lock
+ * and come back the same way with an eventfd that wakes the loop. */
+#include "kvstore/ssd/db.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <rocksdb/c.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "common/base/crc32c.h"
+#include "common/log/log.h"
+
+#define RECORD_VERSION 1
+#define BATCH_MAX      4096
+#define IDENTITY_KEY   "identity" /* shorter than any block's key */
+#define WRITE_BUFFER   (8u << 20)
+
+struct record { /* value of a block's key; little-endian as every machine we build for */
+    uint32_t version, slot, generation, depth, digest, used_s;
+    uint32_t crc; /* CRC32C over the key and the fields above */
+};
+
+struct queue {
+    struct bt_ssd_db_op *head, **tail;
+};
+
+struct bt_ssd_db {
+    struct bt_ssd_db_config c;
+    char *path;
+    rocksdb_options_t *opts;
+    rocksdb_writeoptions_t *sync, *lazy;
+    rocksdb_t *db; /* NULL: the disk refused */
+    pthread_t thread;
+    pthread_mutex_t lock; /* of todo, ready, stop, health, why */
+    pthread_cond_t wake;
+    struct queue todo, ready;
+    bool stop, threaded;
+    bool down, told_down; /* as the index thread knows it; as the loop was told */
+    char why[256];
+    int efd;
+    struct bt_loop_fd *w;
+};
+
+static void queue_init(struct queue *q)
+{
+    q->head = NULL;
+    q->tail = &q->head;
+}
+
+static void queue_put(struct queue *q, struct bt_ssd_db_op *op)
+{
+    op->next = NULL;
+    *q->tail = op;
+    q->tail = &op->next;
+}
+
+static struct bt_ssd_db_op *queue_get(struct queue *q)
+{
+    struct bt_ssd_db_op *op = q->head;
+    if (op != NULL) {
+        q->head = op->next;
+        if (q->head == NULL) {
+            q->tail = &q->head;
+        }
+    }
+    return op;
+}
+
+/* ---- records ---- */
+
+static uint32_t record_crc(const struct bt_kv_key *key, const struct record *r)
+{
+    return bt_crc32c(bt_crc32c(0, key, sizeof(*key)), r, offsetof(struct record, crc));
+}
+
+static void record_make(const struct bt_ssd_db_op *op, struct record *r)
+{
+    *r = (struct record){.version = RECORD_VERSION,
+                         .slot = op->slot,
+                         .generation = op->e.generation,
+                         .depth = op->e.depth,
+                         .digest = op->e.digest,
+                         .used_s = op->e.used_s};
+    r->crc = record_crc(&op->e.key, r);
+}
+
+/* ---- the database ---- */
+
+/* Takes a message of RocksDB's; true: there was none. */
+static bool no_error(char *err, char *why, size_t cap)
+{
+    if (err == NULL) {
+        return true;
+    }
+    snprintf(why, cap, "%s", err);
+    rocksdb_free(err);
+    return false;
+}
+
+static rocksdb_options_t *make_options(void)
+{
+    rocksdb_options_t *o = rocksdb_options_create();
+    rocksdb_options_set_create_if_missing(o, 1);
+    rocksdb_options_set_write_buffer_size(o, WRITE_BUFFER);
+    rocksdb_options_set_max_write_buffer_number(o, 2);
+    rocksdb_options_set_max_total_wal_size(o, 4 * WRITE_BUFFER);
+    rocksdb_options_set_max_open_files(o, 64);
+    rocksdb_options_set_max_background_jobs(o, 2);
+    rocksdb_options_set_compression(o, rocksdb_no_compression); /* hashes do not compress */
+    rocksdb_options_set_info_log_level(o, 3);                   /* errors */
+    rocksdb_options_set_keep_log_file_num(o, 2);
+    rocksdb_options_set_stats_dump_period_sec(o, 0);
+    rocksdb_options_set_paranoid_checks(o, 1);
+    return o;
+}
+
+/* What RocksDB itself cannot open it may not be able to destroy: the folder is ours alone. */
+static void wipe(const char *path)
+{
+    char *err = NULL, name[4096];
+    rocksdb_options_t *o = rocksdb_options_create();
+    rocksdb_destroy_db(o, path, &err);
+    rocksdb_options_destroy(o);
+    rocksdb_free(err);
+    DIR *d = opendir(path);
+    if (d == NULL) {
+        return;
+    }
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        if (e->d_type == DT_REG) {
+            snprintf(name, sizeof(name), "%s/%s", path, e->d_name);
+            unlink(name);
+        }
+    }
+    closedir(d);
+}
+
+static bool put_identity(struct bt_ssd_db *s, char *why, size_t cap)
+{
+    char *err = NULL;
+    rocksdb_put(s->db, s->sync, IDENTITY_KEY, strlen(IDENTITY_KEY), (const char *)&s->c.identity,
+                sizeof(s->c.identity), &err);
+    return no_error(err, why, cap);
+}
+
+/* Reads all records. false: the database is damaged (why says how) or belongs to another file or
+ * model (why is empty). */
+static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
+{
+    rocksdb_readoptions_t *ro = rocksdb_readoptions_create();
+    rocksdb_readoptions_set_verify_checksums(ro, 1);
+    rocksdb_readoptions_set_fill_cache(ro, 0);
+    rocksdb_iterator_t *it = rocksdb_create_iterator(s->db, ro);
+    bool ours = false, empty = true;
+    uint32_t bad = 0;
+    why[0] = '\0';
+    /* The identity first: a record of another identity must not be announced. */
+    rocksdb_iter_seek(it, IDENTITY_KEY, strlen(IDENTITY_KEY));
+    if (rocksdb_iter_valid(it)) {
+        size_t kl, vl;
+        const char *k = rocksdb_iter_key(it, &kl), *v = rocksdb_iter_value(it, &vl);
+        ours = kl == strlen(IDENTITY_KEY) && memcmp(k, IDENTITY_KEY, kl) == 0 &&
+               vl == sizeof(s->c.identity) && memcmp(v, &s->c.identity, vl) == 0;
+    }
+    for (rocksdb_iter_seek_to_first(it); rocksdb_iter_valid(it); rocksdb_iter_next(it)) {
+        size_t kl, vl;
+        const char *k = rocksdb_iter_key(it, &kl), *v = rocksdb_iter_value(it, &vl);
+        struct bt_kv_key key;
+        struct record r;
+        empty = false;
+        if (!ours) {
+            break;
+        }
+        if (kl == strlen(IDENTITY_KEY)) {
+            continue;
+        }
+        if (kl != sizeof(key) || vl != sizeof(r)) {
+            bad++;
+            continue;
+        }
+        memcpy(&key, k, sizeof(key));
+        memcpy(&r, v, sizeof(r));
+        if (r.version != RECORD_VERSION || r.crc != record_crc(&key, &r)) {
+            bad++;
+            continue;
+        }
+        struct bt_ssd_entry e = {.key = key,
+                                 .depth = r.depth,
+                                 .digest = r.digest,
+                                 .generation = r.generation,
+                                 .used_s = r.used_s};
+        s->c.on_record(s->c.arg, r.slot, &e);
+    }
+    char *err = NULL;
+    rocksdb_iter_get_error(it, &err);
+    bool whole = no_error(err, why, cap);
+    rocksdb_iter_destroy(it);
+    rocksdb_readoptions_destroy(ro);
+    if (bad > 0) {
+        BT_WARN("ssd_bad_records", "n=%u why=%s", bad, bt_log_q("wrong checksum; left out"));
+    }
+    return whole && (ours || empty);
+}
+
+static bool open_db(struct bt_ssd_db *s, char *why, size_t cap)
+{
+    char *err = NULL;
+    s->db = rocksdb_open(s->opts, s->path, &err);
+    return no_error(err, why, cap);
+}
+
+static void close_db(struct bt_ssd_db *s)
+{
+    if (s->db != NULL) {
+        rocksdb_close(s->db);
+        s->db = NULL;
+    }
+}
+
+/* A fresh database of our identity; what was there is lost. */
+static bool start_over(struct bt_ssd_db *s, char *why, size_t cap)
+{
+    close_db(s);
+    wipe(s->path);
+    if (open_db(s, why, cap) && put_identity(s, why, cap)) {
+        return true;
+    }
+    close_db(s);
+    return false;
+}
+
+static bool damaged(const char *why)
+{
+    return strncmp(why, "Corruption", 10) == 0 || strstr(why, "does not exist") != NULL ||
+           strstr(why, "No such file") != NULL;
+}
+
+/* Runs before the thread starts. */
+static void first_open(struct bt_ssd_db *s)
+{
+    char why[256] = "";
+    if (open_db(s, why, sizeof(why))) {
+        if (scan(s, why, sizeof(why)) && put_identity(s, why, sizeof(why))) {
+            return;
+        }
+        BT_WARN(
+            "ssd_index_emptied", "path=%s why=%s", s->path,
+            bt_log_q(why[0] != '\0' ? why : "it belongs to another slab file, model or layout"));
+    } else {
+        BT_WARN("ssd_index_unreadable", "path=%s why=%s", s->path, bt_log_q(why));
+    }
+    if (!start_over(s, why, sizeof(why))) {
+        s->down = true;
+        snprintf(s->why, sizeof(s->why), "%s", why);
+    }
+}
+
+/* ---- the index thread ---- */
+
+static bool flush_data(const struct bt_ssd_db *s, char *why, size_t cap)
+{
+    int rc;
+    if (s->c.sys != NULL) {
+        rc = s->c.sys->flush(s->c.sys->arg, s->c.data_fd);
+    } else {
+        rc = fdatasync(s->c.data_fd) == 0 ? 0 : -errno;
+    }
+    if (rc != 0) {
+        snprintf(why, cap, "flushing the data: %s", strerror(-rc));
+    }
+    return rc == 0;
+}
+
+/* Writes the operations of a batch; false: nothing of it may be relied on. */
+static bool write_batch(struct bt_ssd_db *s, const struct bt_ssd_db_op *ops, char *why, size_t cap)
+{
+    rocksdb_writebatch_t *b = rocksdb_writebatch_create();
+    bool puts = false, durable = false, ok = true;
+    for (const struct bt_ssd_db_op *op = ops; op != NULL; op = op->next) {
+        const char *key = (const char *)op->e.key.b;
+        if (op->verb == BT_SSD_DELETE) {
+            rocksdb_writebatch_delete(b, key, sizeof(op->e.key.b));
+        } else {
+            struct record r;
+            record_make(op, &r);
+            rocksdb_writebatch_put(b, key, sizeof(op->e.key.b), (const char *)&r, sizeof(r));
+        }
+        puts = puts || op->verb == BT_SSD_PUT;
+        durable = durable || op->verb != BT_SSD_TOUCH;
+    }
+    if (puts) {
+        ok = flush_data(s, why, cap);
+    }
+    if (ok) {
+        char *err = NULL;
+        rocksdb_write(s->db, durable ? s->sync : s->lazy, b, &err);
+        ok = no_error(err, why, cap);
+    }
+    rocksdb_writebatch_destroy(b);
+    return ok;
+}
+
+static void hand_back(struct bt_ssd_db *s)
+{
+    uint64_t one = 1;
+    ssize_t n = write(s->efd, &one, sizeof(one));
+    (void)n; /* the counter cannot be full */
+}
+
+/* The disk refuses: RocksDB takes no writes any more until it is opened anew. */
+static bool reopen(struct bt_ssd_db *s, char *why, size_t cap)
+{
+    close_db(s);
+    if (!open_db(s, why, cap)) {
+        return damaged(why) && start_over(s, why, cap);
+    }
+    return put_identity(s, why, cap); /* does it take a write? */
+}
+
+/* Ends a batch. After a failure its deletes go back to the front of the queue, the rest is told. */
+static void batch_ended(struct bt_ssd_db *s, struct bt_ssd_db_op *ops, bool ok)
+{
+    struct queue again;
+    queue_init(&again);
+    pthread_mutex_lock(&s->lock);
+    while (ops != NULL) {
+        struct bt_ssd_db_op *op = ops;
+        ops = op->next;
+        if (!ok && op->verb == BT_SSD_DELETE) {
+            queue_put(&again, op);
+        } else {
+            op->st = ok ? BT_OK : BT_ERR_IO;
+            queue_put(&s->ready, op);
+        }
+    }
+    if (again.head != NULL) { /* before what was asked for later */
+        *again.tail = s->todo.head;
+        s->todo.tail = s->todo.head != NULL ? s->todo.tail : again.tail;
+        s->todo.head = again.head;
+    }
+    pthread_mutex_unlock(&s->lock);
+    hand_back(s);
+}
+
+static void set_health(struct bt_ssd_db *s, bool down, const char *why)
+{
+    pthread_mutex_lock(&s->lock);
+    s->down = down;
+    snprintf(s->why, sizeof(s->why), "%s", why);
+    pthread_mutex_unlock(&s->lock);
+    hand_back(s);
+}
+
+/* Waits until there is work, or while the disk refuses until the next attempt is due. */
+static struct bt_ssd_db_op *next_batch(struct bt_ssd_db *s, bool *stop_p)
+{
+    struct queue batch;
+    queue_init(&batch);
+    pthread_mutex_lock(&s->lock);
+    if (s->down && !s->stop) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += (time_t)(s->c.retry_ms / 1000);
+        until.tv_nsec += (long)(s->c.retry_ms % 1000) * 1000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        while (!s->stop && pthread_cond_timedwait(&s->wake, &s->lock, &until) == 0) {
+        }
+    }
+    while (!s->stop && !s->down && s->todo.head == NULL) {
+        pthread_cond_wait(&s->wake, &s->lock);
+    }
+    for (int n = 0; !s->down && n < BATCH_MAX && s->todo.head != NULL; n++) {
+        queue_put(&batch, queue_get(&s->todo));
+    }
+    *stop_p = s->stop;
+    pthread_mutex_unlock(&s->lock);
+    return batch.head;
+}
+
+static void *index_thread(void *arg)
+{
+    struct bt_ssd_db *s = arg;
+    char why[256];
+    for (;;) {
+        bool stop;
+        struct bt_ssd_db_op *ops = next_batch(s, &stop);
+        if (ops != NULL) {
+            bool ok = write_batch(s, ops, why, sizeof(why));
+            if (!ok) {
+                set_health(s, true, why);
+            }
+            batch_ended(s, ops, ok);
+            continue;
+        }
+        if (stop) { /* nothing is left that could be written */
+            return NULL;
+        }
+        if (s->down && reopen(s, why, sizeof(why)) && flush_data(s, why, sizeof(why))) {
+            set_health(s, false, "");
+        }
+    }
+}
+
+/* ---- control thread ---- */
+
+static void run_ready(struct bt_ssd_db *s)
+{
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        struct bt_ssd_db_op *op = queue_get(&s->ready);
+        pthread_mutex_unlock(&s->lock);
+        if (op == NULL) {
+            return;
+        }
+        if (op->done != NULL) {
+            op->done(op->arg, op);
+        }
+        free(op);
+    }
+}
+
+static void tell_health(struct bt_ssd_db *s)
+{
+    char why[sizeof(s->why)];
+    pthread_mutex_lock(&s->lock);
+    bool down = s->down;
+    memcpy(why, s->why, sizeof(why));
+    pthread_mutex_unlock(&s->lock);
+    if (down != s->told_down) {
+        s->told_down = down;
+        s->c.on_health(s->c.arg, down ? why : NULL);
+    }
+}
+
+static void on_ready(void *arg, uint32_t events)
+{
+    struct bt_ssd_db *s = arg;
+    uint64_t n;
+    (void)events;
+    if (read(s->efd, &n, sizeof(n)) == (ssize_t)sizeof(n)) {
+        tell_health(s); /* before the operations that failed because of it */
+        run_ready(s);
+    }
+}
+
+struct bt_ssd_db *bt_ssd_db_open(const struct bt_ssd_db_config *c)
+{
+    struct bt_ssd_db *s = bt_calloc(1, sizeof(*s));
+    s->c = *c;
+    s->path = bt_strdup(c->path);
+    s->opts = make_options();
+    s->sync = rocksdb_writeoptions_create();
+    rocksdb_writeoptions_set_sync(s->sync, 1);
+    s->lazy = rocksdb_writeoptions_create();
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    queue_init(&s->todo);
+    queue_init(&s->ready);
+    first_open(s);
+    s->efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    BT_ASSERT(s->efd >= 0);
+    s->w = bt_loop_fd_add(c->loop, s->efd, EPOLLIN, on_ready, s);
+    s->threaded = pthread_create(&s->thread, NULL, index_thread, s) == 0;
+    BT_ASSERT(s->threaded);
+    if (s->down) {
+        hand_back(s);
+    }
+    return s;
+}
+
+void bt_ssd_db_submit(struct bt_ssd_db *s, struct bt_ssd_db_op *op)
+{
+    pthread_mutex_lock(&s->lock);
+    queue_put(&s->todo, op);
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void bt_ssd_db_close(struct bt_ssd_db *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    bt_loop_fd_del(s->c.loop, s->w);
+    close(s->efd);
+    run_ready(s);
+    for (struct bt_ssd_db_op *op; (op = queue_get(&s->todo)) != NULL;) {
+        free(op);
+    }
+    close_db(s);
+    rocksdb_options_destroy(s->opts);
+    rocksdb_writeoptions_destroy(s->sync);
+    rocksdb_writeoptions_destroy(s->lazy);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    free(s->path);
+    free(s);
+}

@@ -1,0 +1,66 @@
+/* The durable index of the SSD tier: block key -> record, in RocksDB, on a thread of its own
+ * because every batch is synced. Batches form by themselves: what was asked for while one was being
+ * written goes with the next. Before a batch with puts its data file is flushed, so that no record
+ * is ever durable before the bytes it speaks of. Control thread unless marked.
+ *
+ * A put may fail (then its record may or may not be there: delete it before using the slot again).
+ * A delete never fails, it waits until the disk takes it. */
+#ifndef BT_KVSTORE_SSD_DB_H
+#define BT_KVSTORE_SSD_DB_H
+
+#include "common/base/base.h"
+#include "common/kv/key.h"
+#include "common/loop/loop.h"
+#include "kvstore/ssd/dir.h"
+#include "kvstore/ssd/io.h"
+
+/* What all records of a database belong to; any difference empties it. */
+struct bt_ssd_identity {
+    uint8_t file_uuid[16]; /* of the slab file */
+    uint64_t slot_bytes, block_bytes, layout_id;
+    uint8_t root_key[32];
+};
+
+typedef enum {
+    BT_SSD_PUT,
+    BT_SSD_TOUCH, /* a put that need not be durable: nobody waits, nothing is flushed */
+    BT_SSD_DELETE
+} bt_ssd_db_verb_t;
+
+struct bt_ssd_db_op { /* heap; the database frees it after done */
+    struct bt_ssd_db_op *next;
+    bt_ssd_db_verb_t verb;
+    uint32_t slot;
+    struct bt_ssd_entry e;                            /* DELETE: the key only */
+    bt_status_t st;                                   /* OK or ERR_IO */
+    void (*done)(void *arg, struct bt_ssd_db_op *op); /* the loop's thread; NULL: nobody waits */
+    void *arg;
+};
+
+struct bt_ssd_db_config {
+    struct bt_loop *loop;
+    const char *path; /* its folder */
+    int data_fd;      /* flushed before puts */
+    struct bt_ssd_identity identity;
+    const struct bt_ssd_sys *sys; /* for flush; NULL: fdatasync */
+    uint64_t retry_ms;            /* between attempts while the disk refuses */
+    /* Every record with a right checksum, while opening; its order is that of the keys. */
+    void (*on_record)(void *arg, uint32_t slot, const struct bt_ssd_entry *e);
+    /* The loop's thread: writing began to fail (why), or works again (NULL). */
+    void (*on_health)(void *arg, const char *why);
+    void *arg;
+};
+
+struct bt_ssd_db;
+
+/* Opens or makes the database and reads it through. A damaged one, or one of another identity, is
+ * emptied (said in the log). A disk that refuses is no error: on_health tells, and it is retried.
+ */
+struct bt_ssd_db *bt_ssd_db_open(const struct bt_ssd_db_config *c);
+/* Writes what is queued if the disk takes it. Afterwards done of every operation has run or will
+ * never run. */
+void bt_ssd_db_close(struct bt_ssd_db *db);
+/* Takes op. */
+void bt_ssd_db_submit(struct bt_ssd_db *db, struct bt_ssd_db_op *op);
+
+#endif

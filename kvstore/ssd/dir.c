@@ -1,0 +1,237 @@
+/* Directory of the SSD slab: an open-addressing table of slot numbers over an array of entries, a
+ * free list and an LRU list threaded through the same array. Pure, one owner thread. */
+#include "kvstore/ssd/dir.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/map.h"
+
+enum { FREE = 0, BUSY = 1, VALID = 2 };
+
+struct node {
+    struct bt_ssd_entry e;
+    uint32_t prev, next; /* VALID: LRU list; FREE: next only */
+    uint32_t pins;
+    uint8_t state;
+};
+
+struct bt_ssd_dir {
+    struct node *nodes;
+    uint32_t n, free_head, n_free, n_valid;
+    uint32_t oldest, youngest;
+    uint32_t *table; /* slot + 1; 0: empty */
+    uint32_t mask;
+};
+
+struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots)
+{
+    struct bt_ssd_dir *d = bt_calloc(1, sizeof(*d));
+    uint32_t cap = 16;
+    while (cap < n_slots + n_slots / 2) {
+        cap *= 2;
+    }
+    d->nodes = bt_calloc(n_slots, sizeof(*d->nodes));
+    d->table = bt_calloc(cap, sizeof(*d->table));
+    d->mask = cap - 1;
+    d->n = d->n_free = n_slots;
+    d->oldest = d->youngest = BT_SSD_NONE;
+    for (uint32_t i = 0; i < n_slots; i++) {
+        d->nodes[i].next = i + 1 < n_slots ? i + 1 : BT_SSD_NONE;
+        d->nodes[i].prev = i > 0 ? i - 1 : BT_SSD_NONE;
+    }
+    d->free_head = n_slots > 0 ? 0 : BT_SSD_NONE;
+    return d;
+}
+
+void bt_ssd_dir_destroy(struct bt_ssd_dir *d)
+{
+    if (d == NULL) {
+        return;
+    }
+    free(d->nodes);
+    free(d->table);
+    free(d);
+}
+
+static struct node *node_in(const struct bt_ssd_dir *d, uint32_t slot, int state)
+{
+    BT_ASSERT(slot < d->n && d->nodes[slot].state == state);
+    return &d->nodes[slot];
+}
+
+/* ---- the table ---- */
+
+static uint32_t home(const struct bt_ssd_dir *d, const struct bt_kv_key *key)
+{
+    return (uint32_t)bt_hash64(key->b, sizeof(key->b), 0) & d->mask;
+}
+
+/* Position of key's slot, or of the empty place where the search ends. */
+static uint32_t probe(const struct bt_ssd_dir *d, const struct bt_kv_key *key)
+{
+    uint32_t i = home(d, key);
+    while (d->table[i] != 0 && memcmp(&d->nodes[d->table[i] - 1].e.key, key, sizeof(*key)) != 0) {
+        i = (i + 1) & d->mask;
+    }
+    return i;
+}
+
+/* Removes position i; moves later entries of the run back, so that no search ends too early. */
+static void table_remove(struct bt_ssd_dir *d, uint32_t i)
+{
+    for (uint32_t j = (i + 1) & d->mask; d->table[j] != 0; j = (j + 1) & d->mask) {
+        uint32_t h = home(d, &d->nodes[d->table[j] - 1].e.key);
+        if (((j - h) & d->mask) >= ((j - i) & d->mask)) {
+            d->table[i] = d->table[j];
+            i = j;
+        }
+    }
+    d->table[i] = 0;
+}
+
+uint32_t bt_ssd_dir_find(const struct bt_ssd_dir *d, const struct bt_kv_key *key)
+{
+    uint32_t at = d->table[probe(d, key)];
+    return at == 0 ? BT_SSD_NONE : at - 1;
+}
+
+/* ---- lists ---- */
+
+static void lru_unlink(struct bt_ssd_dir *d, uint32_t slot)
+{
+    struct node *n = &d->nodes[slot];
+    *(n->prev != BT_SSD_NONE ? &d->nodes[n->prev].next : &d->oldest) = n->next;
+    *(n->next != BT_SSD_NONE ? &d->nodes[n->next].prev : &d->youngest) = n->prev;
+}
+
+static void lru_link(struct bt_ssd_dir *d, uint32_t slot)
+{
+    struct node *n = &d->nodes[slot];
+    n->prev = d->youngest;
+    n->next = BT_SSD_NONE;
+    *(d->youngest != BT_SSD_NONE ? &d->nodes[d->youngest].next : &d->oldest) = slot;
+    d->youngest = slot;
+}
+
+static void free_unlink(struct bt_ssd_dir *d, uint32_t slot)
+{
+    struct node *n = &d->nodes[slot];
+    *(n->prev != BT_SSD_NONE ? &d->nodes[n->prev].next : &d->free_head) = n->next;
+    if (n->next != BT_SSD_NONE) {
+        d->nodes[n->next].prev = n->prev;
+    }
+    d->n_free--;
+}
+
+const struct bt_ssd_entry *bt_ssd_dir_entry(const struct bt_ssd_dir *d, uint32_t slot)
+{
+    BT_ASSERT(slot < d->n && d->nodes[slot].state != FREE);
+    return &d->nodes[slot].e;
+}
+
+bool bt_ssd_dir_claim(struct bt_ssd_dir *d, uint32_t slot, uint32_t generation)
+{
+    if (slot >= d->n || d->nodes[slot].state != FREE) {
+        return false;
+    }
+    free_unlink(d, slot);
+    d->nodes[slot].state = BUSY;
+    d->nodes[slot].e.generation = generation;
+    return true;
+}
+
+uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d)
+{
+    uint32_t slot = d->free_head;
+    if (slot != BT_SSD_NONE) {
+        BT_ASSERT(bt_ssd_dir_claim(d, slot, d->nodes[slot].e.generation + 1));
+    }
+    return slot;
+}
+
+void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e)
+{
+    struct node *n = node_in(d, slot, BUSY);
+    uint32_t at = probe(d, &e->key), generation = n->e.generation;
+    BT_ASSERT(d->table[at] == 0);
+    n->e = *e;
+    n->e.generation = generation;
+    n->state = VALID;
+    d->table[at] = slot + 1;
+    d->n_valid++;
+    lru_link(d, slot);
+}
+
+void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)
+{
+    struct node *n = node_in(d, slot, VALID);
+    uint32_t at = probe(d, &n->e.key);
+    BT_ASSERT(d->table[at] == slot + 1);
+    table_remove(d, at);
+    lru_unlink(d, slot);
+    n->state = BUSY;
+    d->n_valid--;
+}
+
+void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot)
+{
+    struct node *n = node_in(d, slot, BUSY);
+    BT_ASSERT(n->pins == 0);
+    n->state = FREE;
+    n->prev = BT_SSD_NONE;
+    n->next = d->free_head;
+    if (d->free_head != BT_SSD_NONE) {
+        d->nodes[d->free_head].prev = slot;
+    }
+    d->free_head = slot;
+    d->n_free++;
+}
+
+void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot, uint32_t now_s)
+{
+    node_in(d, slot, VALID)->e.used_s = now_s;
+    lru_unlink(d, slot);
+    lru_link(d, slot);
+}
+
+void bt_ssd_dir_pin(struct bt_ssd_dir *d, uint32_t slot)
+{
+    BT_ASSERT(slot < d->n && d->nodes[slot].state != FREE);
+    d->nodes[slot].pins++;
+}
+
+void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot)
+{
+    BT_ASSERT(slot < d->n && d->nodes[slot].pins > 0);
+    d->nodes[slot].pins--;
+}
+
+uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d)
+{
+    uint32_t slot = d->oldest;
+    while (slot != BT_SSD_NONE && d->nodes[slot].pins > 0) { /* as many as reads are under way */
+        slot = d->nodes[slot].next;
+    }
+    return slot;
+}
+
+uint32_t bt_ssd_dir_slots(const struct bt_ssd_dir *d)
+{
+    return d->n;
+}
+
+uint32_t bt_ssd_dir_valid(const struct bt_ssd_dir *d)
+{
+    return d->n_valid;
+}
+
+uint32_t bt_ssd_dir_free_count(const struct bt_ssd_dir *d)
+{
+    return d->n_free;
+}
+
+bool bt_ssd_dir_is_valid(const struct bt_ssd_dir *d, uint32_t slot)
+{
+    return slot < d->n && d->nodes[slot].state == VALID;
+}

@@ -1,0 +1,189 @@
+/* Making and opening the SSD tier's slab file. At start only. */
+#include "kvstore/ssd/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/crc32c.h"
+#include "common/log/log.h"
+
+#define FILE_MAGIC   0x31445353544142ull /* "BATSSD1" */
+#define FILE_VERSION 1
+#define ALLOC_STEP   (256ull << 20)
+
+struct header { /* at offset 0 */
+    uint64_t magic;
+    uint32_t version, pad;
+    uint64_t slot_bytes;
+    uint8_t uuid[16];
+    uint32_t crc;
+};
+
+static bt_status_t failed(bt_status_t st, char *err, size_t cap, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+static bt_status_t failed(bt_status_t st, char *err, size_t cap, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err, cap, fmt, ap);
+    va_end(ap);
+    return st;
+}
+
+static bt_status_t class_of(int why)
+{
+    switch (why) {
+    case EACCES:
+    case EPERM:
+    case ENOENT:
+    case ENOTDIR:
+    case ELOOP:
+    case EISDIR: return BT_ERR_CONFIG;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return BT_ERR_EXHAUSTED;
+    default: return BT_ERR_IO;
+    }
+}
+
+static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *err, size_t cap)
+{
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    f->direct = true;
+    f->fd = open(path, flags | O_DIRECT, 0600);
+    if (f->fd < 0 && errno == EINVAL) {
+        f->direct = false;
+        f->fd = open(path, flags, 0600);
+        BT_WARN("ssd_no_direct", "path=%s why=%s", path,
+                bt_log_q("this file system has no O_DIRECT: blocks also pass the page cache"));
+    }
+    if (f->fd < 0) {
+        return failed(
+            class_of(errno), err, cap,
+            "kvstore.ssd.path: cannot open %s: %s. It must be a folder on the SSD that the "
+            "kvstore's user may write",
+            path, strerror(errno));
+    }
+    struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (fcntl(f->fd, F_OFD_SETLK, &lk) != 0) {
+        bool busy = errno == EAGAIN || errno == EACCES;
+        bt_status_t st = failed(busy ? BT_ERR_CONFIG : BT_ERR_IO, err, cap,
+                                busy ? "kvstore.ssd.path: %s is in use by another kvstore; each "
+                                       "needs a folder of its own"
+                                     : "kvstore.ssd.path: cannot lock %s",
+                                path);
+        close(f->fd);
+        return st;
+    }
+    return BT_OK;
+}
+
+/* Reserves as much of the wanted length as there is room for; n_slots says what it came to. */
+static bt_status_t allocate(const char *path, struct bt_ssd_file *f, uint64_t bytes, char *err,
+                            size_t cap)
+{
+    uint64_t want = bytes > BT_SSD_DATA_OFF ? (bytes - BT_SSD_DATA_OFF) / f->slot_bytes : 0;
+    want = BT_MIN(want, (uint64_t)UINT32_MAX / 4);
+    uint64_t end = BT_SSD_DATA_OFF + want * f->slot_bytes, at = 0, step = ALLOC_STEP;
+    int why = 0;
+    if (want == 0) {
+        return failed(
+            BT_ERR_CONFIG, err, cap,
+            "kvstore.ssd.bytes = %llu is too small: a block of this model takes %llu bytes",
+            (unsigned long long)bytes, (unsigned long long)f->slot_bytes);
+    }
+    while (at < end) {
+        uint64_t n = BT_MIN(step, end - at);
+        why = posix_fallocate(f->fd, (off_t)at, (off_t)n);
+        if (why == 0) {
+            at += n;
+        } else if ((why == ENOSPC || why == EFBIG || why == EDQUOT) && step > (1u << 20)) {
+            step /= 4; /* what is left is used as well */
+        } else if (why != EINTR) {
+            break;
+        }
+    }
+    f->n_slots = at > BT_SSD_DATA_OFF ? (uint32_t)((at - BT_SSD_DATA_OFF) / f->slot_bytes) : 0;
+    if (f->n_slots == 0) {
+        return failed(class_of(why), err, cap,
+                      "kvstore.ssd.path: no room for one block in %s: %s. Free space on that disk",
+                      path, strerror(why));
+    }
+    if (at < end) {
+        BT_WARN("ssd_smaller", "path=%s wanted=%llu slots=%u why=%s", path,
+                (unsigned long long)want, f->n_slots, bt_log_q(strerror(why)));
+    }
+    if (ftruncate(f->fd, (off_t)(BT_SSD_DATA_OFF + f->n_slots * f->slot_bytes)) != 0) {
+        return failed(class_of(errno), err, cap, "kvstore.ssd.path: cannot set the size of %s: %s",
+                      path, strerror(errno));
+    }
+    return BT_OK;
+}
+
+/* Reads the header or, if it is not ours, writes a new one with a new uuid. */
+static bt_status_t identify(const char *path, struct bt_ssd_file *f, char *err, size_t cap)
+{
+    struct header *h = NULL;
+    if (posix_memalign((void **)&h, BT_SSD_PAGE, BT_SSD_PAGE) != 0) {
+        return failed(BT_ERR_NO_MEMORY, err, cap, "out of memory");
+    }
+    memset(h, 0, BT_SSD_PAGE);
+    ssize_t n = pread(f->fd, h, BT_SSD_PAGE, 0);
+    bt_status_t st = BT_OK;
+    if (n == (ssize_t)BT_SSD_PAGE && h->magic == FILE_MAGIC && h->version == FILE_VERSION &&
+        h->slot_bytes == f->slot_bytes && h->crc == bt_crc32c(0, h, offsetof(struct header, crc))) {
+        memcpy(f->uuid, h->uuid, sizeof(f->uuid));
+    } else {
+        memset(h, 0, BT_SSD_PAGE);
+        *h = (struct header){
+            .magic = FILE_MAGIC, .version = FILE_VERSION, .slot_bytes = f->slot_bytes};
+        bt_random(h->uuid, sizeof(h->uuid));
+        memcpy(f->uuid, h->uuid, sizeof(f->uuid));
+        h->crc = bt_crc32c(0, h, offsetof(struct header, crc));
+        if (pwrite(f->fd, h, BT_SSD_PAGE, 0) != (ssize_t)BT_SSD_PAGE || fdatasync(f->fd) != 0) {
+            st = failed(class_of(errno), err, cap, "kvstore.ssd.path: cannot write %s: %s", path,
+                        strerror(errno));
+        }
+    }
+    free(h);
+    return st;
+}
+
+bt_status_t bt_ssd_file_open(const char *folder, uint64_t bytes, uint64_t slot_bytes,
+                             struct bt_ssd_file *f_p, char *err, size_t err_cap)
+{
+    struct bt_ssd_file f = {.fd = -1, .slot_bytes = slot_bytes};
+    if (mkdir(folder, 0700) != 0 && errno != EEXIST) {
+        return failed(class_of(errno), err, err_cap,
+                      "kvstore.ssd.path: cannot make the folder %s: %s", folder, strerror(errno));
+    }
+    char *path = bt_sprintf("%s/blocks", folder);
+    bt_status_t st = open_locked(path, &f, err, err_cap);
+    if (st == BT_OK) {
+        st = allocate(path, &f, bytes, err, err_cap);
+        if (st == BT_OK) {
+            st = identify(path, &f, err, err_cap);
+        }
+        if (st != BT_OK) {
+            close(f.fd);
+        } else {
+            *f_p = f;
+        }
+    }
+    free(path);
+    return st;
+}
+
+void bt_ssd_file_close(struct bt_ssd_file *f)
+{
+    if (f->fd >= 0) {
+        close(f->fd);
+        f->fd = -1;
+    }
+}

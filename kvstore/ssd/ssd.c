@@ -1,0 +1,639 @@
+/* The SSD tier put together: directory, block I/O and durable index. Order of a write: the slot's
+ * old record is durably gone (else the slot is not free) -> data -> flush, record, sync (db.c) ->
+ * found. Order of giving a block up: not found any more -> record durably gone -> slot free.
+ * Control thread, but for check_crc. */
+#include "kvstore/ssd/ssd.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/crc32c.h"
+#include "common/base/list.h"
+#include "common/base/map.h"
+#include "common/base/sha256.h"
+#include "common/log/log.h"
+#include "kvstore/ssd/db.h"
+#include "kvstore/ssd/dir.h"
+#include "kvstore/ssd/file.h"
+
+#define READ_ERRORS_MAX 3   /* in a row: the disk is not used any more until a probe succeeds */
+#define TOUCH_S         60u /* a record's last use is rewritten at most so often */
+#define TICK_MS         250
+
+struct job { /* one read or write */
+    struct bt_ssd_op op;
+    struct bt_list link; /* in ssd->jobs while the operation is under way */
+    struct bt_ssd *s;
+    uint32_t pos, slab_slot;
+    struct bt_ssd_entry e;
+    bt_ssd_done_fn done;
+    void *arg;
+};
+
+struct found { /* a record while recovering */
+    uint32_t pos;
+    struct bt_ssd_entry e;
+};
+
+struct bt_ssd {
+    struct bt_ssd_config c;
+    char *path;
+    struct bt_ssd_file file;
+    struct bt_ssd_dir *dir;
+    struct bt_ssd_io *io;
+    struct bt_ssd_db *db;
+    struct bt_map *writing; /* key -> job, until its record is durable or given up */
+    struct bt_list jobs;
+    uint32_t forgetting; /* slots whose record is being deleted */
+    uint32_t room;       /* so many slots are kept free */
+    bool io_down, db_down, stalled, probing, closing;
+    uint32_t read_failures; /* in a row */
+    struct bt_timer tick, probe_timer;
+    struct bt_ssd_op probe;
+    uint8_t *probe_buf;
+    uint64_t probe_mark;
+    struct bt_ssd_stats n;
+    struct found *found;
+    uint32_t n_found, cap_found;
+    struct {
+        struct bt_metric *written_bytes, *read_bytes, *read_errors, *write_errors, *crc_errors;
+        struct bt_metric *evicted, *dropped, *blocks, *slots, *backlog, *up;
+    } m;
+};
+
+static void make_room(struct bt_ssd *s);
+
+static uint32_t now_s(void)
+{
+    return (uint32_t)(bt_real_ns() / 1000000000u);
+}
+
+static void count(struct bt_metric *m, uint64_t *n, uint64_t by)
+{
+    *n += by;
+    if (m != NULL) {
+        bt_metric_add(m, by);
+    }
+}
+
+/* ---- health ---- */
+
+static bool usable(const struct bt_ssd *s)
+{
+    return !s->io_down && !s->closing;
+}
+
+static void report(struct bt_ssd *s, bool was_up, const char *what, const char *why)
+{
+    bool up = !s->io_down && !s->db_down;
+    if (up != was_up && !s->closing) {
+        if (up) {
+            BT_INFO("ssd_up", "path=%s blocks=%u", s->path, bt_ssd_dir_valid(s->dir));
+        } else {
+            BT_ERROR("ssd_down", "path=%s what=%s why=%s then=%s", s->path, what, bt_log_q(why),
+                     bt_log_q("serving goes on without it; it is tried again by itself"));
+        }
+    }
+}
+
+static void probe_start(void *arg);
+
+static void io_failed(struct bt_ssd *s, const char *what, const char *why)
+{
+    bool was_up = !s->io_down && !s->db_down;
+    if (s->io_down || s->closing) {
+        return;
+    }
+    s->io_down = true;
+    report(s, was_up, what, why);
+    bt_timer_start(s->c.loop, &s->probe_timer, s->c.probe_ms, 0, probe_start, s);
+}
+
+static void probe_again(struct bt_ssd *s)
+{
+    s->probing = false;
+    if (!s->closing) {
+        bt_timer_start(s->c.loop, &s->probe_timer, s->c.probe_ms, 0, probe_start, s);
+    }
+}
+
+static void probe_read(struct bt_ssd_op *op)
+{
+    struct bt_ssd *s = BT_CONTAINER_OF(op, struct bt_ssd, probe);
+    uint64_t mark;
+    memcpy(&mark, s->probe_buf, sizeof(mark));
+    if (op->res != 0 || mark != s->probe_mark || s->closing) {
+        probe_again(s);
+        return;
+    }
+    bool was_up = !s->io_down && !s->db_down;
+    s->probing = s->io_down = s->stalled = false;
+    s->read_failures = 0;
+    report(s, was_up, "", "");
+    make_room(s);
+}
+
+static void probe_written(struct bt_ssd_op *op)
+{
+    struct bt_ssd *s = BT_CONTAINER_OF(op, struct bt_ssd, probe);
+    if (op->res != 0 || s->closing) {
+        probe_again(s);
+        return;
+    }
+    memset(s->probe_buf, 0, BT_SSD_PAGE);
+    op->write = false;
+    op->done = probe_read;
+    bt_ssd_io_submit(s->io, op);
+}
+
+/* Writes a page that no block has, and reads it back. */
+static void probe_start(void *arg)
+{
+    struct bt_ssd *s = arg;
+    if (s->probing) {
+        return;
+    }
+    s->probing = true;
+    bt_random(&s->probe_mark, sizeof(s->probe_mark));
+    memset(s->probe_buf, 0x5a, BT_SSD_PAGE);
+    memcpy(s->probe_buf, &s->probe_mark, sizeof(s->probe_mark));
+    s->probe = (struct bt_ssd_op){.write = true,
+                                  .buf = s->probe_buf,
+                                  .off = BT_SSD_PROBE_OFF,
+                                  .len = BT_SSD_PAGE,
+                                  .done = probe_written};
+    bt_ssd_io_submit(s->io, &s->probe);
+}
+
+static void on_db_health(void *arg, const char *why)
+{
+    struct bt_ssd *s = arg;
+    bool was_up = !s->io_down && !s->db_down;
+    s->db_down = why != NULL;
+    if (why != NULL) {
+        count(s->m.write_errors, &s->n.write_errors, 1);
+    }
+    report(s, was_up, "index", why != NULL ? why : "");
+}
+
+static void on_tick(void *arg)
+{
+    struct bt_ssd *s = arg;
+    if (!bt_list_empty(&s->jobs) && !s->stalled) {
+        struct job *oldest = BT_CONTAINER_OF(s->jobs.next, struct job, link);
+        uint64_t age = bt_mono_ns() - oldest->op.submitted_ns;
+        if (age > s->c.stall_ms * 1000000ull) {
+            s->stalled = true;
+            io_failed(s, oldest->op.write ? "write" : "read", "the disk does not answer");
+        }
+    }
+    make_room(s);
+    if (s->m.up != NULL) {
+        bt_metric_set(s->m.up, !s->io_down && !s->db_down);
+        bt_metric_set(s->m.blocks, bt_ssd_dir_valid(s->dir));
+        bt_metric_set(s->m.backlog, s->n.backlog);
+    }
+}
+
+/* ---- giving blocks up ---- */
+
+static void tell(const struct bt_ssd *s, bool added, uint32_t pos, const struct bt_ssd_entry *e)
+{
+    if (s->c.on_change != NULL && !s->closing) {
+        s->c.on_change(s->c.arg, added, pos, &e->key, e->depth);
+    }
+}
+
+static struct bt_ssd_db_op *db_op(bt_ssd_db_verb_t verb, uint32_t pos, const struct bt_ssd_entry *e)
+{
+    struct bt_ssd_db_op *op = bt_calloc(1, sizeof(*op));
+    op->verb = verb;
+    op->slot = pos;
+    op->e = *e;
+    return op;
+}
+
+static void on_forgotten(void *arg, struct bt_ssd_db_op *op)
+{
+    struct bt_ssd *s = arg;
+    s->forgetting--;
+    bt_ssd_dir_free(s->dir, op->slot);
+}
+
+/* A BUSY slot's record goes, then the slot is free. */
+static void forget_record(struct bt_ssd *s, uint32_t pos, const struct bt_ssd_entry *e)
+{
+    struct bt_ssd_db_op *op = db_op(BT_SSD_DELETE, pos, e);
+    op->done = on_forgotten;
+    op->arg = s;
+    s->forgetting++;
+    bt_ssd_db_submit(s->db, op);
+}
+
+static void forget(struct bt_ssd *s, uint32_t pos)
+{
+    struct bt_ssd_entry e = *bt_ssd_dir_entry(s->dir, pos);
+    bt_ssd_dir_remove(s->dir, pos);
+    tell(s, false, pos, &e);
+    forget_record(s, pos, &e);
+}
+
+/* Keeps some slots free ahead of need: a slot can be written only after a synced delete. */
+static void make_room(struct bt_ssd *s)
+{
+    if (!usable(s) || s->db_down) {
+        return;
+    }
+    while (bt_ssd_dir_free_count(s->dir) + s->forgetting < s->room) {
+        uint32_t pos = bt_ssd_dir_victim(s->dir);
+        if (pos == BT_SSD_NONE) {
+            return;
+        }
+        count(s->m.evicted, &s->n.evicted, 1);
+        forget(s, pos);
+    }
+}
+
+/* ---- writing ---- */
+
+/* CRC32C over the row of segment CRCs, seeded with the key: stands for the whole block. */
+static uint32_t row_digest(const struct bt_kv_key *key, const uint32_t *row, uint32_t n)
+{
+    return bt_crc32c(bt_crc32c(0, key, sizeof(*key)), row, n * sizeof(*row));
+}
+
+static void on_recorded(void *arg, struct bt_ssd_db_op *op)
+{
+    struct job *j = arg;
+    struct bt_ssd *s = j->s;
+    bt_map_del(s->writing, &j->e.key);
+    if (op->st == BT_OK) {
+        count(NULL, &s->n.written, 1);
+        bt_ssd_dir_add(s->dir, j->pos, &j->e);
+        tell(s, true, j->pos, &j->e);
+    } else {
+        forget_record(s, j->pos, &j->e); /* its record may be there all the same */
+    }
+    free(j);
+    make_room(s);
+}
+
+static void on_written(struct bt_ssd_op *op)
+{
+    struct job *j = BT_CONTAINER_OF(op, struct job, op);
+    struct bt_ssd *s = j->s;
+    bt_list_remove(&j->link);
+    s->n.backlog--;
+    if (op->res == 0) {
+        count(s->m.written_bytes, &s->n.written_bytes, op->len);
+        struct bt_ssd_db_op *put = db_op(BT_SSD_PUT, j->pos, &j->e);
+        put->done = on_recorded;
+        put->arg = j;
+        j->done(j->arg, BT_OK);
+        bt_ssd_db_submit(s->db, put);
+        return;
+    }
+    bool cancelled = op->res == -ECANCELED;
+    if (!cancelled) {
+        count(s->m.write_errors, &s->n.write_errors, 1);
+        io_failed(s, "write", strerror(-op->res));
+    }
+    j->done(j->arg, cancelled ? BT_ERR_CANCELLED : BT_ERR_IO);
+    bt_map_del(s->writing, &j->e.key);
+    bt_ssd_dir_free(s->dir, j->pos); /* it has no record */
+    free(j);
+}
+
+static void submit(struct job *j, bool write, void (*done)(struct bt_ssd_op *))
+{
+    struct bt_ssd *s = j->s;
+    j->op.write = write;
+    j->op.buf = bt_slab_data(s->c.slab, j->slab_slot);
+    j->op.off = bt_ssd_file_off(&s->file, j->pos);
+    j->op.len = (uint32_t)s->file.slot_bytes;
+    j->op.done = done;
+    bt_list_insert_tail(&s->jobs, &j->link);
+    bt_ssd_io_submit(s->io, &j->op);
+}
+
+bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_kv_key *key,
+                         uint32_t depth, bt_ssd_done_fn done, void *arg)
+{
+    uint32_t layers = s->c.slab->super->n_layers;
+    if (!usable(s) || s->db_down) {
+        return BT_ERR_UNAVAILABLE;
+    }
+    if (bt_ssd_dir_find(s->dir, key) != BT_SSD_NONE || bt_map_get(s->writing, key) != NULL) {
+        return BT_ERR_EXISTS;
+    }
+    uint32_t pos = s->n.backlog < s->c.backlog_max ? bt_ssd_dir_take(s->dir) : BT_SSD_NONE;
+    if (pos == BT_SSD_NONE) {
+        count(s->m.dropped, &s->n.dropped, 1);
+        make_room(s);
+        return BT_AGAIN;
+    }
+    struct job *j = bt_calloc(1, sizeof(*j));
+    j->s = s;
+    j->pos = pos;
+    j->slab_slot = slab_slot;
+    j->e = (struct bt_ssd_entry){
+        .key = *key,
+        .depth = depth,
+        .digest = row_digest(key, s->c.slab->crcs + (size_t)slab_slot * layers, layers),
+        .generation = bt_ssd_dir_entry(s->dir, pos)->generation,
+        .used_s = now_s()};
+    j->done = done;
+    j->arg = arg;
+    bt_map_put(s->writing, key, j);
+    s->n.backlog++;
+    submit(j, true, on_written);
+    make_room(s);
+    return BT_OK;
+}
+
+/* ---- reading ---- */
+
+/* I/O THREAD. Is what came from the disk the block that was written? */
+static void check_crc(struct bt_ssd_op *op)
+{
+    struct job *j = BT_CONTAINER_OF(op, struct job, op);
+    const struct bt_ssd *s = j->s;
+    uint32_t layers = s->c.slab->super->n_layers;
+    uint32_t crc = bt_crc32c(0, &j->e.key, sizeof(j->e.key));
+    for (uint32_t l = 0; l < layers; l++) {
+        uint32_t seg = s->c.segment_crc(s->c.arg, j->slab_slot, l, &j->e.key);
+        crc = bt_crc32c(crc, &seg, sizeof(seg));
+    }
+    if (crc != j->e.digest) {
+        op->res = -EBADMSG;
+    }
+}
+
+static void on_read(struct bt_ssd_op *op)
+{
+    struct job *j = BT_CONTAINER_OF(op, struct job, op);
+    struct bt_ssd *s = j->s;
+    bt_status_t st = BT_OK;
+    bt_list_remove(&j->link);
+    s->n.reading--;
+    bt_ssd_dir_unpin(s->dir, j->pos);
+    if (op->res == 0) {
+        uint32_t now = now_s();
+        s->read_failures = 0;
+        count(NULL, &s->n.read, 1);
+        count(s->m.read_bytes, &s->n.read_bytes, op->len);
+        bt_ssd_dir_touch(s->dir, j->pos, now);
+        if (now - j->e.used_s >= TOUCH_S && !s->db_down && !s->closing) {
+            j->e.used_s = now;
+            bt_ssd_db_submit(s->db, db_op(BT_SSD_TOUCH, j->pos, &j->e));
+        }
+    } else if (op->res == -EBADMSG) {
+        st = BT_ERR_DATA_LOSS;
+        count(s->m.crc_errors, &s->n.crc_errors, 1);
+        char key[17];
+        bt_hex(j->e.key.b, 8, key);
+        BT_WARN("ssd_bad_block", "key=%s pos=%u why=%s", key, j->pos,
+                bt_log_q("wrong checksum; the block is forgotten"));
+        forget(s, j->pos);
+    } else if (op->res == -ECANCELED) {
+        st = BT_ERR_CANCELLED;
+    } else {
+        st = BT_ERR_IO;
+        count(s->m.read_errors, &s->n.read_errors, 1);
+        forget(s, j->pos);
+        if (++s->read_failures >= READ_ERRORS_MAX) {
+            io_failed(s, "read", strerror(-op->res));
+        }
+    }
+    j->done(j->arg, st);
+    free(j);
+}
+
+bt_status_t bt_ssd_read(struct bt_ssd *s, const struct bt_kv_key *key, uint32_t slab_slot,
+                        uint32_t *depth_p, bt_ssd_done_fn done, void *arg)
+{
+    struct job *other;
+    struct bt_list *i;
+    if (!usable(s)) {
+        return BT_ERR_UNAVAILABLE;
+    }
+    uint32_t pos = bt_ssd_dir_find(s->dir, key);
+    if (pos == BT_SSD_NONE) {
+        return BT_ERR_NOT_FOUND;
+    }
+    bt_list_for_each (i, &s->jobs) { /* as many as operations under way or waiting */
+        other = BT_CONTAINER_OF(i, struct job, link);
+        if (other->pos == pos) {
+            return BT_AGAIN;
+        }
+    }
+    struct job *j = bt_calloc(1, sizeof(*j));
+    j->s = s;
+    j->pos = pos;
+    j->slab_slot = slab_slot;
+    j->e = *bt_ssd_dir_entry(s->dir, pos);
+    j->done = done;
+    j->arg = arg;
+    j->op.finish = check_crc;
+    *depth_p = j->e.depth;
+    bt_ssd_dir_pin(s->dir, pos);
+    s->n.reading++;
+    submit(j, false, on_read);
+    return BT_OK;
+}
+
+bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key)
+{
+    return usable(s) && bt_ssd_dir_find(s->dir, key) != BT_SSD_NONE;
+}
+
+/* ---- opening ---- */
+
+static void on_record(void *arg, uint32_t pos, const struct bt_ssd_entry *e)
+{
+    struct bt_ssd *s = arg;
+    if (s->n_found == s->cap_found) {
+        s->cap_found = BT_MAX(1024u, s->cap_found * 2);
+        s->found = bt_realloc(s->found, s->cap_found * sizeof(*s->found));
+    }
+    s->found[s->n_found++] = (struct found){pos, *e};
+}
+
+/* Oldest use first; within a second the deeper block of a chain first, so that heads stay longer.
+ */
+static int by_use(const void *a, const void *b)
+{
+    const struct bt_ssd_entry *x = &((const struct found *)a)->e,
+                              *y = &((const struct found *)b)->e;
+    if (x->used_s != y->used_s) {
+        return x->used_s < y->used_s ? -1 : 1;
+    }
+    return x->depth == y->depth ? 0 : x->depth > y->depth ? -1 : 1;
+}
+
+/* Fills the directory from the records. Two records of one slot: the later write wins, the other's
+ * delete did not reach the disk. */
+static void adopt(struct bt_ssd *s)
+{
+    uint32_t *best = bt_calloc(s->file.n_slots, sizeof(*best));
+    for (uint32_t i = 0; i < s->n_found; i++) {
+        if (s->found[i].pos < s->file.n_slots) {
+            uint32_t *b = &best[s->found[i].pos];
+            *b = BT_MAX(*b, s->found[i].e.generation);
+        }
+    }
+    qsort(s->found, s->n_found, sizeof(*s->found), by_use);
+    for (uint32_t i = 0; i < s->n_found; i++) {
+        const struct found *f = &s->found[i];
+        if (f->pos < s->file.n_slots && f->e.generation == best[f->pos] &&
+            bt_ssd_dir_claim(s->dir, f->pos, f->e.generation)) {
+            bt_ssd_dir_add(s->dir, f->pos, &f->e);
+            s->n.recovered++;
+        } else {
+            bt_ssd_db_submit(s->db, db_op(BT_SSD_DELETE, f->pos, &f->e));
+        }
+    }
+    free(best);
+    free(s->found);
+    s->found = NULL;
+}
+
+static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
+{
+    static const char *const err = "baton_ssd_errors_total";
+    static const char *const errs = "Failed reads, failed writes and wrong checksums of the SSD";
+    s->m.read_bytes =
+        bt_metrics_counter(ms, "baton_ssd_read_bytes_total", NULL, "Bytes read from the SSD");
+    s->m.written_bytes =
+        bt_metrics_counter(ms, "baton_ssd_written_bytes_total", NULL, "Bytes written to the SSD");
+    s->m.read_errors = bt_metrics_counter(ms, err, "what=\"read\"", errs);
+    s->m.write_errors = bt_metrics_counter(ms, err, "what=\"write\"", errs);
+    s->m.crc_errors = bt_metrics_counter(ms, err, "what=\"crc\"", errs);
+    s->m.evicted = bt_metrics_counter(ms, "baton_ssd_blocks_evicted_total", NULL,
+                                      "Blocks given up on the SSD for others");
+    s->m.dropped = bt_metrics_counter(ms, "baton_ssd_blocks_dropped_total", NULL,
+                                      "Blocks not written because the backlog was full");
+    s->m.blocks = bt_metrics_gauge(ms, "baton_ssd_blocks", NULL, "Blocks on the SSD");
+    s->m.slots = bt_metrics_gauge(ms, "baton_ssd_slots", NULL, "Slots of the SSD's slab file");
+    s->m.backlog = bt_metrics_gauge(ms, "baton_ssd_backlog", NULL, "Blocks waiting to be written");
+    s->m.up = bt_metrics_gauge(ms, "baton_ssd_up", NULL, "1 while the SSD is used");
+    bt_metric_set(s->m.slots, s->file.n_slots);
+}
+
+static void open_index(struct bt_ssd *s)
+{
+    const struct bt_slab_super *su = s->c.slab->super;
+    char *folder = bt_sprintf("%s/index", s->path);
+    struct bt_ssd_db_config dc = {.loop = s->c.loop,
+                                  .path = folder,
+                                  .data_fd = s->file.fd,
+                                  .identity = {.slot_bytes = s->file.slot_bytes,
+                                               .block_bytes = su->block_bytes,
+                                               .layout_id = su->layout_id},
+                                  .sys = s->c.sys,
+                                  .retry_ms = s->c.probe_ms,
+                                  .on_record = on_record,
+                                  .on_health = on_db_health,
+                                  .arg = s};
+    memcpy(dc.identity.file_uuid, s->file.uuid, sizeof(dc.identity.file_uuid));
+    memcpy(dc.identity.root_key, su->root_key, sizeof(dc.identity.root_key));
+    s->db = bt_ssd_db_open(&dc);
+    free(folder);
+}
+
+bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char *err,
+                        size_t err_cap)
+{
+    const struct bt_slab_super *su = c->slab->super;
+    struct bt_ssd *s = bt_calloc(1, sizeof(*s));
+    s->c = *c;
+    bt_list_init(&s->jobs);
+    bt_status_t st = bt_ssd_file_open(c->path, c->bytes, su->slot_bytes, &s->file, err, err_cap);
+    if (st != BT_OK) {
+        free(s);
+        return st;
+    }
+    struct bt_ssd_io_config ic = {.loop = c->loop,
+                                  .fd = s->file.fd,
+                                  .depth = c->queue_depth,
+                                  .mem = c->slab->data,
+                                  .mem_bytes = su->n_slots * su->slot_bytes,
+                                  .mem_unit = (uint32_t)su->slot_bytes,
+                                  .sys = c->sys};
+    if (su->slot_bytes > UINT32_MAX ||
+        posix_memalign((void **)&s->probe_buf, BT_SSD_PAGE, BT_SSD_PAGE) != 0 ||
+        bt_ssd_io_create(&ic, &s->io) != BT_OK) {
+        snprintf(err, err_cap, "kvstore.ssd.path: no threads or descriptors for its I/O");
+        free(s->probe_buf);
+        bt_ssd_file_close(&s->file);
+        free(s);
+        return BT_ERR_IO;
+    }
+    s->path = bt_strdup(c->path);
+    s->dir = bt_ssd_dir_create(s->file.n_slots);
+    s->writing = bt_map_create(sizeof(struct bt_kv_key));
+    s->room = BT_MIN(BT_MAX(4 * c->queue_depth, s->file.n_slots / 64), s->file.n_slots / 8 + 1);
+    if (c->metrics != NULL) {
+        metrics_create(s, c->metrics);
+    }
+    uint64_t start = bt_mono_ns();
+    open_index(s);
+    adopt(s);
+    BT_INFO("ssd_open", "path=%s slots=%u slot_bytes=%llu blocks=%llu ms=%llu io=%s direct=%s",
+            s->path, s->file.n_slots, (unsigned long long)s->file.slot_bytes,
+            (unsigned long long)s->n.recovered,
+            (unsigned long long)((bt_mono_ns() - start) / 1000000), bt_log_q(bt_ssd_io_kind(s->io)),
+            s->file.direct ? "yes" : "no");
+    bt_timer_start(c->loop, &s->tick, TICK_MS, TICK_MS, on_tick, s);
+    make_room(s);
+    *s_p = s;
+    return BT_OK;
+}
+
+void bt_ssd_close(struct bt_ssd *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    s->closing = true;
+    bt_timer_stop(s->c.loop, &s->tick);
+    bt_timer_stop(s->c.loop, &s->probe_timer);
+    bt_ssd_io_destroy(s->io); /* what was written goes to the index ... */
+    bt_ssd_db_close(s->db);   /* ... which writes it, if the disk takes it */
+    const void *key;
+    size_t it = 0;
+    for (struct job *j; (j = bt_map_next(s->writing, &it, &key)) != NULL;) {
+        free(j); /* its record was not to be written */
+    }
+    bt_map_destroy(s->writing);
+    bt_ssd_dir_destroy(s->dir);
+    bt_ssd_file_close(&s->file);
+    free(s->probe_buf);
+    free(s->path);
+    free(s);
+}
+
+void bt_ssd_stats(const struct bt_ssd *s, struct bt_ssd_stats *st_p)
+{
+    *st_p = s->n;
+    st_p->slots = s->file.n_slots;
+    st_p->blocks = bt_ssd_dir_valid(s->dir);
+    st_p->up = !s->io_down && !s->db_down;
+}
+
+const struct bt_kv_key *bt_ssd_at(const struct bt_ssd *s, uint32_t pos, uint32_t *depth_p)
+{
+    if (!bt_ssd_dir_is_valid(s->dir, pos)) {
+        return NULL;
+    }
+    const struct bt_ssd_entry *e = bt_ssd_dir_entry(s->dir, pos);
+    *depth_p = e->depth;
+    return &e->key;
+}
+
+const char *bt_ssd_engine(const struct bt_ssd *s)
+{
+    return bt_ssd_io_kind(s->io);
+}

@@ -1,0 +1,73 @@
+/* The SSD tier: sealed blocks in a slab file, found again after a restart. It moves blocks between
+ * slots of the shared-memory slab and slots of the file, straight, and knows nothing of requests,
+ * leases or policies (kvstore/tier.h does). Control thread unless marked.
+ *
+ * What it promises: a block that it reads is the block that was written, or the read fails
+ * (segment CRCs, seeded with the key, are computed anew from what came from the disk). A block is
+ * found once its bytes and its record are durable. A disk that is full, fails or does not answer
+ * makes calls fail (UNAVAILABLE, AGAIN), is reported once, is tried again, and is used again when
+ * it answers. */
+#ifndef BT_KVSTORE_SSD_SSD_H
+#define BT_KVSTORE_SSD_SSD_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+#include "common/metrics/metrics.h"
+#include "common/slab/slab.h"
+#include "kvstore/ssd/io.h"
+
+struct bt_ssd;
+
+struct bt_ssd_config {
+    struct bt_loop *loop;
+    const char *path; /* a folder on the SSD, for this kvstore alone */
+    uint64_t bytes;   /* of the slab file */
+    uint32_t queue_depth;
+    uint32_t backlog_max; /* writes that wait or are under way */
+    uint64_t probe_ms;    /* between attempts to use a failed disk again */
+    uint64_t stall_ms;    /* an operation that takes so long is a failed disk */
+    struct bt_slab *slab;
+    struct bt_metrics *metrics;   /* may be NULL */
+    const struct bt_ssd_sys *sys; /* NULL but in tests */
+    /* ANY THREAD. CRC of a segment of a slab slot, stored in the slab's CRC row. */
+    uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *key);
+    /* A block can be found now, or cannot any more; pos: its slot in the file. May be NULL. */
+    void (*on_change)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
+                      uint32_t depth);
+    void *arg;
+};
+
+/* Opens or makes the tier and recovers what is durable. ERR_CONFIG: the folder cannot be used (err
+ * says why and what to do); ERR_EXHAUSTED, ERR_IO: the disk is full or broken, go on without. */
+bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char *err,
+                        size_t err_cap) BT_MUST_CHECK;
+/* Reads and writes under way end first, others with ERR_CANCELLED: all their done run inside. */
+void bt_ssd_close(struct bt_ssd *s);
+
+/* st: OK, ERR_IO, ERR_DATA_LOSS (reads), ERR_CANCELLED. The slab slot is the caller's again. */
+typedef void (*bt_ssd_done_fn)(void *arg, bt_status_t st);
+
+bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key);
+/* Writes the block of a sealed slab slot, whose bytes must not change until done. ERR_EXISTS: it is
+ * there or on its way; AGAIN: the backlog is full or no slot is free just now; ERR_UNAVAILABLE: the
+ * disk is not in use. Only after OK does done come. */
+bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_kv_key *key,
+                         uint32_t depth, bt_ssd_done_fn done, void *arg) BT_MUST_CHECK;
+/* Reads a block into a slab slot that is the caller's to write; *depth_p: its ordinal. After done
+ * with OK the slot's CRC row is right. ERR_NOT_FOUND; AGAIN: it is being read already;
+ * ERR_UNAVAILABLE. A block with a wrong CRC is forgotten. */
+bt_status_t bt_ssd_read(struct bt_ssd *s, const struct bt_kv_key *key, uint32_t slab_slot,
+                        uint32_t *depth_p, bt_ssd_done_fn done, void *arg) BT_MUST_CHECK;
+
+struct bt_ssd_stats {
+    uint32_t slots, blocks, backlog, reading;
+    bool up;
+    uint64_t written, read, written_bytes, read_bytes, evicted, dropped, read_errors, write_errors,
+        crc_errors, recovered;
+};
+void bt_ssd_stats(const struct bt_ssd *s, struct bt_ssd_stats *st_p);
+/* The block at position pos of the file, NULL: none there. For inventories: 0..slots-1. */
+const struct bt_kv_key *bt_ssd_at(const struct bt_ssd *s, uint32_t pos, uint32_t *depth_p);
+const char *bt_ssd_engine(const struct bt_ssd *s);
+
+#endif

@@ -1,0 +1,156 @@
+/* The io_uring engine of the SSD tier's block I/O: one thread that owns the ring, submits what the
+ * control thread queues and checks what was read. The slab's data area is registered once, in
+ * pieces of at most 1 GiB (more is refused), so that no operation pins pages. */
+#include <errno.h>
+#include <liburing.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "kvstore/ssd/io.h"
+
+#define PIECE_MAX (1ull << 30)
+
+struct ring {
+    struct io_uring r;
+    uint64_t piece; /* bytes of a registered piece; 0: nothing is registered */
+    uint32_t in_flight;
+    bool kick_armed;
+    uint64_t kick; /* the eventfd is read into here */
+};
+
+/* Index of the registered piece that holds op's buffer, -1: none. */
+static int piece_of(const struct bt_ssd_io *io, const struct ring *g, const struct bt_ssd_op *op)
+{
+    const uint8_t *mem = io->c.mem, *at = op->buf;
+    if (g->piece == 0 || at < mem || at + op->len > mem + io->c.mem_bytes) {
+        return -1;
+    }
+    return (int)((uint64_t)(at - mem) / g->piece);
+}
+
+static void prepare(const struct bt_ssd_io *io, struct ring *g, struct bt_ssd_op *op)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&g->r);
+    BT_ASSERT(sqe != NULL); /* the ring has room for depth operations and the kick */
+    uint8_t *at = (uint8_t *)op->buf + op->moved;
+    uint32_t left = op->len - op->moved;
+    uint64_t off = op->off + op->moved;
+    int piece = piece_of(io, g, op);
+    if (piece >= 0 && op->write) {
+        io_uring_prep_write_fixed(sqe, io->c.fd, at, left, off, piece);
+    } else if (piece >= 0) {
+        io_uring_prep_read_fixed(sqe, io->c.fd, at, left, off, piece);
+    } else if (op->write) {
+        io_uring_prep_write(sqe, io->c.fd, at, left, off);
+    } else {
+        io_uring_prep_read(sqe, io->c.fd, at, left, off);
+    }
+    io_uring_sqe_set_data(sqe, op);
+}
+
+static void completed(struct bt_ssd_io *io, struct ring *g, struct bt_ssd_op *op, int res)
+{
+    if (res > 0) {
+        op->moved += (uint32_t)res;
+    }
+    if ((res > 0 && op->moved < op->len) || res == -EINTR || res == -EAGAIN) {
+        prepare(io, g, op); /* the rest */
+        return;
+    }
+    op->res = res > 0 ? 0 : res < 0 ? res : -EIO;
+    g->in_flight--;
+    bt_ssd_io_ended(io, op);
+}
+
+static void reap(struct bt_ssd_io *io, struct ring *g)
+{
+    struct io_uring_cqe *cqe;
+    while (io_uring_peek_cqe(&g->r, &cqe) == 0) {
+        struct bt_ssd_op *op = io_uring_cqe_get_data(cqe);
+        int res = cqe->res;
+        io_uring_cqe_seen(&g->r, cqe);
+        if (op == NULL) {
+            g->kick_armed = false;
+        } else {
+            completed(io, g, op, res);
+        }
+    }
+}
+
+static void *ring_thread(void *arg)
+{
+    struct bt_ssd_io *io = arg;
+    struct ring *g = io->uring;
+    for (;;) {
+        struct bt_ssd_op *op;
+        pthread_mutex_lock(&io->lock);
+        bool stop = io->stop;
+        while (!stop && g->in_flight < io->c.depth && (op = bt_ssd_io_next(io)) != NULL) {
+            prepare(io, g, op);
+            g->in_flight++;
+        }
+        pthread_mutex_unlock(&io->lock);
+        if (stop && g->in_flight == 0) {
+            return NULL;
+        }
+        if (!g->kick_armed) {
+            struct io_uring_sqe *sqe = io_uring_get_sqe(&g->r);
+            BT_ASSERT(sqe != NULL);
+            io_uring_prep_read(sqe, io->kick_efd, &g->kick, sizeof(g->kick), 0);
+            io_uring_sqe_set_data(sqe, NULL);
+            g->kick_armed = true;
+        }
+        int rc = io_uring_submit_and_wait(&g->r, 1);
+        BT_ASSERT(rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY);
+        reap(io, g);
+    }
+}
+
+/* Registers the slab; failing that (locked memory is limited) buffers are pinned per operation. */
+static void register_mem(const struct bt_ssd_io *io, struct ring *g)
+{
+    if (io->c.mem_bytes == 0 || io->c.mem_unit == 0 || io->c.mem_unit > PIECE_MAX) {
+        return;
+    }
+    uint64_t piece = PIECE_MAX / io->c.mem_unit * io->c.mem_unit;
+    uint32_t n = (uint32_t)BT_DIV_UP(io->c.mem_bytes, piece);
+    struct iovec *iov = bt_calloc(n, sizeof(*iov));
+    for (uint32_t i = 0; i < n; i++) {
+        iov[i].iov_base = (uint8_t *)io->c.mem + i * piece;
+        iov[i].iov_len = BT_MIN(piece, io->c.mem_bytes - i * piece);
+    }
+    if (io_uring_register_buffers(&g->r, iov, n) == 0) {
+        g->piece = piece;
+    }
+    free(iov);
+}
+
+bool bt_ssd_uring_start(struct bt_ssd_io *io, const char **why_p)
+{
+    struct ring *g = bt_calloc(1, sizeof(*g));
+    int rc = io_uring_queue_init(io->c.depth + 2, &g->r, 0);
+    if (rc != 0) {
+        *why_p = strerror(-rc);
+        free(g);
+        return false;
+    }
+    register_mem(io, g);
+    io->uring = g;
+    io->kind = g->piece != 0 ? "io_uring" : "io_uring without registered buffers";
+    if (pthread_create(&io->threads[0], NULL, ring_thread, io) != 0) {
+        *why_p = "no thread can be started";
+        bt_ssd_uring_free(io);
+        return false;
+    }
+    io->n_threads = 1;
+    return true;
+}
+
+void bt_ssd_uring_free(struct bt_ssd_io *io)
+{
+    struct ring *g = io->uring;
+    io_uring_queue_exit(&g->r); /* takes the read of the kick with it */
+    free(g);
+    io->uring = NULL;
+}

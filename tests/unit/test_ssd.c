@@ -1,0 +1,316 @@
+/* The SSD tier on a real folder: what was written is found, also after a restart, is given up in
+ * the order of use, and a block whose bytes or record are damaged is a miss. */
+#include "ssd_fixture.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+static struct ssd_fix fix;
+
+static int setup(void **state)
+{
+    (void)state;
+    ssd_start(&fix, 40, NULL);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    ssd_stop(&fix);
+    return 0;
+}
+
+static void written_found_and_read(void **state)
+{
+    (void)state;
+    for (uint64_t id = 0; id < 20; id++) {
+        assert_false(ssd_has(&fix, id));
+        ssd_put(&fix, id);
+    }
+    assert_int_equal(fix.n_added, 20);
+    for (uint64_t id = 20; id-- > 0;) {
+        assert_int_equal(ssd_get(&fix, id, (uint32_t)(id % SSD_SLOTS)), BT_OK);
+    }
+    assert_int_equal(ssd_get(&fix, 99, 0), BT_ERR_NOT_FOUND);
+    assert_int_equal(ssd_write(&fix, 3, 0), BT_ERR_EXISTS);
+    struct bt_ssd_stats s = ssd_stats(&fix);
+    assert_int_equal(s.written, 20);
+    assert_int_equal(s.read, 20);
+    assert_int_equal(s.blocks, 20);
+    assert_int_equal(s.backlog + s.reading, 0);
+    assert_int_equal(s.written_bytes, 20 * fix.slab->super->slot_bytes);
+    assert_int_equal(s.read_errors + s.write_errors + s.crc_errors, 0);
+}
+
+static void many_at_once(void **state)
+{
+    uint32_t started = 0;
+    struct bt_kv_key k;
+    uint32_t depth;
+    (void)state;
+    bt_status_t st;
+    for (uint64_t id = 0; id < SSD_SLOTS; id++) {
+        st = ssd_write(&fix, id, (uint32_t)id);
+        started += st == BT_OK;
+        assert_true(st == BT_OK || st == BT_AGAIN); /* the backlog has a limit */
+    }
+    assert_true(started >= 5 && started <= 8);
+    assert_int_equal(ssd_stats(&fix).dropped, SSD_SLOTS - started);
+    assert_int_equal(ssd_write(&fix, 0, 0), BT_ERR_EXISTS); /* on its way */
+    SSD_UNTIL(&fix, ssd_stats(&fix).blocks == started);
+    assert_int_equal(fix.n_done, started);
+    for (uint32_t id = 0; id < started; id++) {
+        ssd_key(id, &k);
+        memset(bt_slab_data(fix.slab, id), 0, fix.layout.block_bytes);
+        assert_int_equal(bt_ssd_read(fix.ssd, &k, id, &depth, ssd_done, &fix), BT_OK);
+    }
+    ssd_key(0, &k);
+    assert_int_equal(bt_ssd_read(fix.ssd, &k, 15, &depth, ssd_done, &fix), BT_AGAIN);
+    SSD_UNTIL(&fix, fix.n_done == 2 * started);
+    for (uint32_t id = 0; id < started; id++) {
+        assert_true(ssd_is(&fix, id, id));
+    }
+}
+
+static void survives_a_restart(void **state)
+{
+    (void)state;
+    for (uint64_t id = 0; id < 20; id++) {
+        ssd_put(&fix, id);
+    }
+    ssd_reopen(&fix);
+    struct bt_ssd_stats s = ssd_stats(&fix);
+    assert_int_equal(s.recovered, 20);
+    for (uint64_t id = 0; id < 20; id++) {
+        assert_int_equal(ssd_get(&fix, id, 1), BT_OK);
+    }
+    uint32_t n = 0, depth;
+    for (uint32_t pos = 0; pos < s.slots; pos++) {
+        n += bt_ssd_at(fix.ssd, pos, &depth) != NULL;
+    }
+    assert_int_equal(n, 20);
+}
+
+static void least_recently_used_goes(void **state)
+{
+    (void)state;
+    for (uint64_t id = 0; id < 30; id++) {
+        ssd_put(&fix, id);
+    }
+    for (int round = 0; round < 10; round++) { /* 0..4 stay in use */
+        for (uint64_t id = 0; id < 5; id++) {
+            assert_int_equal(ssd_get(&fix, id, 2), BT_OK);
+        }
+        for (uint64_t id = 0; id < 10; id++) {
+            ssd_put(&fix, 100 + (uint64_t)round * 10 + id);
+        }
+    }
+    struct bt_ssd_stats s = ssd_stats(&fix);
+    assert_true(s.blocks <= s.slots);
+    assert_int_equal(s.written - s.evicted, s.blocks);
+    for (uint64_t id = 0; id < 5; id++) {
+        assert_int_equal(ssd_get(&fix, id, 2), BT_OK);
+    }
+    for (uint64_t id = 5; id < 30; id++) {
+        assert_int_equal(ssd_get(&fix, id, 2), BT_ERR_NOT_FOUND);
+    }
+    for (uint64_t id = 190; id < 200; id++) {
+        assert_int_equal(ssd_get(&fix, id, 2), BT_OK);
+    }
+    assert_int_equal(fix.n_added - fix.n_removed, s.blocks);
+    ssd_reopen(&fix);
+    assert_int_equal(ssd_stats(&fix).recovered, s.blocks); /* deletes are durable too */
+}
+
+/* The slab file, opened beside the tier (its own descriptor is O_DIRECT). */
+static int blocks_fd(void)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/blocks", fix.dir);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static uint64_t off_of(uint64_t id)
+{
+    struct bt_kv_key want;
+    uint32_t depth;
+    ssd_key(id, &want);
+    for (uint32_t pos = 0;; pos++) {
+        const struct bt_kv_key *k = bt_ssd_at(fix.ssd, pos, &depth);
+        if (k != NULL && memcmp(k, &want, sizeof(want)) == 0) {
+            return (1u << 20) + pos * fix.slab->super->slot_bytes;
+        }
+    }
+}
+
+static void flip(int fd, uint64_t off)
+{
+    uint8_t b;
+    assert_int_equal(pread(fd, &b, 1, (off_t)off), 1);
+    b ^= 0x10;
+    assert_int_equal(pwrite(fd, &b, 1, (off_t)off), 1);
+    assert_int_equal(fdatasync(fd), 0);
+}
+
+static void damaged_bytes_are_a_miss(void **state)
+{
+    (void)state;
+    int fd = blocks_fd();
+    for (uint64_t id = 0; id < 20; id++) {
+        ssd_put(&fix, id);
+    }
+    for (uint64_t id = 0; id < 20; id += 2) {
+        uint32_t key[2] = {7, 0}, counter[4] = {(uint32_t)id, 0, 0, 0}, r[4];
+        bt_philox4x32(key, counter, r);
+        flip(fd, off_of(id) + r[0] % fix.layout.block_bytes);
+    }
+    for (uint64_t id = 0; id < 20; id++) {
+        assert_int_equal(ssd_get(&fix, id, 0), id % 2 == 0 ? BT_ERR_DATA_LOSS : BT_OK);
+    }
+    assert_int_equal(ssd_stats(&fix).crc_errors, 10);
+    assert_int_equal(ssd_get(&fix, 0, 0), BT_ERR_NOT_FOUND); /* and forgotten */
+    ssd_put(&fix, 0);                                        /* and welcome again */
+    assert_int_equal(ssd_get(&fix, 0, 1), BT_OK);
+    close(fd);
+}
+
+static void another_blocks_bytes_are_a_miss(void **state)
+{
+    (void)state;
+    int fd = blocks_fd();
+    uint8_t *buf = malloc(fix.slab->super->slot_bytes);
+    ssd_put(&fix, 1);
+    ssd_put(&fix, 2);
+    assert_true(pread(fd, buf, fix.slab->super->slot_bytes, (off_t)off_of(1)) > 0);
+    assert_true(pwrite(fd, buf, fix.slab->super->slot_bytes, (off_t)off_of(2)) > 0);
+    fdatasync(fd);
+    assert_int_equal(ssd_get(&fix, 1, 0), BT_OK);
+    assert_int_equal(ssd_get(&fix, 2, 0), BT_ERR_DATA_LOSS);
+    free(buf);
+    close(fd);
+}
+
+static void another_model_empties_it(void **state)
+{
+    (void)state;
+    ssd_put(&fix, 1);
+    bt_ssd_close(fix.ssd);
+    fix.ssd = NULL;
+    struct bt_slab_super *su = (struct bt_slab_super *)(uintptr_t)fix.slab->super;
+    su->root_key[0] ^= 1;
+    ssd_reopen(&fix);
+    assert_false(ssd_has(&fix, 1));
+    assert_int_equal(ssd_stats(&fix).recovered, 0);
+    ssd_put(&fix, 2);
+    su->root_key[0] ^= 1;
+    ssd_reopen(&fix); /* and the other way round */
+    assert_int_equal(ssd_stats(&fix).recovered, 0);
+}
+
+/* Overwrites the middle of every file of the index that begins with prefix. */
+static int damage(const char *prefix)
+{
+    char cmd[400];
+    snprintf(cmd, sizeof(cmd),
+             "n=0; for f in '%s'/index/%s*; do [ -f \"$f\" ] && s=$(stat -c %%s \"$f\") && "
+             "printf garbage | dd of=\"$f\" bs=1 seek=$((s/2)) conv=notrunc status=none && "
+             "n=$((n+1)); done; exit $n",
+             fix.dir, prefix);
+    int rc = system(cmd);
+    return WEXITSTATUS(rc);
+}
+
+static void damaged_index_starts_over(void **state)
+{
+    static const char *const what[] = {"MANIFEST", "CURRENT", "IDENTITY", "OPTIONS"};
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(what); i++) {
+        ssd_put(&fix, 1 + i);
+        bt_ssd_close(fix.ssd);
+        fix.ssd = NULL;
+        assert_true(damage(what[i]) > 0);
+        ssd_reopen(&fix);
+        assert_true(ssd_stats(&fix).up);
+        ssd_put(&fix, 100 + i); /* it works */
+        assert_int_equal(ssd_get(&fix, 100 + i, 0), BT_OK);
+        bt_status_t st = ssd_get(&fix, 1 + i, 0); /* there or not: never wrong */
+        assert_true(st == BT_OK || st == BT_ERR_NOT_FOUND);
+    }
+    bt_ssd_close(fix.ssd);
+    fix.ssd = NULL;
+    char cmd[200];
+    snprintf(cmd, sizeof(cmd), "rm -f '%s'/index/*", fix.dir);
+    assert_int_equal(system(cmd), 0);
+    ssd_reopen(&fix);
+    ssd_put(&fix, 7);
+}
+
+static void one_kvstore_a_folder(void **state)
+{
+    struct bt_ssd *other = NULL;
+    char err[512];
+    (void)state;
+    assert_int_equal(bt_ssd_open(&fix.conf, &other, err, sizeof(err)), BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "another kvstore"));
+    struct bt_ssd_config c = fix.conf;
+    c.path = "/proc/nowhere";
+    assert_int_equal(bt_ssd_open(&c, &other, err, sizeof(err)), BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "kvstore.ssd.path"));
+    c = fix.conf;
+    c.path = "/tmp";
+    c.bytes = 4096;
+    c.path = fix.dir;
+    bt_ssd_close(fix.ssd);
+    fix.ssd = NULL;
+    assert_int_equal(bt_ssd_open(&c, &other, err, sizeof(err)), BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "kvstore.ssd.bytes"));
+    ssd_reopen(&fix);
+}
+
+/* A disk with less room than configured: fewer slots, no error. */
+static void full_disk_is_a_smaller_tier(void **state)
+{
+    struct rlimit old, small;
+    (void)state;
+    for (uint64_t id = 0; id < 5; id++) {
+        ssd_put(&fix, id);
+    }
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = (1u << 20) + 60 * fix.slab->super->slot_bytes;
+    fix.conf.bytes = (1u << 20) + 200 * fix.slab->super->slot_bytes;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    ssd_reopen(&fix);
+    assert_in_range(ssd_stats(&fix).slots, 30, 60);
+    assert_int_equal(ssd_stats(&fix).recovered, 5);
+    for (uint64_t id = 0; id < 200; id++) {
+        ssd_put(&fix, 1000 + id);
+        assert_int_equal(ssd_get(&fix, 1000 + id, 0), BT_OK);
+    }
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    ssd_reopen(&fix); /* there is room again */
+    assert_int_equal(ssd_stats(&fix).slots, 200);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(written_found_and_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(many_at_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(survives_a_restart, setup, teardown),
+        cmocka_unit_test_setup_teardown(least_recently_used_goes, setup, teardown),
+        cmocka_unit_test_setup_teardown(damaged_bytes_are_a_miss, setup, teardown),
+        cmocka_unit_test_setup_teardown(another_blocks_bytes_are_a_miss, setup, teardown),
+        cmocka_unit_test_setup_teardown(another_model_empties_it, setup, teardown),
+        cmocka_unit_test_setup_teardown(damaged_index_starts_over, setup, teardown),
+        cmocka_unit_test_setup_teardown(one_kvstore_a_folder, setup, teardown),
+        cmocka_unit_test_setup_teardown(full_disk_is_a_smaller_tier, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
