@@ -16,9 +16,9 @@
 #define RATE_NS        1000000000ull
 #define RETRY_MAX_S    60
 
-static struct bt_request *queued_of(struct bt_list *l)
+static struct bt_lane *queued_of(struct bt_list *l)
 {
-    return BT_CONTAINER_OF(l, struct bt_request, queue);
+    return BT_CONTAINER_OF(l, struct bt_lane, queue);
 }
 
 static void refuse(struct bt_request *r)
@@ -32,8 +32,10 @@ static void refuse(struct bt_request *r)
         bt_request_fail(r, r->refuse, 503, 1, "this conductor is being stopped");
         return;
     default:
-        bt_request_fail(r, REJECT_INVALID, 400, 0,
-                        "the prompt has no token, a token outside the vocabulary, or n is not 1");
+        bt_request_fail(
+            r, REJECT_INVALID, 400, 0,
+            "the prompt has no token or one outside the vocabulary, no token is asked for, or "
+            "n is above 16");
         return;
     }
 }
@@ -45,8 +47,9 @@ static bool crowded(const struct bt_requests *rs)
     return rs->n_starved != 0 || rs->probe != NULL;
 }
 
-void bt_requests_enter(struct bt_request *r)
+void bt_requests_enter(struct bt_lane *k)
 {
+    struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
     uint32_t queued = rs->n_waiting + rs->n_starved;
     bool at_once = !crowded(rs) && rs->n_active + rs->n_waiting < rs->conf.max_running;
@@ -56,28 +59,28 @@ void bt_requests_enter(struct bt_request *r)
         r->refuse = REJECT_QUEUE_FULL;
     }
     r->arrival = ++rs->total;
-    r->queued_ns = r->spec.received_ns;
-    bt_list_insert_tail(&rs->waiting, &r->queue);
+    k->queued_ns = r->spec.received_ns;
+    bt_list_insert_tail(&rs->waiting, &k->queue);
     rs->n_waiting++;
     bt_requests_kick(rs);
 }
 
-void bt_requests_unqueue(struct bt_request *r)
+void bt_requests_unqueue(struct bt_lane *k)
 {
-    struct bt_requests *rs = r->rs;
-    if (!bt_list_empty(&r->queue)) {
-        rs->n_waiting -= r->state == REQ_WAITING;
-        rs->n_starved -= r->starved;
+    struct bt_requests *rs = k->r->rs;
+    if (!bt_list_empty(&k->queue)) {
+        rs->n_waiting -= k->state == LANE_WAITING;
+        rs->n_starved -= k->starved;
     }
-    bt_list_remove(&r->queue);
+    bt_list_remove(&k->queue);
 }
 
-void bt_requests_queue_planning(struct bt_request *r)
+void bt_requests_queue_planning(struct bt_lane *k)
 {
-    bt_requests_unqueue(r);
-    bt_requests_fits(r);
-    bt_list_insert_tail(&r->rs->planning, &r->queue);
-    bt_requests_kick(r->rs);
+    bt_requests_unqueue(k);
+    bt_requests_fits(k);
+    bt_list_insert_tail(&k->r->rs->planning, &k->queue);
+    bt_requests_kick(k->r->rs);
 }
 
 void bt_requests_uncount(struct bt_request *r)
@@ -92,10 +95,10 @@ void bt_requests_uncount(struct bt_request *r)
 
 /* ---- room ---- */
 
-void bt_requests_starve(struct bt_request *r, uint64_t now_ns)
+void bt_requests_starve(struct bt_lane *k, uint64_t now_ns)
 {
-    struct bt_requests *rs = r->rs;
-    if (rs->probe == r) {
+    struct bt_requests *rs = k->r->rs;
+    if (rs->probe == k) {
         uint32_t ms = BT_MIN(PROBE_FIRST_MS << BT_MIN(rs->probe_misses, 8u), PROBE_MAX_MS);
         rs->probe_misses++;
         rs->probe_at_ns = now_ns + (uint64_t)ms * 1000000;
@@ -104,25 +107,25 @@ void bt_requests_starve(struct bt_request *r, uint64_t now_ns)
         rs->probe_misses = 0;
         rs->probe_at_ns = now_ns + (uint64_t)PROBE_FIRST_MS * 1000000;
     }
-    bt_requests_unqueue(r);
-    r->starved = true;
-    if (r->queued_ns == 0) {
-        r->queued_ns = now_ns;
+    bt_requests_unqueue(k);
+    k->starved = true;
+    if (k->queued_ns == 0) {
+        k->queued_ns = now_ns;
     }
     struct bt_list *at = rs->starved.prev; /* most come in order: look from the end */
-    while (at != &rs->starved && queued_of(at)->arrival > r->arrival) {
+    while (at != &rs->starved && queued_of(at)->r->arrival > k->r->arrival) {
         at = at->prev;
     }
-    bt_list_insert_head(at, &r->queue); /* right behind `at` */
+    bt_list_insert_head(at, &k->queue); /* right behind `at` */
     rs->n_starved++;
 }
 
-void bt_requests_fits(struct bt_request *r)
+void bt_requests_fits(struct bt_lane *k)
 {
-    r->starved = false;
-    if (r->rs->probe == r) {
-        r->rs->probe = NULL;
-        bt_requests_room(r->rs); /* perhaps there is more */
+    k->starved = false;
+    if (k->r->rs->probe == k) {
+        k->r->rs->probe = NULL;
+        bt_requests_room(k->r->rs); /* perhaps there is more */
     }
 }
 
@@ -140,10 +143,10 @@ void bt_requests_nobody(struct bt_requests *rs)
 {
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &rs->starved) {
-        struct bt_request *r = queued_of(l);
-        bt_requests_unqueue(r);
-        r->starved = false;
-        bt_list_insert_tail(&rs->planning, &r->queue);
+        struct bt_lane *k = queued_of(l);
+        bt_requests_unqueue(k);
+        k->starved = false;
+        bt_list_insert_tail(&rs->planning, &k->queue);
     }
 }
 
@@ -152,11 +155,11 @@ static void try_probe(struct bt_requests *rs, uint64_t now_ns)
     if (rs->probe != NULL || bt_list_empty(&rs->starved) || now_ns < rs->probe_at_ns) {
         return;
     }
-    struct bt_request *r = queued_of(rs->starved.next);
-    bt_requests_unqueue(r);
-    rs->probe = r;
-    struct bt_request_input in = {.now_ns = now_ns};
-    bt_request_event(r, EV_PLAN, &in);
+    struct bt_lane *k = queued_of(rs->starved.next);
+    bt_requests_unqueue(k);
+    rs->probe = k;
+    struct bt_lane_input in = {.now_ns = now_ns};
+    bt_lane_event(k, EV_PLAN, &in);
 }
 
 /* ---- the pump ---- */
@@ -166,23 +169,23 @@ static void pump(void *arg)
     struct bt_requests *rs = arg;
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &rs->waiting) {
-        struct bt_request *r = queued_of(l);
-        struct bt_request_input in = {.now_ns = bt_mono_ns()};
-        if (r->refuse >= 0) {
-            refuse(r);
+        struct bt_lane *k = queued_of(l);
+        struct bt_lane_input in = {.now_ns = bt_mono_ns()};
+        if (k->r->refuse >= 0) {
+            refuse(k->r);
         } else if (rs->n_active < rs->conf.max_running) {
-            bt_request_event(r, EV_ADMIT, &in);
+            bt_lane_event(k, EV_ADMIT, &in);
         }
     }
     uint64_t now = bt_mono_ns();
     bt_list_for_each_safe (l, tmp, &rs->planning) {
-        struct bt_request *r = queued_of(l);
-        if (crowded(rs) && now >= r->plan_at_ns) {
-            bt_requests_starve(r, now); /* behind those who came before it */
+        struct bt_lane *k = queued_of(l);
+        if (crowded(rs) && now >= k->plan_at_ns) {
+            bt_requests_starve(k, now); /* behind those who came before it */
             continue;
         }
-        struct bt_request_input in = {.now_ns = now};
-        bt_request_event(r, EV_PLAN, &in);
+        struct bt_lane_input in = {.now_ns = now};
+        bt_lane_event(k, EV_PLAN, &in);
     }
     try_probe(rs, now);
 }

@@ -10,12 +10,12 @@
 /* A request that finished by itself: how long its workers may take to end before they are told. */
 #define SOFT_NS 2000000000ull
 
-struct bt_flight *bt_flight_create(struct bt_request *r)
+struct bt_flight *bt_flight_create(struct bt_lane *k)
 {
     struct bt_flight *f = bt_calloc(1, sizeof(*f));
-    f->r = r;
-    f->epoch = r->epoch;
-    bt_list_insert_tail(&r->flights, &f->link);
+    f->lane = k;
+    f->epoch = k->epoch;
+    bt_list_insert_tail(&k->flights, &f->link);
     return f;
 }
 
@@ -29,8 +29,8 @@ void bt_flight_prefilled(struct bt_flight *f)
 
 static void decode_over(struct bt_flight *f)
 {
-    if (!f->decode_ended && f->decode != NULL && f->decode->own_requests > 0) {
-        f->decode->own_requests--;
+    if (!f->decode_ended && f->decode != NULL) {
+        f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
     }
     f->decode_ended = true;
 }
@@ -46,8 +46,8 @@ void bt_flight_destroy(struct bt_flight *f)
     prefill_over(f);
     decode_over(f);
     bt_list_remove(&f->link);
-    if (f->r->flight == f) {
-        f->r->flight = NULL;
+    if (f->lane->flight == f) {
+        f->lane->flight = NULL;
     }
     free(f);
 }
@@ -59,7 +59,7 @@ static void cancel(struct bt_flight *f, struct bt_session *s, bool ended, bool *
     }
     *cancelled = true;
     Baton__Cancel c = BATON__CANCEL__INIT;
-    c.request = f->r->id;
+    c.request = f->lane->id;
     c.epoch = f->epoch;
     Baton__ToWorker m = BATON__TO_WORKER__INIT;
     m.m_case = BATON__TO_WORKER__M_CANCEL;
@@ -78,14 +78,14 @@ static void release(struct bt_flight *f, struct bt_session *kv, bool *released)
         return; /* its session broke: that has released everything */
     }
     Baton__Release rel = BATON__RELEASE__INIT;
-    rel.request = f->r->id;
+    rel.request = f->lane->id;
     rel.epoch = f->epoch;
     Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
     m.m_case = BATON__TO_KVSTORE__M_RELEASE;
     m.release = &rel;
     (void)bt_session_send_kvstore(kv, &m);
     if (!f->no_room) {
-        bt_requests_room(f->r->rs);
+        bt_requests_room(f->lane->r->rs);
     }
 }
 
@@ -124,7 +124,7 @@ void bt_flight_lose(struct bt_flight *f, const struct bt_session *s)
 void bt_flight_ended(struct bt_flight *f, const struct bt_session *s)
 {
     if (!f->no_room) {
-        bt_requests_room(f->r->rs);
+        bt_requests_room(f->lane->r->rs);
     }
     if (s == f->prefill) {
         prefill_over(f);
@@ -190,11 +190,12 @@ void bt_flight_step(struct bt_flight *f, uint64_t now_ns)
     if (bt_flight_over(f)) {
         return;
     }
-    uint64_t bound_ns = (uint64_t)f->r->rs->conf.ended_ms * 1000000;
+    uint64_t bound_ns = (uint64_t)f->lane->r->rs->conf.ended_ms * 1000000;
     if (f->wind == FLIGHT_HARD && now_ns - f->wind_ns > bound_ns) {
-        bt_metric_add(f->r->rs->m.ended_late, 1);
-        BT_WARN("request_never_ended", "req=%016" PRIx64 " epoch=%u prefill=%s decode=%s", f->r->id,
-                f->epoch, f->prefill != NULL && !f->prefill_ended ? f->prefill->member->name : "-",
+        bt_metric_add(f->lane->r->rs->m.ended_late, 1);
+        BT_WARN("request_never_ended", "req=%016" PRIx64 " epoch=%u prefill=%s decode=%s",
+                f->lane->id, f->epoch,
+                f->prefill != NULL && !f->prefill_ended ? f->prefill->member->name : "-",
                 f->decode != NULL && !f->decode_ended ? f->decode->member->name : "-");
         prefill_over(f);
         decode_over(f);

@@ -11,37 +11,39 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens travel as little-endian words");
 
 /* Prompt and what was generated so far, with the keys of the full blocks. */
-static void gather_tokens(struct bt_request *r)
+static void gather_tokens(struct bt_lane *k)
 {
+    const struct bt_request *r = k->r;
+    const struct bt_journal *j = &r->choices[k->first].journal; /* all empty if it has several */
     uint32_t n_prompt = (uint32_t)r->spec.prompt.n;
-    uint32_t n = n_prompt + r->journal.n;
-    if (n > r->tokens_cap) {
-        r->tokens_cap = n;
-        r->tokens = bt_realloc(r->tokens, (size_t)n * sizeof(*r->tokens));
+    uint32_t n = n_prompt + j->n;
+    if (n > k->tokens_cap) {
+        k->tokens_cap = n;
+        k->tokens = bt_realloc(k->tokens, (size_t)n * sizeof(*k->tokens));
     }
-    if (r->n_tokens == n) {
+    if (k->n_tokens == n) {
         return; /* planned before, nothing was added since */
     }
-    memcpy(r->tokens, r->spec.prompt.ids, (size_t)n_prompt * sizeof(*r->tokens));
-    if (r->journal.n != 0) {
-        memcpy(r->tokens + n_prompt, r->journal.tokens, (size_t)r->journal.n * sizeof(*r->tokens));
+    memcpy(k->tokens, r->spec.prompt.ids, (size_t)n_prompt * sizeof(*k->tokens));
+    if (j->n != 0) {
+        memcpy(k->tokens + n_prompt, j->tokens, (size_t)j->n * sizeof(*k->tokens));
     }
-    r->n_tokens = n;
+    k->n_tokens = n;
     uint32_t bt = r->rs->conf.block_tokens;
-    if (n / bt > r->keys_cap) {
-        r->keys_cap = n / bt;
-        r->keys = bt_realloc(r->keys, (size_t)r->keys_cap * sizeof(*r->keys));
+    if (n / bt > k->keys_cap) {
+        k->keys_cap = n / bt;
+        k->keys = bt_realloc(k->keys, (size_t)k->keys_cap * sizeof(*k->keys));
     }
-    r->n_keys = n / bt != 0 ? bt_kv_keys(&r->root, r->tokens, n, bt, r->keys) : 0;
+    k->n_keys = n / bt != 0 ? bt_kv_keys(&r->root, k->tokens, n, bt, k->keys) : 0;
 }
 
 /* full_p: because it had no room a moment ago. */
-static bool avoided(const struct bt_request *r, const struct bt_session *s, uint64_t now_ns,
+static bool avoided(const struct bt_lane *k, const struct bt_session *s, uint64_t now_ns,
                     bool *full_p)
 {
-    for (uint32_t i = 0; i < r->n_avoid; i++) {
-        if (r->avoid[i].incarnation == s->member->incarnation && now_ns < r->avoid[i].until_ns) {
-            *full_p = *full_p || r->avoid[i].until_ns != UINT64_MAX;
+    for (uint32_t i = 0; i < k->n_avoid; i++) {
+        if (k->avoid[i].incarnation == s->member->incarnation && now_ns < k->avoid[i].until_ns) {
+            *full_p = *full_p || k->avoid[i].until_ns != UINT64_MAX;
             return true;
         }
     }
@@ -57,18 +59,18 @@ static uint64_t deadline_wall_ns(const struct bt_request *r, uint64_t now_ns)
     return bt_real_ns() + (due > now_ns ? due - now_ns : 0);
 }
 
-static void send_reserve(struct bt_request *r, struct bt_session *kv, Baton__GrantRole role,
+static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantRole role,
                          const struct bt_session *peer, bool keep, uint64_t deadline_ns)
 {
     Baton__Reserve v = BATON__RESERVE__INIT;
-    v.request = r->id;
-    v.epoch = r->epoch;
+    v.request = k->id;
+    v.epoch = k->epoch;
     v.role = role;
-    v.keys.data = (uint8_t *)r->keys;
-    v.keys.len = (size_t)r->n_keys * sizeof(*r->keys);
-    v.n_tokens = r->n_tokens;
+    v.keys.data = (uint8_t *)k->keys;
+    v.keys.len = (size_t)k->n_keys * sizeof(*k->keys);
+    v.n_tokens = k->n_tokens;
     v.keep = keep;
-    v.no_cache = r->spec.no_cache;
+    v.no_cache = k->r->spec.no_cache;
     v.deadline_ns = deadline_ns;
     if (peer != NULL) {
         v.peer = peer->member->name;
@@ -81,8 +83,9 @@ static void send_reserve(struct bt_request *r, struct bt_session *kv, Baton__Gra
     (void)bt_session_send_kvstore(kv, &m);
 }
 
-static void fill_sampling(const struct bt_request *r, Baton__Sampling *s)
+static void fill_sampling(const struct bt_lane *k, Baton__Sampling *s)
 {
+    const struct bt_request *r = k->r;
     const struct bt_engine_params *p = &r->spec.sampling;
     s->temperature = p->temperature;
     s->top_p = p->top_p;
@@ -93,7 +96,7 @@ static void fill_sampling(const struct bt_request *r, Baton__Sampling *s)
     s->presence_penalty = p->presence_penalty;
     s->seed = p->seed;
     s->logprobs = p->logprobs;
-    s->max_new = r->spec.max_tokens - r->journal.n;
+    s->max_new = r->spec.max_tokens - r->choices[k->first].journal.n;
     s->min_new = p->min_new; /* counts from the prompt's end, as the engine does */
     s->n_stop_ids = p->n_eos;
     s->stop_ids = (uint32_t *)p->eos;
@@ -102,23 +105,25 @@ static void fill_sampling(const struct bt_request *r, Baton__Sampling *s)
     s->bias = (float *)p->bias;
 }
 
-static void send_submit(struct bt_request *r, struct bt_session *w, Baton__Phases phases,
+static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases phases,
                         uint64_t deadline_ns)
 {
     Baton__Sampling sampling = BATON__SAMPLING__INIT;
-    fill_sampling(r, &sampling);
+    fill_sampling(k, &sampling);
     Baton__Submit v = BATON__SUBMIT__INIT;
-    v.request = r->id;
-    v.epoch = r->epoch;
+    v.request = k->id;
+    v.epoch = k->epoch;
     v.phases = phases;
-    v.tokens.data = (uint8_t *)r->tokens;
-    v.tokens.len = (size_t)r->n_tokens * sizeof(*r->tokens);
-    v.n_prompt = (uint32_t)r->spec.prompt.n;
+    v.tokens.data = (uint8_t *)k->tokens;
+    v.tokens.len = (size_t)k->n_tokens * sizeof(*k->tokens);
+    v.n_prompt = (uint32_t)k->r->spec.prompt.n;
+    v.choice = k->first;
+    v.n = k->n;
     v.sampling = &sampling;
     v.deadline_ns = deadline_ns;
-    v.root_key.data = r->root.b;
-    v.root_key.len = sizeof(r->root.b);
-    v.no_cache = r->spec.no_cache;
+    v.root_key.data = k->r->root.b;
+    v.root_key.len = sizeof(k->r->root.b);
+    v.no_cache = k->r->spec.no_cache;
     Baton__ToWorker m = BATON__TO_WORKER__INIT;
     m.m_case = BATON__TO_WORKER__M_SUBMIT;
     m.submit = &v;
@@ -126,24 +131,23 @@ static void send_submit(struct bt_request *r, struct bt_session *w, Baton__Phase
 }
 
 /* Reservations first: a worker asks its kvstore for the grant as soon as it has its Submit. */
-static void submit(struct bt_request *r, struct bt_flight *f, bool keep, uint64_t now_ns)
+static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, uint64_t now_ns)
 {
-    uint64_t deadline_ns = deadline_wall_ns(r, now_ns);
-    send_reserve(r, f->kv_prefill, BATON__GRANT_ROLE__WRITE, NULL, true, deadline_ns);
+    uint64_t deadline_ns = deadline_wall_ns(k->r, now_ns);
+    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, NULL, true, deadline_ns);
     if (!f->same_kv) {
-        send_reserve(r, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, f->kv_prefill, keep, deadline_ns);
+        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, f->kv_prefill, keep, deadline_ns);
     }
     if (f->both) {
-        send_submit(r, f->decode, BATON__PHASES__BOTH, deadline_ns);
+        send_submit(k, f->decode, BATON__PHASES__BOTH, deadline_ns);
     } else {
-        send_submit(r, f->prefill, BATON__PHASES__PREFILL, deadline_ns);
-        send_submit(r, f->decode, BATON__PHASES__DECODE, deadline_ns);
+        send_submit(k, f->prefill, BATON__PHASES__PREFILL, deadline_ns);
+        send_submit(k, f->decode, BATON__PHASES__DECODE, deadline_ns);
     }
 }
 
-static void count_plan(struct bt_request *r, const struct bt_sched_plan *plan)
+static void count_plan(struct bt_requests *rs, const struct bt_sched_plan *plan)
 {
-    struct bt_requests *rs = r->rs;
     for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
         if (strcmp(bt_plan_reasons[i], plan->reason) == 0) {
             bt_metric_add(rs->m.plan[plan->both][i], 1);
@@ -151,26 +155,55 @@ static void count_plan(struct bt_request *r, const struct bt_sched_plan *plan)
     }
 }
 
-bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns, struct bt_sched_reject *rej)
+/* The plan becomes the lane's current flight. */
+static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_plan *plan,
+                                      const struct bt_view_snapshot *v)
 {
+    k->epoch++;
+    for (uint32_t i = k->first; i < k->first + k->n; i++) {
+        bt_journal_begin(&k->r->choices[i].journal, k->epoch);
+    }
+    struct bt_flight *f = k->flight = bt_flight_create(k);
+    f->both = plan->both;
+    f->same_kv = plan->kv_prefill == plan->kv_decode;
+    f->prefill = v->worker[plan->prefill];
+    f->decode = v->worker[plan->decode];
+    f->kv_prefill = v->kvstore[plan->kv_prefill];
+    f->kv_decode = v->kvstore[plan->kv_decode];
+    f->ttft_ms = plan->ttft_ms;
+    f->submitted_ns = bt_real_ns();
+    f->own_tokens = k->n_tokens - plan->cached_tokens;
+    f->prefill->own_prefill_tokens += f->own_tokens;
+    f->own_rows = k->n;
+    f->decode->own_requests += f->own_rows;
+    struct bt_gen_usage *u = &k->r->usage;
+    snprintf(u->prefill, sizeof(u->prefill), "%s", f->prefill->member->name);
+    snprintf(u->decode, sizeof(u->decode), "%s", f->decode->member->name);
+    return f;
+}
+
+bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej)
+{
+    struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
-    gather_tokens(r);
+    gather_tokens(k);
     struct bt_view_snapshot v;
-    bt_view_snapshot(rs->view, r->keys, r->spec.no_cache ? 0 : r->n_keys, &v);
+    bt_view_snapshot(rs->view, k->keys, r->spec.no_cache ? 0 : k->n_keys, &v);
     bool full = false;
     for (uint32_t i = 0; i < v.snap.n_workers; i++) {
-        v.workers[i].avoid = avoided(r, v.worker[i], now_ns, &full);
+        v.workers[i].avoid = avoided(k, v.worker[i], now_ns, &full);
     }
     for (uint32_t i = 0; i < v.snap.n_kvstores; i++) {
-        v.kvstores[i].avoid = avoided(r, v.kvstore[i], now_ns, &full);
+        v.kvstores[i].avoid = avoided(k, v.kvstore[i], now_ns, &full);
     }
-    struct bt_sched_request req = {.n_tokens = r->n_tokens,
-                                   .max_new = r->spec.max_tokens - r->journal.n,
+    struct bt_sched_request req = {.n_tokens = k->n_tokens,
+                                   .n_choices = k->n,
+                                   .max_new = r->spec.max_tokens - r->choices[k->first].journal.n,
                                    .block_tokens = rs->conf.block_tokens,
                                    .token_bytes = rs->conf.token_bytes};
     bt_random(&req.random, sizeof(req.random));
     struct bt_sched_params params = rs->conf.sched;
-    if (r->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
+    if (k->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         params.ttft_objective_ms = params.tbt_objective_ms = 0;
     }
     struct bt_sched_plan plan;
@@ -179,32 +212,17 @@ bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns, struct b
         return verdict == BT_SCHED_TOO_LARGE || verdict == BT_SCHED_OVERLOADED ? PLAN_REFUSED
                                                                                : PLAN_WAIT;
     }
-    if (full && plan.last_resort && rs->probe != r) {
+    if (full && plan.last_resort && rs->probe != k) {
         return PLAN_NO_ROOM;
     }
-    r->epoch++;
-    bt_journal_begin(&r->journal, r->epoch);
-    struct bt_flight *f = r->flight = bt_flight_create(r);
-    f->both = plan.both;
-    f->same_kv = plan.kv_prefill == plan.kv_decode;
-    f->prefill = v.worker[plan.prefill];
-    f->decode = v.worker[plan.decode];
-    f->kv_prefill = v.kvstore[plan.kv_prefill];
-    f->kv_decode = v.kvstore[plan.kv_decode];
-    f->ttft_ms = plan.ttft_ms;
-    f->submitted_ns = bt_real_ns();
-    f->own_tokens = r->n_tokens - plan.cached_tokens;
-    f->prefill->own_prefill_tokens += f->own_tokens;
-    f->decode->own_requests++;
-    snprintf(r->usage.prefill, sizeof(r->usage.prefill), "%s", f->prefill->member->name);
-    snprintf(r->usage.decode, sizeof(r->usage.decode), "%s", f->decode->member->name);
-    count_plan(r, &plan);
+    struct bt_flight *f = begin_flight(k, &plan, &v);
+    count_plan(rs, &plan);
     BT_DEBUG("request_planned",
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
              "ttft_ms=%.1f",
-             r->id, r->epoch, r->n_tokens, plan.cached_tokens, r->usage.prefill, r->usage.decode,
+             k->id, k->epoch, k->n_tokens, plan.cached_tokens, r->usage.prefill, r->usage.decode,
              plan.reason, plan.ttft_ms);
     /* What only passes through has a limit of its own; for the probe all slots count. */
-    submit(r, f, plan.keep || rs->probe == r, now_ns);
+    submit(k, f, plan.keep || rs->probe == k, now_ns);
     return PLAN_SUBMITTED;
 }

@@ -9,14 +9,14 @@
 #include "conductor/request/requests.h"
 
 typedef enum {
-    REQ_WAITING,    /* admission: too many run already */
-    REQ_PLANNING,   /* wants a plan; may have to wait for a worker */
-    REQ_PREFILLING, /* submitted, no token of this epoch yet */
-    REQ_DECODING,   /* tokens come */
-    REQ_SETTLING,   /* the client has all tokens; the numbers of its usage are on their way */
-    REQ_FINISHING,  /* the client is done with it; workers are still ending */
-    REQ_STATES
-} bt_request_state_t;
+    LANE_WAITING,    /* admission: too many run already */
+    LANE_PLANNING,   /* wants a plan; may have to wait for a worker or for room */
+    LANE_PREFILLING, /* submitted, no token of this epoch yet */
+    LANE_DECODING,   /* tokens come */
+    LANE_SETTLING,   /* the client has all its tokens; the numbers of usage are on their way */
+    LANE_FINISHING,  /* nobody waits for it; workers are still ending */
+    LANE_STATES
+} bt_lane_state_t;
 
 typedef enum {
     EV_ADMIT,
@@ -29,15 +29,14 @@ typedef enum {
     EV_ENDED,
     EV_LOST,
     EV_TICK,
-    EV_CANCEL,
     EV_EVENTS
-} bt_request_event_t;
+} bt_lane_event_t;
 
-/* One plan that was submitted: (request, epoch). It outlives its turn as the current one until the
+/* One plan that was submitted: (wire id, epoch). It outlives its turn as the current one until the
  * workers have said Ended (or their sessions broke) and both kvstores were told to release. */
 struct bt_flight {
     struct bt_list link;
-    struct bt_request *r;
+    struct bt_lane *lane;
     uint32_t epoch;
     bool both, same_kv;
     /* NULL: not used, or its session broke */
@@ -53,27 +52,36 @@ struct bt_flight {
     enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
     bool decode_useless;   /* nobody wants more tokens: cancel it at once */
     uint64_t wind_ns;      /* since when it is not active */
+    uint32_t own_rows;     /* counted at decode's session until it has ended */
     uint64_t own_tokens;   /* counted at prefill's session until its PrefillDone */
     uint64_t submitted_ns; /* wall clock */
     double ttft_ms;        /* predicted */
 };
 
-#define AVOID_MAX 16
+#define AVOID_MAX   16
+#define CHOICES_MAX 16
+#define DEATHS_MAX  2 /* a request that has killed two workers is not tried on a third */
 
-struct bt_request {
-    struct bt_list link;  /* rs->all */
+/* One choice: what its client has been given. */
+struct bt_choice {
+    struct bt_journal journal;
+    struct bt_emit emit;
+    bool finished;
+    uint64_t last_ns; /* of its last token */
+};
+
+/* What is planned as one: the unit of states.def, of epochs and of plans, known to daemons by its
+ * id. A request begins as one lane that carries all its choices (one prefill, forks). When that
+ * fails after the first token, each unfinished choice goes on in a lane of its own: their tokens
+ * differ, so their prompts do, and epochs of one id cannot run side by side. */
+struct bt_lane {
+    struct bt_list link;  /* r->lanes */
     struct bt_list queue; /* rs->waiting, rs->planning or rs->starved */
-    struct bt_requests *rs;
+    struct bt_request *r;
     uint64_t id;
-    bt_request_state_t state;
-    bool counted; /* holds one of max_running */
-    struct bt_gen_spec spec;
-    const struct bt_gen_ops *ops; /* NULL: no callback any more */
-    void *arg;
-    int refuse;     /* a REJECT_* told from the loop, -1: none */
-    bool want_flow; /* its usage waits for a FlowDone */
+    bt_lane_state_t state;
+    uint32_t first, n; /* choices [first, first + n) */
 
-    struct bt_kv_key root;
     struct bt_kv_key *keys; /* of the full blocks of prompt + journal */
     uint32_t n_keys, keys_cap;
     uint32_t *tokens; /* scratch: prompt + journal of the current plan */
@@ -82,26 +90,41 @@ struct bt_request {
     uint32_t epoch;
     struct bt_list flights;
     struct bt_flight *flight; /* of the current epoch, NULL without one */
-    struct bt_journal journal;
-    struct bt_emit emit;
+    bool stopped_here;        /* a choice ended by a stop string: its worker goes on for nobody */
+    bool want_flow;           /* usage waits for its FlowDone */
 
     struct {
         uint64_t incarnation, until_ns;
     } avoid[AVOID_MAX];
-    uint32_t n_avoid;
-    uint32_t deaths;
+    uint32_t n_avoid, replans;
     bool starved;          /* somebody had no room for it; in rs->starved unless it is the probe */
-    uint64_t arrival;      /* order of bt_request_start */
     uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
     uint64_t plan_at_ns;   /* not before */
     uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
-    uint64_t progress_ns;  /* last event of this request */
+    uint64_t progress_ns;  /* its last event */
     uint64_t settle_ns;
+};
+
+struct bt_request {
+    struct bt_list link; /* rs->all */
+    struct bt_requests *rs;
+    struct bt_gen_spec spec;
+    const struct bt_gen_ops *ops; /* NULL: no callback any more */
+    void *arg;
+    int refuse;       /* a REJECT_* told from the loop, -1: none */
+    bool counted;     /* holds one of max_running */
+    uint64_t arrival; /* order of bt_request_start */
+    struct bt_kv_key root;
+
+    struct bt_list lanes;
+    struct bt_choice choices[CHOICES_MAX];
+    uint32_t n_unfinished;
+    uint64_t killed[DEATHS_MAX]; /* incarnations of workers that were lost under it */
+    uint32_t n_killed;
 
     struct bt_gen_usage usage;
     int success;                /* SUCCESS_*: label of its end */
     uint64_t first_ns, last_ns; /* bt_mono_ns of the first and the last token */
-    uint64_t admitted_ns;
     bool have_prefill_done;
     uint64_t last_compute_ns; /* wall clock, PrefillDone */
     uint64_t flow_first_ns, flow_last_ns;
@@ -131,11 +154,11 @@ struct bt_requests {
     struct bt_requests_config conf;
     uint8_t *secret;
     char *labels;       /* model_name="..." */
-    struct bt_map *map; /* id -> bt_request */
+    struct bt_map *map; /* id -> bt_lane */
     struct bt_list all, waiting, planning, starved;
     uint32_t n_waiting, n_active, n_starved;
-    struct bt_request *probe; /* the one starved request that is being tried, or NULL */
-    uint64_t probe_at_ns;     /* next try, unless a release comes earlier */
+    struct bt_lane *probe; /* the one starved lane that is being tried, or NULL */
+    uint64_t probe_at_ns;  /* next try, unless a release comes earlier */
     uint32_t probe_misses;
     double ends_per_s; /* smoothed rate of requests that end */
     uint32_t ended;    /* since the last look at it */
@@ -153,30 +176,61 @@ struct bt_requests {
 };
 
 /* What came in, for a state's function. */
-struct bt_request_input {
+struct bt_lane_input {
     struct bt_session *session; /* who sent it, or was lost */
     struct bt_flight *flight;   /* ENDED, LOST: the plan concerned */
     const void *msg;            /* the protobuf message of the event */
     uint64_t now_ns;
 };
 
-/* ---- request.c: states ---- */
-void bt_request_event(struct bt_request *r, bt_request_event_t ev,
-                      const struct bt_request_input *in);
+/* ---- lane.c: the states ---- */
+struct bt_lane *bt_lane_create(struct bt_request *r, uint32_t first, uint32_t n);
+void bt_lane_destroy(struct bt_lane *k);
+void bt_lane_event(struct bt_lane *k, bt_lane_event_t ev, const struct bt_lane_input *in);
+void bt_lane_set_state(struct bt_lane *k, bt_lane_state_t s);
+/* Every flight is wound up; the lane only waits for their ends. */
+void bt_lane_finishing(struct bt_lane *k, bool hard, uint64_t now_ns);
+/* A choice's last token has been delivered: when it was the lane's last one, it settles. */
+void bt_lane_choice_finished(struct bt_lane *k, uint64_t now_ns);
+const char *bt_lane_state_name(bt_lane_state_t s);
+static inline bool bt_lane_running(const struct bt_lane *k)
+{
+    return k->state == LANE_PREFILLING || k->state == LANE_DECODING;
+}
+
+/* ---- repair.c: failure is re-planning ---- */
+void bt_lane_avoid(struct bt_lane *k, const struct bt_session *s);
+/* The current plan is over: plans again, or fails the request. killer: the worker that was lost
+ * while it worked on it, NULL: nobody died. */
+void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const char *why,
+                    uint64_t now_ns);
+/* A worker or kvstore (s, may be NULL) refused or gave up with a status of its own. */
+void bt_lane_repair(struct bt_lane *k, const struct bt_session *s, int32_t status,
+                    const char *detail, uint64_t now_ns);
+/* Fails a lane that has waited for a place or for room for too long. */
+bool bt_lane_queued_too_long(struct bt_lane *k, uint64_t now_ns);
+
+/* ---- request.c: towards the client ---- */
+/* Takes what a worker says into the choice's journal. STALE, EXISTS, EXHAUSTED: bt_journal_put. */
+bt_status_t bt_request_put(struct bt_request *r, const Baton__Token *t) BT_MUST_CHECK;
+/* Gives the client what the choice's journal has next. */
+void bt_request_deliver(struct bt_lane *k, uint32_t choice, uint64_t now_ns);
 /* Ends a request with an error for the client. */
 void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
                      const char *why);
-const char *bt_request_state_name(bt_request_state_t s);
+void bt_request_prefill_done(struct bt_request *r, const Baton__PrefillDone *p, uint64_t now_ns);
+void bt_request_flow_done(struct bt_request *r, const Baton__FlowDone *d);
+/* A lane has settled; the last one ends the request. */
+void bt_request_settled(struct bt_request *r, uint64_t now_ns);
 
 /* ---- plan.c: one plan and its submission ---- */
 typedef enum { PLAN_SUBMITTED, PLAN_WAIT, PLAN_NO_ROOM, PLAN_REFUSED } bt_plan_result_t;
 /* Plans and submits the next epoch. WAIT: nobody can take it now; NO_ROOM: whoever could has said
- * that it is full, and r is not the probe; REFUSED: rej says why. */
-bt_plan_result_t bt_request_plan(struct bt_request *r, uint64_t now_ns,
-                                 struct bt_sched_reject *rej);
+ * that it is full, and k is not the probe; REFUSED: rej says why. */
+bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej);
 
 /* ---- flight.c ---- */
-struct bt_flight *bt_flight_create(struct bt_request *r);
+struct bt_flight *bt_flight_create(struct bt_lane *k);
 /* The current plan is over. hard: whoever has not ended is cancelled and all is released at once.
  * Soft (the request finished by itself): workers end by themselves, and are cancelled only when
  * that takes too long; grants are released behind them, so that finished blocks are kept. */
@@ -195,14 +249,14 @@ void bt_flight_destroy(struct bt_flight *f);
 
 /* ---- admit.c: the queues ---- */
 void bt_requests_kick(struct bt_requests *rs); /* look at the queues from the next turn */
-/* A new request enters at the end of rs->waiting, or is marked to be refused. */
-void bt_requests_enter(struct bt_request *r);
-void bt_requests_unqueue(struct bt_request *r);
-void bt_requests_queue_planning(struct bt_request *r);
+/* A new request's lane enters at the end of rs->waiting, or the request is marked to be refused. */
+void bt_requests_enter(struct bt_lane *k);
+void bt_requests_unqueue(struct bt_lane *k);
+void bt_requests_queue_planning(struct bt_lane *k);
 /* Whoever could take it is full: it waits for room, in order of arrival. */
-void bt_requests_starve(struct bt_request *r, uint64_t now_ns);
+void bt_requests_starve(struct bt_lane *k, uint64_t now_ns);
 /* It got room, or is no longer after it. */
-void bt_requests_fits(struct bt_request *r);
+void bt_requests_fits(struct bt_lane *k);
 /* It is not a matter of room: nobody is there. All of them wait for a worker instead. */
 void bt_requests_nobody(struct bt_requests *rs);
 /* Somebody gave slots or pages back. */

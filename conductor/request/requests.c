@@ -21,6 +21,11 @@ static struct bt_request *request_of(struct bt_list *l)
     return BT_CONTAINER_OF(l, struct bt_request, link);
 }
 
+static struct bt_lane *lane_of(struct bt_list *l)
+{
+    return BT_CONTAINER_OF(l, struct bt_lane, link);
+}
+
 /* ---- keys of tenants ---- */
 
 static void hmac_sha256(const uint8_t *key, size_t key_len, const void *a, size_t a_len,
@@ -87,7 +92,8 @@ static void spec_cleanup(struct bt_gen_spec *s)
 
 static bool spec_valid(const struct bt_requests *rs, const struct bt_gen_spec *s)
 {
-    if (s->prompt.n == 0 || s->prompt.n > UINT32_MAX / 2 || s->n > 1 || s->max_tokens == 0) {
+    if (s->prompt.n == 0 || s->prompt.n > UINT32_MAX / 2 || s->n > CHOICES_MAX ||
+        s->max_tokens == 0) {
         return false;
     }
     for (size_t i = 0; rs->conf.vocab != 0 && i < s->prompt.n; i++) {
@@ -107,12 +113,9 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
     memset(spec, 0, sizeof(*spec));
     r->ops = ops;
     r->arg = arg;
-    bt_list_init(&r->flights);
-    bt_list_init(&r->queue);
-    bt_journal_init(&r->journal);
-    do {
-        bt_random(&r->id, sizeof(r->id));
-    } while (r->id == 0 || bt_map_get(rs->map, &r->id) != NULL);
+    bt_list_init(&r->lanes);
+    r->refuse = spec_valid(rs, &r->spec) ? -1 : REJECT_INVALID;
+    r->spec.n = r->refuse >= 0 ? 1 : BT_MAX(r->spec.n, 1u);
     if (r->spec.unseeded) {
         bt_random(&r->spec.sampling.seed, sizeof(r->spec.sampling.seed));
     }
@@ -126,61 +129,75 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
         bt_requests_salted_root(&rs->conf.root, rs->secret, rs->conf.secret_len, r->spec.tenant,
                                 r->spec.cache_salt, &r->root);
     }
-    bt_emit_init(&r->emit, rs->tok, &r->spec);
-    r->refuse = -1;
-    if (!spec_valid(rs, &r->spec)) {
-        r->refuse = REJECT_INVALID;
+    r->n_unfinished = r->spec.n;
+    for (uint32_t i = 0; i < r->spec.n; i++) {
+        bt_journal_init(&r->choices[i].journal);
+        bt_emit_init(&r->choices[i].emit, rs->tok, &r->spec);
     }
-    (void)bt_map_put(rs->map, &r->id, r);
     bt_list_insert_tail(&rs->all, &r->link);
-    bt_requests_enter(r);
+    bt_requests_enter(bt_lane_create(r, 0, r->spec.n));
     return r;
-}
-
-void bt_request_cancel(struct bt_request *r)
-{
-    struct bt_request_input in = {.now_ns = bt_mono_ns()};
-    bt_request_event(r, EV_CANCEL, &in);
 }
 
 static void request_destroy(struct bt_request *r)
 {
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &r->flights) {
-        bt_flight_destroy(BT_CONTAINER_OF(l, struct bt_flight, link));
+    bt_list_for_each_safe (l, tmp, &r->lanes) {
+        bt_lane_destroy(lane_of(l));
     }
-    bt_requests_unqueue(r);
     bt_list_remove(&r->link);
-    (void)bt_map_del(r->rs->map, &r->id);
-    bt_emit_cleanup(&r->emit);
-    bt_journal_cleanup(&r->journal);
+    for (uint32_t i = 0; i < r->spec.n; i++) {
+        bt_emit_cleanup(&r->choices[i].emit);
+        bt_journal_cleanup(&r->choices[i].journal);
+    }
     spec_cleanup(&r->spec);
-    free(r->keys);
-    free(r->tokens);
     free(r);
 }
 
+/* Before the plan, with the workers, or neither any more: the least advanced of its lanes. */
+static bt_lane_state_t state_of(const struct bt_request *r)
+{
+    bt_lane_state_t least = LANE_FINISHING;
+    struct bt_list *l;
+    bt_list_for_each (l, &r->lanes) {
+        least = BT_MIN(least, lane_of(l)->state);
+    }
+    return least;
+}
+
 /* ---- the tick ---- */
+
+/* True: nothing of the lane is left anywhere. */
+static bool tick_lane(struct bt_lane *k)
+{
+    struct bt_lane_input in = {.now_ns = bt_mono_ns()};
+    bt_lane_event(k, EV_TICK, &in);
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &k->flights) {
+        struct bt_flight *f = BT_CONTAINER_OF(l, struct bt_flight, link);
+        bt_flight_step(f, in.now_ns);
+        if (bt_flight_over(f)) {
+            bt_flight_destroy(f);
+        }
+    }
+    return k->state == LANE_FINISHING && bt_list_empty(&k->flights);
+}
 
 static void on_tick(void *arg)
 {
     struct bt_requests *rs = arg;
     uint32_t queued = 0, busy = 0;
-    struct bt_list *l, *tmp, *fl, *ftmp;
+    struct bt_list *l, *tmp, *kl;
     bt_list_for_each_safe (l, tmp, &rs->all) {
         struct bt_request *r = request_of(l);
-        struct bt_request_input in = {.now_ns = bt_mono_ns()};
-        bt_request_event(r, EV_TICK, &in);
-        bt_list_for_each_safe (fl, ftmp, &r->flights) {
-            struct bt_flight *f = BT_CONTAINER_OF(fl, struct bt_flight, link);
-            bt_flight_step(f, in.now_ns);
-            if (bt_flight_over(f)) {
-                bt_flight_destroy(f);
-            }
+        bool over = true;
+        bt_list_for_each (kl, &r->lanes) { /* a lane that is over stays as long as its request */
+            over = tick_lane(lane_of(kl)) && over;
         }
-        queued += r->state == REQ_WAITING || r->state == REQ_PLANNING;
-        busy += r->state == REQ_PREFILLING || r->state == REQ_DECODING;
-        if (r->state == REQ_FINISHING && bt_list_empty(&r->flights)) {
+        bt_lane_state_t s = state_of(r);
+        queued += s == LANE_WAITING || s == LANE_PLANNING;
+        busy += s == LANE_PREFILLING || s == LANE_DECODING;
+        if (over && r->ops == NULL) {
             request_destroy(r);
         }
     }
@@ -192,46 +209,46 @@ static void on_tick(void *arg)
 
 /* ---- what the sessions say ---- */
 
-static struct bt_request *current(struct bt_requests *rs, uint64_t id, uint32_t epoch)
+static struct bt_lane *current(struct bt_requests *rs, uint64_t id, uint32_t epoch)
 {
-    struct bt_request *r = bt_map_get(rs->map, &id);
-    if (r == NULL || r->epoch != epoch) {
+    struct bt_lane *k = bt_map_get(rs->map, &id);
+    if (k == NULL || k->epoch != epoch) {
         bt_metric_add(rs->m.stale, 1);
         return NULL;
     }
-    return r;
+    return k;
 }
 
 /* An event of the current epoch. Only usage numbers matter once the flight is over. */
-static void dispatch(struct bt_requests *rs, uint64_t id, uint32_t epoch, bt_request_event_t ev,
+static void dispatch(struct bt_requests *rs, uint64_t id, uint32_t epoch, bt_lane_event_t ev,
                      struct bt_session *s, const void *msg)
 {
-    struct bt_request *r = current(rs, id, epoch);
-    if (r == NULL) {
+    struct bt_lane *k = current(rs, id, epoch);
+    if (k == NULL) {
         return;
     }
     bool numbers = ev == EV_PREFILL_DONE || ev == EV_FLOW_DONE;
-    if (r->flight == NULL ? !(numbers && r->state == REQ_SETTLING)
-                          : !bt_flight_uses(r->flight, s)) {
+    if (k->flight == NULL ? !(numbers && k->state == LANE_SETTLING)
+                          : !bt_flight_uses(k->flight, s)) {
         bt_metric_add(rs->m.stale, 1);
         return;
     }
-    struct bt_request_input in = {s, r->flight, msg, bt_mono_ns()};
-    bt_request_event(r, ev, &in);
+    struct bt_lane_input in = {s, k->flight, msg, bt_mono_ns()};
+    bt_lane_event(k, ev, &in);
 }
 
 static void on_ended_msg(struct bt_requests *rs, struct bt_session *s, const Baton__Ended *e)
 {
-    struct bt_request *r = bt_map_get(rs->map, &e->request);
-    if (r == NULL) {
+    struct bt_lane *k = bt_map_get(rs->map, &e->request);
+    if (k == NULL) {
         return;
     }
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &r->flights) {
+    bt_list_for_each_safe (l, tmp, &k->flights) {
         struct bt_flight *f = BT_CONTAINER_OF(l, struct bt_flight, link);
         if (f->epoch == e->epoch && bt_flight_uses(f, s)) {
-            struct bt_request_input in = {s, f, e, bt_mono_ns()};
-            bt_request_event(r, EV_ENDED, &in);
+            struct bt_lane_input in = {s, f, e, bt_mono_ns()};
+            bt_lane_event(k, EV_ENDED, &in);
             return;
         }
     }
@@ -273,19 +290,26 @@ static void on_up(void *arg, struct bt_session *s)
     bt_requests_kick(arg);
 }
 
+static void lane_lost(struct bt_lane *k, struct bt_session *s)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &k->flights) {
+        struct bt_flight *f = BT_CONTAINER_OF(l, struct bt_flight, link);
+        if (bt_flight_uses(f, s)) {
+            struct bt_lane_input in = {s, f, NULL, bt_mono_ns()};
+            bt_lane_event(k, EV_LOST, &in);
+        }
+    }
+}
+
 static void on_down(void *arg, struct bt_session *s, const char *why)
 {
     struct bt_requests *rs = arg;
     (void)why;
-    struct bt_list *l, *tmp, *fl, *ftmp;
+    struct bt_list *l, *tmp, *kl;
     bt_list_for_each_safe (l, tmp, &rs->all) {
-        struct bt_request *r = request_of(l);
-        bt_list_for_each_safe (fl, ftmp, &r->flights) {
-            struct bt_flight *f = BT_CONTAINER_OF(fl, struct bt_flight, link);
-            if (bt_flight_uses(f, s)) {
-                struct bt_request_input in = {s, f, NULL, bt_mono_ns()};
-                bt_request_event(r, EV_LOST, &in);
-            }
+        bt_list_for_each (kl, &request_of(l)->lanes) { /* those split off on the way have no plan */
+            lane_lost(lane_of(kl), s);
         }
     }
 }
@@ -432,10 +456,10 @@ void bt_requests_stats(const struct bt_requests *rs, struct bt_requests_stats *o
     out->replanned = rs->replanned;
     struct bt_list *l;
     bt_list_for_each (l, &rs->all) {
-        const struct bt_request *r = request_of(l);
+        bt_lane_state_t s = state_of(request_of(l));
         out->open++;
-        out->waiting += r->state == REQ_WAITING || r->state == REQ_PLANNING;
-        out->running += r->state == REQ_PREFILLING || r->state == REQ_DECODING;
+        out->waiting += s == LANE_WAITING || s == LANE_PLANNING;
+        out->running += s == LANE_PREFILLING || s == LANE_DECODING;
     }
 }
 

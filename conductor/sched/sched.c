@@ -95,10 +95,13 @@ static bool fits(const struct bt_sched_snapshot *s, const struct bt_sched_worker
 static double decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
     uint32_t active = BT_MAX(w->running + w->waiting, w->own_requests);
-    double rows = (double)(active + 1) / (w->slots_total != 0 ? w->slots_total : 64);
+    uint32_t n = BT_MAX(req->n_choices, 1u);
+    double rows = (double)(active + n) / (w->slots_total != 0 ? w->slots_total : 64);
     double pages = 0;
     if (w->pages_total != 0) {
-        uint32_t need = BT_DIV_UP(req->n_tokens + BT_MIN(req->max_new, 512u), req->block_tokens);
+        uint32_t one = BT_DIV_UP(req->n_tokens + BT_MIN(req->max_new, 512u), req->block_tokens);
+        uint32_t shared = req->n_tokens / req->block_tokens; /* the prompt's full blocks */
+        uint32_t need = shared + n * (one - shared);
         pages = (double)(w->pages_total - BT_MIN(w->pages_free, w->pages_total) + need) /
                 w->pages_total;
     }

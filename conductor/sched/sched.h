@@ -42,8 +42,9 @@ struct bt_sched_snapshot {
 };
 
 struct bt_sched_request {
-    uint32_t n_tokens; /* prompt, and what was generated in earlier epochs */
-    uint32_t max_new;
+    uint32_t n_tokens;  /* prompt, and what was generated in earlier epochs */
+    uint32_t max_new;   /* of each choice */
+    uint32_t n_choices; /* rows at the decode worker; 0 counts as 1 */
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
     uint64_t random;      /* breaks ties */

@@ -25,7 +25,7 @@
 
 struct seen_submit {
     uint64_t request, seed;
-    uint32_t epoch, phases, n_tokens, n_prompt, max_new;
+    uint32_t epoch, phases, n_tokens, n_prompt, max_new, choice, n;
     uint32_t tokens[512];
     uint8_t root[32];
 };
@@ -173,7 +173,9 @@ static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
                                   .phases = (uint32_t)v->phases,
                                   .n_tokens = (uint32_t)(v->tokens.len / 4),
                                   .n_prompt = v->n_prompt,
-                                  .max_new = v->sampling->max_new};
+                                  .max_new = v->sampling->max_new,
+                                  .choice = v->choice,
+                                  .n = v->n};
         memcpy(s->tokens, v->tokens.data, BT_MIN(v->tokens.len, sizeof(s->tokens)));
         memcpy(s->root, v->root_key.data, 32);
     } else if (m->m_case == BATON__TO_WORKER__M_CANCEL && k->cancels < MAX_SEEN) {
@@ -405,12 +407,13 @@ static inline void fixture_cleanup(struct fixture *f)
 
 /* ---- what fakes say ---- */
 
-static inline void say_token(struct fake *k, uint64_t request, uint32_t epoch, uint32_t offset,
-                             uint32_t token, Baton__Finish finish)
+static inline void say_choice(struct fake *k, uint64_t request, uint32_t epoch, uint32_t choice,
+                              uint32_t offset, uint32_t token, Baton__Finish finish)
 {
     Baton__Token t = BATON__TOKEN__INIT;
     t.request = request;
     t.epoch = epoch;
+    t.choice = choice;
     t.offset = offset;
     t.token = token;
     t.logprob = -0.5f;
@@ -420,6 +423,12 @@ static inline void say_token(struct fake *k, uint64_t request, uint32_t epoch, u
     m.n_tokens = 1;
     m.tokens = list;
     to_conductor_w(k, BATON__FROM_WORKER__M_TOKENS, &m);
+}
+
+static inline void say_token(struct fake *k, uint64_t request, uint32_t epoch, uint32_t offset,
+                             uint32_t token, Baton__Finish finish)
+{
+    say_choice(k, request, epoch, 0, offset, token, finish);
 }
 
 static inline void say_prefill_done(struct fake *k, uint64_t request, uint32_t epoch,

@@ -462,7 +462,7 @@ static void test_bad_specs(void **state)
         s.prompt.n = i == 0 ? 0 : 3;
         s.prompt.ids[1] = i == 1 ? x.f.rc.vocab : 5;
         s.max_tokens = i == 2 ? 0 : 5;
-        s.n = i == 3 ? 2 : 1;
+        s.n = i == 3 ? 17 : 1;
         struct client c;
         client_start(&x.f, &c, &s);
         until(&x.f, c.errors == 1);

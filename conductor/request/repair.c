@@ -1,0 +1,186 @@
+/* Failure is re-planning: the epoch rises, which frees what older epochs hold everywhere, and the
+ * lane is planned again with prompt and emitted tokens as its tokens. Loop thread. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "conductor/request/request_priv.h"
+
+#define DEATH_DELAY_MS 50u /* a node's other sessions break at about the same time: let them */
+#define RETRY_MS       20u
+#define RETRY_MAX_MS   1000u
+#define FULL_NS        1000000000ull /* how long a full daemon is gone around */
+
+static void avoid_until(struct bt_lane *k, const struct bt_session *s, uint64_t until_ns)
+{
+    if (s == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < k->n_avoid; i++) {
+        if (k->avoid[i].incarnation == s->member->incarnation) {
+            k->avoid[i].until_ns = BT_MAX(k->avoid[i].until_ns, until_ns);
+            return;
+        }
+    }
+    /* The oldest is forgotten: it may have recovered by now. */
+    if (k->n_avoid == AVOID_MAX) {
+        memmove(k->avoid, k->avoid + 1, (AVOID_MAX - 1) * sizeof(k->avoid[0]));
+        k->n_avoid--;
+    }
+    k->avoid[k->n_avoid].incarnation = s->member->incarnation;
+    k->avoid[k->n_avoid++].until_ns = until_ns;
+}
+
+void bt_lane_avoid(struct bt_lane *k, const struct bt_session *s)
+{
+    avoid_until(k, s, UINT64_MAX);
+}
+
+static void leave_plan(struct bt_lane *k, uint64_t now_ns)
+{
+    struct bt_flight *f = k->flight;
+    k->flight = NULL;
+    if (f != NULL) {
+        bt_flight_wind(f, true, now_ns);
+    }
+    k->no_worker_ns = 0;
+    bt_lane_set_state(k, LANE_PLANNING);
+}
+
+/* Choices that have been given tokens go on by themselves; while none has, one prefill serves all.
+ * k keeps the first unfinished one. */
+static void split(struct bt_lane *k)
+{
+    struct bt_request *r = k->r;
+    bool begun = false;
+    for (uint32_t i = k->first; i < k->first + k->n; i++) {
+        begun = begun || r->choices[i].journal.n != 0;
+    }
+    if (k->n == 1 || !begun) {
+        return;
+    }
+    uint32_t end = k->first + k->n;
+    while (r->choices[k->first].finished) {
+        k->first++;
+    }
+    for (uint32_t i = k->first + 1; i < end; i++) {
+        if (r->choices[i].finished) {
+            continue;
+        }
+        struct bt_lane *one = bt_lane_create(r, i, 1);
+        one->epoch = k->epoch; /* the choice's journal has seen this one */
+        one->n_avoid = k->n_avoid;
+        memcpy(one->avoid, k->avoid, sizeof(one->avoid));
+        one->replans = k->replans;
+        one->queued_ns = k->queued_ns;
+        one->plan_at_ns = k->plan_at_ns;
+        bt_lane_set_state(one, LANE_PLANNING);
+        bt_requests_queue_planning(one);
+    }
+    k->n = 1;
+    k->stopped_here = false;
+}
+
+static void count_death(struct bt_request *r, const struct bt_session *killer)
+{
+    if (killer == NULL || r->n_killed == DEATHS_MAX) {
+        return;
+    }
+    for (uint32_t i = 0; i < r->n_killed; i++) {
+        if (r->killed[i] == killer->member->incarnation) {
+            return; /* another choice was with it as well */
+        }
+    }
+    r->killed[r->n_killed++] = killer->member->incarnation;
+}
+
+void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const char *why,
+                    uint64_t now_ns)
+{
+    struct bt_request *r = k->r;
+    struct bt_requests *rs = r->rs;
+    count_death(r, killer);
+    k->replans++;
+    r->usage.replans++;
+    rs->replanned++;
+    bt_metric_add(rs->m.replanned, 1);
+    BT_WARN("request_replan",
+            "req=%016" PRIx64 " epoch=%u tokens=%u deaths=%u replans=%u prefill=%s decode=%s "
+            "why=%s",
+            k->id, k->epoch, r->choices[k->first].journal.n, r->n_killed, k->replans,
+            r->usage.prefill, r->usage.decode, bt_log_q(why));
+    char text[320];
+    if (r->n_killed == DEATHS_MAX) {
+        snprintf(text, sizeof(text),
+                 "two workers were lost while they worked on this request; it is not tried again");
+        bt_request_fail(r, REJECT_FAILED, 500, 0, text);
+        return;
+    }
+    if (k->replans > rs->conf.max_replans) {
+        snprintf(text, sizeof(text), "failed %u times, the last time: %s", k->replans, why);
+        bt_request_fail(r, REJECT_FAILED, 500, 0, text);
+        return;
+    }
+    uint32_t shift = BT_MIN(k->replans - 1, 6u);
+    uint32_t delay = killer != NULL ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
+    leave_plan(k, now_ns);
+    k->plan_at_ns = now_ns + (uint64_t)delay * 1000000;
+    bt_requests_queue_planning(k);
+    split(k);
+}
+
+bool bt_lane_queued_too_long(struct bt_lane *k, uint64_t now_ns)
+{
+    struct bt_requests *rs = k->r->rs;
+    uint64_t limit_ns = (uint64_t)rs->conf.queue_timeout_ms * 1000000;
+    if (limit_ns == 0 || k->queued_ns == 0 || now_ns < k->queued_ns + limit_ns) {
+        return false;
+    }
+    char text[128];
+    snprintf(text, sizeof(text), "no room for this request in %.1f s (conductor.queue_timeout_ms)",
+             (double)(now_ns - k->queued_ns) / 1e9);
+    bt_request_fail(k->r, REJECT_NO_ROOM, 503, bt_requests_retry_after_s(rs), text);
+    return true;
+}
+
+/* s has no room now. Not a failure: elsewhere at once, or it waits until there is some. */
+static void put_off(struct bt_lane *k, const struct bt_session *s, const char *why, uint64_t now_ns)
+{
+    BT_DEBUG("request_put_off", "req=%016" PRIx64 " epoch=%u why=%s", k->id, k->epoch,
+             bt_log_q(why));
+    avoid_until(k, s, now_ns + FULL_NS);
+    k->flight->no_room = true;
+    leave_plan(k, now_ns);
+    if (k->queued_ns == 0) {
+        k->queued_ns = now_ns;
+    }
+    if (bt_lane_queued_too_long(k, now_ns)) {
+        return;
+    }
+    if (k->r->rs->probe == k) {
+        bt_requests_starve(k, now_ns);
+    } else {
+        bt_requests_queue_planning(k);
+    }
+    split(k);
+}
+
+void bt_lane_repair(struct bt_lane *k, const struct bt_session *s, int32_t status,
+                    const char *detail, uint64_t now_ns)
+{
+    char why[256];
+    snprintf(why, sizeof(why), "%s: %s (%s)", s != NULL ? s->member->name : "a worker",
+             detail != NULL && detail[0] != '\0' ? detail : bt_status_text((bt_status_t)status),
+             bt_status_name((bt_status_t)status));
+    if (status == BT_ERR_INVALID || status == BT_ERR_UNSUPPORTED || status == BT_ERR_TOO_LARGE) {
+        bt_request_fail(k->r, REJECT_INVALID, 400, 0, why);
+        return;
+    }
+    if (status == BT_ERR_EXHAUSTED || status == BT_AGAIN) {
+        put_off(k, s, why, now_ns);
+        return;
+    }
+    bt_lane_avoid(k, s);
+    bt_lane_replan(k, NULL, why, now_ns);
+}
