@@ -31,8 +31,8 @@ const char *bt_conf_env(const char *name)
 
 static void usage_error(const struct bt_conf_schema *s, const char *what, const char *arg)
 {
-    fprintf(stderr, "baton-%s: %s%s%s; try --help\n", s->daemon, what, arg != NULL ? " " : "",
-            arg != NULL ? arg : "");
+    bt_conf_say("baton-%s: %s%s%s; try --help", s->daemon, what, arg != NULL ? " " : "",
+                arg != NULL ? arg : "");
 }
 
 /* Returns false when the process is to end with *code. */
@@ -106,7 +106,7 @@ static void set_from_env(void *arg, const struct bt_conf_row *row)
     name[n] = '\0';
     const char *v = bt_conf_env(name);
     if (v != NULL && !bt_conf_set(row, p->conf, v, err, sizeof(err))) {
-        fprintf(stderr, "environment: %s: %s\n", name, err);
+        bt_conf_say("environment: %s: %s", name, err);
         p->ok = false;
     }
 }
@@ -118,7 +118,7 @@ static void check_required(void *arg, const struct bt_conf_row *row)
         return;
     }
     bool missing = false;
-    if (row->type == BT_CONF_STR) {
+    if (row->type == BT_CONF_STR || row->type == BT_CONF_ADDR) {
         const char *v = *(char **)((char *)p->conf + row->offset);
         missing = v == NULL || v[0] == '\0';
     } else if (row->type == BT_CONF_LIST) {
@@ -126,8 +126,7 @@ static void check_required(void *arg, const struct bt_conf_row *row)
         missing = v == NULL || v[0] == NULL;
     }
     if (missing) {
-        fprintf(stderr, "%s is required: set it in the file or with --set %s=...\n", row->key,
-                row->key);
+        bt_conf_say("%s is required: set it in the file or with --set %s=...", row->key, row->key);
         p->ok = false;
     }
 }
@@ -142,12 +141,27 @@ static bool apply_sets(const struct bt_conf_schema *s, const struct args *a, voi
         const struct bt_conf_row *row = bt_conf_find(s, key);
         if (row == NULL) {
             const char *near = bt_conf_suggest(s, key);
-            fprintf(stderr, "--set: unknown key %s%s%s%s\n", key,
-                    near != NULL ? ", did you mean " : "", near != NULL ? near : "",
-                    near != NULL ? "?" : "");
+            bt_conf_say("--set: unknown key %s%s%s%s", key, near != NULL ? ", did you mean " : "",
+                        near != NULL ? near : "", near != NULL ? "?" : "");
             ok = false;
         } else if (!bt_conf_set(row, conf, eq + 1, err, sizeof(err))) {
-            fprintf(stderr, "--set: %s: %s\n", key, err);
+            bt_conf_say("--set: %s: %s", key, err);
+            ok = false;
+        }
+    }
+    return ok;
+}
+
+static bool check_endpoints(char *const *list)
+{
+    if (list == NULL || list[0] == NULL) {
+        bt_conf_say("etcd.endpoints is empty: name at least one host:port");
+        return false;
+    }
+    bool ok = true;
+    for (size_t i = 0; list[i] != NULL; i++) {
+        if (!bt_conf_is_addr(list[i])) {
+            bt_conf_say("etcd.endpoints: \"%.80s\" is not host:port (no scheme, no path)", list[i]);
             ok = false;
         }
     }
@@ -157,19 +171,18 @@ static bool apply_sets(const struct bt_conf_schema *s, const struct args *a, voi
 /* What no single row can say. */
 static bool check_common(const struct bt_conf_common *c)
 {
-    bool ok = true;
+    bool ok = check_endpoints(c->etcd_endpoints);
     if ((c->kv_block_tokens & (c->kv_block_tokens - 1)) != 0) {
-        fprintf(stderr, "kv.block_tokens: %lld is not a power of two\n",
-                (long long)c->kv_block_tokens);
+        bt_conf_say("kv.block_tokens: %lld is not a power of two", (long long)c->kv_block_tokens);
         ok = false;
     }
     if (c->kv_block_tokens > 0 && c->kv_flow_chunk_tokens % c->kv_block_tokens != 0) {
-        fprintf(stderr, "kv.flow_chunk_tokens: %lld is not a multiple of kv.block_tokens (%lld)\n",
-                (long long)c->kv_flow_chunk_tokens, (long long)c->kv_block_tokens);
+        bt_conf_say("kv.flow_chunk_tokens: %lld is not a multiple of kv.block_tokens (%lld)",
+                    (long long)c->kv_flow_chunk_tokens, (long long)c->kv_block_tokens);
         ok = false;
     }
     if (strcmp(c->model_load_format, "auto") != 0 && strcmp(c->model_load_format, "dummy") != 0) {
-        fprintf(stderr, "model.load_format: \"%s\" is not auto or dummy\n", c->model_load_format);
+        bt_conf_say("model.load_format: \"%s\" is not auto or dummy", c->model_load_format);
         ok = false;
     }
     static const char *const levels[] = {"error", "warn", "info", "debug"};
@@ -178,11 +191,11 @@ static bool check_common(const struct bt_conf_common *c)
         known |= strcmp(c->log_level, levels[i]) == 0;
     }
     if (!known) {
-        fprintf(stderr, "log.level: \"%s\" is not error, warn, info or debug\n", c->log_level);
+        bt_conf_say("log.level: \"%s\" is not error, warn, info or debug", c->log_level);
         ok = false;
     }
     if (strcmp(c->log_format, "logfmt") != 0 && strcmp(c->log_format, "json") != 0) {
-        fprintf(stderr, "log.format: \"%s\" is not logfmt or json\n", c->log_format);
+        bt_conf_say("log.format: \"%s\" is not logfmt or json", c->log_format);
         ok = false;
     }
     return ok;
@@ -194,7 +207,7 @@ static bool check_daemon(const struct bt_conf_schema *s, const void *conf)
     if (s->check == NULL || s->check(conf, err, sizeof(err))) {
         return true;
     }
-    fprintf(stderr, "%s\n", err);
+    bt_conf_say("%s", err);
     return false;
 }
 
@@ -246,7 +259,7 @@ bt_status_t bt_conf_reload(const struct bt_conf_schema *s, void *conf)
 static void free_row(void *arg, const struct bt_conf_row *row)
 {
     void *at = (char *)arg + row->offset;
-    if (row->type == BT_CONF_STR) {
+    if (row->type == BT_CONF_STR || row->type == BT_CONF_ADDR) {
         free(*(char **)at);
         *(char **)at = NULL;
     } else if (row->type == BT_CONF_LIST) {

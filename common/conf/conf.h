@@ -16,6 +16,7 @@ typedef enum {
     BT_CONF_MS,    /* uint64_t ms       : "500ms", "2s", "1m"; without a unit ms */
     BT_CONF_FLOAT, /* double            */
     BT_CONF_BOOL,  /* bool              : true|false */
+    BT_CONF_ADDR,  /* char *            : as STR, but host:port or [v6]:port, port 0 to 65535 */
     BT_CONF_LIST,  /* char **           : NULL-terminated, from a YAML list or a comma-separated
                       --set */
 } bt_conf_type_t;

@@ -25,4 +25,11 @@ void bt_conf_print_help(const struct bt_conf_schema *s);
 void bt_conf_print_example(const struct bt_conf_schema *s);
 void bt_conf_print_docs(const struct bt_conf_schema *s);
 
+#define BT_CONF_ITEMS_MAX 64 /* values of a list */
+
+/* Whether text is host:port or [v6]:port with a port from 0 to 65535. */
+bool bt_conf_is_addr(const char *text);
+/* Prints one message to stderr, a line of at most 512 bytes in which control characters (of a file
+ * or an argument) are shown as '?'. */
+void bt_conf_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 #endif

@@ -2,6 +2,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,17 +138,63 @@ void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *con
     }
 }
 
-static void set_comma_list(const struct bt_conf_row *row, void *conf, const char *text)
+static bool set_comma_list(const struct bt_conf_row *row, void *conf, const char *text, char *err,
+                           size_t cap)
 {
-    const char *items[64];
+    const char *items[BT_CONF_ITEMS_MAX];
     size_t n = 0;
     char *copy = bt_strdup(text), *save = NULL;
-    for (char *p = strtok_r(copy, ", ", &save); p != NULL && n < BT_ARRAY_LEN(items);
-         p = strtok_r(NULL, ", ", &save)) {
-        items[n++] = p;
+    bool ok = true;
+    for (char *p = strtok_r(copy, ", ", &save); p != NULL && ok; p = strtok_r(NULL, ", ", &save)) {
+        ok = n < BT_ARRAY_LEN(items);
+        if (ok) {
+            items[n++] = p;
+        }
     }
-    bt_conf_set_list(row, conf, items, n);
+    if (ok) {
+        bt_conf_set_list(row, conf, items, n);
+    } else {
+        snprintf(err, cap, "a list may hold up to %d values", BT_CONF_ITEMS_MAX);
+    }
     free(copy);
+    return ok;
+}
+
+bool bt_conf_is_addr(const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    size_t host = colon == NULL ? 0 : (size_t)(colon - text);
+    size_t digits = colon == NULL ? 0 : strspn(colon + 1, "0123456789");
+    if (host == 0 || digits == 0 || digits > 5 || colon[1 + digits] != '\0' ||
+        strtol(colon + 1, NULL, 10) > UINT16_MAX) {
+        return false;
+    }
+    bool v6 = text[0] == '[';
+    if (v6 ? text[host - 1] != ']' : memchr(text, ':', host) != NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < host; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c <= ' ' || c == 0x7f || c == '/') {
+            return false;
+        }
+    }
+    return true;
+}
+
+void bt_conf_say(const char *fmt, ...)
+{
+    char line[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof(line), fmt, ap);
+    va_end(ap);
+    for (char *p = line; *p != '\0'; p++) {
+        if ((unsigned char)*p < ' ' || *p == 0x7f) {
+            *p = '?';
+        }
+    }
+    fprintf(stderr, "%s\n", line);
 }
 
 static bool set_int(const struct bt_conf_row *row, void *at, const char *text, char *err,
@@ -205,6 +252,13 @@ bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, ch
 {
     void *at = (char *)conf + row->offset;
     switch (row->type) {
+    case BT_CONF_ADDR:
+        if (!bt_conf_is_addr(text)) {
+            snprintf(err, cap, "\"%.80s\" is not host:port or [v6]:port with a port up to 65535",
+                     text);
+            return false;
+        }
+        /* fall through */
     case BT_CONF_STR:
         free(*(char **)at);
         *(char **)at = bt_strdup(text);
@@ -220,7 +274,7 @@ bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, ch
         }
         *(bool *)at = text[0] == 't';
         return true;
-    case BT_CONF_LIST: set_comma_list(row, conf, text); return true;
+    case BT_CONF_LIST: return set_comma_list(row, conf, text, err, cap);
     }
     return false;
 }

@@ -10,7 +10,6 @@
 #include "common/conf/conf_priv.h"
 
 #define DEPTH_MAX 8
-#define ITEMS_MAX 64
 #define FILE_MAX  (1 << 20)
 
 struct reader {
@@ -28,12 +27,12 @@ struct reader {
 __attribute__((format(printf, 3, 4))) static void complain(struct reader *r, size_t line,
                                                            const char *fmt, ...)
 {
+    char text[400];
     va_list ap;
-    fprintf(stderr, "%s:%zu: ", r->path, line + 1);
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    fputc('\n', stderr);
+    bt_conf_say("%.200s:%zu: %s", r->path, line + 1, text);
     r->ok = false;
 }
 
@@ -112,7 +111,9 @@ static void scalar(struct reader *r, const yaml_event_t *ev)
         return;
     }
     const struct bt_conf_row *row = row_here(r, ev->start_mark.line);
-    if (row != NULL && row->type == BT_CONF_LIST) {
+    if (row != NULL && strlen((const char *)ev->data.scalar.value) != ev->data.scalar.length) {
+        complain(r, ev->start_mark.line, "%s: the value holds a NUL", row->key);
+    } else if (row != NULL && row->type == BT_CONF_LIST) {
         complain(r, ev->start_mark.line, "%s: a list is wanted, write [item, item]", row->key);
     } else if (applies(r, row) &&
                !bt_conf_set(row, r->conf, (const char *)ev->data.scalar.value, err, sizeof(err))) {
@@ -122,7 +123,7 @@ static void scalar(struct reader *r, const yaml_event_t *ev)
 
 static bool sequence(struct reader *r, size_t line)
 {
-    char *items[ITEMS_MAX];
+    char *items[BT_CONF_ITEMS_MAX];
     size_t n = 0;
     bool alive = true;
     const struct bt_conf_row *row = row_here(r, line);
@@ -140,8 +141,9 @@ static bool sequence(struct reader *r, size_t line)
             yaml_event_delete(&ev);
             break;
         }
-        if (ev.type != YAML_SCALAR_EVENT || n == ITEMS_MAX) {
-            complain(r, ev.start_mark.line, "a list may hold up to %d plain values", ITEMS_MAX);
+        if (ev.type != YAML_SCALAR_EVENT || n == BT_CONF_ITEMS_MAX) {
+            complain(r, ev.start_mark.line, "a list may hold up to %d plain values",
+                     BT_CONF_ITEMS_MAX);
             yaml_event_delete(&ev);
             alive = false;
             break;
@@ -176,6 +178,12 @@ static bool mapping(struct reader *r)
         }
         if (ev.type != YAML_SCALAR_EVENT) {
             complain(r, ev.start_mark.line, "a key is wanted here");
+            yaml_event_delete(&ev);
+            return false;
+        }
+        if (ev.data.scalar.length >= sizeof(r->key[0])) {
+            complain(r, ev.start_mark.line, "unknown key %.60s...",
+                     (const char *)ev.data.scalar.value);
             yaml_event_delete(&ev);
             return false;
         }
@@ -232,16 +240,16 @@ bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *c
     struct stat st;
     FILE *f = fopen(path, "re");
     if (f == NULL || fstat(fileno(f), &st) != 0) {
-        fprintf(stderr, "%s: cannot be read: %s\n", path, strerror(errno));
+        bt_conf_say("%s: cannot be read: %s", path, strerror(errno));
         if (f != NULL) {
             fclose(f);
         }
         return false;
     }
     if (!S_ISREG(st.st_mode) || st.st_size > FILE_MAX) {
-        fprintf(stderr, "%s: %s\n", path,
-                S_ISDIR(st.st_mode) ? "is a directory, a file is wanted"
-                                    : "is not a regular file of up to 1 MiB");
+        bt_conf_say("%s: %s", path,
+                    S_ISDIR(st.st_mode) ? "is a directory, a file is wanted"
+                                        : "is not a regular file of up to 1 MiB");
         fclose(f);
         return false;
     }

@@ -125,6 +125,46 @@ static void mistakes_are_named_with_file_and_line(void **state)
         {"node: {id: a\n", "not valid YAML"},
         {"- a\n- b\n", ":1: the file must be a mapping"},
         {"node: {id: a}\nmodel: {path: m}\nlog: {level: loud}\n", "log.level: \"loud\""},
+        /* what is not one of the subset's: aliases cannot grow, merges and tags mean nothing */
+        {"node: {id: &x a}\nmodel: {path: *x}\n", ":2: anchors and aliases are not supported"},
+        {"a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", ":1: unknown key a"},
+        {"etcd: {endpoints: [[a, b]]}\n", ":1: a list may hold up to 64 plain values"},
+        {"node: {id: a}\nmodel: {path: m}\n<<: {log: {level: info}}\n", "unknown key <<"},
+        {"node: {[a]: b}\n", ":1: a key is wanted here"},
+        {"a: {a: {a: {a: {a: {a: {a: {a: {a: b}}}}}}}}\n", ":1: nested too deeply"},
+        {"node: {id: \"a\\0b\"}\nmodel: {path: m}\n", ":1: node.id: the value holds a NUL"},
+        {"\"no\\e[31mde\": {id: a}\n", "unknown key no?[31mde"},
+        {"node: {id: a}\n\tmodel: {path: m}\n", ":2: not valid YAML"},
+        {"node: {id: a}\nmodel: {path: m}\n\xff\n", "not valid YAML"},
+        {"node: {id: a}\nmodel: {path: m}\nkv: 7\n", ":3: unknown key kv"},
+        {"node: a\n", ":1: unknown key node"},
+        /* units, types and ranges */
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: 1e400}\n", "is not a size"},
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: nan}\n", "is not a size"},
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: 4KiBB}\n", "such as 4096, 64MiB"},
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: 1}\n", "allowed: 4096 to"},
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {reclaim_ms: 3 days}\n", "is not a time"},
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {transit_max: inf}\n", "is not a number"},
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {transit_max: 1.5}\n", "allowed: 0 to 1"},
+        {"node: {id: a}\nmodel: {path: m}\nkv: {block_tokens: 0}\n", "allowed: 1 to 1024"},
+        {"node: {id: a}\nmodel: {path: m}\nkv: {block_tokens: 16.5}\n", "is not a whole number"},
+        {"node: {id: a}\nmodel: {path: m}\nkv: {block_tokens: 99999999999999999999}\n",
+         "is not a whole number"},
+        {"node: {id: a}\nmodel: {path: m}\nkv: {flow_chunk_tokens: 100}\n",
+         "not a multiple of kv.block_tokens"},
+        {"node: {id: ''}\nmodel: {path: m}\n", "node.id is required"},
+        {"node: {id: a}\nmodel: {path: m, load_format: gguf}\n", "\"gguf\" is not auto or dummy"},
+        /* addresses */
+        {"node: {id: a}\nmodel: {path: m}\nrpc: {listen: 127.0.0.1:65536}\n",
+         ":3: rpc.listen: \"127.0.0.1:65536\" is not host:port"},
+        {"node: {id: a}\nmodel: {path: m}\nrpc: {listen: localhost}\n", "is not host:port"},
+        {"node: {id: a}\nmodel: {path: m}\nrpc: {listen: '::1:80'}\n", "is not host:port"},
+        {"node: {id: a}\nmodel: {path: m}\nrpc: {advertise: ':80'}\n", "is not host:port"},
+        {"node: {id: a}\nmodel: {path: m}\nhttp: {listen: 'a b:80'}\n", "is not host:port"},
+        {"node: {id: a}\nmodel: {path: m}\nhttp: {listen: 'a:-1'}\n", "is not host:port"},
+        {"node: {id: a}\nmodel: {path: m}\netcd: {endpoints: []}\n", "etcd.endpoints is empty"},
+        {"node: {id: a}\nmodel: {path: m}\netcd: {endpoints: ['http://h:2379']}\n",
+         "\"http://h:2379\" is not host:port (no scheme"},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
         int code = -1;
@@ -152,6 +192,83 @@ static void bad_files_and_options_are_refused(void **state)
     assert_non_null(strstr(err, "did you mean kv.block_tokens?"));
     assert_false(RUN(&code, "x", "--set"));
     assert_int_equal(code, 2);
+}
+
+static void good_addresses(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"127.0.0.1:0", "[::1]:65535", "host.name:80",
+                                       "[fe80::1%e0]:1", "0.0.0.0:8000"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(good); i++) {
+        int code = -1;
+        char set[64];
+        snprintf(set, sizeof(set), "rpc.listen=%s", good[i]);
+        assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--set", set,
+                         "--check"));
+        assert_int_equal(code, 0);
+    }
+}
+
+/* What came in is shown without control characters and cut, in a line of at most 512 bytes. */
+static void messages_are_short_and_plain(void **state)
+{
+    (void)state;
+    int code = -1;
+    char *big = malloc(100001);
+    memset(big, 'k', 100000);
+    big[100000] = '\0';
+    memcpy(big, "--set=", 6);
+    assert_false(RUN(&code, "x", big)); /* no = */
+    assert_int_equal(code, 2);
+    assert_true(strlen(err) <= 513);
+    big[50] = '=';
+    assert_false(RUN(&code, "x", big));
+    assert_int_equal(code, 2);
+    for (char *line = strtok(err, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        assert_true(strlen(line) <= 512);
+    }
+    assert_false(RUN(&code, "x", "--fro\x1b[31mb\nnicate"));
+    assert_int_equal(code, 2);
+    assert_null(strchr(err, '\x1b'));
+    assert_non_null(strstr(err, "unknown option --fro?[31mb?nicate"));
+    FILE *f = fopen(path, "w"); /* a key of 900 letters, then a file beyond the limit */
+    fprintf(f, "%.900s: 1\n", big + 60);
+    fclose(f);
+    assert_false(RUN(&code, "x", "--config", path));
+    assert_non_null(strstr(err, ":1: unknown key kkk"));
+    assert_true(strlen(err) < 2048);
+    f = fopen(path, "w");
+    for (int i = 0; i < 11; i++) {
+        fputs(big, f);
+    }
+    fclose(f);
+    assert_false(RUN(&code, "x", "--config", path));
+    assert_non_null(strstr(err, "up to 1 MiB"));
+    free(big);
+}
+
+static void lists_have_a_limit(void **state)
+{
+    (void)state;
+    int code = -1;
+    char set[1024] = "etcd.endpoints=a:1";
+    for (int i = 0; i < 64; i++) {
+        strcat(set, ",a:1");
+    }
+    assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--set", set));
+    assert_int_equal(code, 2);
+    assert_non_null(strstr(err, "up to 64 values"));
+}
+
+static void the_environment_is_checked_too(void **state)
+{
+    (void)state;
+    int code = -1;
+    setenv("BATON_KV_BLOCK_TOKENS", "lots", 1);
+    assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m"));
+    unsetenv("BATON_KV_BLOCK_TOKENS");
+    assert_int_equal(code, 2);
+    assert_non_null(strstr(err, "BATON_KV_BLOCK_TOKENS: \"lots\""));
 }
 
 static void check_says_good_and_ends(void **state)
@@ -191,6 +308,10 @@ int main(void)
         cmocka_unit_test(mistakes_are_named_with_file_and_line),
         cmocka_unit_test(bad_files_and_options_are_refused),
         cmocka_unit_test(check_says_good_and_ends),
+        cmocka_unit_test(good_addresses),
+        cmocka_unit_test(messages_are_short_and_plain),
+        cmocka_unit_test(lists_have_a_limit),
+        cmocka_unit_test(the_environment_is_checked_too),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
