@@ -152,3 +152,17 @@ def test_promtool_accepts_the_metrics(cluster):
         # vLLM's names, kept for its dashboards, break rules of style (a colon); nothing else may.
         said = [li for li in p.stdout.decode().splitlines() if not re.match(r"vllm:\S+ ", li)]
         assert not said, (d["daemon"], said)
+
+
+def test_prometheus_scrapes_what_compose_listens_on():
+    with open(os.path.join(ROOT, "deploy", "compose", "docker-compose.yml")) as f:
+        listens = set(re.findall(r"_HTTP_LISTEN: (\S+)", f.read()))
+    config = os.path.join(ROOT, "deploy", "prometheus", "prometheus.yml")
+    with open(config) as f:
+        targets = set(re.findall(r"'(\d[\d.]+:\d+)'", f.read()))
+    assert len(targets) == 5 and targets == listens
+    tool = shutil.which("promtool")
+    if tool:
+        p = subprocess.run([tool, "check", "config", config], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, timeout=60)
+        assert p.returncode == 0, p.stdout.decode()
