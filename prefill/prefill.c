@@ -117,7 +117,6 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
 
 static void report(struct bt_wcore *c, struct bt_wreq *r)
 {
-    bt_wcore_flush_tokens(c); /* the first token goes before */
     struct bt_wout o = {.kind = BT_WOUT_PREFILL_DONE};
     o.u.prefill.request = r->request;
     o.u.prefill.session = r->session;
@@ -126,7 +125,7 @@ static void report(struct bt_wcore *c, struct bt_wreq *r)
     o.u.prefill.computed = r->n - r->cached;
     o.u.prefill.start_ns = r->start_ns;
     o.u.prefill.last_compute_ns = r->last_compute_ns;
-    bt_wcore_emit(c, &o);
+    bt_wcore_emit_after(c, &o); /* the first token goes before */
 }
 
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,

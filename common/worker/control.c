@@ -20,6 +20,7 @@ enum { EXIT_START = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_DEVICE = 4 };
 #define DRAIN_MS    50
 #define ENDING_NS   2000000000ull /* for cancelled requests to become quiet */
 #define FLUSH_TURNS 10
+#define HELD_NS     100000000ull
 
 /* ---- tables ---- */
 
@@ -252,6 +253,39 @@ static void on_fatal(struct bt_wctl *w, const struct bt_wout *o)
     stop_with(w, EXIT_DEVICE);
 }
 
+/* Gives the buffers back, unless a conductor is behind: then generation waits for it, at most
+ * HELD_NS (the others' tokens wait as well); one that takes nothing is ended by its silence. */
+static void return_buffers(struct bt_wctl *w)
+{
+    if (bt_wsession_behind(w) && bt_mono_ns() - w->held_ns < HELD_NS) {
+        return;
+    }
+    for (uint32_t i = 0; i < w->n_held; i++) {
+        atomic_store(&w->held[i]->busy, false);
+    }
+    w->n_held = 0;
+    bt_timer_stop(w->loop, &w->held_timer);
+    bt_ring_nudge(&w->core.in);
+}
+
+static void on_held(void *arg)
+{
+    return_buffers(arg);
+}
+
+static void on_tokens(struct bt_wctl *w, struct bt_wtokens *t)
+{
+    bt_wsession_tokens(w, t);
+    if (w->n_held == 0) {
+        w->held_ns = bt_mono_ns();
+    }
+    w->held[w->n_held++] = t;
+    return_buffers(w);
+    if (w->n_held == 1) {
+        bt_timer_start(w->loop, &w->held_timer, 1, 1, on_held, w);
+    }
+}
+
 static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
 {
     switch (o->kind) {
@@ -262,10 +296,7 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
         stop_with(w, o->status == BT_ERR_DEVICE ? EXIT_DEVICE : EXIT_START);
         break;
     case BT_WOUT_FATAL: on_fatal(w, o); break;
-    case BT_WOUT_TOKENS:
-        bt_wsession_tokens(w, o->u.tokens);
-        atomic_store_explicit(&o->u.tokens->busy, false, memory_order_release);
-        break;
+    case BT_WOUT_TOKENS: on_tokens(w, o->u.tokens); break;
     case BT_WOUT_PROMPT_LOGPROBS: bt_wsession_prompt_logprobs(w, o->u.prompt); break;
     case BT_WOUT_PREFILL_DONE: bt_wsession_prefill_done(w, o); break;
     case BT_WOUT_TRAILER:
@@ -476,6 +507,7 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
 {
     bt_timer_stop(w->loop, &w->tick);
     bt_timer_stop(w->loop, &w->drain_timer);
+    bt_timer_stop(w->loop, &w->held_timer);
     if (w->member != NULL) {
         bt_member_leave(w->member); /* first: nobody shall plan with us any more */
         w->member = NULL;

@@ -73,6 +73,11 @@ struct bt_wctl {
     uint64_t attach; /* number of the present attachment, 0: none */
     uint64_t next_attach;
     bool refused, joined, engine_ready, ready_said;
+    /* Buffers kept back while a conductor does not take its messages: the engine thread waits. */
+    struct bt_wtokens *held[BT_WORKER_TOKEN_BUFS];
+    uint32_t n_held;
+    uint64_t held_ns; /* since when */
+    struct bt_timer held_timer;
     /* scratch for Tokens: [max_slots] */
     Baton__Token *tok, **tok_ptr;
     Baton__Top *top, **top_ptr;
@@ -94,6 +99,8 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);
 /* Heartbeats, silence, deadlines, broken sessions; every 100 ms. */
 void bt_wsession_tick(struct bt_wctl *w);
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
+/* Has a conductor more than a few steps' messages before it? */
+bool bt_wsession_behind(const struct bt_wctl *w);
 /* Sends and frees. */
 void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p);
 void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);

@@ -252,7 +252,7 @@ struct bt_wstep { /* the step in flight: one at a time */
     struct bt_engine_row *erows; /* [max_slots] */
 };
 
-#define BT_WORKER_TOKEN_BUFS 8
+#define BT_WORKER_TOKEN_BUFS 4
 
 struct bt_wcore {
     const struct bt_worker_conf *conf;
@@ -294,7 +294,9 @@ struct bt_wcore {
     uint32_t max_puts, n_puts;
     uint64_t next_put;
     struct bt_wtokens bufs[BT_WORKER_TOKEN_BUFS];
-    struct bt_wtokens *tokens; /* of the step being finished; NULL: none taken yet */
+    struct bt_wtokens *tokens; /* of the step being finished */
+    struct bt_wout *after;     /* [max_slots] goes out behind its tokens */
+    uint32_t n_after;
     bool fatal, stop;
     _Atomic bool exited; /* the thread has returned; nothing comes any more */
     double step_ewma_ms, prefill_ewma_tps;
@@ -318,8 +320,17 @@ bool bt_wcore_launch(struct bt_wcore *c);
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
 /* Does the step keep this ticket? Then it releases it itself. */
 bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
-/* Hands the tokens collected so far to the control thread. */
+/* ---- tokens.c ---- */
+/* Is there a buffer for a step's tokens? The control thread keeps them while a conductor does not
+ * take its messages; then no step is launched, and a nudge of the ring says when to look again. */
+bool bt_wcore_may_step(const struct bt_wcore *c);
+/* The step is over: its tokens go into a buffer, and that to the control thread. */
+void bt_wcore_take_buffer(struct bt_wcore *c);
 void bt_wcore_flush_tokens(struct bt_wcore *c);
+/* Logprobs of prompts, of a forward's event. */
+void bt_wcore_report_prompts(struct bt_wcore *c, const struct bt_engine_event *ev);
+/* Sends o to the control thread once the tokens of the step being finished have gone out. */
+void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o);
 /* Appends the sampled token to r, reports it to its conductor, and decides whether r is finished
  * (the answer is in r->finish). false: the token is not usable, r is ending. */
 bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);

@@ -129,6 +129,7 @@ static void allocate(struct bt_wcore *c)
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
         c->bufs[i].t = bt_calloc(c->max_slots, sizeof(c->bufs[i].t[0]));
     }
+    c->after = bt_calloc(c->max_slots, sizeof(c->after[0]));
     c->batch.seqs = c->seqs;
     c->batch.lim.max_rows = c->max_rows;
     c->batch.lim.block_tokens = c->block_tokens;
@@ -155,6 +156,7 @@ static void free_all(struct bt_wcore *c)
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
         free(c->bufs[i].t);
     }
+    free(c->after);
 }
 
 /* ---- running ---- */
@@ -277,9 +279,14 @@ static void publish_load(struct bt_wcore *c)
     bt_metric_set(s->kv_usage, 1.0 - (double)pages_free / c->info->pages);
 }
 
-static void sleep_on_ring(struct bt_wcore *c)
+/* held: a step waits for a buffer, which may have come free before we said that we sleep. */
+static void sleep_on_ring(struct bt_wcore *c, bool held)
 {
     if (!bt_ring_arm(&c->in)) {
+        return;
+    }
+    if (held && bt_wcore_may_step(c)) {
+        bt_ring_disarm(&c->in);
         return;
     }
     struct pollfd p = {.fd = c->in.efd, .events = POLLIN};
@@ -297,23 +304,23 @@ static void run(struct bt_wcore *c)
         }
         if (c->fatal) {
             /* Out of service: the control thread has been told and will end the process. */
-            sleep_on_ring(c);
+            sleep_on_ring(c, false);
             continue;
         }
         /* What has ended goes out before the next step: an engine without a device may spend the
          * whole step inside launch. */
         while (c->n_tickets > 0 && !c->fatal && bt_wcore_poll(c, 0) > 0) {
         }
-        bool busy = c->step.active;
+        bool busy = c->step.active, held = !busy && !bt_wcore_may_step(c);
         if (!busy) {
             bt_wcore_admit(c);
-            busy = !c->fatal && bt_wcore_launch(c);
+            busy = !c->fatal && !held && bt_wcore_launch(c);
         }
         publish_load(c);
         if (c->n_tickets > 0 && !c->fatal) {
             bt_wcore_poll(c, 500);
         } else if (!busy && !c->fatal && !c->stop) {
-            sleep_on_ring(c);
+            sleep_on_ring(c, held);
         }
     }
 }

@@ -50,10 +50,15 @@ bool bt_ring_push(struct bt_ring *r, const void *msg)
     }
     memcpy(r->mem + (size_t)(tail & r->mask) * r->elem, msg, r->elem);
     atomic_store(&r->tail, tail + 1);
+    bt_ring_nudge(r);
+    return true;
+}
+
+void bt_ring_nudge(struct bt_ring *r)
+{
     if (atomic_load(&r->sleeping) != 0 && atomic_exchange(&r->sleeping, 0) != 0) {
         bt_ring_wake(r);
     }
-    return true;
 }
 
 bool bt_ring_pop(struct bt_ring *r, void *msg)

@@ -11,6 +11,7 @@
 #define SILENCE_NS   2000000000ull
 #define HEARTBEAT_NS 500000000ull
 #define KNOWN_MAX    8192
+#define BEHIND_BYTES (256u << 10)
 
 static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
 {
@@ -392,6 +393,18 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
             session_send(s, &m);
         }
     }
+}
+
+bool bt_wsession_behind(const struct bt_wctl *w)
+{
+    struct bt_list *it;
+    bt_list_for_each (it, &w->sessions) {
+        const struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        if (!s->broken && bt_rpc_stream_queued(s->s) > BEHIND_BYTES) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p)

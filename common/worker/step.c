@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/log/log.h"
 #include "common/worker/core.h"
@@ -215,57 +214,6 @@ static void measure(struct bt_wcore *c)
     }
 }
 
-/* Logprobs of one row's prompt tokens; they are copied, in messages of a bounded size. */
-static void report_prompt(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out,
-                          uint32_t n)
-{
-    for (uint32_t at = 0; at < n; at += BT_WORKER_PROMPT_MSG) {
-        uint32_t m = BT_MIN(n - at, (uint32_t)BT_WORKER_PROMPT_MSG);
-        struct bt_wprompt *p = bt_calloc(1, sizeof(*p) + m * sizeof(p->t[0]));
-        p->request = r->request;
-        p->session = r->session;
-        p->epoch = r->epoch;
-        p->first = out[at].pos;
-        p->n = m;
-        for (uint32_t i = 0; i < m; i++) {
-            const struct bt_engine_out *o = &out[at + i];
-            p->t[i].token = o->token;
-            p->t[i].logprob = o->logprob;
-            p->t[i].n_top = BT_MIN(o->n_top, r->prompt_top);
-            memcpy(p->t[i].top_id, o->top_id, p->t[i].n_top * sizeof(o->top_id[0]));
-            memcpy(p->t[i].top_logprob, o->top_logprob, p->t[i].n_top * sizeof(o->top_logprob[0]));
-        }
-        struct bt_wout w = {.kind = BT_WOUT_PROMPT_LOGPROBS, .u.prompt = p};
-        bt_wcore_emit(c, &w);
-    }
-}
-
-static void report_prompts(struct bt_wcore *c, const struct bt_engine_event *ev)
-{
-    const struct bt_wstep *s = &c->step;
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < s->n_rows && at < ev->n_out; i++) {
-        struct bt_wreq *r = s->reqs[i];
-        uint32_t n = 0;
-        bool bad = false;
-        if (!(s->erows[i].flags & BT_ROW_PROMPT_LOGPROBS)) {
-            continue;
-        }
-        while (at + n < ev->n_out && ev->out[at + n].slot == s->erows[i].slot) {
-            bad = bad || ev->out[at + n].bad;
-            n++;
-        }
-        if (bad) {
-            bt_wcore_end(c, r, BT_ERR_INTERNAL,
-                         "the model produced no usable logits for the "
-                         "prompt");
-        } else if (!r->doomed) {
-            report_prompt(c, r, ev->out + at, n);
-        }
-        at += n;
-    }
-}
-
 static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
 {
     struct bt_wstep *s = &c->step;
@@ -273,6 +221,7 @@ static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
     s->active = false;
     release_forward(c);
     measure(c);
+    bt_wcore_take_buffer(c);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct bt_wreq *r = s->reqs[i];
         const struct bt_engine_out *o = NULL;
@@ -303,7 +252,7 @@ void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_ev
     }
     if (kind == BT_WT_FORWARD) {
         uint64_t now = bt_real_ns();
-        report_prompts(c, ev);
+        bt_wcore_report_prompts(c, ev);
         for (uint32_t i = 0; i < s->n_rows; i++) {
             s->reqs[i]->last_compute_ns = now;
         }
@@ -311,72 +260,4 @@ void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_ev
     if (kind == BT_WT_SAMPLE || s->n_sample == 0) {
         finish_step(c, kind == BT_WT_SAMPLE ? ev : NULL);
     }
-}
-
-/* ---- tokens ---- */
-
-static struct bt_wtokens *take_buffer(struct bt_wcore *c)
-{
-    for (;;) {
-        for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
-            if (!atomic_load_explicit(&c->bufs[i].busy, memory_order_acquire)) {
-                c->bufs[i].n = 0;
-                return &c->bufs[i];
-            }
-        }
-        usleep(50); /* the control thread is eight steps behind */
-    }
-}
-
-void bt_wcore_flush_tokens(struct bt_wcore *c)
-{
-    struct bt_wtokens *b = c->tokens;
-    if (b == NULL) {
-        return;
-    }
-    c->tokens = NULL;
-    atomic_store_explicit(&b->busy, true, memory_order_release);
-    struct bt_wout o = {.kind = BT_WOUT_TOKENS, .u.tokens = b};
-    bt_wcore_emit(c, &o);
-}
-
-static Baton__Finish finish_of(const struct bt_wreq *r, uint32_t token)
-{
-    for (uint32_t i = 0; i < r->params.n_eos; i++) {
-        if (r->params.eos[i] == token) {
-            return BATON__FINISH__STOP;
-        }
-    }
-    return r->len >= r->len_max ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED;
-}
-
-bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out)
-{
-    if (out->bad || out->slot != r->slot || out->token >= c->info->vocab) {
-        BT_ERROR("bad_token", "req=%016llx epoch=%u pos=%u token=%u",
-                 (unsigned long long)r->request, r->epoch, r->pos, out->token);
-        bt_wcore_end(c, r, BT_ERR_INTERNAL, "the model produced no usable logits at position %u",
-                     r->pos - 1);
-        return false;
-    }
-    if (c->tokens == NULL) {
-        c->tokens = take_buffer(c);
-    }
-    struct bt_wtoken *t = &c->tokens->t[c->tokens->n++];
-    t->request = r->request;
-    t->session = r->session;
-    t->epoch = r->epoch;
-    t->choice = r->choice;
-    t->offset = r->len - r->n;
-    t->token = out->token;
-    t->logprob = r->logprobs >= 0 ? out->logprob : 0;
-    t->n_top = r->logprobs > 0 ? BT_MIN(out->n_top, (uint32_t)r->logprobs) : 0;
-    memcpy(t->top_id, out->top_id, t->n_top * sizeof(t->top_id[0]));
-    memcpy(t->top_logprob, out->top_logprob, t->n_top * sizeof(t->top_logprob[0]));
-    BT_ASSERT(r->len < r->len_max);
-    r->tokens[r->len++] = out->token;
-    r->finish = finish_of(r, out->token);
-    t->finish = r->finish;
-    bt_metric_add(c->stats->generation_tokens, 1);
-    return true;
 }

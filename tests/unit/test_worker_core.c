@@ -250,6 +250,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
             on_token(g, &o->u.tokens->t[i]);
         }
         atomic_store(&o->u.tokens->busy, false);
+        bt_ring_nudge(&g->core.in); /* a step may wait for a buffer */
         break;
     case BT_WOUT_PROMPT_LOGPROBS: on_prompt(g, o->u.prompt); break;
     case BT_WOUT_PREFILL_DONE:

@@ -1,0 +1,139 @@
+/* What a step has produced, on its way to the conductors: one buffer of tokens a step, and the
+ * logprobs of prompts. Engine thread. */
+#include <string.h>
+
+#include "common/log/log.h"
+#include "common/worker/core.h"
+
+static struct bt_wtokens *free_buffer(const struct bt_wcore *c)
+{
+    for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
+        if (!atomic_load(&c->bufs[i].busy)) {
+            return (struct bt_wtokens *)&c->bufs[i];
+        }
+    }
+    return NULL;
+}
+
+bool bt_wcore_may_step(const struct bt_wcore *c)
+{
+    return free_buffer(c) != NULL;
+}
+
+void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o)
+{
+    c->after[c->n_after++] = *o;
+}
+
+void bt_wcore_take_buffer(struct bt_wcore *c)
+{
+    c->tokens = free_buffer(c);
+    BT_ASSERT(c->tokens != NULL); /* there was one before the step, and only we take them */
+    c->tokens->n = 0;
+}
+
+void bt_wcore_flush_tokens(struct bt_wcore *c)
+{
+    struct bt_wtokens *b = c->tokens;
+    c->tokens = NULL;
+    if (b->n > 0) {
+        atomic_store(&b->busy, true);
+        struct bt_wout o = {.kind = BT_WOUT_TOKENS, .u.tokens = b};
+        bt_wcore_emit(c, &o);
+    }
+    for (uint32_t i = 0; i < c->n_after; i++) {
+        bt_wcore_emit(c, &c->after[i]);
+    }
+    c->n_after = 0;
+}
+
+static Baton__Finish finish_of(const struct bt_wreq *r, uint32_t token)
+{
+    for (uint32_t i = 0; i < r->params.n_eos; i++) {
+        if (r->params.eos[i] == token) {
+            return BATON__FINISH__STOP;
+        }
+    }
+    return r->len >= r->len_max ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED;
+}
+
+bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out)
+{
+    if (out->bad || out->slot != r->slot || out->token >= c->info->vocab) {
+        BT_ERROR("bad_token", "req=%016llx epoch=%u pos=%u token=%u",
+                 (unsigned long long)r->request, r->epoch, r->pos, out->token);
+        bt_wcore_end(c, r, BT_ERR_INTERNAL, "the model produced no usable logits at position %u",
+                     r->pos - 1);
+        return false;
+    }
+    struct bt_wtoken *t = &c->tokens->t[c->tokens->n++];
+    t->request = r->request;
+    t->session = r->session;
+    t->epoch = r->epoch;
+    t->choice = r->choice;
+    t->offset = r->len - r->n;
+    t->token = out->token;
+    t->logprob = r->logprobs >= 0 ? out->logprob : 0;
+    t->n_top = r->logprobs > 0 ? BT_MIN(out->n_top, (uint32_t)r->logprobs) : 0;
+    memcpy(t->top_id, out->top_id, t->n_top * sizeof(t->top_id[0]));
+    memcpy(t->top_logprob, out->top_logprob, t->n_top * sizeof(t->top_logprob[0]));
+    BT_ASSERT(r->len < r->len_max);
+    r->tokens[r->len++] = out->token;
+    r->finish = finish_of(r, out->token);
+    t->finish = r->finish;
+    bt_metric_add(c->stats->generation_tokens, 1);
+    return true;
+}
+
+/* ---- prompts ---- */
+
+/* Logprobs of one row's prompt tokens; they are copied, in messages of a bounded size. */
+static void report_prompt(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out,
+                          uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += BT_WORKER_PROMPT_MSG) {
+        uint32_t m = BT_MIN(n - at, (uint32_t)BT_WORKER_PROMPT_MSG);
+        struct bt_wprompt *p = bt_calloc(1, sizeof(*p) + m * sizeof(p->t[0]));
+        p->request = r->request;
+        p->session = r->session;
+        p->epoch = r->epoch;
+        p->first = out[at].pos;
+        p->n = m;
+        for (uint32_t i = 0; i < m; i++) {
+            const struct bt_engine_out *o = &out[at + i];
+            p->t[i].token = o->token;
+            p->t[i].logprob = o->logprob;
+            p->t[i].n_top = BT_MIN(o->n_top, r->prompt_top);
+            memcpy(p->t[i].top_id, o->top_id, p->t[i].n_top * sizeof(o->top_id[0]));
+            memcpy(p->t[i].top_logprob, o->top_logprob, p->t[i].n_top * sizeof(o->top_logprob[0]));
+        }
+        struct bt_wout w = {.kind = BT_WOUT_PROMPT_LOGPROBS, .u.prompt = p};
+        bt_wcore_emit(c, &w);
+    }
+}
+
+void bt_wcore_report_prompts(struct bt_wcore *c, const struct bt_engine_event *ev)
+{
+    const struct bt_wstep *s = &c->step;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < s->n_rows && at < ev->n_out; i++) {
+        struct bt_wreq *r = s->reqs[i];
+        uint32_t n = 0;
+        bool bad = false;
+        if (!(s->erows[i].flags & BT_ROW_PROMPT_LOGPROBS)) {
+            continue;
+        }
+        while (at + n < ev->n_out && ev->out[at + n].slot == s->erows[i].slot) {
+            bad = bad || ev->out[at + n].bad;
+            n++;
+        }
+        if (bad) {
+            bt_wcore_end(c, r, BT_ERR_INTERNAL,
+                         "the model produced no usable logits for the "
+                         "prompt");
+        } else if (!r->doomed) {
+            report_prompt(c, r, ev->out + at, n);
+        }
+        at += n;
+    }
+}
