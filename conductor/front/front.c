@@ -1,4 +1,5 @@
-/* Routes of the front door, and its life. Loop thread. Generations are front_gen.c. */
+/* Routes of the front door, and its life. Loop thread. Generations are front_gen.c, the tokenizer's
+ * routes front_tokenize.c. */
 #include "conductor/front/front.h"
 
 #include <stdio.h>
@@ -7,9 +8,7 @@
 #include <strings.h>
 
 #include "common/log/log.h"
-#include "conductor/front/front_priv.h"
-
-#define JSON_TYPE "application/json"
+#include "conductor/front/front_jobs.h"
 
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
                                        429, 500, 503, 504, 0 /* others */};
@@ -61,13 +60,13 @@ void front_respond_error(struct bt_front *f, struct bt_http_req *req, const stru
     if (e->http == 401) {
         bt_http_add_header(req, "WWW-Authenticate", "Bearer");
     }
-    front_respond(f, req, e->http, JSON_TYPE, &out);
+    front_respond(f, req, e->http, FRONT_JSON_TYPE, &out);
     bt_buf_cleanup(&out);
 }
 
 static void respond_json(struct bt_front *f, struct bt_http_req *req, struct bt_buf *out)
 {
-    front_respond(f, req, 200, JSON_TYPE, out);
+    front_respond(f, req, 200, FRONT_JSON_TYPE, out);
     bt_buf_cleanup(out);
 }
 
@@ -149,90 +148,6 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
     bt_buf_cleanup(&out);
 }
 
-static void put_token_strings(struct bt_front *f, const struct bt_tokens *ids, struct bt_buf *out)
-{
-    struct bt_buf piece;
-    bt_buf_init(&piece);
-    bt_buf_puts(out, "[");
-    for (size_t i = 0; i < ids->n; i++) {
-        bt_buf_clear(&piece);
-        if (bt_tokenizer_piece(f->model.tok, ids->ids[i], &piece) != BT_OK) {
-            bt_buf_clear(&piece);
-        }
-        bt_buf_puts(out, i == 0 ? "" : ",");
-        front_put_str(out, piece.data, piece.len);
-    }
-    bt_buf_puts(out, "]");
-    bt_buf_cleanup(&piece);
-}
-
-static void post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
-{
-    struct bt_tokens ids = {0};
-    struct front_error e = {0};
-    bool strings = false;
-    size_t len;
-    const void *body = bt_http_body(req, &len);
-    (void)tenant;
-    if (!front_parse_tokenize(&f->model, body, len, &ids, &strings, &e)) {
-        front_respond_error(f, req, &e);
-    } else {
-        struct bt_buf out;
-        bt_buf_init(&out);
-        bt_buf_printf(&out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.n,
-                      f->model.max_model_len);
-        for (size_t i = 0; i < ids.n; i++) {
-            bt_buf_printf(&out, i == 0 ? "%u" : ",%u", ids.ids[i]);
-        }
-        bt_buf_puts(&out, "],\"token_strs\":");
-        if (strings) {
-            put_token_strings(f, &ids, &out);
-        } else {
-            bt_buf_puts(&out, "null");
-        }
-        bt_buf_puts(&out, "}");
-        respond_json(f, req, &out);
-    }
-    bt_tokens_cleanup(&ids);
-}
-
-static void post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
-{
-    struct bt_tokens ids = {0};
-    struct bt_buf text, out;
-    struct front_error e = {0};
-    size_t len;
-    const void *body = bt_http_body(req, &len);
-    (void)tenant;
-    bt_buf_init(&text);
-    bool ok = front_parse_detokenize(&f->model, body, len, &ids, &e);
-    if (ok && bt_tokenizer_decode(f->model.tok, ids.ids, ids.n, false, &text) != BT_OK) {
-        ok = front_fail(&e, 400, "tokens", "invalid_value",
-                        "'tokens' has an id that the tokenizer does not know");
-    }
-    if (!ok) {
-        front_respond_error(f, req, &e);
-    } else {
-        bt_buf_init(&out);
-        bt_buf_puts(&out, "{\"prompt\":");
-        front_put_str(&out, text.data, text.len);
-        bt_buf_puts(&out, "}");
-        respond_json(f, req, &out);
-    }
-    bt_buf_cleanup(&text);
-    bt_tokens_cleanup(&ids);
-}
-
-static void post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant)
-{
-    front_generate(f, req, false, tenant);
-}
-
-static void post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant)
-{
-    front_generate(f, req, true, tenant);
-}
-
 /* ---- routing ---- */
 
 struct route {
@@ -243,12 +158,12 @@ struct route {
 };
 
 static const struct route routes[] = {
-    {"/v1/completions", true, false, post_completions},
-    {"/v1/chat/completions", true, false, post_chat},
+    {"/v1/completions", true, false, front_post_completions},
+    {"/v1/chat/completions", true, false, front_post_chat},
     {"/v1/models", false, false, get_models},
     {"/v1/models/", false, false, get_model},
-    {"/tokenize", true, false, post_tokenize},
-    {"/detokenize", true, false, post_detokenize},
+    {"/tokenize", true, false, front_post_tokenize},
+    {"/detokenize", true, false, front_post_detokenize},
     {"/health", false, true, get_health},
     {"/version", false, true, get_version},
     {"/metrics", false, true, get_metrics},
@@ -273,7 +188,7 @@ static bool is_json(const char *type)
         return true;
     }
     size_t n = strcspn(type, "; \t");
-    if (n != strlen(JSON_TYPE) || strncasecmp(type, JSON_TYPE, n) != 0) {
+    if (n != strlen(FRONT_JSON_TYPE) || strncasecmp(type, FRONT_JSON_TYPE, n) != 0) {
         return false;
     }
     const char *charset = strcasestr(type + n, "charset=");
@@ -306,7 +221,7 @@ static void on_request(void *arg, struct bt_http_req *req)
         front_fail(&e, 405, NULL, NULL, "the method '%.32s' is not allowed here; use %s", method,
                    allow);
     } else if (r->post && !is_json(bt_http_header(req, "content-type"))) {
-        front_fail(&e, 415, NULL, NULL, "the Content-Type must be " JSON_TYPE);
+        front_fail(&e, 415, NULL, NULL, "the Content-Type must be " FRONT_JSON_TYPE);
     }
     if (e.http != 0) {
         front_respond_error(f, req, &e);
@@ -397,6 +312,9 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
         st = front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
     }
     if (st == BT_OK) {
+        st = front_jobs_create(f, conf->model_path, err, err_cap);
+    }
+    if (st == BT_OK) {
         st = bt_http_create(loop, &conf->http, on_request, f, &f->http, port_p);
         if (st != BT_OK) {
             snprintf(err, err_cap, "cannot listen on %s: %s",
@@ -420,7 +338,7 @@ void bt_front_drain(struct bt_front *f)
 
 uint32_t bt_front_open(const struct bt_front *f)
 {
-    return f->n_gens;
+    return f->n_gens + f->n_jobs;
 }
 
 void bt_front_destroy(struct bt_front *f)
@@ -430,6 +348,7 @@ void bt_front_destroy(struct bt_front *f)
     }
     f->draining = true;
     bt_http_destroy(f->http); /* on_gone cancels every generation */
+    front_jobs_destroy(f);
     front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);
     bt_timer_stop(f->loop, &f->pending_timer);

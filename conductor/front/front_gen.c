@@ -9,7 +9,7 @@
 
 #include "common/base/sha256.h"
 #include "common/log/log.h"
-#include "conductor/front/front_priv.h"
+#include "conductor/front/front_jobs.h"
 
 struct front_part { /* one prompt's request */
     struct front_gen *g;
@@ -284,40 +284,58 @@ static void start(struct front_gen *g, struct front_generation *gen, const char 
     }
 }
 
-void front_generate(struct bt_front *f, struct bt_http_req *req, bool chat, const char *tenant)
+static void run_completion(const struct front_model *m, struct front_job *j)
 {
-    struct front_generation gen;
-    struct front_error e = {0};
-    size_t len;
-    const void *body = bt_http_body(req, &len);
-    if (f->draining) {
-        front_fail(&e, 503, NULL, NULL, "this conductor is shutting down");
-        e.retry_after_s = 1;
-        front_respond_error(f, req, &e);
-        return;
-    }
-    if (!front_parse_generation(&f->model, chat, body, len, &gen, &e)) {
-        front_respond_error(f, req, &e);
-        return;
-    }
+    j->ok = front_parse_generation(m, false, j->body, j->len, &j->gen, &j->e);
+}
+
+static void run_chat(const struct front_model *m, struct front_job *j)
+{
+    j->ok = front_parse_generation(m, true, j->body, j->len, &j->gen, &j->e);
+}
+
+static void on_parsed(struct front_job *j)
+{
+    struct bt_front *f = j->f;
     uint8_t random[12];
     char hex[2 * sizeof(random) + 1], id[sizeof(hex) + 16];
     bt_random(random, sizeof(random));
     bt_hex(random, sizeof(random), hex);
-    snprintf(id, sizeof(id), "%s-%s", chat ? "chatcmpl" : "cmpl", hex);
+    snprintf(id, sizeof(id), "%s-%s", j->gen.opt.chat ? "chatcmpl" : "cmpl", hex);
 
-    const char *timings = bt_http_header(req, "x-baton-timings");
-    uint32_t n = gen.prompts.n;
+    const char *timings = bt_http_header(j->req, "x-baton-timings");
+    uint32_t n = j->gen.prompts.n;
     struct front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
     g->f = f;
-    g->req = req;
+    g->req = j->req;
     g->n_parts = g->n_running = n;
     bt_list_insert_tail(&f->gens, &g->link);
     bt_list_init(&g->pending);
     bt_metric_set(f->m.open, ++f->n_gens);
-    front_answer_init(&g->a, &gen, f->model.tok, id, f->model_id, bt_real_ns() / 1000000000ull,
+    front_answer_init(&g->a, &j->gen, f->model.tok, id, f->model_id, bt_real_ns() / 1000000000ull,
                       timings != NULL && strcmp(timings, "1") == 0);
-    bt_http_on_gone(req, on_gone, g);
-    start(g, &gen, id, tenant);
-    front_generation_cleanup(&gen);
+    bt_http_on_gone(g->req, on_gone, g);
+    start(g, &j->gen, id, j->tenant);
+}
+
+static void generate(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                     void (*run)(const struct front_model *m, struct front_job *j))
+{
+    struct front_error e = {.retry_after_s = 1};
+    if (f->draining) {
+        front_fail(&e, 503, NULL, NULL, "this conductor is shutting down");
+        front_respond_error(f, req, &e);
+    } else {
+        front_job_start(f, req, tenant, run, on_parsed);
+    }
+}
+
+void front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    generate(f, req, tenant, run_completion);
+}
+
+void front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    generate(f, req, tenant, run_chat);
 }

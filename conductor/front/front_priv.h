@@ -18,7 +18,8 @@ void front_keys_destroy(struct front_keys *k);
  * owner. */
 bool front_keys_check(const struct front_keys *k, const char *authorization, char tenant[33]);
 
-#define FRONT_CODES 11
+#define FRONT_CODES     11
+#define FRONT_JSON_TYPE "application/json"
 
 struct bt_front {
     struct bt_loop *loop;
@@ -34,6 +35,8 @@ struct bt_front {
     struct bt_list gens, pending; /* generations; those with events to send this turn */
     struct bt_list ending;        /* answered with an error; their other requests are cancelled */
     uint32_t n_gens;
+    struct front_jobs *jobs; /* front_jobs.h */
+    uint32_t n_jobs;         /* bodies that its thread reads */
     struct bt_timer pending_timer, ending_timer;
     struct {
         struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns;
@@ -48,8 +51,12 @@ void front_respond_error(struct bt_front *f, struct bt_http_req *req, const stru
 void front_common_headers(struct bt_http_req *req);
 void front_count(struct bt_front *f, int status);
 
-/* front_gen.c */
-void front_generate(struct bt_front *f, struct bt_http_req *req, bool chat, const char *tenant);
+/* The routes that have files of their own. */
+void front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+
 /* Cancels what answered generations have left running. */
 void front_gen_end_all(struct bt_front *f);
 

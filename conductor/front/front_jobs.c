@@ -1,0 +1,227 @@
+/* The front's second thread; see front_jobs.h. Jobs go to it and come back in two lists under one
+ * lock; an eventfd tells the loop. The tokenizer keeps scratch memory, so the thread has its own.
+ */
+#include "conductor/front/front_jobs.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define INLINE_BYTES (8 * 1024) /* ~1 ms of tokenizing */
+#define QUEUED_MAX   64
+
+struct front_jobs {
+    struct front_model model; /* the thread's */
+    struct bt_tokenizer *tok;
+    struct bt_template *tmpl;
+    pthread_t thread;
+    bool running; /* thread was started */
+    int wake_fd;
+    struct bt_loop_fd *wake_w;
+    uint32_t open; /* loop: jobs that have not come back */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t more;
+    struct front_job *todo, **todo_tail, *ready, **ready_tail;
+    bool stopping;
+};
+
+static void job_free(struct front_job *j)
+{
+    front_generation_cleanup(&j->gen);
+    bt_buf_cleanup(&j->out);
+    free(j->copy);
+    free(j);
+}
+
+/* Loop: the answer, if somebody still waits for it. */
+static void finish(struct front_job *j)
+{
+    if (j->req != NULL) {
+        bt_http_on_gone(j->req, NULL, NULL); /* done may set its own */
+        if (j->ok) {
+            j->done(j);
+        } else {
+            front_respond_error(j->f, j->req, &j->e);
+        }
+    }
+    job_free(j);
+}
+
+static void on_ready(void *arg, uint32_t events)
+{
+    struct bt_front *f = arg;
+    struct front_jobs *q = f->jobs;
+    uint64_t n;
+    (void)events;
+    if (read(q->wake_fd, &n, sizeof(n)) < 0) {
+        BT_ASSERT(errno == EAGAIN || errno == EINTR);
+    }
+    pthread_mutex_lock(&q->lock);
+    struct front_job *j = q->ready;
+    q->ready = NULL;
+    q->ready_tail = &q->ready;
+    pthread_mutex_unlock(&q->lock);
+    while (j != NULL) {
+        struct front_job *next = j->next;
+        q->open--;
+        f->n_jobs--;
+        finish(j);
+        j = next;
+    }
+}
+
+static void *thread_main(void *arg)
+{
+    struct front_jobs *q = arg;
+    const uint64_t one = 1;
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        while (q->todo == NULL && !q->stopping) {
+            pthread_cond_wait(&q->more, &q->lock);
+        }
+        if (q->stopping) {
+            break;
+        }
+        struct front_job *j = q->todo;
+        q->todo = j->next;
+        q->todo_tail = q->todo == NULL ? &q->todo : q->todo_tail;
+        pthread_mutex_unlock(&q->lock);
+        if (!j->gone) {
+            j->run(&q->model, j);
+        }
+        j->next = NULL;
+        pthread_mutex_lock(&q->lock);
+        *q->ready_tail = j;
+        q->ready_tail = &j->next;
+        ssize_t n = write(q->wake_fd, &one, sizeof(one));
+        BT_ASSERT(n == (ssize_t)sizeof(one));
+    }
+    pthread_mutex_unlock(&q->lock);
+    return NULL;
+}
+
+/* ---- starting one ---- */
+
+static void on_gone(void *arg)
+{
+    struct front_job *j = arg;
+    bt_metric_add(j->f->m.gone, 1);
+    j->req = NULL;
+    j->gone = true;
+}
+
+static void enqueue(struct front_jobs *q, struct front_job *j)
+{
+    j->copy = bt_malloc(j->len);
+    memcpy(j->copy, j->body, j->len);
+    j->body = j->copy;
+    bt_http_on_gone(j->req, on_gone, j);
+    q->open++;
+    j->f->n_jobs++;
+    pthread_mutex_lock(&q->lock);
+    *q->todo_tail = j;
+    q->todo_tail = &j->next;
+    pthread_cond_signal(&q->more);
+    pthread_mutex_unlock(&q->lock);
+}
+
+void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                     void (*run)(const struct front_model *m, struct front_job *j),
+                     void (*done)(struct front_job *j))
+{
+    struct front_job *j = bt_calloc(1, sizeof(*j));
+    j->f = f;
+    j->req = req;
+    j->run = run;
+    j->done = done;
+    j->body = bt_http_body(req, &j->len);
+    if (tenant != NULL) {
+        memcpy(j->tenant_text, tenant, strnlen(tenant, sizeof(j->tenant_text) - 1));
+        j->tenant = j->tenant_text;
+    }
+    if (j->len <= INLINE_BYTES) {
+        run(&f->model, j);
+        finish(j);
+    } else if (f->jobs->open >= QUEUED_MAX) {
+        front_fail(&j->e, 429, NULL, NULL, "%d large requests are being read already", QUEUED_MAX);
+        j->e.retry_after_s = 1;
+        finish(j);
+    } else {
+        enqueue(f->jobs, j);
+    }
+}
+
+/* ---- life ---- */
+
+bt_status_t front_jobs_create(struct bt_front *f, const char *dir, char *err, size_t err_cap)
+{
+    struct front_jobs *q = bt_calloc(1, sizeof(*q));
+    json_object_seed(0); /* before a second thread makes objects */
+    f->jobs = q;
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->more, NULL);
+    q->todo_tail = &q->todo;
+    q->ready_tail = &q->ready;
+    q->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    bt_status_t st = q->wake_fd < 0 ? BT_ERR_IO : bt_tokenizer_load(dir, &q->tok, err, err_cap);
+    if (st == BT_OK && f->model.tmpl != NULL) {
+        st = bt_template_load(dir, &q->tmpl, err, err_cap);
+    }
+    if (st != BT_OK) {
+        return st;
+    }
+    q->model = f->model;
+    q->model.tok = q->tok;
+    q->model.tmpl = q->tmpl;
+    q->wake_w = bt_loop_fd_add(f->loop, q->wake_fd, EPOLLIN, on_ready, f);
+    q->running = pthread_create(&q->thread, NULL, thread_main, q) == 0;
+    if (!q->running) {
+        snprintf(err, err_cap, "no thread could be started; raise the limit of tasks");
+        return BT_ERR_EXHAUSTED;
+    }
+    return BT_OK;
+}
+
+static void free_all(struct front_job *j)
+{
+    while (j != NULL) {
+        struct front_job *next = j->next;
+        job_free(j);
+        j = next;
+    }
+}
+
+void front_jobs_destroy(struct bt_front *f)
+{
+    struct front_jobs *q = f->jobs;
+    if (q == NULL) {
+        return;
+    }
+    if (q->running) {
+        pthread_mutex_lock(&q->lock);
+        q->stopping = true;
+        pthread_cond_signal(&q->more);
+        pthread_mutex_unlock(&q->lock);
+        pthread_join(q->thread, NULL);
+    }
+    free_all(q->todo);
+    free_all(q->ready);
+    if (q->wake_w != NULL) {
+        bt_loop_fd_del(f->loop, q->wake_w);
+    }
+    if (q->wake_fd >= 0) {
+        close(q->wake_fd);
+    }
+    bt_template_destroy(q->tmpl);
+    bt_tokenizer_destroy(q->tok);
+    pthread_cond_destroy(&q->more);
+    pthread_mutex_destroy(&q->lock);
+    free(q);
+    f->jobs = NULL;
+}

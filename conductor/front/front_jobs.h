@@ -1,0 +1,42 @@
+/* Within front/: bodies into values and answers, off the loop where that takes long. Megabytes of
+ * text take a second to tokenize; on the loop's thread every stream would stand still, and the
+ * workers' heartbeats with them. */
+#ifndef BT_CONDUCTOR_FRONT_JOBS_H
+#define BT_CONDUCTOR_FRONT_JOBS_H
+
+#include "conductor/front/front_priv.h"
+
+struct front_job {
+    struct front_job *next;
+    struct bt_front *f;
+    struct bt_http_req *req; /* loop only; NULL: the client has left */
+    _Atomic bool gone;       /* the same, for the thread */
+    /* Fills ok and either e, or gen or out. Runs on the loop or on the jobs' thread, with the model
+     * of that thread: touches j's body and results only. */
+    void (*run)(const struct front_model *m, struct front_job *j);
+    /* Loop: answers j->req from the results, if they are ok. */
+    void (*done)(struct front_job *j);
+    const char *body;
+    size_t len;
+    char *copy; /* of the body, when the request may go before the job is done */
+    const char *tenant;
+    char tenant_text[33];
+    bool ok;
+    struct front_error e;
+    struct front_generation gen;
+    struct bt_buf out;
+};
+
+/* Starts the thread, with a tokenizer and a template of its own from dir. err: what cannot be
+ * loaded. */
+bt_status_t front_jobs_create(struct bt_front *f, const char *dir, char *err,
+                              size_t err_cap) BT_MUST_CHECK;
+/* Every connection is closed already. Waits for the job that runs. */
+void front_jobs_destroy(struct bt_front *f);
+/* Runs a job for req: at once if its body is small, else in turn on the thread. Too many in the
+ * queue: 429. tenant may be NULL. */
+void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                     void (*run)(const struct front_model *m, struct front_job *j),
+                     void (*done)(struct front_job *j));
+
+#endif

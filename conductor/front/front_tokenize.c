@@ -1,0 +1,78 @@
+/* POST /tokenize and /detokenize: as vLLM has them. */
+#include "conductor/front/front_jobs.h"
+
+static void put_token_strings(const struct front_model *m, const struct bt_tokens *ids,
+                              struct bt_buf *out)
+{
+    struct bt_buf piece;
+    bt_buf_init(&piece);
+    bt_buf_puts(out, "[");
+    for (size_t i = 0; i < ids->n; i++) {
+        bt_buf_clear(&piece);
+        if (bt_tokenizer_piece(m->tok, ids->ids[i], &piece) != BT_OK) {
+            bt_buf_clear(&piece);
+        }
+        bt_buf_puts(out, i == 0 ? "" : ",");
+        front_put_str(out, piece.data, piece.len);
+    }
+    bt_buf_puts(out, "]");
+    bt_buf_cleanup(&piece);
+}
+
+static void run_tokenize(const struct front_model *m, struct front_job *j)
+{
+    struct bt_tokens ids = {0};
+    struct bt_buf *out = &j->out;
+    bool strings = false;
+    j->ok = front_parse_tokenize(m, j->body, j->len, &ids, &strings, &j->e);
+    if (j->ok) {
+        bt_buf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.n,
+                      m->max_model_len);
+        for (size_t i = 0; i < ids.n; i++) {
+            bt_buf_puts(out, i == 0 ? "" : ",");
+            front_put_uint(out, ids.ids[i]);
+        }
+        bt_buf_puts(out, "],\"token_strs\":");
+        if (strings) {
+            put_token_strings(m, &ids, out);
+        } else {
+            bt_buf_puts(out, "null");
+        }
+        bt_buf_puts(out, "}");
+    }
+    bt_tokens_cleanup(&ids);
+}
+
+static void run_detokenize(const struct front_model *m, struct front_job *j)
+{
+    struct bt_tokens ids = {0};
+    struct bt_buf text;
+    bt_buf_init(&text);
+    j->ok = front_parse_detokenize(m, j->body, j->len, &ids, &j->e);
+    if (j->ok && bt_tokenizer_decode(m->tok, ids.ids, ids.n, false, &text) != BT_OK) {
+        j->ok = front_fail(&j->e, 400, "tokens", "invalid_value",
+                           "'tokens' has an id that the tokenizer does not know");
+    }
+    if (j->ok) {
+        bt_buf_puts(&j->out, "{\"prompt\":");
+        front_put_str(&j->out, text.data, text.len);
+        bt_buf_puts(&j->out, "}");
+    }
+    bt_buf_cleanup(&text);
+    bt_tokens_cleanup(&ids);
+}
+
+static void done(struct front_job *j)
+{
+    front_respond(j->f, j->req, 200, FRONT_JSON_TYPE, &j->out);
+}
+
+void front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    front_job_start(f, req, tenant, run_tokenize, done);
+}
+
+void front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    front_job_start(f, req, tenant, run_detokenize, done);
+}

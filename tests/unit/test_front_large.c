@@ -1,0 +1,148 @@
+/* Bodies that take long to read: they are read beside the loop, so that nobody else waits; clients
+ * that leave meanwhile, too many of them, and the front's end meanwhile. Fixture: front_fixture.h.
+ */
+#include "tests/unit/front_fixture.h"
+
+/* Two texts of 1.9 MB: both are tokenized (hundreds of ms), then refused, because the route takes
+ * one. The caller cleans up. */
+static struct bt_buf large_body(void)
+{
+    struct bt_buf b = {0};
+    for (int i = 0; i < 2; i++) {
+        bt_buf_puts(&b, i == 0 ? "{\"prompt\":[\"" : "\",\"");
+        for (int k = 0; k < 190000; k++) {
+            bt_buf_puts(&b, "forsooth, ");
+        }
+    }
+    bt_buf_puts(&b, "\"]}");
+    return b;
+}
+
+static int send_large(const struct bt_buf *b)
+{
+    return send_raw("POST", "/tokenize", "Content-Type: application/json\r\n", b->data, b->len);
+}
+
+static void test_others_do_not_wait(void **state)
+{
+    (void)state;
+    struct bt_buf b = large_body();
+    int stream = begin("/v1/completions", "{\"prompt\":\"a\",\"stream\":true}");
+    int fd = send_large(&b);
+    WAIT_FOR(bt_front_open(front) == 2); /* the stream, and the body that is being read */
+    receive(send_raw("GET", "/version", "", "", 0));
+    assert_int_equal(ans.status, 200);
+    json_t *j = post_json("/tokenize", "{\"prompt\":\"ROMEO:\\n\"}"); /* the loop's own tokenizer */
+    assert_int_equal(json_integer_value(at(j, "count")), 3);
+    json_decref(j);
+    token("x", 41);
+    assert_int_equal(bt_front_open(front), 2); /* it is still being read */
+    now->ops->on_finish(now->arg, 0, BT_FINISH_STOP, NULL);
+    done(1, 0);
+    receive(stream);
+    assert_non_null(strstr(ans.body, "[DONE]"));
+    receive(fd);
+    assert_int_equal(ans.status, 400);
+    assert_non_null(strstr(ans.body, "2 prompts"));
+    assert_int_equal(bt_front_open(front), 0);
+    bt_buf_cleanup(&b);
+}
+
+/* What is read on the thread is what would be read on the loop. */
+static void test_same_result(void **state)
+{
+    (void)state;
+    struct bt_buf b = {0};
+    bt_buf_puts(&b, "{\"max_tokens\":5,\"prompt\":\"");
+    for (int i = 0; i < 1000; i++) {
+        bt_buf_puts(&b, "forsooth, ");
+    }
+    bt_buf_puts(&b, "\"}");
+    int fd = begin("/v1/completions", b.data);
+    struct bt_tokens ids = {0};
+    const char *text = strstr(b.data, "forsooth");
+    assert_int_equal(bt_tokenizer_encode(tok, text, 10000, true, &ids), BT_OK);
+    assert_int_equal(now->spec.prompt.n, ids.n);
+    assert_memory_equal(now->spec.prompt.ids, ids.ids, ids.n * sizeof(ids.ids[0]));
+    assert_int_equal(now->spec.max_tokens, 5);
+    bt_tokens_cleanup(&ids);
+    bt_buf_cleanup(&b);
+    token("x", 41);
+    now->ops->on_finish(now->arg, 0, BT_FINISH_LENGTH, NULL);
+    done(1, 0);
+    receive(fd);
+    assert_int_equal(ans.status, 200);
+    /* chat: the thread has a template of its own */
+    bt_buf_puts(&b, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+    for (int i = 0; i < 1000; i++) {
+        bt_buf_puts(&b, "forsooth, ");
+    }
+    bt_buf_puts(&b, "\"}]}");
+    fd = begin("/v1/chat/completions", b.data);
+    assert_true(now->spec.prompt.n > 1000);
+    close(fd);
+    WAIT_FOR(n_cancelled == 1);
+    bt_buf_cleanup(&b);
+}
+
+static void test_leaves_meanwhile(void **state)
+{
+    (void)state;
+    struct bt_buf b = large_body();
+    int first = send_large(&b), second = send_large(&b);
+    WAIT_FOR(bt_front_open(front) == 2);
+    close(second); /* not begun: it is never read */
+    close(first);
+    WAIT_FOR(bt_front_open(front) == 0);
+    receive(send_raw("GET", "/metrics", "", "", 0));
+    assert_non_null(strstr(ans.body, "baton_http_disconnects_total 2\n"));
+    bt_buf_cleanup(&b);
+}
+
+static void test_too_many(void **state)
+{
+    (void)state;
+    struct bt_buf b = large_body(), small = {0};
+    int fds[70], refused = 0;
+    bt_buf_puts(&small, "{\"prompt\":[\"");
+    for (int i = 0; i < 1000; i++) {
+        bt_buf_puts(&small, "forsooth, ");
+    }
+    bt_buf_puts(&small, "\",\"\"]}");
+    fds[0] = send_large(&b); /* keeps the thread busy */
+    WAIT_FOR(bt_front_open(front) == 1);
+    for (int i = 1; i < 70; i++) {
+        fds[i] = send_large(&small);
+    }
+    for (int i = 0; i < 70; i++) {
+        receive(fds[i]);
+        assert_true(ans.status == 400 || ans.status == 429);
+        refused += ans.status == 429;
+    }
+    assert_int_equal(refused, 6); /* 64 wait or are read */
+    bt_buf_cleanup(&b);
+    bt_buf_cleanup(&small);
+}
+
+static void test_destroy_meanwhile(void **state)
+{
+    (void)state;
+    struct bt_buf b = large_body();
+    int first = send_large(&b), second = send_large(&b);
+    WAIT_FOR(bt_front_open(front) == 2);
+    bt_front_destroy(front);
+    front = NULL;
+    close(first);
+    close(second);
+    bt_buf_cleanup(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+        T(test_others_do_not_wait), T(test_same_result),       T(test_leaves_meanwhile),
+        T(test_too_many),           T(test_destroy_meanwhile),
+    };
+    return cmocka_run_group_tests(tests, load_model, unload_model);
+}
