@@ -43,7 +43,30 @@ uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint3
     }
     c->hits += i;
     c->misses += n - i;
+    for (uint32_t k = 0; k < i && c->lower.hit != NULL; k++) {
+        c->lower.hit(c->lower.arg, slots[k]);
+    }
     return i;
+}
+
+uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key)
+{
+    uint32_t slot = bt_index_find(c->index, key);
+    if (slot != UINT32_MAX) {
+        bt_pool_lease(c->pool, slot);
+        c->policy->pin(c->evict, slot);
+    }
+    return slot;
+}
+
+/* The block of an unleased slot leaves the cache. */
+static void drop_block(struct bt_cache *c, uint32_t slot)
+{
+    BT_ASSERT(bt_pool_leases(c->pool, slot) == 0);
+    c->policy->drop(c->evict, slot);
+    bt_index_remove(c->index, slot);
+    bt_pool_free(c->pool, slot);
+    c->evicted++;
 }
 
 static bool evict_one(struct bt_cache *c)
@@ -52,12 +75,16 @@ static bool evict_one(struct bt_cache *c)
     if (slot == BT_EVICT_NONE) {
         return false;
     }
-    BT_ASSERT(bt_pool_leases(c->pool, slot) == 0);
-    c->policy->drop(c->evict, slot);
-    bt_index_remove(c->index, slot);
-    bt_pool_free(c->pool, slot);
-    c->evicted++;
+    drop_block(c, slot);
     return true;
+}
+
+void bt_cache_evict(struct bt_cache *c, uint32_t slot)
+{
+    BT_ASSERT(bt_index_has_slot(c->index, slot));
+    if (bt_pool_unlease(c->pool, slot) == 0) {
+        drop_block(c, slot);
+    }
 }
 
 bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots)
@@ -88,6 +115,9 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
     }
     c->policy->admit(c->evict, slot);
     c->sealed++;
+    if (c->lower.sealed != NULL) {
+        c->lower.sealed(c->lower.arg, slot);
+    }
     return true;
 }
 
@@ -119,7 +149,10 @@ void bt_cache_trim(struct bt_cache *c, uint32_t max)
     struct bt_pool_counts counts;
     bt_pool_counts(c->pool, &counts);
     for (uint32_t left = counts.free; left < c->low && max > 0; left++, max--) {
-        if (!evict_one(c)) {
+        uint32_t slot = c->policy->victim(c->evict);
+        bool saving = slot != BT_EVICT_NONE && c->lower.evicting != NULL &&
+                      c->lower.evicting(c->lower.arg, slot);
+        if (!saving && !evict_one(c)) {
             break;
         }
     }

@@ -8,6 +8,18 @@
 #include "kvstore/index.h"
 #include "kvstore/pool.h"
 
+/* What lies below the slab (kvstore/tier.h) is told what happens to cached blocks. */
+struct bt_cache_lower {
+    /* A new block is cached in slot; its caller holds a lease. */
+    void (*sealed)(void *arg, uint32_t slot);
+    /* A later request has found the block and leased it. */
+    void (*hit)(void *arg, uint32_t slot);
+    /* Nobody holds the block and it would be evicted now, without hurry. true: it has been leased
+     * to be saved; whoever did calls bt_cache_evict afterwards. */
+    bool (*evicting)(void *arg, uint32_t slot);
+    void *arg;
+};
+
 struct bt_cache {
     struct bt_pool *pool;
     struct bt_index *index;
@@ -15,6 +27,7 @@ struct bt_cache {
     struct bt_evict *evict;
     uint32_t low; /* so many slots are kept free ahead of demand */
     uint64_t evicted, hits, misses, sealed, duplicates;
+    struct bt_cache_lower lower; /* functions may be NULL */
 };
 
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
@@ -24,6 +37,8 @@ void bt_cache_destroy(struct bt_cache *c);
 /* Leases the longest prefix of keys[0..n) that is cached; returns its length, slots[0..ret). */
 uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint32_t n,
                          uint32_t *slots);
+/* Leases the cached block of key without counting a use; its slot or UINT32_MAX. */
+uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key);
 /* Takes n WRITING slots with a lease each, evicting as needed; ERR_EXHAUSTED takes none. */
 bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots) BT_MUST_CHECK;
 /* Seals a WRITING slot and indexes it; false: the key was there already, the slot stays private
@@ -32,9 +47,12 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
                    uint32_t n_tokens, uint32_t depth);
 /* Drops one lease of each, last first: a chain's head is left the youngest. */
 void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n);
+/* Drops one lease of a cached block and, if it was the last, the block. */
+void bt_cache_evict(struct bt_cache *c, uint32_t slot);
 /* Marks a held, not cached slot as possibly still written by the dead. Cached ones stay. */
 void bt_cache_quarantine(struct bt_cache *c, uint32_t slot);
-/* Evicts until `low` slots are free or nothing is evictable; at most max of them. */
+/* Evicts until `low` slots are free (or being saved below) or nothing is evictable; at most max of
+ * them. */
 void bt_cache_trim(struct bt_cache *c, uint32_t max);
 
 #endif

@@ -402,9 +402,11 @@ static void on_read(struct bt_ssd_op *op)
     } else {
         st = BT_ERR_IO;
         count(s->m.read_errors, &s->n.read_errors, 1);
-        forget(s, j->pos);
         if (++s->read_failures >= READ_ERRORS_MAX) {
             io_failed(s, "read", strerror(-op->res));
+        }
+        if (!s->io_down) { /* a bad spot; a disk that is gone may come back with all it has */
+            forget(s, j->pos);
         }
     }
     j->done(j->arg, st);

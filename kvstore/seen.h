@@ -1,0 +1,17 @@
+/* A memory of keys that passed by, of fixed size: says "perhaps" or "certainly not lately". Two
+ * generations of a Bloom filter; the older one is dropped when the younger one is full. Pure. */
+#ifndef BT_KVSTORE_SEEN_H
+#define BT_KVSTORE_SEEN_H
+
+#include "common/base/base.h"
+#include "common/kv/key.h"
+
+struct bt_seen;
+
+/* Remembers at least the last n keys, at most 2 n; wrong in 1 % of "perhaps". 20 bits a key. */
+struct bt_seen *bt_seen_create(uint32_t n);
+void bt_seen_destroy(struct bt_seen *s);
+/* Was key here lately? It is from now on. */
+bool bt_seen_again(struct bt_seen *s, const struct bt_kv_key *key);
+
+#endif

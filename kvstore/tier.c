@@ -1,0 +1,346 @@
+/* Write-behind and promotion. A block under way holds one lease of its slab slot: as long as it is
+ * being written it cannot be evicted, and while it is being read the slot is WRITING and nobody's.
+ */
+#include "kvstore/tier.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/list.h"
+#include "common/base/map.h"
+#include "kvstore/seen.h"
+
+struct save { /* a block being written */
+    struct bt_list link;
+    struct bt_tier *t;
+    uint32_t slot;
+    bool evicting;
+};
+
+struct fetch { /* a block being read */
+    struct bt_tier *t;
+    struct bt_kv_key key;
+    uint32_t slot, depth;
+    struct bt_list waiters;
+};
+
+struct waiter { /* a load that waits for a fetch */
+    struct bt_list link;
+    struct bt_tier_load *l;
+};
+
+struct bt_tier_load {
+    struct bt_list link;
+    struct bt_tier *t;
+    uint32_t *slots, n_slots; /* leased */
+    struct waiter *waiters;
+    uint32_t n, pending;
+    struct bt_timer timer;
+    void (*done)(void *arg);
+    void *arg;
+    bool ended; /* done was called */
+};
+
+struct bt_tier {
+    struct bt_tier_config c;
+    struct bt_ssd *ssd;
+    struct bt_seen *seen;
+    struct bt_map *fetches; /* key -> struct fetch */
+    struct bt_list saves, loads;
+    uint32_t n_saves, saves_max; /* leases of writing must not fill a small slab */
+    void (*observer)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
+                     uint32_t depth);
+    void *observer_arg;
+    bool destroying;
+    struct {
+        struct bt_metric *hits, *failed, *late;
+    } m;
+};
+
+/* ---- writing ---- */
+
+static void on_saved(void *arg, bt_status_t st)
+{
+    struct save *v = arg;
+    struct bt_tier *t = v->t;
+    (void)st; /* the tier below counts and reports; the block is as good as before */
+    bt_list_remove(&v->link);
+    t->n_saves--;
+    if (v->evicting) {
+        bt_cache_evict(t->c.cache, v->slot);
+    } else {
+        bt_cache_put(t->c.cache, &v->slot, 1);
+    }
+    free(v);
+}
+
+/* Leases the block and writes it; false: not now, or it is there already. */
+static bool save(struct bt_tier *t, uint32_t slot, bool evicting)
+{
+    struct bt_pool *pool = t->c.cache->pool;
+    if (t->n_saves >= t->saves_max) {
+        return false;
+    }
+    struct save *v = bt_calloc(1, sizeof(*v));
+    v->t = t;
+    v->slot = slot;
+    v->evicting = evicting;
+    if (bt_ssd_write(t->ssd, slot, bt_pool_key(pool, slot), bt_pool_depth(pool, slot), on_saved,
+                     v) != BT_OK) {
+        free(v);
+        return false;
+    }
+    bt_pool_lease(pool, slot);
+    t->c.cache->policy->pin(t->c.cache->evict, slot);
+    bt_list_insert_tail(&t->saves, &v->link);
+    t->n_saves++;
+    return true;
+}
+
+static void on_sealed(void *arg, uint32_t slot)
+{
+    struct bt_tier *t = arg;
+    const struct bt_kv_key *key = bt_pool_key(t->c.cache->pool, slot);
+    if (t->c.policy == BT_TIER_ALWAYS ||
+        (t->c.policy == BT_TIER_SECOND_USE && bt_seen_again(t->seen, key))) {
+        save(t, slot, false);
+    }
+}
+
+static void on_hit(void *arg, uint32_t slot)
+{
+    struct bt_tier *t = arg;
+    if (t->c.policy == BT_TIER_SECOND_USE &&
+        !bt_ssd_has(t->ssd, bt_pool_key(t->c.cache->pool, slot))) {
+        save(t, slot, false);
+    }
+}
+
+static bool on_evicting(void *arg, uint32_t slot)
+{
+    struct bt_tier *t = arg;
+    return t->c.policy == BT_TIER_EVICT && save(t, slot, true);
+}
+
+/* ---- reading ---- */
+
+static void load_done(struct bt_tier_load *l)
+{
+    if (!l->ended) {
+        l->ended = true;
+        bt_timer_stop(l->t->c.loop, &l->timer);
+        l->done(l->arg); /* may end the load */
+    }
+}
+
+static void on_late(void *arg)
+{
+    struct bt_tier_load *l = arg;
+    if (l->t->m.late != NULL) {
+        bt_metric_add(l->t->m.late, 1);
+    }
+    load_done(l);
+}
+
+/* The block has come or not. Loads that gave up before are not among the waiters any more. */
+static void on_fetched(void *arg, bt_status_t st)
+{
+    struct fetch *f = arg;
+    struct bt_tier *t = f->t;
+    struct bt_cache *cache = t->c.cache;
+    struct bt_metric *m = st == BT_OK ? t->m.hits : t->m.failed;
+    if (m != NULL) {
+        bt_metric_add(m, 1);
+    }
+    if (st == BT_OK) { /* if it was computed meanwhile, that copy stays and serves */
+        bt_cache_seal(cache, f->slot, &f->key, t->c.block_tokens, f->depth);
+    }
+    bt_map_del(t->fetches, &f->key);
+    while (!bt_list_empty(&f->waiters)) {
+        struct waiter *w = BT_CONTAINER_OF(f->waiters.next, struct waiter, link);
+        struct bt_tier_load *l = w->l;
+        bt_list_remove(&w->link);
+        uint32_t slot = st == BT_OK && !l->ended ? bt_cache_hold(cache, &f->key) : UINT32_MAX;
+        if (slot != UINT32_MAX) {
+            l->slots[l->n_slots++] = slot;
+        }
+        if (--l->pending == 0) {
+            load_done(l);
+        }
+    }
+    bt_cache_put(cache, &f->slot, 1);
+    free(f);
+}
+
+static struct fetch *fetch_start(struct bt_tier *t, const struct bt_kv_key *key)
+{
+    struct fetch *f = bt_map_get(t->fetches, key);
+    if (f != NULL) {
+        return f;
+    }
+    f = bt_calloc(1, sizeof(*f));
+    f->t = t;
+    f->key = *key;
+    bt_list_init(&f->waiters);
+    if (bt_cache_take(t->c.cache, 1, &f->slot) != BT_OK) {
+        free(f);
+        return NULL;
+    }
+    if (bt_ssd_read(t->ssd, key, f->slot, &f->depth, on_fetched, f) != BT_OK) {
+        bt_cache_put(t->c.cache, &f->slot, 1);
+        free(f);
+        return NULL;
+    }
+    bt_map_put(t->fetches, key, f);
+    return f;
+}
+
+struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *keys, uint32_t n,
+                                  void (*done)(void *arg), void *arg)
+{
+    uint32_t end = 0, below = 0;
+    for (; end < n; end++) {
+        if (bt_index_find(t->c.cache->index, &keys[end]) == UINT32_MAX) {
+            if (!bt_ssd_has(t->ssd, &keys[end]) && bt_map_get(t->fetches, &keys[end]) == NULL) {
+                break;
+            }
+            below++;
+        }
+    }
+    if (below == 0 || t->destroying) {
+        return NULL;
+    }
+    struct bt_tier_load *l = bt_calloc(1, sizeof(*l));
+    l->t = t;
+    l->done = done;
+    l->arg = arg;
+    l->slots = bt_calloc(end, sizeof(*l->slots));
+    l->waiters = bt_calloc(below, sizeof(*l->waiters));
+    bt_list_insert_tail(&t->loads, &l->link);
+    for (uint32_t i = 0; i < end; i++) { /* the slab's own first: reads must not evict them */
+        uint32_t slot = bt_cache_hold(t->c.cache, &keys[i]);
+        if (slot != UINT32_MAX) {
+            l->slots[l->n_slots++] = slot;
+        }
+    }
+    for (uint32_t i = 0; i < end; i++) {
+        if (bt_index_find(t->c.cache->index, &keys[i]) != UINT32_MAX) {
+            continue;
+        }
+        struct fetch *f = fetch_start(t, &keys[i]);
+        if (f == NULL) {
+            break; /* nothing behind a hole is of use */
+        }
+        struct waiter *w = &l->waiters[l->n++];
+        w->l = l;
+        l->pending++;
+        bt_list_insert_tail(&f->waiters, &w->link);
+    }
+    if (l->pending == 0) {
+        bt_tier_load_end(l);
+        return NULL;
+    }
+    bt_timer_start(t->c.loop, &l->timer, t->c.load_ms, 0, on_late, l);
+    return l;
+}
+
+void bt_tier_load_end(struct bt_tier_load *l)
+{
+    bt_timer_stop(l->t->c.loop, &l->timer);
+    for (uint32_t i = 0; i < l->n; i++) {
+        bt_list_remove(&l->waiters[i].link);
+    }
+    bt_cache_put(l->t->c.cache, l->slots, l->n_slots);
+    bt_list_remove(&l->link);
+    free(l->slots);
+    free(l->waiters);
+    free(l);
+}
+
+/* ---- the whole ---- */
+
+static uint32_t segment_crc(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *key)
+{
+    struct bt_tier *t = arg; /* c.cache never changes: readable from any thread */
+    return bt_pool_segment_crc(t->c.cache->pool, slot, layer, key);
+}
+
+static void on_change(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
+                      uint32_t depth)
+{
+    struct bt_tier *t = arg;
+    if (t->observer != NULL) {
+        t->observer(t->observer_arg, added, pos, key, depth);
+    }
+}
+
+bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_config *ssd,
+                           struct bt_tier **t_p, char *err, size_t err_cap)
+{
+    struct bt_tier *t = bt_calloc(1, sizeof(*t));
+    struct bt_ssd_config sc = *ssd;
+    t->c = *c;
+    t->fetches = bt_map_create(sizeof(struct bt_kv_key));
+    bt_list_init(&t->saves);
+    bt_list_init(&t->loads);
+    sc.loop = c->loop;
+    sc.slab = c->slab;
+    sc.metrics = c->metrics;
+    sc.segment_crc = segment_crc;
+    sc.on_change = on_change;
+    sc.arg = t;
+    bt_status_t st = bt_ssd_open(&sc, &t->ssd, err, err_cap);
+    if (st != BT_OK) {
+        bt_map_destroy(t->fetches);
+        free(t);
+        return st;
+    }
+    uint32_t n = c->slab->super->n_slots;
+    t->saves_max = BT_MAX(n / 8, 1u);
+    t->seen = bt_seen_create(BT_MIN(n, UINT32_MAX / 8) * 8);
+    c->cache->lower = (struct bt_cache_lower){
+        .sealed = on_sealed, .hit = on_hit, .evicting = on_evicting, .arg = t};
+    if (c->policy == BT_TIER_EVICT) {
+        c->cache->low = BT_MAX(c->cache->low, n / 16); /* time to write what goes */
+    }
+    if (c->metrics != NULL) {
+        static const char *const name = "baton_kvstore_ssd_loads_total";
+        static const char *const help = "Blocks brought from the SSD into the slab for a request";
+        t->m.hits = bt_metrics_counter(c->metrics, name, "result=\"ok\"", help);
+        t->m.failed = bt_metrics_counter(c->metrics, name, "result=\"failed\"", help);
+        t->m.late = bt_metrics_counter(c->metrics, "baton_kvstore_ssd_late_total", NULL,
+                                       "Requests that did not wait for all of their blocks");
+    }
+    *t_p = t;
+    return BT_OK;
+}
+
+void bt_tier_destroy(struct bt_tier *t)
+{
+    if (t == NULL) {
+        return;
+    }
+    BT_ASSERT(bt_list_empty(&t->loads));
+    t->destroying = true;
+    t->c.cache->lower = (struct bt_cache_lower){0};
+    t->observer = NULL;
+    bt_ssd_close(t->ssd); /* ends every save and fetch */
+    BT_ASSERT(bt_list_empty(&t->saves) && bt_map_count(t->fetches) == 0);
+    bt_map_destroy(t->fetches);
+    bt_seen_destroy(t->seen);
+    free(t);
+}
+
+const struct bt_ssd *bt_tier_ssd(const struct bt_tier *t)
+{
+    return t->ssd;
+}
+
+void bt_tier_observe(struct bt_tier *t,
+                     void (*fn)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
+                                uint32_t depth),
+                     void *arg)
+{
+    t->observer = fn;
+    t->observer_arg = arg;
+}

@@ -1,0 +1,59 @@
+/* The tiers of one node joined: which blocks of the slab are written to the SSD, and when blocks of
+ * the SSD come back into the slab. Control thread, but for the CRCs.
+ *
+ * Write policies (kvstore.ssd.write_policy):
+ *   second_use  a block is written when a second request uses it, found in the slab or computed
+ *               anew after it was lost: what is used once (three blocks of four) wears no disk;
+ *   evict       every block that the slab gives up is written first, as far as the disk keeps up;
+ *   always      every block is written as soon as it is sealed.
+ * Writing never holds up anybody: a block leaves the slab unwritten if the disk does not keep up.
+ */
+#ifndef BT_KVSTORE_TIER_H
+#define BT_KVSTORE_TIER_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+#include "common/metrics/metrics.h"
+#include "kvstore/cache.h"
+#include "kvstore/ssd/ssd.h"
+
+typedef enum { BT_TIER_SECOND_USE, BT_TIER_EVICT, BT_TIER_ALWAYS } bt_tier_policy_t;
+
+struct bt_tier;
+struct bt_tier_load; /* blocks on their way into the slab for somebody who waits */
+
+struct bt_tier_config {
+    struct bt_loop *loop;
+    struct bt_cache *cache;
+    struct bt_slab *slab;
+    uint32_t block_tokens;
+    bt_tier_policy_t policy;
+    uint64_t load_ms;           /* nobody waits longer for blocks of the SSD */
+    struct bt_metrics *metrics; /* may be NULL */
+};
+
+/* ssd: loop, slab, segment_crc, on_change, arg and metrics are filled in here. Statuses and err as
+ * of bt_ssd_open. */
+bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_config *ssd,
+                           struct bt_tier **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
+/* Loads that are still waited for must have been cancelled. Before bt_cache_destroy. */
+void bt_tier_destroy(struct bt_tier *t);
+
+/* Brings what the SSD has of the chain keys[0..n) into the slab, up to the first block that is on
+ * neither. done is called once, later: when all of it is there, has failed, or load_ms have passed;
+ * until bt_tier_load_end the blocks stay leased. NULL: nothing would become resident, done will not
+ * be called. */
+struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *keys, uint32_t n,
+                                  void (*done)(void *arg), void *arg);
+/* Lets go of the blocks; before done: done will not be called. */
+void bt_tier_load_end(struct bt_tier_load *l);
+
+/* The SSD below, for inventories and statistics. */
+const struct bt_ssd *bt_tier_ssd(const struct bt_tier *t);
+/* Is told of every block that is found on the SSD or no longer (bt_ssd_config.on_change). */
+void bt_tier_observe(struct bt_tier *t,
+                     void (*fn)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
+                                uint32_t depth),
+                     void *arg);
+
+#endif
