@@ -66,7 +66,92 @@ static const struct bt_conf_row kvstore_rows[] = {
      .doc =
          "A connection to a peer that carries nothing for so long is closed; the next flow makes "
          "a new one."},
+    {.key = "kvstore.ssd.path",
+     .type = BT_CONF_STR,
+     .offset = ROW(ssd_path),
+     .doc = "Folder on a local SSD for the pool's second tier, for this kvstore alone; without it "
+            "there is none. Its blocks are found again after a restart."},
+    {.key = "kvstore.ssd.bytes",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(ssd_bytes),
+     .def = "64GiB",
+     .min = 1048576,
+     .max = 0x1p50,
+     .doc =
+         "Bytes of the SSD's slab file, all of them reserved at start; a disk with less room gets "
+         "a smaller one. The index beside it takes about 100 bytes a block more."},
+    {.key = "kvstore.ssd.write_policy",
+     .type = BT_CONF_STR,
+     .offset = ROW(ssd_write_policy),
+     .def = "second_use",
+     .doc =
+         "What is written to the SSD: second_use (blocks that a second request used), evict "
+         "(all that the shared memory gives up), always (every block, at once). second_use wears "
+         "the disk least."},
+    {.key = "kvstore.ssd.queue_depth",
+     .type = BT_CONF_INT,
+     .offset = ROW(ssd_queue_depth),
+     .def = "16",
+     .min = 1,
+     .max = 1024,
+     .doc = "Blocks that are being read from or written to the SSD at once."},
+    {.key = "kvstore.ssd.backlog",
+     .type = BT_CONF_INT,
+     .offset = ROW(ssd_backlog),
+     .def = "64",
+     .min = 1,
+     .max = 65536,
+     .doc = "Blocks that may wait to be written; what comes on top is not written."},
+    {.key = "kvstore.ssd.load_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(ssd_load_ms),
+     .def = "1500ms",
+     .min = 1,
+     .max = 1800,
+     .doc = "A request waits so long for its blocks of the SSD; what has not come by then is "
+            "computed."},
+    {.key = "kvstore.ssd.probe_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(ssd_probe_ms),
+     .def = "1s",
+     .min = 10,
+     .max = 3600000,
+     .doc = "Between attempts to use an SSD again that failed."},
+    {.key = "kvstore.ssd.stall_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(ssd_stall_ms),
+     .def = "5s",
+     .min = 100,
+     .max = 3600000,
+     .doc = "An SSD that does not finish a read or write within this time has failed."},
 };
+
+static bool check(const void *conf, char *err, size_t cap)
+{
+    const struct bt_kvstore_conf *c = conf;
+    bt_tier_policy_t policy;
+    if (!bt_kvstore_write_policy(c->ssd_write_policy, &policy)) {
+        snprintf(err, cap,
+                 "kvstore.ssd.write_policy: \"%.40s\" is none of second_use, evict, always",
+                 c->ssd_write_policy);
+        return false;
+    }
+    return true;
+}
+
+bool bt_kvstore_write_policy(const char *text, bt_tier_policy_t *policy_p)
+{
+    static const char *const names[] = {[BT_TIER_SECOND_USE] = "second_use",
+                                        [BT_TIER_EVICT] = "evict",
+                                        [BT_TIER_ALWAYS] = "always"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *policy_p = (bt_tier_policy_t)i;
+            return true;
+        }
+    }
+    return false;
+}
 
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, kvstore_rows, NULL};
 static size_t table_lens[] = {0, BT_ARRAY_LEN(kvstore_rows)};
@@ -77,6 +162,7 @@ const struct bt_conf_schema bt_kvstore_schema = {
     .tables = tables,
     .table_lens = table_lens,
     .conf_size = sizeof(struct bt_kvstore_conf),
+    .check = check,
 };
 
 /* The length of another file's table is no constant expression. */

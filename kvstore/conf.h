@@ -3,6 +3,7 @@
 #define BT_KVSTORE_CONF_H
 
 #include "common/conf/conf.h"
+#include "kvstore/tier.h"
 
 struct bt_kvstore_conf {
     struct bt_conf_common common;
@@ -14,9 +15,16 @@ struct bt_kvstore_conf {
     bool wire_allow_routable;
     uint64_t wire_in_flight_bytes;
     uint64_t wire_idle_ms;
+    char *ssd_path; /* NULL: no SSD tier */
+    uint64_t ssd_bytes;
+    int64_t ssd_queue_depth, ssd_backlog;
+    char *ssd_write_policy;
+    uint64_t ssd_load_ms, ssd_probe_ms, ssd_stall_ms;
 };
 
 extern const struct bt_conf_schema bt_kvstore_schema;
+/* false: text names no policy. */
+bool bt_kvstore_write_policy(const char *text, bt_tier_policy_t *policy_p);
 /* Path of the slab: kvstore.slab_path, or /dev/shm/baton-<cluster>-<node>-<hash of run_dir>; heap.
  */
 char *bt_kvstore_slab_path(const struct bt_kvstore_conf *c);

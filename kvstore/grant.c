@@ -268,13 +268,13 @@ void grant_progress(struct grant *g)
 
 /* ---- conductors ---- */
 
-static void answer(struct bt_grants *gs, void *session, const Baton__Reserve *r, bt_status_t st,
-                   uint32_t resident, const char *detail)
+void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
+                  bt_status_t st, uint32_t resident, const char *detail)
 {
     Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
     Baton__Reserved a = BATON__RESERVED__INIT;
-    a.request = r->request;
-    a.epoch = r->epoch;
+    a.request = request;
+    a.epoch = epoch;
     a.status = st;
     a.detail = (char *)(uintptr_t)detail;
     a.resident_blocks = resident;
@@ -283,6 +283,12 @@ static void answer(struct bt_grants *gs, void *session, const Baton__Reserve *r,
     if (!gs->stopping) {
         gs->c.to_session(session, &m);
     }
+}
+
+static void answer(struct bt_grants *gs, void *session, const Baton__Reserve *r, bt_status_t st,
+                   uint32_t resident, const char *detail)
+{
+    grant_answer(gs, session, r->request, r->epoch, st, resident, detail);
 }
 
 static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserve *r, char *why,
@@ -317,7 +323,7 @@ static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserv
         snprintf(why, cap, "epoch %u of this request is over", r->epoch);
         return BT_ERR_STALE;
     }
-    if (grant_find(gs, r->request, r->epoch) != NULL) {
+    if (grant_find(gs, r->request, r->epoch) != NULL || load_waits(gs, r->request, r->epoch)) {
         snprintf(why, cap, "epoch %u of this request is reserved already", r->epoch);
         return BT_ERR_EXISTS;
     }
@@ -423,8 +429,24 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
     struct request *req = request_get(gs, r->request);
     req->epoch_max = r->epoch;
     if (r->epoch > 1) {
+        load_drop(gs, NULL, r->request, r->epoch - 1, "a newer epoch has begun");
         release_upto(gs, req, r->epoch - 1, NULL, BT_ERR_STALE, "a newer epoch has begun");
     }
+    if (!load_start(gs, session, r)) {
+        grant_reserve_now(gs, session, r);
+    }
+}
+
+void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r)
+{
+    char why[200] = "";
+    bt_status_t st = reserve_check(gs, r, why, sizeof(why));
+    if (st != BT_OK) {
+        answer(gs, session, r, st, 0, why);
+        return;
+    }
+    struct request *req = request_get(gs, r->request);
+    req->epoch_max = r->epoch;
     struct grant *g = grant_create(gs, session, r, req);
     st = grant_fill(g, why, sizeof(why));
     if (st != BT_OK) {
@@ -468,12 +490,14 @@ void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, ui
     }
     req->released = BT_MAX(req->released, epoch);
     req->epoch_max = BT_MAX(req->epoch_max, epoch);
+    load_drop(gs, session, request, epoch, "released by the conductor");
     release_upto(gs, req, epoch, session, BT_ERR_CANCELLED, "released by the conductor");
     local_answer_waiting(gs, request, epoch, BT_ERR_STALE, "released by the conductor");
 }
 
 void bt_grants_session_end(struct bt_grants *gs, void *session)
 {
+    load_session_end(gs, session);
     /* One at a time from the start: ending one may end others. */
     for (bool again = true; again;) {
         again = false;
@@ -585,6 +609,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     bt_list_init(&gs->void_puts);
     bt_list_init(&gs->seal_puts);
     bt_list_init(&gs->due);
+    bt_list_init(&gs->loading);
     uint32_t n = c->slab->super->n_flow_words;
     gs->flow_free = bt_calloc(n, sizeof(*gs->flow_free));
     for (uint32_t i = n; i-- > 1;) { /* word 0 stays unused: a zeroed message never names a flow */
@@ -616,6 +641,7 @@ void bt_grants_destroy(struct bt_grants *gs)
     gs->stopping = true;
     bt_timer_stop(gs->c.loop, &gs->tick);
     bt_timer_stop(gs->c.loop, &gs->defer);
+    load_session_end(gs, NULL);
     local_destroy(gs);
     while (!bt_list_empty(&gs->all)) {
         struct grant *g = BT_CONTAINER_OF(gs->all.next, struct grant, in_all);
@@ -643,6 +669,7 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
 {
     struct bt_grants_stats s = {.grants = gs->n_grants,
                                 .requests_known = (uint32_t)bt_map_count(gs->requests),
+                                .loading = load_count(gs),
                                 .killed = gs->killed};
     struct bt_list *i, *k;
     bt_list_for_each (i, &gs->all) {

@@ -19,6 +19,7 @@
 #include "common/metrics/metrics.h"
 #include "kvstore/cache.h"
 #include "kvstore/sealer.h"
+#include "kvstore/tier.h"
 #include "kvstore/wire/wire.h"
 #include "local.pb-c.h"
 #include "session.pb-c.h"
@@ -54,6 +55,7 @@ struct bt_grants_config {
     uint64_t reclaim_ms;
     struct bt_cache *cache;
     struct bt_sealer *sealer;
+    struct bt_tier *tier;       /* NULL: the slab is all there is */
     struct bt_metrics *metrics; /* may be NULL */
     /* Sends msg to the conductor's session (its key as given to reserve). Must not call back into
      * the grants: a session that cannot take it is ended later. */
@@ -69,7 +71,9 @@ void bt_grants_stop(struct bt_grants *gs);
 void bt_grants_destroy(struct bt_grants *gs);
 
 /* ---- conductors ---- */
-/* Makes a grant and answers `session` with Reserved, whatever comes of it. */
+/* Makes a grant and answers `session` with Reserved, whatever comes of it: at once, or when the
+ * part of the prefix that lies on the SSD has been read into the slab (kvstore.ssd.load_ms at
+ * most). */
 void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch);
 /* The session is over: its reservations are released, nothing is sent to it any more. */
@@ -101,7 +105,7 @@ extern const struct bt_wire_ops bt_grants_wire_ops;
 
 /* ---- to look at ---- */
 struct bt_grants_stats {
-    uint32_t grants, opens, puts, workers, sends, recvs, waiting_opens, requests_known;
+    uint32_t grants, opens, puts, workers, sends, recvs, waiting_opens, requests_known, loading;
     uint64_t killed;
 };
 void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p);

@@ -106,7 +106,7 @@ struct bt_grants {
     struct bt_grants_wire wire;
     bool stopping;
     struct bt_map *requests;
-    struct bt_list idle, all, workers, void_opens, void_puts, seal_puts, due;
+    struct bt_list idle, all, workers, void_opens, void_puts, seal_puts, due, loading;
     uint32_t n_idle, n_grants;
     uint32_t *flow_free, n_flow_free;
     struct bt_timer tick, defer;
@@ -137,6 +137,23 @@ void grant_quarantine(struct grant *g);
 void grant_unref(struct grant *g);
 void grant_hold(struct grant *g); /* keeps g alive until grant_unhold */
 void grant_unhold(struct grant *g);
+
+void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
+                  bt_status_t st, uint32_t resident, const char *detail);
+/* Reserve, with whatever is in the slab by now. */
+void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r);
+
+/* ---- grant_load.c: reservations that wait for blocks of the SSD ---- */
+/* true: r waits; it is made and answered later. */
+bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
+bool load_waits(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+/* Those of the request up to epoch are over and answered with ERR_STALE; session NULL: whoever
+ * made them. */
+void load_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
+               const char *why);
+/* Nobody is there to be answered; session NULL: all of them. */
+void load_session_end(struct bt_grants *gs, void *session);
+uint32_t load_count(const struct bt_grants *gs);
 
 /* ---- grant_local.c ---- */
 void local_revoke_open(struct open *o);

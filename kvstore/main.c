@@ -20,6 +20,7 @@
 #include "kvstore/sealer.h"
 #include "kvstore/serve.h"
 #include "kvstore/serve_local.h"
+#include "kvstore/tier.h"
 #include "kvstore/wire/wire.h"
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
@@ -47,6 +48,7 @@ struct daemon {
     struct bt_slab *slab;
     struct bt_cache *cache;
     struct bt_sealer *sealer;
+    struct bt_tier *tier; /* NULL: no SSD */
     struct bt_serve *serve;
     struct bt_grants *grants;
     struct bt_serve_local *local;
@@ -290,6 +292,40 @@ static bool start_memory(struct daemon *d)
     return bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) == BT_OK;
 }
 
+/* false: the configuration must be changed. A disk that is full or broken is no reason not to
+ * serve. */
+static bool start_ssd(struct daemon *d)
+{
+    const struct bt_kvstore_conf *c = &d->conf;
+    char err[512];
+    if (c->ssd_path == NULL) {
+        return true;
+    }
+    struct bt_tier_config tc = {.loop = d->loop,
+                                .cache = d->cache,
+                                .slab = d->slab,
+                                .block_tokens = (uint32_t)c->common.kv_block_tokens,
+                                .load_ms = c->ssd_load_ms,
+                                .metrics = d->metrics};
+    struct bt_ssd_config sc = {.path = c->ssd_path,
+                               .bytes = c->ssd_bytes,
+                               .queue_depth = (uint32_t)c->ssd_queue_depth,
+                               .backlog_max = (uint32_t)c->ssd_backlog,
+                               .probe_ms = c->ssd_probe_ms,
+                               .stall_ms = c->ssd_stall_ms};
+    BT_ASSERT(bt_kvstore_write_policy(c->ssd_write_policy, &tc.policy)); /* checked with the file */
+    bt_status_t st = bt_tier_create(&tc, &sc, &d->tier, err, sizeof(err));
+    if (st == BT_ERR_CONFIG) {
+        BT_ERROR("config", "key=kvstore.ssd.path why=%s", bt_log_q(err));
+        return false;
+    }
+    if (st != BT_OK) {
+        BT_ERROR("ssd_unused", "status=%s why=%s then=%s", bt_status_name(st), bt_log_q(err),
+                 bt_log_q("serving without it until the next start"));
+    }
+    return true;
+}
+
 static bool start_parts(struct daemon *d)
 {
     const struct bt_conf_common *c = &d->conf.common;
@@ -301,7 +337,8 @@ static bool start_parts(struct daemon *d)
                                  .incarnation = d->incarnation,
                                  .root = d->root,
                                  .layout_id = d->layout.layout_id,
-                                 .cache = d->cache};
+                                 .cache = d->cache,
+                                 .tier = d->tier};
     struct bt_grants_config gc = {.loop = d->loop,
                                   .slab = d->slab,
                                   .layout = d->layout,
@@ -309,6 +346,7 @@ static bool start_parts(struct daemon *d)
                                   .reclaim_ms = d->conf.reclaim_ms,
                                   .cache = d->cache,
                                   .sealer = d->sealer,
+                                  .tier = d->tier,
                                   .metrics = d->metrics,
                                   .to_session = bt_serve_to_session};
     d->serve = bt_serve_create(&sc);
@@ -379,6 +417,7 @@ static void stop(struct daemon *d)
     if (d->rpc != NULL) {
         bt_rpc_destroy(d->rpc);
     }
+    bt_tier_destroy(d->tier);
     bt_cache_destroy(d->cache);
     if (d->slab != NULL) {
         unlink(d->slab_path); /* while we still hold its lock */
@@ -431,7 +470,8 @@ int main(int argc, char **argv)
     bt_notify_start(d.loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
                     bt_conf_env("WATCHDOG_PID"));
     d.metrics = bt_metrics_create();
-    if (read_salt(&d) && start_servers(&d) && start_memory(&d) && start_parts(&d) && join(&d)) {
+    if (read_salt(&d) && start_servers(&d) && start_memory(&d) && start_ssd(&d) &&
+        start_parts(&d) && join(&d)) {
         bt_loop_run(d.loop);
     } else {
         d.exit_code = EXIT_FAILED;

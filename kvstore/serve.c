@@ -230,7 +230,7 @@ struct bt_serve *bt_serve_create(const struct bt_serve_config *c)
     s->name = bt_strdup(c->name);
     s->node = bt_strdup(c->node);
     bt_list_init(&s->sessions);
-    s->blocks = bt_blocks_create(c->loop, c->cache->index, c->incarnation);
+    s->blocks = bt_blocks_create(c->loop, c->cache->index, c->tier, c->incarnation);
     return s;
 }
 

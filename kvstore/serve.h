@@ -23,6 +23,7 @@ struct bt_serve_config {
     struct bt_kv_key root;
     uint64_t layout_id;
     struct bt_cache *cache;
+    struct bt_tier *tier; /* NULL: no SSD; outlives the service */
 };
 
 /* Copies the strings. */
@@ -37,8 +38,9 @@ uint32_t bt_serve_sessions(const struct bt_serve *s);
 void bt_serve_destroy(struct bt_serve *s);
 
 /* ---- block events (kvstore/serve_blocks.c) ---- */
+/* tier: NULL without an SSD. */
 struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
-                                   uint64_t incarnation);
+                                   struct bt_tier *tier, uint64_t incarnation);
 void bt_blocks_accept(void *blocks, struct bt_rpc_stream *s);
 void bt_blocks_destroy(struct bt_blocks *b);
 

@@ -2,6 +2,9 @@
  * message holds only additions or only removals, so that its order is unambiguous. A reader that
  * falls too far behind loses the deltas and gets a new inventory (reset). Control thread.
  *
+ * A block is here as long as any tier of the node has it; positions are the slab's slots, then
+ * those of the SSD. A block may be announced twice, its removal too: that is no change to a reader.
+ *
  * During an inventory the cursor walks over the slots: a change behind it is a delta, a change
  * ahead of it will be seen when the cursor comes by. Deltas always go out before more inventory. */
 #include <stdlib.h>
@@ -37,6 +40,7 @@ struct reader {
 struct bt_blocks {
     struct bt_loop *loop;
     struct bt_index *index;
+    struct bt_tier *tier; /* NULL: the slab only */
     uint64_t incarnation;
     struct bt_list readers;
     struct bt_timer timer; /* events of one turn go out together */
@@ -63,14 +67,35 @@ static void resync(struct reader *r)
     r->reset = true;
 }
 
-static void on_change(void *arg, bool added, uint32_t slot, const struct bt_kv_key *key,
-                      uint32_t depth)
+static uint32_t positions(const struct bt_blocks *b)
 {
-    struct bt_blocks *b = arg;
+    struct bt_ssd_stats s = {0};
+    if (b->tier != NULL) {
+        bt_ssd_stats(bt_tier_ssd(b->tier), &s);
+    }
+    return bt_index_slots(b->index) + s.slots;
+}
+
+/* The block at a position, NULL: none. */
+static const struct bt_kv_key *at_position(const struct bt_blocks *b, uint32_t pos,
+                                           uint32_t *depth_p)
+{
+    uint32_t n = bt_index_slots(b->index);
+    if (pos >= n) {
+        return bt_ssd_at(bt_tier_ssd(b->tier), pos - n, depth_p);
+    }
+    return bt_index_has_slot(b->index, pos) ? bt_index_key(b->index, pos, depth_p) : NULL;
+}
+
+static void change(struct bt_blocks *b, bool added, uint32_t pos, const struct bt_kv_key *key,
+                   uint32_t depth)
+{
     struct bt_list *i;
     bt_list_for_each (i, &b->readers) {
         struct reader *r = BT_CONTAINER_OF(i, struct reader, link);
-        if (slot >= r->cursor) {
+        /* With two tiers a removal is told wherever the cursor is: the other may have announced it.
+         */
+        if (r->reset || ((added || b->tier == NULL) && pos >= r->cursor)) {
             continue;
         }
         if (r->count == BT_BLOCKS_PENDING_MAX) {
@@ -81,6 +106,23 @@ static void on_change(void *arg, bool added, uint32_t slot, const struct bt_kv_k
         r->count++;
     }
     arm(b);
+}
+
+static void on_slab(void *arg, bool added, uint32_t slot, const struct bt_kv_key *key,
+                    uint32_t depth)
+{
+    struct bt_blocks *b = arg;
+    if (added || b->tier == NULL || !bt_ssd_has(bt_tier_ssd(b->tier), key)) {
+        change(b, added, slot, key, depth);
+    }
+}
+
+static void on_ssd(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key, uint32_t depth)
+{
+    struct bt_blocks *b = arg;
+    if (added || bt_index_find(b->index, key) == UINT32_MAX) {
+        change(b, added, bt_index_slots(b->index) + pos, key, depth);
+    }
 }
 
 static bool send_events(struct reader *r, bool added, uint32_t n, size_t bytes)
@@ -141,13 +183,12 @@ static bool pump_deltas(struct reader *r)
 /* One message of inventory. *scanned bounds the work of one turn. */
 static bool pump_inventory(struct reader *r, uint32_t *scanned)
 {
-    const struct bt_index *ix = r->b->index;
-    uint32_t end = bt_index_slots(ix), at = r->cursor, n = 0;
+    uint32_t end = positions(r->b), at = r->cursor, n = 0;
     size_t len = 0;
     while (at < end && len + ADDED_BYTES <= BT_BLOCKS_MSG_BYTES && *scanned < SCAN_MAX) {
-        if (bt_index_has_slot(ix, at)) {
-            uint32_t depth;
-            const struct bt_kv_key *key = bt_index_key(ix, at, &depth);
+        uint32_t depth;
+        const struct bt_kv_key *key = at_position(r->b, at, &depth);
+        if (key != NULL) {
             len += put_added(r->b->buf + len, key, depth);
             n++;
         }
@@ -171,7 +212,7 @@ static bool pump(struct reader *r)
             if (!pump_deltas(r)) {
                 return false;
             }
-        } else if (r->cursor < bt_index_slots(r->b->index)) {
+        } else if (r->cursor < positions(r->b)) {
             if (scanned >= SCAN_MAX) {
                 return true;
             }
@@ -251,7 +292,7 @@ void bt_blocks_accept(void *blocks, struct bt_rpc_stream *s)
 }
 
 struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
-                                   uint64_t incarnation)
+                                   struct bt_tier *tier, uint64_t incarnation)
 {
     struct bt_blocks *b = bt_calloc(1, sizeof(*b));
     b->loop = loop;
@@ -259,7 +300,11 @@ struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
     b->incarnation = incarnation;
     b->buf = bt_malloc(BT_BLOCKS_MSG_BYTES);
     bt_list_init(&b->readers);
-    bt_index_observe(index, on_change, b);
+    b->tier = tier;
+    bt_index_observe(index, on_slab, b);
+    if (tier != NULL) {
+        bt_tier_observe(tier, on_ssd, b);
+    }
     return b;
 }
 
@@ -269,6 +314,9 @@ void bt_blocks_destroy(struct bt_blocks *b)
         return;
     }
     bt_index_observe(b->index, NULL, NULL);
+    if (b->tier != NULL) {
+        bt_tier_observe(b->tier, NULL, NULL);
+    }
     bt_timer_stop(b->loop, &b->timer);
     while (!bt_list_empty(&b->readers)) {
         struct reader *r = BT_CONTAINER_OF(b->readers.next, struct reader, link);

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "kvstore/serve_local.h"
+#include "kvstore/tier.h"
 
 #define NODE_BT    16u /* tokens of a block */
 #define NODE_CHUNK 32u
@@ -35,6 +36,7 @@ struct node {
     struct bt_slab *slab;
     struct bt_cache *cache;
     struct bt_sealer *sealer;
+    struct bt_tier *tier; /* NULL but in node_start_ssd */
     struct bt_grants *grants;
     struct bt_serve_local *local;
     /* what conductors were told */
@@ -135,7 +137,39 @@ static inline void node_send_abort(struct bt_wire_send *s, bt_status_t st, const
     node_current->n_aborts++;
 }
 
-static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim_ms)
+/* An SSD tier below the slab: what node_start_ssd adds. */
+struct node_ssd {
+    const char *path;
+    uint32_t slots;
+    bt_tier_policy_t policy;
+    uint64_t load_ms;
+    const struct bt_ssd_sys *sys;
+};
+
+static inline void node_tier(struct node *n, const struct node_ssd *ssd)
+{
+    char err[512];
+    struct bt_tier_config tc = {.loop = n->loop,
+                                .cache = n->cache,
+                                .slab = n->slab,
+                                .block_tokens = NODE_BT,
+                                .policy = ssd->policy,
+                                .load_ms = ssd->load_ms};
+    struct bt_ssd_config sc = {.path = ssd->path,
+                               .bytes = (1u << 20) + ssd->slots * n->slab->super->slot_bytes,
+                               .queue_depth = 8,
+                               .backlog_max = 64,
+                               .probe_ms = 50,
+                               .stall_ms = 2000,
+                               .sys = ssd->sys};
+    if (bt_tier_create(&tc, &sc, &n->tier, err, sizeof(err)) != BT_OK) {
+        fail_msg("%s", err);
+    }
+}
+
+/* ssd: NULL without one. */
+static inline void node_start_ssd(struct node *n, uint32_t n_slots, uint64_t reclaim_ms,
+                                  const struct node_ssd *ssd)
 {
     char err[512];
     memset(n, 0, sizeof(*n));
@@ -162,6 +196,9 @@ static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim
     n->cache->low = 0;
     assert_int_equal(bt_sealer_create(n->loop, n->cache->pool, n->layout.n_layers, &n->sealer),
                      BT_OK);
+    if (ssd != NULL) {
+        node_tier(n, ssd);
+    }
     struct bt_grants_config gc = {.loop = n->loop,
                                   .slab = n->slab,
                                   .layout = n->layout,
@@ -169,6 +206,7 @@ static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim
                                   .reclaim_ms = reclaim_ms,
                                   .cache = n->cache,
                                   .sealer = n->sealer,
+                                  .tier = n->tier,
                                   .to_session = node_to_session};
     n->grants = bt_grants_create(&gc);
     struct bt_grants_wire wire = {.recv_start = node_recv_start,
@@ -188,6 +226,11 @@ static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim
     }
 }
 
+static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim_ms)
+{
+    node_start_ssd(n, n_slots, reclaim_ms, NULL);
+}
+
 static inline void node_stop(struct node *n)
 {
     char path[128];
@@ -201,6 +244,7 @@ static inline void node_stop(struct node *n)
     }
     bt_sealer_destroy(n->sealer);
     bt_grants_destroy(n->grants);
+    bt_tier_destroy(n->tier);
     struct bt_pool_counts c;
     bt_pool_counts(n->cache->pool, &c);
     assert_int_equal(c.leases, 0); /* the end leaves no lease, whatever was going on */
@@ -251,8 +295,9 @@ static inline void node_key(uint32_t chain, uint32_t block, struct bt_kv_key *k)
 
 enum { RES_KEEP = 1, RES_NO_CACHE = 2, RES_RECEIVE = 4 };
 
-static inline int32_t node_reserve(struct node *n, void *session, uint64_t request, uint32_t epoch,
-                                   uint32_t chain, uint32_t n_tokens, int flags)
+/* Sends a Reserve; with an SSD below the answer may come later. */
+static inline void node_reserve_send(struct node *n, void *session, uint64_t request,
+                                     uint32_t epoch, uint32_t chain, uint32_t n_tokens, int flags)
 {
     Baton__Reserve r = BATON__RESERVE__INIT;
     uint32_t full = n_tokens / NODE_BT;
@@ -273,9 +318,15 @@ static inline int32_t node_reserve(struct node *n, void *session, uint64_t reque
         r.peer_rpc = "127.0.0.1:1";
         r.peer_incarnation = 5;
     }
-    uint32_t before = n->n_reserved;
     bt_grants_reserve(n->grants, session, &r);
     free(keys);
+}
+
+static inline int32_t node_reserve(struct node *n, void *session, uint64_t request, uint32_t epoch,
+                                   uint32_t chain, uint32_t n_tokens, int flags)
+{
+    uint32_t before = n->n_reserved;
+    node_reserve_send(n, session, request, epoch, chain, n_tokens, flags);
     assert_int_equal(n->n_reserved, before + 1); /* always answered, and at once */
     return n->reserved_status;
 }

@@ -1,0 +1,422 @@
+/* Slab and SSD together under the grants: what is written when, what a reservation finds again, how
+ * long it waits, and what a broken disk costs. */
+#include "kv_node.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+
+#define SLOTS 24u
+
+static struct node node;
+static int sess_a;
+#define SA ((void *)&sess_a)
+
+/* The disk as the test wants it. */
+static struct {
+    _Atomic int read_errno, write_errno;
+    _Atomic uint32_t read_us;
+} disk;
+
+static ssize_t disk_pread(void *arg, int fd, void *buf, size_t len, off_t off)
+{
+    (void)arg;
+    usleep(disk.read_us);
+    if (disk.read_errno != 0) {
+        return -disk.read_errno;
+    }
+    ssize_t n = pread(fd, buf, len, off);
+    return n < 0 ? -errno : n;
+}
+
+static ssize_t disk_pwrite(void *arg, int fd, const void *buf, size_t len, off_t off)
+{
+    (void)arg;
+    if (disk.write_errno != 0) {
+        return -disk.write_errno;
+    }
+    ssize_t n = pwrite(fd, buf, len, off);
+    return n < 0 ? -errno : n;
+}
+
+static int disk_flush(void *arg, int fd)
+{
+    (void)arg;
+    return fdatasync(fd) == 0 ? 0 : -errno;
+}
+
+static const struct bt_ssd_sys sys = {disk_pread, disk_pwrite, disk_flush, NULL};
+static char folder[64];
+
+static void start(bt_tier_policy_t policy, bool seam, uint64_t load_ms)
+{
+    struct node_ssd ssd = {.path = folder,
+                           .slots = 400,
+                           .policy = policy,
+                           .load_ms = load_ms,
+                           .sys = seam ? &sys : NULL};
+    memset(&disk, 0, sizeof(disk));
+    node_start_ssd(&node, SLOTS, 60000, &ssd);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/baton-unit-tier-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    char cmd[128];
+    (void)state;
+    node_stop(&node);
+    snprintf(cmd, sizeof(cmd), "rm -rf '%s'", folder);
+    return system(cmd);
+}
+
+static struct bt_ssd_stats ssd(void)
+{
+    struct bt_ssd_stats s;
+    bt_ssd_stats(bt_tier_ssd(node.tier), &s);
+    return s;
+}
+
+static void content(uint32_t chain, uint32_t block, uint64_t *words, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        words[i] = ((uint64_t)chain << 40 | (uint64_t)block << 20) + i;
+    }
+}
+
+static bool right(uint32_t slot, uint32_t chain, uint32_t block)
+{
+    uint64_t want[512];
+    assert_int_equal(node.layout.block_bytes, sizeof(want));
+    content(chain, block, want, 512);
+    return memcmp(bt_slab_data(node.slab, slot), want, sizeof(want)) == 0;
+}
+
+/* A block computed here: written, sealed, cached, let go. */
+static void compute(uint32_t chain, uint32_t block)
+{
+    struct bt_kv_key k;
+    uint32_t slot;
+    node_key(chain, block, &k);
+    assert_int_equal(bt_cache_take(node.cache, 1, &slot), BT_OK);
+    content(chain, block, bt_slab_data(node.slab, slot), 512);
+    for (uint32_t l = 0; l < node.layout.n_layers; l++) {
+        bt_pool_segment_crc(node.cache->pool, slot, l, &k);
+    }
+    bt_cache_seal(node.cache, slot, &k, NODE_BT, block);
+    bt_cache_put(node.cache, &slot, 1);
+}
+
+static void settle(void)
+{
+    NODE_UNTIL(&node, ssd().backlog == 0 && ssd().reading == 0);
+}
+
+static void chain_compute(uint32_t chain, uint32_t n)
+{
+    for (uint32_t b = 0; b < n; b++) {
+        compute(chain, b);
+        settle(); /* in the pace of the disk: only a few may wait for it */
+    }
+}
+
+static uint32_t in_slab(uint32_t chain, uint32_t n)
+{
+    struct bt_kv_key k;
+    uint32_t have = 0;
+    for (uint32_t b = 0; b < n; b++) {
+        node_key(chain, b, &k);
+        have += bt_index_find(node.cache->index, &k) != UINT32_MAX;
+    }
+    return have;
+}
+
+static uint32_t on_ssd(uint32_t chain, uint32_t n)
+{
+    struct bt_kv_key k;
+    uint32_t have = 0;
+    for (uint32_t b = 0; b < n; b++) {
+        node_key(chain, b, &k);
+        have += bt_ssd_has(bt_tier_ssd(node.tier), &k);
+    }
+    return have;
+}
+
+/* Other prompts take all the room there is. */
+static void flood(void)
+{
+    uint32_t slots[2 * SLOTS], n = node_counts(&node).total;
+    settle();
+    assert_int_equal(bt_cache_take(node.cache, n, slots), BT_OK);
+    bt_cache_put(node.cache, slots, n);
+}
+
+/* Waits for the answer to a Reserve of n_tokens of chain; returns its resident blocks. */
+static uint32_t reserve(uint64_t request, uint32_t chain, uint32_t n_tokens)
+{
+    uint32_t before = node.n_reserved;
+    node_reserve_send(&node, SA, request, 1, chain, n_tokens, 0);
+    NODE_UNTIL(&node, node.n_reserved == before + 1);
+    assert_int_equal(node.reserved_status, BT_OK);
+    return node.resident;
+}
+
+static void assert_prefix(uint32_t chain, uint32_t n)
+{
+    struct bt_kv_key k;
+    for (uint32_t b = 0; b < n; b++) {
+        node_key(chain, b, &k);
+        uint32_t slot = bt_index_find(node.cache->index, &k);
+        assert_true(slot != UINT32_MAX);
+        assert_true(right(slot, chain, b));
+        assert_int_equal(bt_pool_verify(node.cache->pool, slot), BT_OK);
+        assert_int_equal(bt_pool_depth(node.cache->pool, slot), b);
+    }
+}
+
+static void second_use_is_written_and_comes_back(void **state)
+{
+    (void)state;
+    start(BT_TIER_SECOND_USE, false, 2000);
+    chain_compute(1, 8);
+    chain_compute(2, 8);
+    assert_int_equal(ssd().written, 0);              /* used once: no wear */
+    for (uint64_t r = 100; ssd().written < 8; r++) { /* a few at a time, so a few uses */
+        assert_true(r < 200);
+        assert_int_equal(reserve(r, 1, 8 * NODE_BT + 5), 8);
+        bt_grants_release(node.grants, SA, r, 1);
+        settle();
+        node_poll_ms(&node, 20);
+    }
+    flood();
+    assert_int_equal(in_slab(1, 8), 0);
+    assert_int_equal(on_ssd(1, 8), 8);
+    assert_int_equal(reserve(2, 1, 8 * NODE_BT + 5), 8);
+    assert_prefix(1, 8);
+    bt_grants_release(node.grants, SA, 2, 1);
+    settle();
+    assert_int_equal(ssd().written, 8); /* it is there already */
+    assert_int_equal(on_ssd(2, 8), 0);
+}
+
+static void computed_again_is_a_second_use(void **state)
+{
+    (void)state;
+    start(BT_TIER_SECOND_USE, false, 2000);
+    chain_compute(1, 4);
+    flood();
+    settle();
+    assert_int_equal(ssd().written, 0);
+    chain_compute(1, 4);
+    NODE_UNTIL(&node, on_ssd(1, 4) == 4);
+}
+
+static void evict_policy_saves_what_goes(void **state)
+{
+    (void)state;
+    start(BT_TIER_EVICT, false, 2000);
+    assert_true(node.cache->low >= 1);
+    node.cache->low = 4;
+    for (uint32_t chain = 1; chain <= 20; chain++) { /* in the pace of a disk */
+        compute(chain, 0);
+        compute(chain, 1);
+        bt_cache_trim(node.cache, 4);
+        settle();
+    }
+    node_poll_ms(&node, 50);
+    uint32_t lost = 0;
+    for (uint32_t chain = 1; chain <= 20; chain++) {
+        for (uint32_t b = 0; b < 2; b++) {
+            struct bt_kv_key k;
+            node_key(chain, b, &k);
+            lost += bt_index_find(node.cache->index, &k) == UINT32_MAX &&
+                    !bt_ssd_has(bt_tier_ssd(node.tier), &k);
+        }
+    }
+    assert_true(ssd().written >= 10);
+    assert_true(lost <= 2);
+}
+
+static void restart_finds_everything(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, false, 2000);
+    chain_compute(1, 10);
+    NODE_UNTIL(&node, on_ssd(1, 10) == 10);
+    node_stop(&node);
+    start(BT_TIER_ALWAYS, false, 2000);
+    assert_int_equal(in_slab(1, 10), 0);
+    assert_int_equal(reserve(1, 1, 10 * NODE_BT), 9); /* the last block is computed */
+    assert_prefix(1, 9);
+}
+
+/* One block of the chain lies in the slab, in the middle of those on the SSD. */
+static void mixed_tiers_and_a_hole(void **state)
+{
+    struct bt_kv_key k;
+    (void)state;
+    start(BT_TIER_ALWAYS, false, 2000);
+    chain_compute(1, 6);
+    NODE_UNTIL(&node, on_ssd(1, 6) == 6);
+    compute(3, 0);
+    settle();
+    node_stop(&node);
+    start(BT_TIER_SECOND_USE, false, 2000);
+    compute(1, 2);
+    compute(1, 7); /* 6 is nowhere: of no use */
+    assert_int_equal(reserve(1, 1, 9 * NODE_BT), 6);
+    assert_prefix(1, 6);
+    node_key(1, 7, &k);
+    assert_true(bt_index_find(node.cache->index, &k) != UINT32_MAX);
+}
+
+static void many_wait_for_the_same_blocks(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, true, 5000);
+    chain_compute(1, 4);
+    NODE_UNTIL(&node, on_ssd(1, 4) == 4);
+    flood();
+    settle();
+    uint64_t read = ssd().read;
+    disk.read_us = 50000;
+    for (uint64_t r = 1; r <= 3; r++) {
+        node_reserve_send(&node, SA, r, 1, 1, 4 * NODE_BT + 3, 0);
+    }
+    assert_int_equal(node.n_reserved, 0);
+    struct bt_grants_stats gs;
+    bt_grants_stats(node.grants, &gs);
+    assert_int_equal(gs.loading, 3);
+    node_reserve_send(&node, SA, 3, 1, 1, 4 * NODE_BT + 3, 0); /* twice: refused at once */
+    assert_int_equal(node.n_reserved, 1);
+    assert_int_equal(node.reserved_status, BT_ERR_EXISTS);
+    NODE_UNTIL(&node, node.n_reserved == 4);
+    assert_int_equal(node.reserved_status, BT_OK);
+    assert_int_equal(node.resident, 4);
+    assert_int_equal(ssd().read - read, 4); /* once each */
+    assert_prefix(1, 4);
+}
+
+static void slow_disk_is_not_waited_for(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, true, 150);
+    chain_compute(1, 8);
+    NODE_UNTIL(&node, on_ssd(1, 8) == 8);
+    flood();
+    settle();
+    disk.read_us = 400000;
+    uint64_t t = bt_mono_ns();
+    uint32_t resident = reserve(1, 1, 8 * NODE_BT + 1);
+    assert_true(bt_mono_ns() - t < 3000000000ull);
+    assert_true(resident < 8);
+    struct bt_pool_counts c = node_counts(&node);
+    assert_true(c.writing >= 9 - resident); /* late reads have slots of their own */
+    NODE_UNTIL(&node, ssd().reading == 0);
+    assert_prefix(1, 8); /* what came late is cached all the same */
+    bt_grants_release(node.grants, SA, 1, 1);
+}
+
+static void releases_and_epochs_while_loading(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, true, 5000);
+    chain_compute(1, 4);
+    NODE_UNTIL(&node, on_ssd(1, 4) == 4);
+    flood();
+    settle();
+    disk.read_us = 100000;
+    node_reserve_send(&node, SA, 1, 1, 1, 70, 0);
+    bt_grants_release(node.grants, SA, 1, 1);
+    assert_int_equal(node.n_reserved, 1);
+    assert_int_equal(node.reserved_status, BT_ERR_STALE);
+    node_reserve_send(&node, SA, 2, 1, 1, 70, 0);
+    node_reserve_send(&node, SA, 2, 2, 1, 70, 0); /* a newer epoch: the older is answered */
+    assert_int_equal(node.n_reserved, 2);
+    assert_int_equal(node.reserved_status, BT_ERR_STALE);
+    int other = 0;
+    node_reserve_send(&node, &other, 3, 1, 1, 70, 0);
+    bt_grants_session_end(node.grants, &other); /* nobody is there to be answered */
+    NODE_UNTIL(&node, node.n_reserved == 3);
+    assert_int_equal(node.reserved_status, BT_OK);
+    assert_ptr_equal(node.last_session, SA);
+    node_poll_ms(&node, 300);
+    assert_int_equal(node.n_reserved, 3);
+    node_reserve_send(&node, SA, 4, 1, 1, 70, 0); /* teardown comes while it waits, or not */
+}
+
+static void broken_disk_is_a_miss_and_heals(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, true, 2000);
+    chain_compute(1, 8);
+    NODE_UNTIL(&node, on_ssd(1, 8) == 8);
+    flood();
+    settle();
+    disk.read_errno = disk.write_errno = EIO;
+    assert_int_equal(reserve(1, 1, 8 * NODE_BT + 1), 0); /* computed then */
+    bt_grants_release(node.grants, SA, 1, 1);
+    NODE_UNTIL(&node, !ssd().up);
+    chain_compute(3, 8); /* sealing and evicting go on */
+    flood();
+    chain_compute(3, 2);
+    assert_int_equal(reserve(2, 3, 40), in_slab(3, 2));
+    bt_grants_release(node.grants, SA, 2, 1);
+    assert_true(ssd().read_errors >= 3);
+    disk.read_errno = disk.write_errno = 0;
+    NODE_UNTIL(&node, ssd().up);
+    compute(5, 0);
+    NODE_UNTIL(&node, on_ssd(5, 1) == 1);
+}
+
+/* Random prompts over both tiers: every resident block has the right bytes, and all comes back. */
+static void random_load(void **state)
+{
+    (void)state;
+    start(BT_TIER_SECOND_USE, false, 2000);
+    uint64_t x = 88172645463325252ull, ssd_hits = 0;
+    for (uint32_t i = 1; i <= 1500; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        uint32_t chain = 1 + (uint32_t)(x % 12), n = 1 + (uint32_t)(x >> 20) % 7;
+        uint64_t read = ssd().read;
+        uint32_t resident = reserve(i, chain, n * NODE_BT + 1);
+        ssd_hits += ssd().read - read;
+        assert_prefix(chain, resident);
+        bt_grants_release(node.grants, SA, i, 1);
+        for (uint32_t b = resident; b < n; b++) {
+            compute(chain, b);
+        }
+        if (i % 4 == 0) {
+            settle(); /* else the disk is still busy with earlier ones */
+        }
+        bt_loop_poll(node.loop, 0);
+    }
+    assert_true(ssd_hits > 100);
+    assert_int_equal(ssd().crc_errors + ssd().read_errors + ssd().write_errors, 0);
+    settle();
+    assert_int_equal(node_counts(&node).leases, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(second_use_is_written_and_comes_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(computed_again_is_a_second_use, setup, teardown),
+        cmocka_unit_test_setup_teardown(evict_policy_saves_what_goes, setup, teardown),
+        cmocka_unit_test_setup_teardown(restart_finds_everything, setup, teardown),
+        cmocka_unit_test_setup_teardown(mixed_tiers_and_a_hole, setup, teardown),
+        cmocka_unit_test_setup_teardown(many_wait_for_the_same_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(slow_disk_is_not_waited_for, setup, teardown),
+        cmocka_unit_test_setup_teardown(releases_and_epochs_while_loading, setup, teardown),
+        cmocka_unit_test_setup_teardown(broken_disk_is_a_miss_and_heals, setup, teardown),
+        cmocka_unit_test_setup_teardown(random_load, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
