@@ -211,6 +211,25 @@ static void on_token(struct bt_lane *k, const struct bt_lane_input *in)
     }
 }
 
+static void on_prompt(struct bt_lane *k, const struct bt_lane_input *in)
+{
+    struct bt_request *r = k->r;
+    k->progress_ns = in->now_ns;
+    if (r->prompt == NULL || in->session != k->flight->prefill) {
+        return;
+    }
+    if (!bt_prompt_add(r->prompt, in->msg)) {
+        bt_lane_avoid(k, in->session);
+        bt_lane_replan(k, NULL, "a worker's prompt logprobs are not those of the prompt",
+                       in->now_ns);
+        return;
+    }
+    /* Tokens of the prompt's end may have come before its logprobs. */
+    for (uint32_t i = k->first; i < k->first + k->n && bt_lane_running(k); i++) {
+        bt_request_deliver(k, i, in->now_ns);
+    }
+}
+
 static void on_prefill_done(struct bt_lane *k, const struct bt_lane_input *in)
 {
     if (k->flight != NULL) {
@@ -218,6 +237,9 @@ static void on_prefill_done(struct bt_lane *k, const struct bt_lane_input *in)
     }
     k->progress_ns = in->now_ns;
     bt_request_prefill_done(k->r, in->msg, in->now_ns);
+    if (k->state == LANE_PREFILLING && k->r->spec.max_tokens == 0) {
+        bt_request_no_tokens(k, in->now_ns);
+    }
     settle_if_known(k, in->now_ns);
 }
 
@@ -321,9 +343,9 @@ static void on_ended(struct bt_lane *k, const struct bt_lane_input *in)
         bt_lane_repair(k, in->session, e->status, e->detail, in->now_ns);
         return;
     }
-    if (in->session == f->prefill && !f->both && !f->got_first) {
+    if (in->session == f->prefill && ((!f->both && !f->got_first) || k->r->prompt != NULL)) {
         bt_lane_avoid(k, in->session);
-        bt_lane_replan(k, NULL, "the prefill worker ended without a token", in->now_ns);
+        bt_lane_replan(k, NULL, "the prefill worker ended without what was asked for", in->now_ns);
         return;
     }
     if (ended_short(k)) {

@@ -124,6 +124,8 @@ static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases p
     v.root_key.data = k->r->root.b;
     v.root_key.len = sizeof(k->r->root.b);
     v.no_cache = k->r->spec.no_cache;
+    v.prompt_logprobs = k->r->prompt != NULL && phases != BATON__PHASES__DECODE;
+    v.prompt_top = v.prompt_logprobs ? k->r->spec.prompt_top : 0;
     Baton__ToWorker m = BATON__TO_WORKER__INIT;
     m.m_case = BATON__TO_WORKER__M_SUBMIT;
     m.submit = &v;
@@ -142,7 +144,9 @@ static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, uint64_t n
         send_submit(k, f->decode, BATON__PHASES__BOTH, deadline_ns);
     } else {
         send_submit(k, f->prefill, BATON__PHASES__PREFILL, deadline_ns);
-        send_submit(k, f->decode, BATON__PHASES__DECODE, deadline_ns);
+        if (f->decode != NULL) {
+            send_submit(k, f->decode, BATON__PHASES__DECODE, deadline_ns);
+        }
     }
 }
 
@@ -163,22 +167,29 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
     for (uint32_t i = k->first; i < k->first + k->n; i++) {
         bt_journal_begin(&k->r->choices[i].journal, k->epoch);
     }
+    if (k->r->prompt != NULL) {
+        bt_prompt_begin(k->r->prompt);
+    }
+    struct bt_gen_usage *u = &k->r->usage;
     struct bt_flight *f = k->flight = bt_flight_create(k);
-    f->both = plan->both;
-    f->same_kv = plan->kv_prefill == plan->kv_decode;
     f->prefill = v->worker[plan->prefill];
-    f->decode = v->worker[plan->decode];
     f->kv_prefill = v->kvstore[plan->kv_prefill];
-    f->kv_decode = v->kvstore[plan->kv_decode];
+    if (k->r->spec.max_tokens == 0) { /* only the prompt's logprobs are wanted */
+        f->same_kv = f->decode_ended = true;
+    } else {
+        f->both = plan->both;
+        f->same_kv = plan->kv_prefill == plan->kv_decode;
+        f->decode = v->worker[plan->decode];
+        f->kv_decode = v->kvstore[plan->kv_decode];
+        f->own_rows = k->n;
+        f->decode->own_requests += f->own_rows;
+        snprintf(u->decode, sizeof(u->decode), "%s", f->decode->member->name);
+    }
     f->ttft_ms = plan->ttft_ms;
     f->submitted_ns = bt_real_ns();
     f->own_tokens = k->n_tokens - plan->cached_tokens;
     f->prefill->own_prefill_tokens += f->own_tokens;
-    f->own_rows = k->n;
-    f->decode->own_requests += f->own_rows;
-    struct bt_gen_usage *u = &k->r->usage;
     snprintf(u->prefill, sizeof(u->prefill), "%s", f->prefill->member->name);
-    snprintf(u->decode, sizeof(u->decode), "%s", f->decode->member->name);
     return f;
 }
 
@@ -188,7 +199,9 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     struct bt_requests *rs = r->rs;
     gather_tokens(k);
     struct bt_view_snapshot v;
-    bt_view_snapshot(rs->view, k->keys, r->spec.no_cache ? 0 : k->n_keys, &v);
+    /* Logprobs of the prompt need all of it computed. */
+    bool use_cache = !r->spec.no_cache && r->prompt == NULL;
+    bt_view_snapshot(rs->view, k->keys, use_cache ? k->n_keys : 0, &v);
     bool full = false;
     for (uint32_t i = 0; i < v.snap.n_workers; i++) {
         v.workers[i].avoid = avoided(k, v.worker[i], now_ns, &full);

@@ -194,9 +194,44 @@ static void deliver(struct bt_lane *k, uint32_t choice, const struct bt_journal_
     }
 }
 
+/* True: the client has them, or does not want them. */
+static bool give_prompt(struct bt_request *r)
+{
+    struct bt_prompt *p = r->prompt;
+    if (p == NULL) {
+        return true;
+    }
+    if (!bt_prompt_complete(p)) {
+        return false;
+    }
+    r->prompt = NULL;
+    if (r->ops != NULL) {
+        r->ops->on_prompt(r->arg, bt_prompt_tokens(p), r->spec.prompt.n);
+    }
+    bt_prompt_destroy(p);
+    return true;
+}
+
+void bt_request_no_tokens(struct bt_lane *k, uint64_t now_ns)
+{
+    struct bt_request *r = k->r;
+    if (!give_prompt(r)) {
+        return;
+    }
+    r->first_ns = r->last_ns = now_ns;
+    bt_metric_observe(r->rs->m.ttft, (double)(now_ns - r->spec.received_ns) / 1e9);
+    bt_metric_add(r->rs->m.prompt, r->spec.prompt.n);
+    for (uint32_t i = 0; i < r->spec.n && bt_lane_running(k); i++) {
+        finish(k, i, BT_FINISH_LENGTH, NULL, true, now_ns);
+    }
+}
+
 void bt_request_deliver(struct bt_lane *k, uint32_t choice, uint64_t now_ns)
 {
     struct bt_choice *c = &k->r->choices[choice];
+    if (!give_prompt(k->r)) {
+        return;
+    }
     const struct bt_journal_entry *next;
     while (bt_lane_running(k) && !c->finished && (next = bt_journal_take(&c->journal)) != NULL) {
         if (k->state == LANE_PREFILLING) {

@@ -6,6 +6,7 @@
 #include "common/base/map.h"
 #include "conductor/request/emit.h"
 #include "conductor/request/journal.h"
+#include "conductor/request/prompt.h"
 #include "conductor/request/requests.h"
 
 typedef enum {
@@ -22,6 +23,7 @@ typedef enum {
     EV_ADMIT,
     EV_PLAN,
     EV_TOKEN,
+    EV_PROMPT,
     EV_PREFILL_DONE,
     EV_FLOW_DONE,
     EV_RESERVED,
@@ -39,7 +41,7 @@ struct bt_flight {
     struct bt_lane *lane;
     uint32_t epoch;
     bool both, same_kv;
-    /* NULL: not used, or its session broke */
+    /* NULL: its session broke, or (decode, kv_decode) nothing is to be generated */
     struct bt_session *prefill, *decode; /* the same one if both */
     struct bt_session *kv_prefill, *kv_decode;
     bool prefill_ended, decode_ended;
@@ -119,6 +121,7 @@ struct bt_request {
     struct bt_list lanes;
     struct bt_choice choices[CHOICES_MAX];
     uint32_t n_unfinished;
+    struct bt_prompt *prompt;    /* wanted and not yet given: tokens wait behind it; else NULL */
     uint64_t killed[DEATHS_MAX]; /* incarnations of workers that were lost under it */
     uint32_t n_killed;
 
@@ -213,8 +216,11 @@ bool bt_lane_queued_too_long(struct bt_lane *k, uint64_t now_ns);
 /* ---- request.c: towards the client ---- */
 /* Takes what a worker says into the choice's journal. STALE, EXISTS, EXHAUSTED: bt_journal_put. */
 bt_status_t bt_request_put(struct bt_request *r, const Baton__Token *t) BT_MUST_CHECK;
-/* Gives the client what the choice's journal has next. */
+/* Gives the client what the choice's journal has next, behind the prompt's logprobs if those are
+ * wanted. */
 void bt_request_deliver(struct bt_lane *k, uint32_t choice, uint64_t now_ns);
+/* The prompt was all: no token is wanted. */
+void bt_request_no_tokens(struct bt_lane *k, uint64_t now_ns);
 /* Ends a request with an error for the client. */
 void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
                      const char *why);

@@ -93,7 +93,7 @@ static void spec_cleanup(struct bt_gen_spec *s)
 static bool spec_valid(const struct bt_requests *rs, const struct bt_gen_spec *s)
 {
     if (s->prompt.n == 0 || s->prompt.n > UINT32_MAX / 2 || s->n > CHOICES_MAX ||
-        s->max_tokens == 0) {
+        (s->max_tokens == 0 && !s->prompt_logprobs)) {
         return false;
     }
     for (size_t i = 0; rs->conf.vocab != 0 && i < s->prompt.n; i++) {
@@ -130,6 +130,9 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
                                 r->spec.cache_salt, &r->root);
     }
     r->n_unfinished = r->spec.n;
+    if (r->spec.prompt_logprobs && r->refuse < 0) {
+        r->prompt = bt_prompt_create(&r->spec.prompt, r->spec.prompt_top);
+    }
     for (uint32_t i = 0; i < r->spec.n; i++) {
         bt_journal_init(&r->choices[i].journal);
         bt_emit_init(&r->choices[i].emit, rs->tok, &r->spec);
@@ -150,6 +153,7 @@ static void request_destroy(struct bt_request *r)
         bt_emit_cleanup(&r->choices[i].emit);
         bt_journal_cleanup(&r->choices[i].journal);
     }
+    bt_prompt_destroy(r->prompt);
     spec_cleanup(&r->spec);
     free(r);
 }
@@ -262,6 +266,9 @@ static void on_worker(void *arg, struct bt_session *s, const Baton__FromWorker *
             const Baton__Token *t = m->tokens->tokens[i];
             dispatch(rs, t->request, t->epoch, EV_TOKEN, s, t);
         }
+    } else if (m->m_case == BATON__FROM_WORKER__M_PROMPT_LOGPROBS) {
+        const Baton__PromptLogprobs *p = m->prompt_logprobs;
+        dispatch(rs, p->request, p->epoch, EV_PROMPT, s, p);
     } else if (m->m_case == BATON__FROM_WORKER__M_PREFILL_DONE) {
         const Baton__PrefillDone *p = m->prefill_done;
         dispatch(rs, p->request, p->epoch, EV_PREFILL_DONE, s, p);

@@ -26,6 +26,8 @@
 struct seen_submit {
     uint64_t request, seed;
     uint32_t epoch, phases, n_tokens, n_prompt, max_new, choice, n;
+    bool prompt_logprobs;
+    uint32_t prompt_top;
     uint32_t tokens[512];
     uint8_t root[32];
 };
@@ -175,7 +177,9 @@ static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
                                   .n_prompt = v->n_prompt,
                                   .max_new = v->sampling->max_new,
                                   .choice = v->choice,
-                                  .n = v->n};
+                                  .n = v->n,
+                                  .prompt_logprobs = v->prompt_logprobs,
+                                  .prompt_top = v->prompt_top};
         memcpy(s->tokens, v->tokens.data, BT_MIN(v->tokens.len, sizeof(s->tokens)));
         memcpy(s->root, v->root_key.data, 32);
     } else if (m->m_case == BATON__TO_WORKER__M_CANCEL && k->cancels < MAX_SEEN) {
