@@ -84,7 +84,7 @@ FIELDS = [  # path, what is added to a good body, status, param
     (C, {"cache_salt": ""}, 400, "cache_salt"), (C, {"cache_salt": "s" * 257}, 400, "cache_salt"),
     (C, {"stream_options": []}, 400, "stream_options"),
     (C, {"guided_regex": "(a+)+$"}, 400, "guided_regex"),
-    (C, {"guided_choice": ["x"] * 100}, 400, "guided_choice"),
+    (C, {"guided_choice": ["x"] * 10 ** 5}, 400, "guided_choice"),
     (C, {"structured_outputs": {"json": {"$ref": "#"}}}, 400, "structured_outputs"),
     (C, {"suffix": "b"}, 400, "suffix"), (C, {"use_beam_search": True}, 400, "use_beam_search"),
     (C, {"resume": "req/0:9"}, 400, "resume"),

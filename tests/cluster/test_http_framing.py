@@ -1,7 +1,8 @@
-"""HTTP framing at the front door of a running cluster: the malformed requests of our list, clients
-that send slowly or leave, and Node's own HTTP server as an independent judge."""
+"""HTTP framing at the front door of a running cluster: the malformed requests of our list, and Node's
+own HTTP server as an independent judge. Slow, huge and half-open clients: test_http_limits.py."""
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -9,8 +10,6 @@ import tempfile
 import time
 
 import pytest
-
-from conftest import scrape, wait_for
 
 H = b"Host: a\r\n"
 CHUNKED = b"POST /x HTTP/1.1\r\n" + H + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -34,6 +33,14 @@ BAD = {
     "two Host": (b"GET /x HTTP/1.1\r\n" + H + H + b"\r\n", 400),
     "NUL in path": (b"GET /a\0b HTTP/1.1\r\n" + H + b"\r\n", 400),
     "17 KiB header": (b"GET /x HTTP/1.1\r\n" + H + b"X: " + b"y" * 17408 + b"\r\n\r\n", 431),
+    "65 fields": (b"GET /x HTTP/1.1\r\n" + H + b"X: y\r\n" * 64 + b"\r\n", 431),
+    "framing field in a trailer": (CHUNKED + b"0\r\nContent-Length: 5\r\n\r\n", 400),
+    "17 KiB of trailers": (CHUNKED + b"0\r\nX: " + b"y" * 17408 + b"\r\n\r\n", 431),
+    "17 KiB of chunk extensions": (CHUNKED + b"1;x=y\r\nz\r\n" * 5800 + b"0\r\n\r\n", 400),
+    "5 MiB in chunks": (CHUNKED + (b"10000\r\n" + b"z" * 65536 + b"\r\n") * 80 + b"0\r\n\r\n",
+                        413),
+    "HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "HTTP/1.2": (b"GET /x HTTP/1.2\r\n" + H + b"\r\n", 505),
     "5 MiB body": (POST + b"Content-Length: 5242880\r\n\r\n" + b"z" * 5242880, 413),
 }
 SECOND = b"GET /second HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -75,7 +82,7 @@ def test_refused_and_closed(cluster, name):
     start = time.monotonic()
     got = talk(address(cluster), data + SECOND, finish=False)
     assert got.startswith(b"HTTP/1.1 %d " % status), got[:200]
-    assert got.count(b"HTTP/1.1") == 1  # what follows a refused request is not served
+    assert len(re.findall(rb"HTTP/1\.1 \d{3} ", got)) == 1  # what follows a refused request is not served
     assert b"Connection: close\r\n" in got
     assert time.monotonic() - start < 2
 
@@ -107,44 +114,6 @@ def test_chunked_request_and_continue(cluster):
     s.sendall(body)
     assert b"200 OK" in s.recv(1000)
     s.close()
-
-
-def test_slow_header_gets_408_in_ten_seconds(cluster):
-    s = socket.create_connection(address(cluster), timeout=20)
-    start = time.monotonic()
-    s.sendall(b"GET / HT")
-    assert s.recv(100).startswith(b"HTTP/1.1 408 ")
-    assert 9 < time.monotonic() - start < 13
-    s.close()
-
-
-def test_ids_of_fds_do_not_leak(cluster):
-    """Refused, half-sent and abandoned requests leave no descriptor behind."""
-    pid = cluster.daemon("conductor")["pid"]
-
-    def fds():
-        return len(os.listdir(f"/proc/{pid}/fd"))
-
-    before = fds()
-    for i in range(200):
-        s = socket.create_connection(address(cluster), timeout=5)
-        s.sendall((b"GET / HTTP/1.1\r\nHo", b"\0", POST + b"Content-Length: 9\r\n\r\n")[i % 3])
-        s.close()
-    wait_for(lambda: fds() <= before + 2, 5, "descriptors are back")
-
-
-def test_disconnect_is_noticed_at_once(cluster):
-    http = cluster.daemon("conductor")["http"]
-    name = "baton_http_disconnects_total"
-    before = scrape(http)[name]
-    s = socket.create_connection(address(cluster), timeout=5)
-    body = b'{"prompt":"O","max_tokens":8000,"ignore_eos":true,"stream":true}'
-    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-              b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    assert b"data: " in s.recv(4096) + s.recv(4096)
-    s.close()
-    wait_for(lambda: scrape(http)[name] > before, 1, "the disconnect is counted")
-    wait_for(lambda: scrape(http)["baton_http_generations_open"] == 0, 1, "the generation is gone")
 
 
 # ---- Node as the judge ----

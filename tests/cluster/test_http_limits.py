@@ -1,0 +1,193 @@
+"""Clients that are slow, huge, half-open or gone, against a running cluster: each meets a limit, nobody
+else waits for them, and nothing of theirs stays behind."""
+import json
+import os
+import socket
+import threading
+import time
+
+from conftest import scrape, wait_for
+
+POST = b"POST /x HTTP/1.1\r\nHost: a\r\n"
+
+
+def address(cluster):
+    return cluster.host, cluster.port
+
+
+def generation(body):
+    data = json.dumps(body).encode()
+    return (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(data)) + data
+
+
+def disconnects(cluster):
+    return cluster.metrics("conductor")["baton_http_disconnects_total"]
+
+
+def nothing_open(cluster):
+    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 3,
+             "no generation is open")
+
+
+def test_ids_of_fds_do_not_leak(cluster):
+    """Refused, half-sent and abandoned requests leave no descriptor behind."""
+    pid = cluster.daemon("conductor")["pid"]
+
+    def fds():
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    before = fds()
+    for i in range(200):
+        s = socket.create_connection(address(cluster), timeout=5)
+        s.sendall((b"GET / HTTP/1.1\r\nHo", b"\0", POST + b"Content-Length: 9\r\n\r\n")[i % 3])
+        s.close()
+    wait_for(lambda: fds() <= before + 2, 5, "descriptors are back")
+
+
+def test_disconnect_is_noticed_at_once(cluster):
+    http = cluster.daemon("conductor")["http"]
+    name = "baton_http_disconnects_total"
+    before = scrape(http)[name]
+    s = socket.create_connection(address(cluster), timeout=5)
+    body = b'{"prompt":"O","max_tokens":8000,"ignore_eos":true,"stream":true}'
+    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+              b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert b"data: " in s.recv(4096) + s.recv(4096)
+    s.close()
+    wait_for(lambda: scrape(http)[name] > before, 1, "the disconnect is counted")
+    wait_for(lambda: scrape(http)["baton_http_generations_open"] == 0, 1, "the generation is gone")
+
+
+def test_a_thousand_slow_headers_hold_up_nobody(cluster):
+    """Slowloris: the others' answers take as long as before; then every one of the slow gets its 408."""
+    def ask():
+        start = time.monotonic()
+        cluster.complete("O", 1)
+        return time.monotonic() - start
+
+    alone = sorted(ask() for _ in range(10))[5]
+    slow = [socket.create_connection(address(cluster), timeout=20) for _ in range(1000)]
+    start = time.monotonic()
+    try:
+        for i, s in enumerate(slow):
+            s.sendall((b"GET / HT", POST, b"G")[i % 3])
+        beside = sorted(ask() for _ in range(10))[5]
+        assert beside < 5 * alone + 0.1, (alone, beside)
+        for s in slow:
+            assert s.recv(64).startswith(b"HTTP/1.1 408 ")
+        assert 9 < time.monotonic() - start < 20  # the header's deadline is 10 s
+    finally:
+        for s in slow:
+            s.close()
+
+
+def test_half_open_in_the_middle_of_a_request(cluster):
+    """A client that stops sending in mid-request and half-closes is closed, not waited for."""
+    for part in (b"GET / HT", POST + b"Content-Length: 9\r\n\r\nabc",
+                 POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhe"):
+        s = socket.create_connection(address(cluster), timeout=5)
+        s.sendall(part)
+        s.shutdown(socket.SHUT_WR)
+        start = time.monotonic()
+        assert s.recv(100) == b""
+        assert time.monotonic() - start < 1
+        s.close()
+
+
+def test_half_open_while_it_is_answered(cluster):
+    """To send no more while waiting for a stream counts as leaving: a vanished client looks the same."""
+    before = disconnects(cluster)
+    s = socket.create_connection(address(cluster), timeout=5)
+    s.sendall(generation({"prompt": "O", "max_tokens": 8000, "ignore_eos": True, "stream": True}))
+    assert s.recv(4096)
+    s.shutdown(socket.SHUT_WR)
+    wait_for(lambda: disconnects(cluster) == before + 1, 2, "the disconnect is counted")
+    nothing_open(cluster)
+    s.close()
+
+
+def test_a_reader_that_does_not_read_is_cut_off(cluster):
+    """Unread output is bounded (1 MiB beside the kernel's buffers); the generation ends with it."""
+    before = disconnects(cluster)
+    pid = cluster.daemon("conductor")["pid"]
+
+    def resident_mib():
+        with open(f"/proc/{pid}/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2 ** 20
+
+    base = resident_mib()
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    s.connect(address(cluster))
+    s.sendall(generation({"prompt": "O", "max_tokens": 2000, "n": 16, "logprobs": 20,
+                          "ignore_eos": True, "stream": True}))
+    wait_for(lambda: disconnects(cluster) == before + 1, 60, "it is cut off")
+    assert resident_mib() < base + 32
+    nothing_open(cluster)
+    s.close()
+
+
+def test_a_whole_answer_may_be_large(cluster):
+    """The bound is for streams; an answer of several MiB reaches a slow reader whole."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+    s.settimeout(30)
+    s.connect(address(cluster))
+    data = json.dumps({"prompt": "word " * 400000}).encode()
+    s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+              b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    got = bytearray()
+    while True:
+        piece = s.recv(65536)
+        if not piece:
+            break
+        got += piece
+    s.close()
+    out = json.loads(bytes(got).split(b"\r\n\r\n", 1)[1])
+    assert out["count"] == len(out["tokens"]) > 400000
+
+
+def test_large_bodies_hold_up_nobody(cluster):
+    """Megabytes to tokenize: streams of others go on token by token meanwhile."""
+    big = {"prompt": "word and more, " * 250000}
+    answers, gaps = [], []
+
+    def tokenize():
+        answers.append(cluster.request("POST", "/tokenize", big)[0])
+
+    threads = [threading.Thread(target=tokenize) for _ in range(3)]
+    last = None
+    for i, e in enumerate(cluster.stream("/v1/completions", {"prompt": "O", "max_tokens": 600,
+                                                             "ignore_eos": True})):
+        if i == 20:
+            for t in threads:
+                t.start()
+        now = time.monotonic()
+        if last is not None and any(t.is_alive() for t in threads):
+            gaps.append(now - last)
+        last = now
+    for t in threads:
+        t.join(60)
+    assert answers == [200] * 3
+    assert gaps and max(gaps) < 0.5, max(gaps)  # on the loop each body would take longer than this
+
+
+def test_more_large_bodies_than_are_read_at_once(cluster):
+    """At most 64 wait to be read; more get 429 with a Retry-After. Nobody is left without an answer."""
+    body = json.dumps({"prompt": "word and more, " * 20000}).encode()
+    head = (b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
+    socks = [socket.create_connection(address(cluster), timeout=60) for _ in range(120)]
+    for s in socks:
+        s.sendall(head + body[:-1])
+    for s in socks:
+        s.sendall(body[-1:])
+    statuses = []
+    for s in socks:
+        got = s.recv(1 << 16)
+        statuses.append(got[9:12])
+        if statuses[-1] == b"429":
+            assert b"Retry-After: " in got
+        s.close()
+    assert set(statuses) <= {b"200", b"429"} and b"200" in statuses
