@@ -1,7 +1,7 @@
-"""baton-bench serve: load on any server of the OpenAI API, streaming, from one process without other packages.
+"""baton-bench serve: load on any server of the OpenAI API, streaming, from one process that needs no package.
 
-One connection a request; times begin when the request is written. Open loop (--rate, Poisson arrivals) or closed loop
-(--concurrency). TBT of a request is the mean of its longest tenth of gaps between tokens, as in docs/ARCHITECTURE.md.
+One connection a request; times begin when the request is written. Open loop (--rate, Poisson arrivals) or closed
+loop (--concurrency). TBT of a request is the mean of its longest tenth of gaps between tokens.
 """
 import argparse
 import asyncio
@@ -235,7 +235,7 @@ class Prompts:
 
     def text(self, i):
         n = round((self.opts.input - self.fixed) / self.per_word) - self.opts.shared_prefix
-        own = f"{self.opts.seed} {i} " + self.words(n - 4)
+        own = f"{self.opts.seed} {i} " + self.words(n - 2)
         return f"{self.shared} {own}" if self.shared else own
 
 
