@@ -1,0 +1,555 @@
+/* Decode attention on Hopper: one query token per sequence over paged KV, bound by the memory's
+ * bandwidth. The floor is bytes of KV / bandwidth, so the design serves one aim, that enough bytes
+ * are in flight on every multiprocessor all the time:
+ *   - the step's tiles (64 tokens of one KV head: K and V, 32 KiB at head_dim 128) are one long
+ * list cut evenly over persistent blocks, whatever the sequences' lengths (attn_priv.h);
+ *   - one warp does nothing but feed a ring of stages through the tensor copy engine, ahead over
+ *     the borders of sequences; four warps take 16 tokens of each tile;
+ *   - all query heads of a KV head are rows of one 16-row matrix product, so KV is read once.
+ * Each warp keeps a softmax of its own; they are merged once per piece. A sequence whose head was
+ * cut has its pieces combined by the block that finishes the last of them. */
+#include "common/engine/cuda/attn_priv.h"
+#include "common/engine/cuda/hopper.cuh"
+#include "common/engine/cuda/mma.cuh"
+
+#define WARPS      4 /* that compute */
+#define THREADS    (WARPS * 32 + 32)
+#define MAX_STAGES 8
+#define SMEM_MAX   232448u /* of a block, sm_90 */
+
+struct decode_args {
+    const void *q;
+    void *out;
+    uint32_t q_stride, out_stride;
+    const int32_t *slots, *table;
+    uint32_t table_stride;
+    uint32_t kv_heads, group, page_tokens, page_rows, layer_row, window, stages;
+    float scale_log2;
+    const struct decode_plan *plan;
+    const struct decode_seq *seqs;
+    const struct decode_run *runs;
+    uint32_t *arrived;
+    float *part_o, *part_ml;
+};
+
+/* ---- plan ---- */
+
+/* Position of tile x of the list among `runs` even cuts, and where a cut begins. */
+static __device__ __forceinline__ int run_of(int x, int total, int runs)
+{
+    int base = total / runs, more = total % runs, wide = more * (base + 1);
+    return x < wide ? x / (base + 1) : more + (x - wide) / base;
+}
+static __device__ __forceinline__ int run_begin(int i, int total, int runs)
+{
+    return i * (total / runs) + min(i, total % runs);
+}
+
+/* One block: tiles of each sequence, their running sum, the beginning of every run. */
+static __global__ void __launch_bounds__(1024)
+    decode_plan_kernel(const int32_t *lens, int batch, int kv_heads, int window, int blocks,
+                       int run_min, struct decode_plan *plan, struct decode_seq *seqs,
+                       struct decode_run *runs)
+{
+    __shared__ int warp_sum[32], carry;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        carry = 0;
+    }
+    __syncthreads();
+    for (int at = 0; at < batch; at += 1024) {
+        int i = at + threadIdx.x, len = i < batch ? lens[i] : 0;
+        int tile0 = window && len > window ? (len - window) / DECODE_TILE : 0;
+        int tiles = (len + DECODE_TILE - 1) / DECODE_TILE - tile0, sum = tiles;
+        for (int d = 1; d < 32; d *= 2) {
+            int v = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? v : 0;
+        }
+        if (lane == 31) {
+            warp_sum[warp] = sum;
+        }
+        __syncthreads();
+        int before = carry;
+        for (int w = 0; w < warp; w++) {
+            before += warp_sum[w];
+        }
+        if (i < batch) {
+            seqs[i] = {before + sum - tiles, tiles, tile0, len};
+        }
+        __syncthreads();
+        if (threadIdx.x == 1023) {
+            carry = before + sum;
+        }
+        __syncthreads();
+    }
+    int total = carry * kv_heads, n = min(blocks, (total + run_min - 1) / run_min);
+    if (threadIdx.x == 0) {
+        *plan = {total, n, {0, 0}};
+    }
+    for (int r = threadIdx.x; r < blocks; r += 1024) {
+        struct decode_run run = {0, 0, 0, 0};
+        if (r < n) {
+            int begin = run_begin(r, total, n), lo = 0, hi = batch - 1;
+            while (lo < hi) { /* the last sequence that begins at or before it and has tiles */
+                int mid = (lo + hi + 1) / 2;
+                if (seqs[mid].first * kv_heads <= begin) {
+                    lo = mid;
+                } else {
+                    hi = mid - 1;
+                }
+            }
+            int in = begin - seqs[lo].first * kv_heads, tiles = max(seqs[lo].tiles, 1);
+            run = {lo, in / tiles, in % tiles, run_begin(r + 1, total, n) - begin};
+        }
+        runs[r] = run;
+    }
+}
+
+/* A run walked piece by piece: tiles of one sequence and head. */
+struct walk {
+    int seq, head, tile, left; /* tile: counted from the sequence's tile0 */
+    int n;                     /* tiles of this piece */
+    struct decode_seq s;
+};
+static __device__ __forceinline__ bool walk_piece(const struct decode_args &a, struct walk &w)
+{
+    if (w.left == 0) {
+        return false;
+    }
+    w.n = min(w.left, w.s.tiles - w.tile);
+    return true;
+}
+static __device__ __forceinline__ void walk_next(const struct decode_args &a, struct walk &w)
+{
+    w.left -= w.n;
+    w.tile += w.n;
+    if (w.tile == w.s.tiles) {
+        w.tile = 0;
+        if (++w.head == (int)a.kv_heads && w.left > 0) {
+            w.head = 0;
+            do { /* sequences of length 0 have no tiles */
+                w.s = a.seqs[++w.seq];
+            } while (w.s.tiles == 0);
+        }
+    }
+}
+
+/* ---- the copying warp ---- */
+
+template <int D>
+static __device__ void produce(const struct decode_args &a, const CUtensorMap *map, struct walk w,
+                               uint32_t stages_at, uint32_t full, uint32_t empty)
+{
+    const uint32_t pt = a.page_tokens, per_tile = DECODE_TILE / pt, box = 2 * pt * 128;
+    int lane = threadIdx.x % 32;
+    struct ring r = {0, 1}; /* all stages are free at first */
+    for (; walk_piece(a, w); walk_next(a, w)) {
+        int slot = a.slots ? a.slots[w.seq] : w.seq;
+        const int32_t *table = a.table + (size_t)slot * a.table_stride;
+        int last = (w.s.len - 1) / (int)pt, page0 = (w.s.tile0 + w.tile) * (int)per_tile, ids = 0;
+        int row0 = (int)a.layer_row + w.head * 2 * (int)pt;
+        for (int t = 0; t < w.n; t++) {
+            int at = t * (int)per_tile;
+            if (at % 32 == 0) {
+                ids = table[min(page0 + at + lane, last)];
+            }
+            uint32_t dst = stages_at + r.at * (DECODE_TILE * D * 4);
+            if (lane == 0) {
+                bar_wait(empty + r.at * 8, r.phase);
+                bar_expect(full + r.at * 8, DECODE_TILE * D * 4);
+            }
+            for (uint32_t p = 0; p < per_tile; p++) {
+                int page = __shfl_sync(~0u, ids, (at + p) % 32);
+                if (lane == 0) {
+#pragma unroll
+                    for (int h = 0; h < D / 64; h++) {
+                        tma_load_2d(dst + h * (DECODE_TILE * 256) + p * box, map, full + r.at * 8,
+                                    h * 64, page * (int)a.page_rows + row0, TMA_EVICT_FIRST);
+                    }
+                }
+            }
+            r.next(a.stages);
+        }
+    }
+}
+
+/* ---- the computing warps ---- */
+
+/* Rows are query heads; with ROWS 8 the upper half of the 16-row products is not looked at. */
+template <class T, int D, int ROWS> struct warp_state {
+    float o[D / 8][4];
+    float m[ROWS / 8], l[ROWS / 8];
+};
+
+template <class T, int D, int ROWS>
+static __device__ __forceinline__ void load_q(const struct decode_args &a, int seq, int head,
+                                              uint32_t (&q)[D / 16][4])
+{
+    int lane = threadIdx.x % 32, row = lane / 4;
+    const T *base = (const T *)a.q + (size_t)seq * a.q_stride + (size_t)head * a.group * D;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* (row, k), (row + 8, k), (row, k + 8), (row + 8, k + 8) */
+            int r = row + i % 2 * 8, c = k * 16 + i / 2 * 8 + lane % 4 * 2;
+            bool in = r < (int)a.group && (ROWS == 16 || i % 2 == 0);
+            q[k][i] = in ? *(const uint32_t *)(base + (size_t)r * D + c) : 0;
+        }
+    }
+}
+
+/* One warp's 16 tokens of a tile. lo, hi: the tokens of the 16 that count. */
+template <class T, int D, int ROWS>
+static __device__ __forceinline__ void take_tokens(struct warp_state<T, D, ROWS> &w,
+                                                   const uint32_t (&q)[D / 16][4], uint32_t k_at,
+                                                   uint32_t v_at, int lo, int hi, float scale)
+{
+    int lane = threadIdx.x % 32, c0 = lane % 4 * 2;
+    float s[2][2][4] = {}; /* [even and odd k][tokens 0-7, 8-15] */
+    uint32_t k_row = k_at + (lane / 16 * 8 + lane % 8) * 128;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t b[4], chunk = (k % 4 * 2 + lane / 8 % 2) ^ (lane % 8);
+        ldmatrix4(b, k_row + k / 4 * (DECODE_TILE * 256) + chunk * 16);
+        mma16816<T>(s[k % 2][0], q[k], b[0], b[1]);
+        mma16816<T>(s[k % 2][1], q[k], b[2], b[3]);
+    }
+    uint32_t p[4];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (r * 8 >= ROWS) {
+            p[1] = p[3] = 0;
+            break;
+        }
+        float v[4], mx = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int token = i / 2 * 8 + c0 + i % 2;
+            float x = s[0][i / 2][r * 2 + i % 2] + s[1][i / 2][r * 2 + i % 2];
+            v[i] = token >= lo && token < hi ? x : -INFINITY;
+            mx = fmaxf(mx, v[i]);
+        }
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
+        mx = fmaxf(mx, w.m[r]);
+        if (__any_sync(~0u, mx > w.m[r])) {
+            float f = ex2((w.m[r] - mx) * scale); /* first: -inf gives 0; both -inf: NaN */
+            f = w.m[r] == -INFINITY ? 0.0f : f;
+            w.l[r] *= f;
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) {
+                w.o[j][r * 2] *= f;
+                w.o[j][r * 2 + 1] *= f;
+            }
+            w.m[r] = mx;
+        }
+        float base = mx == -INFINITY ? 0.0f : mx * scale;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = ex2(fmaf(v[i], scale, -base));
+            w.l[r] += v[i];
+        }
+        p[r] = pack2<T>(v[0], v[1]);
+        p[r + 2] = pack2<T>(v[2], v[3]);
+    }
+    /* What lies beyond the sequence may be NaN, and 0 * NaN is no zero. */
+    uint32_t keep[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int t = h * 8 + c0;
+        keep[h] =
+            (t >= lo && t < hi ? 0xffffu : 0u) | (t + 1 >= lo && t + 1 < hi ? 0xffff0000u : 0u);
+    }
+    uint32_t v_row = v_at + (lane / 8 % 2 * 8 + lane % 8) * 128;
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) {
+        uint32_t b[4], chunk = (j % 4 * 2 + lane / 16) ^ (lane % 8);
+        ldmatrix4_t(b, v_row + j / 4 * (DECODE_TILE * 256) + chunk * 16);
+        mma16816<T>(w.o[j * 2], p, b[0] & keep[0], b[1] & keep[1]);
+        mma16816<T>(w.o[j * 2 + 1], p, b[2] & keep[0], b[3] & keep[1]);
+    }
+}
+
+/* Shared memory of the merge: [WARPS][group][D + 4] sums, [WARPS][group] {m, l}. */
+static __host__ __device__ constexpr uint32_t merge_bytes(uint32_t group, uint32_t d)
+{
+    return WARPS * group * (d + 4) * 4 + WARPS * group * 8;
+}
+
+template <class T, int D, int ROWS>
+static __device__ __forceinline__ void spill_state(struct warp_state<T, D, ROWS> &w, float *so,
+                                                   float *sml, int group)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int r = 0; r < ROWS / 8; r++) {
+        int row = lane / 4 + r * 8;
+        w.l[r] += __shfl_xor_sync(~0u, w.l[r], 1);
+        w.l[r] += __shfl_xor_sync(~0u, w.l[r], 2);
+        if (row < group) {
+            float *o = so + ((size_t)warp * group + row) * (D + 4) + lane % 4 * 2;
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) {
+                *(float2 *)(o + j * 8) = make_float2(w.o[j][r * 2], w.o[j][r * 2 + 1]);
+            }
+            if (lane % 4 == 0) {
+                *(float2 *)(sml + (warp * group + row) * 2) = make_float2(w.m[r], w.l[r]);
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void add_scaled(float4 &o, const float4 &v, float f)
+{
+    o.x = fmaf(v.x, f, o.x);
+    o.y = fmaf(v.y, f, o.y);
+    o.z = fmaf(v.z, f, o.z);
+    o.w = fmaf(v.w, f, o.w);
+}
+
+template <class T>
+static __device__ __forceinline__ void store_out(const struct decode_args &a, int seq, int head,
+                                                 int row, int d, int dim, float4 o, float l)
+{
+    float f = l > 0 ? 1.0f / l : 0.0f;
+    T *out = (T *)a.out + (size_t)seq * a.out_stride + ((size_t)head * a.group + row) * dim + d;
+    *(uint2 *)out = make_uint2(pack2<T>(o.x * f, o.y * f), pack2<T>(o.z * f, o.w * f));
+}
+
+/* The last of a cut sequence's blocks adds up all pieces, in their order. */
+template <class T, int D>
+static __device__ void combine(const struct decode_args &a, const struct walk &w, int first,
+                               int last, int first_slot)
+{
+    const int group = a.group;
+    for (int i = threadIdx.x; i < group * (D / 4); i += WARPS * 32) {
+        int row = i / (D / 4), d = i % (D / 4) * 4;
+        float m = -INFINITY, l = 0;
+#pragma unroll 8
+        for (int p = first; p <= last; p++) {
+            size_t at = (size_t)p * 2 + (p == first ? first_slot : 0);
+            m = fmaxf(m, __ldcg(a.part_ml + (at * group + row) * 2));
+        }
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (int p = first; p <= last; p++) {
+            size_t at = (size_t)p * 2 + (p == first ? first_slot : 0);
+            float2 ml = __ldcg((const float2 *)(a.part_ml + (at * group + row) * 2));
+            float4 v = __ldcg((const float4 *)(a.part_o + (at * group + row) * D + d));
+            float f = ml.x == -INFINITY ? 0.0f : ex2((ml.x - m) * a.scale_log2);
+            l = fmaf(ml.y, f, l);
+            add_scaled(o, v, f);
+        }
+        store_out<T>(a, w.seq, w.head, row, d, D, o, l);
+    }
+}
+
+/* Ends a piece: merges the warps; writes the result, or a part and, as the last, the result. */
+template <class T, int D, int ROWS>
+static __device__ void end_piece(const struct decode_args &a, const struct walk &w,
+                                 struct warp_state<T, D, ROWS> &st, float *so, float *sml,
+                                 bool first_piece, int *flag)
+{
+    const int group = a.group;
+    named_sync(1, WARPS * 32); /* the piece before has been read */
+    spill_state(st, so, sml, group);
+    named_sync(1, WARPS * 32);
+    bool whole = w.n == w.s.tiles;
+    size_t at = (size_t)blockIdx.x * 2 + !first_piece;
+    for (int i = threadIdx.x; i < group * (D / 4); i += WARPS * 32) {
+        int row = i / (D / 4), d = i % (D / 4) * 4;
+        float m = -INFINITY, l = 0;
+#pragma unroll
+        for (int k = 0; k < WARPS; k++) {
+            m = fmaxf(m, sml[(k * group + row) * 2]);
+        }
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int k = 0; k < WARPS; k++) {
+            float2 ml = *(const float2 *)(sml + (k * group + row) * 2);
+            float f = ml.x == -INFINITY ? 0.0f : ex2((ml.x - m) * a.scale_log2);
+            l = fmaf(ml.y, f, l);
+            add_scaled(o, *(const float4 *)(so + ((size_t)k * group + row) * (D + 4) + d), f);
+        }
+        if (whole) {
+            store_out<T>(a, w.seq, w.head, row, d, D, o, l);
+        } else {
+            __stcg((float4 *)(a.part_o + (at * group + row) * D + d), o);
+            if (d == 0) {
+                __stcg((float2 *)(a.part_ml + (at * group + row) * 2), make_float2(m, l));
+            }
+        }
+    }
+    if (whole) {
+        return;
+    }
+    int total = a.plan->total, runs = a.plan->runs;
+    int begin = (w.s.first * (int)a.kv_heads) + w.head * w.s.tiles;
+    int first = run_of(begin, total, runs), last = run_of(begin + w.s.tiles - 1, total, runs);
+    __threadfence();
+    named_sync(1, WARPS * 32);
+    if (threadIdx.x == 0) {
+        uint32_t *n = a.arrived + (size_t)w.seq * a.kv_heads + w.head;
+        bool done = atomicAdd(n, 1) == (uint32_t)(last - first);
+        if (done) {
+            *n = 0; /* for the next launch */
+        }
+        *flag = done;
+    }
+    named_sync(1, WARPS * 32);
+    if (*flag) {
+        __threadfence();
+        combine<T, D>(a, w, first, last, run_begin(first, total, runs) != begin);
+    }
+}
+
+template <class T, int D, int ROWS>
+static __device__ void consume(const struct decode_args &a, struct walk w, uint32_t stages_at,
+                               uint32_t full, uint32_t empty, float *so, float *sml, int *flag)
+{
+    const uint32_t pt = a.page_tokens;
+    int warp = threadIdx.x / 32, token0 = warp * 16;
+    uint32_t k_off = token0 / pt * (2 * pt * 128) + token0 % pt * 128, v_off = k_off + pt * 128;
+    struct ring r = {0, 0};
+    bool first = true;
+    for (; walk_piece(a, w); walk_next(a, w)) {
+        struct warp_state<T, D, ROWS> st;
+        uint32_t q[D / 16][4];
+        load_q<T, D, ROWS>(a, w.seq, w.head, q);
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            st.o[j][0] = st.o[j][1] = st.o[j][2] = st.o[j][3] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++) {
+            st.m[i] = -INFINITY;
+            st.l[i] = 0;
+        }
+        int lo = a.window && w.s.len > (int)a.window ? w.s.len - (int)a.window : 0;
+        for (int t = 0; t < w.n; t++) {
+            int base = (w.s.tile0 + w.tile + t) * DECODE_TILE + token0;
+            uint32_t at = stages_at + r.at * (DECODE_TILE * D * 4);
+            bar_wait(full + r.at * 8, r.phase);
+            take_tokens<T, D, ROWS>(st, q, at + k_off, at + v_off, lo - base, w.s.len - base,
+                                    a.scale_log2);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                bar_arrive(empty + r.at * 8);
+            }
+            r.next(a.stages);
+        }
+        end_piece<T, D, ROWS>(a, w, st, so, sml, first, flag);
+        first = false;
+    }
+}
+
+template <class T, int D, int ROWS>
+static __global__ void __launch_bounds__(THREADS, 1)
+    decode_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ decode_args a)
+{
+    extern __shared__ __align__(1024) uint8_t smem[];
+    __shared__ __align__(8) uint64_t bars[2 * MAX_STAGES];
+    __shared__ int flag;
+    struct decode_run run = a.runs[blockIdx.x];
+    uint32_t full = smem_addr(bars), empty = full + MAX_STAGES * 8;
+    if (run.n == 0) {
+        return;
+    }
+    if (threadIdx.x == 0) {
+        tma_prefetch(&map);
+        for (uint32_t i = 0; i < a.stages; i++) {
+            bar_init(full + i * 8, 1);
+            bar_init(empty + i * 8, WARPS);
+        }
+        bar_init_fence();
+    }
+    __syncthreads();
+    struct walk w = {run.seq, run.head, run.tile, run.n, 0, a.seqs[run.seq]};
+    if (threadIdx.x >= WARPS * 32) {
+        produce<D>(a, &map, w, smem_addr(smem), full, empty);
+    } else {
+        float *so = (float *)(smem + a.stages * (DECODE_TILE * D * 4));
+        consume<T, D, ROWS>(a, w, smem_addr(smem), full, empty, so, so + WARPS * a.group * (D + 4),
+                            &flag);
+    }
+}
+
+/* ---- launches ---- */
+
+/* Below this many tiles a run is not worth a block: its start costs as much as reading them. */
+#ifndef DECODE_RUN_MIN
+#define DECODE_RUN_MIN 2
+#endif
+
+extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
+                                           cudaStream_t s)
+{
+    if (batch == 0 || batch > a->max_batch) {
+        return cudaErrorInvalidValue;
+    }
+    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)a->pool.kv_heads,
+                                          (int)a->pool.window, (int)a->blocks, DECODE_RUN_MIN,
+                                          a->plan, a->seqs, a->decode_runs);
+    return cudaGetLastError();
+}
+
+template <class T, int D, int ROWS>
+static cudaError_t launch(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
+{
+    uint32_t stage = DECODE_TILE * D * 4, merge = merge_bytes(args.group, D);
+    args.stages = min((SMEM_MAX - 1024 - merge) / stage, (uint32_t)MAX_STAGES);
+    uint32_t bytes = args.stages * stage + merge;
+    cudaError_t e = cudaFuncSetAttribute(decode_kernel<T, D, ROWS>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    decode_kernel<T, D, ROWS><<<a->blocks, THREADS, bytes, s>>>(a->kv_pair, args);
+    return cudaGetLastError();
+}
+
+template <class T, int D>
+static cudaError_t launch_rows(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
+{
+    return args.group <= 8 ? launch<T, D, 8>(a, args, s) : launch<T, D, 16>(a, args, s);
+}
+
+template <class T>
+static cudaError_t launch_dim(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
+{
+    switch (a->pool.head_dim) {
+    case 64: return launch_rows<T, 64>(a, args, s);
+    case 128: return launch_rows<T, 128>(a, args, s);
+    case 256: return launch_rows<T, 256>(a, args, s);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_decode *d,
+                                      uint32_t layer_row, cudaStream_t s)
+{
+    const struct bt_attn_pool *p = &a->pool;
+    struct decode_args args = {};
+    args.q = d->q;
+    args.out = d->out;
+    args.q_stride = d->q_stride;
+    args.out_stride = d->out_stride;
+    args.slots = d->slots;
+    args.table = d->table;
+    args.table_stride = d->table_stride;
+    args.kv_heads = p->kv_heads;
+    args.group = p->heads / p->kv_heads;
+    args.page_tokens = p->page_tokens;
+    args.page_rows = p->page_rows;
+    args.layer_row = layer_row;
+    args.window = p->window;
+    args.scale_log2 = a->scale_log2;
+    args.plan = a->plan;
+    args.seqs = a->seqs;
+    args.runs = a->decode_runs;
+    args.arrived = a->arrived;
+    args.part_o = a->part_o;
+    args.part_ml = a->part_ml;
+    return p->type == BT_CU_F16 ? launch_dim<__half>(a, args, s)
+                                : launch_dim<__nv_bfloat16>(a, args, s);
+}

@@ -1,0 +1,483 @@
+/* Prefill attention on Hopper: chunks of prompts over their cached prefix and themselves, causal,
+ * from pages. Bound by the tensor cores, so the design keeps them fed:
+ *   - a tile is 128 rows of one KV head, its query heads packed as rows (token-major), against KV
+ *     tiles of BN tokens: both products are WGMMA, the scores' 16-bit copy stays in registers;
+ *   - one warp copies through TMA (a page's head is one box); two warpgroups of 64 rows take turns
+ *     on the tensor cores by named barriers, so that one's softmax runs under the other's products;
+ *   - within a warpgroup the scores of the next KV tile are under way while the last one's output
+ *     is summed;
+ *   - blocks are persistent and take tiles from a counter, the longest of a KV head first, head by
+ *     head, so that a head's KV stays in the L2 cache. */
+#include "common/engine/cuda/attn_priv.h"
+#include "common/engine/cuda/hopper.cuh"
+#include "common/engine/cuda/mma.cuh"
+
+#define BM        128
+#define GROUPS    2 /* computing warpgroups */
+#define THREADS   ((GROUPS + 1) * 128)
+#define STAGES    2
+#define SMEM_MAX  232448u
+#define NAMED_WG0 2 /* + warpgroup: its turn on the tensor cores */
+
+struct prefill_args {
+    void *out;
+    uint32_t out_stride;
+    const struct bt_attn_item *items;
+    uint32_t n_items, tiles;
+    const int32_t *table;
+    uint32_t table_stride;
+    uint32_t group, page_tokens, page_rows, layer_row, window;
+    float scale_log2;
+    uint32_t *tickets;
+};
+
+struct prefill_bars {
+    uint64_t q_full, q_empty, tile_full, tile_empty;
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    int tile;
+};
+
+/* KV tiles that a tile of queries sees: [first, end). */
+struct span {
+    int first, end;
+};
+template <int BN>
+static __device__ __forceinline__ struct span kv_span(const struct bt_attn_item &it,
+                                                      uint32_t window)
+{
+    int lo = window && it.pos >= (int)window ? it.pos + 1 - (int)window : 0;
+    return {lo / BN, (it.pos + it.n + BN - 1) / BN};
+}
+
+/* ---- the copying warp ---- */
+
+template <int D, int BN> struct smem_layout {
+    static constexpr uint32_t q = BM * D * 2, kv = BN * D * 2;
+    static constexpr uint32_t k_at = q, v_at = q + STAGES * kv, bytes = q + 2 * STAGES * kv;
+};
+
+/* K or V of BN tokens: [D / 64][BN] rows of 128 bytes. plane: 0 for K, 1 for V. */
+template <int D, int BN>
+static __device__ __forceinline__ void copy_tile(const struct prefill_args &a,
+                                                 const CUtensorMap *map, uint32_t dst, uint32_t bar,
+                                                 int ids, int shift, int row0, int plane)
+{
+    const int pt = a.page_tokens, per_tile = BN / pt;
+    for (int p = 0; p < per_tile; p++) {
+        int page = __shfl_sync(~0u, ids, shift + p);
+        int row = page * (int)a.page_rows + row0 + plane * pt;
+        if (threadIdx.x % 32 == 0) {
+#pragma unroll
+            for (int h = 0; h < D / 64; h++) {
+                tma_load_2d(dst + h * (BN * 128) + p * pt * 128, map, bar, h * 64, row,
+                            TMA_EVICT_LAST);
+            }
+        }
+    }
+}
+
+template <int D, int BN>
+static __device__ __forceinline__ void produce(const struct prefill_args &a,
+                                               const CUtensorMap *q_map, const CUtensorMap *kv_map,
+                                               struct prefill_bars *b, uint32_t smem)
+{
+    typedef smem_layout<D, BN> at;
+    const int lane = threadIdx.x % 32, pt = a.page_tokens, per_tile = BN / pt;
+    struct ring r = {0, 1};
+    uint32_t phase = 1;
+    int tile = blockIdx.x;
+    for (;;) {
+        if (lane == 0) {
+            bar_wait(smem_addr(&b->tile_empty), phase);
+            b->tile = tile < (int)a.tiles ? tile : -1;
+            bar_arrive(smem_addr(&b->tile_full));
+        }
+        if (tile >= (int)a.tiles) {
+            break;
+        }
+        int head = tile / (int)a.n_items;
+        const struct bt_attn_item it = a.items[tile % (int)a.n_items];
+        struct span kv = kv_span<BN>(it, a.window);
+        const int32_t *table = a.table + (size_t)it.slot * a.table_stride;
+        int last = (it.len - 1) / pt, row0 = (int)a.layer_row + head * 2 * pt, ids = 0;
+        if (lane == 0) {
+            uint32_t bar = smem_addr(&b->q_full);
+            bar_wait(smem_addr(&b->q_empty), phase);
+            bar_expect(bar, BM / a.group * a.group * D * 2);
+#pragma unroll
+            for (int h = 0; h < D / 64; h++) {
+                tma_load_3d(smem + h * (BM * 128), q_map, bar, h * 64, head * (int)a.group, it.row);
+            }
+        }
+        /* From the last tile to the first: masks come first, and are over then. Page ids by 32. */
+        for (int n = kv.end - 1, i = 0; n >= kv.first; n--, i++) {
+            int shift = i * per_tile % 32;
+            if (shift == 0) { /* lane l: page l % per_tile of tile n - l / per_tile */
+                int page = (n - lane / per_tile) * per_tile + lane % per_tile;
+                ids = table[min(max(page, 0), last)];
+            }
+            if (lane == 0) {
+                bar_wait(smem_addr(&b->k_empty[r.at]), r.phase);
+                bar_expect(smem_addr(&b->k_full[r.at]), at::kv);
+            }
+            copy_tile<D, BN>(a, kv_map, smem + at::k_at + r.at * at::kv,
+                             smem_addr(&b->k_full[r.at]), ids, shift, row0, 0);
+            if (lane == 0) {
+                bar_wait(smem_addr(&b->v_empty[r.at]), r.phase);
+                bar_expect(smem_addr(&b->v_full[r.at]), at::kv);
+            }
+            copy_tile<D, BN>(a, kv_map, smem + at::v_at + r.at * at::kv,
+                             smem_addr(&b->v_full[r.at]), ids, shift, row0, 1);
+            r.next(STAGES);
+        }
+        if (lane == 0) {
+            tile = (int)(gridDim.x + atomicAdd(a.tickets, 1));
+        }
+        tile = __shfl_sync(~0u, tile, 0);
+        phase ^= 1;
+    }
+    if (lane == 0) { /* the last block to end leaves the counters as they were */
+        __threadfence();
+        if (atomicAdd(a.tickets + 1, 1) == gridDim.x - 1) {
+            a.tickets[0] = 0;
+            a.tickets[1] = 0;
+        }
+    }
+}
+
+/* ---- the computing warpgroups ---- */
+
+template <class T, int D, int BN> struct tile_state {
+    float o[D / 2]; /* 64 x D over 128 threads */
+    float s[BN / 2];
+    uint32_t p[BN / 4];
+    float m[2], l[2], fix[2]; /* of rows lane / 4 and + 8; fix: factor that o still lacks */
+    int limit[2], from[2];    /* tokens a row sees: [from, limit) */
+};
+
+template <class T, int D, int BN>
+static __device__ __forceinline__ void scores(struct tile_state<T, D, BN> &t, uint64_t q,
+                                              uint64_t k)
+{
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) { /* 16 columns are 32 bytes; 64 fill a row of 128 bytes */
+        uint64_t qi = q + (uint64_t)(i / 4 * (BM * 128) + i % 4 * 32) / 16;
+        uint64_t ki = k + (uint64_t)(i / 4 * (BN * 128) + i % 4 * 32) / 16;
+        wgmma_ss<T>(t.s, qi, ki, i > 0);
+    }
+    wgmma_commit();
+}
+template <class T, int D, int BN>
+static __device__ __forceinline__ void outputs(struct tile_state<T, D, BN> &t, uint64_t v)
+{
+#pragma unroll
+    for (int i = 0; i < BN / 16; i++) { /* 16 tokens are 16 rows of 128 bytes */
+        wgmma_rs<T>(t.o, t.p + i * 4, v + (uint64_t)(i * 16 * 128) / 16);
+    }
+    wgmma_commit();
+}
+
+template <class T, int D, int BN>
+static __device__ __forceinline__ void mask(struct tile_state<T, D, BN> &t, int base)
+{
+    int c0 = base + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) {
+        int c = c0 + i / 4 * 8 + i % 2, r = i / 2 % 2;
+        t.s[i] = c < t.limit[r] && c >= t.from[r] ? t.s[i] : -INFINITY;
+    }
+}
+
+/* Scores to weights; what they must be scaled by to count against o and l so far goes to fix. */
+template <class T, int D, int BN>
+static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, float scale)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float mx = t.m[r];
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 4) {
+            mx = fmaxf(mx, fmaxf(t.s[i + r * 2], t.s[i + r * 2 + 1]));
+        }
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
+        float base = mx == -INFINITY ? 0.0f : mx * scale;
+        t.fix[r] = ex2(t.m[r] * scale - base); /* no row seen yet: exp2(-inf) = 0 */
+        t.m[r] = mx;
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 4) {
+            t.s[i + r * 2] = ex2(fmaf(t.s[i + r * 2], scale, -base));
+            t.s[i + r * 2 + 1] = ex2(fmaf(t.s[i + r * 2 + 1], scale, -base));
+            sum += t.s[i + r * 2] + t.s[i + r * 2 + 1];
+        }
+        t.l[r] = fmaf(t.l[r], t.fix[r], sum);
+    }
+}
+template <class T, int D, int BN>
+static __device__ __forceinline__ void to_weights(struct tile_state<T, D, BN> &t)
+{
+#pragma unroll
+    for (int i = 0; i < BN / 4; i++) { /* accumulators of two 8-column tiles are an A fragment */
+        t.p[i] = pack2<T>(t.s[i * 2], t.s[i * 2 + 1]);
+    }
+}
+template <class T, int D, int BN>
+static __device__ __forceinline__ void rescale(struct tile_state<T, D, BN> &t)
+{
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) {
+        t.o[i] *= t.fix[i / 2 % 2];
+    }
+}
+
+/* Rows of V behind the sequence may be NaN, and 0 * NaN is no zero. Both warpgroups do this, each
+ * for itself: they write the same. */
+template <int D, int BN> static __device__ __forceinline__ void clear_tail(uint8_t *v, int from)
+{
+    for (int i = threadIdx.x % 128; i < (BN - from) * 8 * (D / 64); i += 128) {
+        int h = i / ((BN - from) * 8), j = i % ((BN - from) * 8);
+        *(uint4 *)(v + h * (BN * 128) + from * 128 + j * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_shared();
+}
+
+template <class T, int D, int BN>
+static __device__ __forceinline__ void store(const struct prefill_args &a,
+                                             const struct tile_state<T, D, BN> &t,
+                                             const struct bt_attn_item &it, int head, int row)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float l = t.l[r];
+        l += __shfl_xor_sync(~0u, l, 1);
+        l += __shfl_xor_sync(~0u, l, 2);
+        float f = l > 0 ? 1.0f / l : 0.0f;
+        int token = (row + r * 8) / (int)a.group, h = (row + r * 8) % (int)a.group;
+        if (token >= it.n || token >= BM / (int)a.group) {
+            continue;
+        }
+        T *out = (T *)a.out + (size_t)(it.row + token) * a.out_stride +
+                 (size_t)(head * (int)a.group + h) * D + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            *(uint32_t *)(out + i * 8) =
+                pack2<T>(t.o[i * 4 + r * 2] * f, t.o[i * 4 + r * 2 + 1] * f);
+        }
+    }
+}
+
+/* Each warp for itself: one may be done with what another still reads. */
+static __device__ __forceinline__ void release(uint32_t bar)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        bar_arrive(bar);
+    }
+}
+
+template <class T, int D, int BN>
+static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
+                                                  struct tile_state<T, D, BN> &t,
+                                                  const struct bt_attn_item &it, int row)
+{
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) {
+        t.o[i] = 0;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int token = (row + r * 8) / (int)a.group;
+        t.m[r] = -INFINITY;
+        t.l[r] = 0;
+        t.limit[r] = min(it.pos + token + 1, it.len);
+        t.from[r] = a.window ? max(it.pos + token + 1 - (int)a.window, 0) : 0;
+    }
+}
+
+template <class T, int D, int BN>
+static __device__ __forceinline__ void consume(const struct prefill_args &a, struct prefill_bars *b,
+                                               uint8_t *smem)
+{
+    typedef smem_layout<D, BN> at;
+    const int wg = threadIdx.x / 128 - 1;
+    const int row = wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const uint32_t turn = NAMED_WG0 + wg, other = NAMED_WG0 + 1 - wg;
+    const uint32_t base = smem_addr(smem);
+    const uint64_t q = wgmma_desc(base + wg * (64 * 128), 0, 1024);
+    struct ring k = {0, 0}, v = {0, 0};
+    uint32_t phase = 0;
+    if (wg == 1) {
+        named_arrive(other, 256); /* the first turn is warpgroup 0's */
+    }
+    for (;; phase ^= 1) {
+        bar_wait(smem_addr(&b->tile_full), phase);
+        int tile = *(volatile int *)&b->tile;
+        release(smem_addr(&b->tile_empty));
+        if (tile < 0) {
+            return;
+        }
+        int head = tile / (int)a.n_items;
+        const struct bt_attn_item it = a.items[tile % (int)a.n_items];
+        struct span kv = kv_span<BN>(it, a.window);
+        int edge = a.window ? it.pos + it.n - (int)a.window : 0; /* the last row's first token */
+        struct tile_state<T, D, BN> t;
+        start_tile(a, t, it, row);
+        bar_wait(smem_addr(&b->q_full), phase);
+        for (int n = kv.end - 1; n >= kv.first; n--) {
+            bool last = n == kv.end - 1;
+            bar_wait(smem_addr(&b->k_full[k.at]), k.phase);
+            if (!last) {
+                named_sync(turn, 256);
+            }
+            wgmma_hold(t.s);
+            wgmma_fence();
+            scores(t, q, wgmma_desc(base + at::k_at + k.at * at::kv, 0, 1024));
+            if (!last) { /* the output of the tile before runs behind these scores */
+                bar_wait(smem_addr(&b->v_full[v.at]), v.phase);
+                if (n == kv.end - 2 && it.len < (n + 2) * BN) {
+                    clear_tail<D, BN>(smem + at::v_at + v.at * at::kv, it.len - (n + 1) * BN);
+                    named_sync(NAMED_WG0 + GROUPS + wg, 128);
+                }
+                wgmma_hold(t.o);
+                wgmma_fence();
+                outputs(t, wgmma_desc(base + at::v_at + v.at * at::kv, BN * 128, 1024));
+                named_arrive(other, 256);
+                wgmma_wait<1>();
+            } else {
+                wgmma_wait<0>();
+            }
+            wgmma_hold(t.s);
+            release(smem_addr(&b->k_empty[k.at]));
+            k.next(STAGES);
+            if (n == kv.first) {
+                release(smem_addr(&b->q_empty));
+            }
+            if ((n + 1) * BN > it.pos + 1 || n * BN < edge) {
+                mask(t, n * BN);
+            }
+            softmax(t, a.scale_log2);
+            if (!last) {
+                wgmma_wait<0>();
+                wgmma_hold(t.o);
+                release(smem_addr(&b->v_empty[v.at]));
+                v.next(STAGES);
+                rescale(t);
+            }
+            to_weights(t);
+        }
+        bar_wait(smem_addr(&b->v_full[v.at]), v.phase);
+        if (kv.end - kv.first == 1 && it.len < kv.end * BN) {
+            clear_tail<D, BN>(smem + at::v_at + v.at * at::kv, it.len - kv.first * BN);
+            named_sync(NAMED_WG0 + GROUPS + wg, 128);
+        }
+        wgmma_hold(t.o);
+        wgmma_fence();
+        outputs(t, wgmma_desc(base + at::v_at + v.at * at::kv, BN * 128, 1024));
+        wgmma_wait<0>();
+        wgmma_hold(t.o);
+        release(smem_addr(&b->v_empty[v.at]));
+        v.next(STAGES);
+        store(a, t, it, head, row);
+    }
+}
+
+template <class T, int D, int BN>
+static __global__ void __launch_bounds__(THREADS, 1)
+    prefill_kernel(const __grid_constant__ CUtensorMap q_map,
+                   const __grid_constant__ CUtensorMap kv_map,
+                   const __grid_constant__ prefill_args a)
+{
+    extern __shared__ __align__(1024) uint8_t smem[];
+    __shared__ struct prefill_bars b;
+    if (threadIdx.x == 0) {
+        tma_prefetch(&q_map);
+        tma_prefetch(&kv_map);
+        bar_init(smem_addr(&b.q_full), 1);
+        bar_init(smem_addr(&b.q_empty), GROUPS * 4);
+        bar_init(smem_addr(&b.tile_full), 1);
+        bar_init(smem_addr(&b.tile_empty), GROUPS * 4);
+        for (int i = 0; i < STAGES; i++) {
+            bar_init(smem_addr(&b.k_full[i]), 1);
+            bar_init(smem_addr(&b.k_empty[i]), GROUPS * 4);
+            bar_init(smem_addr(&b.v_full[i]), 1);
+            bar_init(smem_addr(&b.v_empty[i]), GROUPS * 4);
+        }
+        bar_init_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        regs_give<40>();
+        if (threadIdx.x < 32) {
+            produce<D, BN>(a, &q_map, &kv_map, &b, smem_addr(smem));
+        }
+    } else {
+        regs_take<232>();
+        consume<T, D, BN>(a, &b, smem);
+    }
+}
+
+/* ---- launches ---- */
+
+template <class T, int D, int BN>
+static cudaError_t launch(struct bt_attn *a, const CUtensorMap &q_map,
+                          const struct prefill_args &args, cudaStream_t s)
+{
+    uint32_t bytes = smem_layout<D, BN>::bytes;
+    static_assert(smem_layout<D, BN>::bytes + 2048 <= SMEM_MAX, "tile does not fit");
+    cudaError_t e = cudaFuncSetAttribute(prefill_kernel<T, D, BN>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    uint32_t grid = args.tiles < a->blocks ? args.tiles : a->blocks;
+    prefill_kernel<T, D, BN><<<grid, THREADS, bytes, s>>>(q_map, a->kv_plane, args);
+    return cudaGetLastError();
+}
+
+template <class T>
+static cudaError_t launch_dim(struct bt_attn *a, const CUtensorMap &q_map,
+                              const struct prefill_args &args, cudaStream_t s)
+{
+    switch (a->pool.head_dim) {
+    case 64: return launch<T, 64, 128>(a, q_map, args, s);
+    case 128: return launch<T, 128, 128>(a, q_map, args, s);
+    case 256: return launch<T, 256, 64>(a, q_map, args, s);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *f,
+                                       uint32_t layer_row, cudaStream_t s)
+{
+    const struct bt_attn_pool *p = &a->pool;
+    const uint32_t group = p->heads / p->kv_heads;
+    if (f->n_items == 0) {
+        return cudaSuccess;
+    }
+    CUtensorMap q_map;
+    const uint64_t dims[3] = {p->head_dim, p->heads, f->rows};
+    const uint64_t strides[2] = {p->head_dim * 2ull, f->q_stride * 2ull};
+    const uint32_t box[3] = {64, group, BM / group};
+    cudaError_t e = bt_cu_tensor_map(&q_map, p->type, f->q, 3, dims, strides, box);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    struct prefill_args args = {};
+    args.out = f->out;
+    args.out_stride = f->out_stride;
+    args.items = f->items;
+    args.n_items = f->n_items;
+    args.tiles = f->n_items * p->kv_heads;
+    args.table = f->table;
+    args.table_stride = f->table_stride;
+    args.group = group;
+    args.page_tokens = p->page_tokens;
+    args.page_rows = p->page_rows;
+    args.layer_row = layer_row;
+    args.window = p->window;
+    args.scale_log2 = a->scale_log2;
+    args.tickets = a->tickets;
+    return p->type == BT_CU_F16 ? launch_dim<__half>(a, q_map, args, s)
+                                : launch_dim<__nv_bfloat16>(a, q_map, args, s);
+}

@@ -1,0 +1,52 @@
+/* Between attn.cu (create, plan) and the kernels. */
+#ifndef BT_CUDA_ATTN_PRIV_H
+#define BT_CUDA_ATTN_PRIV_H
+
+#include "common/engine/cuda/attn.h"
+
+#define DECODE_TILE 64 /* tokens that the decode kernel's warps take at once */
+
+/* Work of a decode step: the tiles of all (sequence, kv head), one after another, cut into equal
+ * runs, one per block of the grid. A sequence and head that lies in several runs has its pieces
+ * combined by the block that finishes last. */
+struct decode_seq {
+    int32_t first; /* tiles of the sequences before it, one head each */
+    int32_t tiles; /* of one head */
+    int32_t tile0; /* first tile that the window shows */
+    int32_t len;
+};
+struct decode_run {
+    int32_t seq, head, tile; /* where it begins */
+    int32_t n;               /* tiles; 0: none */
+};
+struct decode_plan {
+    int32_t total, runs; /* tiles; runs of at least one tile */
+    int32_t pad[2];
+};
+
+struct bt_attn {
+    struct bt_attn_pool pool;
+    uint32_t max_batch, blocks;
+    int device;
+    CUtensorMap kv_pair;  /* box: 64 columns x K and V of a page's head */
+    CUtensorMap kv_plane; /* box: 64 columns x K or V of a page's head */
+    float scale_log2;
+    struct decode_plan *plan;
+    struct decode_seq *seqs;
+    struct decode_run *decode_runs;
+    uint32_t *arrived; /* [max_batch][kv_heads] pieces of the combine */
+    float *part_o;     /* [blocks][2][group][head_dim] */
+    float *part_ml;    /* [blocks][2][group][2] */
+    uint32_t *tickets; /* prefill: next tile, finished blocks */
+    void *memory;
+};
+
+#ifdef __cplusplus
+extern "C"
+#endif
+    /* A tensor map of 16-bit values in 128-byte swizzle; box[0] is 64. */
+    cudaError_t
+    bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint32_t rank,
+                     const uint64_t *dims, const uint64_t *strides, const uint32_t *box);
+
+#endif

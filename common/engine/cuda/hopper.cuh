@@ -1,0 +1,227 @@
+/* Hopper's asynchronous machinery in C++ functions: mbarriers, the tensor copy engine (TMA) and
+ * warpgroup matrix products (WGMMA), as the PTX manual describes them. Device code only. */
+#ifndef BT_CUDA_HOPPER_CUH
+#define BT_CUDA_HOPPER_CUH
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t smem_addr(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- mbarriers: 64-bit words in shared memory, named by their shared address ---- */
+
+static __device__ __forceinline__ void bar_init(uint32_t bar, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals));
+}
+/* Makes inits visible to the copy engine. */
+static __device__ __forceinline__ void bar_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+static __device__ __forceinline__ void bar_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+/* Waits until the phase with this parity has ended. */
+static __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra.uni done;\n"
+                 "bra.uni again;\n"
+                 "done:\n"
+                 "}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Position in a ring of stages: which one, and the parity of its current round. */
+struct ring {
+    uint32_t at, phase;
+    __device__ __forceinline__ void next(uint32_t stages)
+    {
+        if (++at == stages) {
+            at = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* ---- named barriers of some warps of the block ---- */
+
+static __device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+static __device__ __forceinline__ void named_arrive(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* ---- TMA ---- */
+
+#define TMA_EVICT_FIRST 0x12F0000000000000ull
+#define TMA_EVICT_LAST  0x14F0000000000000ull
+
+static __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
+}
+static __device__ __forceinline__ void tma_load_2d(uint32_t dst, const CUtensorMap *map,
+                                                   uint32_t bar, int x, int y, uint64_t hint)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+                 "l"((uint64_t)map), "r"(bar), "r"(x), "r"(y), "l"(hint)
+                 : "memory");
+}
+static __device__ __forceinline__ void tma_load_3d(uint32_t dst, const CUtensorMap *map,
+                                                   uint32_t bar, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
+                 "l"((uint64_t)map), "r"(bar), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* Ordinary writes to shared memory before, the copy engine and the tensor cores after. */
+static __device__ __forceinline__ void fence_async_shared(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- WGMMA ---- */
+
+static __device__ __forceinline__ void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+/* Keeps the compiler from using registers of a product before the wait in front of this. */
+template <int N> static __device__ __forceinline__ void wgmma_hold(float (&r)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(r[i])::"memory");
+    }
+}
+
+/* Descriptor of a tile in 128-byte swizzle, 1024-aligned atoms of 8 rows of 128 bytes. lead: bytes
+ * between runs of 64 columns where columns are the product's M or N (else unused); stride: bytes
+ * between groups of 8 rows. */
+static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t lead, uint32_t stride)
+{
+    return (uint64_t)((addr & 0x3FFFF) >> 4) | (uint64_t)(lead >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32 | 1ull << 62;
+}
+
+#define WG_REGS32                                                                                  \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WG_REGS64                                                                                  \
+    WG_REGS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                  \
+              "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WG_REGS128                                                                                 \
+    WG_REGS64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                  \
+              "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                   \
+              "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"       \
+              "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WG_F8(d, i)                                                                                \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WG_F32(d, i)  WG_F8(d, i), WG_F8(d, i + 8), WG_F8(d, i + 16), WG_F8(d, i + 24)
+#define WG_F64(d, i)  WG_F32(d, i), WG_F32(d, i + 32)
+#define WG_F128(d, i) WG_F64(d, i), WG_F64(d, i + 64)
+
+/* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory, both with the 16 contiguous. */
+#define WG_SS(N, TYPE, REGS, FREGS, A, B, P)                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
+                 "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}"                                          \
+                 : FREGS(d, 0)                                                                     \
+                 : "l"(a), "l"(b), "r"(accumulate))
+/* D[64 x N] += A[64 x 16] in registers * B[16 x N] in shared memory, N contiguous. */
+#define WG_RS(N, TYPE, REGS, FREGS, A0, A1, A2, A3, B)                                             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
+                 "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", 1, 1, 1, 1;"                  \
+                 : FREGS(d, 0)                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+template <class T>
+static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b,
+                                                int accumulate)
+{
+    if constexpr (!__is_same(T, __half)) {
+        WG_SS(128, "bf16", WG_REGS64, WG_F64, 64, 65, 66);
+    } else {
+        WG_SS(128, "f16", WG_REGS64, WG_F64, 64, 65, 66);
+    }
+}
+template <class T>
+static __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b,
+                                                int accumulate)
+{
+    if constexpr (!__is_same(T, __half)) {
+        WG_SS(64, "bf16", WG_REGS32, WG_F32, 32, 33, 34);
+    } else {
+        WG_SS(64, "f16", WG_REGS32, WG_F32, 32, 33, 34);
+    }
+}
+template <class T>
+static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b)
+{
+    if constexpr (!__is_same(T, __half)) {
+        WG_RS(64, "bf16", WG_REGS32, WG_F32, 32, 33, 34, 35, 36);
+    } else {
+        WG_RS(64, "f16", WG_REGS32, WG_F32, 32, 33, 34, 35, 36);
+    }
+}
+template <class T>
+static __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b)
+{
+    if constexpr (!__is_same(T, __half)) {
+        WG_RS(128, "bf16", WG_REGS64, WG_F64, 64, 65, 66, 67, 68);
+    } else {
+        WG_RS(128, "f16", WG_REGS64, WG_F64, 64, 65, 66, 67, 68);
+    }
+}
+template <class T>
+static __device__ __forceinline__ void wgmma_rs(float (&d)[128], const uint32_t *a, uint64_t b)
+{
+    if constexpr (!__is_same(T, __half)) {
+        WG_RS(256, "bf16", WG_REGS128, WG_F128, 128, 129, 130, 131, 132);
+    } else {
+        WG_RS(256, "f16", WG_REGS128, WG_F128, 128, 129, 130, 131, 132);
+    }
+}
+
+template <int N> static __device__ __forceinline__ void regs_take(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> static __device__ __forceinline__ void regs_give(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* Warp-level matrix products (mma.sync, sm_80 and newer) and helpers shared by all kernels. */
+#ifndef BT_CUDA_MMA_CUH
+#define BT_CUDA_MMA_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+template <class T> struct pair_of;
+template <> struct pair_of<__half> {
+    typedef __half2 type;
+};
+template <> struct pair_of<__nv_bfloat16> {
+    typedef __nv_bfloat162 type;
+};
+
+/* Two floats as two 16-bit values, the first in the low half. */
+template <class T> static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
+{
+    typename pair_of<T>::type v;
+    if constexpr (__is_same(T, __half)) {
+        v = __floats2half2_rn(lo, hi);
+    } else {
+        v = __floats2bfloat162_rn(lo, hi);
+    }
+    uint32_t r;
+    memcpy(&r, &v, 4);
+    return r;
+}
+
+/* C[16 x 8] += A[16 x 16] * B[16 x 8]; fragments as the PTX manual numbers them. */
+template <class T>
+static __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                uint32_t b1)
+{
+    if constexpr (__is_same(T, __half)) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+            "{%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+            "{%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+/* Volatile: they read what the copy engine wrote, behind a barrier the compiler cannot see. */
+static __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+static __device__ __forceinline__ void ldmatrix4_t(uint32_t (&r)[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+static __device__ __forceinline__ float ex2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif

@@ -1,0 +1,377 @@
+/* make check-gpu: decode and prefill attention against slow kernels over random ragged batches:
+ * lengths 1 to 32k, page edges, all head sizes and groups, windows, both orders of the pool. What a
+ * kernel may not read is NaN, what it must write is NaN before. Some results are checked against
+ * double precision on the CPU, so that a common mistake of both kernels would show. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/gpu/ref.h"
+
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        cudaError_t e_ = (x);                                                                      \
+        if (e_ != cudaSuccess) {                                                                   \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define LAYERS    3
+#define LAYER     1
+#define MAX_BATCH 320
+#define MAX_LEN   32768
+
+static uint64_t rng;
+static uint32_t rnd(uint32_t n)
+{
+    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((rng >> 33) % n);
+}
+
+struct setup {
+    struct bt_attn_pool pool;
+    uint32_t layer_row, batch, pages, table_stride;
+    int len[MAX_BATCH];
+    int32_t *table;      /* device */
+    int32_t *host_table; /* [MAX_BATCH][table_stride] */
+    void *kv;
+};
+
+static int random_len(uint32_t page_tokens)
+{
+    switch (rnd(6)) {
+    case 0: return 1 + (int)rnd(3);
+    case 1: return (int)(page_tokens * (1 + rnd(6)) - 1 + rnd(3)); /* around page edges */
+    case 2: return 1 + (int)rnd(300);
+    case 3: return 1 + (int)rnd(2000);
+    case 4: return 1 + (int)rnd(8000);
+    default: return rnd(8) ? 1 + (int)rnd(1000) : 1 + (int)rnd(MAX_LEN);
+    }
+}
+
+/* Pages in random order; everything that is not a token of a sequence is NaN. */
+static void make_pool(struct setup *s)
+{
+    struct bt_attn_pool *p = &s->pool;
+    uint32_t pages = 3, seg = p->kv_heads * 2 * p->page_tokens;
+    s->table_stride = MAX_LEN / p->page_tokens;
+    for (uint32_t i = 0; i < s->batch; i++) {
+        pages += (uint32_t)(s->len[i] + (int)p->page_tokens - 1) / p->page_tokens;
+    }
+    int by_page = rnd(2);
+    p->rows = (uint64_t)pages * seg * LAYERS;
+    p->page_rows = by_page ? seg * LAYERS : seg;
+    s->layer_row = by_page ? seg * LAYER : pages * seg * LAYER;
+    uint32_t *perm = malloc(pages * sizeof(*perm));
+    for (uint32_t i = 0; i < pages; i++) {
+        perm[i] = i;
+    }
+    for (uint32_t i = pages - 1; i > 0; i--) {
+        uint32_t j = rnd(i + 1), t = perm[i];
+        perm[i] = perm[j];
+        perm[j] = t;
+    }
+    size_t table_n = (size_t)s->batch * s->table_stride;
+    s->host_table = malloc(table_n * 4);
+    memset(s->host_table, 0x7f, table_n * 4); /* page ids that do not exist */
+    for (uint32_t i = 0, next = 0; i < s->batch; i++) {
+        for (int t = 0; t < s->len[i]; t += (int)p->page_tokens) {
+            s->host_table[i * s->table_stride + (uint32_t)t / p->page_tokens] =
+                (int32_t)perm[next++];
+        }
+    }
+    free(perm);
+    CHECK(cudaMalloc((void **)&s->table, table_n * 4));
+    CHECK(cudaMemcpy(s->table, s->host_table, table_n * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMalloc(&s->kv, p->rows * p->head_dim * 2));
+    CHECK(cudaMemset(s->kv, 0xff, p->rows * p->head_dim * 2));
+    p->kv = s->kv;
+    for (uint32_t i = 0; i < s->batch; i++) {
+        ref_fill_kv(p, s->layer_row, s->table + i * s->table_stride, s->len[i], rnd(1u << 30));
+    }
+}
+
+static void free_pool(struct setup *s)
+{
+    cudaFree(s->kv);
+    cudaFree(s->table);
+    free(s->host_table);
+}
+
+static float to_float(uint16_t v, int type)
+{
+    uint32_t u;
+    if (type == BT_CU_BF16) {
+        u = (uint32_t)v << 16;
+    } else {
+        uint32_t e = v >> 10 & 31, m = v & 1023;
+        if (e == 0) {
+            return ldexpf((float)m, -24) * (v >> 15 ? -1.0f : 1.0f);
+        }
+        u = (uint32_t)(v >> 15) << 31 | (e == 31 ? 255u : e + 112) << 23 | m << 13;
+    }
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* |out - ref| / |ref| of one query row and head, in double on the CPU. */
+static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t *out, int slot,
+                        int pos, uint32_t head)
+{
+    const struct bt_attn_pool *p = &s->pool;
+    uint32_t pt = p->page_tokens, dim = p->head_dim, kvh = head / (p->heads / p->kv_heads);
+    int from = p->window && pos + 1 > (int)p->window ? pos + 1 - (int)p->window : 0;
+    uint16_t *tile = malloc((size_t)pt * 2 * dim * 2);
+    double m = -INFINITY, l = 0, *o = calloc(dim, sizeof(*o));
+    for (int i = from; i <= pos; i++) {
+        if (i == from || i % (int)pt == 0) {
+            size_t row = (size_t)s->host_table[(size_t)slot * s->table_stride + (uint32_t)i / pt] *
+                             p->page_rows +
+                         s->layer_row + (size_t)kvh * 2 * pt;
+            CHECK(cudaMemcpy(tile, (uint8_t *)s->kv + row * dim * 2, (size_t)pt * 2 * dim * 2,
+                             cudaMemcpyDeviceToHost));
+        }
+        double x = 0;
+        const uint16_t *k = tile + (size_t)(i % (int)pt) * dim, *v = k + (size_t)pt * dim;
+        for (uint32_t d = 0; d < dim; d++) {
+            x += (double)to_float(q[d], p->type) * to_float(k[d], p->type);
+        }
+        x /= sqrt((double)dim);
+        double top = fmax(m, x), f = exp(m - top), w = exp(x - top);
+        l = l * f + w;
+        for (uint32_t d = 0; d < dim; d++) {
+            o[d] = o[d] * f + w * to_float(v[d], p->type);
+        }
+        m = top;
+    }
+    double diff = 0, norm = 0;
+    for (uint32_t d = 0; d < dim; d++) {
+        double r = o[d] / l, e = to_float(out[d], p->type) - r;
+        diff += e * e;
+        norm += r * r;
+    }
+    free(tile);
+    free(o);
+    return diff == diff ? sqrt(diff / norm) : 1e9;
+}
+
+/* Samples of the result against the CPU. */
+static double cpu_samples(const struct setup *s, const void *q, const void *out, uint32_t stride,
+                          const struct ref_row *rows, uint32_t n_rows, int samples)
+{
+    double worst = 0;
+    uint32_t dim = s->pool.head_dim;
+    uint16_t *hq = malloc(dim * 2), *ho = malloc(dim * 2);
+    for (int i = 0; i < samples; i++) {
+        uint32_t r = rnd(n_rows), h = rnd(s->pool.heads);
+        size_t at = ((size_t)r * stride + (size_t)h * dim) * 2;
+        if (rows[r].pos < 0) {
+            continue;
+        }
+        CHECK(cudaMemcpy(hq, (const uint8_t *)q + at, dim * 2, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(ho, (const uint8_t *)out + at, dim * 2, cudaMemcpyDeviceToHost));
+        worst = fmax(worst, cpu_error(s, hq, ho, rows[r].slot, rows[r].pos, h));
+    }
+    free(hq);
+    free(ho);
+    return worst;
+}
+
+static int report(const char *what, const struct setup *s, uint32_t rows, double worst, double cpu,
+                  int same)
+{
+    const struct bt_attn_pool *p = &s->pool;
+    double limit = p->type == BT_CU_F16 ? 4e-3 : 2e-2;
+    int ok = worst < limit && cpu < limit && same;
+    printf("%s %-7s %s d%-3u %2u/%u heads page %2u window %-5u batch %3u rows %4u: worst %.1e cpu "
+           "%.1e%s\n",
+           ok ? "ok  " : "FAIL", what, p->type == BT_CU_F16 ? "f16 " : "bf16", p->head_dim,
+           p->heads, p->kv_heads, p->page_tokens, p->window, s->batch, rows, worst, cpu,
+           same ? "" : " NOT REPEATABLE");
+    fflush(stdout);
+    return ok;
+}
+
+static void random_shape(struct bt_attn_pool *p, int i)
+{
+    static const uint32_t dims[] = {128, 64, 256, 128}, groups[] = {4, 1, 7, 8, 2, 16, 5, 3, 4};
+    static const uint32_t pages[] = {64, 16, 64, 32};
+    p->type = i % 3 == 2 ? BT_CU_BF16 : BT_CU_F16;
+    p->head_dim = dims[i % 4];
+    p->page_tokens = pages[(i / 2) % 4];
+    p->kv_heads = i % 5 == 0 ? 8 : 1 + rnd(4);
+    p->heads = p->kv_heads * groups[i % 9];
+    p->window = i % 4 == 3 ? 1 + rnd(1500) : 0;
+    p->scale = 0;
+}
+
+static int check_decode(int i)
+{
+    struct setup s = {0};
+    random_shape(&s.pool, i);
+    s.batch = i % 7 == 6 ? 257 : 1 + rnd(40);
+    for (uint32_t b = 0; b < s.batch; b++) {
+        s.len[b] = s.batch > 100 ? 1 + (int)rnd(400) : random_len(s.pool.page_tokens);
+        s.len[b] = rnd(12) == 0 ? 0 : s.len[b];
+    }
+    s.len[0] = s.batch == 1 ? 1 + (int)rnd(MAX_LEN) : s.len[0];
+    make_pool(&s);
+    struct bt_attn_pool *p = &s.pool;
+    uint32_t cols = p->heads * p->head_dim, stride = cols + 64; /* rows wider than the heads */
+    size_t bytes = (size_t)s.batch * stride * 2;
+    void *q, *out;
+    float *ref;
+    int32_t *lens, *slots;
+    struct ref_row *rows, host_rows[MAX_BATCH];
+    CHECK(cudaMalloc(&q, bytes));
+    CHECK(cudaMalloc(&out, bytes));
+    CHECK(cudaMalloc((void **)&ref, (size_t)s.batch * cols * 4));
+    CHECK(cudaMalloc((void **)&lens, sizeof(s.len)));
+    CHECK(cudaMalloc((void **)&slots, sizeof(s.len)));
+    CHECK(cudaMalloc((void **)&rows, sizeof(host_rows)));
+    int len[MAX_BATCH] = {0}, slot[MAX_BATCH];
+    for (uint32_t b = 0; b < s.batch; b++) { /* batch rows in another order than slots */
+        slot[b] = (int)((b * 7 + 3) % s.batch);
+        slot[b] = s.batch % 7 == 0 ? (int)b : slot[b];
+        len[b] = s.len[slot[b]];
+        host_rows[b] = (struct ref_row){slot[b], len[b] - 1};
+    }
+    CHECK(cudaMemcpy(lens, len, sizeof(len), cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(slots, slot, sizeof(slot), cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(rows, host_rows, sizeof(host_rows), cudaMemcpyHostToDevice));
+    ref_fill(q, bytes / 2, p->type, 1.5f, rnd(1u << 30));
+    ref_attn(p, s.layer_row, q, stride, rows, s.batch, s.table, s.table_stride, ref);
+    struct bt_attn *a;
+    CHECK(bt_attn_create(p, MAX_BATCH, &a));
+    struct bt_attn_decode d = {q,    out,   stride,  stride,        s.batch,
+                               lens, slots, s.table, s.table_stride};
+    uint16_t *first = malloc(bytes), *again = malloc(bytes);
+    for (int run = 0; run < 2; run++) {
+        CHECK(cudaMemset(out, 0xff, bytes));
+        CHECK(bt_attn_decode_plan(a, lens, s.batch, 0));
+        CHECK(bt_attn_decode(a, &d, s.layer_row, 0));
+        CHECK(cudaMemcpy(run ? again : first, out, bytes, cudaMemcpyDeviceToHost));
+    }
+    float worst = 0;
+    for (uint32_t b = 0; b < s.batch; b++) { /* rows of length 0 are left as they were */
+        size_t at = (size_t)b * stride;
+        if (len[b] == 0) {
+            worst = fmaxf(worst, first[at] == 0xffff ? 0.0f : 1e9f);
+        } else {
+            worst = fmaxf(worst, ref_worst((uint16_t *)out + at, stride, p->type,
+                                           ref + (size_t)b * cols, 1, p->heads, p->head_dim));
+        }
+    }
+    double cpu = cpu_samples(&s, q, out, stride, host_rows, s.batch, 3);
+    int ok = report("decode", &s, s.batch, worst, cpu, memcmp(first, again, bytes) == 0);
+    bt_attn_destroy(a);
+    free(first);
+    free(again);
+    void *all[] = {q, out, ref, lens, slots, rows};
+    for (int k = 0; k < 6; k++) {
+        cudaFree(all[k]);
+    }
+    free_pool(&s);
+    return ok;
+}
+
+static int by_pos(const void *a, const void *b)
+{
+    return ((const struct bt_attn_item *)b)->pos - ((const struct bt_attn_item *)a)->pos;
+}
+
+static int check_prefill(int i)
+{
+    enum { MAX_ROWS = 4096 };
+    struct setup s = {0};
+    static struct ref_row host_rows[MAX_ROWS];
+    static struct bt_attn_item host_items[MAX_ROWS];
+    random_shape(&s.pool, i);
+    s.batch = 1 + rnd(6);
+    int n[8];
+    for (uint32_t b = 0; b < s.batch; b++) {
+        s.len[b] = random_len(s.pool.page_tokens);
+        n[b] = rnd(3) == 0 ? s.len[b] : 1 + (int)rnd((uint32_t)s.len[b]);
+        n[b] = n[b] > 500 ? 1 + (int)rnd(500) : n[b];
+    }
+    make_pool(&s);
+    struct bt_attn_pool *p = &s.pool;
+    struct bt_attn *a;
+    CHECK(bt_attn_create(p, 1, &a));
+    int tokens = (int)bt_attn_prefill_tokens(a);
+    uint32_t n_rows = 0, n_items = 0;
+    for (uint32_t b = 0; b < s.batch; b++) {
+        for (int t = 0; t < n[b]; t += tokens) {
+            int in = n[b] - t < tokens ? n[b] - t : tokens;
+            host_items[n_items++] = (struct bt_attn_item){
+                (int)n_rows + t, in, s.len[b] - n[b] + t, (int)b, s.len[b], {0}};
+        }
+        for (int t = 0; t < n[b]; t++) {
+            host_rows[n_rows++] = (struct ref_row){(int)b, s.len[b] - n[b] + t};
+        }
+    }
+    qsort(host_items, n_items, sizeof(host_items[0]), by_pos);
+    uint32_t cols = p->heads * p->head_dim, stride = cols + 2 * p->kv_heads * p->head_dim;
+    size_t bytes = (size_t)n_rows * stride * 2;
+    void *q, *out;
+    float *ref;
+    struct ref_row *rows;
+    struct bt_attn_item *items;
+    CHECK(cudaMalloc(&q, bytes));
+    CHECK(cudaMalloc(&out, bytes));
+    CHECK(cudaMalloc((void **)&ref, (size_t)n_rows * cols * 4));
+    CHECK(cudaMalloc((void **)&rows, sizeof(host_rows)));
+    CHECK(cudaMalloc((void **)&items, sizeof(host_items)));
+    CHECK(cudaMemcpy(rows, host_rows, sizeof(host_rows), cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(items, host_items, sizeof(host_items), cudaMemcpyHostToDevice));
+    ref_fill(q, bytes / 2, p->type, 1.5f, rnd(1u << 30));
+    ref_attn(p, s.layer_row, q, stride, rows, n_rows, s.table, s.table_stride, ref);
+    struct bt_attn_prefill f = {q,     out,     stride,  stride,        n_rows,
+                                items, n_items, s.table, s.table_stride};
+    uint16_t *first = malloc(bytes), *again = malloc(bytes);
+    for (int run = 0; run < 2; run++) {
+        CHECK(cudaMemset(out, 0xff, bytes));
+        CHECK(bt_attn_prefill(a, &f, s.layer_row, 0));
+        CHECK(cudaMemcpy(run ? again : first, out, bytes, cudaMemcpyDeviceToHost));
+    }
+    float worst = ref_worst(out, stride, p->type, ref, n_rows, p->heads, p->head_dim);
+    for (size_t r = 0; r < n_rows; r++) { /* nothing beside the heads is written */
+        worst = first[r * stride + cols] == 0xffff ? worst : 1e9f;
+    }
+    double cpu = cpu_samples(&s, q, out, stride, host_rows, n_rows, 3);
+    int ok = report("prefill", &s, n_rows, worst, cpu, memcmp(first, again, bytes) == 0);
+    bt_attn_destroy(a);
+    free(first);
+    free(again);
+    void *all[] = {q, out, ref, rows, items};
+    for (int k = 0; k < 5; k++) {
+        cudaFree(all[k]);
+    }
+    free_pool(&s);
+    return ok;
+}
+
+int main(int argc, char **argv)
+{
+    int n = argc > 1 ? atoi(argv[1]) : 36, failed = 0, devices = 0;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("1..0 # SKIP no GPU\n");
+        return 0;
+    }
+    printf("# seed %llu\n", (unsigned long long)seed);
+    for (int i = 0; i < n; i++) {
+        rng = seed + (uint64_t)i;
+        failed += !check_decode(i);
+    }
+    for (int i = 0; i < n; i++) {
+        rng = seed + (uint64_t)i;
+        failed += !check_prefill(i);
+    }
+    printf("%d passed, %d failed\n", 2 * n - failed, failed);
+    return failed != 0;
+}

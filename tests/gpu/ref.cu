@@ -1,0 +1,230 @@
+/* Slow kernels of ref.h: one block per (row, head), f32 sums. */
+#include "tests/gpu/ref.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        cudaError_t e_ = (x);                                                                      \
+        if (e_ != cudaSuccess) {                                                                   \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static __device__ float value(const void *p, size_t i, int type)
+{
+    return type == BT_CU_F16 ? __half2float(((const __half *)p)[i])
+                             : __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+}
+static __device__ void put(void *p, size_t i, int type, float v)
+{
+    if (type == BT_CU_F16) {
+        ((__half *)p)[i] = __float2half(v);
+    } else {
+        ((__nv_bfloat16 *)p)[i] = __float2bfloat16(v);
+    }
+}
+static __device__ uint32_t hash(uint32_t a, uint32_t b)
+{
+    uint64_t x = ((uint64_t)a << 32 | b) * 0x9E3779B97F4A7C15ull;
+    x ^= x >> 31;
+    x *= 0xBF58476D1CE4E5B9ull;
+    return (uint32_t)(x >> 32);
+}
+static __device__ float normal(uint32_t seed, size_t i)
+{
+    uint32_t a = hash(seed, (uint32_t)i), b = hash(seed + 0x9E37u, (uint32_t)(i >> 16) ^ a);
+    float u = ((float)(a >> 8) + 0.5f) * 0x1p-24f, v = (float)(b >> 8) * 0x1p-24f;
+    return sqrtf(-2.0f * logf(u)) * cosf(6.2831853f * v);
+}
+
+static __global__ void fill_kernel(void *p, size_t n, int type, float sigma, uint32_t seed)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
+        put(p, i, type, normal(seed, i) * sigma);
+    }
+}
+
+extern "C" void ref_fill(void *p, size_t n, int type, float sigma, uint32_t seed)
+{
+    fill_kernel<<<1024, 256>>>(p, n, type, sigma, seed);
+    CHECK(cudaGetLastError());
+}
+
+static __device__ size_t kv_row(const struct bt_attn_pool &p, uint32_t layer_row,
+                                const int32_t *table, int token, int head, int plane)
+{
+    size_t page = (size_t)table[token / p.page_tokens];
+    return page * p.page_rows + layer_row + ((size_t)head * 2 + plane) * p.page_tokens +
+           token % p.page_tokens;
+}
+
+static __global__ void fill_kv_kernel(struct bt_attn_pool p, uint32_t layer_row,
+                                      const int32_t *table, int len, uint32_t seed)
+{
+    int token = blockIdx.x;
+    for (int i = threadIdx.x; i < (int)(p.kv_heads * 2 * p.head_dim); i += blockDim.x) {
+        int d = i % p.head_dim, plane = i / p.head_dim % 2, head = i / p.head_dim / 2;
+        size_t at = kv_row(p, layer_row, table, token, head, plane) * p.head_dim + d;
+        put((void *)p.kv, at, p.type, normal(seed + token, i));
+    }
+}
+
+extern "C" void ref_fill_kv(const struct bt_attn_pool *p, uint32_t layer_row,
+                            const int32_t *table_row, int len, uint32_t seed)
+{
+    if (len > 0) {
+        fill_kv_kernel<<<len, 256>>>(*p, layer_row, table_row, len, seed);
+        CHECK(cudaGetLastError());
+    }
+}
+
+static __device__ float block_reduce(float v, bool max)
+{
+    __shared__ float s[8];
+    for (int d = 16; d > 0; d /= 2) {
+        float o = __shfl_xor_sync(~0u, v, d);
+        v = max ? fmaxf(v, o) : v + o;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        s[threadIdx.x / 32] = v;
+    }
+    __syncthreads();
+    v = s[0];
+    for (int i = 1; i < (int)blockDim.x / 32; i++) {
+        v = max ? fmaxf(v, s[i]) : v + s[i];
+    }
+    return v;
+}
+
+static __global__ void attn_kernel(struct bt_attn_pool p, uint32_t layer_row, const void *q,
+                                   uint32_t q_stride, const struct ref_row *rows,
+                                   const int32_t *table, uint32_t table_stride, float *out)
+{
+    extern __shared__ float score[];
+    int row = blockIdx.x, head = blockIdx.y, d_n = p.head_dim,
+        kv_head = head / (p.heads / p.kv_heads);
+    struct ref_row r = rows[row];
+    int to = r.pos + 1, from = p.window && to > (int)p.window ? to - (int)p.window : 0;
+    const int32_t *t = table + (size_t)r.slot * table_stride;
+    float scale = p.scale != 0 ? p.scale : rsqrtf((float)d_n), mx = -INFINITY, sum = 0;
+    for (int i = from + threadIdx.x; i < to; i += blockDim.x) {
+        size_t k = kv_row(p, layer_row, t, i, kv_head, 0) * d_n;
+        float s = 0;
+        for (int d = 0; d < d_n; d++) {
+            s += value(q, (size_t)row * q_stride + (size_t)head * d_n + d, p.type) *
+                 value(p.kv, k + d, p.type);
+        }
+        score[i - from] = s * scale;
+        mx = fmaxf(mx, s * scale);
+    }
+    mx = block_reduce(mx, true);
+    for (int i = from + threadIdx.x; i < to; i += blockDim.x) {
+        score[i - from] = expf(score[i - from] - mx);
+        sum += score[i - from];
+    }
+    sum = block_reduce(sum, false);
+    for (int d = threadIdx.x; d < d_n; d += blockDim.x) {
+        float o = 0;
+        for (int i = from; i < to; i++) {
+            o += score[i - from] *
+                 value(p.kv, kv_row(p, layer_row, t, i, kv_head, 1) * d_n + d, p.type);
+        }
+        out[((size_t)row * p.heads + head) * d_n + d] = o / sum;
+    }
+}
+
+extern "C" void ref_attn(const struct bt_attn_pool *p, uint32_t layer_row, const void *q,
+                         uint32_t q_stride, const struct ref_row *rows, uint32_t n_rows,
+                         const int32_t *table, uint32_t table_stride, float *out)
+{
+    CHECK(
+        cudaFuncSetAttribute(attn_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
+    dim3 grid(n_rows, p->heads);
+    attn_kernel<<<grid, 256, 200 * 1024>>>(*p, layer_row, q, q_stride, rows, table, table_stride,
+                                           out);
+    CHECK(cudaGetLastError());
+}
+
+static __global__ void worst_kernel(const void *out, uint32_t out_stride, int type,
+                                    const float *ref, uint32_t heads, uint32_t dim, float *worst)
+{
+    int row = blockIdx.x, head = blockIdx.y;
+    float diff = 0, norm = 0;
+    for (int d = threadIdx.x; d < (int)dim; d += blockDim.x) {
+        float r = ref[((size_t)row * heads + head) * dim + d];
+        float o = value(out, (size_t)row * out_stride + (size_t)head * dim + d, type);
+        diff += (o - r) * (o - r);
+        norm += r * r;
+    }
+    diff = block_reduce(diff, false);
+    norm = block_reduce(norm, false);
+    float e = sqrtf(diff / norm);
+    if (threadIdx.x == 0) { /* positive floats order like their bits */
+        atomicMax((int *)worst, __float_as_int(e == e ? e : 1e9f));
+    }
+}
+
+extern "C" float ref_worst(const void *out, uint32_t out_stride, int type, const float *ref,
+                           uint32_t rows, uint32_t heads, uint32_t dim)
+{
+    float *d, h;
+    CHECK(cudaMalloc(&d, 4));
+    CHECK(cudaMemset(d, 0, 4));
+    worst_kernel<<<dim3(rows, heads), 64>>>(out, out_stride, type, ref, heads, dim, d);
+    CHECK(cudaMemcpy(&h, d, 4, cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(d));
+    return h;
+}
+
+static __global__ void __launch_bounds__(512) read_kernel(const uint4 *p, size_t n, uint32_t *out)
+{
+    uint32_t a = 0;
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i + 7 * step < n;
+         i += 8 * step) {
+        uint4 v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            v[k] = __ldcs(p + i + k * step);
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            a ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+        }
+    }
+    if (a == 0x12345678u) {
+        *out = a;
+    }
+}
+
+extern "C" float ref_read_gbs(cudaStream_t s)
+{
+    size_t bytes = (size_t)4 << 30;
+    uint32_t *p;
+    cudaEvent_t t0, t1;
+    float best = 0;
+    CHECK(cudaMalloc(&p, bytes + 256));
+    ref_fill(p, bytes / 2, BT_CU_F16, 1.0f, 3);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaEventCreate(&t0));
+    CHECK(cudaEventCreate(&t1));
+    for (int i = 0; i < 9; i++) {
+        float ms;
+        CHECK(cudaEventRecord(t0, s));
+        read_kernel<<<132 << (i % 3), 512, 0, s>>>((const uint4 *)p, bytes / 16, p + bytes / 4);
+        CHECK(cudaEventRecord(t1, s));
+        CHECK(cudaEventSynchronize(t1));
+        CHECK(cudaEventElapsedTime(&ms, t0, t1));
+        best = fmaxf(best, (float)bytes / ms / 1e6f);
+    }
+    CHECK(cudaFree(p));
+    return best;
+}

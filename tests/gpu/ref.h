@@ -1,0 +1,34 @@
+/* What the GPU checks compare with: slow kernels that are plainly right, and random data. */
+#ifndef BT_TESTS_GPU_REF_H
+#define BT_TESTS_GPU_REF_H
+
+#include "common/engine/cuda/attn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* n normal values times sigma. */
+void ref_fill(void *p, size_t n, int type, float sigma, uint32_t seed);
+/* K and V of tokens [0, len) of one sequence, in its pages of one layer. */
+void ref_fill_kv(const struct bt_attn_pool *p, uint32_t layer_row, const int32_t *table_row,
+                 int len, uint32_t seed);
+
+struct ref_row { /* one query token */
+    int32_t slot, pos;
+};
+/* out[row][head][head_dim] in f32; rows, table on the device. */
+void ref_attn(const struct bt_attn_pool *p, uint32_t layer_row, const void *q, uint32_t q_stride,
+              const struct ref_row *rows, uint32_t n_rows, const int32_t *table,
+              uint32_t table_stride, float *out);
+/* Largest |out - ref| / |ref| of any (row, head): NaN counts as 1e9. All on the device. */
+float ref_worst(const void *out, uint32_t out_stride, int type, const float *ref, uint32_t rows,
+                uint32_t heads, uint32_t dim);
+/* Read bandwidth over 4 GiB, GB/s: the best of some grids. */
+float ref_read_gbs(cudaStream_t s);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
