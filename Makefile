@@ -53,14 +53,13 @@ GEN_O := $(patsubst $(B)/gen/%.c,$(B)/obj/gen/%.o,$(GEN_C))
 LIBS  := $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
 BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl)
 PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
-ifneq ($(and $(NVCC),$(CUDA_SRC)),)
-PLUGINS += $(B)/lib/baton-engine-cuda.so
-endif
+CUDA_LIB := $(if $(NVCC),$(B)/libcuda-kernels.a)
+GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn bench_attn)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
-.PHONY: all tests setup setup-tests check check-gpu demo up down bench lint install install-files install-system bundle clean help docs
-all: $(BINS) $(PLUGINS)
+.PHONY: all tests setup setup-tests check check-gpu bench-gpu demo up down bench lint install install-files install-system bundle clean help docs
+all: $(BINS) $(PLUGINS) $(CUDA_LIB)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
 endif
@@ -116,12 +115,26 @@ $(B)/lib/baton-engine-cpu.so: $(call obj,$(CPU_C)) $(B)/libbaton.a
 $(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
 	$(link)
 	$(CC) $(LDFLAGS) -shared -o $@ $(filter %.o,$^) $(B)/libbaton.a $(LDLIBS)
+# Device code needs Hopper's own target for its matrix and copy instructions. No C++ runtime is used.
+NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. -gencode=arch=compute_90a,code=sm_90a \
+             -Xcompiler -fPIC,-fno-threadsafe-statics,-fno-exceptions,-Wall
+CUDA_O := $(patsubst %.c,$(B)/obj/%.o,$(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC)))
+CFLAGS_common_engine_cuda_ := -I$(CUDA)/include
+CFLAGS_tests_gpu_ := -I$(CUDA)/include
+$(B)/obj/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
+$(B)/libcuda-kernels.a: $(CUDA_O)
+	$(archive)
+$(B)/tests/gpu/%: $(B)/obj/tests/gpu/%.o $(B)/obj/tests/gpu/ref.cu.o $(B)/libcuda-kernels.a
+	$(link)
+	$(CC) $(LDFLAGS) -o $@ $^ -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
 $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
 .SECONDARY:
 
--include $(patsubst %.o,%.d,$(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
+-include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
 
 setup-tests:
 	@deploy/local/setup.sh --tests
@@ -130,6 +143,15 @@ setup:
 check: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/run
+ifeq ($(NVCC),)
+check-gpu bench-gpu:
+	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
+else
+check-gpu: $(GPU_BINS)
+	$(B)/tests/gpu/check_attn
+bench-gpu: $(GPU_BINS)
+	$(B)/tests/gpu/bench_attn
+endif
 demo: setup
 	@$(MAKE) --no-print-directory -j$$(nproc) all
 	@deploy/local/demo.sh

@@ -1,0 +1,235 @@
+/* make bench-gpu: attention kernels at the shape of Llama-3-8B (32 query heads, 8 KV heads, 128),
+ * pages of 64 in random order. Decode runs inside CUDA graphs over layers that together exceed the
+ * L2 cache; medians of replays. The floor is bytes of KV over the read bandwidth measured first. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/gpu/ref.h"
+
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        cudaError_t e_ = (x);                                                                      \
+        if (e_ != cudaSuccess) {                                                                   \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define HEADS    32
+#define KV_HEADS 8
+#define DIM      128
+#define PAGE     64
+#define SEG      (KV_HEADS * 2 * PAGE) /* rows */
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+struct bed { /* a pool and tensors for one shape */
+    struct bt_attn_pool pool;
+    struct bt_attn *attn;
+    uint32_t layers, pages, stride, batch, table_stride;
+    void *kv, *q, *out;
+    int32_t *table, *lens;
+};
+
+static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t q_rows, int type,
+                     size_t rotate)
+{
+    *b = (struct bed){.batch = batch, .table_stride = (len + PAGE - 1) / PAGE};
+    b->pages = batch * b->table_stride;
+    size_t layer = (size_t)b->pages * SEG * DIM * 2;
+    b->layers = layer < rotate ? (uint32_t)(rotate / layer) + 1 : 1;
+    CHECK(cudaMalloc(&b->kv, layer * b->layers));
+    ref_fill(b->kv, layer * b->layers / 2, type, 1.0f, 1);
+    b->stride = (HEADS + 2 * KV_HEADS) * DIM;
+    CHECK(cudaMalloc(&b->q, (size_t)q_rows * b->stride * 2));
+    CHECK(cudaMalloc(&b->out, (size_t)q_rows * b->stride * 2));
+    ref_fill(b->q, (size_t)q_rows * b->stride, type, 1.0f, 2);
+    int32_t *t = malloc(b->pages * 4), *l = malloc(batch * 4);
+    for (uint32_t i = 0; i < b->pages; i++) {
+        t[i] = (int32_t)i;
+    }
+    for (uint32_t i = b->pages - 1; i > 0; i--) {
+        uint32_t j = (uint32_t)(rand() % (int)(i + 1));
+        int32_t x = t[i];
+        t[i] = t[j];
+        t[j] = x;
+    }
+    for (uint32_t i = 0; i < batch; i++) {
+        l[i] = (int32_t)len;
+    }
+    CHECK(cudaMalloc((void **)&b->table, b->pages * 4));
+    CHECK(cudaMalloc((void **)&b->lens, batch * 4));
+    CHECK(cudaMemcpy(b->table, t, b->pages * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(b->lens, l, batch * 4, cudaMemcpyHostToDevice));
+    free(t);
+    free(l);
+    b->pool = (struct bt_attn_pool){.kv = b->kv,
+                                    .rows = (uint64_t)b->pages * SEG * b->layers,
+                                    .page_rows = SEG,
+                                    .page_tokens = PAGE,
+                                    .heads = HEADS,
+                                    .kv_heads = KV_HEADS,
+                                    .head_dim = DIM,
+                                    .type = type};
+    CHECK(bt_attn_create(&b->pool, batch, &b->attn));
+}
+
+static void bed_close(struct bed *b)
+{
+    bt_attn_destroy(b->attn);
+    cudaFree(b->kv);
+    cudaFree(b->q);
+    cudaFree(b->out);
+    cudaFree(b->table);
+    cudaFree(b->lens);
+}
+
+/* Median time in us of what is captured on s, replayed. */
+static float replay(cudaStream_t s, void (*body)(void *, cudaStream_t), void *arg, int times)
+{
+    cudaGraph_t g;
+    cudaGraphExec_t e;
+    cudaEvent_t t0, t1;
+    float v[32];
+    CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    body(arg, s);
+    CHECK(cudaStreamEndCapture(s, &g));
+    CHECK(cudaGraphInstantiate(&e, g, 0));
+    CHECK(cudaEventCreate(&t0));
+    CHECK(cudaEventCreate(&t1));
+    for (int i = -2; i < times; i++) {
+        CHECK(cudaEventRecord(t0, s));
+        CHECK(cudaGraphLaunch(e, s));
+        CHECK(cudaEventRecord(t1, s));
+        CHECK(cudaEventSynchronize(t1));
+        if (i >= 0) {
+            CHECK(cudaEventElapsedTime(&v[i], t0, t1));
+        }
+    }
+    qsort(v, (size_t)times, sizeof(v[0]), by_value);
+    CHECK(cudaGraphExecDestroy(e));
+    CHECK(cudaGraphDestroy(g));
+    return v[times / 2] * 1000;
+}
+
+struct decode_run {
+    struct bed *b;
+    int n;
+};
+static void decode_body(void *arg, cudaStream_t s)
+{
+    struct decode_run *r = arg;
+    struct bed *b = r->b;
+    struct bt_attn_decode d = {b->q,    b->out, b->stride, b->stride,      b->batch,
+                               b->lens, NULL,   b->table,  b->table_stride};
+    for (int i = 0; i < r->n; i++) {
+        CHECK(bt_attn_decode(b->attn, &d, (uint32_t)i % b->layers * b->pages * SEG, s));
+    }
+}
+
+static void bench_decode(cudaStream_t s, uint32_t batch, uint32_t len, float fa3, float cudnn,
+                         float aim, float read_gbs)
+{
+    struct bed b;
+    bed_open(&b, batch, len, batch, BT_CU_F16, 400u << 20);
+    CHECK(bt_attn_decode_plan(b.attn, b.lens, batch, s));
+    double bytes = (double)batch * len * KV_HEADS * 2 * DIM * 2;
+    struct decode_run r = {&b, (int)(b.layers * 2 > 8 ? b.layers * 2 : 8)};
+    float us = replay(s, decode_body, &r, 11) / (float)r.n;
+    char name[32];
+    snprintf(name, sizeof(name), "B%u %u", batch, len);
+    printf("decode %-10s %8.1f us %6.0f GB/s  floor %.1f us (%.0f %%)  aim %.1f  FA3 %.1f cuDNN "
+           "%.1f\n",
+           name, us, bytes / us / 1e3, bytes / read_gbs / 1e3, bytes / read_gbs / 1e1 / us, aim,
+           fa3, cudnn);
+    printf("bench,decode_attention_b%u_%u,%.1f,us,FA3 paged on the same kind of card,%.2f\n", batch,
+           len, us, us / fa3);
+    fflush(stdout);
+    bed_close(&b);
+}
+
+static void bench_prefill(cudaStream_t s, uint32_t len, float fa3, float cudnn, float aim, int type)
+{
+    struct bed b;
+    bed_open(&b, 1, len, len, type, 0);
+    int tokens = (int)bt_attn_prefill_tokens(b.attn), n = 0;
+    struct bt_attn_item *items = calloc(len, sizeof(*items)), *d_items;
+    for (int t = (int)len - tokens; t >= 0; t -= tokens) {
+        items[n++] = (struct bt_attn_item){t, tokens, t, 0, (int)len, {0}};
+    }
+    CHECK(cudaMalloc((void **)&d_items, (size_t)n * sizeof(*items)));
+    CHECK(cudaMemcpy(d_items, items, (size_t)n * sizeof(*items), cudaMemcpyHostToDevice));
+    struct bt_attn_prefill f = {b.q,     b.out,       b.stride, b.stride,      len,
+                                d_items, (uint32_t)n, b.table,  b.table_stride};
+    cudaEvent_t t0, t1;
+    float v[9];
+    CHECK(cudaEventCreate(&t0));
+    CHECK(cudaEventCreate(&t1));
+    for (int i = -2; i < 9; i++) {
+        CHECK(cudaEventRecord(t0, s));
+        CHECK(bt_attn_prefill(b.attn, &f, 0, s));
+        CHECK(cudaEventRecord(t1, s));
+        CHECK(cudaEventSynchronize(t1));
+        if (i >= 0) {
+            CHECK(cudaEventElapsedTime(&v[i], t0, t1));
+        }
+    }
+    qsort(v, 9, sizeof(v[0]), by_value);
+    double tf = 2.0 * len * len * DIM * HEADS / v[4] / 1e9;
+    printf("prefill %s %-6u %8.3f ms %6.0f TFLOP/s  aim %.0f  FA3 %.0f cuDNN %.0f\n",
+           type == BT_CU_F16 ? "f16 " : "bf16", len, v[4], tf, aim, fa3, cudnn);
+    printf("bench,prefill_attention_%s_%u,%.0f,TFLOP/s,FA3 on the same kind of card,%.2f\n",
+           type == BT_CU_F16 ? "f16" : "bf16", len, tf, tf / fa3);
+    fflush(stdout);
+    cudaFree(d_items);
+    free(items);
+    bed_close(&b);
+}
+
+int main(void)
+{
+    cudaStream_t s;
+    struct cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
+        printf("no GPU\n");
+        return 0;
+    }
+    CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    printf("%s, %d multiprocessors, L2 %d MB\n", p.name, p.multiProcessorCount,
+           p.l2CacheSize >> 20);
+    float read_gbs = ref_read_gbs(s);
+    printf("read bandwidth %.0f GB/s\n", read_gbs);
+    static const struct {
+        uint32_t batch, len;
+        float fa3, cudnn, aim;
+    } d[] = {{1, 1024, 0, 0, 0},
+             {1, 8192, 18.1f, 15.9f, 16.5f},
+             {1, 32768, 43.2f, 39.6f, 0},
+             {8, 8192, 72.1f, 69.7f, 69},
+             {8, 32768, 252, 244.7f, 0},
+             {32, 4096, 136.5f, 0, 128},
+             {64, 1024, 82.6f, 70.1f, 0},
+             {64, 8192, 503.5f, 473.9f, 480},
+             {256, 1024, 317, 243.9f, 250},
+             {256, 8192, 1997, 1877.8f, 1900}};
+    for (size_t i = 0; i < sizeof(d) / sizeof(d[0]); i++) {
+        bench_decode(s, d[i].batch, d[i].len, d[i].fa3, d[i].cudnn, d[i].aim, read_gbs);
+    }
+    static const struct {
+        uint32_t len;
+        float fa3, cudnn, aim;
+    } f[] = {{4096, 609, 459, 560},
+             {8192, 716, 587, 640},
+             {16384, 758, 649, 680},
+             {32768, 686, 590, 640}};
+    for (size_t i = 0; i < sizeof(f) / sizeof(f[0]); i++) {
+        bench_prefill(s, f[i].len, f[i].fa3, f[i].cudnn, f[i].aim, BT_CU_BF16);
+        bench_prefill(s, f[i].len, f[i].fa3, f[i].cudnn, f[i].aim, BT_CU_F16);
+    }
+    return 0;
+}
