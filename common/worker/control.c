@@ -221,6 +221,8 @@ static void on_engine_ready(struct bt_wctl *w)
     uint32_t n = w->core.max_slots;
     w->engine_ready = true;
     bt_wstats_cache_config(w->stats, w->core.block_tokens, w->core.info->pages);
+    bt_wstats_engine(w->stats, w->core.vt->name, w->core.info->device,
+                     (w->core.info->caps & BT_ENGINE_CAP_EXACT) != 0);
     w->tok = bt_calloc(n, sizeof(w->tok[0]));
     w->tok_ptr = bt_calloc(n, sizeof(w->tok_ptr[0]));
     w->top = bt_calloc((size_t)n * BT_ENGINE_MAX_TOP, sizeof(w->top[0]));

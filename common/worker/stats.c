@@ -80,6 +80,16 @@ void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t
     free(l);
 }
 
+void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *device, bool exact)
+{
+    char *l = bt_sprintf("plugin=\"%s\",device=\"%s\",exact=\"%d\"", plugin, device, exact);
+    bt_metric_set(bt_metrics_gauge(s->registry, "baton_worker_engine_info", l,
+                                   "The engine; exact: a row's result does not depend on its "
+                                   "neighbours, on chunking, on the cache or on the worker."),
+                  1);
+    free(l);
+}
+
 void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, Baton__WorkerLoad *l)
 {
     baton__worker_load__init(l);

@@ -35,6 +35,8 @@ struct bt_wstats *bt_wstats_create(const char *model_name, const char *kind);
 void bt_wstats_destroy(struct bt_wstats *s);
 /* vllm:cache_config_info, once the engine has said what it has. */
 void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t pages);
+/* baton_worker_engine_info, likewise. */
+void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *device, bool exact);
 void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, Baton__WorkerLoad *l);
 
 #endif

@@ -52,9 +52,11 @@ def free_port():
 
 
 class Node:
-    """Daemons of one node; stop() ends all of them and checks how the workers went."""
+    """Daemons of one node; stop() ends all of them and checks how the workers went. engine: of both workers, unless
+    sets say otherwise. exact: equal requests get equal tokens, whoever computes them beside whom."""
 
-    def __init__(self, **sets):
+    def __init__(self, engine="cpu", **sets):
+        self.engine = engine
         self.dir = tempfile.mkdtemp(prefix="baton-node-")
         self.sets = sets
         self.procs = {}
@@ -84,6 +86,8 @@ class Node:
         s = self.cluster_pb2.ClusterSettings()
         s.ParseFromString(self.get("/baton/baton/settings")[0])
         self.settings = s
+        self.exact = all('exact="1"' in k for w in ("prefill", "decode") for k in self.metrics(w)
+                         if k.startswith("baton_worker_engine_info"))
 
     def _spawn(self, name, argv):
         log = open(f"{self.dir}/{name}.log", "ab")
@@ -96,7 +100,7 @@ class Node:
         if kind == "kvstore":
             conf.update({"kvstore.slab_bytes": "24MiB", "kvstore.wire.listen": "127.0.0.1"})
         else:
-            conf.update({"engine.device": "cpu", "engine.threads": 1, "engine.pages": 400})
+            conf.update({"engine.device": self.engine, "engine.threads": 1, "engine.pages": 400})
         conf.update(self.sets.get(kind, {}))
         os.makedirs(f"{self.dir}/run", exist_ok=True)
         argv = [f"{BUILD}/bin/baton-{kind}", "--config", f"{self.dir}/{kind}.yaml"]
@@ -196,6 +200,7 @@ class Session:
         self.out = queue.Queue()
         self.cond = threading.Condition()
         self.got = []
+        self.index = {}  # (field, request, epoch) -> messages; ("token", request, epoch) -> tokens
         self.closed = False
         self.channel = grpc.insecure_channel(m.rpc, options=[("grpc.use_local_subchannel_pool", 1)])
         method = "/baton.Kvstore/Session" if kind == "kvstore" else "/baton.Worker/Session"
@@ -214,13 +219,25 @@ class Session:
         try:
             for m in self.call:
                 with self.cond:
-                    self.got.append(m)
+                    self._note(m)
                     self.cond.notify_all()
         except grpc.RpcError as e:
             self.error = e
         with self.cond:
             self.closed = True
             self.cond.notify_all()
+
+    def _note(self, m):
+        field = m.WhichOneof("m")
+        x = getattr(m, field)
+        self.got.append(m)
+        if field == "tokens":
+            for t in x.tokens:
+                self.index.setdefault(("token", t.request, t.epoch), []).append(t)
+        elif field in ("hello", "heartbeat"):
+            self.index.setdefault((field,), []).append(x)
+        else:
+            self.index.setdefault((field, x.request, x.epoch), []).append(x)
 
     def _beat(self):
         n = 0
@@ -233,18 +250,11 @@ class Session:
     def send(self, **m):
         self.out.put(self.to(**m))
 
-    def find(self, field, request=None, epoch=None):
-        out = []
-        for m in list(self.got):
-            if m.WhichOneof("m") == field:
-                x = getattr(m, field)
-                if request is None or (x.request == request and (epoch is None or x.epoch == epoch)):
-                    out.append(x)
-        return out
+    def find(self, field, request=None, epoch=1):
+        return list(self.index.get((field, request, epoch) if request is not None else (field,), []))
 
     def tokens(self, request, epoch=1):
-        return [t for m in list(self.got) if m.WhichOneof("m") == "tokens" for t in m.tokens.tokens
-                if t.request == request and t.epoch == epoch]
+        return list(self.index.get(("token", request, epoch), []))
 
     def wait(self, check, what, seconds=30):
         end = time.monotonic() + seconds
@@ -295,12 +305,15 @@ class Conductor:
             assert r.status == OK, r
             return r
 
-    def submit(self, session, request, tokens, phases, max_new, epoch=1, n_prompt=None, stop=(), deadline_ns=0, **sampling):
+    def submit(self, session, request, tokens, phases, max_new, epoch=1, n_prompt=None, stop=(), deadline_ns=0,
+               choice=0, n=0, prompt_logprobs=False, prompt_top=0, **sampling):
         s = dict(temperature=0, top_p=1, repetition_penalty=1, seed=1, logprobs=0, max_new=max_new, stop_ids=stop)
         s.update(sampling)
         session.send(submit=self.pb.Submit(request=request, epoch=epoch, phases=phases, tokens=pack(tokens),
                                            n_prompt=n_prompt or len(tokens), sampling=self.pb.Sampling(**s),
-                                           root_key=self.node.settings.root_key, deadline_ns=deadline_ns))
+                                           root_key=self.node.settings.root_key, deadline_ns=deadline_ns,
+                                           choice=choice, n=n, prompt_logprobs=prompt_logprobs,
+                                           prompt_top=prompt_top))
 
     def release(self, request, epoch=1):
         self.kv.send(release=self.pb.Release(request=request, epoch=epoch))
@@ -308,12 +321,16 @@ class Conductor:
     def both(self, worker, request, tokens, max_new, epoch=1, **more):
         self.reserve(request, tokens, epoch, wait=False)
         self.submit(worker, request, tokens, self.pb.BOTH, max_new, epoch, **more)
+        if more.get("n", 0) > 1:
+            return self.choices(request, more["n"], more.get("choice", 0), [worker], epoch)
         return self.result(request, max_new, [worker], epoch)
 
     def apart(self, request, tokens, max_new, epoch=1, **more):
         self.reserve(request, tokens, epoch, wait=False)
         self.submit(self.d, request, tokens, self.pb.DECODE, max_new, epoch, **more)
         self.submit(self.p, request, tokens, self.pb.PREFILL, max_new, epoch, **more)
+        if more.get("n", 0) > 1:
+            return self.choices(request, more["n"], more.get("choice", 0), [self.p, self.d], epoch)
         return self.result(request, max_new, [self.p, self.d], epoch)
 
     def result(self, request, max_new, workers, epoch=1):
@@ -327,6 +344,22 @@ class Conductor:
         assert len(toks) <= max_new
         assert all(t.finish == 0 for t in toks[:-1]) and toks[-1].finish != 0
         return [t.token for t in toks]
+
+    def choices(self, request, n, first, workers, epoch=1):
+        """A list of tokens for each choice, after everybody ended well."""
+        for w in workers:
+            e = w.ended(request, epoch)
+            assert e.status == OK, (w.kind, e)
+        self.release(request, epoch)
+        toks = [t for w in workers for t in w.tokens(request, epoch)]
+        out = []
+        for k in range(first, first + n):
+            mine = [t for t in toks if t.choice == k]
+            assert [t.offset for t in mine] == list(range(len(mine))), (k, [t.offset for t in mine])
+            assert mine and all(t.finish == 0 for t in mine[:-1]) and mine[-1].finish != 0
+            out.append([t.token for t in mine])
+        assert sum(map(len, out)) == len(toks)
+        return out
 
     def resident(self, tokens, blocks, seconds=10):
         """Waits until the pool has the first blocks of tokens: sealing goes on after a request has ended."""
@@ -346,10 +379,8 @@ class Conductor:
         while True:
             loads = []
             for s in (self.p, self.d):
-                beats = [m.heartbeat.load for m in list(s.got) if m.WhichOneof("m") == "heartbeat"]
-                loads.append(beats[-1])
-            pools = [m.heartbeat.pool for m in list(self.kv.got) if m.WhichOneof("m") == "heartbeat"]
-            pool = pools[-1]
+                loads.append(s.find("heartbeat")[-1].load)
+            pool = self.kv.find("heartbeat")[-1].pool
             if all(x.running == 0 and x.waiting == 0 and x.pages_free == x.pages_total and
                    x.slots_free == x.slots_total for x in loads) and \
                     pool.leases == 0 and pool.slots_writing == 0 and pool.slots_quarantine == 0:
