@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/conf/conf_priv.h"
@@ -13,7 +14,8 @@
 #ifndef BT_VERSION
 #define BT_VERSION "unknown"
 #endif
-#define SETS_MAX 256
+#define SETS_MAX   256
+#define SECRET_MAX 4096 /* bytes that the daemons take of kv.salt_file */
 
 struct args {
     const char *file;
@@ -168,10 +170,46 @@ static bool check_endpoints(char *const *list)
     return ok;
 }
 
+/* A secret that is empty, cut or open to everybody must not be taken for one. */
+static bool check_secret(const char *key, const char *path)
+{
+    char buf[SECRET_MAX + 1];
+    struct stat st;
+    FILE *f = path == NULL ? NULL : fopen(path, "re");
+    if (path == NULL) {
+        return true;
+    }
+    if (f == NULL || fstat(fileno(f), &st) != 0) {
+        bt_conf_say("%s: %.200s cannot be read: %s", key, path, strerror(errno));
+        if (f != NULL) {
+            fclose(f);
+        }
+        return false;
+    }
+    size_t n = S_ISREG(st.st_mode) ? fread(buf, 1, sizeof(buf), f) : 0;
+    fclose(f);
+    bool good = n <= SECRET_MAX;
+    while (n > 0 && memchr(" \r\n", buf[n - 1], 3) != NULL) {
+        n--; /* white space at its end is an editor's, not the secret's */
+    }
+    explicit_bzero(buf, sizeof(buf));
+    if (n == 0 || !good) {
+        bt_conf_say("%s: %.200s must be a file of 1 to %d bytes", key, path, SECRET_MAX);
+        return false;
+    }
+    if ((st.st_mode & S_IRWXO) != 0) {
+        bt_conf_say("%s: %.200s is open to everybody (mode %04o): chmod o= it", key, path,
+                    st.st_mode & 07777u);
+        return false;
+    }
+    return true;
+}
+
 /* What no single row can say. */
 static bool check_common(const struct bt_conf_common *c)
 {
     bool ok = check_endpoints(c->etcd_endpoints);
+    ok = check_secret("kv.salt_file", c->kv_salt_file) && ok;
     if ((c->kv_block_tokens & (c->kv_block_tokens - 1)) != 0) {
         bt_conf_say("kv.block_tokens: %lld is not a power of two", (long long)c->kv_block_tokens);
         ok = false;

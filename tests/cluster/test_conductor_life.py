@@ -141,6 +141,7 @@ def test_admission(make_cluster):
 def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
     secret = tmp_path / "salt"
     secret.write_text("a cluster's secret\n")
+    secret.chmod(0o640)
     c = make_cluster("--set", f"all.kv.salt_file={secret}")  # all daemons agree on it, or none joins
 
     def ask(salt):

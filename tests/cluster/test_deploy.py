@@ -69,6 +69,7 @@ def test_example_configuration(installed, daemon, tmp_path):
     with open(os.path.join(installed, "etc", "baton", daemon + ".yaml.example")) as f:
         text = f.read()
     (tmp_path / "salt").write_text("secret\n")
+    (tmp_path / "salt").chmod(0o640)
     model = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
     text = text.replace("/srv/models/llama-3.1-8b-instruct", model).replace("/etc/baton/salt", f"{tmp_path}/salt")
     conf = tmp_path / "c.yaml"

@@ -247,6 +247,47 @@ static void messages_are_short_and_plain(void **state)
     free(big);
 }
 
+/* kv.salt_file: what is no secret must not pass for one. */
+static void secrets_are_looked_at(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        mode_t mode;
+        int code;
+        const char *expect;
+    } table[] = {
+        {"secret\n", 0600, 0, ""},
+        {"secret\n", 0640, 0, ""},
+        {"secret\n", 0644, 2, "open to everybody (mode 0644): chmod o="},
+        {"", 0600, 2, "1 to 4096 bytes"},
+        {" \r\n\n", 0600, 2, "1 to 4096 bytes"},
+        {NULL, 0600, 2, "1 to 4096 bytes"},
+    };
+    char set[128], big[5000];
+    memset(big, 's', sizeof(big) - 1);
+    big[sizeof(big) - 1] = '\0';
+    for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
+        int code = -1;
+        write_file(table[i].text == NULL ? big : table[i].text);
+        assert_int_equal(chmod(path, table[i].mode), 0);
+        snprintf(set, sizeof(set), "kv.salt_file=%s", path);
+        assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--set", set,
+                         "--check"));
+        assert_int_equal(code, table[i].code);
+        assert_non_null(strstr(err, table[i].expect));
+    }
+    int code = -1;
+    assert_int_equal(chmod(path, 0644), 0);
+    snprintf(set, sizeof(set), "kv.salt_file=%s", dir);
+    assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--set", set));
+    assert_int_equal(code, 2);
+    assert_non_null(strstr(err, "must be a file"));
+    assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--set",
+                     "kv.salt_file=/nonexistent"));
+    assert_non_null(strstr(err, "/nonexistent cannot be read: No such file"));
+}
+
 static void lists_have_a_limit(void **state)
 {
     (void)state;
@@ -310,6 +351,7 @@ int main(void)
         cmocka_unit_test(check_says_good_and_ends),
         cmocka_unit_test(good_addresses),
         cmocka_unit_test(messages_are_short_and_plain),
+        cmocka_unit_test(secrets_are_looked_at),
         cmocka_unit_test(lists_have_a_limit),
         cmocka_unit_test(the_environment_is_checked_too),
     };
