@@ -140,6 +140,13 @@ static bool load_model(struct conductor *c)
         bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err)) != BT_OK) {
         return fail(c, "model.path", err);
     }
+    if (bt_tokenizer_vocab(c->tok) > c->model.vocab) {
+        snprintf(err, sizeof(err),
+                 "%.300s/tokenizer.json: it has ids up to %u, vocab_size of config.json is %u; the "
+                 "two files are not of one model",
+                 m->model_path, bt_tokenizer_vocab(c->tok) - 1, c->model.vocab);
+        return fail(c, "model.path", err);
+    }
     bt_status_t st = bt_template_load(m->model_path, &c->tmpl, err, sizeof(err));
     if (st == BT_ERR_NOT_FOUND) {
         c->tmpl = NULL;

@@ -1,0 +1,328 @@
+"""Bad model files, configuration and command lines against the real binaries: they end by themselves,
+with an exit code and a message that names the thing and the remedy, and without a trace in /dev/shm.
+
+The readers have tables of their own (test_model.c, test_token.c, test_conf.c); here it is about what a
+daemon makes of them, so there is one case for each kind of mistake. Nothing here needs etcd.
+"""
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+
+import pytest
+
+from conftest import BUILD, ROOT
+
+MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m")
+USAGE, START = (2,), (1, 3)  # a mistake on the command line or in the file; what a daemon cannot work with
+
+
+def run(daemon, *args, sets=None, seconds=60):
+    """Runs a daemon that is to end by itself; returns (exit code, stderr and stdout as text)."""
+    argv = [os.path.join(BUILD, "bin", daemon), *args]
+    for k, v in (sets or {}).items():
+        argv += ["--set", f"{k}={v}"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    p = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, timeout=seconds)
+    return p.returncode, p.stdout.decode(errors="strict")
+
+
+def errors(text):
+    """The lines that complain: of the log with level error, or all of them before there is a log."""
+    lines = text.splitlines()
+    logged = [x for x in lines if "level=error" in x]
+    return "\n".join(logged or [x for x in lines if "level=" not in x])
+
+
+def refuse(codes, words, daemon, *args, **kw):
+    rc, text = run(daemon, *args, **kw)
+    assert rc in codes, (rc, text[-3000:])
+    said = errors(text)
+    for word in words:
+        assert re.search(word, said), f"no /{word}/ in: {text[-3000:]}"
+    assert not re.search(r"AddressSanitizer|runtime error|Assertion|BUG", text), text[-5000:]
+
+
+def base(tmp_path, daemon, **more):
+    os.makedirs(tmp_path / "run", exist_ok=True)
+    sets = {"node.id": "n1", "cluster.name": f"bad{os.getpid()}", "run_dir": tmp_path / "run", "model.path": MODEL,
+            "kv.block_tokens": 16, "etcd.endpoints": "127.0.0.1:9"}
+    if daemon == "baton-conductor":
+        sets["conductor.http.listen"] = "127.0.0.1:0"
+    elif daemon == "baton-kvstore":
+        sets["kvstore.slab_bytes"] = "16MiB"
+    else:
+        sets.update({"engine.device": "cpu", "engine.threads": 1, "engine.pages": 64})
+    sets.update({k.replace("__", "."): v for k, v in more.items()})
+    return sets
+
+
+# ---- model files ----
+
+def edit(name):
+    """A case's function gets the JSON of a file and changes it."""
+    def wrap(fn):
+        def apply(folder):
+            path = folder / name
+            with open(path) as f:
+                j = json.load(f)
+            out = fn(j)
+            path.unlink()
+            path.write_text(json.dumps(j if out is None else out))
+        return apply
+    return wrap
+
+
+def text(name, content):
+    def apply(folder):
+        if (folder / name).exists() or (folder / name).is_symlink():
+            (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return apply
+
+
+def config(**fields):
+    return edit("config.json")(lambda j: j.update(fields))
+
+
+def without(name, key):
+    return edit(name)(lambda j: {k: v for k, v in j.items() if k != key})
+
+
+def weights(change):
+    """Rewrites model.safetensors through its header (a dict) and data (bytes)."""
+    def apply(folder):
+        raw = (folder / "model.safetensors").read_bytes()
+        n = struct.unpack("<Q", raw[:8])[0]
+        header, data = json.loads(raw[8:8 + n]), raw[8 + n:]
+        out = change(header, data)
+        if isinstance(out, tuple):
+            header, data = out
+        (folder / "model.safetensors").unlink()
+        if isinstance(out, bytes):
+            (folder / "model.safetensors").write_bytes(out)
+            return
+        h = json.dumps(header).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(h)) + h + data)
+    return apply
+
+
+def first(header):
+    return min((k for k in header if k != "__metadata__"), key=lambda k: header[k]["data_offsets"][0])
+
+
+def shape_swapped(header, _):
+    t = header["model.layers.0.mlp.down_proj.weight"]
+    t["shape"] = t["shape"][::-1]
+
+
+def overlap(header, _):
+    header[first(header)]["data_offsets"][1] += 2
+    header[first(header)]["shape"] = [header[first(header)]["data_offsets"][1] // 2]
+
+
+def index(content):
+    def apply(folder):
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(content)
+    return apply
+
+
+def both(a, b):
+    def apply(folder):
+        a(folder)
+        b(folder)
+    return apply
+
+
+ENGINE, FRONT, ALL = ["baton-prefill"], ["baton-conductor"], ["baton-prefill", "baton-conductor", "baton-kvstore"]
+MODEL_CASES = {
+    # config.json
+    "no-config": (ALL, text("config.json", None), [r"config\.json", "No such file"]),
+    "config-cut": (ALL, text("config.json", '{"architectures": ['), [r"config\.json", "JSON"]),
+    "config-empty": (ALL, text("config.json", ""), [r"config\.json"]),
+    "config-field-missing": (ALL, without("config.json", "num_hidden_layers"), [r"config\.json", "num_hidden_layers"]),
+    "config-heads": (ALL, config(num_attention_heads=3, num_key_value_heads=2), [r"config\.json", "heads"]),
+    "config-zero-layers": (ALL, config(num_hidden_layers=0), ["num_hidden_layers"]),
+    "config-absurd": (ALL, config(hidden_size=10**18), [r"config\.json", "hidden_size"]),
+    "config-negative": (ALL, config(vocab_size=-5), ["vocab_size"]),
+    "config-string": (ALL, config(hidden_size="128"), ["hidden_size"]),
+    "config-architecture": (ALL, config(architectures=["T5Model"]), ["T5Model", "LlamaForCausalLM"]),
+    "config-quantized": (ALL, config(quantization_config={"bits": 4}), ["quantization_config"]),
+    "config-more-layers": (ENGINE, config(num_hidden_layers=60), [r"layers\.\d+\.", "safetensors|tensor"]),
+    # weights
+    "no-weights": (ENGINE, text("model.safetensors", None), [r"model\.safetensors", "no such file", r"index\.json"]),
+    "weights-7-bytes": (ENGINE, text("model.safetensors", b"1234567"), ["7 bytes", "cut off"]),
+    "weights-header-long": (ENGINE, text("model.safetensors", struct.pack("<Q", 1 << 40) + b"{}"), ["header"]),
+    "weights-header-2^63": (ENGINE, text("model.safetensors", b"\xff" * 8 + b"{}"), ["header"]),
+    "weights-header-no-json": (ENGINE, text("model.safetensors", struct.pack("<Q", 4) + b"{\xff\x00}"), ["header", "JSON"]),
+    "weights-pickle": (ENGINE, text("model.safetensors", b"\x80\x02}q\x00(X\x01\x00\x00\x00a" * 10), ["header"]),
+    "weights-cut": (ENGINE, weights(lambda h, d: (h, d[:-1000])), [r"tensor \S+:", "data_offsets end at"]),
+    "weights-trailing": (ENGINE, weights(lambda h, d: (h, d + b"x" * 16)), ["behind the last"]),
+    "weights-dtype": (ENGINE, weights(lambda h, d: h[first(h)].update(dtype="Q4_K")), ["Q4_K"]),
+    "weights-dtype-int": (ENGINE, weights(lambda h, d: h[first(h)].update(dtype="I16")), ["I16"]),
+    "weights-shape": (ENGINE, weights(shape_swapped), [r"down_proj", "shape"]),
+    "weights-missing": (ENGINE, weights(lambda h, d: h.update({"model.other.weight": h.pop("model.norm.weight")})),
+                        [r"model\.norm\.weight"]),
+    "weights-overlap": (ENGINE, weights(overlap), ["overlap"]),
+    "weights-overflow": (ENGINE, weights(lambda h, d: h[first(h)].update(shape=[1 << 62, 1 << 62])), ["overflow"]),
+    "weights-nan-offset": (ENGINE, weights(lambda h, d: h[first(h)].update(data_offsets=[0, 1e308])), ["data_offsets"]),
+    "index-outside": (ENGINE, index(json.dumps({"weight_map": {"a": "../../../../etc/passwd"}})), [r"weight_map\.a", "same directory"]),
+    "index-shard-missing": (ENGINE, index(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})),
+                            ["model-00001-of-00002"]),
+    "index-no-json": (ENGINE, index("<html>rate limited</html>"), [r"index\.json", "JSON"]),
+    "index-empty": (ENGINE, index("{}"), [r"index\.json", "weight_map"]),
+    # tokenizer and its companions
+    "no-tokenizer": (FRONT, text("tokenizer.json", None), [r"tokenizer\.json", "No such file"]),
+    "tokenizer-html": (FRONT, text("tokenizer.json", "<html>"), [r"tokenizer\.json", "line 1"]),
+    "tokenizer-merge": (FRONT, edit("tokenizer.json")(lambda j: j["model"]["merges"].append(["qqq", "zzz"])),
+                        ["merges", "qqq"]),
+    "tokenizer-vocab": (FRONT, both(config(vocab_size=300, bos_token_id=1, eos_token_id=2),
+                                    text("generation_config.json", None)), [r"tokenizer", "vocab_size", "300"]),
+    "tokenizer-kind": (FRONT, edit("tokenizer.json")(lambda j: j["model"].update(type="Unigram")), ["Unigram"]),
+    "template-filter": (FRONT, edit("tokenizer_config.json")(lambda j: j.update(chat_template="a\n{{ x|nosuch }}")),
+                        ["nosuch", "line 2"]),
+    "template-cut": (FRONT, edit("tokenizer_config.json")(lambda j: j.update(chat_template="{% for m in x %}")),
+                     ["endfor", "line 1"]),
+    "generation-no-json": (FRONT, text("generation_config.json", "{"), [r"generation_config\.json"]),
+    "generation-type": (FRONT, text("generation_config.json", '{"temperature": "hot"}'),
+                        [r"generation_config\.json", "temperature"]),
+    "generation-range": (FRONT, text("generation_config.json", '{"top_p": 7}'), [r"generation_config\.json", "top_p"]),
+}
+
+
+@pytest.mark.parametrize("daemon,case", [(d, c) for c, v in MODEL_CASES.items() for d in v[0]])
+def test_model_files(tmp_path, daemon, case):
+    _, change, words = MODEL_CASES[case]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in os.listdir(MODEL):
+        (folder / name).symlink_to(os.path.join(MODEL, name))
+    change(folder)
+    before = set(os.listdir("/dev/shm"))
+    refuse(START, words, daemon, sets=base(tmp_path, daemon, model__path=folder))
+    mine = [f for f in set(os.listdir("/dev/shm")) - before if f"bad{os.getpid()}" in f]
+    assert mine == []
+
+
+@pytest.mark.parametrize("daemon", ALL)
+@pytest.mark.parametrize("path,words", [("/nonexistent", ["/nonexistent", r"model\.path|model directory"]),
+                                        ("/etc/passwd", ["/etc/passwd"])])
+def test_model_path(tmp_path, daemon, path, words):
+    refuse(START, words, daemon, sets=base(tmp_path, daemon, model__path=path))
+
+
+# ---- configuration and command line ----
+
+@pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode"])
+def test_command_line(tmp_path, daemon):
+    good = base(tmp_path, daemon)
+    assert run(daemon, "--check", sets=good)[0] == 0
+    refuse(USAGE, ["unknown option --frobnicate", "--help"], daemon, "--frobnicate")
+    refuse(USAGE, ["value is missing after --set"], daemon, "--set")
+    refuse(USAGE, ["value is missing after --config"], daemon, "--config")
+    refuse(USAGE, ["KEY=VALUE"], daemon, "--set", "kv.block_tokens")
+    refuse(USAGE, [r"unknown key kv\.blocktokens, did you mean kv\.block_tokens"], daemon,
+           sets=dict(good, **{"kv.blocktokens": 4}))
+    refuse(USAGE, ["48 is not a power of two"], daemon, sets=dict(good, **{"kv.block_tokens": 48}))
+    refuse(USAGE, [r"node\.id is required"], daemon, "--check")
+    for bad in ("127.0.0.1:65536", "localhost", "[::1", "127.0.0.1:"):
+        refuse(USAGE, [r"rpc\.listen", "host:port"], daemon, "--check", sets=dict(good, **{"rpc.listen": bad}))
+    refuse(USAGE, [r"etcd\.endpoints"], daemon, "--check", sets=dict(good, **{"etcd.endpoints": "http://h:1"}))
+
+
+@pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode"])
+def test_configuration_file(tmp_path, daemon):
+    def with_file(content, words):
+        path = tmp_path / "c.yaml"
+        path.write_bytes(content)
+        refuse(USAGE, words, daemon, "--check", "--config", str(path), sets=base(tmp_path, daemon))
+
+    refuse(USAGE, ["/nonexistent.yaml", "No such file"], daemon, "--config", "/nonexistent.yaml")
+    refuse(USAGE, ["is a directory"], daemon, "--config", str(tmp_path))
+    with_file(b"kv:\n  block_token: 16\n", [r"c\.yaml:2: unknown key kv\.block_token, did you mean"])
+    with_file(b"kv:\n  block_tokens: [16]\n", [r"c\.yaml:2: kv\.block_tokens: one value"])
+    with_file(b"log: {level: info}\nlog: {level: info}\n", [r"c\.yaml:2: log\.level is given twice"])
+    with_file(b"a: &a [x]\nb: [*a, *a]\n", [r"c\.yaml:1: unknown key a"])
+    with_file(b"log: {level: *a}\n", [r"c\.yaml:1: anchors and aliases"])
+    with_file(b"log: {level: \x00}\n", ["not valid YAML"])
+    with_file(b"\x1b]0;pwned\x07: 1\n", ["not valid YAML"])
+    with_file(b"{" * 100000, [r"c\.yaml:1: "])
+    with_file(b"#" * (1 << 21), ["up to 1 MiB"])
+
+
+def test_unreadable_configuration(tmp_path):
+    if os.getuid() == 0:
+        pytest.skip("root reads everything")
+    path = tmp_path / "c.yaml"
+    path.write_text("log: {level: info}\n")
+    path.chmod(0)
+    refuse(USAGE, ["Permission denied"], "baton-kvstore", "--config", str(path))
+
+
+@pytest.mark.parametrize("daemon,key,codes", [
+    ("baton-conductor", "conductor.http.listen", START), ("baton-conductor", "rpc.listen", START),
+    ("baton-kvstore", "rpc.listen", START), ("baton-kvstore", "http.listen", START),
+    ("baton-prefill", "rpc.listen", START), ("baton-decode", "http.listen", START)])
+def test_port_in_use(tmp_path, daemon, key, codes):
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.listen()
+    address = f"127.0.0.1:{s.getsockname()[1]}"
+    try:
+        refuse(codes, [key, address], daemon, sets=dict(base(tmp_path, daemon), **{key: address}))
+    finally:
+        s.close()
+
+
+@pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode"])
+def test_secret_file(tmp_path, daemon):
+    empty, open_one = tmp_path / "empty", tmp_path / "open"
+    empty.write_text("\n")
+    open_one.write_text("secret")
+    open_one.chmod(0o644)
+    for bad, word in (("/nonexistent", "No such file"), (tmp_path, "must be a file"), (empty, "1 to 4096 bytes"),
+                      (open_one, "chmod")):
+        refuse(USAGE, [r"kv\.salt_file", str(bad), word], daemon, sets=base(tmp_path, daemon, kv__salt_file=bad))
+
+
+def test_api_keys_file(tmp_path):
+    for bad in ("/nonexistent", tmp_path):
+        refuse(START, [str(bad)], "baton-conductor", sets=base(tmp_path, "baton-conductor", conductor__api_keys_file=bad))
+
+
+def test_run_dir(tmp_path):
+    sets = base(tmp_path, "baton-kvstore", run_dir="/proc/nothing")
+    refuse(START, ["/proc/nothing"], "baton-kvstore", sets=sets)
+
+
+def test_batonctl():
+    refuse(USAGE, ["usage"], "batonctl")
+    refuse(USAGE, ["unknown command: frob"], "batonctl", "frob")
+    refuse(USAGE, ["--addr wants HOST:PORT"], "batonctl", "status", "--addr")
+    refuse(USAGE, ["-o wants json"], "batonctl", "status", "-o", "xml")
+    refuse((1,), ["127.0.0.1:9", "is the conductor running"], "batonctl", "--addr", "127.0.0.1:9", "status")
+
+
+def test_local_usage(tmp_path):
+    local = os.path.join(ROOT, "deploy", "local", "baton-local")
+
+    def bad(words, *args):
+        p = subprocess.run([local, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           timeout=30, env=dict(os.environ, BATON_BIN=os.path.join(BUILD, "bin")))
+        said = p.stdout.decode()
+        assert p.returncode == 2, (p.returncode, said)
+        for w in words:
+            assert re.search(w, said), said
+
+    state = ["--dir", str(tmp_path / "state")]
+    bad(["usage"])
+    bad(["unknown command"], "frob")
+    bad(["--nodes", "1 to 64"], "up", "--nodes", "0", *state)
+    bad(["--port", "65535"], "up", "--port", "65536", *state)
+    bad(["value is missing after --model"], "up", "--model")
+    bad(["--device", "auto, cpu or cuda"], "up", "--device", "tpu", *state)
