@@ -16,6 +16,7 @@
 #define FILE_MAGIC   0x31445353544142ull /* "BATSSD1" */
 #define FILE_VERSION 1
 #define ALLOC_STEP   (256ull << 20)
+#define LOCK_WAIT_MS 3000 /* the kernel ends the I/O of a killed predecessor first */
 
 struct header { /* at offset 0 */
     uint64_t magic;
@@ -52,6 +53,22 @@ static bt_status_t class_of(int why)
     }
 }
 
+/* 0 or errno. After kill -9 the lock outlives the process until its last write has ended: that is
+ * what makes it safe to use the slots. */
+static int lock(int fd)
+{
+    for (int ms = 0;; ms += 10) {
+        struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        if (fcntl(fd, F_OFD_SETLK, &lk) == 0) {
+            return 0;
+        }
+        if ((errno != EAGAIN && errno != EACCES) || ms >= LOCK_WAIT_MS) {
+            return errno;
+        }
+        usleep(10000);
+    }
+}
+
 static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *err, size_t cap)
 {
     const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
@@ -70,9 +87,9 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
             "kvstore's user may write",
             path, strerror(errno));
     }
-    struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (fcntl(f->fd, F_OFD_SETLK, &lk) != 0) {
-        bool busy = errno == EAGAIN || errno == EACCES;
+    int why = lock(f->fd);
+    if (why != 0) {
+        bool busy = why == EAGAIN || why == EACCES;
         bt_status_t st = failed(busy ? BT_ERR_CONFIG : BT_ERR_IO, err, cap,
                                 busy ? "kvstore.ssd.path: %s is in use by another kvstore; each "
                                        "needs a folder of its own"

@@ -48,7 +48,7 @@ struct bt_ssd {
     struct bt_list jobs;
     uint32_t forgetting; /* slots whose record is being deleted */
     uint32_t room;       /* so many slots are kept free */
-    bool io_down, db_down, stalled, probing, closing;
+    bool io_down, db_down, probing, closing;
     uint32_t read_failures; /* in a row */
     struct bt_timer tick, probe_timer;
     struct bt_ssd_op probe;
@@ -119,17 +119,27 @@ static void probe_again(struct bt_ssd *s)
     }
 }
 
+/* Is an operation under way for so long that the disk cannot be said to work? */
+static bool stalled(const struct bt_ssd *s)
+{
+    if (bt_list_empty(&s->jobs)) {
+        return false;
+    }
+    const struct job *oldest = BT_CONTAINER_OF(s->jobs.next, struct job, link);
+    return bt_mono_ns() - oldest->op.submitted_ns > s->c.stall_ms * 1000000ull;
+}
+
 static void probe_read(struct bt_ssd_op *op)
 {
     struct bt_ssd *s = BT_CONTAINER_OF(op, struct bt_ssd, probe);
     uint64_t mark;
     memcpy(&mark, s->probe_buf, sizeof(mark));
-    if (op->res != 0 || mark != s->probe_mark || s->closing) {
+    if (op->res != 0 || mark != s->probe_mark || s->closing || stalled(s)) {
         probe_again(s);
         return;
     }
     bool was_up = !s->io_down && !s->db_down;
-    s->probing = s->io_down = s->stalled = false;
+    s->probing = s->io_down = false;
     s->read_failures = 0;
     report(s, was_up, "", "");
     make_room(s);
@@ -181,13 +191,8 @@ static void on_db_health(void *arg, const char *why)
 static void on_tick(void *arg)
 {
     struct bt_ssd *s = arg;
-    if (!bt_list_empty(&s->jobs) && !s->stalled) {
-        struct job *oldest = BT_CONTAINER_OF(s->jobs.next, struct job, link);
-        uint64_t age = bt_mono_ns() - oldest->op.submitted_ns;
-        if (age > s->c.stall_ms * 1000000ull) {
-            s->stalled = true;
-            io_failed(s, oldest->op.write ? "write" : "read", "the disk does not answer");
-        }
+    if (stalled(s)) {
+        io_failed(s, "waiting", "the disk does not answer");
     }
     make_room(s);
     if (s->m.up != NULL) {
