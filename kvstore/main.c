@@ -447,6 +447,16 @@ static void init_log(const struct daemon *d)
     bt_log_init("kvstore", c->node_id, level, strcmp(c->log_format, "json") == 0);
 }
 
+static void on_reload_signal(void *arg, int signo)
+{
+    struct daemon *d = arg;
+    (void)signo;
+    if (bt_conf_reload(&bt_kvstore_schema, &d->conf) == BT_OK) {
+        init_log(d);
+        BT_INFO("reloaded", "log_level=%s", d->conf.common.log_level);
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct daemon d = {0};
@@ -467,6 +477,7 @@ int main(int argc, char **argv)
     }
     bt_loop_on_signal(d.loop, SIGTERM, on_signal, &d);
     bt_loop_on_signal(d.loop, SIGINT, on_signal, &d);
+    bt_loop_on_signal(d.loop, SIGHUP, on_reload_signal, &d);
     bt_notify_start(d.loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
                     bt_conf_env("WATCHDOG_PID"));
     d.metrics = bt_metrics_create();

@@ -557,6 +557,16 @@ static void init_log(const struct bt_wctl *w)
     bt_log_init(w->kind, c->node_id, level, strcmp(c->log_format, "json") == 0);
 }
 
+static void on_reload_signal(void *arg, int signo)
+{
+    struct bt_wctl *w = arg;
+    (void)signo;
+    if (bt_conf_reload(bt_worker_schema(strcmp(w->kind, "decode") == 0), &w->conf) == BT_OK) {
+        init_log(w);
+        BT_INFO("reloaded", "log_level=%s", w->conf.common.log_level);
+    }
+}
+
 static char *base_name(const char *path)
 {
     size_t n = strlen(path);
@@ -594,6 +604,7 @@ static int serve(struct bt_wctl *w)
                     bt_conf_env("WATCHDOG_PID"));
     bt_loop_on_signal(w->loop, SIGTERM, on_signal, w);
     bt_loop_on_signal(w->loop, SIGINT, on_signal, w);
+    bt_loop_on_signal(w->loop, SIGHUP, on_reload_signal, w);
     BT_INFO("starting", "version=%s name=%s incarnation=%016llx", BT_VERSION, w->conf.name,
             (unsigned long long)w->incarnation);
     if (start_servers(w) && start_core(w, &thread)) {
