@@ -135,6 +135,29 @@ def test_daemons_say_when_they_serve_and_stop(tmp_path):
     m.s.close()
 
 
+@pytest.mark.parametrize("daemon", ["conductor", "kvstore", "prefill", "decode"])
+def test_sighup_reloads(make_cluster, daemon):
+    c = make_cluster()
+    d = c.daemon(daemon)
+    conf = os.path.join(c.state_dir, "conf", os.path.basename(d["log"])[:-len(".log")] + ".yaml")
+
+    def log():
+        with open(d["log"], errors="replace") as f:
+            return f.read()
+
+    with open(conf, "a") as f:
+        f.write("log: {level: debug}\n")
+    os.kill(d["pid"], signal.SIGHUP)
+    wait_for(lambda: "ev=reloaded log_level=debug" in log(), 10, "reload")
+    # A file with a mistake changes nothing, and the daemon lives.
+    with open(conf, "a") as f:
+        f.write("nonsense: 1\n")
+    os.kill(d["pid"], signal.SIGHUP)
+    wait_for(lambda: "unknown key nonsense" in log(), 10, "the mistake is named")
+    assert log().count("ev=reloaded") == 1
+    assert c.complete("ROMEO:\n", 4)["usage"]["completion_tokens"] == 4
+
+
 def test_promtool_accepts_the_metrics(cluster):
     tool = shutil.which("promtool")
     if tool is None:
