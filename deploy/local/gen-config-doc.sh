@@ -1,5 +1,5 @@
 #!/bin/bash
-# docs/CONFIG.md from the tables of the daemons (make docs).
+# docs/CONFIG.md from the tables of the daemons (make docs). BUILD: the build directory (build).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cat <<'T'
@@ -12,5 +12,5 @@ exits. Sizes take B, KiB, MiB, GiB, TiB, KB, MB, GB; times take ms, s, m, h. Row
 
 T
 for d in conductor prefill decode kvstore; do
-    build/bin/baton-$d --print-docs
+    "${BUILD:-build}/bin/baton-$d" --print-docs
 done
