@@ -66,6 +66,14 @@ static bool fail(struct conductor *c, const char *what, const char *why)
     return false;
 }
 
+/* As fail(), where another try will not help: systemd does not restart after 3. */
+static bool refuse(struct conductor *c, const char *what, const char *why)
+{
+    (void)fail(c, what, why);
+    c->exit_code = 3;
+    return false;
+}
+
 static void log_start(const struct bt_conductor_conf *conf)
 {
     static const struct {
@@ -138,14 +146,14 @@ static bool load_model(struct conductor *c)
         bt_model_root_key(m->model_path, m->model_load_format, (uint32_t)m->kv_block_tokens,
                           &c->layout, &c->root, err, sizeof(err)) != BT_OK ||
         bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err)) != BT_OK) {
-        return fail(c, "model.path", err);
+        return refuse(c, "model.path", err);
     }
     if (bt_tokenizer_vocab(c->tok) > c->model.vocab) {
         snprintf(err, sizeof(err),
                  "%.300s/tokenizer.json: it has ids up to %u, vocab_size of config.json is %u; the "
                  "two files are not of one model",
                  m->model_path, bt_tokenizer_vocab(c->tok) - 1, c->model.vocab);
-        return fail(c, "model.path", err);
+        return refuse(c, "model.path", err);
     }
     bt_status_t st = bt_template_load(m->model_path, &c->tmpl, err, sizeof(err));
     if (st == BT_ERR_NOT_FOUND) {
@@ -154,7 +162,7 @@ static bool load_model(struct conductor *c)
                 bt_log_q("chat requests are refused: the model has no chat template"));
         return true;
     }
-    return st == BT_OK || fail(c, "chat template", err);
+    return st == BT_OK || refuse(c, "chat template", err);
 }
 
 /* host:port that others dial: the advertised address, or the listening host with the bound port. */

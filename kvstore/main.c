@@ -277,6 +277,7 @@ static bool start_memory(struct daemon *d)
     if (bt_model_root_key(c->model_path, c->model_load_format, (uint32_t)c->kv_block_tokens,
                           &d->layout, &d->root, err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=model.path why=%s", bt_log_q(err));
+        d->exit_code = EXIT_REFUSED;
         return false;
     }
     d->slab_path = bt_kvstore_slab_path(&d->conf);
@@ -484,7 +485,7 @@ int main(int argc, char **argv)
     if (read_salt(&d) && start_servers(&d) && start_memory(&d) && start_ssd(&d) &&
         start_parts(&d) && join(&d)) {
         bt_loop_run(d.loop);
-    } else {
+    } else if (d.exit_code == EXIT_OK) {
         d.exit_code = EXIT_FAILED;
     }
     stop(&d);

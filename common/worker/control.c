@@ -288,6 +288,17 @@ static void on_tokens(struct bt_wctl *w, struct bt_wtokens *t)
     }
 }
 
+/* Exit status of an engine that did not start; what lies in the model's files stays wrong. */
+static int exit_of(bt_status_t st)
+{
+    if (st == BT_ERR_DEVICE) {
+        return EXIT_DEVICE;
+    }
+    bool files = st == BT_ERR_INVALID || st == BT_ERR_UNSUPPORTED || st == BT_ERR_NOT_FOUND ||
+                 st == BT_ERR_TOO_LARGE;
+    return files ? EXIT_REFUSED : EXIT_START;
+}
+
 static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
 {
     switch (o->kind) {
@@ -295,7 +306,7 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_READY: on_engine_ready(w); break;
     case BT_WOUT_FAILED:
         BT_ERROR("engine", "status=%s why=%s", bt_status_name(o->status), bt_log_q(o->detail));
-        stop_with(w, o->status == BT_ERR_DEVICE ? EXIT_DEVICE : EXIT_START);
+        stop_with(w, exit_of(o->status));
         break;
     case BT_WOUT_FATAL: on_fatal(w, o); break;
     case BT_WOUT_TOKENS: on_tokens(w, o->u.tokens); break;
