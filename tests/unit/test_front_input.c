@@ -252,6 +252,39 @@ static void test_monstrous_bodies(void **state)
     bt_buf_cleanup(&b);
 }
 
+/* ---- sampling defaults ---- */
+
+/* A model that comes with its own defaults (generation_config.json). */
+static int setup_defaults(void **state)
+{
+    struct bt_model_config own = model;
+    model.temperature = 0.6f;
+    model.top_p = 0.9f;
+    model.top_k = 20;
+    model.repetition_penalty = 1.05f;
+    int rc = setup(state);
+    model = own;
+    return rc;
+}
+
+static void test_sampling_defaults(void **state)
+{
+    (void)state;
+    int fd = begin("/v1/completions", "{\"prompt\":\"a\",\"temperature\":null}");
+    const struct bt_engine_params *s = &now->spec.sampling;
+    assert_true(s->temperature == 0.6f && s->top_p == 0.9f && s->repetition_penalty == 1.05f);
+    assert_int_equal(s->top_k, 20);
+    close(fd);
+    WAIT_FOR(n_cancelled == 1);
+    /* what the client says wins, the rest stays the model's */
+    fd = begin("/v1/chat/completions", "{" USER ",\"temperature\":0,\"top_k\":-1}");
+    s = &now->spec.sampling;
+    assert_true(s->temperature == 0.0f && s->top_p == 0.9f);
+    assert_int_equal(s->top_k, 0);
+    close(fd);
+    WAIT_FOR(n_cancelled == 2);
+}
+
 /* ---- routes ---- */
 
 static void test_routes(void **state)
@@ -493,6 +526,7 @@ int main(void)
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
         T(test_bad_bodies),
         T(test_monstrous_bodies),
+        cmocka_unit_test_setup_teardown(test_sampling_defaults, setup_defaults, teardown),
         T(test_routes),
         T(test_small_routes),
         T(test_tokenize),
