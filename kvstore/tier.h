@@ -5,7 +5,8 @@
  *   second_use  a block is written when a second request uses it, found in the slab or computed
  *               anew after it was lost: what is used once (three blocks of four) wears no disk;
  *   evict       every block that the slab gives up is written first, as far as the disk keeps up;
- *   always      every block is written as soon as it is sealed.
+ *   always      every block is written as soon as it is sealed, or at its next use if the disk was
+ *               busy.
  * Writing never holds up anybody: a block leaves the slab unwritten if the disk does not keep up.
  */
 #ifndef BT_KVSTORE_TIER_H

@@ -188,6 +188,15 @@ static void on_db_health(void *arg, const char *why)
     report(s, was_up, "index", why != NULL ? why : "");
 }
 
+static void gauges(const struct bt_ssd *s)
+{
+    if (s->m.up != NULL) {
+        bt_metric_set(s->m.up, !s->io_down && !s->db_down);
+        bt_metric_set(s->m.blocks, bt_ssd_dir_valid(s->dir));
+        bt_metric_set(s->m.backlog, s->n.backlog);
+    }
+}
+
 static void on_tick(void *arg)
 {
     struct bt_ssd *s = arg;
@@ -195,11 +204,7 @@ static void on_tick(void *arg)
         io_failed(s, "waiting", "the disk does not answer");
     }
     make_room(s);
-    if (s->m.up != NULL) {
-        bt_metric_set(s->m.up, !s->io_down && !s->db_down);
-        bt_metric_set(s->m.blocks, bt_ssd_dir_valid(s->dir));
-        bt_metric_set(s->m.backlog, s->n.backlog);
-    }
+    gauges(s);
 }
 
 /* ---- giving blocks up ---- */
@@ -595,6 +600,7 @@ bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char
             s->file.direct ? "yes" : "no");
     bt_timer_start(c->loop, &s->tick, TICK_MS, TICK_MS, on_tick, s);
     make_room(s);
+    gauges(s);
     *s_p = s;
     return BT_OK;
 }

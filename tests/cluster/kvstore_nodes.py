@@ -23,6 +23,7 @@ BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m")
 BLOCK = 16
 CHUNK = 64
+LAYERS = 2  # of the model; hand_off checks it
 
 
 def load_protos():
@@ -291,3 +292,75 @@ class Conductor:
 
 def keys(seed, n):
     return [bytes([seed]) + struct.pack("<I", i) + bytes(27) for i in range(n)]
+
+
+class Nodes:
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="baton-kv-")
+        self.etcd = Etcd(self.folder)
+        self.made = []
+
+    def add(self, thing):
+        self.made.append(thing)
+        return thing
+
+    def kvstore(self, node, **kw):
+        return self.add(Kvstore(self.folder, self.etcd, node, **kw))
+
+    def worker(self, kv, name, inc=1):
+        return self.add(Worker(kv, name, inc))
+
+    def conductor(self, kv, **kw):
+        return self.add(Conductor(kv, **kw))
+
+    def end(self):
+        for t in reversed(self.made):
+            if isinstance(t, Conductor):
+                t.close()
+        for t in reversed(self.made):
+            if isinstance(t, Worker) and t.p.poll() is None:
+                t.kill()
+        bad = []
+        for t in reversed(self.made):
+            if isinstance(t, Kvstore) and t.p.poll() is None:
+                code = t.stop()
+                if code != 0 or os.path.exists(t.slab):
+                    bad.append(f"{t.name} ended with {code}\n{t.log()[-6000:]}")
+        self.etcd.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert not bad, "\n".join(bad)
+
+
+def items(tokens):
+    return -(-tokens // CHUNK) * LAYERS
+
+
+def layers_of(kv):
+    with open(kv.slab, "rb") as f:
+        return int.from_bytes(f.read(64)[40:44], "little")
+
+
+def hand_off(ka, kb, ca, cb, p, d, request, k, tokens, seed, keep=False, epoch=1):
+    """One whole hand-off; returns (resident at A, resident at B, FlowDone)."""
+    assert layers_of(ka) == LAYERS
+    a = ca.reserve(request, k, tokens, epoch)
+    b = cb.reserve(request, k, tokens, epoch, receive_from=ka, keep=keep)
+    assert a.status == 0 and b.status == 0, (a, b)
+    d.say(f"open {request} {epoch} r")
+    assert p.open(request, "w", epoch)[0] == "OK"
+    d.wait(rf"opened {request} {epoch} r status=OK")
+    p.say(f"fill {request} {epoch} {seed}")
+    p.wait(f"filled {request}")
+    for i in range(1, items(tokens) + 1):
+        p.say(f"raise {request} {epoch} {i}")
+    p.say(f"trailer {request} {epoch} 1234")
+    done = cb.wait("flow_done", match=lambda m: m.request == request)
+    d.wait(rf"trailer {request} {epoch} token=1234 finished=0")
+    d.say(f"check {request} {epoch} {seed}")
+    m = d.wait(rf"check {request} bad=(\d+) progress=(\d+)")
+    assert (int(m[1]), int(m[2])) == (0, items(tokens))
+    p.say(f"close {request} {epoch} w 0")
+    d.say(f"close {request} {epoch} r 0")
+    ca.release(request, epoch)
+    cb.release(request, epoch)
+    return a.resident_blocks, b.resident_blocks, done
