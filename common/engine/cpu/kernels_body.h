@@ -82,7 +82,7 @@ static inline void N(act_store)(act_t *row, uint32_t c, vf v)
     __m256i hi = (__m256i)_mm512_cvtneps_pbh((__m512)v);
     __m512 back = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16);
     _mm256_storeu_si256((__m256i *)at, hi);
-    _mm256_storeu_si256((__m256i *)(at + 32), (__m256i)_mm512_cvtneps_pbh((__m512)v - back));
+    _mm256_storeu_si256((__m256i *)(at + BT_ACT_LO), (__m256i)_mm512_cvtneps_pbh((__m512)v - back));
 #else
     V_STORE(row + c, v);
 #endif

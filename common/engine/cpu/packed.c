@@ -14,6 +14,8 @@
 #define TILE_ELEMS     512     /* bf16 of either */
 #define PARALLEL_FLOPS 500000u /* below, waking the other threads costs more than it gives */
 #define PREFETCH_TILES 6
+#define ACT_STEP       1024         /* act elements from tile to tile: hi and lo */
+#define ACT_BYTES      (640u << 10) /* of act that one pass over the panels keeps in L2 */
 
 struct bt_packed {
     uint32_t k, n;
@@ -144,15 +146,15 @@ static inline __mmask16 panel_mask(const struct bt_packed *p, uint32_t panel)
             }                                                                                      \
         }                                                                                          \
         for (uint32_t t = 0; t < p->tiles * p->parts; t++) {                                       \
-            const uint16_t *at = a + (size_t)(t % p->tiles) * TILE_ELEMS;                          \
+            const uint16_t *at = a + (size_t)(t % p->tiles) * ACT_STEP;                            \
             for (uint32_t i = 0; i < TILE_K / 2; i++) {                                            \
                 size_t off = (size_t)t * TILE_ELEMS + i * PANEL_COLS * 2;                          \
                 for (int j = 0; j < P; j++) {                                                      \
                     __m512bh v = (__m512bh)_mm512_load_si512(w[j] + off);                          \
                     for (int r = 0; r < R; r++) {                                                  \
                         int32_t hi, lo;                                                            \
-                        memcpy(&hi, at + r * 64 + i * 2, 4);                                       \
-                        memcpy(&lo, at + r * 64 + 32 + i * 2, 4);                                  \
+                        memcpy(&hi, at + r * 32 + i * 2, 4);                                       \
+                        memcpy(&lo, at + BT_ACT_LO + r * 32 + i * 2, 4);                           \
                         acc[r][j] =                                                                \
                             _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_set1_epi32(hi), v);       \
                         acc[r][j] =                                                                \
@@ -201,50 +203,64 @@ static void tile_config(void)
     _tile_loadconfig(&c);
 }
 
-/* Adds the hi and the lo row of each activation of one finished tile. */
-static inline void tile_out(const struct block *b, const float *c, uint32_t row, uint32_t panel)
+/* Stores accumulator TILE (a constant): straight to dst, or what of it lies inside. */
+#define TILE_OUT(TILE, B, ROW, PANEL)                                                              \
+    do {                                                                                           \
+        float *at_ = (B)->dst + (size_t)(ROW) * (B)->p->n + (size_t)(PANEL)*PANEL_COLS;            \
+        if ((ROW) + 16 <= (B)->m && panel_mask((B)->p, PANEL) == 0xffff) {                         \
+            _tile_stored(TILE, at_, (size_t)(B)->p->n * sizeof(float));                            \
+        } else if (panel_mask((B)->p, PANEL)) {                                                    \
+            float part_[256] __attribute__((aligned(64)));                                         \
+            _tile_stored(TILE, part_, 64);                                                         \
+            store_part(B, part_, at_, BT_MIN((B)->m - (ROW), 16u), panel_mask((B)->p, PANEL));     \
+        }                                                                                          \
+    } while (0)
+
+static void store_part(const struct block *b, const float *c, float *dst, uint32_t rows,
+                       __mmask16 mask)
 {
-    __mmask16 mask = panel_mask(b->p, panel);
-    uint32_t n = BT_MIN(b->m - row, 8u);
-    float *dst = b->dst + (size_t)row * b->p->n + (size_t)panel * PANEL_COLS;
-    for (uint32_t i = 0; mask && i < n; i++) {
-        __m512 v = _mm512_add_ps(_mm512_load_ps(c + i * 32), _mm512_load_ps(c + i * 32 + 16));
-        _mm512_mask_storeu_ps(dst + (size_t)i * b->p->n, mask, v);
+    for (uint32_t i = 0; i < rows; i++) {
+        _mm512_mask_storeu_ps(dst + (size_t)i * b->p->n, mask, _mm512_load_ps(c + i * 16));
     }
 }
 
-/* 16 rows from `row` on against two panels. */
+/* 32 rows from `row` on against two panels. Eight products for six loads. */
 static void tile_2x2(const struct block *b, uint32_t row, uint32_t panel)
 {
     const struct bt_packed *p = b->p;
-    const uint16_t *a0 = b->act + bt_act_row(row, p->k), *a1 = a0 + (size_t)p->tiles * TILE_ELEMS;
     const uint16_t *w0 = panel_of(p, panel), *w1 = panel_of(p, panel + 1);
-    float c[4][256] __attribute__((aligned(64)));
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (uint32_t part = 0; part < p->parts; part++) {
-        for (size_t t = 0; t < (size_t)p->tiles * TILE_ELEMS; t += TILE_ELEMS) {
-            _tile_loadd(4, a0 + t, 64);
-            _tile_loadd(6, w0 + t, 64);
+        const uint16_t *a0 = b->act + bt_act_row(row, p->k);
+        const uint16_t *a1 = a0 + (size_t)p->tiles * ACT_STEP;
+        for (uint32_t t = 0; t < p->tiles; t++) {
+            _tile_loadd(6, w0, 64);
+            _tile_loadd(4, a0, 64);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, w1 + t, 64);
+            _tile_loadd(7, w1, 64);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a1 + t, 64);
+            _tile_loadd(5, a1, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
+            _tile_loadd(4, a0 + BT_ACT_LO, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, a1 + BT_ACT_LO, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+            w0 += TILE_ELEMS;
+            w1 += TILE_ELEMS;
+            a0 += ACT_STEP;
+            a1 += ACT_STEP;
         }
-        w0 += (size_t)p->tiles * TILE_ELEMS;
-        w1 += (size_t)p->tiles * TILE_ELEMS;
     }
-    _tile_stored(0, c[0], 64);
-    _tile_stored(1, c[1], 64);
-    _tile_stored(2, c[2], 64);
-    _tile_stored(3, c[3], 64);
-    for (uint32_t i = 0; i < 4; i++) {
-        tile_out(b, c[i], row + i / 2 * 8, panel + i % 2);
-    }
+    TILE_OUT(0, b, row, panel);
+    TILE_OUT(1, b, row, panel + 1);
+    TILE_OUT(2, b, row + 16, panel);
+    TILE_OUT(3, b, row + 16, panel + 1);
 }
 
 static inline void prefetch_tile(const uint16_t *w)
@@ -254,12 +270,11 @@ static inline void prefetch_tile(const uint16_t *w)
     }
 }
 
-/* 8 rows from `row` on against four panels: few rows, so the weights come from memory. */
+/* 16 rows from `row` on against four panels: few rows, so the weights come from memory. */
 static void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
 {
     const struct bt_packed *p = b->p;
-    const uint16_t *a = b->act + bt_act_row(row, p->k), *w[4];
-    float c[4][256] __attribute__((aligned(64)));
+    const uint16_t *w[4];
     for (uint32_t j = 0; j < 4; j++) {
         w[j] = panel_of(p, panel + j);
     }
@@ -268,45 +283,50 @@ static void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
     _tile_zero(2);
     _tile_zero(3);
     for (uint32_t part = 0; part < p->parts; part++) {
-        for (size_t t = 0; t < (size_t)p->tiles * TILE_ELEMS; t += TILE_ELEMS) {
-            _tile_loadd(4, a + t, 64);
+        const uint16_t *a = b->act + bt_act_row(row, p->k);
+        for (uint32_t t = 0; t < p->tiles; t++) {
+            _tile_loadd(4, a, 64);
+            _tile_loadd(5, a + BT_ACT_LO, 64);
             for (int j = 0; j < 4; j++) {
-                prefetch_tile(w[j] + t + (size_t)PREFETCH_TILES * TILE_ELEMS);
+                prefetch_tile(w[j] + (size_t)PREFETCH_TILES * TILE_ELEMS);
             }
-            _tile_loadd(5, w[0] + t, 64);
-            _tile_dpbf16ps(0, 4, 5);
-            _tile_loadd(6, w[1] + t, 64);
-            _tile_dpbf16ps(1, 4, 6);
-            _tile_loadd(7, w[2] + t, 64);
-            _tile_dpbf16ps(2, 4, 7);
-            _tile_loadd(5, w[3] + t, 64);
-            _tile_dpbf16ps(3, 4, 5);
-        }
-        for (int j = 0; j < 4; j++) {
-            w[j] += (size_t)p->tiles * TILE_ELEMS;
+            _tile_loadd(6, w[0], 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, w[1], 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(0, 5, 6);
+            _tile_dpbf16ps(1, 5, 7);
+            _tile_loadd(6, w[2], 64);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, w[3], 64);
+            _tile_dpbf16ps(3, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+            a += ACT_STEP;
+            for (int j = 0; j < 4; j++) {
+                w[j] += TILE_ELEMS;
+            }
         }
     }
-    _tile_stored(0, c[0], 64);
-    _tile_stored(1, c[1], 64);
-    _tile_stored(2, c[2], 64);
-    _tile_stored(3, c[3], 64);
-    for (uint32_t i = 0; i < 4; i++) {
-        tile_out(b, c[i], row, panel + i);
-    }
+    TILE_OUT(0, b, row, panel);
+    TILE_OUT(1, b, row, panel + 1);
+    TILE_OUT(2, b, row, panel + 2);
+    TILE_OUT(3, b, row, panel + 3);
 }
 
-static void tile_panels(const struct block *b, uint32_t panel, uint32_t end)
+static void tile_panels(const struct block *b, uint32_t from, uint32_t end)
 {
+    uint32_t rows = BT_MAX(ACT_BYTES / (b->p->tiles * ACT_STEP / 16 * 2) / 32 * 32, 32u);
     tile_config();
-    for (; panel < end; panel += 4) {
-        uint32_t row = 0;
-        for (uint32_t j = 0; j < 4; j += 2) {
-            for (row = 0; row + 8 < b->m; row += 16) {
-                tile_2x2(b, row, panel + j);
+    for (uint32_t row = 0; row < b->m; row += rows) {
+        uint32_t stop = BT_MIN(row + rows, b->m), whole = row;
+        for (uint32_t panel = from; panel < end; panel += 2) {
+            for (whole = row; whole + 16 < stop; whole += 32) {
+                tile_2x2(b, whole, panel);
             }
         }
-        if (row < b->m) {
-            tile_1x4(b, row, panel);
+        for (uint32_t panel = from; whole < stop && panel < end; panel += 4) {
+            tile_1x4(b, whole, panel);
         }
     }
     _tile_release();

@@ -1,12 +1,12 @@
 /* Products on bf16 units: dst f32 [M, N] = act [M, K] x W [K, N], by AMX tiles or by AVX512-BF16.
  * bf16 keeps 8 bits of a number; rounding activations to that moved logprobs of small models by
- * 0.1. So an activation is the sum of two bf16, hi + lo, 16 bits together, and each row of a
- * product takes two rows of the unit; a weight that bf16 cannot hold (f16 and f32 checkpoints) is
- * split the same way. Sums are f32. A row's sum runs over K in one order, whatever M, N, the thread
- * and the other rows are: results are equal bit for bit.
+ * 0.1. So an activation is the sum of two bf16, hi + lo, 16 bits together, and each goes through
+ * the unit; a weight that bf16 cannot hold (f16 and f32 checkpoints) is split the same way. Sums
+ * are f32. A row's sum runs over K in one order, whatever M, N, the thread and the other rows are:
+ * results are equal bit for bit.
  *
- * act is tiled as the units want it: eight rows of activations are 16 rows of bf16 (hi and lo in
- * turns), cut into tiles of 32 columns, each 16 x 32 and contiguous. */
+ * act is tiled as the units want it: sixteen rows are cut into tiles of 32 columns, each 16 x 32
+ * and contiguous, the tile of hi parts before that of lo parts. */
 #ifndef BT_ENGINE_CPU_PACKED_H
 #define BT_ENGINE_CPU_PACKED_H
 
@@ -17,17 +17,18 @@ struct bt_packed;
 /* Elements of act that rows rows of k columns take. */
 static inline size_t bt_act_elems(size_t rows, uint32_t k)
 {
-    return BT_ALIGN_UP(rows, (size_t)8) * 2 * BT_ALIGN_UP(k, 32u);
+    return BT_ALIGN_UP(rows, (size_t)16) * 2 * BT_ALIGN_UP(k, 32u);
 }
-/* Offset of a row's first element; column c stands at bt_act_col(c) behind it, its lo part 32 more.
- */
+/* Offset of a row's first element; column c stands at bt_act_col(c) behind it, its lo part
+ * BT_ACT_LO more. */
+#define BT_ACT_LO 512
 static inline size_t bt_act_row(size_t row, uint32_t k)
 {
-    return row / 8 * 16 * BT_ALIGN_UP(k, 32u) + row % 8 * 64;
+    return row / 16 * 32 * BT_ALIGN_UP(k, 32u) + row % 16 * 32;
 }
 static inline size_t bt_act_col(uint32_t c)
 {
-    return (size_t)(c / 32) * 512 + c % 32;
+    return (size_t)(c / 32) * 1024 + c % 32;
 }
 
 /* True once this process may use AMX tiles (Linux hands them out on demand). */
