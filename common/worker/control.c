@@ -368,15 +368,19 @@ static void on_signal(void *arg, int signo)
 {
     struct bt_wctl *w = arg;
     if (w->state == BT_WCTL_LOADING) {
+        BT_INFO("stopping", "signal=%d while=loading", signo);
+        bt_notify_stopping();
         stop_with(w, 0);
         return;
     }
-    if (w->state == BT_WCTL_DRAINING) {
+    if (w->state == BT_WCTL_DRAINING) { /* a second signal: now */
         BT_INFO("stopping", "signal=%d requests=%u", signo, w->n_active);
-        w->drain_until_ns = 0; /* a second signal: now */
+        w->drain_until_ns = 0;
+        on_drain(w);
         return;
     }
     if (w->state != BT_WCTL_SERVING) {
+        stop_with(w, w->exit_code); /* a third does not wait for quiet either */
         return;
     }
     BT_INFO("draining", "signal=%d requests=%u", signo, w->n_active);

@@ -190,14 +190,36 @@ static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
     return BT_DIV_UP(tokens, c->block_tokens);
 }
 
-static uint32_t count_rows(const struct bt_wcore *c)
+/* Pages beyond `have` that r needs to grow by `tokens`. */
+static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t have,
+                       uint32_t tokens)
 {
-    uint32_t n = 0;
+    uint32_t last = (uint32_t)BT_MIN((uint64_t)r->len + tokens, (uint64_t)r->len_max);
+    uint32_t pages = BT_DIV_UP(last, c->block_tokens);
+    return pages > have ? pages - have : 0;
+}
+
+/* Pages that have to stay free beside r's own when it starts among others, so that work done for it
+ * is not soon lost by a preemption. A new one: what the next block of everybody needs. One that was
+ * preempted: what everybody needs while it generates half as many tokens as are to be computed
+ * again for it, so that under pressure recomputation stays within a small multiple of generation.
+ */
+static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
+{
+    uint32_t tokens = c->block_tokens, kept = r->lead->n_shared > 0 ? r->n - 1 : 0, pages;
+    if (c->n_active == 0) {
+        return 0; /* nobody to wait for */
+    }
+    if (r->resumed) {
+        tokens = BT_MAX(4 * c->block_tokens, (r->len - kept) / 2);
+    }
+    pages = r->resumed ? growth(c, r, need, tokens) : 0;
     struct bt_list *it;
     bt_list_for_each (it, &c->active) {
-        n += BT_CONTAINER_OF(it, struct bt_wreq, link)->stage == BT_WREQ_ROW;
+        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        pages += a->phases == BATON__PHASES__PREFILL ? 0 : growth(c, a, a->n_pages, tokens);
     }
-    return n;
+    return pages;
 }
 
 /* All pages of r: those that its submission keeps, and its own. */
@@ -205,10 +227,9 @@ static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
     BT_ASSERT(shared < need);
-    /* One that was preempted waits for a page per running row beside its own, or it would be
-     * preempted again at once. Nobody overtakes the head: that would starve long prompts. */
-    uint32_t reserve = r->resumed ? count_rows(c) : 0;
-    while (bt_page_pool_free_count(c->pages) < need - shared + reserve) {
+    uint32_t want = need - shared + reserve(c, r, need);
+    /* Nobody overtakes the head: that would starve long prompts. */
+    while (bt_page_pool_free_count(c->pages) < want) {
         if (!bt_wfork_drop(c, r)) {
             return false;
         }

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from worker_node import (BLOCK, EXISTS, INVALID, OK, PEER_LOST, ROOT, STALE, UNAVAILABLE, Conductor, Node)
+from worker_node import (BLOCK, EXISTS, INVALID, MODEL, OK, PEER_LOST, ROOT, STALE, UNAVAILABLE, Conductor, Node)
 
 GOLDEN = json.load(open(os.path.join(ROOT, "tests", "golden", "shakespeare-llama-6m.json")))
 
@@ -404,6 +404,51 @@ def test_the_kvstore_goes_and_comes_back():
         n.member("prefill")
         assert c.apart(rid(), ids, 300) == want
         c.idle()
+        c.close()
+    finally:
+        n.stop()
+
+
+def test_sigterm_while_loading(tmp_path):
+    """A big model's weights are being made: the worker goes at once, and nobody has heard of it."""
+    config = json.load(open(os.path.join(MODEL, "config.json")))
+    config.update(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=16,
+                  num_key_value_heads=8, head_dim=128)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    n = Node("null")
+    try:
+        n.procs["decode"].send_signal(signal.SIGTERM)
+        assert n.procs["decode"].wait(10) == 0
+        n.sets["decode"] = {"engine.device": "cpu", "model.path": tmp_path, "model.load_format": "dummy"}
+        open(f"{n.dir}/decode.log", "w").close()
+        n.start("decode")
+        assert n._wait(lambda: "ev=loading" in n.log("decode"), 20, "loading"), n.log("decode")
+        start = time.monotonic()
+        n.procs["decode"].send_signal(signal.SIGTERM)
+        assert n.procs["decode"].wait(10) == 0
+        assert time.monotonic() - start < 2
+        assert "ev=engine " not in n.log("decode") and "while=loading" in n.log("decode"), n.log("decode")
+        assert n.get("/baton/baton/members/decode/") == []
+    finally:
+        n.stop()
+
+
+def test_a_second_sigterm_ends_at_once():
+    n = Node()
+    try:
+        c = Conductor(n)
+        r, ids = rid(), prompt(40, 8)
+        c.reserve(r, ids, wait=False)
+        c.submit(c.d, r, ids, c.pb.BOTH, 6000, n=3, **SEEDED)
+        c.d.wait(lambda: len(c.d.tokens(r)) > 3, "tokens")
+        n.procs["decode"].send_signal(signal.SIGTERM)
+        n.member("decode", state=2)
+        start = time.monotonic()
+        n.procs["decode"].send_signal(signal.SIGTERM)
+        e = c.d.ended(r, seconds=5)  # so that it is planned again elsewhere
+        assert e.status == UNAVAILABLE and "stopping" in e.detail, e
+        assert n.procs["decode"].wait(5) == 0 and time.monotonic() - start < 4
+        assert n.get("/baton/baton/members/decode/") == []
         c.close()
     finally:
         n.stop()
