@@ -110,8 +110,7 @@ static void on_sealed(void *arg, uint32_t slot)
 static void on_hit(void *arg, uint32_t slot)
 {
     struct bt_tier *t = arg;
-    if (t->c.policy != BT_TIER_EVICT &&
-        !bt_ssd_has(t->ssd, bt_pool_key(t->c.cache->pool, slot))) {
+    if (t->c.policy != BT_TIER_EVICT && !bt_ssd_has(t->ssd, bt_pool_key(t->c.cache->pool, slot))) {
         save(t, slot, false);
     }
 }
