@@ -1,10 +1,13 @@
 /* The Admin service; see admin.h. Loop thread. */
 #include "conductor/admin.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "admin.pb-c.h"
 #include "common/rpc/pb.h"
+#include "conductor/request/inspect.h"
 
 #define LIST_MAX 10000u /* blocks of one answer */
 
@@ -23,6 +26,7 @@ static void fill_node(Baton__AdminNode *n, struct bt_session *s, uint64_t now_ns
 {
     baton__admin_node__init(n);
     n->member = s->member;
+    n->draining = s->draining;
     n->session_up = s->state == BT_SESSION_UP;
     n->silence_ms = silence_ms(s, now_ns);
     n->load = s->has_load ? &s->load : NULL;
@@ -133,6 +137,230 @@ static void on_blocks(void *arg, struct bt_rpc_call *call, const void *data, siz
     free(r.list);
 }
 
+/* ---- requests ---- */
+
+struct request_list {
+    Baton__AdminRequests reply;
+    Baton__AdminRequest *items;
+    uint32_t limit;
+};
+
+static void add_request(void *arg, const struct bt_request_info *in)
+{
+    struct request_list *x = arg;
+    x->reply.total++;
+    if (x->reply.n_list == x->limit) {
+        return;
+    }
+    Baton__AdminRequest *r = &x->items[x->reply.n_list];
+    baton__admin_request__init(r);
+    r->id = (char *)in->id; /* lives as long as the loop does not turn */
+    r->wire_id = in->wire_id;
+    r->state = (char *)in->state;
+    r->age_ms = in->age_ms;
+    r->choice = in->choice;
+    r->n = in->n;
+    r->prompt_tokens = in->prompt_tokens;
+    r->tokens = in->tokens;
+    r->epoch = in->epoch;
+    r->replans = in->replans;
+    r->prefill = (char *)in->prefill;
+    r->decode = (char *)in->decode;
+    x->reply.list[x->reply.n_list++] = r;
+}
+
+static void on_requests(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct bt_admin *a = arg;
+    Baton__AdminRequestsRequest *q = baton__admin_requests_request__unpack(NULL, len, data);
+    if (q == NULL) {
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminRequestsRequest", NULL,
+                          0);
+        return;
+    }
+    struct request_list x = {.reply = BATON__ADMIN_REQUESTS__INIT,
+                             .limit = BT_MIN(q->limit, LIST_MAX)};
+    baton__admin_requests_request__free_unpacked(q, NULL);
+    x.items = bt_calloc(x.limit + 1, sizeof(*x.items));
+    x.reply.list = bt_calloc(x.limit + 1, sizeof(*x.reply.list));
+    bt_requests_each(a->rs, add_request, &x);
+    bt_rpc_call_reply_pb(call, &x.reply.base);
+    free(x.reply.list);
+    free(x.items);
+}
+
+/* ---- explain ---- */
+
+static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanation *e)
+{
+    Baton__AdminCandidate items[BT_EXPLAIN_CANDIDATES], *list[BT_EXPLAIN_CANDIDATES];
+    Baton__AdminExplanation x = BATON__ADMIN_EXPLANATION__INIT;
+    x.id = (char *)e->id;
+    x.wire_id = e->wire_id;
+    x.epoch = e->epoch;
+    x.planned_ns = e->planned_ns;
+    x.tokens = e->n_tokens;
+    x.cached_tokens = e->cached_tokens;
+    x.choices = e->n_choices;
+    x.planned = e->planned;
+    x.both = e->both;
+    x.draining = e->draining;
+    x.reason = (char *)e->reason;
+    x.ttft_ms = e->ttft_ms;
+    x.tbt_ms = e->tbt_ms;
+    x.candidates_total = e->n_candidates;
+    x.candidates = list;
+    for (uint32_t i = 0; i < e->n_listed; i++) {
+        const struct bt_sched_candidate *c = &e->candidates[i].c;
+        baton__admin_candidate__init(&items[i]);
+        items[i].worker = (char *)e->candidates[i].name;
+        items[i].node = (char *)e->candidates[i].node;
+        items[i].for_prefill = c->use == BT_SCHED_FOR_PREFILL;
+        items[i].chosen = c->chosen;
+        items[i].verdict = (char *)c->verdict;
+        items[i].cached_tokens = c->cached_tokens;
+        items[i].queue_ms = c->queue_ms;
+        items[i].ttft_ms = c->ttft_ms;
+        items[i].tbt_ms = c->tbt_ms;
+        items[i].load = c->load;
+        list[x.n_candidates++] = &items[i];
+    }
+    bt_rpc_call_reply_pb(call, &x.base);
+}
+
+static void on_explain(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct bt_admin *a = arg;
+    Baton__AdminExplainRequest *q = baton__admin_explain_request__unpack(NULL, len, data);
+    if (q == NULL) {
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminExplainRequest", NULL, 0);
+        return;
+    }
+    const struct bt_explanation *e = bt_requests_explain(a->rs, q->id[0] != '\0' ? q->id : NULL);
+    if (e != NULL) {
+        reply_explanation(call, e);
+    } else {
+        char why[256];
+        snprintf(why, sizeof(why), "%.100s%s", q->id,
+                 q->id[0] != '\0'
+                     ? " is not among the last 128 requests that this conductor planned; the id is "
+                       "the \"id\" of the answer, or req= of a log line"
+                     : "this conductor has not planned any request yet");
+        bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
+    }
+    baton__admin_explain_request__free_unpacked(q, NULL);
+}
+
+/* ---- drain ---- */
+
+struct drain_call { /* waits for etcd */
+    struct bt_admin *a;
+    struct bt_rpc_call *call;
+    char *node;
+    bool draining;
+};
+
+/* Is there a worker with its kvstore on a node that is not drained? Either role can do both. */
+static bool others_could(struct bt_admin *a, const char *node)
+{
+    struct bt_view_snapshot v;
+    bt_view_snapshot(a->view, NULL, 0, &v);
+    for (uint32_t i = 0; i < v.snap.n_workers; i++) {
+        if (v.workers[i].kvstore != BT_SCHED_NONE && !v.workers[i].draining &&
+            strcmp(v.worker[i]->member->node, node) != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void on_drain_written(void *arg, bt_status_t st)
+{
+    struct drain_call *d = arg;
+    struct bt_admin *a = d->a;
+    if (st != BT_OK) {
+        char why[256];
+        snprintf(why, sizeof(why),
+                 "etcd did not take the mark of %.100s (%s): nothing has changed; is etcd up?",
+                 d->node, bt_status_name(st));
+        bt_rpc_call_reply(d->call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
+    } else {
+        bt_view_node_set(a->view, d->node, d->draining); /* as the watch will */
+        Baton__AdminDrain r = BATON__ADMIN_DRAIN__INIT;
+        r.node = d->node;
+        r.draining = d->draining;
+        r.requests = bt_requests_on_node(a->rs, d->node);
+        r.stays = d->draining && !others_could(a, d->node);
+        size_t cap = 0;
+        struct bt_list *l;
+        bt_list_for_each (l, bt_view_sessions(a->view)) {
+            cap++;
+        }
+        r.members = bt_calloc(cap + 1, sizeof(char *));
+        bt_list_for_each (l, bt_view_sessions(a->view)) {
+            const Baton__Member *m = BT_CONTAINER_OF(l, struct bt_session, link)->member;
+            if (strcmp(m->node, d->node) == 0 && strcmp(m->kind, "conductor") != 0) {
+                r.members[r.n_members++] = bt_sprintf("%s/%s", m->kind, m->name);
+            }
+        }
+        bt_rpc_call_reply_pb(d->call, &r.base);
+        for (size_t i = 0; i < r.n_members; i++) {
+            free(r.members[i]);
+        }
+        free(r.members);
+    }
+    free(d->node);
+    free(d);
+}
+
+/* True if the node can be drained or undrained; otherwise why not, with what is there. */
+static bool node_known(struct bt_admin *a, const char *node, char *why, size_t cap)
+{
+    int n = snprintf(why, cap, "no worker or kvstore is on a node '%.64s'; there are:", node);
+    struct bt_list *l;
+    bt_list_for_each (l, bt_view_sessions(a->view)) {
+        const struct bt_session *s = BT_CONTAINER_OF(l, struct bt_session, link);
+        if (s->kind == BT_SESSION_OTHER) {
+            continue;
+        }
+        if (strcmp(s->member->node, node) == 0) {
+            return true;
+        }
+        char one[80];
+        snprintf(one, sizeof(one), " %.70s", s->member->node);
+        size_t len = strlen(one);
+        const char *seen = strstr(why + n, one);
+        bool whole = seen != NULL && (seen[len] == ' ' || seen[len] == '\0');
+        if (!whole && strlen(why) + len < cap) {
+            strcat(why, one);
+        }
+    }
+    return bt_view_node_draining(a->view, node); /* its daemons may be gone by now */
+}
+
+static void on_drain(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct bt_admin *a = arg;
+    Baton__AdminDrainRequest *q = baton__admin_drain_request__unpack(NULL, len, data);
+    char why[256];
+    if (q == NULL || q->node[0] == '\0' || strchr(q->node, '/') != NULL) {
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
+                          "drain wants the name of a node, as 'batonctl nodes' shows it", NULL, 0);
+    } else if (!node_known(a, q->node, why, sizeof(why))) {
+        bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
+    } else {
+        struct drain_call *d = bt_calloc(1, sizeof(*d));
+        d->a = a;
+        d->call = call;
+        d->node = bt_strdup(q->node);
+        d->draining = !q->undrain;
+        bt_view_drain(a->view, d->node, d->draining, on_drain_written, d);
+    }
+    if (q != NULL) {
+        baton__admin_drain_request__free_unpacked(q, NULL);
+    }
+}
+
 struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *view,
                                  struct bt_requests *rs, const struct bt_admin_config *conf)
 {
@@ -142,6 +370,9 @@ struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *v
     a->conf = *conf;
     bt_rpc_server_unary(server, "/baton.Admin/Status", on_status, a);
     bt_rpc_server_unary(server, "/baton.Admin/Blocks", on_blocks, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Requests", on_requests, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Explain", on_explain, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Drain", on_drain, a);
     return a;
 }
 

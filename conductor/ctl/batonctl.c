@@ -1,7 +1,6 @@
 /* batonctl: asks a conductor's Admin service and prints tables or JSON. One blocking call per run.
  * Exit status: 0 ok, 1 failed (the message says what and the remedy), 2 usage. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,26 +11,23 @@
 #include "common/base/sha256.h"
 #include "common/conf/conf.h"
 #include "common/rpc/rpc.h"
+#include "conductor/ctl/ctl.h"
 #include "conductor/ctl/table.h"
 
 #define DEADLINE_MS  5000
 #define BLOCKS_LIMIT 50
 
-struct ctl {
-    const char *command;
-    char addr[256];
-    const char *addr_from; /* for error messages */
-    bool json;
-    uint32_t limit;
-};
-
 static const char usage_text[] =
-    "usage: batonctl [--addr HOST:PORT] COMMAND [-o json] [--limit N]\n"
+    "usage: batonctl [--addr HOST:PORT] COMMAND [ARGUMENT] [-o json] [--limit N]\n"
     "\n"
     "Commands:\n"
     "  status    whether the cluster serves, and what it is doing\n"
     "  nodes     every member: role, node, session, load, pool\n"
     "  blocks    the conductor's index of KV blocks (--limit N of them, default 50)\n"
+    "  requests  what is open: state, age, tokens, workers, epoch (--limit N, default 50)\n"
+    "  explain   REQUEST_ID or --last: why it was placed as it was, and what else was looked at\n"
+    "  drain     NODE: plan nothing on it any more and move what runs there elsewhere\n"
+    "  undrain   NODE: use it again\n"
     "  version   versions of batonctl and of the conductor\n"
     "\n"
     "Options:\n"
@@ -94,8 +90,8 @@ static bool find_addr(struct ctl *c)
 }
 
 /* NULL after an error message. The caller frees the reply. */
-static void *call(const struct ctl *c, const char *method, const void *data, size_t len,
-                  size_t *reply_len_p)
+void *ctl_call(const struct ctl *c, const char *method, const void *data, size_t len,
+               size_t *reply_len_p)
 {
     void *reply = NULL;
     char detail[256] = "";
@@ -111,30 +107,39 @@ static void *call(const struct ctl *c, const char *method, const void *data, siz
     } else if (code == BT_GRPC_UNIMPLEMENTED) {
         hint = "; that is not a conductor's gRPC address";
     }
+    if (code == BT_GRPC_NOT_FOUND || code == BT_GRPC_FAILED_PRECONDITION ||
+        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's own words say it all */
+        fprintf(stderr, "batonctl: %s\n", detail);
+        return NULL;
+    }
     fprintf(stderr, "batonctl: %s (from %s): %s (gRPC %d)%s\n", c->addr, c->addr_from,
             detail[0] != '\0' ? detail : "no answer", code, hint);
     return NULL;
 }
 
+void ctl_malformed(const struct ctl *c)
+{
+    fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n", c->addr);
+}
+
 static Baton__AdminStatus *get_status(const struct ctl *c)
 {
     size_t len = 0;
-    void *reply = call(c, "/baton.Admin/Status", "", 0, &len);
+    void *reply = ctl_call(c, "/baton.Admin/Status", "", 0, &len);
     if (reply == NULL) {
         return NULL;
     }
     Baton__AdminStatus *s = baton__admin_status__unpack(NULL, len, reply);
     free(reply);
     if (s == NULL) {
-        fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n",
-                c->addr);
+        ctl_malformed(c);
     }
     return s;
 }
 
 /* ---- output ---- */
 
-static int print_json(json_t *j)
+int ctl_print_json(json_t *j)
 {
     int rc = json_dumpf(j, stdout, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
     putchar('\n');
@@ -183,12 +188,12 @@ static json_t *node_json(const Baton__AdminNode *n)
     const Baton__Member *m = n->member;
     char incarnation[17];
     snprintf(incarnation, sizeof(incarnation), "%016" PRIx64, m->incarnation);
-    return json_pack("{s:s,s:s,s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:I,s:o,s:o}", "kind", m->kind,
-                     "name", m->name, "node", m->node, "incarnation", incarnation, "pid",
+    return json_pack("{s:s,s:s,s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:b,s:I,s:o,s:o}", "kind",
+                     m->kind, "name", m->name, "node", m->node, "incarnation", incarnation, "pid",
                      (json_int_t)m->pid, "rpc", m->rpc, "http", m->http, "state", member_state(m),
-                     "version", m->version, "device", m->device, "session_up", n->session_up,
-                     "silence_ms", (json_int_t)n->silence_ms, "load", load_json(n->load), "pool",
-                     pool_json(n->pool));
+                     "version", m->version, "device", m->device, "draining", n->draining,
+                     "session_up", n->session_up, "silence_ms", (json_int_t)n->silence_ms, "load",
+                     load_json(n->load), "pool", pool_json(n->pool));
 }
 
 static int cmd_status(const struct ctl *c)
@@ -199,7 +204,7 @@ static int cmd_status(const struct ctl *c)
     }
     int rc = 0;
     if (c->json) {
-        rc = print_json(json_pack(
+        rc = ctl_print_json(json_pack(
             "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I}", "cluster", s->cluster, "conductor",
             s->conductor, "version", s->version, "model_id", s->model_id, "serving", s->serving,
             "reason", s->reason, "requests_running", (json_int_t)s->requests_running,
@@ -225,7 +230,7 @@ static void node_row(struct ctl_table *t, const Baton__AdminNode *n)
     ctl_table_cell(t, "%s", m->kind);
     ctl_table_cell(t, "%s", m->name);
     ctl_table_cell(t, "%s", m->node);
-    ctl_table_cell(t, "%s", member_state(m));
+    ctl_table_cell(t, "%s", n->draining ? "draining" : member_state(m));
     ctl_table_cell(t, "%s", !dialled ? "-" : n->session_up ? "up" : "down");
     ctl_table_cell(t, "%s", m->rpc);
     if (n->load != NULL) {
@@ -252,7 +257,7 @@ static int cmd_nodes(const struct ctl *c)
         for (size_t i = 0; i < s->n_nodes; i++) {
             json_array_append_new(list, node_json(s->nodes[i]));
         }
-        rc = print_json(list);
+        rc = ctl_print_json(list);
     } else {
         static const char *const head[] = {"KIND",    "NAME", "NODE", "STATE",
                                            "SESSION", "RPC",  "BUSY", "FREE"};
@@ -326,20 +331,19 @@ static int cmd_blocks(const struct ctl *c)
     q.limit = c->limit;
     uint8_t data[64];
     size_t n = baton__admin_blocks_request__pack(&q, data), len = 0;
-    void *reply = call(c, "/baton.Admin/Blocks", data, n, &len);
+    void *reply = ctl_call(c, "/baton.Admin/Blocks", data, n, &len);
     if (reply == NULL) {
         return 1;
     }
     Baton__AdminBlocks *b = baton__admin_blocks__unpack(NULL, len, reply);
     free(reply);
     if (b == NULL) {
-        fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n",
-                c->addr);
+        ctl_malformed(c);
         return 1;
     }
     int rc = 0;
     if (c->json) {
-        rc = print_json(blocks_json(b));
+        rc = ctl_print_json(blocks_json(b));
     } else {
         blocks_table(b);
     }
@@ -358,7 +362,8 @@ static int cmd_version(const struct ctl *c)
     }
     int rc = 0;
     if (c->json) {
-        rc = print_json(json_pack("{s:s,s:s}", "batonctl", BT_VERSION, "conductor", s->version));
+        rc =
+            ctl_print_json(json_pack("{s:s,s:s}", "batonctl", BT_VERSION, "conductor", s->version));
     } else {
         printf("batonctl   %s\nconductor  %s\n", BT_VERSION, s->version);
     }
@@ -414,6 +419,10 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
         c->limit = (uint32_t)n;
         return 0;
     }
+    if (strcmp(arg, "--last") == 0) {
+        c->last = true;
+        return 0;
+    }
     return usage("unknown option", arg) + 1;
 }
 
@@ -422,10 +431,11 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct ctl *c);
-    } commands[] = {{"status", cmd_status},
-                    {"nodes", cmd_nodes},
-                    {"blocks", cmd_blocks},
-                    {"version", cmd_version}};
+        const char *arg; /* what it wants to be told, NULL: nothing */
+    } commands[] = {{"status", cmd_status, NULL},     {"nodes", cmd_nodes, NULL},
+                    {"blocks", cmd_blocks, NULL},     {"version", cmd_version, NULL},
+                    {"requests", ctl_requests, NULL}, {"explain", ctl_explain, "REQUEST_ID"},
+                    {"drain", ctl_drain, "NODE"},     {"undrain", ctl_undrain, "NODE"}};
     struct ctl c = {.limit = BLOCKS_LIMIT};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
@@ -437,8 +447,10 @@ int main(int argc, char **argv)
             if (leave != 0) {
                 return leave - 1;
             }
+        } else if (c.command != NULL && c.arg != NULL) {
+            return usage("one command with one argument only, then comes", argv[i]);
         } else if (c.command != NULL) {
-            return usage("one command only, then comes", argv[i]);
+            c.arg = argv[i];
         } else {
             c.command = argv[i];
         }
@@ -448,9 +460,20 @@ int main(int argc, char **argv)
         return 2;
     }
     for (size_t i = 0; i < BT_ARRAY_LEN(commands); i++) {
-        if (strcmp(commands[i].name, c.command) == 0) {
-            return find_addr(&c) ? commands[i].run(&c) : 1;
+        if (strcmp(commands[i].name, c.command) != 0) {
+            continue;
         }
+        bool last = c.last && commands[i].run == ctl_explain;
+        if (c.arg != NULL && (commands[i].arg == NULL || last)) {
+            return usage("one argument too many", c.arg);
+        }
+        if (c.last && !last) {
+            return usage("--last belongs to explain, not to", c.command);
+        }
+        if (c.arg == NULL && commands[i].arg != NULL && !last) {
+            return usage("this command wants an argument", commands[i].arg);
+        }
+        return find_addr(&c) ? commands[i].run(&c) : 1;
     }
     return usage("unknown command", c.command);
 }

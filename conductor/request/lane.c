@@ -374,9 +374,19 @@ static void on_lost(struct bt_lane *k, const struct bt_lane_input *in)
     snprintf(why, sizeof(why), "%s %s was lost", s->member->kind, s->member->name);
     bt_lane_avoid(k, s);
     /* One that says it is leaving has not been killed by this request. */
-    bool killed = s->kind == BT_SESSION_WORKER && !ended && !s->departed &&
-                  s->member->state == BATON__MEMBER_STATE__READY;
+    bool killed = s->kind == BT_SESSION_WORKER && !ended && !s->departed && !bt_session_leaving(s);
     bt_lane_replan(k, killed ? s : NULL, why, in->now_ns);
+}
+
+static bool needs_leaving(const struct bt_flight *f)
+{
+    const struct bt_session *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        if (all[i] != NULL && bt_session_leaving(all[i]) && needed(f, all[i])) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
@@ -385,6 +395,12 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
         return;
     }
     struct bt_flight *f = k->flight;
+    if (needs_leaving(f)) {
+        bt_lane_move(k, in->now_ns);
+        if (k->flight != f) {
+            return;
+        }
+    }
     struct bt_session *s = k->state == LANE_PREFILLING ? f->prefill : f->decode;
     if (s == NULL) {
         return;

@@ -193,21 +193,22 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
     return f;
 }
 
-bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej)
+/* The view and the policy's answer for the lane as it is now. */
+static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct bt_view_snapshot *v,
+                                     struct bt_sched_plan *plan, struct bt_sched_reject *rej,
+                                     bool *full_p, bool note)
 {
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
     gather_tokens(k);
-    struct bt_view_snapshot v;
     /* Logprobs of the prompt need all of it computed. */
     bool use_cache = !r->spec.no_cache && r->prompt == NULL;
-    bt_view_snapshot(rs->view, k->keys, use_cache ? k->n_keys : 0, &v);
-    bool full = false;
-    for (uint32_t i = 0; i < v.snap.n_workers; i++) {
-        v.workers[i].avoid = avoided(k, v.worker[i], now_ns, &full);
+    bt_view_snapshot(rs->view, k->keys, use_cache ? k->n_keys : 0, v);
+    for (uint32_t i = 0; i < v->snap.n_workers; i++) {
+        v->workers[i].avoid = avoided(k, v->worker[i], now_ns, full_p);
     }
-    for (uint32_t i = 0; i < v.snap.n_kvstores; i++) {
-        v.kvstores[i].avoid = avoided(k, v.kvstore[i], now_ns, &full);
+    for (uint32_t i = 0; i < v->snap.n_kvstores; i++) {
+        v->kvstores[i].avoid = avoided(k, v->kvstore[i], now_ns, full_p);
     }
     struct bt_sched_request req = {.n_tokens = k->n_tokens,
                                    .n_choices = k->n,
@@ -219,8 +220,31 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     if (k->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         params.ttft_objective_ms = params.tbt_objective_ms = 0;
     }
+    bt_sched_verdict_t verdict = rs->conf.policy->place(&params, &v->snap, &req, plan, rej);
+    if (note) {
+        bt_explain_note(k, v, &params, &req, verdict == BT_SCHED_PLANNED ? plan : NULL, rej);
+    }
+    return verdict;
+}
+
+bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns)
+{
+    struct bt_view_snapshot v;
     struct bt_sched_plan plan;
-    bt_sched_verdict_t verdict = rs->conf.policy->place(&params, &v.snap, &req, &plan, rej);
+    struct bt_sched_reject rej;
+    bool full = false;
+    return ask_policy(k, now_ns, &v, &plan, &rej, &full, false) == BT_SCHED_PLANNED &&
+           !plan.draining;
+}
+
+bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej)
+{
+    struct bt_request *r = k->r;
+    struct bt_requests *rs = r->rs;
+    struct bt_view_snapshot v;
+    struct bt_sched_plan plan;
+    bool full = false;
+    bt_sched_verdict_t verdict = ask_policy(k, now_ns, &v, &plan, rej, &full, true);
     if (verdict != BT_SCHED_PLANNED) {
         return verdict == BT_SCHED_TOO_LARGE || verdict == BT_SCHED_OVERLOADED ? PLAN_REFUSED
                                                                                : PLAN_WAIT;

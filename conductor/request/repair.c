@@ -10,6 +10,7 @@
 #define DEATH_DELAY_MS 50u /* a node's other sessions break at about the same time: let them */
 #define RETRY_MS       20u
 #define RETRY_MAX_MS   1000u
+#define STAY_NS        1000000000ull /* between two looks for somebody else */
 #define FULL_NS        1000000000ull /* how long a full daemon is gone around */
 
 static void avoid_until(struct bt_lane *k, const struct bt_session *s, uint64_t until_ns)
@@ -79,6 +80,7 @@ static void split(struct bt_lane *k)
         bt_requests_queue_planning(one);
     }
     k->n = 1;
+    k->n_tokens = 0; /* gathered from another choice, perhaps */
     k->stopped_here = false;
 }
 
@@ -126,6 +128,26 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const ch
     uint32_t delay = killer != NULL ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
     leave_plan(k, now_ns);
     k->plan_at_ns = now_ns + (uint64_t)delay * 1000000;
+    bt_requests_queue_planning(k);
+    split(k);
+}
+
+void bt_lane_move(struct bt_lane *k, uint64_t now_ns)
+{
+    struct bt_requests *rs = k->r->rs;
+    if (now_ns < k->stay_ns || rs->moves_left == 0) {
+        return;
+    }
+    if (!bt_lane_movable(k, now_ns)) {
+        k->stay_ns = now_ns + STAY_NS;
+        return;
+    }
+    rs->moves_left--;
+    bt_metric_add(rs->m.moved, 1);
+    BT_INFO("request_move", "req=%016" PRIx64 " epoch=%u tokens=%u prefill=%s decode=%s", k->id,
+            k->epoch, k->r->choices[k->first].journal.n, k->r->usage.prefill, k->r->usage.decode);
+    leave_plan(k, now_ns);
+    k->plan_at_ns = 0;
     bt_requests_queue_planning(k);
     split(k);
 }

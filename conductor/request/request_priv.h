@@ -105,6 +105,7 @@ struct bt_lane {
     uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
     uint64_t progress_ns;  /* its last event */
     uint64_t settle_ns;
+    uint64_t stay_ns; /* nobody else can take it: not tried before */
 };
 
 struct bt_request {
@@ -167,16 +168,20 @@ struct bt_requests {
     uint32_t ended;    /* since the last look at it */
     uint64_t rate_ns;
     uint64_t total, replanned;
+    struct bt_explain_ring *explained;
+    uint32_t moves_left; /* of this tick: a drained node is emptied by and by */
     bool draining;
     struct bt_timer pump, tick;
     struct {
         struct bt_metric *ttft, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting, *prompt,
             *generation;
-        struct bt_metric *replanned, *stale, *ended_late, *cached;
+        struct bt_metric *replanned, *moved, *stale, *ended_late, *cached;
         struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
     } m;
     struct bt_metrics *metrics;
 };
+
+struct bt_explain_ring; /* inspect.c */
 
 /* What came in, for a state's function. */
 struct bt_lane_input {
@@ -210,6 +215,8 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const ch
 /* A worker or kvstore (s, may be NULL) refused or gave up with a status of its own. */
 void bt_lane_repair(struct bt_lane *k, const struct bt_session *s, int32_t status,
                     const char *detail, uint64_t now_ns);
+/* Plans it again because a daemon that it needs is leaving, if others can take it: costs no try. */
+void bt_lane_move(struct bt_lane *k, uint64_t now_ns);
 /* Fails a lane that has waited for a place or for room for too long. */
 bool bt_lane_queued_too_long(struct bt_lane *k, uint64_t now_ns);
 
@@ -234,6 +241,8 @@ typedef enum { PLAN_SUBMITTED, PLAN_WAIT, PLAN_NO_ROOM, PLAN_REFUSED } bt_plan_r
 /* Plans and submits the next epoch. WAIT: nobody can take it now; NO_ROOM: whoever could has said
  * that it is full, and k is not the probe; REFUSED: rej says why. */
 bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej);
+/* Could it be planned without anybody who is leaving? */
+bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns);
 
 /* ---- flight.c ---- */
 struct bt_flight *bt_flight_create(struct bt_lane *k);
@@ -252,6 +261,14 @@ void bt_flight_prefilled(struct bt_flight *f);
 void bt_flight_step(struct bt_flight *f, uint64_t now_ns);
 bool bt_flight_over(const struct bt_flight *f);
 void bt_flight_destroy(struct bt_flight *f);
+
+/* ---- inspect.c ---- */
+struct bt_explain_ring *bt_explain_create(void);
+void bt_explain_destroy(struct bt_explain_ring *x);
+/* Keeps why the lane's plan is as it is. plan: NULL if rejected, then rej says why. */
+void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
+                     const struct bt_sched_params *params, const struct bt_sched_request *req,
+                     const struct bt_sched_plan *plan, const struct bt_sched_reject *rej);
 
 /* ---- admit.c: the queues ---- */
 void bt_requests_kick(struct bt_requests *rs); /* look at the queues from the next turn */

@@ -11,7 +11,8 @@
 #include "common/log/log.h"
 #include "conductor/request/request_priv.h"
 
-#define TICK_MS 50
+#define TICK_MS        50
+#define MOVES_PER_TICK 4
 
 const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart", "short_tail", "no_prefill_worker",
                                                       "no_decode_worker"};
@@ -191,6 +192,7 @@ static void on_tick(void *arg)
 {
     struct bt_requests *rs = arg;
     uint32_t queued = 0, busy = 0;
+    rs->moves_left = MOVES_PER_TICK;
     struct bt_list *l, *tmp, *kl;
     bt_list_for_each_safe (l, tmp, &rs->all) {
         struct bt_request *r = request_of(l);
@@ -389,6 +391,8 @@ static void register_metrics(struct bt_requests *rs)
                                       "Prompt tokens whose KV was not computed again.");
     rs->m.replanned = bt_metrics_counter(m, "baton_requests_replanned_total", NULL,
                                          "Plans made again after a failure.");
+    rs->m.moved = bt_metrics_counter(m, "baton_requests_moved_total", NULL,
+                                     "Plans made again because a node or daemon is leaving.");
     rs->m.stale = bt_metrics_counter(m, "baton_stale_messages_total", NULL,
                                      "Messages dropped: of an older epoch, or had already.");
     rs->m.ended_late = bt_metrics_counter(m, "baton_requests_never_ended_total", NULL,
@@ -420,6 +424,7 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
     bt_list_init(&rs->waiting);
     bt_list_init(&rs->planning);
     bt_list_init(&rs->starved);
+    rs->explained = bt_explain_create();
     register_metrics(rs);
     bt_view_set_ops(view, &ops, rs);
     bt_timer_start(loop, &rs->tick, TICK_MS, TICK_MS, on_tick, rs);
@@ -446,6 +451,7 @@ void bt_requests_destroy(struct bt_requests *rs)
         request_destroy(request_of(l));
     }
     bt_map_destroy(rs->map);
+    bt_explain_destroy(rs->explained);
     free(rs->secret);
     free(rs->labels);
     free(rs);

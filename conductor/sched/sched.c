@@ -115,9 +115,18 @@ struct job {
     const struct bt_sched_snapshot *s;
     const struct bt_sched_request *req;
     bool use_cache;
+    bool allow_draining;
     bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
     bool seen_role, seen_kvstore;         /* why there was no candidate */
 };
+
+/* Has its kvstore, and may stay where it is. */
+static bool present(const struct job *j, uint32_t i)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    return w->kvstore != BT_SCHED_NONE &&
+           (j->allow_draining || (!w->draining && !j->s->kvstores[w->kvstore].draining));
+}
 
 static bool usable(struct job *j, uint32_t i, bool for_prefill, bool allow_avoided)
 {
@@ -127,7 +136,7 @@ static bool usable(struct job *j, uint32_t i, bool for_prefill, bool allow_avoid
         return false;
     }
     j->seen_role = true;
-    if (w->kvstore == BT_SCHED_NONE) {
+    if (!present(j, i)) {
         return false;
     }
     j->seen_kvstore = true;
@@ -220,6 +229,13 @@ static bool decide_local(const struct job *j, uint32_t decode, const char **reas
     return false;
 }
 
+static double predicted_tbt_ms(const struct job *j, const struct bt_sched_worker *w)
+{
+    double step = w->step_ms > 0 ? w->step_ms : j->c->step_ms;
+    double load = decode_load(w, j->req);
+    return load > 1 ? step * load : step;
+}
+
 static bt_sched_verdict_t finish_plan(const struct job *j, uint32_t p, uint32_t d,
                                       struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
@@ -235,9 +251,7 @@ static bt_sched_verdict_t finish_plan(const struct job *j, uint32_t p, uint32_t 
                  (uint64_t)2 * kd->slots_free >= (uint64_t)kd->slots_total + blocks_of(j->req);
     plan->cached_tokens = cached_at(j->s, wp->kvstore, j->req, true);
     (void)prefill_cost(j, p, d, &plan->ttft_ms);
-    double step = wd->step_ms > 0 ? wd->step_ms : j->c->step_ms;
-    double load = decode_load(wd, j->req);
-    plan->tbt_ms = load > 1 ? step * load : step;
+    plan->tbt_ms = predicted_tbt_ms(j, wd);
     if (j->c->ttft_objective_ms != 0 && plan->ttft_ms > j->c->ttft_objective_ms) {
         double over_s = (plan->ttft_ms - j->c->ttft_objective_ms) / 1e3;
         uint32_t after = over_s < 1 ? 1 : over_s > 60 ? 60 : (uint32_t)over_s;
@@ -251,15 +265,18 @@ static bt_sched_verdict_t finish_plan(const struct job *j, uint32_t p, uint32_t 
     return BT_SCHED_PLANNED;
 }
 
-static bt_sched_verdict_t place(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                                const struct bt_sched_request *req, bool use_cache,
-                                struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
+static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
+                                       const struct bt_sched_snapshot *s,
+                                       const struct bt_sched_request *req, bool use_cache,
+                                       bool allow_draining, struct bt_sched_plan *plan_p,
+                                       struct bt_sched_reject *reject_p)
 {
-    struct job j = {.c = c, .s = s, .req = req, .use_cache = use_cache};
+    struct job j = {
+        .c = c, .s = s, .req = req, .use_cache = use_cache, .allow_draining = allow_draining};
     j.no_prefill_role = j.no_decode_role = true;
     for (uint32_t i = 0; i < s->n_workers; i++) {
         /* A role counts as present only where it could be used. */
-        if (s->workers[i].kvstore != BT_SCHED_NONE) {
+        if (present(&j, i)) {
             j.no_prefill_role = j.no_prefill_role && !s->workers[i].prefill;
             j.no_decode_role = j.no_decode_role && !s->workers[i].decode;
         }
@@ -296,6 +313,102 @@ static bt_sched_verdict_t place(const struct bt_sched_params *c, const struct bt
         plan_p->last_resort = last_resort;
     }
     return v;
+}
+
+static bt_sched_verdict_t place(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                                const struct bt_sched_request *req, bool use_cache,
+                                struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
+{
+    bt_sched_verdict_t v = place_within(c, s, req, use_cache, false, plan_p, reject_p);
+    if (v == BT_SCHED_PLANNED || v == BT_SCHED_OVERLOADED) {
+        return v;
+    }
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        if (s->workers[i].draining) { /* better there than nowhere */
+            v = place_within(c, s, req, use_cache, true, plan_p, reject_p);
+            if (v == BT_SCHED_PLANNED) {
+                plan_p->draining = true;
+            }
+            return v;
+        }
+    }
+    return v;
+}
+
+/* ---- explanations ---- */
+
+/* Why worker i is not the one, for this use. */
+static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
+                           const struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    if (w->kvstore == BT_SCHED_NONE) {
+        return "no kvstore is up on its node";
+    }
+    if (!present(j, i)) {
+        return "its node is being drained";
+    }
+    if (!fits(j->s, w, j->req)) {
+        return "too small: context, pages or slots of its kvstore";
+    }
+    if (w->avoid || j->s->kvstores[w->kvstore].avoid) {
+        return "it, or its kvstore, has failed this request or was full";
+    }
+    if (plan == NULL) {
+        return "the request was rejected";
+    }
+    if (use == BT_SCHED_FOR_PREFILL && plan->both) {
+        return "the decode worker prefills this one itself";
+    }
+    return use == BT_SCHED_FOR_PREFILL ? "no better: queue, prefill and hand-off"
+                                       : "no better: load and pages";
+}
+
+static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_sched_use_t use,
+                                           const struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    struct bt_sched_candidate c = {.worker = i, .use = use, .ttft_ms = -1, .tbt_ms = -1};
+    c.cached_tokens = cached_at(j->s, w->kvstore, j->req, true);
+    if (use == BT_SCHED_FOR_PREFILL) {
+        c.queue_ms = queue_ms(j->c, w);
+        c.ttft_ms =
+            c.queue_ms + 1e3 * (double)(j->req->n_tokens - c.cached_tokens) / rate_of(j->c, w);
+        c.chosen = plan != NULL && plan->prefill == i;
+    } else {
+        c.load = decode_load(w, j->req);
+        c.tbt_ms = predicted_tbt_ms(j, w);
+        c.chosen = plan != NULL && plan->decode == i;
+    }
+    c.verdict = c.chosen ? "chosen" : why_not(j, i, use, plan);
+    return c;
+}
+
+uint32_t bt_sched_explain(const struct bt_sched_params *params,
+                          const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
+                          const struct bt_sched_plan *plan, struct bt_sched_candidate *out,
+                          uint32_t cap)
+{
+    struct job j = {.c = params, .s = snap, .req = req, .use_cache = true};
+    j.allow_draining = plan != NULL && plan->draining;
+    uint32_t n = 0;
+    for (int chosen = 1; chosen >= 0; chosen--) {
+        for (uint32_t i = 0; i < snap->n_workers; i++) {
+            for (int use = BT_SCHED_FOR_PREFILL; use <= BT_SCHED_FOR_DECODE; use++) {
+                bool for_prefill = use == BT_SCHED_FOR_PREFILL;
+                struct bt_sched_candidate c = candidate(&j, i, (bt_sched_use_t)use, plan);
+                bool role = for_prefill ? snap->workers[i].prefill : snap->workers[i].decode;
+                if (c.chosen != (chosen == 1) || (!role && !c.chosen)) {
+                    continue;
+                }
+                if (n < cap) {
+                    out[n] = c;
+                }
+                n++;
+            }
+        }
+    }
+    return n;
 }
 
 static bt_sched_verdict_t place_cache_aware(const struct bt_sched_params *c,

@@ -15,6 +15,7 @@ struct bt_sched_worker {
     uint32_t kvstore; /* index of its node's kvstore in the snapshot, BT_SCHED_NONE: none is up */
     bool prefill, decode; /* the role it runs in */
     bool avoid;           /* it has failed this request before: only if there is nobody else */
+    bool draining;        /* its node is to be emptied: only if nobody else could do it at all */
     uint32_t running, waiting;
     uint32_t pages_total, pages_free; /* 0 total: not known */
     uint32_t slots_total, slots_free; /* 0 total: not known */
@@ -29,7 +30,7 @@ struct bt_sched_worker {
 
 struct bt_sched_kvstore {
     uint32_t node;
-    bool avoid;
+    bool avoid, draining;
     uint32_t slots_total, slots_free, slots_sealed; /* 0 total: not known */
     uint32_t match_blocks; /* full blocks of this request resident here, as far as the index says */
 };
@@ -74,7 +75,8 @@ struct bt_sched_plan {
     bool both;
     bool keep; /* what the decode side receives enters its cache, otherwise it is freed once landed
                 */
-    bool last_resort;       /* somebody is in it who is to be avoided: there was nobody else */
+    bool draining;    /* it stays on a node that is to be emptied: nobody else could take it */
+    bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
     uint32_t cached_tokens; /* expected at the prefill side */
     double ttft_ms, tbt_ms; /* predicted */
     const char *reason;     /* static: why disaggregated or not; a bounded metric label */
@@ -102,6 +104,27 @@ struct bt_sched_policy {
 extern const struct bt_sched_policy bt_sched_cache_aware;
 /* Ignores the caches: least load first. The baseline that the other is compared with. */
 extern const struct bt_sched_policy bt_sched_least_load;
+
+/* ---- why a plan is as it is ---- */
+typedef enum { BT_SCHED_FOR_PREFILL, BT_SCHED_FOR_DECODE } bt_sched_use_t;
+struct bt_sched_candidate {
+    uint32_t worker; /* index in the snapshot */
+    bt_sched_use_t use;
+    bool chosen;
+    const char *verdict;    /* static: "chosen", or why not */
+    uint32_t cached_tokens; /* of the request, at its node */
+    double queue_ms;        /* prefill only */
+    double ttft_ms;         /* predicted; prefill only, else < 0 */
+    double tbt_ms;          /* predicted; decode only, else < 0 */
+    double load;            /* decode only: share in use with this request, above 1 it waits */
+};
+/* What was looked at for the plan of (snap, req): every worker in each use that it has, the chosen
+ * ones first. plan: NULL if the request was rejected. Writes at most cap, returns how many there
+ * are. */
+uint32_t bt_sched_explain(const struct bt_sched_params *params,
+                          const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
+                          const struct bt_sched_plan *plan, struct bt_sched_candidate *out,
+                          uint32_t cap);
 
 /* Policy by name, NULL if there is none. */
 const struct bt_sched_policy *bt_sched_policy_find(const char *name);

@@ -99,6 +99,7 @@ void bt_view_destroy(struct bt_view *v)
     if (v->table != NULL) {
         bt_member_unwatch(v->table);
     }
+    bt_view_drain_cleanup(v);
     bt_timer_stop(v->loop, &v->beat);
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
@@ -147,6 +148,7 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
     struct bt_session *s = find(v, m->kind, m->name);
     if (s != NULL) {
         bt_session_update(s, m);
+        s->draining = bt_view_node_draining(v, m->node);
         return;
     }
     bt_session_kind_t kind = kind_of(m->kind);
@@ -157,6 +159,7 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
         return;
     }
     s = bt_session_create(v, kind, m);
+    s->draining = bt_view_node_draining(v, m->node);
     s->kv_id = id;
     if (kind == BT_SESSION_KVSTORE) {
         v->kv_by_id[id] = s;
@@ -191,6 +194,7 @@ void bt_view_watch(struct bt_view *v, struct bt_etcd *e)
     static const struct bt_member_table_ops ops = {.on_up = table_up, .on_down = table_down};
     BT_ASSERT(v->table == NULL);
     v->table = bt_member_watch(e, v->cluster, NULL, &ops, v);
+    bt_view_drain_watch(v, e);
 }
 
 static bool plannable(const struct bt_session *s)
@@ -218,6 +222,7 @@ static void fill_worker(const struct bt_session *s, struct bt_sched_worker *w)
         .node = BT_SCHED_NONE,
         .prefill = strcmp(s->member->kind, "prefill") == 0,
         .decode = strcmp(s->member->kind, "decode") == 0,
+        .draining = s->draining,
         .own_requests = s->own_requests,
         .own_prefill_tokens = s->own_prefill_tokens,
     };
@@ -246,8 +251,8 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
     bt_list_for_each (l, &v->sessions) {
         struct bt_session *s = session_of(l);
         if (s->kind == BT_SESSION_KVSTORE && plannable(s)) {
-            v->kvstores[nk] =
-                (struct bt_sched_kvstore){.node = nk, .match_blocks = match[s->kv_id]};
+            v->kvstores[nk] = (struct bt_sched_kvstore){
+                .node = nk, .draining = s->draining, .match_blocks = match[s->kv_id]};
             if (s->has_pool) {
                 v->kvstores[nk].slots_total = s->pool.slots_total;
                 v->kvstores[nk].slots_free = s->pool.slots_free;

@@ -38,6 +38,7 @@ struct bt_session {
     bt_session_state_t state;
     Baton__Member *member; /* as registered last */
     bool departed;         /* etcd says it is gone: nothing new is planned on it */
+    bool draining;         /* its node is to be emptied (batonctl drain) */
     bool broken;           /* a send failed: ends at the next turn */
     uint32_t kv_id;        /* kvstores: id in the index */
 
@@ -99,6 +100,18 @@ bool bt_session_send_kvstore(struct bt_session *s, const Baton__ToKvstore *m);
 /* Ends a session that violated the protocol; it is dialled again. on_down comes from a later turn.
  */
 void bt_session_break(struct bt_session *s, const char *why);
+
+/* ---- nodes that are to be emptied (drain.c): keys /baton/<cluster>/drain/<node> in etcd ---- */
+/* Is what the session's daemon has for us to be done elsewhere: its node is drained, or it says
+ * itself that it is leaving? */
+bool bt_session_leaving(const struct bt_session *s);
+bool bt_view_node_draining(const struct bt_view *v, const char *node);
+/* What the watch calls; tests call it themselves. */
+void bt_view_node_set(struct bt_view *v, const char *node, bool draining);
+/* Writes the mark, or removes it; all conductors follow it. done: ERR_UNAVAILABLE, ERR_TIMEOUT when
+ * etcd does not answer, ERR_UNSUPPORTED without one. */
+void bt_view_drain(struct bt_view *v, const char *node, bool draining,
+                   void (*done)(void *arg, bt_status_t st), void *arg);
 
 /* The cluster for one decision; arrays belong to the view and are valid until its next call.
  * worker[i] and kvstore[i] are the sessions behind snap's entries. */

@@ -12,6 +12,10 @@ struct bt_view {
     const struct bt_view_ops *ops;
     void *ops_arg;
     struct bt_member_table *table;
+    struct bt_etcd *etcd; /* NULL: not watched */
+    struct bt_etcd_watch *drain_watch;
+    char **drained; /* node names */
+    uint32_t n_drained;
     struct bt_list sessions;
     uint32_t n_sessions;
     struct bt_session *kv_by_id[BT_HOLDERS_KVSTORES_MAX];
@@ -29,6 +33,10 @@ struct bt_view {
 };
 
 #define BT_VIEW_SESSIONS_MAX 4096
+#define BT_VIEW_DRAINED_MAX  4096
+
+void bt_view_drain_watch(struct bt_view *v, struct bt_etcd *e);
+void bt_view_drain_cleanup(struct bt_view *v);
 
 struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
                                      const Baton__Member *m);

@@ -121,9 +121,81 @@ def test_unreachable(cluster):
     assert rc == 1 and out == "" and "not a conductor" in err
 
 
+def running(cluster, n_events, max_tokens):
+    """A stream that has given n_events; (its generator, the events)."""
+    s = cluster.stream("/v1/completions", {"prompt": "GLOUCESTER:\nNow is the winter", "temperature": 0,
+                                           "max_tokens": max_tokens, "ignore_eos": True})
+    return s, [next(s) for _ in range(n_events)]
+
+
+def text_of(events):
+    return "".join(c["text"] for e in events if e != "[DONE]" for c in e["choices"])
+
+
+def test_requests_and_explain(cluster, addr):
+    s, events = running(cluster, 3, 3000)
+    rc, out, err = ctl("--addr", addr, "requests", "-o", "json")
+    assert (rc, err) == (0, "")
+    mine = [r for r in json.loads(out) if r["id"] == events[0]["id"]]
+    assert len(mine) == 1 and mine[0]["state"] == "decoding" and mine[0]["tokens"] >= 3
+    assert mine[0]["prefill"] and mine[0]["decode"] and mine[0]["epoch"] == 1
+    rc, out, _ = ctl("--addr", addr, "requests")
+    assert rc == 0 and events[0]["id"] in out and out.startswith("ID ")
+    s.close()
+    for args in (["--last"], [events[0]["id"]], [mine[0]["req"]]):
+        rc, out, err = ctl("--addr", addr, "explain", *args, "-o", "json")
+        e = json.loads(out)
+        assert (rc, err) == (0, "") and e["id"] == events[0]["id"] and e["planned"] is True
+        chosen = {c["for"]: c for c in e["candidates"] if c["chosen"]}
+        assert chosen["prefill"]["worker"] == mine[0]["prefill"]
+        assert chosen["decode"]["worker"] == mine[0]["decode"]
+        assert chosen["prefill"]["ttft_ms"] >= 0 and chosen["decode"]["tbt_ms"] > 0
+    rc, out, _ = ctl("--addr", addr, "explain", "--last")
+    assert rc == 0 and "chosen" in out and "predicted" in out
+    rc, out, err = ctl("--addr", addr, "explain", "cmpl-nobody")
+    assert rc == 1 and out == "" and "cmpl-nobody" in err
+    # A finished request is not listed any more.
+    wait_for(lambda: events[0]["id"] not in ctl("--addr", addr, "requests")[1], 5, "it is over")
+
+
+def test_drain(cluster, addr):
+    s, events = running(cluster, 1, 1500)
+    want = text_of(events + list(s))
+    rc, out, err = ctl("--addr", addr, "drain", "n7")
+    assert rc == 1 and out == "" and "n7" in err and "n1" in err and "n2" in err
+    s, events = running(cluster, 100, 1500)
+    try:
+        rc, out, err = ctl("--addr", addr, "drain", "n2", "-o", "json")
+        d = json.loads(out)
+        assert (rc, err) == (0, "") and d["draining"] is True and d["stays"] is False
+        assert any(m.startswith("kvstore/") for m in d["members"])
+        rc, out, _ = ctl("--addr", addr, "nodes", "-o", "json")
+        assert {n["node"] for n in json.loads(out) if n["draining"]} == {"n2"}
+
+        def moved():
+            rows = json.loads(ctl("--addr", addr, "requests", "-o", "json")[1])
+            return [r for r in rows if r["id"] == events[0]["id"] and r["epoch"] == 2
+                    and "n2" not in r["prefill"] + r["decode"]]
+
+        wait_for(moved, 5, "the stream has moved")
+        rc, out, _ = ctl("--addr", addr, "drain", "n1")
+        assert rc == 0 and "stay there" in out  # nobody is left who could take it
+        assert cluster.complete("x", 2)["usage"]["completion_tokens"] == 2
+        events += list(s)
+        assert events[-1] == "[DONE]" and text_of(events) == want
+    finally:
+        s.close()
+        for node in ("n1", "n2"):
+            assert ctl("--addr", addr, "undrain", node)[0] == 0
+    rc, out, _ = ctl("--addr", addr, "nodes", "-o", "json")
+    assert not any(n["draining"] for n in json.loads(out))
+
+
 @pytest.mark.parametrize("args", [
     [], ["frobnicate"], ["status", "nodes"], ["status", "-o", "yaml"], ["status", "-o"], ["--addr"],
     ["--addr", "nocolon", "status"], ["blocks", "--limit", "-1"], ["blocks", "--limit", "x"], ["--nope"],
+    ["drain"], ["undrain"], ["explain"], ["explain", "x", "--last"], ["drain", "n1", "--last"],
+    ["requests", "x"], ["drain", "n1", "n2"],
 ])
 def test_usage(args):
     rc, out, err = ctl(*args)
@@ -134,5 +206,5 @@ def test_help():
     for args in (["--help"], ["-h"], ["status", "--help"]):
         rc, out, err = ctl(*args)
         assert rc == 0 and err == ""
-        for word in ("status", "nodes", "blocks", "version", "--addr", "BATON_ADDR", "json"):
+        for word in ("status", "nodes", "blocks", "requests", "explain", "drain", "undrain", "version", "--addr", "BATON_ADDR", "json"):
             assert word in out

@@ -404,6 +404,82 @@ static void test_replay(void **state)
     assert_int_equal((int)p.tbt_ms, 8);
 }
 
+static void test_draining(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.w[0].draining = x.w[2].draining = x.k[0].draining = true;
+    x.k[0].match_blocks = 60; /* whatever is cached there */
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        x.req.random = seed;
+        struct bt_sched_plan p = place(&x, &defaults);
+        assert_int_equal(p.prefill, 1);
+        assert_int_equal(p.decode, 3);
+        assert_false(p.draining);
+    }
+    /* A worker that failed the request before is better than one that is to be emptied. */
+    x.w[3].avoid = true;
+    assert_int_equal(place(&x, &defaults).decode, 3);
+    x.w[3].avoid = false;
+    /* Where nobody else has a role, somebody else does both. */
+    x.s.n_workers = 3;
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_true(p.both && p.decode == 1 && !p.draining);
+    /* Better there than nowhere. */
+    x.w[1].draining = x.k[1].draining = true;
+    p = place(&x, &defaults);
+    assert_true(p.draining && !p.both && p.decode == 2);
+    x.req.n_tokens = 100000;
+    rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
+}
+
+static void test_choices_count_as_rows(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    double one = place(&x, &defaults).tbt_ms;
+    x.req.n_choices = 64; /* four times the rows that a worker has at once */
+    assert_true(place(&x, &defaults).tbt_ms > 3 * one);
+}
+
+static void test_explain(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.k[0].match_blocks = 30;
+    x.w[2].waiting = 3;
+    struct bt_sched_plan p = place(&x, &defaults);
+    struct bt_sched_candidate c[8];
+    assert_int_equal(bt_sched_explain(&defaults, &x.s, &x.req, &p, c, 8), 4);
+    for (int i = 0; i < 2; i++) { /* the chosen ones come first */
+        assert_true(c[i].chosen);
+        assert_string_equal(c[i].verdict, "chosen");
+        bool prefill = c[i].use == BT_SCHED_FOR_PREFILL;
+        assert_int_equal(c[i].worker, prefill ? p.prefill : p.decode);
+        assert_true(prefill ? c[i].ttft_ms == p.ttft_ms : c[i].tbt_ms == p.tbt_ms);
+    }
+    for (int i = 2; i < 4; i++) {
+        assert_false(c[i].chosen);
+        assert_non_null(strstr(c[i].verdict, "no better"));
+        assert_true(c[i].use != BT_SCHED_FOR_PREFILL || c[i].ttft_ms >= p.ttft_ms);
+    }
+    assert_int_equal(bt_sched_explain(&defaults, &x.s, &x.req, &p, c, 1), 4); /* says how many */
+    /* Every reason not to take one. */
+    x.w[0].draining = true;
+    x.w[1].kvstore = BT_SCHED_NONE;
+    x.w[2].avoid = true;
+    x.w[3].max_model_len = 10;
+    assert_int_equal(bt_sched_explain(&defaults, &x.s, &x.req, NULL, c, 8), 4);
+    static const char *const want[] = {"drained", "no kvstore", "has failed", "too small"};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(c[i].worker, i);
+        assert_non_null(strstr(c[i].verdict, want[i]));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -422,6 +498,9 @@ int main(void)
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_draining),
+        cmocka_unit_test(test_choices_count_as_rows),
+        cmocka_unit_test(test_explain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

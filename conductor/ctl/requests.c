@@ -1,0 +1,265 @@
+/* batonctl requests, explain, drain, undrain. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "admin.pb-c.h"
+#include "conductor/ctl/ctl.h"
+#include "conductor/ctl/table.h"
+
+/* Packs the request, calls, frees what was packed. */
+static void *ask(const struct ctl *c, const char *method, const ProtobufCMessage *q, size_t *len_p)
+{
+    size_t n = protobuf_c_message_get_packed_size(q);
+    uint8_t *data = bt_malloc(n + 1);
+    protobuf_c_message_pack(q, data);
+    void *reply = ctl_call(c, method, data, n, len_p);
+    free(data);
+    return reply;
+}
+
+/* ---- requests ---- */
+
+static json_t *request_json(const Baton__AdminRequest *r)
+{
+    char wire[17];
+    snprintf(wire, sizeof(wire), "%016" PRIx64, r->wire_id);
+    return json_pack("{s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "id", r->id, "req", wire,
+                     "state", r->state, "age_ms", (json_int_t)r->age_ms, "choice",
+                     (json_int_t)r->choice, "n", (json_int_t)r->n, "prompt_tokens",
+                     (json_int_t)r->prompt_tokens, "tokens", (json_int_t)r->tokens, "epoch",
+                     (json_int_t)r->epoch, "replans", (json_int_t)r->replans, "prefill", r->prefill,
+                     "decode", r->decode);
+}
+
+static void requests_table(const Baton__AdminRequests *a)
+{
+    static const char *const head[] = {"ID",     "REQ",   "CHOICES", "STATE",   "AGE",   "PROMPT",
+                                       "TOKENS", "EPOCH", "REPLANS", "PREFILL", "DECODE"};
+    struct ctl_table t;
+    ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    for (size_t i = 0; i < a->n_list; i++) {
+        const Baton__AdminRequest *r = a->list[i];
+        ctl_table_cell(&t, "%s", r->id);
+        ctl_table_cell(&t, "%016" PRIx64, r->wire_id);
+        if (r->n > 1) {
+            ctl_table_cell(&t, "%u-%u", r->choice, r->choice + r->n - 1);
+        } else {
+            ctl_table_cell(&t, "%u", r->choice);
+        }
+        ctl_table_cell(&t, "%s", r->state);
+        ctl_table_cell(&t, "%.1fs", (double)r->age_ms / 1e3);
+        ctl_table_cell(&t, "%u", r->prompt_tokens);
+        ctl_table_cell(&t, "%u", r->tokens);
+        ctl_table_cell(&t, "%u", r->epoch);
+        ctl_table_cell(&t, "%u", r->replans);
+        ctl_table_cell(&t, "%s", r->prefill[0] != '\0' ? r->prefill : "-");
+        ctl_table_cell(&t, "%s", r->decode[0] != '\0' ? r->decode : "-");
+    }
+    ctl_table_print(&t, stdout);
+    ctl_table_cleanup(&t);
+    if (a->n_list < a->total) {
+        printf("(%zu of %" PRIu64 " shown; --limit N shows more)\n", a->n_list, a->total);
+    }
+}
+
+int ctl_requests(const struct ctl *c)
+{
+    Baton__AdminRequestsRequest q = BATON__ADMIN_REQUESTS_REQUEST__INIT;
+    q.limit = c->limit;
+    size_t len = 0;
+    void *reply = ask(c, "/baton.Admin/Requests", &q.base, &len);
+    if (reply == NULL) {
+        return 1;
+    }
+    Baton__AdminRequests *a = baton__admin_requests__unpack(NULL, len, reply);
+    free(reply);
+    if (a == NULL) {
+        ctl_malformed(c);
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        json_t *list = json_array();
+        for (size_t i = 0; i < a->n_list; i++) {
+            json_array_append_new(list, request_json(a->list[i]));
+        }
+        rc = ctl_print_json(list);
+    } else {
+        requests_table(a);
+    }
+    baton__admin_requests__free_unpacked(a, NULL);
+    return rc;
+}
+
+/* ---- explain ---- */
+
+/* Negative: not known. */
+static json_t *ms_json(double ms)
+{
+    return ms < 0 ? json_null() : json_real(ms);
+}
+
+static json_t *explanation_json(const Baton__AdminExplanation *e)
+{
+    char wire[17];
+    snprintf(wire, sizeof(wire), "%016" PRIx64, e->wire_id);
+    json_t *list = json_array();
+    for (size_t i = 0; i < e->n_candidates; i++) {
+        const Baton__AdminCandidate *k = e->candidates[i];
+        json_array_append_new(
+            list,
+            json_pack("{s:s,s:s,s:s,s:b,s:s,s:I,s:o,s:o,s:o,s:o}", "worker", k->worker, "node",
+                      k->node, "for", k->for_prefill ? "prefill" : "decode", "chosen", k->chosen,
+                      "verdict", k->verdict, "cached_tokens", (json_int_t)k->cached_tokens,
+                      "queue_ms", ms_json(k->for_prefill ? k->queue_ms : -1), "ttft_ms",
+                      ms_json(k->ttft_ms), "tbt_ms", ms_json(k->tbt_ms), "load",
+                      k->for_prefill ? json_null() : json_real(k->load)));
+    }
+    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:b,s:s,s:o,s:o,s:I,s:o}", "id", e->id,
+                     "req", wire, "epoch", (json_int_t)e->epoch, "planned_ns",
+                     (json_int_t)e->planned_ns, "tokens", (json_int_t)e->tokens, "cached_tokens",
+                     (json_int_t)e->cached_tokens, "choices", (json_int_t)e->choices, "planned",
+                     e->planned, "both", e->both, "draining", e->draining, "reason", e->reason,
+                     "ttft_ms", ms_json(e->ttft_ms), "tbt_ms", ms_json(e->tbt_ms),
+                     "candidates_total", (json_int_t)e->candidates_total, "candidates", list);
+}
+
+static void explanation_text(const Baton__AdminExplanation *e)
+{
+    printf("request    %s (req %016" PRIx64 "), plan %u, %.1f s ago\n", e->id, e->wire_id, e->epoch,
+           (double)(bt_real_ns() - e->planned_ns) / 1e9);
+    printf("tokens     %u, of them %u expected in the cache; %u choice%s\n", e->tokens,
+           e->cached_tokens, e->choices, e->choices == 1 ? "" : "s");
+    if (e->planned) {
+        printf("plan       %s: %s%s\n",
+               e->both ? "one worker for both" : "prefill and decode apart", e->reason,
+               e->draining ? "; on a node that is being drained, as nobody else could take it"
+                           : "");
+        printf("predicted  %.1f ms to the first token, %.1f ms between tokens\n", e->ttft_ms,
+               e->tbt_ms);
+    } else {
+        printf("not placed %s\n", e->reason);
+    }
+    static const char *const head[] = {"WORKER", "NODE", "FOR",  "CACHED", "QUEUE",
+                                       "TTFT",   "TBT",  "LOAD", "VERDICT"};
+    struct ctl_table t;
+    ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    for (size_t i = 0; i < e->n_candidates; i++) {
+        const Baton__AdminCandidate *k = e->candidates[i];
+        ctl_table_cell(&t, "%s", k->worker);
+        ctl_table_cell(&t, "%s", k->node);
+        ctl_table_cell(&t, "%s", k->for_prefill ? "prefill" : "decode");
+        ctl_table_cell(&t, "%u", k->cached_tokens);
+        if (k->for_prefill) {
+            ctl_table_cell(&t, "%.1f ms", k->queue_ms);
+            ctl_table_cell(&t, "%.1f ms", k->ttft_ms);
+            ctl_table_cell(&t, "-");
+            ctl_table_cell(&t, "-");
+        } else {
+            ctl_table_cell(&t, "-");
+            ctl_table_cell(&t, "-");
+            ctl_table_cell(&t, "%.1f ms", k->tbt_ms);
+            ctl_table_cell(&t, "%.0f%%", 100 * k->load);
+        }
+        ctl_table_cell(&t, "%s", k->verdict);
+    }
+    ctl_table_print(&t, stdout);
+    ctl_table_cleanup(&t);
+    if (e->n_candidates < e->candidates_total) {
+        printf("(%zu of %u candidates shown)\n", e->n_candidates, e->candidates_total);
+    }
+}
+
+int ctl_explain(const struct ctl *c)
+{
+    Baton__AdminExplainRequest q = BATON__ADMIN_EXPLAIN_REQUEST__INIT;
+    q.id = (char *)(c->arg != NULL ? c->arg : "");
+    size_t len = 0;
+    void *reply = ask(c, "/baton.Admin/Explain", &q.base, &len);
+    if (reply == NULL) {
+        return 1;
+    }
+    Baton__AdminExplanation *e = baton__admin_explanation__unpack(NULL, len, reply);
+    free(reply);
+    if (e == NULL) {
+        ctl_malformed(c);
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        rc = ctl_print_json(explanation_json(e));
+    } else {
+        explanation_text(e);
+    }
+    baton__admin_explanation__free_unpacked(e, NULL);
+    return rc;
+}
+
+/* ---- drain ---- */
+
+static void drain_text(const Baton__AdminDrain *d)
+{
+    if (!d->draining) {
+        printf("%s is used again\n", d->node);
+        return;
+    }
+    printf("%s is being drained:", d->node);
+    for (size_t i = 0; i < d->n_members; i++) {
+        printf("%s %s", i != 0 ? "," : "", d->members[i]);
+    }
+    printf("\n");
+    if (d->stays) {
+        printf(
+            "%u request%s of this conductor use it and stay there: no worker on another node could "
+            "take them. They move when one comes.\n",
+            d->requests, d->requests == 1 ? "" : "s");
+    } else {
+        printf(
+            "%u request%s of this conductor use it and are moved; 'batonctl requests' shows them\n",
+            d->requests, d->requests == 1 ? "" : "s");
+    }
+}
+
+static int drain(const struct ctl *c, bool undrain)
+{
+    Baton__AdminDrainRequest q = BATON__ADMIN_DRAIN_REQUEST__INIT;
+    q.node = (char *)c->arg;
+    q.undrain = undrain;
+    size_t len = 0;
+    void *reply = ask(c, "/baton.Admin/Drain", &q.base, &len);
+    if (reply == NULL) {
+        return 1;
+    }
+    Baton__AdminDrain *d = baton__admin_drain__unpack(NULL, len, reply);
+    free(reply);
+    if (d == NULL) {
+        ctl_malformed(c);
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        json_t *members = json_array();
+        for (size_t i = 0; i < d->n_members; i++) {
+            json_array_append_new(members, json_string(d->members[i]));
+        }
+        rc = ctl_print_json(json_pack("{s:s,s:b,s:o,s:I,s:b}", "node", d->node, "draining",
+                                      d->draining, "members", members, "requests",
+                                      (json_int_t)d->requests, "stays", d->stays));
+    } else {
+        drain_text(d);
+    }
+    baton__admin_drain__free_unpacked(d, NULL);
+    return rc;
+}
+
+int ctl_drain(const struct ctl *c)
+{
+    return drain(c, false);
+}
+
+int ctl_undrain(const struct ctl *c)
+{
+    return drain(c, true);
+}

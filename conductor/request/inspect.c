@@ -1,0 +1,158 @@
+/* What can be seen of requests from outside; see inspect.h. The last plans are kept in a ring of
+ * fixed size. Loop thread. */
+#include "conductor/request/inspect.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "conductor/request/request_priv.h"
+
+#define EXPLAINED_MAX 128
+
+struct bt_explain_ring {
+    uint32_t n, next;
+    struct bt_explanation at[EXPLAINED_MAX];
+};
+
+static const char *name_of(const struct bt_session *s)
+{
+    return s != NULL ? s->member->name : "";
+}
+
+static void info_of(const struct bt_lane *k, uint64_t now_ns, struct bt_request_info *out)
+{
+    const struct bt_request *r = k->r;
+    const struct bt_flight *f = k->flight;
+    *out = (struct bt_request_info){.id = r->spec.id != NULL ? r->spec.id : "",
+                                    .wire_id = k->id,
+                                    .state = k->starved ? "no room" : bt_lane_state_name(k->state),
+                                    .choice = k->first,
+                                    .n = k->n,
+                                    .prompt_tokens = (uint32_t)r->spec.prompt.n,
+                                    .epoch = k->epoch,
+                                    .replans = k->replans,
+                                    .prefill = f != NULL ? name_of(f->prefill) : "",
+                                    .decode = f != NULL ? name_of(f->decode) : ""};
+    out->age_ms = now_ns > r->spec.received_ns ? (now_ns - r->spec.received_ns) / 1000000 : 0;
+    for (uint32_t i = k->first; i < k->first + k->n; i++) {
+        out->tokens += r->choices[i].journal.n;
+    }
+}
+
+void bt_requests_each(struct bt_requests *rs, bt_request_info_fn fn, void *arg)
+{
+    uint64_t now = bt_mono_ns();
+    struct bt_list *l, *kl;
+    bt_list_for_each (l, &rs->all) {
+        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->lanes) {
+            const struct bt_lane *k = BT_CONTAINER_OF(kl, struct bt_lane, link);
+            if (k->state != LANE_FINISHING || !bt_list_empty(&k->flights)) {
+                struct bt_request_info info;
+                info_of(k, now, &info);
+                fn(arg, &info);
+            }
+        }
+    }
+}
+
+static bool on_node(const struct bt_session *s, const char *node)
+{
+    return s != NULL && strcmp(s->member->node, node) == 0;
+}
+
+uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node)
+{
+    uint32_t n = 0;
+    struct bt_list *l, *kl;
+    bt_list_for_each (l, &rs->all) {
+        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->lanes) {
+            const struct bt_flight *f = BT_CONTAINER_OF(kl, struct bt_lane, link)->flight;
+            n += f != NULL && f->wind == FLIGHT_ACTIVE &&
+                 (on_node(f->prefill, node) || on_node(f->decode, node) ||
+                  on_node(f->kv_prefill, node) || on_node(f->kv_decode, node));
+        }
+    }
+    return n;
+}
+
+/* ---- explanations ---- */
+
+struct bt_explain_ring *bt_explain_create(void)
+{
+    return bt_calloc(1, sizeof(struct bt_explain_ring));
+}
+
+void bt_explain_destroy(struct bt_explain_ring *x)
+{
+    free(x);
+}
+
+/* One a lane: a later plan takes the place of the earlier one. */
+static struct bt_explanation *place_for(struct bt_explain_ring *x, uint64_t wire_id)
+{
+    uint32_t last = (x->next + EXPLAINED_MAX - 1) % EXPLAINED_MAX;
+    for (uint32_t i = 0; i < x->n; i++) {
+        if (x->at[i].wire_id == wire_id && i != last) {
+            x->at[i].wire_id = 0; /* the newest is the one behind next */
+            x->at[i].id[0] = '\0';
+        }
+    }
+    if (x->n != 0 && x->at[last].wire_id == wire_id) {
+        return &x->at[last];
+    }
+    struct bt_explanation *e = &x->at[x->next];
+    x->next = (x->next + 1) % EXPLAINED_MAX;
+    x->n = BT_MIN(x->n + 1, (uint32_t)EXPLAINED_MAX);
+    return e;
+}
+
+void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
+                     const struct bt_sched_params *params, const struct bt_sched_request *req,
+                     const struct bt_sched_plan *plan, const struct bt_sched_reject *rej)
+{
+    struct bt_explanation *e = place_for(k->r->rs->explained, k->id);
+    memset(e, 0, sizeof(*e));
+    snprintf(e->id, sizeof(e->id), "%s", k->r->spec.id != NULL ? k->r->spec.id : "");
+    e->wire_id = k->id;
+    e->epoch = k->epoch + (plan != NULL);
+    e->planned_ns = bt_real_ns();
+    e->n_tokens = req->n_tokens;
+    e->n_choices = BT_MAX(req->n_choices, 1u);
+    e->planned = plan != NULL;
+    snprintf(e->reason, sizeof(e->reason), "%s", plan != NULL ? plan->reason : rej->reason);
+    e->ttft_ms = e->tbt_ms = -1;
+    if (plan != NULL) {
+        e->both = plan->both;
+        e->draining = plan->draining;
+        e->cached_tokens = plan->cached_tokens;
+        e->ttft_ms = plan->ttft_ms;
+        e->tbt_ms = plan->tbt_ms;
+    }
+    struct bt_sched_candidate list[BT_EXPLAIN_CANDIDATES];
+    e->n_candidates = bt_sched_explain(params, &v->snap, req, plan, list, BT_EXPLAIN_CANDIDATES);
+    e->n_listed = BT_MIN(e->n_candidates, (uint32_t)BT_EXPLAIN_CANDIDATES);
+    for (uint32_t i = 0; i < e->n_listed; i++) {
+        const Baton__Member *m = v->worker[list[i].worker]->member;
+        e->candidates[i].c = list[i];
+        snprintf(e->candidates[i].name, BT_EXPLAIN_NAME, "%s", m->name);
+        snprintf(e->candidates[i].node, BT_EXPLAIN_NAME, "%s", m->node);
+    }
+}
+
+const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, const char *id)
+{
+    const struct bt_explain_ring *x = rs->explained;
+    char *end = NULL;
+    uint64_t wire = id != NULL ? strtoull(id, &end, 16) : 0;
+    bool hex = id != NULL && end != id && *end == '\0';
+    for (uint32_t i = 0; i < x->n; i++) { /* newest first */
+        const struct bt_explanation *e = &x->at[(x->next + EXPLAINED_MAX - 1 - i) % EXPLAINED_MAX];
+        if (e->wire_id != 0 &&
+            (id == NULL || strcmp(e->id, id) == 0 || (hex && e->wire_id == wire))) {
+            return e;
+        }
+    }
+    return NULL;
+}

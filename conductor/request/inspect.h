@@ -1,0 +1,45 @@
+/* What batonctl shows of requests: those that are open, and why the last plans are as they are. */
+#ifndef BT_CONDUCTOR_INSPECT_H
+#define BT_CONDUCTOR_INSPECT_H
+
+#include "conductor/request/requests.h"
+
+struct bt_request_info { /* one lane; strings are valid during the call */
+    const char *id;      /* the client's: "cmpl-..." */
+    uint64_t wire_id;
+    const char *state;
+    uint64_t age_ms;
+    uint32_t choice, n;             /* choices [choice, choice + n) of the request */
+    uint32_t prompt_tokens, tokens; /* tokens: given to the client, these choices */
+    uint32_t epoch, replans;
+    const char *prefill, *decode; /* "" without a plan */
+};
+typedef void (*bt_request_info_fn)(void *arg, const struct bt_request_info *info);
+/* Every lane that is not over yet, oldest request first. */
+void bt_requests_each(struct bt_requests *rs, bt_request_info_fn fn, void *arg);
+/* Lanes whose current plan uses a daemon of this node. */
+uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node);
+
+#define BT_EXPLAIN_CANDIDATES 16
+#define BT_EXPLAIN_NAME       64
+
+struct bt_explanation {
+    char id[BT_EXPLAIN_NAME];
+    uint64_t wire_id;
+    uint32_t epoch;      /* of the plan; of a rejected one, the last that was made */
+    uint64_t planned_ns; /* wall clock */
+    uint32_t n_tokens, cached_tokens, n_choices;
+    bool planned, both, draining;
+    char reason[96]; /* static text of sched: why apart or together, or why rejected */
+    double ttft_ms, tbt_ms;
+    uint32_t n_candidates, n_listed;
+    struct {
+        char name[BT_EXPLAIN_NAME], node[BT_EXPLAIN_NAME];
+        struct bt_sched_candidate c;
+    } candidates[BT_EXPLAIN_CANDIDATES];
+};
+/* The last plan of a request: by its client's id or its wire id in hex; id NULL: the last plan of
+ * all. NULL: not known (any more). Valid until the loop turns. */
+const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, const char *id);
+
+#endif

@@ -1,0 +1,117 @@
+/* Nodes that are to be emptied: a mark in etcd that every conductor follows. Loop thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "conductor/view/view_priv.h"
+
+static char *drain_key(const struct bt_view *v, const char *node)
+{
+    return bt_sprintf("/baton/%s/drain/%s", v->cluster, node);
+}
+
+static uint32_t find(const struct bt_view *v, const char *node)
+{
+    for (uint32_t i = 0; i < v->n_drained; i++) {
+        if (strcmp(v->drained[i], node) == 0) {
+            return i;
+        }
+    }
+    return v->n_drained;
+}
+
+bool bt_view_node_draining(const struct bt_view *v, const char *node)
+{
+    return find(v, node) != v->n_drained;
+}
+
+bool bt_session_leaving(const struct bt_session *s)
+{
+    return s->draining || s->member->state == BATON__MEMBER_STATE__DRAINING;
+}
+
+void bt_view_node_set(struct bt_view *v, const char *node, bool draining)
+{
+    uint32_t at = find(v, node);
+    if ((at != v->n_drained) == draining) {
+        return;
+    }
+    if (draining && v->n_drained == BT_VIEW_DRAINED_MAX) {
+        BT_ERROR("view_full", "what=drain node=%s", bt_log_q(node));
+        return;
+    }
+    if (draining) {
+        v->drained = bt_realloc(v->drained, (v->n_drained + 1) * sizeof(char *));
+        v->drained[v->n_drained++] = bt_strdup(node);
+    } else {
+        free(v->drained[at]);
+        v->drained[at] = v->drained[--v->n_drained];
+    }
+    BT_INFO("node_drain", "of=%s draining=%d", bt_log_q(node), draining);
+    struct bt_list *l;
+    bt_list_for_each (l, &v->sessions) {
+        struct bt_session *s = BT_CONTAINER_OF(l, struct bt_session, link);
+        if (strcmp(s->member->node, node) == 0) {
+            s->draining = draining;
+        }
+    }
+}
+
+static void on_key(struct bt_view *v, const char *key, bool draining)
+{
+    char *prefix = drain_key(v, "");
+    size_t n = strlen(prefix);
+    if (strncmp(key, prefix, n) == 0 && key[n] != '\0') {
+        bt_view_node_set(v, key + n, draining);
+    }
+    free(prefix);
+}
+
+static void on_put(void *arg, const struct bt_etcd_kv *kv)
+{
+    on_key(arg, kv->key, true);
+}
+
+static void on_delete(void *arg, const char *key)
+{
+    on_key(arg, key, false);
+}
+
+void bt_view_drain_watch(struct bt_view *v, struct bt_etcd *e)
+{
+    static const struct bt_etcd_watch_ops ops = {.on_put = on_put, .on_delete = on_delete};
+    char *prefix = drain_key(v, "");
+    v->etcd = e;
+    v->drain_watch = bt_etcd_watch_start(e, prefix, &ops, v);
+    free(prefix);
+}
+
+void bt_view_drain_cleanup(struct bt_view *v)
+{
+    if (v->drain_watch != NULL) {
+        bt_etcd_watch_stop(v->drain_watch);
+    }
+    for (uint32_t i = 0; i < v->n_drained; i++) {
+        free(v->drained[i]);
+    }
+    free(v->drained);
+    v->drain_watch = NULL;
+    v->drained = NULL;
+    v->n_drained = 0;
+}
+
+void bt_view_drain(struct bt_view *v, const char *node, bool draining,
+                   void (*done)(void *arg, bt_status_t st), void *arg)
+{
+    if (v->etcd == NULL) {
+        done(arg, BT_ERR_UNSUPPORTED);
+        return;
+    }
+    char *key = drain_key(v, node);
+    if (draining) {
+        bt_etcd_put(v->etcd, key, v->name, strlen(v->name), 0, done, arg);
+    } else {
+        bt_etcd_delete(v->etcd, key, done, arg);
+    }
+    free(key);
+}
