@@ -1,7 +1,10 @@
 """baton-local and batonctl as a user meets them: usage, several clusters, nothing left behind."""
 import json
 import os
+import signal
+import socket
 import subprocess
+import time
 
 import pytest
 
@@ -45,6 +48,102 @@ def test_failures_name_the_cause(tmp_path):
     assert not [f for f in os.listdir("/dev/shm") if str(tmp_path) in f]
     rc, out, _ = run(LOCAL, "status", "--dir", tmp_path / "c", "-o", "json")
     assert rc == 1 and json.loads(out) == []
+
+
+def left_of(state):
+    """Processes whose command line names this state directory."""
+    out = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                if str(state).encode() + b"/" in f.read():
+                    out.append(int(pid))
+        except OSError:
+            pass
+    return out
+
+
+def test_directories_and_ports_that_cannot_be_used(tmp_path):
+    long = tmp_path / ("d" * 100)
+    rc, _, err = run(LOCAL, "up", "--dir", long, "--port", "0")
+    assert rc == 1 and "too long for UNIX sockets" in err and "--dir" in err
+    file = tmp_path / "file"
+    file.write_text("")
+    rc, _, err = run(LOCAL, "up", "--dir", file / "x", "--port", "0")
+    assert rc == 1 and f"cannot write to {file}/x" in err and "--dir" in err
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+        rc, _, err = run(LOCAL, "up", "--dir", tmp_path / "p", "--port", port)
+        assert rc == 1 and f"port {port} is in use; choose another with --port" in err
+    rc, _, err = run(LOCAL, "up", "--dir", tmp_path / "m", "--model", file)
+    assert rc == 1 and f"there is no model directory {file}" in err
+    assert not left_of(tmp_path)
+
+
+def test_down_twice_and_status_of_nothing(tmp_path):
+    for _ in range(2):
+        rc, out, err = run(LOCAL, "down", "--dir", tmp_path / "none")
+        assert (rc, out) == (0, "") and "no cluster in" in err
+    rc, _, err = run(LOCAL, "status", "--dir", tmp_path / "none")
+    assert rc == 1 and "no cluster in" in err
+
+
+def start_up(state):
+    env = dict(os.environ, BATON_BIN=os.path.join(BUILD, "bin"))
+    return subprocess.Popen([LOCAL, "up", "--dir", str(state), "--port", "0"], env=env, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+@pytest.mark.parametrize("says", [b"starting etcd", b"starting 2 kvstore"])
+def test_interrupted_in_the_middle(tmp_path, says):
+    """Ctrl-C goes to the whole process group, at the moment when baton-local has said `says`."""
+    p = start_up(tmp_path)
+    seen = b""
+    while says not in seen:
+        piece = os.read(p.stdout.fileno(), 4096)
+        assert piece, seen
+        seen += piece
+    time.sleep(0.1)
+    os.killpg(p.pid, signal.SIGINT)
+    out = seen + p.communicate(timeout=60)[0]
+    # Where it was faster than the signal the cluster serves, and is stopped as any other.
+    if p.returncode == 0:
+        assert run(LOCAL, "down", "--dir", tmp_path)[0] == 0
+    else:
+        assert p.returncode == 130 and b"interrupted" in out, (p.returncode, out)
+    assert not left_of(tmp_path)
+    rc, out, err = run(LOCAL, "up", "--dir", tmp_path, "--port", "0")
+    assert rc == 0 and out.startswith("http://"), err
+    assert run(LOCAL, "down", "--dir", tmp_path)[0] == 0 and not left_of(tmp_path)
+
+
+def test_two_ups_at_once_make_one_cluster(tmp_path):
+    ups = [start_up(tmp_path) for _ in range(2)]
+    outs = [p.communicate(timeout=120)[0].decode() for p in ups]
+    try:
+        assert sorted(p.returncode for p in ups) == [0, 1], outs
+        loser = outs[0] if ups[0].returncode else outs[1]
+        assert "another baton-local is starting" in loser or "a cluster is running" in loser, loser
+        rc, out, _ = run(LOCAL, "status", "--dir", tmp_path, "-o", "json")
+        assert rc == 0 and len(json.loads(out)) == 6
+    finally:
+        assert run(LOCAL, "down", "--dir", tmp_path)[0] == 0
+    assert not left_of(tmp_path)
+
+
+def test_no_room_in_shared_memory(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("a small /dev/shm needs a mount namespace")
+    script = (f"mount -t tmpfs -o size=64k tmpfs /dev/shm && {LOCAL} up --dir {tmp_path} --port 0; "
+              f"echo rc=$?; ls /dev/shm")
+    env = dict(os.environ, BATON_BIN=os.path.join(BUILD, "bin"))
+    p = subprocess.run(["unshare", "-m", "bash", "-c", script], env=env, stdin=subprocess.DEVNULL,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    out = p.stdout.decode()
+    if "unshare" in out:
+        pytest.skip("no mount namespaces here: " + out.strip())
+    assert out.endswith("rc=1\n") and "kvstore.slab_bytes" in out, out
+    assert not left_of(tmp_path)
 
 
 def test_two_clusters_side_by_side_and_nothing_left():
