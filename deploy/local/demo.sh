@@ -44,7 +44,7 @@ ask() { # label
                 text=${text//\\\"/\"}
                 text=${text//%/%%}
                 # shellcheck disable=SC2059
-                printf "$text" | tee -a "$state/answer" >&2
+                printf -- "$text" | tee -a "$state/answer" >&2
             fi
             ;;
         esac
