@@ -325,11 +325,25 @@ static void on_conn(void *arg, uint32_t events)
 
 /* ---- accepting ---- */
 
+/* A client whose machine is gone sends no FIN: what it does not acknowledge for the idle time, or
+ * unanswered probes while we have nothing to send, end its connection. */
+static void miss_the_vanished(int fd, uint32_t idle_timeout_ms)
+{
+    unsigned ms = idle_timeout_ms;
+    int on = 1, quiet_s = BT_MAX((int)(ms / 3000), 1), probes = 3;
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &quiet_s, sizeof(quiet_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &quiet_s, sizeof(quiet_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+}
+
 static struct http_conn *conn_create(struct bt_http *h, int fd)
 {
     struct http_conn *c = bt_calloc(1, sizeof(*c));
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* tokens must not wait for ACKs */
+    miss_the_vanished(fd, h->o.idle_timeout_ms);
     c->h = h;
     c->fd = fd;
     c->state = HTTP_READING;

@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -459,6 +460,36 @@ static void test_no_deadline_while_answering(void **state)
 
 /* ---- clients that leave ---- */
 
+/* The client's side takes no packet any more and so acknowledges nothing, as if its machine had
+ * lost power: no FIN, no RST. */
+static void vanish(int fd)
+{
+    struct sock_filter drop[] = {{BPF_RET | BPF_K, 0, 0, 0}};
+    struct sock_fprog program = {BT_ARRAY_LEN(drop), drop};
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+}
+
+static void test_vanished(void **state)
+{
+    (void)state;
+    int streaming = dial(), waiting = dial();
+    puts_to(streaming, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    puts_to(waiting, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 2);
+    bt_http_start(held[0], 200, "text/event-stream");
+    bt_http_write(held[0], "x", 1);
+    assert_non_null(get(streaming, "x"));
+    vanish(streaming);
+    vanish(waiting);
+    bt_http_write(held[0], "y", 1); /* nobody acknowledges it */
+    WAIT_FOR(held[0] == NULL);
+    WAIT_FOR(held[1] == NULL); /* nothing is sent to it but probes */
+    assert_int_equal(n_gone, 2);
+    close(streaming);
+    close(waiting);
+}
+
 static void test_gone(void **state)
 {
     (void)state;
@@ -783,6 +814,7 @@ int main(void)
         T_WITH(test_slow_header_has_one_deadline, setup_short),
         T_WITH(test_no_deadline_while_answering, setup_short),
         T(test_gone),
+        T_WITH(test_vanished, setup_short),
         T_WITH(test_slow_reader_is_dropped, setup_small_out),
         T_WITH(test_large_answer_is_not_dropped, setup_small_out),
         T(test_gone_without_callback),
