@@ -21,6 +21,7 @@
 #define READ_ERRORS_MAX 3   /* in a row: the disk is not used any more until a probe succeeds */
 #define TOUCH_S         60u /* a record's last use is rewritten at most so often */
 #define TICK_MS         250
+#define BAD_TELL_NS     (10ull * 1000000000)
 
 struct job { /* one read or write */
     struct bt_ssd_op op;
@@ -50,6 +51,7 @@ struct bt_ssd {
     uint32_t room;       /* so many slots are kept free */
     bool io_down, db_down, probing, closing;
     uint32_t read_failures; /* in a row */
+    uint64_t bad_told_ns;
     struct bt_timer tick, probe_timer;
     struct bt_ssd_op probe;
     uint8_t *probe_buf;
@@ -381,6 +383,21 @@ static void check_crc(struct bt_ssd_op *op)
     }
 }
 
+/* A disk that rots does so in many places: one line now and then, the counter has them all. */
+static void report_bad(struct bt_ssd *s, const struct job *j)
+{
+    char key[17];
+    uint64_t now = bt_mono_ns();
+    if (s->bad_told_ns != 0 && now - s->bad_told_ns < BAD_TELL_NS) {
+        return;
+    }
+    s->bad_told_ns = now;
+    bt_hex(j->e.key.b, 8, key);
+    BT_WARN("ssd_bad_block", "key=%s pos=%u so_far=%llu why=%s", key, j->pos,
+            (unsigned long long)s->n.crc_errors,
+            bt_log_q("wrong checksum; the block is forgotten"));
+}
+
 static void on_read(struct bt_ssd_op *op)
 {
     struct job *j = BT_CONTAINER_OF(op, struct job, op);
@@ -402,10 +419,7 @@ static void on_read(struct bt_ssd_op *op)
     } else if (op->res == -EBADMSG) {
         st = BT_ERR_DATA_LOSS;
         count(s->m.crc_errors, &s->n.crc_errors, 1);
-        char key[17];
-        bt_hex(j->e.key.b, 8, key);
-        BT_WARN("ssd_bad_block", "key=%s pos=%u why=%s", key, j->pos,
-                bt_log_q("wrong checksum; the block is forgotten"));
+        report_bad(s, j);
         forget(s, j->pos);
     } else if (op->res == -ECANCELED) {
         st = BT_ERR_CANCELLED;
