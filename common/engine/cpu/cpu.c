@@ -94,7 +94,11 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     const struct bt_model_config *c = &e->model.config;
     size_t rows = bt_gemm_rows(conf->max_rows);
     size_t q = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
-    e->scratch_bytes = BT_ALIGN_UP(bt_cpu_attn_scratch(c->head_dim), (size_t)64);
+    bool amx = bt_gemm_isa() == BT_ISA_AMX && c->head_dim % 32 == 0;
+    e->attn = amx ? bt_cpu_attn_amx : e->k->attn;
+    e->attn_rows = amx ? BT_CPU_AMX_ROWS : BT_CPU_ROWS_MAX;
+    e->scratch_bytes = BT_ALIGN_UP(
+        amx ? bt_cpu_attn_amx_scratch(c->head_dim) : bt_cpu_attn_scratch(c->head_dim), (size_t)64);
     e->inv_freq = bt_malloc(c->head_dim / 2 * sizeof(float));
     bt_model_rope_inv_freq(c, e->inv_freq);
     e->rope = malloc((size_t)c->max_model_len * c->head_dim * sizeof(float));

@@ -49,6 +49,8 @@ struct bt_engine {
     struct bt_host host;
     struct bt_cpu_model model;
     const struct bt_cpu_kernels *k;
+    void (*attn)(const struct bt_cpu_attn *a); /* k's, or the one on AMX */
+    uint32_t attn_rows;                        /* rows (token, head) of one attention item */
     struct bt_gemm *gemm;
     int threads;
     float *inv_freq; /* [head_dim / 2] */

@@ -43,7 +43,7 @@ static void add_items(struct step *s, uint32_t first, uint32_t out, uint32_t n, 
                       uint32_t slot)
 {
     const struct bt_model_config *c = &s->e->model.config;
-    uint32_t per = BT_CPU_ROWS_MAX / (c->heads / c->kv_heads);
+    uint32_t per = s->e->attn_rows / (c->heads / c->kv_heads);
     for (uint32_t i = 0; i < n; i += per) {
         uint32_t m = BT_MIN(per, n - i);
         s->e->items[s->n_items++] = (struct bt_cpu_item){
@@ -178,7 +178,7 @@ static void attention(struct step *s, uint32_t layer)
             .scale = 1.0f / sqrtf((float)d),
             .scratch = e->scratch + (size_t)omp_get_thread_num() * e->scratch_bytes,
         };
-        e->k->attn(&a);
+        e->attn(&a);
     }
 }
 

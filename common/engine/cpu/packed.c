@@ -189,18 +189,17 @@ static void dot_panels(const struct block *b, uint32_t panel, uint32_t end)
 
 /* ---- AMX ---- */
 
-static void tile_config(void)
+void bt_packed_tile_config(void)
 {
-    struct {
+    /* In memory before the call: GCC's builtin only says that it reads the first bytes. */
+    static const struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t bytes[16];
         uint8_t rows[16];
-    } __attribute__((aligned(64))) c = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        c.bytes[i] = 64;
-        c.rows[i] = 16;
-    }
-    _tile_loadconfig(&c);
+    } __attribute__((aligned(64))) config = {.palette = 1,
+                                             .bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                                             .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+    _tile_loadconfig(&config);
 }
 
 /* Stores accumulator TILE (a constant): straight to dst, or what of it lies inside. */
@@ -317,7 +316,7 @@ static void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
 static void tile_panels(const struct block *b, uint32_t from, uint32_t end)
 {
     uint32_t rows = BT_MAX(ACT_BYTES / (b->p->tiles * ACT_STEP / 16 * 2) / 32 * 32, 32u);
-    tile_config();
+    bt_packed_tile_config();
     for (uint32_t row = 0; row < b->m; row += rows) {
         uint32_t stop = BT_MIN(row + rows, b->m), whole = row;
         for (uint32_t panel = from; panel < end; panel += 2) {

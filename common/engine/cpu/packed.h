@@ -34,6 +34,9 @@ static inline size_t bt_act_col(uint32_t c)
 /* True once this process may use AMX tiles (Linux hands them out on demand). */
 bool bt_packed_amx_usable(void);
 
+/* Sets this thread's eight tiles to 16 rows of 64 bytes; _tile_release ends their use. */
+void bt_packed_tile_config(void);
+
 /* Packs w_nk ([N, K] f32, as checkpoints have them). ERR_NO_MEMORY. The caller frees w_nk. */
 bt_status_t bt_packed_create(uint32_t k, uint32_t n, const float *w_nk, bool amx,
                              struct bt_packed **p_p) BT_MUST_CHECK;
