@@ -536,8 +536,10 @@ static struct j_call rest_of(const struct j_call *c, size_t skip)
 {
     struct j_call rest = *c;
     skip = BT_MIN(skip, c->n);
-    rest.v += skip;
-    rest.n -= skip;
+    if (skip > 0) { /* without arguments v is NULL */
+        rest.v += skip;
+        rest.n -= skip;
+    }
     return rest;
 }
 

@@ -114,6 +114,9 @@ bool bt_utf8_is_space(uint32_t cp)
 size_t bt_utf8_append_lossy(struct bt_buf *out, const char *p, size_t n, bool final)
 {
     size_t i = 0, clean = 0; /* [clean, i) is well formed and not appended yet */
+    if (n == 0) {
+        return 0; /* p may be NULL */
+    }
     while (i < n) {
         if ((uint8_t)p[i] < 0x80) {
             i++;

@@ -325,6 +325,7 @@ static void test_cost_grows_with_length(void **state)
         "<|im_end|>\xe6\x97\xa5",
         "\xe6\x97\xa5",
         "x\xcc\x81\xcc\xa3",
+        "\xcc\x81\xcc\xa3",
         "\xf0\x9f\x91\xa9\xe2\x80\x8d",
         "\xe2\x96\x81",
         ".-",
