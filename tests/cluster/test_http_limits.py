@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from conftest import scrape, wait_for
+from conftest import BUILD, scrape, wait_for
 
 POST = b"POST /x HTTP/1.1\r\nHost: a\r\n"
 
@@ -123,7 +123,8 @@ def test_a_reader_that_does_not_read_is_cut_off(cluster):
     s.sendall(generation({"prompt": "O", "max_tokens": 2000, "n": 16, "logprobs": 20,
                           "ignore_eos": True, "stream": True}))
     wait_for(lambda: disconnects(cluster) == before + 1, 60, "it is cut off")
-    assert resident_mib() < base + 32
+    if "san" not in os.path.basename(BUILD):  # a sanitizer keeps what is freed
+        assert resident_mib() < base + 32
     nothing_open(cluster)
     s.close()
 
