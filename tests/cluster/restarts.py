@@ -1,0 +1,115 @@
+"""A local cluster whose daemons are killed and started again: what a service manager would do."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+from conftest import CTL, Cluster, scrape, wait_for
+
+
+def args_of(pid):
+    """(argv, environment, working directory) of a running process."""
+    with open(f"/proc/{pid}/cmdline") as f:
+        argv = f.read().split("\0")[:-1]
+    with open(f"/proc/{pid}/environ") as f:
+        env = dict(e.split("=", 1) for e in f.read().split("\0") if "=" in e)
+    return argv, env, os.readlink(f"/proc/{pid}/cwd")
+
+
+class Restarts:
+    """Members are those that the conductor knows (batonctl nodes): they change with every start."""
+
+    def __init__(self, *options):
+        self.c = Cluster(*options)
+        self.children = []
+        with open(os.path.join(self.c.state_dir, "conductor.addr")) as f:
+            self.addr = f.read().strip()
+        self.args = {(m["kind"], m["name"]): args_of(m["pid"]) for m in self.members()}
+        self.up = len(self.members())
+
+    def stop(self):
+        for p in self.children:
+            if p.poll() is None:
+                p.send_signal(signal.SIGCONT)
+                p.terminate()
+        for p in self.children:
+            try:
+                p.wait(15)
+            except subprocess.TimeoutExpired:
+                p.kill()
+                p.wait()
+        self.c.stop()
+
+    def ctl(self, *args):
+        p = subprocess.run([CTL, "--addr", self.addr, *args, "-o", "json"], stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, timeout=20)
+        assert p.returncode == 0, p.stderr
+        return json.loads(p.stdout)
+
+    def members(self, kind=None, node=None):
+        return [m for m in self.ctl("nodes") if kind in (None, m["kind"]) and node in (None, m["node"])]
+
+    def kill(self, kind, node):
+        m = self.members(kind, node)[0]
+        os.kill(m["pid"], signal.SIGKILL)
+        return m
+
+    def spawn(self, argv, env, cwd, log):
+        with open(os.path.join(self.c.state_dir, "logs", log), "a") as f:
+            p = subprocess.Popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=f, stderr=f)
+        self.children.append(p)
+        return p
+
+    def start_again(self, m):
+        """Starts a killed daemon until it is taken: while its lease lives its name is not free."""
+        p, end = None, time.monotonic() + 20
+        while time.monotonic() < end:
+            if p is None or p.poll() is not None:
+                p = self.spawn(*self.args[m["kind"], m["name"]], m["name"] + ".log")
+            now = self.members(m["kind"], m["node"])
+            if now and now[0]["pid"] == p.pid and now[0]["session_up"] and self.c_serves(now[0]):
+                return now[0]
+            time.sleep(0.1)
+        raise AssertionError(f"{m['name']} did not come back")
+
+    def c_serves(self, m):
+        try:
+            return m["state"] == "ready" and bool(scrape(m["http"]))
+        except OSError:
+            return False
+
+    def total(self, name):
+        return sum(v for k, v in self.c.metrics("conductor").items() if k.startswith(name))
+
+    def running(self, kind):
+        """Running requests of each node's worker, as they say themselves."""
+        out = {}
+        for m in self.members(kind):
+            if m["session_up"]:
+                v = scrape(m["http"])
+                out[m["node"]] = sum(x for k, x in v.items() if k.startswith("vllm:num_requests_running"))
+        return out
+
+    def second_conductor(self):
+        """Another conductor of the same cluster; (process, host, port)."""
+        argv, env, cwd = self.args["conductor", self.members("conductor")[0]["name"]]
+        p = self.spawn([*argv, "--set", "conductor.name=conductor-b", "--set",
+                        "conductor.http.listen=127.0.0.1:0", "--set", "rpc.listen=127.0.0.1:0"],
+                       env, cwd, "conductor-b.log")
+        m = wait_for(lambda: [x for x in self.members("conductor") if x["name"] == "conductor-b"], 15,
+                     "the second conductor joins")[0]
+        host, port = m["http"].rsplit(":", 1)
+
+        def healthy():
+            c = Cluster.connect.__get__(type("At", (), {"host": host, "port": int(port)})())()
+            try:
+                c.request("GET", "/health")
+                return c.getresponse().status == 200
+            except OSError:
+                return False
+            finally:
+                c.close()
+
+        wait_for(healthy, 15, "it serves")
+        return p, host, int(port)
