@@ -1,0 +1,233 @@
+/* Clients of the HTTP server that are slow, leave, vanish or do not read. Fixture: http_fixture.h.
+ */
+#include "tests/unit/http_fixture.h"
+
+/* ---- deadlines ---- */
+
+static int setup_short(void **state)
+{
+    (void)state;
+    open_server(60, 90, 150, 0, 0);
+    return 0;
+}
+
+static void test_deadlines(void **state)
+{
+    (void)state;
+    int idle = dial(), header = dial(), body = dial(), kept = dial();
+    uint64_t t0 = bt_mono_ns();
+    puts_to(header, "GET / HTTP/1.1\r\nHos");
+    puts_to(body, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel");
+    puts_to(kept, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(kept, "\r\n\r\nno"), 404);
+    expect_status(get(header, NULL), 408);
+    assert_true(bt_mono_ns() - t0 >= 60 * 1000000ull);
+    expect_status(get(body, NULL), 408);
+    assert_true(bt_mono_ns() - t0 >= 90 * 1000000ull);
+    assert_string_equal(get(idle, NULL), ""); /* nothing was asked, nothing is answered */
+    assert_true(bt_mono_ns() - t0 >= 150 * 1000000ull);
+    assert_string_equal(get(kept, NULL), "");
+    close(idle);
+    close(header);
+    close(body);
+    close(kept);
+    WAIT_FOR(bt_http_conns(http) == 0);
+}
+
+/* A byte now and then does not buy more time for the header. The bytes are few (each wakes the
+ * loop, so that turns say nothing about time): the deadline must be what ends it, not the header's
+ * size. */
+static void test_slow_header_has_one_deadline(void **state)
+{
+    (void)state;
+    int fd = dial();
+    uint64_t t0 = bt_mono_ns(), next = t0;
+    while (bt_mono_ns() - t0 < 100 * 1000000ull) {
+        if (bt_mono_ns() >= next) {
+            send(fd, "G", 1, MSG_NOSIGNAL);
+            next += 5 * 1000000ull;
+        }
+        turn(1);
+    }
+    expect_status(get(fd, NULL), 408);
+    close(fd);
+}
+
+/* A handler may think longer than every deadline. */
+static void test_no_deadline_while_answering(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    uint64_t t0 = bt_mono_ns();
+    while (bt_mono_ns() - t0 < 250 * 1000000ull) {
+        turn(10);
+    }
+    assert_int_equal(n_gone, 0);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_respond(r, 200, "text/plain", "late", 4);
+    expect_status(get(fd, "late"), 200);
+    close(fd);
+}
+
+/* ---- clients that leave ---- */
+
+/* The client's side takes no packet any more and so acknowledges nothing, as if its machine had
+ * lost power: no FIN, no RST. */
+static void vanish(int fd)
+{
+    struct sock_filter drop[] = {{BPF_RET | BPF_K, 0, 0, 0}};
+    struct sock_fprog program = {BT_ARRAY_LEN(drop), drop};
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+}
+
+static void test_vanished(void **state)
+{
+    (void)state;
+    int streaming = dial(), waiting = dial();
+    puts_to(streaming, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    puts_to(waiting, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 2);
+    bt_http_start(held[0], 200, "text/event-stream");
+    bt_http_write(held[0], "x", 1);
+    assert_non_null(get(streaming, "x"));
+    vanish(streaming);
+    vanish(waiting);
+    bt_http_write(held[0], "y", 1); /* nobody acknowledges it */
+    WAIT_FOR(held[0] == NULL);
+    WAIT_FOR(held[1] == NULL); /* nothing is sent to it but probes */
+    assert_int_equal(n_gone, 2);
+    close(streaming);
+    close(waiting);
+}
+
+static void test_gone(void **state)
+{
+    (void)state;
+    int waiting = dial(), streaming = dial(), reset = dial();
+    puts_to(waiting, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    puts_to(streaming, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    puts_to(reset, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\nGET /next HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 3);
+    bt_http_start(held[1], 200, "text/event-stream");
+    bt_http_write(held[1], "x", 1);
+    struct bt_http_req *s = held[1];
+    (void)s;
+    assert_non_null(get(streaming, "x"));
+    close(waiting);
+    WAIT_FOR(n_gone == 1);
+    assert_null(held[0]);
+    close(streaming); /* idle: nothing is being written to it */
+    WAIT_FOR(n_gone == 2);
+    assert_null(held[1]);
+    struct linger l = {1, 0};
+    setsockopt(reset, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
+    close(reset); /* with unread requests */
+    WAIT_FOR(n_gone == 3);
+    WAIT_FOR(bt_http_conns(http) == 0);
+    assert_int_equal(n_requests, 3);
+}
+
+static int setup_small_out(void **state)
+{
+    (void)state;
+    open_server(0, 0, 0, 0, 64 * 1024);
+    return 0;
+}
+
+static void test_slow_reader_is_dropped(void **state)
+{
+    (void)state;
+    static char piece[16 * 1024];
+    int slow = dial(), other = dial();
+    memset(piece, 'x', sizeof(piece));
+    puts_to(slow, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    bt_http_start(held[0], 200, "text/event-stream");
+    size_t written = 0;
+    while (n_gone == 0) { /* it never reads: kernel buffers fill, then ours, then it is gone */
+        bt_http_write(held[0], piece, sizeof(piece));
+        written += sizeof(piece);
+        assert_true(written < 64 * 1024 * 1024);
+        turn(0);
+    }
+    puts_to(other, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(other, "\r\n\r\nno"), 404);
+    close(slow);
+    close(other);
+}
+
+/* A large whole answer to a slow but living reader is not a stream that falls behind. */
+static void test_large_answer_is_not_dropped(void **state)
+{
+    (void)state;
+    size_t len = 4 * 1024 * 1024;
+    char *big = bt_malloc(len + 1);
+    memset(big, 'y', len);
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_respond(r, 200, "text/plain", big, len);
+    for (int i = 0; i < 20; i++) {
+        turn(1);
+    }
+    const char *a = get(fd, NULL);
+    assert_int_equal(strlen(strstr(a, "\r\n\r\n") + 4), len);
+    free(big);
+    close(fd);
+}
+
+/* No on_gone registered: the handler ends the request into the void. */
+static void test_gone_without_callback(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_on_gone(r, NULL, NULL);
+    close(fd);
+    WAIT_FOR(bt_http_conns(http) == 0);
+    bt_http_start(r, 200, "text/plain");
+    bt_http_write(r, "x", 1);
+    bt_http_end(r);
+}
+
+static void test_abort_breaks_the_stream(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    struct bt_http_req *r = held[0];
+    held[0] = NULL;
+    bt_http_start(r, 200, "text/event-stream");
+    bt_http_write(r, "x", 1);
+    bt_http_abort(r);
+    assert_null(strstr(get(fd, NULL), "0\r\n\r\n"));
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define T(fn)              cmocka_unit_test_setup_teardown(fn, setup, teardown)
+#define T_WITH(fn, set_up) cmocka_unit_test_setup_teardown(fn, set_up, teardown)
+        T_WITH(test_deadlines, setup_short),
+        T_WITH(test_slow_header_has_one_deadline, setup_short),
+        T_WITH(test_no_deadline_while_answering, setup_short),
+        T(test_gone),
+        T_WITH(test_vanished, setup_short),
+        T_WITH(test_slow_reader_is_dropped, setup_small_out),
+        T_WITH(test_large_answer_is_not_dropped, setup_small_out),
+        T(test_gone_without_callback),
+        T(test_abort_breaks_the_stream),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
