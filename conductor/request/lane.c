@@ -277,7 +277,7 @@ static void on_reserved(struct bt_lane *k, const struct bt_lane_input *in)
     k->progress_ns = in->now_ns;
     if (v->status == BT_OK) {
         f->reserved++;
-        if (f->reserved == (f->same_kv ? 1 : 2)) {
+        if (bt_flight_reserved(f)) {
             bt_requests_fits(k);
         }
     } else if (needed(f, in->session)) {

@@ -127,6 +127,7 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const ch
     uint32_t shift = BT_MIN(k->replans - 1, 6u);
     uint32_t delay = killer != NULL ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
     leave_plan(k, now_ns);
+    k->queued_ns = 0; /* it had its place; what it waits for now is another worker */
     k->plan_at_ns = now_ns + (uint64_t)delay * 1000000;
     bt_requests_queue_planning(k);
     split(k);
@@ -171,10 +172,13 @@ static void put_off(struct bt_lane *k, const struct bt_session *s, const char *w
 {
     BT_DEBUG("request_put_off", "req=%016" PRIx64 " epoch=%u why=%s", k->id, k->epoch,
              bt_log_q(why));
+    struct bt_flight *f = k->flight;
     avoid_until(k, s, now_ns + FULL_NS);
-    k->flight->no_room = true;
+    f->no_room = true;
+    /* One that had been given room and was at work for a while begins to wait anew. */
+    bool had_room = bt_flight_reserved(f) && bt_real_ns() - f->submitted_ns > FULL_NS;
     leave_plan(k, now_ns);
-    if (k->queued_ns == 0) {
+    if (k->queued_ns == 0 || had_room) {
         k->queued_ns = now_ns;
     }
     if (bt_lane_queued_too_long(k, now_ns)) {

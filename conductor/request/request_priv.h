@@ -256,6 +256,11 @@ bool bt_flight_uses(const struct bt_flight *f, const struct bt_session *s);
 void bt_flight_ended(struct bt_flight *f, const struct bt_session *s);
 /* The prefill is computed: its worker has that much less to do. */
 void bt_flight_prefilled(struct bt_flight *f);
+/* All its kvstores have said yes. */
+static inline bool bt_flight_reserved(const struct bt_flight *f)
+{
+    return f->reserved >= (f->same_kv ? 1 : 2);
+}
 /* Sends what has become due. Never destroys the flight: the tick does, when it is over, so that
  * nobody's list walk loses its place. */
 void bt_flight_step(struct bt_flight *f, uint64_t now_ns);

@@ -396,13 +396,13 @@ uint32_t bt_sched_explain(const struct bt_sched_params *params,
         for (uint32_t i = 0; i < snap->n_workers; i++) {
             for (int use = BT_SCHED_FOR_PREFILL; use <= BT_SCHED_FOR_DECODE; use++) {
                 bool for_prefill = use == BT_SCHED_FOR_PREFILL;
-                struct bt_sched_candidate c = candidate(&j, i, (bt_sched_use_t)use, plan);
                 bool role = for_prefill ? snap->workers[i].prefill : snap->workers[i].decode;
-                if (c.chosen != (chosen == 1) || (!role && !c.chosen)) {
+                bool taken = plan != NULL && i == (for_prefill ? plan->prefill : plan->decode);
+                if (taken != (chosen == 1) || (!role && !taken)) {
                     continue;
                 }
-                if (n < cap) {
-                    out[n] = c;
+                if (n < cap) { /* the rest is only counted */
+                    out[n] = candidate(&j, i, (bt_sched_use_t)use, plan);
                 }
                 n++;
             }

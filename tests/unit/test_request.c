@@ -532,6 +532,34 @@ static void test_deadline(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* After the first token the limit holds as well, and nothing of the request stays anywhere. */
+static void test_deadline_in_the_middle(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct bt_gen_spec s = spec_of(10, 50);
+    s.timeout_ms = 300;
+    client_start(&x.f, &c, &s);
+    until(&x.f, x.p->submits == 1 && x.d->submits == 1);
+    uint64_t id = x.p->submit[0].request;
+    say_token(x.p, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 1);
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 504);
+    until(&x.f, x.p->cancels == 1 && x.d->cancels == 1);
+    until(&x.f, x.ka->releases == 1 && x.kb->releases == 1);
+    say_token(x.d, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    say_ended(x.p, id, 1, BT_ERR_CANCELLED);
+    say_ended(x.d, id, 1, BT_ERR_CANCELLED);
+    until(&x.f, open_requests(&x.f) == 0);
+    assert_int_equal(c.n_tokens, 1);
+    assert_int_equal(c.finishes + c.dones, 0);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -549,6 +577,7 @@ int main(void)
         cmocka_unit_test(test_bad_specs),
         cmocka_unit_test(test_no_worker),
         cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_deadline_in_the_middle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
