@@ -218,7 +218,8 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
         snprintf(err, cap, "epoch %u has been submitted or cancelled already", m->epoch);
         return BT_ERR_EXISTS;
     }
-    if (w->n_choices + BT_MAX(m->n, 1u) > (uint64_t)w->conf.max_requests) {
+    uint32_t choices = m->phases == BATON__PHASES__PREFILL ? 1 : BT_MAX(m->n, 1u);
+    if (w->n_choices + choices > (uint64_t)w->conf.max_requests) {
         snprintf(err, cap, "%u sequences are here already (worker.max_requests)", w->n_choices);
         return BT_ERR_EXHAUSTED;
     }

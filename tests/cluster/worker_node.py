@@ -376,6 +376,8 @@ class Conductor:
     def idle(self, seconds=15):
         """Nothing is left of any request: pages, slots, grants, leases."""
         end = time.monotonic() + seconds
+        for s in (self.p, self.d, self.kv):
+            s.wait(lambda s=s: s.find("heartbeat"), "a heartbeat", seconds)
         while True:
             loads = []
             for s in (self.p, self.d):

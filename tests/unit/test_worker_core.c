@@ -45,7 +45,9 @@ struct rig {
     struct track t[MAX_REQS];
     uint32_t n, open, puts, put_dones;
     uint64_t rng;
-    bool fatal, hold_puts;
+    bool fatal, hold_puts, hold_tokens;
+    struct bt_wtokens *held[BT_WORKER_TOKEN_BUFS];
+    uint32_t n_held;
 };
 
 static uint32_t rnd(struct rig *g, uint32_t n)
@@ -248,6 +250,10 @@ static void on_out(struct rig *g, struct bt_wout *o)
     case BT_WOUT_TOKENS:
         for (uint32_t i = 0; i < o->u.tokens->n; i++) {
             on_token(g, &o->u.tokens->t[i]);
+        }
+        if (g->hold_tokens) {
+            g->held[g->n_held++] = o->u.tokens;
+            break;
         }
         atomic_store(&o->u.tokens->busy, false);
         bt_ring_nudge(&g->core.in); /* a step may wait for a buffer */
@@ -672,6 +678,38 @@ static void test_prompt_logprobs(void **state)
     stop(g);
 }
 
+/* While nobody takes the tokens no step is launched, but commands are obeyed; then it goes on. */
+static void test_steps_wait_for_token_buffers(void **state)
+{
+    (void)state;
+    struct rig *g = rig(12);
+    g->hold_tokens = true;
+    for (uint32_t i = 0; i < 3; i++) {
+        opened(g, submit(g, BATON__PHASES__BOTH, 40, 100, 0));
+    }
+    while (g->n_held < BT_WORKER_TOKEN_BUFS) {
+        turn(g);
+    }
+    struct bt_wcmd c = {.kind = BT_WCMD_CANCEL, .req = g->t[1].req};
+    command(g, &c);
+    while (!g->t[1].ended) {
+        turn(g);
+    }
+    uint64_t steps = fe_last->steps; /* the engine thread sleeps */
+    usleep(20000);
+    turn(g);
+    assert_int_equal(fe_last->steps, steps);
+    assert_int_equal(g->n_held, BT_WORKER_TOKEN_BUFS);
+    g->hold_tokens = false;
+    for (uint32_t i = 0; i < g->n_held; i++) {
+        atomic_store(&g->held[i]->busy, false);
+    }
+    bt_ring_nudge(&g->core.in);
+    run_until_done(g);
+    assert_true(g->t[0].k[0].got == 100 && g->t[2].k[0].got == 100);
+    stop(g);
+}
+
 /* Everything at once, from a seed: submissions of all kinds, cancels, revokes, a kvstore that comes
  * and goes. The scripted engine asserts; here the ends are counted. */
 static void chaos(uint64_t seed)
@@ -767,6 +805,7 @@ int main(void)
         cmocka_unit_test(test_the_first_choice_ends_at_once),
         cmocka_unit_test(test_choices_end_together_when_one_fails),
         cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(test_steps_wait_for_token_buffers),
         cmocka_unit_test(test_chaos),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
