@@ -21,7 +21,9 @@ bt_status_t bt_ring_init(struct bt_ring *r, uint32_t n, uint32_t elem_bytes)
     }
     r->elem = elem_bytes;
     r->mask = cap - 1;
-    r->mem = bt_calloc(cap, elem_bytes);
+    /* Touched now: the process is as big from the start as it will be, and no push faults. */
+    r->mem = bt_malloc((size_t)cap * elem_bytes);
+    memset(r->mem, 0xa5, (size_t)cap * elem_bytes);
     return BT_OK;
 }
 

@@ -220,6 +220,57 @@ def test_cancel_ends_all_choices(c):
     c.idle()
 
 
+def used(pid):
+    """(descriptors, KiB of private memory)"""
+    rss = next(line for line in open(f"/proc/{pid}/status") if line.startswith("RssAnon"))
+    return len(os.listdir(f"/proc/{pid}/fd")), int(rss.split()[1])
+
+
+def random_requests(c, rng, count):
+    """Of all kinds, twenty at a time, four of ten cancelled at some moment."""
+    runs = []
+
+    def finish():
+        r, workers = runs.pop(0)
+        for w in workers:
+            e = w.ended(r, seconds=60)
+            assert e.status == OK, e
+        c.release(r)
+    for _ in range(count):
+        r, ids, n = rid(), prompt(rng.randrange(1, 180), rng.randrange(40)), rng.choice((0, 0, 1, 2, 5, 16))
+        workers = rng.choice(([c.d], [c.p], [c.p, c.d]))
+        c.reserve(r, ids, wait=False)
+        for w in workers:
+            ph = c.pb.BOTH if len(workers) == 1 else c.pb.PREFILL if w is c.p else c.pb.DECODE
+            c.submit(w, r, ids, ph, rng.randrange(1, 120), n=n, prompt_logprobs=ph != c.pb.DECODE and n == 0, **SEEDED)
+        runs.append((r, workers))
+        if rng.random() < 0.4:
+            r, workers = rng.choice(runs)
+            for w in workers:
+                w.send(cancel=c.pb.Cancel(request=r, epoch=1))
+        if len(runs) == 20:
+            finish()
+    while runs:
+        finish()
+    c.idle()
+
+
+def test_a_thousand_requests_with_cancels_leave_nothing():
+    small = {"engine.pages": 60, "engine.max_slots": 12}  # all of them touched soon
+    n = Node("null", prefill=small, decode=small)
+    try:
+        c, rng, seen = Conductor(n), random.Random(9), []
+        for _ in range(6):
+            random_requests(c, rng, 170)
+            seen.append([used(n.procs[k].pid) for k in ("prefill", "decode")])
+        for fds, kib in (zip(*(s[i] for s in seen)) for i in range(2)):
+            assert fds[-1] == fds[0], fds
+            assert kib[-1] - kib[1] < 512, kib  # 680 requests
+        c.close()
+    finally:
+        n.stop()
+
+
 def prompt_logprobs(session, r):
     """{position: PromptLogprob}, checked for order and for coming before PrefillDone."""
     out = {}
