@@ -9,13 +9,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define PANEL_COLS     16
-#define TILE_K         32      /* columns of an act tile, rows of a weight tile */
-#define TILE_ELEMS     512     /* bf16 of either */
-#define PARALLEL_FLOPS 500000u /* below, waking the other threads costs more than it gives */
-#define PREFETCH_TILES 6
-#define ACT_STEP       1024         /* act elements from tile to tile: hi and lo */
-#define ACT_BYTES      (640u << 10) /* of act that one pass over the panels keeps in L2 */
+#define PANEL_COLS       16
+#define TILE_K           32      /* columns of an act tile, rows of a weight tile */
+#define TILE_ELEMS       512     /* bf16 of either */
+#define PARALLEL_FLOPS   500000u /* below, waking the other threads costs more than it gives */
+#define PREFETCH_TILES   6
+#define PARTS_PER_THREAD 4
+#define ACT_STEP         1024         /* act elements from tile to tile: hi and lo */
+#define ACT_BYTES        (640u << 10) /* of act that one pass over the panels keeps in L2 */
 
 struct bt_packed {
     uint32_t k, n;
@@ -339,10 +340,12 @@ void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, f
     const struct block b = {.p = p, .act = act, .dst = dst, .m = m};
     uint32_t groups = BT_DIV_UP(p->panels, 4u);
     bool alone = (uint64_t)m * p->k * p->n * 2 < PARALLEL_FLOPS;
-#pragma omp parallel num_threads(alone ? 1 : threads)
-    {
-        uint32_t n = (uint32_t)omp_get_num_threads(), i = (uint32_t)omp_get_thread_num();
-        uint32_t from = groups * i / n * 4, end = groups * (i + 1) / n * 4;
+    /* More parts than threads, so that one that is held up does not hold up the others. */
+    uint32_t parts = alone ? 1 : BT_MIN(groups, (uint32_t)threads * PARTS_PER_THREAD);
+#pragma omp parallel for num_threads(alone ? 1 : threads) schedule(dynamic, 1)
+    for (uint32_t i = 0; i < parts; i++) {
+        uint32_t from = (uint32_t)((uint64_t)groups * i / parts) * 4;
+        uint32_t end = (uint32_t)((uint64_t)groups * (i + 1) / parts) * 4;
         if (p->amx) {
             tile_panels(&b, from, end);
         } else {
