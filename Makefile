@@ -23,7 +23,8 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 
 WARN := -Wall -Wextra -Wshadow -Wmissing-prototypes -Wstrict-prototypes -Wswitch-enum
 OPT  ?= -O2
-SAN  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
+# A report ends the process: what goes on behind it could pass a test.
+SAN  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 CPPFLAGS += -I. -I$(B)/gen -D_GNU_SOURCE -DBT_VERSION='"$(VERSION)"'
 CFLAGS   += -std=gnu11 -g $(OPT) -fPIC -fno-semantic-interposition $(WARN) $(SAN)
 LDFLAGS  += $(SAN) -Wl,--as-needed -rdynamic
@@ -53,7 +54,8 @@ GEN_O := $(patsubst $(B)/gen/%.c,$(B)/obj/gen/%.o,$(GEN_C))
 LIBS  := $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
 BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl)
 PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
-CUDA_LIB := $(if $(NVCC),$(B)/libcuda-kernels.a)
+# Sanitizers do not look into device code.
+CUDA_LIB := $(if $(NVCC),$(if $(SANITIZE),,$(B)/libcuda-kernels.a))
 GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn bench_attn)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
