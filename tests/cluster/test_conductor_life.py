@@ -156,3 +156,39 @@ def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
         assert ask(other) == (0, want)
         wait_for(lambda: ask(other)[0] > 0, 5, "the same salt hits")
     assert ask("alice")[1] == want
+
+
+def test_request_timeout(make_cluster):
+    c = make_cluster("--set", "conductor.request_timeout_ms=1s")
+    body = {"prompt": PROMPT, "max_tokens": 6000, "temperature": 0, "ignore_eos": True}
+    start = time.monotonic()
+    events = list(c.stream("/v1/completions", body))
+    assert 0.9 < time.monotonic() - start < 5
+    assert len(events) > 10 and "[DONE]" not in events and "error" in events[-1]
+    start = time.monotonic()
+    status, _, answer = c.request("POST", "/v1/completions", body)
+    assert status == 504 and "time limit" in json.loads(answer)["error"]["message"]
+    assert time.monotonic() - start < 5
+    assert c.complete("short", 3)["usage"]["completion_tokens"] == 3
+
+
+def test_echo_with_prompt_logprobs_reads_no_cache(cluster):
+    """The prompt's logprobs do not depend on what is cached, and are those of generated tokens."""
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    plain = cluster.post("/v1/completions", body)["choices"][0]
+    warm = cluster.post("/v1/completions", dict(body, echo=True))
+    echo = warm["choices"][0]
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert echo["text"] == PROMPT + plain["text"]
+    n = warm["usage"]["prompt_tokens"]
+    lps = echo["logprobs"]["token_logprobs"]
+    assert lps[0] is None and len(lps) == n + 24 and all(x is not None and x <= 0 for x in lps[1:])
+    # What was generated, given as a prompt: the same tokens get the same logprobs.
+    ids = cluster.post("/tokenize", {"prompt": PROMPT})["tokens"]
+    out = cluster.post("/v1/completions", dict(body, return_tokens_as_token_ids=True))
+    made = [int(t.split(":")[1]) for t in out["choices"][0]["logprobs"]["tokens"]]
+    only = cluster.post("/v1/completions", dict(body, prompt=ids + made, max_tokens=0, echo=True))
+    got = only["choices"][0]["logprobs"]["token_logprobs"]
+    assert only["usage"]["completion_tokens"] == 0 and len(got) == len(ids) + 24
+    for a, b in zip(got[1:], lps[1:]):
+        assert abs(a - b) < 1e-3
