@@ -265,12 +265,82 @@ static void test_dummy(void **state)
     assert_true(kinds > 0);
 }
 
-int main(void)
+/* Sizes that fill no tile: hidden 72, 3 heads of 16, intermediate 200, 77 tokens. */
+static void put_odd_config(void)
 {
+    put_json("config.json",
+             json_pack("{s:[s], s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f}", "architectures",
+                       "LlamaForCausalLM", "vocab_size", 77, "hidden_size", 72, "intermediate_size",
+                       200, "num_hidden_layers", 3, "num_attention_heads", 3, "num_key_value_heads",
+                       1, "head_dim", 16, "max_position_embeddings", 512, "rms_norm_eps", 1e-5));
+}
+
+/* Logprobs of all 77 tokens are not reported: the 20 first, after prompts of 1 to 90 tokens. */
+static void odd_run(const char *model, uint32_t chunk, struct bt_engine_out *out)
+{
+    struct drive d;
+    drive_open_as(&d, "cpu", model, "dummy", 16);
+    const struct bt_engine_params p = drive_greedy(20);
+    uint32_t text[90];
+    for (uint32_t i = 0; i < 90; i++) {
+        text[i] = i * 31 % 77;
+    }
+    for (uint32_t n = 1; n <= 90; n++) {
+        d.next_page = 0;
+        drive_slot(&d, 0, &p, text, n, 1);
+        out[n - 1] = drive_prefill(&d, 0, text, 0, n, chunk);
+        drive_slot_close(&d, 0);
+    }
+    drive_close(&d);
+}
+
+/* The same in a process that may not use bf16 units. */
+static void odd_elsewhere(struct bt_engine_out *out)
+{
+    char exe[512], command[700];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    assert_true(n > 0);
+    exe[n] = 0;
+    snprintf(command, sizeof(command), "ONEDNN_MAX_CPU_ISA=AVX2 '%s' %s", exe, dir);
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    assert_int_equal(fread(out, sizeof(*out), 90, f), 90);
+    assert_int_equal(pclose(f), 0);
+}
+
+static void test_odd_sizes(void **state)
+{
+    (void)state;
+    clear();
+    put_odd_config();
+    static struct bt_engine_out whole[90], parts[90], other[90];
+    odd_run(dir, 2048, whole);
+    odd_run(dir, 7, parts);
+    odd_elsewhere(other);
+    for (int i = 0; i < 90; i++) {
+        assert_false(whole[i].bad);
+        for (uint32_t k = 0; k < 20; k++) {
+            float w = whole[i].top_logprob[k];
+            if (!(fabsf(w - parts[i].top_logprob[k]) < 0.01f) ||
+                !(fabsf(w - other[i].top_logprob[k]) < 0.01f)) {
+                fail_msg("after %d tokens: %f, in chunks %f, in f32 %f", i + 1, w,
+                         parts[i].top_logprob[k], other[i].top_logprob[k]);
+            }
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2) { /* for odd_elsewhere */
+        static struct bt_engine_out out[90];
+        odd_run(argv[1], 2048, out);
+        return fwrite(out, sizeof(out[0]), 90, stdout) == 90 ? 0 : 1;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f32),    cmocka_unit_test(test_f16),
         cmocka_unit_test(test_shards), cmocka_unit_test(test_separate_head),
-        cmocka_unit_test(test_dummy),
+        cmocka_unit_test(test_dummy),  cmocka_unit_test(test_odd_sizes),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

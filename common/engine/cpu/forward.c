@@ -142,6 +142,18 @@ static void scatter(struct step *s, const struct bt_cpu_layer *y, uint32_t layer
     }
 }
 
+/* Zeros behind the `width` columns of each row: what an earlier product left there might be no
+ * number, which not even a weight of 0 takes away. */
+static void clear_tail(struct step *s, uint32_t width)
+{
+    struct bt_engine *e = s->e;
+    for (uint32_t t = 0; e->k->bf16 && width % 32 != 0 && t < s->n; t++) {
+        uint16_t *at = (uint16_t *)e->a + bt_act_row(t, width) + bt_act_col(width);
+        memset(at, 0, (32 - width % 32) * sizeof(*at));
+        memset(at + BT_ACT_LO, 0, (32 - width % 32) * sizeof(*at));
+    }
+}
+
 /* y's queries and the pages of `layer` -> a, [rows, heads * head_dim]. */
 static void attention(struct step *s, uint32_t layer)
 {
@@ -180,6 +192,7 @@ static void attention(struct step *s, uint32_t layer)
         };
         e->attn(&a);
     }
+    clear_tail(s, (uint32_t)width);
 }
 
 static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
