@@ -510,7 +510,9 @@ static void adopt(struct bt_ssd *s)
             *b = BT_MAX(*b, s->found[i].e.generation);
         }
     }
-    qsort(s->found, s->n_found, sizeof(*s->found), by_use);
+    if (s->n_found > 0) {
+        qsort(s->found, s->n_found, sizeof(*s->found), by_use);
+    }
     for (uint32_t i = 0; i < s->n_found; i++) {
         const struct found *f = &s->found[i];
         if (f->pos < s->file.n_slots && f->e.generation == best[f->pos] &&

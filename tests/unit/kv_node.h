@@ -160,7 +160,7 @@ static inline void node_tier(struct node *n, const struct node_ssd *ssd)
                                .queue_depth = 8,
                                .backlog_max = 64,
                                .probe_ms = 50,
-                               .stall_ms = 2000,
+                               .stall_ms = 30000,
                                .sys = ssd->sys};
     if (bt_tier_create(&tc, &sc, &n->tier, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);

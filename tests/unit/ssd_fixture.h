@@ -187,7 +187,7 @@ static inline void ssd_start_in(struct ssd_fix *f, const char *dir, uint32_t slo
                                      .queue_depth = 4,
                                      .backlog_max = 8,
                                      .probe_ms = 50,
-                                     .stall_ms = 400,
+                                     .stall_ms = 30000,
                                      .slab = f->slab,
                                      .sys = sys,
                                      .segment_crc = ssd_segment_crc,

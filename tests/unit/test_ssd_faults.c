@@ -97,6 +97,8 @@ static void one_unreadable_block(void **state)
 static void a_disk_that_does_not_answer(void **state)
 {
     (void)state;
+    fix.conf.stall_ms = 400;
+    ssd_reopen(&fix);
     ssd_put(&fix, 1);
     disk.delay_us = 1500000;
     assert_int_equal(ssd_write(&fix, 2, 0), BT_OK);
