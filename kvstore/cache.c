@@ -121,6 +121,16 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
     return true;
 }
 
+bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
+{
+    if (!bt_pool_header_ok(c->pool, slot) ||
+        !bt_index_add(c->index, bt_pool_key(c->pool, slot), bt_pool_depth(c->pool, slot), slot)) {
+        return false;
+    }
+    c->policy->admit(c->evict, slot);
+    return true;
+}
+
 void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
 {
     while (n-- > 0) {

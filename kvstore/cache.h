@@ -45,6 +45,9 @@ bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots) BT_MU
  * to its holders. */
 bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
                    uint32_t n_tokens, uint32_t depth);
+/* Indexes a SEALED slot of an adopted slab that the caller holds, if its bytes are the sealed ones
+ * (bt_pool_header_ok); false: they are not, or the key is there already. */
+bool bt_cache_readmit(struct bt_cache *c, uint32_t slot);
 /* Drops one lease of each, last first: a chain's head is left the youngest. */
 void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n);
 /* Drops one lease of a cached block and, if it was the last, the block. */

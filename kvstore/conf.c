@@ -22,6 +22,12 @@ static const struct bt_conf_row kvstore_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(slab_path),
      .doc = "File of the slab; by default one in /dev/shm named after cluster, node and run_dir."},
+    {.key = "kvstore.slab_keep",
+     .type = BT_CONF_BOOL,
+     .offset = ROW(slab_keep),
+     .def = "false",
+     .doc = "Leave the shared memory when the kvstore is stopped, so that the next start finds its "
+            "blocks (as it does after a crash); the memory stays in use until then."},
     {.key = "kvstore.transit_max",
      .type = BT_CONF_FLOAT,
      .offset = ROW(transit_max),

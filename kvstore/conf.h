@@ -9,6 +9,7 @@ struct bt_kvstore_conf {
     struct bt_conf_common common;
     uint64_t slab_bytes;
     char *slab_path;
+    bool slab_keep;
     double transit_max;
     uint64_t reclaim_ms;
     char *wire_listen;

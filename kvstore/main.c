@@ -14,6 +14,7 @@
 #include "common/http/status_page.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
+#include "kvstore/adopt.h"
 #include "kvstore/cache.h"
 #include "kvstore/conf.h"
 #include "kvstore/grant.h"
@@ -22,6 +23,8 @@
 #include "kvstore/serve_local.h"
 #include "kvstore/tier.h"
 #include "kvstore/wire/wire.h"
+
+#define ADOPT_WAIT_MS 3000 /* for workers to notice that the predecessor is gone */
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
 
@@ -48,7 +51,8 @@ struct daemon {
     struct bt_slab *slab;
     struct bt_cache *cache;
     struct bt_sealer *sealer;
-    struct bt_tier *tier; /* NULL: no SSD */
+    struct bt_adopt *adopt; /* NULL: the slab is new */
+    struct bt_tier *tier;   /* NULL: no SSD */
     struct bt_serve *serve;
     struct bt_grants *grants;
     struct bt_serve_local *local;
@@ -281,7 +285,14 @@ static bool start_memory(struct daemon *d)
         return false;
     }
     d->slab_path = bt_kvstore_slab_path(&d->conf);
-    if (bt_slab_create(d->slab_path, d->conf.slab_bytes, &d->layout, &d->root, d->incarnation,
+    bool adopted =
+        bt_slab_adopt(d->slab_path, d->conf.slab_bytes, &d->layout, &d->root, d->incarnation,
+                      ADOPT_WAIT_MS, &d->slab, err, sizeof(err)) == BT_OK;
+    if (!adopted) {
+        BT_INFO("slab_new", "path=%s why=%s", d->slab_path, bt_log_q(err));
+    }
+    if (!adopted &&
+        bt_slab_create(d->slab_path, d->conf.slab_bytes, &d->layout, &d->root, d->incarnation,
                        slab_progress, &shown, &d->slab, err, sizeof(err)) != BT_OK) {
         BT_ERROR("slab", "why=%s", bt_log_q(err));
         return false;
@@ -290,7 +301,11 @@ static bool start_memory(struct daemon *d)
     d->cache =
         bt_cache_create(d->slab, &d->layout,
                         BT_MAX(1u, (uint32_t)(d->conf.transit_max * (double)n)), &bt_evict_slru);
-    return bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) == BT_OK;
+    if (bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) != BT_OK) {
+        return false;
+    }
+    d->adopt = adopted ? bt_adopt_start(d->loop, d->cache, d->sealer) : NULL;
+    return true;
 }
 
 /* false: the configuration must be changed. A disk that is full or broken is no reason not to
@@ -410,6 +425,7 @@ static void stop(struct daemon *d)
         bt_loop_poll(d->loop, 0); /* tasks that other threads posted free what they carry */
     }
     bt_sealer_destroy(d->sealer);
+    bt_adopt_destroy(d->adopt);
     bt_grants_destroy(d->grants);
     if (d->server != NULL) {
         bt_rpc_server_destroy(d->server);
@@ -421,7 +437,9 @@ static void stop(struct daemon *d)
     bt_tier_destroy(d->tier);
     bt_cache_destroy(d->cache);
     if (d->slab != NULL) {
-        unlink(d->slab_path); /* while we still hold its lock */
+        if (!d->conf.slab_keep) {
+            unlink(d->slab_path); /* while we still hold its lock */
+        }
         bt_slab_unmap(d->slab);
     }
     bt_metrics_destroy(d->metrics);

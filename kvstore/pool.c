@@ -154,6 +154,36 @@ void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key,
     set_state(p, slot, BT_SLOT_SEALED);
 }
 
+bool bt_pool_header_ok(const struct bt_pool *p, uint32_t slot)
+{
+    BT_ASSERT(slot < p->n);
+    const struct bt_slot_header *h = &p->slab->headers[slot];
+    const uint32_t *row = p->slab->crcs + (size_t)slot * p->n_layers;
+    return h->layout_id == p->layout.layout_id && h->crc == header_crc(h, row, p->n_layers);
+}
+
+void bt_pool_adopt(struct bt_pool *p, void (*fn)(void *arg, uint32_t slot, bool sealed), void *arg)
+{
+    BT_ASSERT(p->by_state[BT_SLOT_FREE] == p->n); /* nobody has taken a slot yet */
+    p->free_head = BT_POOL_NONE;
+    for (uint32_t i = p->n; i-- > 0;) {
+        uint64_t word = atomic_load_explicit(&p->slab->headers[i].state, memory_order_acquire);
+        bt_slot_state_t was = bt_slot_state(word);
+        bool sealed = was == BT_SLOT_SEALED && bt_pool_header_ok(p, i);
+        bool held = sealed || was == BT_SLOT_WRITING || was == BT_SLOT_QUARANTINE;
+        if (!held) {
+            set_state(p, i, BT_SLOT_FREE);
+            p->meta[i].next_free = p->free_head;
+            p->free_head = i;
+            continue;
+        }
+        set_state(p, i, sealed ? BT_SLOT_SEALED : BT_SLOT_QUARANTINE);
+        p->meta[i].leases = 1;
+        p->leases++;
+        fn(arg, i, sealed);
+    }
+}
+
 void bt_pool_quarantine(struct bt_pool *p, uint32_t slot)
 {
     struct slot_meta *m = meta_of(p, slot);
@@ -189,6 +219,12 @@ const struct bt_kv_key *bt_pool_key(const struct bt_pool *p, uint32_t slot)
 {
     BT_ASSERT(meta_of(p, slot)->state == BT_SLOT_SEALED);
     return &p->slab->headers[slot].key;
+}
+
+const struct bt_slot_header *bt_pool_header(const struct bt_pool *p, uint32_t slot)
+{
+    BT_ASSERT(slot < p->n);
+    return &p->slab->headers[slot];
 }
 
 uint32_t bt_pool_depth(const struct bt_pool *p, uint32_t slot)

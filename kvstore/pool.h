@@ -27,6 +27,15 @@ struct bt_pool *bt_pool_create(struct bt_slab *slab, const struct bt_kv_layout *
 void bt_pool_destroy(struct bt_pool *p);
 void bt_pool_counts(const struct bt_pool *p, struct bt_pool_counts *c_p);
 
+/* At start only, over an adopted slab: SEALED slots whose header passes its CRC stay so, what might
+ * still be written is in QUARANTINE, both with one lease of the caller's; all others are FREE. fn
+ * is told of each leased slot. */
+void bt_pool_adopt(struct bt_pool *p, void (*fn)(void *arg, uint32_t slot, bool sealed), void *arg);
+/* Do the header and the row of segment CRCs of a SEALED slot belong together? Once the row was
+ * computed anew (bt_pool_segment_crc of every layer) this says whether the bytes are the sealed
+ * ones. */
+bool bt_pool_header_ok(const struct bt_pool *p, uint32_t slot);
+
 /* FREE -> WRITING with a new generation and one lease; BT_POOL_NONE when nothing is free. */
 uint32_t bt_pool_take(struct bt_pool *p);
 void bt_pool_lease(struct bt_pool *p, uint32_t slot);
@@ -44,6 +53,8 @@ bt_slot_state_t bt_pool_state(const struct bt_pool *p, uint32_t slot);
 uint32_t bt_pool_generation(const struct bt_pool *p, uint32_t slot);
 uint32_t bt_pool_leases(const struct bt_pool *p, uint32_t slot);
 const struct bt_kv_key *bt_pool_key(const struct bt_pool *p, uint32_t slot); /* of a sealed slot */
+/* Header of a slot, whatever its state. */
+const struct bt_slot_header *bt_pool_header(const struct bt_pool *p, uint32_t slot);
 uint32_t bt_pool_depth(const struct bt_pool *p, uint32_t slot);
 
 /* Reserves room for n more TRANSIT slots; ERR_EXHAUSTED beyond the cap. */

@@ -1,8 +1,9 @@
 /* The shared-memory slab: creation by the kvstore, mapping by workers, segment CRCs.
  * Called on the owner's control thread at start or attach; bt_slab_segment_crc from any thread.
- * The owner holds an OFD lock on the file for as long as it lives: that, and not a pid, tells a
- * slab in use from one left behind. Descriptors given to workers must be opened anew (not dup'ed),
- * because an OFD lock belongs to the open file description. */
+ * The owner holds an OFD lock on byte 0 of the file for as long as it lives, each worker a shared
+ * one on byte 1: that, and not a pid, tells a slab in use from one left behind. Descriptors given
+ * to workers must be opened anew (not dup'ed), because an OFD lock belongs to the open file
+ * description. */
 #include "common/slab/slab.h"
 
 #include <errno.h>
@@ -21,6 +22,8 @@
 
 #define SLAB_PAGE      4096u
 #define SLAB_STEP      (64u << 20) /* bytes reserved between two calls of progress */
+#define LOCK_OWNER     0           /* byte that the kvstore locks */
+#define LOCK_USERS     1           /* byte that whoever maps the slab locks */
 #define SLAB_FLOWS_MIN 512u
 #define SLAB_FLOWS_MAX 65536u
 
@@ -79,7 +82,8 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
             slab_errf(err, cap, "cannot create the slab %s: %s", path, strerror(errno));
             return BT_ERR_IO;
         }
-        struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        struct flock lk = {
+            .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_OWNER, .l_len = 1};
         if (fcntl(fd, F_OFD_SETLK, &lk) != 0) {
             bool busy = errno == EAGAIN || errno == EACCES;
             slab_errf(err, cap,
@@ -202,10 +206,10 @@ static void slab_prefault(struct bt_slab *s, void (*progress)(void *, double), v
     }
 }
 
-bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
-                           const struct bt_kv_key *root, uint64_t incarnation,
-                           void (*progress)(void *arg, double fraction), void *arg,
-                           struct bt_slab **slab_p, char *err, size_t err_cap)
+/* The superblock of a slab of so many bytes, but for boot_id, uuid and checksum. */
+static bt_status_t plan_for(uint64_t bytes, const struct bt_kv_layout *layout,
+                            const struct bt_kv_key *root, uint64_t incarnation,
+                            struct bt_slab_super *plan_p, char *err, size_t err_cap)
 {
     struct bt_slab_super plan = {
         .magic = BT_SLAB_MAGIC,
@@ -231,11 +235,25 @@ bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_
     }
     slab_plan(&plan, (uint32_t)BT_MIN(n, (uint64_t)UINT32_MAX / 2));
     memcpy(plan.root_key, root->b, sizeof(plan.root_key));
+    *plan_p = plan;
+    return BT_OK;
+}
+
+bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
+                           const struct bt_kv_key *root, uint64_t incarnation,
+                           void (*progress)(void *arg, double fraction), void *arg,
+                           struct bt_slab **slab_p, char *err, size_t err_cap)
+{
+    struct bt_slab_super plan;
+    bt_status_t st = plan_for(bytes, layout, root, incarnation, &plan, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
     read_line("/proc/sys/kernel/random/boot_id", plan.boot_id, sizeof(plan.boot_id));
     read_line("/proc/sys/kernel/random/uuid", plan.uuid, sizeof(plan.uuid));
 
     struct bt_slab *s = bt_calloc(1, sizeof(*s));
-    bt_status_t st = slab_own(path, &s->fd, err, err_cap);
+    st = slab_own(path, &s->fd, err, err_cap);
     if (st != BT_OK) {
         free(s);
         return st;
@@ -336,7 +354,13 @@ bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct 
         free(s);
         return BT_ERR_IO;
     }
-    st = slab_mmap(s, &super, false, err, err_cap);
+    struct flock lk = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = LOCK_USERS, .l_len = 1};
+    if (fcntl(s->fd, F_OFD_SETLK, &lk) != 0) {
+        slab_errf(err, err_cap, "cannot lock the slab: %s", strerror(errno));
+        st = BT_ERR_IO;
+    } else {
+        st = slab_mmap(s, &super, false, err, err_cap);
+    }
     if (st != BT_OK) {
         close(s->fd);
         free(s);
@@ -344,6 +368,90 @@ bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct 
     }
     *slab_p = s;
     return BT_OK;
+}
+
+/* ---- taking over ---- */
+
+/* Nobody maps it any more? Waits for workers that are about to notice. */
+static bool wait_unused(int fd, uint32_t wait_ms)
+{
+    for (uint32_t ms = 0;; ms += 10) {
+        struct flock lk = {
+            .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_USERS, .l_len = 1};
+        if (fcntl(fd, F_OFD_GETLK, &lk) != 0) {
+            return false;
+        }
+        if (lk.l_type == F_UNLCK) {
+            return true;
+        }
+        if (ms >= wait_ms) {
+            return false;
+        }
+        usleep(10000);
+    }
+}
+
+/* Is the file what create would make, whole and of this boot? */
+static bool left_fits(int fd, const struct bt_slab_super *plan, const struct bt_kv_layout *layout,
+                      const struct bt_kv_key *root, char *err, size_t cap)
+{
+    struct bt_slab_super super;
+    struct stat st;
+    char boot[sizeof(super.boot_id)];
+    read_line("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
+    if (pread(fd, &super, sizeof(super), 0) != (ssize_t)sizeof(super) || fstat(fd, &st) != 0) {
+        slab_errf(err, cap, "it cannot be read");
+        return false;
+    }
+    if (super_check(&super, (uint64_t)st.st_size, layout, root, err, cap) != BT_OK) {
+        return false;
+    }
+    if (super.n_slots != plan->n_slots || super.n_flow_words != plan->n_flow_words ||
+        super.file_bytes != plan->file_bytes) {
+        slab_errf(err, cap, "it is of another size");
+        return false;
+    }
+    if ((uint64_t)st.st_blocks * 512 < plan->file_bytes ||
+        memcmp(super.boot_id, boot, sizeof(boot)) != 0) {
+        slab_errf(err, cap, "it is not whole, or of an earlier boot");
+        return false;
+    }
+    return true;
+}
+
+bt_status_t bt_slab_adopt(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
+                          const struct bt_kv_key *root, uint64_t incarnation, uint32_t wait_ms,
+                          struct bt_slab **slab_p, char *err, size_t err_cap)
+{
+    struct bt_slab_super plan;
+    if (plan_for(bytes, layout, root, incarnation, &plan, err, err_cap) != BT_OK) {
+        return BT_ERR_NOT_FOUND; /* create says it as well */
+    }
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) {
+        slab_errf(err, err_cap, "there is none");
+        return BT_ERR_NOT_FOUND;
+    }
+    struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_OWNER, .l_len = 1};
+    struct bt_slab *s = bt_calloc(1, sizeof(*s));
+    s->fd = fd;
+    if (fcntl(fd, F_OFD_SETLK, &lk) != 0) {
+        slab_errf(err, err_cap, "it belongs to another running kvstore");
+    } else if (!left_fits(fd, &plan, layout, root, err, err_cap)) {
+        /* said */
+    } else if (!wait_unused(fd, wait_ms)) {
+        slab_errf(err, err_cap, "a worker of its time still maps it");
+    } else if (slab_mmap(s, &plan, true, err, err_cap) == BT_OK) {
+        struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
+        super->incarnation = incarnation;
+        super->header_crc = super_crc(super);
+        memset((void *)s->flows, 0, super->n_flow_words * sizeof(*s->flows));
+        *slab_p = s;
+        return BT_OK;
+    }
+    close(fd);
+    free(s);
+    return BT_ERR_NOT_FOUND;
 }
 
 void bt_slab_unmap(struct bt_slab *s)

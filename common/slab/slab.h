@@ -19,7 +19,7 @@
 #include "common/kv/layout.h"
 
 #define BT_SLAB_MAGIC   0x31424C534E544142ull /* "BATNSLB1" */
-#define BT_SLAB_VERSION 1
+#define BT_SLAB_VERSION 2
 
 typedef enum {
     BT_SLOT_FREE = 0,
@@ -81,8 +81,16 @@ bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_
                            const struct bt_kv_key *root, uint64_t incarnation,
                            void (*progress)(void *arg, double fraction), void *arg,
                            struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
-/* worker: maps a slab by its fd (takes a dup). Checks magic, version, CRC, layout and root:
- * ERR_MISMATCH names what differs. */
+/* kvstore: takes over what a predecessor left at path when it died. ERR_NOT_FOUND (err says why):
+ * there is none that fits: of this boot, as large as create would make it, of this layout and root,
+ * with nobody mapping it any more; workers get wait_ms to notice and let go. State words, headers
+ * and data are as the predecessor left them; flow words are cleared. */
+bt_status_t bt_slab_adopt(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
+                          const struct bt_kv_key *root, uint64_t incarnation, uint32_t wait_ms,
+                          struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
+/* worker: maps a slab by its fd (takes a dup). Holds a lock as long as it is mapped anywhere by
+ * this description, which tells a later kvstore that it is. Checks magic, version, CRC, layout and
+ * root: ERR_MISMATCH names what differs. */
 bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct bt_kv_key *root,
                         struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
 void bt_slab_unmap(struct bt_slab *s); /* both sides; the owner unlinks the file itself */

@@ -235,3 +235,52 @@ def test_slab_that_does_not_fit(nodes):
     kv = nodes.kvstore("n1", slab="64TiB", expect_ready=False)
     assert kv.p.wait(10) == 1
     assert "--shm-size" in kv.log() and "kvstore.slab_bytes" in kv.log()
+
+
+def test_killed_kvstore_leaves_its_blocks(nodes, pair):
+    """The next kvstore takes over the slab, bytes compared; workers attach to it by themselves."""
+    ka, kb, ca, cb, p, d = pair
+    k, tokens = keys(1, 10), 10 * BLOCK + 5
+    hand_off(*pair, 1, k, tokens, seed=7)
+    ka.wait_quiet()
+    assert ca.reserve(2, keys(2, 4), 4 * BLOCK + 1).status == 0
+    assert p.open(2, "w")[0] == "OK"  # killed while this is being written
+    for round_ in range(3):
+        ka.stop(signal.SIGKILL)
+        ca.close()
+        if round_ == 1:
+            p.kill()
+            p = nodes.worker(ka := nodes.kvstore("n1"), "p", inc=9)
+        else:
+            ka = nodes.kvstore("n1")
+            p.wait("attached")
+        assert "ev=slab_adopted" in ka.log()
+        ka.wait_log(r"ev=slab_checked blocks=10 bad=0")
+        ca = nodes.conductor(ka)
+        assert hand_off(ka, kb, ca, cb, p, d, 10 + round_, k, tokens, seed=7)[0] == 10
+        ka.wait_quiet()
+        assert ka.metrics()['baton_pool_slots{state="sealed"}'] == 10
+
+
+def test_slab_is_kept_if_asked(nodes):
+    for round_ in range(2):
+        kv = nodes.kvstore("n1", kvstore__slab_keep="true")
+        c, p = nodes.conductor(kv), nodes.worker(kv, "p", inc=round_ + 1)
+        if round_ == 1:
+            kv.wait_log(r"ev=slab_checked blocks=3 bad=0")
+        assert c.reserve(1, keys(1, 3), 3 * BLOCK + 1).resident_blocks == 3 * round_
+        assert p.open(1, "w")[0] == "OK"
+        p.say("fill 1 1 5")
+        p.wait("filled 1")
+        p.say(f"raise 1 1 {LAYERS}")
+        p.say("trailer 1 1 9")
+        p.say("check 1 1 5")
+        assert p.wait(r"check 1 bad=(\d+)")[1] == "0"
+        p.say("close 1 1 w 0")
+        c.release(1)
+        kv.wait_quiet()
+        c.close()
+        assert kv.stop() == 0
+        assert os.path.exists(kv.slab)
+        p.kill()
+    os.unlink(kv.slab)

@@ -1,0 +1,376 @@
+/* What a kvstore that died leaves in its slab, and what the next one makes of it. */
+#include "kv_node.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "kvstore/adopt.h"
+
+#define BYTES (5u * 4096 + 40 * 4300)
+
+static char path[96], err[512];
+static struct bt_kv_layout layout;
+static struct bt_kv_key root;
+
+struct life { /* of one kvstore, as far as it matters here */
+    struct bt_loop *loop;
+    struct bt_slab *slab;
+    struct bt_cache *cache;
+    struct bt_sealer *sealer;
+    struct bt_adopt *adopt;
+};
+
+static void live(struct life *k, bool adopted)
+{
+    assert_int_equal(bt_loop_create(&k->loop), BT_OK);
+    bt_status_t st =
+        adopted ? bt_slab_adopt(path, BYTES, &layout, &root, 2, 200, &k->slab, err, sizeof(err))
+                : bt_slab_create(path, BYTES, &layout, &root, 1, NULL, NULL, &k->slab, err,
+                                 sizeof(err));
+    if (st != BT_OK) {
+        fail_msg("%s", err);
+    }
+    k->cache = bt_cache_create(k->slab, &layout, 8, &bt_evict_slru);
+    assert_int_equal(bt_sealer_create(k->loop, k->cache->pool, layout.n_layers, &k->sealer), BT_OK);
+    k->adopt = adopted ? bt_adopt_start(k->loop, k->cache, k->sealer) : NULL;
+}
+
+/* All that a dead process leaves is the file. */
+static void die(struct life *k)
+{
+    bt_sealer_destroy(k->sealer);
+    bt_adopt_destroy(k->adopt);
+    bt_cache_destroy(k->cache);
+    bt_slab_unmap(k->slab);
+    bt_loop_destroy(k->loop);
+    memset(k, 0, sizeof(*k));
+}
+
+/* As kill -9 does: nothing of it runs any more. */
+static void vanish(struct life *k)
+{
+    struct bt_slab *slab = k->slab; /* what die would write is undone */
+    size_t meta = slab->super->flows_off;
+    void *copy = malloc(meta);
+    memcpy(copy, slab->super, meta);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    die(k);
+    assert_int_equal(pwrite(fd, copy, meta, 0), (ssize_t)meta);
+    close(fd);
+    free(copy);
+}
+
+static struct bt_adopt_stats stats(const struct life *k)
+{
+    struct bt_adopt_stats s;
+    bt_adopt_stats(k->adopt, &s);
+    return s;
+}
+
+static void fill(uint32_t chain, uint32_t block, uint64_t *p)
+{
+    for (size_t i = 0; i < layout.block_bytes / 8; i++) {
+        p[i] = ((uint64_t)chain << 40 | (uint64_t)block << 20) + i;
+    }
+}
+
+static uint32_t take(struct life *k)
+{
+    uint32_t slot;
+    assert_int_equal(bt_cache_take(k->cache, 1, &slot), BT_OK);
+    return slot;
+}
+
+static uint32_t seal(struct life *k, uint32_t chain, uint32_t block)
+{
+    struct bt_kv_key key;
+    uint32_t slot = take(k);
+    node_key(chain, block, &key);
+    fill(chain, block, bt_slab_data(k->slab, slot));
+    for (uint32_t l = 0; l < layout.n_layers; l++) {
+        bt_pool_segment_crc(k->cache->pool, slot, l, &key);
+    }
+    bt_cache_seal(k->cache, slot, &key, NODE_BT, block);
+    bt_cache_put(k->cache, &slot, 1);
+    return slot;
+}
+
+static bool right(const struct life *k, uint32_t chain, uint32_t block)
+{
+    struct bt_kv_key key;
+    uint64_t want[512];
+    node_key(chain, block, &key);
+    uint32_t slot = bt_index_find(k->cache->index, &key);
+    if (slot == UINT32_MAX) {
+        return false;
+    }
+    assert_int_equal(layout.block_bytes, sizeof(want));
+    fill(chain, block, want);
+    assert_memory_equal(bt_slab_data(k->slab, slot), want, sizeof(want));
+    assert_int_equal(bt_pool_verify(k->cache->pool, slot), BT_OK);
+    assert_int_equal(bt_pool_depth(k->cache->pool, slot), block);
+    return true;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    snprintf(path, sizeof(path), "/dev/shm/baton-unit-restart-%d", (int)getpid());
+    assert_int_equal(bt_kv_layout_gqa(NODE_BT, 2, 1, 32, BT_DT_BF16, 0, &layout), BT_OK);
+    memset(root.b, 7, sizeof(root.b));
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(path);
+    return 0;
+}
+
+static void blocks_come_back(void **state)
+{
+    struct life k;
+    struct bt_pool_counts c;
+    (void)state;
+    live(&k, false);
+    for (uint32_t b = 0; b < 10; b++) {
+        seal(&k, 1, b);
+    }
+    uint32_t flow = k.slab->super->n_flow_words - 1, gen = bt_pool_generation(k.cache->pool, 0);
+    bt_flow_raise(&k.slab->flows[flow], 5, 77);
+    vanish(&k);
+    live(&k, true);
+    assert_int_equal(stats(&k).headers, 10);
+    assert_int_equal(bt_index_count(k.cache->index), 0); /* not before the bytes were compared */
+    assert_int_equal(bt_flow_read(&k.slab->flows[flow], 5), 0);
+    NODE_UNTIL(&k, stats(&k).pending == 0);
+    assert_int_equal(stats(&k).blocks, 10);
+    for (uint32_t b = 0; b < 10; b++) {
+        assert_true(right(&k, 1, b));
+    }
+    bt_pool_counts(k.cache->pool, &c);
+    assert_int_equal(c.sealed, 10);
+    assert_int_equal(c.leases, 0);
+    assert_int_equal(c.free, c.total - 10);
+    assert_true(bt_pool_generation(k.cache->pool, 0) >= gen);
+    for (uint32_t b = 0; b < c.total + 5; b++) { /* all slots are in use again */
+        seal(&k, 2, b);
+    }
+    assert_true(right(&k, 2, c.total + 4));
+    die(&k);
+    live(&k, true); /* a clean end leaves the same */
+    NODE_UNTIL(&k, stats(&k).pending == 0);
+    assert_true(stats(&k).blocks >= 20);
+    die(&k);
+}
+
+static void damage_is_dropped(void **state)
+{
+    struct life k;
+    uint32_t slots[12];
+    (void)state;
+    live(&k, false);
+    for (uint32_t b = 0; b < 12; b++) {
+        slots[b] = seal(&k, 1, b);
+    }
+    ((uint8_t *)bt_slab_data(k.slab, slots[1]))[100] ^= 1; /* a byte */
+    k.slab->headers[slots[2]].key.b[5] ^= 1;               /* a header */
+    k.slab->headers[slots[3]].depth++;                     /* another field */
+    k.slab->crcs[slots[4] * layout.n_layers] ^= 1;         /* a CRC */
+    k.slab->headers[slots[5]].layout_id ^= 1;              /* of another model */
+    memcpy(bt_slab_data(k.slab, slots[6]), bt_slab_data(k.slab, slots[7]), layout.block_bytes);
+    vanish(&k);
+    live(&k, true);
+    assert_int_equal(stats(&k).headers, 8);
+    NODE_UNTIL(&k, stats(&k).pending == 0);
+    assert_int_equal(stats(&k).bad, 2);
+    assert_int_equal(stats(&k).blocks, 6);
+    for (uint32_t b = 0; b < 12; b++) {
+        assert_int_equal(right(&k, 1, b), b == 0 || b >= 7);
+    }
+    struct bt_pool_counts c;
+    bt_pool_counts(k.cache->pool, &c);
+    assert_int_equal(c.free, c.total - 6);
+    die(&k);
+}
+
+static void writing_slots_wait(void **state)
+{
+    struct life k;
+    struct bt_pool_counts c;
+    (void)state;
+    live(&k, false);
+    seal(&k, 1, 0);
+    take(&k);
+    take(&k);
+    vanish(&k);
+    live(&k, true);
+    bt_pool_counts(k.cache->pool, &c);
+    assert_int_equal(c.quarantine, 2);
+    uint64_t t = bt_mono_ns();
+    NODE_UNTIL(&k, stats(&k).quarantine == 0);
+    assert_true(bt_mono_ns() - t > 800000000ull);
+    bt_pool_counts(k.cache->pool, &c);
+    assert_int_equal(c.quarantine, 0);
+    assert_int_equal(c.free, c.total - 1);
+    die(&k);
+}
+
+/* A worker that maps the slab and goes, or does not. */
+static pid_t worker(const struct life *k)
+{
+    int ready[2];
+    char b;
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct bt_slab *m = NULL;
+        bt_slab_unmap(k->slab); /* that is the kvstore's */
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        if (bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)) == BT_OK) {
+            close(fd);
+            (void)!write(ready[1], "x", 1);
+            pause();
+        }
+        _exit(1);
+    }
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &b, 1), 1);
+    close(ready[0]);
+    return pid;
+}
+
+static void not_under_a_live_worker(void **state)
+{
+    struct life k;
+    struct bt_slab *s = NULL;
+    (void)state;
+    live(&k, false);
+    seal(&k, 1, 0);
+    pid_t pid = worker(&k);
+    vanish(&k);
+    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 50, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(err, "worker"));
+    kill(pid, SIGSTOP); /* hung is not gone */
+    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 50, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    kill(pid, SIGKILL);
+    live(&k, true); /* it waits for the last one to go */
+    waitpid(pid, NULL, 0);
+    NODE_UNTIL(&k, stats(&k).pending == 0);
+    assert_true(right(&k, 1, 0));
+    die(&k);
+}
+
+static void only_what_fits(void **state)
+{
+    struct life k;
+    struct bt_slab *s = NULL;
+    struct bt_kv_layout other;
+    struct bt_kv_key key = root;
+    (void)state;
+    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    live(&k, false);
+    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(err, "running"));
+    die(&k);
+    assert_int_equal(bt_slab_adopt(path, 2 * BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(err, "size"));
+    assert_int_equal(bt_kv_layout_gqa(NODE_BT, 4, 1, 32, BT_DT_BF16, 0, &other), BT_OK);
+    assert_int_equal(bt_slab_adopt(path, BYTES, &other, &root, 2, 0, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    key.b[0] ^= 1;
+    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &key, 2, 0, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size / 2), 0);
+    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(truncate(path, st.st_size), 0); /* as long as it should be, but hollow */
+    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    assert_null(s);
+}
+
+struct ledger {
+    _Atomic uint64_t sealed; /* blocks below are sealed */
+};
+
+/* Seals block after block of one endless chain until it is killed. */
+static void child(struct ledger *led, bool adopted)
+{
+    struct life k;
+    live(&k, adopted);
+    while (adopted && stats(&k).pending > 0) {
+        bt_loop_poll(k.loop, 1);
+    }
+    for (uint64_t b = led->sealed;; b++) {
+        seal(&k, 9, (uint32_t)b);
+        led->sealed = b + 1;
+        bt_loop_poll(k.loop, 0);
+    }
+}
+
+static void kill_at_any_moment(void **state)
+{
+    struct ledger *led =
+        mmap(NULL, sizeof(*led), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    (void)state;
+    for (uint32_t round = 0; round < 60; round++) {
+        uint64_t from = led->sealed, want = from + round * 7 % 90;
+        pid_t pid = fork();
+        if (pid == 0) {
+            close(2);
+            child(led, round > 0);
+        }
+        for (int ms = 0; led->sealed < want && ms < 10000; ms++) {
+            usleep(1000);
+        }
+        usleep(round * 37 % 500);
+        kill(pid, SIGKILL);
+        int st;
+        assert_int_equal(waitpid(pid, &st, 0), pid);
+        assert_true(WIFSIGNALED(st) && WTERMSIG(st) == SIGKILL);
+        if (led->sealed == 0) {
+            unlink(path);
+            round = UINT32_MAX; /* it had no time to make a slab: begin anew */
+            continue;
+        }
+        struct life k;
+        live(&k, true);
+        NODE_UNTIL(&k, stats(&k).pending == 0);
+        assert_int_equal(stats(&k).bad, 0);
+        uint64_t sealed = led->sealed;
+        for (uint64_t b = sealed > 60 ? sealed - 60 : 0; b < sealed; b++) {
+            bool is = right(&k, 9, (uint32_t)b); /* checks the bytes */
+            assert_true(is || b + 30 < sealed);  /* 40 slots, some of them in quarantine */
+        }
+        die(&k);
+    }
+    assert_true(led->sealed > 1000);
+    munmap(led, sizeof(*led));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(blocks_come_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(damage_is_dropped, setup, teardown),
+        cmocka_unit_test_setup_teardown(writing_slots_wait, setup, teardown),
+        cmocka_unit_test_setup_teardown(not_under_a_live_worker, setup, teardown),
+        cmocka_unit_test_setup_teardown(only_what_fits, setup, teardown),
+        cmocka_unit_test_setup_teardown(kill_at_any_moment, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
