@@ -211,24 +211,54 @@ static void await(const struct ledger *led, uint64_t id, uint32_t us)
     usleep(us);
 }
 
+/* Starts this program again as `what` (see main): a fork alone would miss RocksDB's threads. */
+static pid_t child(const char *what, const char *dir, int fd, uint64_t id, uint32_t us,
+                   uint32_t seed)
+{
+    char args[4][24];
+    snprintf(args[0], sizeof(args[0]), "%d", fd);
+    snprintf(args[1], sizeof(args[1]), "%llu", (unsigned long long)id);
+    snprintf(args[2], sizeof(args[2]), "%u", us);
+    snprintf(args[3], sizeof(args[3]), "%u", seed);
+    pid_t pid = fork();
+    if (pid == 0) {
+        execl("/proc/self/exe", "test_ssd_faults", what, dir, args[0], args[1], args[2], args[3],
+              NULL);
+        _exit(1);
+    }
+    return pid;
+}
+
+static struct ledger *ledger_map(int fd)
+{
+    struct ledger *led = mmap(NULL, sizeof(*led), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(led != MAP_FAILED);
+    return led;
+}
+
+/* fd is inherited by children. */
+static struct ledger *ledger_create(int *fd_p)
+{
+    *fd_p = memfd_create("ledger", 0);
+    assert_true(*fd_p >= 0);
+    assert_int_equal(ftruncate(*fd_p, sizeof(struct ledger)), 0);
+    return ledger_map(*fd_p);
+}
+
 static void kill_at_any_moment(void **state)
 {
+    int fd;
     char dir[] = "/tmp/baton-unit-ssd-XXXXXX", cmd[64];
     (void)state;
     assert_non_null(mkdtemp(dir));
-    struct ledger *led =
-        mmap(NULL, sizeof(*led), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct ledger *led = ledger_create(&fd);
     uint32_t key[2] = {2024, 11}, out[4];
     uint64_t total = 0;
     for (uint32_t round = 0; round < 40; round++) {
         uint32_t counter[4] = {round, 0, 0, 0};
         bt_philox4x32(key, counter, out);
         uint64_t from = led->durable;
-        pid_t pid = fork();
-        if (pid == 0) {
-            close(2);
-            writer(dir, led, NULL);
-        }
+        pid_t pid = child("write", dir, fd, 0, 0, 0);
         await(led, from + out[0] % 16, out[1] % 4000);
         assert_int_equal(kill(pid, SIGKILL), 0);
         int st;
@@ -240,6 +270,7 @@ static void kill_at_any_moment(void **state)
     assert_true(total > 100);
     print_message("40 kills, %llu blocks\n", (unsigned long long)total);
     munmap(led, sizeof(*led));
+    close(fd);
     snprintf(cmd, sizeof(cmd), "rm -rf '%s'", dir);
     assert_int_equal(system(cmd), 0);
 }
@@ -356,25 +387,16 @@ static void *power_thread(void *arg)
 
 static void power_loss(void **state)
 {
+    int fd;
     char dir[] = "/tmp/baton-unit-ssd-XXXXXX", cmd[64];
     (void)state;
     assert_non_null(mkdtemp(dir));
-    struct ledger *led =
-        mmap(NULL, sizeof(*led), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct ledger *led = ledger_create(&fd);
     uint32_t key[2] = {5, 5}, out[4];
     for (uint32_t round = 0; round < 40; round++) {
         uint32_t counter[4] = {round, 1, 0, 0};
         bt_philox4x32(key, counter, out);
-        pid_t pid = fork();
-        if (pid == 0) {
-            pthread_t t;
-            struct outage o = {led, led->durable + out[0] % 16, out[1] % 4000, round};
-            close(2);
-            if (pthread_create(&t, NULL, power_thread, &o) == 0) {
-                writer(dir, led, &cached_sys);
-            }
-            _exit(1);
-        }
+        pid_t pid = child("power", dir, fd, led->durable + out[0] % 16, out[1] % 4000, round);
         int st;
         assert_int_equal(waitpid(pid, &st, 0), pid);
         assert_true(WIFEXITED(st) && WEXITSTATUS(st) == 9);
@@ -382,12 +404,32 @@ static void power_loss(void **state)
     }
     assert_true(led->durable > 100);
     munmap(led, sizeof(*led));
+    close(fd);
     snprintf(cmd, sizeof(cmd), "rm -rf '%s'", dir);
     assert_int_equal(system(cmd), 0);
 }
 
-int main(void)
+/* argv: write|power FOLDER LEDGER_FD ID US SEED */
+static int child_main(char **argv)
 {
+    struct ledger *led = ledger_map(atoi(argv[3]));
+    pthread_t t;
+    struct outage o = {led, strtoull(argv[4], NULL, 10), (uint32_t)atoi(argv[5]),
+                       (uint32_t)atoi(argv[6])};
+    close(2);
+    if (strcmp(argv[1], "write") == 0) {
+        writer(argv[2], led, NULL);
+    } else if (pthread_create(&t, NULL, power_thread, &o) == 0) {
+        writer(argv[2], led, &cached_sys);
+    }
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 7) {
+        return child_main(argv);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(threads_do_the_same, setup, teardown),
         cmocka_unit_test_setup_teardown(refused_write_and_healing, setup, teardown),
