@@ -15,8 +15,9 @@
 #define PARALLEL_FLOPS   500000u /* below, waking the other threads costs more than it gives */
 #define PREFETCH_TILES   6
 #define PARTS_PER_THREAD 4
-#define ACT_STEP         1024         /* act elements from tile to tile: hi and lo */
-#define ACT_BYTES        (640u << 10) /* of act that one pass over the panels keeps in L2 */
+#define ACT_STEP         1024       /* act elements from tile to tile: hi and lo */
+#define ACT_BYTES        (1u << 20) /* of act that one pass over the panels keeps in L2 */
+#define ROWS_MAX         192u
 
 struct bt_packed {
     uint32_t k, n;
@@ -122,6 +123,10 @@ struct block {
     uint32_t m;
 };
 
+struct part { /* what one thread computes at a time */
+    uint32_t row, row_end, panel, panel_end;
+};
+
 static inline __mmask16 panel_mask(const struct bt_packed *p, uint32_t panel)
 {
     if (panel >= p->panels) {
@@ -175,14 +180,14 @@ static inline __mmask16 panel_mask(const struct bt_packed *p, uint32_t panel)
 DOT_BLOCK(dot_1x4, 1, 4)
 DOT_BLOCK(dot_4x4, 4, 4)
 
-static void dot_panels(const struct block *b, uint32_t panel, uint32_t end)
+static void dot_panels(const struct block *b, const struct part *at)
 {
-    for (; panel < end; panel += 4) {
-        uint32_t row = 0;
-        for (; row + 4 <= b->m; row += 4) {
+    for (uint32_t panel = at->panel; panel < at->panel_end; panel += 4) {
+        uint32_t row = at->row;
+        for (; row + 4 <= at->row_end; row += 4) {
             dot_4x4(b, row, panel);
         }
-        for (; row < b->m; row++) {
+        for (; row < at->row_end; row++) {
             dot_1x4(b, row, panel);
         }
     }
@@ -314,20 +319,17 @@ static void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
     TILE_OUT(3, b, row, panel + 3);
 }
 
-static void tile_panels(const struct block *b, uint32_t from, uint32_t end)
+static void tile_panels(const struct block *b, const struct part *at)
 {
-    uint32_t rows = BT_MAX(ACT_BYTES / (b->p->tiles * ACT_STEP / 16 * 2) / 32 * 32, 32u);
+    uint32_t row = at->row;
     bt_packed_tile_config();
-    for (uint32_t row = 0; row < b->m; row += rows) {
-        uint32_t stop = BT_MIN(row + rows, b->m), whole = row;
-        for (uint32_t panel = from; panel < end; panel += 2) {
-            for (whole = row; whole + 16 < stop; whole += 32) {
-                tile_2x2(b, whole, panel);
-            }
+    for (uint32_t panel = at->panel; panel < at->panel_end; panel += 2) {
+        for (row = at->row; row + 16 < at->row_end; row += 32) {
+            tile_2x2(b, row, panel);
         }
-        for (uint32_t panel = from; whole < stop && panel < end; panel += 4) {
-            tile_1x4(b, whole, panel);
-        }
+    }
+    for (uint32_t panel = at->panel; row < at->row_end && panel < at->panel_end; panel += 4) {
+        tile_1x4(b, row, panel);
     }
     _tile_release();
 }
@@ -338,18 +340,24 @@ void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, f
                    int threads)
 {
     const struct block b = {.p = p, .act = act, .dst = dst, .m = m};
-    uint32_t groups = BT_DIV_UP(p->panels, 4u);
     bool alone = (uint64_t)m * p->k * p->n * 2 < PARALLEL_FLOPS;
+    uint32_t rows = BT_MIN(ACT_BYTES / (p->tiles * ACT_STEP / 16 * 2), ROWS_MAX) / 32 * 32;
+    rows = BT_MAX(rows, 32u);
     /* More parts than threads, so that one that is held up does not hold up the others. */
-    uint32_t parts = alone ? 1 : BT_MIN(groups, (uint32_t)threads * PARTS_PER_THREAD);
+    uint32_t blocks = BT_DIV_UP(m, rows), groups = BT_DIV_UP(p->panels, 4u);
+    uint32_t cols = alone ? 1 : BT_DIV_UP((uint32_t)threads * PARTS_PER_THREAD, blocks);
+    cols = BT_MIN(cols, groups);
 #pragma omp parallel for num_threads(alone ? 1 : threads) schedule(dynamic, 1)
-    for (uint32_t i = 0; i < parts; i++) {
-        uint32_t from = (uint32_t)((uint64_t)groups * i / parts) * 4;
-        uint32_t end = (uint32_t)((uint64_t)groups * (i + 1) / parts) * 4;
+    for (uint32_t i = 0; i < blocks * cols; i++) {
+        uint64_t row = i % blocks * rows, col = i / blocks;
+        const struct part at = {.row = (uint32_t)row,
+                                .row_end = (uint32_t)BT_MIN(row + rows, (uint64_t)m),
+                                .panel = (uint32_t)(groups * col / cols) * 4,
+                                .panel_end = (uint32_t)(groups * (col + 1) / cols) * 4};
         if (p->amx) {
-            tile_panels(&b, from, end);
+            tile_panels(&b, &at);
         } else {
-            dot_panels(&b, from, end);
+            dot_panels(&b, &at);
         }
     }
 }
