@@ -75,7 +75,8 @@ static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t q_row
                                     .heads = HEADS,
                                     .kv_heads = KV_HEADS,
                                     .head_dim = DIM,
-                                    .type = type};
+                                    .type = type,
+                                    .out_type = type};
     CHECK(bt_attn_create(&b->pool, batch, &b->attn));
 }
 

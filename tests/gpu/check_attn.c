@@ -150,7 +150,7 @@ static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t
     }
     double diff = 0, norm = 0;
     for (uint32_t d = 0; d < dim; d++) {
-        double r = o[d] / l, e = to_float(out[d], p->type) - r;
+        double r = o[d] / l, e = to_float(out[d], p->out_type) - r;
         diff += e * e;
         norm += r * r;
     }
@@ -185,7 +185,7 @@ static int report(const char *what, const struct setup *s, uint32_t rows, double
                   int same)
 {
     const struct bt_attn_pool *p = &s->pool;
-    double limit = p->type == BT_CU_F16 ? 4e-3 : 2e-2;
+    double limit = p->out_type == BT_CU_F16 ? 4e-3 : 2e-2;
     int ok = worst < limit && cpu < limit && same;
     printf("%s %-7s %s d%-3u %2u/%u heads page %2u window %-5u batch %3u rows %4u: worst %.1e cpu "
            "%.1e%s\n",
@@ -201,6 +201,7 @@ static void random_shape(struct bt_attn_pool *p, int i)
     static const uint32_t dims[] = {128, 64, 256, 128}, groups[] = {4, 1, 7, 8, 2, 16, 5, 3, 4};
     static const uint32_t pages[] = {64, 16, 64, 32};
     p->type = i % 3 == 2 ? BT_CU_BF16 : BT_CU_F16;
+    p->out_type = i % 6 == 0 ? BT_CU_BF16 : p->type;
     p->head_dim = dims[i % 4];
     p->page_tokens = pages[(i / 2) % 4];
     p->kv_heads = i % 5 == 0 ? 8 : 1 + rnd(4);
@@ -262,7 +263,7 @@ static int check_decode(int i)
         if (len[b] == 0) {
             worst = fmaxf(worst, first[at] == 0xffff ? 0.0f : 1e9f);
         } else {
-            worst = fmaxf(worst, ref_worst((uint16_t *)out + at, stride, p->type,
+            worst = fmaxf(worst, ref_worst((uint16_t *)out + at, stride, p->out_type,
                                            ref + (size_t)b * cols, 1, p->heads, p->head_dim));
         }
     }
@@ -338,7 +339,7 @@ static int check_prefill(int i)
         CHECK(bt_attn_prefill(a, &f, s.layer_row, 0));
         CHECK(cudaMemcpy(run ? again : first, out, bytes, cudaMemcpyDeviceToHost));
     }
-    float worst = ref_worst(out, stride, p->type, ref, n_rows, p->heads, p->head_dim);
+    float worst = ref_worst(out, stride, p->out_type, ref, n_rows, p->heads, p->head_dim);
     for (size_t r = 0; r < n_rows; r++) { /* nothing beside the heads is written */
         worst = first[r * stride + cols] == 0xffff ? worst : 1e9f;
     }

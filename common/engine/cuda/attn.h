@@ -24,7 +24,8 @@ struct bt_attn_pool {
     uint32_t page_tokens;     /* 16, 32 or 64 */
     uint32_t heads, kv_heads; /* heads / kv_heads: 1 to 16 */
     uint32_t head_dim;        /* 64, 128 or 256 */
-    int type;                 /* BT_CU_F16, BT_CU_BF16: of q, KV and output */
+    int type;                 /* BT_CU_F16, BT_CU_BF16: of q and KV */
+    int out_type;             /* of the output */
     uint32_t window;          /* a token sees itself and the window - 1 before it; 0: all */
     float scale;              /* of the scores; 0: 1 / sqrt(head_dim) */
 };

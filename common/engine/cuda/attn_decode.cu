@@ -14,7 +14,7 @@
 
 #define WARPS      4 /* that compute */
 #define THREADS    (WARPS * 32 + 32)
-#define MAX_STAGES 8
+#define MAX_STAGES 4       /* 128 KiB; more only lets blocks drift apart */
 #define SMEM_MAX   232448u /* of a block, sm_90 */
 
 struct decode_args {
@@ -25,6 +25,7 @@ struct decode_args {
     uint32_t table_stride;
     uint32_t kv_heads, group, page_tokens, page_rows, layer_row, window, stages;
     float scale_log2;
+    bool out_bf16;
     const struct decode_plan *plan;
     const struct decode_seq *seqs;
     const struct decode_run *runs;
@@ -307,16 +308,16 @@ static __device__ __forceinline__ void add_scaled(float4 &o, const float4 &v, fl
     o.w = fmaf(v.w, f, o.w);
 }
 
-template <class T>
 static __device__ __forceinline__ void store_out(const struct decode_args &a, int seq, int head,
                                                  int row, int d, int dim, float4 o, float l)
 {
     float f = l > 0 ? 1.0f / l : 0.0f;
-    T *out = (T *)a.out + (size_t)seq * a.out_stride + ((size_t)head * a.group + row) * dim + d;
-    *(uint2 *)out = make_uint2(pack2<T>(o.x * f, o.y * f), pack2<T>(o.z * f, o.w * f));
+    size_t at = (size_t)seq * a.out_stride + ((size_t)head * a.group + row) * dim + d;
+    *(uint2 *)((uint16_t *)a.out + at) =
+        make_uint2(pack2_as(a.out_bf16, o.x * f, o.y * f), pack2_as(a.out_bf16, o.z * f, o.w * f));
 }
 
-/* The last of a cut sequence's blocks adds up all pieces, in their order. */
+/* The last of a cut sequence's blocks adds up all pieces, in their order; eight loads at a time. */
 template <class T, int D>
 static __device__ void combine(const struct decode_args &a, const struct walk &w, int first,
                                int last, int first_slot)
@@ -325,22 +326,35 @@ static __device__ void combine(const struct decode_args &a, const struct walk &w
     for (int i = threadIdx.x; i < group * (D / 4); i += WARPS * 32) {
         int row = i / (D / 4), d = i % (D / 4) * 4;
         float m = -INFINITY, l = 0;
-#pragma unroll 8
-        for (int p = first; p <= last; p++) {
-            size_t at = (size_t)p * 2 + (p == first ? first_slot : 0);
-            m = fmaxf(m, __ldcg(a.part_ml + (at * group + row) * 2));
-        }
         float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-        for (int p = first; p <= last; p++) {
-            size_t at = (size_t)p * 2 + (p == first ? first_slot : 0);
-            float2 ml = __ldcg((const float2 *)(a.part_ml + (at * group + row) * 2));
-            float4 v = __ldcg((const float4 *)(a.part_o + (at * group + row) * D + d));
-            float f = ml.x == -INFINITY ? 0.0f : ex2((ml.x - m) * a.scale_log2);
-            l = fmaf(ml.y, f, l);
-            add_scaled(o, v, f);
+        for (int p = first; p <= last; p += 8) {
+            float2 ml[8];
+            float4 v[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                int piece = min(p + k, last);
+                size_t at = (size_t)piece * 2 + (piece == first ? first_slot : 0);
+                ml[k] = __ldcg((const float2 *)(a.part_ml + (at * group + row) * 2));
+                v[k] = __ldcg((const float4 *)(a.part_o + (at * group + row) * D + d));
+            }
+            float top = m;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                ml[k].x = p + k <= last ? ml[k].x : -INFINITY;
+                top = fmaxf(top, ml[k].x);
+            }
+            float base = top == -INFINITY ? 0.0f : top, f = ex2((m - base) * a.scale_log2);
+            l *= f;
+            o = make_float4(o.x * f, o.y * f, o.z * f, o.w * f);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                f = ex2((ml[k].x - base) * a.scale_log2);
+                l = fmaf(ml[k].y, f, l);
+                add_scaled(o, v[k], f);
+            }
+            m = top;
         }
-        store_out<T>(a, w.seq, w.head, row, d, D, o, l);
+        store_out(a, w.seq, w.head, row, d, D, o, l);
     }
 }
 
@@ -372,7 +386,7 @@ static __device__ void end_piece(const struct decode_args &a, const struct walk 
             add_scaled(o, *(const float4 *)(so + ((size_t)k * group + row) * (D + 4) + d), f);
         }
         if (whole) {
-            store_out<T>(a, w.seq, w.head, row, d, D, o, l);
+            store_out(a, w.seq, w.head, row, d, D, o, l);
         } else {
             __stcg((float4 *)(a.part_o + (at * group + row) * D + d), o);
             if (d == 0) {
@@ -386,19 +400,19 @@ static __device__ void end_piece(const struct decode_args &a, const struct walk 
     int total = a.plan->total, runs = a.plan->runs;
     int begin = (w.s.first * (int)a.kv_heads) + w.head * w.s.tiles;
     int first = run_of(begin, total, runs), last = run_of(begin + w.s.tiles - 1, total, runs);
-    __threadfence();
     named_sync(1, WARPS * 32);
     if (threadIdx.x == 0) {
         uint32_t *n = a.arrived + (size_t)w.seq * a.kv_heads + w.head;
+        __threadfence(); /* also for the block's other threads, which the barrier put before it */
         bool done = atomicAdd(n, 1) == (uint32_t)(last - first);
         if (done) {
             *n = 0; /* for the next launch */
         }
+        __threadfence();
         *flag = done;
     }
     named_sync(1, WARPS * 32);
     if (*flag) {
-        __threadfence();
         combine<T, D>(a, w, first, last, run_begin(first, total, runs) != begin);
     }
 }
@@ -477,9 +491,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* ---- launches ---- */
 
 /* Below this many tiles a run is not worth a block: its start costs as much as reading them. */
-#ifndef DECODE_RUN_MIN
 #define DECODE_RUN_MIN 2
-#endif
 
 extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
                                            cudaStream_t s)
@@ -544,6 +556,7 @@ extern "C" cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_de
     args.layer_row = layer_row;
     args.window = p->window;
     args.scale_log2 = a->scale_log2;
+    args.out_bf16 = p->out_type == BT_CU_BF16;
     args.plan = a->plan;
     args.seqs = a->seqs;
     args.runs = a->decode_runs;

@@ -2,8 +2,9 @@
  * from pages. Bound by the tensor cores, so the design keeps them fed:
  *   - a tile is 128 rows of one KV head, its query heads packed as rows (token-major), against KV
  *     tiles of BN tokens: both products are WGMMA, the scores' 16-bit copy stays in registers;
- *   - one warp copies through TMA (a page's head is one box); two warpgroups of 64 rows take turns
- *     on the tensor cores by named barriers, so that one's softmax runs under the other's products;
+ *   - one warp copies through TMA (a page's head is one box) for two warpgroups of 64 rows, three
+ *     tiles ahead, so that one's softmax can run under the other's products (forcing them to take
+ *     turns by named barriers was measured 1 to 4 % slower);
  *   - within a warpgroup the scores of the next KV tile are under way while the last one's output
  *     is summed;
  *   - blocks are persistent and take tiles from a counter, the longest of a KV head first, head by
@@ -12,12 +13,12 @@
 #include "common/engine/cuda/hopper.cuh"
 #include "common/engine/cuda/mma.cuh"
 
-#define BM        128
-#define GROUPS    2 /* computing warpgroups */
-#define THREADS   ((GROUPS + 1) * 128)
-#define STAGES    2
-#define SMEM_MAX  232448u
-#define NAMED_WG0 2 /* + warpgroup: its turn on the tensor cores */
+#define BM         128
+#define GROUPS     2 /* computing warpgroups */
+#define THREADS    ((GROUPS + 1) * 128)
+#define MAX_STAGES 3 /* of K and of V */
+#define SMEM_MAX   232448u
+#define NAMED_WG0  1 /* + warpgroup */
 
 struct prefill_args {
     void *out;
@@ -28,12 +29,13 @@ struct prefill_args {
     uint32_t table_stride;
     uint32_t group, page_tokens, page_rows, layer_row, window;
     float scale_log2;
+    bool out_bf16;
     uint32_t *tickets;
 };
 
 struct prefill_bars {
     uint64_t q_full, q_empty, tile_full, tile_empty;
-    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
     int tile;
 };
 
@@ -52,8 +54,8 @@ static __device__ __forceinline__ struct span kv_span(const struct bt_attn_item 
 /* ---- the copying warp ---- */
 
 template <int D, int BN> struct smem_layout {
-    static constexpr uint32_t q = BM * D * 2, kv = BN * D * 2;
-    static constexpr uint32_t k_at = q, v_at = q + STAGES * kv, bytes = q + 2 * STAGES * kv;
+    static constexpr uint32_t q = BM * D * 2, kv = BN * D * 2, stages = D == 256 ? 2 : MAX_STAGES;
+    static constexpr uint32_t k_at = q, v_at = q + stages * kv, bytes = q + 2 * stages * kv;
 };
 
 /* K or V of BN tokens: [D / 64][BN] rows of 128 bytes. plane: 0 for K, 1 for V. */
@@ -70,7 +72,7 @@ static __device__ __forceinline__ void copy_tile(const struct prefill_args &a,
 #pragma unroll
             for (int h = 0; h < D / 64; h++) {
                 tma_load_2d(dst + h * (BN * 128) + p * pt * 128, map, bar, h * 64, row,
-                            TMA_EVICT_LAST);
+                            TMA_EVICT_NORMAL);
             }
         }
     }
@@ -128,7 +130,7 @@ static __device__ __forceinline__ void produce(const struct prefill_args &a,
             }
             copy_tile<D, BN>(a, kv_map, smem + at::v_at + r.at * at::kv,
                              smem_addr(&b->v_full[r.at]), ids, shift, row0, 1);
-            r.next(STAGES);
+            r.next(at::stages);
         }
         if (lane == 0) {
             tile = (int)(gridDim.x + atomicAdd(a.tickets, 1));
@@ -152,6 +154,7 @@ template <class T, int D, int BN> struct tile_state {
     float s[BN / 2];
     uint32_t p[BN / 4];
     float m[2], l[2], fix[2]; /* of rows lane / 4 and + 8; fix: factor that o still lacks */
+    bool moved;               /* fix is to be applied */
     int limit[2], from[2];    /* tokens a row sees: [from, limit) */
 };
 
@@ -188,30 +191,56 @@ static __device__ __forceinline__ void mask(struct tile_state<T, D, BN> &t, int 
     }
 }
 
-/* Scores to weights; what they must be scaled by to count against o and l so far goes to fix. */
+/* Scores to weights, exp2 against a maximum that is raised only when a score exceeds it by 2^8: the
+ * weights stay far inside the range of f16, and the output is hardly ever rescaled. Sums run in
+ * four chains, since one warp's latency shows here. */
 template <class T, int D, int BN>
 static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, float scale)
 {
+    float top[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float mx = t.m[r];
+        float mx[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            mx[i] = fmaxf(t.s[i * 4 + r * 2], t.s[i * 4 + r * 2 + 1]);
+        }
+#pragma unroll
+        for (int i = 16; i < BN / 2; i += 4) {
+            float x = fmaxf(t.s[i + r * 2], t.s[i + r * 2 + 1]);
+            mx[i / 4 % 4] = fmaxf(mx[i / 4 % 4], x);
+        }
+        top[r] = fmaxf(fmaxf(mx[0], mx[1]), fmaxf(mx[2], mx[3]));
+    }
+#pragma unroll
+    for (int d = 1; d <= 2; d *= 2) {
+        top[0] = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], d));
+        top[1] = fmaxf(top[1], __shfl_xor_sync(~0u, top[1], d));
+    }
+    bool far = ((top[0] - t.m[0]) * scale > 8.0f && t.limit[0] > 0) ||
+               ((top[1] - t.m[1]) * scale > 8.0f && t.limit[1] > 0);
+    t.moved = __any_sync(~0u, far); /* no score seen yet: inf > 8 */
+    if (t.moved) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float mx = fmaxf(t.m[r], top[r]), base = mx == -INFINITY ? 0.0f : mx * scale;
+            t.fix[r] = ex2(t.m[r] * scale - base);
+            t.m[r] = mx;
+            t.l[r] *= t.fix[r];
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float base = t.m[r] == -INFINITY ? 0.0f : t.m[r] * scale, sum[4] = {t.l[r], 0, 0, 0};
 #pragma unroll
         for (int i = 0; i < BN / 2; i += 4) {
-            mx = fmaxf(mx, fmaxf(t.s[i + r * 2], t.s[i + r * 2 + 1]));
+            float x = ex2(fmaf(t.s[i + r * 2], scale, -base));
+            float y = ex2(fmaf(t.s[i + r * 2 + 1], scale, -base));
+            sum[i / 4 % 4] += x + y;
+            t.s[i + r * 2] = x;
+            t.s[i + r * 2 + 1] = y;
         }
-        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
-        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
-        float base = mx == -INFINITY ? 0.0f : mx * scale;
-        t.fix[r] = ex2(t.m[r] * scale - base); /* no row seen yet: exp2(-inf) = 0 */
-        t.m[r] = mx;
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < BN / 2; i += 4) {
-            t.s[i + r * 2] = ex2(fmaf(t.s[i + r * 2], scale, -base));
-            t.s[i + r * 2 + 1] = ex2(fmaf(t.s[i + r * 2 + 1], scale, -base));
-            sum += t.s[i + r * 2] + t.s[i + r * 2 + 1];
-        }
-        t.l[r] = fmaf(t.l[r], t.fix[r], sum);
+        t.l[r] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 }
 template <class T, int D, int BN>
@@ -225,9 +254,11 @@ static __device__ __forceinline__ void to_weights(struct tile_state<T, D, BN> &t
 template <class T, int D, int BN>
 static __device__ __forceinline__ void rescale(struct tile_state<T, D, BN> &t)
 {
+    if (t.moved) {
 #pragma unroll
-    for (int i = 0; i < D / 2; i++) {
-        t.o[i] *= t.fix[i / 2 % 2];
+        for (int i = 0; i < D / 2; i++) {
+            t.o[i] *= t.fix[i / 2 % 2];
+        }
     }
 }
 
@@ -257,12 +288,12 @@ static __device__ __forceinline__ void store(const struct prefill_args &a,
         if (token >= it.n || token >= BM / (int)a.group) {
             continue;
         }
-        T *out = (T *)a.out + (size_t)(it.row + token) * a.out_stride +
-                 (size_t)(head * (int)a.group + h) * D + threadIdx.x % 4 * 2;
+        uint16_t *out = (uint16_t *)a.out + (size_t)(it.row + token) * a.out_stride +
+                        (size_t)(head * (int)a.group + h) * D + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
             *(uint32_t *)(out + i * 8) =
-                pack2<T>(t.o[i * 4 + r * 2] * f, t.o[i * 4 + r * 2 + 1] * f);
+                pack2_as(a.out_bf16, t.o[i * 4 + r * 2] * f, t.o[i * 4 + r * 2 + 1] * f);
         }
     }
 }
@@ -290,27 +321,104 @@ static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
         int token = (row + r * 8) / (int)a.group;
         t.m[r] = -INFINITY;
         t.l[r] = 0;
-        t.limit[r] = min(it.pos + token + 1, it.len);
+        /* Rows without a token hold another's query: they see nothing, and decide nothing. */
+        t.limit[r] = token < it.n && token < BM / (int)a.group ? it.pos + token + 1 : 0;
         t.from[r] = a.window ? max(it.pos + token + 1 - (int)a.window, 0) : 0;
     }
+}
+
+/* What a warpgroup carries through all its tiles. */
+struct consumer {
+    struct prefill_bars *b;
+    uint32_t smem, group_bar; /* named barrier of this warpgroup */
+    uint64_t q;
+    struct ring k, v;
+    float scale;
+};
+
+/* Scores of KV tile n run while the output of the tile before is summed; then softmax of n. */
+template <bool MASK, class T, int D, int BN>
+static __device__ __forceinline__ void step(struct consumer &c, struct tile_state<T, D, BN> &t,
+                                            int n)
+{
+    typedef smem_layout<D, BN> at;
+    bar_wait(smem_addr(&c.b->k_full[c.k.at]), c.k.phase);
+    wgmma_hold(t.s);
+    wgmma_hold(t.o);
+    wgmma_fence();
+    scores(t, c.q, wgmma_desc(c.smem + at::k_at + c.k.at * at::kv, 0, 1024));
+    bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
+    wgmma_fence();
+    outputs(t, wgmma_desc(c.smem + at::v_at + c.v.at * at::kv, BN * 128, 1024));
+    wgmma_wait<1>();
+    wgmma_hold(t.s);
+    release(smem_addr(&c.b->k_empty[c.k.at]));
+    c.k.next(at::stages);
+    if (MASK) {
+        mask(t, n * BN);
+    }
+    softmax(t, c.scale);
+    wgmma_wait<0>();
+    wgmma_hold(t.o);
+    release(smem_addr(&c.b->v_empty[c.v.at]));
+    c.v.next(at::stages);
+    rescale(t);
+    to_weights(t);
+}
+
+/* The first KV tile, which is the sequence's last: no output runs behind its scores. */
+template <class T, int D, int BN>
+static __device__ __forceinline__ void
+first_step(struct consumer &c, struct tile_state<T, D, BN> &t, int n, int len, uint8_t *smem)
+{
+    typedef smem_layout<D, BN> at;
+    bar_wait(smem_addr(&c.b->k_full[c.k.at]), c.k.phase);
+    wgmma_hold(t.s);
+    wgmma_fence();
+    scores(t, c.q, wgmma_desc(c.smem + at::k_at + c.k.at * at::kv, 0, 1024));
+    wgmma_wait<0>();
+    wgmma_hold(t.s);
+    release(smem_addr(&c.b->k_empty[c.k.at]));
+    c.k.next(at::stages);
+    mask(t, n * BN);
+    softmax(t, c.scale);
+    to_weights(t);
+    if (len < (n + 1) * BN) {
+        bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
+        clear_tail<D, BN>(smem + at::v_at + c.v.at * at::kv, len - n * BN);
+        named_sync(c.group_bar, 128);
+    }
+}
+
+template <class T, int D, int BN>
+static __device__ __forceinline__ void last_step(struct consumer &c, struct tile_state<T, D, BN> &t)
+{
+    typedef smem_layout<D, BN> at;
+    release(smem_addr(&c.b->q_empty));
+    bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
+    wgmma_hold(t.o);
+    wgmma_fence();
+    outputs(t, wgmma_desc(c.smem + at::v_at + c.v.at * at::kv, BN * 128, 1024));
+    wgmma_wait<0>();
+    wgmma_hold(t.o);
+    release(smem_addr(&c.b->v_empty[c.v.at]));
+    c.v.next(at::stages);
 }
 
 template <class T, int D, int BN>
 static __device__ __forceinline__ void consume(const struct prefill_args &a, struct prefill_bars *b,
                                                uint8_t *smem)
 {
-    typedef smem_layout<D, BN> at;
     const int wg = threadIdx.x / 128 - 1;
     const int row = wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    const uint32_t turn = NAMED_WG0 + wg, other = NAMED_WG0 + 1 - wg;
-    const uint32_t base = smem_addr(smem);
-    const uint64_t q = wgmma_desc(base + wg * (64 * 128), 0, 1024);
-    struct ring k = {0, 0}, v = {0, 0};
-    uint32_t phase = 0;
-    if (wg == 1) {
-        named_arrive(other, 256); /* the first turn is warpgroup 0's */
-    }
-    for (;; phase ^= 1) {
+    struct consumer c = {b,
+                         smem_addr(smem),
+                         (uint32_t)(NAMED_WG0 + wg),
+                         wgmma_desc(smem_addr(smem) + wg * (64 * 128), 0, 1024),
+                         {0, 0},
+                         {0, 0},
+                         a.scale_log2};
+    for (uint32_t phase = 0;; phase ^= 1) {
         bar_wait(smem_addr(&b->tile_full), phase);
         int tile = *(volatile int *)&b->tile;
         release(smem_addr(&b->tile_empty));
@@ -320,64 +428,23 @@ static __device__ __forceinline__ void consume(const struct prefill_args &a, str
         int head = tile / (int)a.n_items;
         const struct bt_attn_item it = a.items[tile % (int)a.n_items];
         struct span kv = kv_span<BN>(it, a.window);
-        int edge = a.window ? it.pos + it.n - (int)a.window : 0; /* the last row's first token */
+        int clear = (it.pos + 1) / BN; /* KV tiles below have nothing later than any row */
+        int edge = a.window ? max(it.pos + it.n - (int)a.window + BN - 1, 0) / BN : 0;
         struct tile_state<T, D, BN> t;
         start_tile(a, t, it, row);
         bar_wait(smem_addr(&b->q_full), phase);
-        for (int n = kv.end - 1; n >= kv.first; n--) {
-            bool last = n == kv.end - 1;
-            bar_wait(smem_addr(&b->k_full[k.at]), k.phase);
-            if (!last) {
-                named_sync(turn, 256);
-            }
-            wgmma_hold(t.s);
-            wgmma_fence();
-            scores(t, q, wgmma_desc(base + at::k_at + k.at * at::kv, 0, 1024));
-            if (!last) { /* the output of the tile before runs behind these scores */
-                bar_wait(smem_addr(&b->v_full[v.at]), v.phase);
-                if (n == kv.end - 2 && it.len < (n + 2) * BN) {
-                    clear_tail<D, BN>(smem + at::v_at + v.at * at::kv, it.len - (n + 1) * BN);
-                    named_sync(NAMED_WG0 + GROUPS + wg, 128);
-                }
-                wgmma_hold(t.o);
-                wgmma_fence();
-                outputs(t, wgmma_desc(base + at::v_at + v.at * at::kv, BN * 128, 1024));
-                named_arrive(other, 256);
-                wgmma_wait<1>();
-            } else {
-                wgmma_wait<0>();
-            }
-            wgmma_hold(t.s);
-            release(smem_addr(&b->k_empty[k.at]));
-            k.next(STAGES);
-            if (n == kv.first) {
-                release(smem_addr(&b->q_empty));
-            }
-            if ((n + 1) * BN > it.pos + 1 || n * BN < edge) {
-                mask(t, n * BN);
-            }
-            softmax(t, a.scale_log2);
-            if (!last) {
-                wgmma_wait<0>();
-                wgmma_hold(t.o);
-                release(smem_addr(&b->v_empty[v.at]));
-                v.next(STAGES);
-                rescale(t);
-            }
-            to_weights(t);
+        int n = kv.end - 1;
+        first_step(c, t, n, it.len, smem);
+        for (n--; n >= max(kv.first, clear); n--) {
+            step<true>(c, t, n);
         }
-        bar_wait(smem_addr(&b->v_full[v.at]), v.phase);
-        if (kv.end - kv.first == 1 && it.len < kv.end * BN) {
-            clear_tail<D, BN>(smem + at::v_at + v.at * at::kv, it.len - kv.first * BN);
-            named_sync(NAMED_WG0 + GROUPS + wg, 128);
+        for (; n >= max(kv.first, edge); n--) {
+            step<false>(c, t, n);
         }
-        wgmma_hold(t.o);
-        wgmma_fence();
-        outputs(t, wgmma_desc(base + at::v_at + v.at * at::kv, BN * 128, 1024));
-        wgmma_wait<0>();
-        wgmma_hold(t.o);
-        release(smem_addr(&b->v_empty[v.at]));
-        v.next(STAGES);
+        for (; n >= kv.first; n--) { /* tiles that a window cuts */
+            step<true>(c, t, n);
+        }
+        last_step(c, t);
         store(a, t, it, head, row);
     }
 }
@@ -397,7 +464,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         bar_init(smem_addr(&b.q_empty), GROUPS * 4);
         bar_init(smem_addr(&b.tile_full), 1);
         bar_init(smem_addr(&b.tile_empty), GROUPS * 4);
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < MAX_STAGES; i++) {
             bar_init(smem_addr(&b.k_full[i]), 1);
             bar_init(smem_addr(&b.k_empty[i]), GROUPS * 4);
             bar_init(smem_addr(&b.v_full[i]), 1);
@@ -477,6 +544,7 @@ extern "C" cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_p
     args.layer_row = layer_row;
     args.window = p->window;
     args.scale_log2 = a->scale_log2;
+    args.out_bf16 = p->out_type == BT_CU_BF16;
     args.tickets = a->tickets;
     return p->type == BT_CU_F16 ? launch_dim<__half>(a, q_map, args, s)
                                 : launch_dim<__nv_bfloat16>(a, q_map, args, s);

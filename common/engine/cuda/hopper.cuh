@@ -66,15 +66,10 @@ static __device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-static __device__ __forceinline__ void named_arrive(uint32_t id, uint32_t threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /* ---- TMA ---- */
 
-#define TMA_EVICT_FIRST 0x12F0000000000000ull
-#define TMA_EVICT_LAST  0x14F0000000000000ull
+#define TMA_EVICT_FIRST  0x12F0000000000000ull
+#define TMA_EVICT_NORMAL 0x1000000000000000ull
 
 static __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map)
 {

@@ -28,6 +28,12 @@ template <class T> static __device__ __forceinline__ uint32_t pack2(float lo, fl
     return r;
 }
 
+/* The same in a type known at run time: what leaves a kernel. */
+static __device__ __forceinline__ uint32_t pack2_as(bool bf16, float lo, float hi)
+{
+    return bf16 ? pack2<__nv_bfloat16>(lo, hi) : pack2<__half>(lo, hi);
+}
+
 /* C[16 x 8] += A[16 x 16] * B[16 x 8]; fragments as the PTX manual numbers them. */
 template <class T>
 static __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
