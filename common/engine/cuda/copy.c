@@ -1,0 +1,394 @@
+/* Flows on the device: copies between pages and the mapped slab on streams of their own, tied to
+ * the layers of a step by events. A page's bytes on the device are those of its slab block, so a
+ * whole block is one copy. The word of a STORE is raised by the stream's callback, after its
+ * copies. Owner thread: the engine's; the callback runs on a thread of the driver. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/cuda_priv.h"
+
+#define WAIT_LIMIT_NS 30000000000ull
+
+struct tail { /* what lies behind the last token of a partial block's segment: zeros */
+    uint8_t *at;
+    size_t plane, used, planes;
+};
+
+struct raise { /* the callback's */
+    bt_flow_word_t *word;
+    uint32_t epoch, progress;
+    void (*bell)(void *);
+    void *bell_arg;
+    uint32_t n_tails;
+    struct tail tails[];
+};
+
+static struct bt_cu_flow *flow_of(const struct bt_engine *e, uint32_t flow)
+{
+    return flow > 0 && flow <= e->n_flows && e->flows[flow - 1].used ? &e->flows[flow - 1] : NULL;
+}
+
+bt_status_t bt_cu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
+                            uint32_t epoch, void (*bell)(void *), void *bell_arg, uint32_t *flow_p)
+{
+    uint32_t layers = e->host.info.layout.n_layers;
+    (void)prio; /* loads and stores have a stream each */
+    if (dir != BT_ENGINE_LOAD && dir != BT_ENGINE_STORE) {
+        return BT_ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < e->n_flows; i++) {
+        struct bt_cu_flow *f = &e->flows[i];
+        if (f->used) {
+            continue;
+        }
+        if (dir == BT_ENGINE_LOAD && !f->events) {
+            f->events = bt_calloc(layers, sizeof(cudaEvent_t));
+            for (uint32_t l = 0; l < layers; l++) {
+                BT_CU_TRY(e, cudaEventCreateWithFlags(&f->events[l], cudaEventDisableTiming));
+            }
+        }
+        *f = (struct bt_cu_flow){.used = true,
+                                 .dir = dir,
+                                 .word = word,
+                                 .epoch = epoch,
+                                 .bell = bell,
+                                 .bell_arg = bell_arg,
+                                 .blocks = f->blocks, /* memory of the last user is kept */
+                                 .cap = f->cap,
+                                 .events = f->events};
+        e->host.flows[i].used = true; /* what bt_host_check_batch looks at */
+        e->host.flows[i].dir = dir;
+        *flow_p = i + 1;
+        return BT_OK;
+    }
+    return BT_ERR_EXHAUSTED;
+}
+
+bt_status_t bt_cu_flow_add(struct bt_engine *e, uint32_t flow, const struct bt_engine_block *b,
+                           uint32_t n)
+{
+    struct bt_cu_flow *f = flow_of(e, flow);
+    const struct bt_kv_layout *l = &e->host.info.layout;
+    if (!f || f->closing) {
+        return BT_ERR_INVALID;
+    }
+    uint32_t last = f->n ? f->blocks[f->n - 1].seq : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!b[i].mem || b[i].page >= e->host.info.pages || b[i].toks == 0 ||
+            b[i].toks > l->page_tokens || b[i].seq < last || b[i].seq < f->done ||
+            b[i].seq > UINT32_MAX - l->n_layers) {
+            return BT_ERR_INVALID;
+        }
+        last = b[i].seq;
+    }
+    if (f->first > 0 && f->first == f->n) {
+        f->first = f->n = 0;
+    }
+    if (n > f->cap - f->n) {
+        f->cap = BT_MAX(f->n + n, f->cap * 2);
+        f->blocks = bt_realloc(f->blocks, f->cap * sizeof(*f->blocks));
+    }
+    memcpy(f->blocks + f->n, b, n * sizeof(*b));
+    f->n += n;
+    return BT_OK;
+}
+
+static void CUDART_CB raise_word(void *arg)
+{
+    struct raise *r = arg;
+    for (uint32_t i = 0; i < r->n_tails; i++) {
+        const struct tail *t = &r->tails[i];
+        for (size_t p = 0; p < t->planes; p++) {
+            memset(t->at + p * t->plane + t->used, 0, t->plane - t->used);
+        }
+    }
+    if (r->word) {
+        bt_flow_raise(r->word, r->epoch, r->progress);
+    }
+    if (r->bell) {
+        r->bell(r->bell_arg);
+    }
+    free(r);
+}
+
+/* Segments [from, to) of a block: they follow each other in both places. */
+static bt_status_t copy_run(struct bt_engine *e, const struct bt_engine_block *b, uint32_t from,
+                            uint32_t to, int dir)
+{
+    const struct bt_kv_layout *l = &e->host.info.layout;
+    uint32_t bytes;
+    uint64_t off = bt_kv_segment(l, from, &bytes), end = bt_kv_segment(l, to - 1, &bytes) + bytes;
+    uint8_t *slab = (uint8_t *)b->mem + off;
+    uint8_t *page = (uint8_t *)e->kv + (size_t)b->page * l->block_bytes + off;
+    if (dir == BT_ENGINE_LOAD) {
+        BT_CU_TRY(e, cudaMemcpyAsync(page, slab, end - off, cudaMemcpyHostToDevice, e->load));
+    } else {
+        BT_CU_TRY(e, cudaMemcpyAsync(slab, page, end - off, cudaMemcpyDeviceToHost, e->store));
+    }
+    return BT_OK;
+}
+
+static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b, uint32_t from,
+                      uint32_t to, struct raise *r)
+{
+    const struct bt_kv_layout *l = &e->host.info.layout;
+    const struct bt_kv_group *g = &l->groups[0];
+    size_t row = (size_t)g->head_dim * bt_dtype_bytes((bt_dtype_t)g->dtype);
+    for (uint32_t layer = from; layer < to; layer++) {
+        uint32_t bytes;
+        r->tails[r->n_tails++] =
+            (struct tail){(uint8_t *)b->mem + bt_kv_segment(l, layer, &bytes), row * l->page_tokens,
+                          row * b->toks, (size_t)g->n_kv_heads * 2};
+    }
+}
+
+/* Gives items [done, end) to the copy stream. LOAD: item by item, each with an event behind it. */
+static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint32_t end)
+{
+    uint32_t layers = e->host.info.layout.n_layers, full = e->host.info.layout.page_tokens;
+    if (end <= f->done) {
+        return BT_OK;
+    }
+    uint32_t n_tails = 0;
+    for (uint32_t i = f->first; i < f->n && f->blocks[i].seq < end; i++) {
+        n_tails += f->blocks[i].toks < full ? layers : 0;
+    }
+    struct raise *r = bt_malloc(sizeof(*r) + n_tails * sizeof(r->tails[0]));
+    *r = (struct raise){f->word, f->epoch, end, f->bell, f->bell_arg, 0};
+    bt_status_t st = BT_OK;
+    uint32_t step = f->dir == BT_ENGINE_LOAD ? 1 : end - f->done;
+    uint32_t at = f->first < f->n ? BT_MAX(f->done, f->blocks[f->first].seq) : end;
+    for (; st == BT_OK && at < end; at += step) {
+        uint32_t stop = BT_MIN(end, at + step);
+        for (uint32_t i = f->first; st == BT_OK && i < f->n && f->blocks[i].seq < stop; i++) {
+            const struct bt_engine_block *b = &f->blocks[i];
+            uint32_t from = BT_MAX(b->seq, at), to = BT_MIN(b->seq + layers, stop);
+            if (from >= to) {
+                continue;
+            }
+            st = copy_run(e, b, from - b->seq, to - b->seq, f->dir);
+            if (f->dir == BT_ENGINE_STORE && b->toks < full) {
+                add_tails(e, b, from - b->seq, to - b->seq, r);
+            }
+        }
+        if (st == BT_OK && f->dir == BT_ENGINE_LOAD) {
+            cudaError_t ce = cudaEventRecord(f->events[at % layers], e->load);
+            st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event of a load");
+        }
+    }
+    f->done = end;
+    while (f->first < f->n && f->blocks[f->first].seq + layers <= end) {
+        f->first++;
+    }
+    if (st != BT_OK || f->dir == BT_ENGINE_LOAD) {
+        free(r);
+        return st;
+    }
+    BT_CU_TRY(e, cudaLaunchHostFunc(e->store, raise_word, r));
+    return BT_OK;
+}
+
+static bt_status_t load_advance(struct bt_engine *e, struct bt_cu_flow *f)
+{
+    if (f->n == f->first) {
+        return BT_OK;
+    }
+    uint32_t end = f->blocks[f->n - 1].seq + e->host.info.layout.n_layers;
+    if (f->word) {
+        end = BT_MIN(end, bt_flow_read(f->word, f->epoch));
+    }
+    return flow_advance(e, f, end);
+}
+
+static uint32_t next_pending(const struct bt_cu_flow *f)
+{
+    return f->first < f->n ? BT_MAX(f->done, f->blocks[f->first].seq) : UINT32_MAX;
+}
+static bool given(const struct bt_cu_flow *f, uint32_t seq)
+{
+    return f->done >= seq || next_pending(f) >= seq;
+}
+
+void bt_cu_flow_free(struct bt_engine *e, uint32_t flow)
+{
+    struct bt_cu_flow *f = &e->flows[flow - 1];
+    f->used = f->closing = false;
+    f->n = f->first = 0;
+    e->host.flows[flow - 1].used = false;
+}
+
+void bt_cu_flows_close(struct bt_engine *e)
+{
+    for (uint32_t i = 0; e->flows && i < e->n_flows; i++) {
+        free(e->flows[i].blocks);
+        for (uint32_t l = 0; e->flows[i].events && l < e->host.info.layout.n_layers; l++) {
+            cudaEventDestroy(e->flows[i].events[l]);
+        }
+        free(e->flows[i].events);
+    }
+    free(e->flows);
+}
+
+/* Tickets that wait for items get their event once the items are on their way. */
+void bt_cu_flows_advance(struct bt_engine *e)
+{
+    for (uint32_t i = 0; i < e->n_flows; i++) {
+        if (e->flows[i].used && e->flows[i].dir == BT_ENGINE_LOAD && e->failed == cudaSuccess) {
+            (void)load_advance(e, &e->flows[i]);
+        }
+    }
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &e->waiting) {
+        struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
+        struct bt_cu_flow *f = flow_of(e, t->flow);
+        struct bt_cu_work *w;
+        if (f && !given(f, t->seq) && e->failed == cudaSuccess) {
+            continue;
+        }
+        bt_list_remove(&t->link);
+        if (bt_cu_work_add(e, t, BT_CU_QUIET, e->load, &w) != BT_OK) {
+            bt_host_ticket_done(&e->host, t, BT_ERR_DEVICE);
+        } else {
+            w->flow = f && t->close_flow ? t->flow : 0;
+            t->status = f ? BT_OK : BT_ERR_CANCELLED;
+        }
+    }
+}
+
+bt_status_t bt_cu_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
+                               bt_engine_ticket_t *done_p)
+{
+    struct bt_cu_flow *f = flow_of(e, flow);
+    if (!f || f->closing) {
+        return BT_ERR_INVALID;
+    }
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
+    *done_p = t->id;
+    if (f->dir == BT_ENGINE_LOAD) {
+        t->flow = flow;
+        t->seq = seq;
+        bt_list_insert_tail(&e->waiting, &t->link);
+        bt_cu_flows_advance(e);
+        return BT_OK;
+    }
+    /* The copies come behind what the forwards so far write. */
+    cudaError_t ce = cudaEventRecord(e->layer_done, e->compute);
+    ce = ce == cudaSuccess ? cudaStreamWaitEvent(e->store, e->layer_done, 0) : ce;
+    bt_status_t st = ce == cudaSuccess ? flow_advance(e, f, seq) : bt_cu_fail(e, ce, "a release");
+    st = st == BT_OK ? bt_cu_work_add(e, t, BT_CU_QUIET, e->store, NULL) : st;
+    if (st != BT_OK) {
+        bt_host_ticket_done(&e->host, t, st);
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
+                             bt_engine_ticket_t *quiet_p)
+{
+    struct bt_cu_flow *f = flow_of(e, flow);
+    if (!f || f->closing) {
+        return BT_ERR_INVALID;
+    }
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
+    *quiet_p = t->id;
+    f->closing = true;
+    if (f->dir == BT_ENGINE_LOAD && !abort_ && f->first < f->n) { /* what was added is loaded */
+        t->flow = flow;
+        t->seq = f->blocks[f->n - 1].seq + e->host.info.layout.n_layers;
+        t->close_flow = true;
+        bt_list_insert_tail(&e->waiting, &t->link);
+        bt_cu_flows_advance(e);
+        return BT_OK;
+    }
+    f->n = f->first;
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &e->waiting) { /* waits that can never end */
+        struct bt_host_ticket *w = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
+        if (w->flow == flow) {
+            bt_host_ticket_done(&e->host, w, BT_ERR_CANCELLED);
+        }
+    }
+    struct bt_cu_work *w;
+    if (bt_cu_work_add(e, t, BT_CU_QUIET, f->dir == BT_ENGINE_LOAD ? e->load : e->store, &w) !=
+        BT_OK) {
+        bt_host_ticket_done(&e->host, t, BT_ERR_DEVICE);
+        return BT_OK;
+    }
+    w->flow = flow;
+    return BT_OK;
+}
+
+bt_status_t bt_cu_layer_wait(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t layer)
+{
+    uint64_t end = 0;
+    uint32_t layers = e->host.info.layout.n_layers;
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        const struct bt_engine_at *at = &b->rows[i].wait;
+        struct bt_cu_flow *f = at->flow ? flow_of(e, at->flow) : NULL;
+        if (!f || f->dir != BT_ENGINE_LOAD) {
+            continue;
+        }
+        bt_status_t st = load_advance(e, f);
+        while (st == BT_OK && !given(f, at->seq + layer + 1)) {
+            uint64_t now = bt_mono_ns();
+            end = end ? end : now + WAIT_LIMIT_NS;
+            if (now > end) {
+                return BT_ERR_TIMEOUT;
+            }
+            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+            st = load_advance(e, f);
+        }
+        if (st != BT_OK) {
+            return st;
+        }
+        if (f->done > at->seq + layer) {
+            BT_CU_TRY(e, cudaStreamWaitEvent(e->compute, f->events[(at->seq + layer) % layers], 0));
+        }
+    }
+    return BT_OK;
+}
+
+/* The store stream goes on once the compute stream has come this far; asked once per layer. */
+static bt_status_t store_after_compute(struct bt_engine *e, bool *asked)
+{
+    if (!*asked) {
+        BT_CU_TRY(e, cudaEventRecord(e->layer_done, e->compute));
+        BT_CU_TRY(e, cudaStreamWaitEvent(e->store, e->layer_done, 0));
+        *asked = true;
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cu_layer_fire(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t layer)
+{
+    bool asked = false;
+    bt_status_t st = BT_OK;
+    for (uint32_t i = 0; st == BT_OK && i < b->n_rows; i++) {
+        const struct bt_engine_at *at = &b->rows[i].fire;
+        struct bt_cu_flow *f = at->flow ? flow_of(e, at->flow) : NULL;
+        /* Of two chunks of one flow in a step, the second's items wait for all layers of the first:
+         * the word counts items in order. */
+        if (f && next_pending(f) >= at->seq + layer) {
+            st = store_after_compute(e, &asked);
+            st = st == BT_OK ? flow_advance(e, f, at->seq + layer + 1) : st;
+        }
+    }
+    return st;
+}
+
+bt_status_t bt_cu_step_end(struct bt_engine *e, const struct bt_engine_batch *b)
+{
+    bool asked = false;
+    bt_status_t st = BT_OK;
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        const struct bt_engine_row *r = &b->rows[i];
+        struct bt_cu_flow *f = r->fire.flow ? flow_of(e, r->fire.flow) : NULL;
+        uint32_t end = r->fire.seq + e->host.info.layout.n_layers;
+        if (st == BT_OK && f && f->done < end) {
+            st = store_after_compute(e, &asked);
+            st = st == BT_OK ? flow_advance(e, f, end) : st;
+        }
+        e->host.slots[r->slot].next_pos = bt_host_row_pos(&e->host, r) + r->n;
+    }
+    return st;
+}

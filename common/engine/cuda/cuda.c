@@ -1,0 +1,464 @@
+/* The CUDA back end: opens a model on one Hopper GPU, answers the engine's calls. forward and
+ * sample return once their work is enqueued; poll delivers tickets as the device's events pass. A
+ * CUDA error is sticky: every later call and ticket says ERR_DEVICE. Owner thread: the engine's. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/cuda_priv.h"
+
+#define MAX_ROWS_LIMIT 65536u
+#define SPARE_BYTES    (1ull << 30) /* left to the driver, graphs and libraries */
+#define SLAB_PIECE     (1ull << 30) /* registered at a time */
+
+bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what)
+{
+    if (e->failed == cudaSuccess) {
+        e->failed = err;
+        snprintf(e->fault, sizeof(e->fault), "%.80s: %.60s", what, cudaGetErrorString(err));
+        fprintf(stderr, "<3>engine cuda: %s\n", e->fault);
+    }
+    return BT_ERR_DEVICE;
+}
+
+static void slab_unregister(struct bt_engine *e)
+{
+    for (uint64_t at = 0; at < e->slab_bytes; at += SLAB_PIECE) {
+        cudaHostUnregister((uint8_t *)e->slab + at);
+    }
+}
+
+/* The slab is pinned so that copies run by themselves. */
+static bt_status_t slab_register(struct bt_engine *e, const struct bt_engine_config *c, char *err,
+                                 size_t err_cap)
+{
+    for (uint64_t at = 0; c->slab && at < c->slab_bytes; at += SLAB_PIECE) {
+        size_t n = BT_MIN(SLAB_PIECE, c->slab_bytes - at);
+        cudaError_t ce = cudaHostRegister((uint8_t *)c->slab + at, n, cudaHostRegisterPortable);
+        if (ce != cudaSuccess) {
+            snprintf(err, err_cap,
+                     "engine: cannot pin %zu bytes of the slab at %llu: %s; raise the limit on "
+                     "locked memory (LimitMEMLOCK)",
+                     n, (unsigned long long)at, cudaGetErrorString(ce));
+            return BT_ERR_DEVICE;
+        }
+        e->slab = c->slab;
+        e->slab_bytes = at + n;
+    }
+    return BT_OK;
+}
+
+static void cuda_close(struct bt_engine *e)
+{
+    if (!e) {
+        return;
+    }
+    cudaDeviceSynchronize();
+    bt_cu_draw_close(e);
+    bt_cu_flows_close(e);
+    bt_cu_step_close(e);
+    bt_attn_destroy(e->attn);
+    bt_cu_gemm_destroy(e->gemm);
+    bt_cu_model_cleanup(&e->model);
+    slab_unregister(e);
+    cudaFree(e->kv);
+    cudaStream_t streams[] = {e->compute, e->store, e->load};
+    for (int i = 0; i < 3; i++) {
+        if (streams[i]) {
+            cudaStreamDestroy(streams[i]);
+        }
+    }
+    if (e->layer_done) {
+        cudaEventDestroy(e->layer_done);
+    }
+    bt_host_cleanup(&e->host);
+    free(e);
+}
+
+static bt_status_t check_config(const struct bt_engine_config *c, char *err, size_t err_cap)
+{
+    const char *what = NULL;
+    if (c->size != sizeof(*c)) {
+        what = "the plugin was built for another version of Baton";
+    } else if (!c->model_dir) {
+        what = "model.path is missing";
+    } else if (c->max_slots == 0 || c->max_slots > 2048) {
+        what = "max_slots: 1 to 2048 on a GPU";
+    } else if (c->max_rows == 0 || c->max_rows > MAX_ROWS_LIMIT) {
+        what = "max_rows: 1 to 65536";
+    } else if (c->page_tokens != 16 && c->page_tokens != 32 && c->page_tokens != 64) {
+        what = "kv.block_tokens: 16, 32 or 64 on a GPU";
+    } else if (c->ranks > 1 || c->stages > 1) {
+        what = "the cuda engine runs a model on one GPU";
+    } else if (c->load_format && strcmp(c->load_format, "auto") != 0 &&
+               strcmp(c->load_format, "dummy") != 0) {
+        what = "model.load_format: auto or dummy";
+    }
+    if (what) {
+        snprintf(err, err_cap, "engine: %s", what);
+        return BT_ERR_CONFIG;
+    }
+    return BT_OK;
+}
+
+static bt_status_t open_device(struct bt_engine *e, char *err, size_t err_cap)
+{
+    int n = 0, least = 0, most = 0;
+    struct cudaDeviceProp p;
+    cudaError_t ce = cudaGetDeviceCount(&n);
+    if (ce != cudaSuccess || n == 0) {
+        snprintf(err, err_cap, "engine cuda: no GPU answers: %s; engine.device: cpu runs without",
+                 cudaGetErrorString(ce));
+        return BT_ERR_DEVICE;
+    }
+    ce = cudaGetDevice(&e->device);
+    ce = ce == cudaSuccess ? cudaGetDeviceProperties(&p, e->device) : ce;
+    if (ce == cudaSuccess && p.major != 9) {
+        snprintf(err, err_cap,
+                 "engine cuda: %s has compute capability %d.%d; the kernels are for 9.0 (Hopper)",
+                 p.name, p.major, p.minor);
+        return BT_ERR_DEVICE;
+    }
+    ce = ce == cudaSuccess ? cudaDeviceGetStreamPriorityRange(&least, &most) : ce;
+    cudaStream_t *streams[] = {&e->compute, &e->store, &e->load};
+    for (int i = 0; ce == cudaSuccess && i < 3; i++) {
+        ce = cudaStreamCreateWithPriority(streams[i], cudaStreamNonBlocking, i ? least : most);
+    }
+    ce = ce == cudaSuccess ? cudaEventCreateWithFlags(&e->layer_done, cudaEventDisableTiming) : ce;
+    if (ce != cudaSuccess) {
+        snprintf(err, err_cap, "engine cuda: %s", cudaGetErrorString(ce));
+        return BT_ERR_DEVICE;
+    }
+    return BT_OK;
+}
+
+/* The pages come last: what the limit or the device leaves. */
+static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
+                              size_t err_cap)
+{
+    const struct bt_model_config *c = &e->model.config;
+    struct bt_engine_info *info = &e->host.info;
+    size_t free_bytes = 0, total, block = info->layout.block_bytes, row = c->head_dim * 2u;
+    cudaError_t ce = cudaMemGetInfo(&free_bytes, &total);
+    uint64_t room = free_bytes > SPARE_BYTES ? free_bytes - SPARE_BYTES : 0;
+    uint64_t limit = conf->mem_limit ? BT_MIN(room, conf->mem_limit) : room;
+    uint64_t pages = conf->pages ? conf->pages : limit / block;
+    pages = BT_MIN(pages, (uint64_t)INT32_MAX * row / block);
+    if (ce != cudaSuccess || pages == 0 || pages * block > room) {
+        snprintf(err, err_cap,
+                 "engine: %llu KV pages of %zu bytes do not fit the %zu bytes that the GPU has "
+                 "free after weights and steps; lower engine.pages",
+                 (unsigned long long)pages, block, free_bytes);
+        return BT_ERR_NO_MEMORY;
+    }
+    info->pages = (uint32_t)pages;
+    ce = cudaMalloc(&e->kv, pages * block);
+    /* What no token has written is finite, so that copies of partial pages are. */
+    ce = ce == cudaSuccess ? cudaMemset(e->kv, 0, pages * block) : ce;
+    e->page_rows = (uint32_t)(block / row);
+    e->pool = (struct bt_attn_pool){.kv = e->kv,
+                                    .rows = pages * block / row,
+                                    .page_rows = e->page_rows,
+                                    .page_tokens = conf->page_tokens,
+                                    .heads = c->heads,
+                                    .kv_heads = c->kv_heads,
+                                    .head_dim = c->head_dim,
+                                    .type = BT_CU_F16,
+                                    .out_type = BT_CU_BF16,
+                                    .window = c->window};
+    ce = ce == cudaSuccess ? bt_attn_create(&e->pool, e->max_batch, &e->attn) : ce;
+    if (ce == cudaErrorInvalidValue) {
+        snprintf(err, err_cap,
+                 "%s/config.json: %u heads over %u KV heads of %u: the cuda engine has attention "
+                 "for head_dim 64, 128, 256 and up to 16 heads per KV head",
+                 conf->model_dir, c->heads, c->kv_heads, c->head_dim);
+        return BT_ERR_UNSUPPORTED;
+    }
+    if (ce != cudaSuccess) {
+        snprintf(err, err_cap, "engine: memory for %u KV pages: %s", info->pages,
+                 cudaGetErrorString(ce));
+        return BT_ERR_NO_MEMORY;
+    }
+    return BT_OK;
+}
+
+static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
+                              size_t err_cap)
+{
+    struct bt_model_config *c = &e->model.config;
+    bt_status_t st = bt_model_config_load(conf->model_dir, c, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_engine_info info = {.size = sizeof(info),
+                                  .abi = BT_ENGINE_ABI,
+                                  .caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_MASK,
+                                  .vocab = c->vocab,
+                                  .max_model_len = c->max_model_len,
+                                  .pages = 1, /* of host memory, which is not used */
+                                  .max_slots = conf->max_slots,
+                                  .max_rows = conf->max_rows};
+    st = bt_model_kv_layout(c, conf->page_tokens, &info.layout);
+    if (st != BT_OK || info.layout.n_groups != 1 || info.layout.groups[0].dtype != BT_DT_F16) {
+        snprintf(err, err_cap, "kv.block_tokens %u: no KV layout of one f16 group for this model",
+                 conf->page_tokens);
+        return st != BT_OK ? st : BT_ERR_UNSUPPORTED;
+    }
+    if (c->hidden % 8 || c->intermediate % 8) {
+        snprintf(err, err_cap,
+                 "%s/config.json: hidden_size and intermediate_size must be multiples "
+                 "of 8 for the cuda engine",
+                 conf->model_dir);
+        return BT_ERR_UNSUPPORTED;
+    }
+    st = bt_host_init(&e->host, &info, 0, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    e->max_batch = conf->max_slots;
+    e->n_flows = e->host.n_flows;
+    e->flows = bt_calloc(e->n_flows, sizeof(*e->flows));
+    if (bt_cu_gemm_create(&e->gemm) != cudaSuccess || bt_cu_draw_open(e) != BT_OK) {
+        snprintf(err, err_cap, "engine cuda: cuBLASLt or memory for results: %s", e->fault);
+        return BT_ERR_DEVICE;
+    }
+    st = bt_cu_model_load(e, conf, err, err_cap);
+    st = st == BT_OK ? bt_cu_step_open(e, err, err_cap) : st;
+    st = st == BT_OK ? open_pages(e, conf, err, err_cap) : st;
+    return st == BT_OK ? slab_register(e, conf, err, err_cap) : st;
+}
+
+static bt_status_t cuda_open(const struct bt_engine_config *conf, struct bt_engine **e_p,
+                             const struct bt_engine_info **info_p, char *err, size_t err_cap)
+{
+    bt_status_t st = check_config(conf, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_engine *e = bt_calloc(1, sizeof(*e));
+    bt_list_init(&e->work);
+    bt_list_init(&e->idle);
+    bt_list_init(&e->waiting);
+    st = open_device(e, err, err_cap);
+    st = st == BT_OK ? open_model(e, conf, err, err_cap) : st;
+    if (st != BT_OK) {
+        cuda_close(e);
+        return st;
+    }
+    struct cudaDeviceProp p;
+    struct bt_engine_info *info = &e->host.info;
+    snprintf(info->device, sizeof(info->device), "cuda %.60s",
+             cudaGetDeviceProperties(&p, e->device) == cudaSuccess ? p.name : "?");
+    *e_p = e;
+    *info_p = info;
+    return BT_OK;
+}
+
+/* ---- slots ---- */
+
+static bt_status_t cuda_slot_open(struct bt_engine *e, uint32_t slot,
+                                  const struct bt_engine_params *p, const uint32_t *tokens,
+                                  uint32_t n, uint32_t n_prompt)
+{
+    bt_status_t st = bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
+    if (st == BT_OK) {
+        e->pending[slot] = 0;
+    }
+    return st;
+}
+
+/* In the compute stream's order: forwards before see the old ids, those after the new. The source
+ * is pageable, so the bytes are taken within the call. */
+static bt_status_t send_pages(struct bt_engine *e, uint32_t slot, uint32_t first, uint32_t n)
+{
+    int32_t ids[512];
+    for (uint32_t at = 0; at < n; at += BT_ARRAY_LEN(ids)) {
+        uint32_t m = BT_MIN(n - at, (uint32_t)BT_ARRAY_LEN(ids));
+        for (uint32_t i = 0; i < m; i++) {
+            uint32_t page = e->host.slots[slot].pages[first + at + i];
+            ids[i] = page ? (int32_t)page - 1 : 0;
+        }
+        int32_t *to = e->table + (size_t)slot * e->host.max_pages_of_slot + first + at;
+        BT_CU_TRY(e, cudaMemcpyAsync(to, ids, m * 4, cudaMemcpyHostToDevice, e->compute));
+    }
+    return BT_OK;
+}
+
+static bt_status_t cuda_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t first,
+                                   const uint32_t *pages, uint32_t n)
+{
+    bt_status_t st = bt_host_slot_pages(&e->host, slot, first, pages, n);
+    return st == BT_OK ? send_pages(e, slot, first, n) : st;
+}
+
+/* A forward that is still on the device and waits for its sample: the fork is sampled along. */
+static void fork_running(struct bt_engine *e, uint32_t from, uint32_t to)
+{
+    struct bt_list *l;
+    bt_list_for_each (l, &e->work) {
+        struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_cu_work, link)->t;
+        for (uint32_t i = 0; t->forward && !t->sampled && i < t->n_sample; i++) {
+            if (t->samples[i].slot == from) {
+                struct bt_host_sample s = t->samples[i];
+                s.slot = to;
+                bt_host_ticket_sample(t, &s);
+                break;
+            }
+        }
+    }
+}
+
+static bt_status_t cuda_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
+{
+    if (from < e->host.info.max_slots && e->pending[from]) {
+        bt_cu_work_advance(e, true); /* the fork's tokens include what is being drawn */
+    }
+    bt_status_t st = bt_host_slot_fork(&e->host, from, to, choice);
+    if (st != BT_OK) {
+        return st;
+    }
+    e->pending[to] = 0;
+    fork_running(e, from, to);
+    return send_pages(e, to, 0, e->host.max_pages_of_slot);
+}
+
+static bt_status_t cuda_page_copy(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t toks)
+{
+    const struct bt_kv_layout *l = &e->host.info.layout;
+    if (from >= e->host.info.pages || to >= e->host.info.pages || toks > l->page_tokens) {
+        return BT_ERR_INVALID;
+    }
+    if (from != to && toks) {
+        BT_CU_TRY(e, cudaMemcpyAsync((uint8_t *)e->kv + (size_t)to * l->block_bytes,
+                                     (uint8_t *)e->kv + (size_t)from * l->block_bytes,
+                                     l->block_bytes, cudaMemcpyDeviceToDevice, e->compute));
+    }
+    return BT_OK;
+}
+
+static bt_status_t cuda_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
+{
+    if (slot < e->host.info.max_slots && e->pending[slot]) {
+        bt_cu_work_advance(e, true);
+    }
+    return bt_host_slot_accept(&e->host, slot, token);
+}
+
+static bt_status_t cuda_slot_close(struct bt_engine *e, uint32_t slot, bt_engine_ticket_t *quiet_p)
+{
+    bt_status_t st = bt_host_slot_close(&e->host, slot, quiet_p);
+    if (st != BT_OK) {
+        return st;
+    }
+    /* Not yet: quiet is when the device is done with what was enqueued so far. */
+    struct bt_host_ticket *t = BT_CONTAINER_OF(e->host.done.prev, struct bt_host_ticket, link);
+    bt_list_remove(&t->link);
+    if (bt_cu_work_add(e, t, BT_CU_QUIET, e->compute, NULL) != BT_OK) {
+        bt_host_ticket_done(&e->host, t, BT_ERR_DEVICE);
+    }
+    return BT_OK;
+}
+
+/* ---- steps ---- */
+
+/* Rows that continue from a token which the host has yet to draw wait for it. */
+static void settle(struct bt_engine *e, const struct bt_engine_batch *b)
+{
+    struct bt_list *l;
+    bool host = false;
+    bt_list_for_each (l, &e->work) {
+        host |= BT_CONTAINER_OF(l, struct bt_cu_work, link)->kind == BT_CU_HOST_SAMPLE;
+    }
+    for (uint32_t r = 0; host && r < b->n_rows; r++) {
+        if (!b->rows[r].tokens) {
+            bt_cu_work_advance(e, true);
+            return;
+        }
+    }
+}
+
+static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batch *b,
+                                bt_engine_ticket_t *fwd_p)
+{
+    uint32_t n, n_sample, singles = 0;
+    if (e->failed != cudaSuccess) {
+        return BT_ERR_DEVICE;
+    }
+    settle(e, b);
+    bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
+    for (uint32_t r = 0; st == BT_OK && r < b->n_rows; r++) {
+        singles += b->rows[r].n == 1;
+    }
+    if (st == BT_OK && (singles > e->max_batch || n_sample > e->max_batch)) {
+        st = BT_ERR_TOO_LARGE;
+    }
+    if (st != BT_OK) {
+        return st;
+    }
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
+    struct bt_cu_work *w;
+    t->forward = true;
+    *fwd_p = t->id;
+    st = bt_cu_work_add(e, t, BT_CU_FORWARD, e->compute, &w);
+    if (st != BT_OK) {
+        bt_host_ticket_done(&e->host, t, st);
+        return BT_OK;
+    }
+    cudaError_t ce = cudaEventRecord(w->start, e->compute);
+    st = ce == cudaSuccess ? bt_cu_step_run(e, b, n, t) : bt_cu_fail(e, ce, "event");
+    ce = cudaEventRecord(w->end, e->compute);
+    if (st == BT_OK && ce != cudaSuccess) {
+        st = bt_cu_fail(e, ce, "event");
+    }
+    t->status = st;
+    e->logits_of = t->id;
+    return BT_OK;
+}
+
+static uint32_t cuda_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_t max,
+                          uint32_t timeout_us)
+{
+    uint64_t end = bt_mono_ns() + (uint64_t)timeout_us * 1000;
+    for (;;) {
+        bt_cu_flows_advance(e);
+        bt_cu_work_advance(e, false);
+        uint32_t n = bt_list_empty(&e->host.done) ? 0 : bt_host_poll(&e->host, ev, max, 0);
+        bool idle = bt_list_empty(&e->work) && bt_list_empty(&e->waiting);
+        if (n || max == 0 || idle || bt_mono_ns() >= end) {
+            return n;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 5000}, NULL);
+    }
+}
+
+static void cuda_release(struct bt_engine *e, bt_engine_ticket_t ticket)
+{
+    bt_host_release(&e->host, ticket);
+}
+
+static const struct bt_engine_vtable vtable = {
+    .abi = BT_ENGINE_ABI,
+    .name = "cuda",
+    .open = cuda_open,
+    .close = cuda_close,
+    .slot_open = cuda_slot_open,
+    .slot_pages = cuda_slot_pages,
+    .slot_fork = cuda_slot_fork,
+    .page_copy = cuda_page_copy,
+    .slot_accept = cuda_slot_accept,
+    .slot_close = cuda_slot_close,
+    .flow_open = bt_cu_flow_open,
+    .flow_add = bt_cu_flow_add,
+    .flow_release = bt_cu_flow_release,
+    .flow_close = bt_cu_flow_close,
+    .forward = cuda_forward,
+    .sample = bt_cu_sample,
+    .poll = cuda_poll,
+    .release = cuda_release,
+};
+
+const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi)
+{
+    return abi == BT_ENGINE_ABI ? &vtable : NULL;
+}

@@ -1,0 +1,155 @@
+/* The CUDA engine's inside: shared by cuda.c (calls), weights.c (loading), step.c (a forward),
+ * draw.c (sampling, tickets), copy.c (flows). */
+#ifndef BT_ENGINE_CUDA_PRIV_H
+#define BT_ENGINE_CUDA_PRIV_H
+
+#include <cuda_runtime.h>
+
+#include "common/engine/cuda/attn.h"
+#include "common/engine/cuda/gemm.h"
+#include "common/engine/cuda/rows.h"
+#include "common/engine/engine.h"
+#include "common/engine/host.h"
+#include "common/engine/model_config.h"
+
+#define BT_CU_STAGING   4  /* steps whose inputs may be on their way */
+#define BT_CU_RESULTS   8  /* samples whose results may be on their way */
+#define BT_CU_BUCKETS   12 /* decode graphs for 1, 2, 4, ... sequences */
+#define BT_CU_GRAPH_MAX 512
+
+struct bt_cu_layer { /* device memory; what an architecture lacks is NULL */
+    void *qkv, *o, *gate_up, *down;
+    float *norm_attn, *norm_mlp, *qkv_bias, *q_norm, *k_norm;
+};
+
+struct bt_cu_model {
+    struct bt_model_config config;
+    struct bt_cu_layer *layers;
+    void *embed, *lm_head;
+    float *norm;
+    void **memory; /* all of the above, to be freed */
+    uint32_t n_memory, cap_memory;
+    size_t bytes;
+};
+
+struct bt_cu_staging { /* one step's small inputs on their way to the device */
+    uint8_t *host;
+    cudaEvent_t sent;
+    bool used;
+};
+
+enum bt_cu_kind { BT_CU_FORWARD, BT_CU_DRAW, BT_CU_HOST_SAMPLE, BT_CU_QUIET };
+
+struct bt_cu_work { /* a ticket that waits for the device */
+    struct bt_list link;
+    enum bt_cu_kind kind;
+    struct bt_host_ticket *t;
+    cudaEvent_t start, end;
+    uint32_t results; /* place in the ring of pinned results */
+    struct bt_host_sample *samples;
+    uint32_t n, cap, flow; /* flow: to be freed with the ticket, index + 1 */
+    const uint32_t *mask;  /* HOST_SAMPLE: the caller's, copied */
+    uint32_t *mask_copy;
+};
+
+struct bt_cu_flow {
+    bool used, closing;
+    int dir;
+    bt_flow_word_t *word;
+    uint32_t epoch;
+    void (*bell)(void *);
+    void *bell_arg;
+    struct bt_engine_block *blocks; /* rising seq; those before `first` are on their way */
+    uint32_t n, first, cap;
+    uint32_t done;       /* items below have been given to the copy stream */
+    cudaEvent_t *events; /* LOAD: [n_layers] of the last items, by item % n_layers */
+};
+
+struct bt_engine {
+    struct bt_host host; /* slots and tickets; its page memory is not used */
+    struct bt_cu_model model;
+    int device;
+    struct bt_cu_gemm *gemm;
+    struct bt_attn *attn;
+    struct bt_attn_pool pool;
+    cudaStream_t compute, store, load;
+    void *kv; /* [page][layer] segments: a page's bytes are its slab block's */
+    uint32_t page_rows, max_batch;
+    int32_t *table; /* [max_slots][max_pages_of_slot] */
+    int32_t *last_token;
+    float *rope, *x, *qkv, *logits;
+    void *a, *q, *o, *gu; /* a: norm's output and SwiGLU's */
+    uint8_t *step;        /* inputs of the running step */
+    size_t step_bytes;
+    struct bt_cu_staging staging[BT_CU_STAGING];
+    uint32_t next_staging;
+    cudaGraphExec_t graphs[BT_CU_BUCKETS];
+    bool graph_failed;
+    bt_engine_ticket_t logits_of;           /* the forward whose logits these are */
+    struct bt_list work, idle;              /* struct bt_cu_work */
+    struct bt_list waiting;                 /* tickets of flows whose items are not on their way */
+    struct bt_cu_draw *draws;               /* device [max_slots] */
+    struct bt_cu_draw *host_draws;          /* pinned [RESULTS][max_slots] */
+    struct bt_cu_drawn *drawn, *host_drawn; /* device; pinned [RESULTS][max_slots] */
+    uint32_t next_results;
+    uint32_t *pending;  /* [max_slots] last tokens of a slot that only the device knows */
+    float *host_logits; /* pinned, grown when a row must be sampled here */
+    size_t cap_host_logits;
+    struct bt_cu_flow *flows;
+    uint32_t n_flows;
+    cudaEvent_t layer_done;
+    void *slab;
+    uint64_t slab_bytes;
+    cudaError_t failed; /* sticky */
+    char fault[160];
+};
+
+/* Notes a failed call; the engine is out of service from then on. */
+bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what);
+#define BT_CU_TRY(e, call)                                                                         \
+    do {                                                                                           \
+        cudaError_t err_ = (call);                                                                 \
+        if (err_ != cudaSuccess) {                                                                 \
+            return bt_cu_fail(e, err_, #call);                                                     \
+        }                                                                                          \
+    } while (0)
+
+bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config *c, char *err,
+                             size_t err_cap) BT_MUST_CHECK;
+void bt_cu_model_cleanup(struct bt_cu_model *m);
+
+bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
+void bt_cu_step_close(struct bt_engine *e);
+/* Enqueues a checked batch; t learns its samples. */
+bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                           struct bt_host_ticket *t) BT_MUST_CHECK;
+
+/* Queues a ticket behind what the stream has now. */
+bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum bt_cu_kind kind,
+                           cudaStream_t s, struct bt_cu_work **w_p) BT_MUST_CHECK;
+bt_status_t bt_cu_draw_open(struct bt_engine *e) BT_MUST_CHECK;
+void bt_cu_draw_close(struct bt_engine *e);
+bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
+                         bt_engine_ticket_t *out_p);
+/* Finishes the tickets whose work is done; wait: until all of them are. */
+void bt_cu_work_advance(struct bt_engine *e, bool wait);
+
+bt_status_t bt_cu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
+                            uint32_t epoch, void (*bell)(void *), void *bell_arg, uint32_t *flow_p);
+bt_status_t bt_cu_flow_add(struct bt_engine *e, uint32_t flow, const struct bt_engine_block *b,
+                           uint32_t n);
+bt_status_t bt_cu_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
+                               bt_engine_ticket_t *done_p);
+bt_status_t bt_cu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
+                             bt_engine_ticket_t *quiet_p);
+void bt_cu_flows_advance(struct bt_engine *e);
+void bt_cu_flow_free(struct bt_engine *e, uint32_t flow);
+void bt_cu_flows_close(struct bt_engine *e);
+/* As bt_host_layer_wait, bt_host_layer_fire and bt_host_step_end, for the device's streams. */
+bt_status_t bt_cu_layer_wait(struct bt_engine *e, const struct bt_engine_batch *b,
+                             uint32_t layer) BT_MUST_CHECK;
+bt_status_t bt_cu_layer_fire(struct bt_engine *e, const struct bt_engine_batch *b,
+                             uint32_t layer) BT_MUST_CHECK;
+bt_status_t bt_cu_step_end(struct bt_engine *e, const struct bt_engine_batch *b) BT_MUST_CHECK;
+
+#endif

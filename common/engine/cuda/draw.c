@@ -1,0 +1,326 @@
+/* Tickets that wait for the device, and sampling: rows that need no more than temperature are drawn
+ * on the device and the next step may run before the host knows them; others (truncation,
+ * penalties, bias, masks, top logprobs) are drawn here by common/engine/sampler.c once their logits
+ * are in host memory. Owner thread: the engine's. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/cuda_priv.h"
+
+bt_status_t bt_cu_draw_open(struct bt_engine *e)
+{
+    size_t n = e->host.info.max_slots;
+    bt_list_init(&e->work);
+    bt_list_init(&e->idle);
+    e->pending = bt_calloc(n, sizeof(*e->pending));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->draws, n * sizeof(*e->draws)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->drawn, n * sizeof(*e->drawn)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->host_draws, BT_CU_RESULTS * n * sizeof(*e->draws)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->host_drawn, BT_CU_RESULTS * n * sizeof(*e->drawn)));
+    return BT_OK;
+}
+
+static void work_free(struct bt_list *head)
+{
+    while (head->next && !bt_list_empty(head)) {
+        struct bt_cu_work *w = BT_CONTAINER_OF(head->next, struct bt_cu_work, link);
+        bt_list_remove(&w->link);
+        cudaEventDestroy(w->start);
+        cudaEventDestroy(w->end);
+        free(w->samples);
+        free(w->mask_copy);
+        free(w);
+    }
+}
+
+void bt_cu_draw_close(struct bt_engine *e)
+{
+    work_free(&e->work);
+    work_free(&e->idle);
+    free(e->pending);
+    cudaFree(e->draws);
+    cudaFree(e->drawn);
+    cudaFreeHost(e->host_draws);
+    cudaFreeHost(e->host_drawn);
+    cudaFreeHost(e->host_logits);
+}
+
+bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum bt_cu_kind kind,
+                           cudaStream_t s, struct bt_cu_work **w_p)
+{
+    struct bt_cu_work *w;
+    if (bt_list_empty(&e->idle)) {
+        w = bt_calloc(1, sizeof(*w));
+        bt_list_init(&w->link);
+        cudaError_t ce = cudaEventCreate(&w->start);
+        ce = ce == cudaSuccess ? cudaEventCreate(&w->end) : ce;
+        if (ce != cudaSuccess) {
+            free(w);
+            return bt_cu_fail(e, ce, "event");
+        }
+    } else {
+        w = BT_CONTAINER_OF(e->idle.next, struct bt_cu_work, link);
+        bt_list_remove(&w->link);
+    }
+    w->kind = kind;
+    w->t = t;
+    w->n = w->flow = 0;
+    w->mask = NULL;
+    bt_list_insert_tail(&e->work, &w->link);
+    cudaError_t ce = cudaEventRecord(w->end, s);
+    if (ce != cudaSuccess) {
+        bt_list_remove(&w->link);
+        bt_list_insert_head(&e->idle, &w->link);
+        return bt_cu_fail(e, ce, "event");
+    }
+    if (w_p) {
+        *w_p = w;
+    }
+    return BT_OK;
+}
+
+/* ---- results ---- */
+
+static void accept(struct bt_engine *e, uint32_t slot, const struct bt_engine_out *o)
+{
+    struct bt_host_slot *s = &e->host.slots[slot];
+    if (!o->bad && s->n_tokens < e->host.info.max_model_len) {
+        s->tokens[s->n_tokens++] = o->token;
+    }
+}
+
+/* The tokens got their places in their sequences when the draw was enqueued. */
+static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
+{
+    const struct bt_cu_drawn *d = e->host_drawn + (size_t)w->results * e->host.info.max_slots;
+    bt_host_ticket_outs(w->t, w->n);
+    for (uint32_t i = 0; i < w->n; i++) {
+        struct bt_engine_out *o = &w->t->out[i];
+        *o = (struct bt_engine_out){.slot = w->samples[i].slot, .pos = w->samples[i].pos};
+        o->token = d[i].token;
+        o->logprob = d[i].logprob;
+        o->bad = d[i].bad || !e->host.slots[o->slot].open;
+        struct bt_host_slot *s = &e->host.slots[o->slot];
+        if (s->open) {
+            if (w->samples[i].row < s->n_tokens) {
+                s->tokens[w->samples[i].row] = o->token;
+            }
+            e->pending[o->slot]--;
+        }
+    }
+}
+
+static void finish_host_sample(struct bt_engine *e, struct bt_cu_work *w)
+{
+    size_t vocab = e->host.info.vocab;
+    float *row_logits = bt_malloc(vocab * sizeof(*row_logits));
+    bt_host_ticket_outs(w->t, w->n);
+    for (uint32_t i = 0; i < w->n; i++) {
+        const struct bt_host_sample *want = &w->samples[i];
+        struct bt_engine_out *o = &w->t->out[i];
+        struct bt_host_slot *s = &e->host.slots[want->slot];
+        *o = (struct bt_engine_out){.slot = want->slot, .pos = want->pos, .bad = true};
+        if (!s->open) {
+            continue;
+        }
+        memcpy(row_logits, e->host_logits + want->row * vocab, vocab * sizeof(*row_logits));
+        const struct bt_sampler_row row = {
+            .logits = row_logits,
+            .params = &s->params,
+            .position = want->pos,
+            .tokens = s->tokens,
+            .n_tokens = s->n_tokens,
+            .n_prompt = s->n_prompt,
+            .mask = w->mask ? w->mask + want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
+        };
+        bt_sampler_run(e->host.sampler, &row, o);
+        accept(e, want->slot, o);
+    }
+    free(row_logits);
+}
+
+void bt_cu_work_advance(struct bt_engine *e, bool wait)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &e->work) {
+        struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
+        cudaError_t ce = wait ? cudaEventSynchronize(w->end) : cudaEventQuery(w->end);
+        if (ce == cudaErrorNotReady) {
+            continue;
+        }
+        if (ce != cudaSuccess) {
+            (void)bt_cu_fail(e, ce, "a step on the device");
+        } else if (w->kind == BT_CU_DRAW) {
+            finish_draw(e, w);
+        } else if (w->kind == BT_CU_HOST_SAMPLE) {
+            finish_host_sample(e, w);
+        } else if (w->kind == BT_CU_FORWARD) {
+            float ms = 0;
+            ce = cudaEventElapsedTime(&ms, w->start, w->end);
+            w->t->run_us = ce == cudaSuccess ? ms * 1000 : 0;
+        }
+        if (w->flow) {
+            bt_cu_flow_free(e, w->flow);
+        }
+        bt_list_remove(&w->link);
+        bt_list_insert_head(&e->idle, &w->link);
+        bt_host_ticket_done(&e->host, w->t,
+                            e->failed != cudaSuccess ? BT_ERR_DEVICE : w->t->status);
+    }
+}
+
+/* ---- sampling ---- */
+
+static struct bt_host_ticket *forward_of(struct bt_engine *e, bt_engine_ticket_t id)
+{
+    struct bt_list *lists[] = {&e->host.done, &e->host.given}, *l;
+    for (int i = 0; i < 2; i++) {
+        bt_list_for_each (l, lists[i]) {
+            struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
+            if (t->id == id) {
+                return t;
+            }
+        }
+    }
+    bt_list_for_each (l, &e->work) {
+        struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
+        if (w->t->id == id) {
+            return w->t;
+        }
+    }
+    return NULL;
+}
+
+/* What the device can draw. */
+static bool plain(const struct bt_engine *e, uint32_t slot)
+{
+    const struct bt_host_slot *s = &e->host.slots[slot];
+    const struct bt_engine_params *p = &s->params;
+    uint32_t generated = s->n_tokens - s->n_prompt;
+    bool truncates = p->temperature > 0 &&
+                     (p->top_p < 1 || p->min_p > 0 || (p->top_k && p->top_k < e->host.info.vocab));
+    return s->open && !truncates && p->repetition_penalty == 1 && p->frequency_penalty == 0 &&
+           p->presence_penalty == 0 && p->n_bias == 0 && p->logprobs <= 0 &&
+           (p->n_eos == 0 || generated >= p->min_new);
+}
+
+static void set_samples(struct bt_cu_work *w, const struct bt_host_ticket *f)
+{
+    if (f->n_sample > w->cap) {
+        w->cap = f->n_sample;
+        w->samples = bt_realloc(w->samples, w->cap * sizeof(*w->samples));
+    }
+    if (f->n_sample) {
+        memcpy(w->samples, f->samples, f->n_sample * sizeof(*w->samples));
+    }
+    w->n = f->n_sample;
+}
+
+/* The sequences are one token longer from now on, though the host does not know which. */
+static void take_places(struct bt_engine *e, struct bt_cu_work *w)
+{
+    for (uint32_t i = 0; i < w->n; i++) {
+        struct bt_host_slot *s = &e->host.slots[w->samples[i].slot];
+        w->samples[i].row = s->n_tokens; /* was the row of the logits */
+        if (s->n_tokens < e->host.info.max_model_len) {
+            s->tokens[s->n_tokens++] = 0;
+        }
+        e->pending[w->samples[i].slot]++;
+    }
+}
+
+static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_ticket *f,
+                                  struct bt_host_ticket *t)
+{
+    size_t max = e->host.info.max_slots, at = e->next_results++ % BT_CU_RESULTS;
+    struct bt_list *l;
+    bt_list_for_each (l, &e->work) { /* its place in the ring must be free */
+        struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
+        if (w->kind == BT_CU_DRAW && w->results == at) {
+            bt_cu_work_advance(e, true);
+            break;
+        }
+    }
+    struct bt_cu_draw *d = e->host_draws + at * max;
+    for (uint32_t i = 0; i < f->n_sample; i++) {
+        const struct bt_host_sample *s = &f->samples[i];
+        const struct bt_engine_params *p = &e->host.slots[s->slot].params;
+        d[i] = (struct bt_cu_draw){.seed = p->seed,
+                                   .inv_temperature = p->temperature > 0 ? 1 / p->temperature : 0,
+                                   .position = s->pos,
+                                   .choice = p->choice,
+                                   .row = (int32_t)s->row,
+                                   .slot = (int32_t)s->slot,
+                                   .logprob = p->logprobs >= 0};
+    }
+    uint32_t n = f->n_sample;
+    if (n) {
+        BT_CU_TRY(e,
+                  cudaMemcpyAsync(e->draws, d, n * sizeof(*d), cudaMemcpyHostToDevice, e->compute));
+        BT_CU_TRY(e, bt_cu_draw(e->logits, e->host.info.vocab, e->draws, n, e->drawn, e->last_token,
+                                e->compute));
+        BT_CU_TRY(e, cudaMemcpyAsync(e->host_drawn + at * max, e->drawn, n * sizeof(*e->drawn),
+                                     cudaMemcpyDeviceToHost, e->compute));
+    }
+    struct bt_cu_work *w;
+    bt_status_t st = bt_cu_work_add(e, t, BT_CU_DRAW, e->compute, &w);
+    if (st == BT_OK) {
+        w->results = (uint32_t)at;
+        set_samples(w, f);
+        take_places(e, w);
+    }
+    return st;
+}
+
+static bt_status_t draw_on_host(struct bt_engine *e, const struct bt_host_ticket *f,
+                                const uint32_t *mask, struct bt_host_ticket *t)
+{
+    size_t vocab = e->host.info.vocab, n = f->n_rows * vocab;
+    bt_cu_work_advance(e, true); /* earlier samples use the same memory */
+    if (n > e->cap_host_logits) {
+        cudaFreeHost(e->host_logits);
+        e->host_logits = NULL;
+        BT_CU_TRY(e, cudaMallocHost((void **)&e->host_logits, n * sizeof(float)));
+        e->cap_host_logits = n;
+    }
+    if (n) {
+        BT_CU_TRY(e, cudaMemcpyAsync(e->host_logits, e->logits, n * sizeof(float),
+                                     cudaMemcpyDeviceToHost, e->compute));
+    }
+    struct bt_cu_work *w;
+    bt_status_t st = bt_cu_work_add(e, t, BT_CU_HOST_SAMPLE, e->compute, &w);
+    if (st == BT_OK) {
+        set_samples(w, f);
+        if (mask) {
+            size_t words = f->n_rows * BT_DIV_UP(vocab, (size_t)32);
+            w->mask_copy = bt_realloc(w->mask_copy, BT_MAX(words, (size_t)1) * sizeof(*mask));
+            memcpy(w->mask_copy, mask, words * sizeof(*mask));
+            w->mask = w->mask_copy;
+        }
+    }
+    return st;
+}
+
+bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
+                         bt_engine_ticket_t *out_p)
+{
+    struct bt_host_ticket *f = forward_of(e, fwd);
+    if (!f || !f->forward || f->sampled || (f->n_sample && e->logits_of != fwd)) {
+        return BT_ERR_INVALID;
+    }
+    if (e->failed != cudaSuccess) {
+        return BT_ERR_DEVICE;
+    }
+    bool device = !mask && f->n_sample <= e->host.info.max_slots;
+    for (uint32_t i = 0; i < f->n_sample; i++) {
+        device &= plain(e, f->samples[i].slot);
+    }
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
+    f->sampled = true;
+    *out_p = t->id;
+    bt_status_t st = device ? draw_on_device(e, f, t) : draw_on_host(e, f, mask, t);
+    if (st != BT_OK) { /* the device failed: the ticket says so */
+        bt_host_ticket_done(&e->host, t, st);
+    }
+    return BT_OK;
+}

@@ -1,0 +1,202 @@
+/* cuBLASLt behind gemm.h. Row-major y = a * w^T is, read column by column, y' = w'^T * a'. */
+#include "common/engine/cuda/gemm.h"
+
+#include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WORKSPACE (64u << 20)
+#define SHAPES    1024 /* open addressing; prompt chunks of many lengths share it */
+#define PROPOSALS 24
+
+struct shape {
+    uint32_t m, n, k;
+    bool bf16, add, used;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct bt_cu_gemm {
+    cublasLtHandle_t lt;
+    cublasLtMatmulPreference_t pref;
+    void *workspace;
+    struct shape *shapes;
+};
+
+struct plan { /* descriptors of one product */
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t w, a, y;
+};
+
+cudaError_t bt_cu_gemm_create(struct bt_cu_gemm **g_p)
+{
+    struct bt_cu_gemm *g = calloc(1, sizeof(*g));
+    size_t bytes = WORKSPACE;
+    if (!g) {
+        return cudaErrorMemoryAllocation;
+    }
+    g->shapes = calloc(SHAPES, sizeof(*g->shapes));
+    cudaError_t e = g->shapes ? cudaMalloc(&g->workspace, bytes) : cudaErrorMemoryAllocation;
+    if (e == cudaSuccess &&
+        (cublasLtCreate(&g->lt) != CUBLAS_STATUS_SUCCESS ||
+         cublasLtMatmulPreferenceCreate(&g->pref) != CUBLAS_STATUS_SUCCESS ||
+         cublasLtMatmulPreferenceSetAttribute(g->pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                              &bytes, sizeof(bytes)) != CUBLAS_STATUS_SUCCESS)) {
+        e = cudaErrorUnknown;
+    }
+    if (e != cudaSuccess) {
+        bt_cu_gemm_destroy(g);
+        return e;
+    }
+    *g_p = g;
+    return cudaSuccess;
+}
+
+void bt_cu_gemm_destroy(struct bt_cu_gemm *g)
+{
+    if (g) {
+        if (g->pref) {
+            cublasLtMatmulPreferenceDestroy(g->pref);
+        }
+        if (g->lt) {
+            cublasLtDestroy(g->lt);
+        }
+        cudaFree(g->workspace);
+        free(g->shapes);
+        free(g);
+    }
+}
+
+static void plan_close(struct plan *p)
+{
+    if (p->op) {
+        cublasLtMatmulDescDestroy(p->op);
+    }
+    cublasLtMatrixLayout_t all[] = {p->w, p->a, p->y};
+    for (int i = 0; i < 3; i++) {
+        if (all[i]) {
+            cublasLtMatrixLayoutDestroy(all[i]);
+        }
+    }
+}
+
+static bool plan_open(struct plan *p, uint32_t m, uint32_t n, uint32_t k, bool bf16)
+{
+    const cublasOperation_t t = CUBLAS_OP_T;
+    *p = (struct plan){0};
+    bool ok =
+        cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof(t)) ==
+            CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->w, CUDA_R_16BF, k, n, k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->a, CUDA_R_16BF, k, m, k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->y, bf16 ? CUDA_R_16BF : CUDA_R_32F, n, m, n) ==
+            CUBLAS_STATUS_SUCCESS;
+    if (!ok) {
+        plan_close(p);
+    }
+    return ok;
+}
+
+/* The shape's place, or the place for it. A full table forgets what was there. */
+static struct shape *find(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k, bool bf16,
+                          bool add)
+{
+    uint32_t h = (m * 2654435761u ^ n * 40503u ^ k * 2246822519u) + bf16 * 2u + add;
+    struct shape *s = NULL;
+    for (uint32_t i = 0; i < 16; i++) {
+        s = &g->shapes[(h + i) % SHAPES];
+        if (!s->used || (s->m == m && s->n == n && s->k == k && s->bf16 == bf16 && s->add == add)) {
+            return s;
+        }
+    }
+    s->used = false;
+    return s;
+}
+
+static cublasStatus_t run(struct bt_cu_gemm *g, const struct plan *p, const void *w, const void *a,
+                          void *y, bool add, const cublasLtMatmulAlgo_t *algo, cudaStream_t s)
+{
+    const float one = 1, beta = add ? 1 : 0;
+    return cublasLtMatmul(g->lt, p->op, &one, w, p->w, a, p->a, &beta, y, p->y, y, p->y, algo,
+                          g->workspace, WORKSPACE, s);
+}
+
+cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
+                           uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
+{
+    struct plan p;
+    if (!plan_open(&p, m, n, k, bf16)) {
+        return cudaErrorUnknown;
+    }
+    struct shape *sh = find(g, m, n, k, bf16, add);
+    cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
+    if (!sh->used) {
+        cublasLtMatmulHeuristicResult_t best;
+        int found = 0;
+        st = cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, 1, &best,
+                                            &found);
+        st = st == CUBLAS_STATUS_SUCCESS && found == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : st;
+        if (st == CUBLAS_STATUS_SUCCESS) {
+            *sh = (struct shape){m, n, k, bf16, add, true, best.algo};
+        }
+    }
+    if (st == CUBLAS_STATUS_SUCCESS) {
+        st = run(g, &p, w, a, y, add, &sh->algo, s);
+    }
+    plan_close(&p);
+    return st == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
+}
+
+/* Time of one algorithm in ms over `rounds` uses; negative: it does not run. */
+static float time_algo(struct bt_cu_gemm *g, const struct plan *p, const void *const *w,
+                       uint32_t layers, const void *a, void *y, bool add,
+                       const cublasLtMatmulAlgo_t *algo, cudaEvent_t *ev, cudaStream_t s)
+{
+    float ms = -1;
+    for (int i = -1; i < 8; i++) {
+        if (i == 0 && cudaEventRecord(ev[0], s) != cudaSuccess) {
+            return -1;
+        }
+        if (run(g, p, w[(uint32_t)(i + 1) % layers], a, y, add, algo, s) != CUBLAS_STATUS_SUCCESS) {
+            return -1;
+        }
+    }
+    if (cudaEventRecord(ev[1], s) != cudaSuccess || cudaEventSynchronize(ev[1]) != cudaSuccess ||
+        cudaEventElapsedTime(&ms, ev[0], ev[1]) != cudaSuccess) {
+        return -1;
+    }
+    return ms;
+}
+
+cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
+                            const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
+                            bool add, cudaStream_t s)
+{
+    struct plan p;
+    cublasLtMatmulHeuristicResult_t proposals[PROPOSALS];
+    cudaEvent_t ev[2];
+    int found = 0;
+    if (!plan_open(&p, m, n, k, bf16)) {
+        return cudaErrorUnknown;
+    }
+    if (cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, PROPOSALS,
+                                       proposals, &found) != CUBLAS_STATUS_SUCCESS ||
+        cudaEventCreate(&ev[0]) != cudaSuccess) {
+        plan_close(&p);
+        return cudaErrorUnknown;
+    }
+    cudaError_t e = cudaEventCreate(&ev[1]);
+    float best = 0;
+    struct shape *sh = find(g, m, n, k, bf16, add);
+    for (int i = 0; e == cudaSuccess && i < found; i++) {
+        float ms = time_algo(g, &p, w, layers, a, y, add, &proposals[i].algo, ev, s);
+        if (ms > 0 && (best == 0 || ms < best)) {
+            best = ms;
+            *sh = (struct shape){m, n, k, bf16, add, true, proposals[i].algo};
+        }
+    }
+    cudaEventDestroy(ev[0]);
+    cudaEventDestroy(ev[1]);
+    plan_close(&p);
+    return e == cudaSuccess && best > 0 ? cudaSuccess : cudaErrorUnknown;
+}

@@ -1,0 +1,23 @@
+/* Products of activations with weights through cuBLASLt: y[m][n] (+)= a[m][k] * w[n][k]^T, a and w
+ * in bf16, sums in f32. Algorithms are chosen once per shape. One thread. */
+#ifndef BT_CUDA_GEMM_H
+#define BT_CUDA_GEMM_H
+
+#include <cuda_runtime.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct bt_cu_gemm;
+
+cudaError_t bt_cu_gemm_create(struct bt_cu_gemm **g_p);
+void bt_cu_gemm_destroy(struct bt_cu_gemm *g);
+/* y is f32, or bf16 if so said. add: y += (f32 only). cudaErrorUnknown: cuBLASLt refused. */
+cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
+                           uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s);
+/* Times cuBLASLt's proposals for this shape on the device and keeps the fastest. w: weights of
+ * several layers, `stride` bytes apart, so that each use reads memory and not the cache. */
+cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
+                            const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
+                            bool add, cudaStream_t s);
+
+#endif

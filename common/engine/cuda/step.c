@@ -1,0 +1,472 @@
+/* One forward step on the device: ragged rows of prompt chunks and single tokens over paged KV.
+ * Steps of single tokens alone are replayed as CUDA graphs, one per power-of-two batch; others are
+ * launched kernel by kernel, with the flows' events between the layers. Owner thread: the
+ * engine's. Nothing here waits for the device, but for staging memory of a step long past. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/cuda_priv.h"
+
+/* A step's small inputs, in one piece of memory laid out by its sizes: a graph's pointers depend on
+ * its batch alone. Single tokens come first, then the chunks. */
+struct layout {
+    uint32_t tokens, singles, wanted, items;
+    size_t ids, pos, slots, lens, rows, item, bytes;
+};
+struct inputs { /* the same on the host or on the device */
+    int32_t *ids, *pos, *slots, *lens, *rows;
+    struct bt_attn_item *items;
+};
+
+static size_t put(size_t *at, size_t bytes)
+{
+    size_t here = *at;
+    *at = BT_ALIGN_UP(here + bytes, (size_t)64);
+    return here;
+}
+
+static struct layout lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted, uint32_t items)
+{
+    struct layout l = {tokens, singles, wanted, items, 0, 0, 0, 0, 0, 0, 0};
+    l.ids = put(&l.bytes, tokens * 4);
+    l.pos = put(&l.bytes, tokens * 4);
+    l.slots = put(&l.bytes, tokens * 4);
+    l.lens = put(&l.bytes, singles * 4);
+    l.rows = put(&l.bytes, wanted * 4);
+    l.item = put(&l.bytes, items * sizeof(struct bt_attn_item));
+    return l;
+}
+
+static struct inputs inputs_at(const struct layout *l, uint8_t *p)
+{
+    return (struct inputs){(int32_t *)(p + l->ids),   (int32_t *)(p + l->pos),
+                           (int32_t *)(p + l->slots), (int32_t *)(p + l->lens),
+                           (int32_t *)(p + l->rows),  (struct bt_attn_item *)(p + l->item)};
+}
+
+static void *take(size_t bytes, cudaError_t *e)
+{
+    void *p = NULL;
+    if (*e == cudaSuccess) {
+        *e = cudaMalloc(&p, bytes);
+    }
+    return p;
+}
+
+static cudaError_t fill_rope(struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t d = c->head_dim, half = d / 2;
+    float *inv = bt_malloc(half * sizeof(*inv));
+    float *cs = bt_malloc((size_t)c->max_model_len * d * sizeof(*cs));
+    bt_model_rope_inv_freq(c, inv);
+    for (uint32_t p = 0; p < c->max_model_len; p++) {
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float)p * inv[i];
+            cs[(size_t)p * d + i] = (float)cos((double)angle);
+            cs[(size_t)p * d + half + i] = (float)sin((double)angle);
+        }
+    }
+    cudaError_t err =
+        cudaMemcpy(e->rope, cs, (size_t)c->max_model_len * d * 4, cudaMemcpyHostToDevice);
+    free(inv);
+    free(cs);
+    return err;
+}
+
+bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_engine_info *info = &e->host.info;
+    size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
+    size_t qkv = q + (size_t)2 * c->kv_heads * c->head_dim;
+    struct layout all =
+        lay_out((uint32_t)rows, e->max_batch, info->max_slots, info->max_rows + info->max_slots);
+    cudaError_t ce = cudaSuccess;
+    e->step_bytes = all.bytes;
+    e->step = take(all.bytes, &ce);
+    e->rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
+    e->x = take(rows * c->hidden * 4, &ce);
+    e->qkv = take(rows * qkv * 4, &ce);
+    e->q = take(rows * q * 2, &ce);
+    e->o = take(rows * q * 2, &ce);
+    e->a = take(rows * BT_MAX(c->hidden, c->intermediate) * 2, &ce);
+    e->gu = take(rows * 2 * c->intermediate * 2, &ce);
+    e->logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
+    e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
+    e->last_token = take(info->max_slots * 4, &ce);
+    if (ce == cudaSuccess) {
+        ce = cudaMemset(e->table, 0, (size_t)info->max_slots * e->host.max_pages_of_slot * 4);
+    }
+    if (ce == cudaSuccess) {
+        ce = fill_rope(e);
+    }
+    for (int i = 0; ce == cudaSuccess && i < BT_CU_STAGING; i++) {
+        ce = cudaMallocHost((void **)&e->staging[i].host, all.bytes);
+        if (ce == cudaSuccess) {
+            ce = cudaEventCreateWithFlags(&e->staging[i].sent, cudaEventDisableTiming);
+        }
+    }
+    if (ce != cudaSuccess) {
+        snprintf(err, err_cap,
+                 "engine: memory for steps of %u tokens and %u sequences: %s; lower "
+                 "the step size or max_slots",
+                 info->max_rows, info->max_slots, cudaGetErrorString(ce));
+        return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
+    }
+    return BT_OK;
+}
+
+void bt_cu_step_close(struct bt_engine *e)
+{
+    void *all[] = {e->step, e->rope, e->x,      e->qkv,   e->q,         e->o,
+                   e->a,    e->gu,   e->logits, e->table, e->last_token};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        cudaFree(all[i]);
+    }
+    for (int i = 0; i < BT_CU_STAGING; i++) {
+        cudaFreeHost(e->staging[i].host);
+        if (e->staging[i].sent) {
+            cudaEventDestroy(e->staging[i].sent);
+        }
+    }
+    for (int i = 0; i < BT_CU_BUCKETS; i++) {
+        if (e->graphs[i]) {
+            cudaGraphExecDestroy(e->graphs[i]);
+        }
+    }
+}
+
+/* ---- inputs ---- */
+
+static int longest_first(const void *a, const void *b)
+{
+    const struct bt_attn_item *x = a, *y = b;
+    return (y->pos > x->pos) - (y->pos < x->pos);
+}
+
+static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
+                       const struct inputs *in)
+{
+    const struct bt_host_slot *s = &e->host.slots[row->slot];
+    uint32_t pos = bt_host_row_pos(&e->host, row);
+    in->ids[at] = row->tokens             ? (int32_t)row->tokens[0]
+                  : e->pending[row->slot] ? BT_CU_ID_LAST
+                                          : (int32_t)s->tokens[s->n_tokens - 1];
+    in->pos[at] = (int32_t)pos;
+    in->slots[at] = (int32_t)row->slot;
+    in->lens[at] = (int32_t)pos + 1;
+}
+
+static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
+                      const struct inputs *in, uint32_t *n_items)
+{
+    uint32_t pos = bt_host_row_pos(&e->host, row), per = bt_attn_prefill_tokens(e->attn);
+    for (uint32_t i = 0; i < row->n; i++) {
+        in->ids[at + i] = (int32_t)row->tokens[i];
+        in->pos[at + i] = (int32_t)(pos + i);
+        in->slots[at + i] = (int32_t)row->slot;
+    }
+    for (uint32_t i = 0; i < row->n; i += per) {
+        in->items[(*n_items)++] = (struct bt_attn_item){.row = (int32_t)(at + i),
+                                                        .n = (int32_t)BT_MIN(per, row->n - i),
+                                                        .pos = (int32_t)(pos + i),
+                                                        .slot = (int32_t)row->slot,
+                                                        .len = (int32_t)(pos + row->n)};
+    }
+}
+
+/* Rows in the batch's order get their samples; their logits lie in the same order. */
+static void fill(struct bt_engine *e, const struct bt_engine_batch *b, const struct layout *l,
+                 const struct inputs *in, struct bt_host_ticket *t)
+{
+    uint32_t single = 0, chunk = l->singles, n_items = 0, sample = 0;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        uint32_t last;
+        if (row->n == 1) {
+            last = single++;
+            put_single(e, row, last, in);
+        } else {
+            put_chunk(e, row, chunk, in, &n_items);
+            chunk += row->n;
+            last = chunk - 1;
+        }
+        if (row->flags & BT_ROW_SAMPLE) {
+            const struct bt_host_sample want = {
+                .slot = row->slot, .pos = (uint32_t)in->pos[last] + 1, .row = sample};
+            in->rows[sample++] = (int32_t)last;
+            bt_host_ticket_sample(t, &want);
+        }
+    }
+    t->n_rows = sample;
+    qsort(in->items, n_items, sizeof(*in->items), longest_first);
+}
+
+/* Sequences of the graph that are not there: no slot, no KV, logits that nobody reads. */
+static void pad(const struct layout *l, const struct inputs *in, uint32_t from, uint32_t wanted)
+{
+    for (uint32_t i = from; i < l->singles; i++) {
+        in->ids[i] = in->pos[i] = in->lens[i] = 0;
+        in->slots[i] = -1;
+    }
+    for (uint32_t i = wanted; i < l->wanted; i++) {
+        in->rows[i] = 0;
+    }
+}
+
+/* ---- the model ---- */
+
+static bt_status_t product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
+                           uint32_t n, uint32_t k, bool bf16, bool add)
+{
+    BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w, a, y, m, n, k, bf16, add, e->compute));
+    return BT_OK;
+}
+
+static bt_status_t attention(struct bt_engine *e, const struct layout *l, const struct inputs *in,
+                             uint32_t layer_row)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t q = c->heads * c->head_dim, stride = e->host.max_pages_of_slot;
+    if (l->singles) {
+        const struct bt_attn_decode d = {e->q,     e->o,      q,        q,     l->singles,
+                                         in->lens, in->slots, e->table, stride};
+        BT_CU_TRY(e, bt_attn_decode(e->attn, &d, layer_row, e->compute));
+    }
+    if (l->items) {
+        const struct bt_attn_prefill f = {e->q,      e->o,     q,        q,     l->tokens,
+                                          in->items, l->items, e->table, stride};
+        BT_CU_TRY(e, bt_attn_prefill(e->attn, &f, layer_row, e->compute));
+    }
+    return BT_OK;
+}
+
+static bt_status_t append(struct bt_engine *e, const struct bt_cu_layer *y, const struct layout *l,
+                          const struct inputs *in, uint32_t layer_row)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cu_append a = {.qkv = e->qkv,
+                                   .bias = y->qkv_bias,
+                                   .q_norm = y->q_norm,
+                                   .k_norm = y->k_norm,
+                                   .rope = e->rope,
+                                   .pos = in->pos,
+                                   .slots = in->slots,
+                                   .table = e->table,
+                                   .q = e->q,
+                                   .pool = e->kv,
+                                   .page_rows = e->page_rows,
+                                   .layer_row = layer_row,
+                                   .n = l->tokens,
+                                   .heads = c->heads,
+                                   .kv_heads = c->kv_heads,
+                                   .head_dim = c->head_dim,
+                                   .page_tokens = e->host.info.layout.page_tokens,
+                                   .table_stride = e->host.max_pages_of_slot,
+                                   .eps = c->norm_eps};
+    BT_CU_TRY(e, bt_cu_append(&a, e->compute));
+    return BT_OK;
+}
+
+/* b NULL: no flows (a graph). */
+static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *b,
+                             const struct layout *l, const struct inputs *in, uint32_t layer)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cu_layer *y = &e->model.layers[layer];
+    uint32_t n = l->tokens, q = c->heads * c->head_dim, bytes;
+    uint32_t kv_row =
+        (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) / (c->head_dim * 2));
+    bt_status_t st = b ? bt_cu_layer_wait(e, b, layer) : BT_OK;
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_attn, n, c->hidden, c->norm_eps, e->a, e->compute));
+    st = product(e, y->qkv, e->a, e->qkv, n, q + 2 * c->kv_heads * c->head_dim, c->hidden, false,
+                 false);
+    st = st == BT_OK ? append(e, y, l, in, kv_row) : st;
+    st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
+    st = st == BT_OK ? attention(e, l, in, kv_row) : st;
+    st = st == BT_OK ? product(e, y->o, e->o, e->x, n, c->hidden, q, false, true) : st;
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_mlp, n, c->hidden, c->norm_eps, e->a, e->compute));
+    st = product(e, y->gate_up, e->a, e->gu, n, 2 * c->intermediate, c->hidden, true, false);
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, bt_cu_swiglu(e->gu, n, c->intermediate, e->a, e->compute));
+    return product(e, y->down, e->a, e->x, n, c->hidden, c->intermediate, false, true);
+}
+
+static bt_status_t head(struct bt_engine *e, const int32_t *rows, uint32_t n)
+{
+    const struct bt_model_config *c = &e->model.config;
+    BT_CU_TRY(e,
+              bt_cu_norm(e->x, rows, e->model.norm, n, c->hidden, c->norm_eps, e->a, e->compute));
+    return product(e, e->model.lm_head, e->a, e->logits, n, c->vocab, c->hidden, false, false);
+}
+
+static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *b,
+                             const struct layout *l, const struct inputs *in)
+{
+    const struct bt_model_config *c = &e->model.config;
+    BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed, l->tokens,
+                             c->hidden, e->x, e->compute));
+    if (l->singles) {
+        BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
+    }
+    for (uint32_t i = 0; i < c->layers; i++) {
+        bt_status_t st = run_layer(e, b, l, in, i);
+        if (st != BT_OK) {
+            return st;
+        }
+    }
+    return l->wanted ? head(e, in->rows, l->wanted) : BT_OK;
+}
+
+/* ---- prompt logprobs: rare, so the host waits for them ---- */
+
+static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_batch *b,
+                                   const struct layout *l, struct bt_host_ticket *t)
+{
+    uint32_t vocab = e->model.config.vocab, chunk = l->singles, single = 0, out = 0, total = 0;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        total += bt_host_row_prompt_outs(&e->host, &b->rows[r]);
+    }
+    if (total == 0) {
+        return BT_OK;
+    }
+    bt_host_ticket_outs(t, total);
+    float *logits = bt_malloc((size_t)e->max_batch * vocab * sizeof(*logits));
+    int32_t *rows = bt_malloc(e->max_batch * sizeof(*rows));
+    bt_status_t st = BT_OK;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        uint32_t first = row->n == 1 ? single++ : chunk, n = bt_host_row_prompt_outs(&e->host, row);
+        chunk += row->n == 1 ? 0 : row->n;
+        for (uint32_t at = 0; st == BT_OK && at < n; at += e->max_batch) {
+            uint32_t m = BT_MIN(n - at, e->max_batch), pos = bt_host_row_pos(&e->host, row) + at;
+            for (uint32_t i = 0; i < m; i++) {
+                rows[i] = (int32_t)(first + at + i);
+            }
+            int32_t *d_rows = (int32_t *)e->draws; /* idle until the step's sample */
+            cudaError_t ce =
+                cudaMemcpyAsync(d_rows, rows, m * 4, cudaMemcpyHostToDevice, e->compute);
+            st = ce == cudaSuccess ? head(e, d_rows, m) : bt_cu_fail(e, ce, "prompt rows");
+            if (st == BT_OK) {
+                ce = cudaMemcpyAsync(logits, e->logits, (size_t)m * vocab * 4,
+                                     cudaMemcpyDeviceToHost, e->compute);
+                ce = ce == cudaSuccess ? cudaStreamSynchronize(e->compute) : ce;
+                st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "prompt logits");
+            }
+            for (uint32_t i = 0; st == BT_OK && i < m; i++) {
+                bt_host_prompt_out(&e->host, row->slot, pos + i + 1, logits + (size_t)i * vocab,
+                                   &t->out[out++]);
+            }
+        }
+    }
+    free(logits);
+    free(rows);
+    return st;
+}
+
+/* ---- a step ---- */
+
+/* A graph for `bucket` single tokens, captured at its first use. */
+static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
+{
+    if (e->graphs[index]) {
+        return BT_OK;
+    }
+    struct layout l = lay_out(bucket, bucket, bucket, 0);
+    struct inputs in = inputs_at(&l, e->step);
+    cudaGraph_t g = NULL;
+    BT_CU_TRY(e, cudaStreamBeginCapture(e->compute, cudaStreamCaptureModeThreadLocal));
+    bt_status_t st = run_model(e, NULL, &l, &in);
+    cudaError_t ce = cudaStreamEndCapture(e->compute, &g);
+    if (st == BT_OK && ce == cudaSuccess) {
+        ce = cudaGraphInstantiate(&e->graphs[index], g, 0);
+    }
+    if (g) {
+        cudaGraphDestroy(g);
+    }
+    return st == BT_OK && ce != cudaSuccess ? bt_cu_fail(e, ce, "capture of a decode step") : st;
+}
+
+static bool decode_only(const struct bt_engine *e, const struct bt_engine_batch *b)
+{
+    bool flat = b->n_rows > 0 && b->n_rows <= BT_MIN(e->max_batch, (uint32_t)BT_CU_GRAPH_MAX);
+    for (uint32_t r = 0; flat && r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        flat = row->n == 1 && !row->wait.flow && !row->fire.flow &&
+               !(row->flags & BT_ROW_PROMPT_LOGPROBS);
+    }
+    return flat;
+}
+
+static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch *b,
+                               const struct layout *l, struct bt_host_ticket *t)
+{
+    struct bt_cu_staging *s = &e->staging[e->next_staging++ % BT_CU_STAGING];
+    if (s->used) {
+        BT_CU_TRY(e, cudaEventSynchronize(s->sent));
+    }
+    struct inputs in = inputs_at(l, s->host);
+    fill(e, b, l, &in, t);
+    pad(l, &in, l->items ? l->singles : b->n_rows, t->n_rows);
+    BT_CU_TRY(e, cudaMemcpyAsync(e->step, s->host, l->bytes, cudaMemcpyHostToDevice, e->compute));
+    BT_CU_TRY(e, cudaEventRecord(s->sent, e->compute));
+    s->used = true;
+    return BT_OK;
+}
+
+static struct layout batch_layout(const struct bt_engine *e, const struct bt_engine_batch *b,
+                                  uint32_t n_tokens)
+{
+    uint32_t singles = 0, wanted = 0, items = 0, per = bt_attn_prefill_tokens(e->attn);
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        singles += b->rows[r].n == 1;
+        wanted += b->rows[r].flags & BT_ROW_SAMPLE ? 1 : 0;
+        items += b->rows[r].n == 1 ? 0 : BT_DIV_UP(b->rows[r].n, per);
+    }
+    return lay_out(n_tokens, singles, wanted, items);
+}
+
+bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                           struct bt_host_ticket *t)
+{
+    struct layout l;
+    bt_status_t st;
+    if (n_tokens == 0) {
+        return BT_OK;
+    }
+    if (decode_only(e, b)) {
+        uint32_t bucket = 1;
+        int index = 0;
+        for (; bucket < b->n_rows; bucket *= 2) {
+            index++;
+        }
+        bucket = BT_MIN(bucket, e->max_batch);
+        l = lay_out(bucket, bucket, bucket, 0);
+        st = graph_for(e, bucket, index);
+        st = st == BT_OK ? send_inputs(e, b, &l, t) : st;
+        if (st == BT_OK) {
+            BT_CU_TRY(e, cudaGraphLaunch(e->graphs[index], e->compute));
+        }
+    } else {
+        l = batch_layout(e, b, n_tokens);
+        st = send_inputs(e, b, &l, t);
+        struct inputs in = inputs_at(&l, e->step);
+        st = st == BT_OK ? run_model(e, b, &l, &in) : st;
+        st = st == BT_OK ? prompt_logprobs(e, b, &l, t) : st;
+        if (st == BT_OK && t->n_out && l.wanted) { /* they overwrote the sample's logits */
+            st = head(e, in.rows, l.wanted);
+        }
+    }
+    return st == BT_OK ? bt_cu_step_end(e, b) : st;
+}

@@ -1,0 +1,310 @@
+/* make check-gpu: the CUDA engine through engine.h: batches against single sequences, chunks
+ * against whole prompts, draws on the device against the host's sampler, KV through slab and back.
+ * Logits of different batch sizes may differ in their last bits, so tokens are compared up to
+ * near-ties. */
+#include "tests/golden/drive.h"
+
+#include <math.h>
+
+#define MODEL  "deploy/models/shakespeare-llama-6m"
+#define LAYERS 6
+#define PAGE   16
+
+static struct drive d;
+
+static void fill(uint32_t *t, uint32_t n, uint32_t seed)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        t[i] = 3 + (seed >> 12) % 2000;
+    }
+}
+
+/* Greedy tokens of one sequence and how far each led, alone in its batch. */
+static void alone(const uint32_t *prompt, uint32_t n, uint32_t chunk, uint32_t *out, float *gap,
+                  uint32_t steps)
+{
+    const struct bt_engine_params p = drive_greedy(2);
+    drive_slot(&d, 31, &p, prompt, n, steps);
+    struct bt_engine_out o = drive_prefill(&d, 31, prompt, 0, n, chunk);
+    for (uint32_t i = 0; i < steps; i++) {
+        assert_false(o.bad);
+        out[i] = o.token;
+        gap[i] = o.top_logprob[0] - o.top_logprob[1];
+        o = i + 1 < steps ? drive_decode(&d, 31) : o;
+    }
+    drive_slot_close(&d, 31);
+}
+
+/* The same up to the first near-tie, after which texts may go apart. Returns how far. */
+static uint32_t same(const uint32_t *a, const uint32_t *b, const float *gap, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (a[i] != b[i]) {
+            if (gap[i] > 0.05f) {
+                fail_msg("token %u: %u and %u, gap %f", i, a[i], b[i], gap[i]);
+            }
+            return i;
+        }
+    }
+    return n;
+}
+
+static void test_chunks(void **state)
+{
+    (void)state;
+    enum { N = 700, STEPS = 24 };
+    uint32_t prompt[N], whole[STEPS], parts[STEPS], tiny[STEPS];
+    float gap[STEPS], other[STEPS];
+    fill(prompt, N, 1);
+    d.next_page = 0;
+    alone(prompt, N, 2048, whole, gap, STEPS);
+    alone(prompt, N, 100, parts, other, STEPS);
+    same(whole, parts, gap, STEPS);
+    alone(prompt, 40, 2048, whole, gap, STEPS);
+    alone(prompt, 40, 1, tiny, other, STEPS); /* single tokens: the decode kernel alone */
+    same(whole, tiny, gap, STEPS);
+}
+
+/* Steps of many sequences of different lengths, drawn on the device, launched ahead of results. */
+static void test_batch(void **state)
+{
+    (void)state;
+    enum { SEQS = 20, STEPS = 24, LEN = 400 };
+    static uint32_t prompt[SEQS][LEN], want[SEQS][STEPS], got[SEQS][STEPS];
+    static float gap[SEQS][STEPS];
+    struct bt_engine_row rows[SEQS];
+    const struct bt_engine_params p = drive_greedy(0);
+    uint32_t together = 0;
+    d.next_page = 0;
+    for (uint32_t s = 0; s < SEQS; s++) {
+        uint32_t n = 1 + s * 20;
+        fill(prompt[s], n, s + 7);
+        alone(prompt[s], n, 2048, want[s], gap[s], STEPS);
+        d.next_page = 0;
+    }
+    for (uint32_t s = 0; s < SEQS; s++) {
+        uint32_t n = 1 + s * 20;
+        drive_slot(&d, s, &p, prompt[s], n, STEPS);
+        got[s][0] = drive_prefill(&d, s, prompt[s], 0, n, 2048).token;
+        rows[s] = (struct bt_engine_row){
+            .slot = s, .pos = BT_ENGINE_POS_NEXT, .n = 1, .flags = BT_ROW_SAMPLE};
+    }
+    bt_engine_ticket_t last = 0, samples[STEPS];
+    for (uint32_t i = 1; i < STEPS; i++) { /* nothing is polled before all is launched */
+        const struct bt_engine_batch b = {.n_rows = SEQS, .rows = rows};
+        assert_int_equal(d.vt->forward(d.e, &b, &last), BT_OK);
+        assert_int_equal(d.vt->sample(d.e, last, NULL, &samples[i]), BT_OK);
+    }
+    for (uint32_t i = 1; i < STEPS; i++) {
+        struct bt_engine_event ev = drive_wait(&d, samples[i]);
+        assert_int_equal(ev.status, BT_OK);
+        assert_int_equal(ev.n_out, SEQS);
+        for (uint32_t s = 0; s < SEQS; s++) {
+            assert_int_equal(ev.out[s].slot, s);
+            assert_int_equal(ev.out[s].pos, 1 + s * 20 + i);
+            assert_false(ev.out[s].bad);
+            got[s][i] = ev.out[s].token;
+        }
+        d.vt->release(d.e, samples[i]);
+    }
+    for (uint32_t s = 0; s < SEQS; s++) {
+        together += same(want[s], got[s], gap[s], STEPS);
+        drive_slot_close(&d, s);
+    }
+    printf("# %u of %u tokens before near-ties\n", together, SEQS * STEPS);
+    assert_true(together > SEQS * STEPS * 3 / 4);
+}
+
+/* With a mask that allows all, rows are drawn by the host's sampler: the same tokens. */
+static void test_draws(void **state)
+{
+    (void)state;
+    enum { SEQS = 16, STEPS = 20, N = 30 };
+    uint32_t prompt[N], mask[SEQS * 64], differ = 0;
+    memset(mask, 0xff, sizeof(mask));
+    fill(prompt, N, 99);
+    static struct bt_engine_out outs[2][SEQS];
+    struct bt_engine_row rows[SEQS];
+    d.next_page = 0;
+    for (uint32_t s = 0; s < 2 * SEQS - 1; s++) { /* slots s and s + SEQS are twins, but the last */
+        struct bt_engine_params p = drive_greedy(0);
+        p.temperature = 0.5f + 0.1f * (float)(s % SEQS);
+        p.seed = 1000 + s % SEQS;
+        p.choice = s % SEQS % 3;
+        drive_slot(&d, s, &p, prompt, N, STEPS + 2);
+    }
+    for (uint32_t i = 0; i < STEPS; i++) {
+        for (int side = 0; side < 2; side++) {
+            uint32_t n = side ? SEQS - 1 : SEQS;
+            for (uint32_t s = 0; s < n; s++) { /* both read the device side's tokens */
+                rows[s] = (struct bt_engine_row){.slot = s + (side ? SEQS : 0),
+                                                 .pos = i ? BT_ENGINE_POS_NEXT : 0,
+                                                 .n = i ? 1 : N,
+                                                 .tokens = i ? &outs[0][s].token : prompt,
+                                                 .flags = BT_ROW_SAMPLE};
+            }
+            struct bt_engine_row own[SEQS];
+            uint32_t tokens[SEQS];
+            for (uint32_t s = 0; s < n; s++) {
+                static uint32_t before[SEQS];
+                before[s] = side == 0 ? outs[0][s].token : before[s];
+                tokens[s] = before[s];
+                own[s] = rows[s];
+                own[s].tokens = i ? &tokens[s] : prompt;
+            }
+            const struct bt_engine_batch b = {.n_rows = n, .rows = own};
+            bt_engine_ticket_t f, t;
+            assert_int_equal(d.vt->forward(d.e, &b, &f), BT_OK);
+            assert_int_equal(d.vt->sample(d.e, f, side ? mask : NULL, &t), BT_OK);
+            struct bt_engine_event ev = drive_wait(&d, t);
+            assert_int_equal(ev.n_out, n);
+            memcpy(outs[side], ev.out, n * sizeof(ev.out[0]));
+            d.vt->release(d.e, t);
+        }
+        for (uint32_t s = 0; s < SEQS - 1; s++) {
+            differ += outs[0][s].token != outs[1][s].token;
+            if (outs[0][s].token == outs[1][s].token) {
+                assert_true(fabsf(outs[0][s].logprob - outs[1][s].logprob) < 0.01f);
+            }
+        }
+    }
+    for (uint32_t s = 0; s < 2 * SEQS - 1; s++) {
+        drive_slot_close(&d, s);
+    }
+    printf("# %u of %u draws differ between device and host\n", differ, STEPS * (SEQS - 1));
+    assert_true(differ <= STEPS * (SEQS - 1) / 50); /* ties of float and double */
+}
+
+static void wait_ok(bt_engine_ticket_t t)
+{
+    assert_int_equal(drive_wait(&d, t).status, BT_OK);
+    d.vt->release(d.e, t);
+}
+
+static _Atomic uint32_t bells;
+static void ring(void *arg)
+{
+    (void)arg;
+    bells++;
+}
+
+/* Prompt in chunks, each layer leaves for the slab as it is done; another sequence loads it into
+ * other pages and goes on: it must continue as the first does. */
+static void test_flow(void **state)
+{
+    (void)state;
+    enum { N = 203, STEPS = 16, CHUNK = 64, BLOCKS = (N + PAGE - 1) / PAGE };
+    const struct bt_engine_params p = drive_greedy(2);
+    uint32_t prompt[N], want[STEPS], got[STEPS];
+    float gap[STEPS];
+    size_t bytes = d.info->layout.block_bytes;
+    uint8_t *slab = aligned_alloc(4096, BT_ALIGN_UP(bytes * BLOCKS, (size_t)4096));
+    memset(slab, 0xff, bytes * BLOCKS);
+    bt_flow_word_t word = 0;
+    struct bt_engine_block blocks[BLOCKS];
+    uint32_t flow, load;
+    fill(prompt, N, 5);
+    d.next_page = 0;
+    drive_slot(&d, 0, &p, prompt, N, STEPS);
+    assert_int_equal(
+        d.vt->flow_open(d.e, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND, &word, 7, ring, NULL, &flow),
+        BT_OK);
+    uint32_t pages = BT_DIV_UP(N + STEPS, PAGE), items = BT_DIV_UP(N, CHUNK) * LAYERS;
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = (struct bt_engine_block){.mem = slab + i * bytes,
+                                             .page = pages - 1 - i, /* as drive_slot hands out */
+                                             .toks = BT_MIN(PAGE, N - i * PAGE),
+                                             .seq = i * PAGE / CHUNK * LAYERS};
+    }
+    assert_int_equal(d.vt->flow_add(d.e, flow, blocks, BLOCKS), BT_OK);
+    struct bt_engine_out o = {0};
+    for (uint32_t at = 0, c = 0; at < N; at += CHUNK, c++) {
+        const struct bt_engine_row row = {.slot = 0,
+                                          .pos = at,
+                                          .n = BT_MIN(CHUNK, N - at),
+                                          .tokens = prompt + at,
+                                          .flags = at + CHUNK >= N ? BT_ROW_SAMPLE : 0,
+                                          .fire = {flow, c * LAYERS}};
+        drive_step(&d, &row, 1, &o);
+    }
+    bt_engine_ticket_t t;
+    assert_int_equal(d.vt->flow_close(d.e, flow, false, &t), BT_OK);
+    wait_ok(t);
+    assert_int_equal(bt_flow_read(&word, 7), items);
+    assert_int_equal(bells, items);
+    uint8_t *tail = slab + (BLOCKS - 1) * bytes;
+    for (uint32_t i = N % PAGE * 64 * 2; i < PAGE * 64 * 2;
+         i++) { /* K of head 0, behind the text */
+        assert_int_equal(tail[i], 0);
+    }
+    want[0] = o.token;
+    gap[0] = o.top_logprob[0] - o.top_logprob[1];
+    for (uint32_t i = 1; i < STEPS; i++) {
+        o = drive_decode(&d, 0);
+        want[i] = o.token;
+        gap[i] = o.top_logprob[0] - o.top_logprob[1];
+    }
+    /* The other side: the word lets items through one after another. */
+    uint32_t first = d.next_page;
+    drive_slot(&d, 1, &p, prompt, N, STEPS);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i].page = first + pages - 1 - i;
+        blocks[i].toks = PAGE;
+    }
+    bt_flow_word_t open_word = bt_flow_pack(3, LAYERS);
+    assert_int_equal(
+        d.vt->flow_open(d.e, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, &open_word, 3, NULL, NULL, &load),
+        BT_OK);
+    assert_int_equal(d.vt->flow_add(d.e, load, blocks, BLOCKS), BT_OK);
+    bt_engine_ticket_t part;
+    assert_int_equal(d.vt->flow_release(d.e, load, LAYERS, &part), BT_OK);
+    assert_int_equal(d.vt->flow_release(d.e, load, items, &t), BT_OK);
+    wait_ok(part);
+    struct bt_engine_event none;
+    assert_int_equal(d.vt->poll(d.e, &none, 1, 2000), 0); /* the rest is not there yet */
+    bt_flow_raise(&open_word, 3, items);
+    wait_ok(t);
+    assert_int_equal(d.vt->slot_accept(d.e, 1, want[0]), BT_OK);
+    got[0] = want[0];
+    for (uint32_t i = 1; i < STEPS; i++) {
+        const struct bt_engine_row row = {.slot = 1,
+                                          .pos = N + i - 1,
+                                          .n = 1,
+                                          .flags = BT_ROW_SAMPLE,
+                                          .wait = {load, items - LAYERS}};
+        assert_int_equal(drive_step(&d, &row, 1, &o), 1);
+        got[i] = o.token;
+    }
+    assert_int_equal(same(want, got, gap, STEPS), STEPS); /* the same bytes of KV */
+    assert_int_equal(d.vt->flow_close(d.e, load, false, &t), BT_OK);
+    wait_ok(t);
+    drive_slot_close(&d, 0);
+    drive_slot_close(&d, 1);
+    free(slab);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    drive_open(&d, "cuda", MODEL, PAGE);
+    printf("# %s\n", d.info->device);
+    return 0;
+}
+static int teardown(void **state)
+{
+    (void)state;
+    drive_close(&d);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_flow),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
