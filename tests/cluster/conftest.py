@@ -9,6 +9,10 @@ import time
 
 import pytest
 
+import sanitizer
+from sanitizer import PATIENCE
+
+sanitizer.set_options()
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 LOCAL = os.path.join(ROOT, "deploy", "local", "baton-local")
@@ -18,12 +22,12 @@ CTL = os.path.join(BUILD, "bin", "batonctl")
 class Cluster:
     """A running local cluster; everything it starts ends with stop()."""
 
-    def __init__(self, *options):
+    def __init__(self, *options, bin=os.path.join(BUILD, "bin")):
         self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
-        env = dict(os.environ, BATON_BIN=os.path.join(BUILD, "bin"))
+        env = dict(os.environ, BATON_BIN=bin)
         p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *options], env=env,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                           timeout=240)
+                           timeout=240 * PATIENCE)
         if p.returncode != 0:
             text = p.stderr.decode(errors="replace")
             shutil.rmtree(self.state_dir, ignore_errors=True)
@@ -38,8 +42,20 @@ class Cluster:
             raise
 
     def stop(self):
-        subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60, check=True)
+        """Fails if a daemon reported something while it ran or while it ended."""
+        subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60 * PATIENCE, check=True)
+        found = self.reports()
         shutil.rmtree(self.state_dir, ignore_errors=True)
+        assert not found, "\n".join(found)
+
+    def reports(self):
+        """Failed assertions and what sanitizers wrote into the daemons' logs."""
+        found = []
+        for name in sorted(os.listdir(os.path.join(self.state_dir, "logs"))):
+            with open(os.path.join(self.state_dir, "logs", name), errors="replace") as f:
+                text = sanitizer.in_log(f.read())
+                found += [f"== {name}\n{text}"] if text else []
+        return found
 
     def status(self):
         p = subprocess.run([LOCAL, "status", "--dir", self.state_dir, "-o", "json"],
@@ -131,7 +147,8 @@ def scrape(address):
 
 
 def wait_for(check, seconds, what):
-    """Polls until check() is truthy and returns it; fails after `seconds`."""
+    """Polls until check() is truthy and returns it; fails after `seconds`, longer if instrumented."""
+    seconds *= PATIENCE
     end = time.monotonic() + seconds
     while True:
         v = check()
@@ -159,8 +176,36 @@ def make_cluster():
         return made[-1]
 
     yield make
-    for c in made:
-        c.stop()
+    stop_all(made)
+
+
+def stop_all(clusters):
+    """Also those behind one that does not stop in order."""
+    failures = []
+    for c in clusters:
+        try:
+            c.stop()
+        except (AssertionError, subprocess.SubprocessError) as e:
+            failures.append(str(e))
+    assert not failures, "\n".join(failures)
+
+
+def fail_if_reported():
+    found = sanitizer.take_reports()
+    assert not found, "a sanitizer's report:\n" + found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_report_at_the_end():
+    """Of daemons that several tests share: they end with the session or a module."""
+    yield
+    fail_if_reported()
+
+
+@pytest.fixture(autouse=True)
+def no_report():
+    yield
+    fail_if_reported()
 
 
 def golden(name):

@@ -17,6 +17,9 @@ import urllib.request
 
 import grpc
 
+import sanitizer
+from sanitizer import PATIENCE
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
@@ -101,7 +104,7 @@ class Kvstore:
             return f.read()
 
     def wait_log(self, pattern, timeout=15):
-        end = time.monotonic() + timeout
+        end = time.monotonic() + timeout * PATIENCE
         while time.monotonic() < end:
             m = re.search(pattern, self.log())
             if m:
@@ -116,7 +119,7 @@ class Kvstore:
         return {k: float(v) for k, v in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.M)}
 
     def wait_metric(self, name, want, timeout=10):
-        end = time.monotonic() + timeout
+        end = time.monotonic() + timeout * PATIENCE
         while True:
             got = self.metrics()[name]
             if got == want:
@@ -135,7 +138,10 @@ class Kvstore:
     def stop(self, sig=signal.SIGTERM):
         if self.p.poll() is None:
             self.p.send_signal(sig)
-        return self.p.wait(20)
+        return self.p.wait(20 * PATIENCE)
+
+    def report(self):
+        return sanitizer.in_log(self.log())
 
 
 class Worker:
@@ -143,10 +149,11 @@ class Worker:
 
     def __init__(self, kv, name, inc=1):
         self.name, self.lines, self.cond = name, [], threading.Condition()
+        self.err = tempfile.TemporaryFile("w+", errors="replace")
         self.p = subprocess.Popen(
             [os.path.join(BUILD, "tests", "tools", "kv_worker"), f"run_dir={kv.run_dir}",
              f"name={name}", f"inc={inc}", f"model={MODEL}", f"tokens={BLOCK}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.err, text=True,
             bufsize=1)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -163,7 +170,7 @@ class Worker:
 
     def wait(self, pattern, timeout=10):
         """The first line that matches; it and all before it are used up."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + timeout * PATIENCE
         with self.cond:
             while True:
                 for i, line in enumerate(self.lines):
@@ -185,9 +192,13 @@ class Worker:
     def stop(self):
         if self.p.poll() is None:
             self.say("quit")
-        code = self.p.wait(10)
+        code = self.p.wait(10 * PATIENCE)
         self.reader.join(5)
         return code
+
+    def report(self):
+        self.err.seek(0)
+        return sanitizer.in_log(self.err.read())
 
     def kill(self):
         self.p.kill()
@@ -251,7 +262,7 @@ class Conductor:
                 self.out.put(pb.ToKvstore(heartbeat=pb.Heartbeat(seq=seq)))
 
     def wait(self, kind, timeout=10, match=lambda m: True):
-        end = time.monotonic() + timeout
+        end = time.monotonic() + timeout * PATIENCE
         with self.cond:
             while True:
                 for i, m in enumerate(self.got):
@@ -265,7 +276,7 @@ class Conductor:
                 self.cond.wait(left)
 
     def wait_end(self, timeout=10):
-        end = time.monotonic() + timeout
+        end = time.monotonic() + timeout * PATIENCE
         with self.cond:
             while self.code is None:
                 assert end > time.monotonic(), "the session does not end"
@@ -326,6 +337,7 @@ class Nodes:
                 code = t.stop()
                 if code != 0 or os.path.exists(t.slab):
                     bad.append(f"{t.name} ended with {code}\n{t.log()[-6000:]}")
+        bad += [t.report() for t in self.made if not isinstance(t, Conductor) and t.report()]
         self.etcd.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
         assert not bad, "\n".join(bad)

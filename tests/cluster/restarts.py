@@ -6,6 +6,7 @@ import subprocess
 import time
 
 from conftest import CTL, Cluster, scrape, wait_for
+from sanitizer import PATIENCE
 
 
 def args_of(pid):
@@ -35,7 +36,7 @@ class Restarts:
                 p.terminate()
         for p in self.children:
             try:
-                p.wait(15)
+                p.wait(15 * PATIENCE)
             except subprocess.TimeoutExpired:
                 p.kill()
                 p.wait()
@@ -43,7 +44,7 @@ class Restarts:
 
     def ctl(self, *args):
         p = subprocess.run([CTL, "--addr", self.addr, *args, "-o", "json"], stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, timeout=20)
+                           stderr=subprocess.PIPE, timeout=20 * PATIENCE)
         assert p.returncode == 0, p.stderr
         return json.loads(p.stdout)
 
@@ -63,7 +64,7 @@ class Restarts:
 
     def start_again(self, m):
         """Starts a killed daemon until it is taken: while its lease lives its name is not free."""
-        p, end = None, time.monotonic() + 20
+        p, end = None, time.monotonic() + 20 * PATIENCE
         while time.monotonic() < end:
             if p is None or p.poll() is not None:
                 p = self.spawn(*self.args[m["kind"], m["name"]], m["name"] + ".log")

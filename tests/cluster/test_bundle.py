@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+import sanitizer
 from conftest import BUILD, ROOT, Cluster
 
 LIMIT = 40 << 20
@@ -16,7 +17,7 @@ BARE = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
 
 def pack(*more):
     """Path of a new archive. Packed fast, so a real one is smaller."""
-    if "SANITIZE" in os.environ or "-san" in os.path.basename(BUILD):
+    if sanitizer.KIND:
         pytest.skip("instrumented builds are not bundled")
     p = subprocess.run([os.path.join(ROOT, "deploy", "bundle", "make-bundle.sh"), BUILD, "test", *more],
                        env=dict(os.environ, BUNDLE_XZ_PRESET="0"), stdin=subprocess.DEVNULL,

@@ -5,6 +5,9 @@ import subprocess
 import threading
 import time
 
+import sanitizer
+from sanitizer import PATIENCE
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
@@ -20,7 +23,8 @@ class Peer:
         self.lines = []
         self.err = []
         self.cond = threading.Condition()
-        environ = dict({"ASAN_OPTIONS": "quarantine_size_mb=1"}, **os.environ)  # for RSS checks
+        environ = dict(os.environ)
+        environ["ASAN_OPTIONS"] = environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1"  # for RSS checks
         environ.update({"UCX_LOG_LEVEL": "fatal", **(env or {})})
         args = [tool(), f"name={name}"] + [f"{k}={v}" for k, v in opts.items()]
         self.p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -48,6 +52,7 @@ class Peer:
     def wait(self, pattern, timeout=10, after=0):
         """The first line from number `after` on that matches; fails with the whole output."""
         rx = re.compile(pattern)
+        timeout *= PATIENCE
         end = time.monotonic() + timeout
         seen = after
         with self.cond:
@@ -112,10 +117,12 @@ class Peer:
         if self.p.poll() is None:
             self.say("quit")
             try:
-                self.p.wait(15)
+                self.p.wait(15 * PATIENCE)
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise AssertionError(f"{self.name} does not end\n" + "\n".join(self.err[-40:]))
         for t in self.threads:
             t.join(5)
+        found = sanitizer.in_log("\n".join(self.err))
+        assert not found, f"{self.name}:\n{found}"
         return self.p.returncode

@@ -20,6 +20,9 @@ import urllib.request
 
 import grpc
 
+import sanitizer
+from sanitizer import PATIENCE
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
@@ -112,7 +115,7 @@ class Node:
 
     @staticmethod
     def _wait(check, seconds, what):
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while time.monotonic() < end:
             try:
                 v = check()
@@ -175,13 +178,14 @@ class Node:
             if p.poll() is None:
                 p.send_signal(signal.SIGTERM)
                 try:
-                    p.wait(20)
+                    p.wait(20 * PATIENCE)
                 except subprocess.TimeoutExpired:
                     p.kill()
                     p.wait()
             codes[name] = p.returncode
-            text = self.log(name)
-            if "Sanitizer" in text or "runtime error" in text or "assert" in text:
+            with open(f"{self.dir}/{name}.log", errors="replace") as f:
+                text = sanitizer.in_log(f.read())
+            if text:
                 print(text)
                 codes[name] = "sanitizer"
         shutil.rmtree(self.dir, ignore_errors=True)
@@ -257,6 +261,7 @@ class Session:
         return list(self.index.get(("token", request, epoch), []))
 
     def wait(self, check, what, seconds=30):
+        seconds *= PATIENCE
         end = time.monotonic() + seconds
         with self.cond:
             while True:
@@ -363,7 +368,7 @@ class Conductor:
 
     def resident(self, tokens, blocks, seconds=10):
         """Waits until the pool has the first blocks of tokens: sealing goes on after a request has ended."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while True:
             r = random.getrandbits(63) | 1
             found = self.reserve(r, tokens).resident_blocks
@@ -375,7 +380,7 @@ class Conductor:
 
     def idle(self, seconds=15):
         """Nothing is left of any request: pages, slots, grants, leases."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         for s in (self.p, self.d, self.kv):
             s.wait(lambda s=s: s.find("heartbeat"), "a heartbeat", seconds)
         while True:
