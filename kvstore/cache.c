@@ -113,7 +113,7 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
         c->duplicates++;
         return false;
     }
-    c->policy->admit(c->evict, slot);
+    c->policy->admit(c->evict, slot, depth);
     c->sealed++;
     if (c->lower.sealed != NULL) {
         c->lower.sealed(c->lower.arg, slot);
@@ -127,7 +127,7 @@ bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
         !bt_index_add(c->index, bt_pool_key(c->pool, slot), bt_pool_depth(c->pool, slot), slot)) {
         return false;
     }
-    c->policy->admit(c->evict, slot);
+    c->policy->admit(c->evict, slot, bt_pool_depth(c->pool, slot));
     return true;
 }
 

@@ -28,6 +28,15 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "false",
      .doc = "Leave the shared memory when the kvstore is stopped, so that the next start finds its "
             "blocks (as it does after a crash); the memory stays in use until then."},
+    {.key = "kvstore.eviction",
+     .type = BT_CONF_STR,
+     .offset = ROW(eviction),
+     .def = "slru",
+     .doc =
+         "Which block goes when room is needed: slru (new blocks are on probation until a second "
+         "use), lru, lfu, length_aware (lfu, among equals the end of a prompt first), reuse (lru, "
+         "a "
+         "second use worth one turnover of the cache)."},
     {.key = "kvstore.transit_max",
      .type = BT_CONF_FLOAT,
      .offset = ROW(transit_max),
@@ -140,6 +149,12 @@ static bool check(const void *conf, char *err, size_t cap)
         snprintf(err, cap,
                  "kvstore.ssd.write_policy: \"%.40s\" is none of second_use, evict, always",
                  c->ssd_write_policy);
+        return false;
+    }
+    if (bt_evict_by_name(c->eviction) == NULL) {
+        snprintf(err, cap,
+                 "kvstore.eviction: \"%.40s\" is none of slru, lru, lfu, length_aware, reuse",
+                 c->eviction);
         return false;
     }
     return true;

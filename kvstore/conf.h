@@ -10,6 +10,7 @@ struct bt_kvstore_conf {
     uint64_t slab_bytes;
     char *slab_path;
     bool slab_keep;
+    char *eviction;
     double transit_max;
     uint64_t reclaim_ms;
     char *wire_listen;

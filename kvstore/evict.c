@@ -2,6 +2,7 @@
 #include "kvstore/evict.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { PROBATION = 0, PROTECTED = 1 };
 
@@ -79,8 +80,9 @@ static struct node *cached(struct bt_evict *e, uint32_t slot)
     return &e->nodes[slot];
 }
 
-static void slru_admit(struct bt_evict *e, uint32_t slot)
+static void slru_admit(struct bt_evict *e, uint32_t slot, uint32_t depth)
 {
+    (void)depth;
     BT_ASSERT(slot < e->n && !e->nodes[slot].cached);
     e->nodes[slot] = (struct node){.cached = 1, .pinned = 1, .cls = PROBATION};
 }
@@ -167,3 +169,15 @@ const struct bt_evict_policy bt_evict_slru = {
     .victim = slru_victim,
     .evictable = slru_evictable,
 };
+
+const struct bt_evict_policy *bt_evict_by_name(const char *name)
+{
+    static const struct bt_evict_policy *const all[] = {
+        &bt_evict_slru, &bt_evict_lru, &bt_evict_lfu, &bt_evict_length_aware, &bt_evict_reuse};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        if (strcmp(all[i]->name, name) == 0) {
+            return all[i];
+        }
+    }
+    return NULL;
+}

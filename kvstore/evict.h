@@ -14,8 +14,8 @@ struct bt_evict_policy {
     const char *name;
     struct bt_evict *(*create)(uint32_t n_slots);
     void (*destroy)(struct bt_evict *e);
-    /* A new block is cached in slot; it is in use (pinned) at first. */
-    void (*admit)(struct bt_evict *e, uint32_t slot);
+    /* A new block, the depth-th of its chain, is cached in slot; it is in use (pinned) at first. */
+    void (*admit)(struct bt_evict *e, uint32_t slot, uint32_t depth);
     /* A later request has found the block. */
     void (*hit)(struct bt_evict *e, uint32_t slot);
     /* In use: never a victim / not in use any more: the youngest of its class. */
@@ -32,5 +32,14 @@ struct bt_evict_policy {
  * protected, at most 4/5 of the slots are, the oldest of them return to probation. Users unpin a
  * chain from its tail to its head, so that among equals tails go first. */
 extern const struct bt_evict_policy bt_evict_slru;
+/* What it is compared with: the least recently used first; the least often used first (uses since
+ * it was cached), among equals the least recently used; as LFU, among equals the deepest first. */
+extern const struct bt_evict_policy bt_evict_lru, bt_evict_lfu, bt_evict_length_aware;
+/* LRU in which a second use is worth one turnover of the cache (kvstore/evict_heap.c has the
+ * reason). */
+extern const struct bt_evict_policy bt_evict_reuse;
+
+/* NULL: no policy has this name. */
+const struct bt_evict_policy *bt_evict_by_name(const char *name);
 
 #endif

@@ -298,9 +298,9 @@ static bool start_memory(struct daemon *d)
         return false;
     }
     uint32_t n = d->slab->super->n_slots;
-    d->cache =
-        bt_cache_create(d->slab, &d->layout,
-                        BT_MAX(1u, (uint32_t)(d->conf.transit_max * (double)n)), &bt_evict_slru);
+    d->cache = bt_cache_create(d->slab, &d->layout,
+                               BT_MAX(1u, (uint32_t)(d->conf.transit_max * (double)n)),
+                               bt_evict_by_name(d->conf.eviction));
     if (bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) != BT_OK) {
         return false;
     }

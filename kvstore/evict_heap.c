@@ -1,0 +1,224 @@
+/* Eviction by an order over slots: a binary heap of those that are not in use, the first to go on
+ * top. LRU, LFU, LengthAware and reuse differ in the order alone. O(log slots) an event. Pure, one
+ * owner thread. */
+#include <stdlib.h>
+
+#include "kvstore/evict.h"
+
+#define OUTSIDE UINT32_MAX /* not in the heap */
+
+struct node {
+    uint64_t used; /* tick of the last use */
+    uint32_t uses, depth;
+    uint32_t bonus; /* ticks; reuse_before only */
+    uint32_t pos;   /* in the heap */
+    uint8_t cached;
+};
+
+/* Does a go before b? */
+typedef bool (*before_fn)(const struct node *a, const struct node *b);
+
+struct bt_evict {
+    struct node *nodes;
+    uint32_t n;
+    uint32_t *heap, count;
+    uint64_t tick;
+    before_fn before;
+};
+
+/* The least recently used goes. */
+static bool lru_before(const struct node *a, const struct node *b)
+{
+    return a->used < b->used;
+}
+
+/* The least often used goes, among equals the least recently used. */
+static bool lfu_before(const struct node *a, const struct node *b)
+{
+    return a->uses != b->uses ? a->uses < b->uses : lru_before(a, b);
+}
+
+/* As LFU, among equals the block that lies latest in its request (Mooncake, section 4.2: "LFU, but
+ * prioritizing evicting cache blocks occurring later in requests"). */
+static bool length_aware_before(const struct node *a, const struct node *b)
+{
+    if (a->uses != b->uses) {
+        return a->uses < b->uses;
+    }
+    return a->depth != b->depth ? a->depth > b->depth : lru_before(a, b);
+}
+
+/* Least recently used, but a second use counts as if it had been made one turnover of the cache
+ * later: among prompts most blocks are used once (three of four in Mooncake's conversation trace),
+ * and one that was used twice is likely to be used again. Unlike a protected segment this fades by
+ * itself, so that yesterday's favourites do not stay. */
+static bool reuse_before(const struct node *a, const struct node *b)
+{
+    return a->used + a->bonus < b->used + b->bonus;
+}
+
+static struct bt_evict *heap_create(uint32_t n_slots, before_fn before)
+{
+    struct bt_evict *e = bt_calloc(1, sizeof(*e));
+    e->nodes = bt_calloc(n_slots, sizeof(*e->nodes));
+    e->heap = bt_calloc(n_slots, sizeof(*e->heap));
+    e->n = n_slots;
+    e->before = before;
+    return e;
+}
+
+static struct bt_evict *lru_create(uint32_t n_slots)
+{
+    return heap_create(n_slots, lru_before);
+}
+
+static struct bt_evict *lfu_create(uint32_t n_slots)
+{
+    return heap_create(n_slots, lfu_before);
+}
+
+static struct bt_evict *length_aware_create(uint32_t n_slots)
+{
+    return heap_create(n_slots, length_aware_before);
+}
+
+static struct bt_evict *reuse_create(uint32_t n_slots)
+{
+    return heap_create(n_slots, reuse_before);
+}
+
+static void heap_destroy(struct bt_evict *e)
+{
+    if (e != NULL) {
+        free(e->nodes);
+        free(e->heap);
+        free(e);
+    }
+}
+
+static struct node *cached(struct bt_evict *e, uint32_t slot)
+{
+    BT_ASSERT(slot < e->n && e->nodes[slot].cached);
+    return &e->nodes[slot];
+}
+
+static void place(struct bt_evict *e, uint32_t pos, uint32_t slot)
+{
+    e->heap[pos] = slot;
+    e->nodes[slot].pos = pos;
+}
+
+static void sift_up(struct bt_evict *e, uint32_t pos)
+{
+    uint32_t slot = e->heap[pos];
+    while (pos > 0) {
+        uint32_t up = (pos - 1) / 2;
+        if (!e->before(&e->nodes[slot], &e->nodes[e->heap[up]])) {
+            break;
+        }
+        place(e, pos, e->heap[up]);
+        pos = up;
+    }
+    place(e, pos, slot);
+}
+
+static void sift_down(struct bt_evict *e, uint32_t pos)
+{
+    uint32_t slot = e->heap[pos];
+    for (;;) {
+        uint32_t kid = 2 * pos + 1;
+        if (kid >= e->count) {
+            break;
+        }
+        if (kid + 1 < e->count && e->before(&e->nodes[e->heap[kid + 1]], &e->nodes[e->heap[kid]])) {
+            kid++;
+        }
+        if (!e->before(&e->nodes[e->heap[kid]], &e->nodes[slot])) {
+            break;
+        }
+        place(e, pos, e->heap[kid]);
+        pos = kid;
+    }
+    place(e, pos, slot);
+}
+
+static void heap_remove(struct bt_evict *e, uint32_t slot)
+{
+    uint32_t pos = e->nodes[slot].pos;
+    e->nodes[slot].pos = OUTSIDE;
+    if (pos == --e->count) {
+        return;
+    }
+    place(e, pos, e->heap[e->count]);
+    sift_up(e, pos);
+    sift_down(e, e->nodes[e->heap[pos]].pos);
+}
+
+static void heap_admit(struct bt_evict *e, uint32_t slot, uint32_t depth)
+{
+    BT_ASSERT(slot < e->n && !e->nodes[slot].cached);
+    e->nodes[slot] =
+        (struct node){.used = ++e->tick, .uses = 1, .depth = depth, .pos = OUTSIDE, .cached = 1};
+}
+
+static void heap_hit(struct bt_evict *e, uint32_t slot)
+{
+    struct node *n = cached(e, slot);
+    bool inside = n->pos != OUTSIDE;
+    if (inside) {
+        heap_remove(e, slot);
+    }
+    n->uses++;
+    n->bonus = 2 * e->n; /* a use makes two ticks: found or cached, and let go */
+    n->used = ++e->tick;
+    if (inside) {
+        place(e, e->count, slot);
+        sift_up(e, e->count++);
+    }
+}
+
+static void heap_pin(struct bt_evict *e, uint32_t slot)
+{
+    if (cached(e, slot)->pos != OUTSIDE) {
+        heap_remove(e, slot);
+    }
+}
+
+static void heap_unpin(struct bt_evict *e, uint32_t slot)
+{
+    struct node *n = cached(e, slot);
+    if (n->pos == OUTSIDE) {
+        n->used = ++e->tick; /* in use until now */
+        place(e, e->count, slot);
+        sift_up(e, e->count++);
+    }
+}
+
+static void heap_drop(struct bt_evict *e, uint32_t slot)
+{
+    heap_pin(e, slot);
+    e->nodes[slot].cached = 0;
+}
+
+static uint32_t heap_victim(const struct bt_evict *e)
+{
+    return e->count > 0 ? e->heap[0] : BT_EVICT_NONE;
+}
+
+static uint32_t heap_evictable(const struct bt_evict *e)
+{
+    return e->count;
+}
+
+#define HEAP_POLICY(name_, create_)                                                                \
+    {                                                                                              \
+        .name = (name_), .create = (create_), .destroy = heap_destroy, .admit = heap_admit,        \
+        .hit = heap_hit, .pin = heap_pin, .unpin = heap_unpin, .drop = heap_drop,                  \
+        .victim = heap_victim, .evictable = heap_evictable,                                        \
+    }
+
+const struct bt_evict_policy bt_evict_lru = HEAP_POLICY("lru", lru_create);
+const struct bt_evict_policy bt_evict_lfu = HEAP_POLICY("lfu", lfu_create);
+const struct bt_evict_policy bt_evict_length_aware =
+    HEAP_POLICY("length_aware", length_aware_create);
+const struct bt_evict_policy bt_evict_reuse = HEAP_POLICY("reuse", reuse_create);
