@@ -84,6 +84,18 @@ static const struct bt_engine_vtable *search(const char *name, char *err, size_t
     return vt;
 }
 
+/* Without the driver no GPU can answer, and the plugin with its libraries need not be loaded. */
+static bool cuda_driver(char *err, size_t err_cap)
+{
+    void *so = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (!so) {
+        note(err, err_cap, "cuda: no driver (libcuda.so.1)");
+        return false;
+    }
+    dlclose(so);
+    return true;
+}
+
 bt_status_t bt_engine_load(const char *name, const struct bt_engine_vtable **vt_p, char *err,
                            size_t err_cap)
 {
@@ -101,7 +113,7 @@ bt_status_t bt_engine_load(const char *name, const struct bt_engine_vtable **vt_
     }
     const struct bt_engine_vtable *vt = NULL;
     if (strcmp(name, "auto") == 0) {
-        vt = search("cuda", err, err_cap);
+        vt = cuda_driver(err, err_cap) ? search("cuda", err, err_cap) : NULL;
         name = "cpu";
     }
     vt = vt ? vt : search(name, err, err_cap);
