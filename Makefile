@@ -55,13 +55,15 @@ LIBS  := $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.
 BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl)
 PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 # Sanitizers do not look into device code.
-CUDA_LIB := $(if $(NVCC),$(if $(SANITIZE),,$(B)/libcuda-kernels.a))
-GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn bench_attn)
+ifneq ($(and $(NVCC),$(CUDA_SRC),$(if $(SANITIZE),,1)),)
+PLUGINS += $(B)/lib/baton-engine-cuda.so
+endif
+GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn bench_attn check_engine bench_engine)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
 .PHONY: all tests setup setup-tests check check-gpu bench-gpu demo up down bench lint install install-files install-system bundle clean help docs
-all: $(BINS) $(PLUGINS) $(CUDA_LIB)
+all: $(BINS) $(PLUGINS)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
 endif
@@ -121,13 +123,21 @@ $(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
 NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. -gencode=arch=compute_90a,code=sm_90a \
              -Xcompiler -fPIC,-fno-threadsafe-statics,-fno-exceptions,-Wall
 CUDA_O := $(patsubst %.c,$(B)/obj/%.o,$(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC)))
-CFLAGS_common_engine_cuda_ := -I$(CUDA)/include
-CFLAGS_tests_gpu_ := -I$(CUDA)/include
+CFLAGS_common_engine_cuda_ := -isystem $(CUDA)/include
+CFLAGS_tests_gpu_ := -isystem $(CUDA)/include
 $(B)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
-$(B)/libcuda-kernels.a: $(CUDA_O)
+$(B)/libcuda-kernels.a: $(filter %/attn.o %.cu.o,$(CUDA_O))
 	$(archive)
+$(B)/lib/baton-engine-cuda.so: $(CUDA_O) $(B)/libbaton.a
+	$(link)
+	$(CC) $(LDFLAGS) -shared -o $@ $(filter %.o,$^) $(B)/libbaton.a -L$(CUDA)/lib64 \
+		-Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart_static -lrt $(LDLIBS)
+$(B)/tests/gpu/%_engine: $(B)/obj/tests/gpu/%_engine.o $(LIBS) $(B)/lib/baton-engine-cuda.so
+	$(link)
+	$(CC) $(LDFLAGS) $(RPATH) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIBS) -Wl,--end-group \
+		$(LDLIBS) -lcmocka
 $(B)/tests/gpu/%: $(B)/obj/tests/gpu/%.o $(B)/obj/tests/gpu/ref.cu.o $(B)/libcuda-kernels.a
 	$(link)
 	$(CC) $(LDFLAGS) -o $@ $^ -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
@@ -136,7 +146,7 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(LINK) -lcmocka
 .SECONDARY:
 
--include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
+-include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
 
 setup-tests:
 	@deploy/local/setup.sh --tests
@@ -149,10 +159,15 @@ ifeq ($(NVCC),)
 check-gpu bench-gpu:
 	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
 else
-check-gpu: $(GPU_BINS)
+check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 	$(B)/tests/gpu/check_attn
+	$(B)/tests/gpu/check_engine
+	for m in shakespeare-llama-6m shakespeare-draft-1m; do BT_GOLDEN_ENGINE=cuda \
+		BT_GOLDEN_MODEL=deploy/models/$$m BT_GOLDEN_REF=tests/golden/$$m.json \
+		$(B)/tests/golden/test_engine_golden || exit 1; done
 bench-gpu: $(GPU_BINS)
 	$(B)/tests/gpu/bench_attn
+	$(B)/tests/gpu/bench_engine
 endif
 demo: setup
 	@$(MAKE) --no-print-directory -j$$(nproc) all
