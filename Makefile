@@ -25,7 +25,7 @@ WARN := -Wall -Wextra -Wshadow -Wmissing-prototypes -Wstrict-prototypes -Wswitch
 OPT  ?= -O2
 # A report ends the process: what goes on behind it could pass a test.
 SAN  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer)
-CPPFLAGS += -I. -I$(B)/gen -D_GNU_SOURCE -DBT_VERSION='"$(VERSION)"'
+CPPFLAGS += -I. -I$(B)/gen -D_GNU_SOURCE
 CFLAGS   += -std=gnu11 -g $(OPT) -fPIC -fno-semantic-interposition $(WARN) $(SAN)
 LDFLAGS  += $(SAN) -Wl,--as-needed -rdynamic
 # In a bundle the libraries lie in lib/baton beside bin. DT_RPATH, not DT_RUNPATH: it also serves what they need.
@@ -78,6 +78,15 @@ $(B)/obj/gen/%.o: $(B)/gen/%.c $(GEN_H)
 $(B)/obj/%.o: %.c | $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$(dir $<))) -MMD -MP -c -o $@ $<
+# A build that goes on after a commit must not mix versions.
+CPPFLAGS_version := -DBT_VERSION='"$(VERSION)"'
+$(B)/version: FORCE
+	@mkdir -p $(B)
+	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' > $@
+FORCE:
+$(B)/obj/common/base/version.o: common/base/version.c $(B)/version
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CPPFLAGS_version) $(CFLAGS) -MMD -MP -c -o $@ $<
 # Kernels of the CPU engine are compiled for this family of processors and chosen at run time.
 -include $(wildcard common/engine/cpu/flags.mk)
 

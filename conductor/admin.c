@@ -48,7 +48,7 @@ static void on_status(void *arg, struct bt_rpc_call *call, const void *data, siz
     Baton__AdminStatus st = BATON__ADMIN_STATUS__INIT;
     st.cluster = (char *)a->conf.cluster;
     st.conductor = (char *)a->conf.name;
-    st.version = (char *)BT_VERSION;
+    st.version = (char *)bt_version();
     st.model_id = (char *)a->conf.model_id;
     st.serving = bt_requests_serving(a->rs, &why);
     st.reason = (char *)(why != NULL ? why : "");

@@ -310,7 +310,7 @@ static void join(struct conductor *c)
     self.http = c->http_addr;
     self.state = BATON__MEMBER_STATE__READY;
     self.started_ns = bt_real_ns();
-    self.version = (char *)BT_VERSION;
+    self.version = (char *)bt_version();
     uint8_t salt_id[BT_SHA256_LEN];
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
     s.root_key.data = c->root.b;

@@ -186,7 +186,7 @@ static bool join(struct daemon *d)
     self.http = d->http_addr;
     self.state = BATON__MEMBER_STATE__READY;
     self.started_ns = bt_real_ns();
-    self.version = BT_VERSION;
+    self.version = (char *)bt_version();
     s.root_key.data = d->root.b;
     s.root_key.len = sizeof(d->root.b);
     s.layout_id = d->layout.layout_id;
@@ -489,7 +489,7 @@ int main(int argc, char **argv)
     do {
         bt_random(&d.incarnation, sizeof(d.incarnation));
     } while (d.incarnation == 0);
-    BT_INFO("starting", "version=%s incarnation=%016llx slab_bytes=%llu", BT_VERSION,
+    BT_INFO("starting", "version=%s incarnation=%016llx slab_bytes=%llu", bt_version(),
             (unsigned long long)d.incarnation, (unsigned long long)d.conf.slab_bytes);
     if (bt_loop_create(&d.loop) != BT_OK) {
         return EXIT_FAILED;

@@ -37,6 +37,9 @@ static inline uint64_t bt_real_ns(void)
 void *bt_malloc(size_t size);
 void *bt_calloc(size_t n, size_t size);
 void *bt_realloc(void *ptr, size_t size);
+/* What git describe said when this was built; static. */
+const char *bt_version(void);
+
 char *bt_strdup(const char *s);
 char *bt_sprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* caller frees */
 

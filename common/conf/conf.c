@@ -11,9 +11,6 @@
 
 #include "common/conf/conf_priv.h"
 
-#ifndef BT_VERSION
-#define BT_VERSION "unknown"
-#endif
 #define SETS_MAX   256
 #define SECRET_MAX 4096 /* bytes that the daemons take of kv.salt_file */
 
@@ -68,7 +65,7 @@ static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, st
             if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
                 bt_conf_print_help(s);
             } else if (strcmp(arg, "--version") == 0) {
-                printf("baton-%s %s\n", s->daemon, BT_VERSION);
+                printf("baton-%s %s\n", s->daemon, bt_version());
             } else if (strcmp(arg, "--print-example") == 0) {
                 bt_conf_print_example(s);
             } else if (strcmp(arg, "--print-docs") == 0) {

@@ -187,7 +187,7 @@ static bool join(struct bt_wctl *w)
     self.http = w->http_addr;
     self.state = w->attach != 0 ? BATON__MEMBER_STATE__READY : BATON__MEMBER_STATE__STARTING;
     self.started_ns = w->started_ns;
-    self.version = BT_VERSION;
+    self.version = (char *)bt_version();
     self.device = (char *)(uintptr_t)w->core.info->device;
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
     s.root_key.data = w->core.root.b;
@@ -620,7 +620,7 @@ static int serve(struct bt_wctl *w)
     bt_loop_on_signal(w->loop, SIGTERM, on_signal, w);
     bt_loop_on_signal(w->loop, SIGINT, on_signal, w);
     bt_loop_on_signal(w->loop, SIGHUP, on_reload_signal, w);
-    BT_INFO("starting", "version=%s name=%s incarnation=%016llx", BT_VERSION, w->conf.name,
+    BT_INFO("starting", "version=%s name=%s incarnation=%016llx", bt_version(), w->conf.name,
             (unsigned long long)w->incarnation);
     if (start_servers(w) && start_core(w, &thread)) {
         core_running = true;

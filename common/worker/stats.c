@@ -54,7 +54,7 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     s->wb_skipped =
         bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"skipped\"",
                            "Generated blocks offered to the pool.");
-    char *il = bt_sprintf("role=\"%s\",version=\"%s\"", kind, BT_VERSION);
+    char *il = bt_sprintf("role=\"%s\",version=\"%s\"", kind, bt_version());
     bt_metric_set(bt_metrics_gauge(m, "baton_worker_info", il, "Role and version."), 1);
     free(il);
     free(l);

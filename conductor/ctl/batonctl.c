@@ -356,16 +356,16 @@ static int cmd_version(const struct ctl *c)
     Baton__AdminStatus *s = get_status(c);
     if (s == NULL) {
         if (!c->json) {
-            printf("batonctl   %s\n", BT_VERSION);
+            printf("batonctl   %s\n", bt_version());
         }
         return 1;
     }
     int rc = 0;
     if (c->json) {
-        rc =
-            ctl_print_json(json_pack("{s:s,s:s}", "batonctl", BT_VERSION, "conductor", s->version));
+        rc = ctl_print_json(
+            json_pack("{s:s,s:s}", "batonctl", bt_version(), "conductor", s->version));
     } else {
-        printf("batonctl   %s\nconductor  %s\n", BT_VERSION, s->version);
+        printf("batonctl   %s\nconductor  %s\n", bt_version(), s->version);
     }
     baton__admin_status__free_unpacked(s, NULL);
     return rc;

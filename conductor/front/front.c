@@ -132,7 +132,7 @@ static void get_version(struct bt_front *f, struct bt_http_req *req, const char 
     (void)tenant;
     bt_buf_init(&out);
     bt_buf_puts(&out, "{\"version\":");
-    front_put_cstr(&out, BT_VERSION);
+    front_put_cstr(&out, bt_version());
     bt_buf_puts(&out, "}");
     respond_json(f, req, &out);
 }
