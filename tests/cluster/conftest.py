@@ -43,6 +43,8 @@ class Cluster:
 
     def stop(self):
         """Fails if a daemon reported something while it ran or while it ended."""
+        if not os.path.exists(self.state_dir):
+            return
         subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60 * PATIENCE, check=True)
         found = self.reports()
         shutil.rmtree(self.state_dir, ignore_errors=True)

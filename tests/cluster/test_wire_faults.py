@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import sanitizer
 from wire_peers import Peer
 
 BIG = dict(seg=131072, layers=4, slots=600)  # 1 MiB messages by rendezvous
@@ -361,4 +362,5 @@ def test_many_sessions_leave_nothing_behind(trio):
         a.say(f"drop {i}")
     for before, after in zip(u, (b.usage(), a.usage())):
         assert after["fds"] <= before["fds"] + 2 and after["free"] == before["free"], (u, after)
-        assert after["rss_kb"] - before["rss_kb"] < 50 * 100, (u, after)  # 100 KB a session
+        if sanitizer.KIND != "thread":  # it keeps what was done to each address
+            assert after["rss_kb"] - before["rss_kb"] < 50 * 100, (u, after)  # 100 KB a session

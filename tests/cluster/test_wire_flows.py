@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+import sanitizer
 from wire_peers import Peer
 
 LAYERS = 4  # of the tool's default slab: 4 layers, segments of 8 KiB, blocks of 16 tokens
@@ -239,5 +240,6 @@ def test_ten_thousand_flows_leave_nothing_behind(peers):
     va, vb = a.usage(), b.usage()
     for u, v in ((ua, va), (ub, vb)):
         assert v["fds"] == u["fds"] and v["free"] == u["free"]
-        assert v["rss_kb"] - u["rss_kb"] < 4096
+        if sanitizer.KIND != "thread":  # it keeps what was done to each address
+            assert v["rss_kb"] - u["rss_kb"] < 4096
     assert b.metrics()["baton_kv_peer_sessions"] == 1

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import sanitizer
 from worker_node import (BLOCK, EXISTS, INVALID, MODEL, OK, PEER_LOST, ROOT, STALE, UNAVAILABLE, Conductor, Node)
 
 GOLDEN = json.load(open(os.path.join(ROOT, "tests", "golden", "shakespeare-llama-6m.json")))
@@ -265,7 +266,8 @@ def test_a_thousand_requests_with_cancels_leave_nothing():
             seen.append([used(n.procs[k].pid) for k in ("prefill", "decode")])
         for fds, kib in (zip(*(s[i] for s in seen)) for i in range(2)):
             assert fds[-1] == fds[0], fds
-            assert kib[-1] - kib[1] < 512, kib  # 680 requests
+            if not sanitizer.KIND:  # a sanitizer keeps what is freed
+                assert kib[-1] - kib[1] < 512, kib  # 680 requests
         c.close()
     finally:
         n.stop()

@@ -55,7 +55,7 @@ def free_port():
 
 
 class Node:
-    """Daemons of one node; stop() ends all of them and checks how the workers went. engine: of both workers, unless
+    """Daemons of one node; stop() ends all of them and fails if one of them reported something. engine: of both workers, unless
     sets say otherwise. exact: equal requests get equal tokens, whoever computes them beside whom."""
 
     def __init__(self, engine="cpu", **sets):
@@ -170,7 +170,7 @@ class Node:
         return Session(self, kind)
 
     def stop(self):
-        codes = {}
+        codes, found = {}, []
         for name in ("decode", "prefill", "kvstore", "etcd"):
             p = self.procs.get(name)
             if p is None:
@@ -185,10 +185,9 @@ class Node:
             codes[name] = p.returncode
             with open(f"{self.dir}/{name}.log", errors="replace") as f:
                 text = sanitizer.in_log(f.read())
-            if text:
-                print(text)
-                codes[name] = "sanitizer"
+            found += [f"== {name}\n{text}"] if text else []
         shutil.rmtree(self.dir, ignore_errors=True)
+        assert not found, "\n".join(found)
         return codes
 
 
