@@ -123,7 +123,15 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(policy),
      .def = "cache-aware",
-     .doc = "cache-aware, or least-load (ignores where blocks are; for comparison)."},
+     .doc =
+         "Where a request runs: cache-aware, or kvcache or baton (they also fetch prefixes between "
+         "nodes, where the kvstores can), or for comparison random, round-robin, least-load."},
+    {.key = "sched.admission",
+     .type = BT_CONF_STR,
+     .offset = ROW(admission),
+     .def = "early",
+     .doc = "What sched.*_objective_ms are held against: early (the load of now), predict (the "
+            "decode load expected when the prefill will end), none (nobody is refused)."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(local_prefill_tokens),
@@ -178,8 +186,14 @@ static bool check(const void *conf, char *err, size_t err_cap)
 {
     const struct bt_conductor_conf *c = conf;
     if (bt_sched_policy_find(c->policy) == NULL) {
-        snprintf(err, err_cap, "sched.policy: there is no '%s'; use cache-aware or least-load",
-                 c->policy);
+        snprintf(err, err_cap, "sched.policy: there is no '%s'; use %s", c->policy,
+                 bt_sched_policy_names);
+        return false;
+    }
+    const struct bt_sched_admission *a = bt_sched_admission_find(c->admission);
+    if (a == NULL || a->at_decode) { /* that one is the simulator's baseline only */
+        snprintf(err, err_cap, "sched.admission: there is no '%s'; use none, early or predict",
+                 c->admission);
         return false;
     }
     if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {

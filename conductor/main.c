@@ -203,6 +203,7 @@ static void start_requests(struct conductor *c)
     c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);
     struct bt_requests_config rc = {
         .policy = bt_sched_policy_find(conf->policy),
+        .admission = bt_sched_admission_find(conf->admission),
         .max_running = (uint32_t)conf->max_running,
         .max_waiting = (uint32_t)conf->max_waiting,
         .max_replans = (uint32_t)conf->max_replans,

@@ -216,11 +216,13 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
                                    .block_tokens = rs->conf.block_tokens,
                                    .token_bytes = rs->conf.token_bytes};
     bt_random(&req.random, sizeof(req.random));
+    req.sequence = rs->decisions++;
     struct bt_sched_params params = rs->conf.sched;
     if (k->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         params.ttft_objective_ms = params.tbt_objective_ms = 0;
     }
-    bt_sched_verdict_t verdict = rs->conf.policy->place(&params, &v->snap, &req, plan, rej);
+    bt_sched_verdict_t verdict =
+        bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v->snap, &req, plan, rej);
     if (note) {
         bt_explain_note(k, v, &params, &req, verdict == BT_SCHED_PLANNED ? plan : NULL, rej);
     }

@@ -161,6 +161,7 @@ struct bt_requests {
     struct bt_map *map; /* id -> bt_lane */
     struct bt_list all, waiting, planning, starved;
     uint32_t n_waiting, n_active, n_starved;
+    uint64_t decisions;    /* asked of the policy so far */
     struct bt_lane *probe; /* the one starved lane that is being tried, or NULL */
     uint64_t probe_at_ns;  /* next try, unless a release comes earlier */
     uint32_t probe_misses;

@@ -11,6 +11,7 @@
 
 struct bt_requests_config { /* copied */
     const struct bt_sched_policy *policy;
+    const struct bt_sched_admission *admission; /* NULL: early */
     struct bt_sched_params sched;
     uint32_t max_running, max_waiting;
     uint32_t no_worker_ms;     /* how long a request waits for workers before its 503 */

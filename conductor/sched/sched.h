@@ -6,6 +6,8 @@
 #define BT_CONDUCTOR_SCHED_H
 
 #include "common/base/base.h"
+#include "common/batch/batch.h"
+#include "conductor/sched/forecast.h"
 
 #define BT_SCHED_NONE UINT32_MAX
 
@@ -26,6 +28,10 @@ struct bt_sched_worker {
     /* of this conductor's own submissions; a heartbeat may not have counted them yet */
     uint32_t own_requests;
     uint64_t own_prefill_tokens;
+    /* known where a cost model is fitted; then they count in place of the rates above */
+    const struct bt_batch_cost *cost; /* NULL: none */
+    double queue_ms;                  /* sum of the predicted prefills that are queued */
+    uint64_t kv_tokens;               /* context of its decode rows: read in every step */
 };
 
 struct bt_sched_kvstore {
@@ -33,6 +39,7 @@ struct bt_sched_kvstore {
     bool avoid, draining;
     uint32_t slots_total, slots_free, slots_sealed; /* 0 total: not known */
     uint32_t match_blocks; /* full blocks of this request resident here, as far as the index says */
+    double send_busy_ms, recv_busy_ms; /* until its link has sent, received what it has to */
 };
 
 struct bt_sched_snapshot {
@@ -40,6 +47,8 @@ struct bt_sched_snapshot {
     uint32_t n_workers;
     const struct bt_sched_kvstore *kvstores;
     uint32_t n_kvstores;
+    double now_ms;                            /* on the forecast's clock */
+    const struct bt_sched_forecast *forecast; /* of the decode pool; NULL: not kept */
 };
 
 struct bt_sched_request {
@@ -49,6 +58,7 @@ struct bt_sched_request {
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
     uint64_t random;      /* breaks ties */
+    uint64_t sequence;    /* counts this conductor's decisions: round-robin's only state */
 };
 
 struct bt_sched_params {
@@ -58,6 +68,12 @@ struct bt_sched_params {
     double step_ms;                /* prior */
     double link_bytes_per_s;       /* between nodes */
     uint32_t ttft_objective_ms, tbt_objective_ms; /* 0: none */
+    uint32_t chunk_tokens;                        /* of a prefill step; 0: all in one */
+    double load_bytes_per_s;                      /* slab to GPU; 0: hidden */
+    /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched where the best match is at
+     * least so many times the local one. 0: there is nobody to fetch it, so never. */
+    double fetch_ratio;
+    double work_weight; /* baton: weight of the worker's time that a placement takes from others */
 };
 
 typedef enum {
@@ -80,6 +96,9 @@ struct bt_sched_plan {
     uint32_t cached_tokens; /* expected at the prefill side */
     double ttft_ms, tbt_ms; /* predicted */
     const char *reason;     /* static: why disaggregated or not; a bounded metric label */
+    uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
+    uint32_t fetch_tokens;  /* cached_tokens counts them */
+    double prefill_ms;      /* predicted: of ttft_ms, the computing */
 };
 
 struct bt_sched_reject {
@@ -89,7 +108,7 @@ struct bt_sched_reject {
 };
 
 /* A policy. place returns BT_SCHED_PLANNED and fills plan_p, or another verdict and fills
- * reject_p. */
+ * reject_p. It looks for the best place only; whether that is good enough, admission says. */
 struct bt_sched_policy {
     const char *name;
     bt_sched_verdict_t (*place)(const struct bt_sched_params *params,
@@ -98,12 +117,55 @@ struct bt_sched_policy {
                                 struct bt_sched_reject *reject_p);
 };
 
-/* KVCache-centric placement after Algorithm 1 of Mooncake (FAST'25), without the fetch branch: the
- * prefill worker with the smallest predicted TTFT (queue + prefill of what is not cached on its
- * node + what the hand-off does not hide), the decode worker with the least load and pages. */
-extern const struct bt_sched_policy bt_sched_cache_aware;
-/* Ignores the caches: least load first. The baseline that the other is compared with. */
+/* Any worker that can take it, each as likely. */
+extern const struct bt_sched_policy bt_sched_random;
+/* One after the other, by the request's sequence number. */
+extern const struct bt_sched_policy bt_sched_round_robin;
+/* Ignores the caches: shortest prefill queue, least loaded decode worker. */
 extern const struct bt_sched_policy bt_sched_least_load;
+/* Local cache-aware: smallest queue + prefill of what is not cached on the worker's own node + what
+ * the hand-off does not hide; the decode worker with the least load and pages. */
+extern const struct bt_sched_policy bt_sched_cache_aware;
+/* KVCache-centric: Algorithm 1 of Mooncake (arXiv 2407.00079), with its balancing threshold
+ * (params.fetch_ratio): queue + prefill with the local prefix, or queue + fetch from the best
+ * holder + prefill with the best prefix; a missing local prefix is an infinite ratio. */
+extern const struct bt_sched_policy bt_sched_kvcache;
+/* KVCache-centric, with: the fetch runs beside the queue and beside the computing of the prefix's
+ * head; the source is the least busy holder; fetch or recompute by predicted time, not by a ratio;
+ * and the worker's time that a placement takes from those behind it has a price. */
+extern const struct bt_sched_policy bt_sched_baton;
+
+/* Is the best plan good enough? Returns BT_SCHED_PLANNED, or BT_SCHED_OVERLOADED and fills
+ * reject_p. Objectives are params' (0: that one is not asked). */
+struct bt_sched_admission {
+    const char *name;
+    bt_sched_verdict_t (*admit)(const struct bt_sched_params *params,
+                                const struct bt_sched_snapshot *snap,
+                                const struct bt_sched_request *req,
+                                const struct bt_sched_plan *plan, struct bt_sched_reject *reject_p);
+    bool at_decode; /* TBT is asked when the prefill has ended, by bt_sched_admit_decode */
+};
+extern const struct bt_sched_admission bt_sched_admit_none; /* everybody */
+/* The baseline of Mooncake's section 7: TTFT at arrival, TBT once the prefill is done and paid. */
+extern const struct bt_sched_admission bt_sched_admit_late;
+/* Early rejection: both at arrival, against the decode load of now. */
+extern const struct bt_sched_admission bt_sched_admit_early;
+/* Early rejection with prediction: against the decode pool's load at the time the prefill will
+ * end (snapshot.forecast; as early without one). */
+extern const struct bt_sched_admission bt_sched_admit_predict;
+
+/* The second question of an admission with at_decode: may worker `decode` of snap have the row? */
+bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
+                                         const struct bt_sched_snapshot *snap,
+                                         const struct bt_sched_request *req, uint32_t decode,
+                                         struct bt_sched_reject *reject_p);
+/* place, then admit. admission NULL: early. Outputs as of place. */
+bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
+                                   const struct bt_sched_admission *admission,
+                                   const struct bt_sched_params *params,
+                                   const struct bt_sched_snapshot *snap,
+                                   const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
+                                   struct bt_sched_reject *reject_p);
 
 /* ---- why a plan is as it is ---- */
 typedef enum { BT_SCHED_FOR_PREFILL, BT_SCHED_FOR_DECODE } bt_sched_use_t;
@@ -126,8 +188,10 @@ uint32_t bt_sched_explain(const struct bt_sched_params *params,
                           const struct bt_sched_plan *plan, struct bt_sched_candidate *out,
                           uint32_t cap);
 
-/* Policy by name, NULL if there is none. */
+/* By name, NULL if there is none; and all names, for messages. */
 const struct bt_sched_policy *bt_sched_policy_find(const char *name);
+const struct bt_sched_admission *bt_sched_admission_find(const char *name);
+extern const char bt_sched_policy_names[], bt_sched_admission_names[];
 const char *bt_sched_verdict_name(bt_sched_verdict_t v); /* bounded metric label */
 
 #endif

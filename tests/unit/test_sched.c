@@ -64,7 +64,7 @@ static struct bt_sched_reject rejected(struct world *x, const struct bt_sched_pa
     struct bt_sched_reject r = {0};
     memset(&p, 0xee, sizeof(p));
     memset(&untouched, 0xee, sizeof(untouched));
-    assert_int_equal(bt_sched_cache_aware.place(c, &x->s, &x->req, &p, &r), want);
+    assert_int_equal(bt_sched_decide(&bt_sched_cache_aware, NULL, c, &x->s, &x->req, &p, &r), want);
     assert_int_equal(r.verdict, want);
     assert_non_null(r.reason);
     assert_memory_equal(&p, &untouched, sizeof(p)); /* outputs only on success */
@@ -312,7 +312,10 @@ static void test_names(void **state)
     (void)state;
     assert_ptr_equal(bt_sched_policy_find("cache-aware"), &bt_sched_cache_aware);
     assert_ptr_equal(bt_sched_policy_find("least-load"), &bt_sched_least_load);
+    assert_ptr_equal(bt_sched_policy_find("kvcache"), &bt_sched_kvcache);
     assert_null(bt_sched_policy_find("cache"));
+    assert_ptr_equal(bt_sched_admission_find("predict"), &bt_sched_admit_predict);
+    assert_null(bt_sched_admission_find("earl"));
     assert_string_equal(bt_sched_verdict_name(BT_SCHED_TOO_LARGE), "too_large");
     struct world x;
     world_init(&x);

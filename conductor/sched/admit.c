@@ -1,0 +1,144 @@
+/* Admission: is the best place good enough for the objectives? Pure: see sched.h. */
+#include "conductor/sched/sched_priv.h"
+
+#include <string.h>
+
+static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
+                                     const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+{
+    if (c->ttft_objective_ms == 0 || plan->ttft_ms <= c->ttft_objective_ms) {
+        return BT_SCHED_PLANNED;
+    }
+    double over_s = (plan->ttft_ms - c->ttft_objective_ms) / 1e3;
+    uint32_t after = over_s < 1 ? 1 : over_s > 60 ? 60 : (uint32_t)over_s;
+    return bt_sched_refuse(r, BT_SCHED_OVERLOADED, after,
+                           "the time to first token would miss its objective");
+}
+
+static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c, double tbt_ms,
+                                    struct bt_sched_reject *r)
+{
+    if (c->tbt_objective_ms == 0 || tbt_ms <= c->tbt_objective_ms) {
+        return BT_SCHED_PLANNED;
+    }
+    return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 1,
+                           "the time between tokens would miss its objective");
+}
+
+static bt_sched_verdict_t admit_none(const struct bt_sched_params *c,
+                                     const struct bt_sched_snapshot *s,
+                                     const struct bt_sched_request *req,
+                                     const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+{
+    (void)c;
+    (void)s;
+    (void)req;
+    (void)plan;
+    (void)r;
+    return BT_SCHED_PLANNED;
+}
+
+static bt_sched_verdict_t admit_late(const struct bt_sched_params *c,
+                                     const struct bt_sched_snapshot *s,
+                                     const struct bt_sched_request *req,
+                                     const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+{
+    (void)s;
+    (void)req;
+    return check_ttft(c, plan, r);
+}
+
+static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
+                                      const struct bt_sched_snapshot *s,
+                                      const struct bt_sched_request *req,
+                                      const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+{
+    (void)s;
+    (void)req;
+    bt_sched_verdict_t v = check_ttft(c, plan, r);
+    return v == BT_SCHED_PLANNED ? check_tbt(c, plan->tbt_ms, r) : v;
+}
+
+/* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
+ * request on top. */
+static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                              const struct bt_sched_request *req, const struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *d = &s->workers[plan->decode];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        n += s->workers[i].decode;
+    }
+    if (s->forecast == NULL || n == 0) {
+        return plan->tbt_ms;
+    }
+    int64_t rows, kv;
+    bt_sched_forecast_at(s->forecast, s->now_ms + plan->ttft_ms, &rows, &kv);
+    struct bt_sched_worker then = *d;
+    then.running = (uint32_t)(rows / n);
+    then.waiting = then.own_requests = 0;
+    then.kv_tokens = (uint64_t)(kv / n);
+    uint64_t pages = BT_DIV_UP(then.kv_tokens, (uint64_t)req->block_tokens);
+    then.pages_free = then.pages_total - (uint32_t)BT_MIN(pages, (uint64_t)then.pages_total);
+    if (d->cost == NULL && d->step_ms > 0 && d->running > 0) {
+        /* Only the step of now is known: it grows with the rows beyond those of now. */
+        double grown = (double)then.running / d->running;
+        return bt_sched_tbt_ms(c, &then, req) * BT_MAX(grown, 1);
+    }
+    return bt_sched_tbt_ms(c, &then, req);
+}
+
+static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
+                                        const struct bt_sched_snapshot *s,
+                                        const struct bt_sched_request *req,
+                                        const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+{
+    bt_sched_verdict_t v = check_ttft(c, plan, r);
+    return v == BT_SCHED_PLANNED ? check_tbt(c, expected_tbt_ms(c, s, req, plan), r) : v;
+}
+
+bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
+                                         const struct bt_sched_snapshot *snap,
+                                         const struct bt_sched_request *req, uint32_t decode,
+                                         struct bt_sched_reject *reject_p)
+{
+    return check_tbt(params, bt_sched_tbt_ms(params, &snap->workers[decode], req), reject_p);
+}
+
+const struct bt_sched_admission bt_sched_admit_none = {"none", admit_none, false};
+const struct bt_sched_admission bt_sched_admit_late = {"late", admit_late, true};
+const struct bt_sched_admission bt_sched_admit_early = {"early", admit_early, false};
+const struct bt_sched_admission bt_sched_admit_predict = {"predict", admit_predict, false};
+
+const char bt_sched_admission_names[] = "none, late, early or predict";
+
+const struct bt_sched_admission *bt_sched_admission_find(const char *name)
+{
+    static const struct bt_sched_admission *const all[] = {
+        &bt_sched_admit_none, &bt_sched_admit_late, &bt_sched_admit_early, &bt_sched_admit_predict};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        if (strcmp(all[i]->name, name) == 0) {
+            return all[i];
+        }
+    }
+    return NULL;
+}
+
+bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
+                                   const struct bt_sched_admission *admission,
+                                   const struct bt_sched_params *params,
+                                   const struct bt_sched_snapshot *snap,
+                                   const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
+                                   struct bt_sched_reject *reject_p)
+{
+    struct bt_sched_plan plan;
+    bt_sched_verdict_t v = policy->place(params, snap, req, &plan, reject_p);
+    if (v == BT_SCHED_PLANNED) {
+        admission = admission != NULL ? admission : &bt_sched_admit_early;
+        v = admission->admit(params, snap, req, &plan, reject_p);
+    }
+    if (v == BT_SCHED_PLANNED) {
+        *plan_p = plan;
+    }
+    return v;
+}

@@ -1,0 +1,97 @@
+/* What a placement would cost: predictions from fitted cost models where a worker has one, from
+ * its measured rates otherwise. Pure: see sched.h. */
+#include "conductor/sched/sched_priv.h"
+
+uint32_t bt_sched_blocks_of(const struct bt_sched_request *req)
+{
+    return BT_DIV_UP(req->n_tokens, req->block_tokens);
+}
+
+/* At least the last token of a prompt is computed, so a cached prefix never covers all of it. */
+uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
+                            const struct bt_sched_request *req)
+{
+    if (kv == BT_SCHED_NONE) {
+        return 0;
+    }
+    uint64_t tokens = (uint64_t)s->kvstores[kv].match_blocks * req->block_tokens;
+    if (tokens >= req->n_tokens) {
+        tokens = (req->n_tokens - 1) / req->block_tokens * req->block_tokens;
+    }
+    return (uint32_t)tokens;
+}
+
+static double rate_of(const struct bt_sched_params *c, const struct bt_sched_worker *w)
+{
+    return w->prefill_tokens_per_s > 0 ? w->prefill_tokens_per_s : c->prefill_tokens_per_s;
+}
+
+double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
+{
+    if (w->cost != NULL) {
+        return w->queue_ms;
+    }
+    uint64_t tokens = BT_MAX(w->queued_prefill_tokens, w->own_prefill_tokens);
+    return 1e3 * (double)tokens / rate_of(c, w);
+}
+
+/* DESIGN.md, section 5: the step's cost summed over the chunks, and of the prefix's load what the
+ * computing does not hide. The sum of n(h + n/2) over chunks is that of the whole. */
+double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                           const struct bt_sched_request *req, uint32_t n, uint32_t cached)
+{
+    double m = n - cached, h = cached;
+    if (w->cost == NULL) {
+        return 1e3 * m / rate_of(c, w);
+    }
+    uint32_t chunk = c->chunk_tokens != 0 ? c->chunk_tokens : n;
+    double steps = BT_DIV_UP(n - cached, chunk);
+    double ms = 1e-6 * (w->cost->base_ns * steps + w->cost->token_ns * m +
+                        w->cost->attn_ns * m * (h + m / 2));
+    double load = c->load_bytes_per_s > 0 ? 1e3 * h * req->token_bytes / c->load_bytes_per_s : 0;
+    return BT_MAX(ms, load);
+}
+
+double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
+                        uint32_t tokens)
+{
+    return 1e3 * (double)tokens * req->token_bytes / c->link_bytes_per_s;
+}
+
+/* It streams layer by layer beside the prefill. */
+double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
+                           uint32_t resident_there, double prefill_ms)
+{
+    double move = bt_sched_move_ms(c, req, req->n_tokens - BT_MIN(resident_there, req->n_tokens));
+    return move > prefill_ms ? move - prefill_ms : 0;
+}
+
+double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req)
+{
+    uint32_t active = BT_MAX(w->running + w->waiting, w->own_requests);
+    uint32_t n = BT_MAX(req->n_choices, 1u);
+    double rows = (double)(active + n) / (w->slots_total != 0 ? w->slots_total : 64);
+    double pages = 0;
+    if (w->pages_total != 0) {
+        uint32_t one = BT_DIV_UP(req->n_tokens + BT_MIN(req->max_new, 512u), req->block_tokens);
+        uint32_t shared = req->n_tokens / req->block_tokens; /* the prompt's full blocks */
+        uint32_t need = shared + n * (one - shared);
+        pages = (double)(w->pages_total - BT_MIN(w->pages_free, w->pages_total) + need) /
+                w->pages_total;
+    }
+    double load = BT_MAX(rows, pages);
+    return w->waiting > 0 ? load + 1 : load;
+}
+
+double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                       const struct bt_sched_request *req)
+{
+    double step = w->step_ms > 0 ? w->step_ms : c->step_ms;
+    if (w->cost != NULL) {
+        uint32_t n = BT_MAX(req->n_choices, 1u), rows = w->running + w->waiting + n;
+        double kv = (double)w->kv_tokens + (double)n * req->n_tokens;
+        step = 1e-6 * (w->cost->base_ns + w->cost->kv_ns * kv + w->cost->token_ns * rows);
+    }
+    double load = bt_sched_decode_load(w, req);
+    return load > 1 ? step * load : step;
+}

@@ -1,0 +1,76 @@
+/* Why a plan is as it is: what was looked at, in the policies' own numbers. Pure: see sched.h. */
+#include "conductor/sched/sched_priv.h"
+
+/* Why worker i is not the one, for this use. */
+static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
+                           const struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    if (w->kvstore == BT_SCHED_NONE) {
+        return "no kvstore is up on its node";
+    }
+    if (!bt_sched_present(j, i)) {
+        return "its node is being drained";
+    }
+    if (!bt_sched_fits(j->s, w, j->req)) {
+        return "too small: context, pages or slots of its kvstore";
+    }
+    if (w->avoid || j->s->kvstores[w->kvstore].avoid) {
+        return "it, or its kvstore, has failed this request or was full";
+    }
+    if (plan == NULL) {
+        return "the request was rejected";
+    }
+    if (use == BT_SCHED_FOR_PREFILL && plan->both) {
+        return "the decode worker prefills this one itself";
+    }
+    return use == BT_SCHED_FOR_PREFILL ? "no better: queue, prefill and hand-off"
+                                       : "no better: load and pages";
+}
+
+static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_sched_use_t use,
+                                           const struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    struct bt_sched_candidate c = {.worker = i, .use = use, .ttft_ms = -1, .tbt_ms = -1};
+    c.cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
+    if (use == BT_SCHED_FOR_PREFILL) {
+        c.queue_ms = bt_sched_queue_ms(j->c, w);
+        c.ttft_ms =
+            c.queue_ms + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
+        c.chosen = plan != NULL && plan->prefill == i;
+    } else {
+        c.load = bt_sched_decode_load(w, j->req);
+        c.tbt_ms = bt_sched_tbt_ms(j->c, w, j->req);
+        c.chosen = plan != NULL && plan->decode == i;
+    }
+    c.verdict = c.chosen ? "chosen" : why_not(j, i, use, plan);
+    return c;
+}
+
+uint32_t bt_sched_explain(const struct bt_sched_params *params,
+                          const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
+                          const struct bt_sched_plan *plan, struct bt_sched_candidate *out,
+                          uint32_t cap)
+{
+    struct job j = {.c = params, .s = snap, .req = req};
+    j.allow_draining = plan != NULL && plan->draining;
+    uint32_t n = 0;
+    for (int chosen = 1; chosen >= 0; chosen--) {
+        for (uint32_t i = 0; i < snap->n_workers; i++) {
+            for (int use = BT_SCHED_FOR_PREFILL; use <= BT_SCHED_FOR_DECODE; use++) {
+                bool for_prefill = use == BT_SCHED_FOR_PREFILL;
+                bool role = for_prefill ? snap->workers[i].prefill : snap->workers[i].decode;
+                bool taken = plan != NULL && i == (for_prefill ? plan->prefill : plan->decode);
+                if (taken != (chosen == 1) || (!role && !taken)) {
+                    continue;
+                }
+                if (n < cap) { /* the rest is only counted */
+                    out[n] = candidate(&j, i, (bt_sched_use_t)use, plan);
+                }
+                n++;
+            }
+        }
+    }
+    return n;
+}

@@ -1,0 +1,229 @@
+/* The policies: each is a rule for the cost of a prefill and of a decode worker. Pure: see sched.h.
+ */
+#include "conductor/sched/sched_priv.h"
+
+#include <string.h>
+
+/* ---- what several rules share ---- */
+
+static const struct bt_sched_worker *worker(const struct job *j, uint32_t i)
+{
+    return &j->s->workers[i];
+}
+
+/* Queue, then the prefill of what is not cached on the worker's own node. */
+static void estimate_local(const struct job *j, uint32_t i, struct estimate *e)
+{
+    const struct bt_sched_worker *w = worker(j, i);
+    e->fetch_from = BT_SCHED_NONE;
+    e->fetch_tokens = 0;
+    /* The node's kvstore uses what it has, whether the policy looked or not. */
+    e->cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
+    e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, e->cached_tokens);
+    e->ttft_ms = bt_sched_queue_ms(j->c, w) + e->prefill_ms;
+}
+
+/* The first token comes from the prefill worker; the hand-off delays the second, but a plan that
+ * moves less is better for everybody, so it counts. */
+static double handoff(const struct job *j, uint32_t i, uint32_t decode, double prefill_ms)
+{
+    uint32_t kv_d = worker(j, decode)->kvstore;
+    if (decode == i || kv_d == worker(j, i)->kvstore) {
+        return 0;
+    }
+    return bt_sched_handoff_ms(j->c, j->req, bt_sched_cached_at(j->s, kv_d, j->req), prefill_ms);
+}
+
+/* ---- random, round-robin, least-load ---- */
+
+static void prefill_random(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                           struct estimate *e)
+{
+    (void)ordinal;
+    (void)decode;
+    estimate_local(j, i, e);
+    e->cost = 0; /* all equal: drawn */
+}
+
+static double decode_random(const struct job *j, uint32_t i, uint32_t ordinal)
+{
+    (void)j;
+    (void)i;
+    (void)ordinal;
+    return 0;
+}
+
+/* How far behind the one whose turn it is. */
+static double turn(const struct job *j, uint32_t ordinal, uint32_t n)
+{
+    n = BT_MAX(n, 1u);
+    return (double)((ordinal % n + n - (uint32_t)(j->req->sequence % n)) % n);
+}
+
+static void prefill_turn(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                         struct estimate *e)
+{
+    (void)decode;
+    estimate_local(j, i, e);
+    e->cost = turn(j, ordinal, j->n_prefill);
+}
+
+static double decode_turn(const struct job *j, uint32_t i, uint32_t ordinal)
+{
+    (void)i;
+    return turn(j, ordinal, j->n_decode);
+}
+
+static void prefill_queue(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                          struct estimate *e)
+{
+    (void)ordinal;
+    (void)decode;
+    estimate_local(j, i, e);
+    e->cost = bt_sched_queue_ms(j->c, worker(j, i));
+}
+
+static double decode_load(const struct job *j, uint32_t i, uint32_t ordinal)
+{
+    (void)ordinal;
+    return bt_sched_decode_load(worker(j, i), j->req);
+}
+
+/* ---- cache-aware ---- */
+
+static void prefill_cached(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                           struct estimate *e)
+{
+    (void)ordinal;
+    estimate_local(j, i, e);
+    e->cost = e->ttft_ms + handoff(j, i, decode, e->prefill_ms);
+}
+
+static double decode_cached(const struct job *j, uint32_t i, uint32_t ordinal)
+{
+    (void)ordinal;
+    /* What is there already need not be moved: worth up to a tenth of a worker's load. */
+    return bt_sched_decode_load(worker(j, i), j->req) -
+           0.1 * bt_sched_cached_at(j->s, worker(j, i)->kvstore, j->req) / j->req->n_tokens;
+}
+
+/* ---- KVCache-centric ---- */
+
+/* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. */
+static bool worth_fetching(const struct job *j, uint32_t local)
+{
+    return j->c->fetch_ratio > 0 && j->best_tokens > local &&
+           (local == 0 || (double)j->best_tokens / local >= j->c->fetch_ratio);
+}
+
+static void prefill_kvcache(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                            struct estimate *e)
+{
+    (void)ordinal;
+    const struct bt_sched_worker *w = worker(j, i);
+    estimate_local(j, i, e);
+    if (worth_fetching(j, e->cached_tokens)) {
+        e->fetch_from = j->best_kv;
+        e->fetch_tokens = j->best_tokens - e->cached_tokens;
+        e->cached_tokens = j->best_tokens;
+        e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, j->best_tokens);
+        double transfer = j->s->kvstores[j->best_kv].send_busy_ms +
+                          bt_sched_move_ms(j->c, j->req, e->fetch_tokens);
+        e->ttft_ms = bt_sched_queue_ms(j->c, w) + transfer + e->prefill_ms;
+    }
+    e->cost = e->ttft_ms + handoff(j, i, decode, e->prefill_ms);
+}
+
+/* ---- baton ---- */
+
+/* Tokens of the prefix best fetched when the rest of it is computed meanwhile: the fetch brings the
+ * prefix's end (its attention is the dearest) and is to be there when the computing arrives. Blocks
+ * [local, k) are computed; found by halving, as one side grows with k and the other falls. */
+static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct estimate *e)
+{
+    const struct bt_sched_worker *w = worker(j, i);
+    const struct bt_sched_kvstore *src = &j->s->kvstores[j->best_kv];
+    const struct bt_sched_kvstore *dst = &j->s->kvstores[w->kvstore];
+    uint32_t block = j->req->block_tokens;
+    uint32_t lo = local / block, hi = j->best_tokens / block;
+    double queue = bt_sched_queue_ms(j->c, w), busy = BT_MAX(src->send_busy_ms, dst->recv_busy_ms);
+    while (lo < hi) { /* the smallest k at which the fetch is no longer waited for */
+        uint32_t k = (lo + hi) / 2;
+        double there = busy + bt_sched_move_ms(j->c, j->req, j->best_tokens - k * block);
+        double head =
+            k * block > local ? bt_sched_prefill_ms(j->c, w, j->req, k * block, local) : 0;
+        if (there <= queue + head) {
+            hi = k;
+        } else {
+            lo = k + 1;
+        }
+    }
+    uint32_t k = BT_MAX(lo * block, local);
+    double head = k > local ? bt_sched_prefill_ms(j->c, w, j->req, k, local) : 0;
+    e->fetch_tokens = j->best_tokens - BT_MIN(k, j->best_tokens);
+    e->cached_tokens = local + e->fetch_tokens;
+    e->prefill_ms = head + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, j->best_tokens);
+    e->fetch_from = e->fetch_tokens != 0 ? j->best_kv : BT_SCHED_NONE;
+    e->ttft_ms = queue + e->prefill_ms;
+}
+
+static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                          struct estimate *e)
+{
+    (void)ordinal;
+    estimate_local(j, i, e);
+    if (j->c->fetch_ratio > 0 && j->best_tokens > e->cached_tokens) {
+        struct estimate f = *e;
+        fetch_beside(j, i, e->cached_tokens, &f);
+        if (f.ttft_ms < e->ttft_ms) {
+            *e = f;
+        }
+    }
+    /* The worker's time is taken from those that come after: it has a price beside the wait. */
+    e->cost = e->ttft_ms + j->c->work_weight * e->prefill_ms + handoff(j, i, decode, e->prefill_ms);
+}
+
+static double decode_baton(const struct job *j, uint32_t i, uint32_t ordinal)
+{
+    double load = decode_cached(j, i, ordinal);
+    if (j->c->tbt_objective_ms == 0) {
+        return load;
+    }
+    return BT_MAX(load, bt_sched_tbt_ms(j->c, worker(j, i), j->req) / j->c->tbt_objective_ms);
+}
+
+/* ---- the table ---- */
+
+#define POLICY(id, label, ...)                                                                     \
+    static const struct rule rule_##id = {label, __VA_ARGS__};                                     \
+    static bt_sched_verdict_t place_##id(                                                          \
+        const struct bt_sched_params *c, const struct bt_sched_snapshot *s,                        \
+        const struct bt_sched_request *req, struct bt_sched_plan *plan_p,                          \
+        struct bt_sched_reject *reject_p)                                                          \
+    {                                                                                              \
+        return bt_sched_place(c, s, req, &rule_##id, plan_p, reject_p);                            \
+    }                                                                                              \
+    const struct bt_sched_policy bt_sched_##id = {label, place_##id};
+
+POLICY(random, "random", false, false, prefill_random, decode_random)
+POLICY(round_robin, "round-robin", false, false, prefill_turn, decode_turn)
+POLICY(least_load, "least-load", false, false, prefill_queue, decode_load)
+POLICY(cache_aware, "cache-aware", true, false, prefill_cached, decode_cached)
+POLICY(kvcache, "kvcache", true, true, prefill_kvcache, decode_cached)
+POLICY(baton, "baton", true, true, prefill_baton, decode_baton)
+
+const char bt_sched_policy_names[] =
+    "random, round-robin, least-load, cache-aware, kvcache or baton";
+
+const struct bt_sched_policy *bt_sched_policy_find(const char *name)
+{
+    static const struct bt_sched_policy *const all[] = {&bt_sched_random,     &bt_sched_round_robin,
+                                                        &bt_sched_least_load, &bt_sched_cache_aware,
+                                                        &bt_sched_kvcache,    &bt_sched_baton};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        if (strcmp(all[i]->name, name) == 0) {
+            return all[i];
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,82 @@
+/* Inside sched/: what a placement works on, the predictions (cost.c) and the rules in which the
+ * policies differ (policies.c). */
+#ifndef BT_CONDUCTOR_SCHED_PRIV_H
+#define BT_CONDUCTOR_SCHED_PRIV_H
+
+#include "conductor/sched/sched.h"
+
+struct job;
+
+/* What a request would meet at one prefill worker. */
+struct estimate {
+    double cost; /* the rule's: smaller wins */
+    double ttft_ms, prefill_ms;
+    uint32_t cached_tokens; /* with what is fetched */
+    uint32_t fetch_from, fetch_tokens;
+};
+
+struct rule {
+    const char *name;
+    bool use_cache; /* looks at where blocks are */
+    bool fetch;     /* may have them moved */
+    /* ordinal: number of the worker among those of its role */
+    void (*prefill)(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                    struct estimate *e);
+    double (*decode)(const struct job *j, uint32_t i, uint32_t ordinal);
+};
+
+/* One placement; collected so that each step is a short function. */
+struct job {
+    const struct bt_sched_params *c;
+    const struct bt_sched_snapshot *s;
+    const struct bt_sched_request *req;
+    const struct rule *rule;
+    bool allow_draining;
+    bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
+    bool seen_role, seen_kvstore;         /* why there was no candidate */
+    uint32_t n_prefill, n_decode;         /* workers of each role */
+    uint32_t best_kv, best_tokens;        /* rules that fetch: the longest match, and where */
+};
+
+/* A choice among candidates: smaller wins, equal ones are drawn by the request's random word. */
+struct pick {
+    uint32_t best;
+    double cost;
+    uint32_t ties;
+};
+void bt_sched_pick_offer(struct pick *p, uint32_t index, double cost, uint64_t random);
+uint64_t bt_sched_mix(uint64_t x);
+
+/* ---- predictions: ms, tokens, shares ---- */
+uint32_t bt_sched_blocks_of(const struct bt_sched_request *req);
+/* Tokens of the request that need not be computed at kvstore kv (index or NONE). */
+uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
+                            const struct bt_sched_request *req);
+double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
+/* Of n tokens the first `cached` are in the slab of the worker's node. */
+double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                           const struct bt_sched_request *req, uint32_t n, uint32_t cached);
+double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
+                        uint32_t tokens);
+/* Time of the hand-off to the node of kvstore kv_d that the prefill does not hide. */
+double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
+                           uint32_t resident_there, double prefill_ms);
+/* Share of a decode worker in use once it has this request too; above 1 it has to wait. */
+double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req);
+double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                       const struct bt_sched_request *req);
+
+/* Is worker i there with its kvstore, and may it stay where it is? */
+bool bt_sched_present(const struct job *j, uint32_t i);
+/* Could this worker and its kvstore ever hold the request? */
+bool bt_sched_fits(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
+                   const struct bt_sched_request *req);
+/* Placement by a rule. */
+bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
+                                  const struct bt_sched_snapshot *s,
+                                  const struct bt_sched_request *req, const struct rule *rule,
+                                  struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p);
+bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t v,
+                                   uint32_t after_s, const char *why);
+
+#endif
