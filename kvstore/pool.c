@@ -2,10 +2,13 @@
  * bt_pool_segment_crc, which touches only a slot's data, its CRC row and its known-flags. */
 #include "kvstore/pool.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/crc32c.h"
+
+enum { UNKNOWN = 0, KNOWN = 1, STORING = 2 }; /* of a segment's CRC in the slab */
 
 struct slot_meta {
     uint32_t generation;
@@ -103,7 +106,8 @@ uint32_t bt_pool_take(struct bt_pool *p)
     m->leases = 1;
     p->leases++;
     for (uint32_t l = 0; l < p->n_layers; l++) {
-        atomic_store_explicit(&p->known[(size_t)slot * p->n_layers + l], 0, memory_order_relaxed);
+        atomic_store_explicit(&p->known[(size_t)slot * p->n_layers + l], UNKNOWN,
+                              memory_order_relaxed);
     }
     set_state(p, slot, BT_SLOT_WRITING);
     return slot;
@@ -143,7 +147,7 @@ void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key,
     const uint32_t *row = p->slab->crcs + (size_t)slot * p->n_layers;
     for (uint32_t l = 0; l < p->n_layers; l++) {
         BT_ASSERT(atomic_load_explicit(&p->known[(size_t)slot * p->n_layers + l],
-                                       memory_order_acquire) != 0);
+                                       memory_order_acquire) == KNOWN);
     }
     h->key = *key;
     h->n_tokens = n_tokens;
@@ -263,13 +267,22 @@ uint32_t bt_pool_segment_crc(struct bt_pool *p, uint32_t slot, uint32_t layer,
     BT_ASSERT(slot < p->n && layer < p->n_layers);
     size_t at = (size_t)slot * p->n_layers + layer;
     _Atomic uint32_t *crc = (_Atomic uint32_t *)&p->slab->crcs[at];
-    if (atomic_load_explicit(&p->known[at], memory_order_acquire) != 0) {
+    if (atomic_load_explicit(&p->known[at], memory_order_acquire) == KNOWN) {
         return atomic_load_explicit(crc, memory_order_relaxed);
     }
-    /* Two threads may meet here: they compute the same number, so the order does not matter. */
+    /* Two threads may meet here and compute the same number. One stores it; nobody returns before
+     * it is there, and nobody stores it later, when the row may be in a header or on its way. */
     uint32_t v = compute_crc(p, slot, layer, name);
-    atomic_store_explicit(crc, v, memory_order_relaxed);
-    atomic_store_explicit(&p->known[at], 1, memory_order_release);
+    uint8_t was = UNKNOWN;
+    if (atomic_compare_exchange_strong_explicit(&p->known[at], &was, STORING, memory_order_acquire,
+                                                memory_order_acquire)) {
+        atomic_store_explicit(crc, v, memory_order_relaxed);
+        atomic_store_explicit(&p->known[at], KNOWN, memory_order_release);
+    } else {
+        while (atomic_load_explicit(&p->known[at], memory_order_acquire) != KNOWN) {
+            sched_yield(); /* two instructions away, unless that thread was just interrupted */
+        }
+    }
     return v;
 }
 
@@ -277,7 +290,8 @@ void bt_pool_crcs_known(struct bt_pool *p, uint32_t slot)
 {
     BT_ASSERT(slot < p->n);
     for (uint32_t l = 0; l < p->n_layers; l++) {
-        atomic_store_explicit(&p->known[(size_t)slot * p->n_layers + l], 1, memory_order_release);
+        atomic_store_explicit(&p->known[(size_t)slot * p->n_layers + l], KNOWN,
+                              memory_order_release);
     }
 }
 
