@@ -211,6 +211,14 @@ static void await(const struct ledger *led, uint64_t id, uint32_t us)
     usleep(us);
 }
 
+/* It may have ended between making its slab and unlinking it. */
+static void unlink_slab_of(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/dev/shm/baton-unit-ssd-%d", (int)pid);
+    unlink(path);
+}
+
 /* Starts this program again as `what` (see main): a fork alone would miss RocksDB's threads. */
 static pid_t child(const char *what, const char *dir, int fd, uint64_t id, uint32_t us,
                    uint32_t seed)
@@ -263,6 +271,7 @@ static void kill_at_any_moment(void **state)
         assert_int_equal(kill(pid, SIGKILL), 0);
         int st;
         assert_int_equal(waitpid(pid, &st, 0), pid);
+        unlink_slab_of(pid);
         assert_true(WIFSIGNALED(st) && WTERMSIG(st) == SIGKILL); /* not by an assertion */
         check_after(dir, led);
         total = led->durable;
@@ -399,6 +408,7 @@ static void power_loss(void **state)
         pid_t pid = child("power", dir, fd, led->durable + out[0] % 16, out[1] % 4000, round);
         int st;
         assert_int_equal(waitpid(pid, &st, 0), pid);
+        unlink_slab_of(pid);
         assert_true(WIFEXITED(st) && WEXITSTATUS(st) == 9);
         check_after(dir, led);
     }
