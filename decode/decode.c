@@ -99,7 +99,7 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         return;
     }
     bt_wfork_start(c, r);
-    if (r->landed_finished) {
+    if (r->landed_finished || r->leaving) {
         bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }

@@ -156,6 +156,9 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     report(c, r);
     r->trailer_due = true;
     bt_wfork_start(c, r);
+    if (r->leaving) {
+        r->finish = BATON__FINISH__STOP;
+    }
     if (r->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
         /* Goes on here: the copies of the prompt end beside the first rows. */
         r->role = c->roles[BT_ROLE_DECODE];

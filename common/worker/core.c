@@ -413,6 +413,42 @@ void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const c
     }
 }
 
+/* The prompt of the other choices comes through their lead: has that happened? */
+static bool has_forked(const struct bt_wreq *r)
+{
+    switch (r->stage) {
+    case BT_WREQ_OPENING:
+    case BT_WREQ_LANDING: return false;
+    case BT_WREQ_QUEUED:
+    case BT_WREQ_LOADING:
+    case BT_WREQ_PROMPT: return r->resumed;
+    case BT_WREQ_FORKING:
+    case BT_WREQ_ROW:
+    case BT_WREQ_PREEMPTING:
+    case BT_WREQ_CLOSING:
+    case BT_WREQ_ENDED: break;
+    }
+    return true;
+}
+
+void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r)
+{
+    const struct bt_wreq *lead = r->lead;
+    bool prompt = r == lead && !has_forked(r);
+    if (ending(r)) {
+        return;
+    }
+    if (lead->n_left == 1 || (lead->n_left == 2 && lead->leaving && r != lead)) {
+        bt_wcore_end(c, r, BT_ERR_CANCELLED, "cancelled"); /* nobody goes on */
+        return;
+    }
+    r->finish = BATON__FINISH__STOP;
+    r->leaving = prompt;
+    if (!prompt) {
+        bt_wcore_end(c, r, BT_OK, "%s", "");
+    }
+}
+
 void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->doomed && r->stage != BT_WREQ_CLOSING && r->stage != BT_WREQ_ENDED) {

@@ -91,7 +91,8 @@ struct bt_wreq {
     uint32_t slot, n_pages;
     bool resumed; /* preempted before: is recomputed, no flows */
     bool in_step, doomed, page_wait;
-    uint32_t pending;               /* tickets of its slot and flows not yet polled */
+    bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
+    uint32_t pending; /* tickets of its slot and flows not yet polled */
     uint32_t flows_pending;         /* of these: closed flows */
     uint32_t load_flow, store_flow; /* 0: none open */
     struct bt_wslab *slab;          /* while the grant is open */
@@ -136,8 +137,9 @@ typedef enum {
     BT_WCMD_SUBMIT,
     BT_WCMD_OPENED, /* grant (owned from here) or status */
     BT_WCMD_TRAILER,
-    BT_WCMD_CANCEL, /* status: OK for a Cancel, otherwise why */
-    BT_WCMD_REVOKE, /* status: why the kvstore takes the grant back */
+    BT_WCMD_CANCEL,        /* status: OK for a Cancel, otherwise why */
+    BT_WCMD_CANCEL_CHOICE, /* req: any choice, not only a lead */
+    BT_WCMD_REVOKE,        /* status: why the kvstore takes the grant back */
     BT_WCMD_ATTACHED,
     BT_WCMD_DETACHED,
     BT_WCMD_PUT_SLOT,
@@ -370,6 +372,8 @@ void bt_wcore_admit(struct bt_wcore *c);
  * Ended(status, detail). Harmless for what is ending already. */
 void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+/* Nobody wants more of this choice; the others of its submission go on. */
+void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r);
 /* Takes r's pages and slot away; it is queued again and recomputed from its tokens. Other choices
  * of its submission are not concerned. */
 void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r);

@@ -237,6 +237,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
         bt_wcore_end(c, r, cmd->status == BT_OK ? BT_ERR_CANCELLED : cmd->status, "%s",
                      cmd->detail);
         break;
+    case BT_WCMD_CANCEL_CHOICE: bt_wcore_end_choice(c, r); break;
     case BT_WCMD_REVOKE:
         if (r->grant_open || r->stage == BT_WREQ_OPENING) {
             bt_wcore_end(c, r, cmd->status, "the kvstore takes its grant back: %s", cmd->detail);

@@ -264,8 +264,24 @@ static void on_submit(struct bt_wsession *s, const Baton__Submit *m)
     }
 }
 
+static void cancel_choice(struct bt_wctl *w, const Baton__Cancel *m)
+{
+    struct bt_wreq *r = bt_wctl_find(w, m->request, m->epoch);
+    while (r != NULL && r->choice != m->choice) {
+        r = r->next_choice;
+    }
+    if (r != NULL) {
+        struct bt_wcmd c = {.kind = BT_WCMD_CANCEL_CHOICE, .req = r};
+        bt_wctl_command(w, &c);
+    }
+}
+
 static void on_cancel(struct bt_wsession *s, const Baton__Cancel *m)
 {
+    if (m->one_choice) {
+        cancel_choice(s->ctl, m); /* not known any more: it has ended */
+        return;
+    }
     struct bt_wknown *k = known_get(s->ctl, m->request);
     cancel_below(s->ctl, k, m->epoch, "cancelled");
     k->epoch = BT_MAX(k->epoch, m->epoch);

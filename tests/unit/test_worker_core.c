@@ -642,6 +642,96 @@ static void test_choices_end_together_when_one_fails(void **state)
     stop(g);
 }
 
+/* One report at a time: the engine thread is at most a few steps ahead. */
+static void until_got(struct rig *g, uint32_t i, uint32_t choice, uint32_t n)
+{
+    struct bt_wout o;
+    while (g->t[i].k[choice].got < n) {
+        if (bt_ring_pop(&g->core.out, &o)) {
+            on_out(g, &o);
+        }
+    }
+}
+
+static void cancel_choice(struct rig *g, struct bt_wreq *r)
+{
+    struct bt_wcmd c = {.kind = BT_WCMD_CANCEL_CHOICE, .req = r};
+    command(g, &c);
+}
+
+/* Choices that nobody wants any more end alone, at any moment of their submission's life: the
+ * others get all their tokens, and there is one end. */
+static void test_one_choice_is_cancelled(void **state)
+{
+    (void)state;
+    for (uint32_t moment = 0; moment < 4; moment++) {
+        for (uint32_t both = 0; both < 2; both++) {
+            struct rig *g = rig(13);
+            const struct job j = {.phases = both ? BATON__PHASES__BOTH : BATON__PHASES__DECODE,
+                                  .n = 40,
+                                  .max_new = 200,
+                                  .choices = 5};
+            uint32_t r = submit_job(g, &j);
+            struct bt_wreq *lead = g->t[r].req, *third = lead->next_choice->next_choice;
+            if (moment == 1) {
+                opened(g, r);
+            }
+            if (moment >= 2) {
+                opened(g, r);
+                if (!both) {
+                    trailer(g, r);
+                }
+            }
+            if (moment == 3) {
+                until_got(g, r, 0, 5);
+                until_got(g, r, 2, 5);
+            }
+            cancel_choice(g, lead);
+            cancel_choice(g, lead); /* a second time: harmless */
+            cancel_choice(g, third);
+            if (moment == 0) {
+                opened(g, r);
+            }
+            if (moment < 2 && !both) {
+                trailer(g, r);
+            }
+            run_until_done(g);
+            assert_int_equal(g->t[r].status, BT_OK);
+            for (uint32_t k = 0; k < 5; k++) {
+                bool cancelled = k == 0 || k == 2;
+                assert_true(cancelled ? g->t[r].k[k].got < 200 : g->t[r].k[k].got == 200);
+            }
+            assert_int_equal(bt_metric_value(g->core.stats->finished[BT_REASON_STOP]), 2);
+            stop(g);
+        }
+    }
+}
+
+static void test_all_choices_are_cancelled_one_by_one(void **state)
+{
+    (void)state;
+    for (uint32_t order = 0; order < 2; order++) {
+        struct rig *g = rig(14);
+        const struct job j = {
+            .phases = BATON__PHASES__DECODE, .n = 40, .max_new = 400, .choices = 3};
+        uint32_t early = submit_job(g, &j), late = submit_job(g, &j);
+        opened(g, late);
+        trailer(g, late);
+        until_got(g, late, 2, 5);
+        for (uint32_t i = early; i <= late; i++) { /* the lead first, the lead last */
+            struct bt_wreq *lead = g->t[i].req, *second = lead->next_choice;
+            struct bt_wreq *all[] = {lead, second, second->next_choice};
+            for (uint32_t k = 0; k < 3; k++) {
+                cancel_choice(g, all[order ? 2 - k : k]);
+            }
+        }
+        run_until_done(g);
+        assert_true(g->t[early].status == BT_OK && g->t[late].status == BT_OK);
+        assert_true(g->t[late].k[0].got < 400 && g->t[late].k[2].got < 400);
+        stop(g);
+    }
+}
+
 static void test_prompt_logprobs(void **state)
 {
     (void)state;
@@ -806,6 +896,8 @@ int main(void)
         cmocka_unit_test(test_choices_under_pressure),
         cmocka_unit_test(test_the_first_choice_ends_at_once),
         cmocka_unit_test(test_choices_end_together_when_one_fails),
+        cmocka_unit_test(test_one_choice_is_cancelled),
+        cmocka_unit_test(test_all_choices_are_cancelled_one_by_one),
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_steps_wait_for_token_buffers),
         cmocka_unit_test(test_chaos),
