@@ -68,6 +68,22 @@ static void cancel(struct bt_flight *f, struct bt_session *s, bool ended, bool *
     (void)bt_session_send_worker(s, &m);
 }
 
+void bt_flight_cancel_choice(struct bt_flight *f, uint32_t choice)
+{
+    if (f->decode == NULL || f->decode_ended || f->decode_cancelled) {
+        return;
+    }
+    Baton__Cancel c = BATON__CANCEL__INIT;
+    c.request = f->lane->id;
+    c.epoch = f->epoch;
+    c.one_choice = true;
+    c.choice = choice;
+    Baton__ToWorker m = BATON__TO_WORKER__INIT;
+    m.m_case = BATON__TO_WORKER__M_CANCEL;
+    m.cancel = &c;
+    (void)bt_session_send_worker(f->decode, &m);
+}
+
 static void release(struct bt_flight *f, struct bt_session *kv, bool *released)
 {
     if (*released) {

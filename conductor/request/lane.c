@@ -155,10 +155,13 @@ static void on_tick_settling(struct bt_lane *k, const struct bt_lane_input *in)
     }
 }
 
-void bt_lane_choice_finished(struct bt_lane *k, uint64_t now_ns)
+void bt_lane_choice_finished(struct bt_lane *k, uint32_t choice, bool by_worker, uint64_t now_ns)
 {
     for (uint32_t i = k->first; i < k->first + k->n; i++) {
         if (!k->r->choices[i].finished) {
+            if (!by_worker) {
+                bt_flight_cancel_choice(k->flight, choice);
+            }
             return;
         }
     }
@@ -166,7 +169,7 @@ void bt_lane_choice_finished(struct bt_lane *k, uint64_t now_ns)
     k->settle_ns = now_ns;
     struct bt_flight *f = k->flight;
     k->want_flow = !f->both && !f->same_kv && f->got_decode && !f->flow_done;
-    f->decode_useless = k->stopped_here || (!f->both && !f->got_decode);
+    f->decode_useless = !by_worker || (!f->both && !f->got_decode);
     bt_flight_wind(f, false, now_ns);
     settle_if_known(k, now_ns);
 }

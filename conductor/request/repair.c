@@ -81,7 +81,6 @@ static void split(struct bt_lane *k)
     }
     k->n = 1;
     k->n_tokens = 0; /* gathered from another choice, perhaps */
-    k->stopped_here = false;
 }
 
 static void count_death(struct bt_request *r, const struct bt_session *killer)

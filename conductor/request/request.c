@@ -118,7 +118,6 @@ static void finish(struct bt_lane *k, uint32_t choice, bt_finish_t reason, const
     struct bt_request *r = k->r;
     r->choices[choice].finished = true;
     r->success = reason == BT_FINISH_STOP ? SUCCESS_STOP : SUCCESS_LENGTH;
-    k->stopped_here = k->stopped_here || !by_worker;
     if (--r->n_unfinished == 0) {
         bt_requests_uncount(r);
     }
@@ -126,7 +125,7 @@ static void finish(struct bt_lane *k, uint32_t choice, bt_finish_t reason, const
         r->ops->on_finish(r->arg, choice, reason, stop_string);
     }
     if (bt_lane_running(k)) { /* not cancelled from inside */
-        bt_lane_choice_finished(k, now_ns);
+        bt_lane_choice_finished(k, choice, by_worker, now_ns);
     }
 }
 

@@ -92,7 +92,6 @@ struct bt_lane {
     uint32_t epoch;
     struct bt_list flights;
     struct bt_flight *flight; /* of the current epoch, NULL without one */
-    bool stopped_here;        /* a choice ended by a stop string: its worker goes on for nobody */
     bool want_flow;           /* usage waits for its FlowDone */
 
     struct {
@@ -200,7 +199,7 @@ void bt_lane_set_state(struct bt_lane *k, bt_lane_state_t s);
 /* Every flight is wound up; the lane only waits for their ends. */
 void bt_lane_finishing(struct bt_lane *k, bool hard, uint64_t now_ns);
 /* A choice's last token has been delivered: when it was the lane's last one, it settles. */
-void bt_lane_choice_finished(struct bt_lane *k, uint64_t now_ns);
+void bt_lane_choice_finished(struct bt_lane *k, uint32_t choice, bool by_worker, uint64_t now_ns);
 const char *bt_lane_state_name(bt_lane_state_t s);
 static inline bool bt_lane_running(const struct bt_lane *k)
 {
@@ -251,6 +250,8 @@ struct bt_flight *bt_flight_create(struct bt_lane *k);
  * Soft (the request finished by itself): workers end by themselves, and are cancelled only when
  * that takes too long; grants are released behind them, so that finished blocks are kept. */
 void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns);
+/* A choice of several is over by a stop string, which its worker knows nothing of. */
+void bt_flight_cancel_choice(struct bt_flight *f, uint32_t choice);
 /* A session of the flight broke: it will not end or release anything any more. */
 void bt_flight_lose(struct bt_flight *f, const struct bt_session *s);
 bool bt_flight_uses(const struct bt_flight *f, const struct bt_session *s);

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from conftest import wait_for
+from conftest import scrape, wait_for
 
 PROMPTS = ["ROMEO:\n", "JULIET:\n", "First Citizen:\nBefore we"]
 
@@ -63,6 +63,27 @@ def test_n_with_a_seed(cluster):
         if e != "[DONE]":
             streamed[e["choices"][0]["index"]] += e["choices"][0]["text"]
     assert streamed == texts(out)
+
+
+def test_a_stop_string_ends_one_choice_at_its_worker(cluster):
+    """The choices that have met their stop string are not generated on behind it."""
+    def generated():
+        return sum(v for d in cluster.status() if d["daemon"] in ("prefill", "decode")
+                   for k, v in scrape(d["http"]).items() if k.startswith("vllm:generation_tokens_total"))
+    body = {"prompt": PROMPTS[0], "max_tokens": 400, "temperature": 0.9, "seed": 7, "n": 4,
+            "ignore_eos": True}
+    free = texts(cluster.post("/v1/completions", body))
+    # What all but one say soon: a stretch of each choice's text that the last one never says.
+    stops = [next(t[i:i + 6] for i in range(20, 200) if t[i:i + 6] not in free[3]) for t in free[:3]]
+    before = generated()
+    out = cluster.post("/v1/completions", dict(body, stop=stops))
+    assert [c["finish_reason"] for c in out["choices"]] == ["stop"] * 3 + ["length"]
+    assert texts(out)[3] == free[3]
+    assert all(f.startswith(t) for t, f in zip(texts(out), free))
+    used = out["usage"]["completion_tokens"]
+    assert used < 1000
+    wait_for(lambda: generated() - before >= used - 1, 5, "the workers' counters")
+    assert generated() - before < used + 200, (generated() - before, used)
 
 
 def test_n_of_several_prompts(cluster):

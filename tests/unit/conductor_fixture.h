@@ -39,6 +39,8 @@ struct seen_reserve {
 struct seen_pair {
     uint64_t request;
     uint32_t epoch;
+    bool one_choice; /* of a Cancel */
+    uint32_t choice;
 };
 
 struct fixture;
@@ -183,7 +185,8 @@ static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
         memcpy(s->tokens, v->tokens.data, BT_MIN(v->tokens.len, sizeof(s->tokens)));
         memcpy(s->root, v->root_key.data, 32);
     } else if (m->m_case == BATON__TO_WORKER__M_CANCEL && k->cancels < MAX_SEEN) {
-        k->cancel[k->cancels++] = (struct seen_pair){m->cancel->request, m->cancel->epoch};
+        k->cancel[k->cancels++] = (struct seen_pair){m->cancel->request, m->cancel->epoch,
+                                                     m->cancel->one_choice, m->cancel->choice};
     }
 }
 
@@ -209,7 +212,8 @@ static inline void on_kvstore_in(struct fake *k, const Baton__ToKvstore *m)
         r.status = k->reserved_status;
         to_conductor_k(k, BATON__FROM_KVSTORE__M_RESERVED, &r);
     } else if (m->m_case == BATON__TO_KVSTORE__M_RELEASE && k->releases < MAX_SEEN) {
-        k->release[k->releases++] = (struct seen_pair){m->release->request, m->release->epoch};
+        k->release[k->releases++] =
+            (struct seen_pair){m->release->request, m->release->epoch, false, 0};
     }
 }
 
