@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+import sanitizer
 from conftest import BUILD, ROOT, Cluster, wait_for
 
 
@@ -21,7 +22,7 @@ def installed(tmp_path_factory):
     """make install under a prefix of its own: units name binaries that exist."""
     prefix = str(tmp_path_factory.mktemp("prefix"))
     p = subprocess.run(["make", "-s", "--no-print-directory", "install-files", "install-system", f"B={BUILD}",
-                        f"PREFIX={prefix}", f"SYSCONFDIR={prefix}/etc"], cwd=ROOT, stdin=subprocess.DEVNULL,
+                        f"SANITIZE={sanitizer.KIND}", f"PREFIX={prefix}", f"SYSCONFDIR={prefix}/etc"], cwd=ROOT, stdin=subprocess.DEVNULL,
                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
     assert p.returncode == 0, p.stdout.decode()
     return prefix
