@@ -270,6 +270,8 @@ def test_no_worker_left_is_an_error_event_not_done(setting):
         for m in r.members("decode") + r.members("prefill"):
             os.kill(m["pid"], signal.SIGKILL)
         at.append(time.monotonic())
+        # Sent before anybody has noticed, it would be lost with one dead worker after the other: a 500.
+        wait_for(lambda: r.total('baton_sessions_up{kind="worker"}') == 0, 5, "it is noticed")
         t.start()
 
     s = run_streams(setting.at, [BASE], kill, when=20)[0]
