@@ -1,6 +1,7 @@
 """baton-local and batonctl as a user meets them: usage, several clusters, nothing left behind."""
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ def run(*args, env=None):
     (["up", "--port", "x"], "--port wants a number"),
     (["up", "--nodes", "0"], "--nodes wants a number from 1"),
     (["up", "--device", "tpu"], "--device is auto, cpu or cuda"),
+    (["up", "--load-format", "gguf"], "--load-format is auto or dummy"),
     (["up", "--set", "nonsense"], "--set wants DAEMON.KEY=VALUE"),
     (["up", "--port"], "a value is missing after --port"),
     (["up", "--fast"], "unknown option '--fast'"),
@@ -144,6 +146,21 @@ def test_no_room_in_shared_memory(tmp_path):
         pytest.skip("no mount namespaces here: " + out.strip())
     assert out.endswith("rc=1\n") and "kvstore.slab_bytes" in out, out
     assert not left_of(tmp_path)
+
+
+def test_dummy_weights_need_no_checkpoint(tmp_path):
+    """Random weights of a config's shape: for trying a shape, and for benchmarks."""
+    model = tmp_path / "shape"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(ROOT, "deploy/models/shakespeare-llama-6m", name), model)
+    c = Cluster("--model", str(model), "--load-format", "dummy")
+    try:
+        assert c.model == "shape"
+        a, b = (c.complete("ROMEO:", 8, ignore_eos=True)["choices"] for _ in range(2))
+        assert a == b and a[0]["finish_reason"] == "length"
+    finally:
+        c.stop()
 
 
 def test_two_clusters_side_by_side_and_nothing_left():
