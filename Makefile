@@ -44,6 +44,7 @@ mains     = $(filter-out %/main.c,$(1))
 KVSTORE_C   := $(call mains,$(wildcard kvstore/*.c kvstore/*/*.c))
 CONDUCTOR_C := $(call mains,$(wildcard conductor/*.c conductor/front/*.c conductor/request/*.c conductor/sched/*.c conductor/view/*.c))
 CTL_C       := $(wildcard conductor/ctl/*.c)
+SIM_C       := $(call mains,$(wildcard conductor/sim/*.c))
 PREFILL_C   := $(call mains,$(wildcard prefill/*.c))
 DECODE_C    := $(call mains,$(wildcard decode/*.c))
 UNIT_C      := $(wildcard tests/unit/test_*.c) $(wildcard tests/golden/test_*.c)
@@ -51,8 +52,8 @@ TOOL_C      := $(wildcard tests/tools/*.c)
 
 obj = $(patsubst %.c,$(B)/obj/%.o,$(filter %.c,$(1)))
 GEN_O := $(patsubst $(B)/gen/%.c,$(B)/obj/gen/%.o,$(GEN_C))
-LIBS  := $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
-BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl)
+LIBS  := $(B)/libsim.a $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
+BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl baton-sim)
 PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 # Sanitizers do not look into device code.
 ifneq ($(and $(NVCC),$(CUDA_SRC),$(if $(SANITIZE),,1)),)
@@ -98,6 +99,8 @@ $(B)/libbaton.a: $(call obj,$(COMMON_C)) $(GEN_O)
 	$(archive)
 $(B)/libconductor.a: $(call obj,$(CONDUCTOR_C))
 	$(archive)
+$(B)/libsim.a: $(call obj,$(SIM_C))
+	$(archive)
 $(B)/libkvstore.a: $(call obj,$(KVSTORE_C))
 	$(archive)
 $(B)/libprefill.a: $(call obj,$(PREFILL_C))
@@ -120,6 +123,9 @@ $(B)/bin/baton-decode: $(B)/obj/decode/main.o $(B)/libprefill.a $(B)/libdecode.a
 	$(link)
 	$(LINK)
 $(B)/bin/batonctl: $(call obj,$(CTL_C)) $(B)/libbaton.a
+	$(link)
+	$(LINK)
+$(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconductor.a $(B)/libbaton.a
 	$(link)
 	$(LINK)
 $(B)/lib/baton-engine-cpu.so: $(call obj,$(CPU_C)) $(B)/libbaton.a
@@ -155,7 +161,7 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(LINK) -lcmocka
 .SECONDARY:
 
--include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
+-include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(SIM_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/conductor/sim/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
 
 setup-tests:
 	@deploy/local/setup.sh --tests

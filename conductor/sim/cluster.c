@@ -1,0 +1,198 @@
+/* Presets and files of simulated clusters. Where a preset's figures come from stands beside them.
+ */
+#include "conductor/sim/cluster.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* 16 nodes of 8 x A800 (2,496 TFLOP/s bf16, 16.3 TB/s), Llama-2-70B shape, 4 x 200 Gb/s: Mooncake's
+ * testbed (FAST'25, section 5.1). Computed, not measured: prefill at half of the peak (138 GFLOP a
+ * token, 2.62 MFLOP a token and token of context), decode at three quarters of the bandwidth and
+ * 10 ms for the all-reduces of 80 layers; the links at the 87 GB/s that FAST'25 reports; 3M tokens
+ * of DRAM (section 5.3). The split into 8 and 8 is a guess: FAST'25 does not say it. */
+static const struct bt_sim_cluster a800_70b = {
+    .prefill_nodes = 8,
+    .decode_nodes = 8,
+    .prefill = {.base_ns = 10e6, .token_ns = 110600, .attn_ns = 2.1},
+    .decode = {.base_ns = 21e6, .kv_ns = 26.8, .token_ns = 50000},
+    .chunk_tokens = 8192,
+    .token_bytes = 327680,
+    .layers = 80,
+    .link_bytes_per_s = 87e9,
+    .load_bytes_per_s = 160e9,
+    .cache_tokens = 3e6,
+    .kv_tokens = 1.3e6,
+    .rows_max = 256,
+};
+
+/* 16 nodes of one H200, Llama-3-8B shape: fitted to what torch measured on one (compiled, prefill
+ * of 8k and 32k tokens 212.6 and 1238 ms; decode step of 1 and 64 rows at 1k 4.94 and 8.25 ms, of
+ * 64 rows at 8k 32.0 ms; 55 GB/s to the device); 400 Gb/s links, 1M tokens (131 GB) of DRAM a GPU.
+ */
+static const struct bt_sim_cluster h200_8b = {
+    .prefill_nodes = 8,
+    .decode_nodes = 8,
+    .prefill = {.base_ns = 0, .token_ns = 22010, .attn_ns = 0.9625},
+    .decode = {.base_ns = 4.89e6, .kv_ns = 51.8, .token_ns = 0},
+    .chunk_tokens = 8192,
+    .token_bytes = 131072,
+    .layers = 32,
+    .link_bytes_per_s = 48e9,
+    .load_bytes_per_s = 55e9,
+    .cache_tokens = 1e6,
+    .kv_tokens = 850e3,
+    .rows_max = 256,
+};
+
+static const struct {
+    const char *name;
+    const struct bt_sim_cluster *c;
+} presets[] = {{"a800-70b", &a800_70b}, {"h200-8b", &h200_8b}};
+const char bt_sim_cluster_names[] = "a800-70b or h200-8b";
+
+#define KEY(k, m, lo, doc)                                                                         \
+    {                                                                                              \
+        k, offsetof(struct bt_sim_cluster, m), lo, doc                                             \
+    }
+static const struct {
+    const char *name;
+    size_t offset;
+    double min;
+    const char *doc;
+} keys[] = {
+    KEY("prefill_nodes", prefill_nodes, 1, "nodes that prefill"),
+    KEY("decode_nodes", decode_nodes, 1, "nodes that decode"),
+    KEY("prefill_base_ns", prefill.base_ns, 0, "a prefill step, whatever is in it"),
+    KEY("prefill_token_ns", prefill.token_ns, 0, "and each of its tokens"),
+    KEY("prefill_attn_ns", prefill.attn_ns, 0, "and each pair of a token and one before it"),
+    KEY("decode_base_ns", decode.base_ns, 1, "a decode step, whatever is in it"),
+    KEY("decode_kv_ns", decode.kv_ns, 0, "and each token of its rows' context"),
+    KEY("decode_token_ns", decode.token_ns, 0, "and each row"),
+    KEY("chunk_tokens", chunk_tokens, 1, "of a prefill step"),
+    KEY("token_bytes", token_bytes, 1, "KV of a token, all layers"),
+    KEY("layers", layers, 1, "of the model; the last one's hand-off is not hidden"),
+    KEY("link_bytes_per_s", link_bytes_per_s, 1, "of a node, each direction"),
+    KEY("load_bytes_per_s", load_bytes_per_s, 1, "slab to GPU"),
+    KEY("cache_tokens", cache_tokens, 0, "of a prefill node's slab; 0: unlimited"),
+    KEY("kv_tokens", kv_tokens, 1, "GPU pages of a decode node"),
+    KEY("rows_max", rows_max, 1, "of a decode step"),
+};
+
+bool bt_sim_cluster_key(const struct bt_sim_cluster *c, uint32_t i, const char **key_p,
+                        double *value_p, const char **doc_p)
+{
+    if (i >= BT_ARRAY_LEN(keys)) {
+        return false;
+    }
+    *key_p = keys[i].name;
+    *value_p = *(const double *)((const char *)c + keys[i].offset);
+    *doc_p = keys[i].doc;
+    return true;
+}
+
+static bt_status_t set(struct bt_sim_cluster *c, const char *key, size_t len, const char *value,
+                       char *err, size_t cap)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
+        if (strlen(keys[i].name) != len || memcmp(keys[i].name, key, len) != 0) {
+            continue;
+        }
+        char *end;
+        double v = strtod(value, &end);
+        end += strspn(end, " \t\r\n");
+        if (end == value || *end != '\0' || !(v >= keys[i].min) || !isfinite(v) || v > 1e15) {
+            snprintf(err, cap, "%s: '%s' is not a number of at least %g", keys[i].name, value,
+                     keys[i].min);
+            return BT_ERR_INVALID;
+        }
+        *(double *)((char *)c + keys[i].offset) = v;
+        return BT_OK;
+    }
+    snprintf(err, cap, "there is no key '%.*s'; baton-sim clusters lists them", (int)len, key);
+    return BT_ERR_INVALID;
+}
+
+bt_status_t bt_sim_cluster_set(struct bt_sim_cluster *c, const char *assignment, char *err,
+                               size_t err_cap)
+{
+    const char *eq = strchr(assignment, '=');
+    if (eq == NULL) {
+        snprintf(err, err_cap, "'%s' is not key=value", assignment);
+        return BT_ERR_INVALID;
+    }
+    return set(c, assignment, (size_t)(eq - assignment), eq + 1, err, err_cap);
+}
+
+static const struct bt_sim_cluster *preset(const char *name)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(presets); i++) {
+        if (strcmp(presets[i].name, name) == 0) {
+            return presets[i].c;
+        }
+    }
+    return NULL;
+}
+
+static bt_status_t read_line(struct bt_sim_cluster *c, char *p, char *err, size_t cap)
+{
+    p[strcspn(p, "#\r\n")] = '\0';
+    p += strspn(p, " \t");
+    size_t key = strcspn(p, ": \t");
+    char *value = p + key + strspn(p + key, " \t");
+    if (*p == '\0') {
+        return BT_OK;
+    }
+    if (*value != ':') {
+        snprintf(err, cap, "'%s' is not key: value", p);
+        return BT_ERR_INVALID;
+    }
+    value += 1 + strspn(value + 1, " \t");
+    if (key != 6 || memcmp(p, "preset", 6) != 0) {
+        return set(c, p, key, value, err, cap);
+    }
+    value[strcspn(value, " \t")] = '\0';
+    if (preset(value) == NULL) {
+        snprintf(err, cap, "preset: there is no '%s'; use %s", value, bt_sim_cluster_names);
+        return BT_ERR_INVALID;
+    }
+    *c = *preset(value);
+    return BT_OK;
+}
+
+bt_status_t bt_sim_cluster_load(const char *name, struct bt_sim_cluster *c, char *err,
+                                size_t err_cap)
+{
+    if (preset(name) != NULL) {
+        *c = *preset(name);
+        return BT_OK;
+    }
+    FILE *f = fopen(name, "r");
+    if (f == NULL) {
+        snprintf(err, err_cap, "%s: no preset and %s; use %s, or a file of 'key: value' lines",
+                 name, strerror(errno), bt_sim_cluster_names);
+        return BT_ERR_NOT_FOUND;
+    }
+    memset(c, 0, sizeof(*c));
+    char line[512], why[256] = "";
+    bt_status_t st = BT_OK;
+    int no = 0;
+    while (st == BT_OK && fgets(line, sizeof(line), f) != NULL) {
+        no++;
+        st = read_line(c, line, why, sizeof(why));
+    }
+    fclose(f);
+    for (size_t i = 0; st == BT_OK && i < BT_ARRAY_LEN(keys); i++) {
+        if (*(double *)((char *)c + keys[i].offset) < keys[i].min) {
+            snprintf(why, sizeof(why), "%s is missing; give it, or begin with 'preset: NAME'",
+                     keys[i].name);
+            st = BT_ERR_INVALID;
+        }
+    }
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "%s:%d: %s", name, no, why);
+    }
+    return st;
+}

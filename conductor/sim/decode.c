@@ -1,0 +1,277 @@
+/* The rows of a node in a heap by the step at which they end; runs of equal membership in a log,
+ * from which a row's gaps are read when it ends. */
+#include "conductor/sim/decode.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct live {
+    uint64_t end_step; /* it has ended once so many steps are done */
+    uint32_t id, run;  /* index of its first run */
+    uint32_t steps, full_tokens;
+    double first_ms, joined_ms;
+};
+
+struct run { /* steps with the same rows */
+    uint32_t steps;
+    double ms; /* all of them */
+};
+
+struct gap {
+    double ms;
+    uint32_t n;
+};
+
+struct bt_sim_decode {
+    struct bt_batch_cost cost;
+    double kv_max, reserved;
+    uint32_t rows_max;
+    struct live *heap;
+    uint32_t n, heap_cap;
+    struct bt_sim_row *wait; /* ring */
+    uint32_t wait_first, wait_n, wait_cap;
+    struct run *runs;
+    uint32_t n_runs, runs_cap;
+    struct gap *gaps; /* scratch */
+    uint32_t gaps_cap;
+    double at_ms;   /* a boundary: the state below holds there */
+    uint64_t step;  /* steps done */
+    double kv;      /* context of the rows */
+    uint32_t ahead; /* steps until the next change, 0: none is due */
+};
+
+#define GROW(array, n, cap)                                                                        \
+    do {                                                                                           \
+        if ((n) == (cap)) {                                                                        \
+            (cap) = (cap) != 0 ? 2 * (cap) : 64;                                                   \
+            (array) = bt_realloc((array), (size_t)(cap) * sizeof(*(array)));                       \
+        }                                                                                          \
+    } while (0)
+
+struct bt_sim_decode *bt_sim_decode_create(const struct bt_batch_cost *cost, double kv_tokens,
+                                           uint32_t rows_max)
+{
+    struct bt_sim_decode *d = bt_calloc(1, sizeof(*d));
+    d->cost = *cost;
+    d->kv_max = kv_tokens;
+    d->rows_max = rows_max;
+    return d;
+}
+
+void bt_sim_decode_destroy(struct bt_sim_decode *d)
+{
+    if (d != NULL) {
+        free(d->heap);
+        free(d->wait);
+        free(d->runs);
+        free(d->gaps);
+        free(d);
+    }
+}
+
+/* Duration of the next k steps: each has n more tokens of context than the one before. */
+static double steps_ms(const struct bt_sim_decode *d, double k)
+{
+    double first = d->cost.base_ns + d->cost.kv_ns * d->kv + d->cost.token_ns * d->n;
+    return 1e-6 * (k * first + d->cost.kv_ns * d->n * k * (k - 1) / 2);
+}
+
+/* The first boundary at or after ms from here, in steps; at least 1. */
+static uint32_t boundary(const struct bt_sim_decode *d, double ms)
+{
+    double a = 1e-6 * d->cost.kv_ns * d->n / 2;
+    double b = steps_ms(d, 1) - a; /* k steps take a k^2 + (b - a) k with b of the first */
+    double k = a > 0 ? (-b + sqrt(b * b + 4 * a * ms)) / (2 * a) : ms / b;
+    uint32_t n = (uint32_t)BT_MAX(1.0, floor(k));
+    while (n > 1 && steps_ms(d, n - 1) >= ms) {
+        n--;
+    }
+    while (steps_ms(d, n) < ms) {
+        n++;
+    }
+    return n;
+}
+
+static void heap_down(struct bt_sim_decode *d, uint32_t i)
+{
+    struct live x = d->heap[i];
+    for (uint32_t c; (c = 2 * i + 1) < d->n; i = c) {
+        c += c + 1 < d->n && d->heap[c + 1].end_step < d->heap[c].end_step;
+        if (x.end_step <= d->heap[c].end_step) {
+            break;
+        }
+        d->heap[i] = d->heap[c];
+    }
+    d->heap[i] = x;
+}
+
+static void heap_add(struct bt_sim_decode *d, struct live x)
+{
+    GROW(d->heap, d->n, d->heap_cap);
+    uint32_t i = d->n++;
+    for (; i > 0 && x.end_step < d->heap[(i - 1) / 2].end_step; i = (i - 1) / 2) {
+        d->heap[i] = d->heap[(i - 1) / 2];
+    }
+    d->heap[i] = x;
+}
+
+/* The oldest waiting rows join while there is room for the prompt and the whole answer. */
+static void admit(struct bt_sim_decode *d)
+{
+    while (d->wait_n > 0 && d->n < d->rows_max) {
+        const struct bt_sim_row *w = &d->wait[d->wait_first];
+        double full = (double)w->tokens + w->steps;
+        if (d->reserved + full > d->kv_max) {
+            return;
+        }
+        heap_add(d, (struct live){.end_step = d->step + w->steps,
+                                  .id = w->id,
+                                  .run = d->n_runs,
+                                  .steps = w->steps,
+                                  .full_tokens = w->tokens + w->steps,
+                                  .first_ms = w->first_ms,
+                                  .joined_ms = d->at_ms});
+        d->kv += w->tokens;
+        d->reserved += full;
+        d->wait_first = (d->wait_first + 1) % d->wait_cap;
+        d->wait_n--;
+    }
+}
+
+static void plan_next(struct bt_sim_decode *d)
+{
+    d->ahead = d->n != 0 ? (uint32_t)(d->heap[0].end_step - d->step) : 0;
+}
+
+bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_sim_row *row)
+{
+    if ((double)row->tokens + row->steps > d->kv_max) {
+        return false;
+    }
+    if (d->wait_n == d->wait_cap) {
+        uint32_t cap = d->wait_cap != 0 ? 2 * d->wait_cap : 64;
+        struct bt_sim_row *ring = bt_malloc(cap * sizeof(*ring));
+        for (uint32_t i = 0; i < d->wait_n; i++) {
+            ring[i] = d->wait[(d->wait_first + i) % d->wait_cap];
+        }
+        free(d->wait);
+        d->wait = ring;
+        d->wait_first = 0;
+        d->wait_cap = cap;
+    }
+    d->wait[(d->wait_first + d->wait_n++) % d->wait_cap] = *row;
+    if (d->n == 0) { /* idle: at once */
+        d->at_ms = BT_MAX(d->at_ms, now_ms);
+        admit(d);
+        plan_next(d);
+    } else if (d->n < d->rows_max && d->wait_n == 1 &&
+               d->reserved + row->tokens + row->steps <= d->kv_max) {
+        d->ahead = BT_MIN(d->ahead, boundary(d, now_ms - d->at_ms));
+    }
+    return true;
+}
+
+double bt_sim_decode_next_ms(const struct bt_sim_decode *d)
+{
+    if (d->n == 0) {
+        return -1;
+    }
+    return d->ahead == 0 ? d->at_ms : d->at_ms + steps_ms(d, d->ahead);
+}
+
+static int longer_first(const void *a, const void *b)
+{
+    double x = ((const struct gap *)a)->ms, y = ((const struct gap *)b)->ms;
+    return (x < y) - (x > y);
+}
+
+/* Mean of the longest tenth of the row's gaps (DESIGN.md, section 5); the first one also holds the
+ * wait for its step. Steps of one run count with the run's mean. */
+static double tbt_of(struct bt_sim_decode *d, const struct live *x)
+{
+    uint32_t n = 0, left = x->steps;
+    double wait = x->joined_ms - x->first_ms;
+    for (uint32_t r = x->run; left > 0; r++) {
+        struct run *run = &d->runs[r];
+        double ms = run->ms / run->steps;
+        uint32_t k = BT_MIN(run->steps, left);
+        left -= k;
+        for (int part = 0; part < 2; part++) { /* the first gap of all stands alone */
+            uint32_t steps = part == 0 ? (r == x->run ? 1 : 0) : k - (r == x->run ? 1 : 0);
+            if (steps == 0) {
+                continue;
+            }
+            GROW(d->gaps, n, d->gaps_cap);
+            d->gaps[n++] = (struct gap){part == 0 ? ms + wait : ms, steps};
+        }
+    }
+    qsort(d->gaps, n, sizeof(*d->gaps), longer_first);
+    uint32_t want = BT_DIV_UP(x->steps, 10u), have = 0;
+    double sum = 0;
+    for (uint32_t i = 0; i < n && have < want; i++) {
+        uint32_t k = BT_MIN(d->gaps[i].n, want - have);
+        sum += k * d->gaps[i].ms;
+        have += k;
+    }
+    return sum / want;
+}
+
+uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done, uint32_t max)
+{
+    if (d->ahead > 0) {
+        double ms = steps_ms(d, d->ahead);
+        GROW(d->runs, d->n_runs, d->runs_cap);
+        d->runs[d->n_runs++] = (struct run){d->ahead, ms};
+        d->at_ms += ms;
+        d->kv += (double)d->n * d->ahead;
+        d->step += d->ahead;
+        d->ahead = 0;
+    }
+    uint32_t n = 0;
+    while (d->n > 0 && d->heap[0].end_step == d->step && n < max) {
+        struct live x = d->heap[0];
+        done[n++] = (struct bt_sim_done){x.id, d->at_ms, tbt_of(d, &x)};
+        d->kv -= x.full_tokens;
+        d->reserved -= x.full_tokens;
+        d->heap[0] = d->heap[--d->n];
+        if (d->n > 0) {
+            heap_down(d, 0);
+        }
+    }
+    if (d->n == 0 || d->heap[0].end_step != d->step) {
+        admit(d);
+        plan_next(d);
+    }
+    return n;
+}
+
+uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d)
+{
+    return d->n;
+}
+
+uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d)
+{
+    return d->wait_n;
+}
+
+double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d)
+{
+    return d->kv;
+}
+
+double bt_sim_decode_reserved(const struct bt_sim_decode *d)
+{
+    return d->reserved;
+}
+
+double bt_sim_decode_step_ms(const struct bt_sim_decode *d)
+{
+    return d->n != 0 ? steps_ms(d, 1) : 0;
+}
+
+uint64_t bt_sim_decode_steps(const struct bt_sim_decode *d)
+{
+    return d->step;
+}

@@ -1,0 +1,42 @@
+/* One decode node in simulated time: continuous batching with a step cost linear in rows and
+ * context. Between two changes of its rows nothing is simulated step by step: k steps cost a sum
+ * that is known. */
+#ifndef BT_CONDUCTOR_SIM_DECODE_H
+#define BT_CONDUCTOR_SIM_DECODE_H
+
+#include "common/base/base.h"
+#include "common/batch/batch.h"
+
+struct bt_sim_decode;
+
+struct bt_sim_row {
+    uint32_t id;     /* the caller's */
+    uint32_t tokens; /* context at its first step: prompt and first token */
+    uint32_t steps;  /* tokens it will still generate, >= 1 */
+    double first_ms; /* when its first token was given out */
+};
+
+struct bt_sim_done {
+    uint32_t id;
+    double end_ms, tbt_ms;
+};
+
+struct bt_sim_decode *bt_sim_decode_create(const struct bt_batch_cost *cost, double kv_tokens,
+                                           uint32_t rows_max);
+void bt_sim_decode_destroy(struct bt_sim_decode *d);
+/* A row whose KV is there. False: it never fits. */
+bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_sim_row *row);
+/* When something changes next; < 0: never. */
+double bt_sim_decode_next_ms(const struct bt_sim_decode *d);
+/* Everything up to that moment happens; up to max rows have ended by it (the rest at the next call,
+ * whose next_ms is the same). Returns how many. */
+uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done, uint32_t max);
+
+uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);
+uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d);
+double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d); /* read in the next step */
+double bt_sim_decode_reserved(const struct bt_sim_decode *d);  /* pages, as tokens */
+double bt_sim_decode_step_ms(const struct bt_sim_decode *d);   /* the next one; 0 without rows */
+uint64_t bt_sim_decode_steps(const struct bt_sim_decode *d);
+
+#endif

@@ -1,0 +1,359 @@
+/* baton-sim: the scheduler on traces, without a cluster. One process, one thread, no network. */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "conductor/sim/cache.h"
+#include "conductor/sim/report.h"
+
+static const char usage[] =
+    "baton-sim run --cluster PRESET|FILE --trace FILE [options]   a cluster serves a trace\n"
+    "  --policy P          random, round-robin, least-load, cache-aware, kvcache (default), baton\n"
+    "  --admission A       none (default), late, early, predict\n"
+    "  --rate X            the trace X times as fast (1)\n"
+    "  --from X --to X     part of the trace, as shares of its requests (0, 1)\n"
+    "  --seed S            (1)\n"
+    "  --ttft MS --tbt MS  objectives (30000, 100; 0: none)\n"
+    "  --fetch-ratio X     kvcache_balancing_threshold of kvcache; 0: nothing is fetched (1.5)\n"
+    "  --work-weight X     of baton (0.5)\n"
+    "  --life MS           decode time expected of a request at the start (10000)\n"
+    "  --one-token         every answer is one token: prefill alone\n"
+    "  --set KEY=VALUE     changes the cluster; repeatable\n"
+    "  --csv FILE          a line for each request; - is standard output\n"
+    "  --plot DIR          ttft.svg, tbt.svg, load.svg, series.csv\n"
+    "  --brief             one line of key=value\n"
+    "baton-sim cache --trace FILE --policy lru --blocks N[,N...]  hit ratio of one cache\n"
+    "baton-sim clusters                                           presets and their keys\n";
+
+static int fail(const char *what)
+{
+    fprintf(stderr, "baton-sim: %s\n", what);
+    return 2;
+}
+
+struct args {
+    const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks;
+    const char *set[64];
+    uint32_t n_set;
+    struct bt_sim_options o;
+    bool brief;
+};
+
+enum {
+    O_CLUSTER = 256,
+    O_TRACE,
+    O_POLICY,
+    O_ADMISSION,
+    O_RATE,
+    O_FROM,
+    O_TO,
+    O_SEED,
+    O_TTFT,
+    O_TBT,
+    O_RATIO,
+    O_WEIGHT,
+    O_LIFE,
+    O_ONE,
+    O_SET,
+    O_CSV,
+    O_PLOT,
+    O_BLOCKS,
+    O_BRIEF
+};
+static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
+                                        {"trace", 1, NULL, O_TRACE},
+                                        {"policy", 1, NULL, O_POLICY},
+                                        {"admission", 1, NULL, O_ADMISSION},
+                                        {"rate", 1, NULL, O_RATE},
+                                        {"from", 1, NULL, O_FROM},
+                                        {"to", 1, NULL, O_TO},
+                                        {"seed", 1, NULL, O_SEED},
+                                        {"ttft", 1, NULL, O_TTFT},
+                                        {"tbt", 1, NULL, O_TBT},
+                                        {"fetch-ratio", 1, NULL, O_RATIO},
+                                        {"work-weight", 1, NULL, O_WEIGHT},
+                                        {"life", 1, NULL, O_LIFE},
+                                        {"one-token", 0, NULL, O_ONE},
+                                        {"set", 1, NULL, O_SET},
+                                        {"csv", 1, NULL, O_CSV},
+                                        {"plot", 1, NULL, O_PLOT},
+                                        {"blocks", 1, NULL, O_BLOCKS},
+                                        {"brief", 0, NULL, O_BRIEF},
+                                        {NULL, 0, NULL, 0}};
+
+/* A number in [lo, hi], or false with a message. */
+static bool number(const char *name, const char *text, double lo, double hi, double *out)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end != '\0' || !(v >= lo && v <= hi)) {
+        fprintf(stderr, "baton-sim: --%s: '%s' is not a number from %g to %g\n", name, text, lo,
+                hi);
+        return false;
+    }
+    *out = v;
+    return true;
+}
+
+static bool take_number(struct args *a, int opt, const char *text)
+{
+    double v;
+    switch (opt) {
+    case O_RATE: return number("rate", text, 1e-6, 1e6, &a->o.rate);
+    case O_FROM: return number("from", text, 0, 1, &a->o.from);
+    case O_TO: return number("to", text, 0, 1, &a->o.to);
+    case O_RATIO: return number("fetch-ratio", text, 0, 1e9, &a->o.fetch_ratio);
+    case O_WEIGHT: return number("work-weight", text, 0, 1e6, &a->o.work_weight);
+    case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
+    case O_SEED:
+        a->o.seed = number("seed", text, 0, 1e15, &v) ? (uint64_t)v : UINT64_MAX;
+        return a->o.seed != UINT64_MAX;
+    case O_TTFT:
+    case O_TBT:
+        if (!number(opt == O_TTFT ? "ttft" : "tbt", text, 0, 1e9, &v)) {
+            return false;
+        }
+        *(opt == O_TTFT ? &a->o.ttft_ms : &a->o.tbt_ms) = (uint32_t)v;
+        return true;
+    default: return false;
+    }
+}
+
+static bool parse(int argc, char **argv, struct args *a)
+{
+    int opt;
+    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (opt) {
+        case O_CLUSTER: a->cluster = optarg; break;
+        case O_TRACE: a->trace = optarg; break;
+        case O_POLICY: a->policy = optarg; break;
+        case O_ADMISSION: a->admission = optarg; break;
+        case O_CSV: a->csv = optarg; break;
+        case O_PLOT: a->plot = optarg; break;
+        case O_BLOCKS: a->blocks = optarg; break;
+        case O_BRIEF: a->brief = true; break;
+        case O_ONE: a->o.one_token = true; break;
+        case O_SET:
+            if (a->n_set == BT_ARRAY_LEN(a->set)) {
+                return fail("too many --set") == 0;
+            }
+            a->set[a->n_set++] = optarg;
+            break;
+        case '?': return false;
+        default:
+            if (!take_number(a, opt, optarg)) {
+                return false;
+            }
+        }
+    }
+    if (optind != argc) {
+        fprintf(stderr, "baton-sim: what is '%s'? baton-sim help lists the options\n",
+                argv[optind]);
+        return false;
+    }
+    return a->trace != NULL ||
+           fail("--trace FILE is missing; a Mooncake .jsonl or Azure .csv") == 0;
+}
+
+static void progress(void *arg, uint32_t done, uint32_t of)
+{
+    (void)arg;
+    int width = of != 0 ? (int)(40.0 * done / of) : 40;
+    fprintf(stderr, "\r[%.*s%.*s] %u of %u", width, "########################################",
+            40 - width, "                                        ", done, of);
+    if (done == of) {
+        fputs("\r\033[K", stderr);
+    }
+}
+
+static void print_brief(const struct args *a, const struct bt_sim_result *r,
+                        const struct bt_sim_summary *s)
+{
+    printf("policy=%s admission=%s rate=%g ttft_mean_s=%.3f ttft_p50_s=%.3f ttft_p90_s=%.3f "
+           "ttft_p99_s=%.3f tbt_mean_ms=%.2f tbt_p99_ms=%.2f good=%u goodput=%.3f hit=%.4f",
+           a->policy, a->admission, a->o.rate, s->ttft_ms.mean / 1e3, s->ttft_ms.p50 / 1e3,
+           s->ttft_ms.p90 / 1e3, s->ttft_ms.p99 / 1e3, s->tbt_ms.mean, s->tbt_ms.p99, s->good,
+           s->goodput, s->hit_ratio);
+    for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
+        printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
+    }
+    printf(" wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f phase=%.2f\n", r->wasted_ms / 1e3,
+           s->prefill_busy, r->bytes_fetch / 1e9, s->swing, s->phase);
+}
+
+static int write_files(const struct args *a, const struct bt_sim_result *r)
+{
+    if (a->csv != NULL) {
+        FILE *f = strcmp(a->csv, "-") == 0 ? stdout : fopen(a->csv, "w");
+        if (f == NULL) {
+            fprintf(stderr, "baton-sim: %s: %s\n", a->csv, strerror(errno));
+            return 1;
+        }
+        bt_sim_write_requests(f, r);
+        if (f != stdout && fclose(f) != 0) {
+            fprintf(stderr, "baton-sim: %s: %s\n", a->csv, strerror(errno));
+            return 1;
+        }
+    }
+    if (a->plot != NULL && !bt_sim_write_plots(a->plot, r)) {
+        fprintf(stderr, "baton-sim: %s: %s\n", a->plot, strerror(errno));
+        return 1;
+    }
+    return 0;
+}
+
+static bool resolve(struct args *a, struct bt_sim_cluster *c)
+{
+    char err[512];
+    a->policy = a->policy != NULL ? a->policy : "kvcache";
+    a->admission = a->admission != NULL ? a->admission : "none";
+    a->o.policy = bt_sched_policy_find(a->policy);
+    a->o.admission = bt_sched_admission_find(a->admission);
+    if (a->o.policy == NULL || a->o.admission == NULL) {
+        fprintf(stderr, "baton-sim: --policy is %s; --admission is %s\n", bt_sched_policy_names,
+                bt_sched_admission_names);
+        return false;
+    }
+    if (a->o.from >= a->o.to) {
+        return fail("--from is not before --to") == 0;
+    }
+    if (a->cluster == NULL) {
+        fprintf(stderr, "baton-sim: --cluster is missing; give %s, or a file\n",
+                bt_sim_cluster_names);
+        return false;
+    }
+    bt_status_t st = bt_sim_cluster_load(a->cluster, c, err, sizeof(err));
+    for (uint32_t i = 0; st == BT_OK && i < a->n_set; i++) {
+        st = bt_sim_cluster_set(c, a->set[i], err, sizeof(err));
+    }
+    return st == BT_OK || fail(err) == 0;
+}
+
+static int run(struct args *a)
+{
+    struct bt_sim_cluster c;
+    struct bt_sim_trace t;
+    struct bt_sim_result r;
+    struct bt_sim_summary s;
+    char err[512];
+    if (!resolve(a, &c)) {
+        return 2;
+    }
+    if (bt_sim_trace_load(a->trace, &t, err, sizeof(err)) != BT_OK) {
+        return fail(err);
+    }
+    a->o.progress = isatty(2) ? progress : NULL;
+    uint64_t start = bt_mono_ns();
+    bt_sim_run(&c, &t, &a->o, &r);
+    double took = (double)(bt_mono_ns() - start) / 1e9;
+    bt_sim_summarize(&r, &c, &a->o, &s);
+    FILE *out = a->csv != NULL && strcmp(a->csv, "-") == 0 ? stderr : stdout;
+    if (a->brief) {
+        print_brief(a, &r, &s);
+    } else {
+        bt_sim_print(out, &r, &s);
+        fprintf(stderr, "simulated in %.2f s: %.0f requests a second\n", took, r.n / took);
+    }
+    int rc = write_files(a, &r);
+    bt_sim_result_cleanup(&r);
+    bt_sim_trace_cleanup(&t);
+    return rc;
+}
+
+/* One cache for the whole trace: a request's blocks are looked up, then all are put in. A block is
+ * a hit wherever it stands in the chain, as in the tables of FAST'25. */
+static double hit_ratio(const struct bt_sim_trace *t, uint32_t capacity)
+{
+    struct bt_sim_caches *c = bt_sim_caches_create(1, capacity, t->n_unique);
+    uint64_t hits = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const uint32_t *blocks = t->blocks + t->requests[i].first;
+        for (uint32_t k = 0; k < t->requests[i].n_blocks; k++) {
+            hits += bt_sim_caches_has(c, 0, blocks[k]);
+        }
+        bt_sim_caches_put(c, 0, blocks, t->requests[i].n_blocks);
+    }
+    bt_sim_caches_destroy(c);
+    return (double)hits / t->n_blocks;
+}
+
+static int cache(struct args *a)
+{
+    struct bt_sim_trace t;
+    char err[512];
+    if (a->policy != NULL && strcmp(a->policy, "lru") != 0) {
+        return fail("--policy of cache is lru");
+    }
+    if (a->blocks == NULL) {
+        return fail("--blocks N[,N...] is missing; 0: unlimited");
+    }
+    if (bt_sim_trace_load(a->trace, &t, err, sizeof(err)) != BT_OK) {
+        return fail(err);
+    }
+    printf("policy,blocks,hit_ratio\n");
+    int rc = 0;
+    for (const char *p = a->blocks; *p != '\0';) {
+        char *end;
+        unsigned long n = strtoul(p, &end, 10);
+        if (end == p || (*end != ',' && *end != '\0') || n > UINT32_MAX) {
+            rc = fail("--blocks is not a list of numbers");
+            break;
+        }
+        printf("lru,%lu,%.4f\n", n, hit_ratio(&t, (uint32_t)n));
+        p = *end == ',' ? end + 1 : end;
+    }
+    bt_sim_trace_cleanup(&t);
+    return rc;
+}
+
+static int clusters(void)
+{
+    static const char *const names[] = {"a800-70b", "h200-8b"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        struct bt_sim_cluster c;
+        char err[256];
+        const char *key, *doc;
+        double value;
+        if (bt_sim_cluster_load(names[i], &c, err, sizeof(err)) != BT_OK) {
+            return fail(err);
+        }
+        printf("# %s\n", names[i]);
+        for (uint32_t k = 0; bt_sim_cluster_key(&c, k, &key, &value, &doc); k++) {
+            printf("%s: %.10g  # %s\n", key, value, doc);
+        }
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct args a = {.o = {.rate = 1,
+                           .to = 1,
+                           .seed = 1,
+                           .ttft_ms = 30000,
+                           .tbt_ms = 100,
+                           .fetch_ratio = 1.5,
+                           .work_weight = 0.5,
+                           .life_ms = 10000,
+                           .sample_ms = 5000}};
+    const char *command = argc > 1 ? argv[1] : "help";
+    if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0) {
+        fputs(usage, argc > 1 ? stdout : stderr);
+        return argc > 1 ? 0 : 2;
+    }
+    if (strcmp(command, "clusters") == 0) {
+        return clusters();
+    }
+    bool is_run = strcmp(command, "run") == 0;
+    if (!is_run && strcmp(command, "cache") != 0) {
+        return fail("the first argument is run, cache, clusters or help");
+    }
+    if (!parse(argc - 1, argv + 1, &a)) {
+        return 2;
+    }
+    return is_run ? run(&a) : cache(&a);
+}

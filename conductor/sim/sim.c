@@ -1,0 +1,522 @@
+/* The event loop: arrivals from the trace, ends of prefills and hand-offs, boundaries of decode
+ * nodes. */
+#include "conductor/sim/sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "conductor/sim/cache.h"
+#include "conductor/sim/decode.h"
+
+#define NONE          UINT32_MAX
+#define FORECAST_MS   250
+#define DONE_AT_ONCE  64
+#define PROGRESS_EACH 1024
+
+typedef enum { EV_PREFILL_END, EV_HANDOFF_END, EV_DECODE } event_t;
+
+struct event {
+    double at_ms;
+    uint64_t seq; /* equal times: first made, first done */
+    uint32_t id;  /* node or request */
+    uint32_t version;
+    event_t type;
+};
+
+struct live {          /* a request beyond its record */
+    double planned_ms; /* its prefill, as predicted: what others wait for */
+    double start_ms, fetch_end_ms;
+    double expect_from_ms, expect_until_ms; /* what the forecast was told */
+    uint32_t best_tokens, fetch_tokens;
+    uint32_t next; /* in its node's queue */
+};
+
+struct prefill_node {
+    uint32_t first, last, running; /* queue of requests, NONE: empty */
+    double run_end_ms, queued_ms;
+    double send_free_ms, recv_free_ms; /* its link, each direction */
+};
+
+struct decode_node {
+    struct bt_sim_decode *d;
+    double recv_free_ms;
+    uint32_t version, assigned;
+};
+
+struct sim {
+    const struct bt_sim_cluster *c;
+    const struct bt_sim_trace *t;
+    const struct bt_sim_options *o;
+    struct bt_sim_result *r;
+    const struct bt_sim_request *req; /* the part of the trace */
+    struct live *live;
+    struct event *heap;
+    uint32_t n_heap, heap_cap;
+    uint64_t seq;
+    uint32_t n_p, n_d;
+    struct prefill_node *p;
+    struct decode_node *d;
+    struct bt_sim_caches *caches;
+    uint32_t *match;
+    struct bt_sched_worker *workers; /* prefill nodes, then decode nodes */
+    struct bt_sched_kvstore *kvstores;
+    struct bt_sched_snapshot snap;
+    struct bt_sched_params params;
+    struct bt_sched_forecast forecast;
+    double now_ms, life_ms, sample_at_ms;
+    uint32_t sample_arrived, sample_refused, samples_cap, finished;
+};
+
+const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES] = {
+    "pending", "served", "refused_ttft", "refused_tbt", "refused_decode", "refused_other"};
+
+/* ---- events ---- */
+
+static bool earlier(const struct event *a, const struct event *b)
+{
+    return a->at_ms < b->at_ms || (a->at_ms == b->at_ms && a->seq < b->seq);
+}
+
+static void push(struct sim *s, double at_ms, event_t type, uint32_t id, uint32_t version)
+{
+    if (s->n_heap == s->heap_cap) {
+        s->heap_cap = s->heap_cap != 0 ? 2 * s->heap_cap : 256;
+        s->heap = bt_realloc(s->heap, s->heap_cap * sizeof(*s->heap));
+    }
+    struct event e = {at_ms, s->seq++, id, version, type};
+    uint32_t i = s->n_heap++;
+    for (; i > 0 && earlier(&e, &s->heap[(i - 1) / 2]); i = (i - 1) / 2) {
+        s->heap[i] = s->heap[(i - 1) / 2];
+    }
+    s->heap[i] = e;
+}
+
+static struct event pop(struct sim *s)
+{
+    struct event top = s->heap[0], x = s->heap[--s->n_heap];
+    uint32_t i = 0;
+    for (uint32_t c; (c = 2 * i + 1) < s->n_heap; i = c) {
+        c += c + 1 < s->n_heap && earlier(&s->heap[c + 1], &s->heap[c]);
+        if (!earlier(&s->heap[c], &x)) {
+            break;
+        }
+        s->heap[i] = s->heap[c];
+    }
+    s->heap[i] = x;
+    return top;
+}
+
+/* ---- what the policy sees ---- */
+
+static double queue_ms(const struct sim *s, const struct prefill_node *p)
+{
+    return (p->running != NONE ? p->run_end_ms - s->now_ms : 0) + p->queued_ms;
+}
+
+static void show_prefill(struct sim *s, uint32_t i)
+{
+    const struct prefill_node *p = &s->p[i];
+    s->workers[i].queue_ms = queue_ms(s, p);
+    s->kvstores[i].send_busy_ms = BT_MAX(p->send_free_ms - s->now_ms, 0);
+    s->kvstores[i].recv_busy_ms = BT_MAX(p->recv_free_ms - s->now_ms, 0);
+    s->kvstores[i].match_blocks = s->match[i];
+}
+
+static void show_decode(struct sim *s, uint32_t i)
+{
+    const struct decode_node *d = &s->d[i];
+    struct bt_sched_worker *w = &s->workers[s->n_p + i];
+    w->running = bt_sim_decode_rows(d->d);
+    w->waiting = bt_sim_decode_waiting(d->d);
+    w->kv_tokens = (uint64_t)bt_sim_decode_kv_tokens(d->d);
+    w->pages_free =
+        (uint32_t)((s->c->kv_tokens - bt_sim_decode_reserved(d->d)) / BT_SIM_BLOCK_TOKENS);
+    w->own_requests = d->assigned;
+}
+
+static struct bt_sched_request ask(const struct sim *s, uint32_t id)
+{
+    return (struct bt_sched_request){
+        .n_tokens = s->req[id].input,
+        .max_new = 512, /* what a client allows; the real length is not known */
+        .n_choices = 1,
+        .block_tokens = BT_SIM_BLOCK_TOKENS,
+        .token_bytes = (uint32_t)s->c->token_bytes,
+        .random = (s->o->seed + id + 1) * 0x9e3779b97f4a7c15ull,
+        .sequence = id};
+}
+
+static uint32_t output_of(const struct sim *s, uint32_t id)
+{
+    return s->o->one_token ? 1 : s->req[id].output;
+}
+
+/* ---- the end of a request ---- */
+
+static void expect(struct sim *s, uint32_t id, int sign)
+{
+    const struct live *l = &s->live[id];
+    bt_sched_forecast_note(&s->forecast, s->now_ms, l->expect_from_ms, l->expect_until_ms,
+                           s->req[id].input, sign);
+}
+
+static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
+{
+    s->r->records[id].outcome = outcome;
+    s->r->records[id].end_ms = s->now_ms;
+    s->r->end_ms = BT_MAX(s->r->end_ms, s->now_ms);
+    s->sample_refused += outcome != BT_SIM_SERVED;
+    if (++s->finished % PROGRESS_EACH == 0 && s->o->progress != NULL) {
+        s->o->progress(s->o->progress_arg, s->finished, s->r->n);
+    }
+}
+
+/* ... of one that was placed. */
+static void finish_placed(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
+{
+    s->d[s->r->records[id].decode].assigned--;
+    expect(s, id, -1);
+    finish(s, id, outcome);
+}
+
+/* ---- prefill ---- */
+
+static double compute_ms(const struct sim *s, uint32_t n, uint32_t cached)
+{
+    double m = n - cached, h = cached;
+    const struct bt_batch_cost *k = &s->c->prefill;
+    double steps = BT_DIV_UP(n - cached, (uint32_t)s->c->chunk_tokens);
+    double ms = 1e-6 * (k->base_ns * steps + k->token_ns * m + k->attn_ns * m * (h + m / 2));
+    return BT_MAX(ms, 1e3 * h * s->c->token_bytes / s->c->load_bytes_per_s);
+}
+
+static uint32_t full_blocks(const struct sim *s, uint32_t id)
+{
+    return s->req[id].input / BT_SIM_BLOCK_TOKENS;
+}
+
+static void start_prefill(struct sim *s, uint32_t node)
+{
+    struct prefill_node *p = &s->p[node];
+    uint32_t id = p->first;
+    if (p->running != NONE || id == NONE) {
+        return;
+    }
+    struct live *l = &s->live[id];
+    struct bt_sim_record *rec = &s->r->records[id];
+    const struct bt_sim_request *q = &s->req[id];
+    p->first = l->next;
+    p->queued_ms = p->first != NONE ? p->queued_ms - l->planned_ms : 0;
+    p->running = id;
+    uint32_t limit = (q->input - 1) / BT_SIM_BLOCK_TOKENS;
+    uint32_t local = bt_sim_caches_match_one(s->caches, node, s->t->blocks + q->first, limit) *
+                     BT_SIM_BLOCK_TOKENS;
+    double end = s->now_ms;
+    if (l->fetch_tokens != 0 && l->best_tokens > local) {
+        uint32_t from = BT_MAX(l->best_tokens - l->fetch_tokens, local);
+        end += from > local ? compute_ms(s, from, local) : 0;
+        end = BT_MAX(end, l->fetch_end_ms) + compute_ms(s, q->input, l->best_tokens);
+        rec->fetched_tokens = l->best_tokens - from;
+    } else {
+        end += compute_ms(s, q->input, local);
+    }
+    rec->cached_tokens = local + rec->fetched_tokens;
+    s->r->input_tokens += q->input;
+    s->r->cached_tokens += rec->cached_tokens;
+    s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
+    s->r->prefill_busy_ms += end - s->now_ms;
+    l->start_ms = s->now_ms;
+    p->run_end_ms = end;
+    push(s, end, EV_PREFILL_END, node, 0);
+}
+
+static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
+{
+    struct prefill_node *src = &s->p[plan->fetch_from], *dst = &s->p[plan->prefill];
+    struct live *l = &s->live[id];
+    uint32_t best = BT_MIN(s->match[plan->fetch_from] * BT_SIM_BLOCK_TOKENS,
+                           (s->req[id].input - 1) / BT_SIM_BLOCK_TOKENS * BT_SIM_BLOCK_TOKENS);
+    double bytes = (double)plan->fetch_tokens * s->c->token_bytes;
+    double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
+    l->best_tokens = best;
+    l->fetch_tokens = plan->fetch_tokens;
+    l->fetch_end_ms = start + 1e3 * bytes / s->c->link_bytes_per_s;
+    src->send_free_ms = dst->recv_free_ms = l->fetch_end_ms;
+    s->r->bytes_fetch += bytes;
+    bt_sim_caches_put(s->caches, plan->fetch_from, s->t->blocks + s->req[id].first,
+                      best / BT_SIM_BLOCK_TOKENS); /* used: young again */
+}
+
+static void arrive(struct sim *s, uint32_t id)
+{
+    const struct bt_sim_request *q = &s->req[id];
+    struct bt_sim_record *rec = &s->r->records[id];
+    bt_sim_caches_match(s->caches, s->t->blocks + q->first, full_blocks(s, id), s->match);
+    for (uint32_t i = 0; i < s->n_p; i++) {
+        show_prefill(s, i);
+    }
+    for (uint32_t i = 0; i < s->n_d; i++) {
+        show_decode(s, i);
+    }
+    s->snap.now_ms = s->now_ms;
+    s->sample_arrived++;
+    struct bt_sched_request want = ask(s, id);
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej = {0};
+    bt_sched_verdict_t v = s->o->policy->place(&s->params, &s->snap, &want, &plan, &rej);
+    if (v != BT_SCHED_PLANNED) {
+        finish(s, id, BT_SIM_REFUSED_OTHER);
+        return;
+    }
+    rec->plan_ttft_ms = plan.ttft_ms;
+    rec->plan_tbt_ms = plan.tbt_ms;
+    if (s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) != BT_SCHED_PLANNED) {
+        bool ttft = s->o->ttft_ms != 0 && plan.ttft_ms > s->o->ttft_ms;
+        finish(s, id, ttft ? BT_SIM_REFUSED_TTFT : BT_SIM_REFUSED_TBT);
+        return;
+    }
+    rec->prefill = plan.prefill;
+    rec->decode = plan.decode - s->n_p;
+    s->d[rec->decode].assigned++;
+    struct live *l = &s->live[id];
+    l->planned_ms = plan.prefill_ms;
+    l->expect_from_ms = s->now_ms + plan.ttft_ms;
+    l->expect_until_ms = l->expect_from_ms + s->life_ms;
+    expect(s, id, 1);
+    if (plan.fetch_from != BT_SCHED_NONE) {
+        start_fetch(s, id, &plan);
+    }
+    struct prefill_node *p = &s->p[plan.prefill];
+    l->next = NONE;
+    if (p->first == NONE) {
+        p->first = id;
+    } else {
+        s->live[p->last].next = id;
+    }
+    p->last = id;
+    p->queued_ms += plan.prefill_ms;
+    start_prefill(s, plan.prefill);
+}
+
+/* ---- decode ---- */
+
+static void wake_decode(struct sim *s, uint32_t node)
+{
+    double next = bt_sim_decode_next_ms(s->d[node].d);
+    s->d[node].version++;
+    if (next >= 0) {
+        push(s, next, EV_DECODE, node, s->d[node].version);
+    }
+}
+
+static void prefill_end(struct sim *s, uint32_t node)
+{
+    struct prefill_node *p = &s->p[node];
+    uint32_t id = p->running;
+    const struct bt_sim_request *q = &s->req[id];
+    struct bt_sim_record *rec = &s->r->records[id];
+    p->running = NONE;
+    rec->ttft_ms = s->now_ms - rec->at_ms;
+    bt_sim_caches_put(s->caches, node, s->t->blocks + q->first, full_blocks(s, id));
+    start_prefill(s, node);
+    if (output_of(s, id) == 1) {
+        finish_placed(s, id, BT_SIM_SERVED);
+        return;
+    }
+    double took = s->now_ms - s->live[id].start_ms;
+    if (s->o->admission->at_decode) {
+        struct bt_sched_request want = ask(s, id);
+        struct bt_sched_reject rej;
+        show_decode(s, rec->decode);
+        if (bt_sched_admit_decode(&s->params, &s->snap, &want, s->n_p + rec->decode, &rej) !=
+            BT_SCHED_PLANNED) {
+            s->r->wasted_ms += took;
+            finish_placed(s, id, BT_SIM_REFUSED_DECODE);
+            return;
+        }
+    }
+    struct decode_node *d = &s->d[rec->decode];
+    double bytes = (double)q->input * s->c->token_bytes;
+    double move = 1e3 * bytes / s->c->link_bytes_per_s;
+    d->recv_free_ms = BT_MAX(d->recv_free_ms, s->live[id].start_ms) + move;
+    s->r->bytes_handoff += bytes;
+    push(s, BT_MAX(s->now_ms + move / s->c->layers, d->recv_free_ms), EV_HANDOFF_END, id, 0);
+}
+
+static void handoff_end(struct sim *s, uint32_t id)
+{
+    const struct bt_sim_record *rec = &s->r->records[id];
+    struct bt_sim_row row = {.id = id,
+                             .tokens = s->req[id].input + 1,
+                             .steps = output_of(s, id) - 1,
+                             .first_ms = rec->at_ms + rec->ttft_ms};
+    if (!bt_sim_decode_add(s->d[rec->decode].d, s->now_ms, &row)) {
+        finish_placed(s, id, BT_SIM_REFUSED_OTHER);
+        return;
+    }
+    wake_decode(s, rec->decode);
+}
+
+static void decode_event(struct sim *s, uint32_t node)
+{
+    struct bt_sim_done done[DONE_AT_ONCE];
+    uint32_t n = bt_sim_decode_advance(s->d[node].d, done, DONE_AT_ONCE);
+    for (uint32_t i = 0; i < n; i++) {
+        struct bt_sim_record *rec = &s->r->records[done[i].id];
+        rec->tbt_ms = done[i].tbt_ms;
+        s->life_ms += 0.01 * (s->now_ms - rec->at_ms - rec->ttft_ms - s->life_ms);
+        finish_placed(s, done[i].id, BT_SIM_SERVED);
+    }
+    wake_decode(s, node);
+}
+
+/* ---- the run ---- */
+
+static void sample(struct sim *s)
+{
+    struct bt_sim_result *r = s->r;
+    if (r->n_samples == s->samples_cap) {
+        s->samples_cap = s->samples_cap != 0 ? 2 * s->samples_cap : 1024;
+        r->samples = bt_realloc(r->samples, s->samples_cap * sizeof(*r->samples));
+    }
+    double p = 0, d = 0;
+    for (uint32_t i = 0; i < s->n_p; i++) {
+        p += queue_ms(s, &s->p[i]) / s->n_p;
+    }
+    for (uint32_t i = 0; i < s->n_d; i++) {
+        d += bt_sim_decode_step_ms(s->d[i].d) / s->n_d;
+    }
+    r->samples[r->n_samples++] =
+        (struct bt_sim_sample){.at_ms = s->now_ms,
+                               .prefill_load = s->o->ttft_ms != 0 ? p / s->o->ttft_ms : 0,
+                               .decode_load = s->o->tbt_ms != 0 ? d / s->o->tbt_ms : 0,
+                               .arrived = s->sample_arrived,
+                               .refused = s->sample_refused,
+                               .replicas = bt_sim_caches_replicas(s->caches)};
+    s->sample_arrived = s->sample_refused = 0;
+    s->sample_at_ms += s->o->sample_ms;
+}
+
+static void advance_to(struct sim *s, double at_ms)
+{
+    while (s->o->sample_ms != 0 && s->sample_at_ms <= at_ms) {
+        s->now_ms = s->sample_at_ms;
+        sample(s);
+    }
+    s->now_ms = at_ms;
+}
+
+static void step(struct sim *s)
+{
+    struct event e = pop(s);
+    if (e.type == EV_DECODE && e.version != s->d[e.id].version) {
+        return;
+    }
+    advance_to(s, e.at_ms);
+    switch (e.type) {
+    case EV_PREFILL_END: prefill_end(s, e.id); break;
+    case EV_HANDOFF_END: handoff_end(s, e.id); break;
+    case EV_DECODE: decode_event(s, e.id); break;
+    }
+}
+
+static void set_up(struct sim *s)
+{
+    const struct bt_sim_cluster *c = s->c;
+    uint32_t n = s->n_p + s->n_d;
+    s->p = bt_calloc(s->n_p, sizeof(*s->p));
+    s->d = bt_calloc(s->n_d, sizeof(*s->d));
+    s->workers = bt_calloc(n, sizeof(*s->workers));
+    s->kvstores = bt_calloc(n, sizeof(*s->kvstores));
+    s->match = bt_calloc(n, sizeof(*s->match));
+    s->live = bt_calloc(s->r->n, sizeof(*s->live));
+    s->caches = bt_sim_caches_create(s->n_p, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS),
+                                     s->t->n_unique);
+    for (uint32_t i = 0; i < n; i++) {
+        bool prefill = i < s->n_p;
+        s->workers[i] = (struct bt_sched_worker){.node = i,
+                                                 .kvstore = i,
+                                                 .prefill = prefill,
+                                                 .decode = !prefill,
+                                                 .cost = prefill ? &c->prefill : &c->decode};
+        s->kvstores[i].node = i;
+        if (prefill) {
+            s->p[i].first = s->p[i].last = s->p[i].running = NONE;
+        } else {
+            s->workers[i].slots_total = (uint32_t)c->rows_max;
+            s->workers[i].pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
+            s->d[i - s->n_p].d =
+                bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
+        }
+    }
+    bt_sched_forecast_init(&s->forecast, FORECAST_MS, 0);
+    s->snap = (struct bt_sched_snapshot){s->workers, n, s->kvstores, n, 0, &s->forecast};
+    s->params = (struct bt_sched_params){.prefill_tokens_per_s = 1,
+                                         .step_ms = 1,
+                                         .link_bytes_per_s = c->link_bytes_per_s,
+                                         .load_bytes_per_s = c->load_bytes_per_s,
+                                         .chunk_tokens = (uint32_t)c->chunk_tokens,
+                                         .ttft_objective_ms = s->o->ttft_ms,
+                                         .tbt_objective_ms = s->o->tbt_ms,
+                                         .fetch_ratio = s->o->fetch_ratio,
+                                         .work_weight = s->o->work_weight};
+}
+
+static void tear_down(struct sim *s)
+{
+    for (uint32_t i = 0; i < s->n_d; i++) {
+        s->r->decode_steps += bt_sim_decode_steps(s->d[i].d);
+        bt_sim_decode_destroy(s->d[i].d);
+    }
+    bt_sim_caches_destroy(s->caches);
+    free(s->p);
+    free(s->d);
+    free(s->workers);
+    free(s->kvstores);
+    free(s->match);
+    free(s->live);
+    free(s->heap);
+}
+
+void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace *trace,
+                const struct bt_sim_options *o, struct bt_sim_result *r)
+{
+    memset(r, 0, sizeof(*r));
+    uint32_t first = (uint32_t)(o->from * trace->n), last = (uint32_t)(o->to * trace->n);
+    struct sim s = {.c = cluster,
+                    .t = trace,
+                    .o = o,
+                    .r = r,
+                    .req = trace->requests + first,
+                    .n_p = (uint32_t)cluster->prefill_nodes,
+                    .n_d = (uint32_t)cluster->decode_nodes,
+                    .life_ms = o->life_ms,
+                    .sample_at_ms = o->sample_ms};
+    r->n = last - first;
+    r->records = bt_calloc(BT_MAX(r->n, 1u), sizeof(*r->records));
+    set_up(&s);
+    for (uint32_t id = 0; id < r->n; id++) {
+        double at = (s.req[id].at_ms - s.req[0].at_ms) / o->rate;
+        while (s.n_heap > 0 && s.heap[0].at_ms <= at) {
+            step(&s);
+        }
+        advance_to(&s, at);
+        r->records[id].at_ms = at;
+        r->span_ms = at;
+        arrive(&s, id);
+    }
+    while (s.n_heap > 0) {
+        step(&s);
+    }
+    if (o->progress != NULL) {
+        o->progress(o->progress_arg, s.finished, r->n);
+    }
+    tear_down(&s);
+}
+
+void bt_sim_result_cleanup(struct bt_sim_result *r)
+{
+    free(r->records);
+    free(r->samples);
+    memset(r, 0, sizeof(*r));
+}

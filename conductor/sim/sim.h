@@ -1,0 +1,77 @@
+/* A cluster in simulated time that is scheduled by the conductor's own policies (conductor/sched).
+ * Discrete events; the same trace, options and seed give the same result to the last digit.
+ *
+ * The model. A prefill node computes one request after the other. A request's prefix that its node
+ * has at that moment is loaded, what the plan fetches comes over the two nodes' links (first come
+ * first served, each direction its own), the rest is computed in chunks; full blocks are then in
+ * the node's cache. The KV streams to the decode node beside the prefill. A decode node steps with
+ * all its rows (continuous batching); a row joins at a step's boundary when its KV is there and
+ * pages for its prompt and answer are free. Lengths of answers are the trace's; policies do not see
+ * them.
+ */
+#ifndef BT_CONDUCTOR_SIM_SIM_H
+#define BT_CONDUCTOR_SIM_SIM_H
+
+#include "conductor/sched/sched.h"
+#include "conductor/sim/cluster.h"
+#include "conductor/sim/trace.h"
+
+struct bt_sim_options {
+    const struct bt_sched_policy *policy;
+    const struct bt_sched_admission *admission;
+    double rate;              /* the trace runs so many times as fast */
+    double from, to;          /* part of the trace, shares of its requests: 0 to 1 */
+    uint64_t seed;            /* ties and the random policy */
+    uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
+    double fetch_ratio, work_weight;
+    double life_ms;     /* decode time expected of a request, until some have ended */
+    bool one_token;     /* every answer is one token: prefill alone */
+    uint32_t sample_ms; /* of the series; 0: none */
+    void (*progress)(void *arg, uint32_t done, uint32_t of); /* NULL: none */
+    void *progress_arg;
+};
+
+typedef enum {
+    BT_SIM_PENDING = 0,
+    BT_SIM_SERVED,
+    BT_SIM_REFUSED_TTFT,   /* at arrival */
+    BT_SIM_REFUSED_TBT,    /* at arrival */
+    BT_SIM_REFUSED_DECODE, /* after its prefill, which was for nothing */
+    BT_SIM_REFUSED_OTHER,  /* fits nowhere */
+    BT_SIM_OUTCOMES
+} bt_sim_outcome_t;
+extern const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES];
+
+struct bt_sim_record {                     /* of one request */
+    double at_ms, ttft_ms, tbt_ms, end_ms; /* tbt: mean of the longest 10 % of gaps; 0: one token */
+    double plan_ttft_ms, plan_tbt_ms;
+    uint32_t cached_tokens, fetched_tokens;
+    uint32_t prefill, decode; /* nodes */
+    bt_sim_outcome_t outcome;
+};
+
+struct bt_sim_sample { /* every sample_ms */
+    double at_ms;
+    double prefill_load, decode_load; /* mean queue / TTFT objective; mean step / TBT objective */
+    uint32_t arrived, refused;        /* since the last one */
+    uint64_t replicas;                /* blocks cached, over all nodes */
+};
+
+struct bt_sim_result {
+    struct bt_sim_record *records; /* [n], in the order of the trace */
+    uint32_t n;
+    struct bt_sim_sample *samples;
+    uint32_t n_samples;
+    double span_ms;                       /* first to last arrival */
+    double end_ms;                        /* the last token */
+    uint64_t input_tokens, cached_tokens; /* of the requests that were prefilled */
+    double bytes_fetch, bytes_handoff, bytes_load;
+    double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
+    uint64_t decode_steps;
+};
+
+void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace *trace,
+                const struct bt_sim_options *o, struct bt_sim_result *r);
+void bt_sim_result_cleanup(struct bt_sim_result *r);
+
+#endif
