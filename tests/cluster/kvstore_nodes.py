@@ -129,11 +129,18 @@ class Kvstore:
             time.sleep(0.05)
 
     def wait_quiet(self, timeout=10):
-        """Nothing is held any more, by anybody."""
-        for name in ("baton_pool_leases", 'baton_pool_slots{state="writing"}',
-                     'baton_pool_slots{state="quarantine"}', "baton_kvstore_grants",
-                     "baton_pool_transit_slots", "baton_kvstore_opens"):
-            self.wait_metric(name, 0, timeout)
+        """Nothing is held any more, by anybody. The gauges are those of the last tick (100 ms)."""
+        names = ("baton_pool_leases", 'baton_pool_slots{state="writing"}',
+                 'baton_pool_slots{state="quarantine"}', "baton_kvstore_grants",
+                 "baton_pool_transit_slots", "baton_kvstore_opens")
+        end, since = time.monotonic() + timeout * PATIENCE, None
+        while since is None or time.monotonic() - since < 0.25:
+            m = self.metrics()
+            held = {name: m[name] for name in names if m[name] != 0}
+            since = None if held else since or time.monotonic()
+            if time.monotonic() > end:
+                raise AssertionError(f"{self.name} holds {held}\n{self.log()[-3000:]}")
+            time.sleep(0.05)
 
     def stop(self, sig=signal.SIGTERM):
         if self.p.poll() is None:
