@@ -9,6 +9,7 @@ import time
 import pytest
 
 from conftest import wait_for
+from sanitizer import PATIENCE
 
 PROMPT = "Now is the winter of our discontent made glorious summer by this sun of York; " * 3
 
@@ -26,7 +27,7 @@ def total(c, name):
 
 
 def test_sigterm_lets_streams_finish(make_cluster):
-    c = make_cluster()
+    c = make_cluster("--set", f"conductor.drain_ms={int(30 * PATIENCE)}s")
     pid = c.daemon("conductor")["pid"]
     got, done = [], []
 
@@ -45,7 +46,7 @@ def test_sigterm_lets_streams_finish(make_cluster):
     time.sleep(0.2)
     with pytest.raises((ConnectionError, socket.timeout, AssertionError)):
         c.complete("x", max_tokens=1)  # refused, or 503
-    t.join(60)
+    t.join(60 * PATIENCE)
     assert done and got[-1]["choices"][0]["finish_reason"] == "length"
     assert len(got) >= 1500
     wait_for(lambda: not alive(pid), 35, "the conductor ends")
