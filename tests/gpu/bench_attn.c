@@ -192,7 +192,7 @@ static void bench_prefill(cudaStream_t s, uint32_t len, float fa3, float cudnn, 
     bed_close(&b);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     cudaStream_t s;
     struct cudaDeviceProp p;
@@ -218,7 +218,14 @@ int main(void)
              {64, 8192, 503.5f, 473.9f, 480},
              {256, 1024, 317, 243.9f, 250},
              {256, 8192, 1997, 1877.8f, 1900}};
+    uint32_t only[2] = {0, 0}; /* arguments "BATCH LENGTH": that decode alone, for a profiler */
+    for (int i = 1; i < argc && i <= 2; i++) {
+        only[i - 1] = (uint32_t)strtoul(argv[i], NULL, 10);
+    }
     for (size_t i = 0; i < sizeof(d) / sizeof(d[0]); i++) {
+        if (argc > 2 && (d[i].batch != only[0] || d[i].len != only[1])) {
+            continue;
+        }
         bench_decode(s, d[i].batch, d[i].len, d[i].fa3, d[i].cudnn, d[i].aim, read_gbs);
     }
     static const struct {
@@ -228,7 +235,7 @@ int main(void)
              {8192, 716, 587, 640},
              {16384, 758, 649, 680},
              {32768, 686, 590, 640}};
-    for (size_t i = 0; i < sizeof(f) / sizeof(f[0]); i++) {
+    for (size_t i = 0; i < sizeof(f) / sizeof(f[0]) && argc <= 2; i++) {
         bench_prefill(s, f[i].len, f[i].fa3, f[i].cudnn, f[i].aim, BT_CU_BF16);
         bench_prefill(s, f[i].len, f[i].fa3, f[i].cudnn, f[i].aim, BT_CU_F16);
     }

@@ -464,6 +464,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t smem[];
     __shared__ __align__(8) uint64_t bars[2 * MAX_STAGES];
     __shared__ int flag;
+    early_next(); /* gemv.cu asks for its weights */
+    early_wait();
     struct decode_run run = a.runs[blockIdx.x];
     uint32_t full = smem_addr(bars), empty = full + MAX_STAGES * 8;
     if (run.n == 0) {
@@ -516,8 +518,7 @@ static cudaError_t launch(struct bt_attn *a, struct decode_args &args, cudaStrea
     if (e != cudaSuccess) {
         return e;
     }
-    decode_kernel<T, D, ROWS><<<a->blocks, THREADS, bytes, s>>>(a->kv_pair, args);
-    return cudaGetLastError();
+    return launch_early(decode_kernel<T, D, ROWS>, a->blocks, THREADS, bytes, s, a->kv_pair, args);
 }
 
 template <class T, int D>

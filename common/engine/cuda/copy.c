@@ -111,21 +111,40 @@ static void CUDART_CB raise_word(void *arg)
     free(r);
 }
 
+/* Copies that are handed to the driver together: one call each costs more than the copy. */
+struct pile {
+    void *to[256];
+    const void *from[256];
+    size_t bytes[256];
+    size_t n;
+};
+
+static bt_status_t pile_send(struct bt_engine *e, struct pile *p, int dir)
+{
+    struct cudaMemcpyAttributes how = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream,
+                                       .flags = cudaMemcpyFlagPreferOverlapWithCompute};
+    size_t first = 0, n = p->n;
+    p->n = 0;
+    if (n) {
+        BT_CU_TRY(e, cudaMemcpyBatchAsync(p->to, p->from, p->bytes, n, &how, &first, 1,
+                                          dir == BT_ENGINE_LOAD ? e->load : e->store));
+    }
+    return BT_OK;
+}
+
 /* Segments [from, to) of a block: they follow each other in both places. */
-static bt_status_t copy_run(struct bt_engine *e, const struct bt_engine_block *b, uint32_t from,
-                            uint32_t to, int dir)
+static bt_status_t pile_run(struct bt_engine *e, struct pile *p, const struct bt_engine_block *b,
+                            uint32_t from, uint32_t to, int dir)
 {
     const struct bt_kv_layout *l = &e->host.info.layout;
     uint32_t bytes;
     uint64_t off = bt_kv_segment(l, from, &bytes), end = bt_kv_segment(l, to - 1, &bytes) + bytes;
     uint8_t *slab = (uint8_t *)b->mem + off;
     uint8_t *page = (uint8_t *)e->kv + (size_t)b->page * l->block_bytes + off;
-    if (dir == BT_ENGINE_LOAD) {
-        BT_CU_TRY(e, cudaMemcpyAsync(page, slab, end - off, cudaMemcpyHostToDevice, e->load));
-    } else {
-        BT_CU_TRY(e, cudaMemcpyAsync(slab, page, end - off, cudaMemcpyDeviceToHost, e->store));
-    }
-    return BT_OK;
+    p->to[p->n] = dir == BT_ENGINE_LOAD ? page : slab;
+    p->from[p->n] = dir == BT_ENGINE_LOAD ? slab : page;
+    p->bytes[p->n++] = end - off;
+    return p->n == BT_ARRAY_LEN(p->to) ? pile_send(e, p, dir) : BT_OK;
 }
 
 static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b, uint32_t from,
@@ -156,6 +175,8 @@ static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint3
     struct raise *r = bt_malloc(sizeof(*r) + n_tails * sizeof(r->tails[0]));
     *r = (struct raise){f->word, f->epoch, end, f->bell, f->bell_arg, 0};
     bt_status_t st = BT_OK;
+    struct pile p;
+    p.n = 0;
     uint32_t step = f->dir == BT_ENGINE_LOAD ? 1 : end - f->done;
     uint32_t at = f->first < f->n ? BT_MAX(f->done, f->blocks[f->first].seq) : end;
     for (; st == BT_OK && at < end; at += step) {
@@ -166,11 +187,12 @@ static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint3
             if (from >= to) {
                 continue;
             }
-            st = copy_run(e, b, from - b->seq, to - b->seq, f->dir);
+            st = pile_run(e, &p, b, from - b->seq, to - b->seq, f->dir);
             if (f->dir == BT_ENGINE_STORE && b->toks < full) {
                 add_tails(e, b, from - b->seq, to - b->seq, r);
             }
         }
+        st = st == BT_OK ? pile_send(e, &p, f->dir) : st;
         if (st == BT_OK && f->dir == BT_ENGINE_LOAD) {
             cudaError_t ce = cudaEventRecord(f->events[at % layers], e->load);
             st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event of a load");

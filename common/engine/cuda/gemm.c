@@ -31,6 +31,7 @@ cudaError_t bt_cu_gemm_create(struct bt_cu_gemm **g_p)
 {
     struct bt_cu_gemm *g = calloc(1, sizeof(*g));
     size_t bytes = WORKSPACE;
+    uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* split k must not sum in bf16 */
     if (!g) {
         return cudaErrorMemoryAllocation;
     }
@@ -40,7 +41,9 @@ cudaError_t bt_cu_gemm_create(struct bt_cu_gemm **g_p)
         (cublasLtCreate(&g->lt) != CUBLAS_STATUS_SUCCESS ||
          cublasLtMatmulPreferenceCreate(&g->pref) != CUBLAS_STATUS_SUCCESS ||
          cublasLtMatmulPreferenceSetAttribute(g->pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                              &bytes, sizeof(bytes)) != CUBLAS_STATUS_SUCCESS)) {
+                                              &bytes, sizeof(bytes)) != CUBLAS_STATUS_SUCCESS ||
+         cublasLtMatmulPreferenceSetAttribute(g->pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                              &sums, sizeof(sums)) != CUBLAS_STATUS_SUCCESS)) {
         e = cudaErrorUnknown;
     }
     if (e != cudaSuccess) {

@@ -15,7 +15,7 @@ void bt_cu_gemm_destroy(struct bt_cu_gemm *g);
 cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
                            uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s);
 /* Times cuBLASLt's proposals for this shape on the device and keeps the fastest. w: weights of
- * several layers, `stride` bytes apart, so that each use reads memory and not the cache. */
+ * several layers, so that each use reads memory and not the cache. */
 cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
                             const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
                             bool add, cudaStream_t s);

@@ -67,6 +67,33 @@ static __device__ __forceinline__ void ldmatrix4_t(uint32_t (&r)[4], uint32_t ad
                  : "memory");
 }
 
+/* Programmatic dependent launch: a kernel launched so may begin while the one before it still runs.
+ * Each waits for that one's end before it touches what it wrote, and lets the next begin early. */
+static __device__ __forceinline__ void early_next(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+static __device__ __forceinline__ void early_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+template <class... P, class... A>
+static cudaError_t launch_early(void (*kernel)(P...), uint32_t grid, uint32_t block, size_t shared,
+                                cudaStream_t s, A... args)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute early[1];
+    early[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early[0].val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = dim3(grid);
+    c.blockDim = dim3(block);
+    c.dynamicSmemBytes = shared;
+    c.stream = s;
+    c.attrs = early;
+    c.numAttrs = 1;
+    return cudaLaunchKernelEx(&c, kernel, static_cast<P>(args)...);
+}
+
 static __device__ __forceinline__ float ex2(float x)
 {
     float y;

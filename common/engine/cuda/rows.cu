@@ -61,6 +61,8 @@ static __global__ void norm_kernel(const float *x, const int32_t *rows, const fl
                                    uint32_t hidden, float eps, uint2 *a)
 {
     size_t t = blockIdx.x, from = rows ? (size_t)rows[t] : t;
+    early_next(); /* gemv.cu asks for its weights */
+    early_wait();
     const float4 *in = (const float4 *)(x + from * hidden), *wt = (const float4 *)w;
     float sum = 0;
     for (uint32_t i = threadIdx.x; i < hidden / 4; i += blockDim.x) {
@@ -78,8 +80,8 @@ static __global__ void norm_kernel(const float *x, const int32_t *rows, const fl
 extern "C" cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const float *w, uint32_t n,
                                   uint32_t hidden, float eps, void *a, cudaStream_t s)
 {
-    norm_kernel<<<n, hidden >= 4096 ? 512 : 128, 0, s>>>(x, rows, w, hidden, eps, (uint2 *)a);
-    return cudaGetLastError();
+    return launch_early(norm_kernel, n, hidden >= 4096 ? 512 : 128, 0, s, x, rows, w, hidden, eps,
+                        (uint2 *)a);
 }
 
 static __device__ __forceinline__ uint32_t silu_mul(uint32_t gate, uint32_t up)
@@ -117,6 +119,8 @@ template <int D> static __global__ void append_kernel(const __grid_constant__ st
     uint32_t all = a.heads + 2 * a.kv_heads,
              warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     uint32_t t = warp / all, head = warp % all, lane = threadIdx.x % 32;
+    early_next();
+    early_wait();
     if (t >= a.n || a.slots[t] < 0) {
         return;
     }
@@ -173,12 +177,11 @@ extern "C" cudaError_t bt_cu_append(const struct bt_cu_append *a, cudaStream_t s
 {
     uint32_t warps = a->n * (a->heads + 2 * a->kv_heads), grid = (warps + 7) / 8;
     switch (a->head_dim) {
-    case 64: append_kernel<64><<<grid, 256, 0, s>>>(*a); break;
-    case 128: append_kernel<128><<<grid, 256, 0, s>>>(*a); break;
-    case 256: append_kernel<256><<<grid, 256, 0, s>>>(*a); break;
+    case 64: return launch_early(append_kernel<64>, grid, 256, 0, s, *a);
+    case 128: return launch_early(append_kernel<128>, grid, 256, 0, s, *a);
+    case 256: return launch_early(append_kernel<256>, grid, 256, 0, s, *a);
     default: return cudaErrorInvalidValue;
     }
-    return cudaGetLastError();
 }
 
 /* ---- drawing ---- */

@@ -55,6 +55,16 @@ struct bt_cu_drawn {
 cudaError_t bt_cu_draw(const float *logits, uint32_t vocab, const struct bt_cu_draw *draws,
                        uint32_t n, struct bt_cu_drawn *out, int32_t *last_token, cudaStream_t s);
 
+/* Whether gemv.cu is for products of m rows with weights [n][k]: m up to 8, and not so long a k
+ * that cuBLASLt was measured faster. */
+bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k);
+/* y[m][n] (+)= x[m][k] * w[n][k]^T; x and w bf16. */
+cudaError_t bt_cu_gemv(const void *w, const void *x, float *y, uint32_t m, uint32_t n, uint32_t k,
+                       bool add, cudaStream_t s);
+/* w: gate's n / 2 rows, then up's. y[m][n / 2] = silu(gate) * up in bf16; not in x's place. */
+cudaError_t bt_cu_gemv_swiglu(const void *w, const void *x, void *y, uint32_t m, uint32_t n,
+                              uint32_t k, cudaStream_t s);
+
 /* Random values of about the size that trained weights have. */
 cudaError_t bt_cu_dummy_bf16(void *w, size_t n, float sigma, uint32_t seed, cudaStream_t s);
 

@@ -76,6 +76,48 @@ static cudaError_t fill_rope(struct bt_engine *e)
     return err;
 }
 
+/* Algorithms by timing for the batches of decode graphs and for whole chunks. */
+static bt_status_t tune(struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t q = c->heads * c->head_dim, layers = BT_MIN(c->layers, 8u);
+    const void *w[4][8];
+    for (uint32_t i = 0; i < layers; i++) {
+        const struct bt_cu_layer *y = &e->model.layers[i];
+        const void *of_layer[4] = {y->qkv, y->o, y->gate_up, y->down};
+        for (int p = 0; p < 4; p++) {
+            w[p][i] = of_layer[p];
+        }
+    }
+    const uint32_t n[4] = {q + 2 * c->kv_heads * c->head_dim, c->hidden, 2 * c->intermediate,
+                           c->hidden};
+    const uint32_t k[4] = {c->hidden, q, c->hidden, c->intermediate};
+    void *y[4] = {e->qkv, e->x, e->gu, e->x};
+    uint32_t rows = BT_MAX(e->host.info.max_rows, e->max_batch);
+    size_t in = (size_t)rows * BT_MAX(c->hidden, c->intermediate);
+    BT_CU_TRY(e, bt_cu_dummy_bf16(e->a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
+    for (uint32_t m = 1;; m *= 2) {
+        bool chunk = m > BT_MIN(e->max_batch, (uint32_t)BT_CU_GRAPH_MAX);
+        uint32_t now = chunk ? e->host.info.max_rows : m;
+        for (int p = 0; p < 4; p++) {
+            if (bt_cu_gemv_fits(now, n[p], k[p])) {
+                continue;
+            }
+            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, w[p], layers, e->a, y[p], now, n[p], k[p], p == 2,
+                                         p % 2 == 1, e->compute));
+        }
+        if (chunk) {
+            return BT_OK;
+        }
+        const void *head = e->model.lm_head;
+        if (bt_cu_gemv_fits(now, c->vocab, c->hidden)) {
+            continue;
+        }
+        BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->a, e->logits, now, c->vocab, c->hidden,
+                                     false, false, e->compute));
+    }
+}
+
 bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
@@ -115,6 +157,10 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
                  "the step size or max_slots",
                  info->max_rows, info->max_slots, cudaGetErrorString(ce));
         return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
+    }
+    if (tune(e) != BT_OK) {
+        snprintf(err, err_cap, "engine cuda: timing of products: %s", e->fault);
+        return BT_ERR_DEVICE;
     }
     return BT_OK;
 }
@@ -222,8 +268,31 @@ static void pad(const struct layout *l, const struct inputs *in, uint32_t from, 
 static bt_status_t product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
                            uint32_t n, uint32_t k, bool bf16, bool add)
 {
-    BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w, a, y, m, n, k, bf16, add, e->compute));
+    if (!bf16 && bt_cu_gemv_fits(m, n, k)) {
+        BT_CU_TRY(e, bt_cu_gemv(w, a, y, m, n, k, add, e->compute));
+    } else {
+        BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w, a, y, m, n, k, bf16, add, e->compute));
+    }
     return BT_OK;
+}
+
+/* x += down(silu(gate(a)) * up(a)) */
+static bt_status_t mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t wide = 2 * c->intermediate;
+    void *h = e->a;
+    if (bt_cu_gemv_fits(n, wide, c->hidden)) {
+        h = e->gu;
+        BT_CU_TRY(e, bt_cu_gemv_swiglu(y->gate_up, e->a, h, n, wide, c->hidden, e->compute));
+    } else {
+        bt_status_t st = product(e, y->gate_up, e->a, e->gu, n, wide, c->hidden, true, false);
+        if (st != BT_OK) {
+            return st;
+        }
+        BT_CU_TRY(e, bt_cu_swiglu(e->gu, n, c->intermediate, h, e->compute));
+    }
+    return product(e, y->down, h, e->x, n, c->hidden, c->intermediate, false, true);
 }
 
 static bt_status_t attention(struct bt_engine *e, const struct layout *l, const struct inputs *in,
@@ -295,12 +364,7 @@ static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *
         return st;
     }
     BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_mlp, n, c->hidden, c->norm_eps, e->a, e->compute));
-    st = product(e, y->gate_up, e->a, e->gu, n, 2 * c->intermediate, c->hidden, true, false);
-    if (st != BT_OK) {
-        return st;
-    }
-    BT_CU_TRY(e, bt_cu_swiglu(e->gu, n, c->intermediate, e->a, e->compute));
-    return product(e, y->down, e->a, e->x, n, c->hidden, c->intermediate, false, true);
+    return mlp(e, y, n);
 }
 
 static bt_status_t head(struct bt_engine *e, const int32_t *rows, uint32_t n)
