@@ -59,7 +59,7 @@ PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 ifneq ($(and $(NVCC),$(CUDA_SRC),$(if $(SANITIZE),,1)),)
 PLUGINS += $(B)/lib/baton-engine-cuda.so
 endif
-GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn bench_attn check_engine bench_engine)
+GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows bench_attn bench_gemv check_engine bench_engine)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
@@ -143,7 +143,7 @@ CFLAGS_tests_gpu_ := -isystem $(CUDA)/include
 $(B)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
-$(B)/libcuda-kernels.a: $(filter %/attn.o %.cu.o,$(CUDA_O))
+$(B)/libcuda-kernels.a: $(filter %/attn.o %/gemm.o %.cu.o,$(CUDA_O))
 	$(archive)
 $(B)/lib/baton-engine-cuda.so: $(CUDA_O) $(B)/libbaton.a
 	$(link)
@@ -155,7 +155,8 @@ $(B)/tests/gpu/%_engine: $(B)/obj/tests/gpu/%_engine.o $(LIBS) $(B)/lib/baton-en
 		$(LDLIBS) -lcmocka
 $(B)/tests/gpu/%: $(B)/obj/tests/gpu/%.o $(B)/obj/tests/gpu/ref.cu.o $(B)/libcuda-kernels.a
 	$(link)
-	$(CC) $(LDFLAGS) -o $@ $^ -L$(CUDA)/lib64 -lcudart_static -lpthread -ldl -lrt -lm
+	$(CC) $(LDFLAGS) -o $@ $^ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart_static \
+		-lpthread -ldl -lrt -lm
 $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
@@ -176,12 +177,14 @@ check-gpu bench-gpu:
 else
 check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 	$(B)/tests/gpu/check_attn
+	$(B)/tests/gpu/check_rows
 	$(B)/tests/gpu/check_engine
 	for m in shakespeare-llama-6m shakespeare-draft-1m; do BT_GOLDEN_ENGINE=cuda \
 		BT_GOLDEN_MODEL=deploy/models/$$m BT_GOLDEN_REF=tests/golden/$$m.json \
 		$(B)/tests/golden/test_engine_golden || exit 1; done
 bench-gpu: $(GPU_BINS)
 	$(B)/tests/gpu/bench_attn
+	$(B)/tests/gpu/bench_gemv
 	$(B)/tests/gpu/bench_engine
 endif
 demo: setup
