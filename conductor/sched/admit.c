@@ -18,7 +18,8 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
 static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c, double tbt_ms,
                                     struct bt_sched_reject *r)
 {
-    if (c->tbt_objective_ms == 0 || tbt_ms <= c->tbt_objective_ms) {
+    if (c->tbt_objective_ms == 0 ||
+        tbt_ms <= c->tbt_objective_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1)) {
         return BT_SCHED_PLANNED;
     }
     return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 1,
@@ -66,13 +67,18 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
 {
     const struct bt_sched_worker *d = &s->workers[plan->decode];
     uint32_t n = 0;
+    double rows = 0, kv = 0;
     for (uint32_t i = 0; i < s->n_workers; i++) {
-        n += s->workers[i].decode;
+        const struct bt_sched_worker *w = &s->workers[i];
+        if (w->decode) {
+            n++;
+            rows += w->running + w->waiting;
+            kv += (double)w->kv_tokens;
+        }
     }
     if (s->forecast == NULL || n == 0) {
         return plan->tbt_ms;
     }
-    int64_t rows, kv;
     bt_sched_forecast_at(s->forecast, s->now_ms + plan->ttft_ms, &rows, &kv);
     struct bt_sched_worker then = *d;
     then.running = (uint32_t)(rows / n);

@@ -1,66 +1,79 @@
-/* Buckets of expected changes on a ring, and their sum up to the first one. Pure: see forecast.h.
- */
+/* Buckets of what comes out of prefill, on a ring. Pure: see forecast.h. */
 #include "conductor/sched/forecast.h"
 
+#include <math.h>
 #include <string.h>
 
-#define MASK (BT_FORECAST_BUCKETS - 1)
+#define RATE_MS 20000.0 /* over which the rate of admission is taken */
+#define MASK    (BT_FORECAST_BUCKETS - 1)
 
 static int64_t bucket_of(const struct bt_sched_forecast *f, double ms)
 {
     return (int64_t)(ms / f->bucket_ms);
 }
 
-void bt_sched_forecast_init(struct bt_sched_forecast *f, double bucket_ms, double now_ms)
+void bt_sched_forecast_init(struct bt_sched_forecast *f, double bucket_ms, double life_ms,
+                            double now_ms)
 {
     memset(f, 0, sizeof(*f));
     f->bucket_ms = bucket_ms;
+    f->life_ms = life_ms;
     f->first = bucket_of(f, now_ms);
 }
 
-/* What has begun by now moves from the ring into the sum. */
 static void advance(struct bt_sched_forecast *f, double now_ms)
 {
     int64_t to = bucket_of(f, now_ms);
     for (int64_t n = 0; f->first < to && n < BT_FORECAST_BUCKETS; n++) {
         f->first++;
-        f->rows += f->d_rows[f->first & MASK];
-        f->kv_tokens += f->d_kv[f->first & MASK];
-        f->d_rows[f->first & MASK] = 0;
-        f->d_kv[f->first & MASK] = 0;
+        f->due += f->rows[f->first & MASK];
+        f->due_kv += f->kv[f->first & MASK];
+        f->rows[f->first & MASK] = 0;
+        f->kv[f->first & MASK] = 0;
     }
     f->first = BT_MAX(f->first, to);
 }
 
-static void change(struct bt_sched_forecast *f, double at_ms, int64_t rows, int64_t kv)
+static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, uint32_t kv_tokens)
 {
-    int64_t b = BT_MIN(bucket_of(f, at_ms), f->first + MASK);
-    if (b <= f->first) {
-        f->rows += rows;
-        f->kv_tokens += kv;
-        return;
-    }
-    f->d_rows[b & MASK] += (int32_t)rows;
-    f->d_kv[b & MASK] += kv;
+    double old = exp((f->admitted_ms - now_ms) / RATE_MS);
+    f->rows_per_ms = f->rows_per_ms * old + 1 / RATE_MS;
+    f->kv_per_ms = f->kv_per_ms * old + kv_tokens / RATE_MS;
+    f->admitted_ms = now_ms;
+    f->lead_ms += 0.02 * (ready_ms - now_ms - f->lead_ms);
 }
 
-void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double from_ms,
-                            double until_ms, uint32_t kv_tokens, int sign)
+void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double ready_ms,
+                            uint32_t kv_tokens, int sign)
 {
     advance(f, now_ms);
-    change(f, from_ms, sign, (int64_t)sign * kv_tokens);
-    change(f, until_ms, -sign, -(int64_t)sign * kv_tokens);
+    if (sign > 0) {
+        learn(f, now_ms, ready_ms, kv_tokens);
+    }
+    int64_t b = BT_MIN(bucket_of(f, ready_ms), f->first + MASK);
+    if (b <= f->first) {
+        f->due += sign;
+        f->due_kv += (int64_t)sign * kv_tokens;
+    } else {
+        f->rows[b & MASK] += sign;
+        f->kv[b & MASK] += (int64_t)sign * kv_tokens;
+    }
 }
 
-void bt_sched_forecast_at(const struct bt_sched_forecast *f, double at_ms, int64_t *rows_p,
-                          int64_t *kv_tokens_p)
+void bt_sched_forecast_at(const struct bt_sched_forecast *f, double at_ms, double *rows_p,
+                          double *kv_p)
 {
-    int64_t rows = f->rows, kv = f->kv_tokens;
+    double rows = *rows_p + (double)f->due, kv = *kv_p + (double)f->due_kv;
+    double stay = f->life_ms > 0 ? exp(-f->bucket_ms / f->life_ms) : 0;
     int64_t to = BT_MIN(bucket_of(f, at_ms), f->first + MASK);
+    /* unseen: share of what comes out in a bucket that has not arrived yet */
+    double seen = 1, later = f->lead_ms > 0 ? exp(-f->bucket_ms / f->lead_ms) : 0;
     for (int64_t b = f->first + 1; b <= to; b++) {
-        rows += f->d_rows[b & MASK];
-        kv += f->d_kv[b & MASK];
+        seen *= later;
+        double unseen = (1 - seen) * f->bucket_ms;
+        rows = rows * stay + f->rows[b & MASK] + unseen * f->rows_per_ms;
+        kv = kv * stay + (double)f->kv[b & MASK] + unseen * f->kv_per_ms;
     }
     *rows_p = BT_MAX(rows, 0);
-    *kv_tokens_p = BT_MAX(kv, 0);
+    *kv_p = BT_MAX(kv, 0);
 }

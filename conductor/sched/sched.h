@@ -68,8 +68,10 @@ struct bt_sched_params {
     double step_ms;                /* prior */
     double link_bytes_per_s;       /* between nodes */
     uint32_t ttft_objective_ms, tbt_objective_ms; /* 0: none */
-    uint32_t chunk_tokens;                        /* of a prefill step; 0: all in one */
-    double load_bytes_per_s;                      /* slab to GPU; 0: hidden */
+    double tbt_margin; /* admission asks for this share of the TBT objective: rows that come after
+                          make the step longer for those that are there. 0: all of it */
+    uint32_t chunk_tokens;   /* of a prefill step; 0: all in one */
+    double load_bytes_per_s; /* slab to GPU; 0: hidden */
     /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched where the best match is at
      * least so many times the local one. 0: there is nobody to fetch it, so never. */
     double fetch_ratio;

@@ -18,6 +18,7 @@ static const char usage[] =
     "  --from X --to X     part of the trace, as shares of its requests (0, 1)\n"
     "  --seed S            (1)\n"
     "  --ttft MS --tbt MS  objectives (30000, 100; 0: none)\n"
+    "  --tbt-margin X      admission asks for this share of --tbt (0.8)\n"
     "  --fetch-ratio X     kvcache_balancing_threshold of kvcache; 0: nothing is fetched (1.5)\n"
     "  --work-weight X     of baton (0.5)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
@@ -55,6 +56,7 @@ enum {
     O_TTFT,
     O_TBT,
     O_RATIO,
+    O_MARGIN,
     O_WEIGHT,
     O_LIFE,
     O_ONE,
@@ -75,6 +77,7 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"ttft", 1, NULL, O_TTFT},
                                         {"tbt", 1, NULL, O_TBT},
                                         {"fetch-ratio", 1, NULL, O_RATIO},
+                                        {"tbt-margin", 1, NULL, O_MARGIN},
                                         {"work-weight", 1, NULL, O_WEIGHT},
                                         {"life", 1, NULL, O_LIFE},
                                         {"one-token", 0, NULL, O_ONE},
@@ -107,6 +110,7 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_FROM: return number("from", text, 0, 1, &a->o.from);
     case O_TO: return number("to", text, 0, 1, &a->o.to);
     case O_RATIO: return number("fetch-ratio", text, 0, 1e9, &a->o.fetch_ratio);
+    case O_MARGIN: return number("tbt-margin", text, 0.01, 10, &a->o.tbt_margin);
     case O_WEIGHT: return number("work-weight", text, 0, 1e6, &a->o.work_weight);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
     case O_SEED:
@@ -336,6 +340,7 @@ int main(int argc, char **argv)
                            .seed = 1,
                            .ttft_ms = 30000,
                            .tbt_ms = 100,
+                           .tbt_margin = 0.8,
                            .fetch_ratio = 1.5,
                            .work_weight = 0.5,
                            .life_ms = 10000,

@@ -26,7 +26,7 @@ struct event {
 struct live {          /* a request beyond its record */
     double planned_ms; /* its prefill, as predicted: what others wait for */
     double start_ms, fetch_end_ms;
-    double expect_from_ms, expect_until_ms; /* what the forecast was told */
+    double ready_ms; /* end of its prefill, as the forecast was told */
     uint32_t best_tokens, fetch_tokens;
     uint32_t next; /* in its node's queue */
 };
@@ -63,7 +63,7 @@ struct sim {
     struct bt_sched_snapshot snap;
     struct bt_sched_params params;
     struct bt_sched_forecast forecast;
-    double now_ms, life_ms, sample_at_ms;
+    double now_ms, sample_at_ms;
     uint32_t sample_arrived, sample_refused, samples_cap, finished;
 };
 
@@ -156,8 +156,7 @@ static uint32_t output_of(const struct sim *s, uint32_t id)
 static void expect(struct sim *s, uint32_t id, int sign)
 {
     const struct live *l = &s->live[id];
-    bt_sched_forecast_note(&s->forecast, s->now_ms, l->expect_from_ms, l->expect_until_ms,
-                           s->req[id].input, sign);
+    bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, s->req[id].input, sign);
 }
 
 static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
@@ -175,7 +174,6 @@ static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
 static void finish_placed(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
 {
     s->d[s->r->records[id].decode].assigned--;
-    expect(s, id, -1);
     finish(s, id, outcome);
 }
 
@@ -280,8 +278,7 @@ static void arrive(struct sim *s, uint32_t id)
     s->d[rec->decode].assigned++;
     struct live *l = &s->live[id];
     l->planned_ms = plan.prefill_ms;
-    l->expect_from_ms = s->now_ms + plan.ttft_ms;
-    l->expect_until_ms = l->expect_from_ms + s->life_ms;
+    l->ready_ms = s->now_ms + plan.ttft_ms;
     expect(s, id, 1);
     if (plan.fetch_from != BT_SCHED_NONE) {
         start_fetch(s, id, &plan);
@@ -320,6 +317,7 @@ static void prefill_end(struct sim *s, uint32_t node)
     bt_sim_caches_put(s->caches, node, s->t->blocks + q->first, full_blocks(s, id));
     start_prefill(s, node);
     if (output_of(s, id) == 1) {
+        expect(s, id, -1);
         finish_placed(s, id, BT_SIM_SERVED);
         return;
     }
@@ -331,6 +329,7 @@ static void prefill_end(struct sim *s, uint32_t node)
         if (bt_sched_admit_decode(&s->params, &s->snap, &want, s->n_p + rec->decode, &rej) !=
             BT_SCHED_PLANNED) {
             s->r->wasted_ms += took;
+            expect(s, id, -1);
             finish_placed(s, id, BT_SIM_REFUSED_DECODE);
             return;
         }
@@ -350,6 +349,7 @@ static void handoff_end(struct sim *s, uint32_t id)
                              .tokens = s->req[id].input + 1,
                              .steps = output_of(s, id) - 1,
                              .first_ms = rec->at_ms + rec->ttft_ms};
+    expect(s, id, -1);
     if (!bt_sim_decode_add(s->d[rec->decode].d, s->now_ms, &row)) {
         finish_placed(s, id, BT_SIM_REFUSED_OTHER);
         return;
@@ -364,7 +364,8 @@ static void decode_event(struct sim *s, uint32_t node)
     for (uint32_t i = 0; i < n; i++) {
         struct bt_sim_record *rec = &s->r->records[done[i].id];
         rec->tbt_ms = done[i].tbt_ms;
-        s->life_ms += 0.01 * (s->now_ms - rec->at_ms - rec->ttft_ms - s->life_ms);
+        double lived_ms = s->now_ms - rec->at_ms - rec->ttft_ms;
+        s->forecast.life_ms += 0.01 * (lived_ms - s->forecast.life_ms);
         finish_placed(s, done[i].id, BT_SIM_SERVED);
     }
     wake_decode(s, node);
@@ -449,7 +450,7 @@ static void set_up(struct sim *s)
                 bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
         }
     }
-    bt_sched_forecast_init(&s->forecast, FORECAST_MS, 0);
+    bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
     s->snap = (struct bt_sched_snapshot){s->workers, n, s->kvstores, n, 0, &s->forecast};
     s->params = (struct bt_sched_params){.prefill_tokens_per_s = 1,
                                          .step_ms = 1,
@@ -458,6 +459,7 @@ static void set_up(struct sim *s)
                                          .chunk_tokens = (uint32_t)c->chunk_tokens,
                                          .ttft_objective_ms = s->o->ttft_ms,
                                          .tbt_objective_ms = s->o->tbt_ms,
+                                         .tbt_margin = s->o->tbt_margin,
                                          .fetch_ratio = s->o->fetch_ratio,
                                          .work_weight = s->o->work_weight};
 }
@@ -490,7 +492,6 @@ void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace 
                     .req = trace->requests + first,
                     .n_p = (uint32_t)cluster->prefill_nodes,
                     .n_d = (uint32_t)cluster->decode_nodes,
-                    .life_ms = o->life_ms,
                     .sample_at_ms = o->sample_ms};
     r->n = last - first;
     r->records = bt_calloc(BT_MAX(r->n, 1u), sizeof(*r->records));

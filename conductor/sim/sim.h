@@ -23,6 +23,7 @@ struct bt_sim_options {
     double from, to;          /* part of the trace, shares of its requests: 0 to 1 */
     uint64_t seed;            /* ties and the random policy */
     uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
+    double tbt_margin;        /* admission asks for this share of the TBT objective */
     double fetch_ratio, work_weight;
     double life_ms;     /* decode time expected of a request, until some have ended */
     bool one_token;     /* every answer is one token: prefill alone */

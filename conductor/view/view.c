@@ -278,7 +278,8 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
     out->kvstores = v->kvstores;
     out->worker = v->worker_of;
     out->kvstore = v->kvstore_of;
-    out->snap = (struct bt_sched_snapshot){v->workers, nw, v->kvstores, nk};
+    out->snap = (struct bt_sched_snapshot){
+        .workers = v->workers, .n_workers = nw, .kvstores = v->kvstores, .n_kvstores = nk};
 }
 
 /* One worker can do both phases, so a cluster that has lost a role still serves. A cluster that is

@@ -43,7 +43,8 @@ static void world_init(struct world *x)
     for (uint32_t i = 0; i < 2; i++) {
         x->k[i] = (struct bt_sched_kvstore){.node = i, .slots_total = 1000, .slots_free = 1000};
     }
-    x->s = (struct bt_sched_snapshot){x->w, 4, x->k, 2};
+    x->s = (struct bt_sched_snapshot){
+        .workers = x->w, .n_workers = 4, .kvstores = x->k, .n_kvstores = 2};
     x->req = (struct bt_sched_request){
         .n_tokens = 1000, .max_new = 100, .block_tokens = 16, .token_bytes = 1000, .random = 1};
 }
@@ -390,7 +391,8 @@ static void test_replay(void **state)
          .slots_sealed = 2000,
          .match_blocks = 5},
     };
-    const struct bt_sched_snapshot s = {w, BT_ARRAY_LEN(w), k, BT_ARRAY_LEN(k)};
+    const struct bt_sched_snapshot s = {
+        .workers = w, .n_workers = BT_ARRAY_LEN(w), .kvstores = k, .n_kvstores = BT_ARRAY_LEN(k)};
     const struct bt_sched_request req = {
         .n_tokens = 2500, .max_new = 256, .block_tokens = 64, .token_bytes = 131072, .random = 7};
     struct bt_sched_plan p;
