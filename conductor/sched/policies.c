@@ -183,15 +183,6 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
     e->cost = e->ttft_ms + j->c->work_weight * e->prefill_ms + handoff(j, i, decode, e->prefill_ms);
 }
 
-static double decode_baton(const struct job *j, uint32_t i, uint32_t ordinal)
-{
-    double load = decode_cached(j, i, ordinal);
-    if (j->c->tbt_objective_ms == 0) {
-        return load;
-    }
-    return BT_MAX(load, bt_sched_tbt_ms(j->c, worker(j, i), j->req) / j->c->tbt_objective_ms);
-}
-
 /* ---- the table ---- */
 
 #define POLICY(id, label, ...)                                                                     \
@@ -210,7 +201,7 @@ POLICY(round_robin, "round-robin", false, false, prefill_turn, decode_turn)
 POLICY(least_load, "least-load", false, false, prefill_queue, decode_load)
 POLICY(cache_aware, "cache-aware", true, false, prefill_cached, decode_cached)
 POLICY(kvcache, "kvcache", true, true, prefill_kvcache, decode_cached)
-POLICY(baton, "baton", true, true, prefill_baton, decode_baton)
+POLICY(baton, "baton", true, true, prefill_baton, decode_cached)
 
 const char bt_sched_policy_names[] =
     "random, round-robin, least-load, cache-aware, kvcache or baton";

@@ -161,7 +161,8 @@ bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_s
         d->wait_cap = cap;
     }
     d->wait[(d->wait_first + d->wait_n++) % d->wait_cap] = *row;
-    if (d->n == 0) { /* idle: at once */
+    if (d->n == 0 || (now_ms <= d->at_ms && d->heap[0].end_step != d->step)) {
+        /* idle, or at a boundary: at once */
         d->at_ms = BT_MAX(d->at_ms, now_ms);
         admit(d);
         plan_next(d);

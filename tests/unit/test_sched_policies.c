@@ -1,0 +1,381 @@
+/* Every policy on table-driven snapshots, the admissions, the forecast. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "conductor/sched/sched.h"
+
+#define N_P 4 /* prefill workers 0..3 on nodes 0..3, decode workers 4 and 5 on nodes 4 and 5 */
+#define N   6
+
+/* 1 ms a token, nothing for attention: times are token counts. */
+static const struct bt_batch_cost prefill_cost = {.token_ns = 1e6};
+/* 10 ms a step and 1 ms for each thousand tokens of context. */
+static const struct bt_batch_cost decode_cost = {.base_ns = 10e6, .kv_ns = 1000};
+
+struct world {
+    struct bt_sched_worker w[N];
+    struct bt_sched_kvstore k[N];
+    struct bt_sched_snapshot s;
+    struct bt_sched_request req;
+    struct bt_sched_params c;
+};
+
+static void world_init(struct world *x)
+{
+    memset(x, 0, sizeof(*x));
+    for (uint32_t i = 0; i < N; i++) {
+        x->w[i] = (struct bt_sched_worker){.node = i,
+                                           .kvstore = i,
+                                           .prefill = i < N_P,
+                                           .decode = i >= N_P,
+                                           .slots_total = 64,
+                                           .pages_total = i < N_P ? 0 : 1000,
+                                           .pages_free = 1000,
+                                           .cost = i < N_P ? &prefill_cost : &decode_cost};
+        x->k[i].node = i;
+    }
+    x->s = (struct bt_sched_snapshot){
+        .workers = x->w, .n_workers = N, .kvstores = x->k, .n_kvstores = N};
+    /* 10 blocks of 100 tokens; a token's KV takes 0.1 ms on the link */
+    x->req = (struct bt_sched_request){.n_tokens = 1000,
+                                       .max_new = 100,
+                                       .n_choices = 1,
+                                       .block_tokens = 100,
+                                       .token_bytes = 1000,
+                                       .random = 5};
+    x->c = (struct bt_sched_params){
+        .prefill_tokens_per_s = 1, .step_ms = 1, .link_bytes_per_s = 10e6, .fetch_ratio = 2};
+}
+
+static struct bt_sched_plan place(const struct world *x, const struct bt_sched_policy *p)
+{
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    memset(&plan, 0xee, sizeof(plan));
+    assert_int_equal(p->place(&x->c, &x->s, &x->req, &plan, &rej), BT_SCHED_PLANNED);
+    return plan;
+}
+
+struct row {
+    const char *name;
+    const struct bt_sched_policy *policy;
+    uint32_t match[N_P], queue_ms[N_P], send_ms[N_P];
+    uint32_t prefill, fetch_from, fetch_tokens, cached, ttft_ms;
+};
+
+#define NO BT_SCHED_NONE
+static const struct row rows[] = {
+    {"nothing known: the shortest queue",
+     &bt_sched_kvcache,
+     {0},
+     {9, 8, 7, 9},
+     {0},
+     2,
+     NO,
+     0,
+     0,
+     1007},
+    {"least-load sees no cache",
+     &bt_sched_least_load,
+     {9, 0, 0, 0},
+     {20, 10, 30, 30},
+     {0},
+     1,
+     NO,
+     0,
+     0,
+     1010},
+    {"cache-aware waits for its prefix",
+     &bt_sched_cache_aware,
+     {0, 8, 0, 0},
+     {0, 500, 0, 0},
+     {0},
+     1,
+     NO,
+     0,
+     800,
+     700},
+    {"cache-aware recomputes rather than wait",
+     &bt_sched_cache_aware,
+     {0, 8, 0, 0},
+     {0, 900, 5, 5},
+     {0},
+     0,
+     NO,
+     0,
+     0,
+     1000},
+    /* 800 tokens take 80 ms to fetch: 5 + 80 + 200 */
+    {"kvcache fetches to an idle worker",
+     &bt_sched_kvcache,
+     {0, 8, 0, 0},
+     {5, 500, 9, 9},
+     {0},
+     0,
+     1,
+     800,
+     800,
+     285},
+    {"kvcache stays with the holder when that is sooner",
+     &bt_sched_kvcache,
+     {0, 8, 0, 0},
+     {0, 50, 0, 0},
+     {0},
+     1,
+     NO,
+     0,
+     800,
+     250},
+    {"kvcache counts the sender's link",
+     &bt_sched_kvcache,
+     {0, 8, 0, 0},
+     {5, 300, 9, 9},
+     {0, 700, 0, 0},
+     1,
+     NO,
+     0,
+     800,
+     500},
+    /* 8 / 5 is below the threshold of 2: computes what it lacks */
+    {"below the threshold nothing moves",
+     &bt_sched_kvcache,
+     {5, 8, 0, 0},
+     {0, 900, 900, 900},
+     {0},
+     0,
+     NO,
+     0,
+     500,
+     500},
+    {"at the threshold it does",
+     &bt_sched_kvcache,
+     {4, 8, 0, 0},
+     {0, 900, 900, 900},
+     {0},
+     0,
+     1,
+     400,
+     800,
+     240},
+    /* the last token is always computed: nine of ten blocks count */
+    {"a whole prompt cached",
+     &bt_sched_kvcache,
+     {0, 10, 0, 0},
+     {0, 0, 0, 0},
+     {0},
+     1,
+     NO,
+     0,
+     900,
+     100},
+    {"baton fetches behind the queue: no time of its own",
+     &bt_sched_baton,
+     {0, 8, 0, 0},
+     {100, 500, 900, 900},
+     {0},
+     0,
+     1,
+     800,
+     800,
+     300},
+    /* An idle worker computes block 0 (100 ms) while the other seven come in 70. */
+    {"baton computes the head meanwhile",
+     &bt_sched_baton,
+     {0, 8, 0, 0},
+     {0, 900, 900, 900},
+     {0},
+     0,
+     1,
+     700,
+     700,
+     300},
+    {"baton does not wait for a busy link",
+     &bt_sched_baton,
+     {0, 8, 0, 0},
+     {0, 900, 900, 900},
+     {0, 5000, 0, 0},
+     0,
+     NO,
+     0,
+     0,
+     1000},
+};
+
+static void test_rows(void **state)
+{
+    (void)state;
+    for (size_t r = 0; r < BT_ARRAY_LEN(rows); r++) {
+        const struct row *t = &rows[r];
+        struct world x;
+        world_init(&x);
+        for (uint32_t i = 0; i < N_P; i++) {
+            x.k[i].match_blocks = t->match[i];
+            x.w[i].queue_ms = t->queue_ms[i];
+            x.k[i].send_busy_ms = t->send_ms[i];
+        }
+        struct bt_sched_plan p = place(&x, t->policy);
+        if (p.prefill != t->prefill || p.fetch_from != t->fetch_from ||
+            p.fetch_tokens != t->fetch_tokens || p.cached_tokens != t->cached ||
+            (uint32_t)(p.ttft_ms + 0.5) != t->ttft_ms) {
+            fail_msg("%s: prefill %u, from %u, fetched %u, cached %u, ttft %.1f", t->name,
+                     p.prefill, p.fetch_from, p.fetch_tokens, p.cached_tokens, p.ttft_ms);
+        }
+    }
+}
+
+/* Where nobody can fetch (ratio 0) the rules that would are cache-aware. */
+static void test_nothing_fetched(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.c.fetch_ratio = 0;
+    x.k[1].match_blocks = 8;
+    for (uint32_t queue = 0; queue < 2000; queue += 100) {
+        x.w[1].queue_ms = queue;
+        struct bt_sched_plan a = place(&x, &bt_sched_cache_aware);
+        struct bt_sched_plan k = place(&x, &bt_sched_kvcache), b = place(&x, &bt_sched_baton);
+        assert_int_equal(a.prefill, k.prefill);
+        assert_int_equal(a.prefill, b.prefill);
+        assert_int_equal(k.fetch_from, BT_SCHED_NONE);
+        assert_int_equal(b.fetch_tokens, 0);
+    }
+}
+
+static void test_random_and_turns(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.w[0].queue_ms = 1e6; /* neither looks */
+    uint32_t hits[N] = {0}, pairs[N][N] = {{0}};
+    for (uint64_t i = 0; i < 8000; i++) {
+        x.req.random = i * 0x9e3779b97f4a7c15ull;
+        struct bt_sched_plan p = place(&x, &bt_sched_random);
+        hits[p.prefill]++;
+        hits[p.decode]++;
+        pairs[p.prefill][p.decode]++;
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        assert_in_range(hits[i], i < N_P ? 1850 : 3800, i < N_P ? 2150 : 4200);
+    }
+    assert_in_range(pairs[0][4], 850, 1150); /* drawn apart from each other */
+    for (uint64_t i = 0; i < 24; i++) {
+        x.req.sequence = i;
+        struct bt_sched_plan p = place(&x, &bt_sched_round_robin);
+        assert_int_equal(p.prefill, i % N_P);
+        assert_int_equal(p.decode, N_P + i % 2);
+    }
+    x.w[2].avoid = true; /* the next one takes its turn */
+    x.req.sequence = 2;
+    assert_int_equal(place(&x, &bt_sched_round_robin).prefill, 3);
+}
+
+static bt_sched_verdict_t decide(const struct world *x, const struct bt_sched_admission *a)
+{
+    struct bt_sched_plan p;
+    struct bt_sched_reject rej = {0};
+    bt_sched_verdict_t v = bt_sched_decide(&bt_sched_kvcache, a, &x->c, &x->s, &x->req, &p, &rej);
+    assert_true(v == BT_SCHED_PLANNED ||
+                (v == BT_SCHED_OVERLOADED && rej.reason != NULL && rej.retry_after_s >= 1));
+    return v;
+}
+
+static void test_admissions(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.c.ttft_objective_ms = 1500;
+    x.c.tbt_objective_ms = 30;
+    const struct bt_sched_admission *const all[] = {&bt_sched_admit_none, &bt_sched_admit_late,
+                                                    &bt_sched_admit_early, &bt_sched_admit_predict};
+    for (int i = 0; i < 4; i++) { /* 1000 and 11 ms */
+        assert_int_equal(decide(&x, all[i]), BT_SCHED_PLANNED);
+    }
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 600;
+    }
+    for (int i = 0; i < 4; i++) { /* 1600 ms: only none does not mind */
+        assert_int_equal(decide(&x, all[i]), i == 0 ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
+    }
+    world_init(&x);
+    x.c.tbt_objective_ms = 30;
+    x.w[4].kv_tokens = x.w[5].kv_tokens = 25000; /* 36 ms with this one */
+    for (int i = 0; i < 4; i++) {                /* late finds out after the prefill */
+        assert_int_equal(decide(&x, all[i]), i < 2 ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
+    }
+    struct bt_sched_reject rej;
+    assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
+    x.w[4].kv_tokens = 18000; /* 29 ms */
+    assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_PLANNED);
+    x.c.tbt_margin = 0.9; /* of 30: 27 */
+    assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
+}
+
+/* Full now but empty by then: only the prediction admits; and the other way round. */
+static void test_prediction(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f;
+    struct world x;
+    world_init(&x);
+    x.c.tbt_objective_ms = 30;
+    x.s.forecast = &f;
+    bt_sched_forecast_init(&f, 100, 500, 0); /* rows last half a second, the prefill a whole one */
+    x.w[4].kv_tokens = x.w[5].kv_tokens = 25000;
+    assert_int_equal(decide(&x, &bt_sched_admit_early), BT_SCHED_OVERLOADED);
+    assert_int_equal(decide(&x, &bt_sched_admit_predict), BT_SCHED_PLANNED);
+
+    x.w[4].kv_tokens = x.w[5].kv_tokens = 0;
+    for (int i = 0; i < 60; i++) { /* 60,000 tokens of context come out of prefill before it */
+        bt_sched_forecast_note(&f, 0, 950, 1000, 1);
+    }
+    assert_int_equal(decide(&x, &bt_sched_admit_early), BT_SCHED_PLANNED);
+    assert_int_equal(decide(&x, &bt_sched_admit_predict), BT_SCHED_OVERLOADED);
+}
+
+static void test_forecast(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f;
+    bt_sched_forecast_init(&f, 10, 1e9, 0); /* rows stay */
+    for (uint32_t i = 0; i < 100; i++) {
+        bt_sched_forecast_note(&f, 0, 100.0 * i, 7, 1);
+    }
+    f.rows_per_ms = f.kv_per_ms = 0; /* nobody comes after them */
+    double n = 3, kv = 30;
+    bt_sched_forecast_at(&f, 4955, &n, &kv);
+    assert_float_equal(n, 3 + 50, 0.01); /* of 0, 100 .. 4900 */
+    assert_float_equal(kv, 30 + 50 * 7, 0.1);
+    for (uint32_t i = 0; i < 100; i++) { /* taken back late, when they are overdue */
+        bt_sched_forecast_note(&f, 20000, 100.0 * i, 7, -1);
+    }
+    n = kv = 0;
+    bt_sched_forecast_at(&f, 25000, &n, &kv);
+    assert_float_equal(n, 0, 1e-9);
+    assert_float_equal(kv, 0, 1e-9);
+    f.life_ms = 1000;
+    n = 100;
+    kv = 0;
+    bt_sched_forecast_at(&f, 21000, &n, &kv); /* a life later */
+    assert_float_equal(n, 100 / 2.71828, 0.1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_nothing_fetched),
+        cmocka_unit_test(test_random_and_turns),
+        cmocka_unit_test(test_admissions),
+        cmocka_unit_test(test_prediction),
+        cmocka_unit_test(test_forecast),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,376 @@
+/* The simulator: its parts against plain models, and whole runs against recorded ones. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "conductor/sim/cache.h"
+#include "conductor/sim/decode.h"
+#include "conductor/sim/report.h"
+
+#define SMALL  "tests/sim/small.jsonl"
+#define GOLDEN "tests/sim/golden.csv"
+
+static uint64_t next(uint64_t *s)
+{
+    *s = *s * 6364136223846793005ull + 1442695040888963407ull;
+    return *s >> 33;
+}
+
+/* ---- caches against an array of last uses ---- */
+
+#define IDS 60
+
+static void test_cache(void **state)
+{
+    (void)state;
+    uint64_t seed = 1;
+    for (uint32_t capacity = 1; capacity < 40; capacity += 7) {
+        struct bt_sim_caches *c = bt_sim_caches_create(3, capacity, IDS);
+        uint64_t used[3][IDS] = {{0}}, now = 0;
+        for (int round = 0; round < 3000; round++) {
+            uint32_t node = (uint32_t)next(&seed) % 3, n = 1 + (uint32_t)next(&seed) % 12;
+            uint32_t start = (uint32_t)next(&seed) % (IDS - 12), chain[12], match[3];
+            for (uint32_t k = 0; k < n; k++) {
+                chain[k] = start + k;
+            }
+            bt_sim_caches_match(c, chain, n, match);
+            for (uint32_t d = 0; d < 3; d++) {
+                uint32_t want = 0;
+                while (want < n && used[d][chain[want]] != 0) {
+                    want++;
+                }
+                assert_int_equal(match[d], want);
+                assert_int_equal(bt_sim_caches_match_one(c, d, chain, n), want);
+            }
+            bt_sim_caches_put(c, node, chain, n);
+            for (uint32_t k = BT_MIN(n, capacity); k-- > 0;) {
+                used[node][chain[k]] = ++now;
+                uint32_t have = 0, oldest = IDS;
+                for (uint32_t i = 0; i < IDS; i++) {
+                    have += used[node][i] != 0;
+                    if (used[node][i] != 0 &&
+                        (oldest == IDS || used[node][i] < used[node][oldest])) {
+                        oldest = i;
+                    }
+                }
+                if (have > capacity) {
+                    used[node][oldest] = 0;
+                }
+            }
+        }
+        bt_sim_caches_destroy(c);
+    }
+}
+
+/* ---- a decode node against the worker's batcher, step by step ---- */
+
+#define ROWS 40
+
+struct expected {
+    double end_ms, tbt_ms;
+    double gaps[512];
+    uint32_t n;
+};
+
+static int longer_first(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x < y) - (x > y);
+}
+
+/* Rows join at the first boundary at or after at_ms. */
+static void step_by_step(const struct bt_batch_cost *cost, const double *at_ms,
+                         const struct bt_sim_row *rows, struct expected *out)
+{
+    struct bt_batch_seq seqs[ROWS];
+    struct bt_batch_row step[ROWS];
+    uint32_t of[ROWS], joined = 0, left = ROWS;
+    double last[ROWS];
+    struct bt_batch b = {.lim = {.max_rows = ROWS, .block_tokens = 16, .mixed = true},
+                         .seqs = seqs};
+    for (double now = 0; left > 0;) {
+        if (b.n == 0 && joined < ROWS) {
+            now = BT_MAX(now, at_ms[joined]);
+        }
+        for (; joined < ROWS && at_ms[joined] <= now; joined++) {
+            of[b.n] = joined;
+            last[joined] = rows[joined].first_ms;
+            seqs[b.n++] = (struct bt_batch_seq){.order = joined,
+                                                .pos = rows[joined].tokens,
+                                                .left = rows[joined].steps,
+                                                .kind = BT_BATCH_DECODE};
+        }
+        uint32_t n = bt_batch_decode(&b, step, ROWS);
+        assert_int_equal(n, b.n);
+        now += bt_batch_step_ns(cost, &b, step, n) / 1e6;
+        bt_batch_apply(&b, step, n);
+        uint32_t kept = 0;
+        for (uint32_t i = 0; i < b.n; i++) {
+            struct expected *e = &out[of[i]];
+            e->gaps[e->n++] = now - last[of[i]];
+            last[of[i]] = now;
+            if (seqs[i].kind == BT_BATCH_DONE) {
+                e->end_ms = now;
+                left--;
+            } else {
+                of[kept] = of[i];
+                seqs[kept++] = seqs[i];
+            }
+        }
+        b.n = kept;
+    }
+    for (uint32_t i = 0; i < ROWS; i++) {
+        qsort(out[i].gaps, out[i].n, sizeof(double), longer_first);
+        uint32_t tenth = BT_DIV_UP(out[i].n, 10u);
+        for (uint32_t k = 0; k < tenth; k++) {
+            out[i].tbt_ms += out[i].gaps[k] / tenth;
+        }
+    }
+}
+
+static void test_decode(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 5e6, .kv_ns = 40, .token_ns = 30000};
+    static struct expected want[ROWS];
+    uint64_t seed = 3;
+    for (int round = 0; round < 20; round++) {
+        double at[ROWS];
+        struct bt_sim_row rows[ROWS];
+        struct bt_sim_done done[ROWS];
+        memset(want, 0, sizeof(want));
+        for (uint32_t i = 0; i < ROWS; i++) {
+            double gap = next(&seed) % 4 == 0 ? 2000.25 : (double)(next(&seed) % 9000) / 37.0;
+            at[i] = i == 0 ? 3.7 : at[i - 1] + gap;
+            rows[i] = (struct bt_sim_row){.id = i,
+                                          .tokens = 1 + (uint32_t)next(&seed) % 30000,
+                                          .steps = 1 + (uint32_t)next(&seed) % 400,
+                                          .first_ms = at[i] - 1.5};
+        }
+        step_by_step(&cost, at, rows, want);
+        struct bt_sim_decode *d = bt_sim_decode_create(&cost, 1e9, ROWS);
+        uint32_t n = 0;
+        for (uint32_t i = 0; i <= ROWS; i++) {
+            while (bt_sim_decode_next_ms(d) >= 0 &&
+                   (i == ROWS || bt_sim_decode_next_ms(d) < at[i])) {
+                n += bt_sim_decode_advance(d, done + n, ROWS - n);
+            }
+            if (i < ROWS) {
+                assert_true(bt_sim_decode_add(d, at[i], &rows[i]));
+            }
+        }
+        assert_int_equal(n, ROWS);
+        for (uint32_t i = 0; i < n; i++) {
+            const struct expected *e = &want[done[i].id];
+            assert_true(done[i].end_ms > e->end_ms * 0.999999 &&
+                        done[i].end_ms < e->end_ms * 1.000001);
+            /* steps of one run count with its mean */
+            assert_true(done[i].tbt_ms > e->tbt_ms * 0.99 && done[i].tbt_ms < e->tbt_ms * 1.01);
+        }
+        assert_int_equal(bt_sim_decode_rows(d), 0);
+        assert_true(bt_sim_decode_kv_tokens(d) < 1e-6 && bt_sim_decode_reserved(d) < 1e-6);
+        bt_sim_decode_destroy(d);
+    }
+}
+
+/* Pages for two rows: the third joins when one has ended, and its first gap says so. */
+static void test_decode_full(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 1e6};
+    struct bt_sim_decode *d = bt_sim_decode_create(&cost, 250, 8);
+    struct bt_sim_done done[4];
+    assert_false(bt_sim_decode_add(d, 0, &(struct bt_sim_row){.tokens = 200, .steps = 51}));
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_true(bt_sim_decode_add(d, 0, &(struct bt_sim_row){i, 100, 10 + 5 * i, 0}));
+    }
+    assert_int_equal(bt_sim_decode_rows(d), 2);
+    assert_int_equal(bt_sim_decode_waiting(d), 1);
+    uint32_t n = 0;
+    while (bt_sim_decode_next_ms(d) >= 0) {
+        n += bt_sim_decode_advance(d, done + n, 4 - n);
+    }
+    assert_int_equal(n, 3);
+    assert_int_equal(done[2].id, 2);
+    assert_float_equal(done[2].end_ms, 30, 1e-6);             /* from the tenth step on */
+    assert_float_equal(done[2].tbt_ms, (11 + 1) / 2.0, 1e-6); /* two of twenty gaps: 11 and 1 */
+    bt_sim_decode_destroy(d);
+}
+
+/* ---- traces ---- */
+
+static void test_traces(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *error; /* NULL: good */
+        uint32_t n, blocks;
+    } cases[] = {
+        {"{\"timestamp\": 5, \"input_length\": 513, \"output_length\": 0, \"hash_ids\": [7, 9]}\n",
+         NULL, 1, 2},
+        {"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-30 23:59:59.5,600,3\n"
+         "2023-12-01 00:00:00.5,1,1\n",
+         NULL, 2, 3},
+        {"{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [7]}\n",
+         ":1: hash_ids has not one number", 0, 0},
+        {"{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\n", ":1: not a line", 0, 0},
+        {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [-4]}\n",
+         "hash_ids is not a list", 0, 0},
+        {"2023-11-16 18:17:04.5,10,1\n2023-11-16 18:17:03.5,10,1\n", ":2: its time", 0, 0},
+        {"2023-11-16 18:17:04.5,0,1\n", "its length", 0, 0},
+        {"hello\n", ":1: not TIMESTAMP", 0, 0},
+        {"", "no requests", 0, 0},
+    };
+    char path[] = "/tmp/baton-trace-XXXXXX", err[256];
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fputs(cases[i].text, f);
+        fclose(f);
+        struct bt_sim_trace t;
+        bt_status_t st = bt_sim_trace_load(path, &t, err, sizeof(err));
+        if (cases[i].error != NULL) {
+            assert_int_equal(st, BT_ERR_INVALID);
+            assert_non_null(strstr(err, cases[i].error));
+            continue;
+        }
+        assert_int_equal(st, BT_OK);
+        assert_int_equal(t.n, cases[i].n);
+        assert_int_equal(t.n_blocks, cases[i].blocks);
+        assert_float_equal(t.requests[0].at_ms, 0, 0);
+        assert_float_equal(t.requests[t.n - 1].at_ms, t.n == 2 ? 1000 : 0, 0.01);
+        bt_sim_trace_cleanup(&t);
+    }
+    unlink(path);
+    struct bt_sim_trace t;
+    assert_int_equal(bt_sim_trace_load(path, &t, err, sizeof(err)), BT_ERR_NOT_FOUND);
+}
+
+static void test_clusters(void **state)
+{
+    (void)state;
+    struct bt_sim_cluster c;
+    char err[256];
+    assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_sim_cluster_set(&c, "decode_nodes=3", err, sizeof(err)), BT_OK);
+    assert_true(c.decode_nodes == 3);
+    static const char *const bad[] = {"decode_nodes=0", "decode_nodes=x", "decode_nodes=nan",
+                                      "decode_node=1", "decode_nodes"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
+        assert_int_equal(bt_sim_cluster_set(&c, bad[i], err, sizeof(err)), BT_ERR_INVALID);
+    }
+    assert_true(c.decode_nodes == 3);
+    assert_int_equal(bt_sim_cluster_load("a900", &c, err, sizeof(err)), BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(err, "a800-70b"));
+}
+
+/* ---- whole runs ---- */
+
+static void run(const char *cluster, const char *policy, const char *admission, double rate,
+                uint64_t seed, struct bt_sim_result *r, struct bt_sim_summary *s)
+{
+    struct bt_sim_cluster c;
+    struct bt_sim_trace t;
+    char err[256];
+    assert_int_equal(bt_sim_cluster_load(cluster, &c, err, sizeof(err)), BT_OK);
+    c.prefill_nodes = 3; /* small enough for the small trace to load it */
+    c.decode_nodes = 1;
+    c.cache_tokens = 300000;
+    assert_int_equal(bt_sim_trace_load(SMALL, &t, err, sizeof(err)), BT_OK);
+    struct bt_sim_options o = {.policy = bt_sched_policy_find(policy),
+                               .admission = bt_sched_admission_find(admission),
+                               .rate = rate,
+                               .to = 1,
+                               .seed = seed,
+                               .ttft_ms = 10000,
+                               .tbt_ms = 50,
+                               .tbt_margin = 0.8,
+                               .fetch_ratio = 1.5,
+                               .work_weight = 0.5,
+                               .life_ms = 10000,
+                               .sample_ms = 5000};
+    bt_sim_run(&c, &t, &o, r);
+    bt_sim_summarize(r, &c, &o, s);
+    bt_sim_trace_cleanup(&t);
+}
+
+static bool near(double a, double b)
+{
+    return a - b < 1e-3 + 1e-4 * b && b - a < 1e-3 + 1e-4 * b;
+}
+
+/* cluster,policy,admission,rate,served,good,ttft mean ms,tbt mean ms,hit ratio. To record them anew
+ * after a change that is meant: BT_RECORD=1 prints the lines. */
+static void test_golden(void **state)
+{
+    (void)state;
+    FILE *f = fopen(GOLDEN, "r");
+    assert_non_null(f);
+    char line[256];
+    int rows = 0;
+    while (fgets(line, sizeof(line), f) != NULL) {
+        char cluster[32], policy[32], admission[32];
+        double rate, ttft, tbt, hit;
+        unsigned served, good;
+        if (line[0] == '#') {
+            continue;
+        }
+        assert_int_equal(sscanf(line, "%31[^,],%31[^,],%31[^,],%lf,%u,%u,%lf,%lf,%lf", cluster,
+                                policy, admission, &rate, &served, &good, &ttft, &tbt, &hit),
+                         9);
+        struct bt_sim_result r;
+        struct bt_sim_summary s;
+        run(cluster, policy, admission, rate, 1, &r, &s);
+        if (getenv("BT_RECORD") != NULL) {
+            printf("%s,%s,%s,%g,%u,%u,%.3f,%.3f,%.5f\n", cluster, policy, admission, rate,
+                   s.outcomes[BT_SIM_SERVED], s.good, s.ttft_ms.mean, s.tbt_ms.mean, s.hit_ratio);
+        } else if (s.outcomes[BT_SIM_SERVED] != served || s.good != good ||
+                   !near(s.ttft_ms.mean, ttft) || !near(s.tbt_ms.mean, tbt) ||
+                   !near(s.hit_ratio, hit)) {
+            fail_msg("%s %s %s: served %u good %u ttft %.3f tbt %.3f hit %.5f; recorded %s",
+                     cluster, policy, admission, s.outcomes[BT_SIM_SERVED], s.good, s.ttft_ms.mean,
+                     s.tbt_ms.mean, s.hit_ratio, line);
+        }
+        for (uint32_t i = 0; i < r.n; i++) { /* whatever happens, everybody gets an answer */
+            assert_int_not_equal(r.records[i].outcome, BT_SIM_PENDING);
+        }
+        bt_sim_result_cleanup(&r);
+        rows++;
+    }
+    fclose(f);
+    assert_true(rows >= 12);
+}
+
+static void test_seed(void **state)
+{
+    (void)state;
+    struct bt_sim_result a, b, c;
+    struct bt_sim_summary s;
+    run("a800-70b", "random", "predict", 1, 7, &a, &s);
+    run("a800-70b", "random", "predict", 1, 7, &b, &s);
+    run("a800-70b", "random", "predict", 1, 8, &c, &s);
+    assert_memory_equal(a.records, b.records, a.n * sizeof(*a.records));
+    assert_memory_not_equal(a.records, c.records, a.n * sizeof(*a.records));
+    bt_sim_result_cleanup(&a);
+    bt_sim_result_cleanup(&b);
+    bt_sim_result_cleanup(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cache),       cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_decode_full), cmocka_unit_test(test_traces),
+        cmocka_unit_test(test_clusters),    cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_seed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
