@@ -39,19 +39,17 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r)
     bt_wcore_enqueue(c, r);
 }
 
-/* A further choice, or preempted earlier: what the submission's kept pages do not have is computed,
- * prompt and generated alike. slot_open and not the engine's slot_fork: the lead may have gone on
- * by now, or be gone. */
+/* A further choice, or preempted earlier: what the submission's kept pages do not have is loaded
+ * from the slab or computed, prompt and generated alike. slot_open and not the engine's slot_fork:
+ * the lead may have gone on by now, or be gone. */
 static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
     bt_status_t st = bt_wcore_slot_open(c, r);
-    st = st == BT_OK ? bt_wfork_copy(c, r) : st;
+    st = st == BT_OK ? bt_wreload_begin(c, r) : st;
     if (st != BT_OK) {
         snprintf(err, err_cap, "engine: cannot open the sequence: %s", bt_status_text(st));
-        return st;
     }
-    r->stage = BT_WREQ_PROMPT;
-    return BT_OK;
+    return st;
 }
 
 static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
@@ -90,6 +88,13 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->stage != BT_WREQ_LOADING) {
         bt_wcore_grant_close(c, r); /* a BOTH submission: the prompt's copies to the slab ended */
+        return;
+    }
+    if (r->lease != NULL) {
+        bt_status_t st = bt_wreload_loaded(c, r);
+        if (st != BT_OK) {
+            bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: page_copy: %s", bt_status_text(st));
+        }
         return;
     }
     bool valid = bt_wcore_slots_valid(r, 0, r->grant->n_slots);

@@ -9,7 +9,7 @@
 
 static struct bt_wput *free_put(struct bt_wcore *c)
 {
-    for (uint32_t i = 0; i < c->max_puts; i++) {
+    for (uint32_t i = 0; i < c->all_puts; i++) {
         if (c->puts[i].id == 0) {
             return &c->puts[i];
         }
@@ -25,34 +25,36 @@ static void release_put(struct bt_wcore *c, struct bt_wput *p)
     c->n_puts--;
 }
 
-/* Walks the key chain up to block `block` (its key is the result). The full blocks of what was
- * submitted came through the grant; here their keys are only passed over. */
+/* Walks the key chain up to the first block that may not be in the pool: the full blocks of what
+ * was submitted came through the grant, others were found there. */
 static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (!r->chain_known) {
         r->chain_known = true;
         r->chain = r->root;
-        for (r->wb_next = 0; r->wb_next < r->n / c->block_tokens; r->wb_next++) {
+        for (r->wb_next = 0; r->wb_next < r->wb_from; r->wb_next++) {
             bt_kv_key_next(&r->chain, r->tokens + r->wb_next * c->block_tokens, c->block_tokens,
                            &r->chain);
         }
     }
 }
 
-void bt_decode_write_back(struct bt_wcore *c, struct bt_wreq *r)
+/* Offers r's full blocks, as long as fewer than `max` are on their way. */
+static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool preempted)
 {
     if (!c->conf->writeback || r->no_cache || r->wb_off || c->slab == NULL ||
-        r->pos / c->block_tokens <= r->n / c->block_tokens) {
+        r->pos / c->block_tokens <= r->wb_from) {
         return;
     }
     advance_chain(c, r);
-    while (r->pos >= (r->wb_next + 1) * c->block_tokens && c->n_puts < c->max_puts) {
+    while (r->pos >= (r->wb_next + 1) * c->block_tokens && c->n_puts < max) {
         struct bt_wput *p = free_put(c);
         uint32_t b = r->wb_next++;
         bt_kv_key_next(&r->chain, r->tokens + b * c->block_tokens, c->block_tokens, &r->chain);
         p->id = ++c->next_put << 16 | (uint64_t)(p - c->puts + 1);
         p->page = r->pages[b];
         p->slab = c->slab;
+        p->preempted = preempted;
         p->stage = BT_WPUT_ASKED;
         p->req = r;
         p->slab->refs++;
@@ -65,6 +67,17 @@ void bt_decode_write_back(struct bt_wcore *c, struct bt_wreq *r)
         o.u.put.n_tokens = c->block_tokens;
         bt_wcore_emit(c, &o);
     }
+}
+
+void bt_decode_write_back(struct bt_wcore *c, struct bt_wreq *r)
+{
+    offer(c, r, c->max_puts, false);
+}
+
+/* Room of its own, so that rows that write much do not keep it out. */
+static void on_preempt(struct bt_wcore *c, struct bt_wreq *r)
+{
+    offer(c, r, c->all_puts, true);
 }
 
 static void put_done(struct bt_wcore *c, struct bt_wput *p)
@@ -92,8 +105,8 @@ static void close_flow(struct bt_wcore *c, struct bt_wput *p)
 
 static void start_copy(struct bt_wcore *c, struct bt_wput *p, uint32_t slot)
 {
-    bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_STORE, BT_ENGINE_PRIO_WRITEBACK, NULL, 0,
-                                      NULL, NULL, &p->flow);
+    int prio = p->preempted ? BT_ENGINE_PRIO_PREEMPT : BT_ENGINE_PRIO_WRITEBACK;
+    bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_STORE, prio, NULL, 0, NULL, NULL, &p->flow);
     if (st != BT_OK) {
         p->failed = true;
         put_done(c, p);
@@ -121,7 +134,7 @@ static void start_copy(struct bt_wcore *c, struct bt_wput *p, uint32_t slot)
 static void on_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slot, uint32_t gen)
 {
     uint64_t index = (id & 0xffff) - 1;
-    if (index >= c->max_puts || c->puts[index].id != id || c->puts[index].stage != BT_WPUT_ASKED) {
+    if (index >= c->all_puts || c->puts[index].id != id || c->puts[index].stage != BT_WPUT_ASKED) {
         return; /* of an attachment before this one */
     }
     struct bt_wput *p = &c->puts[index];
@@ -158,7 +171,7 @@ static void on_ticket(struct bt_wcore *c, struct bt_wput *p)
 
 static void on_detached(struct bt_wcore *c)
 {
-    for (uint32_t i = 0; i < c->max_puts; i++) {
+    for (uint32_t i = 0; i < c->all_puts; i++) {
         struct bt_wput *p = &c->puts[i];
         if (p->id != 0 && p->stage == BT_WPUT_ASKED) {
             release_put(c, p); /* nobody will answer; copies under way end by themselves */
@@ -167,6 +180,7 @@ static void on_detached(struct bt_wcore *c)
 }
 
 const struct bt_writeback_ops bt_decode_writeback = {
+    .preempt = on_preempt,
     .slot = on_slot,
     .ticket = on_ticket,
     .detached = on_detached,

@@ -607,6 +607,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     bt_list_init(&gs->workers);
     bt_list_init(&gs->void_opens);
     bt_list_init(&gs->void_puts);
+    bt_list_init(&gs->void_leases);
     bt_list_init(&gs->seal_puts);
     bt_list_init(&gs->due);
     bt_list_init(&gs->loading);
@@ -694,5 +695,6 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
     bt_list_for_each (i, &gs->seal_puts) {
         s.puts++;
     }
+    s.leases = lease_count(gs);
     *s_p = s;
 }

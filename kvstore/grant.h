@@ -4,11 +4,13 @@
  * return only when every reference is gone:
  *   - the conductor's reservation: ends by Release (this epoch and below), by a Reserve of a higher
  *     epoch, or with the conductor's session;
- *   - local workers' opens and puts: end by LocalClose / LocalPutDone, by a new attachment of the
- *     same incarnation or by the worker's death proven by its pidfd, in the last two cases one
- *     second later. The end of a socket ends nothing: the process may still copy;
+ *   - local workers' opens: end by LocalClose, by a new attachment of the same incarnation or by
+ *     the worker's death proven by its pidfd, in the last two cases one second later. The end of a
+ *     socket ends nothing: the process may still copy;
  *   - the wire's sends and receive: end by send_end / on_quiet;
  *   - the seal thread's job.
+ * What workers hold without a grant (puts, until LocalPutDone; leases, until LocalUnlease) ends in
+ * the same way.
  * A worker that keeps an open longer than reclaim_ms after it was revoked is killed, not robbed.
  * Everything here runs on the control thread. */
 #ifndef BT_KVSTORE_GRANT_H
@@ -105,7 +107,8 @@ extern const struct bt_wire_ops bt_grants_wire_ops;
 
 /* ---- to look at ---- */
 struct bt_grants_stats {
-    uint32_t grants, opens, puts, workers, sends, recvs, waiting_opens, requests_known, loading;
+    uint32_t grants, opens, puts, leases, workers, sends, recvs, waiting_opens, requests_known,
+        loading;
     uint64_t killed;
 };
 void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p);

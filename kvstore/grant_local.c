@@ -12,7 +12,7 @@
 #include "common/log/log.h"
 #include "kvstore/grant_priv.h"
 
-static void send_to(struct bt_gworker *w, const Baton__LocalMsg *m)
+void local_send(struct bt_gworker *w, const Baton__LocalMsg *m)
 {
     if (w != NULL && w->conn != NULL) {
         w->ops.send(w->conn, m);
@@ -55,7 +55,7 @@ void local_revoke_open(struct open *o)
     r.detail = o->g->why_text;
     m.m_case = BATON__LOCAL_MSG__M_REVOKE;
     m.revoke = &r;
-    send_to(o->w, &m);
+    local_send(o->w, &m);
 }
 
 void local_send_trailer(struct open *o)
@@ -69,7 +69,7 @@ void local_send_trailer(struct open *o)
     t.last_compute_ns = o->g->trailer.last_compute_ns;
     m.m_case = BATON__LOCAL_MSG__M_TRAILER;
     m.trailer = &t;
-    send_to(o->w, &m);
+    local_send(o->w, &m);
 }
 
 static void opened(struct bt_gworker *w, uint64_t request, uint32_t epoch, Baton__LocalMode mode,
@@ -98,7 +98,7 @@ static void opened(struct bt_gworker *w, uint64_t request, uint32_t epoch, Baton
     }
     m.m_case = BATON__LOCAL_MSG__M_OPENED;
     m.opened = &a;
-    send_to(w, &m);
+    local_send(w, &m);
     free(gens);
 }
 
@@ -311,7 +311,7 @@ static bt_status_t on_put(struct bt_gworker *w, const Baton__LocalPut *m)
     }
     msg.m_case = BATON__LOCAL_MSG__M_PUT_SLOT;
     msg.put_slot = &a;
-    send_to(w, &msg);
+    local_send(w, &msg);
     return BT_OK;
 }
 
@@ -350,6 +350,7 @@ static void void_holds(struct bt_gworker *w, const char *why)
         bt_cache_quarantine(gs->c.cache, p->slot);
         w->n_puts--;
     }
+    lease_void(w, until);
     while (!bt_list_empty(&w->opens)) {
         struct open *o = BT_CONTAINER_OF(w->opens.next, struct open, in_worker);
         struct grant *g = o->g;
@@ -377,13 +378,18 @@ static void worker_free(struct bt_gworker *w)
     free(w);
 }
 
+static bool holds_nothing(const struct bt_gworker *w)
+{
+    return bt_list_empty(&w->opens) && bt_list_empty(&w->puts) && bt_list_empty(&w->leases);
+}
+
 /* The pidfd became readable: the process is gone, with all its threads. */
 static void on_death(void *arg, uint32_t events)
 {
     struct bt_gworker *w = arg;
     (void)events;
     BT_INFO("worker_dead", "worker=%s pid=%u held=%s", w->name, w->pid,
-            bt_list_empty(&w->opens) && bt_list_empty(&w->puts) ? "nothing" : "slots");
+            holds_nothing(w) ? "nothing" : "slots");
     void_holds(w, "the worker died");
     if (w->conn != NULL) {
         w->ops.drop(w->conn);
@@ -420,6 +426,7 @@ struct bt_gworker *bt_grants_attach(struct bt_grants *gs, const char *name, uint
         bt_list_init(&w->opens);
         bt_list_init(&w->puts);
         bt_list_init(&w->waits);
+        bt_list_init(&w->leases);
         bt_list_insert_tail(&gs->workers, &w->link);
     } else {
         if (w->conn != NULL) {
@@ -452,7 +459,7 @@ void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w)
             grant_fail(o->g, BT_ERR_PEER_LOST, "the writer's session with the kvstore ended");
         }
     }
-    if (bt_list_empty(&w->opens) && bt_list_empty(&w->puts)) {
+    if (holds_nothing(w)) {
         worker_free(w);
     }
 }
@@ -466,12 +473,15 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const 
     case BATON__LOCAL_MSG__M_CLOSE: on_close(w, m->close); return BT_OK;
     case BATON__LOCAL_MSG__M_PUT: return on_put(w, m->put);
     case BATON__LOCAL_MSG__M_PUT_DONE: on_put_done(w, m->put_done); return BT_OK;
+    case BATON__LOCAL_MSG__M_LEASE: return lease_ask(w, m->lease);
+    case BATON__LOCAL_MSG__M_UNLEASE: lease_end(w, m->unlease); return BT_OK;
     case BATON__LOCAL_MSG__M__NOT_SET: return BT_OK; /* a field of a later version */
     case BATON__LOCAL_MSG__M_ATTACH:
     case BATON__LOCAL_MSG__M_ATTACHED:
     case BATON__LOCAL_MSG__M_OPENED:
     case BATON__LOCAL_MSG__M_REVOKE:
     case BATON__LOCAL_MSG__M_PUT_SLOT:
+    case BATON__LOCAL_MSG__M_LEASED:
     case _BATON__LOCAL_MSG__M__CASE_IS_INT_SIZE:
     default: return BT_ERR_PEER_PROTOCOL;
     }
@@ -544,10 +554,12 @@ void local_tick(struct bt_grants *gs, uint64_t now)
             put_free(p);
         }
     }
+    lease_tick(gs, now);
 }
 
 void local_destroy(struct bt_grants *gs)
 {
+    lease_destroy(gs);
     while (!bt_list_empty(&gs->workers)) {
         struct bt_gworker *w = BT_CONTAINER_OF(gs->workers.next, struct bt_gworker, link);
         while (!bt_list_empty(&w->waits)) {

@@ -12,6 +12,7 @@
 #define GRANT_REMEMBER_MAX  65536u /* ... and at most so many of them */
 #define GRANT_WAITS_MAX     1024u  /* LocalOpens of one worker that wait for their Reserve */
 #define GRANT_PUTS_MAX      4096u  /* open puts of one worker */
+#define GRANT_LEASES_MAX    1024u  /* leases of one worker */
 #define GRANT_KILL_AGAIN_MS 5000
 
 /* What is known of a request id: outlives its grants, so that late messages are told as stale. */
@@ -96,8 +97,8 @@ struct bt_gworker {
     struct bt_loop_fd *pidfd_w;
     struct bt_gworker_ops ops;
     void *conn;
-    struct bt_list opens, puts, waits;
-    uint32_t n_puts, n_waits;
+    struct bt_list opens, puts, waits, leases;
+    uint32_t n_puts, n_waits, n_leases;
     uint64_t killed_ns;
 };
 
@@ -106,7 +107,7 @@ struct bt_grants {
     struct bt_grants_wire wire;
     bool stopping;
     struct bt_map *requests;
-    struct bt_list idle, all, workers, void_opens, void_puts, seal_puts, due, loading;
+    struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
     uint32_t n_idle, n_grants;
     uint32_t *flow_free, n_flow_free;
     struct bt_timer tick, defer;
@@ -155,7 +156,17 @@ void load_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t e
 void load_session_end(struct bt_grants *gs, void *session);
 uint32_t load_count(const struct bt_grants *gs);
 
+/* ---- grant_lease.c ---- */
+bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
+void lease_end(struct bt_gworker *w, const Baton__LocalUnlease *m);
+/* The worker may still read until then, its leases are nobody's. */
+void lease_void(struct bt_gworker *w, uint64_t until);
+void lease_tick(struct bt_grants *gs, uint64_t now);
+void lease_destroy(struct bt_grants *gs);
+uint32_t lease_count(const struct bt_grants *gs);
+
 /* ---- grant_local.c ---- */
+void local_send(struct bt_gworker *w, const Baton__LocalMsg *m); /* nothing while it is detached */
 void local_revoke_open(struct open *o);
 void local_send_trailer(struct open *o);
 void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch, bt_status_t st,

@@ -315,7 +315,9 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_TRAILER:
     case BT_WOUT_CLOSE:
     case BT_WOUT_PUT:
-    case BT_WOUT_PUT_DONE: bt_wnode_out(w, o); break;
+    case BT_WOUT_PUT_DONE:
+    case BT_WOUT_LEASE:
+    case BT_WOUT_UNLEASE: bt_wnode_out(w, o); break;
     case BT_WOUT_ENDED: on_ended(w, o); break;
     }
 }

@@ -117,7 +117,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
 /* ---- node.c ---- */
 bt_status_t bt_wnode_start(struct bt_wctl *w) BT_MUST_CHECK;
 bt_status_t bt_wnode_open(struct bt_wctl *w, const struct bt_wreq *r) BT_MUST_CHECK;
-/* TRAILER, CLOSE, PUT, PUT_DONE of the engine thread. */
+/* TRAILER, CLOSE, PUT, PUT_DONE, LEASE, UNLEASE of the engine thread. */
 void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o);
 
 #endif

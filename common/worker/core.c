@@ -206,12 +206,12 @@ static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32
  */
 static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
 {
-    uint32_t tokens = c->block_tokens, kept = r->lead->n_shared > 0 ? r->n - 1 : 0, pages;
+    uint32_t tokens = c->block_tokens, pages;
     if (c->n_active == 0) {
         return 0; /* nobody to wait for */
     }
     if (r->resumed) {
-        tokens = BT_MAX(4 * c->block_tokens, (r->len - kept) / 2);
+        tokens = BT_MAX(4 * c->block_tokens, bt_wreload_missing(c, r) / 2);
     }
     pages = r->resumed ? growth(c, r, need, tokens) : 0;
     struct bt_list *it;
@@ -222,17 +222,28 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
     return pages;
 }
 
-/* All pages of r: those that its submission keeps, and its own. */
-static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
+/* Are `own` pages free for r, and what has to stay free beside them? */
+static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint32_t need)
 {
-    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
-    BT_ASSERT(shared < need);
-    uint32_t want = need - shared + reserve(c, r, need);
-    /* Nobody overtakes the head: that would starve long prompts. */
+    uint32_t want = own + reserve(c, r, need);
     while (bt_page_pool_free_count(c->pages) < want) {
         if (!bt_wfork_drop(c, r)) {
             return false;
         }
+    }
+    return true;
+}
+
+/* All pages of r: those that its submission keeps, and its own. Nobody overtakes the head: that
+ * would starve long prompts. */
+static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
+{
+    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
+    BT_ASSERT(shared < need);
+    /* The kvstore is asked what it has of r once there is room; its answer may ask for more. */
+    if (!make_room(c, r, need - shared, need) || !bt_wreload_ready(c, r) ||
+        !make_room(c, r, need - shared, need)) {
+        return false;
     }
     if (bt_page_pool_get(c->pages, need - shared, r->pages + shared) != BT_OK) {
         return false;
@@ -337,7 +348,8 @@ static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
 {
     return_pages(c, r);
     bt_wcore_grant_close(c, r);
-    for (uint32_t i = 0; i < c->max_puts; i++) {
+    bt_wreload_drop(c, r);
+    for (uint32_t i = 0; i < c->all_puts; i++) {
         if (c->puts[i].req == r) {
             c->puts[i].req = NULL;
         }
@@ -462,6 +474,9 @@ void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r)
     bt_metric_add(c->stats->preemptions, 1);
     BT_INFO("preempted", "req=%016llx epoch=%u tokens=%u pages=%u", (unsigned long long)r->request,
             r->epoch, r->len, r->n_pages);
+    if (c->writeback->preempt != NULL) {
+        c->writeback->preempt(c, r);
+    }
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;
     r->page_wait = false;
@@ -481,6 +496,7 @@ static void settle(struct bt_wcore *c, struct bt_wreq *r)
         return_pages(c, r);
         r->role = c->roles[BT_ROLE_DECODE];
         r->resumed = true;
+        r->reload = BT_WRELOAD_NONE;
         bt_wcore_enqueue(c, r);
     }
 }
@@ -545,6 +561,7 @@ void bt_wcore_detached(struct bt_wcore *c)
     fail_grants(c, &c->queue);
     fail_grants(c, &c->active);
     fail_grants(c, &c->closing); /* those being preempted; closing ones go on by themselves */
+    bt_wreload_detached(c);
     if (c->writeback->detached != NULL) {
         c->writeback->detached(c);
     }

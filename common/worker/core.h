@@ -40,6 +40,16 @@ static inline const uint32_t *bt_wgrant_gens(const struct bt_wgrant *g)
     return g->slots + g->n_slots;
 }
 
+/* What the kvstore said in LocalLeased. */
+struct bt_wlease {
+    uint32_t n;
+    uint32_t slots[]; /* [n], then generations [n] */
+};
+struct bt_wkeys { /* of a LocalLease; the control thread frees them */
+    uint32_t n;
+    struct bt_kv_key keys[];
+};
+
 typedef enum {
     BT_WREQ_OPENING,    /* LocalOpen sent */
     BT_WREQ_LANDING,    /* reader: waits for the trailer */
@@ -48,7 +58,7 @@ typedef enum {
     BT_WREQ_LOADING,    /* the engine copies slab -> pages */
     BT_WREQ_PROMPT,     /* known tokens are being computed, in chunks */
     BT_WREQ_ROW,        /* generates: one token a step */
-    BT_WREQ_PREEMPTING, /* its pages are being taken away; then QUEUED again */
+    BT_WREQ_PREEMPTING, /* its pages are being taken away; then QUEUED again (reload.c) */
     BT_WREQ_CLOSING,    /* waits for quiet */
     BT_WREQ_ENDED       /* Ended reported; freed by BT_WCMD_FORGET */
 } bt_wreq_stage_t;
@@ -89,7 +99,7 @@ struct bt_wreq {
     uint32_t len, pos; /* known tokens; next position to compute */
     uint32_t cached;   /* tokens whose KV was loaded and not computed */
     uint32_t slot, n_pages;
-    bool resumed; /* preempted before: is recomputed, no flows */
+    bool resumed; /* preempted before: no grant, no flows but the one of a reload */
     bool in_step, doomed, page_wait;
     bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
     uint32_t pending; /* tickets of its slot and flows not yet polled */
@@ -103,8 +113,16 @@ struct bt_wreq {
     Baton__Finish finish;
     bt_status_t end_status;
     char end_detail[BT_WORKER_DETAIL];
+    /* reload: blocks of a row that has lost its pages */
+    enum { BT_WRELOAD_NONE, BT_WRELOAD_ASKED, BT_WRELOAD_KNOWN } reload;
+    uint64_t lease_id, lease_asked_ns;
+    uint32_t lease_first, lease_want; /* blocks asked for: [first, first + want) */
+    struct bt_wlease *lease;          /* what of them is leased; NULL: nothing */
+    struct bt_wslab *lease_slab;
+    uint32_t load_first; /* first block that is being loaded */
     /* write-back */
     struct bt_kv_key chain; /* key of block wb_next - 1 */
+    uint32_t wb_from;       /* first block that may not be in the pool */
     uint32_t wb_next;       /* next block to write back */
     bool chain_known, wb_off;
     /* the lead's only: what the choices share */
@@ -126,6 +144,7 @@ struct bt_wput {
     uint64_t id; /* 0: free */
     struct bt_wslab *slab;
     uint32_t page, flow;
+    bool preempted; /* its request gives up the page: copied before others */
     enum { BT_WPUT_ASKED, BT_WPUT_COPYING, BT_WPUT_CLOSING } stage;
     bool failed;
     bt_engine_ticket_t done;
@@ -143,6 +162,7 @@ typedef enum {
     BT_WCMD_ATTACHED,
     BT_WCMD_DETACHED,
     BT_WCMD_PUT_SLOT,
+    BT_WCMD_LEASED, /* a lease (owned from here), or status */
     BT_WCMD_FORGET, /* the last command with this request: it is freed */
     BT_WCMD_STOP
 } bt_wcmd_kind_t;
@@ -161,6 +181,10 @@ struct bt_wcmd {
             uint64_t id;
             uint32_t slot, generation;
         } put;
+        struct {
+            uint64_t id;
+            struct bt_wlease *lease;
+        } lease;
     } u;
     char detail[BT_WORKER_DETAIL];
 };
@@ -205,7 +229,9 @@ typedef enum {
     BT_WOUT_CLOSE,   /* to the kvstore */
     BT_WOUT_PUT,     /* to the kvstore */
     BT_WOUT_PUT_DONE,
-    BT_WOUT_ENDED /* the control thread drops req from its tables and answers BT_WCMD_FORGET */
+    BT_WOUT_LEASE,   /* to the kvstore */
+    BT_WOUT_UNLEASE, /* to the kvstore */
+    BT_WOUT_ENDED    /* the control thread drops req from its tables and answers BT_WCMD_FORGET */
 } bt_wout_kind_t;
 struct bt_wout {
     bt_wout_kind_t kind;
@@ -232,6 +258,10 @@ struct bt_wout {
             bool abort;
             struct bt_kv_key key;
         } put;
+        struct {
+            uint64_t id;
+            struct bt_wkeys *keys; /* of LEASE */
+        } lease;
     } u;
     char detail[BT_WORKER_DETAIL];
 };
@@ -292,9 +322,13 @@ struct bt_wcore {
     uint32_t n_tickets, max_tickets;
     struct bt_engine_block *blocks; /* [blocks_max]: scratch for flow_add */
     uint32_t blocks_max;
-    struct bt_wput *puts; /* [max_puts] */
-    uint32_t max_puts, n_puts;
-    uint64_t next_put;
+    struct bt_wput *puts; /* [all_puts] */
+    uint32_t max_puts;    /* at once while rows run ... */
+    uint32_t all_puts;    /* ... and with those of rows that are preempted */
+    uint32_t n_puts;
+    uint64_t next_put, next_lease;
+    uint32_t n_asked;         /* leases not answered yet */
+    uint64_t reload_after_ns; /* mono: no lease is asked for before */
     struct bt_wtokens bufs[BT_WORKER_TOKEN_BUFS];
     struct bt_wtokens *tokens; /* of the step being finished */
     struct bt_wout *after;     /* [max_slots] goes out behind its tokens */
@@ -359,6 +393,22 @@ void bt_wfork_start(struct bt_wcore *c, struct bt_wreq *lead);
 bool bt_wfork_drop(struct bt_wcore *c, const struct bt_wreq *except);
 void bt_wfork_release(struct bt_wcore *c, struct bt_wreq *lead);
 
+/* ---- reload.c: rows that have lost their pages ---- */
+/* Is it known what of r's KV lies in the slab, or is that no question? Asks when called first. */
+bool bt_wreload_ready(struct bt_wcore *c, struct bt_wreq *r);
+/* Blocks of r, from its beginning, that it has with what is leased; 0: nothing is to be loaded. */
+uint32_t bt_wreload_blocks(const struct bt_wreq *r);
+/* Tokens of r to be computed again, as far as is known. */
+uint32_t bt_wreload_missing(const struct bt_wcore *c, const struct bt_wreq *r);
+void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd);
+/* r needs no lease any more; nothing reads its slots. */
+void bt_wreload_drop(struct bt_wcore *c, struct bt_wreq *r);
+void bt_wreload_detached(struct bt_wcore *c);
+/* After slot_open: starts the load (then bt_wreload_loaded, from quiet()) or, without one, the
+ * computing; the stage says which. */
+bt_status_t bt_wreload_begin(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+bt_status_t bt_wreload_loaded(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+
 /* ---- core.c: requests ---- */
 /* Takes a lead with its choices. */
 void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
@@ -374,8 +424,8 @@ void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const c
     __attribute__((format(printf, 4, 5)));
 /* Nobody wants more of this choice; the others of its submission go on. */
 void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r);
-/* Takes r's pages and slot away; it is queued again and recomputed from its tokens. Other choices
- * of its submission are not concerned. */
+/* Takes r's pages and slot away; it is queued again, and its KV comes from the slab or is computed
+ * again. Other choices of its submission are not concerned. */
 void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r);
 /* Opens r's sequence in the engine: slot, parameters, known tokens, pages. */
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;

@@ -120,9 +120,10 @@ static void allocate(struct bt_wcore *c)
     c->step.erows = bt_calloc(c->max_slots, sizeof(c->step.erows[0]));
     /* Not more than slots, whatever is configured: an engine has flows for its slots. */
     c->max_puts = BT_MIN((uint32_t)c->conf->writeback_max, c->max_slots);
-    c->puts = bt_calloc(c->max_puts + 1, sizeof(c->puts[0]));
+    c->all_puts = c->max_puts + c->max_slots;
+    c->puts = bt_calloc(c->all_puts, sizeof(c->puts[0]));
     /* A request has at most three tickets out (slot, two flows), a put one, a step two. */
-    c->max_tickets = 3 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->max_puts + 8;
+    c->max_tickets = 3 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->all_puts + 8;
     c->tickets = bt_calloc(c->max_tickets, sizeof(c->tickets[0]));
     c->blocks_max = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
     c->blocks = bt_calloc(c->blocks_max, sizeof(c->blocks[0]));
@@ -248,6 +249,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     case BT_WCMD_PUT_SLOT:
         c->writeback->slot(c, cmd->u.put.id, cmd->status, cmd->u.put.slot, cmd->u.put.generation);
         break;
+    case BT_WCMD_LEASED: bt_wreload_leased(c, cmd); break;
     case BT_WCMD_FORGET: bt_wreq_free(r); break;
     case BT_WCMD_STOP: c->stop = true; break;
     }
@@ -291,7 +293,7 @@ static void sleep_on_ring(struct bt_wcore *c, bool held)
         return;
     }
     struct pollfd p = {.fd = c->in.efd, .events = POLLIN};
-    int n = poll(&p, 1, 1000);
+    int n = poll(&p, 1, c->n_asked > 0 ? 10 : 1000); /* a lease is waited for so long only */
     BT_ASSERT(n >= 0 || errno == EINTR);
     bt_ring_disarm(&c->in);
 }

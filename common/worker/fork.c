@@ -17,6 +17,7 @@ struct bt_wreq *bt_wreq_alloc(uint32_t n, uint32_t len_max, uint32_t block_token
     r->shared = r->pages + pages;
     r->n = n;
     r->len_max = len_max;
+    r->wb_from = n / block_tokens;
     r->lead = r;
     if (n_bias > 0) {
         r->params.n_bias = n_bias;
@@ -69,6 +70,7 @@ void bt_wreq_free(struct bt_wreq *lead)
     while (lead != NULL) {
         struct bt_wreq *next = lead->next_choice;
         free(lead->grant);
+        free(lead->lease);
         free(lead);
         lead = next;
     }

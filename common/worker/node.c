@@ -95,9 +95,39 @@ static void send_put_done(struct bt_wctl *w, const struct bt_wout *o)
     (void)st;
 }
 
+static void send_lease(struct bt_wctl *w, const struct bt_wout *o)
+{
+    Baton__LocalLease l = BATON__LOCAL_LEASE__INIT;
+    l.lease = o->u.lease.id;
+    l.keys.data = o->u.lease.keys->keys[0].b;
+    l.keys.len = o->u.lease.keys->n * sizeof(o->u.lease.keys->keys[0]);
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_LEASE;
+    m.lease = &l;
+    if (send_msg(w, &m) != BT_OK) {
+        struct bt_wcmd c = {.kind = BT_WCMD_LEASED, .status = BT_ERR_UNAVAILABLE};
+        c.u.lease.id = o->u.lease.id;
+        bt_wctl_command(w, &c);
+    }
+}
+
+static void send_unlease(struct bt_wctl *w, const struct bt_wout *o)
+{
+    Baton__LocalUnlease l = BATON__LOCAL_UNLEASE__INIT;
+    l.lease = o->u.lease.id;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_UNLEASE;
+    m.unlease = &l;
+    bt_status_t st = send_msg(w, &m);
+    (void)st; /* detached: the next attachment voids it */
+}
+
 void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
 {
     if (o->attach != w->attach || w->attach == 0) {
+        if (o->kind == BT_WOUT_LEASE) {
+            free(o->u.lease.keys);
+        }
         return; /* of an attachment that is over: it has voided all of it */
     }
     switch (o->kind) {
@@ -107,6 +137,11 @@ void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
         break;
     case BT_WOUT_PUT: send_put(w, o); break;
     case BT_WOUT_PUT_DONE: send_put_done(w, o); break;
+    case BT_WOUT_LEASE:
+        send_lease(w, o);
+        free(o->u.lease.keys);
+        break;
+    case BT_WOUT_UNLEASE: send_unlease(w, o); break;
     case BT_WOUT_PROGRESS:
     case BT_WOUT_READY:
     case BT_WOUT_FAILED:
@@ -198,6 +233,22 @@ static void on_opened(struct bt_wctl *w, const Baton__LocalOpened *m)
     bt_wctl_command(w, &c);
 }
 
+static void on_leased(struct bt_wctl *w, const Baton__LocalLeased *m)
+{
+    struct bt_wcmd c = {.kind = BT_WCMD_LEASED, .status = (bt_status_t)m->status};
+    c.u.lease.id = m->lease;
+    if (m->status == BT_OK && m->n_generations == m->n_slots) {
+        struct bt_wlease *l = bt_malloc(sizeof(*l) + 2 * sizeof(uint32_t) * m->n_slots);
+        l->n = (uint32_t)m->n_slots;
+        if (m->n_slots > 0) {
+            memcpy(l->slots, m->slots, m->n_slots * sizeof(uint32_t));
+            memcpy(l->slots + m->n_slots, m->generations, m->n_slots * sizeof(uint32_t));
+        }
+        c.u.lease.lease = l;
+    }
+    bt_wctl_command(w, &c);
+}
+
 static void on_message(void *arg, const Baton__LocalMsg *m)
 {
     struct bt_wctl *w = arg;
@@ -233,6 +284,7 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
         c.u.put.generation = m->put_slot->generation;
         bt_wctl_command(w, &c);
         break;
+    case BATON__LOCAL_MSG__M_LEASED: on_leased(w, m->leased); break;
     case BATON__LOCAL_MSG__M__NOT_SET:
     case BATON__LOCAL_MSG__M_ATTACH:
     case BATON__LOCAL_MSG__M_ATTACHED:
@@ -240,6 +292,8 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
     case BATON__LOCAL_MSG__M_CLOSE:
     case BATON__LOCAL_MSG__M_PUT:
     case BATON__LOCAL_MSG__M_PUT_DONE:
+    case BATON__LOCAL_MSG__M_LEASE:
+    case BATON__LOCAL_MSG__M_UNLEASE:
     case _BATON__LOCAL_MSG__M__CASE_IS_INT_SIZE:
         BT_WARN("kvstore_message", "what=unexpected case=%d", (int)m->m_case);
         break;

@@ -29,6 +29,10 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
         bt_metrics_counter(m, "vllm:generation_tokens_total", l, "Tokens sampled.");
     s->preemptions = bt_metrics_counter(m, "vllm:num_preemptions_total", l,
                                         "Times a row lost its pages to an older one.");
+    s->reloaded = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"reloaded\"",
+                                     "Tokens whose KV a row had lost with its pages.");
+    s->recomputed = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"recomputed\"",
+                                       "Tokens whose KV a row had lost with its pages.");
     s->prefix_queries = bt_metrics_counter(m, "vllm:prefix_cache_queries_total", l,
                                            "Prompt tokens looked up in the pool.");
     s->prefix_hits = bt_metrics_counter(m, "vllm:prefix_cache_hits_total", l,

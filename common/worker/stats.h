@@ -22,6 +22,7 @@ struct bt_wstats {
     struct bt_metrics *registry;
     struct bt_metric *running, *waiting, *kv_usage;
     struct bt_metric *prompt_tokens, *prompt_cached, *generation_tokens, *preemptions;
+    struct bt_metric *reloaded, *recomputed;
     struct bt_metric *prefix_queries, *prefix_hits;
     struct bt_metric *finished[BT_REASONS];
     struct bt_metric *iteration_tokens, *queue_time;

@@ -38,6 +38,8 @@ struct bt_role_ops {
 
 /* Write-back of generated blocks, kept by the decode role; NULL members: none. */
 struct bt_writeback_ops {
+    /* r is about to lose its pages: what has not been offered is now. */
+    void (*preempt)(struct bt_wcore *c, struct bt_wreq *r);
     void (*slot)(struct bt_wcore *c, uint64_t put, bt_status_t st, uint32_t slot, uint32_t gen);
     void (*ticket)(struct bt_wcore *c, struct bt_wput *p);
     void (*detached)(struct bt_wcore *c);

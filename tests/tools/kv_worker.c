@@ -4,7 +4,8 @@
  *
  *   kv_worker run_dir=DIR name=NAME [inc=N] [model=DIR tokens=N | layers=N heads=N dim=N tokens=N]
  *   open R E r|w    fill R E SEED    raise R E ITEMS    trailer R E TOKEN    close R E r|w ABORT
- *   check R E SEED [N]  put ID KEYBYTE DEPTH TOKENS    putfill ID SEED    putdone ID ABORT    quit
+ *   check R E SEED [N]  put ID KEYBYTE DEPTH TOKENS    putfill ID SEED    putdone ID ABORT
+ *   lease ID KEYBYTE N (keys KEYBYTE, KEYBYTE + 1, ...)    unlease ID    quit
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -146,6 +147,13 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
                 break;
             }
         }
+    } else if (m->m_case == BATON__LOCAL_MSG__M_LEASED) {
+        printf("leased %llu status=%s n=%zu", (unsigned long long)m->leased->lease,
+               bt_status_name((bt_status_t)m->leased->status), m->leased->n_slots);
+        for (size_t i = 0; i < m->leased->n_slots && i < m->leased->n_generations; i++) {
+            printf(" %u.%u", m->leased->slots[i], m->leased->generations[i]);
+        }
+        printf("\n");
     }
 }
 
@@ -222,6 +230,33 @@ static void cmd_put(struct worker *w, uint64_t id, unsigned byte, uint32_t depth
     say(w, &m);
 }
 
+static void cmd_lease(struct worker *w, uint64_t id, unsigned byte, uint32_t n)
+{
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    Baton__LocalLease l = BATON__LOCAL_LEASE__INIT;
+    uint8_t *keys = bt_calloc(n, sizeof(struct bt_kv_key));
+    for (uint32_t i = 0; i < n; i++) {
+        memset(keys + i * sizeof(struct bt_kv_key), (int)(byte + i), sizeof(struct bt_kv_key));
+    }
+    l.lease = id;
+    l.keys.data = keys;
+    l.keys.len = n * sizeof(struct bt_kv_key);
+    m.m_case = BATON__LOCAL_MSG__M_LEASE;
+    m.lease = &l;
+    say(w, &m);
+    free(keys);
+}
+
+static void cmd_unlease(struct worker *w, uint64_t id)
+{
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    Baton__LocalUnlease l = BATON__LOCAL_UNLEASE__INIT;
+    l.lease = id;
+    m.m_case = BATON__LOCAL_MSG__M_UNLEASE;
+    m.unlease = &l;
+    say(w, &m);
+}
+
 static void cmd_put_done(struct worker *w, uint64_t id, int abort_it)
 {
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
@@ -288,6 +323,10 @@ static void command(struct worker *w, const char *line)
         say(w, &m);
     } else if (sscanf(line, "close %llu %u %c %d", &r, &e, &mode, &abort_it) == 4) {
         cmd_close(w, r, e, mode, abort_it);
+    } else if (sscanf(line, "lease %llu %u %u", &r, &e, &v) == 3) {
+        cmd_lease(w, r, e, v);
+    } else if (sscanf(line, "unlease %llu", &r) == 1) {
+        cmd_unlease(w, r);
     } else if (sscanf(line, "putdone %llu %d", &r, &abort_it) == 2) {
         cmd_put_done(w, r, abort_it);
     } else if (sscanf(line, "putfill %llu %u", &r, &v) == 2) {

@@ -254,7 +254,112 @@ static void puts_write_back(void **state)
     assert_int_equal(node_counts(&node).leases, 0);
 }
 
+/* Blocks 42, 43, 44 into the pool. */
+static void put_three(struct child *d)
+{
+    child_wait(d, "attached");
+    for (uint32_t i = 0; i < 3; i++) {
+        child_say(d, "put %u %u %u 16", i + 1, 42 + i, i);
+        child_wait(d, "putslot");
+        child_say(d, "putfill %u 9", i + 1);
+        child_say(d, "putdone %u 0", i + 1);
+    }
+    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 3 && node_counts(&node).leases == 0);
+}
+
+static uint32_t leases(void)
+{
+    struct bt_grants_stats s;
+    bt_grants_stats(node.grants, &s);
+    return s.leases;
+}
+
+static void leased_blocks_stay(void **state)
+{
+    struct child d;
+    (void)state;
+    child_start(&d, "d", 1, NULL);
+    put_three(&d);
+    child_say(&d, "lease 1 42 5"); /* a prefix of what is asked for */
+    const char *said = child_wait(&d, "leased 1 status=OK n=3");
+    for (uint32_t i = 0; i < 3; i++) {
+        struct bt_kv_key k;
+        char want[32];
+        memset(&k, (int)(42 + i), sizeof(k));
+        uint32_t s = bt_index_find(node.cache->index, &k);
+        snprintf(want, sizeof(want), " %u.%u", s, bt_pool_generation(node.cache->pool, s));
+        assert_non_null(strstr(said, want));
+    }
+    child_say(&d, "lease 2 41 2"); /* without its first block a chain is of no use */
+    child_wait(&d, "leased 2 status=ERR_NOT_FOUND n=0");
+    child_say(&d, "lease 3 44 1");
+    child_wait(&d, "leased 3 status=OK n=1");
+    assert_int_equal(node_counts(&node).leases, 4);
+    assert_int_equal(leases(), 2);
+    /* Everything else is taken: what is leased cannot be evicted. */
+    uint32_t rest = node_counts(&node).total - 3;
+    assert_int_equal(node_reserve(&node, SESSION, 10, 1, 1, 16 * rest, 0), BT_OK);
+    assert_int_equal(node_reserve(&node, SESSION, 11, 1, 2, 16, 0), BT_ERR_EXHAUSTED);
+    child_say(&d, "unlease 1");
+    child_say(&d, "unlease 1"); /* has ended: nothing happens */
+    NODE_UNTIL(&node, leases() == 1);
+    assert_int_equal(node_reserve(&node, SESSION, 11, 2, 2, 16 * 2, 0), BT_OK);
+    assert_int_equal(node_reserve(&node, SESSION, 12, 1, 3, 16, 0), BT_ERR_EXHAUSTED);
+    assert_int_equal(bt_index_count(node.cache->index), 1);
+    child_say(&d, "unlease 3");
+    NODE_UNTIL(&node, leases() == 0);
+    assert_int_equal(node_reserve(&node, SESSION, 12, 2, 3, 16, 0), BT_OK);
+    bt_grants_session_end(node.grants, SESSION);
+    assert_int_equal(node_counts(&node).leases, 0);
+    child_quit(&d);
+}
+
+static void leases_are_bounded(void **state)
+{
+    struct child d;
+    (void)state;
+    child_start(&d, "d", 1, NULL);
+    put_three(&d);
+    for (uint32_t i = 0; i < 1024; i++) {
+        child_say(&d, "lease %u 42 1", i + 1);
+        if (i % 64 == 63) { /* pipes hold so much */
+            char last[32];
+            snprintf(last, sizeof(last), "leased %u status=OK", i + 1);
+            child_wait(&d, last);
+        }
+    }
+    child_say(&d, "lease 2000 42 1");
+    child_wait(&d, "leased 2000 status=ERR_EXHAUSTED n=0");
+    assert_int_equal(leases(), 1024);
+    child_say(&d, "unlease 7");
+    child_say(&d, "lease 2001 42 1");
+    child_wait(&d, "leased 2001 status=OK n=1");
+    child_quit(&d); /* its end ends them */
+    NODE_UNTIL(&node, leases() == 0 && node_counts(&node).leases == 0);
+}
+
 /* ---- death, stop, hang ---- */
+
+static void killed_reader_keeps_its_leases_for_a_quarantine(void **state)
+{
+    struct child d;
+    (void)state;
+    child_start(&d, "d", 1, NULL);
+    put_three(&d);
+    child_say(&d, "lease 1 42 3");
+    child_wait(&d, "leased 1 status=OK n=3");
+    uint64_t t0 = bt_mono_ns();
+    kill(d.pid, SIGKILL);
+    child_reap(&d, SIGKILL);
+    while (bt_mono_ns() - t0 < 900000000ull) {
+        bt_loop_poll(node.loop, 20);
+        assert_int_equal(node_counts(&node).leases, 3);
+        assert_int_equal(leases(), 1);
+    }
+    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    assert_int_equal(leases(), 0);
+    assert_int_equal(bt_index_count(node.cache->index), 3); /* the blocks are good */
+}
 
 static void killed_writer_is_quarantined(void **state)
 {
@@ -569,6 +674,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(write_and_read_on_one_node, setup, teardown),
         cmocka_unit_test_setup_teardown(open_waits_for_its_reservation, setup, teardown),
         cmocka_unit_test_setup_teardown(puts_write_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(leased_blocks_stay, setup, teardown),
+        cmocka_unit_test_setup_teardown(leases_are_bounded, setup, teardown),
+        cmocka_unit_test_setup_teardown(killed_reader_keeps_its_leases_for_a_quarantine, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(killed_writer_is_quarantined, setup, teardown),
         cmocka_unit_test_setup_teardown(killed_writer_still_reserved, setup, teardown),
         cmocka_unit_test_setup_teardown(killed_writer_leaves_whole_chunks, setup, teardown),

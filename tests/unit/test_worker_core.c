@@ -16,8 +16,18 @@
 #include "prefill/prefill.h"
 #include "worker_engine.h"
 
-#define SLOTS    64u
-#define MAX_REQS 400
+#define SLOTS      64u /* the upper half are SEALED and leased, the lower one WRITING */
+#define MAX_REQS   400
+#define MAX_KEYS   16384
+#define MAX_LEASES 1024
+
+/* How the rig answers a LocalLease. */
+enum lease_mode {
+    LEASE_ALL,   /* with the longest prefix that was put or came with a grant */
+    LEASE_SOME,  /* with a part of it, at random */
+    LEASE_WRONG, /* with slots that were given away before, or are during the load */
+    LEASE_NEVER
+};
 
 struct track { /* what the test knows of one submission */
     struct bt_wreq *req;
@@ -45,7 +55,11 @@ struct rig {
     struct track t[MAX_REQS];
     uint32_t n, open, puts, put_dones;
     uint64_t rng;
-    bool fatal, hold_puts, hold_tokens;
+    bool fatal, hold_puts, hold_tokens, gone;
+    enum lease_mode lease_mode;
+    struct bt_kv_key *keys; /* [n_keys] of blocks that are in the pool */
+    uint32_t n_keys, n_leases, asked;
+    uint64_t leases[MAX_LEASES]; /* held */
     struct bt_wtokens *held[BT_WORKER_TOKEN_BUFS];
     uint32_t n_held;
 };
@@ -75,12 +89,15 @@ static void attach(struct rig *g)
     assert_int_equal(
         bt_slab_map(g->slab->fd, &g->layout, &g->root, &c.u.slab->slab, err, sizeof(err)), BT_OK);
     command(g, &c);
+    g->gone = false;
 }
 
 static void detach(struct rig *g)
 {
     struct bt_wcmd c = {.kind = BT_WCMD_DETACHED};
     command(g, &c);
+    g->gone = true;
+    g->n_leases = 0;
     for (uint32_t i = 0; i < g->n; i++) {
         g->t[i].detached = true;
     }
@@ -119,8 +136,10 @@ static void start(struct rig *g, uint64_t seed)
                      BT_OK);
     assert_true(g->slab->super->n_slots >= SLOTS && g->slab->super->n_flow_words >= 1);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        atomic_store(&g->slab->headers[i].state, bt_slot_word(3, BT_SLOT_WRITING));
+        atomic_store(&g->slab->headers[i].state,
+                     bt_slot_word(3, i < SLOTS / 2 ? BT_SLOT_WRITING : BT_SLOT_SEALED));
     }
+    g->keys = bt_calloc(MAX_KEYS, sizeof(g->keys[0]));
     assert_int_equal(pthread_create(&g->thread, NULL, bt_wcore_thread, &g->core), 0);
     struct bt_wout o;
     do {
@@ -185,6 +204,24 @@ static uint32_t submit(struct rig *g, Baton__Phases phases, uint32_t n, uint32_t
     return submit_job(g, &(struct job){.phases = phases, .n = n, .max_new = max_new, .seed = seed});
 }
 
+static bool has_key(const struct rig *g, const struct bt_kv_key *key)
+{
+    for (uint32_t i = 0; i < g->n_keys; i++) {
+        if (memcmp(&g->keys[i], key, sizeof(*key)) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void add_key(struct rig *g, const struct bt_kv_key *key)
+{
+    if (!has_key(g, key)) {
+        assert_true(g->n_keys < MAX_KEYS);
+        g->keys[g->n_keys++] = *key;
+    }
+}
+
 static void opened(struct rig *g, uint32_t i)
 {
     struct track *t = &g->t[i];
@@ -193,8 +230,13 @@ static void opened(struct rig *g, uint32_t i)
     *w = (struct bt_wgrant){.n_tokens = t->n, .chunk_tokens = 64, .n_slots = blocks};
     w->resident_blocks = rnd(g, (t->n - 1) / FE_BLOCK + 1);
     for (uint32_t b = 0; b < blocks; b++) {
-        w->slots[b] = rnd(g, SLOTS);
+        w->slots[b] = rnd(g, SLOTS / 2);
         w->slots[blocks + b] = 3;
+    }
+    struct bt_kv_key key = t->req->root;
+    for (uint32_t b = 0; b < t->n / FE_BLOCK; b++) {
+        bt_kv_key_next(&key, t->req->tokens + b * FE_BLOCK, FE_BLOCK, &key);
+        add_key(g, &key);
     }
     struct bt_wcmd c = {.kind = BT_WCMD_OPENED, .req = t->req, .u.grant = w};
     t->opened = true;
@@ -242,6 +284,54 @@ static void on_prompt(struct rig *g, struct bt_wprompt *p)
     free(p);
 }
 
+static void on_lease(struct rig *g, const struct bt_wout *o)
+{
+    struct bt_wkeys *k = o->u.lease.keys;
+    uint32_t n = 0;
+    while (n < k->n && has_key(g, &k->keys[n])) {
+        n++;
+    }
+    free(k);
+    g->asked++;
+    if (g->lease_mode == LEASE_NEVER || o->attach != g->attach || g->gone) {
+        return;
+    }
+    n = g->lease_mode == LEASE_ALL ? n : rnd(g, n + 1);
+    struct bt_wcmd c = {.kind = BT_WCMD_LEASED, .status = n > 0 ? BT_OK : BT_ERR_NOT_FOUND};
+    c.u.lease.id = o->u.lease.id;
+    uint32_t wrong = g->lease_mode == LEASE_WRONG ? rnd(g, 3) : 0;
+    if (n > 0) {
+        struct bt_wlease *l = bt_calloc(1, sizeof(*l) + 8 * n);
+        l->n = n;
+        for (uint32_t i = 0; i < n; i++) {
+            l->slots[i] = SLOTS / 2 + rnd(g, SLOTS / 2);
+            l->slots[n + i] = wrong == 1 ? 2 : 3;
+        }
+        c.u.lease.lease = l;
+        assert_true(g->n_leases < MAX_LEASES);
+        g->leases[g->n_leases++] = o->u.lease.id;
+    }
+    command(g, &c);
+    for (uint32_t i = SLOTS / 2; i < SLOTS && wrong == 2; i++) {
+        usleep(rnd(g, 20)); /* before, during or after the load */
+        atomic_store(&g->slab->headers[i].state, bt_slot_word(4, BT_SLOT_WRITING));
+    }
+    for (uint32_t i = SLOTS / 2; i < SLOTS && wrong == 0; i++) {
+        atomic_store(&g->slab->headers[i].state, bt_slot_word(3, BT_SLOT_SEALED));
+    }
+}
+
+static void on_unlease(struct rig *g, uint64_t id)
+{
+    for (uint32_t i = 0; i < g->n_leases; i++) {
+        if (g->leases[i] == id) {
+            g->leases[i] = g->leases[--g->n_leases];
+            return;
+        }
+    }
+    assert_true(g->gone || g->attach > 1); /* otherwise every lease is one that was given */
+}
+
 static void on_out(struct rig *g, struct bt_wout *o)
 {
     struct track *t = NULL;
@@ -287,12 +377,15 @@ static void on_out(struct rig *g, struct bt_wout *o)
             c.kind = BT_WCMD_PUT_SLOT;
             c.status = rnd(g, 4) == 0 ? BT_ERR_EXISTS : BT_OK;
             c.u.put.id = o->u.put.id;
-            c.u.put.slot = rnd(g, SLOTS);
+            c.u.put.slot = rnd(g, SLOTS / 2);
             c.u.put.generation = 3;
+            add_key(g, &o->u.put.key);
             command(g, &c);
         }
         break;
     case BT_WOUT_PUT_DONE: g->put_dones++; break;
+    case BT_WOUT_LEASE: on_lease(g, o); break;
+    case BT_WOUT_UNLEASE: on_unlease(g, o->u.lease.id); break;
     case BT_WOUT_ENDED:
         t = &g->t[o->req->request - 1];
         assert_false(t->ended);
@@ -364,9 +457,18 @@ static void stop(struct rig *g)
         }
     }
     while (bt_ring_pop(&g->core.in, &c)) {
+        if (c.kind == BT_WCMD_LEASED) { /* came too late */
+            on_unlease(g, c.u.lease.id);
+            free(c.u.lease.lease);
+            continue;
+        }
         assert_int_equal(c.kind, BT_WCMD_FORGET);
         bt_wreq_free(c.req);
     }
+    if (!g->fatal) {
+        assert_int_equal(g->n_leases, 0);
+    }
+    free(g->keys);
     if (g->core.slab != NULL) {
         bt_slab_unmap(g->core.slab->slab);
         free(g->core.slab);
@@ -419,6 +521,7 @@ static void test_rows_compete_for_pages(void **state)
 {
     (void)state;
     struct rig *g = rig(2);
+    g->lease_mode = LEASE_NEVER;
     for (uint32_t i = 0; i < 30; i++) { /* each needs up to 14 of 40 pages, eight at a time */
         opened(g, submit(g, BATON__PHASES__BOTH, 20 + i, 180, 0));
     }
@@ -429,13 +532,56 @@ static void test_rows_compete_for_pages(void **state)
     }
     assert_true(bt_metric_value(g->core.stats->preemptions) > 0);
     assert_true(fe_last->max_pages > FE_PAGES * 3 / 4);
-    /* What is computed a second time stays within half of what is generated. */
+    /* What is computed a second time stays within half of what is generated even without a pool. */
     uint64_t prompts = 0;
     for (uint32_t i = 0; i < 30; i++) {
         prompts += g->t[i].n;
     }
-    assert_true(fe_last->prompt_rows - prompts <= 30 * 180 / 2);
+    assert_true(fe_last->prompt_rows <= prompts + 30 * 180 / 2);
     stop(g);
+}
+
+/* What the pool has of a preempted row is loaded, whatever the kvstore answers, and the tokens are
+ * the same. */
+static void test_preempted_rows_are_reloaded(void **state)
+{
+    (void)state;
+    for (enum lease_mode mode = LEASE_ALL; mode <= LEASE_NEVER; mode++) {
+        struct rig *g = rig(15);
+        const struct bt_wstats *s = g->core.stats;
+        g->lease_mode = mode;
+        for (uint32_t i = 0; i < 10; i++) {
+            const struct job j = {.phases = i % 2 ? BATON__PHASES__BOTH : BATON__PHASES__DECODE,
+                                  .n = 20 + 9 * i,
+                                  .max_new = 200,
+                                  .choices = i % 4 == 0 ? 3 : 1};
+            opened(g, submit_job(g, &j));
+            if (i % 2 == 0) {
+                trailer(g, i);
+            }
+        }
+        run_until_done(g);
+        for (uint32_t i = 0; i < 10; i++) {
+            assert_int_equal(g->t[i].status, BT_OK);
+            for (uint32_t k = 0; k < g->t[i].choices; k++) {
+                assert_int_equal(g->t[i].k[k].got, 200);
+            }
+        }
+        uint64_t preempted = (uint64_t)bt_metric_value(s->preemptions),
+                 reloaded = (uint64_t)bt_metric_value(s->reloaded),
+                 recomputed = (uint64_t)bt_metric_value(s->recomputed);
+        assert_true(preempted > 5 && g->asked > 0 && recomputed > 0);
+        if (mode == LEASE_ALL) { /* the partial block, and blocks that are not yet sealed */
+            assert_true(reloaded > 4 * recomputed && recomputed < 3 * FE_BLOCK * preempted);
+        }
+        if (mode == LEASE_NEVER) {
+            assert_int_equal(reloaded, 0);
+            assert_true(g->asked < preempted); /* not each time: that would be slow */
+        } else {
+            assert_true(reloaded > 0);
+        }
+        stop(g);
+    }
 }
 
 /* Preemption while no kvstore answers for the write-backs that hold pages. */
@@ -448,7 +594,8 @@ static void test_unanswered_puts_do_not_stop_others(void **state)
         opened(g, submit(g, BATON__PHASES__BOTH, 30, 150, 0));
     }
     run_until_done(g);
-    assert_true(g->puts == 6 && g->put_dones == 0); /* the limit */
+    /* The limit, and what rows that are preempted may have beyond it. */
+    assert_true(g->puts >= 6 && g->puts <= 6 + FE_SLOTS && g->put_dones == 0);
     detach(g);
     stop(g);
 }
@@ -805,6 +952,7 @@ static void test_steps_wait_for_token_buffers(void **state)
 static uint32_t chaos(uint64_t seed)
 {
     struct rig *g = rig(seed);
+    g->lease_mode = (enum lease_mode)(seed % 4);
     uint64_t end = bt_mono_ns() + 60000000000ull;
     uint32_t todo = 120, next_open = 0;
     while (todo > 0 || g->open > 0) {
@@ -888,6 +1036,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_kind_runs_to_its_end),
         cmocka_unit_test(test_rows_compete_for_pages),
+        cmocka_unit_test(test_preempted_rows_are_reloaded),
         cmocka_unit_test(test_unanswered_puts_do_not_stop_others),
         cmocka_unit_test(test_no_logits_fail_one_request),
         cmocka_unit_test(test_a_lost_device_is_fatal),
