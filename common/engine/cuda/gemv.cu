@@ -8,8 +8,7 @@
 #include "common/engine/cuda/mma.cuh"
 #include "common/engine/cuda/rows.h"
 
-#define WARPS  8
-#define UNROLL 4
+#define WARPS 8
 
 enum { F32 = 0, F32_ADD = 1, SWIGLU = 2 };
 
@@ -37,8 +36,10 @@ static __device__ __forceinline__ void step32(float (&c)[4], const uint4 &lo, co
     mma16816<__nv_bfloat16>(c, a1, x.z, x.w);
 }
 
-template <int MODE>
-static __global__ void __launch_bounds__(WARPS * 32, 3)
+/* UNROLL: pairs of 16-byte loads that a thread has under way. A grid of three blocks for each
+ * multiprocessor needs four, one of two needs eight for the same bytes in flight. */
+template <int MODE, uint32_t UNROLL>
+static __global__ void __launch_bounds__(WARPS * 32, UNROLL == 4 ? 3 : 2)
     gemv_kernel(const __grid_constant__ struct gemv_args a)
 {
     __shared__ float sum[WARPS][16][9];
@@ -104,9 +105,22 @@ extern "C" bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k)
     return m <= 8 && n % 16 == 0 && k % 32 == 0;
 }
 
+static uint32_t multiprocessors(void)
+{
+    static int n; /* of the one device that the engine runs on */
+    int device = 0;
+    if (n == 0 && cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        n = 0;
+    }
+    return (uint32_t)n;
+}
+
 template <int MODE> static cudaError_t launch(const struct gemv_args &a, cudaStream_t s)
 {
-    return launch_early(gemv_kernel<MODE>, a.n / 16, WARPS * 32, 0, s, a);
+    bool few = a.n / 16 <= 2 * multiprocessors();
+    return launch_early(few ? gemv_kernel<MODE, 8> : gemv_kernel<MODE, 4>, a.n / 16, WARPS * 32, 0,
+                        s, a);
 }
 
 extern "C" cudaError_t bt_cu_gemv(const void *w, const void *x, float *y, uint32_t m, uint32_t n,
