@@ -123,15 +123,15 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(policy),
      .def = "cache-aware",
-     .doc =
-         "Where a request runs: cache-aware, or kvcache or baton (they also fetch prefixes between "
-         "nodes, where the kvstores can), or for comparison random, round-robin, least-load."},
+     .doc = "Where a request runs: cache-aware; kvcache and baton, which would also fetch prefixes "
+            "between nodes, choose much as it does while no kvstore fetches; for comparison "
+            "random, round-robin, least-load. docs/SCHEDULING.md compares them."},
     {.key = "sched.admission",
      .type = BT_CONF_STR,
      .offset = ROW(admission),
      .def = "early",
-     .doc = "What sched.*_objective_ms are held against: early (the load of now), predict (the "
-            "decode load expected when the prefill will end), none (nobody is refused)."},
+     .doc = "early: sched.*_objective_ms are held against the load at arrival; none: nobody is "
+            "refused for them."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(local_prefill_tokens),
@@ -191,8 +191,9 @@ static bool check(const void *conf, char *err, size_t err_cap)
         return false;
     }
     const struct bt_sched_admission *a = bt_sched_admission_find(c->admission);
-    if (a == NULL || a->at_decode) { /* that one is the simulator's baseline only */
-        snprintf(err, err_cap, "sched.admission: there is no '%s'; use none, early or predict",
+    if (a != &bt_sched_admit_none && a != &bt_sched_admit_early) {
+        /* The others need a check after the prefill, or a forecast: only baton-sim has these. */
+        snprintf(err, err_cap, "sched.admission: there is no '%s' here; use none or early",
                  c->admission);
         return false;
     }
