@@ -15,6 +15,8 @@
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
 
+#include "common/engine/cpu/avx512.h"
+
 struct work {
     const struct bt_cpu_attn *a;
     uint32_t d, rows, row_tiles;
@@ -52,17 +54,12 @@ static void carve(struct work *w, const struct bt_cpu_attn *a)
     memset(w->zero, 0, d * sizeof(*w->zero));
 }
 
-static inline __m512 widen(__m256i bf16)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
-}
-
 /* 32 floats as a row of a hi tile and one of the lo tile behind it. */
 static inline void split_row(__m512 x0, __m512 x1, uint16_t *to)
 {
     __m512i hi = (__m512i)_mm512_cvtne2ps_pbh(x1, x0);
-    __m512 r0 = _mm512_sub_ps(x0, widen(_mm512_castsi512_si256(hi)));
-    __m512 r1 = _mm512_sub_ps(x1, widen(_mm512_extracti64x4_epi64(hi, 1)));
+    __m512 r0 = _mm512_sub_ps(x0, bt_widen_bf16(_mm512_castsi512_si256(hi)));
+    __m512 r1 = _mm512_sub_ps(x1, bt_widen_bf16(_mm512_extracti64x4_epi64(hi, 1)));
     _mm512_store_si512(to, hi);
     _mm512_store_si512(to + TILE, (__m512i)_mm512_cvtne2ps_pbh(r1, r0));
 }
@@ -157,14 +154,14 @@ static void pack_v(struct work *w, const uint16_t *const *rows)
             __m512 x0 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(rows[t] + c)));
             __m512 x1 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(rows[t + 1] + c)));
             __m256i h0 = (__m256i)_mm512_cvtneps_pbh(x0), h1 = (__m256i)_mm512_cvtneps_pbh(x1);
-            __m256i l0 = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x0, widen(h0)));
-            __m256i l1 = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x1, widen(h1)));
+            __m256i l0 = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x0, bt_widen_bf16(h0)));
+            __m256i l1 = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x1, bt_widen_bf16(h1)));
             uint16_t *to =
                 w->v + ((size_t)c / 16 * (COLS / 32) + t / 32) * PAIR + (size_t)(t % 32) * 16;
-            _mm512_store_si512(
-                to, _mm512_or_si512(_mm512_cvtepu16_epi32(h0), _mm512_castps_si512(widen(h1))));
+            _mm512_store_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(h0),
+                                                   _mm512_castps_si512(bt_widen_bf16(h1))));
             _mm512_store_si512(to + TILE, _mm512_or_si512(_mm512_cvtepu16_epi32(l0),
-                                                          _mm512_castps_si512(widen(l1))));
+                                                          _mm512_castps_si512(bt_widen_bf16(l1))));
         }
     }
 }
@@ -231,22 +228,6 @@ static void multiply(const struct work *w, uint32_t first_tile, const uint16_t *
     }
 }
 
-/* 2^x of x <= 0 by x = n + f, |f| <= 1/2, and the Taylor series of 2^f to the 6th power; 0 below
- * 2^-125. */
-static inline __m512 exp2_of(__m512 x)
-{
-    __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-125.0f), _CMP_GT_OQ);
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, n), p = _mm512_set1_ps(1.54035304e-4f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.33335581e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.61812911e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.55041087e-2f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.40226507e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93147181e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(keep, p, n);
-}
-
 /* Scores of one row, of which [from, end) count, to probabilities in p's tiles; rescales the
  * output row. */
 static void softmax_row(struct work *w, uint32_t r, uint32_t from, uint32_t end, float scale)
@@ -266,13 +247,13 @@ static void softmax_row(struct work *w, uint32_t r, uint32_t from, uint32_t end,
     m = old > m ? old : m;
     uint16_t *to = w->p + (size_t)(r / 16) * (COLS / 32) * PAIR + (size_t)(r % 16) * 32;
     for (uint32_t j = 0; j < COLS / 16; j += 2) {
-        v[j] = exp2_of(_mm512_sub_ps(v[j], _mm512_set1_ps(m)));
-        v[j + 1] = exp2_of(_mm512_sub_ps(v[j + 1], _mm512_set1_ps(m)));
+        v[j] = bt_exp2(_mm512_sub_ps(v[j], _mm512_set1_ps(m)));
+        v[j + 1] = bt_exp2(_mm512_sub_ps(v[j + 1], _mm512_set1_ps(m)));
         sum = _mm512_add_ps(_mm512_add_ps(sum, v[j]), v[j + 1]);
         split_row(v[j], v[j + 1], to + (size_t)j / 2 * PAIR);
     }
     if (m != old) {
-        __m512 alpha = exp2_of(_mm512_set1_ps(old - m));
+        __m512 alpha = bt_exp2(_mm512_set1_ps(old - m));
         float *o = w->o + (size_t)r * w->d;
         w->l[r] *= _mm512_cvtss_f32(alpha);
         w->m[r] = m;

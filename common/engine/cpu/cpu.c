@@ -33,6 +33,7 @@ static void cpu_close(struct bt_engine *e)
     free(e->y);
     free(e->y2);
     free(e->a);
+    free(e->a2);
     free(e->scratch);
     free(e->logits);
     free(e);
@@ -106,12 +107,17 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     e->items = bt_calloc(conf->max_rows, sizeof(*e->items));
     e->kept = bt_calloc(conf->max_rows, sizeof(*e->kept));
     e->x = buffer(rows, c->hidden, 4);
-    e->y = buffer(rows, BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
-    e->y2 = buffer(rows, c->hidden, 4);
+    bool fuses = bt_gemm_fuses(e->gemm);
+    e->y = buffer(rows, fuses ? q + 2 * kv : BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
+    if (fuses) {
+        e->a2 = buffer(bt_cpu_act_bytes(e->k, rows, c->intermediate), 1, 1);
+    } else {
+        e->y2 = buffer(rows, c->hidden, 4);
+    }
     uint32_t widest = BT_MAX((uint32_t)q, BT_MAX(c->intermediate, c->hidden));
     e->a = buffer(bt_cpu_act_bytes(e->k, rows, widest), 1, 1);
     e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
-    if (!e->rope || !e->x || !e->y || !e->y2 || !e->a || !e->scratch) {
+    if (!e->rope || !e->x || !e->y || !(e->a2 || e->y2) || !e->a || !e->scratch) {
         snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
                  conf->max_rows);
         return BT_ERR_NO_MEMORY;

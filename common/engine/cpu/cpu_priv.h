@@ -62,7 +62,8 @@ struct bt_engine {
     float *x;                    /* [rows, hidden], the residual stream */
     float *y;                    /* [rows, widest product], f32 */
     void *a;                     /* act [rows, widest input] */
-    float *y2;                   /* [rows, hidden] */
+    void *a2;                    /* act [rows, intermediate], if products fuse SwiGLU */
+    float *y2;                   /* [rows, hidden], if they do not */
     float *logits;    /* [BT_CPU_LOGIT_ROWS, vocab], once prompt logprobs are asked for */
     uint8_t *scratch; /* [threads] attention */
     size_t scratch_bytes;

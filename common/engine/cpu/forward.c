@@ -88,6 +88,23 @@ static void gather(struct step *s)
     }
 }
 
+/* What norm still has to add to x: the result of the last product, unless that did it. */
+static const float *residual(const struct bt_engine *e)
+{
+    return bt_gemm_fuses(e->gemm) ? NULL : e->y2;
+}
+
+/* x += o's product of a. Without bf16 units it is left in y2. */
+static bt_status_t project(struct step *s, const struct bt_cpu_layer *y)
+{
+    struct bt_engine *e = s->e;
+    if (!bt_gemm_fuses(e->gemm)) {
+        return bt_linear_run(y->o, e->a, s->n, e->y2);
+    }
+    bt_linear_add(y->o, e->a, s->n, e->x);
+    return BT_OK;
+}
+
 /* x += add; a = act(norm(x) * w), all rows. */
 static void norm_rows(struct step *s, const float *add, const float *w)
 {
@@ -199,7 +216,12 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
 {
     struct bt_engine *e = s->e;
     size_t inter = e->model.config.intermediate;
-    norm_rows(s, e->y2, y->norm_mlp);
+    norm_rows(s, residual(e), y->norm_mlp);
+    if (bt_gemm_fuses(e->gemm)) {
+        bt_linear_swiglu(y->gate_up, e->a, s->n, e->a2);
+        bt_linear_add(y->down, e->a2, s->n, e->x);
+        return BT_OK;
+    }
     bt_status_t st = bt_linear_run(y->gate_up, e->a, s->n, e->y);
     if (st != BT_OK) {
         return st;
@@ -300,7 +322,7 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
         if (st != BT_OK) {
             return st;
         }
-        norm_rows(&s, l ? e->y2 : NULL, y->norm_attn);
+        norm_rows(&s, l ? residual(e) : NULL, y->norm_attn);
         st = bt_linear_run(y->qkv, e->a, s.n, e->y);
         if (st != BT_OK) {
             return st;
@@ -314,7 +336,7 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
             }
         }
         attention(&s, l);
-        st = bt_linear_run(y->o, e->a, s.n, e->y2);
+        st = project(&s, y);
         if (st == BT_OK) {
             st = mlp(&s, y);
         }
@@ -326,7 +348,7 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
     if (s.n == 0) {
         return BT_OK;
     }
-    norm_rows(&s, e->y2, e->model.norm);
+    norm_rows(&s, residual(e), e->model.norm);
     return s.n_prompt_out ? head_in_parts(&s, t)
                           : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
 }

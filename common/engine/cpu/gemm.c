@@ -135,6 +135,11 @@ void bt_gemm_destroy(struct bt_gemm *g)
     free(g);
 }
 
+bool bt_gemm_fuses(const struct bt_gemm *g)
+{
+    return g->isa >= BT_ISA_AVX512_BF16;
+}
+
 bool bt_gemm_exact(const struct bt_gemm *g)
 {
     return g->exact;
@@ -298,14 +303,17 @@ static bool trial(struct bt_linear *l)
     return same;
 }
 
-bt_status_t bt_linear_create(struct bt_gemm *g, uint32_t k, uint32_t n, const float *w_nk,
-                             struct bt_linear **l_p, char *err, size_t err_cap)
+bt_status_t bt_linear_create(struct bt_gemm *g, const struct bt_linear_spec *spec,
+                             const float *w_nk, struct bt_linear **l_p, char *err, size_t err_cap)
 {
+    uint32_t k = spec->k, n = spec->n;
     struct bt_linear *l = bt_calloc(1, sizeof(*l));
     struct shape *before = g->shapes;
     l->g = g;
-    if (g->isa >= BT_ISA_AVX512_BF16) {
-        bt_status_t packed = bt_packed_create(k, n, w_nk, g->isa == BT_ISA_AMX, &l->packed);
+    if (bt_gemm_fuses(g)) {
+        const struct bt_packed_spec how = {
+            .k = k, .n = n, .amx = g->isa == BT_ISA_AMX, .swiglu = spec->swiglu, .hi = spec->hi};
+        bt_status_t packed = bt_packed_create(&how, w_nk, &l->packed);
         if (packed != BT_OK) {
             snprintf(err, err_cap, "no memory to pack a %u x %u matrix", k, n);
             free(l);
@@ -345,7 +353,7 @@ void bt_linear_destroy(struct bt_linear *l)
 bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, float *dst)
 {
     if (l->packed) {
-        bt_packed_run(l->packed, src, m, dst, l->g->threads);
+        bt_packed_run(l->packed, src, m, BT_PACKED_STORE, dst, l->g->threads);
         return BT_OK;
     }
     uint32_t step = step_of(m);
@@ -365,4 +373,14 @@ bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, floa
         st = dnnl_stream_wait(l->g->stream);
     }
     return st == dnnl_success ? BT_OK : BT_ERR_DEVICE;
+}
+
+void bt_linear_add(struct bt_linear *l, const void *src, uint32_t m, float *x)
+{
+    bt_packed_run(l->packed, src, m, BT_PACKED_ADD, x, l->g->threads);
+}
+
+void bt_linear_swiglu(struct bt_linear *l, const void *src, uint32_t m, void *act)
+{
+    bt_packed_run(l->packed, src, m, BT_PACKED_SWIGLU, act, l->g->threads);
 }

@@ -22,19 +22,32 @@ bt_cpu_isa_t bt_gemm_isa(void);
 
 bt_status_t bt_gemm_create(uint32_t threads, bt_cpu_isa_t isa, struct bt_gemm **g_p, char *err,
                            size_t err_cap) BT_MUST_CHECK;
+/* Whether bt_linear_add and bt_linear_swiglu may be called: products are packed.h's. */
+bool bt_gemm_fuses(const struct bt_gemm *g);
 void bt_gemm_destroy(struct bt_gemm *g);
 /* A row of every product made so far does not depend on the number of rows beside it: packed.h's by
  * construction; oneDNN's if all are of its "brg" kind, and a trial at creation that compared them
  * bit for bit. */
 bool bt_gemm_exact(const struct bt_gemm *g);
 
+struct bt_linear_spec {
+    uint32_t k, n;
+    bool swiglu; /* gate's columns, then as many of up: for bt_linear_swiglu if bt_gemm_fuses */
+    bool hi;     /* packed.h's: only the hi parts of act */
+};
+
 /* Packs weights w_nk ([N, K], as checkpoints have them). The caller frees w_nk. */
-bt_status_t bt_linear_create(struct bt_gemm *g, uint32_t k, uint32_t n, const float *w_nk,
-                             struct bt_linear **l_p, char *err, size_t err_cap) BT_MUST_CHECK;
+bt_status_t bt_linear_create(struct bt_gemm *g, const struct bt_linear_spec *spec,
+                             const float *w_nk, struct bt_linear **l_p, char *err,
+                             size_t err_cap) BT_MUST_CHECK;
 void bt_linear_destroy(struct bt_linear *l);
 
 /* Rows that a product of m rows may read and write: src and dst must have room for them. */
 uint32_t bt_gemm_rows(uint32_t m);
 bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, float *dst);
+/* x[m, n] += the product. */
+void bt_linear_add(struct bt_linear *l, const void *src, uint32_t m, float *x);
+/* act[m, n / 2] = silu(gate) * up. */
+void bt_linear_swiglu(struct bt_linear *l, const void *src, uint32_t m, void *act);
 
 #endif

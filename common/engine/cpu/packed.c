@@ -14,17 +14,18 @@
 #define TILE_ELEMS       512     /* bf16 of either */
 #define PARALLEL_FLOPS   500000u /* below, waking the other threads costs more than it gives */
 #define PREFETCH_TILES   6
-#define PARTS_PER_THREAD 4
+#define ALWAYS           __attribute__((always_inline)) /* a loop for each value of with_lo */
+#define PARTS_PER_THREAD 2
 #define ACT_STEP         1024       /* act elements from tile to tile: hi and lo */
-#define ACT_BYTES        (1u << 20) /* of act that one pass over the panels keeps in L2 */
-#define ROWS_MAX         192u
+#define WEIGHT_BYTES     (1u << 20) /* of weights that stay in L2 while rows pass */
+#define ROWS_MAX         512u       /* of one part */
 
 struct bt_packed {
     uint32_t k, n;
     uint32_t tiles;  /* of 32 rows of K */
     uint32_t parts;  /* 1, or 2: hi, then lo of the weights */
-    uint32_t panels; /* of 16 columns; the last one may be padded with zeros */
-    bool amx;
+    uint32_t panels; /* of 16 columns, padded with zeros; SwiGLU: gate and up in turns */
+    bool amx, swiglu, hi;
     uint16_t *w; /* [panels][parts][tiles][16 pairs of rows][16 columns][2] */
 };
 
@@ -66,15 +67,25 @@ static bool needs_two(const float *w, size_t n)
     return false;
 }
 
-bt_status_t bt_packed_create(uint32_t k, uint32_t n, const float *w_nk, bool amx,
+/* Where a column of the checkpoint's matrix stands: panel * 16 + column. */
+static uint32_t place_of(const struct bt_packed *p, uint32_t col)
+{
+    if (!p->swiglu) {
+        return col;
+    }
+    uint32_t half = p->n / 2, i = col % half;
+    return (i / PANEL_COLS * 2 + col / half) * PANEL_COLS + i % PANEL_COLS;
+}
+
+bt_status_t bt_packed_create(const struct bt_packed_spec *spec, const float *w_nk,
                              struct bt_packed **p_p)
 {
     struct bt_packed *p = bt_calloc(1, sizeof(*p));
-    p->k = k;
-    p->n = n;
-    p->amx = amx;
+    uint32_t k = spec->k, n = spec->n;
+    *p = (struct bt_packed){
+        .k = k, .n = n, .amx = spec->amx, .swiglu = spec->swiglu, .hi = spec->hi};
     p->tiles = BT_DIV_UP(k, TILE_K);
-    p->panels = BT_DIV_UP(n, PANEL_COLS);
+    p->panels = p->swiglu ? 2 * BT_DIV_UP(n / 2, PANEL_COLS) : BT_DIV_UP(n, PANEL_COLS);
     p->parts = needs_two(w_nk, (size_t)k * n) ? 2 : 1;
     size_t panel = (size_t)p->parts * p->tiles * TILE_ELEMS, all = p->panels * panel;
     p->w = aligned_alloc(4096, BT_ALIGN_UP(all * sizeof(*p->w), (size_t)4096));
@@ -84,7 +95,8 @@ bt_status_t bt_packed_create(uint32_t k, uint32_t n, const float *w_nk, bool amx
     }
     memset(p->w, 0, all * sizeof(*p->w));
     for (uint32_t col = 0; col < n; col++) {
-        uint16_t *at = p->w + col / PANEL_COLS * panel + (size_t)(col % PANEL_COLS) * 2;
+        uint32_t place = place_of(p, col);
+        uint16_t *at = p->w + place / PANEL_COLS * panel + (size_t)(place % PANEL_COLS) * 2;
         for (uint32_t i = 0; i < k; i++) {
             float v = w_nk[(size_t)col * k + i];
             size_t off = (size_t)(i / 2) * PANEL_COLS * 2 + i % 2;
@@ -115,12 +127,15 @@ static const uint16_t *panel_of(const struct bt_packed *p, uint32_t panel)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
 
+#include "common/engine/cpu/avx512.h"
+
 /* Where a block of rows and panels goes. */
 struct block {
     const struct bt_packed *p;
     const uint16_t *act;
-    float *dst;
+    void *dst;
     uint32_t m;
+    bt_packed_out_t out;
 };
 
 struct part { /* what one thread computes at a time */
@@ -129,23 +144,76 @@ struct part { /* what one thread computes at a time */
 
 static inline __mmask16 panel_mask(const struct bt_packed *p, uint32_t panel)
 {
-    if (panel >= p->panels) {
+    if (panel * PANEL_COLS >= p->n) {
         return 0;
     }
     uint32_t left = p->n - panel * PANEL_COLS;
     return left >= PANEL_COLS ? 0xffff : (__mmask16)((1u << left) - 1);
 }
 
+/* Columns 16 i .. 16 i + 15 of a row of act. */
+static inline uint16_t *act_at(const struct block *b, uint32_t row, uint32_t i)
+{
+    return (uint16_t *)b->dst + bt_act_row(row, b->p->n / 2) + bt_act_col(i * PANEL_COLS);
+}
+
+static inline void emit_swiglu(const struct block *b, uint32_t row, uint32_t rows, uint32_t panel,
+                               const float *c0, const float *c1)
+{
+    const __m512 minus_log2e = _mm512_set1_ps(-1.44269504f), one = _mm512_set1_ps(1.0f);
+    if (panel >= b->p->panels) {
+        return;
+    }
+    bool last = panel + 2 == b->p->panels && panel / 2 % 2 == 0; /* half a tile is left */
+    for (uint32_t i = 0; i < rows; i++) {
+        uint16_t *to = act_at(b, row + i, panel / 2);
+        __m512 g = _mm512_load_ps(c0 + i * 16), up = _mm512_load_ps(c1 + i * 16);
+        __m512 e = bt_exp2(_mm512_mul_ps(g, minus_log2e));
+        __m512 x = _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(one, e)), up);
+        __m256i hi = (__m256i)_mm512_cvtneps_pbh(x);
+        __m256i lo = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, bt_widen_bf16(hi)));
+        _mm256_store_si256((__m256i *)to, hi);
+        _mm256_store_si256((__m256i *)(to + BT_ACT_LO), lo);
+        if (last) {
+            _mm256_store_si256((__m256i *)(to + 16), _mm256_setzero_si256());
+            _mm256_store_si256((__m256i *)(to + 16 + BT_ACT_LO), _mm256_setzero_si256());
+        }
+    }
+}
+
+/* Results of two panels, c0 and c1 [rows][16], to where they go. */
+static inline void emit(const struct block *b, uint32_t row, uint32_t rows, uint32_t panel,
+                        const float *c0, const float *c1)
+{
+    if (b->out == BT_PACKED_SWIGLU) {
+        emit_swiglu(b, row, rows, panel, c0, c1);
+        return;
+    }
+    __mmask16 m0 = panel_mask(b->p, panel), m1 = panel_mask(b->p, panel + 1);
+    for (uint32_t i = 0; m0 && i < rows; i++) {
+        float *to = (float *)b->dst + (size_t)(row + i) * b->p->n + (size_t)panel * PANEL_COLS;
+        __m512 x0 = _mm512_load_ps(c0 + i * 16), x1 = _mm512_load_ps(c1 + i * 16);
+        if (b->out == BT_PACKED_ADD) {
+            x0 = _mm512_add_ps(_mm512_maskz_loadu_ps(m0, to), x0);
+            x1 = _mm512_add_ps(_mm512_maskz_loadu_ps(m1, to + PANEL_COLS), x1);
+        }
+        _mm512_mask_storeu_ps(to, m0, x0);
+        _mm512_mask_storeu_ps(to + PANEL_COLS, m1, x1);
+    }
+}
+
 /* ---- AVX512-BF16 ---- */
 
-/* R rows from `row` on (of one act tile) against P panels. */
-#define DOT_BLOCK(NAME, R, P)                                                                      \
-    static inline void NAME(const struct block *b, uint32_t row, uint32_t panel)                   \
+/* R rows from `row` on (of one act tile) against four panels. */
+#define DOT_BLOCK(NAME, R)                                                                         \
+    static inline ALWAYS void NAME(const struct block *b, uint32_t row, uint32_t panel,            \
+                                   bool with_lo)                                                   \
     {                                                                                              \
         const struct bt_packed *p = b->p;                                                          \
-        const uint16_t *a = b->act + bt_act_row(row, p->k), *w[P];                                 \
-        __m512 acc[R][P];                                                                          \
-        for (int j = 0; j < P; j++) {                                                              \
+        const uint16_t *a = b->act + bt_act_row(row, p->k), *w[4];                                 \
+        __m512 acc[R][4];                                                                          \
+        float c[4][(R)*16] __attribute__((aligned(64)));                                           \
+        for (int j = 0; j < 4; j++) {                                                              \
             w[j] = panel_of(p, panel + (uint32_t)j);                                               \
             for (int r = 0; r < R; r++) {                                                          \
                 acc[r][j] = _mm512_setzero_ps();                                                   \
@@ -155,41 +223,52 @@ static inline __mmask16 panel_mask(const struct bt_packed *p, uint32_t panel)
             const uint16_t *at = a + (size_t)(t % p->tiles) * ACT_STEP;                            \
             for (uint32_t i = 0; i < TILE_K / 2; i++) {                                            \
                 size_t off = (size_t)t * TILE_ELEMS + i * PANEL_COLS * 2;                          \
-                for (int j = 0; j < P; j++) {                                                      \
+                for (int j = 0; j < 4; j++) {                                                      \
                     __m512bh v = (__m512bh)_mm512_load_si512(w[j] + off);                          \
                     for (int r = 0; r < R; r++) {                                                  \
                         int32_t hi, lo;                                                            \
                         memcpy(&hi, at + r * 32 + i * 2, 4);                                       \
-                        memcpy(&lo, at + BT_ACT_LO + r * 32 + i * 2, 4);                           \
                         acc[r][j] =                                                                \
                             _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_set1_epi32(hi), v);       \
-                        acc[r][j] =                                                                \
-                            _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_set1_epi32(lo), v);       \
+                        if (with_lo) {                                                             \
+                            memcpy(&lo, at + BT_ACT_LO + r * 32 + i * 2, 4);                       \
+                            acc[r][j] =                                                            \
+                                _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_set1_epi32(lo), v);   \
+                        }                                                                          \
                     }                                                                              \
                 }                                                                                  \
             }                                                                                      \
         }                                                                                          \
-        for (int j = 0; j < P; j++) {                                                              \
-            __mmask16 mask = panel_mask(p, panel + (uint32_t)j);                                   \
-            size_t at = (size_t)row * p->n + (panel + (uint32_t)j) * PANEL_COLS;                   \
-            for (int r = 0; mask && r < R; r++) {                                                  \
-                _mm512_mask_storeu_ps(b->dst + at + (size_t)r * p->n, mask, acc[r][j]);            \
+        for (int j = 0; j < 4; j++) {                                                              \
+            for (int r = 0; r < R; r++) {                                                          \
+                _mm512_store_ps(c[j] + r * 16, acc[r][j]);                                         \
             }                                                                                      \
         }                                                                                          \
+        emit(b, row, R, panel, c[0], c[1]);                                                        \
+        emit(b, row, R, panel + 2, c[2], c[3]);                                                    \
     }
-DOT_BLOCK(dot_1x4, 1, 4)
-DOT_BLOCK(dot_4x4, 4, 4)
+DOT_BLOCK(dot_1x4, 1)
+DOT_BLOCK(dot_4x4, 4)
 
-static void dot_panels(const struct block *b, const struct part *at)
+static inline ALWAYS void dot_rows(const struct block *b, const struct part *at, bool with_lo)
 {
     for (uint32_t panel = at->panel; panel < at->panel_end; panel += 4) {
         uint32_t row = at->row;
         for (; row + 4 <= at->row_end; row += 4) {
-            dot_4x4(b, row, panel);
+            dot_4x4(b, row, panel, with_lo);
         }
         for (; row < at->row_end; row++) {
-            dot_1x4(b, row, panel);
+            dot_1x4(b, row, panel, with_lo);
         }
+    }
+}
+
+static void dot_panels(const struct block *b, const struct part *at)
+{
+    if (b->p->hi) {
+        dot_rows(b, at, false);
+    } else {
+        dot_rows(b, at, true);
     }
 }
 
@@ -208,32 +287,37 @@ void bt_packed_tile_config(void)
     _tile_loadconfig(&config);
 }
 
-/* Stores accumulator TILE (a constant): straight to dst, or what of it lies inside. */
-#define TILE_OUT(TILE, B, ROW, PANEL)                                                              \
-    do {                                                                                           \
-        float *at_ = (B)->dst + (size_t)(ROW) * (B)->p->n + (size_t)(PANEL)*PANEL_COLS;            \
-        if ((ROW) + 16 <= (B)->m && panel_mask((B)->p, PANEL) == 0xffff) {                         \
-            _tile_stored(TILE, at_, (size_t)(B)->p->n * sizeof(float));                            \
-        } else if (panel_mask((B)->p, PANEL)) {                                                    \
-            float part_[256] __attribute__((aligned(64)));                                         \
-            _tile_stored(TILE, part_, 64);                                                         \
-            store_part(B, part_, at_, BT_MIN((B)->m - (ROW), 16u), panel_mask((B)->p, PANEL));     \
-        }                                                                                          \
-    } while (0)
-
-static void store_part(const struct block *b, const float *c, float *dst, uint32_t rows,
-                       __mmask16 mask)
+/* Asks for the lines that emit will write: by the time the product is done they are there. */
+static inline void claim(const struct block *b, uint32_t row, uint32_t panel)
 {
-    for (uint32_t i = 0; i < rows; i++) {
-        _mm512_mask_storeu_ps(dst + (size_t)i * b->p->n, mask, _mm512_load_ps(c + i * 16));
+    if (b->out == BT_PACKED_SWIGLU) {
+        for (uint32_t i = 0; panel / 2 % 2 == 0 && i < 32; i++) {
+            const uint16_t *at = act_at(b, row + i, panel / 2);
+            __builtin_prefetch(at, 1, 3);
+            __builtin_prefetch(at + BT_ACT_LO, 1, 3);
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < 32; i++) {
+        const float *at = (const float *)b->dst + (size_t)(row + i) * b->p->n + panel * PANEL_COLS;
+        __builtin_prefetch(at, 1, 3);
+        __builtin_prefetch(at + PANEL_COLS, 1, 3);
     }
 }
 
-/* 32 rows from `row` on against two panels. Eight products for six loads. */
-static void tile_2x2(const struct block *b, uint32_t row, uint32_t panel)
+static inline uint32_t rows_left(const struct block *b, uint32_t row)
+{
+    return row < b->m ? BT_MIN(b->m - row, 16u) : 0;
+}
+
+/* 32 rows from `row` on against two panels. Eight products for six loads, or four for four. */
+static inline ALWAYS void tile_2x2(const struct block *b, uint32_t row, uint32_t panel,
+                                   bool with_lo)
 {
     const struct bt_packed *p = b->p;
     const uint16_t *w0 = panel_of(p, panel), *w1 = panel_of(p, panel + 1);
+    float c[4][256] __attribute__((aligned(64)));
+    claim(b, row, panel);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -244,28 +328,32 @@ static void tile_2x2(const struct block *b, uint32_t row, uint32_t panel)
         for (uint32_t t = 0; t < p->tiles; t++) {
             _tile_loadd(6, w0, 64);
             _tile_loadd(4, a0, 64);
-            _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, w1, 64);
-            _tile_dpbf16ps(1, 4, 7);
             _tile_loadd(5, a1, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-            _tile_loadd(4, a0 + BT_ACT_LO, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a1 + BT_ACT_LO, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
+            if (with_lo) {
+                _tile_loadd(4, a0 + BT_ACT_LO, 64);
+                _tile_loadd(5, a1 + BT_ACT_LO, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
             w0 += TILE_ELEMS;
             w1 += TILE_ELEMS;
             a0 += ACT_STEP;
             a1 += ACT_STEP;
         }
     }
-    TILE_OUT(0, b, row, panel);
-    TILE_OUT(1, b, row, panel + 1);
-    TILE_OUT(2, b, row + 16, panel);
-    TILE_OUT(3, b, row + 16, panel + 1);
+    _tile_stored(0, c[0], 64);
+    _tile_stored(1, c[1], 64);
+    _tile_stored(2, c[2], 64);
+    _tile_stored(3, c[3], 64);
+    emit(b, row, rows_left(b, row), panel, c[0], c[1]);
+    emit(b, row + 16, rows_left(b, row + 16), panel, c[2], c[3]);
 }
 
 static inline void prefetch_tile(const uint16_t *w)
@@ -276,10 +364,12 @@ static inline void prefetch_tile(const uint16_t *w)
 }
 
 /* 16 rows from `row` on against four panels: few rows, so the weights come from memory. */
-static void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
+static inline ALWAYS void tile_1x4(const struct block *b, uint32_t row, uint32_t panel,
+                                   bool with_lo)
 {
     const struct bt_packed *p = b->p;
     const uint16_t *w[4];
+    float c[4][256] __attribute__((aligned(64)));
     for (uint32_t j = 0; j < 4; j++) {
         w[j] = panel_of(p, panel + j);
     }
@@ -291,7 +381,6 @@ static void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
         const uint16_t *a = b->act + bt_act_row(row, p->k);
         for (uint32_t t = 0; t < p->tiles; t++) {
             _tile_loadd(4, a, 64);
-            _tile_loadd(5, a + BT_ACT_LO, 64);
             for (int j = 0; j < 4; j++) {
                 prefetch_tile(w[j] + (size_t)PREFETCH_TILES * TILE_ELEMS);
             }
@@ -299,59 +388,76 @@ static void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, w[1], 64);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(0, 5, 6);
-            _tile_dpbf16ps(1, 5, 7);
+            if (with_lo) {
+                _tile_loadd(5, a + BT_ACT_LO, 64);
+                _tile_dpbf16ps(0, 5, 6);
+                _tile_dpbf16ps(1, 5, 7);
+            }
             _tile_loadd(6, w[2], 64);
             _tile_dpbf16ps(2, 4, 6);
             _tile_loadd(7, w[3], 64);
             _tile_dpbf16ps(3, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            if (with_lo) {
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
             a += ACT_STEP;
             for (int j = 0; j < 4; j++) {
                 w[j] += TILE_ELEMS;
             }
         }
     }
-    TILE_OUT(0, b, row, panel);
-    TILE_OUT(1, b, row, panel + 1);
-    TILE_OUT(2, b, row, panel + 2);
-    TILE_OUT(3, b, row, panel + 3);
+    _tile_stored(0, c[0], 64);
+    _tile_stored(1, c[1], 64);
+    _tile_stored(2, c[2], 64);
+    _tile_stored(3, c[3], 64);
+    emit(b, row, rows_left(b, row), panel, c[0], c[1]);
+    emit(b, row, rows_left(b, row), panel + 2, c[2], c[3]);
+}
+
+/* Rows outside, panels inside: the part's weights stay in L2, each act row is fetched once. */
+static inline ALWAYS void tile_rows(const struct block *b, const struct part *at, bool with_lo)
+{
+    uint32_t row = at->row, end = BT_MIN(at->panel_end, b->p->panels);
+    for (; row + 16 < at->row_end; row += 32) {
+        for (uint32_t panel = at->panel; panel < end; panel += 2) {
+            tile_2x2(b, row, panel, with_lo);
+        }
+    }
+    for (uint32_t panel = at->panel; row < at->row_end && panel < end; panel += 4) {
+        tile_1x4(b, row, panel, with_lo);
+    }
 }
 
 static void tile_panels(const struct block *b, const struct part *at)
 {
-    uint32_t row = at->row;
     bt_packed_tile_config();
-    for (uint32_t panel = at->panel; panel < at->panel_end; panel += 2) {
-        for (row = at->row; row + 16 < at->row_end; row += 32) {
-            tile_2x2(b, row, panel);
-        }
-    }
-    for (uint32_t panel = at->panel; row < at->row_end && panel < at->panel_end; panel += 4) {
-        tile_1x4(b, row, panel);
+    if (b->p->hi) {
+        tile_rows(b, at, false);
+    } else {
+        tile_rows(b, at, true);
     }
     _tile_release();
 }
 
 #pragma GCC pop_options
 
-void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, float *dst,
-                   int threads)
+void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, bt_packed_out_t out,
+                   void *dst, int threads)
 {
-    const struct block b = {.p = p, .act = act, .dst = dst, .m = m};
+    const struct block b = {.p = p, .act = act, .dst = dst, .m = m, .out = out};
     bool alone = (uint64_t)m * p->k * p->n * 2 < PARALLEL_FLOPS;
-    uint32_t rows = BT_MIN(ACT_BYTES / (p->tiles * ACT_STEP / 16 * 2), ROWS_MAX) / 32 * 32;
-    rows = BT_MAX(rows, 32u);
+    BT_ASSERT(p->swiglu == (out == BT_PACKED_SWIGLU));
+    uint32_t blocks = BT_DIV_UP(m, ROWS_MAX), groups = BT_DIV_UP(p->panels, 4u);
+    uint32_t keep = BT_MAX(WEIGHT_BYTES / (p->parts * p->tiles * TILE_ELEMS * 2 * 4), 1u);
     /* More parts than threads, so that one that is held up does not hold up the others. */
-    uint32_t blocks = BT_DIV_UP(m, rows), groups = BT_DIV_UP(p->panels, 4u);
-    uint32_t cols = alone ? 1 : BT_DIV_UP((uint32_t)threads * PARTS_PER_THREAD, blocks);
-    cols = BT_MIN(cols, groups);
+    uint32_t cols = BT_MAX(BT_DIV_UP(groups, keep), (uint32_t)threads * PARTS_PER_THREAD);
+    cols = alone ? 1 : BT_MIN(cols, groups);
 #pragma omp parallel for num_threads(alone ? 1 : threads) schedule(dynamic, 1)
     for (uint32_t i = 0; i < blocks * cols; i++) {
-        uint64_t row = i % blocks * rows, col = i / blocks;
+        uint64_t row = (uint64_t)(i % blocks) * ROWS_MAX, col = i / blocks;
         const struct part at = {.row = (uint32_t)row,
-                                .row_end = (uint32_t)BT_MIN(row + rows, (uint64_t)m),
+                                .row_end = (uint32_t)BT_MIN(row + ROWS_MAX, (uint64_t)m),
                                 .panel = (uint32_t)(groups * col / cols) * 4,
                                 .panel_end = (uint32_t)(groups * (col + 1) / cols) * 4};
         if (p->amx) {

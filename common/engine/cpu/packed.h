@@ -37,12 +37,29 @@ bool bt_packed_amx_usable(void);
 /* Sets this thread's eight tiles to 16 rows of 64 bytes; _tile_release ends their use. */
 void bt_packed_tile_config(void);
 
+struct bt_packed_spec {
+    uint32_t k, n;
+    bool amx;
+    bool swiglu; /* the first n / 2 columns are gate, the others up: for BT_PACKED_SWIGLU only */
+    bool hi;     /* products read the hi parts of act only: half the work, bf16's accuracy */
+};
+
 /* Packs w_nk ([N, K] f32, as checkpoints have them). ERR_NO_MEMORY. The caller frees w_nk. */
-bt_status_t bt_packed_create(uint32_t k, uint32_t n, const float *w_nk, bool amx,
+bt_status_t bt_packed_create(const struct bt_packed_spec *spec, const float *w_nk,
                              struct bt_packed **p_p) BT_MUST_CHECK;
 void bt_packed_destroy(struct bt_packed *p);
-/* Columns behind K up to the next multiple of 32 must be finite. dst has N columns and m rows. */
-void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, float *dst,
-                   int threads);
+
+/* What becomes of the result while it is in the first-level cache: a pass of its own over memory
+ * takes about as long as the product. */
+typedef enum {
+    BT_PACKED_STORE, /* dst [m, n] f32 = */
+    BT_PACKED_ADD,   /* dst [m, n] f32 += */
+    BT_PACKED_SWIGLU /* dst, act of n / 2 columns = silu(gate) * up; the tail of a tile is zeros */
+} bt_packed_out_t;
+
+/* Columns of act behind K up to the next multiple of 32 must be finite. dst has m rows and is not
+ * act. */
+void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, bt_packed_out_t out,
+                   void *dst, int threads);
 
 #endif

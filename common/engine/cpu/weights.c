@@ -13,6 +13,7 @@ struct loader {
     struct bt_gemm *g;
     const struct bt_model_config *c;
     uint64_t seed; /* of dummy weights */
+    bool hi;       /* activations bf16: only the head's product reads both parts */
     char *err;
     size_t err_cap;
 };
@@ -122,9 +123,12 @@ struct part {
     uint32_t rows;
 };
 
+typedef enum { LINEAR_PLAIN, LINEAR_SWIGLU, LINEAR_HEAD } linear_t;
+
 /* Joins matrices [rows_i, cols] below each other and packs them as one product. */
 static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t cols,
-                               const struct part *parts, uint32_t n_parts, struct bt_linear **out)
+                               const struct part *parts, uint32_t n_parts, linear_t kind,
+                               struct bt_linear **out)
 {
     uint64_t rows = 0;
     for (uint32_t i = 0; i < n_parts; i++) {
@@ -150,7 +154,11 @@ static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t co
         at += (size_t)parts[i].rows * cols;
     }
     if (st == BT_OK) {
-        st = bt_linear_create(l->g, cols, (uint32_t)rows, w, out, l->err, l->err_cap);
+        const struct bt_linear_spec spec = {.k = cols,
+                                            .n = (uint32_t)rows,
+                                            .swiglu = kind == LINEAR_SWIGLU,
+                                            .hi = l->hi && kind != LINEAR_HEAD};
+        st = bt_linear_create(l->g, &spec, w, out, l->err, l->err_cap);
     }
     free(w);
     return st;
@@ -163,7 +171,7 @@ static bt_status_t read_attention(struct loader *l, const char *p, struct bt_cpu
     const struct part qkv[] = {{"self_attn.q_proj.weight", q},
                                {"self_attn.k_proj.weight", kv},
                                {"self_attn.v_proj.weight", kv}};
-    bt_status_t st = read_linear(l, p, c->hidden, qkv, 3, &y->qkv);
+    bt_status_t st = read_linear(l, p, c->hidden, qkv, 3, LINEAR_PLAIN, &y->qkv);
     if (st == BT_OK && c->qkv_bias) {
         static const char *const names[] = {"self_attn.q_proj.bias", "self_attn.k_proj.bias",
                                             "self_attn.v_proj.bias"};
@@ -184,7 +192,7 @@ static bt_status_t read_attention(struct loader *l, const char *p, struct bt_cpu
         }
     }
     const struct part o = {"self_attn.o_proj.weight", c->hidden};
-    return st == BT_OK ? read_linear(l, p, q, &o, 1, &y->o) : st;
+    return st == BT_OK ? read_linear(l, p, q, &o, 1, LINEAR_PLAIN, &y->o) : st;
 }
 
 static bt_status_t read_layer(struct loader *l, uint32_t i, struct bt_cpu_layer *y)
@@ -202,11 +210,11 @@ static bt_status_t read_layer(struct loader *l, uint32_t i, struct bt_cpu_layer 
     if (st == BT_OK) {
         const struct part gu[] = {{"mlp.gate_proj.weight", c->intermediate},
                                   {"mlp.up_proj.weight", c->intermediate}};
-        st = read_linear(l, p, c->hidden, gu, 2, &y->gate_up);
+        st = read_linear(l, p, c->hidden, gu, 2, LINEAR_SWIGLU, &y->gate_up);
     }
     if (st == BT_OK) {
         const struct part down = {"mlp.down_proj.weight", c->hidden};
-        st = read_linear(l, p, c->intermediate, &down, 1, &y->down);
+        st = read_linear(l, p, c->intermediate, &down, 1, LINEAR_PLAIN, &y->down);
     }
     return st;
 }
@@ -255,7 +263,7 @@ static bt_status_t read_model(struct loader *l, struct bt_cpu_model *m)
     if (st == BT_OK) {
         const struct part head = {
             c->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight", c->vocab};
-        st = read_linear(l, "", c->hidden, &head, 1, &m->lm_head);
+        st = read_linear(l, "", c->hidden, &head, 1, LINEAR_HEAD, &m->lm_head);
     }
     return st;
 }
