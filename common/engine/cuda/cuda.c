@@ -72,7 +72,9 @@ static void cuda_close(struct bt_engine *e)
     if (e->layer_done) {
         cudaEventDestroy(e->layer_done);
     }
-    bt_host_cleanup(&e->host);
+    if (e->host.slots) { /* open came that far */
+        bt_host_cleanup(&e->host);
+    }
     free(e);
 }
 
