@@ -3,7 +3,6 @@
 #include "conductor/sim/cluster.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,32 +52,32 @@ static const struct {
 } presets[] = {{"a800-70b", &a800_70b}, {"h200-8b", &h200_8b}};
 const char bt_sim_cluster_names[] = "a800-70b or h200-8b";
 
-#define KEY(k, m, lo, doc)                                                                         \
+#define KEY(k, m, lo, hi, doc)                                                                     \
     {                                                                                              \
-        k, offsetof(struct bt_sim_cluster, m), lo, doc                                             \
+        k, offsetof(struct bt_sim_cluster, m), lo, hi, doc                                         \
     }
 static const struct {
     const char *name;
     size_t offset;
-    double min;
+    double min, max;
     const char *doc;
 } keys[] = {
-    KEY("prefill_nodes", prefill_nodes, 1, "nodes that prefill"),
-    KEY("decode_nodes", decode_nodes, 1, "nodes that decode"),
-    KEY("prefill_base_ns", prefill.base_ns, 0, "a prefill step, whatever is in it"),
-    KEY("prefill_token_ns", prefill.token_ns, 0, "and each of its tokens"),
-    KEY("prefill_attn_ns", prefill.attn_ns, 0, "and each pair of a token and one before it"),
-    KEY("decode_base_ns", decode.base_ns, 1, "a decode step, whatever is in it"),
-    KEY("decode_kv_ns", decode.kv_ns, 0, "and each token of its rows' context"),
-    KEY("decode_token_ns", decode.token_ns, 0, "and each row"),
-    KEY("chunk_tokens", chunk_tokens, 1, "of a prefill step"),
-    KEY("token_bytes", token_bytes, 1, "KV of a token, all layers"),
-    KEY("layers", layers, 1, "of the model; the last one's hand-off is not hidden"),
-    KEY("link_bytes_per_s", link_bytes_per_s, 1, "of a node, each direction"),
-    KEY("load_bytes_per_s", load_bytes_per_s, 1, "slab to GPU"),
-    KEY("cache_tokens", cache_tokens, 0, "of a prefill node's slab; 0: unlimited"),
-    KEY("kv_tokens", kv_tokens, 1, "GPU pages of a decode node"),
-    KEY("rows_max", rows_max, 1, "of a decode step"),
+    KEY("prefill_nodes", prefill_nodes, 1, 1e4, "nodes that prefill"),
+    KEY("decode_nodes", decode_nodes, 1, 1e4, "nodes that decode"),
+    KEY("prefill_base_ns", prefill.base_ns, 0, 1e15, "a prefill step, whatever is in it"),
+    KEY("prefill_token_ns", prefill.token_ns, 0, 1e15, "and each of its tokens"),
+    KEY("prefill_attn_ns", prefill.attn_ns, 0, 1e15, "and each pair of a token and one before it"),
+    KEY("decode_base_ns", decode.base_ns, 1, 1e15, "a decode step, whatever is in it"),
+    KEY("decode_kv_ns", decode.kv_ns, 0, 1e15, "and each token of its rows' context"),
+    KEY("decode_token_ns", decode.token_ns, 0, 1e15, "and each row"),
+    KEY("chunk_tokens", chunk_tokens, 1, 1e9, "of a prefill step"),
+    KEY("token_bytes", token_bytes, 1, 4e9, "KV of a token, all layers"),
+    KEY("layers", layers, 1, 1e6, "of the model; the last one's hand-off is not hidden"),
+    KEY("link_bytes_per_s", link_bytes_per_s, 1, 1e15, "of a node, each direction"),
+    KEY("load_bytes_per_s", load_bytes_per_s, 1, 1e15, "slab to GPU"),
+    KEY("cache_tokens", cache_tokens, 0, 1e12, "of a prefill node's slab; 0: unlimited"),
+    KEY("kv_tokens", kv_tokens, 1, 1e12, "GPU pages of a decode node"),
+    KEY("rows_max", rows_max, 1, 1e6, "of a decode step"),
 };
 
 bool bt_sim_cluster_key(const struct bt_sim_cluster *c, uint32_t i, const char **key_p,
@@ -103,9 +102,9 @@ static bt_status_t set(struct bt_sim_cluster *c, const char *key, size_t len, co
         char *end;
         double v = strtod(value, &end);
         end += strspn(end, " \t\r\n");
-        if (end == value || *end != '\0' || !(v >= keys[i].min) || !isfinite(v) || v > 1e15) {
-            snprintf(err, cap, "%s: '%s' is not a number of at least %g", keys[i].name, value,
-                     keys[i].min);
+        if (end == value || *end != '\0' || !(v >= keys[i].min && v <= keys[i].max)) {
+            snprintf(err, cap, "%s: '%s' is not a number from %g to %g", keys[i].name, value,
+                     keys[i].min, keys[i].max);
             return BT_ERR_INVALID;
         }
         *(double *)((char *)c + keys[i].offset) = v;

@@ -262,8 +262,8 @@ static void test_clusters(void **state)
     assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
     assert_int_equal(bt_sim_cluster_set(&c, "decode_nodes=3", err, sizeof(err)), BT_OK);
     assert_true(c.decode_nodes == 3);
-    static const char *const bad[] = {"decode_nodes=0", "decode_nodes=x", "decode_nodes=nan",
-                                      "decode_node=1", "decode_nodes"};
+    static const char *const bad[] = {"decode_nodes=0",   "decode_nodes=x", "decode_nodes=nan",
+                                      "decode_nodes=1e9", "decode_node=1",  "decode_nodes"};
     for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
         assert_int_equal(bt_sim_cluster_set(&c, bad[i], err, sizeof(err)), BT_ERR_INVALID);
     }
@@ -364,13 +364,52 @@ static void test_seed(void **state)
     bt_sim_result_cleanup(&c);
 }
 
+/* What docs/SCHEDULING.md says of the public trace, where it is. */
+static void test_published_order(void **state)
+{
+    (void)state;
+    static const char path[] = "../shared/traces/conversation_trace.jsonl";
+    if (access(path, R_OK) != 0) {
+        skip();
+    }
+    static const char *const names[] = {"random", "least-load", "cache-aware", "kvcache"};
+    static const double published_s[] = {19.65, 5.27, 3.58, 3.07};
+    struct bt_sim_cluster c;
+    struct bt_sim_trace t;
+    char err[256];
+    double mean_ms[4];
+    assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_sim_trace_load(path, &t, err, sizeof(err)), BT_OK);
+    for (int i = 0; i < 4; i++) {
+        struct bt_sim_options o = {.policy = bt_sched_policy_find(names[i]),
+                                   .admission = &bt_sched_admit_none,
+                                   .rate = 1,
+                                   .to = 1,
+                                   .seed = 1,
+                                   .fetch_ratio = 1.5,
+                                   .life_ms = 10000};
+        struct bt_sim_result r;
+        struct bt_sim_summary s;
+        bt_sim_run(&c, &t, &o, &r);
+        bt_sim_summarize(&r, &c, &o, &s);
+        mean_ms[i] = s.ttft_ms.mean;
+        bt_sim_result_cleanup(&r);
+    }
+    for (int i = 0; i < 3; i++) { /* their ratios, within a fifth */
+        double ours = mean_ms[i] / mean_ms[3], theirs = published_s[i] / published_s[3];
+        assert_true(mean_ms[i] > mean_ms[i + 1]);
+        assert_true(ours > 0.8 * theirs && ours < 1.2 * theirs);
+    }
+    bt_sim_trace_cleanup(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cache),       cmocka_unit_test(test_decode),
         cmocka_unit_test(test_decode_full), cmocka_unit_test(test_traces),
         cmocka_unit_test(test_clusters),    cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_seed),        cmocka_unit_test(test_published_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
