@@ -7,6 +7,8 @@
 #include "common/worker/core.h"
 #include "decode/decode.h"
 
+#define ANSWER_NS 100000000ull /* then a page that is wanted is not kept for a put any longer */
+
 static struct bt_wput *free_put(struct bt_wcore *c)
 {
     for (uint32_t i = 0; i < c->all_puts; i++) {
@@ -55,6 +57,7 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
         p->page = r->pages[b];
         p->slab = c->slab;
         p->preempted = preempted;
+        p->asked_ns = bt_mono_ns();
         p->stage = BT_WPUT_ASKED;
         p->req = r;
         p->slab->refs++;
@@ -135,7 +138,13 @@ static void on_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t sl
 {
     uint64_t index = (id & 0xffff) - 1;
     if (index >= c->all_puts || c->puts[index].id != id || c->puts[index].stage != BT_WPUT_ASKED) {
-        return; /* of an attachment before this one */
+        if (st == BT_OK && c->slab != NULL) { /* given up, or of an attachment before this one */
+            struct bt_wout o = {.kind = BT_WOUT_PUT_DONE, .attach = c->slab->attach};
+            o.u.put.id = id;
+            o.u.put.abort = true;
+            bt_wcore_emit(c, &o);
+        }
+        return;
     }
     struct bt_wput *p = &c->puts[index];
     const struct bt_slab *slab = p->slab->slab;
@@ -169,6 +178,24 @@ static void on_ticket(struct bt_wcore *c, struct bt_wput *p)
     }
 }
 
+static bool on_expire(struct bt_wcore *c)
+{
+    uint64_t now = c->n_puts > 0 ? bt_mono_ns() : 0;
+    bool any = false;
+    for (uint32_t i = 0; i < c->all_puts && c->n_puts > 0; i++) {
+        struct bt_wput *p = &c->puts[i];
+        if (p->id != 0 && p->stage == BT_WPUT_ASKED && now - p->asked_ns > ANSWER_NS) {
+            bt_metric_add(c->stats->wb_skipped, 1);
+            if (p->req != NULL) {
+                p->req->wb_off = true;
+            }
+            release_put(c, p);
+            any = true;
+        }
+    }
+    return any;
+}
+
 static void on_detached(struct bt_wcore *c)
 {
     for (uint32_t i = 0; i < c->all_puts; i++) {
@@ -183,5 +210,6 @@ const struct bt_writeback_ops bt_decode_writeback = {
     .preempt = on_preempt,
     .slot = on_slot,
     .ticket = on_ticket,
+    .expire = on_expire,
     .detached = on_detached,
 };

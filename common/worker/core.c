@@ -227,7 +227,7 @@ static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint3
 {
     uint32_t want = own + reserve(c, r, need);
     while (bt_page_pool_free_count(c->pages) < want) {
-        if (!bt_wfork_drop(c, r)) {
+        if (!bt_wfork_drop(c, r) && !c->writeback->expire(c)) {
             return false;
         }
     }
@@ -474,9 +474,7 @@ void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r)
     bt_metric_add(c->stats->preemptions, 1);
     BT_INFO("preempted", "req=%016llx epoch=%u tokens=%u pages=%u", (unsigned long long)r->request,
             r->epoch, r->len, r->n_pages);
-    if (c->writeback->preempt != NULL) {
-        c->writeback->preempt(c, r);
-    }
+    c->writeback->preempt(c, r);
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;
     r->page_wait = false;
@@ -562,9 +560,7 @@ void bt_wcore_detached(struct bt_wcore *c)
     fail_grants(c, &c->active);
     fail_grants(c, &c->closing); /* those being preempted; closing ones go on by themselves */
     bt_wreload_detached(c);
-    if (c->writeback->detached != NULL) {
-        c->writeback->detached(c);
-    }
+    c->writeback->detached(c);
     c->slab = NULL;
     s->dead = true;
     bt_wslab_put(s);

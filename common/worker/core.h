@@ -144,7 +144,8 @@ struct bt_wput {
     uint64_t id; /* 0: free */
     struct bt_wslab *slab;
     uint32_t page, flow;
-    bool preempted; /* its request gives up the page: copied before others */
+    uint64_t asked_ns; /* mono */
+    bool preempted;    /* its request gives up the page: copied before others */
     enum { BT_WPUT_ASKED, BT_WPUT_COPYING, BT_WPUT_CLOSING } stage;
     bool failed;
     bt_engine_ticket_t done;

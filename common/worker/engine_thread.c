@@ -293,7 +293,8 @@ static void sleep_on_ring(struct bt_wcore *c, bool held)
         return;
     }
     struct pollfd p = {.fd = c->in.efd, .events = POLLIN};
-    int n = poll(&p, 1, c->n_asked > 0 ? 10 : 1000); /* a lease is waited for so long only */
+    int n = poll(&p, 1,
+                 c->n_asked + c->n_puts > 0 ? 10 : 1000); /* answers are waited for with a limit */
     BT_ASSERT(n >= 0 || errno == EINTR);
     bt_ring_disarm(&c->in);
 }

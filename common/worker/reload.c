@@ -9,8 +9,7 @@
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
-#define ANSWER_NS 100000000ull /* a kvstore answers at once; recomputing may take as long as this  \
-                                */
+#define ANSWER_NS  100000000ull  /* a kvstore answers at once */
 #define PAUSE_NS   1000000000ull /* not asked after it has not answered */
 #define BLOCKS_MAX 24000u        /* of one LocalLease */
 

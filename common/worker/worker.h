@@ -36,12 +36,15 @@ struct bt_role_ops {
     void (*quiet)(struct bt_wcore *c, struct bt_wreq *r);
 };
 
-/* Write-back of generated blocks, kept by the decode role; NULL members: none. */
+/* Write-back of generated blocks, kept by the decode role. */
 struct bt_writeback_ops {
     /* r is about to lose its pages: what has not been offered is now. */
     void (*preempt)(struct bt_wcore *c, struct bt_wreq *r);
     void (*slot)(struct bt_wcore *c, uint64_t put, bt_status_t st, uint32_t slot, uint32_t gen);
     void (*ticket)(struct bt_wcore *c, struct bt_wput *p);
+    /* Pages are short: gives up blocks that the kvstore does not answer for; false: there are none.
+     */
+    bool (*expire)(struct bt_wcore *c);
     void (*detached)(struct bt_wcore *c);
 };
 
