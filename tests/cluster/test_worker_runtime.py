@@ -400,9 +400,76 @@ def test_a_worker_takes_nobody_elses_conductor(node, c):
     assert not s.closed
 
 
+def resumed(node, kv):
+    return node.metrics("decode")[f'baton_worker_resumed_tokens_total{{kv="{kv}"}}']
+
+
+@pytest.mark.parametrize("engine", ["null", "cpu"])
+def test_preempted_rows_come_back_from_the_pool(engine):
+    """Pages for three of ten sequences: the same tokens as without pressure, and little is computed twice."""
+    n = Node(engine, decode={"engine.pages": 28})
+    try:
+        if not n.exact:
+            pytest.skip("on this processor rows depend on their neighbours' number")
+        c = Conductor(n)
+        jobs = [(rid(), prompt(30 + 5 * i, 700 + i)) for i in range(10)]
+        alone = [c.both(c.p, rid(), ids, 90, **SEEDED) for _, ids in jobs]
+        for i, (r, ids) in enumerate(jobs):
+            c.reserve(r, ids, wait=False)
+            c.submit(c.d, r, ids, c.pb.DECODE if i % 2 else c.pb.BOTH, 90, **SEEDED)
+            if i % 2:
+                c.submit(c.p, r, ids, c.pb.PREFILL, 90, **SEEDED)
+        assert [c.result(r, 90, [c.p, c.d] if i % 2 else [c.d]) for i, (r, _) in enumerate(jobs)] == alone
+        preempted = n.metric("decode", "vllm:num_preemptions_total")
+        assert preempted > 0
+        assert resumed(n, "reloaded") > resumed(n, "recomputed"), n.metrics("decode")
+        c.idle()
+        r, ids = rid(), prompt(60, 799)  # choices, whose generated blocks differ
+        alone = [c.both(c.p, rid(), ids, 90, choice=k, **SEEDED) for k in range(10)]
+        before = resumed(n, "reloaded")
+        assert c.apart(r, ids, 90, n=10, **SEEDED) == alone
+        assert n.metric("decode", "vllm:num_preemptions_total") > preempted and resumed(n, "reloaded") > before
+        c.idle()  # no lease is left
+        c.close()
+    finally:
+        n.stop()
+
+
+def test_preempted_rows_go_on_without_the_kvstore():
+    """Stopped, it answers nothing: rows that come back wait a moment for it and are computed again."""
+    n = Node("cpu", decode={"engine.pages": 28})  # slow enough to be met in the middle
+    try:
+        if not n.exact:
+            pytest.skip("on this processor rows depend on their neighbours' number")
+        c = Conductor(n)
+        jobs = [(rid(), prompt(30 + i, 800 + i)) for i in range(6)]
+        alone = [c.both(c.p, rid(), ids, 380) for _, ids in jobs]
+        for r, ids in jobs:
+            c.reserve(r, ids)
+            c.submit(c.d, r, ids, c.pb.BOTH, 380)
+        c.d.wait(lambda: all(c.d.tokens(r) for r, _ in jobs), "tokens")  # their grants are open
+        n.procs["kvstore"].send_signal(signal.SIGSTOP)
+        try:
+            for r, _ in jobs[:3]:
+                assert c.d.ended(r, seconds=30).status == OK
+        finally:
+            n.procs["kvstore"].send_signal(signal.SIGCONT)
+        for (r, _), want in zip(jobs, alone):
+            assert c.d.ended(r).status == OK
+            assert [t.token for t in c.d.tokens(r)] == want
+            c.release(r)
+        assert n.metric("decode", "vllm:num_preemptions_total") > 0 and resumed(n, "recomputed") > 0
+        with open(f"{n.dir}/decode.log") as f:
+            assert "ev=lease_unanswered" in f.read()
+        c.idle()
+        c.close()
+    finally:
+        n.stop()
+
+
 def test_preemption_changes_no_token():
-    """Seven sequences in a worker with pages for about three: preempted ones are recomputed."""
-    n = Node("null", decode={"engine.pages": 24})
+    """Seven sequences in a worker with pages for about three; nothing comes back from the pool."""
+    n = Node("null", decode={"engine.pages": 24, "worker.writeback": "false"})
     try:
         c = Conductor(n)
         jobs = [(rid(), prompt(30 + i, 500 + i)) for i in range(7)]
