@@ -1,9 +1,8 @@
 /* How many rows the decode pool will have at the time a prefill ends: those of now, thinned out as
  * rows end, and the requests in prefill as they come out of it. Mooncake (arXiv 2407.00079, section
- * 7.4) lets every row last the same time t_d and takes off who has run longer; a pool whose long
- * answers are taken off while they still run is taken for emptier than it is. Here who runs is
- * known and only who ends is estimated: each row goes on with the same chance in every bucket, its
- * mean life measured. A plain value in the caller's memory. Pure: time is an argument. */
+ * 7.4) lets every row last the same time t_d. Here who runs is known and only who ends is
+ * estimated: each row goes on with the same chance in every bucket, its mean life measured. A plain
+ * value in the caller's memory. Pure: time is an argument. */
 #ifndef BT_CONDUCTOR_SCHED_FORECAST_H
 #define BT_CONDUCTOR_SCHED_FORECAST_H
 
