@@ -20,13 +20,6 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1024,
      .doc = "Compute threads of the CPU engine; 0: as many as this process may use."},
-    {.key = "engine.activations",
-     .type = BT_CONF_STR,
-     .offset = ROW(engine_activations),
-     .def = "split",
-     .doc = "What the CPU engine's bf16 products read of an activation: split (two bf16, 16 bits) "
-            "or bf16 (gate, up and down read one: less work, logprobs some 0.07 off instead of "
-            "0.015). The same on all workers of a model."},
     {.key = "engine.pages",
      .type = BT_CONF_INT,
      .offset = ROW(engine_pages),
@@ -140,11 +133,6 @@ bool bt_worker_conf_check(struct bt_worker_conf *c, const char *kind)
     if (!known) {
         fprintf(stderr, "engine.device: '%s' is unknown; use auto, cpu, cuda or null\n",
                 c->engine_device);
-        return false;
-    }
-    if (strcmp(c->engine_activations, "split") != 0 && strcmp(c->engine_activations, "bf16") != 0) {
-        fprintf(stderr, "engine.activations: '%s' is unknown; use split or bf16\n",
-                c->engine_activations);
         return false;
     }
     int64_t block = c->common.kv_block_tokens;

@@ -7,7 +7,6 @@
 struct bt_worker_conf {
     struct bt_conf_common common;
     char *engine_device;
-    char *engine_activations;
     int64_t engine_threads;
     int64_t engine_pages;
     uint64_t engine_mem;

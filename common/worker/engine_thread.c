@@ -80,7 +80,6 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
         .stages = 1,
         .progress = on_progress,
         .progress_arg = c,
-        .activations = conf->engine_activations,
     };
     st = c->vt->open(&ec, &c->eng, &c->info, err, cap);
     if (st != BT_OK) {

@@ -1,8 +1,7 @@
 /* The CPU engine against float32 outputs of the reference implementation: top-10 logprobs of the
- * next token within 0.05 (0.1 where engine.activations is bf16), greedy tokens equal up to
- * near-ties (gaps below that). tests/run runs it again with ONEDNN_MAX_CPU_ISA=AVX2;
- * BT_GOLDEN_ENGINE names another engine (make check-gpu), BT_GOLDEN_MODEL and BT_GOLDEN_REF another
- * model and its file, for a run of their own. */
+ * next token within 0.05, greedy tokens equal up to near-ties. tests/run runs it again with
+ * ONEDNN_MAX_CPU_ISA=AVX2; BT_GOLDEN_ENGINE names another engine (make check-gpu), BT_GOLDEN_MODEL
+ * and BT_GOLDEN_REF another model and its file, for a run of their own. */
 #include "tests/golden/drive.h"
 
 #include <jansson.h>
@@ -11,9 +10,7 @@
 #include "common/conf/conf.h"
 
 /* Engines that round products to bf16 come as near as that allows. */
-#define TOLERANCE (bf16 ? 0.1 : bt_conf_env("BT_GOLDEN_ENGINE") ? 0.15 : 0.05)
-
-static bool bf16; /* engine.activations of the engines to come */
+#define TOLERANCE (bt_conf_env("BT_GOLDEN_ENGINE") ? 0.15 : 0.05)
 
 static uint32_t *ids_of(const json_t *list, uint32_t *n_p)
 {
@@ -113,15 +110,15 @@ static void check_model(const char *model, const char *ref)
     }
     struct drive d;
     const char *engine = bt_conf_env("BT_GOLDEN_ENGINE");
-    drive_open_with(&d, engine ? engine : "cpu", model, "auto", 16, bf16 ? "bf16" : "split");
+    drive_open(&d, engine ? engine : "cpu", model, 16);
     const struct bt_engine_params p = drive_greedy(BT_ENGINE_MAX_TOP);
     double worst = 0;
     uint32_t ties = 0;
     for (size_t i = 0; i < json_array_size(cases); i++) {
         ties += check_greedy(&d, json_array_get(cases, i), &p, &worst);
     }
-    printf("# %s on %s%s: largest difference %.4f, near-ties %u\n", model, d.info->device,
-           bf16 ? " (bf16)" : "", worst, ties);
+    printf("# %s on %s: largest difference %.4f, near-ties %u\n", model, d.info->device, worst,
+           ties);
     drive_close(&d);
     json_decref(cases);
 }
@@ -164,18 +161,6 @@ static void test_qwen3(void **state)
     check_model("tests/golden/models/tiny-qwen3", "tests/golden/models/tiny-qwen3.json");
 }
 
-static void test_bf16(void **state)
-{
-    bf16 = true;
-    test_llama(state);
-    test_draft(state);
-    test_mistral(state);
-    test_llama31(state);
-    test_qwen2(state);
-    test_qwen3(state);
-    bf16 = false;
-}
-
 /* A model that is not in the repository. */
 static void test_named(void **state)
 {
@@ -191,7 +176,6 @@ int main(void)
         cmocka_unit_test(test_llama),   cmocka_unit_test(test_draft),
         cmocka_unit_test(test_mistral), cmocka_unit_test(test_llama31),
         cmocka_unit_test(test_qwen2),   cmocka_unit_test(test_qwen3),
-        cmocka_unit_test(test_bf16),
     };
     const struct CMUnitTest named[] = {cmocka_unit_test(test_named)};
     if (bt_conf_env("BT_GOLDEN_MODEL")) {

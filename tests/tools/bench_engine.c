@@ -1,8 +1,7 @@
 /* Speed of the CPU engine beside what the machine gives: prompt processing against the best bf16
  * product, generation against the reading of memory, long prompts against short ones. A 125M shape
  * with random weights. The machine is shared: limits and engine are measured in turns, the best of
- * each counts. usage: bench_engine [rounds [threads [activations]]] (engine.activations: split,
- * bf16) */
+ * each counts. usage: bench_engine [rounds [threads]] */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -52,7 +51,7 @@ static void must(bt_status_t st, const char *what)
     }
 }
 
-static void open_engine(struct bench *b, uint32_t threads, const char *activations)
+static void open_engine(struct bench *b, uint32_t threads)
 {
     char dir[] = "/tmp/baton-bench-XXXXXX", path[64], err[512] = "";
     if (!mkdtemp(dir)) {
@@ -74,8 +73,7 @@ static void open_engine(struct bench *b, uint32_t threads, const char *activatio
                                        .max_slots = 4,
                                        .max_rows = LONG,
                                        .ranks = 1,
-                                       .stages = 1,
-                                       .activations = activations};
+                                       .stages = 1};
     bt_status_t st = bt_engine_load("cpu", &b->vt, err, sizeof(err));
     if (st == BT_OK) {
         st = b->vt->open(&c, &b->e, &b->info, err, sizeof(err));
@@ -150,12 +148,10 @@ int main(int argc, char **argv)
 {
     uint32_t rounds = argc > 1 ? (uint32_t)atoi(argv[1]) : 10;
     uint32_t threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 2;
-    const char *activations = argc > 3 ? argv[3] : "split";
     static struct bench b = {.prefill = {1e9, 1e9}, .decode = 1e9, .decode_long = 1e9};
-    open_engine(&b, threads, activations);
+    open_engine(&b, threads);
     bt_cpu_limits_fn limits = find_limits(b.vt);
-    printf("%s, activations %s; 12 layers, hidden 768, 12/4 heads of 64, ff 2048, vocab 32000\n",
-           b.info->device, activations);
+    printf("%s; 12 layers, hidden 768, 12/4 heads of 64, ff 2048, vocab 32000\n", b.info->device);
     for (uint32_t i = 0; i < LONG; i++) {
         b.tokens[i] = i * 7919 % VOCAB;
     }
@@ -176,17 +172,16 @@ int main(int argc, char **argv)
         fflush(stdout);
     }
     double flops = 2 * LAYER_PARAMS, bytes = 2 * (LAYER_PARAMS + HEAD_PARAMS);
-    printf("bench,engine_%s_prefill_512,%.0f,tokens/s,%.0f MFLOP a token at the %.0f GFLOP/s of %s,"
+    printf("bench,engine_prefill_512,%.0f,tokens/s,%.0f MFLOP a token at the %.0f GFLOP/s of %s,"
            "%.3f\n",
-           activations, 1 / b.prefill[0], flops * 1e-6, b.best.product * 1e-9, b.best.product_text,
+           1 / b.prefill[0], flops * 1e-6, b.best.product * 1e-9, b.best.product_text,
            flops / b.prefill[0] / b.best.product);
-    printf("bench,engine_%s_prefill_2048,%.0f,tokens/s,prompt of 512,%.3f\n", activations,
-           1 / b.prefill[1], b.prefill[0] / b.prefill[1]);
-    printf("bench,engine_%s_decode,%.0f,tokens/s,%.0f MB a token at %.1f GB/s read,%.3f\n",
-           activations, 1 / b.decode, bytes * 1e-6, b.best.read * 1e-9,
-           bytes / b.decode / b.best.read);
-    printf("bench,engine_%s_decode_after_2048,%.0f,tokens/s,after 512,%.3f\n", activations,
-           1 / b.decode_long, b.decode / b.decode_long);
+    printf("bench,engine_prefill_2048,%.0f,tokens/s,prompt of 512,%.3f\n", 1 / b.prefill[1],
+           b.prefill[0] / b.prefill[1]);
+    printf("bench,engine_decode,%.0f,tokens/s,%.0f MB a token at %.1f GB/s read,%.3f\n",
+           1 / b.decode, bytes * 1e-6, b.best.read * 1e-9, bytes / b.decode / b.best.read);
+    printf("bench,engine_decode_after_2048,%.0f,tokens/s,after 512,%.3f\n", 1 / b.decode_long,
+           b.decode / b.decode_long);
     b.vt->close(b.e);
     return 0;
 }

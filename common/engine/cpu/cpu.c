@@ -59,9 +59,6 @@ static bt_status_t check_config(const struct bt_engine_config *c, char *err, siz
     } else if (c->load_format && strcmp(c->load_format, "auto") != 0 &&
                strcmp(c->load_format, "dummy") != 0) {
         what = "model.load_format: auto or dummy";
-    } else if (c->activations && strcmp(c->activations, "split") != 0 &&
-               strcmp(c->activations, "bf16") != 0) {
-        what = "engine.activations: split or bf16";
     }
     if (what) {
         snprintf(err, err_cap, "engine: %s", what);

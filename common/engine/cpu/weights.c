@@ -13,7 +13,7 @@ struct loader {
     struct bt_gemm *g;
     const struct bt_model_config *c;
     uint64_t seed; /* of dummy weights */
-    bool hi;       /* activations bf16: gate, up and down read one part */
+    bool hi;       /* activations bf16: only the head's product reads both parts */
     char *err;
     size_t err_cap;
 };
@@ -123,7 +123,7 @@ struct part {
     uint32_t rows;
 };
 
-typedef enum { LINEAR_PLAIN, LINEAR_SWIGLU, LINEAR_DOWN } linear_t;
+typedef enum { LINEAR_PLAIN, LINEAR_SWIGLU, LINEAR_HEAD } linear_t;
 
 /* Joins matrices [rows_i, cols] below each other and packs them as one product. */
 static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t cols,
@@ -157,7 +157,7 @@ static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t co
         const struct bt_linear_spec spec = {.k = cols,
                                             .n = (uint32_t)rows,
                                             .swiglu = kind == LINEAR_SWIGLU,
-                                            .hi = l->hi && kind != LINEAR_PLAIN};
+                                            .hi = l->hi && kind != LINEAR_HEAD};
         st = bt_linear_create(l->g, &spec, w, out, l->err, l->err_cap);
     }
     free(w);
@@ -214,7 +214,7 @@ static bt_status_t read_layer(struct loader *l, uint32_t i, struct bt_cpu_layer 
     }
     if (st == BT_OK) {
         const struct part down = {"mlp.down_proj.weight", c->hidden};
-        st = read_linear(l, p, c->intermediate, &down, 1, LINEAR_DOWN, &y->down);
+        st = read_linear(l, p, c->intermediate, &down, 1, LINEAR_PLAIN, &y->down);
     }
     return st;
 }
@@ -263,7 +263,7 @@ static bt_status_t read_model(struct loader *l, struct bt_cpu_model *m)
     if (st == BT_OK) {
         const struct part head = {
             c->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight", c->vocab};
-        st = read_linear(l, "", c->hidden, &head, 1, LINEAR_PLAIN, &m->lm_head);
+        st = read_linear(l, "", c->hidden, &head, 1, LINEAR_HEAD, &m->lm_head);
     }
     return st;
 }
@@ -273,7 +273,6 @@ bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g,
 {
     struct loader l = {
         .conf = conf, .g = g, .c = &m->config, .seed = 1, .err = err, .err_cap = err_cap};
-    l.hi = conf->activations && strcmp(conf->activations, "bf16") == 0;
     if (!conf->load_format || strcmp(conf->load_format, "dummy") != 0) {
         bt_status_t st = bt_weights_open(conf->model_dir, &l.w, err, err_cap);
         if (st != BT_OK) {
