@@ -436,3 +436,36 @@ void bt_weights_digest(const struct bt_weights *w, uint8_t out[32])
     bt_sha256_finish(h, out);
     free(sorted);
 }
+
+bt_status_t bt_weights_want(const struct bt_weights *w, const char *name, uint32_t rows,
+                            uint32_t cols, const char *dir, const char *architecture,
+                            uint32_t layers, const struct bt_tensor **t_p, char *err,
+                            size_t err_cap)
+{
+    const struct bt_tensor *t = bt_weights_find(w, name);
+    if (!t) {
+        snprintf(err, err_cap,
+                 "%s: tensor %s is missing; config.json names %s with %u layers: are config and "
+                 "weights of the same model?",
+                 dir, name, architecture, layers);
+        return BT_ERR_INVALID;
+    }
+    bool fits = rows ? t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols
+                     : t->n_dims == 1 && t->dims[0] == cols;
+    if (!fits) {
+        snprintf(err, err_cap,
+                 "%s/%s: tensor %s: shape [%llu, %llu...] of %u dimensions, config.json asks for "
+                 "[%u, %u]",
+                 dir, t->file, name, (unsigned long long)t->dims[0], (unsigned long long)t->dims[1],
+                 t->n_dims, BT_MAX(rows, 1u), cols);
+        return BT_ERR_INVALID;
+    }
+    if (t->dtype == BT_TENSOR_OTHER) {
+        snprintf(err, err_cap,
+                 "%s/%s: tensor %s: dtype %s is not supported; supported are BF16, F16, F32", dir,
+                 t->file, name, t->dtype_name);
+        return BT_ERR_UNSUPPORTED;
+    }
+    *t_p = t;
+    return BT_OK;
+}

@@ -36,6 +36,14 @@ bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err,
 void bt_weights_close(struct bt_weights *w);
 /* NULL if there is none of that name. Valid until close. */
 const struct bt_tensor *bt_weights_find(const struct bt_weights *w, const char *name);
+/* The tensor a model's configuration asks for: [rows, cols], or [cols] where rows is 0.
+ * ERR_INVALID: it is missing or of another shape; ERR_UNSUPPORTED: its dtype is none of ours; err
+ * names directory or file, tensor and what was wanted. dir, architecture, layers: for the message.
+ */
+bt_status_t bt_weights_want(const struct bt_weights *w, const char *name, uint32_t rows,
+                            uint32_t cols, const char *dir, const char *architecture,
+                            uint32_t layers, const struct bt_tensor **t_p, char *err,
+                            size_t err_cap) BT_MUST_CHECK;
 uint32_t bt_weights_count(const struct bt_weights *w);
 /* SHA-256 over all files, by name: name, NUL, size as u64 little-endian, bytes. */
 void bt_weights_digest(const struct bt_weights *w, uint8_t out[32]);

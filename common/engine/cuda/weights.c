@@ -103,28 +103,11 @@ static bt_status_t upload(struct loader *l, const struct bt_tensor *t, size_t n,
 static bt_status_t read_tensor(struct loader *l, const char *name, uint32_t rows, uint32_t cols,
                                bool f32, void *to)
 {
-    const struct bt_tensor *t = bt_weights_find(l->w, name);
-    if (!t) {
-        snprintf(l->err, l->err_cap,
-                 "%s: tensor %s is missing; config.json names %s with %u layers: are config and "
-                 "weights of the same model?",
-                 l->conf->model_dir, name, l->c->architecture, l->c->layers);
-        return BT_ERR_INVALID;
-    }
-    bool fits = rows ? t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols
-                     : t->n_dims == 1 && t->dims[0] == cols;
-    if (!fits) {
-        snprintf(l->err, l->err_cap,
-                 "%s/%s: tensor %s: its shape of %u dimensions is not the [%u, %u] that "
-                 "config.json asks for",
-                 l->conf->model_dir, t->file, name, t->n_dims, BT_MAX(rows, 1u), cols);
-        return BT_ERR_INVALID;
-    }
-    if (t->dtype == BT_TENSOR_OTHER) {
-        snprintf(l->err, l->err_cap,
-                 "%s/%s: tensor %s: dtype %s is not supported; supported are BF16, F16, F32",
-                 l->conf->model_dir, t->file, name, t->dtype_name);
-        return BT_ERR_UNSUPPORTED;
+    const struct bt_tensor *t;
+    bt_status_t st = bt_weights_want(l->w, name, rows, cols, l->conf->model_dir, l->c->architecture,
+                                     l->c->layers, &t, l->err, l->err_cap);
+    if (st != BT_OK) {
+        return st;
     }
     return upload(l, t, (size_t)BT_MAX(rows, 1u) * cols, f32, to);
 }
