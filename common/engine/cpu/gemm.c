@@ -312,7 +312,7 @@ bt_status_t bt_linear_create(struct bt_gemm *g, const struct bt_linear_spec *spe
     l->g = g;
     if (bt_gemm_fuses(g)) {
         const struct bt_packed_spec how = {
-            .k = k, .n = n, .amx = g->isa == BT_ISA_AMX, .swiglu = spec->swiglu, .hi = spec->hi};
+            .k = k, .n = n, .amx = g->isa == BT_ISA_AMX, .swiglu = spec->swiglu};
         bt_status_t packed = bt_packed_create(&how, w_nk, &l->packed);
         if (packed != BT_OK) {
             snprintf(err, err_cap, "no memory to pack a %u x %u matrix", k, n);

@@ -33,7 +33,6 @@ bool bt_gemm_exact(const struct bt_gemm *g);
 struct bt_linear_spec {
     uint32_t k, n;
     bool swiglu; /* gate's columns, then as many of up: for bt_linear_swiglu if bt_gemm_fuses */
-    bool hi;     /* packed.h's: only the hi parts of act */
 };
 
 /* Packs weights w_nk ([N, K], as checkpoints have them). The caller frees w_nk. */

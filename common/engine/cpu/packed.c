@@ -14,7 +14,7 @@
 #define TILE_ELEMS       512     /* bf16 of either */
 #define PARALLEL_FLOPS   500000u /* below, waking the other threads costs more than it gives */
 #define PREFETCH_TILES   6
-#define ALWAYS           __attribute__((always_inline)) /* a loop for each value of with_lo */
+#define ALWAYS           __attribute__((always_inline))
 #define PARTS_PER_THREAD 2
 #define ACT_STEP         1024       /* act elements from tile to tile: hi and lo */
 #define WEIGHT_BYTES     (1u << 20) /* of weights that stay in L2 while rows pass */
@@ -25,7 +25,7 @@ struct bt_packed {
     uint32_t tiles;  /* of 32 rows of K */
     uint32_t parts;  /* 1, or 2: hi, then lo of the weights */
     uint32_t panels; /* of 16 columns, padded with zeros; SwiGLU: gate and up in turns */
-    bool amx, swiglu, hi;
+    bool amx, swiglu;
     uint16_t *w; /* [panels][parts][tiles][16 pairs of rows][16 columns][2] */
 };
 
@@ -82,8 +82,7 @@ bt_status_t bt_packed_create(const struct bt_packed_spec *spec, const float *w_n
 {
     struct bt_packed *p = bt_calloc(1, sizeof(*p));
     uint32_t k = spec->k, n = spec->n;
-    *p = (struct bt_packed){
-        .k = k, .n = n, .amx = spec->amx, .swiglu = spec->swiglu, .hi = spec->hi};
+    *p = (struct bt_packed){.k = k, .n = n, .amx = spec->amx, .swiglu = spec->swiglu};
     p->tiles = BT_DIV_UP(k, TILE_K);
     p->panels = p->swiglu ? 2 * BT_DIV_UP(n / 2, PANEL_COLS) : BT_DIV_UP(n, PANEL_COLS);
     p->parts = needs_two(w_nk, (size_t)k * n) ? 2 : 1;
@@ -206,8 +205,7 @@ static inline void emit(const struct block *b, uint32_t row, uint32_t rows, uint
 
 /* R rows from `row` on (of one act tile) against four panels. */
 #define DOT_BLOCK(NAME, R)                                                                         \
-    static inline ALWAYS void NAME(const struct block *b, uint32_t row, uint32_t panel,            \
-                                   bool with_lo)                                                   \
+    static inline ALWAYS void NAME(const struct block *b, uint32_t row, uint32_t panel)            \
     {                                                                                              \
         const struct bt_packed *p = b->p;                                                          \
         const uint16_t *a = b->act + bt_act_row(row, p->k), *w[4];                                 \
@@ -230,11 +228,9 @@ static inline void emit(const struct block *b, uint32_t row, uint32_t rows, uint
                         memcpy(&hi, at + r * 32 + i * 2, 4);                                       \
                         acc[r][j] =                                                                \
                             _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_set1_epi32(hi), v);       \
-                        if (with_lo) {                                                             \
-                            memcpy(&lo, at + BT_ACT_LO + r * 32 + i * 2, 4);                       \
-                            acc[r][j] =                                                            \
-                                _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_set1_epi32(lo), v);   \
-                        }                                                                          \
+                        memcpy(&lo, at + BT_ACT_LO + r * 32 + i * 2, 4);                           \
+                        acc[r][j] =                                                                \
+                            _mm512_dpbf16_ps(acc[r][j], (__m512bh)_mm512_set1_epi32(lo), v);       \
                     }                                                                              \
                 }                                                                                  \
             }                                                                                      \
@@ -250,26 +246,22 @@ static inline void emit(const struct block *b, uint32_t row, uint32_t rows, uint
 DOT_BLOCK(dot_1x4, 1)
 DOT_BLOCK(dot_4x4, 4)
 
-static inline ALWAYS void dot_rows(const struct block *b, const struct part *at, bool with_lo)
+static inline ALWAYS void dot_rows(const struct block *b, const struct part *at)
 {
     for (uint32_t panel = at->panel; panel < at->panel_end; panel += 4) {
         uint32_t row = at->row;
         for (; row + 4 <= at->row_end; row += 4) {
-            dot_4x4(b, row, panel, with_lo);
+            dot_4x4(b, row, panel);
         }
         for (; row < at->row_end; row++) {
-            dot_1x4(b, row, panel, with_lo);
+            dot_1x4(b, row, panel);
         }
     }
 }
 
 static void dot_panels(const struct block *b, const struct part *at)
 {
-    if (b->p->hi) {
-        dot_rows(b, at, false);
-    } else {
-        dot_rows(b, at, true);
-    }
+    dot_rows(b, at);
 }
 
 /* ---- AMX ---- */
@@ -311,8 +303,7 @@ static inline uint32_t rows_left(const struct block *b, uint32_t row)
 }
 
 /* 32 rows from `row` on against two panels. Eight products for six loads, or four for four. */
-static inline ALWAYS void tile_2x2(const struct block *b, uint32_t row, uint32_t panel,
-                                   bool with_lo)
+static inline ALWAYS void tile_2x2(const struct block *b, uint32_t row, uint32_t panel)
 {
     const struct bt_packed *p = b->p;
     const uint16_t *w0 = panel_of(p, panel), *w1 = panel_of(p, panel + 1);
@@ -334,14 +325,12 @@ static inline ALWAYS void tile_2x2(const struct block *b, uint32_t row, uint32_t
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
-            if (with_lo) {
-                _tile_loadd(4, a0 + BT_ACT_LO, 64);
-                _tile_loadd(5, a1 + BT_ACT_LO, 64);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
+            _tile_loadd(4, a0 + BT_ACT_LO, 64);
+            _tile_loadd(5, a1 + BT_ACT_LO, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
             w0 += TILE_ELEMS;
             w1 += TILE_ELEMS;
             a0 += ACT_STEP;
@@ -364,8 +353,7 @@ static inline void prefetch_tile(const uint16_t *w)
 }
 
 /* 16 rows from `row` on against four panels: few rows, so the weights come from memory. */
-static inline ALWAYS void tile_1x4(const struct block *b, uint32_t row, uint32_t panel,
-                                   bool with_lo)
+static inline ALWAYS void tile_1x4(const struct block *b, uint32_t row, uint32_t panel)
 {
     const struct bt_packed *p = b->p;
     const uint16_t *w[4];
@@ -388,19 +376,15 @@ static inline ALWAYS void tile_1x4(const struct block *b, uint32_t row, uint32_t
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, w[1], 64);
             _tile_dpbf16ps(1, 4, 7);
-            if (with_lo) {
-                _tile_loadd(5, a + BT_ACT_LO, 64);
-                _tile_dpbf16ps(0, 5, 6);
-                _tile_dpbf16ps(1, 5, 7);
-            }
+            _tile_loadd(5, a + BT_ACT_LO, 64);
+            _tile_dpbf16ps(0, 5, 6);
+            _tile_dpbf16ps(1, 5, 7);
             _tile_loadd(6, w[2], 64);
             _tile_dpbf16ps(2, 4, 6);
             _tile_loadd(7, w[3], 64);
             _tile_dpbf16ps(3, 4, 7);
-            if (with_lo) {
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
             a += ACT_STEP;
             for (int j = 0; j < 4; j++) {
                 w[j] += TILE_ELEMS;
@@ -416,27 +400,23 @@ static inline ALWAYS void tile_1x4(const struct block *b, uint32_t row, uint32_t
 }
 
 /* Rows outside, panels inside: the part's weights stay in L2, each act row is fetched once. */
-static inline ALWAYS void tile_rows(const struct block *b, const struct part *at, bool with_lo)
+static inline ALWAYS void tile_rows(const struct block *b, const struct part *at)
 {
     uint32_t row = at->row, end = BT_MIN(at->panel_end, b->p->panels);
     for (; row + 16 < at->row_end; row += 32) {
         for (uint32_t panel = at->panel; panel < end; panel += 2) {
-            tile_2x2(b, row, panel, with_lo);
+            tile_2x2(b, row, panel);
         }
     }
     for (uint32_t panel = at->panel; row < at->row_end && panel < end; panel += 4) {
-        tile_1x4(b, row, panel, with_lo);
+        tile_1x4(b, row, panel);
     }
 }
 
 static void tile_panels(const struct block *b, const struct part *at)
 {
     bt_packed_tile_config();
-    if (b->p->hi) {
-        tile_rows(b, at, false);
-    } else {
-        tile_rows(b, at, true);
-    }
+    tile_rows(b, at);
     _tile_release();
 }
 

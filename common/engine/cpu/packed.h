@@ -41,7 +41,6 @@ struct bt_packed_spec {
     uint32_t k, n;
     bool amx;
     bool swiglu; /* the first n / 2 columns are gate, the others up: for BT_PACKED_SWIGLU only */
-    bool hi;     /* products read the hi parts of act only: half the work, bf16's accuracy */
 };
 
 /* Packs w_nk ([N, K] f32, as checkpoints have them). ERR_NO_MEMORY. The caller frees w_nk. */

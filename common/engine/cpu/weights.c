@@ -13,7 +13,6 @@ struct loader {
     struct bt_gemm *g;
     const struct bt_model_config *c;
     uint64_t seed; /* of dummy weights */
-    bool hi;       /* activations bf16: only the head's product reads both parts */
     char *err;
     size_t err_cap;
 };
@@ -104,7 +103,7 @@ struct part {
     uint32_t rows;
 };
 
-typedef enum { LINEAR_PLAIN, LINEAR_SWIGLU, LINEAR_HEAD } linear_t;
+typedef enum { LINEAR_PLAIN, LINEAR_SWIGLU } linear_t;
 
 /* Joins matrices [rows_i, cols] below each other and packs them as one product. */
 static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t cols,
@@ -135,10 +134,8 @@ static bt_status_t read_linear(struct loader *l, const char *prefix, uint32_t co
         at += (size_t)parts[i].rows * cols;
     }
     if (st == BT_OK) {
-        const struct bt_linear_spec spec = {.k = cols,
-                                            .n = (uint32_t)rows,
-                                            .swiglu = kind == LINEAR_SWIGLU,
-                                            .hi = l->hi && kind != LINEAR_HEAD};
+        const struct bt_linear_spec spec = {
+            .k = cols, .n = (uint32_t)rows, .swiglu = kind == LINEAR_SWIGLU};
         st = bt_linear_create(l->g, &spec, w, out, l->err, l->err_cap);
     }
     free(w);
@@ -244,7 +241,7 @@ static bt_status_t read_model(struct loader *l, struct bt_cpu_model *m)
     if (st == BT_OK) {
         const struct part head = {
             c->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight", c->vocab};
-        st = read_linear(l, "", c->hidden, &head, 1, LINEAR_HEAD, &m->lm_head);
+        st = read_linear(l, "", c->hidden, &head, 1, LINEAR_PLAIN, &m->lm_head);
     }
     return st;
 }
