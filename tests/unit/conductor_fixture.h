@@ -34,6 +34,7 @@ struct seen_submit {
 struct seen_reserve {
     uint64_t request, peer_incarnation;
     uint32_t epoch, role, n_tokens, n_keys;
+    int32_t answer; /* the status that it was given */
     char peer[32];
 };
 struct seen_pair {
@@ -203,6 +204,7 @@ static inline void on_kvstore_in(struct fake *k, const Baton__ToKvstore *m)
                                    .peer_incarnation = v->peer_incarnation,
                                    .epoch = v->epoch,
                                    .role = (uint32_t)v->role,
+                                   .answer = k->reserved_status,
                                    .n_tokens = v->n_tokens,
                                    .n_keys = (uint32_t)(v->keys.len / 32)};
         snprintf(s->peer, sizeof(s->peer), "%s", v->peer);
