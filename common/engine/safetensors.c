@@ -469,3 +469,39 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const char *name, uint32
     *t_p = t;
     return BT_OK;
 }
+
+static float value(const struct bt_tensor *t, uint64_t i)
+{
+    uint16_t b;
+    memcpy(&b, t->data + i * 2, 2); /* data may lie at an odd address */
+    if (t->dtype == BT_TENSOR_BF16) {
+        return bt_f32_of_bf16(b);
+    }
+    _Float16 h;
+    memcpy(&h, &b, 2);
+    return (float)h;
+}
+
+void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
+                      void *out)
+{
+    BT_ASSERT(t->dtype != BT_TENSOR_OTHER && (as == BT_TENSOR_F32 || as == BT_TENSOR_BF16));
+    size_t item = t->dtype == BT_TENSOR_F32 ? 4 : 2;
+    if (t->dtype == as) {
+        memcpy(out, t->data + from * item, n * item);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        float f;
+        if (t->dtype == BT_TENSOR_F32) {
+            memcpy(&f, t->data + (from + i) * 4, 4);
+        } else {
+            f = value(t, from + i);
+        }
+        if (as == BT_TENSOR_F32) {
+            ((float *)out)[i] = f;
+        } else {
+            ((uint16_t *)out)[i] = bt_bf16_of_f32(f);
+        }
+    }
+}

@@ -29,6 +29,23 @@ struct bt_tensor {
 
 struct bt_weights;
 
+static inline float bt_f32_of_bf16(uint16_t b)
+{
+    uint32_t u = (uint32_t)b << 16;
+    float f;
+    __builtin_memcpy(&f, &u, 4);
+    return f;
+}
+
+/* To nearest, ties to even; not a number stays one. */
+static inline uint16_t bt_bf16_of_f32(float f)
+{
+    uint32_t u;
+    __builtin_memcpy(&u, &f, 4);
+    return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? 0x7fc0
+                                                    : (u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
 /* ERR_NOT_FOUND: no weight file or a shard is missing; ERR_INVALID / ERR_TOO_LARGE: err names file,
  * tensor and offset. */
 bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err,
@@ -44,6 +61,10 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const char *name, uint32
                             uint32_t cols, const char *dir, const char *architecture,
                             uint32_t layers, const struct bt_tensor **t_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
+/* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), to out. t: of a dtype that
+ * bt_weights_want lets through. */
+void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
+                      void *out);
 uint32_t bt_weights_count(const struct bt_weights *w);
 /* SHA-256 over all files, by name: name, NUL, size as u64 little-endian, bytes. */
 void bt_weights_digest(const struct bt_weights *w, uint8_t out[32]);

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "common/engine/cpu/cpu_priv.h"
+#include "common/engine/decoder.h"
 
-#define MAX_ROWS_LIMIT 65536u
-#define KV_BYTES_DEF   (1ull << 30)
+#define KV_BYTES_DEF (1ull << 30)
 
 static uint32_t usable_cores(void)
 {
@@ -41,30 +41,14 @@ static void cpu_close(struct bt_engine *e)
 
 static bt_status_t check_config(const struct bt_engine_config *c, char *err, size_t err_cap)
 {
-    const char *what = NULL;
-    if (c->size != sizeof(*c)) {
-        what = "the plugin was built for another version of Baton";
-    } else if (!c->model_dir) {
-        what = "model.path is missing";
-    } else if (c->max_slots == 0 || c->max_slots > 65536) {
-        what = "max_slots: 1 to 65536";
-    } else if (c->max_rows == 0 || c->max_rows > MAX_ROWS_LIMIT) {
-        what = "max_rows: 1 to 65536";
-    } else if (c->page_tokens == 0) {
-        what = "kv.block_tokens: must not be 0";
-    } else if (c->ranks > 1 || c->stages > 1) {
-        what = "the cpu engine runs a model on one rank";
-    } else if (c->threads > 1024) {
-        what = "engine.threads: 0 to 1024";
-    } else if (c->load_format && strcmp(c->load_format, "auto") != 0 &&
-               strcmp(c->load_format, "dummy") != 0) {
-        what = "model.load_format: auto or dummy";
+    static const struct bt_engine_limits limits = {
+        .name = "cpu", .max_slots = 65536, .max_rows = 65536};
+    bt_status_t st = bt_engine_check_config(c, &limits, err, err_cap);
+    if (st == BT_OK && c->threads > 1024) {
+        snprintf(err, err_cap, "engine cpu: engine.threads: 0 to 1024");
+        st = BT_ERR_CONFIG;
     }
-    if (what) {
-        snprintf(err, err_cap, "engine: %s", what);
-        return BT_ERR_CONFIG;
-    }
-    return BT_OK;
+    return st;
 }
 
 static const struct bt_cpu_kernels *kernels_for(bt_cpu_isa_t isa)

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "common/engine/cuda/cuda_priv.h"
+#include "common/engine/decoder.h"
 
-#define MAX_ROWS_LIMIT 65536u
-#define SPARE_BYTES    (1ull << 30) /* left to the driver, graphs and libraries */
-#define SLAB_PIECE     (1ull << 30) /* registered at a time */
+#define SPARE_BYTES (1ull << 30) /* left to the driver, graphs and libraries */
+#define SLAB_PIECE  (1ull << 30) /* registered at a time */
 
 bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what)
 {
@@ -80,28 +80,14 @@ static void cuda_close(struct bt_engine *e)
 
 static bt_status_t check_config(const struct bt_engine_config *c, char *err, size_t err_cap)
 {
-    const char *what = NULL;
-    if (c->size != sizeof(*c)) {
-        what = "the plugin was built for another version of Baton";
-    } else if (!c->model_dir) {
-        what = "model.path is missing";
-    } else if (c->max_slots == 0 || c->max_slots > 2048) {
-        what = "max_slots: 1 to 2048 on a GPU";
-    } else if (c->max_rows == 0 || c->max_rows > MAX_ROWS_LIMIT) {
-        what = "max_rows: 1 to 65536";
-    } else if (c->page_tokens != 16 && c->page_tokens != 32 && c->page_tokens != 64) {
-        what = "kv.block_tokens: 16, 32 or 64 on a GPU";
-    } else if (c->ranks > 1 || c->stages > 1) {
-        what = "the cuda engine runs a model on one GPU";
-    } else if (c->load_format && strcmp(c->load_format, "auto") != 0 &&
-               strcmp(c->load_format, "dummy") != 0) {
-        what = "model.load_format: auto or dummy";
+    static const struct bt_engine_limits limits = {
+        .name = "cuda", .max_slots = 2048, .max_rows = 65536};
+    bt_status_t st = bt_engine_check_config(c, &limits, err, err_cap);
+    if (st == BT_OK && c->page_tokens != 16 && c->page_tokens != 32 && c->page_tokens != 64) {
+        snprintf(err, err_cap, "engine cuda: kv.block_tokens: 16, 32 or 64 on a GPU");
+        st = BT_ERR_CONFIG;
     }
-    if (what) {
-        snprintf(err, err_cap, "engine: %s", what);
-        return BT_ERR_CONFIG;
-    }
-    return BT_OK;
+    return st;
 }
 
 static bt_status_t open_device(struct bt_engine *e, char *err, size_t err_cap)

@@ -1,20 +1,18 @@
-/* Loading of a decoder model onto the device: checks every tensor's shape, joins Q, K, V and gate,
- * up. Weights are bf16, vectors f32. Runs once in open; reads the model directory. */
+/* Places a decoder model on the device: products and the embedding in bf16, vectors in f32. Runs
+ * once in open. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/engine/cuda/cuda_priv.h"
-#include "common/engine/safetensors.h"
+#include "common/engine/decoder.h"
 
 #define STAGE_BYTES (64u << 20)
 
 struct loader {
     struct bt_engine *e;
-    const struct bt_engine_config *conf;
-    const struct bt_model_config *c;
-    struct bt_weights *w; /* NULL: dummy */
-    uint32_t seed;
+    const char *dir;
+    uint32_t seed;     /* of dummy weights */
     uint8_t *stage[2]; /* pinned, taken in turns */
     cudaEvent_t sent[2];
     int turn;
@@ -24,7 +22,7 @@ struct loader {
 
 static bt_status_t device_error(struct loader *l, cudaError_t e, size_t bytes)
 {
-    snprintf(l->err, l->err_cap, "%s: %zu bytes of weights: %s", l->conf->model_dir, bytes,
+    snprintf(l->err, l->err_cap, "%s: %zu bytes of weights: %s", l->dir, bytes,
              cudaGetErrorString(e));
     return e == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
 }
@@ -45,36 +43,6 @@ static bt_status_t take(struct loader *l, size_t bytes, void **p)
     return BT_OK;
 }
 
-/* n values of a tensor as they are wanted: f32 or bf16. */
-static void convert(const struct bt_tensor *t, size_t from, size_t n, bool f32, uint8_t *out)
-{
-    size_t item = t->dtype == BT_TENSOR_F32 ? 4 : 2;
-    const uint8_t *in = t->data + from * item;
-    if (item == (f32 ? 4u : 2u) && (f32 || t->dtype == BT_TENSOR_BF16)) {
-        memcpy(out, in, n * item);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u = 0;
-        memcpy(&u, in + i * item, item); /* data may lie at an odd address */
-        if (t->dtype == BT_TENSOR_BF16) {
-            u <<= 16;
-        } else if (t->dtype == BT_TENSOR_F16) {
-            uint16_t h = (uint16_t)u;
-            _Float16 v;
-            memcpy(&v, &h, 2);
-            float f = (float)v;
-            memcpy(&u, &f, 4);
-        }
-        if (f32) {
-            memcpy(out + i * 4, &u, 4);
-        } else {
-            uint16_t b = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-            memcpy(out + i * 2, &b, 2);
-        }
-    }
-}
-
 /* Through two pinned buffers: one is filled while the other travels. */
 static bt_status_t upload(struct loader *l, const struct bt_tensor *t, size_t n, bool f32,
                           uint8_t *to)
@@ -85,7 +53,7 @@ static bt_status_t upload(struct loader *l, const struct bt_tensor *t, size_t n,
         int i = l->turn ^= 1;
         cudaError_t e = cudaEventSynchronize(l->sent[i]);
         if (e == cudaSuccess) {
-            convert(t, at, m, f32, l->stage[i]);
+            bt_tensor_values(t, at, m, f32 ? BT_TENSOR_F32 : BT_TENSOR_BF16, l->stage[i]);
             e = cudaMemcpyAsync(to + at * item, l->stage[i], m * item, cudaMemcpyHostToDevice,
                                 l->e->load);
         }
@@ -99,138 +67,72 @@ static bt_status_t upload(struct loader *l, const struct bt_tensor *t, size_t n,
     return BT_OK;
 }
 
-/* Reads tensor `name`, [rows, cols] or [cols] when rows is 0. */
-static bt_status_t read_tensor(struct loader *l, const char *name, uint32_t rows, uint32_t cols,
-                               bool f32, void *to)
+static bt_status_t fill_dummy(struct loader *l, const struct bt_decoder_tensors *d, void *to)
 {
-    const struct bt_tensor *t;
-    bt_status_t st = bt_weights_want(l->w, name, rows, cols, l->conf->model_dir, l->c->architecture,
-                                     l->c->layers, &t, l->err, l->err_cap);
-    if (st != BT_OK) {
-        return st;
+    cudaError_t e;
+    if (d->cols) {
+        e = bt_cu_dummy_bf16(to, d->rows * d->cols, bt_decoder_dummy_width(d->cols), ++l->seed,
+                             l->e->load);
+        return e == cudaSuccess ? BT_OK : device_error(l, e, d->rows * d->cols * 2);
     }
-    return upload(l, t, (size_t)BT_MAX(rows, 1u) * cols, f32, to);
+    float *ones = bt_malloc(d->rows * sizeof(*ones));
+    for (size_t i = 0; i < d->rows; i++) {
+        ones[i] = 1;
+    }
+    e = cudaMemcpy(to, ones, d->rows * sizeof(*ones), cudaMemcpyHostToDevice);
+    free(ones);
+    return e == cudaSuccess ? BT_OK : device_error(l, e, d->rows * sizeof(*ones));
 }
 
-struct part {
-    const char *name;
-    uint32_t rows;
-};
-
-/* Joins matrices [rows_i, cols] below each other; cols 0: vectors [rows_i], in f32. */
-static bt_status_t read_parts(struct loader *l, const char *prefix, uint32_t cols,
-                              const struct part *parts, uint32_t n_parts, void **out)
+static void **home(struct bt_cu_model *m, const struct bt_decoder_tensors *d)
 {
-    bool vector = cols == 0;
-    size_t item = vector ? 4 : 2, rows = 0, at = 0, width = vector ? 1 : cols;
-    for (uint32_t i = 0; i < n_parts; i++) {
-        rows += parts[i].rows;
-    }
-    bt_status_t st = take(l, rows * width * item, out);
-    if (st == BT_OK && !l->w) {
-        cudaError_t e;
-        if (vector) { /* norms of 1, no bias */
-            float *ones = bt_malloc(rows * sizeof(*ones));
-            for (size_t i = 0; i < rows; i++) {
-                ones[i] = 1;
-            }
-            e = cudaMemcpy(*out, ones, rows * 4, cudaMemcpyHostToDevice);
-            free(ones);
-        } else {
-            e = bt_cu_dummy_bf16(*out, rows * width, 1.7f / __builtin_sqrtf((float)cols), ++l->seed,
-                                 l->e->load);
-        }
-        return e == cudaSuccess ? BT_OK : device_error(l, e, rows * width * item);
-    }
-    for (uint32_t i = 0; st == BT_OK && i < n_parts; i++) {
-        char full[160];
-        snprintf(full, sizeof(full), "%s%s", prefix, parts[i].name);
-        st = read_tensor(l, full, vector ? 0 : parts[i].rows, vector ? parts[i].rows : cols, vector,
-                         (uint8_t *)*out + at);
-        at += parts[i].rows * width * item;
-    }
-    return st;
+    struct bt_cu_layer *y = &m->layers[d->layer];
+    void **const homes[BT_DECODER_ITEMS] = {
+        [BT_DECODER_EMBED] = &m->embed,
+        [BT_DECODER_NORM_ATTN] = (void **)&y->norm_attn,
+        [BT_DECODER_NORM_MLP] = (void **)&y->norm_mlp,
+        [BT_DECODER_QKV] = &y->qkv,
+        [BT_DECODER_QKV_BIAS] = (void **)&y->qkv_bias,
+        [BT_DECODER_Q_NORM] = (void **)&y->q_norm,
+        [BT_DECODER_K_NORM] = (void **)&y->k_norm,
+        [BT_DECODER_O] = &y->o,
+        [BT_DECODER_GATE_UP] = &y->gate_up,
+        [BT_DECODER_DOWN] = &y->down,
+        [BT_DECODER_NORM] = (void **)&m->norm,
+        [BT_DECODER_HEAD] = &m->lm_head,
+    };
+    return homes[d->item];
 }
 
-static bt_status_t read_attention(struct loader *l, const char *p, struct bt_cu_layer *y)
+static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
 {
-    const struct bt_model_config *c = l->c;
-    uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    const struct part qkv[] = {{"self_attn.q_proj.weight", q},
-                               {"self_attn.k_proj.weight", kv},
-                               {"self_attn.v_proj.weight", kv}};
-    const struct part bias[] = {
-        {"self_attn.q_proj.bias", q}, {"self_attn.k_proj.bias", kv}, {"self_attn.v_proj.bias", kv}};
-    const struct part q_norm = {"self_attn.q_norm.weight", c->head_dim},
-                      k_norm = {"self_attn.k_norm.weight", c->head_dim},
-                      o = {"self_attn.o_proj.weight", c->hidden};
-    bt_status_t st = read_parts(l, p, c->hidden, qkv, 3, &y->qkv);
-    if (st == BT_OK && c->qkv_bias) {
-        st = read_parts(l, p, 0, bias, 3, (void **)&y->qkv_bias);
-    }
-    if (st == BT_OK && c->qk_norm) {
-        st = read_parts(l, p, 0, &q_norm, 1, (void **)&y->q_norm);
-        if (st == BT_OK) {
-            st = read_parts(l, p, 0, &k_norm, 1, (void **)&y->k_norm);
-        }
-    }
-    return st == BT_OK ? read_parts(l, p, q, &o, 1, &y->o) : st;
-}
-
-static bt_status_t read_layer(struct loader *l, uint32_t i, struct bt_cu_layer *y)
-{
-    const struct bt_model_config *c = l->c;
-    const struct part norms[] = {{"input_layernorm.weight", c->hidden},
-                                 {"post_attention_layernorm.weight", c->hidden}};
-    const struct part gate_up[] = {{"mlp.gate_proj.weight", c->intermediate},
-                                   {"mlp.up_proj.weight", c->intermediate}},
-                      down = {"mlp.down_proj.weight", c->hidden};
-    char p[64];
-    snprintf(p, sizeof(p), "model.layers.%u.", i);
-    bt_status_t st = read_parts(l, p, 0, &norms[0], 1, (void **)&y->norm_attn);
-    if (st == BT_OK) {
-        st = read_parts(l, p, 0, &norms[1], 1, (void **)&y->norm_mlp);
-    }
-    if (st == BT_OK) {
-        st = read_attention(l, p, y);
-    }
-    if (st == BT_OK) {
-        st = read_parts(l, p, c->hidden, gate_up, 2, &y->gate_up);
-    }
-    return st == BT_OK ? read_parts(l, p, c->intermediate, &down, 1, &y->down) : st;
-}
-
-static bt_status_t read_model(struct loader *l, struct bt_cu_model *m)
-{
-    const struct bt_model_config *c = l->c;
-    const struct part embed = {"model.embed_tokens.weight", c->vocab},
-                      norm = {"model.norm.weight", c->hidden}, head = {"lm_head.weight", c->vocab};
-    bt_status_t st = read_parts(l, "", c->hidden, &embed, 1, &m->embed);
-    m->layers = bt_calloc(c->layers, sizeof(*m->layers));
-    for (uint32_t i = 0; st == BT_OK && i < c->layers; i++) {
-        st = read_layer(l, i, &m->layers[i]);
-        if (l->conf->progress) {
-            l->conf->progress(l->conf->progress_arg, "weights", (double)(i + 1) / c->layers);
-        }
-    }
-    if (st == BT_OK) {
-        st = read_parts(l, "", 0, &norm, 1, (void **)&m->norm);
-    }
-    if (st == BT_OK && c->tie_embeddings) {
+    struct loader *l = arg;
+    struct bt_cu_model *m = &l->e->model;
+    if (d->item == BT_DECODER_HEAD && m->config.tie_embeddings) {
         m->lm_head = m->embed;
         return BT_OK;
     }
-    return st == BT_OK ? read_parts(l, "", c->hidden, &head, 1, &m->lm_head) : st;
+    bool vector = d->cols == 0;
+    size_t width = vector ? 1 : d->cols, item = vector ? 4 : 2, at = 0;
+    void **to = home(m, d);
+    bt_status_t st = take(l, d->rows * width * item, to);
+    if (st == BT_OK && !d->parts[0].t) {
+        return fill_dummy(l, d, *to);
+    }
+    for (uint32_t i = 0; st == BT_OK && i < d->n_parts; i++) {
+        size_t n = d->parts[i].rows * width;
+        st = upload(l, d->parts[i].t, n, vector, (uint8_t *)*to + at * item);
+        at += n;
+    }
+    return st;
 }
 
 bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                              size_t err_cap)
 {
-    struct loader l = {.e = e, .conf = conf, .c = &e->model.config, .err = err, .err_cap = err_cap};
+    struct loader l = {.e = e, .dir = conf->model_dir, .err = err, .err_cap = err_cap};
     bt_status_t st = BT_OK;
-    if (!conf->load_format || strcmp(conf->load_format, "dummy") != 0) {
-        st = bt_weights_open(conf->model_dir, &l.w, err, err_cap);
-    }
+    e->model.layers = bt_calloc(e->model.config.layers, sizeof(*e->model.layers));
     for (int i = 0; st == BT_OK && i < 2; i++) {
         cudaError_t ce = cudaMallocHost((void **)&l.stage[i], STAGE_BYTES);
         if (ce == cudaSuccess) {
@@ -239,7 +141,7 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
         st = ce == cudaSuccess ? BT_OK : device_error(&l, ce, STAGE_BYTES);
     }
     if (st == BT_OK) {
-        st = read_model(&l, &e->model);
+        st = bt_decoder_load(conf, &e->model.config, place, &l, err, err_cap);
     }
     cudaError_t ce = cudaStreamSynchronize(e->load);
     if (st == BT_OK && ce != cudaSuccess) {
@@ -251,7 +153,6 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
             cudaEventDestroy(l.sent[i]);
         }
     }
-    bt_weights_close(l.w);
     return st;
 }
 

@@ -1,0 +1,68 @@
+/* The tensors of a decoder model (Llama, Mistral, Qwen: what bt_model_config admits), walked once
+ * for every back end: which there are, what they are called in a checkpoint, which of them are
+ * joined into one product. A back end only places them. */
+#ifndef BT_ENGINE_DECODER_H
+#define BT_ENGINE_DECODER_H
+
+#include "common/engine/engine.h"
+#include "common/engine/model_config.h"
+#include "common/engine/safetensors.h"
+
+#define BT_DECODER_PARTS_MAX 3
+
+typedef enum {
+    BT_DECODER_EMBED,     /* matrix [vocab, hidden] */
+    BT_DECODER_NORM_ATTN, /* vector [hidden] of a layer, like all up to DOWN */
+    BT_DECODER_NORM_MLP,  /* vector [hidden] */
+    BT_DECODER_QKV,       /* matrix [(heads + 2 kv_heads) * head_dim, hidden], Q first */
+    BT_DECODER_QKV_BIAS,  /* vector of as many */
+    BT_DECODER_Q_NORM,    /* vector [head_dim] */
+    BT_DECODER_K_NORM,    /* vector [head_dim] */
+    BT_DECODER_O,         /* matrix [hidden, heads * head_dim] */
+    BT_DECODER_GATE_UP,   /* matrix [2 * intermediate, hidden], gate first */
+    BT_DECODER_DOWN,      /* matrix [hidden, intermediate] */
+    BT_DECODER_NORM,      /* vector [hidden] */
+    BT_DECODER_HEAD,      /* matrix [vocab, hidden]; the embedding's tensor if they are tied */
+    BT_DECODER_ITEMS
+} bt_decoder_item_t;
+
+/* Tensors [rows_i, cols] to be joined below each other, or vectors [rows_i] where cols is 0. */
+struct bt_decoder_tensors {
+    bt_decoder_item_t item;
+    uint32_t layer; /* 0 for those of no layer */
+    uint32_t cols;
+    uint64_t rows; /* of all parts */
+    uint32_t n_parts;
+    struct bt_decoder_part {
+        char name[96];
+        uint32_t rows;
+        const struct bt_tensor *t; /* of the right shape; NULL: dummy weights are wanted */
+    } parts[BT_DECODER_PARTS_MAX];
+};
+
+/* Takes one item; what it needs beyond the call it copies. A status that is not OK ends the walk;
+ * err is then the back end's to write. */
+typedef bt_status_t (*bt_decoder_sink_fn)(void *arg, const struct bt_decoder_tensors *d);
+
+/* Opens conf->model_dir's weights (load_format dummy: none) and gives every item of c to sink, in
+ * the order of a forward pass. ERR_NOT_FOUND, INVALID, UNSUPPORTED, TOO_LARGE: err names file and
+ * tensor; else the sink's status. Calls conf->progress. */
+bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt_model_config *c,
+                            bt_decoder_sink_fn sink, void *arg, char *err,
+                            size_t err_cap) BT_MUST_CHECK;
+
+/* Half the width of the uniform distribution that dummy weights of a product over `cols` inputs
+ * have: about the size of trained ones, so that activations neither vanish nor overflow. */
+float bt_decoder_dummy_width(uint32_t cols);
+
+/* What every back end asks of a configuration; limits beyond what it can do are its own.
+ * ERR_CONFIG: err names the key and what it may be. */
+struct bt_engine_limits {
+    const char *name; /* of the back end */
+    uint32_t max_slots, max_rows;
+};
+bt_status_t bt_engine_check_config(const struct bt_engine_config *c,
+                                   const struct bt_engine_limits *limits, char *err,
+                                   size_t err_cap) BT_MUST_CHECK;
+
+#endif
