@@ -250,8 +250,20 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
     return BT_OK;
 }
 
+static void send_received(struct bt_wsession *s, const Baton__Submit *m)
+{
+    Baton__Received r = BATON__RECEIVED__INIT;
+    r.request = m->request;
+    r.epoch = m->epoch;
+    Baton__FromWorker f = BATON__FROM_WORKER__INIT;
+    f.m_case = BATON__FROM_WORKER__M_RECEIVED;
+    f.received = &r;
+    session_send(s, &f);
+}
+
 static void on_submit(struct bt_wsession *s, const Baton__Submit *m)
 {
+    send_received(s, m);
     char err[BT_WORKER_DETAIL] = "";
     bt_status_t st = admit(s->ctl, s, m, err, sizeof(err));
     if (st != BT_OK) {

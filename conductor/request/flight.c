@@ -137,8 +137,27 @@ void bt_flight_lose(struct bt_flight *f, const struct bt_session *s)
     f->kv_decode = s == f->kv_decode ? NULL : f->kv_decode;
 }
 
+void bt_flight_received(struct bt_flight *f, const struct bt_session *s)
+{
+    if (s == f->prefill && !f->prefill_ended) {
+        f->working[0] = s->member->incarnation;
+    } else if (s == f->decode && !f->decode_ended) {
+        f->working[1] = s->member->incarnation;
+    }
+}
+
+bool bt_flight_works_on(const struct bt_flight *f, const struct bt_session *s)
+{
+    return s->member->incarnation == f->working[0] || s->member->incarnation == f->working[1];
+}
+
 void bt_flight_ended(struct bt_flight *f, const struct bt_session *s)
 {
+    for (size_t i = 0; i < BT_ARRAY_LEN(f->working); i++) {
+        if (f->working[i] == s->member->incarnation) {
+            f->working[i] = 0;
+        }
+    }
     if (!f->no_room) {
         bt_requests_room(f->lane->r->rs);
     }

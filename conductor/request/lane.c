@@ -368,7 +368,6 @@ static void on_lost(struct bt_lane *k, const struct bt_lane_input *in)
         return;
     }
     bool need = needed(f, s);
-    bool ended = (s == f->decode && f->decode_ended) || (s == f->prefill && f->prefill_ended);
     bt_flight_lose(f, s);
     if (!need) {
         return;
@@ -376,9 +375,7 @@ static void on_lost(struct bt_lane *k, const struct bt_lane_input *in)
     char why[128];
     snprintf(why, sizeof(why), "%s %s was lost", s->member->kind, s->member->name);
     bt_lane_avoid(k, s);
-    /* One that says it is leaving has not been killed by this request. */
-    bool killed = s->kind == BT_SESSION_WORKER && !ended && !s->departed && !bt_session_leaving(s);
-    bt_lane_replan(k, killed ? s : NULL, why, in->now_ns);
+    bt_lane_replan(k, s, why, in->now_ns);
 }
 
 static bool needs_leaving(const struct bt_flight *f)

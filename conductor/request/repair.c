@@ -83,25 +83,29 @@ static void split(struct bt_lane *k)
     k->n_tokens = 0; /* gathered from another choice, perhaps */
 }
 
-static void count_death(struct bt_request *r, const struct bt_session *killer)
+/* Whoever was dead before the request got there, and whoever says that it is leaving, has not been
+ * killed by it. */
+static void count_death(struct bt_lane *k, const struct bt_session *lost)
 {
-    if (killer == NULL || r->n_killed == DEATHS_MAX) {
+    struct bt_request *r = k->r;
+    if (lost == NULL || k->flight == NULL || !bt_flight_works_on(k->flight, lost) ||
+        lost->departed || bt_session_leaving(lost) || r->n_killed == DEATHS_MAX) {
         return;
     }
     for (uint32_t i = 0; i < r->n_killed; i++) {
-        if (r->killed[i] == killer->member->incarnation) {
+        if (r->killed[i] == lost->member->incarnation) {
             return; /* another choice was with it as well */
         }
     }
-    r->killed[r->n_killed++] = killer->member->incarnation;
+    r->killed[r->n_killed++] = lost->member->incarnation;
 }
 
-void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const char *why,
+void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char *why,
                     uint64_t now_ns)
 {
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
-    count_death(r, killer);
+    count_death(k, lost);
     k->replans++;
     r->usage.replans++;
     rs->replanned++;
@@ -124,7 +128,7 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const ch
         return;
     }
     uint32_t shift = BT_MIN(k->replans - 1, 6u);
-    uint32_t delay = killer != NULL ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
+    uint32_t delay = lost != NULL ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
     leave_plan(k, now_ns);
     k->queued_ns = 0; /* it had its place; what it waits for now is another worker */
     k->plan_at_ns = now_ns + (uint64_t)delay * 1000000;

@@ -49,8 +49,9 @@ struct bt_flight {
     bool prefill_released, decode_released; /* the kvstores' grants */
     bool got_first, got_decode;             /* a token of the prefill's, of the decode's side */
     bool flow_done;
-    uint8_t reserved; /* kvstores that have said yes */
-    bool no_room;     /* was refused for want of room: its end is no news to those who wait */
+    uint8_t reserved;    /* kvstores that have said yes */
+    uint64_t working[2]; /* incarnations of workers that have received it and not ended, or 0 */
+    bool no_room;        /* was refused for want of room: its end is no news to those who wait */
     enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
     bool decode_useless;   /* nobody wants more tokens: cancel it at once */
     uint64_t wind_ns;      /* since when it is not active */
@@ -208,9 +209,9 @@ static inline bool bt_lane_running(const struct bt_lane *k)
 
 /* ---- repair.c: failure is re-planning ---- */
 void bt_lane_avoid(struct bt_lane *k, const struct bt_session *s);
-/* The current plan is over: plans again, or fails the request. killer: the worker that was lost
- * while it worked on it, NULL: nobody died. */
-void bt_lane_replan(struct bt_lane *k, const struct bt_session *killer, const char *why,
+/* The current plan is over: plans again, or fails the request. lost: the daemon that was lost or
+ * hangs; a worker that had begun with the request counts as killed by it. NULL: nobody was lost. */
+void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char *why,
                     uint64_t now_ns);
 /* A worker or kvstore (s, may be NULL) refused or gave up with a status of its own. */
 void bt_lane_repair(struct bt_lane *k, const struct bt_session *s, int32_t status,
@@ -256,6 +257,11 @@ void bt_flight_cancel_choice(struct bt_flight *f, uint32_t choice);
 void bt_flight_lose(struct bt_flight *f, const struct bt_session *s);
 bool bt_flight_uses(const struct bt_flight *f, const struct bt_session *s);
 void bt_flight_ended(struct bt_flight *f, const struct bt_session *s);
+/* A worker says that it has received the plan. One that is lost before it could is not a victim of
+ * the request. */
+void bt_flight_received(struct bt_flight *f, const struct bt_session *s);
+/* Has it received the plan and not ended? Also true of one that was lost since. */
+bool bt_flight_works_on(const struct bt_flight *f, const struct bt_session *s);
 /* The prefill is computed: its worker has that much less to do. */
 void bt_flight_prefilled(struct bt_flight *f);
 /* All its kvstores have said yes. */

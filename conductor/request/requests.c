@@ -274,6 +274,11 @@ static void on_worker(void *arg, struct bt_session *s, const Baton__FromWorker *
     } else if (m->m_case == BATON__FROM_WORKER__M_PREFILL_DONE) {
         const Baton__PrefillDone *p = m->prefill_done;
         dispatch(rs, p->request, p->epoch, EV_PREFILL_DONE, s, p);
+    } else if (m->m_case == BATON__FROM_WORKER__M_RECEIVED) {
+        struct bt_lane *k = current(rs, m->received->request, m->received->epoch);
+        if (k != NULL && k->flight != NULL) {
+            bt_flight_received(k->flight, s);
+        }
     } else if (m->m_case == BATON__FROM_WORKER__M_ENDED) {
         on_ended_msg(rs, s, m->ended);
     }

@@ -51,6 +51,7 @@ struct fake { /* a worker or a kvstore */
     uint64_t incarnation, hello_incarnation;
     uint64_t hello_layout;
     bool is_kv, mute;        /* mute: says nothing, not even heartbeats */
+    bool deaf;               /* a worker that was dead before a Submit reached it */
     int32_t reserved_status; /* answer to Reserve */
     struct bt_rpc_server *server;
     struct bt_rpc_stream *stream, *blocks;
@@ -171,6 +172,12 @@ static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
         fake_heartbeat(k);
     } else if (m->m_case == BATON__TO_WORKER__M_SUBMIT && k->submits < MAX_SEEN) {
         const Baton__Submit *v = m->submit;
+        Baton__Received got = BATON__RECEIVED__INIT;
+        got.request = v->request;
+        got.epoch = v->epoch;
+        if (!k->deaf) {
+            to_conductor_w(k, BATON__FROM_WORKER__M_RECEIVED, &got);
+        }
         struct seen_submit *s = &k->submit[k->submits++];
         *s = (struct seen_submit){.request = v->request,
                                   .seed = v->sampling->seed,

@@ -243,6 +243,31 @@ static void test_two_deaths(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Workers that were dead before the request reached them were not killed by it. */
+static void test_dead_already(void **state)
+{
+    (void)state;
+    struct cluster x;
+    cluster_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2, p3, d3;
+    for (int i = 0; i < 3; i++) {
+        x.d[i]->deaf = true;
+    }
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    fake_kill(d.w);
+    wait_plan(&x, 2, &p2, &d2);
+    fake_kill(d2.w);
+    wait_plan(&x, 3, &p3, &d3);
+    assert_int_equal(c.errors, 0);
+    say_token(p3.w, id, 3, 0, 300, BATON__FINISH__STOP);
+    say_prefill_done(p3.w, id, 3, 0, 0, 0);
+    until(&x.f, c.dones == 1);
+    assert_int_equal(c.usage.replans, 2);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
 /* A whole node goes at once, prefill and decode of the request with it: that is one failure. */
 static void test_node_lost(void **state)
 {
@@ -458,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_prefill_lost),
         cmocka_unit_test(test_prefill_lost_late),
         cmocka_unit_test(test_two_deaths),
+        cmocka_unit_test(test_dead_already),
         cmocka_unit_test(test_node_lost),
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_stall),
