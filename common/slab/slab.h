@@ -19,7 +19,7 @@
 #include "common/kv/layout.h"
 
 #define BT_SLAB_MAGIC   0x31424C534E544142ull /* "BATNSLB1" */
-#define BT_SLAB_VERSION 2
+#define BT_SLAB_VERSION 3
 
 typedef enum {
     BT_SLOT_FREE = 0,
@@ -37,8 +37,8 @@ struct bt_slab_super { /* first page of the file; header_crc written last */
     uint64_t headers_off, crcs_off, flows_off, data_off, file_bytes;
     uint8_t root_key[32];
     char boot_id[40], uuid[40];
+    uint32_t header_crc;  /* over all above: nothing below it is needed to trust the file */
     uint64_t incarnation; /* of the kvstore that created or adopted it */
-    uint32_t header_crc;
 };
 
 struct bt_slot_header {     /* 128 bytes */

@@ -303,6 +303,26 @@ static void only_what_fits(void **state)
     assert_null(s);
 }
 
+/* A kvstore that dies right after it wrote its incarnation into the slab it takes over. */
+static void killed_while_taking_over(void **state)
+{
+    struct life k;
+    uint64_t inc = 77;
+    (void)state;
+    live(&k, false);
+    seal(&k, 1, 0);
+    vanish(&k);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, &inc, sizeof(inc), offsetof(struct bt_slab_super, incarnation)),
+                     sizeof(inc));
+    close(fd);
+    live(&k, true);
+    NODE_UNTIL(&k, stats(&k).pending == 0);
+    assert_true(right(&k, 1, 0));
+    die(&k);
+}
+
 struct ledger {
     _Atomic uint64_t sealed; /* blocks below are sealed */
 };
@@ -370,6 +390,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(writing_slots_wait, setup, teardown),
         cmocka_unit_test_setup_teardown(not_under_a_live_worker, setup, teardown),
         cmocka_unit_test_setup_teardown(only_what_fits, setup, teardown),
+        cmocka_unit_test_setup_teardown(killed_while_taking_over, setup, teardown),
         cmocka_unit_test_setup_teardown(kill_at_any_moment, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
