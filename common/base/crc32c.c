@@ -1,9 +1,13 @@
-/* CRC32C: SSE4.2's instruction in three interleaved lanes for long runs, a table elsewhere. The
- * lanes are joined by multiplying by x^(8n) mod P, precomputed for one lane length. Any thread. */
+/* CRC32C, the fastest that the processor has: carry-less products of 64 bytes at a time (AVX-512
+ * with VPCLMULQDQ), SSE4.2's instruction in three interleaved lanes, a table. The lanes are joined
+ * by multiplying by x^(8n) mod P, precomputed for one lane length. Any thread. */
 #include "common/base/crc32c.h"
 
 #include <stdbool.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define POLY 0x82f63b78u
 #define LANE 1024u /* bytes a lane; three lanes a round hide the instruction's latency of three */
@@ -11,6 +15,14 @@
 static uint32_t table[256];
 static uint32_t shift1[4][256], shift2[4][256]; /* crc -> crc * x^(8*LANE), crc * x^(16*LANE) */
 static bool have_sse42;
+
+/* Bytes that lie d bits before others count as much as their product with x^d mod P, added to
+ * those. A product of 64 bits is of the low half with x^(d+32) and of the high half with x^(d-32):
+ * bits are reflected, so what comes first is the higher power, and a product of reflected numbers
+ * is shifted by one (hence << 1 in fill_fold). */
+#define FOLD_STEP 256u /* bytes that one turn folds over the next */
+static uint64_t fold_far[2], fold_near[2], fold_lane[2]; /* d = 8 * FOLD_STEP, 512, 128 */
+static bool have_fold;
 
 static uint32_t shift_by_zeros(uint32_t crc, size_t n)
 {
@@ -40,6 +52,22 @@ static void fill_shift(uint32_t t[4][256], size_t n)
     }
 }
 
+/* x^n mod P, reflected, times x. */
+static uint64_t power(uint32_t n)
+{
+    uint32_t r = 0x80000000u;
+    for (uint32_t i = 0; i < n; i++) {
+        r = r & 1 ? POLY ^ (r >> 1) : r >> 1;
+    }
+    return (uint64_t)r << 1;
+}
+
+static void fill_fold(uint64_t k[2], uint32_t d)
+{
+    k[0] = power(d + 32);
+    k[1] = power(d - 32);
+}
+
 __attribute__((constructor)) static void crc32c_init(void)
 {
     for (uint32_t i = 0; i < 256; i++) {
@@ -54,6 +82,11 @@ __attribute__((constructor)) static void crc32c_init(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     have_sse42 = __builtin_cpu_supports("sse4.2");
+    have_fold = have_sse42 && __builtin_cpu_supports("avx512f") &&
+                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vpclmulqdq");
+    fill_fold(fold_far, 8 * FOLD_STEP);
+    fill_fold(fold_near, 512);
+    fill_fold(fold_lane, 128);
 #endif
 }
 
@@ -92,6 +125,48 @@ __attribute__((target("sse4.2"))) static uint32_t crc_hw(uint32_t crc, const uin
     }
     return (uint32_t)r;
 }
+
+#define FOLDING __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+
+FOLDING static inline __m512i fold(__m512i a, __m512i k, __m512i next)
+{
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(a, k, 0x00),
+                                     _mm512_clmulepi64_epi128(a, k, 0x11), next, 0x96);
+}
+
+FOLDING static inline __m512i fold_by(const uint64_t k[2])
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)k));
+}
+
+/* n >= FOLD_STEP */
+FOLDING static uint32_t crc_fold(uint32_t crc, const uint8_t *p, size_t n)
+{
+    __m512i k = fold_by(fold_far), near = fold_by(fold_near);
+    __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + 64);
+    __m512i c = _mm512_loadu_si512(p + 128), d = _mm512_loadu_si512(p + 192);
+    a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+    for (p += FOLD_STEP, n -= FOLD_STEP; n >= FOLD_STEP; p += FOLD_STEP, n -= FOLD_STEP) {
+        a = fold(a, k, _mm512_loadu_si512(p));
+        b = fold(b, k, _mm512_loadu_si512(p + 64));
+        c = fold(c, k, _mm512_loadu_si512(p + 128));
+        d = fold(d, k, _mm512_loadu_si512(p + 192));
+    }
+    d = fold(fold(fold(a, near, b), near, c), near, d);
+    for (; n >= 64; p += 64, n -= 64) {
+        d = fold(d, near, _mm512_loadu_si512(p));
+    }
+    __m128i lane = _mm_loadu_si128((const __m128i *)fold_lane), x = _mm512_castsi512_si128(d);
+    __m128i rest[3] = {_mm512_extracti32x4_epi32(d, 1), _mm512_extracti32x4_epi32(d, 2),
+                       _mm512_extracti32x4_epi32(d, 3)};
+    for (int i = 0; i < 3; i++) {
+        x = _mm_xor_si128(rest[i], _mm_xor_si128(_mm_clmulepi64_si128(x, lane, 0x00),
+                                                 _mm_clmulepi64_si128(x, lane, 0x11)));
+    }
+    uint64_t r = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(x));
+    r = _mm_crc32_u64(r, (uint64_t)_mm_extract_epi64(x, 1));
+    return crc_hw((uint32_t)r, p, n);
+}
 #endif
 
 uint32_t bt_crc32c(uint32_t crc, const void *data, size_t n)
@@ -99,6 +174,9 @@ uint32_t bt_crc32c(uint32_t crc, const void *data, size_t n)
     const uint8_t *p = data;
     crc = ~crc;
 #if defined(__x86_64__)
+    if (have_fold && n >= FOLD_STEP) {
+        return ~crc_fold(crc, p, n);
+    }
     if (have_sse42) {
         return ~crc_hw(crc, p, n);
     }
