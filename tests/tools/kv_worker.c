@@ -4,7 +4,8 @@
  *
  *   kv_worker run_dir=DIR name=NAME [inc=N] [model=DIR tokens=N | layers=N heads=N dim=N tokens=N]
  *   open R E r|w    fill R E SEED    raise R E ITEMS    trailer R E TOKEN    close R E r|w ABORT
- *   check R E SEED [N]  put ID KEYBYTE DEPTH TOKENS    putfill ID SEED    putdone ID ABORT
+ *   check R E SEED    put ID KEYBYTE DEPTH TOKENS    putkey ID KEYHEX DEPTH TOKENS
+ *   putfill ID SEED [BLOCK]    putdone ID ABORT
  *   lease ID KEYBYTE N (keys KEYBYTE, KEYBYTE + 1, ...)    unlease ID    quit
  */
 #include <errno.h>
@@ -214,20 +215,43 @@ static void cmd_close(struct worker *w, uint64_t r, uint32_t e, char mode, int a
     }
 }
 
-static void cmd_put(struct worker *w, uint64_t id, unsigned byte, uint32_t depth, uint32_t tokens)
+static void cmd_put(struct worker *w, uint64_t id, struct bt_kv_key key, uint32_t depth,
+                    uint32_t tokens)
 {
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     Baton__LocalPut p = BATON__LOCAL_PUT__INIT;
-    uint8_t key[32];
-    memset(key, (int)byte, sizeof(key));
     p.put = id;
-    p.key.data = key;
-    p.key.len = sizeof(key);
+    p.key.data = key.b;
+    p.key.len = sizeof(key.b);
     p.depth = depth;
     p.n_tokens = tokens;
     m.m_case = BATON__LOCAL_MSG__M_PUT;
     m.put = &p;
     say(w, &m);
+}
+
+/* Key of 64 hexadecimal digits. */
+static void cmd_put_key(struct worker *w, uint64_t id, const char *hex, uint32_t depth,
+                        uint32_t tokens)
+{
+    struct bt_kv_key key;
+    for (size_t i = 0; i < sizeof(key.b); i++) {
+        if (sscanf(hex + 2 * i, "%2hhx", &key.b[i]) != 1) {
+            printf("error putkey: not a key: %s\n", hex);
+            return;
+        }
+    }
+    cmd_put(w, id, key, depth, tokens);
+}
+
+static void cmd_put_fill(struct worker *w, uint64_t id, uint32_t seed, uint32_t block)
+{
+    for (int i = 0; i < OPENS_MAX; i++) {
+        if (w->puts[i].used && w->puts[i].id == id && w->slab != NULL) {
+            fill_block(w, w->puts[i].slot, seed, block);
+            w->puts[i].used = false;
+        }
+    }
 }
 
 static void cmd_lease(struct worker *w, uint64_t id, unsigned byte, uint32_t n)
@@ -303,7 +327,7 @@ static void cmd_flow(struct worker *w, const char *cmd, uint64_t r, uint32_t e, 
 
 static void command(struct worker *w, const char *line)
 {
-    char cmd[32] = "", mode = 0;
+    char cmd[32] = "", hex[65], mode = 0;
     unsigned long long r = 0;
     unsigned e = 0, v = 0, t = 0;
     int abort_it = 0;
@@ -329,15 +353,14 @@ static void command(struct worker *w, const char *line)
         cmd_unlease(w, r);
     } else if (sscanf(line, "putdone %llu %d", &r, &abort_it) == 2) {
         cmd_put_done(w, r, abort_it);
-    } else if (sscanf(line, "putfill %llu %u", &r, &v) == 2) {
-        for (int i = 0; i < OPENS_MAX; i++) {
-            if (w->puts[i].used && w->puts[i].id == r && w->slab != NULL) {
-                fill_block(w, w->puts[i].slot, v, 0);
-                w->puts[i].used = false;
-            }
-        }
+    } else if (sscanf(line, "putfill %llu %u %u", &r, &v, &e) >= 2) {
+        cmd_put_fill(w, r, v, e);
+    } else if (sscanf(line, "putkey %llu %64s %u %u", &r, hex, &v, &t) == 4) {
+        cmd_put_key(w, r, hex, v, t);
     } else if (sscanf(line, "put %llu %u %u %u", &r, &e, &v, &t) == 4) {
-        cmd_put(w, r, e, v, t);
+        struct bt_kv_key key;
+        memset(key.b, (int)e, sizeof(key.b));
+        cmd_put(w, r, key, v, t);
     } else if (sscanf(line, "%*s %llu %u %u", &r, &e, &v) == 3) {
         cmd_flow(w, cmd, r, e, v);
     } else {

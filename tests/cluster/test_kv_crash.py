@@ -1,0 +1,16 @@
+"""A kvstore killed -9 at random moments under mixed load: what it had sealed is there afterwards, and
+right. 100 kills: tests/bench/kv_crash.py."""
+from crash_rounds import CrashRun
+
+
+def test_killed_under_load():
+    run = CrashRun(seed=1)
+    try:
+        while run.counts["kills"] < 5:
+            run.round()
+        run.finish()
+        n = run.counts
+        assert n["bad"] == 0 and n["served"] > 0, n
+        assert n["expected"] > 200 and n["there"] >= 0.99 * n["expected"], n
+    finally:
+        run.stop()
