@@ -443,7 +443,8 @@ bt_status_t bt_slab_adopt(const char *path, uint64_t bytes, const struct bt_kv_l
         slab_errf(err, err_cap, "a worker of its time still maps it");
     } else if (slab_mmap(s, &plan, true, err, err_cap) == BT_OK) {
         struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
-        super->incarnation = incarnation; /* outside the checksum: a kill right here loses nothing */
+        super->incarnation =
+            incarnation; /* outside the checksum: a kill right here loses nothing */
         memset((void *)s->flows, 0, super->n_flow_words * sizeof(*s->flows));
         *slab_p = s;
         return BT_OK;
