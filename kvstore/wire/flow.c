@@ -53,7 +53,9 @@ static void recv_leave(struct bt_wire_recv *r, bt_status_t st, const char *why)
         if (r->session->state != BT_WS_DEAD) {
             send_close(r->session, r->x.stream, st, why);
         }
-        bt_wx_command(r->w->x, &r->x.obj, BT_WX_CMD_STOP);
+        if (r->added) {
+            bt_wx_command(r->w->x, &r->x.obj, BT_WX_CMD_STOP);
+        }
     }
 }
 
@@ -61,7 +63,7 @@ static void recv_left(struct bt_wire_recv *r)
 {
     struct bt_wire_peer *p = r->peer;
     r->peer = NULL;
-    if (r->session == NULL) {
+    if (!r->added) {
         recv_quiet(r); /* nothing was ever received */
     }
     bt_wire_peer_idle(p);
@@ -106,6 +108,11 @@ static void recv_send_open(struct bt_wire_recv *r)
     o.n_tokens = r->x.shape.n_tokens;
     o.chunk_tokens = r->x.shape.chunk_tokens;
     o.stream = r->x.stream;
+    o.priority = r->class;
+    if (r->n_keys != 0) {
+        o.keys.data = (uint8_t *)r->names;
+        o.keys.len = r->n_keys * sizeof(*r->names);
+    }
     m.m_case = BATON__PEER_MSG__M_FLOW_OPEN;
     m.flow_open = &o;
     bt_wire_session_send(r->session, &m);
@@ -124,7 +131,10 @@ void bt_wire_recv_attach(struct bt_wire_recv *r, struct bt_wire_session *s)
     r->x.stream = ++r->w->next_stream;
     r->opened_ns = bt_mono_ns();
     bt_timer_stop(r->w->loop, &r->reach);
-    bt_wx_command(r->w->x, &r->x.obj, BT_WX_CMD_ADD);
+    if (r->n_keys == 0) { /* a fetch learns from the offer what it will receive */
+        r->added = true;
+        bt_wx_command(r->w->x, &r->x.obj, BT_WX_CMD_ADD);
+    }
     recv_send_open(r);
 }
 
@@ -145,7 +155,7 @@ void bt_wire_recv_event(struct bt_wire_recv *r, uint32_t events)
     }
 }
 
-static struct bt_wire_recv *recv_of(struct bt_wire_session *s, uint32_t stream)
+struct bt_wire_recv *bt_wire_recv_of(struct bt_wire_session *s, uint32_t stream)
 {
     struct bt_list *i;
     if (s->peer != NULL) {
@@ -161,11 +171,15 @@ static struct bt_wire_recv *recv_of(struct bt_wire_session *s, uint32_t stream)
 
 void bt_wire_recv_refused(struct bt_wire_session *s, const Baton__FlowRefused *m)
 {
-    struct bt_wire_recv *r = recv_of(s, m->stream);
+    struct bt_wire_recv *r = bt_wire_recv_of(s, m->stream);
     if (r == NULL) {
         return;
     }
-    if (m->status == BT_ERR_NOT_FOUND && bt_mono_ns() - r->opened_ns < BT_WIRE_REFUSED_NS) {
+    bool soon = m->status == BT_ERR_NOT_FOUND && bt_mono_ns() - r->opened_ns < BT_WIRE_REFUSED_NS;
+    if (m->status == BT_AGAIN) { /* it is reserved: the wait for it to appear begins anew */
+        r->opened_ns = bt_mono_ns();
+    }
+    if (r->n_keys == 0 && (soon || m->status == BT_AGAIN)) {
         bt_timer_start(r->w->loop, &r->retry, BT_WIRE_RETRY_MS, 0, on_retry, r);
         return;
     }
@@ -175,7 +189,7 @@ void bt_wire_recv_refused(struct bt_wire_session *s, const Baton__FlowRefused *m
 
 void bt_wire_recv_trailer(struct bt_wire_session *s, const Baton__FlowTrailer *m)
 {
-    struct bt_wire_recv *r = recv_of(s, m->stream);
+    struct bt_wire_recv *r = bt_wire_recv_of(s, m->stream);
     if (r == NULL) {
         return;
     }
@@ -188,7 +202,7 @@ void bt_wire_recv_trailer(struct bt_wire_session *s, const Baton__FlowTrailer *m
 
 void bt_wire_recv_closed(struct bt_wire_session *s, const Baton__FlowClose *m)
 {
-    struct bt_wire_recv *r = recv_of(s, m->stream);
+    struct bt_wire_recv *r = bt_wire_recv_of(s, m->stream);
     if (r != NULL) {
         bt_wire_recv_fail(r, peer_status(m->status, BT_ERR_PEER_LOST),
                           m->detail[0] != '\0' ? m->detail : "sender ended the flow");
@@ -222,7 +236,7 @@ static void send_trailer_now(struct bt_wire_send *snd)
     bt_wire_session_send(snd->session, &m);
 }
 
-static void refuse(struct bt_wire_session *s, uint32_t stream, bt_status_t st, const char *why)
+void bt_wire_refuse(struct bt_wire_session *s, uint32_t stream, bt_status_t st, const char *why)
 {
     Baton__FlowRefused r = BATON__FLOW_REFUSED__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
@@ -234,7 +248,7 @@ static void refuse(struct bt_wire_session *s, uint32_t stream, bt_status_t st, c
     bt_wire_session_send(s, &m);
 }
 
-static struct bt_wire_send *send_of(struct bt_wire_session *s, uint32_t stream)
+struct bt_wire_send *bt_wire_send_of(struct bt_wire_session *s, uint32_t stream)
 {
     struct bt_list *i;
     bt_list_for_each (i, &s->sends) {
@@ -249,7 +263,11 @@ static struct bt_wire_send *send_of(struct bt_wire_session *s, uint32_t stream)
 void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
 {
     struct bt_wire *w = s->w;
-    if (send_of(s, o->stream) != NULL) {
+    if (o->keys.len != 0) {
+        bt_wire_want_open(s, o);
+        return;
+    }
+    if (bt_wire_send_of(s, o->stream) != NULL) {
         bt_wire_session_fail(s, "stream number used twice", BT_GRPC_INVALID_ARGUMENT);
         return;
     }
@@ -267,8 +285,9 @@ void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
     bt_list_init(&snd->link);
     bt_status_t st = w->ops.lookup(w->ops_arg, o->request, o->epoch, snd, src);
     if (st != BT_OK) {
-        refuse(s, o->stream, st,
-               st == BT_ERR_NOT_FOUND ? "request is not reserved here" : bt_status_text(st));
+        bt_wire_refuse(s, o->stream, st,
+                       st == BT_ERR_NOT_FOUND ? "request is not reserved here"
+                                              : bt_status_text(st));
         free(snd);
         return;
     }
@@ -277,7 +296,7 @@ void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
         o->chunk_tokens != src->shape.chunk_tokens ||
         o->first_block > bt_flow_blocks(&src->shape)) {
         st = snd->ended ? snd->status : BT_ERR_MISMATCH;
-        refuse(s, o->stream, st, snd->ended ? snd->why : "shape of the flow differs");
+        bt_wire_refuse(s, o->stream, st, snd->ended ? snd->why : "shape of the flow differs");
         w->ops.send_end(w->ops_arg, snd->grant, snd, st);
         free(snd);
         return;
@@ -286,6 +305,19 @@ void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
     bt_list_insert_tail(&s->sends, &snd->link);
     s->n_flows++;
     bt_wx_command(w->x, &snd->x.obj, BT_WX_CMD_ADD);
+}
+
+static void send_quiet(struct bt_wire_send *snd)
+{
+    struct bt_wire_session *s = snd->session;
+    const struct bt_wire *w = snd->w;
+    if (snd->want) {
+        w->ops.want_end(w->ops_arg, snd->grant, snd->status);
+    } else {
+        w->ops.send_end(w->ops_arg, snd->grant, snd, snd->status);
+    }
+    free(snd);
+    bt_wire_session_unref(s);
 }
 
 void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st)
@@ -298,16 +330,19 @@ void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st)
     bt_list_remove(&snd->link);
     if (snd->open) {
         bt_wx_command(snd->w->x, &snd->x.obj, BT_WX_CMD_STOP);
+    } else if (snd->want) {
+        send_quiet(snd); /* a fetch that was not taken yet */
     }
 }
 
 void bt_wire_send_closed(struct bt_wire_session *s, const Baton__FlowClose *m)
 {
-    struct bt_wire_send *snd = send_of(s, m->stream);
+    struct bt_wire_send *snd = bt_wire_send_of(s, m->stream);
     if (snd == NULL) {
         return;
     }
-    bool whole = m->status == BT_OK && snd->sent && snd->trailer_sent;
+    /* The receiver of a fetch may see the end before UCX tells us. */
+    bool whole = m->status == BT_OK && (snd->want ? snd->open : snd->sent && snd->trailer_sent);
     bt_wire_send_end(snd, whole ? BT_OK : peer_status(m->status, BT_ERR_PEER_PROTOCOL));
 }
 
@@ -318,10 +353,7 @@ void bt_wire_send_event(struct bt_wire_send *snd, uint32_t events)
         send_trailer_now(snd);
     }
     if (events & BT_WX_EV_STOPPED) {
-        struct bt_wire_session *s = snd->session;
-        snd->w->ops.send_end(snd->w->ops_arg, snd->grant, snd, snd->status);
-        free(snd);
-        bt_wire_session_unref(s);
+        send_quiet(snd);
     }
 }
 
@@ -337,7 +369,7 @@ void bt_wire_send_abort(struct bt_wire_send *snd, bt_status_t st, const char *wh
     if (snd->ended) {
         return;
     }
-    if (snd->open && snd->session->state != BT_WS_DEAD) {
+    if ((snd->open || snd->want) && snd->session->state != BT_WS_DEAD) {
         send_close(snd->session, snd->x.stream, st, why);
     }
     snprintf(snd->why, sizeof(snd->why), "%s", why);

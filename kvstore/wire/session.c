@@ -272,6 +272,16 @@ static void dispatch(struct bt_wire_session *s, const Baton__PeerMsg *m)
             bt_wire_recv_trailer(s, m->flow_trailer);
         }
         return;
+    case BATON__PEER_MSG__M_FLOW_OFFER:
+        if (s->dialer) {
+            bt_wire_fetch_offered(s, m->flow_offer);
+        }
+        return;
+    case BATON__PEER_MSG__M_FLOW_TAKE:
+        if (!s->dialer) {
+            bt_wire_want_taken(s, m->flow_take);
+        }
+        return;
     case BATON__PEER_MSG__M_FLOW_CLOSE:
         if (s->dialer) {
             bt_wire_recv_closed(s, m->flow_close);
@@ -386,6 +396,7 @@ void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns)
         bt_wire_session_fail(s, "silent for two seconds", BT_GRPC_UNAVAILABLE);
         return;
     }
+    bt_wire_want_tick(s, now_ns);
     if (s->n_flows > 0) {
         s->busy_ns = now_ns;
     }

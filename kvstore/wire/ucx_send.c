@@ -7,6 +7,12 @@
 
 #include "kvstore/wire/xfer_priv.h"
 
+/* There is no priority inside of an endpoint, nor between two of them on one network: a hand-off
+ * waits for what was posted before it. So while hand-offs are under way to anybody, fetches and
+ * replicas of all peers together keep to this. */
+#define HANDOFF_RECENT_NS    (20ull * 1000000)
+#define BACKGROUND_BYTES_MAX (1u << 20)
+
 struct bt_wx_out {
     uint32_t magic;
     struct bt_wx_out *next; /* free list */
@@ -108,6 +114,25 @@ void bt_wx_send_reap(struct bt_wx_conn *c)
     }
 }
 
+/* Background messages that other connections hold back may have their turn. */
+static void background_done(struct bt_wx *x, uint32_t bytes)
+{
+    struct bt_list *i;
+    x->background -= bytes;
+    if (!x->background_waits) {
+        return;
+    }
+    x->background_waits = false;
+    bt_list_for_each (i, &x->conns) {
+        struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
+        for (int k = 1; k < BT_WX_CLASSES; k++) {
+            if (!bt_list_empty(&c->ready[k])) {
+                bt_wx_conn_hot(c);
+            }
+        }
+    }
+}
+
 static void out_done(struct bt_wx_out *o, ucs_status_t status)
 {
     struct bt_wx_conn *c = o->conn;
@@ -115,6 +140,9 @@ static void out_done(struct bt_wx_out *o, ucs_status_t status)
     c->n_sends--;
     c->bytes_in_flight -= o->bytes;
     s->outstanding--;
+    if (s->class != 0) {
+        background_done(c->x, o->bytes);
+    }
     if (status == UCS_OK) {
         bt_metric_add(c->x->conf.m.sent_bytes, o->bytes);
         bt_metric_add(c->x->conf.m.sent_segs, o->hdr.n_segs);
@@ -194,6 +222,11 @@ static void out_post(struct bt_wx_out *o)
     c->n_sends++;
     c->bytes_in_flight += o->bytes;
     o->send->outstanding++;
+    if (o->send->class == 0) {
+        c->x->handoff_ns = c->x->now_ns;
+    } else {
+        c->x->background += o->bytes;
+    }
     ucs_status_ptr_t r = ucp_am_send_nbx(c->ep, BT_WIRE_AM_SEGMENTS, &o->hdr, header_len,
                                          one ? o->iov[0].buffer : (void *)o->iov,
                                          one ? o->bytes : o->hdr.n_segs, &p);
@@ -202,11 +235,25 @@ static void out_post(struct bt_wx_out *o)
     }
 }
 
+static bool may_post(const struct bt_wx_conn *c, int class)
+{
+    struct bt_wx *x = c->x;
+    if (c->bytes_in_flight >= x->conf.bytes_in_flight_max) {
+        return false;
+    }
+    if (class != 0 && x->background >= BACKGROUND_BYTES_MAX &&
+        x->now_ns - x->handoff_ns < HANDOFF_RECENT_NS) {
+        x->background_waits = true;
+        return false;
+    }
+    return true;
+}
+
 void bt_wx_send_pump(struct bt_wx_conn *c)
 {
     for (int k = 0; k < BT_WX_CLASSES; k++) {
         while (!bt_list_empty(&c->ready[k]) && !c->kill_wanted) {
-            if (c->bytes_in_flight >= c->x->conf.bytes_in_flight_max) {
+            if (!may_post(c, k)) {
                 return;
             }
             struct bt_wx_send *s = BT_CONTAINER_OF(c->ready[k].next, struct bt_wx_send, ready_link);

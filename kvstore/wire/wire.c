@@ -140,6 +140,21 @@ static void on_reach(void *arg)
     bt_wire_recv_fail(arg, BT_ERR_PEER_LOST, "no session within two seconds");
 }
 
+void bt_wire_recv_begin(struct bt_wire_recv *r, const struct bt_wire_peer_addr *peer)
+{
+    struct bt_wire *w = r->w;
+    r->peer = peer_get(w, peer);
+    bt_list_insert_tail(&r->peer->recvs, &r->link);
+    if (r->peer->session != NULL && r->peer->session->state == BT_WS_UP) {
+        bt_wire_recv_attach(r, r->peer->session);
+        return;
+    }
+    bt_timer_start(w->loop, &r->reach, BT_WIRE_REACH_MS, 0, on_reach, r);
+    if (r->peer->retry.heap_pos == 0) {
+        peer_dial(r->peer);
+    }
+}
+
 struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
                                         uint64_t request, uint32_t epoch,
                                         const struct bt_flow_shape *shape, uint32_t first_block,
@@ -167,22 +182,13 @@ struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_
     r->x.epoch = epoch;
     r->x.first_block = first_block;
     bt_flow_raise(word, epoch, bt_flow_resident_items(shape, first_block));
-    r->peer = peer_get(w, peer);
-    bt_list_insert_tail(&r->peer->recvs, &r->link);
     if (deadline_ns != 0) {
         uint64_t now = bt_real_ns();
         bt_timer_start(w->loop, &r->deadline,
                        deadline_ns > now ? BT_DIV_UP(deadline_ns - now, 1000000) : 0, 0,
                        on_deadline, r);
     }
-    if (r->peer->session != NULL && r->peer->session->state == BT_WS_UP) {
-        bt_wire_recv_attach(r, r->peer->session);
-        return r;
-    }
-    bt_timer_start(w->loop, &r->reach, BT_WIRE_REACH_MS, 0, on_reach, r);
-    if (r->peer->retry.heap_pos == 0) {
-        peer_dial(r->peer);
-    }
+    bt_wire_recv_begin(r, peer);
     return r;
 }
 

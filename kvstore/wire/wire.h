@@ -44,6 +44,18 @@ struct bt_wire_source {
     void *grant; /* the core's handle */
 };
 
+/* A peer wants sealed blocks by their keys. */
+struct bt_wire_want {
+    const char *peer; /* who asks: name and incarnation as of its checked hello */
+    uint64_t incarnation;
+    uint64_t request; /* for logs */
+    uint32_t epoch, class;
+    const struct bt_kv_key *keys; /* [n], valid during the call */
+    uint32_t n;
+};
+
+enum { BT_WIRE_LACKS = 0, BT_WIRE_IN_SLAB = 1, BT_WIRE_FROM_SSD = 2 }; /* of one key in an offer */
+
 struct bt_wire_ops {
     /* A peer asks for (request, epoch). OK: source filled, send_end will follow exactly once.
      * ERR_NOT_FOUND: not (yet) reserved here; ERR_STALE: a newer epoch is known. */
@@ -54,13 +66,25 @@ struct bt_wire_ops {
     /* ANY THREAD. CRC of a segment of a local slot, cached by the core (computed once per slot and
      * layer). */
     uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *name);
+    /* A fetch. OK: the core answers it later, not inside of the call, by bt_wire_send_offer or
+     * bt_wire_send_abort, and want_end will follow exactly once, maybe from inside of these. Else
+     * it is refused with this status. NULL: everything is refused. */
+    bt_status_t (*want)(void *arg, const struct bt_wire_want *want, struct bt_wire_send *snd,
+                        void **handle_p);
+    /* Nothing reads the blocks any more. status: OK when the receiver has all of them; DATA_LOSS:
+     * it found a wrong CRC. */
+    void (*want_end)(void *arg, void *handle, bt_status_t status);
 };
 
 struct bt_wire_recv_ops {
+    /* Fetches only: have[i] is BT_WIRE_* of key i, at least one is there. bt_wire_fetch_take or
+     * bt_wire_recv_cancel follows, maybe from inside. */
+    void (*on_offer)(void *arg, const uint8_t *have, uint32_t n);
     /* The flow word was raised: items below its progress are in the slab, CRCs checked and stored.
      */
     void (*on_progress)(void *arg);
-    /* Everything landed, and the sender's trailer. stats: wall-clock ns, bytes, segments. */
+    /* Everything landed, and the sender's trailer (zeros of a fetch). stats: wall-clock ns, bytes,
+     * segments. */
     void (*on_done)(void *arg, const struct bt_wire_trailer *t, uint64_t first_ns, uint64_t last_ns,
                     uint64_t bytes, uint64_t segments);
     /* Will not complete: ERR_PEER_LOST, ERR_NOT_FOUND (after 2 s of retries), ERR_DATA_LOSS,
@@ -97,6 +121,18 @@ struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_
                                         const struct bt_wire_recv_ops *ops, void *arg);
 void bt_wire_recv_cancel(struct bt_wire_recv *r); /* on_quiet follows, maybe at once */
 
+#define BT_WIRE_FETCH_MAX 4096 /* keys of one fetch */
+/* Asks the peer for sealed blocks, wherever it has them. keys [n] are copied. class: 1 for somebody
+ * who waits, 2 for a copy ahead of need. on_failed instead of on_offer: the peer cannot be reached
+ * within two seconds, or has none of them (NOT_FOUND), or no room to serve (EXHAUSTED). There is no
+ * time limit but the session's two seconds of silence: the caller cancels. */
+struct bt_wire_recv *bt_wire_fetch_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
+                                         uint64_t request, uint32_t epoch,
+                                         const struct bt_kv_key *keys, uint32_t n, uint32_t class,
+                                         const struct bt_wire_recv_ops *ops, void *arg);
+/* slots: WRITING, ours, one for each key that was offered, in the order of the keys. */
+void bt_wire_fetch_take(struct bt_wire_recv *r, const uint32_t *slots);
+
 /* The local writer moved flow words, look at them. ANY THREAD; cheap. */
 void bt_wire_kick(struct bt_wire *w);
 /* The local writer has finished: the trailer goes out behind the last item. */
@@ -104,6 +140,11 @@ void bt_wire_send_trailer(struct bt_wire_send *s, const struct bt_wire_trailer *
 /* The grant is being taken back: stop sending; send_end follows once UCX has let go of the slots.
  */
 void bt_wire_send_abort(struct bt_wire_send *s, bt_status_t st, const char *why);
+
+/* Answers `want`: have[n], BT_WIRE_* of each key that was asked for; src: a flow of those that are
+ * there, as one chunk, all of it behind its word. */
+void bt_wire_send_offer(struct bt_wire_send *s, const struct bt_wire_source *src,
+                        const uint8_t *have, uint32_t n);
 
 /* A peer is gone for sure (its etcd lease ended, or a new incarnation is up): drop its session. */
 void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation);

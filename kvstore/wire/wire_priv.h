@@ -17,6 +17,7 @@
 #define BT_WIRE_REFUSED_NS    (2000ull * 1000000)
 #define BT_WIRE_RETRY_MS      50
 #define BT_WIRE_BACKOFF_MS    50
+#define BT_WIRE_TAKE_NS       (5000ull * 1000000) /* from an offer to its FlowTake */
 #define BT_WIRE_BACKOFF_MAX   1000
 
 struct bt_wire {
@@ -92,7 +93,12 @@ struct bt_wire_recv {
     struct bt_timer deadline, reach, retry;
     uint64_t opened_ns; /* the first FlowOpen */
     bool ended, landed, has_trailer;
+    bool added; /* the transfer thread knows it */
     struct bt_wire_trailer trailer;
+    /* a fetch: */
+    uint32_t n_keys, class; /* n_keys 0: a hand-off */
+    bool offered, taken;
+    bt_flow_word_t own_word;
 };
 
 struct bt_wire_send {
@@ -102,6 +108,9 @@ struct bt_wire_send {
     struct bt_wx_send x;
     void *grant;
     bool open, ended, sent, has_trailer, trailer_sent;
+    bool want; /* a fetch */
+    uint64_t offered_ns;
+    uint32_t n_keys;
     bt_status_t status;
     struct bt_wire_trailer trailer;
     char why[160];
@@ -129,8 +138,19 @@ void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *m);
 void bt_wire_send_closed(struct bt_wire_session *s, const Baton__FlowClose *m);
 void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st);
 void bt_wire_send_event(struct bt_wire_send *snd, uint32_t events);
+struct bt_wire_recv *bt_wire_recv_of(struct bt_wire_session *s, uint32_t stream); /* or NULL */
+struct bt_wire_send *bt_wire_send_of(struct bt_wire_session *s, uint32_t stream);
+void bt_wire_refuse(struct bt_wire_session *s, uint32_t stream, bt_status_t st, const char *why);
+
+/* fetch.c */
+void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *m);
+void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m);
+void bt_wire_fetch_offered(struct bt_wire_session *s, const Baton__FlowOffer *m);
+void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns);
 
 /* wire.c */
+/* Joins the peer's session, or waits for one. */
+void bt_wire_recv_begin(struct bt_wire_recv *r, const struct bt_wire_peer_addr *peer);
 /* The session of p is up: its waiting flows start. */
 void bt_wire_peer_up(struct bt_wire_peer *p);
 /* The session of p has ended. final: no use trying again for the flows that wait. */

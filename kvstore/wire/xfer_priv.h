@@ -22,7 +22,10 @@ struct bt_wx {
     uint32_t eager_max; /* payload bytes; above it rendezvous: the receiver reads */
     size_t am_header_max;
     uint64_t now_ns;
-    bool quit; /* seen by the thread */
+    uint64_t handoff_ns;   /* when a message of class 0 was posted last */
+    uint64_t background;   /* bytes of the other classes in flight, over all connections */
+    bool background_waits; /* some connection's were held back */
+    bool quit;             /* seen by the thread */
 
     pthread_mutex_t lock; /* commands */
     struct bt_wx_obj *cmd_head, **cmd_tail;

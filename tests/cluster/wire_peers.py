@@ -89,6 +89,9 @@ class Peer:
         self.say(f"recv {peer.name} {addr or peer.addr} {inc or peer.inc} {req} {epoch} {tokens} "
                  f"{chunk} {first} {deadline_ms}")
 
+    def fetch(self, peer, req, source, first, n, cls=1, inc=None):
+        self.say(f"fetch {peer.name} {peer.addr} {inc or peer.inc} {req} {source} {first} {n} {cls}")
+
     def usage(self):
         m = self.ask("usage", r"usage cpu_us=(\d+) fds=(\d+) rss_kb=(\d+) free_slots=(\d+)")
         return {"cpu_s": int(m[1]) / 1e6, "fds": int(m[2]), "rss_kb": int(m[3]),

@@ -69,6 +69,8 @@ static struct {
     struct storm storm;
     uint32_t auto_tokens, auto_chunk;
     struct source *auto_data;
+    struct bt_list servings;
+    bool hold_offers; /* peers that ask for blocks are not answered */
 } T = {.auto_tokens = 0};
 
 static void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -264,6 +266,83 @@ static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_sta
     say("send_end %llu %s", (unsigned long long)s->request, bt_status_name(st));
 }
 
+/* ---- fetches, the sending end: blocks by their names, from whatever source has them ---- */
+
+struct serving {
+    struct bt_list link;
+    struct bt_wire_send *send;
+    uint32_t n, n_have, epoch;
+    uint8_t have[BT_WIRE_FETCH_MAX];
+    uint32_t slots[BT_WIRE_FETCH_MAX];
+    struct bt_kv_key names[BT_WIRE_FETCH_MAX];
+    bt_flow_word_t word;
+    struct bt_timer answer;
+};
+
+static uint32_t slot_of(const struct bt_kv_key *key)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &T.sources) {
+        struct source *s = BT_CONTAINER_OF(i, struct source, link);
+        for (uint32_t b = 0; b < bt_flow_blocks(&s->shape); b++) {
+            if (memcmp(&s->names[b], key, sizeof(*key)) == 0) {
+                return s->slots[b];
+            }
+        }
+    }
+    return UINT32_MAX;
+}
+
+static void offer(void *arg)
+{
+    struct serving *v = arg;
+    if (v->n_have == 0) {
+        bt_wire_send_abort(v->send, BT_ERR_NOT_FOUND, "nothing of it is here");
+        return;
+    }
+    struct bt_flow_shape shape = {v->n_have * PAGE_TOKENS, PAGE_TOKENS, v->n_have * PAGE_TOKENS,
+                                  T.layout.n_layers};
+    struct bt_wire_source src = {shape, v->slots, v->names, &v->word, v};
+    bt_flow_raise(&v->word, v->epoch, bt_flow_items(&shape));
+    bt_wire_send_offer(v->send, &src, v->have, v->n);
+}
+
+static bt_status_t on_want(void *arg, const struct bt_wire_want *want, struct bt_wire_send *snd,
+                           void **handle_p)
+{
+    struct serving *v = bt_calloc(1, sizeof(*v));
+    (void)arg;
+    v->send = snd;
+    v->n = want->n;
+    v->epoch = want->epoch;
+    for (uint32_t i = 0; i < want->n; i++) {
+        uint32_t slot = slot_of(&want->keys[i]);
+        if (slot != UINT32_MAX) {
+            v->have[i] = BT_WIRE_IN_SLAB;
+            v->slots[v->n_have] = slot;
+            v->names[v->n_have++] = want->keys[i];
+        }
+    }
+    bt_list_insert_tail(&T.servings, &v->link);
+    say("wanted %llu by=%s n=%u have=%u class=%u", (unsigned long long)want->request, want->peer,
+        want->n, v->n_have, want->class);
+    if (!T.hold_offers) {
+        bt_timer_start(T.loop, &v->answer, 0, 0, offer, v);
+    }
+    *handle_p = v;
+    return BT_OK;
+}
+
+static void on_want_end(void *arg, void *handle, bt_status_t st)
+{
+    struct serving *v = handle;
+    (void)arg;
+    bt_timer_stop(T.loop, &v->answer);
+    bt_list_remove(&v->link);
+    free(v);
+    say("want_end %s", bt_status_name(st));
+}
+
 /* ---- sinks ---- */
 
 static void storm_step(void);
@@ -323,7 +402,33 @@ static void on_quiet(void *arg)
     say("quiet %llu", (unsigned long long)k->request);
 }
 
-static const struct bt_wire_recv_ops sink_ops = {on_progress, on_done, on_failed, on_quiet};
+static void on_offer(void *arg, const uint8_t *have, uint32_t n)
+{
+    struct sink *k = arg;
+    char text[BT_WIRE_FETCH_MAX + 1] = "";
+    uint32_t n_have = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        text[i] = (char)('0' + have[i]);
+        n_have += have[i] != BT_WIRE_LACKS;
+    }
+    say("offer %llu %s", (unsigned long long)k->request, text);
+    k->shape.n_tokens = k->shape.chunk_tokens = n_have * PAGE_TOKENS;
+    for (uint32_t i = 0, to = 0; i < n; i++) {
+        if (have[i] != BT_WIRE_LACKS) {
+            k->names[to++] = k->names[i];
+        }
+    }
+    BT_ASSERT(take_slots(n_have, k->slots));
+    if (!T.hold_offers) {
+        bt_wire_fetch_take(k->recv, k->slots);
+    }
+}
+
+static const struct bt_wire_recv_ops sink_ops = {.on_offer = on_offer,
+                                                 .on_progress = on_progress,
+                                                 .on_done = on_done,
+                                                 .on_failed = on_failed,
+                                                 .on_quiet = on_quiet};
 
 static struct sink *find_sink(uint64_t request)
 {
@@ -424,6 +529,31 @@ static void cmd_recv(const char *a)
     struct bt_wire_peer_addr p = {name, rpc, inc};
     struct bt_flow_shape shape = {tokens, PAGE_TOKENS, chunk, T.layout.n_layers};
     start_sink(&p, req, req, epoch, shape, first, ms, false);
+}
+
+/* fetch NAME RPC INC REQ SOURCE FIRST N CLASS: blocks [FIRST, FIRST + N) of the source's names. */
+static void cmd_fetch(const char *a)
+{
+    char name[64], rpc[64];
+    ull inc, req, source;
+    unsigned first, n, class;
+    if (sscanf(a, "%63s %63s %llx %llu %llu %u %u %u", name, rpc, &inc, &req, &source, &first, &n,
+               &class) != 8) {
+        say("bad fetch");
+        return;
+    }
+    struct bt_wire_peer_addr p = {name, rpc, inc};
+    struct sink *k = bt_calloc(1, sizeof(*k));
+    k->request = req;
+    k->epoch = 1;
+    k->shape = (struct bt_flow_shape){0, PAGE_TOKENS, PAGE_TOKENS, T.layout.n_layers};
+    k->slots = bt_calloc(n, sizeof(*k->slots));
+    k->names = bt_calloc(n, sizeof(*k->names));
+    for (uint32_t b = 0; b < n; b++) {
+        bt_slab_private_key(source, 0, first + b, &k->names[b]);
+    }
+    bt_list_insert_tail(&T.sinks, &k->link);
+    k->recv = bt_wire_fetch_start(T.wire, &p, req, 1, k->names, n, class, &sink_ops, k);
 }
 
 static void cmd_storm(const char *a)
@@ -581,6 +711,11 @@ static void command(const char *line)
         cmd_sink(word, rest);
     } else if (strcmp(word, "recv") == 0) {
         cmd_recv(rest);
+    } else if (strcmp(word, "fetch") == 0) {
+        cmd_fetch(rest);
+    } else if (strcmp(word, "hold") == 0) {
+        T.hold_offers = atoi(rest) != 0;
+        say("hold %d", T.hold_offers);
     } else if (strcmp(word, "storm") == 0) {
         cmd_storm(rest);
     } else if (strcmp(word, "auto") == 0) {
@@ -674,6 +809,7 @@ static void finish(void)
     bt_rpc_server_destroy(T.server);
     bt_rpc_destroy(T.rpc);
     bt_loop_poll(T.loop, 0);
+    BT_ASSERT(bt_list_empty(&T.servings));
     while (!bt_list_empty(&T.sinks)) {
         free_sink(BT_CONTAINER_OF(T.sinks.next, struct sink, link));
     }
@@ -700,6 +836,7 @@ int main(int argc, char **argv)
     inc = strtoull(opt(argc, argv, "inc", "0"), NULL, 16) ?: inc;
     bt_list_init(&T.sources);
     bt_list_init(&T.sinks);
+    bt_list_init(&T.servings);
     bt_log_init("wire-peer", opt(argc, argv, "name", "peer"), BT_LOG_INFO, false);
     BT_ASSERT(bt_loop_create(&T.loop) == BT_OK && bt_rpc_create(T.loop, &T.rpc) == BT_OK);
     make_slab(argc, argv, &root, inc);
@@ -719,7 +856,11 @@ int main(int argc, char **argv)
         .bytes_in_flight_max = strtoull(opt(argc, argv, "inflight", "0"), NULL, 10),
         .idle_ms = strtoull(opt(argc, argv, "idle", "0"), NULL, 10),
     };
-    struct bt_wire_ops ops = {on_lookup, on_send_end, segment_crc};
+    struct bt_wire_ops ops = {.lookup = on_lookup,
+                              .send_end = on_send_end,
+                              .segment_crc = segment_crc,
+                              .want = on_want,
+                              .want_end = on_want_end};
     if (bt_wire_create(T.loop, T.rpc, T.server, T.slab, &conf, &ops, NULL, T.metrics, &T.wire, err,
                        sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
