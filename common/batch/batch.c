@@ -118,20 +118,28 @@ void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_
     }
 }
 
+struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_batch_row *rows,
+                                      uint32_t n)
+{
+    struct bt_batch_work w = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        double h = rows[i].pos, m = rows[i].n;
+        w.tokens += m;
+        if (b->seqs[rows[i].seq].kind == BT_BATCH_DECODE) {
+            w.kv += h;
+        } else {
+            w.attn += m * (h + m / 2);
+            w.prompt = true;
+        }
+    }
+    return w;
+}
+
 double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
                         const struct bt_batch_row *rows, uint32_t n)
 {
-    double kv = 0, tokens = 0, attn = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        double h = rows[i].pos, m = rows[i].n;
-        tokens += m;
-        if (b->seqs[rows[i].seq].kind == BT_BATCH_DECODE) {
-            kv += h;
-        } else {
-            attn += m * (h + m / 2);
-        }
-    }
-    return n == 0 ? 0 : c->base_ns + c->kv_ns * kv + c->token_ns * tokens + c->attn_ns * attn;
+    struct bt_batch_work w = bt_batch_work_of(b, rows, n);
+    return bt_batch_work_ns(c, &w);
 }
 
 bt_status_t bt_batch_predict(struct bt_batch *b, const struct bt_batch_cost *c, bool decode_role,

@@ -6,6 +6,7 @@
 #define BT_BATCH_BATCH_H
 
 #include "common/base/base.h"
+#include "common/batch/cost.h"
 
 typedef enum {
     BT_BATCH_PROMPT = 0,  /* tokens [pos, len) are known and must be computed, in chunks */
@@ -60,11 +61,9 @@ uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t
  * decode rows lose one of left. For rolling forward; the worker keeps its own truth. */
 void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_t n);
 
-/* Cost of a step in ns: base + kv * (KV tokens read by decode rows) + token * sum(n) +
- * attn * sum(n * (h + n / 2)), h = tokens before the row. DESIGN.md, section 5. */
-struct bt_batch_cost {
-    double base_ns, kv_ns, token_ns, attn_ns;
-};
+/* What is in a step, and its cost in ns (cost.h). */
+struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_batch_row *rows,
+                                      uint32_t n);
 double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
                         const struct bt_batch_row *rows, uint32_t n);
 

@@ -15,8 +15,8 @@
 static const struct bt_sim_cluster a800_70b = {
     .prefill_nodes = 8,
     .decode_nodes = 8,
-    .prefill = {.base_ns = 10e6, .token_ns = 110600, .attn_ns = 2.1},
-    .decode = {.base_ns = 21e6, .kv_ns = 26.8, .token_ns = 50000},
+    .prefill = {.base_ns = 10e6, .token_ns = BT_BATCH_TOKEN_NS(110600), .attn_ns = 2.1},
+    .decode = {.base_ns = 21e6, .kv_ns = 26.8, .token_ns = BT_BATCH_TOKEN_NS(50000)},
     .chunk_tokens = 8192,
     .token_bytes = 327680,
     .layers = 80,
@@ -34,8 +34,8 @@ static const struct bt_sim_cluster a800_70b = {
 static const struct bt_sim_cluster h200_8b = {
     .prefill_nodes = 8,
     .decode_nodes = 8,
-    .prefill = {.base_ns = 0, .token_ns = 22010, .attn_ns = 0.9625},
-    .decode = {.base_ns = 4.89e6, .kv_ns = 51.8, .token_ns = 0},
+    .prefill = {.base_ns = 0, .token_ns = BT_BATCH_TOKEN_NS(22010), .attn_ns = 0.9625},
+    .decode = {.base_ns = 4.89e6, .kv_ns = 51.8, .token_ns = BT_BATCH_TOKEN_NS(0)},
     .chunk_tokens = 8192,
     .token_bytes = 131072,
     .layers = 32,
@@ -65,11 +65,11 @@ static const struct {
     KEY("prefill_nodes", prefill_nodes, 1, 1e4, "nodes that prefill"),
     KEY("decode_nodes", decode_nodes, 1, 1e4, "nodes that decode"),
     KEY("prefill_base_ns", prefill.base_ns, 0, 1e15, "a prefill step, whatever is in it"),
-    KEY("prefill_token_ns", prefill.token_ns, 0, 1e15, "and each of its tokens"),
+    KEY("prefill_token_ns", prefill.token_ns[0], 0, 1e15, "and each of its tokens"),
     KEY("prefill_attn_ns", prefill.attn_ns, 0, 1e15, "and each pair of a token and one before it"),
     KEY("decode_base_ns", decode.base_ns, 1, 1e15, "a decode step, whatever is in it"),
     KEY("decode_kv_ns", decode.kv_ns, 0, 1e15, "and each token of its rows' context"),
-    KEY("decode_token_ns", decode.token_ns, 0, 1e15, "and each row"),
+    KEY("decode_token_ns", decode.token_ns[0], 0, 1e15, "and each row"),
     KEY("chunk_tokens", chunk_tokens, 1, 1e9, "of a prefill step"),
     KEY("token_bytes", token_bytes, 1, 4e9, "KV of a token, all layers"),
     KEY("layers", layers, 1, 1e6, "of the model; the last one's hand-off is not hidden"),
@@ -108,6 +108,11 @@ static bt_status_t set(struct bt_sim_cluster *c, const char *key, size_t len, co
             return BT_ERR_INVALID;
         }
         *(double *)((char *)c + keys[i].offset) = v;
+        for (uint32_t k = 1; k < BT_BATCH_SEGMENTS;
+             k++) { /* one price for all of a step's tokens */
+            c->prefill.token_ns[k] = c->prefill.token_ns[0];
+            c->decode.token_ns[k] = c->decode.token_ns[0];
+        }
         return BT_OK;
     }
     snprintf(err, cap, "there is no key '%.*s'; baton-sim clusters lists them", (int)len, key);

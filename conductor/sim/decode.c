@@ -73,7 +73,8 @@ void bt_sim_decode_destroy(struct bt_sim_decode *d)
 /* Duration of the next k steps: each has n more tokens of context than the one before. */
 static double steps_ms(const struct bt_sim_decode *d, double k)
 {
-    double first = d->cost.base_ns + d->cost.kv_ns * d->kv + d->cost.token_ns * d->n;
+    struct bt_batch_work w = {.tokens = d->n, .kv = d->kv};
+    double first = bt_batch_work_ns(&d->cost, &w);
     return 1e-6 * (k * first + d->cost.kv_ns * d->n * k * (k - 1) / 2);
 }
 

@@ -181,11 +181,8 @@ static void finish_placed(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
 
 static double compute_ms(const struct sim *s, uint32_t n, uint32_t cached)
 {
-    double m = n - cached, h = cached;
-    const struct bt_batch_cost *k = &s->c->prefill;
-    double steps = BT_DIV_UP(n - cached, (uint32_t)s->c->chunk_tokens);
-    double ms = 1e-6 * (k->base_ns * steps + k->token_ns * m + k->attn_ns * m * (h + m / 2));
-    return BT_MAX(ms, 1e3 * h * s->c->token_bytes / s->c->load_bytes_per_s);
+    double ms = 1e-6 * bt_batch_prefill_ns(&s->c->prefill, cached, n, s->c->chunk_tokens);
+    return BT_MAX(ms, 1e3 * cached * s->c->token_bytes / s->c->load_bytes_per_s);
 }
 
 static uint32_t full_blocks(const struct sim *s, uint32_t id)

@@ -11,7 +11,7 @@
 #define BLOCK_TOKENS 64
 #define CHAINS       64 /* prompts that come again */
 
-static const struct bt_batch_cost prefill_cost = {.token_ns = 1e5, .attn_ns = 2};
+static const struct bt_batch_cost prefill_cost = {.token_ns = BT_BATCH_TOKEN_NS(1e5), .attn_ns = 2};
 static const struct bt_batch_cost decode_cost = {.base_ns = 2e7, .kv_ns = 27};
 
 struct world {

@@ -235,7 +235,7 @@ static void test_random(void **state)
 static void test_predict(void **state)
 {
     (void)state;
-    struct bt_batch_cost c = {.base_ns = 1000, .token_ns = 10};
+    struct bt_batch_cost c = {.base_ns = 1000, .token_ns = BT_BATCH_TOKEN_NS(10)};
     struct fix f;
     double start = -1, end = -1;
     init(&f, 64);
@@ -255,7 +255,8 @@ static void test_predict(void **state)
 static void test_cost(void **state)
 {
     (void)state;
-    struct bt_batch_cost c = {.base_ns = 1, .kv_ns = 10, .token_ns = 100, .attn_ns = 1000};
+    struct bt_batch_cost c = {
+        .base_ns = 1, .kv_ns = 10, .token_ns = BT_BATCH_TOKEN_NS(100), .attn_ns = 1000};
     struct fix f;
     init(&f, 64);
     add(&f, BT_BATCH_DECODE, 7, 0, 0);

@@ -13,7 +13,7 @@
 #define N   6
 
 /* 1 ms a token, nothing for attention: times are token counts. */
-static const struct bt_batch_cost prefill_cost = {.token_ns = 1e6};
+static const struct bt_batch_cost prefill_cost = {.token_ns = BT_BATCH_TOKEN_NS(1e6)};
 /* 10 ms a step and 1 ms for each thousand tokens of context. */
 static const struct bt_batch_cost decode_cost = {.base_ns = 10e6, .kv_ns = 1000};
 

@@ -136,7 +136,8 @@ static void step_by_step(const struct bt_batch_cost *cost, const double *at_ms,
 static void test_decode(void **state)
 {
     (void)state;
-    static const struct bt_batch_cost cost = {.base_ns = 5e6, .kv_ns = 40, .token_ns = 30000};
+    static const struct bt_batch_cost cost = {
+        .base_ns = 5e6, .kv_ns = 40, .token_ns = BT_BATCH_TOKEN_NS(30000)};
     static struct expected want[ROWS];
     uint64_t seed = 3;
     for (int round = 0; round < 20; round++) {

@@ -1,0 +1,42 @@
+/* What an engine step costs, and what is in one. PURE plain values: the worker fits a cost to its
+ * own steps (fit.h), heartbeats carry it, the conductor's scheduler and the simulator predict with
+ * it. */
+#ifndef BT_BATCH_COST_H
+#define BT_BATCH_COST_H
+
+#include "common/base/base.h"
+
+/* Segments of a step's tokens: 1 to 8, to 64, to 256, and beyond. A few rows cost nearly nothing
+ * beside the reading of the weights, many are bound by arithmetic, and where one becomes the other
+ * is the machine's. */
+#define BT_BATCH_SEGMENTS 4
+extern const uint32_t bt_batch_segment_end[BT_BATCH_SEGMENTS]; /* last token of each */
+
+/* DESIGN.md, section 5: step = a[bucket] + b KV + c sum(n) + d sum(n (h + n/2)), in ns. a[bucket]
+ * and c are one curve here, piecewise linear in sum(n): base plus token_ns[s] for each token of
+ * segment s. */
+struct bt_batch_cost {
+    double base_ns;
+    double token_ns[BT_BATCH_SEGMENTS];
+    double kv_ns;   /* each token of context that a decode row reads */
+    double attn_ns; /* each pair of a prompt token and one before it */
+};
+/* The same price for every token of a step. */
+#define BT_BATCH_TOKEN_NS(x)                                                                       \
+    {                                                                                              \
+        (x), (x), (x), (x)                                                                         \
+    }
+
+struct bt_batch_work { /* of one step */
+    double tokens;     /* sum(n) over all rows */
+    double kv;         /* sum of the context of decode rows */
+    double attn;       /* sum of n (h + n/2) over prompt rows, h: tokens before the row */
+    bool prompt;       /* has a prompt row */
+};
+
+/* 0 for a step without tokens. */
+double bt_batch_work_ns(const struct bt_batch_cost *c, const struct bt_batch_work *w);
+/* A prompt's tokens [from, to) alone, in steps of chunk tokens (0: all in one); ns. */
+double bt_batch_prefill_ns(const struct bt_batch_cost *c, double from, double to, double chunk);
+
+#endif

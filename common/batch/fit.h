@@ -1,0 +1,31 @@
+/* Fits a step's cost to the steps as they happen: recursive least squares of relative errors with
+ * coefficients >= 0, a prior, and a memory that fades. A plain value in the caller's memory. PURE.
+ *
+ * Prompt steps and decode steps fade apart: a worker that decodes for an hour keeps what it knew of
+ * prefill. The solution is found by coordinate descent on the normal equations, from the last one
+ * on (a few hundred flops a step), as Franc, Hlavac and Navara do for non-negative least squares
+ * (CAIP 2005). */
+#ifndef BT_BATCH_FIT_H
+#define BT_BATCH_FIT_H
+
+#include "common/batch/cost.h"
+
+#define BT_BATCH_FIT_N (1 + BT_BATCH_SEGMENTS + 2)
+
+struct bt_batch_fit {
+    struct bt_batch_cost cost; /* what is believed now */
+    double prior[BT_BATCH_FIT_N];
+    struct {
+        double a[BT_BATCH_FIT_N][BT_BATCH_FIT_N], b[BT_BATCH_FIT_N];
+        uint64_t steps;
+    } seen[2]; /* decode steps; steps with a prompt in them */
+};
+
+/* prior: in the order of magnitude is enough, each coefficient > 0; it counts as much as a tenth of
+ * a step does for what steps tell, and decides what they do not tell. */
+void bt_batch_fit_init(struct bt_batch_fit *f, const struct bt_batch_cost *prior);
+/* A step took ns. Returns the relative error of what was believed: predicted / ns - 1. ns or tokens
+ * <= 0: ignored, 0. */
+double bt_batch_fit_step(struct bt_batch_fit *f, const struct bt_batch_work *w, double ns);
+
+#endif

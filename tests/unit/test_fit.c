@@ -1,0 +1,190 @@
+/* The fit of a step's cost: it finds what steps cost, keeps what it is not told, never goes below
+ * zero, and a machine that holds a step up does not lead it astray. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "common/batch/fit.h"
+
+static const struct bt_batch_cost prior = {
+    .base_ns = 1e6, .token_ns = BT_BATCH_TOKEN_NS(1e4), .kv_ns = 10, .attn_ns = 1};
+/* A GPU's: rows are nearly free until 256, then each token costs. */
+static const struct bt_batch_cost truth = {
+    .base_ns = 4.9e6, .token_ns = {2e3, 1e3, 4e3, 22010}, .kv_ns = 51.8, .attn_ns = 0.9625};
+
+static uint64_t rng(uint64_t *s)
+{
+    *s = *s * 6364136223846793005ull + 1442695040888963407ull;
+    return *s >> 33;
+}
+
+static double uniform(uint64_t *s)
+{
+    return (double)(rng(s) % 1000000) / 1e6;
+}
+
+static struct bt_batch_work decode_step(uint64_t *s)
+{
+    double rows = (double)(1 + rng(s) % 200);
+    return (struct bt_batch_work){.tokens = rows, .kv = rows * (500 + (double)(rng(s) % 8000))};
+}
+
+static struct bt_batch_work prompt_step(uint64_t *s)
+{
+    double n = (double)(64 * (1 + rng(s) % 128)), h = (double)(rng(s) % 32768);
+    return (struct bt_batch_work){.tokens = n, .attn = n * (h + n / 2), .prompt = true};
+}
+
+static void near(double got, double want, double share)
+{
+    if (fabs(got - want) > share * want) {
+        fail_msg("%g is not within %g of %g", got, share, want);
+    }
+}
+
+static double mean_error(const struct bt_batch_fit *f, bool prompt, uint64_t *s)
+{
+    double sum = 0;
+    for (int i = 0; i < 200; i++) {
+        struct bt_batch_work w = prompt ? prompt_step(s) : decode_step(s);
+        sum += fabs(bt_batch_work_ns(&f->cost, &w) / bt_batch_work_ns(&truth, &w) - 1) / 200;
+    }
+    return sum;
+}
+
+static void test_finds_the_truth(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    uint64_t s = 1;
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 400; i++) {
+        struct bt_batch_work w = i % 2 ? prompt_step(&s) : decode_step(&s);
+        double noise = 0.95 + 0.1 * uniform(&s);
+        (void)bt_batch_fit_step(&f, &w, noise * bt_batch_work_ns(&truth, &w));
+    }
+    assert_true(mean_error(&f, false, &s) < 0.05);
+    assert_true(mean_error(&f, true, &s) < 0.05);
+    near(f.cost.kv_ns, truth.kv_ns, 0.1);
+    near(f.cost.attn_ns, truth.attn_ns, 0.1);
+    near(f.cost.token_ns[3], truth.token_ns[3], 0.1);
+}
+
+static void test_a_handful_of_steps_is_enough_to_begin(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    uint64_t s = 2;
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 8; i++) {
+        struct bt_batch_work w = i % 2 ? prompt_step(&s) : decode_step(&s);
+        (void)bt_batch_fit_step(&f, &w, bt_batch_work_ns(&truth, &w));
+    }
+    assert_true(mean_error(&f, true, &s) < 0.3);
+    assert_true(mean_error(&f, false, &s) < 0.5);
+}
+
+static void test_a_hold_up_counts_little(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    uint64_t s = 3;
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 600; i++) {
+        struct bt_batch_work w = i % 2 ? prompt_step(&s) : decode_step(&s);
+        double hold =
+            i > 50 && i % 25 < 2 ? 20 : 1; /* 8 % of all steps take twenty times as long */
+        (void)bt_batch_fit_step(&f, &w, hold * bt_batch_work_ns(&truth, &w));
+    }
+    assert_true(mean_error(&f, true, &s) < 0.2);
+    assert_true(mean_error(&f, false, &s) < 0.2);
+}
+
+static void test_follows_a_change(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    uint64_t s = 4;
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 2400; i++) {
+        struct bt_batch_work w = i % 2 ? prompt_step(&s) : decode_step(&s);
+        (void)bt_batch_fit_step(&f, &w, (i < 600 ? 3 : 1) * bt_batch_work_ns(&truth, &w));
+    }
+    assert_true(mean_error(&f, true, &s) < 0.05);
+    assert_true(mean_error(&f, false, &s) < 0.05);
+}
+
+static void test_keeps_what_it_is_not_told(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    uint64_t s = 5;
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 300; i++) {
+        struct bt_batch_work w = prompt_step(&s);
+        (void)bt_batch_fit_step(&f, &w, bt_batch_work_ns(&truth, &w));
+    }
+    for (int i = 0; i < 20000; i++) { /* an hour of nothing but decoding */
+        struct bt_batch_work w = decode_step(&s);
+        (void)bt_batch_fit_step(&f, &w, bt_batch_work_ns(&truth, &w));
+    }
+    assert_true(mean_error(&f, true, &s) < 0.05);
+    assert_true(mean_error(&f, false, &s) < 0.05);
+}
+
+static void test_never_negative(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    uint64_t s = 6;
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 500; i++) { /* more context is faster here: no coefficient may say so */
+        struct bt_batch_work w = decode_step(&s);
+        (void)bt_batch_fit_step(&f, &w, 1e9 / w.kv * 1e4 + 1);
+        const double all[] = {f.cost.base_ns,     f.cost.token_ns[0], f.cost.token_ns[1],
+                              f.cost.token_ns[2], f.cost.token_ns[3], f.cost.kv_ns,
+                              f.cost.attn_ns};
+        for (size_t k = 0; k < BT_ARRAY_LEN(all); k++) {
+            assert_true(all[k] >= 0 && isfinite(all[k]));
+        }
+    }
+    struct bt_batch_cost before = f.cost;
+    struct bt_batch_work nothing = {0}, one = {.tokens = 1};
+    assert_true(bt_batch_fit_step(&f, &nothing, 5) == 0);
+    assert_true(bt_batch_fit_step(&f, &one, 0) == 0);
+    assert_true(bt_batch_fit_step(&f, &one, NAN) == 0);
+    assert_memory_equal(&before, &f.cost, sizeof(before));
+}
+
+static void test_cost_of_tokens_is_a_curve(void **state)
+{
+    (void)state;
+    struct bt_batch_cost c = {.base_ns = 100, .token_ns = {1, 2, 3, 4}, .attn_ns = 0.5};
+    struct bt_batch_work w = {.tokens = 8};
+    assert_true(bt_batch_work_ns(&c, &w) == 100 + 8);
+    w.tokens = 300;
+    assert_true(bt_batch_work_ns(&c, &w) == 100 + 8 + 2 * 56 + 3 * 192 + 4 * 44);
+    /* chunks of 100: the pairs are those of the whole, the base is paid three times */
+    double chunks = 2 * (100 + 8 + 2 * 56 + 3 * 36) + (100 + 8 + 2 * 42);
+    assert_true(bt_batch_prefill_ns(&c, 50, 300, 100) == chunks + 0.5 * 250 * (50 + 125));
+    assert_true(bt_batch_prefill_ns(&c, 50, 50, 100) == 0);
+    assert_true(bt_batch_prefill_ns(&c, 0, 8, 0) == 100 + 8 + 0.5 * 32);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_finds_the_truth),
+        cmocka_unit_test(test_a_handful_of_steps_is_enough_to_begin),
+        cmocka_unit_test(test_a_hold_up_counts_little),
+        cmocka_unit_test(test_follows_a_change),
+        cmocka_unit_test(test_keeps_what_it_is_not_told),
+        cmocka_unit_test(test_never_negative),
+        cmocka_unit_test(test_cost_of_tokens_is_a_curve),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
