@@ -57,6 +57,15 @@ static const struct bt_conf_row rows[] = {
      .max = 1048576,
      .doc = "Most prompt tokens in a step that also generates: bounds what a prompt adds to the "
             "others' token gaps. 0: no bound."},
+    {.key = "engine.calibrate_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(engine_calibrate_ms),
+     .def = "2s",
+     .min = 0,
+     .max = 60000,
+     .doc =
+         "At start the engine computes some steps, for at most about so long: they warm it up, and "
+         "the conductor's predictions begin with what they took. 0: none."},
     {.key = "worker.name",
      .type = BT_CONF_STR,
      .offset = ROW(name),

@@ -7,6 +7,7 @@
 
 #include "common/base/list.h"
 #include "common/batch/batch.h"
+#include "common/batch/fit.h"
 #include "common/engine/engine.h"
 #include "common/kv/key.h"
 #include "common/kv/page_pool.h"
@@ -280,6 +281,7 @@ struct bt_wstep { /* the step in flight: one at a time */
     uint32_t n_rows, n_sample;
     uint64_t launched_ns;
     uint32_t prompt_tokens, decode_tokens;
+    struct bt_batch_work work;
     struct bt_wreq **reqs;       /* [max_slots] */
     struct bt_batch_row *rows;   /* [max_slots] */
     struct bt_engine_row *erows; /* [max_slots] */
@@ -337,6 +339,7 @@ struct bt_wcore {
     bool fatal, stop;
     _Atomic bool exited; /* the thread has returned; nothing comes any more */
     double step_ewma_ms, prefill_ewma_tps;
+    struct bt_batch_fit fit; /* of its own steps */
 };
 
 /* ---- engine_thread.c ---- */
@@ -357,6 +360,17 @@ bool bt_wcore_launch(struct bt_wcore *c);
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
 /* Does the step keep this ticket? Then it releases it itself. */
 bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
+/* ---- load.c ---- */
+/* A cost by the orders of magnitude of the model and of the kind of device. */
+void bt_wload_prior(struct bt_wcore *c);
+/* Short steps of the usual shapes, until calibrate_ms have passed: they warm the engine up and give
+ * the fit something to begin with. Before anything is submitted; nothing of it stays. */
+void bt_wload_calibrate(struct bt_wcore *c);
+/* A step is over. */
+void bt_wload_measure(struct bt_wcore *c);
+/* For the next heartbeats. */
+void bt_wload_publish(struct bt_wcore *c);
+
 /* ---- tokens.c ---- */
 /* Is there a buffer for a step's tokens? The control thread keeps them while a conductor does not
  * take its messages; then no step is launched, and a nudge of the ring says when to look again. */

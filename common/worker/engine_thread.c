@@ -255,33 +255,6 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     }
 }
 
-static void publish_load(struct bt_wcore *c)
-{
-    struct bt_wstats *s = c->stats;
-    uint32_t pages_free = bt_page_pool_free_count(c->pages);
-    uint64_t queued = 0;
-    struct bt_list *it;
-    bt_list_for_each (it, &c->queue) {
-        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        queued += r->phases == BATON__PHASES__DECODE ? 0 : r->len - r->pos;
-    }
-    bt_list_for_each (it, &c->active) {
-        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        queued += r->stage == BT_WREQ_PROMPT ? r->len - r->pos : 0;
-    }
-    atomic_store(&s->l_running, c->n_active);
-    atomic_store(&s->l_waiting, c->n_queue + c->n_waiting);
-    atomic_store(&s->l_pages_free, pages_free);
-    atomic_store(&s->l_slots_free, c->n_free_slots);
-    atomic_store(&s->l_queued_tokens, queued);
-    atomic_store(&s->l_prefill_mtps, (uint64_t)(c->prefill_ewma_tps * 1e3));
-    atomic_store(&s->l_step_us, (uint64_t)(c->step_ewma_ms * 1e3));
-    bt_metric_set(s->running, c->n_active);
-    bt_metric_set(s->waiting, c->n_queue + c->n_waiting);
-    bt_metric_set(s->pages_free, pages_free);
-    bt_metric_set(s->kv_usage, 1.0 - (double)pages_free / c->info->pages);
-}
-
 /* held: a step waits for a buffer, which may have come free before we said that we sleep. */
 static void sleep_on_ring(struct bt_wcore *c, bool held)
 {
@@ -320,7 +293,7 @@ static void run(struct bt_wcore *c)
             bt_wcore_admit(c);
             busy = !c->fatal && !held && bt_wcore_launch(c);
         }
-        publish_load(c);
+        bt_wload_publish(c);
         if (c->n_tickets > 0 && !c->fatal) {
             bt_wcore_poll(c, 500);
         } else if (!busy && !c->fatal && !c->stop) {
@@ -337,9 +310,11 @@ void *bt_wcore_thread(void *arg)
     o.status = open_engine(c, err, sizeof(err));
     if (o.status == BT_OK) {
         allocate(c);
+        bt_wload_prior(c);
+        bt_wload_calibrate(c);
         atomic_store(&c->stats->l_pages_total, c->info->pages);
         atomic_store(&c->stats->l_slots_total, c->max_slots);
-        publish_load(c);
+        bt_wload_publish(c);
     } else {
         o.kind = BT_WOUT_FAILED;
         memcpy(o.detail, err, sizeof(o.detail));

@@ -62,11 +62,11 @@ static void send_ended(struct bt_wsession *s, uint64_t request, uint32_t epoch, 
 
 static void send_heartbeat(struct bt_wctl *w, struct bt_wsession *s)
 {
-    Baton__WorkerLoad load;
+    struct bt_wload load;
     bt_wstats_load(w->stats, w->core.info->max_model_len, &load);
     Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
     h.seq = ++s->hb_seq;
-    h.load = &load;
+    h.load = &load.load;
     Baton__FromWorker m = BATON__FROM_WORKER__INIT;
     m.m_case = BATON__FROM_WORKER__M_HEARTBEAT;
     m.heartbeat = &h;

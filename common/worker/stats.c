@@ -9,6 +9,10 @@ static const double tokens_bounds[] = {1,   2,   4,   8,    16,   32,   64,
                                        128, 256, 512, 1024, 2048, 4096, 8192};
 static const double queue_bounds[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
 
+static const double error_bounds[] = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1, 2, 5};
+static const char error_help[] =
+    "Predicted against actual duration of engine steps: the difference over the actual one.";
+
 struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
 {
     static const char *const reasons[BT_REASONS] = {"stop", "length", "abort", "error", "handoff"};
@@ -52,6 +56,10 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
                                          "From submission to slot and pages.", queue_bounds,
                                          BT_ARRAY_LEN(queue_bounds));
     s->steps = bt_metrics_counter(m, "baton_worker_steps_total", NULL, "Engine steps.");
+    s->step_error[0] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"decode\"",
+                                            error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
+    s->step_error[1] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"prompt\"",
+                                            error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
     s->pages_free = bt_metrics_gauge(m, "baton_worker_pages_free", NULL, "Free KV pages.");
     s->wb_done = bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"done\"",
                                     "Generated blocks offered to the pool.");
@@ -94,8 +102,41 @@ void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *devic
     free(l);
 }
 
-void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, Baton__WorkerLoad *l)
+void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t steps)
 {
+    const double v[] = {c->base_ns, c->kv_ns, c->attn_ns};
+    for (size_t i = 0; i < BT_ARRAY_LEN(v); i++) {
+        atomic_store_explicit(&s->l_cost[i], v[i], memory_order_relaxed);
+    }
+    for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
+        atomic_store_explicit(&s->l_cost[3 + i], c->token_ns[i], memory_order_relaxed);
+    }
+    atomic_store(&s->l_cost_steps, steps);
+}
+
+/* A reader may see coefficients of two steps that follow each other: they differ by little. */
+static void load_cost(const struct bt_wstats *s, struct bt_wload *l)
+{
+    uint64_t steps = atomic_load(&s->l_cost_steps);
+    if (steps == 0) {
+        return;
+    }
+    baton__step_cost__init(&l->cost);
+    l->cost.steps = steps;
+    l->cost.base_ns = atomic_load(&s->l_cost[0]);
+    l->cost.kv_ns = atomic_load(&s->l_cost[1]);
+    l->cost.attn_ns = atomic_load(&s->l_cost[2]);
+    for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
+        l->token_ns[i] = atomic_load(&s->l_cost[3 + i]);
+    }
+    l->cost.token_ns = l->token_ns;
+    l->cost.n_token_ns = BT_BATCH_SEGMENTS;
+    l->load.cost = &l->cost;
+}
+
+void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt_wload *out)
+{
+    Baton__WorkerLoad *l = &out->load;
     baton__worker_load__init(l);
     l->running = atomic_load(&s->l_running);
     l->waiting = atomic_load(&s->l_waiting);
@@ -107,4 +148,8 @@ void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, Baton__Wo
     l->prefill_tokens_per_s = (double)atomic_load(&s->l_prefill_mtps) / 1e3;
     l->step_ms = (double)atomic_load(&s->l_step_us) / 1e3;
     l->max_model_len = max_model_len;
+    l->kv_tokens = atomic_load(&s->l_kv_tokens);
+    l->queue_ms = (double)atomic_load(&s->l_queue_us) / 1e3;
+    l->chunk_tokens = atomic_load(&s->l_chunk_tokens);
+    load_cost(s, out);
 }

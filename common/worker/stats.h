@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "common/base/base.h"
+#include "common/batch/cost.h"
 #include "common/metrics/metrics.h"
 #include "session.pb-c.h"
 
@@ -26,10 +27,15 @@ struct bt_wstats {
     struct bt_metric *prefix_queries, *prefix_hits;
     struct bt_metric *finished[BT_REASONS];
     struct bt_metric *iteration_tokens, *queue_time;
+    struct bt_metric *step_error[2]; /* steps that only decode, steps with a prompt */
     struct bt_metric *wb_done, *wb_skipped, *pages_free, *steps;
     /* snapshot for heartbeats */
     _Atomic uint32_t l_running, l_waiting, l_pages_total, l_pages_free, l_slots_total, l_slots_free;
     _Atomic uint64_t l_queued_tokens, l_prefill_mtps /* tokens/s * 1000 */, l_step_us;
+    _Atomic uint64_t l_kv_tokens, l_queue_us;
+    _Atomic uint32_t l_chunk_tokens;
+    _Atomic uint64_t l_cost_steps; /* 0: l_cost is not known yet */
+    _Atomic double l_cost[3 + BT_BATCH_SEGMENTS];
 };
 
 struct bt_wstats *bt_wstats_create(const char *model_name, const char *kind);
@@ -38,6 +44,15 @@ void bt_wstats_destroy(struct bt_wstats *s);
 void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t pages);
 /* baton_worker_engine_info, likewise. */
 void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *device, bool exact);
-void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, Baton__WorkerLoad *l);
+/* What the engine thread believes of its steps' cost, from so many of them. */
+void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t steps);
+
+struct bt_wload { /* a heartbeat's load with what it points to */
+    Baton__WorkerLoad load;
+    Baton__StepCost cost;
+    double token_ns[BT_BATCH_SEGMENTS];
+};
+/* l may not be copied: it points into itself. */
+void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt_wload *l);
 
 #endif

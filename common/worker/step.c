@@ -1,6 +1,5 @@
 /* One engine step: plan (common/batch), launch, take the results. Runs on the engine thread;
  * between two steps nothing of a request's slot is in flight. Allocates nothing. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -169,6 +168,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
         return false;
     }
     s->n_sample = s->prompt_tokens = s->decode_tokens = 0;
+    s->work = bt_batch_work_of(&c->batch, s->rows, s->n_rows);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fill_row(c, i);
     }
@@ -199,29 +199,13 @@ bool bt_wcore_launch(struct bt_wcore *c)
     return true;
 }
 
-static void measure(struct bt_wcore *c)
-{
-    struct bt_wstep *s = &c->step;
-    double secs = (double)(bt_mono_ns() - s->launched_ns) / 1e9;
-    bt_metric_observe(c->stats->iteration_tokens, s->prompt_tokens + s->decode_tokens);
-    bt_metric_add(c->stats->steps, 1);
-    bt_metric_add(c->stats->prompt_tokens, s->prompt_tokens);
-    if (s->prompt_tokens == 0 && secs > 0) {
-        double ms = secs * 1e3;
-        c->step_ewma_ms = c->step_ewma_ms > 0 ? 0.9 * c->step_ewma_ms + 0.1 * ms : ms;
-    } else if (s->decode_tokens == 0 && s->prompt_tokens >= c->block_tokens && secs > 0) {
-        double tps = s->prompt_tokens / secs;
-        c->prefill_ewma_tps = c->prefill_ewma_tps > 0 ? 0.8 * c->prefill_ewma_tps + 0.2 * tps : tps;
-    }
-}
-
 static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
 {
     struct bt_wstep *s = &c->step;
     uint32_t out = 0;
     s->active = false;
     release_forward(c);
-    measure(c);
+    bt_wload_measure(c);
     bt_wcore_take_buffer(c);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct bt_wreq *r = s->reqs[i];

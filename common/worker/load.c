@@ -1,0 +1,259 @@
+/* What the worker says of its speed and its queue: the cost of a step, fitted to its own steps from
+ * a prior and a few steps at the start, and the load of heartbeats. Engine thread; allocates only
+ * while it calibrates. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/model_config.h"
+#include "common/log/log.h"
+#include "common/worker/core.h"
+
+/* ---- prior ---- */
+
+/* The roofline's two slopes, in orders of magnitude: bytes a second from memory, operations a
+ * second. */
+struct machine {
+    double bytes_per_s, flops;
+};
+static const struct machine cpu = {10e9, 100e9}, gpu = {2e12, 300e12};
+
+void bt_wload_prior(struct bt_wcore *c)
+{
+    struct bt_model_config m;
+    char err[256];
+    double weights = 1e6, pair = 1e3; /* parameters read a step; operations of attention a pair */
+    if (bt_model_config_load(c->conf->common.model_path, &m, err, sizeof(err)) == BT_OK) {
+        double q = (double)m.heads * m.head_dim, kv = (double)m.kv_heads * m.head_dim;
+        weights = m.layers * m.hidden * (2 * q + 2 * kv + 3.0 * m.intermediate) +
+                  (double)m.vocab * m.hidden;
+        pair = 4 * q * m.layers;
+    }
+    const struct machine *x = strncmp(c->info->device, "cpu", 3) == 0 ? &cpu : &gpu;
+    double kv_token = (double)c->layout.block_bytes / c->layout.page_tokens;
+    struct bt_batch_cost prior = {
+        .base_ns = 1e5 + 1e9 * 2 * weights / x->bytes_per_s,
+        .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * weights / x->flops),
+        .kv_ns = 1e9 * kv_token / x->bytes_per_s,
+        .attn_ns = 1e9 * pair / x->flops,
+    };
+    bt_batch_fit_init(&c->fit, &prior);
+}
+
+/* ---- calibration ---- */
+
+#define REPEATS 3 /* of each shape; the first one warms up and is not counted */
+
+struct trial {
+    struct bt_wcore *c;
+    uint64_t until_ns;
+    uint32_t *tokens, *pages; /* [deepest], [pages of all rows] */
+};
+
+/* Waits for a ticket; every other one is released. */
+static bool wait_for(struct bt_wcore *c, bt_engine_ticket_t want, bt_engine_ticket_t keep)
+{
+    struct bt_engine_event ev[8];
+    bool seen = false, ok = true;
+    while (!seen) {
+        uint32_t n = c->vt->poll(c->eng, ev, BT_ARRAY_LEN(ev), 1000);
+        for (uint32_t i = 0; i < n; i++) {
+            seen = seen || ev[i].ticket == want;
+            ok = ok && ev[i].status == BT_OK;
+            if (ev[i].ticket != keep) {
+                c->vt->release(c->eng, ev[i].ticket);
+            }
+        }
+    }
+    return ok;
+}
+
+/* One step of `rows` rows of n tokens behind depth others. */
+static bool step(const struct trial *t, uint32_t rows, uint32_t depth, uint32_t n, double *ns_p)
+{
+    struct bt_wcore *c = t->c;
+    struct bt_engine_row *e = c->step.erows;
+    bt_engine_ticket_t fwd = 0, sample = 0;
+    for (uint32_t i = 0; i < rows; i++) {
+        e[i] = (struct bt_engine_row){
+            .slot = i, .pos = depth, .n = n, .tokens = t->tokens + depth, .flags = BT_ROW_SAMPLE};
+    }
+    struct bt_engine_batch batch = {.n_rows = rows, .rows = e};
+    uint64_t start = bt_mono_ns();
+    if (c->vt->forward(c->eng, &batch, &fwd) != BT_OK) {
+        return false;
+    }
+    if (c->vt->sample(c->eng, fwd, NULL, &sample) != BT_OK) {
+        (void)wait_for(c, fwd, 0);
+        return false;
+    }
+    bool ok = wait_for(c, sample, fwd);
+    *ns_p = (double)(bt_mono_ns() - start);
+    c->vt->release(c->eng, fwd);
+    return ok;
+}
+
+/* The same with sequences opened for it and closed again. */
+static bool trial_step(const struct trial *t, uint32_t rows, uint32_t depth, uint32_t n,
+                       double *ns_p)
+{
+    struct bt_wcore *c = t->c;
+    uint32_t per = BT_DIV_UP(depth + n, c->block_tokens), opened = 0;
+    struct bt_engine_params greedy = {
+        .top_p = 1, .repetition_penalty = 1, .logprobs = -1, .seed = 1};
+    if (bt_page_pool_get(c->pages, rows * per, t->pages) != BT_OK) {
+        return false;
+    }
+    bool ok = true;
+    for (; ok && opened < rows; opened++) {
+        if (c->vt->slot_open(c->eng, opened, &greedy, t->tokens, depth + n, depth + n) != BT_OK) {
+            ok = false;
+            break;
+        }
+        ok = c->vt->slot_pages(c->eng, opened, 0, t->pages + (size_t)opened * per, per) == BT_OK;
+    }
+    ok = ok && step(t, rows, depth, n, ns_p);
+    for (uint32_t i = 0; i < opened; i++) {
+        bt_engine_ticket_t quiet;
+        if (c->vt->slot_close(c->eng, i, &quiet) != BT_OK || !wait_for(c, quiet, 0)) {
+            return false; /* the engine has failed: its pages are not given out again */
+        }
+    }
+    bt_page_pool_put(c->pages, t->pages, rows * per);
+    return ok;
+}
+
+/* A shape, if there is room and, as far as is known, time for it. false: the engine has failed. */
+static bool try_shape(struct trial *t, uint32_t rows, uint32_t depth, uint32_t n)
+{
+    struct bt_wcore *c = t->c;
+    bool prompt = n > 1;
+    struct bt_batch_work w = {.tokens = (double)rows * n,
+                              .kv = prompt ? 0 : (double)rows * depth,
+                              .attn = prompt ? (double)rows * n * (depth + n / 2.0) : 0,
+                              .prompt = prompt};
+    uint32_t pages = rows * BT_DIV_UP(depth + n, c->block_tokens);
+    if (n == 0 || rows == 0 || rows > c->max_slots || (uint64_t)rows * n > c->max_rows ||
+        depth + n >= c->info->max_model_len || pages > c->info->pages) {
+        return true;
+    }
+    for (int i = 0; i < REPEATS; i++) {
+        double guess = bt_batch_work_ns(&c->fit.cost, &w);
+        uint64_t now = bt_mono_ns();
+        if (now >= t->until_ns || guess > (double)(t->until_ns - now)) {
+            return true;
+        }
+        double ns;
+        if (!trial_step(t, rows, depth, n, &ns)) {
+            return false;
+        }
+        if (i > 0) {
+            (void)bt_batch_fit_step(&c->fit, &w, ns);
+        }
+    }
+    return true;
+}
+
+void bt_wload_calibrate(struct bt_wcore *c)
+{
+    uint64_t start = bt_mono_ns();
+    if (c->conf->engine_calibrate_ms == 0) {
+        return;
+    }
+    uint32_t block = c->block_tokens, top = c->max_rows;
+    uint32_t deep = (BT_MIN(c->info->max_model_len, 4 * top) - 1) / block * block;
+    struct trial t = {.c = c,
+                      .until_ns = start + c->conf->engine_calibrate_ms * 1000000,
+                      .tokens = bt_calloc((size_t)deep + top + 1, sizeof(*t.tokens)),
+                      .pages = bt_calloc(c->info->pages, sizeof(*t.pages))};
+    for (uint32_t i = 0; i < deep + top + 1; i++) {
+        t.tokens[i] = (uint32_t)(i * 2654435761u >> 8) % c->info->vocab;
+    }
+    uint32_t rows = BT_MIN(c->max_slots, top);
+    bool ok = try_shape(&t, 1, block, 1) && try_shape(&t, 1, 0, block) &&
+              try_shape(&t, BT_MIN(rows, 8u), block, 1) && try_shape(&t, 1, 0, top / 4) &&
+              try_shape(&t, 1, 0, top) && try_shape(&t, rows, block, 1) &&
+              try_shape(&t, 1, deep > top ? deep - top : 0, top) &&
+              try_shape(&t, 1, BT_MAX(deep, 1u) - 1, 1);
+    if (ok) {
+        BT_INFO("calibrated",
+                "ms=%.0f steps=%llu base_us=%.1f token_us=%.2f kv_ns=%.3f attn_ns=%.4f",
+                (double)(bt_mono_ns() - start) / 1e6,
+                (unsigned long long)(c->fit.seen[0].steps + c->fit.seen[1].steps),
+                c->fit.cost.base_ns / 1e3, c->fit.cost.token_ns[BT_BATCH_SEGMENTS - 1] / 1e3,
+                c->fit.cost.kv_ns, c->fit.cost.attn_ns);
+    } else {
+        BT_WARN("calibration_failed", "engine=%s", c->vt->name);
+    }
+    free(t.tokens);
+    free(t.pages);
+}
+
+/* ---- running ---- */
+
+void bt_wload_measure(struct bt_wcore *c)
+{
+    struct bt_wstep *s = &c->step;
+    double ns = (double)(bt_mono_ns() - s->launched_ns), secs = ns / 1e9;
+    bt_metric_observe(c->stats->iteration_tokens, s->prompt_tokens + s->decode_tokens);
+    bt_metric_add(c->stats->steps, 1);
+    bt_metric_add(c->stats->prompt_tokens, s->prompt_tokens);
+    double error = bt_batch_fit_step(&c->fit, &s->work, ns);
+    bt_metric_observe(c->stats->step_error[s->work.prompt], error < 0 ? -error : error);
+    if (s->prompt_tokens == 0 && secs > 0) {
+        double ms = secs * 1e3;
+        c->step_ewma_ms = c->step_ewma_ms > 0 ? 0.9 * c->step_ewma_ms + 0.1 * ms : ms;
+    } else if (s->decode_tokens == 0 && s->prompt_tokens >= c->block_tokens && secs > 0) {
+        double tps = s->prompt_tokens / secs;
+        c->prefill_ewma_tps = c->prefill_ewma_tps > 0 ? 0.8 * c->prefill_ewma_tps + 0.2 * tps : tps;
+    }
+}
+
+static double prompt_ns(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    return bt_batch_prefill_ns(&c->fit.cost, r->pos, r->len, c->max_rows);
+}
+
+void bt_wload_publish(struct bt_wcore *c)
+{
+    struct bt_wstats *s = c->stats;
+    uint32_t pages_free = bt_page_pool_free_count(c->pages);
+    uint64_t queued = 0, kv = 0;
+    double ns = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, &c->queue) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->phases != BATON__PHASES__DECODE) {
+            queued += r->len - r->pos;
+            ns += prompt_ns(c, r);
+        }
+    }
+    bt_list_for_each (it, &c->active) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->stage == BT_WREQ_PROMPT) {
+            queued += r->len - r->pos;
+            ns += prompt_ns(c, r);
+        }
+        kv += r->stage == BT_WREQ_ROW ? r->pos : 0;
+    }
+    if (c->step.active && c->step.prompt_tokens > 0) { /* its rows count as computed above */
+        ns += bt_batch_work_ns(&c->fit.cost, &c->step.work);
+    }
+    uint64_t steps = c->fit.seen[0].steps + c->fit.seen[1].steps;
+    if (c->fit.seen[1].steps > 0) { /* without it prefills would be the prior's guess */
+        bt_wstats_cost(s, &c->fit.cost, steps);
+    }
+    atomic_store(&s->l_running, c->n_active);
+    atomic_store(&s->l_waiting, c->n_queue + c->n_waiting);
+    atomic_store(&s->l_pages_free, pages_free);
+    atomic_store(&s->l_slots_free, c->n_free_slots);
+    atomic_store(&s->l_queued_tokens, queued);
+    atomic_store(&s->l_queue_us, (uint64_t)(ns / 1e3));
+    atomic_store(&s->l_kv_tokens, kv);
+    atomic_store(&s->l_chunk_tokens, c->max_rows);
+    atomic_store(&s->l_prefill_mtps, (uint64_t)(c->prefill_ewma_tps * 1e3));
+    atomic_store(&s->l_step_us, (uint64_t)(c->step_ewma_ms * 1e3));
+    bt_metric_set(s->running, c->n_active);
+    bt_metric_set(s->waiting, c->n_queue + c->n_waiting);
+    bt_metric_set(s->pages_free, pages_free);
+    bt_metric_set(s->kv_usage, 1.0 - (double)pages_free / c->info->pages);
+}
