@@ -191,6 +191,18 @@ static void on_requests(void *arg, struct bt_rpc_call *call, const void *data, s
 
 /* ---- explain ---- */
 
+static void fill_outcome(Baton__AdminOutcome *o, const struct bt_explanation *e)
+{
+    o->error = (char *)e->actual.error;
+    o->cached_tokens = e->actual.cached_tokens;
+    o->tokens = e->actual.tokens;
+    o->replans = e->actual.replans;
+    o->ttft_ms = e->actual.ttft_ms;
+    o->tbt_ms = e->actual.tbt_ms;
+    o->queue_ms = e->actual.queue_ms;
+    o->prefill_ms = e->actual.prefill_ms;
+}
+
 static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanation *e)
 {
     Baton__AdminCandidate items[BT_EXPLAIN_CANDIDATES], *list[BT_EXPLAIN_CANDIDATES];
@@ -208,6 +220,13 @@ static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanat
     x.reason = (char *)e->reason;
     x.ttft_ms = e->ttft_ms;
     x.tbt_ms = e->tbt_ms;
+    x.queue_ms = e->queue_ms;
+    x.prefill_ms = e->prefill_ms;
+    Baton__AdminOutcome outcome = BATON__ADMIN_OUTCOME__INIT;
+    if (e->actual.over) {
+        fill_outcome(&outcome, e);
+        x.outcome = &outcome;
+    }
     x.candidates_total = e->n_candidates;
     x.candidates = list;
     for (uint32_t i = 0; i < e->n_listed; i++) {

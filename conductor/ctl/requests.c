@@ -101,6 +101,19 @@ static json_t *ms_json(double ms)
     return ms < 0 ? json_null() : json_real(ms);
 }
 
+static json_t *outcome_json(const Baton__AdminOutcome *o)
+{
+    if (o == NULL) {
+        return json_null();
+    }
+    return json_pack("{s:o,s:I,s:I,s:I,s:o,s:o,s:o,s:o}", "error",
+                     o->error[0] != '\0' ? json_string(o->error) : json_null(), "cached_tokens",
+                     (json_int_t)o->cached_tokens, "tokens", (json_int_t)o->tokens, "replans",
+                     (json_int_t)o->replans, "ttft_ms", ms_json(o->ttft_ms), "tbt_ms",
+                     ms_json(o->tbt_ms), "queue_ms", ms_json(o->queue_ms), "prefill_ms",
+                     ms_json(o->prefill_ms));
+}
+
 static json_t *explanation_json(const Baton__AdminExplanation *e)
 {
     char wire[17];
@@ -117,13 +130,46 @@ static json_t *explanation_json(const Baton__AdminExplanation *e)
                       ms_json(k->ttft_ms), "tbt_ms", ms_json(k->tbt_ms), "load",
                       k->for_prefill ? json_null() : json_real(k->load)));
     }
-    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:b,s:s,s:o,s:o,s:I,s:o}", "id", e->id,
-                     "req", wire, "epoch", (json_int_t)e->epoch, "planned_ns",
+    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:b,s:s,s:o,s:o,s:o,s:o,s:o,s:I,s:o}",
+                     "id", e->id, "req", wire, "epoch", (json_int_t)e->epoch, "planned_ns",
                      (json_int_t)e->planned_ns, "tokens", (json_int_t)e->tokens, "cached_tokens",
                      (json_int_t)e->cached_tokens, "choices", (json_int_t)e->choices, "planned",
                      e->planned, "both", e->both, "draining", e->draining, "reason", e->reason,
-                     "ttft_ms", ms_json(e->ttft_ms), "tbt_ms", ms_json(e->tbt_ms),
-                     "candidates_total", (json_int_t)e->candidates_total, "candidates", list);
+                     "ttft_ms", ms_json(e->ttft_ms), "tbt_ms", ms_json(e->tbt_ms), "queue_ms",
+                     ms_json(e->queue_ms), "prefill_ms", ms_json(e->prefill_ms), "outcome",
+                     outcome_json(e->outcome), "candidates_total", (json_int_t)e->candidates_total,
+                     "candidates", list);
+}
+
+static void put_ms(const char *name, double ms)
+{
+    if (ms < 0) {
+        printf("%s -", name);
+    } else {
+        printf("%s %.1f ms", name, ms);
+    }
+}
+
+static void times_text(const char *what, double ttft, double queue, double prefill, double tbt)
+{
+    printf("%-10s ", what);
+    put_ms("first token", ttft);
+    put_ms("; queue", queue);
+    put_ms(", prefill", prefill);
+    put_ms("; between tokens", tbt);
+    printf("\n");
+}
+
+static void outcome_text(const Baton__AdminOutcome *o)
+{
+    if (o == NULL) {
+        printf("actual     it runs\n");
+        return;
+    }
+    times_text("actual", o->ttft_ms, o->queue_ms, o->prefill_ms, o->tbt_ms);
+    printf("%-10s %u tokens from the cache, %u generated, %u times planned again%s%s\n",
+           o->error[0] != '\0' ? "failed" : "done", o->cached_tokens, o->tokens, o->replans,
+           o->error[0] != '\0' ? ": " : "", o->error);
 }
 
 static void explanation_text(const Baton__AdminExplanation *e)
@@ -137,11 +183,11 @@ static void explanation_text(const Baton__AdminExplanation *e)
                e->both ? "one worker for both" : "prefill and decode apart", e->reason,
                e->draining ? "; on a node that is being drained, as nobody else could take it"
                            : "");
-        printf("predicted  %.1f ms to the first token, %.1f ms between tokens\n", e->ttft_ms,
-               e->tbt_ms);
+        times_text("predicted", e->ttft_ms, e->queue_ms, e->prefill_ms, e->tbt_ms);
     } else {
         printf("not placed %s\n", e->reason);
     }
+    outcome_text(e->outcome);
     static const char *const head[] = {"WORKER", "NODE", "FOR",  "CACHED", "QUEUE",
                                        "TTFT",   "TBT",  "LOAD", "VERDICT"};
     struct ctl_table t;

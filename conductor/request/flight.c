@@ -15,14 +15,54 @@ struct bt_flight *bt_flight_create(struct bt_lane *k)
     struct bt_flight *f = bt_calloc(1, sizeof(*f));
     f->lane = k;
     f->epoch = k->epoch;
+    bt_list_init(&f->prefills);
     bt_list_insert_tail(&k->flights, &f->link);
     return f;
+}
+
+void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
+{
+    struct bt_session *p = f->prefill;
+    p->own_prefill_tokens += f->own_tokens;
+    f->prefill_ms = f->plan.prefill_ms;
+    if (bt_list_empty(&p->own_prefills)) {
+        p->own_prefill_ms = 0;
+        p->own_head_ns = now_ns;
+        p->own_head_ms = f->prefill_ms;
+    }
+    bt_list_insert_tail(&p->own_prefills, &f->prefills);
+    p->own_prefill_ms += f->prefill_ms;
+    if (f->decode != NULL) {
+        f->decode->own_requests += f->own_rows;
+        f->decode->own_kv_tokens += f->own_kv;
+    }
+}
+
+static void leave_prefills(struct bt_flight *f)
+{
+    if (bt_list_empty(&f->prefills)) {
+        return;
+    }
+    struct bt_session *p = f->prefill;
+    bool head = p->own_prefills.next == &f->prefills;
+    bt_list_remove(&f->prefills);
+    if (bt_list_empty(&p->own_prefills)) {
+        p->own_prefill_ms = p->own_head_ms = 0;
+        return;
+    }
+    p->own_prefill_ms -= f->prefill_ms;
+    if (head) { /* prompts are computed in order of arrival, one after the other */
+        p->own_head_ns = bt_mono_ns();
+        p->own_head_ms =
+            BT_CONTAINER_OF(p->own_prefills.next, struct bt_flight, prefills)->prefill_ms;
+    }
 }
 
 void bt_flight_prefilled(struct bt_flight *f)
 {
     if (f->prefill != NULL) {
         f->prefill->own_prefill_tokens -= BT_MIN(f->own_tokens, f->prefill->own_prefill_tokens);
+        leave_prefills(f);
     }
     f->own_tokens = 0;
 }
@@ -31,6 +71,7 @@ static void decode_over(struct bt_flight *f)
 {
     if (!f->decode_ended && f->decode != NULL) {
         f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
+        f->decode->own_kv_tokens -= BT_MIN(f->own_kv, f->decode->own_kv_tokens);
     }
     f->decode_ended = true;
 }

@@ -122,8 +122,11 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
     e->n_choices = BT_MAX(req->n_choices, 1u);
     e->planned = plan != NULL;
     snprintf(e->reason, sizeof(e->reason), "%s", plan != NULL ? plan->reason : rej->reason);
-    e->ttft_ms = e->tbt_ms = -1;
+    e->ttft_ms = e->tbt_ms = e->queue_ms = e->prefill_ms = -1;
+    e->actual.ttft_ms = e->actual.tbt_ms = e->actual.queue_ms = e->actual.prefill_ms = -1;
     if (plan != NULL) {
+        e->queue_ms = plan->queue_ms;
+        e->prefill_ms = plan->prefill_ms;
         e->both = plan->both;
         e->draining = plan->draining;
         e->cached_tokens = plan->cached_tokens;
@@ -138,6 +141,31 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
         e->candidates[i].c = list[i];
         snprintf(e->candidates[i].name, BT_EXPLAIN_NAME, "%s", m->name);
         snprintf(e->candidates[i].node, BT_EXPLAIN_NAME, "%s", m->node);
+    }
+}
+
+void bt_explain_outcome(const struct bt_request *r, const char *why)
+{
+    struct bt_explain_ring *x = r->rs->explained;
+    const struct bt_gen_usage *u = &r->usage;
+    const struct bt_list *l;
+    bt_list_for_each (l, &r->lanes) {
+        uint64_t id = BT_CONTAINER_OF(l, struct bt_lane, link)->id;
+        for (uint32_t i = 0; i < x->n; i++) {
+            struct bt_explanation *e = &x->at[i];
+            if (e->wire_id != id) {
+                continue;
+            }
+            e->actual.over = true;
+            snprintf(e->actual.error, sizeof(e->actual.error), "%s", why != NULL ? why : "");
+            e->actual.cached_tokens = u->cached_tokens;
+            e->actual.tokens = u->completion_tokens;
+            e->actual.replans = u->replans;
+            e->actual.ttft_ms = u->ttft_ms;
+            e->actual.tbt_ms = u->tbt_ms;
+            e->actual.queue_ms = u->queue_ms;
+            e->actual.prefill_ms = u->prefill_ms;
+        }
     }
 }
 

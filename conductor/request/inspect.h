@@ -31,7 +31,13 @@ struct bt_explanation {
     uint32_t n_tokens, cached_tokens, n_choices;
     bool planned, both, draining;
     char reason[96]; /* static text of sched: why apart or together, or why rejected */
-    double ttft_ms, tbt_ms;
+    double ttft_ms, tbt_ms, queue_ms, prefill_ms; /* predicted; < 0: not planned */
+    struct {                                      /* what happened; times < 0: not known */
+        bool over;
+        char error[96]; /* why it failed, "" if it did not */
+        uint32_t cached_tokens, tokens, replans;
+        double ttft_ms, tbt_ms, queue_ms, prefill_ms;
+    } actual;
     uint32_t n_candidates, n_listed;
     struct {
         char name[BT_EXPLAIN_NAME], node[BT_EXPLAIN_NAME];

@@ -409,7 +409,7 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
     uint64_t last = BT_MAX(k->progress_ns, s->output_ns);
     double limit_ms = k->r->rs->conf.stall_ms;
     if (k->state == LANE_PREFILLING) {
-        limit_ms += 2 * f->ttft_ms;
+        limit_ms += 2 * f->plan.ttft_ms;
     }
     if (in->now_ns > last && (double)(in->now_ns - last) / 1e6 > limit_ms) {
         bt_lane_avoid(k, s);

@@ -161,7 +161,7 @@ static void count_plan(struct bt_requests *rs, const struct bt_sched_plan *plan)
 
 /* The plan becomes the lane's current flight. */
 static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_plan *plan,
-                                      const struct bt_view_snapshot *v)
+                                      const struct bt_view_snapshot *v, uint64_t now_ns)
 {
     k->epoch++;
     for (uint32_t i = k->first; i < k->first + k->n; i++) {
@@ -182,13 +182,14 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
         f->decode = v->worker[plan->decode];
         f->kv_decode = v->kvstore[plan->kv_decode];
         f->own_rows = k->n;
-        f->decode->own_requests += f->own_rows;
+        f->own_kv = (uint64_t)k->n * k->n_tokens;
         snprintf(u->decode, sizeof(u->decode), "%s", f->decode->member->name);
     }
-    f->ttft_ms = plan->ttft_ms;
+    f->plan = *plan;
+    f->planned_ns = now_ns;
     f->submitted_ns = bt_real_ns();
     f->own_tokens = k->n_tokens - plan->cached_tokens;
-    f->prefill->own_prefill_tokens += f->own_tokens;
+    bt_flight_count(f, now_ns);
     snprintf(u->prefill, sizeof(u->prefill), "%s", f->prefill->member->name);
     return f;
 }
@@ -214,7 +215,8 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
                                    .n_choices = k->n,
                                    .max_new = r->spec.max_tokens - r->choices[k->first].journal.n,
                                    .block_tokens = rs->conf.block_tokens,
-                                   .token_bytes = rs->conf.token_bytes};
+                                   .token_bytes = rs->conf.token_bytes,
+                                   .waited_ms = (double)(now_ns - r->spec.received_ns) / 1e6};
     bt_random(&req.random, sizeof(req.random));
     req.sequence = rs->decisions++;
     struct bt_sched_params params = rs->conf.sched;
@@ -254,8 +256,9 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     if (full && plan.last_resort && rs->probe != k) {
         return PLAN_NO_ROOM;
     }
-    struct bt_flight *f = begin_flight(k, &plan, &v);
+    struct bt_flight *f = begin_flight(k, &plan, &v, now_ns);
     count_plan(rs, &plan);
+    bt_outcome_planned(k, f);
     BT_DEBUG("request_planned",
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
              "ttft_ms=%.1f",

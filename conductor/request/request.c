@@ -51,6 +51,7 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
             log_id(r), http, tokens_of(r), bt_log_q(why));
     bt_metric_add(r->rs->m.rejected[reject], 1);
     observe_end(r, SUCCESS_ERROR, now);
+    bt_explain_outcome(r, why);
     end_lanes(r, now);
     const struct bt_gen_ops *ops = r->ops;
     r->ops = NULL;
@@ -59,10 +60,16 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
     }
 }
 
+const struct bt_gen_usage *bt_request_usage(const struct bt_request *r)
+{
+    return &r->usage;
+}
+
 void bt_request_cancel(struct bt_request *r)
 {
     uint64_t now = bt_mono_ns();
     observe_end(r, SUCCESS_ABORT, now);
+    bt_explain_outcome(r, "cancelled by its client");
     BT_INFO("request_cancelled", "req=%016" PRIx64 " id=%s tokens=%u", wire_id(r), log_id(r),
             tokens_of(r));
     r->ops = NULL;
@@ -101,6 +108,7 @@ void bt_request_settled(struct bt_request *r, uint64_t now_ns)
     }
     struct bt_gen_usage *u = &r->usage;
     fill_usage(r);
+    bt_explain_outcome(r, NULL);
     observe_end(r, r->success, now_ns);
     bt_metric_add(r->rs->m.cached, u->cached_tokens);
     BT_INFO("request_done",
@@ -117,6 +125,7 @@ static void finish(struct bt_lane *k, uint32_t choice, bt_finish_t reason, const
 {
     struct bt_request *r = k->r;
     r->choices[choice].finished = true;
+    bt_outcome_choice(k, choice);
     r->success = reason == BT_FINISH_STOP ? SUCCESS_STOP : SUCCESS_LENGTH;
     if (--r->n_unfinished == 0) {
         bt_requests_uncount(r);
@@ -131,17 +140,20 @@ static void finish(struct bt_lane *k, uint32_t choice, bt_finish_t reason, const
 
 /* ---- tokens ---- */
 
-static void observe_token(struct bt_request *r, struct bt_choice *c, uint64_t now_ns)
+static void observe_token(struct bt_lane *k, struct bt_choice *c, uint64_t now_ns)
 {
+    struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
     bt_metric_add(rs->m.generation, 1);
     if (r->first_ns == 0) {
         r->first_ns = now_ns;
+        bt_outcome_first_token(k, now_ns);
         bt_metric_observe(rs->m.ttft, (double)(now_ns - r->spec.received_ns) / 1e9);
         bt_metric_add(rs->m.prompt, r->spec.prompt.n);
     }
     if (c->last_ns != 0) {
         bt_metric_observe(rs->m.itl, (double)(now_ns - c->last_ns) / 1e9);
+        bt_outcome_gap(c, now_ns);
     }
     r->last_ns = c->last_ns = now_ns;
 }
@@ -152,7 +164,7 @@ static void deliver(struct bt_lane *k, uint32_t choice, const struct bt_journal_
 {
     struct bt_request *r = k->r;
     struct bt_choice *c = &r->choices[choice];
-    observe_token(r, c, now_ns);
+    observe_token(k, c, now_ns);
     bool look = c->journal.n > r->spec.sampling.min_new;
     bool by_id = e->finish == BATON__FINISH__STOP;
     bool by_length = e->finish == BATON__FINISH__LENGTH || c->journal.n >= r->spec.max_tokens;

@@ -54,15 +54,24 @@ struct bt_gen_delta {
 
 typedef enum { BT_FINISH_STOP, BT_FINISH_LENGTH } bt_finish_t;
 
+struct bt_gen_plan { /* predictions of the first plan; "" and < 0: there was none */
+    char prefill[64], decode[64], source[64]; /* source: kvstore that sends a prefix */
+    char reason[32];
+    uint32_t cached_tokens, fetch_tokens;
+    double queue_ms, prefill_ms, ttft_ms, tbt_ms;
+};
+
 struct bt_gen_usage {
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
     /* where the time went, for the `timings` object and the demo; ms, bytes, counts; < 0: not known
      */
     double ttft_ms, queue_ms, prefill_ms, decode_ms;
+    double tbt_ms; /* mean of the longest tenth of the gaps; of several choices the largest */
     uint64_t kv_bytes, kv_segments; /* moved between nodes for this request */
     double hidden_fraction; /* 1 - (last compute -> last segment landed) / (first -> last landed) */
     uint32_t replans;
     char prefill[64], decode[64]; /* workers of the last plan */
+    struct bt_gen_plan plan;
 };
 
 struct bt_gen_ops {
@@ -84,6 +93,8 @@ struct bt_gen_ops {
 /* Starts a request. Never fails at once: errors come through on_error, from the loop, later. */
 struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg);
+/* What is known so far: the plan before the first delta, the rest with on_done. */
+const struct bt_gen_usage *bt_request_usage(const struct bt_request *r);
 /* The client went away: everything of the request is freed; no callback comes any more. */
 void bt_request_cancel(struct bt_request *r);
 /* Can a request be served now? If not, why (static text). */

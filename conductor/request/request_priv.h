@@ -53,12 +53,16 @@ struct bt_flight {
     uint64_t working[2]; /* incarnations of workers that have received it and not ended, or 0 */
     bool no_room;        /* was refused for want of room: its end is no news to those who wait */
     enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
-    bool decode_useless;   /* nobody wants more tokens: cancel it at once */
-    uint64_t wind_ns;      /* since when it is not active */
-    uint32_t own_rows;     /* counted at decode's session until it has ended */
-    uint64_t own_tokens;   /* counted at prefill's session until its PrefillDone */
-    uint64_t submitted_ns; /* wall clock */
-    double ttft_ms;        /* predicted */
+    bool decode_useless;       /* nobody wants more tokens: cancel it at once */
+    uint64_t wind_ns;          /* since when it is not active */
+    uint32_t own_rows;         /* counted at decode's session until it has ended */
+    uint64_t own_tokens;       /* counted at prefill's session until its PrefillDone */
+    struct bt_list prefills;   /* in prefill's session's own_prefills until then */
+    double prefill_ms;         /* predicted, counted there */
+    uint64_t own_kv;           /* counted at decode's session until it has ended */
+    uint64_t submitted_ns;     /* wall clock */
+    struct bt_sched_plan plan; /* indices mean nothing any more */
+    uint64_t planned_ns;       /* bt_mono_ns */
 };
 
 #define AVOID_MAX   16
@@ -71,6 +75,8 @@ struct bt_choice {
     struct bt_emit emit;
     bool finished;
     uint64_t last_ns; /* of its last token */
+    float *gaps_ms;   /* between its tokens, n_gaps of them */
+    uint32_t n_gaps, gaps_cap;
 };
 
 /* What is planned as one: the unit of states.def, of epochs and of plans, known to daemons by its
@@ -176,6 +182,7 @@ struct bt_requests {
     struct {
         struct bt_metric *ttft, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting, *prompt,
             *generation;
+        struct bt_metric *ttft_error, *tbt_error;
         struct bt_metric *replanned, *moved, *stale, *ended_late, *cached;
         struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
     } m;
@@ -262,6 +269,8 @@ void bt_flight_ended(struct bt_flight *f, const struct bt_session *s);
 void bt_flight_received(struct bt_flight *f, const struct bt_session *s);
 /* Has it received the plan and not ended? Also true of one that was lost since. */
 bool bt_flight_works_on(const struct bt_flight *f, const struct bt_session *s);
+/* Counts it at the sessions of its workers, as its plan says, until they are done with it. */
+void bt_flight_count(struct bt_flight *f, uint64_t now_ns);
 /* The prefill is computed: its worker has that much less to do. */
 void bt_flight_prefilled(struct bt_flight *f);
 /* All its kvstores have said yes. */
@@ -275,7 +284,18 @@ void bt_flight_step(struct bt_flight *f, uint64_t now_ns);
 bool bt_flight_over(const struct bt_flight *f);
 void bt_flight_destroy(struct bt_flight *f);
 
+/* ---- outcome.c: what was predicted, and what came of it ---- */
+void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f);
+/* The request's first token is on its way to the client. */
+void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns);
+/* Another token of the choice. */
+void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns);
+/* The choice has its last token. */
+void bt_outcome_choice(struct bt_lane *k, uint32_t choice);
+
 /* ---- inspect.c ---- */
+/* What became of the request, for whoever asks why it was planned so. why: NULL if all is well. */
+void bt_explain_outcome(const struct bt_request *r, const char *why);
 struct bt_explain_ring *bt_explain_create(void);
 void bt_explain_destroy(struct bt_explain_ring *x);
 /* Keeps why the lane's plan is as it is. plan: NULL if rejected, then rej says why. */

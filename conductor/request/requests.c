@@ -124,7 +124,9 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
         r->spec.received_ns = bt_mono_ns();
     }
     r->usage.ttft_ms = r->usage.queue_ms = r->usage.prefill_ms = r->usage.decode_ms = -1;
-    r->usage.hidden_fraction = -1;
+    r->usage.hidden_fraction = r->usage.tbt_ms = -1;
+    r->usage.plan.queue_ms = r->usage.plan.prefill_ms = -1;
+    r->usage.plan.ttft_ms = r->usage.plan.tbt_ms = -1;
     r->root = rs->conf.root;
     if (r->spec.tenant != NULL || r->spec.cache_salt != NULL) {
         bt_requests_salted_root(&rs->conf.root, rs->secret, rs->conf.secret_len, r->spec.tenant,
@@ -152,6 +154,7 @@ static void request_destroy(struct bt_request *r)
     bt_list_remove(&r->link);
     for (uint32_t i = 0; i < r->spec.n; i++) {
         bt_emit_cleanup(&r->choices[i].emit);
+        free(r->choices[i].gaps_ms);
         bt_journal_cleanup(&r->choices[i].journal);
     }
     bt_prompt_destroy(r->prompt);
@@ -351,6 +354,18 @@ static void register_latencies(struct bt_requests *rs)
                              "From the request's last byte to its end.", e2e, BT_ARRAY_LEN(e2e));
 }
 
+static void register_errors(struct bt_requests *rs)
+{
+    static const double bounds[] = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1, 2, 5};
+    static const char help[] =
+        "Predictions of plans against what happened: the difference over the actual time. Requests "
+        "that were planned again are not in it.";
+    rs->m.ttft_error = bt_metrics_histogram(rs->metrics, "baton_plan_error_ratio", "of=\"ttft\"",
+                                            help, bounds, BT_ARRAY_LEN(bounds));
+    rs->m.tbt_error = bt_metrics_histogram(rs->metrics, "baton_plan_error_ratio", "of=\"tbt\"",
+                                           help, bounds, BT_ARRAY_LEN(bounds));
+}
+
 static void register_reasons(struct bt_requests *rs)
 {
     static const char *const success[SUCCESS_REASONS] = {"stop", "length", "abort", "error"};
@@ -383,6 +398,7 @@ static void register_metrics(struct bt_requests *rs)
 {
     struct bt_metrics *m = rs->metrics;
     register_latencies(rs);
+    register_errors(rs);
     register_reasons(rs);
     rs->m.running =
         bt_metrics_gauge(m, "vllm:num_requests_running", rs->labels, "Requests that workers have.");

@@ -40,15 +40,13 @@ double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached)
 {
-    double m = n - cached, h = cached;
     if (w->cost == NULL) {
-        return 1e3 * m / rate_of(c, w);
+        return 1e3 * (n - cached) / rate_of(c, w);
     }
-    uint32_t chunk = c->chunk_tokens != 0 ? c->chunk_tokens : n;
-    double steps = BT_DIV_UP(n - cached, chunk);
-    double ms = 1e-6 * (w->cost->base_ns * steps + w->cost->token_ns * m +
-                        w->cost->attn_ns * m * (h + m / 2));
-    double load = c->load_bytes_per_s > 0 ? 1e3 * h * req->token_bytes / c->load_bytes_per_s : 0;
+    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : c->chunk_tokens;
+    double ms = 1e-6 * bt_batch_prefill_ns(w->cost, cached, n, chunk);
+    double load =
+        c->load_bytes_per_s > 0 ? 1e3 * cached * req->token_bytes / c->load_bytes_per_s : 0;
     return BT_MAX(ms, load);
 }
 
@@ -83,15 +81,23 @@ double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sch
     return w->waiting > 0 ? load + 1 : load;
 }
 
-double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
-                       const struct bt_sched_request *req)
+double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                        const struct bt_sched_request *req)
 {
     double step = w->step_ms > 0 ? w->step_ms : c->step_ms;
     if (w->cost != NULL) {
-        uint32_t n = BT_MAX(req->n_choices, 1u), rows = w->running + w->waiting + n;
-        double kv = (double)w->kv_tokens + (double)n * req->n_tokens;
-        step = 1e-6 * (w->cost->base_ns + w->cost->kv_ns * kv + w->cost->token_ns * rows);
+        uint32_t n = BT_MAX(req->n_choices, 1u);
+        struct bt_batch_work work = {.tokens = w->running + w->waiting + n,
+                                     .kv = (double)w->kv_tokens + (double)n * req->n_tokens};
+        step = 1e-6 * bt_batch_work_ns(w->cost, &work);
     }
     double load = bt_sched_decode_load(w, req);
     return load > 1 ? step * load : step;
+}
+
+double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                       const struct bt_sched_request *req)
+{
+    double tail = w->learned.tail > 0 ? w->learned.tail : 1;
+    return tail * bt_sched_step_ms(c, w, req);
 }

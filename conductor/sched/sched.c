@@ -177,7 +177,9 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->fetch_from = e->fetch_from;
     plan->fetch_tokens = e->fetch_tokens;
     plan->prefill_ms = e->prefill_ms;
-    plan->ttft_ms = e->ttft_ms;
+    plan->queue_ms = bt_sched_queue_ms(j->c, wp);
+    plan->ttft_ms = j->req->waited_ms + wp->learned.overhead_ms + e->ttft_ms;
+    plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
     plan->tbt_ms = bt_sched_tbt_ms(j->c, wd, j->req);
 }
 

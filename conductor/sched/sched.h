@@ -8,6 +8,7 @@
 #include "common/base/base.h"
 #include "common/batch/batch.h"
 #include "conductor/sched/forecast.h"
+#include "conductor/sched/learn.h"
 
 #define BT_SCHED_NONE UINT32_MAX
 
@@ -30,8 +31,10 @@ struct bt_sched_worker {
     uint64_t own_prefill_tokens;
     /* known where a cost model is fitted; then they count in place of the rates above */
     const struct bt_batch_cost *cost; /* NULL: none */
-    double queue_ms;                  /* sum of the predicted prefills that are queued */
+    double queue_ms;                  /* until the prefills that it has are computed */
     uint64_t kv_tokens;               /* context of its decode rows: read in every step */
+    uint32_t chunk_tokens;            /* of a prefill step; 0: params' */
+    struct bt_sched_learned learned;
 };
 
 struct bt_sched_kvstore {
@@ -57,6 +60,7 @@ struct bt_sched_request {
     uint32_t n_choices; /* rows at the decode worker; 0 counts as 1 */
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
+    double waited_ms;     /* since its last byte: part of its time to first token */
     uint64_t random;      /* breaks ties */
     uint64_t sequence;    /* counts this conductor's decisions: round-robin's only state */
 };
@@ -97,6 +101,8 @@ struct bt_sched_plan {
     bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
     uint32_t cached_tokens; /* expected at the prefill side */
     double ttft_ms, tbt_ms; /* predicted */
+    double queue_ms;        /* predicted: of ttft_ms, what others have queued there */
+    double step_ms;         /* predicted: tbt_ms without what was learned of the tail */
     const char *reason;     /* static: why disaggregated or not; a bounded metric label */
     uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
     uint32_t fetch_tokens;  /* cached_tokens counts them */

@@ -63,6 +63,10 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
                            uint32_t resident_there, double prefill_ms);
 /* Share of a decode worker in use once it has this request too; above 1 it has to wait. */
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req);
+/* The step with this request's rows in it, more where they have to take turns. */
+double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                        const struct bt_sched_request *req);
+/* ... and with what requests have shown of the tail of their gaps there. */
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                        const struct bt_sched_request *req);
 

@@ -2,6 +2,7 @@
  * Loop thread. A session ends only from its own callbacks or timer, never inside a send, so that
  * whoever sends need not expect on_down below it. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,13 +179,43 @@ static void on_hello(struct bt_session *s, const Baton__SessionHello *h)
     }
 }
 
+/* A worker of another version may have other segments: the last price goes for those missing. One
+ * that is no number is as good as none. */
+static void take_cost(struct bt_session *s, const Baton__StepCost *c)
+{
+    s->load.cost = NULL;
+    if (c == NULL || c->n_token_ns == 0) {
+        return;
+    }
+    struct bt_batch_cost x = {.base_ns = c->base_ns, .kv_ns = c->kv_ns, .attn_ns = c->attn_ns};
+    double sum = x.base_ns + x.kv_ns + x.attn_ns,
+           least = BT_MIN(BT_MIN(x.base_ns, x.kv_ns), x.attn_ns);
+    for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
+        x.token_ns[i] = c->token_ns[BT_MIN(i, c->n_token_ns - 1)];
+        sum += x.token_ns[i];
+        least = BT_MIN(least, x.token_ns[i]);
+    }
+    if (!isfinite(sum) || least < 0) {
+        return;
+    }
+    s->cost = x;
+    s->load_cost = *c;
+    s->load_cost.base.n_unknown_fields = 0;
+    s->load_cost.base.unknown_fields = NULL;
+    s->load_cost.n_token_ns = BT_BATCH_SEGMENTS;
+    s->load_cost.token_ns = s->cost.token_ns;
+    s->load.cost = &s->load_cost;
+}
+
 static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
 {
     if (h->load != NULL) {
         s->load = *h->load;
         s->load.base.n_unknown_fields = 0;
         s->load.base.unknown_fields = NULL;
+        take_cost(s, h->load->cost);
         s->has_load = true;
+        s->load_ns = bt_mono_ns();
     }
     if (h->pool != NULL) {
         s->pool = *h->pool;
@@ -322,6 +353,7 @@ static void session_end(struct bt_session *s, const char *why)
     s->state = BT_SESSION_IDLE;
     s->broken = false;
     s->has_load = s->has_pool = false;
+    s->learned = (struct bt_sched_learned){0};
     disconnect(s);
     redial_later(s);
     if (!was_up) {
@@ -337,7 +369,7 @@ static void session_end(struct bt_session *s, const char *why)
         s->view->ops->on_down(s->view->ops_arg, s, why);
     }
     s->own_requests = 0;
-    s->own_prefill_tokens = 0;
+    s->own_prefill_tokens = s->own_kv_tokens = 0;
 }
 
 static void end_broken(void *arg)
@@ -458,6 +490,7 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     s->member = member_copy(m);
     s->kv_id = BT_HOLDERS_KVSTORES_MAX;
     bt_list_init(&s->link);
+    bt_list_init(&s->own_prefills);
     if (kind != BT_SESSION_OTHER) {
         bt_timer_start(v->loop, &s->timer, 0, 0, dial, s);
     }

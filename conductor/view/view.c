@@ -215,7 +215,19 @@ static void reserve_scratch(struct bt_view *v)
     v->kvstore_of = bt_realloc(v->kvstore_of, n * sizeof(struct bt_session *));
 }
 
-static void fill_worker(const struct bt_session *s, struct bt_sched_worker *w)
+/* Until its prefills are computed: by what it said last, less the time since, or by what this
+ * conductor has there and how long its head has been at it, whichever is more. */
+static double queue_ms(const struct bt_session *s, uint64_t now_ns)
+{
+    double said = s->load.queue_ms - (double)(now_ns - s->load_ns) / 1e6;
+    double own = s->own_prefill_ms;
+    if (own > 0) {
+        own -= BT_MIN((double)(now_ns - s->own_head_ns) / 1e6, s->own_head_ms);
+    }
+    return BT_MAX(BT_MAX(said, own), 0);
+}
+
+static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_sched_worker *w)
 {
     *w = (struct bt_sched_worker){
         .kvstore = BT_SCHED_NONE,
@@ -225,10 +237,14 @@ static void fill_worker(const struct bt_session *s, struct bt_sched_worker *w)
         .draining = s->draining,
         .own_requests = s->own_requests,
         .own_prefill_tokens = s->own_prefill_tokens,
+        .learned = s->learned,
     };
     if (s->has_load) {
-        w->running = s->load.running;
         w->waiting = s->load.waiting;
+        w->running = s->load.running;
+        if (s->own_requests > w->running + w->waiting) { /* sent since its last heartbeat */
+            w->running = s->own_requests - w->waiting;
+        }
         w->pages_total = s->load.pages_total;
         w->pages_free = s->load.pages_free;
         w->slots_total = s->load.slots_total;
@@ -237,6 +253,10 @@ static void fill_worker(const struct bt_session *s, struct bt_sched_worker *w)
         w->queued_prefill_tokens = s->load.queued_prefill_tokens;
         w->prefill_tokens_per_s = s->load.prefill_tokens_per_s;
         w->step_ms = s->load.step_ms;
+        w->chunk_tokens = s->load.chunk_tokens;
+        w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_kv_tokens);
+        w->cost = s->load.cost != NULL ? &s->cost : NULL;
+        w->queue_ms = queue_ms(s, now_ns);
     }
 }
 
@@ -247,6 +267,7 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
     bt_holders_match(v->index, keys, n_keys, match, BT_HOLDERS_KVSTORES_MAX);
     reserve_scratch(v);
     uint32_t nw = 0, nk = 0;
+    uint64_t now = bt_mono_ns();
     struct bt_list *l;
     bt_list_for_each (l, &v->sessions) {
         struct bt_session *s = session_of(l);
@@ -266,7 +287,7 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
         if (s->kind != BT_SESSION_WORKER || !plannable(s)) {
             continue;
         }
-        fill_worker(s, &v->workers[nw]);
+        fill_worker(s, now, &v->workers[nw]);
         for (uint32_t k = 0; k < nk; k++) {
             if (strcmp(v->kvstore_of[k]->member->node, s->member->node) == 0) {
                 v->workers[nw].kvstore = v->workers[nw].node = k;

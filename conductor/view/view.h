@@ -50,9 +50,12 @@ struct bt_session {
     uint64_t output_ns;    /* of the last message that was not a heartbeat */
     uint64_t heartbeat_seq;
 
-    Baton__WorkerLoad load; /* last heard; no pointers inside */
+    Baton__WorkerLoad load; /* last heard; its cost, if any, is load_cost */
+    Baton__StepCost load_cost;
+    struct bt_batch_cost cost; /* the same for sched, if load.cost is set */
     Baton__PoolLoad pool;
     bool has_load, has_pool;
+    uint64_t load_ns; /* when it came */
 
     uint64_t blocks_seq; /* expected next; 0: any */
     uint32_t blocks_unacked;
@@ -60,7 +63,12 @@ struct bt_session {
 
     /* kept by the request machine: what it has on this worker */
     uint32_t own_requests;
-    uint64_t own_prefill_tokens;
+    uint64_t own_prefill_tokens, own_kv_tokens;
+    struct bt_list own_prefills;     /* what it has not computed yet, oldest first */
+    double own_prefill_ms;           /* predicted, all of them */
+    double own_head_ms;              /* ... the first of them ... */
+    uint64_t own_head_ns;            /* ... which it can have begun then */
+    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
 };
 
 struct bt_view_config { /* copied, strings too */

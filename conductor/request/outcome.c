@@ -1,0 +1,72 @@
+/* What a plan predicted and what came of it: errors as metrics, and what the conductor learns of
+ * the workers from them. Requests that were planned again say nothing of a plan. Loop thread. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "conductor/request/request_priv.h"
+
+static const char *name_of(const struct bt_session *s)
+{
+    return s != NULL ? s->member->name : "";
+}
+
+void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f)
+{
+    struct bt_gen_plan *p = &k->r->usage.plan;
+    if (p->reason[0] != '\0') {
+        return; /* the client is told of the first one */
+    }
+    snprintf(p->prefill, sizeof(p->prefill), "%s", name_of(f->prefill));
+    snprintf(p->decode, sizeof(p->decode), "%s", name_of(f->decode));
+    snprintf(p->reason, sizeof(p->reason), "%s", f->plan.reason);
+    p->cached_tokens = f->plan.cached_tokens;
+    p->fetch_tokens = f->plan.fetch_tokens;
+    p->queue_ms = f->plan.queue_ms;
+    p->prefill_ms = f->plan.prefill_ms;
+    p->ttft_ms = f->plan.ttft_ms;
+    p->tbt_ms = f->plan.tbt_ms;
+}
+
+static bool first_plan(const struct bt_lane *k)
+{
+    return k->flight != NULL && k->epoch == 1;
+}
+
+void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns)
+{
+    const struct bt_flight *f = k->flight;
+    if (!first_plan(k) || k->r->spec.prompt_logprobs) {
+        return;
+    }
+    double actual = (double)(now_ns - k->r->spec.received_ns) / 1e6;
+    bt_metric_observe(k->r->rs->m.ttft_error, bt_sched_error(f->plan.ttft_ms, actual));
+    if (f->prefill != NULL) {
+        bt_sched_learn_ttft(&f->prefill->learned, f->plan.queue_ms + f->plan.prefill_ms,
+                            (double)(now_ns - f->planned_ns) / 1e6);
+    }
+}
+
+void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns)
+{
+    if (c->n_gaps == c->gaps_cap) {
+        c->gaps_cap = c->gaps_cap != 0 ? 2 * c->gaps_cap : 64;
+        c->gaps_ms = bt_realloc(c->gaps_ms, c->gaps_cap * sizeof(*c->gaps_ms));
+    }
+    c->gaps_ms[c->n_gaps++] = (float)((double)(now_ns - c->last_ns) / 1e6);
+}
+
+void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
+{
+    struct bt_choice *c = &k->r->choices[choice];
+    double actual = bt_sched_tbt_of(c->gaps_ms, c->n_gaps);
+    struct bt_gen_usage *u = &k->r->usage;
+    u->tbt_ms = BT_MAX(u->tbt_ms, actual);
+    const struct bt_flight *f = k->flight;
+    if (actual <= 0 || !first_plan(k)) {
+        return;
+    }
+    bt_metric_observe(k->r->rs->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
+    if (f->decode != NULL) {
+        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, actual);
+    }
+}
