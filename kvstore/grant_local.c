@@ -427,6 +427,7 @@ struct bt_gworker *bt_grants_attach(struct bt_grants *gs, const char *name, uint
         bt_list_init(&w->puts);
         bt_list_init(&w->waits);
         bt_list_init(&w->leases);
+        bt_list_init(&w->asked);
         bt_list_insert_tail(&gs->workers, &w->link);
     } else {
         if (w->conn != NULL) {
@@ -450,6 +451,7 @@ void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w)
     while (!bt_list_empty(&w->waits)) {
         wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
     }
+    lease_forget_asked(w);
     /* What it was writing cannot be completed: its trailer would have come over this socket. Its
      * slots stay its own all the same. */
     struct bt_list *i, *tmp;
@@ -482,6 +484,7 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const 
     case BATON__LOCAL_MSG__M_REVOKE:
     case BATON__LOCAL_MSG__M_PUT_SLOT:
     case BATON__LOCAL_MSG__M_LEASED:
+    case BATON__LOCAL_MSG__M_RECALL:
     case _BATON__LOCAL_MSG__M__CASE_IS_INT_SIZE:
     default: return BT_ERR_PEER_PROTOCOL;
     }
@@ -501,7 +504,7 @@ void bt_grants_bell(struct bt_grants *gs, struct bt_gworker *w)
 
 /* ---- time ---- */
 
-static void kill_hung(struct bt_gworker *w, const struct open *o, uint64_t now)
+void local_kill_hung(struct bt_gworker *w, const char *what, uint64_t now)
 {
     if (w->killed_ns != 0 && now - w->killed_ns < GRANT_KILL_AGAIN_MS * 1000000ull) {
         return;
@@ -511,8 +514,7 @@ static void kill_hung(struct bt_gworker *w, const struct open *o, uint64_t now)
     if (w->gs->m.killed != NULL) {
         bt_metric_add(w->gs->m.killed, 1);
     }
-    BT_ERROR("worker_killed", "worker=%s pid=%u req=%016llx epoch=%u why=%s", w->name, w->pid,
-             (unsigned long long)o->g->req->id, o->g->epoch,
+    BT_ERROR("worker_killed", "worker=%s pid=%u %s why=%s", w->name, w->pid, what,
              bt_log_q("it kept revoked slots longer than kvstore.reclaim_ms"));
     if (syscall(SYS_pidfd_send_signal, w->pidfd, SIGKILL, NULL, 0) != 0) {
         BT_ERROR("worker_kill_failed", "worker=%s why=%s", w->name, bt_log_q(strerror(errno)));
@@ -535,7 +537,10 @@ void local_tick(struct bt_grants *gs, uint64_t now)
         bt_list_for_each (k, &w->opens) {
             struct open *o = BT_CONTAINER_OF(k, struct open, in_worker);
             if (o->revoked_ns != 0 && now - o->revoked_ns >= gs->c.reclaim_ms * 1000000ull) {
-                kill_hung(w, o, now);
+                char what[64];
+                snprintf(what, sizeof(what), "req=%016llx epoch=%u",
+                         (unsigned long long)o->g->req->id, o->g->epoch);
+                local_kill_hung(w, what, now);
             }
         }
     }

@@ -98,6 +98,7 @@ struct bt_gworker {
     struct bt_gworker_ops ops;
     void *conn;
     struct bt_list opens, puts, waits, leases;
+    struct bt_list asked; /* leases that wait for the SSD; counted among n_leases */
     uint32_t n_puts, n_waits, n_leases;
     uint64_t killed_ns;
 };
@@ -159,6 +160,8 @@ uint32_t load_count(const struct bt_grants *gs);
 /* ---- grant_lease.c ---- */
 bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
 void lease_end(struct bt_gworker *w, const Baton__LocalUnlease *m);
+/* Nobody is there to be given what was asked for. */
+void lease_forget_asked(struct bt_gworker *w);
 /* The worker may still read until then, its leases are nobody's. */
 void lease_void(struct bt_gworker *w, uint64_t until);
 void lease_tick(struct bt_grants *gs, uint64_t now);
@@ -171,6 +174,8 @@ void local_revoke_open(struct open *o);
 void local_send_trailer(struct open *o);
 void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch, bt_status_t st,
                           const char *why);
+/* It kept what it was told to give back for too long; what: for the log. */
+void local_kill_hung(struct bt_gworker *w, const char *what, uint64_t now);
 void local_tick(struct bt_grants *gs, uint64_t now);
 void local_destroy(struct bt_grants *gs);
 void open_free(struct open *o);

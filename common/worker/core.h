@@ -116,9 +116,9 @@ struct bt_wreq {
     char end_detail[BT_WORKER_DETAIL];
     /* reload: blocks of a row that has lost its pages */
     enum { BT_WRELOAD_NONE, BT_WRELOAD_ASKED, BT_WRELOAD_KNOWN } reload;
-    uint64_t lease_id, lease_asked_ns;
-    uint32_t lease_first, lease_want; /* blocks asked for: [first, first + want) */
-    struct bt_wlease *lease;          /* what of them is leased; NULL: nothing */
+    uint64_t lease_id, lease_until_ns; /* ASKED: not waited for beyond */
+    uint32_t lease_first, lease_want;  /* blocks asked for: [first, first + want) */
+    struct bt_wlease *lease;           /* what of them is leased; NULL: nothing */
     struct bt_wslab *lease_slab;
     uint32_t load_first; /* first block that is being loaded */
     /* write-back */
@@ -164,7 +164,8 @@ typedef enum {
     BT_WCMD_ATTACHED,
     BT_WCMD_DETACHED,
     BT_WCMD_PUT_SLOT,
-    BT_WCMD_LEASED, /* a lease (owned from here), or status */
+    BT_WCMD_LEASED, /* a lease (owned from here), or status; AGAIN: another answer comes */
+    BT_WCMD_RECALL, /* the kvstore wants a lease back */
     BT_WCMD_FORGET, /* the last command with this request: it is freed */
     BT_WCMD_STOP
 } bt_wcmd_kind_t;
@@ -416,6 +417,8 @@ uint32_t bt_wreload_blocks(const struct bt_wreq *r);
 /* Tokens of r to be computed again, as far as is known. */
 uint32_t bt_wreload_missing(const struct bt_wcore *c, const struct bt_wreq *r);
 void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd);
+/* The kvstore wants the lease back: a row that only waits gives it. */
+void bt_wreload_recalled(struct bt_wcore *c, uint64_t id);
 /* r needs no lease any more; nothing reads its slots. */
 void bt_wreload_drop(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wreload_detached(struct bt_wcore *c);

@@ -250,6 +250,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
         c->writeback->slot(c, cmd->u.put.id, cmd->status, cmd->u.put.slot, cmd->u.put.generation);
         break;
     case BT_WCMD_LEASED: bt_wreload_leased(c, cmd); break;
+    case BT_WCMD_RECALL: bt_wreload_recalled(c, cmd->u.lease.id); break;
     case BT_WCMD_FORGET: bt_wreq_free(r); break;
     case BT_WCMD_STOP: c->stop = true; break;
     }

@@ -285,6 +285,11 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
         bt_wctl_command(w, &c);
         break;
     case BATON__LOCAL_MSG__M_LEASED: on_leased(w, m->leased); break;
+    case BATON__LOCAL_MSG__M_RECALL:
+        c.kind = BT_WCMD_RECALL;
+        c.u.lease.id = m->recall->lease;
+        bt_wctl_command(w, &c);
+        break;
     case BATON__LOCAL_MSG__M__NOT_SET:
     case BATON__LOCAL_MSG__M_ATTACH:
     case BATON__LOCAL_MSG__M_ATTACHED:

@@ -1,15 +1,17 @@
 /* Rows that lost their pages, on their way back: the kvstore is asked which of their blocks lie in
- * the slab, leases the longest prefix of them, and the engine loads it into the new pages. What is
- * not there (the last, partial block; what was evicted meanwhile; everything, if the kvstore is
- * away or does not answer in time) is computed again. The row waits in the queue meanwhile: no step
- * waits. Further choices whose prompt is no longer kept begin in the same way. Engine thread. */
+ * the slab or on its SSD, leases the longest prefix of them, and the engine loads it into the new
+ * pages. What is not there (the last, partial block; what was evicted meanwhile; everything, if the
+ * kvstore is away or does not answer in time) is computed again. The row waits in the queue
+ * meanwhile: no step waits. Further choices whose prompt is no longer kept begin in the same way.
+ * Engine thread. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
-#define ANSWER_NS  100000000ull  /* a kvstore answers at once */
+#define ANSWER_NS  100000000ull  /* a kvstore answers at once, ... */
+#define LOADING_NS 2000000000ull /* ... or says that it reads its SSD: 1.8 s at most */
 #define PAUSE_NS   1000000000ull /* not asked after it has not answered */
 #define BLOCKS_MAX 24000u        /* of one LocalLease */
 
@@ -45,7 +47,7 @@ static void ask(struct bt_wcore *c, struct bt_wreq *r)
     k->n = n;
     r->reload = BT_WRELOAD_ASKED;
     r->lease_id = ++c->next_lease;
-    r->lease_asked_ns = bt_mono_ns();
+    r->lease_until_ns = bt_mono_ns() + ANSWER_NS;
     r->lease_first = first;
     r->lease_want = n;
     c->n_asked++;
@@ -72,7 +74,7 @@ bool bt_wreload_ready(struct bt_wcore *c, struct bt_wreq *r)
         return false;
     }
     if (r->reload == BT_WRELOAD_ASKED) {
-        if (bt_mono_ns() - r->lease_asked_ns < ANSWER_NS) {
+        if (bt_mono_ns() < r->lease_until_ns) {
             return false;
         }
         BT_WARN("lease_unanswered", "req=%016llx epoch=%u", (unsigned long long)r->request,
@@ -142,6 +144,10 @@ void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd)
         free(l);
         return;
     }
+    if (cmd->status == BT_AGAIN) {
+        r->lease_until_ns = bt_mono_ns() + LOADING_NS;
+        return;
+    }
     c->n_asked--;
     r->reload = BT_WRELOAD_KNOWN;
     if (l != NULL && (l->n == 0 || l->n > r->lease_want || !slots_sealed(c->slab->slab, l))) {
@@ -157,6 +163,18 @@ void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd)
         r->lease_slab = c->slab;
         c->slab->refs++;
     }
+}
+
+void bt_wreload_recalled(struct bt_wcore *c, uint64_t id)
+{
+    struct bt_list *it;
+    bt_list_for_each (it, &c->queue) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->lease != NULL && r->lease_id == id) {
+            bt_wreload_drop(c, r); /* it asks again when its turn comes */
+            return;
+        }
+    } /* one that is being read from goes back when it has been read */
 }
 
 void bt_wreload_drop(struct bt_wcore *c, struct bt_wreq *r)

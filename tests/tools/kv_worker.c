@@ -148,6 +148,8 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
                 break;
             }
         }
+    } else if (m->m_case == BATON__LOCAL_MSG__M_RECALL) {
+        printf("recall %llu\n", (unsigned long long)m->recall->lease);
     } else if (m->m_case == BATON__LOCAL_MSG__M_LEASED) {
         printf("leased %llu status=%s n=%zu", (unsigned long long)m->leased->lease,
                bt_status_name((bt_status_t)m->leased->status), m->leased->n_slots);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
 
 #define SLOTS 24u
 
@@ -378,6 +379,122 @@ static void broken_disk_is_a_miss_and_heals(void **state)
     NODE_UNTIL(&node, on_ssd(5, 1) == 1);
 }
 
+/* ---- leases of preempted rows ---- */
+
+static struct { /* what the worker was last told */
+    uint64_t lease;
+    int32_t status;
+    uint32_t answers, n, slots[SLOTS];
+} told;
+
+static void told_send(void *conn, const Baton__LocalMsg *m)
+{
+    (void)conn;
+    assert_int_equal(m->m_case, BATON__LOCAL_MSG__M_LEASED);
+    told.lease = m->leased->lease;
+    told.status = m->leased->status;
+    told.answers++;
+    told.n = (uint32_t)m->leased->n_slots;
+    assert_true(told.n <= SLOTS);
+    memcpy(told.slots, m->leased->slots, told.n * sizeof(uint32_t));
+}
+
+static void told_nothing(void *conn)
+{
+    (void)conn;
+}
+
+static struct bt_gworker *attach(void)
+{
+    static const struct bt_gworker_ops ops = {told_send, told_nothing, told_nothing};
+    memset(&told, 0, sizeof(told));
+    int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    assert_true(pidfd >= 0);
+    return bt_grants_attach(node.grants, "w", 1, (uint32_t)getpid(), pidfd, &ops, &told);
+}
+
+static void lease(struct bt_gworker *w, uint64_t id, uint32_t chain, uint32_t n)
+{
+    struct bt_kv_key keys[SLOTS];
+    Baton__LocalLease l = BATON__LOCAL_LEASE__INIT;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    for (uint32_t b = 0; b < n; b++) {
+        node_key(chain, b, &keys[b]);
+    }
+    l.lease = id;
+    l.keys.data = (uint8_t *)keys;
+    l.keys.len = n * sizeof(keys[0]);
+    m.m_case = BATON__LOCAL_MSG__M_LEASE;
+    m.lease = &l;
+    assert_int_equal(bt_grants_message(node.grants, w, &m), BT_OK);
+}
+
+static void unlease(struct bt_gworker *w, uint64_t id)
+{
+    Baton__LocalUnlease l = BATON__LOCAL_UNLEASE__INIT;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    l.lease = id;
+    m.m_case = BATON__LOCAL_MSG__M_UNLEASE;
+    m.unlease = &l;
+    assert_int_equal(bt_grants_message(node.grants, w, &m), BT_OK);
+}
+
+/* A row's blocks have left the slab: its lease brings them back from the SSD. */
+static void leases_bring_blocks_back(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, false, 2000);
+    struct bt_gworker *w = attach();
+    chain_compute(1, 6);
+    NODE_UNTIL(&node, on_ssd(1, 6) == 6);
+    flood();
+    assert_int_equal(in_slab(1, 6), 0);
+    lease(w, 1, 1, 8); /* two more than there are anywhere */
+    assert_int_equal(told.answers, 1);
+    assert_int_equal(told.status, BT_AGAIN);
+    NODE_UNTIL(&node, told.answers == 2);
+    assert_int_equal(told.status, BT_OK);
+    assert_int_equal(told.n, 6);
+    for (uint32_t b = 0; b < 6; b++) {
+        assert_true(right(told.slots[b], 1, b));
+    }
+    assert_int_equal(node_counts(&node).leases, 6);
+    lease(w, 2, 1, 6); /* they are in the slab by now */
+    assert_int_equal(told.answers, 3);
+    assert_int_equal(told.status, BT_OK);
+    unlease(w, 1);
+    unlease(w, 2);
+    assert_int_equal(node_counts(&node).leases, 0);
+    bt_grants_detach(node.grants, w);
+}
+
+/* Whoever gives up, or goes, while its blocks are on their way holds nothing when they come. */
+static void given_up_leases_hold_nothing(void **state)
+{
+    struct bt_grants_stats s;
+    (void)state;
+    start(BT_TIER_ALWAYS, true, 2000);
+    struct bt_gworker *w = attach();
+    chain_compute(1, 4);
+    NODE_UNTIL(&node, on_ssd(1, 4) == 4);
+    flood();
+    disk.read_us = 100000;
+    lease(w, 1, 1, 4);
+    lease(w, 2, 1, 4);
+    bt_grants_stats(node.grants, &s);
+    assert_int_equal(s.leases, 2);
+    unlease(w, 1);
+    bt_grants_stats(node.grants, &s);
+    assert_int_equal(s.leases, 1);
+    bt_grants_detach(node.grants, w);
+    NODE_UNTIL(&node, ssd().reading == 0);
+    assert_int_equal(told.answers, 2); /* both times: they are on their way */
+    assert_int_equal(node_counts(&node).leases, 0);
+    assert_int_equal(in_slab(1, 4), 4);
+    bt_grants_stats(node.grants, &s);
+    assert_int_equal(s.leases + s.workers, 0);
+}
+
 /* Random prompts over both tiers: every resident block has the right bytes, and all comes back. */
 static void random_load(void **state)
 {
@@ -420,6 +537,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(slow_disk_is_not_waited_for, setup, teardown),
         cmocka_unit_test_setup_teardown(releases_and_epochs_while_loading, setup, teardown),
         cmocka_unit_test_setup_teardown(broken_disk_is_a_miss_and_heals, setup, teardown),
+        cmocka_unit_test_setup_teardown(leases_bring_blocks_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(given_up_leases_hold_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(random_load, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

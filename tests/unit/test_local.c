@@ -278,6 +278,8 @@ static void leased_blocks_stay(void **state)
 {
     struct child d;
     (void)state;
+    node_stop(&node);
+    node_start(&node, 32, 60000);
     child_start(&d, "d", 1, NULL);
     put_three(&d);
     child_say(&d, "lease 1 42 5"); /* a prefix of what is asked for */
@@ -318,6 +320,8 @@ static void leases_are_bounded(void **state)
 {
     struct child d;
     (void)state;
+    node_stop(&node);
+    node_start(&node, 32, 60000); /* none is asked back here */
     child_start(&d, "d", 1, NULL);
     put_three(&d);
     for (uint32_t i = 0; i < 1024; i++) {
@@ -462,6 +466,45 @@ static void hung_worker_is_killed_not_robbed(void **state)
     NODE_UNTIL(&node, node_counts(&node).quarantine == 3);
     NODE_UNTIL(&node, node_counts(&node).quarantine == 0);
     assert_int_equal(node_counts(&node).leases, 0);
+}
+
+/* A lease is asked back when it is old; who gives it lives on. */
+static void old_leases_are_recalled(void **state)
+{
+    struct child d;
+    struct bt_grants_stats s;
+    (void)state;
+    child_start(&d, "d", 1, NULL);
+    put_three(&d);
+    uint64_t t0 = bt_mono_ns();
+    child_say(&d, "lease 1 42 3");
+    child_wait(&d, "recall 1");
+    assert_true(bt_mono_ns() - t0 >= 300000000ull);
+    assert_int_equal(node_counts(&node).leases, 3); /* told, but not yet given back */
+    child_say(&d, "unlease 1");
+    NODE_UNTIL(&node, leases() == 0);
+    node_poll_ms(&node, 900);
+    bt_grants_stats(node.grants, &s);
+    assert_int_equal(s.killed, 0);
+    child_quit(&d);
+}
+
+/* One that has nothing but a lease, and keeps it. */
+static void hung_reader_is_killed(void **state)
+{
+    struct child d;
+    struct bt_grants_stats s;
+    (void)state;
+    child_start(&d, "d", 1, NULL);
+    put_three(&d);
+    child_say(&d, "lease 1 42 3");
+    child_wait(&d, "leased 1 status=OK n=3");
+    kill(d.pid, SIGSTOP);
+    NODE_UNTIL(&node, (bt_grants_stats(node.grants, &s), s.killed == 1));
+    child_reap(&d, SIGKILL);
+    assert_int_equal(node_counts(&node).leases, 3); /* for a quarantine */
+    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    assert_int_equal(bt_index_count(node.cache->index), 3);
 }
 
 /* ---- a worker whose process lives while its socket does not: this process itself ---- */
@@ -683,6 +726,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(killed_writer_leaves_whole_chunks, setup, teardown),
         cmocka_unit_test_setup_teardown(stopped_worker_keeps_its_slots, setup, teardown),
         cmocka_unit_test_setup_teardown(hung_worker_is_killed_not_robbed, setup, teardown),
+        cmocka_unit_test_setup_teardown(old_leases_are_recalled, setup, teardown),
+        cmocka_unit_test_setup_teardown(hung_reader_is_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(closed_socket_proves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(other_incarnation_frees_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(refusals, setup, teardown),

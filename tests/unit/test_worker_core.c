@@ -55,10 +55,10 @@ struct rig {
     struct track t[MAX_REQS];
     uint32_t n, open, puts, put_dones;
     uint64_t rng;
-    bool fatal, hold_puts, hold_tokens, gone;
+    bool fatal, hold_puts, hold_tokens, gone, recall;
     enum lease_mode lease_mode;
     struct bt_kv_key *keys; /* [n_keys] of blocks that are in the pool */
-    uint32_t n_keys, n_leases, asked, n_held_puts;
+    uint32_t n_keys, n_leases, asked, recalls, n_held_puts;
     uint64_t held_puts[MAX_REQS]; /* not answered */
     uint64_t leases[MAX_LEASES];  /* held */
     struct bt_wtokens *held[BT_WORKER_TOKEN_BUFS];
@@ -300,6 +300,11 @@ static void on_lease(struct rig *g, const struct bt_wout *o)
     n = g->lease_mode == LEASE_ALL ? n : rnd(g, n + 1);
     struct bt_wcmd c = {.kind = BT_WCMD_LEASED, .status = n > 0 ? BT_OK : BT_ERR_NOT_FOUND};
     c.u.lease.id = o->u.lease.id;
+    if (rnd(g, 2) == 0) { /* the kvstore reads its SSD first */
+        struct bt_wcmd again = {.kind = BT_WCMD_LEASED, .status = BT_AGAIN};
+        again.u.lease.id = o->u.lease.id;
+        command(g, &again);
+    }
     uint32_t wrong = g->lease_mode == LEASE_WRONG ? rnd(g, 3) : 0;
     if (n > 0) {
         struct bt_wlease *l = bt_calloc(1, sizeof(*l) + 8 * n);
@@ -313,6 +318,13 @@ static void on_lease(struct rig *g, const struct bt_wout *o)
         g->leases[g->n_leases++] = o->u.lease.id;
     }
     command(g, &c);
+    if (g->recall &&
+        rnd(g, 2) == 0) { /* of one that waits, is being read, or has been given back */
+        struct bt_wcmd back = {.kind = BT_WCMD_RECALL};
+        back.u.lease.id = o->u.lease.id - rnd(g, 2);
+        g->recalls++;
+        command(g, &back);
+    }
     for (uint32_t i = SLOTS / 2; i < SLOTS && wrong == 2; i++) {
         usleep(rnd(g, 20)); /* before, during or after the load */
         atomic_store(&g->slab->headers[i].state, bt_slot_word(4, BT_SLOT_WRITING));
@@ -587,6 +599,30 @@ static void test_preempted_rows_are_reloaded(void **state)
         }
         stop(g);
     }
+}
+
+/* Leases that the kvstore wants back are given back, and asked for again when the row's turn comes:
+ * the tokens are the same, none stays held. */
+static void test_recalled_leases(void **state)
+{
+    (void)state;
+    struct rig *g = rig(16);
+    g->lease_mode = LEASE_ALL;
+    g->recall = true;
+    for (uint32_t i = 0; i < 10; i++) {
+        const struct job j = {.phases = BATON__PHASES__BOTH, .n = 20 + 9 * i, .max_new = 200};
+        opened(g, submit_job(g, &j));
+    }
+    run_until_done(g);
+    for (uint32_t i = 0; i < 10; i++) {
+        assert_int_equal(g->t[i].status, BT_OK);
+        assert_int_equal(g->t[i].k[0].got, 200);
+    }
+    assert_true(g->recalls > 3);
+    assert_true(g->asked > (uint64_t)bt_metric_value(g->core.stats->preemptions)); /* again */
+    assert_true(bt_metric_value(g->core.stats->reloaded) > 0);
+    assert_int_equal(g->n_leases, 0);
+    stop(g);
 }
 
 /* No kvstore answers for the write-backs that hold pages, and the rows need nearly all pages: they
@@ -1053,6 +1089,7 @@ int main(void)
         cmocka_unit_test(test_each_kind_runs_to_its_end),
         cmocka_unit_test(test_rows_compete_for_pages),
         cmocka_unit_test(test_preempted_rows_are_reloaded),
+        cmocka_unit_test(test_recalled_leases),
         cmocka_unit_test(test_unanswered_puts_do_not_stop_others),
         cmocka_unit_test(test_no_logits_fail_one_request),
         cmocka_unit_test(test_a_lost_device_is_fatal),
