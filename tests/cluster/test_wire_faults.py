@@ -10,6 +10,7 @@ import time
 import pytest
 
 import sanitizer
+import wire_flips
 from wire_peers import Peer
 
 BIG = dict(seg=131072, layers=4, slots=600)  # 1 MiB messages by rendezvous
@@ -364,3 +365,12 @@ def test_many_sessions_leave_nothing_behind(trio):
         assert after["fds"] <= before["fds"] + 2 and after["free"] == before["free"], (u, after)
         if sanitizer.KIND != "thread":  # it keeps what was done to each address
             assert after["rss_kb"] - before["rss_kb"] < 50 * 100, (u, after)  # 100 KB a session
+
+
+@pytest.mark.parametrize("what,n", [("payload", 100), ("header", 12)])
+def test_bits_that_turn_over_on_the_way(what, n):
+    """10,000 bits: tests/bench/kv_flips.py."""
+    for opts in (wire_flips.SMALL, wire_flips.LARGE):
+        flips, failed, crc_errors = wire_flips.run(opts, what, n, seed=n)
+        assert flips > 0.9 * n and failed > 0.9 * n, (flips, failed)
+        assert (crc_errors > 0) == (what == "payload")

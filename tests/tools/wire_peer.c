@@ -13,6 +13,7 @@
 #include "common/base/list.h"
 #include "common/log/log.h"
 #include "kvstore/wire/wire.h"
+#include "tests/tools/flip_recv.h"
 
 #define LINE_MAX_BYTES 4096
 #define SEG_HEADS      4
@@ -729,6 +730,12 @@ static void command(const char *line)
     } else if (strcmp(word, "peerdown") == 0) {
         sscanf(rest, "%63s %llx", name, &a);
         bt_wire_peer_down(T.wire, name, a);
+    } else if (strcmp(word, "flip") == 0) {
+        flip.armed = strncmp(rest, "header", 6) == 0 ? FLIP_HEADER : FLIP_PAYLOAD;
+    } else if (strcmp(word, "flips") == 0) {
+        say("flips %u", flip.flips);
+    } else if (strcmp(word, "flipseed") == 0) {
+        flip.state = strtoull(rest, NULL, 10);
     } else if (strcmp(word, "usage") == 0) {
         usage_line("usage");
     } else if (strcmp(word, "metrics") == 0) {

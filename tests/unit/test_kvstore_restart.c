@@ -1,136 +1,10 @@
 /* What a kvstore that died leaves in its slab, and what the next one makes of it. */
-#include "kv_node.h"
+#include "kv_life.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include "kvstore/adopt.h"
-
-#define BYTES (5u * 4096 + 40 * 4300)
-
-static char path[96], err[512];
-static struct bt_kv_layout layout;
-static struct bt_kv_key root;
-
-struct life { /* of one kvstore, as far as it matters here */
-    struct bt_loop *loop;
-    struct bt_slab *slab;
-    struct bt_cache *cache;
-    struct bt_sealer *sealer;
-    struct bt_adopt *adopt;
-};
-
-static void live(struct life *k, bool adopted)
-{
-    assert_int_equal(bt_loop_create(&k->loop), BT_OK);
-    bt_status_t st =
-        adopted ? bt_slab_adopt(path, BYTES, &layout, &root, 2, 200, &k->slab, err, sizeof(err))
-                : bt_slab_create(path, BYTES, &layout, &root, 1, NULL, NULL, &k->slab, err,
-                                 sizeof(err));
-    if (st != BT_OK) {
-        fail_msg("%s", err);
-    }
-    k->cache = bt_cache_create(k->slab, &layout, 8, &bt_evict_slru);
-    assert_int_equal(bt_sealer_create(k->loop, k->cache->pool, layout.n_layers, &k->sealer), BT_OK);
-    k->adopt = adopted ? bt_adopt_start(k->loop, k->cache, k->sealer) : NULL;
-}
-
-/* All that a dead process leaves is the file. */
-static void die(struct life *k)
-{
-    bt_sealer_destroy(k->sealer);
-    bt_adopt_destroy(k->adopt);
-    bt_cache_destroy(k->cache);
-    bt_slab_unmap(k->slab);
-    bt_loop_destroy(k->loop);
-    memset(k, 0, sizeof(*k));
-}
-
-/* As kill -9 does: nothing of it runs any more. */
-static void vanish(struct life *k)
-{
-    struct bt_slab *slab = k->slab; /* what die would write is undone */
-    size_t meta = slab->super->flows_off;
-    void *copy = malloc(meta);
-    memcpy(copy, slab->super, meta);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    assert_true(fd >= 0);
-    die(k);
-    assert_int_equal(pwrite(fd, copy, meta, 0), (ssize_t)meta);
-    close(fd);
-    free(copy);
-}
-
-static struct bt_adopt_stats stats(const struct life *k)
-{
-    struct bt_adopt_stats s;
-    bt_adopt_stats(k->adopt, &s);
-    return s;
-}
-
-static void fill(uint32_t chain, uint32_t block, uint64_t *p)
-{
-    for (size_t i = 0; i < layout.block_bytes / 8; i++) {
-        p[i] = ((uint64_t)chain << 40 | (uint64_t)block << 20) + i;
-    }
-}
-
-static uint32_t take(struct life *k)
-{
-    uint32_t slot;
-    assert_int_equal(bt_cache_take(k->cache, 1, &slot), BT_OK);
-    return slot;
-}
-
-static uint32_t seal(struct life *k, uint32_t chain, uint32_t block)
-{
-    struct bt_kv_key key;
-    uint32_t slot = take(k);
-    node_key(chain, block, &key);
-    fill(chain, block, bt_slab_data(k->slab, slot));
-    for (uint32_t l = 0; l < layout.n_layers; l++) {
-        bt_pool_segment_crc(k->cache->pool, slot, l, &key);
-    }
-    bt_cache_seal(k->cache, slot, &key, NODE_BT, block);
-    bt_cache_put(k->cache, &slot, 1);
-    return slot;
-}
-
-static bool right(const struct life *k, uint32_t chain, uint32_t block)
-{
-    struct bt_kv_key key;
-    uint64_t want[512];
-    node_key(chain, block, &key);
-    uint32_t slot = bt_index_find(k->cache->index, &key);
-    if (slot == UINT32_MAX) {
-        return false;
-    }
-    assert_int_equal(layout.block_bytes, sizeof(want));
-    fill(chain, block, want);
-    assert_memory_equal(bt_slab_data(k->slab, slot), want, sizeof(want));
-    assert_int_equal(bt_pool_verify(k->cache->pool, slot), BT_OK);
-    assert_int_equal(bt_pool_depth(k->cache->pool, slot), block);
-    return true;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    snprintf(path, sizeof(path), "/dev/shm/baton-unit-restart-%d", (int)getpid());
-    assert_int_equal(bt_kv_layout_gqa(NODE_BT, 2, 1, 32, BT_DT_BF16, 0, &layout), BT_OK);
-    memset(root.b, 7, sizeof(root.b));
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    unlink(path);
-    return 0;
-}
 
 static void blocks_come_back(void **state)
 {
@@ -231,8 +105,8 @@ static pid_t worker(const struct life *k)
     if (pid == 0) {
         struct bt_slab *m = NULL;
         bt_slab_unmap(k->slab); /* that is the kvstore's */
-        int fd = open(path, O_RDWR | O_CLOEXEC);
-        if (bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)) == BT_OK) {
+        int fd = open(life_path, O_RDWR | O_CLOEXEC);
+        if (bt_slab_map(fd, &layout, &root, &m, life_err, sizeof(life_err)) == BT_OK) {
             close(fd);
             (void)!write(ready[1], "x", 1);
             pause();
@@ -254,12 +128,14 @@ static void not_under_a_live_worker(void **state)
     seal(&k, 1, 0);
     pid_t pid = worker(&k);
     vanish(&k);
-    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 50, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
-    assert_non_null(strstr(err, "worker"));
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 50, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(life_err, "worker"));
     kill(pid, SIGSTOP); /* hung is not gone */
-    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 50, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 50, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
     kill(pid, SIGKILL);
     live(&k, true); /* it waits for the last one to go */
     waitpid(pid, NULL, 0);
@@ -275,31 +151,38 @@ static void only_what_fits(void **state)
     struct bt_kv_layout other;
     struct bt_kv_key key = root;
     (void)state;
-    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
     live(&k, false);
-    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
-    assert_non_null(strstr(err, "running"));
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(life_err, "running"));
     die(&k);
-    assert_int_equal(bt_slab_adopt(path, 2 * BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
-    assert_non_null(strstr(err, "size"));
+    assert_int_equal(
+        bt_slab_adopt(life_path, 2 * BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(life_err, "size"));
     assert_int_equal(bt_kv_layout_gqa(NODE_BT, 4, 1, 32, BT_DT_BF16, 0, &other), BT_OK);
-    assert_int_equal(bt_slab_adopt(path, BYTES, &other, &root, 2, 0, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &other, &root, 2, 0, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
     key.b[0] ^= 1;
-    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &key, 2, 0, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &layout, &key, 2, 0, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
     struct stat st;
-    assert_int_equal(stat(path, &st), 0);
-    assert_int_equal(truncate(path, st.st_size / 2), 0);
-    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
-    assert_int_equal(truncate(path, 0), 0);
-    assert_int_equal(truncate(path, st.st_size), 0); /* as long as it should be, but hollow */
-    assert_int_equal(bt_slab_adopt(path, BYTES, &layout, &root, 2, 0, &s, err, sizeof(err)),
-                     BT_ERR_NOT_FOUND);
+    assert_int_equal(stat(life_path, &st), 0);
+    assert_int_equal(truncate(life_path, st.st_size / 2), 0);
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
+    assert_int_equal(truncate(life_path, 0), 0);
+    assert_int_equal(truncate(life_path, st.st_size), 0); /* as long as it should be, but hollow */
+    assert_int_equal(
+        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
+        BT_ERR_NOT_FOUND);
     assert_null(s);
 }
 
@@ -312,7 +195,7 @@ static void killed_while_taking_over(void **state)
     live(&k, false);
     seal(&k, 1, 0);
     vanish(&k);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
+    int fd = open(life_path, O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0);
     assert_int_equal(pwrite(fd, &inc, sizeof(inc), offsetof(struct bt_slab_super, incarnation)),
                      sizeof(inc));
@@ -363,7 +246,7 @@ static void kill_at_any_moment(void **state)
         assert_int_equal(waitpid(pid, &st, 0), pid);
         assert_true(WIFSIGNALED(st) && WTERMSIG(st) == SIGKILL);
         if (led->sealed == 0) {
-            unlink(path);
+            unlink(life_path);
             round = UINT32_MAX; /* it had no time to make a slab: begin anew */
             continue;
         }
