@@ -51,7 +51,7 @@ void bt_requests_enter(struct bt_lane *k)
 {
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
-    uint32_t queued = rs->n_waiting + rs->n_starved;
+    uint32_t queued = rs->n_waiting + rs->n_starved + (rs->probe != NULL);
     bool at_once = !crowded(rs) && rs->n_active + rs->n_waiting < rs->conf.max_running;
     if (rs->draining) {
         r->refuse = REJECT_DRAINING;
@@ -131,9 +131,11 @@ void bt_requests_fits(struct bt_lane *k)
 
 void bt_requests_room(struct bt_requests *rs)
 {
-    if (rs->n_starved == 0) {
+    if (!crowded(rs)) {
         return;
     }
+    /* Also of use to a probe under way: it may be refused for what was full a moment ago, and
+     * should not wait the longest pause then. */
     rs->probe_misses = 0;
     rs->probe_at_ns = 0;
     bt_requests_kick(rs);

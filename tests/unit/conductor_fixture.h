@@ -1,5 +1,10 @@
 /* A conductor's view and request machine in front of scripted workers and kvstores: real gRPC
- * servers in the same process and loop, whose every message a test sends itself. */
+ * servers in the same process and loop, whose every message a test sends itself.
+ *
+ * Each fake has a session of its own, and messages of different sessions have no order: what one
+ * fake has seen says nothing of what another has. Tests wait for each condition that they count on.
+ * With BATON_TEST_JITTER_MS=N every message is held back by up to N ms, each session for itself:
+ * a test that is wrong about this then fails. */
 #ifndef BT_TESTS_CONDUCTOR_FIXTURE_H
 #define BT_TESTS_CONDUCTOR_FIXTURE_H
 
@@ -16,12 +21,14 @@
 #include "common/rpc/rpc.h"
 #include "conductor/request/requests.h"
 #include "conductor/view/view.h"
+#include "tests/unit/delay_line.h"
 
 #define MODEL        "deploy/models/shakespeare-llama-6m"
-#define WAIT_MS      10000
+#define WAIT_MS      30000 /* a bound for what hangs, not for what is slow */
 #define BLOCK_TOKENS 16
 #define MAX_FAKES    8
 #define MAX_SEEN     32
+#define SILENCE_MS   600 /* of fixtures whose test is about silence */
 
 struct seen_submit {
     uint64_t request, seed;
@@ -55,6 +62,7 @@ struct fake { /* a worker or a kvstore */
     int32_t reserved_status; /* answer to Reserve */
     struct bt_rpc_server *server;
     struct bt_rpc_stream *stream, *blocks;
+    struct delay_line in, out; /* of its session */
     int port, sessions, submits, cancels, reserves, releases;
     uint32_t credit;
     Baton__WorkerLoad load;
@@ -113,19 +121,29 @@ static inline void send_ok(struct bt_rpc_stream *s, const ProtobufCMessage *m)
     assert_int_equal(bt_rpc_stream_send_pb(s, m), BT_OK);
 }
 
+static inline void fake_send(struct fake *k, const ProtobufCMessage *m)
+{
+    assert_non_null(k->stream);
+    size_t len = protobuf_c_message_get_packed_size(m);
+    uint8_t *data = bt_malloc(len + 1);
+    protobuf_c_message_pack(m, data);
+    delay_line_put(&k->out, data, len);
+    free(data);
+}
+
 static inline void to_conductor_w(struct fake *k, Baton__FromWorker__MCase c, void *m)
 {
     Baton__FromWorker w = BATON__FROM_WORKER__INIT;
     w.m_case = c;
     w.hello = m; /* the members of the union are pointers of one size */
-    send_ok(k->stream, &w.base);
+    fake_send(k, &w.base);
 }
 static inline void to_conductor_k(struct fake *k, Baton__FromKvstore__MCase c, void *m)
 {
     Baton__FromKvstore w = BATON__FROM_KVSTORE__INIT;
     w.m_case = c;
     w.hello = m;
-    send_ok(k->stream, &w.base);
+    fake_send(k, &w.base);
 }
 
 static inline void fake_hello(struct fake *k)
@@ -226,10 +244,16 @@ static inline void on_kvstore_in(struct fake *k, const Baton__ToKvstore *m)
     }
 }
 
-static inline void fake_message(void *arg, struct bt_rpc_stream *s, const void *data, size_t len)
+static inline void fake_sent(void *arg, const void *data, size_t len)
 {
     struct fake *k = arg;
-    (void)s;
+    assert_non_null(k->stream);
+    assert_int_equal(bt_rpc_stream_send(k->stream, data, len), BT_OK);
+}
+
+static inline void fake_seen(void *arg, const void *data, size_t len)
+{
+    struct fake *k = arg;
     if (k->mute) {
         return;
     }
@@ -246,12 +270,29 @@ static inline void fake_message(void *arg, struct bt_rpc_stream *s, const void *
     }
 }
 
+static inline void fake_message(void *arg, struct bt_rpc_stream *s, const void *data, size_t len)
+{
+    struct fake *k = arg;
+    if (s == k->stream) {
+        delay_line_put(&k->in, data, len);
+    }
+}
+
+static inline void fake_drop(struct fake *k)
+{
+    delay_line_clear(&k->in);
+    delay_line_clear(&k->out);
+}
+
 static inline void fake_close(void *arg, struct bt_rpc_stream *s, int code, const char *detail)
 {
     struct fake *k = arg;
     (void)code;
     (void)detail;
-    k->stream = k->stream == s ? NULL : k->stream;
+    if (k->stream == s) {
+        fake_drop(k);
+        k->stream = NULL;
+    }
     k->blocks = k->blocks == s ? NULL : k->blocks;
 }
 
@@ -273,6 +314,7 @@ static const struct bt_rpc_stream_ops fake_blocks_ops = {.on_message = blocks_me
 static inline void fake_accept(void *arg, struct bt_rpc_stream *s)
 {
     struct fake *k = arg;
+    fake_drop(k);
     k->stream = s;
     k->sessions++;
     bt_rpc_stream_set_arg(s, &fake_ops, k);
@@ -352,6 +394,8 @@ static inline struct fake *fake_add(struct fixture *f, const char *kind, const c
     k->is_kv = strcmp(kind, "kvstore") == 0;
     k->incarnation = k->hello_incarnation = 1000 + (uint64_t)f->n_fakes;
     k->hello_layout = 77;
+    delay_line_init(&k->in, f->loop, fake_seen, k);
+    delay_line_init(&k->out, f->loop, fake_sent, k);
     baton__worker_load__init(&k->load);
     k->load.slots_total = 16;
     k->load.pages_total = k->load.pages_free = 100;
@@ -361,7 +405,8 @@ static inline struct fake *fake_add(struct fixture *f, const char *kind, const c
     return k;
 }
 
-static inline void fixture_init(struct fixture *f)
+/* silence_ms: after which a fake that says nothing is given up. */
+static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
 {
     bt_log_init("test", "n0", BT_LOG_ERROR, false);
     memset(f, 0, sizeof(*f));
@@ -378,7 +423,7 @@ static inline void fixture_init(struct fixture *f)
                                 .incarnation = 42,
                                 .layout_id = 77,
                                 .heartbeat_ms = 50,
-                                .silence_ms = 600,
+                                .silence_ms = silence_ms,
                                 .index_keys_max = 10000};
     memset(vc.root.b, 7, sizeof(vc.root.b));
     f->view = bt_view_create(f->loop, f->rpc, &vc, f->metrics);
@@ -387,10 +432,10 @@ static inline void fixture_init(struct fixture *f)
         .sched = {.prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 1e9},
         .max_running = 100,
         .max_waiting = 100,
-        .no_worker_ms = 5000,
-        .queue_timeout_ms = 5000,
+        .no_worker_ms = 60000,
+        .queue_timeout_ms = 60000,
         .stall_ms = 60000,
-        .settle_ms = 5000,
+        .settle_ms = 60000,
         .ended_ms = 60000,
         .max_replans = 8,
         .block_tokens = BLOCK_TOKENS,
@@ -400,6 +445,12 @@ static inline void fixture_init(struct fixture *f)
         .secret = (const uint8_t *)"secret",
         .secret_len = 6,
         .model_name = "m"};
+}
+
+/* For a busy machine silence is long. */
+static inline void fixture_init(struct fixture *f)
+{
+    fixture_init_silence(f, 10000);
 }
 
 static inline void fixture_start(struct fixture *f)
@@ -412,6 +463,7 @@ static inline void fixture_cleanup(struct fixture *f)
     bt_requests_destroy(f->rs);
     bt_view_destroy(f->view);
     for (int i = 0; i < f->n_fakes; i++) {
+        fake_drop(&f->fakes[i]);
         if (f->fakes[i].server != NULL) {
             bt_rpc_server_destroy(f->fakes[i].server);
         }

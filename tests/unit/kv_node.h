@@ -265,10 +265,10 @@ static inline struct bt_pool_counts node_counts(const struct node *n)
     return c;
 }
 
-/* Polls the loop until cond holds, at most 10 s. */
+/* Polls the loop until cond holds, at most 30 s. */
 #define NODE_UNTIL(n, cond)                                                                        \
     do {                                                                                           \
-        uint64_t end_ = bt_mono_ns() + 10000000000ull;                                             \
+        uint64_t end_ = bt_mono_ns() + 30000000000ull;                                             \
         while (!(cond)) {                                                                          \
             if (bt_mono_ns() > end_) {                                                             \
                 fail_msg("%s:%d: never: %s", __FILE__, __LINE__, #cond);                           \

@@ -1,34 +1,8 @@
 /* Requests of several choices: one submission for all, and after a failure each goes on with its
  * own tokens. */
-#include "tests/unit/conductor_fixture.h"
+#include "tests/unit/request_fixture.h"
 
 #define CHOICES 4
-
-/* Prefill on n1 and n2, decode on n1, n2 and n3, a kvstore on each. */
-struct cluster {
-    struct fixture f;
-    struct fake *p[2], *d[3], *k[3];
-};
-
-static void cluster_init(struct cluster *x)
-{
-    static const char *const nodes[] = {"n1", "n2", "n3"};
-    static const char *const kn[] = {"kv-n1", "kv-n2", "kv-n3"};
-    static const char *const pn[] = {"p-n1", "p-n2"};
-    static const char *const dn[] = {"d-n1", "d-n2", "d-n3"};
-    fixture_init(&x->f);
-    fixture_start(&x->f);
-    for (int i = 0; i < 3; i++) {
-        x->k[i] = fake_add(&x->f, "kvstore", kn[i], nodes[i]);
-        x->d[i] = fake_add(&x->f, "decode", dn[i], nodes[i]);
-        if (i < 2) {
-            x->p[i] = fake_add(&x->f, "prefill", pn[i], nodes[i]);
-        }
-    }
-    for (int i = 0; i < x->f.n_fakes; i++) {
-        until(&x->f, fake_up(&x->f.fakes[i]));
-    }
-}
 
 struct many {
     struct bt_request *r;
@@ -78,7 +52,7 @@ static void many_error(void *arg, int http, const char *message, uint32_t retry_
 static const struct bt_gen_ops many_ops = {
     .on_delta = many_delta, .on_finish = many_finish, .on_done = many_done, .on_error = many_error};
 
-static void many_start(struct cluster *x, struct many *c, struct bt_gen_spec *s)
+static void many_start(struct trio *x, struct many *c, struct bt_gen_spec *s)
 {
     memset(c, 0, sizeof(*c));
     c->r = bt_request_start(x->f.rs, s, &many_ops, c);
@@ -90,42 +64,17 @@ static void many_cleanup(struct many *c)
     }
 }
 
-struct placed {
-    struct fake *w, *kv;
-    struct seen_submit s;
-};
-
-/* The newest submission of (phase, first choice) with more than `above` as its epoch. */
-static bool find(struct cluster *x, uint32_t phases, uint32_t choice, uint32_t above,
-                 struct placed *out)
-{
-    for (int i = 0; i < x->f.n_fakes; i++) {
-        struct fake *w = &x->f.fakes[i];
-        for (int n = w->submits - 1; n >= 0; n--) {
-            if (w->submit[n].phases == phases && w->submit[n].choice == choice &&
-                w->submit[n].epoch > above) {
-                out->w = w;
-                out->s = w->submit[n];
-                for (int k = 0; k < 3; k++) {
-                    out->kv = strcmp(x->k[k]->node, w->node) == 0 ? x->k[k] : out->kv;
-                }
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-static void wait_plan(struct cluster *x, uint32_t choice, uint32_t above, struct placed *p,
+/* The newest plan for (first) choice with more than `above` as its epoch, whole. */
+static void wait_plan(struct trio *x, uint32_t choice, uint32_t above, struct placed *p,
                       struct placed *d)
 {
-    until(&x->f, find(x, BATON__PHASES__PREFILL, choice, above, p) &&
-                     find(x, BATON__PHASES__DECODE, choice, above, d));
-    assert_true(p->s.request == d->s.request && p->s.epoch == d->s.epoch);
+    until(&x->f, find_submit(x, BATON__PHASES__PREFILL, choice, above + 1, UINT32_MAX, p) &&
+                     find_submit(x, BATON__PHASES__DECODE, choice, above + 1, UINT32_MAX, d) &&
+                     p->s.request == d->s.request && p->s.epoch == d->s.epoch);
 }
 
-static void begin(struct cluster *x, struct many *c, uint32_t n, uint32_t max_tokens,
-                  struct placed *p, struct placed *d)
+static void begin(struct trio *x, struct many *c, uint32_t n, uint32_t max_tokens, struct placed *p,
+                  struct placed *d)
 {
     struct bt_gen_spec s = spec_of(40, max_tokens);
     s.n = n;
@@ -144,8 +93,8 @@ static void say(const struct placed *w, uint32_t choice, uint32_t offset, uint32
 static void test_one_prefill_for_all(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct many c;
     struct placed p, d;
     begin(&x, &c, 3, 2, &p, &d);
@@ -185,8 +134,8 @@ static void test_one_prefill_for_all(void **state)
 static void test_each_goes_on_by_itself(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct many c;
     struct placed p, d, pk[CHOICES], dk[CHOICES];
     begin(&x, &c, 4, 4, &p, &d);
@@ -217,10 +166,14 @@ static void test_each_goes_on_by_itself(void **state)
                 pk[0].s.request != pk[3].s.request);
     assert_int_equal(pk[1].s.tokens[40], 310);
     struct placed none;
-    assert_false(find(&x, BATON__PHASES__PREFILL, 2, 1, &none)); /* what is finished stays so */
+    assert_false(find_submit(&x, BATON__PHASES__PREFILL, 2, 2, UINT32_MAX,
+                             &none)); /* what is finished stays so */
     for (uint32_t i = 0; i < CHOICES; i++) {
         for (uint32_t t = 0; i != 2 && t < 4 - had[i]; t++) {
             say(t == 0 ? &pk[i] : &dk[i], i, t, 300 + 10 * i + had[i] + t, had[i] + t == 3);
+        }
+        if (i != 2) {
+            say_flow_done(dk[i].kv, dk[i].s.request, dk[i].s.epoch, 0, 0);
         }
     }
     until(&x.f, c.dones == 1);
@@ -249,8 +202,8 @@ static void test_each_goes_on_by_itself(void **state)
 static void test_together_while_none_has_begun(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct many c;
     struct placed p, d, p2, d2;
     begin(&x, &c, 3, 1, &p, &d);
@@ -273,8 +226,8 @@ static void test_together_while_none_has_begun(void **state)
 static void test_two_deaths(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct many c;
     struct placed p, d, p0, d0, p1, d1;
     begin(&x, &c, 2, 50, &p, &d);
@@ -289,8 +242,8 @@ static void test_two_deaths(void **state)
     assert_int_equal(c.http, 500);
     spin(&x.f, 200);
     struct placed none;
-    assert_false(find(&x, BATON__PHASES__PREFILL, 0, 2, &none));
-    assert_false(find(&x, BATON__PHASES__PREFILL, 1, 2, &none));
+    assert_false(find_submit(&x, BATON__PHASES__PREFILL, 0, 3, UINT32_MAX, &none));
+    assert_false(find_submit(&x, BATON__PHASES__PREFILL, 1, 3, UINT32_MAX, &none));
     assert_int_equal(c.dones, 0);
     many_cleanup(&c);
     fixture_cleanup(&x.f);
@@ -301,8 +254,8 @@ static void test_two_deaths(void **state)
 static void test_stop_string_of_one(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct bt_tokens ids = {0};
     assert_int_equal(bt_tokenizer_encode(x.f.tok, " the end", 8, false, &ids), BT_OK);
     assert_true(ids.n >= 1 && ids.n < 20);
@@ -345,8 +298,8 @@ static void test_stop_string_of_one(void **state)
 static void test_client_leaves_in_a_delta(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct many c;
     struct placed p, d, p0, d0, p1, d1;
     begin(&x, &c, 2, 50, &p, &d);

@@ -1,6 +1,6 @@
 /* Nodes that are emptied, daemons that say they are leaving, and what batonctl sees of requests. */
 #include "conductor/request/inspect.h"
-#include "tests/unit/conductor_fixture.h"
+#include "tests/unit/request_fixture.h"
 
 /* Node n1 has a prefill worker, n2 and n3 a decode worker each. */
 struct cluster {
@@ -18,9 +18,7 @@ static void cluster_init(struct cluster *x)
     x->p = fake_add(&x->f, "prefill", "p-n1", "n1");
     x->d[0] = fake_add(&x->f, "decode", "d-n2", "n2");
     x->d[1] = fake_add(&x->f, "decode", "d-n3", "n3");
-    for (int i = 0; i < x->f.n_fakes; i++) {
-        until(&x->f, fake_up(&x->f.fakes[i]));
-    }
+    all_up(&x->f);
 }
 
 /* Which of the two has the decode part of the newest plan. */
@@ -65,6 +63,7 @@ static void finish_elsewhere(struct cluster *x, struct client *c, uint64_t id, i
         say_token(x->d[1 - d], id, 2, i, 302 + i,
                   i == 3 ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED);
     }
+    say_flow_done(x->k[2 - d], id, 2, 0, 0);
     until(&x->f, c->finishes == 1);
     assert_int_equal(c->n_tokens, 6);
     for (uint32_t i = 0; i < 6; i++) {
@@ -195,10 +194,12 @@ static void test_what_can_be_seen(void **state)
     for (int i = 0; i < 130; i++) {
         struct client o;
         struct bt_gen_spec s = spec_of(20, 1);
+        char o_id[32];
+        snprintf(o_id, sizeof(o_id), "cmpl-%d", i);
         free(s.id);
-        s.id = bt_sprintf("cmpl-%d", i);
+        s.id = bt_strdup(o_id);
         client_start(&x.f, &o, &s);
-        spin(&x.f, 6);
+        until(&x.f, bt_requests_explain(x.f.rs, o_id) != NULL);
         bt_request_cancel(o.r);
         client_cleanup(&o);
     }

@@ -1,93 +1,21 @@
 /* Failures of workers and kvstores under a request: re-planning, stale epochs, the limits of it. */
-#include "tests/unit/conductor_fixture.h"
+#include "tests/unit/request_fixture.h"
 
-/* Prefill on n1 and n2, decode on n1, n2 and n3, a kvstore on each. */
-struct cluster {
-    struct fixture f;
-    struct fake *p[2], *d[3], *k[3];
-};
-
-static const char *const nodes[] = {"n1", "n2", "n3"};
-
-static void cluster_start(struct cluster *x)
+static void wait_plan(struct trio *x, uint32_t epoch, struct placed *p, struct placed *d)
 {
-    static const char *const kn[] = {"kv-n1", "kv-n2", "kv-n3"};
-    static const char *const pn[] = {"p-n1", "p-n2"};
-    static const char *const dn[] = {"d-n1", "d-n2", "d-n3"};
-    fixture_start(&x->f);
-    for (int i = 0; i < 3; i++) {
-        x->k[i] = fake_add(&x->f, "kvstore", kn[i], nodes[i]);
-        x->d[i] = fake_add(&x->f, "decode", dn[i], nodes[i]);
-        x->p[i % 2] = i < 2 ? fake_add(&x->f, "prefill", pn[i], nodes[i]) : x->p[i % 2];
-    }
-    for (int i = 0; i < x->f.n_fakes; i++) {
-        until(&x->f, fake_up(&x->f.fakes[i]));
-    }
+    until(&x->f, find_submit(x, BATON__PHASES__PREFILL, 0, epoch, epoch, p) &&
+                     find_submit(x, BATON__PHASES__DECODE, 0, epoch, epoch, d));
 }
 
-static void cluster_init(struct cluster *x)
+static bool planned(struct trio *x, uint32_t epoch)
 {
-    fixture_init(&x->f);
-    cluster_start(x);
+    struct placed any;
+    return find_submit(x, BATON__PHASES__PREFILL, 0, epoch, epoch, &any) ||
+           find_submit(x, BATON__PHASES__DECODE, 0, epoch, epoch, &any) ||
+           find_submit(x, BATON__PHASES__BOTH, 0, epoch, epoch, &any);
 }
 
-/* Who has the newest submission of a phase. */
-struct placed {
-    struct fake *w, *kv;
-    struct seen_submit s;
-};
-
-static struct fake *kv_of(struct cluster *x, const struct fake *w)
-{
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(x->k[i]->node, w->node) == 0) {
-            return x->k[i];
-        }
-    }
-    return NULL;
-}
-
-static bool find(struct cluster *x, uint32_t epoch, uint32_t phases, struct placed *out)
-{
-    for (int i = 0; i < x->f.n_fakes; i++) {
-        struct fake *w = &x->f.fakes[i];
-        for (int n = 0; n < w->submits; n++) {
-            if (w->submit[n].epoch == epoch && w->submit[n].phases == phases) {
-                *out = (struct placed){w, kv_of(x, w), w->submit[n]};
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-static void wait_plan(struct cluster *x, uint32_t epoch, struct placed *p, struct placed *d)
-{
-    until(&x->f,
-          find(x, epoch, BATON__PHASES__PREFILL, p) && find(x, epoch, BATON__PHASES__DECODE, d));
-}
-
-static bool released(const struct fake *k, uint64_t id, uint32_t epoch)
-{
-    for (int i = 0; i < k->releases; i++) {
-        if (k->release[i].request == id && k->release[i].epoch == epoch) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool cancelled(const struct fake *w, uint64_t id, uint32_t epoch)
-{
-    for (int i = 0; i < w->cancels; i++) {
-        if (w->cancel[i].request == id && w->cancel[i].epoch == epoch) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static uint64_t begin(struct cluster *x, struct client *c, uint32_t max_tokens, struct placed *p,
+static uint64_t begin(struct trio *x, struct client *c, uint32_t max_tokens, struct placed *p,
                       struct placed *d)
 {
     struct bt_gen_spec s = spec_of(40, max_tokens);
@@ -99,13 +27,13 @@ static uint64_t begin(struct cluster *x, struct client *c, uint32_t max_tokens, 
 static void test_decode_lost(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d, p2, d2;
     uint64_t id = begin(&x, &c, 6, &p, &d);
-    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     say_prefill_done(p.w, id, 1, 16, 0, 0);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     say_ended(p.w, id, 1, BT_OK);
     say_flow_done(d.kv, id, 1, 0, 0);
     say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
@@ -157,8 +85,8 @@ static void test_decode_lost(void **state)
 static void test_prefill_lost(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d, p2, d2;
     uint64_t id = begin(&x, &c, 6, &p, &d);
@@ -184,8 +112,8 @@ static void test_prefill_lost(void **state)
 static void test_prefill_lost_late(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d;
     uint64_t id = begin(&x, &c, 3, &p, &d);
@@ -202,8 +130,9 @@ static void test_prefill_lost_late(void **state)
     }
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     say_prefill_done(p.w, id, 1, 0, 0, 0);
+    say_ended(p.w, id, 1, BT_OK);
     say_flow_done(d.kv, id, 1, 0, 0);
-    until(&x.f, c.n_tokens == 1);
+    until(&x.f, c.n_tokens == 1 && released(p.kv, id, 1));
     struct fake *kv = p.kv;
     fake_kill(p.w);
     fake_kill(kv);
@@ -213,7 +142,8 @@ static void test_prefill_lost_late(void **state)
     say_token(d.w, id, 1, 2, 302, BATON__FINISH__LENGTH);
     until(&x.f, c.dones == 1);
     assert_int_equal(c.usage.replans, 0);
-    assert_false(find(&x, 2, BATON__PHASES__PREFILL, &p));
+    spin(&x.f, 50);
+    assert_false(planned(&x, 2));
     client_cleanup(&c);
     fixture_cleanup(&x.f);
 }
@@ -221,8 +151,8 @@ static void test_prefill_lost_late(void **state)
 static void test_two_deaths(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d, p2, d2;
     uint64_t id = begin(&x, &c, 50, &p, &d);
@@ -234,11 +164,9 @@ static void test_two_deaths(void **state)
     until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 500);
     assert_int_equal(c.dones + c.finishes, 0);
-    spin(&x.f, 300);
-    assert_false(find(&x, 3, BATON__PHASES__PREFILL, &p)); /* never on a third */
-    assert_false(find(&x, 3, BATON__PHASES__BOTH, &p));
-    assert_true(cancelled(p2.w, id, 2));
-    assert_true(released(p2.kv, id, 2) && released(d2.kv, id, 2));
+    until(&x.f, cancelled(p2.w, id, 2) && released(p2.kv, id, 2) && released(d2.kv, id, 2));
+    spin(&x.f, 200);
+    assert_false(planned(&x, 3)); /* never on a third */
     client_cleanup(&c);
     fixture_cleanup(&x.f);
 }
@@ -272,27 +200,24 @@ static void test_dead_already(void **state)
 static void test_node_lost(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct trio x;
     fixture_init(&x.f);
     fixture_start(&x.f);
     x.k[0] = fake_add(&x.f, "kvstore", "kv-n1", "n1");
     x.p[0] = fake_add(&x.f, "prefill", "p-n1", "n1");
     x.d[0] = fake_add(&x.f, "decode", "d-n1", "n1");
-    for (int i = 0; i < 3; i++) {
-        until(&x.f, fake_up(&x.f.fakes[i]));
-    }
+    all_up(&x.f);
     struct client c;
     struct bt_gen_spec s = spec_of(40, 2);
     client_start(&x.f, &c, &s);
-    until(&x.f, x.p[0]->submits == 1 && x.d[0]->submits == 1);
+    until(&x.f, x.p[0]->submits == 1 && x.d[0]->submits == 1 && x.k[0]->reserves == 1);
+    spin(&x.f, 50);
     assert_int_equal(x.k[0]->reserves, 1); /* one grant for both */
     assert_int_equal(x.k[0]->reserve[0].role, BATON__GRANT_ROLE__WRITE);
     x.k[1] = fake_add(&x.f, "kvstore", "kv-n2", "n2");
     x.p[1] = fake_add(&x.f, "prefill", "p-n2", "n2");
     x.d[1] = fake_add(&x.f, "decode", "d-n2", "n2");
-    for (int i = 3; i < 6; i++) {
-        until(&x.f, fake_up(&x.f.fakes[i]));
-    }
+    all_up(&x.f);
     fake_kill(x.p[0]);
     fake_kill(x.d[0]);
     fake_kill(x.k[0]);
@@ -312,20 +237,21 @@ static void test_node_lost(void **state)
 static void test_silence(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    fixture_init_silence(&x.f, SILENCE_MS);
+    trio_start(&x);
     struct client c;
     struct placed p, d, p2, d2;
     uint64_t id = begin(&x, &c, 50, &p, &d);
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     until(&x.f, c.n_tokens == 1);
     d.w->mute = true;
-    struct bt_rpc_stream *old = d.w->stream;
+    int old = d.w->sessions;
     wait_plan(&x, 2, &p2, &d2);
     assert_ptr_not_equal(d2.w, d.w);
     /* It wakes up: the old stream is gone, a new session comes up, and nothing is disturbed. */
     d.w->mute = false;
-    until(&x.f, fake_up(d.w) && d.w->stream != NULL && d.w->stream != old);
+    until(&x.f, fake_up(d.w) && d.w->stream != NULL && d.w->sessions > old);
     say_token(d.w, id, 1, 1, 666, BATON__FINISH__NOT_FINISHED);
     say_token(d.w, id, 2, 0, 667, BATON__FINISH__NOT_FINISHED); /* not its request any more */
     say_prefill_done(p2.w, id, 2, 0, 0, 0);
@@ -341,14 +267,15 @@ static void test_silence(void **state)
 static void test_stall(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct trio x;
     fixture_init(&x.f);
-    x.f.rc.stall_ms = 300;
-    cluster_start(&x);
+    x.f.rc.stall_ms = 1000;
+    trio_start(&x);
     struct client c;
     struct placed p, d, p2, d2;
     uint64_t id = begin(&x, &c, 50, &p, &d);
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 1); /* from here on it is the decode worker's turn */
     wait_plan(&x, 2, &p2, &d2);
     assert_ptr_not_equal(d2.w, d.w);
     until(&x.f, cancelled(d.w, id, 1));
@@ -360,8 +287,8 @@ static void test_stall(void **state)
 static void test_statuses(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d, p2, d2;
     /* The node's fault: elsewhere. */
@@ -406,8 +333,8 @@ static void test_statuses(void **state)
 static void test_ended_short(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d, p2, d2;
     uint64_t id = begin(&x, &c, 50, &p, &d);
@@ -427,10 +354,10 @@ static void test_ended_short(void **state)
 static void test_replans_are_bounded(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct trio x;
     fixture_init(&x.f);
     x.f.rc.max_replans = 2;
-    cluster_start(&x);
+    trio_start(&x);
     struct client c;
     struct placed p, d;
     uint64_t id = begin(&x, &c, 50, &p, &d);
@@ -450,8 +377,8 @@ static void test_replans_are_bounded(void **state)
 static void test_strangers(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d;
     uint64_t id = begin(&x, &c, 50, &p, &d);
@@ -466,9 +393,9 @@ static void test_strangers(void **state)
     say_ended(d.w, id, 7, BT_ERR_DEVICE);
     spin(&x.f, 100);
     assert_int_equal(c.n_tokens, 0);
-    assert_false(find(&x, 2, BATON__PHASES__PREFILL, &p));
+    assert_false(planned(&x, 2));
     say_token(d.w, id, 1, 5000, 666, BATON__FINISH__STOP); /* far ahead: a broken worker */
-    until(&x.f, find(&x, 2, BATON__PHASES__PREFILL, &p));
+    wait_plan(&x, 2, &p, &d);
     say_token(p.w, id, 2, 0, 1u << 30, BATON__FINISH__NOT_FINISHED); /* no such token */
     until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 500);

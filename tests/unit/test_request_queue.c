@@ -1,30 +1,14 @@
 /* Requests that wait because kvstores or workers are full: order, one try at a time, limits. */
-#include "tests/unit/conductor_fixture.h"
+#include "tests/unit/request_fixture.h"
 
-/* One prefill on n1, one decode on n2, their kvstores. */
-struct cluster {
-    struct fixture f;
-    struct fake *p, *d, *ka, *kb;
-};
-
-static void cluster_start(struct cluster *x)
-{
-    fixture_start(&x->f);
-    x->ka = fake_add(&x->f, "kvstore", "kvstore-n1", "n1");
-    x->kb = fake_add(&x->f, "kvstore", "kvstore-n2", "n2");
-    x->p = fake_add(&x->f, "prefill", "prefill-n1-0", "n1");
-    x->d = fake_add(&x->f, "decode", "decode-n2-0", "n2");
-    until(&x->f, fake_up(x->p) && fake_up(x->d) && fake_up(x->ka) && fake_up(x->kb));
-}
-
-static void full(struct cluster *x, bool yes)
+static void full(struct pair *x, bool yes)
 {
     x->ka->reserved_status = yes ? BT_ERR_EXHAUSTED : BT_OK;
 }
 
 /* The newest try was given its room, and both its messages have arrived: they travel on separate
  * sessions, so the kvstore's may be here well before the worker's. */
-static bool placed(const struct cluster *x)
+static bool placed(const struct pair *x)
 {
     if (x->ka->reserves == 0 || x->p->submits == 0) {
         return false;
@@ -34,8 +18,32 @@ static bool placed(const struct cluster *x)
     return r->answer == BT_OK && r->request == s->request && r->epoch == s->epoch;
 }
 
+static uint32_t waiting(struct pair *x)
+{
+    struct bt_requests_stats st;
+    bt_requests_stats(x->f.rs, &st);
+    return st.waiting;
+}
+
+/* Prompt lengths of the tries that were given their room, in that order, as far as both messages of
+ * each have arrived. Returns their number. */
+static uint32_t served(const struct pair *x, uint32_t *n_tokens, uint32_t max)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < x->ka->reserves; i++) {
+        const struct seen_reserve *r = &x->ka->reserve[i];
+        for (int j = 0; j < x->p->submits && r->answer == BT_OK && n < max; j++) {
+            const struct seen_submit *s = &x->p->submit[j];
+            if (s->request == r->request && s->epoch == r->epoch) {
+                n_tokens[n++] = s->n_tokens;
+            }
+        }
+    }
+    return n;
+}
+
 /* Plays both workers of the newest submission to its end. Returns its prompt's length. */
-static uint32_t serve_newest(struct cluster *x, struct client *c)
+static uint32_t serve_newest(struct pair *x, struct client *c)
 {
     struct seen_submit s = x->p->submit[x->p->submits - 1];
     say_prefill_done(x->p, s.request, s.epoch, 0, 0, 0);
@@ -49,16 +57,17 @@ static uint32_t serve_newest(struct cluster *x, struct client *c)
 static void test_waits_for_room(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct pair x;
     fixture_init(&x.f);
-    cluster_start(&x);
+    pair_start(&x);
     full(&x, true);
     struct client c;
     struct bt_gen_spec s = spec_of(40, 1);
     client_start(&x.f, &c, &s);
     until(&x.f, x.ka->reserves >= 3); /* tried, and tried again */
+    until(&x.f, waiting(&x) == 1);
     struct bt_requests_stats st;
-    until(&x.f, (bt_requests_stats(x.f.rs, &st), st.waiting == 1));
+    bt_requests_stats(x.f.rs, &st);
     assert_int_equal(st.replanned, 0); /* full is not broken */
     /* A refused try holds nothing anywhere. */
     until(&x.f, x.ka->releases >= x.ka->reserves - 1 && x.kb->releases >= x.kb->reserves - 1);
@@ -79,26 +88,27 @@ static void test_order_and_no_herd(void **state)
 {
     (void)state;
     enum { N = 5 };
-    struct cluster x;
+    struct pair x;
     fixture_init(&x.f);
-    cluster_start(&x);
+    pair_start(&x);
     full(&x, true);
     struct client c[N];
     for (uint32_t i = 0; i < N; i++) {
         struct bt_gen_spec s = spec_of(100 - i, 1);
         client_start(&x.f, &c[i], &s);
-        until(&x.f, i > 0 || x.p->submits >= 2);
+        until(&x.f, x.ka->releases >= 1); /* the first was refused */
     }
     spin(&x.f, 1200);
     assert_true(x.p->submits < 16); /* five at a time would be many more */
     for (int i = 0; i < x.p->submits; i++) {
         assert_int_equal(x.p->submit[i].n_tokens, 100);
     }
-    x.p->submits = x.d->submits = x.ka->reserves = x.kb->reserves = 0;
     full(&x, false);
-    until(&x.f, x.p->submits == N); /* each that got its room lets the next one try */
+    uint32_t n_tokens[N + 1];
+    until(&x.f,
+          served(&x, n_tokens, N + 1) == N); /* each that got its room lets the next one try */
     for (uint32_t i = 0; i < N; i++) {
-        assert_int_equal(x.p->submit[i].n_tokens, 100 - i);
+        assert_int_equal(n_tokens[i], 100 - i);
     }
     for (int i = 0; i < N; i++) {
         bt_request_cancel(c[i].r);
@@ -107,43 +117,56 @@ static void test_order_and_no_herd(void **state)
     fixture_cleanup(&x.f);
 }
 
-/* What others give back is tried at once, not at the next pause's end. */
-static void test_release_wakes(void **state)
+/* From the end of a request to the next try of the one that waits: ns. */
+static uint64_t released_to_tried(void)
 {
-    (void)state;
-    struct cluster x;
+    struct pair x;
     fixture_init(&x.f);
-    cluster_start(&x);
+    pair_start(&x);
     struct client a, b;
     struct bt_gen_spec s = spec_of(40, 1);
     client_start(&x.f, &a, &s);
-    until(&x.f, x.p->submits == 1);
-    struct seen_submit first = x.p->submit[0];
+    until(&x.f, x.p->submits == 1 && x.d->submits == 1 && x.ka->reserves == 1);
+    uint64_t id = x.p->submit[0].request;
     full(&x, true);
     s = spec_of(60, 1);
     client_start(&x.f, &b, &s);
-    spin(&x.f, 1500); /* the pauses have grown to their longest */
-    full(&x, false);
-    say_prefill_done(x.p, first.request, 1, 0, 0, 0);
-    say_token(x.p, first.request, 1, 0, 300, BATON__FINISH__LENGTH);
-    say_ended(x.p, first.request, 1, BT_OK);
-    say_ended(x.d, first.request, 1, BT_OK);
+    until(&x.f, x.ka->reserves >= 7); /* the pauses have grown to their longest: 500 ms */
     uint64_t start = bt_mono_ns();
-    until(&x.f, a.dones == 1 && x.ka->releases > 0 && placed(&x));
-    assert_true(bt_mono_ns() - start < 5000000000ull);
+    full(&x, false);
+    say_prefill_done(x.p, id, 1, 0, 0, 0);
+    say_token(x.p, id, 1, 0, 300, BATON__FINISH__LENGTH);
+    say_ended(x.p, id, 1, BT_OK);
+    say_ended(x.d, id, 1, BT_OK);
+    until(&x.f, a.dones == 1 && placed(&x) && x.p->submit[x.p->submits - 1].n_tokens == 60);
+    uint64_t took_ns = bt_mono_ns() - start;
+    until(&x.f, released(x.ka, id, 1) && released(x.kb, id, 1));
     serve_newest(&x, &b);
     client_cleanup(&a);
     client_cleanup(&b);
     fixture_cleanup(&x.f);
+    return took_ns;
+}
+
+/* What others give back is tried at once, not at the next pause's end. A busy machine may miss it
+ * once; a conductor that waits for the pause misses it every time. */
+static void test_release_wakes(void **state)
+{
+    (void)state;
+    uint64_t least_ns = UINT64_MAX;
+    for (int i = 0; i < 5 && least_ns > 300000000ull; i++) {
+        least_ns = BT_MIN(least_ns, released_to_tried());
+    }
+    assert_true(least_ns < 300000000ull);
 }
 
 /* Room elsewhere is taken at once. */
 static void test_elsewhere_first(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct pair x;
     fixture_init(&x.f);
-    cluster_start(&x);
+    pair_start(&x);
     struct fake *k = fake_add(&x.f, "kvstore", "kvstore-n3", "n3");
     struct fake *p = fake_add(&x.f, "prefill", "prefill-n3-0", "n3");
     until(&x.f, fake_up(k) && fake_up(p));
@@ -165,17 +188,17 @@ static void test_elsewhere_first(void **state)
 static void test_limits(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct pair x;
     fixture_init(&x.f);
     x.f.rc.max_waiting = 2;
-    x.f.rc.queue_timeout_ms = 800;
-    cluster_start(&x);
+    x.f.rc.queue_timeout_ms = 1500;
+    pair_start(&x);
     full(&x, true);
-    struct client c[3];
+    struct client c[3] = {0};
     for (int i = 0; i < 3; i++) {
         struct bt_gen_spec s = spec_of(40, 1);
         client_start(&x.f, &c[i], &s);
-        spin(&x.f, 30);
+        until(&x.f, x.ka->releases >= 1); /* the first was refused: all wait behind it */
     }
     until(&x.f, c[2].errors == 1);
     assert_int_equal(c[2].http, 429);
@@ -192,7 +215,8 @@ static void test_limits(void **state)
     /* One that can never fit is told so at once: 1,000 slots are all that there is. */
     full(&x, false);
     x.p->load.pages_total = x.d->load.pages_total = 3;
-    spin(&x.f, 200);
+    until(&x.f, session_of_fake(x.p)->load.pages_total == 3 &&
+                    session_of_fake(x.d)->load.pages_total == 3);
     struct bt_gen_spec s = spec_of(100, 1);
     client_start(&x.f, &c[0], &s);
     until(&x.f, c[0].errors == 1);
@@ -205,10 +229,10 @@ static void test_limits(void **state)
 static void test_room_and_nobody_left(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct pair x;
     fixture_init(&x.f);
     x.f.rc.no_worker_ms = 400;
-    cluster_start(&x);
+    pair_start(&x);
     full(&x, true);
     struct client c[3];
     for (int i = 0; i < 3; i++) {
@@ -218,9 +242,7 @@ static void test_room_and_nobody_left(void **state)
     until(&x.f, x.ka->reserves >= 2);
     fake_kill(x.p);
     fake_kill(x.d);
-    uint64_t start = bt_mono_ns();
     until(&x.f, c[0].errors + c[1].errors + c[2].errors == 3);
-    assert_true(bt_mono_ns() - start < 3000000000ull);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(c[i].http, 503);
         client_cleanup(&c[i]);
@@ -232,9 +254,9 @@ static void test_room_and_nobody_left(void **state)
 static void test_full_worker(void **state)
 {
     (void)state;
-    struct cluster x;
+    struct pair x;
     fixture_init(&x.f);
-    cluster_start(&x);
+    pair_start(&x);
     struct client c;
     struct bt_gen_spec s = spec_of(40, 1);
     client_start(&x.f, &c, &s);

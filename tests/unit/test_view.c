@@ -107,7 +107,7 @@ static void test_silence(void **state)
 {
     (void)state;
     struct fixture f;
-    fixture_init(&f);
+    fixture_init_silence(&f, SILENCE_MS);
     fixture_start(&f);
     struct fake *d = fake_add(&f, "decode", "d", "n1");
     until(&f, fake_up(d));
