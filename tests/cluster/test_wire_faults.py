@@ -27,7 +27,8 @@ def trio():
     c.ask("auto 256 64 33", "auto")
     yield a, b, c, extra
     codes = {}
-    for p in made + extra:
+    for p in made + extra:  # pytest shows it when the test has failed
+        print(f"== {p.name}", *p.lines[-20:], *p.err[-20:], sep="\n")
         if p.p.poll() is None:
             os.kill(p.pid, signal.SIGCONT)
             codes[p.name] = p.stop()
