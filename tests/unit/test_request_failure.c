@@ -175,8 +175,8 @@ static void test_two_deaths(void **state)
 static void test_dead_already(void **state)
 {
     (void)state;
-    struct cluster x;
-    cluster_init(&x);
+    struct trio x;
+    trio_init(&x);
     struct client c;
     struct placed p, d, p2, d2, p3, d3;
     for (int i = 0; i < 3; i++) {
