@@ -1,0 +1,51 @@
+/* What a sample is drawn with and what comes of it: plain structs that host and device share. */
+#ifndef BT_CUDA_SAMPLE_ARGS_H
+#define BT_CUDA_SAMPLE_ARGS_H
+
+#include <stdint.h>
+
+#define BT_CU_SAMPLE_THREADS 1024 /* of a row's block */
+#define BT_CU_TOP_MAX        20   /* BT_ENGINE_MAX_TOP */
+#define BT_CU_EOS_MAX        16   /* BT_ENGINE_MAX_EOS */
+#define BT_CU_BIAS_MAX       1024 /* biased tokens of a slot: what the conductor lets in */
+#define BT_CU_COUNT_PROMPT   0x80000000u
+
+struct bt_cu_draw { /* a row's parameters; as struct bt_engine_params, but where it says more */
+    uint64_t seed;
+    uint32_t position, choice;
+    float inv_temperature; /* 0: greedy */
+    float top_p, floor;    /* floor: log(min_p), -inf: off */
+    float repetition, frequency, presence;
+    uint32_t top_k;
+    uint32_t row, slot; /* of the logits and the mask; whose tables and last_token */
+    int32_t logprobs;
+    uint32_t penalties; /* the slot's counts are kept */
+    uint32_t n_bias, n_banned;
+    uint32_t banned[BT_CU_EOS_MAX]; /* EOS while the sequence is too short for it */
+};
+
+struct bt_cu_drawn {
+    uint32_t token, bad, n_top;
+    float logprob;
+    uint32_t top_id[BT_CU_TOP_MAX];
+    float top_logprob[BT_CU_TOP_MAX];
+};
+
+struct bt_cu_bias {
+    uint32_t id;
+    float value;
+};
+
+struct bt_cu_sampling {             /* all pointers to device memory */
+    const float *logits;            /* [rows][vocab]; only read */
+    const struct bt_cu_draw *draws; /* [n] */
+    const uint32_t *mask;           /* [rows][vocab / 32 rounded up] bits, or NULL */
+    const struct bt_cu_bias *bias;  /* [slots][BT_CU_BIAS_MAX] */
+    uint32_t *counts;        /* [slots][vocab]: generated tokens; COUNT_PROMPT: in the prompt */
+    float *adjusted;         /* [n][vocab]: scratch */
+    struct bt_cu_drawn *out; /* [n] */
+    int32_t *last_token;     /* [slots] */
+    uint32_t vocab;
+};
+
+#endif

@@ -1,0 +1,134 @@
+/* The device's sampler (common/engine/cuda/sample_row.cuh), its text compiled for this processor
+ * and run thread by thread, against the host's sampler: the same tokens, logprobs and counts. What
+ * only a GPU can show (its logarithms, its atomics) is left to make check-gpu. BT_SAMPLE_CASES: how
+ * many rounds instead of one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/cuda_block.h"
+
+#include "common/engine/cuda/sample_row.cuh"
+#include "tests/unit/sample_cases.h"
+
+static void body(void *arg)
+{
+    sample_draw(arg, blockIdx.x);
+}
+
+/* near_p counts draws that differ by the last bits of a logarithm. */
+static uint32_t run_cases(uint64_t seed, uint32_t vocab, uint32_t n, bool masked, uint32_t *near_p)
+{
+    struct sample_cases c;
+    sample_cases_make(&c, seed, vocab, n, masked);
+    struct bt_cu_drawn *out = bt_malloc(n * sizeof(*out));
+    float *adjusted = bt_malloc((size_t)n * vocab * sizeof(*adjusted));
+    int32_t *last = bt_malloc(n * sizeof(*last));
+    uint32_t *counts = bt_malloc((size_t)n * vocab * sizeof(*counts));
+    memcpy(counts, c.counts, (size_t)n * vocab * sizeof(*counts));
+    memset(out, 0xff, n * sizeof(*out));
+    memset(adjusted, 0xff, (size_t)n * vocab * sizeof(*adjusted)); /* NaN */
+    struct bt_cu_sampling a = {.logits = c.logits,
+                               .draws = c.draws,
+                               .mask = c.mask,
+                               .bias = c.biases,
+                               .counts = counts,
+                               .adjusted = adjusted,
+                               .out = out,
+                               .last_token = last,
+                               .vocab = vocab};
+    for (uint32_t i = 0; i < n; i++) {
+        cuda_block_run(body, &a, BT_CU_SAMPLE_THREADS, i);
+    }
+    uint32_t wrong = sample_cases_check(&c, out, near_p);
+    for (uint32_t i = 0; i < n; i++) { /* the next draw sees this one */
+        assert_int_equal(last[i], out[i].token);
+        c.counts[(size_t)i * vocab + out[i].token] += bt_cu_penalizes(&c.params[i]) && !out[i].bad;
+    }
+    assert_memory_equal(counts, c.counts, (size_t)n * vocab * sizeof(*counts));
+    free(out);
+    free(adjusted);
+    free(last);
+    free(counts);
+    sample_cases_free(&c);
+    return wrong;
+}
+
+static void test_cases(void **state)
+{
+    (void)state;
+    static const uint32_t vocabs[] = {1, 2, 31, 257, 1024, 1500, 5003};
+    const char *rounds = getenv("BT_SAMPLE_CASES");
+    uint32_t n = 0, wrong = 0, near = 0;
+    for (int round = 0; round < (rounds ? atoi(rounds) : 1); round++) {
+        for (uint32_t v = 0; v < sizeof(vocabs) / sizeof(vocabs[0]); v++) {
+            for (int masked = 0; masked < 2; masked++) {
+                uint32_t m = masked ? 6 : 18;
+                wrong += run_cases(1000003u * (uint32_t)round + 17 * v + (uint32_t)masked,
+                                   vocabs[v], m, masked, &near);
+                n += m;
+            }
+        }
+    }
+    printf("# %u rows, %u ties\n", n, near);
+    assert_int_equal(wrong, 0);
+    assert_true(near <= 1 + n / 1000);
+}
+
+/* More equal logits than one block ranks at once, in one group or three, and cuts in the middle of
+ * each. */
+static void test_flat(void **state)
+{
+    (void)state;
+    enum { V = 6000 };
+    static float l[V], judged[V];
+    const uint32_t ks[] = {1, 1023, 1025, 3000, 5500};
+    struct bt_cu_drawn out;
+    int32_t last;
+    struct bt_sampler *host = bt_sampler_create(V);
+    for (uint32_t n = 0; n < 2 * 2 * 5; n++) {
+        bool by_mass = n % 2, groups = n / 2 % 2;
+        uint32_t k = ks[n / 4];
+        struct bt_engine_params p = {.temperature = 1,
+                                     .top_p = by_mass ? (float)k / V : 1,
+                                     .top_k = by_mass ? 0 : k,
+                                     .repetition_penalty = 1,
+                                     .seed = n,
+                                     .logprobs = -1};
+        for (uint32_t i = 0; i < V; i++) {
+            l[i] = groups ? (float)(i % 3) * 0.3f : 0;
+        }
+        for (uint32_t pos = 0; pos < 10; pos++) {
+            struct bt_cu_draw d = bt_cu_draw_make(&p, 0, 0, pos, pos);
+            struct bt_cu_sampling a = {
+                .logits = l, .draws = &d, .out = &out, .last_token = &last, .vocab = V};
+            cuda_block_run(body, &a, BT_CU_SAMPLE_THREADS, 0);
+            memcpy(judged, l, sizeof(judged));
+            const struct bt_sampler_row r = {.logits = judged, .params = &p, .position = pos};
+            struct bt_engine_out want = {0};
+            bt_sampler_run(host, &r, &want);
+            assert_false(out.bad);
+            assert_int_equal(out.token, want.token);
+        }
+    }
+    bt_sampler_destroy(host);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    cuda_block_free();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_flat),
+    };
+    return cmocka_run_group_tests(tests, NULL, teardown);
+}
