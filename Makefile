@@ -59,7 +59,7 @@ PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 ifneq ($(and $(NVCC),$(CUDA_SRC),$(if $(SANITIZE),,1)),)
 PLUGINS += $(B)/lib/baton-engine-cuda.so
 endif
-GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows bench_attn bench_gemv check_engine bench_engine)
+GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows check_sample bench_attn bench_gemv bench_sample check_engine bench_engine)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
@@ -160,6 +160,7 @@ $(B)/tests/gpu/%: $(B)/obj/tests/gpu/%.o $(B)/obj/tests/gpu/ref.cu.o $(B)/libcud
 $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
+$(B)/tests/gpu/check_sample $(B)/tests/gpu/bench_sample: $(B)/libbaton.a
 .SECONDARY:
 
 -include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(SIM_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/conductor/sim/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
@@ -178,6 +179,7 @@ else
 check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 	$(B)/tests/gpu/check_attn
 	$(B)/tests/gpu/check_rows
+	$(B)/tests/gpu/check_sample
 	$(B)/tests/gpu/check_engine
 	for m in shakespeare-llama-6m shakespeare-draft-1m; do BT_GOLDEN_ENGINE=cuda \
 		BT_GOLDEN_MODEL=deploy/models/$$m BT_GOLDEN_REF=tests/golden/$$m.json \
@@ -185,6 +187,7 @@ check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 bench-gpu: $(GPU_BINS)
 	$(B)/tests/gpu/bench_attn
 	$(B)/tests/gpu/bench_gemv
+	$(B)/tests/gpu/bench_sample
 	$(B)/tests/gpu/bench_engine
 endif
 demo: setup

@@ -14,6 +14,12 @@
 #include "common/engine/cuda/sample_row.cuh"
 #include "tests/unit/sample_cases.h"
 
+#ifdef __SANITIZE_THREAD__ /* it does not follow fibers */
+#define NEEDS_FIBERS skip()
+#else
+#define NEEDS_FIBERS ((void)0)
+#endif
+
 static void body(void *arg)
 {
     sample_draw(arg, blockIdx.x);
@@ -60,6 +66,7 @@ static uint32_t run_cases(uint64_t seed, uint32_t vocab, uint32_t n, bool masked
 static void test_cases(void **state)
 {
     (void)state;
+    NEEDS_FIBERS;
     static const uint32_t vocabs[] = {1, 2, 31, 257, 1024, 1500, 5003};
     const char *rounds = getenv("BT_SAMPLE_CASES");
     uint32_t n = 0, wrong = 0, near = 0;
@@ -83,6 +90,7 @@ static void test_cases(void **state)
 static void test_flat(void **state)
 {
     (void)state;
+    NEEDS_FIBERS;
     enum { V = 6000 };
     static float l[V], judged[V];
     const uint32_t ks[] = {1, 1023, 1025, 3000, 5500};

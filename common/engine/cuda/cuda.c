@@ -213,6 +213,10 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     }
     st = bt_cu_model_load(e, conf, err, err_cap);
     st = st == BT_OK ? bt_cu_step_open(e, err, err_cap) : st;
+    if (st == BT_OK && bt_cu_draw_check(e) != BT_OK) {
+        snprintf(err, err_cap, "engine cuda: trial of the sampler: %s", e->fault);
+        return BT_ERR_DEVICE;
+    }
     st = st == BT_OK ? open_pages(e, conf, err, err_cap) : st;
     return st == BT_OK ? slab_register(e, conf, err, err_cap) : st;
 }
@@ -249,11 +253,15 @@ static bt_status_t cuda_slot_open(struct bt_engine *e, uint32_t slot,
                                   const struct bt_engine_params *p, const uint32_t *tokens,
                                   uint32_t n, uint32_t n_prompt)
 {
-    bt_status_t st = bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
-    if (st == BT_OK) {
-        e->pending[slot] = 0;
+    if (p->n_bias > BT_CU_BIAS_MAX) {
+        return BT_ERR_TOO_LARGE;
     }
-    return st;
+    bt_status_t st = bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
+    if (st != BT_OK) {
+        return st;
+    }
+    e->pending[slot] = 0;
+    return bt_cu_draw_slot(e, slot, p, tokens, n, n_prompt);
 }
 
 /* In the compute stream's order: forwards before see the old ids, those after the new. The source
@@ -308,7 +316,8 @@ static bt_status_t cuda_slot_fork(struct bt_engine *e, uint32_t from, uint32_t t
     }
     e->pending[to] = 0;
     fork_running(e, from, to);
-    return send_pages(e, to, 0, e->host.max_pages_of_slot);
+    st = bt_cu_draw_fork(e, from, to);
+    return st != BT_OK ? st : send_pages(e, to, 0, e->host.max_pages_of_slot);
 }
 
 static bt_status_t cuda_page_copy(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t toks)
@@ -330,7 +339,8 @@ static bt_status_t cuda_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t
     if (slot < e->host.info.max_slots && e->pending[slot]) {
         bt_cu_work_advance(e, true);
     }
-    return bt_host_slot_accept(&e->host, slot, token);
+    bt_status_t st = bt_host_slot_accept(&e->host, slot, token);
+    return st == BT_OK ? bt_cu_draw_accept(e, slot, token) : st;
 }
 
 static bt_status_t cuda_slot_close(struct bt_engine *e, uint32_t slot, bt_engine_ticket_t *quiet_p)

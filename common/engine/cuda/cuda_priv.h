@@ -1,5 +1,5 @@
 /* The CUDA engine's inside: shared by cuda.c (calls), weights.c (loading), step.c (a forward),
- * draw.c (sampling, tickets), copy.c (flows). */
+ * draw.c (sampling, tickets), draw_check.c (is the device's sampler right?), copy.c (flows). */
 #ifndef BT_ENGINE_CUDA_PRIV_H
 #define BT_ENGINE_CUDA_PRIV_H
 
@@ -8,6 +8,7 @@
 #include "common/engine/cuda/attn.h"
 #include "common/engine/cuda/gemm.h"
 #include "common/engine/cuda/rows.h"
+#include "common/engine/cuda/sample.h"
 #include "common/engine/engine.h"
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"
@@ -92,8 +93,14 @@ struct bt_engine {
     struct bt_cu_draw *host_draws;          /* pinned [RESULTS][max_slots] */
     struct bt_cu_drawn *drawn, *host_drawn; /* device; pinned [RESULTS][max_slots] */
     uint32_t next_results;
-    uint32_t *pending;  /* [max_slots] last tokens of a slot that only the device knows */
-    float *host_logits; /* pinned, grown when a row must be sampled here */
+    uint32_t *mask, *host_mask; /* device [max_slots] rows; pinned [RESULTS], from the first on */
+    struct bt_cu_bias *bias;    /* device [max_slots][BT_CU_BIAS_MAX] */
+    uint32_t *counts;           /* device [max_slots][vocab], of slots with penalties */
+    uint32_t *history;          /* device: tokens on their way into counts */
+    float *adjusted;            /* device [max_slots][vocab] */
+    uint32_t *pending;          /* [max_slots] last tokens of a slot that only the device knows */
+    bool host_only;             /* every token is drawn on the host: see draw_check.c */
+    float *host_logits;         /* pinned, grown when a row must be sampled here */
     size_t cap_host_logits;
     struct bt_cu_flow *flows;
     uint32_t n_flows;
@@ -127,8 +134,19 @@ bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b,
 /* Queues a ticket behind what the stream has now. */
 bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum bt_cu_kind kind,
                            cudaStream_t s, struct bt_cu_work **w_p) BT_MUST_CHECK;
+/* config is loaded; sizes come from host.info. */
 bt_status_t bt_cu_draw_open(struct bt_engine *e) BT_MUST_CHECK;
 void bt_cu_draw_close(struct bt_engine *e);
+/* Tells the device what a slot's draws need beyond their parameters: bias, and the counts of its
+ * tokens where it has penalties. */
+bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_engine_params *p,
+                            const uint32_t *tokens, uint32_t n, uint32_t n_prompt) BT_MUST_CHECK;
+bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to) BT_MUST_CHECK;
+bt_status_t bt_cu_draw_accept(struct bt_engine *e, uint32_t slot, uint32_t token) BT_MUST_CHECK;
+/* Draws n rows of e->draws from e->logits into e->drawn. */
+bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t n, const uint32_t *mask) BT_MUST_CHECK;
+/* Before the first slot: sets host_only if the device's draws are not the host's. */
+bt_status_t bt_cu_draw_check(struct bt_engine *e) BT_MUST_CHECK;
 bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
                          bt_engine_ticket_t *out_p);
 /* Finishes the tickets whose work is done; wait: until all of them are. */

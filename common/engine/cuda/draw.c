@@ -1,20 +1,34 @@
-/* Tickets that wait for the device, and sampling: rows that need no more than temperature are drawn
- * on the device and the next step may run before the host knows them; others (truncation,
- * penalties, bias, masks, top logprobs) are drawn here by common/engine/sampler.c once their logits
- * are in host memory. Owner thread: the engine's. */
+/* Tickets that wait for the device, and sampling: tokens are drawn on the device with all their
+ * parameters, and the next step may run before the host knows them. Where the device's sampler was
+ * found wrong at the start (host_only), common/engine/sampler.c draws once the logits are in host
+ * memory. Owner thread: the engine's. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/engine/cuda/cuda_priv.h"
+#include "common/engine/cuda/sample_params.h"
+
+#define HISTORY                                                                                    \
+    16384u /* tokens that are sent at once: as much as the driver takes without waiting */
+
+static size_t mask_words(const struct bt_engine *e)
+{
+    return BT_DIV_UP(e->host.info.vocab, 32u);
+}
 
 bt_status_t bt_cu_draw_open(struct bt_engine *e)
 {
-    size_t n = e->host.info.max_slots;
+    size_t n = e->host.info.max_slots, vocab = e->host.info.vocab;
     bt_list_init(&e->work);
     bt_list_init(&e->idle);
     e->pending = bt_calloc(n, sizeof(*e->pending));
     BT_CU_TRY(e, cudaMalloc((void **)&e->draws, n * sizeof(*e->draws)));
     BT_CU_TRY(e, cudaMalloc((void **)&e->drawn, n * sizeof(*e->drawn)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->mask, n * mask_words(e) * sizeof(*e->mask)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->bias, n * BT_CU_BIAS_MAX * sizeof(*e->bias)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->counts, n * vocab * sizeof(*e->counts)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->adjusted, n * vocab * sizeof(*e->adjusted)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->history, HISTORY * sizeof(*e->history)));
     BT_CU_TRY(e, cudaMallocHost((void **)&e->host_draws, BT_CU_RESULTS * n * sizeof(*e->draws)));
     BT_CU_TRY(e, cudaMallocHost((void **)&e->host_drawn, BT_CU_RESULTS * n * sizeof(*e->drawn)));
     return BT_OK;
@@ -38,11 +52,14 @@ void bt_cu_draw_close(struct bt_engine *e)
     work_free(&e->work);
     work_free(&e->idle);
     free(e->pending);
-    cudaFree(e->draws);
-    cudaFree(e->drawn);
-    cudaFreeHost(e->host_draws);
-    cudaFreeHost(e->host_drawn);
-    cudaFreeHost(e->host_logits);
+    void *device[] = {e->draws, e->drawn, e->mask, e->bias, e->counts, e->adjusted, e->history};
+    for (size_t i = 0; i < BT_ARRAY_LEN(device); i++) {
+        cudaFree(device[i]);
+    }
+    void *host[] = {e->host_draws, e->host_drawn, e->host_mask, e->host_logits};
+    for (size_t i = 0; i < BT_ARRAY_LEN(host); i++) {
+        cudaFreeHost(host[i]);
+    }
 }
 
 bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum bt_cu_kind kind,
@@ -99,6 +116,9 @@ static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
         *o = (struct bt_engine_out){.slot = w->samples[i].slot, .pos = w->samples[i].pos};
         o->token = d[i].token;
         o->logprob = d[i].logprob;
+        o->n_top = d[i].n_top;
+        memcpy(o->top_id, d[i].top_id, o->n_top * sizeof(o->top_id[0]));
+        memcpy(o->top_logprob, d[i].top_logprob, o->n_top * sizeof(o->top_logprob[0]));
         o->bad = d[i].bad || !e->host.slots[o->slot].open;
         struct bt_host_slot *s = &e->host.slots[o->slot];
         if (s->open) {
@@ -169,6 +189,62 @@ void bt_cu_work_advance(struct bt_engine *e, bool wait)
     }
 }
 
+/* ---- what the device knows of a slot ---- */
+
+bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_engine_params *p,
+                            const uint32_t *tokens, uint32_t n, uint32_t n_prompt)
+{
+    size_t vocab = e->host.info.vocab;
+    if (p->n_bias) { /* pageable memory of 8 KiB at most is taken within the call */
+        struct bt_cu_bias b[BT_CU_BIAS_MAX];
+        for (uint32_t i = 0; i < p->n_bias; i++) {
+            b[i] = (struct bt_cu_bias){p->bias_ids[i], p->bias[i]};
+        }
+        BT_CU_TRY(e, cudaMemcpyAsync(e->bias + (size_t)slot * BT_CU_BIAS_MAX, b,
+                                     p->n_bias * sizeof(b[0]), cudaMemcpyHostToDevice, e->compute));
+    }
+    if (!bt_cu_penalizes(p)) {
+        return BT_OK;
+    }
+    uint32_t *counts = e->counts + slot * vocab;
+    BT_CU_TRY(e, cudaMemsetAsync(counts, 0, vocab * sizeof(*counts), e->compute));
+    for (uint32_t at = 0; at < n; at += HISTORY) {
+        uint32_t m = BT_MIN(n - at, HISTORY), prompt = n_prompt > at ? n_prompt - at : 0;
+        BT_CU_TRY(e, cudaMemcpyAsync(e->history, tokens + at, m * sizeof(*tokens),
+                                     cudaMemcpyHostToDevice, e->compute));
+        BT_CU_TRY(e, bt_cu_sample_count(counts, (uint32_t)vocab, e->history, m, BT_MIN(prompt, m),
+                                        e->compute));
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to)
+{
+    const struct bt_engine_params *p = &e->host.slots[to].params;
+    size_t vocab = e->host.info.vocab;
+    if (p->n_bias) {
+        BT_CU_TRY(e, cudaMemcpyAsync(e->bias + (size_t)to * BT_CU_BIAS_MAX,
+                                     e->bias + (size_t)from * BT_CU_BIAS_MAX,
+                                     p->n_bias * sizeof(*e->bias), cudaMemcpyDeviceToDevice,
+                                     e->compute));
+    }
+    if (bt_cu_penalizes(p)) {
+        BT_CU_TRY(e, cudaMemcpyAsync(e->counts + to * vocab, e->counts + from * vocab,
+                                     vocab * sizeof(*e->counts), cudaMemcpyDeviceToDevice,
+                                     e->compute));
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cu_draw_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
+{
+    if (bt_cu_penalizes(&e->host.slots[slot].params)) {
+        BT_CU_TRY(e, bt_cu_sample_count_one(e->counts + (size_t)slot * e->host.info.vocab, token,
+                                            e->compute));
+    }
+    return BT_OK;
+}
+
 /* ---- sampling ---- */
 
 static struct bt_host_ticket *forward_of(struct bt_engine *e, bt_engine_ticket_t id)
@@ -189,19 +265,6 @@ static struct bt_host_ticket *forward_of(struct bt_engine *e, bt_engine_ticket_t
         }
     }
     return NULL;
-}
-
-/* What the device can draw. */
-static bool plain(const struct bt_engine *e, uint32_t slot)
-{
-    const struct bt_host_slot *s = &e->host.slots[slot];
-    const struct bt_engine_params *p = &s->params;
-    uint32_t generated = s->n_tokens - s->n_prompt;
-    bool truncates = p->temperature > 0 &&
-                     (p->top_p < 1 || p->min_p > 0 || (p->top_k && p->top_k < e->host.info.vocab));
-    return s->open && !truncates && p->repetition_penalty == 1 && p->frequency_penalty == 0 &&
-           p->presence_penalty == 0 && p->n_bias == 0 && p->logprobs <= 0 &&
-           (p->n_eos == 0 || generated >= p->min_new);
 }
 
 static void set_samples(struct bt_cu_work *w, const struct bt_host_ticket *f)
@@ -229,8 +292,36 @@ static void take_places(struct bt_engine *e, struct bt_cu_work *w)
     }
 }
 
+bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t n, const uint32_t *mask)
+{
+    const struct bt_cu_sampling a = {.logits = e->logits,
+                                     .draws = e->draws,
+                                     .mask = mask,
+                                     .bias = e->bias,
+                                     .counts = e->counts,
+                                     .adjusted = e->adjusted,
+                                     .out = e->drawn,
+                                     .last_token = e->last_token,
+                                     .vocab = e->host.info.vocab};
+    BT_CU_TRY(e, bt_cu_sample_rows(&a, n, e->compute));
+    return BT_OK;
+}
+
+/* The caller's mask goes through pinned memory, in the place of the ring that is this sample's. */
+static bt_status_t send_mask(struct bt_engine *e, const uint32_t *mask, uint32_t rows, size_t at)
+{
+    size_t all = e->host.info.max_slots * mask_words(e), n = rows * mask_words(e);
+    if (!e->host_mask) {
+        BT_CU_TRY(e, cudaMallocHost((void **)&e->host_mask, BT_CU_RESULTS * all * sizeof(*mask)));
+    }
+    memcpy(e->host_mask + at * all, mask, n * sizeof(*mask));
+    BT_CU_TRY(e, cudaMemcpyAsync(e->mask, e->host_mask + at * all, n * sizeof(*mask),
+                                 cudaMemcpyHostToDevice, e->compute));
+    return BT_OK;
+}
+
 static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_ticket *f,
-                                  struct bt_host_ticket *t)
+                                  const uint32_t *mask, struct bt_host_ticket *t)
 {
     size_t max = e->host.info.max_slots, at = e->next_results++ % BT_CU_RESULTS;
     struct bt_list *l;
@@ -244,21 +335,22 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
     struct bt_cu_draw *d = e->host_draws + at * max;
     for (uint32_t i = 0; i < f->n_sample; i++) {
         const struct bt_host_sample *s = &f->samples[i];
-        const struct bt_engine_params *p = &e->host.slots[s->slot].params;
-        d[i] = (struct bt_cu_draw){.seed = p->seed,
-                                   .inv_temperature = p->temperature > 0 ? 1 / p->temperature : 0,
-                                   .position = s->pos,
-                                   .choice = p->choice,
-                                   .row = (int32_t)s->row,
-                                   .slot = (int32_t)s->slot,
-                                   .logprob = p->logprobs >= 0};
+        const struct bt_host_slot *slot = &e->host.slots[s->slot];
+        d[i] = bt_cu_draw_make(&slot->params, s->row, s->slot, s->pos,
+                               slot->n_tokens - slot->n_prompt);
     }
     uint32_t n = f->n_sample;
     if (n) {
+        bt_status_t sent = mask ? send_mask(e, mask, f->n_rows, at) : BT_OK;
+        if (sent != BT_OK) {
+            return sent;
+        }
         BT_CU_TRY(e,
                   cudaMemcpyAsync(e->draws, d, n * sizeof(*d), cudaMemcpyHostToDevice, e->compute));
-        BT_CU_TRY(e, bt_cu_draw(e->logits, e->host.info.vocab, e->draws, n, e->drawn, e->last_token,
-                                e->compute));
+        sent = bt_cu_draw_rows(e, n, mask ? e->mask : NULL);
+        if (sent != BT_OK) {
+            return sent;
+        }
         BT_CU_TRY(e, cudaMemcpyAsync(e->host_drawn + at * max, e->drawn, n * sizeof(*e->drawn),
                                      cudaMemcpyDeviceToHost, e->compute));
     }
@@ -311,14 +403,10 @@ bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint
     if (e->failed != cudaSuccess) {
         return BT_ERR_DEVICE;
     }
-    bool device = !mask && f->n_sample <= e->host.info.max_slots;
-    for (uint32_t i = 0; i < f->n_sample; i++) {
-        device &= plain(e, f->samples[i].slot);
-    }
     struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
     f->sampled = true;
     *out_p = t->id;
-    bt_status_t st = device ? draw_on_device(e, f, t) : draw_on_host(e, f, mask, t);
+    bt_status_t st = e->host_only ? draw_on_host(e, f, mask, t) : draw_on_device(e, f, mask, t);
     if (st != BT_OK) { /* the device failed: the ticket says so */
         bt_host_ticket_done(&e->host, t, st);
     }

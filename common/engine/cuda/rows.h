@@ -38,23 +38,6 @@ struct bt_cu_append {                    /* QKV product -> queries and pages */
 /* Bias, QK norm, RoPE; K and V go to their pages as f16. */
 cudaError_t bt_cu_append(const struct bt_cu_append *a, cudaStream_t s);
 
-struct bt_cu_draw { /* what a sample row is drawn with */
-    uint64_t seed;
-    float inv_temperature; /* 0: greedy */
-    uint32_t position, choice;
-    int32_t row, slot; /* of the logits; slot whose last_token is set */
-    int32_t logprob;   /* is asked for */
-};
-struct bt_cu_drawn {
-    uint32_t token;
-    float logprob;
-    uint32_t bad;
-};
-/* Greedy or from softmax(logits / T) by Gumbel-max with Philox, as common/engine/sampler.h says;
- * one block per row. */
-cudaError_t bt_cu_draw(const float *logits, uint32_t vocab, const struct bt_cu_draw *draws,
-                       uint32_t n, struct bt_cu_drawn *out, int32_t *last_token, cudaStream_t s);
-
 /* Whether gemv.cu is for products of m rows with weights [n][k]: m up to 8, and not so long a k
  * that cuBLASLt was measured faster. */
 bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k);
