@@ -130,8 +130,10 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(admission),
      .def = "early",
-     .doc = "early: sched.*_objective_ms are held against the load at arrival; none: nobody is "
-            "refused for them."},
+     .doc =
+         "early: sched.*_objective_ms are held against the load at arrival; predict: that of "
+         "between tokens against the decode load expected when the prefill will end; none: nobody "
+         "is refused for them."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(local_prefill_tokens),
@@ -145,13 +147,34 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(ttft_objective_ms),
      .def = "0",
      .max = 86400000,
-     .doc = "A request whose predicted time to first token is above this gets 429. 0: none."},
+     .doc = "A request whose predicted time to first token is above this gets 429. 0: none. The "
+            "header x-slo-ttft-ms takes its place for one request."},
     {.key = "sched.tbt_objective_ms",
      .type = BT_CONF_MS,
      .offset = ROW(tbt_objective_ms),
      .def = "0",
      .max = 86400000,
-     .doc = "A request whose predicted time between tokens is above this gets 429. 0: none."},
+     .doc =
+         "A request whose predicted time between tokens (mean of the longest tenth) is above this "
+         "gets 429. 0: none. The header x-slo-tbt-ms takes its place for one request."},
+    {.key = "sched.tbt_margin",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(tbt_margin),
+     .def = "0.8",
+     .min = 0.01,
+     .max = 1,
+     .doc =
+         "Admission asks for this share of sched.tbt_objective_ms: rows that come later make the "
+         "steps longer for those that are there."},
+    {.key = "sched.length_quantile",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(length_quantile),
+     .def = "0.9",
+     .min = 0.01,
+     .max = 0.999,
+     .doc = "An answer is expected to take as many pages as this share of the answers before it, "
+            "of its "
+            "tenant and length of prompt."},
     {.key = "sched.prior_prefill_tokens_per_s",
      .type = BT_CONF_FLOAT,
      .offset = ROW(prefill_tokens_per_s),
@@ -191,9 +214,9 @@ static bool check(const void *conf, char *err, size_t err_cap)
         return false;
     }
     const struct bt_sched_admission *a = bt_sched_admission_find(c->admission);
-    if (a != &bt_sched_admit_none && a != &bt_sched_admit_early) {
-        /* The others need a check after the prefill, or a forecast: only baton-sim has these. */
-        snprintf(err, err_cap, "sched.admission: there is no '%s' here; use none or early",
+    if (a != &bt_sched_admit_none && a != &bt_sched_admit_early && a != &bt_sched_admit_predict) {
+        /* late asks again after the prefill, for comparison: only baton-sim does that. */
+        snprintf(err, err_cap, "sched.admission: there is no '%s' here; use none, early or predict",
                  c->admission);
         return false;
     }

@@ -19,6 +19,7 @@ struct bt_conductor_conf {
     char *policy, *admission;
     int64_t local_prefill_tokens;
     uint64_t ttft_objective_ms, tbt_objective_ms;
+    double tbt_margin, length_quantile;
     double prefill_tokens_per_s, step_ms;
     uint64_t link_bytes_per_s;
 };

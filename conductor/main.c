@@ -185,6 +185,7 @@ static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_p
         .link_bytes_per_s = (double)conf->link_bytes_per_s,
         .ttft_objective_ms = (uint32_t)conf->ttft_objective_ms,
         .tbt_objective_ms = (uint32_t)conf->tbt_objective_ms,
+        .tbt_margin = conf->tbt_margin,
     };
 }
 
@@ -204,6 +205,7 @@ static void start_requests(struct conductor *c)
     struct bt_requests_config rc = {
         .policy = bt_sched_policy_find(conf->policy),
         .admission = bt_sched_admission_find(conf->admission),
+        .length_quantile = conf->length_quantile,
         .max_running = (uint32_t)conf->max_running,
         .max_waiting = (uint32_t)conf->max_waiting,
         .max_replans = (uint32_t)conf->max_replans,

@@ -244,6 +244,7 @@ void bt_wload_publish(struct bt_wcore *c)
     }
     atomic_store(&s->l_running, c->n_active);
     atomic_store(&s->l_waiting, c->n_queue + c->n_waiting);
+    atomic_store(&s->l_landing, c->n_waiting);
     atomic_store(&s->l_pages_free, pages_free);
     atomic_store(&s->l_slots_free, c->n_free_slots);
     atomic_store(&s->l_queued_tokens, queued);

@@ -151,5 +151,6 @@ void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt
     l->kv_tokens = atomic_load(&s->l_kv_tokens);
     l->queue_ms = (double)atomic_load(&s->l_queue_us) / 1e3;
     l->chunk_tokens = atomic_load(&s->l_chunk_tokens);
+    l->landing = atomic_load(&s->l_landing);
     load_cost(s, out);
 }

@@ -10,10 +10,11 @@
 
 void front_answer_init(struct front_answer *a, struct front_generation *gen,
                        const struct bt_tokenizer *tok, const char *id, const char *model,
-                       uint64_t created_s, bool timings)
+                       uint64_t created_s, bool timings, bool plan)
 {
     *a = (struct front_answer){.opt = gen->opt,
                                .timings = timings,
+                               .plan = plan,
                                .n_prompts = gen->prompts.n,
                                .n_choices = gen->prompts.n * gen->opt.n,
                                .names = {.tok = tok,
@@ -101,6 +102,55 @@ static void put_timings(const struct bt_gen_usage *u, struct bt_buf *out)
     bt_buf_puts(out, ",\"decode\":");
     front_put_str(out, u->decode, strnlen(u->decode, sizeof(u->decode)));
     bt_buf_puts(out, "}");
+}
+
+static void put_name(struct bt_buf *out, const char *key, const char *name, size_t max)
+{
+    bt_buf_printf(out, "\"%s\":", key);
+    if (name[0] != '\0') {
+        front_put_str(out, name, strnlen(name, max));
+    } else {
+        bt_buf_puts(out, "null");
+    }
+}
+
+static void put_ms(struct bt_buf *out, const char *key, double ms)
+{
+    bt_buf_printf(out, "\"%s\":", key);
+    front_put_known(out, ms);
+}
+
+/* What was predicted when the request was planned first, and what happened. */
+static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
+{
+    const struct bt_gen_plan *p = &u->plan;
+    const struct {
+        const char *name;
+        double ttft_ms, tbt_ms, queue_ms, prefill_ms;
+        uint32_t cached;
+    } both[] = {{"predicted", p->ttft_ms, p->tbt_ms, p->queue_ms, p->prefill_ms, p->cached_tokens},
+                {"actual", u->ttft_ms, u->tbt_ms, u->queue_ms, u->prefill_ms, u->cached_tokens}};
+    bt_buf_puts(out, "\"plan\":{");
+    put_name(out, "prefill", p->prefill, sizeof(p->prefill));
+    bt_buf_puts(out, ",");
+    put_name(out, "decode", p->decode, sizeof(p->decode));
+    bt_buf_puts(out, ",");
+    put_name(out, "source", p->source, sizeof(p->source));
+    bt_buf_puts(out, ",");
+    put_name(out, "reason", p->reason, sizeof(p->reason));
+    bt_buf_printf(out, ",\"fetch_tokens\":%u", p->fetch_tokens);
+    for (size_t i = 0; i < BT_ARRAY_LEN(both); i++) {
+        bt_buf_printf(out, ",\"%s\":{\"cached_tokens\":%u,", both[i].name, both[i].cached);
+        put_ms(out, "ttft_ms", both[i].ttft_ms);
+        bt_buf_puts(out, ",");
+        put_ms(out, "tbt_ms", both[i].tbt_ms);
+        bt_buf_puts(out, ",");
+        put_ms(out, "queue_ms", both[i].queue_ms);
+        bt_buf_puts(out, ",");
+        put_ms(out, "prefill_ms", both[i].prefill_ms);
+        bt_buf_puts(out, "}");
+    }
+    bt_buf_printf(out, ",\"replans\":%u}", u->replans);
 }
 
 /* ---- choices ---- */
@@ -254,7 +304,7 @@ void front_event_end(struct front_answer *a, uint32_t choice, struct bt_buf *out
 
 void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, struct bt_buf *out)
 {
-    if (a->opt.include_usage || a->timings) {
+    if (a->opt.include_usage || a->timings || a->plan) {
         bt_buf_puts(out, "data: ");
         bt_buf_append(out, a->prefix.data, a->prefix.len);
         bt_buf_puts(out, ",\"choices\":[]");
@@ -265,6 +315,10 @@ void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, str
         if (a->timings) {
             bt_buf_puts(out, ",");
             put_timings(u, out);
+        }
+        if (a->plan) {
+            bt_buf_puts(out, ",");
+            put_plan(u, out);
         }
         bt_buf_puts(out, "}\n\n");
     }
@@ -311,6 +365,10 @@ void front_whole(struct front_answer *a, const struct bt_gen_usage *u, struct bt
     if (a->timings) {
         bt_buf_puts(out, ",");
         put_timings(u, out);
+    }
+    if (a->plan) {
+        bt_buf_puts(out, ",");
+        put_plan(u, out);
     }
     bt_buf_puts(out, "}");
 }

@@ -28,7 +28,7 @@ struct front_answer_prompt {
 struct front_answer {
     struct front_options opt;
     struct front_names names;
-    bool timings;         /* the client asked for the timings object */
+    bool timings, plan;   /* the client asked for these objects */
     struct bt_buf prefix; /* {"id":...,"object":...,"created":...,"model":... */
     uint32_t n_prompts, n_choices;
     struct front_answer_prompt *prompts;
@@ -38,7 +38,7 @@ struct front_answer {
 /* Takes the texts of gen's prompts. */
 void front_answer_init(struct front_answer *a, struct front_generation *gen,
                        const struct bt_tokenizer *tok, const char *id, const char *model,
-                       uint64_t created_s, bool timings);
+                       uint64_t created_s, bool timings, bool plan);
 void front_answer_cleanup(struct front_answer *a);
 
 /* A prompt's own logprobs, before its choices' first delta. */

@@ -71,6 +71,9 @@ static void send_events(struct front_gen *g)
     if (!g->started) {
         g->started = true;
         front_common_headers(g->req);
+        if (g->a.plan && g->parts[0].r != NULL) { /* of several prompts the first */
+            front_plan_header(g->req, &bt_request_usage(g->parts[0].r)->plan);
+        }
         bt_http_add_header(g->req, "Cache-Control", "no-cache");
         bt_http_start(g->req, 200, "text/event-stream");
         front_count(g->f, 200);
@@ -175,6 +178,7 @@ static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bo
     sum->queue_ms = larger(sum->queue_ms, u->queue_ms);
     sum->prefill_ms = larger(sum->prefill_ms, u->prefill_ms);
     sum->decode_ms = larger(sum->decode_ms, u->decode_ms);
+    sum->tbt_ms = larger(sum->tbt_ms, u->tbt_ms);
     sum->hidden_fraction = -1; /* of one transfer only */
 }
 
@@ -195,6 +199,9 @@ static void on_done(void *arg, const struct bt_gen_usage *u)
         bt_http_end(g->req);
     } else {
         front_whole(&g->a, &g->usage, &g->events);
+        if (g->a.plan) {
+            front_plan_header(g->req, &g->usage.plan);
+        }
         front_respond(g->f, g->req, 200, "application/json", &g->events);
     }
     gen_free(g);
@@ -267,7 +274,7 @@ static void on_gone(void *arg)
 /* ---- the beginning ---- */
 
 static void start(struct front_gen *g, struct front_generation *gen, const char *id,
-                  const char *tenant)
+                  const char *tenant, const struct front_wishes *w)
 {
     for (uint32_t i = 0; i < g->n_parts; i++) {
         struct bt_gen_spec *s = &gen->specs[i];
@@ -275,6 +282,8 @@ static void start(struct front_gen *g, struct front_generation *gen, const char 
         s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
         s->received_ns = bt_http_received_ns(g->req);
         s->timeout_ms = g->f->request_timeout_ms;
+        s->slo_ttft_ms = w->slo_ttft_ms;
+        s->slo_tbt_ms = w->slo_tbt_ms;
         BT_DEBUG("generation_started", "req=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
                  s->id, s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
         struct front_part *p = &g->parts[i];
@@ -303,7 +312,11 @@ static void on_parsed(struct front_job *j)
     bt_hex(random, sizeof(random), hex);
     snprintf(id, sizeof(id), "%s-%s", j->gen.opt.chat ? "chatcmpl" : "cmpl", hex);
 
-    const char *timings = bt_http_header(j->req, "x-baton-timings");
+    struct front_wishes w;
+    if (!front_wishes_read(j->req, &w, &j->e)) {
+        front_respond_error(f, j->req, &j->e);
+        return;
+    }
     uint32_t n = j->gen.prompts.n;
     struct front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
     g->f = f;
@@ -313,9 +326,9 @@ static void on_parsed(struct front_job *j)
     bt_list_init(&g->pending);
     bt_metric_set(f->m.open, ++f->n_gens);
     front_answer_init(&g->a, &j->gen, f->model.tok, id, f->model_id, bt_real_ns() / 1000000000ull,
-                      timings != NULL && strcmp(timings, "1") == 0);
+                      w.timings, w.plan);
     bt_http_on_gone(g->req, on_gone, g);
-    start(g, &j->gen, id, j->tenant);
+    start(g, &j->gen, id, j->tenant, &w);
 }
 
 static void generate(struct bt_front *f, struct bt_http_req *req, const char *tenant,

@@ -51,6 +51,15 @@ void front_respond_error(struct bt_front *f, struct bt_http_req *req, const stru
 void front_common_headers(struct bt_http_req *req);
 void front_count(struct bt_front *f, int status);
 
+struct front_wishes { /* of a generation's headers */
+    bool timings, plan;
+    double slo_ttft_ms, slo_tbt_ms; /* 0: none */
+};
+/* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms. False: e names the header. */
+bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e);
+/* The answer's header x-baton-plan. */
+void front_plan_header(struct bt_http_req *req, const struct bt_gen_plan *p);
+
 /* The routes that have files of their own. */
 void front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant);

@@ -28,6 +28,11 @@ static void refuse(struct bt_request *r)
         bt_request_fail(r, r->refuse, 429, bt_requests_retry_after_s(r->rs),
                         "too many requests are waiting already (conductor.max_waiting)");
         return;
+    case REJECT_OVERLOADED:
+        bt_request_fail(r, r->refuse, 429, bt_requests_retry_after_s(r->rs),
+                        "the time to first token would miss its objective: those who wait already "
+                        "would take longer");
+        return;
     case REJECT_DRAINING:
         bt_request_fail(r, r->refuse, 503, 1, "this conductor is being stopped");
         return;
@@ -41,6 +46,17 @@ static void refuse(struct bt_request *r)
 }
 
 /* ---- in and out ---- */
+
+/* At the rate at which requests end it would only be planned when its first token is due. */
+static bool too_late(const struct bt_request *r)
+{
+    const struct bt_requests *rs = r->rs;
+    double objective_ms =
+        r->spec.slo_ttft_ms > 0 ? r->spec.slo_ttft_ms : rs->conf.sched.ttft_objective_ms;
+    bool asked = rs->conf.admission != &bt_sched_admit_none && objective_ms > 0;
+    double ahead = rs->n_waiting + rs->n_starved;
+    return asked && rs->ends_per_s > 0 && 1e3 * ahead / rs->ends_per_s > objective_ms;
+}
 
 static bool crowded(const struct bt_requests *rs)
 {
@@ -57,6 +73,8 @@ void bt_requests_enter(struct bt_lane *k)
         r->refuse = REJECT_DRAINING;
     } else if (r->refuse < 0 && !at_once && queued >= rs->conf.max_waiting) {
         r->refuse = REJECT_QUEUE_FULL;
+    } else if (r->refuse < 0 && !at_once && too_late(r)) {
+        r->refuse = REJECT_OVERLOADED;
     }
     r->arrival = ++rs->total;
     k->queued_ns = r->spec.received_ns;

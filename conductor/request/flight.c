@@ -72,7 +72,9 @@ static void decode_over(struct bt_flight *f)
     if (!f->decode_ended && f->decode != NULL) {
         f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
         f->decode->own_kv_tokens -= BT_MIN(f->own_kv, f->decode->own_kv_tokens);
+        f->decode->own_decoding -= f->decoding ? BT_MIN(f->own_rows, f->decode->own_decoding) : 0;
     }
+    f->decoding = false;
     f->decode_ended = true;
 }
 
@@ -150,6 +152,7 @@ void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns)
 {
     if (f->wind == FLIGHT_ACTIVE) {
         f->wind_ns = now_ns;
+        bt_expect_settled(f, now_ns);
     }
     if (hard) {
         f->wind = FLIGHT_HARD;

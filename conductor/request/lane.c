@@ -98,7 +98,10 @@ static void on_plan(struct bt_lane *k, const struct bt_lane_input *in)
         if (rej.verdict == BT_SCHED_TOO_LARGE) {
             bt_request_fail(k->r, REJECT_TOO_LARGE, 400, 0, rej.reason);
         } else {
-            bt_request_fail(k->r, REJECT_OVERLOADED, 429, rej.retry_after_s, rej.reason);
+            char why[192];
+            snprintf(why, sizeof(why), "%s: %.0f ms predicted, at most %.0f ms are asked for",
+                     rej.reason, rej.predicted_ms, rej.objective_ms);
+            bt_request_fail(k->r, REJECT_OVERLOADED, 429, rej.retry_after_s, why);
         }
         return;
     case PLAN_NO_ROOM: bt_requests_starve(k, in->now_ns); return;
@@ -208,6 +211,9 @@ static void on_token(struct bt_lane *k, const struct bt_lane_input *in)
     }
     f->got_first = f->got_first || first;
     f->got_decode = f->got_decode || (!f->both && !first);
+    if (f->expected && (f->both || f->got_decode)) {
+        bt_expect_row(f, in->now_ns);
+    }
     bt_request_deliver(k, t->choice, in->now_ns);
     if (ended_short(k)) {
         bt_lane_replan(k, NULL, "the decode worker ended before the request's end", in->now_ns);

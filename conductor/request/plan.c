@@ -1,6 +1,7 @@
 /* One plan of one request: snapshot, policy, and the messages that start it everywhere at once.
  * Loop thread. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,6 +195,12 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
     return f;
 }
 
+/* The request's own, or that of all. */
+static uint32_t objective(double own_ms, uint32_t all_ms)
+{
+    return own_ms > 0 ? (uint32_t)ceil(own_ms) : all_ms;
+}
+
 /* The view and the policy's answer for the lane as it is now. */
 static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct bt_view_snapshot *v,
                                      struct bt_sched_plan *plan, struct bt_sched_reject *rej,
@@ -219,7 +226,12 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
                                    .waited_ms = (double)(now_ns - r->spec.received_ns) / 1e6};
     bt_random(&req.random, sizeof(req.random));
     req.sequence = rs->decisions++;
+    bt_expect_length(k, &req);
+    v->snap.now_ms = (double)now_ns / 1e6;
+    v->snap.forecast = &rs->forecast;
     struct bt_sched_params params = rs->conf.sched;
+    params.ttft_objective_ms = objective(r->spec.slo_ttft_ms, params.ttft_objective_ms);
+    params.tbt_objective_ms = objective(r->spec.slo_tbt_ms, params.tbt_objective_ms);
     if (k->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         params.ttft_objective_ms = params.tbt_objective_ms = 0;
     }
@@ -259,6 +271,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     struct bt_flight *f = begin_flight(k, &plan, &v, now_ns);
     count_plan(rs, &plan);
     bt_outcome_planned(k, f);
+    bt_expect_planned(f, now_ns);
     BT_DEBUG("request_planned",
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
              "ttft_ms=%.1f",

@@ -126,6 +126,7 @@ static void finish(struct bt_lane *k, uint32_t choice, bt_finish_t reason, const
     struct bt_request *r = k->r;
     r->choices[choice].finished = true;
     bt_outcome_choice(k, choice);
+    bt_expect_choice_over(r, choice, reason == BT_FINISH_STOP);
     r->success = reason == BT_FINISH_STOP ? SUCCESS_STOP : SUCCESS_LENGTH;
     if (--r->n_unfinished == 0) {
         bt_requests_uncount(r);

@@ -29,6 +29,7 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     char *id;             /* "cmpl-..." for logs; heap */
     uint64_t received_ns; /* bt_mono_ns at the body's last byte */
     uint64_t timeout_ms;  /* 0: none */
+    double slo_ttft_ms, slo_tbt_ms; /* objectives of its own; 0: the configuration's */
 };
 
 struct bt_gen_token {

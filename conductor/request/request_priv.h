@@ -8,6 +8,7 @@
 #include "conductor/request/journal.h"
 #include "conductor/request/prompt.h"
 #include "conductor/request/requests.h"
+#include "conductor/sched/survival.h"
 
 typedef enum {
     LANE_WAITING,    /* admission: too many run already */
@@ -63,6 +64,8 @@ struct bt_flight {
     uint64_t submitted_ns;     /* wall clock */
     struct bt_sched_plan plan; /* indices mean nothing any more */
     uint64_t planned_ns;       /* bt_mono_ns */
+    bool expected, decoding;   /* in the forecast; counted at decode's own_decoding */
+    double expect_ready_ms;    /* as the forecast was told */
 };
 
 #define AVOID_MAX   16
@@ -187,6 +190,9 @@ struct bt_requests {
         struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
     } m;
     struct bt_metrics *metrics;
+    struct bt_sched_survival survival;
+    struct bt_sched_forecast forecast; /* of the decode pool */
+    uint64_t learned_ns;
 };
 
 struct bt_explain_ring; /* inspect.c */
@@ -283,6 +289,19 @@ static inline bool bt_flight_reserved(const struct bt_flight *f)
 void bt_flight_step(struct bt_flight *f, uint64_t now_ns);
 bool bt_flight_over(const struct bt_flight *f);
 void bt_flight_destroy(struct bt_flight *f);
+
+/* ---- expect.c: lengths and the decode pool's load to come ---- */
+void bt_expect_init(struct bt_requests *rs, uint64_t now_ns);
+/* How long the lane's answer may get, as a quantile. */
+void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req);
+void bt_expect_planned(struct bt_flight *f, uint64_t now_ns);
+/* It decodes. */
+void bt_expect_row(struct bt_flight *f, uint64_t now_ns);
+/* It is not expected any more. */
+void bt_expect_settled(struct bt_flight *f, uint64_t now_ns);
+/* whole: it ended by itself, not by a limit or because nobody wants more. */
+void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole);
+void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns);
 
 /* ---- outcome.c: what was predicted, and what came of it ---- */
 void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f);

@@ -213,6 +213,7 @@ static void on_tick(void *arg)
     bt_metric_set(rs->m.waiting, queued);
     bt_metric_set(rs->m.running, busy);
     bt_requests_rate(rs, bt_mono_ns());
+    bt_expect_learn(rs, bt_mono_ns());
     bt_requests_kick(rs);
 }
 
@@ -446,6 +447,10 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
     bt_list_init(&rs->planning);
     bt_list_init(&rs->starved);
     rs->explained = bt_explain_create();
+    if (!(rs->conf.length_quantile > 0)) {
+        rs->conf.length_quantile = 0.9;
+    }
+    bt_expect_init(rs, bt_mono_ns());
     register_metrics(rs);
     bt_view_set_ops(view, &ops, rs);
     bt_timer_start(loop, &rs->tick, TICK_MS, TICK_MS, on_tick, rs);

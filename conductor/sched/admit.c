@@ -1,7 +1,13 @@
 /* Admission: is the best place good enough for the objectives? Pure: see sched.h. */
 #include "conductor/sched/sched_priv.h"
 
+#include <math.h>
 #include <string.h>
+
+static uint32_t seconds(double ms)
+{
+    return ms < 1000 ? 1 : ms > 60000 ? 60 : (uint32_t)ceil(ms / 1e3);
+}
 
 static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
                                      const struct bt_sched_plan *plan, struct bt_sched_reject *r)
@@ -9,21 +15,31 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     if (c->ttft_objective_ms == 0 || plan->ttft_ms <= c->ttft_objective_ms) {
         return BT_SCHED_PLANNED;
     }
-    double over_s = (plan->ttft_ms - c->ttft_objective_ms) / 1e3;
-    uint32_t after = over_s < 1 ? 1 : over_s > 60 ? 60 : (uint32_t)over_s;
-    return bt_sched_refuse(r, BT_SCHED_OVERLOADED, after,
-                           "the time to first token would miss its objective");
+    /* Once the queue is shorter by what is too much of it. */
+    bt_sched_verdict_t v =
+        bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(plan->ttft_ms - c->ttft_objective_ms),
+                        "the time to first token would miss its objective");
+    r->predicted_ms = plan->ttft_ms;
+    r->objective_ms = c->ttft_objective_ms;
+    return v;
 }
 
-static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c, double tbt_ms,
+static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
+                                    const struct bt_sched_snapshot *s, double tbt_ms,
                                     struct bt_sched_reject *r)
 {
-    if (c->tbt_objective_ms == 0 ||
-        tbt_ms <= c->tbt_objective_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1)) {
+    double limit = c->tbt_objective_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
+    if (c->tbt_objective_ms == 0 || tbt_ms <= limit) {
         return BT_SCHED_PLANNED;
     }
-    return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 1,
-                           "the time between tokens would miss its objective");
+    /* Rows end one by one: e of them are left after their mean life. */
+    double life = s->forecast != NULL ? s->forecast->life_ms : 0;
+    bt_sched_verdict_t v =
+        bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(life * log(tbt_ms / limit)),
+                        "the time between tokens would miss its objective");
+    r->predicted_ms = tbt_ms;
+    r->objective_ms = c->tbt_objective_ms;
+    return v;
 }
 
 static bt_sched_verdict_t admit_none(const struct bt_sched_params *c,
@@ -54,10 +70,9 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
                                       const struct bt_sched_request *req,
                                       const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
-    (void)s;
     (void)req;
     bt_sched_verdict_t v = check_ttft(c, plan, r);
-    return v == BT_SCHED_PLANNED ? check_tbt(c, plan->tbt_ms, r) : v;
+    return v == BT_SCHED_PLANNED ? check_tbt(c, s, plan->tbt_ms, r) : v;
 }
 
 /* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
@@ -82,7 +97,7 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     bt_sched_forecast_at(s->forecast, s->now_ms + plan->ttft_ms, &rows, &kv);
     struct bt_sched_worker then = *d;
     then.running = (uint32_t)(rows / n);
-    then.waiting = then.own_requests = 0;
+    then.waiting = then.landing = then.own_requests = 0;
     then.kv_tokens = (uint64_t)(kv / n);
     uint64_t pages = BT_DIV_UP(then.kv_tokens, (uint64_t)req->block_tokens);
     then.pages_free = then.pages_total - (uint32_t)BT_MIN(pages, (uint64_t)then.pages_total);
@@ -100,7 +115,7 @@ static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
                                         const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
     bt_sched_verdict_t v = check_ttft(c, plan, r);
-    return v == BT_SCHED_PLANNED ? check_tbt(c, expected_tbt_ms(c, s, req, plan), r) : v;
+    return v == BT_SCHED_PLANNED ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan), r) : v;
 }
 
 bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
@@ -108,7 +123,7 @@ bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
                                          const struct bt_sched_request *req, uint32_t decode,
                                          struct bt_sched_reject *reject_p)
 {
-    return check_tbt(params, bt_sched_tbt_ms(params, &snap->workers[decode], req), reject_p);
+    return check_tbt(params, snap, bt_sched_tbt_ms(params, &snap->workers[decode], req), reject_p);
 }
 
 const struct bt_sched_admission bt_sched_admit_none = {"none", admit_none, false};

@@ -66,12 +66,13 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
 
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
-    uint32_t active = BT_MAX(w->running + w->waiting, w->own_requests);
+    uint32_t active = BT_MAX(w->running + w->waiting + w->landing, w->own_requests);
+    uint32_t more = req->expect_new != 0 ? req->expect_new : BT_MIN(req->max_new, 512u);
     uint32_t n = BT_MAX(req->n_choices, 1u);
     double rows = (double)(active + n) / (w->slots_total != 0 ? w->slots_total : 64);
     double pages = 0;
     if (w->pages_total != 0) {
-        uint32_t one = BT_DIV_UP(req->n_tokens + BT_MIN(req->max_new, 512u), req->block_tokens);
+        uint32_t one = BT_DIV_UP(req->n_tokens + more, req->block_tokens);
         uint32_t shared = req->n_tokens / req->block_tokens; /* the prompt's full blocks */
         uint32_t need = shared + n * (one - shared);
         pages = (double)(w->pages_total - BT_MIN(w->pages_free, w->pages_total) + need) /
@@ -87,7 +88,7 @@ double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_w
     double step = w->step_ms > 0 ? w->step_ms : c->step_ms;
     if (w->cost != NULL) {
         uint32_t n = BT_MAX(req->n_choices, 1u);
-        struct bt_batch_work work = {.tokens = w->running + w->waiting + n,
+        struct bt_batch_work work = {.tokens = w->running + w->waiting + w->landing + n,
                                      .kv = (double)w->kv_tokens + (double)n * req->n_tokens};
         step = 1e-6 * bt_batch_work_ns(w->cost, &work);
     }

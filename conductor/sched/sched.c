@@ -125,7 +125,7 @@ static void find_best_match(struct job *j)
 bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t v,
                                    uint32_t after_s, const char *why)
 {
-    *r = (struct bt_sched_reject){v, after_s, why};
+    *r = (struct bt_sched_reject){.verdict = v, .retry_after_s = after_s, .reason = why};
     return v;
 }
 

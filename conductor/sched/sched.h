@@ -19,7 +19,8 @@ struct bt_sched_worker {
     bool prefill, decode; /* the role it runs in */
     bool avoid;           /* it has failed this request before: only if there is nobody else */
     bool draining;        /* its node is to be emptied: only if nobody else could do it at all */
-    uint32_t running, waiting;
+    uint32_t running, waiting; /* hold a slot; want a slot or pages */
+    uint32_t landing;          /* their KV is still on its way: in prefill elsewhere, mostly */
     uint32_t pages_total, pages_free; /* 0 total: not known */
     uint32_t slots_total, slots_free; /* 0 total: not known */
     uint32_t max_model_len;           /* 0: not known */
@@ -55,9 +56,10 @@ struct bt_sched_snapshot {
 };
 
 struct bt_sched_request {
-    uint32_t n_tokens;  /* prompt, and what was generated in earlier epochs */
-    uint32_t max_new;   /* of each choice */
-    uint32_t n_choices; /* rows at the decode worker; 0 counts as 1 */
+    uint32_t n_tokens;   /* prompt, and what was generated in earlier epochs */
+    uint32_t max_new;    /* of each choice, at most */
+    uint32_t expect_new; /* of each choice, a quantile; 0: not known */
+    uint32_t n_choices;  /* rows at the decode worker; 0 counts as 1 */
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
     double waited_ms;     /* since its last byte: part of its time to first token */
@@ -111,8 +113,9 @@ struct bt_sched_plan {
 
 struct bt_sched_reject {
     bt_sched_verdict_t verdict;
-    uint32_t retry_after_s; /* 0: do not retry */
-    const char *reason;     /* static text */
+    uint32_t retry_after_s;            /* 0: do not retry */
+    const char *reason;                /* static text */
+    double predicted_ms, objective_ms; /* OVERLOADED: what would be missed, and by how much */
 };
 
 /* A policy. place returns BT_SCHED_PLANNED and fills plan_p, or another verdict and fills

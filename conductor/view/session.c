@@ -368,7 +368,7 @@ static void session_end(struct bt_session *s, const char *why)
     if (s->view->ops != NULL) {
         s->view->ops->on_down(s->view->ops_arg, s, why);
     }
-    s->own_requests = 0;
+    s->own_requests = s->own_decoding = 0;
     s->own_prefill_tokens = s->own_kv_tokens = 0;
 }
 

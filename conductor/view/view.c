@@ -240,10 +240,11 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         .learned = s->learned,
     };
     if (s->has_load) {
-        w->waiting = s->load.waiting;
-        w->running = s->load.running;
-        if (s->own_requests > w->running + w->waiting) { /* sent since its last heartbeat */
-            w->running = s->own_requests - w->waiting;
+        w->landing = BT_MIN(s->load.landing, s->load.waiting);
+        w->waiting = s->load.waiting - w->landing;
+        w->running = BT_MAX(s->load.running, s->own_decoding);
+        if (s->own_requests > w->running + s->load.waiting) { /* sent since its last heartbeat */
+            w->landing = s->own_requests - w->running - w->waiting;
         }
         w->pages_total = s->load.pages_total;
         w->pages_free = s->load.pages_free;

@@ -62,7 +62,7 @@ struct bt_session {
     bool blocks_synced; /* an inventory has begun, and no gap since */
 
     /* kept by the request machine: what it has on this worker */
-    uint32_t own_requests;
+    uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
     uint64_t own_prefill_tokens, own_kv_tokens;
     struct bt_list own_prefills;     /* what it has not computed yet, oldest first */
     double own_prefill_ms;           /* predicted, all of them */

@@ -226,6 +226,44 @@ def test_timings_and_request_id(cluster):
     assert "usage" not in last  # not asked for
 
 
+def plan_header(text):
+    return dict(x.strip().split("=", 1) for x in text.split(";"))
+
+
+def test_plan_on_request(cluster):
+    body = {"prompt": f"{PROMPT} {time.time()}", "max_tokens": 24, "ignore_eos": True}
+    status, h, data = cluster.request("POST", "/v1/completions", body, {"x-baton-plan": "1"})
+    assert status == 200
+    head, p = plan_header(h["x-baton-plan"]), json.loads(data)["plan"]
+    assert head["prefill"] == p["prefill"] and head["decode"] == p["decode"] and p["reason"]
+    assert float(head["ttft_ms"]) == pytest.approx(p["predicted"]["ttft_ms"], abs=0.01)
+    for key in ("ttft_ms", "tbt_ms", "queue_ms", "prefill_ms", "cached_tokens"):
+        assert p["predicted"][key] >= 0 and p["actual"][key] >= 0, (key, p)
+    assert p["actual"]["ttft_ms"] > p["actual"]["prefill_ms"] > 0 and p["actual"]["tbt_ms"] > 0
+    last = list(cluster.stream("/v1/completions", body, {"x-baton-plan": "1"}))[-2]
+    assert last["choices"] == [] and last["plan"]["actual"]["cached_tokens"] > 0
+    status, h, data = cluster.request("POST", "/v1/completions", body)
+    assert "x-baton-plan" not in h and "plan" not in json.loads(data)
+    text = cluster.request("GET", "/metrics")[2].decode()
+    assert 'baton_plan_error_ratio_count{of="ttft"}' in text
+
+
+def test_objectives_of_a_request(cluster):
+    body = {"prompt": PROMPT, "max_tokens": 2}
+    for name in ("x-slo-ttft-ms", "x-slo-tbt-ms"):
+        for bad in ("", "0", "-1", "abc", "1e9", "nan", "86400001", "5 ms", "0x10"):
+            status, _, data = cluster.request("POST", "/v1/completions", body, {name: bad})
+            assert status == 400 and name in json.loads(data)["error"]["message"], (name, bad, data)
+        assert cluster.request("POST", "/v1/completions", body, {name: "60000"})[0] == 200
+        start = time.monotonic()
+        status, h, data = cluster.request("POST", "/v1/completions", body, {name: "0.001"})
+        took = time.monotonic() - start
+        assert status == 429 and int(h["retry-after"]) >= 1, data
+        assert "predicted" in json.loads(data)["error"]["message"] and took < 5
+    status, _, data = cluster.request("POST", "/v1/completions", body, {"x-baton-plan": "yes"})
+    assert status == 400 and "x-baton-plan" in json.loads(data)["error"]["message"]
+
+
 def test_bodies_of_the_load_generators(cluster):
     """What vllm bench, sglang bench, guidellm and aiperf send; extra fields do no harm."""
     ids = cluster.post("/tokenize", {"prompt": PROMPT})["tokens"]

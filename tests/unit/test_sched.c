@@ -279,7 +279,7 @@ static void test_objectives(void **state)
     assert_true(place(&x, &c).ttft_ms <= 1100);
     x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = 5000;
     struct bt_sched_reject r = rejected(&x, &c, BT_SCHED_OVERLOADED);
-    assert_int_equal(r.retry_after_s, 4); /* 6 s predicted, 1.1 s wanted */
+    assert_int_equal(r.retry_after_s, 5); /* 6 s predicted, 1.1 s wanted */
     world_init(&x);
     c = defaults;
     c.tbt_objective_ms = 10; /* below one step */

@@ -1,0 +1,73 @@
+/* What a client asks for beside the body: headers of one generation. Loop thread. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "conductor/front/front_priv.h"
+
+#define OBJECTIVE_MAX_MS 86400000.0
+
+static bool milliseconds(struct bt_http_req *req, const char *name, double *ms_p,
+                         struct front_error *e)
+{
+    const char *text = bt_http_header(req, name);
+    if (text == NULL) {
+        return true;
+    }
+    char *end;
+    double v = strtod(text, &end);
+    if (strspn(text, "0123456789.") != strlen(text) || end == text || *end != '\0' ||
+        !(v > 0 && v <= OBJECTIVE_MAX_MS)) {
+        return front_fail(
+            e, 400, NULL, NULL,
+            "the header %s is '%.40s': give milliseconds, above 0 and at most 86400000", name,
+            text);
+    }
+    *ms_p = v;
+    return true;
+}
+
+static bool flag(struct bt_http_req *req, const char *name, bool *v_p, struct front_error *e)
+{
+    const char *text = bt_http_header(req, name);
+    *v_p = text != NULL && strcmp(text, "1") == 0;
+    if (text != NULL && !*v_p && strcmp(text, "0") != 0) {
+        return front_fail(e, 400, NULL, NULL, "the header %s is '%.40s': give 1 or 0", name, text);
+    }
+    return true;
+}
+
+bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e)
+{
+    *w = (struct front_wishes){0};
+    const char *timings = bt_http_header(req, "x-baton-timings");
+    w->timings = timings != NULL && strcmp(timings, "1") == 0;
+    return flag(req, "x-baton-plan", &w->plan, e) &&
+           milliseconds(req, "x-slo-ttft-ms", &w->slo_ttft_ms, e) &&
+           milliseconds(req, "x-slo-tbt-ms", &w->slo_tbt_ms, e);
+}
+
+/* 12.34, or - where it is not known. */
+static void put_ms(struct bt_buf *out, const char *name, double ms)
+{
+    if (ms < 0) {
+        bt_buf_printf(out, "; %s=-", name);
+    } else {
+        bt_buf_printf(out, "; %s=%.2f", name, ms);
+    }
+}
+
+void front_plan_header(struct bt_http_req *req, const struct bt_gen_plan *p)
+{
+    struct bt_buf b;
+    bt_buf_init(&b);
+    bt_buf_printf(&b, "prefill=%s; decode=%s; reason=%s; cached_tokens=%u; fetch_tokens=%u",
+                  p->prefill[0] != '\0' ? p->prefill : "-", p->decode[0] != '\0' ? p->decode : "-",
+                  p->reason[0] != '\0' ? p->reason : "-", p->cached_tokens, p->fetch_tokens);
+    put_ms(&b, "queue_ms", p->queue_ms);
+    put_ms(&b, "prefill_ms", p->prefill_ms);
+    put_ms(&b, "ttft_ms", p->ttft_ms);
+    put_ms(&b, "tbt_ms", p->tbt_ms);
+    bt_http_add_header(req, "x-baton-plan", b.data);
+    bt_buf_cleanup(&b);
+}

@@ -1,0 +1,105 @@
+/* What this conductor expects of the decode pool: how long rows go on (survival estimates), which
+ * ones are on their way out of prefill (forecast), for admission by prediction. Loop thread. */
+#include <math.h>
+#include <string.h>
+
+#include "conductor/request/request_priv.h"
+
+#define BUCKET_MS 100.0  /* of the forecast: 51 s ahead */
+#define LIFE_MS   5000.0 /* until something is known */
+#define LEARN_NS  500000000ull
+#define ROWS_MAX  256 /* looked at for the mean life */
+
+static double ms_of(uint64_t ns)
+{
+    return (double)ns / 1e6;
+}
+
+void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
+{
+    bt_survival_init(&rs->survival);
+    bt_sched_forecast_init(&rs->forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
+}
+
+static struct bt_survival_key key_of(const struct bt_request *r)
+{
+    uint64_t h = 1469598103934665603ull; /* FNV-1a */
+    for (const char *p = r->spec.tenant != NULL ? r->spec.tenant : ""; *p != '\0'; p++) {
+        h = (h ^ (uint8_t)*p) * 1099511628211ull;
+    }
+    return bt_survival_key(h, (uint32_t)r->spec.prompt.n);
+}
+
+void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req)
+{
+    const struct bt_request *r = k->r;
+    uint32_t have = r->choices[k->first].journal.n;
+    req->expect_new = bt_survival_quantile(&r->rs->survival, key_of(r), have, have + req->max_new,
+                                           r->rs->conf.length_quantile);
+}
+
+void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
+{
+    if (f->decode == NULL) {
+        return;
+    }
+    double left = f->plan.ttft_ms - ms_of(now_ns - f->lane->r->spec.received_ns);
+    f->expect_ready_ms = ms_of(now_ns) + BT_MAX(left, 0);
+    f->expected = true;
+    for (uint32_t i = 0; i < f->own_rows; i++) {
+        bt_sched_forecast_note(&f->lane->r->rs->forecast, ms_of(now_ns), f->expect_ready_ms,
+                               f->lane->n_tokens, 1);
+    }
+}
+
+/* It is a row now, or will not be one. */
+void bt_expect_settled(struct bt_flight *f, uint64_t now_ns)
+{
+    for (uint32_t i = 0; f->expected && i < f->own_rows; i++) {
+        bt_sched_forecast_note(&f->lane->r->rs->forecast, ms_of(now_ns), f->expect_ready_ms,
+                               f->lane->n_tokens, -1);
+    }
+    f->expected = false;
+}
+
+void bt_expect_row(struct bt_flight *f, uint64_t now_ns)
+{
+    if (f->expected && f->decode != NULL && !f->decode_ended) {
+        f->decode->own_decoding += f->own_rows;
+        f->decoding = true;
+    }
+    bt_expect_settled(f, now_ns);
+}
+
+void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole)
+{
+    bt_survival_note(&r->rs->survival, key_of(r), r->choices[choice].journal.n, whole);
+}
+
+/* Mean time that the rows of now will go on, as far as they are looked at. */
+void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns)
+{
+    if (now_ns - rs->learned_ns < LEARN_NS) {
+        return;
+    }
+    rs->learned_ns = now_ns;
+    double sum = 0;
+    uint32_t n = 0;
+    struct bt_list *l, *kl;
+    bt_list_for_each (l, &rs->all) {
+        const struct bt_request *r = BT_CONTAINER_OF(l, struct bt_request, link);
+        bt_list_for_each (kl, &r->lanes) {
+            const struct bt_lane *k = BT_CONTAINER_OF(kl, struct bt_lane, link);
+            if (k->state != LANE_DECODING || k->flight == NULL || n == ROWS_MAX) {
+                continue;
+            }
+            uint32_t have = r->choices[k->first].journal.n;
+            sum += k->flight->plan.step_ms *
+                   bt_survival_mean(&rs->survival, key_of(r), have, r->spec.max_tokens);
+            n++;
+        }
+    }
+    if (n != 0) {
+        rs->forecast.life_ms += 0.5 * (sum / n - rs->forecast.life_ms);
+    }
+}

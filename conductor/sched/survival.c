@@ -1,0 +1,124 @@
+/* Hazards per bucket of lengths, leaned on a parent's. Pure: see survival.h. */
+#include "conductor/sched/survival.h"
+
+#include <math.h>
+#include <string.h>
+
+#define B          BT_SURVIVAL_BUCKETS
+#define LEAN       3.0f /* requests that the parent's estimate counts as */
+#define KEEP       (1 - 1 / 512.0f)
+#define PRIOR_RATE (1.0 / 256) /* chance to end, each token */
+
+/* First length of bucket b: 1, 2, 3, 4, 6, 8, 12 ... */
+static uint32_t first_of(uint32_t b)
+{
+    if (b < 3) {
+        return b + 1;
+    }
+    return (b % 2 != 0 ? 2u : 3u) << ((b - 1) / 2);
+}
+
+static uint32_t bucket_of(uint32_t n)
+{
+    if (n < 4) {
+        return n > 0 ? n - 1 : 0;
+    }
+    uint32_t log = 31 - (uint32_t)__builtin_clz(n);
+    uint32_t b = 2 * log - 1 + (n >> (log - 1) & 1);
+    return BT_MIN(b, (uint32_t)(B - 1));
+}
+
+struct bt_survival_key bt_survival_key(uint64_t tenant_hash, uint32_t prompt_tokens)
+{
+    uint32_t c = prompt_tokens <= 256     ? 0
+                 : prompt_tokens <= 2048  ? 1
+                 : prompt_tokens <= 16384 ? 2
+                                          : 3;
+    uint64_t h = tenant_hash * 0x9e3779b97f4a7c15ull;
+    return (struct bt_survival_key){(uint32_t)(h >> 58) % BT_SURVIVAL_TENANTS, c};
+}
+
+void bt_survival_init(struct bt_sched_survival *s)
+{
+    memset(s, 0, sizeof(*s));
+}
+
+static void note(struct bt_survival_curve *c, uint32_t n, bool whole)
+{
+    uint32_t last = bucket_of(n);
+    for (uint32_t b = 0; b < B; b++) { /* what fades is the weight, not the ratio */
+        c->reached[b] *= KEEP;
+        c->ended[b] *= KEEP;
+    }
+    for (uint32_t b = 0; b < last; b++) {
+        c->reached[b]++;
+    }
+    if (whole) { /* one cut off in a bucket says nothing of that bucket */
+        c->reached[last]++;
+        c->ended[last]++;
+    }
+}
+
+void bt_survival_note(struct bt_sched_survival *s, struct bt_survival_key k, uint32_t n, bool whole)
+{
+    if (n == 0) {
+        return;
+    }
+    note(&s->all[k.prompt_class], n, whole);
+    note(&s->of[k.tenant][k.prompt_class], n, whole);
+}
+
+/* Chance to end within bucket b of one that has come into it. */
+static double hazard(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t b)
+{
+    double width = b + 1 < B ? first_of(b + 1) - first_of(b) : first_of(b);
+    double prior = 1 - exp(-width * PRIOR_RATE);
+    const struct bt_survival_curve *all = &s->all[k.prompt_class],
+                                   *own = &s->of[k.tenant][k.prompt_class];
+    double h = (all->ended[b] + LEAN * prior) / (all->reached[b] + LEAN);
+    return (own->ended[b] + LEAN * h) / (own->reached[b] + LEAN);
+}
+
+/* Walks over what is left of the buckets from length n + 1 on; inside of a bucket each token has
+ * the same chance to be the last. Stops at max_new or when less than 1 - q are left. mean_p may be
+ * NULL.
+ */
+static uint32_t walk(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t n,
+                     uint32_t max_new, double q, double *mean_p)
+{
+    double alive = 1, mean = 0;
+    uint32_t at = n; /* tokens generated so far on this walk */
+    while (at < max_new) {
+        uint32_t b = bucket_of(at + 1);
+        uint32_t end = b + 1 < B ? first_of(b + 1) - 1 : UINT32_MAX;
+        uint32_t to = BT_MIN(end, max_new);
+        double width = b + 1 < B ? end - first_of(b) + 1 : first_of(b);
+        double stay = pow(1 - BT_MIN(hazard(s, k, b), 0.999999), 1 / width); /* of a token */
+        double len = to - at, after = alive * pow(stay, len);
+        mean += stay < 1 ? alive * (1 - pow(stay, len)) / (1 - stay) : alive * len;
+        if (mean_p == NULL && after <= 1 - q) {
+            double more = stay < 1 ? log((1 - q) / alive) / log(stay) : len;
+            return at + (uint32_t)BT_MIN(BT_MAX(ceil(more), 1.0), len) - n;
+        }
+        alive = after;
+        at = to;
+    }
+    if (mean_p != NULL) {
+        *mean_p = mean;
+    }
+    return max_new > n ? max_new - n : 0;
+}
+
+uint32_t bt_survival_quantile(const struct bt_sched_survival *s, struct bt_survival_key k,
+                              uint32_t n, uint32_t max_new, double q)
+{
+    return walk(s, k, n, max_new, q, NULL);
+}
+
+double bt_survival_mean(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t n,
+                        uint32_t max_new)
+{
+    double mean = 0;
+    (void)walk(s, k, n, max_new, 1, &mean);
+    return mean;
+}
