@@ -556,8 +556,9 @@ static void add_since(struct bt_metric *m, uint64_t now, uint64_t *last)
     *last = now;
 }
 
-static void metrics_update(struct bt_grants *gs)
+static void metrics_update(void *arg)
 {
+    struct bt_grants *gs = arg;
     const struct bt_cache *c = gs->c.cache;
     struct bt_pool_counts n;
     struct bt_grants_stats s;
@@ -592,9 +593,6 @@ static void grants_tick(void *arg)
         request_drop(gs, r);
     }
     bt_cache_trim(gs->c.cache, 1024);
-    if (gs->c.metrics != NULL) {
-        metrics_update(gs);
-    }
 }
 
 struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
@@ -618,7 +616,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     }
     if (c->metrics != NULL) {
         metrics_create(gs, c->metrics);
-        metrics_update(gs);
+        bt_metrics_refresh(c->metrics, metrics_update, gs);
     }
     bt_timer_start(c->loop, &gs->tick, GRANT_TICK_MS, GRANT_TICK_MS, grants_tick, gs);
     return gs;
@@ -642,6 +640,9 @@ void bt_grants_destroy(struct bt_grants *gs)
     gs->stopping = true;
     bt_timer_stop(gs->c.loop, &gs->tick);
     bt_timer_stop(gs->c.loop, &gs->defer);
+    if (gs->c.metrics != NULL) {
+        bt_metrics_refresh(gs->c.metrics, NULL, gs);
+    }
     load_session_end(gs, NULL);
     local_destroy(gs);
     while (!bt_list_empty(&gs->all)) {

@@ -24,6 +24,10 @@ struct bt_metric {
 
 struct bt_metrics {
     struct bt_metric *first, **tail;
+    struct {
+        void (*fn)(void *arg);
+        void *arg;
+    } refresh[4];
 };
 
 struct bt_metrics *bt_metrics_create(void)
@@ -186,8 +190,25 @@ static void render_histogram(struct bt_buf *out, const struct bt_metric *s)
     bt_buf_printf(out, "%llu\n", (unsigned long long)sum);
 }
 
+void bt_metrics_refresh(struct bt_metrics *m, void (*fn)(void *arg), void *arg)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(m->refresh); i++) {
+        if (fn != NULL ? m->refresh[i].fn == NULL : m->refresh[i].arg == arg) {
+            m->refresh[i].fn = fn;
+            m->refresh[i].arg = fn != NULL ? arg : NULL;
+            return;
+        }
+    }
+    BT_ASSERT(fn == NULL);
+}
+
 void bt_metrics_render(const struct bt_metrics *m, struct bt_buf *out)
 {
+    for (size_t i = 0; i < BT_ARRAY_LEN(m->refresh); i++) {
+        if (m->refresh[i].fn != NULL) {
+            m->refresh[i].fn(m->refresh[i].arg);
+        }
+    }
     static const char *const type_name[] = {"counter", "gauge", "histogram"};
     const char *last = "";
     for (const struct bt_metric *s = m->first; s != NULL; s = s->next) {

@@ -30,7 +30,10 @@ void bt_metric_set(struct bt_metric *s, double v);   /* gauge */
 void bt_metric_observe(struct bt_metric *s, double v);
 double bt_metric_value(const struct bt_metric *s); /* counter or gauge */
 
-/* Appends the exposition text of all series. */
+/* Appends the exposition text of all series, after what bt_metrics_refresh has asked for. */
 void bt_metrics_render(const struct bt_metrics *m, struct bt_buf *out);
+/* fn(arg) brings gauges up to date before each text, on the thread that renders. At most four;
+ * fn NULL: arg's is forgotten. */
+void bt_metrics_refresh(struct bt_metrics *m, void (*fn)(void *arg), void *arg);
 
 #endif

@@ -191,10 +191,23 @@ static bool tick_lane(struct bt_lane *k)
     return k->state == LANE_FINISHING && bt_list_empty(&k->flights);
 }
 
-static void on_tick(void *arg)
+static void set_gauges(void *arg)
 {
     struct bt_requests *rs = arg;
     uint32_t queued = 0, busy = 0;
+    struct bt_list *l;
+    bt_list_for_each (l, &rs->all) {
+        bt_lane_state_t s = state_of(request_of(l));
+        queued += s == LANE_WAITING || s == LANE_PLANNING;
+        busy += s == LANE_PREFILLING || s == LANE_DECODING;
+    }
+    bt_metric_set(rs->m.waiting, queued);
+    bt_metric_set(rs->m.running, busy);
+}
+
+static void on_tick(void *arg)
+{
+    struct bt_requests *rs = arg;
     rs->moves_left = MOVES_PER_TICK;
     struct bt_list *l, *tmp, *kl;
     bt_list_for_each_safe (l, tmp, &rs->all) {
@@ -203,15 +216,10 @@ static void on_tick(void *arg)
         bt_list_for_each (kl, &r->lanes) { /* a lane that is over stays as long as its request */
             over = tick_lane(lane_of(kl)) && over;
         }
-        bt_lane_state_t s = state_of(r);
-        queued += s == LANE_WAITING || s == LANE_PLANNING;
-        busy += s == LANE_PREFILLING || s == LANE_DECODING;
         if (over && r->ops == NULL) {
             request_destroy(r);
         }
     }
-    bt_metric_set(rs->m.waiting, queued);
-    bt_metric_set(rs->m.running, busy);
     bt_requests_rate(rs, bt_mono_ns());
     bt_expect_learn(rs, bt_mono_ns());
     bt_requests_kick(rs);
@@ -452,6 +460,7 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
     }
     bt_expect_init(rs, bt_mono_ns());
     register_metrics(rs);
+    bt_metrics_refresh(metrics, set_gauges, rs);
     bt_view_set_ops(view, &ops, rs);
     bt_timer_start(loop, &rs->tick, TICK_MS, TICK_MS, on_tick, rs);
     return rs;
@@ -470,6 +479,7 @@ void bt_requests_destroy(struct bt_requests *rs)
             bt_request_fail(r, REJECT_DRAINING, 503, 1, "this conductor is being stopped");
         }
     }
+    bt_metrics_refresh(rs->metrics, NULL, rs);
     bt_timer_stop(rs->loop, &rs->tick);
     bt_timer_stop(rs->loop, &rs->pump);
     bt_view_set_ops(rs->view, NULL, NULL);

@@ -662,6 +662,52 @@ static bool configure_all(struct bt_wx *x, ucp_config_t *c, char *err, size_t er
            configure(c, "TCP_AF_PRIO", "AF_PRIO", x->conf.ipv6 ? "inet6" : "inet", err, err_cap);
 }
 
+/* Can one kvstore connect to another with what UCX found? Asked of a connection to ourselves: with
+ * shared memory alone (UCX_TLS=sm) UCX starts without a word and every connection would fail later,
+ * since none of its transports between processes of a host tells of a peer's death. */
+static bool can_connect(struct bt_wx *x, char *err, size_t err_cap)
+{
+    ucp_worker_params_t wp = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                              .thread_mode = UCS_THREAD_MODE_SINGLE};
+    ucp_worker_h w;
+    ucp_address_t *a = NULL;
+    size_t len;
+    ucp_ep_h ep = NULL;
+    ucs_status_t st = ucp_worker_create(x->context, &wp, &w);
+    if (st == UCS_OK) {
+        st = ucp_worker_get_address(w, &a, &len);
+        if (st == UCS_OK) {
+            ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                               UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+                                 .address = a,
+                                 .err_mode = UCP_ERR_HANDLING_MODE_PEER};
+            st = ucp_ep_create(w, &p, &ep);
+            ucp_worker_release_address(w, a);
+        }
+        if (st == UCS_OK) {
+            ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                     .flags = UCP_EP_CLOSE_FLAG_FORCE};
+            ucs_status_ptr_t r = ucp_ep_close_nbx(ep, &p);
+            while (UCS_PTR_IS_PTR(r) && ucp_request_check_status(r) == UCS_INPROGRESS) {
+                ucp_worker_progress(w);
+            }
+            if (UCS_PTR_IS_PTR(r)) {
+                ucp_request_free(r);
+            }
+        }
+        ucp_worker_destroy(w);
+    }
+    if (st == UCS_OK) {
+        return true;
+    }
+    const char *tls = bt_conf_env("UCX_TLS");
+    snprintf(err, err_cap,
+             "UCX_TLS=%.80s has no transport between hosts that notices a peer's death (%s): add "
+             "tcp, or rc for RDMA, or leave UCX_TLS unset",
+             tls != NULL ? tls : "tcp", ucs_status_string(st));
+    return false;
+}
+
 static bt_status_t context_create(struct bt_wx *x, char *err, size_t err_cap)
 {
     ucp_config_t *c;
@@ -685,6 +731,10 @@ static bt_status_t context_create(struct bt_wx *x, char *err, size_t err_cap)
                  "UCX finds no transport on interface %s (%s); check kvstore.wire.listen and the "
                  "UCX_* environment",
                  x->conf.ifname, ucs_status_string(st));
+        return BT_ERR_CONFIG;
+    }
+    if (!can_connect(x, err, err_cap)) {
+        ucp_cleanup(x->context);
         return BT_ERR_CONFIG;
     }
     return BT_OK;

@@ -21,12 +21,13 @@ MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m")
 USAGE, MODEL_REFUSED, START = (2,), (3,), (1, 2)
 
 
-def run(daemon, *args, sets=None, seconds=60):
+def run(daemon, *args, sets=None, seconds=60, environ=None):
     """Runs a daemon that is to end by itself; returns (exit code, stderr and stdout as text)."""
     argv = [os.path.join(BUILD, "bin", daemon), *args]
     for k, v in (sets or {}).items():
         argv += ["--set", f"{k}={v}"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    env.update(environ or {})
     p = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT, timeout=seconds)
     return p.returncode, p.stdout.decode(errors="strict")
@@ -290,6 +291,13 @@ def test_secret_file(tmp_path, daemon):
     for bad, word in (("/nonexistent", "No such file"), (tmp_path, "must be a file"), (empty, "1 to 4096 bytes"),
                       (open_one, "chmod")):
         refuse(USAGE, [r"kv\.salt_file", str(bad), word], daemon, sets=base(tmp_path, daemon, kv__salt_file=bad))
+
+
+@pytest.mark.parametrize("tls", ["sm", "self", "^tcp", "bogus"])
+def test_transports_that_reach_no_other_host(tmp_path, tls):
+    """With these UCX starts, or not, but no connection between kvstores could ever be made."""
+    words = ["UCX finds no transport on interface lo"] if tls == "bogus" else [re.escape(f"UCX_TLS={tls} "), "add tcp"]
+    refuse(START, words, "baton-kvstore", sets=base(tmp_path, "baton-kvstore"), environ={"UCX_TLS": tls})
 
 
 def test_api_keys_file(tmp_path):

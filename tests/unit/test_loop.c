@@ -2,6 +2,7 @@
  */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -194,6 +195,38 @@ static void metrics_render_as_prometheus_reads_them(void **state)
     bt_metrics_destroy(m);
 }
 
+struct level {
+    struct bt_metric *gauge;
+    int now;
+};
+
+static void take_level(void *arg)
+{
+    struct level *l = arg;
+    bt_metric_set(l->gauge, l->now);
+}
+
+static void gauges_are_of_the_moment_they_are_asked_for(void **state)
+{
+    (void)state;
+    struct bt_metrics *m = bt_metrics_create();
+    struct level l = {.gauge = bt_metrics_gauge(m, "level", NULL, "Level.")};
+    bt_metrics_refresh(m, take_level, &l);
+    for (l.now = 1; l.now < 4; l.now++) {
+        struct bt_buf out;
+        char want[32];
+        bt_buf_init(&out);
+        bt_metrics_render(m, &out);
+        snprintf(want, sizeof(want), "\nlevel %d\n", BT_MIN(l.now, 2));
+        assert_non_null(strstr(out.data, want));
+        bt_buf_cleanup(&out);
+        if (l.now == 2) { /* its owner goes */
+            bt_metrics_refresh(m, NULL, &l);
+        }
+    }
+    bt_metrics_destroy(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +236,7 @@ int main(void)
         cmocka_unit_test(a_watcher_removed_in_its_turn_is_not_called),
         cmocka_unit_test(signals_arrive_on_the_loop),
         cmocka_unit_test(metrics_render_as_prometheus_reads_them),
+        cmocka_unit_test(gauges_are_of_the_moment_they_are_asked_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
