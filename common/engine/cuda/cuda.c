@@ -171,14 +171,31 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
     return BT_OK;
 }
 
+/* What the kernels are made for, before anything large is read. */
+static bt_status_t check_model(const struct bt_engine_config *conf, const struct bt_model_config *c,
+                               char *err, size_t err_cap)
+{
+    if (c->head_dim != 64 && c->head_dim != 128 && c->head_dim != 256) {
+        snprintf(err, err_cap,
+                 "%s/config.json: head_dim is %u: the cuda engine has attention for 64, 128 and "
+                 "256; engine.device: cpu runs this model",
+                 conf->model_dir, c->head_dim);
+        return BT_ERR_UNSUPPORTED;
+    }
+    if (c->kv_heads == 0 || c->heads % c->kv_heads || c->heads / c->kv_heads > 16) {
+        snprintf(err, err_cap,
+                 "%s/config.json: %u heads over %u KV heads: the cuda engine has attention for 1 "
+                 "to 16 heads per KV head; engine.device: cpu runs this model",
+                 conf->model_dir, c->heads, c->kv_heads);
+        return BT_ERR_UNSUPPORTED;
+    }
+    return BT_OK;
+}
+
 static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                               size_t err_cap)
 {
     struct bt_model_config *c = &e->model.config;
-    bt_status_t st = bt_model_config_load(conf->model_dir, c, err, err_cap);
-    if (st != BT_OK) {
-        return st;
-    }
     struct bt_engine_info info = {.size = sizeof(info),
                                   .abi = BT_ENGINE_ABI,
                                   .caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_MASK,
@@ -187,18 +204,11 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                                   .pages = 1, /* of host memory, which is not used */
                                   .max_slots = conf->max_slots,
                                   .max_rows = conf->max_rows};
-    st = bt_model_kv_layout(c, conf->page_tokens, &info.layout);
+    bt_status_t st = bt_model_kv_layout(c, conf->page_tokens, &info.layout);
     if (st != BT_OK || info.layout.n_groups != 1 || info.layout.groups[0].dtype != BT_DT_F16) {
         snprintf(err, err_cap, "kv.block_tokens %u: no KV layout of one f16 group for this model",
                  conf->page_tokens);
         return st != BT_OK ? st : BT_ERR_UNSUPPORTED;
-    }
-    if (c->hidden % 8 || c->intermediate % 8) {
-        snprintf(err, err_cap,
-                 "%s/config.json: hidden_size and intermediate_size must be multiples "
-                 "of 8 for the cuda engine",
-                 conf->model_dir);
-        return BT_ERR_UNSUPPORTED;
     }
     st = bt_host_init(&e->host, &info, 0, err, err_cap);
     if (st != BT_OK) {
@@ -232,7 +242,9 @@ static bt_status_t cuda_open(const struct bt_engine_config *conf, struct bt_engi
     bt_list_init(&e->work);
     bt_list_init(&e->idle);
     bt_list_init(&e->waiting);
-    st = open_device(e, err, err_cap);
+    st = bt_model_config_load(conf->model_dir, &e->model.config, err, err_cap);
+    st = st == BT_OK ? check_model(conf, &e->model.config, err, err_cap) : st;
+    st = st == BT_OK ? open_device(e, err, err_cap) : st;
     st = st == BT_OK ? open_model(e, conf, err, err_cap) : st;
     if (st != BT_OK) {
         cuda_close(e);
