@@ -138,7 +138,9 @@ $(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
 NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. -gencode=arch=compute_90a,code=sm_90a \
              -Xcompiler -fPIC,-fno-threadsafe-statics,-fno-exceptions,-Wall
 CUDA_O := $(patsubst %.c,$(B)/obj/%.o,$(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC)))
-CFLAGS_common_engine_cuda_ := -isystem $(CUDA)/include
+# Ranges for Nsight Systems (ranges.h); NVTX=0 leaves them out.
+NVTX ?= 1
+CFLAGS_common_engine_cuda_ := -isystem $(CUDA)/include $(if $(filter-out 0,$(NVTX)),-DBT_NVTX)
 CFLAGS_tests_gpu_ := -isystem $(CUDA)/include
 $(B)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)

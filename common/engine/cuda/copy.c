@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/engine/cuda/cuda_priv.h"
+#include "common/engine/cuda/ranges.h"
 
 #define WAIT_LIMIT_NS 30000000000ull
 
@@ -161,13 +162,10 @@ static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b
     }
 }
 
-/* Gives items [done, end) to the copy stream. LOAD: item by item, each with an event behind it. */
-static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint32_t end)
+/* Items [done, end): flow_advance. */
+static bt_status_t copy_items(struct bt_engine *e, struct bt_cu_flow *f, uint32_t end)
 {
     uint32_t layers = e->host.info.layout.n_layers, full = e->host.info.layout.page_tokens;
-    if (end <= f->done) {
-        return BT_OK;
-    }
     uint32_t n_tails = 0;
     for (uint32_t i = f->first; i < f->n && f->blocks[i].seq < end; i++) {
         n_tails += f->blocks[i].toks < full ? layers : 0;
@@ -208,6 +206,18 @@ static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint3
     }
     BT_CU_TRY(e, cudaLaunchHostFunc(e->store, raise_word, r));
     return BT_OK;
+}
+
+/* Gives items [done, end) to the copy stream. LOAD: item by item, each with an event behind it. */
+static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint32_t end)
+{
+    if (end <= f->done) {
+        return BT_OK;
+    }
+    bt_cu_range_push(f->dir == BT_ENGINE_LOAD ? "flow load" : "flow store", end);
+    bt_status_t st = copy_items(e, f, end);
+    bt_cu_range_pop();
+    return st;
 }
 
 static bt_status_t load_advance(struct bt_engine *e, struct bt_cu_flow *f)

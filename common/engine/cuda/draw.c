@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/engine/cuda/cuda_priv.h"
+#include "common/engine/cuda/ranges.h"
 #include "common/engine/cuda/sample_params.h"
 
 #define HISTORY                                                                                    \
@@ -406,7 +407,9 @@ bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint
     struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
     f->sampled = true;
     *out_p = t->id;
+    bt_cu_range_push("sample", f->n_sample);
     bt_status_t st = e->host_only ? draw_on_host(e, f, mask, t) : draw_on_device(e, f, mask, t);
+    bt_cu_range_pop();
     if (st != BT_OK) { /* the device failed: the ticket says so */
         bt_host_ticket_done(&e->host, t, st);
     }

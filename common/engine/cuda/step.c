@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/engine/cuda/cuda_priv.h"
+#include "common/engine/cuda/ranges.h"
 
 /* A step's small inputs, in one piece of memory laid out by its sizes: a graph's pointers depend on
  * its batch alone. Single tokens come first, then the chunks. */
@@ -385,7 +386,9 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
     for (uint32_t i = 0; i < c->layers; i++) {
+        bt_cu_range_push("layer", i);
         bt_status_t st = run_layer(e, b, l, in, i);
+        bt_cu_range_pop();
         if (st != BT_OK) {
             return st;
         }
@@ -501,14 +504,11 @@ static struct layout batch_layout(const struct bt_engine *e, const struct bt_eng
     return lay_out(n_tokens, singles, wanted, items);
 }
 
-bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
                            struct bt_host_ticket *t)
 {
     struct layout l;
     bt_status_t st;
-    if (n_tokens == 0) {
-        return BT_OK;
-    }
     if (decode_only(e, b)) {
         uint32_t bucket = 1;
         int index = 0;
@@ -533,4 +533,16 @@ bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b,
         }
     }
     return st == BT_OK ? bt_cu_step_end(e, b) : st;
+}
+
+bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                           struct bt_host_ticket *t)
+{
+    if (n_tokens == 0) {
+        return BT_OK;
+    }
+    bt_cu_range_push("step", n_tokens);
+    bt_status_t st = enqueue(e, b, n_tokens, t);
+    bt_cu_range_pop();
+    return st;
 }
