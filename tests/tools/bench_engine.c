@@ -144,10 +144,29 @@ static void run(struct bench *b, uint32_t n, uint32_t n_gen, double *prefill, do
     wait_for(b, quiet);
 }
 
+static const char usage[] =
+    "usage: bench_engine [rounds [threads]]\n\n"
+    "Speed of the CPU engine at a 125M shape with random weights, beside the best product and the\n"
+    "reading of memory on this machine. 10 rounds of engine and limits in turns, the best of each\n"
+    "counts; 2 threads.\n";
+
+/* A whole number of 1 to 10000, or the end of the program. */
+static uint32_t number(const char *text)
+{
+    char *end;
+    unsigned long v = strtoul(text, &end, 10);
+    if (*text == 0 || *end != 0 || v == 0 || v > 10000) {
+        bool help = strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
+        fprintf(help ? stdout : stderr, "%s", usage);
+        exit(help ? 0 : 2);
+    }
+    return (uint32_t)v;
+}
+
 int main(int argc, char **argv)
 {
-    uint32_t rounds = argc > 1 ? (uint32_t)atoi(argv[1]) : 10;
-    uint32_t threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 2;
+    uint32_t rounds = argc > 1 ? number(argv[1]) : 10;
+    uint32_t threads = argc > 2 ? number(argv[2]) : 2;
     static struct bench b = {.prefill = {1e9, 1e9}, .decode = 1e9, .decode_long = 1e9};
     open_engine(&b, threads);
     bt_cpu_limits_fn limits = find_limits(b.vt);
