@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+enum { COPY_NONE, COPY_UNUSED, COPY_USED };
+
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
                                  uint32_t transit_max, const struct bt_evict_policy *policy)
 {
@@ -13,6 +15,8 @@ struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout
     c->policy = policy;
     c->evict = policy->create(n);
     c->low = n / 64;
+    c->copy = bt_calloc(n, 1);
+    c->copies_max = n;
     return c;
 }
 
@@ -24,7 +28,22 @@ void bt_cache_destroy(struct bt_cache *c)
     c->policy->destroy(c->evict);
     bt_index_destroy(c->index);
     bt_pool_destroy(c->pool);
+    free(c->copy);
     free(c);
+}
+
+/* A request has found the block in slot; false: it is the one that the block was fetched for. */
+static bool count_use(struct bt_cache *c, uint32_t slot)
+{
+    if (c->copy[slot] == COPY_UNUSED) {
+        c->copy[slot] = COPY_USED;
+        return false;
+    }
+    if (c->copy[slot] == COPY_USED) { /* it has earned its place here: a block like any other */
+        c->copy[slot] = COPY_NONE;
+        c->copies--;
+    }
+    return true;
 }
 
 uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint32_t n,
@@ -38,13 +57,18 @@ uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint3
         }
         bt_pool_lease(c->pool, slot);
         c->policy->pin(c->evict, slot);
-        c->policy->hit(c->evict, slot);
         slots[i] = slot;
     }
     c->hits += i;
     c->misses += n - i;
-    for (uint32_t k = 0; k < i && c->lower.hit != NULL; k++) {
-        c->lower.hit(c->lower.arg, slots[k]);
+    for (uint32_t k = 0; k < i; k++) {
+        if (!count_use(c, slots[k])) {
+            continue;
+        }
+        c->policy->hit(c->evict, slots[k]);
+        if (c->lower.hit != NULL) {
+            c->lower.hit(c->lower.arg, slots[k]);
+        }
     }
     return i;
 }
@@ -63,6 +87,8 @@ uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key)
 static void drop_block(struct bt_cache *c, uint32_t slot)
 {
     BT_ASSERT(bt_pool_leases(c->pool, slot) == 0);
+    c->copies -= c->copy[slot] != COPY_NONE;
+    c->copy[slot] = COPY_NONE;
     c->policy->drop(c->evict, slot);
     bt_index_remove(c->index, slot);
     bt_pool_free(c->pool, slot);
@@ -121,6 +147,17 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
     return true;
 }
 
+bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
+                        uint32_t n_tokens, uint32_t depth)
+{
+    if (!bt_cache_seal(c, slot, key, n_tokens, depth)) {
+        return false;
+    }
+    c->copy[slot] = COPY_UNUSED;
+    c->copies++;
+    return true;
+}
+
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
 {
     if (!bt_pool_header_ok(c->pool, slot) ||
@@ -138,7 +175,10 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
         if (bt_pool_unlease(c->pool, slot) > 0) {
             continue;
         }
-        if (bt_index_has_slot(c->index, slot)) {
+        if (bt_index_has_slot(c->index, slot) && c->copy[slot] != COPY_NONE &&
+            c->copies > c->copies_max) {
+            drop_block(c, slot);
+        } else if (bt_index_has_slot(c->index, slot)) {
             c->policy->unpin(c->evict, slot);
         } else {
             bt_pool_free(c->pool, slot);

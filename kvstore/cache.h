@@ -28,6 +28,10 @@ struct bt_cache {
     uint32_t low; /* so many slots are kept free ahead of demand */
     uint64_t evicted, hits, misses, sealed, duplicates;
     struct bt_cache_lower lower; /* functions may be NULL */
+    /* Copies of other nodes' blocks, until a second request here has used them. Beyond copies_max
+     * one leaves as soon as nobody holds it. */
+    uint8_t *copy; /* [n_slots], COPY_* of cache.c */
+    uint32_t copies, copies_max;
 };
 
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
@@ -45,6 +49,10 @@ bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots) BT_MU
  * to its holders. */
 bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
                    uint32_t n_tokens, uint32_t depth);
+/* As bt_cache_seal, for a block that was fetched from another node for one request: that request's
+ * lookup counts as no second use of it, so it stays on probation. */
+bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
+                        uint32_t n_tokens, uint32_t depth);
 /* Indexes a SEALED slot of an adopted slab that the caller holds, if its bytes are the sealed ones
  * (bt_pool_header_ok); false: they are not, or the key is there already. */
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot);

@@ -81,6 +81,31 @@ static const struct bt_conf_row kvstore_rows[] = {
      .doc =
          "A connection to a peer that carries nothing for so long is closed; the next flow makes "
          "a new one."},
+    {.key = "kvstore.fetch.wait_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(fetch_wait_ms),
+     .def = "5s",
+     .min = 1,
+     .max = 60000,
+     .doc = "A request waits so long for blocks of its prefix that other nodes have; what has not "
+            "come by then is computed."},
+    {.key = "kvstore.fetch.stall_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(fetch_stall_ms),
+     .def = "1s",
+     .min = 1,
+     .max = 60000,
+     .doc = "A node that brings nothing of what it was asked for within this time is replaced by "
+            "another that has the blocks, or they are computed."},
+    {.key = "kvstore.replica_max",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(replica_max),
+     .def = "0.25",
+     .min = 0,
+     .max = 1,
+     .doc = "Part of the slots that may hold blocks fetched from other nodes which only one "
+            "request has used here; beyond it they leave when that request has ended. A second "
+            "use makes one a block like any other."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),

@@ -17,6 +17,8 @@ struct bt_kvstore_conf {
     bool wire_allow_routable;
     uint64_t wire_in_flight_bytes;
     uint64_t wire_idle_ms;
+    uint64_t fetch_wait_ms, fetch_stall_ms;
+    double replica_max;
     char *ssd_path; /* NULL: no SSD tier */
     uint64_t ssd_bytes;
     int64_t ssd_queue_depth, ssd_backlog;

@@ -530,6 +530,8 @@ static void metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
     gs->m.transit =
         bt_metrics_gauge(ms, "baton_pool_transit_slots", NULL, "Slots that only land a hand-off");
     gs->m.leases = bt_metrics_gauge(ms, "baton_pool_leases", NULL, "Leases on slots");
+    gs->m.copies = bt_metrics_gauge(ms, "baton_pool_copies", NULL,
+                                    "Blocks fetched from other nodes that one request has used");
     gs->m.grants = bt_metrics_gauge(ms, "baton_kvstore_grants", NULL, "Open grants");
     gs->m.opens = bt_metrics_gauge(ms, "baton_kvstore_opens", NULL, "Opens of local workers");
     gs->m.workers =
@@ -570,6 +572,7 @@ static void metrics_update(void *arg)
     bt_metric_set(gs->m.slots[BT_SLOT_QUARANTINE], n.quarantine);
     bt_metric_set(gs->m.transit, n.transit);
     bt_metric_set(gs->m.leases, n.leases);
+    bt_metric_set(gs->m.copies, c->copies);
     bt_metric_set(gs->m.grants, s.grants);
     bt_metric_set(gs->m.opens, s.opens);
     bt_metric_set(gs->m.workers, s.workers);
@@ -614,6 +617,15 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     for (uint32_t i = n; i-- > 1;) { /* word 0 stays unused: a zeroed message never names a flow */
         gs->flow_free[gs->n_flow_free++] = i;
     }
+    struct bt_gathers_config gc = {.loop = c->loop,
+                                   .cache = c->cache,
+                                   .tier = c->tier,
+                                   .layout = &gs->c.layout,
+                                   .incarnation = c->slab->super->incarnation,
+                                   .wait_ms = c->fetch_wait_ms,
+                                   .stall_ms = c->fetch_stall_ms,
+                                   .metrics = c->metrics};
+    gs->gathers = bt_gathers_create(&gc);
     if (c->metrics != NULL) {
         metrics_create(gs, c->metrics);
         bt_metrics_refresh(c->metrics, metrics_update, gs);
@@ -625,11 +637,28 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
 void bt_grants_set_wire(struct bt_grants *gs, const struct bt_grants_wire *wire)
 {
     gs->wire = *wire;
+    struct bt_gather_wire gw = {.w = wire->w,
+                                .fetch_start = wire->fetch_start,
+                                .fetch_take = wire->fetch_take,
+                                .recv_cancel = wire->recv_cancel};
+    bt_gathers_set_wire(gs->gathers, &gw);
+    struct bt_offers_config oc = {.loop = gs->c.loop,
+                                  .cache = gs->c.cache,
+                                  .tier = gs->c.tier,
+                                  .n_layers = gs->c.layout.n_layers,
+                                  .block_tokens = gs->c.layout.page_tokens,
+                                  .peer_known = gs->c.peer_known,
+                                  .arg = gs->c.peer_arg,
+                                  .metrics = gs->c.metrics,
+                                  .send_offer = wire->send_offer,
+                                  .send_abort = wire->send_abort};
+    gs->offers = bt_offers_create(&oc);
 }
 
 void bt_grants_stop(struct bt_grants *gs)
 {
     gs->stopping = true;
+    bt_gathers_stop(gs->gathers);
 }
 
 void bt_grants_destroy(struct bt_grants *gs)
@@ -643,7 +672,10 @@ void bt_grants_destroy(struct bt_grants *gs)
     if (gs->c.metrics != NULL) {
         bt_metrics_refresh(gs->c.metrics, NULL, gs);
     }
+    bt_gathers_stop(gs->gathers);
     load_session_end(gs, NULL);
+    bt_gathers_destroy(gs->gathers);
+    bt_offers_destroy(gs->offers);
     local_destroy(gs);
     while (!bt_list_empty(&gs->all)) {
         struct grant *g = BT_CONTAINER_OF(gs->all.next, struct grant, in_all);
@@ -672,6 +704,8 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
     struct bt_grants_stats s = {.grants = gs->n_grants,
                                 .requests_known = (uint32_t)bt_map_count(gs->requests),
                                 .loading = load_count(gs),
+                                .pieces = bt_gathers_pieces(gs->gathers),
+                                .offers = gs->offers != NULL ? bt_offers_count(gs->offers) : 0,
                                 .killed = gs->killed};
     struct bt_list *i, *k;
     bt_list_for_each (i, &gs->all) {
@@ -698,4 +732,9 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
     }
     s.leases = lease_count(gs);
     *s_p = s;
+}
+
+const struct bt_rates *bt_grants_rates(const struct bt_grants *gs)
+{
+    return bt_gathers_rates(gs->gathers);
 }

@@ -21,6 +21,7 @@
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "kvstore/cache.h"
+#include "kvstore/gather.h"
 #include "kvstore/sealer.h"
 #include "kvstore/tier.h"
 #include "kvstore/wire/wire.h"
@@ -47,6 +48,13 @@ struct bt_grants_wire {
     void (*kick)(struct bt_wire *w);
     void (*send_trailer)(struct bt_wire_send *s, const struct bt_wire_trailer *t);
     void (*send_abort)(struct bt_wire_send *s, bt_status_t st, const char *why);
+    struct bt_wire_recv *(*fetch_start)(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
+                                        uint64_t request, uint32_t epoch,
+                                        const struct bt_kv_key *keys, uint32_t n, uint32_t class,
+                                        const struct bt_wire_recv_ops *ops, void *arg);
+    void (*fetch_take)(struct bt_wire_recv *r, const uint32_t *slots);
+    void (*send_offer)(struct bt_wire_send *s, const struct bt_wire_source *src,
+                       const uint8_t *have, uint32_t n);
 };
 extern const struct bt_grants_wire bt_grants_wire_real; /* all but w */
 
@@ -58,7 +66,12 @@ struct bt_grants_config {
     uint64_t reclaim_ms;
     struct bt_cache *cache;
     struct bt_sealer *sealer;
-    struct bt_tier *tier;       /* NULL: the slab is all there is */
+    struct bt_tier *tier;    /* NULL: the slab is all there is */
+    uint64_t fetch_wait_ms;  /* a reservation waits so long for blocks of other nodes */
+    uint64_t fetch_stall_ms; /* a node that brings nothing for so long is not waited for */
+    /* Is this kvstore a member of the cluster, as far as is known? NULL: everybody is. */
+    bool (*peer_known)(void *arg, const char *name, uint64_t incarnation);
+    void *peer_arg;
     struct bt_metrics *metrics; /* may be NULL */
     /* Sends msg to the conductor's session (its key as given to reserve). Must not call back into
      * the grants: a session that cannot take it is ended later. */
@@ -75,8 +88,8 @@ void bt_grants_destroy(struct bt_grants *gs);
 
 /* ---- conductors ---- */
 /* Makes a grant and answers `session` with Reserved, whatever comes of it: at once, or when the
- * part of the prefix that lies on the SSD has been read into the slab (kvstore.ssd.load_ms at
- * most). */
+ * part of the prefix that lies on the SSD (kvstore.ssd.load_ms at most) or with the sources that
+ * the reservation names (kvstore.fetch.wait_ms at most) is in the slab. */
 void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch);
 /* The session is over: its reservations are released, nothing is sent to it any more. */
@@ -109,9 +122,11 @@ extern const struct bt_wire_ops bt_grants_wire_ops;
 /* ---- to look at ---- */
 struct bt_grants_stats {
     uint32_t grants, opens, puts, leases, workers, sends, recvs, waiting_opens, requests_known,
-        loading;
+        loading, pieces, offers;
     uint64_t killed;
 };
 void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p);
+/* What this node has measured of others and of its SSD. */
+const struct bt_rates *bt_grants_rates(const struct bt_grants *gs);
 
 #endif

@@ -1,7 +1,9 @@
-/* Grants, reservations that wait: a Reserve whose prefix goes on on the SSD is kept until those
- * blocks are in the slab (or late), and is then made as if it had come just now. Until then a
- * worker's open waits, and a peer that asks for the flow is told to ask again. Control thread. */
+/* Grants, reservations that wait: a Reserve whose prefix goes on on the SSD or on other nodes is
+ * kept until those blocks are in the slab (or late), and is then made as if it had come just now.
+ * Until then a worker's open waits, and a peer that asks for the flow is told to ask again. Control
+ * thread. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "kvstore/grant_priv.h"
 
@@ -13,13 +15,13 @@ struct loading {
     uint32_t epoch;
     uint8_t *packed; /* the Reserve */
     size_t len;
-    struct bt_tier_load *load;
+    struct bt_gather *gather;
 };
 
 static void loading_free(struct loading *w)
 {
     bt_list_remove(&w->link);
-    bt_tier_load_end(w->load);
+    bt_gather_end(w->gather);
     free(w->packed);
     free(w);
 }
@@ -30,28 +32,53 @@ static void on_loaded(void *arg)
     Baton__Reserve *r = baton__reserve__unpack(NULL, w->len, w->packed);
     BT_ASSERT(r != NULL);
     bt_list_remove(&w->link);
-    grant_reserve_now(w->gs, w->session, r); /* leases what the load holds, before it lets go */
+    grant_reserve_now(w->gs, w->session, r); /* leases what the gather holds, before it lets go */
     baton__reserve__free_unpacked(r, NULL);
     loading_free(w);
 }
 
-bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
+static struct bt_gather *gather(struct loading *w, const Baton__Reserve *r)
 {
-    if (gs->c.tier == NULL || r->no_cache || gs->stopping) {
-        return false;
-    }
+    struct bt_grants *gs = w->gs;
+    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
     /* As much of the prefix as a grant would use: a writer computes at least the last token. */
     uint32_t bt = gs->c.layout.page_tokens, full = r->n_tokens / bt;
-    uint32_t n =
-        r->role == BATON__GRANT_ROLE__RECEIVE ? full : BT_MIN(full, (r->n_tokens - 1) / bt);
+    bool receive = r->role == BATON__GRANT_ROLE__RECEIVE;
+    struct bt_gather_ask ask = {.request = r->request,
+                                .epoch = r->epoch,
+                                .n = receive ? full : BT_MIN(full, (r->n_tokens - 1) / bt),
+                                .sources = sources,
+                                .n_sources = BT_MIN(r->n_sources, BT_ARRAY_LEN(sources)),
+                                .prefill_tokens_per_s = r->prefill_tokens_per_s};
+    for (size_t i = 0; i < ask.n_sources; i++) {
+        const Baton__Source *s = r->sources[i];
+        sources[i] = (struct bt_gather_source){.name = s->peer,
+                                               .rpc = s->peer_rpc,
+                                               .incarnation = s->peer_incarnation,
+                                               .first = s->first,
+                                               .count = s->count,
+                                               .n_runs = BT_MIN(s->n_first, s->n_count)};
+    }
+    struct bt_kv_key *keys = bt_malloc(r->keys.len + 1); /* the message is not aligned */
+    memcpy(keys, r->keys.data, r->keys.len);
+    ask.keys = keys;
+    struct bt_gather *g = bt_gather_start(gs->gathers, &ask, on_loaded, w);
+    free(keys);
+    return g;
+}
+
+bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
+{
+    if ((gs->c.tier == NULL && r->n_sources == 0) || r->no_cache || gs->stopping) {
+        return false;
+    }
     struct loading *w = bt_calloc(1, sizeof(*w));
-    w->load = bt_tier_load(gs->c.tier, (const struct bt_kv_key *)(const void *)r->keys.data, n,
-                           on_loaded, w);
-    if (w->load == NULL) {
+    w->gs = gs;
+    w->gather = gather(w, r);
+    if (w->gather == NULL) {
         free(w);
         return false;
     }
-    w->gs = gs;
     w->session = session;
     w->request = r->request;
     w->epoch = r->epoch;

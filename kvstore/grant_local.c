@@ -528,7 +528,7 @@ void local_tick(struct bt_grants *gs, uint64_t now)
         struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
         bt_list_for_each_safe (k, tmp, &w->waits) {
             struct waiting *q = BT_CONTAINER_OF(k, struct waiting, in_worker);
-            if (now >= q->deadline_ns) {
+            if (now >= q->deadline_ns && !load_waits(gs, q->request, q->epoch)) {
                 opened(w, q->request, q->epoch, q->mode, BT_ERR_NOT_FOUND,
                        "no conductor has reserved this here within 2 s", NULL);
                 wait_free(w, q);

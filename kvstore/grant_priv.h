@@ -6,6 +6,7 @@
 #include "common/base/list.h"
 #include "common/base/map.h"
 #include "kvstore/grant.h"
+#include "kvstore/offer.h"
 
 #define GRANT_TICK_MS       100
 #define GRANT_FORGET_MS     30000  /* an ended request's epochs are remembered so long ... */
@@ -106,6 +107,8 @@ struct bt_gworker {
 struct bt_grants {
     struct bt_grants_config c;
     struct bt_grants_wire wire;
+    struct bt_gathers *gathers;
+    struct bt_offers *offers;
     bool stopping;
     struct bt_map *requests;
     struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
@@ -114,7 +117,7 @@ struct bt_grants {
     struct bt_timer tick, defer;
     uint64_t killed;
     struct {
-        struct bt_metric *slots[4], *transit, *leases, *grants, *opens, *workers;
+        struct bt_metric *slots[4], *transit, *leases, *copies, *grants, *opens, *workers;
         struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
     } m;
     struct {
@@ -145,7 +148,7 @@ void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_
 /* Reserve, with whatever is in the slab by now. */
 void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 
-/* ---- grant_load.c: reservations that wait for blocks of the SSD ---- */
+/* ---- grant_load.c: reservations that wait for blocks of the SSD or of other nodes ---- */
 /* true: r waits; it is made and answered later. */
 bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 bool load_waits(const struct bt_grants *gs, uint64_t request, uint32_t epoch);

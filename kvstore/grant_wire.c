@@ -11,6 +11,9 @@ const struct bt_grants_wire bt_grants_wire_real = {
     .kick = bt_wire_kick,
     .send_trailer = bt_wire_send_trailer,
     .send_abort = bt_wire_send_abort,
+    .fetch_start = bt_wire_fetch_start,
+    .fetch_take = bt_wire_fetch_take,
+    .send_offer = bt_wire_send_offer,
 };
 
 /* ---- sending ---- */
@@ -24,7 +27,8 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
         return BT_ERR_STALE;
     }
     if (g == NULL || g->receive) {
-        return BT_ERR_NOT_FOUND;
+        /* A receiver gives up what is not reserved; its prefix may just take its time. */
+        return g == NULL && load_waits(gs, request, epoch) ? BT_AGAIN : BT_ERR_NOT_FOUND;
     }
     struct send *s = bt_calloc(1, sizeof(*s));
     s->g = g;
@@ -82,8 +86,24 @@ static uint32_t on_segment_crc(void *arg, uint32_t slot, uint32_t layer,
     return bt_pool_segment_crc(gs->c.cache->pool, slot, layer, name);
 }
 
-const struct bt_wire_ops bt_grants_wire_ops = {
-    .lookup = on_lookup, .send_end = on_send_end, .segment_crc = on_segment_crc};
+static bt_status_t on_want(void *arg, const struct bt_wire_want *want, struct bt_wire_send *snd,
+                           void **handle_p)
+{
+    struct bt_grants *gs = arg;
+    return gs->stopping ? BT_ERR_UNAVAILABLE : bt_offers_want(gs->offers, want, snd, handle_p);
+}
+
+static void on_want_end(void *arg, void *handle, bt_status_t status)
+{
+    struct bt_grants *gs = arg;
+    bt_offers_want_end(gs->offers, handle, status);
+}
+
+const struct bt_wire_ops bt_grants_wire_ops = {.lookup = on_lookup,
+                                               .send_end = on_send_end,
+                                               .segment_crc = on_segment_crc,
+                                               .want = on_want,
+                                               .want_end = on_want_end};
 
 void wire_trailer(struct grant *g)
 {

@@ -123,6 +123,12 @@ static struct peer *peer_find(struct daemon *d, const char *name)
     return NULL;
 }
 
+static bool peer_known(void *arg, const char *name, uint64_t incarnation)
+{
+    struct peer *p = peer_find(arg, name);
+    return p != NULL && p->incarnation == incarnation;
+}
+
 static void peer_free(struct peer *p)
 {
     bt_list_remove(&p->link);
@@ -301,6 +307,7 @@ static bool start_memory(struct daemon *d)
     d->cache = bt_cache_create(d->slab, &d->layout,
                                BT_MAX(1u, (uint32_t)(d->conf.transit_max * (double)n)),
                                bt_evict_by_name(d->conf.eviction));
+    d->cache->copies_max = (uint32_t)(d->conf.replica_max * (double)n);
     if (bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) != BT_OK) {
         return false;
     }
@@ -363,6 +370,10 @@ static bool start_parts(struct daemon *d)
                                   .cache = d->cache,
                                   .sealer = d->sealer,
                                   .tier = d->tier,
+                                  .fetch_wait_ms = d->conf.fetch_wait_ms,
+                                  .fetch_stall_ms = d->conf.fetch_stall_ms,
+                                  .peer_known = peer_known,
+                                  .peer_arg = d,
                                   .metrics = d->metrics,
                                   .to_session = bt_serve_to_session};
     d->serve = bt_serve_create(&sc);

@@ -85,6 +85,21 @@ static void send_heartbeat(struct session *x)
     p.slots_sealed = n.sealed;
     p.slots_quarantine = n.quarantine;
     p.leases = n.leases;
+    Baton__LinkRate rate[BT_RATES_PEERS_MAX], *links[BT_RATES_PEERS_MAX];
+    const struct bt_rates *r = bt_grants_rates(x->s->grants);
+    p.links = links;
+    for (uint32_t i = 0; i < r->n; i++) {
+        if (r->at[i].incarnation == BT_RATES_OWN) {
+            p.ssd_bytes_per_s = r->at[i].bytes_per_s[BT_RATE_SSD];
+            continue;
+        }
+        Baton__LinkRate *l = links[p.n_links] = &rate[p.n_links];
+        baton__link_rate__init(l);
+        l->incarnation = r->at[i].incarnation;
+        l->slab_bytes_per_s = r->at[i].bytes_per_s[BT_RATE_SLAB];
+        l->ssd_bytes_per_s = r->at[i].bytes_per_s[BT_RATE_SSD];
+        p.n_links++;
+    }
     h.seq = ++x->seq;
     h.pool = &p;
     m.m_case = BATON__FROM_KVSTORE__M_HEARTBEAT;

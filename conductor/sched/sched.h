@@ -38,12 +38,22 @@ struct bt_sched_worker {
     struct bt_sched_learned learned;
 };
 
+/* How fast blocks come from another kvstore, measured; 0: not yet. */
+#define BT_SCHED_LINKS_MAX 64
+struct bt_sched_link {
+    uint64_t incarnation;
+    double slab_bytes_per_s, ssd_bytes_per_s;
+};
+
 struct bt_sched_kvstore {
     uint32_t node;
     bool avoid, draining;
     uint32_t slots_total, slots_free, slots_sealed; /* 0 total: not known */
     uint32_t match_blocks; /* full blocks of this request resident here, as far as the index says */
     double send_busy_ms, recv_busy_ms; /* until its link has sent, received what it has to */
+    uint64_t incarnation;
+    const struct bt_sched_link *links; /* [n_links] from others to this one; params' rate if none */
+    uint32_t n_links;
 };
 
 struct bt_sched_snapshot {

@@ -221,7 +221,15 @@ static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
         s->pool = *h->pool;
         s->pool.base.n_unknown_fields = 0;
         s->pool.base.unknown_fields = NULL;
+        s->pool.n_links = 0;
+        s->pool.links = NULL;
         s->has_pool = true;
+        s->n_links = (uint32_t)BT_MIN(h->pool->n_links, (size_t)BT_SCHED_LINKS_MAX);
+        for (uint32_t i = 0; i < s->n_links; i++) {
+            const Baton__LinkRate *l = h->pool->links[i];
+            s->links[i] =
+                (struct bt_sched_link){l->incarnation, l->slab_bytes_per_s, l->ssd_bytes_per_s};
+        }
     }
 }
 
@@ -354,6 +362,7 @@ static void session_end(struct bt_session *s, const char *why)
     s->broken = false;
     s->has_load = s->has_pool = false;
     s->learned = (struct bt_sched_learned){0};
+    s->n_links = 0;
     disconnect(s);
     redial_later(s);
     if (!was_up) {

@@ -273,8 +273,12 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
     bt_list_for_each (l, &v->sessions) {
         struct bt_session *s = session_of(l);
         if (s->kind == BT_SESSION_KVSTORE && plannable(s)) {
-            v->kvstores[nk] = (struct bt_sched_kvstore){
-                .node = nk, .draining = s->draining, .match_blocks = match[s->kv_id]};
+            v->kvstores[nk] = (struct bt_sched_kvstore){.node = nk,
+                                                        .draining = s->draining,
+                                                        .match_blocks = match[s->kv_id],
+                                                        .incarnation = s->member->incarnation,
+                                                        .links = s->links,
+                                                        .n_links = s->n_links};
             if (s->has_pool) {
                 v->kvstores[nk].slots_total = s->pool.slots_total;
                 v->kvstores[nk].slots_free = s->pool.slots_free;

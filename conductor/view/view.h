@@ -53,9 +53,11 @@ struct bt_session {
     Baton__WorkerLoad load; /* last heard; its cost, if any, is load_cost */
     Baton__StepCost load_cost;
     struct bt_batch_cost cost; /* the same for sched, if load.cost is set */
-    Baton__PoolLoad pool;
+    Baton__PoolLoad pool;      /* without its links */
     bool has_load, has_pool;
-    uint64_t load_ns; /* when it came */
+    uint64_t load_ns;                               /* when it came */
+    struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
+    uint32_t n_links;
 
     uint64_t blocks_seq; /* expected next; 0: any */
     uint32_t blocks_unacked;

@@ -18,12 +18,22 @@
 #define NODE_BT    16u /* tokens of a block */
 #define NODE_CHUNK 32u
 #define NODE_RECVS 16
+#define NODE_PULLS 64
 
 struct node_recv { /* a receive that the core has started on the wire */
     bool active, cancelled;
     uint64_t request;
     uint32_t epoch, first_block, n_blocks, slots[64];
     bt_flow_word_t *word;
+    struct bt_wire_recv_ops ops;
+    void *arg;
+};
+
+struct node_pull { /* a fetch that the core has asked a peer for */
+    bool active, cancelled, taken;
+    uint64_t incarnation; /* of the peer */
+    uint32_t n, slots[64];
+    struct bt_kv_key keys[64];
     struct bt_wire_recv_ops ops;
     void *arg;
 };
@@ -51,6 +61,13 @@ struct node {
     struct node_recv recvs[NODE_RECVS];
     uint32_t n_recvs, last_recv, n_trailers, n_aborts, n_kicks;
     struct bt_wire_trailer trailer;
+    struct node_pull pulls[NODE_PULLS];
+    uint32_t n_pulls;
+    /* what peers were answered */
+    uint32_t n_offers, offered;
+    uint8_t have[64];
+    struct bt_wire_source source;
+    bt_status_t aborted;
 };
 
 static struct node *node_current; /* wire functions have no argument of ours */
@@ -108,8 +125,51 @@ node_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64_
     return (struct bt_wire_recv *)(void *)r;
 }
 
+static inline struct bt_wire_recv *
+node_fetch_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64_t request,
+                 uint32_t epoch, const struct bt_kv_key *keys, uint32_t n, uint32_t class,
+                 const struct bt_wire_recv_ops *ops, void *arg)
+{
+    struct node *x = node_current;
+    (void)w, (void)request, (void)epoch;
+    assert_int_equal(class, 1);
+    assert_true(x->n_pulls < NODE_PULLS && n <= BT_ARRAY_LEN(x->pulls[0].keys));
+    struct node_pull *p = &x->pulls[x->n_pulls++];
+    *p = (struct node_pull){
+        .active = true, .incarnation = peer->incarnation, .n = n, .ops = *ops, .arg = arg};
+    memcpy(p->keys, keys, n * sizeof(*keys));
+    return (struct bt_wire_recv *)(void *)p;
+}
+
+static inline void node_fetch_take(struct bt_wire_recv *rv, const uint32_t *slots)
+{
+    struct node_pull *p = (struct node_pull *)(void *)rv;
+    assert_true(p->active && !p->taken && !p->cancelled);
+    p->taken = true;
+    memcpy(p->slots, slots, p->n * sizeof(*slots)); /* fewer are meant, as many are there */
+}
+
+static inline void node_send_offer(struct bt_wire_send *s, const struct bt_wire_source *src,
+                                   const uint8_t *have, uint32_t n)
+{
+    struct node *x = node_current;
+    (void)s;
+    x->n_offers++;
+    x->offered = n;
+    assert_true(n <= sizeof(x->have));
+    memcpy(x->have, have, n);
+    x->source = *src;
+}
+
 static inline void node_recv_cancel(struct bt_wire_recv *rv)
 {
+    struct node *n = node_current;
+    struct node_pull *p = (struct node_pull *)(void *)rv;
+    if (p >= n->pulls && p < n->pulls + NODE_PULLS) {
+        assert_true(p->active && !p->cancelled);
+        p->cancelled = true;
+        return;
+    }
     struct node_recv *r = (struct node_recv *)(void *)rv;
     assert_true(r->active);
     assert_false(r->cancelled);
@@ -132,8 +192,8 @@ static inline void node_send_trailer(struct bt_wire_send *s, const struct bt_wir
 static inline void node_send_abort(struct bt_wire_send *s, bt_status_t st, const char *why)
 {
     (void)s;
-    (void)st;
     (void)why;
+    node_current->aborted = st;
     node_current->n_aborts++;
 }
 
@@ -207,13 +267,18 @@ static inline void node_start_ssd(struct node *n, uint32_t n_slots, uint64_t rec
                                   .cache = n->cache,
                                   .sealer = n->sealer,
                                   .tier = n->tier,
+                                  .fetch_wait_ms = 5000,
+                                  .fetch_stall_ms = 300,
                                   .to_session = node_to_session};
     n->grants = bt_grants_create(&gc);
     struct bt_grants_wire wire = {.recv_start = node_recv_start,
                                   .recv_cancel = node_recv_cancel,
                                   .kick = node_kick,
                                   .send_trailer = node_send_trailer,
-                                  .send_abort = node_send_abort};
+                                  .send_abort = node_send_abort,
+                                  .fetch_start = node_fetch_start,
+                                  .fetch_take = node_fetch_take,
+                                  .send_offer = node_send_offer};
     bt_grants_set_wire(n->grants, &wire);
     struct bt_serve_local_config lc = {.loop = n->loop,
                                        .run_dir = n->dir,
@@ -240,6 +305,12 @@ static inline void node_stop(struct node *n)
         if (n->recvs[i].active) {
             n->recvs[i].active = false;
             n->recvs[i].ops.on_quiet(n->recvs[i].arg);
+        }
+    }
+    for (uint32_t i = 0; i < n->n_pulls; i++) {
+        if (n->pulls[i].active) {
+            n->pulls[i].active = false;
+            n->pulls[i].ops.on_quiet(n->pulls[i].arg);
         }
     }
     bt_sealer_destroy(n->sealer);
