@@ -1,5 +1,5 @@
-/* Named ranges for Nsight Systems: what a step, a layer, a flow enqueues, with a number each. Without a
- * profiler a range costs a test of a pointer. Not in the build with NVTX=0. */
+/* Named ranges for Nsight Systems: what a step, a layer, a flow enqueues, with a number each.
+ * Without a profiler a range costs a test of a pointer. Not in the build with NVTX=0. */
 #ifndef BT_CUDA_RANGES_H
 #define BT_CUDA_RANGES_H
 
