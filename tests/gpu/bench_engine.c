@@ -1,20 +1,27 @@
 /* make bench-gpu: the CUDA engine at the shape of Llama-3-8B with random weights, through engine.h:
  * decode steps (host to host, drawn on the device, launched one ahead of the results), prompts with
- * and without their KV streaming to the slab. Floors: bytes of weights and KV over 4.3 TB/s. */
+ * and without their KV streaming to the slab, many prompts at once cut as the prefill worker cuts
+ * them, decode steps with prompt tokens among them. Floors: bytes of weights and KV over 4.3 TB/s,
+ * products at 790 TFLOP/s. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/batch/batch.h"
 #include "common/engine/engine.h"
 
-#define PAGE    64
-#define LAYERS  32
-#define VOCAB   128256
-#define CHUNK   8192
-#define WEIGHTS 15.01e9  /* bytes a step reads */
-#define KV      131072.0 /* bytes of a token */
+#define PAGE         64
+#define LAYERS       32
+#define VOCAB        128256
+#define CHUNK        8192
+#define SLOTS        256
+#define FLOW         512      /* tokens of a flow's chunk: kv.flow_chunk_tokens */
+#define WEIGHTS      15.01e9  /* bytes a step reads */
+#define PARAMS       7.505e9  /* that a generated token meets */
+#define LAYER_PARAMS 6.980e9  /* that a prompt's token meets */
+#define KV           131072.0 /* bytes of a token */
 
 static const char config[] =
     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":4096,"
@@ -27,6 +34,8 @@ static const char config[] =
 static const struct bt_engine_vtable *vt;
 static struct bt_engine *e;
 static const struct bt_engine_info *info;
+static const char *engine_name = "cuda";
+static uint32_t n_pages = 10000;
 static uint8_t *slab;
 static size_t slab_bytes;
 
@@ -45,11 +54,11 @@ static void open_engine(void)
     snprintf(path, sizeof(path), "%s/config.json", dir);
     FILE *f = fopen(path, "w");
     must(f && fputs(config, f) >= 0 && fclose(f) == 0, path);
-    if (bt_engine_load("cuda", &vt, err, sizeof(err)) != BT_OK) {
+    if (bt_engine_load(engine_name, &vt, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
         exit(1);
     }
-    slab_bytes = (size_t)5 << 30; /* a 32k prompt */
+    slab_bytes = BT_MIN((size_t)10 << 30, n_pages * (size_t)(PAGE * KV)); /* 64 prompts of 1,000 */
     slab = mmap(NULL, slab_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE,
                 -1, 0);
     must(slab != MAP_FAILED, "mmap of the slab");
@@ -57,8 +66,8 @@ static void open_engine(void)
                                        .model_dir = dir,
                                        .load_format = "dummy",
                                        .page_tokens = PAGE,
-                                       .pages = 10000,
-                                       .max_slots = 64,
+                                       .pages = n_pages,
+                                       .max_slots = SLOTS,
                                        .max_rows = CHUNK,
                                        .ranks = 1,
                                        .stages = 1,
@@ -89,14 +98,15 @@ static struct bt_engine_event wait_for(bt_engine_ticket_t t)
     }
 }
 
+static struct bt_engine_params params = {.top_p = 1, .repetition_penalty = 1, .logprobs = -1};
+
 static void open_slot(uint32_t slot, uint32_t first_page, uint32_t len)
 {
-    const struct bt_engine_params p = {.top_p = 1, .repetition_penalty = 1, .logprobs = -1};
     uint32_t n = BT_DIV_UP(len, PAGE), *pages = malloc(n * sizeof(*pages));
     for (uint32_t i = 0; i < n; i++) {
         pages[i] = first_page + i;
     }
-    must(vt->slot_open(e, slot, &p, NULL, 0, 0) == BT_OK, "slot_open");
+    must(vt->slot_open(e, slot, &params, NULL, 0, 0) == BT_OK, "slot_open");
     must(vt->slot_pages(e, slot, 0, pages, n) == BT_OK, "slot_pages");
     free(pages);
 }
@@ -145,6 +155,7 @@ static void bench_prefill(uint32_t len, double torch_ms)
 {
     double plain[5], with[5], exposed[5], bytes = (double)len * KV;
     uint32_t blocks = len / PAGE;
+    must(blocks < n_pages && bytes <= (double)slab_bytes, "room for that prompt (--pages)");
     struct bt_engine_block *b = malloc(blocks * sizeof(*b));
     for (int i = 0; i < 5; i++) {
         bt_flow_word_t word = 0;
@@ -201,13 +212,11 @@ static void bench_prefill(uint32_t len, double torch_ms)
     free(b);
 }
 
-static void bench_decode(uint32_t batch, uint32_t len, double torch_ms)
+/* `batch` sequences of len tokens, the same text in pages of their own. */
+static void open_batch(uint32_t batch, uint32_t len, uint32_t per)
 {
-    enum { STEPS = 40 };
-    uint32_t per = BT_DIV_UP(len + STEPS + 8, PAGE);
-    struct bt_engine_row rows[64];
-    double v[STEPS];
-    for (uint32_t s = 0; s < batch; s++) { /* the same text in pages of its own */
+    must(batch <= SLOTS && batch * per <= n_pages, "room for that many sequences (--pages)");
+    for (uint32_t s = 0; s < batch; s++) {
         open_slot(s, s * per, per * PAGE);
         if (s == 0) {
             prefill(0, len, 0);
@@ -216,17 +225,36 @@ static void bench_decode(uint32_t batch, uint32_t len, double torch_ms)
                 must(vt->page_copy(e, p, s * per + p, PAGE) == BT_OK, "page_copy");
             }
         }
-        rows[s] = (struct bt_engine_row){.slot = s, .pos = len, .n = 1, .flags = BT_ROW_SAMPLE};
+    }
+}
+
+/* Median time in ms of a step of `batch` single tokens, and `prompt` tokens of another sequence. */
+static double time_steps(uint32_t batch, uint32_t len, uint32_t prompt)
+{
+    enum { STEPS = 40 };
+    uint32_t per = BT_DIV_UP(len + STEPS + 8, PAGE), n = batch + (prompt > 0);
+    uint32_t *tokens = calloc(BT_MAX(prompt, 1u), sizeof(*tokens));
+    struct bt_engine_row rows[SLOTS + 1];
+    double v[STEPS];
+    open_batch(batch, len, per);
+    if (prompt) {
+        must(batch < SLOTS && batch * per + STEPS * prompt / PAGE + 1 <= n_pages, "room (--pages)");
+        open_slot(batch, batch * per, STEPS * prompt + 1);
+        rows[batch] = (struct bt_engine_row){.slot = batch, .n = prompt, .tokens = tokens};
+    }
+    for (uint32_t s = 0; s < batch; s++) {
+        rows[s] = (struct bt_engine_row){.slot = s, .n = 1, .flags = BT_ROW_SAMPLE};
     }
     static const uint32_t one = 11;
     bt_engine_ticket_t f, before = 0, t = 0;
     uint64_t t0 = bt_mono_ns();
-    for (int i = 0; i < STEPS; i++) {
+    for (uint32_t i = 0; i < STEPS; i++) {
         for (uint32_t s = 0; s < batch; s++) {
             rows[s].tokens = i ? NULL : &one;
-            rows[s].pos = len + (uint32_t)i;
+            rows[s].pos = len + i;
         }
-        const struct bt_engine_batch b = {.n_rows = batch, .rows = rows};
+        rows[batch].pos = i % 4 * prompt; /* prompts of a few chunks, over and over */
+        const struct bt_engine_batch b = {.n_rows = n, .rows = rows};
         must(vt->forward(e, &b, &f) == BT_OK && vt->sample(e, f, NULL, &t) == BT_OK, "step");
         if (before) {
             wait_for(before);
@@ -239,27 +267,218 @@ static void bench_decode(uint32_t batch, uint32_t len, double torch_ms)
     }
     wait_for(before);
     vt->release(e, before);
-    for (uint32_t s = 0; s < batch; s++) {
+    for (uint32_t s = 0; s < n; s++) {
         close_slot(s);
     }
+    free(tokens);
     qsort(v + 4, STEPS - 4, sizeof(double), by_value);
-    double ms = v[4 + (STEPS - 4) / 2], floor = (WEIGHTS + batch * len * KV) / 4.3e12 * 1e3;
-    printf("decode B%u %u: %.2f ms, floor %.2f (%.0f %%), compiled torch and graph %.2f\n", batch,
-           len, ms, floor, floor / ms * 100, torch_ms);
-    printf("bench,decode_step_b%u_%u,%.2f,ms,compiled torch in a CUDA graph,%.2f\n", batch, len, ms,
-           ms / torch_ms);
+    return v[4 + (STEPS - 4) / 2];
+}
+
+/* What a step cannot be faster than, in ms. */
+static double step_floor(uint32_t batch, uint32_t len, uint32_t prompt)
+{
+    double flops = 2 * (PARAMS * batch + LAYER_PARAMS * prompt);
+    double weights = BT_MAX(WEIGHTS / 4.3e12, flops / 790e12);
+    return (weights + (double)batch * len * KV / 4.3e12) * 1e3;
+}
+
+static void bench_decode(uint32_t batch, uint32_t len, double torch_ms)
+{
+    double ms = time_steps(batch, len, 0), floor = step_floor(batch, len, 0);
+    printf("decode B%u %u: %.2f ms, floor %.2f (%.0f %%)\n", batch, len, ms, floor,
+           floor / ms * 100);
+    if (torch_ms > 0) {
+        printf("bench,decode_step_b%u_%u,%.2f,ms,compiled torch in a CUDA graph,%.2f\n", batch, len,
+               ms, ms / torch_ms);
+    } else {
+        printf("bench,decode_step_b%u_%u,%.2f,ms,floor,%.2f\n", batch, len, ms, ms / floor);
+    }
     fflush(stdout);
 }
 
-int main(void)
+/* With what clients ask for by default, in every row. */
+static void bench_sampled(uint32_t batch, uint32_t len)
 {
+    double greedy = time_steps(batch, len, 0);
+    params = (struct bt_engine_params){
+        .temperature = 0.6f, .top_p = 0.9f, .repetition_penalty = 1.1f, .seed = 1, .logprobs = 5};
+    double ms = time_steps(batch, len, 0);
+    params = (struct bt_engine_params){.top_p = 1, .repetition_penalty = 1, .logprobs = -1};
+    printf("bench,sampled_step_b%u_%u,%.2f,ms,greedy,%.3f\n", batch, len, ms, ms / greedy);
+    fflush(stdout);
+}
+
+static void bench_mixed(uint32_t batch, uint32_t len, uint32_t prompt)
+{
+    double ms = time_steps(batch, len, prompt), floor = step_floor(batch, len, prompt);
+    printf(
+        "mixed B%u %u with %u prompt tokens: %.2f ms, floor %.2f (%.0f %%): with one prompt token "
+        "a generated one that is %.0f tokens/s\n",
+        batch, len, prompt, ms, floor, floor / ms * 100, BT_MIN(batch, prompt) / (ms * 1e-3));
+    printf("bench,mixed_step_b%u_%u_p%u,%.2f,ms,floor,%.2f\n", batch, len, prompt, ms, ms / floor);
+    fflush(stdout);
+}
+
+/* n prompts that come together, cut by the prefill worker's batcher into steps of `step` tokens,
+ * each with a flow to the slab; a step is launched when the last one's results are in, as there. */
+static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
+{
+    uint32_t per = BT_DIV_UP(len + 1, PAGE), blocks = BT_DIV_UP(len, PAGE), steps = 0;
+    uint32_t flows[SLOTS], *tokens = malloc(len * sizeof(*tokens));
+    bt_flow_word_t words[SLOTS] = {0};
+    struct bt_batch_seq seqs[SLOTS];
+    struct bt_batch_row cut[SLOTS];
+    struct bt_engine_row rows[SLOTS];
+    struct bt_engine_block *b = calloc(blocks, sizeof(*b));
+    must(n <= SLOTS && n * per <= n_pages && step >= PAGE && step <= CHUNK &&
+             (size_t)n * blocks * info->layout.block_bytes <= slab_bytes,
+         "room for that many prompts, steps of 64 to 8192 tokens");
+    for (uint32_t i = 0; i < len; i++) {
+        tokens[i] = (i * 7919u + 13u) % VOCAB;
+    }
+    for (uint32_t s = 0; s < n; s++) {
+        open_slot(s, s * per, len + 1);
+        for (uint32_t k = 0; k < blocks; k++) {
+            b[k] = (struct bt_engine_block){.mem = slab + ((size_t)s * blocks + k) *
+                                                              info->layout.block_bytes,
+                                            .page = s * per + k,
+                                            .toks = BT_MIN(PAGE, len - k * PAGE),
+                                            .seq = k * PAGE / FLOW * LAYERS};
+        }
+        must(vt->flow_open(e, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND, &words[s], 1, NULL, NULL,
+                           &flows[s]) == BT_OK &&
+                 vt->flow_add(e, flows[s], b, blocks) == BT_OK,
+             "flow");
+        seqs[s] = (struct bt_batch_seq){.order = s, .len = len, .chunk_tokens = FLOW};
+    }
+    struct bt_batch batch = {.lim = {.max_rows = step, .block_tokens = PAGE}, .seqs = seqs, .n = n};
+    double launch = 0;
+    uint64_t t0 = bt_mono_ns();
+    for (uint32_t m; (m = bt_batch_prefill(&batch, cut, SLOTS)) > 0; steps++) {
+        bool sample = false;
+        for (uint32_t i = 0; i < m; i++) {
+            uint32_t s = cut[i].seq;
+            rows[i] = (struct bt_engine_row){.slot = s,
+                                             .pos = cut[i].pos,
+                                             .n = cut[i].n,
+                                             .tokens = tokens + cut[i].pos,
+                                             .flags = cut[i].last ? BT_ROW_SAMPLE : 0};
+            if (cut[i].chunk_end) {
+                rows[i].fire = (struct bt_engine_at){flows[s], cut[i].pos / FLOW * LAYERS};
+            }
+            sample |= cut[i].last;
+        }
+        const struct bt_engine_batch all = {.n_rows = m, .rows = rows};
+        bt_engine_ticket_t f, t;
+        uint64_t l0 = bt_mono_ns();
+        must(vt->forward(e, &all, &f) == BT_OK, "forward");
+        t = f;
+        must(!sample || vt->sample(e, f, NULL, &t) == BT_OK, "sample");
+        launch += (double)(bt_mono_ns() - l0) * 1e-6;
+        wait_for(t);
+        vt->release(e, t);
+        bt_batch_apply(&batch, cut, m);
+    }
+    double secs = (double)(bt_mono_ns() - t0) * 1e-9, rate = (double)n * len / secs;
+    for (uint32_t s = 0; s < n; s++) {
+        bt_engine_ticket_t t;
+        must(vt->flow_close(e, flows[s], false, &t) == BT_OK, "flow_close");
+        wait_for(t);
+        vt->release(e, t);
+        must(bt_flow_read(&words[s], 1) >= BT_DIV_UP(len, FLOW) * LAYERS, "a flow's word");
+        close_slot(s);
+    }
+    free(tokens);
+    free(b);
+    printf(
+        "burst of %u prompts of %u, steps of %u: %.0f ms in %u steps, %.1f ms of them launching\n",
+        n, len, step, secs * 1e3, steps, launch);
+    printf("bench,burst_%u_%u_%u,%.0f,tokens/s,one prompt at 790 TFLOP/s,%.2f\n", n, len, step,
+           rate, rate * 2 * LAYER_PARAMS / 790e12);
+    fflush(stdout);
+}
+
+static const char usage[] =
+    "usage: bench_engine [--engine NAME] [--pages N] [WHAT...]\n\n"
+    "The engine at the shape of Llama-3-8B with random weights. WHAT, by default a table of each:\n"
+    "  decode:B:LEN        a step of B sequences of LEN tokens\n"
+    "  sampled:B:LEN       the same with temperature, top_p, a penalty and logprobs\n"
+    "  mixed:B:LEN:PROMPT  a step with PROMPT tokens of a prompt besides\n"
+    "  prefill:LEN         one prompt, without and with its KV streaming to the slab\n"
+    "  burst:N:LEN:STEP    N prompts at once in steps of STEP tokens, streaming\n"
+    "--engine null tries this program without a GPU, with few --pages (of 8 MiB; default 10000).\n";
+
+static double torch_of(uint32_t batch, uint32_t len)
+{
+    static const struct {
+        uint32_t batch, len;
+        double ms;
+    } known[] = {{1, 1024, 4.94},  {8, 1024, 5.10},  {64, 1024, 8.25},
+                 {64, 8192, 32.0}, {0, 8192, 212.6}, {0, 32768, 1238}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(known); i++) {
+        if (known[i].batch == batch && known[i].len == len) {
+            return known[i].ms;
+        }
+    }
+    return 0; /* not measured */
+}
+
+/* false: it is none. */
+static bool run_what(const char *what, bool try)
+{
+    uint32_t a = 0, b = 0, c = 0;
+    int end = 0;
+    if (sscanf(what, "decode:%u:%u%n", &a, &b, &end) == 2 && a && b && !what[end]) {
+        try ? (void)0 : bench_decode(a, b, torch_of(a, b));
+    } else if (sscanf(what, "sampled:%u:%u%n", &a, &b, &end) == 2 && a && b && !what[end]) {
+        try ? (void)0 : bench_sampled(a, b);
+    } else if (sscanf(what, "mixed:%u:%u:%u%n", &a, &b, &c, &end) == 3 && a && b && c &&
+               !what[end]) {
+        try ? (void)0 : bench_mixed(a, b, c);
+    } else if (sscanf(what, "prefill:%u%n", &a, &end) == 1 && a && a % CHUNK == 0 && !what[end]) {
+        try ? (void)0 : bench_prefill(a, torch_of(0, a));
+    } else if (sscanf(what, "burst:%u:%u:%u%n", &a, &b, &c, &end) == 3 && a && b && c &&
+               !what[end]) {
+        try ? (void)0 : bench_burst(a, b, c);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const table[] = {
+        "decode:1:1024",      "decode:8:1024",       "decode:64:1024",     "decode:64:8192",
+        "decode:256:1024",    "sampled:64:1024",     "mixed:128:1500:128", "mixed:255:1500:256",
+        "mixed:255:1500:512", "mixed:255:1500:2048", "prefill:8192",       "prefill:32768",
+        "burst:64:1000:4096", "burst:64:1000:8192"};
+    int at = 1;
+    for (; at < argc && argv[at][0] == '-'; at += 2) {
+        if (at + 1 < argc && strcmp(argv[at], "--engine") == 0) {
+            engine_name = argv[at + 1];
+        } else if (at + 1 < argc && strcmp(argv[at], "--pages") == 0 && atoi(argv[at + 1]) > 0) {
+            n_pages = (uint32_t)atoi(argv[at + 1]);
+        } else {
+            bool help = strcmp(argv[at], "--help") == 0 || strcmp(argv[at], "-h") == 0;
+            fprintf(help ? stdout : stderr, "%s", usage);
+            return help ? 0 : 2;
+        }
+    }
+    for (int i = at; i < argc; i++) {
+        if (!run_what(argv[i], true)) {
+            fprintf(stderr, "bench_engine: %s is not understood\n%s", argv[i], usage);
+            return 2;
+        }
+    }
     open_engine();
-    bench_decode(1, 1024, 4.94);
-    bench_decode(8, 1024, 5.10);
-    bench_decode(64, 1024, 8.25);
-    bench_decode(64, 8192, 32.0);
-    bench_prefill(8192, 212.6);
-    bench_prefill(32768, 1238);
+    for (int i = at; i < argc; i++) {
+        run_what(argv[i], false);
+    }
+    for (size_t i = 0; at == argc && i < BT_ARRAY_LEN(table); i++) {
+        run_what(table[i], false);
+    }
     vt->close(e);
     return 0;
 }

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The whole cluster with the cuda engine, from an unpacked bundle, on a machine with a Hopper GPU that all workers share.
 
-    tests/gpu/cluster.py BUNDLE [--device null] [--only-killed | --only-bench] [--bench C,C...] [--nodes 1]
+    tests/gpu/cluster.py BUNDLE [--device null] [--only-killed | --only-bench] [--bench C,C...] [--nodes 1 | --mixed N]
 
 Small model: reference outputs cold, warm and eight at once, sampling, KV between the nodes, kill -9 of a decode
 worker under streams. --bench: then a Llama-3-8B shape with random weights, baton-bench at those concurrencies, 1,000
-tokens in and out. Every check is made; exit status 1 if one failed. --device null tries this script without a GPU: what
-compares tokens fails then.
+tokens in and out; --mixed: with one worker that prefills and decodes in the same steps. Every check is made; exit
+status 1 if one failed. --device null tries this script without a GPU: what compares tokens fails then.
 """
 import argparse
 import json
@@ -219,27 +219,35 @@ def shape_8b(top, small):
     return where
 
 
-def bench(start, bundle, concurrencies, slab, requests, nodes):
+def bench_options(o):
+    """Of the 8B shape's cluster. The GPU has room for 109 GiB of KV beside one copy of the weights, for 64 beside two."""
+    if o.mixed is None:
+        return ["--nodes", str(o.nodes), "--set", "prefill.engine.mem=16GiB", "--set", "prefill.engine.max_rows=4096",
+                "--set", f"decode.engine.mem={o.kv or '48GiB'}", "--set", "decode.engine.max_slots=160"]
+    return ["--nodes", "1", "--prefill", "0", "--set", f"decode.engine.mem={o.kv or '100GiB'}",
+            "--set", "decode.engine.max_slots=384", "--set", "decode.engine.max_rows=4096",
+            "--set", f"decode.engine.mixed_prompt_tokens={o.mixed}"]
+
+
+def bench(start, bundle, o):
     from conftest import scrape
     with tempfile.TemporaryDirectory() as top:
         model = shape_8b(top, os.path.join(bundle, "share", "baton", "models", "shakespeare-llama-6m"))
         began = time.monotonic()
-        r = start("--nodes", str(nodes), "--model", model, "--load-format", "dummy", "--set", f"kvstore.slab_bytes={slab}",
-                  "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512",
-                  "--set", "prefill.engine.mem=16GiB", "--set", "prefill.engine.max_rows=4096",
-                  "--set", "decode.engine.mem=48GiB", "--set", "decode.engine.max_slots=160")
+        r = start("--model", model, "--load-format", "dummy", "--set", f"kvstore.slab_bytes={o.slab}",
+                  "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512", *bench_options(o))
         print(f"8B shape is up after {time.monotonic() - began:.1f} s", flush=True)
         try:
-            for c in [1, *concurrencies]:
+            for c in [1, *(int(c) for c in o.bench.split(","))]:
                 print(f"== concurrency {c}", flush=True)
                 p = subprocess.run([os.path.join(bundle, "bin", "baton-bench"), "serve", "--url", r.c.url, "--input", "1000",
                                     "--output", "1000" if c > 1 else "200", "--concurrency", str(c), "--seed", str(c),
-                                    "--requests", str(max(2, requests * c))], timeout=240)
+                                    "--requests", str(max(2, o.requests * c))], timeout=240)
                 check(f"baton-bench at {c}", p.returncode == 0)
             for kind in "conductor", "prefill", "decode", "kvstore":
                 for m in r.members(kind):
                     for k, v in scrape(m["http"]).items():
-                        if v and any(w in k for w in ("preempt", "replanned", "failed", "sent_bytes", "transfer_seconds_sum", "evicted", "rejected")):
+                        if v and any(w in k for w in ("preempt", "iteration_tokens", "replanned", "failed", "sent_bytes", "transfer_seconds_sum", "evicted", "rejected")):
                             print(m["name"], k, v)
             for line in [x for x in r.c.logs().splitlines() if "level=warn" in x or "level=error" in x][-4:]:
                 print(line[:400])
@@ -256,6 +264,9 @@ def main():
     p.add_argument("--only-bench", action="store_true")
     p.add_argument("--slab", default="16GiB", help="of each node, in the bench")
     p.add_argument("--nodes", type=int, default=2, help="of the bench; 1: no KV crosses a wire")
+    p.add_argument("--mixed", type=int, metavar="N", help="bench one worker of both roles on one node; at most N prompt "
+                   "tokens in a step that also generates, 0: no bound")
+    p.add_argument("--kv", metavar="SIZE", help="KV pages of the bench's worker that decodes (48GiB; 100GiB with --mixed)")
     p.add_argument("--requests", type=int, default=2, help="of each stream of the bench")
     o = p.parse_args()
     bundle = os.path.abspath(o.bundle)
@@ -300,7 +311,7 @@ def main():
             stage("small", small)
         stage("killed", lambda: killed(start))
     if o.bench:
-        stage("bench", lambda: bench(start, bundle, [int(c) for c in o.bench.split(",")], o.slab, o.requests, o.nodes))
+        stage("bench", lambda: bench(start, bundle, o))
     print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all good")
     return 1 if failed else 0
 
