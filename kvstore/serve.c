@@ -18,7 +18,7 @@ struct session {
     struct bt_rpc_stream *stream;
     struct bt_timer timer; /* heartbeat and silence, or the end that must come later */
     char *name;            /* of the conductor, after its hello */
-    uint64_t heard_ns, seq;
+    uint64_t heard_ns, looked_ns, seq;
     bool hello, broken;
 };
 
@@ -110,7 +110,11 @@ static void send_heartbeat(struct session *x)
 static void session_tick(void *arg)
 {
     struct session *x = arg;
-    if (bt_mono_ns() - x->heard_ns > BT_SERVE_SILENCE_MS * 1000000ull) {
+    uint64_t now = bt_mono_ns();
+    if (bt_stood_still(&x->looked_ns, now, BT_SERVE_SILENCE_MS * 500000ull)) {
+        x->heard_ns = now;
+    }
+    if (now - x->heard_ns > BT_SERVE_SILENCE_MS * 1000000ull) {
         session_end(x, BT_GRPC_DEADLINE, "nothing was heard for 2 s");
     } else if (x->hello) {
         send_heartbeat(x);

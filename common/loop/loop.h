@@ -59,4 +59,14 @@ void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, vo
 /* bt_mono_ns() taken once per turn. */
 uint64_t bt_loop_now_ns(const struct bt_loop *loop);
 
+/* For those who watch others for silence, at every look: did this thread itself stand still for
+ * more than limit_ns since the last look (*last_ns; 0: there was none)? Then what others said
+ * meanwhile may lie unread, and their silence is not theirs. */
+static inline bool bt_stood_still(uint64_t *last_ns, uint64_t now_ns, uint64_t limit_ns)
+{
+    bool still = *last_ns != 0 && now_ns > *last_ns && now_ns - *last_ns > limit_ns;
+    *last_ns = now_ns;
+    return still;
+}
+
 #endif

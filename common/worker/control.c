@@ -16,7 +16,6 @@
 
 enum { EXIT_START = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_DEVICE = 4 };
 
-#define TICK_MS     100
 #define DRAIN_MS    50
 #define ENDING_NS   2000000000ull /* for cancelled requests to become quiet */
 #define FLUSH_TURNS 10
@@ -626,7 +625,7 @@ static int serve(struct bt_wctl *w)
             (unsigned long long)w->incarnation);
     if (start_servers(w) && start_core(w, &thread)) {
         core_running = true;
-        bt_timer_start(w->loop, &w->tick, TICK_MS, TICK_MS, on_tick, w);
+        bt_timer_start(w->loop, &w->tick, BT_WCTL_TICK_MS, BT_WCTL_TICK_MS, on_tick, w);
         bt_loop_run(w->loop);
     } else {
         w->exit_code = EXIT_START;

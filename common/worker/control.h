@@ -40,6 +40,8 @@ typedef enum {
     BT_WCTL_STOPPED
 } bt_wctl_state_t;
 
+#define BT_WCTL_TICK_MS 100
+
 struct bt_wctl {
     struct bt_worker_conf conf;
     const char *kind;
@@ -64,7 +66,7 @@ struct bt_wctl {
     struct bt_timer tick, drain_timer;
     struct bt_list sessions;
     uint32_t n_sessions;
-    uint64_t next_session;
+    uint64_t next_session, ticked_ns, beat_ns;
     struct bt_map *known;         /* request id -> struct bt_wknown */
     struct bt_list known_list;    /* oldest first */
     struct bt_map *active;        /* struct bt_wkey -> struct bt_wreq */

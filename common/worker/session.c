@@ -357,9 +357,16 @@ void bt_wsession_tick(struct bt_wctl *w)
 {
     uint64_t now = bt_mono_ns(), wall = bt_real_ns();
     struct bt_list *it;
-    bool beat = now / HEARTBEAT_NS != (now - 100000000ull) / HEARTBEAT_NS;
+    bool still = bt_stood_still(&w->ticked_ns, now, SILENCE_NS / 2);
+    bool beat = now >= w->beat_ns;
+    if (beat) {
+        w->beat_ns = now + HEARTBEAT_NS - BT_WCTL_TICK_MS * 500000ull; /* ticks are not exact */
+    }
     bt_list_for_each (it, &w->sessions) {
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        if (still) {
+            s->heard_ns = now;
+        }
         if (now - s->heard_ns > SILENCE_NS) {
             session_break(s, BT_GRPC_DEADLINE, "silent for two seconds");
         } else if (s->hello && beat) {

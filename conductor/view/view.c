@@ -44,8 +44,7 @@ static void on_beat(void *arg)
     uint64_t now = bt_mono_ns();
     /* If this process itself stood still, the silence was ours: everybody gets a new start. */
     bool stalled =
-        v->last_beat_ns != 0 && now - v->last_beat_ns > (uint64_t)v->conf.silence_ms * 1000000 / 2;
-    v->last_beat_ns = now;
+        bt_stood_still(&v->last_beat_ns, now, (uint64_t)v->conf.silence_ms * 1000000 / 2);
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
         struct bt_session *s = session_of(l);

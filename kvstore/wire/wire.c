@@ -215,8 +215,13 @@ static void on_tick(void *arg)
     struct bt_wire *w = arg;
     struct bt_list *i, *tmp;
     uint64_t now = bt_mono_ns();
+    bool still = bt_stood_still(&w->ticked_ns, now, BT_WIRE_SILENCE_NS / 2);
     bt_list_for_each_safe (i, tmp, &w->sessions) {
-        bt_wire_session_tick(BT_CONTAINER_OF(i, struct bt_wire_session, link), now);
+        struct bt_wire_session *s = BT_CONTAINER_OF(i, struct bt_wire_session, link);
+        if (still) {
+            s->last_rx_ns = now;
+        }
+        bt_wire_session_tick(s, now);
     }
 }
 

@@ -34,7 +34,7 @@ struct bt_wire {
     struct bt_list peers, sessions;
     struct bt_timer tick;
     uint32_t next_stream;
-    uint64_t idle_ns;
+    uint64_t idle_ns, ticked_ns;
     bool destroying;
     struct bt_metric *peers_up, *flow_seconds, *flows_failed;
     struct bt_metric *sessions_lost;

@@ -227,9 +227,21 @@ static void gauges_are_of_the_moment_they_are_asked_for(void **state)
     bt_metrics_destroy(m);
 }
 
+static void test_stood_still(void **state)
+{
+    (void)state;
+    uint64_t last = 0;
+    assert_false(bt_stood_still(&last, 5000, 1000)); /* no look before */
+    assert_false(bt_stood_still(&last, 6000, 1000));
+    assert_true(bt_stood_still(&last, 7001, 1000));
+    assert_false(bt_stood_still(&last, 7001, 1000)); /* said once */
+    assert_false(bt_stood_still(&last, 6999, 1000));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stood_still),
         cmocka_unit_test(timers_fire_in_order_and_stop),
         cmocka_unit_test(periodic_timer_may_stop_itself),
         cmocka_unit_test(posts_of_two_threads_arrive_in_order),
