@@ -337,14 +337,9 @@ static bool start_ssd(struct daemon *d)
                                .probe_ms = c->ssd_probe_ms,
                                .stall_ms = c->ssd_stall_ms};
     BT_ASSERT(bt_kvstore_write_policy(c->ssd_write_policy, &tc.policy)); /* checked with the file */
-    bt_status_t st = bt_tier_create(&tc, &sc, &d->tier, err, sizeof(err));
-    if (st == BT_ERR_CONFIG) {
+    if (bt_tier_create(&tc, &sc, &d->tier, err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=kvstore.ssd.path why=%s", bt_log_q(err));
         return false;
-    }
-    if (st != BT_OK) {
-        BT_ERROR("ssd_unused", "status=%s why=%s then=%s", bt_status_name(st), bt_log_q(err),
-                 bt_log_q("serving without it until the next start"));
     }
     return true;
 }

@@ -19,6 +19,7 @@
 #define RECORD_VERSION 1
 #define BATCH_MAX      4096
 #define IDENTITY_KEY   "identity" /* shorter than any block's key */
+#define NO_LOG         6
 #define WRITE_BUFFER   (8u << 20)
 
 struct record { /* value of a block's key; little-endian as every machine we build for */
@@ -32,6 +33,8 @@ struct queue {
 
 struct bt_ssd_db {
     struct bt_ssd_db_config c;
+    bt_ssd_record_fn on_record; /* loading */
+    void *record_arg;
     char *path;
     rocksdb_options_t *opts;
     rocksdb_writeoptions_t *sync, *lazy;
@@ -113,8 +116,11 @@ static rocksdb_options_t *make_options(void)
     rocksdb_options_set_max_open_files(o, 64);
     rocksdb_options_set_max_background_jobs(o, 2);
     rocksdb_options_set_compression(o, rocksdb_no_compression); /* hashes do not compress */
-    rocksdb_options_set_info_log_level(o, 3);                   /* errors */
-    rocksdb_options_set_keep_log_file_num(o, 2);
+    /* No LOG file (a level above all of RocksDB's): the library of Debian and Ubuntu has its
+     * assertions on, and ends the process when it writes to a LOG that the disk has refused before.
+     * What goes wrong comes back as a status and is in our own log. */
+    rocksdb_options_set_info_log_level(o, NO_LOG);
+    rocksdb_options_set_keep_log_file_num(o, 1);
     rocksdb_options_set_stats_dump_period_sec(o, 0);
     rocksdb_options_set_paranoid_checks(o, 1);
     return o;
@@ -195,7 +201,7 @@ static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
                                  .digest = r.digest,
                                  .generation = r.generation,
                                  .used_s = r.used_s};
-        s->c.on_record(s->c.arg, r.slot, &e);
+        s->on_record(s->record_arg, r.slot, &e);
     }
     char *err = NULL;
     rocksdb_iter_get_error(it, &err);
@@ -241,24 +247,31 @@ static bool damaged(const char *why)
            strstr(why, "No such file") != NULL;
 }
 
-/* Runs before the thread starts. */
-static void first_open(struct bt_ssd_db *s)
+/* Opens and reads what is there. A damaged database, or one of another file, is emptied; one that
+ * the disk does not give us is left as it is (false), but for spots that stay unreadable. */
+static bool first_open(struct bt_ssd_db *s, bool last_try, char *why, size_t cap)
 {
-    char why[256] = "";
-    if (open_db(s, why, sizeof(why))) {
-        if (scan(s, why, sizeof(why)) && put_identity(s, why, sizeof(why))) {
-            return;
+    if (!open_db(s, why, cap)) {
+        if (!damaged(why) && !(last_try && strstr(why, "Input/output error") != NULL)) {
+            return false;
         }
-        BT_WARN(
-            "ssd_index_emptied", "path=%s why=%s", s->path,
-            bt_log_q(why[0] != '\0' ? why : "it belongs to another slab file, model or layout"));
-    } else {
         BT_WARN("ssd_index_unreadable", "path=%s why=%s", s->path, bt_log_q(why));
+        return start_over(s, why, cap);
     }
-    if (!start_over(s, why, sizeof(why))) {
-        s->down = true;
-        snprintf(s->why, sizeof(s->why), "%s", why);
+    if (scan(s, why, cap)) {
+        if (!put_identity(s, why, cap)) { /* it can be read at least */
+            s->down = true;
+            snprintf(s->why, sizeof(s->why), "%s", why);
+        }
+        return true;
     }
+    if (why[0] != '\0' && !damaged(why) && !last_try) {
+        close_db(s);
+        return false;
+    }
+    BT_WARN("ssd_index_emptied", "path=%s why=%s", s->path,
+            bt_log_q(why[0] != '\0' ? why : "it belongs to another slab file, model or layout"));
+    return start_over(s, why, cap);
 }
 
 /* ---- the index thread ---- */
@@ -450,10 +463,15 @@ static void on_ready(void *arg, uint32_t events)
     }
 }
 
-struct bt_ssd_db *bt_ssd_db_open(const struct bt_ssd_db_config *c)
+bt_status_t bt_ssd_db_load(const struct bt_ssd_db_config *c, bool last_try,
+                           bt_ssd_record_fn on_record, void *arg, struct bt_ssd_db **db_p,
+                           char *err, size_t err_cap)
 {
     struct bt_ssd_db *s = bt_calloc(1, sizeof(*s));
+    char why[256] = "";
     s->c = *c;
+    s->on_record = on_record;
+    s->record_arg = arg;
     s->path = bt_strdup(c->path);
     s->opts = make_options();
     s->sync = rocksdb_writeoptions_create();
@@ -463,16 +481,27 @@ struct bt_ssd_db *bt_ssd_db_open(const struct bt_ssd_db_config *c)
     pthread_cond_init(&s->wake, NULL);
     queue_init(&s->todo);
     queue_init(&s->ready);
-    first_open(s);
+    if (!first_open(s, last_try, why, sizeof(why))) {
+        bool full = strstr(why, "No space left") != NULL;
+        snprintf(err, err_cap, "kvstore.ssd.path: the index in %s cannot be opened: %s. %s",
+                 s->path, why, full ? "Free space on that disk" : "Check that disk");
+        bt_ssd_db_close(s);
+        return full ? BT_ERR_EXHAUSTED : BT_ERR_IO;
+    }
+    *db_p = s;
+    return BT_OK;
+}
+
+void bt_ssd_db_start(struct bt_ssd_db *s)
+{
     s->efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     BT_ASSERT(s->efd >= 0);
-    s->w = bt_loop_fd_add(c->loop, s->efd, EPOLLIN, on_ready, s);
+    s->w = bt_loop_fd_add(s->c.loop, s->efd, EPOLLIN, on_ready, s);
     s->threaded = pthread_create(&s->thread, NULL, index_thread, s) == 0;
     BT_ASSERT(s->threaded);
     if (s->down) {
         hand_back(s);
     }
-    return s;
 }
 
 void bt_ssd_db_submit(struct bt_ssd_db *s, struct bt_ssd_db_op *op)
@@ -488,14 +517,16 @@ void bt_ssd_db_close(struct bt_ssd_db *s)
     if (s == NULL) {
         return;
     }
-    pthread_mutex_lock(&s->lock);
-    s->stop = true;
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->lock);
-    pthread_join(s->thread, NULL);
-    bt_loop_fd_del(s->c.loop, s->w);
-    close(s->efd);
-    run_ready(s);
+    if (s->threaded) {
+        pthread_mutex_lock(&s->lock);
+        s->stop = true;
+        pthread_cond_signal(&s->wake);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->thread, NULL);
+        bt_loop_fd_del(s->c.loop, s->w);
+        close(s->efd);
+        run_ready(s);
+    }
     for (struct bt_ssd_db_op *op; (op = queue_get(&s->todo)) != NULL;) {
         free(op);
     }

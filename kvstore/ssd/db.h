@@ -44,8 +44,6 @@ struct bt_ssd_db_config {
     struct bt_ssd_identity identity;
     const struct bt_ssd_sys *sys; /* for flush; NULL: fdatasync */
     uint64_t retry_ms;            /* between attempts while the disk refuses */
-    /* Every record with a right checksum, while opening; its order is that of the keys. */
-    void (*on_record)(void *arg, uint32_t slot, const struct bt_ssd_entry *e);
     /* The loop's thread: writing began to fail (why), or works again (NULL). */
     void (*on_health)(void *arg, const char *why);
     void *arg;
@@ -53,12 +51,20 @@ struct bt_ssd_db_config {
 
 struct bt_ssd_db;
 
-/* Opens or makes the database and reads it through. A damaged one, or one of another identity, is
- * emptied (said in the log). A disk that refuses is no error: on_health tells, and it is retried.
- */
-struct bt_ssd_db *bt_ssd_db_open(const struct bt_ssd_db_config *c);
-/* Writes what is queued if the disk takes it. Afterwards done of every operation has run or will
- * never run. */
+typedef void (*bt_ssd_record_fn)(void *arg, uint32_t slot, const struct bt_ssd_entry *e);
+
+/* Opens or makes the database and reads it through: on_record gets every record with a right
+ * checksum, in the order of the keys. A damaged one, or one of another identity, is emptied (said
+ * in the log); last_try: also one that the disk cannot read. ERR_IO, ERR_EXHAUSTED (err says why,
+ * with the remedy): the disk refuses, nothing was changed. One that can be read but not written is
+ * OK: on_health tells once it was started. Any thread. */
+bt_status_t bt_ssd_db_load(const struct bt_ssd_db_config *c, bool last_try,
+                           bt_ssd_record_fn on_record, void *arg, struct bt_ssd_db **db_p,
+                           char *err, size_t err_cap) BT_MUST_CHECK;
+/* Operations may be submitted from now on. */
+void bt_ssd_db_start(struct bt_ssd_db *db);
+/* Also of one that was not started. Writes what is queued if the disk takes it. Afterwards done of
+ * every operation has run or will never run. */
 void bt_ssd_db_close(struct bt_ssd_db *db);
 /* Takes op. */
 void bt_ssd_db_submit(struct bt_ssd_db *db, struct bt_ssd_db_op *op);

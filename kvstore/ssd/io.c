@@ -177,6 +177,12 @@ bt_status_t bt_ssd_io_create(const struct bt_ssd_io_config *c, struct bt_ssd_io 
     return BT_OK;
 }
 
+void bt_ssd_io_use(struct bt_ssd_io *io, int fd)
+{
+    BT_ASSERT(io->c.fd == -1);
+    io->c.fd = fd; /* I/O threads look at it with an operation, which they get under the lock */
+}
+
 void bt_ssd_io_submit(struct bt_ssd_io *io, struct bt_ssd_op *op)
 {
     op->moved = 0;

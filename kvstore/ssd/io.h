@@ -36,7 +36,7 @@ struct bt_ssd_op {
 
 struct bt_ssd_io_config {
     struct bt_loop *loop;
-    int fd;
+    int fd;         /* -1: bt_ssd_io_use says it later */
     uint32_t depth; /* operations under way at once */
     void *mem;      /* most buffers lie here: registered with the kernel in pieces */
     uint64_t mem_bytes;
@@ -51,6 +51,8 @@ bt_status_t bt_ssd_io_create(const struct bt_ssd_io_config *c,
                              struct bt_ssd_io **io_p) BT_MUST_CHECK;
 /* Waits for what is under way; everything else ends with -ECANCELED. All done run inside. */
 void bt_ssd_io_destroy(struct bt_ssd_io *io);
+/* The file; before the first operation. */
+void bt_ssd_io_use(struct bt_ssd_io *io, int fd);
 /* Reads overtake writes; among equals first come, first served. */
 void bt_ssd_io_submit(struct bt_ssd_io *io, struct bt_ssd_op *op);
 /* "io_uring", "io_uring without registered buffers", "threads": for the log. */

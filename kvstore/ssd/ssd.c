@@ -14,9 +14,8 @@
 #include "common/base/map.h"
 #include "common/base/sha256.h"
 #include "common/log/log.h"
-#include "kvstore/ssd/db.h"
 #include "kvstore/ssd/dir.h"
-#include "kvstore/ssd/file.h"
+#include "kvstore/ssd/opener.h"
 
 #define READ_ERRORS_MAX 3   /* in a row: the disk is not used any more until a probe succeeds */
 #define TOUCH_S         60u /* a record's last use is rewritten at most so often */
@@ -33,19 +32,15 @@ struct job { /* one read or write */
     void *arg;
 };
 
-struct found { /* a record while recovering */
-    uint32_t pos;
-    struct bt_ssd_entry e;
-};
-
 struct bt_ssd {
     struct bt_ssd_config c;
     char *path;
-    struct bt_ssd_file file;
+    struct bt_ssd_file file; /* this one, dir and db: once the files are open */
     struct bt_ssd_dir *dir;
-    struct bt_ssd_io *io;
     struct bt_ssd_db *db;
-    struct bt_map *writing; /* key -> job, until its record is durable or given up */
+    struct bt_ssd_io *io;
+    struct bt_ssd_opener *opener; /* while they are not */
+    struct bt_map *writing;       /* key -> job, until its record is durable or given up */
     struct bt_list jobs;
     uint32_t forgetting; /* slots whose record is being deleted */
     uint32_t room;       /* so many slots are kept free */
@@ -57,8 +52,6 @@ struct bt_ssd {
     uint8_t *probe_buf;
     uint64_t probe_mark;
     struct bt_ssd_stats n;
-    struct found *found;
-    uint32_t n_found, cap_found;
     struct {
         struct bt_metric *written_bytes, *read_bytes, *read_errors, *write_errors, *crc_errors;
         struct bt_metric *evicted, *dropped, *blocks, *slots, *backlog, *up;
@@ -84,7 +77,7 @@ static void count(struct bt_metric *m, uint64_t *n, uint64_t by)
 
 static bool usable(const struct bt_ssd *s)
 {
-    return !s->io_down && !s->closing;
+    return s->dir != NULL && !s->io_down && !s->closing;
 }
 
 static void report(struct bt_ssd *s, bool was_up, const char *what, const char *why)
@@ -193,8 +186,8 @@ static void on_db_health(void *arg, const char *why)
 static void gauges(const struct bt_ssd *s)
 {
     if (s->m.up != NULL) {
-        bt_metric_set(s->m.up, !s->io_down && !s->db_down);
-        bt_metric_set(s->m.blocks, bt_ssd_dir_valid(s->dir));
+        bt_metric_set(s->m.up, s->dir != NULL && !s->io_down && !s->db_down);
+        bt_metric_set(s->m.blocks, s->dir != NULL ? bt_ssd_dir_valid(s->dir) : 0);
         bt_metric_set(s->m.backlog, s->n.backlog);
     }
 }
@@ -477,22 +470,12 @@ bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key)
 
 /* ---- opening ---- */
 
-static void on_record(void *arg, uint32_t pos, const struct bt_ssd_entry *e)
-{
-    struct bt_ssd *s = arg;
-    if (s->n_found == s->cap_found) {
-        s->cap_found = BT_MAX(1024u, s->cap_found * 2);
-        s->found = bt_realloc(s->found, s->cap_found * sizeof(*s->found));
-    }
-    s->found[s->n_found++] = (struct found){pos, *e};
-}
-
 /* Oldest use first; within a second the deeper block of a chain first, so that heads stay longer.
  */
 static int by_use(const void *a, const void *b)
 {
-    const struct bt_ssd_entry *x = &((const struct found *)a)->e,
-                              *y = &((const struct found *)b)->e;
+    const struct bt_ssd_entry *x = &((const struct bt_ssd_found *)a)->e,
+                              *y = &((const struct bt_ssd_found *)b)->e;
     if (x->used_s != y->used_s) {
         return x->used_s < y->used_s ? -1 : 1;
     }
@@ -501,20 +484,20 @@ static int by_use(const void *a, const void *b)
 
 /* Fills the directory from the records. Two records of one slot: the later write wins, the other's
  * delete did not reach the disk. */
-static void adopt(struct bt_ssd *s)
+static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
 {
     uint32_t *best = bt_calloc(s->file.n_slots, sizeof(*best));
-    for (uint32_t i = 0; i < s->n_found; i++) {
-        if (s->found[i].pos < s->file.n_slots) {
-            uint32_t *b = &best[s->found[i].pos];
-            *b = BT_MAX(*b, s->found[i].e.generation);
+    for (uint32_t i = 0; i < n; i++) {
+        if (found[i].pos < s->file.n_slots) {
+            uint32_t *b = &best[found[i].pos];
+            *b = BT_MAX(*b, found[i].e.generation);
         }
     }
-    if (s->n_found > 0) {
-        qsort(s->found, s->n_found, sizeof(*s->found), by_use);
+    if (n > 0) {
+        qsort(found, n, sizeof(*found), by_use);
     }
-    for (uint32_t i = 0; i < s->n_found; i++) {
-        const struct found *f = &s->found[i];
+    for (uint32_t i = 0; i < n; i++) {
+        const struct bt_ssd_found *f = &found[i];
         if (f->pos < s->file.n_slots && f->e.generation == best[f->pos] &&
             bt_ssd_dir_claim(s->dir, f->pos, f->e.generation)) {
             bt_ssd_dir_add(s->dir, f->pos, &f->e);
@@ -524,8 +507,7 @@ static void adopt(struct bt_ssd *s)
         }
     }
     free(best);
-    free(s->found);
-    s->found = NULL;
+    free(found);
 }
 
 static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
@@ -547,76 +529,102 @@ static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
     s->m.slots = bt_metrics_gauge(ms, "baton_ssd_slots", NULL, "Slots of the SSD's slab file");
     s->m.backlog = bt_metrics_gauge(ms, "baton_ssd_backlog", NULL, "Blocks waiting to be written");
     s->m.up = bt_metrics_gauge(ms, "baton_ssd_up", NULL, "1 while the SSD is used");
-    bt_metric_set(s->m.slots, s->file.n_slots);
 }
 
-static void open_index(struct bt_ssd *s)
+/* The files are open: from now on there is a tier. Takes what is in f. */
+static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
+{
+    s->file = f->file;
+    s->db = f->db;
+    s->dir = bt_ssd_dir_create(s->file.n_slots);
+    s->room = BT_MIN(BT_MAX(4 * s->c.queue_depth, s->file.n_slots / 64), s->file.n_slots / 8 + 1);
+    bt_ssd_io_use(s->io, s->file.fd);
+    bt_ssd_db_start(s->db);
+    adopt(s, f->found, f->n_found);
+    if (s->m.slots != NULL) {
+        bt_metric_set(s->m.slots, s->file.n_slots);
+    }
+    BT_INFO("ssd_open", "path=%s slots=%u slot_bytes=%llu blocks=%llu ms=%llu io=%s direct=%s",
+            s->path, s->file.n_slots, (unsigned long long)s->file.slot_bytes,
+            (unsigned long long)s->n.recovered, (unsigned long long)f->ms,
+            bt_log_q(bt_ssd_io_kind(s->io)), s->file.direct ? "yes" : "no");
+    make_room(s);
+    gauges(s);
+}
+
+static void on_opened(void *arg, struct bt_ssd_files *f)
+{
+    struct bt_ssd *s = arg;
+    bt_ssd_opener_destroy(s->opener);
+    s->opener = NULL;
+    begin(s, f);
+    for (uint32_t pos = 0; pos < s->file.n_slots; pos++) {
+        if (bt_ssd_dir_is_valid(s->dir, pos)) {
+            tell(s, true, pos, bt_ssd_dir_entry(s->dir, pos));
+        }
+    }
+}
+
+static bt_status_t create_io(struct bt_ssd *s, char *err, size_t err_cap)
 {
     const struct bt_slab_super *su = s->c.slab->super;
-    char *folder = bt_sprintf("%s/index", s->path);
-    struct bt_ssd_db_config dc = {.loop = s->c.loop,
-                                  .path = folder,
-                                  .data_fd = s->file.fd,
-                                  .identity = {.slot_bytes = s->file.slot_bytes,
-                                               .block_bytes = su->block_bytes,
-                                               .layout_id = su->layout_id},
-                                  .sys = s->c.sys,
-                                  .retry_ms = s->c.probe_ms,
-                                  .on_record = on_record,
-                                  .on_health = on_db_health,
-                                  .arg = s};
-    memcpy(dc.identity.file_uuid, s->file.uuid, sizeof(dc.identity.file_uuid));
-    memcpy(dc.identity.root_key, su->root_key, sizeof(dc.identity.root_key));
-    s->db = bt_ssd_db_open(&dc);
-    free(folder);
+    struct bt_ssd_io_config ic = {.loop = s->c.loop,
+                                  .fd = -1,
+                                  .depth = s->c.queue_depth,
+                                  .mem = s->c.slab->data,
+                                  .mem_bytes = su->n_slots * su->slot_bytes,
+                                  .mem_unit = (uint32_t)su->slot_bytes,
+                                  .sys = s->c.sys};
+    if (su->slot_bytes > UINT32_MAX ||
+        posix_memalign((void **)&s->probe_buf, BT_SSD_PAGE, BT_SSD_PAGE) != 0 ||
+        bt_ssd_io_create(&ic, &s->io) != BT_OK) {
+        snprintf(err, err_cap,
+                 "kvstore.ssd.path: no threads or descriptors for its I/O; raise the limits of the "
+                 "kvstore's user (LimitNOFILE, TasksMax)");
+        return BT_ERR_CONFIG;
+    }
+    return BT_OK;
 }
 
 bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char *err,
                         size_t err_cap)
 {
-    const struct bt_slab_super *su = c->slab->super;
     struct bt_ssd *s = bt_calloc(1, sizeof(*s));
+    struct bt_ssd_files files;
     s->c = *c;
     bt_list_init(&s->jobs);
-    bt_status_t st = bt_ssd_file_open(c->path, c->bytes, su->slot_bytes, &s->file, err, err_cap);
-    if (st != BT_OK) {
+    s->path = bt_strdup(c->path);
+    struct bt_ssd_files_config fc = {.path = s->path,
+                                     .bytes = c->bytes,
+                                     .super = c->slab->super,
+                                     .db = {.loop = c->loop,
+                                            .sys = c->sys,
+                                            .retry_ms = c->probe_ms,
+                                            .on_health = on_db_health,
+                                            .arg = s}};
+    bt_status_t made = create_io(s, err, err_cap);
+    bt_status_t st = made == BT_OK ? bt_ssd_files_open(&fc, false, &files, err, err_cap) : made;
+    if (st == BT_ERR_CONFIG) {
+        bt_ssd_io_destroy(s->io);
+        free(s->probe_buf);
+        free(s->path);
         free(s);
         return st;
     }
-    struct bt_ssd_io_config ic = {.loop = c->loop,
-                                  .fd = s->file.fd,
-                                  .depth = c->queue_depth,
-                                  .mem = c->slab->data,
-                                  .mem_bytes = su->n_slots * su->slot_bytes,
-                                  .mem_unit = (uint32_t)su->slot_bytes,
-                                  .sys = c->sys};
-    if (su->slot_bytes > UINT32_MAX ||
-        posix_memalign((void **)&s->probe_buf, BT_SSD_PAGE, BT_SSD_PAGE) != 0 ||
-        bt_ssd_io_create(&ic, &s->io) != BT_OK) {
-        snprintf(err, err_cap, "kvstore.ssd.path: no threads or descriptors for its I/O");
-        free(s->probe_buf);
-        bt_ssd_file_close(&s->file);
-        free(s);
-        return BT_ERR_IO;
-    }
-    s->path = bt_strdup(c->path);
-    s->dir = bt_ssd_dir_create(s->file.n_slots);
     s->writing = bt_map_create(sizeof(struct bt_kv_key));
-    s->room = BT_MIN(BT_MAX(4 * c->queue_depth, s->file.n_slots / 64), s->file.n_slots / 8 + 1);
     if (c->metrics != NULL) {
         metrics_create(s, c->metrics);
     }
-    uint64_t start = bt_mono_ns();
-    open_index(s);
-    adopt(s);
-    BT_INFO("ssd_open", "path=%s slots=%u slot_bytes=%llu blocks=%llu ms=%llu io=%s direct=%s",
-            s->path, s->file.n_slots, (unsigned long long)s->file.slot_bytes,
-            (unsigned long long)s->n.recovered,
-            (unsigned long long)((bt_mono_ns() - start) / 1000000), bt_log_q(bt_ssd_io_kind(s->io)),
-            s->file.direct ? "yes" : "no");
+    if (st == BT_OK) {
+        begin(s, &files);
+    } else {
+        BT_ERROR("ssd_unused", "path=%s status=%s why=%s then=%s", s->path, bt_status_name(st),
+                 bt_log_q(err),
+                 bt_log_q("serving goes on without it; it is tried again by itself"));
+        s->opener = bt_ssd_opener_start(&fc, c->probe_ms, on_opened, s);
+        gauges(s);
+    }
     bt_timer_start(c->loop, &s->tick, TICK_MS, TICK_MS, on_tick, s);
-    make_room(s);
-    gauges(s);
     *s_p = s;
     return BT_OK;
 }
@@ -629,6 +637,7 @@ void bt_ssd_close(struct bt_ssd *s)
     s->closing = true;
     bt_timer_stop(s->c.loop, &s->tick);
     bt_timer_stop(s->c.loop, &s->probe_timer);
+    bt_ssd_opener_destroy(s->opener);
     bt_ssd_io_destroy(s->io); /* what was written goes to the index ... */
     bt_ssd_db_close(s->db);   /* ... which writes it, if the disk takes it */
     const void *key;
@@ -637,8 +646,10 @@ void bt_ssd_close(struct bt_ssd *s)
         free(j); /* its record was not to be written */
     }
     bt_map_destroy(s->writing);
-    bt_ssd_dir_destroy(s->dir);
-    bt_ssd_file_close(&s->file);
+    if (s->dir != NULL) {
+        bt_ssd_dir_destroy(s->dir);
+        bt_ssd_file_close(&s->file);
+    }
     free(s->probe_buf);
     free(s->path);
     free(s);
@@ -648,13 +659,13 @@ void bt_ssd_stats(const struct bt_ssd *s, struct bt_ssd_stats *st_p)
 {
     *st_p = s->n;
     st_p->slots = s->file.n_slots;
-    st_p->blocks = bt_ssd_dir_valid(s->dir);
-    st_p->up = !s->io_down && !s->db_down;
+    st_p->blocks = s->dir != NULL ? bt_ssd_dir_valid(s->dir) : 0;
+    st_p->up = s->dir != NULL && !s->io_down && !s->db_down;
 }
 
 const struct bt_kv_key *bt_ssd_at(const struct bt_ssd *s, uint32_t pos, uint32_t *depth_p)
 {
-    if (!bt_ssd_dir_is_valid(s->dir, pos)) {
+    if (s->dir == NULL || !bt_ssd_dir_is_valid(s->dir, pos)) {
         return NULL;
     }
     const struct bt_ssd_entry *e = bt_ssd_dir_entry(s->dir, pos);

@@ -38,7 +38,8 @@ struct bt_ssd_config {
 };
 
 /* Opens or makes the tier and recovers what is durable. ERR_CONFIG: the folder cannot be used (err
- * says why and what to do); ERR_EXHAUSTED, ERR_IO: the disk is full or broken, go on without. */
+ * says why and what to do). A disk that is full or broken is no error: that is reported, the tier
+ * holds nothing, and it is tried again, less and less often, until it is there. */
 bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char *err,
                         size_t err_cap) BT_MUST_CHECK;
 /* Reads and writes under way end first, others with ERR_CANCELLED: all their done run inside. */

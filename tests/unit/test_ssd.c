@@ -250,6 +250,116 @@ static void damaged_index_starts_over(void **state)
     ssd_put(&fix, 7);
 }
 
+/* Files that are gone or cut short, after enough blocks for more than one of each kind. */
+static void mutilated_index(void **state)
+{
+    static const char *const how[] = {
+        "rm '%s'/index/CURRENT",
+        "rm '%s'/index/MANIFEST-*",
+        "rm '%s'/index/*.sst",
+        "cd '%s'/index && for f in *.sst; do truncate -s 100 $f; done",
+        "cd '%s'/index && for f in *.log; do truncate -s 70 $f; done",
+        "cd '%s'/index && for f in MANIFEST-*; do truncate -s 40 $f; done",
+        ": > '%s'/index/CURRENT",
+        "cd '%s'/index && for f in *; do : > $f; done",
+    };
+    uint64_t id = 0;
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(how); i++) {
+        char cmd[300];
+        uint64_t first = id;
+        for (int life = 0; life < 2;
+             life++) { /* what the first leaves in its log is a table in the next */
+            for (int k = 0; k < 5; k++) {
+                ssd_put(&fix, id++);
+            }
+            ssd_reopen(&fix);
+        }
+        bt_ssd_close(fix.ssd);
+        fix.ssd = NULL;
+        snprintf(cmd, sizeof(cmd), how[i], fix.dir);
+        assert_int_equal(system(cmd), 0);
+        ssd_reopen(&fix);
+        SSD_UNTIL(&fix, ssd_stats(&fix).up);
+        for (uint64_t b = first; b < id; b++) {
+            bt_status_t st = ssd_get(&fix, b, 0); /* compares the bytes */
+            assert_true(st == BT_OK || st == BT_ERR_NOT_FOUND);
+        }
+        ssd_put(&fix, id);
+        assert_int_equal(ssd_get(&fix, id++, 0), BT_OK);
+        ssd_reopen(&fix);
+        assert_int_equal(ssd_get(&fix, id - 1, 0), BT_OK);
+    }
+}
+
+/* No room for one block when it starts, then there is: used without another start. */
+static void no_room_at_first(void **state)
+{
+    struct rlimit old, small;
+    char err[512], cmd[300];
+    (void)state;
+    ssd_put(&fix, 1);
+    bt_ssd_close(fix.ssd);
+    fix.ssd = NULL;
+    snprintf(cmd, sizeof(cmd), "cp '%s/blocks' '%s/kept' && rm '%s/blocks'", fix.dir, fix.dir,
+             fix.dir);
+    assert_int_equal(system(cmd), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 4096;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    assert_int_equal(bt_ssd_open(&fix.conf, &fix.ssd, err, sizeof(err)), BT_OK);
+    assert_false(ssd_stats(&fix).up);
+    assert_int_equal(ssd_stats(&fix).slots, 0);
+    assert_int_equal(ssd_write(&fix, 2, 0), BT_ERR_UNAVAILABLE);
+    assert_int_equal(ssd_get(&fix, 1, 0), BT_ERR_UNAVAILABLE);
+    assert_false(ssd_has(&fix, 1));
+    for (uint64_t end = bt_mono_ns() + 300000000ull; bt_mono_ns() < end;) {
+        bt_loop_poll(fix.loop, 10); /* it tries */
+    }
+    assert_false(ssd_stats(&fix).up);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    snprintf(cmd, sizeof(cmd), "mv '%s/kept' '%s/blocks'", fix.dir, fix.dir);
+    assert_int_equal(system(cmd), 0);
+    uint32_t added = fix.n_added;
+    SSD_UNTIL(&fix, ssd_stats(&fix).up);
+    assert_int_equal(fix.n_added, added + 1); /* what it has is announced */
+    assert_int_equal(ssd_get(&fix, 1, 0), BT_OK);
+    ssd_put(&fix, 2);
+    assert_int_equal(ssd_get(&fix, 2, 0), BT_OK);
+}
+
+/* Closed while it still tries. */
+static void never_any_room(void **state)
+{
+    struct rlimit old, small;
+    char err[512], cmd[200];
+    (void)state;
+    bt_ssd_close(fix.ssd);
+    fix.ssd = NULL;
+    snprintf(cmd, sizeof(cmd), "rm '%s/blocks'", fix.dir);
+    assert_int_equal(system(cmd), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 4096;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    fix.conf.probe_ms = 1;
+    for (int polls = 0; polls < 30; polls++) {
+        assert_int_equal(bt_ssd_open(&fix.conf, &fix.ssd, err, sizeof(err)), BT_OK);
+        for (int i = 0; i < polls; i++) {
+            bt_loop_poll(fix.loop, 1);
+        }
+        assert_false(ssd_stats(&fix).up);
+        bt_ssd_close(fix.ssd);
+        fix.ssd = NULL;
+    }
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    ssd_reopen(&fix);
+    ssd_put(&fix, 3);
+}
+
 static void one_kvstore_a_folder(void **state)
 {
     struct bt_ssd *other = NULL;
@@ -309,6 +419,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(another_blocks_bytes_are_a_miss, setup, teardown),
         cmocka_unit_test_setup_teardown(another_model_empties_it, setup, teardown),
         cmocka_unit_test_setup_teardown(damaged_index_starts_over, setup, teardown),
+        cmocka_unit_test_setup_teardown(mutilated_index, setup, teardown),
+        cmocka_unit_test_setup_teardown(no_room_at_first, setup, teardown),
+        cmocka_unit_test_setup_teardown(never_any_room, setup, teardown),
         cmocka_unit_test_setup_teardown(one_kvstore_a_folder, setup, teardown),
         cmocka_unit_test_setup_teardown(full_disk_is_a_smaller_tier, setup, teardown),
     };
