@@ -532,6 +532,10 @@ static void metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
     gs->m.leases = bt_metrics_gauge(ms, "baton_pool_leases", NULL, "Leases on slots");
     gs->m.copies = bt_metrics_gauge(ms, "baton_pool_copies", NULL,
                                     "Blocks fetched from other nodes that one request has used");
+    gs->m.fetching = bt_metrics_gauge(ms, "baton_kvstore_fetching", NULL,
+                                      "Transfers from other nodes' caches that have not ended");
+    gs->m.offers = bt_metrics_gauge(ms, "baton_kvstore_offers", NULL,
+                                    "Transfers to other nodes' caches that have not ended");
     gs->m.grants = bt_metrics_gauge(ms, "baton_kvstore_grants", NULL, "Open grants");
     gs->m.opens = bt_metrics_gauge(ms, "baton_kvstore_opens", NULL, "Opens of local workers");
     gs->m.workers =
@@ -573,6 +577,8 @@ static void metrics_update(void *arg)
     bt_metric_set(gs->m.transit, n.transit);
     bt_metric_set(gs->m.leases, n.leases);
     bt_metric_set(gs->m.copies, c->copies);
+    bt_metric_set(gs->m.fetching, s.pieces);
+    bt_metric_set(gs->m.offers, s.offers);
     bt_metric_set(gs->m.grants, s.grants);
     bt_metric_set(gs->m.opens, s.opens);
     bt_metric_set(gs->m.workers, s.workers);

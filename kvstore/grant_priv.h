@@ -117,7 +117,8 @@ struct bt_grants {
     struct bt_timer tick, defer;
     uint64_t killed;
     struct {
-        struct bt_metric *slots[4], *transit, *leases, *copies, *grants, *opens, *workers;
+        struct bt_metric *slots[4], *transit, *leases, *copies, *fetching, *offers, *grants, *opens,
+            *workers;
         struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
     } m;
     struct {

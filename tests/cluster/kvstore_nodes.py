@@ -1,6 +1,8 @@
 """Real kvstores on a private etcd, scripted workers (tests/tools/kv_worker), and a conductor in Python
 that speaks proto/session.proto through grpcio: an independent peer of the C server."""
+import base64
 import glob
+import json
 import os
 import queue
 import re
@@ -72,6 +74,11 @@ class Etcd:
             except OSError:
                 time.sleep(0.05)
         raise AssertionError("etcd does not start")
+
+    def delete(self, key):
+        body = json.dumps({"key": base64.b64encode(key.encode()).decode()}).encode()
+        reply = urllib.request.urlopen(f"http://{self.addr}/v3/kv/deleterange", body, timeout=5).read()
+        assert json.loads(reply).get("deleted") == "1", reply
 
     def stop(self):
         self.p.kill()
