@@ -74,29 +74,28 @@ static void on_status(void *arg, struct bt_rpc_call *call, const void *data, siz
 }
 
 /* One listed block and what its message points to. */
+#define LISTED_HOLDERS 64 /* of one block; the count says how many there are */
+
 struct listed {
     Baton__AdminBlock block;
-    struct bt_kv_key key;
-    char *kvstores[BT_HOLDERS_KVSTORES_MAX];
+    uint8_t key[8];
+    char *kvstores[LISTED_HOLDERS];
 };
 
 static bool list_block(struct bt_admin *a, size_t *it, struct listed *b)
 {
-    const struct bt_kv_key *key;
-    const uint64_t *holds;
-    uint32_t depth;
-    if (!bt_holders_next(bt_view_index(a->view), it, &key, &depth, &holds)) {
+    uint32_t depth, n, ids[LISTED_HOLDERS];
+    if (!bt_holders_next(bt_view_index(a->view), it, b->key, &depth, ids, LISTED_HOLDERS, &n)) {
         return false;
     }
     baton__admin_block__init(&b->block);
-    b->key = *key;
-    b->block.key.data = b->key.b;
-    b->block.key.len = sizeof(b->key.b);
+    b->block.key.data = b->key;
+    b->block.key.len = sizeof(b->key);
     b->block.depth = depth;
+    b->block.holders = n;
     b->block.kvstores = b->kvstores;
-    for (uint32_t id = 0; id < BT_HOLDERS_KVSTORES_MAX; id++) {
-        const char *name =
-            (holds[id / 64] >> (id % 64) & 1) != 0 ? bt_view_kvstore_name(a->view, id) : NULL;
+    for (uint32_t i = 0; i < BT_MIN(n, (uint32_t)LISTED_HOLDERS); i++) {
+        const char *name = bt_view_kvstore_name(a->view, ids[i]);
         if (name != NULL) {
             b->kvstores[b->block.n_kvstores++] = (char *)name;
         }

@@ -102,12 +102,20 @@ static const struct bt_conf_row rows[] = {
      .doc = "After SIGTERM open requests have this long to finish."},
     {.key = "conductor.index_blocks",
      .type = BT_CONF_INT,
-     .offset = ROW(index_blocks),
+     .offset = ROW(index_extents),
      .def = "1048576",
      .min = 1024,
      .max = 1e9,
-     .doc = "Blocks in the index of what kvstores hold, about 150 bytes each; more are not "
-            "remembered."},
+     .doc = "Extents in the index of what kvstores hold, 32 bytes each; more are not remembered."},
+    {.key = "conductor.index_extent_tokens",
+     .type = BT_CONF_INT,
+     .offset = ROW(index_extent_tokens),
+     .def = "0",
+     .min = 0,
+     .max = 1048576,
+     .doc = "Tokens of an extent, a multiple of kv.block_tokens: prefixes are found in steps of so "
+            "many. "
+            "512 where a cluster holds millions of blocks. 0: every block is in the index."},
     {.key = "model.served_name",
      .type = BT_CONF_STR,
      .offset = ROW(served_name),
@@ -218,6 +226,12 @@ static bool check(const void *conf, char *err, size_t err_cap)
         /* late asks again after the prefill, for comparison: only baton-sim does that. */
         snprintf(err, err_cap, "sched.admission: there is no '%s' here; use none, early or predict",
                  c->admission);
+        return false;
+    }
+    if (c->index_extent_tokens % c->common.kv_block_tokens != 0) {
+        snprintf(err, err_cap,
+                 "conductor.index_extent_tokens: %lld is not a multiple of kv.block_tokens (%lld)",
+                 (long long)c->index_extent_tokens, (long long)c->common.kv_block_tokens);
         return false;
     }
     if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {

@@ -192,15 +192,17 @@ static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_p
 static void start_requests(struct conductor *c)
 {
     const struct bt_conductor_conf *conf = &c->conf;
-    struct bt_view_config vc = {.cluster = conf->common.cluster_name,
-                                .name = c->name,
-                                .node = conf->common.node_id,
-                                .incarnation = c->incarnation,
-                                .root = c->root,
-                                .layout_id = c->layout.layout_id,
-                                .heartbeat_ms = HEARTBEAT_MS,
-                                .silence_ms = SILENCE_MS,
-                                .index_keys_max = (size_t)conf->index_blocks};
+    struct bt_view_config vc = {
+        .cluster = conf->common.cluster_name,
+        .name = c->name,
+        .node = conf->common.node_id,
+        .incarnation = c->incarnation,
+        .root = c->root,
+        .layout_id = c->layout.layout_id,
+        .heartbeat_ms = HEARTBEAT_MS,
+        .silence_ms = SILENCE_MS,
+        .index_keys_max = (size_t)conf->index_extents,
+        .extent_blocks = (uint32_t)(conf->index_extent_tokens / conf->common.kv_block_tokens)};
     c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);
     struct bt_requests_config rc = {
         .policy = bt_sched_policy_find(conf->policy),
@@ -423,7 +425,7 @@ static void run(struct conductor *c)
             "name=%s rpc=%s http=%s incarnation=%016" PRIx64
             " model=%s policy=%s max_running=%" PRId64 " index_blocks=%" PRId64,
             c->name, c->rpc_addr, c->http_addr, c->incarnation, bt_log_q(c->model_id),
-            c->conf.policy, c->conf.max_running, c->conf.index_blocks);
+            c->conf.policy, c->conf.max_running, c->conf.index_extents);
     bt_notify_status("serving %s on http://%s", c->model_id, c->http_addr);
     bt_notify_ready();
     bt_loop_run(c->loop);

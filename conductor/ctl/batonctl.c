@@ -278,8 +278,8 @@ static json_t *blocks_json(const Baton__AdminBlocks *b)
     json_t *list = json_array();
     for (size_t i = 0; i < b->n_list; i++) {
         char key[65] = "";
-        if (b->list[i]->key.len == 32) {
-            bt_hex(b->list[i]->key.data, 32, key);
+        if (b->list[i]->key.len <= 32) {
+            bt_hex(b->list[i]->key.data, b->list[i]->key.len, key);
         }
         json_t *at = json_array();
         for (size_t k = 0; k < b->list[i]->n_kvstores; k++) {
@@ -305,8 +305,8 @@ static void blocks_table(const Baton__AdminBlocks *b)
     ctl_table_init(&t, head, BT_ARRAY_LEN(head));
     for (size_t i = 0; i < b->n_list; i++) {
         char key[65] = "";
-        if (b->list[i]->key.len == 32) {
-            bt_hex(b->list[i]->key.data, 32, key);
+        if (b->list[i]->key.len <= 32) {
+            bt_hex(b->list[i]->key.data, b->list[i]->key.len, key);
         }
         char at[512] = "";
         for (size_t k = 0; k < b->list[i]->n_kvstores; k++) {

@@ -89,7 +89,11 @@ static uint32_t choose_prefill(struct job *j, uint32_t decode, bool allow_avoide
     uint64_t random = bt_sched_mix(j->req->random + 1); /* another draw than the decode worker's */
     uint32_t ordinal = 0;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
-        if (usable(j, i, true, allow_avoided)) {
+        const struct bt_sched_worker *w = &j->s->workers[i];
+        /* With a thousand workers most are out by their queue alone. */
+        bool hopeless = j->rule->queue && p.best != BT_SCHED_NONE &&
+                        bt_sched_queue_ms(j->c, w) > p.cost * (1 + 1e-8) + 1e-8;
+        if (!hopeless && usable(j, i, true, allow_avoided)) {
             struct estimate e;
             uint32_t before = p.best;
             j->rule->prefill(j, i, ordinal, decode, &e);
@@ -98,7 +102,7 @@ static uint32_t choose_prefill(struct job *j, uint32_t decode, bool allow_avoide
                 *e_p = e;
             }
         }
-        ordinal += j->s->workers[i].prefill;
+        ordinal += w->prefill;
     }
     return p.best;
 }

@@ -19,6 +19,7 @@ struct rule {
     const char *name;
     bool use_cache; /* looks at where blocks are */
     bool fetch;     /* may have them moved */
+    bool queue;     /* a prefill worker never costs less than its queue */
     /* ordinal: number of the worker among those of its role */
     void (*prefill)(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
                     struct estimate *e);

@@ -1,149 +1,393 @@
-/* The block index: key -> set of kvstores; see holders.h. */
+/* The extent index: an open table of 24-byte entries, linear probing, deletion by shifting back, so
+ * that it never has to be rebuilt. A kvstore has an inner id; when all of it is forgotten the inner
+ * id dies at once and its entries are cleaned by a sweep, after which the id is used again. See
+ * holders.h. */
 #include "conductor/view/holders.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/map.h"
-
-#define WORDS (BT_HOLDERS_KVSTORES_MAX / 64)
+#define INNER        4096u /* inner ids: live ones, and dead ones that are being swept */
+#define INLINE       4
+#define MANY         255 /* entry.n: its holders are a bitmap */
+#define NONE         UINT16_MAX
+#define WORDS        (INNER / 64)
+#define SWEEP_FORGET ((size_t)1 << 18) /* places at once: about a millisecond */
+#define SWEEP_ADD    16
+#define AHEAD        8 /* entries whose memory is asked for before they are looked at */
 
 struct entry {
-    uint64_t holds[WORDS];
-    uint32_t depth;
+    uint64_t key;
+    uint32_t depth : 24;
+    uint32_t n : 8; /* 0: empty */
+    uint16_t ids[INLINE];
+    uint32_t bitmap; /* number of it, if n is MANY */
+};
+_Static_assert(sizeof(struct entry) == 24, "what holders.h says of memory");
+
+struct bitmap {
+    uint64_t w[WORDS];
+    uint32_t n, next_free;
 };
 
+typedef enum { ID_FREE = 0, ID_LIVE, ID_DEAD, ID_SWEPT } id_state_t;
+
 struct bt_holders {
-    struct bt_map *map; /* bt_kv_key -> struct entry */
-    size_t keys_max;
+    struct entry *e;
+    size_t places, keys, keys_max;
+    struct bitmap *maps;
+    uint32_t n_maps, maps_cap, free_map; /* free_map: UINT32_MAX none */
     uint64_t replicas, dropped;
+    uint16_t inner_of[BT_HOLDERS_KVSTORES_MAX]; /* NONE: it has nothing */
+    uint16_t outer_of[INNER];
+    uint64_t held[INNER];
+    uint8_t state[INNER]; /* id_state_t */
+    uint64_t live[WORDS]; /* inner ids in ID_LIVE */
+    uint32_t words;       /* inner ids in use are below 64 times this */
+    uint32_t n_dead, n_swept;
+    size_t cursor; /* of the sweep */
 };
 
 struct bt_holders *bt_holders_create(size_t keys_max)
 {
     struct bt_holders *x = bt_calloc(1, sizeof(*x));
-    x->map = bt_map_create(sizeof(struct bt_kv_key));
     x->keys_max = keys_max;
+    x->places = keys_max + keys_max / 3 + 16; /* three quarters full at most */
+    x->e = bt_calloc(x->places, sizeof(*x->e));
+    x->free_map = UINT32_MAX;
+    memset(x->inner_of, 0xff, sizeof(x->inner_of));
     return x;
 }
 
 void bt_holders_destroy(struct bt_holders *x)
 {
-    if (x == NULL) {
-        return;
+    if (x != NULL) {
+        free(x->e);
+        free(x->maps);
+        free(x);
     }
-    size_t it = 0;
-    void *e;
-    while ((e = bt_map_next(x->map, &it, NULL)) != NULL) {
-        free(e);
-    }
-    bt_map_destroy(x->map);
-    free(x);
 }
 
-static bool none(const struct entry *e)
+/* ---- places ---- */
+
+static uint64_t word_of(const struct bt_kv_key *key)
 {
-    uint64_t any = 0;
-    for (size_t i = 0; i < WORDS; i++) {
-        any |= e->holds[i];
-    }
-    return any == 0;
+    uint64_t w;
+    memcpy(&w, key->b, sizeof(w));
+    return w;
 }
 
-bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id)
+static size_t home_of(const struct bt_holders *x, uint64_t key)
 {
-    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
-    struct entry *e = bt_map_get(x->map, key);
-    if (e == NULL) {
-        if (bt_map_count(x->map) >= x->keys_max) {
-            x->dropped++;
-            return false;
+    uint64_t h = (key ^ key >> 32) * 0x9e3779b97f4a7c15ull;
+    return (size_t)((unsigned __int128)h * x->places >> 64);
+}
+
+static size_t after(const struct bt_holders *x, size_t i)
+{
+    return i + 1 == x->places ? 0 : i + 1;
+}
+
+/* Its entry, or the empty one where it would go. */
+static struct entry *find(const struct bt_holders *x, uint64_t key)
+{
+    size_t i = home_of(x, key);
+    while (x->e[i].n != 0 && x->e[i].key != key) {
+        i = after(x, i);
+    }
+    return &x->e[i];
+}
+
+/* Empties place i and moves back what a probe would no longer find. An entry that comes to lie
+ * before the sweep without having been swept takes the sweep back with it. */
+static void erase(struct bt_holders *x, size_t i)
+{
+    x->keys--;
+    for (size_t k = after(x, i); x->e[k].n != 0; k = after(x, k)) {
+        size_t home = home_of(x, x->e[k].key);
+        bool stays = i <= k ? (i < home && home <= k) : (i < home || home <= k);
+        if (stays) {
+            continue;
         }
-        e = bt_calloc(1, sizeof(*e));
-        e->depth = depth;
-        (void)bt_map_put(x->map, key, e);
+        x->e[i] = x->e[k];
+        if (k >= x->cursor && i < x->cursor) {
+            x->cursor = i;
+        }
+        i = k;
     }
-    uint64_t bit = (uint64_t)1 << (id % 64);
-    if ((e->holds[id / 64] & bit) == 0) {
-        e->holds[id / 64] |= bit;
-        x->replicas++;
-    }
-    return true;
+    x->e[i].n = 0;
 }
 
-void bt_holders_remove(struct bt_holders *x, const struct bt_kv_key *key, uint32_t id)
+/* ---- holders of an entry ---- */
+
+static uint32_t take_map(struct bt_holders *x)
 {
-    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
-    struct entry *e = bt_map_get(x->map, key);
-    uint64_t bit = (uint64_t)1 << (id % 64);
-    if (e == NULL || (e->holds[id / 64] & bit) == 0) {
+    uint32_t m = x->free_map;
+    if (m != UINT32_MAX) {
+        x->free_map = x->maps[m].next_free;
+    } else {
+        if (x->n_maps == x->maps_cap) {
+            x->maps_cap = x->maps_cap != 0 ? 2 * x->maps_cap : 64;
+            x->maps = bt_realloc(x->maps, x->maps_cap * sizeof(*x->maps));
+        }
+        m = x->n_maps++;
+    }
+    memset(&x->maps[m], 0, sizeof(x->maps[m]));
+    return m;
+}
+
+static bool has(const struct bt_holders *x, const struct entry *e, uint16_t id)
+{
+    if (e->n == MANY) {
+        return (x->maps[e->bitmap].w[id / 64] >> (id % 64) & 1) != 0;
+    }
+    for (uint32_t i = 0; i < e->n; i++) {
+        if (e->ids[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void put(struct bt_holders *x, struct entry *e, uint16_t id)
+{
+    if (e->n < INLINE) {
+        e->ids[e->n++] = id;
         return;
     }
-    e->holds[id / 64] &= ~bit;
-    x->replicas--;
-    if (none(e)) {
-        (void)bt_map_del(x->map, key);
-        free(e);
+    if (e->n != MANY) {
+        e->bitmap = take_map(x);
+        for (uint32_t i = 0; i < INLINE; i++) {
+            x->maps[e->bitmap].w[e->ids[i] / 64] |= (uint64_t)1 << (e->ids[i] % 64);
+        }
+        x->maps[e->bitmap].n = INLINE;
+        e->n = MANY;
+    }
+    x->maps[e->bitmap].w[id / 64] |= (uint64_t)1 << (id % 64);
+    x->maps[e->bitmap].n++;
+}
+
+/* The bitmap's holders, as far as cap goes. */
+static uint32_t list_map(const struct bitmap *m, uint16_t *ids, uint32_t cap)
+{
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < WORDS; w++) {
+        for (uint64_t left = m->w[w]; left != 0 && n < cap; left &= left - 1) {
+            ids[n++] = (uint16_t)(w * 64 + (uint32_t)__builtin_ctzll(left));
+        }
+    }
+    return n;
+}
+
+/* e has it. */
+static void drop(struct bt_holders *x, struct entry *e, uint16_t id)
+{
+    if (e->n != MANY) {
+        uint32_t i = 0;
+        while (e->ids[i] != id) {
+            i++;
+        }
+        e->ids[i] = e->ids[--e->n];
+        return;
+    }
+    struct bitmap *m = &x->maps[e->bitmap];
+    m->w[id / 64] &= ~((uint64_t)1 << (id % 64));
+    if (--m->n <= INLINE / 2) { /* half of it: not back and forth at the border */
+        e->n = list_map(m, e->ids, INLINE);
+        m->next_free = x->free_map;
+        x->free_map = e->bitmap;
+    }
+}
+
+/* ---- inner ids, and the sweep ---- */
+
+/* Dead ids leave the entry. True: it is empty and its place is another's now. */
+static bool clean(struct bt_holders *x, size_t i)
+{
+    struct entry *e = &x->e[i];
+    uint16_t ids[INNER];
+    uint32_t n = e->n;
+    if (n == MANY) {
+        n = list_map(&x->maps[e->bitmap], ids, INNER);
+    } else {
+        memcpy(ids, e->ids, sizeof(e->ids));
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        if (x->state[ids[k]] != ID_LIVE) {
+            drop(x, e, ids[k]);
+        }
+    }
+    if (n != 0 && e->n == 0) {
+        erase(x, i);
+        return true;
+    }
+    return false;
+}
+
+static void end_of_pass(struct bt_holders *x)
+{
+    x->cursor = 0;
+    x->n_swept = x->n_dead;
+    x->n_dead = 0;
+    for (uint32_t id = 0; id < INNER; id++) {
+        if (x->state[id] == ID_SWEPT) {
+            x->state[id] = ID_FREE;
+        } else if (x->state[id] == ID_DEAD) { /* since the pass began: once more from the start */
+            x->state[id] = ID_SWEPT;
+        }
+    }
+}
+
+void bt_holders_sweep(struct bt_holders *x, size_t places)
+{
+    for (; places > 0 && x->n_swept + x->n_dead != 0; places--) {
+        if (x->cursor == x->places) {
+            end_of_pass(x);
+            continue;
+        }
+        if (x->e[x->cursor].n == 0 || !clean(x, x->cursor)) {
+            x->cursor++;
+        }
     }
 }
 
 void bt_holders_forget(struct bt_holders *x, uint32_t id)
 {
     BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
-    /* The map may not change while it is walked: gather the keys first. */
-    size_t n = 0, cap = 0, it = 0;
-    struct bt_kv_key *gone = NULL;
-    const void *key;
-    struct entry *e;
-    while ((e = bt_map_next(x->map, &it, &key)) != NULL) {
-        if ((e->holds[id / 64] >> (id % 64) & 1) == 0) {
-            continue;
-        }
-        if (n == cap) {
-            cap = cap != 0 ? cap * 2 : 256;
-            gone = bt_realloc(gone, cap * sizeof(*gone));
-        }
-        memcpy(&gone[n++], key, sizeof(*gone));
+    uint16_t in = x->inner_of[id];
+    if (in == NONE) {
+        return;
     }
-    for (size_t i = 0; i < n; i++) {
-        bt_holders_remove(x, &gone[i], id);
+    x->inner_of[id] = NONE;
+    x->replicas -= x->held[in];
+    x->held[in] = 0;
+    x->live[in / 64] &= ~((uint64_t)1 << (in % 64));
+    bool first = x->n_swept + x->n_dead == 0;
+    x->state[in] = first ? ID_SWEPT : ID_DEAD;
+    x->n_swept += first;
+    x->n_dead += !first;
+    if (first) {
+        x->cursor = 0;
     }
-    free(gone);
+    bt_holders_sweep(x, SWEEP_FORGET);
+}
+
+static uint16_t inner(struct bt_holders *x, uint32_t id)
+{
+    if (x->inner_of[id] != NONE) {
+        return x->inner_of[id];
+    }
+    for (;;) {
+        for (uint32_t in = 0; in < INNER; in++) {
+            if (x->state[in] == ID_FREE) {
+                x->state[in] = ID_LIVE;
+                x->outer_of[in] = (uint16_t)id;
+                x->inner_of[id] = (uint16_t)in;
+                x->live[in / 64] |= (uint64_t)1 << (in % 64);
+                x->words = BT_MAX(x->words, in / 64 + 1);
+                return (uint16_t)in;
+            }
+        }
+        bt_holders_sweep(x, x->places + 1); /* thousands were forgotten faster than it was swept */
+    }
+}
+
+/* ---- what the view does ---- */
+
+bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id)
+{
+    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
+    bt_holders_sweep(x, SWEEP_ADD);
+    uint16_t in = inner(x, id);
+    uint64_t w = word_of(key);
+    struct entry *e = find(x, w);
+    if (e->n == 0) {
+        if (x->keys >= x->keys_max) {
+            x->dropped++;
+            return false;
+        }
+        e->key = w;
+        e->depth = BT_MIN(depth, (1u << 24) - 1);
+        x->keys++;
+    } else if (has(x, e, in)) {
+        return true;
+    }
+    put(x, e, in);
+    x->held[in]++;
+    x->replicas++;
+    return true;
+}
+
+void bt_holders_remove(struct bt_holders *x, const struct bt_kv_key *key, uint32_t id)
+{
+    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
+    uint16_t in = x->inner_of[id];
+    struct entry *e = find(x, word_of(key));
+    if (in == NONE || e->n == 0 || !has(x, e, in)) {
+        return;
+    }
+    drop(x, e, in);
+    x->held[in]--;
+    x->replicas--;
+    if (e->n == 0) {
+        erase(x, (size_t)(e - x->e));
+    }
+}
+
+/* Of the candidates those that e has stay; the others' match ends at n. False: nobody is left. */
+static bool narrow(const struct bt_holders *x, const struct entry *e, uint64_t *cand, uint32_t n,
+                   uint32_t *match, uint32_t n_ids)
+{
+    uint64_t few[WORDS], any = 0;
+    const uint64_t *has_it = few;
+    if (e->n == MANY) {
+        has_it = x->maps[e->bitmap].w;
+    } else {
+        memset(few, 0, x->words * sizeof(few[0]));
+        for (uint32_t i = 0; i < e->n; i++) {
+            few[e->ids[i] / 64] |= (uint64_t)1 << (e->ids[i] % 64);
+        }
+    }
+    for (uint32_t w = 0; w < x->words; w++) {
+        uint64_t out = cand[w] & ~has_it[w];
+        cand[w] &= has_it[w];
+        any |= cand[w];
+        for (; out != 0; out &= out - 1) {
+            uint32_t id = x->outer_of[w * 64 + (uint32_t)__builtin_ctzll(out)];
+            if (id < n_ids) {
+                match[id] = n;
+            }
+        }
+    }
+    return any != 0;
 }
 
 void bt_holders_match(const struct bt_holders *x, const struct bt_kv_key *keys, uint32_t n,
-                      uint32_t *match, uint32_t n_ids)
+                      uint32_t stride, uint32_t *match, uint32_t n_ids)
 {
-    uint64_t alive[WORDS];
-    memset(alive, 0xff, sizeof(alive));
-    for (uint32_t id = 0; id < n_ids; id++) {
-        match[id] = 0;
+    static const struct entry empty;
+    uint64_t cand[WORDS];
+    memcpy(cand, x->live, x->words * sizeof(cand[0]));
+    memset(match, 0, n_ids * sizeof(*match));
+    for (uint32_t i = 0; i < BT_MIN(n, (uint32_t)AHEAD); i++) {
+        __builtin_prefetch(&x->e[home_of(x, word_of(&keys[(size_t)i * stride]))]);
     }
     for (uint32_t i = 0; i < n; i++) {
-        const struct entry *e = bt_map_get(x->map, &keys[i]);
-        if (e == NULL) {
-            return;
+        if (i + AHEAD < n) {
+            size_t far = (size_t)(i + AHEAD) * stride;
+            __builtin_prefetch(&x->e[home_of(x, word_of(&keys[far]))]);
         }
-        uint64_t any = 0;
-        for (size_t w = 0; w < WORDS; w++) {
-            alive[w] &= e->holds[w];
-            any |= alive[w];
-            for (uint64_t left = alive[w]; left != 0; left &= left - 1) {
-                uint32_t id = (uint32_t)(w * 64) + (uint32_t)__builtin_ctzll(left);
-                if (id < n_ids) {
-                    match[id] = i + 1;
-                }
-            }
-        }
-        if (any == 0) {
+        const struct entry *e = find(x, word_of(&keys[(size_t)i * stride]));
+        if (!narrow(x, e, cand, i, match, n_ids)) {
             return;
         }
     }
+    (void)narrow(x, &empty, cand, n, match, n_ids);
 }
 
 size_t bt_holders_keys(const struct bt_holders *x)
 {
-    return bt_map_count(x->map);
+    return x->keys;
 }
 
 uint64_t bt_holders_replicas(const struct bt_holders *x)
@@ -156,16 +400,36 @@ uint64_t bt_holders_dropped(const struct bt_holders *x)
     return x->dropped;
 }
 
-bool bt_holders_next(const struct bt_holders *x, size_t *it, const struct bt_kv_key **key_p,
-                     uint32_t *depth_p, const uint64_t **holds_p)
+size_t bt_holders_bytes(const struct bt_holders *x)
 {
-    const void *key;
-    const struct entry *e = bt_map_next(x->map, it, &key);
-    if (e == NULL) {
-        return false;
+    return sizeof(*x) + x->places * sizeof(*x->e) + x->maps_cap * sizeof(*x->maps);
+}
+
+bool bt_holders_next(const struct bt_holders *x, size_t *it, uint8_t key8[8], uint32_t *depth_p,
+                     uint32_t *ids, uint32_t cap, uint32_t *n_p)
+{
+    for (; *it < x->places; ++*it) {
+        const struct entry *e = &x->e[*it];
+        uint16_t in[INNER];
+        uint32_t n = e->n == MANY ? list_map(&x->maps[e->bitmap], in, INNER) : e->n, live = 0;
+        if (e->n != MANY) {
+            memcpy(in, e->ids, sizeof(e->ids));
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            if (x->state[in[i]] == ID_LIVE) {
+                if (live < cap) {
+                    ids[live] = x->outer_of[in[i]];
+                }
+                live++;
+            }
+        }
+        if (live != 0) {
+            memcpy(key8, &e->key, 8);
+            *depth_p = e->depth;
+            *n_p = live;
+            ++*it;
+            return true;
+        }
     }
-    *key_p = key;
-    *depth_p = e->depth;
-    *holds_p = e->holds;
-    return true;
+    return false;
 }

@@ -1,36 +1,45 @@
-/* Which kvstore has which block, as far as their events say: a hint, never the truth. Bounded; a
- * full index forgets new blocks, not old ones. No I/O; owned by the loop thread. */
+/* Which kvstore has which extent, as far as their events say: a hint, never the truth. An extent is
+ * known by its last block's key, which stands for everything before it; how many blocks make one is
+ * the caller's (bt_view_config.extent_blocks). Of a key its first eight bytes are kept: two that
+ * agree in these cost a plan that finds less than it hoped for. Bounded and sized at the start, 32
+ * bytes an extent for up to four holders; a full index forgets new extents, not old ones. No I/O;
+ * owned by the loop thread. */
 #ifndef BT_CONDUCTOR_HOLDERS_H
 #define BT_CONDUCTOR_HOLDERS_H
 
 #include "common/base/base.h"
 #include "common/kv/key.h"
 
-#define BT_HOLDERS_KVSTORES_MAX 256 /* ids are below this */
+#define BT_HOLDERS_KVSTORES_MAX 2048 /* ids are below this */
 
 struct bt_holders;
 
 struct bt_holders *bt_holders_create(size_t keys_max);
 void bt_holders_destroy(struct bt_holders *x);
 
-/* Block `key` (the depth-th of its chain) is sealed in kvstore id. False: the index is full. */
+/* Extent `key`, whose last block is the depth-th of its chain, is in kvstore id. False: the index
+ * is full. */
 bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id);
 void bt_holders_remove(struct bt_holders *x, const struct bt_kv_key *key, uint32_t id);
-/* Forgets all blocks of a kvstore (a resync begins, or it is gone). */
+/* Forgets all of a kvstore (a resync begins, or it is gone): nothing of it is matched any more.
+ * What it alone held leaves a large index a little at a time, with later calls of add and sweep. */
 void bt_holders_forget(struct bt_holders *x, uint32_t id);
+/* Goes on with that, over at most so many places. */
+void bt_holders_sweep(struct bt_holders *x, size_t places);
 
-/* For each kvstore id below n_ids: how many of keys[0..n) are there without a hole from the first
- * on. match: [n_ids], written. */
+/* For each kvstore id below n_ids: how many of keys[0], keys[stride] ... (n of them) are there
+ * without a hole from the first on. match: [n_ids], written. */
 void bt_holders_match(const struct bt_holders *x, const struct bt_kv_key *keys, uint32_t n,
-                      uint32_t *match, uint32_t n_ids);
+                      uint32_t stride, uint32_t *match, uint32_t n_ids);
 
-size_t bt_holders_keys(const struct bt_holders *x);       /* distinct blocks */
+size_t bt_holders_keys(const struct bt_holders *x);       /* distinct extents */
 uint64_t bt_holders_replicas(const struct bt_holders *x); /* sum over kvstores */
 uint64_t bt_holders_dropped(const struct bt_holders *x);  /* refused because the index was full */
+size_t bt_holders_bytes(const struct bt_holders *x);      /* memory in use */
 
-/* Iterates: *it starts at 0; false at the end. holds: one bit an id, BT_HOLDERS_KVSTORES_MAX bits.
- */
-bool bt_holders_next(const struct bt_holders *x, size_t *it, const struct bt_kv_key **key_p,
-                     uint32_t *depth_p, const uint64_t **holds_p);
+/* Iterates: *it starts at 0; false at the end. key8: the key's first bytes. Up to cap holders go to
+ * ids, *n_p says how many there are. */
+bool bt_holders_next(const struct bt_holders *x, size_t *it, uint8_t key8[8], uint32_t *depth_p,
+                     uint32_t *ids, uint32_t cap, uint32_t *n_p);
 
 #endif

@@ -64,6 +64,9 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
         memcpy(key.b, p, sizeof(key.b));
         uint32_t depth =
             p[32] | (uint32_t)p[33] << 8 | (uint32_t)p[34] << 16 | (uint32_t)p[35] << 24;
+        if ((depth + 1) % s->view->conf.extent_blocks != 0) {
+            continue; /* inside of an extent: its last block stands for it */
+        }
         (void)bt_holders_add(s->view->index, &key, depth, s->kv_id);
     }
     for (size_t i = 0; i < n_removed; i++) {
@@ -490,6 +493,13 @@ static Baton__Member *member_copy(const Baton__Member *m)
     return copy;
 }
 
+/* What every plan asks of every member. */
+static void read_member(struct bt_session *s)
+{
+    s->ready = s->member->state == BATON__MEMBER_STATE__READY;
+    s->prefill = strcmp(s->member->kind, "prefill") == 0;
+}
+
 struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
                                      const Baton__Member *m)
 {
@@ -497,6 +507,7 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     s->view = v;
     s->kind = kind;
     s->member = member_copy(m);
+    read_member(s);
     s->kv_id = BT_HOLDERS_KVSTORES_MAX;
     bt_list_init(&s->link);
     bt_list_init(&s->own_prefills);
@@ -532,6 +543,7 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m)
     Baton__Member *copy = member_copy(m);
     baton__member__free_unpacked(s->member, NULL);
     s->member = copy;
+    read_member(s);
     if (s->kind != BT_SESSION_OTHER && s->state == BT_SESSION_IDLE && (anew || was_departed)) {
         s->failures = 0;
         bt_timer_start(s->view->loop, &s->timer, 0, 0, dial, s);

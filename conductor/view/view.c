@@ -3,10 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/map.h"
 #include "common/log/log.h"
 #include "conductor/view/view_priv.h"
 
-#define FORM_NS 15000000000ull
+#define FORM_NS      15000000000ull
+#define SWEEP_PLACES ((size_t)1 << 20) /* of the index, each beat: a few ms at most */
 
 static struct bt_session *session_of(struct bt_list *l)
 {
@@ -31,6 +33,7 @@ static void drop(struct bt_view *v, struct bt_session *s, const char *why)
         bt_holders_forget(v->index, s->kv_id);
     }
     uint32_t id = s->kv_id;
+    v->links_stale = true;
     bt_session_destroy(s, why);
     if (id < BT_HOLDERS_KVSTORES_MAX) {
         v->kv_by_id[id] = NULL;
@@ -45,6 +48,7 @@ static void on_beat(void *arg)
     /* If this process itself stood still, the silence was ours: everybody gets a new start. */
     bool stalled =
         bt_stood_still(&v->last_beat_ns, now, (uint64_t)v->conf.silence_ms * 1000000 / 2);
+    bt_holders_sweep(v->index, SWEEP_PLACES);
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
         struct bt_session *s = session_of(l);
@@ -65,6 +69,7 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
     v->loop = loop;
     v->rpc = rpc;
     v->conf = *conf;
+    v->conf.extent_blocks = BT_MAX(conf->extent_blocks, 1u);
     v->cluster = bt_strdup(conf->cluster);
     v->name = bt_strdup(conf->name);
     v->node = bt_strdup(conf->node);
@@ -81,7 +86,8 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
         bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL,
                            "Gaps in kvstores' block events (each is followed by a resync).");
     v->m_index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
-                                       "Distinct blocks in this conductor's index.");
+                                       "Distinct extents in this conductor's index "
+                                       "(conductor.index_extent_tokens).");
     v->m_up[0] =
         bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"", "Sessions that are up.");
     v->m_up[1] =
@@ -109,6 +115,8 @@ void bt_view_destroy(struct bt_view *v)
     free(v->kvstores);
     free(v->worker_of);
     free(v->kvstore_of);
+    free(v->all_kvs);
+    free(v->all_workers);
     free(v->cluster);
     free(v->name);
     free(v->node);
@@ -146,6 +154,7 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
 {
     struct bt_session *s = find(v, m->kind, m->name);
     if (s != NULL) {
+        v->links_stale = true;
         bt_session_update(s, m);
         s->draining = bt_view_node_draining(v, m->node);
         return;
@@ -162,8 +171,10 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
     s->kv_id = id;
     if (kind == BT_SESSION_KVSTORE) {
         v->kv_by_id[id] = s;
+        v->kv_ids = BT_MAX(v->kv_ids, id + 1);
     }
     v->n_sessions++;
+    v->links_stale = true;
     bt_list_insert_tail(&v->sessions, &s->link);
 }
 
@@ -174,6 +185,7 @@ void bt_view_member_down(struct bt_view *v, const char *kind, const char *name)
         return;
     }
     s->departed = true;
+    v->links_stale = true;
     BT_INFO("member_gone", "kind=%s peer=%s session_up=%d", kind, name, s->state == BT_SESSION_UP);
     /* A session that still works may finish what it has; on_beat drops it once it is idle. */
 }
@@ -198,8 +210,7 @@ void bt_view_watch(struct bt_view *v, struct bt_etcd *e)
 
 static bool plannable(const struct bt_session *s)
 {
-    return s->state == BT_SESSION_UP && !s->broken && !s->departed &&
-           s->member->state == BATON__MEMBER_STATE__READY;
+    return s->state == BT_SESSION_UP && !s->broken && !s->departed && s->ready;
 }
 
 static void reserve_scratch(struct bt_view *v)
@@ -212,6 +223,8 @@ static void reserve_scratch(struct bt_view *v)
     v->kvstores = bt_realloc(v->kvstores, n * sizeof(*v->kvstores));
     v->worker_of = bt_realloc(v->worker_of, n * sizeof(struct bt_session *));
     v->kvstore_of = bt_realloc(v->kvstore_of, n * sizeof(struct bt_session *));
+    v->all_kvs = bt_realloc(v->all_kvs, n * sizeof(struct bt_session *));
+    v->all_workers = bt_realloc(v->all_workers, n * sizeof(struct bt_session *));
 }
 
 /* Until its prefills are computed: by what it said last, less the time since, or by what this
@@ -231,8 +244,8 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
     *w = (struct bt_sched_worker){
         .kvstore = BT_SCHED_NONE,
         .node = BT_SCHED_NONE,
-        .prefill = strcmp(s->member->kind, "prefill") == 0,
-        .decode = strcmp(s->member->kind, "decode") == 0,
+        .prefill = s->prefill,
+        .decode = !s->prefill,
         .draining = s->draining,
         .own_requests = s->own_requests,
         .own_prefill_tokens = s->own_prefill_tokens,
@@ -260,45 +273,107 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
     }
 }
 
+/* Members by kind, and the kvstore of each one's node; of two on one node the one that has not
+ * left.
+ */
+static void link_members(struct bt_view *v)
+{
+    struct bt_map *by_node = bt_map_create(sizeof(uint64_t));
+    struct bt_list *l;
+    v->n_all_kvs = v->n_all_workers = 0;
+    bt_list_for_each (l, &v->sessions) {
+        struct bt_session *s = session_of(l);
+        uint64_t node = bt_hash64(s->member->node, strlen(s->member->node), 0);
+        struct bt_session *other = bt_map_get(by_node, &node);
+        if (s->kind == BT_SESSION_KVSTORE) {
+            v->all_kvs[v->n_all_kvs++] = s;
+            if (other == NULL || other->departed) {
+                (void)bt_map_put(by_node, &node, s);
+            }
+        } else if (s->kind == BT_SESSION_WORKER) {
+            v->all_workers[v->n_all_workers++] = s;
+        }
+    }
+    for (uint32_t i = 0; i < v->n_all_workers; i++) {
+        struct bt_session *s = v->all_workers[i];
+        uint64_t node = bt_hash64(s->member->node, strlen(s->member->node), 0);
+        struct bt_session *kv = bt_map_get(by_node, &node);
+        /* two names of one hash are not one node */
+        s->node_kv = kv != NULL && strcmp(kv->member->node, s->member->node) == 0 ? kv : NULL;
+    }
+    bt_map_destroy(by_node);
+    v->links_stale = false;
+}
+
+/* A thousand sessions do not stay in the nearest caches: those to come are asked for early. */
+static void ask_ahead(struct bt_session *const *list, uint32_t i, uint32_t n)
+{
+    if (i + 4 < n) {
+        const char *p = (const char *)list[i + 4];
+        for (size_t at = 0; at < sizeof(struct bt_session); at += 64) {
+            __builtin_prefetch(p + at);
+        }
+    }
+}
+
+static uint32_t list_kvstores(struct bt_view *v, const uint32_t *match)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < v->n_all_kvs; i++) {
+        struct bt_session *s = v->all_kvs[i];
+        ask_ahead(v->all_kvs, i, v->n_all_kvs);
+        if (!plannable(s)) {
+            continue;
+        }
+        struct bt_sched_kvstore *k = &v->kvstores[n];
+        *k = (struct bt_sched_kvstore){.node = n,
+                                       .draining = s->draining,
+                                       .match_blocks = v->conf.extent_blocks * match[s->kv_id],
+                                       .incarnation = s->member->incarnation,
+                                       .links = s->links,
+                                       .n_links = s->n_links};
+        if (s->has_pool) {
+            k->slots_total = s->pool.slots_total;
+            k->slots_free = s->pool.slots_free;
+            k->slots_sealed = s->pool.slots_sealed;
+        }
+        s->snap_index = n;
+        v->kvstore_of[n++] = s;
+    }
+    return n;
+}
+
+static uint32_t list_workers(struct bt_view *v)
+{
+    uint32_t n = 0;
+    uint64_t now = bt_mono_ns();
+    for (uint32_t i = 0; i < v->n_all_workers; i++) {
+        struct bt_session *s = v->all_workers[i];
+        ask_ahead(v->all_workers, i, v->n_all_workers);
+        if (!plannable(s)) {
+            continue;
+        }
+        fill_worker(s, now, &v->workers[n]);
+        if (s->node_kv != NULL && plannable(s->node_kv)) {
+            v->workers[n].kvstore = v->workers[n].node = s->node_kv->snap_index;
+        }
+        v->worker_of[n++] = s;
+    }
+    return n;
+}
+
 void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
                       struct bt_view_snapshot *out)
 {
-    uint32_t match[BT_HOLDERS_KVSTORES_MAX];
-    bt_holders_match(v->index, keys, n_keys, match, BT_HOLDERS_KVSTORES_MAX);
+    uint32_t match[BT_HOLDERS_KVSTORES_MAX], extent = v->conf.extent_blocks;
+    /* the last block of each extent */
+    const struct bt_kv_key *lasts = n_keys >= extent ? keys + (extent - 1) : keys;
+    bt_holders_match(v->index, lasts, n_keys / extent, extent, match, v->kv_ids);
     reserve_scratch(v);
-    uint32_t nw = 0, nk = 0;
-    uint64_t now = bt_mono_ns();
-    struct bt_list *l;
-    bt_list_for_each (l, &v->sessions) {
-        struct bt_session *s = session_of(l);
-        if (s->kind == BT_SESSION_KVSTORE && plannable(s)) {
-            v->kvstores[nk] = (struct bt_sched_kvstore){.node = nk,
-                                                        .draining = s->draining,
-                                                        .match_blocks = match[s->kv_id],
-                                                        .incarnation = s->member->incarnation,
-                                                        .links = s->links,
-                                                        .n_links = s->n_links};
-            if (s->has_pool) {
-                v->kvstores[nk].slots_total = s->pool.slots_total;
-                v->kvstores[nk].slots_free = s->pool.slots_free;
-                v->kvstores[nk].slots_sealed = s->pool.slots_sealed;
-            }
-            v->kvstore_of[nk++] = s;
-        }
+    if (v->links_stale) {
+        link_members(v);
     }
-    bt_list_for_each (l, &v->sessions) {
-        struct bt_session *s = session_of(l);
-        if (s->kind != BT_SESSION_WORKER || !plannable(s)) {
-            continue;
-        }
-        fill_worker(s, now, &v->workers[nw]);
-        for (uint32_t k = 0; k < nk; k++) {
-            if (strcmp(v->kvstore_of[k]->member->node, s->member->node) == 0) {
-                v->workers[nw].kvstore = v->workers[nw].node = k;
-            }
-        }
-        v->worker_of[nw++] = s;
-    }
+    uint32_t nk = list_kvstores(v, match), nw = list_workers(v);
     out->workers = v->workers;
     out->kvstores = v->kvstores;
     out->worker = v->worker_of;

@@ -36,11 +36,14 @@ struct bt_session {
     struct bt_view *view;
     bt_session_kind_t kind;
     bt_session_state_t state;
-    Baton__Member *member; /* as registered last */
-    bool departed;         /* etcd says it is gone: nothing new is planned on it */
-    bool draining;         /* its node is to be emptied (batonctl drain) */
-    bool broken;           /* a send failed: ends at the next turn */
-    uint32_t kv_id;        /* kvstores: id in the index */
+    Baton__Member *member;      /* as registered last */
+    bool ready, prefill;        /* what member says: may be planned on; its role is prefill */
+    bool departed;              /* etcd says it is gone: nothing new is planned on it */
+    bool draining;              /* its node is to be emptied (batonctl drain) */
+    bool broken;                /* a send failed: ends at the next turn */
+    uint32_t kv_id;             /* kvstores: id in the index */
+    struct bt_session *node_kv; /* workers: the kvstore of its node, NULL: none; view.c keeps it */
+    uint32_t snap_index;        /* kvstores: in the last snapshot */
 
     struct bt_rpc_channel *channel;
     struct bt_rpc_stream *stream, *blocks;
@@ -78,9 +81,10 @@ struct bt_view_config { /* copied, strings too */
     uint64_t incarnation;
     struct bt_kv_key root;
     uint64_t layout_id;
-    uint32_t heartbeat_ms; /* 500 */
-    uint32_t silence_ms;   /* 2000: a session without a message for so long is dead */
-    size_t index_keys_max;
+    uint32_t heartbeat_ms;  /* 500 */
+    uint32_t silence_ms;    /* 2000: a session without a message for so long is dead */
+    size_t index_keys_max;  /* extents */
+    uint32_t extent_blocks; /* every so many-th block of a chain is in the index; 0: 1 */
 };
 
 struct bt_view_ops {

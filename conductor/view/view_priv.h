@@ -19,9 +19,13 @@ struct bt_view {
     struct bt_list sessions;
     uint32_t n_sessions;
     struct bt_session *kv_by_id[BT_HOLDERS_KVSTORES_MAX];
+    uint32_t kv_ids; /* ids in use are below */
     struct bt_holders *index;
     struct bt_timer beat;
     uint64_t last_beat_ns;
+    bool links_stale; /* members changed: what follows and node_kv are to be found again */
+    struct bt_session **all_kvs, **all_workers; /* by kind, in order of arrival */
+    uint32_t n_all_kvs, n_all_workers;
     bool formed;              /* both roles have been up, or one alone for long enough */
     uint64_t first_worker_ns; /* since when there is a usable worker */
     /* scratch of bt_view_snapshot */

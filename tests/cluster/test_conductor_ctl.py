@@ -82,7 +82,7 @@ def test_blocks(cluster, addr):
     assert now["replicas"] >= now["blocks"] == len(now["list"])
     names = {d["node"]: "kvstore-" + d["node"] for d in cluster.status() if d["daemon"] == "kvstore"}
     for b in now["list"]:
-        assert re.fullmatch("[0-9a-f]{64}", b["key"])
+        assert re.fullmatch("[0-9a-f]{16}", b["key"])
         assert b["kvstores"] and set(b["kvstores"]) <= set(names.values())
     rc, out, _ = ctl("--addr", addr, "blocks", "--limit", "1", "-o", "json")
     assert rc == 0 and len(json.loads(out)["list"]) == 1

@@ -1,27 +1,39 @@
-/* What a decision of the scheduler costs on one core: the index is asked, every policy places and
- * admission is asked, on snapshots of 16 and of 1,000 nodes. Times each decision for itself and
- * prints bench lines. Arguments: decisions (default 20000). */
+/* What a decision of the scheduler costs on one core: the view takes its snapshot and asks the
+ * index, every policy places and admission is asked, on clusters of 16 and of 1,000 nodes; the
+ * latter with ten million extents in the index. Each decision is timed for itself. And: updates of
+ * the index, its memory, the hashing of a prompt's keys. Prints bench lines. Arguments: decisions
+ * (default 20000), extents of the large index (default 10000000). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "conductor/sched/sched.h"
-#include "conductor/view/holders.h"
+#include "conductor/view/view_priv.h"
 
 #define BLOCK_TOKENS 64
 #define CHAINS       64 /* prompts that come again */
 
-static const struct bt_batch_cost prefill_cost = {.token_ns = BT_BATCH_TOKEN_NS(1e5), .attn_ns = 2};
-static const struct bt_batch_cost decode_cost = {.base_ns = 2e7, .kv_ns = 27};
+static struct bt_batch_cost prefill_cost = {.token_ns = BT_BATCH_TOKEN_NS(1e5), .attn_ns = 2};
+static struct bt_batch_cost decode_cost = {.base_ns = 2e7, .kv_ns = 27};
 
 struct world {
-    uint32_t n, blocks;
-    struct bt_sched_worker *w;
-    struct bt_sched_kvstore *k;
-    struct bt_holders *index; /* NULL: more nodes than it takes; matches are drawn */
-    struct bt_kv_key *keys;   /* [CHAINS][blocks] */
+    uint32_t n, blocks, extent;
+    struct bt_loop *loop;
+    struct bt_metrics *metrics;
+    struct bt_view *view;
+    struct bt_session **worker, **kvstore;
+    struct bt_kv_key *keys; /* [CHAINS][blocks] */
     struct bt_sched_forecast forecast;
 };
+
+/* Time that this thread has computed: what a neighbour on the machine takes is not ours. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
 
 static uint64_t rng(uint64_t *s)
 {
@@ -29,49 +41,142 @@ static uint64_t rng(uint64_t *s)
     return *s >> 33;
 }
 
-static void world_init(struct world *x, uint32_t n, uint32_t prompt, uint64_t *s)
+static struct bt_kv_key random_key(uint64_t *s)
+{
+    struct bt_kv_key k;
+    for (size_t b = 0; b < sizeof(k.b); b += 4) {
+        uint32_t word = (uint32_t)rng(s);
+        memcpy(k.b + b, &word, 4);
+    }
+    return k;
+}
+
+/* A member whose session counts as up; it is never dialled, as the loop does not turn. */
+static struct bt_session *join(struct world *x, const char *kind, uint32_t i)
+{
+    Baton__Member m = BATON__MEMBER__INIT;
+    char name[32], node[32];
+    snprintf(name, sizeof(name), "%s-%u", kind, i);
+    snprintf(node, sizeof(node), "node-%u", i);
+    m.kind = (char *)(uintptr_t)kind;
+    m.name = name;
+    m.node = node;
+    m.state = BATON__MEMBER_STATE__READY;
+    m.incarnation = i + 1;
+    bt_view_member_up(x->view, &m);
+    struct bt_session *s =
+        BT_CONTAINER_OF(bt_view_sessions(x->view)->prev, struct bt_session, link);
+    s->state = BT_SESSION_UP;
+    return s;
+}
+
+static void world_init(struct world *x, uint32_t n, uint32_t prompt, uint32_t extent,
+                       size_t index_max, uint64_t *s)
 {
     memset(x, 0, sizeof(*x));
     x->n = n;
+    x->extent = extent;
     x->blocks = prompt / BLOCK_TOKENS;
-    x->w = bt_calloc(n, sizeof(*x->w));
-    x->k = bt_calloc(n, sizeof(*x->k));
+    x->worker = bt_calloc(n, sizeof(struct bt_session *));
+    x->kvstore = bt_calloc(n, sizeof(struct bt_session *));
     x->keys = bt_calloc((size_t)CHAINS * x->blocks, sizeof(*x->keys));
-    x->index = n <= BT_HOLDERS_KVSTORES_MAX ? bt_holders_create(1 << 20) : NULL;
+    x->metrics = bt_metrics_create();
+    if (bt_loop_create(&x->loop) != BT_OK) {
+        exit(1);
+    }
+    struct bt_view_config vc = {.cluster = "bench",
+                                .name = "c",
+                                .node = "n",
+                                .heartbeat_ms = 500,
+                                .silence_ms = 2000,
+                                .index_keys_max = index_max,
+                                .extent_blocks = extent};
+    x->view = bt_view_create(x->loop, NULL, &vc, x->metrics);
     for (size_t i = 0; i < (size_t)CHAINS * x->blocks; i++) {
-        for (size_t b = 0; b + 8 <= sizeof(x->keys[i].b); b += 4) {
-            uint32_t word = (uint32_t)rng(s);
-            memcpy(x->keys[i].b + b, &word, 4);
-        }
+        x->keys[i] = random_key(s);
     }
     for (uint32_t i = 0; i < n; i++) {
         bool prefill = i < n / 2;
-        x->w[i] = (struct bt_sched_worker){.node = i,
-                                           .kvstore = i,
-                                           .prefill = prefill,
-                                           .decode = !prefill,
-                                           .slots_total = 256,
-                                           .pages_total = prefill ? 0 : 20000,
-                                           .cost = prefill ? &prefill_cost : &decode_cost};
-        for (uint32_t c = 0; prefill && x->index != NULL && c < CHAINS; c++) {
+        x->kvstore[i] = join(x, "kvstore", i);
+        struct bt_session *w = x->worker[i] = join(x, prefill ? "prefill" : "decode", i);
+        baton__worker_load__init(&w->load);
+        baton__step_cost__init(&w->load_cost);
+        w->has_load = true;
+        w->load.slots_total = 256;
+        w->load.pages_total = prefill ? 0 : 20000;
+        w->load.chunk_tokens = 8192;
+        w->load.cost = &w->load_cost;
+        w->cost = prefill ? prefill_cost : decode_cost;
+        for (uint32_t c = 0; prefill && c < CHAINS; c++) {
             uint32_t have = rng(s) % 3 == 0 ? (uint32_t)rng(s) % x->blocks : 0;
-            for (uint32_t b = 0; b < have; b++) {
-                (void)bt_holders_add(x->index, &x->keys[(size_t)c * x->blocks + b], b, i);
+            for (uint32_t b = extent - 1; b < have; b += extent) {
+                (void)bt_holders_add(x->view->index, &x->keys[(size_t)c * x->blocks + b], b,
+                                     x->kvstore[i]->kv_id);
             }
         }
     }
     bt_sched_forecast_init(&x->forecast, 250, 10000, 0);
 }
 
+/* Extents of other prompts, one in three with a second holder; then removals and additions in turn.
+ */
+static void fill_index(struct world *x, size_t extents, uint64_t *s)
+{
+    struct bt_holders *h = x->view->index;
+    uint64_t seed = *s, replicas = bt_holders_replicas(h), start = cpu_ns();
+    uint32_t prefills = x->n / 2;
+    while (bt_holders_keys(h) < extents) {
+        struct bt_kv_key k = random_key(s);
+        uint32_t at = (uint32_t)rng(s) % prefills;
+        (void)bt_holders_add(h, &k, 7, x->kvstore[at]->kv_id);
+        if (rng(s) % 3 == 0) {
+            (void)bt_holders_add(h, &k, 7, x->kvstore[(at + 1) % prefills]->kv_id);
+        }
+    }
+    double secs = (double)(cpu_ns() - start) / 1e9;
+    double adds = (double)(bt_holders_replicas(h) - replicas) / secs;
+    uint64_t n = BT_MIN(extents / 4, (size_t)1000000);
+    start = cpu_ns();
+    for (uint64_t i = 0; i < n; i++) { /* what was added first goes, something new comes */
+        struct bt_kv_key old = random_key(&seed), fresh = random_key(s);
+        uint32_t at = (uint32_t)rng(&seed) % prefills;
+        bt_holders_remove(h, &old, x->kvstore[at]->kv_id);
+        if (rng(&seed) % 3 == 0) {
+            bt_holders_remove(h, &old, x->kvstore[(at + 1) % prefills]->kv_id);
+        }
+        (void)bt_holders_add(h, &fresh, 7, x->kvstore[at]->kv_id);
+    }
+    double turns = 2.0 * (double)n / ((double)(cpu_ns() - start) / 1e9);
+    printf(
+        "index: %zu extents, %llu replicas, %.1f bytes an extent; %.2f million additions a second, "
+        "%.2f million removals and additions in turn\n",
+        bt_holders_keys(h), (unsigned long long)bt_holders_replicas(h),
+        (double)bt_holders_bytes(h) / (double)bt_holders_keys(h), adds / 1e6, turns / 1e6);
+    printf("bench,index_add,%.0f,extents/s,aim 1000000,%.2f\n", adds, adds / 1e6);
+    printf("bench,index_turnover,%.0f,extents/s,aim 1000000,%.2f\n", turns, turns / 1e6);
+    printf("bench,index_extent_bytes,%.1f,bytes,-,-\n",
+           (double)bt_holders_bytes(h) / (double)bt_holders_keys(h));
+    printf("bench,index_replica_bytes,%.1f,bytes,-,-\n",
+           (double)bt_holders_bytes(h) / (double)bt_holders_replicas(h));
+    uint64_t worst = 0;
+    for (uint32_t i = 0; i < 3; i++) {
+        start = cpu_ns();
+        bt_holders_forget(h, x->kvstore[prefills - 1 - i]->kv_id);
+        worst = BT_MAX(worst, cpu_ns() - start);
+    }
+    printf("bench,index_forget_kvstore,%.2f,ms,-,-\n", (double)worst / 1e6);
+}
+
 static void shake(struct world *x, uint64_t *s)
 {
+    uint64_t now = bt_mono_ns();
     for (uint32_t i = 0; i < x->n; i++) {
-        x->w[i].queue_ms = (double)(rng(s) % 4000);
-        x->w[i].running = (uint32_t)rng(s) % 30;
-        x->w[i].kv_tokens = 12000ull * x->w[i].running;
-        x->w[i].pages_free = (uint32_t)rng(s) % 20000;
-        x->k[i].send_busy_ms = (double)(rng(s) % 50);
-        x->k[i].match_blocks = rng(s) % 8 == 0 ? (uint32_t)rng(s) % x->blocks : 0;
+        struct bt_session *w = x->worker[i];
+        w->load_ns = now;
+        w->load.queue_ms = (double)(rng(s) % 4000);
+        w->load.running = (uint32_t)rng(s) % 30;
+        w->load.kv_tokens = 12000ull * w->load.running;
+        w->load.pages_free = (uint32_t)rng(s) % 20000;
     }
 }
 
@@ -94,13 +199,8 @@ static void measure(struct world *x, const char *name, uint32_t prompt, uint32_t
                                 .work_weight = 0.5,
                                 .ttft_objective_ms = 30000,
                                 .tbt_objective_ms = 100};
-    struct bt_sched_snapshot snap = {.workers = x->w,
-                                     .n_workers = x->n,
-                                     .kvstores = x->k,
-                                     .n_kvstores = x->n,
-                                     .forecast = &x->forecast};
-    double *us = bt_calloc(decisions, sizeof(*us));
-    uint32_t match[BT_HOLDERS_KVSTORES_MAX], planned = 0;
+    double *us = bt_calloc(decisions, sizeof(*us)), view_us = 0;
+    uint32_t planned = 0;
     for (uint32_t i = 0; i < decisions; i++) {
         struct bt_sched_request req = {.n_tokens = prompt,
                                        .max_new = 512,
@@ -111,57 +211,89 @@ static void measure(struct world *x, const char *name, uint32_t prompt, uint32_t
                                        .sequence = i};
         struct bt_sched_plan plan;
         struct bt_sched_reject rej;
-        shake(x, s);
-        const struct bt_kv_key *keys = x->keys + rng(s) % CHAINS * x->blocks;
-        uint64_t start = bt_mono_ns();
-        if (x->index != NULL) {
-            bt_holders_match(x->index, keys, x->blocks, match, x->n);
-            for (uint32_t k = 0; k < x->n; k++) {
-                x->k[k].match_blocks = match[k];
-            }
+        struct bt_view_snapshot v;
+        if (i % 16 == 0) { /* heartbeats come every 500 ms, requests more often */
+            shake(x, s);
         }
-        planned += bt_sched_decide(policy, &bt_sched_admit_predict, &c, &snap, &req, &plan, &rej) ==
-                   BT_SCHED_PLANNED;
-        us[i] = (double)(bt_mono_ns() - start) / 1e3;
+        const struct bt_kv_key *keys = x->keys + rng(s) % CHAINS * x->blocks;
+        uint64_t start = cpu_ns();
+        bt_view_snapshot(x->view, keys, x->blocks, &v);
+        uint64_t seen = cpu_ns();
+        v.snap.forecast = &x->forecast;
+        planned += bt_sched_decide(policy, &bt_sched_admit_predict, &c, &v.snap, &req, &plan,
+                                   &rej) == BT_SCHED_PLANNED;
+        us[i] = (double)(cpu_ns() - start) / 1e3;
+        view_us += (double)(seen - start) / 1e3 / decisions;
     }
     qsort(us, decisions, sizeof(*us), by_value);
     double p50 = us[decisions / 2], p99 = us[decisions / 100 * 99];
-    printf("%-12s %4u nodes, %6u tokens%s: p50 %.2f us, p99 %.2f us, %u of %u planned\n", name,
-           x->n, prompt, x->index != NULL ? " with the index" : "", p50, p99, planned, decisions);
+    printf(
+        "%-12s %4u nodes, %6u tokens: p50 %.2f us, p99 %.2f us (snapshot with the index %.2f us in "
+        "the mean), %u of %u planned\n",
+        name, x->n, prompt, p50, p99, view_us, planned, decisions);
     printf("bench,sched_%s_%u_nodes_p50,%.2f,us,aim %g us,%.2f\n", name, x->n, p50, target_us,
            p50 / target_us);
+    printf("bench,sched_%s_%u_nodes_p99,%.2f,us,%s,%.2f\n", name, x->n, p99,
+           x->n == 1000 ? "aim 1000 us" : "p50", x->n == 1000 ? p99 / 1000 : p99 / p50);
     free(us);
+}
+
+static void measure_hash(uint32_t prompt)
+{
+    uint32_t *tokens = bt_calloc(prompt, sizeof(*tokens));
+    struct bt_kv_key root = {{0}}, *keys = bt_calloc(prompt / BLOCK_TOKENS, sizeof(*keys));
+    uint64_t start = cpu_ns();
+    int rounds = 20;
+    for (int i = 0; i < rounds; i++) {
+        tokens[0] = (uint32_t)i;
+        (void)bt_kv_keys(&root, tokens, prompt, BLOCK_TOKENS, keys);
+    }
+    double us = (double)(cpu_ns() - start) / 1e3 / rounds;
+    printf("bench,hash_keys_%u_tokens,%.1f,us,-,-\n", prompt, us);
+    free(tokens);
+    free(keys);
 }
 
 static void world_cleanup(struct world *x)
 {
-    free(x->w);
-    free(x->k);
-    free(x->keys);
-    if (x->index != NULL) {
-        bt_holders_destroy(x->index);
+    for (uint32_t i = 0; i < x->n; i++) {
+        x->worker[i]->state = x->kvstore[i]->state = BT_SESSION_IDLE;
+        x->worker[i]->load.cost = NULL;
     }
+    bt_view_destroy(x->view);
+    bt_loop_destroy(x->loop);
+    bt_metrics_destroy(x->metrics);
+    free(x->worker);
+    free(x->kvstore);
+    free(x->keys);
 }
 
 int main(int argc, char **argv)
 {
     uint32_t decisions = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 20000;
-    if (decisions < 100) {
-        fprintf(stderr, "bench_sched: the number of decisions is at least 100\n");
+    size_t extents = argc > 2 ? strtoull(argv[2], NULL, 10) : 10000000;
+    if (decisions < 100 || extents < 1000) {
+        fprintf(stderr, "bench_sched: decisions are at least 100, extents at least 1000\n");
         return 2;
     }
     static const char *const names[] = {"cache-aware", "kvcache", "baton"};
     static const struct {
-        uint32_t nodes, prompt;
+        uint32_t nodes, prompt, extent;
         double target_us;
-    } sizes[] = {{16, 12000, 10}, {1000, 128000, 100}};
+    } sizes[] = {{16, 12000, 1, 10}, {1000, 128000, 8, 100}};
     uint64_t s = 1;
     for (size_t z = 0; z < BT_ARRAY_LEN(sizes); z++) {
         static struct world x;
-        world_init(&x, sizes[z].nodes, sizes[z].prompt, &s);
+        bool large = sizes[z].nodes == 1000;
+        world_init(&x, sizes[z].nodes, sizes[z].prompt, sizes[z].extent,
+                   large ? extents + extents / 10 + 100000 : 1 << 20, &s);
+        if (large) {
+            fill_index(&x, extents, &s);
+        }
         for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
             measure(&x, names[i], sizes[z].prompt, decisions, sizes[z].target_us, &s);
         }
+        measure_hash(sizes[z].prompt);
         world_cleanup(&x);
     }
     return 0;

@@ -218,10 +218,9 @@ static void test_blocks(void **state)
     fake_kill(k1);
     until(&f, !fake_up(k1));
     size_t it = 0;
-    const struct bt_kv_key *key;
-    uint32_t depth, n = 0;
-    const uint64_t *holds;
-    while (bt_holders_next(bt_view_index(f.view), &it, &key, &depth, &holds)) {
+    uint8_t key[8];
+    uint32_t depth, n = 0, ids[8], holders;
+    while (bt_holders_next(bt_view_index(f.view), &it, key, &depth, ids, 8, &holders)) {
         n++;
     }
     assert_int_equal(n, 2);

@@ -32,7 +32,7 @@ static void test_match(void **state)
     struct bt_kv_key keys[8];
     fill_keys(keys, 8);
     uint32_t m[BT_HOLDERS_KVSTORES_MAX];
-    bt_holders_match(x, keys, 8, m, 4);
+    bt_holders_match(x, keys, 8, 1, m, 4);
     assert_int_equal(m[0] + m[1] + m[2] + m[3], 0);
     for (uint32_t i = 0; i < 5; i++) {
         assert_true(bt_holders_add(x, &keys[i], i, 0));
@@ -42,15 +42,15 @@ static void test_match(void **state)
     assert_true(bt_holders_add(x, &keys[1], 1, 3)); /* without the first: of no use */
     assert_true(bt_holders_add(x, &keys[0], 0, 255));
     assert_true(bt_holders_add(x, &keys[1], 1, 255));
-    bt_holders_match(x, keys, 8, m, BT_HOLDERS_KVSTORES_MAX);
+    bt_holders_match(x, keys, 8, 1, m, BT_HOLDERS_KVSTORES_MAX);
     assert_int_equal(m[0], 5);
     assert_int_equal(m[1], 0);
     assert_int_equal(m[2], 1);
     assert_int_equal(m[3], 0);
     assert_int_equal(m[255], 2);
-    bt_holders_match(x, keys, 3, m, 4); /* a shorter prompt */
+    bt_holders_match(x, keys, 3, 1, m, 4); /* a shorter prompt */
     assert_int_equal(m[0], 3);
-    bt_holders_match(x, keys, 0, m, 4);
+    bt_holders_match(x, keys, 0, 1, m, 4);
     assert_int_equal(m[0], 0);
     assert_int_equal(bt_holders_keys(x), 5);
     assert_int_equal(bt_holders_replicas(x), 10);
@@ -74,11 +74,11 @@ static void test_remove_and_forget(void **state)
     bt_holders_remove(x, &keys[300], 0);
     bt_holders_remove(x, &keys[300], 3); /* never had it */
     assert_int_equal(bt_holders_replicas(x), 1199);
-    bt_holders_match(x, keys, 600, m, 4);
+    bt_holders_match(x, keys, 600, 1, m, 4);
     assert_int_equal(m[0], 300);
     assert_int_equal(m[1], 600);
     bt_holders_forget(x, 1);
-    bt_holders_match(x, keys, 600, m, 4);
+    bt_holders_match(x, keys, 600, 1, m, 4);
     assert_int_equal(m[0], 300);
     assert_int_equal(m[1], 0);
     assert_int_equal(bt_holders_keys(x), 599);
@@ -114,27 +114,115 @@ static void test_iterate(void **state)
     for (uint32_t i = 0; i < 20; i++) {
         assert_true(bt_holders_add(x, &keys[i], i, i % 3 * 100));
     }
+    assert_true(bt_holders_add(x, &keys[7], 7, 9));
     size_t it = 0;
-    const struct bt_kv_key *k;
-    uint32_t depth, seen = 0;
-    const uint64_t *holds;
-    while (bt_holders_next(x, &it, &k, &depth, &holds)) {
-        assert_memory_equal(k, &keys[depth], sizeof(*k));
-        uint32_t id = depth % 3 * 100;
-        assert_true((holds[id / 64] >> (id % 64) & 1) == 1);
+    uint8_t k[8];
+    uint32_t depth, n, ids[4], seen = 0;
+    while (bt_holders_next(x, &it, k, &depth, ids, 4, &n)) {
+        assert_memory_equal(k, &keys[depth], sizeof(k));
+        assert_int_equal(n, depth == 7 ? 2 : 1);
+        assert_int_equal(ids[0], depth % 3 * 100);
         seen |= 1u << depth;
     }
     assert_int_equal(seen, (1u << 20) - 1);
     bt_holders_destroy(x);
 }
 
+/* A table of bits says what is true; the index is driven at random beside it, kvstores are
+ * forgotten in the middle, and many hold the same. */
+#define KEYS 400
+#define IDS  40
+static void test_random(void **state)
+{
+    (void)state;
+    static bool truth[KEYS][IDS];
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        uint64_t s = seed;
+        struct bt_holders *x = bt_holders_create(KEYS);
+        struct bt_kv_key keys[KEYS];
+        fill_keys(keys, KEYS);
+        memset(truth, 0, sizeof(truth));
+        uint64_t replicas = 0;
+        for (int round = 0; round < 6000; round++) {
+            s = s * 6364136223846793005ull + 1442695040888963407ull;
+            uint32_t k = (uint32_t)(s >> 33) % KEYS, id = (uint32_t)(s >> 45) % IDS;
+            k = s >> 60 < 6 ? k % 24 : k; /* some are held by many */
+            uint32_t what = (uint32_t)(s >> 20) % 100;
+            if (what < 60) {
+                assert_true(bt_holders_add(x, &keys[k], k, id));
+                replicas += !truth[k][id];
+                truth[k][id] = true;
+            } else if (what < 98) {
+                bt_holders_remove(x, &keys[k], id);
+                replicas -= truth[k][id];
+                truth[k][id] = false;
+            } else {
+                bt_holders_forget(x, id);
+                for (uint32_t i = 0; i < KEYS; i++) {
+                    replicas -= truth[i][id];
+                    truth[i][id] = false;
+                }
+            }
+            assert_int_equal(bt_holders_replicas(x), replicas);
+            if (round % 50 != 0) {
+                continue;
+            }
+            uint32_t m[IDS], from = k % 8, stride = 1 + k % 5, n = (KEYS - from) / stride;
+            bt_holders_match(x, keys + from, n, stride, m, IDS);
+            for (uint32_t i = 0; i < IDS; i++) {
+                uint32_t want = 0;
+                while (want < n && truth[from + want * stride][i]) {
+                    want++;
+                }
+                assert_int_equal(m[i], want);
+            }
+        }
+        bt_holders_destroy(x);
+    }
+}
+
+/* More is forgotten than one call sweeps: it is not matched any more, its places come back, and a
+ * kvstore of the same id that begins anew does not inherit it. */
+static void test_forget_much(void **state)
+{
+    (void)state;
+    uint32_t n = 1u << 19, m[2];
+    struct bt_holders *x = bt_holders_create(n);
+    struct bt_kv_key k;
+    for (uint32_t i = 0; i < n; i++) {
+        k = key(i);
+        assert_true(bt_holders_add(x, &k, i, i % 2));
+    }
+    bt_holders_forget(x, 0);
+    assert_int_equal(bt_holders_replicas(x), n / 2);
+    assert_true(bt_holders_keys(x) > n / 2); /* still being swept */
+    k = key(0);
+    bt_holders_match(x, &k, 1, 1, m, 2);
+    assert_int_equal(m[0], 0);
+    k = key(2);
+    assert_true(bt_holders_add(x, &k, 2, 0));
+    k = key(4);
+    bt_holders_match(x, &k, 1, 1, m, 2);
+    assert_int_equal(m[0], 0);
+    bt_holders_forget(x, 1); /* while the first sweep goes on */
+    while (bt_holders_keys(x) > 1) {
+        bt_holders_sweep(x, 1000);
+    }
+    k = key(2);
+    bt_holders_match(x, &k, 1, 1, m, 2);
+    assert_int_equal(m[0], 1);
+    assert_int_equal(m[1], 0);
+    assert_int_equal(bt_holders_replicas(x), 1);
+    assert_true(bt_holders_bytes(x) < (size_t)n * 33 + (1 << 20));
+    bt_holders_destroy(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_match),
-        cmocka_unit_test(test_remove_and_forget),
-        cmocka_unit_test(test_bound),
-        cmocka_unit_test(test_iterate),
+        cmocka_unit_test(test_match),  cmocka_unit_test(test_remove_and_forget),
+        cmocka_unit_test(test_bound),  cmocka_unit_test(test_iterate),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_forget_much),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
