@@ -135,6 +135,36 @@ struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_
     return w;
 }
 
+uint32_t bt_batch_prompt_room(const struct bt_batch *b, const struct bt_batch_cost *c,
+                              double budget_ns)
+{
+    struct bt_batch_work w = {.prompt = true};
+    const struct bt_batch_seq *oldest = NULL;
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct bt_batch_seq *s = &b->seqs[i];
+        if (s->kind == BT_BATCH_DECODE) {
+            w.tokens++;
+            w.kv += s->pos;
+        } else if (s->kind == BT_BATCH_PROMPT && s->pos < s->len && !oldest) {
+            oldest = s;
+        }
+    }
+    double rows = w.tokens, before = oldest ? oldest->pos : 0;
+    uint32_t least = 1, most = BT_MAX(b->lim.max_rows / b->lim.block_tokens, 1u);
+    while (least < most) { /* more tokens never cost less */
+        uint32_t blocks = least + (most - least + 1) / 2;
+        double n = (double)blocks * b->lim.block_tokens;
+        w.tokens = rows + n;
+        w.attn = n * (before + n / 2);
+        if (bt_batch_work_ns(c, &w) <= budget_ns) {
+            least = blocks;
+        } else {
+            most = blocks - 1;
+        }
+    }
+    return least * b->lim.block_tokens;
+}
+
 double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
                         const struct bt_batch_row *rows, uint32_t n)
 {

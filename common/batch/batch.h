@@ -64,6 +64,11 @@ void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_
 /* What is in a step, and its cost in ns (cost.h). */
 struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_batch_row *rows,
                                       uint32_t n);
+/* The prompt_tokens with which a step of all decode rows lasts at most budget_ns by c: whole
+ * blocks, at least one, so that prompts get on, at most max_rows. Attention is counted as if all of
+ * them were the oldest prompt's. */
+uint32_t bt_batch_prompt_room(const struct bt_batch *b, const struct bt_batch_cost *c,
+                              double budget_ns);
 double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
                         const struct bt_batch_row *rows, uint32_t n);
 

@@ -57,6 +57,15 @@ static const struct bt_conf_row rows[] = {
      .max = 1048576,
      .doc = "Most prompt tokens in a step that also generates: bounds what a prompt adds to the "
             "others' token gaps. 0: no bound."},
+    {.key = "engine.mixed_step_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(engine_mixed_step_ms),
+     .def = "0",
+     .max = 60000,
+     .doc =
+         "How long a step that also generates may last, by the cost that the worker has fitted to "
+         "its own steps: it takes as many prompt tokens as that allows, one block at least, and "
+         "engine.mixed_prompt_tokens does not count. 0: engine.mixed_prompt_tokens counts."},
     {.key = "engine.calibrate_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_calibrate_ms),

@@ -162,6 +162,10 @@ bool bt_wcore_launch(struct bt_wcore *c)
     }
     fill_batch(c);
     bool rows = n_rows(c) > 0 || c->start_role == BT_ROLE_DECODE;
+    if (c->conf->engine_mixed_step_ms > 0) {
+        c->batch.lim.prompt_tokens = bt_batch_prompt_room(
+            &c->batch, &c->fit.cost, 1e6 * (double)c->conf->engine_mixed_step_ms);
+    }
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
                      : bt_batch_prefill(&c->batch, s->rows, c->max_slots);
     if (s->n_rows == 0) {

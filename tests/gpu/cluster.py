@@ -235,7 +235,7 @@ def bench(start, bundle, o):
         model = shape_8b(top, os.path.join(bundle, "share", "baton", "models", "shakespeare-llama-6m"))
         began = time.monotonic()
         r = start("--model", model, "--load-format", "dummy", "--set", f"kvstore.slab_bytes={o.slab}",
-                  "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512", *bench_options(o))
+                  "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512", *bench_options(o), *(x for s in o.set for x in ("--set", s)))
         print(f"8B shape is up after {time.monotonic() - began:.1f} s", flush=True)
         try:
             for c in [1, *(int(c) for c in o.bench.split(","))]:
@@ -266,6 +266,7 @@ def main():
     p.add_argument("--nodes", type=int, default=2, help="of the bench; 1: no KV crosses a wire")
     p.add_argument("--mixed", type=int, metavar="N", help="bench one worker of both roles on one node; at most N prompt "
                    "tokens in a step that also generates, 0: no bound")
+    p.add_argument("--set", action="append", default=[], metavar="DAEMON.KEY=VALUE", help="of the bench's cluster")
     p.add_argument("--kv", metavar="SIZE", help="KV pages of the bench's worker that decodes (48GiB; 100GiB with --mixed)")
     p.add_argument("--requests", type=int, default=2, help="of each stream of the bench")
     o = p.parse_args()

@@ -268,6 +268,40 @@ static void test_cost(void **state)
     assert_true(bt_batch_step_ns(&c, &f.b, f.rows, 0) == 0);
 }
 
+static void test_prompt_room(void **state)
+{
+    (void)state;
+    const struct bt_batch_cost c = {
+        .base_ns = 1000, .kv_ns = 1, .token_ns = {100, 10, 20, 40}, .attn_ns = 0.5};
+    uint32_t last = 0;
+    struct fix f;
+    init(&f, 512);
+    for (uint32_t i = 0; i < 10; i++) {
+        add(&f, BT_BATCH_DECODE, 100 * i, 0, 0);
+    }
+    add(&f, BT_BATCH_PROMPT, 64, 2000, 256);
+    add(&f, BT_BATCH_PROMPT, 0, 2000, 256);
+    for (double budget = 0; budget < 400000; budget += 1500) {
+        uint32_t room = bt_batch_prompt_room(&f.b, &c, budget);
+        assert_true(room >= BT && room <= 512 && room % BT == 0 && room >= last);
+        last = room;
+        /* What the batcher makes of it keeps the budget, and a block more of the oldest would not.
+         */
+        f.b.lim.prompt_tokens = room;
+        uint32_t n = bt_batch_decode(&f.b, f.rows, MAX);
+        double ns = bt_batch_step_ns(&c, &f.b, f.rows, n);
+        assert_true(room == BT || ns <= budget);
+        struct bt_batch_work w = {.tokens = 10 + room + BT,
+                                  .kv = 4500,
+                                  .attn = (room + BT) * (64 + (room + BT) / 2.0),
+                                  .prompt = true};
+        assert_true(room == 512 || bt_batch_work_ns(&c, &w) > budget);
+    }
+    assert_int_equal(last, 512);
+    f.b.n = 0; /* nobody is there */
+    assert_int_equal(bt_batch_prompt_room(&f.b, &c, 0), BT);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +315,7 @@ int main(void)
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_predict),
         cmocka_unit_test(test_cost),
+        cmocka_unit_test(test_prompt_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
