@@ -110,7 +110,7 @@ class Kvstore:
         with open(self.log_path) as f:
             return f.read()
 
-    def wait_log(self, pattern, timeout=15):
+    def wait_log(self, pattern, timeout=30):
         end = time.monotonic() + timeout * PATIENCE
         while time.monotonic() < end:
             m = re.search(pattern, self.log())
@@ -125,7 +125,7 @@ class Kvstore:
         text = urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5).read().decode()
         return {k: float(v) for k, v in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.M)}
 
-    def wait_metric(self, name, want, timeout=10):
+    def wait_metric(self, name, want, timeout=30):
         end = time.monotonic() + timeout * PATIENCE
         while True:
             got = self.metrics()[name]
@@ -135,7 +135,7 @@ class Kvstore:
                 raise AssertionError(f"{self.name}: {name} is {got}, not {want}\n{self.log()[-3000:]}")
             time.sleep(0.05)
 
-    def wait_quiet(self, timeout=10):
+    def wait_quiet(self, timeout=30):
         """Nothing is held any more, by anybody. The gauges are those of the last tick (100 ms)."""
         names = ("baton_pool_leases", 'baton_pool_slots{state="writing"}',
                  'baton_pool_slots{state="quarantine"}', "baton_kvstore_grants",
@@ -182,7 +182,7 @@ class Worker:
     def say(self, text):
         self.p.stdin.write(text + "\n")
 
-    def wait(self, pattern, timeout=10):
+    def wait(self, pattern, timeout=30):
         """The first line that matches; it and all before it are used up."""
         end = time.monotonic() + timeout * PATIENCE
         with self.cond:
@@ -275,7 +275,7 @@ class Conductor:
                 seq += 1
                 self.out.put(pb.ToKvstore(heartbeat=pb.Heartbeat(seq=seq)))
 
-    def wait(self, kind, timeout=10, match=lambda m: True):
+    def wait(self, kind, timeout=30, match=lambda m: True):
         end = time.monotonic() + timeout * PATIENCE
         with self.cond:
             while True:
@@ -289,7 +289,7 @@ class Conductor:
                                          f"{self.got}\n{self.kv.log()[-3000:]}")
                 self.cond.wait(left)
 
-    def wait_end(self, timeout=10):
+    def wait_end(self, timeout=30):
         end = time.monotonic() + timeout * PATIENCE
         with self.cond:
             while self.code is None:

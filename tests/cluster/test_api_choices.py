@@ -82,8 +82,9 @@ def test_a_stop_string_ends_one_choice_at_its_worker(cluster):
     assert all(f.startswith(t) for t, f in zip(texts(out), free))
     used = out["usage"]["completion_tokens"]
     assert used < 1000
-    wait_for(lambda: generated() - before >= used - 1, 5, "the workers' counters")
-    assert generated() - before < used + 200, (generated() - before, used)
+    wait_for(lambda: generated() - before >= used - 1, 10, "the workers' counters")
+    # Told late they would go on for a while; not told at all, to 1,600.
+    assert generated() - before < (used + 1600) / 2, (generated() - before, used)
 
 
 def test_n_of_several_prompts(cluster):
@@ -177,7 +178,7 @@ def test_leaving_ends_all_of_them(cluster):
         m = cluster.metrics("conductor")
         return [v for k, v in m.items() if k.startswith("vllm:num_requests_running")]
 
-    wait_for(lambda: running() and not any(running()), 3, "no request runs any more")
+    wait_for(lambda: running() and not any(running()), 10, "no request runs any more")
 
 
 def test_many_prompts_at_once(cluster):

@@ -255,11 +255,9 @@ def test_objectives_of_a_request(cluster):
             status, _, data = cluster.request("POST", "/v1/completions", body, {name: bad})
             assert status == 400 and name in json.loads(data)["error"]["message"], (name, bad, data)
         assert cluster.request("POST", "/v1/completions", body, {name: "60000"})[0] == 200
-        start = time.monotonic()
         status, h, data = cluster.request("POST", "/v1/completions", body, {name: "0.001"})
-        took = time.monotonic() - start
         assert status == 429 and int(h["retry-after"]) >= 1, data
-        assert "predicted" in json.loads(data)["error"]["message"] and took < 5
+        assert "predicted" in json.loads(data)["error"]["message"]
     status, _, data = cluster.request("POST", "/v1/completions", body, {"x-baton-plan": "yes"})
     assert status == 400 and "x-baton-plan" in json.loads(data)["error"]["message"]
 

@@ -78,7 +78,6 @@ def test_tokens_arrive_one_by_one(cluster):
         times.append(time.monotonic())
     assert len(times) == 401
     assert times[0] < times[200] < times[-1]
-    assert (times[0] - times[0]) < (times[-1] - times[0]) / 2
     assert len({round(t, 4) for t in times}) > 50
 
 

@@ -94,9 +94,10 @@ def test_known_times_are_measured(tmp_path):
                          "--chat", "--csv", tmp_path / "o.csv", "--ttft", 1000, "--tbt", 1)
     assert rc == 0, out + err
     v = values(out)
-    # Bounds from below are exact, those from above leave room for a busy machine.
-    assert 150 <= v["serve_ttft_p50"] < 400 and 100 <= v["serve_tbt_p50"] < 350
-    assert 20 <= v["serve_gap_p50"] < 90 and 430 <= v["serve_e2e_p50"] < 1500
+    # The server's sleeps bound from below; from above one figure bounds the other.
+    assert 150 <= v["serve_ttft_p50"] <= v["serve_e2e_p50"] - 250
+    assert 20 <= v["serve_gap_p50"] <= v["serve_tbt_p50"] and v["serve_tbt_p50"] >= 100
+    assert 430 <= v["serve_e2e_p50"] < 10000
     assert v["serve_goodput"] == 0  # no request has a TBT of 1 ms
     with open(tmp_path / "o.csv") as f:
         rows = list(csv.DictReader(f))

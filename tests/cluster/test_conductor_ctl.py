@@ -155,7 +155,7 @@ def test_requests_and_explain(cluster, addr):
     rc, out, err = ctl("--addr", addr, "explain", "cmpl-nobody")
     assert rc == 1 and out == "" and "cmpl-nobody" in err
     # A finished request is not listed any more.
-    wait_for(lambda: events[0]["id"] not in ctl("--addr", addr, "requests")[1], 5, "it is over")
+    wait_for(lambda: events[0]["id"] not in ctl("--addr", addr, "requests")[1], 10, "it is over")
 
 
 def test_drain(cluster, addr):
@@ -177,7 +177,7 @@ def test_drain(cluster, addr):
             return [r for r in rows if r["id"] == events[0]["id"] and r["epoch"] == 2
                     and "n2" not in r["prefill"] + r["decode"]]
 
-        wait_for(moved, 5, "the stream has moved")
+        wait_for(moved, 10, "the stream has moved")
         rc, out, _ = ctl("--addr", addr, "drain", "n1")
         assert rc == 0 and "stay there" in out  # nobody is left who could take it
         assert cluster.complete("x", 2)["usage"]["completion_tokens"] == 2

@@ -114,10 +114,10 @@ def test_daemons_say_when_they_serve_and_stop(tmp_path):
         pids = [d["pid"] for d in c.status() if d["daemon"] != "etcd"]
         c.complete("ROMEO:\n", 4)
         for pid in pids:
-            wait_for(lambda p=pid: "READY=1" in m.got.get(p, []), 5, f"READY of {pid}")
+            wait_for(lambda p=pid: "READY=1" in m.got.get(p, []), 10, f"READY of {pid}")
             assert m.got[pid].count("READY=1") == 1
             fed = m.got[pid].count("WATCHDOG=1")
-            wait_for(lambda p=pid, n=fed: m.got[p].count("WATCHDOG=1") > n, 5, f"watchdog of {pid}")
+            wait_for(lambda p=pid, n=fed: m.got[p].count("WATCHDOG=1") > n, 10, f"watchdog of {pid}")
             status = [s for s in m.got[pid] if s.startswith("STATUS=")]
             assert "serving" in status[-1], status
         # A daemon that hangs feeds no watchdog.

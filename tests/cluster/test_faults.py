@@ -14,6 +14,7 @@ import pytest
 
 from conftest import wait_for
 from restarts import Restarts
+from sanitizer import PATIENCE
 
 PROMPT = "KING HENRY V:\nWe few, we happy few, we band of brothers; " * 6
 TOKENS = 450
@@ -170,7 +171,7 @@ def test_a_killed_daemon_costs_time_not_tokens(setting, kind, node):
     before = r.total("baton_requests_replanned_total")
     got = setting.run(lambda: killed.append(r.kill(kind, node)))
     same(got, setting.want)
-    assert max(s.gap for s in got) < 5
+    assert max(s.gap for s in got) < 5 * PATIENCE
     if kind == "decode":  # n = 2 is one plan for two choices
         assert r.total("baton_requests_replanned_total") - before >= len(setting.bodies)
         assert setting.r.ctl("requests") == []
@@ -196,7 +197,7 @@ def test_a_worker_that_stands_still_and_wakes(setting):
 
     got = setting.run(stop)
     same(got, setting.want)
-    assert max(s.gap for s in got) < 5
+    assert max(s.gap for s in got) < 5 * PATIENCE
     pid, since = stopped[0]
     time.sleep(max(0, since + 10 - time.monotonic()))
     os.kill(pid, signal.SIGCONT)
@@ -271,12 +272,12 @@ def test_no_worker_left_is_an_error_event_not_done(setting):
             os.kill(m["pid"], signal.SIGKILL)
         at.append(time.monotonic())
         # Sent before anybody has noticed, it would be lost with one dead worker after the other: a 500.
-        wait_for(lambda: r.total('baton_sessions_up{kind="worker"}') == 0, 5, "it is noticed")
+        wait_for(lambda: r.total('baton_sessions_up{kind="worker"}') == 0, 10, "it is noticed")
         t.start()
 
     s = run_streams(setting.at, [BASE], kill, when=20)[0]
     assert s.error is not None and not s.done
-    assert s.last - at[0] < 10
+    assert s.last - at[0] < 10 * PATIENCE
     wait_for(lambda: c.request("GET", "/health")[0] == 503, 10, "/health says 503")
     t.join(40)
     status, headers, _ = late[0]

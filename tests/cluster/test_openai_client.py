@@ -53,7 +53,7 @@ def test_openai(cluster, client, scenario):
     before = cluster.metrics("conductor")[gone]
     run(client, cluster.url, cluster.model, scenario)
     if scenario == "abort":
-        wait_for(lambda: cluster.metrics("conductor")[gone] == before + 3, 2, "three have left")
+        wait_for(lambda: cluster.metrics("conductor")[gone] == before + 3, 10, "three have left")
     wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 2,
              "nothing is generated for nobody")
 

@@ -79,7 +79,7 @@ def test_1000_requests_with_random_cancellations_leave_nothing(make_cluster):
         return c.metrics("kvstore", 1)["baton_kv_received_bytes_total"] > 0
 
     wait_for(warm, 30, "both decode workers were used: the kvstores' connection exists")
-    wait_for(lambda: all(u.get("leases", 0) == 0 for u in usage_of(c).values()), 5, "no leases")
+    wait_for(lambda: all(u.get("leases", 0) == 0 for u in usage_of(c).values()), 10, "no leases")
     before = usage_of(c)
 
     def cancelled(p, after, n):

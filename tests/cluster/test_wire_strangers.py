@@ -244,8 +244,8 @@ def test_peer_stopped_before_wire_up(world):
                 fake.out.put(pb.PeerMsg(heartbeat=pb.PeerHeartbeat(seq=i)))
                 time.sleep(0.1)
         threading.Thread(target=beat, daemon=True).start()
-        b.wait("failed 1 ERR_PEER_LOST", 5)
-        b.wait("quiet 1", 3)
+        b.wait("failed 1 ERR_PEER_LOST")
+        b.wait("quiet 1")
         assert any("not proved within a second" in x for x in b.err)
         assert b.usage()["cpu_s"] - before < 0.4
         p.signal(signal.SIGCONT)
@@ -319,9 +319,9 @@ def test_silence_ends_the_session(world):
     a, b, proxy = through_proxy(world, hook)
     a.say("raise 1 3")
     b.wait("progress 1 3")
-    b.wait("failed 1 ERR_PEER_LOST .*(silent|stream ended)", 5)
+    b.wait("failed 1 ERR_PEER_LOST .*(silent|stream ended)")
     b.wait("quiet 1")
-    a.wait("send_end 1 ERR_PEER_LOST", 5)
+    a.wait("send_end 1 ERR_PEER_LOST")
 
 
 def test_broken_grpc_stream_closes_the_endpoint(world):
@@ -332,7 +332,7 @@ def test_broken_grpc_stream_closes_the_endpoint(world):
         call.cancel()
     b.wait("failed 1 ERR_PEER_LOST")
     b.wait("quiet 1")
-    a.wait("send_end 1 ERR_PEER_LOST", 5)
+    a.wait("send_end 1 ERR_PEER_LOST")
     b.ask("poison 1", "poisoned 1")
     a.say("raise 1 8")
     time.sleep(0.3)
@@ -345,7 +345,7 @@ def test_garbage_on_the_session(world):
         if way == "down" and m.WhichOneof("m") == "hello":
             yield b"\xff\xff\xff\xff garbage"
     a, b, proxy = through_proxy(world, hook)
-    b.wait("failed 1 ERR_PEER_LOST", 5)
+    b.wait("failed 1 ERR_PEER_LOST")
     assert any("not a baton.PeerMsg" in x for x in b.err)
     b.wait("quiet 1")
 

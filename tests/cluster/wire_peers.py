@@ -49,7 +49,7 @@ class Peer:
         with self.cond:
             return len(self.lines)
 
-    def wait(self, pattern, timeout=10, after=0):
+    def wait(self, pattern, timeout=30, after=0):
         """The first line from number `after` on that matches; fails with the whole output."""
         rx = re.compile(pattern)
         timeout *= PATIENCE
@@ -77,7 +77,7 @@ class Peer:
         self.p.stdin.write(text + "\n")
         self.p.stdin.flush()
 
-    def ask(self, text, pattern, timeout=10):
+    def ask(self, text, pattern, timeout=30):
         after = self.mark()
         self.say(text)
         return self.wait(pattern, timeout, after)
