@@ -357,8 +357,11 @@ static void killed_reader_keeps_its_leases_for_a_quarantine(void **state)
     child_reap(&d, SIGKILL);
     while (bt_mono_ns() - t0 < 900000000ull) {
         bt_loop_poll(node.loop, 20);
-        assert_int_equal(node_counts(&node).leases, 3);
-        assert_int_equal(leases(), 1);
+        uint32_t n = leases(), slots = node_counts(&node).leases;
+        if (bt_mono_ns() - t0 < 1000000000ull) { /* that turn may have taken long */
+            assert_int_equal(slots, 3);
+            assert_int_equal(n, 1);
+        }
     }
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
     assert_int_equal(leases(), 0);
@@ -382,8 +385,11 @@ static void killed_writer_is_quarantined(void **state)
     bt_grants_release(node.grants, SESSION, 10, 1);
     while (bt_mono_ns() - t0 < 900000000ull) {
         bt_loop_poll(node.loop, 20);
-        assert_int_equal(node_counts(&node).quarantine, 3);
-        assert_int_equal(node_counts(&node).free, free_before);
+        struct bt_pool_counts n = node_counts(&node);
+        if (bt_mono_ns() - t0 < 1000000000ull) { /* that turn may have taken long */
+            assert_int_equal(n.quarantine, 3);
+            assert_int_equal(n.free, free_before);
+        }
     }
     NODE_UNTIL(&node, node_counts(&node).free == free_before + 3);
     assert_true(bt_mono_ns() - t0 >= 1000000000ull);
