@@ -1,7 +1,7 @@
 /* Speed of the CPU engine beside what the machine gives: prompt processing against the best bf16
  * product, generation against the reading of memory, long prompts against short ones. A 125M shape
  * with random weights. The machine is shared: limits and engine are measured in turns, the best of
- * each counts. usage: bench_engine [rounds [threads]] */
+ * each counts; so for each phase of a prompt's step. usage: bench_engine [rounds [threads]] */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/engine/cpu/limits.h"
+#include "common/engine/cpu/phases.h"
 #include "common/engine/engine.h"
 
 #define LAYERS 12
@@ -41,6 +42,8 @@ struct bench {
     uint32_t tokens[LONG];
     struct bt_cpu_limits best;
     double prefill[2], decode, decode_long; /* seconds a token, the best */
+    bt_cpu_phases_fn phases;
+    double phase_s[2][BT_CPU_PHASES]; /* of a prompt, the best of each */
 };
 
 static void must(bt_status_t st, const char *what)
@@ -86,17 +89,17 @@ static void open_engine(struct bench *b, uint32_t threads)
     }
 }
 
-static bt_cpu_limits_fn find_limits(const struct bt_engine_vtable *vt)
+/* What the plugin exports beside its vtable; `fn_p` is a pointer to a function pointer. */
+static void find(const struct bt_engine_vtable *vt, const char *name, void *fn_p)
 {
     Dl_info where;
     void *so = dladdr(vt, &where) ? dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-    bt_cpu_limits_fn fn = NULL;
-    *(void **)&fn = so ? dlsym(so, "bt_cpu_limits") : NULL;
-    if (!fn) {
-        fprintf(stderr, "bench_engine: the plugin has no bt_cpu_limits; rebuild it\n");
+    void *at = so ? dlsym(so, name) : NULL;
+    if (!at) {
+        fprintf(stderr, "bench_engine: the plugin has no %s; rebuild it\n", name);
         exit(1);
     }
-    return fn;
+    memcpy(fn_p, &at, sizeof(at));
 }
 
 static void wait_for(struct bench *b, bt_engine_ticket_t ticket)
@@ -131,9 +134,16 @@ static void run(struct bench *b, uint32_t n, uint32_t n_gen, double *prefill, do
     }
     must(b->vt->slot_open(b->e, 0, &p, b->tokens, n, n), "slot_open");
     must(b->vt->slot_pages(b->e, 0, 0, pages, 64), "slot_pages");
+    uint64_t ns[BT_CPU_PHASES];
+    b->phases(b->e, ns);
     uint64_t t0 = bt_mono_ns();
     step(b, 0, n, b->tokens);
     *prefill = fmin(*prefill, (double)(bt_mono_ns() - t0) * 1e-9 / n);
+    b->phases(b->e, ns);
+    for (uint32_t i = 0; i < BT_CPU_PHASES; i++) {
+        double *best = &b->phase_s[n == LONG][i];
+        *best = *best == 0 ? (double)ns[i] * 1e-9 : fmin(*best, (double)ns[i] * 1e-9);
+    }
     for (uint32_t i = 0; i < n_gen; i++) {
         t0 = bt_mono_ns();
         step(b, BT_ENGINE_POS_NEXT, 1, NULL);
@@ -163,13 +173,32 @@ static uint32_t number(const char *text)
     return (uint32_t)v;
 }
 
+static void print_phases(const struct bench *b)
+{
+    static const char *const names[BT_CPU_PHASES] = {
+        [BT_CPU_PHASE_GATHER] = "gather", [BT_CPU_PHASE_WAIT] = "wait",
+        [BT_CPU_PHASE_NORM] = "norm",     [BT_CPU_PHASE_QKV] = "qkv",
+        [BT_CPU_PHASE_SCATTER] = "rope",  [BT_CPU_PHASE_ATTN] = "attention",
+        [BT_CPU_PHASE_O] = "o",           [BT_CPU_PHASE_GATE_UP] = "gate_up",
+        [BT_CPU_PHASE_DOWN] = "down",     [BT_CPU_PHASE_HEAD] = "head"};
+    for (int k = 0; k < 2; k++) {
+        printf("prompt of %u, ms by phase:", k ? LONG : SHORT);
+        for (int i = 0; i < BT_CPU_PHASES; i++) {
+            printf(" %s %.1f", names[i], b->phase_s[k][i] * 1e3);
+        }
+        printf("\n");
+    }
+}
+
 int main(int argc, char **argv)
 {
     uint32_t rounds = argc > 1 ? number(argv[1]) : 10;
     uint32_t threads = argc > 2 ? number(argv[2]) : 2;
     static struct bench b = {.prefill = {1e9, 1e9}, .decode = 1e9, .decode_long = 1e9};
     open_engine(&b, threads);
-    bt_cpu_limits_fn limits = find_limits(b.vt);
+    bt_cpu_limits_fn limits;
+    find(b.vt, "bt_cpu_limits", &limits);
+    find(b.vt, "bt_cpu_phases", &b.phases);
     printf("%s; 12 layers, hidden 768, 12/4 heads of 64, ff 2048, vocab 32000\n", b.info->device);
     for (uint32_t i = 0; i < LONG; i++) {
         b.tokens[i] = i * 7919 % VOCAB;
@@ -190,6 +219,7 @@ int main(int argc, char **argv)
                1 / b.prefill[1], 1 / b.decode, 1 / b.decode_long);
         fflush(stdout);
     }
+    print_phases(&b);
     double flops = 2 * LAYER_PARAMS, bytes = 2 * (LAYER_PARAMS + HEAD_PARAMS);
     printf("bench,engine_prefill_512,%.0f,tokens/s,%.0f MFLOP a token at the %.0f GFLOP/s of %s,"
            "%.3f\n",

@@ -4,6 +4,7 @@
 
 #include "common/engine/cpu/gemm.h"
 #include "common/engine/cpu/kernels.h"
+#include "common/engine/cpu/phases.h"
 #include "common/engine/engine.h"
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"
@@ -67,7 +68,8 @@ struct bt_engine {
     float *logits;    /* [BT_CPU_LOGIT_ROWS, vocab], once prompt logprobs are asked for */
     uint8_t *scratch; /* [threads] attention */
     size_t scratch_bytes;
-    bool failed; /* oneDNN reported an error: sticky */
+    uint64_t phase_ns[BT_CPU_PHASES], phase_at; /* ended phases; when the current one began */
+    bool failed;                                /* oneDNN reported an error: sticky */
 };
 
 bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g,

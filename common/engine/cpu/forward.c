@@ -20,6 +20,20 @@ struct step {
     uint64_t attn_work;
 };
 
+/* Ends a phase: some hundred reads of the clock a step, microseconds of its milliseconds. */
+static void phase(struct bt_engine *e, enum bt_cpu_phase ended)
+{
+    uint64_t now = bt_mono_ns();
+    e->phase_ns[ended] += now - e->phase_at;
+    e->phase_at = now;
+}
+
+void bt_cpu_phases(struct bt_engine *e, uint64_t ns[BT_CPU_PHASES])
+{
+    memcpy(ns, e->phase_ns, sizeof(e->phase_ns));
+    memset(e->phase_ns, 0, sizeof(e->phase_ns));
+}
+
 static int threads_for(const struct bt_engine *e, uint64_t floats)
 {
     return floats < PARALLEL_FLOATS ? 1 : e->threads;
@@ -217,9 +231,12 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
     struct bt_engine *e = s->e;
     size_t inter = e->model.config.intermediate;
     norm_rows(s, residual(e), y->norm_mlp);
+    phase(e, BT_CPU_PHASE_NORM);
     if (bt_gemm_fuses(e->gemm)) {
         bt_linear_swiglu(y->gate_up, e->a, s->n, e->a2);
+        phase(e, BT_CPU_PHASE_GATE_UP);
         bt_linear_add(y->down, e->a2, s->n, e->x);
+        phase(e, BT_CPU_PHASE_DOWN);
         return BT_OK;
     }
     bt_status_t st = bt_linear_run(y->gate_up, e->a, s->n, e->y);
@@ -231,7 +248,10 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
         e->k->swiglu(e->y + t * 2 * inter, bt_cpu_act_row(e->k, e->a, t, (uint32_t)inter),
                      (uint32_t)inter);
     }
-    return bt_linear_run(y->down, e->a, s->n, e->y2);
+    phase(e, BT_CPU_PHASE_GATE_UP);
+    st = bt_linear_run(y->down, e->a, s->n, e->y2);
+    phase(e, BT_CPU_PHASE_DOWN);
+    return st;
 }
 
 /* One run of rows [first, first + n) of the step that goes on to the logits, at row `out`. */
@@ -315,20 +335,27 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
     if (n_tokens == 0) {
         return BT_OK;
     }
+    e->phase_at = bt_mono_ns();
     gather(&s);
+    phase(e, BT_CPU_PHASE_GATHER);
     for (uint32_t l = 0; l < c->layers; l++) {
         const struct bt_cpu_layer *y = &e->model.layers[l];
         bt_status_t st = bt_host_layer_wait(&e->host, b, l);
         if (st != BT_OK) {
             return st;
         }
+        phase(e, BT_CPU_PHASE_WAIT);
         norm_rows(&s, l ? residual(e) : NULL, y->norm_attn);
+        phase(e, BT_CPU_PHASE_NORM);
         st = bt_linear_run(y->qkv, e->a, s.n, e->y);
         if (st != BT_OK) {
             return st;
         }
+        phase(e, BT_CPU_PHASE_QKV);
         scatter(&s, y, l);
+        phase(e, BT_CPU_PHASE_SCATTER);
         bt_host_layer_fire(&e->host, b, l); /* K and V of the layer are complete */
+        phase(e, BT_CPU_PHASE_WAIT);
         if (l + 1 == c->layers) {
             keep_wanted(&s, t);
             if (s.n == 0) {
@@ -336,7 +363,9 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
             }
         }
         attention(&s, l);
+        phase(e, BT_CPU_PHASE_ATTN);
         st = project(&s, y);
+        phase(e, BT_CPU_PHASE_O);
         if (st == BT_OK) {
             st = mlp(&s, y);
         }
@@ -349,6 +378,9 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
         return BT_OK;
     }
     norm_rows(&s, residual(e), e->model.norm);
-    return s.n_prompt_out ? head_in_parts(&s, t)
-                          : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
+    phase(e, BT_CPU_PHASE_NORM);
+    bt_status_t st = s.n_prompt_out ? head_in_parts(&s, t)
+                                    : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
+    phase(e, BT_CPU_PHASE_HEAD);
+    return st;
 }
