@@ -1,16 +1,29 @@
-/* Attention of kernels.h on AMX tiles. Queries, keys, values and probabilities are split into two
- * bf16 each (f16 KV exactly), and of the four products of parts the smallest is left out: some 16
- * bits remain. Softmax is online over tiles of 64 tokens at absolute multiples, so a row's result
- * does not depend on the block it is computed in. Pure; called from OpenMP threads. */
+/* Attention of kernels.h on AMX tiles, scores transposed: K (64 tokens, two tiles of parts for 16
+ * of them) x Q^T (16 queries) -> S^T, V^T x P^T -> O^T. A query is a lane, so softmax needs no sums
+ * across lanes, and P^T leaves the vector unit in the order in which the next product wants it.
+ * Queries, keys, values and probabilities are split into two bf16 each (f16 KV exactly), and of the
+ * four products of parts the smallest is left out: some 16 bits remain. Softmax is online over
+ * tiles of 64 tokens at absolute multiples and all arithmetic is by lane, so a row's result does
+ * not depend on the block it is computed in. Pure; called from OpenMP threads. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "common/engine/cpu/kernels.h"
 
-#define TILE 512  /* bf16 of one AMX tile, 16 x 32 */
-#define PAIR 1024 /* a tile of hi parts and the one of lo parts behind it */
-#define ROWS BT_CPU_AMX_ROWS
-#define COLS BT_CPU_TILE
+#define TILE   512  /* bf16 of one AMX tile, 16 x 32 */
+#define PAIR   1024 /* a tile of hi parts and the one of lo parts behind it */
+#define ROWS   BT_CPU_AMX_ROWS
+#define TOKENS BT_CPU_TILE
+#define STEPS  (TOKENS / 32) /* of V^T x P^T */
+#define LANES  16
+#define SCORES (TOKENS * LANES)
+#define HALF   (TOKENS / 4) /* pairs of tokens in half a tile */
+
+/* The running maximum stands still until a score is 2^this above it: rescaling the output is then
+ * rare, and probabilities stay far from the end of f32. */
+#define SLACK 8.0f
+
+#define ALWAYS __attribute__((always_inline))
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
@@ -19,61 +32,88 @@
 
 struct work {
     const struct bt_cpu_attn *a;
-    uint32_t d, rows, row_tiles;
-    uint16_t *q;    /* [row tile][d / 32] pairs */
-    uint16_t *k;    /* [tokens / 16][d / 32] pairs */
-    uint16_t *v;    /* [d / 16][tokens / 32] pairs */
-    uint16_t *p;    /* [row tile][tokens / 32] pairs */
-    float *s;       /* [ROWS][COLS] */
-    float *o;       /* [ROWS][d] */
-    float *m, *l;   /* [ROWS] */
-    uint16_t *zero; /* [d] */
+    uint32_t d, rows, cols; /* cols: tiles of 16 queries */
+    uint16_t *q;            /* [cols][d / 32] pairs, rows are pairs of dimensions */
+    uint16_t *k;            /* [tokens / 16][d / 32] pairs */
+    uint16_t *v;            /* [d / 16][tokens / 32] pairs */
+    float *s;               /* [cols][tokens][16 queries], then P^T in their place */
+    float *o;               /* [cols][d][16] */
+    float *m, *l;           /* [cols][16] */
+    uint32_t *pos;          /* [cols][16] */
+    uint16_t *zero;         /* [d] */
 };
 
 size_t bt_cpu_attn_amx_scratch(uint32_t d)
 {
-    size_t pairs = (size_t)ROWS / 16 * (d / 32) + COLS / 16 * (d / 32) + d / 16 * (COLS / 32) +
-                   ROWS / 16 * (COLS / 32);
-    return pairs * PAIR * 2 + ((size_t)ROWS * (COLS + d) + 2 * ROWS) * sizeof(float) + d * 2 + 64;
+    size_t pairs = (size_t)ROWS / LANES * (d / 32) + TOKENS / 16 * (d / 32) + d / 16 * STEPS;
+    size_t floats = (size_t)ROWS * (TOKENS + d) + (size_t)3 * ROWS;
+    return pairs * PAIR * sizeof(uint16_t) + floats * sizeof(float) + d * sizeof(uint16_t) + 64;
 }
 
 static void carve(struct work *w, const struct bt_cpu_attn *a)
 {
     uint32_t d = a->head_dim;
     *w = (struct work){.a = a, .d = d, .rows = a->n * a->group};
-    w->row_tiles = (w->rows + 15) / 16;
-    w->q = a->scratch;
-    w->k = w->q + (size_t)ROWS / 16 * (d / 32) * PAIR;
-    w->v = w->k + (size_t)COLS / 16 * (d / 32) * PAIR;
-    w->p = w->v + (size_t)d / 16 * (COLS / 32) * PAIR;
-    w->s = (float *)(w->p + (size_t)ROWS / 16 * (COLS / 32) * PAIR);
-    w->o = w->s + (size_t)ROWS * COLS;
-    w->m = w->o + (size_t)ROWS * d;
+    w->cols = BT_DIV_UP(w->rows, (uint32_t)LANES);
+    w->k = a->scratch;
+    w->v = w->k + (size_t)TOKENS / 16 * (d / 32) * PAIR;
+    w->s = (float *)(w->v + (size_t)d / 16 * STEPS * PAIR);
+    w->m = w->s + (size_t)ROWS * TOKENS;
     w->l = w->m + ROWS;
-    w->zero = (uint16_t *)(w->l + ROWS);
+    w->pos = (uint32_t *)(w->l + ROWS);
+    w->q = (uint16_t *)(w->pos + ROWS);
+    w->o = (float *)(w->q + (size_t)ROWS / LANES * (d / 32) * PAIR);
+    w->zero = (uint16_t *)(w->o + (size_t)ROWS * d);
     memset(w->zero, 0, d * sizeof(*w->zero));
 }
 
-/* 32 floats as a row of a hi tile and one of the lo tile behind it. */
-static inline void split_row(__m512 x0, __m512 x1, uint16_t *to)
+struct parts { /* bf16 pairs: lane i has x0[i] below x1[i] */
+    __m512i hi, lo;
+};
+
+/* hi is rounded, lo, then of either sign, cut off: below 2^-16 of the number is lost. */
+static inline struct parts split(__m512 x0, __m512 x1)
 {
-    __m512i hi = (__m512i)_mm512_cvtne2ps_pbh(x1, x0);
-    __m512 r0 = _mm512_sub_ps(x0, bt_widen_bf16(_mm512_castsi512_si256(hi)));
-    __m512 r1 = _mm512_sub_ps(x1, bt_widen_bf16(_mm512_extracti64x4_epi64(hi, 1)));
-    _mm512_store_si512(to, hi);
-    _mm512_store_si512(to + TILE, (__m512i)_mm512_cvtne2ps_pbh(r1, r0));
+    const __m512i half = _mm512_set1_epi32(0x8000), top = _mm512_set1_epi32((int)0xffff0000);
+    __m512i h0 = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(x0), half), top);
+    __m512i h1 = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(x1), half), top);
+    __m512i l0 = _mm512_castps_si512(_mm512_sub_ps(x0, _mm512_castsi512_ps(h0)));
+    __m512i l1 = _mm512_castps_si512(_mm512_sub_ps(x1, _mm512_castsi512_ps(h1)));
+    return (struct parts){
+        .hi = _mm512_or_si512(_mm512_srli_epi32(h0, 16), h1),
+        .lo = _mm512_ternarylogic_epi32(_mm512_srli_epi32(l0, 16), l1, top, 0xf8), /* a | b & c */
+    };
 }
 
-static void pack_q(struct work *w)
+static inline void store_parts(uint16_t *to, struct parts x)
+{
+    _mm512_store_si512(to, x.hi);
+    _mm512_store_si512(to + TILE, x.lo);
+}
+
+/* Queries times scale as lanes; a row of a tile is dimensions i and 16 + i of 32. */
+static void pack_q(struct work *w, float scale)
 {
     const struct bt_cpu_attn *a = w->a;
-    memset(w->q, 0, (size_t)w->row_tiles * (w->d / 32) * PAIR * sizeof(*w->q));
-    for (uint32_t r = 0; r < w->rows; r++) {
-        const float *q = a->q + r / a->group * a->q_stride + (size_t)(r % a->group) * w->d;
-        uint16_t *to = w->q + (size_t)(r / 16) * (w->d / 32) * PAIR + (size_t)(r % 16) * 32;
+    for (uint32_t c = 0; c < w->cols; c++) {
         for (uint32_t i = 0; i < w->d / 32; i++) {
-            split_row(_mm512_loadu_ps(q + i * 32), _mm512_loadu_ps(q + i * 32 + 16),
-                      to + (size_t)i * PAIR);
+            uint16_t *to = w->q + ((size_t)c * (w->d / 32) + i) * PAIR;
+            __m512i hi[LANES], lo[LANES];
+            for (uint32_t j = 0; j < LANES; j++) {
+                uint32_t r = BT_MIN(c * LANES + j, w->rows - 1); /* those behind: the last again */
+                const float *q =
+                    a->q + r / a->group * a->q_stride + (size_t)(r % a->group) * w->d + i * 32;
+                struct parts x =
+                    split(_mm512_mul_ps(_mm512_loadu_ps(q), _mm512_set1_ps(scale)),
+                          _mm512_mul_ps(_mm512_loadu_ps(q + 16), _mm512_set1_ps(scale)));
+                hi[j] = x.hi;
+                lo[j] = x.lo;
+            }
+            bt_transpose16(hi);
+            bt_transpose16(lo);
+            for (uint32_t j = 0; j < LANES; j++) {
+                store_parts(to + j * 32, (struct parts){.hi = hi[j], .lo = lo[j]});
+            }
         }
     }
 }
@@ -83,211 +123,291 @@ static void tile_rows(const struct work *w, uint32_t t0, uint32_t valid, size_t 
                       const uint16_t **rows)
 {
     const struct bt_cpu_attn *a = w->a;
-    for (uint32_t t = 0; t < COLS; t++) {
-        uint32_t page = (t0 + t) / a->page_tokens, off = (t0 + t) % a->page_tokens;
-        rows[t] = t < valid
-                      ? (const uint16_t *)(a->kv + (size_t)(a->pages[page] - 1) * a->seg_bytes +
-                                           a->head_off + plane) +
-                            (size_t)off * w->d
-                      : w->zero;
+    uint32_t page = t0 / a->page_tokens, off = t0 % a->page_tokens;
+    for (uint32_t t = 0; t < valid; page++, off = 0) {
+        const uint8_t *seg = a->kv + (size_t)(a->pages[page] - 1) * a->seg_bytes;
+        const uint16_t *at = (const uint16_t *)(seg + a->head_off + plane) + (size_t)off * w->d;
+        for (; t < valid && off < a->page_tokens; t++, off++, at += w->d) {
+            rows[t] = at;
+        }
+    }
+    for (uint32_t t = valid; t < TOKENS; t++) {
+        rows[t] = w->zero;
     }
 }
 
-/* 16 x 16 of 32 bits, transposed in place. */
-static inline void transpose16(__m512i r[16])
+static inline __m512 load_f16(const uint16_t *p)
 {
-    __m512i t[16];
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; i++) { /* r[4g + i]: columns i, 4 + i, 8 + i, 12 + i of rows 4g.. */
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 
-/* Keys, tokens as columns: row i of a tile is dimensions 2i and 2i + 1 of 16 tokens. */
 static void pack_k(struct work *w, const uint16_t *const *rows)
 {
-    uint16_t row[PAIR] __attribute__((aligned(64)));
-    for (uint32_t t = 0; t < COLS; t += 16) {
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        uint16_t *to = w->k + (size_t)t / 16 * (w->d / 32) * PAIR + (size_t)(t % 16) * 32;
         for (uint32_t i = 0; i < w->d / 32; i++) {
-            __m512i hi[16], lo[16];
-            for (int j = 0; j < 16; j++) {
-                const __m256i *x = (const __m256i *)(rows[t + (uint32_t)j] + i * 32);
-                split_row(_mm512_cvtph_ps(_mm256_loadu_si256(x)),
-                          _mm512_cvtph_ps(_mm256_loadu_si256(x + 1)), row);
-                hi[j] = _mm512_load_si512(row);
-                lo[j] = _mm512_load_si512(row + TILE);
-            }
-            uint16_t *to = w->k + ((size_t)t / 16 * (w->d / 32) + i) * PAIR;
-            transpose16(hi);
-            transpose16(lo);
-            for (int j = 0; j < 16; j++) {
-                _mm512_store_si512(to + j * 32, hi[j]);
-                _mm512_store_si512(to + TILE + j * 32, lo[j]);
-            }
+            const uint16_t *k = rows[t] + i * 32;
+            store_parts(to + (size_t)i * PAIR, split(load_f16(k), load_f16(k + 16)));
         }
     }
 }
 
-/* Values: row i of a tile is tokens 2i and 2i + 1 of 16 dimensions, in turns. */
+/* Values, dimensions as rows; pairs are tokens i and 16 + i of 32. */
 static void pack_v(struct work *w, const uint16_t *const *rows)
 {
-    for (uint32_t t = 0; t < COLS; t += 2) {
-        for (uint32_t c = 0; c < w->d; c += 16) {
-            __m512 x0 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(rows[t] + c)));
-            __m512 x1 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(rows[t + 1] + c)));
-            __m256i h0 = (__m256i)_mm512_cvtneps_pbh(x0), h1 = (__m256i)_mm512_cvtneps_pbh(x1);
-            __m256i l0 = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x0, bt_widen_bf16(h0)));
-            __m256i l1 = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x1, bt_widen_bf16(h1)));
-            uint16_t *to =
-                w->v + ((size_t)c / 16 * (COLS / 32) + t / 32) * PAIR + (size_t)(t % 32) * 16;
-            _mm512_store_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(h0),
-                                                   _mm512_castps_si512(bt_widen_bf16(h1))));
-            _mm512_store_si512(to + TILE, _mm512_or_si512(_mm512_cvtepu16_epi32(l0),
-                                                          _mm512_castps_si512(bt_widen_bf16(l1))));
+    for (uint32_t step = 0; step < STEPS; step++) {
+        for (uint32_t c = 0; c < w->d / 16; c++) {
+            uint16_t *to = w->v + ((size_t)c * STEPS + step) * PAIR;
+            __m512i hi[16], lo[16];
+            for (uint32_t j = 0; j < 16; j++) {
+                struct parts x = split(load_f16(rows[step * 32 + j] + c * 16),
+                                       load_f16(rows[step * 32 + 16 + j] + c * 16));
+                hi[j] = x.hi;
+                lo[j] = x.lo;
+            }
+            bt_transpose16(hi);
+            bt_transpose16(lo);
+            for (uint32_t j = 0; j < 16; j++) {
+                store_parts(to + j * 32, (struct parts){.hi = hi[j], .lo = lo[j]});
+            }
         }
     }
 }
 
-/* c[16 or 32 rows][32 columns] += x * y, of n steps of 32 each: hi hi, lo hi, hi lo. x1 NULL: 16
- * rows. */
-static inline void product(const uint16_t *x0, const uint16_t *x1, const uint16_t *y0,
-                           const uint16_t *y1, uint32_t n, float *c, size_t stride)
+/* Which of 16 queries see token t: those from it on, up to window - 1 behind it. */
+static inline __mmask16 sees(const struct work *w, __m512i pos, uint32_t t)
 {
-    size_t bytes = stride * sizeof(*c);
-    _tile_loadd(0, c, bytes);
-    _tile_loadd(1, c + 16, bytes);
-    if (x1) {
-        _tile_loadd(2, c + 16 * stride, bytes);
-        _tile_loadd(3, c + 16 * stride + 16, bytes);
+    __m512i at = _mm512_set1_epi32((int)t);
+    __mmask16 ok = _mm512_cmple_epu32_mask(at, pos);
+    if (w->a->window) {
+        __m512i end = _mm512_set1_epi32((int)(t + w->a->window));
+        ok &= _mm512_cmplt_epu32_mask(pos, end);
     }
-    for (size_t i = 0; i < (size_t)n * PAIR; i += PAIR) {
-        _tile_loadd(6, y0 + i, 64);
-        _tile_loadd(7, y1 + i, 64);
-        _tile_loadd(4, x0 + i, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (x1) {
-            _tile_loadd(5, x1 + i, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-            _tile_loadd(5, x1 + i + TILE, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_loadd(5, x0 + i + TILE, 64);
-        _tile_dpbf16ps(0, 5, 6);
-        _tile_dpbf16ps(1, 5, 7);
-        _tile_loadd(6, y0 + i + TILE, 64);
-        _tile_loadd(7, y1 + i + TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (x1) {
-            _tile_loadd(5, x1 + i, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, c, bytes);
-    _tile_stored(1, c + 16, bytes);
-    if (x1) {
-        _tile_stored(2, c + 16 * stride, bytes);
-        _tile_stored(3, c + 16 * stride + 16, bytes);
-    }
+    return ok;
 }
 
-/* c [rows][32 * n_cols] += x (n steps a row tile) * y (n steps a column tile). */
-static void multiply(const struct work *w, uint32_t first_tile, const uint16_t *x,
-                     const uint16_t *y, uint32_t n, uint32_t n_cols, float *c, size_t stride)
+/* The scores of a column on their way to probabilities. */
+struct soft {
+    float *s;             /* [tokens][16] */
+    uint32_t at, end, t0; /* pairs of tokens; the tile's first token */
+    __m512i pos;          /* of the queries, if some of them do not see some of the tokens */
+    __m512 m, sum0, sum1;
+};
+
+/* The next n of its pairs of tokens, t and 16 + t of 32: P^T's tiles, hi in the place of the
+ * first 16 rows of scores and lo in that of the other 16. */
+static inline ALWAYS void soft_some(const struct work *w, struct soft *f, bool masked, uint32_t n)
 {
-    for (uint32_t r = first_tile; r < w->row_tiles; r += 2) {
-        const uint16_t *x0 = x + (size_t)r * n * PAIR;
-        const uint16_t *x1 = r + 1 < w->row_tiles ? x0 + (size_t)n * PAIR : NULL;
-        for (uint32_t j = 0; j < n_cols; j++) {
-            const uint16_t *y0 = y + (size_t)j * 2 * n * PAIR;
-            product(x0, x1, y0, y0 + (size_t)n * PAIR, n, c + (size_t)r * 16 * stride + j * 32,
-                    stride);
+    for (uint32_t end = BT_MIN(f->at + n, f->end); f->at < end; f->at++) {
+        uint32_t t = f->at / 16 * 32 + f->at % 16;
+        float *s = f->s + (size_t)t * LANES;
+        __m512 x0 = bt_exp2(_mm512_sub_ps(_mm512_load_ps(s), f->m));
+        __m512 x1 = bt_exp2(_mm512_sub_ps(_mm512_load_ps(s + 16 * LANES), f->m));
+        if (masked) {
+            x0 = _mm512_maskz_mov_ps(sees(w, f->pos, f->t0 + t), x0);
+            x1 = _mm512_maskz_mov_ps(sees(w, f->pos, f->t0 + t + 16), x1);
         }
+        f->sum0 = _mm512_add_ps(f->sum0, x0);
+        f->sum1 = _mm512_add_ps(f->sum1, x1);
+        struct parts x = split(x0, x1);
+        _mm512_store_si512(s, x.hi);
+        _mm512_store_si512(s + 16 * LANES, x.lo);
     }
 }
 
-/* Scores of one row, of which [from, end) count, to probabilities in p's tiles; rescales the
- * output row. */
-static void softmax_row(struct work *w, uint32_t r, uint32_t from, uint32_t end, float scale)
+/* Whether a query of column c sees a token of the tile's second half; else it is left out. */
+static inline bool two_halves(const struct work *w, uint32_t c, uint32_t t0)
 {
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const float *s = w->s + (size_t)r * COLS;
-    __m512 v[COLS / 16], max = _mm512_set1_ps(-1e30f), sum = _mm512_setzero_ps();
-    for (uint32_t j = 0; j < COLS / 16; j++) {
-        __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(j * 16)));
-        __mmask16 ok = _mm512_cmplt_epu32_mask(at, _mm512_set1_epi32((int)end)) &
-                       _mm512_cmpge_epu32_mask(at, _mm512_set1_epi32((int)from));
-        v[j] = _mm512_mask_mul_ps(_mm512_set1_ps(-1e30f), ok, _mm512_load_ps(s + j * 16),
-                                  _mm512_set1_ps(scale));
-        max = _mm512_max_ps(v[j], max);
-    }
-    float m = _mm512_reduce_max_ps(max), old = w->m[r];
-    m = old > m ? old : m;
-    uint16_t *to = w->p + (size_t)(r / 16) * (COLS / 32) * PAIR + (size_t)(r % 16) * 32;
-    for (uint32_t j = 0; j < COLS / 16; j += 2) {
-        v[j] = bt_exp2(_mm512_sub_ps(v[j], _mm512_set1_ps(m)));
-        v[j + 1] = bt_exp2(_mm512_sub_ps(v[j + 1], _mm512_set1_ps(m)));
-        sum = _mm512_add_ps(_mm512_add_ps(sum, v[j]), v[j + 1]);
-        split_row(v[j], v[j + 1], to + (size_t)j / 2 * PAIR);
-    }
-    if (m != old) {
-        __m512 alpha = bt_exp2(_mm512_set1_ps(old - m));
-        float *o = w->o + (size_t)r * w->d;
-        w->l[r] *= _mm512_cvtss_f32(alpha);
-        w->m[r] = m;
-        for (uint32_t i = 0; i < w->d; i += 16) {
-            _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), alpha));
-        }
-    }
-    w->l[r] += _mm512_reduce_add_ps(sum);
+    return w->pos[(size_t)c * LANES + LANES - 1] >= t0 + TOKENS / 2;
 }
 
-/* One tile of 64 tokens from t0 on. */
-static void attend(struct work *w, uint32_t t0, float scale)
+/* Two accumulators (T, T + 1) += the row tiles x0, x1 times the column tile in 6 (hi) and 7 (lo):
+ * hi hi, hi lo, lo hi, with softmax between, so that tiles and vectors work at the same time. */
+#define GROUP(T, U, x0, x1)                                                                        \
+    do {                                                                                           \
+        _tile_loadd(4, x0, 64);                                                                    \
+        _tile_loadd(5, x1, 64);                                                                    \
+        _tile_dpbf16ps(T, 4, 6);                                                                   \
+        _tile_dpbf16ps(U, 5, 6);                                                                   \
+        soft_some(w, f, masked, per);                                                              \
+        _tile_dpbf16ps(T, 4, 7);                                                                   \
+        _tile_dpbf16ps(U, 5, 7);                                                                   \
+        _tile_loadd(4, (x0) + TILE, 64);                                                           \
+        _tile_loadd(5, (x1) + TILE, 64);                                                           \
+        soft_some(w, f, masked, per);                                                              \
+        _tile_dpbf16ps(T, 4, 6);                                                                   \
+        _tile_dpbf16ps(U, 5, 6);                                                                   \
+    } while (0)
+
+/* S^T of column c. */
+static inline ALWAYS void scores(const struct work *w, uint32_t c, struct soft *f, bool masked,
+                                 uint32_t per)
+{
+    uint32_t n = w->d / 32;
+    const uint16_t *q = w->q + (size_t)c * n * PAIR, *k = w->k;
+    size_t row = (size_t)n * PAIR;
+    float *s = w->s + (size_t)c * SCORES;
+    bool two = two_halves(w, c, f->t0);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (uint32_t i = 0; i < n; i++, q += PAIR, k += PAIR) {
+        _tile_loadd(6, q, 64);
+        _tile_loadd(7, q + TILE, 64);
+        GROUP(0, 1, k, k + row);
+        if (two) {
+            GROUP(2, 3, k + 2 * row, k + 3 * row);
+        }
+    }
+    _tile_stored(0, s, 64);
+    _tile_stored(1, s + 16 * LANES, 64);
+    if (two) {
+        _tile_stored(2, s + 32 * LANES, 64);
+        _tile_stored(3, s + 48 * LANES, 64);
+    }
+}
+
+/* O^T of column c += V^T x P^T, 32 dimensions at a time. */
+static inline ALWAYS void values(const struct work *w, uint32_t c, struct soft *f, bool masked,
+                                 uint32_t per)
+{
+    const uint16_t *p = (const uint16_t *)(w->s + (size_t)c * SCORES), *v = w->v;
+    float *o = w->o + (size_t)c * w->d * LANES;
+    uint32_t steps = two_halves(w, c, f->t0) ? STEPS : 1;
+    for (uint32_t i = 0; i < w->d; i += 32, o += 32 * LANES, v += 2 * STEPS * PAIR) {
+        _tile_loadd(0, o, 64);
+        _tile_loadd(1, o + 16 * LANES, 64);
+        for (uint32_t step = 0; step < steps; step++) {
+            _tile_loadd(6, p + step * PAIR, 64);
+            _tile_loadd(7, p + step * PAIR + TILE, 64);
+            GROUP(0, 1, v + step * PAIR, v + (STEPS + step) * PAIR);
+        }
+        _tile_stored(0, o, 64);
+        _tile_stored(1, o + 16 * LANES, 64);
+    }
+}
+
+/* Finds the maxima that column c's probabilities refer to; rescales its O^T if they have moved. */
+static inline ALWAYS void soft_begin(struct work *w, uint32_t c, bool masked, struct soft *f)
+{
+    const __m512 least = _mm512_set1_ps(-1e30f);
+    __m512 max[4] = {least, least, least, least};
+    uint32_t tokens = two_halves(w, c, f->t0) ? TOKENS : TOKENS / 2;
+    for (uint32_t t = 0; t < tokens; t += 4) {
+        for (uint32_t j = 0; j < 4; j++) {
+            __m512 x = _mm512_load_ps(f->s + (size_t)(t + j) * LANES);
+            max[j] = masked ? _mm512_mask_max_ps(max[j], sees(w, f->pos, f->t0 + t + j), x, max[j])
+                            : _mm512_max_ps(x, max[j]);
+        }
+    }
+    __m512 old = _mm512_load_ps(w->m + (size_t)c * LANES);
+    __m512 top = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
+    __mmask16 above =
+        _mm512_cmp_ps_mask(top, _mm512_add_ps(old, _mm512_set1_ps(SLACK)), _CMP_NLE_UQ);
+    f->m = _mm512_mask_mov_ps(old, above, top);
+    if (above) {
+        __m512 alpha = bt_exp2(_mm512_sub_ps(old, f->m));
+        float *o = w->o + (size_t)c * w->d * LANES, *l = w->l + (size_t)c * LANES;
+        _mm512_store_ps(l, _mm512_mul_ps(_mm512_load_ps(l), alpha));
+        _mm512_store_ps(w->m + (size_t)c * LANES, f->m);
+        for (uint32_t i = 0; i < w->d; i++, o += LANES) {
+            _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), alpha));
+        }
+    }
+}
+
+/* Half of column c's softmax, second or first, with what the tiles do meanwhile: the scores of the
+ * next column beside the first half, the values of the one before beside the second. */
+static inline ALWAYS void half(struct work *w, uint32_t c, uint32_t first, struct soft *f,
+                               bool masked, bool second)
+{
+    uint32_t per = BT_MAX(HALF / (w->d / 32 * 4), 1u); /* pairs at each of its places */
+    float *l = w->l + (size_t)c * LANES;
+    f->s = w->s + (size_t)c * SCORES;
+    f->at = second ? HALF : 0;
+    f->end = second && !two_halves(w, c, f->t0) ? HALF : f->at + HALF;
+    f->sum0 = f->sum1 = _mm512_setzero_ps();
+    if (second) {
+        f->m = _mm512_load_ps(w->m + (size_t)c * LANES);
+        if (c > first) {
+            values(w, c - 1, f, masked, per);
+        }
+    } else {
+        soft_begin(w, c, masked, f);
+        if (c + 1 < w->cols) {
+            scores(w, c + 1, f, masked, per);
+        }
+    }
+    soft_some(w, f, masked, HALF);
+    _mm512_store_ps(l, _mm512_add_ps(_mm512_load_ps(l), _mm512_add_ps(f->sum0, f->sum1)));
+}
+
+static void column(struct work *w, uint32_t c, uint32_t first, uint32_t t0, bool second)
+{
+    const uint32_t *pos = w->pos + (size_t)c * LANES;
+    uint32_t window = w->a->window;
+    struct soft f = {.t0 = t0, .pos = _mm512_load_si512(pos)};
+    bool all = pos[0] >= t0 + TOKENS - 1 && (!window || pos[LANES - 1] < t0 + window);
+    if (all && second) {
+        half(w, c, first, &f, false, true);
+    } else if (all) {
+        half(w, c, first, &f, false, false);
+    } else if (second) {
+        half(w, c, first, &f, true, true);
+    } else {
+        half(w, c, first, &f, true, false);
+    }
+}
+
+/* One tile of 64 tokens from t0 on: all scores while K is in the first-level cache, then V. */
+static void attend(struct work *w, uint32_t t0)
 {
     const struct bt_cpu_attn *a = w->a;
-    const uint16_t *rows[COLS];
-    uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)COLS);
-    uint32_t first = (t0 > a->pos ? t0 - a->pos : 0) * a->group, tile = first / 16;
+    const uint16_t *rows[TOKENS];
+    uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)TOKENS);
+    uint32_t first = (t0 > a->pos ? t0 - a->pos : 0) * a->group / LANES;
+    struct soft none = {.t0 = t0};
     tile_rows(w, t0, valid, 0, rows);
     pack_k(w, rows);
+    scores(w, first, &none, false, 0);
+    for (uint32_t c = first; c < w->cols; c++) {
+        column(w, c, first, t0, false);
+    }
     tile_rows(w, t0, valid, (size_t)a->page_tokens * w->d * 2, rows);
     pack_v(w, rows);
-    memset(w->s + (size_t)tile * 16 * COLS, 0,
-           (size_t)(w->row_tiles - tile) * 16 * COLS * sizeof(*w->s));
-    multiply(w, tile, w->q, w->k, w->d / 32, COLS / 32, w->s, COLS);
-    /* Rows that see nothing of the tile, and those behind the last, take part with zeros. */
-    memset(w->p + (size_t)tile * (COLS / 32) * PAIR, 0, (COLS / 32) * PAIR * sizeof(*w->p));
-    memset(w->p + (size_t)(w->row_tiles - 1) * (COLS / 32) * PAIR, 0,
-           (COLS / 32) * PAIR * sizeof(*w->p));
-    for (uint32_t r = first; r < w->rows; r++) {
-        uint32_t q = a->pos + r / a->group;
-        uint32_t from = a->window && q + 1 > a->window + t0 ? q + 1 - a->window - t0 : 0;
-        softmax_row(w, r, from, BT_MIN(q + 1 - t0, (uint32_t)COLS), scale);
+    for (uint32_t c = first; c < w->cols; c++) {
+        column(w, c, first, t0, true);
     }
-    multiply(w, tile, w->p, w->v, COLS / 32, w->d / 32, w->o, w->d);
+    values(w, w->cols - 1, &none, false, 0);
+}
+
+/* O^T / l to rows of act. */
+static void finish(const struct work *w)
+{
+    const struct bt_cpu_attn *a = w->a;
+    for (uint32_t c = 0; c < w->cols; c++) {
+        const float *o = w->o + (size_t)c * w->d * LANES;
+        __m512 inv = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(w->l + (size_t)c * LANES));
+        for (uint32_t i = 0; i < w->d; i += 16, o += 16 * LANES) {
+            __m512i x[16];
+            for (uint32_t j = 0; j < 16; j++) {
+                x[j] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(o + j * LANES), inv));
+            }
+            bt_transpose16(x);
+            for (uint32_t j = 0; j < BT_MIN(w->rows - c * LANES, (uint32_t)LANES); j++) {
+                uint32_t r = c * LANES + j, col = a->out_col + r % a->group * w->d + i;
+                uint16_t *to = (uint16_t *)a->out +
+                               bt_act_row(a->out_row + r / a->group, a->out_width) +
+                               bt_act_col(col);
+                __m512 v = _mm512_castsi512_ps(x[j]);
+                __m256i hi = (__m256i)_mm512_cvtneps_pbh(v);
+                __m512 rest = _mm512_sub_ps(v, bt_widen_bf16(hi));
+                _mm256_store_si256((__m256i *)to, hi);
+                _mm256_store_si256((__m256i *)(to + BT_ACT_LO), (__m256i)_mm512_cvtneps_pbh(rest));
+            }
+        }
+    }
 }
 
 void bt_cpu_attn_amx(const struct bt_cpu_attn *a)
@@ -295,29 +415,21 @@ void bt_cpu_attn_amx(const struct bt_cpu_attn *a)
     struct work w;
     carve(&w, a);
     bt_packed_tile_config();
-    memset(w.o, 0, (size_t)w.row_tiles * 16 * w.d * sizeof(*w.o));
-    for (uint32_t r = 0; r < w.rows; r++) {
+    memset(w.o, 0, (size_t)w.cols * LANES * w.d * sizeof(*w.o));
+    for (uint32_t r = 0; r < w.cols * LANES; r++) {
         w.m[r] = -1e30f;
         w.l[r] = 0;
+        w.pos[r] = a->pos + r / a->group;
     }
-    pack_q(&w);
-    /* Tiles that only some of the rows see are masked for the others: what those add is wiped by
-     * the first score that counts, exactly, so where the block begins does not show. */
+    pack_q(&w, a->scale * 1.44269504f);
+    /* Tiles that only some of the rows see add exact zeros to the others, so where the block begins
+     * does not show. */
     uint32_t start = a->window && a->pos >= a->window ? a->pos - a->window + 1 : 0;
-    for (uint32_t t0 = start / COLS * COLS; t0 < a->pos + a->n; t0 += COLS) {
-        attend(&w, t0, a->scale * 1.44269504f);
+    for (uint32_t t0 = start / TOKENS * TOKENS; t0 < a->pos + a->n; t0 += TOKENS) {
+        attend(&w, t0);
     }
     _tile_release();
-    for (uint32_t r = 0; r < w.rows; r++) {
-        uint32_t row = a->out_row + r / a->group, col = a->out_col + r % a->group * w.d;
-        uint16_t *out = (uint16_t *)a->out + bt_act_row(row, a->out_width);
-        __m512 inv = _mm512_set1_ps(1.0f / w.l[r]);
-        for (uint32_t i = 0; i < w.d; i += 32) {
-            const float *o = w.o + (size_t)r * w.d + i;
-            split_row(_mm512_mul_ps(_mm512_load_ps(o), inv),
-                      _mm512_mul_ps(_mm512_load_ps(o + 16), inv), out + bt_act_col(col + i));
-        }
-    }
+    finish(&w);
 }
 
 #pragma GCC pop_options

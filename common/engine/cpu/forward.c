@@ -10,6 +10,8 @@
 
 /* Light loops are worth other threads from about this many floats on. */
 #define PARALLEL_FLOATS 32768u
+/* An attention item packs K and V for itself: not for fewer query tokens than this. */
+#define MIN_ITEM_TOKENS 32u
 
 struct step {
     struct bt_engine *e;
@@ -57,7 +59,11 @@ static void add_items(struct step *s, uint32_t first, uint32_t out, uint32_t n, 
                       uint32_t slot)
 {
     const struct bt_model_config *c = &s->e->model.config;
-    uint32_t per = s->e->attn_rows / (c->heads / c->kv_heads);
+    uint32_t most = s->e->attn_rows / (c->heads / c->kv_heads);
+    /* As many work items as give each thread some, of about the same number of tokens. */
+    uint32_t parts =
+        BT_MAX(BT_DIV_UP(n, most), BT_DIV_UP((uint32_t)s->e->threads * 4, c->kv_heads));
+    uint32_t per = BT_MIN(BT_MAX(BT_DIV_UP(n, parts), MIN_ITEM_TOKENS), most);
     for (uint32_t i = 0; i < n; i += per) {
         uint32_t m = BT_MIN(per, n - i);
         s->e->items[s->n_items++] = (struct bt_cpu_item){

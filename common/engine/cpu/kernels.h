@@ -62,8 +62,9 @@ static inline void *bt_cpu_act_row(const struct bt_cpu_kernels *s, void *act, si
     return (uint8_t *)act + (s->bf16 ? bt_act_row(row, k) * 2 : row * k * 4);
 }
 
-/* attn on AMX tiles, for the bf16 set: head_dim a multiple of 32, up to BT_CPU_AMX_ROWS rows. */
-#define BT_CPU_AMX_ROWS 128
+/* attn on AMX tiles, for the bf16 set: head_dim a multiple of 32, up to BT_CPU_AMX_ROWS rows: K and
+ * V are packed once for all of them, and what they need stays in the second-level cache. */
+#define BT_CPU_AMX_ROWS 768
 void bt_cpu_attn_amx(const struct bt_cpu_attn *a);
 size_t bt_cpu_attn_amx_scratch(uint32_t head_dim); /* bytes */
 
