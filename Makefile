@@ -84,7 +84,7 @@ CPPFLAGS_version := -DBT_VERSION='"$(VERSION)"'
 $(B)/version: FORCE
 	@mkdir -p $(B)
 	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' > $@
-FORCE:
+.PHONY: FORCE
 $(B)/obj/common/base/version.o: common/base/version.c $(B)/version
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CPPFLAGS_version) $(CFLAGS) -MMD -MP -c -o $@ $<
