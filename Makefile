@@ -202,7 +202,7 @@ down:
 	@deploy/local/baton-local down
 bench: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests
-	@tests/bench/run
+	@tests/bench/run $(if $(FULL),--full)
 lint:
 	@tests/lint/run
 docs: all

@@ -35,7 +35,7 @@ static const char usage_text[] =
     "then\n"
     "                    the local cluster's ${XDG_RUNTIME_DIR:-/tmp}/baton-UID/conductor.addr\n"
     "  -o, --output json|table\n"
-    "  -h, --help\n"
+    "  -h, --help; --version\n"
     "\n"
     "Exit status: 0 ok, 1 failed, 2 usage.\n";
 
@@ -440,6 +440,10 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
             fputs(usage_text, stdout);
+            return 0;
+        }
+        if (strcmp(argv[i], "--version") == 0) {
+            printf("batonctl %s\n", bt_version());
             return 0;
         }
         if (argv[i][0] == '-') {

@@ -182,6 +182,11 @@ static const struct route *find_route(const char *path)
 }
 
 /* application/json, whatever its parameters, but no other charset than UTF-8; or not said. */
+static bool is_plain(const char *encoding)
+{
+    return encoding == NULL || strcasecmp(encoding, "identity") == 0;
+}
+
 static bool is_json(const char *type)
 {
     if (type == NULL) {
@@ -222,6 +227,9 @@ static void on_request(void *arg, struct bt_http_req *req)
                    allow);
     } else if (r->post && !is_json(bt_http_header(req, "content-type"))) {
         front_fail(&e, 415, NULL, NULL, "the Content-Type must be " FRONT_JSON_TYPE);
+    } else if (r->post && !is_plain(bt_http_header(req, "content-encoding"))) {
+        front_fail(&e, 415, NULL, NULL,
+                   "a compressed body (Content-Encoding) is not supported; send it as it is");
     }
     if (e.http != 0) {
         front_respond_error(f, req, &e);

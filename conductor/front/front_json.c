@@ -8,6 +8,7 @@
 
 /* A body of 4 MiB could hold millions of empty containers, ~100 bytes of memory each. */
 #define CONTAINERS_MAX 65536
+#define WHOLE_MAX      9007199254740992.0 /* beyond 2^53 a double is not exact */
 
 bool front_fail(struct front_error *e, int http, const char *param, const char *code,
                 const char *fmt, ...)
@@ -72,7 +73,8 @@ json_t *front_json_parse(const void *body, size_t len, struct front_error *e)
                    CONTAINERS_MAX);
         return NULL;
     }
-    json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES, &je);
+    /* NUL is a character of text like any other; what is no text refuses it (front_get_str). */
+    json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
     if (root == NULL) {
         front_fail(e, 400, NULL, "invalid_json",
                    "the body is not valid JSON: line %d, column %d: %s", je.line, je.column,
@@ -120,10 +122,12 @@ bool front_get_int(const json_t *root, const char *key, int64_t min, int64_t max
         return true;
     }
     const json_t *v = json_object_get(root, key);
-    if (!json_is_integer(v)) {
+    double real = json_is_real(v) ? json_real_value(v) : 0.5;
+    bool whole = real == floor(real) && fabs(real) <= WHOLE_MAX; /* 16.0 is an integer */
+    if (!json_is_integer(v) && !whole) {
         return wrong_type(e, key, "an integer");
     }
-    int64_t n = json_integer_value(v);
+    int64_t n = whole ? (int64_t)real : json_integer_value(v);
     if (n < min || n > max) {
         return front_fail(e, 400, key, "invalid_value", "'%s' is %lld; allowed: %lld to %lld", key,
                           (long long)n, (long long)min, (long long)max);
@@ -172,6 +176,9 @@ bool front_get_str(const json_t *root, const char *key, const char **v_p, struct
     const json_t *v = json_object_get(root, key);
     if (!json_is_string(v)) {
         return wrong_type(e, key, "a string");
+    }
+    if (strlen(json_string_value(v)) != json_string_length(v)) {
+        return front_fail(e, 400, key, "invalid_value", "'%s' must not hold a NUL character", key);
     }
     *v_p = json_string_value(v);
     return true;

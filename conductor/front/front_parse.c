@@ -93,6 +93,16 @@ static bool refuse_unsupported(const json_t *root, struct front_error *e)
     if (front_asked_for(length) && !(json_is_number(length) && json_number_value(length) == 1.0)) {
         return unsupported(e, "length_penalty");
     }
+    const json_t *modes = json_object_get(root, "modalities");
+    for (size_t i = 0; i < json_array_size(modes); i++) {
+        const char *mode = json_string_value(json_array_get(modes, i));
+        if (mode == NULL || strcmp(mode, "text") != 0) {
+            return unsupported(e, "modalities");
+        }
+    }
+    if (json_is_object(json_object_get(root, "web_search_options"))) { /* {} asks for it, too */
+        return unsupported(e, "web_search_options");
+    }
     const json_t *choice = json_object_get(root, "tool_choice");
     if (front_asked_for(choice) &&
         (!json_is_string(choice) || (strcmp(json_string_value(choice), "none") != 0 &&
@@ -119,7 +129,7 @@ static bool check_model(const struct front_model *m, const json_t *root, struct 
     if (!front_get_str(root, "model", &model, e)) {
         return false;
     }
-    if (strcmp(model, m->id) != 0) {
+    if (model[0] != '\0' && strcmp(model, m->id) != 0) { /* none named: the one there is */
         return front_fail(e, 404, "model", "model_not_found",
                           "the model '%.128s' does not exist; this server has '%.128s'", model,
                           m->id);
@@ -173,6 +183,10 @@ static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct fron
         if (len == 0 || len > STOP_BYTES_MAX) {
             return front_fail(e, 400, "stop", "invalid_value",
                               "a stop string has %zu bytes; allowed: 1 to %d", len, STOP_BYTES_MAX);
+        }
+        if (strlen(json_string_value(s)) != len) {
+            return front_fail(e, 400, "stop", "invalid_value",
+                              "a stop string must not hold a NUL character");
         }
         spec->stop[i] = bt_strdup(json_string_value(s));
     }

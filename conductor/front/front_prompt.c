@@ -212,14 +212,15 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_
 static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struct front_error *e)
 {
     const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
-    const char *text = json_string_value(json_object_get(last, "content"));
-    size_t len = strlen(text), from = strspn(text, " \t\r\n");
+    const json_t *content = json_object_get(last, "content");
+    const char *text = json_string_value(content);
+    size_t len = json_string_length(content), from = strspn(text, " \t\r\n");
     const char *found = NULL;
     for (int trimmed = 0; trimmed <= 1 && found == NULL; trimmed++) {
         if (trimmed) {
             text += BT_MIN(from, len);
             len -= BT_MIN(from, len);
-            while (len > 0 && strchr(" \t\r\n", text[len - 1]) != NULL) {
+            while (len > 0 && memchr(" \t\r\n", text[len - 1], 4) != NULL) {
                 len--;
             }
         }

@@ -350,6 +350,10 @@ int main(int argc, char **argv)
         fputs(usage, argc > 1 ? stdout : stderr);
         return argc > 1 ? 0 : 2;
     }
+    if (strcmp(command, "--version") == 0) {
+        printf("baton-sim %s\n", bt_version());
+        return 0;
+    }
     if (strcmp(command, "clusters") == 0) {
         return clusters();
     }

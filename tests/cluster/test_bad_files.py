@@ -310,6 +310,14 @@ def test_run_dir(tmp_path):
     refuse(START, ["/proc/nothing"], "baton-kvstore", sets=sets)
 
 
+@pytest.mark.parametrize("program", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode", "batonctl",
+                                     "baton-sim"])
+def test_help_and_version(program):
+    assert re.fullmatch(program + r" \S+\n", run(program, "--version")[1])
+    rc, text = run(program, "--help")
+    assert rc == 0 and len(text) > 200
+
+
 def test_batonctl():
     refuse(USAGE, ["usage"], "batonctl")
     refuse(USAGE, ["unknown command: frob"], "batonctl", "frob")

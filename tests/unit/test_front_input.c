@@ -23,6 +23,14 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"a\",\"temperature\":1e999}", 400, NULL},
     {COMPLETION, "{\"prompt\":\"a\"} x", 400, NULL},
     {COMPLETION, "{\"prompt\":\"a\",}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"\\u0000\":1}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"stop\":\"a\\u0000b\"}", 400, "stop"},
+    {COMPLETION, "{\"prompt\":\"a\",\"model\":\"a\\u0000b\"}", 400, "model"},
+    {COMPLETION, "{\"prompt\":\"a\",\"cache_salt\":\"a\\u0000b\"}", 400, "cache_salt"},
+    {COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":1e300}", 400, "max_tokens"},
+    {COMPLETION, "{\"prompt\":\"a\",\"seed\":1e16}", 400, "seed"},
+    {CHAT, "{" USER ",\"modalities\":[\"text\",\"audio\"]}", 400, "modalities"},
+    {CHAT, "{" USER ",\"web_search_options\":{}}", 400, "web_search_options"},
     {COMPLETION, "{}", 400, "prompt"},
     {COMPLETION, "{\"prompt\":null}", 400, "prompt"},
     {COMPLETION, "{\"prompt\":5}", 400, "prompt"},
@@ -285,6 +293,35 @@ static void test_sampling_defaults(void **state)
     WAIT_FOR(n_cancelled == 2);
 }
 
+/* Text may hold any character, a number may be written with a fraction of zero, and who names no
+ * model means the one there is. */
+static void test_unusual_but_right(void **state)
+{
+    (void)state;
+    int fd = begin(COMPLETION, "{\"prompt\":\"a\\u0000b\",\"echo\":true,\"model\":\"\","
+                               "\"max_tokens\":16.0,\"n\":2e0,\"seed\":-0.0}");
+    struct bt_tokens ids = {0};
+    assert_int_equal(bt_tokenizer_encode(tok, "a\0b", 3, true, &ids), BT_OK);
+    assert_int_equal(now->spec.prompt.n, ids.n);
+    assert_memory_equal(now->spec.prompt.ids, ids.ids, ids.n * sizeof(ids.ids[0]));
+    bt_tokens_cleanup(&ids);
+    assert_int_equal(now->spec.max_tokens, 16);
+    assert_int_equal(now->spec.n, 2);
+    assert_int_equal(now->spec.sampling.seed, 0);
+    close(fd);
+    WAIT_FOR(n_cancelled == 1);
+    /* what stands behind a NUL belongs to the message that is gone on with */
+    fd = begin(CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+                     "\"content\":\"b\\u0000c\"}],\"continue_final_message\":true}");
+    struct bt_buf text = {0};
+    assert_int_equal(
+        bt_tokenizer_decode(tok, now->spec.prompt.ids, now->spec.prompt.n, false, &text), BT_OK);
+    assert_true(text.len > 3 && memcmp(text.data + text.len - 3, "b\0c", 3) == 0);
+    bt_buf_cleanup(&text);
+    close(fd);
+    WAIT_FOR(n_cancelled == 2);
+}
+
 /* ---- routes ---- */
 
 static void test_routes(void **state)
@@ -309,6 +346,8 @@ static void test_routes(void **state)
          NULL},
         {"POST", "/tokenize", "Content-Type: application/json; charset=latin1\r\n", 415, NULL},
         {"POST", "/tokenize", "Content-Type: application/jsonx\r\n", 415, NULL},
+        {"POST", "/v1/completions", "Content-Type: application/json\r\nContent-Encoding: gzip\r\n",
+         415, NULL},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
         receive(send_raw(cases[i].method, cases[i].path, cases[i].headers, "{}", 2));
@@ -526,6 +565,7 @@ int main(void)
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
         T(test_bad_bodies),
         T(test_monstrous_bodies),
+        T(test_unusual_but_right),
         cmocka_unit_test_setup_teardown(test_sampling_defaults, setup_defaults, teardown),
         T(test_routes),
         T(test_small_routes),
