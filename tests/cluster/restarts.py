@@ -26,8 +26,14 @@ class Restarts:
         self.children = []
         with open(os.path.join(self.c.state_dir, "conductor.addr")) as f:
             self.addr = f.read().strip()
+        # A cluster serves before its conductor has met everybody.
+        n = len([d for d in self.c.status() if d["daemon"] not in ("etcd", "conductor")])
+        try:
+            wait_for(lambda: len([m for m in self.members() if m["session_up"]]) == n, 30, f"{n} sessions")
+        except AssertionError:
+            self.stop()
+            raise
         self.args = {(m["kind"], m["name"]): args_of(m["pid"]) for m in self.members()}
-        self.up = len(self.members())
 
     def stop(self):
         for p in self.children:
