@@ -20,7 +20,8 @@ static bool have_sse42;
  * those. A product of 64 bits is of the low half with x^(d+32) and of the high half with x^(d-32):
  * bits are reflected, so what comes first is the higher power, and a product of reflected numbers
  * is shifted by one (hence << 1 in fill_fold). */
-#define FOLD_STEP 256u /* bytes that one turn folds over the next */
+#define FOLD_STEP 256u  /* bytes that one turn folds over the next */
+#define AHEAD     4096u /* bytes that are asked for before they are needed */
 static uint64_t fold_far[2], fold_near[2], fold_lane[2]; /* d = 8 * FOLD_STEP, 512, 128 */
 static bool have_fold;
 
@@ -147,6 +148,9 @@ FOLDING static uint32_t crc_fold(uint32_t crc, const uint8_t *p, size_t n)
     __m512i c = _mm512_loadu_si512(p + 128), d = _mm512_loadu_si512(p + 192);
     a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
     for (p += FOLD_STEP, n -= FOLD_STEP; n >= FOLD_STEP; p += FOLD_STEP, n -= FOLD_STEP) {
+        for (size_t i = 0; i < FOLD_STEP; i += 64) { /* the processor's own stops at every page */
+            __builtin_prefetch(p + AHEAD + i);
+        }
         a = fold(a, k, _mm512_loadu_si512(p));
         b = fold(b, k, _mm512_loadu_si512(p + 64));
         c = fold(c, k, _mm512_loadu_si512(p + 128));

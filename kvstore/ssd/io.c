@@ -55,9 +55,12 @@ void bt_ssd_io_ended(struct bt_ssd_io *io, struct bt_ssd_op *op)
         op->finish(op);
     }
     pthread_mutex_lock(&io->lock);
+    bool first = io->ready.head == NULL;
     queue_put(&io->ready, op);
     pthread_mutex_unlock(&io->lock);
-    ring_bell(io->ready_efd);
+    if (first) { /* else the loop has been told and has not come for them yet */
+        ring_bell(io->ready_efd);
+    }
 }
 
 /* ---- threads ---- */
@@ -190,9 +193,13 @@ void bt_ssd_io_submit(struct bt_ssd_io *io, struct bt_ssd_op *op)
     op->submitted_ns = bt_mono_ns();
     pthread_mutex_lock(&io->lock);
     queue_put(op->write ? &io->writes : &io->reads, op);
-    pthread_cond_signal(&io->wake);
+    bool kick = io->uring != NULL && !io->kicked;
+    io->kicked = io->kicked || kick;
+    if (io->uring == NULL) {
+        pthread_cond_signal(&io->wake);
+    }
     pthread_mutex_unlock(&io->lock);
-    if (io->uring != NULL) {
+    if (kick) {
         ring_bell(io->kick_efd);
     }
 }

@@ -68,6 +68,7 @@ struct bt_ssd_io {
     pthread_cond_t wake;
     struct bt_ssd_queue reads, writes, ready;
     bool stop;
+    bool kicked; /* the ring's thread has been told and has not looked yet */
     int ready_efd, kick_efd;
     struct bt_loop_fd *w;
     const char *kind;

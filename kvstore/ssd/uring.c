@@ -5,7 +5,9 @@
 #include <liburing.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "kvstore/ssd/io.h"
 
@@ -82,9 +84,14 @@ static void *ring_thread(void *arg)
 {
     struct bt_ssd_io *io = arg;
     struct ring *g = io->uring;
+    if (g->r.flags & IORING_SETUP_R_DISABLED) { /* from now on only this thread may use it */
+        BT_ASSERT(syscall(SYS_io_uring_register, g->r.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL,
+                          0) == 0); /* liburing 2.3 has a function for it and does not export it */
+    }
     for (;;) {
         struct bt_ssd_op *op;
         pthread_mutex_lock(&io->lock);
+        io->kicked = false;
         bool stop = io->stop;
         while (!stop && g->in_flight < io->c.depth && (op = bt_ssd_io_next(io)) != NULL) {
             prepare(io, g, op);
@@ -126,10 +133,20 @@ static void register_mem(const struct bt_ssd_io *io, struct ring *g)
     free(iov);
 }
 
+/* Completions wait until the thread asks for them, where the kernel knows how (6.1): else each
+ * interrupts it. */
+static int ring_init(struct bt_ssd_io *io, struct ring *g)
+{
+    const unsigned quiet =
+        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED;
+    int rc = io_uring_queue_init(io->c.depth + 2, &g->r, quiet);
+    return rc == -EINVAL ? io_uring_queue_init(io->c.depth + 2, &g->r, 0) : rc;
+}
+
 bool bt_ssd_uring_start(struct bt_ssd_io *io, const char **why_p)
 {
     struct ring *g = bt_calloc(1, sizeof(*g));
-    int rc = io_uring_queue_init(io->c.depth + 2, &g->r, 0);
+    int rc = ring_init(io, g);
     if (rc != 0) {
         *why_p = strerror(-rc);
         free(g);
