@@ -1,7 +1,7 @@
 /* Speed of the SSD tier: ssd_bench FOLDER block_kib=1024 blocks=1024 depth=16. Writes so many
  * blocks until all of them are durable and can be found, then reads them all with their CRCs
- * checked. Prints "write GBPS CPU_S_PER_GB" and "read ..."; the slab is 64 blocks of shared memory.
- */
+ * checked. Prints "write GBPS CPU_S_PER_GB", "read ..." and "crc ..." (of the blocks in memory, on
+ * one thread: it is part of both); the slab is 64 blocks of shared memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,6 +88,22 @@ static void run(struct bt_loop *loop, struct bt_ssd *ssd, bool write, uint64_t b
     printf("%s %.3f %.4f\n", write ? "write" : "read", gb / seconds, (cpu_s() - cpu) / gb);
 }
 
+static void run_crc(void)
+{
+    uint64_t t = bt_mono_ns(), bytes = 0;
+    double cpu = cpu_s();
+    for (uint32_t i = 0; bytes < 1u << 30; i++) {
+        struct bt_kv_key k;
+        key_of(i, &k);
+        for (uint32_t l = 0; l < layout.n_layers; l++) {
+            segment_crc(NULL, i % SLAB_SLOTS, l, &k);
+        }
+        bytes += layout.block_bytes;
+    }
+    double gb = 1e-9 * (double)bytes;
+    printf("crc %.3f %.4f\n", gb / (1e-9 * (double)(bt_mono_ns() - t)), (cpu_s() - cpu) / gb);
+}
+
 int main(int argc, char **argv)
 {
     struct bt_loop *loop;
@@ -131,6 +147,7 @@ int main(int argc, char **argv)
     printf("engine %s\n", bt_ssd_engine(ssd));
     run(loop, ssd, true, blocks);
     run(loop, ssd, false, blocks);
+    run_crc();
     struct bt_ssd_stats s;
     bt_ssd_stats(ssd, &s);
     printf("failed %u crc_errors %llu\n", n_failed, (unsigned long long)s.crc_errors);
