@@ -226,6 +226,15 @@ static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanat
         fill_outcome(&outcome, e);
         x.outcome = &outcome;
     }
+    Baton__AdminSource source[BT_EXPLAIN_SOURCES], *sources[BT_EXPLAIN_SOURCES];
+    x.fetch_tokens = e->fetch_tokens;
+    x.sources = sources;
+    for (; x.n_sources < e->n_sources; x.n_sources++) {
+        Baton__AdminSource *s = sources[x.n_sources] = &source[x.n_sources];
+        baton__admin_source__init(s);
+        s->kvstore = (char *)e->sources[x.n_sources].name;
+        s->blocks = e->sources[x.n_sources].blocks;
+    }
     x.candidates_total = e->n_candidates;
     x.candidates = list;
     for (uint32_t i = 0; i < e->n_listed; i++) {

@@ -131,9 +131,9 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(policy),
      .def = "cache-aware",
-     .doc = "Where a request runs: cache-aware; kvcache and baton, which would also fetch prefixes "
-            "between nodes, choose much as it does while no kvstore fetches; for comparison "
-            "random, round-robin, least-load. docs/SCHEDULING.md compares them."},
+     .doc = "Where a request runs: cache-aware, where its prefix is; kvcache and baton, which also "
+            "have a prefix fetched from other nodes where that is better; for comparison random, "
+            "round-robin, least-load. docs/SCHEDULING.md compares them."},
     {.key = "sched.admission",
      .type = BT_CONF_STR,
      .offset = ROW(admission),
@@ -150,6 +150,16 @@ static const struct bt_conf_row rows[] = {
      .max = 100000000,
      .doc = "A prompt whose uncached tail is at most this long is prefilled by the decode worker "
             "itself. 0: prefill and decode are always apart while both roles are up."},
+    {.key = "sched.fetch_ratio",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(fetch_ratio),
+     .def = "1.5",
+     .min = 0,
+     .max = 1e6,
+     .doc =
+         "With sched.policy kvcache: the prefill side fetches a prefix from the best holder if "
+         "that has so many times what its own node has (the paper's kvcache_balancing_threshold); "
+         "baton decides by predicted time. 0: nothing is fetched."},
     {.key = "sched.ttft_objective_ms",
      .type = BT_CONF_MS,
      .offset = ROW(ttft_objective_ms),

@@ -18,6 +18,7 @@ struct bt_conductor_conf {
     int64_t index_extents, index_extent_tokens;
     char *policy, *admission;
     int64_t local_prefill_tokens;
+    double fetch_ratio;
     uint64_t ttft_objective_ms, tbt_objective_ms;
     double tbt_margin, length_quantile;
     double prefill_tokens_per_s, step_ms;

@@ -186,6 +186,7 @@ static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_p
         .ttft_objective_ms = (uint32_t)conf->ttft_objective_ms,
         .tbt_objective_ms = (uint32_t)conf->tbt_objective_ms,
         .tbt_margin = conf->tbt_margin,
+        .fetch_ratio = conf->fetch_ratio,
     };
 }
 

@@ -130,7 +130,13 @@ static json_t *explanation_json(const Baton__AdminExplanation *e)
                       ms_json(k->ttft_ms), "tbt_ms", ms_json(k->tbt_ms), "load",
                       k->for_prefill ? json_null() : json_real(k->load)));
     }
-    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:b,s:s,s:o,s:o,s:o,s:o,s:o,s:I,s:o}",
+    json_t *sources = json_array();
+    for (size_t i = 0; i < e->n_sources; i++) {
+        json_array_append_new(sources, json_pack("{s:s,s:I}", "kvstore", e->sources[i]->kvstore,
+                                                 "blocks", (json_int_t)e->sources[i]->blocks));
+    }
+    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:b,s:s,s:o,s:o,s:o,s:o,s:o,s:I,s:o,s:I,"
+                     "s:o}",
                      "id", e->id, "req", wire, "epoch", (json_int_t)e->epoch, "planned_ns",
                      (json_int_t)e->planned_ns, "tokens", (json_int_t)e->tokens, "cached_tokens",
                      (json_int_t)e->cached_tokens, "choices", (json_int_t)e->choices, "planned",
@@ -138,7 +144,8 @@ static json_t *explanation_json(const Baton__AdminExplanation *e)
                      "ttft_ms", ms_json(e->ttft_ms), "tbt_ms", ms_json(e->tbt_ms), "queue_ms",
                      ms_json(e->queue_ms), "prefill_ms", ms_json(e->prefill_ms), "outcome",
                      outcome_json(e->outcome), "candidates_total", (json_int_t)e->candidates_total,
-                     "candidates", list);
+                     "candidates", list, "fetch_tokens", (json_int_t)e->fetch_tokens, "sources",
+                     sources);
 }
 
 static void put_ms(const char *name, double ms)
@@ -183,6 +190,14 @@ static void explanation_text(const Baton__AdminExplanation *e)
                e->both ? "one worker for both" : "prefill and decode apart", e->reason,
                e->draining ? "; on a node that is being drained, as nobody else could take it"
                            : "");
+        if (e->fetch_tokens != 0) {
+            printf("fetch      %u tokens from", e->fetch_tokens);
+            for (size_t i = 0; i < e->n_sources; i++) {
+                printf("%s %s (%u blocks)", i != 0 ? "," : "", e->sources[i]->kvstore,
+                       e->sources[i]->blocks);
+            }
+            printf("\n");
+        }
         times_text("predicted", e->ttft_ms, e->queue_ms, e->prefill_ms, e->tbt_ms);
     } else {
         printf("not placed %s\n", e->reason);

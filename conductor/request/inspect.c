@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "conductor/request/request_priv.h"
+#include "conductor/request/sources.h"
 
 #define EXPLAINED_MAX 128
 
@@ -166,6 +167,17 @@ void bt_explain_outcome(const struct bt_request *r, const char *why)
             e->actual.queue_ms = u->queue_ms;
             e->actual.prefill_ms = u->prefill_ms;
         }
+    }
+}
+
+void bt_explain_sources(struct bt_lane *k, uint32_t fetch_tokens, const struct bt_sources *from)
+{
+    struct bt_explanation *e = place_for(k->r->rs->explained, k->id);
+    e->fetch_tokens = fetch_tokens;
+    e->n_sources = BT_MIN(from->n, (uint32_t)BT_EXPLAIN_SOURCES);
+    for (uint32_t i = 0; i < e->n_sources; i++) {
+        snprintf(e->sources[i].name, BT_EXPLAIN_NAME, "%s", from->at[i].kv->member->name);
+        e->sources[i].blocks = from->at[i].blocks;
     }
 }
 

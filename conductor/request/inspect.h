@@ -22,6 +22,7 @@ uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node);
 
 #define BT_EXPLAIN_CANDIDATES 16
 #define BT_EXPLAIN_NAME       64
+#define BT_EXPLAIN_SOURCES    8
 
 struct bt_explanation {
     char id[BT_EXPLAIN_NAME];
@@ -38,6 +39,12 @@ struct bt_explanation {
         uint32_t cached_tokens, tokens, replans;
         double ttft_ms, tbt_ms, queue_ms, prefill_ms;
     } actual;
+    uint32_t fetch_tokens; /* of cached_tokens, to be fetched from: */
+    uint32_t n_sources;
+    struct {
+        char name[BT_EXPLAIN_NAME];
+        uint32_t blocks; /* of the prefix that it has */
+    } sources[BT_EXPLAIN_SOURCES];
     uint32_t n_candidates, n_listed;
     struct {
         char name[BT_EXPLAIN_NAME], node[BT_EXPLAIN_NAME];

@@ -8,6 +8,7 @@
 
 #include "common/log/log.h"
 #include "conductor/request/request_priv.h"
+#include "conductor/request/sources.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens travel as little-endian words");
 
@@ -61,9 +62,11 @@ static uint64_t deadline_wall_ns(const struct bt_request *r, uint64_t now_ns)
 }
 
 static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantRole role,
-                         const struct bt_session *peer, bool keep, uint64_t deadline_ns)
+                         const struct bt_session *peer, bool keep, uint64_t deadline_ns,
+                         const struct bt_sources *from, double recompute_tokens_per_s)
 {
     Baton__Reserve v = BATON__RESERVE__INIT;
+    Baton__Source source[BT_SOURCES_MAX], *sources[BT_SOURCES_MAX];
     v.request = k->id;
     v.epoch = k->epoch;
     v.role = role;
@@ -77,6 +80,19 @@ static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantR
         v.peer = peer->member->name;
         v.peer_rpc = peer->member->rpc;
         v.peer_incarnation = peer->member->incarnation;
+    }
+    v.sources = sources;
+    v.prefill_tokens_per_s = recompute_tokens_per_s;
+    for (; from != NULL && v.n_sources < from->n; v.n_sources++) {
+        const struct bt_source *f = &from->at[v.n_sources];
+        Baton__Source *s = sources[v.n_sources] = &source[v.n_sources];
+        baton__source__init(s);
+        s->peer = f->kv->member->name;
+        s->peer_rpc = f->kv->member->rpc;
+        s->peer_incarnation = f->kv->member->incarnation;
+        s->n_first = s->n_count = f->n_runs;
+        s->first = f->first;
+        s->count = f->count;
     }
     Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
     m.m_case = BATON__TO_KVSTORE__M_RESERVE;
@@ -134,12 +150,17 @@ static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases p
 }
 
 /* Reservations first: a worker asks its kvstore for the grant as soon as it has its Submit. */
-static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, uint64_t now_ns)
+static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, const struct bt_sources *from,
+                   double recompute_tokens_per_s, uint64_t now_ns)
 {
     uint64_t deadline_ns = deadline_wall_ns(k->r, now_ns);
-    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, NULL, true, deadline_ns);
+    /* Only the prefill side fetches: the decode side gets all of it by the hand-off, whose prefix
+     * leaves as soon as it is there. */
+    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, NULL, true, deadline_ns, from,
+                 recompute_tokens_per_s);
     if (!f->same_kv) {
-        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, f->kv_prefill, keep, deadline_ns);
+        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, f->kv_prefill, keep, deadline_ns,
+                     NULL, 0);
     }
     if (f->both) {
         send_submit(k, f->decode, BATON__PHASES__BOTH, deadline_ns);
@@ -229,6 +250,9 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
     bt_expect_length(k, &req);
     v->snap.now_ms = (double)now_ns / 1e6;
     v->snap.forecast = &rs->forecast;
+    if (rs->conf.policy->fetches && rs->conf.sched.fetch_ratio > 0 && use_cache) {
+        v->snap.spread_blocks = bt_sources_spread(rs->view, v, k->keys, k->n_keys);
+    }
     struct bt_sched_params params = rs->conf.sched;
     params.ttft_objective_ms = objective(r->spec.slo_ttft_ms, params.ttft_objective_ms);
     params.tbt_objective_ms = objective(r->spec.slo_tbt_ms, params.tbt_objective_ms);
@@ -278,6 +302,15 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
              k->id, k->epoch, k->n_tokens, plan.cached_tokens, r->usage.prefill, r->usage.decode,
              plan.reason, plan.ttft_ms);
     /* What only passes through has a limit of its own; for the probe all slots count. */
-    submit(k, f, plan.keep || rs->probe == k, now_ns);
+    struct bt_sources from;
+    bt_sources_find(rs->view, &v, &plan, k->keys, k->n_keys,
+                    plan.cached_tokens / rs->conf.block_tokens, &from);
+    if (from.n != 0) {
+        bt_metric_add(rs->m.fetch_plans, 1);
+        bt_metric_add(rs->m.fetch_tokens, plan.fetch_tokens);
+        bt_explain_sources(k, plan.fetch_tokens, &from);
+    }
+    submit(k, f, plan.keep || rs->probe == k, &from, plan.recompute_tokens_per_s, now_ns);
+    bt_sources_cleanup(&from);
     return PLAN_SUBMITTED;
 }

@@ -187,6 +187,7 @@ struct bt_requests {
             *generation;
         struct bt_metric *ttft_error, *tbt_error;
         struct bt_metric *replanned, *moved, *stale, *ended_late, *cached;
+        struct bt_metric *fetch_plans, *fetch_tokens;
         struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
     } m;
     struct bt_metrics *metrics;
@@ -196,6 +197,7 @@ struct bt_requests {
 };
 
 struct bt_explain_ring; /* inspect.c */
+struct bt_sources;      /* sources.h */
 
 /* What came in, for a state's function. */
 struct bt_lane_input {
@@ -321,6 +323,8 @@ void bt_explain_destroy(struct bt_explain_ring *x);
 void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
                      const struct bt_sched_params *params, const struct bt_sched_request *req,
                      const struct bt_sched_plan *plan, const struct bt_sched_reject *rej);
+/* The plan noted last for k has its prefix fetched. */
+void bt_explain_sources(struct bt_lane *k, uint32_t fetch_tokens, const struct bt_sources *from);
 
 /* ---- admit.c: the queues ---- */
 void bt_requests_kick(struct bt_requests *rs); /* look at the queues from the next turn */

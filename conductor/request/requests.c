@@ -401,6 +401,11 @@ static void register_reasons(struct bt_requests *rs)
                                "Plans: prefill and decode apart, or one worker for both.");
         rs->m.plan[!local][i] = rs->m.plan[local][i];
     }
+    rs->m.fetch_plans =
+        bt_metrics_counter(rs->metrics, "baton_plan_fetches_total", NULL,
+                           "Plans that have a prefix fetched from other nodes' kvstores.");
+    rs->m.fetch_tokens = bt_metrics_counter(rs->metrics, "baton_plan_fetch_tokens_total", NULL,
+                                            "Prompt tokens of these that are to be fetched.");
 }
 
 static void register_metrics(struct bt_requests *rs)

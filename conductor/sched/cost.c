@@ -8,17 +8,22 @@ uint32_t bt_sched_blocks_of(const struct bt_sched_request *req)
 }
 
 /* At least the last token of a prompt is computed, so a cached prefix never covers all of it. */
+uint32_t bt_sched_usable(const struct bt_sched_request *req, uint32_t blocks)
+{
+    uint64_t tokens = (uint64_t)blocks * req->block_tokens;
+    if (tokens >= req->n_tokens) {
+        tokens = (req->n_tokens - 1) / req->block_tokens * req->block_tokens;
+    }
+    return (uint32_t)tokens;
+}
+
 uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
                             const struct bt_sched_request *req)
 {
     if (kv == BT_SCHED_NONE) {
         return 0;
     }
-    uint64_t tokens = (uint64_t)s->kvstores[kv].match_blocks * req->block_tokens;
-    if (tokens >= req->n_tokens) {
-        tokens = (req->n_tokens - 1) / req->block_tokens * req->block_tokens;
-    }
-    return (uint32_t)tokens;
+    return bt_sched_usable(req, s->kvstores[kv].match_blocks);
 }
 
 static double rate_of(const struct bt_sched_params *c, const struct bt_sched_worker *w)
@@ -54,6 +59,24 @@ double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_r
                         uint32_t tokens)
 {
     return 1e3 * (double)tokens * req->token_bytes / c->link_bytes_per_s;
+}
+
+/* Where blocks lie at the holder, in memory or on its SSD, the index does not say. */
+double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                         const struct bt_sched_request *req, uint32_t from, uint32_t to,
+                         uint32_t tokens)
+{
+    const struct bt_sched_kvstore *dst = &s->kvstores[to];
+    double rate = c->link_bytes_per_s;
+    for (uint32_t i = 0; i < dst->n_links; i++) {
+        const struct bt_sched_link *l = &dst->links[i];
+        if (l->incarnation == s->kvstores[from].incarnation) {
+            rate = l->slab_bytes_per_s > 0  ? l->slab_bytes_per_s
+                   : l->ssd_bytes_per_s > 0 ? l->ssd_bytes_per_s
+                                            : rate;
+        }
+    }
+    return 1e3 * (double)tokens * req->token_bytes / rate;
 }
 
 /* It streams layer by layer beside the prefill. */

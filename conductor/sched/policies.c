@@ -20,6 +20,7 @@ static void estimate_local(const struct job *j, uint32_t i, struct estimate *e)
     /* The node's kvstore uses what it has, whether the policy looked or not. */
     e->cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, e->cached_tokens);
+    e->local_ms = e->prefill_ms;
     e->ttft_ms = bt_sched_queue_ms(j->c, w) + e->prefill_ms;
 }
 
@@ -127,8 +128,9 @@ static void prefill_kvcache(const struct job *j, uint32_t i, uint32_t ordinal, u
         e->fetch_tokens = j->best_tokens - e->cached_tokens;
         e->cached_tokens = j->best_tokens;
         e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, j->best_tokens);
-        double transfer = j->s->kvstores[j->best_kv].send_busy_ms +
-                          bt_sched_move_ms(j->c, j->req, e->fetch_tokens);
+        double transfer =
+            j->s->kvstores[j->best_kv].send_busy_ms +
+            bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, e->fetch_tokens);
         e->ttft_ms = bt_sched_queue_ms(j->c, w) + transfer + e->prefill_ms;
     }
     e->cost = e->ttft_ms + handoff(j, i, decode, e->prefill_ms);
@@ -149,7 +151,8 @@ static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct
     double queue = bt_sched_queue_ms(j->c, w), busy = BT_MAX(src->send_busy_ms, dst->recv_busy_ms);
     while (lo < hi) { /* the smallest k at which the fetch is no longer waited for */
         uint32_t k = (lo + hi) / 2;
-        double there = busy + bt_sched_move_ms(j->c, j->req, j->best_tokens - k * block);
+        double there = busy + bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore,
+                                                j->best_tokens - k * block);
         double head =
             k * block > local ? bt_sched_prefill_ms(j->c, w, j->req, k * block, local) : 0;
         if (there <= queue + head) {
@@ -167,17 +170,49 @@ static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct
     e->ttft_ms = queue + e->prefill_ms;
 }
 
+/* What engines do today: the fetched part lies directly behind the local one, and computing begins
+ * when all of it is there; only the queue hides it. Time grows with the fetch by the link's rate
+ * and falls by the computing's, which is dearer the later the token: the best is all of it, or as
+ * much as the queue hides. */
+static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct estimate *e)
+{
+    const struct bt_sched_worker *w = worker(j, i);
+    const struct bt_sched_kvstore *src = &j->s->kvstores[j->best_kv];
+    const struct bt_sched_kvstore *dst = &j->s->kvstores[w->kvstore];
+    uint32_t block = j->req->block_tokens, most = BT_MAX(j->best_tokens, j->spread_tokens) - local;
+    double queue = bt_sched_queue_ms(j->c, w), busy = BT_MAX(src->send_busy_ms, dst->recv_busy_ms);
+    double one = bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, block);
+    double blocks = queue > busy && one > 0 ? (queue - busy) / one : 0;
+    uint32_t hidden = blocks * block < most ? (uint32_t)blocks * block : most;
+    for (int all = 0; all < 2; all++) {
+        uint32_t n = all ? most : hidden;
+        double ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, local + n);
+        double ttft = BT_MAX(queue, busy + one * n / block) + ms;
+        if (n != 0 && ttft < e->ttft_ms) {
+            e->fetch_from = j->best_kv;
+            e->fetch_tokens = n;
+            e->cached_tokens = local + n;
+            e->prefill_ms = ms;
+            e->ttft_ms = ttft;
+        }
+    }
+}
+
 static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
                           struct estimate *e)
 {
     (void)ordinal;
     estimate_local(j, i, e);
-    if (j->c->fetch_ratio > 0 && j->best_tokens > e->cached_tokens) {
+    uint32_t local = e->cached_tokens;
+    if (j->c->fetch_ratio > 0 && j->c->tail_load && j->best_tokens > local) {
         struct estimate f = *e;
-        fetch_beside(j, i, e->cached_tokens, &f);
+        fetch_beside(j, i, local, &f);
         if (f.ttft_ms < e->ttft_ms) {
             *e = f;
         }
+    } else if (j->c->fetch_ratio > 0 && !j->c->tail_load &&
+               BT_MAX(j->best_tokens, j->spread_tokens) > local) {
+        fetch_before(j, i, local, e);
     }
     /* The worker's time is taken from those that come after: it has a price beside the wait. */
     e->cost = e->ttft_ms + j->c->work_weight * e->prefill_ms + handoff(j, i, decode, e->prefill_ms);
@@ -185,8 +220,8 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
 
 /* ---- the table ---- */
 
-#define POLICY(id, label, ...)                                                                     \
-    static const struct rule rule_##id = {label, __VA_ARGS__};                                     \
+#define POLICY(id, label, use_cache, fetch, ...)                                                   \
+    static const struct rule rule_##id = {label, use_cache, fetch, __VA_ARGS__};                   \
     static bt_sched_verdict_t place_##id(                                                          \
         const struct bt_sched_params *c, const struct bt_sched_snapshot *s,                        \
         const struct bt_sched_request *req, struct bt_sched_plan *plan_p,                          \
@@ -194,7 +229,7 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
     {                                                                                              \
         return bt_sched_place(c, s, req, &rule_##id, plan_p, reject_p);                            \
     }                                                                                              \
-    const struct bt_sched_policy bt_sched_##id = {label, place_##id};
+    const struct bt_sched_policy bt_sched_##id = {label, fetch, place_##id};
 
 POLICY(random, "random", false, false, false, prefill_random, decode_random)
 POLICY(round_robin, "round-robin", false, false, false, prefill_turn, decode_turn)

@@ -124,6 +124,7 @@ static void find_best_match(struct job *j)
         bt_sched_pick_offer(&p, k, kv->send_busy_ms, bt_sched_mix(j->req->random));
     }
     j->best_kv = p.best;
+    j->spread_tokens = p.best != BT_SCHED_NONE ? bt_sched_usable(j->req, j->s->spread_blocks) : 0;
 }
 
 bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t v,
@@ -180,6 +181,9 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->cached_tokens = e->cached_tokens;
     plan->fetch_from = e->fetch_from;
     plan->fetch_tokens = e->fetch_tokens;
+    plan->recompute_tokens_per_s = e->fetch_tokens != 0 && e->local_ms > e->prefill_ms
+                                       ? 1e3 * e->fetch_tokens / (e->local_ms - e->prefill_ms)
+                                       : 0;
     plan->prefill_ms = e->prefill_ms;
     plan->queue_ms = bt_sched_queue_ms(j->c, wp);
     plan->ttft_ms = j->req->waited_ms + wp->learned.overhead_ms + e->ttft_ms;
@@ -221,11 +225,11 @@ static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
     struct bt_sched_plan plan = {.reason = "apart"};
     uint32_t p = d;
     struct estimate e;
+    if (rule->fetch && c->fetch_ratio > 0) {
+        find_best_match(&j);
+    }
     if (!decide_local(&j, d, &plan.reason)) {
         j.seen_role = j.seen_kvstore = false;
-        if (rule->fetch && c->fetch_ratio > 0) {
-            find_best_match(&j);
-        }
         p = choose_prefill(&j, d, false, &e);
         if (p == BT_SCHED_NONE) {
             last_resort = true;
@@ -235,7 +239,7 @@ static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
             return nobody(&j, true, reject_p);
         }
     }
-    if (p == d) { /* no choice was made: its own prefix, nothing is fetched for it */
+    if (p == d) { /* no choice was made */
         rule->prefill(&j, d, 0, d, &e);
     }
     finish_plan(&j, p, d, &e, &plan);

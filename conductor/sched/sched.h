@@ -61,7 +61,9 @@ struct bt_sched_snapshot {
     uint32_t n_workers;
     const struct bt_sched_kvstore *kvstores;
     uint32_t n_kvstores;
-    double now_ms;                            /* on the forecast's clock */
+    uint32_t spread_blocks; /* full blocks of this request, from the first on, of which each is in
+                               some kvstore; 0: not known */
+    double now_ms;          /* on the forecast's clock */
     const struct bt_sched_forecast *forecast; /* of the decode pool; NULL: not kept */
 };
 
@@ -91,6 +93,7 @@ struct bt_sched_params {
     /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched where the best match is at
      * least so many times the local one. 0: there is nobody to fetch it, so never. */
     double fetch_ratio;
+    bool tail_load;     /* an engine can load a prefix's end while it computes its head (baton) */
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
 };
 
@@ -118,7 +121,9 @@ struct bt_sched_plan {
     const char *reason;     /* static: why disaggregated or not; a bounded metric label */
     uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
     uint32_t fetch_tokens;  /* cached_tokens counts them */
-    double prefill_ms;      /* predicted: of ttft_ms, the computing */
+    double
+        recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
+    double prefill_ms;          /* predicted: of ttft_ms, the computing */
 };
 
 struct bt_sched_reject {
@@ -132,6 +137,7 @@ struct bt_sched_reject {
  * reject_p. It looks for the best place only; whether that is good enough, admission says. */
 struct bt_sched_policy {
     const char *name;
+    bool fetches; /* may have a prefix moved between kvstores */
     bt_sched_verdict_t (*place)(const struct bt_sched_params *params,
                                 const struct bt_sched_snapshot *snap,
                                 const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
@@ -197,7 +203,7 @@ struct bt_sched_candidate {
     const char *verdict;    /* static: "chosen", or why not */
     uint32_t cached_tokens; /* of the request, at its node */
     double queue_ms;        /* prefill only */
-    double ttft_ms;         /* predicted; prefill only, else < 0 */
+    double ttft_ms;         /* predicted, without a fetch; prefill only, else < 0 */
     double tbt_ms;          /* predicted; decode only, else < 0 */
     double load;            /* decode only: share in use with this request, above 1 it waits */
 };

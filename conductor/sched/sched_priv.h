@@ -13,6 +13,7 @@ struct estimate {
     double ttft_ms, prefill_ms;
     uint32_t cached_tokens; /* with what is fetched */
     uint32_t fetch_from, fetch_tokens;
+    double local_ms; /* prefill_ms without the fetch */
 };
 
 struct rule {
@@ -37,6 +38,7 @@ struct job {
     bool seen_role, seen_kvstore;         /* why there was no candidate */
     uint32_t n_prefill, n_decode;         /* workers of each role */
     uint32_t best_kv, best_tokens;        /* rules that fetch: the longest match, and where */
+    uint32_t spread_tokens;               /* what several holders have together, if that is more */
 };
 
 /* A choice among candidates: smaller wins, equal ones are drawn by the request's random word. */
@@ -50,6 +52,8 @@ uint64_t bt_sched_mix(uint64_t x);
 
 /* ---- predictions: ms, tokens, shares ---- */
 uint32_t bt_sched_blocks_of(const struct bt_sched_request *req);
+/* Tokens that need not be computed where the first `blocks` of the request are. */
+uint32_t bt_sched_usable(const struct bt_sched_request *req, uint32_t blocks);
 /* Tokens of the request that need not be computed at kvstore kv (index or NONE). */
 uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
                             const struct bt_sched_request *req);
@@ -59,6 +63,10 @@ double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sche
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached);
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
+/* From kvstore `from` to `to`, at the link's measured rate. */
+double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                         const struct bt_sched_request *req, uint32_t from, uint32_t to,
+                         uint32_t tokens);
 /* Time of the hand-off to the node of kvstore kv_d that the prefill does not hide. */
 double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                            uint32_t resident_there, double prefill_ms);

@@ -448,7 +448,11 @@ static void set_up(struct sim *s)
         }
     }
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
-    s->snap = (struct bt_sched_snapshot){s->workers, n, s->kvstores, n, 0, &s->forecast};
+    s->snap = (struct bt_sched_snapshot){.workers = s->workers,
+                                         .n_workers = n,
+                                         .kvstores = s->kvstores,
+                                         .n_kvstores = n,
+                                         .forecast = &s->forecast};
     s->params = (struct bt_sched_params){.prefill_tokens_per_s = 1,
                                          .step_ms = 1,
                                          .link_bytes_per_s = c->link_bytes_per_s,
@@ -458,6 +462,7 @@ static void set_up(struct sim *s)
                                          .tbt_objective_ms = s->o->tbt_ms,
                                          .tbt_margin = s->o->tbt_margin,
                                          .fetch_ratio = s->o->fetch_ratio,
+                                         .tail_load = true,
                                          .work_weight = s->o->work_weight};
 }
 

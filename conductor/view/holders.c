@@ -385,6 +385,32 @@ void bt_holders_match(const struct bt_holders *x, const struct bt_kv_key *keys, 
     (void)narrow(x, &empty, cand, n, match, n_ids);
 }
 
+/* Holders of e that are not forgotten: up to cap ids; returns how many there are. */
+static uint32_t live_of(const struct bt_holders *x, const struct entry *e, uint32_t *ids,
+                        uint32_t cap)
+{
+    uint16_t in[INNER];
+    uint32_t n = e->n == MANY ? list_map(&x->maps[e->bitmap], in, INNER) : e->n, live = 0;
+    if (e->n != MANY) {
+        memcpy(in, e->ids, sizeof(e->ids));
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (x->state[in[i]] == ID_LIVE) {
+            if (live < cap) {
+                ids[live] = x->outer_of[in[i]];
+            }
+            live++;
+        }
+    }
+    return live;
+}
+
+uint32_t bt_holders_of(const struct bt_holders *x, const struct bt_kv_key *key, uint32_t *ids,
+                       uint32_t cap)
+{
+    return live_of(x, find(x, word_of(key)), ids, cap);
+}
+
 size_t bt_holders_keys(const struct bt_holders *x)
 {
     return x->keys;
@@ -410,19 +436,7 @@ bool bt_holders_next(const struct bt_holders *x, size_t *it, uint8_t key8[8], ui
 {
     for (; *it < x->places; ++*it) {
         const struct entry *e = &x->e[*it];
-        uint16_t in[INNER];
-        uint32_t n = e->n == MANY ? list_map(&x->maps[e->bitmap], in, INNER) : e->n, live = 0;
-        if (e->n != MANY) {
-            memcpy(in, e->ids, sizeof(e->ids));
-        }
-        for (uint32_t i = 0; i < n; i++) {
-            if (x->state[in[i]] == ID_LIVE) {
-                if (live < cap) {
-                    ids[live] = x->outer_of[in[i]];
-                }
-                live++;
-            }
-        }
+        uint32_t live = live_of(x, e, ids, cap);
         if (live != 0) {
             memcpy(key8, &e->key, 8);
             *depth_p = e->depth;

@@ -32,6 +32,10 @@ void bt_holders_sweep(struct bt_holders *x, size_t places);
 void bt_holders_match(const struct bt_holders *x, const struct bt_kv_key *keys, uint32_t n,
                       uint32_t stride, uint32_t *match, uint32_t n_ids);
 
+/* Who has this extent, as far as is known: up to cap ids; returns how many there are. */
+uint32_t bt_holders_of(const struct bt_holders *x, const struct bt_kv_key *key, uint32_t *ids,
+                       uint32_t cap);
+
 size_t bt_holders_keys(const struct bt_holders *x);       /* distinct extents */
 uint64_t bt_holders_replicas(const struct bt_holders *x); /* sum over kvstores */
 uint64_t bt_holders_dropped(const struct bt_holders *x);  /* refused because the index was full */

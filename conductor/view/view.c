@@ -430,6 +430,21 @@ const struct bt_holders *bt_view_index(const struct bt_view *v)
     return v->index;
 }
 
+uint32_t bt_view_kvstore_at(const struct bt_view *v, const struct bt_view_snapshot *snap,
+                            uint32_t kv_id)
+{
+    const struct bt_session *s = kv_id < BT_HOLDERS_KVSTORES_MAX ? v->kv_by_id[kv_id] : NULL;
+    /* snap_index is old if the session cannot be planned on now. */
+    return s != NULL && s->snap_index < snap->snap.n_kvstores && snap->kvstore[s->snap_index] == s
+               ? s->snap_index
+               : BT_SCHED_NONE;
+}
+
+uint32_t bt_view_extent_blocks(const struct bt_view *v)
+{
+    return v->conf.extent_blocks;
+}
+
 const char *bt_view_kvstore_name(const struct bt_view *v, uint32_t kv_id)
 {
     return kv_id < BT_HOLDERS_KVSTORES_MAX && v->kv_by_id[kv_id] != NULL

@@ -139,10 +139,16 @@ struct bt_view_snapshot {
 void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
                       struct bt_view_snapshot *out);
 
+/* Index in the view's latest snapshot of the kvstore with this id in the index; BT_SCHED_NONE: it
+ * is not among those that can be planned on. */
+uint32_t bt_view_kvstore_at(const struct bt_view *v, const struct bt_view_snapshot *snap,
+                            uint32_t kv_id);
+
 /* Is there a prefill, a decode and their kvstores? why: static text when not. */
 bool bt_view_serving(struct bt_view *v, const char **why_p);
 struct bt_list *bt_view_sessions(struct bt_view *v); /* of struct bt_session.link */
 const struct bt_holders *bt_view_index(const struct bt_view *v);
+uint32_t bt_view_extent_blocks(const struct bt_view *v); /* of an extent of the index */
 const char *bt_view_kvstore_name(const struct bt_view *v, uint32_t kv_id); /* NULL: none */
 
 #endif

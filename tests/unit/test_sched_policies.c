@@ -206,25 +206,113 @@ static const struct row rows[] = {
      1000},
 };
 
+/* As live clusters are: no engine loads a prefix's end beside computing its head. */
+struct live_row {
+    struct row r;
+    uint32_t spread; /* blocks that holders have together; 0: not known */
+    double link;     /* measured from 1 to 0, bytes per second; 0: not */
+};
+
+static const struct live_row live_rows[] = {
+    /* The whole is fetched first: 80 ms, and 200 of computing. */
+    {.r = {"baton fetches before it computes",
+           &bt_sched_baton,
+           {0, 8, 0, 0},
+           {0, 900, 900, 900},
+           {0},
+           0,
+           1,
+           800,
+           800,
+           280}},
+    /* At 0.5 MB/s a token comes in 2 ms and is computed in 1: 450 ms of queue hide two blocks. */
+    {.r = {"baton fetches what the queue hides over a slow link",
+           &bt_sched_baton,
+           {0, 8, 0, 0},
+           {450, 5000, 5000, 5000},
+           {0},
+           0,
+           1,
+           200,
+           200,
+           1250},
+     .link = 0.5e6},
+    {.r = {"baton computes rather than fetch over a slow link",
+           &bt_sched_baton,
+           {0, 8, 0, 0},
+           {40, 5000, 5000, 5000},
+           {0},
+           0,
+           NO,
+           0,
+           0,
+           1040},
+     .link = 0.5e6},
+    {.r = {"baton fetches from several what none has alone",
+           &bt_sched_baton,
+           {0, 4, 0, 0},
+           {0, 900, 900, 900},
+           {0},
+           0,
+           1,
+           700,
+           700,
+           370},
+     .spread = 7},
+    {.r = {"kvcache knows the measured link",
+           &bt_sched_kvcache,
+           {0, 8, 0, 0},
+           {5, 500, 900, 900},
+           {0},
+           0,
+           1,
+           800,
+           800,
+           245},
+     .link = 20e6},
+};
+
+static void check_row(const struct row *t, bool tail_load, uint32_t spread, double link_rate)
+{
+    struct world x;
+    struct bt_sched_link link = {.incarnation = 101, .slab_bytes_per_s = link_rate};
+    world_init(&x);
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.k[i].match_blocks = t->match[i];
+        x.w[i].queue_ms = t->queue_ms[i];
+        x.k[i].send_busy_ms = t->send_ms[i];
+        x.k[i].incarnation = 100 + i;
+    }
+    x.k[0].links = &link;
+    x.k[0].n_links = link_rate > 0;
+    x.c.tail_load = tail_load;
+    x.s.spread_blocks = spread;
+    struct bt_sched_plan p = place(&x, t->policy);
+    if (p.prefill != t->prefill || p.fetch_from != t->fetch_from ||
+        p.fetch_tokens != t->fetch_tokens || p.cached_tokens != t->cached ||
+        (uint32_t)(p.ttft_ms + 0.5) != t->ttft_ms) {
+        fail_msg("%s: prefill %u, from %u, fetched %u, cached %u, ttft %.1f", t->name, p.prefill,
+                 p.fetch_from, p.fetch_tokens, p.cached_tokens, p.ttft_ms);
+    }
+    /* a token is computed in a millisecond */
+    double recompute = p.fetch_tokens != 0 ? 1000 : 0;
+    assert_in_range((uint64_t)(p.recompute_tokens_per_s + 0.5), (uint64_t)recompute,
+                    (uint64_t)recompute);
+}
+
 static void test_rows(void **state)
 {
     (void)state;
     for (size_t r = 0; r < BT_ARRAY_LEN(rows); r++) {
-        const struct row *t = &rows[r];
-        struct world x;
-        world_init(&x);
-        for (uint32_t i = 0; i < N_P; i++) {
-            x.k[i].match_blocks = t->match[i];
-            x.w[i].queue_ms = t->queue_ms[i];
-            x.k[i].send_busy_ms = t->send_ms[i];
-        }
-        struct bt_sched_plan p = place(&x, t->policy);
-        if (p.prefill != t->prefill || p.fetch_from != t->fetch_from ||
-            p.fetch_tokens != t->fetch_tokens || p.cached_tokens != t->cached ||
-            (uint32_t)(p.ttft_ms + 0.5) != t->ttft_ms) {
-            fail_msg("%s: prefill %u, from %u, fetched %u, cached %u, ttft %.1f", t->name,
-                     p.prefill, p.fetch_from, p.fetch_tokens, p.cached_tokens, p.ttft_ms);
-        }
+        check_row(&rows[r], true, 0, 0);
+    }
+}
+
+static void test_live_rows(void **state)
+{
+    (void)state;
+    for (size_t r = 0; r < BT_ARRAY_LEN(live_rows); r++) {
+        check_row(&live_rows[r].r, false, live_rows[r].spread, live_rows[r].link);
     }
 }
 
@@ -371,6 +459,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_live_rows),
         cmocka_unit_test(test_nothing_fetched),
         cmocka_unit_test(test_random_and_turns),
         cmocka_unit_test(test_admissions),

@@ -52,6 +52,11 @@ static void test_match(void **state)
     assert_int_equal(m[0], 3);
     bt_holders_match(x, keys, 0, 1, m, 4);
     assert_int_equal(m[0], 0);
+    uint32_t ids[2];
+    assert_int_equal(bt_holders_of(x, &keys[0], ids, 2), 3);
+    assert_true((ids[0] == 0 || ids[0] == 2 || ids[0] == 255) && ids[0] != ids[1]);
+    assert_int_equal(bt_holders_of(x, &keys[2], ids, 2), 2);
+    assert_int_equal(bt_holders_of(x, &keys[6], ids, 2), 0);
     assert_int_equal(bt_holders_keys(x), 5);
     assert_int_equal(bt_holders_replicas(x), 10);
     bt_holders_destroy(x);
