@@ -232,11 +232,15 @@ static void test_two_deaths(void **state)
     struct placed p, d, p0, d0, p1, d1;
     begin(&x, &c, 2, 50, &p, &d);
     say(&p, 0, 0, 300, false);
-    until(&x.f, c.n_tokens[0] == 1);
+    say(&d, 0, 1, 301, false);
+    until(&x.f, c.n_tokens[0] == 2); /* so that it is known to have begun */
     fake_kill(d.w);
     wait_plan(&x, 0, 1, &p0, &d0);
     wait_plan(&x, 1, 1, &p1, &d1);
     assert_int_equal(c.errors, 0);
+    say(&p0, 0, 0, 302, false);
+    say(&d0, 0, 1, 303, false);
+    until(&x.f, c.n_tokens[0] == 4);
     fake_kill(d0.w);
     until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 500);

@@ -157,9 +157,13 @@ static void test_two_deaths(void **state)
     struct placed p, d, p2, d2;
     uint64_t id = begin(&x, &c, 50, &p, &d);
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
-    until(&x.f, c.n_tokens == 1);
+    say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 2); /* so that it is known to have begun */
     fake_kill(d.w);
     wait_plan(&x, 2, &p2, &d2);
+    say_token(p2.w, id, 2, 0, 302, BATON__FINISH__NOT_FINISHED);
+    say_token(d2.w, id, 2, 1, 303, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 4);
     fake_kill(d2.w);
     until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 500);
