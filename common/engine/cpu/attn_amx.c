@@ -398,8 +398,8 @@ static void finish(const struct work *w)
             for (uint32_t j = 0; j < BT_MIN(w->rows - c * LANES, (uint32_t)LANES); j++) {
                 uint32_t r = c * LANES + j, col = a->out_col + r % a->group * w->d + i;
                 uint16_t *to = (uint16_t *)a->out +
-                               bt_act_row(a->out_row + r / a->group, a->out_width) +
-                               bt_act_col(col);
+                               bt_act_row(a->out_row + r / a->group, a->out_width, 2) +
+                               bt_act_col(col, 2);
                 __m512 v = _mm512_castsi512_ps(x[j]);
                 __m256i hi = (__m256i)_mm512_cvtneps_pbh(v);
                 __m512 rest = _mm512_sub_ps(v, bt_widen_bf16(hi));

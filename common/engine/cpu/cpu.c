@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/engine/cpu/cpu_priv.h"
+#include "common/engine/cpu/pages.h"
 #include "common/engine/decoder.h"
 
 #define KV_BYTES_DEF (1ull << 30)
@@ -65,8 +66,8 @@ static const struct bt_cpu_kernels *kernels_for(bt_cpu_isa_t isa)
 
 static void *buffer(size_t rows, size_t cols, size_t item)
 {
-    size_t bytes = BT_ALIGN_UP(rows * cols * item, (size_t)64);
-    void *p = aligned_alloc(64, bytes);
+    size_t bytes = rows * cols * item;
+    void *p = bt_pages_alloc(bytes);
     if (p) {
         memset(p, 0, bytes); /* rows beyond a step's are read by products: keep them finite */
     }
@@ -94,12 +95,12 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     bool fuses = bt_gemm_fuses(e->gemm);
     e->y = buffer(rows, fuses ? q + 2 * kv : BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
     if (fuses) {
-        e->a2 = buffer(bt_cpu_act_bytes(e->k, rows, c->intermediate), 1, 1);
+        e->a2 = buffer(bt_cpu_act_bytes(e->k, rows, c->intermediate, e->mlp_acts), 1, 1);
     } else {
         e->y2 = buffer(rows, c->hidden, 4);
     }
     uint32_t widest = BT_MAX((uint32_t)q, BT_MAX(c->intermediate, c->hidden));
-    e->a = buffer(bt_cpu_act_bytes(e->k, rows, widest), 1, 1);
+    e->a = buffer(bt_cpu_act_bytes(e->k, rows, widest, 2), 1, 1);
     e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
     if (!e->rope || !e->x || !e->y || !(e->a2 || e->y2) || !e->a || !e->scratch) {
         snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
@@ -145,7 +146,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         st = bt_gemm_create((uint32_t)e->threads, isa, &e->gemm, err, err_cap);
     }
     if (st == BT_OK) {
-        st = bt_cpu_model_load(&e->model, e->gemm, conf, err, err_cap);
+        st = bt_cpu_model_load(&e->model, e->gemm, e->mlp_acts, conf, err, err_cap);
     }
     return st == BT_OK ? open_buffers(e, conf, err, err_cap) : st;
 }
@@ -158,6 +159,7 @@ static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engin
         return st;
     }
     struct bt_engine *e = bt_calloc(1, sizeof(*e));
+    e->mlp_acts = 2;
     e->threads = (int)(conf->threads ? conf->threads : usable_cores());
     st = open_model(e, conf, err, err_cap);
     if (st != BT_OK) {

@@ -62,6 +62,7 @@ struct bt_engine {
     struct bt_cpu_kept *kept;    /* [max_rows] */
     float *x;                    /* [rows, hidden], the residual stream */
     float *y;                    /* [rows, widest product], f32 */
+    uint32_t mlp_acts;           /* parts of act in gate, up and down; 2 elsewhere */
     void *a;                     /* act [rows, widest input] */
     void *a2;                    /* act [rows, intermediate], if products fuse SwiGLU */
     float *y2;                   /* [rows, hidden], if they do not */
@@ -72,7 +73,8 @@ struct bt_engine {
     bool failed;                                /* oneDNN reported an error: sticky */
 };
 
-bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g,
+/* mlp_acts: parts of act in gate, up and down. */
+bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g, uint32_t mlp_acts,
                               const struct bt_engine_config *c, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 void bt_cpu_model_cleanup(struct bt_cpu_model *m);

@@ -125,8 +125,8 @@ static bt_status_t project(struct step *s, const struct bt_cpu_layer *y)
     return BT_OK;
 }
 
-/* x += add; a = act(norm(x) * w), all rows. */
-static void norm_rows(struct step *s, const float *add, const float *w)
+/* x += add; a = act(norm(x) * w) of `parts` parts, all rows. */
+static void norm_rows(struct step *s, const float *add, const float *w, uint32_t parts)
 {
     struct bt_engine *e = s->e;
     const struct bt_model_config *c = &e->model.config;
@@ -134,7 +134,7 @@ static void norm_rows(struct step *s, const float *add, const float *w)
 #pragma omp parallel for num_threads(threads_for(e, (uint64_t)s->n *h)) schedule(static)
     for (uint32_t t = 0; t < s->n; t++) {
         e->k->norm(e->x + t * h, add ? add + t * h : NULL, w,
-                   bt_cpu_act_row(e->k, e->a, t, c->hidden), c->hidden, c->norm_eps);
+                   bt_cpu_act_row(e->k, e->a, t, c->hidden, parts), parts, c->hidden, c->norm_eps);
     }
 }
 
@@ -185,7 +185,7 @@ static void clear_tail(struct step *s, uint32_t width)
 {
     struct bt_engine *e = s->e;
     for (uint32_t t = 0; e->k->bf16 && width % 32 != 0 && t < s->n; t++) {
-        uint16_t *at = (uint16_t *)e->a + bt_act_row(t, width) + bt_act_col(width);
+        uint16_t *at = (uint16_t *)e->a + bt_act_row(t, width, 2) + bt_act_col(width, 2);
         memset(at, 0, (32 - width % 32) * sizeof(*at));
         memset(at + BT_ACT_LO, 0, (32 - width % 32) * sizeof(*at));
     }
@@ -236,7 +236,7 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
 {
     struct bt_engine *e = s->e;
     size_t inter = e->model.config.intermediate;
-    norm_rows(s, residual(e), y->norm_mlp);
+    norm_rows(s, residual(e), y->norm_mlp, e->mlp_acts);
     phase(e, BT_CPU_PHASE_NORM);
     if (bt_gemm_fuses(e->gemm)) {
         bt_linear_swiglu(y->gate_up, e->a, s->n, e->a2);
@@ -251,7 +251,7 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
     }
 #pragma omp parallel for num_threads(threads_for(e, s->n *inter)) schedule(static)
     for (uint32_t t = 0; t < s->n; t++) {
-        e->k->swiglu(e->y + t * 2 * inter, bt_cpu_act_row(e->k, e->a, t, (uint32_t)inter),
+        e->k->swiglu(e->y + t * 2 * inter, bt_cpu_act_row(e->k, e->a, t, (uint32_t)inter, 2),
                      (uint32_t)inter);
     }
     phase(e, BT_CPU_PHASE_GATE_UP);
@@ -316,8 +316,8 @@ static bt_status_t head_in_parts(struct step *s, struct bt_host_ticket *t)
     bt_status_t st = BT_OK;
     for (uint32_t at = 0; st == BT_OK && at < s->n; at += BT_CPU_LOGIT_ROWS) {
         uint32_t m = BT_MIN(s->n - at, (uint32_t)BT_CPU_LOGIT_ROWS);
-        st = bt_linear_run(e->model.lm_head, bt_cpu_act_row(e->k, e->a, at, e->model.config.hidden),
-                           m, e->logits);
+        st = bt_linear_run(e->model.lm_head,
+                           bt_cpu_act_row(e->k, e->a, at, e->model.config.hidden, 2), m, e->logits);
 #pragma omp parallel for num_threads(e->threads) schedule(dynamic, 4)
         for (uint32_t i = 0; i < (st == BT_OK ? m : 0); i++) {
             const struct bt_cpu_kept *k = &e->kept[at + i];
@@ -351,7 +351,7 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
             return st;
         }
         phase(e, BT_CPU_PHASE_WAIT);
-        norm_rows(&s, l ? residual(e) : NULL, y->norm_attn);
+        norm_rows(&s, l ? residual(e) : NULL, y->norm_attn, 2);
         phase(e, BT_CPU_PHASE_NORM);
         st = bt_linear_run(y->qkv, e->a, s.n, e->y);
         if (st != BT_OK) {
@@ -383,7 +383,7 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
     if (s.n == 0) {
         return BT_OK;
     }
-    norm_rows(&s, residual(e), e->model.norm);
+    norm_rows(&s, residual(e), e->model.norm, 2);
     phase(e, BT_CPU_PHASE_NORM);
     bt_status_t st = s.n_prompt_out ? head_in_parts(&s, t)
                                     : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);

@@ -311,8 +311,11 @@ bt_status_t bt_linear_create(struct bt_gemm *g, const struct bt_linear_spec *spe
     struct shape *before = g->shapes;
     l->g = g;
     if (bt_gemm_fuses(g)) {
-        const struct bt_packed_spec how = {
-            .k = k, .n = n, .amx = g->isa == BT_ISA_AMX, .swiglu = spec->swiglu};
+        const struct bt_packed_spec how = {.k = k,
+                                           .n = n,
+                                           .acts = spec->acts,
+                                           .amx = g->isa == BT_ISA_AMX,
+                                           .swiglu = spec->swiglu};
         bt_status_t packed = bt_packed_create(&how, w_nk, &l->packed);
         if (packed != BT_OK) {
             snprintf(err, err_cap, "no memory to pack a %u x %u matrix", k, n);

@@ -32,7 +32,8 @@ bool bt_gemm_exact(const struct bt_gemm *g);
 
 struct bt_linear_spec {
     uint32_t k, n;
-    bool swiglu; /* gate's columns, then as many of up: for bt_linear_swiglu if bt_gemm_fuses */
+    uint32_t acts; /* parts of act, 1 or 2, where products are packed.h's */
+    bool swiglu;   /* gate's columns, then as many of up: for bt_linear_swiglu if bt_gemm_fuses */
 };
 
 /* Packs weights w_nk ([N, K], as checkpoints have them). The caller frees w_nk. */

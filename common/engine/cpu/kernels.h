@@ -18,7 +18,7 @@
 struct bt_cpu_attn {
     const float *q;  /* [n][group][head_dim] of this KV head's query heads, rows below */
     size_t q_stride; /* elements from token to token */
-    void *out;       /* act, all of it; rows from out_row on, columns from out_col on */
+    void *out; /* act of two parts, all of it; rows from out_row on, columns from out_col on */
     uint32_t out_row, out_col, out_width;
     uint32_t n, pos; /* query tokens, position of the first */
     uint32_t group, head_dim;
@@ -35,15 +35,16 @@ struct bt_cpu_attn {
 struct bt_cpu_kernels {
     const char *name;
     bool bf16; /* act is tiled bf16 pairs */
-    /* x[n] += add[n] (add may be NULL); out[n] = act(x / rms(x) * w). out is the row's place: a
-     * full one in tiles, whose columns behind n are set to 0. */
-    void (*norm)(float *x, const float *add, const float *w, void *out, uint32_t n, float eps);
+    /* x[n] += add[n] (add may be NULL); out[n] = act(x / rms(x) * w), of `parts` parts. out is the
+     * row's place: a full one in tiles, whose columns behind n are set to 0. */
+    void (*norm)(float *x, const float *add, const float *w, void *out, uint32_t parts, uint32_t n,
+                 float eps);
     /* One head in place: optional bias [d], optional RMS norm with w [d], then RoPE when cs, the
      * d/2 cosines followed by d/2 sines, is given. */
     void (*head)(float *h, const float *bias, const float *w, const float *cs, uint32_t d,
                  float eps);
     void (*to_f16)(const float *x, uint16_t *out, uint32_t n); /* n: multiple of 16 */
-    /* out[n] = act(silu(gate_up[i]) * gate_up[n + i]) */
+    /* out[n] = act(silu(gate_up[i]) * gate_up[n + i]), of two parts */
     void (*swiglu)(const float *gate_up, void *out, uint32_t n);
     void (*attn)(const struct bt_cpu_attn *a);
 };
@@ -51,15 +52,16 @@ struct bt_cpu_kernels {
 extern const struct bt_cpu_kernels bt_cpu_kernels_base, bt_cpu_kernels_avx2, bt_cpu_kernels_avx512,
     bt_cpu_kernels_avx512_bf16;
 
-/* Bytes of `rows` rows of act with k columns, and where a row of them begins. */
-static inline size_t bt_cpu_act_bytes(const struct bt_cpu_kernels *s, size_t rows, uint32_t k)
+/* Bytes of `rows` rows of act with k columns in `parts` parts, and where a row of them begins. */
+static inline size_t bt_cpu_act_bytes(const struct bt_cpu_kernels *s, size_t rows, uint32_t k,
+                                      uint32_t parts)
 {
-    return s->bf16 ? bt_act_elems(rows, k) * 2 : rows * k * 4;
+    return s->bf16 ? bt_act_elems(rows, k, parts) * 2 : rows * k * 4;
 }
 static inline void *bt_cpu_act_row(const struct bt_cpu_kernels *s, void *act, size_t row,
-                                   uint32_t k)
+                                   uint32_t k, uint32_t parts)
 {
-    return (uint8_t *)act + (s->bf16 ? bt_act_row(row, k) * 2 : row * k * 4);
+    return (uint8_t *)act + (s->bf16 ? bt_act_row(row, k, parts) * 2 : row * k * 4);
 }
 
 /* attn on AMX tiles, for the bf16 set: head_dim a multiple of 32, up to BT_CPU_AMX_ROWS rows: K and

@@ -75,15 +75,19 @@ static inline vf N(v_exp2)(vf x)
 }
 
 /* Columns c .. c + VL - 1 of a row of act. */
-static inline void N(act_store)(act_t *row, uint32_t c, vf v)
+static inline void N(act_store)(act_t *row, uint32_t parts, uint32_t c, vf v)
 {
 #if BF16
-    act_t *at = row + bt_act_col(c);
+    act_t *at = row + bt_act_col(c, parts);
     __m256i hi = (__m256i)_mm512_cvtneps_pbh((__m512)v);
-    __m512 back = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16);
     _mm256_storeu_si256((__m256i *)at, hi);
-    _mm256_storeu_si256((__m256i *)(at + BT_ACT_LO), (__m256i)_mm512_cvtneps_pbh((__m512)v - back));
+    if (parts == 2) {
+        __m512 back = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16);
+        _mm256_storeu_si256((__m256i *)(at + BT_ACT_LO),
+                            (__m256i)_mm512_cvtneps_pbh((__m512)v - back));
+    }
 #else
+    (void)parts;
     V_STORE(row + c, v);
 #endif
 }
@@ -124,14 +128,15 @@ static inline vf N(f16_load)(const uint16_t *p)
 }
 
 /* The columns n & ~(VL - 1) .. n - 1, too few for a vector, and zeros up to the end of the tile. */
-static inline void N(act_tail)(act_t *row, uint32_t n, const float *x)
+static inline void N(act_tail)(act_t *row, uint32_t parts, uint32_t n, const float *x)
 {
     uint32_t c = n / VL * VL;
+    (void)parts; /* read where BF16 */
     if (c < n) {
         float v[VL] = {0};
         memcpy(v, x, (n - c) * sizeof(*v));
 #if BF16
-        N(act_store)(row, c, V_LOAD(v));
+        N(act_store)(row, parts, c, V_LOAD(v));
 #else
         memcpy(row + c, v, (n - c) * sizeof(*v));
 #endif
@@ -139,12 +144,13 @@ static inline void N(act_tail)(act_t *row, uint32_t n, const float *x)
     }
 #if BF16
     if (c % 32) {
-        N(act_store)(row, c, V_SET(0.0f));
+        N(act_store)(row, parts, c, V_SET(0.0f));
     }
 #endif
 }
 
-static void N(norm)(float *x, const float *add, const float *w, void *out, uint32_t n, float eps)
+static void N(norm)(float *x, const float *add, const float *w, void *out, uint32_t parts,
+                    uint32_t n, float eps)
 {
     act_t *o = out;
     vf acc = V_SET(0.0f);
@@ -164,13 +170,13 @@ static void N(norm)(float *x, const float *add, const float *w, void *out, uint3
     }
     float s = 1.0f / sqrtf((N(v_sum)(acc) + tail) / (float)n + eps);
     for (i = 0; i + VL <= n; i += VL) {
-        N(act_store)(o, i, V_LOAD(x + i) * V_SET(s) * V_LOAD(w + i));
+        N(act_store)(o, parts, i, V_LOAD(x + i) * V_SET(s) * V_LOAD(w + i));
     }
     float rest[VL] = {0};
     for (uint32_t j = i; j < n; j++) {
         rest[j - i] = x[j] * s * w[j];
     }
-    N(act_tail)(o, n, rest);
+    N(act_tail)(o, parts, n, rest);
 }
 
 /* d is a multiple of 16, so d / 2 is one of 8: the two halves go by 8 or fewer lanes. */
@@ -217,13 +223,13 @@ static void N(swiglu)(const float *gu, void *out, uint32_t n)
     for (; i + VL <= n; i += VL) {
         vf g = V_LOAD(gu + i);
         vf e = N(v_exp2)(g * V_SET(-1.44269504f));
-        N(act_store)(o, i, g / (V_SET(1.0f) + e) * V_LOAD(up + i));
+        N(act_store)(o, 2, i, g / (V_SET(1.0f) + e) * V_LOAD(up + i));
     }
     float rest[VL] = {0};
     for (uint32_t j = i; j < n; j++) {
         rest[j - i] = gu[j] / (1.0f + expf(-gu[j])) * up[j];
     }
-    N(act_tail)(o, n, rest);
+    N(act_tail)(o, 2, n, rest);
 }
 
 /* ---- attention ---- */
@@ -467,13 +473,13 @@ static void N(attn)(const struct bt_cpu_attn *a)
     for (uint32_t r = 0; r < rows; r++) {
         uint32_t row = a->out_row + r / a->group, col = a->out_col + r % a->group * d;
 #if BF16
-        act_t *out = (act_t *)a->out + bt_act_row(row, a->out_width);
+        act_t *out = (act_t *)a->out + bt_act_row(row, a->out_width, 2);
 #else
         act_t *out = (act_t *)a->out + (size_t)row * a->out_width;
 #endif
         vf inv = V_SET(1.0f / l[r]);
         for (uint32_t i = 0; i < d; i += VL) {
-            N(act_store)(out, col + i, V_LOAD(o + (size_t)r * d + i) * inv);
+            N(act_store)(out, 2, col + i, V_LOAD(o + (size_t)r * d + i) * inv);
         }
     }
 }

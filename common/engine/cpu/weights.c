@@ -11,6 +11,7 @@ struct loader {
     struct bt_cpu_model *m;
     struct bt_gemm *g;
     const char *dir;
+    uint32_t mlp_acts;
     uint64_t seed; /* of dummy weights */
     char *err;
     size_t err_cap;
@@ -98,19 +99,27 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
     if (d->item == BT_DECODER_EMBED) {
         st = place_embedding(l, all, (size_t)d->rows * d->cols);
     } else {
-        const struct bt_linear_spec spec = {
-            .k = d->cols, .n = (uint32_t)d->rows, .swiglu = d->item == BT_DECODER_GATE_UP};
+        bool mlp = d->item == BT_DECODER_GATE_UP || d->item == BT_DECODER_DOWN;
+        const struct bt_linear_spec spec = {.k = d->cols,
+                                            .n = (uint32_t)d->rows,
+                                            .acts = mlp ? l->mlp_acts : 2,
+                                            .swiglu = d->item == BT_DECODER_GATE_UP};
         st = bt_linear_create(l->g, &spec, all, products[d->item], l->err, l->err_cap);
     }
     free(all);
     return st;
 }
 
-bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g,
+bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g, uint32_t mlp_acts,
                               const struct bt_engine_config *conf, char *err, size_t err_cap)
 {
-    struct loader l = {
-        .m = m, .g = g, .dir = conf->model_dir, .seed = 1, .err = err, .err_cap = err_cap};
+    struct loader l = {.m = m,
+                       .g = g,
+                       .dir = conf->model_dir,
+                       .mlp_acts = mlp_acts,
+                       .seed = 1,
+                       .err = err,
+                       .err_cap = err_cap};
     m->layers = bt_calloc(m->config.layers, sizeof(*m->layers));
     return bt_decoder_load(conf, &m->config, place, &l, err, err_cap);
 }
