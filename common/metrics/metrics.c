@@ -103,6 +103,22 @@ struct bt_metric *bt_metrics_histogram(struct bt_metrics *m, const char *name, c
     return s;
 }
 
+char *bt_metrics_label(const char *name, const char *value)
+{
+    size_t n = strlen(name), at = n + 2;
+    char *label = bt_malloc(n + 2 * strlen(value) + 4);
+    memcpy(label, name, n);
+    memcpy(label + n, "=\"", 2);
+    for (const char *c = value; *c != '\0'; c++) {
+        if (*c == '"' || *c == '\\' || *c == '\n') {
+            label[at++] = '\\';
+        }
+        label[at++] = *c == '\n' ? 'n' : *c;
+    }
+    memcpy(label + at, "\"", 2);
+    return label;
+}
+
 static double from_bits(uint64_t b)
 {
     double v;

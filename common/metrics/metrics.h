@@ -25,6 +25,10 @@ struct bt_metric *bt_metrics_gauge(struct bt_metrics *m, const char *name, const
 struct bt_metric *bt_metrics_histogram(struct bt_metrics *m, const char *name, const char *labels,
                                        const char *help, const double *bounds, size_t n);
 
+/* name="value" with value escaped as the text format asks; for labels whose value is not ours (a
+ * model directory may be called anything). The caller frees. */
+char *bt_metrics_label(const char *name, const char *value);
+
 void bt_metric_add(struct bt_metric *s, uint64_t n); /* counter */
 void bt_metric_set(struct bt_metric *s, double v);   /* gauge */
 void bt_metric_observe(struct bt_metric *s, double v);

@@ -18,7 +18,9 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     static const char *const reasons[BT_REASONS] = {"stop", "length", "abort", "error", "handoff"};
     struct bt_wstats *s = bt_calloc(1, sizeof(*s));
     struct bt_metrics *m = s->registry = bt_metrics_create();
-    char *l = bt_sprintf("model_name=\"%s\",engine=\"0\"", model);
+    char *name = bt_metrics_label("model_name", model);
+    char *l = bt_sprintf("%s,engine=\"0\"", name);
+    free(name);
     s->running = bt_metrics_gauge(m, "vllm:num_requests_running", l,
                                   "Requests that hold a sequence slot of the engine.");
     s->waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", l,

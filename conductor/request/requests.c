@@ -447,7 +447,7 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
     rs->tok = tok;
     rs->conf = *conf;
     rs->metrics = metrics;
-    rs->labels = bt_sprintf("model_name=\"%s\"", conf->model_name);
+    rs->labels = bt_metrics_label("model_name", conf->model_name);
     rs->conf.model_name = NULL;
     rs->conf.secret = NULL;
     rs->secret = bt_malloc(conf->secret_len + 1);

@@ -171,6 +171,9 @@ static void metrics_render_as_prometheus_reads_them(void **state)
     bt_metric_set(free_slots, 12);
     bt_metric_set(sealed, 0.5);
     bt_metric_add(sent, 1ull << 40);
+    char *label = bt_metrics_label("model_name", "a\"b\\c\nd");
+    assert_string_equal(label, "model_name=\"a\\\"b\\\\c\\nd\"");
+    free(label);
     bt_metric_observe(h, 0.1);
     bt_metric_observe(h, 0.5);
     bt_metric_observe(h, 7);
