@@ -1,6 +1,7 @@
 /* Patterns of tokenizer.json through PCRE2 with JIT, UTF and Unicode properties, under limits. They
  * are written for Oniguruma's Ruby syntax: what differs in PCRE2 is translated or refused by name.
- * A regex holds its match data: one user thread. */
+ * Several threads may match at once. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,11 +21,16 @@
 #define LATIN "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 #define WORD  "[" WORD_SET LATIN "]"
 
-struct bt_regex {
-    pcre2_code *code;
+struct scratch { /* of one match at a time */
     pcre2_match_data *data;
     pcre2_match_context *match;
     pcre2_jit_stack *stack;
+};
+
+struct bt_regex {
+    pcre2_code *code;
+    /* Lent to the thread that matches; another one that matches meanwhile makes its own. */
+    struct scratch *_Atomic *spare;
 };
 
 static bt_status_t unsupported(const struct bt_token_err *e, const char *what, const char *pattern)
@@ -124,6 +130,32 @@ static bt_status_t translate(const char *pattern, size_t len, struct bt_buf *out
     return why == NULL ? BT_OK : unsupported(e, why, pattern);
 }
 
+static struct scratch *scratch_create(const struct bt_regex *re)
+{
+    struct scratch *s = bt_calloc(1, sizeof(*s));
+    s->data = pcre2_match_data_create_from_pattern(re->code, NULL);
+    s->match = pcre2_match_context_create(NULL);
+    s->stack = pcre2_jit_stack_create(32768, JIT_STACK_MAX, NULL);
+    BT_ASSERT(s->data != NULL && s->match != NULL);
+    pcre2_set_match_limit(s->match, MATCH_LIMIT);
+    pcre2_set_heap_limit(s->match, HEAP_LIMIT_KIB);
+    if (s->stack != NULL) {
+        pcre2_jit_stack_assign(s->match, NULL, s->stack);
+    }
+    return s;
+}
+
+static void scratch_destroy(struct scratch *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    pcre2_match_data_free(s->data);
+    pcre2_match_context_free(s->match);
+    pcre2_jit_stack_free(s->stack);
+    free(s);
+}
+
 static bt_status_t compile(struct bt_regex *re, const char *pattern, size_t len, bool literal,
                            const struct bt_token_err *e)
 {
@@ -143,15 +175,8 @@ static bt_status_t compile(struct bt_regex *re, const char *pattern, size_t len,
                              why);
     }
     (void)pcre2_jit_compile(re->code, PCRE2_JIT_COMPLETE); /* without JIT it interprets */
-    re->data = pcre2_match_data_create_from_pattern(re->code, NULL);
-    re->match = pcre2_match_context_create(NULL);
-    re->stack = pcre2_jit_stack_create(32768, JIT_STACK_MAX, NULL);
-    BT_ASSERT(re->data != NULL && re->match != NULL);
-    pcre2_set_match_limit(re->match, MATCH_LIMIT);
-    pcre2_set_heap_limit(re->match, HEAP_LIMIT_KIB);
-    if (re->stack != NULL) {
-        pcre2_jit_stack_assign(re->match, NULL, re->stack);
-    }
+    re->spare = bt_malloc(sizeof(*re->spare));
+    atomic_init(re->spare, scratch_create(re));
     return BT_OK;
 }
 
@@ -187,25 +212,32 @@ void bt_regex_destroy(struct bt_regex *re)
     if (re == NULL) {
         return;
     }
+    if (re->spare != NULL) {
+        scratch_destroy(atomic_load(re->spare));
+        free((void *)re->spare);
+    }
     pcre2_code_free(re->code);
-    pcre2_match_data_free(re->data);
-    pcre2_match_context_free(re->match);
-    pcre2_jit_stack_free(re->stack);
     free(re);
 }
 
 int bt_regex_next(const struct bt_regex *re, const char *text, size_t len, size_t from,
                   size_t *start_p, size_t *end_p)
 {
+    struct scratch *s = atomic_exchange(re->spare, NULL);
+    s = s != NULL ? s : scratch_create(re);
     int rc =
-        pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, re->data, re->match);
+        pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, s->data, s->match);
+    PCRE2_SIZE v[2] = {0, 0};
+    if (rc >= 0) {
+        memcpy(v, pcre2_get_ovector_pointer(s->data), sizeof(v));
+    }
+    scratch_destroy(atomic_exchange(re->spare, s));
     if (rc == PCRE2_ERROR_NOMATCH) {
         return 0;
     }
     if (rc < 0) {
         return -1;
     }
-    const PCRE2_SIZE *v = pcre2_get_ovector_pointer(re->data);
     if (v[0] > v[1] || v[0] < from) { /* \K can do this */
         return -1;
     }

@@ -1,5 +1,6 @@
 /* Tokenizer of Hugging Face's tokenizer.json, incremental detokenizer, chat templates. No I/O but
- * reading the files at load. A loaded tokenizer is immutable; use it from one thread at a time. */
+ * reading the files at load. A loaded tokenizer is immutable; use it from one thread at a time, or
+ * share it. A compiled template may be rendered by several threads. */
 #ifndef BT_TOKEN_TOKEN_H
 #define BT_TOKEN_TOKEN_H
 
@@ -16,6 +17,9 @@ struct bt_template;
 bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 void bt_tokenizer_destroy(struct bt_tokenizer *t);
+/* The same tokenizer for another thread: it encodes with scratch memory of its own, the tables are
+ * t's. To be destroyed before t. */
+struct bt_tokenizer *bt_tokenizer_share(const struct bt_tokenizer *t);
 uint32_t bt_tokenizer_vocab(const struct bt_tokenizer *t); /* highest id + 1 */
 
 struct bt_tokens {

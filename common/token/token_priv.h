@@ -1,6 +1,7 @@
 /* Inside of common/token: vocabulary tables, pre-tokenizer steps, BPE scratch. Everything is built
  * at load and immutable afterwards, except `scratch` and `cache`, which make one tokenizer usable
- * by one thread at a time. Nothing outside common/token includes this. */
+ * by one thread at a time; regexes lend their scratch to one thread and make it for another.
+ * Nothing outside common/token includes this. */
 #ifndef BT_TOKEN_TOKEN_PRIV_H
 #define BT_TOKEN_TOKEN_PRIV_H
 
@@ -198,6 +199,7 @@ struct bt_tokenizer {
     struct bt_tokens prefix, suffix; /* what the post-processor puts around */
     struct bt_bpe *bpe;
     struct bt_pieces *pieces; /* scratch */
+    bool shared;              /* all but bpe and pieces belongs to another one */
 };
 
 /* ---- load.c ---- */

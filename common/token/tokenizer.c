@@ -14,18 +14,35 @@ void bt_tokenizer_destroy(struct bt_tokenizer *t)
     if (t == NULL) {
         return;
     }
-    bt_vocab_cleanup(&t->vocab);
-    bt_added_cleanup(&t->raw);
-    bt_added_cleanup(&t->normalized);
-    bt_normalizer_destroy(t->normalizer);
-    bt_pretok_destroy(t->pretok);
-    bt_tokens_cleanup(&t->prefix);
-    bt_tokens_cleanup(&t->suffix);
+    if (!t->shared) {
+        bt_vocab_cleanup(&t->vocab);
+        bt_added_cleanup(&t->raw);
+        bt_added_cleanup(&t->normalized);
+        bt_normalizer_destroy(t->normalizer);
+        bt_pretok_destroy(t->pretok);
+        bt_tokens_cleanup(&t->prefix);
+        bt_tokens_cleanup(&t->suffix);
+    }
     bt_bpe_cleanup(t->bpe);
     free(t->bpe);
     bt_pieces_cleanup(t->pieces);
     free(t->pieces);
     free(t);
+}
+
+struct bt_tokenizer *bt_tokenizer_share(const struct bt_tokenizer *t)
+{
+    struct bt_tokenizer *s = bt_malloc(sizeof(*s));
+    *s = *t;
+    s->shared = true;
+    s->pieces = bt_calloc(1, sizeof(*s->pieces));
+    s->bpe = bt_malloc(sizeof(*s->bpe));
+    *s->bpe = *t->bpe;
+    s->bpe->symbols = NULL;
+    s->bpe->heap = NULL;
+    s->bpe->symbols_cap = s->bpe->heap_n = s->bpe->heap_cap = 0;
+    s->bpe->cache = bt_calloc(BT_WORD_CACHE, sizeof(*s->bpe->cache));
+    return s;
 }
 
 bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *err, size_t err_cap)

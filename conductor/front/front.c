@@ -320,7 +320,7 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
         st = front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
     }
     if (st == BT_OK) {
-        st = front_jobs_create(f, conf->model_path, err, err_cap);
+        st = front_jobs_create(f, err, err_cap);
     }
     if (st == BT_OK) {
         st = bt_http_create(loop, &conf->http, on_request, f, &f->http, port_p);

@@ -1,5 +1,6 @@
 /* The front's second thread; see front_jobs.h. Jobs go to it and come back in two lists under one
- * lock; an eventfd tells the loop. The tokenizer keeps scratch memory, so the thread has its own.
+ * lock; an eventfd tells the loop. The thread has a tokenizer handle of its own: encoding needs
+ * scratch memory.
  */
 #include "conductor/front/front_jobs.h"
 
@@ -17,8 +18,7 @@
 
 struct front_jobs {
     struct front_model model; /* the thread's */
-    struct bt_tokenizer *tok;
-    struct bt_template *tmpl;
+    struct bt_tokenizer *tok; /* shares the loop's tables */
     pthread_t thread;
     bool running; /* thread was started */
     int wake_fd;
@@ -159,7 +159,7 @@ void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *te
 
 /* ---- life ---- */
 
-bt_status_t front_jobs_create(struct bt_front *f, const char *dir, char *err, size_t err_cap)
+bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
 {
     struct front_jobs *q = bt_calloc(1, sizeof(*q));
     json_object_seed(0); /* before a second thread makes objects */
@@ -169,16 +169,13 @@ bt_status_t front_jobs_create(struct bt_front *f, const char *dir, char *err, si
     q->todo_tail = &q->todo;
     q->ready_tail = &q->ready;
     q->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    bt_status_t st = q->wake_fd < 0 ? BT_ERR_IO : bt_tokenizer_load(dir, &q->tok, err, err_cap);
-    if (st == BT_OK && f->model.tmpl != NULL) {
-        st = bt_template_load(dir, &q->tmpl, err, err_cap);
+    if (q->wake_fd < 0) {
+        snprintf(err, err_cap, "no eventfd; raise the limit of open files");
+        return BT_ERR_IO;
     }
-    if (st != BT_OK) {
-        return st;
-    }
+    q->tok = bt_tokenizer_share(f->model.tok);
     q->model = f->model;
     q->model.tok = q->tok;
-    q->model.tmpl = q->tmpl;
     q->wake_w = bt_loop_fd_add(f->loop, q->wake_fd, EPOLLIN, on_ready, f);
     q->running = pthread_create(&q->thread, NULL, thread_main, q) == 0;
     if (!q->running) {
@@ -218,7 +215,6 @@ void front_jobs_destroy(struct bt_front *f)
     if (q->wake_fd >= 0) {
         close(q->wake_fd);
     }
-    bt_template_destroy(q->tmpl);
     bt_tokenizer_destroy(q->tok);
     pthread_cond_destroy(&q->more);
     pthread_mutex_destroy(&q->lock);

@@ -27,10 +27,8 @@ struct front_job {
     struct bt_buf out;
 };
 
-/* Starts the thread, with a tokenizer and a template of its own from dir. err: what cannot be
- * loaded. */
-bt_status_t front_jobs_create(struct bt_front *f, const char *dir, char *err,
-                              size_t err_cap) BT_MUST_CHECK;
+/* Starts the thread. err: what the machine lacks. */
+bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Every connection is closed already. Waits for the job that runs. */
 void front_jobs_destroy(struct bt_front *f);
 /* Runs a job for req: at once if its body is small, else in turn on the thread. Too many in the

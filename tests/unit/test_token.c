@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 
 #include "common/base/philox.h"
 #include "common/token/token.h"
@@ -562,6 +563,54 @@ static void test_mutated_files(void **state)
     assert_true(accepted < 600);
 }
 
+struct sharer {
+    struct bt_tokenizer *t;
+    const struct bt_tokens *want;
+    const char *text;
+    uint32_t wrong;
+};
+
+static void *encode_often(void *arg)
+{
+    struct sharer *s = arg;
+    for (int i = 0; i < 300; i++) {
+        struct bt_tokens got = {0};
+        if (bt_tokenizer_encode(s->t, s->text, strlen(s->text), true, &got) != BT_OK ||
+            got.n != s->want->n || memcmp(got.ids, s->want->ids, got.n * sizeof(got.ids[0])) != 0) {
+            s->wrong++;
+        }
+        bt_tokens_cleanup(&got);
+    }
+    return NULL;
+}
+
+/* Handles on one tokenizer, each with a thread: all encode at once, and as one alone does. */
+static void test_shared(void **state)
+{
+    (void)state;
+    static const char text[] = "To be, or not to be: 12345 that's the question\n\n\xf0\x9f\x98\x80 "
+                               "<|eot_id|>It's  \xc3\xa9t\xc3\xa9; DON'T!";
+    struct bt_tokens want = {0};
+    struct sharer s[4];
+    pthread_t threads[BT_ARRAY_LEN(s)];
+    assert_int_equal(bt_tokenizer_encode(tok, text, strlen(text), true, &want), BT_OK);
+    for (size_t i = 0; i < BT_ARRAY_LEN(s); i++) {
+        s[i] = (struct sharer){bt_tokenizer_share(tok), &want, text, 0};
+        assert_int_equal(bt_tokenizer_vocab(s[i].t), bt_tokenizer_vocab(tok));
+        assert_int_equal(pthread_create(&threads[i], NULL, encode_often, &s[i]), 0);
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(s); i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(s[i].wrong, 0);
+        bt_tokenizer_destroy(s[i].t);
+    }
+    struct bt_tokens again = {0}; /* its tables are still there */
+    assert_int_equal(bt_tokenizer_encode(tok, text, strlen(text), true, &again), BT_OK);
+    assert_int_equal(again.n, want.n);
+    bt_tokens_cleanup(&again);
+    bt_tokens_cleanup(&want);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -570,7 +619,7 @@ int main(void)
         cmocka_unit_test(test_pathological),  cmocka_unit_test(test_broken_files),
         cmocka_unit_test(test_pretokenizers), cmocka_unit_test(test_added_tokens),
         cmocka_unit_test(test_mutated_files), cmocka_unit_test(test_sentencepiece_style),
-        cmocka_unit_test(test_normal_forms),
+        cmocka_unit_test(test_normal_forms),  cmocka_unit_test(test_shared),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
