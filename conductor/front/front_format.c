@@ -155,18 +155,28 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
 
 /* ---- choices ---- */
 
-void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct bt_gen_token *tokens,
-                         size_t n)
+void front_prompt_format(const struct front_options *opt, struct front_names *names,
+                         const struct bt_gen_token *tokens, size_t n, const struct bt_buf *text,
+                         struct front_logprobs *lp, struct bt_buf *logprobs)
+{
+    if (opt->echo && opt->logprobs >= 0) {
+        front_logprobs_add_prompt(lp, names, tokens, n, (uint32_t)opt->logprobs, text);
+    }
+    if (opt->prompt_logprobs >= 0) {
+        front_prompt_logprobs_put(names, tokens, n, (uint32_t)opt->prompt_logprobs, logprobs);
+    }
+}
+
+void front_answer_prompt(struct front_answer *a, uint32_t prompt, struct front_logprobs *lp,
+                         struct bt_buf *logprobs)
 {
     struct front_answer_prompt *p = &a->prompts[prompt];
-    if (a->opt.echo && a->opt.logprobs >= 0) {
-        front_logprobs_add_prompt(&p->lp, &a->names, tokens, n, (uint32_t)a->opt.logprobs,
-                                  &p->text);
-    }
-    if (a->opt.prompt_logprobs >= 0) {
-        front_prompt_logprobs_put(&a->names, tokens, n, (uint32_t)a->opt.prompt_logprobs,
-                                  &p->logprobs);
-    }
+    front_logprobs_cleanup(&p->lp);
+    bt_buf_cleanup(&p->logprobs);
+    p->lp = *lp;
+    p->logprobs = *logprobs;
+    *lp = (struct front_logprobs){0};
+    *logprobs = (struct bt_buf){0};
 }
 
 /* A choice's first token or its end: echo goes before everything. */

@@ -41,9 +41,14 @@ void front_answer_init(struct front_answer *a, struct front_generation *gen,
                        uint64_t created_s, bool timings, bool plan);
 void front_answer_cleanup(struct front_answer *a);
 
-/* A prompt's own logprobs, before its choices' first delta. */
-void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct bt_gen_token *tokens,
-                         size_t n);
+/* A prompt's own logprobs in the forms that opt asks for: echo's (text: the prompt as it is
+ * echoed) and the field prompt_logprobs. On any thread, with names of its own. */
+void front_prompt_format(const struct front_options *opt, struct front_names *names,
+                         const struct bt_gen_token *tokens, size_t n, const struct bt_buf *text,
+                         struct front_logprobs *lp, struct bt_buf *logprobs);
+/* Takes what front_prompt_format made of a prompt, before its choices' first delta. */
+void front_answer_prompt(struct front_answer *a, uint32_t prompt, struct front_logprobs *lp,
+                         struct bt_buf *logprobs);
 /* Takes a delta; choice is the answer's (d->choice counts within its prompt). Streams: appends the
  * beginning of its event to out, up to where finish_reason goes. Whole responses: keeps it, out is
  * not used. */

@@ -9,11 +9,12 @@
 
 #include "common/base/sha256.h"
 #include "common/log/log.h"
-#include "conductor/front/front_jobs.h"
+#include "conductor/front/front_echo.h"
 
 struct front_part { /* one prompt's request */
     struct front_gen *g;
-    struct bt_request *r; /* NULL: over */
+    struct bt_request *r;    /* NULL: over */
+    struct front_echo *echo; /* the prompt's logprobs are being written, or NULL */
 };
 
 struct front_gen {
@@ -33,6 +34,11 @@ struct front_gen {
 
 static void gen_free(struct front_gen *g)
 {
+    for (uint32_t i = 0; i < g->n_parts; i++) {
+        if (g->parts[i].echo != NULL) {
+            front_echo_forget(g->parts[i].echo);
+        }
+    }
     bt_list_remove(&g->link);
     bt_list_remove(&g->pending);
     g->f->n_gens--;
@@ -117,12 +123,23 @@ static uint32_t choice_of(const struct front_part *p, uint32_t choice)
     return prompt_of(p) * p->g->a.opt.n + choice;
 }
 
-static void on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
+static void on_echo_taken(void *arg)
 {
     struct front_part *p = arg;
-    if (p->g->req != NULL) {
-        front_answer_prompt(&p->g->a, prompt_of(p), tokens, n);
+    p->echo = NULL;
+    if (p->r != NULL) { /* else it has failed meanwhile */
+        bt_request_prompt_taken(p->r);
     }
+}
+
+static bool on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
+{
+    struct front_part *p = arg;
+    struct front_gen *g = p->g;
+    if (g->req != NULL) {
+        p->echo = front_echo_start(g->f, &g->a, prompt_of(p), tokens, n, on_echo_taken, p);
+    }
+    return p->echo == NULL;
 }
 
 static void on_delta(void *arg, const struct bt_gen_delta *d)

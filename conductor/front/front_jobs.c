@@ -23,11 +23,11 @@ struct front_jobs {
     bool running; /* thread was started */
     int wake_fd;
     struct bt_loop_fd *wake_w;
-    uint32_t open; /* loop: jobs that have not come back */
+    uint32_t open; /* loop: bodies that have not come back */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t more;
-    struct front_job *todo, **todo_tail, *ready, **ready_tail;
+    struct front_task *todo, **todo_tail, *ready, **ready_tail;
     bool stopping;
 };
 
@@ -63,16 +63,14 @@ static void on_ready(void *arg, uint32_t events)
         BT_ASSERT(errno == EAGAIN || errno == EINTR);
     }
     pthread_mutex_lock(&q->lock);
-    struct front_job *j = q->ready;
+    struct front_task *t = q->ready;
     q->ready = NULL;
     q->ready_tail = &q->ready;
     pthread_mutex_unlock(&q->lock);
-    while (j != NULL) {
-        struct front_job *next = j->next;
-        q->open--;
-        f->n_jobs--;
-        finish(j);
-        j = next;
+    while (t != NULL) {
+        struct front_task *next = t->next;
+        t->done(t);
+        t = next;
     }
 }
 
@@ -88,17 +86,17 @@ static void *thread_main(void *arg)
         if (q->stopping) {
             break;
         }
-        struct front_job *j = q->todo;
-        q->todo = j->next;
+        struct front_task *t = q->todo;
+        q->todo = t->next;
         q->todo_tail = q->todo == NULL ? &q->todo : q->todo_tail;
         pthread_mutex_unlock(&q->lock);
-        if (!j->gone) {
-            j->run(&q->model, j);
+        if (!t->gone) {
+            t->run(&q->model, t);
         }
-        j->next = NULL;
+        t->next = NULL;
         pthread_mutex_lock(&q->lock);
-        *q->ready_tail = j;
-        q->ready_tail = &j->next;
+        *q->ready_tail = t;
+        q->ready_tail = &t->next;
         ssize_t n = write(q->wake_fd, &one, sizeof(one));
         BT_ASSERT(n == (ssize_t)sizeof(one));
     }
@@ -113,7 +111,37 @@ static void on_gone(void *arg)
     struct front_job *j = arg;
     bt_metric_add(j->f->m.gone, 1);
     j->req = NULL;
-    j->gone = true;
+    j->task.gone = true;
+}
+
+void front_task_start(struct bt_front *f, struct front_task *t)
+{
+    struct front_jobs *q = f->jobs;
+    t->next = NULL;
+    pthread_mutex_lock(&q->lock);
+    *q->todo_tail = t;
+    q->todo_tail = &t->next;
+    pthread_cond_signal(&q->more);
+    pthread_mutex_unlock(&q->lock);
+}
+
+static void job_run(const struct front_model *m, struct front_task *t)
+{
+    struct front_job *j = BT_CONTAINER_OF(t, struct front_job, task);
+    j->run(m, j);
+}
+
+static void job_done(struct front_task *t)
+{
+    struct front_job *j = BT_CONTAINER_OF(t, struct front_job, task);
+    j->f->jobs->open--;
+    j->f->n_jobs--;
+    finish(j);
+}
+
+static void job_drop(struct front_task *t)
+{
+    job_free(BT_CONTAINER_OF(t, struct front_job, task));
 }
 
 static void enqueue(struct front_jobs *q, struct front_job *j)
@@ -124,11 +152,10 @@ static void enqueue(struct front_jobs *q, struct front_job *j)
     bt_http_on_gone(j->req, on_gone, j);
     q->open++;
     j->f->n_jobs++;
-    pthread_mutex_lock(&q->lock);
-    *q->todo_tail = j;
-    q->todo_tail = &j->next;
-    pthread_cond_signal(&q->more);
-    pthread_mutex_unlock(&q->lock);
+    j->task.run = job_run;
+    j->task.done = job_done;
+    j->task.drop = job_drop;
+    front_task_start(j->f, &j->task);
 }
 
 void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
@@ -185,12 +212,12 @@ bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
     return BT_OK;
 }
 
-static void free_all(struct front_job *j)
+static void drop_all(struct front_task *t)
 {
-    while (j != NULL) {
-        struct front_job *next = j->next;
-        job_free(j);
-        j = next;
+    while (t != NULL) {
+        struct front_task *next = t->next;
+        t->drop(t);
+        t = next;
     }
 }
 
@@ -207,8 +234,8 @@ void front_jobs_destroy(struct bt_front *f)
         pthread_mutex_unlock(&q->lock);
         pthread_join(q->thread, NULL);
     }
-    free_all(q->todo);
-    free_all(q->ready);
+    drop_all(q->todo);
+    drop_all(q->ready);
     if (q->wake_w != NULL) {
         bt_loop_fd_del(f->loop, q->wake_w);
     }

@@ -6,11 +6,22 @@
 
 #include "conductor/front/front_priv.h"
 
+/* Work for the thread, embedded in what it is about. */
+struct front_task {
+    struct front_task *next;
+    _Atomic bool gone; /* nobody wants it any more: it need not be run */
+    /* On the thread, with the thread's model. */
+    void (*run)(const struct front_model *m, struct front_task *t);
+    /* On the loop, behind run. Frees it. */
+    void (*done)(struct front_task *t);
+    /* Instead of done, when the front ends: frees it. */
+    void (*drop)(struct front_task *t);
+};
+
 struct front_job {
-    struct front_job *next;
+    struct front_task task;
     struct bt_front *f;
     struct bt_http_req *req; /* loop only; NULL: the client has left */
-    _Atomic bool gone;       /* the same, for the thread */
     /* Fills ok and either e, or gen or out. Runs on the loop or on the jobs' thread, with the model
      * of that thread: touches j's body and results only. */
     void (*run)(const struct front_model *m, struct front_job *j);
@@ -31,6 +42,8 @@ struct front_job {
 bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Every connection is closed already. Waits for the job that runs. */
 void front_jobs_destroy(struct bt_front *f);
+/* Puts t behind what the thread has to do. */
+void front_task_start(struct bt_front *f, struct front_task *t);
 /* Runs a job for req: at once if its body is small, else in turn on the thread. Too many in the
  * queue: 429. tenant may be NULL. */
 void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,

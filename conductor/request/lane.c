@@ -179,12 +179,37 @@ void bt_lane_choice_finished(struct bt_lane *k, uint32_t choice, bool by_worker,
 
 /* ---- tokens and numbers ---- */
 
-/* The worker that should go on has ended, but no token of the prefill's side is on its way. */
+/* The worker that should go on has ended, but no token of the prefill's side is on its way, and
+ * none waits behind the prompt's logprobs. */
 static bool ended_short(const struct bt_lane *k)
 {
     const struct bt_flight *f = k->flight;
     return bt_lane_running(k) && f != NULL && f->decode_ended && f->decode != NULL &&
-           (f->both || f->got_first);
+           (f->both || f->got_first) && k->r->prompt == NULL && !k->r->prompt_held;
+}
+
+/* What waited behind the prompt's logprobs is given; was it all? */
+static void deliver_waiting(struct bt_lane *k, uint64_t now_ns)
+{
+    for (uint32_t i = k->first; i < k->first + k->n && bt_lane_running(k); i++) {
+        bt_request_deliver(k, i, now_ns);
+    }
+    if (ended_short(k)) {
+        bt_lane_replan(k, NULL, "the decode worker ended before the request's end", now_ns);
+    }
+}
+
+void bt_lane_prompt_taken(struct bt_lane *k, uint64_t now_ns)
+{
+    k->progress_ns = now_ns;
+    if (k->state == LANE_PREFILLING && k->r->spec.max_tokens == 0) {
+        if (k->r->have_prefill_done) {
+            bt_request_no_tokens(k, now_ns);
+            settle_if_known(k, now_ns);
+        }
+        return;
+    }
+    deliver_waiting(k, now_ns);
 }
 
 static void on_token(struct bt_lane *k, const struct bt_lane_input *in)
@@ -233,10 +258,7 @@ static void on_prompt(struct bt_lane *k, const struct bt_lane_input *in)
                        in->now_ns);
         return;
     }
-    /* Tokens of the prompt's end may have come before its logprobs. */
-    for (uint32_t i = k->first; i < k->first + k->n && bt_lane_running(k); i++) {
-        bt_request_deliver(k, i, in->now_ns);
-    }
+    deliver_waiting(k, in->now_ns); /* tokens may have come before its logprobs */
 }
 
 static void on_prefill_done(struct bt_lane *k, const struct bt_lane_input *in)
@@ -337,6 +359,19 @@ static void on_lost_settling(struct bt_lane *k, const struct bt_lane_input *in)
     settle_if_known(k, in->now_ns);
 }
 
+/* No tokens are wanted and the prompt's logprobs are there: nothing that is lost now is missed. */
+static bool has_all(struct bt_lane *k, uint64_t now_ns)
+{
+    struct bt_request *r = k->r;
+    if (k->state != LANE_PREFILLING || r->spec.max_tokens != 0 || r->prompt != NULL) {
+        return false;
+    }
+    r->have_prefill_done = true; /* its numbers will not come */
+    bt_request_no_tokens(k, now_ns);
+    settle_if_known(k, now_ns);
+    return true;
+}
+
 static void on_ended(struct bt_lane *k, const struct bt_lane_input *in)
 {
     struct bt_flight *f = in->flight;
@@ -348,6 +383,9 @@ static void on_ended(struct bt_lane *k, const struct bt_lane_input *in)
     k->progress_ns = in->now_ns;
     bool need = needed(f, in->session);
     bt_flight_ended(f, in->session);
+    if (has_all(k, in->now_ns)) {
+        return;
+    }
     if (e->status != BT_OK && need) {
         bt_lane_repair(k, in->session, e->status, e->detail, in->now_ns);
         return;
@@ -375,7 +413,7 @@ static void on_lost(struct bt_lane *k, const struct bt_lane_input *in)
     }
     bool need = needed(f, s);
     bt_flight_lose(f, s);
-    if (!need) {
+    if (!need || has_all(k, in->now_ns)) {
         return;
     }
     char why[128];

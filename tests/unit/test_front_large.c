@@ -3,6 +3,8 @@
  */
 #include "tests/unit/front_fixture.h"
 
+#include <math.h>
+
 /* Two texts of 1.9 MB: both are tokenized (hundreds of ms), then refused, because the route takes
  * one. The caller cleans up. */
 static struct bt_buf large_body(void)
@@ -85,6 +87,98 @@ static void test_same_result(void **state)
     bt_buf_cleanup(&b);
 }
 
+/* ---- a prompt's own logprobs ---- */
+
+#define LONG 4000 /* tokens; each with two alternatives */
+
+/* Tells r its prompt: LONG tokens of id 41 behind the first. True: taken at once. */
+static bool tell_long_prompt(struct bt_request *r)
+{
+    static const uint32_t tops[] = {870, 40};
+    static const float lps[] = {-1.5f, -2.5f};
+    struct bt_gen_token *t = bt_calloc(LONG, sizeof(*t));
+    for (int i = 0; i < LONG; i++) {
+        t[i] = (struct bt_gen_token){
+            .id = 41, .logprob = -(float)i, .n_top = 2, .top_id = tops, .top_logprob = lps};
+    }
+    t[0].logprob = NAN;
+    t[0].n_top = 0;
+    bool taken = r->ops->on_prompt(r->arg, t, LONG);
+    memset(t, 0xff, LONG * sizeof(*t)); /* valid during the call only */
+    free(t);
+    return taken;
+}
+
+static int begin_echo(void)
+{
+    struct bt_buf b = {0};
+    bt_buf_puts(
+        &b, "{\"max_tokens\":1,\"echo\":true,\"logprobs\":2,\"prompt_logprobs\":1,\"prompt\":[41");
+    for (int i = 1; i < LONG; i++) {
+        bt_buf_puts(&b, ",41");
+    }
+    bt_buf_puts(&b, "]}");
+    int fd = begin("/v1/completions", b.data);
+    bt_buf_cleanup(&b);
+    return fd;
+}
+
+static void test_long_prompts_are_written_beside(void **state)
+{
+    (void)state;
+    int fd = begin_echo();
+    assert_false(tell_long_prompt(now));
+    WAIT_FOR(n_taken == 1);
+    token("x", 42);
+    now->ops->on_finish(now->arg, 0, BT_FINISH_LENGTH, NULL);
+    done(1, 0);
+    struct bt_buf all = {0};
+    char part[65536];
+    for (ssize_t n = 1; n != 0;) { /* longer than the fixture's answers */
+        bt_loop_poll(loop, 1);
+        n = recv(fd, part, sizeof(part), 0);
+        if (n > 0) {
+            bt_buf_append(&all, part, (size_t)n);
+        }
+    }
+    close(fd);
+    json_t *j = json_loads(strstr(all.data, "\r\n\r\n") + 4, 0, NULL);
+    assert_non_null(j);
+    assert_int_equal(json_array_size(at(j, "choices.0.logprobs.tokens")), LONG + 1);
+    assert_int_equal(json_array_size(at(j, "choices.0.logprobs.text_offset")), LONG + 1);
+    const json_t *lps = at(j, "choices.0.logprobs.token_logprobs"),
+                 *own = at(j, "choices.0.prompt_logprobs");
+    assert_int_equal(json_array_size(own), LONG);
+    assert_true(json_is_null(json_array_get(lps, 0)) && json_is_null(json_array_get(own, 0)));
+    for (int i = 1; i < LONG; i++) {
+        assert_true(json_number_value(json_array_get(lps, (size_t)i)) == -i);
+    }
+    json_decref(j);
+    bt_buf_cleanup(&all);
+}
+
+/* Clients leave, requests fail and the front ends while their prompts are being written. */
+static void test_prompts_that_nobody_waits_for(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        int fd = begin_echo();
+        assert_false(tell_long_prompt(now));
+        if (i % 2 == 0) {
+            close(fd);
+            WAIT_FOR(n_cancelled == i / 2 + 1);
+        } else {
+            fail_now(503, "no worker is up", 1);
+            receive(fd);
+            assert_int_equal(ans.status, 503);
+        }
+        assert_int_equal(bt_front_open(front), 0);
+    }
+    assert_int_equal(n_taken, 0);
+    begin_echo();
+    assert_false(tell_long_prompt(now)); /* teardown: it is dropped */
+}
+
 static void test_leaves_meanwhile(void **state)
 {
     (void)state;
@@ -141,8 +235,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
-        T(test_others_do_not_wait), T(test_same_result),       T(test_leaves_meanwhile),
-        T(test_too_many),           T(test_destroy_meanwhile),
+        T(test_long_prompts_are_written_beside),
+        T(test_prompts_that_nobody_waits_for),
+        T(test_others_do_not_wait),
+        T(test_same_result),
+        T(test_leaves_meanwhile),
+        T(test_too_many),
+        T(test_destroy_meanwhile),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
 }
