@@ -138,10 +138,10 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(admission),
      .def = "early",
-     .doc =
-         "early: sched.*_objective_ms are held against the load at arrival; predict: that of "
-         "between tokens against the decode load expected when the prefill will end; none: nobody "
-         "is refused for them."},
+     .doc = "early: sched.*_objective_ms are held against the load at arrival; predict: that of "
+            "between tokens against the decode load expected when the prefill will end; priced: as "
+            "predict, and the longer the queue is, the shorter a prefill must be; none: nobody is "
+            "refused for them."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(local_prefill_tokens),
@@ -193,6 +193,33 @@ static const struct bt_conf_row rows[] = {
      .doc = "An answer is expected to take as many pages as this share of the answers before it, "
             "of its "
             "tenant and length of prompt."},
+    {.key = "sched.work_price",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(work_price),
+     .def = "0.5",
+     .min = 0,
+     .max = 100,
+     .doc = "Admission priced: of the time left to the objective a prefill may take (1 - queue / "
+            "objective) to this power."},
+    {.key = "sched.work_weight",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(work_weight),
+     .def = "0.5",
+     .min = 0,
+     .max = 1000,
+     .doc = "Policy baton: weight of the time that a prefill takes from a worker beside the time "
+            "that its "
+            "request waits."},
+    {.key = "sched.mixed_step_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(mixed_step_ms),
+     .def = "0",
+     .max = 60000,
+     .doc = "Policy baton: decode workers compute prompts beside their rows where that gives an "
+            "earlier "
+            "first token, counting on steps of so long (set engine.mixed_step_ms of the decode "
+            "workers to "
+            "the same; half of the objective between tokens is a good value). 0: they do not."},
     {.key = "sched.prior_prefill_tokens_per_s",
      .type = BT_CONF_FLOAT,
      .offset = ROW(prefill_tokens_per_s),
@@ -232,9 +259,10 @@ static bool check(const void *conf, char *err, size_t err_cap)
         return false;
     }
     const struct bt_sched_admission *a = bt_sched_admission_find(c->admission);
-    if (a != &bt_sched_admit_none && a != &bt_sched_admit_early && a != &bt_sched_admit_predict) {
+    if (a == NULL || a->at_decode) {
         /* late asks again after the prefill, for comparison: only baton-sim does that. */
-        snprintf(err, err_cap, "sched.admission: there is no '%s' here; use none, early or predict",
+        snprintf(err, err_cap,
+                 "sched.admission: there is no '%s' here; use none, early, predict or priced",
                  c->admission);
         return false;
     }

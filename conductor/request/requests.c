@@ -15,7 +15,7 @@
 #define MOVES_PER_TICK 4
 
 const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart", "short_tail", "no_prefill_worker",
-                                                      "no_decode_worker"};
+                                                      "no_decode_worker", "mixed"};
 
 static struct bt_request *request_of(struct bt_list *l)
 {

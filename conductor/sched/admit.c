@@ -118,6 +118,29 @@ static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
     return v == BT_SCHED_PLANNED ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan), r) : v;
 }
 
+static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
+                                       const struct bt_sched_snapshot *s,
+                                       const struct bt_sched_request *req,
+                                       const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+{
+    bt_sched_verdict_t v = admit_predict(c, s, req, plan, r);
+    if (v != BT_SCHED_PLANNED || c->ttft_objective_ms == 0 || c->work_price <= 0) {
+        return v;
+    }
+    double objective = c->ttft_objective_ms, left = objective - plan->queue_ms - req->waited_ms;
+    double most = left * pow(BT_MAX(left / objective, 0), c->work_price);
+    if (plan->prefill_ms <= most) {
+        return BT_SCHED_PLANNED;
+    }
+    /* The queue at which it would be let in. */
+    double share = pow(plan->prefill_ms / objective, 1 / (1 + c->work_price));
+    v = bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(objective * share - left),
+                        "its prefill is too long for a queue of this length");
+    r->predicted_ms = plan->prefill_ms;
+    r->objective_ms = most;
+    return v;
+}
+
 bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
                                          const struct bt_sched_snapshot *snap,
                                          const struct bt_sched_request *req, uint32_t decode,
@@ -131,12 +154,15 @@ const struct bt_sched_admission bt_sched_admit_late = {"late", admit_late, true}
 const struct bt_sched_admission bt_sched_admit_early = {"early", admit_early, false};
 const struct bt_sched_admission bt_sched_admit_predict = {"predict", admit_predict, false};
 
-const char bt_sched_admission_names[] = "none, late, early or predict";
+const struct bt_sched_admission bt_sched_admit_priced = {"priced", admit_priced, false};
+
+const char bt_sched_admission_names[] = "none, late, early, predict or priced";
 
 const struct bt_sched_admission *bt_sched_admission_find(const char *name)
 {
     static const struct bt_sched_admission *const all[] = {
-        &bt_sched_admit_none, &bt_sched_admit_late, &bt_sched_admit_early, &bt_sched_admit_predict};
+        &bt_sched_admit_none, &bt_sched_admit_late, &bt_sched_admit_early, &bt_sched_admit_predict,
+        &bt_sched_admit_priced};
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         if (strcmp(all[i]->name, name) == 0) {
             return all[i];

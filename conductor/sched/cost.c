@@ -55,6 +55,25 @@ double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sche
     return BT_MAX(ms, load);
 }
 
+double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                         uint32_t n, uint32_t cached, double *queue_p)
+{
+    const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
+    uint32_t rows = w->running + w->waiting + w->landing;
+    double tail = w->learned.tail > 0 ? w->learned.tail : 1, step = c->mixed_step_ms / tail;
+    struct bt_batch_work work = {.tokens = rows, .kv = (double)w->kv_tokens};
+    double base = 1e-6 * (rows != 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
+    double room = step - base, m = n - cached;
+    if (room < step / 8) {
+        return -1; /* its rows need all of it */
+    }
+    /* Each step takes `room` worth of tokens. */
+    double alone =
+        1e-6 * (k->token_ns[BT_BATCH_SEGMENTS - 1] * m + k->attn_ns * m * (cached + m / 2));
+    *queue_p = w->queue_ms * step / room;
+    return alone * step / room;
+}
+
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens)
 {

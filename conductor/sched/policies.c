@@ -231,12 +231,12 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
     }                                                                                              \
     const struct bt_sched_policy bt_sched_##id = {label, fetch, place_##id};
 
-POLICY(random, "random", false, false, false, prefill_random, decode_random)
-POLICY(round_robin, "round-robin", false, false, false, prefill_turn, decode_turn)
-POLICY(least_load, "least-load", false, false, true, prefill_queue, decode_load)
-POLICY(cache_aware, "cache-aware", true, false, true, prefill_cached, decode_cached)
-POLICY(kvcache, "kvcache", true, true, true, prefill_kvcache, decode_cached)
-POLICY(baton, "baton", true, true, true, prefill_baton, decode_cached)
+POLICY(random, "random", false, false, false, false, prefill_random, decode_random)
+POLICY(round_robin, "round-robin", false, false, false, false, prefill_turn, decode_turn)
+POLICY(least_load, "least-load", false, false, false, true, prefill_queue, decode_load)
+POLICY(cache_aware, "cache-aware", true, false, false, true, prefill_cached, decode_cached)
+POLICY(kvcache, "kvcache", true, true, false, true, prefill_kvcache, decode_cached)
+POLICY(baton, "baton", true, true, true, true, prefill_baton, decode_cached)
 
 const char bt_sched_policy_names[] =
     "random, round-robin, least-load, cache-aware, kvcache or baton";

@@ -164,6 +164,59 @@ static bool decide_local(const struct job *j, uint32_t decode, const char **reas
     return false;
 }
 
+/* What the prompt would meet at decode worker i, computed there beside the rows. False: the rows
+ * would miss their objective meanwhile, or nothing is known of its cost. */
+static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    const struct bt_sched_kvstore *kv = &j->s->kvstores[w->kvstore];
+    double queue = 0, there = 0;
+    if (w->cost == NULL || bt_sched_decode_load(w, j->req) > 1) {
+        return false;
+    }
+    uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
+    *e = (struct estimate){.cached_tokens = local, .fetch_from = BT_SCHED_NONE};
+    if (j->c->fetch_ratio > 0 && j->best_tokens > local) {
+        there =
+            BT_MAX(j->s->kvstores[j->best_kv].send_busy_ms, kv->recv_busy_ms) +
+            bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, j->best_tokens - local);
+        e->cached_tokens = j->best_tokens;
+        e->fetch_from = j->best_kv;
+        e->fetch_tokens = j->best_tokens - local;
+    }
+    e->prefill_ms = bt_sched_mixed_ms(j->c, w, j->req->n_tokens, e->cached_tokens, &queue);
+    if (e->prefill_ms < 0) {
+        return false;
+    }
+    e->local_ms = bt_sched_mixed_ms(j->c, w, j->req->n_tokens, local, &queue);
+    e->queue_ms = queue;
+    e->ttft_ms = BT_MAX(queue, there) + e->prefill_ms;
+    e->cost = e->ttft_ms;
+    return true;
+}
+
+/* The decode worker that would have the first token out before prefill worker p's estimate, if any;
+ * *e_p is then what it would meet there. */
+static uint32_t choose_mixed(struct job *j, uint32_t p, struct estimate *e_p)
+{
+    struct pick best = {BT_SCHED_NONE, 0, 0};
+    struct estimate e, found = *e_p;
+    for (uint32_t i = 0; i < j->s->n_workers; i++) {
+        /* Whoever is idle apart keeps it: a row's neighbours pay for what is computed beside them.
+         */
+        if (j->s->workers[i].decode && i != p && usable(j, i, false, false) &&
+            estimate_mixed(j, i, &e) && e.cost < e_p->ttft_ms) {
+            uint32_t before = best.best;
+            bt_sched_pick_offer(&best, i, e.cost, j->req->random);
+            if (best.best != before) {
+                found = e;
+            }
+        }
+    }
+    *e_p = found;
+    return best.best;
+}
+
 static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struct estimate *e,
                         struct bt_sched_plan *plan)
 {
@@ -237,6 +290,17 @@ static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
         }
         if (p == BT_SCHED_NONE) {
             return nobody(&j, true, reject_p);
+        }
+    }
+    if (rule->mixed && c->mixed_step_ms > 0 && p != d) {
+        uint32_t m = choose_mixed(&j, p, &e);
+        if (m != BT_SCHED_NONE) {
+            plan.reason = "mixed";
+            finish_plan(&j, m, m, &e, &plan);
+            plan.queue_ms = e.queue_ms;
+            plan.last_resort = last_resort;
+            *plan_p = plan;
+            return BT_SCHED_PLANNED;
         }
     }
     if (p == d) { /* no choice was made */

@@ -31,10 +31,11 @@ struct bt_sched_worker {
     uint32_t own_requests;
     uint64_t own_prefill_tokens;
     /* known where a cost model is fitted; then they count in place of the rates above */
-    const struct bt_batch_cost *cost; /* NULL: none */
-    double queue_ms;                  /* until the prefills that it has are computed */
-    uint64_t kv_tokens;               /* context of its decode rows: read in every step */
-    uint32_t chunk_tokens;            /* of a prefill step; 0: params' */
+    const struct bt_batch_cost *cost;        /* NULL: none */
+    const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
+    double queue_ms;                         /* until the prefills that it has are computed */
+    uint64_t kv_tokens;                      /* context of its decode rows: read in every step */
+    uint32_t chunk_tokens;                   /* of a prefill step; 0: params' */
     struct bt_sched_learned learned;
 };
 
@@ -93,7 +94,10 @@ struct bt_sched_params {
     /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched where the best match is at
      * least so many times the local one. 0: there is nobody to fetch it, so never. */
     double fetch_ratio;
-    bool tail_load;     /* an engine can load a prefix's end while it computes its head (baton) */
+    bool tail_load;       /* an engine can load a prefix's end while it computes its head (baton) */
+    double work_price;    /* admission priced: how fast a queue raises the price of work; 0: not */
+    double mixed_step_ms; /* baton: a decode worker fills its steps with prompt tokens up to so
+                             long; 0: it takes no prompts from others */
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
 };
 
@@ -180,6 +184,12 @@ extern const struct bt_sched_admission bt_sched_admit_early;
 /* Early rejection with prediction: against the decode pool's load at the time the prefill will
  * end (snapshot.forecast; as early without one). */
 extern const struct bt_sched_admission bt_sched_admit_predict;
+
+/* Predict, and: a queue is a price. Of the time that is left to the objective a prefill may take
+ * the whole while nobody waits, and less the longer the queue is: (1 - queue /
+ * objective)^work_price of it. Under overload many short prefills then take the place of few long
+ * ones, and the price settles where what is admitted is what can be served. */
+extern const struct bt_sched_admission bt_sched_admit_priced;
 
 /* The second question of an admission with at_decode: may worker `decode` of snap have the row? */
 bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,

@@ -9,9 +9,9 @@ struct job;
 
 /* What a request would meet at one prefill worker. */
 struct estimate {
-    double cost; /* the rule's: smaller wins */
-    double ttft_ms, prefill_ms;
-    uint32_t cached_tokens; /* with what is fetched */
+    double cost;                          /* the rule's: smaller wins */
+    double ttft_ms, prefill_ms, queue_ms; /* queue_ms: mixed ones only */
+    uint32_t cached_tokens;               /* with what is fetched */
     uint32_t fetch_from, fetch_tokens;
     double local_ms; /* prefill_ms without the fetch */
 };
@@ -20,6 +20,7 @@ struct rule {
     const char *name;
     bool use_cache; /* looks at where blocks are */
     bool fetch;     /* may have them moved */
+    bool mixed;     /* a decode worker may compute a prompt beside its rows */
     bool queue;     /* a prefill worker never costs less than its queue */
     /* ordinal: number of the worker among those of its role */
     void (*prefill)(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
@@ -61,6 +62,11 @@ double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_
 /* Of n tokens the first `cached` are in the slab of the worker's node. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached);
+/* Tokens [cached, n) of a prompt computed by decode worker w beside its rows, in steps of
+ * params.mixed_step_ms; queue_p: the prompts that it has already. w has a cost. < 0: there is no
+ * room beside its rows. */
+double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                         uint32_t n, uint32_t cached, double *queue_p);
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
 /* From kvstore `from` to `to`, at the link's measured rate. */

@@ -31,6 +31,12 @@ struct bt_sim_decode {
     uint32_t n, heap_cap;
     struct bt_sim_row *wait; /* ring */
     uint32_t wait_first, wait_n, wait_cap;
+    struct bt_batch_cost prompt_cost;
+    double mixed_ms; /* steps with rows are filled with prompt tokens up to so long */
+    uint32_t chunk_max, chunk;
+    bool coming;                   /* the first prompt waits for the next boundary */
+    struct bt_sim_prompt *prompts; /* [0..n_prompts), the first one is being computed */
+    uint32_t n_prompts, prompts_cap;
     struct run *runs;
     uint32_t n_runs, runs_cap;
     struct gap *gaps; /* scratch */
@@ -66,23 +72,60 @@ void bt_sim_decode_destroy(struct bt_sim_decode *d)
         free(d->wait);
         free(d->runs);
         free(d->gaps);
+        free(d->prompts);
         free(d);
     }
 }
 
-/* Duration of the next k steps: each has n more tokens of context than the one before. */
+#define CHUNK_MIN 16 /* a prompt beside many rows still gets on */
+
+/* Prompt tokens in each of the next steps. The last chunk, smaller than the others, is a step of
+ * its own. */
+static uint32_t chunk_next(const struct bt_sim_decode *d)
+{
+    if (d->n_prompts == 0) {
+        return 0;
+    }
+    uint32_t left = d->prompts[0].tokens - d->prompts[0].from;
+    struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv};
+    const struct bt_batch_cost *k = &d->prompt_cost;
+    double room = 1e6 * d->mixed_ms - (d->n != 0 ? bt_batch_work_ns(&d->cost, &rows) : k->base_ns);
+    double token = k->token_ns[BT_BATCH_SEGMENTS - 1] + k->attn_ns * d->prompts[0].from;
+    double fits = room / BT_MAX(token, 1e-9);
+    uint32_t chunk = fits > CHUNK_MIN ? (uint32_t)BT_MIN(fits, (double)d->chunk_max) : CHUNK_MIN;
+    return BT_MIN(left, chunk);
+}
+
+/* The next k steps take a k^2 + b k ms: each has n more tokens of context than the one before, and
+ * its chunk lies behind the one before. */
+static void shape(const struct bt_sim_decode *d, double *a_p, double *b_p)
+{
+    double chunk = d->chunk;
+    struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv}, prompt = {.tokens = chunk};
+    double grow = d->cost.kv_ns * d->n / 2, first = bt_batch_work_ns(&d->cost, &rows), a = grow;
+    if (chunk > 0) {
+        double alone = bt_batch_work_ns(&d->prompt_cost, &prompt);
+        double pair = d->prompt_cost.attn_ns * chunk;
+        /* the step's own base is paid once */
+        first += (d->n != 0 ? alone - d->prompt_cost.base_ns : alone) + pair * d->prompts[0].from;
+        a += pair * chunk / 2;
+    }
+    *a_p = 1e-6 * a;
+    *b_p = 1e-6 * (first - grow);
+}
+
 static double steps_ms(const struct bt_sim_decode *d, double k)
 {
-    struct bt_batch_work w = {.tokens = d->n, .kv = d->kv};
-    double first = bt_batch_work_ns(&d->cost, &w);
-    return 1e-6 * (k * first + d->cost.kv_ns * d->n * k * (k - 1) / 2);
+    double a, b;
+    shape(d, &a, &b);
+    return a * k * k + b * k;
 }
 
 /* The first boundary at or after ms from here, in steps; at least 1. */
 static uint32_t boundary(const struct bt_sim_decode *d, double ms)
 {
-    double a = 1e-6 * d->cost.kv_ns * d->n / 2;
-    double b = steps_ms(d, 1) - a; /* k steps take a k^2 + (b - a) k with b of the first */
+    double a, b;
+    shape(d, &a, &b);
     double k = a > 0 ? (-b + sqrt(b * b + 4 * a * ms)) / (2 * a) : ms / b;
     uint32_t n = (uint32_t)BT_MAX(1.0, floor(k));
     while (n > 1 && steps_ms(d, n - 1) >= ms) {
@@ -142,7 +185,54 @@ static void admit(struct bt_sim_decode *d)
 
 static void plan_next(struct bt_sim_decode *d)
 {
-    d->ahead = d->n != 0 ? (uint32_t)(d->heap[0].end_step - d->step) : 0;
+    d->ahead = d->n != 0 ? (uint32_t)(d->heap[0].end_step - d->step) : UINT32_MAX;
+    d->chunk = chunk_next(d);
+    if (d->chunk != 0) {
+        uint32_t left = d->prompts[0].tokens - d->prompts[0].from;
+        /* With one size of chunk only as far as a token's attention grows by a twentieth. */
+        double token = d->prompt_cost.token_ns[BT_BATCH_SEGMENTS - 1] +
+                       d->prompt_cost.attn_ns * d->prompts[0].from;
+        double far = 0.05 * token / BT_MAX(d->prompt_cost.attn_ns * d->chunk, 1e-9);
+        uint32_t most = (uint32_t)BT_MAX(BT_MIN(far, 32.0), 1.0);
+        d->ahead = BT_MIN(BT_MIN(d->ahead, left / d->chunk), most);
+    }
+    if (d->ahead == UINT32_MAX) {
+        d->ahead = 0;
+    }
+}
+
+static bool idle(const struct bt_sim_decode *d)
+{
+    return d->n == 0 && d->n_prompts == 0;
+}
+
+void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prompt, double mixed_ms,
+                       uint32_t chunk_max)
+{
+    d->prompt_cost = *prompt;
+    d->mixed_ms = mixed_ms;
+    d->chunk_max = chunk_max;
+}
+
+/* Something else is to be in the steps from the next boundary on. */
+static void interrupt(struct bt_sim_decode *d, double now_ms)
+{
+    d->ahead = BT_MIN(d->ahead, boundary(d, now_ms - d->at_ms));
+}
+
+void bt_sim_decode_prompt(struct bt_sim_decode *d, double now_ms, const struct bt_sim_prompt *p)
+{
+    bool first = d->n_prompts == 0, was_idle = idle(d);
+    bool between = now_ms <= d->at_ms && (d->n == 0 || d->heap[0].end_step != d->step);
+    if (first && !was_idle && !between) {
+        interrupt(d, now_ms); /* until then the steps are as they were */
+    }
+    GROW(d->prompts, d->n_prompts, d->prompts_cap);
+    d->prompts[d->n_prompts++] = *p;
+    if (first && (was_idle || between)) {
+        d->at_ms = BT_MAX(d->at_ms, now_ms);
+        plan_next(d);
+    }
 }
 
 bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_sim_row *row)
@@ -162,21 +252,21 @@ bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_s
         d->wait_cap = cap;
     }
     d->wait[(d->wait_first + d->wait_n++) % d->wait_cap] = *row;
-    if (d->n == 0 || (now_ms <= d->at_ms && d->heap[0].end_step != d->step)) {
+    if (idle(d) || (now_ms <= d->at_ms && (d->n == 0 || d->heap[0].end_step != d->step))) {
         /* idle, or at a boundary: at once */
         d->at_ms = BT_MAX(d->at_ms, now_ms);
         admit(d);
         plan_next(d);
     } else if (d->n < d->rows_max && d->wait_n == 1 &&
                d->reserved + row->tokens + row->steps <= d->kv_max) {
-        d->ahead = BT_MIN(d->ahead, boundary(d, now_ms - d->at_ms));
+        interrupt(d, now_ms);
     }
     return true;
 }
 
 double bt_sim_decode_next_ms(const struct bt_sim_decode *d)
 {
-    if (d->n == 0) {
+    if (idle(d)) {
         return -1;
     }
     return d->ahead == 0 ? d->at_ms : d->at_ms + steps_ms(d, d->ahead);
@@ -223,6 +313,9 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
 {
     if (d->ahead > 0) {
         double ms = steps_ms(d, d->ahead);
+        if (d->chunk != 0) {
+            d->prompts[0].from += d->ahead * d->chunk;
+        }
         GROW(d->runs, d->n_runs, d->runs_cap);
         d->runs[d->n_runs++] = (struct run){d->ahead, ms};
         d->at_ms += ms;
@@ -231,9 +324,13 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
         d->ahead = 0;
     }
     uint32_t n = 0;
+    if (d->n_prompts > 0 && d->prompts[0].from == d->prompts[0].tokens && max > 0) {
+        done[n++] = (struct bt_sim_done){d->prompts[0].id, true, d->at_ms, 0};
+        memmove(d->prompts, d->prompts + 1, --d->n_prompts * sizeof(*d->prompts));
+    }
     while (d->n > 0 && d->heap[0].end_step == d->step && n < max) {
         struct live x = d->heap[0];
-        done[n++] = (struct bt_sim_done){x.id, d->at_ms, tbt_of(d, &x)};
+        done[n++] = (struct bt_sim_done){x.id, false, d->at_ms, tbt_of(d, &x)};
         d->kv -= x.full_tokens;
         d->reserved -= x.full_tokens;
         d->heap[0] = d->heap[--d->n];
@@ -270,10 +367,20 @@ double bt_sim_decode_reserved(const struct bt_sim_decode *d)
 
 double bt_sim_decode_step_ms(const struct bt_sim_decode *d)
 {
-    return d->n != 0 ? steps_ms(d, 1) : 0;
+    return idle(d) ? 0 : steps_ms(d, 1);
 }
 
 uint64_t bt_sim_decode_steps(const struct bt_sim_decode *d)
 {
     return d->step;
+}
+
+double bt_sim_decode_prompt_ms(const struct bt_sim_decode *d)
+{
+    double ns = 0;
+    for (uint32_t i = 0; i < d->n_prompts; i++) {
+        ns += bt_batch_prefill_ns(&d->prompt_cost, d->prompts[i].from, d->prompts[i].tokens,
+                                  d->chunk_max);
+    }
+    return ns / 1e6;
 }

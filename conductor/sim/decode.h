@@ -16,14 +16,26 @@ struct bt_sim_row {
     double first_ms; /* when its first token was given out */
 };
 
+struct bt_sim_prompt { /* computed here, a chunk in each step beside the rows */
+    uint32_t id;
+    uint32_t from, tokens; /* [from, tokens) are to be computed */
+};
+
 struct bt_sim_done {
     uint32_t id;
+    bool prompt; /* a prompt is computed; else a row has ended */
     double end_ms, tbt_ms;
 };
 
 struct bt_sim_decode *bt_sim_decode_create(const struct bt_batch_cost *cost, double kv_tokens,
                                            uint32_t rows_max);
 void bt_sim_decode_destroy(struct bt_sim_decode *d);
+/* Prompts cost as `prompt` says. Each step takes as many of their tokens as keep it
+ * within mixed_ms, and at most chunk_max. Before the first bt_sim_decode_prompt. */
+void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prompt, double mixed_ms,
+                       uint32_t chunk_max);
+/* A prompt joins the queue: first come, first served. Its row is to be added when it is done. */
+void bt_sim_decode_prompt(struct bt_sim_decode *d, double now_ms, const struct bt_sim_prompt *p);
 /* A row whose KV is there. False: it never fits. */
 bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_sim_row *row);
 /* When something changes next; < 0: never. */
@@ -35,6 +47,7 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);
 uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d);
 double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d); /* read in the next step */
+double bt_sim_decode_prompt_ms(const struct bt_sim_decode *d); /* what they would take alone */
 double bt_sim_decode_reserved(const struct bt_sim_decode *d);  /* pages, as tokens */
 double bt_sim_decode_step_ms(const struct bt_sim_decode *d);   /* the next one; 0 without rows */
 uint64_t bt_sim_decode_steps(const struct bt_sim_decode *d);

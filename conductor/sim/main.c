@@ -13,7 +13,7 @@
 static const char usage[] =
     "baton-sim run --cluster PRESET|FILE --trace FILE [options]   a cluster serves a trace\n"
     "  --policy P          random, round-robin, least-load, cache-aware, kvcache (default), baton\n"
-    "  --admission A       none (default), late, early, predict\n"
+    "  --admission A       none (default), late, early, predict, priced\n"
     "  --rate X            the trace X times as fast (1)\n"
     "  --from X --to X     part of the trace, as shares of its requests (0, 1)\n"
     "  --seed S            (1)\n"
@@ -21,6 +21,9 @@ static const char usage[] =
     "  --tbt-margin X      admission asks for this share of --tbt (0.8)\n"
     "  --fetch-ratio X     kvcache_balancing_threshold of kvcache; 0: nothing is fetched (1.5)\n"
     "  --work-weight X     of baton (0.5)\n"
+    "  --work-price X      of admission priced (0.5)\n"
+    "  --mixed-step MS     of baton: decode nodes fill steps with prompt tokens up to this; 0: not "
+    "(0.8 of --tbt)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
     "  --one-token         every answer is one token: prefill alone\n"
     "  --set KEY=VALUE     changes the cluster; repeatable\n"
@@ -58,6 +61,8 @@ enum {
     O_RATIO,
     O_MARGIN,
     O_WEIGHT,
+    O_PRICE,
+    O_MIXED,
     O_LIFE,
     O_ONE,
     O_SET,
@@ -79,6 +84,8 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"fetch-ratio", 1, NULL, O_RATIO},
                                         {"tbt-margin", 1, NULL, O_MARGIN},
                                         {"work-weight", 1, NULL, O_WEIGHT},
+                                        {"work-price", 1, NULL, O_PRICE},
+                                        {"mixed-step", 1, NULL, O_MIXED},
                                         {"life", 1, NULL, O_LIFE},
                                         {"one-token", 0, NULL, O_ONE},
                                         {"set", 1, NULL, O_SET},
@@ -112,6 +119,8 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_RATIO: return number("fetch-ratio", text, 0, 1e9, &a->o.fetch_ratio);
     case O_MARGIN: return number("tbt-margin", text, 0.01, 10, &a->o.tbt_margin);
     case O_WEIGHT: return number("work-weight", text, 0, 1e6, &a->o.work_weight);
+    case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
+    case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
     case O_SEED:
         a->o.seed = number("seed", text, 0, 1e15, &v) ? (uint64_t)v : UINT64_MAX;
@@ -185,8 +194,9 @@ static void print_brief(const struct args *a, const struct bt_sim_result *r,
     for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
         printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
     }
-    printf(" wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f phase=%.2f\n", r->wasted_ms / 1e3,
-           s->prefill_busy, r->bytes_fetch / 1e9, s->swing, s->phase);
+    printf(" mixed=%u wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f phase=%.2f\n",
+           r->mixed_prompts, r->wasted_ms / 1e3, s->prefill_busy, r->bytes_fetch / 1e9, s->swing,
+           s->phase);
 }
 
 static int write_files(const struct args *a, const struct bt_sim_result *r)
@@ -215,6 +225,9 @@ static bool resolve(struct args *a, struct bt_sim_cluster *c)
     char err[512];
     a->policy = a->policy != NULL ? a->policy : "kvcache";
     a->admission = a->admission != NULL ? a->admission : "none";
+    if (a->o.mixed_step_ms < 0) { /* a row that joins may wait for one step and then take one */
+        a->o.mixed_step_ms = 0.5 * (a->o.tbt_ms != 0 ? a->o.tbt_ms : 100);
+    }
     a->o.policy = bt_sched_policy_find(a->policy);
     a->o.admission = bt_sched_admission_find(a->admission);
     if (a->o.policy == NULL || a->o.admission == NULL) {
@@ -343,6 +356,8 @@ int main(int argc, char **argv)
                            .tbt_margin = 0.8,
                            .fetch_ratio = 1.5,
                            .work_weight = 0.5,
+                           .work_price = 0.5,
+                           .mixed_step_ms = -1,
                            .life_ms = 10000,
                            .sample_ms = 5000}};
     const char *command = argc > 1 ? argv[1] : "help";

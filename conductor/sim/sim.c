@@ -13,7 +13,7 @@
 #define DONE_AT_ONCE  64
 #define PROGRESS_EACH 1024
 
-typedef enum { EV_PREFILL_END, EV_HANDOFF_END, EV_DECODE } event_t;
+typedef enum { EV_PREFILL_END, EV_HANDOFF_END, EV_DECODE, EV_PROMPT } event_t;
 
 struct event {
     double at_ms;
@@ -34,12 +34,14 @@ struct live {          /* a request beyond its record */
 struct prefill_node {
     uint32_t first, last, running; /* queue of requests, NONE: empty */
     double run_end_ms, queued_ms;
-    double send_free_ms, recv_free_ms; /* its link, each direction */
+};
+
+struct link { /* of a node, each direction */
+    double send_free_ms, recv_free_ms;
 };
 
 struct decode_node {
     struct bt_sim_decode *d;
-    double recv_free_ms;
     uint32_t version, assigned;
 };
 
@@ -56,6 +58,7 @@ struct sim {
     uint32_t n_p, n_d;
     struct prefill_node *p;
     struct decode_node *d;
+    struct link *links; /* of prefill nodes, then of decode nodes */
     struct bt_sim_caches *caches;
     uint32_t *match;
     struct bt_sched_worker *workers; /* prefill nodes, then decode nodes */
@@ -117,8 +120,12 @@ static void show_prefill(struct sim *s, uint32_t i)
 {
     const struct prefill_node *p = &s->p[i];
     s->workers[i].queue_ms = queue_ms(s, p);
-    s->kvstores[i].send_busy_ms = BT_MAX(p->send_free_ms - s->now_ms, 0);
-    s->kvstores[i].recv_busy_ms = BT_MAX(p->recv_free_ms - s->now_ms, 0);
+}
+
+static void show_kvstore(struct sim *s, uint32_t i)
+{
+    s->kvstores[i].send_busy_ms = BT_MAX(s->links[i].send_free_ms - s->now_ms, 0);
+    s->kvstores[i].recv_busy_ms = BT_MAX(s->links[i].recv_free_ms - s->now_ms, 0);
     s->kvstores[i].match_blocks = s->match[i];
 }
 
@@ -132,6 +139,7 @@ static void show_decode(struct sim *s, uint32_t i)
     w->pages_free =
         (uint32_t)((s->c->kv_tokens - bt_sim_decode_reserved(d->d)) / BT_SIM_BLOCK_TOKENS);
     w->own_requests = d->assigned;
+    w->queue_ms = bt_sim_decode_prompt_ms(d->d);
 }
 
 static struct bt_sched_request ask(const struct sim *s, uint32_t id)
@@ -227,7 +235,7 @@ static void start_prefill(struct sim *s, uint32_t node)
 
 static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
 {
-    struct prefill_node *src = &s->p[plan->fetch_from], *dst = &s->p[plan->prefill];
+    struct link *src = &s->links[plan->fetch_from], *dst = &s->links[plan->prefill];
     struct live *l = &s->live[id];
     uint32_t best = BT_MIN(s->match[plan->fetch_from] * BT_SIM_BLOCK_TOKENS,
                            (s->req[id].input - 1) / BT_SIM_BLOCK_TOKENS * BT_SIM_BLOCK_TOKENS);
@@ -242,6 +250,28 @@ static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *
                       best / BT_SIM_BLOCK_TOKENS); /* used: young again */
 }
 
+/* At the node that will decode it: once what is fetched is there, the rest is computed beside the
+ * rows. */
+static void queue_at_decode(struct sim *s, uint32_t id)
+{
+    push(s, BT_MAX(s->now_ms, s->live[id].fetch_end_ms), EV_PROMPT, id, 0);
+}
+
+static void queue_at_prefill(struct sim *s, uint32_t id, uint32_t node)
+{
+    struct prefill_node *p = &s->p[node];
+    struct live *l = &s->live[id];
+    l->next = NONE;
+    if (p->first == NONE) {
+        p->first = id;
+    } else {
+        s->live[p->last].next = id;
+    }
+    p->last = id;
+    p->queued_ms += l->planned_ms;
+    start_prefill(s, node);
+}
+
 static void arrive(struct sim *s, uint32_t id)
 {
     const struct bt_sim_request *q = &s->req[id];
@@ -252,6 +282,9 @@ static void arrive(struct sim *s, uint32_t id)
     }
     for (uint32_t i = 0; i < s->n_d; i++) {
         show_decode(s, i);
+    }
+    for (uint32_t i = 0; i < s->n_p + s->n_d; i++) {
+        show_kvstore(s, i);
     }
     s->snap.now_ms = s->now_ms;
     s->sample_arrived++;
@@ -280,16 +313,11 @@ static void arrive(struct sim *s, uint32_t id)
     if (plan.fetch_from != BT_SCHED_NONE) {
         start_fetch(s, id, &plan);
     }
-    struct prefill_node *p = &s->p[plan.prefill];
-    l->next = NONE;
-    if (p->first == NONE) {
-        p->first = id;
+    if (plan.both) {
+        queue_at_decode(s, id);
     } else {
-        s->live[p->last].next = id;
+        queue_at_prefill(s, id, plan.prefill);
     }
-    p->last = id;
-    p->queued_ms += plan.prefill_ms;
-    start_prefill(s, plan.prefill);
 }
 
 /* ---- decode ---- */
@@ -331,12 +359,12 @@ static void prefill_end(struct sim *s, uint32_t node)
             return;
         }
     }
-    struct decode_node *d = &s->d[rec->decode];
+    struct link *dst = &s->links[s->n_p + rec->decode];
     double bytes = (double)q->input * s->c->token_bytes;
     double move = 1e3 * bytes / s->c->link_bytes_per_s;
-    d->recv_free_ms = BT_MAX(d->recv_free_ms, s->live[id].start_ms) + move;
+    dst->recv_free_ms = BT_MAX(dst->recv_free_ms, s->live[id].start_ms) + move;
     s->r->bytes_handoff += bytes;
-    push(s, BT_MAX(s->now_ms + move / s->c->layers, d->recv_free_ms), EV_HANDOFF_END, id, 0);
+    push(s, BT_MAX(s->now_ms + move / s->c->layers, dst->recv_free_ms), EV_HANDOFF_END, id, 0);
 }
 
 static void handoff_end(struct sim *s, uint32_t id)
@@ -354,12 +382,53 @@ static void handoff_end(struct sim *s, uint32_t id)
     wake_decode(s, rec->decode);
 }
 
+static void prompt_begin(struct sim *s, uint32_t id)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    const struct bt_sim_request *q = &s->req[id];
+    const struct live *l = &s->live[id];
+    uint32_t local = bt_sim_caches_match_one(s->caches, rec->prefill, s->t->blocks + q->first,
+                                             (q->input - 1) / BT_SIM_BLOCK_TOKENS) *
+                     BT_SIM_BLOCK_TOKENS;
+    rec->fetched_tokens =
+        l->best_tokens > local ? BT_MIN(l->fetch_tokens, l->best_tokens - local) : 0;
+    rec->cached_tokens = BT_MAX(local, rec->fetched_tokens != 0 ? l->best_tokens : 0);
+    s->r->input_tokens += q->input;
+    s->r->cached_tokens += rec->cached_tokens;
+    s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
+    struct bt_sim_prompt p = {.id = id, .from = rec->cached_tokens, .tokens = q->input};
+    bt_sim_decode_prompt(s->d[rec->decode].d, s->now_ms, &p);
+    wake_decode(s, rec->decode);
+}
+
+/* Its row goes on where it is. */
+static void prompt_end(struct sim *s, uint32_t id)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    const struct bt_sim_request *q = &s->req[id];
+    rec->ttft_ms = s->now_ms - rec->at_ms;
+    s->r->mixed_prompts++;
+    bt_sim_caches_put(s->caches, rec->prefill, s->t->blocks + q->first, full_blocks(s, id));
+    expect(s, id, -1);
+    struct bt_sim_row row = {
+        .id = id, .tokens = q->input + 1, .steps = output_of(s, id) - 1, .first_ms = s->now_ms};
+    if (row.steps == 0) {
+        finish_placed(s, id, BT_SIM_SERVED);
+    } else if (!bt_sim_decode_add(s->d[rec->decode].d, s->now_ms, &row)) {
+        finish_placed(s, id, BT_SIM_REFUSED_OTHER);
+    }
+}
+
 static void decode_event(struct sim *s, uint32_t node)
 {
     struct bt_sim_done done[DONE_AT_ONCE];
     uint32_t n = bt_sim_decode_advance(s->d[node].d, done, DONE_AT_ONCE);
     for (uint32_t i = 0; i < n; i++) {
         struct bt_sim_record *rec = &s->r->records[done[i].id];
+        if (done[i].prompt) {
+            prompt_end(s, done[i].id);
+            continue;
+        }
         rec->tbt_ms = done[i].tbt_ms;
         double lived_ms = s->now_ms - rec->at_ms - rec->ttft_ms;
         s->forecast.life_ms += 0.01 * (lived_ms - s->forecast.life_ms);
@@ -414,6 +483,7 @@ static void step(struct sim *s)
     switch (e.type) {
     case EV_PREFILL_END: prefill_end(s, e.id); break;
     case EV_HANDOFF_END: handoff_end(s, e.id); break;
+    case EV_PROMPT: prompt_begin(s, e.id); break;
     case EV_DECODE: decode_event(s, e.id); break;
     }
 }
@@ -428,15 +498,18 @@ static void set_up(struct sim *s)
     s->kvstores = bt_calloc(n, sizeof(*s->kvstores));
     s->match = bt_calloc(n, sizeof(*s->match));
     s->live = bt_calloc(s->r->n, sizeof(*s->live));
-    s->caches = bt_sim_caches_create(s->n_p, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS),
-                                     s->t->n_unique);
+    s->links = bt_calloc(n, sizeof(*s->links));
+    /* Only prompts that decode nodes compute themselves enter their caches. */
+    s->caches =
+        bt_sim_caches_create(n, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS), s->t->n_unique);
     for (uint32_t i = 0; i < n; i++) {
         bool prefill = i < s->n_p;
         s->workers[i] = (struct bt_sched_worker){.node = i,
                                                  .kvstore = i,
                                                  .prefill = prefill,
                                                  .decode = !prefill,
-                                                 .cost = prefill ? &c->prefill : &c->decode};
+                                                 .cost = prefill ? &c->prefill : &c->decode,
+                                                 .prompt_cost = &c->prefill};
         s->kvstores[i].node = i;
         if (prefill) {
             s->p[i].first = s->p[i].last = s->p[i].running = NONE;
@@ -445,6 +518,8 @@ static void set_up(struct sim *s)
             s->workers[i].pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
             s->d[i - s->n_p].d =
                 bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
+            bt_sim_decode_mix(s->d[i - s->n_p].d, &c->prefill, s->o->mixed_step_ms,
+                              (uint32_t)c->chunk_tokens);
         }
     }
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
@@ -463,7 +538,9 @@ static void set_up(struct sim *s)
                                          .tbt_margin = s->o->tbt_margin,
                                          .fetch_ratio = s->o->fetch_ratio,
                                          .tail_load = true,
-                                         .work_weight = s->o->work_weight};
+                                         .work_weight = s->o->work_weight,
+                                         .work_price = s->o->work_price,
+                                         .mixed_step_ms = s->o->mixed_step_ms};
 }
 
 static void tear_down(struct sim *s)
@@ -475,6 +552,7 @@ static void tear_down(struct sim *s)
     bt_sim_caches_destroy(s->caches);
     free(s->p);
     free(s->d);
+    free(s->links);
     free(s->workers);
     free(s->kvstores);
     free(s->match);

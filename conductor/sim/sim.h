@@ -6,8 +6,9 @@
  * first served, each direction its own), the rest is computed in chunks; full blocks are then in
  * the node's cache. The KV streams to the decode node beside the prefill. A decode node steps with
  * all its rows (continuous batching); a row joins at a step's boundary when its KV is there and
- * pages for its prompt and answer are free. Lengths of answers are the trace's; policies do not see
- * them.
+ * pages for its prompt and answer are free. A prompt that a plan leaves to its decode node is
+ * computed there, a chunk in each step beside the rows. Lengths of answers are the trace's;
+ * policies do not see them.
  */
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H
@@ -24,10 +25,11 @@ struct bt_sim_options {
     uint64_t seed;            /* ties and the random policy */
     uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
     double tbt_margin;        /* admission asks for this share of the TBT objective */
-    double fetch_ratio, work_weight;
-    double life_ms;     /* decode time expected of a request, until some have ended */
-    bool one_token;     /* every answer is one token: prefill alone */
-    uint32_t sample_ms; /* of the series; 0: none */
+    double fetch_ratio, work_weight, work_price;
+    double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
+    double life_ms;       /* decode time expected of a request, until some have ended */
+    bool one_token;       /* every answer is one token: prefill alone */
+    uint32_t sample_ms;   /* of the series; 0: none */
     void (*progress)(void *arg, uint32_t done, uint32_t of); /* NULL: none */
     void *progress_arg;
 };
@@ -69,6 +71,7 @@ struct bt_sim_result {
     double bytes_fetch, bytes_handoff, bytes_load;
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
     uint64_t decode_steps;
+    uint32_t mixed_prompts; /* computed by the node that decodes them */
 };
 
 void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace *trace,

@@ -455,6 +455,93 @@ static void test_forecast(void **state)
     assert_float_equal(n, 100 / 2.71828, 0.1);
 }
 
+/* A decode worker takes a prompt beside its rows where prefill workers are busy, and as far as its
+ * rows leave room in a step. */
+static void test_mixed(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.c.mixed_step_ms = 50;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].prompt_cost = &prefill_cost;
+        x.w[i].running = 10;
+        x.w[i].kv_tokens =
+            15000; /* 25 ms a step: half of it is room, so a prompt takes twice as long */
+    }
+    struct bt_sched_plan p = place(&x, &bt_sched_baton);
+    assert_true(!p.both && p.prefill < N_P); /* idle ones are faster */
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 1700;
+    }
+    x.w[4].queue_ms = 300; /* another prompt is beside its rows already */
+    p = place(&x, &bt_sched_baton);
+    assert_true(p.both && p.prefill == 5 && p.decode == 5);
+    assert_string_equal(p.reason, "mixed");
+    assert_float_equal(p.ttft_ms, 2000, 1);
+    x.w[5].kv_tokens = 38000; /* 48 ms a step: no room */
+    p = place(&x, &bt_sched_baton);
+    assert_true(p.both && p.prefill == 4); /* twice the 300 ms, then 2000 ms: 2600 against 2700 */
+    assert_float_equal(p.queue_ms, 600, 1);
+    x.w[4].queue_ms = 1000;
+    assert_false(place(&x, &bt_sched_baton).both);
+    x.k[0].match_blocks = 9; /* what others have is fetched to it */
+    x.w[4].queue_ms = 0;
+    x.c.work_weight = 0;
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 5000;
+    }
+    p = place(&x, &bt_sched_baton);
+    assert_true(p.both && p.prefill == 4 && p.fetch_from == 0 && p.fetch_tokens == 900);
+    assert_float_equal(p.ttft_ms, 290, 1);
+    assert_false(place(&x, &bt_sched_kvcache).both);
+    x.c.mixed_step_ms = 0;
+    assert_false(place(&x, &bt_sched_baton).both);
+}
+
+/* The longer the queue, the shorter a prefill must be; nobody waits: anybody who meets the
+ * objective. */
+static void test_priced(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.work_price = 1;
+    x.req.n_tokens = 4000;
+    x.w[4].pages_total = x.w[5].pages_total = 0;
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_PLANNED);
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 2000; /* of the 2000 ms that are left half is for sale */
+    }
+    const struct {
+        uint32_t tokens;
+        bool in;
+    } cases[] = {{900, true}, {1000, true}, {1100, false}, {1900, false}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        x.req.n_tokens = cases[i].tokens;
+        bt_sched_verdict_t v = bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c,
+                                               &x.s, &x.req, &plan, &rej);
+        assert_int_equal(v, cases[i].in ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
+        if (!cases[i].in) {
+            assert_true(rej.retry_after_s >= 1 && rej.retry_after_s <= 2);
+            assert_float_equal(rej.objective_ms, 1000, 1e-6);
+        }
+        assert_int_equal(bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_predict, &x.c, &x.s,
+                                         &x.req, &plan, &rej),
+                         BT_SCHED_PLANNED);
+    }
+    x.req.waited_ms = 1000; /* what it has waited is gone */
+    x.req.n_tokens = 300;
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_OVERLOADED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -465,6 +552,8 @@ int main(void)
         cmocka_unit_test(test_admissions),
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_forecast),
+        cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_priced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
 /* The simulator: its parts against plain models, and whole runs against recorded ones. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -179,6 +180,64 @@ static void test_decode(void **state)
     }
 }
 
+/* A prompt beside rows, step by step: each step is filled up to the bound, the rows' gaps never
+ * exceed it, the prompt is computed once and as early as the steps allow. */
+static void test_prompt_beside_rows(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 5e6, .kv_ns = 40},
+                                      prompt_cost = {.base_ns = 1e6,
+                                                     .token_ns = BT_BATCH_TOKEN_NS(20000),
+                                                     .attn_ns = 0.5};
+    struct bt_sim_decode *d = bt_sim_decode_create(&cost, 1e9, 8);
+    struct bt_sim_done done[4];
+    bt_sim_decode_mix(d, &prompt_cost, 20, 8192);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bt_sim_row row = {.id = i, .tokens = 10000, .steps = 400};
+        assert_true(bt_sim_decode_add(d, 0, &row));
+    }
+    bt_sim_decode_prompt(d, 0, &(struct bt_sim_prompt){.id = 7, .from = 4096, .tokens = 24576});
+    assert_true(bt_sim_decode_prompt_ms(d) > 20480 * 0.02);
+    double now = 0, kv = 20000, at = 4096;
+    while (at < 24576) { /* by hand */
+        double rows = 5 + 40e-6 * kv, token = 0.02 + 0.5e-6 * at;
+        double chunk = BT_MIN(floor((20 - rows) / token), 24576 - at);
+        now += rows + chunk * 0.02 + 0.5e-6 * chunk * (at + chunk / 2);
+        at += chunk;
+        kv += 2;
+    }
+    double prompt_end = -1, worst = 0;
+    uint32_t rows = 0;
+    while (bt_sim_decode_next_ms(d) >= 0) {
+        uint32_t n = bt_sim_decode_advance(d, done, 4);
+        for (uint32_t i = 0; i < n; i++) {
+            if (done[i].prompt) {
+                assert_int_equal(done[i].id, 7);
+                prompt_end = done[i].end_ms;
+            } else {
+                rows++;
+                worst = BT_MAX(worst, done[i].tbt_ms);
+            }
+        }
+    }
+    assert_int_equal(rows, 2);
+    assert_true(fabs(prompt_end - now) < 0.03 * now);
+    assert_true(worst > 19 && worst < 20.6);
+    assert_true(bt_sim_decode_prompt_ms(d) == 0);
+    /* alone, one after the other, each step within the bound */
+    double from = prompt_end + 1e6, first = -1, second = -1;
+    bt_sim_decode_prompt(d, from, &(struct bt_sim_prompt){1, 0, 950});
+    bt_sim_decode_prompt(d, from, &(struct bt_sim_prompt){2, 0, 950});
+    while (bt_sim_decode_next_ms(d) >= 0) {
+        if (bt_sim_decode_advance(d, done, 4) == 1) {
+            *(done[0].id == 1 ? &first : &second) = done[0].end_ms - from;
+        }
+    }
+    double one = 1 + 950 * 0.02 + 0.5e-6 * 950 * 475;
+    assert_true(fabs(first - one) < 1.5 && fabs(second - 2 * one) < 3);
+    bt_sim_decode_destroy(d);
+}
+
 /* Pages for two rows: the third joins when one has ended, and its first gap says so. */
 static void test_decode_full(void **state)
 {
@@ -297,6 +356,8 @@ static void run(const char *cluster, const char *policy, const char *admission, 
                                .fetch_ratio = 1.5,
                                .work_weight = 0.5,
                                .life_ms = 10000,
+                               .work_price = 0.5,
+                               .mixed_step_ms = strcmp(admission, "priced") == 0 ? 25 : 0,
                                .sample_ms = 5000};
     bt_sim_run(&c, &t, &o, r);
     bt_sim_summarize(r, &c, &o, s);
@@ -407,10 +468,15 @@ static void test_published_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cache),       cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_decode_full), cmocka_unit_test(test_traces),
-        cmocka_unit_test(test_clusters),    cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_seed),        cmocka_unit_test(test_published_order),
+        cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_prompt_beside_rows),
+        cmocka_unit_test(test_decode_full),
+        cmocka_unit_test(test_traces),
+        cmocka_unit_test(test_clusters),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_published_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
