@@ -364,3 +364,127 @@ def test_a_trailer_does_not_finish_a_flow_that_has_not_landed(world):
     assert not b.has("done 1")
     a.say("raise 1 8")
     b.wait("done 1 token=3")
+
+
+# ---- fetches ----
+
+def fetch_through_proxy(world, hook):
+    b, c, other = world
+    a = Peer("a")
+    proxy = Proxy(a, hook)
+    other += [proxy, a]
+    a.grant(1, 1, 64, 32, 5)
+    free = b.usage()["free"]
+    b.fetch(proxy, 700, 1, 0, 4)
+    return a, b, proxy, free
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("way,kind", [("up", "hello"), ("down", "hello"), ("up", "flow_open"),
+                                      ("down", "flow_offer"), ("up", "flow_take"), ("up", "flow_close")])
+def test_fetch_cut_at_every_message(world, way, kind, after):
+    """Cut before or behind each message of a fetch: it ends on both sides, or is whole, and nothing is kept."""
+    cut = []
+
+    def hook(w, m):
+        hit = w == way and m.WhichOneof("m") == kind and not cut
+        if hit and not after:
+            cut.append(1)
+            proxy_of[0].calls[0].cancel()
+            return
+        yield m
+        if hit:
+            cut.append(1)
+            proxy_of[0].calls[0].cancel()
+
+    b, c, other = world
+    a = Peer("a")
+    proxy_of = [Proxy(a, hook)]
+    other += [*proxy_of, a]
+    a.grant(1, 1, 64, 32, 5)
+    free = b.usage()["free"]
+    b.fetch(proxy_of[0], 700, 1, 0, 4)
+    b.wait(r"quiet 700$")
+    end = time.monotonic() + 10
+    while not cut:  # the last message may still be on its way through the proxy
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    # A session that never came up is dialled again, and the fetch is whole then.
+    whole = b.has("done 700 ")
+    assert whole != b.has("failed 700 ERR_PEER_LOST")
+    if whole:
+        b.ask("verify 700 5", "verify 700 bad=0 crc_bad=0")
+    else:
+        assert kind != "hello"
+    b.say("forget 700")
+    assert b.usage()["free"] == free
+    if a.has("wanted 700"):
+        a.wait("want_end")
+
+
+@pytest.mark.parametrize("have", [b"", bytes(4), b"\1\1\1", b"\1" * 5])
+def test_offer_that_does_not_fit(world, have):
+    def hook(way, m):
+        if m.WhichOneof("m") == "flow_offer":
+            m.flow_offer.have = have
+        yield m
+    a, b, proxy, free = fetch_through_proxy(world, hook)
+    b.wait("failed 700 ERR_PEER_LOST .*FlowOffer")
+    b.wait("quiet 700$")
+    a.wait("want_end")
+
+
+def test_offer_of_what_the_sender_lacks(world):
+    """It says more than it has: the flow never gets whole, and ends with whoever waits for it."""
+    def hook(way, m):
+        if m.WhichOneof("m") == "flow_offer":
+            m.flow_offer.have = b"\1\1\1\1"
+        yield m
+    b, c, other = world
+    a = Peer("a")
+    proxy = Proxy(a, hook)
+    other += [proxy, a]
+    a.grant(1, 1, 32, 32, 5)  # two of the four
+    b.fetch(proxy, 700, 1, 0, 4)
+    b.wait("offer 700 1111")
+    time.sleep(0.3)
+    if not b.has("failed 700"):
+        b.say("cancel 700")
+    b.wait("quiet 700$")
+    assert not b.has("done 700")
+    a.wait("want_end")
+
+
+@pytest.mark.parametrize("twice", ["flow_offer", "flow_take"])
+def test_fetch_message_that_comes_twice(world, twice):
+    def hook(way, m):
+        yield m
+        if m.WhichOneof("m") == twice:
+            yield m
+    a, b, proxy, free = fetch_through_proxy(world, hook)
+    b.wait(r"quiet 700$")
+    a.wait("want_end")
+
+
+@pytest.mark.parametrize("n,ok", [(1, True), (31, False), (33, False), (32 * 4097, False)])
+def test_fetch_of_malformed_keys(world, n, ok):
+    def hook(way, m):
+        if m.WhichOneof("m") == "flow_open":
+            m.flow_open.keys = bytes(n if not ok else 32)
+        yield m
+    a, b, proxy, free = fetch_through_proxy(world, hook)
+    b.wait("failed 700 ERR_NOT_FOUND" if ok else "failed 700 ERR_PEER_LOST")
+    b.wait("quiet 700$")
+
+
+def test_messages_of_unknown_fetches_are_ignored(world):
+    def hook(way, m):
+        kind = m.WhichOneof("m")
+        if way == "down" and kind == "flow_offer":
+            yield pb.PeerMsg(flow_offer=pb.FlowOffer(stream=99, have=b"\1"))
+        if way == "up" and kind == "flow_take":
+            yield pb.PeerMsg(flow_take=pb.FlowTake(stream=99))
+        yield m
+    a, b, proxy, free = fetch_through_proxy(world, hook)
+    b.wait("done 700 ")
+    b.ask("verify 700 5", "verify 700 bad=0 crc_bad=0")
