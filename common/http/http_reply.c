@@ -85,11 +85,19 @@ static void put_head(struct http_conn *c, int status, const char *type, int64_t 
 
 void http_reply_error(struct http_conn *c, int status, const char *why)
 {
-    char body[512];
+    char body[512], text[256];
+    size_t at = 0;
+    for (const char *w = why; *w != '\0' && at + 2 < sizeof(text); w++) { /* our words, no bytes */
+        if (*w == '"' || *w == '\\') {
+            text[at++] = '\\';
+        }
+        text[at++] = *w;
+    }
+    text[at] = '\0';
     int n =
         snprintf(body, sizeof(body),
                  "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":%d}}\n",
-                 why, status >= 500 ? "server_error" : "invalid_request_error", status);
+                 text, status >= 500 ? "server_error" : "invalid_request_error", status);
     BT_ASSERT(n > 0 && (size_t)n < sizeof(body));
     static char retry_text[] = "Retry-After: 1\r\n";
     const struct bt_buf retry = {.data = retry_text, .len = sizeof(retry_text) - 1};
