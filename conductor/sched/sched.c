@@ -1,5 +1,7 @@
 /* Placement: who may take a request, the best of them by a policy's rule, and why nobody if there
  * is nobody. Pure: see sched.h. */
+#include <math.h>
+
 #include "conductor/sched/sched_priv.h"
 
 uint64_t bt_sched_mix(uint64_t x)
@@ -292,10 +294,13 @@ static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
             return nobody(&j, true, reject_p);
         }
     }
-    if (rule->mixed && c->mixed_step_ms > 0 && p != d) {
-        uint32_t m = choose_mixed(&j, p, &e);
+    /* Where nobody only prefills, all who decode are compared. */
+    bool all_both = p == d && j.no_prefill_role;
+    if (rule->mixed && c->mixed_step_ms > 0 && (p != d || all_both)) {
+        e.ttft_ms = all_both ? INFINITY : e.ttft_ms;
+        uint32_t m = choose_mixed(&j, all_both ? BT_SCHED_NONE : p, &e);
         if (m != BT_SCHED_NONE) {
-            plan.reason = "mixed";
+            plan.reason = all_both ? plan.reason : "mixed";
             finish_plan(&j, m, m, &e, &plan);
             plan.queue_ms = e.queue_ms;
             plan.last_resort = last_resort;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "conductor/sim/cache.h"
+#include "conductor/sim/plan.h"
 #include "conductor/sim/report.h"
 
 static const char usage[] =
@@ -30,6 +31,10 @@ static const char usage[] =
     "  --csv FILE          a line for each request; - is standard output\n"
     "  --plot DIR          ttft.svg, tbt.svg, load.svg, series.csv\n"
     "  --brief             one line of key=value\n"
+    "baton-sim plan --config MODEL --trace FILE --gpus N [--gpu h200|h100|a800] [--ttft MS --tbt "
+    "MS]\n"
+    "  [--rate X] [--plot DIR]   should this load be disaggregated, in which ratio, what does it "
+    "win\n"
     "baton-sim cache --trace FILE --policy lru --blocks N[,N...]  hit ratio of one cache\n"
     "baton-sim clusters                                           presets and their keys\n";
 
@@ -40,6 +45,8 @@ static int fail(const char *what)
 }
 
 struct args {
+    const char *config, *gpu;
+    double gpus;
     const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks;
     const char *set[64];
     uint32_t n_set;
@@ -62,6 +69,9 @@ enum {
     O_MARGIN,
     O_WEIGHT,
     O_PRICE,
+    O_CONFIG,
+    O_GPU,
+    O_GPUS,
     O_MIXED,
     O_LIFE,
     O_ONE,
@@ -85,6 +95,9 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"tbt-margin", 1, NULL, O_MARGIN},
                                         {"work-weight", 1, NULL, O_WEIGHT},
                                         {"work-price", 1, NULL, O_PRICE},
+                                        {"config", 1, NULL, O_CONFIG},
+                                        {"gpu", 1, NULL, O_GPU},
+                                        {"gpus", 1, NULL, O_GPUS},
                                         {"mixed-step", 1, NULL, O_MIXED},
                                         {"life", 1, NULL, O_LIFE},
                                         {"one-token", 0, NULL, O_ONE},
@@ -119,6 +132,7 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_RATIO: return number("fetch-ratio", text, 0, 1e9, &a->o.fetch_ratio);
     case O_MARGIN: return number("tbt-margin", text, 0.01, 10, &a->o.tbt_margin);
     case O_WEIGHT: return number("work-weight", text, 0, 1e6, &a->o.work_weight);
+    case O_GPUS: return number("gpus", text, 1, 1e6, &a->gpus);
     case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
     case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
@@ -142,6 +156,8 @@ static bool parse(int argc, char **argv, struct args *a)
     while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (opt) {
         case O_CLUSTER: a->cluster = optarg; break;
+        case O_CONFIG: a->config = optarg; break;
+        case O_GPU: a->gpu = optarg; break;
         case O_TRACE: a->trace = optarg; break;
         case O_POLICY: a->policy = optarg; break;
         case O_ADMISSION: a->admission = optarg; break;
@@ -327,6 +343,28 @@ static int cache(struct args *a)
     return rc;
 }
 
+static int plan(struct args *a)
+{
+    struct bt_sim_trace t;
+    char err[512];
+    if (a->config == NULL || a->gpus < 1) {
+        return fail(
+            "plan needs --config MODEL and --gpus N; MODEL is a directory with config.json, a "
+            "preset, or a file of costs");
+    }
+    if (bt_sim_trace_load(a->trace, &t, err, sizeof(err)) != BT_OK) {
+        return fail(err);
+    }
+    struct bt_sim_plan_options o = {.config = a->config,
+                                    .gpu = a->gpu,
+                                    .gpus = (uint32_t)a->gpus,
+                                    .sim = a->o,
+                                    .plot = a->plot};
+    bt_status_t st = bt_sim_plan(&t, &o, stdout, err, sizeof(err));
+    bt_sim_trace_cleanup(&t);
+    return st == BT_OK ? 0 : fail(err);
+}
+
 static int clusters(void)
 {
     static const char *const names[] = {"a800-70b", "h200-8b"};
@@ -373,11 +411,12 @@ int main(int argc, char **argv)
         return clusters();
     }
     bool is_run = strcmp(command, "run") == 0;
-    if (!is_run && strcmp(command, "cache") != 0) {
-        return fail("the first argument is run, cache, clusters or help");
+    bool is_plan = strcmp(command, "plan") == 0;
+    if (!is_run && !is_plan && strcmp(command, "cache") != 0) {
+        return fail("the first argument is run, plan, cache, clusters or help");
     }
     if (!parse(argc - 1, argv + 1, &a)) {
         return 2;
     }
-    return is_run ? run(&a) : cache(&a);
+    return is_run ? run(&a) : is_plan ? plan(&a) : cache(&a);
 }

@@ -75,7 +75,9 @@ void bt_sim_summarize(const struct bt_sim_result *r, const struct bt_sim_cluster
     s->tbt_ms = quantiles(tbt, n_tbt);
     s->goodput = r->span_ms > 0 ? 1e3 * s->good / r->span_ms : 0;
     s->hit_ratio = r->input_tokens != 0 ? (double)r->cached_tokens / (double)r->input_tokens : 0;
-    s->prefill_busy = r->end_ms > 0 ? r->prefill_busy_ms / (c->prefill_nodes * r->end_ms) : 0;
+    s->prefill_busy = r->end_ms > 0 && c->prefill_nodes > 0
+                          ? r->prefill_busy_ms / (c->prefill_nodes * r->end_ms)
+                          : 0;
     loads(r, s);
     free(ttft);
     free(tbt);

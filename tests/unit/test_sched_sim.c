@@ -11,6 +11,7 @@
 
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
+#include "conductor/sim/plan.h"
 #include "conductor/sim/report.h"
 
 #define SMALL  "tests/sim/small.jsonl"
@@ -465,18 +466,68 @@ static void test_published_order(void **state)
     bt_sim_trace_cleanup(&t);
 }
 
+/* A plan answers with a split, from a preset and from a model's shape; what cannot be planned is
+ * named.
+ */
+static void test_plan(void **state)
+{
+    (void)state;
+    struct bt_sim_cluster c;
+    uint32_t per;
+    char err[512], text[8192];
+    assert_int_equal(
+        bt_sim_plan_instance("tests/golden/models/tiny-qwen2", "h100", &c, &per, err, sizeof(err)),
+        BT_OK);
+    assert_int_equal(per, 1);
+    assert_true(c.prefill.token_ns[0] > 0 && c.decode.kv_ns > 0 && c.kv_tokens > 1000);
+    assert_int_equal(bt_sim_plan_instance("tests/golden/models/tiny-qwen2", "abacus", &c, &per, err,
+                                          sizeof(err)),
+                     BT_ERR_INVALID);
+    assert_non_null(strstr(err, "abacus"));
+    assert_int_equal(bt_sim_plan_instance("no-such", NULL, &c, &per, err, sizeof(err)),
+                     BT_ERR_NOT_FOUND);
+    struct bt_sim_trace t;
+    assert_int_equal(bt_sim_trace_load(SMALL, &t, err, sizeof(err)), BT_OK);
+    struct bt_sim_plan_options o = {.config = "a800-70b",
+                                    .gpus = 32,
+                                    .sim = {.rate = 1,
+                                            .to = 1,
+                                            .seed = 1,
+                                            .ttft_ms = 10000,
+                                            .tbt_ms = 100,
+                                            .tbt_margin = 0.8,
+                                            .fetch_ratio = 1.5,
+                                            .work_weight = 0.5,
+                                            .life_ms = 10000}};
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    assert_int_equal(bt_sim_plan(&t, &o, f, err, sizeof(err)), BT_OK);
+    rewind(f);
+    text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
+    static const char *const parts[] = {"interference", "all do both", "1:3 ",
+                                        "3:1 mixed",    "answer",      "how sure"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(parts); i++) {
+        assert_non_null(strstr(text, parts[i]));
+    }
+    o.gpus = 8; /* one instance: nothing to take apart */
+    assert_int_equal(bt_sim_plan(&t, &o, f, err, sizeof(err)), BT_ERR_INVALID);
+    assert_non_null(strstr(err, "--gpus"));
+    o.gpus = 32;
+    o.sim.tbt_ms = 0;
+    assert_int_equal(bt_sim_plan(&t, &o, f, err, sizeof(err)), BT_ERR_INVALID);
+    assert_non_null(strstr(err, "--tbt"));
+    fclose(f);
+    bt_sim_trace_cleanup(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_prompt_beside_rows),
-        cmocka_unit_test(test_decode_full),
-        cmocka_unit_test(test_traces),
-        cmocka_unit_test(test_clusters),
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_seed),
-        cmocka_unit_test(test_published_order),
+        cmocka_unit_test(test_cache),       cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_plan),        cmocka_unit_test(test_prompt_beside_rows),
+        cmocka_unit_test(test_decode_full), cmocka_unit_test(test_traces),
+        cmocka_unit_test(test_clusters),    cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_seed),        cmocka_unit_test(test_published_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

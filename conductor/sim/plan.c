@@ -1,0 +1,315 @@
+/* Capacity of every split, and of instances that do both, by bisection over simulated rates. */
+#include "conductor/sim/plan.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/engine/model_config.h"
+#include "conductor/sim/report.h"
+
+#define SPLITS_MAX 16
+#define GOOD_SHARE 0.9 /* a rate is carried if so many requests are within both objectives */
+#define SEARCH     7   /* halvings */
+
+/* Data sheets: dense bf16, memory, link of a GPU (each direction), to the host. */
+static const struct gpu {
+    const char *name;
+    double flops, bytes_per_s, memory, link, host;
+} gpus[] = {{"h200", 989e12, 4.8e12, 141e9, 50e9, 55e9},
+            {"h100", 989e12, 3.35e12, 80e9, 50e9, 55e9},
+            {"a800", 312e12, 2.04e12, 80e9, 12.5e9, 20e9}};
+
+/* ---- an instance ---- */
+
+static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_sim_cluster *c,
+                              uint32_t *gpus_p, char *err, size_t cap)
+{
+    struct bt_model_config m;
+    bt_status_t st = bt_model_config_load(dir, &m, err, cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    double q = (double)m.heads * m.head_dim, kv = (double)m.kv_heads * m.head_dim;
+    double layer = m.hidden * (2 * q + 2 * kv + 3.0 * m.intermediate);
+    double params = m.layers * layer + (m.tie_embeddings ? 1.0 : 2.0) * m.vocab * m.hidden;
+    double token_bytes = 2.0 * m.layers * kv * 2, pair = 4 * q * m.layers;
+    uint32_t tp = 1;
+    while (tp < 64 && 2 * params > 0.7 * g->memory * tp) { /* weights leave room for KV */
+        tp *= 2;
+    }
+    /* Half of the peak in prefill, three quarters of the bandwidth in decode, as in the presets;
+     * two all-reduces a layer at 60 us where there is more than one GPU. */
+    double flops = 0.5 * g->flops * tp, bytes = 0.75 * g->bytes_per_s * tp;
+    double reduce = tp > 1 ? 2.0 * m.layers * 60e3 : 0;
+    *c = (struct bt_sim_cluster){
+        .prefill = {.base_ns = 1e6 + reduce,
+                    .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * params / flops),
+                    .attn_ns = 1e9 * pair / flops},
+        .decode = {.base_ns = 5e5 + reduce + 1e9 * 2 * params / bytes,
+                   .kv_ns = 1e9 * token_bytes / bytes,
+                   .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * params / flops)},
+        .chunk_tokens = 8192,
+        .token_bytes = token_bytes,
+        .layers = m.layers,
+        .link_bytes_per_s = g->link * tp,
+        .load_bytes_per_s = g->host * tp,
+        .cache_tokens = 100e9 * tp / token_bytes,
+        .kv_tokens = (0.9 * g->memory * tp - 2 * params) / token_bytes,
+        .rows_max = 256,
+    };
+    *gpus_p = tp;
+    return BT_OK;
+}
+
+bt_status_t bt_sim_plan_instance(const char *config, const char *gpu, struct bt_sim_cluster *c,
+                                 uint32_t *gpus_p, char *err, size_t cap)
+{
+    struct stat st;
+    if (stat(config, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        *gpus_p = strcmp(config, "a800-70b") == 0 ? 8 : 1;
+        return bt_sim_cluster_load(config, c, err, cap);
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(gpus); i++) {
+        if (gpu == NULL || strcmp(gpu, gpus[i].name) == 0) {
+            return from_model(config, &gpus[i], c, gpus_p, err, cap);
+        }
+    }
+    snprintf(err, cap,
+             "--gpu: there is no '%s'; use h200, h100 or a800, or a file of costs as --config",
+             gpu);
+    return BT_ERR_INVALID;
+}
+
+/* ---- one split ---- */
+
+struct split {
+    uint32_t prefill, decode; /* instances; prefill 0: all do both */
+    bool mixed;               /* decode instances also take prompts where that is earlier */
+    double capacity;          /* times the trace's rate */
+    struct bt_sim_summary at_load;
+};
+
+struct planner {
+    const struct bt_sim_trace *t;
+    const struct bt_sim_plan_options *o;
+    struct bt_sim_cluster c;
+};
+
+static void simulate(const struct planner *p, const struct split *s, double rate, double from,
+                     double to, struct bt_sim_summary *sum)
+{
+    struct bt_sim_cluster c = p->c;
+    struct bt_sim_options o = p->o->sim;
+    struct bt_sim_result r;
+    c.prefill_nodes = s->prefill;
+    c.decode_nodes = s->decode;
+    o.policy = &bt_sched_baton;
+    o.admission = &bt_sched_admit_predict;
+    o.rate = rate;
+    o.from = from;
+    o.to = to;
+    o.sample_ms = 0;
+    o.progress = NULL;
+    /* The bound of steps holds wherever prompts are computed beside rows. */
+    o.mixed_step_ms = s->mixed || s->prefill == 0 ? 0.5 * o.tbt_ms : 0;
+    bt_sim_run(&c, p->t, &o, &r);
+    bt_sim_summarize(&r, &c, &o, sum);
+    bt_sim_result_cleanup(&r);
+}
+
+static bool carried(const struct bt_sim_summary *s)
+{
+    return s->good >= GOOD_SHARE * s->n;
+}
+
+/* The largest rate that is carried, found between 1/64 and 64 times the load in question. */
+static double capacity_of(const struct planner *p, const struct split *s, double from, double to)
+{
+    struct bt_sim_summary sum;
+    double lo = 0, hi = p->o->sim.rate;
+    simulate(p, s, hi, from, to, &sum);
+    if (carried(&sum)) {
+        while (carried(&sum) && hi < 64 * p->o->sim.rate) {
+            lo = hi;
+            hi *= 2;
+            simulate(p, s, hi, from, to, &sum);
+        }
+    }
+    for (int i = 0; i < SEARCH; i++) {
+        double mid = (lo + hi) / 2;
+        simulate(p, s, mid, from, to, &sum);
+        *(carried(&sum) ? &lo : &hi) = mid;
+    }
+    return lo;
+}
+
+/* ---- the answer ---- */
+
+/* Share of an instance's time that prompts take if every instance does both: the part of the time
+ * in which its rows wait or are slowed down. */
+static double interference(const struct planner *p, uint32_t instances, double *prefill_s_p)
+{
+    const struct bt_sim_trace *t = p->t;
+    double ms = 0, span = t->requests[t->n - 1].at_ms / p->o->sim.rate;
+    for (uint32_t i = 0; i < t->n; i++) {
+        ms += 1e-6 * bt_batch_prefill_ns(&p->c.prefill, 0, t->requests[i].input, p->c.chunk_tokens);
+    }
+    *prefill_s_p = ms / t->n / 1e3;
+    return span > 0 ? ms / span / instances : 0;
+}
+
+static void print_split(FILE *f, const struct planner *p, const struct split *s, double per_s)
+{
+    bool more = s->capacity > 63 * p->o->sim.rate; /* where the search ends */
+    char name[32];
+    if (s->prefill == 0) {
+        snprintf(name, sizeof(name), "all do both");
+    } else {
+        snprintf(name, sizeof(name), "%u:%u%s", s->prefill, s->decode, s->mixed ? " mixed" : "");
+    }
+    fprintf(f, "%-14s %s%8.2f/s  %6.1f %%  %9.2f  %9.2f  %9.1f\n", name, more ? ">" : " ",
+            s->capacity * per_s, 100.0 * s->at_load.good / BT_MAX(s->at_load.n, 1u),
+            s->at_load.ttft_ms.p50 / 1e3, s->at_load.ttft_ms.p90 / 1e3, s->at_load.tbt_ms.p99);
+}
+
+static const struct split *best_of(const struct split *all, uint32_t n, bool apart)
+{
+    const struct split *best = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        if ((all[i].prefill != 0) == apart && (best == NULL || all[i].capacity > best->capacity)) {
+            best = &all[i];
+        }
+    }
+    return best;
+}
+
+/* The same question of each half of the trace. */
+static void print_sure(FILE *f, const struct planner *p, const struct split *all, uint32_t n)
+{
+    const struct split *best = best_of(all, n, true);
+    double gains[2];
+    uint32_t at[2] = {0, 0};
+    for (int half = 0; half < 2; half++) {
+        double top = 0, both = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            bool near_best =
+                all[i].prefill == 0 ||
+                (all[i].mixed == best->mixed && abs((int)all[i].prefill - (int)best->prefill) <= 2);
+            double c = near_best ? capacity_of(p, &all[i], half / 2.0, half / 2.0 + 0.5) : 0;
+            both = all[i].prefill == 0 ? c : both;
+            if (all[i].prefill != 0 && c > top) {
+                top = c;
+                at[half] = all[i].prefill;
+            }
+        }
+        gains[half] = both > 0 ? top / both : INFINITY;
+    }
+    bool agree = (gains[0] > 1.05) == (gains[1] > 1.05) && abs((int)at[0] - (int)at[1]) <= 1;
+    fprintf(
+        f,
+        "how sure       first half of the trace: %+.0f %% with %u prefill instances, second half: "
+        "%+.0f %% with %u; %s\n",
+        100 * (gains[0] - 1), at[0], 100 * (gains[1] - 1), at[1],
+        agree ? "they agree" : "they do not agree: the ratio depends on the hour");
+}
+
+static bt_status_t write_plot(const char *folder, const struct split *all, uint32_t n, double per_s,
+                              char *err, size_t cap)
+{
+    char *path = bt_sprintf("%s/plan.svg", folder);
+    FILE *f = mkdir(folder, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
+    if (f == NULL) {
+        snprintf(err, cap, "%s: %s", path, strerror(errno));
+        free(path);
+        return BT_ERR_INVALID;
+    }
+    double x[3][SPLITS_MAX + 2], y[3][SPLITS_MAX + 2];
+    uint32_t k[3] = {0, 0, 0}, most = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        most = BT_MAX(most, all[i].prefill);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t c = all[i].prefill == 0 ? 2 : all[i].mixed ? 1 : 0;
+        for (uint32_t twice = 0; twice < (c == 2 ? 2u : 1u); twice++) {
+            x[c][k[c]] = c == 2 ? (twice ? most : 1) : all[i].prefill;
+            y[c][k[c]++] = all[i].capacity * per_s;
+        }
+    }
+    struct bt_sim_curve curves[] = {{"prefill and decode apart", x[0], y[0], k[0]},
+                                    {"decode also prefills", x[1], y[1], k[1]},
+                                    {"all do both", x[2], y[2], k[2]}};
+    bt_sim_plot(f, "Load carried within the objectives", "prefill instances", "requests a second",
+                curves, 3);
+    fclose(f);
+    free(path);
+    return BT_OK;
+}
+
+static uint32_t list_splits(struct split *all, uint32_t instances)
+{
+    uint32_t n = 0, each = BT_DIV_UP(instances - 1, SPLITS_MAX / 2);
+    all[n++] = (struct split){.decode = instances};
+    for (int mixed = 0; mixed < 2; mixed++) {
+        for (uint32_t p = 1; p < instances; p += each) {
+            all[n++] = (struct split){.prefill = p, .decode = instances - p, .mixed = mixed != 0};
+        }
+    }
+    return n;
+}
+
+bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_options *o,
+                        FILE *out, char *err, size_t cap)
+{
+    struct planner p = {.t = t, .o = o};
+    uint32_t per = 1;
+    bt_status_t st = bt_sim_plan_instance(o->config, o->gpu, &p.c, &per, err, cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    uint32_t instances = o->gpus / per;
+    if (instances < 2 || o->sim.ttft_ms == 0 || o->sim.tbt_ms == 0) {
+        snprintf(err, cap,
+                 instances < 2
+                     ? "--gpus: %u are %u instances of %u; at least two are needed to take "
+                       "prefill and decode apart"
+                     : "--ttft and --tbt: a plan is for objectives, give both",
+                 o->gpus, instances, per);
+        return BT_ERR_INVALID;
+    }
+    struct split all[SPLITS_MAX + 4];
+    uint32_t n = list_splits(all, instances);
+    double span_s = t->requests[t->n - 1].at_ms / 1e3, per_s = span_s > 0 ? t->n / span_s : 0;
+    double prefill_s, beta = interference(&p, instances, &prefill_s);
+    fprintf(out, "%u instances of %u GPU%s; %.2f requests a second, a prompt takes %.2f s\n",
+            instances, per, per == 1 ? "" : "s", o->sim.rate * per_s, prefill_s);
+    fprintf(out,
+            "interference   beta = lambda * TTFT = %.2f of an instance's time, were all to do "
+            "both%s\n\n",
+            beta, beta >= 1 ? ": more than there is, without a cache" : "");
+    fprintf(out, "%-14s %11s  %8s  %9s  %9s  %9s\n", "prefill:decode", "carries", "good now",
+            "TTFT p50", "TTFT p90", "TBT p99");
+    for (uint32_t i = 0; i < n; i++) {
+        all[i].capacity = capacity_of(&p, &all[i], 0, 1);
+        simulate(&p, &all[i], o->sim.rate, 0, 1, &all[i].at_load);
+        print_split(out, &p, &all[i], per_s);
+    }
+    const struct split *best = best_of(all, n, true), *both = best_of(all, n, false);
+    double gain = both->capacity > 0 ? best->capacity / both->capacity - 1 : INFINITY;
+    fprintf(out,
+            "\n(carries: the largest rate at which %.0f %% of the requests are within %u ms to the "
+            "first token and %u ms between tokens)\n",
+            100 * GOOD_SHARE, o->sim.ttft_ms, o->sim.tbt_ms);
+    fprintf(out,
+            "answer         %s: %u:%u%s carries %.2f requests a second, all doing both %.2f (%+.0f "
+            "%%)\n",
+            gain > 0.05    ? "disaggregate"
+            : gain < -0.05 ? "do not disaggregate"
+                           : "it makes little difference",
+            best->prefill, best->decode, best->mixed ? ", decode also prefills," : "",
+            best->capacity * per_s, both->capacity * per_s, 100 * gain);
+    print_sure(out, &p, all, n);
+    return o->plot != NULL ? write_plot(o->plot, all, n, per_s, err, cap) : BT_OK;
+}
