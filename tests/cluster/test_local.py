@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 import pytest
 
@@ -161,6 +162,27 @@ def test_dummy_weights_need_no_checkpoint(tmp_path):
         assert a == b and a[0]["finish_reason"] == "length"
     finally:
         c.stop()
+
+
+def test_up_waits_for_all_it_was_asked_for_on_ipv6_too(tmp_path):
+    """Odd names as well: a path with a blank, a model whose name needs escaping in /metrics."""
+    try:
+        with socket.socket(socket.AF_INET6) as s:
+            s.bind(("::1", 0))
+            port = s.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    model, state = tmp_path / 'a "model" {x}', tmp_path / "a state"
+    shutil.copytree(os.path.join(ROOT, "deploy/models/shakespeare-draft-1m"), model)
+    rc, out, err = run(LOCAL, "up", "--dir", state, "--model", model, "--prefill", "2", "--decode", "2",
+                       "--set", f"conductor.conductor.http.listen=[::1]:{port}", "--set", "all.rpc.listen=[::1]:0")
+    try:
+        assert rc == 0 and out.strip() == f"http://[::1]:{port}", err
+        text = urllib.request.urlopen(f"http://[::1]:{port}/metrics", timeout=30).read().decode()
+        assert 'baton_sessions_up{kind="worker"} 4' in text and 'baton_sessions_up{kind="kvstore"} 2' in text
+        assert 'model_name="a \\"model\\" {x}"' in text
+    finally:
+        assert run(LOCAL, "down", "--dir", state)[0] == 0
 
 
 def test_two_clusters_side_by_side_and_nothing_left():
