@@ -61,7 +61,7 @@ class Cluster:
 
     def status(self):
         p = subprocess.run([LOCAL, "status", "--dir", self.state_dir, "-o", "json"],
-                           stdout=subprocess.PIPE, timeout=30)
+                           stdout=subprocess.PIPE, timeout=30 * PATIENCE)
         return json.loads(p.stdout)
 
     def daemon(self, kind, index=0):
@@ -75,10 +75,10 @@ class Cluster:
         return "\n".join(out)
 
     # ---- HTTP ----
-    def connect(self, timeout=60):
+    def connect(self, timeout=60 * PATIENCE):
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
 
-    def request(self, method, path, body=None, headers=None, timeout=60):
+    def request(self, method, path, body=None, headers=None, timeout=60 * PATIENCE):
         """Returns (status, headers, body bytes)."""
         c = self.connect(timeout)
         data = json.dumps(body) if isinstance(body, (dict, list)) else body
@@ -135,7 +135,7 @@ class Cluster:
 def scrape(address):
     """All samples of a daemon's /metrics: {'name{labels}': value}."""
     host, port = address.rsplit(":", 1)
-    c = http.client.HTTPConnection(host, int(port), timeout=10)
+    c = http.client.HTTPConnection(host, int(port), timeout=10 * PATIENCE)
     c.request("GET", "/metrics")
     r = c.getresponse()
     assert r.status == 200

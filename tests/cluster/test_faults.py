@@ -53,7 +53,7 @@ class Stream:
 
     def run(self):
         host, port = self.at
-        c = http.client.HTTPConnection(host, port, timeout=60)
+        c = http.client.HTTPConnection(host, port, timeout=60 * PATIENCE)
         try:
             c.request("POST", "/v1/completions", json.dumps(dict(self.body, stream=True)),
                       {"Content-Type": "application/json"})
@@ -91,7 +91,7 @@ def run_streams(at, bodies, on_event=None, when=AT):
         wait_for(lambda: streams[0].events >= when, 30, "the first stream runs")
         on_event()
     for t in ts:
-        t.join(90)
+        t.join(90 * PATIENCE)
     return streams
 
 
@@ -244,7 +244,7 @@ def test_a_killed_conductor_ends_its_own_streams_only(setting):
 
     got = run_streams(setting.at, setting.bodies, kill, when=5)
     for t in ts:
-        t.join(30)
+        t.join(30 * PATIENCE)
     same(got, setting.want)
     assert all(not s.done for s in other)  # cut off, and never a false [DONE]
     for s, w in zip(other, setting.want):
@@ -263,7 +263,7 @@ def test_no_worker_left_is_an_error_event_not_done(setting):
     r, c, at, late = setting.r, setting.c, [], []
 
     def ask():
-        late.append(c.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, timeout=40))
+        late.append(c.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, timeout=40 * PATIENCE))
 
     t = threading.Thread(target=ask)
 
@@ -279,6 +279,6 @@ def test_no_worker_left_is_an_error_event_not_done(setting):
     assert s.error is not None and not s.done
     assert s.last - at[0] < 10 * PATIENCE
     wait_for(lambda: c.request("GET", "/health")[0] == 503, 10, "/health says 503")
-    t.join(40)
+    t.join(40 * PATIENCE)
     status, headers, _ = late[0]
     assert status == 503 and int(headers["retry-after"]) >= 1

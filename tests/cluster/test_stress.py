@@ -38,7 +38,7 @@ def run_all(jobs, threads=64):
     for t in ts:
         t.start()
     for t in ts:
-        t.join(300)
+        t.join(300 * sanitizer.PATIENCE)
     assert not errors, errors[:3]
     return out
 
