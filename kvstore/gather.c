@@ -281,10 +281,35 @@ static void add_source(struct bt_gather *g, const struct bt_gather_source *from)
     }
 }
 
+/* Could anything come that is not here? Most prompts are all here, or nowhere. */
+static bool any_way(const struct bt_gathers *gs, const struct bt_gather_ask *ask)
+{
+    uint32_t i = 0;
+    while (i < ask->n && bt_index_find(gs->c.cache->index, &ask->keys[i]) != UINT32_MAX) {
+        i++;
+    }
+    if (i == ask->n) {
+        return false;
+    }
+    if ((gs->c.tier != NULL && bt_ssd_has(bt_tier_ssd(gs->c.tier), &ask->keys[i])) ||
+        bt_map_get(gs->flying, &ask->keys[i]) != NULL) {
+        return true;
+    }
+    for (size_t s = 0; s < ask->n_sources; s++) {
+        const struct bt_gather_source *src = &ask->sources[s];
+        for (size_t k = 0; k < src->n_runs; k++) {
+            if (i >= src->first[k] && i - src->first[k] < src->count[k]) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 struct bt_gather *bt_gather_start(struct bt_gathers *gs, const struct bt_gather_ask *ask,
                                   void (*done)(void *arg), void *arg)
 {
-    if (gs->stopping || ask->n == 0) {
+    if (gs->stopping || !any_way(gs, ask)) {
         return NULL;
     }
     struct bt_gather *g = bt_calloc(1, sizeof(*g));

@@ -129,9 +129,15 @@ static void on_progress(void *arg)
 static void measure(struct piece *p)
 {
     struct bt_gathers *gs = p->gs;
-    uint64_t block = gs->c.layout->block_bytes, ns = bt_mono_ns() - p->start_ns;
+    uint64_t block = gs->c.layout->block_bytes, now = bt_mono_ns(), ns = now - p->start_ns;
+    uint64_t alone = ns;
+    if (p->g != NULL) { /* two are under way at once: the second waits for the first */
+        uint64_t *landed = &p->g->sources[p->source].landed_ns;
+        alone = now - BT_MAX(p->start_ns, *landed);
+        *landed = now;
+    }
     bt_rates_add(&gs->rates, p->incarnation, p->n_ssd > 0 ? BT_RATE_SSD : BT_RATE_SLAB,
-                 p->n_taken * block, ns);
+                 p->n_taken * block, alone);
     gather_count(gs->m.bytes[BT_RATE_SSD], p->n_ssd * block);
     gather_count(gs->m.bytes[BT_RATE_SLAB], (p->n_taken - p->n_ssd) * block);
     gather_count(gs->m.ok, 1);

@@ -33,6 +33,7 @@ struct gather_source {
     uint8_t *has; /* [n] */
     bool bad;     /* lost or hanging: not asked again by this gather */
     uint32_t n_pieces;
+    uint64_t landed_ns; /* its last piece: the next one had the link to itself since then */
 };
 
 struct disk_run { /* blocks that one load of the tier reads */

@@ -43,6 +43,14 @@ struct seen_reserve {
     uint32_t epoch, role, n_tokens, n_keys;
     int32_t answer; /* the status that it was given */
     char peer[32];
+    uint8_t keys[16 * 32];
+    double prefill_tokens_per_s;
+    uint32_t n_sources;
+    struct {
+        char peer[32];
+        uint64_t incarnation;
+        uint32_t n_runs, first, count; /* of the first run */
+    } sources[4];
 };
 struct seen_pair {
     uint64_t request;
@@ -233,6 +241,18 @@ static inline void on_kvstore_in(struct fake *k, const Baton__ToKvstore *m)
                                    .n_tokens = v->n_tokens,
                                    .n_keys = (uint32_t)(v->keys.len / 32)};
         snprintf(s->peer, sizeof(s->peer), "%s", v->peer);
+        memcpy(s->keys, v->keys.data, BT_MIN(v->keys.len, sizeof(s->keys)));
+        s->prefill_tokens_per_s = v->prefill_tokens_per_s;
+        s->n_sources = (uint32_t)v->n_sources;
+        for (size_t i = 0; i < BT_MIN(v->n_sources, BT_ARRAY_LEN(s->sources)); i++) {
+            const Baton__Source *from = v->sources[i];
+            assert_true(from->n_first == from->n_count && from->n_first > 0);
+            snprintf(s->sources[i].peer, sizeof(s->sources[i].peer), "%s", from->peer);
+            s->sources[i].incarnation = from->peer_incarnation;
+            s->sources[i].n_runs = (uint32_t)from->n_first;
+            s->sources[i].first = from->first[0];
+            s->sources[i].count = from->count[0];
+        }
         Baton__Reserved r = BATON__RESERVED__INIT;
         r.request = v->request;
         r.epoch = v->epoch;
