@@ -143,8 +143,9 @@ static bool load_model(struct conductor *c)
     bt_notify_status("loading the tokenizer of %s", c->model_id);
     BT_INFO("loading", "what=model path=%s", bt_log_q(m->model_path));
     if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
-        bt_model_root_key(m->model_path, m->model_load_format, (uint32_t)m->kv_block_tokens,
-                          &c->layout, &c->root, err, sizeof(err)) != BT_OK ||
+        bt_model_root_key(m->model_path, m->model_load_format, m->model_activations,
+                          (uint32_t)m->kv_block_tokens, &c->layout, &c->root, err,
+                          sizeof(err)) != BT_OK ||
         bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err)) != BT_OK) {
         return refuse(c, "model.path", err);
     }

@@ -133,7 +133,8 @@ static const char *hello_check(const struct bt_serve *s, const Baton__SessionHel
                  s->cluster);
     } else if (h->root_key.len != sizeof(s->c.root.b) ||
                memcmp(h->root_key.data, s->c.root.b, sizeof(s->c.root.b)) != 0) {
-        snprintf(why, cap, "root key differs: not the same model weights or settings");
+        snprintf(why, cap,
+                 "root key differs: not the same model weights or settings (model.activations)");
     } else if (h->layout_id != s->c.layout_id) {
         snprintf(why, cap, "layout_id %016llx, this kvstore has %016llx: same kv.block_tokens?",
                  (unsigned long long)h->layout_id, (unsigned long long)s->c.layout_id);

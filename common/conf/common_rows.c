@@ -34,6 +34,13 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .offset = ROW(model_load_format),
      .def = "auto",
      .doc = "auto reads the weights; dummy makes random ones of the configuration's shape."},
+    {.key = "model.activations",
+     .type = BT_CONF_STR,
+     .offset = ROW(model_activations),
+     .def = "split",
+     .doc = "What the CPU engine's bf16 products read of an activation: split (two bf16, 16 bits) "
+            "or bf16-mlp (gate, up and down read one: prompts a fifth faster, logprobs up to 0.08 "
+            "off instead of 0.015). The same in all daemons: KV of one is no other's."},
     {.key = "kv.block_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(kv_block_tokens),

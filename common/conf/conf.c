@@ -220,6 +220,11 @@ static bool check_common(const struct bt_conf_common *c)
         bt_conf_say("model.load_format: \"%s\" is not auto or dummy", c->model_load_format);
         ok = false;
     }
+    if (strcmp(c->model_activations, "split") != 0 &&
+        strcmp(c->model_activations, "bf16-mlp") != 0) {
+        bt_conf_say("model.activations: \"%s\" is not split or bf16-mlp", c->model_activations);
+        ok = false;
+    }
     static const char *const levels[] = {"error", "warn", "info", "debug"};
     bool known = false;
     for (size_t i = 0; i < BT_ARRAY_LEN(levels); i++) {

@@ -169,6 +169,9 @@ bt_status_t bt_engine_check_config(const struct bt_engine_config *c,
         snprintf(what, sizeof(what), "runs a model on one rank");
     } else if (c->load_format && strcmp(c->load_format, "auto") != 0 && !is_dummy(c)) {
         snprintf(what, sizeof(what), "model.load_format: auto or dummy");
+    } else if (c->activations && strcmp(c->activations, "split") != 0 &&
+               strcmp(c->activations, "bf16-mlp") != 0) {
+        snprintf(what, sizeof(what), "model.activations: split or bf16-mlp");
     }
     if (what[0]) {
         snprintf(err, err_cap, "engine %s: %s", limits->name, what);

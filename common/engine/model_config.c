@@ -472,9 +472,9 @@ bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, ui
     return BT_OK;
 }
 
-bt_status_t bt_model_root_key(const char *dir, const char *load_format, uint32_t block_tokens,
-                              struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
-                              size_t err_cap)
+bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
+                              uint32_t block_tokens, struct bt_kv_layout *layout_p,
+                              struct bt_kv_key *root_p, char *err, size_t err_cap)
 {
     struct bt_model_config c;
     struct bt_kv_layout layout;
@@ -496,6 +496,7 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, uint32_t
     root.architecture = c.architecture;
     root.layout = &layout;
     root.rope = c.rope_text;
+    root.rounds = activations && strcmp(activations, "split") != 0 ? activations : "";
     bt_kv_root_key(&root, root_p);
     *layout_p = layout;
     return BT_OK;

@@ -31,6 +31,9 @@ void bt_kv_root_key(const struct bt_kv_root *r, struct bt_kv_key *key_p)
     tlv(h, 5, r->rope, (uint32_t)strlen(r->rope));
     tlv(h, 6, r->adapter, (uint32_t)strlen(r->adapter));
     tlv(h, 7, r->salt, r->salt_len);
+    if (r->rounds && r->rounds[0]) { /* without, keys stay as they were */
+        tlv(h, 8, r->rounds, (uint32_t)strlen(r->rounds));
+    }
     /* KV dtype and window are part of the layout and so of its id. */
     bt_sha256_finish(h, key_p->b);
 }

@@ -123,7 +123,8 @@ static const char *check_hello(const struct bt_wctl *w, const Baton__SessionHell
     }
     if (h->root_key.len != sizeof(struct bt_kv_key) ||
         memcmp(h->root_key.data, w->core.root.b, h->root_key.len) != 0) {
-        return "root keys differ: same model.path contents and kv.block_tokens everywhere";
+        return "root keys differ: same model.path contents, model.activations and kv.block_tokens "
+               "everywhere";
     }
     if (h->layout_id != w->core.layout.layout_id) {
         return "KV layouts differ: same model and kv.block_tokens everywhere";

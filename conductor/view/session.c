@@ -153,7 +153,7 @@ static const char *hello_fault(const struct bt_session *s, const Baton__SessionH
     }
     if (h->root_key.len != sizeof(c->root.b) ||
         memcmp(h->root_key.data, c->root.b, sizeof(c->root.b)) != 0) {
-        return "its root key differs (the weights are not the same)";
+        return "its root key differs (not the same weights or model.activations)";
     }
     return NULL;
 }

@@ -183,7 +183,9 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                  (unsigned long long)h->layout_id, (unsigned long long)w->layout.layout_id);
     } else if (h->root_key.len != sizeof(w->root.b) ||
                memcmp(h->root_key.data, w->root.b, sizeof(w->root.b)) != 0) {
-        snprintf(text, cap, "root key differs: same weights, kv.salt_file and kv settings?");
+        snprintf(
+            text, cap,
+            "root key differs: same weights, model.activations, kv.salt_file and kv settings?");
     } else if (h->expect_incarnation != 0 && h->expect_incarnation != w->incarnation) {
         snprintf(text, cap, "incarnation %016llx is gone, here is %016llx",
                  (unsigned long long)h->expect_incarnation, (unsigned long long)w->incarnation);

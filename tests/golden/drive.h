@@ -37,8 +37,9 @@ static inline struct bt_engine_params drive_greedy(int32_t logprobs)
         .top_p = 1.0f, .repetition_penalty = 1.0f, .logprobs = logprobs};
 }
 
-static inline void drive_open_as(struct drive *d, const char *name, const char *model,
-                                 const char *load_format, uint32_t page_tokens)
+static inline void drive_open_with(struct drive *d, const char *name, const char *model,
+                                   const char *load_format, uint32_t page_tokens,
+                                   const char *activations)
 {
     char err[1024] = "";
     memset(d, 0, sizeof(*d));
@@ -54,10 +55,17 @@ static inline void drive_open_as(struct drive *d, const char *name, const char *
                                        .max_slots = 32,
                                        .max_rows = 2048,
                                        .ranks = 1,
-                                       .stages = 1};
+                                       .stages = 1,
+                                       .activations = activations};
     if (d->vt->open(&c, &d->e, &d->info, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);
     }
+}
+
+static inline void drive_open_as(struct drive *d, const char *name, const char *model,
+                                 const char *load_format, uint32_t page_tokens)
+{
+    drive_open_with(d, name, model, load_format, page_tokens, NULL);
 }
 
 static inline void drive_open(struct drive *d, const char *name, const char *model,

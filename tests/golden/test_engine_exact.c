@@ -23,11 +23,10 @@ static void same(const struct bt_engine_out *a, const struct bt_engine_out *b, u
     }
 }
 
-static int setup(void **state)
+static void open_and_expect(const char *activations)
 {
-    (void)state;
     uint32_t x = 7;
-    drive_open(&d, "cpu", MODEL, 16);
+    drive_open_with(&d, "cpu", MODEL, "auto", 16, activations);
     for (int s = 0; s < 8; s++) {
         for (int i = 0; i < N_PROMPT; i++) {
             x = x * 1664525u + 1013904223u;
@@ -41,6 +40,12 @@ static int setup(void **state)
         expect[i] = drive_decode(&d, 0);
     }
     drive_slot_close(&d, 0);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    open_and_expect("split");
     return 0;
 }
 
@@ -653,6 +658,19 @@ static void test_null_engine(void **state)
     drive_close(&n);
 }
 
+/* An engine of one part in the MLP; the last test, for it leaves other expectations. */
+static void test_bf16_mlp(void **state)
+{
+    struct drive split = d;
+    open_and_expect("bf16-mlp");
+    test_chunks(state);
+    test_neighbours(state);
+    test_mixed(state);
+    test_prefix(state);
+    drive_close(&d);
+    d = split;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -670,6 +688,7 @@ int main(void)
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_null_engine),
+        cmocka_unit_test(test_bf16_mlp),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,7 +1,8 @@
 /* Speed of the CPU engine beside what the machine gives: prompt processing against the best bf16
  * product, generation against the reading of memory, long prompts against short ones. A 125M shape
  * with random weights. The machine is shared: limits and engine are measured in turns, the best of
- * each counts; so for each phase of a prompt's step. usage: bench_engine [rounds [threads]] */
+ * each counts; so for each phase of a prompt's step. usage: bench_engine [rounds [threads
+ * [activations]]] */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -54,7 +55,7 @@ static void must(bt_status_t st, const char *what)
     }
 }
 
-static void open_engine(struct bench *b, uint32_t threads)
+static void open_engine(struct bench *b, uint32_t threads, const char *activations)
 {
     char dir[] = "/tmp/baton-bench-XXXXXX", path[64], err[512] = "";
     if (!mkdtemp(dir)) {
@@ -76,7 +77,8 @@ static void open_engine(struct bench *b, uint32_t threads)
                                        .max_slots = 4,
                                        .max_rows = LONG,
                                        .ranks = 1,
-                                       .stages = 1};
+                                       .stages = 1,
+                                       .activations = activations};
     bt_status_t st = bt_engine_load("cpu", &b->vt, err, sizeof(err));
     if (st == BT_OK) {
         st = b->vt->open(&c, &b->e, &b->info, err, sizeof(err));
@@ -155,10 +157,10 @@ static void run(struct bench *b, uint32_t n, uint32_t n_gen, double *prefill, do
 }
 
 static const char usage[] =
-    "usage: bench_engine [rounds [threads]]\n\n"
+    "usage: bench_engine [rounds [threads [split|bf16-mlp]]]\n\n"
     "Speed of the CPU engine at a 125M shape with random weights, beside the best product and the\n"
     "reading of memory on this machine. 10 rounds of engine and limits in turns, the best of each\n"
-    "counts; 2 threads.\n";
+    "counts; 2 threads; model.activations split.\n";
 
 /* A whole number of 1 to 10000, or the end of the program. */
 static uint32_t number(const char *text)
@@ -195,11 +197,13 @@ int main(int argc, char **argv)
     uint32_t rounds = argc > 1 ? number(argv[1]) : 10;
     uint32_t threads = argc > 2 ? number(argv[2]) : 2;
     static struct bench b = {.prefill = {1e9, 1e9}, .decode = 1e9, .decode_long = 1e9};
-    open_engine(&b, threads);
+    const char *activations = argc > 3 ? argv[3] : "split";
+    open_engine(&b, threads, activations);
     bt_cpu_limits_fn limits;
     find(b.vt, "bt_cpu_limits", &limits);
     find(b.vt, "bt_cpu_phases", &b.phases);
-    printf("%s; 12 layers, hidden 768, 12/4 heads of 64, ff 2048, vocab 32000\n", b.info->device);
+    printf("%s, activations %s; 12 layers, hidden 768, 12/4 heads of 64, ff 2048, vocab 32000\n",
+           b.info->device, activations);
     for (uint32_t i = 0; i < LONG; i++) {
         b.tokens[i] = i * 7919 % VOCAB;
     }
@@ -220,17 +224,18 @@ int main(int argc, char **argv)
         fflush(stdout);
     }
     print_phases(&b);
+    const char *suffix = strcmp(activations, "split") == 0 ? "" : "_bf16_mlp";
     double flops = 2 * LAYER_PARAMS, bytes = 2 * (LAYER_PARAMS + HEAD_PARAMS);
-    printf("bench,engine_prefill_512,%.0f,tokens/s,%.0f MFLOP a token at the %.0f GFLOP/s of %s,"
+    printf("bench,engine_prefill_512%s,%.0f,tokens/s,%.0f MFLOP a token at the %.0f GFLOP/s of %s,"
            "%.3f\n",
-           1 / b.prefill[0], flops * 1e-6, b.best.product * 1e-9, b.best.product_text,
+           suffix, 1 / b.prefill[0], flops * 1e-6, b.best.product * 1e-9, b.best.product_text,
            flops / b.prefill[0] / b.best.product);
-    printf("bench,engine_prefill_2048,%.0f,tokens/s,prompt of 512,%.3f\n", 1 / b.prefill[1],
-           b.prefill[0] / b.prefill[1]);
-    printf("bench,engine_decode,%.0f,tokens/s,%.0f MB a token at %.1f GB/s read,%.3f\n",
+    printf("bench,engine_prefill_2048%s,%.0f,tokens/s,prompt of 512,%.3f\n", suffix,
+           1 / b.prefill[1], b.prefill[0] / b.prefill[1]);
+    printf("bench,engine_decode%s,%.0f,tokens/s,%.0f MB a token at %.1f GB/s read,%.3f\n", suffix,
            1 / b.decode, bytes * 1e-6, b.best.read * 1e-9, bytes / b.decode / b.best.read);
-    printf("bench,engine_decode_after_2048,%.0f,tokens/s,after 512,%.3f\n", 1 / b.decode_long,
-           b.decode / b.decode_long);
+    printf("bench,engine_decode_after_2048%s,%.0f,tokens/s,after 512,%.3f\n", suffix,
+           1 / b.decode_long, b.decode / b.decode_long);
     b.vt->close(b.e);
     return 0;
 }

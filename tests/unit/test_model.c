@@ -420,25 +420,32 @@ static void test_root_key(void **state)
     (void)state;
     struct bt_kv_layout l;
     struct bt_kv_key a, b;
-    assert_int_equal(bt_model_root_key(MODEL, "auto", 16, &l, &a, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 16, &l, &a, err, sizeof(err)), BT_OK);
     assert_int_equal(l.groups[0].seg_bytes, 8192);
     assert_int_equal(l.block_bytes, 6 * 8192);
-    assert_int_equal(bt_model_root_key(MODEL, "auto", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
     assert_memory_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "auto", 64, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 64, &l, &b, err, sizeof(err)), BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "dummy", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(MODEL, "dummy", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "auto", 0, &l, &b, err, sizeof(err)), BT_ERR_INVALID);
+    assert_int_equal(bt_model_root_key(MODEL, "auto", "split", 16, &l, &b, err, sizeof(err)),
+                     BT_OK);
+    assert_memory_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL, "auto", "bf16-mlp", 16, &l, &b, err, sizeof(err)),
+                     BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 0, &l, &b, err, sizeof(err)),
+                     BT_ERR_INVALID);
 
     /* one weight or one RoPE parameter more */
     struct bt_model_config c;
     const char *header = "{" T("a", "BF16", "[4]", 0, 8) "}";
     assert_int_equal(load("{" BASE "}", &c), BT_OK);
     put_tensors("model.safetensors", header, 8);
-    assert_int_equal(bt_model_root_key(dir, "auto", 16, &l, &a, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(dir, "auto", NULL, 16, &l, &a, err, sizeof(err)), BT_OK);
     assert_int_equal(load("{" BASE ",\"rope_theta\":10001}", &c), BT_OK);
-    assert_int_equal(bt_model_root_key(dir, "auto", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(dir, "auto", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
     assert_int_equal(load("{" BASE "}", &c), BT_OK);
     char file[256];
@@ -448,7 +455,7 @@ static void test_root_key(void **state)
     memcpy(file + 8, header, h);
     file[8 + h + 3] = 1;
     put("model.safetensors", file, 8 + h + 8);
-    assert_int_equal(bt_model_root_key(dir, "auto", 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(dir, "auto", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
     drop("model.safetensors");
 }
