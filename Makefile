@@ -163,6 +163,14 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
 $(B)/tests/gpu/check_sample $(B)/tests/gpu/bench_sample: $(B)/libbaton.a
+# The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
+CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights step draw draw_check copy) $(call obj,$(wildcard tests/cuda_host/*.c))
+CFLAGS_tests_cuda_host_ := -Itests/cuda_host
+$(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
+	@mkdir -p $(@D)
+	$(CC) -Itests/cuda_host $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+$(B)/tests/unit/test_cuda_engine: $(CUDA_HOST_O)
+-include $(CUDA_HOST_O:.o=.d)
 .SECONDARY:
 
 -include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(SIM_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/conductor/sim/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)

@@ -6,7 +6,6 @@
 #ifndef BT_CUDA_ATTN_H
 #define BT_CUDA_ATTN_H
 
-#include <cuda.h>
 #include <cuda_runtime.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -2,6 +2,8 @@
 #ifndef BT_CUDA_ATTN_PRIV_H
 #define BT_CUDA_ATTN_PRIV_H
 
+#include <cuda.h>
+
 #include "common/engine/cuda/attn.h"
 
 #define DECODE_TILE 64 /* tokens that the decode kernel's warps take at once */

@@ -1,0 +1,584 @@
+/* What the engine's host code launches, in plain C on host memory: the same results as the kernels
+ * up to rounding, slowly. Sampling is the device's own text (sample_row.cuh) on fibers. Products
+ * take weights and activations in bf16, keys and values are f16, as on the device. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/base.h"
+#include "common/engine/cuda/attn.h"
+#include "common/engine/cuda/gemm.h"
+#include "common/engine/cuda/rows.h"
+#include "common/engine/cuda/sample.h"
+#include "common/engine/sampler.h"
+
+typedef _Float16 half;
+
+static float from_bf16(uint16_t v)
+{
+    uint32_t u = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static uint16_t to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FAST                                                                                       \
+    __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "fast-math")))
+#else
+#define FAST __attribute__((optimize("O3", "fast-math")))
+#endif
+
+FAST static float dot(const float *x, const float *y, uint32_t n)
+{
+    float sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+/* n finite f16 values as f32: without the processor's instruction a cast is a slow call. */
+FAST static void from_half(const half *v, uint32_t n, float *to)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, &v[i], 2);
+        uint32_t u = (h & 0x7fffu) << 13;
+        float f;
+        memcpy(&f, &u, 4);
+        to[i] = (h & 0x8000 ? -0x1p112f : 0x1p112f) * f;
+    }
+}
+
+/* ---- products ---- */
+
+struct product {
+    const uint16_t *w, *a;
+    void *y;
+    uint32_t m, n, k;
+    bool bf16, add;
+};
+
+/* Weights in f32, converted at their first use and kept while the engine is open. */
+static struct weights {
+    struct weights *next;
+    const uint16_t *w;
+    float values[];
+} * known;
+
+static const float *weights_of(const uint16_t *w, size_t n)
+{
+    struct weights *x = known;
+    for (; x; x = x->next) {
+        if (x->w == w) {
+            return x->values;
+        }
+    }
+    x = malloc(sizeof(*x) + n * sizeof(float));
+    x->next = known;
+    x->w = w;
+    for (size_t i = 0; i < n; i++) {
+        x->values[i] = from_bf16(w[i]);
+    }
+    known = x;
+    return x->values;
+}
+
+static void run_product(const void *args)
+{
+    const struct product *p = args;
+    const float *w = weights_of(p->w, (size_t)p->n * p->k);
+    float *a = malloc((size_t)p->m * p->k * 4);
+    for (size_t i = 0; i < (size_t)p->m * p->k; i++) {
+        a[i] = from_bf16(p->a[i]);
+    }
+    for (uint32_t j = 0; j < p->n; j++) {
+        for (uint32_t r = 0; r < p->m; r++) {
+            float v = dot(w + (size_t)j * p->k, a + (size_t)r * p->k, p->k);
+            size_t at = (size_t)r * p->n + j;
+            if (p->bf16) {
+                ((uint16_t *)p->y)[at] = to_bf16(v);
+            } else {
+                float *y = p->y;
+                y[at] = p->add ? y[at] + v : v;
+            }
+        }
+    }
+    free(a);
+}
+
+struct bt_cu_gemm {
+    int nothing;
+};
+cudaError_t bt_cu_gemm_create(struct bt_cu_gemm **g_p)
+{
+    *g_p = calloc(1, sizeof(**g_p));
+    return cudaSuccess;
+}
+void bt_cu_gemm_destroy(struct bt_cu_gemm *g)
+{
+    for (struct weights *next; known; known = next) {
+        next = known->next;
+        free(known);
+    }
+    free(g);
+}
+cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
+                           uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
+{
+    (void)g;
+    const struct product p = {w, a, y, m, n, k, bf16, add};
+    cuda_host_launch(s, run_product, &p, sizeof(p));
+    return cudaSuccess;
+}
+cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
+                            const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
+                            bool add, cudaStream_t s)
+{
+    (void)layers;
+    return m > 1 ? cudaSuccess : bt_cu_gemm_run(g, w[0], a, y, m, n, k, bf16, add, s);
+}
+
+bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k)
+{
+    (void)n;
+    (void)k;
+    return m <= 2; /* so that both ways through the model are taken */
+}
+cudaError_t bt_cu_gemv(const void *w, const void *x, float *y, uint32_t m, uint32_t n, uint32_t k,
+                       bool add, cudaStream_t s)
+{
+    return bt_cu_gemm_run(NULL, w, x, y, m, n, k, false, add, s);
+}
+
+struct swiglu {
+    const uint16_t *gu;
+    uint16_t *a;
+    uint32_t n, inter;
+};
+static uint16_t silu_mul(float g, float u)
+{
+    return to_bf16(g / (1 + expf(-g)) * u);
+}
+static void run_swiglu(const void *args)
+{
+    const struct swiglu *p = args;
+    for (size_t t = 0; t < p->n; t++) {
+        const uint16_t *row = p->gu + t * 2 * p->inter;
+        for (uint32_t i = 0; i < p->inter; i++) {
+            p->a[t * p->inter + i] = silu_mul(from_bf16(row[i]), from_bf16(row[p->inter + i]));
+        }
+    }
+}
+cudaError_t bt_cu_swiglu(const void *gu, uint32_t n, uint32_t inter, void *a, cudaStream_t s)
+{
+    const struct swiglu p = {gu, a, n, inter};
+    cuda_host_launch(s, run_swiglu, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+static void run_gemv_swiglu(const void *args)
+{
+    struct product p = *(const struct product *)args;
+    float *y = malloc((size_t)p.m * p.n * 4);
+    uint16_t *a = p.y;
+    p.y = y;
+    run_product(&p);
+    for (uint32_t r = 0; r < p.m; r++) {
+        for (uint32_t i = 0; i < p.n / 2; i++) {
+            const float *row = y + (size_t)r * p.n;
+            a[(size_t)r * (p.n / 2) + i] = silu_mul(row[i], row[p.n / 2 + i]);
+        }
+    }
+    free(y);
+}
+cudaError_t bt_cu_gemv_swiglu(const void *w, const void *x, void *y, uint32_t m, uint32_t n,
+                              uint32_t k, cudaStream_t s)
+{
+    const struct product p = {w, x, y, m, n, k, false, false};
+    cuda_host_launch(s, run_gemv_swiglu, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+/* ---- rows ---- */
+
+struct embed {
+    const int32_t *ids, *slots, *last_token;
+    const uint16_t *embed;
+    float *x;
+    uint32_t n, hidden;
+};
+static void run_embed(const void *args)
+{
+    const struct embed *p = args;
+    for (uint32_t t = 0; t < p->n; t++) {
+        int32_t slot = p->slots[t], id = slot < 0 ? 0 : p->ids[t];
+        id = id == BT_CU_ID_LAST ? p->last_token[slot] : id;
+        for (uint32_t i = 0; i < p->hidden; i++) {
+            p->x[(size_t)t * p->hidden + i] =
+                slot < 0 ? 0 : from_bf16(p->embed[(size_t)id * p->hidden + i]);
+        }
+    }
+}
+cudaError_t bt_cu_embed(const int32_t *ids, const int32_t *slots, const int32_t *last_token,
+                        const void *embed, uint32_t n, uint32_t hidden, float *x, cudaStream_t s)
+{
+    const struct embed p = {ids, slots, last_token, embed, x, n, hidden};
+    cuda_host_launch(s, run_embed, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+struct norm {
+    const float *x, *w;
+    const int32_t *rows;
+    uint16_t *a;
+    uint32_t n, hidden;
+    float eps;
+};
+static void run_norm(const void *args)
+{
+    const struct norm *p = args;
+    for (uint32_t t = 0; t < p->n; t++) {
+        const float *x = p->x + (size_t)(p->rows ? (uint32_t)p->rows[t] : t) * p->hidden;
+        float f = 1 / sqrtf(dot(x, x, p->hidden) / (float)p->hidden + p->eps);
+        for (uint32_t i = 0; i < p->hidden; i++) {
+            p->a[(size_t)t * p->hidden + i] = to_bf16(x[i] * f * p->w[i]);
+        }
+    }
+}
+cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const float *w, uint32_t n,
+                       uint32_t hidden, float eps, void *a, cudaStream_t s)
+{
+    const struct norm p = {x, w, rows, a, n, hidden, eps};
+    cuda_host_launch(s, run_norm, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+static void append_head(const struct bt_cu_append *a, uint32_t t, uint32_t head)
+{
+    uint32_t d = a->head_dim, all = a->heads + 2 * a->kv_heads;
+    bool is_q = head < a->heads, is_v = head >= a->heads + a->kv_heads;
+    const float *in = a->qkv + ((size_t)t * all + head) * d;
+    const float *norm = is_q ? a->q_norm : is_v ? NULL : a->k_norm;
+    uint32_t pos = (uint32_t)a->pos[t];
+    float v[256];
+    for (uint32_t i = 0; i < d; i++) {
+        v[i] = in[i] + (a->bias ? a->bias[(size_t)head * d + i] : 0);
+    }
+    if (norm) {
+        float f = 1 / sqrtf(dot(v, v, d) / (float)d + a->eps);
+        for (uint32_t i = 0; i < d; i++) {
+            v[i] *= f * norm[i];
+        }
+    }
+    half *out = (half *)a->q + ((size_t)t * a->heads + head) * d;
+    if (!is_q) {
+        uint32_t kv = head - a->heads - (is_v ? a->kv_heads : 0);
+        size_t page =
+            (size_t)a->table[(size_t)a->slots[t] * a->table_stride + pos / a->page_tokens];
+        size_t row = page * a->page_rows + a->layer_row + ((size_t)kv * 2 + is_v) * a->page_tokens +
+                     pos % a->page_tokens;
+        out = (half *)a->pool + row * d;
+    }
+    const float *cs = a->rope + (size_t)pos * d;
+    for (uint32_t i = 0; i < d / 2; i++) {
+        float c = is_v ? 1 : cs[i], s = is_v ? 0 : cs[d / 2 + i];
+        out[i] = (half)(v[i] * c - v[d / 2 + i] * s);
+        out[d / 2 + i] = (half)(v[d / 2 + i] * c + v[i] * s);
+    }
+}
+static void run_append(const void *args)
+{
+    const struct bt_cu_append *a = args;
+    for (uint32_t t = 0; t < a->n; t++) {
+        for (uint32_t h = 0; a->slots[t] >= 0 && h < a->heads + 2 * a->kv_heads; h++) {
+            append_head(a, t, h);
+        }
+    }
+}
+cudaError_t bt_cu_append(const struct bt_cu_append *a, cudaStream_t s)
+{
+    cuda_host_launch(s, run_append, a, sizeof(*a));
+    return cudaSuccess;
+}
+
+struct dummy {
+    uint16_t *w;
+    size_t n;
+    float sigma;
+    uint32_t seed;
+};
+static void run_dummy(const void *args)
+{
+    const struct dummy *p = args;
+    uint64_t x = p->seed;
+    for (size_t i = 0; i < p->n; i++) {
+        x = x * 6364136223846793005ull + 1442695040888963407ull;
+        p->w[i] = to_bf16((float)(int32_t)(x >> 32) * 0x1p-31f * p->sigma);
+    }
+}
+cudaError_t bt_cu_dummy_bf16(void *w, size_t n, float sigma, uint32_t seed, cudaStream_t s)
+{
+    const struct dummy p = {w, n, sigma, seed};
+    cuda_host_launch(s, run_dummy, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+/* ---- attention ---- */
+
+struct bt_attn {
+    struct bt_attn_pool pool;
+};
+cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
+                           struct bt_attn **attn_p)
+{
+    (void)max_batch;
+    *attn_p = malloc(sizeof(**attn_p));
+    (*attn_p)->pool = *pool;
+    return cudaSuccess;
+}
+void bt_attn_destroy(struct bt_attn *a)
+{
+    free(a);
+}
+uint32_t bt_attn_prefill_tokens(const struct bt_attn *a)
+{
+    (void)a;
+    return 24;
+}
+cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
+                                cudaStream_t s)
+{
+    (void)a;
+    (void)lens;
+    (void)batch;
+    (void)s;
+    return cudaSuccess;
+}
+
+/* One query token that sees `len` tokens; a KV head serves a group of up to 16 query heads. */
+static void attend(const struct bt_attn_pool *p, uint32_t layer_row, const half *q, uint16_t *out,
+                   const int32_t *table, uint32_t len)
+{
+    uint32_t d = p->head_dim, group = p->heads / p->kv_heads;
+    uint32_t from = p->window && len > p->window ? len - p->window : 0;
+    float scale = p->scale > 0 ? p->scale : 1 / sqrtf((float)d);
+    float *score = malloc((size_t)group * len * sizeof(*score));
+    float query[16][256], mean[16][256], sum[16], top[16], kv[256];
+    for (uint32_t k = 0; k < p->kv_heads; k++) {
+        for (uint32_t g = 0; g < group; g++) {
+            from_half(q + (k * group + g) * d, d, query[g]);
+            memset(mean[g], 0, sizeof(mean[g]));
+            sum[g] = 0;
+            top[g] = -INFINITY;
+        }
+        for (uint32_t t = 2 * from; t < 2 * len; t++) { /* all keys, then all values */
+            bool value = t >= from + len;
+            uint32_t at = value ? t - len : t - from;
+            size_t row = (size_t)table[at / p->page_tokens] * p->page_rows + layer_row +
+                         ((size_t)k * 2 + value) * p->page_tokens + at % p->page_tokens;
+            from_half((const half *)p->kv + row * d, d, kv);
+            for (uint32_t g = 0; g < group; g++) {
+                float *s = &score[(size_t)g * len + at];
+                if (value) {
+                    float e = expf(*s - top[g]);
+                    sum[g] += e;
+                    for (uint32_t i = 0; i < d; i++) {
+                        mean[g][i] += e * kv[i];
+                    }
+                } else {
+                    *s = scale * dot(query[g], kv, d);
+                    top[g] = fmaxf(top[g], *s);
+                }
+            }
+        }
+        for (uint32_t i = 0; i < group * d; i++) {
+            out[k * group * d + i] = to_bf16(mean[i / d][i % d] / sum[i / d]);
+        }
+    }
+    free(score);
+}
+
+struct decode {
+    struct bt_attn_pool pool;
+    struct bt_attn_decode d;
+    uint32_t layer_row;
+};
+static void run_decode(const void *args)
+{
+    const struct decode *p = args;
+    for (uint32_t r = 0; r < p->d.batch; r++) {
+        uint32_t slot = (uint32_t)(p->d.slots ? p->d.slots[r] : (int32_t)r);
+        if (p->d.lens[r] > 0) {
+            attend(&p->pool, p->layer_row, (const half *)p->d.q + (size_t)r * p->d.q_stride,
+                   (uint16_t *)p->d.out + (size_t)r * p->d.out_stride,
+                   p->d.table + (size_t)slot * p->d.table_stride, (uint32_t)p->d.lens[r]);
+        }
+    }
+}
+cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_decode *d, uint32_t layer_row,
+                           cudaStream_t s)
+{
+    const struct decode p = {a->pool, *d, layer_row};
+    cuda_host_launch(s, run_decode, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+struct prefill {
+    struct bt_attn_pool pool;
+    struct bt_attn_prefill f;
+    uint32_t layer_row;
+};
+static void run_prefill(const void *args)
+{
+    const struct prefill *p = args;
+    for (uint32_t i = 0; i < p->f.n_items; i++) {
+        const struct bt_attn_item *it = &p->f.items[i];
+        for (int32_t k = 0; k < it->n; k++) {
+            size_t row = (size_t)(it->row + k);
+            attend(&p->pool, p->layer_row, (const half *)p->f.q + row * p->f.q_stride,
+                   (uint16_t *)p->f.out + row * p->f.out_stride,
+                   p->f.table + (size_t)it->slot * p->f.table_stride, (uint32_t)(it->pos + k + 1));
+        }
+    }
+}
+cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *f, uint32_t layer_row,
+                            cudaStream_t s)
+{
+    const struct prefill p = {a->pool, *f, layer_row};
+    cuda_host_launch(s, run_prefill, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+/* ---- sampling ---- */
+
+struct draw {
+    struct bt_cu_sampling a;
+    uint32_t n;
+};
+
+/* A history with these counts: prompt tokens first. */
+static void history(const uint32_t *counts, uint32_t vocab, struct bt_sampler_row *r)
+{
+    uint32_t total = 0, n = 0;
+    for (uint32_t i = 0; i < vocab; i++) {
+        total += (counts[i] >> 31) + (counts[i] & ~BT_CU_COUNT_PROMPT);
+    }
+    uint32_t *tokens = malloc((total + 1) * sizeof(*tokens));
+    for (uint32_t i = 0; i < vocab; i++) {
+        if (counts[i] & BT_CU_COUNT_PROMPT) {
+            tokens[n++] = i;
+        }
+    }
+    r->n_prompt = n;
+    for (uint32_t i = 0; i < vocab; i++) {
+        for (uint32_t k = 0; k < (counts[i] & ~BT_CU_COUNT_PROMPT); k++) {
+            tokens[n++] = i;
+        }
+    }
+    r->n_tokens = n;
+    r->tokens = tokens;
+}
+
+static void draw_row(const struct bt_cu_sampling *a, uint32_t n, struct bt_sampler *s)
+{
+    const struct bt_cu_draw *w = &a->draws[n];
+    uint32_t ids[BT_CU_BIAS_MAX];
+    float bias[BT_CU_BIAS_MAX], *l = malloc(a->vocab * sizeof(*l));
+    struct bt_engine_params p = {.temperature = w->inv_temperature > 0 ? 1 / w->inv_temperature : 0,
+                                 .top_p = w->top_p,
+                                 .min_p = expf(w->floor),
+                                 .top_k = w->top_k,
+                                 .repetition_penalty = w->repetition,
+                                 .frequency_penalty = w->frequency,
+                                 .presence_penalty = w->presence,
+                                 .seed = w->seed,
+                                 .choice = w->choice,
+                                 .logprobs = w->logprobs,
+                                 .min_new = UINT32_MAX,
+                                 .n_eos = w->n_banned,
+                                 .n_bias = w->n_bias,
+                                 .bias_ids = ids,
+                                 .bias = bias};
+    memcpy(p.eos, w->banned, sizeof(p.eos));
+    for (uint32_t i = 0; i < w->n_bias; i++) {
+        ids[i] = a->bias[(size_t)w->slot * BT_CU_BIAS_MAX + i].id;
+        bias[i] = a->bias[(size_t)w->slot * BT_CU_BIAS_MAX + i].value;
+    }
+    memcpy(l, a->logits + (size_t)w->row * a->vocab, a->vocab * sizeof(*l));
+    uint32_t *counts = a->counts + (size_t)w->slot * a->vocab;
+    struct bt_sampler_row r = {.logits = l,
+                               .params = &p,
+                               .position = w->position,
+                               .mask = a->mask ? a->mask + (size_t)w->row * ((a->vocab + 31) / 32)
+                                               : NULL};
+    if (w->penalties) {
+        history(counts, a->vocab, &r);
+    }
+    struct bt_engine_out o = {0};
+    bt_sampler_run(s, &r, &o);
+    struct bt_cu_drawn *d = &a->out[n];
+    d->token = o.token;
+    d->bad = o.bad;
+    d->logprob = o.logprob;
+    d->n_top = o.n_top;
+    memcpy(d->top_id, o.top_id, sizeof(d->top_id));
+    memcpy(d->top_logprob, o.top_logprob, sizeof(d->top_logprob));
+    a->last_token[w->slot] = (int32_t)o.token;
+    counts[o.token] += w->penalties && !o.bad;
+    free((void *)(uintptr_t)r.tokens);
+    free(l);
+}
+static void run_draw(const void *args)
+{
+    const struct draw *d = args;
+    struct bt_sampler *s = bt_sampler_create(d->a.vocab);
+    for (uint32_t i = 0; i < d->n; i++) {
+        draw_row(&d->a, i, s);
+    }
+    bt_sampler_destroy(s);
+}
+cudaError_t bt_cu_sample_rows(const struct bt_cu_sampling *a, uint32_t n, cudaStream_t s)
+{
+    const struct draw d = {*a, n};
+    cuda_host_launch(s, run_draw, &d, sizeof(d));
+    return cudaSuccess;
+}
+
+struct count {
+    uint32_t *counts;
+    const uint32_t *tokens;
+    uint32_t vocab, n, n_prompt, one;
+};
+static void run_count(const void *args)
+{
+    const struct count *p = args;
+    for (uint32_t i = 0; i < p->n; i++) {
+        uint32_t token = p->tokens ? p->tokens[i] : p->one;
+        if (token < p->vocab) {
+            uint32_t *at = &p->counts[token];
+            *at = i < p->n_prompt ? *at | BT_CU_COUNT_PROMPT : *at + 1;
+        }
+    }
+}
+cudaError_t bt_cu_sample_count(uint32_t *counts, uint32_t vocab, const uint32_t *tokens, uint32_t n,
+                               uint32_t n_prompt, cudaStream_t s)
+{
+    const struct count p = {counts, tokens, vocab, n, n_prompt, 0};
+    cuda_host_launch(s, run_count, &p, sizeof(p));
+    return cudaSuccess;
+}
+cudaError_t bt_cu_sample_count_one(uint32_t *counts, uint32_t token, cudaStream_t s)
+{
+    const struct count p = {counts, NULL, UINT32_MAX, 1, 0, token};
+    cuda_host_launch(s, run_count, &p, sizeof(p));
+    return cudaSuccess;
+}
