@@ -396,7 +396,9 @@ static void told_send(void *conn, const Baton__LocalMsg *m)
     told.answers++;
     told.n = (uint32_t)m->leased->n_slots;
     assert_true(told.n <= SLOTS);
-    memcpy(told.slots, m->leased->slots, told.n * sizeof(uint32_t));
+    for (uint32_t i = 0; i < told.n; i++) {
+        told.slots[i] = m->leased->slots[i];
+    }
 }
 
 static void told_nothing(void *conn)
