@@ -369,6 +369,11 @@ static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
 static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct front_error *e)
 {
     const char *salt = NULL;
+    int64_t priority = 0;
+    if (!front_get_int(root, "priority", INT32_MIN, INT32_MAX, &priority, e)) {
+        return false;
+    }
+    spec->priority = (int32_t)priority;
     if (!front_get_str(root, "cache_salt", &salt, e)) {
         return false;
     }

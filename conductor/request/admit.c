@@ -2,11 +2,11 @@
  * (planning), for room (starved).
  *
  * A kvstore or worker that is full says so (ERR_EXHAUSTED). Its request tries whoever else could
- * take it, and when all of those are full too it waits here, in order of arrival; newer ones queue
- * up behind it, so that small requests do not starve a large one. Only the first of the queue, the
- * probe, is tried: when somebody has given room back, and otherwise after a growing pause (others'
- * conductors free room as well). Once it has its slots the next one is tried. So a full cluster
- * sees one reservation at a time, whatever the length of the queue. Loop thread. */
+ * take it, and when all of those are full too it waits here, in order of class and arrival; newer
+ * ones queue up behind it, so that small requests do not starve a large one. Only the first of the
+ * queue, the probe, is tried: when somebody has given room back, and otherwise after a growing
+ * pause (others' conductors free room as well). Once it has its slots the next one is tried. So a
+ * full cluster sees one reservation at a time, whatever the length of the queue. Loop thread. */
 #include <math.h>
 
 #include "conductor/request/request_priv.h"
@@ -63,6 +63,43 @@ static bool crowded(const struct bt_requests *rs)
     return rs->n_starved != 0 || rs->probe != NULL;
 }
 
+static struct bt_sched_turn turn_of(const struct bt_lane *k)
+{
+    const struct bt_request *r = k->r;
+    return (struct bt_sched_turn){r->spec.priority, bt_sched_fair_counter(&r->rs->fair, r->tenant),
+                                  r->arrival};
+}
+
+/* Whose turn it is among those who wait for a place, or (last) who would be the last. */
+static struct bt_lane *pick_waiting(const struct bt_requests *rs, bool last)
+{
+    struct bt_lane *best = NULL;
+    struct bt_sched_turn best_turn = {0};
+    struct bt_list *l;
+    bt_list_for_each (l, &rs->waiting) {
+        struct bt_lane *k = queued_of(l);
+        struct bt_sched_turn t = turn_of(k);
+        bool better = best != NULL && (last ? bt_sched_turn_before(&best_turn, &t)
+                                            : bt_sched_turn_before(&t, &best_turn));
+        if (k->r->refuse < 0 && (best == NULL || better)) {
+            best = k;
+            best_turn = t;
+        }
+    }
+    return best;
+}
+
+/* The queue is full: one of a lower class gives its place in it to r. */
+static bool displace(const struct bt_request *r)
+{
+    struct bt_lane *k = pick_waiting(r->rs, true);
+    if (k == NULL || k->r->spec.priority <= r->spec.priority) {
+        return false;
+    }
+    k->r->refuse = REJECT_QUEUE_FULL;
+    return true;
+}
+
 void bt_requests_enter(struct bt_lane *k)
 {
     struct bt_request *r = k->r;
@@ -71,7 +108,7 @@ void bt_requests_enter(struct bt_lane *k)
     bool at_once = !crowded(rs) && rs->n_active + rs->n_waiting < rs->conf.max_running;
     if (rs->draining) {
         r->refuse = REJECT_DRAINING;
-    } else if (r->refuse < 0 && !at_once && queued >= rs->conf.max_waiting) {
+    } else if (r->refuse < 0 && !at_once && queued >= rs->conf.max_waiting && !displace(r)) {
         r->refuse = REJECT_QUEUE_FULL;
     } else if (r->refuse < 0 && !at_once && too_late(r)) {
         r->refuse = REJECT_OVERLOADED;
@@ -80,6 +117,7 @@ void bt_requests_enter(struct bt_lane *k)
     k->queued_ns = r->spec.received_ns;
     bt_list_insert_tail(&rs->waiting, &k->queue);
     rs->n_waiting++;
+    bt_sched_fair_wait(&rs->fair, r->tenant);
     bt_requests_kick(rs);
 }
 
@@ -87,7 +125,10 @@ void bt_requests_unqueue(struct bt_lane *k)
 {
     struct bt_requests *rs = k->r->rs;
     if (!bt_list_empty(&k->queue)) {
-        rs->n_waiting -= k->state == LANE_WAITING;
+        if (k->state == LANE_WAITING) {
+            rs->n_waiting--;
+            bt_sched_fair_leave(&rs->fair, k->r->tenant);
+        }
         rs->n_starved -= k->starved;
     }
     bt_list_remove(&k->queue);
@@ -113,6 +154,13 @@ void bt_requests_uncount(struct bt_request *r)
 
 /* ---- room ---- */
 
+/* By class, then by arrival: a large one is not overtaken by small ones of its own class. */
+static bool goes_before(const struct bt_request *a, const struct bt_request *b)
+{
+    return a->spec.priority != b->spec.priority ? a->spec.priority < b->spec.priority
+                                                : a->arrival < b->arrival;
+}
+
 void bt_requests_starve(struct bt_lane *k, uint64_t now_ns)
 {
     struct bt_requests *rs = k->r->rs;
@@ -131,7 +179,7 @@ void bt_requests_starve(struct bt_lane *k, uint64_t now_ns)
         k->queued_ns = now_ns;
     }
     struct bt_list *at = rs->starved.prev; /* most come in order: look from the end */
-    while (at != &rs->starved && queued_of(at)->r->arrival > k->r->arrival) {
+    while (at != &rs->starved && goes_before(k->r, queued_of(at)->r)) {
         at = at->prev;
     }
     bt_list_insert_head(at, &k->queue); /* right behind `at` */
@@ -190,12 +238,14 @@ static void pump(void *arg)
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &rs->waiting) {
         struct bt_lane *k = queued_of(l);
-        struct bt_lane_input in = {.now_ns = bt_mono_ns()};
         if (k->r->refuse >= 0) {
             refuse(k->r);
-        } else if (rs->n_active < rs->conf.max_running) {
-            bt_lane_event(k, EV_ADMIT, &in);
         }
+    }
+    struct bt_lane *next;
+    while (rs->n_active < rs->conf.max_running && (next = pick_waiting(rs, false)) != NULL) {
+        struct bt_lane_input in = {.now_ns = bt_mono_ns()};
+        bt_lane_event(next, EV_ADMIT, &in);
     }
     uint64_t now = bt_mono_ns();
     bt_list_for_each_safe (l, tmp, &rs->planning) {

@@ -1,7 +1,6 @@
 /* What this conductor expects of the decode pool: how long rows go on (survival estimates), which
  * ones are on their way out of prefill (forecast), for admission by prediction. Loop thread. */
 #include <math.h>
-#include <string.h>
 
 #include "conductor/request/request_priv.h"
 
@@ -23,11 +22,7 @@ void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
 
 static struct bt_survival_key key_of(const struct bt_request *r)
 {
-    uint64_t h = 1469598103934665603ull; /* FNV-1a */
-    for (const char *p = r->spec.tenant != NULL ? r->spec.tenant : ""; *p != '\0'; p++) {
-        h = (h ^ (uint8_t)*p) * 1099511628211ull;
-    }
-    return bt_survival_key(h, (uint32_t)r->spec.prompt.n);
+    return bt_survival_key(r->tenant, (uint32_t)r->spec.prompt.n);
 }
 
 void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req)

@@ -295,6 +295,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     struct bt_flight *f = begin_flight(k, &plan, &v, now_ns);
     count_plan(rs, &plan);
     bt_outcome_planned(k, f);
+    bt_sched_fair_serve(&rs->fair, r->tenant, k->n_tokens - plan.cached_tokens, r->spec.weight);
     bt_expect_planned(f, now_ns);
     BT_DEBUG("request_planned",
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "

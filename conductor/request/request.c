@@ -6,6 +6,9 @@
 #include "common/log/log.h"
 #include "conductor/request/request_priv.h"
 
+#define GENERATED_WEIGHT 2 /* tokens of a prompt that a generated one counts as, between tenants   \
+                            */
+
 static const char *log_id(const struct bt_request *r)
 {
     return bt_log_q(r->spec.id != NULL ? r->spec.id : "");
@@ -146,6 +149,7 @@ static void observe_token(struct bt_lane *k, struct bt_choice *c, uint64_t now_n
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
     bt_metric_add(rs->m.generation, 1);
+    bt_sched_fair_serve(&rs->fair, r->tenant, GENERATED_WEIGHT, r->spec.weight);
     if (r->first_ns == 0) {
         r->first_ns = now_ns;
         bt_outcome_first_token(k, now_ns);

@@ -26,6 +26,8 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     uint32_t prompt_top;  /* ... with so many of the most likely tokens, 0..20 */
     char *tenant;         /* heap; separates the caches of tenants; NULL: shared */
     char *cache_salt;     /* NULL: shared */
+    int32_t priority;     /* smaller goes first, as vLLM's field of that name */
+    double weight;        /* the tenant's share against others'; 0 counts as 1 */
     char *id;             /* "cmpl-..." for logs; heap */
     uint64_t received_ns; /* bt_mono_ns at the body's last byte */
     uint64_t timeout_ms;  /* 0: none */

@@ -8,6 +8,7 @@
 #include "conductor/request/journal.h"
 #include "conductor/request/prompt.h"
 #include "conductor/request/requests.h"
+#include "conductor/sched/share.h"
 #include "conductor/sched/survival.h"
 
 typedef enum {
@@ -126,6 +127,7 @@ struct bt_request {
     int refuse;       /* a REJECT_* told from the loop, -1: none */
     bool counted;     /* holds one of max_running */
     uint64_t arrival; /* order of bt_request_start */
+    uint64_t tenant;  /* hash of its name */
     struct bt_kv_key root;
 
     struct bt_list lanes;
@@ -195,6 +197,7 @@ struct bt_requests {
     struct bt_sched_survival survival;
     struct bt_sched_forecast forecast; /* of the decode pool */
     uint64_t learned_ns;
+    struct bt_sched_fair fair; /* between tenants, in the queue for a place */
 };
 
 struct bt_explain_ring; /* inspect.c */

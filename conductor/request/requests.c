@@ -115,6 +115,8 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
     r->ops = ops;
     r->arg = arg;
     bt_list_init(&r->lanes);
+    const char *tenant = r->spec.tenant != NULL ? r->spec.tenant : "";
+    r->tenant = bt_hash64(tenant, strlen(tenant), 0);
     r->refuse = spec_valid(rs, &r->spec) ? -1 : REJECT_INVALID;
     r->spec.n = r->refuse >= 0 ? 1 : BT_MAX(r->spec.n, 1u);
     if (r->spec.unseeded) {

@@ -225,6 +225,44 @@ static void test_limits(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* One place: by class first, then the tenant that has had less, then arrival. A full queue lets one
+ * of a lower class go for one of a higher. */
+static void test_classes_and_tenants(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    x.f.rc.max_running = 1;
+    x.f.rc.max_waiting = 5;
+    pair_start(&x);
+    static const struct {
+        const char *tenant;
+        int32_t priority;
+    } in[] = {{"a", 0}, {"a", 0}, {"a", 0}, {"b", 0}, {"a", 5}, {"c", -1}, {"b", 1}};
+    static const uint32_t order[] = {0, 5, 3, 1, 2, 6}; /* by number above */
+    struct client c[BT_ARRAY_LEN(in)];
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(in); i++) {
+        struct bt_gen_spec s = spec_of(40 + i, 1); /* lengths tell them apart */
+        s.tenant = bt_strdup(in[i].tenant);
+        s.priority = in[i].priority;
+        client_start(&x.f, &c[i], &s);
+        if (i == 0) {
+            until(&x.f, placed(&x)); /* has the place, and its tenant the tokens */
+        }
+    }
+    until(&x.f, c[4].errors == 1); /* "b" of class 1 came to a full queue */
+    assert_int_equal(c[4].http, 429);
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(order); i++) {
+        until(&x.f, x.p->submits == (int)i + 1 && placed(&x));
+        assert_int_equal(serve_newest(&x, &c[order[i]]), 40 + order[i]);
+    }
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(in); i++) {
+        assert_int_equal(c[i].errors, i == 4);
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* Those who wait for room while the last worker dies: all are told within the time for that. */
 static void test_room_and_nobody_left(void **state)
 {
@@ -274,9 +312,13 @@ static void test_full_worker(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_waits_for_room), cmocka_unit_test(test_order_and_no_herd),
-        cmocka_unit_test(test_release_wakes),  cmocka_unit_test(test_elsewhere_first),
-        cmocka_unit_test(test_limits),         cmocka_unit_test(test_room_and_nobody_left),
+        cmocka_unit_test(test_waits_for_room),
+        cmocka_unit_test(test_order_and_no_herd),
+        cmocka_unit_test(test_release_wakes),
+        cmocka_unit_test(test_elsewhere_first),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_classes_and_tenants),
+        cmocka_unit_test(test_room_and_nobody_left),
         cmocka_unit_test(test_full_worker),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

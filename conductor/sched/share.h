@@ -1,0 +1,45 @@
+/* Who is next, and who has had enough: rate limits by token buckets, and fairness between tenants
+ * by virtual token counters (Sheng et al., OSDI'24). Plain values in the caller's memory. PURE. */
+#ifndef BT_CONDUCTOR_SCHED_SHARE_H
+#define BT_CONDUCTOR_SCHED_SHARE_H
+
+#include "common/base/base.h"
+
+struct bt_sched_bucket {
+    double per_s, burst; /* per_s 0: no limit */
+    double level, at_ms; /* what is left; below 0: taken on credit */
+};
+void bt_sched_bucket_init(struct bt_sched_bucket *b, double per_s, double burst, double now_ms);
+/* May n be taken? If so they are; one that needs more than the burst holds may when it is full. If
+ * not, *wait_ms_p is when they will be there, should nobody else take any. */
+bool bt_sched_bucket_take(struct bt_sched_bucket *b, double now_ms, double n, double *wait_ms_p);
+/* Takes n that were used already; the level may fall below 0. */
+void bt_sched_bucket_charge(struct bt_sched_bucket *b, double now_ms, double n);
+
+#define BT_SCHED_TENANTS 256 /* by hash: two may share a place, and then a counter */
+
+struct bt_sched_fair {
+    double served[BT_SCHED_TENANTS]; /* tokens, over weight: the tenant's counter */
+    uint32_t waiting[BT_SCHED_TENANTS];
+    double floor; /* the largest counter of those who have left the queue */
+};
+/* A request of the tenant (any hash) waits, or no longer does. One that comes back from having
+ * nothing to do does not bring credit with it: its counter begins at the least of those who wait.
+ */
+void bt_sched_fair_wait(struct bt_sched_fair *f, uint64_t tenant);
+void bt_sched_fair_leave(struct bt_sched_fair *f, uint64_t tenant);
+/* It was given tokens: prompt tokens that were to be computed, and twice those generated. weight:
+ * its share against others', 0 counts as 1. */
+void bt_sched_fair_serve(struct bt_sched_fair *f, uint64_t tenant, double tokens, double weight);
+double bt_sched_fair_counter(const struct bt_sched_fair *f, uint64_t tenant);
+
+/* Order in a queue: smaller priority first, then the tenant with the smaller counter, then arrival.
+ */
+struct bt_sched_turn {
+    int32_t priority;
+    double counter;
+    uint64_t arrival;
+};
+bool bt_sched_turn_before(const struct bt_sched_turn *a, const struct bt_sched_turn *b);
+
+#endif
