@@ -29,6 +29,7 @@ struct front_gen {
     bool started; /* the stream's header is out */
     struct bt_gen_usage usage;
     uint32_t n_parts, n_running;
+    char tenant[33]; /* "": none */
     struct front_part parts[];
 };
 
@@ -206,6 +207,7 @@ static void on_done(void *arg, const struct bt_gen_usage *u)
     p->r = NULL;
     add_usage(&g->usage, u, g->n_running == g->n_parts);
     g->n_running--;
+    front_keys_charge(g->f->keys, g->tenant[0] != '\0' ? g->tenant : NULL, u->completion_tokens);
     if (g->req == NULL || g->n_running > 0) {
         return;
     }
@@ -290,6 +292,21 @@ static void on_gone(void *arg)
 
 /* ---- the beginning ---- */
 
+/* What its headers ask for, within what its key allows. */
+static void take_terms(struct bt_gen_spec *s, const struct front_key_terms *t,
+                       const struct front_wishes *w)
+{
+    s->priority = w->has_priority ? w->priority : s->priority;
+    s->slo_ttft_ms = w->slo_ttft_ms;
+    s->slo_tbt_ms = w->slo_tbt_ms;
+    if (t != NULL) {
+        s->priority = BT_MAX(s->priority, t->priority);
+        s->weight = t->weight;
+        s->slo_ttft_ms = s->slo_ttft_ms > 0 ? s->slo_ttft_ms : t->slo_ttft_ms;
+        s->slo_tbt_ms = s->slo_tbt_ms > 0 ? s->slo_tbt_ms : t->slo_tbt_ms;
+    }
+}
+
 static void start(struct front_gen *g, struct front_generation *gen, const char *id,
                   const char *tenant, const struct front_wishes *w)
 {
@@ -299,8 +316,7 @@ static void start(struct front_gen *g, struct front_generation *gen, const char 
         s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
         s->received_ns = bt_http_received_ns(g->req);
         s->timeout_ms = g->f->request_timeout_ms;
-        s->slo_ttft_ms = w->slo_ttft_ms;
-        s->slo_tbt_ms = w->slo_tbt_ms;
+        take_terms(s, front_keys_terms(g->f->keys, tenant), w);
         BT_DEBUG("generation_started", "req=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
                  s->id, s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
         struct front_part *p = &g->parts[i];
@@ -330,7 +346,12 @@ static void on_parsed(struct front_job *j)
     snprintf(id, sizeof(id), "%s-%s", j->gen.opt.chat ? "chatcmpl" : "cmpl", hex);
 
     struct front_wishes w;
-    if (!front_wishes_read(j->req, &w, &j->e)) {
+    uint64_t prompt_tokens = 0;
+    for (uint32_t i = 0; i < j->gen.prompts.n; i++) {
+        prompt_tokens += j->gen.specs[i].prompt.n;
+    }
+    if (!front_wishes_read(j->req, &w, &j->e) ||
+        !front_keys_admit(f->keys, j->tenant, prompt_tokens, &j->e)) {
         front_respond_error(f, j->req, &j->e);
         return;
     }
@@ -339,6 +360,7 @@ static void on_parsed(struct front_job *j)
     g->f = f;
     g->req = j->req;
     g->n_parts = g->n_running = n;
+    snprintf(g->tenant, sizeof(g->tenant), "%s", j->tenant != NULL ? j->tenant : "");
     bt_list_insert_tail(&f->gens, &g->link);
     bt_list_init(&g->pending);
     bt_metric_set(f->m.open, ++f->n_gens);

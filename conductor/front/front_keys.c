@@ -1,5 +1,6 @@
-/* API keys: a file of one key a line ('#' comments). Only SHA-256 digests are kept, compared in
- * constant time. The digest also names the tenant, whose caches are kept apart. */
+/* API keys: a file of one key a line ('#' comments), with the terms of its tenant behind it. Only
+ * SHA-256 digests are kept, compared in constant time. The digest also names the tenant, whose
+ * caches are kept apart. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,13 +10,68 @@
 
 #include "common/base/sha256.h"
 #include "conductor/front/front_priv.h"
+#include "conductor/sched/share.h"
 
 #define KEY_BYTES_MAX 512
 
+struct tenant {
+    uint8_t digest[BT_SHA256_LEN];
+    struct front_key_terms terms;
+    struct bt_sched_bucket requests, tokens;
+};
+
 struct front_keys {
-    uint8_t (*digests)[BT_SHA256_LEN];
+    struct tenant *all;
     size_t n;
 };
+
+/* ---- the file ---- */
+
+static const struct {
+    const char *name;
+    double min, max;
+    size_t offset; /* SIZE_MAX: priority, the only whole number */
+} terms[] = {{"rps", 1e-6, 1e9, offsetof(struct front_key_terms, requests_per_s)},
+             {"tokens_per_s", 1e-3, 1e12, offsetof(struct front_key_terms, tokens_per_s)},
+             {"weight", 1e-3, 1e6, offsetof(struct front_key_terms, weight)},
+             {"priority", INT32_MIN, INT32_MAX, SIZE_MAX},
+             {"slo_ttft_ms", 1e-3, 86400000, offsetof(struct front_key_terms, slo_ttft_ms)},
+             {"slo_tbt_ms", 1e-3, 86400000, offsetof(struct front_key_terms, slo_tbt_ms)}};
+
+/* name=value words, NUL-terminated. False: err says what is wrong with which. */
+static bool read_terms(char *text, struct front_key_terms *t, char *err, size_t cap)
+{
+    char *save = NULL;
+    for (char *w = strtok_r(text, " \t", &save); w != NULL; w = strtok_r(NULL, " \t", &save)) {
+        size_t name = strcspn(w, "="), i = 0;
+        while (i < BT_ARRAY_LEN(terms) &&
+               (strlen(terms[i].name) != name || strncmp(terms[i].name, w, name) != 0)) {
+            i++;
+        }
+        if (i == BT_ARRAY_LEN(terms) || w[name] != '=') {
+            snprintf(err, cap,
+                     "'%.40s' behind a key is none of rps=, tokens_per_s=, weight=, priority=, "
+                     "slo_ttft_ms=, slo_tbt_ms=",
+                     w);
+            return false;
+        }
+        char *end;
+        double v = strtod(w + name + 1, &end);
+        bool is_whole = terms[i].offset != SIZE_MAX || v == (double)(int64_t)v;
+        if (end == w + name + 1 || *end != '\0' || !(v >= terms[i].min && v <= terms[i].max) ||
+            !is_whole) {
+            snprintf(err, cap, "%.60s: give a%s number from %g to %g", w,
+                     terms[i].offset == SIZE_MAX ? " whole" : "", terms[i].min, terms[i].max);
+            return false;
+        }
+        if (terms[i].offset == SIZE_MAX) {
+            t->priority = (int32_t)v;
+        } else {
+            memcpy((char *)t + terms[i].offset, &v, sizeof(v));
+        }
+    }
+    return true;
+}
 
 static bt_status_t keys_error(struct front_keys *k, FILE *file, char *err, size_t cap,
                               const char *path, const char *what)
@@ -57,8 +113,21 @@ bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *
         if (from >= n || line[from] == '#') {
             continue;
         }
-        k->digests = bt_realloc(k->digests, (k->n + 1) * sizeof(k->digests[0]));
-        bt_sha256(line + from, n - from, k->digests[k->n++]);
+        size_t key = strcspn(line + from, " \t\r\n");
+        char why[256];
+        struct tenant t = {.terms = {.priority = INT32_MIN}};
+        bt_sha256(line + from, key, t.digest);
+        line[n] = '\0';
+        if (!read_terms(line + from + key, &t.terms, why, sizeof(why))) {
+            explicit_bzero(line, sizeof(line));
+            return keys_error(k, file, err, err_cap, path, why);
+        }
+        double now_ms = (double)bt_mono_ns() / 1e6;
+        /* A second's worth may come at once; of tokens ten seconds' worth, as prompts are long. */
+        bt_sched_bucket_init(&t.requests, t.terms.requests_per_s, t.terms.requests_per_s, now_ms);
+        bt_sched_bucket_init(&t.tokens, t.terms.tokens_per_s, 10 * t.terms.tokens_per_s, now_ms);
+        k->all = bt_realloc(k->all, (k->n + 1) * sizeof(k->all[0]));
+        k->all[k->n++] = t;
     }
     explicit_bzero(line, sizeof(line));
     if (k->n == 0) {
@@ -73,7 +142,7 @@ bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *
 void front_keys_destroy(struct front_keys *k)
 {
     if (k != NULL) {
-        free(k->digests);
+        free(k->all);
         free(k);
     }
 }
@@ -90,7 +159,7 @@ bool front_keys_check(const struct front_keys *k, const char *authorization, cha
     for (size_t i = 0; i < k->n; i++) { /* all of them, all of their bytes */
         uint8_t differ = 0;
         for (size_t b = 0; b < BT_SHA256_LEN; b++) {
-            differ |= (uint8_t)(mine[b] ^ k->digests[i][b]);
+            differ |= (uint8_t)(mine[b] ^ k->all[i].digest[b]);
         }
         found |= differ == 0;
     }
@@ -98,4 +167,60 @@ bool front_keys_check(const struct front_keys *k, const char *authorization, cha
         bt_hex(mine, 16, tenant);
     }
     return found;
+}
+
+/* ---- terms ---- */
+
+static struct tenant *find(const struct front_keys *k, const char *tenant)
+{
+    if (k == NULL || tenant == NULL) {
+        return NULL;
+    }
+    for (size_t i = 0; i < k->n; i++) {
+        char name[33];
+        bt_hex(k->all[i].digest, 16, name);
+        if (strcmp(name, tenant) == 0) {
+            return &k->all[i];
+        }
+    }
+    return NULL;
+}
+
+const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant)
+{
+    const struct tenant *t = find(k, tenant);
+    return t != NULL ? &t->terms : NULL;
+}
+
+bool front_keys_admit(struct front_keys *k, const char *tenant, uint64_t prompt_tokens,
+                      struct front_error *e)
+{
+    struct tenant *t = find(k, tenant);
+    double now_ms = (double)bt_mono_ns() / 1e6, wait_ms = 0;
+    if (t == NULL) {
+        return true;
+    }
+    const char *what = NULL;
+    if (!bt_sched_bucket_take(&t->requests, now_ms, 1, &wait_ms)) {
+        what = "requests";
+    } else if (!bt_sched_bucket_take(&t->tokens, now_ms, (double)prompt_tokens, &wait_ms)) {
+        bt_sched_bucket_charge(&t->requests, now_ms, -1); /* it did not happen */
+        what = "tokens";
+    }
+    if (what == NULL) {
+        return true;
+    }
+    uint32_t s = wait_ms > 1e9 ? 1000000 : (uint32_t)(wait_ms / 1e3) + 1;
+    *e = (struct front_error){.retry_after_s = s};
+    return front_fail(e, 429, NULL, "rate_limit_exceeded",
+                      "this API key's limit of %s a second is reached; there is room in %u s", what,
+                      s);
+}
+
+void front_keys_charge(struct front_keys *k, const char *tenant, uint64_t tokens)
+{
+    struct tenant *t = find(k, tenant);
+    if (t != NULL) {
+        bt_sched_bucket_charge(&t->tokens, (double)bt_mono_ns() / 1e6, (double)tokens);
+    }
 }

@@ -10,6 +10,13 @@
 
 struct front_keys; /* API keys, hashed */
 
+struct front_key_terms {                 /* what stands behind a key in its file */
+    double requests_per_s, tokens_per_s; /* 0: no limit */
+    double weight;                       /* share against other tenants; 0: 1 */
+    int32_t priority;                    /* the best that its requests may have */
+    double slo_ttft_ms, slo_tbt_ms;      /* 0: the configuration's */
+};
+
 /* ERR_CONFIG with err: unreadable, readable by others, or empty. */
 bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
@@ -17,6 +24,14 @@ void front_keys_destroy(struct front_keys *k);
 /* Checks an Authorization header (may be NULL) in constant time. True: tenant[33] names the key's
  * owner. */
 bool front_keys_check(const struct front_keys *k, const char *authorization, char tenant[33]);
+/* The terms of a tenant that front_keys_check has named; NULL for NULL. */
+const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant);
+/* May the tenant have another request of so many prompt tokens (all its prompts)? False: e is a 429
+ * that says when. tenant NULL: yes. */
+bool front_keys_admit(struct front_keys *k, const char *tenant, uint64_t prompt_tokens,
+                      struct front_error *e);
+/* Tokens were generated for it. */
+void front_keys_charge(struct front_keys *k, const char *tenant, uint64_t tokens);
 
 #define FRONT_CODES     11
 #define FRONT_JSON_TYPE "application/json"
@@ -54,8 +69,11 @@ void front_count(struct bt_front *f, int status);
 struct front_wishes { /* of a generation's headers */
     bool timings, plan;
     double slo_ttft_ms, slo_tbt_ms; /* 0: none */
+    bool has_priority;
+    int32_t priority;
 };
-/* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms. False: e names the header. */
+/* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms, x-priority. False: e names the
+ * header. */
 bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e);
 /* The answer's header x-baton-plan. */
 void front_plan_header(struct bt_http_req *req, const struct bt_gen_plan *p);

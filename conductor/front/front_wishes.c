@@ -1,5 +1,5 @@
 /* What a client asks for beside the body: headers of one generation. Loop thread. */
-#include <math.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,12 +37,34 @@ static bool flag(struct bt_http_req *req, const char *name, bool *v_p, struct fr
     return true;
 }
 
+static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_t *v_p,
+                  struct front_error *e)
+{
+    const char *text = bt_http_header(req, name);
+    if (text == NULL) {
+        return true;
+    }
+    char *end;
+    errno = 0;
+    long v = strtol(text, &end, 10);
+    if (strspn(text, "-0123456789") != strlen(text) || end == text || *end != '\0' || errno != 0 ||
+        v < INT32_MIN || v > INT32_MAX) {
+        return front_fail(e, 400, NULL, NULL,
+                          "the header %s is '%.40s': give a whole number, smaller goes first", name,
+                          text);
+    }
+    *has_p = true;
+    *v_p = (int32_t)v;
+    return true;
+}
+
 bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e)
 {
     *w = (struct front_wishes){0};
     const char *timings = bt_http_header(req, "x-baton-timings");
     w->timings = timings != NULL && strcmp(timings, "1") == 0;
     return flag(req, "x-baton-plan", &w->plan, e) &&
+           whole(req, "x-priority", &w->has_priority, &w->priority, e) &&
            milliseconds(req, "x-slo-ttft-ms", &w->slo_ttft_ms, e) &&
            milliseconds(req, "x-slo-tbt-ms", &w->slo_tbt_ms, e);
 }

@@ -1,5 +1,7 @@
 /* What the front takes: bad bodies, routes, tokenize and detokenize, API keys. Fixture:
  * front_fixture.h. */
+#include <poll.h>
+
 #include "tests/unit/front_fixture.h"
 
 /* ---- bad input ---- */
@@ -512,6 +514,86 @@ static void test_keys(void **state)
     assert_non_null(strstr(ans.body, "chat template"));
 }
 
+static int setup_terms(void **state)
+{
+    (void)state;
+    strcpy(keys_path, "/tmp/test_front_keys_XXXXXX");
+    int fd = mkstemp(keys_path);
+    assert_true(fd >= 0);
+    close(fd);
+    write_keys("sk-slow rps=0.01 priority=3 weight=2 slo_ttft_ms=500\n"
+               "sk-words tokens_per_s=0.3\nsk-free\n",
+               0600);
+    open_front(keys_path, NULL);
+    return 0;
+}
+
+static bool readable(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
+}
+
+/* Starts a generation with these headers; -1: it was answered at once (ans). */
+static int begin_with(const char *headers, const char *body)
+{
+    int before = n_started;
+    int fd = send_raw("POST", "/v1/completions", headers, body, strlen(body));
+    WAIT_FOR(n_started > before || readable(fd));
+    if (n_started == before) {
+        receive(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static void leave(int fd)
+{
+    int before = n_cancelled;
+    close(fd);
+    WAIT_FOR(n_cancelled == before + 1);
+}
+
+/* What stands behind a key holds for its requests; headers and fields only within that. */
+static void test_terms_of_keys(void **state)
+{
+    (void)state;
+#define SLOW "Authorization: Bearer sk-slow\r\n"
+#define FREE "Authorization: Bearer sk-free\r\n"
+    int fd = begin_with(SLOW "x-priority: 1\r\nx-slo-tbt-ms: 50.5\r\n", "{\"prompt\":\"a\"}");
+    assert_true(fd >= 0);
+    assert_int_equal(now->spec.priority, 3); /* its key's class is the best that it can have */
+    assert_true(now->spec.weight == 2 && now->spec.slo_ttft_ms == 500 &&
+                now->spec.slo_tbt_ms == 50.5);
+    leave(fd);
+    assert_int_equal(begin_with(SLOW, "{\"prompt\":\"a\"}"), -1);
+    assert_int_equal(ans.status, 429);
+    assert_non_null(strstr(ans.head, "Retry-After: 100\r\n"));
+    assert_non_null(strstr(ans.body, "rate_limit_exceeded"));
+    assert_non_null(strstr(ans.body, "requests a second"));
+    fd = begin_with(FREE "x-slo-ttft-ms: 9\r\n", "{\"prompt\":\"a\",\"priority\":-7}");
+    assert_int_equal(now->spec.priority, -7);
+    assert_true(now->spec.weight == 0 && now->spec.slo_ttft_ms == 9 && now->spec.slo_tbt_ms == 0);
+    leave(fd);
+    fd = begin_with("Authorization: Bearer sk-words\r\n", "{\"prompt\":[1,2]}");
+    assert_true(fd >= 0);
+    done(5, 0); /* two of the prompt and five more: three saved up are not enough */
+    receive(fd);
+    assert_int_equal(ans.status, 200);
+    assert_int_equal(begin_with("Authorization: Bearer sk-words\r\n", "{\"prompt\":[1,2]}"), -1);
+    assert_int_equal(ans.status, 429);
+    assert_non_null(strstr(ans.body, "tokens a second"));
+    static const char *const bad[] = {"x-priority: high\r\n", "x-priority: 1.5\r\n",
+                                      "x-priority: 3000000000\r\n", "x-priority: -\r\n"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
+        char headers[128];
+        snprintf(headers, sizeof(headers), FREE "%s", bad[i]);
+        assert_int_equal(begin_with(headers, "{\"prompt\":\"a\"}"), -1);
+        assert_int_equal(ans.status, 400);
+        assert_non_null(strstr(ans.body, "x-priority"));
+    }
+}
+
 static void expect_refused(const char *path, const char *word)
 {
     char err[256] = "";
@@ -539,6 +621,14 @@ static void test_bad_key_files(void **state)
     expect_refused(keys_path, "chmod");
     write_keys("# nothing\n\n", 0600);
     expect_refused(keys_path, "no key");
+    static const char *const terms[] = {"rps=0",   "rps=many",     "weight",
+                                        "speed=3", "priority=1.5", "slo_ttft_ms=-1"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(terms); i++) {
+        char text[64];
+        snprintf(text, sizeof(text), "sk-one rps=2\nsk-two %s\n", terms[i]);
+        write_keys(text, 0600);
+        expect_refused(keys_path, terms[i]);
+    }
     char line[1024];
     memset(line, 'k', sizeof(line));
     line[sizeof(line) - 1] = '\0';
@@ -571,6 +661,7 @@ int main(void)
         T(test_small_routes),
         T(test_tokenize),
         cmocka_unit_test_setup_teardown(test_keys, setup_keys, teardown_keys),
+        cmocka_unit_test_setup_teardown(test_terms_of_keys, setup_terms, teardown_keys),
         cmocka_unit_test_setup_teardown(test_bad_key_files, setup_keys, teardown_keys),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
