@@ -1,9 +1,20 @@
 #!/usr/bin/python3
-"""Throughput of the wire, slab to slab between two processes over TCP loopback, CRC checked, against a
-plain socket in the same run over as much memory. Ends with bench,NAME,VALUE,UNIT,COMPARED WITH,RATIO."""
+"""Throughput of the wire, slab to slab between two processes over TCP loopback, every CRC computed and
+checked, in turns with ucx_perftest's active messages of the same segment size (Debian: ucx-utils; or
+UCX_PERFTEST=path) and a plain socket. Then the latency of a 64 KiB segment handed off behind a stream of
+replicas that takes all it gets. The best and the median of the rounds; ratios are of the bests.
+Ends with bench,NAME,VALUE,UNIT,COMPARED WITH,RATIO.
+
+    tests/bench/wire.py [ROUNDS]
+"""
 import mmap
 import os
+import re
+import resource
+import shutil
 import socket
+import statistics
+import subprocess
 import sys
 import time
 
@@ -11,12 +22,30 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
 from wire_peers import Peer  # noqa: E402
 
-SPAN, FLOWS, TOKENS, SEG, LAYERS = 128 << 20, 16, 4096, 65536, 8
+SPAN, FLOWS, LAYERS, PAGE = 128 << 20, 8, 8, 16
 TOTAL = SPAN * FLOWS
+SEGMENTS = (1024, 256, 64, 16)  # KiB
+PERFTEST = os.environ.get("UCX_PERFTEST") or shutil.which("ucx_perftest")
+# As kvstore/wire/ucx.c sets it. ucx_perftest is also run with UCX's own choices, and either polling all the time
+# (which two processes cannot on two cores that others use as well) or sleeping as we do: the best counts.
+OURS = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", "UCX_TCP_TX_SEG_SIZE": "512K", "UCX_TCP_RX_SEG_SIZE": "512K",
+        "UCX_RNDV_SCHEME": "get_zcopy", "UCX_ZCOPY_THRESH": "inf"}
+DEFAULT = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def cpu_of(who):
+    u = resource.getrusage(who)
+    return u.ru_utime + u.ru_stime
 
 
 def plain_socket(size):
-    """GB/s of send/recv_into of `size` bytes over SPAN bytes on both sides; no checks."""
+    """(GB/s, sender's and receiver's CPU s/GB) of send/recv_into of `size` bytes over SPAN bytes on both
+    sides; no checks."""
     listener = socket.create_server(("127.0.0.1", 0))
     pid = os.fork()
     if pid == 0:
@@ -25,8 +54,10 @@ def plain_socket(size):
         for i in range(0, SPAN, 4096):
             buf[i] = 1
         s.recv(1)
+        before = cpu_of(resource.RUSAGE_SELF)
         for at in range(0, TOTAL, size):
             s.sendall(buf[at % SPAN:at % SPAN + size])
+        s.sendall(b"%-32f" % (cpu_of(resource.RUSAGE_SELF) - before))
         s.close()
         os._exit(0)
     conn, _ = listener.accept()
@@ -34,41 +65,158 @@ def plain_socket(size):
     for i in range(0, SPAN, 4096):
         buf[i] = 1
     conn.sendall(b"x")
-    start, got = time.monotonic(), 0
+    start, before, got = time.monotonic(), cpu_of(resource.RUSAGE_SELF), 0
     while got < TOTAL:
         n = conn.recv_into(buf[got % SPAN:], min(size, SPAN - got % SPAN), socket.MSG_WAITALL)
         if n == 0:
             break
         got += n
-    seconds = time.monotonic() - start
+    seconds, cpu = time.monotonic() - start, cpu_of(resource.RUSAGE_SELF) - before
+    other = float(conn.recv(32, socket.MSG_WAITALL))
     conn.close()
+    listener.close()
     os.waitpid(pid, 0)
-    return got / seconds / 1e9
+    return got / seconds / 1e9, other * 1e9 / got, cpu * 1e9 / got
+
+
+def perftest_once(size, settings, mode):
+    env, port = {**os.environ, **settings, "UCX_WARN_UNUSED_ENV_VARS": "n"}, str(free_port())
+    server = subprocess.Popen([PERFTEST, "-p", port], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(40):  # it says nothing when it listens
+            out = subprocess.run([PERFTEST, "127.0.0.1", "-p", port, "-t", "ucp_am_bw", "-s", str(size), "-n",
+                                  str(TOTAL // 2 // size), "-w", "20", "-f", "-E", mode], env=env,
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+            rows = [x.split() for x in out.splitlines() if re.match(r"\s*\d", x)]
+            if rows:
+                return float(rows[-1][5]) * (1 << 20) / 1e9  # overall; its MB are 2^20 bytes
+            time.sleep(0.05)
+        raise SystemExit(f"{PERFTEST} gives no result: {out}")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def perftest(size):
+    """GB/s of ucp_am_bw, one buffer of `size` over and over on both sides."""
+    return max(perftest_once(size, s, mode) for s in (OURS, DEFAULT) for mode in ("poll", "sleep"))
+
+
+class Pair:
+    """Two kvstore wires with segments of so many KiB; flows of SPAN bytes, messages of 1 MiB at most."""
+
+    def __init__(self, kib):
+        block = (kib << 10) * LAYERS
+        self.blocks = SPAN // block
+        opts = dict(seg=kib << 10, layers=LAYERS, slots=self.blocks * 4 + 4)
+        self.a, self.b = Peer("a", **opts), Peer("b", **opts)
+        self.tokens, self.chunk = self.blocks * PAGE, PAGE * max(1, min(1024 // kib, self.blocks))
+        self.a.ask(f"auto {self.tokens} {self.chunk} 9", "auto", 60)
+        self.storm(2, 1)  # checked byte by byte
+
+    def storm(self, n, verify):
+        a = self.a
+        return self.b.ask(f"storm a {a.addr} {a.inc} 10 {n} {self.tokens} {self.chunk} 9 {verify}",
+                          rf"storm done={n} failed=0 bytes=(\d+) seconds=(\S+)", 120)
+
+    def run(self):
+        """(GB/s, sender's and receiver's CPU s/GB)"""
+        before = self.a.usage()["cpu_s"], self.b.usage()["cpu_s"]
+        m = self.storm(FLOWS, 0)
+        cpu = self.a.usage()["cpu_s"] - before[0], self.b.usage()["cpu_s"] - before[1]
+        return int(m[1]) / float(m[2]) / 1e9, cpu[0] * 1e9 / int(m[1]), cpu[1] * 1e9 / int(m[1])
+
+    def crc(self):
+        m = self.a.ask("crc", r"crc bytes=(\d+) cpu_us=(\d+)", 60)
+        return int(m[2]) * 1e3 / int(m[1])
+
+    def stop(self):
+        self.a.stop()
+        self.b.stop()
+
+
+def best(rows, at=0):
+    return max(x[at] for x in rows)
+
+
+def throughput(kib, rounds, lines):
+    pair, ours, plain, ucx, crc = Pair(kib), [], [], [], []
+    try:
+        for _ in range(rounds):
+            ours.append(pair.run())
+            plain.append(plain_socket(kib << 10))
+            if PERFTEST:
+                ucx.append((perftest(kib << 10),))
+            crc.append(pair.crc())
+    finally:
+        pair.stop()
+    least = min(crc)
+    cpu = [min(x[i] for x in ours) for i in (1, 2)]
+    allowed = [1.5 * min(x[i] for x in plain) + least for i in (1, 2)]
+    print(f"{kib} KiB, {rounds} rounds, best (median) GB/s: wire {best(ours):.2f} "
+          f"({statistics.median(x[0] for x in ours):.2f}), plain socket {best(plain):.2f} "
+          f"({statistics.median(x[0] for x in plain):.2f})"
+          + (f", ucx_perftest {best(ucx):.2f} ({statistics.median(x[0] for x in ucx):.2f})" if ucx else "")
+          + f"; CPU s/GB sender {cpu[0]:.3f}, receiver {cpu[1]:.3f}, the CRC alone {least:.3f}", flush=True)
+    if ucx:
+        lines.append(f"bench,wire_{kib}k,{best(ours):.2f},GB/s,ucx_perftest {best(ucx):.2f},{best(ours) / best(ucx):.2f}")
+    lines.append(f"bench,wire_{kib}k_socket,{best(ours):.2f},GB/s,plain socket {best(plain):.2f},"
+                 f"{best(ours) / best(plain):.2f}")
+    for who, have, may in zip(("sender", "receiver"), cpu, allowed):
+        lines.append(f"bench,wire_{kib}k_cpu_{who},{have:.3f},CPU s/GB,1.5 x plain socket and CRC {may:.3f},{have / may:.2f}")
+
+
+def latencies(behind):
+    """ms from raising an item of one 64 KiB segment at a until b's kvstore has it; behind: replicas of
+    class 2 go the same way as fast as they are taken."""
+    items, opts = 800, dict(seg=65536, layers=1, slots=2700)
+    a, b = Peer("a", **opts), Peer("b", **opts)
+    try:
+        a.grant(1, 1, 500 * PAGE, PAGE, 5)  # what is replicated: 500 blocks of 64 KiB
+        a.grant(2, 1, items * PAGE, PAGE, 6)
+        b.recv(a, 2, 1, items * PAGE, PAGE)
+        a.wait("lookup 2")
+        out, n, running = [], 100, []
+
+        def replicate():
+            nonlocal n
+            while behind and len(running) < 3:
+                b.say(f"fetch a {a.addr} {a.inc} {n} 1 0 500 2")
+                running.append(n)
+                n += 1
+        for i in range(1, items + 1):
+            replicate()
+            for r in [r for r in running if b.has(rf"^quiet {r}$")]:
+                running.remove(r)
+                b.say(f"forget {r}")
+            t = a.ask(f"raise 2 {i}", rf"raised 2 {i} at=(\d+)")
+            m = b.wait(rf"progress 2 {i} at=(\d+)", 20)
+            out.append((int(m[1]) - int(t[1])) / 1e6)
+            time.sleep(0.002)
+        bytes_ = b.metrics()["baton_kv_received_bytes_total"] - items * 65536
+        for r in running:
+            b.wait(rf"^quiet {r}$", 20)
+        a.say("trailer 2 1 0")
+        b.wait("^quiet 2$", 20)
+        return sorted(out), bytes_
+    finally:
+        a.kill()
+        b.kill()
 
 
 def main():
-    opts = dict(seg=SEG, layers=LAYERS, slots=560)
-    a, b = Peer("a", **opts), Peer("b", **opts)
-    lines = []
-    try:
-        for item in (64, 256, 1024):
-            chunk = item * 1024 // SEG * 16
-            a.ask(f"auto {TOKENS} {chunk} 9", "auto")
-            warm = f"storm a {a.addr} {a.inc} 1 2 {TOKENS} {chunk} 9 1"
-            b.ask(warm, "storm done=2 failed=0", 60)
-            u = a.usage()["cpu_s"], b.usage()["cpu_s"]
-            m = b.ask(f"storm a {a.addr} {a.inc} 10 {FLOWS} {TOKENS} {chunk} 9 0",
-                      rf"storm done={FLOWS} failed=0 bytes=(\d+) seconds=(\S+)", 120)
-            cpu = a.usage()["cpu_s"] - u[0], b.usage()["cpu_s"] - u[1]
-            rate, raw = int(m[1]) / float(m[2]) / 1e9, plain_socket(item * 1024)
-            print(f"item {item} KiB: {rate:.2f} GB/s, CPU s per 8 GB: sender "
-                  f"{cpu[0] * 8e9 / int(m[1]):.2f} receiver {cpu[1] * 8e9 / int(m[1]):.2f}; plain "
-                  f"socket {raw:.2f} GB/s")
-            lines.append(f"bench,wire_{item}k,{rate:.2f},GB/s,plain socket {raw:.2f},"
-                         f"{rate / raw:.2f}")
-    finally:
-        a.stop()
-        b.stop()
+    rounds, lines = int(sys.argv[1]) if len(sys.argv) > 1 else 5, []
+    if not PERFTEST:
+        print("no ucx_perftest here: that comparison is left out")
+    for kib in SEGMENTS:
+        throughput(kib, rounds, lines)
+    for name, behind in (("alone", False), ("behind_replicas", True)):
+        start = time.monotonic()
+        ms, moved = latencies(behind)
+        p50, p99 = ms[len(ms) // 2], ms[int(len(ms) * 0.99)]
+        print(f"a 64 KiB segment handed off, {name}: p50 {p50:.2f}, p99 {p99:.2f}, max {ms[-1]:.2f} ms of {len(ms)}; "
+              f"replicas beside it {moved / (time.monotonic() - start) / 1e9:.2f} GB/s", flush=True)
+        lines.append(f"bench,wire_handoff_{name}_p99,{p99:.2f},ms,target of 3 ms,{p99 / 3:.2f}")
     print("\n".join(lines))
 
 

@@ -70,6 +70,7 @@ static struct {
     struct storm storm;
     uint32_t auto_tokens, auto_chunk;
     struct source *auto_data;
+    uint32_t crc_sum; /* so that nobody optimises it away */
     struct bt_list servings;
     bool hold_offers; /* peers that ask for blocks are not answered */
 } T = {.auto_tokens = 0};
@@ -356,7 +357,8 @@ static void on_progress(void *arg)
 {
     struct sink *k = arg;
     if (!k->storm) {
-        say("progress %llu %u", (unsigned long long)k->request, bt_flow_read(&k->word, k->epoch));
+        say("progress %llu %u at=%llu", (unsigned long long)k->request,
+            bt_flow_read(&k->word, k->epoch), (unsigned long long)bt_mono_ns());
     }
 }
 
@@ -643,8 +645,10 @@ static void cmd_source(const char *word, const char *a)
     if (s == NULL) {
         say("no source %llu", req);
     } else if (strcmp(word, "raise") == 0) {
+        uint64_t now = bt_mono_ns();
         bt_flow_raise(&s->word, s->epoch, (uint32_t)x);
         bt_wire_kick(T.wire);
+        say("raised %llu %u at=%llu", req, (uint32_t)x, (ull)now);
     } else if (strcmp(word, "trailer") == 0) {
         s->has_trailer = true;
         s->trailer = (struct bt_wire_trailer){(uint32_t)x, y != 0, bt_real_ns()};
@@ -684,6 +688,26 @@ static void cmd_sink(const char *word, const char *a)
     } else {
         cmd_poison(req, strcmp(word, "checkpoison") == 0);
     }
+}
+
+/* What the CRCs of the automatic source's segments cost, on this thread. */
+static void cmd_crc(void)
+{
+    const struct source *s = T.auto_data;
+    uint64_t bytes = 0;
+    struct timespec a, b;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
+    for (uint32_t i = 0; i < bt_flow_blocks(&s->shape); i++) {
+        for (uint32_t l = 0; l < T.layout.n_layers; l++) {
+            uint32_t words;
+            const uint64_t *p = segment(s->slots[i], l, &words);
+            T.crc_sum += bt_slab_segment_crc(&s->names[i], l, T.layout.layout_id, p, words * 8);
+            bytes += words * 8ull;
+        }
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
+    say("crc bytes=%llu cpu_us=%lld", (ull)bytes,
+        (long long)(b.tv_sec - a.tv_sec) * 1000000 + (b.tv_nsec - a.tv_nsec) / 1000);
 }
 
 static void cmd_metrics(void)
@@ -749,6 +773,8 @@ static void command(const char *line)
         flip.state = strtoull(rest, NULL, 10);
     } else if (strcmp(word, "usage") == 0) {
         usage_line("usage");
+    } else if (strcmp(word, "crc") == 0) {
+        cmd_crc();
     } else if (strcmp(word, "metrics") == 0) {
         cmd_metrics();
     } else if (strcmp(word, "quit") == 0) {
