@@ -140,25 +140,36 @@ FOLDING static inline __m512i fold_by(const uint64_t k[2])
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)k));
 }
 
-/* n >= FOLD_STEP */
-FOLDING static uint32_t crc_fold(uint32_t crc, const uint8_t *p, size_t n)
+/* The 64 bytes at p + at; to: where they are copied on the way, NULL: nowhere. */
+FOLDING static inline __m512i take(const uint8_t *p, uint8_t *to, size_t at)
+{
+    __m512i v = _mm512_loadu_si512(p + at);
+    if (to != NULL) {
+        _mm512_storeu_si512(to + at, v);
+    }
+    return v;
+}
+
+/* n >= FOLD_STEP. Inlined twice: with and without the copy. */
+FOLDING static inline __attribute__((always_inline)) uint32_t
+crc_fold(uint32_t crc, const uint8_t *p, size_t n, uint8_t *to)
 {
     __m512i k = fold_by(fold_far), near = fold_by(fold_near);
-    __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + 64);
-    __m512i c = _mm512_loadu_si512(p + 128), d = _mm512_loadu_si512(p + 192);
+    __m512i a = take(p, to, 0), b = take(p, to, 64), c = take(p, to, 128), d = take(p, to, 192);
+    size_t at = FOLD_STEP;
     a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
-    for (p += FOLD_STEP, n -= FOLD_STEP; n >= FOLD_STEP; p += FOLD_STEP, n -= FOLD_STEP) {
+    for (; at + FOLD_STEP <= n; at += FOLD_STEP) {
         for (size_t i = 0; i < FOLD_STEP; i += 64) { /* the processor's own stops at every page */
-            __builtin_prefetch(p + AHEAD + i);
+            __builtin_prefetch(p + at + AHEAD + i);
         }
-        a = fold(a, k, _mm512_loadu_si512(p));
-        b = fold(b, k, _mm512_loadu_si512(p + 64));
-        c = fold(c, k, _mm512_loadu_si512(p + 128));
-        d = fold(d, k, _mm512_loadu_si512(p + 192));
+        a = fold(a, k, take(p, to, at));
+        b = fold(b, k, take(p, to, at + 64));
+        c = fold(c, k, take(p, to, at + 128));
+        d = fold(d, k, take(p, to, at + 192));
     }
     d = fold(fold(fold(a, near, b), near, c), near, d);
-    for (; n >= 64; p += 64, n -= 64) {
-        d = fold(d, near, _mm512_loadu_si512(p));
+    for (; at + 64 <= n; at += 64) {
+        d = fold(d, near, take(p, to, at));
     }
     __m128i lane = _mm_loadu_si128((const __m128i *)fold_lane), x = _mm512_castsi512_si128(d);
     __m128i rest[3] = {_mm512_extracti32x4_epi32(d, 1), _mm512_extracti32x4_epi32(d, 2),
@@ -169,7 +180,20 @@ FOLDING static uint32_t crc_fold(uint32_t crc, const uint8_t *p, size_t n)
     }
     uint64_t r = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(x));
     r = _mm_crc32_u64(r, (uint64_t)_mm_extract_epi64(x, 1));
-    return crc_hw((uint32_t)r, p, n);
+    if (to != NULL) {
+        memcpy(to + at, p + at, n - at);
+    }
+    return crc_hw((uint32_t)r, p + at, n - at);
+}
+
+FOLDING static uint32_t crc_only(uint32_t crc, const uint8_t *p, size_t n)
+{
+    return crc_fold(crc, p, n, NULL);
+}
+
+FOLDING static uint32_t crc_copy(uint32_t crc, uint8_t *to, const uint8_t *p, size_t n)
+{
+    return crc_fold(crc, p, n, to);
 }
 #endif
 
@@ -179,7 +203,7 @@ uint32_t bt_crc32c(uint32_t crc, const void *data, size_t n)
     crc = ~crc;
 #if defined(__x86_64__)
     if (have_fold && n >= FOLD_STEP) {
-        return ~crc_fold(crc, p, n);
+        return ~crc_only(crc, p, n);
     }
     if (have_sse42) {
         return ~crc_hw(crc, p, n);
@@ -189,4 +213,15 @@ uint32_t bt_crc32c(uint32_t crc, const void *data, size_t n)
         crc = table[(crc ^ *p) & 0xff] ^ (crc >> 8);
     }
     return ~crc;
+}
+
+uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n)
+{
+#if defined(__x86_64__)
+    if (have_fold && n >= FOLD_STEP) {
+        return ~crc_copy(~crc, to, from, n);
+    }
+#endif
+    memcpy(to, from, n);
+    return bt_crc32c(crc, to, n);
 }

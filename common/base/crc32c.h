@@ -1,4 +1,4 @@
-/* CRC32C (Castagnoli, reflected polynomial 0x82f63b78). Hardware SSE4.2 where there is. */
+/* CRC32C (Castagnoli, reflected polynomial 0x82f63b78), with what the processor has for it. */
 #ifndef BT_BASE_CRC32C_H
 #define BT_BASE_CRC32C_H
 
@@ -7,5 +7,7 @@
 
 /* Continues `crc` (0 at the start, or a seed) over n bytes. crc32c("123456789") == 0xe3069283. */
 uint32_t bt_crc32c(uint32_t crc, const void *p, size_t n);
+/* The same, and copies the bytes on the way: one pass over memory where the processor folds. */
+uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n);
 
 #endif

@@ -120,8 +120,9 @@ void bt_wx_recv_notify(struct bt_wx *x)
     }
 }
 
-/* The bytes of a message are in the slots: are they right? */
-static void recv_landed(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, const uint8_t *crcs)
+/* The bytes of a message are in the slots or (from) beside them, to be copied: are they right? */
+static void recv_landed(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, const uint8_t *crcs,
+                        const uint8_t *from)
 {
     const struct bt_wx_config *conf = &r->conn->x->conf;
     uint32_t layer = h->item % r->shape.n_layers, seg_bytes;
@@ -132,9 +133,12 @@ static void recv_landed(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, c
     for (uint32_t i = 0; i < h->n_segs; i++) {
         uint32_t block = h->first_block + i, slot = r->slots[block], want;
         memcpy(&want, crcs + 4u * i, 4);
-        uint32_t crc =
-            bt_slab_segment_crc(&r->names[block], layer, conf->layout->layout_id,
-                                (uint8_t *)bt_slab_data(conf->slab, slot) + off, seg_bytes);
+        uint8_t *to = (uint8_t *)bt_slab_data(conf->slab, slot) + off;
+        uint32_t crc = from == NULL
+                           ? bt_slab_segment_crc(&r->names[block], layer, conf->layout->layout_id,
+                                                 to, seg_bytes)
+                           : bt_slab_segment_copy(&r->names[block], layer, conf->layout->layout_id,
+                                                  to, from + (size_t)i * seg_bytes, seg_bytes);
         if (crc != want) {
             bt_metric_add(conf->m.crc_errors, 1);
             recv_fail(r, BT_ERR_DATA_LOSS, "CRC of block %u layer %u is %08x, not %08x", block,
@@ -163,7 +167,7 @@ static void land_done(struct bt_wx_land *l, ucs_status_t status, size_t len)
     } else if (len != (size_t)l->hdr.n_segs * l->hdr.seg_bytes) {
         bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "short message");
     } else {
-        recv_landed(r, &l->hdr, l->crcs);
+        recv_landed(r, &l->hdr, l->crcs, NULL);
     }
     bt_wx_conn_hot(c);
     free(l);
@@ -293,9 +297,6 @@ ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, voi
     if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) {
         return recv_pull(r, &h, crcs, data);
     }
-    for (uint32_t i = 0; i < h.n_segs; i++) {
-        memcpy(segment_at(r, &h, i), (uint8_t *)data + (size_t)i * h.seg_bytes, h.seg_bytes);
-    }
-    recv_landed(r, &h, crcs);
+    recv_landed(r, &h, crcs, data);
     return UCS_OK;
 }

@@ -225,6 +225,11 @@ static struct source *auto_source(uint64_t request, uint32_t epoch)
     s->automatic = true;
     s->has_trailer = true;
     s->trailer.first_token = (uint32_t)request;
+    for (uint32_t b = 0; b < bt_flow_blocks(&s->shape); b++) { /* CRCs anew, as for fresh blocks */
+        for (uint32_t l = 0; l < T.layout.n_layers; l++) {
+            atomic_store(&T.crc_known[s->slots[b] * T.layout.n_layers + l], 0);
+        }
+    }
     bt_flow_raise(&s->word, epoch, bt_flow_items(&s->shape));
     bt_list_insert_tail(&T.sources, &s->link);
     return s;

@@ -42,13 +42,19 @@ static void crc32c_equals_bitwise_at_every_length_and_split(void **state)
     for (size_t i = 0; i < sizeof(data); i++) {
         data[i] = (uint8_t)(i * 131 + (i >> 5));
     }
-    static const size_t lens[] = {1, 7, 8, 63, 1024, 3071, 3072, 3073, 6143, 6144, 7999};
+    static const size_t lens[] = {1,   7,    8,    63,   255,  256,  257,  320,
+                                  511, 1024, 3071, 3072, 3073, 6143, 6144, 7999};
     for (size_t i = 0; i < BT_ARRAY_LEN(lens); i++) {
         uint32_t want = crc_slow(7, data + 1, lens[i]);
         assert_int_equal(bt_crc32c(7, data + 1, lens[i]), want);
         size_t half = lens[i] / 3;
         uint32_t part = bt_crc32c(7, data + 1, half);
         assert_int_equal(bt_crc32c(part, data + 1 + half, lens[i] - half), want);
+        static uint8_t copy[sizeof(data)];
+        memset(copy, 0xEE, sizeof(copy));
+        assert_int_equal(bt_crc32c_copy(7, copy, data + 1, lens[i]), want);
+        assert_memory_equal(copy, data + 1, lens[i]);
+        assert_int_equal(copy[lens[i]], 0xEE);
     }
 }
 
