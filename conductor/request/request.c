@@ -6,8 +6,9 @@
 #include "common/log/log.h"
 #include "conductor/request/request_priv.h"
 
-#define GENERATED_WEIGHT 2 /* tokens of a prompt that a generated one counts as, between tenants   \
-                            */
+#define GENERATED_WEIGHT                                                                           \
+    2 /* tokens of a prompt that a generated one counts as, between tenants                        \
+       */
 
 static const char *log_id(const struct bt_request *r)
 {
