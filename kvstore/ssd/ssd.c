@@ -555,9 +555,10 @@ static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
 static void on_opened(void *arg, struct bt_ssd_files *f)
 {
     struct bt_ssd *s = arg;
+    struct bt_ssd_files files = *f; /* f is the opener's */
     bt_ssd_opener_destroy(s->opener);
     s->opener = NULL;
-    begin(s, f);
+    begin(s, &files);
     for (uint32_t pos = 0; pos < s->file.n_slots; pos++) {
         if (bt_ssd_dir_is_valid(s->dir, pos)) {
             tell(s, true, pos, bt_ssd_dir_entry(s->dir, pos));

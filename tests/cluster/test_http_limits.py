@@ -173,8 +173,8 @@ def test_large_bodies_hold_up_nobody(cluster):
     for t in threads:
         t.join(60)
     assert answers == [200] * 3
-    # On the loop the stream would stand still for each body, and for longer.
-    assert gaps and max(gaps) < max(alone, 0.5 * sanitizer.PATIENCE), (max(gaps), alone)
+    # On the loop the stream would stand still for each body, and with three of them for longer than one takes.
+    assert gaps and sum(1 for g in gaps if g > alone) < 2, (sorted(gaps)[-5:], alone)
 
 
 def test_more_large_bodies_than_are_read_at_once(cluster):
