@@ -40,8 +40,8 @@ struct bt_engine_config {
     uint64_t slab_bytes;
     void (*progress)(void *arg, const char *what, double fraction); /* while opening; may be NULL */
     void *progress_arg;
-    /* CPU: what its bf16 products read of an activation. "split" (NULL): two bf16, 16 bits;
-     * "bf16-mlp": gate, up and down read one, half their work. Part of the KV root key. */
+    /* CPU: what its bf16 products read of an activation. "split": two bf16, 16 bits;
+     * "bf16-mlp" (NULL): gate, up and down read one, half their work. Part of the KV root key. */
     const char *activations;
 };
 

@@ -496,7 +496,7 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
     root.architecture = c.architecture;
     root.layout = &layout;
     root.rope = c.rope_text;
-    root.rounds = activations && strcmp(activations, "split") != 0 ? activations : "";
+    root.rounds = activations && strcmp(activations, "split") == 0 ? "" : "bf16-mlp";
     bt_kv_root_key(&root, root_p);
     *layout_p = layout;
     return BT_OK;

@@ -38,8 +38,8 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, uint32_t page_to
 /* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
                                     char *err, size_t err_cap) BT_MUST_CHECK;
-/* The shared (saltless) root key of this model directory under model.activations (NULL: split) and
- * block_tokens. Calls the three above. */
+/* The shared (saltless) root key of this model directory under model.activations (NULL:
+ * bf16-mlp) and block_tokens. Calls the three above. */
 bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
                               uint32_t block_tokens, struct bt_kv_layout *layout_p,
                               struct bt_kv_key *root_p, char *err, size_t err_cap) BT_MUST_CHECK;

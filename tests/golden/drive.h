@@ -62,10 +62,11 @@ static inline void drive_open_with(struct drive *d, const char *name, const char
     }
 }
 
+/* With activations of two parts, which come nearest to f32. */
 static inline void drive_open_as(struct drive *d, const char *name, const char *model,
                                  const char *load_format, uint32_t page_tokens)
 {
-    drive_open_with(d, name, model, load_format, page_tokens, NULL);
+    drive_open_with(d, name, model, load_format, page_tokens, "split");
 }
 
 static inline void drive_open(struct drive *d, const char *name, const char *model,

@@ -159,7 +159,7 @@ static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engin
         return st;
     }
     struct bt_engine *e = bt_calloc(1, sizeof(*e));
-    e->mlp_acts = conf->activations && strcmp(conf->activations, "bf16-mlp") == 0 ? 1 : 2;
+    e->mlp_acts = conf->activations && strcmp(conf->activations, "split") == 0 ? 2 : 1;
     e->threads = (int)(conf->threads ? conf->threads : usable_cores());
     st = open_model(e, conf, err, err_cap);
     if (st != BT_OK) {
