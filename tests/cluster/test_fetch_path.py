@@ -21,9 +21,9 @@ def nodes():
 class Node:
     """A kvstore, its conductor's session and a scripted worker."""
 
-    def __init__(self, nodes, node, inc=1, **kw):
-        self.nodes, self.node, self.kw = nodes, node, kw
-        self.kv = nodes.kvstore(node, kvstore__fetch__stall_ms="400ms", **kw)
+    def __init__(self, nodes, node, inc=1, stall="20s", **kw):
+        self.nodes, self.node = nodes, node
+        self.kv = nodes.kvstore(node, kvstore__fetch__stall_ms=stall, kvstore__fetch__wait_ms="30s", **kw)
         self.c, self.w = nodes.conductor(self.kv), nodes.worker(self.kv, f"w-{node}", inc)
         self.requests = 1000
 
@@ -174,7 +174,8 @@ def test_own_ssd_and_a_peer(nodes):
 @pytest.mark.parametrize("other", [False, True])
 def test_source_lost_in_mid_fetch(nodes, how, other):
     """What had come stays; the rest comes from the other holder, or is computed."""
-    n1, n2, n3 = [Node(nodes, n, slab="80MiB") for n in ("n1", "n2", "n3")]
+    stall = "1500ms" if how == "stop" else "20s"
+    n1, n2, n3 = [Node(nodes, n, stall=stall, slab="80MiB") for n in ("n1", "n2", "n3")]
     for attempt in range(1, 6):
         k, tokens = keys(attempt, 1500), 1500 * BLOCK + 3
         assert n3.prompt(k, 5) == 0
@@ -182,7 +183,7 @@ def test_source_lost_in_mid_fetch(nodes, how, other):
             assert n2.prompt(k, 5) == 0
         bytes_ = 'baton_kvstore_fetched_bytes_total{tier="slab"}'
         before = n1.metric(bytes_)
-        n1.ask(attempt, k, tokens, [(n3, [(0, 1500)])] + [(n2, [(700, 1500)])] * other)
+        n1.ask(attempt, k, tokens, [(n3, [(0, 1500)])] + [(n2, [(0, 1500)])] * other)
         end = time.monotonic() + 20
         while n1.metric(bytes_) == before:
             assert time.monotonic() < end
@@ -199,15 +200,22 @@ def test_source_lost_in_mid_fetch(nodes, how, other):
         n1.use(attempt, r, 5, tokens)
         if how == "kill":
             n3 = Node(nodes, "n3", inc=attempt + 1, slab="80MiB")
-    assert 0 < r.resident_blocks
+    else:
+        raise AssertionError("five times the fetch was over before the signal came")
+    if other:
+        assert r.resident_blocks == 1500
     n1.use(attempt, r, 5, tokens)
     quiet(n1, n2)
     if how == "stop":
         quiet(n3)
-        # It is asked again, and answers.
-        k = keys(77, 40)
-        assert n3.prompt(k, 5) == 0
-        assert n1.prompt(k, 5, [(n3, [(0, 40)])]) == 40
+        # It is asked again, and answers; on a busy machine not always in time.
+        for i in range(70, 90):
+            k = keys(i, 40)
+            assert n3.prompt(k, 5) == 0
+            if n1.prompt(k, 5, [(n3, [(0, 40)])]) == 40:
+                break
+        else:
+            raise AssertionError("it is not used again")
     assert n1.metric("baton_kv_crc_errors_total") == 0
 
 
