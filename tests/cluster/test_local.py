@@ -1,6 +1,7 @@
 """baton-local and batonctl as a user meets them: usage, several clusters, nothing left behind."""
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -185,11 +186,19 @@ def test_up_waits_for_all_it_was_asked_for_on_ipv6_too(tmp_path):
         assert run(LOCAL, "down", "--dir", state)[0] == 0
 
 
+def shared_memory_of(cluster):
+    """Files in /dev/shm; those of other clusters come and go."""
+    with open(os.path.join(cluster.state_dir, "conf", "kvstore-n1.yaml")) as f:
+        name = re.search(r"local-\d+", f.read()).group()
+    return lambda: [f for f in os.listdir("/dev/shm") if name in f]
+
+
 def test_two_clusters_side_by_side_and_nothing_left():
-    before = set(os.listdir("/dev/shm"))
     a = Cluster()
     b = Cluster("--nodes", "1", "--set", "kvstore.slab_bytes=8MiB")
+    left = [shared_memory_of(a), shared_memory_of(b)]
     try:
+        assert [len(f()) for f in left] == [2, 1]
         assert a.url != b.url
         ra, rb = a.complete("MACBETH:\n", 16), b.complete("MACBETH:\n", 16)
         assert ra["choices"][0]["text"] == rb["choices"][0]["text"]
@@ -207,7 +216,7 @@ def test_two_clusters_side_by_side_and_nothing_left():
         b.stop()
     for p in pids:
         assert not os.path.exists(f"/proc/{p}") or "Z" in open(f"/proc/{p}/stat").read()
-    assert set(os.listdir("/dev/shm")) <= before
+    assert [f() for f in left] == [[], []]
 
 
 def test_batonctl(cluster):
