@@ -65,7 +65,7 @@ uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint3
         if (!count_use(c, slots[k])) {
             continue;
         }
-        c->policy->hit(c->evict, slots[k]);
+        c->policy->hit(c->evict, slots[k], k > 0 ? slots[k - 1] : BT_EVICT_NONE);
         if (c->lower.hit != NULL) {
             c->lower.hit(c->lower.arg, slots[k]);
         }
@@ -131,15 +131,27 @@ bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots)
     return BT_OK;
 }
 
-bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
-                   uint32_t n_tokens, uint32_t depth)
+/* Tells the policy of a block that was just indexed. */
+static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
 {
-    bt_pool_seal(c->pool, slot, key, n_tokens, depth);
-    if (!bt_index_add(c->index, key, depth, slot)) {
+    uint32_t parent = b->parent != NULL ? bt_index_find(c->index, b->parent) : UINT32_MAX;
+    struct bt_evict_block e = {.hash = bt_index_hash(b->key),
+                               .depth = b->depth,
+                               .start_tokens = b->depth * b->n_tokens,
+                               .parent = parent == UINT32_MAX ? BT_EVICT_NONE : parent,
+                               .reused_tokens = b->reused_tokens,
+                               .origin = b->origin};
+    c->policy->admit(c->evict, slot, &e);
+}
+
+bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
+{
+    bt_pool_seal(c->pool, slot, b->key, b->n_tokens, b->depth);
+    if (!bt_index_add(c->index, b->key, b->depth, slot)) {
         c->duplicates++;
         return false;
     }
-    c->policy->admit(c->evict, slot, depth);
+    admit(c, slot, b);
     c->sealed++;
     if (c->lower.sealed != NULL) {
         c->lower.sealed(c->lower.arg, slot);
@@ -147,10 +159,19 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
     return true;
 }
 
+bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
+                   uint32_t n_tokens, uint32_t depth)
+{
+    struct bt_cache_block b = {.key = key, .n_tokens = n_tokens, .depth = depth};
+    return bt_cache_seal_block(c, slot, &b);
+}
+
 bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
                         uint32_t n_tokens, uint32_t depth)
 {
-    if (!bt_cache_seal(c, slot, key, n_tokens, depth)) {
+    struct bt_cache_block b = {
+        .key = key, .n_tokens = n_tokens, .depth = depth, .origin = BT_EVICT_COPY};
+    if (!bt_cache_seal_block(c, slot, &b)) {
         return false;
     }
     c->copy[slot] = COPY_UNUSED;
@@ -160,11 +181,13 @@ bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_kv_ke
 
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
 {
-    if (!bt_pool_header_ok(c->pool, slot) ||
-        !bt_index_add(c->index, bt_pool_key(c->pool, slot), bt_pool_depth(c->pool, slot), slot)) {
+    struct bt_cache_block b = {.key = bt_pool_key(c->pool, slot),
+                               .n_tokens = bt_pool_header(c->pool, slot)->n_tokens,
+                               .depth = bt_pool_depth(c->pool, slot)};
+    if (!bt_pool_header_ok(c->pool, slot) || !bt_index_add(c->index, b.key, b.depth, slot)) {
         return false;
     }
-    c->policy->admit(c->evict, slot, bt_pool_depth(c->pool, slot));
+    admit(c, slot, &b);
     return true;
 }
 

@@ -34,6 +34,15 @@ struct bt_cache {
     uint32_t copies, copies_max;
 };
 
+/* A block that is sealed. */
+struct bt_cache_block {
+    const struct bt_kv_key *key;
+    const struct bt_kv_key *parent; /* of the block before it in the chain; NULL: none or unknown */
+    uint32_t n_tokens, depth;
+    uint32_t reused_tokens; /* of the request that made it: what was cached of its prompt */
+    bt_evict_origin_t origin;
+};
+
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
                                  uint32_t transit_max, const struct bt_evict_policy *policy);
 void bt_cache_destroy(struct bt_cache *c);
@@ -47,6 +56,8 @@ uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key);
 bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots) BT_MUST_CHECK;
 /* Seals a WRITING slot and indexes it; false: the key was there already, the slot stays private
  * to its holders. */
+bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
+/* The same, of a computed block of which no more is known. */
 bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
                    uint32_t n_tokens, uint32_t depth);
 /* As bt_cache_seal, for a block that was fetched from another node for one request: that request's

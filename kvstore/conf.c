@@ -31,12 +31,10 @@ static const struct bt_conf_row kvstore_rows[] = {
     {.key = "kvstore.eviction",
      .type = BT_CONF_STR,
      .offset = ROW(eviction),
-     .def = "slru",
-     .doc =
-         "Which block goes when room is needed: slru (new blocks are on probation until a second "
-         "use), lru, lfu, length_aware (lfu, among equals the end of a prompt first), reuse (lru, "
-         "a "
-         "second use worth one turnover of the cache)."},
+     .def = "density",
+     .doc = "Which block goes when room is needed: density (what earns least while it waits, as "
+            "learned from the requests), slru (new blocks are on probation until a second use), "
+            "lru, lfu, length_aware (lfu, among equals the end of a prompt first)."},
     {.key = "kvstore.transit_max",
      .type = BT_CONF_FLOAT,
      .offset = ROW(transit_max),
@@ -177,9 +175,8 @@ static bool check(const void *conf, char *err, size_t cap)
         return false;
     }
     if (bt_evict_by_name(c->eviction) == NULL) {
-        snprintf(err, cap,
-                 "kvstore.eviction: \"%.40s\" is none of slru, lru, lfu, length_aware, reuse",
-                 c->eviction);
+        snprintf(err, cap, "kvstore.eviction: \"%.40s\" is none of %s", c->eviction,
+                 bt_evict_names);
         return false;
     }
     return true;

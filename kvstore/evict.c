@@ -80,15 +80,16 @@ static struct node *cached(struct bt_evict *e, uint32_t slot)
     return &e->nodes[slot];
 }
 
-static void slru_admit(struct bt_evict *e, uint32_t slot, uint32_t depth)
+static void slru_admit(struct bt_evict *e, uint32_t slot, const struct bt_evict_block *b)
 {
-    (void)depth;
+    (void)b;
     BT_ASSERT(slot < e->n && !e->nodes[slot].cached);
     e->nodes[slot] = (struct node){.cached = 1, .pinned = 1, .cls = PROBATION};
 }
 
-static void slru_hit(struct bt_evict *e, uint32_t slot)
+static void slru_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
 {
+    (void)parent;
     struct node *n = cached(e, slot);
     if (n->cls == PROTECTED) {
         return;
@@ -170,10 +171,12 @@ const struct bt_evict_policy bt_evict_slru = {
     .evictable = slru_evictable,
 };
 
+const char bt_evict_names[] = "density, slru, lru, lfu, length_aware";
+
 const struct bt_evict_policy *bt_evict_by_name(const char *name)
 {
     static const struct bt_evict_policy *const all[] = {
-        &bt_evict_slru, &bt_evict_lru, &bt_evict_lfu, &bt_evict_length_aware, &bt_evict_reuse};
+        &bt_evict_slru, &bt_evict_lru, &bt_evict_lfu, &bt_evict_length_aware, &bt_evict_density};
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         if (strcmp(all[i]->name, name) == 0) {
             return all[i];

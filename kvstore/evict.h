@@ -10,14 +10,31 @@
 
 struct bt_evict; /* a policy's state */
 
+typedef enum {
+    BT_EVICT_COMPUTED,  /* by a prefill */
+    BT_EVICT_GENERATED, /* of an answer */
+    BT_EVICT_COPY,      /* came from another node, which had it then */
+    BT_EVICT_PARTIAL    /* not full. The kvstore caches none, replayed traces have them */
+} bt_evict_origin_t;
+
+/* What a policy may know of a new block. */
+struct bt_evict_block {
+    uint64_t hash;          /* of its key */
+    uint32_t depth;         /* ordinal in its chain */
+    uint32_t start_tokens;  /* of its chain that lie before it */
+    uint32_t parent;        /* slot of the block before it, BT_EVICT_NONE: unknown or not cached */
+    uint32_t reused_tokens; /* of the request that made it: what was cached of its prompt */
+    bt_evict_origin_t origin;
+};
+
 struct bt_evict_policy {
     const char *name;
     struct bt_evict *(*create)(uint32_t n_slots);
     void (*destroy)(struct bt_evict *e);
-    /* A new block, the depth-th of its chain, is cached in slot; it is in use (pinned) at first. */
-    void (*admit)(struct bt_evict *e, uint32_t slot, uint32_t depth);
-    /* A later request has found the block. */
-    void (*hit)(struct bt_evict *e, uint32_t slot);
+    /* A new block is cached in slot; it is in use (pinned) at first. */
+    void (*admit)(struct bt_evict *e, uint32_t slot, const struct bt_evict_block *b);
+    /* A later request has found the block, behind the one in slot parent (BT_EVICT_NONE: none). */
+    void (*hit)(struct bt_evict *e, uint32_t slot, uint32_t parent);
     /* In use: never a victim / not in use any more: the youngest of its class. */
     void (*pin)(struct bt_evict *e, uint32_t slot);
     void (*unpin)(struct bt_evict *e, uint32_t slot);
@@ -35,10 +52,12 @@ extern const struct bt_evict_policy bt_evict_slru;
 /* What it is compared with: the least recently used first; the least often used first (uses since
  * it was cached), among equals the least recently used; as LFU, among equals the deepest first. */
 extern const struct bt_evict_policy bt_evict_lru, bt_evict_lfu, bt_evict_length_aware;
-/* LRU in which a second use is worth one turnover of the cache (kvstore/evict_heap.c has the
- * reason). */
-extern const struct bt_evict_policy bt_evict_reuse;
+/* What is learned from the requests decides: what a slot can earn with the block that it has, by
+ * how the block was used, where it came from and its age (kvstore/evict_density.c). Never gives up
+ * a block before what is cached behind it, unless all of that is in use. */
+extern const struct bt_evict_policy bt_evict_density;
 
+extern const char bt_evict_names[]; /* of all policies, for messages */
 /* NULL: no policy has this name. */
 const struct bt_evict_policy *bt_evict_by_name(const char *name);
 

@@ -1,5 +1,5 @@
 /* Eviction by an order over slots: a binary heap of those that are not in use, the first to go on
- * top. LRU, LFU, LengthAware and reuse differ in the order alone. O(log slots) an event. Pure, one
+ * top. LRU, LFU and LengthAware differ in the order alone. O(log slots) an event. Pure, one
  * owner thread. */
 #include <stdlib.h>
 
@@ -10,8 +10,7 @@
 struct node {
     uint64_t used; /* tick of the last use */
     uint32_t uses, depth;
-    uint32_t bonus; /* ticks; reuse_before only */
-    uint32_t pos;   /* in the heap */
+    uint32_t pos; /* in the heap */
     uint8_t cached;
 };
 
@@ -48,15 +47,6 @@ static bool length_aware_before(const struct node *a, const struct node *b)
     return a->depth != b->depth ? a->depth > b->depth : lru_before(a, b);
 }
 
-/* Least recently used, but a second use counts as if it had been made one turnover of the cache
- * later: among prompts most blocks are used once (three of four in Mooncake's conversation trace),
- * and one that was used twice is likely to be used again. Unlike a protected segment this fades by
- * itself, so that yesterday's favourites do not stay. */
-static bool reuse_before(const struct node *a, const struct node *b)
-{
-    return a->used + a->bonus < b->used + b->bonus;
-}
-
 static struct bt_evict *heap_create(uint32_t n_slots, before_fn before)
 {
     struct bt_evict *e = bt_calloc(1, sizeof(*e));
@@ -80,11 +70,6 @@ static struct bt_evict *lfu_create(uint32_t n_slots)
 static struct bt_evict *length_aware_create(uint32_t n_slots)
 {
     return heap_create(n_slots, length_aware_before);
-}
-
-static struct bt_evict *reuse_create(uint32_t n_slots)
-{
-    return heap_create(n_slots, reuse_before);
 }
 
 static void heap_destroy(struct bt_evict *e)
@@ -154,22 +139,22 @@ static void heap_remove(struct bt_evict *e, uint32_t slot)
     sift_down(e, e->nodes[e->heap[pos]].pos);
 }
 
-static void heap_admit(struct bt_evict *e, uint32_t slot, uint32_t depth)
+static void heap_admit(struct bt_evict *e, uint32_t slot, const struct bt_evict_block *b)
 {
     BT_ASSERT(slot < e->n && !e->nodes[slot].cached);
     e->nodes[slot] =
-        (struct node){.used = ++e->tick, .uses = 1, .depth = depth, .pos = OUTSIDE, .cached = 1};
+        (struct node){.used = ++e->tick, .uses = 1, .depth = b->depth, .pos = OUTSIDE, .cached = 1};
 }
 
-static void heap_hit(struct bt_evict *e, uint32_t slot)
+static void heap_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
 {
+    (void)parent;
     struct node *n = cached(e, slot);
     bool inside = n->pos != OUTSIDE;
     if (inside) {
         heap_remove(e, slot);
     }
     n->uses++;
-    n->bonus = 2 * e->n; /* a use makes two ticks: found or cached, and let go */
     n->used = ++e->tick;
     if (inside) {
         place(e, e->count, slot);
@@ -221,4 +206,3 @@ const struct bt_evict_policy bt_evict_lru = HEAP_POLICY("lru", lru_create);
 const struct bt_evict_policy bt_evict_lfu = HEAP_POLICY("lfu", lfu_create);
 const struct bt_evict_policy bt_evict_length_aware =
     HEAP_POLICY("length_aware", length_aware_create);
-const struct bt_evict_policy bt_evict_reuse = HEAP_POLICY("reuse", reuse_create);

@@ -200,7 +200,14 @@ static void on_sealed(void *arg)
     struct bt_cache *cache = g->gs->c.cache;
     for (uint32_t b = g->resident; b < g->seal_end; b++) {
         if (bt_pool_state(cache->pool, g->slots[b]) == BT_SLOT_WRITING) {
-            bt_cache_seal(cache, g->slots[b], &g->names[b], g->shape.block_tokens, b);
+            struct bt_cache_block block = {.key = &g->names[b],
+                                           .parent = b > 0 ? &g->names[b - 1] : NULL,
+                                           .n_tokens = g->shape.block_tokens,
+                                           .depth = b,
+                                           .reused_tokens = g->resident * g->shape.block_tokens,
+                                           .origin =
+                                               g->receive ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
+            bt_cache_seal_block(cache, g->slots[b], &block);
         }
     }
     g->sealing = false;

@@ -261,7 +261,9 @@ static void put_free(struct put *p)
 static void put_sealed(void *arg)
 {
     struct put *p = arg;
-    bt_cache_seal(p->gs->c.cache, p->slot, &p->key, p->n_tokens, p->depth);
+    struct bt_cache_block b = {
+        .key = &p->key, .n_tokens = p->n_tokens, .depth = p->depth, .origin = BT_EVICT_GENERATED};
+    bt_cache_seal_block(p->gs->c.cache, p->slot, &b);
     put_free(p);
 }
 

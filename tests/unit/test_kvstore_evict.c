@@ -39,11 +39,6 @@ static bool length_aware(const struct model *a, const struct model *b)
            : a->depth != b->depth ? a->depth > b->depth
                                   : lru(a, b);
 }
-static bool reuse(const struct model *a, const struct model *b)
-{
-    return a->used + (a->uses > 1 ? 2 * N : 0) < b->used + (b->uses > 1 ? 2 * N : 0);
-}
-
 /* Random events on both; the victim is always the model's. */
 static void against(const struct bt_evict_policy *p,
                     bool (*before)(const struct model *, const struct model *))
@@ -58,14 +53,16 @@ static void against(const struct bt_evict_policy *p,
         case 0:
             if (!m[s].cached) {
                 m[s] = (struct model){true, true, ++tick, 1, rnd(8)};
-                p->admit(e, s, m[s].depth);
+                struct bt_evict_block b = {
+                    .hash = step * 77u, .depth = m[s].depth, .parent = BT_EVICT_NONE};
+                p->admit(e, s, &b);
             }
             break;
         case 1:
             if (m[s].cached) {
                 m[s].uses++;
                 m[s].used = ++tick;
-                p->hit(e, s);
+                p->hit(e, s, BT_EVICT_NONE);
             }
             break;
         case 2:
@@ -120,12 +117,6 @@ static void length_aware_order(void **state)
     (void)state;
     against(&bt_evict_length_aware, length_aware);
 }
-static void reuse_order(void **state)
-{
-    (void)state;
-    against(&bt_evict_reuse, reuse);
-}
-
 /* Blocks that are used again and again among a stream of blocks that are used once; returns how
  * many of the uses found their block. */
 static uint32_t scan(const struct bt_evict_policy *p)
@@ -141,7 +132,7 @@ static uint32_t scan(const struct bt_evict_policy *p)
         }
         if (slot < SLOTS) {
             found++;
-            p->hit(e, slot);
+            p->hit(e, slot, BT_EVICT_NONE);
             continue;
         }
         if (free_slots > 0) {
@@ -151,21 +142,133 @@ static uint32_t scan(const struct bt_evict_policy *p)
             p->drop(e, slot);
         }
         key_of[slot] = key;
-        p->admit(e, slot, 0);
+        struct bt_evict_block b = {.hash = key * 0x9e3779b97f4a7c15ull, .parent = BT_EVICT_NONE};
+        p->admit(e, slot, &b);
         p->unpin(e, slot);
         if (i / 4 / HOT == 0 && i % 4 == 0) { /* its second use comes soon */
-            p->hit(e, slot);
+            p->hit(e, slot, BT_EVICT_NONE);
         }
     }
     p->destroy(e);
     return found;
 }
 
-static void a_second_use_resists_a_scan(void **state)
+static void what_is_used_again_resists_a_scan(void **state)
 {
     (void)state;
     assert_int_equal(scan(&bt_evict_lru), 0);
-    assert_true(scan(&bt_evict_reuse) > 400);
+    assert_true(scan(&bt_evict_density) > 300);
+}
+
+/* ---- chains ---- */
+
+#define CHAINS 40u
+#define LONG   12u
+#define ROOM   128u
+
+/* Chains that share their heads come and go; no victim may be the head of what is cached, unless
+ * all that is cached behind it is in use. */
+static void heads_stay(void **state)
+{
+    (void)state;
+    const struct bt_evict_policy *p = &bt_evict_density;
+    struct bt_evict *e = p->create(ROOM);
+    uint32_t slot_of[CHAINS][LONG], owner[ROOM], n_free = ROOM, free_slots[ROOM], headless = 0;
+    bool pinned[ROOM] = {false};
+    memset(slot_of, 0xff, sizeof(slot_of));
+    for (uint32_t i = 0; i < ROOM; i++) {
+        free_slots[i] = i;
+    }
+    for (int round = 0; round < 20000; round++) {
+        uint32_t c = rnd(4) != 0 ? rnd(8) : rnd(CHAINS), n = 1 + rnd(LONG), slots[LONG];
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t head = k < LONG / 2 ? c / 4 * 4 : c, s = slot_of[head][k]; /* four share */
+            if (s != UINT32_MAX) {
+                p->pin(e, s);
+                p->hit(e, s, k > 0 ? slots[k - 1] : BT_EVICT_NONE);
+            } else {
+                if (n_free > 0) {
+                    s = free_slots[--n_free];
+                } else {
+                    s = p->victim(e);
+                    assert_int_not_equal(s, BT_EVICT_NONE);
+                    assert_false(pinned[s]);
+                    uint32_t vc = owner[s] / LONG, vk = owner[s] % LONG;
+                    for (uint32_t b = vc; vk + 1 < LONG && b < BT_MIN(CHAINS, vc + 4); b++) {
+                        bool shares = b == vc || vk < LONG / 2;
+                        headless += shares && slot_of[b][vk + 1] != UINT32_MAX;
+                    }
+                    slot_of[vc][vk] = UINT32_MAX;
+                    p->drop(e, s);
+                }
+                struct bt_evict_block b = {.hash = (head * LONG + k + 1) * 0x9e3779b97f4a7c15ull,
+                                           .depth = k,
+                                           .parent = k > 0 ? slots[k - 1] : BT_EVICT_NONE};
+                p->admit(e, s, &b);
+                slot_of[head][k] = s;
+                owner[s] = head * LONG + k;
+            }
+            pinned[s] = true;
+            slots[k] = s;
+        }
+        for (uint32_t k = n; k-- > 0;) {
+            p->unpin(e, slots[k]);
+            pinned[slots[k]] = false;
+        }
+    }
+    assert_int_equal(headless, 0);
+    p->destroy(e);
+}
+
+/* The head of a chain goes when everything behind it is in use, and nothing breaks when a head goes
+ * out of turn (its bytes were found to be bad). */
+static void heads_go_last(void **state)
+{
+    (void)state;
+    const struct bt_evict_policy *p = &bt_evict_density;
+    struct bt_evict *e = p->create(4);
+    for (uint32_t s = 0; s < 4; s++) {
+        struct bt_evict_block b = {
+            .hash = s + 1, .depth = s, .parent = s > 0 ? s - 1 : BT_EVICT_NONE};
+        p->admit(e, s, &b);
+    }
+    for (uint32_t s = 0; s < 3; s++) {
+        p->unpin(e, s);
+    }
+    assert_int_equal(p->evictable(e), 3); /* 3 is in use; 2 is its head */
+    uint32_t v = p->victim(e);
+    assert_in_range(v, 0, 2);
+    p->unpin(e, 3);
+    assert_int_equal(p->victim(e), 3);
+    p->drop(e, 1); /* out of turn */
+    struct bt_evict_block other = {.hash = 99, .parent = BT_EVICT_NONE};
+    p->admit(e, 1, &other);
+    p->unpin(e, 1);
+    p->drop(e, 3);
+    p->drop(e, 2); /* its head's slot has another block now */
+    assert_int_equal(p->evictable(e), 2);
+    p->drop(e, 0);
+    assert_int_equal(p->victim(e), 1);
+    p->drop(e, 1);
+    assert_int_equal(p->victim(e), BT_EVICT_NONE);
+    p->destroy(e);
+}
+
+/* A copy that another node has goes before a block that would have to be computed. */
+static void copies_go_first(void **state)
+{
+    (void)state;
+    const struct bt_evict_policy *p = &bt_evict_density;
+    struct bt_evict *e = p->create(8);
+    for (uint32_t s = 0; s < 8; s++) {
+        struct bt_evict_block b = {.hash = s + 1,
+                                   .parent = BT_EVICT_NONE,
+                                   .origin = s == 5 ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
+        p->admit(e, s, &b);
+        p->unpin(e, s);
+    }
+    assert_int_equal(p->victim(e), 5);
+    p->destroy(e);
 }
 
 static void names(void **state)
@@ -179,12 +282,10 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lru_order),
-        cmocka_unit_test(lfu_order),
-        cmocka_unit_test(length_aware_order),
-        cmocka_unit_test(reuse_order),
-        cmocka_unit_test(a_second_use_resists_a_scan),
-        cmocka_unit_test(names),
+        cmocka_unit_test(lru_order),          cmocka_unit_test(lfu_order),
+        cmocka_unit_test(length_aware_order), cmocka_unit_test(what_is_used_again_resists_a_scan),
+        cmocka_unit_test(heads_stay),         cmocka_unit_test(heads_go_last),
+        cmocka_unit_test(copies_go_first),    cmocka_unit_test(names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,312 @@
+/* Eviction by hit density: the block goes whose slot earns least while it waits to be used again.
+ *
+ * A block's class says how often it was used, or, before a second use, where it came from: at the
+ * start of a chain or behind a long known prefix, generated, copied from another node. What is
+ * learned of the class (evict_learn.h) gives, with the age, a level; slots stand in a list for each
+ * level, and the lowest list that is not empty holds the victim. As blocks get older their level
+ * moves: with each event a hand goes on by some slots and puts them where they belong now. What has
+ * a successor in the cache stands in a list of its own behind all levels, so that a chain is given
+ * up from its end and no block stays whose head is gone; its head is taken first only when
+ * everything behind is in use. O(1) an event. Pure, one owner thread. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "kvstore/evict.h"
+#include "kvstore/evict_learn.h"
+
+#define HAND    8u /* slots looked at with an event */
+#define LISTS   (BT_LEARN_LEVELS + 1)
+#define INNER   BT_LEARN_LEVELS /* the list of those with successors */
+#define NOWHERE UINT16_MAX
+#define WORDS   BT_DIV_UP(LISTS, 64u)
+#define GHOSTS  (1u << 16) /* at least so many blocks are remembered after they left */
+#define USES    4u         /* more are not told apart */
+
+/* What a copy costs to fetch again against what it costs to compute: an eighth (notes of
+ * docs/POOL.md), 3 octaves. */
+#define COPY_LEVELS (3 * BT_LEARN_OCTAVE)
+
+/* A token costs more to compute the more tokens it attends to: twice as much at 26,000 tokens for
+ * an 8B model on one H200. A twentieth of that is counted: on the first halves of the traces all of
+ * it saved 1 % more time and cost 5 % of the hits in small caches (docs/POOL.md). */
+#define DEAR_TOKENS 500000.0
+#define DEAR_MAX    63
+
+enum {
+    CLASS_PARTIAL, /* not full: only the very same prompt has it again */
+    CLASS_FIRST,   /* of a request with nothing cached; then by the length of what was */
+    CLASS_SHORT,
+    CLASS_MIDDLE,
+    CLASS_LONG,
+    CLASS_GENERATED,
+    CLASS_COPY,
+    CLASS_USED, /* and the next ones: twice, three times, four times or more */
+};
+#define SHORT_TOKENS 1024u
+#define LONG_TOKENS  8192u
+
+struct node {
+    uint32_t prev, next; /* in its list; slot numbers */
+    uint32_t parent;     /* NONE or the slot before it in the chain ... */
+    uint32_t kids;
+    uint32_t hash, tick;  /* of the last use */
+    uint16_t life;        /* counts the blocks that this slot has held */
+    uint16_t parent_life; /* ... while that still holds the same block */
+    uint16_t list;
+    uint8_t cls : 4, uses : 3, cached : 1;
+    uint8_t copy : 1, pinned : 1, dear : 6; /* dear: levels */
+};
+
+struct bt_evict {
+    struct node *nodes;
+    struct bt_learn *learn;
+    uint32_t *ghosts; /* hash:29 | uses:3 of blocks that left, by hash; 0: none */
+    uint32_t n, ghost_mask, tick, hand, evictable;
+    uint64_t filled[WORDS]; /* lists that are not empty */
+    struct {
+        uint32_t head, tail;
+    } lists[LISTS];
+};
+
+static struct bt_evict *density_create(uint32_t n_slots)
+{
+    struct bt_evict *e = bt_calloc(1, sizeof(*e));
+    e->n = n_slots;
+    e->nodes = bt_calloc(n_slots, sizeof(*e->nodes));
+    for (uint32_t i = 0; i < n_slots; i++) {
+        e->nodes[i].list = NOWHERE;
+    }
+    e->learn = bt_learn_create(n_slots);
+    for (e->ghost_mask = GHOSTS - 1; e->ghost_mask < n_slots - 1;) {
+        e->ghost_mask = 2 * e->ghost_mask + 1;
+    }
+    e->ghosts = bt_calloc((size_t)e->ghost_mask + 1, sizeof(*e->ghosts));
+    for (uint32_t i = 0; i < LISTS; i++) {
+        e->lists[i].head = e->lists[i].tail = BT_EVICT_NONE;
+    }
+    return e;
+}
+
+static void density_destroy(struct bt_evict *e)
+{
+    if (e != NULL) {
+        bt_learn_destroy(e->learn);
+        free(e->nodes);
+        free(e->ghosts);
+        free(e);
+    }
+}
+
+static struct node *cached(struct bt_evict *e, uint32_t slot)
+{
+    BT_ASSERT(slot < e->n && e->nodes[slot].cached);
+    return &e->nodes[slot];
+}
+
+/* ---- lists ---- */
+
+static void unlink_node(struct bt_evict *e, uint32_t slot)
+{
+    struct node *x = &e->nodes[slot];
+    uint32_t l = x->list;
+    *(x->prev != BT_EVICT_NONE ? &e->nodes[x->prev].next : &e->lists[l].head) = x->next;
+    *(x->next != BT_EVICT_NONE ? &e->nodes[x->next].prev : &e->lists[l].tail) = x->prev;
+    if (e->lists[l].head == BT_EVICT_NONE) {
+        e->filled[l / 64] &= ~(1ull << (l % 64));
+    }
+    x->list = NOWHERE;
+    e->evictable--;
+}
+
+static uint32_t list_of(const struct bt_evict *e, const struct node *x)
+{
+    if (x->kids > 0) {
+        return INNER;
+    }
+    uint32_t level = bt_learn_level(e->learn, x->cls, e->tick - x->tick) + x->dear;
+    uint32_t less = x->copy ? COPY_LEVELS : 0;
+    return BT_MIN(level - BT_MIN(level, less), BT_LEARN_LEVELS - 1);
+}
+
+static void link_node(struct bt_evict *e, uint32_t slot)
+{
+    struct node *x = &e->nodes[slot];
+    uint32_t l = list_of(e, x);
+    x->list = (uint16_t)l;
+    x->prev = e->lists[l].tail;
+    x->next = BT_EVICT_NONE;
+    *(x->prev != BT_EVICT_NONE ? &e->nodes[x->prev].next : &e->lists[l].head) = slot;
+    e->lists[l].tail = slot;
+    e->filled[l / 64] |= 1ull << (l % 64);
+    e->evictable++;
+}
+
+static void relink(struct bt_evict *e, uint32_t slot)
+{
+    struct node *x = &e->nodes[slot];
+    if (x->list != NOWHERE && x->list != list_of(e, x)) {
+        unlink_node(e, slot);
+        link_node(e, slot);
+    }
+}
+
+/* ---- chains ---- */
+
+static struct node *parent_of(struct bt_evict *e, const struct node *x)
+{
+    if (x->parent == BT_EVICT_NONE) {
+        return NULL;
+    }
+    struct node *p = &e->nodes[x->parent];
+    return p->cached && p->life == x->parent_life ? p : NULL;
+}
+
+static void join(struct bt_evict *e, struct node *x, uint32_t parent)
+{
+    x->parent = parent;
+    if (parent == BT_EVICT_NONE) {
+        return;
+    }
+    struct node *p = cached(e, parent);
+    x->parent_life = p->life;
+    if (p->kids++ == 0) {
+        relink(e, parent);
+    }
+}
+
+static void leave(struct bt_evict *e, struct node *x)
+{
+    struct node *p = parent_of(e, x);
+    if (p != NULL && --p->kids == 0) {
+        relink(e, x->parent);
+    }
+    x->parent = BT_EVICT_NONE;
+}
+
+/* ---- events ---- */
+
+static uint32_t ghost_at(const struct bt_evict *e, uint32_t hash)
+{
+    return (uint32_t)(hash * 0x9e3779b97f4a7c15ull >> 29) & e->ghost_mask;
+}
+
+static uint32_t class_of(const struct bt_evict_block *b)
+{
+    switch (b->origin) {
+    case BT_EVICT_PARTIAL: return CLASS_PARTIAL;
+    case BT_EVICT_GENERATED: return CLASS_GENERATED;
+    case BT_EVICT_COPY: return CLASS_COPY;
+    case BT_EVICT_COMPUTED: break;
+    }
+    return b->reused_tokens == 0              ? CLASS_FIRST
+           : b->reused_tokens <= SHORT_TOKENS ? CLASS_SHORT
+           : b->reused_tokens < LONG_TOKENS   ? CLASS_MIDDLE
+                                              : CLASS_LONG;
+}
+
+static uint8_t dear(uint32_t start_tokens)
+{
+    double levels = BT_LEARN_OCTAVE * log2(1 + start_tokens / DEAR_TOKENS);
+    return (uint8_t)BT_MIN(levels, DEAR_MAX);
+}
+
+static void use(struct bt_evict *e, struct node *x, uint32_t cls)
+{
+    x->cls = (uint8_t)cls;
+    x->tick = ++e->tick;
+    bt_learn_use(e->learn, x->hash, cls, e->tick);
+    for (uint32_t i = 0; i < HAND; i++) {
+        e->hand = e->hand + 1 < e->n ? e->hand + 1 : 0;
+        relink(e, e->hand);
+    }
+}
+
+static uint32_t class_by_uses(const struct node *x)
+{
+    return CLASS_USED + x->uses - 2u;
+}
+
+static void density_admit(struct bt_evict *e, uint32_t slot, const struct bt_evict_block *b)
+{
+    BT_ASSERT(slot < e->n && !e->nodes[slot].cached);
+    struct node *x = &e->nodes[slot];
+    uint32_t hash = (uint32_t)b->hash, ghost = e->ghosts[ghost_at(e, hash)];
+    uint32_t before = (ghost ^ hash) >> 3 == 0 ? ghost & 7 : 0;
+    *x = (struct node){.life = (uint16_t)(x->life + 1),
+                       .list = NOWHERE,
+                       .hash = hash,
+                       .uses = (uint8_t)BT_MIN(before + 1, USES),
+                       .copy = b->origin == BT_EVICT_COPY,
+                       .dear = dear(b->start_tokens) & DEAR_MAX,
+                       .cached = 1,
+                       .pinned = 1};
+    join(e, x, b->parent);
+    bool first = x->uses == 1 || b->origin == BT_EVICT_PARTIAL;
+    use(e, x, first ? class_of(b) : class_by_uses(x));
+}
+
+static void density_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
+{
+    struct node *x = cached(e, slot);
+    x->uses = (uint8_t)BT_MIN(x->uses + 1u, USES);
+    if (parent != BT_EVICT_NONE && parent_of(e, x) == NULL) {
+        join(e, x, parent); /* it was cached without its head, or before a restart */
+    }
+    use(e, x, x->cls == CLASS_PARTIAL ? (uint32_t)CLASS_PARTIAL : class_by_uses(x));
+    relink(e, slot);
+}
+
+static void density_pin(struct bt_evict *e, uint32_t slot)
+{
+    struct node *x = cached(e, slot);
+    if (!x->pinned) {
+        unlink_node(e, slot);
+        x->pinned = 1;
+    }
+}
+
+static void density_unpin(struct bt_evict *e, uint32_t slot)
+{
+    struct node *x = cached(e, slot);
+    if (x->pinned) {
+        x->pinned = 0;
+        link_node(e, slot);
+    }
+}
+
+static void density_drop(struct bt_evict *e, uint32_t slot)
+{
+    struct node *x = cached(e, slot);
+    density_pin(e, slot);
+    leave(e, x);
+    x->cached = 0;
+    e->ghosts[ghost_at(e, x->hash)] = (x->hash & ~7u) | x->uses;
+}
+
+static uint32_t density_victim(const struct bt_evict *e)
+{
+    for (uint32_t w = 0; w < WORDS; w++) {
+        if (e->filled[w] != 0) {
+            return e->lists[w * 64 + (uint32_t)__builtin_ctzll(e->filled[w])].head;
+        }
+    }
+    return BT_EVICT_NONE;
+}
+
+static uint32_t density_evictable(const struct bt_evict *e)
+{
+    return e->evictable;
+}
+
+const struct bt_evict_policy bt_evict_density = {
+    .name = "density",
+    .create = density_create,
+    .destroy = density_destroy,
+    .admit = density_admit,
+    .hit = density_hit,
+    .pin = density_pin,
+    .unpin = density_unpin,
+    .drop = density_drop,
+    .victim = density_victim,
+    .evictable = density_evictable,
+};
