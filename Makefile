@@ -125,7 +125,8 @@ $(B)/bin/baton-decode: $(B)/obj/decode/main.o $(B)/libprefill.a $(B)/libdecode.a
 $(B)/bin/batonctl: $(call obj,$(CTL_C)) $(B)/libbaton.a
 	$(link)
 	$(LINK)
-$(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconductor.a $(B)/libbaton.a
+# The eviction policies are the kvstore's own (kvstore/evict*.c).
+$(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconductor.a $(B)/libkvstore.a $(B)/libbaton.a
 	$(link)
 	$(LINK)
 $(B)/lib/baton-engine-cpu.so: $(call obj,$(CPU_C)) $(B)/libbaton.a

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "conductor/sim/cache.h"
+#include "conductor/sim/command_cache.h"
 #include "conductor/sim/plan.h"
 #include "conductor/sim/report.h"
 
@@ -36,7 +36,15 @@ static const char usage[] =
     "MS]\n"
     "  [--rate X] [--plot DIR]   should this load be disaggregated, in which ratio, what does it "
     "win\n"
-    "baton-sim cache --trace FILE --policy lru --blocks N[,N...]  hit ratio of one cache\n"
+    "baton-sim cache --trace FILE --blocks N[,N...] [options]     eviction policies on a trace\n"
+    "  --policy P[,P...]   density, slru, lru, lfu, length_aware (the kvstore's own), belady\n"
+    "                      (offline optimum); all (default)\n"
+    "  --blocks N[,N...]   capacities in blocks of 512 tokens; 0: unlimited\n"
+    "  --replay R          sequence (default: a block counts wherever it stands), request (as the\n"
+    "                      kvstore serves: prefixes only, no partial blocks)\n"
+    "  --from X --to X     the requests that are counted, as shares; those before warm the cache\n"
+    "  --cluster P|FILE    what a prefill costs (h200-8b)\n"
+    "  --plot DIR          hits.svg, saved.svg\n"
     "baton-sim clusters                                           presets and their keys\n";
 
 static int fail(const char *what)
@@ -48,7 +56,7 @@ static int fail(const char *what)
 struct args {
     const char *config, *gpu;
     double gpus;
-    const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks;
+    const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks, *replay;
     const char *set[64];
     uint32_t n_set;
     struct bt_sim_options o;
@@ -80,6 +88,7 @@ enum {
     O_CSV,
     O_PLOT,
     O_BLOCKS,
+    O_REPLAY,
     O_BRIEF
 };
 static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
@@ -106,6 +115,7 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"csv", 1, NULL, O_CSV},
                                         {"plot", 1, NULL, O_PLOT},
                                         {"blocks", 1, NULL, O_BLOCKS},
+                                        {"replay", 1, NULL, O_REPLAY},
                                         {"brief", 0, NULL, O_BRIEF},
                                         {NULL, 0, NULL, 0}};
 
@@ -165,6 +175,7 @@ static bool parse(int argc, char **argv, struct args *a)
         case O_CSV: a->csv = optarg; break;
         case O_PLOT: a->plot = optarg; break;
         case O_BLOCKS: a->blocks = optarg; break;
+        case O_REPLAY: a->replay = optarg; break;
         case O_BRIEF: a->brief = true; break;
         case O_ONE: a->o.one_token = true; break;
         case O_SET:
@@ -299,50 +310,18 @@ static int run(struct args *a)
     return rc;
 }
 
-/* One cache for the whole trace: a request's blocks are looked up, then all are put in. A block is
- * a hit wherever it stands in the chain, as in the tables of FAST'25. */
-static double hit_ratio(const struct bt_sim_trace *t, uint32_t capacity)
+static int cache(const struct args *a)
 {
-    struct bt_sim_caches *c = bt_sim_caches_create(1, capacity, t->n_unique);
-    uint64_t hits = 0;
-    for (uint32_t i = 0; i < t->n; i++) {
-        const uint32_t *blocks = t->blocks + t->requests[i].first;
-        for (uint32_t k = 0; k < t->requests[i].n_blocks; k++) {
-            hits += bt_sim_caches_has(c, 0, blocks[k]);
-        }
-        bt_sim_caches_put(c, 0, blocks, t->requests[i].n_blocks);
-    }
-    bt_sim_caches_destroy(c);
-    return (double)hits / t->n_blocks;
-}
-
-static int cache(struct args *a)
-{
-    struct bt_sim_trace t;
-    char err[512];
-    if (a->policy != NULL && strcmp(a->policy, "lru") != 0) {
-        return fail("--policy of cache is lru");
-    }
-    if (a->blocks == NULL) {
-        return fail("--blocks N[,N...] is missing; 0: unlimited");
-    }
-    if (bt_sim_trace_load(a->trace, &t, err, sizeof(err)) != BT_OK) {
-        return fail(err);
-    }
-    printf("policy,blocks,hit_ratio\n");
-    int rc = 0;
-    for (const char *p = a->blocks; *p != '\0';) {
-        char *end;
-        unsigned long n = strtoul(p, &end, 10);
-        if (end == p || (*end != ',' && *end != '\0') || n > UINT32_MAX) {
-            rc = fail("--blocks is not a list of numbers");
-            break;
-        }
-        printf("lru,%lu,%.4f\n", n, hit_ratio(&t, (uint32_t)n));
-        p = *end == ',' ? end + 1 : end;
-    }
-    bt_sim_trace_cleanup(&t);
-    return rc;
+    struct bt_sim_cache_args c = {.trace = a->trace,
+                                  .policies = a->policy,
+                                  .blocks = a->blocks,
+                                  .replay = a->replay,
+                                  .cluster = a->cluster,
+                                  .plot = a->plot,
+                                  .from = a->o.from,
+                                  .to = a->o.to,
+                                  .progress = isatty(2) ? progress : NULL};
+    return bt_sim_cache_command(&c);
 }
 
 static int plan(struct args *a)

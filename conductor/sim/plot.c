@@ -14,7 +14,8 @@
 #define BOTTOM 50
 #define POINTS 1500 /* more of a curve than pixels is not drawn */
 
-static const char *const colours[] = {"#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f"};
+static const char *const colours[] = {"#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f",
+                                      "#d98324", "#5c6672", "#2a9d8f", "#9a6324"};
 
 static double largest(const struct bt_sim_curve *c, uint32_t n, bool x)
 {
@@ -80,8 +81,8 @@ void bt_sim_plot(FILE *f, const char *title, const char *x_label, const char *y_
         for (uint32_t i = 0; i < curves[k].n; i += each) {
             fprintf(f, "%.1f,%.1f ", px(curves[k].x[i], mx), py(curves[k].y[i], my));
         }
-        fprintf(f, "'/>\n<text x='%u' y='34' fill='%s'>%s</text>\n", LEFT + k * 160, colour,
-                curves[k].label);
+        fprintf(f, "'/>\n<text x='%u' y='34' fill='%s'>%s</text>\n",
+                LEFT + k * BT_MIN(160u, (WIDTH - LEFT - RIGHT) / n), colour, curves[k].label);
     }
     fputs("</svg>\n", f);
 }

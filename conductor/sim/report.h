@@ -34,7 +34,7 @@ struct bt_sim_curve {
     const double *x, *y;
     uint32_t n;
 };
-/* An SVG line plot, up to four curves; axes from 0. */
+/* An SVG line plot, up to eight curves; axes from 0. */
 void bt_sim_plot(FILE *f, const char *title, const char *x_label, const char *y_label,
                  const struct bt_sim_curve *curves, uint32_t n);
 /* ttft.svg, tbt.svg, load.svg and series.csv in a folder that is made. False: errno says why. */

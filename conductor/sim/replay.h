@@ -1,0 +1,43 @@
+/* One block cache and a trace: what each eviction policy of the kvstore finds again. The policies
+ * are the kvstore's own objects (kvstore/evict.h). */
+#ifndef BT_CONDUCTOR_SIM_REPLAY_H
+#define BT_CONDUCTOR_SIM_REPLAY_H
+
+#include "common/base/base.h"
+#include "conductor/sim/cluster.h"
+#include "conductor/sim/trace.h"
+#include "kvstore/evict.h"
+
+typedef enum {
+    /* Every block of a request is looked up and, if it is not there, cached in its place, first to
+     * last: the replay of the published tables. A block is a hit wherever it stands. */
+    BT_SIM_REPLAY_SEQUENCE,
+    /* As the kvstore serves: the prefix up to the first hole is used, the rest is computed and
+     * cached, and the request lets go of its last block first. Partial blocks are never cached. */
+    BT_SIM_REPLAY_REQUEST
+} bt_sim_replay_t;
+
+struct bt_sim_replay_options {
+    bt_sim_replay_t mode;
+    double from, to; /* the requests that are counted, as shares; those before warm the cache */
+    const struct bt_sim_cluster *cluster;                    /* what a prefill costs */
+    void (*progress)(void *arg, uint32_t done, uint32_t of); /* may be NULL */
+    void *arg;
+};
+
+struct bt_sim_replay_result {
+    uint64_t blocks, hit_blocks;                /* looked up, found anywhere in the chain */
+    uint64_t tokens, hit_tokens, prefix_tokens; /* of prompts; in found blocks; before a hole */
+    double prefill_s, saved_s;  /* of all prompts without a cache; less with the prefixes found */
+    uint64_t evicted, headless; /* blocks given up; of those, while one behind was cached */
+    uint64_t events;            /* calls of the policy */
+    double wall_s;              /* time of the whole replay */
+};
+
+/* policy NULL: Belady's optimum, which knows the future (sequence only). n_blocks: capacity, more
+ * than the longest request has; 0: unlimited. ERR_INVALID: too small a capacity, said in err. */
+bt_status_t bt_sim_replay(const struct bt_sim_trace *t, const struct bt_evict_policy *policy,
+                          uint32_t n_blocks, const struct bt_sim_replay_options *o,
+                          struct bt_sim_replay_result *r, char *err, size_t err_cap) BT_MUST_CHECK;
+
+#endif
