@@ -12,7 +12,10 @@ static uint32_t seconds(double ms)
 static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
                                      const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
-    if (c->ttft_objective_ms == 0 || plan->ttft_ms <= c->ttft_objective_ms) {
+    /* What was learned in worse times is no reason to leave a worker idle: it would never be
+     * learned anew. */
+    double ttft_ms = plan->ttft_ms - (plan->queue_ms > 0 ? 0 : plan->overhead_ms);
+    if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms) {
         return BT_SCHED_PLANNED;
     }
     /* Once the queue is shorter by what is too much of it. */
@@ -22,6 +25,13 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     r->predicted_ms = plan->ttft_ms;
     r->objective_ms = c->ttft_objective_ms;
     return v;
+}
+
+/* The plan's TBT; of a worker without rows the step alone, for the same reason. */
+static double tbt_of(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *d = &s->workers[plan->decode];
+    return d->running + d->waiting + d->landing == 0 ? plan->step_ms : plan->tbt_ms;
 }
 
 static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
@@ -72,7 +82,7 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 {
     (void)req;
     bt_sched_verdict_t v = check_ttft(c, plan, r);
-    return v == BT_SCHED_PLANNED ? check_tbt(c, s, plan->tbt_ms, r) : v;
+    return v == BT_SCHED_PLANNED ? check_tbt(c, s, tbt_of(s, plan), r) : v;
 }
 
 /* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
@@ -92,10 +102,13 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         }
     }
     if (s->forecast == NULL || n == 0) {
-        return plan->tbt_ms;
+        return tbt_of(s, plan);
     }
     bt_sched_forecast_at(s->forecast, s->now_ms + plan->ttft_ms, &rows, &kv);
     struct bt_sched_worker then = *d;
+    if (rows < 1) {
+        then.learned.tail = 0; /* as in tbt_of */
+    }
     then.running = (uint32_t)(rows / n);
     then.waiting = then.landing = then.own_requests = 0;
     then.kv_tokens = (uint64_t)(kv / n);

@@ -241,6 +241,7 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
                                        : 0;
     plan->prefill_ms = e->prefill_ms;
     plan->queue_ms = bt_sched_queue_ms(j->c, wp);
+    plan->overhead_ms = wp->learned.overhead_ms;
     plan->ttft_ms = j->req->waited_ms + wp->learned.overhead_ms + e->ttft_ms;
     plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
     plan->tbt_ms = bt_sched_tbt_ms(j->c, wd, j->req);

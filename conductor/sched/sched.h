@@ -121,10 +121,11 @@ struct bt_sched_plan {
     uint32_t cached_tokens; /* expected at the prefill side */
     double ttft_ms, tbt_ms; /* predicted */
     double queue_ms;        /* predicted: of ttft_ms, what others have queued there */
-    double step_ms;         /* predicted: tbt_ms without what was learned of the tail */
-    const char *reason;     /* static: why disaggregated or not; a bounded metric label */
-    uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
-    uint32_t fetch_tokens;  /* cached_tokens counts them */
+    double overhead_ms; /* predicted: of ttft_ms, what was learned of the worker beside its steps */
+    double step_ms;     /* predicted: tbt_ms without what was learned of the tail */
+    const char *reason; /* static: why disaggregated or not; a bounded metric label */
+    uint32_t fetch_from;   /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
+    uint32_t fetch_tokens; /* cached_tokens counts them */
     double
         recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
     double prefill_ms;          /* predicted: of ttft_ms, the computing */

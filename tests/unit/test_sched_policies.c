@@ -499,6 +499,45 @@ static void test_mixed(void **state)
     assert_false(place(&x, &bt_sched_baton).both);
 }
 
+/* What was learned under overload must not keep an idle cluster idle: nothing would be learned
+ * anew. */
+static void test_idle_workers_are_tried(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    static const struct bt_sched_admission *const all[] = {
+        &bt_sched_admit_early, &bt_sched_admit_predict, &bt_sched_admit_priced};
+    struct bt_sched_forecast f;
+    bt_sched_forecast_init(&f, 100, 1000, 0);
+    for (size_t a = 0; a < BT_ARRAY_LEN(all); a++) {
+        world_init(&x);
+        x.s.forecast = &f;
+        x.c.ttft_objective_ms = 2000;
+        x.c.tbt_objective_ms = 50;
+        for (uint32_t i = 0; i < N; i++) {
+            x.w[i].learned = (struct bt_sched_learned){.overhead_ms = 60000, .tail = 100};
+        }
+        assert_int_equal(bt_sched_decide(&bt_sched_baton, all[a], &x.c, &x.s, &x.req, &plan, &rej),
+                         BT_SCHED_PLANNED);
+        for (uint32_t i = 0; i < N; i++) {
+            x.w[i].queue_ms = 1; /* somebody is being tried */
+        }
+        assert_int_equal(bt_sched_decide(&bt_sched_baton, all[a], &x.c, &x.s, &x.req, &plan, &rej),
+                         BT_SCHED_OVERLOADED);
+        for (uint32_t i = 0; i < N; i++) {
+            x.w[i].queue_ms = 0;
+            x.w[i].running = i >= N_P;
+        }
+        if (a > 0) {
+            continue; /* by then the row that is there has ended */
+        }
+        assert_int_equal(bt_sched_decide(&bt_sched_baton, all[a], &x.c, &x.s, &x.req, &plan, &rej),
+                         BT_SCHED_OVERLOADED);
+    }
+}
+
 /* The longer the queue, the shorter a prefill must be; nobody waits: anybody who meets the
  * objective. */
 static void test_priced(void **state)
@@ -554,6 +593,7 @@ int main(void)
         cmocka_unit_test(test_forecast),
         cmocka_unit_test(test_mixed),
         cmocka_unit_test(test_priced),
+        cmocka_unit_test(test_idle_workers_are_tried),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
