@@ -96,9 +96,11 @@ static bool read_args(struct table *t, const struct bt_sim_cache_args *a)
         return fail("--from is not before --to");
     }
     if (bt_sim_cluster_load(a->cluster != NULL ? a->cluster : "h200-8b", &t->cluster, err,
-                            sizeof(err)) != BT_OK ||
-        !read_blocks(t, a->blocks) || !read_policies(t, a->policies)) {
-        return t->n_caps == 0 && a->blocks != NULL ? fail(err) : false;
+                            sizeof(err)) != BT_OK) {
+        return fail(err);
+    }
+    if (!read_blocks(t, a->blocks) || !read_policies(t, a->policies)) {
+        return false;
     }
     return bt_sim_trace_load(a->trace, &t->trace, err, sizeof(err)) == BT_OK || fail(err);
 }
