@@ -241,7 +241,9 @@ static inline void on_kvstore_in(struct fake *k, const Baton__ToKvstore *m)
                                    .n_tokens = v->n_tokens,
                                    .n_keys = (uint32_t)(v->keys.len / 32)};
         snprintf(s->peer, sizeof(s->peer), "%s", v->peer);
-        memcpy(s->keys, v->keys.data, BT_MIN(v->keys.len, sizeof(s->keys)));
+        if (v->keys.len > 0) {
+            memcpy(s->keys, v->keys.data, BT_MIN(v->keys.len, sizeof(s->keys)));
+        }
         s->prefill_tokens_per_s = v->prefill_tokens_per_s;
         s->n_sources = (uint32_t)v->n_sources;
         for (size_t i = 0; i < BT_MIN(v->n_sources, BT_ARRAY_LEN(s->sources)); i++) {
