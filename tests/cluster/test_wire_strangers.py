@@ -409,13 +409,14 @@ def test_fetch_cut_at_every_message(world, way, kind, after):
     while not cut:  # the last message may still be on its way through the proxy
         assert time.monotonic() < end
         time.sleep(0.01)
-    # A session that never came up is dialled again, and the fetch is whole then.
+    # A session that never came up is dialled again, and the fetch is whole then. Cut behind a hello it may
+    # have come up: the hello and the end of the call travel at the same time.
     whole = b.has("done 700 ")
     assert whole != b.has("failed 700 ERR_PEER_LOST")
     if whole:
         b.ask("verify 700 5", "verify 700 bad=0 crc_bad=0")
     else:
-        assert kind != "hello"
+        assert kind != "hello" or after
     b.say("forget 700")
     assert b.usage()["free"] == free
     if a.has("wanted 700"):
