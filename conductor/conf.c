@@ -36,12 +36,10 @@ static const struct bt_conf_row rows[] = {
     {.key = "conductor.api_keys_file",
      .type = BT_CONF_STR,
      .offset = ROW(api_keys_file),
-     .doc =
-         "File with one API key a line, '#' begins a comment, mode 0600 or 0640. Without it no "
-         "key is asked for. Behind a key may stand rps=, tokens_per_s= (limits; above them 429), "
-         "weight= (share against other tenants where requests wait), priority= (the best class of "
-         "its "
-         "requests, smaller goes first), slo_ttft_ms=, slo_tbt_ms= (objectives)."},
+     .doc = "File with one API key a line, '#' begins a comment, mode 0600 or 0640. Without it no "
+            "key is asked for. Behind a key may stand rps=, tokens_per_s= (limits; above them "
+            "429), weight= (share against other tenants where requests wait), priority= (the best "
+            "class of its requests, smaller goes first), slo_ttft_ms=, slo_tbt_ms= (objectives)."},
     {.key = "conductor.max_running",
      .type = BT_CONF_INT,
      .offset = ROW(max_running),
@@ -118,8 +116,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1048576,
      .doc = "Tokens of an extent, a multiple of kv.block_tokens: prefixes are found in steps of so "
-            "many. "
-            "512 where a cluster holds millions of blocks. 0: every block is in the index."},
+            "many. 512 where a cluster holds millions of blocks. 0: every block is in the index."},
     {.key = "model.served_name",
      .type = BT_CONF_STR,
      .offset = ROW(served_name),
@@ -176,18 +173,16 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(tbt_objective_ms),
      .def = "0",
      .max = 86400000,
-     .doc =
-         "A request whose predicted time between tokens (mean of the longest tenth) is above this "
-         "gets 429. 0: none. The header x-slo-tbt-ms takes its place for one request."},
+     .doc = "A request whose predicted time between tokens (mean of the longest tenth) is above "
+            "this gets 429. 0: none. The header x-slo-tbt-ms takes its place for one request."},
     {.key = "sched.tbt_margin",
      .type = BT_CONF_FLOAT,
      .offset = ROW(tbt_margin),
      .def = "0.8",
      .min = 0.01,
      .max = 1,
-     .doc =
-         "Admission asks for this share of sched.tbt_objective_ms: rows that come later make the "
-         "steps longer for those that are there."},
+     .doc = "Admission asks for this share of sched.tbt_objective_ms: rows that come later make "
+            "the steps longer for those that are there."},
     {.key = "sched.length_quantile",
      .type = BT_CONF_FLOAT,
      .offset = ROW(length_quantile),
@@ -195,8 +190,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0.01,
      .max = 0.999,
      .doc = "An answer is expected to take as many pages as this share of the answers before it, "
-            "of its "
-            "tenant and length of prompt."},
+            "of its tenant and length of prompt."},
     {.key = "sched.work_price",
      .type = BT_CONF_FLOAT,
      .offset = ROW(work_price),
@@ -212,18 +206,16 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1000,
      .doc = "Policy baton: weight of the time that a prefill takes from a worker beside the time "
-            "that its "
-            "request waits."},
+            "that its request waits."},
     {.key = "sched.mixed_step_ms",
      .type = BT_CONF_MS,
      .offset = ROW(mixed_step_ms),
      .def = "0",
      .max = 60000,
      .doc = "Policy baton: decode workers compute prompts beside their rows where that gives an "
-            "earlier "
-            "first token, counting on steps of so long (set engine.mixed_step_ms of the decode "
-            "workers to "
-            "the same; half of the objective between tokens is a good value). 0: they do not."},
+            "earlier first token, counting on steps of so long (set engine.mixed_step_ms of the "
+            "decode workers to the same; half of the objective between tokens is a good value). 0: "
+            "they do not."},
     {.key = "sched.prior_prefill_tokens_per_s",
      .type = BT_CONF_FLOAT,
      .offset = ROW(prefill_tokens_per_s),
