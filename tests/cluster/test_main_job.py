@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-import sanitizer
-from conftest import ROOT, golden, scrape, wait_for
+from conftest import ROOT, golden, wait_for
+from leftovers import assert_nothing_left, settled
 
 NEAR_TIE = 0.1
 TOLERANCE = 0.1
@@ -120,23 +120,6 @@ def test_kv_really_moves_between_the_nodes(cluster):
     assert out["timings"]["kv_segments"] == blocks * 6
 
 
-def usage_of(cluster):
-    """Leases, slots, fds and memory of every daemon."""
-    out = {}
-    for d in cluster.status():
-        if d["daemon"] == "etcd":
-            continue
-        key = d["daemon"], d["node"]
-        with open(f"/proc/{d['pid']}/status") as f:  # not the mapped slab, which counts as shared
-            rss = [int(li.split()[1]) << 10 for li in f if li.startswith("RssAnon")][0]
-        out[key] = {"fds": len(os.listdir(f"/proc/{d['pid']}/fd")), "rss": rss}
-        if d["daemon"] == "kvstore":
-            m = scrape(d["http"])
-            out[key]["leases"] = m["baton_pool_leases"]
-            out[key]["writing"] = m['baton_pool_slots{state="writing"}']
-    return out
-
-
 def test_nothing_is_left_after_200_requests(make_cluster):
     c = make_cluster()
 
@@ -158,20 +141,10 @@ def test_nothing_is_left_after_200_requests(make_cluster):
         assert not errors, errors[:3]
 
     burst(80, "warm up")
-    wait_for(lambda: all(u.get("leases", 0) == 0 for u in usage_of(c).values()), 10, "no leases")
-    before = usage_of(c)
+    before = settled(c)
     burst(200, "measured")
 
-    def quiet():
-        now = usage_of(c)
-        return now if all(u.get("leases", 0) == 0 and u.get("writing", 0) == 0
-                          for u in now.values()) else None
-
-    after = wait_for(quiet, 30, "no lease and no WRITING slot")
-    for key, u in after.items():
-        assert u["fds"] <= before[key]["fds"] + 2, (key, before[key], u)
-        if not sanitizer.KIND:  # a sanitizer keeps what is freed
-            assert u["rss"] <= before[key]["rss"] + (16 << 20), (key, before[key], u)
+    assert_nothing_left(c, before, rss=16 << 20)
 
 
 def test_a_client_that_goes_away_frees_everything(make_cluster):

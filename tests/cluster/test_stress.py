@@ -7,7 +7,7 @@ import pytest
 
 import sanitizer
 from conftest import wait_for
-from test_main_job import usage_of
+from leftovers import assert_nothing_left, settled
 
 WORDS = "to be or not that is the question whether nobler in mind suffer slings arrows of".split()
 
@@ -79,8 +79,7 @@ def test_1000_requests_with_random_cancellations_leave_nothing(make_cluster):
         return c.metrics("kvstore", 1)["baton_kv_received_bytes_total"] > 0
 
     wait_for(warm, 30, "both decode workers were used: the kvstores' connection exists")
-    wait_for(lambda: all(u.get("leases", 0) == 0 for u in usage_of(c).values()), 10, "no leases")
-    before = usage_of(c)
+    before = settled(c)
 
     def cancelled(p, after, n):
         s = c.stream("/v1/completions", {"prompt": p, "max_tokens": n, "temperature": 1,
@@ -100,14 +99,5 @@ def test_1000_requests_with_random_cancellations_leave_nothing(make_cluster):
     run_all([job(i) for i in range(1000)])
     print(f"1000 requests in {time.monotonic() - start:.1f} s")
 
-    def quiet():
-        now = usage_of(c)
-        return now if all(u.get("leases", 0) == 0 and u.get("writing", 0) == 0
-                          for u in now.values()) else None
-
-    after = wait_for(quiet, 30, "no lease and no WRITING slot")
-    for key, u in after.items():
-        assert u["fds"] <= before[key]["fds"] + 2, (key, before[key], u)
-        if not sanitizer.KIND:  # a sanitizer keeps what is freed
-            assert u["rss"] <= before[key]["rss"] + (64 << 20), (key, before[key], u)
+    assert_nothing_left(c, before, rss=64 << 20)
     assert c.complete("alive?", 4)["usage"]["completion_tokens"] >= 1

@@ -5,24 +5,10 @@ import time
 
 import pytest
 
-from wire_peers import Peer
+from wire_peers import peers  # noqa: F401
 
 LAYERS = 4  # of the tool's default slab: 4 layers, segments of 8 KiB, blocks of 16 tokens
 SEG = 8192
-
-
-@pytest.fixture
-def peers():
-    made = []
-
-    def make(name, **opts):
-        p = Peer(name, **opts)
-        made.append(p)
-        return p
-
-    yield make
-    codes = {p.name: p.stop() for p in made if p.p.returncode is None}
-    assert set(codes.values()) <= {0}, codes
 
 
 def finish(src, dst, req, seed, free_src, free_dst):

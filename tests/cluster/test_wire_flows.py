@@ -4,27 +4,13 @@ import time
 import pytest
 
 import sanitizer
-from wire_peers import Peer
+from wire_peers import peers  # noqa: F401
 
 LAYERS = 4  # of the tool's default slab: 4 layers, segments of 8 KiB, blocks of 16 tokens
 
 
 def items(tokens, chunk):
     return -(-tokens // chunk) * LAYERS
-
-
-@pytest.fixture
-def peers():
-    made = []
-
-    def make(name, **opts):
-        p = Peer(name, **opts)
-        made.append(p)
-        return p
-
-    yield make
-    codes = {p.name: p.stop() for p in made if p.p.returncode is None}
-    assert set(codes.values()) <= {0}, codes
 
 
 def transfer(src, dst, req, tokens, chunk, seed, first=0, epoch=1):

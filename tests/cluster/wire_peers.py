@@ -5,6 +5,8 @@ import subprocess
 import threading
 import time
 
+import pytest
+
 import sanitizer
 from sanitizer import PATIENCE
 
@@ -129,3 +131,18 @@ class Peer:
         found = sanitizer.in_log("\n".join(self.err))
         assert not found, f"{self.name}:\n{found}"
         return self.p.returncode
+
+
+@pytest.fixture
+def peers():
+    """make(name, **opts) -> Peer; all that still run end with the test, with exit status 0."""
+    made = []
+
+    def make(name, **opts):
+        p = Peer(name, **opts)
+        made.append(p)
+        return p
+
+    yield make
+    codes = {p.name: p.stop() for p in made if p.p.returncode is None}
+    assert set(codes.values()) <= {0}, codes

@@ -6,28 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "common/base/base.h"
-
-static double cpu_s(void)
-{
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-}
-
-static uint64_t opt(int argc, char **argv, const char *key, uint64_t def)
-{
-    size_t n = strlen(key);
-    for (int i = 2; i < argc; i++) {
-        if (strncmp(argv[i], key, n) == 0 && argv[i][n] == '=') {
-            return strtoull(argv[i] + n + 1, NULL, 10);
-        }
-    }
-    return def;
-}
+#include "tests/tools/bench_arg.h"
 
 static void must(char *err)
 {

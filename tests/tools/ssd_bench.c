@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/log/log.h"
 #include "kvstore/ssd/ssd.h"
+#include "tests/tools/bench_arg.h"
 
 #define SLAB_SLOTS 64u
 
@@ -38,25 +38,6 @@ static void key_of(uint64_t i, struct bt_kv_key *k)
 {
     memset(k, 3, sizeof(*k));
     memcpy(k->b, &i, sizeof(i));
-}
-
-static double cpu_s(void)
-{
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-}
-
-static uint64_t opt(int argc, char **argv, const char *key, uint64_t def)
-{
-    size_t n = strlen(key);
-    for (int i = 2; i < argc; i++) {
-        if (strncmp(argv[i], key, n) == 0 && argv[i][n] == '=') {
-            return strtoull(argv[i] + n + 1, NULL, 10);
-        }
-    }
-    return def;
 }
 
 static void run(struct bt_loop *loop, struct bt_ssd *ssd, bool write, uint64_t blocks)

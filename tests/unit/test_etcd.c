@@ -9,8 +9,7 @@
 
 #include "common/etcd/etcd.h"
 #include "tests/unit/etcd_fixture.h"
-
-#define WAIT_MS 15000
+#include "tests/unit/loop_wait.h"
 
 static struct etcd_fixture etcd;
 
@@ -46,22 +45,6 @@ static int teardown(void **state)
     bt_loop_destroy(f->loop);
     free(f);
     return 0;
-}
-
-#define WAIT_FOR(f, cond)                                                                          \
-    do {                                                                                           \
-        uint64_t end_ = bt_mono_ns() + WAIT_MS * 1000000ull;                                       \
-        while (!(cond) && bt_mono_ns() < end_) {                                                   \
-            bt_loop_poll((f)->loop, 20);                                                           \
-        }                                                                                          \
-        assert_true(cond);                                                                         \
-    } while (0)
-
-static void run_for(struct fixture *f, uint64_t ms)
-{
-    for (uint64_t end = bt_mono_ns() + ms * 1000000ull; bt_mono_ns() < end;) {
-        bt_loop_poll(f->loop, 10);
-    }
 }
 
 /* ---- what came back ---- */
@@ -251,7 +234,7 @@ static void test_lease_is_kept(void **state)
     etcd_put(&etcd, "/not-kept", "x", etcd_grant(&etcd, 1));
     /* one second is what both have: when the one that nobody keeps is gone, the other is there */
     WAIT_FOR(f, !etcd_has(&etcd, "/not-kept"));
-    run_for(f, 1500);
+    loop_run_for(f->loop, 1500);
     assert_true(etcd_has(&etcd, "/kept"));
     assert_int_equal(l.lost, 0);
     bt_etcd_lease_stop(lease);
@@ -273,7 +256,7 @@ static void test_lease_lost_and_granted_again(void **state)
     l.stop_in_lost = lease; /* the owner may end it in the callback */
     etcd_revoke(&etcd, l.id);
     WAIT_FOR(f, l.lost == 2);
-    run_for(f, 300);
+    loop_run_for(f->loop, 300);
     assert_int_equal(l.granted, 2);
 }
 
@@ -297,7 +280,7 @@ static void test_destroy_revokes(void **state)
     assert_int_equal(r.st, BT_ERR_CANCELLED);
     assert_false(etcd_has(&etcd, "/bye/a"));
     assert_false(etcd_has(&etcd, "/bye/b"));
-    run_for(f, 100);
+    loop_run_for(f->loop, 100);
     assert_int_equal(c.granted, 0);
 }
 
@@ -358,13 +341,13 @@ static void test_watch(void **state)
     assert_string_equal(s.log, "+/w/a=2 +/w/b=1 | +/w/c=3 -/w/a +/w/b=4 ");
     bt_etcd_watch_stop(w);
     put(f, "/w/b", "5");
-    run_for(f, 100);
+    loop_run_for(f->loop, 100);
     assert_int_equal(s.puts, 4);
 
     /* stopped from inside a callback, in the listing */
     t.stop_at_put = bt_etcd_watch_start(f->e, "/w/", &watch_ops, &t);
     WAIT_FOR(f, t.puts == 1);
-    run_for(f, 100);
+    loop_run_for(f->loop, 100);
     assert_int_equal(t.puts, 1);
     assert_int_equal(t.syncs, 0);
 }
@@ -386,7 +369,7 @@ static void test_restart(void **state)
     bt_etcd_put(f->e, "/rs/x", "x", 1, 0, on_put, &r);
     WAIT_FOR(f, r.calls == 1);
     assert_int_equal(r.st, BT_ERR_UNAVAILABLE);
-    run_for(f, 300);
+    loop_run_for(f->loop, 300);
     etcd_start(&etcd);
     etcd_put(&etcd, "/rs/new", "2", 0); /* before our loop turns again */
     etcd_del(&etcd, "/rs/gone");

@@ -9,8 +9,7 @@
 
 #include "common/etcd/member.h"
 #include "tests/unit/etcd_fixture.h"
-
-#define WAIT_MS 15000
+#include "tests/unit/loop_wait.h"
 
 static struct etcd_fixture etcd;
 
@@ -39,22 +38,6 @@ static int teardown(void **state)
     bt_loop_destroy(f->loop);
     free(f);
     return 0;
-}
-
-#define WAIT_FOR(f, cond)                                                                          \
-    do {                                                                                           \
-        uint64_t end_ = bt_mono_ns() + WAIT_MS * 1000000ull;                                       \
-        while (!(cond) && bt_mono_ns() < end_) {                                                   \
-            bt_loop_poll((f)->loop, 20);                                                           \
-        }                                                                                          \
-        assert_true(cond);                                                                         \
-    } while (0)
-
-static void run_for(struct fixture *f, uint64_t ms)
-{
-    for (uint64_t end = bt_mono_ns() + ms * 1000000ull; bt_mono_ns() < end;) {
-        bt_loop_poll(f->loop, 10);
-    }
 }
 
 /* ---- one member ---- */
@@ -290,7 +273,7 @@ static void test_crashed_predecessor(void **state)
     struct bt_member_table *w = bt_member_watch(f->e, "c4", "kvstore", &table_ops, &t);
     WAIT_FOR(f, t.ups == 1 && t.incarnation == 40);
     join(f, &a, "c4", "kv", 41, NULL);
-    run_for(f, 600);
+    loop_run_for(f->loop, 600);
     assert_int_equal(a.joined + a.refused, 0); /* it waits */
     WAIT_FOR(f, a.joined == 1 && t.incarnation == 41);
     assert_string_equal(t.log, "+kvstore/kv@127.0.0.1:2 -kvstore/kv +kvstore/kv@127.0.0.1:1 ");
@@ -312,7 +295,7 @@ static void test_live_namesake(void **state)
     assert_true(bt_mono_ns() - start > BT_MEMBER_LEASE_S * 1000000000ull);
     assert_int_equal(b.st, BT_ERR_EXISTS);
     assert_non_null(strstr(b.why, "kv"));
-    run_for(f, 200); /* its going must not take the other's key along */
+    loop_run_for(f->loop, 200); /* its going must not take the other's key along */
     assert_int_equal(t.downs, 0);
     assert_int_equal(t.incarnation, 51);
     assert_int_equal(a.lost, 0);
@@ -355,7 +338,7 @@ static void test_etcd_away(void **state)
     etcd_kill(&etcd);
     join(f, &late, "c7", "late", 72, NULL);
     bt_member_set_state(a.m, BATON__MEMBER_STATE__READY);
-    run_for(f, 1000);
+    loop_run_for(f->loop, 1000);
     assert_int_equal(t.downs + a.lost + late.joined + late.refused, 0); /* the last table stands */
     etcd_start(&etcd);
     WAIT_FOR(f, late.joined == 1 && t.ups == 3);
@@ -364,7 +347,7 @@ static void test_etcd_away(void **state)
     /* leaving while etcd is away does not hang, nor does the end of all (in teardown) */
     leave(&late);
     etcd_kill(&etcd);
-    run_for(f, 200);
+    loop_run_for(f->loop, 200);
     leave(&a);
     bt_member_unwatch(w);
     bt_etcd_destroy(f->e);

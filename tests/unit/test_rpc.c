@@ -18,8 +18,7 @@
 #include <unistd.h>
 
 #include "common/rpc/rpc.h"
-
-#define WAIT_MS 10000
+#include "tests/unit/loop_wait.h"
 
 /* ---- fixture: an echo server, and an event counter on each side ---- */
 
@@ -162,15 +161,6 @@ static int teardown(void **state)
     free(f);
     return 0;
 }
-
-#define WAIT_FOR(f, cond)                                                                          \
-    do {                                                                                           \
-        uint64_t end_ = bt_mono_ns() + WAIT_MS * 1000000ull;                                       \
-        while (!(cond) && bt_mono_ns() < end_) {                                                   \
-            bt_loop_poll((f)->loop, 20);                                                           \
-        }                                                                                          \
-        assert_true(cond);                                                                         \
-    } while (0)
 
 struct reply {
     int calls, code;

@@ -1,0 +1,28 @@
+/* Waiting in tests whose fixture has a loop (`loop`). Include after cmocka.h. */
+#ifndef BT_TESTS_LOOP_WAIT_H
+#define BT_TESTS_LOOP_WAIT_H
+
+#include "common/base/base.h"
+#include "common/loop/loop.h"
+
+#define LOOP_WAIT_MS 15000 /* only a hang takes so long */
+
+/* Turns the loop until `cond` holds. */
+#define WAIT_FOR(f, cond)                                                                          \
+    do {                                                                                           \
+        uint64_t end_ = bt_mono_ns() + LOOP_WAIT_MS * 1000000ull;                                  \
+        while (!(cond) && bt_mono_ns() < end_) {                                                   \
+            bt_loop_poll((f)->loop, 20);                                                           \
+        }                                                                                          \
+        assert_true(cond);                                                                         \
+    } while (0)
+
+/* Turns it for `ms` milliseconds, for what must not happen. */
+static inline void loop_run_for(struct bt_loop *loop, uint64_t ms)
+{
+    for (uint64_t end = bt_mono_ns() + ms * 1000000ull; bt_mono_ns() < end;) {
+        bt_loop_poll(loop, 10);
+    }
+}
+
+#endif
