@@ -33,6 +33,12 @@ static const struct bt_conf_row rows[] = {
      .min = 1,
      .max = 1000000,
      .doc = "Connections at once; above it 503."},
+    {.key = "conductor.http.allowed_origins",
+     .type = BT_CONF_STR,
+     .offset = ROW(http_allowed_origins),
+     .def = "*",
+     .doc = "Origins (scheme://host[:port], by commas) whose pages may use the API from a browser; "
+            "*: any; empty: none."},
     {.key = "conductor.api_keys_file",
      .type = BT_CONF_STR,
      .offset = ROW(api_keys_file),

@@ -10,6 +10,7 @@ struct bt_conductor_conf {
     char *http_listen;
     uint64_t http_body_max;
     int64_t http_conns_max;
+    char *http_allowed_origins;
     char *api_keys_file;
     char *served_name;
     int64_t max_model_len;

@@ -240,6 +240,7 @@ static bool start_front(struct conductor *c)
                                      conf->served_name != NULL ? conf->served_name : c->model_id,
                                  .model = &c->model,
                                  .max_model_len = (uint32_t)conf->max_model_len,
+                                 .allowed_origins = conf->http_allowed_origins,
                                  .api_keys_file = conf->api_keys_file,
                                  .request_timeout_ms = conf->request_timeout_ms};
     bt_http_options_default(&fc.http);

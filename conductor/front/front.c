@@ -24,8 +24,9 @@ void front_count(struct bt_front *f, int status)
 
 /* ---- answers ---- */
 
-void front_common_headers(struct bt_http_req *req)
+void front_common_headers(const struct bt_front *f, struct bt_http_req *req)
 {
+    front_cors_headers(f, req);
     const char *id = bt_http_header(req, "x-request-id");
     size_t n = id != NULL ? strlen(id) : 0;
     if (n == 0 || n > 128) {
@@ -42,7 +43,7 @@ void front_common_headers(struct bt_http_req *req)
 void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
                    const struct bt_buf *body)
 {
-    front_common_headers(req);
+    front_common_headers(f, req);
     front_count(f, status);
     bt_http_respond(req, status, type, body->data, body->len);
 }
@@ -213,6 +214,9 @@ static void on_request(void *arg, struct bt_http_req *req)
     char tenant[33];
     struct front_error e = {0};
     bool open = r != NULL && r->open;
+    if (r != NULL && front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
+        return; /* it never has a key */
+    }
     if (f->keys != NULL && !open &&
         !front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant)) {
         front_fail(&e, 401, NULL, "invalid_api_key",
@@ -303,6 +307,7 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
     f->model_id = conf->model_id != NULL ? bt_strdup(conf->model_id) : base_name(conf->model_path);
     f->created_s = conf->created_s != 0 ? conf->created_s : bt_real_ns() / 1000000000ull;
     f->request_timeout_ms = conf->request_timeout_ms;
+    f->allowed_origins = bt_strdup(conf->allowed_origins != NULL ? conf->allowed_origins : "");
     uint32_t len = conf->max_model_len;
     f->model = (struct front_model){.id = f->model_id,
                                     .max_model_len = len > 0 ? BT_MIN(len, f->config.max_model_len)
@@ -315,8 +320,8 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
     bt_list_init(&f->pending);
     bt_list_init(&f->ending);
     create_metrics(f);
-    bt_status_t st = BT_OK;
-    if (conf->api_keys_file != NULL) {
+    bt_status_t st = front_cors_check(f->allowed_origins, err, err_cap);
+    if (st == BT_OK && conf->api_keys_file != NULL) {
         st = front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
     }
     if (st == BT_OK) {
@@ -362,6 +367,7 @@ void bt_front_destroy(struct bt_front *f)
     bt_timer_stop(f->loop, &f->pending_timer);
     bt_timer_stop(f->loop, &f->ending_timer);
     front_keys_destroy(f->keys);
+    free(f->allowed_origins);
     free(f->model_id);
     free(f->model_path);
     free(f);

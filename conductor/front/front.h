@@ -21,6 +21,7 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     const char *model_id;        /* served name; NULL: base name of model_path */
     const struct bt_model_config *model;
     uint32_t max_model_len;      /* 0: the model's; larger than the model's is cut to it */
+    const char *allowed_origins; /* of browsers' pages: a list, "*" any; NULL or "": none */
     const char *api_keys_file;   /* one key a line, '#' comments; NULL: no keys are asked for */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
@@ -28,8 +29,8 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
 
 /* Starts listening. tok, tmpl (NULL: the model has no chat template, chat requests get 400), rs and
  * metrics stay the caller's and must outlive the front. port_p gets the bound port. ERR_CONFIG: the
- * keys file cannot be read, is readable by others, or holds no key; ERR_IO: listen failed. err
- * names the file or address and the remedy. */
+ * keys file cannot be read, is readable by others, or holds no key, or allowed_origins names no
+ * origin; ERR_IO: listen failed. err names the file or address and the remedy. */
 bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *conf,
                             const struct bt_tokenizer *tok, const struct bt_template *tmpl,
                             struct bt_requests *rs, struct bt_metrics *metrics,

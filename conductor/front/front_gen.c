@@ -77,7 +77,7 @@ static void send_events(struct front_gen *g)
     }
     if (!g->started) {
         g->started = true;
-        front_common_headers(g->req);
+        front_common_headers(g->f, g->req);
         if (g->a.plan && g->parts[0].r != NULL) { /* of several prompts the first */
             front_plan_header(g->req, &bt_request_usage(g->parts[0].r)->plan);
         }

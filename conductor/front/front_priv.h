@@ -44,6 +44,7 @@ struct bt_front {
     struct front_model model;
     struct bt_model_config config;
     char *model_id, *model_path;
+    char *allowed_origins;   /* "": none */
     struct front_keys *keys; /* NULL: open to all */
     uint64_t created_s, request_timeout_ms;
     bool draining;
@@ -62,8 +63,9 @@ struct bt_front {
 void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
                    const struct bt_buf *body);
 void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e);
-/* Headers of every answer: x-request-id if the client sent a proper one. */
-void front_common_headers(struct bt_http_req *req);
+/* Headers of every answer: x-request-id if the client sent a proper one, those for other origins.
+ */
+void front_common_headers(const struct bt_front *f, struct bt_http_req *req);
 void front_count(struct bt_front *f, int status);
 
 struct front_wishes { /* of a generation's headers */
@@ -77,6 +79,14 @@ struct front_wishes { /* of a generation's headers */
 bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e);
 /* The answer's header x-baton-plan. */
 void front_plan_header(struct bt_http_req *req, const struct bt_gen_plan *p);
+
+/* Is the configuration's list of origins right? ERR_CONFIG: err names what is not. */
+bt_status_t front_cors_check(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
+/* Lets pages of an allowed origin read the answer. */
+void front_cors_headers(const struct bt_front *f, struct bt_http_req *req);
+/* A browser asks beforehand whether a page may send a request with one of `methods`: answers it.
+ * False: it is no such question, or not from an allowed origin. */
+bool front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods);
 
 /* The routes that have files of their own. */
 void front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant);

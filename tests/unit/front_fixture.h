@@ -196,11 +196,14 @@ static int unload_model(void **state)
     return 0;
 }
 
+static const char *allowed_origins = "*";
+
 static void open_front(const char *keys_file, const struct bt_template *t)
 {
     char err[256] = "";
     struct bt_front_config conf = {.model_path = MODEL "/",
                                    .model = &model,
+                                   .allowed_origins = allowed_origins,
                                    .api_keys_file = keys_file,
                                    .created_s = 1234567890};
     bt_http_options_default(&conf.http);

@@ -1,0 +1,98 @@
+/* Cross-origin requests: what a browser asks before it lets a page of another origin read our
+ * answers (Fetch Standard, "CORS protocol"). Credentials in the browser's sense (cookies) do not
+ * exist here: an API key is a header that the page itself sets. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "conductor/front/front_priv.h"
+
+#define MAX_AGE_S "600"
+
+/* The next origin of a list; NULL at its end. Advances *at. */
+static const char *next_origin(const char **at, size_t *len_p)
+{
+    const char *p = *at + strspn(*at, ", \t");
+    *len_p = strcspn(p, ", \t");
+    *at = p + *len_p;
+    return *len_p > 0 ? p : NULL;
+}
+
+/* scheme://host[:port], as a browser writes it: no path, no user. */
+static bool is_origin(const char *s, size_t len)
+{
+    char text[256];
+    if (len == 0 || len >= sizeof(text)) {
+        return false;
+    }
+    memcpy(text, s, len);
+    text[len] = '\0';
+    const char *sep = strstr(text, "://");
+    return sep != NULL && sep != text && sep[3] != '\0' && strpbrk(sep + 3, "/@?#*") == NULL;
+}
+
+bt_status_t front_cors_check(const char *origins, char *err, size_t err_cap)
+{
+    const char *at = origins, *o;
+    size_t len;
+    while ((o = next_origin(&at, &len)) != NULL) {
+        bool any = len == 1 && *o == '*';
+        if (!any && !is_origin(o, len)) {
+            snprintf(err, err_cap,
+                     "conductor.http.allowed_origins: '%.*s' is no origin; write "
+                     "scheme://host[:port], or * for any",
+                     (int)BT_MIN(len, 200), o);
+            return BT_ERR_CONFIG;
+        }
+    }
+    return BT_OK;
+}
+
+/* 0: not allowed, 1: it is in the list, 2: any is. */
+static int allowed(const char *origins, const char *origin)
+{
+    const char *at = origins, *o;
+    size_t len, n = strlen(origin);
+    int found = 0;
+    while ((o = next_origin(&at, &len)) != NULL) {
+        if (len == 1 && *o == '*') {
+            return 2;
+        }
+        found |= len == n && memcmp(o, origin, n) == 0;
+    }
+    return found;
+}
+
+void front_cors_headers(const struct bt_front *f, struct bt_http_req *req)
+{
+    const char *origin = bt_http_header(req, "origin");
+    int how = origin != NULL ? allowed(f->allowed_origins, origin) : 0;
+    if (f->allowed_origins[0] != '\0' && how != 2) { /* the answer depends on the origin */
+        bt_http_add_header(req, "Vary", "Origin");
+    }
+    if (how == 0) {
+        return;
+    }
+    bt_http_add_header(req, "Access-Control-Allow-Origin", how == 2 ? "*" : origin);
+    bt_http_add_header(req, "Access-Control-Expose-Headers",
+                       "x-request-id, x-baton-plan, retry-after");
+}
+
+bool front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods)
+{
+    const char *origin = bt_http_header(req, "origin");
+    const char *wanted = bt_http_header(req, "access-control-request-headers");
+    if (strcmp(bt_http_method(req), "OPTIONS") != 0 || origin == NULL ||
+        bt_http_header(req, "access-control-request-method") == NULL ||
+        allowed(f->allowed_origins, origin) == 0) {
+        return false;
+    }
+    bt_http_add_header(req, "Access-Control-Allow-Methods", methods);
+    if (wanted != NULL && strlen(wanted) <= 1024) {
+        bt_http_add_header(req, "Access-Control-Allow-Headers", wanted);
+    }
+    bt_http_add_header(req, "Access-Control-Max-Age", MAX_AGE_S);
+    const struct bt_buf empty = {.data = ""};
+    front_respond(f, req, 200, "text/plain; charset=utf-8", &empty);
+    return true;
+}
