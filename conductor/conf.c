@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "conductor/front/front.h"
 #include "conductor/sched/sched.h"
 
 #define ROW(member) offsetof(struct bt_conductor_conf, member)
@@ -272,6 +273,9 @@ static bool check(const void *conf, char *err, size_t err_cap)
         snprintf(err, err_cap,
                  "conductor.index_extent_tokens: %lld is not a multiple of kv.block_tokens (%lld)",
                  (long long)c->index_extent_tokens, (long long)c->common.kv_block_tokens);
+        return false;
+    }
+    if (bt_front_check_origins(c->http_allowed_origins, err, err_cap) != BT_OK) {
         return false;
     }
     if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {

@@ -320,7 +320,7 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
     bt_list_init(&f->pending);
     bt_list_init(&f->ending);
     create_metrics(f);
-    bt_status_t st = front_cors_check(f->allowed_origins, err, err_cap);
+    bt_status_t st = bt_front_check_origins(f->allowed_origins, err, err_cap);
     if (st == BT_OK && conf->api_keys_file != NULL) {
         st = front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
     }

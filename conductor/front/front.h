@@ -27,6 +27,9 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
 };
 
+/* Is a list of origins right? ERR_CONFIG: err names what is not, and the key. */
+bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
+
 /* Starts listening. tok, tmpl (NULL: the model has no chat template, chat requests get 400), rs and
  * metrics stay the caller's and must outlive the front. port_p gets the bound port. ERR_CONFIG: the
  * keys file cannot be read, is readable by others, or holds no key, or allowed_origins names no

@@ -31,9 +31,9 @@ static bool is_origin(const char *s, size_t len)
     return sep != NULL && sep != text && sep[3] != '\0' && strpbrk(sep + 3, "/@?#*") == NULL;
 }
 
-bt_status_t front_cors_check(const char *origins, char *err, size_t err_cap)
+bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_cap)
 {
-    const char *at = origins, *o;
+    const char *at = origins != NULL ? origins : "", *o;
     size_t len;
     while ((o = next_origin(&at, &len)) != NULL) {
         bool any = len == 1 && *o == '*';

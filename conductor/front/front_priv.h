@@ -80,8 +80,6 @@ bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct f
 /* The answer's header x-baton-plan. */
 void front_plan_header(struct bt_http_req *req, const struct bt_gen_plan *p);
 
-/* Is the configuration's list of origins right? ERR_CONFIG: err names what is not. */
-bt_status_t front_cors_check(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Lets pages of an allowed origin read the answer. */
 void front_cors_headers(const struct bt_front *f, struct bt_http_req *req);
 /* A browser asks beforehand whether a page may send a request with one of `methods`: answers it.
