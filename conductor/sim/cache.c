@@ -1,6 +1,7 @@
-/* Per node: slots in a list by age and a hash table from block to slot; over all nodes: a bitmap of
- * holders per block. */
+/* Per node: an eviction policy over slots and a hash table from block to slot; over all nodes: a
+ * bitmap of holders per block. */
 #include "conductor/sim/cache.h"
+#include "conductor/sim/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,25 +9,29 @@
 #define NONE UINT32_MAX
 
 struct slot {
-    uint32_t block, older, younger;
+    uint32_t block, held; /* held: requests that use it */
 };
 
 struct node {
-    struct slot *slots; /* [cap]; made on first use */
-    uint32_t *table;    /* [mask + 1] of slot numbers, open addressing */
-    uint32_t used, oldest, youngest;
+    struct bt_evict *evict; /* this and the arrays: made on first use */
+    struct slot *slots;     /* [cap] */
+    uint32_t *table;        /* [mask + 1] of slot numbers, open addressing */
+    uint32_t used;
 };
 
 struct bt_sim_caches {
+    const struct bt_evict_policy *policy;
     uint32_t n_nodes, cap, mask, words, n_unique;
     struct node *nodes;
     uint64_t *holders; /* [n_unique][words] */
     uint64_t replicas;
 };
 
-struct bt_sim_caches *bt_sim_caches_create(uint32_t n_nodes, uint32_t capacity, uint32_t n_unique)
+struct bt_sim_caches *bt_sim_caches_create(uint32_t n_nodes, uint32_t capacity, uint32_t n_unique,
+                                           const struct bt_evict_policy *policy)
 {
     struct bt_sim_caches *c = bt_calloc(1, sizeof(*c));
+    c->policy = policy;
     c->n_nodes = n_nodes;
     c->n_unique = BT_MAX(n_unique, 1u);
     c->cap = capacity == 0 ? c->n_unique : BT_MIN(capacity, c->n_unique);
@@ -44,6 +49,9 @@ void bt_sim_caches_destroy(struct bt_sim_caches *c)
         return;
     }
     for (uint32_t i = 0; i < c->n_nodes; i++) {
+        if (c->nodes[i].evict != NULL) {
+            c->policy->destroy(c->nodes[i].evict);
+        }
         free(c->nodes[i].slots);
         free(c->nodes[i].table);
     }
@@ -128,62 +136,106 @@ static void table_remove(const struct bt_sim_caches *c, struct node *d, uint32_t
     d->table[hole] = NONE;
 }
 
-/* ---- the list ---- */
+/* ---- what requests do ---- */
 
-static void unlink_slot(struct node *d, uint32_t s)
+static uint32_t slot_of(const struct bt_sim_caches *c, const struct node *d, uint32_t block)
 {
-    struct slot *x = &d->slots[s];
-    *(x->older != NONE ? &d->slots[x->older].younger : &d->oldest) = x->younger;
-    *(x->younger != NONE ? &d->slots[x->younger].older : &d->youngest) = x->older;
+    return d->table[find(c, d, block)];
 }
 
-static void link_youngest(struct node *d, uint32_t s)
+static void hold(const struct bt_sim_caches *c, struct node *d, uint32_t slot)
 {
-    d->slots[s].older = d->youngest;
-    d->slots[s].younger = NONE;
-    *(d->youngest != NONE ? &d->slots[d->youngest].younger : &d->oldest) = s;
-    d->youngest = s;
+    if (d->slots[slot].held++ == 0) {
+        c->policy->pin(d->evict, slot);
+    }
 }
 
-static void touch(struct bt_sim_caches *c, uint32_t node, uint32_t block)
+uint32_t bt_sim_caches_use(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
+                           uint32_t n)
 {
     struct node *d = &c->nodes[node];
-    uint64_t bit = 1ull << (node % 64);
-    uint32_t s;
-    if (holders_of(c, block)[node / 64] & bit) {
-        s = d->table[find(c, d, block)];
-        unlink_slot(d, s);
-        link_youngest(d, s);
-        return;
+    uint32_t k = 0, parent = BT_EVICT_NONE;
+    for (; k < n && bt_sim_caches_has(c, node, blocks[k]); k++) {
+        uint32_t s = slot_of(c, d, blocks[k]);
+        hold(c, d, s);
+        c->policy->hit(d->evict, s, parent);
+        parent = s;
     }
+    return k;
+}
+
+void bt_sim_caches_release(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
+                           uint32_t n)
+{
+    struct node *d = &c->nodes[node];
+    while (n-- > 0) {
+        uint32_t s = slot_of(c, d, blocks[n]);
+        BT_ASSERT(d->slots[s].held > 0);
+        if (--d->slots[s].held == 0) {
+            c->policy->unpin(d->evict, s);
+        }
+    }
+}
+
+/* NONE: everything is held. */
+static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node)
+{
+    struct node *d = &c->nodes[node];
     if (d->used < c->cap) {
-        s = d->used++;
         c->replicas++;
-    } else {
-        s = d->oldest;
-        uint32_t old = d->slots[s].block;
-        unlink_slot(d, s);
-        table_remove(c, d, old);
-        holders_of(c, old)[node / 64] &= ~bit;
+        return d->used++;
     }
-    d->slots[s].block = block;
-    table_add(c, d, s);
-    link_youngest(d, s);
-    holders_of(c, block)[node / 64] |= bit;
+    uint32_t s = c->policy->victim(d->evict);
+    if (s != BT_EVICT_NONE) {
+        uint32_t old = d->slots[s].block;
+        c->policy->drop(d->evict, s);
+        table_remove(c, d, old);
+        holders_of(c, old)[node / 64] &= ~(1ull << (node % 64));
+    }
+    return s;
 }
 
-void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks, uint32_t n)
+static void first_use(struct bt_sim_caches *c, struct node *d)
 {
-    struct node *d = &c->nodes[node];
     if (d->slots == NULL) {
         d->slots = bt_malloc(c->cap * sizeof(*d->slots));
         d->table = bt_malloc(((size_t)c->mask + 1) * sizeof(*d->table));
         memset(d->table, 0xff, ((size_t)c->mask + 1) * sizeof(*d->table));
-        d->oldest = d->youngest = NONE;
+        d->evict = c->policy->create(c->cap);
     }
-    for (uint32_t k = BT_MIN(n, c->cap); k-- > 0;) {
-        touch(c, node, blocks[k]);
+}
+
+void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_sim_put *p)
+{
+    struct node *d = &c->nodes[node];
+    first_use(c, d);
+    uint32_t k = p->held, parent = k > 0 ? slot_of(c, d, p->blocks[k - 1]) : BT_EVICT_NONE;
+    for (; k < p->n; k++) {
+        uint32_t s, block = p->blocks[k];
+        if (bt_sim_caches_has(c, node, block)) { /* computed again: the copy that is there stays */
+            s = slot_of(c, d, block);
+            hold(c, d, s);
+            parent = s;
+            continue;
+        }
+        s = take_slot(c, node);
+        if (s == BT_EVICT_NONE) {
+            break;
+        }
+        bool copy = k >= p->copied && k < p->copied_end;
+        struct bt_evict_block b = {.hash = block * 0x9e3779b97f4a7c15ull >> 16,
+                                   .depth = k,
+                                   .start_tokens = k * BT_SIM_BLOCK_TOKENS,
+                                   .parent = parent,
+                                   .reused_tokens = p->held * BT_SIM_BLOCK_TOKENS,
+                                   .origin = copy ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
+        d->slots[s] = (struct slot){.block = block, .held = 1};
+        table_add(c, d, s);
+        holders_of(c, block)[node / 64] |= 1ull << (node % 64);
+        c->policy->admit(d->evict, s, &b);
+        parent = s;
     }
+    bt_sim_caches_release(c, node, p->blocks, k);
 }
 
 uint64_t bt_sim_caches_replicas(const struct bt_sim_caches *c)

@@ -26,6 +26,7 @@ static const char usage[] =
     "  --work-price X      of admission priced (0.5)\n"
     "  --mixed-step MS     of baton: decode nodes fill steps with prompt tokens up to this; 0: not "
     "(0.8 of --tbt)\n"
+    "  --eviction P        of the nodes' caches, one of cache's policies (density)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
     "  --one-token         every answer is one token: prefill alone\n"
     "  --set KEY=VALUE     changes the cluster; repeatable\n"
@@ -56,7 +57,7 @@ static int fail(const char *what)
 struct args {
     const char *config, *gpu;
     double gpus;
-    const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks, *replay;
+    const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks, *replay, *eviction;
     const char *set[64];
     uint32_t n_set;
     struct bt_sim_options o;
@@ -83,6 +84,7 @@ enum {
     O_GPUS,
     O_MIXED,
     O_LIFE,
+    O_EVICTION,
     O_ONE,
     O_SET,
     O_CSV,
@@ -110,6 +112,7 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"gpus", 1, NULL, O_GPUS},
                                         {"mixed-step", 1, NULL, O_MIXED},
                                         {"life", 1, NULL, O_LIFE},
+                                        {"eviction", 1, NULL, O_EVICTION},
                                         {"one-token", 0, NULL, O_ONE},
                                         {"set", 1, NULL, O_SET},
                                         {"csv", 1, NULL, O_CSV},
@@ -172,6 +175,7 @@ static bool parse(int argc, char **argv, struct args *a)
         case O_TRACE: a->trace = optarg; break;
         case O_POLICY: a->policy = optarg; break;
         case O_ADMISSION: a->admission = optarg; break;
+        case O_EVICTION: a->eviction = optarg; break;
         case O_CSV: a->csv = optarg; break;
         case O_PLOT: a->plot = optarg; break;
         case O_BLOCKS: a->blocks = optarg; break;
@@ -261,6 +265,10 @@ static bool resolve(struct args *a, struct bt_sim_cluster *c)
     if (a->o.policy == NULL || a->o.admission == NULL) {
         fprintf(stderr, "baton-sim: --policy is %s; --admission is %s\n", bt_sched_policy_names,
                 bt_sched_admission_names);
+        return false;
+    }
+    if (a->eviction != NULL && (a->o.eviction = bt_evict_by_name(a->eviction)) == NULL) {
+        fprintf(stderr, "baton-sim: --eviction '%s' is none of %s\n", a->eviction, bt_evict_names);
         return false;
     }
     if (a->o.from >= a->o.to) {
@@ -370,6 +378,7 @@ int main(int argc, char **argv)
     struct args a = {.o = {.rate = 1,
                            .to = 1,
                            .seed = 1,
+                           .eviction = &bt_evict_density,
                            .ttft_ms = 30000,
                            .tbt_ms = 100,
                            .tbt_margin = 0.8,

@@ -28,6 +28,7 @@ struct live {          /* a request beyond its record */
     double start_ms, fetch_end_ms;
     double ready_ms; /* end of its prefill, as the forecast was told */
     uint32_t best_tokens, fetch_tokens;
+    uint32_t held; /* blocks of its prefix at its prefill node, while it computes */
     uint32_t next; /* in its node's queue */
 };
 
@@ -198,6 +199,30 @@ static uint32_t full_blocks(const struct sim *s, uint32_t id)
     return s->req[id].input / BT_SIM_BLOCK_TOKENS;
 }
 
+/* The computing begins: what its node has now of the prompt is used. Returns tokens; at least the
+ * last one of a prompt is computed. */
+static uint32_t hold_prefix(struct sim *s, uint32_t id, uint32_t node)
+{
+    const struct bt_sim_request *q = &s->req[id];
+    uint32_t limit = (q->input - 1) / BT_SIM_BLOCK_TOKENS;
+    s->live[id].held = bt_sim_caches_use(s->caches, node, s->t->blocks + q->first, limit);
+    return s->live[id].held * BT_SIM_BLOCK_TOKENS;
+}
+
+/* ... and has ended: all full blocks of the prompt are in the node's cache. */
+static void keep_prompt(struct sim *s, uint32_t id, uint32_t node)
+{
+    const struct live *l = &s->live[id];
+    uint32_t fetched = s->r->records[id].fetched_tokens / BT_SIM_BLOCK_TOKENS;
+    uint32_t end = l->best_tokens / BT_SIM_BLOCK_TOKENS;
+    struct bt_sim_put put = {.blocks = s->t->blocks + s->req[id].first,
+                             .n = full_blocks(s, id),
+                             .held = l->held,
+                             .copied = end - BT_MIN(fetched, end),
+                             .copied_end = end};
+    bt_sim_caches_put(s->caches, node, &put);
+}
+
 static void start_prefill(struct sim *s, uint32_t node)
 {
     struct prefill_node *p = &s->p[node];
@@ -211,9 +236,7 @@ static void start_prefill(struct sim *s, uint32_t node)
     p->first = l->next;
     p->queued_ms = p->first != NONE ? p->queued_ms - l->planned_ms : 0;
     p->running = id;
-    uint32_t limit = (q->input - 1) / BT_SIM_BLOCK_TOKENS;
-    uint32_t local = bt_sim_caches_match_one(s->caches, node, s->t->blocks + q->first, limit) *
-                     BT_SIM_BLOCK_TOKENS;
+    uint32_t local = hold_prefix(s, id, node);
     double end = s->now_ms;
     if (l->fetch_tokens != 0 && l->best_tokens > local) {
         uint32_t from = BT_MAX(l->best_tokens - l->fetch_tokens, local);
@@ -246,8 +269,10 @@ static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *
     l->fetch_end_ms = start + 1e3 * bytes / s->c->link_bytes_per_s;
     src->send_free_ms = dst->recv_free_ms = l->fetch_end_ms;
     s->r->bytes_fetch += bytes;
-    bt_sim_caches_put(s->caches, plan->fetch_from, s->t->blocks + s->req[id].first,
-                      best / BT_SIM_BLOCK_TOKENS); /* used: young again */
+    const uint32_t *blocks = s->t->blocks + s->req[id].first; /* used there too */
+    uint32_t used =
+        bt_sim_caches_use(s->caches, plan->fetch_from, blocks, best / BT_SIM_BLOCK_TOKENS);
+    bt_sim_caches_release(s->caches, plan->fetch_from, blocks, used);
 }
 
 /* At the node that will decode it: once what is fetched is there, the rest is computed beside the
@@ -339,7 +364,7 @@ static void prefill_end(struct sim *s, uint32_t node)
     struct bt_sim_record *rec = &s->r->records[id];
     p->running = NONE;
     rec->ttft_ms = s->now_ms - rec->at_ms;
-    bt_sim_caches_put(s->caches, node, s->t->blocks + q->first, full_blocks(s, id));
+    keep_prompt(s, id, node);
     start_prefill(s, node);
     if (output_of(s, id) == 1) {
         expect(s, id, -1);
@@ -387,9 +412,7 @@ static void prompt_begin(struct sim *s, uint32_t id)
     struct bt_sim_record *rec = &s->r->records[id];
     const struct bt_sim_request *q = &s->req[id];
     const struct live *l = &s->live[id];
-    uint32_t local = bt_sim_caches_match_one(s->caches, rec->prefill, s->t->blocks + q->first,
-                                             (q->input - 1) / BT_SIM_BLOCK_TOKENS) *
-                     BT_SIM_BLOCK_TOKENS;
+    uint32_t local = hold_prefix(s, id, rec->prefill);
     rec->fetched_tokens =
         l->best_tokens > local ? BT_MIN(l->fetch_tokens, l->best_tokens - local) : 0;
     rec->cached_tokens = BT_MAX(local, rec->fetched_tokens != 0 ? l->best_tokens : 0);
@@ -408,7 +431,7 @@ static void prompt_end(struct sim *s, uint32_t id)
     const struct bt_sim_request *q = &s->req[id];
     rec->ttft_ms = s->now_ms - rec->at_ms;
     s->r->mixed_prompts++;
-    bt_sim_caches_put(s->caches, rec->prefill, s->t->blocks + q->first, full_blocks(s, id));
+    keep_prompt(s, id, rec->prefill);
     expect(s, id, -1);
     struct bt_sim_row row = {
         .id = id, .tokens = q->input + 1, .steps = output_of(s, id) - 1, .first_ms = s->now_ms};
@@ -501,7 +524,8 @@ static void set_up(struct sim *s)
     s->links = bt_calloc(n, sizeof(*s->links));
     /* Only prompts that decode nodes compute themselves enter their caches. */
     s->caches =
-        bt_sim_caches_create(n, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS), s->t->n_unique);
+        bt_sim_caches_create(n, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS), s->t->n_unique,
+                             s->o->eviction != NULL ? s->o->eviction : &bt_evict_density);
     for (uint32_t i = 0; i < n; i++) {
         bool prefill = i < s->n_p;
         s->workers[i] = (struct bt_sched_worker){.node = i,

@@ -4,11 +4,11 @@
  * The model. A prefill node computes one request after the other. A request's prefix that its node
  * has at that moment is loaded, what the plan fetches comes over the two nodes' links (first come
  * first served, each direction its own), the rest is computed in chunks; full blocks are then in
- * the node's cache. The KV streams to the decode node beside the prefill. A decode node steps with
- * all its rows (continuous batching); a row joins at a step's boundary when its KV is there and
- * pages for its prompt and answer are free. A prompt that a plan leaves to its decode node is
- * computed there, a chunk in each step beside the rows. Lengths of answers are the trace's;
- * policies do not see them.
+ * the node's cache, from which the kvstore's own eviction policy takes. The KV streams to the
+ * decode node beside the prefill. A decode node steps with all its rows (continuous batching); a
+ * row joins at a step's boundary when its KV is there and pages for its prompt and answer are free.
+ * A prompt that a plan leaves to its decode node is computed there, a chunk in each step beside the
+ * rows. Lengths of answers are the trace's; policies do not see them.
  */
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H
@@ -16,10 +16,13 @@
 #include "conductor/sched/sched.h"
 #include "conductor/sim/cluster.h"
 #include "conductor/sim/trace.h"
+#include "kvstore/evict.h"
 
 struct bt_sim_options {
     const struct bt_sched_policy *policy;
     const struct bt_sched_admission *admission;
+    const struct bt_evict_policy
+        *eviction;            /* of the nodes' caches; NULL: density, the kvstore's default */
     double rate;              /* the trace runs so many times as fast */
     double from, to;          /* part of the trace, shares of its requests: 0 to 1 */
     uint64_t seed;            /* ties and the random policy */

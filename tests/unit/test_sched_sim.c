@@ -25,46 +25,104 @@ static uint64_t next(uint64_t *s)
 
 /* ---- caches against an array of last uses ---- */
 
-#define IDS 60
+#define IDS   60
+#define NODES 3
+#define CHAIN 12
 
+struct model {
+    uint32_t capacity;
+    uint64_t now, used[NODES][IDS]; /* 0: not there */
+    uint32_t held[NODES][IDS];
+};
+
+static uint32_t model_match(const struct model *m, uint32_t node, const uint32_t *chain, uint32_t n)
+{
+    uint32_t k = 0;
+    while (k < n && m->used[node][chain[k]] != 0) {
+        k++;
+    }
+    return k;
+}
+
+/* Makes room on the node for one more; false: everything is held. */
+static bool model_room(struct model *m, uint32_t node)
+{
+    uint32_t have = 0, oldest = IDS;
+    for (uint32_t i = 0; i < IDS; i++) {
+        have += m->used[node][i] != 0;
+        if (m->used[node][i] != 0 && m->held[node][i] == 0 &&
+            (oldest == IDS || m->used[node][i] < m->used[node][oldest])) {
+            oldest = i;
+        }
+    }
+    if (have < m->capacity) {
+        return true;
+    }
+    if (oldest != IDS) {
+        m->used[node][oldest] = 0;
+    }
+    return oldest != IDS;
+}
+
+static void model_put(struct model *m, uint32_t node, const uint32_t *chain, uint32_t n,
+                      uint32_t held)
+{
+    uint32_t k = held;
+    for (; k < n; k++) {
+        if (m->used[node][chain[k]] == 0 && !model_room(m, node)) {
+            break;
+        }
+        m->used[node][chain[k]] += m->used[node][chain[k]] == 0;
+        m->held[node][chain[k]]++;
+    }
+    while (k-- > 0) {
+        if (--m->held[node][chain[k]] == 0) {
+            m->used[node][chain[k]] = ++m->now;
+        }
+    }
+}
+
+/* On each node a chain is in use while others come and go. */
 static void test_cache(void **state)
 {
     (void)state;
     uint64_t seed = 1;
     for (uint32_t capacity = 1; capacity < 40; capacity += 7) {
-        struct bt_sim_caches *c = bt_sim_caches_create(3, capacity, IDS);
-        uint64_t used[3][IDS] = {{0}}, now = 0;
+        struct bt_sim_caches *c = bt_sim_caches_create(NODES, capacity, IDS, &bt_evict_lru);
+        static struct model m;
+        memset(&m, 0, sizeof(m));
+        m.capacity = capacity;
+        uint32_t open[NODES][CHAIN], n_open[NODES] = {0}, held[NODES] = {0};
         for (int round = 0; round < 3000; round++) {
-            uint32_t node = (uint32_t)next(&seed) % 3, n = 1 + (uint32_t)next(&seed) % 12;
-            uint32_t start = (uint32_t)next(&seed) % (IDS - 12), chain[12], match[3];
+            uint32_t node = (uint32_t)next(&seed) % NODES, n = 1 + (uint32_t)next(&seed) % CHAIN;
+            uint32_t start = (uint32_t)next(&seed) % (IDS - CHAIN), chain[CHAIN], match[NODES];
             for (uint32_t k = 0; k < n; k++) {
                 chain[k] = start + k;
             }
             bt_sim_caches_match(c, chain, n, match);
-            for (uint32_t d = 0; d < 3; d++) {
-                uint32_t want = 0;
-                while (want < n && used[d][chain[want]] != 0) {
-                    want++;
-                }
-                assert_int_equal(match[d], want);
-                assert_int_equal(bt_sim_caches_match_one(c, d, chain, n), want);
+            for (uint32_t d = 0; d < NODES; d++) {
+                assert_int_equal(match[d], model_match(&m, d, chain, n));
+                assert_int_equal(bt_sim_caches_match_one(c, d, chain, n), match[d]);
             }
-            bt_sim_caches_put(c, node, chain, n);
-            for (uint32_t k = BT_MIN(n, capacity); k-- > 0;) {
-                used[node][chain[k]] = ++now;
-                uint32_t have = 0, oldest = IDS;
-                for (uint32_t i = 0; i < IDS; i++) {
-                    have += used[node][i] != 0;
-                    if (used[node][i] != 0 &&
-                        (oldest == IDS || used[node][i] < used[node][oldest])) {
-                        oldest = i;
-                    }
-                }
-                if (have > capacity) {
-                    used[node][oldest] = 0;
-                }
+            if (n_open[node] != 0) { /* the one before ends, this one begins */
+                struct bt_sim_put put = {
+                    .blocks = open[node], .n = n_open[node], .held = held[node]};
+                bt_sim_caches_put(c, node, &put);
+                model_put(&m, node, open[node], n_open[node], held[node]);
+            }
+            memcpy(open[node], chain, sizeof(chain));
+            n_open[node] = n;
+            held[node] = bt_sim_caches_use(c, node, chain, n);
+            assert_int_equal(held[node], model_match(&m, node, chain, n));
+            for (uint32_t k = 0; k < held[node]; k++) {
+                m.held[node][chain[k]]++;
             }
         }
+        uint64_t replicas = 0;
+        for (uint32_t i = 0; i < NODES * IDS; i++) {
+            replicas += m.used[i / IDS][i % IDS] != 0;
+        }
+        assert_int_equal(bt_sim_caches_replicas(c), replicas);
         bt_sim_caches_destroy(c);
     }
 }
@@ -348,6 +406,7 @@ static void run(const char *cluster, const char *policy, const char *admission, 
     assert_int_equal(bt_sim_trace_load(SMALL, &t, err, sizeof(err)), BT_OK);
     struct bt_sim_options o = {.policy = bt_sched_policy_find(policy),
                                .admission = bt_sched_admission_find(admission),
+                               .eviction = &bt_evict_lru,
                                .rate = rate,
                                .to = 1,
                                .seed = seed,
@@ -446,6 +505,7 @@ static void test_published_order(void **state)
     for (int i = 0; i < 4; i++) {
         struct bt_sim_options o = {.policy = bt_sched_policy_find(names[i]),
                                    .admission = &bt_sched_admit_none,
+                                   .eviction = &bt_evict_density,
                                    .rate = 1,
                                    .to = 1,
                                    .seed = 1,
