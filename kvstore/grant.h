@@ -12,7 +12,8 @@
  * What workers hold without a grant (puts, until LocalPutDone; leases, until LocalUnlease) ends in
  * the same way.
  * A worker that keeps an open, or a lease, longer than reclaim_ms after it was told to give it back
- * is killed, not robbed. Leases are asked back when they are reclaim_ms old.
+ * is killed, not robbed. Leases are asked back when they are reclaim_ms old. A put that is open for
+ * twice as long is a worker that has stopped: killed too.
  * Everything here runs on the control thread. */
 #ifndef BT_KVSTORE_GRANT_H
 #define BT_KVSTORE_GRANT_H

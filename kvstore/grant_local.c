@@ -306,6 +306,7 @@ static bt_status_t on_put(struct bt_gworker *w, const Baton__LocalPut *m)
         p->depth = m->depth;
         p->n_tokens = m->n_tokens;
         p->key = key;
+        p->given_ns = bt_mono_ns();
         bt_list_insert_tail(&w->puts, &p->in_worker);
         w->n_puts++;
         a.slot = slot;
@@ -331,6 +332,23 @@ static void on_put_done(struct bt_gworker *w, const Baton__LocalPutDone *m)
     }
     bt_list_insert_tail(&w->gs->seal_puts, &p->in_worker);
     bt_sealer_submit(w->gs->c.sealer, &p->slot, &p->key, 1, put_sealed, p);
+}
+
+/* A copy takes milliseconds, and no word of ours could end it: who has not said LocalPutDone for as
+ * long as a lease is lent and asked back has stopped or hangs. Its slot is its own until then, and
+ * for a quarantine after its death. */
+static void puts_reclaim(struct bt_gworker *w, uint64_t now)
+{
+    if (bt_list_empty(&w->puts)) {
+        return;
+    }
+    const struct put *oldest = BT_CONTAINER_OF(w->puts.next, struct put, in_worker);
+    if (now - oldest->given_ns >= 2 * w->gs->c.reclaim_ms * 1000000ull) {
+        char what[64];
+        snprintf(what, sizeof(what), "put=%llu open_puts=%u", (unsigned long long)oldest->id,
+                 w->n_puts);
+        local_kill_hung(w, what, now);
+    }
 }
 
 /* ---- workers ---- */
@@ -517,7 +535,7 @@ void local_kill_hung(struct bt_gworker *w, const char *what, uint64_t now)
         bt_metric_add(w->gs->m.killed, 1);
     }
     BT_ERROR("worker_killed", "worker=%s pid=%u %s why=%s", w->name, w->pid, what,
-             bt_log_q("it kept revoked slots longer than kvstore.reclaim_ms"));
+             bt_log_q("it kept slots longer than kvstore.reclaim_ms allows"));
     if (syscall(SYS_pidfd_send_signal, w->pidfd, SIGKILL, NULL, 0) != 0) {
         BT_ERROR("worker_kill_failed", "worker=%s why=%s", w->name, bt_log_q(strerror(errno)));
     }
@@ -545,6 +563,7 @@ void local_tick(struct bt_grants *gs, uint64_t now)
                 local_kill_hung(w, what, now);
             }
         }
+        puts_reclaim(w, now);
     }
     bt_list_for_each_safe (i, tmp, &gs->void_opens) {
         struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);

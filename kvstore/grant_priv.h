@@ -70,7 +70,7 @@ struct open {
 struct put {
     struct bt_list in_worker; /* or in gs->void_puts, or gs->seal_puts */
     struct bt_grants *gs;
-    uint64_t id, expire_ns;
+    uint64_t id, expire_ns, given_ns;
     uint32_t slot, depth, n_tokens;
     struct bt_kv_key key;
 };

@@ -513,6 +513,58 @@ static void hung_reader_is_killed(void **state)
     assert_int_equal(bt_index_count(node.cache->index), 3);
 }
 
+/* One that stops with a put open: as long as it lives the slot is its own, whatever it does with it
+ * when it wakes. */
+static void stopped_putter_keeps_its_slot(void **state)
+{
+    struct child d;
+    (void)state;
+    node_stop(&node);
+    node_start(&node, 32, 60000);
+    child_start(&d, "d", 1, NULL);
+    child_wait(&d, "attached");
+    child_say(&d, "put 1 42 0 16");
+    child_wait(&d, "putslot 1 status=OK");
+    kill(d.pid, SIGSTOP);
+    child_say(&d, "putfill 1 9");
+    node_poll_ms(&node, 1500);
+    assert_int_equal(node_counts(&node).writing, 1);
+    assert_int_equal(node_counts(&node).free + 1, node_counts(&node).total);
+    kill(d.pid, SIGCONT);
+    child_say(&d, "putdone 1 0");
+    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 1 && node_counts(&node).leases == 0);
+    child_quit(&d);
+}
+
+/* One that stays stopped is killed, and its slots are given away a quarantine after its death. */
+static void stopped_putter_is_killed(void **state)
+{
+    struct child d;
+    struct bt_grants_stats s;
+    (void)state;
+    child_start(&d, "d", 1, NULL);
+    put_three(&d);
+    uint64_t t0 = bt_mono_ns();
+    child_say(&d, "put 7 50 0 16");
+    child_wait(&d, "putslot 7 status=OK");
+    kill(d.pid, SIGSTOP);
+    while (bt_grants_stats(node.grants, &s), s.killed == 0) {
+        assert_int_equal(node_counts(&node).writing, 1);
+        assert_true(bt_mono_ns() - t0 < 30000000000ull);
+        bt_loop_poll(node.loop, 20);
+    }
+    assert_true(bt_mono_ns() - t0 >= 600000000ull); /* twice reclaim_ms */
+    uint64_t t1 = bt_mono_ns();
+    child_reap(&d, SIGKILL);
+    NODE_UNTIL(&node, node_counts(&node).quarantine == 1);
+    NODE_UNTIL(&node, node_counts(&node).quarantine == 0);
+    assert_true(bt_mono_ns() - t1 >= 990000000ull);
+    assert_int_equal(node_counts(&node).leases, 0);
+    assert_int_equal(bt_index_count(node.cache->index), 3);
+    bt_grants_stats(node.grants, &s);
+    assert_int_equal(s.puts, 0);
+}
+
 /* ---- a worker whose process lives while its socket does not: this process itself ---- */
 
 static int raw_attach(const char *name, uint64_t inc, int fd_to_send, uint64_t layout_id)
@@ -734,6 +786,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(hung_worker_is_killed_not_robbed, setup, teardown),
         cmocka_unit_test_setup_teardown(old_leases_are_recalled, setup, teardown),
         cmocka_unit_test_setup_teardown(hung_reader_is_killed, setup, teardown),
+        cmocka_unit_test_setup_teardown(stopped_putter_keeps_its_slot, setup, teardown),
+        cmocka_unit_test_setup_teardown(stopped_putter_is_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(closed_socket_proves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(other_incarnation_frees_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(refusals, setup, teardown),
