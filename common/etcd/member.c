@@ -350,15 +350,30 @@ struct bt_member *bt_member_join(struct bt_etcd *e, const char *cluster, const B
     return m;
 }
 
-void bt_member_set_state(struct bt_member *m, Baton__MemberState state)
+static void register_again(struct bt_member *m)
 {
-    if (m->self->state == state) {
-        return;
-    }
-    m->self->state = state;
     if (m->phase == PHASE_DONE) {
         m->phase = PHASE_REGISTER;
         kick(m);
+    }
+}
+
+void bt_member_set_state(struct bt_member *m, Baton__MemberState state)
+{
+    if (m->self->state != state) {
+        m->self->state = state;
+        register_again(m);
+    }
+}
+
+void bt_member_set_role(struct bt_member *m, uint32_t role, uint32_t next_role, uint64_t role_epoch)
+{
+    Baton__Member *s = m->self;
+    if (s->role != role || s->next_role != next_role || s->role_epoch != role_epoch) {
+        s->role = role;
+        s->next_role = next_role;
+        s->role_epoch = role_epoch;
+        register_again(m);
     }
 }
 

@@ -26,6 +26,9 @@ struct bt_member *bt_member_join(struct bt_etcd *e, const char *cluster, const B
                                  const struct bt_member_ops *ops, void *arg);
 /* Changes the advertised state (READY, DRAINING...) of this member. */
 void bt_member_set_state(struct bt_member *m, Baton__MemberState state);
+/* Changes what this worker says of its role (cluster.proto, Member). */
+void bt_member_set_role(struct bt_member *m, uint32_t role, uint32_t next_role,
+                        uint64_t role_epoch);
 void bt_member_leave(struct bt_member *m);
 
 struct bt_member_table_ops {

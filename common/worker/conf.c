@@ -109,6 +109,15 @@ static const struct bt_conf_row rows[] = {
      .max = 86400000,
      .doc = "After SIGTERM running requests have this long to finish; then they end with "
             "'unavailable' and the conductor plans them again."},
+    {.key = "worker.role_wait_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(role_wait_ms),
+     .def = "60s",
+     .max = 86400000,
+     .doc =
+         "A worker that is given another role (batonctl role) offers it when what it has of the "
+         "old one has ended or was planned elsewhere, at the latest after so long: the rest goes "
+         "on beside it."},
     {.key = "worker.writeback",
      .type = BT_CONF_BOOL,
      .offset = ROW(writeback),

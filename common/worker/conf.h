@@ -19,7 +19,7 @@ struct bt_worker_conf {
     int64_t index;
     int64_t max_requests;
     int64_t max_sessions;
-    uint64_t drain_ms;
+    uint64_t drain_ms, role_wait_ms;
     bool writeback;
     int64_t writeback_max;
 };

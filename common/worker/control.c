@@ -165,17 +165,23 @@ static int salt_id(const struct bt_wctl *w, uint8_t out[32])
     return n > 0 ? 32 : 0;
 }
 
-static bool join(struct bt_wctl *w)
+static bool connect_etcd(struct bt_wctl *w)
+{
+    w->salt_len = salt_id(w, w->salt);
+    if (w->salt_len < 0 ||
+        bt_etcd_create(w->rpc, w->conf.common.etcd_endpoints, &w->etcd) != BT_OK) {
+        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints or kv.salt_file cannot be used"));
+        return false;
+    }
+    bt_wrole_start(w); /* joins when it knows the role */
+    return true;
+}
+
+void bt_wctl_join(struct bt_wctl *w)
 {
     static const struct bt_member_ops ops = {
         .on_joined = on_joined, .on_refused = on_refused, .on_lost = on_lost};
     const struct bt_conf_common *c = &w->conf.common;
-    uint8_t salt[32];
-    int salt_len = salt_id(w, salt);
-    if (salt_len < 0 || bt_etcd_create(w->rpc, c->etcd_endpoints, &w->etcd) != BT_OK) {
-        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints or kv.salt_file cannot be used"));
-        return false;
-    }
     Baton__Member self = BATON__MEMBER__INIT;
     self.kind = (char *)(uintptr_t)w->kind;
     self.name = w->conf.name;
@@ -188,17 +194,18 @@ static bool join(struct bt_wctl *w)
     self.started_ns = w->started_ns;
     self.version = (char *)bt_version();
     self.device = (char *)(uintptr_t)w->core.info->device;
+    self.role = w->role;
+    self.role_epoch = w->role_epoch;
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
     s.root_key.data = w->core.root.b;
     s.root_key.len = sizeof(w->core.root.b);
     s.layout_id = w->core.layout.layout_id;
     s.block_tokens = (uint32_t)c->kv_block_tokens;
     s.flow_chunk_tokens = (uint32_t)c->kv_flow_chunk_tokens;
-    s.salt_id.data = salt;
-    s.salt_id.len = (size_t)salt_len;
+    s.salt_id.data = w->salt;
+    s.salt_id.len = (size_t)w->salt_len;
     s.model_id = w->model_id;
     w->member = bt_member_join(w->etcd, c->cluster_name, &self, &s, &ops, w);
-    return true;
 }
 
 /* ---- what the engine thread says ---- */
@@ -238,7 +245,7 @@ static void on_engine_ready(struct bt_wctl *w)
     if (bt_wnode_start(w) != BT_OK) {
         BT_ERROR("kvstore", "why=%s", bt_log_q("no session with the kvstore can be started"));
         stop_with(w, EXIT_START);
-    } else if (!join(w)) {
+    } else if (!connect_etcd(w)) {
         stop_with(w, EXIT_USAGE);
     }
 }
@@ -526,6 +533,7 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     bt_timer_stop(w->loop, &w->tick);
     bt_timer_stop(w->loop, &w->drain_timer);
     bt_timer_stop(w->loop, &w->held_timer);
+    bt_wrole_stop(w);
     if (w->member != NULL) {
         bt_member_leave(w->member); /* first: nobody shall plan with us any more */
         w->member = NULL;
@@ -648,8 +656,9 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_
     w->core.roles[BT_ROLE_PREFILL] = prefill;
     w->core.roles[BT_ROLE_DECODE] = decode;
     w->core.writeback = writeback;
-    w->core.start_role = start;
     w->kind = w->core.roles[start]->kind;
+    w->role = bt_roles_of_kind(w->kind);
+    atomic_store(&w->core.role, w->role);
     code = EXIT_USAGE;
     if (bt_worker_conf_check(&w->conf, w->kind)) {
         init_log(w);

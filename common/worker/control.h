@@ -44,7 +44,15 @@ typedef enum {
 
 struct bt_wctl {
     struct bt_worker_conf conf;
-    const char *kind;
+    const char *kind; /* what it was started for */
+    /* What it offers, what it changes to once the rest has ended (0: it does not change) and since
+     * when, and the table that says so. */
+    uint32_t role, next_role;
+    uint64_t role_epoch, role_since_ns;
+    struct bt_roles_watch *role_watch;
+    struct bt_timer role_timer;
+    uint8_t salt[32]; /* hash of the cluster's secret */
+    int salt_len;
     char *model_id;
     uint64_t incarnation, started_ns;
     struct bt_wcore core;
@@ -95,6 +103,13 @@ void bt_wctl_command(struct bt_wctl *w, const struct bt_wcmd *cmd);
 struct bt_wreq *bt_wctl_find(struct bt_wctl *w, uint64_t request, uint32_t epoch);
 void bt_wctl_cancel(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *why);
 void bt_wctl_update_state(struct bt_wctl *w); /* tells etcd what we are */
+
+void bt_wctl_join(struct bt_wctl *w);
+
+/* ---- role.c ---- */
+/* Follows the role table; the worker joins the cluster when the table is first known. */
+void bt_wrole_start(struct bt_wctl *w);
+void bt_wrole_stop(struct bt_wctl *w);
 
 /* ---- session.c ---- */
 void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);

@@ -9,6 +9,7 @@
 #include "common/batch/batch.h"
 #include "common/batch/fit.h"
 #include "common/engine/engine.h"
+#include "common/etcd/roles.h"
 #include "common/kv/key.h"
 #include "common/kv/page_pool.h"
 #include "common/slab/slab.h"
@@ -292,7 +293,7 @@ struct bt_wstep { /* the step in flight: one at a time */
 
 struct bt_wcore {
     const struct bt_worker_conf *conf;
-    bt_role_t start_role;
+    _Atomic uint32_t role; /* BT_ROLES_*: how steps are filled; the control thread changes it */
     const struct bt_role_ops *roles[2];
     const struct bt_writeback_ops *writeback;
     struct bt_wstats *stats;

@@ -71,6 +71,8 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     char *il = bt_sprintf("role=\"%s\",version=\"%s\"", kind, bt_version());
     bt_metric_set(bt_metrics_gauge(m, "baton_worker_info", il, "Role and version."), 1);
     free(il);
+    s->role[0] = bt_metrics_gauge(m, "baton_worker_role", "role=\"prefill\"", "Roles offered now.");
+    s->role[1] = bt_metrics_gauge(m, "baton_worker_role", "role=\"decode\"", "Roles offered now.");
     free(l);
     return s;
 }

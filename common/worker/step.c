@@ -161,7 +161,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
         return false;
     }
     fill_batch(c);
-    bool rows = n_rows(c) > 0 || c->start_role == BT_ROLE_DECODE;
+    bool rows = n_rows(c) > 0 || atomic_load(&c->role) == BT_ROLES_DECODE;
     if (c->conf->engine_mixed_step_ms > 0) {
         c->batch.lim.prompt_tokens = bt_batch_prompt_room(
             &c->batch, &c->fit.cost, 1e6 * (double)c->conf->engine_mixed_step_ms);

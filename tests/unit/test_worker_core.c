@@ -117,7 +117,7 @@ static void start(struct rig *g, uint64_t seed)
     g->conf.writeback = true;
     g->conf.writeback_max = 6;
     g->core.conf = &g->conf;
-    g->core.start_role = BT_ROLE_DECODE;
+    atomic_store(&g->core.role, BT_ROLES_DECODE);
     g->core.roles[BT_ROLE_PREFILL] = &bt_prefill_role;
     g->core.roles[BT_ROLE_DECODE] = &bt_decode_role;
     g->core.writeback = &bt_decode_writeback;
