@@ -7,6 +7,7 @@
 
 #include "admin.pb-c.h"
 #include "common/rpc/pb.h"
+#include "conductor/admin_role.h"
 #include "conductor/request/inspect.h"
 
 #define LIST_MAX 10000u /* blocks of one answer */
@@ -15,6 +16,7 @@ struct bt_admin {
     struct bt_view *view;
     struct bt_requests *rs;
     struct bt_admin_config conf;
+    struct bt_admin_role role;
 };
 
 static uint32_t silence_ms(const struct bt_session *s, uint64_t now_ns)
@@ -27,6 +29,7 @@ static void fill_node(Baton__AdminNode *n, struct bt_session *s, uint64_t now_ns
     baton__admin_node__init(n);
     n->member = s->member;
     n->draining = s->draining;
+    n->role = (s->prefill ? BT_ROLES_PREFILL : 0) | (s->decode ? BT_ROLES_DECODE : 0);
     n->session_up = s->state == BT_SESSION_UP;
     n->silence_ms = silence_ms(s, now_ns);
     n->load = s->has_load ? &s->load : NULL;
@@ -400,6 +403,8 @@ struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *v
     bt_rpc_server_unary(server, "/baton.Admin/Requests", on_requests, a);
     bt_rpc_server_unary(server, "/baton.Admin/Explain", on_explain, a);
     bt_rpc_server_unary(server, "/baton.Admin/Drain", on_drain, a);
+    a->role = (struct bt_admin_role){.view = view, .rs = rs};
+    bt_admin_role_register(server, &a->role);
     return a;
 }
 

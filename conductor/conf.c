@@ -223,6 +223,13 @@ static const struct bt_conf_row rows[] = {
             "earlier first token, counting on steps of so long (set engine.mixed_step_ms of the "
             "decode workers to the same; half of the objective between tokens is a good value). 0: "
             "they do not."},
+    {.key = "sched.role_move_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(role_move_ms),
+     .def = "5s",
+     .max = 86400000,
+     .doc = "A worker that is given another role (batonctl role) may finish what it has for so "
+            "long; then it is planned on other workers, where they can take it."},
     {.key = "sched.prior_prefill_tokens_per_s",
      .type = BT_CONF_FLOAT,
      .offset = ROW(prefill_tokens_per_s),

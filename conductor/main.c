@@ -220,6 +220,7 @@ static void start_requests(struct conductor *c)
         .queue_timeout_ms = (uint32_t)conf->queue_timeout_ms,
         .stall_ms = (uint32_t)conf->stall_ms,
         .settle_ms = SETTLE_MS,
+        .role_move_ms = (uint32_t)conf->role_move_ms,
         .ended_ms = (uint32_t)conf->ended_ms,
         .block_tokens = (uint32_t)conf->common.kv_block_tokens,
         .token_bytes = (uint32_t)(c->layout.block_bytes / c->layout.page_tokens),

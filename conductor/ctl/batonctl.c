@@ -10,6 +10,7 @@
 #include "common/base/base.h"
 #include "common/base/sha256.h"
 #include "common/conf/conf.h"
+#include "common/etcd/roles.h"
 #include "common/rpc/rpc.h"
 #include "conductor/ctl/ctl.h"
 #include "conductor/ctl/table.h"
@@ -18,7 +19,7 @@
 #define BLOCKS_LIMIT 50
 
 static const char usage_text[] =
-    "usage: batonctl [--addr HOST:PORT] COMMAND [ARGUMENT] [-o json] [--limit N]\n"
+    "usage: batonctl [--addr HOST:PORT] COMMAND [ARGUMENTS] [-o json] [--limit N]\n"
     "\n"
     "Commands:\n"
     "  status    whether the cluster serves, and what it is doing\n"
@@ -28,6 +29,8 @@ static const char usage_text[] =
     "  explain   REQUEST_ID or --last: why it was placed as it was, and what else was looked at\n"
     "  drain     NODE: plan nothing on it any more and move what runs there elsewhere\n"
     "  undrain   NODE: use it again\n"
+    "  role      WORKER prefill|decode|both|own: what a running worker does; nothing it has is "
+    "lost\n"
     "  version   versions of batonctl and of the conductor\n"
     "\n"
     "Options:\n"
@@ -183,17 +186,25 @@ static json_t *pool_json(const Baton__PoolLoad *p)
                            (json_int_t)p->slots_quarantine, "leases", (json_int_t)p->leases);
 }
 
+/* null: it is no worker, or (of next_role) it does not change. */
+static json_t *role_json(const char *kind, uint32_t role)
+{
+    bool worker = bt_roles_of_kind(kind) != 0;
+    return worker && role != 0 ? json_string(bt_roles_name(role)) : json_null();
+}
+
 static json_t *node_json(const Baton__AdminNode *n)
 {
     const Baton__Member *m = n->member;
     char incarnation[17];
     snprintf(incarnation, sizeof(incarnation), "%016" PRIx64, m->incarnation);
-    return json_pack("{s:s,s:s,s:s,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:b,s:I,s:o,s:o}", "kind",
-                     m->kind, "name", m->name, "node", m->node, "incarnation", incarnation, "pid",
-                     (json_int_t)m->pid, "rpc", m->rpc, "http", m->http, "state", member_state(m),
-                     "version", m->version, "device", m->device, "draining", n->draining,
-                     "session_up", n->session_up, "silence_ms", (json_int_t)n->silence_ms, "load",
-                     load_json(n->load), "pool", pool_json(n->pool));
+    return json_pack(
+        "{s:s,s:s,s:s,s:o,s:o,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:b,s:I,s:o,s:o}", "kind", m->kind,
+        "name", m->name, "node", m->node, "role", role_json(m->kind, n->role), "next_role",
+        role_json(m->kind, m->next_role), "incarnation", incarnation, "pid", (json_int_t)m->pid,
+        "rpc", m->rpc, "http", m->http, "state", member_state(m), "version", m->version, "device",
+        m->device, "draining", n->draining, "session_up", n->session_up, "silence_ms",
+        (json_int_t)n->silence_ms, "load", load_json(n->load), "pool", pool_json(n->pool));
 }
 
 static int cmd_status(const struct ctl *c)
@@ -223,6 +234,18 @@ static int cmd_status(const struct ctl *c)
     return rc;
 }
 
+static void role_cell(struct ctl_table *t, const Baton__AdminNode *n)
+{
+    const Baton__Member *m = n->member;
+    if (bt_roles_of_kind(m->kind) == 0) {
+        ctl_table_cell(t, "-");
+    } else if (m->next_role != 0) {
+        ctl_table_cell(t, "%s>%s", bt_roles_name(n->role), bt_roles_name(m->next_role));
+    } else {
+        ctl_table_cell(t, "%s", bt_roles_name(n->role));
+    }
+}
+
 static void node_row(struct ctl_table *t, const Baton__AdminNode *n)
 {
     const Baton__Member *m = n->member;
@@ -230,6 +253,7 @@ static void node_row(struct ctl_table *t, const Baton__AdminNode *n)
     ctl_table_cell(t, "%s", m->kind);
     ctl_table_cell(t, "%s", m->name);
     ctl_table_cell(t, "%s", m->node);
+    role_cell(t, n);
     ctl_table_cell(t, "%s", n->draining ? "draining" : member_state(m));
     ctl_table_cell(t, "%s", !dialled ? "-" : n->session_up ? "up" : "down");
     ctl_table_cell(t, "%s", m->rpc);
@@ -259,7 +283,7 @@ static int cmd_nodes(const struct ctl *c)
         }
         rc = ctl_print_json(list);
     } else {
-        static const char *const head[] = {"KIND",    "NAME", "NODE", "STATE",
+        static const char *const head[] = {"KIND",    "NAME", "NODE", "ROLE", "STATE",
                                            "SESSION", "RPC",  "BUSY", "FREE"};
         struct ctl_table t;
         ctl_table_init(&t, head, BT_ARRAY_LEN(head));
@@ -432,10 +456,13 @@ int main(int argc, char **argv)
         const char *name;
         int (*run)(const struct ctl *c);
         const char *arg; /* what it wants to be told, NULL: nothing */
-    } commands[] = {{"status", cmd_status, NULL},     {"nodes", cmd_nodes, NULL},
-                    {"blocks", cmd_blocks, NULL},     {"version", cmd_version, NULL},
-                    {"requests", ctl_requests, NULL}, {"explain", ctl_explain, "REQUEST_ID"},
-                    {"drain", ctl_drain, "NODE"},     {"undrain", ctl_undrain, "NODE"}};
+        const char *arg2;
+    } commands[] = {
+        {"status", cmd_status, NULL, NULL},     {"nodes", cmd_nodes, NULL, NULL},
+        {"blocks", cmd_blocks, NULL, NULL},     {"version", cmd_version, NULL, NULL},
+        {"requests", ctl_requests, NULL, NULL}, {"explain", ctl_explain, "REQUEST_ID", NULL},
+        {"drain", ctl_drain, "NODE", NULL},     {"undrain", ctl_undrain, "NODE", NULL},
+        {"role", ctl_role, "WORKER", "ROLE"}};
     struct ctl c = {.limit = BLOCKS_LIMIT};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
@@ -451,8 +478,10 @@ int main(int argc, char **argv)
             if (leave != 0) {
                 return leave - 1;
             }
+        } else if (c.command != NULL && c.arg2 != NULL) {
+            return usage("one command with its arguments only, then comes", argv[i]);
         } else if (c.command != NULL && c.arg != NULL) {
-            return usage("one command with one argument only, then comes", argv[i]);
+            c.arg2 = argv[i];
         } else if (c.command != NULL) {
             c.arg = argv[i];
         } else {
@@ -471,11 +500,17 @@ int main(int argc, char **argv)
         if (c.arg != NULL && (commands[i].arg == NULL || last)) {
             return usage("one argument too many", c.arg);
         }
+        if (c.arg2 != NULL && commands[i].arg2 == NULL) {
+            return usage("one argument too many", c.arg2);
+        }
         if (c.last && !last) {
             return usage("--last belongs to explain, not to", c.command);
         }
         if (c.arg == NULL && commands[i].arg != NULL && !last) {
             return usage("this command wants an argument", commands[i].arg);
+        }
+        if (c.arg2 == NULL && commands[i].arg2 != NULL) {
+            return usage("this command wants a second argument", commands[i].arg2);
         }
         return find_addr(&c) ? commands[i].run(&c) : 1;
     }

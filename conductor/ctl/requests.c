@@ -9,7 +9,7 @@
 #include "conductor/ctl/table.h"
 
 /* Packs the request, calls, frees what was packed. */
-static void *ask(const struct ctl *c, const char *method, const ProtobufCMessage *q, size_t *len_p)
+void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q, size_t *len_p)
 {
     size_t n = protobuf_c_message_get_packed_size(q);
     uint8_t *data = bt_malloc(n + 1);
@@ -69,7 +69,7 @@ int ctl_requests(const struct ctl *c)
     Baton__AdminRequestsRequest q = BATON__ADMIN_REQUESTS_REQUEST__INIT;
     q.limit = c->limit;
     size_t len = 0;
-    void *reply = ask(c, "/baton.Admin/Requests", &q.base, &len);
+    void *reply = ctl_ask(c, "/baton.Admin/Requests", &q.base, &len);
     if (reply == NULL) {
         return 1;
     }
@@ -238,7 +238,7 @@ int ctl_explain(const struct ctl *c)
     Baton__AdminExplainRequest q = BATON__ADMIN_EXPLAIN_REQUEST__INIT;
     q.id = (char *)(c->arg != NULL ? c->arg : "");
     size_t len = 0;
-    void *reply = ask(c, "/baton.Admin/Explain", &q.base, &len);
+    void *reply = ctl_ask(c, "/baton.Admin/Explain", &q.base, &len);
     if (reply == NULL) {
         return 1;
     }
@@ -289,7 +289,7 @@ static int drain(const struct ctl *c, bool undrain)
     q.node = (char *)c->arg;
     q.undrain = undrain;
     size_t len = 0;
-    void *reply = ask(c, "/baton.Admin/Drain", &q.base, &len);
+    void *reply = ctl_ask(c, "/baton.Admin/Drain", &q.base, &len);
     if (reply == NULL) {
         return 1;
     }

@@ -63,6 +63,20 @@ static bool on_node(const struct bt_session *s, const char *node)
     return s != NULL && strcmp(s->member->node, node) == 0;
 }
 
+uint32_t bt_requests_on_worker(struct bt_requests *rs, const struct bt_session *s)
+{
+    uint32_t n = 0;
+    struct bt_list *l, *kl;
+    bt_list_for_each (l, &rs->all) {
+        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->lanes) {
+            const struct bt_flight *f = BT_CONTAINER_OF(kl, struct bt_lane, link)->flight;
+            n += f != NULL && f->wind == FLIGHT_ACTIVE &&
+                 ((f->prefill == s && !f->prefill_ended) || (f->decode == s && !f->decode_ended));
+        }
+    }
+    return n;
+}
+
 uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node)
 {
     uint32_t n = 0;

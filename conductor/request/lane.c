@@ -422,7 +422,19 @@ static void on_lost(struct bt_lane *k, const struct bt_lane_input *in)
     bt_lane_replan(k, s, why, in->now_ns);
 }
 
-static bool needs_leaving(const struct bt_flight *f)
+/* A worker that changes its role does not go on with what it has for the old one, given time. */
+static bool role_goes(const struct bt_flight *f, uint64_t now_ns)
+{
+    uint32_t after_ms = f->lane->r->rs->conf.role_move_ms;
+    return (f->prefill != NULL && needed(f, f->prefill) &&
+            bt_session_gives_up(f->prefill, f->both ? BT_ROLES_BOTH : BT_ROLES_PREFILL, after_ms,
+                                now_ns)) ||
+           (f->decode != NULL && needed(f, f->decode) &&
+            bt_session_gives_up(f->decode, f->both ? BT_ROLES_BOTH : BT_ROLES_DECODE, after_ms,
+                                now_ns));
+}
+
+static bool needs_leaving(const struct bt_flight *f, uint64_t now_ns)
 {
     const struct bt_session *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
@@ -430,7 +442,7 @@ static bool needs_leaving(const struct bt_flight *f)
             return true;
         }
     }
-    return false;
+    return role_goes(f, now_ns);
 }
 
 static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
@@ -439,7 +451,7 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
         return;
     }
     struct bt_flight *f = k->flight;
-    if (needs_leaving(f)) {
+    if (needs_leaving(f, in->now_ns)) {
         bt_lane_move(k, in->now_ns);
         if (k->flight != f) {
             return;

@@ -273,8 +273,12 @@ bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     bool full = false;
-    return ask_policy(k, now_ns, &v, &plan, &rej, &full, false) == BT_SCHED_PLANNED &&
-           !plan.draining;
+    if (ask_policy(k, now_ns, &v, &plan, &rej, &full, false) != BT_SCHED_PLANNED || plan.draining) {
+        return false;
+    }
+    /* Where nobody else has a role, one that gives it up is planned on all the same. */
+    return (v.worker[plan.prefill]->gives_up & BT_ROLES_PREFILL) == 0 &&
+           (v.worker[plan.decode]->gives_up & BT_ROLES_DECODE) == 0;
 }
 
 bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej)

@@ -496,8 +496,22 @@ static Baton__Member *member_copy(const Baton__Member *m)
 /* What every plan asks of every member. */
 static void read_member(struct bt_session *s)
 {
-    s->ready = s->member->state == BATON__MEMBER_STATE__READY;
-    s->prefill = strcmp(s->member->kind, "prefill") == 0;
+    const Baton__Member *m = s->member;
+    s->ready = m->state == BATON__MEMBER_STATE__READY;
+    uint32_t role = m->role_epoch != 0 ? m->role : bt_roles_of_kind(m->kind);
+    s->prefill = (role & BT_ROLES_PREFILL) != 0;
+    s->decode = (role & BT_ROLES_DECODE) != 0;
+    uint32_t gives_up = m->next_role != 0 ? BT_ROLES_BOTH & ~m->next_role : 0;
+    if (gives_up != s->gives_up) {
+        s->gives_up = gives_up;
+        s->gives_up_ns = bt_mono_ns();
+    }
+}
+
+bool bt_session_gives_up(const struct bt_session *s, uint32_t roles, uint32_t after_ms,
+                         uint64_t now_ns)
+{
+    return (s->gives_up & roles) != 0 && now_ns - s->gives_up_ns >= after_ms * 1000000ull;
 }
 
 struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,

@@ -105,6 +105,7 @@ void bt_view_destroy(struct bt_view *v)
         bt_member_unwatch(v->table);
     }
     bt_view_drain_cleanup(v);
+    bt_view_roles_cleanup(v);
     bt_timer_stop(v->loop, &v->beat);
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
@@ -206,6 +207,7 @@ void bt_view_watch(struct bt_view *v, struct bt_etcd *e)
     BT_ASSERT(v->table == NULL);
     v->table = bt_member_watch(e, v->cluster, NULL, &ops, v);
     bt_view_drain_watch(v, e);
+    bt_view_roles_watch(v, e);
 }
 
 static bool plannable(const struct bt_session *s)
@@ -245,7 +247,7 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         .kvstore = BT_SCHED_NONE,
         .node = BT_SCHED_NONE,
         .prefill = s->prefill,
-        .decode = !s->prefill,
+        .decode = s->decode,
         .draining = s->draining,
         .own_requests = s->own_requests,
         .own_prefill_tokens = s->own_prefill_tokens,

@@ -8,6 +8,7 @@
 #include "common/base/base.h"
 #include "common/base/list.h"
 #include "common/etcd/member.h"
+#include "common/etcd/roles.h"
 #include "common/kv/key.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
@@ -37,7 +38,10 @@ struct bt_session {
     bt_session_kind_t kind;
     bt_session_state_t state;
     Baton__Member *member;      /* as registered last */
-    bool ready, prefill;        /* what member says: may be planned on; its role is prefill */
+    bool ready;                 /* what member says: may be planned on */
+    bool prefill, decode;       /* the roles that it offers */
+    uint32_t gives_up;          /* BT_ROLES_*: no longer offered, what runs of them is to end */
+    uint64_t gives_up_ns;       /* since when */
     bool departed;              /* etcd says it is gone: nothing new is planned on it */
     bool draining;              /* its node is to be emptied (batonctl drain) */
     bool broken;                /* a send failed: ends at the next turn */
@@ -126,6 +130,35 @@ void bt_view_node_set(struct bt_view *v, const char *node, bool draining);
  * etcd does not answer, ERR_UNSUPPORTED without one. */
 void bt_view_drain(struct bt_view *v, const char *node, bool draining,
                    void (*done)(void *arg, bt_status_t st), void *arg);
+
+/* ---- roles of running workers (roles.c): the table in etcd ---- */
+struct bt_view_role_wish {
+    const char *worker;   /* its name, or kind/name */
+    uint32_t role;        /* BT_ROLES_*; 0: what it was started for */
+    uint64_t incarnation; /* only for this process; 0: for every one of the name */
+    const char *by;       /* "operator", or the conductor whose policy wishes it */
+    int64_t owner_epoch;  /* of that conductor as owner of the policy; 0: an operator */
+};
+struct bt_view_role_done {
+    int code;        /* BT_GRPC_*: OK, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION */
+    const char *why; /* unless OK: what is wrong and the remedy */
+    const struct bt_session *worker; /* the rest with OK only */
+    uint32_t before, role;
+    uint64_t epoch;
+};
+/* Writes the wish into the table, by compare-and-swap: what was checked (it is there, may leave its
+ * role to others who can take its requests, no newer owner of the policy has written) holds for the
+ * table that it changes, whoever else changes it. The worker follows by itself. done comes later.
+ */
+void bt_view_role_set(struct bt_view *v, const struct bt_view_role_wish *wish,
+                      void (*done)(void *arg, const struct bt_view_role_done *d), void *arg);
+/* What the worker is to do: the table's word, or what it was started for. by_p (or NULL): who said
+ * so, NULL if nobody did. */
+uint32_t bt_view_role_wanted(const struct bt_view *v, const struct bt_session *s,
+                             const char **by_p);
+/* Is what runs on s in one of these roles (BT_ROLES_*) to end there, since more than after_ms? */
+bool bt_session_gives_up(const struct bt_session *s, uint32_t roles, uint32_t after_ms,
+                         uint64_t now_ns);
 
 /* The cluster for one decision; arrays belong to the view and are valid until its next call.
  * worker[i] and kvstore[i] are the sessions behind snap's entries. */

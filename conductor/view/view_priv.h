@@ -14,6 +14,9 @@ struct bt_view {
     struct bt_member_table *table;
     struct bt_etcd *etcd; /* NULL: not watched */
     struct bt_etcd_watch *drain_watch;
+    struct bt_roles_watch *roles_watch;
+    Baton__RoleTable *roles; /* NULL: none */
+    int64_t roles_revision;
     char **drained; /* node names */
     uint32_t n_drained;
     struct bt_list sessions;
@@ -41,6 +44,8 @@ struct bt_view {
 
 void bt_view_drain_watch(struct bt_view *v, struct bt_etcd *e);
 void bt_view_drain_cleanup(struct bt_view *v);
+void bt_view_roles_watch(struct bt_view *v, struct bt_etcd *e);
+void bt_view_roles_cleanup(struct bt_view *v);
 
 struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
                                      const Baton__Member *m);

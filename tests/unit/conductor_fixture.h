@@ -85,6 +85,7 @@ struct fixture {
     struct bt_metrics *metrics;
     struct bt_tokenizer *tok;
     struct bt_view *view;
+    struct bt_etcd *etcd; /* of tests whose view follows one; else NULL */
     struct bt_requests *rs;
     struct bt_requests_config rc;
     struct fake fakes[MAX_FAKES];
@@ -484,6 +485,9 @@ static inline void fixture_cleanup(struct fixture *f)
 {
     bt_requests_destroy(f->rs);
     bt_view_destroy(f->view);
+    if (f->etcd != NULL) {
+        bt_etcd_destroy(f->etcd);
+    }
     for (int i = 0; i < f->n_fakes; i++) {
         fake_drop(&f->fakes[i]);
         if (f->fakes[i].server != NULL) {

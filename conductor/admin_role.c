@@ -1,0 +1,59 @@
+/* Roles of running workers by command; see admin_role.h. */
+#include "conductor/admin_role.h"
+
+#include <stdlib.h>
+
+#include "admin.pb-c.h"
+#include "common/rpc/pb.h"
+#include "conductor/request/inspect.h"
+
+struct role_call { /* waits for etcd */
+    struct bt_admin_role *a;
+    struct bt_rpc_call *call;
+};
+
+static void on_done(void *arg, const struct bt_view_role_done *d)
+{
+    struct role_call *c = arg;
+    if (d->code != BT_GRPC_OK) {
+        bt_rpc_call_reply(c->call, d->code, d->why, NULL, 0);
+        free(c);
+        return;
+    }
+    Baton__AdminRole r = BATON__ADMIN_ROLE__INIT;
+    r.kind = d->worker->member->kind;
+    r.worker = d->worker->member->name;
+    r.node = d->worker->member->node;
+    r.before = d->before;
+    r.role = d->role;
+    r.epoch = d->epoch;
+    r.requests = bt_requests_on_worker(c->a->rs, d->worker);
+    bt_rpc_call_reply_pb(c->call, &r.base);
+    free(c);
+}
+
+static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct bt_admin_role *a = arg;
+    Baton__AdminRoleRequest *q = baton__admin_role_request__unpack(NULL, len, data);
+    if (q == NULL || q->worker[0] == '\0' || q->role > BT_ROLES_BOTH) {
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
+                          "role wants a worker, as 'batonctl nodes' shows it, and prefill, decode, "
+                          "both or own",
+                          NULL, 0);
+    } else {
+        struct role_call *c = bt_calloc(1, sizeof(*c));
+        c->a = a;
+        c->call = call;
+        struct bt_view_role_wish wish = {.worker = q->worker, .role = q->role, .by = "operator"};
+        bt_view_role_set(a->view, &wish, on_done, c);
+    }
+    if (q != NULL) {
+        baton__admin_role_request__free_unpacked(q, NULL);
+    }
+}
+
+void bt_admin_role_register(struct bt_rpc_server *server, struct bt_admin_role *a)
+{
+    bt_rpc_server_unary(server, "/baton.Admin/Role", on_role, a);
+}

@@ -1,0 +1,56 @@
+/* batonctl role WORKER ROLE. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "admin.pb-c.h"
+#include "common/etcd/roles.h"
+#include "conductor/ctl/ctl.h"
+
+static void role_text(const Baton__AdminRole *r)
+{
+    if (r->before == r->role) {
+        printf("%s keeps its role: %s\n", r->worker, bt_roles_name(r->role));
+        return;
+    }
+    printf("%s on %s changes from %s to %s (epoch %llu)\n", r->worker, r->node,
+           bt_roles_name(r->before), bt_roles_name(r->role), (unsigned long long)r->epoch);
+    printf("%u request%s of this conductor use it: what is not of its new role ends there or is "
+           "planned elsewhere; 'batonctl nodes' shows when it is done\n",
+           r->requests, r->requests == 1 ? "" : "s");
+}
+
+int ctl_role(const struct ctl *c)
+{
+    Baton__AdminRoleRequest q = BATON__ADMIN_ROLE_REQUEST__INIT;
+    if (!bt_roles_parse(c->arg2, &q.role)) {
+        fprintf(stderr,
+                "batonctl: '%s' is no role: prefill, decode, both, or own for what the worker was "
+                "started for\n",
+                c->arg2);
+        return 2;
+    }
+    q.worker = (char *)c->arg;
+    size_t len = 0;
+    void *reply = ctl_ask(c, "/baton.Admin/Role", &q.base, &len);
+    if (reply == NULL) {
+        return 1;
+    }
+    Baton__AdminRole *r = baton__admin_role__unpack(NULL, len, reply);
+    free(reply);
+    if (r == NULL) {
+        ctl_malformed(c);
+        return 1;
+    }
+    int rc = 0;
+    if (c->json) {
+        rc = ctl_print_json(json_pack("{s:s,s:s,s:s,s:s,s:s,s:b,s:I,s:I}", "kind", r->kind,
+                                      "worker", r->worker, "node", r->node, "before",
+                                      bt_roles_name(r->before), "role", bt_roles_name(r->role),
+                                      "changed", r->before != r->role, "epoch",
+                                      (json_int_t)r->epoch, "requests", (json_int_t)r->requests));
+    } else {
+        role_text(r);
+    }
+    baton__admin_role__free_unpacked(r, NULL);
+    return rc;
+}

@@ -1,0 +1,219 @@
+"""Roles of running workers: changed by command under load without a failed request or another token; refused where the
+cluster would lose something; kept by etcd when conductor and worker die."""
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from conftest import Cluster, scrape, stop_all, wait_for
+from restarts import Restarts
+from sanitizer import PATIENCE
+from test_conductor_ctl import ctl
+
+PROMPT = "Once more unto the breach, dear friends, once more; or close the wall up with our English dead. "
+
+
+def addr(c):
+    with open(os.path.join(c.state_dir, "conductor.addr")) as f:
+        return f.read().strip()
+
+
+def role(c, worker, what):
+    rc, out, err = ctl("--addr", addr(c), "role", worker, what, "-o", "json")
+    assert rc == 0, err
+    return json.loads(out)
+
+
+def node(c, name):
+    rc, out, err = ctl("--addr", addr(c), "nodes", "-o", "json")
+    assert rc == 0, err
+    return next(n for n in json.loads(out) if n["name"] == name)
+
+
+def settled(c, name, what):
+    """The conductor plans with the worker's new role."""
+    wait_for(lambda: (lambda n: n["role"] == what and n["next_role"] is None)(node(c, name)), 60, f"{name} is {what}")
+
+
+@pytest.fixture
+def four():
+    made = [Cluster("--prefill", "2", "--decode", "2", "--set", "conductor.sched.role_move_ms=1s")]
+    yield made[0]
+    stop_all(made)
+
+
+def names(c, kind):
+    rc, out, _ = ctl("--addr", addr(c), "nodes", "-o", "json")
+    assert rc == 0
+    return sorted(n["name"] for n in json.loads(out) if n["kind"] == kind)
+
+
+def sampled(c, worker_name, what):
+    """A counter of the worker with this name."""
+    m = scrape(node(c, worker_name)["http"])
+    return sum(v for k, v in m.items() if k.startswith(what))
+
+
+def test_under_load_no_request_fails_and_no_token_differs(four):
+    c = four
+    prompts = [PROMPT * 2 + str(i) for i in range(6)]
+    want = {p: c.complete(p, 40, ignore_eos=True)["choices"][0]["text"] for p in prompts}
+    stop, wrong, served = threading.Event(), [], [0]
+
+    def client(i):
+        while not stop.is_set():
+            p = prompts[(i + served[0]) % len(prompts)]
+            try:
+                text = "".join(e["choices"][0]["text"] for e in c.stream("/v1/completions", {
+                    "prompt": p, "max_tokens": 40, "temperature": 0, "ignore_eos": True})
+                    if e != "[DONE]" and e["choices"])
+                if text != want[p]:
+                    wrong.append((p, text))
+            except Exception as e:  # an error, a broken stream, a refusal
+                wrong.append((p, repr(e)))
+            served[0] += 1
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    try:
+        prefill, decode = names(c, "prefill"), names(c, "decode")
+
+        def serve(n):
+            before = served[0]
+            wait_for(lambda: served[0] >= before + n or wrong, 120, "requests are served")
+
+        serve(4)
+        for name, what in ((decode[1], "prefill"), (decode[1], "both"), (prefill[0], "decode"), (decode[1], "own"),
+                           (prefill[0], "own")):
+            r = role(c, name, what)
+            assert r["changed"] and r["worker"] == name
+            settled(c, name, {"own": name.split("-")[0]}.get(what, what))
+            serve(6)
+            if what in ("prefill", "decode"):
+                # It does that work now: what the conductor plans arrives there.
+                kind = "vllm:prompt_tokens_total" if what == "prefill" else "vllm:generation_tokens_total"
+                before = sampled(c, name, kind)
+                wait_for(lambda: sampled(c, name, kind) > before or wrong, 60, f"{name} works as {what}")
+    finally:
+        stop.set()
+        for t in threads:
+            t.join(120 * PATIENCE)
+    assert not wrong, wrong[:3]
+    m = c.metrics("conductor")
+    assert sum(v for k, v in m.items() if k.startswith("baton_requests_replanned_total")) == 0
+
+
+def test_a_long_answer_moves_behind_its_tokens(make_cluster):
+    c = make_cluster("--prefill", "1", "--decode", "2", "--set", "conductor.sched.role_move_ms=0")
+    body = {"prompt": PROMPT, "max_tokens": 2000, "temperature": 0, "ignore_eos": True}
+    want = c.post("/v1/completions", body)["choices"][0]["text"]
+    got, done = [], []
+
+    def read():
+        for e in c.stream("/v1/completions", body):
+            if e == "[DONE]":
+                done.append(True)
+            elif "error" in e:
+                got.append(str(e))
+            elif e["choices"]:
+                got.append(e["choices"][0]["text"])
+
+    t = threading.Thread(target=read)
+    t.start()
+    wait_for(lambda: len(got) > 10, 30, "it streams")
+    rc, out, _ = ctl("--addr", addr(c), "requests", "-o", "json")
+    assert rc == 0
+    at = json.loads(out)[0]["decode"]
+    r = role(c, at, "prefill")
+    assert r["requests"] >= 1
+    settled(c, at, "prefill")
+    assert not done  # it has left the worker, not ended there
+    t.join(180 * PATIENCE)
+    assert done and "".join(got) == want, got[-1:]
+    m = c.metrics("conductor")
+    assert m["baton_requests_moved_total"] >= 1
+    assert sum(v for k, v in m.items() if k.startswith("baton_requests_replanned_total")) == 0
+
+
+def test_two_commands_at_once_cannot_take_the_last_two(four):
+    c = four
+    for _ in range(3):
+        out = {}
+        threads = [threading.Thread(target=lambda n=n: out.update({n: ctl("--addr", addr(c), "role", n, "prefill")}))
+                   for n in names(c, "decode")]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert sorted(rc for rc, _, _ in out.values()) == [0, 1], out
+        assert any("is the last worker that decodes" in err for _, _, err in out.values()), out
+        for n in names(c, "decode"):
+            role(c, n, "own")
+            settled(c, n, "decode")
+
+
+def test_what_is_refused(four):
+    c = four
+    prefill, decode = names(c, "prefill"), names(c, "decode")
+
+    def refused(*args, code=1):
+        rc, out, err = ctl("--addr", addr(c), "role", *args)
+        assert rc == code and out == "", (rc, out)
+        return err
+
+    assert "there are: " in refused("decode-n9-0", "prefill") and decode[0] in refused("nobody", "prefill")
+    assert "is no role" in refused(decode[0], "encode", code=2)
+    assert "wants a second argument: ROLE" in refused(decode[0], code=2)
+    role(c, decode[0], "prefill")
+    assert f"{decode[1]} is the last worker that decodes" in refused(decode[1], "prefill")
+    role(c, decode[1], "both")
+    role(c, prefill[0], "decode")
+    settled(c, prefill[0], "decode")
+    settled(c, decode[1], "both")
+    role(c, decode[1], "prefill")  # there is another one by now
+    settled(c, decode[1], "prefill")
+    assert c.complete("And then", 4)["usage"]["completion_tokens"] == 4
+    # A node that is being emptied gets no new work.
+    n = node(c, prefill[1])["node"]
+    assert ctl("--addr", addr(c), "drain", n)[0] == 0
+    assert f"batonctl undrain {n}" in refused(prefill[1], "both")
+    assert ctl("--addr", addr(c), "undrain", n)[0] == 0
+    r = role(c, prefill[1], "own")
+    assert not r["changed"]
+
+
+@pytest.fixture
+def restarts():
+    made = [Restarts("--prefill", "2", "--decode", "1")]
+    yield made[0]
+    made[0].stop()
+
+
+def test_the_role_outlives_conductor_and_worker(restarts):
+    c = restarts.c
+    name = names(c, "prefill")[1]
+    m = node(c, name)
+    conductor = restarts.members("conductor")[0]
+    assert role(c, name, "decode")["changed"]
+    os.kill(conductor["pid"], signal.SIGKILL)
+
+    def offers(what):
+        return scrape(m["http"])[f'baton_worker_role{{role="{what}"}}'] == 1
+
+    wait_for(lambda: offers("decode") and not offers("prefill"), 20, "it follows etcd, not the conductor")
+    argv, env, cwd = restarts.args["conductor", conductor["name"]]
+    again = restarts.spawn([*argv, "--set", "rpc.listen=" + addr(c)], env, cwd, "conductor.log")
+    wait_for(lambda: ctl("--addr", addr(c), "status")[0] == 0, 30, "a conductor answers again")
+    wait_for(lambda: name in names(c, "prefill") and node(c, name)["session_up"], 30, "it has met the worker")
+    assert node(c, name)["role"] == "decode"
+    m = node(c, name)
+    os.kill(m["pid"], signal.SIGKILL)
+    restarts.start_again(m)
+    settled(c, name, "decode")
+    assert again.poll() is None
+    r = role(c, name, "own")
+    assert r["before"] == "decode" and r["role"] == "prefill"
+    settled(c, name, "prefill")
