@@ -223,6 +223,23 @@ static const struct bt_conf_row rows[] = {
             "earlier first token, counting on steps of so long (set engine.mixed_step_ms of the "
             "decode workers to the same; half of the objective between tokens is a good value). 0: "
             "they do not."},
+    {.key = "sched.roles",
+     .type = BT_CONF_STR,
+     .offset = ROW(roles),
+     .def = "fixed",
+     .doc =
+         "fixed: workers do what they were started for, or what batonctl role says; auto: one "
+         "conductor, the owner of the job in etcd, changes the role of a worker where prefill or "
+         "decode is short for minutes and the other has enough without it. What an operator has "
+         "chosen stays. Set the same on all conductors."},
+    {.key = "sched.roles_window_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(roles_window_ms),
+     .def = "60s",
+     .min = 1000,
+     .max = 86400000,
+     .doc =
+         "Roles by policy: the load is averaged over so long; two such windows in a row decide."},
     {.key = "sched.role_move_ms",
      .type = BT_CONF_MS,
      .offset = ROW(role_move_ms),
@@ -263,6 +280,10 @@ static bool routable(const char *listen)
 static bool check(const void *conf, char *err, size_t err_cap)
 {
     const struct bt_conductor_conf *c = conf;
+    if (strcmp(c->roles, "fixed") != 0 && strcmp(c->roles, "auto") != 0) {
+        snprintf(err, err_cap, "sched.roles: '%s' is unknown; use fixed or auto", c->roles);
+        return false;
+    }
     if (bt_sched_policy_find(c->policy) == NULL) {
         snprintf(err, err_cap, "sched.policy: there is no '%s'; use %s", c->policy,
                  bt_sched_policy_names);

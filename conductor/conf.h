@@ -17,12 +17,12 @@ struct bt_conductor_conf {
     int64_t max_running, max_waiting, max_replans;
     uint64_t no_worker_ms, queue_timeout_ms, stall_ms, ended_ms, request_timeout_ms, drain_ms;
     int64_t index_extents, index_extent_tokens;
-    char *policy, *admission;
+    char *policy, *admission, *roles;
     int64_t local_prefill_tokens;
     double fetch_ratio;
     uint64_t ttft_objective_ms, tbt_objective_ms;
     double tbt_margin, length_quantile, work_price, work_weight;
-    uint64_t mixed_step_ms, role_move_ms;
+    uint64_t mixed_step_ms, role_move_ms, roles_window_ms;
     double prefill_tokens_per_s, step_ms;
     uint64_t link_bytes_per_s;
 };

@@ -18,6 +18,7 @@
 #include "conductor/conf.h"
 #include "conductor/front/front.h"
 #include "conductor/request/requests.h"
+#include "conductor/role_job.h"
 #include "conductor/view/view.h"
 
 #define HEARTBEAT_MS  500
@@ -53,6 +54,7 @@ struct conductor {
     struct bt_front *front;
     struct bt_admin *admin;
     struct bt_member *member;
+    struct bt_role_job *role_job; /* NULL: roles are fixed */
     struct bt_timer drain;
     uint64_t drain_since_ns; /* 0: serving */
 };
@@ -338,6 +340,13 @@ static void join(struct conductor *c)
     }
     c->member = bt_member_join(c->etcd, c->conf.common.cluster_name, &self, &s, &ops, c);
     bt_view_watch(c->view, c->etcd);
+    if (strcmp(c->conf.roles, "auto") == 0) {
+        struct bt_role_job_config rc = {.cluster = c->conf.common.cluster_name,
+                                        .name = c->name,
+                                        .window_ms = (uint32_t)c->conf.roles_window_ms};
+        sched_params(&c->conf, &rc.sched);
+        c->role_job = bt_role_job_create(c->loop, c->etcd, c->view, &rc, c->metrics);
+    }
 }
 
 /* ---- signals and the end ---- */
@@ -394,6 +403,7 @@ static void stop(struct conductor *c)
     }
     /* What a failed start has not created is NULL. */
 #define DESTROY(member, type) ((c->member != NULL) ? bt_##type##_destroy(c->member) : (void)0)
+    DESTROY(role_job, role_job);
     DESTROY(front, front);
     DESTROY(requests, requests);
     DESTROY(view, view);

@@ -144,3 +144,28 @@ double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_wo
     double tail = w->learned.tail > 0 ? w->learned.tail : 1;
     return tail * bt_sched_step_ms(c, w, req);
 }
+
+double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w)
+{
+    double pressure = 0;
+    if (w->prefill) {
+        double most =
+            params->ttft_objective_ms != 0 ? params->ttft_objective_ms : BT_SCHED_QUEUE_MS;
+        pressure = bt_sched_queue_ms(params, w) / most;
+    }
+    uint32_t rows = w->running + w->waiting;
+    if (w->decode && rows != 0) {
+        struct bt_sched_request one = {.n_tokens = 1, .max_new = 1, .block_tokens = 1};
+        double slots = w->slots_total != 0 ? w->slots_total : 64;
+        double pages = w->pages_total != 0
+                           ? 1 - (double)BT_MIN(w->pages_free, w->pages_total) / w->pages_total
+                           : 0;
+        pressure = BT_MAX(pressure, BT_MAX(rows / slots, pages));
+        pressure += w->waiting > 0 ? 1 : 0;
+        if (params->tbt_objective_ms != 0) {
+            pressure =
+                BT_MAX(pressure, bt_sched_tbt_ms(params, w, &one) / params->tbt_objective_ms);
+        }
+    }
+    return pressure;
+}

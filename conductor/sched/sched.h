@@ -205,6 +205,12 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
                                    struct bt_sched_reject *reject_p);
 
+/* How near a worker is to the limit of what its roles can take: its queue against the objective (or
+ * BT_SCHED_QUEUE_MS), its rows, pages and predicted TBT against what it has and may. 1: at the
+ * limit. */
+#define BT_SCHED_QUEUE_MS 2000.0
+double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w);
+
 /* ---- why a plan is as it is ---- */
 typedef enum { BT_SCHED_FOR_PREFILL, BT_SCHED_FOR_DECODE } bt_sched_use_t;
 struct bt_sched_candidate {

@@ -217,3 +217,41 @@ def test_the_role_outlives_conductor_and_worker(restarts):
     r = role(c, name, "own")
     assert r["before"] == "decode" and r["role"] == "prefill"
     settled(c, name, "prefill")
+
+
+def test_by_load(make_cluster):
+    """Decode is short of rows for two windows while prefill idles: one prefill worker changes; requests do not notice."""
+    c = make_cluster("--prefill", "2", "--decode", "1", "--set", "conductor.sched.roles=auto", "--set",
+                     "conductor.sched.roles_window_ms=2s", "--set", "decode.engine.max_slots=4", "--set",
+                     "prefill.engine.max_slots=4")
+    body = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    want = c.post("/v1/completions", body)["choices"][0]["text"]
+    stop, wrong = threading.Event(), []
+
+    def client():
+        while not stop.is_set():
+            try:
+                text = c.post("/v1/completions", body)["choices"][0]["text"]
+                if text != want:
+                    wrong.append(text)
+            except Exception as e:
+                wrong.append(repr(e))
+
+    threads = [threading.Thread(target=client) for _ in range(8)]
+    for t in threads:
+        t.start()
+    try:
+        wait_for(lambda: c.metrics("conductor")["baton_role_policy_owner"] == 1 or wrong, 30, "it owns the job")
+        wait_for(lambda: "decode" in [node(c, n)["role"] for n in names(c, "prefill")] or wrong, 90,
+                 "a prefill worker decodes")
+    finally:
+        stop.set()
+        for t in threads:
+            t.join(120 * PATIENCE)
+    assert not wrong, wrong[:3]
+    m = c.metrics("conductor")
+    assert m["baton_role_policy_changes_total"] == 1
+    # What an operator says then stands.
+    changed = next(n for n in names(c, "prefill") if node(c, n)["role"] == "decode")
+    role(c, changed, "prefill")
+    settled(c, changed, "prefill")

@@ -1,0 +1,25 @@
+/* Roles by policy (sched.roles: auto): one conductor of the cluster owns the job, looks at the load
+ * of both stages every second, and has a worker changed where conductor/sched/balance.h says so.
+ * Loop thread. */
+#ifndef BT_CONDUCTOR_ROLE_JOB_H
+#define BT_CONDUCTOR_ROLE_JOB_H
+
+#include "common/metrics/metrics.h"
+#include "conductor/sched/sched.h"
+#include "conductor/view/view.h"
+
+struct bt_role_job;
+
+struct bt_role_job_config {     /* strings are copied */
+    const char *cluster, *name; /* the conductor's */
+    uint32_t window_ms;
+    struct bt_sched_params sched; /* its objectives are what a stage's limit is measured by */
+};
+
+/* view, etcd and metrics outlive it. */
+struct bt_role_job *bt_role_job_create(struct bt_loop *loop, struct bt_etcd *etcd,
+                                       struct bt_view *view, const struct bt_role_job_config *conf,
+                                       struct bt_metrics *metrics);
+void bt_role_job_destroy(struct bt_role_job *j);
+
+#endif
