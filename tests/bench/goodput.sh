@@ -6,6 +6,8 @@ set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: goodput.sh TRACE_DIR [CLUSTER]" >&2; exit 2; }
 sim=$(cd "$(dirname "$0")/../.." && realpath "${BUILD:-build}/bin/baton-sim")
 cluster=${2:-a800-70b}
+lines=$(mktemp)
+trap 'rm -f "$lines"' EXIT
 good() { # policy admission [options]: requests within both objectives, mean TTFT
     "$sim" run --cluster "$cluster" --trace "$trace" ${HALF:---from 0.5} --rate "$rate" --ttft "$ttft" --tbt "$tbt" \
         --policy "$1" --admission "$2" "${@:3}" --brief 2>/dev/null |
@@ -29,4 +31,5 @@ for objectives in "30000 100" "1000 50"; do
             echo "bench,goodput_${name}_${ttft}_${rate},$bp,requests,kvcache,$ratio" >&3
         done
     done
-done 3>"${BENCH_LINES:-/dev/null}"
+done 3>"$lines"
+cat "$lines"

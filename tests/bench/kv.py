@@ -187,7 +187,7 @@ def main(args):
     finally:
         bench.end()
     import wire
-    raw = wire.plain_socket(256 << 10)
+    raw = wire.plain_socket(256 << 10)[0]
     mb = BLOCKS * bench.block_bytes / 1e6
     print(f"{BLOCKS} blocks of {BLOCK} tokens, {bench.block_bytes} bytes each; a prefix is {mb:.1f} MB; plain socket {raw:.2f} GB/s")
     print(f"bench,kv_put,{put:.3f},ms,-,-")
