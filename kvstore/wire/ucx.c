@@ -11,7 +11,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "common/conf/conf.h"
 #include "common/log/log.h"
 #include "kvstore/wire/xfer_priv.h"
 
@@ -22,8 +21,6 @@
 #define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a connection is polled by the clock */
 #define THROTTLED_MS    2
 #define CLOSE_NS        (3000ull * 1000000)
-#define TCP_SEG_SIZE    "512K"
-#define EAGER_MAX_TCP   (64u * 1024)
 #define EVENTS_PER_TURN 64
 
 struct bt_wx_mail { /* outlives the thread while its task is posted */
@@ -623,129 +620,12 @@ static void *thread_main(void *arg)
 
 /* ---- start and end, control thread ---- */
 
-/* What the environment says (UCX_<env>) stays; else ours. UCT's keys go without their transport's
- * prefix here, and UCX warns about one that no transport in use knows. */
-static bool configure(ucp_config_t *c, const char *env, const char *key, const char *value,
-                      char *err, size_t err_cap)
-{
-    ucs_status_t st;
-    char name[64];
-    snprintf(name, sizeof(name), "UCX_%s", env);
-    if (bt_conf_env(name) != NULL || (st = ucp_config_modify(c, key, value)) == UCS_OK) {
-        return true;
-    }
-    snprintf(err, err_cap, "UCX does not take %s=%s: %s", key, value, ucs_status_string(st));
-    return false;
-}
-
-static bool configure_all(struct bt_wx *x, ucp_config_t *c, char *err, size_t err_cap)
-{
-    const char *tls = bt_conf_env("UCX_TLS");
-    bool ok = configure(c, "TLS", "TLS", "tcp", err, err_cap) &&
-              configure(c, "RNDV_SCHEME", "RNDV_SCHEME", "get_zcopy", err, err_cap) &&
-              configure(c, "PROTO_ENABLE", "PROTO_ENABLE", "n", err, err_cap);
-    if (!ok || (tls != NULL && strcmp(tls, "tcp") != 0)) {
-        x->eager_max = 8192; /* RDMA: the receiver reads all but small messages */
-        return ok;
-    }
-    x->eager_max = EAGER_MAX_TCP;
-    if (bt_conf_env("UCX_NET_DEVICES") != NULL) {
-        BT_WARN("wire_net_devices", "interface=%s detail=%s", x->conf.ifname,
-                bt_log_q("UCX_NET_DEVICES overrides the interface of kvstore.wire.listen"));
-    }
-    return configure(c, "NET_DEVICES", "NET_DEVICES", x->conf.ifname, err, err_cap) &&
-           configure(c, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
-           configure(c, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
-           /* An eager message sent without a copy takes its header from a pool that UCX 1.13.1
-            * never gives back: each session left 1.4 MB. The copy costs less than it saves. */
-           configure(c, "ZCOPY_THRESH", "ZCOPY_THRESH", "inf", err, err_cap) &&
-           configure(c, "TCP_AF_PRIO", "AF_PRIO", x->conf.ipv6 ? "inet6" : "inet", err, err_cap);
-}
-
-/* Can one kvstore connect to another with what UCX found? Asked of a connection to ourselves: with
- * shared memory alone (UCX_TLS=sm) UCX starts without a word and every connection would fail later,
- * since none of its transports between processes of a host tells of a peer's death. */
-static bool can_connect(struct bt_wx *x, char *err, size_t err_cap)
-{
-    ucp_worker_params_t wp = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                              .thread_mode = UCS_THREAD_MODE_SINGLE};
-    ucp_worker_h w;
-    ucp_address_t *a = NULL;
-    size_t len;
-    ucp_ep_h ep = NULL;
-    ucs_status_t st = ucp_worker_create(x->context, &wp, &w);
-    if (st == UCS_OK) {
-        st = ucp_worker_get_address(w, &a, &len);
-        if (st == UCS_OK) {
-            ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                                               UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
-                                 .address = a,
-                                 .err_mode = UCP_ERR_HANDLING_MODE_PEER};
-            st = ucp_ep_create(w, &p, &ep);
-            ucp_worker_release_address(w, a);
-        }
-        if (st == UCS_OK) {
-            ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                     .flags = UCP_EP_CLOSE_FLAG_FORCE};
-            ucs_status_ptr_t r = ucp_ep_close_nbx(ep, &p);
-            while (UCS_PTR_IS_PTR(r) && ucp_request_check_status(r) == UCS_INPROGRESS) {
-                ucp_worker_progress(w);
-            }
-            if (UCS_PTR_IS_PTR(r)) {
-                ucp_request_free(r);
-            }
-        }
-        ucp_worker_destroy(w);
-    }
-    if (st == UCS_OK) {
-        return true;
-    }
-    const char *tls = bt_conf_env("UCX_TLS");
-    snprintf(err, err_cap,
-             "UCX_TLS=%.80s has no transport between hosts that notices a peer's death (%s): add "
-             "tcp, or rc for RDMA, or leave UCX_TLS unset",
-             tls != NULL ? tls : "tcp", ucs_status_string(st));
-    return false;
-}
-
-static bt_status_t context_create(struct bt_wx *x, char *err, size_t err_cap)
-{
-    ucp_config_t *c;
-    ucs_status_t st = ucp_config_read(NULL, NULL, &c);
-    if (st != UCS_OK) {
-        snprintf(err, err_cap, "UCX configuration (UCX_* environment): %s", ucs_status_string(st));
-        return BT_ERR_CONFIG;
-    }
-    if (!configure_all(x, c, err, err_cap)) {
-        ucp_config_release(c);
-        return BT_ERR_CONFIG;
-    }
-    /* AM only: a peer's forged put or get finds no handler. */
-    ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
-                      .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-                      .name = "baton"};
-    st = ucp_init(&p, c, &x->context);
-    ucp_config_release(c);
-    if (st != UCS_OK) {
-        snprintf(err, err_cap,
-                 "UCX finds no transport on interface %s (%s); check kvstore.wire.listen and the "
-                 "UCX_* environment",
-                 x->conf.ifname, ucs_status_string(st));
-        return BT_ERR_CONFIG;
-    }
-    if (!can_connect(x, err, err_cap)) {
-        ucp_cleanup(x->context);
-        return BT_ERR_CONFIG;
-    }
-    return BT_OK;
-}
-
 bt_status_t bt_wx_create(const struct bt_wx_config *conf, struct bt_wx **x_p, char *err,
                          size_t err_cap)
 {
     struct bt_wx *x = bt_calloc(1, sizeof(*x));
     x->conf = *conf;
-    bt_status_t st = context_create(x, err, err_cap);
+    bt_status_t st = bt_wx_context_create(x, err, err_cap);
     if (st != BT_OK) {
         free(x);
         return st;

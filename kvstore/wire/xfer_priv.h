@@ -1,4 +1,5 @@
-/* Inside the transfer thread: what its three files share. Everything here runs on that thread. */
+/* Inside the transfer thread: what its files share. Everything here runs on that thread, but for
+ * bt_wx_context_create. */
 #ifndef BT_KVSTORE_WIRE_XFER_PRIV_H
 #define BT_KVSTORE_WIRE_XFER_PRIV_H
 
@@ -42,6 +43,10 @@ void bt_wx_conn_kill(struct bt_wx_conn *c, bt_status_t st, const char *fmt, ...)
 void bt_wx_conn_hot(struct bt_wx_conn *c);
 /* Flows that control has added but the command queue still holds. */
 void bt_wx_absorb_adds(struct bt_wx *x);
+
+/* ucx_context.c: x->context, and what depends on the transport. ERR_CONFIG with err naming the
+ * setting. */
+bt_status_t bt_wx_context_create(struct bt_wx *x, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* ucx_send.c */
 void bt_wx_send_add(struct bt_wx_send *s);
