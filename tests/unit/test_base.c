@@ -38,12 +38,13 @@ static void crc32c_known_answer(void **state)
 static void crc32c_equals_bitwise_at_every_length_and_split(void **state)
 {
     (void)state;
-    static uint8_t data[8000];
+    static uint8_t data[40000];
     for (size_t i = 0; i < sizeof(data); i++) {
         data[i] = (uint8_t)(i * 131 + (i >> 5));
     }
-    static const size_t lens[] = {1,   7,    8,    63,   255,  256,  257,  320,
-                                  511, 1024, 3071, 3072, 3073, 6143, 6144, 7999};
+    static const size_t lens[] = {1,     7,     8,     63,    255,   256,   257,   320,
+                                  511,   1024,  3071,  3072,  3073,  6143,  6144,  7999,
+                                  16383, 16384, 16385, 16447, 16448, 16700, 32768, 39999};
     for (size_t i = 0; i < BT_ARRAY_LEN(lens); i++) {
         uint32_t want = crc_slow(7, data + 1, lens[i]);
         assert_int_equal(bt_crc32c(7, data + 1, lens[i]), want);
@@ -55,6 +56,13 @@ static void crc32c_equals_bitwise_at_every_length_and_split(void **state)
         assert_int_equal(bt_crc32c_copy(7, copy, data + 1, lens[i]), want);
         assert_memory_equal(copy, data + 1, lens[i]);
         assert_int_equal(copy[lens[i]], 0xEE);
+        for (size_t to = 0; to < 65 && to + lens[i] < sizeof(copy); to += 13) { /* any alignment */
+            memset(copy, 0xEE, sizeof(copy));
+            assert_int_equal(bt_crc32c_stream(7, copy + to, data + 1, lens[i]), want);
+            assert_memory_equal(copy + to, data + 1, lens[i]);
+            assert_int_equal(copy[to + lens[i]], 0xEE);
+            assert_true(to == 0 || copy[to - 1] == 0xEE);
+        }
     }
 }
 
