@@ -466,8 +466,8 @@ void bt_slab_unmap(struct bt_slab *s)
     free(s);
 }
 
-static uint32_t segment_seed(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
-                             uint32_t bytes)
+uint32_t bt_slab_segment_seed(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
+                              uint32_t bytes)
 {
     struct {
         struct bt_kv_key key;
@@ -481,13 +481,7 @@ static uint32_t segment_seed(const struct bt_kv_key *key, uint32_t layer, uint64
 uint32_t bt_slab_segment_crc(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
                              const void *seg, uint32_t bytes)
 {
-    return bt_crc32c(segment_seed(key, layer, layout_id, bytes), seg, bytes);
-}
-
-uint32_t bt_slab_segment_copy(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
-                              void *seg, const void *from, uint32_t bytes)
-{
-    return bt_crc32c_copy(segment_seed(key, layer, layout_id, bytes), seg, from, bytes);
+    return bt_crc32c(bt_slab_segment_seed(key, layer, layout_id, bytes), seg, bytes);
 }
 
 void bt_slab_private_key(uint64_t request, uint32_t epoch, uint32_t index, struct bt_kv_key *key_p)

@@ -103,9 +103,9 @@ static inline void *bt_slab_data(const struct bt_slab *s, uint32_t slot)
  * private blocks the key is the private name below. */
 uint32_t bt_slab_segment_crc(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
                              const void *seg, uint32_t bytes);
-/* The same of bytes that are copied into a slot. */
-uint32_t bt_slab_segment_copy(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
-                              void *seg, const void *from, uint32_t bytes);
+/* What it begins with, for who computes the rest on the way of the bytes. */
+uint32_t bt_slab_segment_seed(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
+                              uint32_t bytes);
 /* Name of a private (partial) block: derived from (request, epoch, index); never indexed. */
 void bt_slab_private_key(uint64_t request, uint32_t epoch, uint32_t index, struct bt_kv_key *key_p);
 

@@ -671,6 +671,7 @@ void bt_wx_destroy(struct bt_wx *x)
         free(m);
     }
     bt_wx_send_free_pool(x);
+    ucp_dt_destroy(x->unpacked);
     ucp_cleanup(x->context);
     close(x->epfd);
     close(x->wakefd);

@@ -8,6 +8,7 @@
 #include "kvstore/wire/xfer_priv.h"
 
 #define TCP_SEG_SIZE  "512K"
+#define TCP_ZCOPY     "128K" /* BT_WX_ZCOPY_MIN */
 #define EAGER_MAX_TCP (64u * 1024)
 
 /* What the environment says (UCX_<env>) stays; else ours. UCT's keys go without their transport's
@@ -36,6 +37,7 @@ static bool configure_all(struct bt_wx *x, ucp_config_t *c, char *err, size_t er
         return ok;
     }
     x->eager_max = EAGER_MAX_TCP;
+    x->copies = true;
     if (bt_conf_env("UCX_NET_DEVICES") != NULL) {
         BT_WARN("wire_net_devices", "interface=%s detail=%s", x->conf.ifname,
                 bt_log_q("UCX_NET_DEVICES overrides the interface of kvstore.wire.listen"));
@@ -43,9 +45,10 @@ static bool configure_all(struct bt_wx *x, ucp_config_t *c, char *err, size_t er
     return configure(c, "NET_DEVICES", "NET_DEVICES", x->conf.ifname, err, err_cap) &&
            configure(c, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
            configure(c, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
-           /* An eager message sent without a copy takes its header from a pool that UCX 1.13.1
-            * never gives back: each session left 1.4 MB. The copy costs less than it saves. */
-           configure(c, "ZCOPY_THRESH", "ZCOPY_THRESH", "inf", err, err_cap) &&
+           /* Above EAGER_MAX_TCP: an eager message sent without a copy takes its header from a pool
+            * that UCX 1.13.1 never gives back (each session left 1.4 MB); one by rendezvous does
+            * not. */
+           configure(c, "ZCOPY_THRESH", "ZCOPY_THRESH", TCP_ZCOPY, err, err_cap) &&
            configure(c, "TCP_AF_PRIO", "AF_PRIO", x->conf.ipv6 ? "inet6" : "inet", err, err_cap);
 }
 
@@ -124,5 +127,6 @@ bt_status_t bt_wx_context_create(struct bt_wx *x, char *err, size_t err_cap)
         ucp_cleanup(x->context);
         return BT_ERR_CONFIG;
     }
+    BT_ASSERT(bt_wx_recv_datatype(&x->unpacked) == UCS_OK); /* allocates a few bytes */
     return BT_OK;
 }

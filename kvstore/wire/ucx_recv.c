@@ -1,21 +1,34 @@
 /* Receiving ends of flows, on the transfer thread: messages are received straight into the slots'
  * segments, checked, and committed in the order of items by raising the flow word. Every field of a
  * message is the peer's claim until checked. Writes slots of WRITING blocks, their CRC rows, the
- * flow word. */
+ * flow word.
+ *
+ * Over TCP all bytes come through a buffer of UCX's, and the copy from there is ours: it computes
+ * the CRC on the way and goes past the cache. UCX is never given the address of a slot then. With
+ * RDMA the network card writes into the slots, and CRCs are computed behind it. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/crc32c.h"
 #include "common/log/log.h"
 #include "kvstore/wire/xfer_priv.h"
 
-struct bt_wx_land { /* one rendezvous receive */
+struct bt_wx_land { /* one message */
     uint32_t magic;
     struct bt_wx_recv *recv;
     struct bt_wire_seg_hdr hdr;
-    uint8_t *crcs;
-    ucp_dt_iov_t iov[];
+    const uint8_t *crcs; /* what the sender computed */
+    uint64_t at;         /* payload bytes that are in the slots, in order */
+    uint32_t crc;        /* of the segment that is at `at`, so far */
+    bool loose;          /* the card wrote them, or they came out of order: CRCs at the end */
+};
+
+struct bt_wx_pull { /* one rendezvous receive */
+    struct bt_wx_land land;
+    uint8_t crcs[4 * BT_WIRE_SEGS_MAX];
+    ucp_dt_iov_t iov[]; /* RDMA */
 };
 
 void bt_wx_recv_add(struct bt_wx_recv *r)
@@ -120,66 +133,162 @@ void bt_wx_recv_notify(struct bt_wx *x)
     }
 }
 
-/* The bytes of a message are in the slots or (from) beside them, to be copied: are they right? */
-static void recv_landed(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, const uint8_t *crcs,
-                        const uint8_t *from)
+static uint8_t *segment_at(const struct bt_wx_land *l, uint32_t i)
 {
+    const struct bt_wx_recv *r = l->recv;
     const struct bt_wx_config *conf = &r->conn->x->conf;
-    uint32_t layer = h->item % r->shape.n_layers, seg_bytes;
-    uint64_t off = bt_kv_segment(conf->layout, layer, &seg_bytes);
+    uint32_t bytes;
+    return (uint8_t *)bt_slab_data(conf->slab, r->slots[l->hdr.first_block + i]) +
+           bt_kv_segment(conf->layout, l->hdr.item % r->shape.n_layers, &bytes);
+}
+
+/* Segment i is in its slot and has this CRC: is it the right one? Else the flow fails. */
+static bool segment_check(const struct bt_wx_land *l, uint32_t i, uint32_t crc)
+{
+    struct bt_wx_recv *r = l->recv;
+    const struct bt_wx_config *conf = &r->conn->x->conf;
+    uint32_t block = l->hdr.first_block + i, layer = l->hdr.item % r->shape.n_layers, want;
+    memcpy(&want, l->crcs + 4u * i, 4);
+    if (crc != want) {
+        bt_metric_add(conf->m.crc_errors, 1);
+        recv_fail(r, BT_ERR_DATA_LOSS, "CRC of block %u layer %u is %08x, not %08x", block, layer,
+                  crc, want);
+        return false;
+    }
+    conf->slab->crcs[(uint64_t)r->slots[block] * conf->layout->n_layers + layer] = crc;
+    return true;
+}
+
+/* n more bytes of the payload, from where it is at; nothing for a flow that has ended. */
+static void land_bytes(struct bt_wx_land *l, const uint8_t *from, size_t n)
+{
+    struct bt_wx_recv *r = l->recv;
+    uint32_t seg_bytes = l->hdr.seg_bytes, layer = l->hdr.item % r->shape.n_layers;
+    while (n > 0 && !r->stopping && !r->failed) {
+        uint32_t i = (uint32_t)(l->at / seg_bytes), off = (uint32_t)(l->at % seg_bytes);
+        uint32_t part = (uint32_t)BT_MIN(n, (size_t)(seg_bytes - off));
+        if (off == 0) {
+            l->crc = bt_slab_segment_seed(&r->names[l->hdr.first_block + i], layer,
+                                          r->conn->x->conf.layout->layout_id, seg_bytes);
+        }
+        l->crc = bt_crc32c_stream(l->crc, segment_at(l, i) + off, from, part);
+        l->at += part;
+        from += part;
+        n -= part;
+        if (off + part == seg_bytes && !segment_check(l, i, l->crc)) {
+            return;
+        }
+    }
+}
+
+/* The same, of a message that UCX has spread over several connections. */
+static void land_loose(const struct bt_wx_land *l, uint64_t at, const uint8_t *from, size_t n)
+{
+    while (n > 0 && !l->recv->stopping && !l->recv->failed) {
+        uint32_t off = (uint32_t)(at % l->hdr.seg_bytes);
+        size_t part = BT_MIN(n, (size_t)(l->hdr.seg_bytes - off));
+        memcpy(segment_at(l, (uint32_t)(at / l->hdr.seg_bytes)) + off, from, part);
+        at += part;
+        from += part;
+        n -= part;
+    }
+}
+
+/* All bytes of the message are in the slots. */
+static void land_end(const struct bt_wx_land *l)
+{
+    struct bt_wx_recv *r = l->recv;
+    const struct bt_wx_config *conf = &r->conn->x->conf;
+    uint32_t n = l->hdr.n_segs, bytes = l->hdr.seg_bytes, layer = l->hdr.item % r->shape.n_layers;
+    for (uint32_t i = 0; i < n && l->loose && !r->stopping && !r->failed; i++) {
+        (void)segment_check(l, i,
+                            bt_slab_segment_crc(&r->names[l->hdr.first_block + i], layer,
+                                                conf->layout->layout_id, segment_at(l, i), bytes));
+    }
     if (r->stopping || r->failed) {
         return;
     }
-    for (uint32_t i = 0; i < h->n_segs; i++) {
-        uint32_t block = h->first_block + i, slot = r->slots[block], want;
-        memcpy(&want, crcs + 4u * i, 4);
-        uint8_t *to = (uint8_t *)bt_slab_data(conf->slab, slot) + off;
-        uint32_t crc = from == NULL
-                           ? bt_slab_segment_crc(&r->names[block], layer, conf->layout->layout_id,
-                                                 to, seg_bytes)
-                           : bt_slab_segment_copy(&r->names[block], layer, conf->layout->layout_id,
-                                                  to, from + (size_t)i * seg_bytes, seg_bytes);
-        if (crc != want) {
-            bt_metric_add(conf->m.crc_errors, 1);
-            recv_fail(r, BT_ERR_DATA_LOSS, "CRC of block %u layer %u is %08x, not %08x", block,
-                      layer, crc, want);
-            return;
-        }
-        conf->slab->crcs[(uint64_t)slot * conf->layout->n_layers + layer] = crc;
-    }
+    BT_ASSERT(l->loose || l->at == (uint64_t)n * bytes);
     r->last_ns = bt_real_ns();
-    r->bytes += (uint64_t)h->n_segs * seg_bytes;
-    r->segments += h->n_segs;
-    bt_metric_add(conf->m.recv_bytes, (uint64_t)h->n_segs * seg_bytes);
-    bt_metric_add(conf->m.recv_segs, h->n_segs);
-    r->landed[h->item] += h->n_segs;
+    r->bytes += (uint64_t)n * bytes;
+    r->segments += n;
+    bt_metric_add(conf->m.recv_bytes, (uint64_t)n * bytes);
+    bt_metric_add(conf->m.recv_segs, n);
+    r->landed[l->hdr.item] += n;
     recv_commit(r);
 }
 
-static void land_done(struct bt_wx_land *l, ucs_status_t status, size_t len)
+static void pull_done(struct bt_wx_pull *p, ucs_status_t status, size_t len)
 {
-    struct bt_wx_recv *r = l->recv;
+    struct bt_wx_recv *r = p->land.recv;
     struct bt_wx_conn *c = r->conn;
     r->outstanding--;
     c->n_recvs--;
     if (status != UCS_OK) {
         bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "UCX receive: %s", ucs_status_string(status));
-    } else if (len != (size_t)l->hdr.n_segs * l->hdr.seg_bytes) {
+    } else if (len != (size_t)p->land.hdr.n_segs * p->land.hdr.seg_bytes) {
         bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "short message");
     } else {
-        recv_landed(r, &l->hdr, l->crcs, NULL);
+        land_end(&p->land);
     }
     bt_wx_conn_hot(c);
-    free(l);
+    free(p);
 }
 
 static void on_received(void *request, ucs_status_t status, size_t length, void *user)
 {
-    struct bt_wx_land *l = user;
-    BT_ASSERT(l->magic == BT_WX_LAND_MAGIC);
+    struct bt_wx_pull *p = user;
+    BT_ASSERT(p->land.magic == BT_WX_LAND_MAGIC);
     ucp_request_free(request);
-    land_done(l, status, length);
+    pull_done(p, status, length);
 }
+
+/* ---- what UCX asks a datatype of ours for ---- */
+
+static void *unpack_start(void *context, void *buffer, size_t count)
+{
+    (void)context;
+    (void)count;
+    return buffer; /* the bt_wx_pull */
+}
+
+static size_t unpack_size(void *state)
+{
+    const struct bt_wx_pull *p = state;
+    return (size_t)p->land.hdr.n_segs * p->land.hdr.seg_bytes;
+}
+
+static ucs_status_t unpack(void *state, size_t offset, const void *src, size_t length)
+{
+    struct bt_wx_pull *p = state;
+    BT_ASSERT(p->land.magic == BT_WX_LAND_MAGIC);
+    if (offset > unpack_size(state) || length > unpack_size(state) - offset) {
+        return UCS_ERR_MESSAGE_TRUNCATED;
+    }
+    if (p->land.loose || offset != p->land.at) {
+        p->land.loose = true;
+        land_loose(&p->land, offset, src, length);
+    } else {
+        land_bytes(&p->land, src, length);
+    }
+    return UCS_OK;
+}
+
+static void unpack_finish(void *state)
+{
+    (void)state; /* on_received frees it */
+}
+
+ucs_status_t bt_wx_recv_datatype(ucp_datatype_t *dt_p)
+{
+    static const ucp_generic_dt_ops_t ops = {.start_unpack = unpack_start,
+                                             .packed_size = unpack_size,
+                                             .unpack = unpack,
+                                             .finish = unpack_finish};
+    return ucp_dt_create_generic(&ops, NULL, dt_p);
+}
+
+/* ---- messages ---- */
 
 /* Marks the segments as begun; false if one was before. */
 static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
@@ -198,43 +307,46 @@ static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
     return true;
 }
 
-static uint8_t *segment_at(const struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, uint32_t i)
+/* Rendezvous: the sender waits until we ask for the bytes. */
+static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
 {
-    const struct bt_wx_config *conf = &r->conn->x->conf;
-    uint32_t bytes;
-    return (uint8_t *)bt_slab_data(conf->slab, r->slots[h->first_block + i]) +
-           bt_kv_segment(conf->layout, h->item % r->shape.n_layers, &bytes);
-}
-
-/* Rendezvous: the sender waits until we read into our segments. */
-static ucs_status_t recv_pull(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h,
-                              const uint8_t *crcs, void *desc)
-{
+    struct bt_wx_recv *r = land->recv;
     struct bt_wx_conn *c = r->conn;
+    const struct bt_wire_seg_hdr *h = &land->hdr;
+    bool copy = c->x->copies;
     uint32_t n = h->n_segs;
-    struct bt_wx_land *l = bt_malloc(sizeof(*l) + n * (sizeof(ucp_dt_iov_t) + 4));
-    l->magic = BT_WX_LAND_MAGIC;
-    l->recv = r;
-    l->hdr = *h;
-    l->crcs = (uint8_t *)&l->iov[n];
-    memcpy(l->crcs, crcs, 4u * n);
-    for (uint32_t i = 0; i < n; i++) {
-        l->iov[i].buffer = segment_at(r, h, i);
+    struct bt_wx_pull *l = bt_malloc(sizeof(*l) + (copy ? 0 : n * sizeof(ucp_dt_iov_t)));
+    l->land = *land;
+    l->land.crcs = l->crcs;
+    l->land.loose = !copy;
+    memcpy(l->crcs, land->crcs, 4u * n);
+    for (uint32_t i = 0; i < n && !copy; i++) {
+        l->iov[i].buffer = segment_at(land, i);
         l->iov[i].length = h->seg_bytes;
     }
+    bool one = n == 1;
     ucp_request_param_t p = {
-        .op_attr_mask =
-            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE,
-        .datatype = n == 1 ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        .datatype = copy  ? c->x->unpacked
+                    : one ? ucp_dt_make_contig(1)
+                          : UCP_DATATYPE_IOV,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
         .cb.recv_am = on_received,
         .user_data = l,
     };
     r->outstanding++;
     c->n_recvs++;
-    ucs_status_ptr_t q = ucp_am_recv_data_nbx(
-        c->worker, desc, n == 1 ? l->iov[0].buffer : (void *)l->iov, n == 1 ? h->seg_bytes : n, &p);
+    ucs_status_ptr_t q = ucp_am_recv_data_nbx(c->worker, desc,
+                                              copy  ? (void *)l
+                                              : one ? l->iov[0].buffer
+                                                    : (void *)l->iov,
+                                              copy  ? 1
+                                              : one ? h->seg_bytes
+                                                    : n,
+                                              &p);
     if (q == NULL || UCS_PTR_IS_ERR(q)) {
-        land_done(l, UCS_PTR_STATUS(q), (size_t)n * h->seg_bytes);
+        pull_done(l, UCS_PTR_STATUS(q), (size_t)n * h->seg_bytes);
     }
     return UCS_INPROGRESS;
 }
@@ -294,9 +406,11 @@ ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, voi
     if (r->first_ns == 0) {
         r->first_ns = bt_real_ns();
     }
+    struct bt_wx_land land = {.magic = BT_WX_LAND_MAGIC, .recv = r, .hdr = h, .crcs = crcs};
     if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) {
-        return recv_pull(r, &h, crcs, data);
+        return recv_pull(&land, data);
     }
-    recv_landed(r, &h, crcs, data);
+    land_bytes(&land, data, len);
+    land_end(&land);
     return UCS_OK;
 }

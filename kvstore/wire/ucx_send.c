@@ -177,6 +177,9 @@ static void out_fill(struct bt_wx_send *s, struct bt_wx_out *o)
     uint32_t n = BT_MIN(end - first, BT_MAX(1u, BT_WIRE_MSG_BYTES_MAX / seg_bytes));
     n = BT_MIN(n, (uint32_t)BT_WIRE_SEGS_MAX);
     n = BT_MIN(n, (uint32_t)((x->am_header_max - sizeof(o->hdr)) / 4));
+    if (seg_bytes >= BT_WX_ZCOPY_MIN) {
+        n = 1; /* UCX sends one run of bytes from where they lie, and gathers several */
+    }
 
     uint32_t *crcs = (uint32_t *)(void *)(o->raw + sizeof(o->hdr));
     for (uint32_t i = 0; i < n; i++) {

@@ -5,6 +5,9 @@
 
 #include "kvstore/wire/xfer.h"
 
+/* A run of so many bytes or more is sent from where it lies (ucx_context.c tells UCX so). */
+#define BT_WX_ZCOPY_MIN (128u << 10)
+
 #define BT_WX_MSG_MAGIC  0x4d534758u
 #define BT_WX_LAND_MAGIC 0x4c4e4458u
 #define BT_WX_CONN_MAGIC 0x434e4e58u
@@ -20,7 +23,9 @@ struct bt_wx {
     struct bt_list conns, hot;
     struct bt_list notify; /* receives that control hears of at the end of the turn */
     struct bt_wx_out *out_free;
-    uint32_t eager_max; /* payload bytes; above it rendezvous: the receiver reads */
+    uint32_t eager_max;      /* payload bytes; above it rendezvous: the receiver reads */
+    bool copies;             /* TCP: UCX hands us what it receives, and we copy it into the slots */
+    ucp_datatype_t unpacked; /* of such receives */
     size_t am_header_max;
     uint64_t now_ns;
     uint64_t handoff_ns;   /* when a message of class 0 was posted last */
@@ -61,6 +66,7 @@ void bt_wx_recv_add(struct bt_wx_recv *r);
 void bt_wx_recv_stop(struct bt_wx_recv *r);
 void bt_wx_recv_reap(struct bt_wx_conn *c);
 void bt_wx_recv_notify(struct bt_wx *x);
+ucs_status_t bt_wx_recv_datatype(ucp_datatype_t *dt_p);
 ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
                            const ucp_am_recv_param_t *param);
 
