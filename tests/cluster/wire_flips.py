@@ -13,19 +13,22 @@ def run(opts, what, n, seed):
     try:
         a.ask(f"auto {tokens} {chunk} {seed}", "auto")
         b.say(f"flipseed {seed}")
-        flips, failed, fell, free = 0, 0, False, b.usage()["free"]
+        flips, failed, free = 0, 0, b.usage()["free"]
+
+        def storm(first):
+            """Whether one flow came whole: it was compared byte by byte (the 1 at the storm's end)."""
+            m = b.ask(f"storm a {a.addr} {a.inc} {first} 1 {tokens} {chunk} {seed} 1",
+                      r"storm done=(\d) failed=(\d)", 30)
+            return m[1] == "1"
         for i in range(n):
             b.say(f"flip {what}")
-            m = b.ask(f"storm a {a.addr} {a.inc} {10 + i} 1 {tokens} {chunk} {seed} 1",
-                      r"storm done=(\d) failed=(\d)", 30)
+            whole = storm(10 + i)
             now = int(b.ask("flips", r"flips (\d+)")[1])
-            # A flow that ended well was compared byte by byte (the 1 at the storm's end). If a bit was turned
-            # over and it ended well all the same, that was in what still came of the failed one before.
-            assert m[2] == "0" or now > flips, f"{what} {i}: failed without a flip: {b.lines[-5:]}"
-            assert m[2] == "1" or now == flips or fell, f"{what} {i}: a flip was not noticed"
-            fell = m[2] == "1"
-            failed += fell
+            assert whole == (now == flips), f"{what} {i}: {now - flips} flips, whole: {whole}: {b.lines[-5:]}"
+            failed += not whole
             flips = now
+            # What still came of it is through when the next, left alone, is: else the next bit may be one of that.
+            assert whole or storm(10 + n + i), f"{what} {i}: fails without a flip: {b.lines[-5:]}"
             with b.cond:
                 b.lines.clear()
         assert b.usage()["free"] == free  # nothing of all these is held

@@ -46,7 +46,7 @@ struct sink {
 
 struct storm { /* many flows, a few at a time, from a peer that grants by itself */
     uint64_t next, last;
-    uint32_t running, done, failed, n_tokens, chunk;
+    uint32_t running, at_once, done, failed, n_tokens, chunk;
     uint64_t bytes, start_ns, seed;
     bool verify;
     char name[64], rpc[64];
@@ -508,7 +508,7 @@ static void usage_line(const char *tag)
 static void storm_step(void)
 {
     struct storm *s = &T.storm;
-    while (s->running < 8 && s->next <= s->last) {
+    while (s->running < s->at_once && s->next <= s->last) {
         struct bt_wire_peer_addr a = {s->name, s->rpc, s->incarnation};
         struct bt_flow_shape shape = {s->n_tokens, PAGE_TOKENS, s->chunk, T.layout.n_layers};
         if (T.n_free < bt_flow_blocks(&shape)) {
@@ -568,14 +568,16 @@ static void cmd_fetch(const char *a)
     k->recv = bt_wire_fetch_start(T.wire, &p, req, 1, k->names, n, class, &sink_ops, k);
 }
 
+/* storm NAME RPC INC FIRST N TOKENS CHUNK SEED VERIFY [AT_ONCE] */
 static void cmd_storm(const char *a)
 {
     struct storm *s = &T.storm;
     ull inc, n, seed, from;
     unsigned verify;
     memset(s, 0, sizeof(*s));
-    if (sscanf(a, "%63s %63s %llx %llu %llu %u %u %llu %u", s->name, s->rpc, &inc, &from, &n,
-               &s->n_tokens, &s->chunk, &seed, &verify) != 9) {
+    s->at_once = 8;
+    if (sscanf(a, "%63s %63s %llx %llu %llu %u %u %llu %u %u", s->name, s->rpc, &inc, &from, &n,
+               &s->n_tokens, &s->chunk, &seed, &verify, &s->at_once) < 9) {
         say("bad storm");
         return;
     }
