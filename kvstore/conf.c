@@ -87,6 +87,13 @@ static const struct bt_conf_row kvstore_rows[] = {
      .max = 60000,
      .doc = "A request waits so long for blocks of its prefix that other nodes have; what has not "
             "come by then is computed."},
+    {.key = "kvstore.overlap",
+     .type = BT_CONF_BOOL,
+     .offset = ROW(overlap),
+     .def = "true",
+     .doc = "Where loading a prefix from the SSD or from other nodes takes more than a quarter of "
+            "the time of computing it, the worker computes from its beginning while it is loaded "
+            "from its end, until they meet. Without, it is waited for if that is faster."},
     {.key = "kvstore.fetch.stall_ms",
      .type = BT_CONF_MS,
      .offset = ROW(fetch_stall_ms),

@@ -18,6 +18,7 @@ struct bt_kvstore_conf {
     uint64_t wire_in_flight_bytes;
     uint64_t wire_idle_ms;
     uint64_t fetch_wait_ms, fetch_stall_ms;
+    bool overlap;
     double replica_max;
     char *ssd_path; /* NULL: no SSD tier */
     uint64_t ssd_bytes;

@@ -23,23 +23,30 @@ void gather_count(struct bt_metric *m, uint64_t n)
 
 /* ---- what is worth it ---- */
 
-static double block_s(const struct bt_gather *g, uint64_t incarnation, bt_rate_tier_t tier)
+double gather_block_s(const struct bt_gathers *gs, uint64_t incarnation, bt_rate_tier_t tier)
 {
-    return (double)g->gs->c.layout->block_bytes / bt_rates_get(&g->gs->rates, incarnation, tier);
+    return (double)gs->c.layout->block_bytes / bt_rates_get(&gs->rates, incarnation, tier);
 }
 
-/* Does a block come sooner than it is computed? */
+/* Does a block come sooner than it is computed? In a tail it only has to come. */
 static bool worth(const struct bt_gather *g, double s)
 {
-    return g->prefill_tokens_per_s <= 0 ||
-           s * g->prefill_tokens_per_s < (double)g->gs->c.layout->page_tokens;
+    double computed = g->gs->c.layout->page_tokens * (g->tail ? TAIL_WORTH : 1.0);
+    return g->prefill_tokens_per_s <= 0 || s * g->prefill_tokens_per_s < computed;
+}
+
+/* The own disk takes nobody's network, and a tail that reads from it keeps what is known of its
+ * speed fresh: that it was slow is no reason for never asking again. */
+static bool disk_worth(const struct bt_gather *g)
+{
+    return g->tail || !bt_rates_measured(&g->gs->rates, BT_RATES_OWN, BT_RATE_SSD) ||
+           worth(g, gather_block_s(g->gs, BT_RATES_OWN, BT_RATE_SSD));
 }
 
 static bool disk_has(const struct bt_gather *g, uint32_t i)
 {
     return (g->blocks[i].tried & TRIED_DISK) == 0 && g->gs->c.tier != NULL &&
-           bt_ssd_has(bt_tier_ssd(g->gs->c.tier), &g->keys[i]) &&
-           worth(g, block_s(g, BT_RATES_OWN, BT_RATE_SSD));
+           bt_ssd_has(bt_tier_ssd(g->gs->c.tier), &g->keys[i]) && disk_worth(g);
 }
 
 /* The source that would bring block i first; n_sources: none. *busy_p: some could, but all have
@@ -51,7 +58,7 @@ static uint32_t choose_source(const struct bt_gather *g, uint32_t i, bool *busy_
     *busy_p = false;
     for (uint32_t s = 0; s < g->n_sources; s++) {
         const struct gather_source *src = &g->sources[s];
-        double one = block_s(g, src->incarnation, BT_RATE_SLAB);
+        double one = gather_block_s(g->gs, src->incarnation, BT_RATE_SLAB);
         if (src->bad || !src->has[i] || (g->blocks[i].tried & 1u << s) != 0 || !worth(g, one)) {
             continue;
         }
@@ -82,17 +89,19 @@ static void on_run(void *arg)
         came += slot != UINT32_MAX;
         gather_block(g, i, slot);
     }
+    uint64_t now = bt_mono_ns();
     bt_rates_add(&gs->rates, BT_RATES_OWN, BT_RATE_SSD,
                  (uint64_t)BT_MIN(came, r->n_read) * gs->c.layout->block_bytes,
-                 bt_mono_ns() - r->start_ns);
+                 now - BT_MAX(r->start_ns, g->disk_ns));
+    g->disk_ns = now;
     bt_tier_load_end(r->load);
     r->load = NULL;
     g->n_active--;
+    g->n_disk--;
     gather_pump(g);
 }
 
-/* Blocks [first, first + n) are on the SSD. */
-static void run_start(struct bt_gather *g, uint32_t first, uint32_t n)
+void gather_run(struct bt_gather *g, uint32_t first, uint32_t n)
 {
     struct disk_run *r = bt_calloc(1, sizeof(*r));
     r->g = g;
@@ -114,6 +123,7 @@ static void run_start(struct bt_gather *g, uint32_t first, uint32_t n)
     }
     g->runs[g->n_runs++] = r;
     g->n_active++;
+    g->n_disk++;
 }
 
 /* ---- the plan ---- */
@@ -134,16 +144,14 @@ void gather_block(struct bt_gather *g, uint32_t i, uint32_t slot)
     }
 }
 
-/* How block i is to be had now. *source_p: set with BLOCK_FLYING. MISSING: as soon as a source has
- * less to do. */
-static block_state_t way_of(const struct bt_gather *g, uint32_t i, uint32_t *source_p)
+block_state_t gather_way(const struct bt_gather *g, uint32_t i, uint32_t *source_p)
 {
     bool busy, disk = disk_has(g, i);
     *source_p = choose_source(g, i, &busy);
     bool peer = *source_p < g->n_sources;
     if (disk && peer) {
-        double there = block_s(g, g->sources[*source_p].incarnation, BT_RATE_SLAB);
-        disk = there * PEER_GAIN >= block_s(g, BT_RATES_OWN, BT_RATE_SSD);
+        double there = gather_block_s(g->gs, g->sources[*source_p].incarnation, BT_RATE_SLAB);
+        disk = there * PEER_GAIN >= gather_block_s(g->gs, BT_RATES_OWN, BT_RATE_SSD);
     }
     if (disk) {
         return BLOCK_DISK;
@@ -151,8 +159,7 @@ static block_state_t way_of(const struct bt_gather *g, uint32_t i, uint32_t *sou
     return peer ? BLOCK_FLYING : busy ? BLOCK_MISSING : BLOCK_LOST;
 }
 
-/* Is block i nowhere yet? Leases it if it is in the slab. */
-static bool missing(struct bt_gather *g, uint32_t i)
+bool gather_missing(struct bt_gather *g, uint32_t i)
 {
     if (g->blocks[i].state != BLOCK_MISSING) {
         return false;
@@ -174,7 +181,7 @@ static bool missing(struct bt_gather *g, uint32_t i)
 static void start_at(struct bt_gather *g, uint32_t i)
 {
     uint32_t source, other, n = 1, max;
-    block_state_t way = way_of(g, i, &source);
+    block_state_t way = gather_way(g, i, &source);
     if (way == BLOCK_LOST) {
         g->blocks[i].state = BLOCK_LOST;
         g->end = BT_MIN(g->end, i);
@@ -184,12 +191,12 @@ static void start_at(struct bt_gather *g, uint32_t i)
         return;
     }
     max = way == BLOCK_DISK ? g->n : g->gs->piece_blocks;
-    while (i + n < g->end && n < max && missing(g, i + n) && way_of(g, i + n, &other) == way &&
-           (way == BLOCK_DISK || other == source)) {
+    while (i + n < g->end && n < max && gather_missing(g, i + n) &&
+           gather_way(g, i + n, &other) == way && (way == BLOCK_DISK || other == source)) {
         n++;
     }
     if (way == BLOCK_DISK) {
-        run_start(g, i, n);
+        gather_run(g, i, n);
     } else {
         piece_start(g, source, i, n);
     }
@@ -216,7 +223,7 @@ static void on_wait(void *arg)
 static void pump_once(struct bt_gather *g)
 {
     for (uint32_t i = g->low; i < g->end; i++) {
-        if (missing(g, i)) {
+        if (gather_missing(g, i)) {
             start_at(g, i);
         }
         if (g->low == i && g->blocks[i].state == BLOCK_HERE) {
@@ -234,10 +241,14 @@ void gather_pump(struct bt_gather *g)
     g->pumping = true;
     while (g->again) { /* what ends at once inside of a start pumps again */
         g->again = false;
-        pump_once(g);
+        if (g->tail) {
+            tail_pump(g);
+        } else {
+            pump_once(g);
+        }
     }
     g->pumping = false;
-    if (g->low >= g->end) {
+    if (!g->tail && g->low >= g->end) {
         g->ended = true;
         bt_timer_start(g->gs->c.loop, &g->due, 0, 0, on_due, g);
     }
@@ -306,12 +317,9 @@ static bool any_way(const struct bt_gathers *gs, const struct bt_gather_ask *ask
     return false;
 }
 
-struct bt_gather *bt_gather_start(struct bt_gathers *gs, const struct bt_gather_ask *ask,
-                                  void (*done)(void *arg), void *arg)
+struct bt_gather *gather_new(struct bt_gathers *gs, const struct bt_gather_ask *ask,
+                             void (*done)(void *arg), void *arg)
 {
-    if (gs->stopping || !any_way(gs, ask)) {
-        return NULL;
-    }
     struct bt_gather *g = bt_calloc(1, sizeof(*g));
     g->gs = gs;
     g->request = ask->request;
@@ -328,6 +336,16 @@ struct bt_gather *bt_gather_start(struct bt_gathers *gs, const struct bt_gather_
     g->arg = arg;
     g->start_ns = bt_mono_ns();
     bt_list_insert_tail(&gs->all, &g->link);
+    return g;
+}
+
+struct bt_gather *bt_gather_start(struct bt_gathers *gs, const struct bt_gather_ask *ask,
+                                  void (*done)(void *arg), void *arg)
+{
+    if (gs->stopping || !any_way(gs, ask)) {
+        return NULL;
+    }
+    struct bt_gather *g = gather_new(gs, ask, done, arg);
     gather_pump(g);
     if (g->n_active == 0 && g->n_foreign == 0) {
         bt_gather_end(g);
@@ -389,6 +407,11 @@ static void metrics_create(struct bt_gathers *gs, struct bt_metrics *m)
                                         "lacked them");
     gs->m.late = bt_metrics_counter(m, "baton_kvstore_gather_late_total", NULL,
                                     "Requests that did not wait for all of their prefix");
+    gs->m.tails = bt_metrics_counter(m, "baton_kvstore_tails_total", NULL,
+                                     "Prefixes that were loaded from their end while a worker "
+                                     "computed from their beginning");
+    gs->m.tail_blocks = bt_metrics_counter(m, "baton_kvstore_tail_blocks_total", NULL,
+                                           "Blocks of them that came in time to be offered");
     gs->m.piece_s = bt_metrics_histogram(m, "baton_kvstore_fetch_seconds", NULL,
                                          "From asking another node for blocks to having them",
                                          bounds, BT_ARRAY_LEN(bounds));

@@ -3,7 +3,9 @@
  * few MiB. Each block is checked, sealed and found as soon as its piece is there, whatever becomes
  * of the rest. A source is a hint: one that lacks blocks, dies, hangs or sends wrong bytes is
  * replaced by another; where none is left, or computing would be faster, the prefix ends. Somebody
- * waits, but never longer than wait_ms. Control thread. */
+ * waits, but never longer than wait_ms. Where loading is about as dear as computing nobody waits: a
+ * tail comes from its end backwards until it meets who computes from the beginning. Control thread.
+ */
 #ifndef BT_KVSTORE_GATHER_H
 #define BT_KVSTORE_GATHER_H
 
@@ -73,6 +75,21 @@ struct bt_gather *bt_gather_start(struct bt_gathers *gs, const struct bt_gather_
 /* Lets go of the blocks; before done: done will not be called. Blocks that are on their way are
  * still sealed when they arrive. */
 void bt_gather_end(struct bt_gather *g);
+
+/* Would loading the part of the chain that is not here take long, compared with computing it? Then
+ * both at once are better than either. false too if nothing is known of the computing. */
+bool bt_gather_dear(const struct bt_gathers *gs, const struct bt_gather_ask *ask);
+/* The chain from its end backwards, as far as somebody has it, for one who computes it from its
+ * beginning meanwhile. landed is called, from the loop, whenever more is there. What is there stays
+ * leased until bt_gather_end. NULL: nothing is to be had. */
+struct bt_gather *bt_gather_tail(struct bt_gathers *gs, const struct bt_gather_ask *ask,
+                                 void (*landed)(void *arg), void *arg);
+/* A tail: blocks [*first_p, *end_p) are there, the end is that of all that can come. */
+void bt_gather_landed(const struct bt_gather *g, uint32_t *first_p, uint32_t *end_p);
+/* The slot of a block that has landed. */
+uint32_t bt_gather_slot(const struct bt_gather *g, uint32_t block);
+/* A tail: blocks before `computed` are not wanted any more. */
+void bt_gather_front(struct bt_gather *g, uint32_t computed);
 
 const struct bt_rates *bt_gathers_rates(const struct bt_gathers *gs);
 uint32_t bt_gathers_pieces(const struct bt_gathers *gs); /* transfers that have not ended */

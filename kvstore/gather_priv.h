@@ -1,4 +1,5 @@
-/* Inside of gathers: the plan of a chain (gather.c) and its transfers (gather_piece.c). */
+/* Inside of gathers: the plan of a chain (gather.c), of one that comes from its end
+ * (gather_tail.c), and transfers (gather_piece.c). */
 #ifndef BT_KVSTORE_GATHER_PRIV_H
 #define BT_KVSTORE_GATHER_PRIV_H
 
@@ -8,7 +9,8 @@
 
 #define PIECE_BYTES  (4u << 20) /* of one transfer: what is lost when a source is replaced */
 #define PIECE_TOKENS 512u       /* ... and no more than an extent */
-#define PIECES_MAX   2u         /* of one gather from one source at once: one moves, one is asked */
+#define TAIL_WORTH   8.0 /* a peer that is so many times as slow as computing is left alone */
+#define PIECES_MAX   2u  /* of one gather from one source at once: one moves, one is asked */
 
 typedef enum {
     BLOCK_MISSING,
@@ -57,13 +59,17 @@ struct bt_gather {
     struct gather_source sources[BT_GATHER_SOURCES_MAX];
     uint32_t n_sources;
     struct disk_run **runs;
-    uint32_t n_runs, runs_cap;
+    uint32_t n_runs, runs_cap, n_disk; /* n_disk: of them under way */
+    uint64_t disk_ns;                  /* when the last run came: the next had the disk to itself */
     struct bt_timer wait, due;
     uint64_t start_ns;
     void (*done)(void *arg);
     void *arg;
     bool ended; /* done was called, or is about to be */
     bool pumping, again;
+    /* a tail: blocks [first, end) are HERE, those below floor are not wanted */
+    bool tail;
+    uint32_t first, floor, told; /* told: first, when landed was called last */
 };
 
 struct piece { /* one transfer */
@@ -94,6 +100,7 @@ struct bt_gathers {
     struct bt_rates rates;
     struct {
         struct bt_metric *bytes[2], *ok, *lacking, *failed, *replaced, *piece_s, *wait_s, *late;
+        struct bt_metric *tails, *tail_blocks;
     } m;
 };
 
@@ -105,6 +112,21 @@ void gather_block(struct bt_gather *g, uint32_t block, uint32_t slot);
 /* Some piece has ended: gathers that waited for blocks of it look again. */
 void gather_foreign(struct bt_gathers *gs);
 void gather_count(struct bt_metric *m, uint64_t n); /* m may be NULL */
+
+/* A gather of the ask's chain that has started nothing. */
+struct bt_gather *gather_new(struct bt_gathers *gs, const struct bt_gather_ask *ask,
+                             void (*done)(void *arg), void *arg);
+double gather_block_s(const struct bt_gathers *gs, uint64_t incarnation, bt_rate_tier_t tier);
+/* Is block i nowhere yet? Leases it if it is in the slab. */
+bool gather_missing(struct bt_gather *g, uint32_t i);
+/* How block i, which is MISSING, is to be had now: DISK, FLYING (*source_p is set), LOST: not at
+ * all; MISSING: as soon as a source has less to do. */
+block_state_t gather_way(const struct bt_gather *g, uint32_t i, uint32_t *source_p);
+/* Reads blocks [first, first + n) from the SSD; they may be MISSING afterwards. */
+void gather_run(struct bt_gather *g, uint32_t first, uint32_t n);
+
+/* ---- gather_tail.c ---- */
+void tail_pump(struct bt_gather *g);
 
 /* ---- gather_piece.c ---- */
 /* Asks source s of g for blocks [first, first + n), all of them MISSING: FLYING from now on. */

@@ -115,6 +115,7 @@ void grant_unref(struct grant *g)
         }
         return;
     }
+    tail_end(g);
     BT_DEBUG("grant_end", "req=%016llx epoch=%u blocks=%u resident=%u",
              (unsigned long long)g->req->id, g->epoch, g->n_blocks, g->resident);
     bt_cache_put(gs->c.cache, g->slots, g->n_blocks);
@@ -214,8 +215,7 @@ static void on_sealed(void *arg)
     grant_unref(g);
 }
 
-/* Full blocks that are whole by the flow's own account. */
-static uint32_t complete_blocks(const struct grant *g)
+uint32_t grant_complete_blocks(const struct grant *g)
 {
     uint32_t p = BT_MIN(bt_flow_read(g->word, g->epoch), g->items);
     uint32_t chunks = p / g->shape.n_layers, per = g->shape.chunk_tokens / g->shape.block_tokens;
@@ -228,7 +228,7 @@ void grant_produced(struct grant *g)
         return;
     }
     g->produced = true;
-    uint32_t end = complete_blocks(g);
+    uint32_t end = grant_complete_blocks(g);
     if (g->no_cache || (g->receive && !g->keep) || end <= g->resident) {
         return;
     }
@@ -262,6 +262,9 @@ void grant_progress(struct grant *g)
         if (complete) {
             local_send_trailer(o);
         }
+    }
+    if (moved) {
+        tail_front(g);
     }
     /* Whoever notices the movement tells the wire: a later bell finds nothing new. */
     if (moved && !bt_list_empty(&g->sends) && !g->gs->stopping) {
@@ -475,6 +478,7 @@ void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve
              (unsigned long long)r->request, r->epoch, g->receive ? "receive" : "write",
              r->n_tokens, g->n_blocks, g->resident);
     grant_hold(g);
+    tail_start(g, r); /* its first blocks may be there before the writer opens */
     answer(gs, session, r, BT_OK, g->resident, "");
     local_answer_waiting(gs, r->request, r->epoch, BT_OK, "");
     if (g->receive) {

@@ -70,6 +70,7 @@ struct bt_grants_config {
     struct bt_tier *tier;    /* NULL: the slab is all there is */
     uint64_t fetch_wait_ms;  /* a reservation waits so long for blocks of other nodes */
     uint64_t fetch_stall_ms; /* a node that brings nothing for so long is not waited for */
+    bool overlap; /* a writer computes while a prefix that is as dear to load comes from its end */
     /* Is this kvstore a member of the cluster, as far as is known? NULL: everybody is. */
     bool (*peer_known)(void *arg, const char *name, uint64_t incarnation);
     void *peer_arg;
@@ -90,7 +91,9 @@ void bt_grants_destroy(struct bt_grants *gs);
 /* ---- conductors ---- */
 /* Makes a grant and answers `session` with Reserved, whatever comes of it: at once, or when the
  * part of the prefix that lies on the SSD (kvstore.ssd.load_ms at most) or with the sources that
- * the reservation names (kvstore.fetch.wait_ms at most) is in the slab. */
+ * the reservation names (kvstore.fetch.wait_ms at most) is in the slab. Where bringing them would
+ * take about as long as computing them (overlap), a writer's reservation is made at once, and the
+ * writer is told of blocks at the prefix's end as they come (LocalTail). */
 void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch);
 /* The session is over: its reservations are released, nothing is sent to it any more. */

@@ -37,39 +37,44 @@ static void on_loaded(void *arg)
     loading_free(w);
 }
 
-static struct bt_gather *gather(struct loading *w, const Baton__Reserve *r)
+void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_ask *a)
 {
-    struct bt_grants *gs = w->gs;
-    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
     /* As much of the prefix as a grant would use: a writer computes at least the last token. */
     uint32_t bt = gs->c.layout.page_tokens, full = r->n_tokens / bt;
     bool receive = r->role == BATON__GRANT_ROLE__RECEIVE;
-    struct bt_gather_ask ask = {.request = r->request,
-                                .epoch = r->epoch,
-                                .n = receive ? full : BT_MIN(full, (r->n_tokens - 1) / bt),
-                                .sources = sources,
-                                .n_sources = BT_MIN(r->n_sources, BT_ARRAY_LEN(sources)),
-                                .prefill_tokens_per_s = r->prefill_tokens_per_s};
-    for (size_t i = 0; i < ask.n_sources; i++) {
+    a->keys = bt_malloc(r->keys.len + 1); /* the message is not aligned */
+    memcpy(a->keys, r->keys.data, r->keys.len);
+    a->ask = (struct bt_gather_ask){.request = r->request,
+                                    .epoch = r->epoch,
+                                    .keys = a->keys,
+                                    .n = receive ? full : BT_MIN(full, (r->n_tokens - 1) / bt),
+                                    .sources = a->sources,
+                                    .n_sources = BT_MIN(r->n_sources, BT_ARRAY_LEN(a->sources)),
+                                    .prefill_tokens_per_s = r->prefill_tokens_per_s};
+    for (size_t i = 0; i < a->ask.n_sources; i++) {
         const Baton__Source *s = r->sources[i];
-        sources[i] = (struct bt_gather_source){.name = s->peer,
-                                               .rpc = s->peer_rpc,
-                                               .incarnation = s->peer_incarnation,
-                                               .first = s->first,
-                                               .count = s->count,
-                                               .n_runs = BT_MIN(s->n_first, s->n_count)};
+        a->sources[i] = (struct bt_gather_source){.name = s->peer,
+                                                  .rpc = s->peer_rpc,
+                                                  .incarnation = s->peer_incarnation,
+                                                  .first = s->first,
+                                                  .count = s->count,
+                                                  .n_runs = BT_MIN(s->n_first, s->n_count)};
     }
-    struct bt_kv_key *keys = bt_malloc(r->keys.len + 1); /* the message is not aligned */
-    memcpy(keys, r->keys.data, r->keys.len);
-    ask.keys = keys;
-    struct bt_gather *g = bt_gather_start(gs->gathers, &ask, on_loaded, w);
-    free(keys);
+}
+
+static struct bt_gather *gather(struct loading *w, const Baton__Reserve *r)
+{
+    struct load_ask a;
+    load_ask(w->gs, r, &a);
+    struct bt_gather *g = bt_gather_start(w->gs->gathers, &a.ask, on_loaded, w);
+    free(a.keys);
     return g;
 }
 
 bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
 {
-    if ((gs->c.tier == NULL && r->n_sources == 0) || r->no_cache || gs->stopping) {
+    if ((gs->c.tier == NULL && r->n_sources == 0) || r->no_cache || gs->stopping ||
+        tail_wanted(gs, r)) {
         return false;
     }
     struct loading *w = bt_calloc(1, sizeof(*w));

@@ -23,6 +23,9 @@ void local_send(struct bt_gworker *w, const Baton__LocalMsg *m)
 
 void open_free(struct open *o)
 {
+    if (o->mode == BATON__LOCAL_MODE__WRITER) {
+        tail_end(o->g);
+    }
     bt_list_remove(&o->in_grant);
     bt_list_remove(&o->in_worker);
     free(o);
@@ -134,6 +137,8 @@ static void open_now(struct bt_gworker *w, struct grant *g, Baton__LocalMode mod
     opened(w, g->req->id, g->epoch, mode, BT_OK, "", g);
     if (mode == BATON__LOCAL_MODE__READER && g->done) {
         local_send_trailer(o);
+    } else if (mode == BATON__LOCAL_MODE__WRITER) {
+        tail_tell(g);
     }
 }
 
@@ -505,6 +510,7 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const 
     case BATON__LOCAL_MSG__M_PUT_SLOT:
     case BATON__LOCAL_MSG__M_LEASED:
     case BATON__LOCAL_MSG__M_RECALL:
+    case BATON__LOCAL_MSG__M_TAIL:
     case _BATON__LOCAL_MSG__M__CASE_IS_INT_SIZE:
     default: return BT_ERR_PEER_PROTOCOL;
     }

@@ -54,8 +54,10 @@ struct grant {
     bool has_writer; /* a WRITER open was given once */
     bool has_trailer, done, produced, sealing;
     struct bt_wire_trailer trailer;
-    uint32_t seal_end; /* blocks [resident, seal_end) are in the seal thread's hands */
-    int busy;          /* calls in progress that still need the struct */
+    uint32_t seal_end;      /* blocks [resident, seal_end) are in the seal thread's hands */
+    struct bt_gather *tail; /* the prefix's end, while the writer computes; NULL: none */
+    uint32_t tail_told;     /* the writer knows of its blocks from here on; UINT32_MAX: of none */
+    int busy;               /* calls in progress that still need the struct */
 };
 
 struct open {
@@ -136,6 +138,8 @@ void grant_revoke(struct grant *g, bt_status_t st, const char *why);
 void grant_fail(struct grant *g, bt_status_t st, const char *why);
 /* The flow's word or trailer may have moved: bells, trailer to readers, sealing. */
 void grant_progress(struct grant *g);
+/* Full blocks that are whole by the flow's own account. */
+uint32_t grant_complete_blocks(const struct grant *g);
 /* Whoever fills the slots has ended: what is complete gets sealed. */
 void grant_produced(struct grant *g);
 void grant_quarantine(struct grant *g);
@@ -150,6 +154,12 @@ void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_
 void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 
 /* ---- grant_load.c: reservations that wait for blocks of the SSD or of other nodes ---- */
+struct load_ask { /* what a gather is to bring for a reservation; keys is freed by the caller */
+    struct bt_gather_ask ask;
+    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
+    struct bt_kv_key *keys;
+};
+void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_ask *a);
 /* true: r waits; it is made and answered later. */
 bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 bool load_waits(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
@@ -160,6 +170,17 @@ void load_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t e
 /* Nobody is there to be answered; session NULL: all of them. */
 void load_session_end(struct bt_grants *gs, void *session);
 uint32_t load_count(const struct bt_grants *gs);
+
+/* ---- grant_tail.c: prefixes that come from their end while the writer computes ---- */
+/* Is r such a reservation? */
+bool tail_wanted(const struct bt_grants *gs, const Baton__Reserve *r);
+void tail_start(struct grant *g, const Baton__Reserve *r);
+/* The writer has opened, or more has landed. */
+void tail_tell(struct grant *g);
+/* The writer has come on. */
+void tail_front(struct grant *g);
+/* Nobody reads its blocks any more. */
+void tail_end(struct grant *g);
 
 /* ---- grant_lease.c ---- */
 bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m) BT_MUST_CHECK;

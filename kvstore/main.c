@@ -367,6 +367,7 @@ static bool start_parts(struct daemon *d)
                                   .sealer = d->sealer,
                                   .tier = d->tier,
                                   .fetch_wait_ms = d->conf.fetch_wait_ms,
+                                  .overlap = d->conf.overlap,
                                   .fetch_stall_ms = d->conf.fetch_stall_ms,
                                   .peer_known = peer_known,
                                   .peer_arg = d,

@@ -42,6 +42,12 @@ void bt_rates_add(struct bt_rates *r, uint64_t incarnation, bt_rate_tier_t tier,
     p->used = ++r->clock;
 }
 
+bool bt_rates_measured(const struct bt_rates *r, uint64_t incarnation, bt_rate_tier_t tier)
+{
+    const struct bt_rates_peer *p = find(r, incarnation);
+    return p != NULL && p->bytes_per_s[tier] > 0;
+}
+
 double bt_rates_get(const struct bt_rates *r, uint64_t incarnation, bt_rate_tier_t tier)
 {
     const struct bt_rates_peer *p = find(r, incarnation);

@@ -29,6 +29,7 @@ struct bt_rates {
  * bandwidth and is left out. */
 void bt_rates_add(struct bt_rates *r, uint64_t incarnation, bt_rate_tier_t tier, uint64_t bytes,
                   uint64_t ns);
+bool bt_rates_measured(const struct bt_rates *r, uint64_t incarnation, bt_rate_tier_t tier);
 /* Bytes per second; the prior if nothing has been measured. */
 double bt_rates_get(const struct bt_rates *r, uint64_t incarnation, bt_rate_tier_t tier);
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "common/worker/core.h"
+#include "prefill/tail.h"
 
 static void opened(struct bt_wcore *c, struct bt_wreq *r)
 {
@@ -22,11 +23,16 @@ static uint32_t item_of(const struct bt_wcore *c, const struct bt_wgrant *g, uin
     return b / (g->chunk_tokens / c->block_tokens) * c->layout.n_layers;
 }
 
-/* Blocks [0, DIV_UP(tokens)) slab -> pages. All at item 0: layer l of the whole prefix is item l,
- * so that layers arrive in the order in which the first chunk needs them. */
-static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r, uint32_t tokens)
+/* The resident prefix, r->pos tokens, slab -> pages, and what has landed right behind it. All at
+ * item 0: layer l of the whole prefix is item l, so that layers arrive in the order in which the
+ * first chunk needs them. */
+static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
 {
-    uint32_t n = BT_DIV_UP(tokens, c->block_tokens);
+    uint32_t tokens = r->pos, n = BT_DIV_UP(tokens, c->block_tokens);
+    bool met = bt_prefill_tail_met(c, r) && bt_wcore_tail_valid(r);
+    if (n == 0 && !met) {
+        return BT_OK;
+    }
     bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->epoch,
                                       NULL, NULL, &r->load_flow);
     if (st != BT_OK) {
@@ -40,6 +46,10 @@ static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r, uint32_t t
             .toks = BT_MIN(c->block_tokens, tokens - b * c->block_tokens),
             .seq = 0,
         };
+    }
+    if (met) {
+        n += bt_prefill_tail_blocks(c, r, c->blocks + n);
+        bt_prefill_tail_skip(c, r);
     }
     return c->vt->flow_add(c->eng, r->load_flow, c->blocks, n);
 }
@@ -83,7 +93,10 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
     /* The last prompt token is always computed: its logits choose the first token. */
     r->cached = r->prompt_logprobs ? 0 : BT_MIN(g->resident_blocks * c->block_tokens, r->n - 1);
     r->pos = r->cached;
-    st = r->cached > 0 ? load_prefix(c, r, r->cached) : BT_OK;
+    bt_metric_add(c->stats->prefix_queries, r->n);
+    bt_metric_add(c->stats->prefix_hits, r->cached);
+    bt_metric_add(c->stats->prompt_cached, r->cached);
+    st = load_prefix(c, r);
     if (st == BT_OK && g->resident_blocks < g->n_slots) {
         st = store_rest(c, r);
     }
@@ -91,9 +104,6 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
         snprintf(err, err_cap, "engine: cannot start the copies: %s", bt_status_text(st));
         return st;
     }
-    bt_metric_add(c->stats->prefix_queries, r->n);
-    bt_metric_add(c->stats->prefix_hits, r->cached);
-    bt_metric_add(c->stats->prompt_cached, r->cached);
     r->stage = BT_WREQ_PROMPT;
     return BT_OK;
 }
@@ -132,8 +142,8 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
                     const struct bt_engine_out *out)
 {
     if (r->load_flow != 0) {
-        /* The first row waited for every layer of the prefix. */
-        if (!bt_wcore_slots_valid(r, 0, BT_DIV_UP(r->cached, c->block_tokens))) {
+        /* The first row waited for every layer of what is loaded. */
+        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_wcore_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
             return;
         }
@@ -185,6 +195,7 @@ const struct bt_role_ops bt_prefill_role = {
     .opened = opened,
     .landed = landed,
     .begin = begin,
+    .meet = bt_prefill_meet,
     .row = row,
     .stepped = stepped,
     .quiet = quiet,

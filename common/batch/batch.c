@@ -11,6 +11,9 @@ static uint32_t chunk_len(const struct bt_batch_limits *lim, const struct bt_bat
     if (s->chunk_tokens > 0) {
         n = BT_MIN(n, s->chunk_tokens - s->pos % s->chunk_tokens);
     }
+    if (s->stop > s->pos) {
+        n = BT_MIN(n, s->stop - s->pos);
+    }
     if (n <= budget) {
         /* Whole chunk; without a flow the prompt's end. Both are legal ends. */
         return n;

@@ -21,6 +21,7 @@ struct bt_batch_seq {
     uint32_t len;          /* PROMPT: known tokens; DECODE: unused */
     uint32_t chunk_tokens; /* rows end at its multiples at the latest (a flow item); 0: no flow */
     uint32_t left;         /* tokens it will still generate, for rolling forward; 0: none */
+    uint32_t stop;         /* rows end there too: what follows may come otherwise; 0: nowhere */
     bt_batch_kind_t kind;
 };
 

@@ -19,6 +19,11 @@ void bt_wslab_put(struct bt_wslab *s)
     }
 }
 
+static bool ending(const struct bt_wreq *r)
+{
+    return r->doomed || r->stage == BT_WREQ_CLOSING || r->stage == BT_WREQ_ENDED;
+}
+
 /* ---- lists ---- */
 
 static uint32_t *list_count(struct bt_wcore *c, bt_wreq_stage_t stage)
@@ -138,19 +143,79 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
     r->role->opened(c, r);
 }
 
+static bool slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation)
+{
+    uint64_t w = atomic_load_explicit(&r->slab->slab->headers[slot].state, memory_order_acquire);
+    bt_slot_state_t s = bt_slot_state(w);
+    return bt_slot_generation(w) == generation && (s == BT_SLOT_WRITING || s == BT_SLOT_SEALED);
+}
+
 bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end)
 {
     const struct bt_wgrant *g = r->grant;
     for (uint32_t i = first; i < end; i++) {
-        uint64_t w =
-            atomic_load_explicit(&r->slab->slab->headers[g->slots[i]].state, memory_order_acquire);
-        bt_slot_state_t s = bt_slot_state(w);
-        if (bt_slot_generation(w) != bt_wgrant_gens(g)[i] ||
-            (s != BT_SLOT_WRITING && s != BT_SLOT_SEALED)) {
+        if (!slot_valid(r, g->slots[i], bt_wgrant_gens(g)[i])) {
             return false;
         }
     }
     return true;
+}
+
+/* ---- the tail ---- */
+
+bool bt_wcore_tail_valid(const struct bt_wreq *r)
+{
+    for (const struct bt_wtail *t = r->tail; t != NULL; t = t->next) {
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (!slot_valid(r, t->slots[i], t->slots[t->n + i])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Pieces come from the end backwards, each right in front of the one before; the prompt's last
+ * token is nobody's but ours to compute. */
+static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
+{
+    uint64_t end = (uint64_t)t->first + t->n;
+    if (t->n == 0 || t->first < r->grant->resident_blocks || end * c->block_tokens >= r->n ||
+        (r->tail != NULL && end != r->tail->first)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (t->slots[i] >= r->slab->slab->super->n_slots) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
+{
+    if (!r->grant_open || ending(r)) {
+        free(t); /* it has closed the grant, which is all that the kvstore waits for */
+        return;
+    }
+    if (!tail_fits(c, r, t)) {
+        BT_WARN("tail_refused", "req=%016llx epoch=%u first=%u blocks=%u",
+                (unsigned long long)r->request, r->epoch, t->first, t->n);
+        free(t);
+        return;
+    }
+    r->tail_end = r->tail != NULL ? r->tail_end : t->first + t->n;
+    t->next = r->tail;
+    r->tail = t;
+}
+
+static void tail_free(struct bt_wreq *r)
+{
+    while (r->tail != NULL) {
+        struct bt_wtail *t = r->tail;
+        r->tail = t->next;
+        free(t);
+    }
 }
 
 void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
@@ -172,6 +237,7 @@ void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
     r->trailer_due = false;
     emit_close(c, r, abort);
     r->grant_open = false;
+    tail_free(r);
     bt_wslab_put(r->slab);
     r->slab = NULL;
     free(r->grant);
@@ -386,11 +452,6 @@ static void close_now(struct bt_wcore *c, struct bt_wreq *r)
     if (r->pending == 0 && !c->fatal) {
         finish_end(c, r);
     }
-}
-
-static bool ending(const struct bt_wreq *r)
-{
-    return r->doomed || r->stage == BT_WREQ_CLOSING || r->stage == BT_WREQ_ENDED;
 }
 
 static void end_choice(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st)

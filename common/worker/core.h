@@ -47,6 +47,12 @@ struct bt_wlease {
     uint32_t n;
     uint32_t slots[]; /* [n], then generations [n] */
 };
+/* Blocks behind the resident ones that the kvstore has brought meanwhile (LocalTail). */
+struct bt_wtail {
+    struct bt_wtail *next; /* of the request: the blocks behind these */
+    uint32_t first, n;
+    uint32_t slots[]; /* [n], then generations [n] */
+};
 struct bt_wkeys { /* of a LocalLease; the control thread frees them */
     uint32_t n;
     struct bt_kv_key keys[];
@@ -110,6 +116,8 @@ struct bt_wreq {
     struct bt_wslab *slab;          /* while the grant is open */
     struct bt_wgrant *grant;
     bool grant_open, grant_abort, trailer_due, landed_finished;
+    struct bt_wtail *tail; /* blocks [tail->first, tail_end), in pieces; NULL: none */
+    uint32_t tail_end;
     uint32_t first_token;
     uint64_t start_ns, last_compute_ns; /* wall clock */
     Baton__Finish finish;
@@ -159,6 +167,7 @@ typedef enum {
     BT_WCMD_SUBMIT,
     BT_WCMD_OPENED, /* grant (owned from here) or status */
     BT_WCMD_TRAILER,
+    BT_WCMD_TAIL,          /* tail (owned from here) */
     BT_WCMD_CANCEL,        /* status: OK for a Cancel, otherwise why */
     BT_WCMD_CANCEL_CHOICE, /* req: any choice, not only a lead */
     BT_WCMD_REVOKE,        /* status: why the kvstore takes the grant back */
@@ -176,6 +185,7 @@ struct bt_wcmd {
     struct bt_wreq *req;
     union {
         struct bt_wgrant *grant;
+        struct bt_wtail *tail;
         struct bt_wslab *slab;
         struct {
             uint32_t first_token;
@@ -454,6 +464,10 @@ void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, 
 void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
 /* Are slots [first, end) of the grant still the ones that were granted? */
 bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
+/* The kvstore has brought more of the prompt's end. */
+void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t);
+/* Are the slots of the tail still the ones that were given? */
+bool bt_wcore_tail_valid(const struct bt_wreq *r);
 /* After the step that a doomed request was part of. */
 void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wcore_slot_ticket(struct bt_wcore *c, struct bt_wreq *r);

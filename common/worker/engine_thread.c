@@ -123,8 +123,8 @@ static void allocate(struct bt_wcore *c)
     c->max_puts = BT_MIN((uint32_t)c->conf->writeback_max, c->max_slots);
     c->all_puts = c->max_puts + c->max_slots;
     c->puts = bt_calloc(c->all_puts, sizeof(c->puts[0]));
-    /* A request has at most three tickets out (slot, two flows), a put one, a step two. */
-    c->max_tickets = 3 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->all_puts + 8;
+    /* A request has at most four tickets out (slot, three flows), a put one, a step two. */
+    c->max_tickets = 4 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->all_puts + 8;
     c->tickets = bt_calloc(c->max_tickets, sizeof(c->tickets[0]));
     c->blocks_max = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
     c->blocks = bt_calloc(c->blocks_max, sizeof(c->blocks[0]));
@@ -235,6 +235,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
             r->role->landed(c, r);
         }
         break;
+    case BT_WCMD_TAIL: bt_wcore_tail(c, r, cmd->u.tail); break;
     case BT_WCMD_CANCEL:
         bt_wcore_end(c, r, cmd->status == BT_OK ? BT_ERR_CANCELLED : cmd->status, "%s",
                      cmd->detail);

@@ -233,6 +233,23 @@ static void on_opened(struct bt_wctl *w, const Baton__LocalOpened *m)
     bt_wctl_command(w, &c);
 }
 
+static void on_tail(struct bt_wctl *w, const Baton__LocalTail *m)
+{
+    struct bt_wreq *r = bt_wctl_find(w, m->request, m->epoch);
+    if (r == NULL || m->n_slots == 0 || m->n_generations != m->n_slots) {
+        return;
+    }
+    struct bt_wcmd c = {.kind = BT_WCMD_TAIL, .req = r};
+    struct bt_wtail *t = bt_malloc(sizeof(*t) + 2 * sizeof(uint32_t) * m->n_slots);
+    t->next = NULL;
+    t->first = m->first;
+    t->n = (uint32_t)m->n_slots;
+    memcpy(t->slots, m->slots, m->n_slots * sizeof(uint32_t));
+    memcpy(t->slots + m->n_slots, m->generations, m->n_slots * sizeof(uint32_t));
+    c.u.tail = t;
+    bt_wctl_command(w, &c);
+}
+
 static void on_leased(struct bt_wctl *w, const Baton__LocalLeased *m)
 {
     struct bt_wcmd c = {.kind = BT_WCMD_LEASED, .status = (bt_status_t)m->status};
@@ -285,6 +302,7 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
         bt_wctl_command(w, &c);
         break;
     case BATON__LOCAL_MSG__M_LEASED: on_leased(w, m->leased); break;
+    case BATON__LOCAL_MSG__M_TAIL: on_tail(w, m->tail); break;
     case BATON__LOCAL_MSG__M_RECALL:
         c.kind = BT_WCMD_RECALL;
         c.u.lease.id = m->recall->lease;

@@ -80,6 +80,8 @@ static void fill_batch(struct bt_wcore *c)
         if (r->stage != BT_WREQ_PROMPT && (r->stage != BT_WREQ_ROW || r->page_wait)) {
             continue;
         }
+        bool may_meet = r->stage == BT_WREQ_PROMPT && r->role->meet != NULL;
+        s->stop = may_meet ? r->role->meet(c, r) : 0;
         s->order = r->order;
         s->pos = r->pos;
         s->len = r->len;

@@ -26,6 +26,9 @@ struct bt_role_ops {
     void (*landed)(struct bt_wcore *c, struct bt_wreq *r);
     /* A slot and pages are taken: open the sequence and start. An error fails the request. */
     bt_status_t (*begin)(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap);
+    /* A step is about to be planned: what the kvstore has brought meanwhile may move r on. Returns
+     * a position that it need not compute beyond, 0: there is none. May be NULL. */
+    uint32_t (*meet)(struct bt_wcore *c, struct bt_wreq *r);
     /* Completes the engine row of a planned row (flows); may be NULL. */
     void (*row)(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
                 struct bt_engine_row *e);

@@ -315,7 +315,11 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
         bt_metric_add(rs->m.fetch_tokens, plan.fetch_tokens);
         bt_explain_sources(k, plan.fetch_tokens, &from);
     }
-    submit(k, f, plan.keep || rs->probe == k, &from, plan.recompute_tokens_per_s, now_ns);
+    /* For what lies on its own SSD the kvstore weighs loading against computing by itself. */
+    double recompute = plan.recompute_tokens_per_s > 0 || from.n != 0
+                           ? plan.recompute_tokens_per_s
+                           : v.workers[plan.prefill].prefill_tokens_per_s;
+    submit(k, f, plan.keep || rs->probe == k, &from, recompute, now_ns);
     bt_sources_cleanup(&from);
     return PLAN_SUBMITTED;
 }

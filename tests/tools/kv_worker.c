@@ -148,6 +148,13 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
                 break;
             }
         }
+    } else if (m->m_case == BATON__LOCAL_MSG__M_TAIL) {
+        printf("tail %llu %u first=%u n=%zu slots=", (unsigned long long)m->tail->request,
+               m->tail->epoch, m->tail->first, m->tail->n_slots);
+        for (size_t i = 0; i < m->tail->n_slots; i++) {
+            printf("%s%u", i == 0 ? "" : ",", m->tail->slots[i]);
+        }
+        printf("\n");
     } else if (m->m_case == BATON__LOCAL_MSG__M_RECALL) {
         printf("recall %llu\n", (unsigned long long)m->recall->lease);
     } else if (m->m_case == BATON__LOCAL_MSG__M_LEASED) {

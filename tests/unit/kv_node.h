@@ -71,6 +71,7 @@ struct node {
 };
 
 static struct node *node_current; /* wire functions have no argument of ours */
+static bool node_overlap;         /* kvstore.overlap of the nodes started from here on */
 
 static inline void node_to_session(void *session, const Baton__FromKvstore *m)
 {
@@ -269,6 +270,7 @@ static inline void node_start_ssd(struct node *n, uint32_t n_slots, uint64_t rec
                                   .tier = n->tier,
                                   .fetch_wait_ms = 5000,
                                   .fetch_stall_ms = 300,
+                                  .overlap = node_overlap,
                                   .to_session = node_to_session};
     n->grants = bt_grants_create(&gc);
     struct bt_grants_wire wire = {.recv_start = node_recv_start,

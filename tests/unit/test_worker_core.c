@@ -37,7 +37,9 @@ struct track { /* what the test knows of one submission */
         uint32_t got, last; /* tokens by offset */
         bool finished;
     } k[BT_WORKER_CHOICES];
-    uint32_t prompt_got; /* positions reported by prompt logprobs */
+    uint32_t prompt_got;                     /* positions reported by prompt logprobs */
+    uint32_t resident, tail_first, tail_end; /* blocks; of the tail none is told while equal */
+    uint32_t cached;                         /* tokens */
     bool opened, closed, ended, trailer, trailer_finished, prefill_done, cancelled, detached;
     bt_status_t status;
     char detail[BT_WORKER_DETAIL];
@@ -55,7 +57,8 @@ struct rig {
     struct track t[MAX_REQS];
     uint32_t n, open, puts, put_dones;
     uint64_t rng;
-    bool fatal, hold_puts, hold_tokens, gone, recall;
+    bool fatal, hold_puts, hold_tokens, gone, recall, tails;
+    uint32_t met; /* prompts of which a part came as a tail */
     enum lease_mode lease_mode;
     struct bt_kv_key *keys; /* [n_keys] of blocks that are in the pool */
     uint32_t n_keys, n_leases, asked, recalls, n_held_puts;
@@ -223,13 +226,37 @@ static void add_key(struct rig *g, const struct bt_kv_key *key)
     }
 }
 
-static void opened(struct rig *g, uint32_t i)
+/* The kvstore has brought n more blocks of the tail, those in front of what was told. */
+static void tail(struct rig *g, uint32_t i, uint32_t n, uint32_t generation)
+{
+    struct track *t = &g->t[i];
+    struct bt_wtail *w = bt_calloc(1, sizeof(*w) + 8 * n);
+    t->tail_first -= n;
+    w->first = t->tail_first;
+    w->n = n;
+    for (uint32_t b = 0; b < n; b++) {
+        w->slots[b] = SLOTS / 2 + rnd(g, SLOTS / 2);
+        w->slots[n + b] = generation;
+    }
+    struct bt_wcmd c = {.kind = BT_WCMD_TAIL, .req = t->req, .u.tail = w};
+    command(g, &c);
+}
+
+static void some_tail(struct rig *g)
+{
+    struct track *t = &g->t[g->n > 0 ? rnd(g, g->n) : 0];
+    if (t->opened && !t->ended && t->tail_first > t->resident) {
+        tail(g, (uint32_t)(t - g->t), 1 + rnd(g, t->tail_first - t->resident), 3);
+    }
+}
+
+static void opened_with(struct rig *g, uint32_t i, uint32_t resident)
 {
     struct track *t = &g->t[i];
     uint32_t blocks = BT_DIV_UP(t->n, FE_BLOCK);
     struct bt_wgrant *w = bt_calloc(1, sizeof(*w) + 8 * blocks);
     *w = (struct bt_wgrant){.n_tokens = t->n, .chunk_tokens = 64, .n_slots = blocks};
-    w->resident_blocks = rnd(g, (t->n - 1) / FE_BLOCK + 1);
+    w->resident_blocks = t->resident = resident;
     for (uint32_t b = 0; b < blocks; b++) {
         w->slots[b] = rnd(g, SLOTS / 2);
         w->slots[blocks + b] = 3;
@@ -242,6 +269,16 @@ static void opened(struct rig *g, uint32_t i)
     struct bt_wcmd c = {.kind = BT_WCMD_OPENED, .req = t->req, .u.grant = w};
     t->opened = true;
     command(g, &c);
+}
+
+static void opened(struct rig *g, uint32_t i)
+{
+    struct track *t = &g->t[i];
+    uint32_t most = (t->n - 1) / FE_BLOCK;
+    opened_with(g, i, rnd(g, most + 1));
+    if (g->tails && t->req->phases != BATON__PHASES__DECODE) {
+        t->tail_first = t->tail_end = t->resident + rnd(g, most - t->resident + 1);
+    }
 }
 
 static void trailer(struct rig *g, uint32_t i)
@@ -349,6 +386,9 @@ static void on_out(struct rig *g, struct bt_wout *o)
 {
     struct track *t = NULL;
     struct bt_wcmd c = {0};
+    if (g->tails) {
+        some_tail(g);
+    }
     switch (o->kind) {
     case BT_WOUT_TOKENS:
         for (uint32_t i = 0; i < o->u.tokens->n; i++) {
@@ -370,6 +410,12 @@ static void on_out(struct rig *g, struct bt_wout *o)
             assert_int_equal(t->prompt_got, t->n - 1);
         }
         assert_int_equal(o->u.prefill.cached + o->u.prefill.computed, t->n);
+        t->cached = o->u.prefill.cached;
+        if (!t->req->prompt_logprobs) { /* nothing but what was resident and what was told */
+            assert_in_range(t->cached, t->resident * FE_BLOCK,
+                            (t->resident + t->tail_end - t->tail_first) * FE_BLOCK);
+            g->met += t->cached > t->resident * FE_BLOCK;
+        }
         t->prefill_done = true;
         break;
     case BT_WOUT_TRAILER:
@@ -479,6 +525,10 @@ static void stop(struct rig *g)
             free(c.u.lease.lease);
             continue;
         }
+        if (c.kind == BT_WCMD_TAIL) {
+            free(c.u.tail);
+            continue;
+        }
         assert_int_equal(c.kind, BT_WCMD_FORGET);
         bt_wreq_free(c.req);
     }
@@ -531,6 +581,40 @@ static void test_each_kind_runs_to_its_end(void **state)
     assert_int_equal(g->t[one].k[0].got,
                      1); /* nothing of its own: the first token was the prefill's */
     assert_true(g->puts >= 6);
+    stop(g);
+}
+
+/* Where the computing reaches the part that the kvstore has brought it goes on behind it. */
+static void test_a_tail_is_not_computed(void **state)
+{
+    (void)state;
+    struct rig *g = rig(3);
+    uint32_t middle = submit(g, BATON__PHASES__PREFILL, 200, 1, 0);
+    uint32_t all = submit(g, BATON__PHASES__BOTH, 200, 3, 0);
+    uint32_t behind = submit(g, BATON__PHASES__PREFILL, 200, 1, 0);
+    uint32_t stale = submit(g, BATON__PHASES__PREFILL, 200, 1, 0);
+    uint32_t wrong = submit(g, BATON__PHASES__PREFILL, 192, 1, 0);
+    uint32_t logprobs = submit_job(
+        g, &(struct job){
+               .phases = BATON__PHASES__PREFILL, .n = 100, .max_new = 1, .prompt_logprobs = true});
+    for (uint32_t i = 0; i < g->n; i++) {
+        opened_with(g, i, i == behind ? 3 : 0);
+        g->t[i].tail_first = g->t[i].tail_end = g->t[i].n / FE_BLOCK;
+        tail(g, i, 4, i == stale ? 2 : 3);
+        tail(g, i, i == all || i == behind ? g->t[i].tail_first - g->t[i].resident : 1, 3);
+    }
+    run_until_done(g);
+    for (uint32_t i = 0; i < g->n; i++) {
+        assert_int_equal(g->t[i].status, BT_OK);
+    }
+    assert_int_equal(g->t[middle].cached, 5 * FE_BLOCK);
+    assert_int_equal(g->t[all].cached, 12 * FE_BLOCK); /* loaded at once */
+    assert_int_equal(g->t[behind].cached, 12 * FE_BLOCK);
+    assert_int_equal(g->t[stale].cached, 0); /* slots that were given to others are not read */
+    assert_int_equal(g->t[wrong].cached, FE_BLOCK); /* the last token is never loaded: refused */
+    assert_int_equal(g->t[logprobs].cached, 0);
+    assert_int_equal(g->t[all].k[0].got, 3);
+    assert_int_equal(g->met, 4);
     stop(g);
 }
 
@@ -1001,10 +1085,11 @@ static void test_steps_wait_for_token_buffers(void **state)
 
 /* Everything at once, from a seed: submissions of all kinds, cancels, revokes, a kvstore that comes
  * and goes. The scripted engine asserts; here the ends are counted. */
-static uint32_t chaos(uint64_t seed)
+static uint32_t chaos(uint64_t seed, uint32_t *met_p)
 {
     struct rig *g = rig(seed);
     g->lease_mode = (enum lease_mode)(seed % 4);
+    g->tails = g->lease_mode != LEASE_WRONG; /* a tail's slots are leased: they stay */
     uint64_t end = bt_mono_ns() + 60000000000ull;
     uint32_t todo = 120, next_open = 0;
     while (todo > 0 || g->open > 0) {
@@ -1069,6 +1154,7 @@ static uint32_t chaos(uint64_t seed)
             assert_true(t->status == BT_ERR_PEER_LOST && (t->cancelled || t->detached));
         }
     }
+    *met_p += g->met;
     stop(g);
     return whole;
 }
@@ -1076,10 +1162,11 @@ static uint32_t chaos(uint64_t seed)
 static void test_chaos(void **state)
 {
     (void)state;
-    uint32_t whole = 0;
+    uint32_t whole = 0, met = 0;
     for (uint64_t seed = 100; seed < 125; seed++) {
-        whole += chaos(seed);
+        whole += chaos(seed, &met);
     }
+    assert_true(met > 0);
     assert_true(whole > 250); /* of 3000: how many a cancel meets depends on the machine's speed */
 }
 
@@ -1087,6 +1174,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_kind_runs_to_its_end),
+        cmocka_unit_test(test_a_tail_is_not_computed),
         cmocka_unit_test(test_rows_compete_for_pages),
         cmocka_unit_test(test_preempted_rows_are_reloaded),
         cmocka_unit_test(test_recalled_leases),
