@@ -1,5 +1,6 @@
 /* Directory of the SSD slab: an open-addressing table of slot numbers over an array of entries, a
- * free list and an LRU list threaded through the same array. Pure, one owner thread. */
+ * free list threaded through the same array, and a policy over the slots. Pure, one owner thread.
+ */
 #include "kvstore/ssd/dir.h"
 
 #include <stdlib.h>
@@ -10,21 +11,27 @@
 enum { FREE = 0, BUSY = 1, VALID = 2 };
 
 struct node {
-    struct bt_ssd_entry e;
-    uint32_t prev, next; /* VALID: LRU list; FREE: next only */
-    uint32_t pins;
-    uint8_t state;
+    union {
+        struct bt_ssd_entry e;
+        struct { /* FREE: in the list; the generation stays */
+            uint32_t prev, next;
+        } free;
+    };
+    uint8_t pins, state;
 };
+_Static_assert(offsetof(struct bt_ssd_entry, generation) >= 2 * sizeof(uint32_t),
+               "a free slot keeps its generation beside the links of the list");
 
 struct bt_ssd_dir {
     struct node *nodes;
     uint32_t n, free_head, n_free, n_valid;
-    uint32_t oldest, youngest;
-    uint32_t *table; /* slot + 1; 0: empty */
+    const struct bt_evict_policy *policy;
+    struct bt_evict *evict; /* of VALID slots */
+    uint32_t *table;        /* slot + 1; 0: empty */
     uint32_t mask;
 };
 
-struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots)
+struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy)
 {
     struct bt_ssd_dir *d = bt_calloc(1, sizeof(*d));
     uint32_t cap = 16;
@@ -35,10 +42,11 @@ struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots)
     d->table = bt_calloc(cap, sizeof(*d->table));
     d->mask = cap - 1;
     d->n = d->n_free = n_slots;
-    d->oldest = d->youngest = BT_SSD_NONE;
+    d->policy = policy;
+    d->evict = policy->create(n_slots);
     for (uint32_t i = 0; i < n_slots; i++) {
-        d->nodes[i].next = i + 1 < n_slots ? i + 1 : BT_SSD_NONE;
-        d->nodes[i].prev = i > 0 ? i - 1 : BT_SSD_NONE;
+        d->nodes[i].free.next = i + 1 < n_slots ? i + 1 : BT_SSD_NONE;
+        d->nodes[i].free.prev = i > 0 ? i - 1 : BT_SSD_NONE;
     }
     d->free_head = n_slots > 0 ? 0 : BT_SSD_NONE;
     return d;
@@ -49,6 +57,7 @@ void bt_ssd_dir_destroy(struct bt_ssd_dir *d)
     if (d == NULL) {
         return;
     }
+    d->policy->destroy(d->evict);
     free(d->nodes);
     free(d->table);
     free(d);
@@ -96,30 +105,15 @@ uint32_t bt_ssd_dir_find(const struct bt_ssd_dir *d, const struct bt_kv_key *key
     return at == 0 ? BT_SSD_NONE : at - 1;
 }
 
-/* ---- lists ---- */
-
-static void lru_unlink(struct bt_ssd_dir *d, uint32_t slot)
-{
-    struct node *n = &d->nodes[slot];
-    *(n->prev != BT_SSD_NONE ? &d->nodes[n->prev].next : &d->oldest) = n->next;
-    *(n->next != BT_SSD_NONE ? &d->nodes[n->next].prev : &d->youngest) = n->prev;
-}
-
-static void lru_link(struct bt_ssd_dir *d, uint32_t slot)
-{
-    struct node *n = &d->nodes[slot];
-    n->prev = d->youngest;
-    n->next = BT_SSD_NONE;
-    *(d->youngest != BT_SSD_NONE ? &d->nodes[d->youngest].next : &d->oldest) = slot;
-    d->youngest = slot;
-}
+/* ---- slots ---- */
 
 static void free_unlink(struct bt_ssd_dir *d, uint32_t slot)
 {
     struct node *n = &d->nodes[slot];
-    *(n->prev != BT_SSD_NONE ? &d->nodes[n->prev].next : &d->free_head) = n->next;
-    if (n->next != BT_SSD_NONE) {
-        d->nodes[n->next].prev = n->prev;
+    *(n->free.prev != BT_SSD_NONE ? &d->nodes[n->free.prev].free.next : &d->free_head) =
+        n->free.next;
+    if (n->free.next != BT_SSD_NONE) {
+        d->nodes[n->free.next].free.prev = n->free.prev;
     }
     d->n_free--;
 }
@@ -160,7 +154,13 @@ void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_ent
     n->state = VALID;
     d->table[at] = slot + 1;
     d->n_valid++;
-    lru_link(d, slot);
+    struct bt_evict_block b = {.hash = bt_hash64(e->key.b, sizeof(e->key.b), 0),
+                               .depth = e->depth,
+                               .parent = BT_EVICT_NONE};
+    d->policy->admit(d->evict, slot, &b);
+    if (n->pins == 0) {
+        d->policy->unpin(d->evict, slot);
+    }
 }
 
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)
@@ -169,7 +169,7 @@ void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)
     uint32_t at = probe(d, &n->e.key);
     BT_ASSERT(d->table[at] == slot + 1);
     table_remove(d, at);
-    lru_unlink(d, slot);
+    d->policy->drop(d->evict, slot);
     n->state = BUSY;
     d->n_valid--;
 }
@@ -179,10 +179,10 @@ void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot)
     struct node *n = node_in(d, slot, BUSY);
     BT_ASSERT(n->pins == 0);
     n->state = FREE;
-    n->prev = BT_SSD_NONE;
-    n->next = d->free_head;
+    n->free.prev = BT_SSD_NONE;
+    n->free.next = d->free_head;
     if (d->free_head != BT_SSD_NONE) {
-        d->nodes[d->free_head].prev = slot;
+        d->nodes[d->free_head].free.prev = slot;
     }
     d->free_head = slot;
     d->n_free++;
@@ -191,29 +191,28 @@ void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot)
 void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot, uint32_t now_s)
 {
     node_in(d, slot, VALID)->e.used_s = now_s;
-    lru_unlink(d, slot);
-    lru_link(d, slot);
+    d->policy->hit(d->evict, slot, BT_EVICT_NONE);
 }
 
 void bt_ssd_dir_pin(struct bt_ssd_dir *d, uint32_t slot)
 {
-    BT_ASSERT(slot < d->n && d->nodes[slot].state != FREE);
-    d->nodes[slot].pins++;
+    BT_ASSERT(slot < d->n && d->nodes[slot].state != FREE && d->nodes[slot].pins < UINT8_MAX);
+    if (d->nodes[slot].pins++ == 0 && d->nodes[slot].state == VALID) {
+        d->policy->pin(d->evict, slot);
+    }
 }
 
 void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot)
 {
     BT_ASSERT(slot < d->n && d->nodes[slot].pins > 0);
-    d->nodes[slot].pins--;
+    if (--d->nodes[slot].pins == 0 && d->nodes[slot].state == VALID) {
+        d->policy->unpin(d->evict, slot);
+    }
 }
 
 uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d)
 {
-    uint32_t slot = d->oldest;
-    while (slot != BT_SSD_NONE && d->nodes[slot].pins > 0) { /* as many as reads are under way */
-        slot = d->nodes[slot].next;
-    }
-    return slot;
+    return d->policy->victim(d->evict);
 }
 
 uint32_t bt_ssd_dir_slots(const struct bt_ssd_dir *d)

@@ -1,16 +1,18 @@
-/* Directory of the SSD slab: which block lies in which slot of the file, and which slot is given up
- * next. All of it is in memory (72 bytes a slot); kvstore/ssd/db.h keeps the durable copy. Pure,
- * one owner thread.
+/* Directory of the SSD slab: which block lies in which slot of the file, and, by an eviction policy
+ * (kvstore/evict.h), which slot is given up next. All of it is in memory; kvstore/ssd/db.h keeps
+ * the durable copy. Pure, one owner thread.
  *
  *   FREE --take--> BUSY --add--> VALID --remove--> BUSY --free--> FREE
  *
  * BUSY is a slot whose bytes or whose record are under way: being written, or being forgotten. Only
- * VALID slots are found. A VALID slot that is being read is pinned and never the victim. */
+ * VALID slots are found. A VALID slot that is being read, or that a pin of an operator protects, is
+ * pinned and never the victim. */
 #ifndef BT_KVSTORE_SSD_DIR_H
 #define BT_KVSTORE_SSD_DIR_H
 
 #include "common/base/base.h"
 #include "common/kv/key.h"
+#include "kvstore/evict.h"
 
 #define BT_SSD_NONE UINT32_MAX
 
@@ -25,7 +27,7 @@ struct bt_ssd_entry {
     uint32_t used_s;     /* last use, seconds since 1970 */
 };
 
-struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots);
+struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy);
 void bt_ssd_dir_destroy(struct bt_ssd_dir *d);
 
 /* VALID slot of key, or BT_SSD_NONE. */
@@ -37,18 +39,19 @@ const struct bt_ssd_entry *bt_ssd_dir_entry(const struct bt_ssd_dir *d, uint32_t
 uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d);
 /* A certain FREE slot -> BUSY, for recovery; false: it is not free. */
 bool bt_ssd_dir_claim(struct bt_ssd_dir *d, uint32_t slot, uint32_t generation);
-/* BUSY -> VALID, the most recently used; generation stays the slot's. The key must not be there. */
+/* BUSY -> VALID, just used; generation stays the slot's. The key must not be there. */
 void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e);
 /* VALID -> BUSY: not found from now on. */
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot);
 /* BUSY -> FREE. */
 void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot);
 
-/* A VALID slot was used at now_s: the most recently used one. */
+/* A VALID slot was used at now_s. */
 void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot, uint32_t now_s);
-void bt_ssd_dir_pin(struct bt_ssd_dir *d, uint32_t slot); /* counted; any state but FREE */
+void bt_ssd_dir_pin(struct bt_ssd_dir *d, uint32_t slot); /* counted to 255; any state but FREE */
 void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot);
-/* The least recently used VALID slot that is not pinned, BT_SSD_NONE without one. */
+/* The VALID slot that the policy gives up first, BT_SSD_NONE when none is left that is not pinned.
+ */
 uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d);
 
 uint32_t bt_ssd_dir_slots(const struct bt_ssd_dir *d);

@@ -465,7 +465,29 @@ bt_status_t bt_ssd_read(struct bt_ssd *s, const struct bt_kv_key *key, uint32_t 
 
 bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key)
 {
-    return usable(s) && bt_ssd_dir_find(s->dir, key) != BT_SSD_NONE;
+    return bt_ssd_find(s, key) != BT_SSD_NONE;
+}
+
+uint32_t bt_ssd_find(const struct bt_ssd *s, const struct bt_kv_key *key)
+{
+    return usable(s) ? bt_ssd_dir_find(s->dir, key) : BT_SSD_NONE;
+}
+
+void bt_ssd_protect(struct bt_ssd *s, uint32_t pos)
+{
+    BT_ASSERT(s->dir != NULL && bt_ssd_dir_is_valid(s->dir, pos));
+    bt_ssd_dir_pin(s->dir, pos);
+}
+
+void bt_ssd_unprotect(struct bt_ssd *s, uint32_t pos)
+{
+    BT_ASSERT(s->dir != NULL);
+    bt_ssd_dir_unpin(s->dir, pos);
+}
+
+uint32_t bt_ssd_slots(const struct bt_ssd *s)
+{
+    return s->file.n_slots;
 }
 
 /* ---- opening ---- */
@@ -536,7 +558,7 @@ static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
 {
     s->file = f->file;
     s->db = f->db;
-    s->dir = bt_ssd_dir_create(s->file.n_slots);
+    s->dir = bt_ssd_dir_create(s->file.n_slots, s->c.policy != NULL ? s->c.policy : &bt_evict_lru);
     s->room = BT_MIN(BT_MAX(4 * s->c.queue_depth, s->file.n_slots / 64), s->file.n_slots / 8 + 1);
     bt_ssd_io_use(s->io, s->file.fd);
     bt_ssd_db_start(s->db);

@@ -14,6 +14,7 @@
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "common/slab/slab.h"
+#include "kvstore/evict.h"
 #include "kvstore/ssd/io.h"
 
 struct bt_ssd;
@@ -23,9 +24,10 @@ struct bt_ssd_config {
     const char *path; /* a folder on the SSD, for this kvstore alone */
     uint64_t bytes;   /* of the slab file */
     uint32_t queue_depth;
-    uint32_t backlog_max; /* writes that wait or are under way */
-    uint64_t probe_ms;    /* between attempts to use a failed disk again */
-    uint64_t stall_ms;    /* an operation that takes so long is a failed disk */
+    uint32_t backlog_max;                 /* writes that wait or are under way */
+    uint64_t probe_ms;                    /* between attempts to use a failed disk again */
+    uint64_t stall_ms;                    /* an operation that takes so long is a failed disk */
+    const struct bt_evict_policy *policy; /* which block is given up for another; NULL: LRU */
     struct bt_slab *slab;
     struct bt_metrics *metrics;   /* may be NULL */
     const struct bt_ssd_sys *sys; /* NULL but in tests */
@@ -49,6 +51,15 @@ void bt_ssd_close(struct bt_ssd *s);
 typedef void (*bt_ssd_done_fn)(void *arg, bt_status_t st);
 
 bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key);
+/* Position of the block in the file, UINT32_MAX: it is not there. */
+uint32_t bt_ssd_find(const struct bt_ssd *s, const struct bt_kv_key *key);
+/* A block that can be found is not given up for others until it is unprotected. Whoever protects it
+ * unprotects it once, at the latest inside on_change, which says that it cannot be found any more.
+ */
+void bt_ssd_protect(struct bt_ssd *s, uint32_t pos);
+void bt_ssd_unprotect(struct bt_ssd *s, uint32_t pos);
+/* Of the file; 0 until it is open. */
+uint32_t bt_ssd_slots(const struct bt_ssd *s);
 /* Writes the block of a sealed slab slot, whose bytes must not change until done. ERR_EXISTS: it is
  * there or on its way; AGAIN: the backlog is full or no slot is free just now; ERR_UNAVAILABLE: the
  * disk is not in use. Only after OK does done come. */

@@ -144,18 +144,18 @@ static void bench_memory(const struct bt_evict_policy *policy, uint32_t n)
     (void)malloc_trim(0);
 }
 
-static void bench_ssd_memory(uint32_t n)
+static void bench_ssd_memory(const struct bt_evict_policy *policy, uint32_t n)
 {
     double before = resident_bytes();
-    struct bt_ssd_dir *d = bt_ssd_dir_create(n);
+    struct bt_ssd_dir *d = bt_ssd_dir_create(n, policy);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot = bt_ssd_dir_take(d);
         struct bt_ssd_entry e = {.key = key_of(i), .depth = i % CHAIN};
         bt_ssd_dir_add(d, slot, &e);
     }
     double bytes = (resident_bytes() - before) / n;
-    printf("bench,ssd_directory_memory_%u,%.1f,bytes/block,target %.0f,%.2f\n", n, bytes, TARGET,
-           bytes / TARGET);
+    printf("bench,ssd_directory_memory_%s_%u,%.1f,bytes/block,target %.0f,%.2f\n", policy->name, n,
+           bytes, TARGET, bytes / TARGET);
     bt_ssd_dir_destroy(d);
     (void)malloc_trim(0);
 }
@@ -174,7 +174,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         bench_leases(all[i]);
         bench_memory(all[i], (uint32_t)n);
+        bench_ssd_memory(all[i], (uint32_t)n);
     }
-    bench_ssd_memory((uint32_t)n);
     return 0;
 }

@@ -111,7 +111,9 @@ static void step(struct bt_ssd_dir *d, struct model *m, uint64_t now)
             m[s].pins++;
         } else if (m[s].pins > 0) {
             bt_ssd_dir_unpin(d, s);
-            m[s].pins--;
+            if (--m[s].pins == 0) {
+                m[s].used = now; /* in use until now */
+            }
         }
     }
 }
@@ -119,7 +121,7 @@ static void step(struct bt_ssd_dir *d, struct model *m, uint64_t now)
 static void walk(void **state)
 {
     static struct model m[N];
-    struct bt_ssd_dir *d = bt_ssd_dir_create(N);
+    struct bt_ssd_dir *d = bt_ssd_dir_create(N, &bt_evict_lru);
     (void)state;
     for (uint64_t now = 1; now <= 40000; now++) {
         step(d, m, now);
@@ -133,7 +135,7 @@ static void walk(void **state)
 
 static void claims(void **state)
 {
-    struct bt_ssd_dir *d = bt_ssd_dir_create(8);
+    struct bt_ssd_dir *d = bt_ssd_dir_create(8, &bt_evict_lru);
     (void)state;
     assert_true(bt_ssd_dir_claim(d, 5, 77));
     assert_false(bt_ssd_dir_claim(d, 5, 78)); /* not twice */
