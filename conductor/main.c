@@ -193,6 +193,8 @@ static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_p
         .work_price = conf->work_price,
         .work_weight = conf->work_weight,
         .mixed_step_ms = (double)conf->mixed_step_ms,
+        .background_share = conf->background_share,
+        .background_ms = (double)conf->background_ms,
     };
 }
 

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#define BURST_MS 1000.0 /* admission priced: a shorter queue has no price */
+
 static uint32_t seconds(double ms)
 {
     return ms < 1000 ? 1 : ms > 60000 ? 60 : (uint32_t)ceil(ms / 1e3);
@@ -15,13 +17,14 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     /* What was learned in worse times is no reason to leave a worker idle: it would never be
      * learned anew. */
     double ttft_ms = plan->ttft_ms - (plan->queue_ms > 0 ? 0 : plan->overhead_ms);
-    if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms) {
+    if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms || plan->background) {
         return BT_SCHED_PLANNED;
     }
     /* Once the queue is shorter by what is too much of it. */
     bt_sched_verdict_t v =
         bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(plan->ttft_ms - c->ttft_objective_ms),
                         "the time to first token would miss its objective");
+    r->miss = BT_SCHED_MISS_TTFT;
     r->predicted_ms = plan->ttft_ms;
     r->objective_ms = c->ttft_objective_ms;
     return v;
@@ -47,6 +50,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
     bt_sched_verdict_t v =
         bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(life * log(tbt_ms / limit)),
                         "the time between tokens would miss its objective");
+    r->miss = BT_SCHED_MISS_TBT;
     r->predicted_ms = tbt_ms;
     r->objective_ms = c->tbt_objective_ms;
     return v;
@@ -85,6 +89,11 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
     return v == BT_SCHED_PLANNED ? check_tbt(c, s, tbt_of(s, plan), r) : v;
 }
 
+/* A row that finds no pages waits until others have ended, and one such wait is longer than an
+ * objective between tokens: pages are lent out up to this share, as workers are never filled all
+ * alike. */
+#define PAGES_FULL 0.95
+
 /* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
  * request on top. */
 static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
@@ -119,7 +128,15 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         double grown = (double)then.running / d->running;
         return bt_sched_tbt_ms(c, &then, req) * BT_MAX(grown, 1);
     }
-    return bt_sched_tbt_ms(c, &then, req);
+    double tbt = bt_sched_tbt_ms(c, &then, req);
+    double full = 0, n_rows = BT_MAX(req->n_choices, 1u);
+    if (then.pages_total != 0) {
+        full = (double)(pages + bt_sched_blocks_of(req)) / (then.pages_total * PAGES_FULL);
+    }
+    if (then.slots_total != 0) {
+        full = BT_MAX(full, (rows / n + n_rows) / then.slots_total);
+    }
+    return full > 1 ? full * BT_MAX(tbt, c->tbt_objective_ms) : tbt;
 }
 
 static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
@@ -137,11 +154,13 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
                                        const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
     bt_sched_verdict_t v = admit_predict(c, s, req, plan, r);
-    if (v != BT_SCHED_PLANNED || c->ttft_objective_ms == 0 || c->work_price <= 0) {
+    if (v != BT_SCHED_PLANNED || c->ttft_objective_ms == 0 || c->work_price <= 0 ||
+        plan->background) {
         return v;
     }
     double objective = c->ttft_objective_ms, left = objective - plan->queue_ms - req->waited_ms;
-    double most = left * pow(BT_MAX(left / objective, 0), c->work_price);
+    double queue = BT_MAX(plan->queue_ms - BURST_MS, 0), free = 1 - queue / objective;
+    double most = left * pow(BT_MAX(free, 0), c->work_price);
     if (plan->prefill_ms <= most) {
         return BT_SCHED_PLANNED;
     }
@@ -149,6 +168,7 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
     double share = pow(plan->prefill_ms / objective, 1 / (1 + c->work_price));
     v = bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(objective * share - left),
                         "its prefill is too long for a queue of this length");
+    r->miss = BT_SCHED_MISS_PRICE;
     r->predicted_ms = plan->prefill_ms;
     r->objective_ms = most;
     return v;

@@ -2,6 +2,8 @@
  * its measured rates otherwise. Pure: see sched.h. */
 #include "conductor/sched/sched_priv.h"
 
+#include <math.h>
+
 uint32_t bt_sched_blocks_of(const struct bt_sched_request *req)
 {
     return BT_DIV_UP(req->n_tokens, req->block_tokens);
@@ -55,21 +57,42 @@ double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sche
     return BT_MAX(ms, load);
 }
 
-double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
-                         uint32_t n, uint32_t cached, double *queue_p)
+void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
+                         uint32_t tokens, double t_ms, double *rows_p, double *kv_p)
+{
+    double rows = w->running + w->waiting, life = s->forecast != NULL ? s->forecast->life_ms : 0;
+    double coming = BT_MAX((double)w->landing, w->own_requests - rows);
+    double each = rows > 0 ? (double)w->kv_tokens / rows : tokens;
+    if (coming > 0 && t_ms > 0 && life > 0) {
+        double stay = exp(-t_ms / life);
+        rows = rows * stay + coming * life / t_ms * (1 - stay);
+    } else if (coming > 0 && t_ms > 0) {
+        rows += coming;
+    }
+    *rows_p = rows;
+    *kv_p = rows * each;
+}
+
+double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                         const struct bt_sched_worker *w, uint32_t n, uint32_t cached,
+                         double *queue_p)
 {
     const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
-    uint32_t rows = w->running + w->waiting + w->landing;
     double tail = w->learned.tail > 0 ? w->learned.tail : 1, step = c->mixed_step_ms / tail;
-    struct bt_batch_work work = {.tokens = rows, .kv = (double)w->kv_tokens};
-    double base = 1e-6 * (rows != 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
-    double room = step - base, m = n - cached;
-    if (room < step / 8) {
-        return -1; /* its rows need all of it */
-    }
-    /* Each step takes `room` worth of tokens. */
+    double m = n - cached, room = INFINITY, then_ms = 0;
     double alone =
         1e-6 * (k->token_ns[BT_BATCH_SEGMENTS - 1] * m + k->attn_ns * m * (cached + m / 2));
+    for (int i = 0; i < 2; i++) { /* beside the rows of now, and beside those of when it ends */
+        struct bt_batch_work work = {0};
+        bt_sched_rows_after(s, w, n, then_ms, &work.tokens, &work.kv);
+        double base = 1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
+        room = BT_MIN(room, step - base);
+        if (room < step / 8) {
+            return -1; /* its rows need all of it */
+        }
+        then_ms = (w->queue_ms + alone) * step / room;
+    }
+    /* Each step takes `room` worth of tokens. */
     *queue_p = w->queue_ms * step / room;
     return alone * step / room;
 }

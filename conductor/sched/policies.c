@@ -198,6 +198,20 @@ static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct
     }
 }
 
+/* As cache-aware, but against the rows and pages that will be in use when the prefill ends: where
+ * prompts queue, what is on its way counts more than what is there. */
+static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
+{
+    const struct bt_sched_worker *w = worker(j, i);
+    double now = decode_cached(j, i, ordinal), rows, kv;
+    if (w->pages_total == 0 || w->slots_total == 0) {
+        return now;
+    }
+    bt_sched_rows_after(j->s, w, j->req->n_tokens, BT_MAX(j->least_queue_ms, 1), &rows, &kv);
+    double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->pages_total;
+    return BT_MAX(now, BT_MAX(pages, (rows + 1) / w->slots_total));
+}
+
 static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
                           struct estimate *e)
 {
@@ -236,7 +250,7 @@ POLICY(round_robin, "round-robin", false, false, false, false, prefill_turn, dec
 POLICY(least_load, "least-load", false, false, false, true, prefill_queue, decode_load)
 POLICY(cache_aware, "cache-aware", true, false, false, true, prefill_cached, decode_cached)
 POLICY(kvcache, "kvcache", true, true, false, true, prefill_kvcache, decode_cached)
-POLICY(baton, "baton", true, true, true, true, prefill_baton, decode_cached)
+POLICY(baton, "baton", true, true, true, true, prefill_baton, decode_then)
 
 const char bt_sched_policy_names[] =
     "random, round-robin, least-load, cache-aware, kvcache or baton";

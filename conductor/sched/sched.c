@@ -186,11 +186,11 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
         e->fetch_from = j->best_kv;
         e->fetch_tokens = j->best_tokens - local;
     }
-    e->prefill_ms = bt_sched_mixed_ms(j->c, w, j->req->n_tokens, e->cached_tokens, &queue);
+    e->prefill_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, e->cached_tokens, &queue);
     if (e->prefill_ms < 0) {
         return false;
     }
-    e->local_ms = bt_sched_mixed_ms(j->c, w, j->req->n_tokens, local, &queue);
+    e->local_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, local, &queue);
     e->queue_ms = queue;
     e->ttft_ms = BT_MAX(queue, there) + e->prefill_ms;
     e->cost = e->ttft_ms;
@@ -247,6 +247,79 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->tbt_ms = bt_sched_tbt_ms(j->c, wd, j->req);
 }
 
+/* Has it prompts that are late already? Prompts that are to be in time never wait so long. */
+static bool is_lane(const struct job *j, uint32_t i)
+{
+    return bt_sched_queue_ms(j->c, &j->s->workers[i]) > j->c->ttft_objective_ms;
+}
+
+/* For a prompt that will be late wherever it goes: the worker that has it first, of those that have
+ * such prompts already and, while enough others are idle, of all. As with admission priced, the
+ * longer the others wait the shorter it must be: short ones are used again as often as long ones.
+ */
+static uint32_t choose_background(struct job *j, uint32_t decode, struct estimate *e_p,
+                                  bool *mixed_p)
+{
+    struct pick best = {BT_SCHED_NONE, 0, 0};
+    double idle[2] = {0, 0}, of[2] = {0, 0}; /* prefill, decode workers */
+    for (uint32_t i = 0; i < j->s->n_workers; i++) {
+        const struct bt_sched_worker *w = &j->s->workers[i];
+        of[w->decode]++;
+        idle[w->decode] += !(bt_sched_queue_ms(j->c, w) > 0);
+    }
+    for (uint32_t i = 0; i < j->s->n_workers; i++) {
+        const struct bt_sched_worker *w = &j->s->workers[i];
+        struct estimate e;
+        bool mixed = w->decode && !w->prefill, lane = is_lane(j, i);
+        double least = (1 - j->c->background_share) * of[w->decode];
+        if (idle[w->decode] < least + (lane ? 0 : 1) || !usable(j, i, !mixed, false)) {
+            continue;
+        }
+        if (mixed) {
+            if (!(j->c->mixed_step_ms > 0) || !estimate_mixed(j, i, &e)) {
+                continue;
+            }
+        } else {
+            j->rule->prefill(j, i, 0, decode, &e);
+            e.queue_ms = bt_sched_queue_ms(j->c, w);
+        }
+        double left = j->c->background_ms - e.queue_ms;
+        if (left <= 0 || e.prefill_ms > left * pow(left / j->c->background_ms, j->c->work_price)) {
+            continue;
+        }
+        uint32_t before = best.best;
+        bt_sched_pick_offer(&best, i, e.ttft_ms, j->req->random);
+        if (best.best != before) {
+            *e_p = e;
+            *mixed_p = mixed;
+        }
+    }
+    return best.best;
+}
+
+/* p: the best worker, where it would meet e. False: it is to be in time, or refused. */
+static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct estimate *e,
+                             struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *w = &j->s->workers[p];
+    double left = j->c->ttft_objective_ms - j->req->waited_ms - w->learned.overhead_ms;
+    struct estimate b;
+    bool mixed = false;
+    if (!j->rule->mixed || !(j->c->background_share > 0) || j->c->ttft_objective_ms == 0 ||
+        e->prefill_ms <= left) {
+        return false;
+    }
+    p = choose_background(j, d, &b, &mixed);
+    if (p == BT_SCHED_NONE) {
+        return false;
+    }
+    finish_plan(j, p, mixed ? p : d, &b, plan);
+    plan->reason = "background";
+    plan->background = true;
+    plan->queue_ms = b.queue_ms;
+    return true;
+}
+
 static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
                                        const struct bt_sched_snapshot *s,
                                        const struct bt_sched_request *req, const struct rule *rule,
@@ -269,6 +342,12 @@ static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
         return bt_sched_refuse(
             reject_p, s->n_workers != 0 ? BT_SCHED_NO_KVSTORE : BT_SCHED_NO_DECODE, 1,
             s->n_workers != 0 ? "no kvstore is up on the workers' nodes" : "no worker is up");
+    }
+    j.least_queue_ms = INFINITY;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        if (s->workers[i].prefill) {
+            j.least_queue_ms = BT_MIN(j.least_queue_ms, bt_sched_queue_ms(c, &s->workers[i]));
+        }
     }
     uint32_t d = choose_decode(&j, false);
     bool last_resort = d == BT_SCHED_NONE;
@@ -294,6 +373,11 @@ static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
         if (p == BT_SCHED_NONE) {
             return nobody(&j, true, reject_p);
         }
+    }
+    if (p != d && place_background(&j, p, d, &e, &plan)) {
+        plan.last_resort = last_resort;
+        *plan_p = plan;
+        return BT_SCHED_PLANNED;
     }
     /* Where nobody only prefills, all who decode are compared. */
     bool all_both = p == d && j.no_prefill_role;

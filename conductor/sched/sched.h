@@ -99,6 +99,12 @@ struct bt_sched_params {
     double mixed_step_ms; /* baton: a decode worker fills its steps with prompt tokens up to so
                              long; 0: it takes no prompts from others */
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
+    /* baton: a prompt that nobody could prefill within the TTFT objective, idle as they may be, is
+     * prefilled late and not refused, as what it leaves in the caches serves those that come after
+     * it. It goes to workers that have such prompts already, or to others while less than this
+     * share of them has. 0: refused. */
+    double background_share;
+    double background_ms; /* ... where such prompts wait at most so long */
 };
 
 typedef enum {
@@ -117,6 +123,7 @@ struct bt_sched_plan {
     bool keep; /* what the decode side receives enters its cache, otherwise it is freed once landed
                 */
     bool draining;    /* it stays on a node that is to be emptied: nobody else could take it */
+    bool background;  /* nobody could meet its TTFT objective: it is prefilled late */
     bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
     uint32_t cached_tokens; /* expected at the prefill side */
     double ttft_ms, tbt_ms; /* predicted */
@@ -131,10 +138,13 @@ struct bt_sched_plan {
     double prefill_ms;          /* predicted: of ttft_ms, the computing */
 };
 
+typedef enum { BT_SCHED_MISS_TTFT, BT_SCHED_MISS_TBT, BT_SCHED_MISS_PRICE } bt_sched_miss_t;
+
 struct bt_sched_reject {
     bt_sched_verdict_t verdict;
-    uint32_t retry_after_s;            /* 0: do not retry */
-    const char *reason;                /* static text */
+    bt_sched_miss_t miss;   /* OVERLOADED: which objective, or too long a prefill for the queue */
+    uint32_t retry_after_s; /* 0: do not retry */
+    const char *reason;     /* static text */
     double predicted_ms, objective_ms; /* OVERLOADED: what would be missed, and by how much */
 };
 
@@ -188,7 +198,8 @@ extern const struct bt_sched_admission bt_sched_admit_predict;
 
 /* Predict, and: a queue is a price. Of the time that is left to the objective a prefill may take
  * the whole while nobody waits, and less the longer the queue is: (1 - queue /
- * objective)^work_price of it. Under overload many short prefills then take the place of few long
+ * objective)^work_price of it, where a queue of less than a second is a burst and costs nothing.
+ * Under overload many short prefills then take the place of few long
  * ones, and the price settles where what is admitted is what can be served. */
 extern const struct bt_sched_admission bt_sched_admit_priced;
 

@@ -38,6 +38,7 @@ struct job {
     bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
     bool seen_role, seen_kvstore;         /* why there was no candidate */
     uint32_t n_prefill, n_decode;         /* workers of each role */
+    double least_queue_ms;                /* of those that prefill */
     uint32_t best_kv, best_tokens;        /* rules that fetch: the longest match, and where */
     uint32_t spread_tokens;               /* what several holders have together, if that is more */
 };
@@ -62,11 +63,17 @@ double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_
 /* Of n tokens the first `cached` are in the slab of the worker's node. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached);
+/* Rows of w and their context after t_ms: those of now thinned out as rows end, and those on their
+ * way to it, which come one by one until then and are thinned out too; their context is that of the
+ * others, or `tokens`. */
+void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
+                         uint32_t tokens, double t_ms, double *rows_p, double *kv_p);
 /* Tokens [cached, n) of a prompt computed by decode worker w beside its rows, in steps of
  * params.mixed_step_ms; queue_p: the prompts that it has already. w has a cost. < 0: there is no
  * room beside its rows. */
-double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
-                         uint32_t n, uint32_t cached, double *queue_p);
+double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                         const struct bt_sched_worker *w, uint32_t n, uint32_t cached,
+                         double *queue_p);
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
 /* From kvstore `from` to `to`, at the link's measured rate. */

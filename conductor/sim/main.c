@@ -26,6 +26,10 @@ static const char usage[] =
     "  --work-price X      of admission priced (0.5)\n"
     "  --mixed-step MS     of baton: decode nodes fill steps with prompt tokens up to this; 0: not "
     "(0.8 of --tbt)\n"
+    "  --background X      of baton: share of workers that take prompts too long for --ttft; 0: "
+    "they are "
+    "refused (0)\n"
+    "  --background-wait MS  ... where they wait at most so long (15000)\n"
     "  --eviction P        of the nodes' caches, one of cache's policies (density)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
     "  --one-token         every answer is one token: prefill alone\n"
@@ -85,6 +89,8 @@ enum {
     O_MIXED,
     O_LIFE,
     O_EVICTION,
+    O_BACKGROUND,
+    O_BACKGROUND_MS,
     O_ONE,
     O_SET,
     O_CSV,
@@ -113,6 +119,8 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"mixed-step", 1, NULL, O_MIXED},
                                         {"life", 1, NULL, O_LIFE},
                                         {"eviction", 1, NULL, O_EVICTION},
+                                        {"background", 1, NULL, O_BACKGROUND},
+                                        {"background-wait", 1, NULL, O_BACKGROUND_MS},
                                         {"one-token", 0, NULL, O_ONE},
                                         {"set", 1, NULL, O_SET},
                                         {"csv", 1, NULL, O_CSV},
@@ -150,6 +158,8 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
     case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
+    case O_BACKGROUND: return number("background", text, 0, 1, &a->o.background_share);
+    case O_BACKGROUND_MS: return number("background-wait", text, 0, 1e9, &a->o.background_ms);
     case O_SEED:
         a->o.seed = number("seed", text, 0, 1e15, &v) ? (uint64_t)v : UINT64_MAX;
         return a->o.seed != UINT64_MAX;
@@ -226,9 +236,9 @@ static void print_brief(const struct args *a, const struct bt_sim_result *r,
     for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
         printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
     }
-    printf(" mixed=%u wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f phase=%.2f\n",
-           r->mixed_prompts, r->wasted_ms / 1e3, s->prefill_busy, r->bytes_fetch / 1e9, s->swing,
-           s->phase);
+    printf(" background=%u mixed=%u wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f phase=%.2f\n",
+           r->background, r->mixed_prompts, r->wasted_ms / 1e3, s->prefill_busy,
+           r->bytes_fetch / 1e9, s->swing, s->phase);
 }
 
 static int write_files(const struct args *a, const struct bt_sim_result *r)
@@ -387,6 +397,7 @@ int main(int argc, char **argv)
                            .work_price = 0.5,
                            .mixed_step_ms = -1,
                            .life_ms = 10000,
+                           .background_ms = 15000,
                            .sample_ms = 5000}};
     const char *command = argc > 1 ? argv[1] : "help";
     if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0) {

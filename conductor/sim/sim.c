@@ -72,7 +72,8 @@ struct sim {
 };
 
 const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES] = {
-    "pending", "served", "refused_ttft", "refused_tbt", "refused_decode", "refused_other"};
+    "pending",       "served",         "refused_ttft", "refused_tbt",
+    "refused_price", "refused_decode", "refused_other"};
 
 /* ---- events ---- */
 
@@ -324,11 +325,14 @@ static void arrive(struct sim *s, uint32_t id)
     rec->plan_ttft_ms = plan.ttft_ms;
     rec->plan_tbt_ms = plan.tbt_ms;
     if (s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) != BT_SCHED_PLANNED) {
-        bool ttft = s->o->ttft_ms != 0 && plan.ttft_ms > s->o->ttft_ms;
-        finish(s, id, ttft ? BT_SIM_REFUSED_TTFT : BT_SIM_REFUSED_TBT);
+        static const bt_sim_outcome_t why[] = {[BT_SCHED_MISS_TTFT] = BT_SIM_REFUSED_TTFT,
+                                               [BT_SCHED_MISS_TBT] = BT_SIM_REFUSED_TBT,
+                                               [BT_SCHED_MISS_PRICE] = BT_SIM_REFUSED_PRICE};
+        finish(s, id, why[rej.miss]);
         return;
     }
     rec->prefill = plan.prefill;
+    s->r->background += plan.background;
     rec->decode = plan.decode - s->n_p;
     s->d[rec->decode].assigned++;
     struct live *l = &s->live[id];
@@ -564,6 +568,8 @@ static void set_up(struct sim *s)
                                          .tail_load = true,
                                          .work_weight = s->o->work_weight,
                                          .work_price = s->o->work_price,
+                                         .background_share = s->o->background_share,
+                                         .background_ms = s->o->background_ms,
                                          .mixed_step_ms = s->o->mixed_step_ms};
 }
 

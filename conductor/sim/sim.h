@@ -29,6 +29,7 @@ struct bt_sim_options {
     uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
     double tbt_margin;        /* admission asks for this share of the TBT objective */
     double fetch_ratio, work_weight, work_price;
+    double background_share, background_ms;
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
     double life_ms;       /* decode time expected of a request, until some have ended */
     bool one_token;       /* every answer is one token: prefill alone */
@@ -42,6 +43,7 @@ typedef enum {
     BT_SIM_SERVED,
     BT_SIM_REFUSED_TTFT,   /* at arrival */
     BT_SIM_REFUSED_TBT,    /* at arrival */
+    BT_SIM_REFUSED_PRICE,  /* at arrival: too long a prefill for the queue */
     BT_SIM_REFUSED_DECODE, /* after its prefill, which was for nothing */
     BT_SIM_REFUSED_OTHER,  /* fits nowhere */
     BT_SIM_OUTCOMES
@@ -74,6 +76,7 @@ struct bt_sim_result {
     double bytes_fetch, bytes_handoff, bytes_load;
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
     uint64_t decode_steps;
+    uint32_t background;    /* admitted to be late */
     uint32_t mixed_prompts; /* computed by the node that decodes them */
 };
 

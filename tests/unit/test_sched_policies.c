@@ -555,12 +555,12 @@ static void test_priced(void **state)
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_PLANNED);
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 2000; /* of the 2000 ms that are left half is for sale */
+        x.w[i].queue_ms = 2000; /* a second more than a burst: of the 2000 left three quarters */
     }
     const struct {
         uint32_t tokens;
         bool in;
-    } cases[] = {{900, true}, {1000, true}, {1100, false}, {1900, false}};
+    } cases[] = {{1400, true}, {1500, true}, {1600, false}, {1900, false}};
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
         x.req.n_tokens = cases[i].tokens;
         bt_sched_verdict_t v = bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c,
@@ -568,17 +568,118 @@ static void test_priced(void **state)
         assert_int_equal(v, cases[i].in ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
         if (!cases[i].in) {
             assert_true(rej.retry_after_s >= 1 && rej.retry_after_s <= 2);
-            assert_float_equal(rej.objective_ms, 1000, 1e-6);
+            assert_float_equal(rej.objective_ms, 1500, 1e-6);
+            assert_int_equal(rej.miss, BT_SCHED_MISS_PRICE);
         }
         assert_int_equal(bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_predict, &x.c, &x.s,
                                          &x.req, &plan, &rej),
                          BT_SCHED_PLANNED);
     }
     x.req.waited_ms = 1000; /* what it has waited is gone */
-    x.req.n_tokens = 300;
+    x.req.n_tokens = 800;
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_OVERLOADED);
+}
+
+/* A prompt that nobody could prefill in time goes where it holds up nobody, or is refused. */
+static void test_background(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.background_share = 0.5;
+    x.c.background_ms = 20000;
+    x.c.work_price = 1;
+    x.req.n_tokens = 5000;
+    x.w[4].pages_total = x.w[5].pages_total = 0;
+#define DECIDE()                                                                                   \
+    bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej)
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background && plan.prefill < N_P && plan.ttft_ms >= 5000);
+    assert_string_equal(plan.reason, "background");
+    x.c.background_share = 0; /* as it was ever */
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    assert_int_equal(rej.miss, BT_SCHED_MISS_TTFT);
+    x.c.background_share = 0.5;
+    x.req.n_tokens = 3900; /* can be in time */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_false(plan.background);
+    /* Two workers have late prompts: whoever comes waits there, as the other two are to be free. */
+    x.req.n_tokens = 5000;
+    x.w[1].queue_ms = 9000;
+    x.w[2].queue_ms = 6000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background && plan.prefill == 2);
+    assert_float_equal(plan.queue_ms, 6000, 1e-6);
+    x.w[3].queue_ms = 1; /* one of them is busy */
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    /* The longer the late ones wait, the shorter the next must be: half of 10 s at a queue of 10 s.
+     */
+    x.w[3].queue_ms = 0;
+    x.w[1].queue_ms = x.w[2].queue_ms = 10000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    x.req.n_tokens = 5001;
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    /* Nobody else has it: not even when everybody is idle. */
+    x.w[1].queue_ms = x.w[2].queue_ms = 0;
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_OVERLOADED);
+    /* A decode worker takes it beside its rows as far as its steps have room. */
+    x.c.mixed_step_ms = 50;
+    x.w[0].queue_ms = x.w[1].queue_ms = x.w[2].queue_ms = x.w[3].queue_ms = 7000;
+    x.w[4].prompt_cost = x.w[5].prompt_cost = &prefill_cost;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background && plan.both && plan.prefill >= N_P);
+#undef DECIDE
+}
+
+/* Rows that would find no pages when their prefill ends are refused now; rows on their way count
+ * for the choice of the decode worker. */
+static void test_pages_then(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    struct bt_sched_forecast f;
+    world_init(&x);
+    bt_sched_forecast_init(&f, 100, 10000, 0);
+    x.s.forecast = &f;
+    x.c.tbt_objective_ms = 500;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].running = 9;
+        x.w[i].kv_tokens = 93000; /* of 100,000 */
+        x.w[i].pages_free = 70;
+    }
+    x.req.n_tokens = 100;
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_PLANNED);
+    for (uint32_t k = 0; k < 20; k++) { /* eight thousand more tokens are about to land */
+        bt_sched_forecast_note(&f, 0, 50, 400, 1);
+    }
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_OVERLOADED);
+    assert_int_equal(rej.miss, BT_SCHED_MISS_TBT);
+    assert_true(rej.predicted_ms >= 500 && rej.retry_after_s >= 1);
+    /* Worker 4 has fewer rows, but many are on their way to it. */
+    world_init(&x);
+    x.s.forecast = &f;
+    x.w[4].running = 5;
+    x.w[5].running = 8;
+    x.w[4].kv_tokens = x.w[5].kv_tokens = 8000;
+    assert_int_equal(place(&x, &bt_sched_baton).decode, 4);
+    x.w[4].own_requests = 30;
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 5000;
+    }
+    assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
 }
 
 int main(void)
@@ -593,6 +694,8 @@ int main(void)
         cmocka_unit_test(test_forecast),
         cmocka_unit_test(test_mixed),
         cmocka_unit_test(test_priced),
+        cmocka_unit_test(test_background),
+        cmocka_unit_test(test_pages_then),
         cmocka_unit_test(test_idle_workers_are_tried),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

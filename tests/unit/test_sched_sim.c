@@ -486,6 +486,44 @@ static void test_seed(void **state)
     bt_sim_result_cleanup(&c);
 }
 
+/* A prompt that nobody could prefill in time, prefilled late, brings later ones into time. */
+static void test_background_pays(void **state)
+{
+    (void)state;
+    struct bt_sim_cluster c;
+    struct bt_sim_trace t;
+    char err[256];
+    uint32_t good[2];
+    assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+    c.prefill_nodes = 4;
+    c.decode_nodes = 2;
+    assert_int_equal(bt_sim_trace_load(SMALL, &t, err, sizeof(err)), BT_OK);
+    for (int i = 0; i < 2; i++) {
+        struct bt_sim_options o = {.policy = &bt_sched_baton,
+                                   .admission = &bt_sched_admit_priced,
+                                   .eviction = &bt_evict_lru,
+                                   .rate = 1,
+                                   .to = 1,
+                                   .seed = 1,
+                                   .ttft_ms = 1000,
+                                   .tbt_ms = 50,
+                                   .tbt_margin = 0.8,
+                                   .fetch_ratio = 1.5,
+                                   .life_ms = 10000,
+                                   .background_share = 0.5 * i,
+                                   .background_ms = 15000};
+        struct bt_sim_result r;
+        struct bt_sim_summary s;
+        bt_sim_run(&c, &t, &o, &r);
+        bt_sim_summarize(&r, &c, &o, &s);
+        good[i] = s.good;
+        assert_int_equal(r.background > 0, i == 1);
+        bt_sim_result_cleanup(&r);
+    }
+    assert_true(good[1] > 1.1 * good[0]);
+    bt_sim_trace_cleanup(&t);
+}
+
 /* What docs/SCHEDULING.md says of the public trace, where it is. */
 static void test_published_order(void **state)
 {
@@ -583,11 +621,17 @@ static void test_plan(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cache),       cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_plan),        cmocka_unit_test(test_prompt_beside_rows),
-        cmocka_unit_test(test_decode_full), cmocka_unit_test(test_traces),
-        cmocka_unit_test(test_clusters),    cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_seed),        cmocka_unit_test(test_published_order),
+        cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_prompt_beside_rows),
+        cmocka_unit_test(test_decode_full),
+        cmocka_unit_test(test_traces),
+        cmocka_unit_test(test_clusters),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_background_pays),
+        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_published_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
