@@ -87,6 +87,9 @@ uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key)
 static void drop_block(struct bt_cache *c, uint32_t slot)
 {
     BT_ASSERT(bt_pool_leases(c->pool, slot) == 0);
+    if (c->guard.dropped != NULL) {
+        c->guard.dropped(c->guard.arg, slot);
+    }
     c->copies -= c->copy[slot] != COPY_NONE;
     c->copy[slot] = COPY_NONE;
     c->policy->drop(c->evict, slot);
@@ -142,6 +145,9 @@ static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block
                                .reused_tokens = b->reused_tokens,
                                .origin = b->origin};
     c->policy->admit(c->evict, slot, &e);
+    if (c->guard.cached != NULL) {
+        c->guard.cached(c->guard.arg, slot);
+    }
 }
 
 bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)

@@ -20,6 +20,15 @@ struct bt_cache_lower {
     void *arg;
 };
 
+/* Who protects blocks (kvstore/pins.h) is told what comes and goes. */
+struct bt_cache_guard {
+    /* The block in slot can be found now; its caller holds a lease. */
+    void (*cached)(void *arg, uint32_t slot);
+    /* It is about to leave the cache; nobody holds it. */
+    void (*dropped)(void *arg, uint32_t slot);
+    void *arg;
+};
+
 struct bt_cache {
     struct bt_pool *pool;
     struct bt_index *index;
@@ -28,6 +37,7 @@ struct bt_cache {
     uint32_t low; /* so many slots are kept free ahead of demand */
     uint64_t evicted, hits, misses, sealed, duplicates;
     struct bt_cache_lower lower; /* functions may be NULL */
+    struct bt_cache_guard guard; /* functions may be NULL */
     /* Copies of other nodes' blocks, until a second request here has used them. Beyond copies_max
      * one leaves as soon as nobody holds it. */
     uint8_t *copy; /* [n_slots], COPY_* of cache.c */

@@ -111,6 +111,15 @@ static const struct bt_conf_row kvstore_rows[] = {
      .doc = "Part of the slots that may hold blocks fetched from other nodes which only one "
             "request has used here; beyond it they leave when that request has ended. A second "
             "use makes one a block like any other."},
+    {.key = "kvstore.pin_max",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(pin_max),
+     .def = "0.25",
+     .min = 0,
+     .max = 0.9,
+     .doc =
+         "Part of the slots, and of the SSD's, in which blocks may be protected by pins (batonctl "
+         "pin); what is pinned beyond that can be evicted as ever, which batonctl pins shows."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),

@@ -18,6 +18,8 @@
 #include "kvstore/cache.h"
 #include "kvstore/conf.h"
 #include "kvstore/grant.h"
+#include "kvstore/pin_watch.h"
+#include "kvstore/pins.h"
 #include "kvstore/sealer.h"
 #include "kvstore/serve.h"
 #include "kvstore/serve_local.h"
@@ -53,6 +55,8 @@ struct daemon {
     struct bt_sealer *sealer;
     struct bt_adopt *adopt; /* NULL: the slab is new */
     struct bt_tier *tier;   /* NULL: no SSD */
+    struct bt_pins *pins;
+    struct bt_pin_watch *pin_watch;
     struct bt_serve *serve;
     struct bt_grants *grants;
     struct bt_serve_local *local;
@@ -203,6 +207,7 @@ static bool join(struct daemon *d)
     s.model_id = base != NULL && base[1] != '\0' ? base + 1 : model;
     d->member = bt_member_join(d->etcd, c->cluster_name, &self, &s, &ops, d);
     d->table = bt_member_watch(d->etcd, c->cluster_name, "kvstore", &table_ops, d);
+    d->pin_watch = bt_pin_watch_start(d->etcd, c->cluster_name, d->pins);
     free(model);
     return true;
 }
@@ -349,6 +354,12 @@ static bool start_parts(struct daemon *d)
 {
     const struct bt_conf_common *c = &d->conf.common;
     char err[512];
+    struct bt_pins_config pc = {.loop = d->loop,
+                                .cache = d->cache,
+                                .tier = d->tier,
+                                .pin_max = d->conf.pin_max,
+                                .metrics = d->metrics};
+    d->pins = bt_pins_create(&pc); /* knows none before etcd says so */
     struct bt_serve_config sc = {.loop = d->loop,
                                  .cluster = c->cluster_name,
                                  .name = d->name,
@@ -357,7 +368,8 @@ static bool start_parts(struct daemon *d)
                                  .root = d->root,
                                  .layout_id = d->layout.layout_id,
                                  .cache = d->cache,
-                                 .tier = d->tier};
+                                 .tier = d->tier,
+                                 .pins = d->pins};
     struct bt_grants_config gc = {.loop = d->loop,
                                   .slab = d->slab,
                                   .layout = d->layout,
@@ -414,6 +426,7 @@ static void stop(struct daemon *d)
     if (d->table != NULL) {
         bt_member_unwatch(d->table);
     }
+    bt_pin_watch_stop(d->pin_watch);
     if (d->member != NULL) {
         bt_member_leave(d->member);
     }
@@ -442,6 +455,7 @@ static void stop(struct daemon *d)
     if (d->rpc != NULL) {
         bt_rpc_destroy(d->rpc);
     }
+    bt_pins_destroy(d->pins);
     bt_tier_destroy(d->tier);
     bt_cache_destroy(d->cache);
     if (d->slab != NULL) {

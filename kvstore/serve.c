@@ -19,6 +19,7 @@ struct session {
     struct bt_timer timer; /* heartbeat and silence, or the end that must come later */
     char *name;            /* of the conductor, after its hello */
     uint64_t heard_ns, looked_ns, seq;
+    uint64_t pins_version; /* as the conductor was told; 0: never */
     bool hello, broken;
 };
 
@@ -107,6 +108,39 @@ static void send_heartbeat(struct session *x)
     session_send(x, &m);
 }
 
+/* What is protected of which pin, if the conductor does not know it. */
+static void send_pins(struct session *x)
+{
+    const struct bt_pins *pins = x->s->c.pins;
+    if (pins == NULL || bt_pins_version(pins) == x->pins_version) {
+        return;
+    }
+    uint32_t cap = bt_pins_count(pins);
+    struct bt_pin_state *states = bt_calloc(cap + 1, sizeof(*states));
+    Baton__PinState *items = bt_calloc(cap + 1, sizeof(*items));
+    Baton__PinState **list = bt_calloc(cap + 1, sizeof(Baton__PinState *));
+    Baton__PinStates all = BATON__PIN_STATES__INIT;
+    Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
+    all.n_pins = bt_pins_states(pins, states, cap);
+    all.pins = list;
+    for (uint32_t i = 0; i < all.n_pins; i++) {
+        list[i] = &items[i];
+        baton__pin_state__init(&items[i]);
+        items[i].id = states[i].id;
+        items[i].slab_blocks = states[i].protected[BT_PIN_SLAB];
+        items[i].ssd_blocks = states[i].protected[BT_PIN_SSD];
+        items[i].slab_beyond = states[i].beyond[BT_PIN_SLAB];
+        items[i].ssd_beyond = states[i].beyond[BT_PIN_SSD];
+    }
+    m.m_case = BATON__FROM_KVSTORE__M_PINS;
+    m.pins = &all;
+    x->pins_version = bt_pins_version(pins);
+    session_send(x, &m);
+    free(list);
+    free(items);
+    free(states);
+}
+
 static void session_tick(void *arg)
 {
     struct session *x = arg;
@@ -118,6 +152,7 @@ static void session_tick(void *arg)
         session_end(x, BT_GRPC_DEADLINE, "nothing was heard for 2 s");
     } else if (x->hello) {
         send_heartbeat(x);
+        send_pins(x);
     }
 }
 
@@ -177,6 +212,7 @@ static void on_hello(struct session *x, const Baton__SessionHello *h)
     m.hello = &a;
     session_send(x, &m);
     send_heartbeat(x);
+    send_pins(x);
 }
 
 static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data, size_t len)

@@ -7,6 +7,7 @@
 #include "common/rpc/rpc.h"
 #include "kvstore/cache.h"
 #include "kvstore/grant.h"
+#include "kvstore/pins.h"
 
 #define BT_SERVE_HEARTBEAT_MS 500
 #define BT_SERVE_SILENCE_MS   2000
@@ -23,7 +24,8 @@ struct bt_serve_config {
     struct bt_kv_key root;
     uint64_t layout_id;
     struct bt_cache *cache;
-    struct bt_tier *tier; /* NULL: no SSD; outlives the service */
+    struct bt_tier *tier;       /* NULL: no SSD; outlives the service */
+    const struct bt_pins *pins; /* NULL: none; outlives the service */
 };
 
 /* Copies the strings. */

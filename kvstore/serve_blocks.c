@@ -315,7 +315,7 @@ void bt_blocks_destroy(struct bt_blocks *b)
     }
     bt_index_observe(b->index, NULL, NULL);
     if (b->tier != NULL) {
-        bt_tier_observe(b->tier, NULL, NULL);
+        bt_tier_observe(b->tier, NULL, b);
     }
     bt_timer_stop(b->loop, &b->timer);
     while (!bt_list_empty(&b->readers)) {

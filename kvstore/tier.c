@@ -48,9 +48,11 @@ struct bt_tier {
     struct bt_map *fetches; /* key -> struct fetch */
     struct bt_list saves, loads;
     uint32_t n_saves, saves_max; /* leases of writing must not fill a small slab */
-    void (*observer)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
-                     uint32_t depth);
-    void *observer_arg;
+    struct {
+        void (*fn)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
+                   uint32_t depth);
+        void *arg;
+    } observers[BT_TIER_OBSERVERS];
     bool destroying;
     struct {
         struct bt_metric *hits, *failed, *late;
@@ -74,27 +76,33 @@ static void on_saved(void *arg, bt_status_t st)
     free(v);
 }
 
-/* Leases the block and writes it; false: not now, or it is there already. */
-static bool save(struct bt_tier *t, uint32_t slot, bool evicting)
+/* Leases the block and writes it. Statuses as of bt_ssd_write: it may be there already. */
+static bt_status_t save(struct bt_tier *t, uint32_t slot, bool evicting)
 {
     struct bt_pool *pool = t->c.cache->pool;
     if (t->n_saves >= t->saves_max) {
-        return false;
+        return BT_AGAIN;
     }
     struct save *v = bt_calloc(1, sizeof(*v));
     v->t = t;
     v->slot = slot;
     v->evicting = evicting;
-    if (bt_ssd_write(t->ssd, slot, bt_pool_key(pool, slot), bt_pool_depth(pool, slot), on_saved,
-                     v) != BT_OK) {
+    bt_status_t st =
+        bt_ssd_write(t->ssd, slot, bt_pool_key(pool, slot), bt_pool_depth(pool, slot), on_saved, v);
+    if (st != BT_OK) {
         free(v);
-        return false;
+        return st;
     }
     bt_pool_lease(pool, slot);
     t->c.cache->policy->pin(t->c.cache->evict, slot);
     bt_list_insert_tail(&t->saves, &v->link);
     t->n_saves++;
-    return true;
+    return BT_OK;
+}
+
+bt_status_t bt_tier_save(struct bt_tier *t, uint32_t slot)
+{
+    return save(t, slot, false);
 }
 
 static void on_sealed(void *arg, uint32_t slot)
@@ -103,7 +111,7 @@ static void on_sealed(void *arg, uint32_t slot)
     const struct bt_kv_key *key = bt_pool_key(t->c.cache->pool, slot);
     if (t->c.policy == BT_TIER_ALWAYS ||
         (t->c.policy == BT_TIER_SECOND_USE && bt_seen_again(t->seen, key))) {
-        save(t, slot, false);
+        (void)save(t, slot, false);
     }
 }
 
@@ -111,14 +119,14 @@ static void on_hit(void *arg, uint32_t slot)
 {
     struct bt_tier *t = arg;
     if (t->c.policy != BT_TIER_EVICT && !bt_ssd_has(t->ssd, bt_pool_key(t->c.cache->pool, slot))) {
-        save(t, slot, false);
+        (void)save(t, slot, false);
     }
 }
 
 static bool on_evicting(void *arg, uint32_t slot)
 {
     struct bt_tier *t = arg;
-    return t->c.policy == BT_TIER_EVICT && save(t, slot, true);
+    return t->c.policy == BT_TIER_EVICT && save(t, slot, true) == BT_OK;
 }
 
 /* ---- reading ---- */
@@ -268,8 +276,10 @@ static void on_change(void *arg, bool added, uint32_t pos, const struct bt_kv_ke
                       uint32_t depth)
 {
     struct bt_tier *t = arg;
-    if (t->observer != NULL) {
-        t->observer(t->observer_arg, added, pos, key, depth);
+    for (uint32_t i = 0; i < BT_TIER_OBSERVERS; i++) {
+        if (t->observers[i].fn != NULL) {
+            t->observers[i].fn(t->observers[i].arg, added, pos, key, depth);
+        }
     }
 }
 
@@ -322,7 +332,7 @@ void bt_tier_destroy(struct bt_tier *t)
     BT_ASSERT(bt_list_empty(&t->loads));
     t->destroying = true;
     t->c.cache->lower = (struct bt_cache_lower){0};
-    t->observer = NULL;
+    memset(t->observers, 0, sizeof(t->observers));
     bt_ssd_close(t->ssd); /* ends every save and fetch */
     BT_ASSERT(bt_list_empty(&t->saves) && bt_map_count(t->fetches) == 0);
     bt_map_destroy(t->fetches);
@@ -330,7 +340,7 @@ void bt_tier_destroy(struct bt_tier *t)
     free(t);
 }
 
-const struct bt_ssd *bt_tier_ssd(const struct bt_tier *t)
+struct bt_ssd *bt_tier_ssd(const struct bt_tier *t)
 {
     return t->ssd;
 }
@@ -340,6 +350,14 @@ void bt_tier_observe(struct bt_tier *t,
                                 uint32_t depth),
                      void *arg)
 {
-    t->observer = fn;
-    t->observer_arg = arg;
+    uint32_t i = 0;
+    while (i < BT_TIER_OBSERVERS && t->observers[i].arg != arg) {
+        i++;
+    }
+    for (uint32_t k = 0; i == BT_TIER_OBSERVERS && k < BT_TIER_OBSERVERS; k++) {
+        i = t->observers[k].fn == NULL ? k : i;
+    }
+    BT_ASSERT(i < BT_TIER_OBSERVERS);
+    t->observers[i].fn = fn;
+    t->observers[i].arg = fn != NULL ? arg : NULL;
 }

@@ -49,9 +49,15 @@ struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *key
 /* Lets go of the blocks; before done: done will not be called. */
 void bt_tier_load_end(struct bt_tier_load *l);
 
-/* The SSD below, for inventories and statistics. */
-const struct bt_ssd *bt_tier_ssd(const struct bt_tier *t);
-/* Is told of every block that is found on the SSD or no longer (bt_ssd_config.on_change). */
+/* Writes a cached block that is not on the SSD yet, whatever the policy. AGAIN: the disk is busy.
+ */
+bt_status_t bt_tier_save(struct bt_tier *t, uint32_t slot) BT_MUST_CHECK;
+
+/* The SSD below, for inventories, statistics and protection. */
+struct bt_ssd *bt_tier_ssd(const struct bt_tier *t);
+/* Is told of every block that is found on the SSD or no longer (bt_ssd_config.on_change). At most
+ * BT_TIER_OBSERVERS; fn NULL: arg's is told no more. */
+#define BT_TIER_OBSERVERS 2
 void bt_tier_observe(struct bt_tier *t,
                      void (*fn)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
                                 uint32_t depth),

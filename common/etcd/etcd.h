@@ -45,6 +45,12 @@ void bt_etcd_range_prefix(struct bt_etcd *e, const char *prefix, bt_etcd_range_f
 void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void *value, size_t len,
                  int64_t lease, bt_etcd_cas_fn done, void *arg);
 
+/* A lease that nobody keeps alive: what is put under it goes when ttl_s have passed. */
+typedef void (*bt_etcd_grant_fn)(void *arg, bt_status_t st, int64_t lease);
+void bt_etcd_grant(struct bt_etcd *e, int64_t ttl_s, bt_etcd_grant_fn done, void *arg);
+/* Ends a lease and what is put under it; best effort. */
+void bt_etcd_revoke(struct bt_etcd *e, int64_t lease);
+
 /* A lease that is kept alive every ttl/3. on_granted: first grant and each re-grant after a loss
  * (the owner writes its keys again); on_lost: etcd says the lease is gone (TTL=0), not merely
  * unreachable. */

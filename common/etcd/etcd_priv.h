@@ -50,7 +50,6 @@ ProtobufCBinaryData bt_etcd_bytes(const void *data, size_t len);
 bool bt_etcd_kv_open(const Etcdserverpb__KeyValue *pb, struct bt_etcd_kv *kv);
 void bt_etcd_kv_close(struct bt_etcd_kv *kv);
 
-void bt_etcd_revoke(struct bt_etcd *e, int64_t lease);
 void bt_etcd_lease_end(struct bt_list *link); /* by bt_etcd_destroy: frees without a callback */
 void bt_etcd_watch_end(struct bt_list *link);
 

@@ -138,16 +138,15 @@ static void beat(void *arg)
 
 /* ---- grant ---- */
 
-static void on_grant(void *arg, bt_status_t st, const void *data, size_t len)
+/* The lease of a reply; 0 with *st_p changed: there is none. */
+static int64_t granted(const void *data, size_t len, bt_status_t *st_p)
 {
-    struct bt_etcd_lease *l = arg;
     int64_t id = 0;
-    l->granting = false;
-    if (st == BT_OK) {
+    if (*st_p == BT_OK) {
         Etcdserverpb__LeaseGrantResponse *r =
             etcdserverpb__lease_grant_response__unpack(NULL, len, data);
         if (r == NULL || r->id == 0) {
-            st = BT_ERR_PEER_PROTOCOL;
+            *st_p = BT_ERR_PEER_PROTOCOL;
         } else {
             id = r->id;
         }
@@ -155,6 +154,14 @@ static void on_grant(void *arg, bt_status_t st, const void *data, size_t len)
             etcdserverpb__lease_grant_response__free_unpacked(r, NULL);
         }
     }
+    return id;
+}
+
+static void on_grant(void *arg, bt_status_t st, const void *data, size_t len)
+{
+    struct bt_etcd_lease *l = arg;
+    int64_t id = granted(data, len, &st);
+    l->granting = false;
     if (l->stopped) {
         if (id != 0) {
             bt_etcd_revoke(l->e, id);
@@ -184,6 +191,29 @@ static void grant(void *arg)
     req.ttl = l->ttl_s;
     l->granting = true;
     bt_etcd_call(l->e, "/etcdserverpb.Lease/LeaseGrant", &req.base, on_grant, l);
+}
+
+struct once { /* a lease that is not kept alive */
+    bt_etcd_grant_fn done;
+    void *arg;
+};
+
+static void on_granted_once(void *arg, bt_status_t st, const void *data, size_t len)
+{
+    struct once *o = arg;
+    int64_t id = granted(data, len, &st);
+    o->done(o->arg, st, id);
+    free(o);
+}
+
+void bt_etcd_grant(struct bt_etcd *e, int64_t ttl_s, bt_etcd_grant_fn done, void *arg)
+{
+    Etcdserverpb__LeaseGrantRequest req = ETCDSERVERPB__LEASE_GRANT_REQUEST__INIT;
+    struct once *o = bt_calloc(1, sizeof(*o));
+    o->done = done;
+    o->arg = arg;
+    req.ttl = ttl_s;
+    bt_etcd_call(e, "/etcdserverpb.Lease/LeaseGrant", &req.base, on_granted_once, o);
 }
 
 /* ---- life ---- */

@@ -1,0 +1,87 @@
+/* Follows the keys of pins in etcd. Control thread. */
+#include "kvstore/pin_watch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cluster.pb-c.h"
+#include "common/log/log.h"
+
+struct bt_pin_watch {
+    struct bt_pins *pins;
+    char *prefix;
+    struct bt_etcd_watch *watch;
+};
+
+/* The id that a key names; false: it is none of ours. */
+static bool id_of(const struct bt_pin_watch *w, const char *key, uint64_t *id_p)
+{
+    size_t n = strlen(w->prefix);
+    char *end = NULL;
+    if (strncmp(key, w->prefix, n) != 0 || strlen(key + n) != 16) {
+        return false;
+    }
+    *id_p = strtoull(key + n, &end, 16);
+    return *end == '\0';
+}
+
+static void on_put(void *arg, const struct bt_etcd_kv *kv)
+{
+    struct bt_pin_watch *w = arg;
+    uint64_t id;
+    Baton__Pin *m = baton__pin__unpack(NULL, kv->value_len, kv->value);
+    if (m == NULL || !id_of(w, kv->key, &id) || m->id != id || m->keys.len == 0 ||
+        m->keys.len % sizeof(struct bt_kv_key) != 0) {
+        BT_WARN("pin_malformed", "key=%s why=%s", bt_log_q(kv->key),
+                bt_log_q("this is no pin as this version writes them; it is not followed"));
+    } else {
+        struct bt_pin pin = {.id = id,
+                             .n = (uint32_t)(m->keys.len / sizeof(struct bt_kv_key)),
+                             .created_ns = m->created_ns,
+                             .expires_ns = m->expires_ns};
+        struct bt_kv_key *keys = bt_malloc(m->keys.len); /* bytes of a message have no type */
+        memcpy(keys, m->keys.data, m->keys.len);
+        pin.keys = keys;
+        if (bt_pins_put(w->pins, &pin) == BT_OK) {
+            BT_INFO("pin", "id=%016llx blocks=%u label=%s", (unsigned long long)id, pin.n,
+                    bt_log_q(m->label));
+        } else {
+            BT_WARN("pin_refused", "id=%016llx blocks=%u why=%s", (unsigned long long)id, pin.n,
+                    bt_log_q("this kvstore has as many pins as it can; unpin others"));
+        }
+        free(keys);
+    }
+    if (m != NULL) {
+        baton__pin__free_unpacked(m, NULL);
+    }
+}
+
+static void on_delete(void *arg, const char *key)
+{
+    struct bt_pin_watch *w = arg;
+    uint64_t id;
+    if (id_of(w, key, &id)) {
+        BT_INFO("unpin", "id=%016llx", (unsigned long long)id);
+        bt_pins_remove(w->pins, id);
+    }
+}
+
+struct bt_pin_watch *bt_pin_watch_start(struct bt_etcd *e, const char *cluster,
+                                        struct bt_pins *pins)
+{
+    static const struct bt_etcd_watch_ops ops = {.on_put = on_put, .on_delete = on_delete};
+    struct bt_pin_watch *w = bt_calloc(1, sizeof(*w));
+    w->pins = pins;
+    w->prefix = bt_sprintf("/baton/%s/pins/", cluster);
+    w->watch = bt_etcd_watch_start(e, w->prefix, &ops, w);
+    return w;
+}
+
+void bt_pin_watch_stop(struct bt_pin_watch *w)
+{
+    if (w != NULL) {
+        bt_etcd_watch_stop(w->watch);
+        free(w->prefix);
+        free(w);
+    }
+}
