@@ -15,6 +15,7 @@
 #include "common/log/log.h"
 #include "common/loop/notify.h"
 #include "conductor/admin.h"
+#include "conductor/admin_pins.h"
 #include "conductor/conf.h"
 #include "conductor/front/front.h"
 #include "conductor/request/requests.h"
@@ -53,6 +54,8 @@ struct conductor {
     struct bt_requests *requests;
     struct bt_front *front;
     struct bt_admin *admin;
+    struct bt_pin_table *pins;
+    struct bt_admin_pins *admin_pins;
     struct bt_member *member;
     struct bt_role_job *role_job; /* NULL: roles are fixed */
     struct bt_timer drain;
@@ -286,6 +289,16 @@ static bool start_parts(struct conductor *c)
                                  .model_id = c->model_id,
                                  .block_tokens = (uint32_t)m->kv_block_tokens};
     c->admin = bt_admin_create(c->server, c->view, c->requests, &ac);
+    c->pins = bt_pin_table_create(c->etcd, m->cluster_name);
+    struct bt_admin_pins_config pc = {.view = c->view,
+                                      .requests = c->requests,
+                                      .front = c->front,
+                                      .pins = c->pins,
+                                      .block_tokens = (uint32_t)m->kv_block_tokens,
+                                      .root = c->root,
+                                      .secret = c->secret,
+                                      .secret_len = c->secret_len};
+    c->admin_pins = bt_admin_pins_create(c->server, &pc);
     bt_rpc_server_start(c->server);
     return true;
 }
@@ -409,9 +422,11 @@ static void stop(struct conductor *c)
     DESTROY(front, front);
     DESTROY(requests, requests);
     DESTROY(view, view);
+    DESTROY(pins, pin_table);
     DESTROY(etcd, etcd);
     DESTROY(server, rpc_server);
     DESTROY(admin, admin);
+    DESTROY(admin_pins, admin_pins);
     DESTROY(rpc, rpc);
     DESTROY(metrics, metrics);
     DESTROY(tmpl, template);

@@ -31,6 +31,9 @@ static const char usage_text[] =
     "  undrain   NODE: use it again\n"
     "  role      WORKER prefill|decode|both|own: what a running worker does; nothing it has is "
     "lost\n"
+    "  pin       protect a prompt's cached blocks from eviction for a time, on every node\n"
+    "  unpin     PIN_ID: end that\n"
+    "  pins      what is pinned, for how long, and where it is protected\n"
     "  version   versions of batonctl and of the conductor\n"
     "\n"
     "Options:\n"
@@ -40,9 +43,19 @@ static const char usage_text[] =
     "  -o, --output json|table\n"
     "  -h, --help; --version\n"
     "\n"
+    "Options of pin (one of the first five, and --ttl):\n"
+    "  --prompt TEXT; --prompt-file FILE   a prompt as of /v1/completions (-: standard input)\n"
+    "  --tokens-file FILE                  its token ids\n"
+    "  --chat-file FILE                    messages as of /v1/chat/completions, JSON\n"
+    "  --request REQUEST_ID                the prompt of one of the conductor's last requests\n"
+    "  --ttl TIME                          90s, 30m, 1h, 7d; pinning again gives it a new time\n"
+    "  --tenant NAME; --api-key-file FILE  whose cache it is in, where API keys are asked for\n"
+    "  --cache-salt TEXT                   as in the requests that are to find it\n"
+    "  --label TEXT                        for people who read 'batonctl pins'\n"
+    "\n"
     "Exit status: 0 ok, 1 failed, 2 usage.\n";
 
-static int usage(const char *what, const char *arg)
+int ctl_usage(const char *what, const char *arg)
 {
     fprintf(stderr, "batonctl: %s%s%s\nTry 'batonctl --help'.\n", what, arg != NULL ? ": " : "",
             arg != NULL ? arg : "");
@@ -397,8 +410,7 @@ static int cmd_version(const struct ctl *c)
 
 /* ---- command line ---- */
 
-/* Value of option argv[*i], as "--opt value" or "--opt=value"; NULL if it is missing. */
-static const char *option_value(int argc, char **argv, int *i, const char *name)
+const char *ctl_option_value(int argc, char **argv, int *i, const char *name)
 {
     size_t n = strlen(name);
     if (strncmp(argv[*i], name, n) == 0 && argv[*i][n] == '=') {
@@ -407,7 +419,7 @@ static const char *option_value(int argc, char **argv, int *i, const char *name)
     return *i + 1 < argc ? argv[++*i] : NULL;
 }
 
-static bool is_option(const char *arg, const char *name)
+bool ctl_is_option(const char *arg, const char *name)
 {
     size_t n = strlen(name);
     return strncmp(arg, name, n) == 0 && (arg[n] == '\0' || (n > 2 && arg[n] == '='));
@@ -417,28 +429,28 @@ static bool is_option(const char *arg, const char *name)
 static int parse_option(struct ctl *c, int argc, char **argv, int *i)
 {
     const char *arg = argv[*i], *v;
-    if (is_option(arg, "--addr")) {
-        v = option_value(argc, argv, i, "--addr");
+    if (ctl_is_option(arg, "--addr")) {
+        v = ctl_option_value(argc, argv, i, "--addr");
         if (v == NULL || strchr(v, ':') == NULL || strlen(v) >= sizeof(c->addr)) {
-            return usage("--addr wants HOST:PORT", v) + 1;
+            return ctl_usage("--addr wants HOST:PORT", v) + 1;
         }
         snprintf(c->addr, sizeof(c->addr), "%s", v);
         return 0;
     }
-    if (is_option(arg, "-o") || is_option(arg, "--output")) {
-        v = option_value(argc, argv, i, arg[1] == 'o' ? "-o" : "--output");
+    if (ctl_is_option(arg, "-o") || ctl_is_option(arg, "--output")) {
+        v = ctl_option_value(argc, argv, i, arg[1] == 'o' ? "-o" : "--output");
         if (v == NULL || (strcmp(v, "json") != 0 && strcmp(v, "table") != 0)) {
-            return usage("-o wants json or table", v) + 1;
+            return ctl_usage("-o wants json or table", v) + 1;
         }
         c->json = strcmp(v, "json") == 0;
         return 0;
     }
-    if (is_option(arg, "--limit")) {
-        v = option_value(argc, argv, i, "--limit");
+    if (ctl_is_option(arg, "--limit")) {
+        v = ctl_option_value(argc, argv, i, "--limit");
         char *end = NULL;
         unsigned long n = v != NULL ? strtoul(v, &end, 10) : 0;
         if (v == NULL || v[0] < '0' || v[0] > '9' || *end != '\0' || n > 10000) {
-            return usage("--limit wants a number from 0 to 10000", v) + 1;
+            return ctl_usage("--limit wants a number from 0 to 10000", v) + 1;
         }
         c->limit = (uint32_t)n;
         return 0;
@@ -447,7 +459,8 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
         c->last = true;
         return 0;
     }
-    return usage("unknown option", arg) + 1;
+    int leave = ctl_pin_option(c, argc, argv, i);
+    return leave >= 0 ? leave : ctl_usage("unknown option", arg) + 1;
 }
 
 int main(int argc, char **argv)
@@ -462,7 +475,8 @@ int main(int argc, char **argv)
         {"blocks", cmd_blocks, NULL, NULL},     {"version", cmd_version, NULL, NULL},
         {"requests", ctl_requests, NULL, NULL}, {"explain", ctl_explain, "REQUEST_ID", NULL},
         {"drain", ctl_drain, "NODE", NULL},     {"undrain", ctl_undrain, "NODE", NULL},
-        {"role", ctl_role, "WORKER", "ROLE"}};
+        {"role", ctl_role, "WORKER", "ROLE"},   {"pin", ctl_pin, NULL, NULL},
+        {"unpin", ctl_unpin, "PIN_ID", NULL},   {"pins", ctl_pins, NULL, NULL}};
     struct ctl c = {.limit = BLOCKS_LIMIT};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
@@ -479,7 +493,7 @@ int main(int argc, char **argv)
                 return leave - 1;
             }
         } else if (c.command != NULL && c.arg2 != NULL) {
-            return usage("one command with its arguments only, then comes", argv[i]);
+            return ctl_usage("one command with its arguments only, then comes", argv[i]);
         } else if (c.command != NULL && c.arg != NULL) {
             c.arg2 = argv[i];
         } else if (c.command != NULL) {
@@ -498,21 +512,24 @@ int main(int argc, char **argv)
         }
         bool last = c.last && commands[i].run == ctl_explain;
         if (c.arg != NULL && (commands[i].arg == NULL || last)) {
-            return usage("one argument too many", c.arg);
+            return ctl_usage("one argument too many", c.arg);
         }
         if (c.arg2 != NULL && commands[i].arg2 == NULL) {
-            return usage("one argument too many", c.arg2);
+            return ctl_usage("one argument too many", c.arg2);
         }
         if (c.last && !last) {
-            return usage("--last belongs to explain, not to", c.command);
+            return ctl_usage("--last belongs to explain, not to", c.command);
+        }
+        if (c.pin.given != NULL && commands[i].run != ctl_pin) {
+            return ctl_usage("that option belongs to pin only", c.pin.given);
         }
         if (c.arg == NULL && commands[i].arg != NULL && !last) {
-            return usage("this command wants an argument", commands[i].arg);
+            return ctl_usage("this command wants an argument", commands[i].arg);
         }
         if (c.arg2 == NULL && commands[i].arg2 != NULL) {
-            return usage("this command wants a second argument", commands[i].arg2);
+            return ctl_usage("this command wants a second argument", commands[i].arg2);
         }
         return find_addr(&c) ? commands[i].run(&c) : 1;
     }
-    return usage("unknown command", c.command);
+    return ctl_usage("unknown command", c.command);
 }

@@ -4,8 +4,15 @@
 
 #include <jansson.h>
 
+#include "admin.pb-c.h"
 #include "common/base/base.h"
 #include "common/rpc/pb.h"
+
+struct ctl_pin { /* options of pin, as given; NULL: not */
+    const char *prompt, *prompt_file, *tokens_file, *chat_file, *request;
+    const char *ttl, *label, *tenant, *api_key_file, *cache_salt;
+    const char *given; /* the last of them, by its name */
+};
 
 struct ctl {
     const char *command;
@@ -15,7 +22,15 @@ struct ctl {
     const char *addr_from; /* for error messages */
     bool json, last;
     uint32_t limit;
+    struct ctl_pin pin;
 };
+
+/* Says what is wrong with the command line; exit status. arg may be NULL. */
+int ctl_usage(const char *what, const char *arg);
+/* Is arg the option, as "--opt" or "--opt=value"? */
+bool ctl_is_option(const char *arg, const char *name);
+/* Value of option argv[*i], in it or behind it; NULL if it is missing. */
+const char *ctl_option_value(int argc, char **argv, int *i, const char *name);
 
 /* The reply's bytes, to be freed; NULL after an error message. */
 void *ctl_call(const struct ctl *c, const char *method, const void *data, size_t len,
@@ -33,5 +48,11 @@ int ctl_explain(const struct ctl *c);
 int ctl_drain(const struct ctl *c);
 int ctl_undrain(const struct ctl *c);
 int ctl_role(const struct ctl *c);
+int ctl_pin(const struct ctl *c);
+int ctl_unpin(const struct ctl *c);
+int ctl_pins(const struct ctl *c);
+
+/* Takes argv[*i] if it is an option of pin. 0: taken; -1: it is none; else exit status + 1. */
+int ctl_pin_option(struct ctl *c, int argc, char **argv, int *i);
 
 #endif

@@ -47,4 +47,12 @@ uint32_t bt_front_open(const struct bt_front *f);
 /* Cancels what is open (bt_request_cancel) and closes every connection. */
 void bt_front_destroy(struct bt_front *f);
 
+/* Does it ask for API keys? Then every tenant has a cache of its own. */
+bool bt_front_has_keys(const struct bt_front *f);
+/* Token ids of a body as /tokenize takes it (prompt, or messages), for whoever is no HTTP client.
+ * done is called later, once: with ids, or with NULL and why. Both are valid during the call. */
+void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
+                     void (*done)(void *arg, const struct bt_tokens *ids, const char *why),
+                     void *arg);
+
 #endif

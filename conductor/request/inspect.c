@@ -101,6 +101,9 @@ struct bt_explain_ring *bt_explain_create(void)
 
 void bt_explain_destroy(struct bt_explain_ring *x)
 {
+    for (uint32_t i = 0; x != NULL && i < EXPLAINED_MAX; i++) {
+        free(x->at[i].keys);
+    }
     free(x);
 }
 
@@ -123,12 +126,26 @@ static struct bt_explanation *place_for(struct bt_explain_ring *x, uint64_t wire
     return e;
 }
 
+static void note_prompt(struct bt_explanation *e, const struct bt_lane *k)
+{
+    const struct bt_request *r = k->r;
+    e->prompt_tokens = (uint32_t)r->spec.prompt.n;
+    e->n_keys = BT_MIN(k->n_keys, e->prompt_tokens / r->rs->conf.block_tokens);
+    snprintf(e->tenant, sizeof(e->tenant), "%s", r->spec.tenant != NULL ? r->spec.tenant : "");
+    if (e->n_keys != 0) {
+        e->keys = bt_malloc((size_t)e->n_keys * sizeof(*e->keys));
+        memcpy(e->keys, k->keys, (size_t)e->n_keys * sizeof(*e->keys));
+    }
+}
+
 void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
                      const struct bt_sched_params *params, const struct bt_sched_request *req,
                      const struct bt_sched_plan *plan, const struct bt_sched_reject *rej)
 {
     struct bt_explanation *e = place_for(k->r->rs->explained, k->id);
+    free(e->keys);
     memset(e, 0, sizeof(*e));
+    note_prompt(e, k);
     snprintf(e->id, sizeof(e->id), "%s", k->r->spec.id != NULL ? k->r->spec.id : "");
     e->wire_id = k->id;
     e->epoch = k->epoch + (plan != NULL);

@@ -47,6 +47,9 @@ struct bt_explanation {
         char name[BT_EXPLAIN_NAME];
         uint32_t blocks; /* of the prefix that it has */
     } sources[BT_EXPLAIN_SOURCES];
+    struct bt_kv_key *keys; /* of the prompt's whole blocks; heap */
+    uint32_t n_keys, prompt_tokens;
+    char tenant[BT_EXPLAIN_NAME]; /* "": none */
     uint32_t n_candidates, n_listed;
     struct {
         char name[BT_EXPLAIN_NAME], node[BT_EXPLAIN_NAME];

@@ -43,6 +43,14 @@ static void forget_blocks(struct bt_session *s)
     s->blocks_seq = 0;
 }
 
+static void forget_pins(struct bt_session *s)
+{
+    if (s->pins != NULL) {
+        baton__pin_states__free_unpacked(s->pins, NULL);
+        s->pins = NULL;
+    }
+}
+
 static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
 {
     size_t n_added = e->added.len / BLOCK_ADDED_BYTES;
@@ -269,6 +277,11 @@ static void kvstore_message(struct bt_session *s, const void *data, size_t len)
         bt_session_break(s, "a message before its hello");
     } else if (m->m_case == BATON__FROM_KVSTORE__M_HEARTBEAT) {
         on_heartbeat(s, m->heartbeat);
+    } else if (m->m_case == BATON__FROM_KVSTORE__M_PINS) {
+        forget_pins(s);
+        s->pins = m->pins; /* taken out of the message */
+        m->m_case = BATON__FROM_KVSTORE__M__NOT_SET;
+        m->pins = NULL;
     } else if (m->m_case != BATON__FROM_KVSTORE__M__NOT_SET && s->view->ops != NULL) {
         s->output_ns = s->rx_ns;
         s->view->ops->on_kvstore(s->view->ops_arg, s, m);
@@ -366,6 +379,7 @@ static void session_end(struct bt_session *s, const char *why)
     s->has_load = s->has_pool = false;
     s->learned = (struct bt_sched_learned){0};
     s->n_links = 0;
+    forget_pins(s);
     disconnect(s);
     redial_later(s);
     if (!was_up) {

@@ -65,6 +65,7 @@ struct bt_session {
     uint64_t load_ns;                               /* when it came */
     struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
     uint32_t n_links;
+    Baton__PinStates *pins; /* kvstores: what it protects of which pin; NULL: it has not said */
 
     uint64_t blocks_seq; /* expected next; 0: any */
     uint32_t blocks_unacked;

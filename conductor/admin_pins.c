@@ -1,0 +1,292 @@
+/* Pins of the Admin service; see admin_pins.h. A prompt is tokenized as a request's would be, its
+ * whole blocks get the keys that the request machine would give them, and the table of pins writes
+ * them to etcd. Loop thread. */
+#include "conductor/admin_pins.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "admin.pb-c.h"
+#include "common/rpc/pb.h"
+#include "conductor/request/inspect.h"
+
+#define TTL_MIN_MS 1000ull
+#define TTL_MAX_MS (366ull * 24 * 3600 * 1000)
+#define NAME_BYTES 64 /* bytes of a label, a tenant */
+
+struct bt_admin_pins {
+    struct bt_admin_pins_config c;
+};
+
+struct pin_call { /* waits for the tokenizer, then for etcd */
+    struct bt_admin_pins *a;
+    struct bt_rpc_call *call;
+    Baton__AdminPinRequest *q; /* NULL: an unpin */
+};
+
+static void refuse(struct bt_rpc_call *call, int code, const char *why)
+{
+    bt_rpc_call_reply(call, code, why, NULL, 0);
+}
+
+/* ---- answers ---- */
+
+struct pin_reply {
+    Baton__AdminPin m;
+    char id[17];
+    Baton__AdminPinAt *at;
+    Baton__AdminPinAt **list;
+};
+
+static const Baton__PinState *state_of(const struct bt_session *s, uint64_t id)
+{
+    for (size_t i = 0; s->pins != NULL && i < s->pins->n_pins; i++) {
+        if (s->pins->pins[i]->id == id) {
+            return s->pins->pins[i];
+        }
+    }
+    return NULL;
+}
+
+static void fill(const struct bt_admin_pins *a, const struct bt_pin_info *x, struct pin_reply *r)
+{
+    struct bt_list *l;
+    size_t n = 0;
+    baton__admin_pin__init(&r->m);
+    snprintf(r->id, sizeof(r->id), "%016" PRIx64, x->pin->id);
+    r->m.id = r->id;
+    r->m.label = x->pin->label;
+    r->m.tenant = x->pin->tenant;
+    r->m.tokens = x->pin->tokens;
+    r->m.blocks = x->blocks;
+    r->m.created_ns = x->pin->created_ns;
+    r->m.expires_ns = x->pin->expires_ns;
+    r->m.renewed = x->renewed;
+    bt_list_for_each (l, bt_view_sessions(a->c.view)) {
+        n += state_of(BT_CONTAINER_OF(l, struct bt_session, link), x->pin->id) != NULL;
+    }
+    r->at = bt_calloc(n + 1, sizeof(*r->at));
+    r->m.at = r->list = bt_calloc(n + 1, sizeof(Baton__AdminPinAt *));
+    bt_list_for_each (l, bt_view_sessions(a->c.view)) {
+        const struct bt_session *s = BT_CONTAINER_OF(l, struct bt_session, link);
+        const Baton__PinState *state = state_of(s, x->pin->id);
+        if (state != NULL) {
+            Baton__AdminPinAt *at = r->list[r->m.n_at] = &r->at[r->m.n_at];
+            baton__admin_pin_at__init(at);
+            at->kvstore = s->member->name;
+            at->state = (Baton__PinState *)state;
+            r->m.n_at++;
+        }
+    }
+}
+
+static void reply_cleanup(struct pin_reply *r)
+{
+    free(r->at);
+    free(r->list);
+}
+
+static void call_free(struct pin_call *p)
+{
+    if (p->q != NULL) {
+        baton__admin_pin_request__free_unpacked(p->q, NULL);
+    }
+    free(p);
+}
+
+static void on_written(void *arg, bt_status_t st, const struct bt_pin_info *x, const char *why)
+{
+    struct pin_call *p = arg;
+    if (st != BT_OK) {
+        refuse(p->call, st == BT_ERR_NOT_FOUND ? BT_GRPC_NOT_FOUND : BT_GRPC_FAILED_PRECONDITION,
+               why);
+    } else {
+        struct pin_reply r = {0};
+        fill(p->a, x, &r);
+        bt_rpc_call_reply_pb(p->call, &r.m.base);
+        reply_cleanup(&r);
+    }
+    call_free(p);
+}
+
+/* ---- pin ---- */
+
+static void pin(struct pin_call *p, const struct bt_kv_key *keys, uint32_t n, uint32_t tokens,
+                const char *tenant)
+{
+    if (n == 0) {
+        char why[200];
+        snprintf(why, sizeof(why),
+                 "the prompt has %u tokens, less than one block of %u (kv.block_tokens): nothing "
+                 "of it is ever cached, so there is nothing to pin",
+                 tokens, p->a->c.block_tokens);
+        refuse(p->call, BT_GRPC_INVALID_ARGUMENT, why);
+        call_free(p);
+        return;
+    }
+    struct bt_pin_spec spec = {.keys = keys,
+                               .n = n,
+                               .tokens = tokens,
+                               .ttl_ms = p->q->ttl_ms,
+                               .label = p->q->label,
+                               .tenant = tenant};
+    bt_pin_table_pin(p->a->c.pins, &spec, on_written, p);
+}
+
+static void on_tokens(void *arg, const struct bt_tokens *ids, const char *why)
+{
+    struct pin_call *p = arg;
+    const struct bt_admin_pins_config *c = &p->a->c;
+    if (ids == NULL) {
+        refuse(p->call, BT_GRPC_INVALID_ARGUMENT, why);
+        call_free(p);
+        return;
+    }
+    const char *tenant = p->q->tenant[0] != '\0' ? p->q->tenant : NULL;
+    const char *salt = p->q->cache_salt[0] != '\0' ? p->q->cache_salt : NULL;
+    struct bt_kv_key root = c->root;
+    if (tenant != NULL || salt != NULL) {
+        bt_requests_salted_root(&c->root, c->secret, c->secret_len, tenant, salt, &root);
+    }
+    uint32_t n = (uint32_t)(ids->n / c->block_tokens);
+    struct bt_kv_key *keys = bt_calloc(n + 1, sizeof(*keys));
+    if (n > 0) {
+        (void)bt_kv_keys(&root, ids->ids, (uint32_t)ids->n, c->block_tokens, keys);
+    }
+    pin(p, keys, n, (uint32_t)ids->n, p->q->tenant);
+    free(keys);
+}
+
+static void pin_request(struct pin_call *p)
+{
+    const struct bt_explanation *e = bt_requests_explain(p->a->c.requests, p->q->request);
+    if (e == NULL) {
+        char why[256];
+        snprintf(
+            why, sizeof(why),
+            "%.100s is not among the last 128 requests that this conductor planned; the id is "
+            "the \"id\" of the answer. Pin the prompt itself, or ask the conductor that had it",
+            p->q->request);
+        refuse(p->call, BT_GRPC_NOT_FOUND, why);
+        call_free(p);
+        return;
+    }
+    pin(p, e->keys, e->n_keys, e->prompt_tokens, e->tenant);
+}
+
+/* NULL: it can be tried. */
+static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinRequest *q)
+{
+    if (q->ttl_ms < TTL_MIN_MS || q->ttl_ms > TTL_MAX_MS) {
+        return "a pin needs a time to live from 1s to 366d (--ttl); pin again to renew it";
+    }
+    if (strlen(q->label) > NAME_BYTES || strlen(q->tenant) > NAME_BYTES ||
+        strlen(q->cache_salt) > 1024) {
+        return "a label and a tenant may have 64 bytes, a cache salt 1024";
+    }
+    if ((q->body.len == 0) == (q->request[0] == '\0')) {
+        return "say what to pin: either a prompt or the id of a request";
+    }
+    if (q->request[0] != '\0' && (q->tenant[0] != '\0' || q->cache_salt[0] != '\0')) {
+        return "a request's tenant and cache salt are known: --request goes without them";
+    }
+    if (q->body.len != 0 && q->tenant[0] == '\0' && bt_front_has_keys(a->c.front)) {
+        return "this cluster keeps its tenants' caches apart (conductor.api_keys_file): say whose "
+               "prompt it is with --api-key-file or --tenant, or pin a --request";
+    }
+    return NULL;
+}
+
+static void on_pin(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct bt_admin_pins *a = arg;
+    Baton__AdminPinRequest *q = baton__admin_pin_request__unpack(NULL, len, data);
+    const char *why = q != NULL ? fault(a, q) : "malformed AdminPinRequest";
+    if (why != NULL) {
+        refuse(call, BT_GRPC_INVALID_ARGUMENT, why);
+        if (q != NULL) {
+            baton__admin_pin_request__free_unpacked(q, NULL);
+        }
+        return;
+    }
+    struct pin_call *p = bt_calloc(1, sizeof(*p));
+    p->a = a;
+    p->call = call;
+    p->q = q;
+    if (q->request[0] != '\0') {
+        pin_request(p);
+    } else {
+        bt_front_tokens(a->c.front, q->body.data, q->body.len, on_tokens, p);
+    }
+}
+
+/* ---- unpin and pins ---- */
+
+static void on_unpin(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct bt_admin_pins *a = arg;
+    Baton__AdminUnpinRequest *q = baton__admin_unpin_request__unpack(NULL, len, data);
+    char *end = NULL;
+    uint64_t id = q != NULL ? strtoull(q->id, &end, 16) : 0;
+    if (q == NULL || strlen(q->id) != 16 || *end != '\0') {
+        refuse(call, BT_GRPC_INVALID_ARGUMENT,
+               "unpin wants the id of a pin, 16 hex digits as 'batonctl pins' shows them");
+    } else {
+        struct pin_call *p = bt_calloc(1, sizeof(*p));
+        p->a = a;
+        p->call = call;
+        bt_pin_table_unpin(a->c.pins, id, on_written, p);
+    }
+    if (q != NULL) {
+        baton__admin_unpin_request__free_unpacked(q, NULL);
+    }
+}
+
+static void on_pins(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct bt_admin_pins *a = arg;
+    Baton__AdminPinsRequest *q = baton__admin_pins_request__unpack(NULL, len, data);
+    if (q == NULL) {
+        refuse(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminPinsRequest");
+        return;
+    }
+    baton__admin_pins_request__free_unpacked(q, NULL);
+    Baton__AdminPins m = BATON__ADMIN_PINS__INIT;
+    struct bt_pin_info x;
+    size_t it = 0, n = 0;
+    while (bt_pin_table_next(a->c.pins, &it, &x)) {
+        n++;
+    }
+    struct pin_reply *all = bt_calloc(n + 1, sizeof(*all));
+    m.list = bt_calloc(n + 1, sizeof(Baton__AdminPin *));
+    m.block_tokens = a->c.block_tokens;
+    for (it = 0; m.n_list < n && bt_pin_table_next(a->c.pins, &it, &x);) {
+        fill(a, &x, &all[m.n_list]);
+        m.list[m.n_list] = &all[m.n_list].m;
+        m.n_list++;
+    }
+    bt_rpc_call_reply_pb(call, &m.base);
+    for (size_t i = 0; i < m.n_list; i++) {
+        reply_cleanup(&all[i]);
+    }
+    free(m.list);
+    free(all);
+}
+
+struct bt_admin_pins *bt_admin_pins_create(struct bt_rpc_server *server,
+                                           const struct bt_admin_pins_config *conf)
+{
+    struct bt_admin_pins *a = bt_calloc(1, sizeof(*a));
+    a->c = *conf;
+    bt_rpc_server_unary(server, "/baton.Admin/Pin", on_pin, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Unpin", on_unpin, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Pins", on_pins, a);
+    return a;
+}
+
+void bt_admin_pins_destroy(struct bt_admin_pins *a)
+{
+    free(a);
+}

@@ -1,0 +1,69 @@
+/* Token ids for parts of the conductor that are no HTTP client (admin_pins.c), on the reading
+ * thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "conductor/front/front_jobs.h"
+
+struct tokens_task {
+    struct front_task task;
+    char *body;
+    size_t len;
+    bool ok;
+    struct bt_tokens ids;
+    struct front_error e;
+    void (*done)(void *arg, const struct bt_tokens *ids, const char *why);
+    void *arg;
+};
+
+static struct tokens_task *task_of(struct front_task *t)
+{
+    return BT_CONTAINER_OF(t, struct tokens_task, task);
+}
+
+static void run(const struct front_model *m, struct front_task *task)
+{
+    struct tokens_task *t = task_of(task);
+    bool strings;
+    t->ok = front_parse_tokenize(m, t->body, t->len, &t->ids, &strings, &t->e);
+}
+
+static void finish(struct tokens_task *t, const char *why)
+{
+    t->done(t->arg, why == NULL ? &t->ids : NULL, why);
+    bt_tokens_cleanup(&t->ids);
+    free(t->body);
+    free(t);
+}
+
+static void done(struct front_task *task)
+{
+    struct tokens_task *t = task_of(task);
+    finish(t, t->ok ? NULL : t->e.message);
+}
+
+static void drop(struct front_task *task)
+{
+    finish(task_of(task), "this conductor is stopping; ask another one");
+}
+
+void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
+                     void (*done_fn)(void *arg, const struct bt_tokens *ids, const char *why),
+                     void *arg)
+{
+    struct tokens_task *t = bt_calloc(1, sizeof(*t));
+    t->body = bt_malloc(len + 1);
+    memcpy(t->body, body, len);
+    t->len = len;
+    t->done = done_fn;
+    t->arg = arg;
+    t->task.run = run;
+    t->task.done = done;
+    t->task.drop = drop;
+    front_task_start(f, &t->task);
+}
+
+bool bt_front_has_keys(const struct bt_front *f)
+{
+    return f->keys != NULL;
+}

@@ -1,0 +1,290 @@
+/* The table of pins as etcd's watch fills it, and the calls that write to it. Loop thread. */
+#include "conductor/pin_table.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+
+/* The record outlives the pin in etcd by so much: kvstores end it by their clocks, and etcd's own,
+ * which starts anew when its leader changes, only sweeps behind them. */
+#define LEASE_SLACK_S 10
+
+struct entry {
+    Baton__Pin *pin; /* without its keys */
+    uint32_t blocks;
+    int64_t lease;
+};
+
+struct bt_pin_table {
+    struct bt_etcd *etcd;
+    struct bt_etcd_watch *watch;
+    char *prefix;
+    struct entry *list; /* oldest first */
+    size_t n;
+};
+
+struct call { /* waits for etcd */
+    struct bt_pin_table *p;
+    uint64_t id;
+    int64_t lease;
+    Baton__Pin *pin;
+    struct bt_pin_info info;
+    bt_pin_table_done_fn done;
+    void *arg;
+};
+
+static char *key_of(const struct bt_pin_table *p, uint64_t id)
+{
+    return bt_sprintf("%s%016" PRIx64, p->prefix, id);
+}
+
+static size_t find(const struct bt_pin_table *p, uint64_t id)
+{
+    size_t i = 0;
+    while (i < p->n && p->list[i].pin->id != id) {
+        i++;
+    }
+    return i;
+}
+
+static bool expired(const Baton__Pin *pin)
+{
+    return pin->expires_ns <= bt_real_ns();
+}
+
+/* ---- the table ---- */
+
+static void take_out(struct bt_pin_table *p, size_t at)
+{
+    baton__pin__free_unpacked(p->list[at].pin, NULL);
+    p->n--;
+    memmove(&p->list[at], &p->list[at + 1], (p->n - at) * sizeof(p->list[0]));
+}
+
+static void on_put(void *arg, const struct bt_etcd_kv *kv)
+{
+    struct bt_pin_table *p = arg;
+    Baton__Pin *pin = baton__pin__unpack(NULL, kv->value_len, kv->value);
+    if (pin == NULL) {
+        BT_WARN("pin_malformed", "key=%s", bt_log_q(kv->key));
+        return;
+    }
+    struct entry e = {.pin = pin,
+                      .blocks = (uint32_t)(pin->keys.len / sizeof(struct bt_kv_key)),
+                      .lease = kv->lease};
+    free(pin->keys.data);
+    pin->keys.data = NULL;
+    pin->keys.len = 0;
+    size_t at = find(p, pin->id);
+    if (at < p->n) {
+        take_out(p, at);
+    }
+    p->list = bt_realloc(p->list, (p->n + 1) * sizeof(p->list[0]));
+    for (at = p->n; at > 0 && p->list[at - 1].pin->created_ns > pin->created_ns; at--) {
+        p->list[at] = p->list[at - 1];
+    }
+    p->list[at] = e;
+    p->n++;
+}
+
+static void on_delete(void *arg, const char *key)
+{
+    struct bt_pin_table *p = arg;
+    size_t n = strlen(p->prefix);
+    size_t at = strncmp(key, p->prefix, n) == 0 ? find(p, strtoull(key + n, NULL, 16)) : p->n;
+    if (at < p->n) {
+        take_out(p, at);
+    }
+}
+
+struct bt_pin_table *bt_pin_table_create(struct bt_etcd *e, const char *cluster)
+{
+    static const struct bt_etcd_watch_ops ops = {.on_put = on_put, .on_delete = on_delete};
+    struct bt_pin_table *p = bt_calloc(1, sizeof(*p));
+    p->etcd = e;
+    p->prefix = bt_sprintf("/baton/%s/pins/", cluster);
+    p->watch = bt_etcd_watch_start(e, p->prefix, &ops, p);
+    return p;
+}
+
+void bt_pin_table_destroy(struct bt_pin_table *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    bt_etcd_watch_stop(p->watch);
+    while (p->n > 0) {
+        take_out(p, p->n - 1);
+    }
+    free(p->list);
+    free(p->prefix);
+    free(p);
+}
+
+bool bt_pin_table_next(const struct bt_pin_table *p, size_t *it, struct bt_pin_info *out)
+{
+    while (*it < p->n) {
+        const struct entry *e = &p->list[(*it)++];
+        if (!expired(e->pin)) {
+            *out = (struct bt_pin_info){.pin = e->pin, .blocks = e->blocks};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- pin and unpin ---- */
+
+static void finish(struct call *c, bt_status_t st, const char *why)
+{
+    c->info.pin = c->pin;
+    c->done(c->arg, st, st == BT_OK ? &c->info : NULL, why);
+    if (c->pin != NULL) {
+        baton__pin__free_unpacked(c->pin, NULL);
+    }
+    free(c);
+}
+
+static void etcd_refused(struct call *c, bt_status_t st)
+{
+    char why[160];
+    snprintf(why, sizeof(why), "etcd did not take it (%s): nothing has changed; is etcd up?",
+             bt_status_name(st));
+    finish(c, st, why);
+}
+
+static void on_written(void *arg, bt_status_t st)
+{
+    struct call *c = arg;
+    if (st != BT_OK) {
+        bt_etcd_revoke(c->p->etcd, c->lease); /* and with it the record, if it is there after all */
+        etcd_refused(c, st);
+    } else {
+        finish(c, BT_OK, NULL);
+    }
+}
+
+static void on_granted(void *arg, bt_status_t st, int64_t lease)
+{
+    struct call *c = arg;
+    if (st != BT_OK) {
+        etcd_refused(c, st);
+        return;
+    }
+    size_t n = baton__pin__get_packed_size(c->pin);
+    uint8_t *value = bt_malloc(n + 1);
+    char *key = key_of(c->p, c->id);
+    baton__pin__pack(c->pin, value);
+    c->lease = lease;
+    bt_etcd_put(c->p->etcd, key, value, n, lease, on_written, c);
+    free(key);
+    free(value);
+}
+
+/* NULL: there is room for it beside what is pinned. */
+static const char *too_much(const struct bt_pin_table *p, uint64_t id, uint32_t n, char *why,
+                            size_t cap)
+{
+    uint64_t blocks = 0, pins = 0;
+    for (size_t i = 0; i < p->n; i++) {
+        if (p->list[i].pin->id != id) {
+            blocks += p->list[i].blocks;
+            pins++;
+        }
+    }
+    if (n > BT_PIN_BLOCKS_ONE) {
+        snprintf(why, cap, "the prompt has %u blocks; one pin may have %u: pin a shorter prefix", n,
+                 BT_PIN_BLOCKS_ONE);
+    } else if (pins >= BT_PIN_ALL || blocks + n > BT_PIN_BLOCKS_ALL) {
+        snprintf(why, cap,
+                 "%llu pins have %llu blocks; at most %u pins and %u blocks can be pinned in a "
+                 "cluster: unpin others first (batonctl pins)",
+                 (unsigned long long)pins, (unsigned long long)blocks, BT_PIN_ALL,
+                 BT_PIN_BLOCKS_ALL);
+    } else {
+        return NULL;
+    }
+    return why;
+}
+
+void bt_pin_table_pin(struct bt_pin_table *p, const struct bt_pin_spec *spec,
+                      bt_pin_table_done_fn done, void *arg)
+{
+    struct call *c = bt_calloc(1, sizeof(*c));
+    char why[256];
+    uint64_t now = bt_real_ns(), id = 0;
+    BT_ASSERT(spec->n > 0);
+    for (int i = 0; i < 8; i++) {
+        id = id << 8 | spec->keys[spec->n - 1].b[i];
+    }
+    c->p = p;
+    c->id = id;
+    c->done = done;
+    c->arg = arg;
+    if (too_much(p, id, spec->n, why, sizeof(why)) != NULL) {
+        finish(c, BT_ERR_EXHAUSTED, why);
+        return;
+    }
+    size_t at = find(p, id);
+    c->info.blocks = spec->n;
+    c->info.renewed = at < p->n && !expired(p->list[at].pin);
+    c->pin = bt_calloc(1, sizeof(*c->pin));
+    baton__pin__init(c->pin);
+    c->pin->id = id;
+    c->pin->label = bt_strdup(spec->label);
+    c->pin->tenant = bt_strdup(spec->tenant);
+    c->pin->tokens = spec->tokens;
+    c->pin->created_ns = c->info.renewed ? p->list[at].pin->created_ns : now;
+    c->pin->expires_ns = now + spec->ttl_ms * 1000000;
+    c->pin->keys.len = (size_t)spec->n * sizeof(*spec->keys);
+    c->pin->keys.data = bt_malloc(c->pin->keys.len);
+    memcpy(c->pin->keys.data, spec->keys, c->pin->keys.len);
+    bt_etcd_grant(p->etcd, (int64_t)(spec->ttl_ms / 1000) + LEASE_SLACK_S, on_granted, c);
+}
+
+static void on_deleted(void *arg, bt_status_t st)
+{
+    struct call *c = arg;
+    if (st != BT_OK) {
+        etcd_refused(c, st);
+        return;
+    }
+    if (c->lease != 0) {
+        bt_etcd_revoke(c->p->etcd, c->lease); /* it would last as long as the pin was to */
+    }
+    finish(c, BT_OK, NULL);
+}
+
+void bt_pin_table_unpin(struct bt_pin_table *p, uint64_t id, bt_pin_table_done_fn done, void *arg)
+{
+    struct call *c = bt_calloc(1, sizeof(*c));
+    size_t at = find(p, id);
+    c->p = p;
+    c->id = id;
+    c->done = done;
+    c->arg = arg;
+    if (at == p->n || expired(p->list[at].pin)) {
+        char why[128];
+        snprintf(why, sizeof(why), "there is no pin %016" PRIx64 "; 'batonctl pins' lists them",
+                 id);
+        finish(c, BT_ERR_NOT_FOUND, why);
+        return;
+    }
+    const Baton__Pin *x = p->list[at].pin;
+    c->lease = p->list[at].lease;
+    c->info.blocks = p->list[at].blocks;
+    c->pin = bt_calloc(1, sizeof(*c->pin));
+    baton__pin__init(c->pin);
+    c->pin->id = id;
+    c->pin->label = bt_strdup(x->label);
+    c->pin->tenant = bt_strdup(x->tenant);
+    c->pin->tokens = x->tokens;
+    c->pin->created_ns = x->created_ns;
+    c->pin->expires_ns = x->expires_ns;
+    char *key = key_of(p, id);
+    bt_etcd_delete(p->etcd, key, on_deleted, c);
+    free(key);
+}
