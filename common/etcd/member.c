@@ -6,12 +6,15 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/buf.h"
+#include "common/etcd/process.h"
 #include "common/log/log.h"
 #include "common/rpc/rpc.h"
 
 #define RETRY_MS          500
+#define DYING_MS          50 /* between looks at a rival whose death we would see */
 #define NAME_TAKEN_MAX_MS ((BT_MEMBER_LEASE_S + 2) * 1000ull)
 
 typedef enum {
@@ -197,8 +200,8 @@ static void on_settings(void *arg, bt_status_t st, bool succeeded, const struct 
 /* ---- registration ---- */
 
 /* Somebody else's key lies under our name: a predecessor that crashed, whose lease runs out soon,
- * or a live namesake. Only time tells them apart. */
-static void wait_for_rival(struct bt_member *m, uint64_t incarnation)
+ * or a live namesake. If it is of this machine we can tell; otherwise only time does. */
+static void wait_for_rival(struct bt_member *m, uint64_t incarnation, bt_process_state_t rival)
 {
     uint64_t now = bt_mono_ns();
     m->mod_revision = 0; /* we want to be the one who creates it */
@@ -214,7 +217,16 @@ static void wait_for_rival(struct bt_member *m, uint64_t incarnation)
                           m->self->kind, m->self->name, incarnation));
         return;
     }
-    bt_timer_start(m->loop, &m->timer, RETRY_MS, 0, kick, m);
+    bt_timer_start(m->loop, &m->timer, rival == BT_PROCESS_ALIVE ? DYING_MS : RETRY_MS, 0, kick, m);
+}
+
+/* Its key becomes ours, if it is still what we have seen: its lease may end as it likes then. */
+static void take_over(struct bt_member *m, uint64_t incarnation, const struct bt_etcd_kv *cur)
+{
+    BT_INFO("member_name_taken_over", "key=%s incarnation=%" PRIx64 " why=%s", m->key, incarnation,
+            bt_log_q("its process on this machine is dead"));
+    m->mod_revision = cur->mod_revision;
+    kick(m);
 }
 
 static void on_conflict(struct bt_member *m, const struct bt_etcd_kv *cur)
@@ -227,14 +239,18 @@ static void on_conflict(struct bt_member *m, const struct bt_etcd_kv *cur)
     }
     Baton__Member *other = baton__member__unpack(NULL, cur->value_len, cur->value);
     uint64_t incarnation = other == NULL ? 0 : other->incarnation;
+    bt_process_state_t rival = BT_PROCESS_UNKNOWN;
     if (other != NULL) {
+        rival = strcmp(other->node, m->self->node) == 0 ? bt_process_state(other) : rival;
         baton__member__free_unpacked(other, NULL);
     }
     if (incarnation == m->self->incarnation) { /* ours: an answer was lost on the way */
         m->mod_revision = cur->mod_revision;
         kick(m);
+    } else if (rival == BT_PROCESS_DEAD) {
+        take_over(m, incarnation, cur);
     } else {
-        wait_for_rival(m, incarnation);
+        wait_for_rival(m, incarnation, rival);
     }
 }
 
@@ -325,6 +341,19 @@ static bool name_ok(const char *s)
     return s != NULL && s[0] != '\0' && strchr(s, '/') == NULL;
 }
 
+/* So that a successor can tell that we are dead. */
+static void say_who(Baton__Member *self)
+{
+    struct bt_process_id id;
+    if (self->boot_id[0] != '\0' || self->pid != (uint32_t)getpid() ||
+        !bt_process_id(self->pid, &id)) {
+        return;
+    }
+    self->boot_id = bt_strdup(id.boot_id);
+    self->pid_ns = id.pid_ns;
+    self->start_ticks = id.start_ticks;
+}
+
 struct bt_member *bt_member_join(struct bt_etcd *e, const char *cluster, const Baton__Member *self,
                                  const Baton__ClusterSettings *settings,
                                  const struct bt_member_ops *ops, void *arg)
@@ -338,6 +367,7 @@ struct bt_member *bt_member_join(struct bt_etcd *e, const char *cluster, const B
     m->arg = arg;
     m->self = copy_message(&self->base);
     m->settings = copy_message(&settings->base);
+    say_who(m->self);
     m->key = bt_sprintf("/baton/%s/members/%s/%s", cluster, self->kind, self->name);
     m->settings_key = bt_sprintf("/baton/%s/settings", cluster);
     BT_ASSERT(self->incarnation != 0);

@@ -16,11 +16,14 @@ struct bt_member_table; /* a watch of all members of one kind or all kinds */
 struct bt_member_ops {
     void (*on_joined)(void *arg); /* registered (again) */
     /* May not join: ERR_MISMATCH with a message that names what differs; ERR_EXISTS: a live member
-     * has this name with another incarnation. The daemon logs and exits 3. */
+     * has this name with another incarnation. The daemon logs and exits 3. A predecessor that is
+     * proved dead (same machine, process gone) is replaced at once, one elsewhere when its lease
+     * has run out. */
     void (*on_refused)(void *arg, bt_status_t st, const char *why);
     void (*on_lost)(void *arg); /* the lease is gone: registration is being renewed */
 };
-/* Copies self and settings. self->incarnation is chosen by the caller (random 64 bit, not 0). */
+/* Copies self and settings. self->incarnation is chosen by the caller (random 64 bit, not 0). If
+ * self->pid is this process, boot_id, pid_ns and start_ticks are filled in. */
 struct bt_member *bt_member_join(struct bt_etcd *e, const char *cluster, const Baton__Member *self,
                                  const Baton__ClusterSettings *settings,
                                  const struct bt_member_ops *ops, void *arg);

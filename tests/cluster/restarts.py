@@ -69,7 +69,7 @@ class Restarts:
         return p
 
     def start_again(self, m):
-        """Starts a killed daemon until it is taken: while its lease lives its name is not free."""
+        """Starts a killed daemon, again if it may not join yet."""
         p, end = None, time.monotonic() + 20 * PATIENCE
         while time.monotonic() < end:
             if p is None or p.poll() is not None:

@@ -7,7 +7,12 @@
 /* after the four above, as cmocka wants it */
 #include <cmocka.h>
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "common/etcd/member.h"
+#include "common/etcd/process.h"
 #include "tests/unit/etcd_fixture.h"
 #include "tests/unit/loop_wait.h"
 
@@ -97,8 +102,10 @@ static Baton__ClusterSettings settings(void)
     return s;
 }
 
-static void join(struct fixture *f, struct one *o, const char *cluster, const char *name,
-                 uint64_t incarnation, const Baton__ClusterSettings *s)
+/* who: the process that it says it is; NULL: it does not say. */
+static void join_as(struct fixture *f, struct one *o, const char *cluster, const char *name,
+                    uint64_t incarnation, const Baton__ClusterSettings *s,
+                    const struct bt_process_id *who)
 {
     Baton__Member self = BATON__MEMBER__INIT;
     Baton__ClusterSettings def = settings();
@@ -107,8 +114,20 @@ static void join(struct fixture *f, struct one *o, const char *cluster, const ch
     self.node = (char *)"n1";
     self.incarnation = incarnation;
     self.pid = 42;
+    if (who != NULL) {
+        self.pid = who->pid;
+        self.boot_id = (char *)who->boot_id;
+        self.pid_ns = who->pid_ns;
+        self.start_ticks = who->start_ticks;
+    }
     self.rpc = (char *)"127.0.0.1:1";
     o->m = bt_member_join(f->e, cluster, &self, s == NULL ? &def : s, &member_ops, o);
+}
+
+static void join(struct fixture *f, struct one *o, const char *cluster, const char *name,
+                 uint64_t incarnation, const Baton__ClusterSettings *s)
+{
+    join_as(f, o, cluster, name, incarnation, s, NULL);
 }
 
 /* ---- the table ---- */
@@ -281,6 +300,83 @@ static void test_crashed_predecessor(void **state)
     bt_member_unwatch(w);
 }
 
+/* Its process is seen to be dead: nobody waits for its lease, which is even kept alive here. */
+static void test_dead_predecessor_of_this_machine(void **state)
+{
+    struct fixture *f = *state;
+    struct one a = {0}, b = {0};
+    struct table t = {0};
+    struct bt_process_id who;
+    pid_t child = fork();
+    if (child == 0) {
+        for (;;) {
+            pause();
+        }
+    }
+    assert_true(bt_process_id((uint32_t)child, &who));
+    join_as(f, &a, "c8", "kv", 81, NULL, &who);
+    WAIT_FOR(f, a.joined == 1);
+    struct bt_member_table *w = bt_member_watch(f->e, "c8", "kvstore", &table_ops, &t);
+    WAIT_FOR(f, t.incarnation == 81);
+    join(f, &b, "c8", "kv", 82, NULL);
+    loop_run_for(f->loop, 600);
+    assert_int_equal(b.joined + b.refused, 0); /* alive: it has its name */
+    kill(child, SIGKILL);
+    WAIT_FOR(f, b.joined == 1 && t.incarnation == 82); /* nobody has waited for the child yet */
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(a.lost, 0);
+    leave(&a); /* its lease ends: the key is not its own any more */
+    loop_run_for(f->loop, 300);
+    assert_int_equal(t.downs, 0);
+    assert_true(etcd_has(&etcd, "/baton/c8/members/kvstore/kv"));
+    assert_int_equal(b.lost + b.refused, 0);
+    leave(&b);
+    WAIT_FOR(f, t.downs == 1);
+    bt_member_unwatch(w);
+}
+
+static bt_process_state_t state_of(const struct bt_process_id *who)
+{
+    Baton__Member m = BATON__MEMBER__INIT;
+    m.pid = who->pid;
+    m.boot_id = (char *)who->boot_id;
+    m.pid_ns = who->pid_ns;
+    m.start_ticks = who->start_ticks;
+    return bt_process_state(&m);
+}
+
+static void test_what_proves_a_death(void **state)
+{
+    (void)state;
+    struct bt_process_id self, x;
+    assert_true(bt_process_id((uint32_t)getpid(), &self));
+    assert_int_equal(state_of(&self), BT_PROCESS_ALIVE);
+    x = self;
+    x.start_ticks--; /* its pid is another process's by now */
+    assert_int_equal(state_of(&x), BT_PROCESS_DEAD);
+    x = self;
+    x.boot_id[0] ^= 1; /* another machine, or this one before it was booted */
+    assert_int_equal(state_of(&x), BT_PROCESS_UNKNOWN);
+    x = self;
+    x.pid_ns++; /* a container's pids are its own */
+    assert_int_equal(state_of(&x), BT_PROCESS_UNKNOWN);
+    x = self;
+    x.boot_id[0] = '\0';
+    assert_int_equal(state_of(&x), BT_PROCESS_UNKNOWN);
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(0);
+    }
+    siginfo_t info;
+    assert_int_equal(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
+    x = self;
+    x.pid = (uint32_t)child;
+    assert_int_equal(state_of(&x), BT_PROCESS_DEAD); /* nobody has waited for it yet */
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(state_of(&x), BT_PROCESS_DEAD);
+    assert_false(bt_process_id((uint32_t)child, &x));
+}
+
 static void test_live_namesake(void **state)
 {
     struct fixture *f = *state;
@@ -393,9 +489,16 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_join_state_leave),    T(test_settings_differ), T(test_bad_input),
-        T(test_crashed_predecessor), T(test_live_namesake),   T(test_lease_lost),
-        T(test_etcd_away),           T(test_etcd_wiped),
+        T(test_join_state_leave),
+        T(test_settings_differ),
+        T(test_bad_input),
+        T(test_crashed_predecessor),
+        T(test_live_namesake),
+        T(test_lease_lost),
+        T(test_dead_predecessor_of_this_machine),
+        cmocka_unit_test(test_what_proves_a_death),
+        T(test_etcd_away),
+        T(test_etcd_wiped),
     };
     return cmocka_run_group_tests_name("etcd_member", tests, start_etcd, end_etcd);
 }
