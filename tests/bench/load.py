@@ -1,10 +1,12 @@
 """baton-bench serve: load on any server of the OpenAI API, streaming, from one process that needs no package.
 
-One connection a request; times begin when the request is written. Open loop (--rate, Poisson arrivals) or closed
-loop (--concurrency). TBT of a request is the mean of its longest tenth of gaps between tokens.
+One connection a request; times begin when the request is written. Open loop (--rate: Poisson arrivals; --trace: a
+trace's own, with prompts that share prefixes as its do) or closed loop (--concurrency). TBT of a request is the mean
+of its longest tenth of gaps between tokens.
 """
 import argparse
 import asyncio
+import collections
 import csv
 import json
 import random
@@ -14,12 +16,22 @@ import sys
 import time
 from urllib.parse import urlsplit
 
+import svg
+import traces
+
 WORDS = ("the king and queen of night shall speak no more to thee my lord come hither go sweet love "
          "death crown blood heart sword house friend day heaven hand eye tongue good noble").split()
 
 
+AHEAD = 64  # prompts of a replay that are made before they are due
+
+
 class Failed(Exception):
     """A request that was not answered as wished; its text is counted and shown."""
+
+
+class Refused(Failed):
+    """Answered 429: the server would not take it."""
 
 
 class Stream(asyncio.Protocol):
@@ -44,9 +56,9 @@ class Stream(asyncio.Protocol):
         else:
             self.done.set_exception(Failed(f"the connection ended early ({exc or 'closed by the server'})"))
 
-    def fail(self, why):
+    def fail(self, why, kind=Failed):
         if not self.done.done():
-            self.done.set_exception(Failed(why))
+            self.done.set_exception(kind(why))
         self.transport.abort()
 
     def end(self):
@@ -58,7 +70,7 @@ class Stream(asyncio.Protocol):
                 text = json.loads(text)["error"]["message"]
             except (ValueError, KeyError, TypeError):
                 pass
-            self.fail(f"HTTP {self.status}: {text[:200]}")
+            self.fail(f"HTTP {self.status}: {text[:200]}", Refused if self.status == 429 else Failed)
         elif not self.finished:
             self.fail("the stream ended without [DONE]")
         else:
@@ -158,6 +170,7 @@ class Stream(asyncio.Protocol):
         return {"start_s": self.start - base, "ttft_ms": (self.times[0] - self.start) * 1e3,
                 "tbt_ms": sum(tail) / len(tail) * 1e3 if tail else None,
                 "e2e_ms": (self.stop - self.start) * 1e3, "prompt_tokens": usage.get("prompt_tokens"),
+                "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
                 "tokens": usage.get("completion_tokens", len(self.times)), "error": "",
                 "gaps": [g * 1e3 for g in gaps]}
 
@@ -175,6 +188,9 @@ class Server:
     def bytes(self, method, path, body=None):
         data = json.dumps(body).encode() if body is not None else b""
         key = f"Authorization: Bearer {self.opts.key}\r\n" if self.opts.key else ""
+        for name, value in (("ttft", self.opts.ttft), ("tbt", self.opts.tbt)):
+            if self.opts.slo and value and method == "POST":
+                key += f"x-slo-{name}-ms: {round(value)}\r\n"
         return (f"{method} {self.prefix}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{key}"
                 f"Connection: close\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(data)}\r\n\r\n").encode() + data
@@ -239,56 +255,81 @@ class Prompts:
         return f"{self.shared} {own}" if self.shared else own
 
 
-class Run:
-    def __init__(self, opts):
-        self.opts, self.rows, self.open, self.peak, self.tokens = opts, [], 0, 0, 0
-        self.errors = {}
+class Job:
+    """A request to be sent at due seconds (None: as soon as a client is free)."""
 
-    async def one(self, server, text):
+    def __init__(self, due, output, make, **note):
+        self.due, self.output, self.make, self.note = due, output, make, note
+
+
+class Run:
+    def __init__(self, opts, jobs):
+        self.opts, self.jobs, self.rows, self.open, self.peak, self.tokens = opts, jobs, [], 0, 0, 0
+        self.errors, self.refused, self.late = {}, 0, 0.0
+
+    async def one(self, server, job, text):
         self.open += 1
         self.peak = max(self.peak, self.open)
         began = time.perf_counter()
         try:
-            row = await server.ask(text, self.opts.output, self.base)
+            row = await server.ask(text, job.output, self.base)
             self.tokens += row["tokens"]
         except (Failed, OSError) as e:
             why = str(e) or type(e).__name__
-            self.errors[why] = self.errors.get(why, 0) + 1
-            row = {"start_s": began - self.base, "error": why}
+            if self.opts.trace and isinstance(e, Refused):
+                self.refused += 1
+            else:
+                self.errors[why] = self.errors.get(why, 0) + 1
+            row = {"start_s": began - self.base, "error": why, "refused": isinstance(e, Refused)}
         self.open -= 1
-        self.rows.append(row)
+        self.rows.append({**row, **job.note})
 
     async def progress(self):
         while True:
             await asyncio.sleep(0.25)
-            n, total = len(self.rows), self.opts.requests
+            n, total = len(self.rows), len(self.jobs)
             bar = "#" * (30 * n // total)
             spent = time.perf_counter() - self.base
+            refused = f"refused {self.refused}  " if self.opts.trace else ""
             sys.stderr.write(f"\r[{bar:30}] {n}/{total}  open {self.open}  {self.tokens / spent:.0f} tokens/s  "
-                             f"failed {sum(self.errors.values())} ")
+                             f"{refused}failed {sum(self.errors.values())} ")
             sys.stderr.flush()
 
-    async def go(self, server, prompts):
-        opts = self.opts
-        texts = [prompts.text(i) for i in range(opts.requests)]
-        arrivals = random.Random(opts.seed + 1)
+    async def open_loop(self, server):
+        """Prompts are made before they are due, so that a burst leaves at once."""
+        tasks, ready, todo = [], collections.deque(), iter(self.jobs)
+        for job in todo:
+            ready.append((job, job.make()))
+            break
+        while ready:
+            job, text = ready.popleft()
+            while True:
+                wait = self.base + job.due - time.perf_counter()
+                following = next(todo, None) if wait > 0 and len(ready) < AHEAD else None
+                if following is None:
+                    break
+                ready.append((following, following.make()))
+                await asyncio.sleep(0)
+            await asyncio.sleep(max(0.0, wait))
+            self.late = max(self.late, time.perf_counter() - self.base - job.due)
+            tasks.append(asyncio.create_task(self.one(server, job, text)))
+            if not ready:
+                ready.extend((j, j.make()) for j in [next(todo, None)] if j)
+        await asyncio.gather(*tasks)
+
+    async def go(self, server):
         bar = asyncio.create_task(self.progress()) if sys.stderr.isatty() else None
         self.base, cpu = time.perf_counter(), time.process_time()
         try:
-            if opts.rate:
-                tasks, due = [], 0.0
-                for text in texts:
-                    await asyncio.sleep(max(0.0, self.base + due - time.perf_counter()))
-                    tasks.append(asyncio.create_task(self.one(server, text)))
-                    due += arrivals.expovariate(opts.rate)
-                await asyncio.gather(*tasks)
+            if self.jobs[0].due is not None:
+                await self.open_loop(server)
             else:
-                queue = iter(texts)
+                queue = iter([(job, job.make()) for job in self.jobs])
 
                 async def client():
-                    for text in queue:
-                        await self.one(server, text)
-                await asyncio.gather(*(client() for _ in range(min(opts.concurrency, opts.requests))))
+                    for job, text in queue:
+                        await self.one(server, job, text)
+                await asyncio.gather(*(client() for _ in range(min(self.opts.concurrency, len(self.jobs)))))
         finally:
             self.seconds = time.perf_counter() - self.base
             self.cpu = (time.process_time() - cpu) / self.seconds
@@ -297,10 +338,66 @@ class Run:
                 sys.stderr.write("\n")
 
 
+def jobs_of_load(opts, prompts):
+    """opts.requests alike, at opts.rate or as clients are free."""
+    arrivals, due, out = random.Random(opts.seed + 1), 0.0, []
+    for i in range(opts.requests):
+        out.append(Job(due if opts.rate else None, opts.output, lambda i=i: prompts.text(i)))
+        due += arrivals.expovariate(opts.rate) if opts.rate else 0
+    return out
+
+
+def part_of_trace(opts):
+    """The requests to be replayed; ends the program with what is wrong."""
+    try:
+        every = traces.load(opts.trace)
+    except traces.Bad as e:
+        sys.exit(f"baton-bench: {e}")
+    part = every[int(opts.start * len(every)):int(opts.end * len(every))]
+    fits = [q for q in part if not opts.longest
+            or opts.input_scale * q.input + opts.output_scale * q.output <= opts.longest][:opts.requests]
+    if not fits:
+        sys.exit(f"baton-bench: {opts.trace}: none of {len(part)} requests is in --from, --to and --longest; widen them")
+    if len(part) > len(fits) and opts.requests is None:
+        print(f"{len(part) - len(fits)} of {len(part)} requests are longer than {opts.longest} tokens and left out")
+    return fits
+
+
+def jobs_of_trace(opts, part, prompts):
+    first = part[0].at_ms
+    return [Job((q.at_ms - first) / 1e3 / opts.speed, prompts.output(q, opts.output_scale),
+                lambda q=q: prompts.of(q), due_s=(q.at_ms - first) / 1e3 / opts.speed,
+                input_length=q.input, output_length=q.output) for q in part]
+
+
 def percentile(values, p):
     """The smallest value that at least p percent of the values do not exceed."""
     v = sorted(values)
     return v[max(0, min(len(v) - 1, -(-len(v) * p // 100) - 1))] if v else float("nan")
+
+
+def write_csv(run, opts):
+    fields = ["start_s", "ttft_ms", "tbt_ms", "e2e_ms", "prompt_tokens", "tokens", "error"]
+    if opts.trace:
+        fields[1:1] = ["due_s", "input_length", "output_length"]
+        fields[-1:-1] = ["cached_tokens"]
+    with open(opts.csv, "w", newline="") as f:
+        out = csv.DictWriter(f, fields, extrasaction="ignore")
+        out.writeheader()
+        for r in sorted(run.rows, key=lambda r: r["start_s"]):
+            out.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()})
+
+
+def write_svg(good, opts):
+    """Share of the answered requests at or below each TTFT and TBT."""
+    panels = []
+    for name, title, limit in (("ttft_ms", "Time to first token", opts.ttft),
+                               ("tbt_ms", "Time between tokens (longest tenth)", opts.tbt)):
+        v = sorted(r[name] for r in good if r[name] is not None)
+        panels.append(svg.Panel(title, "ms", "share of requests", [(f"{len(v)} requests",
+                      [(x, (i + 1) / len(v)) for i, x in enumerate(v)])] if v else [],
+            [(f"objective {limit:g} ms", limit)] if limit else [], top=1))
+    svg.write(opts.svg, panels)
 
 
 def report(run, opts):
@@ -308,28 +405,35 @@ def report(run, opts):
     for why, n in sorted(run.errors.items(), key=lambda e: -e[1])[:5]:
         print(f"failed {n}x: {why}")
     if opts.csv:
-        fields = ["start_s", "ttft_ms", "tbt_ms", "e2e_ms", "prompt_tokens", "tokens", "error"]
-        with open(opts.csv, "w", newline="") as f:
-            out = csv.DictWriter(f, fields, extrasaction="ignore")
-            out.writeheader()
-            for r in sorted(run.rows, key=lambda r: r["start_s"]):
-                out.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()})
+        write_csv(run, opts)
+    if opts.svg:
+        write_svg(good, opts)
     if not good:
         print("no request succeeded")
         return 1
     table = {"ttft": [r["ttft_ms"] for r in good], "tbt": [r["tbt_ms"] for r in good if r["tbt_ms"] is not None],
              "gap": [g for r in good for g in r["gaps"]], "e2e": [r["e2e_ms"] for r in good]}
     prompt = [r["prompt_tokens"] for r in good if r["prompt_tokens"] is not None]
-    load = f"rate {opts.rate}/s" if opts.rate else f"concurrency {opts.concurrency}"
-    print(f"{load}: {len(good)} answered, {len(run.rows) - len(good)} failed in {run.seconds:.1f} s; at most {run.peak} "
+    load = f"trace x {opts.speed:g}" if opts.trace else f"rate {opts.rate}/s" if opts.rate else \
+        f"concurrency {opts.concurrency}"
+    refused = f"{run.refused} refused, " if opts.trace else ""
+    print(f"{load}: {len(good)} answered, {refused}{len(run.rows) - len(good) - run.refused} failed in {run.seconds:.1f} s; at most {run.peak} "
           f"at once; prompt {sum(prompt) / len(prompt) if prompt else opts.input:.0f} tokens, answer "
           f"{run.tokens / len(good):.0f}; this generator used {run.cpu * 100:.0f} % of a core")
+    if opts.trace:
+        print(f"sent at most {run.late * 1e3:.0f} ms after they were due")
+        cached = [r["cached_tokens"] for r in good if r["cached_tokens"] is not None]
+        if cached and sum(prompt):
+            print(f"the server found {100 * sum(cached) / sum(prompt):.1f} % of the prompt tokens in its caches; a cache "
+                  f"without bounds would find {100 * opts.shared:.1f} % of all prompts'")
+            print(f"bench,serve_cached,{sum(cached) / sum(prompt):.4f},share of prompt tokens,no bounds {opts.shared:.4f},"
+                  f"{sum(cached) / sum(prompt) / opts.shared if opts.shared else 1:.3f}")
     print(f"{'ms':6}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}")
     for name, values in table.items():
         if values:
             print(f"{name:6}" + "".join(f"{percentile(values, p):10.2f}" for p in (50, 90, 99, 100)))
     for name, values in table.items():
-        for p in (50, 99) if values else ():
+        for p in ((50, 90, 99) if opts.trace else (50, 99)) if values else ():
             print(f"bench,serve_{name}_p{p},{percentile(values, p):.2f},ms,-,-")
     print(f"bench,serve_requests,{len(good) / run.seconds:.2f},1/s,-,-")
     print(f"bench,serve_tokens,{run.tokens / run.seconds:.1f},tokens/s,-,-")
@@ -339,6 +443,20 @@ def report(run, opts):
         print(f"bench,serve_goodput,{len(met) / run.seconds:.2f},1/s,all requests {len(good) / run.seconds:.2f},"
               f"{len(met) / len(run.rows):.3f}")
     return 1 if run.errors else 0
+
+
+def share(text):
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+    return value
+
+
+def span(text):
+    low, _, high = text.partition(":")
+    if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
+        raise argparse.ArgumentTypeError(f"{text} is not LOW:HIGH, as in 300:1500")
+    return int(low), int(high)
 
 
 def options(args):
@@ -357,12 +475,29 @@ def options(args):
     load = p.add_mutually_exclusive_group(required=True)
     load.add_argument("--rate", type=positive(float), metavar="R", help="requests per second, Poisson arrivals")
     load.add_argument("--concurrency", type=positive(int), metavar="C", help="requests at once, always")
-    p.add_argument("--input", type=positive(int), required=True, metavar="L", help="prompt tokens, about")
-    p.add_argument("--output", type=positive(int), required=True, metavar="M", help="tokens to generate")
-    p.add_argument("--requests", type=positive(int), metavar="N", help="default: 30 s of --rate, or 4 x --concurrency")
+    load.add_argument("--trace", metavar="FILE", help="a Mooncake .jsonl or Azure .csv: its arrivals and lengths, and "
+                      "prompts that share prefixes as its do")
+    p.add_argument("--input", type=positive(int), metavar="L", help="prompt tokens, about (not with --trace)")
+    p.add_argument("--output", type=positive(int), metavar="M", help="tokens to generate (not with --trace)")
+    p.add_argument("--requests", type=positive(int), metavar="N", help="default: 30 s of --rate, 4 x --concurrency, or "
+                   "all of the part of --trace")
+    t = p.add_argument_group("replay of a trace")
+    t.add_argument("--speed", type=positive(float), default=1.0, metavar="X", help="X times as fast (1)")
+    t.add_argument("--from", dest="start", type=share, default=0.0, metavar="X", help="part of the trace, as shares of "
+                   "its requests (0)")
+    t.add_argument("--to", dest="end", type=share, default=1.0, metavar="X", help="(1)")
+    t.add_argument("--length-scale", dest="input_scale", type=positive(float), default=1.0, metavar="X",
+                   help="prompt tokens for each of the trace's (1); a shared block of 512 becomes 512 X")
+    t.add_argument("--output-scale", type=positive(float), metavar="X", help="the same for answers (--length-scale)")
+    t.add_argument("--longest", type=positive(int), metavar="N", help="leaves out requests of more tokens, after scaling")
+    t.add_argument("--ids", type=span, metavar="LOW:HIGH", help="prompts are token ids from this range, so lengths and "
+                   "blocks are exact; default: words (not with --chat)")
+    t.add_argument("--slo", action="store_true", help="sends --ttft and --tbt with each request (x-slo-ttft-ms, "
+                   "x-slo-tbt-ms); a refusal (429) is counted, and is no failure")
     p.add_argument("--seed", type=int, default=1, help="of prompts and arrivals")
     p.add_argument("--shared-prefix", type=int, default=0, metavar="W", help="words that all prompts begin with")
     p.add_argument("--csv", metavar="FILE", help="one line a request")
+    p.add_argument("--svg", metavar="FILE", help="a plot: shares of requests by TTFT and TBT")
     p.add_argument("--chat", action="store_true", help="/v1/chat/completions")
     p.add_argument("--model", help="default: the first of /v1/models")
     p.add_argument("--key", help="API key")
@@ -373,20 +508,42 @@ def options(args):
     p.add_argument("--tbt", type=positive(float), metavar="MS", help="objective for goodput")
     p.add_argument("--timeout", type=positive(float), default=600.0, metavar="S", help="of one request")
     o = p.parse_args(args)
+    if o.trace:
+        o.output_scale = o.output_scale or o.input_scale
+        if o.input or o.output or o.shared_prefix:
+            p.error("--input, --output and --shared-prefix do not go with --trace: the trace says them")
+        if o.ids and o.chat:
+            p.error("--ids does not go with --chat: a message is text")
+        if o.start >= o.end:
+            p.error("--from is not before --to")
+        return o
+    for name in ("input", "output"):
+        if getattr(o, name) is None:
+            p.error(f"--{name} is required")
     o.requests = o.requests or (max(1, round(30 * o.rate)) if o.rate else 4 * o.concurrency)
     return o
 
 
 async def work(opts):
-    server, prompts, run = Server(opts), Prompts(opts), Run(opts)
+    part = part_of_trace(opts) if opts.trace else None
+    server, prompts = Server(opts), Prompts(opts)
+    if part:
+        replayed = traces.Prompts(opts.input_scale, opts.seed, opts.ids, WORDS)
+        opts.shared = traces.shared_tokens(part) / sum(q.input for q in part)
     try:
         server.name = await server.model()
-        await prompts.calibrate(server)
+        if not opts.ids:
+            await prompts.calibrate(server)
     except (OSError, asyncio.TimeoutError) as e:
         sys.exit(f"baton-bench: cannot reach {opts.url}: {e or type(e).__name__}")
     except Failed as e:
         sys.exit(f"baton-bench: {opts.url} does not answer a short question: {e}")
-    task = asyncio.create_task(run.go(server, prompts))
+    if part:
+        replayed.per_word, replayed.fixed = prompts.per_word, prompts.fixed
+        run = Run(opts, jobs_of_trace(opts, part, replayed))
+    else:
+        run = Run(opts, jobs_of_load(opts, prompts))
+    task = asyncio.create_task(run.go(server))
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:  # Ctrl-C: what is there is reported

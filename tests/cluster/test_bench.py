@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+import xml.etree.ElementTree
 
 import pytest
 
@@ -32,7 +33,7 @@ class Server:
     """Speaks just enough HTTP; answer(connection, body) does the rest."""
 
     def __init__(self, answer):
-        self.answer, self.bodies = answer, []
+        self.answer, self.bodies, self.heads = answer, [], []
         self.s = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{self.s.getsockname()[1]}/v1"
         threading.Thread(target=self.accept, daemon=True).start()
@@ -50,6 +51,7 @@ class Server:
             line = f.readline()
             size = 0
             while (h := f.readline().strip()):
+                self.heads.append(h.decode().lower())
                 if h.lower().startswith(b"content-length:"):
                     size = int(h.split(b":")[1])
             body = f.read(size)
@@ -157,7 +159,7 @@ def test_failures_are_counted_and_named(then, says):
 
 
 @pytest.mark.parametrize("args,says", [
-    (["--url", "http://127.0.0.1:1"], "one of the arguments --rate --concurrency is required"),
+    (["--url", "http://127.0.0.1:1"], "one of the arguments --rate --concurrency --trace is required"),
     (["--url", "http://127.0.0.1:1", "--rate", "0"], "0 is not above 0"),
     (["--rate", "1"], "--url"),
     (["--url", "http://127.0.0.1:1", "--rate", "1"], "cannot reach http://127.0.0.1:1"),
@@ -168,6 +170,164 @@ def test_usage_errors(args, says):
     assert rc != 0 and says in err and "Traceback" not in err, err
     p = subprocess.run([BENCH, "frobnicate"], stderr=subprocess.PIPE, timeout=30)
     assert p.returncode == 2 and b"unknown command" in p.stderr
+
+
+# ---- replay of a trace ----
+
+def write_trace(path, *requests):
+    with open(path, "w") as f:
+        for at, n, out, ids in requests:
+            f.write(json.dumps({"timestamp": at, "input_length": n, "output_length": out, "hash_ids": ids}) + "\n")
+    return path
+
+
+def stamped(log):
+    def answer(c, body):
+        log.append((time.monotonic(), body))
+        c.sendall(HEAD)
+        chunk(c, {"choices": [{"delta": {"content": "x"}, "text": "x"}]})
+        prompt = body.get("prompt") or body["messages"][0]["content"]
+        n = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        chunk(c, {"choices": [], "usage": {"prompt_tokens": n, "completion_tokens": body["max_tokens"],
+                                           "prompt_tokens_details": {"cached_tokens": n // 2}}})
+        chunk(c, b"[DONE]")
+        c.sendall(b"0\r\n\r\n")
+    return answer
+
+
+def common(a, b):
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
+
+
+TRACE = ((5000, 1100, 40, [7, 8, 9]), (5000, 1100, 2, [7, 8, 10]), (6200, 600, 80, [7, 11]), (8000, 512, 0, [12]))
+
+
+@pytest.mark.parametrize("ids", [[], ["--ids", "300:1500"]])
+def test_a_trace_is_replayed_with_its_sharing(tmp_path, ids):
+    log = []
+    s = Server(stamped(log))
+    path = write_trace(tmp_path / "t.jsonl", *TRACE)
+    rc, out, err = bench("--url", s.url, "--trace", path, "--speed", 2, "--length-scale", 0.125, "--output-scale", 0.5,
+                         "--ttft", 60000, "--tbt", 60000, "--slo", "--csv", tmp_path / "o.csv",
+                         "--svg", tmp_path / "o.svg", *ids)
+    assert rc == 0, out + err
+    sent = log if ids else log[2:]  # two short questions tell how many tokens a word has
+    assert len(sent) == 4, out
+    # Two at once, the next after 0.6 s, the last 0.9 s later; never before they are due.
+    first = min(at for at, _ in sent)
+    sent.sort(key=lambda e: (round(e[0] - first, 1), e[1]["max_tokens"]))
+    after = [at - first for at, _ in sent]
+    assert after[2] >= 0.59 and after[3] >= 1.49
+    # An eighth of the prompts' and half of the answers' tokens; blocks of 64, shared as hash_ids are.
+    prompts = [b["prompt"] if ids else b["prompt"].split() for _, b in sent]
+    assert [len(p) for p in prompts] == [138, 138, 75, 64]
+    assert [b["max_tokens"] for _, b in sent] == [1, 20, 40, 1]
+    assert common(prompts[0], prompts[1]) in range(128, 131)  # and then by chance
+    assert common(prompts[0], prompts[2]) in range(64, 67)
+    assert common(prompts[0], prompts[3]) < 3
+    assert not ids or all(300 <= t < 1500 for p in prompts for t in p)
+    assert s.heads.count("x-slo-ttft-ms: 60000") == s.heads.count("x-slo-tbt-ms: 60000") == len(log)
+    v = values(out)
+    assert v["serve_goodput"] > 0 and v["serve_cached"] == pytest.approx(0.5, abs=0.01)
+    assert "no bounds 0.4638" in out  # 3 of the 512-token blocks of 3312 tokens, each prompt's second use
+    with open(tmp_path / "o.csv") as f:
+        rows = list(csv.DictReader(f))
+    assert [(r["due_s"], r["input_length"], r["prompt_tokens"]) for r in rows][2:] == [("0.6", "600", "75"), ("1.5", "512", "64")]
+    assert all(float(r["start_s"]) >= float(r["due_s"]) for r in rows)
+    svg = xml.etree.ElementTree.parse(tmp_path / "o.svg").getroot()
+    assert svg.tag.endswith("svg") and "objective 60000 ms" in (tmp_path / "o.svg").read_text()
+    # Another seed asks something else, the same one the same.
+    again, other = [], []
+    for seed, to in ((1, again), (2, other)):
+        bench("--url", Server(stamped(to)).url, "--trace", path, "--speed", 1000, "--length-scale", 0.125,
+              "--seed", seed, "--ids", "300:1500")
+    assert sorted(b["prompt"] for _, b in other) != sorted(b["prompt"] for _, b in again)
+    assert not ids or sorted(b["prompt"] for _, b in again) == sorted(prompts)
+
+
+def test_parts_of_traces(tmp_path):
+    csv_trace = tmp_path / "azure.csv"
+    csv_trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+                         "2023-11-16 18:15:50.9951690,396,109\n2023-11-16 18:15:51.2225670,3000,55\n")
+    log = []
+    s = Server(stamped(log))
+    rc, out, err = bench("--url", s.url, "--trace", csv_trace, "--ids", "1:9", "--speed", 100, "--longest", 600)
+    assert rc == 0 and "1 of 3 requests are longer than 600 tokens and left out" in out, out + err
+    assert sorted(len(b["prompt"]) for _, b in log) == [374, 396]
+    del log[:]
+    rc, out, _ = bench("--url", s.url, "--trace", csv_trace, "--ids", "1:9", "--from", 0.4, "--requests", 1)
+    assert rc == 0 and [len(b["prompt"]) for _, b in log] == [396]
+    rc, _, err = bench("--url", s.url, "--trace", csv_trace, "--longest", 10)
+    assert rc != 0 and "none of 3 requests" in err and "Traceback" not in err
+
+
+def test_refusals_of_a_replay_are_counted(tmp_path):
+    path = write_trace(tmp_path / "t.jsonl", *TRACE)
+    rc, out, _ = bench("--url", Server(busy).url, "--trace", path, "--ids", "1:9", "--speed", 100)
+    assert rc == 1 and "no request succeeded" in out
+    log, asked = [], []
+
+    def some(c, body):
+        asked.append(1)
+        (busy if len(asked) == 2 else stamped(log))(c, body)
+    rc, out, _ = bench("--url", Server(some).url, "--trace", path, "--ids", "1:9", "--speed", 100)
+    assert rc == 0 and "3 answered, 1 refused, 0 failed" in out, out
+
+
+GOOD = json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]})
+
+
+@pytest.mark.parametrize("second,says", [
+    ("nonsense", ":2: not TIMESTAMP,ContextTokens,GeneratedTokens"),
+    ("{", ":2: not JSON"),
+    ('{"timestamp": 1}', ":2: input_length is missing"),
+    (GOOD.replace("600", '"600"'), ":2: input_length is '600', not a whole number from 1 on"),
+    (GOOD.replace("600", "0"), ":2: input_length is 0"),
+    (GOOD.replace("600", "6e400"), ":2: "),
+    (GOOD.replace("[1, 2]", "[1]"), ":2: hash_ids has not one id for each 512 tokens"),
+    (GOOD.replace("[1, 2]", "[1, -2]"), ":2: a hash id is -2"),
+    (GOOD.replace('"timestamp": 1', '"timestamp": 0'), ":2: its time is before the line above; sort the trace by time"),
+    ("2023-13-16 18:15:46.6,3,4", ":2: "),
+    ("2023-11-16 18:15:46.6,3,x", ":2: "),
+])
+def test_a_bad_trace_is_named_with_its_line(tmp_path, second, says):
+    path = tmp_path / "t.jsonl"
+    path.write_text(GOOD + "\n" + second + "\n")
+    rc, out, err = bench("--url", "http://127.0.0.1:1", "--trace", path)
+    assert rc != 0 and f"{path}{says}" in err and "Traceback" not in err, err
+
+
+@pytest.mark.parametrize("args,says", [
+    (["--trace", "/nonexistent"], "/nonexistent: No such file or directory; give a Mooncake .jsonl"),
+    (["--trace", os.devnull], f"{os.devnull}: no requests in it"),
+    (["--trace", os.devnull, "--input", "3"], "do not go with --trace"),
+    (["--trace", os.devnull, "--ids", "1:9", "--chat"], "--ids does not go with --chat"),
+    (["--trace", os.devnull, "--ids", "9"], "9 is not LOW:HIGH"),
+    (["--trace", os.devnull, "--from", "2"], "2 is not from 0 to 1"),
+    (["--trace", os.devnull, "--from", "1"], "--from is not before --to"),
+    (["--rate", "1"], "--input is required"),
+])
+def test_usage_errors_of_a_replay(args, says):
+    rc, _, err = bench("--url", "http://127.0.0.1:1", *args)
+    assert rc != 0 and says in err and "Traceback" not in err, err
+
+
+def test_a_trace_against_the_cluster(cluster, tmp_path):
+    """Prompts of three turns each: the second and third find in the caches what the trace shares."""
+    turns, at = [], 0
+    for turn in (2, 4, 6):
+        for user in range(4):
+            turns.append((at, 512 * turn + 100, 64, [1] + [100 * user + k for k in range(turn)]))
+            at += 1500
+    path = write_trace(tmp_path / "t.jsonl", *turns)
+    rc, out, err = bench("--url", cluster.url, "--trace", path, "--speed", 3, "--length-scale", 1 / 32,
+                         "--output-scale", 0.125, "--ids", "300:1500", "--ttft", 60000, "--tbt", 60000)
+    assert rc == 0, out + err
+    assert "12 answered, 0 refused, 0 failed" in out and "answer 8;" in out
+    assert values(out)["serve_cached"] > 0.2, out  # without bounds 0.6
 
 
 def test_against_the_cluster(cluster):

@@ -1,0 +1,121 @@
+"""Traces of requests for baton-bench serve: Mooncake's JSONL (timestamp ms, input_length, output_length, hash_ids of
+512 tokens, equal for equal prefixes) and Azure's CSV (TIMESTAMP,ContextTokens,GeneratedTokens; nothing is shared).
+
+A prompt is made of its blocks: each block's text, or token ids, is drawn from the block's hash, so that two prompts
+are alike exactly as far as the trace says.
+"""
+import csv
+import datetime
+import json
+import random
+
+BLOCK = 512  # tokens of a hash id
+
+
+class Bad(Exception):
+    """Says file, line, what is wrong there and what to do."""
+
+
+class Request:
+    def __init__(self, at_ms, input_tokens, output_tokens, blocks):
+        self.at_ms, self.input, self.output, self.blocks = at_ms, input_tokens, output_tokens, blocks
+
+
+def whole(value, low, name):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < low:
+        raise ValueError(f"{name} is {value!r}, not a whole number from {low} on")
+    return int(value)
+
+
+def read_json_line(line, _number):
+    d = json.loads(line)
+    if not isinstance(d, dict):
+        raise ValueError("not an object")
+    missing = [k for k in ("timestamp", "input_length", "output_length", "hash_ids") if k not in d]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    if isinstance(d["timestamp"], bool) or not isinstance(d["timestamp"], (int, float)):
+        raise ValueError("timestamp is not a number of milliseconds")
+    n, ids = whole(d["input_length"], 1, "input_length"), d["hash_ids"]
+    if not isinstance(ids, list) or len(ids) != -(-n // BLOCK):
+        raise ValueError(f"hash_ids has not one id for each {BLOCK} tokens of input_length")
+    return Request(float(d["timestamp"]), n, whole(d["output_length"], 0, "output_length"),
+                   [whole(h, 0, "a hash id") for h in ids])
+
+
+def read_csv_line(line, number):
+    fields = next(csv.reader([line]))
+    if len(fields) != 3:
+        raise ValueError("not TIMESTAMP,ContextTokens,GeneratedTokens")
+    at = datetime.datetime.fromisoformat(fields[0].strip()[:26])  # its fractions have seven digits
+    at = at.replace(tzinfo=datetime.timezone.utc).timestamp() * 1e3
+    n, out = whole(float(fields[1]), 1, "ContextTokens"), whole(float(fields[2]), 0, "GeneratedTokens")
+    return Request(at, n, out, [(number << 32) + k for k in range(-(-n // BLOCK))])
+
+
+def load(path):
+    """All requests, by time from 0 on. Raises Bad."""
+    out = []
+    try:
+        f = open(path, encoding="utf-8", errors="replace")
+    except OSError as e:
+        raise Bad(f"{path}: {e.strerror}; give a Mooncake .jsonl or an Azure .csv trace") from None
+    with f:
+        for number, line in enumerate(f, 1):
+            line = line.strip()
+            if not line or line.startswith("TIMESTAMP"):
+                continue
+            try:
+                q = (read_json_line if line.startswith("{") else read_csv_line)(line, number)
+                if out and q.at_ms < out[-1].at_ms:
+                    raise ValueError("its time is before the line above; sort the trace by time")
+            except (ValueError, OverflowError) as e:
+                what = "not JSON" if isinstance(e, json.JSONDecodeError) else e
+                raise Bad(f"{path}:{number}: {what}") from None
+            out.append(q)
+    if not out:
+        raise Bad(f"{path}: no requests in it")
+    first = out[0].at_ms
+    for q in out:
+        q.at_ms -= first
+    return out
+
+
+def shared_tokens(requests):
+    """Of all prompt tokens those in full blocks that an earlier prompt had as its prefix: what a cache can find."""
+    seen, shared = set(), 0
+    for q in requests:
+        for k, h in enumerate(q.blocks[:q.input // BLOCK]):
+            if h not in seen:
+                break
+            shared += BLOCK
+        seen.update(q.blocks[:q.input // BLOCK])
+    return shared
+
+
+class Prompts:
+    """Prompts of a trace's requests. scale: tokens of a prompt for each of the trace's. ids: (low, high) of the token
+    ids that prompts are sent as, or None: words, of which each takes per_word tokens; fixed ones stand before them."""
+
+    def __init__(self, scale, seed, ids, words):
+        self.block, self.scale, self.seed, self.ids, self.words = max(1, round(BLOCK * scale)), scale, seed, ids, words
+        self.per_word, self.fixed = 1.0, 0.0
+
+    def tokens(self, q):
+        return max(1, min(round(q.input * self.scale), self.block * len(q.blocks)))
+
+    def output(self, q, scale):
+        return max(1, round(q.output * scale))
+
+    def piece(self, h, n):
+        """The first n of a block's ids or words."""
+        r = random.Random(self.seed << 64 | h)
+        return r.choices(range(*self.ids) if self.ids else self.words, k=n)
+
+    def of(self, q):
+        out, left = [], self.tokens(q) - (0 if self.ids else self.fixed)
+        per = self.block if self.ids else max(1, round(self.block / self.per_word))
+        left = left if self.ids else max(1, round(left / self.per_word))
+        for h in q.blocks:
+            out += self.piece(h, per)[:max(0, int(left) - len(out))]
+        return out if self.ids else " ".join(out)
