@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "conductor/sim/bound.h"
 #include "conductor/sim/command_cache.h"
 #include "conductor/sim/plan.h"
 #include "conductor/sim/report.h"
@@ -229,10 +230,11 @@ static void print_brief(const struct args *a, const struct bt_sim_result *r,
                         const struct bt_sim_summary *s)
 {
     printf("policy=%s admission=%s rate=%g ttft_mean_s=%.3f ttft_p50_s=%.3f ttft_p90_s=%.3f "
-           "ttft_p99_s=%.3f tbt_mean_ms=%.2f tbt_p99_ms=%.2f good=%u goodput=%.3f hit=%.4f",
+           "ttft_p99_s=%.3f tbt_mean_ms=%.2f tbt_p99_ms=%.2f good=%u bound=%u goodput=%.3f "
+           "hit=%.4f",
            a->policy, a->admission, a->o.rate, s->ttft_ms.mean / 1e3, s->ttft_ms.p50 / 1e3,
            s->ttft_ms.p90 / 1e3, s->ttft_ms.p99 / 1e3, s->tbt_ms.mean, s->tbt_ms.p99, s->good,
-           s->goodput, s->hit_ratio);
+           s->bound, s->goodput, s->hit_ratio);
     for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
         printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
     }
@@ -314,6 +316,7 @@ static int run(struct args *a)
     bt_sim_run(&c, &t, &a->o, &r);
     double took = BT_MAX((double)(clock() - start) / CLOCKS_PER_SEC, 1e-6);
     bt_sim_summarize(&r, &c, &a->o, &s);
+    s.bound = bt_sim_bound(&c, &t, &a->o);
     FILE *out = a->csv != NULL && strcmp(a->csv, "-") == 0 ? stderr : stdout;
     if (a->brief) {
         print_brief(a, &r, &s);

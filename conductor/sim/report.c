@@ -98,7 +98,9 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
     fputc('\n', f);
     print_quantiles(f, "TTFT", &s->ttft_ms);
     print_quantiles(f, "TBT", &s->tbt_ms);
-    fprintf(f, "%-14s %u within the objectives, %.3f a second\n", "goodput", s->good, s->goodput);
+    fprintf(f,
+            "%-14s %u within the objectives, %.3f a second; no scheduler can reach more than %u\n",
+            "goodput", s->good, s->goodput, s->bound);
     fprintf(f, "%-14s %.4f of %" PRIu64 " prompt tokens\n", "hit ratio", s->hit_ratio,
             r->input_tokens);
     fprintf(f, "%-14s fetch %.1f  hand-off %.1f  slab to GPU %.1f GB\n", "bytes",

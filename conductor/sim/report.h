@@ -14,6 +14,7 @@ struct bt_sim_summary {
     uint32_t n, outcomes[BT_SIM_OUTCOMES];
     struct bt_sim_quantiles ttft_ms, tbt_ms; /* of those served; tbt of those with two tokens */
     uint32_t good;                           /* served within both objectives */
+    uint32_t bound;                          /* of good, whoever schedules; the caller's */
     double goodput;                          /* of these, a second of the arrivals' span */
     double hit_ratio;                        /* tokens of prompts that were not computed */
     double prefill_busy;                     /* share of the nodes' time until the last arrival */

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "conductor/sim/bound.h"
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
 #include "conductor/sim/plan.h"
@@ -391,6 +392,45 @@ static void test_clusters(void **state)
     assert_non_null(strstr(err, "a800-70b"));
 }
 
+/* ---- the bound ---- */
+
+/* Every subset, each in order of release. */
+static uint32_t most_by_trying(const struct bt_sim_job *jobs, uint32_t n, double due)
+{
+    uint32_t most = 0;
+    for (uint32_t set = 0; set < 1u << n; set++) {
+        double end = 0;
+        uint32_t i = 0;
+        for (; i < n; i++) {
+            if (set >> i & 1) {
+                end = BT_MAX(end, jobs[i].release_ms) + jobs[i].work_ms;
+                if (end > jobs[i].release_ms + due) {
+                    break;
+                }
+            }
+        }
+        most = i == n ? BT_MAX(most, (uint32_t)__builtin_popcount(set)) : most;
+    }
+    return most;
+}
+
+static void test_bound(void **state)
+{
+    (void)state;
+    uint64_t seed = 11;
+    for (int round = 0; round < 2000; round++) {
+        struct bt_sim_job jobs[10];
+        double at = 0, due = 5 + (double)(next(&seed) % 30);
+        for (uint32_t i = 0; i < BT_ARRAY_LEN(jobs); i++) {
+            at += (double)(next(&seed) % 12);
+            jobs[i] = (struct bt_sim_job){at, 1 + (double)(next(&seed) % 25)};
+        }
+        assert_int_equal(bt_sim_most_in_time(jobs, BT_ARRAY_LEN(jobs), due),
+                         most_by_trying(jobs, BT_ARRAY_LEN(jobs), due));
+    }
+    assert_int_equal(bt_sim_most_in_time(NULL, 0, 1), 0);
+}
+
 /* ---- whole runs ---- */
 
 static void run(const char *cluster, const char *policy, const char *admission, double rate,
@@ -421,6 +461,7 @@ static void run(const char *cluster, const char *policy, const char *admission, 
                                .sample_ms = 5000};
     bt_sim_run(&c, &t, &o, r);
     bt_sim_summarize(r, &c, &o, s);
+    s->bound = bt_sim_bound(&c, &t, &o);
     bt_sim_trace_cleanup(&t);
 }
 
@@ -461,6 +502,7 @@ static void test_golden(void **state)
                      cluster, policy, admission, s.outcomes[BT_SIM_SERVED], s.good, s.ttft_ms.mean,
                      s.tbt_ms.mean, s.hit_ratio, line);
         }
+        assert_true(s.good <= s.bound);
         for (uint32_t i = 0; i < r.n; i++) { /* whatever happens, everybody gets an answer */
             assert_int_not_equal(r.records[i].outcome, BT_SIM_PENDING);
         }
@@ -631,6 +673,7 @@ int main(void)
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_background_pays),
         cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_bound),
         cmocka_unit_test(test_published_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
