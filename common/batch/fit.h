@@ -15,14 +15,17 @@
 struct bt_batch_fit {
     struct bt_batch_cost cost; /* what is believed now */
     double prior[BT_BATCH_FIT_N];
+    double log_scale; /* of the prior, by the first steps: their mean logarithm of ns over it */
+    uint32_t n_scale;
     struct {
         double a[BT_BATCH_FIT_N][BT_BATCH_FIT_N], b[BT_BATCH_FIT_N];
         uint64_t steps;
     } seen[2]; /* decode steps; steps with a prompt in them */
 };
 
-/* prior: in the order of magnitude is enough, each coefficient > 0; it counts as much as a tenth of
- * a step does for what steps tell, and decides what they do not tell. */
+/* prior: each coefficient > 0. Only their ratios count once steps were seen: the first of them say
+ * how large it is as a whole. It counts as much as a tenth of a step does for what steps tell, and
+ * decides what they do not tell. */
 void bt_batch_fit_init(struct bt_batch_fit *f, const struct bt_batch_cost *prior);
 /* A step took ns. Returns the relative error of what was believed: predicted / ns - 1. ns or tokens
  * <= 0: ignored, 0. */

@@ -88,6 +88,39 @@ static void test_a_handful_of_steps_is_enough_to_begin(void **state)
     assert_true(mean_error(&f, false, &s) < 0.5);
 }
 
+/* A device hundreds of times slower or faster than the prior says. */
+static void test_a_prior_that_is_far_off(void **state)
+{
+    (void)state;
+    for (int slower = 0; slower < 2; slower++) {
+        struct bt_batch_fit f;
+        struct bt_batch_cost far = prior;
+        uint64_t s = 5;
+        double by = slower ? 1.0 / 800 : 800;
+        far.base_ns *= by;
+        far.kv_ns *= by;
+        far.attn_ns *= by;
+        for (int i = 0; i < BT_BATCH_SEGMENTS; i++) {
+            far.token_ns[i] *= by;
+        }
+        bt_batch_fit_init(&f, &far);
+        for (int i = 0; i < 24; i++) {
+            struct bt_batch_work w = i % 2 ? prompt_step(&s) : decode_step(&s);
+            (void)bt_batch_fit_step(&f, &w, bt_batch_work_ns(&truth, &w));
+        }
+        assert_true(mean_error(&f, true, &s) < 0.15);
+        assert_true(mean_error(&f, false, &s) < 0.15);
+        /* One prompt alone costs what it costs, though steps held sixteen of them. */
+        bt_batch_fit_init(&f, &far);
+        for (int i = 0; i < 200; i++) {
+            struct bt_batch_work w = {.tokens = i % 8 ? 4096 : 256, .prompt = true};
+            (void)bt_batch_fit_step(&f, &w, 2e6 + 4e4 * w.tokens);
+        }
+        struct bt_batch_work one = {.tokens = 256, .prompt = true};
+        near(bt_batch_work_ns(&f.cost, &one), 2e6 + 4e4 * 256, 0.05);
+    }
+}
+
 static void test_a_hold_up_counts_little(void **state)
 {
     (void)state;
@@ -180,6 +213,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_finds_the_truth),
         cmocka_unit_test(test_a_handful_of_steps_is_enough_to_begin),
+        cmocka_unit_test(test_a_prior_that_is_far_off),
         cmocka_unit_test(test_a_hold_up_counts_little),
         cmocka_unit_test(test_follows_a_change),
         cmocka_unit_test(test_keeps_what_it_is_not_told),
