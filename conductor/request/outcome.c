@@ -41,7 +41,7 @@ void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns)
     double actual = (double)(now_ns - k->r->spec.received_ns) / 1e6;
     bt_metric_observe(k->r->rs->m.ttft_error, bt_sched_error(f->plan.ttft_ms, actual));
     if (f->prefill != NULL) {
-        bt_sched_learn_ttft(&f->prefill->learned, f->plan.queue_ms + f->plan.prefill_ms,
+        bt_sched_learn_ttft(&f->prefill->learned, f->plan.work_ms,
                             (double)(now_ns - f->planned_ns) / 1e6);
     }
 }

@@ -16,16 +16,16 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
 {
     /* What was learned in worse times is no reason to leave a worker idle: it would never be
      * learned anew. */
-    double ttft_ms = plan->ttft_ms - (plan->queue_ms > 0 ? 0 : plan->overhead_ms);
+    double ttft_ms = plan->queue_ms > 0 ? plan->ttft_most_ms : plan->waited_ms + plan->work_ms;
     if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms || plan->background) {
         return BT_SCHED_PLANNED;
     }
     /* Once the queue is shorter by what is too much of it. */
     bt_sched_verdict_t v =
-        bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(plan->ttft_ms - c->ttft_objective_ms),
+        bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(ttft_ms - c->ttft_objective_ms),
                         "the time to first token would miss its objective");
     r->miss = BT_SCHED_MISS_TTFT;
-    r->predicted_ms = plan->ttft_ms;
+    r->predicted_ms = ttft_ms;
     r->objective_ms = c->ttft_objective_ms;
     return v;
 }

@@ -36,8 +36,9 @@ static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_s
     c.cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     if (use == BT_SCHED_FOR_PREFILL) {
         c.queue_ms = bt_sched_queue_ms(j->c, w);
-        c.ttft_ms = j->req->waited_ms + w->learned.overhead_ms + c.queue_ms +
-                    bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
+        double work =
+            c.queue_ms + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
+        c.ttft_ms = j->req->waited_ms + bt_sched_learned_ttft(&w->learned, work);
         c.chosen = plan != NULL && plan->prefill == i;
     } else {
         c.load = bt_sched_decode_load(w, j->req);

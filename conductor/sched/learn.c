@@ -3,6 +3,12 @@
 
 #include <math.h>
 
+#define GAIN         0.3 /* of a miss that is smaller than a step's limit: noise is not followed */
+#define OVERHEAD_MIN 0.1 /* ms: from nothing nothing grows */
+#define SLOW_MAX     16.0
+#define SPREAD_STEP  0.05
+#define SPREAD_MAX   1.6 /* more is a machine that nobody can predict; refusing does not help it */
+
 /* Steps of this share of the value: about the median of the last tens of requests. The first few go
  * faster. */
 static double rate(uint32_t n)
@@ -10,15 +16,31 @@ static double rate(uint32_t n)
     return n < 8 ? 0.5 / (1 + n / 2.0) : 0.08;
 }
 
+double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms)
+{
+    return l->overhead_ms + (l->slow > 0 ? l->slow : 1) * work_ms;
+}
+
 void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double actual_ms)
 {
-    double over = BT_MAX(actual_ms - work_ms, 0);
-    if (l->n_ttft++ == 0) {
-        l->overhead_ms = over;
+    if (!(actual_ms > 0) || !(work_ms >= 0)) {
         return;
     }
-    double by = rate(l->n_ttft) * BT_MAX(l->overhead_ms, 0.5), miss = over - l->overhead_ms;
-    l->overhead_ms += BT_MAX(BT_MIN(miss, by), -by);
+    if (l->n_ttft++ == 0) {
+        l->overhead_ms = BT_MAX(actual_ms - work_ms, 0);
+        l->slow = 1;
+        return;
+    }
+    double predicted = BT_MAX(bt_sched_learned_ttft(l, work_ms), 1e-3);
+    double by = rate(l->n_ttft), miss = log(actual_ms / predicted);
+    if (l->n_ttft > 8) { /* a quantile by steps: nine down for one up */
+        double up = miss > log(BT_MAX(l->spread, 1)) ? 0.9 : -0.1;
+        l->spread = BT_MIN(BT_MAX(BT_MAX(l->spread, 1) * exp(up * SPREAD_STEP), 1), SPREAD_MAX);
+    }
+    miss = BT_MAX(BT_MIN(GAIN * miss, by), -by);
+    double share = BT_MIN(l->overhead_ms / predicted, 1);
+    l->overhead_ms = BT_MAX(l->overhead_ms, OVERHEAD_MIN) * exp(miss * BT_MAX(share, 0.05));
+    l->slow = BT_MIN(BT_MAX(l->slow * exp(miss * (1 - share)), 1 / SLOW_MAX), SLOW_MAX);
 }
 
 void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms)
@@ -31,7 +53,7 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actua
         l->tail = ratio;
         return;
     }
-    double by = rate(l->n_tbt), miss = log(ratio / l->tail);
+    double by = rate(l->n_tbt), miss = GAIN * log(ratio / l->tail);
     l->tail *= exp(BT_MAX(BT_MIN(miss, by), -by));
 }
 

@@ -8,14 +8,22 @@
 struct bt_sched_learned {
     double
         overhead_ms; /* of a first token, beside queue and computing: messages, grants, sampling */
+    double slow;     /* queue and computing took so many times what was predicted: others use the
+                        machine, or steps hold what nobody counts. 0: not known, counts as 1 */
+    double spread;   /* one first token in ten takes longer than so many times the prediction.
+                        0: not known, counts as 1 */
     double tail;     /* TBT (mean of a request's longest tenth of gaps) over the predicted step;
                         0: not known, counts as 1 */
     uint32_t n_ttft, n_tbt;
 };
 
-/* A first token took actual_ms where queue and computing were predicted to take work_ms. Follows
- * the median of the difference: one that the machine held up moves it by little. */
+/* A first token took actual_ms where queue and computing were predicted to take work_ms. Overhead
+ * and slowness follow the median of the ratio, each by its share of the prediction: short requests
+ * tell of the one, long queues of the other, and one that the machine held up moves both by little.
+ */
 void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double actual_ms);
+/* What follows from it. */
+double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms);
 /* A request's TBT was actual_ms where the step was predicted as step_ms. */
 void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms);
 

@@ -242,7 +242,11 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->prefill_ms = e->prefill_ms;
     plan->queue_ms = bt_sched_queue_ms(j->c, wp);
     plan->overhead_ms = wp->learned.overhead_ms;
-    plan->ttft_ms = j->req->waited_ms + wp->learned.overhead_ms + e->ttft_ms;
+    plan->waited_ms = j->req->waited_ms;
+    plan->work_ms = e->ttft_ms;
+    double ttft_ms = bt_sched_learned_ttft(&wp->learned, e->ttft_ms);
+    plan->ttft_ms = j->req->waited_ms + ttft_ms;
+    plan->ttft_most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
     plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
     plan->tbt_ms = bt_sched_tbt_ms(j->c, wd, j->req);
 }

@@ -129,8 +129,11 @@ struct bt_sched_plan {
     double ttft_ms, tbt_ms; /* predicted */
     double queue_ms;        /* predicted: of ttft_ms, what others have queued there */
     double overhead_ms; /* predicted: of ttft_ms, what was learned of the worker beside its steps */
-    double step_ms;     /* predicted: tbt_ms without what was learned of the tail */
-    const char *reason; /* static: why disaggregated or not; a bounded metric label */
+    double work_ms;     /* predicted: of ttft_ms, queue, fetch and computing as costs have it */
+    double waited_ms;   /* of ttft_ms: before the plan */
+    double ttft_most_ms;   /* nine of ten first tokens are out by then, as far as was learned */
+    double step_ms;        /* predicted: tbt_ms without what was learned of the tail */
+    const char *reason;    /* static: why disaggregated or not; a bounded metric label */
     uint32_t fetch_from;   /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
     uint32_t fetch_tokens; /* cached_tokens counts them */
     double

@@ -54,13 +54,59 @@ static void test_overhead_follows_the_median(void **state)
     for (int i = 0; i < 400; i++) {
         double extra = 8 + (double)(rng(&s) % 400) / 100; /* 8 to 12 ms */
         double held = i % 10 == 3 ? 500 : 0;              /* one in ten is held up */
-        bt_sched_learn_ttft(&l, 100, 100 + extra + held);
+        double work = 2 + (double)(rng(&s) % 100);
+        bt_sched_learn_ttft(&l, work, work + extra + held);
     }
     assert_true(l.overhead_ms > 8 && l.overhead_ms < 13);
+    assert_true(l.slow > 0.95 && l.slow < 1.1);
     for (int i = 0; i < 200; i++) {
-        bt_sched_learn_ttft(&l, 100, 90); /* faster than predicted: nothing is below no overhead */
+        double work = 2 + (double)(rng(&s) % 100);
+        bt_sched_learn_ttft(&l, work, 0.9 * work); /* no overhead is the least */
     }
-    assert_true(l.overhead_ms >= 0 && l.overhead_ms < 1);
+    assert_true(l.overhead_ms >= 0 && l.overhead_ms < 5);
+    assert_true(fabs(bt_sched_learned_ttft(&l, 50) - 45) < 4);
+}
+
+/* A worker whose neighbours use its cores: everything takes half as long again, short and long. */
+static void test_a_slow_worker(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    uint64_t s = 2;
+    for (int round = 0; round < 3; round++) {
+        double slow = round == 1 ? 4 : 1.5;
+        for (int i = 0; i < 100; i++) {
+            double work = i % 3 == 0 ? 5 : 50 + (double)(rng(&s) % 900);
+            double noise = 0.9 + 0.2 * (double)(rng(&s) % 1000) / 1000;
+            double held = i % 12 == 5 ? 3 : 1;
+            bt_sched_learn_ttft(&l, work, held * noise * (6 + slow * work));
+        }
+        assert_true(fabs(bt_sched_learned_ttft(&l, 500) / (6 + slow * 500) - 1) < 0.1);
+        assert_true(fabs(bt_sched_learned_ttft(&l, 5) / (6 + slow * 5) - 1) < 0.3);
+        assert_true(l.spread >= 1 && l.spread <= 1.6);
+    }
+    /* Only one kind of request: what was learned of it holds, whichever of the two explains it. */
+    for (int i = 0; i < 100; i++) {
+        bt_sched_learn_ttft(&l, 40, 90);
+    }
+    assert_true(fabs(bt_sched_learned_ttft(&l, 40) - 90) < 3);
+    struct bt_sched_learned before = l;
+    bt_sched_learn_ttft(&l, 40, 0); /* no time at all is no first token */
+    assert_true(l.n_ttft == before.n_ttft);
+}
+
+static void test_spread_is_a_quantile(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    uint64_t s = 3;
+    for (int i = 0; i < 2000; i++) {
+        double u = (double)(rng(&s) % 1000) / 1000; /* 0.8 to 1.2 of what the line says */
+        bt_sched_learn_ttft(&l, 100 + (double)(rng(&s) % 900), 0);
+        double work = 100 + (double)(rng(&s) % 900);
+        bt_sched_learn_ttft(&l, work, (0.8 + 0.4 * u) * work);
+    }
+    assert_true(l.spread > 1.08 && l.spread < 1.25); /* 1.16 */
 }
 
 static void test_tail_follows_the_ratio(void **state)
@@ -93,6 +139,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tbt_is_the_mean_of_the_longest_tenth),
         cmocka_unit_test(test_overhead_follows_the_median),
+        cmocka_unit_test(test_a_slow_worker),
+        cmocka_unit_test(test_spread_is_a_quantile),
         cmocka_unit_test(test_tail_follows_the_ratio),
         cmocka_unit_test(test_error),
     };
