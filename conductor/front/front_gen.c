@@ -370,12 +370,41 @@ static void on_parsed(struct front_job *j)
     start(g, &j->gen, id, j->tenant, &w);
 }
 
+/* Before its body is looked at. A wish that is wrong is told when it is read in earnest. */
+static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                        struct front_error *e)
+{
+    struct front_wishes w;
+    struct front_error wrong = {0};
+    struct bt_gen_spec s = {0};
+    char why[192];
+    size_t len;
+    const char *body = bt_http_body(req, &len);
+    if (!front_wishes_read(req, &w, &wrong)) {
+        return false;
+    }
+    take_terms(&s, front_keys_terms(f->keys, tenant), &w);
+    struct bt_gen_terms t = {.received_ns = bt_http_received_ns(req),
+                             .knows_priority = w.has_priority || len == 0 ||
+                                               memmem(body, len, "\"priority\"", 10) == NULL,
+                             .priority = s.priority,
+                             .slo_ttft_ms = s.slo_ttft_ms,
+                             .slo_tbt_ms = s.slo_tbt_ms};
+    if (!bt_requests_turn_away(f->rs, &t, why, sizeof(why), &e->retry_after_s)) {
+        return false;
+    }
+    front_fail(e, 429, NULL, NULL, "%s", why);
+    return true;
+}
+
 static void generate(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                      void (*run)(const struct front_model *m, struct front_job *j))
 {
     struct front_error e = {.retry_after_s = 1};
     if (f->draining) {
         front_fail(&e, 503, NULL, NULL, "this conductor is shutting down");
+        front_respond_error(f, req, &e);
+    } else if (turned_away(f, req, tenant, &e)) {
         front_respond_error(f, req, &e);
     } else {
         front_job_start(f, req, tenant, run, on_parsed);

@@ -21,12 +21,13 @@ static struct bt_lane *queued_of(struct bt_list *l)
     return BT_CONTAINER_OF(l, struct bt_lane, queue);
 }
 
+const char bt_queue_full_text[] = "too many requests are waiting already (conductor.max_waiting)";
+
 static void refuse(struct bt_request *r)
 {
     switch (r->refuse) {
     case REJECT_QUEUE_FULL:
-        bt_request_fail(r, r->refuse, 429, bt_requests_retry_after_s(r->rs),
-                        "too many requests are waiting already (conductor.max_waiting)");
+        bt_request_fail(r, r->refuse, 429, bt_requests_retry_after_s(r->rs), bt_queue_full_text);
         return;
     case REJECT_OVERLOADED:
         bt_request_fail(r, r->refuse, 429, bt_requests_retry_after_s(r->rs),
@@ -47,15 +48,19 @@ static void refuse(struct bt_request *r)
 
 /* ---- in and out ---- */
 
-/* At the rate at which requests end it would only be planned when its first token is due. */
-static bool too_late(const struct bt_request *r)
+/* At the rate at which requests end. */
+double bt_requests_wait_ms(const struct bt_requests *rs)
 {
-    const struct bt_requests *rs = r->rs;
-    double objective_ms =
-        r->spec.slo_ttft_ms > 0 ? r->spec.slo_ttft_ms : rs->conf.sched.ttft_objective_ms;
-    bool asked = rs->conf.admission != &bt_sched_admit_none && objective_ms > 0;
     double ahead = rs->n_waiting + rs->n_starved;
-    return asked && rs->ends_per_s > 0 && 1e3 * ahead / rs->ends_per_s > objective_ms;
+    return rs->ends_per_s > 0 ? 1e3 * ahead / rs->ends_per_s : 0;
+}
+
+/* With the wait for its turn, what it would meet now behind that misses its objective: said at
+ * once, not when the turn comes. */
+static bool too_late(struct bt_lane *k)
+{
+    struct bt_sched_reject rej;
+    return bt_lane_hopeless(k, bt_mono_ns(), bt_requests_wait_ms(k->r->rs), &rej);
 }
 
 static bool crowded(const struct bt_requests *rs)
@@ -110,7 +115,7 @@ void bt_requests_enter(struct bt_lane *k)
         r->refuse = REJECT_DRAINING;
     } else if (r->refuse < 0 && !at_once && queued >= rs->conf.max_waiting && !displace(r)) {
         r->refuse = REJECT_QUEUE_FULL;
-    } else if (r->refuse < 0 && !at_once && too_late(r)) {
+    } else if (r->refuse < 0 && !at_once && too_late(k)) {
         r->refuse = REJECT_OVERLOADED;
     }
     r->arrival = ++rs->total;
@@ -251,7 +256,9 @@ static void pump(void *arg)
     bt_list_for_each_safe (l, tmp, &rs->planning) {
         struct bt_lane *k = queued_of(l);
         if (crowded(rs) && now >= k->plan_at_ns) {
-            bt_requests_starve(k, now); /* behind those who came before it */
+            if (!bt_lane_refused_early(k, now, bt_requests_wait_ms(rs))) {
+                bt_requests_starve(k, now); /* behind those who came before it */
+            }
             continue;
         }
         struct bt_lane_input in = {.now_ns = now};

@@ -80,6 +80,29 @@ static void on_admit(struct bt_lane *k, const struct bt_lane_input *in)
     bt_requests_queue_planning(k);
 }
 
+void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
+{
+    snprintf(why, cap, "%s: %.0f ms predicted, at most %.0f ms are asked for", rej->reason,
+             rej->predicted_ms, rej->objective_ms);
+}
+
+static void refuse_overload(struct bt_lane *k, const struct bt_sched_reject *rej)
+{
+    char why[192];
+    bt_overload_text(rej, why, sizeof(why));
+    bt_request_fail(k->r, REJECT_OVERLOADED, 429, rej->retry_after_s, why);
+}
+
+bool bt_lane_refused_early(struct bt_lane *k, uint64_t now_ns, double wait_ms)
+{
+    struct bt_sched_reject rej = {0};
+    if (!bt_lane_hopeless(k, now_ns, wait_ms, &rej)) {
+        return false;
+    }
+    refuse_overload(k, &rej);
+    return true;
+}
+
 static void on_plan(struct bt_lane *k, const struct bt_lane_input *in)
 {
     if (in->now_ns < k->plan_at_ns) {
@@ -98,13 +121,14 @@ static void on_plan(struct bt_lane *k, const struct bt_lane_input *in)
         if (rej.verdict == BT_SCHED_TOO_LARGE) {
             bt_request_fail(k->r, REJECT_TOO_LARGE, 400, 0, rej.reason);
         } else {
-            char why[192];
-            snprintf(why, sizeof(why), "%s: %.0f ms predicted, at most %.0f ms are asked for",
-                     rej.reason, rej.predicted_ms, rej.objective_ms);
-            bt_request_fail(k->r, REJECT_OVERLOADED, 429, rej.retry_after_s, why);
+            refuse_overload(k, &rej);
         }
         return;
-    case PLAN_NO_ROOM: bt_requests_starve(k, in->now_ns); return;
+    case PLAN_NO_ROOM:
+        if (!bt_lane_refused_early(k, in->now_ns, bt_requests_wait_ms(rs))) {
+            bt_requests_starve(k, in->now_ns);
+        }
+        return;
     case PLAN_WAIT:
         if (rs->probe == k) {
             bt_requests_queue_planning(k);

@@ -216,16 +216,15 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
     return f;
 }
 
-/* The request's own, or that of all. */
-static uint32_t objective(double own_ms, uint32_t all_ms)
+uint32_t bt_request_objective(double own_ms, uint32_t all_ms)
 {
     return own_ms > 0 ? (uint32_t)ceil(own_ms) : all_ms;
 }
 
-/* The view and the policy's answer for the lane as it is now. */
+/* The view and the policy's answer for the lane as it is now, or if it has to wait_ms before. */
 static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct bt_view_snapshot *v,
                                      struct bt_sched_plan *plan, struct bt_sched_reject *rej,
-                                     bool *full_p, bool note)
+                                     bool *full_p, double wait_ms, bool note)
 {
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
@@ -244,7 +243,8 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
                                    .max_new = r->spec.max_tokens - r->choices[k->first].journal.n,
                                    .block_tokens = rs->conf.block_tokens,
                                    .token_bytes = rs->conf.token_bytes,
-                                   .waited_ms = (double)(now_ns - r->spec.received_ns) / 1e6};
+                                   .waited_ms =
+                                       wait_ms + (double)(now_ns - r->spec.received_ns) / 1e6};
     bt_random(&req.random, sizeof(req.random));
     req.sequence = rs->decisions++;
     bt_expect_length(k, &req);
@@ -254,8 +254,8 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
         v->snap.spread_blocks = bt_sources_spread(rs->view, v, k->keys, k->n_keys);
     }
     struct bt_sched_params params = rs->conf.sched;
-    params.ttft_objective_ms = objective(r->spec.slo_ttft_ms, params.ttft_objective_ms);
-    params.tbt_objective_ms = objective(r->spec.slo_tbt_ms, params.tbt_objective_ms);
+    params.ttft_objective_ms = bt_request_objective(r->spec.slo_ttft_ms, params.ttft_objective_ms);
+    params.tbt_objective_ms = bt_request_objective(r->spec.slo_tbt_ms, params.tbt_objective_ms);
     if (k->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         params.ttft_objective_ms = params.tbt_objective_ms = 0;
     }
@@ -273,12 +273,27 @@ bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     bool full = false;
-    if (ask_policy(k, now_ns, &v, &plan, &rej, &full, false) != BT_SCHED_PLANNED || plan.draining) {
+    if (ask_policy(k, now_ns, &v, &plan, &rej, &full, 0, false) != BT_SCHED_PLANNED ||
+        plan.draining) {
         return false;
     }
     /* Where nobody else has a role, one that gives it up is planned on all the same. */
     return (v.worker[plan.prefill]->gives_up & BT_ROLES_PREFILL) == 0 &&
            (v.worker[plan.decode]->gives_up & BT_ROLES_DECODE) == 0;
+}
+
+bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
+                      struct bt_sched_reject *rej)
+{
+    const struct bt_requests *rs = k->r->rs;
+    struct bt_view_snapshot v;
+    struct bt_sched_plan plan;
+    bool full = false;
+    if (k->epoch != 0 ||
+        bt_request_objective(k->r->spec.slo_ttft_ms, rs->conf.sched.ttft_objective_ms) == 0) {
+        return false;
+    }
+    return ask_policy(k, now_ns, &v, &plan, rej, &full, wait_ms, false) == BT_SCHED_OVERLOADED;
 }
 
 bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej)
@@ -288,7 +303,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     struct bt_view_snapshot v;
     struct bt_sched_plan plan;
     bool full = false;
-    bt_sched_verdict_t verdict = ask_policy(k, now_ns, &v, &plan, rej, &full, true);
+    bt_sched_verdict_t verdict = ask_policy(k, now_ns, &v, &plan, rej, &full, 0, true);
     if (verdict != BT_SCHED_PLANNED) {
         return verdict == BT_SCHED_TOO_LARGE || verdict == BT_SCHED_OVERLOADED ? PLAN_REFUSED
                                                                                : PLAN_WAIT;

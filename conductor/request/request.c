@@ -51,8 +51,12 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
                      const char *why)
 {
     uint64_t now = bt_mono_ns();
-    BT_WARN("request_failed", "req=%016" PRIx64 " id=%s http=%d tokens=%u why=%s", wire_id(r),
-            log_id(r), http, tokens_of(r), bt_log_q(why));
+    /* Under overload refusals are most of the answers: metrics count them, by reason. */
+    bt_log_level_t level = http == 429 ? BT_LOG_DEBUG : BT_LOG_WARN;
+    if (bt_log_enabled(level)) {
+        bt_log(level, "request_failed", "req=%016" PRIx64 " id=%s http=%d tokens=%u why=%s",
+               wire_id(r), log_id(r), http, tokens_of(r), bt_log_q(why));
+    }
     bt_metric_add(r->rs->m.rejected[reject], 1);
     observe_end(r, SUCCESS_ERROR, now);
     bt_explain_outcome(r, why);

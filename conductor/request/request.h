@@ -100,6 +100,17 @@ void bt_request_prompt_taken(struct bt_request *r);
 /* Starts a request. Never fails at once: errors come through on_error, from the loop, later. */
 struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg);
+struct bt_gen_terms { /* of a request that is not read yet */
+    uint64_t received_ns;
+    bool knows_priority; /* else its body may say one */
+    int32_t priority;
+    double slo_ttft_ms, slo_tbt_ms; /* 0: the configured ones */
+};
+/* Would it be refused (429) whatever its prompt is: the queue is full, or an objective cannot be
+ * met even by the shortest one? Then why and retry_after_s_p say what to answer, and it is counted
+ * as refused. */
+bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t, char *why,
+                           size_t cap, uint32_t *retry_after_s_p);
 /* What is known so far: the plan before the first delta, the rest with on_done. */
 const struct bt_gen_usage *bt_request_usage(const struct bt_request *r);
 /* The client went away: everything of the request is freed; no callback comes any more. */

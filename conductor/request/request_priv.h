@@ -263,6 +263,15 @@ typedef enum { PLAN_SUBMITTED, PLAN_WAIT, PLAN_NO_ROOM, PLAN_REFUSED } bt_plan_r
 /* Plans and submits the next epoch. WAIT: nobody can take it now; NO_ROOM: whoever could has said
  * that it is full, and k is not the probe; REFUSED: rej says why. */
 bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej);
+/* Would an objective be missed if it were planned after wait_ms more? Then rej says which one.
+ * Never so of what was admitted before. */
+bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
+                      struct bt_sched_reject *rej);
+/* The request's own objective, or that of all. */
+uint32_t bt_request_objective(double own_ms, uint32_t all_ms);
+void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
+/* Fails it if so, rather than let it wait for a refusal. */
+bool bt_lane_refused_early(struct bt_lane *k, uint64_t now_ns, double wait_ms);
 /* Could it be planned without anybody who is leaving? */
 bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns);
 
@@ -349,6 +358,9 @@ void bt_requests_room(struct bt_requests *rs);
 /* Gives back its place among the running. */
 void bt_requests_uncount(struct bt_request *r);
 /* When somebody who is refused now should come again, from the rate at which requests end. */
+/* How long a new request would wait for a place or for room, at the rate at which requests end. */
+double bt_requests_wait_ms(const struct bt_requests *rs);
+extern const char bt_queue_full_text[];
 uint32_t bt_requests_retry_after_s(const struct bt_requests *rs);
 void bt_requests_rate(struct bt_requests *rs, uint64_t now_ns); /* every tick */
 

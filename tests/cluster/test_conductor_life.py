@@ -139,6 +139,40 @@ def test_admission(make_cluster):
     assert waiting["usage"]["completion_tokens"] == 2
 
 
+def test_overload_is_refused_and_the_rest_served(make_cluster, monkeypatch):
+    """Devices that take their time (the null engine, paced), and far more than they can do within the objective."""
+    monkeypatch.setenv("BATON_NULL_PACE", "5000,400")
+    c = make_cluster("--set", "prefill.engine.device=null", "--set", "decode.engine.device=null", "--set",
+                     "conductor.sched.admission=predict")
+    body = {"prompt": list(range(300, 400)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    want = c.post("/v1/completions", body)["choices"][0]["text"]
+    for _ in range(10):  # what a prefill takes is learned
+        c.post("/v1/completions", dict(body, cache_salt=str(time.monotonic())))
+    out, lock = [], threading.Lock()
+
+    def one(i):
+        # One prompt whose blocks nobody has: each has to be computed.
+        status, head, data = c.request("POST", "/v1/completions", dict(body, cache_salt=f"s{i}"),
+                                       {"x-slo-ttft-ms": str(int(500 * PATIENCE))})
+        with lock:
+            out.append((status, head.get("retry-after"), json.loads(data)))
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(150)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    served = [b["choices"][0]["text"] for s, _, b in out if s == 200]
+    refused = [(r, b) for s, r, b in out if s == 429]
+    assert len(served) + len(refused) == len(out), [x for x in out if x[0] not in (200, 429)][:3]
+    assert served and refused
+    assert all(x == want for x in served)
+    assert all(int(r) >= 1 and "objective" in b["error"]["message"] for r, b in refused), refused[:3]
+    assert total(c, 'baton_requests_rejected_total{reason="overloaded"}') == len(refused)
+    wait_for(lambda: total(c, "vllm:num_requests_running") == 0, 20, "nothing is left of it")
+    assert c.post("/v1/completions", body)["choices"][0]["text"] == want  # and it is over
+
+
 def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
     secret = tmp_path / "salt"
     secret.write_text("a cluster's secret\n")

@@ -107,6 +107,22 @@ void bt_request_cancel(struct bt_request *r)
     request_free(r);
 }
 
+/* What turns requests away before they are read, if a test wants that. */
+static const char *turn_away_why;
+static struct bt_gen_terms turn_away_terms;
+bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t, char *why,
+                           size_t cap, uint32_t *retry_after_s_p)
+{
+    (void)rs;
+    turn_away_terms = *t;
+    if (turn_away_why == NULL) {
+        return false;
+    }
+    snprintf(why, cap, "%s", turn_away_why);
+    *retry_after_s_p = 7;
+    return true;
+}
+
 bool bt_requests_serving(const struct bt_requests *rs, const char **why_p)
 {
     (void)rs;

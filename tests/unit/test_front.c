@@ -273,6 +273,36 @@ static void test_continuous_usage_and_timings(void **state)
     json_decref(j);
 }
 
+/* Under overload a body is not even parsed: what is refused whatever it says is refused first. */
+static void test_turned_away_unread(void **state)
+{
+    (void)state;
+    static const char heads[] = "Content-Type: application/json\r\nx-slo-ttft-ms: 40\r\n";
+    int before = n_started;
+    turn_away_why = "the time to first token would miss its objective";
+    static const struct {
+        const char *more, *body;
+        bool knows;
+        int32_t priority;
+    } cases[] = {{"", "{this is no JSON", true, 0},
+                 {"", "{\"prompt\":\"a\",\"priority\":-3}", false, 0},
+                 {"x-priority: 5\r\n", "{\"prompt\":\"a\",\"priority\":-3}", true, 5}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        char all[256];
+        snprintf(all, sizeof(all), "%s%s", heads, cases[i].more);
+        receive(send_raw("POST", i == 0 ? "/v1/chat/completions" : "/v1/completions", all,
+                         cases[i].body, strlen(cases[i].body)));
+        assert_int_equal(ans.status, 429);
+        assert_non_null(strstr(ans.head, "Retry-After: 7\r\n"));
+        assert_non_null(strstr(ans.body, turn_away_why));
+        assert_true(turn_away_terms.slo_ttft_ms == 40 && turn_away_terms.received_ns > 0);
+        assert_int_equal(turn_away_terms.knows_priority, cases[i].knows);
+        assert_int_equal(turn_away_terms.priority, cases[i].priority);
+    }
+    assert_int_equal(n_started, before);
+    turn_away_why = NULL;
+}
+
 static void test_errors_of_the_machine(void **state)
 {
     (void)state;
@@ -513,6 +543,7 @@ int main(void)
         T(test_completion_stream),
         T(test_chat_stream_with_usage),
         T(test_continuous_usage_and_timings),
+        T(test_turned_away_unread),
         T(test_errors_of_the_machine),
         T(test_client_leaves),
         T(test_completion_logprobs),

@@ -309,6 +309,94 @@ static void test_full_worker(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Who would only wait for a refusal gets it at once: where the queue of the prefill worker is too
+ * long for any prompt it is not even read, and behind a full kvstore the wait counts too. */
+static void test_refused_at_once(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    pair_start(&x);
+    struct bt_gen_terms t = {.received_ns = bt_mono_ns(), .knows_priority = true};
+    char why[192] = "";
+    uint32_t after = 0;
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after)); /* no objective */
+    x.p->load.queued_prefill_tokens = 3000000; /* three seconds of it */
+    until(&x.f, session_of_fake(x.p)->load.queued_prefill_tokens == 3000000);
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    t.received_ns = bt_mono_ns();
+    t.slo_ttft_ms = 1000;
+    assert_true(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    assert_true(after >= 2 && after <= 3);
+    assert_non_null(strstr(why, "time to first token"));
+    t.received_ns = bt_mono_ns();
+    t.slo_ttft_ms = 60000;
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    /* A full kvstore: one is tried again and again; another one with an objective that its turn
+     * would miss does not join it. */
+    full(&x, true);
+    struct client first, second, third;
+    struct bt_gen_spec s = spec_of(40, 1);
+    client_start(&x.f, &first, &s);
+    until(&x.f, x.ka->reserves >= 2 && waiting(&x) == 1);
+    int tries = x.ka->reserves;
+    s = spec_of(40, 1);
+    s.slo_ttft_ms = 1000;
+    client_start(&x.f, &second, &s);
+    until(&x.f, second.errors == 1);
+    assert_int_equal(second.http, 429);
+    assert_non_null(strstr(second.message, "time to first token"));
+    assert_true(x.ka->reserves <= tries + 8);
+    s = spec_of(40, 1);
+    s.slo_ttft_ms = 60000;
+    client_start(&x.f, &third, &s);
+    until(&x.f, waiting(&x) == 2);
+    assert_int_equal(third.errors, 0);
+    bt_request_cancel(first.r);
+    bt_request_cancel(third.r);
+    client_cleanup(&first);
+    client_cleanup(&second);
+    client_cleanup(&third);
+    fixture_cleanup(&x.f);
+}
+
+/* A queue that is full turns away by class, before anything is read. */
+static void test_a_full_queue_turns_away(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    x.f.rc.max_running = 1;
+    x.f.rc.max_waiting = 1;
+    pair_start(&x);
+    struct bt_gen_terms t = {.received_ns = bt_mono_ns(), .knows_priority = true};
+    char why[192] = "";
+    uint32_t after = 0;
+    struct client first, second;
+    struct bt_gen_spec s = spec_of(40, 1);
+    client_start(&x.f, &first, &s);
+    until(&x.f, x.p->submits == 1);
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after)); /* it may wait */
+    s = spec_of(40, 1);
+    s.priority = 3;
+    client_start(&x.f, &second, &s);
+    until(&x.f, waiting(&x) == 1);
+    t.priority = 3;
+    assert_true(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    assert_non_null(strstr(why, "conductor.max_waiting"));
+    assert_true(after >= 1);
+    t.priority = 2; /* would take the other one's place */
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    t.priority = 3;
+    t.knows_priority = false;
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    bt_request_cancel(first.r);
+    bt_request_cancel(second.r);
+    client_cleanup(&first);
+    client_cleanup(&second);
+    fixture_cleanup(&x.f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -320,6 +408,8 @@ int main(void)
         cmocka_unit_test(test_classes_and_tenants),
         cmocka_unit_test(test_room_and_nobody_left),
         cmocka_unit_test(test_full_worker),
+        cmocka_unit_test(test_refused_at_once),
+        cmocka_unit_test(test_a_full_queue_turns_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,12 +2,19 @@
  * engine on any processor: a model's shape without its weights. The KV of a position is a hash of
  * the KV before it and of its token, in every layer, and the next token is a function of the KV of
  * all layers at the last position. So tokens stand for the whole history: a page, slot or flow that
- * got mixed up anywhere on its way shows in the text. Owner thread: the engine's. */
+ * got mixed up anywhere on its way shows in the text.
+ *
+ * BATON_NULL_PACE=STEP_US,TOKEN_US lets a step take STEP_US and TOKEN_US for each of its tokens, as
+ * a device would that leaves the processor alone: for loads on everything else on a machine that
+ * could not compute them beside it. Owner thread: the engine's. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "common/conf/conf.h"
 #include "common/engine/engine.h"
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"
@@ -18,8 +25,39 @@ struct bt_engine {
     struct bt_host host;
     struct bt_model_config config;
     float log_vocab;
-    uint32_t kv_bytes; /* of a position that are used: 8, less in very narrow heads */
+    uint32_t kv_bytes;        /* of a position that are used: 8, less in very narrow heads */
+    double step_us, token_us; /* BATON_NULL_PACE; 0: as fast as it goes */
 };
+
+/* False: it is set, and is not two numbers. */
+static bool read_pace(struct bt_engine *e)
+{
+    const char *pace = bt_conf_env("BATON_NULL_PACE");
+    char *comma, *end;
+    if (pace == NULL || pace[0] == '\0') {
+        return true;
+    }
+    e->step_us = strtod(pace, &comma);
+    if (comma == pace || *comma != ',') {
+        return false;
+    }
+    e->token_us = strtod(comma + 1, &end);
+    return end != comma + 1 && *end == '\0' && e->step_us >= 0 && e->token_us >= 0 &&
+           e->step_us <= 1e6 && e->token_us <= 1e6;
+}
+
+/* The rest of the time that the step that began then is to take. */
+static void pace(const struct bt_engine *e, const struct bt_engine_batch *b, uint64_t begin_ns)
+{
+    double us = e->step_us;
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        us += e->token_us * b->rows[i].n;
+    }
+    uint64_t until = begin_ns + (uint64_t)(us * 1e3);
+    struct timespec t = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+    while (us > 0 && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) {
+    }
+}
 
 static void null_close(struct bt_engine *e)
 {
@@ -41,6 +79,10 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
     }
     struct bt_engine *e = bt_calloc(1, sizeof(*e));
     bt_status_t st = bt_model_config_load(c->model_dir, &e->config, err, err_cap);
+    if (st == BT_OK && !read_pace(e)) {
+        snprintf(err, err_cap, "BATON_NULL_PACE wants STEP_US,TOKEN_US");
+        st = BT_ERR_CONFIG;
+    }
     if (st != BT_OK) {
         free(e);
         return st;
@@ -186,6 +228,7 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
     if (st != BT_OK) {
         return st;
     }
+    uint64_t begin_ns = bt_mono_ns();
     struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
     t->forward = true;
     for (uint32_t l = 0; st == BT_OK && l < e->config.layers; l++) {
@@ -208,6 +251,7 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
         prompt_outs(e, b, t);
         bt_host_step_end(&e->host, b);
     }
+    pace(e, b, begin_ns);
     *fwd_p = t->id;
     bt_host_ticket_done(&e->host, t, st);
     return BT_OK;

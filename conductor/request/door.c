@@ -1,0 +1,72 @@
+/* Refusals that need no look at the prompt: under overload they are most of the answers, and
+ * parsing and tokenizing what is refused anyway would take the time that the others need. Loop
+ * thread. */
+#include <math.h>
+#include <stdio.h>
+
+#include "conductor/request/request_priv.h"
+
+/* The queue is full, and nobody of a lower class is in it. */
+static bool full(struct bt_requests *rs, int32_t priority)
+{
+    uint32_t queued = rs->n_waiting + rs->n_starved + (rs->probe != NULL);
+    bool at_once = rs->n_starved == 0 && rs->probe == NULL &&
+                   rs->n_active + rs->n_waiting < rs->conf.max_running;
+    if (at_once || queued < rs->conf.max_waiting) {
+        return false;
+    }
+    struct bt_list *l;
+    bt_list_for_each (l, &rs->waiting) {
+        const struct bt_lane *k = BT_CONTAINER_OF(l, struct bt_lane, queue);
+        if (k->r->refuse < 0 && k->r->spec.priority > priority) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* What the shortest prompt would meet, if it had a place at once. Of a longer one no prefill ends
+ * earlier, and what of it is cached does not matter to the queue. */
+static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint64_t now_ns,
+                     struct bt_sched_reject *rej)
+{
+    struct bt_sched_params params = rs->conf.sched;
+    params.ttft_objective_ms = bt_request_objective(t->slo_ttft_ms, params.ttft_objective_ms);
+    params.tbt_objective_ms = bt_request_objective(t->slo_tbt_ms, params.tbt_objective_ms);
+    if (params.ttft_objective_ms == 0 && params.tbt_objective_ms == 0) {
+        return false;
+    }
+    struct bt_view_snapshot v;
+    struct bt_sched_plan plan;
+    struct bt_sched_request req = {.n_tokens = 1,
+                                   .n_choices = 1,
+                                   .max_new = 1,
+                                   .expect_new = 1,
+                                   .block_tokens = rs->conf.block_tokens,
+                                   .token_bytes = rs->conf.token_bytes,
+                                   .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
+    bt_view_snapshot(rs->view, NULL, 0, &v);
+    v.snap.now_ms = (double)now_ns / 1e6;
+    v.snap.forecast = &rs->forecast;
+    return bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v.snap, &req, &plan,
+                           rej) == BT_SCHED_OVERLOADED;
+}
+
+bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t, char *why,
+                           size_t cap, uint32_t *retry_after_s_p)
+{
+    struct bt_sched_reject rej;
+    if (t->knows_priority && full(rs, t->priority)) {
+        snprintf(why, cap, "%s", bt_queue_full_text);
+        *retry_after_s_p = bt_requests_retry_after_s(rs);
+        bt_metric_add(rs->m.rejected[REJECT_QUEUE_FULL], 1);
+        return true;
+    }
+    if (!hopeless(rs, t, bt_mono_ns(), &rej)) {
+        return false;
+    }
+    bt_overload_text(&rej, why, cap);
+    *retry_after_s_p = rej.retry_after_s;
+    bt_metric_add(rs->m.rejected[REJECT_OVERLOADED], 1);
+    return true;
+}
