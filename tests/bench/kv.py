@@ -4,6 +4,7 @@
   get     a prefix that the node has: from the conductor's Reserve until the worker has the slots
   fetch   a prefix that another node has, read into this node's slots, CRC checked
   stream  a prompt being computed: the writer raises its flow, the other node's reader has all of it
+  lease   a worker leases blocks by their keys and gives them back: blocks a second, in batches, four under way
 
 Needs the source tree (tests/cluster, make tests). fetch and stream are compared with a plain socket in the same run.
 """
@@ -17,7 +18,7 @@ import time
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-BLOCK, CHUNK, BLOCKS, PUTS = 64, 512, 64, 200
+BLOCK, CHUNK, BLOCKS, PUTS, LEASES = 64, 512, 64, 200, 100000
 TOKENS = BLOCK * BLOCKS
 SEALED = "baton_kvstore_blocks_sealed_total"
 
@@ -120,6 +121,18 @@ class Bench:
         self.sealed(before + PUTS)
         return statistics.median(out)
 
+    def lease(self, batch):
+        """Blocks of put() leased and given back by one worker, pairs a second; the best of the rounds."""
+        best = 0
+        for _ in range(self.rounds):
+            batches = max(LEASES // batch, 1)
+            self.wa.say(f"leases {batches} 0 {batch} 4")
+            m = self.wa.wait(r"leases short=(\d+) ns=(\d+)", 60)
+            assert m[1] == "0", m[0]
+            best = max(best, batches * batch / (int(m[2]) * 1e-9))
+        self.a.wait_quiet()
+        return best
+
     def receive(self, request, keys):
         """B asks A for the blocks; returns when that began. B keeps none of them."""
         start = time.perf_counter()
@@ -183,7 +196,9 @@ def main(args):
     opts = p.parse_args(args)
     bench = Bench(load_harness(), max(1, opts.rounds))
     try:
-        put, get, fetch, stream = bench.put(), bench.get(), bench.fetch(), bench.stream()
+        put = bench.put()
+        leases = {n: bench.lease(n) for n in (1, 16, 64)}
+        get, fetch, stream = bench.get(), bench.fetch(), bench.stream()
     finally:
         bench.end()
     import wire
@@ -192,6 +207,8 @@ def main(args):
     print(f"{BLOCKS} blocks of {BLOCK} tokens, {bench.block_bytes} bytes each; a prefix is {mb:.1f} MB; plain socket {raw:.2f} GB/s")
     print(f"bench,kv_put,{put:.3f},ms,-,-")
     print(f"bench,kv_get,{get:.3f},ms,-,-")
+    for n, value in leases.items():
+        print(f"bench,kv_lease_pairs_in_batches_of_{n},{value:.0f},pairs/s,aim 20000,{value / 20000:.2f}")
     for name, value in (("kv_fetch", fetch), ("kv_stream", stream)):
         print(f"bench,{name},{value:.3f},GB/s,plain socket {raw:.2f},{value / raw:.2f}")
     return 0

@@ -7,6 +7,7 @@
  *   check R E SEED    put ID KEYBYTE DEPTH TOKENS    putkey ID KEYHEX DEPTH TOKENS
  *   putfill ID SEED [BLOCK]    putdone ID ABORT
  *   lease ID KEYBYTE N (keys KEYBYTE, KEYBYTE + 1, ...)    unlease ID    quit
+ *   leases BATCHES KEYBYTE N DEPTH (batches of N blocks leased and given back, DEPTH at once)
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -42,6 +43,10 @@ struct worker {
     struct bt_kv_key root;
     struct opened opens[OPENS_MAX];
     struct put puts[OPENS_MAX];
+    struct {
+        uint32_t byte, n, to_ask, to_come, short_of; /* short_of: batches that lacked blocks */
+        uint64_t start_ns;
+    } run; /* of `leases` */
     char line[65536];
     size_t len;
 };
@@ -127,9 +132,45 @@ static void on_opened(struct worker *w, const Baton__LocalOpened *m)
     }
 }
 
+#define RUN_IDS (1ull << 40) /* leases of a run have ids from here on */
+
+static void cmd_lease(struct worker *w, uint64_t id, unsigned byte, uint32_t n);
+static void cmd_unlease(struct worker *w, uint64_t id);
+
+/* A batch of the run has come: it goes back, and another is asked for. */
+static void run_leased(struct worker *w, const Baton__LocalLeased *m)
+{
+    w->run.short_of += m->n_slots != w->run.n;
+    cmd_unlease(w, m->lease);
+    if (w->run.to_ask > 0) {
+        cmd_lease(w, RUN_IDS + --w->run.to_ask, w->run.byte, w->run.n);
+    }
+    if (--w->run.to_come == 0) {
+        printf("leases short=%u ns=%llu\n", w->run.short_of,
+               (unsigned long long)(bt_mono_ns() - w->run.start_ns));
+    }
+}
+
+static void run_leases(struct worker *w, uint32_t batches, uint32_t byte, uint32_t n,
+                       uint32_t depth)
+{
+    w->run.byte = byte;
+    w->run.n = n;
+    w->run.short_of = 0;
+    w->run.to_ask = w->run.to_come = batches;
+    w->run.start_ns = bt_mono_ns();
+    for (uint32_t i = 0; i < depth && w->run.to_ask > 0; i++) {
+        cmd_lease(w, RUN_IDS + --w->run.to_ask, byte, n);
+    }
+}
+
 static void on_message(void *arg, const Baton__LocalMsg *m)
 {
     struct worker *w = arg;
+    if (m->m_case == BATON__LOCAL_MSG__M_LEASED && m->leased->lease >= RUN_IDS) {
+        run_leased(w, m->leased);
+        return;
+    }
     if (m->m_case == BATON__LOCAL_MSG__M_OPENED) {
         on_opened(w, m->opened);
     } else if (m->m_case == BATON__LOCAL_MSG__M_TRAILER) {
@@ -356,6 +397,8 @@ static void command(struct worker *w, const char *line)
         say(w, &m);
     } else if (sscanf(line, "close %llu %u %c %d", &r, &e, &mode, &abort_it) == 4) {
         cmd_close(w, r, e, mode, abort_it);
+    } else if (sscanf(line, "leases %llu %u %u %u", &r, &e, &v, &t) == 4) {
+        run_leases(w, (uint32_t)r, e, v, t);
     } else if (sscanf(line, "lease %llu %u %u", &r, &e, &v) == 3) {
         cmd_lease(w, r, e, v);
     } else if (sscanf(line, "unlease %llu", &r) == 1) {
