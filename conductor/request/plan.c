@@ -296,6 +296,17 @@ bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
     return ask_policy(k, now_ns, &v, &plan, rej, &full, wait_ms, false) == BT_SCHED_OVERLOADED;
 }
 
+/* At which w would compute all of a prompt; 0: not known. */
+static double tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
+                           const struct bt_sched_params *c)
+{
+    if (w->cost == NULL) {
+        return w->prefill_tokens_per_s;
+    }
+    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : c->chunk_tokens;
+    return 1e9 * n / bt_batch_prefill_ns(w->cost, 0, n, chunk);
+}
+
 bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sched_reject *rej)
 {
     struct bt_request *r = k->r;
@@ -333,7 +344,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     /* For what lies on its own SSD the kvstore weighs loading against computing by itself. */
     double recompute = plan.recompute_tokens_per_s > 0 || from.n != 0
                            ? plan.recompute_tokens_per_s
-                           : v.workers[plan.prefill].prefill_tokens_per_s;
+                           : tokens_per_s(&v.workers[plan.prefill], k->n_tokens, &rs->conf.sched);
     submit(k, f, plan.keep || rs->probe == k, &from, recompute, now_ns);
     bt_sources_cleanup(&from);
     return PLAN_SUBMITTED;
