@@ -24,7 +24,7 @@ static const char usage[] =
     "  --tbt-margin X      admission asks for this share of --tbt (0.8)\n"
     "  --fetch-ratio X     kvcache_balancing_threshold of kvcache; 0: nothing is fetched (1.5)\n"
     "  --work-weight X     of baton (0.5)\n"
-    "  --work-price X      of admission priced (0.5)\n"
+    "  --work-price X      of admission priced (1)\n"
     "  --mixed-step MS     of baton: decode nodes fill steps with prompt tokens up to this; 0: not "
     "(0.8 of --tbt)\n"
     "  --background X      of baton: share of workers that take prompts too long for --ttft; 0: "
@@ -397,7 +397,7 @@ int main(int argc, char **argv)
                            .tbt_margin = 0.8,
                            .fetch_ratio = 1.5,
                            .work_weight = 0.5,
-                           .work_price = 0.5,
+                           .work_price = 1,
                            .mixed_step_ms = -1,
                            .life_ms = 10000,
                            .background_ms = 15000,

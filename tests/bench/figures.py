@@ -1,0 +1,232 @@
+#!/usr/bin/python3
+"""Tables and plots of docs/SCHEDULING.md, by baton-sim. figures.py FIGURE TRACES [PLOTS]
+
+FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figure 5)
+        hits       hit ratio by policy, 10 prefill nodes of 3M tokens (FAST'25, Figure 10)
+        admission  refusals at rising rates, and the two stages' loads over time (arXiv 2407.00079, section 7)
+        goodput    baton against kvcache, at rates of the trace and at loads of the cluster
+        ablation   baton without each of its ingredients
+        tune       what the parameters were chosen by: the first halves
+        split      goodput by how the nodes are split
+        all        all of them
+TRACES: a folder with conversation_trace.jsonl, synthetic_trace.jsonl, azure_code.csv and azure_conv.csv (those that are
+there are used). PLOTS: a folder for SVG files. Without arguments: goodput on the small trace of tests/sim.
+"""
+import os
+import re
+import subprocess
+import sys
+
+import svg
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SIM = os.path.join(ROOT, os.environ.get("BUILD", "build"), "bin", "baton-sim")
+CLUSTER = os.environ.get("CLUSTER", "a800-70b")
+OBJECTIVES = ((30000, 100), (1000, 50))
+KVCACHE = (("kvcache", "early"), ("kvcache", "predict"))
+BATON = ["--policy", "baton", "--admission", "priced", "--work-price", "1", "--background", "0.5"]
+BENCH = []
+
+
+def sim(trace, *options):
+    p = subprocess.run([SIM, "run", "--cluster", CLUSTER, "--trace", trace, "--brief", *map(str, options)],
+                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if p.returncode != 0:
+        sys.exit(f"figures.py: {p.stderr.decode().strip()}")
+    return {k: float(v) for k, v in re.findall(r"(\w+)=(-?[0-9.]+)(?= |$)", p.stdout.decode())}
+
+
+def name_of(trace):
+    return re.sub(r"(_trace)?\.(jsonl|csv)$", "", os.path.basename(trace))
+
+
+class Figures:
+    def __init__(self, traces, plots):
+        self.plots = plots
+        self.files = [os.path.join(traces, f) for f in sorted(os.listdir(traces))
+                      if f.endswith("_trace.jsonl") or re.match(r"azure_.*\.csv$", f) or f == "small.jsonl"]
+        if not self.files:
+            sys.exit(f"figures.py: {traces} has no trace; it should hold conversation_trace.jsonl and the like")
+
+    def file(self, name):
+        found = [f for f in self.files if name_of(f) == name]
+        if not found:
+            sys.exit(f"figures.py: there is no {name}_trace.jsonl among the traces")
+        return found[0]
+
+    def plot(self, name, panels):
+        if self.plots:
+            os.makedirs(self.plots, exist_ok=True)
+            svg.write(os.path.join(self.plots, name), panels)
+
+    # ---- the paper's figures ----
+
+    def ttft(self):
+        trace, bars = self.file("conversation"), []
+        policies = (("random", 19.65), ("least-load", 5.27), ("cache-aware", 3.58), ("kvcache", 3.07))
+        print("| | " + " | ".join(p for p, _ in policies) + " |\n|---|" + "---|" * len(policies))
+        print("| published (FAST'25, Figure 5) | " + " | ".join(f"{s:.2f} s" for _, s in policies) + " |")
+        print("| ... over global | " + " | ".join(f"{s / 3.07:.2f}" for _, s in policies) + " |")
+        slow = ("--set", "prefill_token_ns=138000", "--set", "prefill_attn_ns=2.62")
+        for what, options in (("ours", ()), ("ours, prefill a quarter slower", slow)):
+            got = [sim(trace, "--policy", p, *options)["ttft_mean_s"] for p, _ in policies]
+            print(f"| {what} | " + " | ".join(f"{s:.2f} s" for s in got) + " |")
+            print("| ... over global | " + " | ".join(f"{s / got[-1]:.2f}" for s in got) + " |")
+            bars = bars or got
+        for (p, theirs), ours in zip(policies, bars):
+            BENCH.append(f"figures_ttft_{p},{ours:.3f},s,published {theirs},{ours / theirs:.3f}")
+        self.plot("ttft-policies.svg", [
+            svg.Panel("Mean TTFT over that of global, published", "", "times", bars=[(p, round(s / 3.07, 2)) for p, s in policies], top=8),
+            svg.Panel("... here", "", "times", bars=[(p, round(s / bars[-1], 2)) for (p, _), s in zip(policies, bars)], top=8)])
+
+    def hits(self):
+        policies, panels = ("random", "least-load", "cache-aware", "kvcache"), []
+        print("| trace | eviction | " + " | ".join(policies) + " | one cache of 3M tokens | global over it |\n|---|---|"
+              + "---|" * (len(policies) + 2))
+        for name in ("conversation", "synthetic"):
+            for eviction in ("lru", "density"):
+                r = [sim(self.file(name), "--set", "prefill_nodes=10", "--set", "decode_nodes=6", "--one-token", "--policy", p,
+                         "--eviction", eviction)["hit"] for p in policies]
+                one = subprocess.run([SIM, "cache", "--trace", self.file(name), "--blocks", "5859", "--policy", eviction],
+                                     stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode().splitlines()[1]
+                one = float(one.split(",")[4])
+                print(f"| {name} | {eviction} | " + " | ".join(f"{v:.3f}" for v in r) + f" | {one:.3f} | {r[-1] / one:.2f} |")
+                published = {"conversation": 2.22, "synthetic": 2.36}[name]
+                BENCH.append(f"figures_hits_{name}_{eviction},{r[-1] / one:.2f},times one cache,published {published},"
+                             f"{r[-1] / one / published:.3f}")
+            panels.append(svg.Panel(f"{name}: prompt tokens found (density)", "", "share", top=1,
+                                    bars=[(p, round(v, 3)) for p, v in zip(policies, r)] + [("one cache", round(one, 3))]))
+        self.plot("hits-policies.svg", panels)
+
+    def admission(self):
+        trace, rates, rows = self.file("conversation"), (1, 2, 3, 4, 6), {}
+        options = ("--set", "prefill_nodes=14", "--set", "decode_nodes=2", "--tbt", 50)
+        print("| rate | refused: late / early / predict | within both objectives | prefill wasted, late | deviation of the "
+              "decode load, early / predict | its correlation with the prefill load |\n|---|---|---|---|---|---|")
+        for rate in rates:
+            r = {a: sim(trace, *options, "--admission", a, "--rate", rate) for a in ("late", "early", "predict")}
+            rows[rate] = r
+            refused = [sum(v for k, v in r[a].items() if k.startswith("refused_")) for a in r]
+            print(f"| {rate} | " + " / ".join(f"{v:,.0f}" for v in refused) + " | " + " / ".join(f"{r[a]['good']:,.0f}" for a in r)
+                  + f" | {r['late']['wasted_s']:,.0f} s | {r['early']['swing']:.3f} / {r['predict']['swing']:.3f} | "
+                  + f"{r['early']['phase']:.2f} / {r['predict']['phase']:.2f} |")
+            BENCH.append(f"figures_admission_swing_{rate},{r['predict']['swing']:.3f},of the TBT objective,early {r['early']['swing']:.3f},"
+                         f"{r['predict']['swing'] / r['early']['swing']:.3f}")
+        self.plot("admission.svg", [p for p in [
+            svg.Panel("Requests within both objectives", "times the trace's rate", "requests",
+                      [(a, [(x, rows[x][a]["good"]) for x in rates]) for a in ("late", "early", "predict")])]
+            + [self.loads(trace, a, options) for a in ("early", "predict")] if p])
+
+    def loads(self, trace, admission, options):
+        """Both stages' loads over some minutes at four times the rate."""
+        out = os.path.join(self.plots or "", "series.tmp")
+        if not self.plots:
+            return None
+        sim(trace, *options, "--admission", admission, "--rate", 4, "--plot", out)
+        with open(os.path.join(out, "series.csv")) as f:
+            rows = [list(map(float, line.split(",")[:3])) for line in f.readlines()[1:]]
+        for f in os.listdir(out):
+            os.remove(os.path.join(out, f))
+        os.rmdir(out)
+        rows = [r for r in rows if 100e3 <= r[0] <= 700e3]
+        return svg.Panel(f"Rate 4, admission {admission}", "s", "share of the objective",
+                         [("prefill: queue / TTFT objective", [(r[0] / 1e3, r[1]) for r in rows]), ("", []),
+                          ("decode: step / TBT objective", [(r[0] / 1e3, r[2]) for r in rows])])
+
+    # ---- baton against kvcache ----
+
+    def load_one(self, trace):
+        """The rate at which kvcache still has 95 % of the first half within 30 s and 100 ms."""
+        low, high = 0.25, 64.0
+        while high / low > 1.02:
+            rate = (low * high) ** 0.5
+            r = sim(trace, "--to", 0.5, "--policy", "kvcache", "--admission", "early", "--rate", rate)
+            n = r["served"] + sum(v for k, v in r.items() if k.startswith("refused_"))
+            low, high = (rate, high) if r["good"] >= 0.95 * n else (low, rate)
+        return float(f"{low:.3g}")
+
+    def compare(self, trace, rate, ttft, tbt, half=("--from", 0.5)):
+        common = [*half, "--rate", rate, "--ttft", ttft, "--tbt", tbt]
+        kv = [sim(trace, *common, "--policy", p, "--admission", a) for p, a in KVCACHE]
+        return max(kv, key=lambda r: r["good"]), sim(trace, *common, *BATON)
+
+    def goodput(self):
+        for ttft, tbt in OBJECTIVES:
+            panels = []
+            print(f"\nTTFT {ttft} ms, TBT {tbt} ms\n\n| trace | load | rate | kvcache | baton | ratio | at most | mean TTFT kvcache / baton |\n"
+                  "|---|---|---|---|---|---|---|---|")
+            for trace in self.files:
+                one, lines = self.load_one(trace), {"kvcache": [], "baton": [], "at most": []}
+                points = sorted([(x, f"{x / one:.2f}") for x in (0.5, 1, 2, 3)] + [(x * one, f"{x:g}") for x in (0.5, 1, 2, 3)])
+                for rate, load in points:
+                    kv, ours = self.compare(trace, rate, ttft, tbt)
+                    ratio = ours["good"] / max(1, kv["good"])
+                    print(f"| {name_of(trace)} | {load} | {rate:.3g} | {kv['good']:.0f} | {ours['good']:.0f} | {ratio:.3f} | "
+                          f"{kv['bound']:.0f} | {kv['ttft_mean_s']:.2f} / {ours['ttft_mean_s']:.2f} s |")
+                    BENCH.append(f"figures_goodput_{name_of(trace)}_{ttft}_{rate:.3g},{ours['good']:.0f},requests,kvcache "
+                                 f"{kv['good']:.0f},{ratio:.3f}")
+                    for label, v in (("kvcache", kv["good"]), ("baton", ours["good"]), ("at most", kv["bound"])):
+                        lines[label].append((rate, v))
+                panels.append(svg.Panel(f"{name_of(trace)}: within {ttft / 1000:g} s and {tbt} ms", "times the trace's rate",
+                                        "requests", list(lines.items())))
+            self.plot(f"goodput-{ttft // 1000}s.svg", panels)
+
+    def ablation(self):
+        without = (("all of it", []), ("no prompts beside rows", ["--mixed-step", 0]), ("no price of work", ["--admission", "predict"]),
+                   ("nothing late", ["--background", 0]), ("no weight of others' time", ["--work-weight", 0]),
+                   ("nothing fetched", ["--fetch-ratio", 0]))
+        print("| trace, objectives | load | kvcache | " + " | ".join(n for n, _ in without) + " |\n|---|---|---|" + "---|" * len(without))
+        for trace in self.files:
+            one = self.load_one(trace)
+            for ttft, tbt in OBJECTIVES:
+                for load in (0.5, 1, 3):
+                    common = ["--from", 0.5, "--rate", load * one, "--ttft", ttft, "--tbt", tbt]
+                    kv = max(sim(trace, *common, "--policy", p, "--admission", a)["good"] for p, a in KVCACHE)
+                    got = [sim(trace, *common, *BATON, *options)["good"] for _, options in without]
+                    print(f"| {name_of(trace)}, {ttft / 1000:g} s | {load} | {kv:.0f} | " + " | ".join(f"{g:.0f}" for g in got) + " |")
+                    for (what, _), g in zip(without[1:], got[1:]):
+                        BENCH.append(f"figures_ablation_{name_of(trace)}_{ttft}_{load}_{what.replace(' ', '_').replace(chr(39), '')},"
+                                     f"{g:.0f},requests,all of it {got[0]:.0f},{g / max(1, got[0]):.3f}")
+
+    def tune(self):
+        """The least and the mean ratio to kvcache over traces, objectives and loads, on the first halves."""
+        choices = [("chosen", [])]
+        choices += [(f"{name} {v}", [f"--{name}", v]) for name, values in (
+            ("work-price", (0.5, 2)), ("background", (0.25, 0.75)), ("background-wait", (5000, 30000)), ("work-weight", (0, 1)))
+            for v in values]
+        loads = [(t, x * self.load_one(t), o) for t in self.files for x in (0.5, 1, 2, 3) for o in OBJECTIVES]
+        best = [self.compare(t, rate, *o, half=("--to", 0.5))[0]["good"] for t, rate, o in loads]
+        print("| parameters | least ratio to kvcache | mean |\n|---|---|---|")
+        for what, options in choices:
+            ratios = [sim(t, "--to", 0.5, "--rate", rate, "--ttft", o[0], "--tbt", o[1], *BATON, *options)["good"] / max(1, b)
+                      for (t, rate, o), b in zip(loads, best)]
+            print(f"| {what} | {min(ratios):.3f} | {sum(ratios) / len(ratios):.3f} |")
+            BENCH.append(f"figures_tune_{what.replace(' ', '_')},{sum(ratios) / len(ratios):.4f},times kvcache,least,{min(ratios):.3f}")
+
+    def split(self):
+        splits = ((4, 12), (6, 10), (8, 8), (10, 6), (12, 4), (13, 3))
+        trace = self.file("synthetic")
+        print("| prefill + decode nodes | " + " | ".join(f"{p} + {d}" for p, d in splits) + " |\n|---|" + "---|" * len(splits))
+        curves = []
+        for what, options in (("kvcache, early", ["--policy", "kvcache", "--admission", "early"]), ("baton", BATON)):
+            got = [sim(trace, "--set", f"prefill_nodes={p}", "--set", f"decode_nodes={d}", "--ttft", 10000, "--rate", 3, *options)["good"]
+                   for p, d in splits]
+            print(f"| {what} | " + " | ".join(f"{g:.0f}" for g in got) + " |")
+            curves.append((what, [(p, g) for (p, _), g in zip(splits, got)]))
+            BENCH.append(f"figures_split_{what.split(',')[0]},{max(got):.0f},requests,8 + 8,{max(got) / got[2]:.3f}")
+        self.plot("split-synthetic.svg", [svg.Panel("synthetic x 3: requests within 10 s and 100 ms", "prefill nodes of 16", "requests", curves)])
+
+
+def main():
+    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split")
+    args = sys.argv[1:] or ["goodput", os.path.join(ROOT, "tests", "sim")]
+    if len(args) not in (2, 3) or args[0] not in (*names, "all"):
+        sys.exit(__doc__)
+    f = Figures(args[1], args[2] if len(args) == 3 else None)
+    for name in names if args[0] == "all" else (args[0],):
+        print(f"## {name}")
+        getattr(f, name)()
+    print("\n".join("bench," + line for line in BENCH))
+
+
+main()
