@@ -290,8 +290,8 @@ static bool start_memory(struct daemon *d)
     char err[512];
     int shown = 0;
     if (bt_model_root_key(c->model_path, c->model_load_format, c->model_activations,
-                          (uint32_t)c->kv_block_tokens, &d->layout, &d->root, err,
-                          sizeof(err)) != BT_OK) {
+                          c->model_kv_dtype, (uint32_t)c->kv_block_tokens, &d->layout, &d->root,
+                          err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=model.path why=%s", bt_log_q(err));
         d->exit_code = EXIT_REFUSED;
         return false;

@@ -41,6 +41,13 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .doc = "What the CPU engine's bf16 products read of an activation: split (two bf16, 16 bits) "
             "or bf16-mlp (gate, up and down read one: prompts a quarter faster, logprobs up to "
             "0.07 off instead of 0.015). The same in all daemons: KV of one is no other's."},
+    {.key = "model.kv_dtype",
+     .type = BT_CONF_STR,
+     .offset = ROW(model_kv_dtype),
+     .def = "f16",
+     .doc = "What keys and values are kept as: f16, or fp8 (e4m3, a power-of-two scale for each "
+            "token and head: half the memory and traffic of f16; cuda engine only). The same in "
+            "all daemons: KV of one is no other's."},
     {.key = "kv.block_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(kv_block_tokens),

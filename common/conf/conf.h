@@ -52,6 +52,7 @@ struct bt_conf_common {
     char *model_path;             /* model.path */
     char *model_load_format;      /* model.load_format: auto|dummy */
     char *model_activations;      /* model.activations: split|bf16-mlp */
+    char *model_kv_dtype;         /* model.kv_dtype: f16|fp8 */
     int64_t kv_block_tokens;      /* kv.block_tokens */
     int64_t kv_flow_chunk_tokens; /* kv.flow_chunk_tokens: tokens of one (chunk, layer) flow item */
     char *kv_salt_file;  /* kv.salt_file: cluster secret for tenant salts, NULL: fixed empty */

@@ -43,6 +43,7 @@ struct bt_engine_config {
     /* CPU: what its bf16 products read of an activation. "split": two bf16, 16 bits;
      * "bf16-mlp" (NULL): gate, up and down read one, half their work. Part of the KV root key. */
     const char *activations;
+    const char *kv_dtype; /* "f16" (NULL) or "fp8": what KV is kept as, see model_config.h */
 };
 
 struct bt_engine_info {

@@ -83,13 +83,13 @@ static void copy_segment(const struct bt_host *h, const struct bt_engine_block *
         return;
     }
     /* [kv_head][K,V][token][dim]: behind the last token the page may hold another sequence's. */
-    size_t row = (size_t)g->head_dim * bt_dtype_bytes((bt_dtype_t)g->dtype);
-    size_t plane = row * l->page_tokens, used = row * b->toks;
+    size_t row = bt_kv_row_bytes(g), plane = row * l->page_tokens;
+    memset(slab, 0, bytes);
     for (uint32_t p = 0; p < g->n_kv_heads * 2; p++) {
-        memcpy(slab + p * plane, page + p * plane, used);
-        memset(slab + p * plane + used, 0, plane - used);
+        size_t scales = g->scale_off + (size_t)p * l->page_tokens;
+        memcpy(slab + p * plane, page + p * plane, row * b->toks);
+        memcpy(slab + scales, page + scales, g->scale_off ? b->toks : 0);
     }
-    memset(slab + g->n_kv_heads * 2 * plane, 0, bytes - g->n_kv_heads * 2 * plane);
 }
 
 /* The lowest item that still has bytes to copy; UINT32_MAX: none. */

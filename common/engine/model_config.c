@@ -439,11 +439,15 @@ void bt_model_rope_inv_freq(const struct bt_model_config *c, float *inv_freq)
     }
 }
 
-bt_status_t bt_model_kv_layout(const struct bt_model_config *c, uint32_t page_tokens,
-                               struct bt_kv_layout *l)
+bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_dtype,
+                               uint32_t page_tokens, struct bt_kv_layout *l)
 {
-    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, BT_DT_F16, c->window,
-                            l);
+    bool fp8 = kv_dtype && strcmp(kv_dtype, "fp8") == 0;
+    if (kv_dtype && !fp8 && strcmp(kv_dtype, "f16") != 0) {
+        return BT_ERR_INVALID;
+    }
+    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim,
+                            fp8 ? BT_DT_FP8_E4M3 : BT_DT_F16, c->window, l);
 }
 
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
@@ -473,8 +477,9 @@ bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, ui
 }
 
 bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
-                              uint32_t block_tokens, struct bt_kv_layout *layout_p,
-                              struct bt_kv_key *root_p, char *err, size_t err_cap)
+                              const char *kv_dtype, uint32_t block_tokens,
+                              struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
+                              size_t err_cap)
 {
     struct bt_model_config c;
     struct bt_kv_layout layout;
@@ -483,10 +488,11 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
     if (st != BT_OK) {
         return st;
     }
-    st = bt_model_kv_layout(&c, block_tokens, &layout);
+    st = bt_model_kv_layout(&c, kv_dtype, block_tokens, &layout);
     if (st != BT_OK) {
-        snprintf(err, err_cap, "kv.block_tokens %u: no KV layout for this model: %s", block_tokens,
-                 bt_status_text(st));
+        snprintf(err, err_cap,
+                 "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model: %s",
+                 block_tokens, kv_dtype ? kv_dtype : "f16", bt_status_text(st));
         return st;
     }
     st = bt_model_weights_digest(dir, load_format, root.weights_digest, err, err_cap);

@@ -31,18 +31,20 @@ struct bt_model_config {
 /* ERR_INVALID / ERR_UNSUPPORTED / ERR_NOT_FOUND; err names file, field and the allowed values. */
 bt_status_t bt_model_config_load(const char *dir, struct bt_model_config *c, char *err,
                                  size_t err_cap) BT_MUST_CHECK;
-/* The KV layout of this model. KV is f16: as large as bf16 with three more bits; rounding keys to
- * bf16 alone moved logprobs of long prompts by 0.2. */
-bt_status_t bt_model_kv_layout(const struct bt_model_config *c, uint32_t page_tokens,
-                               struct bt_kv_layout *l) BT_MUST_CHECK;
+/* The KV layout of this model under model.kv_dtype: f16 (NULL: the same), as large as bf16 with
+ * three more bits, since rounding keys to bf16 alone moved logprobs of long prompts by 0.2; or fp8
+ * (e4m3, a scale for each token and head). ERR_INVALID for another one. */
+bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_dtype,
+                               uint32_t page_tokens, struct bt_kv_layout *l) BT_MUST_CHECK;
 /* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
                                     char *err, size_t err_cap) BT_MUST_CHECK;
 /* The shared (saltless) root key of this model directory under model.activations (NULL:
- * bf16-mlp) and block_tokens. Calls the three above. */
+ * bf16-mlp), model.kv_dtype and block_tokens. Calls the three above. */
 bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
-                              uint32_t block_tokens, struct bt_kv_layout *layout_p,
-                              struct bt_kv_key *root_p, char *err, size_t err_cap) BT_MUST_CHECK;
+                              const char *kv_dtype, uint32_t block_tokens,
+                              struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
+                              size_t err_cap) BT_MUST_CHECK;
 
 /* Inverse frequencies of the model's RoPE, head_dim / 2 of them (Su et al., RoFormer). LLAMA3, as
  * published with Llama 3.1: wavelengths above original_len / low are stretched by factor, those

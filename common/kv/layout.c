@@ -39,7 +39,7 @@ bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_k
                              uint32_t head_dim, bt_dtype_t dtype, uint32_t window,
                              struct bt_kv_layout *layout_p)
 {
-    uint64_t seg;
+    uint64_t seg, align = BT_KV_SEG_ALIGN, scale_off = 0;
     if (page_tokens == 0 || layers == 0 || layers > UINT16_MAX || n_kv_heads == 0 ||
         head_dim == 0 || bt_dtype_bytes(dtype) == 0 ||
         __builtin_mul_overflow((uint64_t)page_tokens * n_kv_heads,
@@ -47,7 +47,12 @@ bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_k
         seg > UINT32_MAX / 2) {
         return BT_ERR_INVALID;
     }
-    seg = BT_ALIGN_UP(seg, BT_KV_SEG_ALIGN);
+    if (dtype == BT_DT_FP8_E4M3) { /* whole rows of values: copy engines address them by row */
+        scale_off = seg;
+        seg += (uint64_t)page_tokens * n_kv_heads * 2;
+        align = head_dim % align == 0 ? head_dim : align;
+    }
+    seg = BT_DIV_UP(seg, align) * align;
     struct bt_kv_layout l = {
         .page_tokens = page_tokens,
         .n_groups = 1,
@@ -62,6 +67,7 @@ bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_k
         .head_dim = head_dim,
         .window = window,
         .seg_bytes = (uint32_t)seg,
+        .scale_off = (uint32_t)scale_off,
     };
     l.layout_id = layout_hash(&l);
     *layout_p = l;

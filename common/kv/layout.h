@@ -2,8 +2,10 @@
  *
  * A block is the KV of page_tokens consecutive tokens for all layers; a segment is one layer of one
  * block. A GQA segment is [kv_head][K,V][token][head_dim], K after RoPE, heads outermost so that a
- * tensor-parallel rank's share is one run. A block is its groups' segments one after another, layer
- * by layer, each segment aligned to 128 bytes. Pure. */
+ * tensor-parallel rank's share is one run. FP8_E4M3: a token's head_dim values of one head share a
+ * scale, a power of two 2^(e - 127) whose byte e lies at scale_off + [kv_head][K,V][token]; e = 0
+ * says that all values are zero. A block is its groups' segments one after another, layer by layer,
+ * each segment aligned to 128 bytes (FP8_E4M3: and to head_dim). Pure. */
 #ifndef BT_KV_LAYOUT_H
 #define BT_KV_LAYOUT_H
 
@@ -21,7 +23,7 @@ struct bt_kv_group {
     uint16_t layer0, layers;
     uint32_t n_kv_heads, head_dim; /* MLA: n_kv_heads 1, head_dim = kv_lora_rank + rope_dim */
     uint32_t window;               /* sliding window in tokens, 0: full */
-    uint32_t seg_bytes;            /* of one layer of one block, multiple of BT_KV_SEG_ALIGN */
+    uint32_t seg_bytes;            /* of one layer of one block, scales included; aligned */
     uint32_t scale_off;            /* offset of scales inside a segment, 0: none */
     uint64_t block_off;            /* offset of the group's first segment inside a block */
 };
@@ -35,7 +37,8 @@ struct bt_kv_layout {
     struct bt_kv_group groups[BT_KV_MAX_GROUPS];
 };
 
-/* Builds a layout of one GQA group; ERR_INVALID if a number is 0 or a size overflows. */
+/* Builds a layout of one GQA group, with scales if dtype is FP8_E4M3; ERR_INVALID if a number is 0
+ * or a size overflows. */
 bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_kv_heads,
                              uint32_t head_dim, bt_dtype_t dtype, uint32_t window,
                              struct bt_kv_layout *layout_p) BT_MUST_CHECK;
@@ -44,5 +47,11 @@ bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_k
 uint64_t bt_kv_segment(const struct bt_kv_layout *l, uint32_t layer, uint32_t *bytes_p);
 
 uint32_t bt_dtype_bytes(bt_dtype_t dt);
+
+/* Bytes of one token's values of one head, K or V. */
+static inline uint32_t bt_kv_row_bytes(const struct bt_kv_group *g)
+{
+    return g->head_dim * bt_dtype_bytes((bt_dtype_t)g->dtype);
+}
 
 #endif

@@ -1,6 +1,6 @@
 /* What the engine's host code launches, in plain C on host memory: the same results as the kernels
  * up to rounding, slowly. Sampling is the device's own text (sample_row.cuh) on fibers. Products
- * take weights and activations in bf16, keys and values are f16, as on the device. */
+ * take weights and activations in bf16, keys and values are f16 or e4m3, as on the device. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -27,6 +27,26 @@ static uint16_t to_bf16(float f)
     uint32_t u;
     memcpy(&u, &f, 4);
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7f is NaN, 448 the largest. */
+static float from_e4m3(uint8_t v)
+{
+    int e = v >> 3 & 15, m = v & 7;
+    float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+    return (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
+}
+static uint8_t to_e4m3(float f)
+{
+    uint8_t sign = signbit(f) ? 0x80 : 0;
+    float v = fabsf(f);
+    if (!(v == v)) {
+        return 0x7f;
+    }
+    int e = BT_MAX(v > 0 ? ilogbf(v) : -6, -6);
+    int n = (int)rintf(ldexpf(v, 3 - e)); /* in units of the last bit; 16 of them: the next e */
+    int bits = (e + 6) * 8 + n;
+    return v >= 448 ? sign | 0x7e : (uint8_t)(sign | BT_MIN(bits, 0x7e));
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -262,6 +282,21 @@ cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const float *w, uint
     return cudaSuccess;
 }
 
+/* The scale: the smallest power of two with which no value exceeds 448. */
+static void append_e4m3(uint8_t *out, uint8_t *scale, const float *v, uint32_t d)
+{
+    float top = 0;
+    for (uint32_t i = 0; i < d; i++) {
+        top = fmaxf(top, fabsf(v[i]));
+    }
+    int e = top > 0 ? BT_MAX(ilogbf(top) - 8, -126) : -127;
+    e += top > 0 && ldexpf(top, -e) > 448;
+    for (uint32_t i = 0; i < d; i++) {
+        out[i] = to_e4m3(e == -127 ? v[i] : ldexpf(v[i], -e));
+    }
+    *scale = (uint8_t)(e + 127);
+}
+
 static void append_head(const struct bt_cu_append *a, uint32_t t, uint32_t head)
 {
     uint32_t d = a->head_dim, all = a->heads + 2 * a->kv_heads;
@@ -279,20 +314,28 @@ static void append_head(const struct bt_cu_append *a, uint32_t t, uint32_t head)
             v[i] *= f * norm[i];
         }
     }
-    half *out = (half *)a->q + ((size_t)t * a->heads + head) * d;
-    if (!is_q) {
-        uint32_t kv = head - a->heads - (is_v ? a->kv_heads : 0);
-        size_t page =
-            (size_t)a->table[(size_t)a->slots[t] * a->table_stride + pos / a->page_tokens];
-        size_t row = page * a->page_rows + a->layer_row + ((size_t)kv * 2 + is_v) * a->page_tokens +
-                     pos % a->page_tokens;
-        out = (half *)a->pool + row * d;
-    }
     const float *cs = a->rope + (size_t)pos * d;
     for (uint32_t i = 0; i < d / 2; i++) {
-        float c = is_v ? 1 : cs[i], s = is_v ? 0 : cs[d / 2 + i];
-        out[i] = (half)(v[i] * c - v[d / 2 + i] * s);
-        out[d / 2 + i] = (half)(v[d / 2 + i] * c + v[i] * s);
+        float c = is_v ? 1 : cs[i], s = is_v ? 0 : cs[d / 2 + i], lo = v[i], hi = v[d / 2 + i];
+        v[i] = lo * c - hi * s;
+        v[d / 2 + i] = hi * c + lo * s;
+    }
+    half *out = (half *)a->q + ((size_t)t * a->heads + head) * d;
+    if (!is_q) {
+        uint32_t plane = (head - a->heads - (is_v ? a->kv_heads : 0)) * 2 + is_v;
+        size_t page =
+            (size_t)a->table[(size_t)a->slots[t] * a->table_stride + pos / a->page_tokens];
+        size_t segment = page * a->page_rows + a->layer_row;
+        size_t row = plane * a->page_tokens + pos % a->page_tokens;
+        if (a->e4m3) {
+            append_e4m3((uint8_t *)a->pool + (segment + row) * d,
+                        (uint8_t *)a->pool + (segment + a->scale_row) * d + row, v, d);
+            return;
+        }
+        out = (half *)a->pool + (segment + row) * d;
+    }
+    for (uint32_t i = 0; i < d; i++) {
+        out[i] = (half)v[i];
     }
 }
 static void run_append(const void *args)
@@ -364,6 +407,20 @@ cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t
     return cudaSuccess;
 }
 
+/* One row of the pool as f32, counted in its segment. */
+static void kv_row(const struct bt_attn_pool *p, size_t segment, size_t row, float *to)
+{
+    if (p->type != BT_CU_E4M3) {
+        from_half((const half *)p->kv + (segment + row) * p->head_dim, p->head_dim, to);
+        return;
+    }
+    const uint8_t *v = (const uint8_t *)p->kv + (segment + row) * p->head_dim;
+    int e = ((const uint8_t *)p->kv + (segment + p->scale_row) * p->head_dim)[row];
+    for (uint32_t i = 0; i < p->head_dim; i++) {
+        to[i] = from_e4m3(v[i]) * (e ? ldexpf(1, e - 127) : 0);
+    }
+}
+
 /* One query token that sees `len` tokens; a KV head serves a group of up to 16 query heads. */
 static void attend(const struct bt_attn_pool *p, uint32_t layer_row, const half *q, uint16_t *out,
                    const int32_t *table, uint32_t len)
@@ -383,9 +440,8 @@ static void attend(const struct bt_attn_pool *p, uint32_t layer_row, const half 
         for (uint32_t t = 2 * from; t < 2 * len; t++) { /* all keys, then all values */
             bool value = t >= from + len;
             uint32_t at = value ? t - len : t - from;
-            size_t row = (size_t)table[at / p->page_tokens] * p->page_rows + layer_row +
-                         ((size_t)k * 2 + value) * p->page_tokens + at % p->page_tokens;
-            from_half((const half *)p->kv + row * d, d, kv);
+            kv_row(p, (size_t)table[at / p->page_tokens] * p->page_rows + layer_row,
+                   ((size_t)k * 2 + value) * p->page_tokens + at % p->page_tokens, kv);
             for (uint32_t g = 0; g < group; g++) {
                 float *s = &score[(size_t)g * len + at];
                 if (value) {
@@ -455,6 +511,40 @@ cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *f, 
 {
     const struct prefill p = {a->pool, *f, layer_row};
     cuda_host_launch(s, run_prefill, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+struct expand {
+    struct bt_attn_pool pool;
+    half *to;
+    const struct bt_attn_span *spans;
+    const int32_t *table;
+    uint32_t layer_row, n_spans, pages, table_stride;
+};
+static void run_expand(const void *args)
+{
+    const struct expand *x = args;
+    const struct bt_attn_pool *p = &x->pool;
+    uint32_t rows = p->kv_heads * 2 * p->page_tokens, at = 0;
+    float v[256];
+    for (uint32_t page = 0; page < x->pages; page++) {
+        at += at + 1 < x->n_spans && x->spans[at + 1].first <= (int32_t)page;
+        const struct bt_attn_span *s = &x->spans[at];
+        int32_t from = x->table[(size_t)s->slot * x->table_stride + page - (uint32_t)s->first];
+        for (size_t row = 0; row < rows; row++) {
+            kv_row(p, (size_t)from * p->page_rows + x->layer_row, row, v);
+            for (uint32_t i = 0; i < p->head_dim; i++) {
+                x->to[(page * rows + row) * p->head_dim + i] = (half)v[i];
+            }
+        }
+    }
+}
+cudaError_t bt_attn_expand(const struct bt_attn *from, uint32_t layer_row, void *to,
+                           const struct bt_attn_span *spans, uint32_t n_spans, uint32_t pages,
+                           const int32_t *table, uint32_t table_stride, cudaStream_t s)
+{
+    const struct expand x = {from->pool, to, spans, table, layer_row, n_spans, pages, table_stride};
+    cuda_host_launch(s, run_expand, &x, sizeof(x));
     return cudaSuccess;
 }
 

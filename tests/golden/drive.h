@@ -37,6 +37,8 @@ static inline struct bt_engine_params drive_greedy(int32_t logprobs)
         .top_p = 1.0f, .repetition_penalty = 1.0f, .logprobs = logprobs};
 }
 
+static const char *drive_kv_dtype; /* model.kv_dtype of engines to come; NULL: f16 */
+
 static inline void drive_open_with(struct drive *d, const char *name, const char *model,
                                    const char *load_format, uint32_t page_tokens,
                                    const char *activations)
@@ -56,7 +58,8 @@ static inline void drive_open_with(struct drive *d, const char *name, const char
                                        .max_rows = 2048,
                                        .ranks = 1,
                                        .stages = 1,
-                                       .activations = activations};
+                                       .activations = activations,
+                                       .kv_dtype = drive_kv_dtype};
     if (d->vt->open(&c, &d->e, &d->info, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);
     }

@@ -41,14 +41,20 @@ static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t q_row
 {
     *b = (struct bed){.batch = batch, .table_stride = (len + PAGE - 1) / PAGE};
     b->pages = batch * b->table_stride;
-    size_t layer = (size_t)b->pages * SEG * DIM * 2;
+    int e4m3 = type == BT_CU_E4M3, q_type = e4m3 ? BT_CU_F16 : type;
+    uint32_t seg = e4m3 ? SEG + SEG / DIM : SEG; /* scales: a byte a row */
+    size_t row = e4m3 ? DIM : DIM * 2, layer = (size_t)b->pages * seg * row;
     b->layers = layer < rotate ? (uint32_t)(rotate / layer) + 1 : 1;
     CHECK(cudaMalloc(&b->kv, layer * b->layers));
-    ref_fill(b->kv, layer * b->layers / 2, type, 1.0f, 1);
+    ref_fill(b->kv, layer * b->layers / (row / DIM), type, e4m3 ? 120.0f : 1.0f, 1);
+    if (e4m3) { /* 2^-7 */
+        CHECK(cudaMemset2D((uint8_t *)b->kv + SEG * row, seg * row, 120, SEG,
+                           (size_t)b->pages * b->layers));
+    }
     b->stride = (HEADS + 2 * KV_HEADS) * DIM;
     CHECK(cudaMalloc(&b->q, (size_t)q_rows * b->stride * 2));
     CHECK(cudaMalloc(&b->out, (size_t)q_rows * b->stride * 2));
-    ref_fill(b->q, (size_t)q_rows * b->stride, type, 1.0f, 2);
+    ref_fill(b->q, (size_t)q_rows * b->stride, q_type, 1.0f, 2);
     int32_t *t = malloc(b->pages * 4), *l = malloc(batch * 4);
     for (uint32_t i = 0; i < b->pages; i++) {
         t[i] = (int32_t)i;
@@ -69,14 +75,15 @@ static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t q_row
     free(t);
     free(l);
     b->pool = (struct bt_attn_pool){.kv = b->kv,
-                                    .rows = (uint64_t)b->pages * SEG * b->layers,
-                                    .page_rows = SEG,
+                                    .rows = (uint64_t)b->pages * seg * b->layers,
+                                    .page_rows = seg,
+                                    .scale_row = SEG,
                                     .page_tokens = PAGE,
                                     .heads = HEADS,
                                     .kv_heads = KV_HEADS,
                                     .head_dim = DIM,
                                     .type = type,
-                                    .out_type = type};
+                                    .out_type = q_type};
     CHECK(bt_attn_create(&b->pool, batch, &b->attn));
 }
 
@@ -129,27 +136,29 @@ static void decode_body(void *arg, cudaStream_t s)
     struct bt_attn_decode d = {b->q,    b->out, b->stride, b->stride,      b->batch,
                                b->lens, NULL,   b->table,  b->table_stride};
     for (int i = 0; i < r->n; i++) {
-        CHECK(bt_attn_decode(b->attn, &d, (uint32_t)i % b->layers * b->pages * SEG, s));
+        CHECK(
+            bt_attn_decode(b->attn, &d, (uint32_t)i % b->layers * b->pages * b->pool.page_rows, s));
     }
 }
 
 static void bench_decode(cudaStream_t s, uint32_t batch, uint32_t len, float fa3, float cudnn,
-                         float aim, float read_gbs)
+                         float aim, float read_gbs, int type)
 {
     struct bed b;
-    bed_open(&b, batch, len, batch, BT_CU_F16, 400u << 20);
+    bed_open(&b, batch, len, batch, type, 400u << 20);
     CHECK(bt_attn_decode_plan(b.attn, b.lens, batch, s));
-    double bytes = (double)batch * len * KV_HEADS * 2 * DIM * 2;
+    double bytes = (double)batch * len * KV_HEADS * 2 * (type == BT_CU_E4M3 ? DIM + 1 : DIM * 2);
     struct decode_run r = {&b, (int)(b.layers * 2 > 8 ? b.layers * 2 : 8)};
     float us = replay(s, decode_body, &r, 11) / (float)r.n;
     char name[32];
     snprintf(name, sizeof(name), "B%u %u", batch, len);
-    printf("decode %-10s %8.1f us %6.0f GB/s  floor %.1f us (%.0f %%)  aim %.1f  FA3 %.1f cuDNN "
+    printf("decode %s %-10s %8.1f us %6.0f GB/s  floor %.1f us (%.0f %%)  aim %.1f  FA3 %.1f cuDNN "
            "%.1f\n",
-           name, us, bytes / us / 1e3, bytes / read_gbs / 1e3, bytes / read_gbs / 1e1 / us, aim,
-           fa3, cudnn);
-    printf("bench,decode_attention_b%u_%u,%.1f,us,FA3 paged on the same kind of card,%.2f\n", batch,
-           len, us, us / fa3);
+           type == BT_CU_E4M3 ? "e4m3" : "f16 ", name, us, bytes / us / 1e3, bytes / read_gbs / 1e3,
+           bytes / read_gbs / 1e1 / us, aim, fa3, cudnn);
+    printf("bench,decode_attention_%sb%u_%u,%.1f,us,%s,%.2f\n", type == BT_CU_E4M3 ? "e4m3_" : "",
+           batch, len, us, fa3 > 0 ? "FA3 paged on the same kind of card with bf16" : "-",
+           fa3 > 0 ? us / fa3 : 0);
     fflush(stdout);
     bed_close(&b);
 }
@@ -226,7 +235,8 @@ int main(int argc, char **argv)
         if (argc > 2 && (d[i].batch != only[0] || d[i].len != only[1])) {
             continue;
         }
-        bench_decode(s, d[i].batch, d[i].len, d[i].fa3, d[i].cudnn, d[i].aim, read_gbs);
+        bench_decode(s, d[i].batch, d[i].len, d[i].fa3, d[i].cudnn, d[i].aim, read_gbs, BT_CU_F16);
+        bench_decode(s, d[i].batch, d[i].len, d[i].fa3, d[i].cudnn, 0, read_gbs, BT_CU_E4M3);
     }
     static const struct {
         uint32_t len;

@@ -36,6 +36,8 @@ static struct bt_engine *e;
 static const struct bt_engine_info *info;
 static const char *engine_name = "cuda";
 static uint32_t n_pages = 10000;
+static const char *kv_dtype = "f16";
+static double kv_token = KV; /* bytes of a token */
 static uint8_t *slab;
 static size_t slab_bytes;
 
@@ -58,6 +60,7 @@ static void open_engine(void)
         fprintf(stderr, "%s\n", err);
         exit(1);
     }
+    kv_token = strcmp(kv_dtype, "fp8") == 0 ? KV / 2 * 129 / 128 : KV;
     slab_bytes = BT_MIN((size_t)10 << 30, n_pages * (size_t)(PAGE * KV)); /* 64 prompts of 1,000 */
     slab = mmap(NULL, slab_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE,
                 -1, 0);
@@ -72,7 +75,8 @@ static void open_engine(void)
                                        .ranks = 1,
                                        .stages = 1,
                                        .slab = slab,
-                                       .slab_bytes = slab_bytes};
+                                       .slab_bytes = slab_bytes,
+                                       .kv_dtype = kv_dtype};
     uint64_t t0 = bt_mono_ns();
     if (vt->open(&c, &e, &info, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
@@ -153,7 +157,7 @@ static int by_value(const void *a, const void *b)
 
 static void bench_prefill(uint32_t len, double torch_ms)
 {
-    double plain[5], with[5], exposed[5], bytes = (double)len * KV;
+    double plain[5], with[5], exposed[5], bytes = (double)len * kv_token;
     uint32_t blocks = len / PAGE;
     must(blocks < n_pages && bytes <= (double)slab_bytes, "room for that prompt (--pages)");
     struct bt_engine_block *b = malloc(blocks * sizeof(*b));
@@ -280,7 +284,7 @@ static double step_floor(uint32_t batch, uint32_t len, uint32_t prompt)
 {
     double flops = 2 * (PARAMS * batch + LAYER_PARAMS * prompt);
     double weights = BT_MAX(WEIGHTS / 4.3e12, flops / 790e12);
-    return (weights + (double)batch * len * KV / 4.3e12) * 1e3;
+    return (weights + (double)batch * len * kv_token / 4.3e12) * 1e3;
 }
 
 static void bench_decode(uint32_t batch, uint32_t len, double torch_ms)
@@ -400,7 +404,7 @@ static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
 }
 
 static const char usage[] =
-    "usage: bench_engine [--engine NAME] [--pages N] [WHAT...]\n\n"
+    "usage: bench_engine [--engine NAME] [--kv f16|fp8] [--pages N] [WHAT...]\n\n"
     "The engine at the shape of Llama-3-8B with random weights. WHAT, by default a table of each:\n"
     "  decode:B:LEN        a step of B sequences of LEN tokens\n"
     "  sampled:B:LEN       the same with temperature, top_p, a penalty and logprobs\n"
@@ -458,6 +462,8 @@ int main(int argc, char **argv)
     for (; at < argc && argv[at][0] == '-'; at += 2) {
         if (at + 1 < argc && strcmp(argv[at], "--engine") == 0) {
             engine_name = argv[at + 1];
+        } else if (at + 1 < argc && strcmp(argv[at], "--kv") == 0) {
+            kv_dtype = argv[at + 1];
         } else if (at + 1 < argc && strcmp(argv[at], "--pages") == 0 && atoi(argv[at + 1]) > 0) {
             n_pages = (uint32_t)atoi(argv[at + 1]);
         } else {

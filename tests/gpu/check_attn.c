@@ -1,5 +1,6 @@
 /* make check-gpu: decode and prefill attention against slow kernels over random ragged batches:
- * lengths 1 to 32k, page edges, all head sizes and groups, windows, both orders of the pool. What a
+ * lengths 1 to 32k, page edges, all head sizes and groups, windows, both orders of the pool,
+ * 16-bit and e4m3 pages. What a
  * kernel may not read is NaN, what it must write is NaN before. Some results are checked against
  * double precision on the CPU, so that a common mistake of both kernels would show. */
 #include <math.h>
@@ -57,6 +58,11 @@ static void make_pool(struct setup *s)
 {
     struct bt_attn_pool *p = &s->pool;
     uint32_t pages = 3, seg = p->kv_heads * 2 * p->page_tokens;
+    size_t row_bytes = p->type == BT_CU_E4M3 ? p->head_dim : p->head_dim * 2;
+    if (p->type == BT_CU_E4M3) { /* scales behind the rows, in whole rows */
+        p->scale_row = seg;
+        seg += (seg + p->head_dim - 1) / p->head_dim;
+    }
     s->table_stride = MAX_LEN / p->page_tokens;
     for (uint32_t i = 0; i < s->batch; i++) {
         pages += (uint32_t)(s->len[i] + (int)p->page_tokens - 1) / p->page_tokens;
@@ -86,8 +92,8 @@ static void make_pool(struct setup *s)
     free(perm);
     CHECK(cudaMalloc((void **)&s->table, table_n * 4));
     CHECK(cudaMemcpy(s->table, s->host_table, table_n * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMalloc(&s->kv, p->rows * p->head_dim * 2));
-    CHECK(cudaMemset(s->kv, 0xff, p->rows * p->head_dim * 2));
+    CHECK(cudaMalloc(&s->kv, p->rows * row_bytes));
+    CHECK(cudaMemset(s->kv, 0xff, p->rows * row_bytes));
     p->kv = s->kv;
     for (uint32_t i = 0; i < s->batch; i++) {
         ref_fill_kv(p, s->layer_row, s->table + i * s->table_stride, s->len[i], rnd(1u << 30));
@@ -118,6 +124,36 @@ static float to_float(uint16_t v, int type)
     return f;
 }
 
+static double from_e4m3(uint8_t v)
+{
+    int e = v >> 3 & 15, m = v & 7;
+    double f = e ? ldexp(8 + m, e - 10) : ldexp(m, -9);
+    return (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
+}
+
+/* A page's K and V of one head as f32: [2][page_tokens][head_dim]. */
+static void fetch_head(const struct setup *s, int32_t page, uint32_t head, float *to)
+{
+    const struct bt_attn_pool *p = &s->pool;
+    uint32_t rows = 2 * p->page_tokens, n = rows * p->head_dim;
+    size_t segment = (size_t)page * p->page_rows + s->layer_row, row = (size_t)head * rows;
+    size_t bytes = p->type == BT_CU_E4M3 ? 1 : 2;
+    uint8_t *raw = malloc(n * bytes), scale[128];
+    CHECK(cudaMemcpy(raw, (uint8_t *)s->kv + (segment + row) * p->head_dim * bytes, n * bytes,
+                     cudaMemcpyDeviceToHost));
+    if (bytes == 1) {
+        CHECK(cudaMemcpy(scale, (uint8_t *)s->kv + (segment + p->scale_row) * p->head_dim + row,
+                         rows, cudaMemcpyDeviceToHost));
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t e = scale[i / p->head_dim];
+        to[i] = bytes == 2 ? to_float(((uint16_t *)raw)[i], p->type)
+                : e        ? (float)ldexp(from_e4m3(raw[i]), e - 127)
+                           : 0;
+    }
+    free(raw);
+}
+
 /* |out - ref| / |ref| of one query row and head, in double on the CPU. */
 static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t *out, int slot,
                         int pos, uint32_t head)
@@ -125,26 +161,24 @@ static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t
     const struct bt_attn_pool *p = &s->pool;
     uint32_t pt = p->page_tokens, dim = p->head_dim, kvh = head / (p->heads / p->kv_heads);
     int from = p->window && pos + 1 > (int)p->window ? pos + 1 - (int)p->window : 0;
-    uint16_t *tile = malloc((size_t)pt * 2 * dim * 2);
+    float *tile = malloc((size_t)pt * 2 * dim * sizeof(*tile));
+    int q_type = p->type == BT_CU_BF16 ? BT_CU_BF16 : BT_CU_F16;
     double m = -INFINITY, l = 0, *o = calloc(dim, sizeof(*o));
     for (int i = from; i <= pos; i++) {
         if (i == from || i % (int)pt == 0) {
-            size_t row = (size_t)s->host_table[(size_t)slot * s->table_stride + (uint32_t)i / pt] *
-                             p->page_rows +
-                         s->layer_row + (size_t)kvh * 2 * pt;
-            CHECK(cudaMemcpy(tile, (uint8_t *)s->kv + row * dim * 2, (size_t)pt * 2 * dim * 2,
-                             cudaMemcpyDeviceToHost));
+            fetch_head(s, s->host_table[(size_t)slot * s->table_stride + (uint32_t)i / pt], kvh,
+                       tile);
         }
         double x = 0;
-        const uint16_t *k = tile + (size_t)(i % (int)pt) * dim, *v = k + (size_t)pt * dim;
+        const float *k = tile + (size_t)(i % (int)pt) * dim, *v = k + (size_t)pt * dim;
         for (uint32_t d = 0; d < dim; d++) {
-            x += (double)to_float(q[d], p->type) * to_float(k[d], p->type);
+            x += (double)to_float(q[d], q_type) * k[d];
         }
         x /= sqrt((double)dim);
         double top = fmax(m, x), f = exp(m - top), w = exp(x - top);
         l = l * f + w;
         for (uint32_t d = 0; d < dim; d++) {
-            o[d] = o[d] * f + w * to_float(v[d], p->type);
+            o[d] = o[d] * f + w * v[d];
         }
         m = top;
     }
@@ -156,7 +190,7 @@ static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t
     }
     free(tile);
     free(o);
-    return diff == diff ? sqrt(diff / norm) : 1e9;
+    return diff == 0 ? 0 : diff == diff ? sqrt(diff / norm) : 1e9;
 }
 
 /* Samples of the result against the CPU. */
@@ -184,14 +218,14 @@ static double cpu_samples(const struct setup *s, const void *q, const void *out,
 static int report(const char *what, const struct setup *s, uint32_t rows, double worst, double cpu,
                   int same)
 {
+    static const char *const types[] = {"f16 ", "bf16", "e4m3"};
     const struct bt_attn_pool *p = &s->pool;
     double limit = p->out_type == BT_CU_F16 ? 4e-3 : 2e-2;
     int ok = worst < limit && cpu < limit && same;
     printf("%s %-7s %s d%-3u %2u/%u heads page %2u window %-5u batch %3u rows %4u: worst %.1e cpu "
            "%.1e%s\n",
-           ok ? "ok  " : "FAIL", what, p->type == BT_CU_F16 ? "f16 " : "bf16", p->head_dim,
-           p->heads, p->kv_heads, p->page_tokens, p->window, s->batch, rows, worst, cpu,
-           same ? "" : " NOT REPEATABLE");
+           ok ? "ok  " : "FAIL", what, types[p->type], p->head_dim, p->heads, p->kv_heads,
+           p->page_tokens, p->window, s->batch, rows, worst, cpu, same ? "" : " NOT REPEATABLE");
     fflush(stdout);
     return ok;
 }
@@ -210,10 +244,14 @@ static void random_shape(struct bt_attn_pool *p, int i)
     p->scale = 0;
 }
 
-static int check_decode(int i)
+static int check_decode(int i, int e4m3)
 {
     struct setup s = {0};
     random_shape(&s.pool, i);
+    if (e4m3) {
+        s.pool.type = BT_CU_E4M3;
+        s.pool.out_type = i % 2 ? BT_CU_F16 : BT_CU_BF16;
+    }
     s.batch = i % 7 == 6 ? 257 : 1 + rnd(40);
     for (uint32_t b = 0; b < s.batch; b++) {
         s.len[b] = s.batch > 100 ? 1 + (int)rnd(400) : random_len(s.pool.page_tokens);
@@ -244,7 +282,7 @@ static int check_decode(int i)
     CHECK(cudaMemcpy(lens, len, sizeof(len), cudaMemcpyHostToDevice));
     CHECK(cudaMemcpy(slots, slot, sizeof(slot), cudaMemcpyHostToDevice));
     CHECK(cudaMemcpy(rows, host_rows, sizeof(host_rows), cudaMemcpyHostToDevice));
-    ref_fill(q, bytes / 2, p->type, 1.5f, rnd(1u << 30));
+    ref_fill(q, bytes / 2, e4m3 ? BT_CU_F16 : p->type, 1.5f, rnd(1u << 30));
     ref_attn(p, s.layer_row, q, stride, rows, s.batch, s.table, s.table_stride, ref);
     struct bt_attn *a;
     CHECK(bt_attn_create(p, MAX_BATCH, &a));
@@ -285,7 +323,48 @@ static int by_pos(const void *a, const void *b)
     return ((const struct bt_attn_item *)b)->pos - ((const struct bt_attn_item *)a)->pos;
 }
 
-static int check_prefill(int i)
+/* The same pages as f16, as chunks over e4m3 pages see them: sequence b's begin at page first[b].
+ */
+static void expand(const struct setup *s, struct bt_attn_pool *wide, int32_t *first)
+{
+    const struct bt_attn_pool *p = &s->pool;
+    struct bt_attn_span *spans, host[8];
+    struct bt_attn *a;
+    uint32_t pages = 0;
+    for (uint32_t b = 0; b < s->batch; b++) {
+        first[b] = (int32_t)pages;
+        host[b] = (struct bt_attn_span){(int32_t)b, (int32_t)pages};
+        pages += ((uint32_t)s->len[b] + p->page_tokens - 1) / p->page_tokens;
+    }
+    *wide = *p;
+    wide->type = BT_CU_F16;
+    wide->page_rows = p->kv_heads * 2 * p->page_tokens;
+    wide->rows = (uint64_t)pages * wide->page_rows;
+    CHECK(cudaMalloc((void **)&wide->kv, wide->rows * p->head_dim * 2));
+    CHECK(cudaMemset((void *)wide->kv, 0xff, wide->rows * p->head_dim * 2));
+    CHECK(cudaMalloc((void **)&spans, sizeof(host)));
+    CHECK(cudaMemcpy(spans, host, sizeof(host), cudaMemcpyHostToDevice));
+    CHECK(bt_attn_create(p, 1, &a));
+    CHECK(bt_attn_expand(a, s->layer_row, (void *)wide->kv, spans, s->batch, pages, s->table,
+                         s->table_stride, 0));
+    CHECK(cudaDeviceSynchronize());
+    bt_attn_destroy(a);
+    cudaFree(spans);
+}
+
+static int32_t *identity(uint32_t n)
+{
+    int32_t *h = malloc(n * 4), *d;
+    for (uint32_t i = 0; i < n; i++) {
+        h[i] = (int32_t)i;
+    }
+    CHECK(cudaMalloc((void **)&d, n * 4));
+    CHECK(cudaMemcpy(d, h, n * 4, cudaMemcpyHostToDevice));
+    free(h);
+    return d;
+}
+
+static int check_prefill(int i, int e4m3)
 {
     enum { MAX_ROWS = 4096 };
     struct setup s = {0};
@@ -299,17 +378,25 @@ static int check_prefill(int i)
         n[b] = rnd(3) == 0 ? s.len[b] : 1 + (int)rnd((uint32_t)s.len[b]);
         n[b] = n[b] > 500 ? 1 + (int)rnd(500) : n[b];
     }
+    s.pool.type = e4m3 ? BT_CU_E4M3 : s.pool.type;
+    s.pool.out_type = e4m3 ? BT_CU_BF16 : s.pool.out_type;
     make_pool(&s);
-    struct bt_attn_pool *p = &s.pool;
+    struct bt_attn_pool *p = &s.pool, wide = s.pool;
+    int32_t first_page[8], *wide_table = NULL;
+    if (e4m3) {
+        expand(&s, &wide, first_page);
+        wide_table = identity((uint32_t)(wide.rows / wide.page_rows));
+    }
     struct bt_attn *a;
-    CHECK(bt_attn_create(p, 1, &a));
+    CHECK(bt_attn_create(&wide, 1, &a));
     int tokens = (int)bt_attn_prefill_tokens(a);
     uint32_t n_rows = 0, n_items = 0;
     for (uint32_t b = 0; b < s.batch; b++) {
         for (int t = 0; t < n[b]; t += tokens) {
             int in = n[b] - t < tokens ? n[b] - t : tokens;
             host_items[n_items++] = (struct bt_attn_item){
-                (int)n_rows + t, in, s.len[b] - n[b] + t, (int)b, s.len[b], {0}};
+                (int)n_rows + t, in, s.len[b] - n[b] + t, e4m3 ? first_page[b] : (int)b,
+                s.len[b],        {0}};
         }
         for (int t = 0; t < n[b]; t++) {
             host_rows[n_rows++] = (struct ref_row){(int)b, s.len[b] - n[b] + t};
@@ -329,14 +416,18 @@ static int check_prefill(int i)
     CHECK(cudaMalloc((void **)&items, sizeof(host_items)));
     CHECK(cudaMemcpy(rows, host_rows, sizeof(host_rows), cudaMemcpyHostToDevice));
     CHECK(cudaMemcpy(items, host_items, sizeof(host_items), cudaMemcpyHostToDevice));
-    ref_fill(q, bytes / 2, p->type, 1.5f, rnd(1u << 30));
+    ref_fill(q, bytes / 2, wide.type, 1.5f, rnd(1u << 30));
     ref_attn(p, s.layer_row, q, stride, rows, n_rows, s.table, s.table_stride, ref);
     struct bt_attn_prefill f = {q,     out,     stride,  stride,        n_rows,
                                 items, n_items, s.table, s.table_stride};
+    if (e4m3) {
+        f.table = wide_table;
+        f.table_stride = 1;
+    }
     uint16_t *first = malloc(bytes), *again = malloc(bytes);
     for (int run = 0; run < 2; run++) {
         CHECK(cudaMemset(out, 0xff, bytes));
-        CHECK(bt_attn_prefill(a, &f, s.layer_row, 0));
+        CHECK(bt_attn_prefill(a, &f, e4m3 ? 0 : s.layer_row, 0));
         CHECK(cudaMemcpy(run ? again : first, out, bytes, cudaMemcpyDeviceToHost));
     }
     float worst = ref_worst(out, stride, p->out_type, ref, n_rows, p->heads, p->head_dim);
@@ -348,8 +439,8 @@ static int check_prefill(int i)
     bt_attn_destroy(a);
     free(first);
     free(again);
-    void *all[] = {q, out, ref, rows, items};
-    for (int k = 0; k < 5; k++) {
+    void *all[] = {q, out, ref, rows, items, wide_table, e4m3 ? (void *)wide.kv : NULL};
+    for (int k = 0; k < 7; k++) {
         cudaFree(all[k]);
     }
     free_pool(&s);
@@ -365,14 +456,11 @@ int main(int argc, char **argv)
         return 0;
     }
     printf("# seed %llu\n", (unsigned long long)seed);
-    for (int i = 0; i < n; i++) {
-        rng = seed + (uint64_t)i;
-        failed += !check_decode(i);
+    for (int i = 0; i < 4 * n; i++) {
+        int k = i % n, e4m3 = i / n % 2;
+        rng = seed + (uint64_t)k;
+        failed += i < 2 * n ? !check_decode(k, e4m3) : !check_prefill(k, e4m3);
     }
-    for (int i = 0; i < n; i++) {
-        rng = seed + (uint64_t)i;
-        failed += !check_prefill(i);
-    }
-    printf("%d passed, %d failed\n", 2 * n - failed, failed);
+    printf("%d passed, %d failed\n", 4 * n - failed, failed);
     return failed != 0;
 }

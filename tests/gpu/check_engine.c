@@ -1,7 +1,7 @@
 /* make check-gpu: the CUDA engine through engine.h: batches against single sequences, chunks
- * against whole prompts, draws with masks and ahead of the host, KV through slab and back.
- * Logits of different batch sizes may differ in their last bits, so tokens are compared up to
- * near-ties. */
+ * against whole prompts, draws with masks and ahead of the host, KV through slab and back; with fp8
+ * KV too. Logits of different batch sizes may differ in their last bits, so tokens are compared up
+ * to near-ties. */
 #include "tests/golden/drive.h"
 
 #include <math.h>
@@ -302,6 +302,7 @@ static void test_flow(void **state)
     size_t bytes = d.info->layout.block_bytes;
     uint8_t *slab = aligned_alloc(4096, BT_ALIGN_UP(bytes * BLOCKS, (size_t)4096));
     memset(slab, 0xff, bytes * BLOCKS);
+    bells = 0;
     bt_flow_word_t word = 0;
     struct bt_engine_block blocks[BLOCKS];
     uint32_t flow, load;
@@ -335,9 +336,13 @@ static void test_flow(void **state)
     assert_int_equal(bt_flow_read(&word, 7), items);
     assert_int_equal(bells, items);
     uint8_t *tail = slab + (BLOCKS - 1) * bytes;
-    for (uint32_t i = N % PAGE * 64 * 2; i < PAGE * 64 * 2;
-         i++) { /* K of head 0, behind the text */
+    const struct bt_kv_group *g = &d.info->layout.groups[0];
+    uint32_t row = bt_kv_row_bytes(g);
+    for (uint32_t i = N % PAGE * row; i < PAGE * row; i++) { /* K of head 0, behind the text */
         assert_int_equal(tail[i], 0);
+    }
+    for (uint32_t i = 0; g->scale_off && i < PAGE; i++) { /* and its scales */
+        assert_true((tail[g->scale_off + i] == 0) == (i >= N % PAGE));
     }
     want[0] = o.token;
     gap[0] = o.top_logprob[0] - o.top_logprob[1];
@@ -369,12 +374,12 @@ static void test_flow(void **state)
     assert_int_equal(d.vt->slot_accept(d.e, 1, want[0]), BT_OK);
     got[0] = want[0];
     for (uint32_t i = 1; i < STEPS; i++) {
-        const struct bt_engine_row row = {.slot = 1,
-                                          .pos = N + i - 1,
-                                          .n = 1,
-                                          .flags = BT_ROW_SAMPLE,
-                                          .wait = {load, items - LAYERS}};
-        assert_int_equal(drive_step(&d, &row, 1, &o), 1);
+        const struct bt_engine_row next = {.slot = 1,
+                                           .pos = N + i - 1,
+                                           .n = 1,
+                                           .flags = BT_ROW_SAMPLE,
+                                           .wait = {load, items - LAYERS}};
+        assert_int_equal(drive_step(&d, &next, 1, &o), 1);
         got[i] = o.token;
     }
     assert_int_equal(same(want, got, gap, STEPS), STEPS); /* the same bytes of KV */
@@ -392,6 +397,11 @@ static int setup(void **state)
     printf("# %s\n", d.info->device);
     return 0;
 }
+static int setup_fp8(void **state)
+{
+    drive_kv_dtype = "fp8";
+    return setup(state);
+}
 static int teardown(void **state)
 {
     (void)state;
@@ -405,5 +415,11 @@ int main(void)
         cmocka_unit_test(test_chunks), cmocka_unit_test(test_batch), cmocka_unit_test(test_draws),
         cmocka_unit_test(test_ahead),  cmocka_unit_test(test_flow),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    const struct CMUnitTest fp8[] = {
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_flow),
+    };
+    int failed = cmocka_run_group_tests(tests, setup, teardown);
+    return failed ? failed : cmocka_run_group_tests(fp8, setup_fp8, teardown);
 }

@@ -1,5 +1,6 @@
 /* make check-gpu: the kernels for few rows against double precision on the CPU: products of 1 to 8
- * rows with and without addition, fused SwiGLU. Fresh inputs, poisoned outputs. */
+ * rows with and without addition, fused SwiGLU, K and V as they go to pages. Fresh inputs, poisoned
+ * outputs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,6 +95,116 @@ static int check_product(uint32_t m, uint32_t n, uint32_t k, uint32_t seed)
     return ok;
 }
 
+/* One head's row of f16 or e4m3 pages as doubles. */
+static void row_of(const uint8_t *kv, const struct bt_cu_append *a, uint32_t page, uint32_t row,
+                   double *to)
+{
+    size_t segment = page * a->page_rows + a->layer_row;
+    for (uint32_t i = 0; i < a->head_dim; i++) {
+        size_t at = (segment + row) * a->head_dim + i;
+        if (a->e4m3) {
+            uint8_t v = kv[at], e = kv[(segment + a->scale_row) * a->head_dim + row];
+            int x = v >> 3 & 15, m = v & 7;
+            double f = x ? ldexp(8 + m, x - 10) : ldexp(m, -9);
+            f = (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
+            to[i] = e ? ldexp(f, e - 127) : 0;
+        } else {
+            uint16_t h = ((const uint16_t *)kv)[at];
+            int x = h >> 10 & 31, m = h & 1023;
+            double f = x ? ldexp(1024 + m, x - 25) : ldexp(m, -24);
+            to[i] = x == 31 ? NAN : h & 0x8000 ? -f : f;
+        }
+    }
+}
+
+/* The same K and V as f16 and as e4m3: each value within half a step of three bits of mantissa, the
+ * largest of a row not cut, rows of zeros zero. */
+static int check_append(uint32_t head_dim, uint32_t seed)
+{
+    enum { N = 50, HEADS = 4, KV = 2, PAGE = 16, PAGES = 4, ROWS = KV * 2 * PAGE };
+    uint32_t all = HEADS + 2 * KV, extra = (ROWS + head_dim - 1) / head_dim, bad = 0;
+    float *qkv, *rope;
+    int32_t *ints, host[N * 2 + PAGES];
+    void *q, *kv;
+    size_t bytes = (size_t)PAGES * (ROWS + extra) * head_dim * 2;
+    CHECK(cudaMalloc((void **)&qkv, (size_t)N * all * head_dim * 4));
+    CHECK(cudaMalloc((void **)&rope, (size_t)N * head_dim * 4));
+    CHECK(cudaMalloc((void **)&ints, sizeof(host)));
+    CHECK(cudaMalloc(&q, (size_t)N * HEADS * head_dim * 2));
+    CHECK(cudaMalloc(&kv, bytes));
+    float *h = malloc((size_t)N * all * head_dim * 4), *cs = malloc((size_t)N * head_dim * 4);
+    for (uint32_t i = 0; i < N * all * head_dim; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        float v = (float)(int32_t)seed * 0x1p-31f;
+        h[i] = i / head_dim % 11 == 3 ? 0 : v * v * v * ldexpf(1, (int)(i / head_dim % 9) * 2 - 8);
+    }
+    for (uint32_t i = 0; i < N * head_dim; i++) {
+        float angle = (float)(i / head_dim) * (float)(i % (head_dim / 2) + 1) * 0.1f;
+        cs[i] = i % head_dim < head_dim / 2 ? cosf(angle) : sinf(angle);
+    }
+    for (int i = 0; i < N; i++) {
+        host[i] = i; /* positions; then slots, the table */
+        host[N + i] = 0;
+    }
+    for (int i = 0; i < PAGES; i++) {
+        host[2 * N + i] = (i + 1) % PAGES;
+    }
+    CHECK(cudaMemcpy(qkv, h, (size_t)N * all * head_dim * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(rope, cs, (size_t)N * head_dim * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(ints, host, sizeof(host), cudaMemcpyHostToDevice));
+    uint8_t *pages[2];
+    struct bt_cu_append a = {.qkv = qkv,
+                             .rope = rope,
+                             .pos = ints,
+                             .slots = ints + N,
+                             .table = ints + 2 * N,
+                             .q = q,
+                             .pool = kv,
+                             .page_rows = ROWS + extra,
+                             .scale_row = ROWS,
+                             .n = N,
+                             .heads = HEADS,
+                             .kv_heads = KV,
+                             .head_dim = head_dim,
+                             .page_tokens = PAGE,
+                             .table_stride = PAGES,
+                             .eps = 1e-5f};
+    for (int e4m3 = 0; e4m3 < 2; e4m3++) {
+        a.e4m3 = e4m3;
+        CHECK(cudaMemset(kv, 0xff, bytes));
+        CHECK(bt_cu_append(&a, 0));
+        CHECK(cudaDeviceSynchronize());
+        pages[e4m3] = fetch(kv, bytes);
+    }
+    double want[256], got[256];
+    for (uint32_t i = 0; i < N * KV * 2; i++) {
+        uint32_t t = i / (KV * 2), row = i % (KV * 2) * PAGE + t % PAGE;
+        uint32_t page = (t / PAGE + 1) % PAGES;
+        double top = 0;
+        a.e4m3 = false;
+        row_of(pages[0], &a, page, row, want);
+        a.e4m3 = true;
+        row_of(pages[1], &a, page, row, got);
+        for (uint32_t d = 0; d < head_dim; d++) {
+            top = fmax(top, fabs(want[d]));
+        }
+        for (uint32_t d = 0; d < head_dim;
+             d++) { /* NaN is bad too; 2^-11, 2^-24: f16's own rounding */
+            double near = fabs(want[d]) * (0x1p-4 + 0x1p-11) + top * 0x1p-17 + 0x1p-24;
+            bad += !(fabs(got[d] - want[d]) <= near);
+        }
+    }
+    printf("%s append   d %3u: %u values off\n", bad ? "FAIL" : "ok  ", head_dim, bad);
+    void *device[] = {qkv, rope, ints, q, kv}, *mine[] = {h, cs, pages[0], pages[1]};
+    for (int i = 0; i < 5; i++) {
+        cudaFree(device[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        free(mine[i]);
+    }
+    return bad == 0;
+}
+
 int main(void)
 {
     static const uint32_t shapes[][2] = {
@@ -108,6 +219,9 @@ int main(void)
         for (uint32_t m = 1; m <= 8; m += s == 3 ? 7 : 1) {
             failed += !check_product(m, shapes[s][0], shapes[s][1], seed + n++ * 3);
         }
+    }
+    for (uint32_t d = 64; d <= 256; d *= 2, n++) {
+        failed += !check_append(d, seed + n);
     }
     printf("%u passed, %u failed\n", n - failed, failed);
     return failed != 0;

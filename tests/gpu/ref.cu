@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,8 @@ static __device__ void put(void *p, size_t i, int type, float v)
 {
     if (type == BT_CU_F16) {
         ((__half *)p)[i] = __float2half(v);
+    } else if (type == BT_CU_E4M3) {
+        ((uint8_t *)p)[i] = (uint8_t)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
     } else {
         ((__nv_bfloat16 *)p)[i] = __float2bfloat16(v);
     }
@@ -65,6 +68,26 @@ static __device__ size_t kv_row(const struct bt_attn_pool &p, uint32_t layer_row
            token % p.page_tokens;
 }
 
+/* E4M3: the scale's byte of a row, counted from the segment. */
+static __device__ uint8_t *scale_at(const struct bt_attn_pool &p, uint32_t layer_row,
+                                    const int32_t *table, int token, int head, int plane)
+{
+    size_t segment = (size_t)table[token / p.page_tokens] * p.page_rows + layer_row;
+    return (uint8_t *)p.kv + (segment + p.scale_row) * p.head_dim +
+           ((size_t)head * 2 + plane) * p.page_tokens + token % p.page_tokens;
+}
+static __device__ float kv_value(const struct bt_attn_pool &p, uint32_t layer_row,
+                                 const int32_t *table, int token, int head, int plane, int d)
+{
+    size_t at = kv_row(p, layer_row, table, token, head, plane) * p.head_dim + d;
+    if (p.type != BT_CU_E4M3) {
+        return value(p.kv, at, p.type);
+    }
+    __half_raw h = __nv_cvt_fp8_to_halfraw(((const __nv_fp8_storage_t *)p.kv)[at], __NV_E4M3);
+    int e = *scale_at(p, layer_row, table, token, head, plane);
+    return __half2float(__half(h)) * (e ? exp2f((float)(e - 127)) : 0.0f);
+}
+
 static __global__ void fill_kv_kernel(struct bt_attn_pool p, uint32_t layer_row,
                                       const int32_t *table, int len, uint32_t seed)
 {
@@ -72,7 +95,14 @@ static __global__ void fill_kv_kernel(struct bt_attn_pool p, uint32_t layer_row,
     for (int i = threadIdx.x; i < (int)(p.kv_heads * 2 * p.head_dim); i += blockDim.x) {
         int d = i % p.head_dim, plane = i / p.head_dim % 2, head = i / p.head_dim / 2;
         size_t at = kv_row(p, layer_row, table, token, head, plane) * p.head_dim + d;
-        put((void *)p.kv, at, p.type, normal(seed + token, i));
+        if (p.type != BT_CU_E4M3) {
+            put((void *)p.kv, at, p.type, normal(seed + token, i));
+            continue;
+        }
+        uint32_t row = hash(seed ^ 77u, token * 64u + head * 2 + plane); /* scales go far apart */
+        put((void *)p.kv, at, p.type, normal(seed + token, i) * 120.0f);
+        *scale_at(p, layer_row, table, token, head, plane) =
+            (uint8_t)(row % 64 == 0 ? 0 : 127 - 6 - row / 64 % 6);
     }
 }
 
@@ -109,6 +139,7 @@ static __global__ void attn_kernel(struct bt_attn_pool p, uint32_t layer_row, co
                                    const int32_t *table, uint32_t table_stride, float *out)
 {
     extern __shared__ float score[];
+    int q_type = p.type == BT_CU_BF16 ? BT_CU_BF16 : BT_CU_F16;
     int row = blockIdx.x, head = blockIdx.y, d_n = p.head_dim,
         kv_head = head / (p.heads / p.kv_heads);
     struct ref_row r = rows[row];
@@ -116,11 +147,10 @@ static __global__ void attn_kernel(struct bt_attn_pool p, uint32_t layer_row, co
     const int32_t *t = table + (size_t)r.slot * table_stride;
     float scale = p.scale != 0 ? p.scale : rsqrtf((float)d_n), mx = -INFINITY, sum = 0;
     for (int i = from + threadIdx.x; i < to; i += blockDim.x) {
-        size_t k = kv_row(p, layer_row, t, i, kv_head, 0) * d_n;
         float s = 0;
         for (int d = 0; d < d_n; d++) {
-            s += value(q, (size_t)row * q_stride + (size_t)head * d_n + d, p.type) *
-                 value(p.kv, k + d, p.type);
+            s += value(q, (size_t)row * q_stride + (size_t)head * d_n + d, q_type) *
+                 kv_value(p, layer_row, t, i, kv_head, 0, d);
         }
         score[i - from] = s * scale;
         mx = fmaxf(mx, s * scale);
@@ -134,8 +164,7 @@ static __global__ void attn_kernel(struct bt_attn_pool p, uint32_t layer_row, co
     for (int d = threadIdx.x; d < d_n; d += blockDim.x) {
         float o = 0;
         for (int i = from; i < to; i++) {
-            o += score[i - from] *
-                 value(p.kv, kv_row(p, layer_row, t, i, kv_head, 1) * d_n + d, p.type);
+            o += score[i - from] * kv_value(p, layer_row, t, i, kv_head, 1, d);
         }
         out[((size_t)row * p.heads + head) * d_n + d] = o / sum;
     }
@@ -166,7 +195,7 @@ static __global__ void worst_kernel(const void *out, uint32_t out_stride, int ty
     }
     diff = block_reduce(diff, false);
     norm = block_reduce(norm, false);
-    float e = sqrtf(diff / norm);
+    float e = diff == 0 ? 0.0f : sqrtf(diff / norm);
     if (threadIdx.x == 0) { /* positive floats order like their bits */
         atomicMax((int *)worst, __float_as_int(e == e ? e : 1e9f));
     }

@@ -155,6 +155,7 @@ static void mistakes_are_named_with_file_and_line(void **state)
         {"node: {id: ''}\nmodel: {path: m}\n", "node.id is required"},
         {"node: {id: a}\nmodel: {path: m, load_format: gguf}\n", "\"gguf\" is not auto or dummy"},
         {"node: {id: a}\nmodel: {path: m, activations: f8}\n", "\"f8\" is not split or bf16-mlp"},
+        {"node: {id: a}\nmodel: {path: m, kv_dtype: fp4}\n", "\"fp4\" is not f16 or fp8"},
         /* addresses */
         {"node: {id: a}\nmodel: {path: m}\nrpc: {listen: 127.0.0.1:65536}\n",
          ":3: rpc.listen: \"127.0.0.1:65536\" is not host:port"},

@@ -31,14 +31,30 @@ static void layout_has_the_documented_sizes(void **state)
     assert_int_equal(bytes, 8192);
 }
 
+static void fp8_has_a_scale_for_each_token_and_head(void **state)
+{
+    (void)state;
+    struct bt_kv_layout l;
+    assert_int_equal(bt_kv_layout_gqa(16, 6, 2, 64, BT_DT_FP8_E4M3, 0, &l), BT_OK);
+    assert_int_equal(bt_kv_row_bytes(&l.groups[0]), 64);
+    assert_int_equal(l.groups[0].scale_off, 2 * 2 * 16 * 64);
+    assert_int_equal(l.groups[0].seg_bytes, 2 * 2 * 16 * 64 + 2 * 2 * 16 + 64); /* to 128 */
+    assert_int_equal(bt_kv_layout_gqa(16, 6, 1, 256, BT_DT_FP8_E4M3, 0, &l), BT_OK);
+    assert_int_equal(l.groups[0].seg_bytes % 256, 0); /* whole rows */
+    assert_int_equal(bt_kv_layout_gqa(16, 6, 2, 96, BT_DT_FP8_E4M3, 0, &l), BT_OK);
+    assert_int_equal(l.groups[0].seg_bytes % BT_KV_SEG_ALIGN, 0);
+    assert_int_equal(demo_layout(16).groups[0].scale_off, 0);
+}
+
 static void layout_ids_differ_when_any_number_does(void **state)
 {
     (void)state;
-    struct bt_kv_layout l[6];
+    struct bt_kv_layout l[7];
     l[0] = demo_layout(16);
     l[1] = demo_layout(32);
     assert_int_equal(bt_kv_layout_gqa(16, 7, 2, 64, BT_DT_BF16, 0, &l[2]), BT_OK);
     assert_int_equal(bt_kv_layout_gqa(16, 6, 2, 64, BT_DT_F16, 0, &l[3]), BT_OK);
+    assert_int_equal(bt_kv_layout_gqa(16, 6, 2, 64, BT_DT_FP8_E4M3, 0, &l[6]), BT_OK);
     assert_int_equal(bt_kv_layout_gqa(16, 6, 2, 64, BT_DT_BF16, 4096, &l[4]), BT_OK);
     assert_int_equal(bt_kv_layout_gqa(16, 6, 4, 32, BT_DT_BF16, 0, &l[5]), BT_OK);
     for (size_t i = 0; i < BT_ARRAY_LEN(l); i++) {
@@ -171,6 +187,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layout_has_the_documented_sizes),
+        cmocka_unit_test(fp8_has_a_scale_for_each_token_and_head),
         cmocka_unit_test(layout_ids_differ_when_any_number_does),
         cmocka_unit_test(layout_refuses_zero_and_overflow),
         cmocka_unit_test(root_keys_do_not_alias),

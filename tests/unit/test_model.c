@@ -192,9 +192,9 @@ static void test_window(void **state)
     /* the window is part of the layout, so blocks of another window have other keys */
     struct bt_kv_layout with, without;
     assert_int_equal(load(cases[0].text, &c), BT_OK);
-    assert_int_equal(bt_model_kv_layout(&c, 16, &with), BT_OK);
+    assert_int_equal(bt_model_kv_layout(&c, NULL, 16, &with), BT_OK);
     assert_int_equal(load(cases[1].text, &c), BT_OK);
-    assert_int_equal(bt_model_kv_layout(&c, 16, &without), BT_OK);
+    assert_int_equal(bt_model_kv_layout(&c, NULL, 16, &without), BT_OK);
     assert_int_equal(with.groups[0].window, 128);
     assert_int_not_equal(with.layout_id, without.layout_id);
 }
@@ -420,22 +420,26 @@ static void test_root_key(void **state)
     (void)state;
     struct bt_kv_layout l;
     struct bt_kv_key a, b;
-    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 16, &l, &a, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, NULL, 16, &l, &a, err, sizeof(err)),
+                     BT_OK);
     assert_int_equal(l.groups[0].seg_bytes, 8192);
     assert_int_equal(l.block_bytes, 6 * 8192);
-    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
-    assert_memory_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 64, &l, &b, err, sizeof(err)), BT_OK);
-    assert_memory_not_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "dummy", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
-    assert_memory_not_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "auto", "bf16-mlp", 16, &l, &b, err, sizeof(err)),
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, NULL, 16, &l, &b, err, sizeof(err)),
                      BT_OK);
     assert_memory_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "auto", "split", 16, &l, &b, err, sizeof(err)),
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, NULL, 64, &l, &b, err, sizeof(err)),
                      BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
-    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, 0, &l, &b, err, sizeof(err)),
+    assert_int_equal(bt_model_root_key(MODEL, "dummy", NULL, NULL, 16, &l, &b, err, sizeof(err)),
+                     BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(
+        bt_model_root_key(MODEL, "auto", "bf16-mlp", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_memory_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL, "auto", "split", NULL, 16, &l, &b, err, sizeof(err)),
+                     BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL, "auto", NULL, NULL, 0, &l, &b, err, sizeof(err)),
                      BT_ERR_INVALID);
 
     /* one weight or one RoPE parameter more */
@@ -443,9 +447,11 @@ static void test_root_key(void **state)
     const char *header = "{" T("a", "BF16", "[4]", 0, 8) "}";
     assert_int_equal(load("{" BASE "}", &c), BT_OK);
     put_tensors("model.safetensors", header, 8);
-    assert_int_equal(bt_model_root_key(dir, "auto", NULL, 16, &l, &a, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(dir, "auto", NULL, NULL, 16, &l, &a, err, sizeof(err)),
+                     BT_OK);
     assert_int_equal(load("{" BASE ",\"rope_theta\":10001}", &c), BT_OK);
-    assert_int_equal(bt_model_root_key(dir, "auto", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(dir, "auto", NULL, NULL, 16, &l, &b, err, sizeof(err)),
+                     BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
     assert_int_equal(load("{" BASE "}", &c), BT_OK);
     char file[256];
@@ -455,7 +461,8 @@ static void test_root_key(void **state)
     memcpy(file + 8, header, h);
     file[8 + h + 3] = 1;
     put("model.safetensors", file, 8 + h + 8);
-    assert_int_equal(bt_model_root_key(dir, "auto", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(dir, "auto", NULL, NULL, 16, &l, &b, err, sizeof(err)),
+                     BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
     drop("model.safetensors");
 }

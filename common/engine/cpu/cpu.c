@@ -132,7 +132,12 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                                   .pages = conf->pages,
                                   .max_slots = conf->max_slots,
                                   .max_rows = conf->max_rows};
-    st = bt_model_kv_layout(c, conf->page_tokens, &info.layout);
+    st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
+    if (st == BT_OK && info.layout.groups[0].dtype != BT_DT_F16) {
+        snprintf(err, err_cap, "engine cpu: model.kv_dtype: f16; %s is the cuda engine's",
+                 conf->kv_dtype);
+        return BT_ERR_UNSUPPORTED;
+    }
     if (st != BT_OK) {
         snprintf(err, err_cap, "kv.block_tokens %u: no KV layout for this model",
                  conf->page_tokens);

@@ -24,11 +24,12 @@ cudaError_t bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint3
         *(void **)&encode = fn;
     }
     const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
-    CUresult r = encode(
-        map, type == BT_CU_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        rank, (void *)base, (const cuuint64_t *)dims, (const cuuint64_t *)strides, box, ones,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUtensorMapDataType of =
+        type == BT_CU_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    CUresult r = encode(map, of, rank, (void *)base, (const cuuint64_t *)dims,
+                        (const cuuint64_t *)strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                        box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -37,15 +38,17 @@ static int shape_ok(const struct bt_attn_pool *p)
     return (p->head_dim == 64 || p->head_dim == 128 || p->head_dim == 256) &&
            (p->page_tokens == 16 || p->page_tokens == 32 || p->page_tokens == 64) &&
            p->kv_heads > 0 && p->heads % p->kv_heads == 0 && p->heads / p->kv_heads >= 1 &&
-           p->heads / p->kv_heads <= 16 && (p->type == BT_CU_F16 || p->type == BT_CU_BF16) &&
+           p->heads / p->kv_heads <= 16 && p->type >= BT_CU_F16 && p->type <= BT_CU_E4M3 &&
            p->rows > 0 && p->rows <= INT32_MAX;
 }
 
 static cudaError_t make_maps(struct bt_attn *a)
 {
     const struct bt_attn_pool *p = &a->pool;
-    const uint64_t dims[2] = {p->head_dim, p->rows}, strides[1] = {p->head_dim * 2ull};
-    const uint32_t pair[2] = {64, 2 * p->page_tokens}, plane[2] = {64, p->page_tokens};
+    const uint64_t columns = p->type == BT_CU_E4M3 ? p->head_dim / 2 : p->head_dim; /* 16 bits */
+    const uint64_t dims[2] = {columns, p->rows}, strides[1] = {columns * 2};
+    const uint32_t box = columns < 64 ? (uint32_t)columns : 64;
+    const uint32_t pair[2] = {box, 2 * p->page_tokens}, plane[2] = {box, p->page_tokens};
     cudaError_t e = bt_cu_tensor_map(&a->kv_pair, p->type, p->kv, 2, dims, strides, pair);
     return e == cudaSuccess
                ? bt_cu_tensor_map(&a->kv_plane, p->type, p->kv, 2, dims, strides, plane)

@@ -1,5 +1,6 @@
-/* Attention over paged KV: what the launches take. The pool is one run of rows of head_dim 16-bit
- * values (f16 or bf16); a segment (common/kv/layout.h) is kv_heads x {K, V} x page_tokens of them.
+/* Attention over paged KV: what the launches take. The pool is one run of rows of head_dim values
+ * (f16 or bf16, or e4m3 with scales); a segment (common/kv/layout.h) is kv_heads x {K, V} x
+ * page_tokens of them, and the scales.
  * Row 0 of a segment: layer_row + page * page_rows, so that pools ordered by page or by layer both
  * fit. Page ids are int32, one table row of table_stride ids per sequence slot. All pointers are
  * device memory unless they say host. Every launch is asynchronous on its stream. */
@@ -14,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { BT_CU_F16 = 0, BT_CU_BF16 = 1 };
+enum { BT_CU_F16 = 0, BT_CU_BF16 = 1, BT_CU_E4M3 = 2 };
 
 struct bt_attn_pool {
     const void *kv;
@@ -23,7 +24,8 @@ struct bt_attn_pool {
     uint32_t page_tokens;     /* 16, 32 or 64 */
     uint32_t heads, kv_heads; /* heads / kv_heads: 1 to 16 */
     uint32_t head_dim;        /* 64, 128 or 256 */
-    int type;                 /* BT_CU_F16, BT_CU_BF16: of q and KV */
+    int type;                 /* of q and KV; BT_CU_E4M3: of KV, q is f16 */
+    uint32_t scale_row;       /* E4M3: rows from a segment to its scales */
     int out_type;             /* of the output */
     uint32_t window;          /* a token sees itself and the window - 1 before it; 0: all */
     float scale;              /* of the scores; 0: 1 / sqrt(head_dim) */
@@ -32,7 +34,8 @@ struct bt_attn_pool {
 struct bt_attn; /* tensor maps and scratch for one pool */
 
 /* max_batch: sequences of a decode step. cudaErrorNotSupported: no Hopper device;
- * cudaErrorInvalidValue: a shape that the kernels lack. */
+ * cudaErrorInvalidValue: a shape that the kernels lack. An E4M3 pool has no prefill: chunks attend
+ * to pages that bt_attn_expand wrote. */
 cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
                            struct bt_attn **attn_p);
 void bt_attn_destroy(struct bt_attn *a);
@@ -80,6 +83,18 @@ uint32_t bt_attn_prefill_tokens(const struct bt_attn *a);
 /* Causal attention of prompt chunks over their prefix and themselves, all in pages. */
 cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *p, uint32_t layer_row,
                             cudaStream_t s);
+
+/* The first pages of one sequence. */
+struct bt_attn_span {
+    int32_t slot;  /* row of table */
+    int32_t first; /* page of `to` that its first page goes to; rising in a list */
+};
+
+/* Writes spans' pages of one layer of an E4M3 pool to an f16 pool of one layer (`to`: page i is
+ * page i, layer_row 0), `pages` of them, each span up to the next one's first. */
+cudaError_t bt_attn_expand(const struct bt_attn *from, uint32_t layer_row, void *to,
+                           const struct bt_attn_span *spans, uint32_t n_spans, uint32_t pages,
+                           const int32_t *table, uint32_t table_stride, cudaStream_t s);
 
 #ifdef __cplusplus
 }

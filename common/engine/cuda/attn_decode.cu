@@ -6,16 +6,31 @@
  *   - one warp does nothing but feed a ring of stages through the tensor copy engine, ahead over
  *     the borders of sequences; four warps take 16 tokens of each tile;
  *   - all query heads of a KV head are rows of one 16-row matrix product, so KV is read once.
- * Each warp keeps a softmax of its own; they are merged once per piece. A sequence whose head was
- * cut has its pieces combined by the block that finishes the last of them. */
+ * e4m3 pages hold twice the tokens in a byte, so two teams of four warps take turns at the tiles
+ * (attn_decode_e4m3.cuh). Each warp keeps a softmax of its own; they are merged once per piece. A
+ * sequence whose head was cut has its pieces combined by the block that finishes the last of them.
+ */
+#include "common/engine/cuda/attn_decode_e4m3.cuh"
 #include "common/engine/cuda/attn_priv.h"
 #include "common/engine/cuda/hopper.cuh"
 #include "common/engine/cuda/mma.cuh"
 
-#define WARPS      4 /* that compute */
-#define THREADS    (WARPS * 32 + 32)
-#define MAX_STAGES 4       /* 128 KiB; more only lets blocks drift apart */
+#define TEAM       4       /* warps that take a tile */
+#define MAX_STAGES 8       /* of any ring */
 #define SMEM_MAX   232448u /* of a block, sm_90 */
+#define SCALES     128     /* bytes of a tile's scales */
+
+/* What differs between 16-bit values and e4m3: T is the query's type. */
+template <bool E4M3, int D> struct tile_of {
+    static constexpr int teams = E4M3 && D < 256 ? 2 : 1, warps = teams * TEAM,
+                         threads = warps * 32 + 32;
+    static constexpr uint32_t value = E4M3 ? 1 : 2;
+    static constexpr uint32_t row = D * value < 128 ? D * value : 128; /* bytes, in a box */
+    static constexpr uint32_t halves = D * value / row;
+    static constexpr uint32_t stages = E4M3 ? 8 : 4; /* 128 KiB of 128 dimensions: more only lets
+                                                      * blocks drift apart */
+    static constexpr uint32_t bytes = DECODE_TILE * D * value * 2, scales = E4M3 ? SCALES : 0;
+};
 
 struct decode_args {
     const void *q;
@@ -26,6 +41,7 @@ struct decode_args {
     uint32_t kv_heads, group, page_tokens, page_rows, layer_row, window, stages;
     float scale_log2;
     bool out_bf16;
+    const uint8_t *scales; /* E4M3: of page 0 of the layer */
     const struct decode_plan *plan;
     const struct decode_seq *seqs;
     const struct decode_run *runs;
@@ -137,11 +153,13 @@ static __device__ __forceinline__ void walk_next(const struct decode_args &a, st
 
 /* ---- the copying warp ---- */
 
-template <int D>
+template <bool E4M3, int D>
 static __device__ void produce(const struct decode_args &a, const CUtensorMap *map, struct walk w,
                                uint32_t stages_at, uint32_t full, uint32_t empty)
 {
-    const uint32_t pt = a.page_tokens, per_tile = DECODE_TILE / pt, box = 2 * pt * 128;
+    typedef tile_of<E4M3, D> tile;
+    const uint32_t pt = a.page_tokens, per_tile = DECODE_TILE / pt, box = 2 * pt * tile::row;
+    const uint32_t scales_at = stages_at + a.stages * tile::bytes;
     int lane = threadIdx.x % 32;
     struct ring r = {0, 1}; /* all stages are free at first */
     for (; walk_piece(a, w); walk_next(a, w)) {
@@ -154,18 +172,24 @@ static __device__ void produce(const struct decode_args &a, const CUtensorMap *m
             if (at % 32 == 0) {
                 ids = table[min(page0 + at + lane, last)];
             }
-            uint32_t dst = stages_at + r.at * (DECODE_TILE * D * 4);
+            uint32_t dst = stages_at + r.at * tile::bytes;
             if (lane == 0) {
                 bar_wait(empty + r.at * 8, r.phase);
-                bar_expect(full + r.at * 8, DECODE_TILE * D * 4);
+                bar_expect(full + r.at * 8, tile::bytes + tile::scales);
             }
             for (uint32_t p = 0; p < per_tile; p++) {
                 int page = __shfl_sync(~0u, ids, (at + p) % 32);
                 if (lane == 0) {
 #pragma unroll
-                    for (int h = 0; h < D / 64; h++) {
-                        tma_load_2d(dst + h * (DECODE_TILE * 256) + p * box, map, full + r.at * 8,
-                                    h * 64, page * (int)a.page_rows + row0, TMA_EVICT_FIRST);
+                    for (uint32_t h = 0; h < tile::halves; h++) {
+                        tma_load_2d(dst + h * (DECODE_TILE * 2 * tile::row) + p * box, map,
+                                    full + r.at * 8, (int)h * 64, page * (int)a.page_rows + row0,
+                                    TMA_EVICT_FIRST);
+                    }
+                    if (E4M3) {
+                        bulk_load(scales_at + r.at * SCALES + p * 2 * pt,
+                                  a.scales + (size_t)page * a.page_rows * D + w.head * 2 * pt,
+                                  2 * pt, full + r.at * 8);
                     }
                 }
             }
@@ -271,13 +295,14 @@ static __device__ __forceinline__ void take_tokens(struct warp_state<T, D, ROWS>
     }
 }
 
-/* Shared memory of the merge: [WARPS][group][D + 4] sums, [WARPS][group] {m, l}. */
-static __host__ __device__ constexpr uint32_t merge_bytes(uint32_t group, uint32_t d)
+/* Shared memory of the merge: [warps][group][D + 4] sums, [warps][group] {m, l}. */
+static __host__ __device__ constexpr uint32_t merge_bytes(uint32_t warps, uint32_t group,
+                                                          uint32_t d)
 {
-    return WARPS * group * (d + 4) * 4 + WARPS * group * 8;
+    return warps * group * (d + 4) * 4 + warps * group * 8;
 }
 
-template <class T, int D, int ROWS>
+template <bool E4M3, class T, int D, int ROWS>
 static __device__ __forceinline__ void spill_state(struct warp_state<T, D, ROWS> &w, float *so,
                                                    float *sml, int group)
 {
@@ -288,10 +313,15 @@ static __device__ __forceinline__ void spill_state(struct warp_state<T, D, ROWS>
         w.l[r] += __shfl_xor_sync(~0u, w.l[r], 1);
         w.l[r] += __shfl_xor_sync(~0u, w.l[r], 2);
         if (row < group) {
-            float *o = so + ((size_t)warp * group + row) * (D + 4) + lane % 4 * 2;
+            float *o = so + ((size_t)warp * group + row) * (D + 4);
 #pragma unroll
             for (int j = 0; j < D / 8; j++) {
-                *(float2 *)(o + j * 8) = make_float2(w.o[j][r * 2], w.o[j][r * 2 + 1]);
+                if (!E4M3) {
+                    *(float2 *)(o + j * 8 + lane % 4 * 2) =
+                        make_float2(w.o[j][r * 2], w.o[j][r * 2 + 1]);
+                } else if (j % 2 == 0) {
+                    *(float4 *)(o + j * 8 + lane % 4 * 4) = output_e4m3(w, j / 2, r);
+                }
             }
             if (lane % 4 == 0) {
                 *(float2 *)(sml + (warp * group + row) * 2) = make_float2(w.m[r], w.l[r]);
@@ -318,7 +348,7 @@ static __device__ __forceinline__ void store_out(const struct decode_args &a, in
 }
 
 /* The last of a cut sequence's blocks adds up all pieces, in their order; eight loads at a time. */
-template <class T, int D>
+template <int D, int WARPS>
 static __device__ void combine(const struct decode_args &a, const struct walk &w, int first,
                                int last, int first_slot)
 {
@@ -359,14 +389,15 @@ static __device__ void combine(const struct decode_args &a, const struct walk &w
 }
 
 /* Ends a piece: merges the warps; writes the result, or a part and, as the last, the result. */
-template <class T, int D, int ROWS>
+template <bool E4M3, class T, int D, int ROWS>
 static __device__ void end_piece(const struct decode_args &a, const struct walk &w,
                                  struct warp_state<T, D, ROWS> &st, float *so, float *sml,
                                  bool first_piece, int *flag)
 {
+    constexpr int WARPS = tile_of<E4M3, D>::warps;
     const int group = a.group;
     named_sync(1, WARPS * 32); /* the piece before has been read */
-    spill_state(st, so, sml, group);
+    spill_state<E4M3>(st, so, sml, group);
     named_sync(1, WARPS * 32);
     bool whole = w.n == w.s.tiles;
     size_t at = (size_t)blockIdx.x * 2 + !first_piece;
@@ -413,23 +444,32 @@ static __device__ void end_piece(const struct decode_args &a, const struct walk 
     }
     named_sync(1, WARPS * 32);
     if (*flag) {
-        combine<T, D>(a, w, first, last, run_begin(first, total, runs) != begin);
+        combine<D, WARPS>(a, w, first, last, run_begin(first, total, runs) != begin);
     }
 }
 
-template <class T, int D, int ROWS>
-static __device__ void consume(const struct decode_args &a, struct walk w, uint32_t stages_at,
+template <bool E4M3, class T, int D, int ROWS>
+static __device__ void consume(const struct decode_args &a, struct walk w, uint8_t *stages,
                                uint32_t full, uint32_t empty, float *so, float *sml, int *flag)
 {
-    const uint32_t pt = a.page_tokens;
-    int warp = threadIdx.x / 32, token0 = warp * 16;
-    uint32_t k_off = token0 / pt * (2 * pt * 128) + token0 % pt * 128, v_off = k_off + pt * 128;
-    struct ring r = {0, 0};
+    typedef tile_of<E4M3, D> tile;
+    const uint32_t pt = a.page_tokens, stages_at = smem_addr(stages);
+    const uint8_t *scales = stages + a.stages * tile::bytes;
+    uint32_t warp = threadIdx.x / 32, team = warp / TEAM, token0 = warp % TEAM * 16;
+    uint32_t row = token0 / pt * (2 * pt) + token0 % pt; /* K's; V's is pt behind */
+    uint32_t k_off = row * tile::row, v_off = k_off + pt * tile::row;
+    struct ring r = {0, 0}; /* of an even number of stages where there are two teams */
     bool first = true;
     for (; walk_piece(a, w); walk_next(a, w)) {
         struct warp_state<T, D, ROWS> st;
         uint32_t q[D / 16][4];
-        load_q<T, D, ROWS>(a, w.seq, w.head, q);
+        if constexpr (E4M3) {
+            load_q_e4m3<D, ROWS>((const T *)a.q + (size_t)w.seq * a.q_stride +
+                                     (size_t)w.head * a.group * D,
+                                 a.group, q);
+        } else {
+            load_q<T, D, ROWS>(a, w.seq, w.head, q);
+        }
 #pragma unroll
         for (int j = 0; j < D / 8; j++) {
             st.o[j][0] = st.o[j][1] = st.o[j][2] = st.o[j][3] = 0;
@@ -441,26 +481,37 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint3
         }
         int lo = a.window && w.s.len > (int)a.window ? w.s.len - (int)a.window : 0;
         for (int t = 0; t < w.n; t++) {
-            int base = (w.s.tile0 + w.tile + t) * DECODE_TILE + token0;
-            uint32_t at = stages_at + r.at * (DECODE_TILE * D * 4);
+            int base = (w.s.tile0 + w.tile + t) * DECODE_TILE + (int)token0;
+            uint32_t at = stages_at + r.at * tile::bytes;
+            if (E4M3 && r.at % tile::teams != team) {
+                r.next(a.stages);
+                continue;
+            }
             bar_wait(full + r.at * 8, r.phase);
-            take_tokens<T, D, ROWS>(st, q, at + k_off, at + v_off, lo - base, w.s.len - base,
-                                    a.scale_log2);
+            if constexpr (E4M3) {
+                const uint8_t *ks = scales + r.at * SCALES + row;
+                take_tokens_e4m3<D, ROWS>(st, q, at + k_off, at + v_off, ks, ks + pt, lo - base,
+                                          w.s.len - base, a.scale_log2);
+            } else {
+                take_tokens<T, D, ROWS>(st, q, at + k_off, at + v_off, lo - base, w.s.len - base,
+                                        a.scale_log2);
+            }
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
                 bar_arrive(empty + r.at * 8);
             }
             r.next(a.stages);
         }
-        end_piece<T, D, ROWS>(a, w, st, so, sml, first, flag);
+        end_piece<E4M3>(a, w, st, so, sml, first, flag);
         first = false;
     }
 }
 
-template <class T, int D, int ROWS>
-static __global__ void __launch_bounds__(THREADS, 1)
+template <bool E4M3, class T, int D, int ROWS>
+static __global__ void __launch_bounds__(tile_of<E4M3, D>::threads, 1)
     decode_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ decode_args a)
 {
+    typedef tile_of<E4M3, D> tile;
     extern __shared__ __align__(1024) uint8_t smem[];
     __shared__ __align__(8) uint64_t bars[2 * MAX_STAGES];
     __shared__ int flag;
@@ -475,18 +526,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
         tma_prefetch(&map);
         for (uint32_t i = 0; i < a.stages; i++) {
             bar_init(full + i * 8, 1);
-            bar_init(empty + i * 8, WARPS);
+            bar_init(empty + i * 8, TEAM);
         }
         bar_init_fence();
     }
     __syncthreads();
     struct walk w = {run.seq, run.head, run.tile, run.n, 0, a.seqs[run.seq]};
-    if (threadIdx.x >= WARPS * 32) {
-        produce<D>(a, &map, w, smem_addr(smem), full, empty);
+    if (threadIdx.x >= tile::warps * 32) {
+        produce<E4M3, D>(a, &map, w, smem_addr(smem), full, empty);
     } else {
-        float *so = (float *)(smem + a.stages * (DECODE_TILE * D * 4));
-        consume<T, D, ROWS>(a, w, smem_addr(smem), full, empty, so, so + WARPS * a.group * (D + 4),
-                            &flag);
+        float *so = (float *)(smem + a.stages * (tile::bytes + tile::scales));
+        consume<E4M3, T, D, ROWS>(a, w, smem, full, empty, so, so + tile::warps * a.group * (D + 4),
+                                  &flag);
     }
 }
 
@@ -507,33 +558,36 @@ extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *len
     return cudaGetLastError();
 }
 
-template <class T, int D, int ROWS>
+template <bool E4M3, class T, int D, int ROWS>
 static cudaError_t launch(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
 {
-    uint32_t stage = DECODE_TILE * D * 4, merge = merge_bytes(args.group, D);
-    args.stages = min((SMEM_MAX - 1024 - merge) / stage, (uint32_t)MAX_STAGES);
+    typedef tile_of<E4M3, D> tile;
+    uint32_t merge = merge_bytes(tile::warps, args.group, D), stage = tile::bytes + tile::scales;
+    args.stages = min((SMEM_MAX - 1024 - merge) / stage, tile::stages);
+    args.stages = args.stages / tile::teams * tile::teams;
     uint32_t bytes = args.stages * stage + merge;
-    cudaError_t e = cudaFuncSetAttribute(decode_kernel<T, D, ROWS>,
+    cudaError_t e = cudaFuncSetAttribute(decode_kernel<E4M3, T, D, ROWS>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess) {
         return e;
     }
-    return launch_early(decode_kernel<T, D, ROWS>, a->blocks, THREADS, bytes, s, a->kv_pair, args);
+    return launch_early(decode_kernel<E4M3, T, D, ROWS>, a->blocks, tile::threads, bytes, s,
+                        a->kv_pair, args);
 }
 
-template <class T, int D>
+template <bool E4M3, class T, int D>
 static cudaError_t launch_rows(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
 {
-    return args.group <= 8 ? launch<T, D, 8>(a, args, s) : launch<T, D, 16>(a, args, s);
+    return args.group <= 8 ? launch<E4M3, T, D, 8>(a, args, s) : launch<E4M3, T, D, 16>(a, args, s);
 }
 
-template <class T>
+template <bool E4M3, class T>
 static cudaError_t launch_dim(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
 {
     switch (a->pool.head_dim) {
-    case 64: return launch_rows<T, 64>(a, args, s);
-    case 128: return launch_rows<T, 128>(a, args, s);
-    case 256: return launch_rows<T, 256>(a, args, s);
+    case 64: return launch_rows<E4M3, T, 64>(a, args, s);
+    case 128: return launch_rows<E4M3, T, 128>(a, args, s);
+    case 256: return launch_rows<E4M3, T, 256>(a, args, s);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -564,6 +618,10 @@ extern "C" cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_de
     args.arrived = a->arrived;
     args.part_o = a->part_o;
     args.part_ml = a->part_ml;
-    return p->type == BT_CU_F16 ? launch_dim<__half>(a, args, s)
-                                : launch_dim<__nv_bfloat16>(a, args, s);
+    if (p->type == BT_CU_E4M3) {
+        args.scales = (const uint8_t *)p->kv + ((size_t)layer_row + p->scale_row) * p->head_dim;
+        return launch_dim<true, __half>(a, args, s);
+    }
+    return p->type == BT_CU_F16 ? launch_dim<false, __half>(a, args, s)
+                                : launch_dim<false, __nv_bfloat16>(a, args, s);
 }

@@ -30,8 +30,8 @@ struct bt_attn {
     struct bt_attn_pool pool;
     uint32_t max_batch, blocks;
     int device;
-    CUtensorMap kv_pair;  /* box: 64 columns x K and V of a page's head */
-    CUtensorMap kv_plane; /* box: 64 columns x K or V of a page's head */
+    CUtensorMap kv_pair;  /* box: 128 bytes of a row (or all) x K and V of a page's head */
+    CUtensorMap kv_plane; /* the same of K or V; not for E4M3 */
     float scale_log2;
     struct decode_plan *plan;
     struct decode_seq *seqs;
@@ -46,7 +46,8 @@ struct bt_attn {
 #ifdef __cplusplus
 extern "C"
 #endif
-    /* A tensor map of 16-bit values in 128-byte swizzle; box[0] is 64. */
+    /* A tensor map of 16-bit values (E4M3: pairs) in 128-byte swizzle; box[0] is 64, or 32 and the
+     * swizzle is of 64 bytes. */
     cudaError_t
     bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint32_t rank,
                      const uint64_t *dims, const uint64_t *strides, const uint32_t *box);

@@ -153,12 +153,15 @@ static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b
 {
     const struct bt_kv_layout *l = &e->host.info.layout;
     const struct bt_kv_group *g = &l->groups[0];
-    size_t row = (size_t)g->head_dim * bt_dtype_bytes((bt_dtype_t)g->dtype);
+    size_t row = bt_kv_row_bytes(g), planes = (size_t)g->n_kv_heads * 2;
     for (uint32_t layer = from; layer < to; layer++) {
         uint32_t bytes;
-        r->tails[r->n_tails++] =
-            (struct tail){(uint8_t *)b->mem + bt_kv_segment(l, layer, &bytes), row * l->page_tokens,
-                          row * b->toks, (size_t)g->n_kv_heads * 2};
+        uint8_t *at = (uint8_t *)b->mem + bt_kv_segment(l, layer, &bytes);
+        r->tails[r->n_tails++] = (struct tail){at, row * l->page_tokens, row * b->toks, planes};
+        if (g->scale_off) {
+            r->tails[r->n_tails++] =
+                (struct tail){at + g->scale_off, l->page_tokens, b->toks, planes};
+        }
     }
 }
 
@@ -168,7 +171,7 @@ static bt_status_t copy_items(struct bt_engine *e, struct bt_cu_flow *f, uint32_
     uint32_t layers = e->host.info.layout.n_layers, full = e->host.info.layout.page_tokens;
     uint32_t n_tails = 0;
     for (uint32_t i = f->first; i < f->n && f->blocks[i].seq < end; i++) {
-        n_tails += f->blocks[i].toks < full ? layers : 0;
+        n_tails += f->blocks[i].toks < full ? layers * 2 : 0; /* values and scales */
     }
     struct raise *r = bt_malloc(sizeof(*r) + n_tails * sizeof(r->tails[0]));
     *r = (struct raise){f->word, f->epoch, end, f->bell, f->bell_arg, 0};

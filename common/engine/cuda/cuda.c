@@ -10,7 +10,6 @@
 #include "common/engine/decoder.h"
 
 #define SPARE_BYTES (1ull << 30) /* left to the driver, graphs and libraries */
-#define SLAB_PIECE  (1ull << 30) /* registered at a time */
 
 bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what)
 {
@@ -22,30 +21,23 @@ bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what)
     return BT_ERR_DEVICE;
 }
 
-static void slab_unregister(struct bt_engine *e)
-{
-    for (uint64_t at = 0; at < e->slab_bytes; at += SLAB_PIECE) {
-        cudaHostUnregister((uint8_t *)e->slab + at);
-    }
-}
-
-/* The slab is pinned so that copies run by themselves. */
+/* The slab is pinned so that copies run by themselves; at once, because a copy must not cross the
+ * border of two registrations. */
 static bt_status_t slab_register(struct bt_engine *e, const struct bt_engine_config *c, char *err,
                                  size_t err_cap)
 {
-    for (uint64_t at = 0; c->slab && at < c->slab_bytes; at += SLAB_PIECE) {
-        size_t n = BT_MIN(SLAB_PIECE, c->slab_bytes - at);
-        cudaError_t ce = cudaHostRegister((uint8_t *)c->slab + at, n, cudaHostRegisterPortable);
-        if (ce != cudaSuccess) {
-            snprintf(err, err_cap,
-                     "engine: cannot pin %zu bytes of the slab at %llu: %s; raise the limit on "
-                     "locked memory (LimitMEMLOCK)",
-                     n, (unsigned long long)at, cudaGetErrorString(ce));
-            return BT_ERR_DEVICE;
-        }
-        e->slab = c->slab;
-        e->slab_bytes = at + n;
+    if (!c->slab || c->slab_bytes == 0) {
+        return BT_OK;
     }
+    cudaError_t ce = cudaHostRegister(c->slab, c->slab_bytes, cudaHostRegisterPortable);
+    if (ce != cudaSuccess) {
+        snprintf(err, err_cap,
+                 "engine: cannot pin the %llu bytes of the slab: %s; raise the limit on locked "
+                 "memory (LimitMEMLOCK)",
+                 (unsigned long long)c->slab_bytes, cudaGetErrorString(ce));
+        return BT_ERR_DEVICE;
+    }
+    e->slab = c->slab;
     return BT_OK;
 }
 
@@ -59,9 +51,14 @@ static void cuda_close(struct bt_engine *e)
     bt_cu_flows_close(e);
     bt_cu_step_close(e);
     bt_attn_destroy(e->attn);
+    bt_attn_destroy(e->wide_attn);
+    cudaFree(e->wide);
+    cudaFree(e->wide_table);
     bt_cu_gemm_destroy(e->gemm);
     bt_cu_model_cleanup(&e->model);
-    slab_unregister(e);
+    if (e->slab) {
+        cudaHostUnregister(e->slab);
+    }
     cudaFree(e->kv);
     cudaStream_t streams[] = {e->compute, e->store, e->load};
     for (int i = 0; i < 3; i++) {
@@ -121,13 +118,52 @@ static bt_status_t open_device(struct bt_engine *e, char *err, size_t err_cap)
     return BT_OK;
 }
 
+/* One layer of the longest sequence in f16, for chunks to attend to. */
+static bt_status_t open_wide(struct bt_engine *e, char *err, size_t err_cap)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t tokens = e->host.info.layout.page_tokens, rows = c->kv_heads * 2 * tokens;
+    e->wide_pages = e->host.max_pages_of_slot + e->host.info.max_rows / tokens;
+    size_t bytes = (size_t)e->wide_pages * rows * c->head_dim * 2;
+    int32_t *ids = bt_malloc(e->wide_pages * sizeof(*ids));
+    for (uint32_t i = 0; i < e->wide_pages; i++) {
+        ids[i] = (int32_t)i;
+    }
+    cudaError_t ce = cudaMalloc(&e->wide, bytes);
+    ce = ce == cudaSuccess ? cudaMalloc((void **)&e->wide_table, e->wide_pages * 4) : ce;
+    ce = ce == cudaSuccess
+             ? cudaMemcpy(e->wide_table, ids, e->wide_pages * 4, cudaMemcpyHostToDevice)
+             : ce;
+    free(ids);
+    const struct bt_attn_pool pool = {.kv = e->wide,
+                                      .rows = (uint64_t)e->wide_pages * rows,
+                                      .page_rows = rows,
+                                      .page_tokens = tokens,
+                                      .heads = c->heads,
+                                      .kv_heads = c->kv_heads,
+                                      .head_dim = c->head_dim,
+                                      .type = BT_CU_F16,
+                                      .out_type = BT_CU_BF16,
+                                      .window = c->window};
+    ce = ce == cudaSuccess ? bt_attn_create(&pool, 1, &e->wide_attn) : ce;
+    if (ce != cudaSuccess) {
+        snprintf(err, err_cap,
+                 "engine: %zu bytes of f16 pages beside fp8 KV: %s; lower the model's "
+                 "max_position_embeddings",
+                 bytes, cudaGetErrorString(ce));
+        return BT_ERR_NO_MEMORY;
+    }
+    return BT_OK;
+}
+
 /* The pages come last: what the limit or the device leaves. */
 static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                               size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
     struct bt_engine_info *info = &e->host.info;
-    size_t free_bytes = 0, total, block = info->layout.block_bytes, row = c->head_dim * 2u;
+    const struct bt_kv_group *g = &info->layout.groups[0];
+    size_t free_bytes = 0, total, block = info->layout.block_bytes, row = bt_kv_row_bytes(g);
     cudaError_t ce = cudaMemGetInfo(&free_bytes, &total);
     uint64_t room = free_bytes > SPARE_BYTES ? free_bytes - SPARE_BYTES : 0;
     uint64_t limit = conf->mem_limit ? BT_MIN(room, conf->mem_limit) : room;
@@ -152,7 +188,8 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
                                     .heads = c->heads,
                                     .kv_heads = c->kv_heads,
                                     .head_dim = c->head_dim,
-                                    .type = BT_CU_F16,
+                                    .type = e->e4m3 ? BT_CU_E4M3 : BT_CU_F16,
+                                    .scale_row = (uint32_t)(g->scale_off / row),
                                     .out_type = BT_CU_BF16,
                                     .window = c->window};
     ce = ce == cudaSuccess ? bt_attn_create(&e->pool, e->max_batch, &e->attn) : ce;
@@ -204,12 +241,14 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                                   .pages = 1, /* of host memory, which is not used */
                                   .max_slots = conf->max_slots,
                                   .max_rows = conf->max_rows};
-    bt_status_t st = bt_model_kv_layout(c, conf->page_tokens, &info.layout);
-    if (st != BT_OK || info.layout.n_groups != 1 || info.layout.groups[0].dtype != BT_DT_F16) {
-        snprintf(err, err_cap, "kv.block_tokens %u: no KV layout of one f16 group for this model",
-                 conf->page_tokens);
+    bt_status_t st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
+    if (st != BT_OK || info.layout.n_groups != 1) {
+        snprintf(err, err_cap,
+                 "kv.block_tokens %u, model.kv_dtype %s: no KV layout of one group for this model",
+                 conf->page_tokens, conf->kv_dtype ? conf->kv_dtype : "f16");
         return st != BT_OK ? st : BT_ERR_UNSUPPORTED;
     }
+    e->e4m3 = info.layout.groups[0].dtype == BT_DT_FP8_E4M3;
     st = bt_host_init(&e->host, &info, 0, err, err_cap);
     if (st != BT_OK) {
         return st;
@@ -227,6 +266,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         snprintf(err, err_cap, "engine cuda: trial of the sampler: %s", e->fault);
         return BT_ERR_DEVICE;
     }
+    st = st == BT_OK && e->e4m3 ? open_wide(e, err, err_cap) : st;
     st = st == BT_OK ? open_pages(e, conf, err, err_cap) : st;
     return st == BT_OK ? slab_register(e, conf, err, err_cap) : st;
 }

@@ -39,6 +39,13 @@ struct bt_cu_staging { /* one step's small inputs on their way to the device */
     bool used;
 };
 
+/* Prompt chunks of a step whose attention is one launch. */
+struct bt_cu_group {
+    uint32_t item, n_items; /* of the step's items */
+    uint32_t span, n_spans; /* of its spans: where KV is e4m3 */
+    uint32_t pages;         /* of all its spans */
+};
+
 enum bt_cu_kind { BT_CU_FORWARD, BT_CU_DRAW, BT_CU_HOST_SAMPLE, BT_CU_QUIET };
 
 struct bt_cu_work { /* a ticket that waits for the device */
@@ -76,6 +83,13 @@ struct bt_engine {
     cudaStream_t compute, store, load;
     void *kv; /* [page][layer] segments: a page's bytes are its slab block's */
     uint32_t page_rows, max_batch;
+    bool e4m3;           /* pages; chunks then attend to pages of `wide`: */
+    void *wide;          /* one layer of wide_pages f16 pages, written anew for each group */
+    uint32_t wide_pages; /* at least those of the longest sequence */
+    int32_t *wide_table; /* device: page i is page i */
+    struct bt_attn *wide_attn;
+    struct bt_cu_group *groups; /* of the step that is being enqueued: [max_rows] */
+    uint32_t n_groups;
     int32_t *table; /* [max_slots][max_pages_of_slot] */
     int32_t *last_token;
     float *rope, *x, *qkv, *logits;
@@ -105,8 +119,7 @@ struct bt_engine {
     struct bt_cu_flow *flows;
     uint32_t n_flows;
     cudaEvent_t layer_done;
-    void *slab;
-    uint64_t slab_bytes;
+    void *slab; /* pinned */
     cudaError_t failed; /* sticky */
     char fault[160];
 };

@@ -92,6 +92,16 @@ static __device__ __forceinline__ void tma_load_3d(uint32_t dst, const CUtensorM
                  : "memory");
 }
 
+/* `bytes` in one piece, a multiple of 16 as both addresses are. */
+static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
+                                                 uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"((uint64_t)src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+
 /* Ordinary writes to shared memory before, the copy engine and the tensor cores after. */
 static __device__ __forceinline__ void fence_async_shared(void)
 {

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
+#include "common/engine/cuda/e4m3.cuh"
 #include "common/engine/cuda/mma.cuh"
 
 static __device__ __forceinline__ float block_sum(float v)
@@ -112,6 +113,41 @@ extern "C" cudaError_t bt_cu_swiglu(const void *gu, uint32_t n, uint32_t inter, 
     return cudaGetLastError();
 }
 
+/* A warp's row: lane l holds values i * 32 + l of both halves. */
+template <int D>
+static __device__ __forceinline__ void put_f16(__half *out, uint32_t lane,
+                                               const float (&v)[2][D / 64])
+{
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        out[i * 32 + lane] = __float2half(v[0][i]);
+        out[D / 2 + i * 32 + lane] = __float2half(v[1][i]);
+    }
+}
+template <int D>
+static __device__ __forceinline__ void put_e4m3(uint8_t *out, uint8_t *scale, uint32_t lane,
+                                                const float (&v)[2][D / 64])
+{
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        top = fmaxf(top, fmaxf(fabsf(v[0][i]), fabsf(v[1][i])));
+    }
+    for (int d = 16; d > 0; d /= 2) {
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    }
+    uint32_t e = e4m3_scale(top);
+    float f = e4m3_scale_inverse(e);
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        out[i * 32 + lane] = e4m3_of(v[0][i] * f);
+        out[D / 2 + i * 32 + lane] = e4m3_of(v[1][i] * f);
+    }
+    if (lane == 0) {
+        *scale = (uint8_t)e;
+    }
+}
+
 /* One warp per (token, head); lane l holds pairs (i, i + D / 2), the halves that RoPE turns. */
 template <int D> static __global__ void append_kernel(const __grid_constant__ struct bt_cu_append a)
 {
@@ -153,23 +189,27 @@ template <int D> static __global__ void append_kernel(const __grid_constant__ st
             v[1][i] *= f * norm[D / 2 + i * 32 + lane];
         }
     }
-    __half *out;
-    if (is_q) {
-        out = (__half *)a.q + ((size_t)t * a.heads + head) * D;
-    } else {
-        uint32_t kv = head - a.heads - (is_v ? a.kv_heads : 0);
-        size_t page = (size_t)a.table[(size_t)a.slots[t] * a.table_stride + pos / a.page_tokens];
-        size_t row = page * a.page_rows + a.layer_row + ((size_t)kv * 2 + is_v) * a.page_tokens +
-                     pos % a.page_tokens;
-        out = (__half *)a.pool + row * D;
-    }
     const float *cs = a.rope + (size_t)pos * D;
 #pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
+    for (int i = 0; i < PAIRS && !is_v; i++) {
         int d = i * 32 + (int)lane;
-        float c = is_v ? 1.0f : cs[d], s = is_v ? 0.0f : cs[D / 2 + d];
-        out[d] = __float2half(v[0][i] * c - v[1][i] * s);
-        out[D / 2 + d] = __float2half(v[1][i] * c + v[0][i] * s);
+        float c = cs[d], s = cs[D / 2 + d], lo = v[0][i], hi = v[1][i];
+        v[0][i] = lo * c - hi * s;
+        v[1][i] = hi * c + lo * s;
+    }
+    if (is_q) {
+        put_f16<D>((__half *)a.q + ((size_t)t * a.heads + head) * D, lane, v);
+        return;
+    }
+    uint32_t plane = (head - a.heads - (is_v ? a.kv_heads : 0)) * 2 + is_v;
+    size_t page = (size_t)a.table[(size_t)a.slots[t] * a.table_stride + pos / a.page_tokens];
+    size_t segment = page * a.page_rows + a.layer_row;
+    uint32_t row = plane * a.page_tokens + pos % a.page_tokens;
+    if (a.e4m3) {
+        put_e4m3<D>((uint8_t *)a.pool + (segment + row) * D,
+                    (uint8_t *)a.pool + (segment + a.scale_row) * D + row, lane, v);
+    } else {
+        put_f16<D>((__half *)a.pool + (segment + row) * D, lane, v);
     }
 }
 

@@ -31,11 +31,12 @@ struct bt_cu_append {                    /* QKV product -> queries and pages */
     const int32_t *table;
     void *q; /* [n][heads * head_dim] f16 */
     void *pool;
-    uint64_t page_rows, layer_row; /* as in attn.h */
+    bool e4m3;                                /* else f16 */
+    uint64_t page_rows, layer_row, scale_row; /* as in attn.h */
     uint32_t n, heads, kv_heads, head_dim, page_tokens, table_stride;
     float eps;
 };
-/* Bias, QK norm, RoPE; K and V go to their pages as f16. */
+/* Bias, QK norm, RoPE; K and V go to their pages as f16 or as e4m3 with their scales. */
 cudaError_t bt_cu_append(const struct bt_cu_append *a, cudaStream_t s);
 
 /* Whether gemv.cu is for products of m rows with weights [n][k]: m up to 8, and not so long a k

@@ -13,12 +13,13 @@
 /* A step's small inputs, in one piece of memory laid out by its sizes: a graph's pointers depend on
  * its batch alone. Single tokens come first, then the chunks. */
 struct layout {
-    uint32_t tokens, singles, wanted, items;
-    size_t ids, pos, slots, lens, rows, item, bytes;
+    uint32_t tokens, singles, wanted, items, spans;
+    size_t ids, pos, slots, lens, rows, item, span, bytes;
 };
 struct inputs { /* the same on the host or on the device */
     int32_t *ids, *pos, *slots, *lens, *rows;
     struct bt_attn_item *items;
+    struct bt_attn_span *spans;
 };
 
 static size_t put(size_t *at, size_t bytes)
@@ -28,23 +29,30 @@ static size_t put(size_t *at, size_t bytes)
     return here;
 }
 
-static struct layout lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted, uint32_t items)
+static struct layout lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted, uint32_t items,
+                             uint32_t spans)
 {
-    struct layout l = {tokens, singles, wanted, items, 0, 0, 0, 0, 0, 0, 0};
+    struct layout l = {
+        .tokens = tokens, .singles = singles, .wanted = wanted, .items = items, .spans = spans};
     l.ids = put(&l.bytes, tokens * 4);
     l.pos = put(&l.bytes, tokens * 4);
     l.slots = put(&l.bytes, tokens * 4);
     l.lens = put(&l.bytes, singles * 4);
     l.rows = put(&l.bytes, wanted * 4);
     l.item = put(&l.bytes, items * sizeof(struct bt_attn_item));
+    l.span = put(&l.bytes, spans * sizeof(struct bt_attn_span));
     return l;
 }
 
 static struct inputs inputs_at(const struct layout *l, uint8_t *p)
 {
-    return (struct inputs){(int32_t *)(p + l->ids),   (int32_t *)(p + l->pos),
-                           (int32_t *)(p + l->slots), (int32_t *)(p + l->lens),
-                           (int32_t *)(p + l->rows),  (struct bt_attn_item *)(p + l->item)};
+    return (struct inputs){(int32_t *)(p + l->ids),
+                           (int32_t *)(p + l->pos),
+                           (int32_t *)(p + l->slots),
+                           (int32_t *)(p + l->lens),
+                           (int32_t *)(p + l->rows),
+                           (struct bt_attn_item *)(p + l->item),
+                           (struct bt_attn_span *)(p + l->span)};
 }
 
 static void *take(size_t bytes, cudaError_t *e)
@@ -125,10 +133,11 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     const struct bt_engine_info *info = &e->host.info;
     size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
     size_t qkv = q + (size_t)2 * c->kv_heads * c->head_dim;
-    struct layout all =
-        lay_out((uint32_t)rows, e->max_batch, info->max_slots, info->max_rows + info->max_slots);
+    struct layout all = lay_out((uint32_t)rows, e->max_batch, info->max_slots,
+                                info->max_rows + info->max_slots, info->max_rows);
     cudaError_t ce = cudaSuccess;
     e->step_bytes = all.bytes;
+    e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
     e->step = take(all.bytes, &ce);
     e->rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
     e->x = take(rows * c->hidden * 4, &ce);
@@ -173,6 +182,7 @@ void bt_cu_step_close(struct bt_engine *e)
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         cudaFree(all[i]);
     }
+    free(e->groups);
     for (int i = 0; i < BT_CU_STAGING; i++) {
         cudaFreeHost(e->staging[i].host);
         if (e->staging[i].sent) {
@@ -207,10 +217,32 @@ static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uin
     in->lens[at] = (int32_t)pos + 1;
 }
 
+/* The group that a chunk of so many pages belongs to: e4m3 pages are expanded side by side, as many
+ * as there is room for. */
+static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32_t n_items)
+{
+    struct bt_cu_group *g = e->n_groups ? &e->groups[e->n_groups - 1] : NULL;
+    if (!g || (e->e4m3 && g->pages + pages > e->wide_pages)) {
+        uint32_t span = g ? g->span + g->n_spans : 0;
+        g = &e->groups[e->n_groups++];
+        *g = (struct bt_cu_group){.item = n_items, .span = span};
+    }
+    return g;
+}
+
 static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
                       const struct inputs *in, uint32_t *n_items)
 {
     uint32_t pos = bt_host_row_pos(&e->host, row), per = bt_attn_prefill_tokens(e->attn);
+    uint32_t pages = BT_DIV_UP(pos + row->n, e->host.info.layout.page_tokens);
+    struct bt_cu_group *g = group_for(e, pages, *n_items);
+    int32_t slot = (int32_t)row->slot;
+    if (e->e4m3) { /* the wide pages' table is the same for all: a slot is its first page */
+        in->spans[g->span + g->n_spans++] = (struct bt_attn_span){slot, (int32_t)g->pages};
+        slot = (int32_t)g->pages;
+        g->pages += pages;
+    }
+    g->n_items += BT_DIV_UP(row->n, per);
     for (uint32_t i = 0; i < row->n; i++) {
         in->ids[at + i] = (int32_t)row->tokens[i];
         in->pos[at + i] = (int32_t)(pos + i);
@@ -220,7 +252,7 @@ static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint
         in->items[(*n_items)++] = (struct bt_attn_item){.row = (int32_t)(at + i),
                                                         .n = (int32_t)BT_MIN(per, row->n - i),
                                                         .pos = (int32_t)(pos + i),
-                                                        .slot = (int32_t)row->slot,
+                                                        .slot = slot,
                                                         .len = (int32_t)(pos + row->n)};
     }
 }
@@ -230,6 +262,7 @@ static void fill(struct bt_engine *e, const struct bt_engine_batch *b, const str
                  const struct inputs *in, struct bt_host_ticket *t)
 {
     uint32_t single = 0, chunk = l->singles, n_items = 0, sample = 0;
+    e->n_groups = 0;
     for (uint32_t r = 0; r < b->n_rows; r++) {
         const struct bt_engine_row *row = &b->rows[r];
         uint32_t last;
@@ -249,7 +282,10 @@ static void fill(struct bt_engine *e, const struct bt_engine_batch *b, const str
         }
     }
     t->n_rows = sample;
-    qsort(in->items, n_items, sizeof(*in->items), longest_first);
+    for (uint32_t i = 0; i < e->n_groups; i++) {
+        const struct bt_cu_group *g = &e->groups[i];
+        qsort(in->items + g->item, g->n_items, sizeof(*in->items), longest_first);
+    }
 }
 
 /* Sequences of the graph that are not there: no slot, no KV, logits that nobody reads. */
@@ -306,10 +342,26 @@ static bt_status_t attention(struct bt_engine *e, const struct layout *l, const 
                                          in->lens, in->slots, e->table, stride};
         BT_CU_TRY(e, bt_attn_decode(e->attn, &d, layer_row, e->compute));
     }
-    if (l->items) {
-        const struct bt_attn_prefill f = {e->q,      e->o,     q,        q,     l->tokens,
-                                          in->items, l->items, e->table, stride};
-        BT_CU_TRY(e, bt_attn_prefill(e->attn, &f, layer_row, e->compute));
+    for (uint32_t i = 0; l->items && i < e->n_groups; i++) {
+        const struct bt_cu_group *g = &e->groups[i];
+        struct bt_attn_prefill f = {.q = e->q,
+                                    .out = e->o,
+                                    .q_stride = q,
+                                    .out_stride = q,
+                                    .rows = l->tokens,
+                                    .items = in->items + g->item,
+                                    .n_items = g->n_items,
+                                    .table = e->table,
+                                    .table_stride = stride};
+        if (!e->e4m3) {
+            BT_CU_TRY(e, bt_attn_prefill(e->attn, &f, layer_row, e->compute));
+            continue;
+        }
+        BT_CU_TRY(e, bt_attn_expand(e->attn, layer_row, e->wide, in->spans + g->span, g->n_spans,
+                                    g->pages, e->table, stride, e->compute));
+        f.table = e->wide_table;
+        f.table_stride = 1;
+        BT_CU_TRY(e, bt_attn_prefill(e->wide_attn, &f, 0, e->compute));
     }
     return BT_OK;
 }
@@ -328,6 +380,8 @@ static bt_status_t append(struct bt_engine *e, const struct bt_cu_layer *y, cons
                                    .table = e->table,
                                    .q = e->q,
                                    .pool = e->kv,
+                                   .e4m3 = e->e4m3,
+                                   .scale_row = e->pool.scale_row,
                                    .page_rows = e->page_rows,
                                    .layer_row = layer_row,
                                    .n = l->tokens,
@@ -348,8 +402,8 @@ static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *
     const struct bt_model_config *c = &e->model.config;
     const struct bt_cu_layer *y = &e->model.layers[layer];
     uint32_t n = l->tokens, q = c->heads * c->head_dim, bytes;
-    uint32_t kv_row =
-        (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) / (c->head_dim * 2));
+    uint32_t kv_row = (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) /
+                                 bt_kv_row_bytes(&e->host.info.layout.groups[0]));
     bt_status_t st = b ? bt_cu_layer_wait(e, b, layer) : BT_OK;
     if (st != BT_OK) {
         return st;
@@ -450,7 +504,7 @@ static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
     if (e->graphs[index]) {
         return BT_OK;
     }
-    struct layout l = lay_out(bucket, bucket, bucket, 0);
+    struct layout l = lay_out(bucket, bucket, bucket, 0, 0);
     struct inputs in = inputs_at(&l, e->step);
     cudaGraph_t g = NULL;
     BT_CU_TRY(e, cudaStreamBeginCapture(e->compute, cudaStreamCaptureModeThreadLocal));
@@ -495,13 +549,14 @@ static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch
 static struct layout batch_layout(const struct bt_engine *e, const struct bt_engine_batch *b,
                                   uint32_t n_tokens)
 {
-    uint32_t singles = 0, wanted = 0, items = 0, per = bt_attn_prefill_tokens(e->attn);
+    uint32_t singles = 0, wanted = 0, items = 0, chunks = 0, per = bt_attn_prefill_tokens(e->attn);
     for (uint32_t r = 0; r < b->n_rows; r++) {
         singles += b->rows[r].n == 1;
         wanted += b->rows[r].flags & BT_ROW_SAMPLE ? 1 : 0;
         items += b->rows[r].n == 1 ? 0 : BT_DIV_UP(b->rows[r].n, per);
+        chunks += b->rows[r].n > 1;
     }
-    return lay_out(n_tokens, singles, wanted, items);
+    return lay_out(n_tokens, singles, wanted, items, e->e4m3 ? chunks : 0);
 }
 
 static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
@@ -516,7 +571,7 @@ static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b,
             index++;
         }
         bucket = BT_MIN(bucket, e->max_batch);
-        l = lay_out(bucket, bucket, bucket, 0);
+        l = lay_out(bucket, bucket, bucket, 0, 0);
         st = graph_for(e, bucket, index);
         st = st == BT_OK ? send_inputs(e, b, &l, t) : st;
         if (st == BT_OK) {

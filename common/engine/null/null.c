@@ -96,9 +96,10 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
                                   .max_slots = c->max_slots,
                                   .max_rows = c->max_rows,
                                   .device = "null"};
-    st = bt_model_kv_layout(&e->config, c->page_tokens, &info.layout);
+    st = bt_model_kv_layout(&e->config, c->kv_dtype, c->page_tokens, &info.layout);
     if (st != BT_OK) {
-        snprintf(err, err_cap, "kv.block_tokens %u: no KV layout for this model", c->page_tokens);
+        snprintf(err, err_cap, "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model",
+                 c->page_tokens, c->kv_dtype ? c->kv_dtype : "f16");
     } else {
         st =
             bt_host_init(&e->host, &info, c->mem_limit ? c->mem_limit : KV_BYTES_DEF, err, err_cap);
@@ -107,7 +108,7 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
         null_close(e);
         return st;
     }
-    e->kv_bytes = BT_MIN(8u, info.layout.groups[0].head_dim * 2u);
+    e->kv_bytes = BT_MIN(8u, bt_kv_row_bytes(&info.layout.groups[0]));
     e->log_vocab = logf((float)e->config.vocab);
     *e_p = e;
     *info_p = &e->host.info;
@@ -126,7 +127,7 @@ static uint8_t *kv_at(const struct bt_engine *e, uint32_t slot, uint32_t pos, ui
     const struct bt_kv_layout *l = &e->host.info.layout;
     uint32_t page = e->host.slots[slot].pages[pos / l->page_tokens] - 1;
     return bt_host_segment(&e->host, layer, page) +
-           (size_t)(pos % l->page_tokens) * l->groups[0].head_dim * 2;
+           (size_t)(pos % l->page_tokens) * bt_kv_row_bytes(&l->groups[0]);
 }
 
 static uint64_t mix(uint64_t h)

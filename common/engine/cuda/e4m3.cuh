@@ -1,0 +1,38 @@
+/* e4m3 values with a power-of-two scale for each token and head (common/kv/layout.h): to and from
+ * f32 and f16. Since the scale is a power of two it costs no precision, and one byte holds it.
+ * Device code only. */
+#ifndef BT_CUDA_E4M3_CUH
+#define BT_CUDA_E4M3_CUH
+
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+/* The scale's byte for values up to `top`: the smallest with top / scale <= 448 = 1.75 * 2^8. */
+static __device__ __forceinline__ uint32_t e4m3_scale(float top)
+{
+    uint32_t bits = __float_as_uint(top), over = (bits & 0x7fffffu) > 0x600000u;
+    return top == 0.0f ? 0 : (uint32_t)max((int)(bits >> 23) - 8 + (int)over, 1);
+}
+static __device__ __forceinline__ float e4m3_scale_value(uint32_t e)
+{
+    return __uint_as_float(e << 23); /* 0: zero */
+}
+/* What values are multiplied by before they are rounded. */
+static __device__ __forceinline__ float e4m3_scale_inverse(uint32_t e)
+{
+    return __uint_as_float((254 - e) << 23);
+}
+
+static __device__ __forceinline__ uint8_t e4m3_of(float v)
+{
+    return (uint8_t)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
+}
+/* The two values in the low 16 bits as f16, without the scale: exact. */
+static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t two)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)two));
+    return r;
+}
+
+#endif
