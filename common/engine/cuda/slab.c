@@ -1,0 +1,117 @@
+/* Slabs, pinned so that copies to and from them run by themselves: copies of pageable memory go
+ * through a buffer of the driver's, while the caller waits. Pinning takes a third of a second per
+ * GiB, so a thread of the slab's own does it in pieces, and flows cut their copies where pieces
+ * meet: one copy must not cross two registrations. Until a piece is pinned its copies are slow, not
+ * wrong. Owner thread: the engine's; the pinning thread touches its slab's counters only. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/engine/cuda/cuda_priv.h"
+
+struct bt_cu_slab {
+    struct bt_list link;
+    uint8_t *mem;
+    uint64_t bytes;
+    _Atomic uint64_t pinned; /* from the start, whole pieces */
+    _Atomic bool stop;
+    bool threaded;
+    pthread_t thread;
+    int device;
+};
+
+static cudaError_t pin(struct bt_cu_slab *s)
+{
+    cudaError_t ce = cudaSetDevice(s->device);
+    for (uint64_t at = 0; ce == cudaSuccess && at < s->bytes && !s->stop;) {
+        uint64_t n = BT_MIN((uint64_t)BT_CU_SLAB_PIECE, s->bytes - at);
+        ce = cudaHostRegister(s->mem + at, n, cudaHostRegisterPortable);
+        at += n;
+        s->pinned = ce == cudaSuccess ? at : s->pinned;
+    }
+    return ce;
+}
+
+static void *pin_thread(void *arg)
+{
+    struct bt_cu_slab *s = arg;
+    cudaError_t ce = pin(s);
+    if (ce != cudaSuccess) {
+        fprintf(stderr,
+                "<4>engine cuda: %llu of the slab's %llu bytes are pinned, then: %s; copies of the "
+                "rest are slow: raise the limit on locked memory (LimitMEMLOCK)\n",
+                (unsigned long long)s->pinned, (unsigned long long)s->bytes,
+                cudaGetErrorString(ce));
+    }
+    return NULL;
+}
+
+static struct bt_cu_slab *slab_new(struct bt_engine *e, void *mem, uint64_t bytes)
+{
+    struct bt_cu_slab *s = bt_calloc(1, sizeof(*s));
+    s->mem = mem;
+    s->bytes = bytes;
+    s->device = e->device;
+    bt_list_insert_tail(&e->slabs, &s->link);
+    return s;
+}
+
+bt_status_t bt_cu_slab_pin(struct bt_engine *e, void *mem, uint64_t bytes)
+{
+    BT_CU_TRY(e, pin(slab_new(e, mem, bytes)));
+    return BT_OK;
+}
+
+void bt_cu_slab_open(struct bt_engine *e, void *mem, uint64_t bytes)
+{
+    struct bt_cu_slab *s = slab_new(e, mem, bytes);
+    s->threaded = pthread_create(&s->thread, NULL, pin_thread, s) == 0;
+    if (!s->threaded) {
+        (void)pin_thread(s);
+    }
+}
+
+static void slab_free(struct bt_cu_slab *s)
+{
+    s->stop = true;
+    if (s->threaded) {
+        pthread_join(s->thread, NULL);
+    }
+    for (uint64_t at = 0; at < s->pinned; at += BT_CU_SLAB_PIECE) {
+        cudaHostUnregister(s->mem + at);
+    }
+    bt_list_remove(&s->link);
+    free(s);
+}
+
+void bt_cu_slab_close(struct bt_engine *e, void *mem)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &e->slabs) {
+        struct bt_cu_slab *s = BT_CONTAINER_OF(l, struct bt_cu_slab, link);
+        if (s->mem == mem) {
+            slab_free(s);
+            return;
+        }
+    }
+}
+
+void bt_cu_slabs_close(struct bt_engine *e)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &e->slabs) {
+        slab_free(BT_CONTAINER_OF(l, struct bt_cu_slab, link));
+    }
+}
+
+uint64_t bt_cu_slab_run(const struct bt_engine *e, const void *at, uint64_t bytes)
+{
+    struct bt_list *l;
+    bt_list_for_each (l, &e->slabs) {
+        const struct bt_cu_slab *s = BT_CONTAINER_OF(l, struct bt_cu_slab, link);
+        uint64_t off = (uint64_t)((const uint8_t *)at - s->mem);
+        if ((const uint8_t *)at >= s->mem && off < s->bytes) {
+            return BT_MIN(bytes, BT_CU_SLAB_PIECE - off % BT_CU_SLAB_PIECE);
+        }
+    }
+    return bytes;
+}
