@@ -165,11 +165,11 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(LINK) -lcmocka
 $(B)/tests/gpu/check_sample $(B)/tests/gpu/bench_sample: $(B)/libbaton.a
 # The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
-CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights step draw draw_check copy) $(call obj,$(wildcard tests/cuda_host/*.c))
+CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights step draw draw_check copy slab) $(call obj,$(wildcard tests/cuda_host/*.c))
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
 $(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
 	@mkdir -p $(@D)
-	$(CC) -Itests/cuda_host $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(CC) -Itests/cuda_host -DBT_CU_SLAB_PIECE=4096 $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 $(B)/tests/unit/test_cuda_engine: $(CUDA_HOST_O)
 -include $(CUDA_HOST_O:.o=.d)
 .SECONDARY:
@@ -192,9 +192,9 @@ check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 	$(B)/tests/gpu/check_rows
 	$(B)/tests/gpu/check_sample
 	$(B)/tests/gpu/check_engine
-	for m in shakespeare-llama-6m shakespeare-draft-1m; do BT_GOLDEN_ENGINE=cuda \
-		BT_GOLDEN_MODEL=deploy/models/$$m BT_GOLDEN_REF=tests/golden/$$m.json \
-		$(B)/tests/golden/test_engine_golden || exit 1; done
+	for kv in f16 fp8; do for m in shakespeare-llama-6m shakespeare-draft-1m; do \
+		BT_GOLDEN_ENGINE=cuda BT_GOLDEN_KV=$$kv BT_GOLDEN_MODEL=deploy/models/$$m \
+		BT_GOLDEN_REF=tests/golden/$$m.json $(B)/tests/golden/test_engine_golden || exit 1; done; done
 bench-gpu: $(GPU_BINS)
 	$(B)/tests/gpu/bench_attn
 	$(B)/tests/gpu/bench_gemv

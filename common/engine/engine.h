@@ -11,7 +11,7 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI     2
+#define BT_ENGINE_ABI     3
 #define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
 #define BT_ENGINE_MAX_EOS 16
 
@@ -36,7 +36,7 @@ struct bt_engine_config {
     uint32_t max_rows;       /* tokens of one step over all rows */
     uint64_t mem_limit;      /* bytes for KV pages when pages is 0 */
     uint32_t rank, ranks, stage, stages; /* tensor and pipeline parallelism: 0,1,0,1 */
-    void *slab; /* the mapped slab data area to register with the device; may be NULL */
+    void *slab; /* a slab as slab_open takes one, pinned before open returns; may be NULL */
     uint64_t slab_bytes;
     void (*progress)(void *arg, const char *what, double fraction); /* while opening; may be NULL */
     void *progress_arg;
@@ -144,6 +144,12 @@ struct bt_engine_vtable {
     bt_status_t (*open)(const struct bt_engine_config *, struct bt_engine **,
                         const struct bt_engine_info **, char *err, size_t err_cap);
     void (*close)(struct bt_engine *);
+
+    /* Flows copy from and to this memory from now on, until slab_close says that none does and that
+     * it may be unmapped. A device pins it meanwhile, in the background: copies before that are
+     * slower. Both NULL: an engine for which all memory is the same. */
+    void (*slab_open)(struct bt_engine *, void *mem, uint64_t bytes);
+    void (*slab_close)(struct bt_engine *, void *mem);
 
     /* Opens a sequence. tokens[0..n) is what is known so far (prompt and generated), n_prompt of
      * them prompt: penalties and the random position are rebuilt from them. No KV is computed. */

@@ -14,6 +14,9 @@ void bt_wslab_put(struct bt_wslab *s)
 {
     BT_ASSERT(s->refs > 0);
     if (--s->refs == 0 && s->dead) {
+        if (s->vt->slab_close != NULL) {
+            s->vt->slab_close(s->eng, s->slab->data);
+        }
         bt_slab_unmap(s->slab);
         free(s);
     }
@@ -587,6 +590,12 @@ void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s)
     BT_ASSERT(c->slab == NULL);
     c->slab = s;
     s->refs = 1; /* ours, until it detaches */
+    s->vt = c->vt;
+    s->eng = c->eng;
+    if (c->vt->slab_open != NULL) {
+        const struct bt_slab_super *sup = s->slab->super;
+        c->vt->slab_open(c->eng, s->slab->data, sup->n_slots * sup->slot_bytes);
+    }
 }
 
 static struct bt_wreq *next_with_grant(const struct bt_list *head)

@@ -27,6 +27,8 @@
  * lives until no copy of the engine can touch it. The control thread makes it and hands it over. */
 struct bt_wslab {
     struct bt_slab *slab;
+    const struct bt_engine_vtable *vt; /* of the engine that has it open */
+    struct bt_engine *eng;
     uint64_t attach; /* number of the attachment */
     uint32_t refs;   /* requests and puts that use it */
     bool dead;       /* the kvstore has gone: unmap when refs is 0 */

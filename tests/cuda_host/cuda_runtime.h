@@ -44,6 +44,7 @@ enum {
 
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most);
 cudaError_t cudaDeviceSynchronize(void);

@@ -2,9 +2,11 @@
  * waits, a few pieces at a time, of streams in random order. So what the host reads or overwrites
  * too early, and what two streams do without an event between them, comes out wrong here as well.
  * As CUDA does, a copy from pageable memory takes its bytes within the call, one from pinned memory
- * when it runs; new device memory is full of NaN. One thread. */
+ * when it runs; a copy must not cross the end of a registration; new device memory is full of NaN.
+ * One thread, but for registrations. */
 #include "cuda_runtime.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +40,7 @@ struct pinned {
 
 static struct cuda_stream *streams;
 static struct pinned *pins;
+static pthread_mutex_t pins_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t rng = 88172645463325252ull;
 
 static uint32_t random_below(uint32_t n)
@@ -272,30 +275,47 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x)
 static bool pin(void *p, size_t bytes)
 {
     struct pinned *x = malloc(sizeof(*x));
+    pthread_mutex_lock(&pins_lock);
     *x = (struct pinned){pins, p, bytes};
     pins = x;
+    pthread_mutex_unlock(&pins_lock);
     return true;
 }
 static bool unpin(const void *p)
 {
-    for (struct pinned **x = &pins; *x; x = &(*x)->next) {
+    struct pinned *gone = NULL;
+    pthread_mutex_lock(&pins_lock);
+    for (struct pinned **x = &pins; *x && !gone; x = *x ? &(*x)->next : x) {
         if ((*x)->p == p) {
-            struct pinned *gone = *x;
+            gone = *x;
             *x = gone->next;
-            free(gone);
-            return true;
         }
     }
-    return false;
+    pthread_mutex_unlock(&pins_lock);
+    free(gone);
+    return gone != NULL;
+}
+/* Pinned bytes from p on; 0: p is not pinned. */
+static size_t pinned_from(const void *p)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&pins_lock);
+    for (const struct pinned *x = pins; x && n == 0; x = x->next) {
+        if ((const uint8_t *)p >= x->p && (const uint8_t *)p < x->p + x->bytes) {
+            n = (size_t)(x->p + x->bytes - (const uint8_t *)p);
+        }
+    }
+    pthread_mutex_unlock(&pins_lock);
+    return n;
 }
 static bool is_pinned(const void *p)
 {
-    for (const struct pinned *x = pins; x; x = x->next) {
-        if ((const uint8_t *)p >= x->p && (const uint8_t *)p < x->p + x->bytes) {
-            return true;
-        }
-    }
-    return false;
+    return pinned_from(p) > 0;
+}
+static bool crosses(const void *p, size_t bytes)
+{
+    size_t n = pinned_from(p);
+    return n > 0 && n < bytes;
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes)
@@ -384,6 +404,9 @@ cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const
     (void)first;
     (void)n_attrs;
     for (size_t i = 0; i < n; i++) { /* device memory or pinned */
+        if (crosses(to[i], bytes[i]) || crosses(from[i], bytes[i])) {
+            return cudaErrorInvalidValue;
+        }
         cudaMemcpyAsync(to[i], from[i], bytes[i], cudaMemcpyDeviceToDevice, s);
     }
     return cudaSuccess;
@@ -416,6 +439,10 @@ cudaError_t cudaGetDevice(int *device)
 {
     *device = 0;
     return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device)
+{
+    return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {

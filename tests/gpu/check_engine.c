@@ -44,12 +44,12 @@ static void alone(const uint32_t *prompt, uint32_t n, uint32_t chunk, uint32_t *
 }
 
 /* The same up to the first near-tie, after which texts may go apart: each of two logprobs may be
- * off by 0.1. Returns how far. */
+ * off by 0.15 (fp8 KV: 0.75). Returns how far. */
 static uint32_t same(const uint32_t *a, const uint32_t *b, const float *gap, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         if (a[i] != b[i]) {
-            if (gap[i] > 0.3f) {
+            if (gap[i] > (drive_kv_dtype ? 1.5f : 0.3f)) {
                 fail_msg("token %u: %u and %u, gap %f", i, a[i], b[i], gap[i]);
             }
             return i;
@@ -135,19 +135,25 @@ static void test_batch(void **state)
         }
         memcpy(first, got, sizeof(got));
     }
-    float worst = 0;
+    float worst = 0, sum = 0;
+    uint32_t n = 0;
     for (uint32_t s = 0; s < SEQS; s++) {
         for (uint32_t i = 1; i < STEPS && want[s][i] == got[s][i]; i++) {
-            worst = fmaxf(worst, fabsf(lp[s][i] - other[s][i]));
+            float diff = fabsf(lp[s][i] - other[s][i]);
+            worst = fmaxf(worst, diff);
+            sum += diff;
+            n++;
         }
     }
-    printf("# logprobs alone and in a batch differ by at most %.3f\n", worst);
-    assert_true(worst < 0.15f);
+    printf("# logprobs alone and in a batch differ by at most %.3f, in the mean %.4f\n", worst,
+           sum / (float)n);
+    assert_true(worst < (drive_kv_dtype ? 1.5f : 0.25f));
+    assert_true(sum / (float)n < (drive_kv_dtype ? 0.1f : 0.03f));
     for (uint32_t s = 0; s < SEQS; s++) {
         together += same(want[s], got[s], gap[s], STEPS);
     }
     printf("# %u of %u tokens before near-ties\n", together, SEQS * STEPS);
-    assert_true(together > SEQS * STEPS * 3 / 4);
+    assert_true(together > SEQS * STEPS * (drive_kv_dtype ? 1 : 3) / 4);
 }
 
 /* A mask that allows all changes nothing, whoever the neighbours are. */
@@ -303,6 +309,7 @@ static void test_flow(void **state)
     uint8_t *slab = aligned_alloc(4096, BT_ALIGN_UP(bytes * BLOCKS, (size_t)4096));
     memset(slab, 0xff, bytes * BLOCKS);
     bells = 0;
+    d.vt->slab_open(d.e, slab, bytes * BLOCKS); /* copies begin before all of it is pinned */
     bt_flow_word_t word = 0;
     struct bt_engine_block blocks[BLOCKS];
     uint32_t flow, load;
@@ -387,6 +394,7 @@ static void test_flow(void **state)
     wait_ok(t);
     drive_slot_close(&d, 0);
     drive_slot_close(&d, 1);
+    d.vt->slab_close(d.e, slab);
     free(slab);
 }
 

@@ -142,10 +142,15 @@ static bt_status_t pile_run(struct bt_engine *e, struct pile *p, const struct bt
     uint64_t off = bt_kv_segment(l, from, &bytes), end = bt_kv_segment(l, to - 1, &bytes) + bytes;
     uint8_t *slab = (uint8_t *)b->mem + off;
     uint8_t *page = (uint8_t *)e->kv + (size_t)b->page * l->block_bytes + off;
-    p->to[p->n] = dir == BT_ENGINE_LOAD ? page : slab;
-    p->from[p->n] = dir == BT_ENGINE_LOAD ? slab : page;
-    p->bytes[p->n++] = end - off;
-    return p->n == BT_ARRAY_LEN(p->to) ? pile_send(e, p, dir) : BT_OK;
+    bt_status_t st = BT_OK;
+    for (uint64_t at = 0, n; st == BT_OK && at < end - off; at += n) {
+        n = bt_cu_slab_run(e, slab + at, end - off - at);
+        p->to[p->n] = (dir == BT_ENGINE_LOAD ? page : slab) + at;
+        p->from[p->n] = (dir == BT_ENGINE_LOAD ? slab : page) + at;
+        p->bytes[p->n++] = n;
+        st = p->n == BT_ARRAY_LEN(p->to) ? pile_send(e, p, dir) : BT_OK;
+    }
+    return st;
 }
 
 static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b, uint32_t from,

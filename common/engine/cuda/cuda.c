@@ -21,26 +21,6 @@ bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what)
     return BT_ERR_DEVICE;
 }
 
-/* The slab is pinned so that copies run by themselves; at once, because a copy must not cross the
- * border of two registrations. */
-static bt_status_t slab_register(struct bt_engine *e, const struct bt_engine_config *c, char *err,
-                                 size_t err_cap)
-{
-    if (!c->slab || c->slab_bytes == 0) {
-        return BT_OK;
-    }
-    cudaError_t ce = cudaHostRegister(c->slab, c->slab_bytes, cudaHostRegisterPortable);
-    if (ce != cudaSuccess) {
-        snprintf(err, err_cap,
-                 "engine: cannot pin the %llu bytes of the slab: %s; raise the limit on locked "
-                 "memory (LimitMEMLOCK)",
-                 (unsigned long long)c->slab_bytes, cudaGetErrorString(ce));
-        return BT_ERR_DEVICE;
-    }
-    e->slab = c->slab;
-    return BT_OK;
-}
-
 static void cuda_close(struct bt_engine *e)
 {
     if (!e) {
@@ -56,9 +36,7 @@ static void cuda_close(struct bt_engine *e)
     cudaFree(e->wide_table);
     bt_cu_gemm_destroy(e->gemm);
     bt_cu_model_cleanup(&e->model);
-    if (e->slab) {
-        cudaHostUnregister(e->slab);
-    }
+    bt_cu_slabs_close(e);
     cudaFree(e->kv);
     cudaStream_t streams[] = {e->compute, e->store, e->load};
     for (int i = 0; i < 3; i++) {
@@ -268,7 +246,14 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     }
     st = st == BT_OK && e->e4m3 ? open_wide(e, err, err_cap) : st;
     st = st == BT_OK ? open_pages(e, conf, err, err_cap) : st;
-    return st == BT_OK ? slab_register(e, conf, err, err_cap) : st;
+    if (st == BT_OK && conf->slab && bt_cu_slab_pin(e, conf->slab, conf->slab_bytes) != BT_OK) {
+        snprintf(err, err_cap,
+                 "engine: cannot pin the slab's %llu bytes: %s; raise the limit on locked memory "
+                 "(LimitMEMLOCK)",
+                 (unsigned long long)conf->slab_bytes, e->fault);
+        return BT_ERR_DEVICE;
+    }
+    return st;
 }
 
 static bt_status_t cuda_open(const struct bt_engine_config *conf, struct bt_engine **e_p,
@@ -282,6 +267,7 @@ static bt_status_t cuda_open(const struct bt_engine_config *conf, struct bt_engi
     bt_list_init(&e->work);
     bt_list_init(&e->idle);
     bt_list_init(&e->waiting);
+    bt_list_init(&e->slabs);
     st = bt_model_config_load(conf->model_dir, &e->model.config, err, err_cap);
     st = st == BT_OK ? check_model(conf, &e->model.config, err, err_cap) : st;
     st = st == BT_OK ? open_device(e, err, err_cap) : st;
@@ -492,6 +478,8 @@ static const struct bt_engine_vtable vtable = {
     .name = "cuda",
     .open = cuda_open,
     .close = cuda_close,
+    .slab_open = bt_cu_slab_open,
+    .slab_close = bt_cu_slab_close,
     .slot_open = cuda_slot_open,
     .slot_pages = cuda_slot_pages,
     .slot_fork = cuda_slot_fork,

@@ -1,9 +1,11 @@
 /* The CUDA engine's inside: shared by cuda.c (calls), weights.c (loading), step.c (a forward),
- * draw.c (sampling, tickets), draw_check.c (is the device's sampler right?), copy.c (flows). */
+ * draw.c (sampling, tickets), draw_check.c (is the device's sampler right?), copy.c (flows), slab.c
+ * (pinned memory). */
 #ifndef BT_ENGINE_CUDA_PRIV_H
 #define BT_ENGINE_CUDA_PRIV_H
 
 #include <cuda_runtime.h>
+#include <pthread.h>
 
 #include "common/engine/cuda/attn.h"
 #include "common/engine/cuda/gemm.h"
@@ -119,8 +121,8 @@ struct bt_engine {
     struct bt_cu_flow *flows;
     uint32_t n_flows;
     cudaEvent_t layer_done;
-    void *slab; /* pinned */
-    cudaError_t failed; /* sticky */
+    struct bt_list slabs; /* struct bt_cu_slab */
+    cudaError_t failed;   /* sticky */
     char fault[160];
 };
 
@@ -164,6 +166,17 @@ bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint
                          bt_engine_ticket_t *out_p);
 /* Finishes the tickets whose work is done; wait: until all of them are. */
 void bt_cu_work_advance(struct bt_engine *e, bool wait);
+
+#ifndef BT_CU_SLAB_PIECE
+#define BT_CU_SLAB_PIECE (64ull << 20) /* registered at a time */
+#endif
+/* slab_open of engine.h; pin: the same, done when it returns. */
+void bt_cu_slab_open(struct bt_engine *e, void *mem, uint64_t bytes);
+bt_status_t bt_cu_slab_pin(struct bt_engine *e, void *mem, uint64_t bytes) BT_MUST_CHECK;
+void bt_cu_slab_close(struct bt_engine *e, void *mem);
+void bt_cu_slabs_close(struct bt_engine *e);
+/* How many of the bytes at `at` one copy may take. */
+uint64_t bt_cu_slab_run(const struct bt_engine *e, const void *at, uint64_t bytes);
 
 bt_status_t bt_cu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
                             uint32_t epoch, void (*bell)(void *), void *bell_arg, uint32_t *flow_p);
