@@ -2,15 +2,21 @@
 """The whole cluster with the cuda engine, from an unpacked bundle, on a machine with a Hopper GPU that all workers share.
 
     tests/gpu/cluster.py BUNDLE [--device null] [--only-killed | --only-bench] [--bench C,C...] [--nodes 1 | --mixed N]
+                         [--rates R,R... --lengths FILE [--gpus 2]] [--kv-dtype fp8]
 
 Small model: reference outputs cold, warm and eight at once, sampling, KV between the nodes, kill -9 of a decode
 worker under streams. --bench: then a Llama-3-8B shape with random weights, baton-bench at those concurrencies, 1,000
-tokens in and out; --mixed: with one worker that prefills and decodes in the same steps. Every check is made; exit
+tokens in and out; --mixed: with one worker that prefills and decodes in the same steps. --rates: Poisson arrivals
+with the lengths of a trace; --gpus 2: one worker that prefills and one that decodes, with --mixed two that do both,
+each on a GPU of its own. Every check is made; exit
 status 1 if one failed. --device null tries this script without a GPU: what compares tokens fails then.
 """
 import argparse
+import csv
+import datetime
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -219,8 +225,49 @@ def shape_8b(top, small):
     return where
 
 
+def two_gpus(bundle, top):
+    """The bundle once more, with workers that start on a GPU of their own: the first decode worker of a node on 0
+    where it is the first of two, else on 1; a prefill worker on 0."""
+    copy = os.path.join(top, "bundle")
+    shutil.copytree(bundle, copy, symlinks=True)
+    for kind in "prefill", "decode":
+        real = os.path.join(copy, "bin", f"baton-{kind}")
+        os.rename(real, real + "-on-gpu")
+        with open(real, "w") as f:
+            f.write(f'''#!/bin/bash
+case "$*" in
+*/prefill-*|*/decode-n1-0.yaml*) gpu=0 ;;
+*) gpu=1 ;;
+esac
+[ "$BATON_PAIR" != roles ] || case "$*" in */decode-*) gpu=1 ;; esac
+CUDA_VISIBLE_DEVICES=$gpu exec {real}-on-gpu "$@"
+''')
+        os.chmod(real, 0o755)
+    return copy
+
+
+def poisson(lengths, rate, seconds, out):
+    """A trace in Azure's form: Poisson arrivals, lengths of random rows of the trace `lengths`."""
+    with open(lengths, newline="") as f:
+        rows = [(r["ContextTokens"], r["GeneratedTokens"]) for r in csv.DictReader(f)]
+    rng, at = random.Random(rate), 0.0
+    with open(out, "w", newline="") as f:
+        w = csv.writer(f)
+        w.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+        while at < seconds:
+            when = datetime.datetime(2023, 11, 16) + datetime.timedelta(seconds=at)
+            w.writerow([when.strftime("%Y-%m-%d %H:%M:%S.%f") + "0", *rng.choice(rows)])
+            at += rng.expovariate(rate)
+
+
 def bench_options(o):
     """Of the 8B shape's cluster. The GPU has room for 109 GiB of KV beside one copy of the weights, for 64 beside two."""
+    if o.gpus == 2:
+        roles = ["--prefill", "1", "--decode", "1"] if o.mixed is None else ["--prefill", "0", "--decode", "2"]
+        return ["--nodes", "1", *roles, "--set", "prefill.engine.mem=100GiB", "--set", "prefill.engine.max_rows=4096",
+                "--set", f"decode.engine.mem={o.kv or '100GiB'}", "--set", "decode.engine.max_slots=384",
+                "--set", "decode.engine.max_rows=4096",
+                "--set", f"decode.engine.mixed_prompt_tokens={o.mixed or 0}"]
     if o.mixed is None:
         return ["--nodes", str(o.nodes), "--set", "prefill.engine.mem=16GiB", "--set", "prefill.engine.max_rows=4096",
                 "--set", f"decode.engine.mem={o.kv or '48GiB'}", "--set", "decode.engine.max_slots=160"]
@@ -235,10 +282,17 @@ def bench(start, bundle, o):
         model = shape_8b(top, os.path.join(bundle, "share", "baton", "models", "shakespeare-llama-6m"))
         began = time.monotonic()
         r = start("--model", model, "--load-format", "dummy", "--set", f"kvstore.slab_bytes={o.slab}",
-                  "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512", *bench_options(o), *(x for s in o.set for x in ("--set", s)))
+                  "--set", f"all.model.kv_dtype={o.kv_dtype}", "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512", *bench_options(o), *(x for s in o.set for x in ("--set", s)))
         print(f"8B shape is up after {time.monotonic() - began:.1f} s", flush=True)
         try:
-            for c in [1, *(int(c) for c in o.bench.split(","))]:
+            for rate in [float(x) for x in o.rates.split(",") if x]:
+                print(f"== rate {rate}", flush=True)
+                trace = os.path.join(top, f"poisson-{rate}.csv")
+                poisson(o.lengths, rate, o.seconds, trace)
+                p = subprocess.run([os.path.join(bundle, "bin", "baton-bench"), "serve", "--url", r.c.url, "--trace", trace,
+                                    "--longest", "8000", "--ttft", "1000", "--tbt", "50"], timeout=240)
+                check(f"baton-bench at {rate}/s", p.returncode == 0)
+            for c in [1, *(int(c) for c in o.bench.split(","))] if o.bench else []:
                 print(f"== concurrency {c}", flush=True)
                 p = subprocess.run([os.path.join(bundle, "bin", "baton-bench"), "serve", "--url", r.c.url, "--input", "1000",
                                     "--output", "1000" if c > 1 else "200", "--concurrency", str(c), "--seed", str(c),
@@ -269,8 +323,19 @@ def main():
     p.add_argument("--set", action="append", default=[], metavar="DAEMON.KEY=VALUE", help="of the bench's cluster")
     p.add_argument("--kv", metavar="SIZE", help="KV pages of the bench's worker that decodes (48GiB; 100GiB with --mixed)")
     p.add_argument("--requests", type=int, default=2, help="of each stream of the bench")
+    p.add_argument("--rates", default="", metavar="R,R...", help="Poisson arrivals, requests a second")
+    p.add_argument("--lengths", metavar="FILE", help="Azure trace whose lengths the requests have")
+    p.add_argument("--seconds", type=float, default=25, help="of arrivals at each rate")
+    p.add_argument("--gpus", type=int, default=1, choices=[1, 2], help="of the bench")
+    p.add_argument("--kv-dtype", default="f16", choices=["f16", "fp8"], help="of the bench")
     o = p.parse_args()
+    if o.rates and not o.lengths:
+        p.error("--rates wants --lengths")
     bundle = os.path.abspath(o.bundle)
+    if o.gpus == 2:
+        top = tempfile.TemporaryDirectory()
+        bundle = two_gpus(bundle, top.name)
+        os.environ["BATON_PAIR"] = "roles" if o.mixed is None else "both"
     os.environ["BUILD"] = bundle
     sys.path.insert(0, os.path.join(HERE, "..", "cluster"))
     import conftest
@@ -311,7 +376,7 @@ def main():
         if not o.only_killed:
             stage("small", small)
         stage("killed", lambda: killed(start))
-    if o.bench:
+    if o.bench or o.rates:
         stage("bench", lambda: bench(start, bundle, o))
     print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all good")
     return 1 if failed else 0
