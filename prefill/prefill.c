@@ -117,11 +117,13 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     if (r->prompt_logprobs) {
         e->flags |= BT_ROW_PROMPT_LOGPROBS;
     }
+    const struct bt_wgrant *g = r->grant;
     uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
-    /* Blocks that are resident and computed all the same (prompt_logprobs) are not stored. */
-    if (b->chunk_end && r->store_flow != 0 && last_block >= r->grant->resident_blocks) {
-        e->fire =
-            (struct bt_engine_at){.flow = r->store_flow, .seq = item_of(c, r->grant, last_block)};
+    uint32_t seq = item_of(c, g, last_block), end = item_of(c, g, g->n_slots - 1);
+    /* Blocks that are resident and computed all the same (prompt_logprobs) are not stored, nor
+     * those behind a grant that has not all of the prompt. */
+    if (b->chunk_end && r->store_flow != 0 && last_block >= g->resident_blocks && seq <= end) {
+        e->fire = (struct bt_engine_at){.flow = r->store_flow, .seq = seq};
     }
 }
 

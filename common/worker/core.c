@@ -101,8 +101,13 @@ static void emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort)
 static bool grant_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wgrant *g)
 {
     const struct bt_slab_super *sup = c->slab->slab->super;
-    uint32_t blocks = BT_DIV_UP(r->n, c->block_tokens);
-    if (g->n_tokens != r->n || g->n_slots != blocks || g->resident_blocks > blocks ||
+    uint32_t blocks = BT_DIV_UP(g->n_tokens, c->block_tokens);
+    /* Of a prompt that is larger than the slab only the beginning goes through it, which is no
+     * hand-off to anybody. */
+    bool partial = g->n_tokens < r->n && g->n_tokens % c->block_tokens == 0 && g->n_tokens > 0 &&
+                   (r->phases == BATON__PHASES__BOTH ||
+                    (r->phases == BATON__PHASES__PREFILL && r->max_new == 0));
+    if ((g->n_tokens != r->n && !partial) || g->n_slots != blocks || g->resident_blocks > blocks ||
         g->chunk_tokens == 0 || g->chunk_tokens % c->block_tokens != 0 ||
         g->flow_word >= sup->n_flow_words) {
         return false;
@@ -142,6 +147,9 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
     if (!bt_wcore_slots_valid(r, 0, g->n_slots)) {
         bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant has been given away");
         return;
+    }
+    for (struct bt_wreq *k = r; k != NULL; k = k->next_choice) {
+        k->wb_off = g->n_tokens < r->n; /* what is generated lies behind a gap */
     }
     r->role->opened(c, r);
 }

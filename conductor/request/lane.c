@@ -93,6 +93,14 @@ static void refuse_overload(struct bt_lane *k, const struct bt_sched_reject *rej
     bt_request_fail(k->r, REJECT_OVERLOADED, 429, rej->retry_after_s, why);
 }
 
+static void refuse_too_large(struct bt_lane *k, const struct bt_sched_reject *rej)
+{
+    char why[256];
+    snprintf(why, sizeof(why), "%s (it has %u, %u fit)", rej->reason, k->n_tokens,
+             rej->fits_tokens);
+    bt_request_fail(k->r, REJECT_TOO_LARGE, 400, 0, why);
+}
+
 bool bt_lane_refused_early(struct bt_lane *k, uint64_t now_ns, double wait_ms)
 {
     struct bt_sched_reject rej = {0};
@@ -119,7 +127,7 @@ static void on_plan(struct bt_lane *k, const struct bt_lane_input *in)
         return;
     case PLAN_REFUSED:
         if (rej.verdict == BT_SCHED_TOO_LARGE) {
-            bt_request_fail(k->r, REJECT_TOO_LARGE, 400, 0, rej.reason);
+            refuse_too_large(k, &rej);
         } else {
             refuse_overload(k, &rej);
         }

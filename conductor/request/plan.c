@@ -61,9 +61,11 @@ static uint64_t deadline_wall_ns(const struct bt_request *r, uint64_t now_ns)
     return bt_real_ns() + (due > now_ns ? due - now_ns : 0);
 }
 
+/* n_tokens: all of the prompt, or whole blocks of its beginning. */
 static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantRole role,
-                         const struct bt_session *peer, bool keep, uint64_t deadline_ns,
-                         const struct bt_sources *from, double recompute_tokens_per_s)
+                         uint32_t n_tokens, const struct bt_session *peer, bool keep,
+                         uint64_t deadline_ns, const struct bt_sources *from,
+                         double recompute_tokens_per_s)
 {
     Baton__Reserve v = BATON__RESERVE__INIT;
     Baton__Source source[BT_SOURCES_MAX], *sources[BT_SOURCES_MAX];
@@ -71,8 +73,8 @@ static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantR
     v.epoch = k->epoch;
     v.role = role;
     v.keys.data = (uint8_t *)k->keys;
-    v.keys.len = (size_t)k->n_keys * sizeof(*k->keys);
-    v.n_tokens = k->n_tokens;
+    v.keys.len = (size_t)(n_tokens / k->r->rs->conf.block_tokens) * sizeof(*k->keys);
+    v.n_tokens = n_tokens;
     v.keep = keep;
     v.no_cache = k->r->spec.no_cache;
     v.deadline_ns = deadline_ns;
@@ -156,11 +158,12 @@ static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, const stru
     uint64_t deadline_ns = deadline_wall_ns(k->r, now_ns);
     /* Only the prefill side fetches: the decode side gets all of it by the hand-off, whose prefix
      * leaves as soon as it is there. */
-    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, NULL, true, deadline_ns, from,
+    uint32_t n = f->plan.grant_tokens != 0 ? f->plan.grant_tokens : k->n_tokens;
+    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, n, NULL, true, deadline_ns, from,
                  recompute_tokens_per_s);
     if (!f->same_kv) {
-        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, f->kv_prefill, keep, deadline_ns,
-                     NULL, 0);
+        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, n, f->kv_prefill, keep,
+                     deadline_ns, NULL, 0);
     }
     if (f->both) {
         send_submit(k, f->decode, BATON__PHASES__BOTH, deadline_ns);

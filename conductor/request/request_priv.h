@@ -147,7 +147,7 @@ struct bt_request {
 };
 
 /* Bounded label values of metrics. */
-#define BT_PLAN_REASONS 5
+#define BT_PLAN_REASONS 6
 extern const char *const bt_plan_reasons[BT_PLAN_REASONS]; /* of sched's plans */
 enum {
     REJECT_QUEUE_FULL,

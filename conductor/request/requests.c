@@ -14,8 +14,8 @@
 #define TICK_MS        50
 #define MOVES_PER_TICK 4
 
-const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart", "short_tail", "no_prefill_worker",
-                                                      "no_decode_worker", "mixed"};
+const char *const bt_plan_reasons[BT_PLAN_REASONS] = {
+    "apart", "short_tail", "no_prefill_worker", "no_decode_worker", "mixed", "larger_than_slab"};
 
 static struct bt_request *request_of(struct bt_list *l)
 {

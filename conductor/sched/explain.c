@@ -12,7 +12,8 @@ static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
     if (!bt_sched_present(j, i)) {
         return "its node is being drained";
     }
-    if (!bt_sched_fits(j->s, w, j->req)) {
+    if (!bt_sched_fits(w, j->req) ||
+        (!bt_sched_fits_slab(j->s, w, j->req) && (plan == NULL || plan->grant_tokens == 0))) {
         return "too small: context, pages or slots of its kvstore";
     }
     if (w->avoid || j->s->kvstores[w->kvstore].avoid) {

@@ -30,9 +30,7 @@ void bt_sched_pick_offer(struct pick *p, uint32_t index, double cost, uint64_t r
     }
 }
 
-/* Could this worker and its kvstore ever hold the request? */
-bool bt_sched_fits(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
-                   const struct bt_sched_request *req)
+bool bt_sched_fits(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
     if (w->max_model_len != 0 && req->n_tokens > w->max_model_len) {
         return false;
@@ -40,6 +38,12 @@ bool bt_sched_fits(const struct bt_sched_snapshot *s, const struct bt_sched_work
     if (w->pages_total != 0 && bt_sched_blocks_of(req) > w->pages_total) {
         return false;
     }
+    return true;
+}
+
+bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
+                        const struct bt_sched_request *req)
+{
     const struct bt_sched_kvstore *kv = &s->kvstores[w->kvstore];
     return kv->slots_total == 0 || bt_sched_blocks_of(req) <= kv->slots_total;
 }
@@ -67,7 +71,7 @@ static bool usable(struct job *j, uint32_t i, bool for_prefill, bool allow_avoid
     if (!allow_avoided && (w->avoid || j->s->kvstores[w->kvstore].avoid)) {
         return false;
     }
-    return bt_sched_fits(j->s, w, j->req);
+    return bt_sched_fits(w, j->req) && (j->beyond_slab || bt_sched_fits_slab(j->s, w, j->req));
 }
 
 static uint32_t choose_decode(struct job *j, bool allow_avoided)
@@ -136,6 +140,30 @@ bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t
     return v;
 }
 
+/* What a worker of that role could take at most, and which of its limits that is. */
+static bt_sched_verdict_t too_large(const struct job *j, bool prefill, struct bt_sched_reject *r)
+{
+    uint64_t most = 0;
+    const char *why = NULL;
+    for (uint32_t i = 0; i < j->s->n_workers; i++) {
+        const struct bt_sched_worker *w = &j->s->workers[i];
+        uint64_t pages = (uint64_t)w->pages_total * j->req->block_tokens;
+        uint64_t context = w->max_model_len != 0 ? w->max_model_len : UINT32_MAX;
+        if ((prefill ? w->prefill || j->no_prefill_role : w->decode || j->no_decode_role) &&
+            bt_sched_present(j, i) && (why == NULL || BT_MIN(pages, context) > most)) {
+            most = BT_MIN(pages, context);
+            why = pages < context ? "no worker has KV pages for this prompt: raise engine.pages or "
+                                    "engine.mem, or send fewer tokens"
+                                  : "the prompt is longer than any worker's context: send fewer "
+                                    "tokens, or serve a model with a longer one";
+        }
+    }
+    bt_sched_refuse(r, BT_SCHED_TOO_LARGE, 0,
+                    why != NULL ? why : "the prompt does not fit into any worker's pages");
+    r->fits_tokens = (uint32_t)most;
+    return BT_SCHED_TOO_LARGE;
+}
+
 static bt_sched_verdict_t nobody(const struct job *j, bool prefill, struct bt_sched_reject *r)
 {
     if (!j->seen_role) {
@@ -145,13 +173,17 @@ static bt_sched_verdict_t nobody(const struct job *j, bool prefill, struct bt_sc
     if (!j->seen_kvstore) {
         return bt_sched_refuse(r, BT_SCHED_NO_KVSTORE, 1, "no kvstore is up on the workers' nodes");
     }
-    return bt_sched_refuse(r, BT_SCHED_TOO_LARGE, 0,
-                           "the prompt does not fit into any worker's pages, context or kvstore");
+    return too_large(j, prefill, r);
 }
 
-/* The decode worker does the prefill too: nobody is apart, or the tail is short. */
+/* The decode worker does the prefill too: nobody is apart, or the tail is short, or the KV could
+ * not be handed over. */
 static bool decide_local(const struct job *j, uint32_t decode, const char **reason_p)
 {
+    if (j->beyond_slab) {
+        *reason_p = "larger_than_slab";
+        return true;
+    }
     if (j->no_prefill_role || j->no_decode_role) {
         *reason_p = j->no_prefill_role ? "no_prefill_worker" : "no_decode_worker";
         return true;
@@ -229,11 +261,18 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->kv_prefill = wp->kvstore;
     plan->kv_decode = wd->kvstore;
     plan->both = p == d;
+    if (j->beyond_slab) { /* others use the slab as well: half of it is enough for one */
+        uint32_t blocks = BT_MAX(kd->slots_total / 2, 1u);
+        plan->grant_tokens = BT_MIN(blocks, bt_sched_blocks_of(j->req) - 1) * j->req->block_tokens;
+    }
     /* Keeping costs cache space that others use: only while half of the slab is free. */
     plan->keep =
         plan->kv_prefill != plan->kv_decode &&
         (uint64_t)2 * kd->slots_free >= (uint64_t)kd->slots_total + bt_sched_blocks_of(j->req);
     plan->cached_tokens = e->cached_tokens;
+    if (plan->grant_tokens != 0) {
+        plan->cached_tokens = BT_MIN(plan->cached_tokens, plan->grant_tokens);
+    }
     plan->fetch_from = e->fetch_from;
     plan->fetch_tokens = e->fetch_tokens;
     plan->recompute_tokens_per_s = e->fetch_tokens != 0 && e->local_ms > e->prefill_ms
@@ -324,13 +363,17 @@ static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct
     return true;
 }
 
-static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
-                                       const struct bt_sched_snapshot *s,
-                                       const struct bt_sched_request *req, const struct rule *rule,
-                                       bool allow_draining, struct bt_sched_plan *plan_p,
-                                       struct bt_sched_reject *reject_p)
+static bt_sched_verdict_t
+place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+             const struct bt_sched_request *req, const struct rule *rule, bool allow_draining,
+             bool beyond_slab, struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
 {
-    struct job j = {.c = c, .s = s, .req = req, .rule = rule, .allow_draining = allow_draining};
+    struct job j = {.c = c,
+                    .s = s,
+                    .req = req,
+                    .rule = rule,
+                    .allow_draining = allow_draining,
+                    .beyond_slab = beyond_slab};
     j.best_kv = BT_SCHED_NONE;
     j.no_prefill_role = j.no_decode_role = true;
     for (uint32_t i = 0; i < s->n_workers; i++) {
@@ -406,18 +449,32 @@ static bt_sched_verdict_t place_within(const struct bt_sched_params *c,
     return BT_SCHED_PLANNED;
 }
 
+/* Where all of it can go through the slab, otherwise to a worker that does both and needs none of
+ * it. */
+static bt_sched_verdict_t place_somehow(const struct bt_sched_params *c,
+                                        const struct bt_sched_snapshot *s,
+                                        const struct bt_sched_request *req, const struct rule *rule,
+                                        bool allow_draining, struct bt_sched_plan *plan_p,
+                                        struct bt_sched_reject *reject_p)
+{
+    bt_sched_verdict_t v = place_within(c, s, req, rule, allow_draining, false, plan_p, reject_p);
+    return v == BT_SCHED_TOO_LARGE
+               ? place_within(c, s, req, rule, allow_draining, true, plan_p, reject_p)
+               : v;
+}
+
 bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
                                   const struct bt_sched_snapshot *s,
                                   const struct bt_sched_request *req, const struct rule *rule,
                                   struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
 {
-    bt_sched_verdict_t v = place_within(c, s, req, rule, false, plan_p, reject_p);
+    bt_sched_verdict_t v = place_somehow(c, s, req, rule, false, plan_p, reject_p);
     if (v == BT_SCHED_PLANNED) {
         return v;
     }
     for (uint32_t i = 0; i < s->n_workers; i++) {
         if (s->workers[i].draining) { /* better there than nowhere */
-            v = place_within(c, s, req, rule, true, plan_p, reject_p);
+            v = place_somehow(c, s, req, rule, true, plan_p, reject_p);
             if (v == BT_SCHED_PLANNED) {
                 plan_p->draining = true;
             }

@@ -126,6 +126,8 @@ struct bt_sched_plan {
     bool background;  /* nobody could meet its TTFT objective: it is prefilled late */
     bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
     uint32_t cached_tokens; /* expected at the prefill side */
+    uint32_t grant_tokens;  /* both: only so many from the beginning go through the slab, as it is
+                               smaller than the prompt; 0: all */
     double ttft_ms, tbt_ms; /* predicted */
     double queue_ms;        /* predicted: of ttft_ms, what others have queued there */
     double overhead_ms; /* predicted: of ttft_ms, what was learned of the worker beside its steps */
@@ -148,6 +150,7 @@ struct bt_sched_reject {
     bt_sched_miss_t miss;   /* OVERLOADED: which objective, or too long a prefill for the queue */
     uint32_t retry_after_s; /* 0: do not retry */
     const char *reason;     /* static text */
+    uint32_t fits_tokens;   /* TOO_LARGE: what the largest worker could take */
     double predicted_ms, objective_ms; /* OVERLOADED: what would be missed, and by how much */
 };
 

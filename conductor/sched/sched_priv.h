@@ -35,6 +35,7 @@ struct job {
     const struct bt_sched_request *req;
     const struct rule *rule;
     bool allow_draining;
+    bool beyond_slab;                     /* no slab holds the prompt: one worker does both */
     bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
     bool seen_role, seen_kvstore;         /* why there was no candidate */
     uint32_t n_prefill, n_decode;         /* workers of each role */
@@ -94,9 +95,11 @@ double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_wo
 
 /* Is worker i there with its kvstore, and may it stay where it is? */
 bool bt_sched_present(const struct job *j, uint32_t i);
-/* Could this worker and its kvstore ever hold the request? */
-bool bt_sched_fits(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
-                   const struct bt_sched_request *req);
+/* Could this worker ever hold the request? */
+bool bt_sched_fits(const struct bt_sched_worker *w, const struct bt_sched_request *req);
+/* ... and its kvstore all of its KV at once, as a hand-off needs it? */
+bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
+                        const struct bt_sched_request *req);
 /* Placement by a rule. */
 bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
                                   const struct bt_sched_snapshot *s,

@@ -260,13 +260,35 @@ static void test_rejections(void **state)
     x.req.n_tokens = 4097; /* beyond every context */
     assert_int_equal(rejected(&x, &defaults, BT_SCHED_TOO_LARGE).retry_after_s, 0);
     world_init(&x);
-    x.k[0].slots_total = x.k[1].slots_total = 62; /* 63 blocks */
-    rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
-    x.k[1].slots_total = 63;
-    assert_int_equal(place(&x, &defaults).prefill, 1);
+    x.w[2].pages_total = x.w[3].pages_total = 10; /* of those that decode */
+    struct bt_sched_reject r = rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
+    assert_non_null(strstr(r.reason, "engine.pages"));
+    assert_int_equal(r.fits_tokens, 10 * x.req.block_tokens);
+    x.w[2].max_model_len = x.w[3].max_model_len = 100;
+    r = rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
+    assert_non_null(strstr(r.reason, "context"));
+    assert_int_equal(r.fits_tokens, 100);
+}
+
+/* A hand-off needs all of a prompt's KV in both slabs. Where none is large enough one worker does
+ * both, and only a part goes through its slab. */
+static void test_larger_than_the_slab(void **state)
+{
+    struct world x;
+    (void)state;
     world_init(&x);
-    x.w[2].pages_total = x.w[3].pages_total = 10;
-    rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
+    x.k[0].slots_total = x.k[1].slots_total = 62; /* 63 blocks */
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_true(p.both && p.prefill == p.decode && p.kv_prefill == p.kv_decode);
+    assert_string_equal(p.reason, "larger_than_slab");
+    assert_int_equal(p.grant_tokens, 31 * x.req.block_tokens);
+    assert_true(p.cached_tokens <= p.grant_tokens);
+    x.k[1].slots_total = 63;
+    p = place(&x, &defaults);
+    assert_int_equal(p.prefill, 1);
+    assert_int_equal(p.grant_tokens, 0);
+    x.k[0].slots_total = x.k[1].slots_total = 1;
+    assert_int_equal(place(&x, &defaults).grant_tokens, x.req.block_tokens);
 }
 
 static void test_objectives(void **state)
@@ -499,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_same_node),
         cmocka_unit_test(test_keep),
         cmocka_unit_test(test_rejections),
+        cmocka_unit_test(test_larger_than_the_slab),
         cmocka_unit_test(test_objectives),
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_names),
