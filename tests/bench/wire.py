@@ -1,9 +1,16 @@
 #!/usr/bin/python3
 """Throughput of the wire, slab to slab between two processes over TCP loopback, every CRC computed and
-checked, in turns with ucx_perftest's active messages of the same segment size (Debian: ucx-utils; or
-UCX_PERFTEST=path) and a plain socket. Then the latency of a 64 KiB segment handed off behind a stream of
-replicas that takes all it gets. The best and the median of the rounds; ratios are of the bests.
-Ends with bench,NAME,VALUE,UNIT,COMPARED WITH,RATIO.
+checked, in turns with others of the same segment size. Two of them are like for like, but for the CRCs:
+
+  wire_Nk          256 MiB of blocks on either side, from memory; against ucx_perftest's active messages, which
+                   are one buffer over and over, from the cache into the cache (Debian: ucx-utils; or
+                   UCX_PERFTEST=path)
+  wire_Nk_memory   the same; against UCX's active messages through as much memory (tests/tools/ucx_am.c)
+  wire_Nk_cache    one segment's memory over and over; against ucx_perftest
+  wire_Nk_socket   as the first; against a plain socket through as much memory
+
+Then the latency of a 64 KiB segment handed off behind a stream of replicas that takes all it gets. The best and
+the median of the rounds; ratios are of the bests. Ends with bench,NAME,VALUE,UNIT,COMPARED WITH,RATIO.
 
     tests/bench/wire.py [ROUNDS]
 """
@@ -22,14 +29,16 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
 from wire_peers import Peer  # noqa: E402
 
-SPAN, FLOWS, LAYERS, PAGE = 128 << 20, 8, 8, 16
+SPAN, FLOWS, LAYERS, PAGE = 256 << 20, 4, 8, 16
 TOTAL = SPAN * FLOWS
 SEGMENTS = (1024, 256, 64, 16)  # KiB
+WINDOW = 4 << 20  # bytes in flight, as kvstore.wire.bytes_in_flight_max is by default
+UCX_AM = os.path.join(ROOT, os.environ.get("BUILD", "build"), "tests", "tools", "ucx_am")
 PERFTEST = os.environ.get("UCX_PERFTEST") or shutil.which("ucx_perftest")
 # As kvstore/wire/ucx.c sets it. ucx_perftest is also run with UCX's own choices, and either polling all the time
 # (which two processes cannot on two cores that others use as well) or sleeping as we do: the best counts.
 OURS = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", "UCX_TCP_TX_SEG_SIZE": "512K", "UCX_TCP_RX_SEG_SIZE": "512K",
-        "UCX_RNDV_SCHEME": "get_zcopy", "UCX_ZCOPY_THRESH": "inf"}
+        "UCX_RNDV_SCHEME": "get_zcopy", "UCX_ZCOPY_THRESH": "128K"}
 DEFAULT = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
 
 
@@ -102,13 +111,26 @@ def perftest(size):
     return max(perftest_once(size, s, mode) for s in (OURS, DEFAULT) for mode in ("poll", "sleep"))
 
 
-class Pair:
-    """Two kvstore wires with segments of so many KiB; flows of SPAN bytes, messages of 1 MiB at most."""
+def ucx_alone(size):
+    """GB/s of UCX's active messages through SPAN bytes on both sides, with the better settings."""
+    out = []
+    for settings in (OURS, DEFAULT):
+        env = {**os.environ, **settings, "UCX_WARN_UNUSED_ENV_VARS": "n"}
+        p = subprocess.run([UCX_AM, str(size), str(SPAN), str(TOTAL), str(WINDOW)], env=env, check=True,
+                           stdout=subprocess.PIPE, text=True)
+        out.append(float(re.search(r"gbps=(\S+)", p.stdout)[1]))
+    return max(out)
 
-    def __init__(self, kib):
-        block = (kib << 10) * LAYERS
-        self.blocks = SPAN // block
-        opts = dict(seg=kib << 10, layers=LAYERS, slots=self.blocks * 4 + 4)
+
+class Pair:
+    """Two kvstore wires with segments of so many KiB; flows of SPAN bytes one after the other, messages of 1 MiB
+    at most. cached: all blocks are one slot, of one segment, and every CRC is computed all the same."""
+
+    def __init__(self, kib, cached=False):
+        layers = 1 if cached else LAYERS
+        self.blocks = SPAN // ((kib << 10) * layers)
+        opts = dict(seg=kib << 10, layers=layers)
+        opts.update(dict(slots=4, distinct=1, fresh=1) if cached else dict(slots=self.blocks * 2 + 4))
         self.a, self.b = Peer("a", **opts), Peer("b", **opts)
         self.tokens, self.chunk = self.blocks * PAGE, PAGE * max(1, min(1024 // kib, self.blocks))
         self.a.ask(f"auto {self.tokens} {self.chunk} 9", "auto", 60)
@@ -116,7 +138,7 @@ class Pair:
 
     def storm(self, n, verify):
         a = self.a
-        return self.b.ask(f"storm a {a.addr} {a.inc} 10 {n} {self.tokens} {self.chunk} 9 {verify}",
+        return self.b.ask(f"storm a {a.addr} {a.inc} 10 {n} {self.tokens} {self.chunk} 9 {verify} 1",
                           rf"storm done={n} failed=0 bytes=(\d+) seconds=(\S+)", 120)
 
     def run(self):
@@ -140,28 +162,33 @@ def best(rows, at=0):
 
 
 def throughput(kib, rounds, lines):
-    pair, ours, plain, ucx, crc = Pair(kib), [], [], [], []
+    pair, cached = Pair(kib), Pair(kib, cached=True)
+    ours, hot, plain, ucx, alone, crc = [], [], [], [], [], []
     try:
         for _ in range(rounds):
             ours.append(pair.run())
+            alone.append((ucx_alone(kib << 10),))
             plain.append(plain_socket(kib << 10))
+            hot.append(cached.run())
             if PERFTEST:
                 ucx.append((perftest(kib << 10),))
             crc.append(pair.crc())
     finally:
         pair.stop()
+        cached.stop()
     least = min(crc)
     cpu = [min(x[i] for x in ours) for i in (1, 2)]
     allowed = [1.5 * min(x[i] for x in plain) + least for i in (1, 2)]
-    print(f"{kib} KiB, {rounds} rounds, best (median) GB/s: wire {best(ours):.2f} "
-          f"({statistics.median(x[0] for x in ours):.2f}), plain socket {best(plain):.2f} "
-          f"({statistics.median(x[0] for x in plain):.2f})"
-          + (f", ucx_perftest {best(ucx):.2f} ({statistics.median(x[0] for x in ucx):.2f})" if ucx else "")
+    rows = {"wire": ours, "UCX alone": alone, "plain socket": plain, "wire cached": hot, "ucx_perftest": ucx}
+    print(f"{kib} KiB, {rounds} rounds, best (median) GB/s: "
+          + ", ".join(f"{n} {best(r):.2f} ({statistics.median(x[0] for x in r):.2f})" for n, r in rows.items() if r)
           + f"; CPU s/GB sender {cpu[0]:.3f}, receiver {cpu[1]:.3f}, the CRC alone {least:.3f}", flush=True)
-    if ucx:
-        lines.append(f"bench,wire_{kib}k,{best(ours):.2f},GB/s,ucx_perftest {best(ucx):.2f},{best(ours) / best(ucx):.2f}")
-    lines.append(f"bench,wire_{kib}k_socket,{best(ours):.2f},GB/s,plain socket {best(plain):.2f},"
-                 f"{best(ours) / best(plain):.2f}")
+    pairs = [("", ours, "ucx_perftest", ucx), ("_memory", ours, "UCX alone", alone), ("_cache", hot, "ucx_perftest", ucx),
+             ("_socket", ours, "plain socket", plain)]
+    for name, mine, other, theirs in pairs:
+        if theirs:
+            lines.append(f"bench,wire_{kib}k{name},{best(mine):.2f},GB/s,{other} {best(theirs):.2f},"
+                         f"{best(mine) / best(theirs):.2f}")
     for who, have, may in zip(("sender", "receiver"), cpu, allowed):
         lines.append(f"bench,wire_{kib}k_cpu_{who},{have:.3f},CPU s/GB,1.5 x plain socket and CRC {may:.3f},{have / may:.2f}")
 

@@ -70,7 +70,9 @@ static struct {
     struct storm storm;
     uint32_t auto_tokens, auto_chunk;
     struct source *auto_data;
-    uint32_t crc_sum; /* so that nobody optimises it away */
+    uint32_t crc_sum;  /* so that nobody optimises it away */
+    uint32_t distinct; /* a flow's blocks are these many slots over and over; 0: all its own */
+    bool fresh;        /* every CRC is computed when it is asked for, as for fresh blocks */
     struct bt_list servings;
     bool hold_offers; /* peers that ask for blocks are not answered */
 } T = {.auto_tokens = 0};
@@ -105,12 +107,19 @@ static uint64_t *segment(uint32_t slot, uint32_t layer, uint32_t *words_p)
     return (uint64_t *)(void *)((uint8_t *)bt_slab_data(T.slab, slot) + off);
 }
 
-/* Of loops over all bytes of a flow (128 MiB): watched one by one by the thread sanitizer they took
+/* Slots that n blocks of a flow take. */
+static uint32_t distinct(uint32_t n)
+{
+    return T.distinct != 0 ? BT_MIN(n, T.distinct) : n;
+}
+
+/* Of loops over all bytes of a flow (256 MiB): watched one by one by the thread sanitizer they took
  * this process's loop more than two seconds, after which its peers give it up as silent. */
 #define UNWATCHED __attribute__((no_sanitize("thread")))
 
 UNWATCHED static void fill(uint64_t seed, uint32_t block, uint32_t slot)
 {
+    block = T.distinct != 0 ? block % T.distinct : block;
     for (uint32_t l = 0; l < T.layout.n_layers; l++) {
         uint32_t n;
         uint64_t *p = segment(slot, l, &n), x = mix(seed * 1000003 + block * 131 + l + 1);
@@ -122,6 +131,7 @@ UNWATCHED static void fill(uint64_t seed, uint32_t block, uint32_t slot)
 
 UNWATCHED static bool check(uint64_t seed, uint32_t block, uint32_t slot)
 {
+    block = T.distinct != 0 ? block % T.distinct : block;
     for (uint32_t l = 0; l < T.layout.n_layers; l++) {
         uint32_t n;
         uint64_t *p = segment(slot, l, &n), x = mix(seed * 1000003 + block * 131 + l + 1);
@@ -136,11 +146,12 @@ UNWATCHED static bool check(uint64_t seed, uint32_t block, uint32_t slot)
 
 static bool take_slots(uint32_t n, uint32_t *slots)
 {
-    if (T.n_free < n) {
+    uint32_t own = distinct(n);
+    if (T.n_free < own) {
         return false;
     }
     for (uint32_t i = 0; i < n; i++) {
-        slots[i] = T.free_slots[--T.n_free];
+        slots[i] = i < own ? T.free_slots[--T.n_free] : slots[i % own];
         for (uint32_t l = 0; l < T.layout.n_layers; l++) {
             atomic_store(&T.crc_known[slots[i] * T.layout.n_layers + l], 0);
         }
@@ -148,9 +159,19 @@ static bool take_slots(uint32_t n, uint32_t *slots)
     return true;
 }
 
+static void name_blocks(uint64_t request, uint32_t n, struct bt_kv_key *names)
+{
+    for (uint32_t b = 0; b < distinct(n); b++) {
+        bt_slab_private_key(request, 0, b, &names[b]);
+    }
+    for (uint32_t b = distinct(n); b < n; b++) {
+        names[b] = names[b % T.distinct];
+    }
+}
+
 static void give_slots(uint32_t n, const uint32_t *slots)
 {
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < distinct(n); i++) {
         T.free_slots[T.n_free++] = slots[i];
     }
 }
@@ -160,7 +181,7 @@ static uint32_t segment_crc(void *arg, uint32_t slot, uint32_t layer, const stru
     size_t i = (size_t)slot * T.layout.n_layers + layer;
     uint32_t n;
     (void)arg;
-    if (!atomic_load(&T.crc_known[i])) {
+    if (T.fresh || !atomic_load(&T.crc_known[i])) {
         uint64_t *p = segment(slot, layer, &n);
         T.crcs[i] = bt_slab_segment_crc(name, layer, T.layout.layout_id, p, n * 8);
         atomic_store(&T.crc_known[i], 1);
@@ -194,8 +215,8 @@ static struct source *make_source(uint64_t request, uint32_t epoch, uint32_t n_t
     s->slots = bt_calloc(n, sizeof(*s->slots));
     s->names = bt_calloc(n, sizeof(*s->names));
     BT_ASSERT(take_slots(n, s->slots));
+    name_blocks(request, n, s->names);
     for (uint32_t b = 0; b < n; b++) {
-        bt_slab_private_key(request, 0, b, &s->names[b]);
         fill(seed, b, s->slots[b]);
     }
     bt_flow_raise(&s->word, epoch, 0);
@@ -468,8 +489,8 @@ static struct sink *start_sink(const struct bt_wire_peer_addr *peer, uint64_t re
     k->slots = bt_calloc(n, sizeof(*k->slots));
     k->names = bt_calloc(n, sizeof(*k->names));
     BT_ASSERT(take_slots(n, k->slots));
+    name_blocks(name_of, n, k->names);
     for (uint32_t b = 0; b < n; b++) {
-        bt_slab_private_key(name_of, 0, b, &k->names[b]);
         if (!storm) {
             memset(bt_slab_data(T.slab, k->slots[b]), 0, T.layout.block_bytes);
         }
@@ -511,7 +532,7 @@ static void storm_step(void)
     while (s->running < s->at_once && s->next <= s->last) {
         struct bt_wire_peer_addr a = {s->name, s->rpc, s->incarnation};
         struct bt_flow_shape shape = {s->n_tokens, PAGE_TOKENS, s->chunk, T.layout.n_layers};
-        if (T.n_free < bt_flow_blocks(&shape)) {
+        if (T.n_free < distinct(bt_flow_blocks(&shape))) {
             break;
         }
         s->running++;
@@ -845,6 +866,8 @@ static void make_slab(int argc, char **argv, struct bt_kv_key *root, uint64_t in
         exit(2);
     }
     unlink(path);
+    T.distinct = (uint32_t)atoi(opt(argc, argv, "distinct", "0"));
+    T.fresh = atoi(opt(argc, argv, "fresh", "0")) != 0;
     T.n_free = T.slab->super->n_slots;
     T.free_slots = bt_calloc(T.n_free, sizeof(uint32_t));
     T.crcs = bt_calloc((size_t)T.n_free * layers, sizeof(uint32_t));
