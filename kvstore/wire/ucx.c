@@ -17,11 +17,13 @@
 #define SPIN_TURNS      32 /* empty turns before arming: a few microseconds */
 #define WIREUP_TAIL_NS  (100ull * 1000000)
 #define AM_IDS          64
-#define PROGRESS_MAX    16 /* calls per connection and turn */
+#define PROGRESS_MAX    16              /* calls per connection and turn, */
+#define TURN_NS         (100ull * 1000) /* and about so long: then flow words, hand-offs, news */
 #define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a connection is polled by the clock */
 #define THROTTLED_MS    2
 #define CLOSE_NS        (3000ull * 1000000)
 #define EVENTS_PER_TURN 64
+#define SLICE_US        300
 
 struct bt_wx_mail { /* outlives the thread while its task is posted */
     pthread_mutex_t lock;
@@ -419,8 +421,16 @@ static void conn_throttle(struct bt_wx_conn *c, bool on)
 static bool conn_progress(struct bt_wx_conn *c)
 {
     uint32_t n = 0;
+    uint64_t end_ns = c->x->now_ns + TURN_NS;
+    bool open = c->proven && c->ep != NULL && !c->kill_wanted;
+    if (open && !bt_list_empty(&c->ready[0])) {
+        bt_wx_send_pump(c); /* hand-offs before whatever UCX has to do */
+    }
     while (c->worker != NULL && n < PROGRESS_MAX && ucp_worker_progress(c->worker) != 0) {
         n++;
+        if (bt_mono_ns() > end_ns || atomic_load(&c->x->kicked)) {
+            break; /* a call can move a MiB: what is more urgent does not wait for 16 of them */
+        }
     }
     if (n > 0) {
         c->empty_wakes = 0;
@@ -588,6 +598,7 @@ static void take_wakeups(struct bt_wx *x, const struct epoll_event *ev, int n)
 static void *thread_main(void *arg)
 {
     struct bt_wx *x = arg;
+    bt_loop_short_slices(SLICE_US);
     struct epoll_event ev[EVENTS_PER_TURN];
     int idle = 0;
     for (;;) {

@@ -10,6 +10,7 @@
 #define BT_WIRE_METHOD        "/baton.Peer/Session"
 #define BT_WIRE_PROTO_VERSION 1
 #define BT_WIRE_TICK_MS       250
+#define BT_WIRE_SLICE_US      200 /* of the control thread, see bt_loop_short_slices */
 #define BT_WIRE_HEARTBEAT_NS  (500ull * 1000000)
 #define BT_WIRE_SILENCE_NS    (2000ull * 1000000)
 #define BT_WIRE_IDLE_MS       300000ull /* unless bt_wire_config says */

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "common/loop/loop.h"
@@ -241,9 +242,58 @@ static void test_stood_still(void **state)
     assert_false(bt_stood_still(&last, 6999, 1000));
 }
 
+static uint64_t slice_ns(int *policy_p, int *nice_p)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+        uint32_t util_min, util_max;
+    } a = {.size = sizeof(a)};
+    assert_int_equal(syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0), 0);
+    *policy_p = (int)a.policy;
+    *nice_p = a.nice;
+    return a.runtime;
+}
+
+static void *my_slice(void *arg)
+{
+    int policy, nice;
+    *(uint64_t *)arg = slice_ns(&policy, &nice);
+    return NULL;
+}
+
+static void *short_slices(void *arg)
+{
+    int policy, nice, policy_now, nice_now;
+    uint64_t before = slice_ns(&policy, &nice), now, child = 0;
+    (void)arg;
+    bt_loop_short_slices(200);
+    now = slice_ns(&policy_now, &nice_now);
+    assert_int_equal(policy_now, policy);
+    assert_int_equal(nice_now, nice);
+    assert_true(now == 200000 || now == before); /* the latter: the kernel has no such thing */
+    pthread_t t;
+    assert_int_equal(pthread_create(&t, NULL, my_slice, &child), 0);
+    pthread_join(t, NULL);
+    assert_true(child == before || nice < 0);
+    return NULL;
+}
+
+static void short_slices_are_the_thread_s_own(void **state)
+{
+    pthread_t t;
+    (void)state;
+    assert_int_equal(pthread_create(&t, NULL, short_slices, NULL), 0);
+    pthread_join(t, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(short_slices_are_the_thread_s_own),
         cmocka_unit_test(test_stood_still),
         cmocka_unit_test(timers_fire_in_order_and_stop),
         cmocka_unit_test(periodic_timer_may_stop_itself),

@@ -1,0 +1,35 @@
+/* Time slices of the calling thread. */
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "common/log/log.h"
+#include "common/loop/loop.h"
+
+/* As the kernel has it; its header and later C libraries' do not go together. */
+struct attr {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t slice_ns, deadline_ns, period_ns; /* "runtime": of SCHED_OTHER, the slice */
+    uint32_t util_min, util_max;
+};
+
+#define RESET_ON_FORK 1u /* SCHED_FLAG_RESET_ON_FORK */
+
+void bt_loop_short_slices(uint32_t us)
+{
+    struct attr a = {.size = sizeof(a)};
+    if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) != 0 || a.policy != SCHED_OTHER) {
+        return; /* somebody has given it a policy of its own */
+    }
+    a.slice_ns = us * 1000ull;
+    if (a.nice >= 0) { /* threads that this one starts have their own work; it would take a better
+                          nice value from them, too */
+        a.flags |= RESET_ON_FORK;
+    }
+    if (syscall(SYS_sched_setattr, 0, &a, 0) != 0) {
+        BT_DEBUG("slice_refused", "us=%u", us);
+    }
+}
