@@ -2,9 +2,8 @@
  * coefficients >= 0, a prior, and a memory that fades. A plain value in the caller's memory. PURE.
  *
  * Prompt steps and decode steps fade apart: a worker that decodes for an hour keeps what it knew of
- * prefill. The solution is found by coordinate descent on the normal equations, from the last one
- * on (a few hundred flops a step), as Franc, Hlavac and Navara do for non-negative least squares
- * (CAIP 2005). */
+ * prefill. The minimum is found exactly, by active sets on the normal equations (a few thousand
+ * flops a step). */
 #ifndef BT_BATCH_FIT_H
 #define BT_BATCH_FIT_H
 

@@ -171,6 +171,7 @@ void bt_wload_calibrate(struct bt_wcore *c)
     uint32_t rows = BT_MIN(c->max_slots, top);
     bool ok = try_shape(&t, 1, block, 1) && try_shape(&t, 1, 0, block) &&
               try_shape(&t, BT_MIN(rows, 8u), block, 1) && try_shape(&t, 1, 0, top / 4) &&
+              try_shape(&t, 1, 0, BT_MIN(top, 256u)) && try_shape(&t, 1, 0, BT_MIN(top, 64u)) &&
               try_shape(&t, 1, 0, top) && try_shape(&t, rows, block, 1) &&
               try_shape(&t, 1, deep > top ? deep - top : 0, top) &&
               try_shape(&t, 1, BT_MAX(deep, 1u) - 1, 1);

@@ -121,6 +121,34 @@ static void test_a_prior_that_is_far_off(void **state)
     }
 }
 
+/* A device of another shape than the prior: tokens cost it fifty times as much beside the base.
+ * What a worker computes at its start is enough. */
+static void test_a_prior_of_another_shape(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost far = {
+        .base_ns = 5e5, .token_ns = BT_BATCH_TOKEN_NS(900), .kv_ns = 1, .attn_ns = 0.1};
+    static const struct {
+        double rows, depth, n;
+    } shapes[] = {{1, 16, 1}, {1, 0, 16},   {8, 16, 1},  {1, 0, 512},     {1, 0, 256},
+                  {1, 0, 64}, {1, 0, 2048}, {64, 16, 1}, {1, 6144, 2048}, {1, 8191, 1}};
+    struct bt_batch_fit f;
+    bt_batch_fit_init(&f, &far);
+    for (size_t i = 0; i < 2 * BT_ARRAY_LEN(shapes); i++) {
+        double rows = shapes[i / 2].rows, h = shapes[i / 2].depth, n = shapes[i / 2].n;
+        bool prompt = n > 1;
+        struct bt_batch_work w = {.tokens = rows * n,
+                                  .kv = prompt ? 0 : rows * h,
+                                  .attn = prompt ? rows * n * (h + n / 2) : 0,
+                                  .prompt = prompt};
+        (void)bt_batch_fit_step(&f, &w, 5e5 + 45e3 * w.tokens);
+    }
+    for (double n = 16; n <= 2048; n *= 2) {
+        struct bt_batch_work w = {.tokens = n, .attn = n * n / 2, .prompt = true};
+        near(bt_batch_work_ns(&f.cost, &w), 5e5 + 45e3 * n, 0.2);
+    }
+}
+
 static void test_a_hold_up_counts_little(void **state)
 {
     (void)state;
@@ -214,6 +242,7 @@ int main(void)
         cmocka_unit_test(test_finds_the_truth),
         cmocka_unit_test(test_a_handful_of_steps_is_enough_to_begin),
         cmocka_unit_test(test_a_prior_that_is_far_off),
+        cmocka_unit_test(test_a_prior_of_another_shape),
         cmocka_unit_test(test_a_hold_up_counts_little),
         cmocka_unit_test(test_follows_a_change),
         cmocka_unit_test(test_keeps_what_it_is_not_told),
