@@ -28,7 +28,6 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     if (bt_list_empty(&p->own_prefills)) {
         p->own_prefill_ms = 0;
         p->own_head_ns = now_ns;
-        p->own_head_ms = f->prefill_ms;
     }
     bt_list_insert_tail(&p->own_prefills, &f->prefills);
     p->own_prefill_ms += f->prefill_ms;
@@ -47,14 +46,12 @@ static void leave_prefills(struct bt_flight *f)
     bool head = p->own_prefills.next == &f->prefills;
     bt_list_remove(&f->prefills);
     if (bt_list_empty(&p->own_prefills)) {
-        p->own_prefill_ms = p->own_head_ms = 0;
+        p->own_prefill_ms = 0;
         return;
     }
     p->own_prefill_ms -= f->prefill_ms;
-    if (head) { /* prompts are computed in order of arrival, one after the other */
+    if (head) { /* prompts are computed in order of arrival, or together */
         p->own_head_ns = bt_mono_ns();
-        p->own_head_ms =
-            BT_CONTAINER_OF(p->own_prefills.next, struct bt_flight, prefills)->prefill_ms;
     }
 }
 

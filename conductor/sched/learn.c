@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-#define GAIN         0.3 /* of a miss that is smaller than a step's limit: noise is not followed */
 #define OVERHEAD_MIN 0.1 /* ms: from nothing nothing grows */
 #define SLOW_MAX     16.0
 #define SPREAD_STEP  0.05
@@ -14,6 +13,12 @@
 static double rate(uint32_t n)
 {
     return n < 8 ? 0.5 / (1 + n / 2.0) : 0.08;
+}
+
+/* Of a miss that is smaller than a step's limit: later ones are noise, mostly. */
+static double gain(uint32_t n)
+{
+    return n < 8 ? 1 : 0.3;
 }
 
 double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms)
@@ -37,7 +42,7 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double actu
         double up = miss > log(BT_MAX(l->spread, 1)) ? 0.9 : -0.1;
         l->spread = BT_MIN(BT_MAX(BT_MAX(l->spread, 1) * exp(up * SPREAD_STEP), 1), SPREAD_MAX);
     }
-    miss = BT_MAX(BT_MIN(GAIN * miss, by), -by);
+    miss = BT_MAX(BT_MIN(gain(l->n_ttft) * miss, by), -by);
     double share = BT_MIN(l->overhead_ms / predicted, 1);
     l->overhead_ms = BT_MAX(l->overhead_ms, OVERHEAD_MIN) * exp(miss * BT_MAX(share, 0.05));
     l->slow = BT_MIN(BT_MAX(l->slow * exp(miss * (1 - share)), 1 / SLOW_MAX), SLOW_MAX);
@@ -53,7 +58,7 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actua
         l->tail = ratio;
         return;
     }
-    double by = rate(l->n_tbt), miss = GAIN * log(ratio / l->tail);
+    double by = rate(l->n_tbt), miss = gain(l->n_tbt) * log(ratio / l->tail);
     l->tail *= exp(BT_MAX(BT_MIN(miss, by), -by));
 }
 

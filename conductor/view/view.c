@@ -230,13 +230,16 @@ static void reserve_scratch(struct bt_view *v)
 }
 
 /* Until its prefills are computed: by what it said last, less the time since, or by what this
- * conductor has there and how long its head has been at it, whichever is more. */
+ * conductor has there, less the time since the last of them was done, whichever is more. Prompts
+ * that share a step are all done at its end: the time counts for all of them, not for the oldest
+ * alone. In the units of costs: a worker that takes longer gets less of it done. */
 static double queue_ms(const struct bt_session *s, uint64_t now_ns)
 {
-    double said = s->load.queue_ms - (double)(now_ns - s->load_ns) / 1e6;
+    double slow = s->learned.slow > 0 ? s->learned.slow : 1;
+    double said = s->load.queue_ms - (double)(now_ns - s->load_ns) / 1e6 / slow;
     double own = s->own_prefill_ms;
     if (own > 0) {
-        own -= BT_MIN((double)(now_ns - s->own_head_ns) / 1e6, s->own_head_ms);
+        own -= (double)(now_ns - s->own_head_ns) / 1e6 / slow;
     }
     return BT_MAX(BT_MAX(said, own), 0);
 }

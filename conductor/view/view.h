@@ -76,7 +76,6 @@ struct bt_session {
     uint64_t own_prefill_tokens, own_kv_tokens;
     struct bt_list own_prefills;     /* what it has not computed yet, oldest first */
     double own_prefill_ms;           /* predicted, all of them */
-    double own_head_ms;              /* ... the first of them ... */
     uint64_t own_head_ns;            /* ... which it can have begun then */
     struct bt_sched_learned learned; /* of this incarnation, by this conductor */
 };

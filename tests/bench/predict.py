@@ -1,9 +1,11 @@
 #!/usr/bin/python3
 """Predictions against what happened, live: a local CPU cluster of two prefill and two decode workers serves a scaled
-part of a trace, open loop; each answer brings its plan (x-baton-plan). predict.py TRACE.jsonl [REQUESTS [SECONDS]]
+part of a trace, open loop; each answer brings its plan (x-baton-plan).
+predict.py TRACE.jsonl [REQUESTS [SECONDS [paced [baton-local options]]]]
 
 A block of 512 tokens of the trace becomes one of 16 here, with the same sharing; arrivals are stretched so that the
-part takes SECONDS. Ends in bench lines: median and 90th percentile of the relative errors of TTFT and TBT. Says
+part takes SECONDS. paced: the engine is `null`, at the CPU engine's pace but without its use of the cores, so that what
+is wrong is the conductor's and not the neighbours' doing. Ends in bench lines: median and 90th percentile of the relative errors of TTFT and TBT. Says
 nothing on a machine that others use: the load average stands in the output."""
 import json
 import os
@@ -17,6 +19,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from conftest import Cluster  # noqa: E402
 
 SCALE = 32
+PACE = "500,45"
 
 
 def prompt_of(rec):
@@ -39,7 +42,12 @@ def main():
         trace = [json.loads(line) for line in f][:wanted]
     first = trace[0]["timestamp"]
     stretch = seconds * 1e3 / max(1, trace[-1]["timestamp"] - first)
-    c = Cluster("--nodes", "2", "--prefill", "2", "--decode", "2", *sys.argv[4:])
+    more, name = sys.argv[4:], "predict"
+    if more and more[0] == "paced":
+        os.environ["BATON_NULL_PACE"] = PACE
+        more, name = more[1:], "predict_paced"
+        more += [x for role in ("prefill", "decode") for x in ("--set", f"{role}.engine.device=null")]
+    c = Cluster("--nodes", "2", "--prefill", "2", "--decode", "2", *more)
     plans, lock = [], threading.Lock()
 
     def one(rec):
@@ -81,8 +89,8 @@ def main():
         med, p90 = statistics.median(errors), errors[int(0.9 * (len(errors) - 1))]
         print(f"{what}: predicted median {statistics.median(a for a, _ in pairs):.2f}, actual "
               f"{statistics.median(b for _, b in pairs):.2f}; error median {100 * med:.0f} %, p90 {100 * p90:.0f} %")
-        print(f"bench,predict_{what[:-3]}_error_median,{100 * med:.1f},%,aim 15,{med / 0.15:.2f}")
-        print(f"bench,predict_{what[:-3]}_error_p90,{100 * p90:.1f},%,aim 40,{p90 / 0.40:.2f}")
+        print(f"bench,{name}_{what[:-3]}_error_median,{100 * med:.1f},%,aim 15,{med / 0.15:.2f}")
+        print(f"bench,{name}_{what[:-3]}_error_p90,{100 * p90:.1f},%,aim 40,{p90 / 0.40:.2f}")
 
 
 main()

@@ -40,6 +40,37 @@ static void test_hello(void **state)
     fixture_cleanup(&f);
 }
 
+/* Prompts that are computed together are done together: the time since the last one counts for all,
+ * and less of it on a worker that takes longer than its costs say. */
+static void test_queue(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *p = fake_add(&f, "prefill", "p", "n1");
+    until(&f, fake_up(p));
+    struct bt_session *s = session_of_fake(p);
+    struct bt_view_snapshot v;
+    static const double ago_ms[] = {0, 4000, 12000};
+    for (int slow = 1; slow <= 2; slow++) {
+        for (size_t i = 0; i < BT_ARRAY_LEN(ago_ms); i++) {
+            s->own_prefill_ms = 10000;
+            s->own_head_ns = bt_mono_ns() - (uint64_t)(ago_ms[i] * 1e6);
+            s->learned.slow = slow;
+            bt_view_snapshot(f.view, NULL, 0, &v);
+            double want = BT_MAX(10000 - ago_ms[i] / slow, 0);
+            assert_true(v.workers[0].queue_ms <= want && v.workers[0].queue_ms > want - 1500);
+        }
+    }
+    s->own_prefill_ms = 0;
+    p->load.queue_ms = 60000; /* others' conductors have more there */
+    until(&f, s->load.queue_ms == 60000);
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_true(v.workers[0].queue_ms > 50000 && v.workers[0].queue_ms <= 60000);
+    fixture_cleanup(&f);
+}
+
 static void test_membership(void **state)
 {
     (void)state;
@@ -303,10 +334,15 @@ static void test_plan_follows_blocks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hello),   cmocka_unit_test(test_membership),
-        cmocka_unit_test(test_restart), cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_garbage), cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_credit),  cmocka_unit_test(test_plan_follows_blocks),
+        cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_membership),
+        cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_plan_follows_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
