@@ -435,6 +435,7 @@ def report(run, opts):
     for name, values in table.items():
         for p in ((50, 90, 99) if opts.trace else (50, 99)) if values else ():
             print(f"bench,serve_{name}_p{p},{percentile(values, p):.2f},ms,-,-")
+    print(f"bench,serve_ttft_mean,{sum(table['ttft']) / len(good):.2f},ms,-,-")
     print(f"bench,serve_requests,{len(good) / run.seconds:.2f},1/s,-,-")
     print(f"bench,serve_tokens,{run.tokens / run.seconds:.1f},tokens/s,-,-")
     if opts.ttft or opts.tbt:
