@@ -53,6 +53,13 @@ static bt_status_t fail(char *err, size_t cap, const char *fmt, ...)
     return BT_ERR_CONFIG;
 }
 
+/* UCX passes over these, whatever it is told. */
+static bool ucx_skips(const struct sockaddr *sa)
+{
+    const struct in6_addr *a = &((const struct sockaddr_in6 *)(const void *)sa)->sin6_addr;
+    return sa->sa_family == AF_INET6 && (IN6_IS_ADDR_LOOPBACK(a) || IN6_IS_ADDR_LINKLOCAL(a));
+}
+
 /* UCX is told an interface and binds to that interface's first address of the family, so this must
  * be the address that was checked. */
 static bt_status_t find_interface(const struct ifaddrs *list, const char *want, int family,
@@ -72,13 +79,21 @@ static bt_status_t find_interface(const struct ifaddrs *list, const char *want, 
                     "one that `ip addr` shows",
                     want);
     }
+    if (ucx_skips(mine->ifa_addr)) {
+        return fail(
+            err, err_cap,
+            "kvstore.wire.listen: UCX uses neither ::1 nor link-local IPv6 addresses such as "
+            "%s; on a single machine give 127.0.0.1, else another address of interface %s "
+            "(IPv4, or IPv6 as in fd00::/8)",
+            want, mine->ifa_name);
+    }
     if (!(mine->ifa_flags & IFF_UP)) {
         return fail(err, err_cap, "kvstore.wire.listen: interface %s of %s is down", mine->ifa_name,
                     want);
     }
     for (const struct ifaddrs *i = list; i != mine; i = i->ifa_next) {
         if (i->ifa_addr != NULL && i->ifa_addr->sa_family == family &&
-            strcmp(i->ifa_name, mine->ifa_name) == 0 &&
+            strcmp(i->ifa_name, mine->ifa_name) == 0 && !ucx_skips(i->ifa_addr) &&
             addr_text(i->ifa_addr, text, sizeof(text))) {
             return fail(
                 err, err_cap,
@@ -111,7 +126,7 @@ bt_status_t bt_wire_interface(const char *listen, bool allow_routable, char *ifn
         return fail(err, err_cap,
                     "kvstore.wire.listen: %s is a routable address, and UCX over TCP authenticates "
                     "nobody; give a loopback or private address (10/8, 172.16/12, 192.168/16, "
-                    "169.254/16, fe80::/10, fd00::/8), or set kvstore.wire.allow_routable: true if "
+                    "169.254/16, fd00::/8), or set kvstore.wire.allow_routable: true if "
                     "the network keeps strangers out",
                     want);
     }

@@ -145,6 +145,9 @@ static void test_interface_of_the_listen_address(void **state)
     assert_int_equal(bt_wire_interface("lo", true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
                      BT_ERR_CONFIG);
     assert_non_null(strstr(err, "kvstore.wire.listen"));
+    assert_int_equal(bt_wire_interface("::1", true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
+                     BT_ERR_CONFIG); /* UCX would find no transport, and say no more than that */
+    assert_true(strstr(err, "127.0.0.1") != NULL || strstr(err, "no interface") != NULL);
     assert_int_equal(bt_wire_interface(NULL, true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
                      BT_ERR_CONFIG);
 }
