@@ -1,4 +1,5 @@
-/* Segmented LRU over slots: two doubly linked lists by slot number. Pure, one owner thread. */
+/* Segmented LRU over slots: two doubly linked lists by slot number, for each group. Pure, one owner
+ * thread. */
 #include "kvstore/evict.h"
 
 #include <stdlib.h>
@@ -8,17 +9,19 @@ enum { PROBATION = 0, PROTECTED = 1 };
 
 struct node {
     uint32_t prev, next; /* in its list; slot numbers */
-    uint8_t cached, pinned, cls;
+    uint32_t tick;       /* when it became the youngest */
+    uint8_t cached, pinned, cls, group;
 };
 
 struct list {
-    uint32_t oldest, youngest, count;
+    uint32_t oldest, youngest;
 };
 
 struct bt_evict {
     struct node *nodes;
-    uint32_t n;
-    struct list lists[2];
+    uint32_t n, tick, evictable;
+    uint32_t n_groups; /* those that have had a slot are below */
+    struct list lists[BT_EVICT_GROUPS][2];
     uint32_t hot, hot_max; /* protected slots, pinned or not */
 };
 
@@ -28,8 +31,10 @@ static struct bt_evict *slru_create(uint32_t n_slots)
     e->nodes = bt_calloc(n_slots, sizeof(*e->nodes));
     e->n = n_slots;
     e->hot_max = n_slots - n_slots / 5;
-    for (int i = 0; i < 2; i++) {
-        e->lists[i].oldest = e->lists[i].youngest = BT_EVICT_NONE;
+    for (uint32_t g = 0; g < BT_EVICT_GROUPS; g++) {
+        for (int i = 0; i < 2; i++) {
+            e->lists[g][i].oldest = e->lists[g][i].youngest = BT_EVICT_NONE;
+        }
     }
     return e;
 }
@@ -45,7 +50,7 @@ static void slru_destroy(struct bt_evict *e)
 static void unlink_node(struct bt_evict *e, uint32_t slot)
 {
     struct node *n = &e->nodes[slot];
-    struct list *l = &e->lists[n->cls];
+    struct list *l = &e->lists[n->group][n->cls];
     if (n->prev != BT_EVICT_NONE) {
         e->nodes[n->prev].next = n->next;
     } else {
@@ -56,13 +61,13 @@ static void unlink_node(struct bt_evict *e, uint32_t slot)
     } else {
         l->youngest = n->prev;
     }
-    l->count--;
+    e->evictable--;
 }
 
 static void link_youngest(struct bt_evict *e, uint32_t slot)
 {
     struct node *n = &e->nodes[slot];
-    struct list *l = &e->lists[n->cls];
+    struct list *l = &e->lists[n->group][n->cls];
     n->prev = l->youngest;
     n->next = BT_EVICT_NONE;
     if (l->youngest != BT_EVICT_NONE) {
@@ -71,7 +76,8 @@ static void link_youngest(struct bt_evict *e, uint32_t slot)
         l->oldest = slot;
     }
     l->youngest = slot;
-    l->count++;
+    n->tick = ++e->tick;
+    e->evictable++;
 }
 
 static struct node *cached(struct bt_evict *e, uint32_t slot)
@@ -82,9 +88,9 @@ static struct node *cached(struct bt_evict *e, uint32_t slot)
 
 static void slru_admit(struct bt_evict *e, uint32_t slot, const struct bt_evict_block *b)
 {
-    (void)b;
-    BT_ASSERT(slot < e->n && !e->nodes[slot].cached);
-    e->nodes[slot] = (struct node){.cached = 1, .pinned = 1, .cls = PROBATION};
+    BT_ASSERT(slot < e->n && !e->nodes[slot].cached && b->group < BT_EVICT_GROUPS);
+    e->nodes[slot] = (struct node){.cached = 1, .pinned = 1, .cls = PROBATION, .group = b->group};
+    e->n_groups = BT_MAX(e->n_groups, b->group + 1u);
 }
 
 static void slru_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
@@ -104,11 +110,24 @@ static void slru_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
     }
 }
 
+/* The oldest unpinned slot of a class, whatever its group. */
+static uint32_t oldest_of(const struct bt_evict *e, int cls)
+{
+    uint32_t best = BT_EVICT_NONE;
+    for (uint32_t g = 0; g < e->n_groups; g++) {
+        uint32_t s = e->lists[g][cls].oldest; /* ticks wrap around */
+        if (s != BT_EVICT_NONE &&
+            (best == BT_EVICT_NONE || (int32_t)(e->nodes[s].tick - e->nodes[best].tick) < 0)) {
+            best = s;
+        }
+    }
+    return best;
+}
+
 /* Too many are protected: the oldest unpinned ones go back on probation, as its youngest. */
 static void demote(struct bt_evict *e)
 {
-    while (e->hot > e->hot_max && e->lists[PROTECTED].count > 0) {
-        uint32_t old = e->lists[PROTECTED].oldest;
+    for (uint32_t old; e->hot > e->hot_max && (old = oldest_of(e, PROTECTED)) != BT_EVICT_NONE;) {
         unlink_node(e, old);
         e->nodes[old].cls = PROBATION;
         e->hot--;
@@ -149,13 +168,19 @@ static void slru_drop(struct bt_evict *e, uint32_t slot)
 
 static uint32_t slru_victim(const struct bt_evict *e)
 {
-    uint32_t v = e->lists[PROBATION].oldest;
-    return v != BT_EVICT_NONE ? v : e->lists[PROTECTED].oldest;
+    uint32_t v = oldest_of(e, PROBATION);
+    return v != BT_EVICT_NONE ? v : oldest_of(e, PROTECTED);
+}
+
+static uint32_t slru_victim_of(const struct bt_evict *e, uint8_t group)
+{
+    uint32_t v = e->lists[group][PROBATION].oldest;
+    return v != BT_EVICT_NONE ? v : e->lists[group][PROTECTED].oldest;
 }
 
 static uint32_t slru_evictable(const struct bt_evict *e)
 {
-    return e->lists[PROBATION].count + e->lists[PROTECTED].count;
+    return e->evictable;
 }
 
 const struct bt_evict_policy bt_evict_slru = {
@@ -168,6 +193,7 @@ const struct bt_evict_policy bt_evict_slru = {
     .unpin = slru_unpin,
     .drop = slru_drop,
     .victim = slru_victim,
+    .victim_of = slru_victim_of,
     .evictable = slru_evictable,
 };
 

@@ -1,12 +1,14 @@
-/* Eviction policy: which cached slot goes when room is needed. Pure: no clock, no I/O; the cache
- * tells it what happens to slots and asks for victims. A policy is a table of functions over its
- * own state, so that others can be tried (and simulated) without touching the cache. */
+/* Eviction policy: which cached slot goes when room is needed, of all or of one group. Pure: no
+ * clock, no I/O; the cache tells it what happens to slots and asks for victims. A policy is a table
+ * of functions over its own state, so that others can be tried (and simulated) without touching the
+ * cache. */
 #ifndef BT_KVSTORE_EVICT_H
 #define BT_KVSTORE_EVICT_H
 
 #include "common/base/base.h"
 
-#define BT_EVICT_NONE UINT32_MAX
+#define BT_EVICT_NONE   UINT32_MAX
+#define BT_EVICT_GROUPS 255u /* of slots: tenants (kvstore/tenants.h) */
 
 struct bt_evict; /* a policy's state */
 
@@ -25,6 +27,7 @@ struct bt_evict_block {
     uint32_t parent;        /* slot of the block before it, BT_EVICT_NONE: unknown or not cached */
     uint32_t reused_tokens; /* of the request that made it: what was cached of its prompt */
     bt_evict_origin_t origin;
+    uint8_t group; /* below BT_EVICT_GROUPS */
 };
 
 struct bt_evict_policy {
@@ -42,6 +45,8 @@ struct bt_evict_policy {
     void (*drop)(struct bt_evict *e, uint32_t slot);
     /* The slot to give up first, BT_EVICT_NONE when all are in use. Stays until dropped. */
     uint32_t (*victim)(const struct bt_evict *e);
+    /* The same among the slots of one group. */
+    uint32_t (*victim_of)(const struct bt_evict *e, uint8_t group);
     uint32_t (*evictable)(const struct bt_evict *e);
 };
 

@@ -14,13 +14,14 @@
 #include "kvstore/evict.h"
 #include "kvstore/evict_learn.h"
 
-#define HAND    8u /* slots looked at with an event */
-#define LISTS   (BT_LEARN_LEVELS + 1)
-#define INNER   BT_LEARN_LEVELS /* the list of those with successors */
-#define NOWHERE UINT16_MAX
-#define WORDS   BT_DIV_UP(LISTS, 64u)
-#define GHOSTS  (1u << 16) /* at least so many blocks are remembered after they left */
-#define USES    4u         /* more are not told apart */
+#define HAND     8u /* slots looked at with an event */
+#define LISTS    (BT_LEARN_LEVELS + 1)
+#define INNER    BT_LEARN_LEVELS /* the list of those with successors */
+#define NOWHERE  UINT16_MAX
+#define WORDS    BT_DIV_UP(LISTS, 64u)
+#define GHOSTS   (1u << 16) /* at least so many blocks are remembered after they left */
+#define KIDS_MAX 0xffffffu
+#define USES     4u /* more are not told apart */
 
 /* What a copy costs to fetch again against what it costs to compute: an eighth (notes of
  * docs/POOL.md), 3 octaves. */
@@ -48,7 +49,7 @@ enum {
 struct node {
     uint32_t prev, next; /* in its list; slot numbers */
     uint32_t parent;     /* NONE or the slot before it in the chain ... */
-    uint32_t kids;
+    uint32_t kids : 24, group : 8;
     uint32_t hash, tick;  /* of the last use */
     uint16_t life;        /* counts the blocks that this slot has held */
     uint16_t parent_life; /* ... while that still holds the same block */
@@ -57,15 +58,20 @@ struct node {
     uint8_t copy : 1, pinned : 1, dear : 6; /* dear: levels */
 };
 
+struct order {              /* of a group's slots that are not in use */
+    uint64_t filled[WORDS]; /* lists that are not empty */
+    struct {
+        uint32_t head, tail;
+    } lists[LISTS];
+};
+
 struct bt_evict {
     struct node *nodes;
     struct bt_learn *learn;
     uint32_t *ghosts; /* hash:29 | uses:3 of blocks that left, by hash; 0: none */
     uint32_t n, ghost_mask, tick, hand, evictable;
-    uint64_t filled[WORDS]; /* lists that are not empty */
-    struct {
-        uint32_t head, tail;
-    } lists[LISTS];
+    uint32_t n_groups;                     /* those that have had a slot are below */
+    struct order *orders[BT_EVICT_GROUPS]; /* NULL: it has had none */
 };
 
 static struct bt_evict *density_create(uint32_t n_slots)
@@ -81,15 +87,15 @@ static struct bt_evict *density_create(uint32_t n_slots)
         e->ghost_mask = 2 * e->ghost_mask + 1;
     }
     e->ghosts = bt_calloc((size_t)e->ghost_mask + 1, sizeof(*e->ghosts));
-    for (uint32_t i = 0; i < LISTS; i++) {
-        e->lists[i].head = e->lists[i].tail = BT_EVICT_NONE;
-    }
     return e;
 }
 
 static void density_destroy(struct bt_evict *e)
 {
     if (e != NULL) {
+        for (uint32_t g = 0; g < e->n_groups; g++) {
+            free(e->orders[g]);
+        }
         bt_learn_destroy(e->learn);
         free(e->nodes);
         free(e->ghosts);
@@ -105,14 +111,27 @@ static struct node *cached(struct bt_evict *e, uint32_t slot)
 
 /* ---- lists ---- */
 
+static void make_order(struct bt_evict *e, uint8_t group)
+{
+    BT_ASSERT(group < BT_EVICT_GROUPS);
+    if (e->orders[group] == NULL) {
+        struct order *o = e->orders[group] = bt_calloc(1, sizeof(*o));
+        for (uint32_t i = 0; i < LISTS; i++) {
+            o->lists[i].head = o->lists[i].tail = BT_EVICT_NONE;
+        }
+        e->n_groups = BT_MAX(e->n_groups, group + 1u);
+    }
+}
+
 static void unlink_node(struct bt_evict *e, uint32_t slot)
 {
     struct node *x = &e->nodes[slot];
+    struct order *o = e->orders[x->group];
     uint32_t l = x->list;
-    *(x->prev != BT_EVICT_NONE ? &e->nodes[x->prev].next : &e->lists[l].head) = x->next;
-    *(x->next != BT_EVICT_NONE ? &e->nodes[x->next].prev : &e->lists[l].tail) = x->prev;
-    if (e->lists[l].head == BT_EVICT_NONE) {
-        e->filled[l / 64] &= ~(1ull << (l % 64));
+    *(x->prev != BT_EVICT_NONE ? &e->nodes[x->prev].next : &o->lists[l].head) = x->next;
+    *(x->next != BT_EVICT_NONE ? &e->nodes[x->next].prev : &o->lists[l].tail) = x->prev;
+    if (o->lists[l].head == BT_EVICT_NONE) {
+        o->filled[l / 64] &= ~(1ull << (l % 64));
     }
     x->list = NOWHERE;
     e->evictable--;
@@ -131,13 +150,14 @@ static uint32_t list_of(const struct bt_evict *e, const struct node *x)
 static void link_node(struct bt_evict *e, uint32_t slot)
 {
     struct node *x = &e->nodes[slot];
+    struct order *o = e->orders[x->group];
     uint32_t l = list_of(e, x);
     x->list = (uint16_t)l;
-    x->prev = e->lists[l].tail;
+    x->prev = o->lists[l].tail;
     x->next = BT_EVICT_NONE;
-    *(x->prev != BT_EVICT_NONE ? &e->nodes[x->prev].next : &e->lists[l].head) = slot;
-    e->lists[l].tail = slot;
-    e->filled[l / 64] |= 1ull << (l % 64);
+    *(x->prev != BT_EVICT_NONE ? &e->nodes[x->prev].next : &o->lists[l].head) = slot;
+    o->lists[l].tail = slot;
+    o->filled[l / 64] |= 1ull << (l % 64);
     e->evictable++;
 }
 
@@ -168,6 +188,10 @@ static void join(struct bt_evict *e, struct node *x, uint32_t parent)
         return;
     }
     struct node *p = cached(e, parent);
+    if (p->kids == KIDS_MAX) {
+        x->parent = BT_EVICT_NONE; /* it has enough of them not to go before the last */
+        return;
+    }
     x->parent_life = p->life;
     if (p->kids++ == 0) {
         relink(e, parent);
@@ -232,7 +256,9 @@ static void density_admit(struct bt_evict *e, uint32_t slot, const struct bt_evi
     struct node *x = &e->nodes[slot];
     uint32_t hash = (uint32_t)b->hash, ghost = e->ghosts[ghost_at(e, hash)];
     uint32_t before = (ghost ^ hash) >> 3 == 0 ? ghost & 7 : 0;
+    make_order(e, b->group);
     *x = (struct node){.life = (uint16_t)(x->life + 1),
+                       .group = b->group,
                        .list = NOWHERE,
                        .hash = hash,
                        .uses = (uint8_t)BT_MIN(before + 1, USES),
@@ -283,14 +309,34 @@ static void density_drop(struct bt_evict *e, uint32_t slot)
     e->ghosts[ghost_at(e, x->hash)] = (x->hash & ~7u) | x->uses;
 }
 
-static uint32_t density_victim(const struct bt_evict *e)
+/* The lowest list of a group that is not empty; LISTS: all are. */
+static uint32_t lowest(const struct order *o)
 {
-    for (uint32_t w = 0; w < WORDS; w++) {
-        if (e->filled[w] != 0) {
-            return e->lists[w * 64 + (uint32_t)__builtin_ctzll(e->filled[w])].head;
+    for (uint32_t w = 0; o != NULL && w < WORDS; w++) {
+        if (o->filled[w] != 0) {
+            return w * 64 + (uint32_t)__builtin_ctzll(o->filled[w]);
         }
     }
-    return BT_EVICT_NONE;
+    return LISTS;
+}
+
+static uint32_t density_victim_of(const struct bt_evict *e, uint8_t group)
+{
+    uint32_t l = lowest(e->orders[group]);
+    return l < LISTS ? e->orders[group]->lists[l].head : BT_EVICT_NONE;
+}
+
+static uint32_t density_victim(const struct bt_evict *e)
+{
+    uint32_t best = LISTS, group = 0;
+    for (uint32_t g = 0; g < e->n_groups; g++) {
+        uint32_t l = lowest(e->orders[g]);
+        if (l < best) {
+            best = l;
+            group = g;
+        }
+    }
+    return best < LISTS ? e->orders[group]->lists[best].head : BT_EVICT_NONE;
 }
 
 static uint32_t density_evictable(const struct bt_evict *e)
@@ -308,5 +354,6 @@ const struct bt_evict_policy bt_evict_density = {
     .unpin = density_unpin,
     .drop = density_drop,
     .victim = density_victim,
+    .victim_of = density_victim_of,
     .evictable = density_evictable,
 };

@@ -1,6 +1,6 @@
-/* Eviction by an order over slots: a binary heap of those that are not in use, the first to go on
- * top. LRU, LFU and LengthAware differ in the order alone. O(log slots) an event. Pure, one
- * owner thread. */
+/* Eviction by an order over slots: for each group a binary heap of those that are not in use, the
+ * first to go on top. LRU, LFU and LengthAware differ in the order alone. O(log slots) an event.
+ * Pure, one owner thread. */
 #include <stdlib.h>
 
 #include "kvstore/evict.h"
@@ -10,17 +10,22 @@
 struct node {
     uint64_t used; /* tick of the last use */
     uint32_t uses, depth;
-    uint32_t pos; /* in the heap */
-    uint8_t cached;
+    uint32_t pos; /* in its group's heap */
+    uint8_t cached, group;
 };
 
 /* Does a go before b? */
 typedef bool (*before_fn)(const struct node *a, const struct node *b);
 
+struct heap {
+    uint32_t *slots, count, cap;
+};
+
 struct bt_evict {
     struct node *nodes;
-    uint32_t n;
-    uint32_t *heap, count;
+    uint32_t n, count;
+    uint32_t n_groups; /* those that have had a slot are below */
+    struct heap heaps[BT_EVICT_GROUPS];
     uint64_t tick;
     before_fn before;
 };
@@ -51,7 +56,6 @@ static struct bt_evict *heap_create(uint32_t n_slots, before_fn before)
 {
     struct bt_evict *e = bt_calloc(1, sizeof(*e));
     e->nodes = bt_calloc(n_slots, sizeof(*e->nodes));
-    e->heap = bt_calloc(n_slots, sizeof(*e->heap));
     e->n = n_slots;
     e->before = before;
     return e;
@@ -75,8 +79,10 @@ static struct bt_evict *length_aware_create(uint32_t n_slots)
 static void heap_destroy(struct bt_evict *e)
 {
     if (e != NULL) {
+        for (uint32_t g = 0; g < e->n_groups; g++) {
+            free(e->heaps[g].slots);
+        }
         free(e->nodes);
-        free(e->heap);
         free(e);
     }
 }
@@ -87,63 +93,83 @@ static struct node *cached(struct bt_evict *e, uint32_t slot)
     return &e->nodes[slot];
 }
 
-static void place(struct bt_evict *e, uint32_t pos, uint32_t slot)
+static void place(struct bt_evict *e, struct heap *h, uint32_t pos, uint32_t slot)
 {
-    e->heap[pos] = slot;
+    h->slots[pos] = slot;
     e->nodes[slot].pos = pos;
 }
 
-static void sift_up(struct bt_evict *e, uint32_t pos)
+static void sift_up(struct bt_evict *e, struct heap *h, uint32_t pos)
 {
-    uint32_t slot = e->heap[pos];
+    uint32_t slot = h->slots[pos];
     while (pos > 0) {
         uint32_t up = (pos - 1) / 2;
-        if (!e->before(&e->nodes[slot], &e->nodes[e->heap[up]])) {
+        if (!e->before(&e->nodes[slot], &e->nodes[h->slots[up]])) {
             break;
         }
-        place(e, pos, e->heap[up]);
+        place(e, h, pos, h->slots[up]);
         pos = up;
     }
-    place(e, pos, slot);
+    place(e, h, pos, slot);
 }
 
-static void sift_down(struct bt_evict *e, uint32_t pos)
+static void sift_down(struct bt_evict *e, struct heap *h, uint32_t pos)
 {
-    uint32_t slot = e->heap[pos];
+    uint32_t slot = h->slots[pos];
     for (;;) {
         uint32_t kid = 2 * pos + 1;
-        if (kid >= e->count) {
+        if (kid >= h->count) {
             break;
         }
-        if (kid + 1 < e->count && e->before(&e->nodes[e->heap[kid + 1]], &e->nodes[e->heap[kid]])) {
+        if (kid + 1 < h->count &&
+            e->before(&e->nodes[h->slots[kid + 1]], &e->nodes[h->slots[kid]])) {
             kid++;
         }
-        if (!e->before(&e->nodes[e->heap[kid]], &e->nodes[slot])) {
+        if (!e->before(&e->nodes[h->slots[kid]], &e->nodes[slot])) {
             break;
         }
-        place(e, pos, e->heap[kid]);
+        place(e, h, pos, h->slots[kid]);
         pos = kid;
     }
-    place(e, pos, slot);
+    place(e, h, pos, slot);
+}
+
+static void heap_insert(struct bt_evict *e, uint32_t slot)
+{
+    struct heap *h = &e->heaps[e->nodes[slot].group];
+    if (h->count == h->cap) {
+        h->cap = BT_MIN(BT_MAX(64u, h->cap + h->cap / 2), e->n);
+        h->slots = bt_realloc(h->slots, h->cap * sizeof(*h->slots));
+    }
+    place(e, h, h->count, slot);
+    e->count++;
+    sift_up(e, h, h->count++);
 }
 
 static void heap_remove(struct bt_evict *e, uint32_t slot)
 {
+    struct heap *h = &e->heaps[e->nodes[slot].group];
     uint32_t pos = e->nodes[slot].pos;
     e->nodes[slot].pos = OUTSIDE;
-    if (pos == --e->count) {
+    e->count--;
+    if (pos == --h->count) {
         return;
     }
-    place(e, pos, e->heap[e->count]);
-    sift_up(e, pos);
-    sift_down(e, e->nodes[e->heap[pos]].pos);
+    place(e, h, pos, h->slots[h->count]);
+    sift_up(e, h, pos);
+    sift_down(e, h, e->nodes[h->slots[pos]].pos);
 }
 
 static void heap_admit(struct bt_evict *e, uint32_t slot, const struct bt_evict_block *b)
 {
-    BT_ASSERT(slot < e->n && !e->nodes[slot].cached);
-    e->nodes[slot] =
-        (struct node){.used = ++e->tick, .uses = 1, .depth = b->depth, .pos = OUTSIDE, .cached = 1};
+    BT_ASSERT(slot < e->n && !e->nodes[slot].cached && b->group < BT_EVICT_GROUPS);
+    e->nodes[slot] = (struct node){.used = ++e->tick,
+                                   .uses = 1,
+                                   .depth = b->depth,
+                                   .pos = OUTSIDE,
+                                   .cached = 1,
+                                   .group = b->group};
+    e->n_groups = BT_MAX(e->n_groups, b->group + 1u);
 }
 
 static void heap_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
@@ -157,8 +183,7 @@ static void heap_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
     n->uses++;
     n->used = ++e->tick;
     if (inside) {
-        place(e, e->count, slot);
-        sift_up(e, e->count++);
+        heap_insert(e, slot);
     }
 }
 
@@ -174,8 +199,7 @@ static void heap_unpin(struct bt_evict *e, uint32_t slot)
     struct node *n = cached(e, slot);
     if (n->pos == OUTSIDE) {
         n->used = ++e->tick; /* in use until now */
-        place(e, e->count, slot);
-        sift_up(e, e->count++);
+        heap_insert(e, slot);
     }
 }
 
@@ -185,9 +209,22 @@ static void heap_drop(struct bt_evict *e, uint32_t slot)
     e->nodes[slot].cached = 0;
 }
 
+static uint32_t heap_victim_of(const struct bt_evict *e, uint8_t group)
+{
+    return e->heaps[group].count > 0 ? e->heaps[group].slots[0] : BT_EVICT_NONE;
+}
+
 static uint32_t heap_victim(const struct bt_evict *e)
 {
-    return e->count > 0 ? e->heap[0] : BT_EVICT_NONE;
+    uint32_t best = BT_EVICT_NONE;
+    for (uint32_t g = 0; g < e->n_groups; g++) {
+        uint32_t v = heap_victim_of(e, (uint8_t)g);
+        if (v != BT_EVICT_NONE &&
+            (best == BT_EVICT_NONE || e->before(&e->nodes[v], &e->nodes[best]))) {
+            best = v;
+        }
+    }
+    return best;
 }
 
 static uint32_t heap_evictable(const struct bt_evict *e)
@@ -199,7 +236,7 @@ static uint32_t heap_evictable(const struct bt_evict *e)
     {                                                                                              \
         .name = (name_), .create = (create_), .destroy = heap_destroy, .admit = heap_admit,        \
         .hit = heap_hit, .pin = heap_pin, .unpin = heap_unpin, .drop = heap_drop,                  \
-        .victim = heap_victim, .evictable = heap_evictable,                                        \
+        .victim = heap_victim, .victim_of = heap_victim_of, .evictable = heap_evictable,           \
     }
 
 const struct bt_evict_policy bt_evict_lru = HEAP_POLICY("lru", lru_create);
