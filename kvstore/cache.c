@@ -2,6 +2,7 @@
 #include "kvstore/cache.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { COPY_NONE, COPY_UNUSED, COPY_USED };
 
@@ -16,6 +17,9 @@ struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout
     c->evict = policy->create(n);
     c->low = n / 64;
     c->copy = bt_calloc(n, 1);
+    c->group = bt_malloc(BT_MAX(n, 1u));
+    memset(c->group, BT_QUOTA_NONE, n);
+    bt_quota_init(&c->quota, NULL, BT_TENANT_SLAB, n);
     c->copies_max = n;
     return c;
 }
@@ -29,7 +33,32 @@ void bt_cache_destroy(struct bt_cache *c)
     bt_index_destroy(c->index);
     bt_pool_destroy(c->pool);
     free(c->copy);
+    free(c->group);
     free(c);
+}
+
+void bt_cache_set_tenants(struct bt_cache *c, struct bt_tenants *tenants)
+{
+    c->tenants = tenants;
+    bt_quota_init(&c->quota, tenants, BT_TENANT_SLAB, bt_index_slots(c->index));
+}
+
+/* The slot is a group's until it is free. */
+static void own(struct bt_cache *c, uint32_t slot, uint8_t group)
+{
+    if (c->group[slot] == BT_QUOTA_NONE) {
+        c->group[slot] = group;
+        bt_quota_add(&c->quota, group);
+    }
+}
+
+static void free_slot(struct bt_cache *c, uint32_t slot)
+{
+    if (c->group[slot] != BT_QUOTA_NONE) {
+        bt_quota_sub(&c->quota, c->group[slot]);
+        c->group[slot] = BT_QUOTA_NONE;
+    }
+    bt_pool_free(c->pool, slot);
 }
 
 /* A request has found the block in slot; false: it is the one that the block was fetched for. */
@@ -94,13 +123,13 @@ static void drop_block(struct bt_cache *c, uint32_t slot)
     c->copy[slot] = COPY_NONE;
     c->policy->drop(c->evict, slot);
     bt_index_remove(c->index, slot);
-    bt_pool_free(c->pool, slot);
+    free_slot(c, slot);
     c->evicted++;
 }
 
-static bool evict_one(struct bt_cache *c)
+static bool evict_one(struct bt_cache *c, uint8_t group, uint32_t more)
 {
-    uint32_t slot = c->policy->victim(c->evict);
+    uint32_t slot = bt_quota_victim(&c->quota, c->policy, c->evict, group, more);
     if (slot == BT_EVICT_NONE) {
         return false;
     }
@@ -118,6 +147,11 @@ void bt_cache_evict(struct bt_cache *c, uint32_t slot)
 
 bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots)
 {
+    return bt_cache_take_for(c, BT_TENANT_NOBODY, n, slots);
+}
+
+bt_status_t bt_cache_take_for(struct bt_cache *c, uint8_t group, uint32_t n, uint32_t *slots)
+{
     struct bt_pool_counts counts;
     bt_pool_counts(c->pool, &counts);
     if (n > counts.free && n - counts.free > c->policy->evictable(c->evict)) {
@@ -126,8 +160,12 @@ bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot = bt_pool_take(c->pool);
         if (slot == BT_POOL_NONE) {
-            BT_ASSERT(evict_one(c));
+            BT_ASSERT(evict_one(c, group, n - i));
             slot = bt_pool_take(c->pool);
+        }
+        own(c, slot, group);
+        if (c->tenants != NULL) {
+            bt_pool_set_tenant(c->pool, slot, bt_tenants_tag(c->tenants, group));
         }
         slots[i] = slot;
     }
@@ -138,12 +176,14 @@ bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots)
 static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
 {
     uint32_t parent = b->parent != NULL ? bt_index_find(c->index, b->parent) : UINT32_MAX;
+    own(c, slot, BT_TENANT_NOBODY); /* if it is nobody's yet */
     struct bt_evict_block e = {.hash = bt_index_hash(b->key),
                                .depth = b->depth,
                                .start_tokens = b->depth * b->n_tokens,
                                .parent = parent == UINT32_MAX ? BT_EVICT_NONE : parent,
                                .reused_tokens = b->reused_tokens,
-                               .origin = b->origin};
+                               .origin = b->origin,
+                               .group = c->group[slot]};
     c->policy->admit(c->evict, slot, &e);
     if (c->guard.cached != NULL) {
         c->guard.cached(c->guard.arg, slot);
@@ -193,6 +233,9 @@ bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
     if (!bt_pool_header_ok(c->pool, slot) || !bt_index_add(c->index, b.key, b.depth, slot)) {
         return false;
     }
+    if (c->tenants != NULL) {
+        own(c, slot, bt_tenants_by_tag(c->tenants, bt_pool_header(c->pool, slot)->tenant));
+    }
     admit(c, slot, &b);
     return true;
 }
@@ -210,7 +253,7 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
         } else if (bt_index_has_slot(c->index, slot)) {
             c->policy->unpin(c->evict, slot);
         } else {
-            bt_pool_free(c->pool, slot);
+            free_slot(c, slot);
         }
     }
 }
@@ -228,10 +271,10 @@ void bt_cache_trim(struct bt_cache *c, uint32_t max)
     struct bt_pool_counts counts;
     bt_pool_counts(c->pool, &counts);
     for (uint32_t left = counts.free; left < c->low && max > 0; left++, max--) {
-        uint32_t slot = c->policy->victim(c->evict);
+        uint32_t slot = bt_quota_victim(&c->quota, c->policy, c->evict, BT_QUOTA_NONE, 0);
         bool saving = slot != BT_EVICT_NONE && c->lower.evicting != NULL &&
                       c->lower.evicting(c->lower.arg, slot);
-        if (!saving && !evict_one(c)) {
+        if (!saving && !evict_one(c, BT_QUOTA_NONE, 0)) {
             break;
         }
     }

@@ -7,6 +7,7 @@
 #include "kvstore/evict.h"
 #include "kvstore/index.h"
 #include "kvstore/pool.h"
+#include "kvstore/quota.h"
 
 /* What lies below the slab (kvstore/tier.h) is told what happens to cached blocks. */
 struct bt_cache_lower {
@@ -42,6 +43,10 @@ struct bt_cache {
      * one leaves as soon as nobody holds it. */
     uint8_t *copy; /* [n_slots], COPY_* of cache.c */
     uint32_t copies, copies_max;
+    /* Whose slots are whose, from bt_cache_take on; NULL: everything is nobody's. */
+    struct bt_tenants *tenants;
+    struct bt_quota quota;
+    uint8_t *group; /* [n_slots], BT_QUOTA_NONE: not counted */
 };
 
 /* A block that is sealed. */
@@ -56,14 +61,20 @@ struct bt_cache_block {
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
                                  uint32_t transit_max, const struct bt_evict_policy *policy);
 void bt_cache_destroy(struct bt_cache *c);
+/* Before any slot is taken or adopted; tenants outlives the cache. */
+void bt_cache_set_tenants(struct bt_cache *c, struct bt_tenants *tenants);
 
 /* Leases the longest prefix of keys[0..n) that is cached; returns its length, slots[0..ret). */
 uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint32_t n,
                          uint32_t *slots);
 /* Leases the cached block of key without counting a use; its slot or UINT32_MAX. */
 uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key);
-/* Takes n WRITING slots with a lease each, evicting as needed; ERR_EXHAUSTED takes none. */
+/* Takes n WRITING slots with a lease each, evicting as needed; ERR_EXHAUSTED takes none. They are
+ * nobody's. */
 bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots) BT_MUST_CHECK;
+/* The same for a tenant's group: what he has beyond his quota goes first. */
+bt_status_t bt_cache_take_for(struct bt_cache *c, uint8_t group, uint32_t n,
+                              uint32_t *slots) BT_MUST_CHECK;
 /* Seals a WRITING slot and indexes it; false: the key was there already, the slot stays private
  * to its holders. */
 bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);

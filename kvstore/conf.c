@@ -120,6 +120,20 @@ static const struct bt_conf_row kvstore_rows[] = {
      .doc =
          "Part of the slots, and of the SSD's, in which blocks may be protected by pins (batonctl "
          "pin); what is pinned beyond that can be evicted as ever, which batonctl pins shows."},
+    {.key = "kvstore.quota.tenants",
+     .type = BT_CONF_LIST,
+     .offset = ROW(quota_tenants),
+     .doc =
+         "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in shared memory and "
+         "on the SSD). A tenant may use more while nobody wants it; when room is needed, what he "
+         "has beyond his share goes first. NAME is the tenant= of his API key; - is who has "
+         "none."},
+    {.key = "kvstore.quota.default",
+     .type = BT_CONF_STR,
+     .offset = ROW(quota_default),
+     .def = "1",
+     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name; 1: no "
+            "bound. Requests without an API key have none."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),
@@ -142,6 +156,11 @@ static const struct bt_conf_row kvstore_rows[] = {
          "What is written to the SSD: second_use (blocks that a second request used), evict "
          "(all that the shared memory gives up), always (every block, at once). second_use wears "
          "the disk least."},
+    {.key = "kvstore.ssd.eviction",
+     .type = BT_CONF_STR,
+     .offset = ROW(ssd_eviction),
+     .def = "lru",
+     .doc = "Which block goes when the SSD is full; policies as of kvstore.eviction."},
     {.key = "kvstore.ssd.queue_depth",
      .type = BT_CONF_INT,
      .offset = ROW(ssd_queue_depth),
@@ -195,6 +214,16 @@ static bool check(const void *conf, char *err, size_t cap)
                  bt_evict_names);
         return false;
     }
+    if (bt_evict_by_name(c->ssd_eviction) == NULL) {
+        snprintf(err, cap, "kvstore.ssd.eviction: \"%.40s\" is none of %s", c->ssd_eviction,
+                 bt_evict_names);
+        return false;
+    }
+    struct bt_tenants *tenants;
+    if (bt_tenants_create(c->quota_tenants, c->quota_default, &tenants, err, cap) != BT_OK) {
+        return false;
+    }
+    bt_tenants_destroy(tenants);
     return true;
 }
 

@@ -20,10 +20,11 @@ struct bt_kvstore_conf {
     uint64_t fetch_wait_ms, fetch_stall_ms;
     bool overlap;
     double replica_max, pin_max;
+    char *quota_default, **quota_tenants;
     char *ssd_path; /* NULL: no SSD tier */
     uint64_t ssd_bytes;
     int64_t ssd_queue_depth, ssd_backlog;
-    char *ssd_write_policy;
+    char *ssd_write_policy, *ssd_eviction;
     uint64_t ssd_load_ms, ssd_probe_ms, ssd_stall_ms;
 };
 

@@ -62,6 +62,7 @@ struct bt_gather_ask {
     uint32_t epoch;
     const struct bt_kv_key *keys; /* [n], from the chain's first block on; copied */
     uint32_t n;
+    uint8_t group; /* of the tenant whose blocks they are */
     const struct bt_gather_source
         *sources; /* copied; no more than BT_GATHER_SOURCES_MAX are used */
     size_t n_sources;

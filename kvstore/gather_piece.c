@@ -103,7 +103,7 @@ static void on_offer(void *arg, const uint8_t *have, uint32_t n)
     }
     gather_count(gs->m.lacking, p->n_taken < n);
     uint32_t want = p->n_taken;
-    if (gs->stopping || bt_cache_take(gs->c.cache, want, p->slots) != BT_OK) {
+    if (gs->stopping || bt_cache_take_for(gs->c.cache, p->group, want, p->slots) != BT_OK) {
         p->n_taken = 0;
         for (uint32_t i = 0; p->g != NULL && i < p->n; i++) { /* no other source changes that */
             p->g->blocks[p->first + i].tried = UINT16_MAX;
@@ -201,6 +201,7 @@ void piece_start(struct bt_gather *g, uint32_t s, uint32_t first, uint32_t n)
     struct bt_gathers *gs = g->gs;
     struct gather_source *src = &g->sources[s];
     struct piece *p = bt_calloc(1, sizeof(*p));
+    p->group = g->group;
     p->gs = gs;
     p->g = g;
     p->source = s;

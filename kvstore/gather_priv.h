@@ -50,6 +50,7 @@ struct bt_gather {
     struct bt_gathers *gs;
     uint64_t request;
     uint32_t epoch;
+    uint8_t group;
     double prefill_tokens_per_s;
     uint32_t n, low;              /* low: blocks before it are HERE */
     uint32_t end;                 /* of the prefix that can be had: the first LOST one, or n */
@@ -86,6 +87,7 @@ struct piece { /* one transfer */
     struct bt_wire_recv *recv;
     struct bt_timer stall;
     uint64_t start_ns;
+    uint8_t group;
     bool starting, over, quiet; /* over: has come, failed or was given up; quiet: on_quiet was */
 };
 

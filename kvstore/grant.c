@@ -377,7 +377,7 @@ static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
     } else if (g->receive && !g->keep && bt_pool_transit_get(cache->pool, need) != BT_OK) {
         snprintf(why, cap, "%u slots in transit would pass kvstore.transit_max (%u of %u are)",
                  need, n.transit, n.total);
-    } else if (bt_cache_take(cache, need, g->slots + g->resident) != BT_OK) {
+    } else if (bt_cache_take_for(cache, g->group, need, g->slots + g->resident) != BT_OK) {
         if (g->receive && !g->keep) {
             bt_pool_transit_put(cache->pool, need);
         }
@@ -395,6 +395,12 @@ static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
     return BT_ERR_EXHAUSTED;
 }
 
+uint8_t bt_grants_group(const struct bt_grants *gs, const char *tenant)
+{
+    struct bt_tenants *t = gs->c.cache->tenants;
+    return t != NULL ? bt_tenants_group(t, tenant) : BT_TENANT_NOBODY;
+}
+
 static struct grant *grant_create(struct bt_grants *gs, void *session, const Baton__Reserve *r,
                                   struct request *req)
 {
@@ -406,6 +412,7 @@ static struct grant *grant_create(struct bt_grants *gs, void *session, const Bat
     g->receive = r->role == BATON__GRANT_ROLE__RECEIVE;
     g->keep = r->keep && !r->no_cache;
     g->no_cache = r->no_cache;
+    g->group = bt_grants_group(gs, r->tenant);
     g->shape = (struct bt_flow_shape){.n_tokens = r->n_tokens,
                                       .block_tokens = gs->c.layout.page_tokens,
                                       .chunk_tokens = gs->c.flow_chunk_tokens,

@@ -45,6 +45,7 @@ void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_a
     a->keys = bt_malloc(r->keys.len + 1); /* the message is not aligned */
     memcpy(a->keys, r->keys.data, r->keys.len);
     a->ask = (struct bt_gather_ask){.request = r->request,
+                                    .group = bt_grants_group(gs, r->tenant),
                                     .epoch = r->epoch,
                                     .keys = a->keys,
                                     .n = receive ? full : BT_MIN(full, (r->n_tokens - 1) / bt),

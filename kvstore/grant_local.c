@@ -297,11 +297,13 @@ static bt_status_t on_put(struct bt_gworker *w, const Baton__LocalPut *m)
     memcpy(key.b, m->key.data, sizeof(key.b));
     a.put = m->put;
     uint32_t slot = 0;
+    uint8_t group = cache->tenants != NULL ? bt_tenants_by_tag(cache->tenants, m->tenant)
+                                           : (uint8_t)BT_TENANT_NOBODY;
     if (m->n_tokens != gs->c.layout.page_tokens) {
         a.status = BT_ERR_INVALID; /* only full blocks have keys */
     } else if (bt_index_find(cache->index, &key) != UINT32_MAX) {
         a.status = BT_ERR_EXISTS;
-    } else if (w->n_puts >= GRANT_PUTS_MAX || bt_cache_take(cache, 1, &slot) != BT_OK) {
+    } else if (w->n_puts >= GRANT_PUTS_MAX || bt_cache_take_for(cache, group, 1, &slot) != BT_OK) {
         a.status = BT_ERR_EXHAUSTED;
     } else {
         struct put *p = bt_calloc(1, sizeof(*p));

@@ -32,6 +32,7 @@ struct grant {
     struct request *req;
     uint32_t epoch;
     bool receive, keep, no_cache;
+    uint8_t group; /* of the tenant */
     void *session; /* the conductor's reservation; NULL: released */
 
     struct bt_flow_shape shape;
@@ -210,5 +211,8 @@ void wire_start_recv(struct grant *g, const Baton__Reserve *r);
 void wire_revoke(struct grant *g);
 void wire_trailer(struct grant *g);
 void wire_defer(void *arg);
+
+/* The group that a tenant's slots are counted in. */
+uint8_t bt_grants_group(const struct bt_grants *gs, const char *tenant);
 
 #endif

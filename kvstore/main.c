@@ -20,6 +20,7 @@
 #include "kvstore/grant.h"
 #include "kvstore/pin_watch.h"
 #include "kvstore/pins.h"
+#include "kvstore/quota_metrics.h"
 #include "kvstore/sealer.h"
 #include "kvstore/serve.h"
 #include "kvstore/serve_local.h"
@@ -51,7 +52,9 @@ struct daemon {
     struct bt_rpc_server *server;
     struct bt_status_page *page;
     struct bt_slab *slab;
+    struct bt_tenants *tenants;
     struct bt_cache *cache;
+    struct bt_quota_metrics *quota_metrics; /* NULL: no quotas */
     struct bt_sealer *sealer;
     struct bt_adopt *adopt; /* NULL: the slab is new */
     struct bt_tier *tier;   /* NULL: no SSD */
@@ -313,6 +316,9 @@ static bool start_memory(struct daemon *d)
     d->cache = bt_cache_create(d->slab, &d->layout,
                                BT_MAX(1u, (uint32_t)(d->conf.transit_max * (double)n)),
                                bt_evict_by_name(d->conf.eviction));
+    BT_ASSERT(bt_tenants_create(d->conf.quota_tenants, d->conf.quota_default, &d->tenants, err,
+                                sizeof(err)) == BT_OK); /* checked with the file */
+    bt_cache_set_tenants(d->cache, d->tenants);
     d->cache->copies_max = (uint32_t)(d->conf.replica_max * (double)n);
     if (bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) != BT_OK) {
         return false;
@@ -341,7 +347,8 @@ static bool start_ssd(struct daemon *d)
                                .queue_depth = (uint32_t)c->ssd_queue_depth,
                                .backlog_max = (uint32_t)c->ssd_backlog,
                                .probe_ms = c->ssd_probe_ms,
-                               .stall_ms = c->ssd_stall_ms};
+                               .stall_ms = c->ssd_stall_ms,
+                               .policy = bt_evict_by_name(c->ssd_eviction)};
     BT_ASSERT(bt_kvstore_write_policy(c->ssd_write_policy, &tc.policy)); /* checked with the file */
     if (bt_tier_create(&tc, &sc, &d->tier, err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=kvstore.ssd.path why=%s", bt_log_q(err));
@@ -360,6 +367,7 @@ static bool start_parts(struct daemon *d)
                                 .pin_max = d->conf.pin_max,
                                 .metrics = d->metrics};
     d->pins = bt_pins_create(&pc); /* knows none before etcd says so */
+    d->quota_metrics = bt_quota_metrics_create(d->metrics, d->cache, d->tier);
     struct bt_serve_config sc = {.loop = d->loop,
                                  .cluster = c->cluster_name,
                                  .name = d->name,
@@ -456,8 +464,10 @@ static void stop(struct daemon *d)
         bt_rpc_destroy(d->rpc);
     }
     bt_pins_destroy(d->pins);
+    bt_quota_metrics_destroy(d->quota_metrics);
     bt_tier_destroy(d->tier);
     bt_cache_destroy(d->cache);
+    bt_tenants_destroy(d->tenants);
     if (d->slab != NULL) {
         if (!d->conf.slab_keep) {
             unlink(d->slab_path); /* while we still hold its lock */

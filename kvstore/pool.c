@@ -103,6 +103,7 @@ uint32_t bt_pool_take(struct bt_pool *p)
     p->free_head = m->next_free;
     m->next_free = BT_POOL_NONE;
     m->generation++;
+    p->slab->headers[slot].tenant = 0;
     m->leases = 1;
     p->leases++;
     for (uint32_t l = 0; l < p->n_layers; l++) {
@@ -156,6 +157,12 @@ void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key,
     h->sealed_ns = bt_real_ns();
     h->crc = header_crc(h, row, p->n_layers);
     set_state(p, slot, BT_SLOT_SEALED);
+}
+
+void bt_pool_set_tenant(struct bt_pool *p, uint32_t slot, uint32_t tag)
+{
+    BT_ASSERT(meta_of(p, slot)->state == BT_SLOT_WRITING);
+    p->slab->headers[slot].tenant = tag;
 }
 
 bool bt_pool_header_ok(const struct bt_pool *p, uint32_t slot)

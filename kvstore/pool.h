@@ -44,6 +44,8 @@ uint32_t bt_pool_unlease(struct bt_pool *p, uint32_t slot);
 /* WRITING -> SEALED: header with its CRC, then the state. All segment CRCs must be known. */
 void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key, uint32_t n_tokens,
                   uint32_t depth);
+/* Whose block it is to be (bt_kv_tenant_tag): kept in the header. WRITING; taken slots have 0. */
+void bt_pool_set_tenant(struct bt_pool *p, uint32_t slot, uint32_t tag);
 /* WRITING or SEALED -> QUARANTINE: a dead holder might still write. Leases stay. */
 void bt_pool_quarantine(struct bt_pool *p, uint32_t slot);
 /* Any state -> FREE; no lease may be left. */

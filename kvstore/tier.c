@@ -87,8 +87,8 @@ static bt_status_t save(struct bt_tier *t, uint32_t slot, bool evicting)
     v->t = t;
     v->slot = slot;
     v->evicting = evicting;
-    bt_status_t st =
-        bt_ssd_write(t->ssd, slot, bt_pool_key(pool, slot), bt_pool_depth(pool, slot), on_saved, v);
+    bt_status_t st = bt_ssd_write(t->ssd, slot, bt_pool_key(pool, slot), bt_pool_depth(pool, slot),
+                                  t->c.cache->group[slot], on_saved, v);
     if (st != BT_OK) {
         free(v);
         return st;
@@ -189,7 +189,9 @@ static struct fetch *fetch_start(struct bt_tier *t, const struct bt_kv_key *key)
     f->t = t;
     f->key = *key;
     bt_list_init(&f->waiters);
-    if (bt_cache_take(t->c.cache, 1, &f->slot) != BT_OK) {
+    uint32_t pos = bt_ssd_find(t->ssd, key);
+    uint8_t group = pos != UINT32_MAX ? bt_ssd_group(t->ssd, pos) : BT_TENANT_NOBODY;
+    if (bt_cache_take_for(t->c.cache, group, 1, &f->slot) != BT_OK) {
         free(f);
         return NULL;
     }
@@ -295,6 +297,7 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
     sc.loop = c->loop;
     sc.slab = c->slab;
     sc.metrics = c->metrics;
+    sc.tenants = c->cache->tenants;
     sc.segment_crc = segment_crc;
     sc.on_change = on_change;
     sc.arg = t;

@@ -33,8 +33,8 @@ struct bt_tier_config {
     struct bt_metrics *metrics; /* may be NULL */
 };
 
-/* ssd: loop, slab, segment_crc, on_change, arg and metrics are filled in here. Statuses and err as
- * of bt_ssd_open. */
+/* ssd: loop, slab, segment_crc, on_change, arg, metrics and tenants are filled in here. Statuses
+ * and err as of bt_ssd_open. */
 bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_config *ssd,
                            struct bt_tier **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Loads that are still waited for must have been cancelled. Before bt_cache_destroy. */

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "common/base/map.h"
 #include "common/base/sha256.h"
 
 static_assert(sizeof(struct bt_kv_key) == BT_SHA256_LEN, "a key is a digest");
@@ -57,4 +58,13 @@ uint32_t bt_kv_keys(const struct bt_kv_key *root, const uint32_t *tokens, uint32
         parent = &keys[i];
     }
     return blocks;
+}
+
+uint32_t bt_kv_tenant_tag(const char *name)
+{
+    if (name[0] == '\0') {
+        return 0;
+    }
+    uint32_t tag = (uint32_t)(bt_hash64(name, strlen(name), 0) >> 32);
+    return tag == 0 || tag == UINT32_MAX ? 1 : tag;
 }

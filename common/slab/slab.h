@@ -19,7 +19,7 @@
 #include "common/kv/layout.h"
 
 #define BT_SLAB_MAGIC   0x31424C534E544142ull /* "BATNSLB1" */
-#define BT_SLAB_VERSION 3
+#define BT_SLAB_VERSION 4
 
 typedef enum {
     BT_SLOT_FREE = 0,
@@ -48,8 +48,9 @@ struct bt_slot_header {     /* 128 bytes */
     uint32_t depth; /* ordinal of the block in its chain */
     uint64_t layout_id;
     uint64_t sealed_ns; /* bt_real_ns */
-    uint32_t crc; /* CRC32C over key..sealed_ns and the slot's CRC row; written before the state */
-    uint8_t pad[60];
+    uint32_t tenant;    /* bt_kv_tenant_tag of whose block it is */
+    uint32_t crc; /* CRC32C over key..tenant and the slot's CRC row; written before the state */
+    uint8_t pad[56];
 };
 
 static inline uint64_t bt_slot_word(uint32_t generation, bt_slot_state_t s)

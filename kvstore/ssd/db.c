@@ -16,15 +16,20 @@
 #include "common/base/crc32c.h"
 #include "common/log/log.h"
 
-#define RECORD_VERSION 1
+#define RECORD_VERSION 2
 #define BATCH_MAX      4096
 #define IDENTITY_KEY   "identity" /* shorter than any block's key */
 #define NO_LOG         6
 #define WRITE_BUFFER   (8u << 20)
 
 struct record { /* value of a block's key; little-endian as every machine we build for */
-    uint32_t version, slot, generation, depth, digest, used_s;
+    uint32_t version, slot, generation, depth, digest, used_s, tenant;
     uint32_t crc; /* CRC32C over the key and the fields above */
+};
+
+struct record_v1 { /* before tenants */
+    uint32_t version, slot, generation, depth, digest, used_s;
+    uint32_t crc;
 };
 
 struct queue {
@@ -89,8 +94,30 @@ static void record_make(const struct bt_ssd_db_op *op, struct record *r)
                          .generation = op->e.generation,
                          .depth = op->e.depth,
                          .digest = op->e.digest,
-                         .used_s = op->e.used_s};
+                         .used_s = op->e.used_s,
+                         .tenant = op->tenant};
     r->crc = record_crc(&op->e.key, r);
+}
+
+/* false: it is damaged, or none that we know. */
+static bool record_read(const struct bt_kv_key *key, const char *v, size_t len, struct record *r)
+{
+    struct record_v1 old;
+    if (len == sizeof(*r)) {
+        memcpy(r, v, sizeof(*r));
+        return r->version == RECORD_VERSION && r->crc == record_crc(key, r);
+    }
+    if (len != sizeof(old)) {
+        return false;
+    }
+    memcpy(&old, v, sizeof(old));
+    *r = (struct record){.slot = old.slot,
+                         .generation = old.generation,
+                         .depth = old.depth,
+                         .digest = old.digest,
+                         .used_s = old.used_s};
+    return old.version == 1 && old.crc == bt_crc32c(bt_crc32c(0, key, sizeof(*key)), &old,
+                                                    offsetof(struct record_v1, crc));
 }
 
 /* ---- the database ---- */
@@ -186,22 +213,21 @@ static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
         if (kl == strlen(IDENTITY_KEY)) {
             continue;
         }
-        if (kl != sizeof(key) || vl != sizeof(r)) {
+        if (kl != sizeof(key)) {
             bad++;
             continue;
         }
         memcpy(&key, k, sizeof(key));
-        memcpy(&r, v, sizeof(r));
-        if (r.version != RECORD_VERSION || r.crc != record_crc(&key, &r)) {
+        if (!record_read(&key, v, vl, &r)) {
             bad++;
             continue;
         }
         struct bt_ssd_entry e = {.key = key,
-                                 .depth = r.depth,
+                                 .depth = r.depth & 0xffffff,
                                  .digest = r.digest,
                                  .generation = r.generation,
                                  .used_s = r.used_s};
-        s->on_record(s->record_arg, r.slot, &e);
+        s->on_record(s->record_arg, r.slot, &e, r.tenant);
     }
     char *err = NULL;
     rocksdb_iter_get_error(it, &err);

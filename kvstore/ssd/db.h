@@ -32,6 +32,7 @@ struct bt_ssd_db_op { /* heap; the database frees it after done */
     bt_ssd_db_verb_t verb;
     uint32_t slot;
     struct bt_ssd_entry e;                            /* DELETE: the key only */
+    uint32_t tenant;                                  /* bt_kv_tenant_tag, in place of e's group */
     bt_status_t st;                                   /* OK or ERR_IO */
     void (*done)(void *arg, struct bt_ssd_db_op *op); /* the loop's thread; NULL: nobody waits */
     void *arg;
@@ -51,7 +52,9 @@ struct bt_ssd_db_config {
 
 struct bt_ssd_db;
 
-typedef void (*bt_ssd_record_fn)(void *arg, uint32_t slot, const struct bt_ssd_entry *e);
+/* e's group is not set: tenant has the tag. */
+typedef void (*bt_ssd_record_fn)(void *arg, uint32_t slot, const struct bt_ssd_entry *e,
+                                 uint32_t tenant);
 
 /* Opens or makes the database and reads it through: on_record gets every record with a right
  * checksum, in the order of the keys. A damaged one, or one of another identity, is emptied (said

@@ -27,11 +27,13 @@ struct bt_ssd_dir {
     uint32_t n, free_head, n_free, n_valid;
     const struct bt_evict_policy *policy;
     struct bt_evict *evict; /* of VALID slots */
+    struct bt_quota quota;  /* of VALID slots */
     uint32_t *table;        /* slot + 1; 0: empty */
     uint32_t mask;
 };
 
-struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy)
+struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy,
+                                     const struct bt_tenants *tenants)
 {
     struct bt_ssd_dir *d = bt_calloc(1, sizeof(*d));
     uint32_t cap = 16;
@@ -44,6 +46,7 @@ struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_pol
     d->n = d->n_free = n_slots;
     d->policy = policy;
     d->evict = policy->create(n_slots);
+    bt_quota_init(&d->quota, tenants, BT_TENANT_SSD, n_slots);
     for (uint32_t i = 0; i < n_slots; i++) {
         d->nodes[i].free.next = i + 1 < n_slots ? i + 1 : BT_SSD_NONE;
         d->nodes[i].free.prev = i > 0 ? i - 1 : BT_SSD_NONE;
@@ -156,8 +159,10 @@ void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_ent
     d->n_valid++;
     struct bt_evict_block b = {.hash = bt_hash64(e->key.b, sizeof(e->key.b), 0),
                                .depth = e->depth,
-                               .parent = BT_EVICT_NONE};
+                               .parent = BT_EVICT_NONE,
+                               .group = (uint8_t)e->group};
     d->policy->admit(d->evict, slot, &b);
+    bt_quota_add(&d->quota, (uint8_t)e->group);
     if (n->pins == 0) {
         d->policy->unpin(d->evict, slot);
     }
@@ -170,6 +175,7 @@ void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)
     BT_ASSERT(d->table[at] == slot + 1);
     table_remove(d, at);
     d->policy->drop(d->evict, slot);
+    bt_quota_sub(&d->quota, (uint8_t)n->e.group);
     n->state = BUSY;
     d->n_valid--;
 }
@@ -212,7 +218,12 @@ void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot)
 
 uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d)
 {
-    return d->policy->victim(d->evict);
+    return bt_quota_victim(&d->quota, d->policy, d->evict, BT_QUOTA_NONE, 0);
+}
+
+uint32_t bt_ssd_dir_used(const struct bt_ssd_dir *d, uint8_t group)
+{
+    return d->quota.used[group];
 }
 
 uint32_t bt_ssd_dir_slots(const struct bt_ssd_dir *d)

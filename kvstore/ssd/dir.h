@@ -12,7 +12,7 @@
 
 #include "common/base/base.h"
 #include "common/kv/key.h"
-#include "kvstore/evict.h"
+#include "kvstore/quota.h"
 
 #define BT_SSD_NONE UINT32_MAX
 
@@ -21,13 +21,16 @@ struct bt_ssd_dir;
 /* What is known of a block on the SSD. */
 struct bt_ssd_entry {
     struct bt_kv_key key;
-    uint32_t depth;      /* ordinal in its chain */
+    uint32_t depth : 24; /* ordinal in its chain */
+    uint32_t group : 8;  /* tenant's (kvstore/tenants.h); the durable record has his tag instead */
     uint32_t digest;     /* CRC32C over the row of segment CRCs, seeded with the key */
     uint32_t generation; /* of the slot: rises with every write */
     uint32_t used_s;     /* last use, seconds since 1970 */
 };
 
-struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy);
+/* tenants: NULL without quotas; outlives it. */
+struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy,
+                                     const struct bt_tenants *tenants);
 void bt_ssd_dir_destroy(struct bt_ssd_dir *d);
 
 /* VALID slot of key, or BT_SSD_NONE. */
@@ -50,10 +53,12 @@ void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot);
 void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot, uint32_t now_s);
 void bt_ssd_dir_pin(struct bt_ssd_dir *d, uint32_t slot); /* counted to 255; any state but FREE */
 void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot);
-/* The VALID slot that the policy gives up first, BT_SSD_NONE when none is left that is not pinned.
- */
+/* The VALID slot that is given up first: of a tenant beyond his quota, else by the policy;
+ * BT_SSD_NONE when none is left that is not pinned. */
 uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d);
 
+/* VALID slots of a group. */
+uint32_t bt_ssd_dir_used(const struct bt_ssd_dir *d, uint8_t group);
 uint32_t bt_ssd_dir_slots(const struct bt_ssd_dir *d);
 uint32_t bt_ssd_dir_valid(const struct bt_ssd_dir *d);
 uint32_t bt_ssd_dir_free_count(const struct bt_ssd_dir *d);

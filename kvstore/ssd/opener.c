@@ -27,14 +27,14 @@ struct bt_ssd_opener {
     void *arg;
 };
 
-static void on_record(void *arg, uint32_t pos, const struct bt_ssd_entry *e)
+static void on_record(void *arg, uint32_t pos, const struct bt_ssd_entry *e, uint32_t tenant)
 {
     struct bt_ssd_files *f = arg;
     if (f->n_found == f->found_cap) {
         f->found_cap = BT_MAX(1024u, f->found_cap * 2);
         f->found = bt_realloc(f->found, f->found_cap * sizeof(*f->found));
     }
-    f->found[f->n_found++] = (struct bt_ssd_found){pos, *e};
+    f->found[f->n_found++] = (struct bt_ssd_found){pos, tenant, *e};
 }
 
 bt_status_t bt_ssd_files_open(const struct bt_ssd_files_config *c, bool last_try,

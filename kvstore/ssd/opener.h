@@ -14,6 +14,7 @@
 
 struct bt_ssd_found { /* a record of the index */
     uint32_t pos;
+    uint32_t tenant; /* tag */
     struct bt_ssd_entry e;
 };
 

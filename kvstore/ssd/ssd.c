@@ -211,12 +211,14 @@ static void tell(const struct bt_ssd *s, bool added, uint32_t pos, const struct 
     }
 }
 
-static struct bt_ssd_db_op *db_op(bt_ssd_db_verb_t verb, uint32_t pos, const struct bt_ssd_entry *e)
+static struct bt_ssd_db_op *db_op(const struct bt_ssd *s, bt_ssd_db_verb_t verb, uint32_t pos,
+                                  const struct bt_ssd_entry *e)
 {
     struct bt_ssd_db_op *op = bt_calloc(1, sizeof(*op));
     op->verb = verb;
     op->slot = pos;
     op->e = *e;
+    op->tenant = s->c.tenants != NULL ? bt_tenants_tag(s->c.tenants, (uint8_t)e->group) : 0;
     return op;
 }
 
@@ -230,7 +232,7 @@ static void on_forgotten(void *arg, struct bt_ssd_db_op *op)
 /* A BUSY slot's record goes, then the slot is free. */
 static void forget_record(struct bt_ssd *s, uint32_t pos, const struct bt_ssd_entry *e)
 {
-    struct bt_ssd_db_op *op = db_op(BT_SSD_DELETE, pos, e);
+    struct bt_ssd_db_op *op = db_op(s, BT_SSD_DELETE, pos, e);
     op->done = on_forgotten;
     op->arg = s;
     s->forgetting++;
@@ -293,7 +295,7 @@ static void on_written(struct bt_ssd_op *op)
     s->n.backlog--;
     if (op->res == 0) {
         count(s->m.written_bytes, &s->n.written_bytes, op->len);
-        struct bt_ssd_db_op *put = db_op(BT_SSD_PUT, j->pos, &j->e);
+        struct bt_ssd_db_op *put = db_op(s, BT_SSD_PUT, j->pos, &j->e);
         put->done = on_recorded;
         put->arg = j;
         j->done(j->arg, BT_OK);
@@ -324,7 +326,7 @@ static void submit(struct job *j, bool write, void (*done)(struct bt_ssd_op *))
 }
 
 bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_kv_key *key,
-                         uint32_t depth, bt_ssd_done_fn done, void *arg)
+                         uint32_t depth, uint8_t group, bt_ssd_done_fn done, void *arg)
 {
     uint32_t layers = s->c.slab->super->n_layers;
     if (!usable(s) || s->db_down) {
@@ -345,7 +347,8 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
     j->slab_slot = slab_slot;
     j->e = (struct bt_ssd_entry){
         .key = *key,
-        .depth = depth,
+        .depth = depth & 0xffffff, /* far beyond any context */
+        .group = group,
         .digest = row_digest(key, s->c.slab->crcs + (size_t)slab_slot * layers, layers),
         .generation = bt_ssd_dir_entry(s->dir, pos)->generation,
         .used_s = now_s()};
@@ -407,7 +410,7 @@ static void on_read(struct bt_ssd_op *op)
         bt_ssd_dir_touch(s->dir, j->pos, now);
         if (now - j->e.used_s >= TOUCH_S && !s->db_down && !s->closing) {
             j->e.used_s = now;
-            bt_ssd_db_submit(s->db, db_op(BT_SSD_TOUCH, j->pos, &j->e));
+            bt_ssd_db_submit(s->db, db_op(s, BT_SSD_TOUCH, j->pos, &j->e));
         }
     } else if (op->res == -EBADMSG) {
         st = BT_ERR_DATA_LOSS;
@@ -485,6 +488,17 @@ void bt_ssd_unprotect(struct bt_ssd *s, uint32_t pos)
     bt_ssd_dir_unpin(s->dir, pos);
 }
 
+uint8_t bt_ssd_group(const struct bt_ssd *s, uint32_t pos)
+{
+    BT_ASSERT(s->dir != NULL && bt_ssd_dir_is_valid(s->dir, pos));
+    return (uint8_t)bt_ssd_dir_entry(s->dir, pos)->group;
+}
+
+uint32_t bt_ssd_used(const struct bt_ssd *s, uint8_t group)
+{
+    return s->dir != NULL ? bt_ssd_dir_used(s->dir, group) : 0;
+}
+
 uint32_t bt_ssd_slots(const struct bt_ssd *s)
 {
     return s->file.n_slots;
@@ -519,13 +533,16 @@ static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
         qsort(found, n, sizeof(*found), by_use);
     }
     for (uint32_t i = 0; i < n; i++) {
-        const struct bt_ssd_found *f = &found[i];
+        struct bt_ssd_found *f = &found[i];
+        if (s->c.tenants != NULL) {
+            f->e.group = bt_tenants_by_tag(s->c.tenants, f->tenant);
+        }
         if (f->pos < s->file.n_slots && f->e.generation == best[f->pos] &&
             bt_ssd_dir_claim(s->dir, f->pos, f->e.generation)) {
             bt_ssd_dir_add(s->dir, f->pos, &f->e);
             s->n.recovered++;
         } else {
-            bt_ssd_db_submit(s->db, db_op(BT_SSD_DELETE, f->pos, &f->e));
+            bt_ssd_db_submit(s->db, db_op(s, BT_SSD_DELETE, f->pos, &f->e));
         }
     }
     free(best);
@@ -558,7 +575,8 @@ static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
 {
     s->file = f->file;
     s->db = f->db;
-    s->dir = bt_ssd_dir_create(s->file.n_slots, s->c.policy != NULL ? s->c.policy : &bt_evict_lru);
+    s->dir = bt_ssd_dir_create(s->file.n_slots, s->c.policy != NULL ? s->c.policy : &bt_evict_lru,
+                               s->c.tenants);
     s->room = BT_MIN(BT_MAX(4 * s->c.queue_depth, s->file.n_slots / 64), s->file.n_slots / 8 + 1);
     bt_ssd_io_use(s->io, s->file.fd);
     bt_ssd_db_start(s->db);

@@ -14,8 +14,8 @@
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "common/slab/slab.h"
-#include "kvstore/evict.h"
 #include "kvstore/ssd/io.h"
+#include "kvstore/tenants.h"
 
 struct bt_ssd;
 
@@ -28,6 +28,7 @@ struct bt_ssd_config {
     uint64_t probe_ms;                    /* between attempts to use a failed disk again */
     uint64_t stall_ms;                    /* an operation that takes so long is a failed disk */
     const struct bt_evict_policy *policy; /* which block is given up for another; NULL: LRU */
+    struct bt_tenants *tenants;           /* NULL: all is nobody's */
     struct bt_slab *slab;
     struct bt_metrics *metrics;   /* may be NULL */
     const struct bt_ssd_sys *sys; /* NULL but in tests */
@@ -60,11 +61,16 @@ void bt_ssd_protect(struct bt_ssd *s, uint32_t pos);
 void bt_ssd_unprotect(struct bt_ssd *s, uint32_t pos);
 /* Of the file; 0 until it is open. */
 uint32_t bt_ssd_slots(const struct bt_ssd *s);
+/* Group of the tenant whose block is at pos; it can be found. */
+uint8_t bt_ssd_group(const struct bt_ssd *s, uint32_t pos);
+/* Blocks of a group that can be found. */
+uint32_t bt_ssd_used(const struct bt_ssd *s, uint8_t group);
 /* Writes the block of a sealed slab slot, whose bytes must not change until done. ERR_EXISTS: it is
  * there or on its way; AGAIN: the backlog is full or no slot is free just now; ERR_UNAVAILABLE: the
  * disk is not in use. Only after OK does done come. */
 bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_kv_key *key,
-                         uint32_t depth, bt_ssd_done_fn done, void *arg) BT_MUST_CHECK;
+                         uint32_t depth, uint8_t group, bt_ssd_done_fn done,
+                         void *arg) BT_MUST_CHECK;
 /* Reads a block into a slab slot that is the caller's to write; *depth_p: its ordinal. After done
  * with OK the slot's CRC row is right. ERR_NOT_FOUND; AGAIN: it is being read already;
  * ERR_UNAVAILABLE. A block with a wrong CRC is forgotten. */

@@ -54,7 +54,7 @@ static void run(struct bt_loop *loop, struct bt_ssd *ssd, bool write, uint64_t b
                 segment_crc(NULL, slot, l, &k);
             }
             void *arg = (void *)(uintptr_t)slot;
-            if ((write ? bt_ssd_write(ssd, slot, &k, 0, done, arg)
+            if ((write ? bt_ssd_write(ssd, slot, &k, 0, 0, done, arg)
                        : bt_ssd_read(ssd, &k, slot, &depth, done, arg)) != BT_OK) {
                 break;
             }

@@ -228,9 +228,9 @@ static inline void node_tier(struct node *n, const struct node_ssd *ssd)
     }
 }
 
-/* ssd: NULL without one. */
-static inline void node_start_ssd(struct node *n, uint32_t n_slots, uint64_t reclaim_ms,
-                                  const struct node_ssd *ssd)
+/* ssd: NULL without one; tenants: NULL without quotas. */
+static inline void node_start_tenants(struct node *n, uint32_t n_slots, uint64_t reclaim_ms,
+                                      const struct node_ssd *ssd, struct bt_tenants *tenants)
 {
     char err[512];
     memset(n, 0, sizeof(*n));
@@ -255,6 +255,7 @@ static inline void node_start_ssd(struct node *n, uint32_t n_slots, uint64_t rec
     n_slots = n->slab->super->n_slots;
     n->cache = bt_cache_create(n->slab, &n->layout, n_slots / 2, &bt_evict_slru);
     n->cache->low = 0;
+    bt_cache_set_tenants(n->cache, tenants);
     assert_int_equal(bt_sealer_create(n->loop, n->cache->pool, n->layout.n_layers, &n->sealer),
                      BT_OK);
     if (ssd != NULL) {
@@ -291,6 +292,12 @@ static inline void node_start_ssd(struct node *n, uint32_t n_slots, uint64_t rec
     if (bt_serve_local_create(&lc, &n->local, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);
     }
+}
+
+static inline void node_start_ssd(struct node *n, uint32_t n_slots, uint64_t reclaim_ms,
+                                  const struct node_ssd *ssd)
+{
+    node_start_tenants(n, n_slots, reclaim_ms, ssd, NULL);
 }
 
 static inline void node_start(struct node *n, uint32_t n_slots, uint64_t reclaim_ms)

@@ -230,7 +230,7 @@ static inline bt_status_t ssd_write(struct ssd_fix *f, uint64_t id, uint32_t slo
     struct bt_kv_key k;
     ssd_key(id, &k);
     ssd_fill(f, slot, id);
-    return bt_ssd_write(f->ssd, slot, &k, ssd_depth(id), ssd_done, f);
+    return bt_ssd_write(f->ssd, slot, &k, ssd_depth(id), 0, ssd_done, f);
 }
 
 static inline bool ssd_has(const struct ssd_fix *f, uint64_t id)

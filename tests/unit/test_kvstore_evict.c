@@ -8,12 +8,14 @@
 
 #include "kvstore/evict.h"
 
-#define N 53u
+#define N      53u
+#define GROUPS 3u
 
 struct model {
     bool cached, pinned;
     uint64_t used;
     uint32_t uses, depth;
+    uint8_t group;
 };
 
 static uint64_t seed = 88172645463325252ull;
@@ -39,6 +41,24 @@ static bool length_aware(const struct model *a, const struct model *b)
            : a->depth != b->depth ? a->depth > b->depth
                                   : lru(a, b);
 }
+/* The victim of a group (-1: of all) is the model's, or as good. */
+static uint32_t expect_victim(const struct model *m, uint32_t got, int group,
+                              bool (*before)(const struct model *, const struct model *))
+{
+    uint32_t v = BT_EVICT_NONE;
+    for (uint32_t i = 0; i < N; i++) {
+        if (m[i].cached && !m[i].pinned && (group < 0 || m[i].group == group)) {
+            v = v == BT_EVICT_NONE || before(&m[i], &m[v]) ? i : v;
+        }
+    }
+    assert_int_equal(got == BT_EVICT_NONE, v == BT_EVICT_NONE);
+    if (got != v) { /* only if neither goes before the other */
+        assert_false(before(&m[v], &m[got]) || m[got].pinned || !m[got].cached);
+        assert_true(group < 0 || m[got].group == group);
+    }
+    return v;
+}
+
 /* Random events on both; the victim is always the model's. */
 static void against(const struct bt_evict_policy *p,
                     bool (*before)(const struct model *, const struct model *))
@@ -52,9 +72,11 @@ static void against(const struct bt_evict_policy *p,
         switch (rnd(5)) {
         case 0:
             if (!m[s].cached) {
-                m[s] = (struct model){true, true, ++tick, 1, rnd(8)};
-                struct bt_evict_block b = {
-                    .hash = step * 77u, .depth = m[s].depth, .parent = BT_EVICT_NONE};
+                m[s] = (struct model){true, true, ++tick, 1, rnd(8), (uint8_t)(rnd(GROUPS) * 100)};
+                struct bt_evict_block b = {.hash = step * 77u,
+                                           .depth = m[s].depth,
+                                           .parent = BT_EVICT_NONE,
+                                           .group = m[s].group};
                 p->admit(e, s, &b);
             }
             break;
@@ -85,16 +107,12 @@ static void against(const struct bt_evict_policy *p,
             }
         }
         for (uint32_t i = 0; i < N; i++) {
-            if (m[i].cached && !m[i].pinned) {
-                n++;
-                v = v == BT_EVICT_NONE || before(&m[i], &m[v]) ? i : v;
-            }
+            n += m[i].cached && !m[i].pinned;
         }
         assert_int_equal(p->evictable(e), n);
-        uint32_t got = p->victim(e);
-        assert_int_equal(got == BT_EVICT_NONE, v == BT_EVICT_NONE);
-        if (got != v) { /* only if neither goes before the other */
-            assert_false(before(&m[v], &m[got]) || m[got].pinned || !m[got].cached);
+        v = expect_victim(m, p->victim(e), -1, before);
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            (void)expect_victim(m, p->victim_of(e, (uint8_t)(g * 100)), (int)g * 100, before);
         }
         victims += v != BT_EVICT_NONE;
     }

@@ -121,7 +121,7 @@ static void step(struct bt_ssd_dir *d, struct model *m, uint64_t now)
 static void walk(void **state)
 {
     static struct model m[N];
-    struct bt_ssd_dir *d = bt_ssd_dir_create(N, &bt_evict_lru);
+    struct bt_ssd_dir *d = bt_ssd_dir_create(N, &bt_evict_lru, NULL);
     (void)state;
     for (uint64_t now = 1; now <= 40000; now++) {
         step(d, m, now);
@@ -135,7 +135,7 @@ static void walk(void **state)
 
 static void claims(void **state)
 {
-    struct bt_ssd_dir *d = bt_ssd_dir_create(8, &bt_evict_lru);
+    struct bt_ssd_dir *d = bt_ssd_dir_create(8, &bt_evict_lru, NULL);
     (void)state;
     assert_true(bt_ssd_dir_claim(d, 5, 77));
     assert_false(bt_ssd_dir_claim(d, 5, 78)); /* not twice */

@@ -1,0 +1,18 @@
+/* What tenants have of each tier, as metrics: one series for each that the configuration names, one
+ * for all others together, so their number does not depend on how many tenants there are. */
+#ifndef BT_KVSTORE_QUOTA_METRICS_H
+#define BT_KVSTORE_QUOTA_METRICS_H
+
+#include "common/metrics/metrics.h"
+#include "kvstore/cache.h"
+#include "kvstore/tier.h"
+
+struct bt_quota_metrics;
+
+/* NULL where nothing is bounded: then there is nothing to show. tier NULL: no SSD. All outlive it.
+ */
+struct bt_quota_metrics *bt_quota_metrics_create(struct bt_metrics *m, const struct bt_cache *cache,
+                                                 const struct bt_tier *tier);
+void bt_quota_metrics_destroy(struct bt_quota_metrics *q);
+
+#endif

@@ -1,0 +1,174 @@
+/* A table of at most 255 tenants; looked up with each reservation, not with each block. Pure. */
+#include "kvstore/tenants.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/kv/key.h"
+
+struct tenant {
+    uint32_t tag;
+    double share[BT_TENANT_TIERS];
+};
+
+struct bt_tenants {
+    struct tenant all[BT_EVICT_GROUPS];
+    uint32_t n; /* groups in use, the last one apart */
+    double otherwise[BT_TENANT_TIERS];
+    bool bounded[BT_TENANT_TIERS];
+    uint8_t last; /* looked up last */
+    char (*names)[BT_TENANT_NAME];
+    uint8_t *named;
+    uint32_t n_named;
+};
+
+/* "0.3" or "0.3/0.5". */
+static bool parse_shares(const char *text, double share[BT_TENANT_TIERS])
+{
+    char *end = NULL;
+    if (text[0] < '0' || text[0] > '9') {
+        return false;
+    }
+    share[BT_TENANT_SLAB] = share[BT_TENANT_SSD] = strtod(text, &end);
+    if (*end == '/' && end[1] >= '0' && end[1] <= '9') {
+        share[BT_TENANT_SSD] = strtod(end + 1, &end);
+    }
+    return *end == '\0' && share[BT_TENANT_SLAB] > 0 && share[BT_TENANT_SLAB] <= 1 &&
+           share[BT_TENANT_SSD] > 0 && share[BT_TENANT_SSD] <= 1;
+}
+
+static void set_shares(struct bt_tenants *t, uint8_t group, const double share[BT_TENANT_TIERS])
+{
+    for (int i = 0; i < BT_TENANT_TIERS; i++) {
+        t->all[group].share[i] = share[i];
+        t->bounded[i] = t->bounded[i] || share[i] < 1;
+    }
+}
+
+static bool name_ok(const char *name, size_t len)
+{
+    return len > 0 && len < BT_TENANT_NAME && memchr(name, '"', len) == NULL &&
+           memchr(name, '\\', len) == NULL;
+}
+
+static bool add_rule(struct bt_tenants *t, const char *rule)
+{
+    const char *eq = strrchr(rule, '=');
+    double share[BT_TENANT_TIERS];
+    if (eq == NULL || !name_ok(rule, (size_t)(eq - rule)) || !parse_shares(eq + 1, share)) {
+        return false;
+    }
+    char *name = t->names[t->n_named];
+    snprintf(name, BT_TENANT_NAME, "%.*s", (int)(eq - rule), rule);
+    for (uint32_t i = 0; i < t->n_named; i++) {
+        if (strcmp(t->names[i], name) == 0) {
+            return false;
+        }
+    }
+    uint8_t group = strcmp(name, "-") == 0 ? BT_TENANT_NOBODY : bt_tenants_group(t, name);
+    set_shares(t, group, share);
+    t->named[t->n_named++] = group;
+    return group != BT_TENANT_OTHERS;
+}
+
+bt_status_t bt_tenants_create(char *const *rules, const char *otherwise, struct bt_tenants **t_p,
+                              char *err, size_t err_cap)
+{
+    static const double all[BT_TENANT_TIERS] = {1, 1};
+    struct bt_tenants *t = bt_calloc(1, sizeof(*t));
+    uint32_t n = 0;
+    while (rules != NULL && rules[n] != NULL) {
+        n++;
+    }
+    t->names = bt_calloc(n + 1, sizeof(*t->names));
+    t->named = bt_calloc(n + 1, sizeof(*t->named));
+    t->n = 1;
+    if (!parse_shares(otherwise, t->otherwise)) {
+        snprintf(err, err_cap,
+                 "kvstore.quota.default: \"%.40s\" is no share: give a number above 0 up to 1, or "
+                 "two as 0.3/0.5 (shared memory/SSD)",
+                 otherwise);
+        bt_tenants_destroy(t);
+        return BT_ERR_CONFIG;
+    }
+    set_shares(t, BT_TENANT_NOBODY, all);
+    set_shares(t, BT_TENANT_OTHERS, t->otherwise);
+    t->all[BT_TENANT_OTHERS].tag = UINT32_MAX;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!add_rule(t, rules[i])) {
+            snprintf(err, err_cap,
+                     "kvstore.quota.tenants: \"%.80s\": write NAME=SHARE or NAME=SLAB/SSD with "
+                     "shares above 0 up to 1, each name once, at most %u of them",
+                     rules[i], BT_TENANT_OTHERS - 1);
+            bt_tenants_destroy(t);
+            return BT_ERR_CONFIG;
+        }
+    }
+    *t_p = t;
+    return BT_OK;
+}
+
+void bt_tenants_destroy(struct bt_tenants *t)
+{
+    if (t != NULL) {
+        free(t->names);
+        free(t->named);
+        free(t);
+    }
+}
+
+uint8_t bt_tenants_by_tag(struct bt_tenants *t, uint32_t tag)
+{
+    if (tag == 0) {
+        return BT_TENANT_NOBODY;
+    }
+    if (t->all[t->last].tag == tag) {
+        return t->last;
+    }
+    uint32_t g = 1;
+    while (g < t->n && t->all[g].tag != tag) {
+        g++;
+    }
+    if (g == BT_TENANT_OTHERS) {
+        return BT_TENANT_OTHERS;
+    }
+    if (g == t->n) {
+        t->n++;
+        t->all[g].tag = tag;
+        set_shares(t, (uint8_t)g, t->otherwise);
+    }
+    t->last = (uint8_t)g;
+    return (uint8_t)g;
+}
+
+uint8_t bt_tenants_group(struct bt_tenants *t, const char *name)
+{
+    return bt_tenants_by_tag(t, bt_kv_tenant_tag(name));
+}
+
+uint32_t bt_tenants_tag(const struct bt_tenants *t, uint8_t group)
+{
+    BT_ASSERT(group < BT_EVICT_GROUPS);
+    return t->all[group].tag;
+}
+
+double bt_tenants_share(const struct bt_tenants *t, uint8_t group, bt_tenant_tier_t tier)
+{
+    BT_ASSERT(group < BT_EVICT_GROUPS);
+    return t->all[group].share[tier];
+}
+
+bool bt_tenants_bounded(const struct bt_tenants *t, bt_tenant_tier_t tier)
+{
+    return t->bounded[tier];
+}
+
+const char *bt_tenants_named(const struct bt_tenants *t, uint32_t i, uint8_t *group_p)
+{
+    if (i >= t->n_named) {
+        return NULL;
+    }
+    *group_p = t->named[i];
+    return t->names[i];
+}

@@ -1,0 +1,44 @@
+/* Whose blocks are whose: names of tenants, the small numbers (groups) that caches count them by,
+ * and the share of each tier that each may keep when others want room. Pure, one owner thread.
+ *
+ * A name comes with a reservation (Reserve.tenant). What is stored with a block, in the slab and on
+ * the SSD, is its tag (bt_kv_tenant_tag); a tag that was read before its name was heard gets a
+ * group all the same. Group 0 has what belongs to nobody (tag 0). Groups are given in order of
+ * appearance, those that the configuration names first; who comes when none is left shares the
+ * last one. */
+#ifndef BT_KVSTORE_TENANTS_H
+#define BT_KVSTORE_TENANTS_H
+
+#include "common/base/base.h"
+#include "kvstore/evict.h"
+
+#define BT_TENANT_NOBODY 0
+#define BT_TENANT_OTHERS (BT_EVICT_GROUPS - 1)
+#define BT_TENANT_NAME   64 /* bytes, with the NUL */
+
+struct bt_tenants;
+
+typedef enum { BT_TENANT_SLAB, BT_TENANT_SSD, BT_TENANT_TIERS } bt_tenant_tier_t;
+
+/* rules: NULL-terminated "NAME=SHARE" or "NAME=SLAB/SSD", shares of the slots in (0, 1]; NAME "-":
+ * what belongs to nobody. otherwise: "SHARE" or "SLAB/SSD" of every tenant that no rule names.
+ * ERR_CONFIG: err says which rule is wrong and what one looks like. rules may be NULL. */
+bt_status_t bt_tenants_create(char *const *rules, const char *otherwise, struct bt_tenants **t_p,
+                              char *err, size_t err_cap) BT_MUST_CHECK;
+void bt_tenants_destroy(struct bt_tenants *t);
+
+/* Group of a name ("": nobody), of a tag; the same for both. */
+uint8_t bt_tenants_group(struct bt_tenants *t, const char *name);
+uint8_t bt_tenants_by_tag(struct bt_tenants *t, uint32_t tag);
+/* What is stored with a block of the group. */
+uint32_t bt_tenants_tag(const struct bt_tenants *t, uint8_t group);
+/* Of the slots of a tier; 1: no bound. */
+double bt_tenants_share(const struct bt_tenants *t, uint8_t group, bt_tenant_tier_t tier);
+/* Is there any bound on the tier? */
+bool bt_tenants_bounded(const struct bt_tenants *t, bt_tenant_tier_t tier);
+
+/* Tenants that rules name, in their order, "-" among them: the groups that metrics show by name.
+ * NULL: no more. */
+const char *bt_tenants_named(const struct bt_tenants *t, uint32_t i, uint8_t *group_p);
+
+#endif
