@@ -24,6 +24,7 @@ struct pin_call { /* waits for the tokenizer, then for etcd */
     struct bt_admin_pins *a;
     struct bt_rpc_call *call;
     Baton__AdminPinRequest *q; /* NULL: an unpin */
+    char *tenant;              /* whose prompt it is; NULL: everybody's */
 };
 
 static void refuse(struct bt_rpc_call *call, int code, const char *why)
@@ -93,6 +94,7 @@ static void call_free(struct pin_call *p)
     if (p->q != NULL) {
         baton__admin_pin_request__free_unpacked(p->q, NULL);
     }
+    free(p->tenant);
     free(p);
 }
 
@@ -144,7 +146,7 @@ static void on_tokens(void *arg, const struct bt_tokens *ids, const char *why)
         call_free(p);
         return;
     }
-    const char *tenant = p->q->tenant[0] != '\0' ? p->q->tenant : NULL;
+    const char *tenant = p->tenant;
     const char *salt = p->q->cache_salt[0] != '\0' ? p->q->cache_salt : NULL;
     struct bt_kv_key root = c->root;
     if (tenant != NULL || salt != NULL) {
@@ -155,7 +157,7 @@ static void on_tokens(void *arg, const struct bt_tokens *ids, const char *why)
     if (n > 0) {
         (void)bt_kv_keys(&root, ids->ids, (uint32_t)ids->n, c->block_tokens, keys);
     }
-    pin(p, keys, n, (uint32_t)ids->n, p->q->tenant);
+    pin(p, keys, n, (uint32_t)ids->n, tenant != NULL ? tenant : "");
     free(keys);
 }
 
@@ -196,6 +198,11 @@ static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinReq
         return "this cluster keeps its tenants' caches apart (conductor.api_keys_file): say whose "
                "prompt it is with --api-key-file or --tenant, or pin a --request";
     }
+    if (q->tenant[0] != '\0' && bt_front_tenant(a->c.front, q->tenant) == NULL) {
+        return "no API key of this cluster belongs to that tenant: --tenant is the tenant= behind "
+               "a "
+               "key in conductor.api_keys_file";
+    }
     return NULL;
 }
 
@@ -215,6 +222,7 @@ static void on_pin(void *arg, struct bt_rpc_call *call, const void *data, size_t
     p->a = a;
     p->call = call;
     p->q = q;
+    p->tenant = q->tenant[0] != '\0' ? bt_strdup(bt_front_tenant(a->c.front, q->tenant)) : NULL;
     if (q->request[0] != '\0') {
         pin_request(p);
     } else {

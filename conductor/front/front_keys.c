@@ -1,6 +1,6 @@
 /* API keys: a file of one key a line ('#' comments), with the terms of its tenant behind it. Only
- * SHA-256 digests are kept, compared in constant time. The digest also names the tenant, whose
- * caches are kept apart. */
+ * SHA-256 digests are kept, compared in constant time. tenant=NAME names the tenant, whose cache
+ * is kept apart from others'; without it the digest does, and every key is a tenant of its own. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +14,12 @@
 
 #define KEY_BYTES_MAX 512
 
-struct tenant {
+#define TENANT_BYTES 32
+
+struct tenant { /* a key */
     uint8_t digest[BT_SHA256_LEN];
+    char name[TENANT_BYTES + 1]; /* tenant=, else the digest's first half in hex */
+    bool has_terms;
     struct front_key_terms terms;
     struct bt_sched_bucket requests, tokens;
 };
@@ -38,20 +42,41 @@ static const struct {
              {"slo_ttft_ms", 1e-3, 86400000, offsetof(struct front_key_terms, slo_ttft_ms)},
              {"slo_tbt_ms", 1e-3, 86400000, offsetof(struct front_key_terms, slo_tbt_ms)}};
 
-/* name=value words, NUL-terminated. False: err says what is wrong with which. */
-static bool read_terms(char *text, struct front_key_terms *t, char *err, size_t cap)
+static bool read_name(const char *name, char out[TENANT_BYTES + 1], char *err, size_t cap)
 {
+    size_t n = strlen(name);
+    if (n == 0 || n > TENANT_BYTES || strcmp(name, "-") == 0 ||
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != n) {
+        snprintf(err, cap,
+                 "tenant=%.60s: give a name of 1 to %d letters, digits and the signs . _ -", name,
+                 TENANT_BYTES);
+        return false;
+    }
+    memcpy(out, name, n + 1);
+    return true;
+}
+
+/* name=value words, NUL-terminated. False: err says what is wrong with which. */
+static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
+{
+    struct front_key_terms *t = &x->terms;
     char *save = NULL;
     for (char *w = strtok_r(text, " \t", &save); w != NULL; w = strtok_r(NULL, " \t", &save)) {
         size_t name = strcspn(w, "="), i = 0;
+        if (strncmp(w, "tenant=", 7) == 0) {
+            if (!read_name(w + 7, x->name, err, cap)) {
+                return false;
+            }
+            continue;
+        }
         while (i < BT_ARRAY_LEN(terms) &&
                (strlen(terms[i].name) != name || strncmp(terms[i].name, w, name) != 0)) {
             i++;
         }
         if (i == BT_ARRAY_LEN(terms) || w[name] != '=') {
             snprintf(err, cap,
-                     "'%.40s' behind a key is none of rps=, tokens_per_s=, weight=, priority=, "
-                     "slo_ttft_ms=, slo_tbt_ms=",
+                     "'%.40s' behind a key is none of tenant=, rps=, tokens_per_s=, weight=, "
+                     "priority=, slo_ttft_ms=, slo_tbt_ms=",
                      w);
             return false;
         }
@@ -64,10 +89,28 @@ static bool read_terms(char *text, struct front_key_terms *t, char *err, size_t 
                      terms[i].offset == SIZE_MAX ? " whole" : "", terms[i].min, terms[i].max);
             return false;
         }
+        x->has_terms = true;
         if (terms[i].offset == SIZE_MAX) {
             t->priority = (int32_t)v;
         } else {
             memcpy((char *)t + terms[i].offset, &v, sizeof(v));
+        }
+    }
+    return true;
+}
+
+/* Terms are a tenant's: they stand behind the first of its keys. False: err says so. */
+static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err, size_t cap)
+{
+    if (x->name[0] == '\0') {
+        bt_hex(x->digest, TENANT_BYTES / 2, x->name);
+    }
+    for (size_t i = 0; i < k->n; i++) {
+        if (strcmp(k->all[i].name, x->name) == 0 && x->has_terms) {
+            snprintf(err, cap,
+                     "terms of tenant %s stand behind two keys; leave them behind its first one",
+                     x->name);
+            return false;
         }
     }
     return true;
@@ -118,7 +161,8 @@ bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *
         struct tenant t = {.terms = {.priority = INT32_MIN}};
         bt_sha256(line + from, key, t.digest);
         line[n] = '\0';
-        if (!read_terms(line + from + key, &t.terms, why, sizeof(why))) {
+        if (!read_terms(line + from + key, &t, why, sizeof(why)) ||
+            !join_tenant(k, &t, why, sizeof(why))) {
             explicit_bzero(line, sizeof(line));
             return keys_error(k, file, err, err_cap, path, why);
         }
@@ -155,18 +199,18 @@ bool front_keys_check(const struct front_keys *k, const char *authorization, cha
     }
     const char *key = authorization + 7 + strspn(authorization + 7, " ");
     bt_sha256(key, strlen(key), mine);
-    bool found = false;
+    const struct tenant *found = NULL;
     for (size_t i = 0; i < k->n; i++) { /* all of them, all of their bytes */
         uint8_t differ = 0;
         for (size_t b = 0; b < BT_SHA256_LEN; b++) {
             differ |= (uint8_t)(mine[b] ^ k->all[i].digest[b]);
         }
-        found |= differ == 0;
+        found = differ == 0 ? &k->all[i] : found;
     }
-    if (found) {
-        bt_hex(mine, 16, tenant);
+    if (found != NULL) {
+        memcpy(tenant, found->name, sizeof(found->name));
     }
-    return found;
+    return found != NULL;
 }
 
 /* ---- terms ---- */
@@ -177,13 +221,22 @@ static struct tenant *find(const struct front_keys *k, const char *tenant)
         return NULL;
     }
     for (size_t i = 0; i < k->n; i++) {
-        char name[33];
-        bt_hex(k->all[i].digest, 16, name);
-        if (strcmp(name, tenant) == 0) {
+        if (strcmp(k->all[i].name, tenant) == 0) {
             return &k->all[i];
         }
     }
     return NULL;
+}
+
+const char *front_keys_tenant(const struct front_keys *k, const char *name)
+{
+    const struct tenant *t = find(k, name);
+    for (size_t i = 0; t == NULL && k != NULL && i < k->n; i++) {
+        char digest[33];
+        bt_hex(k->all[i].digest, 16, digest);
+        t = strcmp(digest, name) == 0 ? &k->all[i] : NULL;
+    }
+    return t != NULL ? t->name : NULL;
 }
 
 const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant)

@@ -63,6 +63,11 @@ void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
     front_task_start(f, &t->task);
 }
 
+const char *bt_front_tenant(const struct bt_front *f, const char *name)
+{
+    return front_keys_tenant(f->keys, name);
+}
+
 bool bt_front_has_keys(const struct bt_front *f)
 {
     return f->keys != NULL;

@@ -522,7 +522,8 @@ static int setup_terms(void **state)
     assert_true(fd >= 0);
     close(fd);
     write_keys("sk-slow rps=0.01 priority=3 weight=2 slo_ttft_ms=500\n"
-               "sk-words tokens_per_s=0.3\nsk-free\n",
+               "sk-words tokens_per_s=0.3\nsk-free\n"
+               "sk-old tenant=acme weight=3\nsk-new tenant=acme\n",
                0600);
     open_front(keys_path, NULL);
     return 0;
@@ -583,6 +584,16 @@ static void test_terms_of_keys(void **state)
     assert_int_equal(begin_with("Authorization: Bearer sk-words\r\n", "{\"prompt\":[1,2]}"), -1);
     assert_int_equal(ans.status, 429);
     assert_non_null(strstr(ans.body, "tokens a second"));
+    for (int i = 0; i < 2; i++) { /* two keys of one tenant: one cache, one set of terms */
+        fd = begin_with(i == 0 ? "Authorization: Bearer sk-old\r\n"
+                               : "Authorization: Bearer sk-new\r\n",
+                        "{\"prompt\":\"a\"}");
+        assert_string_equal(now->spec.tenant, "acme");
+        assert_true(now->spec.weight == 3);
+        leave(fd);
+    }
+    assert_string_equal(bt_front_tenant(front, "acme"), "acme");
+    assert_null(bt_front_tenant(front, "sk-new"));
     static const char *const bad[] = {"x-priority: high\r\n", "x-priority: 1.5\r\n",
                                       "x-priority: 3000000000\r\n", "x-priority: -\r\n"};
     for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
@@ -629,6 +640,16 @@ static void test_bad_key_files(void **state)
         write_keys(text, 0600);
         expect_refused(keys_path, terms[i]);
     }
+    static const char *const names[] = {"tenant=", "tenant=-", "tenant=a/b",
+                                        "tenant=a-name-that-is-longer-than-it-may-be"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        char text[96];
+        snprintf(text, sizeof(text), "sk-one %s\n", names[i]);
+        write_keys(text, 0600);
+        expect_refused(keys_path, names[i]);
+    }
+    write_keys("sk-one tenant=a\nsk-two tenant=a rps=2\n", 0600);
+    expect_refused(keys_path, "behind its first one");
     char line[1024];
     memset(line, 'k', sizeof(line));
     line[sizeof(line) - 1] = '\0';
