@@ -68,6 +68,7 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
         o.u.put.key = r->chain;
         o.u.put.depth = b;
         o.u.put.n_tokens = c->block_tokens;
+        o.u.put.tenant = r->tenant;
         bt_wcore_emit(c, &o);
     }
 }

@@ -91,6 +91,7 @@ struct bt_wreq {
     bool prompt_logprobs; /* of every prompt token: nothing is read from the cache */
     uint32_t prompt_top;
     int32_t logprobs; /* asked for; params.logprobs serves prompt_top as well */
+    uint32_t tenant;  /* tag of whose blocks the answer's are */
     struct bt_kv_key root;
     struct bt_engine_params params; /* bias arrays lie in the lead's allocation */
     uint64_t attach;                /* attachment that its LocalOpen went to */
@@ -270,7 +271,7 @@ struct bt_wout {
         } prefill;
         struct {
             uint64_t id;
-            uint32_t depth, n_tokens;
+            uint32_t depth, n_tokens, tenant;
             bool abort;
             struct bt_kv_key key;
         } put;

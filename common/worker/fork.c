@@ -43,6 +43,7 @@ void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_to
     r->n_prompt = lead->n_prompt;
     r->max_new = lead->max_new;
     r->no_cache = lead->no_cache;
+    r->tenant = lead->tenant;
     r->logprobs = lead->logprobs;
     r->root = lead->root;
     r->params = lead->params;

@@ -75,6 +75,7 @@ static void send_put(struct bt_wctl *w, const struct bt_wout *o)
     p.key.len = sizeof(o->u.put.key.b);
     p.depth = o->u.put.depth;
     p.n_tokens = o->u.put.n_tokens;
+    p.tenant = o->u.put.tenant;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     m.m_case = BATON__LOCAL_MSG__M_PUT;
     m.put = &p;

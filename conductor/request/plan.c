@@ -77,6 +77,7 @@ static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantR
     v.n_tokens = n_tokens;
     v.keep = keep;
     v.no_cache = k->r->spec.no_cache;
+    v.tenant = k->r->spec.tenant != NULL ? k->r->spec.tenant : (char *)"";
     v.deadline_ns = deadline_ns;
     if (peer != NULL) {
         v.peer = peer->member->name;
@@ -143,6 +144,7 @@ static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases p
     v.root_key.data = k->r->root.b;
     v.root_key.len = sizeof(k->r->root.b);
     v.no_cache = k->r->spec.no_cache;
+    v.tenant = bt_kv_tenant_tag(k->r->spec.tenant != NULL ? k->r->spec.tenant : "");
     v.prompt_logprobs = k->r->prompt != NULL && phases != BATON__PHASES__DECODE;
     v.prompt_top = v.prompt_logprobs ? k->r->spec.prompt_top : 0;
     Baton__ToWorker m = BATON__TO_WORKER__INIT;

@@ -22,7 +22,8 @@ CTL = os.path.join(BUILD, "bin", "batonctl")
 class Cluster:
     """A running local cluster; everything it starts ends with stop()."""
 
-    def __init__(self, *options, bin=os.path.join(BUILD, "bin")):
+    def __init__(self, *options, bin=os.path.join(BUILD, "bin"), api_key=None):
+        self.headers = {"Authorization": "Bearer " + api_key} if api_key else {}
         self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
         env = dict(os.environ, BATON_BIN=bin)
         p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *options], env=env,
@@ -82,7 +83,7 @@ class Cluster:
         """Returns (status, headers, body bytes)."""
         c = self.connect(timeout)
         data = json.dumps(body) if isinstance(body, (dict, list)) else body
-        h = {"Content-Type": "application/json"} if data is not None else {}
+        h = dict(self.headers, **({"Content-Type": "application/json"} if data is not None else {}))
         h.update(headers or {})
         c.request(method, path, data, h)
         r = c.getresponse()

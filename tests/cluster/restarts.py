@@ -21,8 +21,8 @@ def args_of(pid):
 class Restarts:
     """Members are those that the conductor knows (batonctl nodes): they change with every start."""
 
-    def __init__(self, *options):
-        self.c = Cluster(*options)
+    def __init__(self, *options, **more):
+        self.c = Cluster(*options, **more)
         self.children = []
         with open(os.path.join(self.c.state_dir, "conductor.addr")) as f:
             self.addr = f.read().strip()
