@@ -36,7 +36,7 @@ static const char usage[] =
     "  --one-token         every answer is one token: prefill alone\n"
     "  --set KEY=VALUE     changes the cluster; repeatable\n"
     "  --csv FILE          a line for each request; - is standard output\n"
-    "  --plot DIR          ttft.svg, tbt.svg, load.svg, series.csv\n"
+    "  --plot DIR          ttft.svg, tbt.svg, load.svg, replicas.svg, series.csv\n"
     "  --brief             one line of key=value\n"
     "baton-sim plan --config MODEL --trace FILE --gpus N [--gpu h200|h100|a800] [--ttft MS --tbt "
     "MS]\n"

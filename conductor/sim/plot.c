@@ -155,11 +155,29 @@ static bool plot_load(const char *folder, const struct bt_sim_result *r)
     return f != NULL && g != NULL;
 }
 
+/* Blocks cached over all nodes: the more than there are different ones, the more are replicas. */
+static bool plot_replicas(const char *folder, const struct bt_sim_result *r)
+{
+    double *x = bt_malloc((r->n_samples + 1) * 2 * sizeof(*x)), *y = x + r->n_samples + 1;
+    for (uint32_t i = 0; i < r->n_samples; i++) {
+        x[i] = r->samples[i].at_ms / 1e3;
+        y[i] = (double)r->samples[i].replicas;
+    }
+    struct bt_sim_curve c = {"blocks in all caches", x, y, r->n_samples};
+    FILE *f = open_in(folder, "replicas.svg");
+    if (f != NULL) {
+        bt_sim_plot(f, "Blocks and replicas", "s", "blocks", &c, 1);
+        fclose(f);
+    }
+    free(x);
+    return f != NULL;
+}
+
 bool bt_sim_write_plots(const char *folder, const struct bt_sim_result *r)
 {
     if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
         return false;
     }
     return plot_share(folder, "ttft.svg", r, true) && plot_share(folder, "tbt.svg", r, false) &&
-           plot_load(folder, r);
+           plot_load(folder, r) && plot_replicas(folder, r);
 }

@@ -101,8 +101,10 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
     fprintf(f,
             "%-14s %u within the objectives, %.3f a second; no scheduler can reach more than %u\n",
             "goodput", s->good, s->goodput, s->bound);
-    fprintf(f, "%-14s %.4f of %" PRIu64 " prompt tokens\n", "hit ratio", s->hit_ratio,
-            r->input_tokens);
+    double fetched = r->input_tokens != 0 ? (double)r->fetched_tokens / (double)r->input_tokens : 0;
+    fprintf(f,
+            "%-14s %.4f of %" PRIu64 " prompt tokens: %.4f in the node's own slab, %.4f fetched\n",
+            "hit ratio", s->hit_ratio, r->input_tokens, s->hit_ratio - fetched, fetched);
     fprintf(f, "%-14s fetch %.1f  hand-off %.1f  slab to GPU %.1f GB\n", "bytes",
             r->bytes_fetch / 1e9, r->bytes_handoff / 1e9, r->bytes_load / 1e9);
     fprintf(f, "%-14s %.3f busy, %.1f s of it for requests refused afterwards\n", "prefill",

@@ -38,7 +38,8 @@ struct bt_sim_curve {
 /* An SVG line plot, up to eight curves; axes from 0. */
 void bt_sim_plot(FILE *f, const char *title, const char *x_label, const char *y_label,
                  const struct bt_sim_curve *curves, uint32_t n);
-/* ttft.svg, tbt.svg, load.svg and series.csv in a folder that is made. False: errno says why. */
+/* ttft.svg, tbt.svg, load.svg, replicas.svg and series.csv in a folder that is made. False: errno
+ * says why. */
 bool bt_sim_write_plots(const char *folder, const struct bt_sim_result *r);
 
 #endif

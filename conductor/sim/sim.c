@@ -250,6 +250,7 @@ static void start_prefill(struct sim *s, uint32_t node)
     rec->cached_tokens = local + rec->fetched_tokens;
     s->r->input_tokens += q->input;
     s->r->cached_tokens += rec->cached_tokens;
+    s->r->fetched_tokens += rec->fetched_tokens;
     s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
     s->r->prefill_busy_ms += end - s->now_ms;
     l->start_ms = s->now_ms;
@@ -422,6 +423,7 @@ static void prompt_begin(struct sim *s, uint32_t id)
     rec->cached_tokens = BT_MAX(local, rec->fetched_tokens != 0 ? l->best_tokens : 0);
     s->r->input_tokens += q->input;
     s->r->cached_tokens += rec->cached_tokens;
+    s->r->fetched_tokens += rec->fetched_tokens;
     s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
     struct bt_sim_prompt p = {.id = id, .from = rec->cached_tokens, .tokens = q->input};
     bt_sim_decode_prompt(s->d[rec->decode].d, s->now_ms, &p);

@@ -70,9 +70,11 @@ struct bt_sim_result {
     uint32_t n;
     struct bt_sim_sample *samples;
     uint32_t n_samples;
-    double span_ms;                       /* first to last arrival */
-    double end_ms;                        /* the last token */
-    uint64_t input_tokens, cached_tokens; /* of the requests that were prefilled */
+    double span_ms; /* first to last arrival */
+    double end_ms;  /* the last token */
+    /* of the requests that were prefilled; fetched: those of the cached ones that came from others
+     */
+    uint64_t input_tokens, cached_tokens, fetched_tokens;
     double bytes_fetch, bytes_handoff, bytes_load;
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
     uint64_t decode_steps;
