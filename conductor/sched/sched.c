@@ -368,12 +368,8 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
              const struct bt_sched_request *req, const struct rule *rule, bool allow_draining,
              bool beyond_slab, struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
 {
-    struct job j = {.c = c,
-                    .s = s,
-                    .req = req,
-                    .rule = rule,
-                    .allow_draining = allow_draining,
-                    .beyond_slab = beyond_slab};
+    struct job j = {.c = c, .s = s, .req = req, .rule = rule, .beyond_slab = beyond_slab};
+    j.allow_draining = allow_draining;
     j.best_kv = BT_SCHED_NONE;
     j.no_prefill_role = j.no_decode_role = true;
     for (uint32_t i = 0; i < s->n_workers; i++) {
