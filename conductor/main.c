@@ -193,6 +193,7 @@ static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_p
         .tbt_objective_ms = (uint32_t)conf->tbt_objective_ms,
         .tbt_margin = conf->tbt_margin,
         .fetch_ratio = conf->fetch_ratio,
+        .tail_load = true,
         .work_price = conf->work_price,
         .work_weight = conf->work_weight,
         .mixed_step_ms = (double)conf->mixed_step_ms,

@@ -340,7 +340,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     /* What only passes through has a limit of its own; for the probe all slots count. */
     struct bt_sources from;
     bt_sources_find(rs->view, &v, &plan, k->keys, k->n_keys,
-                    plan.cached_tokens / rs->conf.block_tokens, &from);
+                    plan.prefix_tokens / rs->conf.block_tokens, &from);
     if (from.n != 0) {
         bt_metric_add(rs->m.fetch_plans, 1);
         bt_metric_add(rs->m.fetch_tokens, plan.fetch_tokens);

@@ -16,7 +16,7 @@ static void estimate_local(const struct job *j, uint32_t i, struct estimate *e)
 {
     const struct bt_sched_worker *w = worker(j, i);
     e->fetch_from = BT_SCHED_NONE;
-    e->fetch_tokens = 0;
+    e->fetch_tokens = e->prefix_tokens = 0;
     /* The node's kvstore uses what it has, whether the policy looked or not. */
     e->cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, e->cached_tokens);
@@ -146,13 +146,13 @@ static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct
     const struct bt_sched_worker *w = worker(j, i);
     const struct bt_sched_kvstore *src = &j->s->kvstores[j->best_kv];
     const struct bt_sched_kvstore *dst = &j->s->kvstores[w->kvstore];
-    uint32_t block = j->req->block_tokens;
-    uint32_t lo = local / block, hi = j->best_tokens / block;
+    uint32_t block = j->req->block_tokens, most = BT_MAX(j->best_tokens, j->spread_tokens);
+    uint32_t lo = local / block, hi = most / block;
     double queue = bt_sched_queue_ms(j->c, w), busy = BT_MAX(src->send_busy_ms, dst->recv_busy_ms);
     while (lo < hi) { /* the smallest k at which the fetch is no longer waited for */
         uint32_t k = (lo + hi) / 2;
-        double there = busy + bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore,
-                                                j->best_tokens - k * block);
+        double there =
+            busy + bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, most - k * block);
         double head =
             k * block > local ? bt_sched_prefill_ms(j->c, w, j->req, k * block, local) : 0;
         if (there <= queue + head) {
@@ -163,17 +163,18 @@ static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct
     }
     uint32_t k = BT_MAX(lo * block, local);
     double head = k > local ? bt_sched_prefill_ms(j->c, w, j->req, k, local) : 0;
-    e->fetch_tokens = j->best_tokens - BT_MIN(k, j->best_tokens);
+    e->fetch_tokens = most - BT_MIN(k, most);
     e->cached_tokens = local + e->fetch_tokens;
-    e->prefill_ms = head + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, j->best_tokens);
+    e->prefill_ms = head + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, most);
     e->fetch_from = e->fetch_tokens != 0 ? j->best_kv : BT_SCHED_NONE;
+    e->prefix_tokens = most;
     e->ttft_ms = queue + e->prefill_ms;
 }
 
-/* What engines do today: the fetched part lies directly behind the local one, and computing begins
- * when all of it is there; only the queue hides it. Time grows with the fetch by the link's rate
- * and falls by the computing's, which is dearer the later the token: the best is all of it, or as
- * much as the queue hides. */
+/* Without kvstore.overlap: the fetched part lies directly behind the local one, and computing
+ * begins when all of it is there; only the queue hides it. Time grows with the fetch by the link's
+ * rate and falls by the computing's, which is dearer the later the token: the best is all of it, or
+ * as much as the queue hides. */
 static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct estimate *e)
 {
     const struct bt_sched_worker *w = worker(j, i);
@@ -218,14 +219,14 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
     (void)ordinal;
     estimate_local(j, i, e);
     uint32_t local = e->cached_tokens;
-    if (j->c->fetch_ratio > 0 && j->c->tail_load && j->best_tokens > local) {
+    uint32_t most = BT_MAX(j->best_tokens, j->spread_tokens);
+    if (j->c->fetch_ratio > 0 && j->c->tail_load && most > local) {
         struct estimate f = *e;
         fetch_beside(j, i, local, &f);
         if (f.ttft_ms < e->ttft_ms) {
             *e = f;
         }
-    } else if (j->c->fetch_ratio > 0 && !j->c->tail_load &&
-               BT_MAX(j->best_tokens, j->spread_tokens) > local) {
+    } else if (j->c->fetch_ratio > 0 && !j->c->tail_load && most > local) {
         fetch_before(j, i, local, e);
     }
     /* The worker's time is taken from those that come after: it has a price beside the wait. */

@@ -275,6 +275,7 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     }
     plan->fetch_from = e->fetch_from;
     plan->fetch_tokens = e->fetch_tokens;
+    plan->prefix_tokens = BT_MAX(plan->cached_tokens, e->prefix_tokens);
     plan->recompute_tokens_per_s = e->fetch_tokens != 0 && e->local_ms > e->prefill_ms
                                        ? 1e3 * e->fetch_tokens / (e->local_ms - e->prefill_ms)
                                        : 0;

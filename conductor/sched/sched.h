@@ -133,11 +133,13 @@ struct bt_sched_plan {
     double overhead_ms; /* predicted: of ttft_ms, what was learned of the worker beside its steps */
     double work_ms;     /* predicted: of ttft_ms, queue, fetch and computing as costs have it */
     double waited_ms;   /* of ttft_ms: before the plan */
-    double ttft_most_ms;   /* nine of ten first tokens are out by then, as far as was learned */
-    double step_ms;        /* predicted: tbt_ms without what was learned of the tail */
-    const char *reason;    /* static: why disaggregated or not; a bounded metric label */
-    uint32_t fetch_from;   /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
-    uint32_t fetch_tokens; /* cached_tokens counts them */
+    double ttft_most_ms;    /* nine of ten first tokens are out by then, as far as was learned */
+    double step_ms;         /* predicted: tbt_ms without what was learned of the tail */
+    const char *reason;     /* static: why disaggregated or not; a bounded metric label */
+    uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
+    uint32_t fetch_tokens;  /* cached_tokens counts them */
+    uint32_t prefix_tokens; /* where they end: cached_tokens, or, if the part in front of them is
+                               computed meanwhile, the end of what fetch_from has */
     double
         recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
     double prefill_ms;          /* predicted: of ttft_ms, the computing */

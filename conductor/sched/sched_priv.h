@@ -13,7 +13,8 @@ struct estimate {
     double ttft_ms, prefill_ms, queue_ms; /* queue_ms: mixed ones only */
     uint32_t cached_tokens;               /* with what is fetched */
     uint32_t fetch_from, fetch_tokens;
-    double local_ms; /* prefill_ms without the fetch */
+    uint32_t prefix_tokens; /* end of what is fetched: that of cached_tokens, or of a tail */
+    double local_ms;        /* prefill_ms without the fetch */
 };
 
 struct rule {

@@ -74,12 +74,13 @@ def test_same_tokens_from_another_node(world):
     got, cached, second, e = w.run(PROMPT)
     assert second != first
     assert same(got, want)
-    assert cached == blocks * BLOCK == e["fetch_tokens"] == e["cached_tokens"]
+    # The plan may expect the prefix's first blocks to be computed while the rest comes.
+    assert cached == blocks * BLOCK >= e["fetch_tokens"] == e["cached_tokens"] > 0
     assert {s["kvstore"] for s in e["sources"]} <= {f"kvstore-{first}", "kvstore-n3"}
     assert sum(s["blocks"] for s in e["sources"]) >= blocks
     assert w.metrics(second)['baton_kvstore_fetched_bytes_total{tier="slab"}'] > 0
     m = w.c.metrics("conductor")
-    assert m["baton_plan_fetches_total"] == 1 and m["baton_plan_fetch_tokens_total"] == cached
+    assert m["baton_plan_fetches_total"] == 1 and m["baton_plan_fetch_tokens_total"] == e["fetch_tokens"]
     # Now it is there: nothing is fetched for the next one, and the conductor knows of it.
     got, cached, third, e = w.run(PROMPT)
     assert same(got, want)
