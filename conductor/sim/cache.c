@@ -238,6 +238,21 @@ void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_s
     bt_sim_caches_release(c, node, p->blocks, k);
 }
 
+void bt_sim_caches_clear(struct bt_sim_caches *c, uint32_t node)
+{
+    struct node *d = &c->nodes[node];
+    for (uint32_t s = 0; s < d->used; s++) {
+        holders_of(c, d->slots[s].block)[node / 64] &= ~(1ull << (node % 64));
+    }
+    if (d->evict != NULL) {
+        c->policy->destroy(d->evict);
+        free(d->slots);
+        free(d->table);
+    }
+    c->replicas -= d->used;
+    *d = (struct node){0};
+}
+
 uint64_t bt_sim_caches_replicas(const struct bt_sim_caches *c)
 {
     return c->replicas;

@@ -35,6 +35,8 @@ struct bt_sim_put {
 /* What is not there yet of a request's blocks is cached now, as far as there is room beside what is
  * held. The request lets go of all of them, its last block first, as the kvstore does. */
 void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_sim_put *p);
+/* The node's cache is empty, whoever holds something there. */
+void bt_sim_caches_clear(struct bt_sim_caches *c, uint32_t node);
 uint64_t bt_sim_caches_replicas(const struct bt_sim_caches *c); /* blocks, over all nodes */
 
 #endif

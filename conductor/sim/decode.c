@@ -345,6 +345,33 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
     return n;
 }
 
+void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
+                        void (*lost)(void *arg, uint32_t id, uint32_t generated, bool prompt),
+                        void *arg)
+{
+    uint32_t k = 0; /* steps since the last change */
+    if (d->ahead > 0 && now_ms > d->at_ms) {
+        k = boundary(d, now_ms - d->at_ms);
+        k -= steps_ms(d, k) > now_ms - d->at_ms;
+        k = BT_MIN(k, d->ahead);
+    }
+    for (uint32_t i = 0; i < d->n; i++) {
+        const struct live *x = &d->heap[i];
+        uint32_t left = (uint32_t)(x->end_step - d->step);
+        lost(arg, x->id, x->steps - left + BT_MIN(k, left), false);
+    }
+    for (uint32_t i = 0; i < d->wait_n; i++) {
+        lost(arg, d->wait[(d->wait_first + i) % d->wait_cap].id, 0, false);
+    }
+    for (uint32_t i = 0; i < d->n_prompts; i++) {
+        lost(arg, d->prompts[i].id, 0, true);
+    }
+    d->n = d->wait_n = d->n_prompts = d->ahead = d->chunk = 0;
+    d->kv = d->reserved = 0;
+    d->step += k;
+    d->at_ms = now_ms;
+}
+
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d)
 {
     return d->n;

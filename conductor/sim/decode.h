@@ -44,6 +44,12 @@ double bt_sim_decode_next_ms(const struct bt_sim_decode *d);
  * whose next_ms is the same). Returns how many. */
 uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done, uint32_t max);
 
+/* The node loses everything at now_ms. lost is told of each row with the tokens that it has
+ * generated here, and of each prompt that is not computed yet. */
+void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
+                        void (*lost)(void *arg, uint32_t id, uint32_t generated, bool prompt),
+                        void *arg);
+
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);
 uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d);
 double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d); /* read in the next step */

@@ -34,6 +34,9 @@ static const char usage[] =
     "  --eviction P        of the nodes' caches, one of cache's policies (density)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
     "  --one-token         every answer is one token: prefill alone\n"
+    "  --fail NODE@S[+S]   node p1, p2 ... or d1, d2 ... fails S seconds from the start, and is "
+    "back\n"
+    "                      S seconds later (60) with an empty cache; repeatable\n"
     "  --set KEY=VALUE     changes the cluster; repeatable\n"
     "  --csv FILE          a line for each request; - is standard output\n"
     "  --plot DIR          ttft.svg, tbt.svg, load.svg, replicas.svg, series.csv\n"
@@ -63,8 +66,9 @@ struct args {
     const char *config, *gpu;
     double gpus;
     const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks, *replay, *eviction;
-    const char *set[64];
-    uint32_t n_set;
+    const char *set[64], *fail[64];
+    uint32_t n_set, n_fail;
+    struct bt_sim_failure failures[64];
     struct bt_sim_options o;
     bool brief;
 };
@@ -94,6 +98,7 @@ enum {
     O_BACKGROUND_MS,
     O_ONE,
     O_SET,
+    O_FAIL,
     O_CSV,
     O_PLOT,
     O_BLOCKS,
@@ -124,6 +129,7 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"background-wait", 1, NULL, O_BACKGROUND_MS},
                                         {"one-token", 0, NULL, O_ONE},
                                         {"set", 1, NULL, O_SET},
+                                        {"fail", 1, NULL, O_FAIL},
                                         {"csv", 1, NULL, O_CSV},
                                         {"plot", 1, NULL, O_PLOT},
                                         {"blocks", 1, NULL, O_BLOCKS},
@@ -199,6 +205,12 @@ static bool parse(int argc, char **argv, struct args *a)
             }
             a->set[a->n_set++] = optarg;
             break;
+        case O_FAIL:
+            if (a->n_fail == BT_ARRAY_LEN(a->fail)) {
+                return fail("too many --fail") == 0;
+            }
+            a->fail[a->n_fail++] = optarg;
+            break;
         case '?': return false;
         default:
             if (!take_number(a, opt, optarg)) {
@@ -264,6 +276,31 @@ static int write_files(const struct args *a, const struct bt_sim_result *r)
     return 0;
 }
 
+/* pN@S or dN@S, +S behind it. */
+static bool failure(const char *text, const struct bt_sim_cluster *c, struct bt_sim_failure *f)
+{
+    char role = 0, end = 0;
+    uint32_t node = 0;
+    double at = -1, down = 60;
+    int n = sscanf(text, "%c%" SCNu32 "@%lf+%lf%c", &role, &node, &at, &down, &end);
+    uint32_t of = (uint32_t)(role == 'p' ? c->prefill_nodes : c->decode_nodes);
+    bool ends = strchr(text, '+') != NULL ? n == 4 : n == 3;
+    if (!ends || (role != 'p' && role != 'd') || !(at >= 0 && at < 1e9) ||
+        !(down > 0 && down < 1e9)) {
+        fprintf(stderr, "baton-sim: --fail '%s' is not NODE@S or NODE@S+S, as in p3@600+60\n",
+                text);
+        return false;
+    }
+    if (node < 1 || node > of) {
+        fprintf(stderr, "baton-sim: --fail '%s': the cluster has %c1 to %c%" PRIu32 "\n", text,
+                role, role, of);
+        return false;
+    }
+    uint32_t before = role == 'p' ? 0 : (uint32_t)c->prefill_nodes;
+    *f = (struct bt_sim_failure){1e3 * at, 1e3 * down, before + node - 1};
+    return true;
+}
+
 static bool resolve(struct args *a, struct bt_sim_cluster *c)
 {
     char err[512];
@@ -295,7 +332,17 @@ static bool resolve(struct args *a, struct bt_sim_cluster *c)
     for (uint32_t i = 0; st == BT_OK && i < a->n_set; i++) {
         st = bt_sim_cluster_set(c, a->set[i], err, sizeof(err));
     }
-    return st == BT_OK || fail(err) == 0;
+    if (st != BT_OK) {
+        return fail(err) == 0;
+    }
+    for (uint32_t i = 0; i < a->n_fail; i++) {
+        if (!failure(a->fail[i], c, &a->failures[i])) {
+            return false;
+        }
+    }
+    a->o.failures = a->failures;
+    a->o.n_failures = a->n_fail;
+    return true;
 }
 
 static int run(struct args *a)

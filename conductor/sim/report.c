@@ -109,6 +109,9 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
             r->bytes_fetch / 1e9, r->bytes_handoff / 1e9, r->bytes_load / 1e9);
     fprintf(f, "%-14s %.3f busy, %.1f s of it for requests refused afterwards\n", "prefill",
             s->prefill_busy, r->wasted_ms / 1e3);
+    if (r->replans != 0) {
+        fprintf(f, "%-14s %u times, as a node had failed\n", "planned again", r->replans);
+    }
     fprintf(f, "%-14s standard deviation %.3f, correlation with the prefill load %.2f\n",
             "decode load", s->swing, s->phase);
 }

@@ -7,26 +7,33 @@
 
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
+#include "conductor/sim/events.h"
 
 #define NONE          UINT32_MAX
 #define FORECAST_MS   250
 #define DONE_AT_ONCE  64
 #define PROGRESS_EACH 1024
+#define NOTICE_MS     2000 /* silence after which a node counts as gone */
+#define TRIES         60   /* of a re-plan that finds nobody, a second apart */
 
-typedef enum { EV_PREFILL_END, EV_HANDOFF_END, EV_DECODE, EV_PROMPT } event_t;
-
-struct event {
-    double at_ms;
-    uint64_t seq; /* equal times: first made, first done */
-    uint32_t id;  /* node or request */
-    uint32_t version;
-    event_t type;
-};
+typedef enum {
+    EV_PREFILL_END,
+    EV_HANDOFF_END,
+    EV_DECODE,
+    EV_PROMPT,
+    EV_FAIL,
+    EV_BACK,
+    EV_REPLAN
+} event_t;
 
 struct live {          /* a request beyond its record */
     double planned_ms; /* its prefill, as predicted: what others wait for */
     double start_ms, fetch_end_ms;
     double ready_ms; /* end of its prefill, as the forecast was told */
+    double placed_ms, prefilled_ms;
+    double last_ms, gap_ms; /* its last token before a failure; the longest such interruption */
+    uint32_t given;         /* tokens given out before it was placed for the last time */
+    uint32_t fetch_from, tries;
     uint32_t best_tokens, fetch_tokens;
     uint32_t held; /* blocks of its prefix at its prefill node, while it computes */
     uint32_t next; /* in its node's queue */
@@ -34,6 +41,7 @@ struct live {          /* a request beyond its record */
 
 struct prefill_node {
     uint32_t first, last, running; /* queue of requests, NONE: empty */
+    uint32_t version;              /* counts its failures */
     double run_end_ms, queued_ms;
 };
 
@@ -53,13 +61,12 @@ struct sim {
     struct bt_sim_result *r;
     const struct bt_sim_request *req; /* the part of the trace */
     struct live *live;
-    struct event *heap;
-    uint32_t n_heap, heap_cap;
-    uint64_t seq;
+    struct bt_sim_events events;
     uint32_t n_p, n_d;
     struct prefill_node *p;
     struct decode_node *d;
     struct link *links; /* of prefill nodes, then of decode nodes */
+    double *failed_ms;  /* the same; when last, < 0: never */
     struct bt_sim_caches *caches;
     uint32_t *match;
     struct bt_sched_worker *workers; /* prefill nodes, then decode nodes */
@@ -72,43 +79,12 @@ struct sim {
 };
 
 const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES] = {
-    "pending",       "served",         "refused_ttft", "refused_tbt",
-    "refused_price", "refused_decode", "refused_other"};
-
-/* ---- events ---- */
-
-static bool earlier(const struct event *a, const struct event *b)
-{
-    return a->at_ms < b->at_ms || (a->at_ms == b->at_ms && a->seq < b->seq);
-}
+    "pending",       "served",         "refused_ttft",  "refused_tbt",
+    "refused_price", "refused_decode", "refused_other", "lost"};
 
 static void push(struct sim *s, double at_ms, event_t type, uint32_t id, uint32_t version)
 {
-    if (s->n_heap == s->heap_cap) {
-        s->heap_cap = s->heap_cap != 0 ? 2 * s->heap_cap : 256;
-        s->heap = bt_realloc(s->heap, s->heap_cap * sizeof(*s->heap));
-    }
-    struct event e = {at_ms, s->seq++, id, version, type};
-    uint32_t i = s->n_heap++;
-    for (; i > 0 && earlier(&e, &s->heap[(i - 1) / 2]); i = (i - 1) / 2) {
-        s->heap[i] = s->heap[(i - 1) / 2];
-    }
-    s->heap[i] = e;
-}
-
-static struct event pop(struct sim *s)
-{
-    struct event top = s->heap[0], x = s->heap[--s->n_heap];
-    uint32_t i = 0;
-    for (uint32_t c; (c = 2 * i + 1) < s->n_heap; i = c) {
-        c += c + 1 < s->n_heap && earlier(&s->heap[c + 1], &s->heap[c]);
-        if (!earlier(&s->heap[c], &x)) {
-            break;
-        }
-        s->heap[i] = s->heap[c];
-    }
-    s->heap[i] = x;
-    return top;
+    bt_sim_events_push(&s->events, at_ms, (uint32_t)type, id, version);
 }
 
 /* ---- what the policy sees ---- */
@@ -144,10 +120,16 @@ static void show_decode(struct sim *s, uint32_t i)
     w->queue_ms = bt_sim_decode_prompt_ms(d->d);
 }
 
+/* What is to be computed of it: its prompt, and what it has given out before its node failed. */
+static uint32_t tokens_of(const struct sim *s, uint32_t id)
+{
+    return s->req[id].input + s->live[id].given;
+}
+
 static struct bt_sched_request ask(const struct sim *s, uint32_t id)
 {
     return (struct bt_sched_request){
-        .n_tokens = s->req[id].input,
+        .n_tokens = tokens_of(s, id),
         .max_new = 512, /* what a client allows; the real length is not known */
         .n_choices = 1,
         .block_tokens = BT_SIM_BLOCK_TOKENS,
@@ -224,6 +206,33 @@ static void keep_prompt(struct sim *s, uint32_t id, uint32_t node)
     bt_sim_caches_put(s->caches, node, &put);
 }
 
+/* Has this node failed since the request was placed? */
+static bool failed_since(const struct sim *s, uint32_t id, uint32_t node)
+{
+    return s->failed_ms[node] >= s->live[id].placed_ms;
+}
+
+/* It is no longer where it was placed and will be planned again once that is noticed. expected: it
+ * has not become a row yet. */
+static void abandon(struct sim *s, uint32_t id, uint32_t node, bool expected)
+{
+    struct live *l = &s->live[id];
+    if (expected) {
+        expect(s, id, -1);
+    }
+    s->d[s->r->records[id].decode].assigned--;
+    l->held = l->fetch_tokens = l->best_tokens = 0;
+    l->last_ms = BT_MIN(s->now_ms, s->failed_ms[node]);
+    push(s, BT_MAX(s->now_ms, s->failed_ms[node] + NOTICE_MS), EV_REPLAN, id, 0);
+}
+
+/* Its source failed before all of it was there. */
+static bool fetch_lost(const struct sim *s, uint32_t id)
+{
+    const struct live *l = &s->live[id];
+    return failed_since(s, id, l->fetch_from) && s->failed_ms[l->fetch_from] < l->fetch_end_ms;
+}
+
 static void start_prefill(struct sim *s, uint32_t node)
 {
     struct prefill_node *p = &s->p[node];
@@ -239,13 +248,13 @@ static void start_prefill(struct sim *s, uint32_t node)
     p->running = id;
     uint32_t local = hold_prefix(s, id, node);
     double end = s->now_ms;
-    if (l->fetch_tokens != 0 && l->best_tokens > local) {
+    if (l->fetch_tokens != 0 && l->best_tokens > local && !fetch_lost(s, id)) {
         uint32_t from = BT_MAX(l->best_tokens - l->fetch_tokens, local);
         end += from > local ? compute_ms(s, from, local) : 0;
-        end = BT_MAX(end, l->fetch_end_ms) + compute_ms(s, q->input, l->best_tokens);
+        end = BT_MAX(end, l->fetch_end_ms) + compute_ms(s, tokens_of(s, id), l->best_tokens);
         rec->fetched_tokens = l->best_tokens - from;
     } else {
-        end += compute_ms(s, q->input, local);
+        end += compute_ms(s, tokens_of(s, id), local);
     }
     rec->cached_tokens = local + rec->fetched_tokens;
     s->r->input_tokens += q->input;
@@ -255,7 +264,7 @@ static void start_prefill(struct sim *s, uint32_t node)
     s->r->prefill_busy_ms += end - s->now_ms;
     l->start_ms = s->now_ms;
     p->run_end_ms = end;
-    push(s, end, EV_PREFILL_END, node, 0);
+    push(s, end, EV_PREFILL_END, node, p->version);
 }
 
 static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
@@ -267,6 +276,7 @@ static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *
     double bytes = (double)plan->fetch_tokens * s->c->token_bytes;
     double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
     l->best_tokens = best;
+    l->fetch_from = plan->fetch_from;
     l->fetch_tokens = plan->fetch_tokens;
     l->fetch_end_ms = start + 1e3 * bytes / s->c->link_bytes_per_s;
     src->send_free_ms = dst->recv_free_ms = l->fetch_end_ms;
@@ -299,10 +309,10 @@ static void queue_at_prefill(struct sim *s, uint32_t id, uint32_t node)
     start_prefill(s, node);
 }
 
-static void arrive(struct sim *s, uint32_t id)
+/* The snapshot for a request. */
+static void look(struct sim *s, uint32_t id)
 {
     const struct bt_sim_request *q = &s->req[id];
-    struct bt_sim_record *rec = &s->r->records[id];
     bt_sim_caches_match(s->caches, s->t->blocks + q->first, full_blocks(s, id), s->match);
     for (uint32_t i = 0; i < s->n_p; i++) {
         show_prefill(s, i);
@@ -314,12 +324,47 @@ static void arrive(struct sim *s, uint32_t id)
         show_kvstore(s, i);
     }
     s->snap.now_ms = s->now_ms;
+}
+
+/* Where nobody decodes, policies let prefill workers do both: here they cannot. */
+static bool place(const struct sim *s, const struct bt_sched_request *want,
+                  struct bt_sched_plan *plan, struct bt_sched_reject *rej)
+{
+    return s->o->policy->place(&s->params, &s->snap, want, plan, rej) == BT_SCHED_PLANNED &&
+           plan->decode >= s->n_p;
+}
+
+static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    struct live *l = &s->live[id];
+    rec->prefill = plan->prefill;
+    rec->decode = plan->decode - s->n_p;
+    s->r->background += plan->background;
+    s->d[rec->decode].assigned++;
+    l->planned_ms = plan->prefill_ms;
+    l->placed_ms = s->now_ms;
+    l->ready_ms = s->now_ms + plan->ttft_ms;
+    expect(s, id, 1);
+    if (plan->fetch_from != BT_SCHED_NONE) {
+        start_fetch(s, id, plan);
+    }
+    if (plan->both) {
+        queue_at_decode(s, id);
+    } else {
+        queue_at_prefill(s, id, plan->prefill);
+    }
+}
+
+static void arrive(struct sim *s, uint32_t id)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    look(s, id);
     s->sample_arrived++;
     struct bt_sched_request want = ask(s, id);
     struct bt_sched_plan plan;
     struct bt_sched_reject rej = {0};
-    bt_sched_verdict_t v = s->o->policy->place(&s->params, &s->snap, &want, &plan, &rej);
-    if (v != BT_SCHED_PLANNED) {
+    if (!place(s, &want, &plan, &rej)) {
         finish(s, id, BT_SIM_REFUSED_OTHER);
         return;
     }
@@ -332,21 +377,24 @@ static void arrive(struct sim *s, uint32_t id)
         finish(s, id, why[rej.miss]);
         return;
     }
-    rec->prefill = plan.prefill;
-    s->r->background += plan.background;
-    rec->decode = plan.decode - s->n_p;
-    s->d[rec->decode].assigned++;
-    struct live *l = &s->live[id];
-    l->planned_ms = plan.prefill_ms;
-    l->ready_ms = s->now_ms + plan.ttft_ms;
-    expect(s, id, 1);
-    if (plan.fetch_from != BT_SCHED_NONE) {
-        start_fetch(s, id, &plan);
-    }
-    if (plan.both) {
-        queue_at_decode(s, id);
+    go(s, id, &plan);
+}
+
+/* Its node failed: whoever can take it now, whatever the objectives say. */
+static void replan(struct sim *s, uint32_t id)
+{
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    look(s, id);
+    struct bt_sched_request want = ask(s, id);
+    if (place(s, &want, &plan, &rej)) {
+        s->r->replans++;
+        s->live[id].tries = 0;
+        go(s, id, &plan);
+    } else if (++s->live[id].tries < TRIES) {
+        push(s, s->now_ms + 1000, EV_REPLAN, id, 0);
     } else {
-        queue_at_prefill(s, id, plan.prefill);
+        finish(s, id, BT_SIM_LOST);
     }
 }
 
@@ -361,6 +409,28 @@ static void wake_decode(struct sim *s, uint32_t node)
     }
 }
 
+/* The prefill gives out a token: the first, or the one behind an interruption. */
+static void give_first(struct sim *s, uint32_t id)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    struct live *l = &s->live[id];
+    l->prefilled_ms = s->now_ms;
+    if (l->given == 0) {
+        rec->ttft_ms = s->now_ms - rec->at_ms;
+    } else {
+        l->gap_ms = BT_MAX(l->gap_ms, s->now_ms - l->last_ms);
+    }
+}
+
+/* A request's TBT, where an interruption is one of its longest gaps; what came before that counts
+ * as what came after. */
+static double with_gap(const struct sim *s, uint32_t id, double tbt_ms)
+{
+    const struct live *l = &s->live[id];
+    uint32_t gaps = output_of(s, id) - 1, k = BT_DIV_UP(gaps, 10u);
+    return l->gap_ms > 0 ? (l->gap_ms + (k - 1) * tbt_ms) / k : tbt_ms;
+}
+
 static void prefill_end(struct sim *s, uint32_t node)
 {
     struct prefill_node *p = &s->p[node];
@@ -368,12 +438,18 @@ static void prefill_end(struct sim *s, uint32_t node)
     const struct bt_sim_request *q = &s->req[id];
     struct bt_sim_record *rec = &s->r->records[id];
     p->running = NONE;
-    rec->ttft_ms = s->now_ms - rec->at_ms;
+    give_first(s, id);
     keep_prompt(s, id, node);
     start_prefill(s, node);
-    if (output_of(s, id) == 1) {
+    if (output_of(s, id) == s->live[id].given + 1) {
         expect(s, id, -1);
+        rec->tbt_ms = with_gap(s, id, 0);
         finish_placed(s, id, BT_SIM_SERVED);
+        return;
+    }
+    if (failed_since(s, id, s->n_p + rec->decode)) {
+        s->live[id].given++;
+        abandon(s, id, s->n_p + rec->decode, true);
         return;
     }
     double took = s->now_ms - s->live[id].start_ms;
@@ -400,10 +476,17 @@ static void prefill_end(struct sim *s, uint32_t node)
 static void handoff_end(struct sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
+    struct live *l = &s->live[id];
+    bool decode_gone = failed_since(s, id, s->n_p + rec->decode);
+    if (decode_gone || failed_since(s, id, rec->prefill)) {
+        l->given++;
+        abandon(s, id, decode_gone ? s->n_p + rec->decode : rec->prefill, true);
+        return;
+    }
     struct bt_sim_row row = {.id = id,
-                             .tokens = s->req[id].input + 1,
-                             .steps = output_of(s, id) - 1,
-                             .first_ms = rec->at_ms + rec->ttft_ms};
+                             .tokens = tokens_of(s, id) + 1,
+                             .steps = output_of(s, id) - l->given - 1,
+                             .first_ms = l->prefilled_ms};
     expect(s, id, -1);
     if (!bt_sim_decode_add(s->d[rec->decode].d, s->now_ms, &row)) {
         finish_placed(s, id, BT_SIM_REFUSED_OTHER);
@@ -417,15 +500,19 @@ static void prompt_begin(struct sim *s, uint32_t id)
     struct bt_sim_record *rec = &s->r->records[id];
     const struct bt_sim_request *q = &s->req[id];
     const struct live *l = &s->live[id];
+    if (failed_since(s, id, rec->prefill)) {
+        abandon(s, id, rec->prefill, true);
+        return;
+    }
     uint32_t local = hold_prefix(s, id, rec->prefill);
-    rec->fetched_tokens =
-        l->best_tokens > local ? BT_MIN(l->fetch_tokens, l->best_tokens - local) : 0;
+    bool fetched = l->best_tokens > local && !fetch_lost(s, id);
+    rec->fetched_tokens = fetched ? BT_MIN(l->fetch_tokens, l->best_tokens - local) : 0;
     rec->cached_tokens = BT_MAX(local, rec->fetched_tokens != 0 ? l->best_tokens : 0);
     s->r->input_tokens += q->input;
     s->r->cached_tokens += rec->cached_tokens;
     s->r->fetched_tokens += rec->fetched_tokens;
     s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
-    struct bt_sim_prompt p = {.id = id, .from = rec->cached_tokens, .tokens = q->input};
+    struct bt_sim_prompt p = {.id = id, .from = rec->cached_tokens, .tokens = tokens_of(s, id)};
     bt_sim_decode_prompt(s->d[rec->decode].d, s->now_ms, &p);
     wake_decode(s, rec->decode);
 }
@@ -434,14 +521,16 @@ static void prompt_begin(struct sim *s, uint32_t id)
 static void prompt_end(struct sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
-    const struct bt_sim_request *q = &s->req[id];
-    rec->ttft_ms = s->now_ms - rec->at_ms;
+    give_first(s, id);
     s->r->mixed_prompts++;
     keep_prompt(s, id, rec->prefill);
     expect(s, id, -1);
-    struct bt_sim_row row = {
-        .id = id, .tokens = q->input + 1, .steps = output_of(s, id) - 1, .first_ms = s->now_ms};
+    struct bt_sim_row row = {.id = id,
+                             .tokens = tokens_of(s, id) + 1,
+                             .steps = output_of(s, id) - s->live[id].given - 1,
+                             .first_ms = s->now_ms};
     if (row.steps == 0) {
+        rec->tbt_ms = with_gap(s, id, 0);
         finish_placed(s, id, BT_SIM_SERVED);
     } else if (!bt_sim_decode_add(s->d[rec->decode].d, s->now_ms, &row)) {
         finish_placed(s, id, BT_SIM_REFUSED_OTHER);
@@ -458,12 +547,54 @@ static void decode_event(struct sim *s, uint32_t node)
             prompt_end(s, done[i].id);
             continue;
         }
-        rec->tbt_ms = done[i].tbt_ms;
+        rec->tbt_ms = with_gap(s, done[i].id, done[i].tbt_ms);
         double lived_ms = s->now_ms - rec->at_ms - rec->ttft_ms;
         s->forecast.life_ms += 0.01 * (lived_ms - s->forecast.life_ms);
         finish_placed(s, done[i].id, BT_SIM_SERVED);
     }
     wake_decode(s, node);
+}
+
+/* ---- failures ---- */
+
+static void lose_row(void *arg, uint32_t id, uint32_t generated, bool prompt)
+{
+    struct sim *s = arg;
+    s->live[id].given += prompt ? 0 : 1 + generated;
+    abandon(s, id, s->n_p + s->r->records[id].decode, prompt);
+}
+
+static void fail_prefill(struct sim *s, uint32_t node)
+{
+    struct prefill_node *p = &s->p[node];
+    uint32_t id = p->first;
+    if (p->running != NONE) {
+        abandon(s, p->running, node, true);
+    }
+    while (id != NONE) {
+        uint32_t following = s->live[id].next;
+        abandon(s, id, node, true);
+        id = following;
+    }
+    p->first = p->last = p->running = NONE;
+    p->queued_ms = 0;
+    p->version++;
+}
+
+static void fail_node(struct sim *s, const struct bt_sim_failure *f)
+{
+    uint32_t node = f->node;
+    s->failed_ms[node] = s->now_ms;
+    s->workers[node].kvstore = BT_SCHED_NONE;
+    s->links[node] = (struct link){0};
+    if (node < s->n_p) {
+        fail_prefill(s, node);
+    } else {
+        bt_sim_decode_fail(s->d[node - s->n_p].d, s->now_ms, lose_row, s);
+        s->d[node - s->n_p].version++;
+    }
+    bt_sim_caches_clear(s->caches, node);
+    push(s, s->now_ms + f->down_ms, EV_BACK, node, 0);
 }
 
 /* ---- the run ---- */
@@ -504,16 +635,21 @@ static void advance_to(struct sim *s, double at_ms)
 
 static void step(struct sim *s)
 {
-    struct event e = pop(s);
-    if (e.type == EV_DECODE && e.version != s->d[e.id].version) {
+    struct bt_sim_event e = bt_sim_events_pop(&s->events);
+    if ((e.type == EV_DECODE && e.version != s->d[e.id].version) ||
+        (e.type == EV_PREFILL_END && e.version != s->p[e.id].version) ||
+        ((e.type == EV_FAIL || e.type == EV_BACK) && s->finished == s->r->n)) {
         return;
     }
     advance_to(s, e.at_ms);
-    switch (e.type) {
+    switch ((event_t)e.type) {
     case EV_PREFILL_END: prefill_end(s, e.id); break;
     case EV_HANDOFF_END: handoff_end(s, e.id); break;
     case EV_PROMPT: prompt_begin(s, e.id); break;
     case EV_DECODE: decode_event(s, e.id); break;
+    case EV_FAIL: fail_node(s, &s->o->failures[e.id]); break;
+    case EV_BACK: s->workers[e.id].kvstore = e.id; break;
+    case EV_REPLAN: replan(s, e.id); break;
     }
 }
 
@@ -528,6 +664,10 @@ static void set_up(struct sim *s)
     s->match = bt_calloc(n, sizeof(*s->match));
     s->live = bt_calloc(s->r->n, sizeof(*s->live));
     s->links = bt_calloc(n, sizeof(*s->links));
+    s->failed_ms = bt_calloc(n, sizeof(*s->failed_ms));
+    for (uint32_t i = 0; i < s->o->n_failures; i++) {
+        push(s, s->o->failures[i].at_ms, EV_FAIL, i, 0);
+    }
     /* Only prompts that decode nodes compute themselves enter their caches. */
     s->caches =
         bt_sim_caches_create(n, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS), s->t->n_unique,
@@ -541,6 +681,7 @@ static void set_up(struct sim *s)
                                                  .cost = prefill ? &c->prefill : &c->decode,
                                                  .prompt_cost = &c->prefill};
         s->kvstores[i].node = i;
+        s->failed_ms[i] = -1;
         if (prefill) {
             s->p[i].first = s->p[i].last = s->p[i].running = NONE;
         } else {
@@ -585,11 +726,12 @@ static void tear_down(struct sim *s)
     free(s->p);
     free(s->d);
     free(s->links);
+    free(s->failed_ms);
     free(s->workers);
     free(s->kvstores);
     free(s->match);
     free(s->live);
-    free(s->heap);
+    bt_sim_events_cleanup(&s->events);
 }
 
 void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace *trace,
@@ -610,7 +752,7 @@ void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace 
     set_up(&s);
     for (uint32_t id = 0; id < r->n; id++) {
         double at = (s.req[id].at_ms - s.req[0].at_ms) / o->rate;
-        while (s.n_heap > 0 && s.heap[0].at_ms <= at) {
+        while (s.events.n > 0 && s.events.heap[0].at_ms <= at) {
             step(&s);
         }
         advance_to(&s, at);
@@ -618,7 +760,7 @@ void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace 
         r->span_ms = at;
         arrive(&s, id);
     }
-    while (s.n_heap > 0) {
+    while (s.events.n > 0) {
         step(&s);
     }
     if (o->progress != NULL) {

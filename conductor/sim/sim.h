@@ -8,7 +8,9 @@
  * decode node beside the prefill. A decode node steps with all its rows (continuous batching); a
  * row joins at a step's boundary when its KV is there and pages for its prompt and answer are free.
  * A prompt that a plan leaves to its decode node is computed there, a chunk in each step beside the
- * rows. Lengths of answers are the trace's; policies do not see them.
+ * rows. Lengths of answers are the trace's; policies do not see them. A node that fails loses its
+ * cache and what it was doing; two seconds later whoever had something there is planned again with
+ * the tokens that it has given out, and is not asked for admission again.
  */
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H
@@ -17,6 +19,11 @@
 #include "conductor/sim/cluster.h"
 #include "conductor/sim/trace.h"
 #include "kvstore/evict.h"
+
+struct bt_sim_failure {
+    double at_ms, down_ms; /* down_ms later it is back, its cache empty */
+    uint32_t node;         /* prefill nodes, then decode nodes */
+};
 
 struct bt_sim_options {
     const struct bt_sched_policy *policy;
@@ -33,7 +40,9 @@ struct bt_sim_options {
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
     double life_ms;       /* decode time expected of a request, until some have ended */
     bool one_token;       /* every answer is one token: prefill alone */
-    uint32_t sample_ms;   /* of the series; 0: none */
+    const struct bt_sim_failure *failures;
+    uint32_t n_failures;
+    uint32_t sample_ms;                                      /* of the series; 0: none */
     void (*progress)(void *arg, uint32_t done, uint32_t of); /* NULL: none */
     void *progress_arg;
 };
@@ -46,6 +55,7 @@ typedef enum {
     BT_SIM_REFUSED_PRICE,  /* at arrival: too long a prefill for the queue */
     BT_SIM_REFUSED_DECODE, /* after its prefill, which was for nothing */
     BT_SIM_REFUSED_OTHER,  /* fits nowhere */
+    BT_SIM_LOST,           /* its node failed, and for a minute no other could take it */
     BT_SIM_OUTCOMES
 } bt_sim_outcome_t;
 extern const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES];
@@ -79,6 +89,7 @@ struct bt_sim_result {
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
     uint64_t decode_steps;
     uint32_t background;    /* admitted to be late */
+    uint32_t replans;       /* of requests whose node failed */
     uint32_t mixed_prompts; /* computed by the node that decodes them */
 };
 
