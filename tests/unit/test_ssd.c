@@ -3,9 +3,12 @@
 #include "ssd_fixture.h"
 
 #include <fcntl.h>
+#include <rocksdb/c.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+
+#include "common/base/crc32c.h"
 
 static struct ssd_fix fix;
 
@@ -408,9 +411,65 @@ static void full_disk_is_a_smaller_tier(void **state)
     assert_int_equal(ssd_stats(&fix).slots, 200);
 }
 
+/* Rewrites every record as it was before tenants: no tag, version 1. Returns how many. */
+static uint32_t make_records_old(const char *path)
+{
+    struct {
+        uint32_t version, slot, generation, depth, digest, used_s, crc;
+    } old;
+    char *err = NULL;
+    uint32_t n = 0;
+    rocksdb_options_t *o = rocksdb_options_create();
+    rocksdb_t *db = rocksdb_open(o, path, &err);
+    assert_null(err);
+    rocksdb_readoptions_t *ro = rocksdb_readoptions_create();
+    rocksdb_writeoptions_t *wo = rocksdb_writeoptions_create();
+    rocksdb_iterator_t *it = rocksdb_create_iterator(db, ro);
+    for (rocksdb_iter_seek_to_first(it); rocksdb_iter_valid(it); rocksdb_iter_next(it)) {
+        size_t kl, vl;
+        const char *k = rocksdb_iter_key(it, &kl), *v = rocksdb_iter_value(it, &vl);
+        if (kl != sizeof(struct bt_kv_key)) {
+            continue; /* the identity */
+        }
+        assert_int_equal(vl, sizeof(old) + 4);
+        memcpy(&old, v, sizeof(old));
+        assert_int_equal(old.version, 2);
+        old.version = 1;
+        old.crc = bt_crc32c(bt_crc32c(0, k, kl), &old, sizeof(old) - 4);
+        rocksdb_put(db, wo, k, kl, (const char *)&old, sizeof(old), &err);
+        assert_null(err);
+        n++;
+    }
+    rocksdb_iter_destroy(it);
+    rocksdb_writeoptions_destroy(wo);
+    rocksdb_readoptions_destroy(ro);
+    rocksdb_close(db);
+    rocksdb_options_destroy(o);
+    return n;
+}
+
+static void records_from_before_tenants(void **state)
+{
+    (void)state;
+    char path[128], err[512];
+    for (uint64_t id = 0; id < 5; id++) {
+        ssd_put(&fix, id);
+    }
+    bt_ssd_close(fix.ssd);
+    snprintf(path, sizeof(path), "%s/index", fix.dir);
+    assert_int_equal(make_records_old(path), 5);
+    assert_int_equal(bt_ssd_open(&fix.conf, &fix.ssd, err, sizeof(err)), BT_OK);
+    assert_int_equal(ssd_stats(&fix).recovered, 5);
+    for (uint64_t id = 0; id < 5; id++) {
+        assert_int_equal(ssd_get(&fix, id, 0), BT_OK);
+    }
+    assert_int_equal(bt_ssd_used(fix.ssd, 0), 5); /* nobody's */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(records_from_before_tenants, setup, teardown),
         cmocka_unit_test_setup_teardown(written_found_and_read, setup, teardown),
         cmocka_unit_test_setup_teardown(many_at_once, setup, teardown),
         cmocka_unit_test_setup_teardown(survives_a_restart, setup, teardown),
