@@ -266,16 +266,17 @@ def test_no_worker_left_is_an_error_event_not_done(setting):
         late.append(c.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, timeout=40 * PATIENCE))
 
     t = threading.Thread(target=ask)
+    workers = r.members("decode") + r.members("prefill")
 
     def kill():
-        for m in r.members("decode") + r.members("prefill"):
+        for m in workers:
             os.kill(m["pid"], signal.SIGKILL)
         at.append(time.monotonic())
         # Sent before anybody has noticed, it would be lost with one dead worker after the other: a 500.
         wait_for(lambda: r.total('baton_sessions_up{kind="worker"}') == 0, 10, "it is noticed")
         t.start()
 
-    s = run_streams(setting.at, [BASE], kill, when=20)[0]
+    s = run_streams(setting.at, [dict(BASE, max_tokens=5000)], kill, when=20)[0]  # not over before it is killed
     assert s.error is not None and not s.done
     assert s.last - at[0] < 10 * PATIENCE
     wait_for(lambda: c.request("GET", "/health")[0] == 503, 10, "/health says 503")
