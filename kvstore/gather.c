@@ -325,6 +325,7 @@ struct bt_gather *gather_new(struct bt_gathers *gs, const struct bt_gather_ask *
     g->request = ask->request;
     g->epoch = ask->epoch;
     g->group = ask->group;
+    g->class = ask->replica ? CLASS_REPLICA : CLASS_FETCH;
     g->prefill_tokens_per_s = ask->prefill_tokens_per_s;
     g->n = g->end = ask->n;
     g->keys = bt_calloc(g->n, sizeof(*g->keys));

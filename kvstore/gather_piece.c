@@ -226,7 +226,8 @@ void piece_start(struct bt_gather *g, uint32_t s, uint32_t first, uint32_t n)
     struct bt_wire_peer_addr peer = {
         .name = src->name, .rpc = src->rpc, .incarnation = src->incarnation};
     p->starting = true; /* all of it may happen inside of the call */
-    p->recv = gs->wire.fetch_start(gs->wire.w, &peer, g->request, g->epoch, p->keys, n, 1, &ops, p);
+    p->recv = gs->wire.fetch_start(gs->wire.w, &peer, g->request, g->epoch, p->keys, n, g->class,
+                                   &ops, p);
     p->starting = false;
     if (p->quiet) {
         piece_free(p);

@@ -45,9 +45,12 @@ struct disk_run { /* blocks that one load of the tier reads */
     uint64_t start_ns;
 };
 
+enum { CLASS_FETCH = 1, CLASS_REPLICA = 2 }; /* of the wire */
+
 struct bt_gather {
     struct bt_list link;
     struct bt_gathers *gs;
+    uint32_t class;
     uint64_t request;
     uint32_t epoch;
     uint8_t group;

@@ -516,6 +516,7 @@ void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, ui
 void bt_grants_session_end(struct bt_grants *gs, void *session)
 {
     load_session_end(gs, session);
+    replicas_drop(gs, session);
     /* One at a time from the start: ending one may end others. */
     for (bool again = true; again;) {
         again = false;
@@ -636,6 +637,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     bt_list_init(&gs->seal_puts);
     bt_list_init(&gs->due);
     bt_list_init(&gs->loading);
+    bt_list_init(&gs->replicas);
     uint32_t n = c->slab->super->n_flow_words;
     gs->flow_free = bt_calloc(n, sizeof(*gs->flow_free));
     for (uint32_t i = n; i-- > 1;) { /* word 0 stays unused: a zeroed message never names a flow */
@@ -698,6 +700,7 @@ void bt_grants_destroy(struct bt_grants *gs)
     }
     bt_gathers_stop(gs->gathers);
     load_session_end(gs, NULL);
+    replicas_drop(gs, NULL);
     bt_gathers_destroy(gs->gathers);
     bt_offers_destroy(gs->offers);
     local_destroy(gs);

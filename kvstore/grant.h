@@ -95,6 +95,10 @@ void bt_grants_destroy(struct bt_grants *gs);
  * take about as long as computing them (overlap), a writer's reservation is made at once, and the
  * writer is told of blocks at the prefix's end as they come (LocalTail). */
 void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve *r);
+/* Fetches the prefix from its sources behind everything that somebody waits for, and says
+ * Replicated.
+ */
+void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Replicate *m);
 void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch);
 /* The session is over: its reservations are released, nothing is sent to it any more. */
 void bt_grants_session_end(struct bt_grants *gs, void *session);

@@ -37,6 +37,20 @@ static void on_loaded(void *arg)
     loading_free(w);
 }
 
+size_t load_sources(Baton__Source *const *from, size_t n, struct bt_gather_source *to)
+{
+    n = BT_MIN(n, (size_t)BT_GATHER_SOURCES_MAX);
+    for (size_t i = 0; i < n; i++) {
+        to[i] = (struct bt_gather_source){.name = from[i]->peer,
+                                          .rpc = from[i]->peer_rpc,
+                                          .incarnation = from[i]->peer_incarnation,
+                                          .first = from[i]->first,
+                                          .count = from[i]->count,
+                                          .n_runs = BT_MIN(from[i]->n_first, from[i]->n_count)};
+    }
+    return n;
+}
+
 void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_ask *a)
 {
     /* As much of the prefix as a grant would use: a writer computes at least the last token. */
@@ -50,17 +64,8 @@ void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_a
                                     .keys = a->keys,
                                     .n = receive ? full : BT_MIN(full, (r->n_tokens - 1) / bt),
                                     .sources = a->sources,
-                                    .n_sources = BT_MIN(r->n_sources, BT_ARRAY_LEN(a->sources)),
+                                    .n_sources = load_sources(r->sources, r->n_sources, a->sources),
                                     .prefill_tokens_per_s = r->prefill_tokens_per_s};
-    for (size_t i = 0; i < a->ask.n_sources; i++) {
-        const Baton__Source *s = r->sources[i];
-        a->sources[i] = (struct bt_gather_source){.name = s->peer,
-                                                  .rpc = s->peer_rpc,
-                                                  .incarnation = s->peer_incarnation,
-                                                  .first = s->first,
-                                                  .count = s->count,
-                                                  .n_runs = BT_MIN(s->n_first, s->n_count)};
-    }
 }
 
 static struct bt_gather *gather(struct loading *w, const Baton__Reserve *r)

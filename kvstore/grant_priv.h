@@ -115,6 +115,8 @@ struct bt_grants {
     bool stopping;
     struct bt_map *requests;
     struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
+    struct bt_list replicas; /* under way; grant_replica.c */
+    uint32_t n_replicas;
     uint32_t n_idle, n_grants;
     uint32_t *flow_free, n_flow_free;
     struct bt_timer tick, defer;
@@ -171,6 +173,13 @@ void load_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t e
 /* Nobody is there to be answered; session NULL: all of them. */
 void load_session_end(struct bt_grants *gs, void *session);
 uint32_t load_count(const struct bt_grants *gs);
+
+/* At most BT_GATHER_SOURCES_MAX; returns how many. */
+size_t load_sources(Baton__Source *const *from, size_t n, struct bt_gather_source *to);
+
+/* ---- grant_replica.c ---- */
+/* session NULL: all of them. */
+void replicas_drop(struct bt_grants *gs, const void *session);
 
 /* ---- grant_tail.c: prefixes that come from their end while the writer computes ---- */
 /* Is r such a reservation? */

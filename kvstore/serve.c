@@ -243,6 +243,9 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
         case BATON__TO_KVSTORE__M_RELEASE:
             bt_grants_release(x->s->grants, x, m->release->request, m->release->epoch);
             break;
+        case BATON__TO_KVSTORE__M_REPLICATE:
+            bt_grants_replicate(x->s->grants, x, m->replicate);
+            break;
         case BATON__TO_KVSTORE__M_HEARTBEAT:
         case BATON__TO_KVSTORE__M__NOT_SET: /* of a later version */
         case _BATON__TO_KVSTORE__M__CASE_IS_INT_SIZE:

@@ -25,6 +25,8 @@ struct client {
     uint64_t next_seq, gaps;
     size_t largest;
     uint8_t have[256]; /* by second byte of the key: is it there? */
+    uint32_t n_replicated, replica_blocks;
+    uint64_t replica_id;
 };
 
 static void on_events(struct client *c, const Baton__BlockEvents *e, size_t len)
@@ -76,6 +78,11 @@ static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, siz
     } else if (m->m_case == BATON__FROM_KVSTORE__M_RESERVED) {
         c->n_reserved++;
         c->status = m->reserved->status;
+    } else if (m->m_case == BATON__FROM_KVSTORE__M_REPLICATED) {
+        c->n_replicated++;
+        c->replica_id = m->replicated->id;
+        c->status = m->replicated->status;
+        c->replica_blocks = m->replicated->blocks;
     }
     baton__from_kvstore__free_unpacked(m, NULL);
 }
@@ -332,6 +339,39 @@ static void blocks_overflow_resyncs(void **state)
     cache_block(100); /* nobody listens: no harm */
 }
 
+/* Orders of copies are answered whatever they are worth: keys that are none, more blocks than there
+ * are slots, a prefix that nobody has. */
+static void orders_of_copies_are_answered(void **state)
+{
+    (void)state;
+    struct client c;
+    dial(&c, false);
+    hello(&c);
+    static uint8_t keys[64 * 32];
+    const struct {
+        size_t len;
+        int32_t status;
+    } cases[] = {{0, BT_ERR_INVALID},
+                 {33, BT_ERR_INVALID},
+                 {sizeof(keys), BT_ERR_INVALID}, /* of 32 slots */
+                 {64, BT_OK}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
+        Baton__Replicate r = BATON__REPLICATE__INIT;
+        r.id = 1000 + i;
+        r.keys.data = keys;
+        r.keys.len = cases[i].len;
+        m.m_case = BATON__TO_KVSTORE__M_REPLICATE;
+        m.replicate = &r;
+        say(&c, &m);
+        NODE_UNTIL(&node, c.n_replicated == i + 1);
+        assert_true(c.replica_id == 1000 + i && c.replica_blocks == 0);
+        assert_int_equal(c.status, cases[i].status);
+    }
+    bt_rpc_stream_close(c.s, 0, NULL, false);
+    NODE_UNTIL(&node, bt_serve_sessions(serve) == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -340,6 +380,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(garbage_ends_a_session, setup, teardown),
         cmocka_unit_test_setup_teardown(blocks_follow_credit, setup, teardown),
         cmocka_unit_test_setup_teardown(blocks_overflow_resyncs, setup, teardown),
+        cmocka_unit_test_setup_teardown(orders_of_copies_are_answered, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,110 @@
+/* Copies of prefixes that a conductor orders before they are needed: a gather of the lowest class
+ * for which nobody waits. What has come stays in the cache, on probation like all that is fetched.
+ * Control thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvstore/grant_priv.h"
+
+#define REPLICAS_MAX 4 /* under way at once: more would only be late together */
+
+struct replica {
+    struct bt_list link;
+    struct bt_grants *gs;
+    void *session;
+    uint64_t id;
+    struct bt_kv_key *keys;
+    uint32_t n, had;
+    struct bt_gather *gather;
+};
+
+static void answer(const struct bt_grants *gs, void *session, uint64_t id, bt_status_t st,
+                   uint32_t blocks)
+{
+    Baton__Replicated r = BATON__REPLICATED__INIT;
+    r.id = id;
+    r.status = st;
+    r.blocks = blocks;
+    Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
+    m.m_case = BATON__FROM_KVSTORE__M_REPLICATED;
+    m.replicated = &r;
+    gs->c.to_session(session, &m);
+}
+
+static void replica_free(struct replica *x)
+{
+    bt_list_remove(&x->link);
+    x->gs->n_replicas--;
+    if (x->gather != NULL) {
+        bt_gather_end(x->gather);
+    }
+    free(x->keys);
+    free(x);
+}
+
+/* Blocks of the chain that lie in the slab, without a hole. */
+static uint32_t resident(const struct bt_grants *gs, const struct bt_kv_key *keys, uint32_t n)
+{
+    uint32_t have = 0;
+    while (have < n && bt_index_find(gs->c.cache->index, &keys[have]) != UINT32_MAX) {
+        have++;
+    }
+    return have;
+}
+
+static void on_done(void *arg)
+{
+    struct replica *x = arg;
+    uint32_t now = resident(x->gs, x->keys, x->n);
+    answer(x->gs, x->session, x->id, BT_OK, now - BT_MIN(x->had, now));
+    replica_free(x);
+}
+
+void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Replicate *m)
+{
+    size_t n = m->keys.len / sizeof(struct bt_kv_key);
+    if (n == 0 || m->keys.len % sizeof(struct bt_kv_key) != 0 ||
+        n > bt_index_slots(gs->c.cache->index)) {
+        answer(gs, session, m->id, BT_ERR_INVALID, 0);
+        return;
+    }
+    if (gs->stopping || gs->n_replicas == REPLICAS_MAX) {
+        answer(gs, session, m->id, BT_ERR_EXHAUSTED, 0);
+        return;
+    }
+    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
+    struct replica *x = bt_calloc(1, sizeof(*x));
+    x->gs = gs;
+    x->session = session;
+    x->id = m->id;
+    x->n = (uint32_t)n;
+    x->keys = bt_malloc(m->keys.len);
+    memcpy(x->keys, m->keys.data, m->keys.len);
+    x->had = resident(gs, x->keys, x->n);
+    bt_list_insert_tail(&gs->replicas, &x->link);
+    gs->n_replicas++;
+    struct bt_gather_ask ask = {.request = m->id,
+                                .epoch = 1,
+                                .keys = x->keys,
+                                .n = x->n,
+                                .sources = sources,
+                                .n_sources = load_sources(m->sources, m->n_sources, sources),
+                                .group = bt_grants_group(gs, m->tenant),
+                                .replica = true};
+    x->gather = bt_gather_start(gs->gathers, &ask, on_done, x);
+    if (x->gather == NULL) { /* all of it is here, or nobody has it */
+        answer(gs, session, m->id, BT_OK, 0);
+        replica_free(x);
+    }
+}
+
+void replicas_drop(struct bt_grants *gs, const void *session)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &gs->replicas) {
+        struct replica *x = BT_CONTAINER_OF(i, struct replica, link);
+        if (session == NULL || x->session == session) {
+            replica_free(x);
+        }
+    }
+}
