@@ -243,6 +243,22 @@ static const struct bt_conf_row rows[] = {
             "earlier first token, counting on steps of so long (set engine.mixed_step_ms of the "
             "decode workers to the same; half of the objective between tokens is a good value). 0: "
             "they do not."},
+    {.key = "sched.replica_bytes_per_s",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(replica_bytes_per_s),
+     .def = "0",
+     .max = 1e13,
+     .doc =
+         "Bytes a second that this conductor may spend on copies of hot prefixes ahead of need: a "
+         "prefix gets a copy on a further node with a prefill worker for each sched.replica_uses "
+         "uses within a minute. kvstore.replica_max bounds what they may hold. 0: none."},
+    {.key = "sched.replica_uses",
+     .type = BT_CONF_INT,
+     .offset = ROW(replica_uses),
+     .def = "16",
+     .min = 2,
+     .max = 1000000,
+     .doc = "Uses of a prefix within a minute that deserve a copy (sched.replica_bytes_per_s)."},
     {.key = "sched.roles",
      .type = BT_CONF_STR,
      .offset = ROW(roles),

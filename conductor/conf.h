@@ -24,7 +24,8 @@ struct bt_conductor_conf {
     double tbt_margin, length_quantile, work_price, work_weight, background_share;
     uint64_t mixed_step_ms, background_ms, role_move_ms, roles_window_ms;
     double prefill_tokens_per_s, step_ms;
-    uint64_t link_bytes_per_s;
+    uint64_t link_bytes_per_s, replica_bytes_per_s;
+    int64_t replica_uses;
 };
 
 const struct bt_conf_schema *bt_conductor_schema(void);

@@ -230,6 +230,8 @@ static void start_requests(struct conductor *c)
         .settle_ms = SETTLE_MS,
         .role_move_ms = (uint32_t)conf->role_move_ms,
         .ended_ms = (uint32_t)conf->ended_ms,
+        .replica_bytes_per_s = (double)conf->replica_bytes_per_s,
+        .replica_uses = (uint32_t)conf->replica_uses,
         .block_tokens = (uint32_t)conf->common.kv_block_tokens,
         .token_bytes = (uint32_t)(c->layout.block_bytes / c->layout.page_tokens),
         .vocab = c->model.vocab,

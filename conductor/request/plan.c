@@ -86,17 +86,7 @@ static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantR
     }
     v.sources = sources;
     v.prefill_tokens_per_s = recompute_tokens_per_s;
-    for (; from != NULL && v.n_sources < from->n; v.n_sources++) {
-        const struct bt_source *f = &from->at[v.n_sources];
-        Baton__Source *s = sources[v.n_sources] = &source[v.n_sources];
-        baton__source__init(s);
-        s->peer = f->kv->member->name;
-        s->peer_rpc = f->kv->member->rpc;
-        s->peer_incarnation = f->kv->member->incarnation;
-        s->n_first = s->n_count = f->n_runs;
-        s->first = f->first;
-        s->count = f->count;
-    }
+    v.n_sources = from != NULL ? bt_sources_pack(from, source, sources) : 0;
     Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
     m.m_case = BATON__TO_KVSTORE__M_RESERVE;
     m.reserve = &v;
@@ -352,5 +342,6 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
                            : tokens_per_s(&v.workers[plan.prefill], k->n_tokens, &rs->conf.sched);
     submit(k, f, plan.keep || rs->probe == k, &from, recompute, now_ns);
     bt_sources_cleanup(&from);
+    bt_replicate_look(k, &v, now_ns);
     return PLAN_SUBMITTED;
 }

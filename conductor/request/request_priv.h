@@ -8,6 +8,7 @@
 #include "conductor/request/journal.h"
 #include "conductor/request/prompt.h"
 #include "conductor/request/requests.h"
+#include "conductor/sched/hot.h"
 #include "conductor/sched/share.h"
 #include "conductor/sched/survival.h"
 
@@ -197,6 +198,14 @@ struct bt_requests {
     struct bt_sched_survival survival;
     struct bt_sched_forecast forecast; /* of the decode pool */
     uint64_t learned_ns;
+    struct bt_replicate {
+        struct bt_hot hot;
+        double budget; /* bytes */
+        uint64_t filled_ns, ordered_ns;
+        const struct bt_session *to; /* the kvstore that is at it, NULL: none; one at a time */
+        uint64_t id;                 /* of the order */
+        struct bt_metric *started, *blocks;
+    } replicate;               /* replicate.c */
     struct bt_sched_fair fair; /* between tenants, in the queue for a place */
 };
 
@@ -274,6 +283,14 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
 bool bt_lane_refused_early(struct bt_lane *k, uint64_t now_ns, double wait_ms);
 /* Could it be planned without anybody who is leaving? */
 bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns);
+
+/* ---- replicate.c ---- */
+void bt_replicate_init(struct bt_requests *rs, uint64_t now_ns);
+/* k has been planned by v: counts what it uses, and orders a copy if that has become worth it. */
+void bt_replicate_look(struct bt_lane *k, const struct bt_view_snapshot *v, uint64_t now_ns);
+void bt_replicate_answer(struct bt_requests *rs, const struct bt_session *s,
+                         const Baton__Replicated *m);
+void bt_replicate_lost(struct bt_requests *rs, const struct bt_session *s);
 
 /* ---- flight.c ---- */
 struct bt_flight *bt_flight_create(struct bt_lane *k);

@@ -308,6 +308,8 @@ static void on_kvstore(void *arg, struct bt_session *s, const Baton__FromKvstore
     } else if (m->m_case == BATON__FROM_KVSTORE__M_GRANT_FAILED) {
         dispatch(rs, m->grant_failed->request, m->grant_failed->epoch, EV_GRANT_FAILED, s,
                  m->grant_failed);
+    } else if (m->m_case == BATON__FROM_KVSTORE__M_REPLICATED) {
+        bt_replicate_answer(rs, s, m->replicated);
     }
 }
 
@@ -334,6 +336,7 @@ static void on_down(void *arg, struct bt_session *s, const char *why)
 {
     struct bt_requests *rs = arg;
     (void)why;
+    bt_replicate_lost(rs, s);
     struct bt_list *l, *tmp, *kl;
     bt_list_for_each_safe (l, tmp, &rs->all) {
         bt_list_for_each (kl, &request_of(l)->lanes) { /* those split off on the way have no plan */
@@ -467,6 +470,7 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
     }
     bt_expect_init(rs, bt_mono_ns());
     register_metrics(rs);
+    bt_replicate_init(rs, bt_mono_ns());
     bt_metrics_refresh(metrics, set_gauges, rs);
     bt_view_set_ops(view, &ops, rs);
     bt_timer_start(loop, &rs->tick, TICK_MS, TICK_MS, on_tick, rs);

@@ -21,7 +21,9 @@ struct bt_requests_config { /* copied */
     uint32_t settle_ms;        /* after the last token, for the numbers that usage reports */
     uint32_t ended_ms;         /* how long a worker may take to say that a request is quiet */
     uint32_t max_replans;
-    uint32_t role_move_ms; /* how long requests may end on a worker that gives up their role */
+    uint32_t role_move_ms;      /* how long requests may end on a worker that gives up their role */
+    double replica_bytes_per_s; /* for copies of hot prefixes ahead of need; 0: none are made */
+    uint32_t replica_uses;      /* within a minute, for each copy */
     uint32_t block_tokens;
     uint32_t token_bytes;  /* KV of one token */
     uint32_t vocab;        /* tokens of a prompt are below; 0: not checked */

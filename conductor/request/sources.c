@@ -99,6 +99,22 @@ void bt_sources_find(const struct bt_view *view, const struct bt_view_snapshot *
     free(place);
 }
 
+size_t bt_sources_pack(const struct bt_sources *s, Baton__Source *source, Baton__Source **list)
+{
+    for (uint32_t i = 0; i < s->n; i++) {
+        const struct bt_source *f = &s->at[i];
+        list[i] = &source[i];
+        baton__source__init(list[i]);
+        list[i]->peer = f->kv->member->name;
+        list[i]->peer_rpc = f->kv->member->rpc;
+        list[i]->peer_incarnation = f->kv->member->incarnation;
+        list[i]->n_first = list[i]->n_count = f->n_runs;
+        list[i]->first = f->first;
+        list[i]->count = f->count;
+    }
+    return s->n;
+}
+
 void bt_sources_cleanup(struct bt_sources *s)
 {
     for (uint32_t i = 0; i < s->n; i++) {

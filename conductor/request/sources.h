@@ -22,6 +22,9 @@ struct bt_sources {
 void bt_sources_find(const struct bt_view *view, const struct bt_view_snapshot *v,
                      const struct bt_sched_plan *plan, const struct bt_kv_key *keys,
                      uint32_t n_keys, uint32_t n, struct bt_sources *out);
+/* Into messages that point into s: source[BT_SOURCES_MAX], list[BT_SOURCES_MAX]. Returns how many.
+ */
+size_t bt_sources_pack(const struct bt_sources *s, Baton__Source *source, Baton__Source **list);
 void bt_sources_cleanup(struct bt_sources *s);
 /* How many of keys[0..n) from the first on are, extent by extent, with one of the snapshot's
  * kvstores.

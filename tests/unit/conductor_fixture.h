@@ -52,6 +52,12 @@ struct seen_reserve {
         uint32_t n_runs, first, count; /* of the first run */
     } sources[4];
 };
+struct seen_replicate {
+    uint64_t id;
+    uint32_t n_keys, n_sources;
+    uint8_t first_key[32];
+    char peer[32]; /* the first source */
+};
 struct seen_pair {
     uint64_t request;
     uint32_t epoch;
@@ -76,6 +82,8 @@ struct fake { /* a worker or a kvstore */
     Baton__WorkerLoad load;
     struct seen_submit submit[MAX_SEEN];
     struct seen_reserve reserve[MAX_SEEN];
+    int replicates;
+    struct seen_replicate replicate[MAX_SEEN];
     struct seen_pair cancel[MAX_SEEN], release[MAX_SEEN];
 };
 
@@ -261,6 +269,15 @@ static inline void on_kvstore_in(struct fake *k, const Baton__ToKvstore *m)
         r.epoch = v->epoch;
         r.status = k->reserved_status;
         to_conductor_k(k, BATON__FROM_KVSTORE__M_RESERVED, &r);
+    } else if (m->m_case == BATON__TO_KVSTORE__M_REPLICATE && k->replicates < MAX_SEEN) {
+        const Baton__Replicate *v = m->replicate;
+        struct seen_replicate *s = &k->replicate[k->replicates++];
+        *s = (struct seen_replicate){.id = v->id,
+                                     .n_keys = (uint32_t)(v->keys.len / 32),
+                                     .n_sources = (uint32_t)v->n_sources};
+        assert_true(v->keys.len >= 32 && v->n_sources > 0);
+        memcpy(s->first_key, v->keys.data, 32);
+        snprintf(s->peer, sizeof(s->peer), "%s", v->sources[0]->peer);
     } else if (m->m_case == BATON__TO_KVSTORE__M_RELEASE && k->releases < MAX_SEEN) {
         k->release[k->releases++] =
             (struct seen_pair){m->release->request, m->release->epoch, false, 0};

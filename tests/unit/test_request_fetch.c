@@ -152,13 +152,101 @@ static void test_lost_holder(void **state)
     fixture_cleanup(&w.x.f);
 }
 
+static void say_replicated(struct fake *k, uint64_t id, uint32_t blocks)
+{
+    Baton__Replicated r = BATON__REPLICATED__INIT;
+    r.id = id;
+    r.blocks = blocks;
+    to_conductor_k(k, BATON__FROM_KVSTORE__M_REPLICATED, &r);
+}
+
+/* A prefix that is used again and again gets a copy on the other node that can prefill, one order
+ * at a time, within the budget. */
+static void test_hot_prefixes_are_copied(void **state)
+{
+    (void)state;
+    struct world w;
+    memset(&w, 0, sizeof(w));
+    fixture_init(&w.x.f);
+    w.x.f.rc.replica_bytes_per_s = 1e9;
+    w.x.f.rc.replica_uses = 4;
+    pair_start(&w.x);
+    w.k3 = fake_add(&w.x.f, "kvstore", "kvstore-n3", "n3");
+    struct fake *p3 = fake_add(&w.x.f, "prefill", "prefill-n3-0", "n3");
+    all_up(&w.x.f);
+    p3->load.queued_prefill_tokens = 5000000; /* nobody is sent there */
+    until(&w.x.f, session_of_fake(p3)->load.queued_prefill_tokens == 5000000);
+    const struct seen_reserve *r = run(&w);
+    memcpy(w.keys, r->keys, sizeof(w.keys));
+    has_blocks(&w, w.x.ka, 0, 6);
+    indexed(&w, 6);
+    for (int i = 0; i < 3; i++) {
+        (void)run(&w);
+    }
+    assert_int_equal(w.k3->replicates, 0); /* three uses */
+    (void)run(&w);
+    until(&w.x.f, w.k3->replicates == 1);
+    const struct seen_replicate *o = &w.k3->replicate[0];
+    assert_int_equal(o->n_keys, 6);
+    assert_memory_equal(o->first_key, w.keys, 32);
+    assert_int_equal(o->n_sources, 1);
+    assert_string_equal(o->peer, "kvstore-n1");
+    (void)run(&w);
+    (void)run(&w);
+    assert_int_equal(w.k3->replicates, 1); /* it is at it */
+    say_replicated(w.k3, o->id + 1, 6);    /* not ours */
+    (void)run(&w);
+    assert_int_equal(w.k3->replicates, 1);
+    say_replicated(w.k3, o->id, 0); /* nothing came of it: tried again */
+    spin(&w.x.f, 100);
+    (void)run(&w);
+    until(&w.x.f, w.k3->replicates == 2);
+    say_replicated(w.k3, w.k3->replicate[1].id, 6);
+    has_blocks(&w, w.k3, 0, 6);
+    indexed(&w, 12);
+    for (int i = 0; i < 4; i++) {
+        (void)run(&w);
+    }
+    assert_int_equal(w.k3->replicates, 2); /* every node that prefills has it */
+    assert_int_equal(w.x.ka->replicates + w.x.kb->replicates, 0);
+    fixture_cleanup(&w.x.f);
+}
+
+/* Not more than the budget, and none without one. */
+static void test_copies_have_a_budget(void **state)
+{
+    (void)state;
+    for (int has = 0; has <= 1; has++) {
+        struct world w;
+        memset(&w, 0, sizeof(w));
+        fixture_init(&w.x.f);
+        w.x.f.rc.replica_bytes_per_s = has; /* a byte a second: a prefix in a day or so */
+        w.x.f.rc.replica_uses = 2;
+        pair_start(&w.x);
+        w.k3 = fake_add(&w.x.f, "kvstore", "kvstore-n3", "n3");
+        struct fake *p3 = fake_add(&w.x.f, "prefill", "prefill-n3-0", "n3");
+        all_up(&w.x.f);
+        p3->load.queued_prefill_tokens = 5000000;
+        until(&w.x.f, session_of_fake(p3)->load.queued_prefill_tokens == 5000000);
+        const struct seen_reserve *r = run(&w);
+        memcpy(w.keys, r->keys, sizeof(w.keys));
+        has_blocks(&w, w.x.ka, 0, 6);
+        indexed(&w, 6);
+        for (int i = 0; i < 6; i++) {
+            (void)run(&w);
+        }
+        spin(&w.x.f, 100);
+        assert_int_equal(w.k3->replicates, 0);
+        fixture_cleanup(&w.x.f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_several_sources),
-        cmocka_unit_test(test_one_source),
-        cmocka_unit_test(test_nothing_is_fetched),
-        cmocka_unit_test(test_lost_holder),
+        cmocka_unit_test(test_hot_prefixes_are_copied), cmocka_unit_test(test_copies_have_a_budget),
+        cmocka_unit_test(test_several_sources),         cmocka_unit_test(test_one_source),
+        cmocka_unit_test(test_nothing_is_fetched),      cmocka_unit_test(test_lost_holder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
