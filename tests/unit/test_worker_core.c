@@ -589,7 +589,14 @@ static void test_a_tail_is_not_computed(void **state)
 {
     (void)state;
     struct rig *g = rig(3);
-    uint32_t middle = submit(g, BATON__PHASES__PREFILL, 200, 1, 0);
+    atomic_store(&fe_held, false);
+    atomic_store(&fe_hold, true); /* until all is said: who computes is soon beyond a tail */
+    opened(g, submit(g, BATON__PHASES__BOTH, 20, 1, 0));
+    while (!atomic_load(&fe_held)) {
+        turn(g);
+        usleep(100);
+    }
+    uint32_t first = g->n, middle = submit(g, BATON__PHASES__PREFILL, 200, 1, 0);
     uint32_t all = submit(g, BATON__PHASES__BOTH, 200, 3, 0);
     uint32_t behind = submit(g, BATON__PHASES__PREFILL, 200, 1, 0);
     uint32_t stale = submit(g, BATON__PHASES__PREFILL, 200, 1, 0);
@@ -597,12 +604,13 @@ static void test_a_tail_is_not_computed(void **state)
     uint32_t logprobs = submit_job(
         g, &(struct job){
                .phases = BATON__PHASES__PREFILL, .n = 100, .max_new = 1, .prompt_logprobs = true});
-    for (uint32_t i = 0; i < g->n; i++) {
+    for (uint32_t i = first; i < g->n; i++) {
         opened_with(g, i, i == behind ? 3 : 0);
         g->t[i].tail_first = g->t[i].tail_end = g->t[i].n / FE_BLOCK;
         tail(g, i, 4, i == stale ? 2 : 3);
         tail(g, i, i == all || i == behind ? g->t[i].tail_first - g->t[i].resident : 1, 3);
     }
+    atomic_store(&fe_hold, false);
     run_until_done(g);
     for (uint32_t i = 0; i < g->n; i++) {
         assert_int_equal(g->t[i].status, BT_OK);

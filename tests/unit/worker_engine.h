@@ -7,9 +7,11 @@
 #ifndef BT_TEST_WORKER_ENGINE_H
 #define BT_TEST_WORKER_ENGINE_H
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/engine/engine.h"
 #include "common/engine/model_config.h"
@@ -63,7 +65,8 @@ struct bt_engine {
     uint64_t steps, max_pages, prompt_rows; /* tokens run other than one at a time */
     struct bt_engine_info info;
 };
-static struct bt_engine *fe_last; /* the engine that was opened last, for the test's end */
+static struct bt_engine *fe_last;    /* the engine that was opened last, for the test's end */
+static atomic_bool fe_hold, fe_held; /* a step does not begin while held; held: one waits */
 
 #define FE_LOADED 1ull
 static inline uint32_t fe_next(uint32_t token, uint32_t pos, uint32_t choice)
@@ -286,6 +289,10 @@ static void fe_check_row(struct bt_engine *e, const struct bt_engine_row *r)
 static bt_status_t fe_forward(struct bt_engine *e, const struct bt_engine_batch *b,
                               bt_engine_ticket_t *fwd)
 {
+    while (atomic_load(&fe_hold)) {
+        atomic_store(&fe_held, true);
+        usleep(100);
+    }
     uint32_t tokens = 0;
     bool used[FE_SLOTS] = {false};
     e->n_sample = e->n_prompt_out = 0;
