@@ -173,6 +173,28 @@ def test_overload_is_refused_and_the_rest_served(make_cluster, monkeypatch):
     assert c.post("/v1/completions", body)["choices"][0]["text"] == want  # and it is over
 
 
+def test_a_prompt_that_cannot_be_in_time_is_late_or_refused(make_cluster):
+    """No worker has a first token within a millisecond, however idle: with sched.background_share it is served late."""
+    body = {"prompt": list(range(300, 400)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    asked = {"x-slo-ttft-ms": "1", "x-baton-plan": "1"}
+    options = ("--prefill", "2", "--set", "conductor.sched.policy=baton", "--set", "conductor.sched.admission=priced")
+    c = make_cluster(*options)
+    want = c.post("/v1/completions", body)["choices"][0]["text"]
+    status, head, data = c.request("POST", "/v1/completions", dict(body, cache_salt="a"), asked)
+    assert status == 429 and int(head["retry-after"]) >= 1, data
+    c.stop()
+    c = make_cluster(*options, "--set", "conductor.sched.background_share=0.5")
+    answers = []
+
+    def served():  # while somebody else is held up it is refused: a heartbeat may still tell of the request before
+        status, _, data = c.request("POST", "/v1/completions", dict(body, cache_salt=str(time.monotonic())), asked)
+        assert status in (200, 429), data
+        answers.extend([json.loads(data)] if status == 200 else [])
+        return len(answers) == 4
+    wait_for(served, 20, "four are served late")
+    assert all(a["choices"][0]["text"] == want and a["plan"]["reason"] == "background" for a in answers), answers
+
+
 def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
     secret = tmp_path / "salt"
     secret.write_text("a cluster's secret\n")
