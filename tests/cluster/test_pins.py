@@ -240,6 +240,37 @@ def test_a_killed_kvstore_and_a_killed_conductor_keep_the_pins(pool, tmp_path):
     assert pool.cached(mine)[0] == WHOLE
 
 
+def test_every_kvstore_that_has_it_protects_it(cluster, tmp_path):
+    """Prefill on one node, decode on the other: the blocks are on both."""
+    with open(os.path.join(cluster.state_dir, "conductor.addr")) as f:
+        addr = f.read().strip()
+
+    def ctl(*args):
+        p = subprocess.run([CTL, "--addr", addr, *args, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                           timeout=20 * PATIENCE)
+        assert p.returncode == 0, p.stderr
+        return json.loads(p.stdout)
+
+    mine = ids("on both nodes", 600)
+    pin = ctl("pin", "--tokens-file", tokens_file(tmp_path, mine), "--ttl", "1h")
+    try:
+        cluster.post("/v1/completions", {"prompt": mine, "max_tokens": 2, "temperature": 0})
+
+        def at():
+            return {a["kvstore"]: a["slab_blocks"] for p in ctl("pins") if p["id"] == pin["id"] for a in p["at"]}
+
+        both = {"kvstore-" + d["node"]: pin["blocks"] for d in cluster.status() if d["daemon"] == "kvstore"}
+        assert len(both) == 2
+        wait_for(lambda: at() == both, 20, "both protect all of it")
+    finally:
+        ctl("unpin", pin["id"])
+
+    def held():
+        return [cluster.metrics("kvstore", i)['baton_pool_pinned_blocks{tier="slab"}'] for i in range(2)]
+
+    wait_for(lambda: held() == [0, 0], 20, "neither protects anything")
+
+
 def test_on_the_ssd(tmp_path):
     """More than the slab may protect is protected on the SSD, which turns over, too; written there by the pin alone."""
     r = Restarts(*OPTIONS, "--set", f"kvstore.kvstore.ssd.path={tmp_path / 'ssd'}", "--set",
