@@ -5,7 +5,8 @@ checked, in turns with others of the same segment size. Two of them are like for
   wire_Nk          256 MiB of blocks on either side, from memory; against ucx_perftest's active messages, which
                    are one buffer over and over, from the cache into the cache (Debian: ucx-utils; or
                    UCX_PERFTEST=path)
-  wire_Nk_memory   the same; against UCX's active messages through as much memory (tests/tools/ucx_am.c)
+  wire_Nk_memory   the same; against UCX's active messages through as much memory (tests/tools/ucx_am.c); _cpu: the
+                   CPU time of both sides, which depends less on what else the machine does
   wire_Nk_cache    one segment's memory over and over; against ucx_perftest
   wire_Nk_socket   as the first; against a plain socket through as much memory
 
@@ -112,14 +113,15 @@ def perftest(size):
 
 
 def ucx_alone(size):
-    """GB/s of UCX's active messages through SPAN bytes on both sides, with the better settings."""
+    """(GB/s, CPU s/GB of both sides) of UCX's active messages through SPAN bytes on both sides; the best of our
+    settings and UCX's own, of each."""
     out = []
     for settings in (OURS, DEFAULT):
         env = {**os.environ, **settings, "UCX_WARN_UNUSED_ENV_VARS": "n"}
         p = subprocess.run([UCX_AM, str(size), str(SPAN), str(TOTAL), str(WINDOW)], env=env, check=True,
                            stdout=subprocess.PIPE, text=True)
-        out.append(float(re.search(r"gbps=(\S+)", p.stdout)[1]))
-    return max(out)
+        out.append([float(x) for x in re.findall(r"=(\S+)", p.stdout)])
+    return max(x[0] for x in out), min(x[1] + x[2] for x in out)
 
 
 class Pair:
@@ -167,7 +169,7 @@ def throughput(kib, rounds, lines):
     try:
         for _ in range(rounds):
             ours.append(pair.run())
-            alone.append((ucx_alone(kib << 10),))
+            alone.append(ucx_alone(kib << 10))
             plain.append(plain_socket(kib << 10))
             hot.append(cached.run())
             if PERFTEST:
@@ -189,6 +191,9 @@ def throughput(kib, rounds, lines):
         if theirs:
             lines.append(f"bench,wire_{kib}k{name},{best(mine):.2f},GB/s,{other} {best(theirs):.2f},"
                          f"{best(mine) / best(theirs):.2f}")
+    both = min(x[1] + x[2] for x in ours), min(x[1] for x in alone)
+    lines.append(f"bench,wire_{kib}k_memory_cpu,{both[0]:.3f},CPU s/GB of both sides,UCX alone {both[1]:.3f},"
+                 f"{both[0] / both[1]:.2f}")
     for who, have, may in zip(("sender", "receiver"), cpu, allowed):
         lines.append(f"bench,wire_{kib}k_cpu_{who},{have:.3f},CPU s/GB,1.5 x plain socket and CRC {may:.3f},{have / may:.2f}")
 

@@ -143,7 +143,9 @@ static void run_sender(int fd)
                 must(UCS_PTR_STATUS(r), "ucp_am_send_nbx");
             }
         }
-        turn(-1);
+        if (done < total) { /* the last may have been taken at once */
+            turn(-1);
+        }
     }
     cpu = cpu_s() - cpu;
     BT_ASSERT(write(fd, &cpu, sizeof(cpu)) == sizeof(cpu));
