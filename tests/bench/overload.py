@@ -42,14 +42,13 @@ def main():
     c = Cluster(*options, *sys.argv[3:])
     try:
         load(c, 8, seconds / 2)  # learning
-        peak, rate = 0, 4.0
-        while True:  # what it can do: the rate grows until goodput does not follow
+        peak, rate, behind = 0, 4.0, 0
+        while behind < 2:  # what it can do: the rate grows until goodput does not follow, twice
             out = load(c, rate, seconds)
             peak = max(peak, out["goodput"])
             print(f"rate {rate:g}: {out['goodput']:.1f} a second within {TTFT_MS} ms, {out['late']} late, "
                   f"{out['refused']} refused", flush=True)
-            if out["goodput"] < 0.7 * rate or rate > 2000:
-                break
+            behind = behind + 1 if out["goodput"] < 0.7 * rate else 0
             rate *= 1.5
         pids = {f"{d['daemon']}-{d['node']}": d["pid"] for d in c.status()}
         before = {k: cpu_s(p) for k, p in pids.items()}
