@@ -33,7 +33,9 @@ static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint6
     struct bt_sched_params params = rs->conf.sched;
     params.ttft_objective_ms = bt_request_objective(t->slo_ttft_ms, params.ttft_objective_ms);
     params.tbt_objective_ms = bt_request_objective(t->slo_tbt_ms, params.tbt_objective_ms);
-    if (params.ttft_objective_ms == 0 && params.tbt_objective_ms == 0) {
+    /* A long prompt may be prefilled late in the background: how long it is, its body says. */
+    if ((params.ttft_objective_ms == 0 && params.tbt_objective_ms == 0) ||
+        params.background_share > 0) {
         return false;
     }
     struct bt_view_snapshot v;

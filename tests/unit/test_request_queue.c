@@ -360,6 +360,27 @@ static void test_refused_at_once(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Where long prompts may be prefilled late, nobody is refused for a queue before its length is
+ * known.
+ */
+static void test_late_is_not_never(void **state)
+{
+    (void)state;
+    for (int share = 0; share <= 1; share++) {
+        struct pair x;
+        fixture_init(&x.f);
+        x.f.rc.sched.background_share = 0.1 * share;
+        pair_start(&x);
+        x.p->load.queued_prefill_tokens = 3000000;
+        until(&x.f, session_of_fake(x.p)->load.queued_prefill_tokens == 3000000);
+        struct bt_gen_terms t = {.received_ns = bt_mono_ns(), .slo_ttft_ms = 1000};
+        char why[192] = "";
+        uint32_t after = 0;
+        assert_int_equal(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after), share == 0);
+        fixture_cleanup(&x.f);
+    }
+}
+
 /* A queue that is full turns away by class, before anything is read. */
 static void test_a_full_queue_turns_away(void **state)
 {
@@ -409,6 +430,7 @@ int main(void)
         cmocka_unit_test(test_room_and_nobody_left),
         cmocka_unit_test(test_full_worker),
         cmocka_unit_test(test_refused_at_once),
+        cmocka_unit_test(test_late_is_not_never),
         cmocka_unit_test(test_a_full_queue_turns_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
