@@ -167,6 +167,11 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
     return m > 1 ? cudaSuccess : bt_cu_gemm_run(g, w[0], a, y, m, n, k, bf16, add, s);
 }
 
+uint32_t bt_cu_gemm_bucket(uint32_t m)
+{
+    return m <= 1 ? m : UINT32_MAX; /* nothing to be met ahead */
+}
+
 bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k)
 {
     (void)n;

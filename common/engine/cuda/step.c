@@ -85,11 +85,28 @@ static cudaError_t fill_rope(struct bt_engine *e)
     return err;
 }
 
+/* A layer's products: QKV, o, gate and up, down. */
+struct products {
+    uint32_t n[4], k[4];
+    void *y[4];
+};
+
+static struct products layer_products(const struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t q = c->heads * c->head_dim;
+    return (struct products){
+        .n = {q + 2 * c->kv_heads * c->head_dim, c->hidden, 2 * c->intermediate, c->hidden},
+        .k = {c->hidden, q, c->hidden, c->intermediate},
+        .y = {e->qkv, e->x, e->gu, e->x}};
+}
+
 /* Algorithms by timing for the batches of decode graphs and for whole chunks. */
 static bt_status_t tune(struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
-    uint32_t q = c->heads * c->head_dim, layers = BT_MIN(c->layers, 8u);
+    const struct products l = layer_products(e);
+    uint32_t layers = BT_MIN(c->layers, 8u);
     const void *w[4][8];
     for (uint32_t i = 0; i < layers; i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
@@ -98,10 +115,6 @@ static bt_status_t tune(struct bt_engine *e)
             w[p][i] = of_layer[p];
         }
     }
-    const uint32_t n[4] = {q + 2 * c->kv_heads * c->head_dim, c->hidden, 2 * c->intermediate,
-                           c->hidden};
-    const uint32_t k[4] = {c->hidden, q, c->hidden, c->intermediate};
-    void *y[4] = {e->qkv, e->x, e->gu, e->x};
     uint32_t rows = BT_MAX(e->host.info.max_rows, e->max_batch);
     size_t in = (size_t)rows * BT_MAX(c->hidden, c->intermediate);
     BT_CU_TRY(e, bt_cu_dummy_bf16(e->a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
@@ -109,11 +122,11 @@ static bt_status_t tune(struct bt_engine *e)
         bool chunk = m > BT_MIN(e->max_batch, (uint32_t)BT_CU_GRAPH_MAX);
         uint32_t now = chunk ? e->host.info.max_rows : m;
         for (int p = 0; p < 4; p++) {
-            if (bt_cu_gemv_fits(now, n[p], k[p])) {
+            if (bt_cu_gemv_fits(now, l.n[p], l.k[p])) {
                 continue;
             }
-            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, w[p], layers, e->a, y[p], now, n[p], k[p], p == 2,
-                                         p % 2 == 1, e->compute));
+            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, w[p], layers, e->a, l.y[p], now, l.n[p], l.k[p],
+                                         p == 2, p % 2 == 1, e->compute));
         }
         if (chunk) {
             return BT_OK;
@@ -125,6 +138,30 @@ static bt_status_t tune(struct bt_engine *e)
         BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->a, e->logits, now, c->vocab, c->hidden,
                                      false, false, e->compute));
     }
+}
+
+/* Runs each product once for each number of rows that has an algorithm of its own, so that no step
+ * waits for one to be chosen or loaded. */
+static bt_status_t meet(struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct products l = layer_products(e);
+    const struct bt_cu_layer *y = &e->model.layers[0];
+    const void *w[4] = {y->qkv, y->o, y->gate_up, y->down};
+    for (uint32_t m = 1; m <= e->host.info.max_rows; m = bt_cu_gemm_bucket(m + 1)) {
+        for (int p = 0; p < 4; p++) {
+            if (bt_cu_gemv_fits(m, l.n[p], l.k[p])) {
+                continue;
+            }
+            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[p], e->a, l.y[p], m, l.n[p], l.k[p], p == 2,
+                                        p % 2 == 1, e->compute));
+        }
+        if (m <= e->max_batch && !bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
+            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head, e->a, e->logits, m, c->vocab,
+                                        c->hidden, false, false, e->compute));
+        }
+    }
+    return BT_OK;
 }
 
 bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
@@ -168,7 +205,7 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
                  info->max_rows, info->max_slots, cudaGetErrorString(ce));
         return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
     }
-    if (tune(e) != BT_OK) {
+    if (tune(e) != BT_OK || meet(e) != BT_OK) {
         snprintf(err, err_cap, "engine cuda: timing of products: %s", e->fault);
         return BT_ERR_DEVICE;
     }
