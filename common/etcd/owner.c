@@ -19,6 +19,7 @@ struct bt_owner {
     char *key, *name;
     int64_t lease_id;
     bool synced, taken, owner, busy, stopped;
+    bool again; /* there was reason to try while the answer to the last try was on its way */
 };
 
 static void attempt(void *arg);
@@ -47,6 +48,8 @@ static void on_swapped(void *arg, bt_status_t st, bool succeeded, const struct b
     o->busy = false;
     if (o->stopped) {
         owner_free(o);
+    } else if (st == BT_OK && o->again) {
+        attempt(o);
     } else if (st != BT_OK && !o->taken) {
         bt_timer_start(bt_etcd_loop(o->e), &o->retry, RETRY_MS, 0, attempt, o);
     }
@@ -55,6 +58,7 @@ static void on_swapped(void *arg, bt_status_t st, bool succeeded, const struct b
 static void attempt(void *arg)
 {
     struct bt_owner *o = arg;
+    o->again = o->busy; /* the watch may be ahead of the answer */
     if (!o->busy && o->synced && !o->taken && o->lease_id != 0) {
         o->busy = true;
         bt_etcd_cas(o->e, o->key, 0, o->name, strlen(o->name), o->lease_id, on_swapped, o);

@@ -35,17 +35,13 @@ static void on_lost(void *arg)
     x->epoch = 0;
 }
 
-static void test_one_at_a_time(void **state)
-{
-    (void)state;
-    static const struct bt_owner_ops ops = {.on_owner = on_owner, .on_lost = on_lost};
-    char *const eps[] = {etcd.endpoint, NULL};
-    struct bt_loop *loop;
-    struct bt_rpc *rpc;
-    struct bt_etcd *e;
-    assert_int_equal(bt_loop_create(&loop), BT_OK);
-    assert_int_equal(bt_rpc_create(loop, &rpc), BT_OK);
-    assert_int_equal(bt_etcd_create(rpc, eps, &e), BT_OK);
+static const struct bt_owner_ops ops = {.on_owner = on_owner, .on_lost = on_lost};
+
+static struct bt_loop *loop;
+static struct bt_rpc *rpc;
+static struct bt_etcd *e;
+static struct one x[3];
+
 #define UNTIL(cond)                                                                                \
     do {                                                                                           \
         uint64_t end_ = bt_mono_ns() + WAIT_MS * 1000000ull;                                       \
@@ -54,12 +50,60 @@ static void test_one_at_a_time(void **state)
         }                                                                                          \
         assert_true(cond);                                                                         \
     } while (0)
-    struct one x[3] = {0};
+
+static void candidate(int i)
+{
+    char name[8];
+    snprintf(name, sizeof(name), "c%d", i);
+    x[i] = (struct one){0};
+    x[i].o = bt_owner_start(e, KEY, name, 2, &ops, &x[i]);
+}
+
+static int three_candidates(void **state)
+{
+    (void)state;
+    char *const eps[] = {etcd.endpoint, NULL};
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    assert_int_equal(bt_rpc_create(loop, &rpc), BT_OK);
+    assert_int_equal(bt_etcd_create(rpc, eps, &e), BT_OK);
     for (int i = 0; i < 3; i++) {
-        char name[8];
-        snprintf(name, sizeof(name), "c%d", i);
-        x[i].o = bt_owner_start(e, KEY, name, 2, &ops, &x[i]);
+        candidate(i);
     }
+    return 0;
+}
+
+static int nobody_left(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        bt_owner_stop(x[i].o);
+    }
+    bt_etcd_destroy(e);
+    assert_false(etcd_has(&etcd, KEY));
+    bt_rpc_destroy(rpc);
+    bt_loop_destroy(loop);
+    return 0;
+}
+
+/* The one who leaves is a candidate again at once: others' tries, their answers and what the watch
+ * tells them meet in every order, and the job never stays without an owner. */
+static void test_many_hands(void **state)
+{
+    (void)state;
+    int64_t last = 0;
+    for (int round = 0; round < 40; round++) {
+        UNTIL(x[0].epoch + x[1].epoch + x[2].epoch != 0);
+        int a = x[0].epoch != 0 ? 0 : x[1].epoch != 0 ? 1 : 2;
+        assert_true(x[a].epoch > last);
+        last = x[a].epoch;
+        bt_owner_stop(x[a].o);
+        candidate(a);
+    }
+}
+
+static void test_one_at_a_time(void **state)
+{
+    (void)state;
     UNTIL(x[0].epoch + x[1].epoch + x[2].epoch != 0);
     int a = x[0].epoch != 0 ? 0 : x[1].epoch != 0 ? 1 : 2;
     int64_t first = x[a].epoch;
@@ -85,13 +129,6 @@ static void test_one_at_a_time(void **state)
     }
     assert_int_equal(owners, 1);
     assert_true(third > second);
-    for (int i = 0; i < 3; i++) {
-        bt_owner_stop(x[i].o);
-    }
-    bt_etcd_destroy(e);
-    assert_false(etcd_has(&etcd, KEY));
-    bt_rpc_destroy(rpc);
-    bt_loop_destroy(loop);
 }
 
 static int start_etcd(void **state)
@@ -110,6 +147,9 @@ static int stop_etcd(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_at_a_time)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_one_at_a_time, three_candidates, nobody_left),
+        cmocka_unit_test_setup_teardown(test_many_hands, three_candidates, nobody_left),
+    };
     return cmocka_run_group_tests(tests, start_etcd, stop_etcd);
 }
