@@ -22,8 +22,11 @@ CTL = os.path.join(BUILD, "bin", "batonctl")
 class Cluster:
     """A running local cluster; everything it starts ends with stop()."""
 
+    headers = {}  # of every request
+
     def __init__(self, *options, bin=os.path.join(BUILD, "bin"), api_key=None):
-        self.headers = {"Authorization": "Bearer " + api_key} if api_key else {}
+        if api_key:
+            self.headers = {"Authorization": "Bearer " + api_key}
         self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
         env = dict(os.environ, BATON_BIN=bin)
         p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *options], env=env,
@@ -105,7 +108,7 @@ class Cluster:
         """Yields the JSON of each SSE event, then the string [DONE] if it came."""
         c = self.connect()
         c.request("POST", path, json.dumps(dict(body, stream=True)),
-                  dict({"Content-Type": "application/json"}, **(headers or {})))
+                  dict(self.headers, **{"Content-Type": "application/json"}, **(headers or {})))
         r = c.getresponse()
         assert r.status == 200, (r.status, r.read())
         buf = b""
