@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Predictions against what happened, live: a local CPU cluster of two prefill and two decode workers serves a scaled
 part of a trace, open loop; each answer brings its plan (x-baton-plan).
-predict.py TRACE.jsonl [REQUESTS [SECONDS [paced [baton-local options]]]]
+predict.py [TRACE.jsonl [REQUESTS [SECONDS [paced [baton-local options]]]]]
 
 A block of 512 tokens of the trace becomes one of 16 here, with the same sharing; arrivals are stretched so that the
 part takes SECONDS. paced: the engine is `null`, at the CPU engine's pace but without its use of the cores, so that what
@@ -16,7 +16,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
-from conftest import Cluster  # noqa: E402
+from conftest import ROOT, Cluster  # noqa: E402
 
 SCALE = 32
 PACE = "500,45"
@@ -34,11 +34,10 @@ def prompt_of(rec):
 
 
 def main():
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
+    trace = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests", "sim", "small.jsonl")
     wanted = int(sys.argv[2]) if len(sys.argv) > 2 else 200
     seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 60
-    with open(sys.argv[1]) as f:
+    with open(trace) as f:
         trace = [json.loads(line) for line in f][:wanted]
     first = trace[0]["timestamp"]
     stretch = seconds * 1e3 / max(1, trace[-1]["timestamp"] - first)
