@@ -20,7 +20,8 @@ void bt_quota_sub(struct bt_quota *q, uint8_t group)
     q->used[group]--;
 }
 
-uint32_t bt_quota_max(const struct bt_quota *q, uint8_t group)
+/* Slots that are the group's share. */
+static uint32_t share_of(const struct bt_quota *q, uint8_t group)
 {
     double share = q->tenants != NULL ? bt_tenants_share(q->tenants, group, q->tier) : 1;
     return (uint32_t)(share * (double)q->n_slots);
@@ -29,7 +30,7 @@ uint32_t bt_quota_max(const struct bt_quota *q, uint8_t group)
 /* Slots that the group would have beyond its share. */
 static uint32_t beyond(const struct bt_quota *q, uint8_t group, uint32_t more)
 {
-    uint32_t max = bt_quota_max(q, group), want = q->used[group] + more;
+    uint32_t max = share_of(q, group), want = q->used[group] + more;
     return want > max ? want - max : 0;
 }
 

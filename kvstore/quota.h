@@ -21,7 +21,6 @@ void bt_quota_init(struct bt_quota *q, const struct bt_tenants *tenants, bt_tena
                    uint32_t n_slots);
 void bt_quota_add(struct bt_quota *q, uint8_t group);
 void bt_quota_sub(struct bt_quota *q, uint8_t group);
-uint32_t bt_quota_max(const struct bt_quota *q, uint8_t group);
 
 /* The slot to give up so that group may have `more` slots beyond those it has: its own first if
  * that is more than its share, then of whoever is furthest beyond his, then the policy's choice.

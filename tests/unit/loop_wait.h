@@ -5,17 +5,20 @@
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 
-#define LOOP_WAIT_MS 15000 /* only a hang takes so long */
+#define LOOP_WAIT_MS 30000 /* only a hang takes so long */
 
 /* Turns the loop until `cond` holds. */
-#define WAIT_FOR(f, cond)                                                                          \
+#define LOOP_UNTIL(loop, cond)                                                                     \
     do {                                                                                           \
         uint64_t end_ = bt_mono_ns() + LOOP_WAIT_MS * 1000000ull;                                  \
         while (!(cond) && bt_mono_ns() < end_) {                                                   \
-            bt_loop_poll((f)->loop, 20);                                                           \
+            bt_loop_poll(loop, 20);                                                                \
         }                                                                                          \
         assert_true(cond);                                                                         \
     } while (0)
+
+/* The same of a fixture that has one. */
+#define WAIT_FOR(f, cond) LOOP_UNTIL((f)->loop, cond)
 
 /* Turns it for `ms` milliseconds, for what must not happen. */
 static inline void loop_run_for(struct bt_loop *loop, uint64_t ms)

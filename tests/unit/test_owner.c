@@ -9,9 +9,9 @@
 
 #include "common/etcd/owner.h"
 #include "tests/unit/etcd_fixture.h"
+#include "tests/unit/loop_wait.h"
 
-#define KEY     "/baton/test/jobs/one"
-#define WAIT_MS 30000
+#define KEY "/baton/test/jobs/one"
 
 static struct etcd_fixture etcd;
 
@@ -41,15 +41,6 @@ static struct bt_loop *loop;
 static struct bt_rpc *rpc;
 static struct bt_etcd *e;
 static struct one x[3];
-
-#define UNTIL(cond)                                                                                \
-    do {                                                                                           \
-        uint64_t end_ = bt_mono_ns() + WAIT_MS * 1000000ull;                                       \
-        while (!(cond) && bt_mono_ns() < end_) {                                                   \
-            bt_loop_poll(loop, 20);                                                                \
-        }                                                                                          \
-        assert_true(cond);                                                                         \
-    } while (0)
 
 static void candidate(int i)
 {
@@ -92,7 +83,7 @@ static void test_many_hands(void **state)
     (void)state;
     int64_t last = 0;
     for (int round = 0; round < 40; round++) {
-        UNTIL(x[0].epoch + x[1].epoch + x[2].epoch != 0);
+        LOOP_UNTIL(loop, x[0].epoch + x[1].epoch + x[2].epoch != 0);
         int a = x[0].epoch != 0 ? 0 : x[1].epoch != 0 ? 1 : 2;
         assert_true(x[a].epoch > last);
         last = x[a].epoch;
@@ -104,14 +95,14 @@ static void test_many_hands(void **state)
 static void test_one_at_a_time(void **state)
 {
     (void)state;
-    UNTIL(x[0].epoch + x[1].epoch + x[2].epoch != 0);
+    LOOP_UNTIL(loop, x[0].epoch + x[1].epoch + x[2].epoch != 0);
     int a = x[0].epoch != 0 ? 0 : x[1].epoch != 0 ? 1 : 2;
     int64_t first = x[a].epoch;
     /* It leaves in order. */
     bt_owner_stop(x[a].o);
     x[a].o = NULL;
     x[a].epoch = 0;
-    UNTIL(x[0].epoch + x[1].epoch + x[2].epoch != 0);
+    LOOP_UNTIL(loop, x[0].epoch + x[1].epoch + x[2].epoch != 0);
     int b = x[0].epoch != 0 ? 0 : x[1].epoch != 0 ? 1 : 2;
     int64_t second = x[b].epoch;
     assert_int_not_equal(a, b);
@@ -119,8 +110,8 @@ static void test_one_at_a_time(void **state)
     /* Its lease ends, as a dead process's does: it is told, and somebody owns the job, perhaps it
      * again, in a later epoch. */
     etcd_revoke(&etcd, etcd_lease_of(&etcd, KEY));
-    UNTIL(x[b].lost == 1);
-    UNTIL(x[0].epoch + x[1].epoch + x[2].epoch != 0);
+    LOOP_UNTIL(loop, x[b].lost == 1);
+    LOOP_UNTIL(loop, x[0].epoch + x[1].epoch + x[2].epoch != 0);
     int64_t third = 0;
     int owners = 0;
     for (int i = 0; i < 3; i++) {
