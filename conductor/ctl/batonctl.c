@@ -11,11 +11,9 @@
 #include "common/base/sha256.h"
 #include "common/conf/conf.h"
 #include "common/etcd/roles.h"
-#include "common/rpc/rpc.h"
 #include "conductor/ctl/ctl.h"
 #include "conductor/ctl/table.h"
 
-#define DEADLINE_MS  5000
 #define BLOCKS_LIMIT 50
 
 static const char usage_text[] =
@@ -105,52 +103,10 @@ static bool find_addr(struct ctl *c)
     return read_local_addr(c);
 }
 
-/* NULL after an error message. The caller frees the reply. */
-void *ctl_call(const struct ctl *c, const char *method, const void *data, size_t len,
-               size_t *reply_len_p)
-{
-    void *reply = NULL;
-    char detail[256] = "";
-    int code = bt_rpc_unary_blocking(c->addr, method, data, len, DEADLINE_MS, &reply, reply_len_p,
-                                     detail, sizeof(detail));
-    if (code == BT_GRPC_OK) {
-        return reply != NULL ? reply : bt_calloc(1, 1);
-    }
-    free(reply);
-    const char *hint = "";
-    if (code == BT_GRPC_UNAVAILABLE || code == BT_GRPC_DEADLINE) {
-        hint = "; is the conductor running, and is this its gRPC address (not the HTTP one)?";
-    } else if (code == BT_GRPC_UNIMPLEMENTED) {
-        hint = "; that is not a conductor's gRPC address";
-    }
-    if (code == BT_GRPC_NOT_FOUND || code == BT_GRPC_FAILED_PRECONDITION ||
-        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's own words say it all */
-        fprintf(stderr, "batonctl: %s\n", detail);
-        return NULL;
-    }
-    fprintf(stderr, "batonctl: %s (from %s): %s (gRPC %d)%s\n", c->addr, c->addr_from,
-            detail[0] != '\0' ? detail : "no answer", code, hint);
-    return NULL;
-}
-
-void ctl_malformed(const struct ctl *c)
-{
-    fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n", c->addr);
-}
-
 static Baton__AdminStatus *get_status(const struct ctl *c)
 {
-    size_t len = 0;
-    void *reply = ctl_call(c, "/baton.Admin/Status", "", 0, &len);
-    if (reply == NULL) {
-        return NULL;
-    }
-    Baton__AdminStatus *s = baton__admin_status__unpack(NULL, len, reply);
-    free(reply);
-    if (s == NULL) {
-        ctl_malformed(c);
-    }
-    return s;
+    const Baton__AdminStatusRequest q = BATON__ADMIN_STATUS_REQUEST__INIT;
+    return ctl_ask(c, "/baton.Admin/Status", &q.base, &baton__admin_status__descriptor);
 }
 
 /* ---- output ---- */
@@ -366,16 +322,9 @@ static int cmd_blocks(const struct ctl *c)
 {
     Baton__AdminBlocksRequest q = BATON__ADMIN_BLOCKS_REQUEST__INIT;
     q.limit = c->limit;
-    uint8_t data[64];
-    size_t n = baton__admin_blocks_request__pack(&q, data), len = 0;
-    void *reply = ctl_call(c, "/baton.Admin/Blocks", data, n, &len);
-    if (reply == NULL) {
-        return 1;
-    }
-    Baton__AdminBlocks *b = baton__admin_blocks__unpack(NULL, len, reply);
-    free(reply);
+    Baton__AdminBlocks *b =
+        ctl_ask(c, "/baton.Admin/Blocks", &q.base, &baton__admin_blocks__descriptor);
     if (b == NULL) {
-        ctl_malformed(c);
         return 1;
     }
     int rc = 0;

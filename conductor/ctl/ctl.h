@@ -32,13 +32,10 @@ bool ctl_is_option(const char *arg, const char *name);
 /* Value of option argv[*i], in it or behind it; NULL if it is missing. */
 const char *ctl_option_value(int argc, char **argv, int *i, const char *name);
 
-/* The reply's bytes, to be freed; NULL after an error message. */
-void *ctl_call(const struct ctl *c, const char *method, const void *data, size_t len,
-               size_t *reply_len_p);
-/* The same of a message. */
+/* Sends q to method and waits for the reply, a message of reply_type, which the caller frees
+ * (baton__..._free_unpacked); NULL after an error message. */
 void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q,
-              size_t *reply_len_p);
-void ctl_malformed(const struct ctl *c); /* says that the reply could not be read */
+              const ProtobufCMessageDescriptor *reply_type);
 /* Prints and frees j; exit status. */
 int ctl_print_json(json_t *j);
 

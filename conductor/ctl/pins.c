@@ -280,16 +280,10 @@ static void pins_table(const Baton__AdminPins *a)
     ctl_table_cleanup(&t);
 }
 
-/* Prints and frees the reply to a pin or an unpin. */
-static int show(const struct ctl *c, void *reply, size_t len, bool unpinned)
+/* Prints and frees the reply to a pin or an unpin; NULL: the error has been said. */
+static int show(const struct ctl *c, Baton__AdminPin *p, bool unpinned)
 {
-    if (reply == NULL) {
-        return 1;
-    }
-    Baton__AdminPin *p = baton__admin_pin__unpack(NULL, len, reply);
-    free(reply);
     if (p == NULL) {
-        ctl_malformed(c);
         return 1;
     }
     int rc = 0;
@@ -348,32 +342,23 @@ int ctl_pin(const struct ctl *c)
     q.label = (char *)(o->label != NULL ? o->label : "");
     q.tenant = (char *)(o->tenant != NULL ? o->tenant : tenant);
     q.cache_salt = (char *)(o->cache_salt != NULL ? o->cache_salt : "");
-    size_t len = 0;
-    void *reply = ctl_ask(c, "/baton.Admin/Pin", &q.base, &len);
+    Baton__AdminPin *p = ctl_ask(c, "/baton.Admin/Pin", &q.base, &baton__admin_pin__descriptor);
     free(text);
-    return show(c, reply, len, false);
+    return show(c, p, false);
 }
 
 int ctl_unpin(const struct ctl *c)
 {
     Baton__AdminUnpinRequest q = BATON__ADMIN_UNPIN_REQUEST__INIT;
-    size_t len = 0;
     q.id = (char *)c->arg;
-    return show(c, ctl_ask(c, "/baton.Admin/Unpin", &q.base, &len), len, true);
+    return show(c, ctl_ask(c, "/baton.Admin/Unpin", &q.base, &baton__admin_pin__descriptor), true);
 }
 
 int ctl_pins(const struct ctl *c)
 {
     Baton__AdminPinsRequest q = BATON__ADMIN_PINS_REQUEST__INIT;
-    size_t len = 0;
-    void *reply = ctl_ask(c, "/baton.Admin/Pins", &q.base, &len);
-    if (reply == NULL) {
-        return 1;
-    }
-    Baton__AdminPins *a = baton__admin_pins__unpack(NULL, len, reply);
-    free(reply);
+    Baton__AdminPins *a = ctl_ask(c, "/baton.Admin/Pins", &q.base, &baton__admin_pins__descriptor);
     if (a == NULL) {
-        ctl_malformed(c);
         return 1;
     }
     int rc = 0;

@@ -1,23 +1,11 @@
 /* batonctl requests, explain, drain, undrain. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include "admin.pb-c.h"
 #include "conductor/ctl/ctl.h"
 #include "conductor/ctl/table.h"
-
-/* Packs the request, calls, frees what was packed. */
-void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q, size_t *len_p)
-{
-    size_t n = protobuf_c_message_get_packed_size(q);
-    uint8_t *data = bt_malloc(n + 1);
-    protobuf_c_message_pack(q, data);
-    void *reply = ctl_call(c, method, data, n, len_p);
-    free(data);
-    return reply;
-}
 
 /* ---- requests ---- */
 
@@ -68,15 +56,9 @@ int ctl_requests(const struct ctl *c)
 {
     Baton__AdminRequestsRequest q = BATON__ADMIN_REQUESTS_REQUEST__INIT;
     q.limit = c->limit;
-    size_t len = 0;
-    void *reply = ctl_ask(c, "/baton.Admin/Requests", &q.base, &len);
-    if (reply == NULL) {
-        return 1;
-    }
-    Baton__AdminRequests *a = baton__admin_requests__unpack(NULL, len, reply);
-    free(reply);
+    Baton__AdminRequests *a =
+        ctl_ask(c, "/baton.Admin/Requests", &q.base, &baton__admin_requests__descriptor);
     if (a == NULL) {
-        ctl_malformed(c);
         return 1;
     }
     int rc = 0;
@@ -237,15 +219,9 @@ int ctl_explain(const struct ctl *c)
 {
     Baton__AdminExplainRequest q = BATON__ADMIN_EXPLAIN_REQUEST__INIT;
     q.id = (char *)(c->arg != NULL ? c->arg : "");
-    size_t len = 0;
-    void *reply = ctl_ask(c, "/baton.Admin/Explain", &q.base, &len);
-    if (reply == NULL) {
-        return 1;
-    }
-    Baton__AdminExplanation *e = baton__admin_explanation__unpack(NULL, len, reply);
-    free(reply);
+    Baton__AdminExplanation *e =
+        ctl_ask(c, "/baton.Admin/Explain", &q.base, &baton__admin_explanation__descriptor);
     if (e == NULL) {
-        ctl_malformed(c);
         return 1;
     }
     int rc = 0;
@@ -288,15 +264,9 @@ static int drain(const struct ctl *c, bool undrain)
     Baton__AdminDrainRequest q = BATON__ADMIN_DRAIN_REQUEST__INIT;
     q.node = (char *)c->arg;
     q.undrain = undrain;
-    size_t len = 0;
-    void *reply = ctl_ask(c, "/baton.Admin/Drain", &q.base, &len);
-    if (reply == NULL) {
-        return 1;
-    }
-    Baton__AdminDrain *d = baton__admin_drain__unpack(NULL, len, reply);
-    free(reply);
+    Baton__AdminDrain *d =
+        ctl_ask(c, "/baton.Admin/Drain", &q.base, &baton__admin_drain__descriptor);
     if (d == NULL) {
-        ctl_malformed(c);
         return 1;
     }
     int rc = 0;

@@ -1,6 +1,5 @@
 /* batonctl role WORKER ROLE. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "admin.pb-c.h"
 #include "common/etcd/roles.h"
@@ -30,15 +29,8 @@ int ctl_role(const struct ctl *c)
         return 2;
     }
     q.worker = (char *)c->arg;
-    size_t len = 0;
-    void *reply = ctl_ask(c, "/baton.Admin/Role", &q.base, &len);
-    if (reply == NULL) {
-        return 1;
-    }
-    Baton__AdminRole *r = baton__admin_role__unpack(NULL, len, reply);
-    free(reply);
+    Baton__AdminRole *r = ctl_ask(c, "/baton.Admin/Role", &q.base, &baton__admin_role__descriptor);
     if (r == NULL) {
-        ctl_malformed(c);
         return 1;
     }
     int rc = 0;

@@ -1,0 +1,48 @@
+/* One question to a conductor's admin service and its answer. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/rpc/rpc.h"
+#include "conductor/ctl/ctl.h"
+
+#define DEADLINE_MS 5000
+
+/* Says on stderr why a call failed. */
+static void say_failure(const struct ctl *c, int code, const char *detail)
+{
+    if (code == BT_GRPC_NOT_FOUND || code == BT_GRPC_FAILED_PRECONDITION ||
+        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's own words say it all */
+        fprintf(stderr, "batonctl: %s\n", detail);
+        return;
+    }
+    const char *hint = "";
+    if (code == BT_GRPC_UNAVAILABLE || code == BT_GRPC_DEADLINE) {
+        hint = "; is the conductor running, and is this its gRPC address (not the HTTP one)?";
+    } else if (code == BT_GRPC_UNIMPLEMENTED) {
+        hint = "; that is not a conductor's gRPC address";
+    }
+    fprintf(stderr, "batonctl: %s (from %s): %s (gRPC %d)%s\n", c->addr, c->addr_from,
+            detail[0] != '\0' ? detail : "no answer", code, hint);
+}
+
+void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q,
+              const ProtobufCMessageDescriptor *reply_type)
+{
+    size_t n = protobuf_c_message_get_packed_size(q), len = 0;
+    uint8_t *data = bt_malloc(n + 1);
+    protobuf_c_message_pack(q, data);
+    void *bytes = NULL;
+    char detail[256] = "";
+    int code = bt_rpc_unary_blocking(c->addr, method, data, n, DEADLINE_MS, &bytes, &len, detail,
+                                     sizeof(detail));
+    free(data);
+    void *reply = NULL;
+    if (code != BT_GRPC_OK) {
+        say_failure(c, code, detail);
+    } else if ((reply = protobuf_c_message_unpack(reply_type, NULL, len, bytes)) == NULL) {
+        fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n",
+                c->addr);
+    }
+    free(bytes);
+    return reply;
+}
