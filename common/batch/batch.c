@@ -34,37 +34,71 @@ static void put_row(const struct bt_batch *b, uint32_t i, uint32_t n, struct bt_
                      (end == s->len || end % s->chunk_tokens == 0);
 }
 
-/* Prompts in order into budget tokens. A prompt that gets nothing ends the round: a younger one
- * must not overtake it into the room that it will need. */
-static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, struct bt_batch_row *rows,
-                             uint32_t max)
+static bool waits(const struct bt_batch_seq *s)
 {
-    uint32_t n_rows = 0;
+    return s->kind == BT_BATCH_PROMPT && s->pos < s->len;
+}
+
+/* What a row of n prompt tokens behind pos others adds to a step. */
+static void add_prompt(struct bt_batch_work *w, double pos, double n)
+{
+    w->tokens += n;
+    w->attn += n * (pos + n / 2);
+    w->prompt = true;
+}
+
+/* See bt_batch_prefill: is the sum of completion times smaller with n tokens of the prompt at *s in
+ * the step *w, which has `before` prompts, than with all of them in steps of their own? `behind`:
+ * prompts that wait, this one included. */
+static bool pays(const struct bt_batch *b, const struct bt_batch_work *w,
+                 const struct bt_batch_seq *s, uint32_t n, uint32_t before, uint32_t behind)
+{
+    struct bt_batch_work with = *w;
+    add_prompt(&with, s->pos, n);
+    double later = bt_batch_work_ns(b->cost, &with) - bt_batch_work_ns(b->cost, w);
+    double chunk = s->chunk_tokens > 0 ? s->chunk_tokens : b->lim.max_rows;
+    double alone = bt_batch_prefill_ns(b->cost, s->pos, s->len, chunk);
+    double rest = bt_batch_prefill_ns(b->cost, s->pos + n, s->len, chunk);
+    return before * later < behind * (alone - rest - later);
+}
+
+/* Prompts in order into budget tokens. A prompt that gets nothing ends the round: a younger one
+ * must not overtake it into the room that it will need. cost: only such as pay. */
+static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, bool cost,
+                             struct bt_batch_row *rows, uint32_t max)
+{
+    struct bt_batch_work w = {0};
+    uint32_t n_rows = 0, behind = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        behind += waits(&b->seqs[i]);
+    }
     for (uint32_t i = 0; i < b->n && n_rows < max && budget > 0; i++) {
         const struct bt_batch_seq *s = &b->seqs[i];
-        if (s->kind != BT_BATCH_PROMPT || s->pos >= s->len) {
+        if (!waits(s)) {
             continue;
         }
         uint32_t n = chunk_len(&b->lim, s, budget);
-        if (n == 0) {
+        if (n == 0 || (cost && n_rows > 0 && !pays(b, &w, s, n, n_rows, behind))) {
             break;
         }
+        add_prompt(&w, s->pos, n);
         put_row(b, i, n, &rows[n_rows++]);
         budget -= n;
+        behind--;
     }
     return n_rows;
 }
 
 uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max)
 {
-    return fill_prompts(b, b->lim.max_rows, rows, max);
+    return fill_prompts(b, b->lim.max_rows, b->cost != NULL, rows, max);
 }
 
 static void count_kinds(const struct bt_batch *b, uint32_t *prompts_p, uint32_t *decodes_p)
 {
     *prompts_p = *decodes_p = 0;
     for (uint32_t i = 0; i < b->n; i++) {
-        *prompts_p += b->seqs[i].kind == BT_BATCH_PROMPT && b->seqs[i].pos < b->seqs[i].len;
+        *prompts_p += waits(&b->seqs[i]);
         *decodes_p += b->seqs[i].kind == BT_BATCH_DECODE;
     }
 }
@@ -78,7 +112,7 @@ uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t
     if (!mixed && prompts > 0 && decodes > 0) {
         b->prompt_turn = !b->prompt_turn;
         if (b->prompt_turn) {
-            return fill_prompts(b, budget, rows, max);
+            return fill_prompts(b, budget, false, rows, max);
         }
         prompts = 0;
     }
@@ -100,7 +134,7 @@ uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t
         if (n_rows > 0 && b->lim.prompt_tokens > 0) {
             budget = BT_MIN(budget, BT_MAX(b->lim.prompt_tokens, b->lim.block_tokens));
         }
-        n_rows += fill_prompts(b, budget, rows + n_rows, max - n_rows);
+        n_rows += fill_prompts(b, budget, false, rows + n_rows, max - n_rows);
     }
     return n_rows;
 }
@@ -126,13 +160,11 @@ struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_
 {
     struct bt_batch_work w = {0};
     for (uint32_t i = 0; i < n; i++) {
-        double h = rows[i].pos, m = rows[i].n;
-        w.tokens += m;
         if (b->seqs[rows[i].seq].kind == BT_BATCH_DECODE) {
-            w.kv += h;
+            w.tokens += rows[i].n;
+            w.kv += rows[i].pos;
         } else {
-            w.attn += m * (h + m / 2);
-            w.prompt = true;
+            add_prompt(&w, rows[i].pos, rows[i].n);
         }
     }
     return w;
@@ -148,7 +180,7 @@ uint32_t bt_batch_prompt_room(const struct bt_batch *b, const struct bt_batch_co
         if (s->kind == BT_BATCH_DECODE) {
             w.tokens++;
             w.kv += s->pos;
-        } else if (s->kind == BT_BATCH_PROMPT && s->pos < s->len && !oldest) {
+        } else if (waits(s) && !oldest) {
             oldest = s;
         }
     }

@@ -37,6 +37,7 @@ struct bt_batch {
     struct bt_batch_limits lim;
     struct bt_batch_seq *seqs; /* [n], by rising order; caller memory */
     uint32_t n;
+    const struct bt_batch_cost *cost; /* of its steps; NULL: prompts fill whatever room there is */
     uint32_t cursor;  /* decode: where the next step starts when there are more rows than room */
     bool prompt_turn; /* without mixed steps: whose turn it is when both kinds wait */
 };
@@ -49,8 +50,12 @@ struct bt_batch_row {
 };
 
 /* The prefill role's step: prompts only, first come first served. The oldest takes what it can use
- * up to its flow chunk's end, the next ones fill the rest of the budget; a row that does not reach
- * the prompt's end stops at a block boundary. Writes at most max rows, returns their number. */
+ * up to its flow chunk's end; a row that does not reach the prompt's end stops at a block boundary.
+ * The next one joins where there is room and, if b->cost is set, where that makes the sum of all
+ * prompts' completion times smaller: those before it in the step end later by what it adds, it and
+ * all behind it end earlier by what a step of its own would have cost more. So a step whose time
+ * goes with its tokens ends one prompt after the other, and short prompts, or many that wait, share
+ * one. Writes at most max rows, returns their number. */
 uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
 
 /* The decode role's step (continuous batching): every DECODE row, then prompt chunks into what is

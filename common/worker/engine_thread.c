@@ -134,6 +134,7 @@ static void allocate(struct bt_wcore *c)
     }
     c->after = bt_calloc(c->max_slots, sizeof(c->after[0]));
     c->batch.seqs = c->seqs;
+    c->batch.cost = &c->fit.cost;
     c->batch.lim.max_rows = c->max_rows;
     c->batch.lim.block_tokens = c->block_tokens;
     c->batch.lim.prompt_tokens = (uint32_t)c->conf->engine_mixed_prompt_tokens;

@@ -209,9 +209,16 @@ void bt_wload_measure(struct bt_wcore *c)
     }
 }
 
+/* Of one prompt in one step. */
+static uint32_t chunk_tokens(const struct bt_wcore *c)
+{
+    int64_t flow = c->conf->common.kv_flow_chunk_tokens;
+    return flow > 0 ? (uint32_t)BT_MIN(flow, (int64_t)c->max_rows) : c->max_rows;
+}
+
 static double prompt_ns(const struct bt_wcore *c, const struct bt_wreq *r)
 {
-    return bt_batch_prefill_ns(&c->fit.cost, r->pos, r->len, c->max_rows);
+    return bt_batch_prefill_ns(&c->fit.cost, r->pos, r->len, chunk_tokens(c));
 }
 
 void bt_wload_publish(struct bt_wcore *c)
@@ -236,8 +243,10 @@ void bt_wload_publish(struct bt_wcore *c)
         }
         kv += r->stage == BT_WREQ_ROW ? r->pos : 0;
     }
+    uint64_t now = bt_mono_ns();
     if (c->step.active && c->step.prompt_tokens > 0) { /* its rows count as computed above */
-        ns += bt_batch_work_ns(&c->fit.cost, &c->step.work);
+        ns += BT_MAX(
+            bt_batch_work_ns(&c->fit.cost, &c->step.work) - (double)(now - c->step.launched_ns), 0);
     }
     uint64_t steps = c->fit.seen[0].steps + c->fit.seen[1].steps;
     if (c->fit.seen[1].steps > 0) { /* without it prefills would be the prior's guess */
@@ -249,9 +258,9 @@ void bt_wload_publish(struct bt_wcore *c)
     atomic_store(&s->l_pages_free, pages_free);
     atomic_store(&s->l_slots_free, c->n_free_slots);
     atomic_store(&s->l_queued_tokens, queued);
-    atomic_store(&s->l_queue_us, (uint64_t)(ns / 1e3));
+    atomic_store(&s->l_queue_end_ns, now + (uint64_t)ns);
     atomic_store(&s->l_kv_tokens, kv);
-    atomic_store(&s->l_chunk_tokens, c->max_rows);
+    atomic_store(&s->l_chunk_tokens, chunk_tokens(c));
     atomic_store(&s->l_prefill_mtps, (uint64_t)(c->prefill_ewma_tps * 1e3));
     atomic_store(&s->l_step_us, (uint64_t)(c->step_ewma_ms * 1e3));
     bt_metric_set(s->running, c->n_active);

@@ -153,7 +153,8 @@ void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt
     l->step_ms = (double)atomic_load(&s->l_step_us) / 1e3;
     l->max_model_len = max_model_len;
     l->kv_tokens = atomic_load(&s->l_kv_tokens);
-    l->queue_ms = (double)atomic_load(&s->l_queue_us) / 1e3;
+    uint64_t now = bt_mono_ns(), end = atomic_load(&s->l_queue_end_ns);
+    l->queue_ms = end > now ? (double)(end - now) / 1e6 : 0;
     l->chunk_tokens = atomic_load(&s->l_chunk_tokens);
     l->landing = atomic_load(&s->l_landing);
     load_cost(s, out);

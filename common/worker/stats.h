@@ -33,7 +33,9 @@ struct bt_wstats {
     /* snapshot for heartbeats */
     _Atomic uint32_t l_running, l_waiting, l_pages_total, l_pages_free, l_slots_total, l_slots_free;
     _Atomic uint64_t l_queued_tokens, l_prefill_mtps /* tokens/s * 1000 */, l_step_us;
-    _Atomic uint64_t l_kv_tokens, l_queue_us;
+    _Atomic uint64_t l_kv_tokens;
+    _Atomic uint64_t
+        l_queue_end_ns; /* bt_mono_ns at which the prompts are computed, as predicted */
     _Atomic uint32_t l_chunk_tokens, l_landing;
     _Atomic uint64_t l_cost_steps; /* 0: l_cost is not known yet */
     _Atomic double l_cost[3 + BT_BATCH_SEGMENTS];

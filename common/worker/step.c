@@ -182,6 +182,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     s->held = false;
     s->sample = 0;
     s->launched_ns = bt_mono_ns();
+    bt_wload_publish(c); /* an engine without a device spends the step inside forward */
     struct bt_engine_batch batch = {.n_rows = s->n_rows, .rows = s->erows};
     bt_status_t st = c->vt->forward(c->eng, &batch, &s->forward);
     if (st != BT_OK) {

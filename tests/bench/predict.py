@@ -1,12 +1,14 @@
 #!/usr/bin/python3
 """Predictions against what happened, live: a local CPU cluster of two prefill and two decode workers serves a scaled
 part of a trace, open loop; each answer brings its plan (x-baton-plan).
-predict.py [TRACE.jsonl [REQUESTS [SECONDS [paced [baton-local options]]]]]
+predict.py [--csv FILE] [TRACE.jsonl [REQUESTS [SECONDS [paced[=STEP_US,TOKEN_US] [baton-local options]]]]]
 
 A block of 512 tokens of the trace becomes one of 16 here, with the same sharing; arrivals are stretched so that the
 part takes SECONDS. paced: the engine is `null`, at the CPU engine's pace but without its use of the cores, so that what
-is wrong is the conductor's and not the neighbours' doing. Ends in bench lines: median and 90th percentile of the relative errors of TTFT and TBT. Says
+is wrong is the conductor's and not the neighbours' doing; steps longer than the default (500,45) stand out of the noise
+of a machine that others use. --csv: each request's parts, predicted and actual. Ends in bench lines: median and 90th percentile of the relative errors of TTFT and TBT. Says
 nothing on a machine that others use: the load average stands in the output."""
+import csv
 import json
 import os
 import random
@@ -33,7 +35,34 @@ def prompt_of(rec):
     return ids[:n]
 
 
+def error_of(pairs):
+    """Median and 90th percentile of |predicted - actual| / actual."""
+    errors = sorted(abs(a - b) / b for a, b in pairs)
+    return statistics.median(errors), errors[int(0.9 * (len(errors) - 1))]
+
+
+def parts(p, which):
+    """The first token's time: until its prompt's first step, its steps, and all after the last of them."""
+    x = p[which]
+    if None in (x["ttft_ms"], x["queue_ms"], x["prefill_ms"]):
+        return None
+    return {"queue": x["queue_ms"], "prefill": x["prefill_ms"], "rest": x["ttft_ms"] - x["queue_ms"] - x["prefill_ms"]}
+
+
+def write_csv(path, plans):
+    with open(path, "w", newline="") as f:
+        out = csv.writer(f)
+        keys = ("cached_tokens", "ttft_ms", "queue_ms", "prefill_ms", "tbt_ms")
+        out.writerow(["at_s", "prompt_tokens", "tokens", "prefill", "decode", *(f"{w}_{k}" for w in ("predicted", "actual") for k in keys)])
+        for at, n, tokens, p in plans:
+            out.writerow([f"{at:.3f}", n, tokens, p["prefill"], p["decode"], *(p[w][k] for w in ("predicted", "actual") for k in keys)])
+
+
 def main():
+    path = None
+    if len(sys.argv) > 2 and sys.argv[1] == "--csv":
+        path = sys.argv[2]
+        del sys.argv[1:3]
     trace = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests", "sim", "small.jsonl")
     wanted = int(sys.argv[2]) if len(sys.argv) > 2 else 200
     seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 60
@@ -42,50 +71,59 @@ def main():
     first = trace[0]["timestamp"]
     stretch = seconds * 1e3 / max(1, trace[-1]["timestamp"] - first)
     more, name = sys.argv[4:], "predict"
-    if more and more[0] == "paced":
-        os.environ["BATON_NULL_PACE"] = PACE
+    if more and more[0].split("=")[0] == "paced":
+        os.environ["BATON_NULL_PACE"] = more[0].partition("=")[2] or PACE
         more, name = more[1:], "predict_paced"
         more += [x for role in ("prefill", "decode") for x in ("--set", f"{role}.engine.device=null")]
     c = Cluster("--nodes", "2", "--prefill", "2", "--decode", "2", *more)
     plans, lock = [], threading.Lock()
 
-    def one(rec):
+    def one(rec, at):
+        tokens = max(2, min(64, rec["output_length"] // 8))
         try:
             status, _, data = c.request("POST", "/v1/completions", {
-                "prompt": prompt_of(rec), "max_tokens": max(2, min(64, rec["output_length"] // 8)), "temperature": 0,
-                "ignore_eos": True}, {"x-baton-plan": "1"})
+                "prompt": rec["prompt"], "max_tokens": tokens, "temperature": 0, "ignore_eos": True}, {"x-baton-plan": "1"})
             p = json.loads(data)["plan"] if status == 200 else None
         except Exception as e:  # counted as a failure
             p = None
             print("failed:", e, file=sys.stderr)
         with lock:
-            plans.append(p)
+            plans.append((at, len(rec["prompt"]), tokens, p))
 
     try:
         limit = c.request("GET", "/v1/models")[2]
         longest = json.loads(limit)["data"][0].get("max_model_len", 1024) - 70
         trace = [r for r in trace if r["input_length"] // SCALE < longest]
+        for r in trace:
+            r["prompt"] = prompt_of(r)
         start, threads = time.monotonic(), []
         for i, rec in enumerate(trace):
             at = (rec["timestamp"] - first) * stretch / 1e3 + i * 1e-3  # the trace's ticks hold many at once
             time.sleep(max(0, start + at - time.monotonic()))
-            threads.append(threading.Thread(target=one, args=(rec,)))
+            threads.append(threading.Thread(target=one, args=(rec, at)))
             threads[-1].start()
         for t in threads:
             t.join()
     finally:
         c.stop()
-    good = [p for p in plans if p is not None and p["replans"] == 0]
-    print(f"{len(trace)} requests, {len(plans) - len([p for p in plans if p])} failed, {len(good)} as planned; load average {os.getloadavg()[0]:.1f} "
-          f"on {os.cpu_count()} cores")
-    warm = good[len(good) // 5:]  # learning takes some requests
+    plans.sort(key=lambda x: x[0])
+    good = [x for x in plans if x[3] is not None and x[3]["replans"] == 0]
+    print(f"{len(trace)} requests, {len([x for x in plans if x[3] is None])} failed, {len(good)} as planned; load average "
+          f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    if path:
+        write_csv(path, good)
+    warm = [x[3] for x in good[len(good) // 5:]]  # learning takes some requests
+    split = [(a, b) for a, b in ((parts(p, "predicted"), parts(p, "actual")) for p in warm) if a and b]
+    for k in ("queue", "prefill", "rest"):
+        off = sorted(a[k] - b[k] for a, b in split)
+        print(f"  {k}: predicted mean {statistics.mean(a[k] for a, _ in split):.1f} ms, actual {statistics.mean(b[k] for _, b in split):.1f}; "
+              f"off by {off[len(off) // 10]:+.1f} / {statistics.median(off):+.1f} / {off[len(off) * 9 // 10]:+.1f} (p10, p50, p90)")
     for what in ("ttft_ms", "tbt_ms"):
         pairs = [(p["predicted"][what], p["actual"][what]) for p in warm
                  if (p["predicted"][what] or -1) > 0 and (p["actual"][what] or -1) > 0]
-        errors = sorted(abs(a - b) / b for a, b in pairs)
-        if not errors:
+        if not pairs:
             sys.exit(f"no request had a {what}")
-        med, p90 = statistics.median(errors), errors[int(0.9 * (len(errors) - 1))]
+        med, p90 = error_of(pairs)
         print(f"{what}: predicted median {statistics.median(a for a, _ in pairs):.2f}, actual "
               f"{statistics.median(b for _, b in pairs):.2f}; error median {100 * med:.0f} %, p90 {100 * p90:.0f} %")
         print(f"bench,{name}_{what[:-3]}_error_median,{100 * med:.1f},%,aim 15,{med / 0.15:.2f}")

@@ -50,6 +50,75 @@ static void test_prefill_fills_the_budget_in_order(void **state)
     assert_false(f.rows[2].last);
 }
 
+/* Prompts of 100 tokens, steps as the batcher gives them: the sum of the times at which they are
+ * done, and when all are. */
+static double sum_of_ends(struct fix *f, int n_prompts, const struct bt_batch_cost *c,
+                          double *end_p)
+{
+    double now = 0, sum = 0;
+    uint32_t n;
+    f->b.n = 0;
+    for (int i = 0; i < n_prompts; i++) {
+        add(f, BT_BATCH_PROMPT, 0, 100, 0);
+    }
+    while ((n = bt_batch_prefill(&f->b, f->rows, MAX)) > 0) {
+        now += bt_batch_step_ns(c, &f->b, f->rows, n);
+        for (uint32_t i = 0; i < n; i++) {
+            sum += f->rows[i].last ? now : 0;
+        }
+        bt_batch_apply(&f->b, f->rows, n);
+    }
+    *end_p = now;
+    return sum;
+}
+
+static void test_prompts_share_a_step_where_it_pays(void **state)
+{
+    (void)state;
+    const struct bt_batch_cost even = {.base_ns = 5, .token_ns = BT_BATCH_TOKEN_NS(0.2)};
+    const struct bt_batch_cost knee = {.base_ns = 5, .token_ns = {0, 0, 0, 0.2}};
+    struct fix f;
+    init(&f, 1000);
+    f.b.cost = &even;
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    /* 20 later for the first one, 5 earlier for the second. */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    f.seqs[1].len = 16; /* 3.2 and 5 */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    f.seqs[1].len = 100;
+    f.b.cost = &knee; /* there both together are as fast as one of them: no */
+    f.seqs[0].len = 120;
+    f.seqs[1].len = 130;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    assert_int_equal(f.rows[1].n, 130);
+    /* Behind a first chunk that is computed alone, too. */
+    f.b.cost = &even;
+    f.seqs[0] = (struct bt_batch_seq){.len = 256, .chunk_tokens = 128, .kind = BT_BATCH_PROMPT};
+    f.seqs[1].len = 16;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    assert_int_equal(f.rows[0].n, 128);
+    /* Many that wait are worth the wait of few; the sum is below that of full steps and of one
+     * prompt a step, and a queue is done nearly as soon as with full steps. */
+    for (int n = 2; n <= 60; n += 2) {
+        double end, full_end, one_end, sum, full, one;
+        init(&f, 1000);
+        full = sum_of_ends(&f, n, &even, &full_end);
+        f.b.cost = &even;
+        sum = sum_of_ends(&f, n, &even, &end);
+        init(&f, 100);
+        one = sum_of_ends(&f, n, &even, &one_end);
+        assert_true(sum <= full && sum <= one);
+        assert_true(end <= one_end && (n < 40 || end < 1.12 * full_end));
+        if (n == 10 || n == 60) {
+            print_message(
+                "%d prompts: %.0f in the mean, all after %.0f; full steps %.0f, %.0f; one "
+                "a step %.0f, %.0f\n",
+                n, sum / n, end, full / n, full_end, one / n, one_end);
+        }
+    }
+}
+
 static void test_rows_end_at_flow_chunks(void **state)
 {
     (void)state;
@@ -306,6 +375,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefill_fills_the_budget_in_order),
+        cmocka_unit_test(test_prompts_share_a_step_where_it_pays),
         cmocka_unit_test(test_rows_end_at_flow_chunks),
         cmocka_unit_test(test_last_token_of_a_cached_prompt),
         cmocka_unit_test(test_nobody_overtakes_who_waits_for_room),

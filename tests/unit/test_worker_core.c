@@ -551,6 +551,33 @@ static void test_steps_wait_for_token_buffers(void **state)
     stop(g);
 }
 
+/* An engine without a device is inside forward for a whole step: what is queued was said before,
+ * that step included, and shrinks as time goes on. */
+static void test_the_queue_is_told_while_a_step_runs(void **state)
+{
+    (void)state;
+    struct rig *g = rig(13);
+    struct bt_wload l;
+    bt_wstats_load(g->core.stats, FE_CONTEXT, &l);
+    assert_true(l.load.queue_ms == 0);
+    atomic_store(&fe_held, false);
+    atomic_store(&fe_hold, true);
+    uint64_t before = bt_mono_ns();
+    opened_with(g, submit(g, BATON__PHASES__PREFILL, 200, 1, 0), 0);
+    while (!atomic_load(&fe_held)) {
+        usleep(100);
+    }
+    assert_true(atomic_load(&g->core.stats->l_queue_end_ns) > before);
+    assert_int_equal(atomic_load(&g->core.stats->l_queued_tokens), 200 - 48);
+    do {
+        usleep(1000);
+        bt_wstats_load(g->core.stats, FE_CONTEXT, &l);
+    } while (l.load.queue_ms > 0); /* it is overdue: nothing better is known */
+    atomic_store(&fe_hold, false);
+    run_until_done(g);
+    stop(g);
+}
+
 /* Everything at once, from a seed: submissions of all kinds, cancels, revokes, a kvstore that comes
  * and goes. The scripted engine asserts; here the ends are counted. */
 static uint32_t chaos(uint64_t seed, uint32_t *met_p)
@@ -658,6 +685,7 @@ int main(void)
         cmocka_unit_test(test_all_choices_are_cancelled_one_by_one),
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_steps_wait_for_token_buffers),
+        cmocka_unit_test(test_the_queue_is_told_while_a_step_runs),
         cmocka_unit_test(test_chaos),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
