@@ -53,6 +53,18 @@ static void unlink_req(struct bt_wcore *c, struct bt_wreq *r)
     bt_list_remove(&r->link);
 }
 
+/* Class, then arrival: 16 bits and 48. */
+static uint64_t order_of(int32_t priority, uint64_t arrival)
+{
+    int32_t c = BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX) - INT16_MIN;
+    return (uint64_t)c << 48 | arrival;
+}
+
+static bool lower_class(const struct bt_wreq *a, const struct bt_wreq *than)
+{
+    return a->order >> 48 > than->order >> 48;
+}
+
 /* By rising order; new ones belong near the tail. */
 static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
 {
@@ -67,7 +79,7 @@ void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
 {
     bool reads = lead->phases == BATON__PHASES__DECODE;
     for (struct bt_wreq *r = lead; r != NULL; r = r->next_choice) {
-        r->order = c->next_order++;
+        r->order = order_of(r->priority, c->next_order++);
         r->role = c->roles[reads || r != lead ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
         r->stage = r == lead ? BT_WREQ_OPENING : BT_WREQ_FORKING;
         r->slot = BT_WORKER_NO_SLOT;
@@ -280,7 +292,7 @@ static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32
  * is not soon lost by a preemption. A new one: what the next block of everybody needs. One that was
  * preempted: what everybody needs while it generates half as many tokens as are to be computed
  * again for it, so that under pressure recomputation stays within a small multiple of generation.
- */
+ * Rows of a lower class do not count: they make way. */
 static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
 {
     uint32_t tokens = c->block_tokens, pages;
@@ -294,7 +306,8 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
     struct bt_list *it;
     bt_list_for_each (it, &c->active) {
         const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        pages += a->phases == BATON__PHASES__PREFILL ? 0 : growth(c, a, a->n_pages, tokens);
+        bool grows = a->phases != BATON__PHASES__PREFILL && !lower_class(a, r);
+        pages += grows ? growth(c, a, a->n_pages, tokens) : 0;
     }
     return pages;
 }
@@ -332,11 +345,51 @@ static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
     return true;
 }
 
+/* Pages, and in *slots_p slots, of the requests in list that `of` (NULL: any) is before by class.
+ * Pages that choices share count for each; who relies on the sum looks again later. */
+static uint32_t held(const struct bt_list *list, const struct bt_wreq *of, uint32_t *slots_p)
+{
+    uint32_t pages = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, list) {
+        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (of == NULL || (a->stage == BT_WREQ_ROW && lower_class(a, of))) {
+            pages += a->n_pages;
+            *slots_p += a->slot != BT_WORKER_NO_SLOT;
+        }
+    }
+    return pages;
+}
+
+/* Rows of a lower class than r's are preempted, the last first, until what is free and on its way
+ * back is enough for r; none if all of theirs would not be. */
+static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
+{
+    struct bt_wreq *last = bt_wcore_last_row(c);
+    if (last == NULL || !lower_class(last, r)) {
+        return;
+    }
+    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
+    uint32_t want = need - shared + reserve(c, r, need), slots = c->n_free_slots;
+    uint32_t pages = bt_page_pool_free_count(c->pages) + held(&c->closing, NULL, &slots);
+    uint32_t their_slots = 0, theirs = held(&c->active, r, &their_slots);
+    if (pages + theirs < want || slots + their_slots == 0) {
+        return;
+    }
+    while ((pages < want || slots == 0) && last != NULL && lower_class(last, r)) {
+        pages += last->n_pages;
+        slots++;
+        bt_wcore_preempt(c, last);
+        last = bt_wcore_last_row(c);
+    }
+}
+
 void bt_wcore_admit(struct bt_wcore *c)
 {
-    while (!bt_list_empty(&c->queue) && c->n_free_slots > 0) {
+    while (!bt_list_empty(&c->queue)) {
         struct bt_wreq *r = BT_CONTAINER_OF(c->queue.next, struct bt_wreq, link);
-        if (!take_pages(c, r)) {
+        if (c->n_free_slots == 0 || !take_pages(c, r)) {
+            make_way(c, r);
             return;
         }
         r->slot = c->free_slots[--c->n_free_slots];
@@ -540,12 +593,23 @@ void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r)
     }
 }
 
+struct bt_wreq *bt_wcore_last_row(const struct bt_wcore *c)
+{
+    for (struct bt_list *it = c->active.prev; it != &c->active; it = it->prev) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->stage == BT_WREQ_ROW) {
+            return r;
+        }
+    }
+    return NULL;
+}
+
 void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r)
 {
     BT_ASSERT(r->stage == BT_WREQ_ROW && !r->in_step && r->load_flow == 0);
     bt_metric_add(c->stats->preemptions, 1);
-    BT_INFO("preempted", "req=%016llx epoch=%u tokens=%u pages=%u", (unsigned long long)r->request,
-            r->epoch, r->len, r->n_pages);
+    BT_INFO("preempted", "req=%016llx epoch=%u priority=%d tokens=%u pages=%u",
+            (unsigned long long)r->request, r->epoch, r->priority, r->len, r->n_pages);
     c->writeback->preempt(c, r);
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;

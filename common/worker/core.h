@@ -92,6 +92,7 @@ struct bt_wreq {
     uint32_t prompt_top;
     int32_t logprobs; /* asked for; params.logprobs serves prompt_top as well */
     uint32_t tenant;  /* tag of whose blocks the answer's are */
+    int32_t priority; /* class: smaller goes first, and takes pages and slots from larger */
     struct bt_kv_key root;
     struct bt_engine_params params; /* bias arrays lie in the lead's allocation */
     uint64_t attach;                /* attachment that its LocalOpen went to */
@@ -106,7 +107,7 @@ struct bt_wreq {
     struct bt_list link; /* queue, or active by rising order */
     const struct bt_role_ops *role;
     bt_wreq_stage_t stage;
-    uint64_t order;
+    uint64_t order;    /* class, then arrival: smaller goes first everywhere */
     uint32_t len, pos; /* known tokens; next position to compute */
     uint32_t cached;   /* tokens whose KV was loaded and not computed */
     uint32_t slot, n_pages;
@@ -456,6 +457,9 @@ void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const c
     __attribute__((format(printf, 4, 5)));
 /* Nobody wants more of this choice; the others of its submission go on. */
 void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r);
+/* The row that has the least claim to its pages: of the lowest class the youngest. NULL: no rows.
+ */
+struct bt_wreq *bt_wcore_last_row(const struct bt_wcore *c);
 /* Takes r's pages and slot away; it is queued again, and its KV comes from the slab or is computed
  * again. Other choices of its submission are not concerned. */
 void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r);

@@ -44,6 +44,7 @@ void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_to
     r->max_new = lead->max_new;
     r->no_cache = lead->no_cache;
     r->tenant = lead->tenant;
+    r->priority = lead->priority;
     r->logprobs = lead->logprobs;
     r->root = lead->root;
     r->params = lead->params;

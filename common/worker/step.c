@@ -6,18 +6,6 @@
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
-/* The youngest row: the one that has the least to lose. */
-static struct bt_wreq *youngest_row(const struct bt_wcore *c)
-{
-    for (struct bt_list *it = c->active.prev; it != &c->active; it = it->prev) {
-        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->stage == BT_WREQ_ROW) {
-            return r;
-        }
-    }
-    return NULL;
-}
-
 static uint32_t n_rows(const struct bt_wcore *c)
 {
     uint32_t n = 0;
@@ -29,8 +17,8 @@ static uint32_t n_rows(const struct bt_wcore *c)
 }
 
 /* Takes a page for r's next position. When none is free, pages go that are only kept for choices to
- * come, then the youngest row is preempted; r sits this step out (page_wait) until its pages have
- * come back. The oldest row is never preempted while others hold pages, so somebody always gets on.
+ * come, then the last row is preempted; r sits this step out (page_wait) until its pages have come
+ * back. The first row is never preempted while others hold pages, so somebody always gets on.
  * true: requests have left the list of active ones. */
 static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
 {
@@ -56,7 +44,7 @@ static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
     if (!bt_list_empty(&c->closing) || n_rows(c) < 2) {
         return false; /* pages are on their way back already */
     }
-    bt_wcore_preempt(c, youngest_row(c));
+    bt_wcore_preempt(c, bt_wcore_last_row(c));
     return true;
 }
 

@@ -496,6 +496,34 @@ def test_preemption_changes_no_token():
         n.stop()
 
 
+def test_a_higher_class_goes_first():
+    """Pages for little more than one of six sequences; who comes last is done before most if his class is higher.
+    Those who made way get the same tokens."""
+    n = Node("cpu", decode={"engine.pages": 28})
+    try:
+        if not n.exact:
+            pytest.skip("on this processor rows depend on their neighbours' number")
+        c = Conductor(n)
+        low = [(rid(), prompt(40 + i, 900 + i)) for i in range(6)]
+        high, ids = rid(), prompt(200, 910)
+        alone = [c.both(c.p, rid(), p, 350, **SEEDED) for _, p in low]
+        want = c.both(c.p, rid(), ids, 12, **SEEDED)
+        for r, p in low:
+            c.reserve(r, p)
+            c.submit(c.d, r, p, c.pb.BOTH, 350, priority=1, **SEEDED)
+        c.d.wait(lambda: c.d.tokens(low[0][0]), "tokens")
+        c.reserve(high, ids)
+        c.submit(c.d, high, ids, c.pb.BOTH, 12, priority=-7, **SEEDED)
+        assert c.result(high, 12, [c.d]) == want
+        assert sum(bool(c.d.find("ended", r)) for r, _ in low) < 4
+        assert [c.result(r, 350, [c.d]) for r, _ in low] == alone
+        assert n.metric("decode", "vllm:num_preemptions_total") > 0
+        c.idle()
+        c.close()
+    finally:
+        n.stop()
+
+
 def test_the_kvstore_goes_and_comes_back():
     n = Node("null")
     try:

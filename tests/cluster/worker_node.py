@@ -310,14 +310,14 @@ class Conductor:
             return r
 
     def submit(self, session, request, tokens, phases, max_new, epoch=1, n_prompt=None, stop=(), deadline_ns=0,
-               choice=0, n=0, prompt_logprobs=False, prompt_top=0, **sampling):
+               choice=0, n=0, prompt_logprobs=False, prompt_top=0, priority=0, **sampling):
         s = dict(temperature=0, top_p=1, repetition_penalty=1, seed=1, logprobs=0, max_new=max_new, stop_ids=stop)
         s.update(sampling)
         session.send(submit=self.pb.Submit(request=request, epoch=epoch, phases=phases, tokens=pack(tokens),
                                            n_prompt=n_prompt or len(tokens), sampling=self.pb.Sampling(**s),
                                            root_key=self.node.settings.root_key, deadline_ns=deadline_ns,
                                            choice=choice, n=n, prompt_logprobs=prompt_logprobs,
-                                           prompt_top=prompt_top))
+                                           prompt_top=prompt_top, priority=priority))
 
     def release(self, request, epoch=1):
         self.kv.send(release=self.pb.Release(request=request, epoch=epoch))

@@ -97,6 +97,58 @@ static void test_rows_compete_for_pages(void **state)
     stop(g);
 }
 
+/* `rows` have all slots, or most pages, when somebody of `priority` comes who is short and would be
+ * done before them. How many end before him? *preempted_p: how many rows made way until then. */
+static uint32_t newcomer(uint32_t rows, int32_t priority, uint64_t *preempted_p)
+{
+    struct rig *g = rig(21);
+    bool slots = rows == FE_SLOTS; /* otherwise 30 of 40 pages, and he needs 13 */
+    struct job j = {.phases = BATON__PHASES__BOTH, .max_new = slots ? 44 : 30, .priority = 3};
+    j.n = slots ? 20 : 150;
+    for (uint32_t i = 0; i < rows; i++) {
+        opened(g, submit_job(g, &j));
+    }
+    while (g->t[rows - 1].k[0].got == 0) { /* nobody is more than BT_WORKER_TOKEN_BUFS ahead */
+        turn(g);
+        usleep(50);
+    }
+    j = (struct job){.phases = BATON__PHASES__BOTH, .max_new = 8, .priority = priority};
+    j.n = slots ? 60 : 200;
+    opened_with(g, submit_job(g, &j), 0);
+    struct track *t = &g->t[rows];
+    while (!t->ended) {
+        turn(g);
+        usleep(50);
+    }
+    *preempted_p = (uint64_t)bt_metric_value(g->core.stats->preemptions);
+    run_until_done(g);
+    for (uint32_t i = 0; i < g->n; i++) {
+        assert_int_equal(g->t[i].status, BT_OK);
+        assert_int_equal(g->t[i].k[0].got, g->t[i].want);
+    }
+    uint32_t before = t->nth - 1;
+    stop(g);
+    return before;
+}
+
+/* A higher class takes slots and pages from rows of a lower one, no more than it needs; they go on
+ * later and get the same tokens. An equal or a lower class waits. */
+static void test_a_higher_class_takes_places_of_rows(void **state)
+{
+    (void)state;
+    static const uint32_t rows[] = {FE_SLOTS, 3};
+    static const int32_t higher[] = {2, -2000000000}, others[] = {3, 2000000000};
+    uint64_t preempted;
+    for (uint32_t i = 0; i < 2; i++) {
+        for (uint32_t k = 0; k < 2; k++) {
+            assert_int_equal(newcomer(rows[i], higher[k], &preempted), 0);
+            assert_int_equal(preempted, 1);
+            assert_true(newcomer(rows[i], others[k], &preempted) > 0);
+            assert_int_equal(preempted, 0);
+        }
+    }
+}
+
 /* What the pool has of a preempted row is loaded, whatever the kvstore answers, and the tokens are
  * the same. */
 static void test_preempted_rows_are_reloaded(void **state)
@@ -597,6 +649,7 @@ static uint32_t chaos(uint64_t seed, uint32_t *met_p)
                 j.choices = 2 + rnd(g, 6);
             }
             j.prompt_logprobs = j.phases != BATON__PHASES__DECODE && rnd(g, 5) == 0;
+            j.priority = seed % 2 == 0 ? (int32_t)rnd(g, 3) : 0;
             submit_job(g, &j);
             todo--;
         }
@@ -671,6 +724,7 @@ int main(void)
         cmocka_unit_test(test_each_kind_runs_to_its_end),
         cmocka_unit_test(test_a_tail_is_not_computed),
         cmocka_unit_test(test_rows_compete_for_pages),
+        cmocka_unit_test(test_a_higher_class_takes_places_of_rows),
         cmocka_unit_test(test_preempted_rows_are_reloaded),
         cmocka_unit_test(test_recalled_leases),
         cmocka_unit_test(test_unanswered_puts_do_not_stop_others),

@@ -43,6 +43,7 @@ struct track { /* what the test knows of one submission */
     uint32_t prompt_got;                     /* positions reported by prompt logprobs */
     uint32_t resident, tail_first, tail_end; /* blocks; of the tail none is told while equal */
     uint32_t cached;                         /* tokens */
+    uint32_t nth;                            /* to end, from 1 */
     bool opened, closed, ended, trailer, trailer_finished, prefill_done, cancelled, detached;
     bt_status_t status;
     char detail[BT_WORKER_DETAIL];
@@ -58,7 +59,7 @@ struct rig {
     struct bt_kv_key root;
     uint64_t attach;
     struct track t[MAX_REQS];
-    uint32_t n, open, puts, put_dones;
+    uint32_t n, open, n_ended, puts, put_dones;
     uint64_t rng;
     bool fatal, hold_puts, hold_tokens, gone, recall, tails;
     uint32_t met; /* prompts of which a part came as a tail */
@@ -164,6 +165,7 @@ struct job {
     uint64_t seed;
     uint32_t stop; /* EOS id; 0: none */
     bool prompt_logprobs;
+    int32_t priority;
 };
 
 static uint32_t submit_job(struct rig *g, const struct job *j)
@@ -175,6 +177,7 @@ static uint32_t submit_job(struct rig *g, const struct job *j)
     r->request = g->n + 1;
     r->epoch = 1;
     r->phases = j->phases;
+    r->priority = j->priority;
     r->n_prompt = j->n;
     r->max_new = j->max_new;
     r->attach = g->attach;
@@ -457,6 +460,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
         assert_false(t->ended);
         assert_true(t->closed || !t->opened || t->detached); /* the grant goes first */
         t->ended = true;
+        t->nth = ++g->n_ended;
         t->status = o->status;
         memcpy(t->detail, o->detail, sizeof(t->detail));
         g->open--;
