@@ -11,20 +11,20 @@
 
 #define IO_THREADS 4
 
-static void queue_init(struct bt_ssd_queue *q)
+void bt_ssd_queue_init(struct bt_ssd_queue *q)
 {
     q->head = NULL;
     q->tail = &q->head;
 }
 
-static void queue_put(struct bt_ssd_queue *q, struct bt_ssd_op *op)
+void bt_ssd_queue_put(struct bt_ssd_queue *q, struct bt_ssd_op *op)
 {
     op->next = NULL;
     *q->tail = op;
     q->tail = &op->next;
 }
 
-static struct bt_ssd_op *queue_get(struct bt_ssd_queue *q)
+struct bt_ssd_op *bt_ssd_queue_get(struct bt_ssd_queue *q)
 {
     struct bt_ssd_op *op = q->head;
     if (op != NULL) {
@@ -45,18 +45,35 @@ static void ring_bell(int efd)
 
 struct bt_ssd_op *bt_ssd_io_next(struct bt_ssd_io *io)
 {
-    struct bt_ssd_op *op = queue_get(&io->reads);
-    return op != NULL ? op : queue_get(&io->writes);
+    struct bt_ssd_op *op = bt_ssd_queue_get(&io->reads);
+    return op != NULL ? op : bt_ssd_queue_get(&io->writes);
 }
 
-void bt_ssd_io_ended(struct bt_ssd_io *io, struct bt_ssd_op *op)
+void bt_ssd_io_finish(struct bt_ssd_op *op)
 {
     if (op->res == 0 && op->finish != NULL) {
         op->finish(op);
     }
+}
+
+/* Moves all of from behind what to has. */
+static void queue_move(struct bt_ssd_queue *to, struct bt_ssd_queue *from)
+{
+    if (from->head != NULL) {
+        *to->tail = from->head;
+        to->tail = from->tail;
+        bt_ssd_queue_init(from);
+    }
+}
+
+void bt_ssd_io_give(struct bt_ssd_io *io, struct bt_ssd_queue *q)
+{
+    if (q->head == NULL) {
+        return;
+    }
     pthread_mutex_lock(&io->lock);
     bool first = io->ready.head == NULL;
-    queue_put(&io->ready, op);
+    queue_move(&io->ready, q);
     pthread_mutex_unlock(&io->lock);
     if (first) { /* else the loop has been told and has not come for them yet */
         ring_bell(io->ready_efd);
@@ -95,6 +112,8 @@ static int transfer(const struct bt_ssd_io *io, struct bt_ssd_op *op)
 static void *io_thread(void *arg)
 {
     struct bt_ssd_io *io = arg;
+    struct bt_ssd_queue ended;
+    bt_ssd_queue_init(&ended);
     pthread_mutex_lock(&io->lock);
     while (!io->stop) {
         struct bt_ssd_op *op = bt_ssd_io_next(io);
@@ -104,7 +123,9 @@ static void *io_thread(void *arg)
         }
         pthread_mutex_unlock(&io->lock);
         op->res = transfer(io, op);
-        bt_ssd_io_ended(io, op);
+        bt_ssd_io_finish(op);
+        bt_ssd_queue_put(&ended, op);
+        bt_ssd_io_give(io, &ended);
         pthread_mutex_lock(&io->lock);
     }
     pthread_mutex_unlock(&io->lock);
@@ -127,13 +148,12 @@ static bool threads_start(struct bt_ssd_io *io)
 
 static void run_ready(struct bt_ssd_io *io)
 {
-    for (;;) {
-        pthread_mutex_lock(&io->lock);
-        struct bt_ssd_op *op = queue_get(&io->ready);
-        pthread_mutex_unlock(&io->lock);
-        if (op == NULL) {
-            return;
-        }
+    struct bt_ssd_queue q;
+    bt_ssd_queue_init(&q);
+    pthread_mutex_lock(&io->lock);
+    queue_move(&q, &io->ready);
+    pthread_mutex_unlock(&io->lock);
+    for (struct bt_ssd_op *op; (op = bt_ssd_queue_get(&q)) != NULL;) {
         op->done(op);
     }
 }
@@ -155,9 +175,9 @@ bt_status_t bt_ssd_io_create(const struct bt_ssd_io_config *c, struct bt_ssd_io 
     io->c = *c;
     pthread_mutex_init(&io->lock, NULL);
     pthread_cond_init(&io->wake, NULL);
-    queue_init(&io->reads);
-    queue_init(&io->writes);
-    queue_init(&io->ready);
+    bt_ssd_queue_init(&io->reads);
+    bt_ssd_queue_init(&io->writes);
+    bt_ssd_queue_init(&io->ready);
     io->ready_efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     io->kick_efd = eventfd(0, EFD_CLOEXEC);
     bool up = io->ready_efd >= 0 && io->kick_efd >= 0;
@@ -192,9 +212,9 @@ void bt_ssd_io_submit(struct bt_ssd_io *io, struct bt_ssd_op *op)
     op->res = 0;
     op->submitted_ns = bt_mono_ns();
     pthread_mutex_lock(&io->lock);
-    queue_put(op->write ? &io->writes : &io->reads, op);
-    bool kick = io->uring != NULL && !io->kicked;
-    io->kicked = io->kicked || kick;
+    bt_ssd_queue_put(op->write ? &io->writes : &io->reads, op);
+    bool kick = io->sleepy;
+    io->sleepy = false;
     if (io->uring == NULL) {
         pthread_cond_signal(&io->wake);
     }

@@ -68,7 +68,7 @@ struct bt_ssd_io {
     pthread_cond_t wake;
     struct bt_ssd_queue reads, writes, ready;
     bool stop;
-    bool kicked; /* the ring's thread has been told and has not looked yet */
+    bool sleepy; /* the ring's thread has room, waits and must be woken for an operation */
     int ready_efd, kick_efd;
     struct bt_loop_fd *w;
     const char *kind;
@@ -76,10 +76,15 @@ struct bt_ssd_io {
     uint32_t n_threads;
     void *uring; /* the ring of uring.c, NULL: threads */
 };
+void bt_ssd_queue_init(struct bt_ssd_queue *q);
+void bt_ssd_queue_put(struct bt_ssd_queue *q, struct bt_ssd_op *op);
+struct bt_ssd_op *bt_ssd_queue_get(struct bt_ssd_queue *q); /* NULL: it is empty */
 /* Next operation or NULL; lock held. */
 struct bt_ssd_op *bt_ssd_io_next(struct bt_ssd_io *io);
-/* op has ended on an I/O thread. */
-void bt_ssd_io_ended(struct bt_ssd_io *io, struct bt_ssd_op *op);
+/* op has ended and its finish is due. */
+void bt_ssd_io_finish(struct bt_ssd_op *op);
+/* Hands operations that are finished to the loop, all with one bell; q is empty afterwards. */
+void bt_ssd_io_give(struct bt_ssd_io *io, struct bt_ssd_queue *q);
 /* false: the kernel refuses io_uring (why_p says how). */
 bool bt_ssd_uring_start(struct bt_ssd_io *io, const char **why_p);
 void bt_ssd_uring_free(struct bt_ssd_io *io); /* after its thread has ended */

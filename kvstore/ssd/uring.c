@@ -1,6 +1,7 @@
 /* The io_uring engine of the SSD tier's block I/O: one thread that owns the ring, submits what the
- * control thread queues and checks what was read. The slab's data area is registered once, in
- * pieces of at most 1 GiB (more is refused), so that no operation pins pages. */
+ * control thread queues and checks what was read, in this order: while it checks, the disk has
+ * work. The slab's data area is registered once, in pieces of at most 1 GiB (more is refused), so
+ * that no operation pins pages. */
 #include <errno.h>
 #include <liburing.h>
 #include <stdlib.h>
@@ -11,12 +12,15 @@
 
 #include "kvstore/ssd/io.h"
 
-#define PIECE_MAX (1ull << 30)
+#define PIECE_MAX    (1ull << 30)
+#define CHECK_BYTES  (1u << 20) /* checked between two looks at the ring */
+#define WAIT_DIVISOR 4u         /* of a full ring, so much ends before its thread is woken */
 
 struct ring {
     struct io_uring r;
     uint64_t piece; /* bytes of a registered piece; 0: nothing is registered */
     uint32_t in_flight;
+    struct bt_ssd_queue ended; /* to be checked and given to the loop */
     bool kick_armed;
     uint64_t kick; /* the eventfd is read into here */
 };
@@ -51,7 +55,7 @@ static void prepare(const struct bt_ssd_io *io, struct ring *g, struct bt_ssd_op
     io_uring_sqe_set_data(sqe, op);
 }
 
-static void completed(struct bt_ssd_io *io, struct ring *g, struct bt_ssd_op *op, int res)
+static void completed(const struct bt_ssd_io *io, struct ring *g, struct bt_ssd_op *op, int res)
 {
     if (res > 0) {
         op->moved += (uint32_t)res;
@@ -62,10 +66,10 @@ static void completed(struct bt_ssd_io *io, struct ring *g, struct bt_ssd_op *op
     }
     op->res = res > 0 ? 0 : res < 0 ? res : -EIO;
     g->in_flight--;
-    bt_ssd_io_ended(io, op);
+    bt_ssd_queue_put(&g->ended, op);
 }
 
-static void reap(struct bt_ssd_io *io, struct ring *g)
+static void reap(const struct bt_ssd_io *io, struct ring *g)
 {
     struct io_uring_cqe *cqe;
     while (io_uring_peek_cqe(&g->r, &cqe) == 0) {
@@ -80,6 +84,45 @@ static void reap(struct bt_ssd_io *io, struct ring *g)
     }
 }
 
+/* Prepares what is queued, as far as the depth allows. false: it is time to stop. */
+static bool fill(struct bt_ssd_io *io, struct ring *g)
+{
+    struct bt_ssd_op *op;
+    pthread_mutex_lock(&io->lock);
+    bool stop = io->stop;
+    while (!stop && g->in_flight < io->c.depth && (op = bt_ssd_io_next(io)) != NULL) {
+        prepare(io, g, op);
+        g->in_flight++;
+    }
+    io->sleepy = g->in_flight < io->c.depth && g->ended.head == NULL;
+    pthread_mutex_unlock(&io->lock);
+    return !stop || g->in_flight > 0 || g->ended.head != NULL;
+}
+
+static void arm_kick(const struct bt_ssd_io *io, struct ring *g)
+{
+    if (!g->kick_armed) {
+        struct io_uring_sqe *sqe = io_uring_get_sqe(&g->r);
+        BT_ASSERT(sqe != NULL);
+        io_uring_prep_read(sqe, io->kick_efd, &g->kick, sizeof(g->kick), 0);
+        io_uring_sqe_set_data(sqe, NULL);
+        g->kick_armed = true;
+    }
+}
+
+static void check(struct bt_ssd_io *io, struct ring *g)
+{
+    struct bt_ssd_queue checked;
+    struct bt_ssd_op *op;
+    bt_ssd_queue_init(&checked);
+    for (uint32_t bytes = 0; bytes < CHECK_BYTES && (op = bt_ssd_queue_get(&g->ended)) != NULL;) {
+        bytes += op->finish != NULL ? BT_MIN(op->len, CHECK_BYTES) : 0;
+        bt_ssd_io_finish(op);
+        bt_ssd_queue_put(&checked, op);
+    }
+    bt_ssd_io_give(io, &checked);
+}
+
 static void *ring_thread(void *arg)
 {
     struct bt_ssd_io *io = arg;
@@ -88,30 +131,20 @@ static void *ring_thread(void *arg)
         BT_ASSERT(syscall(SYS_io_uring_register, g->r.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL,
                           0) == 0); /* liburing 2.3 has a function for it and does not export it */
     }
-    for (;;) {
-        struct bt_ssd_op *op;
-        pthread_mutex_lock(&io->lock);
-        io->kicked = false;
-        bool stop = io->stop;
-        while (!stop && g->in_flight < io->c.depth && (op = bt_ssd_io_next(io)) != NULL) {
-            prepare(io, g, op);
-            g->in_flight++;
-        }
-        pthread_mutex_unlock(&io->lock);
-        if (stop && g->in_flight == 0) {
-            return NULL;
-        }
-        if (!g->kick_armed) {
-            struct io_uring_sqe *sqe = io_uring_get_sqe(&g->r);
-            BT_ASSERT(sqe != NULL);
-            io_uring_prep_read(sqe, io->kick_efd, &g->kick, sizeof(g->kick), 0);
-            io_uring_sqe_set_data(sqe, NULL);
-            g->kick_armed = true;
-        }
-        int rc = io_uring_submit_and_wait(&g->r, 1);
+    while (fill(io, g)) {
+        /* With nothing to check it waits: for the first to end, or for some where the ring is full
+         * (a disk with so much to do loses nothing by it, and to be woken costs). */
+        bool idle = g->ended.head == NULL;
+        uint32_t n = g->in_flight < io->c.depth ? 1 : BT_MAX(io->c.depth / WAIT_DIVISOR, 1u);
+        arm_kick(io, g);
+        int rc = idle ? io_uring_submit_and_wait(&g->r, n) : io_uring_submit_and_get_events(&g->r);
         BT_ASSERT(rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY);
         reap(io, g);
+        if (!idle) { /* else the disk gets work first */
+            check(io, g);
+        }
     }
+    return NULL;
 }
 
 /* Registers the slab; failing that (locked memory is limited) buffers are pinned per operation. */
@@ -153,6 +186,7 @@ bool bt_ssd_uring_start(struct bt_ssd_io *io, const char **why_p)
         return false;
     }
     register_mem(io, g);
+    bt_ssd_queue_init(&g->ended);
     io->uring = g;
     io->kind = g->piece != 0 ? "io_uring" : "io_uring without registered buffers";
     if (pthread_create(&io->threads[0], NULL, ring_thread, io) != 0) {

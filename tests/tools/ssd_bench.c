@@ -1,7 +1,8 @@
-/* Speed of the SSD tier: ssd_bench FOLDER block_kib=1024 blocks=1024 depth=16. Writes so many
- * blocks until all of them are durable and can be found, then reads them all with their CRCs
- * checked. Prints "write GBPS CPU_S_PER_GB", "read ..." and "crc ..." (of the blocks in memory, on
- * one thread: it is part of both); the slab is 64 blocks of shared memory. */
+/* Speed of the SSD tier: ssd_bench FOLDER block_kib=1024 blocks=1024 depth=16 slots=32 write=1.
+ * Writes so many blocks until all of them are durable and can be found (write=0: a run before has
+ * done it), then reads them all with their CRCs checked. Prints "write GBPS CPU_S_PER_GB",
+ * "read ..." and "crc ..." (of the blocks in memory, on one thread: it is part of both); the slab
+ * has so many blocks of shared memory as `slots` says. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +12,11 @@
 #include "kvstore/ssd/ssd.h"
 #include "tests/tools/bench_arg.h"
 
-#define SLAB_SLOTS 64u
+#define SLOTS_MAX 64u
 
 static struct bt_slab *slab;
 static struct bt_kv_layout layout;
-static uint32_t busy[SLAB_SLOTS], n_free, n_failed;
+static uint32_t busy[SLOTS_MAX], n_slots, n_free, n_failed;
 
 static uint32_t segment_crc(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *key)
 {
@@ -63,7 +64,7 @@ static void run(struct bt_loop *loop, struct bt_ssd *ssd, bool write, uint64_t b
         }
         bt_loop_poll(loop, 10);
         bt_ssd_stats(ssd, &s);
-    } while (i < blocks || n_free < SLAB_SLOTS || (write && s.blocks < blocks));
+    } while (i < blocks || n_free < n_slots || (write && s.blocks < blocks));
     double seconds = 1e-9 * (double)(bt_mono_ns() - t);
     double gb = 1e-9 * (double)blocks * (double)layout.block_bytes;
     printf("%s %.3f %.4f\n", write ? "write" : "read", gb / seconds, (cpu_s() - cpu) / gb);
@@ -77,7 +78,7 @@ static void run_crc(void)
         struct bt_kv_key k;
         key_of(i, &k);
         for (uint32_t l = 0; l < layout.n_layers; l++) {
-            segment_crc(NULL, i % SLAB_SLOTS, l, &k);
+            segment_crc(NULL, i % n_slots, l, &k);
         }
         bytes += layout.block_bytes;
     }
@@ -102,13 +103,14 @@ int main(int argc, char **argv)
     BT_ASSERT(bt_kv_layout_gqa(64, (uint32_t)BT_MAX(kib / 32, 1u), 1, 128, BT_DT_BF16, 0,
                                &layout) == BT_OK);
     if (bt_loop_create(&loop) != BT_OK ||
-        bt_slab_create(path, (SLAB_SLOTS + 1) * (layout.block_bytes + 8192) + (1 << 20), &layout,
+        bt_slab_create(path, (SLOTS_MAX + 1) * (layout.block_bytes + 8192) + (1 << 20), &layout,
                        &root, 1, NULL, NULL, &slab, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
         return 1;
     }
     unlink(path);
-    for (uint32_t i = 0; i < SLAB_SLOTS; i++) {
+    n_slots = (uint32_t)BT_MIN(BT_MAX(opt(argc, argv, "slots", 32), 1u), SLOTS_MAX);
+    for (uint32_t i = 0; i < n_slots; i++) {
         bt_random(bt_slab_data(slab, i), layout.block_bytes);
         busy[n_free++] = i;
     }
@@ -116,7 +118,7 @@ int main(int argc, char **argv)
                               .path = argv[1],
                               .bytes = (blocks + 256) * layout.block_bytes + (1u << 20),
                               .queue_depth = (uint32_t)opt(argc, argv, "depth", 16),
-                              .backlog_max = SLAB_SLOTS,
+                              .backlog_max = SLOTS_MAX,
                               .probe_ms = 1000,
                               .stall_ms = 60000,
                               .slab = slab,
@@ -126,7 +128,9 @@ int main(int argc, char **argv)
         return 1;
     }
     printf("engine %s\n", bt_ssd_engine(ssd));
-    run(loop, ssd, true, blocks);
+    if (opt(argc, argv, "write", 1) != 0) { /* else a run before has written them */
+        run(loop, ssd, true, blocks);
+    }
     run(loop, ssd, false, blocks);
     run_crc();
     struct bt_ssd_stats s;
