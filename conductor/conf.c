@@ -226,6 +226,15 @@ static const struct bt_conf_row rows[] = {
      .min = 1,
      .max = 3600000,
      .doc = "Policy baton: such prompts wait at most so long."},
+    {.key = "sched.demand_price",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(demand_price),
+     .def = "0.4",
+     .min = 0,
+     .max = 100,
+     .doc = "Admission priced: of the prefill work asked for within about a minute the share (1 - "
+            "queue / TTFT objective) to the power of this comes in, the shortest prefills first; "
+            "a queue of less than a second is free. 0: all of it."},
     {.key = "sched.work_weight",
      .type = BT_CONF_FLOAT,
      .offset = ROW(work_weight),
@@ -241,8 +250,15 @@ static const struct bt_conf_row rows[] = {
      .max = 60000,
      .doc = "Policy baton: decode workers compute prompts beside their rows where that gives an "
             "earlier first token, counting on steps of so long (set engine.mixed_step_ms of the "
-            "decode workers to the same; half of the objective between tokens is a good value). 0: "
-            "they do not."},
+            "decode workers to the same; three quarters of the objective between tokens is a good "
+            "value with sched.mixed_gap_ms, half of it without). 0: they do not."},
+    {.key = "sched.mixed_gap_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(mixed_gap_ms),
+     .def = "0",
+     .max = 60000,
+     .doc = "Policy baton: the decode workers' engine.mixed_gap_ms, so that steps which rows join "
+            "are counted on with less room. 0: they have as much as others."},
     {.key = "sched.replica_bytes_per_s",
      .type = BT_CONF_SIZE,
      .offset = ROW(replica_bytes_per_s),

@@ -196,7 +196,9 @@ static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_p
         .tail_load = true,
         .work_price = conf->work_price,
         .work_weight = conf->work_weight,
+        .demand_price = conf->demand_price,
         .mixed_step_ms = (double)conf->mixed_step_ms,
+        .mixed_gap_ms = (double)conf->mixed_gap_ms,
         .background_share = conf->background_share,
         .background_ms = (double)conf->background_ms,
     };

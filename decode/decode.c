@@ -36,6 +36,7 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r)
         bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported it */
         return;
     }
+    r->landed_ns = bt_mono_ns();
     bt_wcore_enqueue(c, r);
 }
 

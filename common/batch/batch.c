@@ -170,6 +170,15 @@ struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_
     return w;
 }
 
+double bt_batch_mixed_ns(const struct bt_batch *b, double step_ns, double gap_ns)
+{
+    double waited = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        waited = b->seqs[i].kind == BT_BATCH_DECODE ? BT_MAX(waited, b->seqs[i].waited_ns) : waited;
+    }
+    return gap_ns > 0 && waited > 0 ? BT_MIN(step_ns, gap_ns - waited) : step_ns;
+}
+
 uint32_t bt_batch_prompt_room(const struct bt_batch *b, const struct bt_batch_cost *c,
                               double budget_ns)
 {

@@ -23,6 +23,8 @@ struct bt_batch_seq {
     uint32_t left;         /* tokens it will still generate, for rolling forward; 0: none */
     uint32_t stop;         /* rows end there too: what follows may come otherwise; 0: nowhere */
     bt_batch_kind_t kind;
+    double waited_ns; /* DECODE: its KV came from elsewhere and it has waited so long for its first
+                         step here; 0 after that */
 };
 
 struct bt_batch_limits {
@@ -70,6 +72,10 @@ void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_
 /* What is in a step, and its cost in ns (cost.h). */
 struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_batch_row *rows,
                                       uint32_t n);
+/* How long the next step of all decode rows may last: step_ns, and where a row has waited for its
+ * first one no longer than leaves it gap_ns with the wait (0: that is not asked). May be below 0.
+ */
+double bt_batch_mixed_ns(const struct bt_batch *b, double step_ns, double gap_ns);
 /* The prompt_tokens with which a step of all decode rows lasts at most budget_ns by c: whole
  * blocks, at least one, so that prompts get on, at most max_rows. Attention is counted as if all of
  * them were the oldest prompt's. */

@@ -66,6 +66,15 @@ static const struct bt_conf_row rows[] = {
          "How long a step that also generates may last, by the cost that the worker has fitted to "
          "its own steps: it takes as many prompt tokens as that allows, one block at least, and "
          "engine.mixed_prompt_tokens does not count. 0: engine.mixed_prompt_tokens counts."},
+    {.key = "engine.mixed_gap_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(engine_mixed_gap_ms),
+     .def = "0",
+     .max = 60000,
+     .doc = "Where engine.mixed_step_ms is set: in a step that a row joins whose prompt was "
+            "computed elsewhere, prompt tokens make what it has waited and the step together no "
+            "longer than this, so that its first gap is no longer than others. 0.95 of the "
+            "objective between tokens is a good value. 0: such steps are as long as others."},
     {.key = "engine.calibrate_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_calibrate_ms),

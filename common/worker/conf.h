@@ -13,7 +13,7 @@ struct bt_worker_conf {
     int64_t engine_max_slots;
     int64_t engine_max_rows;
     int64_t engine_mixed_prompt_tokens;
-    uint64_t engine_mixed_step_ms;
+    uint64_t engine_mixed_step_ms, engine_mixed_gap_ms;
     uint64_t engine_calibrate_ms;
     char *name;
     int64_t index;

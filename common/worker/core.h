@@ -124,6 +124,7 @@ struct bt_wreq {
     uint32_t tail_end;
     uint32_t first_token;
     uint64_t start_ns, last_compute_ns; /* wall clock */
+    uint64_t landed_ns;                 /* mono; of a row that has not been in a step; else 0 */
     Baton__Finish finish;
     bt_status_t end_status;
     char end_detail[BT_WORKER_DETAIL];

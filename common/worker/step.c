@@ -61,6 +61,7 @@ static void provide_pages(struct bt_wcore *c)
 static void fill_batch(struct bt_wcore *c)
 {
     uint32_t n = 0;
+    uint64_t now_ns = bt_mono_ns();
     struct bt_list *it;
     bt_list_for_each (it, &c->active) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
@@ -75,6 +76,7 @@ static void fill_batch(struct bt_wcore *c)
         s->len = r->len;
         s->chunk_tokens = r->grant != NULL ? r->grant->chunk_tokens : 0;
         s->left = 0;
+        s->waited_ns = r->landed_ns != 0 ? (double)(now_ns - r->landed_ns) : 0;
         s->kind = r->stage == BT_WREQ_ROW ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
         c->seq_reqs[n++] = r;
     }
@@ -100,6 +102,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
         r->start_ns = bt_real_ns();
     }
     if (r->stage == BT_WREQ_ROW) {
+        r->landed_ns = 0;
         s->decode_tokens += b->n;
     } else {
         s->prompt_tokens += b->n;
@@ -153,8 +156,9 @@ bool bt_wcore_launch(struct bt_wcore *c)
     fill_batch(c);
     bool rows = n_rows(c) > 0 || atomic_load(&c->role) == BT_ROLES_DECODE;
     if (c->conf->engine_mixed_step_ms > 0) {
-        c->batch.lim.prompt_tokens = bt_batch_prompt_room(
-            &c->batch, &c->fit.cost, 1e6 * (double)c->conf->engine_mixed_step_ms);
+        double step_ns = bt_batch_mixed_ns(&c->batch, 1e6 * (double)c->conf->engine_mixed_step_ms,
+                                           1e6 * (double)c->conf->engine_mixed_gap_ms);
+        c->batch.lim.prompt_tokens = bt_batch_prompt_room(&c->batch, &c->fit.cost, step_ns);
     }
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
                      : bt_batch_prefill(&c->batch, s->rows, c->max_slots);

@@ -1,11 +1,13 @@
-/* What this conductor expects of the decode pool: how long rows go on (survival estimates), which
- * ones are on their way out of prefill (forecast), for admission by prediction. Loop thread. */
+/* What this conductor expects, for admission: how long rows go on (survival estimates), which ones
+ * are on their way out of prefill (forecast), and which prefills are asked for (demand). Loop
+ * thread. */
 #include <math.h>
 
 #include "conductor/request/request_priv.h"
 
 #define BUCKET_MS 100.0  /* of the forecast: 51 s ahead */
 #define LIFE_MS   5000.0 /* until something is known */
+#define DEMAND_MS 60000.0
 #define LEARN_NS  500000000ull
 #define ROWS_MAX  256 /* looked at for the mean life */
 
@@ -18,6 +20,15 @@ void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
 {
     bt_survival_init(&rs->survival);
     bt_sched_forecast_init(&rs->forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
+    bt_sched_demand_init(&rs->demand, DEMAND_MS);
+}
+
+void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms)
+{
+    if (!k->demanded) {
+        bt_sched_demand_note(&k->r->rs->demand, ms_of(now_ns), compute_ms);
+        k->demanded = true;
+    }
 }
 
 static struct bt_survival_key key_of(const struct bt_request *r)

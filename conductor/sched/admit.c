@@ -148,30 +148,45 @@ static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
     return v == BT_SCHED_PLANNED ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan), r) : v;
 }
 
+/* Too long for the queue: retry when it has shrunk to where this prefill would be let in. */
+static bt_sched_verdict_t too_dear(struct bt_sched_reject *r, double prefill_ms, double most_ms,
+                                   double shrink_ms)
+{
+    bt_sched_verdict_t v = bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(shrink_ms),
+                                           "its prefill is too long for a queue of this length");
+    r->miss = BT_SCHED_MISS_PRICE;
+    r->predicted_ms = prefill_ms;
+    r->objective_ms = most_ms;
+    return v;
+}
+
 static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
                                        const struct bt_sched_snapshot *s,
                                        const struct bt_sched_request *req,
                                        const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
     bt_sched_verdict_t v = admit_predict(c, s, req, plan, r);
-    if (v != BT_SCHED_PLANNED || c->ttft_objective_ms == 0 || c->work_price <= 0 ||
-        plan->background) {
+    if (v != BT_SCHED_PLANNED || c->ttft_objective_ms == 0 || plan->background) {
         return v;
     }
     double objective = c->ttft_objective_ms, left = objective - plan->queue_ms - req->waited_ms;
-    double queue = BT_MAX(plan->queue_ms - BURST_MS, 0), free = 1 - queue / objective;
-    double most = left * pow(BT_MAX(free, 0), c->work_price);
-    if (plan->prefill_ms <= most) {
+    double queue = BT_MAX(plan->queue_ms - BURST_MS, 0), free = BT_MAX(1 - queue / objective, 0);
+    double most = c->work_price > 0 ? left * pow(free, c->work_price) : INFINITY;
+    if (plan->prefill_ms > most) {
+        double share = pow(plan->prefill_ms / objective, 1 / (1 + c->work_price));
+        return too_dear(r, plan->prefill_ms, most, objective * share - left);
+    }
+    if (s->demand == NULL || c->demand_price <= 0 || free >= 1) {
         return BT_SCHED_PLANNED;
     }
-    /* The queue at which it would be let in. */
-    double share = pow(plan->prefill_ms / objective, 1 / (1 + c->work_price));
-    v = bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(objective * share - left),
-                        "its prefill is too long for a queue of this length");
-    r->miss = BT_SCHED_MISS_PRICE;
-    r->predicted_ms = plan->prefill_ms;
-    r->objective_ms = most;
-    return v;
+    double below = bt_sched_demand_below(s->demand, plan->compute_ms);
+    if (below > pow(free, c->demand_price)) {
+        double then = BURST_MS + objective * (1 - pow(below, 1 / c->demand_price));
+        return too_dear(r, plan->compute_ms,
+                        bt_sched_demand_at(s->demand, pow(free, c->demand_price)),
+                        plan->queue_ms - then);
+    }
+    return BT_SCHED_PLANNED;
 }
 
 bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
@@ -216,6 +231,9 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
     if (v == BT_SCHED_PLANNED) {
         admission = admission != NULL ? admission : &bt_sched_admit_early;
         v = admission->admit(params, snap, req, &plan, reject_p);
+        if (v != BT_SCHED_PLANNED) {
+            reject_p->compute_ms = plan.compute_ms;
+        }
     }
     if (v == BT_SCHED_PLANNED) {
         *plan_p = plan;

@@ -57,34 +57,62 @@ double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sche
     return BT_MAX(ms, load);
 }
 
+double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                           const struct bt_sched_request *req, uint32_t cached)
+{
+    struct bt_sched_worker alone = *w;
+    alone.cost = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
+    return bt_sched_prefill_ms(c, &alone, req, req->n_tokens, cached);
+}
+
+/* Rows on their way to w, not counting those that it has. */
+static double rows_coming(const struct bt_sched_worker *w)
+{
+    double rows = w->running + w->waiting;
+    return BT_MAX((double)w->landing, w->own_requests - rows);
+}
+
 void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
-                         uint32_t tokens, double t_ms, double *rows_p, double *kv_p)
+                         uint32_t tokens, double t_ms, double over_ms, double *rows_p, double *kv_p)
 {
     double rows = w->running + w->waiting, life = s->forecast != NULL ? s->forecast->life_ms : 0;
-    double coming = BT_MAX((double)w->landing, w->own_requests - rows);
+    double coming = rows_coming(w);
     double each = rows > 0 ? (double)w->kv_tokens / rows : tokens;
+    over_ms = BT_MAX(over_ms, t_ms);
     if (coming > 0 && t_ms > 0 && life > 0) {
         double stay = exp(-t_ms / life);
-        rows = rows * stay + coming * life / t_ms * (1 - stay);
+        rows = rows * stay + coming * life / over_ms * (1 - stay);
     } else if (coming > 0 && t_ms > 0) {
-        rows += coming;
+        rows += coming * t_ms / over_ms;
     }
     *rows_p = rows;
     *kv_p = rows * each;
 }
 
+/* The mean step of w with prompt tokens in it: steps that a row joins are shorter by what it has
+ * waited, half of a step in the mean. */
+static double mixed_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                            double over_ms)
+{
+    double step = c->mixed_step_ms, joined = BT_MIN(c->mixed_gap_ms - step / 2, step);
+    if (c->mixed_gap_ms > 0 && over_ms > 0) {
+        double none = exp(-rows_coming(w) * step / BT_MAX(over_ms, step));
+        step = none * step + (1 - none) * BT_MAX(joined, 0);
+    }
+    return step / (w->learned.tail > 0 ? w->learned.tail : 1);
+}
+
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_worker *w, uint32_t n, uint32_t cached,
-                         double *queue_p)
+                         double over_ms, double *queue_p)
 {
     const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
-    double tail = w->learned.tail > 0 ? w->learned.tail : 1, step = c->mixed_step_ms / tail;
-    double m = n - cached, room = INFINITY, then_ms = 0;
+    double step = mixed_step_ms(c, w, over_ms), m = n - cached, room = INFINITY, then_ms = 0;
     double alone =
         1e-6 * (k->token_ns[BT_BATCH_SEGMENTS - 1] * m + k->attn_ns * m * (cached + m / 2));
     for (int i = 0; i < 2; i++) { /* beside the rows of now, and beside those of when it ends */
         struct bt_batch_work work = {0};
-        bt_sched_rows_after(s, w, n, then_ms, &work.tokens, &work.kv);
+        bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
         double base = 1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
         room = BT_MIN(room, step - base);
         if (room < step / 8) {

@@ -208,7 +208,8 @@ static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
     if (w->pages_total == 0 || w->slots_total == 0) {
         return now;
     }
-    bt_sched_rows_after(j->s, w, j->req->n_tokens, BT_MAX(j->least_queue_ms, 1), &rows, &kv);
+    double queue = BT_MAX(j->least_queue_ms, 1);
+    bt_sched_rows_after(j->s, w, j->req->n_tokens, queue, queue, &rows, &kv);
     double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->pages_total;
     return BT_MAX(now, BT_MAX(pages, (rows + 1) / w->slots_total));
 }

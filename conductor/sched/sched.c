@@ -218,11 +218,13 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
         e->fetch_from = j->best_kv;
         e->fetch_tokens = j->best_tokens - local;
     }
-    e->prefill_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, e->cached_tokens, &queue);
+    double over = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
+    e->prefill_ms =
+        bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, e->cached_tokens, over, &queue);
     if (e->prefill_ms < 0) {
         return false;
     }
-    e->local_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, local, &queue);
+    e->local_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, local, over, &queue);
     e->queue_ms = queue;
     e->ttft_ms = BT_MAX(queue, there) + e->prefill_ms;
     e->cost = e->ttft_ms;
@@ -280,6 +282,7 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
                                        ? 1e3 * e->fetch_tokens / (e->local_ms - e->prefill_ms)
                                        : 0;
     plan->prefill_ms = e->prefill_ms;
+    plan->compute_ms = bt_sched_compute_ms(j->c, wp, j->req, plan->cached_tokens);
     plan->queue_ms = bt_sched_queue_ms(j->c, wp);
     plan->overhead_ms = wp->learned.overhead_ms;
     plan->waited_ms = j->req->waited_ms;

@@ -7,6 +7,7 @@
 
 #include "common/base/base.h"
 #include "common/batch/batch.h"
+#include "conductor/sched/demand.h"
 #include "conductor/sched/forecast.h"
 #include "conductor/sched/learn.h"
 
@@ -66,6 +67,7 @@ struct bt_sched_snapshot {
                                some kvstore; 0: not known */
     double now_ms;          /* on the forecast's clock */
     const struct bt_sched_forecast *forecast; /* of the decode pool; NULL: not kept */
+    const struct bt_sched_demand *demand;     /* of prefills; NULL: not kept */
 };
 
 struct bt_sched_request {
@@ -96,8 +98,12 @@ struct bt_sched_params {
     double fetch_ratio;
     bool tail_load;       /* an engine can load a prefix's end while it computes its head (baton) */
     double work_price;    /* admission priced: how fast a queue raises the price of work; 0: not */
+    double demand_price;  /* ... and how fast it lowers the share of the work asked for that may
+                             come in, the shortest prefills first; 0: not */
     double mixed_step_ms; /* baton: a decode worker fills its steps with prompt tokens up to so
                              long; 0: it takes no prompts from others */
+    double mixed_gap_ms;  /* ... but no row that joins has its first gap made longer by them than
+                             this: steps that rows join have less room. 0: they do not */
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
     /* baton: a prompt that nobody could prefill within the TTFT objective, idle as they may be, is
      * prefilled late and not refused, as what it leaves in the caches serves those that come after
@@ -143,6 +149,7 @@ struct bt_sched_plan {
     double
         recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
     double prefill_ms;          /* predicted: of ttft_ms, the computing */
+    double compute_ms;          /* ... by a worker that has nothing else to do */
 };
 
 typedef enum { BT_SCHED_MISS_TTFT, BT_SCHED_MISS_TBT, BT_SCHED_MISS_PRICE } bt_sched_miss_t;
@@ -154,6 +161,7 @@ struct bt_sched_reject {
     const char *reason;     /* static text */
     uint32_t fits_tokens;   /* TOO_LARGE: what the largest worker could take */
     double predicted_ms, objective_ms; /* OVERLOADED: what would be missed, and by how much */
+    double compute_ms;                 /* OVERLOADED: the plan's */
 };
 
 /* A policy. place returns BT_SCHED_PLANNED and fills plan_p, or another verdict and fills
@@ -207,8 +215,10 @@ extern const struct bt_sched_admission bt_sched_admit_predict;
 /* Predict, and: a queue is a price. Of the time that is left to the objective a prefill may take
  * the whole while nobody waits, and less the longer the queue is: (1 - queue /
  * objective)^work_price of it, where a queue of less than a second is a burst and costs nothing.
- * Under overload many short prefills then take the place of few long
- * ones, and the price settles where what is admitted is what can be served. */
+ * Where all prefills are short beside the objective that asks too late: of the work that is asked
+ * for (snapshot.demand) the share (1 - queue / objective)^demand_price comes in, the shortest
+ * first. Under overload many short prefills then take the place of few long ones, and the price
+ * settles where what is admitted is what can be served. */
 extern const struct bt_sched_admission bt_sched_admit_priced;
 
 /* The second question of an admission with at_decode: may worker `decode` of snap have the row? */

@@ -65,17 +65,21 @@ double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_
 /* Of n tokens the first `cached` are in the slab of the worker's node. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached);
+/* All of it, beside nothing else, whatever w's role is. */
+double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                           const struct bt_sched_request *req, uint32_t cached);
 /* Rows of w and their context after t_ms: those of now thinned out as rows end, and those on their
- * way to it, which come one by one until then and are thinned out too; their context is that of the
- * others, or `tokens`. */
+ * way to it, which come one by one over over_ms (t_ms at least) and are thinned out too; their
+ * context is that of the others, or `tokens`. */
 void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
-                         uint32_t tokens, double t_ms, double *rows_p, double *kv_p);
+                         uint32_t tokens, double t_ms, double over_ms, double *rows_p,
+                         double *kv_p);
 /* Tokens [cached, n) of a prompt computed by decode worker w beside its rows, in steps of
- * params.mixed_step_ms; queue_p: the prompts that it has already. w has a cost. < 0: there is no
- * room beside its rows. */
+ * params.mixed_step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
+ * < 0: there is no room beside its rows. */
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_worker *w, uint32_t n, uint32_t cached,
-                         double *queue_p);
+                         double over_ms, double *queue_p);
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
 /* From kvstore `from` to `to`, at the link's measured rate. */

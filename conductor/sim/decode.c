@@ -32,7 +32,9 @@ struct bt_sim_decode {
     struct bt_sim_row *wait; /* ring */
     uint32_t wait_first, wait_n, wait_cap;
     struct bt_batch_cost prompt_cost;
-    double mixed_ms; /* steps with rows are filled with prompt tokens up to so long */
+    double mixed_ms;  /* steps with rows are filled with prompt tokens up to so long */
+    double gap_ms;    /* ... and with what a row has waited for its first one here up to so long */
+    double waited_ms; /* of the rows that join in the next step, the longest */
     uint32_t chunk_max, chunk;
     bool coming;                   /* the first prompt waits for the next boundary */
     struct bt_sim_prompt *prompts; /* [0..n_prompts), the first one is being computed */
@@ -89,7 +91,8 @@ static uint32_t chunk_next(const struct bt_sim_decode *d)
     uint32_t left = d->prompts[0].tokens - d->prompts[0].from;
     struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv};
     const struct bt_batch_cost *k = &d->prompt_cost;
-    double room = 1e6 * d->mixed_ms - (d->n != 0 ? bt_batch_work_ns(&d->cost, &rows) : k->base_ns);
+    double most_ms = BT_MIN(d->mixed_ms, d->gap_ms - d->waited_ms);
+    double room = 1e6 * most_ms - (d->n != 0 ? bt_batch_work_ns(&d->cost, &rows) : k->base_ns);
     double token = k->token_ns[BT_BATCH_SEGMENTS - 1] + k->attn_ns * d->prompts[0].from;
     double fits = room / BT_MAX(token, 1e-9);
     uint32_t chunk = fits > CHUNK_MIN ? (uint32_t)BT_MIN(fits, (double)d->chunk_max) : CHUNK_MIN;
@@ -176,6 +179,7 @@ static void admit(struct bt_sim_decode *d)
                                   .full_tokens = w->tokens + w->steps,
                                   .first_ms = w->first_ms,
                                   .joined_ms = d->at_ms});
+        d->waited_ms = BT_MAX(d->waited_ms, d->at_ms - w->first_ms);
         d->kv += w->tokens;
         d->reserved += full;
         d->wait_first = (d->wait_first + 1) % d->wait_cap;
@@ -193,7 +197,8 @@ static void plan_next(struct bt_sim_decode *d)
         double token = d->prompt_cost.token_ns[BT_BATCH_SEGMENTS - 1] +
                        d->prompt_cost.attn_ns * d->prompts[0].from;
         double far = 0.05 * token / BT_MAX(d->prompt_cost.attn_ns * d->chunk, 1e-9);
-        uint32_t most = (uint32_t)BT_MAX(BT_MIN(far, 32.0), 1.0);
+        bool joined = d->gap_ms - d->waited_ms < d->mixed_ms; /* that step alone is shorter */
+        uint32_t most = joined ? 1 : (uint32_t)BT_MAX(BT_MIN(far, 32.0), 1.0);
         d->ahead = BT_MIN(BT_MIN(d->ahead, left / d->chunk), most);
     }
     if (d->ahead == UINT32_MAX) {
@@ -207,10 +212,11 @@ static bool idle(const struct bt_sim_decode *d)
 }
 
 void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prompt, double mixed_ms,
-                       uint32_t chunk_max)
+                       double gap_ms, uint32_t chunk_max)
 {
     d->prompt_cost = *prompt;
     d->mixed_ms = mixed_ms;
+    d->gap_ms = gap_ms > 0 ? gap_ms : INFINITY;
     d->chunk_max = chunk_max;
 }
 
@@ -322,6 +328,7 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
         d->kv += (double)d->n * d->ahead;
         d->step += d->ahead;
         d->ahead = 0;
+        d->waited_ms = 0;
     }
     uint32_t n = 0;
     if (d->n_prompts > 0 && d->prompts[0].from == d->prompts[0].tokens && max > 0) {
@@ -367,7 +374,7 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
         lost(arg, d->prompts[i].id, 0, true);
     }
     d->n = d->wait_n = d->n_prompts = d->ahead = d->chunk = 0;
-    d->kv = d->reserved = 0;
+    d->kv = d->reserved = d->waited_ms = 0;
     d->step += k;
     d->at_ms = now_ms;
 }

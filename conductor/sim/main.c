@@ -25,8 +25,11 @@ static const char usage[] =
     "  --fetch-ratio X     kvcache_balancing_threshold of kvcache; 0: nothing is fetched (1.5)\n"
     "  --work-weight X     of baton (0.5)\n"
     "  --work-price X      of admission priced (1)\n"
+    "  --demand-price X    of admission priced (0.4)\n"
     "  --mixed-step MS     of baton: decode nodes fill steps with prompt tokens up to this; 0: not "
-    "(0.8 of --tbt)\n"
+    "(0.75 of --tbt)\n"
+    "  --mixed-gap MS      ... but no first gap of a row is longer by them; 0: not asked (0.95 of "
+    "--tbt)\n"
     "  --background X      of baton: share of workers that take prompts too long for --ttft; 0: "
     "they are "
     "refused (0)\n"
@@ -92,6 +95,8 @@ enum {
     O_GPU,
     O_GPUS,
     O_MIXED,
+    O_GAP,
+    O_DEMAND,
     O_LIFE,
     O_EVICTION,
     O_BACKGROUND,
@@ -123,6 +128,8 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"gpu", 1, NULL, O_GPU},
                                         {"gpus", 1, NULL, O_GPUS},
                                         {"mixed-step", 1, NULL, O_MIXED},
+                                        {"mixed-gap", 1, NULL, O_GAP},
+                                        {"demand-price", 1, NULL, O_DEMAND},
                                         {"life", 1, NULL, O_LIFE},
                                         {"eviction", 1, NULL, O_EVICTION},
                                         {"background", 1, NULL, O_BACKGROUND},
@@ -164,6 +171,8 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_GPUS: return number("gpus", text, 1, 1e6, &a->gpus);
     case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
     case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
+    case O_GAP: return number("mixed-gap", text, 0, 1e6, &a->o.mixed_gap_ms);
+    case O_DEMAND: return number("demand-price", text, 0, 100, &a->o.demand_price);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
     case O_BACKGROUND: return number("background", text, 0, 1, &a->o.background_share);
     case O_BACKGROUND_MS: return number("background-wait", text, 0, 1e9, &a->o.background_ms);
@@ -306,9 +315,9 @@ static bool resolve(struct args *a, struct bt_sim_cluster *c)
     char err[512];
     a->policy = a->policy != NULL ? a->policy : "kvcache";
     a->admission = a->admission != NULL ? a->admission : "none";
-    if (a->o.mixed_step_ms < 0) { /* a row that joins may wait for one step and then take one */
-        a->o.mixed_step_ms = 0.5 * (a->o.tbt_ms != 0 ? a->o.tbt_ms : 100);
-    }
+    double tbt_ms = a->o.tbt_ms != 0 ? a->o.tbt_ms : 100;
+    a->o.mixed_step_ms = a->o.mixed_step_ms < 0 ? 0.75 * tbt_ms : a->o.mixed_step_ms;
+    a->o.mixed_gap_ms = a->o.mixed_gap_ms < 0 ? 0.95 * tbt_ms : a->o.mixed_gap_ms;
     a->o.policy = bt_sched_policy_find(a->policy);
     a->o.admission = bt_sched_admission_find(a->admission);
     if (a->o.policy == NULL || a->o.admission == NULL) {
@@ -445,7 +454,9 @@ int main(int argc, char **argv)
                            .fetch_ratio = 1.5,
                            .work_weight = 0.5,
                            .work_price = 1,
+                           .demand_price = 0.4,
                            .mixed_step_ms = -1,
+                           .mixed_gap_ms = -1,
                            .life_ms = 10000,
                            .background_ms = 15000,
                            .sample_ms = 5000}};

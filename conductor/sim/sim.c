@@ -11,6 +11,8 @@
 
 #define NONE          UINT32_MAX
 #define FORECAST_MS   250
+#define DEMAND_MS     60000
+#define STEP_MS       30 /* of a decode node, as far as the first guess of an answer's life goes */
 #define DONE_AT_ONCE  64
 #define PROGRESS_EACH 1024
 #define NOTICE_MS     2000 /* silence after which a node counts as gone */
@@ -74,7 +76,9 @@ struct sim {
     struct bt_sched_snapshot snap;
     struct bt_sched_params params;
     struct bt_sched_forecast forecast;
+    struct bt_sched_demand demand;
     double now_ms, sample_at_ms;
+    double answer; /* mean length of those that have ended lately */
     uint32_t sample_arrived, sample_refused, samples_cap, finished;
 };
 
@@ -317,8 +321,16 @@ static void look(struct sim *s, uint32_t id)
     for (uint32_t i = 0; i < s->n_p; i++) {
         show_prefill(s, i);
     }
+    double steps_ms = 0;
+    uint32_t busy = 0;
     for (uint32_t i = 0; i < s->n_d; i++) {
         show_decode(s, i);
+        double step_ms = bt_sim_decode_rows(s->d[i].d) != 0 ? bt_sim_decode_step_ms(s->d[i].d) : 0;
+        steps_ms += step_ms;
+        busy += step_ms > 0;
+    }
+    if (busy != 0) { /* with prompts in the steps rows stay longer */
+        s->forecast.life_ms = s->answer * steps_ms / busy;
     }
     for (uint32_t i = 0; i < s->n_p + s->n_d; i++) {
         show_kvstore(s, i);
@@ -367,6 +379,9 @@ static void arrive(struct sim *s, uint32_t id)
     if (!place(s, &want, &plan, &rej)) {
         finish(s, id, BT_SIM_REFUSED_OTHER);
         return;
+    }
+    if (!plan.background) {
+        bt_sched_demand_note(&s->demand, s->now_ms, plan.compute_ms);
     }
     rec->plan_ttft_ms = plan.ttft_ms;
     rec->plan_tbt_ms = plan.tbt_ms;
@@ -548,8 +563,7 @@ static void decode_event(struct sim *s, uint32_t node)
             continue;
         }
         rec->tbt_ms = with_gap(s, done[i].id, done[i].tbt_ms);
-        double lived_ms = s->now_ms - rec->at_ms - rec->ttft_ms;
-        s->forecast.life_ms += 0.01 * (lived_ms - s->forecast.life_ms);
+        s->answer += 0.01 * (output_of(s, done[i].id) - s->answer);
         finish_placed(s, done[i].id, BT_SIM_SERVED);
     }
     wake_decode(s, node);
@@ -690,15 +704,18 @@ static void set_up(struct sim *s)
             s->d[i - s->n_p].d =
                 bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
             bt_sim_decode_mix(s->d[i - s->n_p].d, &c->prefill, s->o->mixed_step_ms,
-                              (uint32_t)c->chunk_tokens);
+                              s->o->mixed_gap_ms, (uint32_t)c->chunk_tokens);
         }
     }
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
+    s->answer = s->o->life_ms / STEP_MS;
+    bt_sched_demand_init(&s->demand, DEMAND_MS);
     s->snap = (struct bt_sched_snapshot){.workers = s->workers,
                                          .n_workers = n,
                                          .kvstores = s->kvstores,
                                          .n_kvstores = n,
-                                         .forecast = &s->forecast};
+                                         .forecast = &s->forecast,
+                                         .demand = &s->demand};
     s->params = (struct bt_sched_params){.prefill_tokens_per_s = 1,
                                          .step_ms = 1,
                                          .link_bytes_per_s = c->link_bytes_per_s,
@@ -711,9 +728,11 @@ static void set_up(struct sim *s)
                                          .tail_load = true,
                                          .work_weight = s->o->work_weight,
                                          .work_price = s->o->work_price,
+                                         .demand_price = s->o->demand_price,
                                          .background_share = s->o->background_share,
                                          .background_ms = s->o->background_ms,
-                                         .mixed_step_ms = s->o->mixed_step_ms};
+                                         .mixed_step_ms = s->o->mixed_step_ms,
+                                         .mixed_gap_ms = s->o->mixed_gap_ms};
 }
 
 static void tear_down(struct sim *s)

@@ -35,9 +35,10 @@ struct bt_sim_options {
     uint64_t seed;            /* ties and the random policy */
     uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
     double tbt_margin;        /* admission asks for this share of the TBT objective */
-    double fetch_ratio, work_weight, work_price;
+    double fetch_ratio, work_weight, work_price, demand_price;
     double background_share, background_ms;
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
+    double mixed_gap_ms;  /* ... and no row's first gap is longer by them than this; 0: not asked */
     double life_ms;       /* decode time expected of a request, until some have ended */
     bool one_token;       /* every answer is one token: prefill alone */
     const struct bt_sim_failure *failures;

@@ -371,6 +371,27 @@ static void test_prompt_room(void **state)
     assert_int_equal(bt_batch_prompt_room(&f.b, &c, 0), BT);
 }
 
+/* A row that has waited for its first step shortens that step, down to nothing. */
+static void test_mixed_budget(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 512);
+    add(&f, BT_BATCH_DECODE, 100, 0, 0);
+    add(&f, BT_BATCH_DECODE, 200, 0, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 2000, 256);
+    assert_true(bt_batch_mixed_ns(&f.b, 75e6, 95e6) == 75e6);
+    f.seqs[1].waited_ns = 10e6;
+    assert_true(bt_batch_mixed_ns(&f.b, 75e6, 95e6) == 75e6); /* 85 together */
+    f.seqs[0].waited_ns = 40e6;
+    assert_true(bt_batch_mixed_ns(&f.b, 75e6, 95e6) == 55e6); /* the longest counts */
+    assert_true(bt_batch_mixed_ns(&f.b, 75e6, 0) == 75e6);    /* not asked */
+    f.seqs[0].waited_ns = 100e6;
+    assert_true(bt_batch_mixed_ns(&f.b, 75e6, 95e6) < 0); /* prompts: one block, no less */
+    f.seqs[0].kind = BT_BATCH_PROMPT;
+    assert_true(bt_batch_mixed_ns(&f.b, 75e6, 95e6) == 75e6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -386,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_predict),
         cmocka_unit_test(test_cost),
         cmocka_unit_test(test_prompt_room),
+        cmocka_unit_test(test_mixed_budget),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

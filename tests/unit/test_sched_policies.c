@@ -479,6 +479,19 @@ static void test_mixed(void **state)
     assert_true(p.both && p.prefill == 5 && p.decode == 5);
     assert_string_equal(p.reason, "mixed");
     assert_float_equal(p.ttft_ms, 2000, 1);
+    /* Steps that rows join have less room: of 50 ms 60 - 25. Rows that come over 1.7 s, one in
+     * about every step, leave a third of the steps as they were. */
+    x.c.mixed_gap_ms = 60;
+    x.w[5].own_requests = 10;
+    assert_float_equal(place(&x, &bt_sched_baton).ttft_ms, 2000, 1); /* nobody is on the way */
+    x.w[5].own_requests = 10 + 34;
+    x.w[4].queue_ms = 3000;
+    x.s.forecast = NULL;
+    p = place(&x, &bt_sched_baton);
+    assert_true(!p.both || p.ttft_ms > 2400);
+    x.w[5].own_requests = 0;
+    x.w[4].queue_ms = 300;
+    x.c.mixed_gap_ms = 0;
     x.w[5].kv_tokens = 38000; /* 48 ms a step: no room */
     p = place(&x, &bt_sched_baton);
     assert_true(p.both && p.prefill == 4); /* twice the 300 ms, then 2000 ms: 2600 against 2700 */
@@ -580,6 +593,55 @@ static void test_priced(void **state)
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_OVERLOADED);
+}
+
+/* Where all are short beside the objective, the longer the queue the less of the work that is asked
+ * for comes in, the shortest first. */
+static void test_priced_by_demand(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    struct bt_sched_demand demand;
+    world_init(&x);
+    x.c.ttft_objective_ms = 30000;
+    x.c.demand_price = 1;
+    x.s.demand = &demand;
+    x.w[4].pages_total = x.w[5].pages_total = 0;
+    bt_sched_demand_init(&demand, 60000);
+    for (uint32_t ms = 100; ms <= 1000; ms += 100) { /* of 5500 ms those up to 700 have 2800 */
+        bt_sched_demand_note(&demand, 0, ms);
+    }
+    for (uint32_t queue = 500; queue <= 30500; queue += 15000) {
+        for (uint32_t i = 0; i < N_P; i++) {
+            x.w[i].queue_ms = queue; /* 500: a burst; 15500: a little more than half may come in */
+        }
+        for (x.req.n_tokens = 100; x.req.n_tokens <= 1000; x.req.n_tokens += 100) {
+            bt_sched_verdict_t v = bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c,
+                                                   &x.s, &x.req, &plan, &rej);
+            bool in = queue == 500 || (queue == 15500 && x.req.n_tokens <= 700);
+            assert_int_equal(v, in ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
+            if (in) {
+                assert_float_equal(plan.compute_ms, x.req.n_tokens, 1e-6);
+            } else {
+                assert_float_equal(rej.compute_ms, x.req.n_tokens, 1e-6);
+                assert_true(rej.retry_after_s >= 1 && rej.retry_after_s <= 30);
+            }
+            if (!in && queue == 15500) {
+                assert_int_equal(rej.miss, BT_SCHED_MISS_PRICE);
+                assert_true(rej.objective_ms > 550 && rej.objective_ms <= 800);
+            }
+        }
+    }
+    x.c.demand_price = 0;
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 15500;
+    }
+    x.req.n_tokens = 1000;
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_PLANNED);
 }
 
 /* A prompt that nobody could prefill in time goes where it holds up nobody, or is refused. */
@@ -694,6 +756,7 @@ int main(void)
         cmocka_unit_test(test_forecast),
         cmocka_unit_test(test_mixed),
         cmocka_unit_test(test_priced),
+        cmocka_unit_test(test_priced_by_demand),
         cmocka_unit_test(test_background),
         cmocka_unit_test(test_pages_then),
         cmocka_unit_test(test_idle_workers_are_tried),

@@ -251,7 +251,7 @@ static void test_prompt_beside_rows(void **state)
                                                      .attn_ns = 0.5};
     struct bt_sim_decode *d = bt_sim_decode_create(&cost, 1e9, 8);
     struct bt_sim_done done[4];
-    bt_sim_decode_mix(d, &prompt_cost, 20, 8192);
+    bt_sim_decode_mix(d, &prompt_cost, 20, 0, 8192);
     for (uint32_t i = 0; i < 2; i++) {
         struct bt_sim_row row = {.id = i, .tokens = 10000, .steps = 400};
         assert_true(bt_sim_decode_add(d, 0, &row));
@@ -296,6 +296,44 @@ static void test_prompt_beside_rows(void **state)
     double one = 1 + 950 * 0.02 + 0.5e-6 * 950 * 475;
     assert_true(fabs(first - one) < 1.5 && fabs(second - 2 * one) < 3);
     bt_sim_decode_destroy(d);
+}
+
+/* A row that joins beside a prompt: its wait and its first step together keep the bound, and the
+ * steps after that are as long as before. */
+static void test_row_joins_prompt(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 5e6},
+                                      prompt_cost = {.base_ns = 1e6,
+                                                     .token_ns = BT_BATCH_TOKEN_NS(20000)};
+    for (double gap = 0; gap < 40; gap += 26) {
+        struct bt_sim_decode *d = bt_sim_decode_create(&cost, 1e9, 8);
+        struct bt_sim_done done[4];
+        double tbt[2] = {0, 0}, prompt_ms = 0;
+        bt_sim_decode_mix(d, &prompt_cost, 20, gap, 8192);
+        assert_true(bt_sim_decode_add(d, 0, &(struct bt_sim_row){0, 100, 60, 0}));
+        bt_sim_decode_prompt(d, 0, &(struct bt_sim_prompt){7, 0, 30000});
+        /* two steps of 20 ms; it comes 14 ms before the third */
+        while (bt_sim_decode_next_ms(d) < 26) {
+            assert_int_equal(bt_sim_decode_advance(d, done, 4), 0);
+        }
+        assert_true(bt_sim_decode_add(d, 26, &(struct bt_sim_row){1, 100, 5, 26}));
+        while (bt_sim_decode_next_ms(d) >= 0) {
+            uint32_t n = bt_sim_decode_advance(d, done, 4);
+            for (uint32_t i = 0; i < n; i++) {
+                if (done[i].prompt) {
+                    prompt_ms = done[i].end_ms;
+                } else {
+                    tbt[done[i].id] = done[i].tbt_ms;
+                }
+            }
+        }
+        assert_float_equal(tbt[0], 20, 0.1);
+        assert_float_equal(tbt[1], gap > 0 ? 26 : 14 + 20, 0.1); /* the longest of five gaps */
+        /* 750 tokens a step of 20 ms; one step has 350 */
+        assert_float_equal(prompt_ms, gap > 0 ? 40 * 20 + 5 - 8 + 8 : 800, 10);
+        bt_sim_decode_destroy(d);
+    }
 }
 
 /* Pages for two rows: the third joins when one has ended, and its first gap says so. */
@@ -457,7 +495,9 @@ static void run(const char *cluster, const char *policy, const char *admission, 
                                .work_weight = 0.5,
                                .life_ms = 10000,
                                .work_price = 0.5,
-                               .mixed_step_ms = strcmp(admission, "priced") == 0 ? 25 : 0,
+                               .demand_price = 0.4,
+                               .mixed_step_ms = strcmp(admission, "priced") == 0 ? 37.5 : 0,
+                               .mixed_gap_ms = 47.5,
                                .sample_ms = 5000};
     bt_sim_run(&c, &t, &o, r);
     bt_sim_summarize(r, &c, &o, s);
@@ -768,6 +808,7 @@ int main(void)
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_prompt_beside_rows),
+        cmocka_unit_test(test_row_joins_prompt),
         cmocka_unit_test(test_decode_full),
         cmocka_unit_test(test_traces),
         cmocka_unit_test(test_clusters),

@@ -1,0 +1,26 @@
+/* What prefills have been asked for lately, by their length: of the work that arrives, how much
+ * lies in prefills up to a given one. A plain value in the caller's memory. PURE: time is an
+ * argument. */
+#ifndef BT_CONDUCTOR_SCHED_DEMAND_H
+#define BT_CONDUCTOR_SCHED_DEMAND_H
+
+#include "common/base/base.h"
+
+#define BT_DEMAND_BUCKETS 68 /* a quarter of an octave each, from 1 ms to 131 s */
+
+struct bt_sched_demand {
+    double window_ms; /* over which what was asked for fades */
+    double faded_ms;  /* when it was faded last */
+    double work[BT_DEMAND_BUCKETS];
+};
+
+void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms);
+/* A request has arrived whose prefill would take so long. */
+void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double prefill_ms);
+/* The share of the work asked for that lies in prefills shorter than this one, and half of that in
+ * those about as long. 0 if nothing was asked for. */
+double bt_sched_demand_below(const struct bt_sched_demand *d, double prefill_ms);
+/* The other way round: about how long a prefill has this share below it; ms. */
+double bt_sched_demand_at(const struct bt_sched_demand *d, double share);
+
+#endif
