@@ -221,7 +221,7 @@ install: all install-files install-system
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton $(addprefix $(DESTDIR)$(PREFIX)/share/,doc/baton baton/models)
 	install -d $(DESTDIR)$(PREFIX)/lib/baton/bench
-	install -m 755 $(BINS) deploy/local/baton-local tests/bench/baton-bench $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(BINS) deploy/local/baton-local deploy/local/baton-certs tests/bench/baton-bench $(DESTDIR)$(PREFIX)/bin
 	install -m 644 tests/bench/load.py tests/bench/traces.py tests/bench/svg.py tests/bench/kv.py $(DESTDIR)$(PREFIX)/lib/baton/bench
 	if [ -x $(B)/tests/tools/bench_engine ]; then install -m 755 $(B)/tests/tools/bench_engine $(DESTDIR)$(PREFIX)/bin/baton-bench-engine; fi
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton

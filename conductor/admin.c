@@ -398,11 +398,11 @@ struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *v
     a->view = view;
     a->rs = rs;
     a->conf = *conf;
-    bt_rpc_server_unary(server, "/baton.Admin/Status", on_status, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Blocks", on_blocks, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Requests", on_requests, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Explain", on_explain, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Drain", on_drain, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Status", "admin", on_status, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Blocks", "admin", on_blocks, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Requests", "admin", on_requests, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Explain", "admin", on_explain, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Drain", "admin", on_drain, a);
     a->role = (struct bt_admin_role){.view = view, .rs = rs};
     bt_admin_role_register(server, &a->role);
     return a;

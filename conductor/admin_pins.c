@@ -288,9 +288,9 @@ struct bt_admin_pins *bt_admin_pins_create(struct bt_rpc_server *server,
 {
     struct bt_admin_pins *a = bt_calloc(1, sizeof(*a));
     a->c = *conf;
-    bt_rpc_server_unary(server, "/baton.Admin/Pin", on_pin, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Unpin", on_unpin, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Pins", on_pins, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Pin", "admin", on_pin, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Unpin", "admin", on_unpin, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Pins", "admin", on_pins, a);
     return a;
 }
 

@@ -55,5 +55,5 @@ static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_
 
 void bt_admin_role_register(struct bt_rpc_server *server, struct bt_admin_role *a)
 {
-    bt_rpc_server_unary(server, "/baton.Admin/Role", on_role, a);
+    bt_rpc_server_unary(server, "/baton.Admin/Role", "admin", on_role, a);
 }

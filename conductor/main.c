@@ -14,6 +14,7 @@
 #include "common/etcd/member.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
+#include "common/rpc/tls_conf.h"
 #include "conductor/admin.h"
 #include "conductor/admin_pins.h"
 #include "conductor/conf.h"
@@ -48,6 +49,7 @@ struct conductor {
     struct bt_loop *loop;
     struct bt_metrics *metrics;
     struct bt_rpc *rpc;
+    struct bt_tls_conf tls;
     struct bt_rpc_server *server;
     struct bt_etcd *etcd;
     struct bt_view *view;
@@ -278,11 +280,14 @@ static bool start_parts(struct conductor *c)
     if (bt_rpc_create(c->loop, &c->rpc) != BT_OK) {
         return fail(c, "gRPC", "the completion queue could not be started");
     }
+    if (!bt_tls_conf_start(&c->tls, m, "conductor", c->rpc, c->metrics)) {
+        return false;
+    }
     if (bt_rpc_server_create(c->rpc, m->rpc_listen, &c->server, &port) != BT_OK) {
         return fail(c, "rpc.listen", "the address could not be bound; is it free?");
     }
     c->rpc_addr = address_of(m->rpc_listen, m->rpc_advertise, port);
-    if (bt_etcd_create(c->rpc, m->etcd_endpoints, &c->etcd) != BT_OK) {
+    if (bt_etcd_create(c->rpc, m->etcd_endpoints, c->tls.etcd, &c->etcd) != BT_OK) {
         return fail(c, "etcd.endpoints", "not a list of host:port");
     }
     start_requests(c);
@@ -433,6 +438,7 @@ static void stop(struct conductor *c)
     DESTROY(admin, admin);
     DESTROY(admin_pins, admin_pins);
     DESTROY(rpc, rpc);
+    bt_tls_conf_stop(&c->tls);
     DESTROY(metrics, metrics);
     DESTROY(tmpl, template);
     DESTROY(tok, tokenizer);

@@ -14,6 +14,7 @@
 #include "common/http/status_page.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
+#include "common/rpc/tls_conf.h"
 #include "kvstore/adopt.h"
 #include "kvstore/cache.h"
 #include "kvstore/conf.h"
@@ -49,6 +50,7 @@ struct daemon {
     struct bt_loop *loop;
     struct bt_metrics *metrics;
     struct bt_rpc *rpc;
+    struct bt_tls_conf tls;
     struct bt_rpc_server *server;
     struct bt_status_page *page;
     struct bt_slab *slab;
@@ -177,7 +179,7 @@ static bool join(struct daemon *d)
         .on_joined = on_joined, .on_refused = on_refused, .on_lost = on_lost};
     static const struct bt_member_table_ops table_ops = {.on_up = on_peer_up,
                                                          .on_down = on_peer_down};
-    if (bt_etcd_create(d->rpc, d->conf.common.etcd_endpoints, &d->etcd) != BT_OK) {
+    if (bt_etcd_create(d->rpc, d->conf.common.etcd_endpoints, d->tls.etcd, &d->etcd) != BT_OK) {
         BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints cannot be used"));
         return false;
     }
@@ -268,6 +270,9 @@ static bool start_servers(struct daemon *d)
     int port;
     if (bt_rpc_create(d->loop, &d->rpc) != BT_OK) {
         BT_ERROR("rpc", "why=%s", bt_log_q("gRPC cannot be started"));
+        return false;
+    }
+    if (!bt_tls_conf_start(&d->tls, c, "kvstore", d->rpc, d->metrics)) {
         return false;
     }
     if (bt_rpc_server_create(d->rpc, c->rpc_listen, &d->server, &port) != BT_OK) {
@@ -463,6 +468,7 @@ static void stop(struct daemon *d)
     if (d->rpc != NULL) {
         bt_rpc_destroy(d->rpc);
     }
+    bt_tls_conf_stop(&d->tls);
     bt_pins_destroy(d->pins);
     bt_quota_metrics_destroy(d->quota_metrics);
     bt_tier_destroy(d->tier);

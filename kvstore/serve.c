@@ -157,15 +157,18 @@ static void session_tick(void *arg)
 }
 
 /* NULL: welcome; else what differs. */
-static const char *hello_check(const struct bt_serve *s, const Baton__SessionHello *h, char *why,
+static const char *hello_check(const struct session *x, const Baton__SessionHello *h, char *why,
                                size_t cap)
 {
+    const struct bt_serve *s = x->s;
     if (h->version != SESSION_VERSION) {
         snprintf(why, cap, "session version %u, this kvstore speaks %d", h->version,
                  SESSION_VERSION);
     } else if (strcmp(h->cluster, s->cluster) != 0) {
         snprintf(why, cap, "cluster \"%.64s\", this kvstore belongs to \"%.64s\"", h->cluster,
                  s->cluster);
+    } else if (!bt_rpc_stream_peer_is(x->stream, "conductor", h->node)) {
+        snprintf(why, cap, "your certificate is not of the conductor of node \"%.64s\"", h->node);
     } else if (h->root_key.len != sizeof(s->c.root.b) ||
                memcmp(h->root_key.data, s->c.root.b, sizeof(s->c.root.b)) != 0) {
         snprintf(why, cap,
@@ -188,7 +191,7 @@ static void on_hello(struct session *x, const Baton__SessionHello *h)
 {
     struct bt_serve *s = x->s;
     char buf[256];
-    const char *why = hello_check(s, h, buf, sizeof(buf));
+    const char *why = hello_check(x, h, buf, sizeof(buf));
     x->name = bt_strdup(h->name);
     if (why != NULL) {
         session_end(x, BT_GRPC_FAILED_PRECONDITION, why);
@@ -300,8 +303,8 @@ void bt_serve_set_grants(struct bt_serve *s, struct bt_grants *grants)
 
 void bt_serve_register(struct bt_serve *s, struct bt_rpc_server *server)
 {
-    bt_rpc_server_stream(server, "/baton.Kvstore/Session", on_accept, s);
-    bt_rpc_server_stream(server, "/baton.Kvstore/Blocks", bt_blocks_accept, s->blocks);
+    bt_rpc_server_stream(server, "/baton.Kvstore/Session", "conductor", on_accept, s);
+    bt_rpc_server_stream(server, "/baton.Kvstore/Blocks", "conductor", bt_blocks_accept, s->blocks);
 }
 
 uint32_t bt_serve_sessions(const struct bt_serve *s)

@@ -159,8 +159,10 @@ static bool check_endpoints(char *const *list)
     }
     bool ok = true;
     for (size_t i = 0; list[i] != NULL; i++) {
-        if (!bt_conf_is_addr(list[i])) {
-            bt_conf_say("etcd.endpoints: \"%.80s\" is not host:port (no scheme, no path)", list[i]);
+        bool tls = strncmp(list[i], "https://", 8) == 0;
+        if (!bt_conf_is_addr(list[i] + (tls ? 8 : 0))) {
+            bt_conf_say("etcd.endpoints: \"%.80s\" is not host:port or https://host:port (no path)",
+                        list[i]);
             ok = false;
         }
     }
@@ -202,11 +204,41 @@ static bool check_secret(const char *key, const char *path)
     return true;
 }
 
+/* All of a set, or none of it. */
+static bool check_tls(const struct bt_conf_common *c)
+{
+    size_t n =
+        (c->cluster_tls_ca != NULL) + (c->cluster_tls_cert != NULL) + (c->cluster_tls_key != NULL);
+    bool ok = true;
+    if (n != 0 && n != 3) {
+        bt_conf_say("cluster.tls: %s is missing: give ca, cert and key, or none of them",
+                    c->cluster_tls_ca == NULL     ? "cluster.tls.ca"
+                    : c->cluster_tls_cert == NULL ? "cluster.tls.cert"
+                                                  : "cluster.tls.key");
+        ok = false;
+    }
+    if ((c->etcd_tls_cert != NULL) != (c->etcd_tls_key != NULL)) {
+        bt_conf_say("etcd.tls: cert and key belong together: give both, or neither");
+        ok = false;
+    }
+    bool certified = c->etcd_tls_cert != NULL || c->cluster_tls_cert != NULL;
+    for (size_t i = 0; ok && c->etcd_endpoints != NULL && c->etcd_endpoints[i] != NULL; i++) {
+        bool tls = strncmp(c->etcd_endpoints[i], "https://", 8) == 0;
+        if (tls && ((c->etcd_tls_ca == NULL && c->cluster_tls_ca == NULL) || !certified)) {
+            bt_conf_say("etcd.endpoints: %.80s needs etcd.tls.ca, .cert and .key, or cluster.tls.*",
+                        c->etcd_endpoints[i]);
+            ok = false;
+        }
+    }
+    return ok;
+}
+
 /* What no single row can say. */
 static bool check_common(const struct bt_conf_common *c)
 {
     bool ok = check_endpoints(c->etcd_endpoints);
     ok = check_secret("kv.salt_file", c->kv_salt_file) && ok;
+    ok = check_tls(c) && ok;
     if ((c->kv_block_tokens & (c->kv_block_tokens - 1)) != 0) {
         bt_conf_say("kv.block_tokens: %lld is not a power of two", (long long)c->kv_block_tokens);
         ok = false;

@@ -45,15 +45,17 @@ struct bt_conf_schema {
 
 /* Keys that every daemon has. Must be the first member of each daemon's struct. */
 struct bt_conf_common {
-    char *cluster_name;           /* cluster.name */
-    char *node_id;                /* node.id */
-    char **etcd_endpoints;        /* etcd.endpoints: host:port */
-    char *run_dir;                /* run_dir: UNIX sockets and pid files */
-    char *model_path;             /* model.path */
-    char *model_load_format;      /* model.load_format: auto|dummy */
-    char *model_activations;      /* model.activations: split|bf16-mlp */
-    char *model_kv_dtype;         /* model.kv_dtype: f16|fp8 */
-    int64_t kv_block_tokens;      /* kv.block_tokens */
+    char *cluster_name;                                        /* cluster.name */
+    char *node_id;                                             /* node.id */
+    char *cluster_tls_ca, *cluster_tls_cert, *cluster_tls_key; /* cluster.tls.*: files, or NULL */
+    char **etcd_endpoints; /* etcd.endpoints: host:port, https:// before it for TLS */
+    char *etcd_tls_ca, *etcd_tls_cert, *etcd_tls_key; /* etcd.tls.*: NULL: as cluster.tls.* */
+    char *run_dir;                                    /* run_dir: UNIX sockets and pid files */
+    char *model_path;                                 /* model.path */
+    char *model_load_format;                          /* model.load_format: auto|dummy */
+    char *model_activations;                          /* model.activations: split|bf16-mlp */
+    char *model_kv_dtype;                             /* model.kv_dtype: f16|fp8 */
+    int64_t kv_block_tokens;                          /* kv.block_tokens */
     int64_t kv_flow_chunk_tokens; /* kv.flow_chunk_tokens: tokens of one (chunk, layer) flow item */
     char *kv_salt_file;  /* kv.salt_file: cluster secret for tenant salts, NULL: fixed empty */
     char *rpc_listen;    /* rpc.listen host:port, port 0 = any free */

@@ -12,20 +12,27 @@
 
 /* ---- endpoints ---- */
 
-static const char *strip_scheme(const char *endpoint)
+/* What stands behind the scheme, if there is one; *tls_p: it is https. */
+static const char *strip_scheme(const char *endpoint, bool *tls_p)
 {
-    static const char http[] = "http://";
-    return strncmp(endpoint, http, sizeof(http) - 1) == 0 ? endpoint + sizeof(http) - 1 : endpoint;
+    static const char http[] = "http://", https[] = "https://";
+    *tls_p = strncmp(endpoint, https, sizeof(https) - 1) == 0;
+    return *tls_p                                           ? endpoint + sizeof(https) - 1
+           : strncmp(endpoint, http, sizeof(http) - 1) == 0 ? endpoint + sizeof(http) - 1
+                                                            : endpoint;
 }
 
-bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints, struct bt_etcd **e_p)
+bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints, struct bt_tls *tls,
+                           struct bt_etcd **e_p)
 {
+    bool secure;
     size_t n = 0;
     while (endpoints != NULL && endpoints[n] != NULL) {
-        if (strncmp(endpoints[n], "https://", 8) == 0) {
+        (void)strip_scheme(endpoints[n], &secure);
+        if (secure && tls == NULL) {
             BT_ERROR("etcd_endpoint", "endpoint=%s remedy=%s", bt_log_q(endpoints[n]),
-                     bt_log_q("TLS to etcd is not supported: give host:port of a plain one"));
-            return BT_ERR_UNSUPPORTED;
+                     bt_log_q("give etcd.tls.ca, .cert and .key, or cluster.tls.*"));
+            return BT_ERR_CONFIG;
         }
         n++;
     }
@@ -42,13 +49,15 @@ bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints, struct bt
     bt_list_init(&e->watches);
     e->eps = bt_calloc(n, sizeof(e->eps[0]));
     for (size_t i = 0; i < n; i++) {
-        char *target = bt_strdup(strip_scheme(endpoints[i]));
+        char *target = bt_strdup(strip_scheme(endpoints[i], &secure));
         size_t len = strlen(target);
         if (len > 0 && target[len - 1] == '/') {
             target[len - 1] = '\0';
         }
         e->eps[e->n_eps].target = target;
-        bt_status_t st = bt_rpc_channel_create(rpc, target, &e->eps[e->n_eps].ch);
+        e->eps[e->n_eps].tls = secure ? tls : NULL;
+        bt_status_t st = bt_rpc_channel_create_tls(rpc, target, e->eps[e->n_eps].tls, NULL,
+                                                   &e->eps[e->n_eps].ch);
         e->n_eps++;
         if (st != BT_OK) {
             bt_etcd_destroy(e);
@@ -70,8 +79,9 @@ static void say_goodbye(struct bt_etcd *e)
         size_t len;
         req.id = e->goodbyes[i];
         size_t n = etcdserverpb__lease_revoke_request__pack(&req, buf);
-        int code = bt_rpc_unary_blocking(e->eps[e->cur].target, "/etcdserverpb.Lease/LeaseRevoke",
-                                         buf, n, GOODBYE_MS, &reply, &len, NULL, 0);
+        int code = bt_rpc_unary_blocking(e->eps[e->cur].target, e->eps[e->cur].tls, NULL,
+                                         "/etcdserverpb.Lease/LeaseRevoke", buf, n, GOODBYE_MS,
+                                         &reply, &len, NULL, 0);
         free(reply);
         if (code != BT_GRPC_OK && code != BT_GRPC_NOT_FOUND) {
             break; /* etcd is not there: the lease runs out by itself */

@@ -20,7 +20,9 @@ struct bt_etcd_kv {
     int64_t lease;
 };
 
-bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints,
+/* endpoints: host:port, or https://host:port, for which tls is used (it outlives e; NULL: such an
+ * endpoint is ERR_CONFIG). ERR_INVALID: there is none, or one that cannot be dialed. */
+bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints, struct bt_tls *tls,
                            struct bt_etcd **e_p) BT_MUST_CHECK;
 /* Ends what is still open: watches and leases end without callbacks (and their handles with them),
  * pending calls end with ERR_CANCELLED before this returns. Leases stopped now or just before are

@@ -14,7 +14,8 @@
 #define BT_ETCD_GOODBYES_MAX   4
 
 struct bt_etcd_endpoint {
-    char *target; /* host:port */
+    char *target;       /* host:port */
+    struct bt_tls *tls; /* NULL: plaintext */
     struct bt_rpc_channel *ch;
 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/log/log.h"
-#include "common/rpc/rpc_priv.h"
+#include "common/rpc/tls_priv.h"
 
 /* etcd refuses pings that come more often than every 5 s. */
 #define KEEPALIVE_MS         10000
@@ -18,6 +18,7 @@
 
 struct bt_rpc_channel {
     struct bt_rpc *rpc;
+    struct bt_tls *tls;
     struct bt_list link; /* rpc->channels */
     grpc_channel *channel;
     bool dying;
@@ -62,7 +63,7 @@ static char *target_uri(const char *target)
     return bt_strdup(target);
 }
 
-grpc_channel *bt_rpc_dial(const char *target)
+static grpc_channel *dial(const char *target, struct bt_tls *tls, const char *who)
 {
     const struct {
         const char *key;
@@ -89,15 +90,21 @@ grpc_channel *bt_rpc_dial(const char *target)
     }
     grpc_channel_args list = {.num_args = BT_ARRAY_LEN(args), .args = args};
     char *uri = target_uri(target);
-    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+    grpc_channel_credentials *creds = bt_tls_channel_credentials(tls, who);
     grpc_channel *ch = grpc_channel_create(uri, creds, &list);
     grpc_channel_credentials_release(creds);
     free(uri);
     return ch;
 }
 
-bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target,
+bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target, const char *who,
                                   struct bt_rpc_channel **ch_p)
+{
+    return bt_rpc_channel_create_tls(rpc, target, rpc->tls, who, ch_p);
+}
+
+bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, struct bt_tls *tls,
+                                      const char *who, struct bt_rpc_channel **ch_p)
 {
     if (target == NULL || target[0] == '\0') {
         BT_ERROR("rpc_bad_target", "target=%s remedy=%s", bt_log_q(target),
@@ -106,7 +113,8 @@ bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target,
     }
     struct bt_rpc_channel *ch = bt_calloc(1, sizeof(*ch));
     ch->rpc = rpc;
-    ch->channel = bt_rpc_dial(target);
+    ch->tls = tls;
+    ch->channel = dial(target, tls, who);
     bt_list_init(&ch->streams);
     bt_list_init(&ch->unaries);
     bt_list_insert_tail(&rpc->channels, &ch->link);
@@ -257,7 +265,7 @@ bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bo
     }
     grpc_call *call =
         make_call(ch->channel, ch->rpc->cq, method, gpr_inf_future(GPR_CLOCK_MONOTONIC));
-    struct bt_rpc_stream *s = bt_rpc_stream_new(ch->rpc, call, false, &ch->streams);
+    struct bt_rpc_stream *s = bt_rpc_stream_new(ch->rpc, call, ch->tls, false, &ch->streams);
     bt_rpc_stream_set_arg(s, ops, arg);
     bt_rpc_stream_start_client(s, wait_ready);
     *s_p = s;
@@ -266,13 +274,13 @@ bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bo
 
 /* ---- without a loop ---- */
 
-int bt_rpc_unary_blocking(const char *target, const char *method, const void *data, size_t len,
-                          uint64_t deadline_ms, void **reply_p, size_t *reply_len_p, char *detail,
-                          size_t detail_cap)
+int bt_rpc_unary_blocking(const char *target, struct bt_tls *tls, const char *who,
+                          const char *method, const void *data, size_t len, uint64_t deadline_ms,
+                          void **reply_p, size_t *reply_len_p, char *detail, size_t detail_cap)
 {
     bt_rpc_grpc_init();
     grpc_completion_queue *cq = grpc_completion_queue_create_for_next(NULL);
-    grpc_channel *ch = bt_rpc_dial(target);
+    grpc_channel *ch = dial(target, tls, who);
     struct unary_call u;
     unary_call_init(&u, make_call(ch, cq, method, deadline_in(deadline_ms)), data, len);
     grpc_op ops[6];

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "common/log/log.h"
-#include "common/rpc/rpc_priv.h"
+#include "common/rpc/tls_priv.h"
 
 #define OP_MAGIC 0x6f705f52u
 
@@ -22,7 +22,7 @@
 
 static void on_grpc_log(gpr_log_func_args *args)
 {
-    if (args->severity == GPR_LOG_SEVERITY_ERROR) {
+    if (args->severity == GPR_LOG_SEVERITY_ERROR && !bt_tls_log(args->file, args->message)) {
         const char *file = strrchr(args->file, '/');
         BT_WARN("grpc", "at=%s:%d msg=%s", file == NULL ? args->file : file + 1, args->line,
                 bt_log_q(args->message));
@@ -205,6 +205,11 @@ void bt_rpc_destroy(struct bt_rpc *rpc)
     pthread_mutex_destroy(&rpc->lock);
     bt_rpc_grpc_shutdown();
     free(rpc);
+}
+
+void bt_rpc_set_tls(struct bt_rpc *rpc, struct bt_tls *tls)
+{
+    rpc->tls = tls;
 }
 
 struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc)

@@ -12,6 +12,7 @@ struct bt_rpc_server;
 struct bt_rpc_channel; /* client side: one target, reconnects by itself */
 struct bt_rpc_stream;  /* one bidirectional stream, either side */
 struct bt_rpc_call;    /* one unary call on the server, to be answered once */
+struct bt_tls;         /* common/rpc/tls.h */
 
 /* gRPC's own status numbers, where a remote is told or tells one. */
 enum {
@@ -20,6 +21,7 @@ enum {
     BT_GRPC_INVALID_ARGUMENT = 3,
     BT_GRPC_DEADLINE = 4,
     BT_GRPC_NOT_FOUND = 5,
+    BT_GRPC_PERMISSION_DENIED = 7,
     BT_GRPC_EXHAUSTED = 8,
     BT_GRPC_FAILED_PRECONDITION = 9,
     BT_GRPC_UNIMPLEMENTED = 12,
@@ -28,6 +30,8 @@ enum {
 };
 
 bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p) BT_MUST_CHECK;
+/* Servers and channels that are made from now on use it; it outlives rpc. NULL: plaintext. */
+void bt_rpc_set_tls(struct bt_rpc *rpc, struct bt_tls *tls);
 /* Ends everything still open (callbacks are not called any more) and joins the thread. Unary calls
  * not yet answered may not be answered afterwards. Not from inside a callback of this rpc. */
 void bt_rpc_destroy(struct bt_rpc *rpc);
@@ -52,6 +56,9 @@ size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s); /* bytes not yet han
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
 void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);
 const char *bt_rpc_stream_peer(const struct bt_rpc_stream *s); /* "ipv4:127.0.0.1:4711" */
+/* Does the certificate at the other end name this role and node? Without TLS: true. On the client
+ * side from the first message on. */
+bool bt_rpc_stream_peer_is(const struct bt_rpc_stream *s, const char *role, const char *node);
 /* Owner ends it: the server side sends (code, detail) after what is queued when flush is true;
  * the client side half-closes (flush) or cancels. No callback comes any more. */
 void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, bool flush);
@@ -62,14 +69,15 @@ void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, 
 bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
                                  struct bt_rpc_server **srv_p, int *port_p) BT_MUST_CHECK;
 /* Registration comes before start; any other method is answered UNIMPLEMENTED. method:
- * "/pkg.Svc/M". */
+ * "/pkg.Svc/M". caller: the role whose certificate is asked for, others get PERMISSION_DENIED;
+ * NULL: any of the cluster. Without TLS everybody may call. */
 typedef void (*bt_rpc_unary_fn)(void *arg, struct bt_rpc_call *call, const void *data, size_t len);
 typedef void (*bt_rpc_accept_fn)(void *arg,
                                  struct bt_rpc_stream *s); /* must set ops with set_arg */
-void bt_rpc_server_unary(struct bt_rpc_server *srv, const char *method, bt_rpc_unary_fn fn,
-                         void *arg);
-void bt_rpc_server_stream(struct bt_rpc_server *srv, const char *method, bt_rpc_accept_fn fn,
-                          void *arg);
+void bt_rpc_server_unary(struct bt_rpc_server *srv, const char *method, const char *caller,
+                         bt_rpc_unary_fn fn, void *arg);
+void bt_rpc_server_stream(struct bt_rpc_server *srv, const char *method, const char *caller,
+                          bt_rpc_accept_fn fn, void *arg);
 void bt_rpc_server_start(struct bt_rpc_server *srv);
 /* Answers the call, now or later; code != 0 ignores data. The call is gone afterwards. */
 void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, const void *data,
@@ -79,8 +87,13 @@ void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, c
 void bt_rpc_server_destroy(struct bt_rpc_server *srv);
 
 /* ---- client ---- */
-bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target,
+/* who: "role" or "role/node" that the certificate at the other end must name, else nothing is sent
+ * to it; NULL: any of the cluster. Without TLS nobody is asked. */
+bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target, const char *who,
                                   struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
+/* With a TLS of its own instead of rpc's; NULL: plaintext. */
+bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, struct bt_tls *tls,
+                                      const char *who, struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
 /* Streams and calls on it are cancelled: each is told (on_close, done with CANCELLED) before this
  * returns, and nothing comes afterwards. */
 void bt_rpc_channel_destroy(struct bt_rpc_channel *ch);
@@ -96,10 +109,10 @@ bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bo
                                struct bt_rpc_stream **s_p) BT_MUST_CHECK;
 
 /* ---- blocking client for the CLI and tests: no loop ---- */
-/* One unary call on a fresh channel; *reply_p is heap memory (caller frees). Returns a gRPC code.
- */
-int bt_rpc_unary_blocking(const char *target, const char *method, const void *data, size_t len,
-                          uint64_t deadline_ms, void **reply_p, size_t *reply_len_p, char *detail,
-                          size_t detail_cap);
+/* One unary call on a fresh channel (tls, who: as of bt_rpc_channel_create_tls); *reply_p is heap
+ * memory (caller frees). Returns a gRPC code. */
+int bt_rpc_unary_blocking(const char *target, struct bt_tls *tls, const char *who,
+                          const char *method, const void *data, size_t len, uint64_t deadline_ms,
+                          void **reply_p, size_t *reply_len_p, char *detail, size_t detail_cap);
 
 #endif

@@ -30,6 +30,7 @@ struct bt_rpc_op {
 
 struct bt_rpc {
     struct bt_loop *loop;
+    struct bt_tls *tls; /* NULL: plaintext */
     grpc_completion_queue *cq;
     pthread_t thread;
     int efd; /* readable while completed ops wait */
@@ -69,8 +70,8 @@ void bt_rpc_bytes_close(struct bt_rpc_bytes *b);
 grpc_byte_buffer *bt_rpc_byte_buffer(const void *data, size_t len);
 
 /* stream.c: takes call; the new stream is on list `parent`. Client: call is fresh. */
-struct bt_rpc_stream *bt_rpc_stream_new(struct bt_rpc *rpc, grpc_call *call, bool server,
-                                        struct bt_list *parent);
+struct bt_rpc_stream *bt_rpc_stream_new(struct bt_rpc *rpc, grpc_call *call, struct bt_tls *tls,
+                                        bool server, struct bt_list *parent);
 void bt_rpc_stream_start_client(struct bt_rpc_stream *s, bool wait_ready);
 /* Starts the server side and hands it to accept. */
 void bt_rpc_stream_start_server(struct bt_rpc_stream *s, bt_rpc_accept_fn fn, void *arg);
@@ -83,6 +84,5 @@ void bt_rpc_server_end(struct bt_rpc_server *srv, bool notify);
 void bt_rpc_calls_abandon(struct bt_rpc *rpc); /* unary calls that nobody will answer any more */
 struct bt_rpc_channel *bt_rpc_channel_of(struct bt_list *link);
 struct bt_rpc_server *bt_rpc_server_of(struct bt_list *link);
-grpc_channel *bt_rpc_dial(const char *target);
 
 #endif

@@ -1,11 +1,12 @@
 /* The server side: a listener, a table of methods, a set of armed accepts for whatever is called
  * (methods are told apart here, because gRPC leaves calls to unregistered methods hanging), and
  * unary calls. Loop's thread. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/log/log.h"
-#include "common/rpc/rpc_priv.h"
+#include "common/rpc/tls_priv.h"
 
 #define ACCEPTS_ARMED            16
 #define CALL_MAGIC               0x63616c6cu
@@ -15,7 +16,7 @@
 
 struct method {
     struct bt_list link;
-    char *name;
+    char *name, *caller;
     bt_rpc_unary_fn unary; /* one of the two */
     bt_rpc_accept_fn stream;
     void *arg;
@@ -31,6 +32,7 @@ struct accept {
 
 struct bt_rpc_server {
     struct bt_rpc *rpc;
+    struct bt_tls *tls;
     struct bt_list link; /* rpc->servers */
     grpc_server *server;
     char *listen;
@@ -155,11 +157,9 @@ static void start_unary(struct bt_rpc_server *srv, grpc_call *call, const struct
     bt_rpc_batch(c->rpc, c->call, &recv, 1, &c->op_recv);
 }
 
-static void refuse(struct bt_rpc_server *srv, grpc_call *call, const char *method)
+static void refuse(struct bt_rpc_server *srv, grpc_call *call, int code, const char *why)
 {
-    char *why = bt_sprintf("method %s is not served here", method);
-    bt_rpc_call_reply(call_new(srv, call), BT_GRPC_UNIMPLEMENTED, why, NULL, 0);
-    free(why);
+    bt_rpc_call_reply(call_new(srv, call), code, why, NULL, 0);
 }
 
 /* Calls that their user has not answered and now never may. */
@@ -200,6 +200,7 @@ static void server_maybe_free(struct bt_rpc_server *srv)
         struct method *m = BT_CONTAINER_OF(srv->methods.next, struct method, link);
         bt_list_remove(&m->link);
         free(m->name);
+        free(m->caller);
         free(m);
     }
     free(srv->listen);
@@ -241,12 +242,16 @@ static void on_accept(void *owner, bool success)
         return;
     }
     struct method *m = find_method(srv, name);
+    char why[512];
     if (m == NULL) {
-        refuse(srv, call, name);
+        snprintf(why, sizeof(why), "method %s is not served here", name);
+        refuse(srv, call, BT_GRPC_UNIMPLEMENTED, why);
+    } else if (!bt_tls_may_call(srv->tls, call, name, m->caller, why, sizeof(why))) {
+        refuse(srv, call, BT_GRPC_PERMISSION_DENIED, why);
     } else if (m->unary != NULL) {
         start_unary(srv, call, m);
     } else {
-        struct bt_rpc_stream *s = bt_rpc_stream_new(srv->rpc, call, true, &srv->streams);
+        struct bt_rpc_stream *s = bt_rpc_stream_new(srv->rpc, call, srv->tls, true, &srv->streams);
         bt_rpc_stream_start_server(s, m->stream, m->arg);
     }
     gpr_free(name);
@@ -305,7 +310,8 @@ bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
     }
     srv->server = make_server();
     grpc_server_register_completion_queue(srv->server, rpc->cq, NULL);
-    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
+    srv->tls = rpc->tls;
+    grpc_server_credentials *creds = bt_tls_server_credentials(srv->tls);
     int port = grpc_server_add_http2_port(srv->server, listen, creds);
     grpc_server_credentials_release(creds);
     bt_list_insert_tail(&rpc->servers, &srv->link);
@@ -322,28 +328,29 @@ bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
     return BT_OK;
 }
 
-static void add_method(struct bt_rpc_server *srv, const char *name, bt_rpc_unary_fn unary,
-                       bt_rpc_accept_fn stream, void *arg)
+static void add_method(struct bt_rpc_server *srv, const char *name, const char *caller,
+                       bt_rpc_unary_fn unary, bt_rpc_accept_fn stream, void *arg)
 {
     BT_ASSERT(!srv->started && find_method(srv, name) == NULL);
     struct method *m = bt_calloc(1, sizeof(*m));
     m->name = bt_strdup(name);
+    m->caller = caller != NULL ? bt_strdup(caller) : NULL;
     m->unary = unary;
     m->stream = stream;
     m->arg = arg;
     bt_list_insert_tail(&srv->methods, &m->link);
 }
 
-void bt_rpc_server_unary(struct bt_rpc_server *srv, const char *method, bt_rpc_unary_fn fn,
-                         void *arg)
+void bt_rpc_server_unary(struct bt_rpc_server *srv, const char *method, const char *caller,
+                         bt_rpc_unary_fn fn, void *arg)
 {
-    add_method(srv, method, fn, NULL, arg);
+    add_method(srv, method, caller, fn, NULL, arg);
 }
 
-void bt_rpc_server_stream(struct bt_rpc_server *srv, const char *method, bt_rpc_accept_fn fn,
-                          void *arg)
+void bt_rpc_server_stream(struct bt_rpc_server *srv, const char *method, const char *caller,
+                          bt_rpc_accept_fn fn, void *arg)
 {
-    add_method(srv, method, NULL, fn, arg);
+    add_method(srv, method, caller, NULL, fn, arg);
 }
 
 void bt_rpc_server_start(struct bt_rpc_server *srv)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/rpc/rpc_priv.h"
+#include "common/rpc/tls_priv.h"
 
 #define STREAM_MAGIC 0x73747265u
 
@@ -22,6 +22,7 @@ struct bt_rpc_stream {
     struct bt_list link; /* of its server or channel, or rpc->orphan_streams */
     struct bt_rpc_stream_ops ops;
     void *arg;
+    struct bt_tls *tls;
     bool server;
     bool owner_gone;    /* closed by the owner, or on_close was called: no callback any more */
     bool ended;         /* the status (client) or the close (server) has arrived */
@@ -294,6 +295,11 @@ const char *bt_rpc_stream_peer(const struct bt_rpc_stream *cs)
     return s->peer;
 }
 
+bool bt_rpc_stream_peer_is(const struct bt_rpc_stream *s, const char *role, const char *node)
+{
+    return bt_tls_call_is(s->tls, s->call, role, node);
+}
+
 void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, bool flush)
 {
     BT_ASSERT(s->magic == STREAM_MAGIC && !s->owner_gone);
@@ -326,14 +332,15 @@ void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, 
 
 /* ---- making and ending ---- */
 
-struct bt_rpc_stream *bt_rpc_stream_new(struct bt_rpc *rpc, grpc_call *call, bool server,
-                                        struct bt_list *parent)
+struct bt_rpc_stream *bt_rpc_stream_new(struct bt_rpc *rpc, grpc_call *call, struct bt_tls *tls,
+                                        bool server, struct bt_list *parent)
 {
     struct bt_rpc_stream *s = bt_calloc(1, sizeof(*s));
     s->magic = STREAM_MAGIC;
     s->refs = 1;
     s->rpc = rpc;
     s->call = call;
+    s->tls = tls;
     s->server = server;
     s->tail = &s->head;
     s->queue_max_bytes = BT_RPC_QUEUE_MAX_BYTES;

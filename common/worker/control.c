@@ -169,7 +169,7 @@ static bool connect_etcd(struct bt_wctl *w)
 {
     w->salt_len = salt_id(w, w->salt);
     if (w->salt_len < 0 ||
-        bt_etcd_create(w->rpc, w->conf.common.etcd_endpoints, &w->etcd) != BT_OK) {
+        bt_etcd_create(w->rpc, w->conf.common.etcd_endpoints, w->tls.etcd, &w->etcd) != BT_OK) {
         BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints or kv.salt_file cannot be used"));
         return false;
     }
@@ -422,12 +422,15 @@ static bool start_servers(struct bt_wctl *w)
         BT_ERROR("rpc", "why=%s", bt_log_q("gRPC cannot be started"));
         return false;
     }
+    if (!bt_tls_conf_start(&w->tls, c, w->kind, w->rpc, w->stats->registry)) {
+        return false;
+    }
     if (bt_rpc_server_create(w->rpc, c->rpc_listen, &w->server, &port) != BT_OK) {
         BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen,
                  bt_log_q("cannot be listened on"));
         return false;
     }
-    bt_rpc_server_stream(w->server, "/baton.Worker/Session", bt_wsession_accept, w);
+    bt_rpc_server_stream(w->server, "/baton.Worker/Session", "conductor", bt_wsession_accept, w);
     w->rpc_addr =
         c->rpc_advertise != NULL ? bt_strdup(c->rpc_advertise) : bound_addr(c->rpc_listen, port);
     if (bt_status_page_create(w->loop, c->http_listen, w->stats->registry, health, w, &w->page,
@@ -559,6 +562,7 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     if (w->rpc != NULL) {
         bt_rpc_destroy(w->rpc);
     }
+    bt_tls_conf_stop(&w->tls);
     free_commands(w);
     free_tables(w);
     bt_ring_cleanup(&w->core.in);

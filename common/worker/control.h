@@ -10,6 +10,7 @@
 #include "common/loop/loop.h"
 #include "common/rpc/pb.h"
 #include "common/rpc/rpc.h"
+#include "common/rpc/tls_conf.h"
 #include "common/slab/local.h"
 #include "common/worker/core.h"
 
@@ -59,6 +60,7 @@ struct bt_wctl {
     struct bt_wstats *stats;
     struct bt_loop *loop;
     struct bt_rpc *rpc;
+    struct bt_tls_conf tls;
     struct bt_rpc_server *server;
     struct bt_etcd *etcd;
     struct bt_member *member;

@@ -110,13 +110,17 @@ void bt_wsession_sweep(struct bt_wctl *w)
 
 /* ---- hello ---- */
 
-static const char *check_hello(const struct bt_wctl *w, const Baton__SessionHello *h)
+static const char *check_hello(const struct bt_wctl *w, const struct bt_rpc_stream *stream,
+                               const Baton__SessionHello *h)
 {
     if (h->version != 1) {
         return "session version is not 1: run the same release everywhere";
     }
     if (strcmp(h->cluster, w->conf.common.cluster_name) != 0) {
         return "another cluster.name";
+    }
+    if (!bt_rpc_stream_peer_is(stream, "conductor", h->node)) {
+        return "your certificate is not of the conductor of the node that you name";
     }
     if (h->expect_incarnation != 0 && h->expect_incarnation != w->incarnation) {
         return "I am not the incarnation you expect";
@@ -135,7 +139,7 @@ static const char *check_hello(const struct bt_wctl *w, const Baton__SessionHell
 static void on_hello(struct bt_wsession *s, const Baton__SessionHello *h)
 {
     struct bt_wctl *w = s->ctl;
-    const char *why = s->hello ? "a second hello" : check_hello(w, h);
+    const char *why = s->hello ? "a second hello" : check_hello(w, s->s, h);
     if (why != NULL) {
         session_break(s, BT_GRPC_FAILED_PRECONDITION, why);
         return;

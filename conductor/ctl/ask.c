@@ -17,7 +17,11 @@ static void say_failure(const struct ctl *c, int code, const char *detail)
     }
     const char *hint = "";
     if (code == BT_GRPC_UNAVAILABLE || code == BT_GRPC_DEADLINE) {
-        hint = "; is the conductor running, and is this its gRPC address (not the HTTP one)?";
+        hint = c->tls == NULL
+                   ? "; is the conductor running, is this its gRPC address (not the HTTP one), and "
+                     "does it ask for certificates (--tls)?"
+                   : "; is the conductor running, is this its gRPC address (not the HTTP one), and "
+                     "does it believe this certificate (its log says why not)?";
     } else if (code == BT_GRPC_UNIMPLEMENTED) {
         hint = "; that is not a conductor's gRPC address";
     }
@@ -32,9 +36,9 @@ void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q
     uint8_t *data = bt_malloc(n + 1);
     protobuf_c_message_pack(q, data);
     void *bytes = NULL;
-    char detail[256] = "";
-    int code = bt_rpc_unary_blocking(c->addr, method, data, n, DEADLINE_MS, &bytes, &len, detail,
-                                     sizeof(detail));
+    char detail[700] = "";
+    int code = bt_rpc_unary_blocking(c->addr, c->tls, "conductor", method, data, n, DEADLINE_MS,
+                                     &bytes, &len, detail, sizeof(detail));
     free(data);
     void *reply = NULL;
     if (code != BT_GRPC_OK) {

@@ -13,11 +13,12 @@
 #include "common/etcd/roles.h"
 #include "conductor/ctl/ctl.h"
 #include "conductor/ctl/table.h"
+#include "conductor/ctl/where.h"
 
 #define BLOCKS_LIMIT 50
 
 static const char usage_text[] =
-    "usage: batonctl [--addr HOST:PORT] COMMAND [ARGUMENTS] [-o json] [--limit N]\n"
+    "usage: batonctl [--addr HOST:PORT] [--tls DIR] COMMAND [ARGUMENTS] [-o json] [--limit N]\n"
     "\n"
     "Commands:\n"
     "  status    whether the cluster serves, and what it is doing\n"
@@ -38,6 +39,8 @@ static const char usage_text[] =
     "  --addr HOST:PORT  gRPC address of a conductor; otherwise the environment's BATON_ADDR, "
     "then\n"
     "                    the local cluster's ${XDG_RUNTIME_DIR:-/tmp}/baton-UID/conductor.addr\n"
+    "  --tls DIR         ca.crt, admin.crt and admin.key in DIR are the cluster's CA and the\n"
+    "                    certificate to show; otherwise BATON_TLS, then the local cluster's tls/\n"
     "  -o, --output json|table\n"
     "  -h, --help; --version\n"
     "\n"
@@ -58,49 +61,6 @@ int ctl_usage(const char *what, const char *arg)
     fprintf(stderr, "batonctl: %s%s%s\nTry 'batonctl --help'.\n", what, arg != NULL ? ": " : "",
             arg != NULL ? arg : "");
     return 2;
-}
-
-/* ---- where the conductor is ---- */
-
-static bool read_local_addr(struct ctl *c)
-{
-    const char *dir = bt_conf_env("XDG_RUNTIME_DIR");
-    char path[512];
-    snprintf(path, sizeof(path), "%s/baton-%u/conductor.addr",
-             dir != NULL && dir[0] != '\0' ? dir : "/tmp", (unsigned)getuid());
-    FILE *f = fopen(path, "re");
-    if (f == NULL) {
-        fprintf(stderr,
-                "batonctl: no conductor address: give --addr HOST:PORT, set BATON_ADDR, or start a "
-                "local cluster (make up), which writes %s\n",
-                path);
-        return false;
-    }
-    bool ok = fgets(c->addr, sizeof(c->addr), f) != NULL;
-    (void)fclose(f);
-    c->addr[strcspn(c->addr, " \t\r\n")] = '\0';
-    if (!ok || c->addr[0] == '\0') {
-        fprintf(stderr, "batonctl: %s is empty; restart the local cluster (make down; make up)\n",
-                path);
-        return false;
-    }
-    c->addr_from = "the local cluster's state directory";
-    return true;
-}
-
-static bool find_addr(struct ctl *c)
-{
-    if (c->addr[0] != '\0') {
-        c->addr_from = "--addr";
-        return true;
-    }
-    const char *env = bt_conf_env("BATON_ADDR");
-    if (env != NULL && env[0] != '\0') {
-        snprintf(c->addr, sizeof(c->addr), "%s", env);
-        c->addr_from = "BATON_ADDR";
-        return true;
-    }
-    return read_local_addr(c);
 }
 
 static Baton__AdminStatus *get_status(const struct ctl *c)
@@ -386,6 +346,10 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
         snprintf(c->addr, sizeof(c->addr), "%s", v);
         return 0;
     }
+    if (ctl_is_option(arg, "--tls")) {
+        c->tls_dir = ctl_option_value(argc, argv, i, "--tls");
+        return c->tls_dir != NULL ? 0 : ctl_usage("--tls wants a folder", NULL) + 1;
+    }
     if (ctl_is_option(arg, "-o") || ctl_is_option(arg, "--output")) {
         v = ctl_option_value(argc, argv, i, arg[1] == 'o' ? "-o" : "--output");
         if (v == NULL || (strcmp(v, "json") != 0 && strcmp(v, "table") != 0)) {
@@ -478,7 +442,9 @@ int main(int argc, char **argv)
         if (c.arg2 == NULL && commands[i].arg2 != NULL) {
             return ctl_usage("this command wants a second argument", commands[i].arg2);
         }
-        return find_addr(&c) ? commands[i].run(&c) : 1;
+        int rc = ctl_find_conductor(&c) ? commands[i].run(&c) : 1;
+        bt_tls_release(c.tls);
+        return rc;
     }
     return ctl_usage("unknown command", c.command);
 }

@@ -7,6 +7,7 @@
 #include "admin.pb-c.h"
 #include "common/base/base.h"
 #include "common/rpc/pb.h"
+#include "common/rpc/tls.h"
 
 struct ctl_pin { /* options of pin, as given; NULL: not */
     const char *prompt, *prompt_file, *tokens_file, *chat_file, *request;
@@ -20,6 +21,8 @@ struct ctl {
     const char *arg2; /* ROLE */
     char addr[256];
     const char *addr_from; /* for error messages */
+    const char *tls_dir;   /* --tls */
+    struct bt_tls *tls;    /* NULL: plaintext */
     bool json, last;
     uint32_t limit;
     struct ctl_pin pin;

@@ -426,7 +426,10 @@ static void dial(void *arg)
     if (s->departed) {
         return; /* nobody is expected there; bt_session_update dials again */
     }
-    if (bt_rpc_channel_create(s->view->rpc, s->member->rpc, &s->channel) != BT_OK) {
+    char *who = bt_sprintf("%s/%s", s->member->kind, s->member->node);
+    bt_status_t st = bt_rpc_channel_create(s->view->rpc, s->member->rpc, who, &s->channel);
+    free(who);
+    if (st != BT_OK) {
         s->channel = NULL;
         BT_WARN("session_bad_address", "kind=%s peer=%s addr=%s", s->member->kind, s->member->name,
                 bt_log_q(s->member->rpc));

@@ -1,7 +1,7 @@
 #!/bin/bash
 # make bundle: one xz archive with everything but libc's family, to unpack and run on a machine that has none of
 # the packages. Usage: make-bundle.sh BUILD VERSION [gpu]; BUILD is a finished build, the archive goes there.
-#   bin/            daemons, batonctl, baton-local, baton-bench
+#   bin/            daemons, batonctl, baton-local, baton-certs, baton-bench
 #   lib/baton/      engine plugins, etcd, shared libraries, ucx/ (UCX's modules: libucs looks beside itself)
 #   share/baton/    demo model; share/doc/baton/: documents, licences of what is packed
 # The executables find their libraries by an RPATH relative to themselves, so the folder may lie anywhere.

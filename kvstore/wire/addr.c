@@ -8,31 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/rpc/address.h"
 #include "kvstore/wire/msg.h"
-
-static bool v4_private(uint32_t a) /* host order */
-{
-    return a >> 24 == 127 || a >> 24 == 10 || a >> 20 == 0xAC1 || a >> 16 == 0xC0A8 ||
-           a >> 16 == 0xA9FE;
-}
-
-static bool v6_private(const struct in6_addr *a)
-{
-    return IN6_IS_ADDR_LOOPBACK(a) || IN6_IS_ADDR_LINKLOCAL(a) || a->s6_addr[0] == 0xfd ||
-           (IN6_IS_ADDR_V4MAPPED(a) &&
-            v4_private((uint32_t)a->s6_addr[12] << 24 | (uint32_t)a->s6_addr[13] << 16 |
-                       (uint32_t)a->s6_addr[14] << 8 | a->s6_addr[15]));
-}
-
-bool bt_wire_address_private(const char *text)
-{
-    struct in_addr a4;
-    struct in6_addr a6;
-    if (inet_pton(AF_INET, text, &a4) == 1) {
-        return v4_private(ntohl(a4.s_addr));
-    }
-    return inet_pton(AF_INET6, text, &a6) == 1 && v6_private(&a6);
-}
 
 static bool addr_text(const struct sockaddr *sa, char *out, socklen_t cap)
 {
@@ -122,7 +99,7 @@ bt_status_t bt_wire_interface(const char *listen, bool allow_routable, char *ifn
         }
     }
     inet_ntop(family, bin, want, sizeof(want)); /* one spelling */
-    if (!allow_routable && !bt_wire_address_private(want)) {
+    if (!allow_routable && !bt_address_private(want)) {
         return fail(err, err_cap,
                     "kvstore.wire.listen: %s is a routable address, and UCX over TCP authenticates "
                     "nobody; give a loopback or private address (10/8, 172.16/12, 192.168/16, "

@@ -55,7 +55,5 @@ bt_status_t bt_wire_seg_check(const struct bt_wire_seg_hdr *h, const struct bt_f
  * ifname gets the interface's name. ERR_CONFIG with err naming key and remedy. */
 bt_status_t bt_wire_interface(const char *listen, bool allow_routable, char *ifname, size_t cap,
                               bool *ipv6_p, char *err, size_t err_cap) BT_MUST_CHECK;
-/* Loopback, RFC 1918, link local, fd00::/8? text: numeric address. */
-bool bt_wire_address_private(const char *text);
 
 #endif

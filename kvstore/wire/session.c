@@ -145,6 +145,14 @@ static void session_maybe_up(struct bt_wire_session *s)
     }
 }
 
+/* Who a peer of this name must be by its certificate: "kvstore/n1" of "kvstore-n1". */
+static void peer_role(const char *name, char *who, size_t cap)
+{
+    size_t skip =
+        strncmp(name, BT_WIRE_NAME, sizeof(BT_WIRE_NAME) - 1) == 0 ? sizeof(BT_WIRE_NAME) - 1 : 0;
+    snprintf(who, cap, "%s/%s", BT_WIRE_ROLE, name + skip);
+}
+
 /* ---- hello ---- */
 
 static void send_hello(struct bt_wire_session *s)
@@ -168,6 +176,14 @@ static void send_hello(struct bt_wire_session *s)
     bt_wire_session_send(s, &m);
 }
 
+/* Is the dialer who it says it is? The dialer has asked the listener's certificate itself. */
+static bool name_is_proved(const struct bt_wire_session *s, const char *name)
+{
+    char who[sizeof(BT_WIRE_ROLE) + sizeof(s->name)];
+    peer_role(name, who, sizeof(who));
+    return s->dialer || bt_rpc_stream_peer_is(s->stream, BT_WIRE_ROLE, strchr(who, '/') + 1);
+}
+
 /* NULL if the two belong together, else why not. */
 static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__PeerHello *h,
                                   char *text, size_t cap)
@@ -178,6 +194,8 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                  h->version, BT_WIRE_PROTO_VERSION);
     } else if (strcmp(h->cluster, w->cluster) != 0) {
         snprintf(text, cap, "cluster.name \"%.40s\", here \"%.40s\"", h->cluster, w->cluster);
+    } else if (!name_is_proved(s, h->name)) {
+        snprintf(text, cap, "\"%.40s\" is not the kvstore of its certificate's node", h->name);
     } else if (h->layout_id != w->layout.layout_id) {
         snprintf(text, cap, "layout %016llx, here %016llx: same model and kv.block_tokens?",
                  (unsigned long long)h->layout_id, (unsigned long long)w->layout.layout_id);
@@ -357,7 +375,9 @@ static void on_ready(struct bt_wire_session *s)
         send_hello(s);
         return;
     }
-    if (bt_rpc_channel_create(s->w->rpc, s->peer->rpc, &s->channel) != BT_OK ||
+    char who[sizeof(BT_WIRE_ROLE) + sizeof(s->name)];
+    peer_role(s->name, who, sizeof(who));
+    if (bt_rpc_channel_create(s->w->rpc, s->peer->rpc, who, &s->channel) != BT_OK ||
         bt_rpc_stream_open(s->channel, BT_WIRE_METHOD, false, &stream_ops, s, &s->stream) !=
             BT_OK) {
         session_end(s, "its rpc address cannot be dialed", BT_GRPC_UNAVAILABLE, true);

@@ -301,7 +301,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
         return st;
     }
     bt_loop_short_slices(BT_WIRE_SLICE_US); /* what has landed waits for this thread */
-    bt_rpc_server_stream(server, BT_WIRE_METHOD, bt_wire_session_accept, w);
+    bt_rpc_server_stream(server, BT_WIRE_METHOD, BT_WIRE_ROLE, bt_wire_session_accept, w);
     bt_timer_start(loop, &w->tick, BT_WIRE_TICK_MS, BT_WIRE_TICK_MS, on_tick, w);
     BT_INFO("wire_start", "listen=%s interface=%s in_flight_max=%llu", conf->listen, ifname,
             (unsigned long long)xc.bytes_in_flight_max);

@@ -8,6 +8,8 @@
 #include "peer.pb-c.h"
 
 #define BT_WIRE_METHOD        "/baton.Peer/Session"
+#define BT_WIRE_ROLE          "kvstore"  /* whose certificate is asked for, with TLS */
+#define BT_WIRE_NAME          "kvstore-" /* a kvstore's name is this and its node's */
 #define BT_WIRE_PROTO_VERSION 1
 #define BT_WIRE_TICK_MS       250
 #define BT_WIRE_SLICE_US      200 /* of the control thread, see bt_loop_short_slices */

@@ -101,8 +101,8 @@ static int serve(struct bt_rpc *rpc, const char *listen)
     if (bt_rpc_server_create(rpc, listen, &srv, &port) != BT_OK) {
         return 1;
     }
-    bt_rpc_server_unary(srv, "/t.Echo/Unary", on_unary, NULL);
-    bt_rpc_server_stream(srv, "/t.Echo/Stream", on_accept, NULL);
+    bt_rpc_server_unary(srv, "/t.Echo/Unary", NULL, on_unary, NULL);
+    bt_rpc_server_stream(srv, "/t.Echo/Stream", NULL, on_accept, NULL);
     bt_rpc_server_start(srv);
     printf("%d\n", port);
     fflush(stdout);
@@ -172,7 +172,7 @@ static int client(struct bt_rpc *rpc, const char *target, const char *method, ui
     static const struct bt_rpc_stream_ops ops = {client_message, client_close, client_writable};
     struct client c = {.n = n, .flood = n == 0};
     struct bt_rpc_channel *ch;
-    if (bt_rpc_channel_create(rpc, target, &ch) != BT_OK ||
+    if (bt_rpc_channel_create(rpc, target, NULL, &ch) != BT_OK ||
         bt_rpc_stream_open(ch, method, true, &ops, &c, &c.s) != BT_OK) {
         return 1;
     }
@@ -196,8 +196,8 @@ static int unary(const char *target, const char *method, const char *text)
     void *reply = NULL;
     size_t len = 0;
     char detail[256];
-    int code = bt_rpc_unary_blocking(target, method, text, strlen(text), 10000, &reply, &len,
-                                     detail, sizeof(detail));
+    int code = bt_rpc_unary_blocking(target, NULL, NULL, method, text, strlen(text), 10000, &reply,
+                                     &len, detail, sizeof(detail));
     printf("%d %s\n", code, detail);
     for (size_t i = 0; i < len; i++) {
         printf("%02x", ((uint8_t *)reply)[i]);

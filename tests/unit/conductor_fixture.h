@@ -373,10 +373,11 @@ static inline void fake_listen(struct fake *k)
     snprintf(listen, sizeof(listen), "127.0.0.1:%d", k->port);
     assert_int_equal(bt_rpc_server_create(k->f->rpc, listen, &k->server, &k->port), BT_OK);
     if (k->is_kv) {
-        bt_rpc_server_stream(k->server, "/baton.Kvstore/Session", fake_accept, k);
-        bt_rpc_server_stream(k->server, "/baton.Kvstore/Blocks", fake_accept_blocks, k);
+        bt_rpc_server_stream(k->server, "/baton.Kvstore/Session", "conductor", fake_accept, k);
+        bt_rpc_server_stream(k->server, "/baton.Kvstore/Blocks", "conductor", fake_accept_blocks,
+                             k);
     } else {
-        bt_rpc_server_stream(k->server, "/baton.Worker/Session", fake_accept, k);
+        bt_rpc_server_stream(k->server, "/baton.Worker/Session", "conductor", fake_accept, k);
     }
     bt_rpc_server_start(k->server);
 }

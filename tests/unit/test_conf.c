@@ -166,7 +166,13 @@ static void mistakes_are_named_with_file_and_line(void **state)
         {"node: {id: a}\nmodel: {path: m}\nhttp: {listen: 'a:-1'}\n", "is not host:port"},
         {"node: {id: a}\nmodel: {path: m}\netcd: {endpoints: []}\n", "etcd.endpoints is empty"},
         {"node: {id: a}\nmodel: {path: m}\netcd: {endpoints: ['http://h:2379']}\n",
-         "\"http://h:2379\" is not host:port (no scheme"},
+         "\"http://h:2379\" is not host:port or https://host:port"},
+        {"node: {id: a}\nmodel: {path: m}\ncluster: {tls: {ca: a, key: b}}\n",
+         "cluster.tls.cert is missing"},
+        {"node: {id: a}\nmodel: {path: m}\netcd: {tls: {cert: a}}\n",
+         "cert and key belong together"},
+        {"node: {id: a}\nmodel: {path: m}\netcd: {endpoints: ['https://h:1']}\n",
+         "https://h:1 needs etcd.tls.ca"},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
         int code = -1;

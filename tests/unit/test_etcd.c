@@ -23,7 +23,7 @@ static struct bt_etcd *connect_to(struct fixture *f, const char *a, const char *
 {
     char *const eps[] = {(char *)a, (char *)b, NULL};
     struct bt_etcd *e = NULL;
-    assert_int_equal(bt_etcd_create(f->rpc, eps, &e), BT_OK);
+    assert_int_equal(bt_etcd_create(f->rpc, eps, NULL, &e), BT_OK);
     return e;
 }
 
@@ -178,8 +178,8 @@ static void test_endpoints(void **state)
     char url[80], nobody[64];
     char *const none[] = {NULL};
     char *const tls[] = {(char *)"https://127.0.0.1:2379", NULL};
-    assert_int_equal(bt_etcd_create(f->rpc, none, &e), BT_ERR_INVALID);
-    assert_int_equal(bt_etcd_create(f->rpc, tls, &e), BT_ERR_UNSUPPORTED);
+    assert_int_equal(bt_etcd_create(f->rpc, none, NULL, &e), BT_ERR_INVALID);
+    assert_int_equal(bt_etcd_create(f->rpc, tls, NULL, &e), BT_ERR_CONFIG);
     assert_null(e);
     /* the first is not there: the call goes to the second */
     etcd_free_ports(&dead[0], &dead[1]);

@@ -30,7 +30,7 @@ static int setup(void **state)
     char *const eps[] = {etcd.endpoint, NULL};
     assert_int_equal(bt_loop_create(&f->loop), BT_OK);
     assert_int_equal(bt_rpc_create(f->loop, &f->rpc), BT_OK);
-    assert_int_equal(bt_etcd_create(f->rpc, eps, &f->e), BT_OK);
+    assert_int_equal(bt_etcd_create(f->rpc, eps, NULL, &f->e), BT_OK);
     *state = f;
     return 0;
 }

@@ -175,7 +175,7 @@ static int setup(void **state)
     bt_serve_register(serve, server);
     bt_rpc_server_start(server);
     snprintf(target, sizeof(target), "127.0.0.1:%d", port);
-    assert_int_equal(bt_rpc_channel_create(rpc, target, &channel), BT_OK);
+    assert_int_equal(bt_rpc_channel_create(rpc, target, NULL, &channel), BT_OK);
     return 0;
 }
 

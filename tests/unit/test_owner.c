@@ -56,7 +56,7 @@ static int three_candidates(void **state)
     char *const eps[] = {etcd.endpoint, NULL};
     assert_int_equal(bt_loop_create(&loop), BT_OK);
     assert_int_equal(bt_rpc_create(loop, &rpc), BT_OK);
-    assert_int_equal(bt_etcd_create(rpc, eps, &e), BT_OK);
+    assert_int_equal(bt_etcd_create(rpc, eps, NULL, &e), BT_OK);
     for (int i = 0; i < 3; i++) {
         candidate(i);
     }

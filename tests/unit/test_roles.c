@@ -15,7 +15,7 @@ static void world_init(struct world *w)
     etcd_del(&etcd, "/baton/test/roles");
     fixture_init(&w->f);
     fixture_start(&w->f);
-    assert_int_equal(bt_etcd_create(w->f.rpc, eps, &w->f.etcd), BT_OK);
+    assert_int_equal(bt_etcd_create(w->f.rpc, eps, NULL, &w->f.etcd), BT_OK);
     bt_view_watch(w->f.view, w->f.etcd);
     w->k1 = fake_add(&w->f, "kvstore", "k1", "n1");
     w->k2 = fake_add(&w->f, "kvstore", "k2", "n2");

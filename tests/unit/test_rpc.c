@@ -129,10 +129,10 @@ static void on_size(void *arg, struct bt_rpc_call *call, const void *data, size_
 static void start_server(struct fixture *f, const char *listen)
 {
     assert_int_equal(bt_rpc_server_create(f->rpc, listen, &f->srv, &f->port), BT_OK);
-    bt_rpc_server_unary(f->srv, "/t.T/Upper", on_upper, f);
-    bt_rpc_server_unary(f->srv, "/t.T/Held", on_held, f);
-    bt_rpc_server_unary(f->srv, "/t.T/Size", on_size, f);
-    bt_rpc_server_stream(f->srv, "/t.T/Stream", on_accept, f);
+    bt_rpc_server_unary(f->srv, "/t.T/Upper", NULL, on_upper, f);
+    bt_rpc_server_unary(f->srv, "/t.T/Held", NULL, on_held, f);
+    bt_rpc_server_unary(f->srv, "/t.T/Size", NULL, on_size, f);
+    bt_rpc_server_stream(f->srv, "/t.T/Stream", NULL, on_accept, f);
     bt_rpc_server_start(f->srv);
     snprintf(f->target, sizeof(f->target), "127.0.0.1:%d", f->port);
 }
@@ -145,7 +145,7 @@ static int setup(void **state)
     assert_int_equal(bt_rpc_create(f->loop, &f->rpc), BT_OK);
     start_server(f, "127.0.0.1:0");
     assert_true(f->port > 0);
-    assert_int_equal(bt_rpc_channel_create(f->rpc, f->target, &f->ch), BT_OK);
+    assert_int_equal(bt_rpc_channel_create(f->rpc, f->target, NULL, &f->ch), BT_OK);
     *state = f;
     return 0;
 }
@@ -473,7 +473,7 @@ static void test_destroy_with_all_open(void **state)
     f->srv = NULL;
     assert_int_equal(bt_rpc_create(f->loop, &f->rpc), BT_OK); /* for teardown; and it works again */
     start_server(f, "127.0.0.1:0");
-    assert_int_equal(bt_rpc_channel_create(f->rpc, f->target, &f->ch), BT_OK);
+    assert_int_equal(bt_rpc_channel_create(f->rpc, f->target, NULL, &f->ch), BT_OK);
     struct reply again = {0};
     bt_rpc_unary(f->ch, "/t.T/Upper", "x", 1, 5000, on_reply, &again);
     WAIT_FOR(f, again.calls == 1);
@@ -491,7 +491,7 @@ static void test_port_taken(void **state)
     assert_null(other);
     assert_int_equal(port, -1);
     struct bt_rpc_channel *ch = NULL;
-    assert_int_equal(bt_rpc_channel_create(f->rpc, "", &ch), BT_ERR_INVALID);
+    assert_int_equal(bt_rpc_channel_create(f->rpc, "", NULL, &ch), BT_ERR_INVALID);
     assert_null(ch);
 }
 
@@ -505,7 +505,7 @@ static void test_unix_socket(void **state)
     assert_non_null(mkdtemp(dir));
     snprintf(addr, sizeof(addr), "unix:%s/s", dir);
     start_server(f, addr);
-    assert_int_equal(bt_rpc_channel_create(f->rpc, addr, &ch), BT_OK);
+    assert_int_equal(bt_rpc_channel_create(f->rpc, addr, NULL, &ch), BT_OK);
     bt_rpc_unary(ch, "/t.T/Upper", "u", 1, 5000, on_reply, &r);
     WAIT_FOR(f, r.calls == 1);
     assert_string_equal(r.data, "U");
@@ -531,8 +531,8 @@ static int serve(const char *listen)
     if (bt_rpc_server_create(f.rpc, listen, &f.srv, &f.port) != BT_OK) {
         return 1;
     }
-    bt_rpc_server_unary(f.srv, "/t.T/Upper", on_upper, &f);
-    bt_rpc_server_stream(f.srv, "/t.T/Stream", on_accept, &f);
+    bt_rpc_server_unary(f.srv, "/t.T/Upper", NULL, on_upper, &f);
+    bt_rpc_server_stream(f.srv, "/t.T/Stream", NULL, on_accept, &f);
     bt_rpc_server_start(f.srv);
     printf("%d\n", f.port);
     fflush(stdout);
@@ -575,7 +575,7 @@ static void test_peer_killed_and_back(void **state)
     int port;
     pid_t pid = spawn_server("127.0.0.1:0", &port);
     snprintf(target, sizeof(target), "127.0.0.1:%d", port);
-    assert_int_equal(bt_rpc_channel_create(f->rpc, target, &ch), BT_OK);
+    assert_int_equal(bt_rpc_channel_create(f->rpc, target, NULL, &ch), BT_OK);
     assert_int_equal(bt_rpc_stream_open(ch, "/t.T/Stream", false, &side_ops, &d, &d.s), BT_OK);
     struct bt_rpc_stream *s = d.s;
     assert_int_equal(bt_rpc_stream_send(s, "x", 1), BT_OK);
@@ -660,8 +660,8 @@ struct blocking {
 static void *blocking_thread(void *arg)
 {
     struct blocking *b = arg;
-    b->code = bt_rpc_unary_blocking(b->target, b->method, "hey", 3, 5000, (void **)&b->reply,
-                                    &b->len, b->detail, sizeof(b->detail));
+    b->code = bt_rpc_unary_blocking(b->target, NULL, NULL, b->method, "hey", 3, 5000,
+                                    (void **)&b->reply, &b->len, b->detail, sizeof(b->detail));
     b->done = true;
     return NULL;
 }

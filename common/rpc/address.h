@@ -1,0 +1,13 @@
+/* Which addresses are of a network that strangers do not reach by themselves. Pure. */
+#ifndef BT_RPC_ADDRESS_H
+#define BT_RPC_ADDRESS_H
+
+#include <stdbool.h>
+
+/* Loopback, RFC 1918, link local, fd00::/8? text: numeric address, IPv4 or IPv6 without brackets;
+ * anything else is not. */
+bool bt_address_private(const char *text);
+/* The same of host:port, [v6]:port, or localhost:port. */
+bool bt_address_port_private(const char *text);
+
+#endif

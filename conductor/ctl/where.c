@@ -1,0 +1,98 @@
+/* The conductor's address: option, environment, local cluster; and the certificate to show it. */
+#include "conductor/ctl/where.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/conf/conf.h"
+
+/* Folder of the local cluster's state; the caller frees. */
+static char *state_dir(void)
+{
+    const char *dir = bt_conf_env("XDG_RUNTIME_DIR");
+    return bt_sprintf("%s/baton-%u", dir != NULL && dir[0] != '\0' ? dir : "/tmp",
+                      (unsigned)getuid());
+}
+
+static bool read_local_addr(struct ctl *c, const char *dir)
+{
+    char path[512];
+    snprintf(path, sizeof(path), "%s/conductor.addr", dir);
+    FILE *f = fopen(path, "re");
+    if (f == NULL) {
+        fprintf(stderr,
+                "batonctl: no conductor address: give --addr HOST:PORT, set BATON_ADDR, or start a "
+                "local cluster (make up), which writes %s\n",
+                path);
+        return false;
+    }
+    bool ok = fgets(c->addr, sizeof(c->addr), f) != NULL;
+    (void)fclose(f);
+    c->addr[strcspn(c->addr, " \t\r\n")] = '\0';
+    if (!ok || c->addr[0] == '\0') {
+        fprintf(stderr, "batonctl: %s is empty; restart the local cluster (make down; make up)\n",
+                path);
+        return false;
+    }
+    c->addr_from = "the local cluster's state directory";
+    return true;
+}
+
+static bool find_addr(struct ctl *c, const char *dir)
+{
+    if (c->addr[0] != '\0') {
+        c->addr_from = "--addr";
+        return true;
+    }
+    const char *env = bt_conf_env("BATON_ADDR");
+    if (env != NULL && env[0] != '\0') {
+        snprintf(c->addr, sizeof(c->addr), "%s", env);
+        c->addr_from = "BATON_ADDR";
+        return true;
+    }
+    return read_local_addr(c, dir);
+}
+
+/* Reads ca.crt, admin.crt and admin.key of a folder. */
+static bool read_tls(struct ctl *c, const char *dir)
+{
+    char err[700];
+    char *ca = bt_sprintf("%s/ca.crt", dir), *cert = bt_sprintf("%s/admin.crt", dir),
+         *key = bt_sprintf("%s/admin.key", dir);
+    struct bt_tls_config conf = {
+        .key = "--tls", .ca = ca, .cert = cert, .private_key = key, .role = "admin"};
+    bt_status_t st = bt_tls_create(&conf, &c->tls, err, sizeof(err));
+    if (st != BT_OK) {
+        fprintf(stderr, "batonctl: %s\n", err);
+    }
+    free(ca);
+    free(cert);
+    free(key);
+    return st == BT_OK;
+}
+
+static bool find_tls(struct ctl *c, const char *state)
+{
+    const char *env = bt_conf_env("BATON_TLS");
+    if (c->tls_dir != NULL) {
+        return read_tls(c, c->tls_dir);
+    }
+    if (env != NULL && env[0] != '\0') {
+        return read_tls(c, env);
+    }
+    char *local = bt_sprintf("%s/tls", state);
+    bool ours = strncmp(c->addr_from, "the local", 9) == 0 && access(local, F_OK) == 0;
+    bool ok = !ours || read_tls(c, local);
+    free(local);
+    return ok;
+}
+
+bool ctl_find_conductor(struct ctl *c)
+{
+    char *state = state_dir();
+    bool ok = find_addr(c, state) && find_tls(c, state);
+    free(state);
+    return ok;
+}

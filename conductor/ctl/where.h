@@ -1,0 +1,11 @@
+/* Which conductor batonctl asks, and with which certificate. */
+#ifndef BT_CONDUCTOR_CTL_WHERE_H
+#define BT_CONDUCTOR_CTL_WHERE_H
+
+#include "conductor/ctl/ctl.h"
+
+/* Fills what the command line has left open, from the environment, then from the local cluster's
+ * state directory. False after an error message. */
+bool ctl_find_conductor(struct ctl *c);
+
+#endif

@@ -1,0 +1,113 @@
+"""Certificates between all daemons, to etcd and for batonctl: a whole cluster from the outside. What is
+refused in which words is tests/unit/test_tls.c."""
+import os
+import signal
+import subprocess
+
+import pytest
+
+from conftest import BUILD, CTL, ROOT, Cluster, scrape, wait_for
+
+CERTS = os.path.join(ROOT, "deploy", "local", "baton-certs")
+PROMPTS = ["ROMEO: what light through yonder window breaks? It is the east, and", "To be, or not to be"]
+ENDS = 'baton_tls_certificate_not_after_seconds{use="cluster.tls"}'
+REFUSED = 'baton_tls_peers_refused_total{use="cluster.tls"}'
+
+
+@pytest.fixture(scope="module")
+def secure():
+    c = Cluster("--tls")
+    yield c
+    c.stop()
+
+
+def tls_dir(c):
+    return os.path.join(c.state_dir, "tls")
+
+
+def certs(c, *args, folder=None):
+    name = c.daemon("kvstore")["log"]  # any daemon's configuration has the cluster's name
+    conf = os.path.join(c.state_dir, "conf", os.path.basename(name).replace(".log", ".yaml"))
+    cluster = open(conf).readline().split("name: ")[1].split(",")[0]
+    subprocess.run([CERTS, "--dir", folder or tls_dir(c), "--cluster", cluster, *args], check=True)
+
+
+def ctl(c, *args):
+    addr = open(os.path.join(c.state_dir, "conductor.addr")).read().strip()
+    p = subprocess.run([CTL, "--addr", addr, *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    return p.returncode, p.stdout.decode()
+
+
+def log(daemon):
+    with open(daemon["log"], errors="replace") as f:
+        return f.read()
+
+
+def test_the_tokens_are_the_same(cluster, secure):
+    for prompt in PROMPTS:
+        plain, tls = (c.complete(prompt, 48, logprobs=5)["choices"][0] for c in (cluster, secure))
+        assert plain["text"] == tls["text"] and plain["logprobs"] == tls["logprobs"]
+    assert secure.metrics("conductor")[REFUSED] == 0
+    sent = sum(v for k, v in secure.metrics("kvstore").items() if k.startswith("baton_kv_sent_bytes_total"))
+    assert sent > 0  # the KV went from one node to the other
+
+
+def test_batonctl_shows_its_certificate(secure):
+    rc, out = ctl(secure, "--tls", tls_dir(secure), "status")
+    assert rc == 0 and "serving    yes" in out, out
+    rc, out = ctl(secure, "status")
+    assert rc == 1 and "does it ask for certificates (--tls)?" in out, out
+    rc, out = ctl(secure, "--tls", os.path.join(secure.state_dir, "nowhere"), "status")
+    assert rc == 1 and "ca.crt: it cannot be read: No such file" in out, out
+
+
+def test_a_stranger_of_another_ca_does_not_get_in(secure, tmp_path):
+    """A kvstore that may speak to etcd and whose certificate some other CA made for this very node."""
+    other = str(tmp_path / "other")
+    certs(secure, "ca", folder=other)
+    certs(secure, "node", "n3", folder=other)
+    before = secure.metrics("conductor")[REFUSED]
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    sets = {"node.id": "n3", "run_dir": run_dir, "kvstore.slab_bytes": "1MiB",
+            "cluster.tls.ca": f"{other}/ca.crt", "cluster.tls.cert": f"{other}/n3.crt",
+            "cluster.tls.key": f"{other}/n3.key", "etcd.tls.ca": f"{tls_dir(secure)}/ca.crt",
+            "etcd.tls.cert": f"{tls_dir(secure)}/n1.crt", "etcd.tls.key": f"{tls_dir(secure)}/n1.key"}
+    with open(tmp_path / "log", "wb") as out:
+        p = subprocess.Popen([os.path.join(BUILD, "bin", "baton-kvstore"), "--config",
+                              os.path.join(secure.state_dir, "conf", "kvstore-n1.yaml"),
+                              *(a for k, v in sets.items() for a in ("--set", f"{k}={v}"))],
+                             stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        wait_for(lambda: secure.metrics("conductor")[REFUSED] > before, 60, "the conductor refuses it")
+        assert "another CA made it" in log(secure.daemon("conductor"))
+        assert secure.complete(PROMPTS[0], 8, ignore_eos=True)["usage"]["completion_tokens"] == 8
+        rc, out = ctl(secure, "--tls", tls_dir(secure), "nodes")
+        assert rc == 0 and "kvstore-n3" in out  # etcd knows it, and nobody talks to it
+    finally:
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(60) == 0
+    # The other way round: certificates that the others believe are refused by one who has another CA.
+    assert "ev=tls_refused" in (tmp_path / "log").read_text()
+
+
+def test_certificates_are_replaced_while_it_runs(secure):
+    daemons = [d for d in secure.status() if d["daemon"] != "etcd"]
+    before = {d["http"]: scrape(d["http"])[ENDS] for d in daemons}
+    for name in ("n1", "n2"):
+        certs(secure, "--days", "9000", "node", name)
+    for d in daemons:
+        wait_for(lambda d=d: scrape(d["http"])[ENDS] > before[d["http"]], 60, f"{d['log']} has read its new one")
+    conductor = daemons[-1]
+    assert conductor["daemon"] == "conductor"
+    # A connection that is new: the conductor's to a kvstore that stood still until it was given up.
+    kvstore = secure.daemon("kvstore", 1)
+    up = 'baton_sessions_up{kind="kvstore"}'
+    os.kill(kvstore["pid"], signal.SIGSTOP)
+    try:
+        wait_for(lambda: secure.metrics("conductor")[up] == 1, 60, "the session ends")
+    finally:
+        os.kill(kvstore["pid"], signal.SIGCONT)
+    wait_for(lambda: secure.metrics("conductor")[up] == 2, 60, "it is back")
+    assert secure.complete(PROMPTS[1], 8, ignore_eos=True)["usage"]["completion_tokens"] == 8
+    assert "tls_not_renewed" not in "".join(log(d) for d in daemons)
