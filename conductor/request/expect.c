@@ -40,8 +40,14 @@ void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req)
 {
     const struct bt_request *r = k->r;
     uint32_t have = r->choices[k->first].journal.n;
-    req->expect_new = bt_survival_quantile(&r->rs->survival, key_of(r), have, have + req->max_new,
-                                           r->rs->conf.length_quantile);
+    uint32_t most = have + req->max_new;
+    if (r->spec.sampling.n_eos == 0 && r->spec.stop == NULL) { /* nothing ends it before */
+        req->expect_new = req->likely_new = req->max_new;
+        return;
+    }
+    req->expect_new =
+        bt_survival_quantile(&r->rs->survival, key_of(r), have, most, r->rs->conf.length_quantile);
+    req->likely_new = bt_survival_quantile(&r->rs->survival, key_of(r), have, most, 0.5);
 }
 
 void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)

@@ -31,6 +31,16 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     }
     bt_list_insert_tail(&p->own_prefills, &f->prefills);
     p->own_prefill_ms += f->prefill_ms;
+    if (f->plan.chunk_ms > 0 && f->plan.chunk_ms < f->prefill_ms) {
+        p->own_long = f;
+        p->own_step_ms = f->plan.chunk_ms;
+        p->own_long_ms = f->prefill_ms - f->plan.chunk_ms;
+        p->own_behind_ms = 0;
+        p->own_longs++;
+    } else {
+        f->behind_long = p->own_longs;
+        p->own_behind_ms += f->prefill_ms;
+    }
     if (f->decode != NULL) {
         f->decode->own_requests += f->own_rows;
         f->decode->own_kv_tokens += f->own_kv;
@@ -44,12 +54,14 @@ static void leave_prefills(struct bt_flight *f)
     }
     struct bt_session *p = f->prefill;
     bool head = p->own_prefills.next == &f->prefills;
+    p->own_long = p->own_long == f ? NULL : p->own_long;
     bt_list_remove(&f->prefills);
     if (bt_list_empty(&p->own_prefills)) {
         p->own_prefill_ms = 0;
         return;
     }
     p->own_prefill_ms -= f->prefill_ms;
+    p->own_behind_ms -= f->behind_long == p->own_longs ? f->prefill_ms : 0;
     if (head) { /* prompts are computed in order of arrival, or together */
         p->own_head_ns = bt_mono_ns();
     }

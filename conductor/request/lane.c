@@ -300,6 +300,7 @@ static void on_prefill_done(struct bt_lane *k, const struct bt_lane_input *in)
     }
     k->progress_ns = in->now_ns;
     bt_request_prefill_done(k->r, in->msg, in->now_ns);
+    bt_outcome_prefilled(k);
     if (k->state == LANE_PREFILLING && k->r->spec.max_tokens == 0) {
         bt_request_no_tokens(k, in->now_ns);
     }

@@ -34,15 +34,21 @@ static bool first_plan(const struct bt_lane *k)
 
 void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns)
 {
-    const struct bt_flight *f = k->flight;
+    struct bt_flight *f = k->flight;
     if (!first_plan(k) || k->r->spec.prompt_logprobs) {
         return;
     }
     double actual = (double)(now_ns - k->r->spec.received_ns) / 1e6;
     bt_metric_observe(k->r->rs->m.ttft_error, bt_sched_error(f->plan.ttft_ms, actual));
-    if (f->prefill != NULL) {
-        bt_sched_learn_ttft(&f->prefill->learned, f->plan.work_ms,
-                            (double)(now_ns - f->planned_ns) / 1e6);
+    f->first_token_ms = (double)(now_ns - f->planned_ns) / 1e6;
+}
+
+void bt_outcome_prefilled(struct bt_lane *k)
+{
+    const struct bt_flight *f = k->flight;
+    if (f != NULL && f->first_token_ms > 0 && first_plan(k) && f->prefill != NULL) {
+        double computed = f->plan.queue_ms > 0 ? -1 : k->r->usage.prefill_ms;
+        bt_sched_learn_ttft(&f->prefill->learned, f->plan.work_ms, computed, f->first_token_ms);
     }
 }
 
@@ -58,15 +64,24 @@ void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns)
 void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
 {
     struct bt_choice *c = &k->r->choices[choice];
+    const struct bt_flight *f = k->flight;
+    if (c->n_gaps == 0) {
+        return;
+    }
+    /* Each of these puts the gaps into another order: the first one is looked at before. */
+    bool landing = first_plan(k) && f->plan.landing_ms > 0 && choice == k->first;
+    if (landing && f->decode != NULL) {
+        bt_sched_learn_landing(&f->decode->learned, f->plan.landing_ms, c->gaps_ms[0]);
+    }
+    double others = bt_sched_tbt_of(c->gaps_ms + landing, c->n_gaps - landing);
     double actual = bt_sched_tbt_of(c->gaps_ms, c->n_gaps);
     struct bt_gen_usage *u = &k->r->usage;
     u->tbt_ms = BT_MAX(u->tbt_ms, actual);
-    const struct bt_flight *f = k->flight;
     if (actual <= 0 || !first_plan(k)) {
         return;
     }
     bt_metric_observe(k->r->rs->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
     if (f->decode != NULL) {
-        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, actual);
+        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, others);
     }
 }

@@ -62,12 +62,14 @@ struct bt_flight {
     uint64_t own_tokens;       /* counted at prefill's session until its PrefillDone */
     struct bt_list prefills;   /* in prefill's session's own_prefills until then */
     double prefill_ms;         /* predicted, counted there */
+    uint32_t behind_long;      /* own_longs when it was counted in own_behind_ms; 0: it was not */
     uint64_t own_kv;           /* counted at decode's session until it has ended */
     uint64_t submitted_ns;     /* wall clock */
     struct bt_sched_plan plan; /* indices mean nothing any more */
     uint64_t planned_ns;       /* bt_mono_ns */
     bool expected, decoding;   /* in the forecast; counted at decode's own_decoding */
     double expect_ready_ms;    /* as the forecast was told */
+    double first_token_ms;     /* since planned_ns, of a first plan; 0: not yet */
 };
 
 #define AVOID_MAX   16
@@ -345,6 +347,9 @@ void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns);
 void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f);
 /* The request's first token is on its way to the client. */
 void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns);
+/* Its prefill worker has told its times, behind the first token: what follows for its predictions.
+ */
+void bt_outcome_prefilled(struct bt_lane *k);
 /* Another token of the choice. */
 void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns);
 /* The choice has its last token. */

@@ -30,11 +30,13 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     return v;
 }
 
-/* The plan's TBT; of a worker without rows the step alone, for the same reason. */
+/* What the plan's rows would have between tokens; of a worker without rows the step alone, for the
+ * same reason. The gap of the hand-off is not the decode worker's load: no wait makes it shorter.
+ */
 static double tbt_of(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *d = &s->workers[plan->decode];
-    return d->running + d->waiting + d->landing == 0 ? plan->step_ms : plan->tbt_ms;
+    return d->running + d->waiting + d->landing == 0 ? plan->step_ms : plan->tail_ms;
 }
 
 static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,

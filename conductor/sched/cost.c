@@ -42,6 +42,34 @@ double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_
     return 1e3 * (double)tokens / rate_of(c, w);
 }
 
+static uint32_t chunk_of(const struct bt_sched_params *c, const struct bt_sched_worker *w)
+{
+    return w->chunk_tokens != 0 ? w->chunk_tokens : c->chunk_tokens;
+}
+
+double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                        uint32_t from, uint32_t to)
+{
+    double queue = bt_sched_queue_ms(c, w);
+    uint32_t chunk = chunk_of(c, w);
+    if (w->cost == NULL || !(w->share_ms > 0) || to - from > chunk) {
+        return queue;
+    }
+    struct bt_batch_work step = {.tokens = chunk, .prompt = true}, with = step;
+    with.tokens += to - from;
+    double alone = bt_batch_prefill_ns(w->cost, 0, to - from, 0);
+    double beside = bt_batch_work_ns(w->cost, &with) - bt_batch_work_ns(w->cost, &step);
+    return 2 * beside < alone ? queue - BT_MIN(w->share_ms, queue) : queue;
+}
+
+double bt_sched_chunk_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                         const struct bt_sched_request *req, uint32_t n, uint32_t cached)
+{
+    uint32_t chunk = chunk_of(c, w);
+    uint32_t end = chunk != 0 ? (cached / chunk + 1) * chunk : n;
+    return bt_sched_prefill_ms(c, w, req, BT_MIN(n, end), cached);
+}
+
 /* DESIGN.md, section 5: the step's cost summed over the chunks, and of the prefix's load what the
  * computing does not hide. The sum of n(h + n/2) over chunks is that of the whole. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
@@ -50,8 +78,7 @@ double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sche
     if (w->cost == NULL) {
         return 1e3 * (n - cached) / rate_of(c, w);
     }
-    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : c->chunk_tokens;
-    double ms = 1e-6 * bt_batch_prefill_ns(w->cost, cached, n, chunk);
+    double ms = 1e-6 * bt_batch_prefill_ns(w->cost, cached, n, chunk_of(c, w));
     double load =
         c->load_bytes_per_s > 0 ? 1e3 * cached * req->token_bytes / c->load_bytes_per_s : 0;
     return BT_MAX(ms, load);

@@ -26,15 +26,37 @@ double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms)
     return l->overhead_ms + (l->slow > 0 ? l->slow : 1) * work_ms;
 }
 
-void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double actual_ms)
+static void slow_by(struct bt_sched_learned *l, double log_miss)
+{
+    l->slow = BT_MIN(BT_MAX(l->slow * exp(log_miss), 1 / SLOW_MAX), SLOW_MAX);
+}
+
+/* Nobody was before it: both are seen apart. */
+static void learn_idle(struct bt_sched_learned *l, double work_ms, double computed_ms,
+                       double rest_ms)
+{
+    double by = rate(++l->n_idle), miss = rest_ms - l->overhead_ms;
+    if (l->n_idle > 1) {
+        double most = by * BT_MAX(l->overhead_ms, 10 * OVERHEAD_MIN);
+        miss = BT_MAX(BT_MIN(gain(l->n_idle) * miss, most), -most);
+    }
+    l->overhead_ms = BT_MAX(l->overhead_ms + miss, 0);
+    if (work_ms > 0 && computed_ms > 0) {
+        miss = gain(l->n_idle) * log(computed_ms / (l->slow * work_ms));
+        slow_by(l, BT_MAX(BT_MIN(miss, by), -by));
+    }
+}
+
+void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double computed_ms,
+                         double actual_ms)
 {
     if (!(actual_ms > 0) || !(work_ms >= 0)) {
         return;
     }
+    bool idle = computed_ms >= 0 && computed_ms <= actual_ms;
     if (l->n_ttft++ == 0) {
         l->overhead_ms = BT_MAX(actual_ms - work_ms, 0);
         l->slow = 1;
-        return;
     }
     double predicted = BT_MAX(bt_sched_learned_ttft(l, work_ms), 1e-3);
     double by = rate(l->n_ttft), miss = log(actual_ms / predicted);
@@ -42,10 +64,16 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double actu
         double up = miss > log(BT_MAX(l->spread, 1)) ? 0.9 : -0.1;
         l->spread = BT_MIN(BT_MAX(BT_MAX(l->spread, 1) * exp(up * SPREAD_STEP), 1), SPREAD_MAX);
     }
+    if (idle) {
+        learn_idle(l, work_ms, computed_ms, actual_ms - computed_ms);
+        return;
+    }
     miss = BT_MAX(BT_MIN(gain(l->n_ttft) * miss, by), -by);
     double share = BT_MIN(l->overhead_ms / predicted, 1);
-    l->overhead_ms = BT_MAX(l->overhead_ms, OVERHEAD_MIN) * exp(miss * BT_MAX(share, 0.05));
-    l->slow = BT_MIN(BT_MAX(l->slow * exp(miss * (1 - share)), 1 / SLOW_MAX), SLOW_MAX);
+    if (l->n_idle == 0) {
+        l->overhead_ms = BT_MAX(l->overhead_ms, OVERHEAD_MIN) * exp(miss * BT_MAX(share, 0.05));
+    }
+    slow_by(l, miss * (1 - share));
 }
 
 void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms)
@@ -60,6 +88,27 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actua
     }
     double by = rate(l->n_tbt), miss = gain(l->n_tbt) * log(ratio / l->tail);
     l->tail *= exp(BT_MAX(BT_MIN(miss, by), -by));
+}
+
+void bt_sched_learn_landing(struct bt_sched_learned *l, double steps_ms, double actual_ms)
+{
+    if (!(steps_ms > 0) || !(actual_ms > 0)) {
+        return;
+    }
+    double predicted = l->land_ms + steps_ms, miss = actual_ms - predicted;
+    double by = rate(++l->n_land) * predicted;
+    if (l->n_land > 1) {
+        miss = BT_MAX(BT_MIN(gain(l->n_land) * miss, by), -by);
+    }
+    l->land_ms = BT_MAX(l->land_ms + miss, 0);
+}
+
+double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
+                            double landing_ms)
+{
+    double others = (l->tail > 0 ? l->tail : 1) * step_ms, first = landing_ms + l->land_ms;
+    uint32_t k = BT_MAX(BT_DIV_UP(n_gaps, 10u), 1u);
+    return landing_ms > 0 && first > others ? (first + (k - 1) * others) / k : others;
 }
 
 double bt_sched_error(double predicted, double actual)

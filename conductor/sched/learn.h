@@ -12,20 +12,33 @@ struct bt_sched_learned {
                         machine, or steps hold what nobody counts. 0: not known, counts as 1 */
     double spread;   /* one first token in ten takes longer than so many times the prediction.
                         0: not known, counts as 1 */
-    double tail;     /* TBT (mean of a request's longest tenth of gaps) over the predicted step;
-                        0: not known, counts as 1 */
-    uint32_t n_ttft, n_tbt;
+    double tail;     /* mean of the longest tenth of a request's gaps, the first one left out, over
+                        the predicted step; 0: not known, counts as 1 */
+    double land_ms;  /* of the gap behind a first token from elsewhere, beside the steps that it
+                        has to wait for: what of the hand-off is not hidden */
+    uint32_t n_ttft, n_idle, n_tbt, n_land;
 };
 
-/* A first token took actual_ms where queue and computing were predicted to take work_ms. Overhead
- * and slowness follow the median of the ratio, each by its share of the prediction: short requests
- * tell of the one, long queues of the other, and one that the machine held up moves both by little.
- */
-void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double actual_ms);
+/* A first token took actual_ms where queue and computing were predicted to take work_ms.
+ * computed_ms: its steps took so long, if it was expected to meet no queue; < 0: it was, or that is
+ * not known. Where nobody was before it, overhead follows the median of what is not computing, and
+ * slowness that of computing over prediction. Others tell of slowness only, and, until there was
+ * one that met no queue, of the overhead too: each follows the ratio's median by its share of the
+ * prediction. One that the machine held up moves both by little. */
+void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double computed_ms,
+                         double actual_ms);
 /* What follows from it. */
 double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms);
-/* A request's TBT was actual_ms where the step was predicted as step_ms. */
+/* The mean of the longest tenth of a request's gaps, the first one left out, was actual_ms where
+ * the step was predicted as step_ms. */
 void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms);
+/* The gap behind a first token that came from elsewhere was actual_ms where its steps were
+ * predicted as steps_ms. */
+void bt_sched_learn_landing(struct bt_sched_learned *l, double steps_ms, double actual_ms);
+/* The TBT that follows for an answer of n_gaps gaps. landing_ms: steps in the first of them, where
+ * the first token comes from elsewhere, else 0. With few gaps that one is the longest tenth. */
+double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
+                            double landing_ms);
 
 /* Relative error of a prediction, |predicted - actual| / actual; 0 where actual is not above 0. */
 double bt_sched_error(double predicted, double actual);

@@ -98,7 +98,7 @@ static uint32_t choose_prefill(struct job *j, uint32_t decode, bool allow_avoide
         const struct bt_sched_worker *w = &j->s->workers[i];
         /* With a thousand workers most are out by their queue alone. */
         bool hopeless = j->rule->queue && p.best != BT_SCHED_NONE &&
-                        bt_sched_queue_ms(j->c, w) > p.cost * (1 + 1e-8) + 1e-8;
+                        bt_sched_queue_ms(j->c, w) - w->share_ms > p.cost * (1 + 1e-8) + 1e-8;
         if (!hopeless && usable(j, i, true, allow_avoided)) {
             struct estimate e;
             uint32_t before = p.best;
@@ -283,7 +283,8 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
                                        : 0;
     plan->prefill_ms = e->prefill_ms;
     plan->compute_ms = bt_sched_compute_ms(j->c, wp, j->req, plan->cached_tokens);
-    plan->queue_ms = bt_sched_queue_ms(j->c, wp);
+    plan->chunk_ms = bt_sched_chunk_ms(j->c, wp, j->req, j->req->n_tokens, plan->cached_tokens);
+    plan->queue_ms = e->wait_ms;
     plan->overhead_ms = wp->learned.overhead_ms;
     plan->waited_ms = j->req->waited_ms;
     plan->work_ms = e->ttft_ms;
@@ -291,7 +292,13 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->ttft_ms = j->req->waited_ms + ttft_ms;
     plan->ttft_most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
     plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
-    plan->tbt_ms = bt_sched_tbt_ms(j->c, wd, j->req);
+    plan->tail_ms = bt_sched_tbt_ms(j->c, wd, j->req);
+    uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
+    /* What lands finds a step under way where there are rows: half of it is still to come. */
+    double steps = wd->running > 0 ? 1.5 : 1;
+    plan->landing_ms = plan->both ? 0 : steps * plan->step_ms;
+    plan->tbt_ms = bt_sched_learned_tbt(&wd->learned, plan->step_ms, more - BT_MIN(more, 1u),
+                                        plan->landing_ms);
 }
 
 /* Has it prompts that are late already? Prompts that are to be in time never wait so long. */

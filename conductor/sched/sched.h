@@ -35,8 +35,9 @@ struct bt_sched_worker {
     const struct bt_batch_cost *cost;        /* NULL: none */
     const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
     double queue_ms;                         /* until the prefills that it has are computed */
-    uint64_t kv_tokens;                      /* context of its decode rows: read in every step */
-    uint32_t chunk_tokens;                   /* of a prefill step; 0: params' */
+    double share_ms;       /* of queue_ms: what a prompt does not wait for that shares a step */
+    uint64_t kv_tokens;    /* context of its decode rows: read in every step */
+    uint32_t chunk_tokens; /* of a prefill step; 0: params' */
     struct bt_sched_learned learned;
 };
 
@@ -74,6 +75,7 @@ struct bt_sched_request {
     uint32_t n_tokens;   /* prompt, and what was generated in earlier epochs */
     uint32_t max_new;    /* of each choice, at most */
     uint32_t expect_new; /* of each choice, a quantile; 0: not known */
+    uint32_t likely_new; /* of each choice, the median; 0: not known */
     uint32_t n_choices;  /* rows at the decode worker; 0 counts as 1 */
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
@@ -140,7 +142,9 @@ struct bt_sched_plan {
     double work_ms;     /* predicted: of ttft_ms, queue, fetch and computing as costs have it */
     double waited_ms;   /* of ttft_ms: before the plan */
     double ttft_most_ms;    /* nine of ten first tokens are out by then, as far as was learned */
-    double step_ms;         /* predicted: tbt_ms without what was learned of the tail */
+    double step_ms;         /* predicted: tbt_ms without what was learned */
+    double tail_ms;         /* predicted: tbt_ms without the gap in which it is handed over */
+    double landing_ms;      /* predicted: steps in that gap; 0: it is not handed over */
     const char *reason;     /* static: why disaggregated or not; a bounded metric label */
     uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
     uint32_t fetch_tokens;  /* cached_tokens counts them */
@@ -150,6 +154,7 @@ struct bt_sched_plan {
         recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
     double prefill_ms;          /* predicted: of ttft_ms, the computing */
     double compute_ms;          /* ... by a worker that has nothing else to do */
+    double chunk_ms;            /* predicted: of prefill_ms, its first step */
 };
 
 typedef enum { BT_SCHED_MISS_TTFT, BT_SCHED_MISS_TBT, BT_SCHED_MISS_PRICE } bt_sched_miss_t;

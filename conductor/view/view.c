@@ -244,6 +244,18 @@ static double queue_ms(const struct bt_session *s, uint64_t now_ns)
     return BT_MAX(BT_MAX(said, own), 0);
 }
 
+/* Of queue_ms what a prompt of few tokens does not wait for: it is computed beside the first chunk
+ * of the last prompt that has several, or, if that one has begun, beside its next. */
+static double share_ms(const struct bt_session *s, double queue_ms)
+{
+    if (s->own_long == NULL) {
+        return 0;
+    }
+    double until = queue_ms - s->own_behind_ms, begun = s->own_long_ms + s->own_step_ms - until;
+    double ms = begun > 0 ? until - 1.5 * s->own_step_ms : s->own_long_ms;
+    return BT_MAX(ms, 0);
+}
+
 static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_sched_worker *w)
 {
     *w = (struct bt_sched_worker){
@@ -275,6 +287,7 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_kv_tokens);
         w->cost = s->load.cost != NULL ? &s->cost : NULL;
         w->queue_ms = queue_ms(s, now_ns);
+        w->share_ms = share_ms(s, w->queue_ms);
     }
 }
 

@@ -77,6 +77,10 @@ struct bt_session {
     struct bt_list own_prefills;     /* what it has not computed yet, oldest first */
     double own_prefill_ms;           /* predicted, all of them */
     uint64_t own_head_ns;            /* ... which it can have begun then */
+    const void *own_long;            /* the last of them that takes several steps, NULL: none; */
+    double own_long_ms, own_step_ms; /* ... beyond its first step, and that step */
+    double own_behind_ms;            /* ... and those behind it */
+    uint32_t own_longs;              /* there have been so many */
     struct bt_sched_learned learned; /* of this incarnation, by this conductor */
 };
 

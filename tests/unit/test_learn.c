@@ -55,13 +55,13 @@ static void test_overhead_follows_the_median(void **state)
         double extra = 8 + (double)(rng(&s) % 400) / 100; /* 8 to 12 ms */
         double held = i % 10 == 3 ? 500 : 0;              /* one in ten is held up */
         double work = 2 + (double)(rng(&s) % 100);
-        bt_sched_learn_ttft(&l, work, work + extra + held);
+        bt_sched_learn_ttft(&l, work, -1, work + extra + held);
     }
     assert_true(l.overhead_ms > 8 && l.overhead_ms < 13);
     assert_true(l.slow > 0.95 && l.slow < 1.1);
     for (int i = 0; i < 200; i++) {
         double work = 2 + (double)(rng(&s) % 100);
-        bt_sched_learn_ttft(&l, work, 0.9 * work); /* no overhead is the least */
+        bt_sched_learn_ttft(&l, work, -1, 0.9 * work); /* no overhead is the least */
     }
     assert_true(l.overhead_ms >= 0 && l.overhead_ms < 5);
     assert_true(fabs(bt_sched_learned_ttft(&l, 50) - 45) < 4);
@@ -79,7 +79,7 @@ static void test_a_slow_worker(void **state)
             double work = i % 3 == 0 ? 5 : 50 + (double)(rng(&s) % 900);
             double noise = 0.9 + 0.2 * (double)(rng(&s) % 1000) / 1000;
             double held = i % 12 == 5 ? 3 : 1;
-            bt_sched_learn_ttft(&l, work, held * noise * (6 + slow * work));
+            bt_sched_learn_ttft(&l, work, -1, held * noise * (6 + slow * work));
         }
         assert_true(fabs(bt_sched_learned_ttft(&l, 500) / (6 + slow * 500) - 1) < 0.1);
         assert_true(fabs(bt_sched_learned_ttft(&l, 5) / (6 + slow * 5) - 1) < 0.3);
@@ -87,12 +87,31 @@ static void test_a_slow_worker(void **state)
     }
     /* Only one kind of request: what was learned of it holds, whichever of the two explains it. */
     for (int i = 0; i < 100; i++) {
-        bt_sched_learn_ttft(&l, 40, 90);
+        bt_sched_learn_ttft(&l, 40, -1, 90);
     }
     assert_true(fabs(bt_sched_learned_ttft(&l, 40) - 90) < 3);
     struct bt_sched_learned before = l;
-    bt_sched_learn_ttft(&l, 40, 0); /* no time at all is no first token */
+    bt_sched_learn_ttft(&l, 40, -1, 0); /* no time at all is no first token */
     assert_true(l.n_ttft == before.n_ttft);
+}
+
+/* What is computed at once tells the two apart, whatever the queues of the others do. */
+static void test_idle_requests_tell_both_apart(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    uint64_t s = 4;
+    for (int i = 0; i < 400; i++) {
+        double work = 20 + (double)(rng(&s) % 100), held = i % 12 == 5 ? 80 : 0;
+        if (i % 3 == 0) {
+            bt_sched_learn_ttft(&l, work, 1.2 * work, 3 + 1.2 * work + held);
+        } else { /* prompts that share steps: much is off, and none of it is overhead */
+            double off = 0.7 + 0.6 * (double)(rng(&s) % 1000) / 1000;
+            bt_sched_learn_ttft(&l, 3 * work, -1, 3 + off * 1.2 * 3 * work);
+        }
+    }
+    assert_true(fabs(l.overhead_ms - 3) < 1);
+    assert_true(l.slow > 1.1 && l.slow < 1.3);
 }
 
 static void test_spread_is_a_quantile(void **state)
@@ -102,9 +121,9 @@ static void test_spread_is_a_quantile(void **state)
     uint64_t s = 3;
     for (int i = 0; i < 2000; i++) {
         double u = (double)(rng(&s) % 1000) / 1000; /* 0.8 to 1.2 of what the line says */
-        bt_sched_learn_ttft(&l, 100 + (double)(rng(&s) % 900), 0);
+        bt_sched_learn_ttft(&l, 100 + (double)(rng(&s) % 900), -1, 0);
         double work = 100 + (double)(rng(&s) % 900);
-        bt_sched_learn_ttft(&l, work, (0.8 + 0.4 * u) * work);
+        bt_sched_learn_ttft(&l, work, -1, (0.8 + 0.4 * u) * work);
     }
     assert_true(l.spread > 1.08 && l.spread < 1.25); /* 1.16 */
 }
@@ -126,6 +145,31 @@ static void test_tail_follows_the_ratio(void **state)
     assert_true(fabs(l.tail - 2.5) < 0.1);
 }
 
+/* The gap of a hand-off is all of a short answer's longest tenth, and one of seven of a long one's.
+ */
+static void test_the_gap_of_a_landing(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    assert_true(bt_sched_learned_tbt(&l, 10, 1, 10) == 10); /* nothing is known */
+    bt_sched_learn_landing(&l, 0, 5);
+    bt_sched_learn_landing(&l, 5, 0);
+    assert_true(l.land_ms == 0 && l.n_land == 0);
+    for (int i = 0; i < 200; i++) {
+        bt_sched_learn_landing(&l, 15, i % 12 == 5 ? 300 : 24);
+        bt_sched_learn_tbt(&l, 10, 12);
+    }
+    assert_true(fabs(l.land_ms - 9) < 2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 3, 30) - (l.land_ms + 30)) < 1e-9);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 64, 15) - (24 + 6 * 12) / 7.0) < 0.6);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 3, 0) - 12) < 0.2);
+    for (int i = 0; i < 300; i++) {
+        bt_sched_learn_landing(&l, 10, 8); /* less than a step is no hand-off's time */
+    }
+    assert_true(l.land_ms < 0.1);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 3, 10) - 12) < 0.2);
+}
+
 static void test_error(void **state)
 {
     (void)state;
@@ -140,8 +184,10 @@ int main(void)
         cmocka_unit_test(test_tbt_is_the_mean_of_the_longest_tenth),
         cmocka_unit_test(test_overhead_follows_the_median),
         cmocka_unit_test(test_a_slow_worker),
+        cmocka_unit_test(test_idle_requests_tell_both_apart),
         cmocka_unit_test(test_spread_is_a_quantile),
         cmocka_unit_test(test_tail_follows_the_ratio),
+        cmocka_unit_test(test_the_gap_of_a_landing),
         cmocka_unit_test(test_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -106,6 +106,55 @@ static void test_cached_prefix_wins(void **state)
     }
 }
 
+/* A few tokens share a step with a long prompt's next chunk and do not wait for all of it. */
+static void test_a_short_prompt_shares_a_step(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 5e6, .token_ns = BT_BATCH_TOKEN_NS(2e5)};
+    struct world x;
+    world_init(&x);
+    for (uint32_t i = 0; i < 2; i++) {
+        x.w[i].cost = &cost;
+        x.w[i].chunk_tokens = 128;
+        x.w[i].queue_ms = i == 0 ? 300 : 100;
+    }
+    x.w[0].share_ms = 250;
+    x.req.n_tokens = 16; /* 3.2 ms beside others, 8.2 alone */
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_int_equal(p.prefill, 0);
+    assert_true(p.queue_ms == 50 && p.ttft_ms > 58 && p.ttft_ms < 59);
+    x.req.n_tokens = 100; /* 20 and 25: those before it would lose more than it gains */
+    p = place(&x, &defaults);
+    assert_int_equal(p.prefill, 1);
+    assert_true(p.queue_ms == 100 && p.chunk_ms == p.prefill_ms);
+    x.req.n_tokens = 300; /* more than a chunk is no part of another's step */
+    p = place(&x, &defaults);
+    assert_int_equal(p.prefill, 1);
+    assert_true(p.chunk_ms > 30 && p.chunk_ms < 31); /* 128 of them */
+}
+
+/* A short answer's time between tokens is the gap in which it is handed over; admission does not
+ * count that: another's end makes it no shorter. */
+static void test_the_gap_of_the_hand_off(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.w[2].learned.land_ms = x.w[3].learned.land_ms = 40;
+    x.w[2].running = x.w[3].running = 1; /* a step is under way, on average half of it done */
+    x.req.likely_new = 3;
+    struct bt_sched_params c = defaults;
+    c.tbt_objective_ms = 30;
+    struct bt_sched_plan p = place(&x, &c);
+    assert_true(p.landing_ms == 30 && p.tbt_ms == 70 && p.tail_ms == 20);
+    struct bt_sched_reject r;
+    assert_int_equal(bt_sched_decide(&bt_sched_cache_aware, NULL, &c, &x.s, &x.req, &p, &r),
+                     BT_SCHED_PLANNED);
+    x.req.likely_new = 71; /* one of the longest seven gaps */
+    p = place(&x, &c);
+    assert_true(p.tbt_ms > 27 && p.tbt_ms < 28);
+}
+
 /* A holder with a long queue loses to a free worker that computes everything. */
 static void test_queue_beats_cache(void **state)
 {
@@ -512,6 +561,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_apart),
         cmocka_unit_test(test_cached_prefix_wins),
+        cmocka_unit_test(test_a_short_prompt_shares_a_step),
+        cmocka_unit_test(test_the_gap_of_the_hand_off),
         cmocka_unit_test(test_queue_beats_cache),
         cmocka_unit_test(test_whole_prompt_cached),
         cmocka_unit_test(test_decode_least_load),

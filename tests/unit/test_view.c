@@ -63,6 +63,24 @@ static void test_queue(void **state)
             assert_true(v.workers[0].queue_ms <= want && v.workers[0].queue_ms > want - 1500);
         }
     }
+    /* A long prompt of 6000 behind others, a short one behind it: what shares its first step, or
+     * its next once it has begun, waits for the rest of it no longer. */
+    s->learned.slow = 1;
+    s->own_long = s;
+    s->own_long_ms = 5000;
+    s->own_step_ms = 1000;
+    s->own_behind_ms = 500;
+    s->own_prefill_ms = 10000;
+    s->own_head_ns = bt_mono_ns();
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_true(v.workers[0].share_ms == 5000);
+    s->own_prefill_ms = 5000; /* of which 4500 are its own: it has begun */
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_true(v.workers[0].share_ms <= 3000 && v.workers[0].share_ms > 1500);
+    s->own_prefill_ms = 1000;
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_true(v.workers[0].share_ms == 0);
+    s->own_long = NULL;
     s->own_prefill_ms = 0;
     p->load.queue_ms = 60000; /* others' conductors have more there */
     until(&f, s->load.queue_ms == 60000);
