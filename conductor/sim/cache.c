@@ -1,5 +1,5 @@
 /* Per node: an eviction policy over slots and a hash table from block to slot; over all nodes: a
- * bitmap of holders per block. */
+ * bitmap of slabs per block, and one of holders, slab or SSD (the same one without SSDs). */
 #include "conductor/sim/cache.h"
 #include "conductor/sim/trace.h"
 
@@ -9,7 +9,7 @@
 #define NONE UINT32_MAX
 
 struct slot {
-    uint32_t block, held; /* held: requests that use it */
+    uint32_t block, held, depth; /* held: requests that use it */
 };
 
 struct node {
@@ -17,18 +17,21 @@ struct node {
     struct slot *slots;     /* [cap] */
     uint32_t *table;        /* [mask + 1] of slot numbers, open addressing */
     uint32_t used;
+    struct bt_sim_disk *disk; /* NULL: none */
 };
 
 struct bt_sim_caches {
     const struct bt_evict_policy *policy;
     uint32_t n_nodes, cap, mask, words, n_unique;
     struct node *nodes;
-    uint64_t *holders; /* [n_unique][words] */
+    uint64_t *slabs, *holders; /* [n_unique][words] */
+    struct bt_sim_disk_config disk;
     uint64_t replicas;
 };
 
 struct bt_sim_caches *bt_sim_caches_create(uint32_t n_nodes, uint32_t capacity, uint32_t n_unique,
-                                           const struct bt_evict_policy *policy)
+                                           const struct bt_evict_policy *policy,
+                                           const struct bt_sim_disk_config *disk)
 {
     struct bt_sim_caches *c = bt_calloc(1, sizeof(*c));
     c->policy = policy;
@@ -39,7 +42,12 @@ struct bt_sim_caches *bt_sim_caches_create(uint32_t n_nodes, uint32_t capacity, 
     }
     c->words = BT_DIV_UP(n_nodes, 64u);
     c->nodes = bt_calloc(n_nodes, sizeof(*c->nodes));
-    c->holders = bt_calloc((size_t)c->n_unique * c->words, sizeof(*c->holders));
+    c->slabs = c->holders = bt_calloc((size_t)c->n_unique * c->words, sizeof(*c->slabs));
+    if (disk != NULL && disk->blocks != 0) {
+        c->disk = *disk;
+        c->disk.blocks = BT_MIN(disk->blocks, c->n_unique);
+        c->holders = bt_calloc((size_t)c->n_unique * c->words, sizeof(*c->holders));
+    }
     return c;
 }
 
@@ -54,15 +62,41 @@ void bt_sim_caches_destroy(struct bt_sim_caches *c)
         }
         free(c->nodes[i].slots);
         free(c->nodes[i].table);
+        bt_sim_disk_destroy(c->nodes[i].disk);
     }
     free(c->nodes);
-    free(c->holders);
+    if (c->holders != c->slabs) {
+        free(c->holders);
+    }
+    free(c->slabs);
     free(c);
 }
 
 static uint64_t *holders_of(const struct bt_sim_caches *c, uint32_t block)
 {
     return &c->holders[(size_t)block * c->words];
+}
+
+static uint64_t *slabs_of(const struct bt_sim_caches *c, uint32_t block)
+{
+    return &c->slabs[(size_t)block * c->words];
+}
+
+static bool in_slab(const struct bt_sim_caches *c, uint32_t node, uint32_t block)
+{
+    return slabs_of(c, block)[node / 64] >> (node % 64) & 1;
+}
+
+/* The bit of the holders follows: slab or SSD. */
+static void mark(struct bt_sim_caches *c, uint32_t node, uint32_t block, bool slab)
+{
+    uint64_t bit = 1ull << (node % 64), *s = &slabs_of(c, block)[node / 64];
+    *s = slab ? *s | bit : *s & ~bit;
+    if (c->holders != c->slabs) {
+        const struct bt_sim_disk *d = c->nodes[node].disk;
+        uint64_t *h = &holders_of(c, block)[node / 64];
+        *h = slab || (d != NULL && bt_sim_disk_has(d, block)) ? *h | bit : *h & ~bit;
+    }
 }
 
 bool bt_sim_caches_has(const struct bt_sim_caches *c, uint32_t node, uint32_t block)
@@ -150,20 +184,6 @@ static void hold(const struct bt_sim_caches *c, struct node *d, uint32_t slot)
     }
 }
 
-uint32_t bt_sim_caches_use(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
-                           uint32_t n)
-{
-    struct node *d = &c->nodes[node];
-    uint32_t k = 0, parent = BT_EVICT_NONE;
-    for (; k < n && bt_sim_caches_has(c, node, blocks[k]); k++) {
-        uint32_t s = slot_of(c, d, blocks[k]);
-        hold(c, d, s);
-        c->policy->hit(d->evict, s, parent);
-        parent = s;
-    }
-    return k;
-}
-
 void bt_sim_caches_release(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
                            uint32_t n)
 {
@@ -177,8 +197,20 @@ void bt_sim_caches_release(struct bt_sim_caches *c, uint32_t node, const uint32_
     }
 }
 
+/* A block in the slab: perhaps the SSD wants it. */
+static void offer(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32_t depth,
+                  bt_sim_disk_event_t event, double now_ms)
+{
+    struct node *d = &c->nodes[node];
+    uint32_t old;
+    if (c->disk.blocks != 0 && bt_sim_disk_offer(d->disk, block, depth, event, now_ms, &old) &&
+        old != BT_SIM_DISK_NONE) {
+        mark(c, node, old, in_slab(c, node, old));
+    }
+}
+
 /* NONE: everything is held. */
-static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node)
+static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node, double now_ms)
 {
     struct node *d = &c->nodes[node];
     if (d->used < c->cap) {
@@ -188,9 +220,10 @@ static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node)
     uint32_t s = c->policy->victim(d->evict);
     if (s != BT_EVICT_NONE) {
         uint32_t old = d->slots[s].block;
+        offer(c, node, old, d->slots[s].depth, BT_SIM_DISK_GIVEN_UP, now_ms);
         c->policy->drop(d->evict, s);
         table_remove(c, d, old);
-        holders_of(c, old)[node / 64] &= ~(1ull << (node % 64));
+        mark(c, node, old, false);
     }
     return s;
 }
@@ -203,36 +236,91 @@ static void first_use(struct bt_sim_caches *c, struct node *d)
         memset(d->table, 0xff, ((size_t)c->mask + 1) * sizeof(*d->table));
         d->evict = c->policy->create(c->cap);
     }
+    if (c->disk.blocks != 0 && d->disk == NULL) { /* as much memory as kvstore/tier.c's */
+        d->disk = bt_sim_disk_create(&c->disk, 8 * c->cap);
+    }
 }
 
-void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_sim_put *p)
+/* Block k of a chain enters the slab and is held. Returns its slot; NONE: there is no room. */
+static uint32_t admit(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32_t k,
+                      uint32_t parent, uint32_t reused, bool copy, double now_ms)
+{
+    struct node *d = &c->nodes[node];
+    uint32_t s = take_slot(c, node, now_ms);
+    if (s == BT_EVICT_NONE) {
+        return s;
+    }
+    struct bt_evict_block b = {.hash = block * 0x9e3779b97f4a7c15ull >> 16,
+                               .depth = k,
+                               .start_tokens = k * BT_SIM_BLOCK_TOKENS,
+                               .parent = parent,
+                               .reused_tokens = reused * BT_SIM_BLOCK_TOKENS,
+                               .origin = copy ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
+    d->slots[s] = (struct slot){.block = block, .held = 1, .depth = k};
+    table_add(c, d, s);
+    mark(c, node, block, true);
+    c->policy->admit(d->evict, s, &b);
+    return s;
+}
+
+uint32_t bt_sim_caches_use(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
+                           uint32_t n, double now_ms, uint32_t *ssd_p)
+{
+    struct node *d = &c->nodes[node];
+    uint32_t k = 0, parent = BT_EVICT_NONE;
+    *ssd_p = 0;
+    for (; k < n && bt_sim_caches_has(c, node, blocks[k]); k++) {
+        uint32_t s;
+        if (in_slab(c, node, blocks[k])) {
+            s = slot_of(c, d, blocks[k]);
+            hold(c, d, s);
+            c->policy->hit(d->evict, s, parent);
+            offer(c, node, blocks[k], k, BT_SIM_DISK_HIT, now_ms);
+        } else {
+            bt_sim_disk_touch(d->disk, blocks[k], now_ms);
+            s = admit(c, node, blocks[k], k, parent, 0, false, now_ms);
+            if (s == BT_EVICT_NONE) {
+                break;
+            }
+            ++*ssd_p;
+        }
+        parent = s;
+    }
+    return k;
+}
+
+double bt_sim_caches_read(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
+                          uint32_t n, double now_ms)
+{
+    uint32_t there = 0;
+    if (c->disk.blocks == 0 || c->nodes[node].disk == NULL) {
+        return now_ms;
+    }
+    for (uint32_t k = 0; k < n && bt_sim_caches_has(c, node, blocks[k]); k++) {
+        there += !in_slab(c, node, blocks[k]);
+    }
+    return bt_sim_disk_read(c->nodes[node].disk, there, now_ms);
+}
+
+void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_sim_put *p,
+                       double now_ms)
 {
     struct node *d = &c->nodes[node];
     first_use(c, d);
     uint32_t k = p->held, parent = k > 0 ? slot_of(c, d, p->blocks[k - 1]) : BT_EVICT_NONE;
     for (; k < p->n; k++) {
-        uint32_t s, block = p->blocks[k];
-        if (bt_sim_caches_has(c, node, block)) { /* computed again: the copy that is there stays */
-            s = slot_of(c, d, block);
-            hold(c, d, s);
-            parent = s;
+        uint32_t block = p->blocks[k];
+        if (in_slab(c, node, block)) { /* computed again: the copy that is there stays */
+            parent = slot_of(c, d, block);
+            hold(c, d, parent);
             continue;
         }
-        s = take_slot(c, node);
+        bool copy = k >= p->copied && k < p->copied_end;
+        uint32_t s = admit(c, node, block, k, parent, p->held, copy, now_ms);
         if (s == BT_EVICT_NONE) {
             break;
         }
-        bool copy = k >= p->copied && k < p->copied_end;
-        struct bt_evict_block b = {.hash = block * 0x9e3779b97f4a7c15ull >> 16,
-                                   .depth = k,
-                                   .start_tokens = k * BT_SIM_BLOCK_TOKENS,
-                                   .parent = parent,
-                                   .reused_tokens = p->held * BT_SIM_BLOCK_TOKENS,
-                                   .origin = copy ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
-        d->slots[s] = (struct slot){.block = block, .held = 1};
-        table_add(c, d, s);
-        holders_of(c, block)[node / 64] |= 1ull << (node % 64);
-        c->policy->admit(d->evict, s, &b);
+        offer(c, node, block, k, BT_SIM_DISK_NEW, now_ms);
         parent = s;
     }
     bt_sim_caches_release(c, node, p->blocks, k);
@@ -242,7 +330,7 @@ void bt_sim_caches_clear(struct bt_sim_caches *c, uint32_t node)
 {
     struct node *d = &c->nodes[node];
     for (uint32_t s = 0; s < d->used; s++) {
-        holders_of(c, d->slots[s].block)[node / 64] &= ~(1ull << (node % 64));
+        mark(c, node, d->slots[s].block, false);
     }
     if (d->evict != NULL) {
         c->policy->destroy(d->evict);
@@ -250,10 +338,19 @@ void bt_sim_caches_clear(struct bt_sim_caches *c, uint32_t node)
         free(d->table);
     }
     c->replicas -= d->used;
-    *d = (struct node){0};
+    *d = (struct node){.disk = d->disk};
 }
 
 uint64_t bt_sim_caches_replicas(const struct bt_sim_caches *c)
 {
     return c->replicas;
+}
+
+double bt_sim_caches_written(const struct bt_sim_caches *c)
+{
+    double bytes = 0;
+    for (uint32_t i = 0; i < c->n_nodes; i++) {
+        bytes += c->nodes[i].disk != NULL ? bt_sim_disk_written(c->nodes[i].disk) : 0;
+    }
+    return bytes;
 }

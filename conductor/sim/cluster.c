@@ -11,7 +11,8 @@
  * testbed (FAST'25, section 5.1). Computed, not measured: prefill at half of the peak (138 GFLOP a
  * token, 2.62 MFLOP a token and token of context), decode at three quarters of the bandwidth and
  * 10 ms for the all-reduces of 80 layers; the links at the 87 GB/s that FAST'25 reports; 3M tokens
- * of DRAM (section 5.3). The split into 8 and 8 is a guess: FAST'25 does not say it. */
+ * of DRAM (section 5.3). The split into 8 and 8 is a guess: FAST'25 does not say it; so are 12 and
+ * 6 GB/s of an SSD where one is given. */
 static const struct bt_sim_cluster a800_70b = {
     .prefill_nodes = 8,
     .decode_nodes = 8,
@@ -23,6 +24,8 @@ static const struct bt_sim_cluster a800_70b = {
     .link_bytes_per_s = 87e9,
     .load_bytes_per_s = 160e9,
     .cache_tokens = 3e6,
+    .ssd_read_bytes_per_s = 12e9,
+    .ssd_write_bytes_per_s = 6e9,
     .kv_tokens = 1.3e6,
     .rows_max = 256,
 };
@@ -42,6 +45,8 @@ static const struct bt_sim_cluster h200_8b = {
     .link_bytes_per_s = 48e9,
     .load_bytes_per_s = 55e9,
     .cache_tokens = 1e6,
+    .ssd_read_bytes_per_s = 6e9,
+    .ssd_write_bytes_per_s = 3e9,
     .kv_tokens = 850e3,
     .rows_max = 256,
 };
@@ -76,6 +81,9 @@ static const struct {
     KEY("link_bytes_per_s", link_bytes_per_s, 1, 1e15, "of a node, each direction"),
     KEY("load_bytes_per_s", load_bytes_per_s, 1, 1e15, "slab to GPU"),
     KEY("cache_tokens", cache_tokens, 0, 1e12, "of a prefill node's slab; 0: unlimited"),
+    KEY("ssd_tokens", ssd_tokens, 0, 1e12, "of a node's SSD; 0: there is none"),
+    KEY("ssd_read_bytes_per_s", ssd_read_bytes_per_s, 0, 1e15, "from it; 0: at once"),
+    KEY("ssd_write_bytes_per_s", ssd_write_bytes_per_s, 0, 1e15, "to it; 0: at once"),
     KEY("kv_tokens", kv_tokens, 1, 1e12, "GPU pages of a decode node"),
     KEY("rows_max", rows_max, 1, 1e6, "of a decode step"),
 };

@@ -7,15 +7,17 @@
 
 struct bt_sim_cluster {
     double prefill_nodes, decode_nodes;
-    struct bt_batch_cost prefill, decode; /* of a node's step; DESIGN.md, section 5 */
-    double chunk_tokens;                  /* of a prefill step */
-    double token_bytes;                   /* KV of a token, over all layers */
-    double layers;                        /* the last one's hand-off is not hidden */
-    double link_bytes_per_s;              /* of a node, each direction */
-    double load_bytes_per_s;              /* slab to GPU */
-    double cache_tokens;                  /* of a prefill node; 0: unlimited */
-    double kv_tokens;                     /* GPU pages of a decode node */
-    double rows_max;                      /* of a decode step */
+    struct bt_batch_cost prefill, decode;               /* of a node's step; DESIGN.md, section 5 */
+    double chunk_tokens;                                /* of a prefill step */
+    double token_bytes;                                 /* KV of a token, over all layers */
+    double layers;                                      /* the last one's hand-off is not hidden */
+    double link_bytes_per_s;                            /* of a node, each direction */
+    double load_bytes_per_s;                            /* slab to GPU */
+    double cache_tokens;                                /* of a prefill node; 0: unlimited */
+    double ssd_tokens;                                  /* of any node's SSD; 0: there is none */
+    double ssd_read_bytes_per_s, ssd_write_bytes_per_s; /* 0: at once */
+    double kv_tokens;                                   /* GPU pages of a decode node */
+    double rows_max;                                    /* of a decode step */
 };
 
 /* A preset by name, or a file of "key: value" lines (first key `preset`, or all keys).

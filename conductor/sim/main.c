@@ -35,6 +35,9 @@ static const char usage[] =
     "refused (0)\n"
     "  --background-wait MS  ... where they wait at most so long (15000)\n"
     "  --eviction P        of the nodes' caches, one of cache's policies (density)\n"
+    "  --ssd-write W       what the nodes' SSDs get (--set ssd_tokens=N): second_use (default), "
+    "evict,\n"
+    "                      always, as kvstore.ssd.write_policy\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
     "  --one-token         every answer is one token: prefill alone\n"
     "  --fail NODE@S[+S]   node p1, p2 ... or d1, d2 ... fails S seconds from the start, and is "
@@ -68,7 +71,8 @@ static int fail(const char *what)
 struct args {
     const char *config, *gpu;
     double gpus;
-    const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks, *replay, *eviction;
+    const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks, *replay, *eviction,
+        *ssd_write;
     const char *set[64], *fail[64];
     uint32_t n_set, n_fail;
     struct bt_sim_failure failures[64];
@@ -96,6 +100,7 @@ enum {
     O_GPUS,
     O_MIXED,
     O_GAP,
+    O_SSD_WRITE,
     O_DEMAND,
     O_LIFE,
     O_EVICTION,
@@ -130,6 +135,7 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"mixed-step", 1, NULL, O_MIXED},
                                         {"mixed-gap", 1, NULL, O_GAP},
                                         {"demand-price", 1, NULL, O_DEMAND},
+                                        {"ssd-write", 1, NULL, O_SSD_WRITE},
                                         {"life", 1, NULL, O_LIFE},
                                         {"eviction", 1, NULL, O_EVICTION},
                                         {"background", 1, NULL, O_BACKGROUND},
@@ -205,6 +211,7 @@ static bool parse(int argc, char **argv, struct args *a)
         case O_CSV: a->csv = optarg; break;
         case O_PLOT: a->plot = optarg; break;
         case O_BLOCKS: a->blocks = optarg; break;
+        case O_SSD_WRITE: a->ssd_write = optarg; break;
         case O_REPLAY: a->replay = optarg; break;
         case O_BRIEF: a->brief = true; break;
         case O_ONE: a->o.one_token = true; break;
@@ -252,10 +259,11 @@ static void print_brief(const struct args *a, const struct bt_sim_result *r,
 {
     printf("policy=%s admission=%s rate=%g ttft_mean_s=%.3f ttft_p50_s=%.3f ttft_p90_s=%.3f "
            "ttft_p99_s=%.3f tbt_mean_ms=%.2f tbt_p99_ms=%.2f good=%u bound=%u goodput=%.3f "
-           "hit=%.4f",
+           "hit=%.4f fetched=%.4f ssd=%.4f written_gb=%.0f",
            a->policy, a->admission, a->o.rate, s->ttft_ms.mean / 1e3, s->ttft_ms.p50 / 1e3,
            s->ttft_ms.p90 / 1e3, s->ttft_ms.p99 / 1e3, s->tbt_ms.mean, s->tbt_ms.p99, s->good,
-           s->bound, s->goodput, s->hit_ratio);
+           s->bound, s->goodput, s->hit_ratio, s->fetched_ratio, s->ssd_ratio,
+           r->bytes_written / 1e9);
     for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
         printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
     }
@@ -329,6 +337,17 @@ static bool resolve(struct args *a, struct bt_sim_cluster *c)
         fprintf(stderr, "baton-sim: --eviction '%s' is none of %s\n", a->eviction, bt_evict_names);
         return false;
     }
+    uint32_t w = 0;
+    while (a->ssd_write != NULL && w < BT_ARRAY_LEN(bt_sim_write_names) &&
+           strcmp(a->ssd_write, bt_sim_write_names[w]) != 0) {
+        w++;
+    }
+    if (w == BT_ARRAY_LEN(bt_sim_write_names)) {
+        fprintf(stderr, "baton-sim: --ssd-write '%s' is none of second_use, evict, always\n",
+                a->ssd_write);
+        return false;
+    }
+    a->o.ssd_write = (bt_sim_write_t)w;
     if (a->o.from >= a->o.to) {
         return fail("--from is not before --to") == 0;
     }

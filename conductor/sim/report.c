@@ -75,6 +75,9 @@ void bt_sim_summarize(const struct bt_sim_result *r, const struct bt_sim_cluster
     s->tbt_ms = quantiles(tbt, n_tbt);
     s->goodput = r->span_ms > 0 ? 1e3 * s->good / r->span_ms : 0;
     s->hit_ratio = r->input_tokens != 0 ? (double)r->cached_tokens / (double)r->input_tokens : 0;
+    s->fetched_ratio =
+        r->input_tokens != 0 ? (double)r->fetched_tokens / (double)r->input_tokens : 0;
+    s->ssd_ratio = r->input_tokens != 0 ? (double)r->ssd_tokens / (double)r->input_tokens : 0;
     s->prefill_busy = r->end_ms > 0 && c->prefill_nodes > 0
                           ? r->prefill_busy_ms / (c->prefill_nodes * r->end_ms)
                           : 0;
@@ -101,12 +104,14 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
     fprintf(f,
             "%-14s %u within the objectives, %.3f a second; no scheduler can reach more than %u\n",
             "goodput", s->good, s->goodput, s->bound);
-    double fetched = r->input_tokens != 0 ? (double)r->fetched_tokens / (double)r->input_tokens : 0;
     fprintf(f,
-            "%-14s %.4f of %" PRIu64 " prompt tokens: %.4f in the node's own slab, %.4f fetched\n",
-            "hit ratio", s->hit_ratio, r->input_tokens, s->hit_ratio - fetched, fetched);
-    fprintf(f, "%-14s fetch %.1f  hand-off %.1f  slab to GPU %.1f GB\n", "bytes",
-            r->bytes_fetch / 1e9, r->bytes_handoff / 1e9, r->bytes_load / 1e9);
+            "%-14s %.4f of %" PRIu64
+            " prompt tokens: %.4f in the node's own slab, %.4f on its SSD, %.4f fetched\n",
+            "hit ratio", s->hit_ratio, r->input_tokens,
+            s->hit_ratio - s->fetched_ratio - s->ssd_ratio, s->ssd_ratio, s->fetched_ratio);
+    fprintf(f, "%-14s fetch %.1f  hand-off %.1f  slab to GPU %.1f  written to SSD %.1f GB\n",
+            "bytes", r->bytes_fetch / 1e9, r->bytes_handoff / 1e9, r->bytes_load / 1e9,
+            r->bytes_written / 1e9);
     fprintf(f, "%-14s %.3f busy, %.1f s of it for requests refused afterwards\n", "prefill",
             s->prefill_busy, r->wasted_ms / 1e3);
     if (r->replans != 0) {

@@ -17,6 +17,8 @@ struct bt_sim_summary {
     uint32_t bound;                          /* of good, whoever schedules; the caller's */
     double goodput;                          /* of these, a second of the arrivals' span */
     double hit_ratio;                        /* tokens of prompts that were not computed */
+    double fetched_ratio;                    /* ... that came from other nodes */
+    double ssd_ratio;                        /* ... that lay on the node's own SSD alone */
     double prefill_busy;                     /* share of the nodes' time until the last arrival */
     double swing; /* standard deviation of the decode load over the samples */
     double phase; /* correlation of prefill and decode load; near -1: in turns */

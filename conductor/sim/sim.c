@@ -37,8 +37,9 @@ struct live {          /* a request beyond its record */
     uint32_t given;         /* tokens given out before it was placed for the last time */
     uint32_t fetch_from, tries;
     uint32_t best_tokens, fetch_tokens;
-    uint32_t held; /* blocks of its prefix at its prefill node, while it computes */
-    uint32_t next; /* in its node's queue */
+    uint32_t held;      /* blocks of its prefix at its prefill node, while it computes */
+    double read_end_ms; /* what of its prefix lay on that node's SSD is in memory */
+    uint32_t next;      /* in its node's queue */
 };
 
 struct prefill_node {
@@ -192,7 +193,10 @@ static uint32_t hold_prefix(struct sim *s, uint32_t id, uint32_t node)
 {
     const struct bt_sim_request *q = &s->req[id];
     uint32_t limit = (q->input - 1) / BT_SIM_BLOCK_TOKENS;
-    s->live[id].held = bt_sim_caches_use(s->caches, node, s->t->blocks + q->first, limit);
+    uint32_t ssd;
+    s->live[id].held =
+        bt_sim_caches_use(s->caches, node, s->t->blocks + q->first, limit, s->now_ms, &ssd);
+    s->r->ssd_tokens += (uint64_t)ssd * BT_SIM_BLOCK_TOKENS;
     return s->live[id].held * BT_SIM_BLOCK_TOKENS;
 }
 
@@ -207,7 +211,7 @@ static void keep_prompt(struct sim *s, uint32_t id, uint32_t node)
                              .held = l->held,
                              .copied = end - BT_MIN(fetched, end),
                              .copied_end = end};
-    bt_sim_caches_put(s->caches, node, &put);
+    bt_sim_caches_put(s->caches, node, &put, s->now_ms);
 }
 
 /* Has this node failed since the request was placed? */
@@ -251,7 +255,7 @@ static void start_prefill(struct sim *s, uint32_t node)
     p->queued_ms = p->first != NONE ? p->queued_ms - l->planned_ms : 0;
     p->running = id;
     uint32_t local = hold_prefix(s, id, node);
-    double end = s->now_ms;
+    double end = BT_MAX(s->now_ms, l->read_end_ms);
     if (l->fetch_tokens != 0 && l->best_tokens > local && !fetch_lost(s, id)) {
         uint32_t from = BT_MAX(l->best_tokens - l->fetch_tokens, local);
         end += from > local ? compute_ms(s, from, local) : 0;
@@ -286,8 +290,10 @@ static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *
     src->send_free_ms = dst->recv_free_ms = l->fetch_end_ms;
     s->r->bytes_fetch += bytes;
     const uint32_t *blocks = s->t->blocks + s->req[id].first; /* used there too */
-    uint32_t used =
-        bt_sim_caches_use(s->caches, plan->fetch_from, blocks, best / BT_SIM_BLOCK_TOKENS);
+    uint32_t n = best / BT_SIM_BLOCK_TOKENS, ssd;
+    double read = bt_sim_caches_read(s->caches, plan->fetch_from, blocks, n, s->now_ms);
+    l->fetch_end_ms = BT_MAX(l->fetch_end_ms, read);
+    uint32_t used = bt_sim_caches_use(s->caches, plan->fetch_from, blocks, n, s->now_ms, &ssd);
     bt_sim_caches_release(s->caches, plan->fetch_from, blocks, used);
 }
 
@@ -295,7 +301,8 @@ static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *
  * rows. */
 static void queue_at_decode(struct sim *s, uint32_t id)
 {
-    push(s, BT_MAX(s->now_ms, s->live[id].fetch_end_ms), EV_PROMPT, id, 0);
+    const struct live *l = &s->live[id];
+    push(s, BT_MAX(s->now_ms, BT_MAX(l->fetch_end_ms, l->read_end_ms)), EV_PROMPT, id, 0);
 }
 
 static void queue_at_prefill(struct sim *s, uint32_t id, uint32_t node)
@@ -358,6 +365,8 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     l->placed_ms = s->now_ms;
     l->ready_ms = s->now_ms + plan->ttft_ms;
     expect(s, id, 1);
+    l->read_end_ms = bt_sim_caches_read(s->caches, plan->prefill, s->t->blocks + s->req[id].first,
+                                        (s->req[id].input - 1) / BT_SIM_BLOCK_TOKENS, s->now_ms);
     if (plan->fetch_from != BT_SCHED_NONE) {
         start_fetch(s, id, plan);
     }
@@ -600,6 +609,7 @@ static void fail_node(struct sim *s, const struct bt_sim_failure *f)
     uint32_t node = f->node;
     s->failed_ms[node] = s->now_ms;
     s->workers[node].kvstore = BT_SCHED_NONE;
+    s->kvstores[node].avoid = true;
     s->links[node] = (struct link){0};
     if (node < s->n_p) {
         fail_prefill(s, node);
@@ -662,7 +672,10 @@ static void step(struct sim *s)
     case EV_PROMPT: prompt_begin(s, e.id); break;
     case EV_DECODE: decode_event(s, e.id); break;
     case EV_FAIL: fail_node(s, &s->o->failures[e.id]); break;
-    case EV_BACK: s->workers[e.id].kvstore = e.id; break;
+    case EV_BACK:
+        s->workers[e.id].kvstore = e.id;
+        s->kvstores[e.id].avoid = false;
+        break;
     case EV_REPLAN: replan(s, e.id); break;
     }
 }
@@ -683,9 +696,14 @@ static void set_up(struct sim *s)
         push(s, s->o->failures[i].at_ms, EV_FAIL, i, 0);
     }
     /* Only prompts that decode nodes compute themselves enter their caches. */
+    struct bt_sim_disk_config disk = {.blocks = (uint32_t)(c->ssd_tokens / BT_SIM_BLOCK_TOKENS),
+                                      .block_bytes = BT_SIM_BLOCK_TOKENS * c->token_bytes,
+                                      .read_bytes_per_s = c->ssd_read_bytes_per_s,
+                                      .write_bytes_per_s = c->ssd_write_bytes_per_s,
+                                      .write = s->o->ssd_write};
     s->caches =
         bt_sim_caches_create(n, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS), s->t->n_unique,
-                             s->o->eviction != NULL ? s->o->eviction : &bt_evict_density);
+                             s->o->eviction != NULL ? s->o->eviction : &bt_evict_density, &disk);
     for (uint32_t i = 0; i < n; i++) {
         bool prefill = i < s->n_p;
         s->workers[i] = (struct bt_sched_worker){.node = i,
@@ -741,6 +759,7 @@ static void tear_down(struct sim *s)
         s->r->decode_steps += bt_sim_decode_steps(s->d[i].d);
         bt_sim_decode_destroy(s->d[i].d);
     }
+    s->r->bytes_written = bt_sim_caches_written(s->caches);
     bt_sim_caches_destroy(s->caches);
     free(s->p);
     free(s->d);

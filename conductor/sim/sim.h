@@ -4,19 +4,23 @@
  * The model. A prefill node computes one request after the other. A request's prefix that its node
  * has at that moment is loaded, what the plan fetches comes over the two nodes' links (first come
  * first served, each direction its own), the rest is computed in chunks; full blocks are then in
- * the node's cache, from which the kvstore's own eviction policy takes. The KV streams to the
- * decode node beside the prefill. A decode node steps with all its rows (continuous batching); a
- * row joins at a step's boundary when its KV is there and pages for its prompt and answer are free.
- * A prompt that a plan leaves to its decode node is computed there, a chunk in each step beside the
- * rows. Lengths of answers are the trace's; policies do not see them. A node that fails loses its
- * cache and what it was doing; two seconds later whoever had something there is planned again with
- * the tokens that it has given out, and is not asked for admission again.
+ * the node's cache, from which the kvstore's own eviction policy takes. Where nodes have an SSD
+ * (disk.h), what of a prefix lies there alone is read from when the request is placed, its
+ * computing waits for it, and it is in the slab again; which is where the scheduler does not know.
+ * The KV streams to the decode node beside the prefill. A decode node steps with all its rows
+ * (continuous batching); a row joins at a step's boundary when its KV is there and pages for its
+ * prompt and answer are free. A prompt that a plan leaves to its decode node is computed there, a
+ * chunk in each step beside the rows. Lengths of answers are the trace's; policies do not see them.
+ * A node that fails loses its slab and what it was doing; two seconds later whoever had something
+ * there is planned again with the tokens that it has given out, and is not asked for admission
+ * again.
  */
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H
 
 #include "conductor/sched/sched.h"
 #include "conductor/sim/cluster.h"
+#include "conductor/sim/disk.h"
 #include "conductor/sim/trace.h"
 #include "kvstore/evict.h"
 
@@ -30,6 +34,7 @@ struct bt_sim_options {
     const struct bt_sched_admission *admission;
     const struct bt_evict_policy
         *eviction;            /* of the nodes' caches; NULL: density, the kvstore's default */
+    bt_sim_write_t ssd_write; /* what their SSDs get */
     double rate;              /* the trace runs so many times as fast */
     double from, to;          /* part of the trace, shares of its requests: 0 to 1 */
     uint64_t seed;            /* ties and the random policy */
@@ -83,10 +88,10 @@ struct bt_sim_result {
     uint32_t n_samples;
     double span_ms; /* first to last arrival */
     double end_ms;  /* the last token */
-    /* of the requests that were prefilled; fetched: those of the cached ones that came from others
-     */
-    uint64_t input_tokens, cached_tokens, fetched_tokens;
-    double bytes_fetch, bytes_handoff, bytes_load;
+    /* of the requests that were prefilled; of the cached ones fetched came from others, ssd from
+     * the node's own SSD */
+    uint64_t input_tokens, cached_tokens, fetched_tokens, ssd_tokens;
+    double bytes_fetch, bytes_handoff, bytes_load, bytes_written; /* written: to SSDs */
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
     uint64_t decode_steps;
     uint32_t background;    /* admitted to be late */

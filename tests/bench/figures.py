@@ -8,6 +8,7 @@ FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figur
         ablation   baton without each of its ingredients
         tune       what the parameters were chosen by: the first halves
         split      goodput by how the nodes are split
+        tiers      hit ratio by tier with an SSD of so many times the slab
         all        all of them
 TRACES: a folder with conversation_trace.jsonl, synthetic_trace.jsonl, azure_code.csv and azure_conv.csv (those that are
 there are used). PLOTS: a folder for SVG files. Without arguments: goodput on the small trace of tests/sim.
@@ -217,8 +218,28 @@ class Figures:
         self.plot("split-synthetic.svg", [svg.Panel("synthetic x 3: requests within 10 s and 100 ms", "prefill nodes of 16", "requests", curves)])
 
 
+    def tiers(self):
+        slab, times, panels = 300000, (0, 1, 3, 10), []
+        print("| trace | written | SSD / slab | slab | SSD | fetched | all | mean TTFT | written |\n|---|---|---|---|---|---|---|---|---|")
+        for name in ("conversation", "synthetic"):
+            curves = []
+            for write in ("second_use", "evict", "always"):
+                curve = []
+                for n in times:
+                    r = sim(self.file(name), "--set", f"cache_tokens={slab}", "--set", f"ssd_tokens={n * slab}", "--ssd-write", write)
+                    curve.append((n, r["hit"]))
+                    if n or write == "second_use":
+                        print(f"| {name} | {write if n else ''} | {n} | {r['hit'] - r['ssd'] - r['fetched']:.3f} | {r['ssd']:.3f} | {r['fetched']:.3f} | "
+                              f"{r['hit']:.3f} | {r['ttft_mean_s']:.2f} s | {r['written_gb'] / 1e3:.1f} TB |")
+                curves.append((write, curve))
+                BENCH.append(f"figures_tiers_{name}_{write},{curve[-1][1]:.3f},share of prompt tokens,without SSD {curve[0][1]:.3f},"
+                             f"{curve[-1][1] / curve[0][1]:.3f}")
+            panels.append(svg.Panel(f"{name}: prompt tokens found", "SSD over slab", "share", curves))
+        self.plot("hits-tiers.svg", panels)
+
+
 def main():
-    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split")
+    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "tiers")
     args = sys.argv[1:] or ["goodput", os.path.join(ROOT, "tests", "sim")]
     if len(args) not in (2, 3) or args[0] not in (*names, "all"):
         sys.exit(__doc__)

@@ -89,11 +89,11 @@ static void test_cache(void **state)
     (void)state;
     uint64_t seed = 1;
     for (uint32_t capacity = 1; capacity < 40; capacity += 7) {
-        struct bt_sim_caches *c = bt_sim_caches_create(NODES, capacity, IDS, &bt_evict_lru);
+        struct bt_sim_caches *c = bt_sim_caches_create(NODES, capacity, IDS, &bt_evict_lru, NULL);
         static struct model m;
         memset(&m, 0, sizeof(m));
         m.capacity = capacity;
-        uint32_t open[NODES][CHAIN], n_open[NODES] = {0}, held[NODES] = {0};
+        uint32_t open[NODES][CHAIN], n_open[NODES] = {0}, held[NODES] = {0}, ssd;
         for (int round = 0; round < 3000; round++) {
             uint32_t node = (uint32_t)next(&seed) % NODES, n = 1 + (uint32_t)next(&seed) % CHAIN;
             uint32_t start = (uint32_t)next(&seed) % (IDS - CHAIN), chain[CHAIN], match[NODES];
@@ -108,12 +108,12 @@ static void test_cache(void **state)
             if (n_open[node] != 0) { /* the one before ends, this one begins */
                 struct bt_sim_put put = {
                     .blocks = open[node], .n = n_open[node], .held = held[node]};
-                bt_sim_caches_put(c, node, &put);
+                bt_sim_caches_put(c, node, &put, 0);
                 model_put(&m, node, open[node], n_open[node], held[node]);
             }
             memcpy(open[node], chain, sizeof(chain));
             n_open[node] = n;
-            held[node] = bt_sim_caches_use(c, node, chain, n);
+            held[node] = bt_sim_caches_use(c, node, chain, n, 0, &ssd);
             assert_int_equal(held[node], model_match(&m, node, chain, n));
             for (uint32_t k = 0; k < held[node]; k++) {
                 m.held[node][chain[k]]++;
@@ -126,6 +126,72 @@ static void test_cache(void **state)
         assert_int_equal(bt_sim_caches_replicas(c), replicas);
         bt_sim_caches_destroy(c);
     }
+}
+
+/* Blocks [first, first + n) pass through node 0; how many of them were there. */
+static uint32_t pass(struct bt_sim_caches *c, uint32_t first, uint32_t n, double now_ms,
+                     uint32_t *ssd_p)
+{
+    uint32_t chain[CHAIN];
+    for (uint32_t k = 0; k < n; k++) {
+        chain[k] = first + k;
+    }
+    uint32_t held = bt_sim_caches_use(c, 0, chain, n, now_ms, ssd_p);
+    struct bt_sim_put put = {.blocks = chain, .n = n, .held = held};
+    bt_sim_caches_put(c, 0, &put, now_ms);
+    return held;
+}
+
+static uint32_t matched(const struct bt_sim_caches *c, uint32_t first)
+{
+    uint32_t chain[4] = {first, first + 1, first + 2, first + 3}, match[1];
+    bt_sim_caches_match(c, chain, 4, match);
+    return match[0];
+}
+
+/* What the slab has given up is found on the SSD as far as the write policy had it written. */
+static void test_disk(void **state)
+{
+    (void)state;
+    for (bt_sim_write_t w = BT_SIM_WRITE_SECOND_USE; w <= BT_SIM_WRITE_ALWAYS; w++) {
+        struct bt_sim_disk_config disk = {.blocks = 8,
+                                          .block_bytes = 1e6,
+                                          .read_bytes_per_s = 1e9,
+                                          .write_bytes_per_s = 1e9,
+                                          .write = w};
+        struct bt_sim_caches *c = bt_sim_caches_create(1, 4, IDS, &bt_evict_lru, &disk);
+        bool once = w != BT_SIM_WRITE_SECOND_USE;
+        uint32_t ssd, chain[4] = {0, 1, 2, 3};
+        assert_int_equal(pass(c, 0, 4, 0, &ssd), 0);
+        assert_int_equal(pass(c, 10, 4, 100, &ssd), 0); /* the first four leave the slab */
+        assert_int_equal(matched(c, 0), once ? 4 : 0);
+        assert_float_equal(bt_sim_caches_read(c, 0, chain, 4, 200), once ? 204 : 200, 1e-9);
+        assert_float_equal(bt_sim_caches_read(c, 0, chain, 3, 200), once ? 207 : 200, 1e-9);
+        assert_int_equal(pass(c, 0, 4, 300, &ssd), once ? 4 : 0); /* a second use */
+        assert_int_equal(ssd, once ? 4 : 0);
+        assert_int_equal(pass(c, 0, 4, 400, &ssd), 4);
+        assert_int_equal(ssd, 0); /* back in the slab */
+        assert_int_equal(pass(c, 20, 4, 500, &ssd), 0);
+        assert_int_equal(matched(c, 0), 4);
+        assert_int_equal(matched(c, 10), w == BT_SIM_WRITE_EVICT ? 4 : 0); /* it has eight places */
+        double written[] = {4e6, 8e6, 12e6}; /* 0 to 3; and 10 to 13; and 20 to 23 */
+        assert_float_equal(bt_sim_caches_written(c), written[w], 1);
+        bt_sim_caches_clear(c, 0); /* the node fails: its SSD has what it had */
+        assert_int_equal(matched(c, 20), w == BT_SIM_WRITE_ALWAYS ? 4 : 0);
+        assert_int_equal(matched(c, 0), 4);
+        assert_int_equal(bt_sim_caches_replicas(c), 0);
+        bt_sim_caches_destroy(c);
+    }
+    /* A disk that is a second behind is not written to. */
+    struct bt_sim_disk_config slow = {
+        .blocks = 40, .block_bytes = 1e6, .write_bytes_per_s = 1e6, .write = BT_SIM_WRITE_ALWAYS};
+    struct bt_sim_caches *c = bt_sim_caches_create(1, 20, IDS, &bt_evict_lru, &slow);
+    uint32_t ssd;
+    (void)pass(c, 0, 4, 0, &ssd);
+    assert_float_equal(bt_sim_caches_written(c), 2e6, 1); /* one is being written, one waits */
+    (void)pass(c, 10, 4, 5000, &ssd);
+    assert_float_equal(bt_sim_caches_written(c), 4e6, 1);
+    bt_sim_caches_destroy(c);
 }
 
 /* ---- a decode node against the worker's batcher, step by step ---- */
@@ -805,6 +871,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_disk),
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_prompt_beside_rows),
