@@ -1,0 +1,56 @@
+/* Which network cards of two machines belong together, and which of them takes the next message.
+ * Pure: cards, load and clock are arguments. */
+#ifndef BT_KVSTORE_WIRE_NICS_H
+#define BT_KVSTORE_WIRE_NICS_H
+
+#include "common/base/base.h"
+
+#define BT_NICS_MAX 8 /* cards of one machine */
+
+struct bt_nic {
+    uint8_t family;   /* 4 or 6 */
+    uint8_t prefix;   /* bits of addr that name its network */
+    uint8_t addr[16]; /* network order; 4 or 16 bytes of it */
+    int32_t node;     /* NUMA; -1: not known */
+    bool up;          /* its link, as far as its machine knows */
+};
+
+struct bt_nic_pair {
+    uint32_t local, remote; /* indices of the two lists */
+};
+
+/* Are the two on one network, by the longer of the two prefixes? */
+bool bt_nics_same_net(const struct bt_nic *a, const struct bt_nic *b);
+
+/* Pairs every local card with at most one remote one, and the other way about: those of one network
+ * first, of these the ones whose links are up, at equal places of the two lists if there is a
+ * choice; then what is left and of one address family, in the order of the lists (a routed network;
+ * whether it connects them shows). Loopback is paired with loopback only. Returns how many pairs;
+ * pairs_p [BT_NICS_MAX] is ordered by `local`. */
+uint32_t bt_nics_match(const struct bt_nic *local, uint32_t n_local, const struct bt_nic *remote,
+                       uint32_t n_remote, struct bt_nic_pair *pairs_p);
+
+/* How fast a lane is: bytes and the time that they took, both fading, the older the bytes. */
+struct bt_nic_rate {
+    double bytes, seconds;
+    uint64_t done_ns; /* the last message's end */
+};
+
+/* A message of so many bytes, posted at posted_ns, was done at now_ns. What was posted behind
+ * others counts from the end of the one before. */
+void bt_nic_rate_add(struct bt_nic_rate *r, uint64_t bytes, uint64_t posted_ns, uint64_t now_ns);
+/* Bytes a second; 0: not known. An estimate that is not renewed rises, so that a lane that once was
+ * slow is tried again. */
+double bt_nic_rate_get(const struct bt_nic_rate *r, uint64_t now_ns);
+
+struct bt_nic_load { /* of one lane */
+    uint64_t in_flight;
+    double rate;  /* bt_nic_rate_get */
+    int32_t node; /* of the local card */
+};
+
+/* The lane that is expected to be done first with a message of so many bytes whose memory is on
+ * NUMA node `node` (-1: not known); a card of another node has to be faster by a third. n > 0. */
+uint32_t bt_nics_pick(const struct bt_nic_load *lanes, uint32_t n, uint64_t bytes, int32_t node);
+
+#endif
