@@ -28,7 +28,8 @@ struct bt_conf_row {
     const char *def; /* default as text, NULL: none (string stays NULL) */
     double min, max; /* for numbers; both 0: no limit */
     bool required;
-    bool reload; /* SIGHUP applies it */
+    bool reload;      /* SIGHUP applies it */
+    bool one_is_list; /* of a list: a plain value is a list of one (or comma-separated) */
     const char *doc;
 };
 

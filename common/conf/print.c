@@ -14,7 +14,7 @@ static const char *type_text(const struct bt_conf_row *r)
     case BT_CONF_FLOAT: return "number";
     case BT_CONF_BOOL: return "true or false";
     case BT_CONF_ADDR: return "host:port";
-    case BT_CONF_LIST: return "list";
+    case BT_CONF_LIST: return r->one_is_list ? "list, or one value" : "list";
     }
     return "?";
 }

@@ -113,7 +113,7 @@ static void scalar(struct reader *r, const yaml_event_t *ev)
     const struct bt_conf_row *row = row_here(r, ev->start_mark.line);
     if (row != NULL && strlen((const char *)ev->data.scalar.value) != ev->data.scalar.length) {
         complain(r, ev->start_mark.line, "%s: the value holds a NUL", row->key);
-    } else if (row != NULL && row->type == BT_CONF_LIST) {
+    } else if (row != NULL && row->type == BT_CONF_LIST && !row->one_is_list) {
         complain(r, ev->start_mark.line, "%s: a list is wanted, write [item, item]", row->key);
     } else if (applies(r, row) &&
                !bt_conf_set(row, r->conf, (const char *)ev->data.scalar.value, err, sizeof(err))) {
