@@ -52,11 +52,14 @@ static const struct bt_conf_row kvstore_rows[] = {
      .doc = "A worker that keeps slots so long after they were taken back is hung, and is killed: "
             "its memory is never reused under it."},
     {.key = "kvstore.wire.listen",
-     .type = BT_CONF_STR,
+     .type = BT_CONF_LIST,
      .offset = ROW(wire_listen),
      .def = "127.0.0.1",
-     .doc = "Address of the interface that KV moves over to other nodes; loopback or a private "
-            "network, because the transport does not authenticate anybody."},
+     .one_is_list = true,
+     .doc =
+         "Addresses of the network cards that KV moves over to other nodes, up to 8; loopback or "
+         "private networks, because the transport does not authenticate anybody. A peer that "
+         "uses one card is reached over the first that it shares a network with."},
     {.key = "kvstore.wire.allow_routable",
      .type = BT_CONF_BOOL,
      .offset = ROW(wire_allow_routable),

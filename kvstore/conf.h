@@ -13,7 +13,7 @@ struct bt_kvstore_conf {
     char *eviction;
     double transit_max;
     uint64_t reclaim_ms;
-    char *wire_listen;
+    char **wire_listen;
     bool wire_allow_routable;
     uint64_t wire_in_flight_bytes;
     uint64_t wire_idle_ms;

@@ -416,7 +416,7 @@ static bool start_parts(struct daemon *d)
                                 .incarnation = d->incarnation,
                                 .layout = &d->layout,
                                 .root = &d->root,
-                                .listen = d->conf.wire_listen,
+                                .listen = (const char *const *)d->conf.wire_listen,
                                 .allow_routable = d->conf.wire_allow_routable,
                                 .bytes_in_flight_max = d->conf.wire_in_flight_bytes,
                                 .idle_ms = d->conf.wire_idle_ms};

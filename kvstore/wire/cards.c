@@ -1,15 +1,22 @@
-/* Which interface UCX over TCP may bind to. Plain UCX authenticates nobody, so a routable address
- * needs the configuration's word. Called once at start, on the control thread. */
+/* Which interfaces UCX over TCP may bind to, and what the system knows of them. Plain UCX
+ * authenticates nobody, so a routable address needs the configuration's word. Control thread, but
+ * for bt_wire_memory_node. */
+#include "kvstore/wire/cards.h"
+
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/mempolicy.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "common/rpc/address.h"
-#include "kvstore/wire/msg.h"
 
 static bool addr_text(const struct sockaddr *sa, char *out, socklen_t cap)
 {
@@ -37,12 +44,65 @@ static bool ucx_skips(const struct sockaddr *sa)
     return sa->sa_family == AF_INET6 && (IN6_IS_ADDR_LOOPBACK(a) || IN6_IS_ADDR_LINKLOCAL(a));
 }
 
+static bool usable(const struct ifaddrs *i)
+{
+    return (i->ifa_flags & IFF_UP) && (i->ifa_flags & IFF_RUNNING);
+}
+
+/* The address's bytes; how many. */
+static uint32_t addr_bytes(const struct sockaddr *sa, uint8_t *out)
+{
+    if (sa->sa_family == AF_INET) {
+        memcpy(out, &((const struct sockaddr_in *)(const void *)sa)->sin_addr, 4);
+        return 4;
+    }
+    memcpy(out, &((const struct sockaddr_in6 *)(const void *)sa)->sin6_addr, 16);
+    return 16;
+}
+
+/* NUMA node of the card behind an interface; bonds, tunnels and the like have none. */
+static int32_t node_of(const char *ifname)
+{
+    char path[128];
+    int node = -1;
+    snprintf(path, sizeof(path), "/sys/class/net/%s/device/numa_node", ifname);
+    FILE *f = fopen(path, "r");
+    if (f == NULL) {
+        return -1;
+    }
+    if (fscanf(f, "%d", &node) != 1) {
+        node = -1;
+    }
+    fclose(f);
+    return node;
+}
+
+static void describe(const struct ifaddrs *i, struct bt_wire_card *card)
+{
+    uint8_t mask[16] = {0};
+    uint32_t n = addr_bytes(i->ifa_addr, card->nic.addr);
+    card->nic.family = n == 4 ? 4 : 6;
+    card->nic.prefix = (uint8_t)(n * 8);
+    if (i->ifa_netmask != NULL) {
+        card->nic.prefix = 0;
+        (void)addr_bytes(i->ifa_netmask, mask);
+        while (card->nic.prefix < n * 8 &&
+               (mask[card->nic.prefix / 8] << card->nic.prefix % 8 & 0x80) != 0) {
+            card->nic.prefix++;
+        }
+    }
+    snprintf(card->ifname, sizeof(card->ifname), "%s", i->ifa_name);
+    card->nic.node = node_of(i->ifa_name);
+    card->nic.up = usable(i);
+}
+
 /* UCX is told an interface and binds to that interface's first address of the family, so this must
  * be the address that was checked. */
-static bt_status_t find_interface(const struct ifaddrs *list, const char *want, int family,
-                                  char *ifname, size_t cap, char *err, size_t err_cap)
+static bt_status_t find_interface(const struct ifaddrs *list, int family, bool alone,
+                                  struct bt_wire_card *card, char *err, size_t err_cap)
 {
     char text[INET6_ADDRSTRLEN];
+    const char *want = card->address;
     const struct ifaddrs *mine = NULL;
     for (const struct ifaddrs *i = list; i != NULL && mine == NULL; i = i->ifa_next) {
         if (i->ifa_addr != NULL && i->ifa_addr->sa_family == family &&
@@ -64,7 +124,7 @@ static bt_status_t find_interface(const struct ifaddrs *list, const char *want, 
             "(IPv4, or IPv6 as in fd00::/8)",
             want, mine->ifa_name);
     }
-    if (!(mine->ifa_flags & IFF_UP)) {
+    if (alone && !(mine->ifa_flags & IFF_UP)) {
         return fail(err, err_cap, "kvstore.wire.listen: interface %s of %s is down", mine->ifa_name,
                     want);
     }
@@ -79,42 +139,115 @@ static bt_status_t find_interface(const struct ifaddrs *list, const char *want, 
                 mine->ifa_name, text, want);
         }
     }
-    snprintf(ifname, cap, "%s", mine->ifa_name);
+    describe(mine, card);
     return BT_OK;
 }
 
-bt_status_t bt_wire_interface(const char *listen, bool allow_routable, char *ifname, size_t cap,
-                              bool *ipv6_p, char *err, size_t err_cap)
+/* One address of the list. */
+static bt_status_t find_card(const struct ifaddrs *list, const char *listen, bool alone,
+                             bool allow_routable, struct bt_wire_card *card, char *err,
+                             size_t err_cap)
 {
     unsigned char bin[sizeof(struct in6_addr)];
-    char want[INET6_ADDRSTRLEN];
     int family = AF_INET;
-    if (listen == NULL || inet_pton(AF_INET, listen, bin) != 1) {
+    if (inet_pton(AF_INET, listen, bin) != 1) {
         family = AF_INET6;
-        if (listen == NULL || inet_pton(AF_INET6, listen, bin) != 1) {
+        if (inet_pton(AF_INET6, listen, bin) != 1) {
             return fail(err, err_cap,
                         "kvstore.wire.listen: \"%s\" is not a numeric address; give the address of "
                         "the interface that KV may use, without a port",
-                        listen == NULL ? "" : listen);
+                        listen);
         }
     }
-    inet_ntop(family, bin, want, sizeof(want)); /* one spelling */
-    if (!allow_routable && !bt_address_private(want)) {
+    memset(card, 0, sizeof(*card));
+    inet_ntop(family, bin, card->address, sizeof(card->address)); /* one spelling */
+    if (!allow_routable && !bt_address_private(card->address)) {
         return fail(err, err_cap,
                     "kvstore.wire.listen: %s is a routable address, and UCX over TCP authenticates "
                     "nobody; give a loopback or private address (10/8, 172.16/12, 192.168/16, "
                     "169.254/16, fd00::/8), or set kvstore.wire.allow_routable: true if "
                     "the network keeps strangers out",
-                    want);
+                    card->address);
     }
+    return find_interface(list, family, alone, card, err, err_cap);
+}
+
+static bt_status_t find_cards(const struct ifaddrs *list, const char *const *listen, uint32_t n,
+                              bool allow_routable, struct bt_wire_card *cards, char *err,
+                              size_t err_cap)
+{
+    uint32_t n_up = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bt_status_t st =
+            find_card(list, listen[i], n == 1, allow_routable, &cards[i], err, err_cap);
+        if (st != BT_OK) {
+            return st;
+        }
+        for (uint32_t j = 0; j < i; j++) {
+            if (strcmp(cards[j].ifname, cards[i].ifname) == 0) {
+                return fail(err, err_cap,
+                            "kvstore.wire.listen: %s and %s are both of interface %s; give one "
+                            "address of each interface",
+                            cards[j].address, cards[i].address, cards[i].ifname);
+            }
+        }
+        n_up += cards[i].nic.up;
+    }
+    if (n > 1 && n_up == 0) {
+        return fail(err, err_cap,
+                    "kvstore.wire.listen: all its interfaces are down (%s and %u more); set one up",
+                    cards[0].ifname, n - 1);
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_wire_cards(const char *const *listen, bool allow_routable,
+                          struct bt_wire_card *cards_p, uint32_t *n_p, char *err, size_t err_cap)
+{
+    struct bt_wire_card cards[BT_NICS_MAX];
     struct ifaddrs *list;
+    uint32_t n = 0;
+    while (listen != NULL && listen[n] != NULL) {
+        n++;
+    }
+    if (n == 0 || n > BT_NICS_MAX) {
+        return fail(err, err_cap,
+                    "kvstore.wire.listen: %u addresses; give one to %d, one of each interface that "
+                    "KV may use",
+                    n, BT_NICS_MAX);
+    }
     if (getifaddrs(&list) != 0) {
         return fail(err, err_cap, "kvstore.wire.listen: the interfaces cannot be listed");
     }
-    bt_status_t st = find_interface(list, want, family, ifname, cap, err, err_cap);
+    bt_status_t st = find_cards(list, listen, n, allow_routable, cards, err, err_cap);
     freeifaddrs(list);
     if (st == BT_OK) {
-        *ipv6_p = family == AF_INET6;
+        memcpy(cards_p, cards, n * sizeof(*cards));
+        *n_p = n;
     }
     return st;
+}
+
+bool bt_wire_link_up(const char *ifname)
+{
+    struct ifreq r = {.ifr_flags = 0};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return true; /* nothing is known */
+    }
+    snprintf(r.ifr_name, sizeof(r.ifr_name), "%s", ifname);
+    bool up =
+        ioctl(fd, SIOCGIFFLAGS, &r) == 0 && (r.ifr_flags & IFF_UP) && (r.ifr_flags & IFF_RUNNING);
+    close(fd);
+    return up;
+}
+
+int32_t bt_wire_memory_node(const void *p)
+{
+    int node = -1;
+    if (syscall(SYS_get_mempolicy, &node, NULL, 0ul, p, (unsigned long)MPOL_F_NODE | MPOL_F_ADDR) !=
+        0) {
+        return -1;
+    }
+    return node;
 }

@@ -14,9 +14,10 @@
     (1u << 20) /* payload of one message, unless one segment is larger                             \
                 */
 
-enum { BT_WIRE_AM_PROOF = 1, BT_WIRE_AM_SEGMENTS = 2 };
+enum { BT_WIRE_AM_PROOF = 1, BT_WIRE_AM_SEGMENTS = 2, BT_WIRE_AM_ASK = 3, BT_WIRE_AM_ECHO = 4 };
 
-/* The first message on an endpoint: echoes the nonce that the other side sent over gRPC. */
+/* The first message on an endpoint: echoes the nonce that the other side sent over gRPC. The same
+ * later as ASK, from a sender with several lanes, and ECHO, the answer. */
 struct bt_wire_proof {
     uint32_t magic, version;
     uint64_t nonce;
@@ -50,10 +51,5 @@ bt_status_t bt_wire_seg_parse(const void *p, size_t len, uint64_t nonce, struct 
 bt_status_t bt_wire_seg_check(const struct bt_wire_seg_hdr *h, const struct bt_flow_shape *shape,
                               uint32_t first_block, uint32_t layer_bytes, size_t payload,
                               const char **why_p) BT_MUST_CHECK;
-
-/* The network side of kvstore.wire.listen: which interface has the address, and may it be used?
- * ifname gets the interface's name. ERR_CONFIG with err naming key and remedy. */
-bt_status_t bt_wire_interface(const char *listen, bool allow_routable, char *ifname, size_t cap,
-                              bool *ipv6_p, char *err, size_t err_cap) BT_MUST_CHECK;
 
 #endif

@@ -1,6 +1,6 @@
-/* gRPC sessions between kvstores: hello and its checks, the UCX endpoint's life inside the session,
- * heartbeats, silence. One session per direction of dialing: the dialer pulls flows from the
- * listener. Control thread. */
+/* gRPC sessions between kvstores: hello and its checks, the life of the connection inside the
+ * session, heartbeats, silence. One session per direction of dialing: the dialer pulls flows from
+ * the listener. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,21 +8,18 @@
 #include "common/log/log.h"
 #include "kvstore/wire/wire_priv.h"
 
-#define UCX_ADDRESS_MAX 4096
-
 static void session_free(struct bt_wire_session *s)
 {
-    BT_ASSERT(s->state == BT_WS_DEAD && s->n_flows == 0 && s->stream == NULL);
+    BT_ASSERT(s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_lanes == 0 && s->stream == NULL);
     bt_timer_stop(s->w->loop, &s->broken);
     bt_list_remove(&s->link);
-    free(s->conn.peer_address);
-    free(s->conn.address);
     free(s);
 }
 
 static void session_maybe_free(struct bt_wire_session *s)
 {
-    if (s->state == BT_WS_DEAD && s->n_flows == 0 && (!s->conn_open || s->conn_stopped)) {
+    if (s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_lanes == 0 &&
+        (!s->conn_open || s->conn_stopped)) {
         session_free(s);
     }
 }
@@ -35,6 +32,11 @@ void bt_wire_session_unref(struct bt_wire_session *s)
     session_maybe_free(s);
 }
 
+void bt_wire_session_unref_lane(struct bt_wire_session *s)
+{
+    session_maybe_free(s);
+}
+
 static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
 {
     struct bt_wire_session *s = bt_calloc(1, sizeof(*s));
@@ -43,7 +45,7 @@ static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
     s->conn.obj.kind = BT_WX_CONN;
     s->last_rx_ns = s->last_tx_ns = s->busy_ns = bt_mono_ns();
     bt_list_init(&s->sends);
-    bt_random(&s->conn.nonce, sizeof(s->conn.nonce));
+    bt_list_init(&s->lanes);
     bt_list_insert_tail(&w->sessions, &s->link);
     return s;
 }
@@ -52,6 +54,7 @@ static void session_open_conn(struct bt_wire_session *s)
 {
     s->state = BT_WS_OPENING;
     s->conn_open = true;
+    s->conn.several = s->w->n_cards > 1;
     snprintf(s->conn.peer, sizeof(s->conn.peer), "%s", s->name);
     bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_OPEN);
 }
@@ -94,7 +97,8 @@ static void session_end(struct bt_wire_session *s, const char *why, int code, bo
         p->session = NULL;
         bt_wire_peer_lost(p, was_up, final, text);
     }
-    if (s->conn_open) { /* flows were told first */
+    bt_wire_lanes_stop(s);
+    if (s->conn_open) { /* flows and lanes were told first */
         bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_STOP);
     }
     s->n_flows--;
@@ -130,7 +134,7 @@ static void violation(struct bt_wire_session *s, const char *what)
 }
 
 /* The echo can overtake the peer's hello, which takes another way. */
-static void session_maybe_up(struct bt_wire_session *s)
+void bt_wire_session_maybe_up(struct bt_wire_session *s)
 {
     if (s->state != BT_WS_WIREUP || !s->proven) {
         return;
@@ -155,11 +159,24 @@ static void peer_role(const char *name, char *who, size_t cap)
 
 /* ---- hello ---- */
 
-static void send_hello(struct bt_wire_session *s)
+/* first: the lane whose address goes with it; NULL: none. */
+static void send_hello(struct bt_wire_session *s, const struct bt_wire_lane *first)
 {
     struct bt_wire *w = s->w;
     Baton__PeerHello h = BATON__PEER_HELLO__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
+    Baton__PeerCard rows[BT_NICS_MAX], *cards[BT_NICS_MAX];
+    for (uint32_t i = 0; i < w->n_cards; i++) {
+        struct bt_nic *nic = &w->cards[i].card.nic;
+        baton__peer_card__init(&rows[i]);
+        rows[i].address.data = nic->addr;
+        rows[i].address.len = nic->family == 4 ? 4 : 16;
+        rows[i].prefix = nic->prefix;
+        rows[i].up = w->cards[i].link;
+        cards[i] = &rows[i];
+    }
+    h.n_cards = w->n_cards;
+    h.cards = cards;
     h.version = BT_WIRE_PROTO_VERSION;
     h.cluster = w->cluster;
     h.name = w->name;
@@ -168,9 +185,12 @@ static void send_hello(struct bt_wire_session *s)
     h.layout_id = w->layout.layout_id;
     h.root_key.data = w->root.b;
     h.root_key.len = sizeof(w->root.b);
-    h.ucx_address.data = s->conn.address;
-    h.ucx_address.len = s->conn.address_len;
-    h.nonce = s->conn.nonce;
+    if (first != NULL) {
+        h.card = first->x.card;
+        h.ucx_address.data = first->x.address;
+        h.ucx_address.len = first->x.address_len;
+        h.nonce = first->x.nonce;
+    }
     m.m_case = BATON__PEER_MSG__M_HELLO;
     m.hello = &h;
     bt_wire_session_send(s, &m);
@@ -212,7 +232,8 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                  (unsigned long long)s->incarnation, (unsigned long long)h->incarnation);
     } else if (s->dialer && strcmp(h->name, s->name) != 0) {
         snprintf(text, cap, "dialed %s, \"%.40s\" answered", s->name, h->name);
-    } else if (h->ucx_address.len == 0 || h->ucx_address.len > UCX_ADDRESS_MAX) {
+    } else if ((h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) ||
+               h->ucx_address.len > BT_WIRE_UCX_ADDRESS_MAX) {
         snprintf(text, cap, "UCX address of %zu bytes", h->ucx_address.len);
     } else {
         return NULL;
@@ -253,17 +274,19 @@ static void on_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
         session_end(s, text, BT_GRPC_FAILED_PRECONDITION, true);
         return;
     }
-    s->conn.nonce_peer = h->nonce;
-    s->conn.peer_address = bt_malloc(h->ucx_address.len);
-    s->conn.peer_address_len = h->ucx_address.len;
-    memcpy(s->conn.peer_address, h->ucx_address.data, h->ucx_address.len);
     if (s->dialer) {
         s->state = BT_WS_WIREUP;
-        bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_CONNECT);
-        session_maybe_up(s);
     } else {
         drop_older(s);
         session_open_conn(s);
+    }
+    const char *why = bt_wire_lanes_hello(s, h);
+    if (why != NULL) {
+        session_end(s, why, BT_GRPC_FAILED_PRECONDITION, true);
+    } else if (!s->dialer && s->n_lanes == 0) {
+        bt_wire_session_ready(s, NULL);
+    } else {
+        bt_wire_session_maybe_up(s);
     }
 }
 
@@ -309,6 +332,24 @@ static void dispatch(struct bt_wire_session *s, const Baton__PeerMsg *m)
             bt_wire_send_closed(s, m->flow_close);
         }
         return;
+    case BATON__PEER_MSG__M_LANE_OPEN:
+        if (!flows || s->dialer) {
+            violation(s, "LaneOpen out of turn");
+            return;
+        }
+        bt_wire_lane_asked(s, m->lane_open);
+        return;
+    case BATON__PEER_MSG__M_LANE_OPENED:
+        if (s->dialer) {
+            bt_wire_lane_answered(s, m->lane_opened);
+        }
+        return;
+    case BATON__PEER_MSG__M_LANE_CLOSE: bt_wire_lane_closed(s, m->lane_close); return;
+    case BATON__PEER_MSG__M_LANE_END:
+        if (!s->dialer) {
+            bt_wire_lane_ended(s, m->lane_end);
+        }
+        return;
     case BATON__PEER_MSG__M__NOT_SET:
     case _BATON__PEER_MSG__M__CASE_IS_INT_SIZE: break;
     }
@@ -320,6 +361,7 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
     struct bt_wire_session *s = arg;
     (void)stream;
     s->last_rx_ns = bt_mono_ns();
+    atomic_fetch_add_explicit(&s->conn.heard, 1, memory_order_relaxed);
     Baton__PeerMsg *m = baton__peer_msg__unpack(NULL, len, data);
     if (m == NULL) {
         violation(s, "message that is not a baton.PeerMsg");
@@ -362,17 +404,21 @@ struct bt_wire_session *bt_wire_session_dial(struct bt_wire_peer *p)
     s->incarnation = p->incarnation;
     snprintf(s->name, sizeof(s->name), "%s", p->name);
     session_open_conn(s);
+    bt_wire_lanes_dial(s);
     return s;
 }
 
 /* ---- events of the transfer thread ---- */
 
-static void on_ready(struct bt_wire_session *s)
+void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_lane *first)
 {
+    if (s->state != BT_WS_OPENING) {
+        return;
+    }
     if (!s->dialer) {
         s->state = BT_WS_WIREUP;
-        bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_CONNECT);
-        send_hello(s);
+        send_hello(s, first);
+        bt_wire_session_maybe_up(s);
         return;
     }
     char who[sizeof(BT_WIRE_ROLE) + sizeof(s->name)];
@@ -384,18 +430,11 @@ static void on_ready(struct bt_wire_session *s)
         return;
     }
     s->state = BT_WS_HELLO;
-    send_hello(s);
+    send_hello(s, first);
 }
 
 void bt_wire_session_event(struct bt_wire_session *s, uint32_t events)
 {
-    if ((events & BT_WX_EV_READY) && s->state == BT_WS_OPENING) {
-        on_ready(s);
-    }
-    if (events & BT_WX_EV_PROVEN) {
-        s->proven = true;
-        session_maybe_up(s);
-    }
     if ((events & BT_WX_EV_LOST) && s->state != BT_WS_DEAD) {
         session_end(s, s->conn.why,
                     s->conn.lost == BT_ERR_PEER_PROTOCOL ? BT_GRPC_INVALID_ARGUMENT
@@ -419,6 +458,10 @@ void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns)
         return;
     }
     bt_wire_want_tick(s, now_ns);
+    bt_wire_lanes_tick(s, now_ns);
+    if (s->state == BT_WS_DEAD) {
+        return;
+    }
     if (s->n_flows > 0) {
         s->busy_ns = now_ns;
     }

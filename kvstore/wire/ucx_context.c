@@ -1,5 +1,5 @@
-/* How UCX is set up: transports, interface, sizes; and whether what it found can serve. Once, at
- * start, on the control thread, before the transfer thread is there. */
+/* How UCX is set up: transports, interface, sizes; and whether what it found can serve. Once for
+ * each card, on the control thread, before the transfer thread knows of the card. */
 #include <stdio.h>
 #include <string.h>
 
@@ -26,36 +26,51 @@ static bool configure(ucp_config_t *c, const char *env, const char *key, const c
     return false;
 }
 
-static bool configure_all(struct bt_wx *x, ucp_config_t *c, char *err, size_t err_cap)
+static bool configure_all(struct bt_wx *x, uint32_t card, ucp_config_t *c, char *err,
+                          size_t err_cap)
 {
     const char *tls = bt_conf_env("UCX_TLS");
+    const struct bt_wx_card *k = &x->conf.cards[card];
+    bool tcp = tls == NULL || strcmp(tls, "tcp") == 0;
+    if (x->conf.n_cards > 1 && (!tcp || bt_conf_env("UCX_NET_DEVICES") != NULL)) {
+        snprintf(
+            err, err_cap,
+            "kvstore.wire.listen names %u addresses, which is for TCP, and %s is set: give one "
+            "address there, and RDMA devices in UCX_NET_DEVICES (UCX spreads over these by "
+            "itself), or unset it",
+            x->conf.n_cards, tcp ? "UCX_NET_DEVICES" : "UCX_TLS");
+        return false;
+    }
     bool ok = configure(c, "TLS", "TLS", "tcp", err, err_cap) &&
               configure(c, "RNDV_SCHEME", "RNDV_SCHEME", "get_zcopy", err, err_cap) &&
               configure(c, "PROTO_ENABLE", "PROTO_ENABLE", "n", err, err_cap);
-    if (!ok || (tls != NULL && strcmp(tls, "tcp") != 0)) {
+    if (!ok || !tcp) {
         x->eager_max = 8192; /* RDMA: the receiver reads all but small messages */
         return ok;
     }
     x->eager_max = EAGER_MAX_TCP;
     x->copies = true;
     if (bt_conf_env("UCX_NET_DEVICES") != NULL) {
-        BT_WARN("wire_net_devices", "interface=%s detail=%s", x->conf.ifname,
+        BT_WARN("wire_net_devices", "interface=%s detail=%s", k->ifname,
                 bt_log_q("UCX_NET_DEVICES overrides the interface of kvstore.wire.listen"));
     }
-    return configure(c, "NET_DEVICES", "NET_DEVICES", x->conf.ifname, err, err_cap) &&
+    return configure(c, "NET_DEVICES", "NET_DEVICES", k->ifname, err, err_cap) &&
            configure(c, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
            configure(c, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
+           /* Else connecting to a card that does not answer stops the transfer thread for minutes.
+            */
+           configure(c, "TCP_CONN_NB", "CONN_NB", "y", err, err_cap) &&
            /* Above EAGER_MAX_TCP: an eager message sent without a copy takes its header from a pool
             * that UCX 1.13.1 never gives back (each session left 1.4 MB); one by rendezvous does
             * not. */
            configure(c, "ZCOPY_THRESH", "ZCOPY_THRESH", TCP_ZCOPY, err, err_cap) &&
-           configure(c, "TCP_AF_PRIO", "AF_PRIO", x->conf.ipv6 ? "inet6" : "inet", err, err_cap);
+           configure(c, "TCP_AF_PRIO", "AF_PRIO", k->ipv6 ? "inet6" : "inet", err, err_cap);
 }
 
 /* Can one kvstore connect to another with what UCX found? Asked of a connection to ourselves: with
  * shared memory alone (UCX_TLS=sm) UCX starts without a word and every connection would fail later,
  * since none of its transports between processes of a host tells of a peer's death. */
-static bool can_connect(struct bt_wx *x, char *err, size_t err_cap)
+static bool can_connect(ucp_context_h context, char *err, size_t err_cap)
 {
     ucp_worker_params_t wp = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                               .thread_mode = UCS_THREAD_MODE_SINGLE};
@@ -63,7 +78,7 @@ static bool can_connect(struct bt_wx *x, char *err, size_t err_cap)
     ucp_address_t *a = NULL;
     size_t len;
     ucp_ep_h ep = NULL;
-    ucs_status_t st = ucp_worker_create(x->context, &wp, &w);
+    ucs_status_t st = ucp_worker_create(context, &wp, &w);
     if (st == UCS_OK) {
         st = ucp_worker_get_address(w, &a, &len);
         if (st == UCS_OK) {
@@ -98,15 +113,16 @@ static bool can_connect(struct bt_wx *x, char *err, size_t err_cap)
     return false;
 }
 
-bt_status_t bt_wx_context_create(struct bt_wx *x, char *err, size_t err_cap)
+bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap)
 {
     ucp_config_t *c;
+    ucp_context_h context;
     ucs_status_t st = ucp_config_read(NULL, NULL, &c);
     if (st != UCS_OK) {
         snprintf(err, err_cap, "UCX configuration (UCX_* environment): %s", ucs_status_string(st));
         return BT_ERR_CONFIG;
     }
-    if (!configure_all(x, c, err, err_cap)) {
+    if (!configure_all(x, card, c, err, err_cap)) {
         ucp_config_release(c);
         return BT_ERR_CONFIG;
     }
@@ -114,19 +130,19 @@ bt_status_t bt_wx_context_create(struct bt_wx *x, char *err, size_t err_cap)
     ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
                       .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                       .name = "baton"};
-    st = ucp_init(&p, c, &x->context);
+    st = ucp_init(&p, c, &context);
     ucp_config_release(c);
     if (st != UCS_OK) {
         snprintf(err, err_cap,
                  "UCX finds no transport on interface %s (%s); check kvstore.wire.listen and the "
                  "UCX_* environment",
-                 x->conf.ifname, ucs_status_string(st));
+                 x->conf.cards[card].ifname, ucs_status_string(st));
         return BT_ERR_CONFIG;
     }
-    if (!can_connect(x, err, err_cap)) {
-        ucp_cleanup(x->context);
+    if (!can_connect(context, err, err_cap)) {
+        ucp_cleanup(context);
         return BT_ERR_CONFIG;
     }
-    BT_ASSERT(bt_wx_recv_datatype(&x->unpacked) == UCS_OK); /* allocates a few bytes */
+    x->contexts[card] = context;
     return BT_OK;
 }

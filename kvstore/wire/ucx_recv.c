@@ -18,6 +18,7 @@
 struct bt_wx_land { /* one message */
     uint32_t magic;
     struct bt_wx_recv *recv;
+    struct bt_wx_lane *lane;
     struct bt_wire_seg_hdr hdr;
     const uint8_t *crcs; /* what the sender computed */
     uint64_t at;         /* payload bytes that are in the slots, in order */
@@ -68,7 +69,7 @@ void bt_wx_recv_reap(struct bt_wx_conn *c)
         if (!r->stopping) {
             continue;
         }
-        if (r->outstanding == 0 || c->worker == NULL) {
+        if (r->outstanding == 0 || bt_list_empty(&c->lanes)) {
             c->n_stopping--;
             bt_list_remove(&r->link);
             free(r->started);
@@ -214,24 +215,38 @@ static void land_end(const struct bt_wx_land *l)
     r->segments += n;
     bt_metric_add(conf->m.recv_bytes, (uint64_t)n * bytes);
     bt_metric_add(conf->m.recv_segs, n);
+    bt_metric_add(conf->cards[l->lane->card].recv_bytes, (uint64_t)n * bytes);
+    bt_metric_add(conf->cards[l->lane->card].recv_segs, n);
     r->landed[l->hdr.item] += n;
     recv_commit(r);
+}
+
+/* Marks the message's segments as begun or not. */
+static void mark(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, bool as_begun)
+{
+    uint32_t layer = h->item % r->shape.n_layers;
+    for (uint32_t i = 0; i < h->n_segs; i++) {
+        uint64_t bit = (uint64_t)(h->first_block + i) * r->shape.n_layers + layer;
+        r->started[bit / 64] &= ~(1ull << bit % 64);
+        r->started[bit / 64] |= (uint64_t)as_begun << bit % 64;
+    }
 }
 
 static void pull_done(struct bt_wx_pull *p, ucs_status_t status, size_t len)
 {
     struct bt_wx_recv *r = p->land.recv;
-    struct bt_wx_conn *c = r->conn;
+    struct bt_wx_lane *l = p->land.lane;
     r->outstanding--;
-    c->n_recvs--;
+    l->n_recvs--;
     if (status != UCS_OK) {
-        bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "UCX receive: %s", ucs_status_string(status));
+        mark(r, &p->land.hdr, false); /* it may come again over another lane */
+        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX receive: %s", ucs_status_string(status));
     } else if (len != (size_t)p->land.hdr.n_segs * p->land.hdr.seg_bytes) {
-        bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "short message");
+        bt_wx_conn_kill(r->conn, BT_ERR_PEER_PROTOCOL, "short message");
     } else {
         land_end(&p->land);
     }
-    bt_wx_conn_hot(c);
+    bt_wx_conn_hot(r->conn);
     free(p);
 }
 
@@ -266,6 +281,9 @@ static ucs_status_t unpack(void *state, size_t offset, const void *src, size_t l
         return UCS_ERR_MESSAGE_TRUNCATED;
     }
     if (p->land.loose || offset != p->land.at) {
+        if (!p->land.loose) {
+            bt_metric_add(p->land.lane->conn->x->conf.m.unordered, 1);
+        }
         p->land.loose = true;
         land_loose(&p->land, offset, src, length);
     } else {
@@ -290,20 +308,16 @@ ucs_status_t bt_wx_recv_datatype(ucp_datatype_t *dt_p)
 
 /* ---- messages ---- */
 
-/* Marks the segments as begun; false if one was before. */
+/* False if a segment of the message was begun before. */
 static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
 {
-    uint32_t layer = h->item % r->shape.n_layers;
     for (uint32_t i = 0; i < h->n_segs; i++) {
-        uint64_t bit = (uint64_t)(h->first_block + i) * r->shape.n_layers + layer;
-        if (r->started[bit / 64] & 1ull << bit % 64) {
+        if (bt_wx_recv_begun(r, h->item, h->first_block + i)) {
             return false;
         }
     }
-    for (uint32_t i = 0; i < h->n_segs; i++) {
-        uint64_t bit = (uint64_t)(h->first_block + i) * r->shape.n_layers + layer;
-        r->started[bit / 64] |= 1ull << bit % 64;
-    }
+    mark(r, h, true);
+    r->touched = BT_MAX(r->touched, h->item + 1);
     return true;
 }
 
@@ -311,9 +325,10 @@ static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
 static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
 {
     struct bt_wx_recv *r = land->recv;
-    struct bt_wx_conn *c = r->conn;
+    struct bt_wx_lane *lane = land->lane;
+    const struct bt_wx *x = lane->conn->x;
     const struct bt_wire_seg_hdr *h = &land->hdr;
-    bool copy = c->x->copies;
+    bool copy = x->copies;
     uint32_t n = h->n_segs;
     struct bt_wx_pull *l = bt_malloc(sizeof(*l) + (copy ? 0 : n * sizeof(ucp_dt_iov_t)));
     l->land = *land;
@@ -328,7 +343,7 @@ static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
     ucp_request_param_t p = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-        .datatype = copy  ? c->x->unpacked
+        .datatype = copy  ? x->unpacked
                     : one ? ucp_dt_make_contig(1)
                           : UCP_DATATYPE_IOV,
         .memory_type = UCS_MEMORY_TYPE_HOST,
@@ -336,8 +351,8 @@ static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
         .user_data = l,
     };
     r->outstanding++;
-    c->n_recvs++;
-    ucs_status_ptr_t q = ucp_am_recv_data_nbx(c->worker, desc,
+    lane->n_recvs++;
+    ucs_status_ptr_t q = ucp_am_recv_data_nbx(lane->worker, desc,
                                               copy  ? (void *)l
                                               : one ? l->iov[0].buffer
                                                     : (void *)l->iov,
@@ -364,18 +379,19 @@ static struct bt_wx_recv *recv_find(struct bt_wx_conn *c, const struct bt_wire_s
 ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
                            const ucp_am_recv_param_t *param)
 {
-    struct bt_wx_conn *c = arg;
+    struct bt_wx_lane *l = arg;
+    struct bt_wx_conn *c = l->conn;
     const struct bt_wx_config *conf = &c->x->conf;
     struct bt_wire_seg_hdr h;
     const uint8_t *crcs;
     const char *why;
     uint32_t layer_bytes;
-    BT_ASSERT(c->obj.kind == BT_WX_CONN);
-    bool ours = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == c->ep;
-    if (c->killed || c->kill_wanted || c->stopping) {
+    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    bool ours = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == l->ep;
+    if (c->kill_wanted || l->kill_wanted || l->stopping) {
         return UCS_OK;
     }
-    if (bt_wire_seg_parse(header, header_len, c->nonce, &h, &crcs, &why) != BT_OK) {
+    if (bt_wire_seg_parse(header, header_len, l->nonce, &h, &crcs, &why) != BT_OK) {
         bt_metric_add(conf->m.drop_garbled, 1);
         if (ours) { /* anybody can connect to UCX's port: strangers are only dropped */
             bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "message with a wrong %s", why);
@@ -406,7 +422,8 @@ ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, voi
     if (r->first_ns == 0) {
         r->first_ns = bt_real_ns();
     }
-    struct bt_wx_land land = {.magic = BT_WX_LAND_MAGIC, .recv = r, .hdr = h, .crcs = crcs};
+    struct bt_wx_land land = {
+        .magic = BT_WX_LAND_MAGIC, .recv = r, .lane = l, .hdr = h, .crcs = crcs};
     if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) {
         return recv_pull(&land, data);
     }

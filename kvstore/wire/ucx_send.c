@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvstore/wire/cards.h"
 #include "kvstore/wire/xfer_priv.h"
 
 /* There is no priority inside of an endpoint, nor between two of them on one network: a hand-off
@@ -16,8 +17,9 @@
 struct bt_wx_out {
     uint32_t magic;
     struct bt_wx_out *next; /* free list */
-    struct bt_wx_conn *conn;
+    struct bt_wx_lane *lane;
     struct bt_wx_send *send;
+    uint64_t posted_ns;
     uint32_t bytes;
     union {
         struct bt_wire_seg_hdr hdr;
@@ -103,9 +105,11 @@ void bt_wx_send_reap(struct bt_wx_conn *c)
         if (!s->stopping) {
             continue;
         }
-        if (s->outstanding == 0 || c->worker == NULL) {
+        if (s->outstanding == 0 || bt_list_empty(&c->lanes)) { /* lanes end with all their sends */
             c->n_stopping--;
             bt_list_remove(&s->link);
+            free(s->log);
+            free(s->again);
             bt_wx_event(c->x, &s->obj, BT_WX_EV_STOPPED);
         } else if (c->x->now_ns - s->stop_ns > BT_WX_GRACE_NS) {
             bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "peer does not take %u messages of an ended flow",
@@ -135,23 +139,30 @@ static void background_done(struct bt_wx *x, uint32_t bytes)
 
 static void out_done(struct bt_wx_out *o, ucs_status_t status)
 {
-    struct bt_wx_conn *c = o->conn;
+    struct bt_wx_lane *l = o->lane;
+    struct bt_wx_conn *c = l->conn;
     struct bt_wx_send *s = o->send;
-    c->n_sends--;
+    const struct bt_wx_card *card = &c->x->conf.cards[l->card];
+    l->n_sends--;
+    l->bytes_in_flight -= o->bytes;
     c->bytes_in_flight -= o->bytes;
     s->outstanding--;
     if (s->class != 0) {
         background_done(c->x, o->bytes);
     }
     if (status == UCS_OK) {
+        bt_nic_rate_add(&l->rate, o->bytes, o->posted_ns, bt_mono_ns());
         bt_metric_add(c->x->conf.m.sent_bytes, o->bytes);
         bt_metric_add(c->x->conf.m.sent_segs, o->hdr.n_segs);
-        if (s->outstanding == 0 && s->next_item == s->n_items && !s->sent && !s->stopping) {
+        bt_metric_add(card->sent_bytes, o->bytes);
+        bt_metric_add(card->sent_segs, o->hdr.n_segs);
+        if (s->outstanding == 0 && s->next_item == s->n_items && s->n_again == 0 && !s->sent &&
+            !s->stopping) {
             s->sent = true;
             bt_wx_event(c->x, &s->obj, BT_WX_EV_SENT);
         }
     } else {
-        bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "UCX send: %s", ucs_status_string(status));
+        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX send: %s", ucs_status_string(status));
     }
     out_put(c->x, o);
     bt_wx_conn_hot(c);
@@ -165,53 +176,88 @@ static void on_sent(void *request, ucs_status_t status, void *user)
     out_done(o, status);
 }
 
-/* Fills the next message of s and moves s on. There is something available. */
-static void out_fill(struct bt_wx_send *s, struct bt_wx_out *o)
+/* The next message of s, which has one, and moves s on. */
+static struct bt_wx_sent next_run(struct bt_wx_send *s)
 {
-    struct bt_wx *x = s->conn->x;
-    struct bt_slab *slab = x->conf.slab;
-    uint32_t layer = s->next_item % s->src.shape.n_layers, first, end, seg_bytes;
-    uint64_t off = bt_kv_segment(x->conf.layout, layer, &seg_bytes);
+    const struct bt_wx *x = s->conn->x;
+    uint32_t first, end, seg_bytes;
+    if (s->n_again > 0) {
+        return s->again[--s->n_again];
+    }
+    bt_kv_segment(x->conf.layout, s->next_item % s->src.shape.n_layers, &seg_bytes);
     bt_flow_item_blocks(&s->src.shape, s->next_item, &first, &end);
     first = BT_MAX(BT_MAX(first, s->first_block), s->next_block);
     uint32_t n = BT_MIN(end - first, BT_MAX(1u, BT_WIRE_MSG_BYTES_MAX / seg_bytes));
     n = BT_MIN(n, (uint32_t)BT_WIRE_SEGS_MAX);
-    n = BT_MIN(n, (uint32_t)((x->am_header_max - sizeof(o->hdr)) / 4));
+    n = BT_MIN(n, (uint32_t)((x->am_header_max - sizeof(struct bt_wire_seg_hdr)) / 4));
     if (seg_bytes >= BT_WX_ZCOPY_MIN) {
         n = 1; /* UCX sends one run of bytes from where they lie, and gathers several */
     }
-
-    uint32_t *crcs = (uint32_t *)(void *)(o->raw + sizeof(o->hdr));
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t slot = s->src.slots[first + i];
-        crcs[i] = x->conf.segment_crc(x->conf.crc_arg, slot, layer, &s->src.names[first + i]);
-        o->iov[i].buffer = (uint8_t *)bt_slab_data(slab, slot) + off;
-        o->iov[i].length = seg_bytes;
-    }
-    o->hdr = (struct bt_wire_seg_hdr){
-        .n_segs = (uint16_t)n,
-        .nonce = s->conn->nonce_peer,
-        .request = s->request,
-        .epoch = s->epoch,
-        .stream = s->stream,
-        .item = s->next_item,
-        .first_block = first,
-        .seg_bytes = seg_bytes,
-    };
-    o->conn = s->conn;
-    o->send = s;
-    o->bytes = n * seg_bytes;
+    struct bt_wx_sent run = {.item = s->next_item, .first_block = first, .n_segs = n};
     s->next_block = first + n;
     if (s->next_block >= end) {
         s->next_item++;
         s->next_block = 0; /* the next item's own first block */
     }
+    return run;
 }
 
-static void out_post(struct bt_wx_out *o)
+static void out_fill(struct bt_wx_send *s, const struct bt_wx_sent *run, struct bt_wx_out *o)
 {
-    struct bt_wx_conn *c = o->conn;
+    struct bt_wx *x = s->conn->x;
+    struct bt_slab *slab = x->conf.slab;
+    uint32_t layer = run->item % s->src.shape.n_layers, seg_bytes;
+    uint64_t off = bt_kv_segment(x->conf.layout, layer, &seg_bytes);
+    uint32_t *crcs = (uint32_t *)(void *)(o->raw + sizeof(o->hdr));
+    for (uint32_t i = 0; i < run->n_segs; i++) {
+        uint32_t block = run->first_block + i, slot = s->src.slots[block];
+        crcs[i] = x->conf.segment_crc(x->conf.crc_arg, slot, layer, &s->src.names[block]);
+        o->iov[i].buffer = (uint8_t *)bt_slab_data(slab, slot) + off;
+        o->iov[i].length = seg_bytes;
+    }
+    o->hdr = (struct bt_wire_seg_hdr){
+        .n_segs = (uint16_t)run->n_segs,
+        .request = s->request,
+        .epoch = s->epoch,
+        .stream = s->stream,
+        .item = run->item,
+        .first_block = run->first_block,
+        .seg_bytes = seg_bytes,
+    };
+    o->send = s;
+    o->bytes = run->n_segs * seg_bytes;
+}
+
+/* Which lane is to take the message? One is open. */
+static struct bt_wx_lane *lane_for(const struct bt_wx_conn *c, const struct bt_wx_out *o)
+{
+    struct bt_wx_lane *open[BT_NICS_MAX];
+    struct bt_nic_load load[BT_NICS_MAX];
+    const struct bt_list *i;
+    uint32_t n = 0;
+    bt_list_for_each (i, &c->lanes) {
+        struct bt_wx_lane *l = BT_CONTAINER_OF(i, struct bt_wx_lane, link);
+        if (bt_wx_lane_open(l) && n < BT_NICS_MAX) {
+            open[n] = l;
+            load[n++] = (struct bt_nic_load){.in_flight = l->bytes_in_flight,
+                                             .rate = bt_nic_rate_get(&l->rate, c->x->now_ns),
+                                             .node = c->x->conf.cards[l->card].node};
+        }
+    }
+    if (n == 1) {
+        return open[0];
+    }
+    int32_t node = c->x->by_node ? bt_wire_memory_node(o->iov[0].buffer) : -1;
+    return open[bt_nics_pick(load, n, o->bytes, node)];
+}
+
+static void out_post(struct bt_wx_conn *c, struct bt_wx_out *o)
+{
+    struct bt_wx_lane *l = lane_for(c, o);
     bool one = o->hdr.n_segs == 1;
+    o->lane = l;
+    o->posted_ns = bt_mono_ns();
+    o->hdr.nonce = l->nonce_peer;
     size_t header_len = bt_wire_seg_finish(&o->hdr);
     ucp_request_param_t p = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -222,7 +268,8 @@ static void out_post(struct bt_wx_out *o)
         .cb.send = on_sent,
         .user_data = o,
     };
-    c->n_sends++;
+    l->n_sends++;
+    l->bytes_in_flight += o->bytes;
     c->bytes_in_flight += o->bytes;
     o->send->outstanding++;
     if (o->send->class == 0) {
@@ -230,7 +277,13 @@ static void out_post(struct bt_wx_out *o)
     } else {
         c->x->background += o->bytes;
     }
-    ucs_status_ptr_t r = ucp_am_send_nbx(c->ep, BT_WIRE_AM_SEGMENTS, &o->hdr, header_len,
+    if (c->several) {
+        bt_wx_send_log(o->send, &(struct bt_wx_sent){.lane = l->number,
+                                                     .item = o->hdr.item,
+                                                     .first_block = o->hdr.first_block,
+                                                     .n_segs = o->hdr.n_segs});
+    }
+    ucs_status_ptr_t r = ucp_am_send_nbx(l->ep, BT_WIRE_AM_SEGMENTS, &o->hdr, header_len,
                                          one ? o->iov[0].buffer : (void *)o->iov,
                                          one ? o->bytes : o->hdr.n_segs, &p);
     if (r == NULL || UCS_PTR_IS_ERR(r)) {
@@ -255,18 +308,19 @@ static bool may_post(const struct bt_wx_conn *c, int class)
 void bt_wx_send_pump(struct bt_wx_conn *c)
 {
     for (int k = 0; k < BT_WX_CLASSES; k++) {
-        while (!bt_list_empty(&c->ready[k]) && !c->kill_wanted) {
+        while (!bt_list_empty(&c->ready[k]) && bt_wx_conn_open_lanes(c) > 0) {
             if (!may_post(c, k)) {
                 return;
             }
             struct bt_wx_send *s = BT_CONTAINER_OF(c->ready[k].next, struct bt_wx_send, ready_link);
             struct bt_wx_out *o = out_get(c->x);
+            struct bt_wx_sent run = next_run(s);
             bt_list_remove(&s->ready_link);
-            out_fill(s, o);
-            if (s->next_item < s->available) {
+            out_fill(s, &run, o);
+            if (s->next_item < s->available || s->n_again > 0) {
                 bt_list_insert_tail(&c->ready[k], &s->ready_link);
             }
-            out_post(o);
+            out_post(c, o);
         }
     }
 }

@@ -192,12 +192,108 @@ struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_
     return r;
 }
 
+/* ---- cards ---- */
+
+bool bt_wire_card_ready(struct bt_wire *w, uint32_t card)
+{
+    struct bt_wire_card_state *k = &w->cards[card];
+    char err[512];
+    uint64_t now = bt_mono_ns();
+    if (!k->started && k->link && now >= k->start_ns) {
+        k->start_ns = now + BT_WIRE_CARD_START_NS;
+        k->started = bt_wx_card_start(w->x, card, err, sizeof(err)) == BT_OK;
+        if (!k->started) {
+            BT_WARN("wire_card_start", "interface=%s why=%s", k->card.ifname, bt_log_q(err));
+        }
+    }
+    return k->started && (k->link || w->n_cards == 1);
+}
+
+uint32_t bt_wire_first_card(const struct bt_wire *w)
+{
+    uint32_t any = 0;
+    for (uint32_t i = w->n_cards; i-- > 0;) {
+        any = w->cards[i].started ? i : any;
+    }
+    for (uint32_t i = 0; i < w->n_cards; i++) {
+        if (w->cards[i].started && w->cards[i].link) {
+            return i;
+        }
+    }
+    return any;
+}
+
+static void card_metrics(struct bt_metrics *m, struct bt_wire_card_state *k, struct bt_wx_card *x)
+{
+    const char *bytes = "KV bytes moved over a network card",
+               *segs = "KV segments moved over a network card";
+    char sent[128], received[128], *name = bt_metrics_label("interface", k->card.ifname);
+    snprintf(sent, sizeof(sent), "%s,dir=\"sent\"", name);
+    snprintf(received, sizeof(received), "%s,dir=\"received\"", name);
+    x->sent_bytes = bt_metrics_counter(m, "baton_kv_card_bytes_total", sent, bytes);
+    x->recv_bytes = bt_metrics_counter(m, "baton_kv_card_bytes_total", received, bytes);
+    x->sent_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", sent, segs);
+    x->recv_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", received, segs);
+    k->up = bt_metrics_gauge(m, "baton_kv_card_up", name,
+                             "1: the card's link is up, and no session misses its way over it");
+    k->lanes = bt_metrics_gauge(m, "baton_kv_card_lanes", name,
+                                "Ways to other kvstores over this card, either direction");
+    k->failures = bt_metrics_counter(m, "baton_kv_card_failures_total", name,
+                                     "Times that the card was taken out of use");
+    free(name);
+    bt_metric_set(k->up, k->good);
+}
+
+/* Linux sends to a network through one of its interfaces on it, whichever address UCX is bound to.
+ */
+static void warn_of_one_net(const struct bt_wire *w)
+{
+    for (uint32_t i = 0; i < w->n_cards; i++) {
+        for (uint32_t j = 0; j < i; j++) {
+            const struct bt_wire_card *a = &w->cards[j].card, *b = &w->cards[i].card;
+            if (bt_nics_same_net(&a->nic, &b->nic)) {
+                BT_WARN("wire_one_net", "interface=%s other=%s why=%s", a->ifname, b->ifname,
+                        bt_log_q("both are on one network, and all goes over one of them unless "
+                                 "routing rules by source address say otherwise; give each card a "
+                                 "network of its own"));
+            }
+        }
+    }
+}
+
+static bt_status_t start_cards(struct bt_wire *w, struct bt_metrics *metrics,
+                               const char *const *listen, bool allow_routable,
+                               struct bt_wx_config *xc, char *err, size_t err_cap)
+{
+    struct bt_wire_card cards[BT_NICS_MAX];
+    bt_status_t st = bt_wire_cards(listen, allow_routable, cards, &w->n_cards, err, err_cap);
+    for (uint32_t i = 0; i < w->n_cards && st == BT_OK; i++) {
+        struct bt_wire_card_state *k = &w->cards[i];
+        struct bt_wx_card *x = &xc->cards[i];
+        k->card = cards[i];
+        k->link = k->good = cards[i].nic.up;
+        snprintf(x->ifname, sizeof(x->ifname), "%s", cards[i].ifname);
+        x->ipv6 = cards[i].nic.family == 6;
+        x->node = cards[i].nic.node;
+        card_metrics(metrics, k, x);
+        if (!k->link) {
+            BT_WARN("wire_card_down", "interface=%s address=%s peer=- why=%s", k->card.ifname,
+                    k->card.address, bt_log_q("link is down"));
+        }
+    }
+    xc->n_cards = w->n_cards;
+    return st;
+}
+
 /* ---- life ---- */
 
 static void on_event(void *arg, struct bt_wx_obj *o, uint32_t events)
 {
     (void)arg;
     switch (o->kind) {
+    case BT_WX_LANE:
+        bt_wire_lane_event(BT_CONTAINER_OF(o, struct bt_wire_lane, x.obj), events);
+        break;
     case BT_WX_CONN:
         bt_wire_session_event(BT_CONTAINER_OF(o, struct bt_wire_session, conn.obj), events);
         break;
@@ -216,6 +312,7 @@ static void on_tick(void *arg)
     struct bt_list *i, *tmp;
     uint64_t now = bt_mono_ns();
     bool still = bt_stood_still(&w->ticked_ns, now, BT_WIRE_SILENCE_NS / 2);
+    bt_wire_links_tick(w);
     bt_list_for_each_safe (i, tmp, &w->sessions) {
         struct bt_wire_session *s = BT_CONTAINER_OF(i, struct bt_wire_session, link);
         if (still) {
@@ -237,6 +334,12 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
                                        "KV bytes received from other nodes and found correct");
     x->sent_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"sent\"", segs);
     x->recv_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"received\"", segs);
+    x->resent_segs = bt_metrics_counter(
+        m, "baton_kv_resent_segments_total", NULL,
+        "KV segments sent again over another network card, after one had failed");
+    x->unordered = bt_metrics_counter(
+        m, "baton_kv_unordered_messages_total", NULL,
+        "KV messages whose bytes came out of order, UCX using several connections for one");
     x->crc_errors = bt_metrics_counter(m, "baton_kv_crc_errors_total", NULL,
                                        "Received KV segments with a wrong CRC");
     const char *name = "baton_kv_dropped_messages_total";
@@ -260,23 +363,21 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
                            const struct bt_wire_ops *ops, void *ops_arg, struct bt_metrics *metrics,
                            struct bt_wire **w_p, char *err, size_t err_cap)
 {
-    char ifname[64];
     struct bt_wx_config xc = {
         .slab = slab,
         .bytes_in_flight_max =
             conf->bytes_in_flight_max != 0 ? conf->bytes_in_flight_max : 4u << 20,
-        .ifname = ifname,
         .segment_crc = ops->segment_crc,
         .crc_arg = ops_arg,
         .loop = loop,
         .on_event = on_event,
     };
-    bt_status_t st = bt_wire_interface(conf->listen, conf->allow_routable, ifname, sizeof(ifname),
-                                       &xc.ipv6, err, err_cap);
+    struct bt_wire *w = bt_calloc(1, sizeof(*w));
+    bt_status_t st = start_cards(w, metrics, conf->listen, conf->allow_routable, &xc, err, err_cap);
     if (st != BT_OK) {
+        free(w);
         return st;
     }
-    struct bt_wire *w = bt_calloc(1, sizeof(*w));
     w->loop = loop;
     w->rpc = rpc;
     w->slab = slab;
@@ -293,8 +394,15 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     make_metrics(w, metrics, &xc.m);
     xc.layout = &w->layout;
     xc.arg = w;
-    st = bt_wx_create(&xc, &w->x, err, err_cap);
+    w->x = bt_wx_create(&xc);
+    for (uint32_t i = 0; i < w->n_cards && st == BT_OK; i++) {
+        if (w->cards[i].link || w->n_cards == 1) {
+            st = bt_wx_card_start(w->x, i, err, err_cap);
+            w->cards[i].started = st == BT_OK;
+        }
+    }
     if (st != BT_OK) {
+        bt_wx_destroy(w->x);
         free(w->cluster);
         free(w->name);
         free(w);
@@ -303,8 +411,12 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     bt_loop_short_slices(BT_WIRE_SLICE_US); /* what has landed waits for this thread */
     bt_rpc_server_stream(server, BT_WIRE_METHOD, BT_WIRE_ROLE, bt_wire_session_accept, w);
     bt_timer_start(loop, &w->tick, BT_WIRE_TICK_MS, BT_WIRE_TICK_MS, on_tick, w);
-    BT_INFO("wire_start", "listen=%s interface=%s in_flight_max=%llu", conf->listen, ifname,
-            (unsigned long long)xc.bytes_in_flight_max);
+    for (uint32_t i = 0; i < w->n_cards; i++) {
+        BT_INFO("wire_start", "listen=%s interface=%s numa=%d in_flight_max=%llu",
+                w->cards[i].card.address, w->cards[i].card.ifname, w->cards[i].card.nic.node,
+                (unsigned long long)xc.bytes_in_flight_max);
+    }
+    warn_of_one_net(w);
     *w_p = w;
     return BT_OK;
 }

@@ -20,10 +20,11 @@ struct bt_wire_config {
     uint64_t incarnation;
     const struct bt_kv_layout *layout;
     const struct bt_kv_key *root;
-    const char
-        *listen; /* kvstore.wire.listen: interface address for UCX over TCP; loopback or private */
+    /* kvstore.wire.listen: addresses of the network cards that UCX over TCP may use, NULL at the
+     * end; loopback or private */
+    const char *const *listen;
     bool allow_routable;          /* kvstore.wire.allow_routable */
-    uint64_t bytes_in_flight_max; /* per peer */
+    uint64_t bytes_in_flight_max; /* per peer, over all cards */
     uint64_t idle_ms;             /* a session without flows is closed after so long; 0: 300 s */
 };
 
@@ -97,8 +98,8 @@ struct bt_wire_recv_ops {
 };
 
 /* server: registers /baton.Peer/Session on it (before start). Starts the transfer thread.
- * ERR_CONFIG: the listen address is routable and not allowed, or no such interface (err names it).
- */
+ * ERR_CONFIG: a listen address is routable and not allowed, there is no such interface, two of one,
+ * or all are down (err names it and what to do). */
 bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_rpc_server *server,
                            struct bt_slab *slab, const struct bt_wire_config *conf,
                            const struct bt_wire_ops *ops, void *ops_arg, struct bt_metrics *metrics,

@@ -4,6 +4,7 @@
 #define BT_KVSTORE_WIRE_PRIV_H
 
 #include "common/rpc/pb.h"
+#include "kvstore/wire/cards.h"
 #include "kvstore/wire/xfer.h"
 #include "peer.pb-c.h"
 
@@ -23,6 +24,20 @@
 #define BT_WIRE_TAKE_NS       (5000ull * 1000000) /* from an offer to its FlowTake */
 #define BT_WIRE_BACKOFF_MAX   1000
 
+#define BT_WIRE_UCX_ADDRESS_MAX 4096
+#define BT_WIRE_CARD_START_NS   (10000ull * 1000000) /* between two tries of a card that was down */
+
+struct bt_wire_card_state {
+    struct bt_wire_card card;
+    bool started;       /* UCX knows it */
+    uint64_t start_ns;  /* not to be tried before */
+    bool link;          /* as of the last tick */
+    bool good;          /* the link is up, and no session misses a lane over it */
+    uint32_t missed_by; /* sessions */
+    uint32_t n_lanes;   /* up */
+    struct bt_metric *up, *lanes, *failures;
+};
+
 struct bt_wire {
     struct bt_loop *loop;
     struct bt_rpc *rpc;
@@ -34,6 +49,8 @@ struct bt_wire {
     struct bt_wire_ops ops;
     void *ops_arg;
     struct bt_wx *x;
+    struct bt_wire_card_state cards[BT_NICS_MAX];
+    uint32_t n_cards;
     struct bt_list peers, sessions;
     struct bt_timer tick;
     uint32_t next_stream;
@@ -58,12 +75,30 @@ struct bt_wire_peer { /* that we pull from: (name, incarnation) */
 
 typedef enum {
     BT_WS_ACCEPTED, /* listener: waits for the dialer's hello */
-    BT_WS_OPENING,  /* UCX worker is being made */
+    BT_WS_OPENING,  /* the first lane is being made */
     BT_WS_HELLO,    /* dialer: waits for the listener's hello */
-    BT_WS_WIREUP,   /* endpoint made, waits for the echo */
+    BT_WS_WIREUP,   /* waits until a lane is proved */
     BT_WS_UP,
     BT_WS_DEAD
 } bt_ws_state_t;
+
+struct bt_wire_lane {
+    struct bt_list link; /* session->lanes */
+    struct bt_wire_session *session;
+    struct bt_wx_lane x;
+    uint64_t begun_ns;
+    bool up;        /* proved */
+    bool stopped;   /* told to STOP; not in use any more */
+    bool gone;      /* STOPPED; of a listener it stays until the peer has said what it has */
+    bool ended;     /* the peer has */
+    bool resending; /* told to RESEND */
+};
+
+struct bt_wire_rail { /* of a dialer: a card here and one there that belong together */
+    uint32_t local, remote;
+    struct bt_wire_lane *lane; /* NULL: none, try at retry_ns */
+    uint64_t retry_ns, wait_ns;
+};
 
 struct bt_wire_session {
     struct bt_list link;
@@ -79,6 +114,13 @@ struct bt_wire_session {
     bool conn_open, conn_stopped, proven;
     uint32_t n_flows; /* of either kind, until STOPPED */
     struct bt_list sends;
+    struct bt_list lanes;
+    uint32_t n_lanes, next_lane;
+    struct bt_nic peer_cards[BT_NICS_MAX];
+    uint32_t n_peer_cards; /* 0: it knows of one lane only */
+    struct bt_wire_rail rails[BT_NICS_MAX];
+    uint32_t n_rails;
+    uint32_t missed; /* bits: our cards over which a lane is missing */
     uint64_t last_rx_ns, last_tx_ns, busy_ns, seq;
     struct bt_timer broken; /* a send failed: the session ends on the next turn */
 };
@@ -129,6 +171,23 @@ void bt_wire_session_event(struct bt_wire_session *s, uint32_t events);
 void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns);
 /* A flow of s has STOPPED. */
 void bt_wire_session_unref(struct bt_wire_session *s);
+void bt_wire_session_unref_lane(struct bt_wire_session *s); /* a lane is gone */
+/* The first lane has its address: the hellos can go. NULL: there is none. */
+void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_lane *first);
+void bt_wire_session_maybe_up(struct bt_wire_session *s);
+
+/* lane.c */
+void bt_wire_lanes_dial(struct bt_wire_session *s); /* the first, before the hello */
+/* The peer's hello: which lanes there can be. NULL, or why there is none. */
+const char *bt_wire_lanes_hello(struct bt_wire_session *s, const Baton__PeerHello *h);
+void bt_wire_lanes_stop(struct bt_wire_session *s); /* the session has ended */
+void bt_wire_lanes_tick(struct bt_wire_session *s, uint64_t now_ns);
+void bt_wire_lane_asked(struct bt_wire_session *s, const Baton__LaneOpen *m);
+void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *m);
+void bt_wire_lane_closed(struct bt_wire_session *s, const Baton__LaneClose *m);
+void bt_wire_lane_ended(struct bt_wire_session *s, const Baton__LaneEnd *m);
+void bt_wire_lane_event(struct bt_wire_lane *l, uint32_t events);
+void bt_wire_links_tick(struct bt_wire *w); /* which cards' links are up */
 
 /* flow.c */
 void bt_wire_recv_attach(struct bt_wire_recv *r, struct bt_wire_session *s);
@@ -160,5 +219,8 @@ void bt_wire_peer_up(struct bt_wire_peer *p);
 void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const char *why);
 void bt_wire_peer_idle(struct bt_wire_peer *p); /* frees it if nothing needs it */
 void bt_wire_count_up(struct bt_wire *w, int delta);
+/* May a lane be opened over the card? Makes UCX know it if its link has come up only now. */
+bool bt_wire_card_ready(struct bt_wire *w, uint32_t card);
+uint32_t bt_wire_first_card(const struct bt_wire *w); /* the first whose link is up */
 
 #endif

@@ -1,15 +1,19 @@
-/* The transfer thread (ucx.c, ucx_send.c, ucx_recv.c) as the control thread sees it.
+/* The transfer thread (ucx*.c) as the control thread sees it.
  *
- * Three kinds of objects live on both sides: a connection (a UCP worker and its one endpoint,
- * inside a gRPC session), and sending and receiving ends of flows. The control thread allocates
- * one, gives it commands (bits, in ascending order) and gets events (bits) back. The last command
- * is STOP, the last event STOPPED: from then on the transfer thread does not touch the object, nor,
- * for a flow, its slots. Flows of a connection are stopped before the connection.
+ * Four kinds of objects live on both sides: a connection (what flows go over, inside a gRPC
+ * session), its lanes (a UCP worker and its one endpoint, from a network card here to one there),
+ * and sending and receiving ends of flows. The control thread allocates one, gives it commands
+ * (bits, in ascending order) and gets events (bits) back. The last command is STOP, the last event
+ * STOPPED: from then on the transfer thread does not touch the object, nor, for a flow, its slots.
+ * Flows of a connection are stopped before its lanes, and these before the connection.
  *
- * Each connection has a ucp_worker of its own. UCX pairs endpoints of two workers by a counter that
- * goes out of step once a handshake is broken off, and then data arrive through an endpoint that
- * nobody can force-close. With one worker per session there is nothing to confuse, and destroying
- * it ends every transfer for certain. It costs 4 descriptors and 0.7 ms. */
+ * A message of a flow takes whichever lane is to have it first. A lane may come and go while flows
+ * are under way; what was under way on it goes again over another (ucx_resend.c).
+ *
+ * Each lane has a ucp_worker of its own. UCX pairs endpoints of two workers by a counter that goes
+ * out of step once a handshake is broken off, and then data arrive through an endpoint that nobody
+ * can force-close. With one worker per lane there is nothing to confuse, and destroying it ends
+ * every transfer for certain. It costs 4 descriptors and 0.7 ms. */
 #ifndef BT_KVSTORE_WIRE_XFER_H
 #define BT_KVSTORE_WIRE_XFER_H
 
@@ -19,6 +23,7 @@
 #include "common/base/list.h"
 #include "common/base/map.h"
 #include "kvstore/wire/msg.h"
+#include "kvstore/wire/nics.h"
 #include "kvstore/wire/wire.h"
 
 #define BT_WX_PROOF_NS (1000ull * 1000000) /* from making the endpoint to the peer's echo */
@@ -27,22 +32,24 @@
                          */
 #define BT_WX_CLASSES 3 /* hand-off, fetch, replica */
 
-typedef enum { BT_WX_CONN = 1, BT_WX_SEND = 2, BT_WX_RECV = 3 } bt_wx_kind_t;
+typedef enum { BT_WX_CONN = 1, BT_WX_SEND = 2, BT_WX_RECV = 3, BT_WX_LANE = 4 } bt_wx_kind_t;
 
 enum {                        /* commands */
-       BT_WX_CMD_OPEN = 1,    /* conn: make the worker; answered by READY or LOST */
+       BT_WX_CMD_OPEN = 1,    /* conn: from now on; lane: make the worker; answer READY or LOST */
        BT_WX_CMD_ADD = 1,     /* flow: from now on */
-       BT_WX_CMD_CONNECT = 2, /* conn: peer_address and nonce_peer are set */
-       BT_WX_CMD_STOP = 4
+       BT_WX_CMD_CONNECT = 2, /* lane: peer_address and nonce_peer are set */
+       BT_WX_CMD_STOP = 4,
+       BT_WX_CMD_RESEND = 8 /* lane, after STOPPED: `has` is set; answer RESENT */
 };
 enum {                        /* events */
-       BT_WX_EV_READY = 1,    /* conn: address is set */
-       BT_WX_EV_PROVEN = 2,   /* conn: the peer echoed our nonce */
+       BT_WX_EV_READY = 1,    /* lane: address is set */
+       BT_WX_EV_PROVEN = 2,   /* lane: the peer echoed our nonce */
        BT_WX_EV_PROGRESS = 1, /* recv: the flow word was raised */
        BT_WX_EV_LANDED = 2,   /* recv: the last item is in */
        BT_WX_EV_SENT = 2,     /* send: the last item's sends have completed */
-       BT_WX_EV_LOST = 4,     /* conn: dead; recv: bad data. status and why are set */
-       BT_WX_EV_STOPPED = 8
+       BT_WX_EV_LOST = 4,     /* conn, lane: dead; recv: bad data. status and why are set */
+       BT_WX_EV_STOPPED = 8,
+       BT_WX_EV_RESENT = 16 /* lane: nothing of `has` is read any more */
 };
 
 struct bt_wx_obj {
@@ -54,8 +61,40 @@ struct bt_wx_obj {
 
 struct bt_wx_conn {
     struct bt_wx_obj obj;
+    /* set by control before OPEN, constant from then on */
+    char peer[64];          /* for logs */
+    bool several;           /* the peer understands lanes, and there may be more than one */
+    _Atomic uint32_t heard; /* messages of the gRPC session, counted by control */
+    /* set by the transfer thread before LOST */
+    bt_status_t lost;
+    char why[160];
+    /* the transfer thread's own */
+    struct bt_wx *x;
+    struct bt_list link; /* x->conns */
+    struct bt_list lanes;
+    bool kill_wanted; /* set inside UCX callbacks, which must not close endpoints */
+    bool killed, stopping;
+    struct bt_map *streams; /* u32 -> bt_wx_recv */
+    struct bt_list sends, recvs;
+    struct bt_list ready[BT_WX_CLASSES]; /* sends with something to send, round-robin */
+    uint64_t bytes_in_flight;            /* over all lanes */
+    uint32_t n_stopping;                 /* flows told to stop, not yet quiet */
+};
+
+/* What a receiver had of a flow when a lane ended: items below `item`, and from there on the
+ * segments whose bits are set, bt_wx_has_bit. */
+struct bt_wx_has {
+    struct bt_wx_has *next;
+    uint32_t stream, item;
+    size_t n; /* bytes of bits */
+    uint8_t bits[];
+};
+
+struct bt_wx_lane {
+    struct bt_wx_obj obj;
     /* set by control before OPEN / CONNECT, constant from then on */
-    char peer[64]; /* for logs */
+    struct bt_wx_conn *conn;
+    uint32_t number, card; /* of the session; of bt_wx_config.cards */
     uint64_t nonce, nonce_peer;
     void *peer_address;
     size_t peer_address_len;
@@ -64,25 +103,31 @@ struct bt_wx_conn {
     size_t address_len;
     bt_status_t lost;
     char why[160];
+    /* Of a receiver by the transfer thread before STOPPED, of a sender by control before RESEND;
+     * control frees it. */
+    struct bt_wx_has *has;
     /* the transfer thread's own */
-    struct bt_wx *x;
-    struct bt_list link;     /* x->conns */
+    struct bt_list link;     /* conn->lanes */
     struct bt_list hot_link; /* x->hot: to be progressed and armed again */
     ucp_worker_h worker;
     ucp_ep_h ep;
     int efd;
     void *close_req;
-    bool killed, closing, stopping, proven, throttled, broken_close;
-    bool kill_wanted; /* set inside UCX callbacks, which must not close endpoints */
+    bool kill_wanted, killed, closing, stopping, proven, throttled, broken_close;
     uint32_t empty_wakes;
     uint64_t connect_ns, proven_ns, stop_ns, close_ns;
-    struct bt_wire_proof proof;
-    struct bt_map *streams; /* u32 -> bt_wx_recv */
-    struct bt_list sends, recvs;
-    struct bt_list ready[BT_WX_CLASSES]; /* sends with something to send, round-robin */
+    uint64_t moved_ns; /* UCX last had anything to do here */
+    uint64_t asked_ns; /* an echo was asked for and has not come; 0: none */
+    uint32_t heard;    /* conn->heard then */
+    struct bt_wire_proof proof, echo;
+    struct bt_nic_rate rate;
     uint64_t bytes_in_flight;
     uint32_t n_sends, n_recvs; /* UCX requests that have not called back */
-    uint32_t n_stopping;       /* flows told to stop, not yet quiet */
+};
+
+/* A message that was sent over a lane, of a peer with several: it may have to go again. */
+struct bt_wx_sent {
+    uint32_t lane, item, first_block, n_segs;
 };
 
 struct bt_wx_send {
@@ -97,6 +142,8 @@ struct bt_wx_send {
     uint32_t outstanding;
     bool added, stopping, sent;
     uint64_t stop_ns;
+    struct bt_wx_sent *log, *again; /* sent; lost with a lane, to be sent before anything else */
+    uint32_t n_log, log_cap, n_again, again_cap;
 };
 
 struct bt_wx_recv {
@@ -119,6 +166,7 @@ struct bt_wx_recv {
     uint64_t *started; /* bitmap [block][layer] */
     uint32_t *landed;  /* segments in, per item */
     uint32_t n_items, progress, outstanding;
+    uint32_t touched; /* no item from here on has a segment that was begun */
     bool added, stopping, failed;
     uint64_t stop_ns;
 };
@@ -126,14 +174,22 @@ struct bt_wx_recv {
 struct bt_wx_metrics {
     struct bt_metric *sent_bytes, *recv_bytes, *sent_segs, *recv_segs, *crc_errors;
     struct bt_metric *drop_unknown, *drop_stale, *drop_garbled, *drop_duplicate;
+    struct bt_metric *resent_segs, *unordered;
+};
+
+struct bt_wx_card { /* a network card of this machine */
+    char ifname[64];
+    bool ipv6;
+    int node; /* NUMA; -1: not known */
+    struct bt_metric *sent_bytes, *recv_bytes, *sent_segs, *recv_segs;
 };
 
 struct bt_wx_config {
     struct bt_slab *slab;
     const struct bt_kv_layout *layout;
     uint64_t bytes_in_flight_max;
-    const char *ifname;
-    bool ipv6;
+    struct bt_wx_card cards[BT_NICS_MAX];
+    uint32_t n_cards;
     uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *name);
     void *crc_arg;
     struct bt_wx_metrics m;
@@ -145,11 +201,22 @@ struct bt_wx_config {
 
 struct bt_wx;
 
-bt_status_t bt_wx_create(const struct bt_wx_config *conf, struct bt_wx **x_p, char *err,
-                         size_t err_cap) BT_MUST_CHECK;
+struct bt_wx *bt_wx_create(const struct bt_wx_config *conf);
+/* Once for each card, before a lane over it is opened: UCX's context for it. ERR_CONFIG: err names
+ * the setting; may be tried again. */
+bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err,
+                             size_t err_cap) BT_MUST_CHECK;
 /* Every object has been told to STOP: ends the thread and delivers the last events. */
 void bt_wx_destroy(struct bt_wx *x);
 void bt_wx_command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd);
 void bt_wx_kick(struct bt_wx *x); /* any thread */
+
+/* Position of a segment among the bits of a bt_wx_has that begins with item `item`. */
+static inline uint64_t bt_wx_has_bit(const struct bt_flow_shape *s, uint32_t item, uint32_t of_item,
+                                     uint32_t block)
+{
+    uint32_t per = s->chunk_tokens / s->block_tokens;
+    return (uint64_t)(of_item - item) * per + (block - of_item / s->n_layers * per);
+}
 
 #endif

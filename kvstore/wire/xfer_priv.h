@@ -1,5 +1,4 @@
-/* Inside the transfer thread: what its files share. Everything here runs on that thread, but for
- * bt_wx_context_create. */
+/* Inside the transfer thread: what its files share. Everything here runs on that thread. */
 #ifndef BT_KVSTORE_WIRE_XFER_PRIV_H
 #define BT_KVSTORE_WIRE_XFER_PRIV_H
 
@@ -17,11 +16,11 @@ struct bt_wx_mail;
 
 struct bt_wx {
     struct bt_wx_config conf;
-    ucp_context_h context;
+    ucp_context_h contexts[BT_NICS_MAX]; /* by card; NULL: not started */
     pthread_t thread;
     int epfd, wakefd;
-    struct bt_list conns, hot;
-    struct bt_list notify; /* receives that control hears of at the end of the turn */
+    struct bt_list conns, hot; /* hot: lanes */
+    struct bt_list notify;     /* receives that control hears of at the end of the turn */
     struct bt_wx_out *out_free;
     uint32_t eager_max;      /* payload bytes; above it rendezvous: the receiver reads */
     bool copies;             /* TCP: UCX hands us what it receives, and we copy it into the slots */
@@ -31,6 +30,7 @@ struct bt_wx {
     uint64_t handoff_ns;   /* when a message of class 0 was posted last */
     uint64_t background;   /* bytes of the other classes in flight, over all connections */
     bool background_waits; /* some connection's were held back */
+    bool by_node;          /* the cards are not all on one NUMA node */
     bool quit;             /* seen by the thread */
 
     pthread_mutex_t lock; /* commands */
@@ -42,16 +42,27 @@ struct bt_wx {
 };
 
 void bt_wx_event(struct bt_wx *x, struct bt_wx_obj *o, uint32_t ev);
-/* Takes the connection down as soon as no UCX callback is running. First reason wins. */
+/* Takes the connection and its lanes down as soon as no UCX callback is running. First reason wins.
+ */
 void bt_wx_conn_kill(struct bt_wx_conn *c, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-void bt_wx_conn_hot(struct bt_wx_conn *c);
+void bt_wx_conn_hot(struct bt_wx_conn *c);                  /* every lane of it */
+uint32_t bt_wx_conn_open_lanes(const struct bt_wx_conn *c); /* that messages may take */
 /* Flows that control has added but the command queue still holds. */
 void bt_wx_absorb_adds(struct bt_wx *x);
 
-/* ucx_context.c: x->context, and what depends on the transport. ERR_CONFIG with err naming the
- * setting. */
-bt_status_t bt_wx_context_create(struct bt_wx *x, char *err, size_t err_cap) BT_MUST_CHECK;
+/* ucx_lane.c */
+void bt_wx_lane_apply(struct bt_wx_lane *l, uint32_t cmds);
+bool bt_wx_lane_open(const struct bt_wx_lane *l); /* messages may take it */
+/* The same as bt_wx_conn_kill for one lane: it ends, the flows do not. */
+void bt_wx_lane_kill(struct bt_wx_lane *l, bt_status_t st, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+void bt_wx_lane_hot(struct bt_wx_lane *l);
+void bt_wx_lane_step(struct bt_wx_lane *l); /* timers and changes of state; l may be gone then */
+bool bt_wx_lane_progress(struct bt_wx_lane *l);      /* returns whether anything moved */
+void bt_wx_lane_woken(struct bt_wx_lane *l);         /* its descriptor is ready */
+bool bt_wx_lane_arm(struct bt_wx_lane *l);           /* false: it wants to be progressed first */
+int bt_wx_lane_sleep_ms(const struct bt_wx_lane *l); /* -1: as long as you like */
 
 /* ucx_send.c */
 void bt_wx_send_add(struct bt_wx_send *s);
@@ -60,6 +71,17 @@ void bt_wx_send_look(struct bt_wx_send *s); /* the word may have moved */
 void bt_wx_send_pump(struct bt_wx_conn *c);
 void bt_wx_send_reap(struct bt_wx_conn *c); /* stopped flows whose requests have ended */
 void bt_wx_send_free_pool(struct bt_wx *x);
+
+/* ucx_resend.c: what was sent over a lane, and what has to go again when the lane is lost. */
+void bt_wx_send_log(struct bt_wx_send *s, const struct bt_wx_sent *sent);
+void bt_wx_send_resend(const struct bt_wx_lane *l); /* by l->has */
+void bt_wx_recv_report(struct bt_wx_lane *l);       /* fills l->has */
+
+static inline bool bt_wx_recv_begun(const struct bt_wx_recv *r, uint32_t item, uint32_t block)
+{
+    uint64_t bit = (uint64_t)block * r->shape.n_layers + item % r->shape.n_layers;
+    return (r->started[bit / 64] >> bit % 64 & 1) != 0;
+}
 
 /* ucx_recv.c */
 void bt_wx_recv_add(struct bt_wx_recv *r);

@@ -20,15 +20,19 @@ def tool():
 
 
 class Peer:
-    def __init__(self, name, env=None, **opts):
+    def __init__(self, name, env=None, machine=None, **opts):
+        """machine: of netns.py, to run there."""
         self.name = name
+        host = machine.rpc_host if machine else "127.0.0.1"
+        if machine:
+            opts.setdefault("rpc", host + ":0")
         self.lines = []
         self.err = []
         self.cond = threading.Condition()
         environ = dict(os.environ)
         environ["ASAN_OPTIONS"] = environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1"  # for RSS checks
         environ.update({"UCX_LOG_LEVEL": "fatal", **(env or {})})
-        args = [tool(), f"name={name}"] + [f"{k}={v}" for k, v in opts.items()]
+        args = (machine.within if machine else []) + [tool(), f"name={name}"] + [f"{k}={v}" for k, v in opts.items()]
         self.p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True, bufsize=1, env=environ)
         self.threads = [threading.Thread(target=self._read, args=(self.p.stdout, self.lines)),
@@ -39,7 +43,7 @@ class Peer:
         m = self.wait(r"ready port=(\d+) inc=(\w+) pid=(\d+) layout=(\w+)")
         self.port, self.inc, self.pid = int(m[1]), m[2], int(m[3])
         self.layout = int(m[4], 16)
-        self.addr = f"127.0.0.1:{self.port}"
+        self.addr = f"{host}:{self.port}"
 
     def _read(self, stream, into):
         for line in stream:

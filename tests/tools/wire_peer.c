@@ -919,13 +919,18 @@ int main(int argc, char **argv)
         BT_OK) {
         return 2;
     }
+    char *addresses = bt_strdup(opt(argc, argv, "listen", "127.0.0.1")), *listen[16] = {NULL};
+    for (char *save = NULL, *a = strtok_r(addresses, ",", &save), **to = listen;
+         a != NULL && to < listen + 15; a = strtok_r(NULL, ",", &save)) {
+        *to++ = a;
+    }
     struct bt_wire_config conf = {
         .cluster = opt(argc, argv, "cluster", "test"),
         .name = opt(argc, argv, "name", "peer"),
         .incarnation = inc,
         .layout = &T.layout,
         .root = &root,
-        .listen = opt(argc, argv, "listen", "127.0.0.1"),
+        .listen = (const char *const *)listen,
         .allow_routable = atoi(opt(argc, argv, "allow_routable", "0")) != 0,
         .bytes_in_flight_max = strtoull(opt(argc, argv, "inflight", "0"), NULL, 10),
         .idle_ms = strtoull(opt(argc, argv, "idle", "0"), NULL, 10),
@@ -940,6 +945,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", err);
         return 2;
     }
+    free(addresses);
     bt_rpc_server_start(T.server);
     bt_loop_fd_add(T.loop, STDIN_FILENO, EPOLLIN, on_stdin, NULL);
     say("ready port=%d inc=%016llx pid=%d layout=%016llx root=%u", port, (ull)inc, (int)getpid(),

@@ -1,5 +1,5 @@
-/* kvstore/wire without a network: headers of active messages, which come from outside, and the rule
- * about listen addresses. */
+/* kvstore/wire without a network: headers of active messages, which come from outside, and the
+ * rules about listen addresses. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "kvstore/wire/cards.h"
 #include "kvstore/wire/msg.h"
 
 static const struct bt_flow_shape shape = {100, 16, 32, 4}; /* 7 blocks, 4 chunks, 16 items */
@@ -107,32 +108,54 @@ static void test_blocks_must_be_the_items(void **state)
     assert_int_not_equal(fits(0, 0, 2, 0, 8192, 8192), BT_OK);
 }
 
-static void test_interface_of_the_listen_address(void **state)
+static void refused(const char *const *listen, bool allow_routable, const char *word)
 {
-    char ifname[64] = "", err[512] = "";
-    bool v6 = true;
-    (void)state;
-    assert_int_equal(
-        bt_wire_interface("127.0.0.1", false, ifname, sizeof(ifname), &v6, err, sizeof(err)),
-        BT_OK);
-    assert_string_equal(ifname, "lo");
-    assert_false(v6);
-    assert_int_equal(
-        bt_wire_interface("8.8.8.8", false, ifname, sizeof(ifname), &v6, err, sizeof(err)),
-        BT_ERR_CONFIG);
-    assert_non_null(strstr(err, "kvstore.wire.allow_routable"));
-    assert_int_equal(
-        bt_wire_interface("8.8.8.8", true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
-        BT_ERR_CONFIG);
-    assert_non_null(strstr(err, "no interface"));
-    assert_int_equal(bt_wire_interface("lo", true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
+    struct bt_wire_card cards[BT_NICS_MAX];
+    char err[512] = "";
+    uint32_t n;
+    assert_int_equal(bt_wire_cards(listen, allow_routable, cards, &n, err, sizeof(err)),
                      BT_ERR_CONFIG);
     assert_non_null(strstr(err, "kvstore.wire.listen"));
-    assert_int_equal(bt_wire_interface("::1", true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
-                     BT_ERR_CONFIG); /* UCX would find no transport, and say no more than that */
-    assert_true(strstr(err, "127.0.0.1") != NULL || strstr(err, "no interface") != NULL);
-    assert_int_equal(bt_wire_interface(NULL, true, ifname, sizeof(ifname), &v6, err, sizeof(err)),
-                     BT_ERR_CONFIG);
+    if (strstr(err, word) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err, word);
+    }
+}
+
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void test_cards_of_the_listen_addresses(void **state)
+{
+    struct bt_wire_card cards[BT_NICS_MAX];
+    char err[512];
+    uint32_t n = 0;
+    (void)state;
+    assert_int_equal(bt_wire_cards(LIST("127.0.0.1"), false, cards, &n, err, sizeof(err)), BT_OK);
+    assert_int_equal(n, 1);
+    assert_string_equal(cards[0].ifname, "lo");
+    assert_string_equal(cards[0].address, "127.0.0.1");
+    assert_int_equal(cards[0].nic.family, 4);
+    assert_int_equal(cards[0].nic.prefix, 8);
+    assert_int_equal(cards[0].nic.node, -1);
+    assert_true(cards[0].nic.up);
+    assert_true(bt_wire_link_up("lo"));
+    assert_false(bt_wire_link_up("no-such-card"));
+    refused(LIST("8.8.8.8"), false, "kvstore.wire.allow_routable");
+    refused(LIST("8.8.8.8"), true, "no interface of this machine has the address 8.8.8.8");
+    refused(LIST("127.0.0.1", "8.8.8.8"), false, "8.8.8.8 is a routable address");
+    refused(LIST("lo"), true, "numeric address");
+    refused(LIST("127.0.0.1", "127.0.0.1"), false, "both of interface lo");
+    refused(LIST("1", "2", "3", "4", "5", "6", "7", "8", "9"), false, "one to 8");
+    refused(NULL, true, "0 addresses");
+    /* UCX would find no transport, and say no more than that */
+    refused(LIST("::1"), true, "::1");
+}
+
+static void test_memory_has_a_node(void **state)
+{
+    char here[1] = {0};
+    (void)state;
+    int32_t node = bt_wire_memory_node(here);
+    assert_true(node >= -1 && node < 1024);
 }
 
 int main(void)
@@ -141,7 +164,8 @@ int main(void)
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_every_flipped_bit_and_every_cut_is_noticed),
         cmocka_unit_test(test_blocks_must_be_the_items),
-        cmocka_unit_test(test_interface_of_the_listen_address),
+        cmocka_unit_test(test_cards_of_the_listen_addresses),
+        cmocka_unit_test(test_memory_has_a_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,26 @@
+/* The network cards of this machine that KV may use, as kvstore.wire.listen names them, and what
+ * the system says of them. Nothing here needs UCX. */
+#ifndef BT_KVSTORE_WIRE_CARDS_H
+#define BT_KVSTORE_WIRE_CARDS_H
+
+#include "kvstore/wire/nics.h"
+
+struct bt_wire_card {
+    char address[64]; /* numeric, one spelling */
+    char ifname[64];
+    struct bt_nic nic;
+};
+
+/* Which interfaces have the addresses of listen (NULL-terminated), and may they be used? cards_p
+ * [BT_NICS_MAX] in the order of listen. One whose link is down is among them (nic.up), unless all
+ * are. ERR_CONFIG with err naming key, interface and remedy. */
+bt_status_t bt_wire_cards(const char *const *listen, bool allow_routable,
+                          struct bt_wire_card *cards_p, uint32_t *n_p, char *err,
+                          size_t err_cap) BT_MUST_CHECK;
+
+/* Is the interface up, with a carrier? False as well if it is gone. */
+bool bt_wire_link_up(const char *ifname);
+/* NUMA node of the page at p, which is mapped; -1: not known. Any thread. */
+int32_t bt_wire_memory_node(const void *p);
+
+#endif

@@ -1,0 +1,537 @@
+/* Lanes of a session, from the control thread's side: which cards of the two machines they join,
+ * their making (the dialer's; the first goes with the hellos), their loss and what is sent again,
+ * and another try later. Control thread. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "kvstore/wire/wire_priv.h"
+
+#define ANSWER_NS     (2000ull * 1000000) /* from LaneOpen to LaneOpened */
+#define RETRY_NS      (500ull * 1000000)
+#define RETRY_MAX_NS  (5000ull * 1000000)
+#define LANES_MAX     (4u * BT_NICS_MAX) /* of a session, those that end included */
+#define HAS_BYTES_MAX (1u << 20)
+
+/* ---- what a card's state is, and who is told ---- */
+
+static void card_changed(struct bt_wire *w, uint32_t card, const char *peer, const char *why)
+{
+    struct bt_wire_card_state *k = &w->cards[card];
+    bool good = k->link && k->missed_by == 0;
+    if (good == k->good) {
+        return;
+    }
+    k->good = good;
+    bt_metric_set(k->up, good);
+    if (!good) {
+        bt_metric_add(k->failures, 1);
+        BT_WARN("wire_card_down", "interface=%s address=%s peer=%s why=%s", k->card.ifname,
+                k->card.address, peer, bt_log_q(why));
+    } else {
+        BT_INFO("wire_card_up", "interface=%s address=%s", k->card.ifname, k->card.address);
+    }
+}
+
+/* The session misses a lane over the card, or has it again. */
+static void card_missed(struct bt_wire_session *s, uint32_t card, bool missed, const char *why)
+{
+    uint32_t bit = 1u << card;
+    if (((s->missed & bit) != 0) == missed) {
+        return;
+    }
+    s->missed ^= bit;
+    s->w->cards[card].missed_by += missed ? 1 : (uint32_t)-1;
+    card_changed(s->w, card, s->name, why);
+}
+
+/* ---- making and ending one ---- */
+
+static struct bt_wire_lane *lane_new(struct bt_wire_session *s, uint32_t number, uint32_t card)
+{
+    struct bt_wire_lane *l = bt_calloc(1, sizeof(*l));
+    l->session = s;
+    l->begun_ns = bt_mono_ns();
+    l->x.obj.kind = BT_WX_LANE;
+    l->x.conn = &s->conn;
+    l->x.number = number;
+    l->x.card = card;
+    bt_random(&l->x.nonce, sizeof(l->x.nonce));
+    bt_list_insert_tail(&s->lanes, &l->link);
+    s->n_lanes++;
+    bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_OPEN);
+    return l;
+}
+
+static void lane_free(struct bt_wire_lane *l)
+{
+    struct bt_wire_session *s = l->session;
+    while (l->x.has != NULL) {
+        struct bt_wx_has *h = l->x.has;
+        l->x.has = h->next;
+        free(h);
+    }
+    bt_list_remove(&l->link);
+    free(l->x.peer_address);
+    free(l->x.address);
+    free(l);
+    s->n_lanes--;
+    bt_wire_session_unref_lane(s);
+}
+
+static uint32_t live_lanes(const struct bt_wire_session *s)
+{
+    const struct bt_list *i;
+    uint32_t n = 0;
+    bt_list_for_each (i, &s->lanes) {
+        n += !BT_CONTAINER_OF(i, struct bt_wire_lane, link)->stopped;
+    }
+    return n;
+}
+
+static struct bt_wire_lane *lane_of(const struct bt_wire_session *s, uint32_t number)
+{
+    const struct bt_list *i;
+    bt_list_for_each (i, &s->lanes) {
+        struct bt_wire_lane *l = BT_CONTAINER_OF(i, struct bt_wire_lane, link);
+        if (l->x.number == number) {
+            return l;
+        }
+    }
+    return NULL;
+}
+
+static void send_lane_close(struct bt_wire_lane *l, const char *why)
+{
+    Baton__LaneClose c = BATON__LANE_CLOSE__INIT;
+    Baton__PeerMsg m = BATON__PEER_MSG__INIT;
+    c.lane = l->x.number;
+    c.detail = (char *)(uintptr_t)why;
+    m.m_case = BATON__PEER_MSG__M_LANE_CLOSE;
+    m.lane_close = &c;
+    bt_wire_session_send(l->session, &m);
+}
+
+/* The receiver's last word on a lane: what it has, now that nothing comes over it any more. */
+static void send_lane_end(struct bt_wire_lane *l)
+{
+    Baton__LaneEnd e = BATON__LANE_END__INIT;
+    Baton__PeerMsg m = BATON__PEER_MSG__INIT;
+    size_t n = 0;
+    for (struct bt_wx_has *h = l->x.has; h != NULL; h = h->next) {
+        n++;
+    }
+    Baton__FlowHas *rows = bt_calloc(n + 1, sizeof(*rows)),
+                   **list = bt_calloc(n + 1, sizeof(*list));
+    for (struct bt_wx_has *h = l->x.has; h != NULL; h = h->next) {
+        Baton__FlowHas *row = list[e.n_flows] = &rows[e.n_flows];
+        baton__flow_has__init(row);
+        row->stream = h->stream;
+        row->item = h->item;
+        row->segments.data = h->bits;
+        row->segments.len = h->n;
+        e.n_flows++;
+    }
+    e.lane = l->x.number;
+    e.flows = list;
+    m.m_case = BATON__PEER_MSG__M_LANE_END;
+    m.lane_end = &e;
+    bt_wire_session_send(l->session, &m);
+    free(rows);
+    free(list);
+}
+
+/* Takes it out of use. tell: the peer does not know yet. */
+static void lane_stop(struct bt_wire_lane *l, bool tell, const char *why)
+{
+    struct bt_wire_session *s = l->session;
+    if (l->stopped) {
+        return;
+    }
+    l->stopped = true;
+    if (l->up) {
+        bt_metric_set(s->w->cards[l->x.card].lanes, --s->w->cards[l->x.card].n_lanes);
+    }
+    for (uint32_t i = 0; i < s->n_rails; i++) {
+        struct bt_wire_rail *r = &s->rails[i];
+        if (r->lane == l) {
+            r->lane = NULL;
+            r->wait_ns = l->up ? RETRY_NS : BT_MIN(r->wait_ns * 2, RETRY_MAX_NS);
+            r->retry_ns = bt_mono_ns() + r->wait_ns;
+        }
+    }
+    if (tell && s->n_peer_cards > 0) {
+        send_lane_close(l, why);
+    }
+    bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_STOP);
+}
+
+/* A lane failed here or over there: the session goes on with the others, if there are any. */
+static void lane_failed(struct bt_wire_lane *l, bool tell, const char *why, int code)
+{
+    struct bt_wire_session *s = l->session;
+    char text[200];
+    if (l->stopped || s->state == BT_WS_DEAD) {
+        return;
+    }
+    snprintf(text, sizeof(text), "%s", why);
+    lane_stop(l, tell, text);
+    if (live_lanes(s) > 0) {
+        card_missed(s, l->x.card, true, text);
+    } else if (s->n_peer_cards == 0 || s->dialer || s->state == BT_WS_UP) {
+        bt_wire_session_fail(s, text, code);
+    } else { /* the dialer may still find a way, once it has our hello */
+        bt_wire_session_ready(s, NULL);
+    }
+}
+
+void bt_wire_lanes_stop(struct bt_wire_session *s)
+{
+    struct bt_list *i, *tmp;
+    for (uint32_t i_card = 0; i_card < s->w->n_cards; i_card++) {
+        card_missed(s, i_card, false, "");
+    }
+    bt_list_for_each_safe (i, tmp, &s->lanes) {
+        struct bt_wire_lane *l = BT_CONTAINER_OF(i, struct bt_wire_lane, link);
+        lane_stop(l, false, "");
+        if (l->gone && !l->resending) { /* it waited for the peer's word */
+            lane_free(l);
+        }
+    }
+}
+
+/* ---- the dialer's rails: pairs of cards with or without a lane ---- */
+
+static void rail_open(struct bt_wire_session *s, struct bt_wire_rail *r)
+{
+    if (s->n_lanes < LANES_MAX && bt_wire_card_ready(s->w, r->local)) {
+        r->lane = lane_new(s, ++s->next_lane, r->local);
+    } else {
+        r->wait_ns = BT_MIN(r->wait_ns * 2, RETRY_MAX_NS);
+        r->retry_ns = bt_mono_ns() + r->wait_ns;
+    }
+}
+
+void bt_wire_lanes_dial(struct bt_wire_session *s)
+{
+    uint32_t card = bt_wire_first_card(s->w);
+    struct bt_wire_lane *l = lane_new(s, 0, card);
+    s->rails[0] = (struct bt_wire_rail){.local = card, .lane = l, .wait_ns = RETRY_NS};
+    s->n_rails = 1; /* the rest when the peer's cards are known */
+}
+
+static bool take_cards(struct bt_wire_session *s, const Baton__PeerHello *h)
+{
+    if (h->n_cards > BT_NICS_MAX || (h->n_cards > 0 && h->card >= h->n_cards)) {
+        return false;
+    }
+    for (size_t i = 0; i < h->n_cards; i++) {
+        struct bt_nic *nic = &s->peer_cards[i];
+        size_t n = h->cards[i]->address.len;
+        if ((n != 4 && n != 16) || h->cards[i]->prefix > n * 8) {
+            return false;
+        }
+        *nic = (struct bt_nic){.family = n == 4 ? 4 : 6,
+                               .prefix = (uint8_t)h->cards[i]->prefix,
+                               .node = -1,
+                               .up = h->cards[i]->up};
+        memcpy(nic->addr, h->cards[i]->address.data, n);
+    }
+    s->n_peer_cards = (uint32_t)h->n_cards;
+    return true;
+}
+
+static uint32_t match(const struct bt_wire_session *s, struct bt_nic_pair *pairs)
+{
+    struct bt_nic own[BT_NICS_MAX];
+    for (uint32_t i = 0; i < s->w->n_cards; i++) {
+        own[i] = s->w->cards[i].card.nic;
+        own[i].up = s->w->cards[i].link;
+    }
+    return bt_nics_match(own, s->w->n_cards, s->peer_cards, s->n_peer_cards, pairs);
+}
+
+static void connect_lane(struct bt_wire_lane *l, const ProtobufCBinaryData *address, uint64_t nonce)
+{
+    l->x.nonce_peer = nonce;
+    l->x.peer_address = bt_malloc(address->len);
+    l->x.peer_address_len = address->len;
+    memcpy(l->x.peer_address, address->data, address->len);
+}
+
+/* The listener's cards are known: what is the first lane's, and which others can there be? */
+static const char *dialer_rails(struct bt_wire_session *s, const Baton__PeerHello *h)
+{
+    struct bt_nic_pair pairs[BT_NICS_MAX];
+    struct bt_wire_lane *first = s->rails[0].lane;
+    bool has_first = h->ucx_address.len > 0;
+    uint32_t own = s->rails[0].local, n = match(s, pairs), to = has_first ? 1 : 0;
+    if (first == NULL) { /* lost while the hello was under way */
+        to = 0;
+    } else if (has_first) {
+        s->rails[0].remote = h->card;
+        connect_lane(first, &h->ucx_address, h->nonce);
+        bt_wx_command(s->w->x, &first->x.obj, BT_WX_CMD_CONNECT);
+    } else {
+        lane_stop(first, false, "");
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (to > 0 && (pairs[i].local == own || pairs[i].remote == h->card)) {
+            continue; /* the first lane's */
+        }
+        s->rails[to++] = (struct bt_wire_rail){
+            .local = pairs[i].local, .remote = pairs[i].remote, .wait_ns = RETRY_NS};
+    }
+    s->n_rails = to;
+    for (uint32_t i = 0; i < s->n_rails; i++) {
+        if (s->rails[i].lane == NULL) {
+            rail_open(s, &s->rails[i]);
+        }
+    }
+    return live_lanes(s) > 0 ? NULL
+                             : "no card in kvstore.wire.listen here can reach one of the peer's: "
+                               "give addresses of a common network";
+}
+
+const char *bt_wire_lanes_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
+{
+    if (!take_cards(s, h)) {
+        return "hello with malformed cards";
+    }
+    if (s->dialer) {
+        return dialer_rails(s, h);
+    }
+    struct bt_nic_pair pairs[BT_NICS_MAX];
+    uint32_t card = bt_wire_first_card(s->w);
+    if (s->n_peer_cards > 0 && s->n_peer_cards + s->w->n_cards > 2) { /* else there is no choice */
+        uint32_t n = match(s, pairs);
+        card = BT_NICS_MAX;
+        for (uint32_t i = 0; i < n; i++) {
+            card = pairs[i].remote == h->card ? pairs[i].local : card;
+        }
+    }
+    if (card == BT_NICS_MAX || !bt_wire_card_ready(s->w, card)) {
+        return NULL; /* the dialer tries others */
+    }
+    connect_lane(lane_new(s, 0, card), &h->ucx_address, h->nonce);
+    return NULL;
+}
+
+/* ---- messages ---- */
+
+void bt_wire_lane_asked(struct bt_wire_session *s, const Baton__LaneOpen *o)
+{
+    if (o->lane <= s->next_lane || o->ucx_address.len == 0 ||
+        o->ucx_address.len > BT_WIRE_UCX_ADDRESS_MAX || s->n_lanes >= LANES_MAX) {
+        bt_wire_session_fail(s, "malformed LaneOpen", BT_GRPC_INVALID_ARGUMENT);
+        return;
+    }
+    s->next_lane = o->lane;
+    if (o->card >= s->w->n_cards || !bt_wire_card_ready(s->w, o->card)) {
+        struct bt_wire_lane no = {.session = s, .x.number = o->lane};
+        send_lane_close(&no, "that card is down here");
+        return;
+    }
+    connect_lane(lane_new(s, o->lane, o->card), &o->ucx_address, o->nonce);
+}
+
+void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *o)
+{
+    struct bt_wire_lane *l = lane_of(s, o->lane);
+    if (l == NULL || l->stopped) {
+        return; /* given up a moment ago */
+    }
+    if (l->x.peer_address != NULL || o->ucx_address.len == 0 ||
+        o->ucx_address.len > BT_WIRE_UCX_ADDRESS_MAX) {
+        bt_wire_session_fail(s, "malformed LaneOpened", BT_GRPC_INVALID_ARGUMENT);
+        return;
+    }
+    connect_lane(l, &o->ucx_address, o->nonce);
+    bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_CONNECT);
+}
+
+void bt_wire_lane_closed(struct bt_wire_session *s, const Baton__LaneClose *c)
+{
+    struct bt_wire_lane *l = lane_of(s, c->lane);
+    char text[200];
+    if (l != NULL) {
+        snprintf(text, sizeof(text), "peer: %s", c->detail);
+        lane_failed(l, false, text, BT_GRPC_UNAVAILABLE);
+    }
+}
+
+static void lane_resend(struct bt_wire_lane *l)
+{
+    if (l->gone && l->ended && !l->resending) {
+        l->resending = true;
+        bt_wx_command(l->session->w->x, &l->x.obj, BT_WX_CMD_RESEND);
+    }
+}
+
+void bt_wire_lane_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
+{
+    struct bt_wire_lane *l = lane_of(s, e->lane);
+    size_t bytes = 0;
+    if (l == NULL) { /* it never came to be here */
+        return;
+    }
+    for (size_t i = 0; i < e->n_flows; i++) {
+        bytes += e->flows[i]->segments.len;
+    }
+    if (l->ended || bytes > HAS_BYTES_MAX) {
+        bt_wire_session_fail(s, "malformed LaneEnd", BT_GRPC_INVALID_ARGUMENT);
+        return;
+    }
+    l->ended = true;
+    for (size_t i = 0; i < e->n_flows; i++) {
+        const Baton__FlowHas *f = e->flows[i];
+        struct bt_wx_has *h = bt_malloc(sizeof(*h) + f->segments.len);
+        *h = (struct bt_wx_has){
+            .next = l->x.has, .stream = f->stream, .item = f->item, .n = f->segments.len};
+        if (h->n > 0) {
+            memcpy(h->bits, f->segments.data, h->n);
+        }
+        l->x.has = h;
+    }
+    if (!l->stopped) {
+        lane_failed(l, false, "peer has ended it", BT_GRPC_UNAVAILABLE);
+    } else {
+        lane_resend(l);
+    }
+}
+
+/* ---- events of the transfer thread ---- */
+
+static void on_ready(struct bt_wire_lane *l)
+{
+    struct bt_wire_session *s = l->session;
+    Baton__PeerMsg m = BATON__PEER_MSG__INIT;
+    if (l->x.number == 0) {
+        if (!s->dialer) {
+            bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_CONNECT);
+        }
+        bt_wire_session_ready(s, l);
+    } else if (s->dialer) {
+        Baton__LaneOpen o = BATON__LANE_OPEN__INIT;
+        o.lane = l->x.number;
+        for (uint32_t i = 0; i < s->n_rails; i++) {
+            o.card = s->rails[i].lane == l ? s->rails[i].remote : o.card;
+        }
+        o.ucx_address.data = l->x.address;
+        o.ucx_address.len = l->x.address_len;
+        o.nonce = l->x.nonce;
+        m.m_case = BATON__PEER_MSG__M_LANE_OPEN;
+        m.lane_open = &o;
+        bt_wire_session_send(s, &m);
+    } else {
+        Baton__LaneOpened o = BATON__LANE_OPENED__INIT;
+        bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_CONNECT);
+        o.lane = l->x.number;
+        o.ucx_address.data = l->x.address;
+        o.ucx_address.len = l->x.address_len;
+        o.nonce = l->x.nonce;
+        m.m_case = BATON__PEER_MSG__M_LANE_OPENED;
+        m.lane_opened = &o;
+        bt_wire_session_send(s, &m);
+    }
+}
+
+static void on_proven(struct bt_wire_lane *l)
+{
+    struct bt_wire_session *s = l->session;
+    struct bt_wire_card_state *k = &s->w->cards[l->x.card];
+    l->up = true;
+    bt_metric_set(k->lanes, ++k->n_lanes);
+    for (uint32_t i = 0; i < s->n_rails; i++) {
+        if (s->rails[i].lane == l) {
+            s->rails[i].wait_ns = RETRY_NS;
+        }
+    }
+    card_missed(s, l->x.card, false, "");
+    s->proven = true;
+    bt_wire_session_maybe_up(s);
+}
+
+static void on_stopped(struct bt_wire_lane *l)
+{
+    struct bt_wire_session *s = l->session;
+    l->gone = true;
+    if (s->state == BT_WS_DEAD || s->n_peer_cards == 0) {
+        lane_free(l);
+    } else if (s->dialer) {
+        send_lane_end(l);
+        lane_free(l);
+    } else {
+        lane_resend(l);
+    }
+}
+
+void bt_wire_lane_event(struct bt_wire_lane *l, uint32_t events)
+{
+    if ((events & BT_WX_EV_READY) && !l->stopped) {
+        on_ready(l);
+    }
+    if ((events & BT_WX_EV_PROVEN) && !l->stopped) {
+        on_proven(l);
+    }
+    if ((events & BT_WX_EV_LOST) && !l->stopped) {
+        lane_failed(l, true, l->x.why, BT_GRPC_UNAVAILABLE);
+        return; /* STOPPED cannot be in the same events: STOP was sent just now */
+    }
+    if (events & BT_WX_EV_STOPPED) {
+        on_stopped(l);
+    } else if (events & BT_WX_EV_RESENT) {
+        lane_free(l);
+    }
+}
+
+/* ---- time ---- */
+
+void bt_wire_lanes_tick(struct bt_wire_session *s, uint64_t now_ns)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &s->lanes) {
+        struct bt_wire_lane *l = BT_CONTAINER_OF(i, struct bt_wire_lane, link);
+        bool link = s->w->cards[l->x.card].link;
+        if (l->stopped) {
+            continue;
+        }
+        if (l->x.number != 0 && l->x.peer_address == NULL && now_ns > l->begun_ns + ANSWER_NS) {
+            lane_failed(l, true, "no answer to LaneOpen", BT_GRPC_UNAVAILABLE);
+        } else if (!link && s->w->n_cards > 1) {
+            lane_failed(l, true, "link is down", BT_GRPC_UNAVAILABLE);
+        }
+        if (s->state == BT_WS_DEAD) {
+            return;
+        }
+    }
+    for (uint32_t k = 0; k < s->n_rails && s->dialer && s->state == BT_WS_UP; k++) {
+        struct bt_wire_rail *r = &s->rails[k];
+        if (r->lane == NULL && now_ns >= r->retry_ns && s->n_peer_cards > 0) {
+            rail_open(s, r);
+        }
+    }
+}
+
+void bt_wire_links_tick(struct bt_wire *w)
+{
+    struct bt_list *j;
+    for (uint32_t i = 0; i < w->n_cards; i++) {
+        struct bt_wire_card_state *k = &w->cards[i];
+        bool link = bt_wire_link_up(k->card.ifname);
+        if (link == k->link) {
+            continue;
+        }
+        k->link = link;
+        card_changed(w, i, "-", "link is down");
+        bt_list_for_each (j, &w->sessions) {
+            struct bt_wire_session *s = BT_CONTAINER_OF(j, struct bt_wire_session, link);
+            for (uint32_t n = 0; n < s->n_rails && link; n++) {
+                if (s->rails[n].local == i) {
+                    s->rails[n].retry_ns = 0;
+                }
+            }
+        }
+    }
+}
