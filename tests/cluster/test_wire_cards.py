@@ -1,0 +1,285 @@
+"""The wire over several network cards: two kvstore wires on two machines (network namespaces) whose cards carry
+so many Mbit/s, set down, cut and healed in the middle of flows."""
+import time
+
+import pytest
+
+import netns
+from wire_peers import Peer
+
+LAYERS = 4
+BIG = dict(seg=131072, layers=LAYERS, slots=600)  # a block is 512 KiB
+
+
+@pytest.fixture(scope="module")
+def world():
+    netns.need()
+    pair = netns.Pair(2)
+    yield pair.machines
+    pair.end()
+
+
+@pytest.fixture
+def machines(world):
+    """Both cards whole again, 200 Mbit/s each."""
+    for m, other in (world, reversed(world)):
+        for card in (1, 2):
+            m.link(card, "up")
+            m.rate(card, 200)
+            m.join(card, other)
+    for m in world:
+        for card in (1, 2):
+            m.wait_link(card)
+    return world
+
+
+@pytest.fixture
+def peers(machines):
+    made = []
+
+    def make(name, machine, cards, env=None, **opts):
+        m = machines[machine]
+        p = Peer(name, env=env, machine=m, listen=",".join(m.address(c) for c in cards), **{**BIG, **opts})
+        made.append(p)
+        return p
+
+    yield make
+    codes = {}
+    for p in made:  # pytest shows it when the test has failed
+        print(f"== {p.name}", *p.lines[-10:], *p.err[-20:], sep="\n")
+        if p.p.returncode is None:
+            codes[p.name] = p.stop()
+    assert set(codes.values()) <= {0}, codes
+
+
+def start(a, b, req, blocks, raised=None):
+    tokens, items = blocks * 16, blocks // 8 * LAYERS
+    a.grant(req, 1, tokens, 128, req)
+    b.recv(a, req, 1, tokens, 128)
+    a.say(f"raise {req} {items if raised is None else raised}")
+    a.say(f"trailer {req} 1 0")
+
+
+def finish(a, b, req, timeout=60):
+    b.wait(f"done {req} ", timeout)
+    b.wait(f"quiet {req}$")
+    a.wait(f"send_end {req} OK")
+    b.ask(f"verify {req} {req}", f"verify {req} bad=0 crc_bad=0")
+    b.say(f"forget {req}")
+    a.say(f"drop {req}")
+
+
+def seconds(a, b, req, blocks):
+    """One flow, checked; how long it took."""
+    begin = time.monotonic()
+    start(a, b, req, blocks)
+    b.wait(f"done {req} ", 60)
+    took = time.monotonic() - begin
+    finish(a, b, req)
+    return took
+
+
+def of_card(p, what, card, more=""):
+    return p.metrics()[f'baton_kv_card_{what}{{interface="card{card}"{more}}}']
+
+
+def sent(p, card):
+    return of_card(p, "bytes_total", card, ',dir="sent"')
+
+
+def until(what, timeout=30):
+    end = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def lines(p, event, card):
+    return sum(f"ev={event} " in x and f"interface=card{card} " in x for x in p.err)
+
+
+def nothing_lost(*both):
+    for p in both:
+        m = p.metrics()
+        assert m["baton_kv_peer_sessions_lost_total"] == 0 and m["baton_kv_flows_failed_total"] == 0
+        assert m['baton_kv_dropped_messages_total{reason="duplicate"}'] == 0
+        assert m['baton_kv_dropped_messages_total{reason="garbled"}'] == 0
+
+
+def test_one_flow_takes_both_cards(peers):
+    """As fast as the two together, because it is one flow over both."""
+    a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    c, d = peers("c", 0, [1]), peers("d", 1, [1])
+    for req in (1, 2):  # the first makes the sessions
+        both = seconds(a, b, req, 64)
+        one = seconds(c, d, req, 64)
+    assert one / both > 1.7, (one, both)
+    shares = [sent(a, k) / (2 * 64 * 524288) for k in (1, 2)]
+    assert abs(sum(shares) - 1) < 1e-9 and 0.4 < shares[0] < 0.6, shares
+    received = [of_card(b, "bytes_total", k, ',dir="received"') for k in (1, 2)]
+    assert received == [sent(a, k) for k in (1, 2)]
+    assert [of_card(p, "lanes", k) for p in (a, b) for k in (1, 2)] == [1] * 4
+    nothing_lost(a, b)
+
+
+def test_cards_carry_what_they_can(peers, machines):
+    for m in machines:
+        m.rate(1, 240)
+        m.rate(2, 80)
+    a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    for req in (1, 2):
+        start(a, b, req, 120)
+        finish(a, b, req)
+    assert 1.8 < sent(a, 1) / sent(a, 2) < 5, (sent(a, 1), sent(a, 2))
+    nothing_lost(a, b)
+
+
+@pytest.mark.parametrize("mine,theirs", [([1, 2], [2]), ([2], [1, 2]), ([2, 1], [1, 2]), ([1], [1, 2])])
+def test_cards_of_one_network_find_each_other(peers, mine, theirs):
+    a, b = peers("a", 0, mine), peers("b", 1, theirs)
+    start(a, b, 1, 32)
+    finish(a, b, 1)
+    for k in set(mine) | set(theirs):
+        for p, own in ((a, mine), (b, theirs)):
+            if k in own:
+                assert of_card(p, "lanes", k) == (k in mine and k in theirs)
+    nothing_lost(a, b)
+
+
+@pytest.mark.parametrize("how", ["link", "path", "path_to_receiver"])
+@pytest.mark.parametrize("card", [1, 2])
+def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
+    """link: one end is set down, which both see. path: nothing gets through, and both links are up."""
+    a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    start(a, b, 1, 256)
+    b.wait("progress 1 20 ")
+    if how == "link":
+        machines[1].link(card, "down")
+    else:
+        machines[0].cut(card, machines[1])
+        if how == "path":
+            machines[1].cut(card, machines[0])
+    finish(a, b, 1)
+    for p in (a, b):
+        assert of_card(p, "up", card) == 0 and of_card(p, "failures_total", card) == 1
+        assert of_card(p, "up", 3 - card) == 1 and of_card(p, "lanes", 3 - card) == 1
+        assert lines(p, "wire_card_down", card) == 1 and lines(p, "wire_card_down", 3 - card) == 0
+    before = sent(a, card)
+    start(a, b, 2, 32)  # while it is away
+    finish(a, b, 2)
+    assert sent(a, card) == before
+    if how == "link":
+        machines[1].link(card, "up")
+    else:
+        machines[0].join(card, machines[1])
+        machines[1].join(card, machines[0])
+    until(lambda: of_card(a, "lanes", card) == 1 and of_card(b, "lanes", card) == 1)
+    until(lambda: of_card(a, "up", card) == 1 and of_card(b, "up", card) == 1)
+    start(a, b, 3, 64)
+    finish(a, b, 3)
+    assert sent(a, card) > before
+    assert lines(a, "wire_card_up", card) == 1 and lines(b, "wire_card_up", card) == 1
+    assert a.metrics()["baton_kv_resent_segments_total"] > 0
+    nothing_lost(a, b)
+
+
+def test_both_cards_fail(peers, machines):
+    """Nothing is left: the flow fails as over one card, and the next one is served."""
+    a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    start(a, b, 1, 256)
+    b.wait("progress 1 20 ")
+    machines[1].link(1, "down")
+    until(lambda: of_card(b, "lanes", 1) == 0)
+    machines[1].link(2, "down")
+    b.wait("failed 1 ERR_PEER_LOST|done 1", 40)
+    b.say("cancel 1")
+    b.wait("quiet 1$")
+    b.say("forget 1")
+    a.wait("send_end 1 ")
+    a.say("drop 1")
+    for card in (1, 2):
+        machines[1].link(card, "up")
+        machines[1].wait_link(card)
+    until(lambda: of_card(b, "up", 1) == of_card(b, "up", 2) == 1)
+    start(a, b, 2, 32)
+    finish(a, b, 2)
+
+
+def test_a_card_flaps_while_flows_go_both_ways(peers, machines):
+    """Nothing is lost, sent twice or left over, whatever moment it falls into."""
+    a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    for p, seed in ((a, 21), (b, 22)):
+        p.ask(f"auto 128 128 {seed}", "auto")
+    b.say(f"storm a {a.addr} {a.inc} 1000 100 128 128 21 1")
+    a.say(f"storm b {b.addr} {b.inc} 1000 100 128 128 22 1")
+    stormy = lambda: not (a.has("storm done=") and b.has("storm done="))  # noqa: E731
+    n = 0
+    while stormy() and n < 40:
+        machines[n % 2].link(1 + n // 2 % 2, "down")
+        time.sleep(0.4)
+        machines[n % 2].link(1 + n // 2 % 2, "up")
+        until(lambda: all(of_card(p, "lanes", k) == 2 for p in (a, b) for k in (1, 2)) or not stormy())
+        n += 1
+    assert n > 2
+    for p in (a, b):
+        p.wait(r"storm done=100 failed=0", 120)
+    nothing_lost(a, b)
+    assert a.metrics()["baton_kv_resent_segments_total"] + b.metrics()["baton_kv_resent_segments_total"] > 0
+
+
+def test_a_card_that_is_down_at_first_is_used_later(peers, machines):
+    for m in machines:
+        m.link(1, "down")
+        m.wait_link(1, "down")
+    a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    assert lines(a, "wire_card_down", 1) == 1 and of_card(a, "up", 1) == 0
+    start(a, b, 1, 32)
+    finish(a, b, 1)
+    assert sent(a, 1) == 0
+    for m in machines:
+        m.link(1, "up")
+    until(lambda: of_card(a, "lanes", 1) == 1)
+    start(a, b, 2, 64)
+    finish(a, b, 2)
+    assert sent(a, 1) > 0
+    nothing_lost(a, b)
+
+
+def test_no_card_for_the_peer(peers, machines):
+    """Loopback there and cards here: nobody can help that, and the error says what to do."""
+    b = peers("b", 1, [1, 2])
+    lo = Peer("lo", machine=machines[0], listen="127.0.0.1", **BIG)
+    try:
+        b.recv(lo, 1, 1, 512, 128)
+        b.wait("failed 1 ERR_PEER_LOST .*kvstore.wire.listen")
+        b.wait("quiet 1")
+    finally:
+        assert lo.stop() == 0
+
+
+def test_both_cards_down_at_start(machines):
+    import subprocess
+    from wire_peers import tool
+    m = machines[0]
+    for card in (1, 2):
+        m.link(card, "down")
+        m.wait_link(card, "down")
+    p = subprocess.run(m.within + [tool(), f"listen={m.address(1)},{m.address(2)}"], stdin=subprocess.DEVNULL,
+                       stderr=subprocess.PIPE, text=True, timeout=20)
+    assert p.returncode == 2 and "kvstore.wire.listen" in p.stderr and "card1" in p.stderr, p.stderr
+
+
+def test_ucx_spreads_a_message_over_two_connections(peers):
+    """UCX itself can be told to use two interfaces for one message; its parts come out of order then."""
+    env = {"UCX_NET_DEVICES": "card1,card2", "UCX_MAX_EAGER_LANES": "2"}
+    a, b = (peers(n, i, [1], env=env, seg=1 << 20, slots=80) for i, n in enumerate("ab"))
+    start(a, b, 1, 16)
+    finish(a, b, 1)
+    assert b.metrics()["baton_kv_unordered_messages_total"] > 0
+    a.grant(2, 1, 256, 128, 2)
+    a.ask("corrupt 2 3 2", "corrupted 2")
+    b.recv(a, 2, 1, 256, 128)
+    a.say("raise 2 8")
+    b.wait("failed 2 ERR_DATA_LOSS .*block 3 layer 2")
+    b.wait("quiet 2")
+    a.wait("send_end 2 ERR_DATA_LOSS")
