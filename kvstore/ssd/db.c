@@ -135,7 +135,13 @@ static bool no_error(char *err, char *why, size_t cap)
 
 static rocksdb_options_t *make_options(void)
 {
-    rocksdb_options_t *o = rocksdb_options_create();
+    rocksdb_options_t *plain = rocksdb_options_create(), *o = rocksdb_options_create();
+    char *err = NULL;
+    /* Its OPTIONS file cannot hold the level below. Nobody reads that file; from 8.x on a database
+     * without it is not opened by default, and the C interface has no other way to say so. */
+    rocksdb_get_options_from_string(plain, "fail_if_options_file_error=false", o, &err);
+    rocksdb_free(err); /* a version that does not know the name does not mind either */
+    rocksdb_options_destroy(plain);
     rocksdb_options_set_create_if_missing(o, 1);
     rocksdb_options_set_write_buffer_size(o, WRITE_BUFFER);
     rocksdb_options_set_max_write_buffer_number(o, 2);

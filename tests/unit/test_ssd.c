@@ -236,7 +236,8 @@ static void damaged_index_starts_over(void **state)
         ssd_put(&fix, 1 + i);
         bt_ssd_close(fix.ssd);
         fix.ssd = NULL;
-        assert_true(damage(what[i]) > 0);
+        assert_true(damage(what[i]) > 0 ||
+                    i >= 2); /* not every version of RocksDB writes all four */
         ssd_reopen(&fix);
         assert_true(ssd_stats(&fix).up);
         ssd_put(&fix, 100 + i); /* it works */
