@@ -147,12 +147,24 @@ void bt_requests_queue_planning(struct bt_lane *k)
     bt_requests_kick(k->r->rs);
 }
 
+/* One that was refused in the queue has made nobody's wait shorter. */
+static bool was_planned(const struct bt_request *r)
+{
+    const struct bt_list *l;
+    bt_list_for_each (l, &r->lanes) {
+        if (BT_CONTAINER_OF(l, struct bt_lane, link)->epoch != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void bt_requests_uncount(struct bt_request *r)
 {
     if (r->counted) {
         r->counted = false;
         r->rs->n_active--;
-        r->rs->ended++;
+        r->rs->ended += was_planned(r);
         bt_requests_kick(r->rs);
     }
 }

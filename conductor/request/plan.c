@@ -283,17 +283,23 @@ bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns)
            (v.worker[plan.decode]->gives_up & BT_ROLES_DECODE) == 0;
 }
 
+/* A place in a queue is for who will keep it: one that would just make its objective misses it by
+ * what any forecast is wrong, and its refusal would come when it has waited. */
+#define QUEUE_MARGIN 0.1
+
 bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
                       struct bt_sched_reject *rej)
 {
     const struct bt_requests *rs = k->r->rs;
+    uint32_t objective_ms =
+        bt_request_objective(k->r->spec.slo_ttft_ms, rs->conf.sched.ttft_objective_ms);
     struct bt_view_snapshot v;
     struct bt_sched_plan plan;
     bool full = false;
-    if (k->epoch != 0 ||
-        bt_request_objective(k->r->spec.slo_ttft_ms, rs->conf.sched.ttft_objective_ms) == 0) {
+    if (k->epoch != 0 || objective_ms == 0) {
         return false;
     }
+    wait_ms += k->starved ? 0 : QUEUE_MARGIN * objective_ms;
     return ask_policy(k, now_ns, &v, &plan, rej, &full, wait_ms, false) == BT_SCHED_OVERLOADED;
 }
 

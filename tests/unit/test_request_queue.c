@@ -360,6 +360,50 @@ static void test_refused_at_once(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* How long the queue's wait is follows from requests that were served: refused ones go fast, and
+ * would make it look short to those who come next. */
+static void test_refused_ones_are_no_progress(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    x.f.rc.max_waiting = 2;
+    pair_start(&x);
+    struct client c[32], last[2];
+    struct bt_gen_spec s = spec_of(40, 1);
+    client_start(&x.f, &c[0], &s);
+    until(&x.f, placed(&x));
+    serve_newest(&x, &c[0]);
+    x.p->load.queued_prefill_tokens = 3000000; /* three seconds of it */
+    until(&x.f, session_of_fake(x.p)->load.queued_prefill_tokens == 3000000);
+    for (size_t i = 1; i < BT_ARRAY_LEN(c); i++) {
+        s = spec_of(40, 1);
+        s.slo_ttft_ms = 1000;
+        client_start(&x.f, &c[i], &s);
+        until(&x.f, c[i].errors == 1);
+        assert_int_equal(c[i].http, 429);
+    }
+    spin(&x.f, 1500); /* the rate is taken every second */
+    full(&x, true);
+    for (size_t i = 0; i < BT_ARRAY_LEN(last); i++) {
+        s = spec_of(40, 1);
+        client_start(&x.f, &last[i], &s);
+    }
+    struct bt_gen_terms t = {.received_ns = bt_mono_ns(), .knows_priority = true};
+    char why[192] = "";
+    uint32_t after = 0;
+    until(&x.f, bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    assert_true(after > 1); /* two, at one in more than a second */
+    for (size_t i = 0; i < BT_ARRAY_LEN(last); i++) {
+        bt_request_cancel(last[i].r);
+        client_cleanup(&last[i]);
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(c); i++) {
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* Where long prompts may be prefilled late, nobody is refused for a queue before its length is
  * known.
  */
@@ -430,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_room_and_nobody_left),
         cmocka_unit_test(test_full_worker),
         cmocka_unit_test(test_refused_at_once),
+        cmocka_unit_test(test_refused_ones_are_no_progress),
         cmocka_unit_test(test_late_is_not_never),
         cmocka_unit_test(test_a_full_queue_turns_away),
     };
