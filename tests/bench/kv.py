@@ -1,214 +1,215 @@
-"""baton-bench kv: two real kvstores on this machine, scripted workers, a conductor of grpcio. Four ways that KV takes:
+"""baton-bench kv: two real kvstores on this machine, scripted workers, a conductor of grpcio. What KV goes through:
 
-  put     a worker's block into its node's pool: from asking for a slot until it has it, one at a time
-  get     a prefix that the node has: from the conductor's Reserve until the worker has the slots
-  fetch   a prefix that another node has, read into this node's slots, CRC checked
-  stream  a prompt being computed: the writer raises its flow, the other node's reader has all of it
-  lease   a worker leases blocks by their keys and gives them back: blocks a second, in batches, four under way
+  put      a worker's block into its node's pool: from asking for a slot until it has it, one at a time
+  lease    a worker leases blocks by their keys and gives them back: blocks a second, in batches, four under way
+  get      a prefix that the node has: from the conductor's Reserve until the worker has the slots
+  fetch    a prefix that another node has, read into this node's slots, CRC checked
+  stream   a prompt being computed: the writer raises its flow, the other node's reader has all of it
+  mixed    put, get, fetch and stream at once, each with workers and a conductor of its own, beside each alone
+  restart  kill -9 of a kvstore with blocks in its slab: until it is ready again, until a worker has a prefix, what is left
 
-Needs the source tree (tests/cluster, make tests). fetch and stream are compared with a plain socket in the same run.
+All of them in this order, or those that are named. Needs the source tree (tests/cluster, make tests). fetch and stream
+are compared with a plain socket in the same run. On a terminal a bar says how far it is.
 """
 import argparse
 import os
-import shutil
-import statistics
 import sys
-import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-BLOCK, CHUNK, BLOCKS, PUTS, LEASES = 64, 512, 64, 200, 100000
-TOKENS = BLOCK * BLOCKS
-SEALED = "baton_kvstore_blocks_sealed_total"
+MODES = ("put", "lease", "get", "fetch", "stream", "mixed", "restart")
+PUTS, LEASES, BATCHES, PREFIXES = 200, 100000, (1, 16, 64), 8
+PUT_EVERY_S = 0.002  # in mixed: a slot is free again once it is sealed, and who does not wait for that gets none
 
 
 def load_harness():
     cluster = os.path.join(ROOT, "tests", "cluster")
     if not os.path.exists(os.path.join(cluster, "kvstore_nodes.py")):
         sys.exit("baton-bench: kv runs from the source tree (tests/bench/baton-bench kv)")
+    for tool in ("bin/baton-kvstore", "tests/tools/kv_worker"):
+        if not os.path.exists(os.path.join(ROOT, os.environ.get("BUILD", "build"), tool)):
+            sys.exit(f"baton-bench: kv needs {tool}; run make tests")
     sys.path[:0] = [cluster, HERE]
     etcd = os.path.join(ROOT, "build", "third", "etcd", "usr", "bin")
     os.environ["PATH"] = os.environ["PATH"] + os.pathsep + etcd
+    import kv_rig
     import kvstore_nodes
     kvstore_nodes.MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
-    kvstore_nodes.BLOCK, kvstore_nodes.CHUNK = BLOCK, CHUNK
-    return kvstore_nodes
+    kvstore_nodes.BLOCK, kvstore_nodes.CHUNK = kv_rig.BLOCK, kv_rig.CHUNK
+    return kvstore_nodes, kv_rig
 
 
-class Bench:
-    def __init__(self, nodes, rounds):
-        self.n, self.rounds, self.request = nodes, rounds, 0
-        self.folder = tempfile.mkdtemp(prefix="baton-kv-bench-")
-        self.parts = [nodes.Etcd(self.folder)]
-        try:
-            self.start()
-        except BaseException:
-            self.end()
-            raise
+class Bar:
+    """How far the modes are, on a terminal."""
 
-    def start(self):
-        def add(part):
-            self.parts.append(part)
-            return part
-        quiet = {"log__level": "info", "slab": "128MiB"}
-        self.a, self.b = (add(self.n.Kvstore(self.folder, self.parts[0], x, **quiet)) for x in ("n1", "n2"))
-        self.wa, self.wb = add(self.n.Worker(self.a, "p")), add(self.n.Worker(self.b, "d"))
-        self.ca, self.cb = self.n.Conductor(self.a), self.n.Conductor(self.b)
-        with open(self.a.slab, "rb") as f:
-            self.layers = int.from_bytes(f.read(64)[40:44], "little")
-        self.items = TOKENS // CHUNK * self.layers
-        self.block_bytes = int(self.a.wait_log(r"slot_bytes=(\d+)")[1])
+    def __init__(self, modes):
+        self.modes, self.at, self.shown = modes, 0, sys.stderr.isatty()
+
+    def tell(self, part, of):
+        if self.shown:
+            done = (self.at + part / of) / len(self.modes)
+            name = self.modes[self.at]
+            sys.stderr.write(f"\r[{'#' * int(30 * done):30}] {100 * done:3.0f} %  {name:8}")
+            sys.stderr.flush()
 
     def end(self):
-        for c in (getattr(self, "ca", None), getattr(self, "cb", None)):
-            if c:
-                c.close()
-        for part in reversed(self.parts):
-            part.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.shown:
+            sys.stderr.write("\r" + 60 * " " + "\r")
 
-    def next(self):
-        self.request += 1
-        return self.request, self.n.keys(self.request % 251, BLOCKS)
 
-    def write(self, request, keys):
-        """The prompt's blocks are in A's pool afterwards."""
-        before = self.a.metrics()[SEALED]
-        assert self.ca.reserve(request, keys, TOKENS).status == 0
-        assert self.wa.open(request, "w")[0] == "OK"
-        self.wa.say(f"fill {request} 1 {request % 200}")
-        self.wa.wait(f"filled {request}", 60)
-        self.wa.say(f"raise {request} 1 {self.items}")
-        self.wa.say(f"trailer {request} 1 7")
-        self.wa.say(f"close {request} 1 w 0")
-        self.ca.release(request)
-        self.sealed(before + BLOCKS)
+class Run:
+    """One method a mode; each adds to lines."""
 
-    def sealed(self, n):
-        """Waits until A has sealed n blocks in all."""
-        end = time.monotonic() + 30
-        while self.a.metrics()[SEALED] < n:
-            assert time.monotonic() < end, "blocks are not sealed"
+    def __init__(self, nodes, kv, rounds, seconds, bar):
+        import wire
+        self.kv, self.rounds, self.seconds, self.bar, self.lines = kv, rounds, seconds, bar, []
+        self.alone = {}
+        self.raw = wire.plain_socket(256 << 10)[0]
+        self.rig = kv.Rig(nodes)
+        self.c = self.rig.client()
 
-    def get(self):
-        """ms from Reserve to the worker's slots, of a prefix that is in the pool."""
-        request, keys = self.next()
-        self.write(request, keys)
+    def line(self, name, value, unit, than="-", ratio="-"):
+        self.lines.append(f"bench,kv_{name},{value},{unit},{than},{ratio}")
+
+    def times(self, n, do):
         out = []
-        for _ in range(20 * self.rounds):
-            again, _ = self.next()
-            start = time.perf_counter()
-            r = self.ca.reserve(again, keys, TOKENS + 1)
-            status, resident, _ = self.wa.open(again, "w")
-            out.append((time.perf_counter() - start) * 1e3)
-            assert status == "OK" and resident == r.resident_blocks == BLOCKS, (status, resident)
-            self.wa.say(f"close {again} 1 w 1")
-            self.ca.release(again)
-        self.a.wait_quiet()
-        return statistics.median(out)
+        for i in range(n):
+            self.bar.tell(i, n)
+            out.append(do(i))
+        return out
 
     def put(self):
-        """ms from a worker's question for a slot until it has it, one at a time; all are sealed at the end."""
-        before, out = self.a.metrics()[SEALED], []
-        for i in range(PUTS):
-            start = time.perf_counter()
-            self.wa.say(f"put {i + 1} {i} 0 {BLOCK}")
-            m = self.wa.wait(r"putslot (\d+) status=(\w+)")
-            out.append((time.perf_counter() - start) * 1e3)
-            assert m[2] == "OK", m[0]
-            self.wa.say(f"putdone {m[1]} 0")
-        self.sealed(before + PUTS)
-        return statistics.median(out)
+        before = self.rig.a.metrics()[self.kv.SEALED]
+        got = self.times(PUTS, lambda i: self.c.put())
+        self.rig.a.wait_metric(self.kv.SEALED, before + PUTS)
+        self.alone["put"] = self.kv.median(got)
+        self.line("put", f"{self.alone['put']:.3f}", "ms")
 
-    def lease(self, batch):
-        """Blocks of put() leased and given back by one worker, pairs a second; the best of the rounds."""
-        best = 0
-        for _ in range(self.rounds):
-            batches = max(LEASES // batch, 1)
-            self.wa.say(f"leases {batches} 0 {batch} 4")
-            m = self.wa.wait(r"leases short=(\d+) ns=(\d+)", 60)
-            assert m[1] == "0", m[0]
-            best = max(best, batches * batch / (int(m[2]) * 1e-9))
-        self.a.wait_quiet()
-        return best
+    def lease(self):
+        for i in range(max(BATCHES)):
+            self.c.put(f"put {i}")
+        self.rig.a.wait_quiet()
+        for batch in BATCHES:
+            value = max(self.times(self.rounds, lambda i, n=batch: self.c.lease(max(LEASES // n, 1), n)))
+            self.line(f"lease_pairs_in_batches_of_{batch}", f"{value:.0f}", "pairs/s", "aim 20000", f"{value / 20000:.2f}")
+        self.rig.a.wait_quiet()
 
-    def receive(self, request, keys):
-        """B asks A for the blocks; returns when that began. B keeps none of them."""
-        start = time.perf_counter()
-        b = self.cb.reserve(request, keys, TOKENS, receive_from=self.a)
-        assert b.status == 0 and b.resident_blocks == 0, b
-        self.wb.say(f"open {request} 1 r")
-        return start
+    def get(self):
+        request, keys = self.c.next()
+        self.c.write(request, keys)
+        got = self.times(20 * self.rounds, lambda i: self.c.get(keys))
+        assert all(found == self.kv.BLOCKS for _, found in got), got
+        self.rig.a.wait_quiet()
+        self.alone["get"] = self.kv.median(ms for ms, _ in got)
+        self.line("get", f"{self.alone['get']:.3f}", "ms")
 
-    def landed(self, request, start):
-        done = self.cb.wait("flow_done", 60, match=lambda m: m.request == request)
-        self.wb.wait(rf"trailer {request} 1 token=7", 60)
-        seconds = time.perf_counter() - start
-        self.wb.say(f"close {request} 1 r 0")
-        self.cb.release(request)
-        self.ca.release(request)
-        return done.bytes, seconds
+    def moved(self, name):
+        def one(i):
+            got = getattr(self.c, name)()
+            self.rig.b.wait_quiet()
+            return got
+        self.alone[name] = self.kv.rate(self.times(4 * self.rounds, one))
+        self.line(name, f"{self.alone[name]:.3f}", "GB/s", f"plain socket {self.raw:.2f}", f"{self.alone[name] / self.raw:.2f}")
 
     def fetch(self):
-        """GB/s of prefixes that A has and B has not."""
-        got = []
-        for _ in range(4 * self.rounds):
-            request, keys = self.next()
-            self.write(request, keys)
-            again, _ = self.next()
-            a = self.ca.reserve(again, keys, TOKENS)
-            assert a.resident_blocks >= BLOCKS - 1, a
-            assert self.wa.open(again, "w")[0] == "OK"
-            self.wa.say(f"raise {again} 1 {self.items}")
-            self.wa.say(f"trailer {again} 1 7")
-            start = self.receive(again, keys)
-            got.append(self.landed(again, start))
-            self.wa.say(f"close {again} 1 w 0")
-            self.b.wait_quiet()
-        return sum(x[0] for x in got[1:]) / sum(x[1] for x in got[1:]) / 1e9
+        self.moved("fetch")
 
     def stream(self):
-        """GB/s from the moment that the first item is raised until the reader has all."""
-        got = []
-        for _ in range(4 * self.rounds):
-            request, keys = self.next()
-            assert self.ca.reserve(request, keys, TOKENS).status == 0
-            assert self.wa.open(request, "w")[0] == "OK"
-            self.wa.say(f"fill {request} 1 {request % 200}")
-            self.wa.wait(f"filled {request}", 60)
-            self.receive(request, keys)
-            self.wb.wait(f"opened {request} 1 r status=OK")
-            start = time.perf_counter()
-            for i in range(1, self.items + 1):
-                self.wa.say(f"raise {request} 1 {i}")
-            self.wa.say(f"trailer {request} 1 7")
-            got.append(self.landed(request, start))
-            self.wa.say(f"close {request} 1 w 0")
-            self.b.wait_quiet()
-        return sum(x[0] for x in got[1:]) / sum(x[1] for x in got[1:]) / 1e9
+        self.moved("stream")
+
+    def mixed(self):
+        lines = self.lines
+        self.lines = []  # what is compared with, if nobody asked for it
+        for name in ("put", "get", "fetch", "stream"):
+            if name not in self.alone:
+                getattr(self, name)()
+        self.lines = lines
+        clients = {name: self.rig.client() for name in ("put", "get", "fetch", "stream")}
+        request, keys = clients["get"].next()
+        clients["get"].write(request, keys)
+        errors, got = [], {name: [] for name in clients}
+        do = {"put": lambda c: (c.put(), time.sleep(PUT_EVERY_S))[0],
+              "get": lambda c: c.get(keys), "fetch": lambda c: c.fetch(), "stream": lambda c: c.stream()}
+        start = time.monotonic()
+
+        def work(name):
+            try:
+                while time.monotonic() - start < self.seconds and not errors:
+                    got[name].append(do[name](clients[name]))
+            except Exception as e:  # the others end, then it is told
+                errors.append(f"{name}: {type(e).__name__}: {e}")
+        threads = [threading.Thread(target=work, args=(name,)) for name in clients]
+        for t in threads:
+            t.start()
+        while any(t.is_alive() for t in threads):
+            self.bar.tell(min(time.monotonic() - start, self.seconds), self.seconds)
+            time.sleep(0.2)
+        if errors:
+            raise SystemExit("baton-bench: kv mixed: " + "; ".join(errors))
+        self.rig.a.wait_quiet()
+        self.rig.b.wait_quiet()
+        found = [n for _, n in got["get"]]
+        got["get"] = [ms for ms, _ in got["get"]]
+        for name in ("put", "get"):
+            value, was = self.kv.median(got[name]), self.alone[name]
+            self.line(f"mixed_{name}", f"{value:.3f}", "ms", f"alone {was:.3f}", f"{value / was:.2f}")
+        for name in ("fetch", "stream"):
+            value, was = self.kv.rate(got[name]), self.alone[name]
+            self.line(f"mixed_{name}", f"{value:.3f}", "GB/s", f"alone {was:.3f}", f"{value / was:.2f}")
+        asked = len(found) * self.kv.BLOCKS
+        self.line("mixed_get_found", sum(found), "blocks", f"asked {asked}", f"{sum(found) / asked:.3f}")
+        self.line("mixed_done", sum(map(len, got.values())), f"in {self.seconds:g} s",
+                  " ".join(f"{name} {len(x)}" for name, x in got.items()))
+
+    def restart(self):
+        self.bar.tell(0, 4)
+        prefixes = [self.c.next() for _ in range(PREFIXES)]
+        for request, keys in prefixes:
+            self.c.write(request, keys)
+        self.rig.a.wait_quiet()
+        had = sum(self.c.resident(keys) for _, keys in prefixes)
+        self.bar.tell(1, 4)
+        time.sleep(1.1)  # what was sealed more than a second before must be there
+        start = time.perf_counter()
+        ready = self.rig.kill_a()
+        self.bar.tell(2, 4)
+        self.c = self.rig.client()
+        first = self.c.get(prefixes[-1][1])[1]
+        served = (time.perf_counter() - start) * 1e3
+        assert first == self.kv.BLOCKS, f"{first} of {self.kv.BLOCKS} blocks of the last prefix are left"
+        left = sum(self.c.resident(keys) for _, keys in prefixes)
+        self.line("restart_ready", f"{ready:.0f}", "ms")
+        self.line("restart_served", f"{served:.0f}", "ms")
+        self.line("restart_left", left, "blocks", f"there before {had}", f"{left / had:.3f}")
 
 
 def main(args):
     p = argparse.ArgumentParser(prog="baton-bench kv", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("mode", nargs="*", metavar="MODE", help=f"of {', '.join(MODES)}; default all")
     p.add_argument("--rounds", type=int, default=2, help="repetitions, default 2")
+    p.add_argument("--seconds", type=float, default=5, help="of mixed, default 5")
     opts = p.parse_args(args)
-    bench = Bench(load_harness(), max(1, opts.rounds))
+    wrong = [m for m in opts.mode if m not in MODES]
+    if wrong:
+        p.error(f"no mode is called {wrong[0]}; there are {', '.join(MODES)}")
+    if opts.rounds < 1 or opts.seconds <= 0:
+        p.error("--rounds and --seconds are positive")
+    nodes, kv = load_harness()
+    modes = [m for m in MODES if m in opts.mode or not opts.mode]
+    bar = Bar(modes)
+    run = Run(nodes, kv, opts.rounds, opts.seconds, bar)
     try:
-        put = bench.put()
-        leases = {n: bench.lease(n) for n in (1, 16, 64)}
-        get, fetch, stream = bench.get(), bench.fetch(), bench.stream()
+        for bar.at, mode in enumerate(modes):
+            bar.tell(0, 1)
+            getattr(run, mode)()
     finally:
-        bench.end()
-    import wire
-    raw = wire.plain_socket(256 << 10)[0]
-    mb = BLOCKS * bench.block_bytes / 1e6
-    print(f"{BLOCKS} blocks of {BLOCK} tokens, {bench.block_bytes} bytes each; a prefix is {mb:.1f} MB; plain socket {raw:.2f} GB/s")
-    print(f"bench,kv_put,{put:.3f},ms,-,-")
-    print(f"bench,kv_get,{get:.3f},ms,-,-")
-    for n, value in leases.items():
-        print(f"bench,kv_lease_pairs_in_batches_of_{n},{value:.0f},pairs/s,aim 20000,{value / 20000:.2f}")
-    for name, value in (("kv_fetch", fetch), ("kv_stream", stream)):
-        print(f"bench,{name},{value:.3f},GB/s,plain socket {raw:.2f},{value / raw:.2f}")
+        bar.end()
+        run.rig.end()
+    mb = kv.BLOCKS * run.rig.block_bytes / 1e6
+    print(f"{kv.BLOCKS} blocks of {kv.BLOCK} tokens, {run.rig.block_bytes} bytes each; a prefix is {mb:.1f} MB; "
+          f"plain socket {run.raw:.2f} GB/s")
+    print("\n".join(run.lines))
     return 0

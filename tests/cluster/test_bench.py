@@ -1,5 +1,5 @@
 """baton-bench serve: what it measures against servers whose times are known, what it says about failures, and
-the cluster itself."""
+the cluster itself. baton-bench kv: every mode as a user would run it."""
 import csv
 import json
 import os
@@ -340,3 +340,32 @@ def test_against_the_cluster(cluster):
     key = [k for k in before if k.startswith("vllm:generation_tokens_total")]
     if key:
         assert cluster.metrics("conductor")[key[0]] - before[key[0]] >= 8 * 16
+
+
+def kv_bench(*args, timeout=300):
+    p = subprocess.run([BENCH, "kv", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                       timeout=timeout)
+    return p.returncode, p.stdout.decode(), p.stderr.decode()
+
+
+def test_kv_every_mode():
+    code, out, err = kv_bench("--rounds", "1", "--seconds", "1")
+    assert code == 0 and err == "", err  # no bar where there is no terminal
+    got = values(out)
+    for name in ("put", "get", "fetch", "stream", "lease_pairs_in_batches_of_64", "mixed_put", "mixed_get", "mixed_fetch",
+                 "mixed_stream", "restart_ready", "restart_served"):
+        assert got[f"kv_{name}"] > 0, out
+    left = next(li for li in out.splitlines() if "kv_restart_left" in li)
+    assert left.endswith(",1.000"), left  # sealed for a second: there after kill -9
+
+
+def test_kv_named_modes():
+    code, out, err = kv_bench("get", "put", "--rounds", "1")
+    assert code == 0 and list(values(out)) == ["kv_put", "kv_get"], out + err
+
+
+@pytest.mark.parametrize("args, says", [(["flow"], "no mode is called flow; there are put, lease"),
+                                        (["--rounds", "0"], "--rounds and --seconds are positive")])
+def test_kv_usage_errors(args, says):
+    code, _, err = kv_bench(*args)
+    assert code == 2 and says in err
