@@ -148,7 +148,13 @@ static void finish(struct call *c, bt_status_t st, const char *why)
     free(c);
 }
 
-static void etcd_refused(struct call *c, bt_status_t st)
+/* The write was under way when etcd went: it may have it all the same. */
+static bool unknown(bt_status_t st)
+{
+    return st == BT_ERR_TIMEOUT || st == BT_ERR_UNAVAILABLE || st == BT_ERR_CANCELLED;
+}
+
+static void nothing_changed(struct call *c, bt_status_t st)
 {
     char why[160];
     snprintf(why, sizeof(why), "etcd did not take it (%s): nothing has changed; is etcd up?",
@@ -156,22 +162,40 @@ static void etcd_refused(struct call *c, bt_status_t st)
     finish(c, st, why);
 }
 
+static void not_written(struct call *c, bt_status_t st)
+{
+    char why[200];
+    if (!unknown(st)) {
+        nothing_changed(c, st);
+        return;
+    }
+    snprintf(why, sizeof(why),
+             "etcd did not answer (%s): it may have taken it or not; is etcd up? Once it is, "
+             "'batonctl pins' says what holds",
+             bt_status_name(st));
+    finish(c, st, why);
+}
+
 static void on_written(void *arg, bt_status_t st)
 {
     struct call *c = arg;
-    if (st != BT_OK) {
-        bt_etcd_revoke(c->p->etcd, c->lease); /* and with it the record, if it is there after all */
-        etcd_refused(c, st);
-    } else {
+    if (st == BT_OK) {
         finish(c, BT_OK, NULL);
+        return;
     }
+    /* With its lease goes the record, if it is there after all. Not that of a pin that was there
+     * before: it may stand under this lease now, and was to have more time, not none. */
+    if (!unknown(st) || !c->info.renewed) {
+        bt_etcd_revoke(c->p->etcd, c->lease);
+    }
+    not_written(c, st);
 }
 
 static void on_granted(void *arg, bt_status_t st, int64_t lease)
 {
     struct call *c = arg;
     if (st != BT_OK) {
-        etcd_refused(c, st);
+        nothing_changed(c, st);
         return;
     }
     size_t n = baton__pin__get_packed_size(c->pin);
@@ -249,7 +273,7 @@ static void on_deleted(void *arg, bt_status_t st)
 {
     struct call *c = arg;
     if (st != BT_OK) {
-        etcd_refused(c, st);
+        not_written(c, st);
         return;
     }
     if (c->lease != 0) {

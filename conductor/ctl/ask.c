@@ -5,7 +5,7 @@
 #include "common/rpc/rpc.h"
 #include "conductor/ctl/ctl.h"
 
-#define DEADLINE_MS 5000
+#define DEADLINE_MS 10000 /* a conductor waits for etcd twice 3 s at most, and says so itself */
 
 /* Says on stderr why a call failed. */
 static void say_failure(const struct ctl *c, int code, const char *detail)

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from conftest import CTL, PATIENCE, wait_for
-from restarts import Restarts
+from restarts import Restarts, args_of
 
 BLOCK, PROMPT = 16, 250  # tokens
 WHOLE = PROMPT // BLOCK * BLOCK
@@ -238,6 +238,60 @@ def test_a_killed_kvstore_and_a_killed_conductor_keep_the_pins(pool, tmp_path):
     assert pool.pins()[pin["id"]]["label"] == "kept"
     pool.flood()
     assert pool.cached(mine)[0] == WHOLE
+
+
+def answers_while(pool, pin, down, up, tmp_path):
+    """With etcd gone pins can be listed, and hold; none can be made, renewed or ended, which is said, and what was said
+    is so when etcd is back."""
+    at = [a for p in pool.pins().values() for a in p["at"]]
+    prompt, other = tokens_file(tmp_path, ids("etcd")), tokens_file(tmp_path, ids("etcd, other"))
+    down()
+    try:
+        for args in (("pin", "--tokens-file", other, "--ttl", "1h"), ("pin", "--tokens-file", prompt, "--ttl", "9h"),
+                     ("unpin", pin["id"])):
+            code, says = ctl_fails(pool, *args)
+            assert code == 1 and "etcd" in says and "is the conductor running" not in says, says
+        now = pool.pins()
+        assert list(now) == [pin["id"]] and now[pin["id"]]["at"] == at and now[pin["id"]]["seconds_left"] <= 3600
+        pool.flood()
+        assert pool.cached(ids("etcd"))[0] == WHOLE  # serving and protection go on
+    finally:
+        up()
+    # What had been sent to it when it stood still it may do now, or not: both are told apart by looking.
+    made = wait_for(lambda: ctl_works(pool, "pin", "--tokens-file", other, "--ttl", "1h"), 20, "pins can be made again")
+    wait_for(lambda: made["id"] in pool.pins(), 10, "it is listed")
+    pool.r.ctl("unpin", made["id"])
+    wait_for(lambda: made["id"] not in pool.pins(), 10, "it is gone")
+    again = pool.pin("--tokens-file", prompt, "--ttl", "1h")
+    assert again["id"] == pin["id"]
+    wait_for(lambda: list(pool.pins()) == [pin["id"]] and pool.held(pin) == WHOLE // BLOCK, 10, "one pin, protected")
+    pool.flood()
+    assert pool.cached(ids("etcd"))[0] == WHOLE
+
+
+def ctl_works(pool, *args):
+    p = subprocess.run([CTL, "--addr", pool.r.addr, *args, "-o", "json"], stdout=subprocess.PIPE, timeout=20 * PATIENCE)
+    return json.loads(p.stdout) if p.returncode == 0 else None
+
+
+@pytest.mark.parametrize("how", ["stands still", "is killed"])
+def test_pins_while_etcd_is_away(pool, tmp_path, how):
+    pool.cached(ids("etcd"))
+    pin = pool.pin("--tokens-file", tokens_file(tmp_path, ids("etcd")), "--ttl", "1h")
+    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 10, "all of it is protected")
+    pid = ETCD["pid"] = ETCD.get("pid") or pool.c.daemon("etcd")["pid"]
+    if how == "stands still":
+        answers_while(pool, pin, lambda: os.kill(pid, signal.SIGSTOP), lambda: os.kill(pid, signal.SIGCONT), tmp_path)
+        return
+    args = args_of(pid)
+
+    def up():
+        ETCD["pid"] = pool.r.spawn(*args, "etcd-again.log").pid
+
+    answers_while(pool, pin, lambda: os.kill(pid, signal.SIGKILL), up, tmp_path)
+
+
+ETCD = {}
 
 
 def test_every_kvstore_that_has_it_protects_it(cluster, tmp_path):
