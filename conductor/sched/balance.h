@@ -8,6 +8,8 @@
 #include "common/base/base.h"
 
 #define BT_BALANCE_NONE UINT32_MAX
+#define BT_BALANCE_HIGH 0.6 /* of params, where nothing else is known */
+#define BT_BALANCE_LOW  0.5
 
 struct bt_balance_worker {
     bool prefill, decode;

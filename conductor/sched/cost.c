@@ -223,6 +223,18 @@ double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_wo
     return tail * bt_sched_step_ms(c, w, req);
 }
 
+/* The step of a single row: what of a longer one is the rows' doing grows and falls with their
+ * number, this does not. */
+static double idle_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
+{
+    struct bt_sched_request one = {.n_tokens = 1, .max_new = 1, .block_tokens = 1};
+    struct bt_sched_worker idle = *w;
+    idle.running = idle.waiting = idle.landing = idle.own_requests = 0;
+    idle.kv_tokens = 0;
+    idle.pages_free = idle.pages_total;
+    return bt_sched_tbt_ms(c, &idle, &one);
+}
+
 double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w)
 {
     double pressure = 0;
@@ -241,8 +253,9 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
         pressure = BT_MAX(pressure, BT_MAX(rows / slots, pages));
         pressure += w->waiting > 0 ? 1 : 0;
         if (params->tbt_objective_ms != 0) {
-            pressure =
-                BT_MAX(pressure, bt_sched_tbt_ms(params, w, &one) / params->tbt_objective_ms);
+            double least = w->cost != NULL ? idle_step_ms(params, w) : 0;
+            double room = BT_MAX(params->tbt_objective_ms - least, 1e-3 * least);
+            pressure = BT_MAX(pressure, (bt_sched_tbt_ms(params, w, &one) - least) / room);
         }
     }
     return pressure;

@@ -240,8 +240,8 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    struct bt_sched_reject *reject_p);
 
 /* How near a worker is to the limit of what its roles can take: its queue against the objective (or
- * BT_SCHED_QUEUE_MS), its rows, pages and predicted TBT against what it has and may. 1: at the
- * limit. */
+ * BT_SCHED_QUEUE_MS), its rows and pages against what it has, and what rows add to its step against
+ * what the TBT objective leaves beside the step of one. 1: at the limit. */
 #define BT_SCHED_QUEUE_MS 2000.0
 double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w);
 

@@ -38,6 +38,8 @@ static const char usage[] =
     "  --ssd-write W       what the nodes' SSDs get (--set ssd_tokens=N): second_use (default), "
     "evict,\n"
     "                      always, as kvstore.ssd.write_policy\n"
+    "  --roles R           fixed (default), auto: nodes change their role by load, as sched.roles\n"
+    "  --roles-window S    ... averaged over so long (60)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
     "  --one-token         every answer is one token: prefill alone\n"
     "  --fail NODE@S[+S]   node p1, p2 ... or d1, d2 ... fails S seconds from the start, and is "
@@ -72,7 +74,8 @@ struct args {
     const char *config, *gpu;
     double gpus;
     const char *cluster, *trace, *policy, *admission, *csv, *plot, *blocks, *replay, *eviction,
-        *ssd_write;
+        *ssd_write, *roles;
+    double window_s;
     const char *set[64], *fail[64];
     uint32_t n_set, n_fail;
     struct bt_sim_failure failures[64];
@@ -100,6 +103,8 @@ enum {
     O_GPUS,
     O_MIXED,
     O_GAP,
+    O_ROLES,
+    O_WINDOW,
     O_SSD_WRITE,
     O_DEMAND,
     O_LIFE,
@@ -136,6 +141,8 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"mixed-gap", 1, NULL, O_GAP},
                                         {"demand-price", 1, NULL, O_DEMAND},
                                         {"ssd-write", 1, NULL, O_SSD_WRITE},
+                                        {"roles", 1, NULL, O_ROLES},
+                                        {"roles-window", 1, NULL, O_WINDOW},
                                         {"life", 1, NULL, O_LIFE},
                                         {"eviction", 1, NULL, O_EVICTION},
                                         {"background", 1, NULL, O_BACKGROUND},
@@ -179,6 +186,7 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
     case O_GAP: return number("mixed-gap", text, 0, 1e6, &a->o.mixed_gap_ms);
     case O_DEMAND: return number("demand-price", text, 0, 100, &a->o.demand_price);
+    case O_WINDOW: return number("roles-window", text, 1, 1e6, &a->window_s);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
     case O_BACKGROUND: return number("background", text, 0, 1, &a->o.background_share);
     case O_BACKGROUND_MS: return number("background-wait", text, 0, 1e9, &a->o.background_ms);
@@ -211,6 +219,7 @@ static bool parse(int argc, char **argv, struct args *a)
         case O_CSV: a->csv = optarg; break;
         case O_PLOT: a->plot = optarg; break;
         case O_BLOCKS: a->blocks = optarg; break;
+        case O_ROLES: a->roles = optarg; break;
         case O_SSD_WRITE: a->ssd_write = optarg; break;
         case O_REPLAY: a->replay = optarg; break;
         case O_BRIEF: a->brief = true; break;
@@ -267,8 +276,9 @@ static void print_brief(const struct args *a, const struct bt_sim_result *r,
     for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
         printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
     }
-    printf(" background=%u mixed=%u wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f phase=%.2f\n",
-           r->background, r->mixed_prompts, r->wasted_ms / 1e3, s->prefill_busy,
+    printf(" background=%u mixed=%u roles=%u wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f "
+           "phase=%.2f\n",
+           r->background, r->mixed_prompts, r->role_changes, r->wasted_ms / 1e3, s->prefill_busy,
            r->bytes_fetch / 1e9, s->swing, s->phase);
 }
 
@@ -337,6 +347,12 @@ static bool resolve(struct args *a, struct bt_sim_cluster *c)
         fprintf(stderr, "baton-sim: --eviction '%s' is none of %s\n", a->eviction, bt_evict_names);
         return false;
     }
+    if (a->roles != NULL && strcmp(a->roles, "auto") != 0 && strcmp(a->roles, "fixed") != 0) {
+        fprintf(stderr, "baton-sim: --roles '%s' is neither fixed nor auto\n", a->roles);
+        return false;
+    }
+    a->o.roles_window_ms =
+        a->roles != NULL && strcmp(a->roles, "auto") == 0 ? 1e3 * a->window_s : 0;
     uint32_t w = 0;
     while (a->ssd_write != NULL && w < BT_ARRAY_LEN(bt_sim_write_names) &&
            strcmp(a->ssd_write, bt_sim_write_names[w]) != 0) {
@@ -463,7 +479,8 @@ static int clusters(void)
 
 int main(int argc, char **argv)
 {
-    struct args a = {.o = {.rate = 1,
+    struct args a = {.window_s = 60,
+                     .o = {.rate = 1,
                            .to = 1,
                            .seed = 1,
                            .eviction = &bt_evict_density,

@@ -114,6 +114,9 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
             r->bytes_written / 1e9);
     fprintf(f, "%-14s %.3f busy, %.1f s of it for requests refused afterwards\n", "prefill",
             s->prefill_busy, r->wasted_ms / 1e3);
+    if (r->role_changes != 0) {
+        fprintf(f, "%-14s %u changes by load\n", "roles", r->role_changes);
+    }
     if (r->replans != 0) {
         fprintf(f, "%-14s %u times, as a node had failed\n", "planned again", r->replans);
     }
@@ -136,10 +139,10 @@ void bt_sim_write_requests(FILE *f, const struct bt_sim_result *r)
 
 void bt_sim_write_series(FILE *f, const struct bt_sim_result *r)
 {
-    fputs("at_ms,prefill_load,decode_load,arrived,refused,replicas\n", f);
+    fputs("at_ms,prefill_load,decode_load,arrived,refused,prefill_nodes,replicas\n", f);
     for (uint32_t i = 0; i < r->n_samples; i++) {
         const struct bt_sim_sample *x = &r->samples[i];
-        fprintf(f, "%.0f,%.4f,%.4f,%u,%u,%" PRIu64 "\n", x->at_ms, x->prefill_load, x->decode_load,
-                x->arrived, x->refused, x->replicas);
+        fprintf(f, "%.0f,%.4f,%.4f,%u,%u,%u,%" PRIu64 "\n", x->at_ms, x->prefill_load,
+                x->decode_load, x->arrived, x->refused, x->prefill_nodes, x->replicas);
     }
 }

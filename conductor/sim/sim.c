@@ -8,6 +8,7 @@
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
 #include "conductor/sim/events.h"
+#include "conductor/sim/roles.h"
 
 #define NONE          UINT32_MAX
 #define FORECAST_MS   250
@@ -25,7 +26,8 @@ typedef enum {
     EV_PROMPT,
     EV_FAIL,
     EV_BACK,
-    EV_REPLAN
+    EV_REPLAN,
+    EV_LOOK
 } event_t;
 
 struct live {          /* a request beyond its record */
@@ -65,14 +67,15 @@ struct sim {
     const struct bt_sim_request *req; /* the part of the trace */
     struct live *live;
     struct bt_sim_events events;
-    uint32_t n_p, n_d;
-    struct prefill_node *p;
-    struct decode_node *d;
-    struct link *links; /* of prefill nodes, then of decode nodes */
-    double *failed_ms;  /* the same; when last, < 0: never */
+    uint32_t n, n_p;        /* nodes; those that prefill at first */
+    struct prefill_node *p; /* these arrays: [n] */
+    struct decode_node *d;  /* d->d NULL: it never decodes */
+    struct link *links;
+    double *failed_ms; /* when last, < 0: never */
+    struct bt_sim_roles roles;
     struct bt_sim_caches *caches;
     uint32_t *match;
-    struct bt_sched_worker *workers; /* prefill nodes, then decode nodes */
+    struct bt_sched_worker *workers;
     struct bt_sched_kvstore *kvstores;
     struct bt_sched_snapshot snap;
     struct bt_sched_params params;
@@ -115,7 +118,7 @@ static void show_kvstore(struct sim *s, uint32_t i)
 static void show_decode(struct sim *s, uint32_t i)
 {
     const struct decode_node *d = &s->d[i];
-    struct bt_sched_worker *w = &s->workers[s->n_p + i];
+    struct bt_sched_worker *w = &s->workers[i];
     w->running = bt_sim_decode_rows(d->d);
     w->waiting = bt_sim_decode_waiting(d->d);
     w->kv_tokens = (uint64_t)bt_sim_decode_kv_tokens(d->d);
@@ -320,17 +323,19 @@ static void queue_at_prefill(struct sim *s, uint32_t id, uint32_t node)
     start_prefill(s, node);
 }
 
-/* The snapshot for a request. */
-static void look(struct sim *s, uint32_t id)
+/* The nodes as they are now. */
+static void show(struct sim *s)
 {
-    const struct bt_sim_request *q = &s->req[id];
-    bt_sim_caches_match(s->caches, s->t->blocks + q->first, full_blocks(s, id), s->match);
-    for (uint32_t i = 0; i < s->n_p; i++) {
-        show_prefill(s, i);
-    }
     double steps_ms = 0;
     uint32_t busy = 0;
-    for (uint32_t i = 0; i < s->n_d; i++) {
+    for (uint32_t i = 0; i < s->n; i++) {
+        show_kvstore(s, i);
+        if (s->workers[i].prefill) {
+            show_prefill(s, i);
+        }
+        if (!s->workers[i].decode) {
+            continue;
+        }
         show_decode(s, i);
         double step_ms = bt_sim_decode_rows(s->d[i].d) != 0 ? bt_sim_decode_step_ms(s->d[i].d) : 0;
         steps_ms += step_ms;
@@ -339,10 +344,15 @@ static void look(struct sim *s, uint32_t id)
     if (busy != 0) { /* with prompts in the steps rows stay longer */
         s->forecast.life_ms = s->answer * steps_ms / busy;
     }
-    for (uint32_t i = 0; i < s->n_p + s->n_d; i++) {
-        show_kvstore(s, i);
-    }
     s->snap.now_ms = s->now_ms;
+}
+
+/* The snapshot for a request. */
+static void look(struct sim *s, uint32_t id)
+{
+    const struct bt_sim_request *q = &s->req[id];
+    bt_sim_caches_match(s->caches, s->t->blocks + q->first, full_blocks(s, id), s->match);
+    show(s);
 }
 
 /* Where nobody decodes, policies let prefill workers do both: here they cannot. */
@@ -350,7 +360,7 @@ static bool place(const struct sim *s, const struct bt_sched_request *want,
                   struct bt_sched_plan *plan, struct bt_sched_reject *rej)
 {
     return s->o->policy->place(&s->params, &s->snap, want, plan, rej) == BT_SCHED_PLANNED &&
-           plan->decode >= s->n_p;
+           s->workers[plan->decode].decode;
 }
 
 static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
@@ -358,7 +368,7 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     struct bt_sim_record *rec = &s->r->records[id];
     struct live *l = &s->live[id];
     rec->prefill = plan->prefill;
-    rec->decode = plan->decode - s->n_p;
+    rec->decode = plan->decode;
     s->r->background += plan->background;
     s->d[rec->decode].assigned++;
     l->planned_ms = plan->prefill_ms;
@@ -471,9 +481,9 @@ static void prefill_end(struct sim *s, uint32_t node)
         finish_placed(s, id, BT_SIM_SERVED);
         return;
     }
-    if (failed_since(s, id, s->n_p + rec->decode)) {
+    if (failed_since(s, id, rec->decode)) {
         s->live[id].given++;
-        abandon(s, id, s->n_p + rec->decode, true);
+        abandon(s, id, rec->decode, true);
         return;
     }
     double took = s->now_ms - s->live[id].start_ms;
@@ -481,7 +491,7 @@ static void prefill_end(struct sim *s, uint32_t node)
         struct bt_sched_request want = ask(s, id);
         struct bt_sched_reject rej;
         show_decode(s, rec->decode);
-        if (bt_sched_admit_decode(&s->params, &s->snap, &want, s->n_p + rec->decode, &rej) !=
+        if (bt_sched_admit_decode(&s->params, &s->snap, &want, rec->decode, &rej) !=
             BT_SCHED_PLANNED) {
             s->r->wasted_ms += took;
             expect(s, id, -1);
@@ -489,7 +499,7 @@ static void prefill_end(struct sim *s, uint32_t node)
             return;
         }
     }
-    struct link *dst = &s->links[s->n_p + rec->decode];
+    struct link *dst = &s->links[rec->decode];
     double bytes = (double)q->input * s->c->token_bytes;
     double move = 1e3 * bytes / s->c->link_bytes_per_s;
     dst->recv_free_ms = BT_MAX(dst->recv_free_ms, s->live[id].start_ms) + move;
@@ -501,10 +511,10 @@ static void handoff_end(struct sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
     struct live *l = &s->live[id];
-    bool decode_gone = failed_since(s, id, s->n_p + rec->decode);
+    bool decode_gone = failed_since(s, id, rec->decode);
     if (decode_gone || failed_since(s, id, rec->prefill)) {
         l->given++;
-        abandon(s, id, decode_gone ? s->n_p + rec->decode : rec->prefill, true);
+        abandon(s, id, decode_gone ? rec->decode : rec->prefill, true);
         return;
     }
     struct bt_sim_row row = {.id = id,
@@ -584,7 +594,7 @@ static void lose_row(void *arg, uint32_t id, uint32_t generated, bool prompt)
 {
     struct sim *s = arg;
     s->live[id].given += prompt ? 0 : 1 + generated;
-    abandon(s, id, s->n_p + s->r->records[id].decode, prompt);
+    abandon(s, id, s->r->records[id].decode, prompt);
 }
 
 static void fail_prefill(struct sim *s, uint32_t node)
@@ -611,14 +621,52 @@ static void fail_node(struct sim *s, const struct bt_sim_failure *f)
     s->workers[node].kvstore = BT_SCHED_NONE;
     s->kvstores[node].avoid = true;
     s->links[node] = (struct link){0};
-    if (node < s->n_p) {
-        fail_prefill(s, node);
-    } else {
-        bt_sim_decode_fail(s->d[node - s->n_p].d, s->now_ms, lose_row, s);
-        s->d[node - s->n_p].version++;
+    fail_prefill(s, node);
+    if (s->d[node].d != NULL) {
+        bt_sim_decode_fail(s->d[node].d, s->now_ms, lose_row, s);
+        s->d[node].version++;
     }
     bt_sim_caches_clear(s->caches, node);
     push(s, s->now_ms + f->down_ms, EV_BACK, node, 0);
+}
+
+/* ---- roles ---- */
+
+static void give_role(struct sim *s, uint32_t i, bool prefill)
+{
+    const struct bt_sim_cluster *c = s->c;
+    s->workers[i] = (struct bt_sched_worker){.node = i,
+                                             .kvstore = s->workers[i].kvstore,
+                                             .prefill = prefill,
+                                             .decode = !prefill,
+                                             .cost = prefill ? &c->prefill : &c->decode,
+                                             .prompt_cost = &c->prefill};
+    if (!prefill) {
+        s->workers[i].slots_total = (uint32_t)c->rows_max;
+        s->workers[i].pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
+    }
+}
+
+static bool has_nothing(const struct sim *s, uint32_t i)
+{
+    const struct prefill_node *p = &s->p[i];
+    const struct decode_node *d = &s->d[i];
+    return p->running == NONE && p->first == NONE && d->assigned == 0 &&
+           !(bt_sim_decode_prompt_ms(d->d) > 0);
+}
+
+static void look_at_roles(struct sim *s)
+{
+    uint32_t node, changing = s->roles.changing;
+    show(s);
+    if (bt_sim_roles_look(&s->roles, &s->params, s->workers,
+                          changing != BT_BALANCE_NONE && has_nothing(s, changing), s->now_ms,
+                          &node)) {
+        give_role(s, node, s->roles.to_prefill);
+    }
+    if (s->finished < s->r->n) {
+        push(s, s->now_ms + BT_SIM_ROLES_LOOK_MS, EV_LOOK, 0, 0);
+    }
 }
 
 /* ---- the run ---- */
@@ -631,18 +679,22 @@ static void sample(struct sim *s)
         r->samples = bt_realloc(r->samples, s->samples_cap * sizeof(*r->samples));
     }
     double p = 0, d = 0;
-    for (uint32_t i = 0; i < s->n_p; i++) {
-        p += queue_ms(s, &s->p[i]) / s->n_p;
+    uint32_t n_p = 0, n_d = 0;
+    for (uint32_t i = 0; i < s->n; i++) {
+        p += s->workers[i].prefill ? queue_ms(s, &s->p[i]) : 0;
+        d += s->workers[i].decode ? bt_sim_decode_step_ms(s->d[i].d) : 0;
+        n_p += s->workers[i].prefill;
+        n_d += s->workers[i].decode;
     }
-    for (uint32_t i = 0; i < s->n_d; i++) {
-        d += bt_sim_decode_step_ms(s->d[i].d) / s->n_d;
-    }
+    p /= BT_MAX(n_p, 1u);
+    d /= BT_MAX(n_d, 1u);
     r->samples[r->n_samples++] =
         (struct bt_sim_sample){.at_ms = s->now_ms,
                                .prefill_load = s->o->ttft_ms != 0 ? p / s->o->ttft_ms : 0,
                                .decode_load = s->o->tbt_ms != 0 ? d / s->o->tbt_ms : 0,
                                .arrived = s->sample_arrived,
                                .refused = s->sample_refused,
+                               .prefill_nodes = n_p,
                                .replicas = bt_sim_caches_replicas(s->caches)};
     s->sample_arrived = s->sample_refused = 0;
     s->sample_at_ms += s->o->sample_ms;
@@ -662,7 +714,7 @@ static void step(struct sim *s)
     struct bt_sim_event e = bt_sim_events_pop(&s->events);
     if ((e.type == EV_DECODE && e.version != s->d[e.id].version) ||
         (e.type == EV_PREFILL_END && e.version != s->p[e.id].version) ||
-        ((e.type == EV_FAIL || e.type == EV_BACK) && s->finished == s->r->n)) {
+        ((e.type == EV_FAIL || e.type == EV_BACK || e.type == EV_LOOK) && s->finished == s->r->n)) {
         return;
     }
     advance_to(s, e.at_ms);
@@ -677,15 +729,16 @@ static void step(struct sim *s)
         s->kvstores[e.id].avoid = false;
         break;
     case EV_REPLAN: replan(s, e.id); break;
+    case EV_LOOK: look_at_roles(s); break;
     }
 }
 
 static void set_up(struct sim *s)
 {
     const struct bt_sim_cluster *c = s->c;
-    uint32_t n = s->n_p + s->n_d;
-    s->p = bt_calloc(s->n_p, sizeof(*s->p));
-    s->d = bt_calloc(s->n_d, sizeof(*s->d));
+    uint32_t n = s->n;
+    s->p = bt_calloc(n, sizeof(*s->p));
+    s->d = bt_calloc(n, sizeof(*s->d));
     s->workers = bt_calloc(n, sizeof(*s->workers));
     s->kvstores = bt_calloc(n, sizeof(*s->kvstores));
     s->match = bt_calloc(n, sizeof(*s->match));
@@ -705,25 +758,20 @@ static void set_up(struct sim *s)
         bt_sim_caches_create(n, (uint32_t)(c->cache_tokens / BT_SIM_BLOCK_TOKENS), s->t->n_unique,
                              s->o->eviction != NULL ? s->o->eviction : &bt_evict_density, &disk);
     for (uint32_t i = 0; i < n; i++) {
-        bool prefill = i < s->n_p;
-        s->workers[i] = (struct bt_sched_worker){.node = i,
-                                                 .kvstore = i,
-                                                 .prefill = prefill,
-                                                 .decode = !prefill,
-                                                 .cost = prefill ? &c->prefill : &c->decode,
-                                                 .prompt_cost = &c->prefill};
         s->kvstores[i].node = i;
         s->failed_ms[i] = -1;
-        if (prefill) {
-            s->p[i].first = s->p[i].last = s->p[i].running = NONE;
-        } else {
-            s->workers[i].slots_total = (uint32_t)c->rows_max;
-            s->workers[i].pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
-            s->d[i - s->n_p].d =
-                bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
-            bt_sim_decode_mix(s->d[i - s->n_p].d, &c->prefill, s->o->mixed_step_ms,
-                              s->o->mixed_gap_ms, (uint32_t)c->chunk_tokens);
+        s->p[i].first = s->p[i].last = s->p[i].running = NONE;
+        if (i >= s->n_p || s->o->roles_window_ms > 0) {
+            s->d[i].d = bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
+            bt_sim_decode_mix(s->d[i].d, &c->prefill, s->o->mixed_step_ms, s->o->mixed_gap_ms,
+                              (uint32_t)c->chunk_tokens);
         }
+        give_role(s, i, i < s->n_p);
+        s->workers[i].kvstore = i;
+    }
+    if (s->o->roles_window_ms > 0) {
+        bt_sim_roles_init(&s->roles, n, s->o->roles_window_ms);
+        push(s, BT_SIM_ROLES_LOOK_MS, EV_LOOK, 0, 0);
     }
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
     s->answer = s->o->life_ms / STEP_MS;
@@ -755,10 +803,12 @@ static void set_up(struct sim *s)
 
 static void tear_down(struct sim *s)
 {
-    for (uint32_t i = 0; i < s->n_d; i++) {
-        s->r->decode_steps += bt_sim_decode_steps(s->d[i].d);
+    for (uint32_t i = 0; i < s->n; i++) {
+        s->r->decode_steps += s->d[i].d != NULL ? bt_sim_decode_steps(s->d[i].d) : 0;
         bt_sim_decode_destroy(s->d[i].d);
     }
+    s->r->role_changes = s->roles.changes;
+    bt_sim_roles_cleanup(&s->roles);
     s->r->bytes_written = bt_sim_caches_written(s->caches);
     bt_sim_caches_destroy(s->caches);
     free(s->p);
@@ -783,7 +833,7 @@ void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace 
                     .r = r,
                     .req = trace->requests + first,
                     .n_p = (uint32_t)cluster->prefill_nodes,
-                    .n_d = (uint32_t)cluster->decode_nodes,
+                    .n = (uint32_t)cluster->prefill_nodes + (uint32_t)cluster->decode_nodes,
                     .sample_at_ms = o->sample_ms};
     r->n = last - first;
     r->records = bt_calloc(BT_MAX(r->n, 1u), sizeof(*r->records));

@@ -46,6 +46,7 @@ struct bt_sim_options {
     double mixed_gap_ms;  /* ... and no row's first gap is longer by them than this; 0: not asked */
     double life_ms;       /* decode time expected of a request, until some have ended */
     bool one_token;       /* every answer is one token: prefill alone */
+    double roles_window_ms; /* roles by load, averaged over so long (roles.h); 0: they are fixed */
     const struct bt_sim_failure *failures;
     uint32_t n_failures;
     uint32_t sample_ms;                                      /* of the series; 0: none */
@@ -70,7 +71,7 @@ struct bt_sim_record {                     /* of one request */
     double at_ms, ttft_ms, tbt_ms, end_ms; /* tbt: mean of the longest 10 % of gaps; 0: one token */
     double plan_ttft_ms, plan_tbt_ms;
     uint32_t cached_tokens, fetched_tokens;
-    uint32_t prefill, decode; /* nodes */
+    uint32_t prefill, decode; /* nodes: prefill nodes, then decode nodes, as they were at first */
     bt_sim_outcome_t outcome;
 };
 
@@ -78,6 +79,7 @@ struct bt_sim_sample { /* every sample_ms */
     double at_ms;
     double prefill_load, decode_load; /* mean queue / TTFT objective; mean step / TBT objective */
     uint32_t arrived, refused;        /* since the last one */
+    uint32_t prefill_nodes;           /* in that role */
     uint64_t replicas;                /* blocks cached, over all nodes */
 };
 
@@ -94,6 +96,7 @@ struct bt_sim_result {
     double bytes_fetch, bytes_handoff, bytes_load, bytes_written; /* written: to SSDs */
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
     uint64_t decode_steps;
+    uint32_t role_changes;
     uint32_t background;    /* admitted to be late */
     uint32_t replans;       /* of requests whose node failed */
     uint32_t mixed_prompts; /* computed by the node that decodes them */

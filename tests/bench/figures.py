@@ -8,15 +8,18 @@ FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figur
         ablation   baton without each of its ingredients
         tune       what the parameters were chosen by: the first halves
         split      goodput by how the nodes are split
+        roles      goodput with roles by load, from splits that are wrong, and by day and night
         tiers      hit ratio by tier with an SSD of so many times the slab
         all        all of them
 TRACES: a folder with conversation_trace.jsonl, synthetic_trace.jsonl, azure_code.csv and azure_conv.csv (those that are
 there are used). PLOTS: a folder for SVG files. Without arguments: goodput on the small trace of tests/sim.
 """
+import datetime
 import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import svg
 
@@ -218,6 +221,58 @@ class Figures:
         self.plot("split-synthetic.svg", [svg.Panel("synthetic x 3: requests within 10 s and 100 ms", "prefill nodes of 16", "requests", curves)])
 
 
+    def day_and_night(self, out):
+        """A day of azure_code ten times as fast and a night of azure_conv at three times, answers eight times as long; twice."""
+        parts = []
+        for name, rate, longer in (("azure_code", 10, 1), ("azure_conv", 3, 8)):
+            with open(self.file(name)) as f:
+                rows = [line.split(",") for line in f.read().splitlines()[1:]]
+            at = [datetime.datetime.fromisoformat(r[0][:26]).timestamp() for r in rows]
+            rows = [((t - at[0]) / rate, int(r[1]), int(r[2]) * longer) for t, r in zip(at, rows)]
+            parts.append((rows[:len(rows) // 2], rows[len(rows) // 2:]))
+        start, dawns = 0, []
+        with open(out, "w") as f:
+            f.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+            for rows in (parts[0][0], parts[1][0], parts[0][1], parts[1][1]):
+                dawns.append(start)
+                for t, n, m in rows:
+                    at = datetime.datetime(2023, 11, 16) + datetime.timedelta(seconds=start + t - rows[0][0])
+                    f.write(f"{at.isoformat(sep=' ', timespec='microseconds')}0,{n},{m}\n")
+                start += rows[-1][0] - rows[0][0]
+        return dawns
+
+    def roles(self):
+        policies = (("kvcache", ["--policy", "kvcache", "--admission", "early"]), ("baton", BATON))
+        splits, panels = ((4, 12), (6, 10), (8, 8), (10, 6), (12, 4), (14, 2), (15, 1)), []
+        print("| conversation x 4, 10 s and 50 ms | | " + " | ".join(f"{p} + {d}" for p, d in splits) + " |\n|---|---|" + "---|" * len(splits))
+        common = ["--rate", 4, "--ttft", 10000, "--tbt", 50]
+        for what, options in policies:
+            curves = []
+            for roles in ("fixed", "auto"):
+                got = [sim(self.file("conversation"), "--set", f"prefill_nodes={p}", "--set", f"decode_nodes={d}", *common, *options,
+                           "--roles", roles) for p, d in splits]
+                print(f"| {what} | {roles} | " + " | ".join(f"{g['good']:.0f}" + (f" ({g['roles']:.0f})" if g["roles"] else "") for g in got) + " |")
+                curves.append((roles, [(p, g["good"]) for (p, _), g in zip(splits, got)]))
+            least = [min(y for _, y in c) for _, c in curves]
+            BENCH.append(f"figures_roles_{what},{least[1]:.0f},requests from the worst split,fixed {least[0]:.0f},{least[1] / least[0]:.3f}")
+            panels.append(svg.Panel(f"{what}: within 10 s and 50 ms", "prefill nodes of 16 at first", "requests", curves))
+        with tempfile.TemporaryDirectory() as tmp:
+            trace = os.path.join(tmp, "day_night.csv")
+            dawns = self.day_and_night(trace)
+            common = ["--ttft", 10000, "--tbt", 100, "--roles-window", 20]
+            print("\n| day and night, 8 nodes | " + " | ".join(f"{p} + {8 - p}" for p in range(2, 8)) + " | 4 + 4, roles by load |\n|---|" + "---|" * 7)
+            for what, options in policies:
+                got = [sim(trace, "--set", f"prefill_nodes={p}", "--set", f"decode_nodes={8 - p}", *common, *options)["good"] for p in range(2, 8)]
+                r = sim(trace, "--set", "prefill_nodes=4", "--set", "decode_nodes=4", *common, *options, "--roles", "auto", "--plot", tmp)
+                print(f"| {what} | " + " | ".join(f"{g:.0f}" for g in got) + f" | {r['good']:.0f} ({r['roles']:.0f} changes) |")
+                BENCH.append(f"figures_roles_day_{what},{r['good']:.0f},requests,best fixed split {max(got):.0f},{r['good'] / max(got):.3f}")
+                with open(os.path.join(tmp, "series.csv")) as f:
+                    rows = [line.split(",") for line in f.readlines()[1:]]
+                panels.append(svg.Panel(f"{what}: prefill nodes of 8 by day and night", "s", "nodes", top=8,
+                                        curves=[("", [(float(x[0]) / 1e3, int(x[5])) for x in rows])],
+                                        marks=[("day" if i % 2 == 0 else "night", at) for i, at in enumerate(dawns)]))
+        self.plot("roles.svg", panels)
+
     def tiers(self):
         slab, times, panels = 300000, (0, 1, 3, 10), []
         print("| trace | written | SSD / slab | slab | SSD | fetched | all | mean TTFT | written |\n|---|---|---|---|---|---|---|---|---|")
@@ -239,7 +294,7 @@ class Figures:
 
 
 def main():
-    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "tiers")
+    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "roles", "tiers")
     args = sys.argv[1:] or ["goodput", os.path.join(ROOT, "tests", "sim")]
     if len(args) not in (2, 3) or args[0] not in (*names, "all"):
         sys.exit(__doc__)

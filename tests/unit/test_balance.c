@@ -145,6 +145,14 @@ static void test_pressure(void **state)
     d.waiting = 0;
     p.tbt_objective_ms = 25;
     assert_float_equal(bt_sched_pressure(&p, &d), 0.8, 1e-9);
+    /* The step of one is no load: 21 ms of 25 with four rows, 19 with one, is a third of the room.
+     */
+    static const struct bt_batch_cost cost = {.base_ns = 18e6, .token_ns = {5e5, 5e5, 5e5, 5e5}};
+    d.pages_free = 100;
+    d.cost = &cost;
+    d.running = 5;
+    p.tbt_objective_ms = 26;
+    assert_float_equal(bt_sched_pressure(&p, &d), 2.5 / 7.5, 1e-9);
     d.running = 0; /* what was learned of an idle one's steps is no load */
     assert_float_equal(bt_sched_pressure(&p, &d), 0, 1e-9);
 }

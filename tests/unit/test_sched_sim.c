@@ -735,6 +735,55 @@ static void test_failures(void **state)
     bt_sim_result_cleanup(&whole);
 }
 
+/* From a split that is wrong either way roles by load come to a better one, and everybody is
+ * served.
+ */
+static void test_roles(void **state)
+{
+    (void)state;
+    static const struct {
+        double prefill, decode;
+        uint32_t tbt_ms;
+        double rate;
+    } wrong[] = {{1, 5, 100, 0.5}, {5, 1, 50, 3}};
+    for (size_t k = 0; k < BT_ARRAY_LEN(wrong); k++) {
+        struct bt_sim_cluster c;
+        struct bt_sim_trace t;
+        double ttft[2], tbt[2];
+        char err[256];
+        assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+        c.prefill_nodes = wrong[k].prefill;
+        c.decode_nodes = wrong[k].decode;
+        assert_int_equal(bt_sim_trace_load(SMALL, &t, err, sizeof(err)), BT_OK);
+        for (int by_load = 0; by_load < 2; by_load++) {
+            struct bt_sim_options o = {.policy = &bt_sched_kvcache,
+                                       .admission = &bt_sched_admit_none,
+                                       .rate = wrong[k].rate,
+                                       .to = 1,
+                                       .seed = 1,
+                                       .ttft_ms = 5000,
+                                       .tbt_ms = wrong[k].tbt_ms,
+                                       .fetch_ratio = 1.5,
+                                       .life_ms = 10000,
+                                       .roles_window_ms = by_load ? 5000 : 0,
+                                       .sample_ms = 1000};
+            struct bt_sim_result r;
+            struct bt_sim_summary s;
+            bt_sim_run(&c, &t, &o, &r);
+            bt_sim_summarize(&r, &c, &o, &s);
+            assert_int_equal(s.outcomes[BT_SIM_SERVED], r.n);
+            ttft[by_load] = s.ttft_ms.mean;
+            tbt[by_load] = s.tbt_ms.mean;
+            uint32_t last = r.samples[r.n_samples - 1].prefill_nodes;
+            assert_true(by_load ? r.role_changes >= 1 : r.role_changes == 0);
+            assert_true(by_load ? (k == 0 ? last > 1 : last < 5) : last == wrong[k].prefill);
+            bt_sim_result_cleanup(&r);
+        }
+        assert_true(k == 0 ? ttft[1] < 0.9 * ttft[0] : tbt[1] < 0.9 * tbt[0]);
+        bt_sim_trace_cleanup(&t);
+    }
+}
+
 /* A prompt that nobody could prefill in time, prefilled late, brings later ones into time. */
 static void test_background_pays(void **state)
 {
@@ -885,6 +934,7 @@ int main(void)
         cmocka_unit_test(test_bound),
         cmocka_unit_test(test_decode_fails),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_roles),
         cmocka_unit_test(test_published_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
