@@ -11,8 +11,9 @@
 #define ANSWER_NS     (2000ull * 1000000) /* from LaneOpen to LaneOpened */
 #define RETRY_NS      (500ull * 1000000)
 #define RETRY_MAX_NS  (5000ull * 1000000)
-#define LANES_MAX     (4u * BT_NICS_MAX) /* of a session, those that end included */
-#define HAS_BYTES_MAX (1u << 20)
+#define LANES_MAX     (4u * BT_NICS_MAX)  /* of a session, those that end included */
+#define MISSED_NS     (1000ull * 1000000) /* a peer that goes away takes one lane after the other */
+#define HAS_BYTES_MAX (8u << 20)          /* half of a gRPC message */
 
 /* ---- what a card's state is, and who is told ---- */
 
@@ -34,16 +35,31 @@ static void card_changed(struct bt_wire *w, uint32_t card, const char *peer, con
     }
 }
 
-/* The session misses a lane over the card, or has it again. */
-static void card_missed(struct bt_wire_session *s, uint32_t card, bool missed, const char *why)
+/* The session has lost its lane over the card. If it still lives without one in a while, the card
+ * is to blame. */
+static void card_missed(struct bt_wire_session *s, uint32_t card, const char *why)
 {
-    uint32_t bit = 1u << card;
-    if (((s->missed & bit) != 0) == missed) {
-        return;
+    struct bt_wire_missed *m = &s->missed[card];
+    if (m->since_ns == 0) {
+        m->since_ns = bt_mono_ns();
+        snprintf(m->why, sizeof(m->why), "%.*s", (int)sizeof(m->why) - 1, why);
     }
-    s->missed ^= bit;
-    s->w->cards[card].missed_by += missed ? 1 : (uint32_t)-1;
-    card_changed(s->w, card, s->name, why);
+}
+
+static void card_blame(struct bt_wire_session *s, uint32_t card, uint64_t now_ns)
+{
+    struct bt_wire_missed *m = &s->missed[card];
+    if (m->since_ns != 0 && !m->told && now_ns > m->since_ns + MISSED_NS) {
+        m->told = true;
+        s->w->cards[card].missed_by++;
+        card_changed(s->w, card, s->name, m->why);
+    }
+}
+
+static void card_forgive(struct bt_wire_session *s, uint32_t card)
+{
+    s->w->cards[card].missed_by -= s->missed[card].told;
+    s->missed[card] = (struct bt_wire_missed){.since_ns = 0};
 }
 
 /* ---- making and ending one ---- */
@@ -118,9 +134,15 @@ static void send_lane_end(struct bt_wire_lane *l)
 {
     Baton__LaneEnd e = BATON__LANE_END__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
-    size_t n = 0;
+    size_t n = 0, bytes = 0;
     for (struct bt_wx_has *h = l->x.has; h != NULL; h = h->next) {
         n++;
+        bytes += h->n;
+    }
+    if (bytes > HAS_BYTES_MAX) {
+        bt_wire_session_fail(l->session, "too much is under way to go on without a lane",
+                             BT_GRPC_UNAVAILABLE);
+        return;
     }
     Baton__FlowHas *rows = bt_calloc(n + 1, sizeof(*rows)),
                    **list = bt_calloc(n + 1, sizeof(*list));
@@ -178,7 +200,7 @@ static void lane_failed(struct bt_wire_lane *l, bool tell, const char *why, int 
     snprintf(text, sizeof(text), "%s", why);
     lane_stop(l, tell, text);
     if (live_lanes(s) > 0) {
-        card_missed(s, l->x.card, true, text);
+        card_missed(s, l->x.card, text);
     } else if (s->n_peer_cards == 0 || s->dialer || s->state == BT_WS_UP) {
         bt_wire_session_fail(s, text, code);
     } else { /* the dialer may still find a way, once it has our hello */
@@ -189,14 +211,17 @@ static void lane_failed(struct bt_wire_lane *l, bool tell, const char *why, int 
 void bt_wire_lanes_stop(struct bt_wire_session *s)
 {
     struct bt_list *i, *tmp;
-    for (uint32_t i_card = 0; i_card < s->w->n_cards; i_card++) {
-        card_missed(s, i_card, false, "");
-    }
     bt_list_for_each_safe (i, tmp, &s->lanes) {
         struct bt_wire_lane *l = BT_CONTAINER_OF(i, struct bt_wire_lane, link);
         lane_stop(l, false, "");
         if (l->gone && !l->resending) { /* it waited for the peer's word */
             lane_free(l);
+        }
+    }
+    for (uint32_t card = 0; card < s->w->n_cards; card++) {
+        card_forgive(s, card);
+        if (s->w->cards[card].n_lanes > 0) { /* else whether it is good again is to be seen */
+            card_changed(s->w, card, s->name, "");
         }
     }
 }
@@ -448,7 +473,8 @@ static void on_proven(struct bt_wire_lane *l)
             s->rails[i].wait_ns = RETRY_NS;
         }
     }
-    card_missed(s, l->x.card, false, "");
+    card_forgive(s, l->x.card);
+    card_changed(s->w, l->x.card, s->name, "");
     s->proven = true;
     bt_wire_session_maybe_up(s);
 }
@@ -460,8 +486,10 @@ static void on_stopped(struct bt_wire_lane *l)
     if (s->state == BT_WS_DEAD || s->n_peer_cards == 0) {
         lane_free(l);
     } else if (s->dialer) {
+        s->n_flows++; /* s stays until the end of this, whatever becomes of the session */
         send_lane_end(l);
         lane_free(l);
+        bt_wire_session_unref(s);
     } else {
         lane_resend(l);
     }
@@ -505,6 +533,9 @@ void bt_wire_lanes_tick(struct bt_wire_session *s, uint64_t now_ns)
         if (s->state == BT_WS_DEAD) {
             return;
         }
+    }
+    for (uint32_t card = 0; card < s->w->n_cards; card++) {
+        card_blame(s, card, now_ns);
     }
     for (uint32_t k = 0; k < s->n_rails && s->dialer && s->state == BT_WS_UP; k++) {
         struct bt_wire_rail *r = &s->rails[k];

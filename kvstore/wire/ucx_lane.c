@@ -236,7 +236,7 @@ static void lane_connect(struct bt_wx_lane *l)
         .err_handler = {.cb = on_ep_error, .arg = l},
     };
     l->connect_ns = l->conn->x->now_ns;
-    ucs_status_t st = ucp_ep_create(l->worker, &p, &l->ep); /* a refused connect fails in here */
+    ucs_status_t st = ucp_ep_create(l->worker, &p, &l->ep); /* a refused connect may fail in here */
     if (st != UCS_OK) {
         l->ep = NULL;
         bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX endpoint: %s", ucs_status_string(st));

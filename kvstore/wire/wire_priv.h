@@ -120,7 +120,11 @@ struct bt_wire_session {
     uint32_t n_peer_cards; /* 0: it knows of one lane only */
     struct bt_wire_rail rails[BT_NICS_MAX];
     uint32_t n_rails;
-    uint32_t missed; /* bits: our cards over which a lane is missing */
+    struct bt_wire_missed { /* by our card */
+        uint64_t since_ns;  /* its lane was lost then; 0: it was not */
+        bool told;          /* the card counts as bad for it */
+        char why[96];
+    } missed[BT_NICS_MAX];
     uint64_t last_rx_ns, last_tx_ns, busy_ns, seq;
     struct bt_timer broken; /* a send failed: the session ends on the next turn */
 };
