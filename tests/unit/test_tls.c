@@ -6,6 +6,8 @@
 #include <stdint.h>
 /* after the four above, as cmocka wants it */
 #include <cmocka.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +34,35 @@ static void certs(const char *fmt, ...)
     va_end(ap);
     snprintf(line, sizeof(line), "deploy/local/baton-certs --dir %s/%s", dir, args);
     assert_int_equal(system(line), 0);
+}
+
+static FILE *open_in_dir(const char *name, const char *mode)
+{
+    char path[200];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    FILE *f = fopen(path, mode);
+    assert_non_null(f);
+    return f;
+}
+
+/* Signs the certificate again with an end a day ago. (openssl x509 makes no such thing since 3.4.)
+ */
+static void expire(const char *cert, const char *ca_key)
+{
+    FILE *f = open_in_dir(cert, "r"), *k = open_in_dir(ca_key, "r");
+    X509 *x = PEM_read_X509(f, NULL, NULL, NULL);
+    EVP_PKEY *key = PEM_read_PrivateKey(k, NULL, NULL, NULL);
+    assert_true(x != NULL && key != NULL);
+    fclose(f);
+    fclose(k);
+    assert_non_null(X509_gmtime_adj(X509_getm_notBefore(x), -2 * 86400));
+    assert_non_null(X509_gmtime_adj(X509_getm_notAfter(x), -86400));
+    assert_true(X509_sign(x, key, EVP_sha256()) > 0);
+    f = open_in_dir(cert, "w");
+    assert_int_equal(PEM_write_X509(f, x), 1);
+    assert_int_equal(fclose(f), 0);
+    X509_free(x);
+    EVP_PKEY_free(key);
 }
 
 /* "main/n1" becomes the paths of main's CA and of n1's certificate and key. */
@@ -479,7 +510,8 @@ static int make_all(void **state)
     certs("main --cluster t node n1");
     certs("main --cluster t node n2");
     certs("main --cluster t admin");
-    certs("main --cluster t --days -1 node late");
+    certs("main --cluster t node late");
+    expire("main/late.crt", "main/ca.key");
     certs("main --cluster elsewhere node alien");
     certs("main --cluster t etcd 127.0.0.1");
     certs("other --cluster t ca");
