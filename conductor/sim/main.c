@@ -40,6 +40,8 @@ static const char usage[] =
     "                      always, as kvstore.ssd.write_policy\n"
     "  --roles R           fixed (default), auto: nodes change their role by load, as sched.roles\n"
     "  --roles-window S    ... averaged over so long (60)\n"
+    "  --replica-bytes X   bytes a second for copies of hot prefixes ahead of need (0)\n"
+    "  --replica-uses N    ... one for each so many uses within a minute (16)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
     "  --one-token         every answer is one token: prefill alone\n"
     "  --fail NODE@S[+S]   node p1, p2 ... or d1, d2 ... fails S seconds from the start, and is "
@@ -103,6 +105,8 @@ enum {
     O_GPUS,
     O_MIXED,
     O_GAP,
+    O_REPLICA,
+    O_REPLICA_USES,
     O_ROLES,
     O_WINDOW,
     O_SSD_WRITE,
@@ -143,6 +147,8 @@ static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
                                         {"ssd-write", 1, NULL, O_SSD_WRITE},
                                         {"roles", 1, NULL, O_ROLES},
                                         {"roles-window", 1, NULL, O_WINDOW},
+                                        {"replica-bytes", 1, NULL, O_REPLICA},
+                                        {"replica-uses", 1, NULL, O_REPLICA_USES},
                                         {"life", 1, NULL, O_LIFE},
                                         {"eviction", 1, NULL, O_EVICTION},
                                         {"background", 1, NULL, O_BACKGROUND},
@@ -187,6 +193,8 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_GAP: return number("mixed-gap", text, 0, 1e6, &a->o.mixed_gap_ms);
     case O_DEMAND: return number("demand-price", text, 0, 100, &a->o.demand_price);
     case O_WINDOW: return number("roles-window", text, 1, 1e6, &a->window_s);
+    case O_REPLICA: return number("replica-bytes", text, 0, 1e15, &a->o.replica_bytes_per_s);
+    case O_REPLICA_USES: return number("replica-uses", text, 2, 1e6, &a->o.replica_uses);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
     case O_BACKGROUND: return number("background", text, 0, 1, &a->o.background_share);
     case O_BACKGROUND_MS: return number("background-wait", text, 0, 1e9, &a->o.background_ms);
@@ -276,10 +284,11 @@ static void print_brief(const struct args *a, const struct bt_sim_result *r,
     for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
         printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
     }
-    printf(" background=%u mixed=%u roles=%u wasted_s=%.1f busy=%.3f fetch_gb=%.0f swing=%.3f "
+    printf(" background=%u mixed=%u roles=%u copies=%u copied_gb=%.0f wasted_s=%.1f busy=%.3f "
+           "fetch_gb=%.0f swing=%.3f "
            "phase=%.2f\n",
-           r->background, r->mixed_prompts, r->role_changes, r->wasted_ms / 1e3, s->prefill_busy,
-           r->bytes_fetch / 1e9, s->swing, s->phase);
+           r->background, r->mixed_prompts, r->role_changes, r->copies, r->bytes_copied / 1e9,
+           r->wasted_ms / 1e3, s->prefill_busy, r->bytes_fetch / 1e9, s->swing, s->phase);
 }
 
 static int write_files(const struct args *a, const struct bt_sim_result *r)
@@ -494,6 +503,7 @@ int main(int argc, char **argv)
                            .mixed_step_ms = -1,
                            .mixed_gap_ms = -1,
                            .life_ms = 10000,
+                           .replica_uses = 16,
                            .background_ms = 15000,
                            .sample_ms = 5000}};
     const char *command = argc > 1 ? argv[1] : "help";

@@ -114,6 +114,10 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
             r->bytes_written / 1e9);
     fprintf(f, "%-14s %.3f busy, %.1f s of it for requests refused afterwards\n", "prefill",
             s->prefill_busy, r->wasted_ms / 1e3);
+    if (r->copies != 0) {
+        fprintf(f, "%-14s %u of hot prefixes ahead of need, %.1f GB\n", "copies", r->copies,
+                r->bytes_copied / 1e9);
+    }
     if (r->role_changes != 0) {
         fprintf(f, "%-14s %u changes by load\n", "roles", r->role_changes);
     }

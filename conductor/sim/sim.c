@@ -8,6 +8,7 @@
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
 #include "conductor/sim/events.h"
+#include "conductor/sim/replicate.h"
 #include "conductor/sim/roles.h"
 
 #define NONE          UINT32_MAX
@@ -27,7 +28,8 @@ typedef enum {
     EV_FAIL,
     EV_BACK,
     EV_REPLAN,
-    EV_LOOK
+    EV_LOOK,
+    EV_COPY
 } event_t;
 
 struct live {          /* a request beyond its record */
@@ -73,6 +75,10 @@ struct sim {
     struct link *links;
     double *failed_ms; /* when last, < 0: never */
     struct bt_sim_roles roles;
+    struct bt_sim_replicate replicate;
+    struct bt_sim_copy copy; /* on its way: */
+    uint32_t copy_of;        /* a prefix of this request's */
+    double copy_begun_ms;
     struct bt_sim_caches *caches;
     uint32_t *match;
     struct bt_sched_worker *workers;
@@ -387,6 +393,40 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     }
 }
 
+/* Behind all that the links have to do, and in nobody's way. */
+static void copy_begin(struct sim *s, uint32_t id)
+{
+    double block_bytes = BT_SIM_BLOCK_TOKENS * s->c->token_bytes;
+    const uint32_t *blocks = s->t->blocks + s->req[id].first;
+    if (!bt_sim_replicate_look(&s->replicate, &s->params, &s->snap, blocks, full_blocks(s, id),
+                               block_bytes, &s->copy)) {
+        return;
+    }
+    const struct link *src = &s->links[s->copy.from], *dst = &s->links[s->copy.to];
+    double bytes = s->copy.blocks * block_bytes;
+    double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
+    s->copy_of = id;
+    s->copy_begun_ms = s->now_ms;
+    s->replicate.pending = true;
+    s->r->copies++;
+    s->r->bytes_copied += bytes;
+    push(s, start + 1e3 * bytes / s->c->link_bytes_per_s, EV_COPY, 0, 0);
+}
+
+static void copy_end(struct sim *s)
+{
+    const struct bt_sim_copy *c = &s->copy;
+    const uint32_t *blocks = s->t->blocks + s->req[s->copy_of].first;
+    s->replicate.pending = false;
+    if (s->failed_ms[c->from] >= s->copy_begun_ms || s->failed_ms[c->to] >= s->copy_begun_ms) {
+        return;
+    }
+    uint32_t ssd, held = bt_sim_caches_use(s->caches, c->to, blocks, c->blocks, s->now_ms, &ssd);
+    struct bt_sim_put put = {
+        .blocks = blocks, .n = c->blocks, .held = held, .copied = held, .copied_end = c->blocks};
+    bt_sim_caches_put(s->caches, c->to, &put, s->now_ms);
+}
+
 static void arrive(struct sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
@@ -411,6 +451,7 @@ static void arrive(struct sim *s, uint32_t id)
         finish(s, id, why[rej.miss]);
         return;
     }
+    copy_begin(s, id);
     go(s, id, &plan);
 }
 
@@ -730,6 +771,7 @@ static void step(struct sim *s)
         break;
     case EV_REPLAN: replan(s, e.id); break;
     case EV_LOOK: look_at_roles(s); break;
+    case EV_COPY: copy_end(s); break;
     }
 }
 
@@ -769,6 +811,7 @@ static void set_up(struct sim *s)
         give_role(s, i, i < s->n_p);
         s->workers[i].kvstore = i;
     }
+    bt_sim_replicate_init(&s->replicate, s->o->replica_bytes_per_s, s->o->replica_uses);
     if (s->o->roles_window_ms > 0) {
         bt_sim_roles_init(&s->roles, n, s->o->roles_window_ms);
         push(s, BT_SIM_ROLES_LOOK_MS, EV_LOOK, 0, 0);

@@ -47,6 +47,7 @@ struct bt_sim_options {
     double life_ms;       /* decode time expected of a request, until some have ended */
     bool one_token;       /* every answer is one token: prefill alone */
     double roles_window_ms; /* roles by load, averaged over so long (roles.h); 0: they are fixed */
+    double replica_bytes_per_s, replica_uses; /* copies ahead of need (replicate.h); 0: none */
     const struct bt_sim_failure *failures;
     uint32_t n_failures;
     uint32_t sample_ms;                                      /* of the series; 0: none */
@@ -97,6 +98,8 @@ struct bt_sim_result {
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
     uint64_t decode_steps;
     uint32_t role_changes;
+    uint32_t copies; /* of hot prefixes, ahead of need */
+    double bytes_copied;
     uint32_t background;    /* admitted to be late */
     uint32_t replans;       /* of requests whose node failed */
     uint32_t mixed_prompts; /* computed by the node that decodes them */

@@ -9,13 +9,16 @@ FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figur
         tune       what the parameters were chosen by: the first halves
         split      goodput by how the nodes are split
         roles      goodput with roles by load, from splits that are wrong, and by day and night
+        copies     copies of hot prefixes ahead of need: a trace of tools, by policy and budget
         tiers      hit ratio by tier with an SSD of so many times the slab
         all        all of them
 TRACES: a folder with conversation_trace.jsonl, synthetic_trace.jsonl, azure_code.csv and azure_conv.csv (those that are
 there are used). PLOTS: a folder for SVG files. Without arguments: goodput on the small trace of tests/sim.
 """
 import datetime
+import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -175,8 +178,13 @@ class Figures:
                                         "requests", list(lines.items())))
             self.plot(f"goodput-{ttft // 1000}s.svg", panels)
 
+    @staticmethod
+    def halves(tbt):
+        return ["--mixed-step", 0.5 * tbt, "--mixed-gap", 0]
+
     def ablation(self):
-        without = (("all of it", []), ("no prompts beside rows", ["--mixed-step", 0]), ("no price of work", ["--admission", "predict"]),
+        without = (("all of it", []), ("no prompts beside rows", ["--mixed-step", 0]), ("steps of half the objective", self.halves),
+                   ("no price of work", ["--admission", "predict"]), ("no price by demand", ["--demand-price", 0]),
                    ("nothing late", ["--background", 0]), ("no weight of others' time", ["--work-weight", 0]),
                    ("nothing fetched", ["--fetch-ratio", 0]))
         print("| trace, objectives | load | kvcache | " + " | ".join(n for n, _ in without) + " |\n|---|---|---|" + "---|" * len(without))
@@ -186,7 +194,7 @@ class Figures:
                 for load in (0.5, 1, 3):
                     common = ["--from", 0.5, "--rate", load * one, "--ttft", ttft, "--tbt", tbt]
                     kv = max(sim(trace, *common, "--policy", p, "--admission", a)["good"] for p, a in KVCACHE)
-                    got = [sim(trace, *common, *BATON, *options)["good"] for _, options in without]
+                    got = [sim(trace, *common, *BATON, *(options(tbt) if callable(options) else options))["good"] for _, options in without]
                     print(f"| {name_of(trace)}, {ttft / 1000:g} s | {load} | {kv:.0f} | " + " | ".join(f"{g:.0f}" for g in got) + " |")
                     for (what, _), g in zip(without[1:], got[1:]):
                         BENCH.append(f"figures_ablation_{name_of(trace)}_{ttft}_{load}_{what.replace(' ', '_').replace(chr(39), '')},"
@@ -196,13 +204,16 @@ class Figures:
         """The least and the mean ratio to kvcache over traces, objectives and loads, on the first halves."""
         choices = [("chosen", [])]
         choices += [(f"{name} {v}", [f"--{name}", v]) for name, values in (
-            ("work-price", (0.5, 2)), ("background", (0.25, 0.75)), ("background-wait", (5000, 30000)), ("work-weight", (0, 1)))
+            ("work-price", (0.5, 2)), ("demand-price", (0.2, 0.8)), ("background", (0.25, 0.75)), ("background-wait", (5000, 30000)), ("work-weight", (0, 1)))
             for v in values]
+        choices += [("steps of half the objective", self.halves)]
+        choices += [(f"steps of {x}", lambda tbt, x=x: ["--mixed-step", x * tbt]) for x in (0.6, 0.9)]
         loads = [(t, x * self.load_one(t), o) for t in self.files for x in (0.5, 1, 2, 3) for o in OBJECTIVES]
         best = [self.compare(t, rate, *o, half=("--to", 0.5))[0]["good"] for t, rate, o in loads]
         print("| parameters | least ratio to kvcache | mean |\n|---|---|---|")
         for what, options in choices:
-            ratios = [sim(t, "--to", 0.5, "--rate", rate, "--ttft", o[0], "--tbt", o[1], *BATON, *options)["good"] / max(1, b)
+            ratios = [sim(t, "--to", 0.5, "--rate", rate, "--ttft", o[0], "--tbt", o[1], *BATON,
+                          *(options(o[1]) if callable(options) else options))["good"] / max(1, b)
                       for (t, rate, o), b in zip(loads, best)]
             print(f"| {what} | {min(ratios):.3f} | {sum(ratios) / len(ratios):.3f} |")
             BENCH.append(f"figures_tune_{what.replace(' ', '_')},{sum(ratios) / len(ratios):.4f},times kvcache,least,{min(ratios):.3f}")
@@ -273,6 +284,43 @@ class Figures:
                                         marks=[("day" if i % 2 == 0 else "night", at) for i, at in enumerate(dawns)]))
         self.plot("roles.svg", panels)
 
+    def tools(self, out, n_tools):
+        """azure_code's prompts, each behind one of n_tools prompts of 4k to 32k tokens (Zipf); others every ten minutes."""
+        rand, tools, block = random.Random(1), {}, 0
+        weights = [1 / (k + 1) for k in range(n_tools)]
+        with open(self.file("azure_code")) as f, open(out, "w") as g:
+            rows = [line.split(",") for line in f.read().splitlines()[1:]]
+            begin = datetime.datetime.fromisoformat(rows[0][0][:26])
+            for r in rows:
+                at = (datetime.datetime.fromisoformat(r[0][:26]) - begin).total_seconds()
+                tool = (at // 600, rand.choices(range(n_tools), weights)[0])
+                if tool not in tools:
+                    n = rand.randint(8, 64)
+                    tools[tool] = list(range(block, block + n))
+                    block += n
+                own = -(-int(r[1]) // 512)
+                ids = tools[tool] + list(range(block, block + own))
+                block += own
+                g.write(json.dumps({"timestamp": int(at * 1000), "input_length": len(tools[tool]) * 512 + int(r[1]),
+                                    "output_length": int(r[2]), "hash_ids": ids}) + "\n")
+
+    def copies(self):
+        budgets = (0, 1e8, 1e9, 1e10)
+        print("| tools | rate | policy | bytes a second | copies | TTFT p90, p99 | within 2 s and 100 ms |\n|---|---|---|---|---|---|---|")
+        with tempfile.TemporaryDirectory() as tmp:
+            trace = os.path.join(tmp, "tools.jsonl")
+            for n_tools in (64, 8):
+                self.tools(trace, n_tools)
+                for rate in (10, 20, 30):
+                    for policy, admission in (("cache-aware", "early"), ("kvcache", "early"), ("baton", "priced")):
+                        got = [sim(trace, "--policy", policy, "--admission", admission, "--rate", rate, "--ttft", 2000, "--replica-bytes", b)
+                               for b in budgets]
+                        for b, r in zip(budgets, got):
+                            print(f"| {n_tools} | {rate} | {policy} | {b:.0e} | {r['copies']:.0f}, {r['copied_gb']:.0f} GB | {r['ttft_p90_s']:.2f}, "
+                                  f"{r['ttft_p99_s']:.2f} s | {r['good']:.0f} |")
+                        BENCH.append(f"figures_copies_{n_tools}_{rate}_{policy},{got[2]['good']:.0f},requests,without {got[0]['good']:.0f},"
+                                     f"{got[2]['good'] / got[0]['good']:.3f}")
+
     def tiers(self):
         slab, times, panels = 300000, (0, 1, 3, 10), []
         print("| trace | written | SSD / slab | slab | SSD | fetched | all | mean TTFT | written |\n|---|---|---|---|---|---|---|---|---|")
@@ -294,7 +342,7 @@ class Figures:
 
 
 def main():
-    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "roles", "tiers")
+    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "roles", "copies", "tiers")
     args = sys.argv[1:] or ["goodput", os.path.join(ROOT, "tests", "sim")]
     if len(args) not in (2, 3) or args[0] not in (*names, "all"):
         sys.exit(__doc__)
