@@ -135,8 +135,9 @@ static const struct bt_conf_row kvstore_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(quota_default),
      .def = "1",
-     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name; 1: no "
-            "bound. Requests without an API key have none."},
+     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name; 1: "
+            "none, they use what the shares of others leave and give it up first. Requests without "
+            "an API key have none."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),

@@ -110,13 +110,13 @@ static void slru_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
     }
 }
 
-/* The oldest unpinned slot of a class, whatever its group. */
-static uint32_t oldest_of(const struct bt_evict *e, int cls)
+/* The oldest unpinned slot of a class, of some groups or (NULL) of all. */
+static uint32_t oldest_of(const struct bt_evict *e, const struct bt_evict_groups *of, int cls)
 {
     uint32_t best = BT_EVICT_NONE;
     for (uint32_t g = 0; g < e->n_groups; g++) {
         uint32_t s = e->lists[g][cls].oldest; /* ticks wrap around */
-        if (s != BT_EVICT_NONE &&
+        if (s != BT_EVICT_NONE && (of == NULL || bt_evict_groups_has(of, g)) &&
             (best == BT_EVICT_NONE || (int32_t)(e->nodes[s].tick - e->nodes[best].tick) < 0)) {
             best = s;
         }
@@ -127,7 +127,8 @@ static uint32_t oldest_of(const struct bt_evict *e, int cls)
 /* Too many are protected: the oldest unpinned ones go back on probation, as its youngest. */
 static void demote(struct bt_evict *e)
 {
-    for (uint32_t old; e->hot > e->hot_max && (old = oldest_of(e, PROTECTED)) != BT_EVICT_NONE;) {
+    for (uint32_t old;
+         e->hot > e->hot_max && (old = oldest_of(e, NULL, PROTECTED)) != BT_EVICT_NONE;) {
         unlink_node(e, old);
         e->nodes[old].cls = PROBATION;
         e->hot--;
@@ -166,10 +167,10 @@ static void slru_drop(struct bt_evict *e, uint32_t slot)
     n->cached = 0;
 }
 
-static uint32_t slru_victim(const struct bt_evict *e)
+static uint32_t slru_victim(const struct bt_evict *e, const struct bt_evict_groups *of)
 {
-    uint32_t v = oldest_of(e, PROBATION);
-    return v != BT_EVICT_NONE ? v : oldest_of(e, PROTECTED);
+    uint32_t v = oldest_of(e, of, PROBATION);
+    return v != BT_EVICT_NONE ? v : oldest_of(e, of, PROTECTED);
 }
 
 static uint32_t slru_victim_of(const struct bt_evict *e, uint8_t group)

@@ -12,6 +12,21 @@
 
 struct bt_evict; /* a policy's state */
 
+struct bt_evict_groups { /* a set */
+    uint64_t bits[BT_DIV_UP(BT_EVICT_GROUPS, 64u)];
+};
+
+static inline bool bt_evict_groups_has(const struct bt_evict_groups *s, uint32_t group)
+{
+    return (s->bits[group / 64] >> (group % 64) & 1) != 0;
+}
+
+static inline void bt_evict_groups_set(struct bt_evict_groups *s, uint32_t group, bool in)
+{
+    uint64_t bit = 1ull << (group % 64);
+    s->bits[group / 64] = (s->bits[group / 64] & ~bit) | (in ? bit : 0);
+}
+
 typedef enum {
     BT_EVICT_COMPUTED,  /* by a prefill */
     BT_EVICT_GENERATED, /* of an answer */
@@ -43,8 +58,9 @@ struct bt_evict_policy {
     void (*unpin)(struct bt_evict *e, uint32_t slot);
     /* The block leaves the cache. */
     void (*drop)(struct bt_evict *e, uint32_t slot);
-    /* The slot to give up first, BT_EVICT_NONE when all are in use. Stays until dropped. */
-    uint32_t (*victim)(const struct bt_evict *e);
+    /* The slot to give up first, of some groups or (NULL) of all; BT_EVICT_NONE when all are in
+     * use. Stays until dropped. */
+    uint32_t (*victim)(const struct bt_evict *e, const struct bt_evict_groups *of);
     /* The same among the slots of one group. */
     uint32_t (*victim_of)(const struct bt_evict *e, uint8_t group);
     uint32_t (*evictable)(const struct bt_evict *e);

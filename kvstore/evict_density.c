@@ -326,11 +326,11 @@ static uint32_t density_victim_of(const struct bt_evict *e, uint8_t group)
     return l < LISTS ? e->orders[group]->lists[l].head : BT_EVICT_NONE;
 }
 
-static uint32_t density_victim(const struct bt_evict *e)
+static uint32_t density_victim(const struct bt_evict *e, const struct bt_evict_groups *of)
 {
     uint32_t best = LISTS, group = 0;
     for (uint32_t g = 0; g < e->n_groups; g++) {
-        uint32_t l = lowest(e->orders[g]);
+        uint32_t l = of == NULL || bt_evict_groups_has(of, g) ? lowest(e->orders[g]) : LISTS;
         if (l < best) {
             best = l;
             group = g;

@@ -214,12 +214,12 @@ static uint32_t heap_victim_of(const struct bt_evict *e, uint8_t group)
     return e->heaps[group].count > 0 ? e->heaps[group].slots[0] : BT_EVICT_NONE;
 }
 
-static uint32_t heap_victim(const struct bt_evict *e)
+static uint32_t heap_victim(const struct bt_evict *e, const struct bt_evict_groups *of)
 {
     uint32_t best = BT_EVICT_NONE;
     for (uint32_t g = 0; g < e->n_groups; g++) {
         uint32_t v = heap_victim_of(e, (uint8_t)g);
-        if (v != BT_EVICT_NONE &&
+        if (v != BT_EVICT_NONE && (of == NULL || bt_evict_groups_has(of, g)) &&
             (best == BT_EVICT_NONE || e->before(&e->nodes[v], &e->nodes[best]))) {
             best = v;
         }

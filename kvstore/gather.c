@@ -325,6 +325,7 @@ struct bt_gather *gather_new(struct bt_gathers *gs, const struct bt_gather_ask *
     g->request = ask->request;
     g->epoch = ask->epoch;
     g->group = ask->group;
+    bt_tenants_hold(gs->c.cache->tenants, g->group);
     g->class = ask->replica ? CLASS_REPLICA : CLASS_FETCH;
     g->prefill_tokens_per_s = ask->prefill_tokens_per_s;
     g->n = g->end = ask->n;
@@ -386,6 +387,7 @@ void bt_gather_end(struct bt_gather *g)
     free(g->runs);
     free(g->keys);
     free(g->blocks);
+    bt_tenants_release(g->gs->c.cache->tenants, g->group);
     free(g);
 }
 

@@ -1,7 +1,7 @@
 /* Counting and choosing; see quota.h. Pure. */
 #include "kvstore/quota.h"
 
-void bt_quota_init(struct bt_quota *q, const struct bt_tenants *tenants, bt_tenant_tier_t tier,
+void bt_quota_init(struct bt_quota *q, struct bt_tenants *tenants, bt_tenant_tier_t tier,
                    uint32_t n_slots)
 {
     *q = (struct bt_quota){.tenants = tenants, .tier = tier, .n_slots = n_slots};
@@ -12,12 +12,14 @@ void bt_quota_add(struct bt_quota *q, uint8_t group)
     BT_ASSERT(group < BT_EVICT_GROUPS);
     q->used[group]++;
     q->n_groups = BT_MAX(q->n_groups, group + 1u);
+    bt_tenants_hold(q->tenants, group);
 }
 
 void bt_quota_sub(struct bt_quota *q, uint8_t group)
 {
     BT_ASSERT(group < BT_EVICT_GROUPS && q->used[group] > 0);
     q->used[group]--;
+    bt_tenants_release(q->tenants, group);
 }
 
 /* Slots that are the group's share. */
@@ -38,7 +40,7 @@ uint32_t bt_quota_victim(const struct bt_quota *q, const struct bt_evict_policy 
                          const struct bt_evict *e, uint8_t group, uint32_t more)
 {
     if (q->tenants == NULL || !bt_tenants_bounded(q->tenants, q->tier)) {
-        return policy->victim(e);
+        return policy->victim(e, NULL);
     }
     uint32_t victim = BT_EVICT_NONE, most = 0;
     if (group != BT_QUOTA_NONE && beyond(q, group, more) > 0) {
@@ -55,5 +57,8 @@ uint32_t bt_quota_victim(const struct bt_quota *q, const struct bt_evict_policy 
             victim = v;
         }
     }
-    return victim != BT_EVICT_NONE ? victim : policy->victim(e);
+    if (victim == BT_EVICT_NONE) {
+        victim = policy->victim(e, bt_tenants_unbounded(q->tenants, q->tier));
+    }
+    return victim != BT_EVICT_NONE ? victim : policy->victim(e, NULL);
 }

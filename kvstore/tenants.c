@@ -9,12 +9,16 @@
 
 struct tenant {
     uint32_t tag;
+    uint32_t held;
+    bool named; /* by a rule */
     double share[BT_TENANT_TIERS];
 };
 
 struct bt_tenants {
     struct tenant all[BT_EVICT_GROUPS];
-    uint32_t n; /* groups in use, the last one apart */
+    uint32_t n;    /* groups in use, the last one apart */
+    uint32_t hand; /* where a group that nobody holds is looked for next */
+    struct bt_evict_groups unbounded[BT_TENANT_TIERS];
     double otherwise[BT_TENANT_TIERS];
     bool bounded[BT_TENANT_TIERS];
     uint8_t last; /* looked up last */
@@ -43,6 +47,7 @@ static void set_shares(struct bt_tenants *t, uint8_t group, const double share[B
     for (int i = 0; i < BT_TENANT_TIERS; i++) {
         t->all[group].share[i] = share[i];
         t->bounded[i] = t->bounded[i] || share[i] < 1;
+        bt_evict_groups_set(&t->unbounded[i], group, share[i] >= 1);
     }
 }
 
@@ -68,6 +73,7 @@ static bool add_rule(struct bt_tenants *t, const char *rule)
     }
     uint8_t group = strcmp(name, "-") == 0 ? BT_TENANT_NOBODY : bt_tenants_group(t, name);
     set_shares(t, group, share);
+    t->all[group].named = true;
     t->named[t->n_named++] = group;
     return group != BT_TENANT_OTHERS;
 }
@@ -118,10 +124,28 @@ void bt_tenants_destroy(struct bt_tenants *t)
     }
 }
 
+/* A group for a tenant who has none: a new one, or one whose tenant has nothing any more. */
+static uint32_t new_group(struct bt_tenants *t)
+{
+    if (t->n < BT_TENANT_OTHERS) {
+        return t->n++;
+    }
+    for (uint32_t i = 1; i < BT_TENANT_OTHERS; i++) {
+        t->hand = t->hand + 1 < BT_TENANT_OTHERS ? t->hand + 1 : 1;
+        if (t->all[t->hand].held == 0 && !t->all[t->hand].named) {
+            return t->hand;
+        }
+    }
+    return BT_TENANT_OTHERS;
+}
+
 uint8_t bt_tenants_by_tag(struct bt_tenants *t, uint32_t tag)
 {
     if (tag == 0) {
         return BT_TENANT_NOBODY;
+    }
+    if (tag == t->all[BT_TENANT_OTHERS].tag) {
+        return BT_TENANT_OTHERS;
     }
     if (t->all[t->last].tag == tag) {
         return t->last;
@@ -130,11 +154,11 @@ uint8_t bt_tenants_by_tag(struct bt_tenants *t, uint32_t tag)
     while (g < t->n && t->all[g].tag != tag) {
         g++;
     }
-    if (g == BT_TENANT_OTHERS) {
-        return BT_TENANT_OTHERS;
-    }
     if (g == t->n) {
-        t->n++;
+        g = new_group(t);
+        if (g == BT_TENANT_OTHERS) {
+            return BT_TENANT_OTHERS;
+        }
         t->all[g].tag = tag;
         set_shares(t, (uint8_t)g, t->otherwise);
     }
@@ -145,6 +169,22 @@ uint8_t bt_tenants_by_tag(struct bt_tenants *t, uint32_t tag)
 uint8_t bt_tenants_group(struct bt_tenants *t, const char *name)
 {
     return bt_tenants_by_tag(t, bt_kv_tenant_tag(name));
+}
+
+void bt_tenants_hold(struct bt_tenants *t, uint8_t group)
+{
+    if (t != NULL) {
+        BT_ASSERT(group < BT_EVICT_GROUPS);
+        t->all[group].held++;
+    }
+}
+
+void bt_tenants_release(struct bt_tenants *t, uint8_t group)
+{
+    if (t != NULL) {
+        BT_ASSERT(group < BT_EVICT_GROUPS && t->all[group].held > 0);
+        t->all[group].held--;
+    }
 }
 
 uint32_t bt_tenants_tag(const struct bt_tenants *t, uint8_t group)
@@ -162,6 +202,12 @@ double bt_tenants_share(const struct bt_tenants *t, uint8_t group, bt_tenant_tie
 bool bt_tenants_bounded(const struct bt_tenants *t, bt_tenant_tier_t tier)
 {
     return t->bounded[tier];
+}
+
+const struct bt_evict_groups *bt_tenants_unbounded(const struct bt_tenants *t,
+                                                   bt_tenant_tier_t tier)
+{
+    return &t->unbounded[tier];
 }
 
 const char *bt_tenants_named(const struct bt_tenants *t, uint32_t i, uint8_t *group_p)

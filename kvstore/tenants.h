@@ -4,8 +4,8 @@
  * A name comes with a reservation (Reserve.tenant). What is stored with a block, in the slab and on
  * the SSD, is its tag (bt_kv_tenant_tag); a tag that was read before its name was heard gets a
  * group all the same. Group 0 has what belongs to nobody (tag 0). Groups are given in order of
- * appearance, those that the configuration names first; who comes when none is left shares the
- * last one. */
+ * appearance, those that the configuration names first; when none is left, who comes gets that of
+ * a tenant who has nothing any more (bt_tenants_hold), and failing that shares the last one. */
 #ifndef BT_KVSTORE_TENANTS_H
 #define BT_KVSTORE_TENANTS_H
 
@@ -32,10 +32,18 @@ uint8_t bt_tenants_group(struct bt_tenants *t, const char *name);
 uint8_t bt_tenants_by_tag(struct bt_tenants *t, uint32_t tag);
 /* What is stored with a block of the group. */
 uint32_t bt_tenants_tag(const struct bt_tenants *t, uint8_t group);
+/* Who counts blocks to a group, or keeps it for blocks to come, holds it: as long as it is held it
+ * stays its tenant's. A group from bt_tenants_group or _by_tag is good until the next of these
+ * calls, or held. t NULL: nothing. */
+void bt_tenants_hold(struct bt_tenants *t, uint8_t group);
+void bt_tenants_release(struct bt_tenants *t, uint8_t group);
 /* Of the slots of a tier; 1: no bound. */
 double bt_tenants_share(const struct bt_tenants *t, uint8_t group, bt_tenant_tier_t tier);
 /* Is there any bound on the tier? */
 bool bt_tenants_bounded(const struct bt_tenants *t, bt_tenant_tier_t tier);
+/* Groups without a bound on the tier. */
+const struct bt_evict_groups *bt_tenants_unbounded(const struct bt_tenants *t,
+                                                   bt_tenant_tier_t tier);
 
 /* Tenants that rules name, in their order, "-" among them: the groups that metrics show by name.
  * NULL: no more. */

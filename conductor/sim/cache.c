@@ -217,7 +217,7 @@ static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node, double now_ms)
         c->replicas++;
         return d->used++;
     }
-    uint32_t s = c->policy->victim(d->evict);
+    uint32_t s = c->policy->victim(d->evict, NULL);
     if (s != BT_EVICT_NONE) {
         uint32_t old = d->slots[s].block;
         offer(c, node, old, d->slots[s].depth, BT_SIM_DISK_GIVEN_UP, now_ms);

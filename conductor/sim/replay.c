@@ -116,7 +116,7 @@ static uint32_t take_slot(struct replay *p)
     if (p->policy == NULL) {
         slot = future_victim(p);
     } else {
-        slot = p->policy->victim(p->evict);
+        slot = p->policy->victim(p->evict, NULL);
         BT_ASSERT(slot != BT_EVICT_NONE); /* capacity is more than a request holds */
         p->policy->drop(p->evict, slot);
         p->r->events += 2;

@@ -33,7 +33,7 @@ struct bt_ssd_dir {
 };
 
 struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy,
-                                     const struct bt_tenants *tenants)
+                                     struct bt_tenants *tenants)
 {
     struct bt_ssd_dir *d = bt_calloc(1, sizeof(*d));
     uint32_t cap = 16;

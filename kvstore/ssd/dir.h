@@ -30,7 +30,7 @@ struct bt_ssd_entry {
 
 /* tenants: NULL without quotas; outlives it. */
 struct bt_ssd_dir *bt_ssd_dir_create(uint32_t n_slots, const struct bt_evict_policy *policy,
-                                     const struct bt_tenants *tenants);
+                                     struct bt_tenants *tenants);
 void bt_ssd_dir_destroy(struct bt_ssd_dir *d);
 
 /* VALID slot of key, or BT_SSD_NONE. */

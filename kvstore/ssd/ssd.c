@@ -283,6 +283,7 @@ static void on_recorded(void *arg, struct bt_ssd_db_op *op)
     } else {
         forget_record(s, j->pos, &j->e); /* its record may be there all the same */
     }
+    bt_tenants_release(s->c.tenants, (uint8_t)j->e.group);
     free(j);
     make_room(s);
 }
@@ -310,6 +311,7 @@ static void on_written(struct bt_ssd_op *op)
     j->done(j->arg, cancelled ? BT_ERR_CANCELLED : BT_ERR_IO);
     bt_map_del(s->writing, &j->e.key);
     bt_ssd_dir_free(s->dir, j->pos); /* it has no record */
+    bt_tenants_release(s->c.tenants, (uint8_t)j->e.group);
     free(j);
 }
 
@@ -355,6 +357,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
     j->done = done;
     j->arg = arg;
     bt_map_put(s->writing, key, j);
+    bt_tenants_hold(s->c.tenants, group); /* until it can be found, or is given up */
     s->n.backlog++;
     submit(j, true, on_written);
     make_room(s);

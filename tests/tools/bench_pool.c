@@ -124,7 +124,7 @@ static void bench_memory(const struct bt_evict_policy *policy, uint32_t n)
     start = cpu_ns();
     uint32_t turns = BT_MIN(n / CHAIN * CHAIN, 2000000u);
     for (uint32_t i = 0; i < turns; i++) { /* one goes, another comes */
-        uint32_t slot = policy->victim(e);
+        uint32_t slot = policy->victim(e, NULL);
         struct bt_kv_key k = key_of((uint64_t)n + i);
         struct bt_evict_block b = {.hash = bt_index_hash(&k), .parent = BT_EVICT_NONE};
         policy->drop(e, slot);

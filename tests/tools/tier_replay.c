@@ -55,7 +55,7 @@ static void admit(struct tiers *t, uint32_t block, uint32_t depth, uint32_t pare
     struct bt_kv_key k = key_of(block);
     uint32_t slot = t->n_used;
     if (slot == t->n_slab) {
-        slot = t->slab_policy->victim(t->slab);
+        slot = t->slab_policy->victim(t->slab, NULL);
         if (slot == BT_EVICT_NONE) {
             fprintf(stderr, "tier_replay: a request is larger than the slab\n");
             exit(1);

@@ -318,7 +318,7 @@ static void blocks_overflow_resyncs(void **state)
     assert_int_equal(c.n_added, 0);
     for (uint32_t i = 0; i < BT_BLOCKS_PENDING_MAX + 100; i++) { /* all in one turn, no credit */
         cache_block(i % 200);
-        uint32_t slot = node.cache->policy->victim(node.cache->evict);
+        uint32_t slot = node.cache->policy->victim(node.cache->evict, NULL);
         node.cache->policy->drop(node.cache->evict, slot);
         bt_index_remove(node.cache->index, slot);
         bt_pool_free(node.cache->pool, slot);

@@ -67,11 +67,21 @@ static void more_tenants_than_groups(void **state)
         uint8_t g = bt_tenants_group(t, name);
         assert_true(g > 0 && g < BT_EVICT_GROUPS);
         assert_int_equal(bt_tenants_group(t, name), g);
+        bt_tenants_hold(t, g);
         shared = shared || g == BT_TENANT_OTHERS;
         assert_float_equal(bt_tenants_share(t, g, BT_TENANT_SLAB), 0.2, 0);
     }
     assert_true(shared);
     assert_int_equal(bt_tenants_by_tag(t, bt_tenants_tag(t, BT_TENANT_OTHERS)), BT_TENANT_OTHERS);
+    /* One has nothing any more: the next who comes gets his group, and nobody else's. */
+    uint8_t acme = bt_tenants_group(t, "acme"), left = bt_tenants_group(t, "tenant-7");
+    bt_tenants_release(t, left);
+    assert_int_equal(bt_tenants_group(t, "tenant-7"), left); /* it is his until somebody comes */
+    assert_int_equal(bt_tenants_group(t, "late"), left);
+    assert_int_equal(bt_tenants_tag(t, left), bt_kv_tenant_tag("late"));
+    bt_tenants_hold(t, left);
+    assert_int_equal(bt_tenants_group(t, "tenant-7"), BT_TENANT_OTHERS);
+    assert_int_equal(bt_tenants_group(t, "acme"), acme); /* named: his without a block */
     bt_tenants_destroy(t);
 }
 
@@ -169,6 +179,59 @@ static void a_flood_leaves_others_their_share(void **state)
         assert_int_equal(node.cache->quota.used[a], n - half);
         stop();
     }
+}
+
+/* Who has no share takes from those who have none, by the policy's order, and from what others
+ * have beyond theirs: never from what they have within it, as long as there is anything else. */
+static void who_has_no_share_takes_nobodys(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {"lru", "lfu", "slru", "length_aware", "density"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(policies); i++) {
+        who = tenants("a=0.5", NULL, "1");
+        start(policies[i]);
+        uint32_t n = bt_index_slots(node.cache->index), half = n / 2, slots[SLOTS];
+        uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
+        for (uint32_t x = 0; x < n; x++) {
+            compute(a, 1, x);
+        }
+        for (uint32_t x = 0; x < 3 * n; x++) {
+            compute(b, 2, x);
+            compute(BT_TENANT_NOBODY, 3, x);
+            check_counts();
+        }
+        assert_int_equal(node.cache->quota.used[a], half);
+        assert_int_equal(node.cache->quota.used[b] + node.cache->quota.used[BT_TENANT_NOBODY],
+                         n - half);
+        assert_true(node.cache->quota.used[b] > 0);
+        assert_true(node.cache->quota.used[BT_TENANT_NOBODY] > 0);
+        /* All that have no share is in use: then a's go, nobody fails. */
+        assert_int_equal(bt_cache_take_for(node.cache, b, n - half + 2, slots), BT_OK);
+        assert_int_equal(node.cache->quota.used[a], half - 2);
+        bt_cache_put(node.cache, slots, n - half + 2);
+        check_counts();
+        stop();
+    }
+}
+
+/* Far more tenants than groups, each with a few blocks for a while: each is counted alone. */
+static void groups_are_given_on(void **state)
+{
+    (void)state;
+    who = tenants("a=0.1", NULL, "0.9");
+    start("density");
+    for (uint32_t i = 0; i < 2000; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "tenant-%u", i);
+        uint8_t g = bt_tenants_group(who, name);
+        assert_int_not_equal(g, BT_TENANT_OTHERS);
+        assert_int_equal(node.cache->quota.used[g], 0); /* nothing of the tenant before him */
+        compute(g, i % 200, i);
+        assert_int_equal(bt_tenants_group(who, name), g);
+        assert_int_equal(node.cache->quota.used[g], 1);
+        check_counts();
+    }
+    stop();
 }
 
 /* Nobody else wants them: one may have all slots. What is beyond his share goes first when others,
@@ -344,6 +407,8 @@ int main(void)
         cmocka_unit_test(rules),
         cmocka_unit_test(more_tenants_than_groups),
         cmocka_unit_test(a_flood_leaves_others_their_share),
+        cmocka_unit_test(who_has_no_share_takes_nobodys),
+        cmocka_unit_test(groups_are_given_on),
         cmocka_unit_test(what_is_borrowed_goes_first),
         cmocka_unit_test(within_quotas_the_policy_decides),
         cmocka_unit_test(never_without_room),
