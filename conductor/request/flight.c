@@ -57,7 +57,7 @@ static void leave_prefills(struct bt_flight *f)
     p->own_long = p->own_long == f ? NULL : p->own_long;
     bt_list_remove(&f->prefills);
     if (bt_list_empty(&p->own_prefills)) {
-        p->own_prefill_ms = 0;
+        p->own_prefill_ms = p->own_behind_ms = 0;
         return;
     }
     p->own_prefill_ms -= f->prefill_ms;

@@ -70,11 +70,11 @@ def main():
         trace = [json.loads(line) for line in f][:wanted]
     first = trace[0]["timestamp"]
     stretch = seconds * 1e3 / max(1, trace[-1]["timestamp"] - first)
-    more, name = sys.argv[4:], "predict"
+    more, name, engine = sys.argv[4:], "predict", "threads=1"  # four workers on few cores
     if more and more[0].split("=")[0] == "paced":
         os.environ["BATON_NULL_PACE"] = more[0].partition("=")[2] or PACE
-        more, name = more[1:], "predict_paced"
-        more += [x for role in ("prefill", "decode") for x in ("--set", f"{role}.engine.device=null")]
+        more, name, engine = more[1:], "predict_paced", "device=null"
+    more = [x for role in ("prefill", "decode") for x in ("--set", f"{role}.engine.{engine}")] + more
     c = Cluster("--nodes", "2", "--prefill", "2", "--decode", "2", *more)
     plans, lock = [], threading.Lock()
 
