@@ -940,12 +940,13 @@ int main(int argc, char **argv)
                               .segment_crc = segment_crc,
                               .want = on_want,
                               .want_end = on_want_end};
-    if (bt_wire_create(T.loop, T.rpc, T.server, T.slab, &conf, &ops, NULL, T.metrics, &T.wire, err,
-                       sizeof(err)) != BT_OK) {
+    bt_status_t st = bt_wire_create(T.loop, T.rpc, T.server, T.slab, &conf, &ops, NULL, T.metrics,
+                                    &T.wire, err, sizeof(err));
+    free(addresses);
+    if (st != BT_OK) {
         fprintf(stderr, "%s\n", err);
         return 2;
     }
-    free(addresses);
     bt_rpc_server_start(T.server);
     bt_loop_fd_add(T.loop, STDIN_FILENO, EPOLLIN, on_stdin, NULL);
     say("ready port=%d inc=%016llx pid=%d layout=%016llx root=%u", port, (ull)inc, (int)getpid(),
