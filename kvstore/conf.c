@@ -66,6 +66,21 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "false",
      .doc = "Allow a kvstore.wire.listen that is neither loopback nor private: whoever reaches it "
             "may be able to read and write KV."},
+    {.key = "kvstore.wire.transport",
+     .type = BT_CONF_STR,
+     .offset = ROW(wire_transport),
+     .def = "ucx",
+     .doc = "What KV goes over between nodes: ucx (fast; neither encrypted nor authenticated), or "
+            "grpc (in messages of a gRPC stream, with cluster.tls.* encrypted and authenticated; "
+            "for networks that are not trusted; slower, docs/MEASURED.md; one address in "
+            "kvstore.wire.listen). The same in all kvstores."},
+    {.key = "kvstore.wire.port",
+     .type = BT_CONF_INT,
+     .offset = ROW(wire_port),
+     .def = "0",
+     .max = 65535,
+     .doc = "Port of kvstore.wire.listen with kvstore.wire.transport: grpc; 0 takes any free one. "
+            "UCX chooses its own."},
     {.key = "kvstore.wire.in_flight_bytes",
      .type = BT_CONF_SIZE,
      .offset = ROW(wire_in_flight_bytes),
@@ -221,6 +236,11 @@ static bool check(const void *conf, char *err, size_t cap)
     if (bt_evict_by_name(c->ssd_eviction) == NULL) {
         snprintf(err, cap, "kvstore.ssd.eviction: \"%.40s\" is none of %s", c->ssd_eviction,
                  bt_evict_names);
+        return false;
+    }
+    if (strcmp(c->wire_transport, "ucx") != 0 && strcmp(c->wire_transport, "grpc") != 0) {
+        snprintf(err, cap, "kvstore.wire.transport: \"%.40s\" is neither ucx nor grpc",
+                 c->wire_transport);
         return false;
     }
     struct bt_tenants *tenants;

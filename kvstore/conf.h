@@ -15,6 +15,8 @@ struct bt_kvstore_conf {
     uint64_t reclaim_ms;
     char **wire_listen;
     bool wire_allow_routable;
+    char *wire_transport;
+    int64_t wire_port;
     uint64_t wire_in_flight_bytes;
     uint64_t wire_idle_ms;
     uint64_t fetch_wait_ms, fetch_stall_ms;

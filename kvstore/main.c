@@ -418,6 +418,9 @@ static bool start_parts(struct daemon *d)
                                 .root = &d->root,
                                 .listen = (const char *const *)d->conf.wire_listen,
                                 .allow_routable = d->conf.wire_allow_routable,
+                                .over_grpc = strcmp(d->conf.wire_transport, "grpc") == 0,
+                                .port = (int)d->conf.wire_port,
+                                .tls = d->tls.cluster,
                                 .bytes_in_flight_max = d->conf.wire_in_flight_bytes,
                                 .idle_ms = d->conf.wire_idle_ms};
     if (bt_wire_create(d->loop, d->rpc, d->server, d->slab, &wc, &bt_grants_wire_ops, d->grants,

@@ -63,7 +63,7 @@ static char *target_uri(const char *target)
     return bt_strdup(target);
 }
 
-static grpc_channel *dial(const char *target, struct bt_tls *tls, const char *who)
+static grpc_channel *dial(const char *target, struct bt_tls *tls, const char *who, bool bulk)
 {
     const struct {
         const char *key;
@@ -82,13 +82,16 @@ static grpc_channel *dial(const char *target, struct bt_tls *tls, const char *wh
         {GRPC_ARG_ENABLE_HTTP_PROXY, 0}, /* traffic within the cluster, whatever the shell says */
         {GRPC_ARG_ENABLE_RETRIES, 0},
         {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1}, /* a channel's end closes its connection */
+        /* the last two: bulk only */
+        {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, BT_RPC_BULK_WINDOW_BYTES},
+        {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, BT_RPC_BULK_FRAME_BYTES},
     };
     grpc_arg args[BT_ARRAY_LEN(ints)];
     for (size_t i = 0; i < BT_ARRAY_LEN(ints); i++) {
         args[i] = (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)ints[i].key};
         args[i].value.integer = ints[i].value;
     }
-    grpc_channel_args list = {.num_args = BT_ARRAY_LEN(args), .args = args};
+    grpc_channel_args list = {.num_args = BT_ARRAY_LEN(args) - (bulk ? 0 : 2), .args = args};
     char *uri = target_uri(target);
     grpc_channel_credentials *creds = bt_tls_channel_credentials(tls, who);
     grpc_channel *ch = grpc_channel_create(uri, creds, &list);
@@ -114,7 +117,7 @@ bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, st
     struct bt_rpc_channel *ch = bt_calloc(1, sizeof(*ch));
     ch->rpc = rpc;
     ch->tls = tls;
-    ch->channel = dial(target, tls, who);
+    ch->channel = dial(target, tls, who, rpc->bulk);
     bt_list_init(&ch->streams);
     bt_list_init(&ch->unaries);
     bt_list_insert_tail(&rpc->channels, &ch->link);
@@ -280,7 +283,7 @@ int bt_rpc_unary_blocking(const char *target, struct bt_tls *tls, const char *wh
 {
     bt_rpc_grpc_init();
     grpc_completion_queue *cq = grpc_completion_queue_create_for_next(NULL);
-    grpc_channel *ch = dial(target, tls, who);
+    grpc_channel *ch = dial(target, tls, who, false);
     struct unary_call u;
     unary_call_init(&u, make_call(ch, cq, method, deadline_in(deadline_ms)), data, len);
     grpc_op ops[6];

@@ -212,6 +212,11 @@ void bt_rpc_set_tls(struct bt_rpc *rpc, struct bt_tls *tls)
     rpc->tls = tls;
 }
 
+void bt_rpc_set_bulk(struct bt_rpc *rpc)
+{
+    rpc->bulk = true;
+}
+
 struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc)
 {
     return rpc->loop;
@@ -257,4 +262,38 @@ grpc_byte_buffer *bt_rpc_byte_buffer(const void *data, size_t len)
     grpc_byte_buffer *bb = grpc_raw_byte_buffer_create(&slice, 1);
     grpc_slice_unref(slice);
     return bb;
+}
+
+grpc_byte_buffer *bt_rpc_byte_buffer_iov(const struct iovec *iov, size_t n, size_t len)
+{
+    grpc_slice slice = grpc_slice_malloc(len);
+    uint8_t *to = GRPC_SLICE_START_PTR(slice);
+    for (size_t i = 0; i < n; i++) {
+        memcpy(to, iov[i].iov_base, iov[i].iov_len);
+        to += iov[i].iov_len;
+    }
+    grpc_byte_buffer *bb = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+    return bb;
+}
+
+struct iovec *bt_rpc_pieces(grpc_byte_buffer *bb, size_t *n_p)
+{
+    grpc_byte_buffer_reader reader;
+    grpc_slice *slice;
+    size_t n = 0, cap = 0;
+    struct iovec *pieces = NULL;
+    bool readable = grpc_byte_buffer_reader_init(&reader, bb);
+    while (readable && grpc_byte_buffer_reader_peek(&reader, &slice)) {
+        if (n == cap) {
+            cap = cap == 0 ? 64 : 2 * cap;
+            pieces = bt_realloc(pieces, cap * sizeof(*pieces));
+        }
+        pieces[n++] = (struct iovec){GRPC_SLICE_START_PTR(*slice), GRPC_SLICE_LENGTH(*slice)};
+    }
+    if (readable) {
+        grpc_byte_buffer_reader_destroy(&reader);
+    }
+    *n_p = n;
+    return pieces;
 }

@@ -4,6 +4,8 @@
 #ifndef BT_RPC_RPC_H
 #define BT_RPC_RPC_H
 
+#include <sys/uio.h>
+
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 
@@ -32,6 +34,8 @@ enum {
 bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p) BT_MUST_CHECK;
 /* Servers and channels that are made from now on use it; it outlives rpc. NULL: plaintext. */
 void bt_rpc_set_tls(struct bt_rpc *rpc, struct bt_tls *tls);
+/* Servers and channels that are made from now on carry messages of a MiB, and many. */
+void bt_rpc_set_bulk(struct bt_rpc *rpc);
 /* Ends everything still open (callbacks are not called any more) and joins the thread. Unary calls
  * not yet answered may not be answered afterwards. Not from inside a callback of this rpc. */
 void bt_rpc_destroy(struct bt_rpc *rpc);
@@ -47,11 +51,21 @@ struct bt_rpc_stream_ops {
     void (*on_close)(void *arg, struct bt_rpc_stream *s, int code, const char *detail);
     /* Optional: queued messages fell below half of the queue's bound after an AGAIN. */
     void (*on_writable)(void *arg, struct bt_rpc_stream *s);
+    /* Optional, in place of on_message: a message of len bytes in the n pieces in which it came,
+     * not copied together; valid during the call only. */
+    void (*on_pieces)(void *arg, struct bt_rpc_stream *s, const struct iovec *pieces, size_t n,
+                      size_t len);
+    /* Optional: the oldest message that this was not yet called for has left the queue and been
+     * written. */
+    void (*on_sent)(void *arg, struct bt_rpc_stream *s);
 };
 /* Queues a copy of the message (one is in flight at a time, in order). AGAIN when the queue of
  * this stream holds queue_bytes_max (default 8 MiB): nothing queued; the owner drops or closes.
  * ERR_PEER_LOST when the stream is ending. */
 bt_status_t bt_rpc_stream_send(struct bt_rpc_stream *s, const void *data, size_t len) BT_MUST_CHECK;
+/* The same of a message in n pieces, which are copied together. */
+bt_status_t bt_rpc_stream_send_iov(struct bt_rpc_stream *s, const struct iovec *iov,
+                                   size_t n) BT_MUST_CHECK;
 size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s); /* bytes not yet handed to gRPC */
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
 void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);

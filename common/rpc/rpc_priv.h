@@ -17,6 +17,9 @@
 
 #define BT_RPC_MESSAGE_MAX_BYTES (16 << 20)
 #define BT_RPC_QUEUE_MAX_BYTES   (8u << 20)
+/* bt_rpc_set_bulk: HTTP/2's frames, and what a receiver lets come before it has been read */
+#define BT_RPC_BULK_FRAME_BYTES  (1 << 20)
+#define BT_RPC_BULK_WINDOW_BYTES (8 << 20)
 
 /* One operation in flight in gRPC: its address is the tag. An owner holds a reference on itself
  * for each op that was started, and drops it in fn. */
@@ -31,6 +34,7 @@ struct bt_rpc_op {
 struct bt_rpc {
     struct bt_loop *loop;
     struct bt_tls *tls; /* NULL: plaintext */
+    bool bulk;
     grpc_completion_queue *cq;
     pthread_t thread;
     int efd; /* readable while completed ops wait */
@@ -68,6 +72,9 @@ struct bt_rpc_bytes {
 void bt_rpc_bytes_open(grpc_byte_buffer *bb, struct bt_rpc_bytes *b);
 void bt_rpc_bytes_close(struct bt_rpc_bytes *b);
 grpc_byte_buffer *bt_rpc_byte_buffer(const void *data, size_t len);
+grpc_byte_buffer *bt_rpc_byte_buffer_iov(const struct iovec *iov, size_t n, size_t len);
+/* The pieces of a message as they lie in it; the caller frees the array. */
+struct iovec *bt_rpc_pieces(grpc_byte_buffer *bb, size_t *n_p);
 
 /* stream.c: takes call; the new stream is on list `parent`. Client: call is fresh. */
 struct bt_rpc_stream *bt_rpc_stream_new(struct bt_rpc *rpc, grpc_call *call, struct bt_tls *tls,

@@ -267,7 +267,7 @@ static void on_shutdown(void *owner, bool success)
 
 /* ---- life ---- */
 
-static grpc_server *make_server(void)
+static grpc_server *make_server(bool bulk)
 {
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
@@ -289,8 +289,11 @@ static grpc_server *make_server(void)
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
          .value.integer = SRV_PING_INTERVAL_MIN_MS},
+        {.type = GRPC_ARG_INTEGER, /* the last: bulk only */
+         .key = (char *)GRPC_ARG_HTTP2_MAX_FRAME_SIZE,
+         .value.integer = BT_RPC_BULK_FRAME_BYTES},
     };
-    grpc_channel_args list = {.num_args = BT_ARRAY_LEN(args), .args = args};
+    grpc_channel_args list = {.num_args = BT_ARRAY_LEN(args) - (bulk ? 0 : 1), .args = args};
     return grpc_server_create(&list, NULL);
 }
 
@@ -308,7 +311,7 @@ bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
         srv->accepts[i].srv = srv;
         bt_rpc_op_init(&srv->accepts[i].op, on_accept, &srv->accepts[i]);
     }
-    srv->server = make_server();
+    srv->server = make_server(rpc->bulk);
     grpc_server_register_completion_queue(srv->server, rpc->cq, NULL);
     srv->tls = rpc->tls;
     grpc_server_credentials *creds = bt_tls_server_credentials(srv->tls);

@@ -157,7 +157,12 @@ static void on_recv(void *owner, bool success)
             client_maybe_closed(s);
         }
     } else {
-        if (!s->owner_gone && !s->rpc->dying && s->ops.on_message != NULL) {
+        if (!s->owner_gone && !s->rpc->dying && s->ops.on_pieces != NULL) {
+            size_t n;
+            struct iovec *pieces = bt_rpc_pieces(bb, &n);
+            s->ops.on_pieces(s->arg, s, pieces, n, grpc_byte_buffer_length(bb));
+            free(pieces);
+        } else if (!s->owner_gone && !s->rpc->dying && s->ops.on_message != NULL) {
             struct bt_rpc_bytes b;
             bt_rpc_bytes_open(bb, &b);
             s->ops.on_message(s->arg, s, b.data, b.len);
@@ -186,6 +191,9 @@ static void on_sent(void *owner, bool success)
         drop_queue(s);
     } else {
         pump(s);
+        if (s->ops.on_sent != NULL && !s->owner_gone && !s->rpc->dying) {
+            s->ops.on_sent(s->arg, s);
+        }
         if (s->want_writable && s->queued_bytes < s->queue_max_bytes / 2 && !s->owner_gone &&
             !s->ended && !s->finish_wanted && !s->rpc->dying) {
             s->want_writable = false;
@@ -246,7 +254,17 @@ static void pump(struct bt_rpc_stream *s)
 
 bt_status_t bt_rpc_stream_send(struct bt_rpc_stream *s, const void *data, size_t len)
 {
+    struct iovec iov = {(void *)(uintptr_t)data, len};
+    return bt_rpc_stream_send_iov(s, &iov, len > 0);
+}
+
+bt_status_t bt_rpc_stream_send_iov(struct bt_rpc_stream *s, const struct iovec *iov, size_t n)
+{
     BT_ASSERT(s->magic == STREAM_MAGIC);
+    size_t len = 0;
+    for (size_t i = 0; i < n; i++) {
+        len += iov[i].iov_len;
+    }
     if (s->owner_gone || s->ended || s->broken || s->finish_wanted) {
         return BT_ERR_PEER_LOST;
     }
@@ -259,7 +277,7 @@ bt_status_t bt_rpc_stream_send(struct bt_rpc_stream *s, const void *data, size_t
         return BT_AGAIN;
     }
     struct msg *m = bt_malloc(sizeof(*m));
-    *m = (struct msg){.bb = bt_rpc_byte_buffer(data, len), .len = len};
+    *m = (struct msg){.bb = bt_rpc_byte_buffer_iov(iov, n, len), .len = len};
     *s->tail = m;
     s->tail = &m->next;
     s->queued_bytes += len;

@@ -166,7 +166,8 @@ static bt_status_t find_card(const struct ifaddrs *list, const char *listen, boo
                     "kvstore.wire.listen: %s is a routable address, and UCX over TCP authenticates "
                     "nobody; give a loopback or private address (10/8, 172.16/12, 192.168/16, "
                     "169.254/16, fd00::/8), or set kvstore.wire.allow_routable: true if "
-                    "the network keeps strangers out",
+                    "the network keeps strangers out, or use kvstore.wire.transport: grpc with "
+                    "cluster.tls.*",
                     card->address);
     }
     return find_interface(list, family, alone, card, err, err_cap);

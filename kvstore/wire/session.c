@@ -50,11 +50,21 @@ static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
     return s;
 }
 
+/* Who a peer of this name must be by its certificate: "kvstore/n1" of "kvstore-n1". */
+static void peer_role(const char *name, char *who, size_t cap)
+{
+    size_t skip =
+        strncmp(name, BT_WIRE_NAME, sizeof(BT_WIRE_NAME) - 1) == 0 ? sizeof(BT_WIRE_NAME) - 1 : 0;
+    snprintf(who, cap, "%s/%s", BT_WIRE_ROLE, name + skip);
+}
+
 static void session_open_conn(struct bt_wire_session *s)
 {
     s->state = BT_WS_OPENING;
     s->conn_open = true;
     s->conn.several = s->w->n_cards > 1;
+    s->conn.dialer = s->dialer;
+    peer_role(s->name, s->conn.who, sizeof(s->conn.who));
     snprintf(s->conn.peer, sizeof(s->conn.peer), "%s", s->name);
     bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_OPEN);
 }
@@ -149,14 +159,6 @@ void bt_wire_session_maybe_up(struct bt_wire_session *s)
     }
 }
 
-/* Who a peer of this name must be by its certificate: "kvstore/n1" of "kvstore-n1". */
-static void peer_role(const char *name, char *who, size_t cap)
-{
-    size_t skip =
-        strncmp(name, BT_WIRE_NAME, sizeof(BT_WIRE_NAME) - 1) == 0 ? sizeof(BT_WIRE_NAME) - 1 : 0;
-    snprintf(who, cap, "%s/%s", BT_WIRE_ROLE, name + skip);
-}
-
 /* ---- hello ---- */
 
 /* first: the lane whose address goes with it; NULL: none. */
@@ -185,6 +187,7 @@ static void send_hello(struct bt_wire_session *s, const struct bt_wire_lane *fir
     h.layout_id = w->layout.layout_id;
     h.root_key.data = w->root.b;
     h.root_key.len = sizeof(w->root.b);
+    h.transport = w->transport;
     if (first != NULL) {
         h.card = first->x.card;
         h.ucx_address.data = first->x.address;
@@ -202,6 +205,13 @@ static bool name_is_proved(const struct bt_wire_session *s, const char *name)
     char who[sizeof(BT_WIRE_ROLE) + sizeof(s->name)];
     peer_role(name, who, sizeof(who));
     return s->dialer || bt_rpc_stream_peer_is(s->stream, BT_WIRE_ROLE, strchr(who, '/') + 1);
+}
+
+static const char *transport_name(Baton__KvTransport t)
+{
+    return t == BATON__KV_TRANSPORT__UCX    ? "ucx"
+           : t == BATON__KV_TRANSPORT__GRPC ? "grpc"
+                                            : "a later one";
 }
 
 /* NULL if the two belong together, else why not. */
@@ -232,9 +242,12 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                  (unsigned long long)s->incarnation, (unsigned long long)h->incarnation);
     } else if (s->dialer && strcmp(h->name, s->name) != 0) {
         snprintf(text, cap, "dialed %s, \"%.40s\" answered", s->name, h->name);
+    } else if (h->transport != w->transport) {
+        snprintf(text, cap, "kvstore.wire.transport is %s there, %s here: the same everywhere",
+                 transport_name(h->transport), transport_name(w->transport));
     } else if ((h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) ||
                h->ucx_address.len > BT_WIRE_UCX_ADDRESS_MAX) {
-        snprintf(text, cap, "UCX address of %zu bytes", h->ucx_address.len);
+        snprintf(text, cap, "KV address of %zu bytes", h->ucx_address.len);
     } else {
         return NULL;
     }
@@ -386,7 +399,7 @@ static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const ch
     session_end(s, text, code, false);
 }
 
-static const struct bt_rpc_stream_ops stream_ops = {on_message, on_close, NULL};
+static const struct bt_rpc_stream_ops stream_ops = {.on_message = on_message, .on_close = on_close};
 
 void bt_wire_session_accept(void *arg, struct bt_rpc_stream *stream)
 {

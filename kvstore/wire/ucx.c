@@ -178,7 +178,7 @@ static void conn_open(struct bt_wx *x, struct bt_wx_conn *c)
 }
 
 /* Timers and changes of state, behind those of its lanes; c may be gone afterwards. */
-static void conn_step(struct bt_wx_conn *c)
+void bt_wx_conn_step(struct bt_wx_conn *c)
 {
     if (c->kill_wanted && !c->killed) {
         c->killed = true;
@@ -209,7 +209,7 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
         }
         if (cmds & BT_WX_CMD_STOP) {
             c->stopping = true;
-            conn_step(c);
+            bt_wx_conn_step(c);
         }
         break;
     }
@@ -237,7 +237,7 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
     }
 }
 
-static void take_commands(struct bt_wx *x)
+void bt_wx_take_commands(struct bt_wx *x)
 {
     for (;;) {
         pthread_mutex_lock(&x->lock);
@@ -261,7 +261,7 @@ static void take_commands(struct bt_wx *x)
     }
 }
 
-static void look_at_words(struct bt_wx *x)
+void bt_wx_look_at_words(struct bt_wx *x)
 {
     struct bt_list *i, *j;
     if (!atomic_exchange(&x->kicked, false)) {
@@ -313,7 +313,7 @@ static void conn_look(struct bt_wx_conn *c)
         }
         bt_wx_lane_step(l);
     }
-    conn_step(c);
+    bt_wx_conn_step(c);
 }
 
 static void take_wakeups(struct bt_wx *x, const struct epoll_event *ev, int n)
@@ -344,15 +344,15 @@ static void *thread_main(void *arg)
         struct bt_list *i, *tmp;
         bool moved = false;
         x->now_ns = bt_mono_ns();
-        take_commands(x);
-        look_at_words(x);
+        bt_wx_take_commands(x);
+        bt_wx_look_at_words(x);
         bt_list_for_each_safe (i, tmp, &x->hot) {
             struct bt_wx_lane *l = BT_CONTAINER_OF(i, struct bt_wx_lane, hot_link);
             struct bt_wx_conn *c = l->conn;
             moved |= bt_wx_lane_progress(l);
             bt_wx_recv_notify(x);
             bt_wx_lane_step(l); /* it may be gone now */
-            conn_step(c);
+            bt_wx_conn_step(c);
         }
         if (x->quit && bt_list_empty(&x->conns)) {
             return NULL;
@@ -371,6 +371,17 @@ static void *thread_main(void *arg)
 }
 
 /* ---- start and end, control thread ---- */
+
+void bt_wx_start_thread(struct bt_wx *x, void *(*thread)(void *x))
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the loop */
+    BT_ASSERT(pthread_create(&x->thread, NULL, thread, x) == 0);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_setname_np(x->thread, "baton-wire");
+    x->running = true;
+}
 
 struct bt_wx *bt_wx_create(const struct bt_wx_config *conf)
 {
@@ -396,12 +407,9 @@ struct bt_wx *bt_wx_create(const struct bt_wx_config *conf)
     BT_ASSERT(x->epfd >= 0 && x->wakefd >= 0);
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
     BT_ASSERT(epoll_ctl(x->epfd, EPOLL_CTL_ADD, x->wakefd, &ev) == 0);
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the loop */
-    BT_ASSERT(pthread_create(&x->thread, NULL, thread_main, x) == 0);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_setname_np(x->thread, "baton-wire");
+    if (conf->grpc_listen == NULL) { /* else when the server is there */
+        bt_wx_start_thread(x, thread_main);
+    }
     return x;
 }
 
@@ -411,7 +419,9 @@ void bt_wx_destroy(struct bt_wx *x)
     x->quit_wanted = true;
     pthread_mutex_unlock(&x->lock);
     wake(x);
-    pthread_join(x->thread, NULL);
+    if (x->running) {
+        pthread_join(x->thread, NULL);
+    }
     mail_deliver(x->mail);
     struct bt_wx_mail *m = x->mail;
     m->x = NULL;
@@ -420,6 +430,9 @@ void bt_wx_destroy(struct bt_wx *x)
         free(m);
     }
     bt_wx_send_free_pool(x);
+    if (x->stream != NULL) {
+        bt_wx_stream_destroy(x);
+    }
     ucp_dt_destroy(x->unpacked);
     for (uint32_t i = 0; i < x->conf.n_cards; i++) {
         if (x->contexts[i] != NULL) {

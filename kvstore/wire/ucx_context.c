@@ -117,6 +117,9 @@ bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t e
 {
     ucp_config_t *c;
     ucp_context_h context;
+    if (x->conf.grpc_listen != NULL) {
+        return bt_wx_stream_create(x, err, err_cap);
+    }
     ucs_status_t st = ucp_config_read(NULL, NULL, &c);
     if (st != UCS_OK) {
         snprintf(err, err_cap, "UCX configuration (UCX_* environment): %s", ucs_status_string(st));

@@ -45,7 +45,8 @@ void bt_wx_lane_kill(struct bt_wx_lane *l, bt_status_t st, const char *fmt, ...)
 
 bool bt_wx_lane_open(const struct bt_wx_lane *l)
 {
-    return l->proven && l->ep != NULL && !l->kill_wanted && !l->stopping && !l->conn->kill_wanted;
+    return l->proven && (l->ep != NULL || l->via != NULL) && !l->kill_wanted && !l->stopping &&
+           !l->conn->kill_wanted;
 }
 
 static void lane_moved(struct bt_wx_lane *l)
@@ -368,6 +369,10 @@ void bt_wx_lane_step(struct bt_wx_lane *l)
 
 void bt_wx_lane_apply(struct bt_wx_lane *l, uint32_t cmds)
 {
+    if (l->conn->x->stream != NULL) {
+        bt_wx_stream_apply(l, cmds);
+        return;
+    }
     if (cmds & BT_WX_CMD_OPEN) {
         lane_make(l);
     }

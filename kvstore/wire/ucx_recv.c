@@ -376,58 +376,86 @@ static struct bt_wx_recv *recv_find(struct bt_wx_conn *c, const struct bt_wire_s
     return r;
 }
 
-ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
-                           const ucp_am_recv_param_t *param)
+/* Reads a message's header and finds where its bytes belong. False: they belong nowhere. ours: it
+ * came from the session's peer for certain; what strangers send is only dropped. */
+static bool recv_accept(struct bt_wx_lane *l, const void *header, size_t header_len, size_t payload,
+                        bool ours, struct bt_wx_land *land)
 {
-    struct bt_wx_lane *l = arg;
     struct bt_wx_conn *c = l->conn;
     const struct bt_wx_config *conf = &c->x->conf;
     struct bt_wire_seg_hdr h;
     const uint8_t *crcs;
     const char *why;
     uint32_t layer_bytes;
-    BT_ASSERT(l->obj.kind == BT_WX_LANE);
-    bool ours = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == l->ep;
     if (c->kill_wanted || l->kill_wanted || l->stopping) {
-        return UCS_OK;
+        return false;
     }
     if (bt_wire_seg_parse(header, header_len, l->nonce, &h, &crcs, &why) != BT_OK) {
         bt_metric_add(conf->m.drop_garbled, 1);
-        if (ours) { /* anybody can connect to UCX's port: strangers are only dropped */
+        if (ours) {
             bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "message with a wrong %s", why);
         }
-        return UCS_OK;
+        return false;
     }
     struct bt_wx_recv *r = recv_find(c, &h);
     if (r == NULL) { /* cancelled a moment ago */
         bt_metric_add(conf->m.drop_unknown, 1);
-        return UCS_OK;
+        return false;
     }
     if (r->request != h.request || r->epoch != h.epoch || r->failed) {
         bt_metric_add(conf->m.drop_stale, 1);
-        return UCS_OK;
+        return false;
     }
     (void)bt_kv_segment(conf->layout, h.item % r->shape.n_layers, &layer_bytes);
-    if (bt_wire_seg_check(&h, &r->shape, r->first_block, layer_bytes, len, &why) != BT_OK) {
+    if (bt_wire_seg_check(&h, &r->shape, r->first_block, layer_bytes, payload, &why) != BT_OK) {
         bt_metric_add(conf->m.drop_garbled, 1);
         bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "message with a wrong %s", why);
-        return UCS_OK;
+        return false;
     }
     if (!recv_begin(r, &h)) {
         bt_metric_add(conf->m.drop_duplicate, 1);
         bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "segment sent twice: item %u block %u", h.item,
                         h.first_block);
-        return UCS_OK;
+        return false;
     }
     if (r->first_ns == 0) {
         r->first_ns = bt_real_ns();
     }
-    struct bt_wx_land land = {
+    *land = (struct bt_wx_land){
         .magic = BT_WX_LAND_MAGIC, .recv = r, .lane = l, .hdr = h, .crcs = crcs};
+    return true;
+}
+
+ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                           const ucp_am_recv_param_t *param)
+{
+    struct bt_wx_lane *l = arg;
+    struct bt_wx_land land;
+    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    /* anybody can connect to UCX's port */
+    bool ours = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == l->ep;
+    if (!recv_accept(l, header, header_len, len, ours, &land)) {
+        return UCS_OK;
+    }
     if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) {
         return recv_pull(&land, data);
     }
     land_bytes(&land, data, len);
     land_end(&land);
     return UCS_OK;
+}
+
+void bt_wx_recv_pieces(struct bt_wx_lane *l, const void *header, size_t header_len,
+                       const struct iovec *pieces, size_t n, size_t skip, size_t payload)
+{
+    struct bt_wx_land land;
+    if (!recv_accept(l, header, header_len, payload, true, &land)) {
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t past = BT_MIN(skip, pieces[i].iov_len);
+        skip -= past;
+        land_bytes(&land, (const uint8_t *)pieces[i].iov_base + past, pieces[i].iov_len - past);
+    }
+    land_end(&land);
 }

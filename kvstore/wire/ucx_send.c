@@ -14,20 +14,6 @@
 #define HANDOFF_RECENT_NS    (20ull * 1000000)
 #define BACKGROUND_BYTES_MAX (1u << 20)
 
-struct bt_wx_out {
-    uint32_t magic;
-    struct bt_wx_out *next; /* free list */
-    struct bt_wx_lane *lane;
-    struct bt_wx_send *send;
-    uint64_t posted_ns;
-    uint32_t bytes;
-    union {
-        struct bt_wire_seg_hdr hdr;
-        uint8_t raw[BT_WIRE_SEG_HDR_MAX];
-    };
-    ucp_dt_iov_t iov[BT_WIRE_SEGS_MAX];
-};
-
 static struct bt_wx_out *out_get(struct bt_wx *x)
 {
     struct bt_wx_out *o = x->out_free;
@@ -137,7 +123,7 @@ static void background_done(struct bt_wx *x, uint32_t bytes)
     }
 }
 
-static void out_done(struct bt_wx_out *o, ucs_status_t status)
+void bt_wx_out_done(struct bt_wx_out *o, ucs_status_t status)
 {
     struct bt_wx_lane *l = o->lane;
     struct bt_wx_conn *c = l->conn;
@@ -162,7 +148,7 @@ static void out_done(struct bt_wx_out *o, ucs_status_t status)
             bt_wx_event(c->x, &s->obj, BT_WX_EV_SENT);
         }
     } else {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX send: %s", ucs_status_string(status));
+        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "send: %s", ucs_status_string(status));
     }
     out_put(c->x, o);
     bt_wx_conn_hot(c);
@@ -173,7 +159,7 @@ static void on_sent(void *request, ucs_status_t status, void *user)
     struct bt_wx_out *o = user;
     BT_ASSERT(o->magic == BT_WX_MSG_MAGIC);
     ucp_request_free(request);
-    out_done(o, status);
+    bt_wx_out_done(o, status);
 }
 
 /* The next message of s, which has one, and moves s on. */
@@ -190,7 +176,7 @@ static struct bt_wx_sent next_run(struct bt_wx_send *s)
     uint32_t n = BT_MIN(end - first, BT_MAX(1u, BT_WIRE_MSG_BYTES_MAX / seg_bytes));
     n = BT_MIN(n, (uint32_t)BT_WIRE_SEGS_MAX);
     n = BT_MIN(n, (uint32_t)((x->am_header_max - sizeof(struct bt_wire_seg_hdr)) / 4));
-    if (seg_bytes >= BT_WX_ZCOPY_MIN) {
+    if (seg_bytes >= BT_WX_ZCOPY_MIN && x->stream == NULL) {
         n = 1; /* UCX sends one run of bytes from where they lie, and gathers several */
     }
     struct bt_wx_sent run = {.item = s->next_item, .first_block = first, .n_segs = n};
@@ -283,11 +269,15 @@ static void out_post(struct bt_wx_conn *c, struct bt_wx_out *o)
                                                      .first_block = o->hdr.first_block,
                                                      .n_segs = o->hdr.n_segs});
     }
+    if (l->via != NULL) {
+        bt_wx_stream_post(o, header_len);
+        return;
+    }
     ucs_status_ptr_t r = ucp_am_send_nbx(l->ep, BT_WIRE_AM_SEGMENTS, &o->hdr, header_len,
                                          one ? o->iov[0].buffer : (void *)o->iov,
                                          one ? o->bytes : o->hdr.n_segs, &p);
     if (r == NULL || UCS_PTR_IS_ERR(r)) {
-        out_done(o, UCS_PTR_STATUS(r));
+        bt_wx_out_done(o, UCS_PTR_STATUS(r));
     }
 }
 

@@ -358,6 +358,22 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
                                            BT_ARRAY_LEN(bounds));
 }
 
+/* host:port of KV over gRPC. */
+static bt_status_t grpc_address(const struct bt_wire *w, int port, char *out, size_t cap, char *err,
+                                size_t err_cap)
+{
+    const struct bt_wire_card *card = &w->cards[0].card;
+    if (w->n_cards > 1) {
+        snprintf(
+            err, err_cap,
+            "kvstore.wire.listen: kvstore.wire.transport: grpc uses one address; give %s alone",
+            card->address);
+        return BT_ERR_CONFIG;
+    }
+    snprintf(out, cap, card->nic.family == 6 ? "[%s]:%d" : "%s:%d", card->address, port);
+    return BT_OK;
+}
+
 bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_rpc_server *server,
                            struct bt_slab *slab, const struct bt_wire_config *conf,
                            const struct bt_wire_ops *ops, void *ops_arg, struct bt_metrics *metrics,
@@ -373,7 +389,15 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
         .on_event = on_event,
     };
     struct bt_wire *w = bt_calloc(1, sizeof(*w));
-    bt_status_t st = start_cards(w, metrics, conf->listen, conf->allow_routable, &xc, err, err_cap);
+    char grpc_listen[80];
+    /* With certificates nobody reads or writes who has none. */
+    bool anywhere = conf->allow_routable || (conf->over_grpc && conf->tls != NULL);
+    bt_status_t st = start_cards(w, metrics, conf->listen, anywhere, &xc, err, err_cap);
+    if (st == BT_OK && conf->over_grpc) {
+        st = grpc_address(w, conf->port, grpc_listen, sizeof(grpc_listen), err, err_cap);
+        xc.grpc_listen = grpc_listen;
+        xc.tls = conf->tls;
+    }
     if (st != BT_OK) {
         free(w);
         return st;
@@ -387,6 +411,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     w->idle_ns = (conf->idle_ms != 0 ? conf->idle_ms : BT_WIRE_IDLE_MS) * 1000000ull;
     w->layout = *conf->layout;
     w->root = *conf->root;
+    w->transport = conf->over_grpc ? BATON__KV_TRANSPORT__GRPC : BATON__KV_TRANSPORT__UCX;
     w->ops = *ops;
     w->ops_arg = ops_arg;
     bt_list_init(&w->peers);
@@ -412,7 +437,10 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     bt_rpc_server_stream(server, BT_WIRE_METHOD, BT_WIRE_ROLE, bt_wire_session_accept, w);
     bt_timer_start(loop, &w->tick, BT_WIRE_TICK_MS, BT_WIRE_TICK_MS, on_tick, w);
     for (uint32_t i = 0; i < w->n_cards; i++) {
-        BT_INFO("wire_start", "listen=%s interface=%s numa=%d in_flight_max=%llu",
+        BT_INFO("wire_start", "transport=%s listen=%s interface=%s numa=%d in_flight_max=%llu",
+                !conf->over_grpc    ? "ucx"
+                : conf->tls == NULL ? "grpc-plaintext"
+                                    : "grpc-tls",
                 w->cards[i].card.address, w->cards[i].card.ifname, w->cards[i].card.nic.node,
                 (unsigned long long)xc.bytes_in_flight_max);
     }

@@ -23,7 +23,10 @@ struct bt_wire_config {
     /* kvstore.wire.listen: addresses of the network cards that UCX over TCP may use, NULL at the
      * end; loopback or private */
     const char *const *listen;
-    bool allow_routable;          /* kvstore.wire.allow_routable */
+    bool allow_routable;          /* kvstore.wire.allow_routable: else as said, but with tls */
+    bool over_grpc;               /* kvstore.wire.transport: grpc, else UCX; one address then */
+    int port;                     /* kvstore.wire.port: of that, 0: any */
+    struct bt_tls *tls;           /* of that, outlives the wire; NULL: plaintext */
     uint64_t bytes_in_flight_max; /* per peer, over all cards */
     uint64_t idle_ms;             /* a session without flows is closed after so long; 0: 300 s */
 };

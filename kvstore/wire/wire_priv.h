@@ -49,6 +49,7 @@ struct bt_wire {
     struct bt_wire_ops ops;
     void *ops_arg;
     struct bt_wx *x;
+    Baton__KvTransport transport;
     struct bt_wire_card_state cards[BT_NICS_MAX];
     uint32_t n_cards;
     struct bt_list peers, sessions;

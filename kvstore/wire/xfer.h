@@ -1,4 +1,4 @@
-/* The transfer thread (ucx*.c) as the control thread sees it.
+/* The transfer thread (ucx*.c, or stream.c over gRPC) as the control thread sees it.
  *
  * Four kinds of objects live on both sides: a connection (what flows go over, inside a gRPC
  * session), its lanes (a UCP worker and its one endpoint, from a network card here to one there),
@@ -62,7 +62,9 @@ struct bt_wx_obj {
 struct bt_wx_conn {
     struct bt_wx_obj obj;
     /* set by control before OPEN, constant from then on */
-    char peer[64];          /* for logs */
+    char peer[64]; /* for logs */
+    char who[80];  /* by its certificate, where gRPC carries KV */
+    bool dialer;
     bool several;           /* the peer understands lanes, and there may be more than one */
     _Atomic uint32_t heard; /* messages of the gRPC session, counted by control */
     /* set by the transfer thread before LOST */
@@ -107,6 +109,7 @@ struct bt_wx_lane {
      * control frees it. */
     struct bt_wx_has *has;
     /* the transfer thread's own */
+    struct bt_wx_via *via;   /* stream.c's part; NULL: UCX's */
     struct bt_list link;     /* conn->lanes */
     struct bt_list hot_link; /* x->hot: to be progressed and armed again */
     ucp_worker_h worker;
@@ -190,6 +193,8 @@ struct bt_wx_config {
     uint64_t bytes_in_flight_max;
     struct bt_wx_card cards[BT_NICS_MAX];
     uint32_t n_cards;
+    const char *grpc_listen; /* host:port: KV goes in messages of gRPC; NULL: over UCX */
+    struct bt_tls *tls;      /* of that; NULL: plaintext */
     uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *name);
     void *crc_arg;
     struct bt_wx_metrics m;
@@ -202,8 +207,8 @@ struct bt_wx_config {
 struct bt_wx;
 
 struct bt_wx *bt_wx_create(const struct bt_wx_config *conf);
-/* Once for each card, before a lane over it is opened: UCX's context for it. ERR_CONFIG: err names
- * the setting; may be tried again. */
+/* Once for each card, before a lane over it is opened: UCX's context for it, or gRPC's server.
+ * ERR_CONFIG: err names the setting; may be tried again. */
 bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err,
                              size_t err_cap) BT_MUST_CHECK;
 /* Every object has been told to STOP: ends the thread and delivers the last events. */

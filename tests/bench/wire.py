@@ -14,6 +14,7 @@ Then the latency of a 64 KiB segment handed off behind a stream of replicas that
 the median of the rounds; ratios are of the bests. Ends with bench,NAME,VALUE,UNIT,COMPARED WITH,RATIO.
 
     tests/bench/wire.py [ROUNDS]
+    tests/bench/wire.py transports [ROUNDS]    KV over UCX, over gRPC with TLS and over gRPC without, in turns
 """
 import mmap
 import os
@@ -28,7 +29,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
-from wire_peers import Peer  # noqa: E402
+from wire_peers import Certificates, Peer, transport_opts  # noqa: E402
 
 SPAN, FLOWS, LAYERS, PAGE = 256 << 20, 4, 8, 16
 TOTAL = SPAN * FLOWS
@@ -128,12 +129,12 @@ class Pair:
     """Two kvstore wires with segments of so many KiB; flows of SPAN bytes one after the other, messages of 1 MiB
     at most. cached: all blocks are one slot, of one segment, and every CRC is computed all the same."""
 
-    def __init__(self, kib, cached=False):
+    def __init__(self, kib, cached=False, more=lambda name: {}):
         layers = 1 if cached else LAYERS
         self.blocks = SPAN // ((kib << 10) * layers)
         opts = dict(seg=kib << 10, layers=layers)
         opts.update(dict(slots=4, distinct=1, fresh=1) if cached else dict(slots=self.blocks * 2 + 4))
-        self.a, self.b = Peer("a", **opts), Peer("b", **opts)
+        self.a, self.b = (Peer(name, **opts, **more(name)) for name in "ab")
         self.tokens, self.chunk = self.blocks * PAGE, PAGE * max(1, min(1024 // kib, self.blocks))
         self.a.ask(f"auto {self.tokens} {self.chunk} 9", "auto", 60)
         self.storm(2, 1)  # checked byte by byte
@@ -198,11 +199,40 @@ def throughput(kib, rounds, lines):
         lines.append(f"bench,wire_{kib}k_cpu_{who},{have:.3f},CPU s/GB,1.5 x plain socket and CRC {may:.3f},{have / may:.2f}")
 
 
-def latencies(behind):
+def transports(rounds, lines):
+    """What KV costs over gRPC beside UCX, and what of that is TLS."""
+    certificates = Certificates()
+
+    def opts_of(kind):
+        return lambda name: dict(grpc=1) if kind == "grpc" else transport_opts(kind, certificates, name)
+    for kib in SEGMENTS:
+        pairs = {kind: Pair(kib, more=opts_of(kind)) for kind in ("ucx", "grpc-tls", "grpc")}
+        rows = {kind: [] for kind in pairs}
+        try:
+            for _ in range(rounds):
+                for kind, pair in pairs.items():
+                    rows[kind].append(pair.run())
+        finally:
+            for pair in pairs.values():
+                pair.stop()
+        cpu = {kind: min(x[1] + x[2] for x in r) for kind, r in rows.items()}
+        print(f"{kib} KiB, {rounds} rounds, best (median) GB/s, CPU s/GB of both sides: " + ", ".join(
+            f"{kind} {best(r):.2f} ({statistics.median(x[0] for x in r):.2f}), {cpu[kind]:.2f}"
+            for kind, r in rows.items()), flush=True)
+        for kind, r in rows.items():
+            if kind != "ucx":
+                name = f"wire_{kib}k_{kind.replace('-', '_')}"
+                lines.append(f"bench,{name},{best(r):.2f},GB/s,UCX {best(rows['ucx']):.2f},{best(r) / best(rows['ucx']):.2f}")
+                lines.append(f"bench,{name}_cpu,{cpu[kind]:.3f},CPU s/GB of both sides,UCX {cpu['ucx']:.3f},"
+                             f"{cpu[kind] / cpu['ucx']:.2f}")
+    handoffs(lines, "_grpc_tls", opts_of("grpc-tls"))
+
+
+def latencies(behind, more):
     """ms from raising an item of one 64 KiB segment at a until b's kvstore has it; behind: replicas of
     class 2 go the same way as fast as they are taken."""
     items, opts = 800, dict(seg=65536, layers=1, slots=2700)
-    a, b = Peer("a", **opts), Peer("b", **opts)
+    a, b = (Peer(name, **opts, **more(name)) for name in "ab")
     try:
         a.grant(1, 1, 500 * PAGE, PAGE, 5)  # what is replicated: 500 blocks of 64 KiB
         a.grant(2, 1, items * PAGE, PAGE, 6)
@@ -236,19 +266,28 @@ def latencies(behind):
         b.kill()
 
 
-def main():
-    rounds, lines = int(sys.argv[1]) if len(sys.argv) > 1 else 5, []
-    if not PERFTEST:
-        print("no ucx_perftest here: that comparison is left out")
-    for kib in SEGMENTS:
-        throughput(kib, rounds, lines)
+def handoffs(lines, suffix="", more=lambda name: {}):
     for name, behind in (("alone", False), ("behind_replicas", True)):
         start = time.monotonic()
-        ms, moved = latencies(behind)
+        ms, moved = latencies(behind, more)
         p50, p99 = ms[len(ms) // 2], ms[int(len(ms) * 0.99)]
-        print(f"a 64 KiB segment handed off, {name}: p50 {p50:.2f}, p99 {p99:.2f}, max {ms[-1]:.2f} ms of {len(ms)}; "
+        print(f"a 64 KiB segment handed off, {name}{suffix}: p50 {p50:.2f}, p99 {p99:.2f}, max {ms[-1]:.2f} ms of {len(ms)}; "
               f"replicas beside it {moved / (time.monotonic() - start) / 1e9:.2f} GB/s", flush=True)
-        lines.append(f"bench,wire_handoff_{name}_p99,{p99:.2f},ms,target of 3 ms,{p99 / 3:.2f}")
+        lines.append(f"bench,wire_handoff_{name}{suffix}_p99,{p99:.2f},ms,target of 3 ms,{p99 / 3:.2f}")
+
+
+def main():
+    other = len(sys.argv) > 1 and sys.argv[1] == "transports"
+    args = sys.argv[2:] if other else sys.argv[1:]
+    rounds, lines = int(args[0]) if args else 5, []
+    if other:
+        transports(rounds, lines)
+    else:
+        if not PERFTEST:
+            print("no ucx_perftest here: that comparison is left out")
+        for kib in SEGMENTS:
+            throughput(kib, rounds, lines)
+        handoffs(lines)
     print("\n".join(lines))
 
 

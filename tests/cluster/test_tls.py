@@ -48,8 +48,16 @@ def test_the_tokens_are_the_same(cluster, secure):
         plain, tls = (c.complete(prompt, 48, logprobs=5)["choices"][0] for c in (cluster, secure))
         assert plain["text"] == tls["text"] and plain["logprobs"] == tls["logprobs"]
     assert secure.metrics("conductor")[REFUSED] == 0
-    sent = sum(v for k, v in secure.metrics("kvstore").items() if k.startswith("baton_kv_sent_bytes_total"))
-    assert sent > 0  # the KV went from one node to the other
+    assert secure.metrics("kvstore")["baton_kv_sent_bytes_total"] > 0  # the KV went from one node to the other
+
+
+def test_kv_goes_through_tls_as_well(cluster, make_cluster):
+    c = make_cluster("--tls", "--set", "kvstore.wire.transport=grpc")
+    for prompt in PROMPTS:
+        plain, tls = (x.complete(prompt, 48, logprobs=5)["choices"][0] for x in (cluster, c))
+        assert plain["text"] == tls["text"] and plain["logprobs"] == tls["logprobs"]
+    assert c.metrics("kvstore")["baton_kv_sent_bytes_total"] > 0
+    assert "transport=grpc-tls" in log(c.daemon("kvstore"))
 
 
 def test_batonctl_shows_its_certificate(secure):

@@ -11,17 +11,17 @@ import pytest
 
 import sanitizer
 import wire_flips
-from wire_peers import Peer
+from wire_peers import TRANSPORTS, Peer, certificates, tcp_rows, transport_opts  # noqa: F401
 
 BIG = dict(seg=131072, layers=4, slots=600)  # 1 MiB messages by rendezvous
 TOKENS, CHUNK = 4096, 128                    # 256 blocks, 128 items of 8 blocks: 128 MiB a flow
 ITEMS = TOKENS // CHUNK * 4
 
 
-@pytest.fixture
-def trio():
+@pytest.fixture(params=TRANSPORTS)
+def trio(request, certificates):  # noqa: F811
     """a and c send, b receives; c streams to b all the time."""
-    made = [Peer("a", **BIG), Peer("b", **BIG), Peer("c", **BIG)]
+    made = [Peer(name, **BIG, **transport_opts(request.param, certificates, name)) for name in "abc"]
     extra = []
     a, b, c = made
     c.ask("auto 256 64 33", "auto")
@@ -140,7 +140,7 @@ def test_restarted_on_the_same_port(trio):
     bg = Background(b, c)
     old_inc = a.inc
     a.kill()
-    again = Peer("a", rpc=f"127.0.0.1:{a.port}", **BIG)
+    again = Peer("a", rpc=f"127.0.0.1:{a.port}", **a.opts)
     extra.append(again)
     b.recv(again, 2, 1, TOKENS, CHUNK, inc=old_inc)
     b.wait("failed 2 ERR_PEER_LOST")
@@ -279,8 +279,7 @@ def data_sockets(p, q):
         if m:
             inode[m[1]] = int(fd)
     mine, theirs = {}, set()
-    with open("/proc/net/tcp") as f:
-        rows = [x.split() for x in f.readlines()[1:]]
+    rows = tcp_rows()
     q_inodes = set()
     for fd in os.listdir(f"/proc/{q.pid}/fd"):
         m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{q.pid}/fd/{fd}"))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from wire_peers import peers  # noqa: F401
+from wire_peers import certificates, peers  # noqa: F401
 
 LAYERS = 4  # of the tool's default slab: 4 layers, segments of 8 KiB, blocks of 16 tokens
 SEG = 8192
@@ -63,6 +63,8 @@ def test_wrong_byte_is_never_used(peers):
 @pytest.mark.parametrize("state", ["unanswered", "offered", "begun"])
 def test_ends_in_every_state(peers, state, how, who):
     """Asked, offered but not taken, and under way: whoever goes, the other lets go of everything."""
+    if peers.transport != "ucx" and state != "begun":
+        pytest.skip("KV has not gone over the transport yet")
     big = {"slots": 300, "seg": 65536, "inflight": 65536} if state == "begun" else {}
     a, b = peers("a", **big), peers("b", **big)
     free = b.usage()["free"]

@@ -2,6 +2,7 @@
 import os
 import re
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -22,7 +23,7 @@ def tool():
 class Peer:
     def __init__(self, name, env=None, machine=None, **opts):
         """machine: of netns.py, to run there."""
-        self.name = name
+        self.name, self.opts = name, opts
         host = machine.rpc_host if machine else "127.0.0.1"
         if machine:
             opts.setdefault("rpc", host + ":0")
@@ -137,16 +138,66 @@ class Peer:
         return self.p.returncode
 
 
-@pytest.fixture
-def peers():
+def tcp_rows():
+    """The kernel's TCP sockets, IPv4's and IPv6's (gRPC's are all of these)."""
+    rows = []
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/net/{name}") as f:
+            rows += [x.split() for x in f.readlines()[1:]]
+    return rows
+
+
+def listening_ports(pid):
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+        inodes |= {m[1]} if m else set()
+    return {int(r[1].split(":")[1], 16) for r in tcp_rows() if r[3] == "0A" and r[9] in inodes}
+
+
+class Certificates:
+    """A CA in a folder that ends with the object, and certificates of kvstores by their names."""
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="baton-test-")
+        self.made = set()
+        self.run("ca")
+
+    def run(self, *args):
+        subprocess.run([os.path.join(ROOT, "deploy", "local", "baton-certs"), "--dir", self.folder.name,
+                        "--cluster", "test", *args], check=True)
+
+    def of(self, name):
+        if name not in self.made:
+            self.made.add(name)
+            self.run("node", name, "kvstore")
+        return self.folder.name
+
+
+@pytest.fixture(scope="session")
+def certificates():
+    return Certificates()
+
+
+TRANSPORTS = ["ucx", "grpc-tls"]
+
+
+def transport_opts(transport, certificates, name):
+    """What makes a peer use this transport."""
+    return {} if transport == "ucx" else dict(grpc=1, tls=certificates.of(name))
+
+
+@pytest.fixture(params=TRANSPORTS)
+def peers(request, certificates):
     """make(name, **opts) -> Peer; all that still run end with the test, with exit status 0."""
     made = []
 
     def make(name, **opts):
-        p = Peer(name, **opts)
+        p = Peer(name, **opts, **transport_opts(request.param, certificates, name))
         made.append(p)
         return p
 
+    make.transport = request.param
     yield make
     codes = {p.name: p.stop() for p in made if p.p.returncode is None}
     assert set(codes.values()) <= {0}, codes

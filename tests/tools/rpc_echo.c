@@ -169,7 +169,8 @@ static void client_writable(void *arg, struct bt_rpc_stream *s)
 
 static int client(struct bt_rpc *rpc, const char *target, const char *method, uint64_t n)
 {
-    static const struct bt_rpc_stream_ops ops = {client_message, client_close, client_writable};
+    static const struct bt_rpc_stream_ops ops = {
+        .on_message = client_message, .on_close = client_close, .on_writable = client_writable};
     struct client c = {.n = n, .flood = n == 0};
     struct bt_rpc_channel *ch;
     if (bt_rpc_channel_create(rpc, target, NULL, &ch) != BT_OK ||

@@ -12,6 +12,7 @@
 
 #include "common/base/list.h"
 #include "common/log/log.h"
+#include "common/rpc/tls.h"
 #include "kvstore/wire/wire.h"
 #include "tests/tools/flip_recv.h"
 
@@ -56,6 +57,7 @@ struct storm { /* many flows, a few at a time, from a peer that grants by itself
 static struct {
     struct bt_loop *loop;
     struct bt_rpc *rpc;
+    struct bt_tls *tls;
     struct bt_rpc_server *server;
     struct bt_slab *slab;
     struct bt_kv_layout layout;
@@ -882,6 +884,7 @@ static void finish(void)
     bt_wire_destroy(T.wire);
     bt_rpc_server_destroy(T.server);
     bt_rpc_destroy(T.rpc);
+    bt_tls_release(T.tls);
     bt_loop_poll(T.loop, 0);
     BT_ASSERT(bt_list_empty(&T.servings));
     while (!bt_list_empty(&T.sinks)) {
@@ -900,6 +903,26 @@ static void finish(void)
     free(T.crc_known);
 }
 
+/* dir: of ca.crt and NAME.crt, .key; NULL: plaintext. */
+static void start_tls(const char *dir, const char *name)
+{
+    char ca[300], cert[300], key[300], err[700];
+    if (dir == NULL) {
+        return;
+    }
+    snprintf(ca, sizeof(ca), "%s/ca.crt", dir);
+    snprintf(cert, sizeof(cert), "%s/%s.crt", dir, name);
+    snprintf(key, sizeof(key), "%s/%s.key", dir, name);
+    struct bt_tls_config c = {
+        .key = "tls", .ca = ca, .cert = cert, .private_key = key, .cluster = "test"};
+    if (bt_tls_create(&c, &T.tls, err, sizeof(err)) != BT_OK) {
+        fprintf(stderr, "%s\n", err);
+        exit(2);
+    }
+    bt_tls_watch(T.tls, T.loop, T.metrics);
+    bt_rpc_set_tls(T.rpc, T.tls);
+}
+
 int main(int argc, char **argv)
 {
     struct bt_kv_key root;
@@ -915,6 +938,8 @@ int main(int argc, char **argv)
     BT_ASSERT(bt_loop_create(&T.loop) == BT_OK && bt_rpc_create(T.loop, &T.rpc) == BT_OK);
     make_slab(argc, argv, &root, inc);
     T.metrics = bt_metrics_create();
+    start_tls(opt(argc, argv, "tls", NULL),
+              opt(argc, argv, "cert", opt(argc, argv, "name", "peer")));
     if (bt_rpc_server_create(T.rpc, opt(argc, argv, "rpc", "127.0.0.1:0"), &T.server, &port) !=
         BT_OK) {
         return 2;
@@ -932,6 +957,8 @@ int main(int argc, char **argv)
         .root = &root,
         .listen = (const char *const *)listen,
         .allow_routable = atoi(opt(argc, argv, "allow_routable", "0")) != 0,
+        .over_grpc = atoi(opt(argc, argv, "grpc", "0")) != 0,
+        .tls = T.tls,
         .bytes_in_flight_max = strtoull(opt(argc, argv, "inflight", "0"), NULL, 10),
         .idle_ms = strtoull(opt(argc, argv, "idle", "0"), NULL, 10),
     };

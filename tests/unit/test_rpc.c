@@ -81,7 +81,8 @@ static void on_writable(void *arg, struct bt_rpc_stream *s)
     }
 }
 
-static const struct bt_rpc_stream_ops side_ops = {on_message, on_close, on_writable};
+static const struct bt_rpc_stream_ops side_ops = {
+    .on_message = on_message, .on_close = on_close, .on_writable = on_writable};
 
 static void on_accept(void *arg, struct bt_rpc_stream *s)
 {

@@ -1,0 +1,470 @@
+/* The transfer thread over gRPC, for networks that are not trusted: the same connections, flows,
+ * messages, priorities, limits and checks as over UCX (ucx.c, ucx_send.c, ucx_recv.c), but a
+ * connection is a gRPC stream between the transfer threads of the two kvstores, of TLS where
+ * cluster.tls.* is given. It has a port and a loop of its own, so that neither heartbeats nor
+ * requests wait behind KV.
+ *
+ * The session's dialer, who receives, dials here as well. The first message either way echoes the
+ * nonce that the other side gave in its hello, and with TLS the certificate must be the session
+ * peer's: so a stream is tied to its session. Messages are copied into gRPC's memory before they
+ * leave: a peer that reads slowly holds no slot. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "common/log/log.h"
+#include "common/rpc/rpc.h"
+#include "common/rpc/tls.h"
+#include "kvstore/wire/xfer_priv.h"
+
+#define METHOD          "/baton.Peer/Segments"
+#define ROLE            "kvstore"
+#define SLICE_US        300
+#define PROOF_NS        (2 * BT_WX_PROOF_NS) /* a TLS handshake is among it */
+#define STEP_MS         50
+#define QUEUE_MAX_BYTES (1u << 30) /* the limit is bytes_in_flight_max */
+#define STRANGERS_MAX   64
+
+struct bt_wx_via { /* of a lane */
+    struct bt_wx_lane *lane;
+    struct bt_rpc_channel *channel; /* dialer */
+    struct bt_rpc_stream *stream;   /* NULL: not yet, or no more */
+    struct bt_wx_out *head, **tail; /* messages that gRPC has, in order */
+};
+
+struct stranger { /* has not proved anything */
+    struct bt_list link;
+    struct bt_wx *x;
+    struct bt_rpc_stream *stream;
+    uint64_t since_ns;
+};
+
+struct bt_wx_stream {
+    struct bt_loop *loop;
+    struct bt_loop_fd *waker;
+    struct bt_rpc *rpc;
+    struct bt_rpc_server *server;
+    char *address;
+    struct bt_list strangers;
+    uint32_t n_strangers;
+};
+
+/* ---- one connection ---- */
+
+static void via_close(struct bt_wx_via *v, const char *why)
+{
+    if (v->stream != NULL) {
+        bt_rpc_stream_close(v->stream, BT_GRPC_CANCELLED, why, false);
+        v->stream = NULL;
+    }
+    bt_rpc_channel_destroy(v->channel);
+    v->channel = NULL;
+    while (v->head != NULL) {
+        struct bt_wx_out *o = v->head;
+        v->head = o->next;
+        bt_wx_out_done(o, UCS_ERR_CANCELED);
+    }
+    v->tail = &v->head;
+}
+
+static void via_send_proof(struct bt_wx_via *v)
+{
+    struct bt_wire_proof p = {BT_WIRE_PROOF_MAGIC, BT_WIRE_VERSION, v->lane->nonce_peer};
+    if (bt_rpc_stream_send(v->stream, &p, sizeof(p)) != BT_OK) {
+        bt_wx_lane_kill(v->lane, BT_ERR_PEER_LOST, "the stream takes no message");
+    }
+}
+
+/* Copies the first bytes of a message, at most cap; returns how many. */
+static size_t gather(const struct iovec *pieces, size_t n, void *to, size_t cap)
+{
+    size_t got = 0;
+    for (size_t i = 0; i < n && got < cap; i++) {
+        size_t part = BT_MIN(pieces[i].iov_len, cap - got);
+        memcpy((uint8_t *)to + got, pieces[i].iov_base, part);
+        got += part;
+    }
+    return got;
+}
+
+static bool read_proof(const struct iovec *pieces, size_t n, size_t len, struct bt_wire_proof *p)
+{
+    return len == sizeof(*p) && gather(pieces, n, p, sizeof(*p)) == sizeof(*p) &&
+           p->magic == BT_WIRE_PROOF_MAGIC && p->version == BT_WIRE_VERSION;
+}
+
+static void proven(struct bt_wx_lane *l)
+{
+    l->proven = true;
+    l->proven_ns = bt_mono_ns();
+    bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_PROVEN);
+}
+
+static void violation(struct bt_wx_lane *l, const char *what)
+{
+    bt_metric_add(l->conn->x->conf.m.drop_garbled, 1);
+    bt_wx_conn_kill(l->conn, BT_ERR_PEER_PROTOCOL, "%s", what);
+}
+
+static void on_segments(struct bt_wx_lane *l, const struct iovec *pieces, size_t n, size_t len)
+{
+    union {
+        struct bt_wire_seg_hdr hdr;
+        uint8_t raw[BT_WIRE_SEG_HDR_MAX];
+    } h;
+    size_t got = gather(pieces, n, h.raw, sizeof(h.raw));
+    size_t want = got >= sizeof(h.hdr) && h.hdr.n_segs <= BT_WIRE_SEGS_MAX
+                      ? sizeof(h.hdr) + 4u * h.hdr.n_segs
+                      : 0;
+    if (want == 0 || want > got) {
+        violation(l, "message with a wrong number of segments");
+        return;
+    }
+    bt_wx_recv_pieces(l, h.raw, want, pieces, n, want, len - want);
+}
+
+static void on_pieces(void *arg, struct bt_rpc_stream *s, const struct iovec *pieces, size_t n,
+                      size_t len)
+{
+    struct bt_wx_lane *l = ((struct bt_wx_via *)arg)->lane;
+    struct bt_wire_proof p;
+    (void)s;
+    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    if (l->kill_wanted || l->stopping || l->conn->kill_wanted) {
+        return;
+    }
+    if (l->proven && l->conn->dialer) {
+        on_segments(l, pieces, n, len);
+    } else if (!l->proven && read_proof(pieces, n, len, &p) && p.nonce == l->nonce) {
+        proven(l);
+    } else {
+        violation(l, "a message out of turn");
+    }
+}
+
+static void on_sent(void *arg, struct bt_rpc_stream *s)
+{
+    struct bt_wx_via *v = arg;
+    struct bt_wx_out *o = v->head;
+    (void)s;
+    if (o == NULL) {
+        return; /* the proof */
+    }
+    v->head = o->next;
+    if (v->head == NULL) {
+        v->tail = &v->head;
+    }
+    bt_wx_out_done(o, UCS_OK);
+}
+
+static void on_close(void *arg, struct bt_rpc_stream *s, int code, const char *detail)
+{
+    struct bt_wx_via *v = arg;
+    (void)s;
+    v->stream = NULL;
+    bt_wx_lane_kill(v->lane, BT_ERR_PEER_LOST, "KV stream ended, gRPC code %d: %s", code, detail);
+}
+
+static const struct bt_rpc_stream_ops via_ops = {
+    .on_pieces = on_pieces, .on_sent = on_sent, .on_close = on_close};
+
+static void lane_make(struct bt_wx_lane *l)
+{
+    struct bt_wx *x = l->conn->x;
+    l->efd = -1;
+    l->via = bt_calloc(1, sizeof(*l->via));
+    l->via->lane = l;
+    l->via->tail = &l->via->head;
+    bt_list_init(&l->hot_link);
+    bt_list_insert_tail(&l->conn->lanes, &l->link);
+    l->address = bt_strdup(x->stream->address);
+    l->address_len = strlen(l->address);
+    bt_wx_event(x, &l->obj, BT_WX_EV_READY);
+}
+
+static void lane_connect(struct bt_wx_lane *l)
+{
+    struct bt_wx_via *v = l->via;
+    struct bt_wx *x = l->conn->x;
+    if (l->killed || l->kill_wanted) {
+        return;
+    }
+    l->connect_ns = x->now_ns;
+    if (!l->conn->dialer) {
+        return; /* the peer comes */
+    }
+    char *target = bt_sprintf("%.*s", (int)l->peer_address_len, (const char *)l->peer_address);
+    if (bt_rpc_channel_create(x->stream->rpc, target, l->conn->who, &v->channel) != BT_OK ||
+        bt_rpc_stream_open(v->channel, METHOD, false, &via_ops, v, &v->stream) != BT_OK) {
+        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "KV address %s cannot be dialed", target);
+    } else {
+        bt_rpc_stream_set_queue_max(v->stream, QUEUE_MAX_BYTES);
+        via_send_proof(v);
+    }
+    free(target);
+}
+
+void bt_wx_stream_apply(struct bt_wx_lane *l, uint32_t cmds)
+{
+    if (cmds & BT_WX_CMD_OPEN) {
+        lane_make(l);
+    }
+    if (cmds & BT_WX_CMD_CONNECT) {
+        lane_connect(l);
+    }
+    if (cmds & BT_WX_CMD_STOP) {
+        l->stopping = true;
+    }
+    if (cmds & BT_WX_CMD_RESEND) { /* there is one lane, so nothing goes again over another */
+        bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_RESENT);
+    }
+}
+
+void bt_wx_stream_post(struct bt_wx_out *o, size_t header_len)
+{
+    struct bt_wx_via *v = o->lane->via;
+    struct iovec iov[BT_WIRE_SEGS_MAX + 1] = {{o->raw, header_len}};
+    for (uint32_t i = 0; i < o->hdr.n_segs; i++) {
+        iov[i + 1] = (struct iovec){o->iov[i].buffer, o->iov[i].length};
+    }
+    o->next = NULL;
+    *v->tail = o;
+    v->tail = &o->next;
+    bt_status_t st = v->stream != NULL ? bt_rpc_stream_send_iov(v->stream, iov, o->hdr.n_segs + 1u)
+                                       : BT_ERR_PEER_LOST;
+    if (st != BT_OK) { /* via_close, a moment from now, lets go of it */
+        bt_wx_lane_kill(o->lane, BT_ERR_PEER_LOST, "the KV stream takes no message: %s",
+                        bt_status_name(st));
+    }
+}
+
+static void lane_free(struct bt_wx_lane *l)
+{
+    BT_ASSERT(l->n_sends == 0 && l->n_recvs == 0);
+    free(l->via);
+    l->via = NULL;
+    bt_list_remove(&l->hot_link);
+    bt_list_remove(&l->link);
+    bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_STOPPED);
+}
+
+/* Timers and changes of state; l may be gone afterwards. */
+static void lane_turn(struct bt_wx_lane *l)
+{
+    uint64_t now = l->conn->x->now_ns;
+    bt_list_remove(&l->hot_link); /* every lane has its turn */
+    if (l->connect_ns != 0 && !l->proven && now - l->connect_ns > PROOF_NS) {
+        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "no KV stream within two seconds");
+    }
+    if (l->kill_wanted && !l->killed) {
+        l->killed = true;
+        bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_LOST);
+    }
+    if ((l->killed || l->stopping || l->conn->killed) && !l->closing) {
+        l->closing = true;
+        via_close(l->via, l->killed ? l->why : "the session has ended");
+    }
+    if (l->stopping) {
+        lane_free(l);
+    }
+}
+
+static void conn_turn(struct bt_wx_conn *c)
+{
+    struct bt_list *i, *tmp;
+    bt_wx_send_pump(c);
+    bt_list_for_each_safe (i, tmp, &c->lanes) {
+        lane_turn(BT_CONTAINER_OF(i, struct bt_wx_lane, link));
+    }
+    bt_wx_conn_step(c);
+}
+
+/* ---- who calls ---- */
+
+static void stranger_free(struct stranger *s)
+{
+    s->x->stream->n_strangers--;
+    bt_list_remove(&s->link);
+    free(s);
+}
+
+static void stranger_end(struct stranger *s, int code, const char *why)
+{
+    bt_metric_add(s->x->conf.m.drop_garbled, 1);
+    bt_rpc_stream_close(s->stream, code, why, false);
+    stranger_free(s);
+}
+
+static struct bt_wx_lane *find_lane(struct bt_wx *x, uint64_t nonce)
+{
+    struct bt_list *i, *j;
+    bt_wx_take_commands(x); /* the one of its session may lie there */
+    bt_list_for_each (i, &x->conns) {
+        struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
+        bt_list_for_each (j, &c->lanes) {
+            struct bt_wx_lane *l = BT_CONTAINER_OF(j, struct bt_wx_lane, link);
+            if (!c->dialer && l->connect_ns != 0 && l->nonce == nonce) {
+                return l;
+            }
+        }
+    }
+    return NULL;
+}
+
+static void on_first(void *arg, struct bt_rpc_stream *stream, const struct iovec *pieces, size_t n,
+                     size_t len)
+{
+    struct stranger *s = arg;
+    struct bt_wire_proof p;
+    struct bt_wx_lane *l = read_proof(pieces, n, len, &p) ? find_lane(s->x, p.nonce) : NULL;
+    if (l == NULL || l->proven || l->kill_wanted || l->stopping) {
+        stranger_end(s, BT_GRPC_NOT_FOUND, "no session of this kvstore waits for this stream");
+        return;
+    }
+    const char *node = strchr(l->conn->who, '/');
+    if (!bt_rpc_stream_peer_is(stream, ROLE, node != NULL ? node + 1 : NULL)) {
+        stranger_end(s, BT_GRPC_PERMISSION_DENIED, "your certificate is not the session's");
+        return;
+    }
+    l->via->stream = stream;
+    bt_rpc_stream_set_arg(stream, &via_ops, l->via);
+    bt_rpc_stream_set_queue_max(stream, QUEUE_MAX_BYTES);
+    stranger_free(s);
+    via_send_proof(l->via);
+    proven(l);
+}
+
+static void on_stranger_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
+{
+    (void)stream;
+    (void)code;
+    (void)detail;
+    stranger_free(arg);
+}
+
+static void on_accept(void *arg, struct bt_rpc_stream *stream)
+{
+    static const struct bt_rpc_stream_ops ops = {.on_pieces = on_first,
+                                                 .on_close = on_stranger_close};
+    struct bt_wx *x = arg;
+    if (x->stream->n_strangers >= STRANGERS_MAX) {
+        bt_rpc_stream_close(stream, BT_GRPC_EXHAUSTED, "too many streams without a session", false);
+        return;
+    }
+    struct stranger *s = bt_calloc(1, sizeof(*s));
+    s->x = x;
+    s->stream = stream;
+    s->since_ns = bt_mono_ns();
+    bt_list_insert_tail(&x->stream->strangers, &s->link);
+    x->stream->n_strangers++;
+    bt_rpc_stream_set_arg(stream, &ops, s);
+}
+
+static void strangers_turn(struct bt_wx *x)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &x->stream->strangers) {
+        struct stranger *s = BT_CONTAINER_OF(i, struct stranger, link);
+        if (x->quit || x->now_ns > s->since_ns + PROOF_NS) {
+            stranger_end(s, BT_GRPC_DEADLINE, "no proof of a session");
+        }
+    }
+}
+
+/* ---- the loop ---- */
+
+static void on_wake(void *arg, uint32_t events)
+{
+    struct bt_wx *x = arg;
+    uint64_t v;
+    (void)events;
+    if (read(x->wakefd, &v, sizeof(v)) == sizeof(v)) {
+        atomic_store(&x->woken, false);
+    }
+}
+
+/* How long to sleep, ms; -1: until something happens. */
+static int sleep_ms(const struct bt_wx *x)
+{
+    const struct bt_list *i, *j;
+    if (!bt_list_empty(&x->hot)) {
+        return 0;
+    }
+    int ms = bt_list_empty(&x->stream->strangers) ? -1 : STEP_MS;
+    bt_list_for_each (i, &x->conns) {
+        const struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
+        ms = c->n_stopping > 0 || c->stopping ? STEP_MS : ms;
+        bt_list_for_each (j, &c->lanes) {
+            const struct bt_wx_lane *l = BT_CONTAINER_OF(j, struct bt_wx_lane, link);
+            ms = l->connect_ns != 0 && !l->proven ? STEP_MS : ms;
+        }
+    }
+    return ms;
+}
+
+void *bt_wx_stream_main(void *arg)
+{
+    struct bt_wx *x = arg;
+    struct bt_list *i, *tmp;
+    bt_loop_short_slices(SLICE_US);
+    while (!x->quit || !bt_list_empty(&x->conns)) {
+        bt_loop_poll(x->stream->loop, sleep_ms(x));
+        x->now_ns = bt_mono_ns();
+        bt_wx_take_commands(x);
+        bt_wx_look_at_words(x);
+        bt_list_for_each_safe (i, tmp, &x->conns) {
+            conn_turn(BT_CONTAINER_OF(i, struct bt_wx_conn, link));
+        }
+        bt_wx_recv_notify(x);
+        strangers_turn(x);
+    }
+    return NULL;
+}
+
+/* ---- life, control thread ---- */
+
+bt_status_t bt_wx_stream_create(struct bt_wx *x, char *err, size_t err_cap)
+{
+    struct bt_wx_stream *t = bt_calloc(1, sizeof(*t));
+    const char *listen = x->conf.grpc_listen;
+    int port;
+    bt_list_init(&t->strangers);
+    x->stream = t;
+    x->am_header_max = BT_WIRE_SEG_HDR_MAX;
+    if (bt_loop_create(&t->loop) != BT_OK || bt_rpc_create(t->loop, &t->rpc) != BT_OK) {
+        snprintf(err, err_cap, "no loop for the transfer thread: raise the limit of open files");
+        bt_wx_stream_destroy(x);
+        return BT_ERR_IO;
+    }
+    bt_rpc_set_tls(t->rpc, x->conf.tls);
+    bt_rpc_set_bulk(t->rpc);
+    if (bt_rpc_server_create(t->rpc, listen, &t->server, &port) != BT_OK) {
+        snprintf(err, err_cap, "kvstore.wire.listen, kvstore.wire.port: %s cannot be listened on",
+                 listen);
+        bt_wx_stream_destroy(x);
+        return BT_ERR_CONFIG;
+    }
+    t->address = bt_sprintf("%.*s:%d", (int)(strrchr(listen, ':') - listen), listen, port);
+    bt_rpc_server_stream(t->server, METHOD, ROLE, on_accept, x);
+    bt_rpc_server_start(t->server);
+    t->waker = bt_loop_fd_add(t->loop, x->wakefd, EPOLLIN, on_wake, x);
+    bt_wx_start_thread(x, bt_wx_stream_main);
+    return BT_OK;
+}
+
+void bt_wx_stream_destroy(struct bt_wx *x)
+{
+    struct bt_wx_stream *t = x->stream;
+    bt_rpc_server_destroy(t->server);
+    bt_rpc_destroy(t->rpc);
+    BT_ASSERT(bt_list_empty(&t->strangers));
+    if (t->waker != NULL) {
+        bt_loop_fd_del(t->loop, t->waker);
+    }
+    bt_loop_destroy(t->loop);
+    free(t->address);
+    free(t);
+    x->stream = NULL;
+}
