@@ -48,6 +48,7 @@ static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint6
                                    .token_bytes = rs->conf.token_bytes,
                                    .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
     bt_view_snapshot(rs->view, NULL, 0, &v);
+    bt_view_overtake(&v, t->knows_priority ? t->priority : INT32_MIN);
     v.snap.now_ms = (double)now_ns / 1e6;
     v.snap.forecast = &rs->forecast;
     v.snap.demand = &rs->demand;

@@ -31,6 +31,7 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     }
     bt_list_insert_tail(&p->own_prefills, &f->prefills);
     p->own_prefill_ms += f->prefill_ms;
+    f->class_place = bt_view_classes_add(&p->own_classes, f->lane->r->spec.priority, f->prefill_ms);
     if (f->plan.chunk_ms > 0 && f->plan.chunk_ms < f->prefill_ms) {
         p->own_long = f;
         p->own_step_ms = f->plan.chunk_ms;
@@ -56,6 +57,7 @@ static void leave_prefills(struct bt_flight *f)
     bool head = p->own_prefills.next == &f->prefills;
     p->own_long = p->own_long == f ? NULL : p->own_long;
     bt_list_remove(&f->prefills);
+    bt_view_classes_remove(&p->own_classes, f->class_place, f->prefill_ms);
     if (bt_list_empty(&p->own_prefills)) {
         p->own_prefill_ms = p->own_behind_ms = 0;
         return;

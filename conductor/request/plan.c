@@ -228,6 +228,7 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
     /* Logprobs of the prompt need all of it computed. */
     bool use_cache = !r->spec.no_cache && r->prompt == NULL;
     bt_view_snapshot(rs->view, k->keys, use_cache ? k->n_keys : 0, v);
+    bt_view_overtake(v, r->spec.priority);
     for (uint32_t i = 0; i < v->snap.n_workers; i++) {
         v->workers[i].avoid = avoided(k, v->worker[i], now_ns, full_p);
     }

@@ -62,6 +62,7 @@ struct bt_flight {
     uint64_t own_tokens;       /* counted at prefill's session until its PrefillDone */
     struct bt_list prefills;   /* in prefill's session's own_prefills until then */
     double prefill_ms;         /* predicted, counted there */
+    uint32_t class_place;      /* ... in its own_classes */
     uint32_t behind_long;      /* own_longs when it was counted in own_behind_ms; 0: it was not */
     uint64_t own_kv;           /* counted at decode's session until it has ended */
     uint64_t submitted_ns;     /* wall clock */

@@ -400,6 +400,17 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
         .workers = v->workers, .n_workers = nw, .kvstores = v->kvstores, .n_kvstores = nk};
 }
 
+void bt_view_overtake(struct bt_view_snapshot *s, int32_t priority)
+{
+    for (uint32_t i = 0; i < s->snap.n_workers; i++) {
+        double below = bt_view_classes_below(&s->worker[i]->own_classes, priority);
+        if (below > 0) {
+            s->workers[i].queue_ms = BT_MAX(s->workers[i].queue_ms - below, 0);
+            s->workers[i].share_ms = BT_MIN(s->workers[i].share_ms, s->workers[i].queue_ms);
+        }
+    }
+}
+
 /* One worker can do both phases, so a cluster that has lost a role still serves. A cluster that is
  * just starting gets some time for its second role first. */
 static const char *wait_for_roles(struct bt_view *v, bool prefill, bool decode)

@@ -14,6 +14,7 @@
 #include "common/metrics/metrics.h"
 #include "common/rpc/rpc.h"
 #include "conductor/sched/sched.h"
+#include "conductor/view/classes.h"
 #include "conductor/view/holders.h"
 #include "session.pb-c.h"
 
@@ -74,14 +75,15 @@ struct bt_session {
     /* kept by the request machine: what it has on this worker */
     uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
     uint64_t own_prefill_tokens, own_kv_tokens;
-    struct bt_list own_prefills;     /* what it has not computed yet, oldest first */
-    double own_prefill_ms;           /* predicted, all of them */
-    uint64_t own_head_ns;            /* ... which it can have begun then */
-    const void *own_long;            /* the last of them that takes several steps, NULL: none; */
-    double own_long_ms, own_step_ms; /* ... beyond its first step, and that step */
-    double own_behind_ms;            /* ... and those behind it */
-    uint32_t own_longs;              /* there have been so many */
-    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
+    struct bt_list own_prefills;        /* what it has not computed yet, oldest first */
+    double own_prefill_ms;              /* predicted, all of them */
+    struct bt_view_classes own_classes; /* ... by class */
+    uint64_t own_head_ns;               /* ... which it can have begun then */
+    const void *own_long;               /* the last of them that takes several steps, NULL: none; */
+    double own_long_ms, own_step_ms;    /* ... beyond its first step, and that step */
+    double own_behind_ms;               /* ... and those behind it */
+    uint32_t own_longs;                 /* there have been so many */
+    struct bt_sched_learned learned;    /* of this incarnation, by this conductor */
 };
 
 struct bt_view_config { /* copied, strings too */
@@ -175,6 +177,10 @@ struct bt_view_snapshot {
 };
 void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
                       struct bt_view_snapshot *out);
+
+/* The snapshot as it is for a request of this class: it does not wait for prefills of lower ones
+ * that this conductor has queued. Those of other conductors it is taken to wait for. */
+void bt_view_overtake(struct bt_view_snapshot *s, int32_t priority);
 
 /* Index in the view's latest snapshot of the kvstore with this id in the index; BT_SCHED_NONE: it
  * is not among those that can be planned on. */

@@ -35,6 +35,7 @@ struct seen_submit {
     uint32_t epoch, phases, n_tokens, n_prompt, max_new, choice, n;
     bool prompt_logprobs;
     uint32_t prompt_top;
+    int32_t priority;
     uint32_t tokens[512];
     uint8_t root[32];
 };
@@ -215,6 +216,7 @@ static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
         }
         struct seen_submit *s = &k->submit[k->submits++];
         *s = (struct seen_submit){.request = v->request,
+                                  .priority = v->priority,
                                   .seed = v->sampling->seed,
                                   .epoch = v->epoch,
                                   .phases = (uint32_t)v->phases,

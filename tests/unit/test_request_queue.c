@@ -360,6 +360,60 @@ static void test_refused_at_once(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* A worker computes higher classes first, so what lower ones have queued is no reason to refuse. */
+static void test_lower_classes_are_not_waited_for(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    double token_ns[] = {5e7, 5e7, 5e7, 5e7}; /* a prompt of 40 takes two seconds */
+    Baton__StepCost cost = BATON__STEP_COST__INIT;
+    cost.token_ns = token_ns;
+    cost.n_token_ns = BT_ARRAY_LEN(token_ns);
+    cost.steps = 100;
+    pair_start(&x);
+    x.p->load.cost = &cost;
+    until(&x.f, session_of_fake(x.p)->load.cost != NULL);
+    struct client low[2], equal, higher;
+    struct bt_gen_spec s;
+    for (int i = 0; i < 2; i++) {
+        s = spec_of(40, 1);
+        s.priority = 5;
+        client_start(&x.f, &low[i], &s);
+        until(&x.f, x.p->submits == i + 1);
+    }
+    struct bt_gen_terms t = {
+        .received_ns = bt_mono_ns(), .knows_priority = true, .priority = 5, .slo_ttft_ms = 3000};
+    char why[192] = "";
+    uint32_t after = 0;
+    assert_true(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    t.priority = 4;
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    t.knows_priority = false; /* its body may name a higher one */
+    assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    s = spec_of(40, 1);
+    s.slo_ttft_ms = 3000;
+    s.priority = 5;
+    client_start(&x.f, &equal, &s);
+    until(&x.f, equal.errors == 1);
+    assert_int_equal(equal.http, 429);
+    s = spec_of(40, 1);
+    s.slo_ttft_ms = 3000;
+    s.priority = -1;
+    client_start(&x.f, &higher, &s);
+    until(&x.f, x.p->submits == 3);
+    assert_int_equal(higher.errors, 0);
+    assert_int_equal(x.p->submit[2].priority, -1);
+    bt_request_cancel(higher.r);
+    client_cleanup(&higher);
+    client_cleanup(&equal);
+    for (int i = 0; i < 2; i++) {
+        bt_request_cancel(low[i].r);
+        client_cleanup(&low[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* How long the queue's wait is follows from requests that were served: refused ones go fast, and
  * would make it look short to those who come next. */
 static void test_refused_ones_are_no_progress(void **state)
@@ -474,6 +528,7 @@ int main(void)
         cmocka_unit_test(test_room_and_nobody_left),
         cmocka_unit_test(test_full_worker),
         cmocka_unit_test(test_refused_at_once),
+        cmocka_unit_test(test_lower_classes_are_not_waited_for),
         cmocka_unit_test(test_refused_ones_are_no_progress),
         cmocka_unit_test(test_late_is_not_never),
         cmocka_unit_test(test_a_full_queue_turns_away),
