@@ -129,10 +129,22 @@ static double mixed_step_ms(const struct bt_sched_params *c, const struct bt_sch
     return step / (w->learned.tail > 0 ? w->learned.tail : 1);
 }
 
-double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                         const struct bt_sched_worker *w, uint32_t n, uint32_t cached,
-                         double over_ms, double *queue_p)
+/* Rows stay longer where prompts share their steps, and hold their pages: only a worker that has
+ * more than half of them to spare takes prompts beside its rows. */
+#define MIXED_PAGES 0.4
+
+static bool has_pages(const struct bt_sched_worker *w, double tokens, uint32_t block_tokens)
 {
+    double pages = tokens / block_tokens;
+    double used = w->pages_total - BT_MIN(w->pages_free, w->pages_total);
+    return w->pages_total == 0 || BT_MAX(used, pages) <= MIXED_PAGES * w->pages_total;
+}
+
+double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                         const struct bt_sched_worker *w, const struct bt_sched_request *req,
+                         uint32_t cached, double over_ms, double *queue_p)
+{
+    uint32_t n = req->n_tokens;
     const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
     double step = mixed_step_ms(c, w, over_ms), m = n - cached, room = INFINITY, then_ms = 0;
     double alone =
@@ -142,7 +154,7 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
         bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
         double base = 1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
         room = BT_MIN(room, step - base);
-        if (room < step / 8) {
+        if (room < step / 8 || !has_pages(w, work.kv + n, req->block_tokens)) {
             return -1; /* its rows need all of it */
         }
         then_ms = (w->queue_ms + alone) * step / room;

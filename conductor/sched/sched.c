@@ -219,12 +219,11 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
         e->fetch_tokens = j->best_tokens - local;
     }
     double over = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
-    e->prefill_ms =
-        bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, e->cached_tokens, over, &queue);
+    e->prefill_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req, e->cached_tokens, over, &queue);
     if (e->prefill_ms < 0) {
         return false;
     }
-    e->local_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req->n_tokens, local, over, &queue);
+    e->local_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req, local, over, &queue);
     e->queue_ms = queue;
     e->ttft_ms = BT_MAX(queue, there) + e->prefill_ms;
     e->cost = e->ttft_ms;

@@ -82,12 +82,12 @@ double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sche
 void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
                          uint32_t tokens, double t_ms, double over_ms, double *rows_p,
                          double *kv_p);
-/* Tokens [cached, n) of a prompt computed by decode worker w beside its rows, in steps of
+/* The prompt's tokens from `cached` on, computed by decode worker w beside its rows, in steps of
  * params.mixed_step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
- * < 0: there is no room beside its rows. */
+ * < 0: there is no room beside its rows, in their steps or in its pages. */
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                         const struct bt_sched_worker *w, uint32_t n, uint32_t cached,
-                         double over_ms, double *queue_p);
+                         const struct bt_sched_worker *w, const struct bt_sched_request *req,
+                         uint32_t cached, double over_ms, double *queue_p);
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
 /* From kvstore `from` to `to`, at the link's measured rate. */

@@ -88,7 +88,7 @@ struct sim {
     struct bt_sched_forecast forecast;
     struct bt_sched_demand demand;
     double now_ms, sample_at_ms;
-    double answer; /* mean length of those that have ended lately */
+    double answer, lived_ms; /* tokens and decode time of those that have ended lately, means */
     uint32_t sample_arrived, sample_refused, samples_cap, finished;
 };
 
@@ -348,7 +348,7 @@ static void show(struct sim *s)
         busy += step_ms > 0;
     }
     if (busy != 0) { /* with prompts in the steps rows stay longer */
-        s->forecast.life_ms = s->answer * steps_ms / busy;
+        s->forecast.life_ms = BT_MAX(s->answer * steps_ms / busy, s->lived_ms);
     }
     s->snap.now_ms = s->now_ms;
 }
@@ -624,6 +624,8 @@ static void decode_event(struct sim *s, uint32_t node)
         }
         rec->tbt_ms = with_gap(s, done[i].id, done[i].tbt_ms);
         s->answer += 0.01 * (output_of(s, done[i].id) - s->answer);
+        double lived_ms = s->now_ms - rec->at_ms - rec->ttft_ms;
+        s->lived_ms += 0.01 * (lived_ms - s->lived_ms);
         finish_placed(s, done[i].id, BT_SIM_SERVED);
     }
     wake_decode(s, node);
@@ -818,6 +820,7 @@ static void set_up(struct sim *s)
     }
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
     s->answer = s->o->life_ms / STEP_MS;
+    s->lived_ms = s->o->life_ms;
     bt_sched_demand_init(&s->demand, DEMAND_MS);
     s->snap = (struct bt_sched_snapshot){.workers = s->workers,
                                          .n_workers = n,

@@ -492,6 +492,14 @@ static void test_mixed(void **state)
     x.w[5].own_requests = 0;
     x.w[4].queue_ms = 300;
     x.c.mixed_gap_ms = 0;
+    uint32_t pages =
+        x.w[5].pages_free; /* more than four tenths in use: rows would hold them longer */
+    x.w[5].pages_free = (uint32_t)(0.55 * x.w[5].pages_total);
+    x.w[4].queue_ms = 5000;
+    assert_false(place(&x, &bt_sched_baton).both);
+    x.w[5].pages_free = pages;
+    x.w[4].queue_ms = 300;
+    assert_true(place(&x, &bt_sched_baton).prefill == 5);
     x.w[5].kv_tokens = 38000; /* 48 ms a step: no room */
     p = place(&x, &bt_sched_baton);
     assert_true(p.both && p.prefill == 4); /* twice the 300 ms, then 2000 ms: 2600 against 2700 */
