@@ -167,6 +167,37 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
     return m > 1 ? cudaSuccess : bt_cu_gemm_run(g, w[0], a, y, m, n, k, bf16, add, s);
 }
 
+int bt_cu_gemm_way(const struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
+                   enum bt_cu_skinny_end end)
+{
+    (void)g;
+    (void)n;
+    (void)k;
+    (void)end;
+    return m == 3 || m == 4 ? 0 : -1; /* so that all three ways through the model are taken */
+}
+void bt_cu_gemm_set_way(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
+                        enum bt_cu_skinny_end end, int way)
+{
+    (void)g;
+    (void)m;
+    (void)n;
+    (void)k;
+    (void)end;
+    (void)way;
+}
+uint32_t bt_cu_skinny_ways(void)
+{
+    return 1;
+}
+bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
+{
+    (void)way;
+    (void)n;
+    (void)k;
+    return m == 1; /* trials run once */
+}
+
 uint32_t bt_cu_gemm_bucket(uint32_t m)
 {
     return m <= 1 ? m : UINT32_MAX; /* nothing to be met ahead */
@@ -176,7 +207,7 @@ bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k)
 {
     (void)n;
     (void)k;
-    return m <= 2; /* so that both ways through the model are taken */
+    return m <= 2;
 }
 cudaError_t bt_cu_gemv(const void *w, const void *x, float *y, uint32_t m, uint32_t n, uint32_t k,
                        bool add, cudaStream_t s)
@@ -231,6 +262,14 @@ cudaError_t bt_cu_gemv_swiglu(const void *w, const void *x, void *y, uint32_t m,
     const struct product p = {w, x, y, m, n, k, false, false};
     cuda_host_launch(s, run_gemv_swiglu, &p, sizeof(p));
     return cudaSuccess;
+}
+cudaError_t bt_cu_skinny(uint32_t way, const void *w, const void *x, void *y, uint32_t m,
+                         uint32_t n, uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s)
+{
+    (void)way;
+    return end == BT_CU_SKINNY_SWIGLU
+               ? bt_cu_gemv_swiglu(w, x, y, m, n, k, s)
+               : bt_cu_gemm_run(NULL, w, x, y, m, n, k, false, end == BT_CU_SKINNY_ADD, s);
 }
 
 /* ---- rows ---- */

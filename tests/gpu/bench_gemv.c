@@ -1,5 +1,6 @@
-/* make bench-gpu: products of few rows at the shapes of Llama-3-8B: our kernel beside cuBLASLt's
- * fastest algorithm, both in CUDA graphs over weights that together exceed the L2 cache. */
+/* make bench-gpu: products of few rows at the shapes of Llama-3-8B, in CUDA graphs over weights
+ * that together exceed the L2 cache: the best way of skinny.h beside gemv.cu, which ends at 8 rows,
+ * or cuBLASLt's fastest algorithm. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,17 +19,32 @@
 
 #define COPIES 8
 
-static float replay(cudaStream_t s, struct bt_cu_gemm *g, void *const *w, const void *x, void *y,
-                    uint32_t m, uint32_t n, uint32_t k, int own)
+struct bench {
+    cudaStream_t s;
+    struct bt_cu_gemm *g;
+    void *w[COPIES], *x, *y;
+    uint32_t m, n, k;
+};
+
+/* way -1: gemv.cu or cuBLASLt. */
+static float replay(const struct bench *b, int way)
 {
+    cudaStream_t s = b->s;
     cudaGraph_t graph;
     cudaGraphExec_t e;
     cudaEvent_t t0, t1;
     float best = 1e9f, ms;
     CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < 2 * COPIES; i++) {
-        CHECK(own ? bt_cu_gemv(w[i % COPIES], x, y, m, n, k, false, s)
-                  : bt_cu_gemm_run(g, w[i % COPIES], x, y, m, n, k, false, false, s));
+        const void *w = b->w[i % COPIES];
+        if (way >= 0) {
+            CHECK(
+                bt_cu_skinny((uint32_t)way, w, b->x, b->y, b->m, b->n, b->k, BT_CU_SKINNY_F32, s));
+        } else if (bt_cu_gemv_fits(b->m, b->n, b->k)) {
+            CHECK(bt_cu_gemv(w, b->x, b->y, b->m, b->n, b->k, false, s));
+        } else {
+            CHECK(bt_cu_gemm_run(b->g, w, b->x, b->y, b->m, b->n, b->k, false, false, s));
+        }
     }
     CHECK(cudaStreamEndCapture(s, &graph));
     CHECK(cudaGraphInstantiate(&e, graph, 0));
@@ -54,42 +70,46 @@ int main(void)
         uint32_t n, k;
     } shapes[] = {
         {"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 28672, 4096}, {"down", 4096, 14336}};
-    static const uint32_t rows[] = {1, 4, 8};
-    cudaStream_t s;
-    struct bt_cu_gemm *g;
-    if (cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) != cudaSuccess) {
+    static const uint32_t rows[] = {1, 8, 16, 64};
+    struct bench b = {0};
+    if (cudaStreamCreateWithFlags(&b.s, cudaStreamNonBlocking) != cudaSuccess) {
         printf("no GPU\n");
         return 0;
     }
-    CHECK(bt_cu_gemm_create(&g));
+    CHECK(bt_cu_gemm_create(&b.g));
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        uint32_t n = shapes[i].n, k = shapes[i].k;
-        void *w[COPIES], *x, *y;
+        b.n = shapes[i].n;
+        b.k = shapes[i].k;
         for (int c = 0; c < COPIES; c++) {
-            CHECK(cudaMalloc(&w[c], (size_t)n * k * 2));
-            ref_fill(w[c], (size_t)n * k, BT_CU_BF16, 0.02f, (uint32_t)c);
+            CHECK(cudaMalloc(&b.w[c], (size_t)b.n * b.k * 2));
+            ref_fill(b.w[c], (size_t)b.n * b.k, BT_CU_BF16, 0.02f, (uint32_t)c);
         }
-        CHECK(cudaMalloc(&x, (size_t)8 * k * 2));
-        CHECK(cudaMalloc(&y, (size_t)8 * n * 4));
-        ref_fill(x, (size_t)8 * k, BT_CU_BF16, 1, 77);
+        CHECK(cudaMalloc(&b.x, (size_t)64 * b.k * 2));
+        CHECK(cudaMalloc(&b.y, (size_t)64 * b.n * 4));
+        ref_fill(b.x, (size_t)64 * b.k, BT_CU_BF16, 1, 77);
         CHECK(cudaDeviceSynchronize());
         for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
-            const void *const *cw = (const void *const *)w;
-            uint32_t m = rows[r];
-            CHECK(bt_cu_gemm_tune(g, cw, COPIES, x, y, m, n, k, false, false, s));
-            float lt = replay(s, g, w, x, y, m, n, k, 0), own = replay(s, g, w, x, y, m, n, k, 1);
-            double bytes = (double)n * k * 2;
-            printf("gemv %-8s m %-2u: %6.1f us %5.0f GB/s, cuBLASLt %6.1f us %5.0f GB/s\n",
-                   shapes[i].name, m, own, bytes / own * 1e-3, lt, bytes / lt * 1e-3);
-            printf("bench,gemv_%s_m%u,%.1f,us,cuBLASLt's fastest,%.2f\n", shapes[i].name, m, own,
-                   own / lt);
+            b.m = rows[r];
+            CHECK(bt_cu_gemm_tune(b.g, (const void *const *)b.w, COPIES, b.x, b.y, b.m, b.n, b.k,
+                                  false, false, b.s));
+            float other = replay(&b, -1), own = 1e9f;
+            for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
+                float us = bt_cu_skinny_fits(way, b.m, b.n, b.k) ? replay(&b, (int)way) : own;
+                own = us < own ? us : own;
+            }
+            double bytes = (double)b.n * b.k * 2;
+            const char *name = b.m <= 8 ? "gemv.cu" : "cuBLASLt";
+            printf("skinny %-8s m %-2u: %6.1f us %5.0f GB/s, %s %6.1f us %5.0f GB/s\n",
+                   shapes[i].name, b.m, own, bytes / own * 1e-3, name, other, bytes / other * 1e-3);
+            printf("bench,skinny_%s_m%u,%.1f,us,%s,%.2f\n", shapes[i].name, b.m, own, name,
+                   own / other);
         }
         for (int c = 0; c < COPIES; c++) {
-            cudaFree(w[c]);
+            cudaFree(b.w[c]);
         }
-        cudaFree(x);
-        cudaFree(y);
+        cudaFree(b.x);
+        cudaFree(b.y);
     }
-    bt_cu_gemm_destroy(g);
+    bt_cu_gemm_destroy(b.g);
     return 0;
 }

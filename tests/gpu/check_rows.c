@@ -1,6 +1,6 @@
 /* make check-gpu: the kernels for few rows against double precision on the CPU: products of 1 to 8
- * rows with and without addition, fused SwiGLU, K and V as they go to pages. Fresh inputs, poisoned
- * outputs. */
+ * rows with and without addition, fused SwiGLU, all ways of skinny.h for up to 128 rows, norms, K
+ * and V as they go to pages. Fresh inputs, poisoned outputs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "common/engine/cuda/rows.h"
+#include "common/engine/cuda/skinny.h"
 #include "tests/gpu/ref.h"
 
 #define CHECK(x)                                                                                   \
@@ -90,6 +91,115 @@ static int check_product(uint32_t m, uint32_t n, uint32_t k, uint32_t seed)
         cudaFree(device[i]);
     }
     for (int i = 0; i < 5; i++) {
+        free(host[i]);
+    }
+    return ok;
+}
+
+/* Every way that fits, with every end; what lies behind the output stays as it was. */
+static uint32_t check_skinny(uint32_t m, uint32_t n, uint32_t k, uint32_t seed)
+{
+    enum { BEHIND = 64 };
+    const size_t values = (size_t)m * n, bytes = values * 4 + BEHIND;
+    uint32_t failed = 0, ways = 0;
+    void *w, *x;
+    uint8_t *y;
+    CHECK(cudaMalloc(&w, (size_t)n * k * 2));
+    CHECK(cudaMalloc(&x, (size_t)m * k * 2));
+    CHECK(cudaMalloc((void **)&y, bytes));
+    ref_fill(w, (size_t)n * k, BT_CU_BF16, 0.05f, seed);
+    ref_fill(x, (size_t)m * k, BT_CU_BF16, 1, seed + 1);
+    uint16_t *hw = fetch(w, (size_t)n * k * 2), *hx = fetch(x, (size_t)m * k * 2);
+    double *want = malloc(values * sizeof(*want));
+    for (size_t i = 0; i < values; i++) {
+        want[i] = 0;
+        for (uint32_t c = 0; c < k; c++) {
+            want[i] += bf16(hw[i % n * k + c]) * bf16(hx[i / n * k + c]);
+        }
+    }
+    for (uint32_t i = 0; i < bt_cu_skinny_ways() * 3; i++) {
+        uint32_t way = i / 3;
+        enum bt_cu_skinny_end end = i % 3;
+        uint8_t poison = end == BT_CU_SKINNY_ADD ? 0x3e : 0xff; /* 0.186 or NaN */
+        if (!bt_cu_skinny_fits(way, m, n, k)) {
+            continue;
+        }
+        size_t wide = end == BT_CU_SKINNY_SWIGLU ? n / 2 : n, item = wide == n ? 4 : 2, off = 0;
+        CHECK(cudaMemset(y, poison, bytes));
+        CHECK(bt_cu_skinny(way, w, x, y, m, n, k, end, 0));
+        CHECK(cudaDeviceSynchronize());
+        uint8_t *got = fetch(y, bytes);
+        double diff = 0, norm = 0;
+        float old;
+        memset(&old, 0x3e, sizeof(old));
+        for (size_t j = 0; j < m * wide; j++) {
+            const double *at = want + j / wide * n + j % wide;
+            double v = bf16(((uint16_t *)got)[j]), to;
+            if (wide == n) {
+                v = ((float *)got)[j];
+                to = *at + (end == BT_CU_SKINNY_ADD ? (double)old : 0);
+            } else {
+                to = at[0] / (1 + exp(-at[0])) * at[n / 2];
+            }
+            diff += (v - to) * (v - to);
+            norm += to * to;
+        }
+        for (size_t j = m * wide * item; j < bytes; j++) {
+            off += got[j] != poison;
+        }
+        if (!(sqrt(diff / norm) < (wide == n ? 1e-5 + k * 1e-9 : 4e-3)) || off) {
+            printf("FAIL skinny way %u end %d m %u n %u k %u: %.1e, %zu bytes behind\n", way,
+                   (int)end, m, n, k, sqrt(diff / norm), off);
+            failed++;
+        }
+        free(got);
+        ways++;
+    }
+    printf("%s skinny   m %u n %5u k %5u: %u ways and ends\n", failed ? "FAIL" : "ok  ", m, n, k,
+           ways);
+    cudaFree(w);
+    cudaFree(x);
+    cudaFree(y);
+    free(hw);
+    free(hx);
+    free(want);
+    return failed || ways == 0;
+}
+
+static int check_norm(uint32_t n, uint32_t hidden, uint32_t seed)
+{
+    float *x, *w;
+    void *a;
+    CHECK(cudaMalloc((void **)&x, (size_t)n * hidden * 4));
+    CHECK(cudaMalloc((void **)&w, hidden * 4));
+    CHECK(cudaMalloc(&a, (size_t)n * hidden * 2));
+    float *hx = malloc((size_t)n * hidden * 4), *hw = malloc(hidden * 4);
+    for (uint32_t i = 0; i < (n + 1) * hidden; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        *(i < hidden ? hw + i : hx + i - hidden) = (float)(int32_t)seed * 0x1p-30f;
+    }
+    CHECK(cudaMemcpy(x, hx, (size_t)n * hidden * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(w, hw, hidden * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemset(a, 0xff, (size_t)n * hidden * 2));
+    CHECK(bt_cu_norm(x, NULL, w, n, hidden, 1e-5f, a, 0));
+    CHECK(cudaDeviceSynchronize());
+    uint16_t *ha = fetch(a, (size_t)n * hidden * 2);
+    double diff = 0, norm = 0;
+    for (uint32_t t = 0; t < n; t++) {
+        double sum = 0;
+        for (uint32_t i = 0; i < hidden; i++) {
+            sum += (double)hx[t * hidden + i] * hx[t * hidden + i];
+        }
+        for (uint32_t i = 0; i < hidden; i++) {
+            double v = hx[t * hidden + i] / sqrt(sum / hidden + 1e-5) * hw[i];
+            diff += pow(bf16(ha[t * hidden + i]) - v, 2);
+            norm += v * v;
+        }
+    }
+    int ok = report("norm", n, hidden, 1, diff, norm, 4e-3);
+    void *device[] = {x, w, a}, *host[] = {hx, hw, ha};
+    for (int i = 0; i < 3; i++) {
+        cudaFree(device[i]);
         free(host[i]);
     }
     return ok;
@@ -219,6 +329,18 @@ int main(void)
         for (uint32_t m = 1; m <= 8; m += s == 3 ? 7 : 1) {
             failed += !check_product(m, shapes[s][0], shapes[s][1], seed + n++ * 3);
         }
+    }
+    static const uint32_t skinny[][2] = {{64, 64}, {336, 200}, {1536, 520}, {2064, 1032}};
+    for (uint32_t s = 0; s < 4; s++) {
+        for (uint32_t m = 1; m <= 128; m += m / 2 + 1 + seed % 3, n++) {
+            failed += check_skinny(m, skinny[s][0], skinny[s][1], seed + n * 3);
+        }
+        failed += check_skinny(128, skinny[s][0], skinny[s][1], seed + n++ * 3);
+    }
+    failed += check_skinny(11, 4096, 4096, seed + n++ * 3);
+    failed += check_skinny(9, 512, 14336, seed + n++ * 3);
+    for (uint32_t hidden = 64; hidden <= 12288; hidden = hidden * 5 / 4 / 4 * 4, n++) {
+        failed += !check_norm(3, hidden, seed + n);
     }
     for (uint32_t d = 64; d <= 256; d *= 2, n++) {
         failed += !check_append(d, seed + n);

@@ -8,6 +8,8 @@
 #define WORKSPACE (64u << 20)
 #define SHAPES    4096 /* open addressing; some 150 numbers of rows for each product */
 #define PROPOSALS 32
+#define OWN       8 /* products that may have a way of skinny.h */
+#define WIDTHS    8 /* rows 1, 2, up to 4, 8, ... 128 */
 
 struct shape {
     uint32_t m, n, k;
@@ -15,11 +17,19 @@ struct shape {
     cublasLtMatmulAlgo_t algo;
 };
 
+struct own {
+    uint32_t n, k;
+    enum bt_cu_skinny_end end;
+    int way[WIDTHS]; /* + 1; 0: none */
+};
+
 struct bt_cu_gemm {
     cublasLtHandle_t lt;
     cublasLtMatmulPreference_t pref;
     void *workspace;
     struct shape *shapes;
+    struct own own[OWN];
+    uint32_t n_own;
 };
 
 struct tuned { /* the product that algorithms are timed with */
@@ -258,4 +268,45 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
     }
     plan_close(&p);
     return best >= 0 ? cudaSuccess : cudaErrorUnknown;
+}
+
+/* ---- ways ---- */
+
+static uint32_t width_of(uint32_t m)
+{
+    uint32_t width = 0;
+    while (1u << width < m) {
+        width++;
+    }
+    return width;
+}
+
+static uint32_t own_at(const struct bt_cu_gemm *g, uint32_t n, uint32_t k,
+                       enum bt_cu_skinny_end end)
+{
+    uint32_t i = 0;
+    while (i < g->n_own && (g->own[i].n != n || g->own[i].k != k || g->own[i].end != end)) {
+        i++;
+    }
+    return i;
+}
+
+int bt_cu_gemm_way(const struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
+                   enum bt_cu_skinny_end end)
+{
+    uint32_t i = own_at(g, n, k, end);
+    return m <= BT_CU_SKINNY_ROWS && i < g->n_own ? g->own[i].way[width_of(m)] - 1 : -1;
+}
+
+void bt_cu_gemm_set_way(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
+                        enum bt_cu_skinny_end end, int way)
+{
+    uint32_t i = own_at(g, n, k, end);
+    if (m > BT_CU_SKINNY_ROWS || i >= OWN) {
+        return;
+    }
+    if (i == g->n_own) {
+        g->own[g->n_own++] = (struct own){n, k, end, {0}};
+    }
+    g->own[i].way[width_of(m)] = way + 1;
 }

@@ -1,11 +1,14 @@
 /* Products of activations with weights through cuBLASLt: y[m][n] (+)= a[m][k] * w[n][k]^T, a and w
- * in bf16, sums in f32. Algorithms are chosen once per shape. One thread. */
+ * in bf16, sums in f32. Algorithms are chosen once per shape. Also remembers which products of few
+ * rows are left to skinny.h. One thread. */
 #ifndef BT_CUDA_GEMM_H
 #define BT_CUDA_GEMM_H
 
 #include <cuda_runtime.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "common/engine/cuda/skinny.h"
 
 struct bt_cu_gemm;
 
@@ -21,5 +24,11 @@ uint32_t bt_cu_gemm_bucket(uint32_t m);
 cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
                             const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
                             bool add, cudaStream_t s);
+/* The way of skinny.h that this product takes with as many rows, up to a power of two of them; -1:
+ * none, as at first. Set takes some products' ways and forgets what is beyond. */
+int bt_cu_gemm_way(const struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
+                   enum bt_cu_skinny_end end);
+void bt_cu_gemm_set_way(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
+                        enum bt_cu_skinny_end end, int way);
 
 #endif

@@ -105,17 +105,6 @@ extern "C" bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k)
     return m <= 8 && n % 16 == 0 && k % 32 == 0;
 }
 
-static uint32_t multiprocessors(void)
-{
-    static int n; /* of the one device that the engine runs on */
-    int device = 0;
-    if (n == 0 && cudaGetDevice(&device) == cudaSuccess &&
-        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-        n = 0;
-    }
-    return (uint32_t)n;
-}
-
 template <int MODE> static cudaError_t launch(const struct gemv_args &a, cudaStream_t s)
 {
     bool few = a.n / 16 <= 2 * multiprocessors();

@@ -92,6 +92,16 @@ static __device__ __forceinline__ void tma_load_3d(uint32_t dst, const CUtensorM
                  : "memory");
 }
 
+static __device__ __forceinline__ void tma_load_4d(uint32_t dst, const CUtensorMap *map,
+                                                   uint32_t bar, int x, int y, int z, int w,
+                                                   uint64_t hint)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
+                 "l"((uint64_t)map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "l"(hint)
+                 : "memory");
+}
+
 /* `bytes` in one piece, a multiple of 16 as both addresses are. */
 static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
                                                  uint32_t bar)
@@ -100,6 +110,34 @@ static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, 
                  " [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"((uint64_t)src), "r"(bytes), "r"(bar)
                  : "memory");
+}
+
+/* ---- clusters: blocks that run at once and read each other's shared memory ---- */
+
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+/* All threads of all blocks; what they wrote before is seen after. */
+static __device__ __forceinline__ void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+/* 16 bytes of block `rank`, at the place that is `addr` in this one. */
+static __device__ __forceinline__ float4 cluster_load4(uint32_t addr, uint32_t rank)
+{
+    uint32_t there;
+    float4 v;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(addr), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(there)
+                 : "memory");
+    return v;
 }
 
 /* Ordinary writes to shared memory before, the copy engine and the tensor cores after. */
@@ -140,6 +178,9 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
            (uint64_t)(stride >> 4) << 32 | 1ull << 62;
 }
 
+#define WG_REGS4  "%0,%1,%2,%3"
+#define WG_REGS8  WG_REGS4 ",%4,%5,%6,%7"
+#define WG_REGS16 WG_REGS8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WG_REGS32                                                                                  \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -154,6 +195,8 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
 #define WG_F8(d, i)                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WG_F4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WG_F16(d, i)  WG_F8(d, i), WG_F8(d, i + 8)
 #define WG_F32(d, i)  WG_F8(d, i), WG_F8(d, i + 8), WG_F8(d, i + 16), WG_F8(d, i + 24)
 #define WG_F64(d, i)  WG_F32(d, i), WG_F32(d, i + 32)
 #define WG_F128(d, i) WG_F64(d, i), WG_F64(d, i + 64)
@@ -171,6 +214,33 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
                  "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", 1, 1, 1, 1;"                  \
                  : FREGS(d, 0)                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+/* The widths that products of few rows use, in bf16 alone. */
+static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[4], uint64_t a, uint64_t b,
+                                                     int accumulate)
+{
+    WG_SS(8, "bf16", WG_REGS4, WG_F4, 4, 5, 6);
+}
+static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[8], uint64_t a, uint64_t b,
+                                                     int accumulate)
+{
+    WG_SS(16, "bf16", WG_REGS8, WG_F8, 8, 9, 10);
+}
+static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[16], uint64_t a, uint64_t b,
+                                                     int accumulate)
+{
+    WG_SS(32, "bf16", WG_REGS16, WG_F16, 16, 17, 18);
+}
+static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[32], uint64_t a, uint64_t b,
+                                                     int accumulate)
+{
+    WG_SS(64, "bf16", WG_REGS32, WG_F32, 32, 33, 34);
+}
+static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[64], uint64_t a, uint64_t b,
+                                                     int accumulate)
+{
+    WG_SS(128, "bf16", WG_REGS64, WG_F64, 64, 65, 66);
+}
 
 template <class T>
 static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b,

@@ -77,6 +77,18 @@ static __device__ __forceinline__ void early_wait(void)
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+/* Of the one device that the engine runs on. */
+static inline uint32_t multiprocessors(void)
+{
+    static int n;
+    int device = 0;
+    if (n == 0 && cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        n = 0;
+    }
+    return (uint32_t)n;
+}
+
 template <class... P, class... A>
 static cudaError_t launch_early(void (*kernel)(P...), uint32_t grid, uint32_t block, size_t shared,
                                 cudaStream_t s, A... args)

@@ -58,23 +58,52 @@ extern "C" cudaError_t bt_cu_embed(const int32_t *ids, const int32_t *slots,
     return cudaGetLastError();
 }
 
+static __device__ __forceinline__ float square4(const float4 &v)
+{
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+static __device__ __forceinline__ uint2 scaled4(const float4 &v, float f, const float4 &w)
+{
+    return make_uint2(pack2<__nv_bfloat16>(v.x * f * w.x, v.y * f * w.y),
+                      pack2<__nv_bfloat16>(v.z * f * w.z, v.w * f * w.w));
+}
+
 static __global__ void norm_kernel(const float *x, const int32_t *rows, const float *w,
                                    uint32_t hidden, float eps, uint2 *a)
 {
-    size_t t = blockIdx.x, from = rows ? (size_t)rows[t] : t;
-    early_next(); /* gemv.cu asks for its weights */
+    constexpr int KEPT = 2; /* groups of four that a thread reads once */
+    const uint32_t quads = hidden / 4, rest = threadIdx.x + KEPT * blockDim.x;
+    const float4 *wt = (const float4 *)w, zero = make_float4(0, 0, 0, 0);
+    float4 v[KEPT], u[KEPT];
+    early_next(); /* the product behind asks for its weights */
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        uint32_t i = threadIdx.x + k * blockDim.x;
+        u[k] = i < quads ? wt[i] : zero;
+    }
     early_wait();
-    const float4 *in = (const float4 *)(x + from * hidden), *wt = (const float4 *)w;
+    size_t t = blockIdx.x, from = rows ? (size_t)rows[t] : t;
+    const float4 *in = (const float4 *)(x + from * hidden);
     float sum = 0;
-    for (uint32_t i = threadIdx.x; i < hidden / 4; i += blockDim.x) {
-        float4 v = in[i];
-        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        uint32_t i = threadIdx.x + k * blockDim.x;
+        v[k] = i < quads ? in[i] : zero;
+        sum += square4(v[k]);
+    }
+    for (uint32_t i = rest; i < quads; i += blockDim.x) {
+        sum += square4(in[i]);
     }
     float f = rsqrtf(block_sum(sum) / (float)hidden + eps);
-    for (uint32_t i = threadIdx.x; i < hidden / 4; i += blockDim.x) {
-        float4 v = in[i], u = wt[i]; /* the second read comes from the cache */
-        a[t * (hidden / 4) + i] = make_uint2(pack2<__nv_bfloat16>(v.x * f * u.x, v.y * f * u.y),
-                                             pack2<__nv_bfloat16>(v.z * f * u.z, v.w * f * u.w));
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        uint32_t i = threadIdx.x + k * blockDim.x;
+        if (i < quads) {
+            a[t * quads + i] = scaled4(v[k], f, u[k]);
+        }
+    }
+    for (uint32_t i = rest; i < quads; i += blockDim.x) { /* the cache still has them */
+        a[t * quads + i] = scaled4(in[i], f, wt[i]);
     }
 }
 

@@ -164,54 +164,6 @@ static bt_status_t meet(struct bt_engine *e)
     return BT_OK;
 }
 
-bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
-{
-    const struct bt_model_config *c = &e->model.config;
-    const struct bt_engine_info *info = &e->host.info;
-    size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
-    size_t qkv = q + (size_t)2 * c->kv_heads * c->head_dim;
-    struct layout all = lay_out((uint32_t)rows, e->max_batch, info->max_slots,
-                                info->max_rows + info->max_slots, info->max_rows);
-    cudaError_t ce = cudaSuccess;
-    e->step_bytes = all.bytes;
-    e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
-    e->step = take(all.bytes, &ce);
-    e->rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
-    e->x = take(rows * c->hidden * 4, &ce);
-    e->qkv = take(rows * qkv * 4, &ce);
-    e->q = take(rows * q * 2, &ce);
-    e->o = take(rows * q * 2, &ce);
-    e->a = take(rows * BT_MAX(c->hidden, c->intermediate) * 2, &ce);
-    e->gu = take(rows * 2 * c->intermediate * 2, &ce);
-    e->logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
-    e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
-    e->last_token = take(info->max_slots * 4, &ce);
-    if (ce == cudaSuccess) {
-        ce = cudaMemset(e->table, 0, (size_t)info->max_slots * e->host.max_pages_of_slot * 4);
-    }
-    if (ce == cudaSuccess) {
-        ce = fill_rope(e);
-    }
-    for (int i = 0; ce == cudaSuccess && i < BT_CU_STAGING; i++) {
-        ce = cudaMallocHost((void **)&e->staging[i].host, all.bytes);
-        if (ce == cudaSuccess) {
-            ce = cudaEventCreateWithFlags(&e->staging[i].sent, cudaEventDisableTiming);
-        }
-    }
-    if (ce != cudaSuccess) {
-        snprintf(err, err_cap,
-                 "engine: memory for steps of %u tokens and %u sequences: %s; lower "
-                 "the step size or max_slots",
-                 info->max_rows, info->max_slots, cudaGetErrorString(ce));
-        return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
-    }
-    if (tune(e) != BT_OK || meet(e) != BT_OK) {
-        snprintf(err, err_cap, "engine cuda: timing of products: %s", e->fault);
-        return BT_ERR_DEVICE;
-    }
-    return BT_OK;
-}
-
 void bt_cu_step_close(struct bt_engine *e)
 {
     void *all[] = {e->step, e->rope, e->x,      e->qkv,   e->q,         e->o,
@@ -342,7 +294,11 @@ static void pad(const struct layout *l, const struct inputs *in, uint32_t from, 
 static bt_status_t product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
                            uint32_t n, uint32_t k, bool bf16, bool add)
 {
-    if (!bf16 && bt_cu_gemv_fits(m, n, k)) {
+    enum bt_cu_skinny_end end = add ? BT_CU_SKINNY_ADD : BT_CU_SKINNY_F32;
+    int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, end);
+    if (way >= 0) {
+        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, w, a, y, m, n, k, end, e->compute));
+    } else if (!bf16 && bt_cu_gemv_fits(m, n, k)) {
         BT_CU_TRY(e, bt_cu_gemv(w, a, y, m, n, k, add, e->compute));
     } else {
         BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w, a, y, m, n, k, bf16, add, e->compute));
@@ -355,8 +311,13 @@ static bt_status_t mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t wide = 2 * c->intermediate;
+    int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, BT_CU_SKINNY_SWIGLU);
     void *h = e->a;
-    if (bt_cu_gemv_fits(n, wide, c->hidden)) {
+    if (way >= 0) {
+        h = e->gu;
+        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, y->gate_up, e->a, h, n, wide, c->hidden,
+                                  BT_CU_SKINNY_SWIGLU, e->compute));
+    } else if (bt_cu_gemv_fits(n, wide, c->hidden)) {
         h = e->gu;
         BT_CU_TRY(e, bt_cu_gemv_swiglu(y->gate_up, e->a, h, n, wide, c->hidden, e->compute));
     } else {
@@ -368,6 +329,183 @@ static bt_status_t mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_
     }
     return product(e, y->down, h, e->x, n, c->hidden, c->intermediate, false, true);
 }
+
+static bt_status_t head(struct bt_engine *e, const int32_t *rows, uint32_t n)
+{
+    const struct bt_model_config *c = &e->model.config;
+    BT_CU_TRY(e,
+              bt_cu_norm(e->x, rows, e->model.norm, n, c->hidden, c->norm_eps, e->a, e->compute));
+    return product(e, e->model.lm_head, e->a, e->logits, n, c->vocab, c->hidden, false, false);
+}
+
+/* ---- ways of products of few rows, by timing ---- */
+
+#define TRIAL_LAYERS 4u /* their weights together are far more than the L2 cache */
+
+/* The products of some layers with the norms between them; another norm is in attention's place. */
+static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct products l = layer_products(e);
+    for (uint32_t i = 0; i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
+        const struct bt_cu_layer *y = &e->model.layers[i];
+        const float *norm[3] = {y->norm_attn, y->norm_attn, y->norm_mlp};
+        for (int p = 0; p < 3; p++) {
+            BT_CU_TRY(e,
+                      bt_cu_norm(e->x, NULL, norm[p], m, c->hidden, c->norm_eps, e->a, e->compute));
+            bt_status_t st = p == 0
+                                 ? product(e, y->qkv, e->a, e->qkv, m, l.n[0], l.k[0], false, false)
+                             : p == 1 ? product(e, y->o, e->o, e->x, m, l.n[1], l.k[1], false, true)
+                                      : mlp(e, y, m);
+            if (st != BT_OK) {
+                return st;
+            }
+        }
+    }
+    return BT_OK;
+}
+
+static bt_status_t trial_head(struct bt_engine *e, uint32_t m)
+{
+    bt_status_t st = head(e, NULL, m);
+    return st == BT_OK ? head(e, NULL, m) : st;
+}
+
+/* The least time of some runs in ms. */
+static bt_status_t time_trial(struct bt_engine *e,
+                              bt_status_t (*trial)(struct bt_engine *, uint32_t), uint32_t m,
+                              cudaEvent_t *ev, float *ms_p)
+{
+    enum { RUNS = 4 };
+    *ms_p = INFINITY;
+    for (int i = 0; i < RUNS; i++) {
+        float ms;
+        BT_CU_TRY(e, cudaEventRecord(ev[0], e->compute));
+        bt_status_t st = trial(e, m);
+        if (st != BT_OK) {
+            return st;
+        }
+        BT_CU_TRY(e, cudaEventRecord(ev[1], e->compute));
+        BT_CU_TRY(e, cudaEventSynchronize(ev[1]));
+        BT_CU_TRY(e, cudaEventElapsedTime(&ms, ev[0], ev[1]));
+        *ms_p = BT_MIN(*ms_p, ms);
+    }
+    return BT_OK;
+}
+
+/* Tries all ways of one product, the others as they are, and keeps the fastest. A way must be
+ * faster by half a percent, or the choice is noise. */
+static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint32_t k,
+                               enum bt_cu_skinny_end end,
+                               bt_status_t (*trial)(struct bt_engine *, uint32_t), cudaEvent_t *ev)
+{
+    int best = bt_cu_gemm_way(e->gemm, m, n, k, end), now = best;
+    float least, ms;
+    bool any = false;
+    for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
+        any |= bt_cu_skinny_fits(way, m, n, k);
+    }
+    if (!any) {
+        return BT_OK;
+    }
+    bt_status_t st = time_trial(e, trial, m, ev, &least);
+    for (int way = -1; st == BT_OK && way < (int)bt_cu_skinny_ways(); way++) {
+        if (way == now || (way >= 0 && !bt_cu_skinny_fits((uint32_t)way, m, n, k))) {
+            continue;
+        }
+        bt_cu_gemm_set_way(e->gemm, m, n, k, end, way);
+        st = time_trial(e, trial, m, ev, &ms);
+        if (st == BT_OK && ms < least * 0.995f) {
+            least = ms;
+            best = way;
+        }
+    }
+    bt_cu_gemm_set_way(e->gemm, m, n, k, end, best);
+    return st;
+}
+
+/* Which products of few rows skinny.h takes, timed in their surroundings: what counts is what they
+ * do while the kernels beside them run. The other algorithms are chosen. */
+static bt_status_t choose_ways(struct bt_engine *e)
+{
+    static const enum bt_cu_skinny_end ends[4] = {BT_CU_SKINNY_F32, BT_CU_SKINNY_ADD,
+                                                  BT_CU_SKINNY_SWIGLU, BT_CU_SKINNY_ADD};
+    const struct bt_model_config *c = &e->model.config;
+    const struct products l = layer_products(e);
+    uint32_t most = BT_MIN(e->max_batch, (uint32_t)BT_CU_SKINNY_ROWS);
+    cudaEvent_t ev[2] = {0};
+    BT_CU_TRY(e, bt_cu_dummy_bf16(e->x, (size_t)most * c->hidden * 2, 1.0f, 2, e->compute));
+    BT_CU_TRY(e,
+              bt_cu_dummy_bf16(e->o, (size_t)most * c->heads * c->head_dim, 1.0f, 3, e->compute));
+    BT_CU_TRY(e, cudaEventCreate(&ev[0]));
+    cudaError_t ce = cudaEventCreate(&ev[1]);
+    bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event");
+    for (uint32_t m = 1; st == BT_OK && m <= most; m *= 2) {
+        for (int i = 0; st == BT_OK && i < 8; i++) { /* twice: each depends on its neighbours */
+            int p = 3 - i % 4;
+            st = try_product(e, m, l.n[p], l.k[p], ends[p], trial_layers, ev);
+        }
+        st = st == BT_OK ? try_product(e, m, c->vocab, c->hidden, BT_CU_SKINNY_F32, trial_head, ev)
+                         : st;
+    }
+    cudaEventDestroy(ev[0]);
+    if (ev[1]) {
+        cudaEventDestroy(ev[1]);
+    }
+    return st;
+}
+
+/* ---- open ---- */
+
+bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_engine_info *info = &e->host.info;
+    size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
+    size_t qkv = q + (size_t)2 * c->kv_heads * c->head_dim;
+    struct layout all = lay_out((uint32_t)rows, e->max_batch, info->max_slots,
+                                info->max_rows + info->max_slots, info->max_rows);
+    cudaError_t ce = cudaSuccess;
+    e->step_bytes = all.bytes;
+    e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
+    e->step = take(all.bytes, &ce);
+    e->rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
+    e->x = take(rows * c->hidden * 4, &ce);
+    e->qkv = take(rows * qkv * 4, &ce);
+    e->q = take(rows * q * 2, &ce);
+    e->o = take(rows * q * 2, &ce);
+    e->a = take(rows * BT_MAX(c->hidden, c->intermediate) * 2, &ce);
+    e->gu = take(rows * 2 * c->intermediate * 2, &ce);
+    e->logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
+    e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
+    e->last_token = take(info->max_slots * 4, &ce);
+    if (ce == cudaSuccess) {
+        ce = cudaMemset(e->table, 0, (size_t)info->max_slots * e->host.max_pages_of_slot * 4);
+    }
+    if (ce == cudaSuccess) {
+        ce = fill_rope(e);
+    }
+    for (int i = 0; ce == cudaSuccess && i < BT_CU_STAGING; i++) {
+        ce = cudaMallocHost((void **)&e->staging[i].host, all.bytes);
+        if (ce == cudaSuccess) {
+            ce = cudaEventCreateWithFlags(&e->staging[i].sent, cudaEventDisableTiming);
+        }
+    }
+    if (ce != cudaSuccess) {
+        snprintf(err, err_cap,
+                 "engine: memory for steps of %u tokens and %u sequences: %s; lower "
+                 "the step size or max_slots",
+                 info->max_rows, info->max_slots, cudaGetErrorString(ce));
+        return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
+    }
+    if (tune(e) != BT_OK || meet(e) != BT_OK || choose_ways(e) != BT_OK) {
+        snprintf(err, err_cap, "engine cuda: timing of products: %s", e->fault);
+        return BT_ERR_DEVICE;
+    }
+    return BT_OK;
+}
+
+/* ---- a layer ---- */
 
 static bt_status_t attention(struct bt_engine *e, const struct layout *l, const struct inputs *in,
                              uint32_t layer_row)
@@ -457,14 +595,6 @@ static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *
     }
     BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_mlp, n, c->hidden, c->norm_eps, e->a, e->compute));
     return mlp(e, y, n);
-}
-
-static bt_status_t head(struct bt_engine *e, const int32_t *rows, uint32_t n)
-{
-    const struct bt_model_config *c = &e->model.config;
-    BT_CU_TRY(e,
-              bt_cu_norm(e->x, rows, e->model.norm, n, c->hidden, c->norm_eps, e->a, e->compute));
-    return product(e, e->model.lm_head, e->a, e->logits, n, c->vocab, c->hidden, false, false);
 }
 
 static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *b,
