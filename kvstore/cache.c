@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COPY_NONE, COPY_UNUSED, COPY_USED };
+enum { COPY_NONE, COPY_UNUSED, COPY_USED, COPY_PASSING };
 
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
                                  uint32_t transit_max, const struct bt_evict_policy *policy)
@@ -68,10 +68,9 @@ static bool count_use(struct bt_cache *c, uint32_t slot)
         c->copy[slot] = COPY_USED;
         return false;
     }
-    if (c->copy[slot] == COPY_USED) { /* it has earned its place here: a block like any other */
-        c->copy[slot] = COPY_NONE;
-        c->copies--;
-    }
+    /* It has earned its place here: a block like any other. */
+    c->copies -= c->copy[slot] == COPY_USED;
+    c->copy[slot] = COPY_NONE;
     return true;
 }
 
@@ -119,12 +118,12 @@ static void drop_block(struct bt_cache *c, uint32_t slot)
     if (c->guard.dropped != NULL) {
         c->guard.dropped(c->guard.arg, slot);
     }
-    c->copies -= c->copy[slot] != COPY_NONE;
+    c->evicted += c->copy[slot] != COPY_PASSING;
+    c->copies -= c->copy[slot] == COPY_UNUSED || c->copy[slot] == COPY_USED;
     c->copy[slot] = COPY_NONE;
     c->policy->drop(c->evict, slot);
     bt_index_remove(c->index, slot);
     free_slot(c, slot);
-    c->evicted++;
 }
 
 static bool evict_one(struct bt_cache *c, uint8_t group, uint32_t more)
@@ -199,7 +198,9 @@ bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cach
     }
     admit(c, slot, b);
     c->sealed++;
-    if (c->lower.sealed != NULL) {
+    if (b->passing) {
+        c->copy[slot] = COPY_PASSING;
+    } else if (c->lower.sealed != NULL) {
         c->lower.sealed(c->lower.arg, slot);
     }
     return true;
@@ -212,16 +213,15 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
     return bt_cache_seal_block(c, slot, &b);
 }
 
-bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
-                        uint32_t n_tokens, uint32_t depth)
+bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
 {
-    struct bt_cache_block b = {
-        .key = key, .n_tokens = n_tokens, .depth = depth, .origin = BT_EVICT_COPY};
-    if (!bt_cache_seal_block(c, slot, &b)) {
+    if (!bt_cache_seal_block(c, slot, b)) {
         return false;
     }
-    c->copy[slot] = COPY_UNUSED;
-    c->copies++;
+    if (!b->passing) {
+        c->copy[slot] = COPY_UNUSED;
+        c->copies++;
+    }
     return true;
 }
 
@@ -247,8 +247,9 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
         if (bt_pool_unlease(c->pool, slot) > 0) {
             continue;
         }
-        if (bt_index_has_slot(c->index, slot) && c->copy[slot] != COPY_NONE &&
-            c->copies > c->copies_max) {
+        bool copy = c->copy[slot] == COPY_UNUSED || c->copy[slot] == COPY_USED;
+        if (bt_index_has_slot(c->index, slot) &&
+            (c->copy[slot] == COPY_PASSING || (copy && c->copies > c->copies_max))) {
             drop_block(c, slot);
         } else if (bt_index_has_slot(c->index, slot)) {
             c->policy->unpin(c->evict, slot);

@@ -56,6 +56,9 @@ struct bt_cache_block {
     uint32_t n_tokens, depth;
     uint32_t reused_tokens; /* of the request that made it: what was cached of its prompt */
     bt_evict_origin_t origin;
+    /* It only passes through, on its way to or from the SSD: it leaves as soon as nobody holds it,
+     * unless another request has used it. What lies below is not told of it. */
+    bool passing;
 };
 
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
@@ -81,10 +84,9 @@ bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cach
 /* The same, of a computed block of which no more is known. */
 bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
                    uint32_t n_tokens, uint32_t depth);
-/* As bt_cache_seal, for a block that was fetched from another node for one request: that request's
- * lookup counts as no second use of it, so it stays on probation. */
-bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
-                        uint32_t n_tokens, uint32_t depth);
+/* As bt_cache_seal_block, for a block that was fetched from another node for one request: that
+ * request's lookup counts as no second use of it, so it stays on probation. */
+bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
 /* Indexes a SEALED slot of an adopted slab that the caller holds, if its bytes are the sealed ones
  * (bt_pool_header_ok); false: they are not, or the key is there already. */
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot);

@@ -129,6 +129,15 @@ static const struct bt_conf_row kvstore_rows[] = {
      .doc = "Part of the slots that may hold blocks fetched from other nodes which only one "
             "request has used here; beyond it they leave when that request has ended. A second "
             "use makes one a block like any other."},
+    {.key = "kvstore.stream_max",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(stream_max),
+     .def = "0.125",
+     .min = 0.001,
+     .max = 0.5,
+     .doc = "Part of the slots through which a prompt that no slab holds goes to the SSD, and "
+            "again as much through which it comes back; all such prompts together, and at least "
+            "one slot."},
     {.key = "kvstore.pin_max",
      .type = BT_CONF_FLOAT,
      .offset = ROW(pin_max),
@@ -193,7 +202,8 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "64",
      .min = 1,
      .max = 65536,
-     .doc = "Blocks that may wait to be written; what comes on top is not written."},
+     .doc = "Blocks that may be under way to the SSD at once; others wait for their turn in the "
+            "slab, as long as they stay there."},
     {.key = "kvstore.ssd.load_ms",
      .type = BT_CONF_MS,
      .offset = ROW(ssd_load_ms),

@@ -21,7 +21,7 @@ struct bt_kvstore_conf {
     uint64_t wire_idle_ms;
     uint64_t fetch_wait_ms, fetch_stall_ms;
     bool overlap;
-    double replica_max, pin_max;
+    double replica_max, pin_max, stream_max;
     char *quota_default, **quota_tenants;
     char *ssd_path; /* NULL: no SSD tier */
     uint64_t ssd_bytes;

@@ -108,7 +108,8 @@ void gather_run(struct bt_gather *g, uint32_t first, uint32_t n)
     r->first = first;
     r->n = r->n_read = n;
     r->start_ns = bt_mono_ns();
-    r->load = bt_tier_load(g->gs->c.tier, &g->keys[first], n, on_run, r);
+    r->load =
+        bt_tier_load(g->gs->c.tier, &g->keys[first], n, g->class == BT_WIRE_WINDOW, on_run, r);
     for (uint32_t i = first; i < first + n; i++) {
         g->blocks[i].state = r->load != NULL ? BLOCK_DISK : BLOCK_MISSING;
         g->blocks[i].tried |= TRIED_DISK;
@@ -326,7 +327,7 @@ struct bt_gather *gather_new(struct bt_gathers *gs, const struct bt_gather_ask *
     g->epoch = ask->epoch;
     g->group = ask->group;
     bt_tenants_hold(gs->c.cache->tenants, g->group);
-    g->class = ask->replica ? CLASS_REPLICA : CLASS_FETCH;
+    g->class = ask->class;
     g->prefill_tokens_per_s = ask->prefill_tokens_per_s;
     g->n = g->end = ask->n;
     g->keys = bt_calloc(g->n, sizeof(*g->keys));
@@ -355,7 +356,8 @@ struct bt_gather *bt_gather_start(struct bt_gathers *gs, const struct bt_gather_
         return NULL;
     }
     if (!g->ended) {
-        bt_timer_start(gs->c.loop, &g->wait, gs->c.wait_ms, 0, on_wait, g);
+        uint64_t wait_ms = ask->wait_ms != 0 ? BT_MIN(ask->wait_ms, gs->c.wait_ms) : gs->c.wait_ms;
+        bt_timer_start(gs->c.loop, &g->wait, wait_ms, 0, on_wait, g);
     }
     return g;
 }

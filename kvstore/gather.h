@@ -68,7 +68,9 @@ struct bt_gather_ask {
     size_t n_sources;
     double prefill_tokens_per_s; /* of who would compute; blocks that come slower are not waited
                                     for. 0: not known, everything is worth it */
-    bool replica;                /* nobody needs it yet: behind all that somebody waits for */
+    uint32_t class; /* of the wire; WINDOW: what comes stays in the slab only as long as it is held
+                     */
+    uint64_t wait_ms; /* not longer than that either; 0: no limit but the configured one */
 };
 /* done is called once, later: when all that can come is there, or wait_ms have passed; until
  * bt_gather_end what has come stays leased. NULL: nothing would become resident. */

@@ -159,9 +159,12 @@ static void on_done(void *arg, const struct bt_wire_trailer *t, uint64_t first_n
     for (uint32_t k = 0; k < p->n_taken; k++) {
         uint32_t i = p->at[k], block = p->first + i;
         bt_pool_crcs_known(cache->pool, p->slots[k]);
-        /* If it was computed meanwhile, that copy stays and serves. */
-        (void)bt_cache_seal_copy(cache, p->slots[k], &p->keys[i], p->gs->c.layout->page_tokens,
-                                 block);
+        struct bt_cache_block b = {.key = &p->keys[i],
+                                   .n_tokens = p->gs->c.layout->page_tokens,
+                                   .depth = block,
+                                   .origin = BT_EVICT_COPY,
+                                   .passing = p->passing};
+        (void)bt_cache_seal_copy(cache, p->slots[k], &b); /* one computed meanwhile stays */
         (void)unfly(p, i);
         if (p->g != NULL) {
             gather_block(p->g, block, bt_cache_hold(cache, &p->keys[i]));
@@ -202,6 +205,7 @@ void piece_start(struct bt_gather *g, uint32_t s, uint32_t first, uint32_t n)
     struct gather_source *src = &g->sources[s];
     struct piece *p = bt_calloc(1, sizeof(*p));
     p->group = g->group;
+    p->passing = g->class == BT_WIRE_WINDOW;
     p->gs = gs;
     p->g = g;
     p->source = s;

@@ -45,12 +45,10 @@ struct disk_run { /* blocks that one load of the tier reads */
     uint64_t start_ns;
 };
 
-enum { CLASS_FETCH = 1, CLASS_REPLICA = 2 }; /* of the wire */
-
 struct bt_gather {
     struct bt_list link;
     struct bt_gathers *gs;
-    uint32_t class;
+    uint32_t class; /* of the wire; WINDOW: its blocks only pass through */
     uint64_t request;
     uint32_t epoch;
     uint8_t group;
@@ -91,6 +89,7 @@ struct piece { /* one transfer */
     struct bt_timer stall;
     uint64_t start_ns;
     uint8_t group;
+    bool passing;
     bool starting, over, quiet; /* over: has come, failed or was given up; quiet: on_quiet was */
 };
 

@@ -77,6 +77,18 @@ bool grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch
 
 /* ---- end of a grant ---- */
 
+static void grant_free(struct grant *g)
+{
+    if (g->rest != NULL) {
+        baton__reserve__free_unpacked(g->rest, NULL);
+    }
+    free(g->slots);
+    free(g->names);
+    free(g->peer);
+    free(g->peer_rpc);
+    free(g);
+}
+
 void grant_hold(struct grant *g)
 {
     g->busy++;
@@ -128,11 +140,7 @@ void grant_unref(struct grant *g)
     if (bt_list_empty(&g->req->grants)) {
         request_idle(gs, g->req);
     }
-    free(g->slots);
-    free(g->names);
-    free(g->peer);
-    free(g->peer_rpc);
-    free(g);
+    grant_free(g);
 }
 
 void grant_quarantine(struct grant *g)
@@ -195,6 +203,14 @@ void grant_fail(struct grant *g, bt_status_t st, const char *why)
 
 /* ---- progress ---- */
 
+/* Blocks [first, end), which are cached, have to be on the SSD for what passes behind them. */
+static void grant_leads(const struct grant *g, uint32_t first, uint32_t end)
+{
+    for (uint32_t b = first; g->rest != NULL && g->gs->c.tier != NULL && b < end; b++) {
+        bt_tier_lead(g->gs->c.tier, g->slots[b]);
+    }
+}
+
 static void on_sealed(void *arg)
 {
     struct grant *g = arg;
@@ -208,7 +224,9 @@ static void on_sealed(void *arg)
                                            .reused_tokens = g->resident * g->shape.block_tokens,
                                            .origin =
                                                g->receive ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
-            bt_cache_seal_block(cache, g->slots[b], &block);
+            if (bt_cache_seal_block(cache, g->slots[b], &block)) {
+                grant_leads(g, b, b + 1);
+            }
         }
     }
     g->sealing = false;
@@ -361,14 +379,18 @@ static void release_upto(struct bt_grants *gs, struct request *req, uint32_t epo
     }
 }
 
+uint32_t grant_prefix_most(bool whole, uint32_t n_tokens, uint32_t block_tokens)
+{
+    return (whole ? n_tokens : n_tokens - 1) / block_tokens;
+}
+
 /* Leases the resident prefix and takes slots for the rest. */
 static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
 {
     struct bt_cache *cache = g->gs->c.cache;
     struct bt_pool_counts n;
-    /* A writer computes at least the last token, so it gets a block of its own to write it to. */
     uint32_t most =
-        g->receive ? g->n_full : BT_MIN(g->n_full, (g->shape.n_tokens - 1) / g->shape.block_tokens);
+        grant_prefix_most(g->receive || g->rest != NULL, g->shape.n_tokens, g->shape.block_tokens);
     g->resident = g->no_cache ? 0 : bt_cache_prefix(cache, g->names, most, g->slots);
     uint32_t need = g->n_blocks - g->resident;
     bt_pool_counts(cache->pool, &n);
@@ -389,6 +411,7 @@ static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
         g->word = &g->gs->c.slab->flows[g->flow];
         g->seen = bt_flow_resident_items(&g->shape, g->resident);
         bt_flow_raise(g->word, g->epoch, g->seen); /* before its one writer knows of it */
+        grant_leads(g, 0, g->resident);
         return BT_OK;
     }
     bt_cache_put(cache, g->slots, g->resident);
@@ -399,6 +422,20 @@ uint8_t bt_grants_group(const struct bt_grants *gs, const char *tenant)
 {
     struct bt_tenants *t = gs->c.cache->tenants;
     return t != NULL ? bt_tenants_group(t, tenant) : BT_TENANT_NOBODY;
+}
+
+/* What is still of use of a Reserve once its grant is made: without its keys, in memory of ours. */
+static Baton__Reserve *rest_of(const Baton__Reserve *r)
+{
+    Baton__Reserve most = *r;
+    most.keys = (ProtobufCBinaryData){0};
+    size_t n = baton__reserve__get_packed_size(&most);
+    uint8_t *packed = bt_malloc(n + 1);
+    baton__reserve__pack(&most, packed);
+    Baton__Reserve *rest = baton__reserve__unpack(NULL, n, packed);
+    free(packed);
+    BT_ASSERT(rest != NULL);
+    return rest;
 }
 
 static struct grant *grant_create(struct bt_grants *gs, void *session, const Baton__Reserve *r,
@@ -424,6 +461,9 @@ static struct grant *grant_create(struct bt_grants *gs, void *session, const Bat
     g->names = bt_calloc(g->n_blocks, sizeof(*g->names));
     if (g->n_full > 0) {
         memcpy(g->names, r->keys.data, r->keys.len);
+    }
+    if (r->streams && !r->no_cache) {
+        g->rest = rest_of(r);
     }
     if (g->n_full < g->n_blocks) {
         bt_slab_private_key(r->request, r->epoch, g->n_full, &g->names[g->n_full]);
@@ -467,9 +507,7 @@ void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve
     struct grant *g = grant_create(gs, session, r, req);
     st = grant_fill(g, why, sizeof(why));
     if (st != BT_OK) {
-        free(g->slots);
-        free(g->names);
-        free(g);
+        grant_free(g);
         answer(gs, session, r, st, 0, why);
         local_answer_waiting(gs, r->request, r->epoch, st, why);
         return;
@@ -559,6 +597,14 @@ static void metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
     gs->m.opens = bt_metrics_gauge(ms, "baton_kvstore_opens", NULL, "Opens of local workers");
     gs->m.workers =
         bt_metrics_gauge(ms, "baton_kvstore_workers", NULL, "Local workers known and not dead");
+    gs->m.passing = bt_metrics_gauge(ms, "baton_kvstore_stream_slots", NULL,
+                                     "Slots with blocks of prompts that no slab holds, on their "
+                                     "way to the SSD or from it");
+    const char *passed = "baton_kvstore_stream_blocks_total";
+    const char *passed_help = "Blocks of prompts that no slab holds: written to the SSD, and lent "
+                              "to a worker to read";
+    gs->m.passed_out = bt_metrics_counter(ms, passed, "way=\"out\"", passed_help);
+    gs->m.passed_in = bt_metrics_counter(ms, passed, "way=\"in\"", passed_help);
     gs->m.hits = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"hit\"",
                                     "Prompt blocks looked up");
     gs->m.misses = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"miss\"",
@@ -601,6 +647,7 @@ static void metrics_update(void *arg)
     bt_metric_set(gs->m.grants, s.grants);
     bt_metric_set(gs->m.opens, s.opens);
     bt_metric_set(gs->m.workers, s.workers);
+    bt_metric_set(gs->m.passing, gs->passing_out + gs->passing_in);
     add_since(gs->m.hits, c->hits, &gs->last.hits);
     add_since(gs->m.misses, c->misses, &gs->last.misses);
     add_since(gs->m.sealed, c->sealed, &gs->last.sealed);
@@ -637,7 +684,9 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     bt_list_init(&gs->seal_puts);
     bt_list_init(&gs->due);
     bt_list_init(&gs->loading);
+    bt_list_init(&gs->put_waits);
     bt_list_init(&gs->replicas);
+    gs->window = BT_MAX((uint32_t)(c->stream_max * c->slab->super->n_slots), 1u);
     uint32_t n = c->slab->super->n_flow_words;
     gs->flow_free = bt_calloc(n, sizeof(*gs->flow_free));
     for (uint32_t i = n; i-- > 1;) { /* word 0 stays unused: a zeroed message never names a flow */
@@ -699,6 +748,10 @@ void bt_grants_destroy(struct bt_grants *gs)
         bt_metrics_refresh(gs->c.metrics, NULL, gs);
     }
     bt_gathers_stop(gs->gathers);
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->workers) {
+        lease_forget_asked(BT_CONTAINER_OF(i, struct bt_gworker, link));
+    }
     load_session_end(gs, NULL);
     replicas_drop(gs, NULL);
     bt_gathers_destroy(gs->gathers);
@@ -748,15 +801,9 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
     bt_list_for_each (i, &gs->workers) {
         struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
         s.workers++;
-        s.puts += w->n_puts;
         s.waiting_opens += w->n_waits;
     }
-    bt_list_for_each (i, &gs->void_puts) {
-        s.puts++;
-    }
-    bt_list_for_each (i, &gs->seal_puts) {
-        s.puts++;
-    }
+    s.puts = put_count(gs);
     s.leases = lease_count(gs);
     *s_p = s;
 }

@@ -70,6 +70,7 @@ struct bt_grants_config {
     struct bt_tier *tier;    /* NULL: the slab is all there is */
     uint64_t fetch_wait_ms;  /* a reservation waits so long for blocks of other nodes */
     uint64_t fetch_stall_ms; /* a node that brings nothing for so long is not waited for */
+    double stream_max;       /* part of the slots in which prompts pass that no slab holds */
     bool overlap; /* a writer computes while a prefix that is as dear to load comes from its end */
     /* Is this kvstore a member of the cluster, as far as is known? NULL: everybody is. */
     bool (*peer_known)(void *arg, const char *name, uint64_t incarnation);

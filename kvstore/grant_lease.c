@@ -1,5 +1,7 @@
-/* Blocks that local workers read without a grant: a row that was preempted takes its KV back from
- * the slab, or through it from the SSD (LocalLease, LocalUnlease). A leased slot cannot be evicted.
+/* Blocks that local workers read without a grant (LocalLease, LocalUnlease): a row that was
+ * preempted takes its KV back from the slab, or through it from the SSD; a prompt that no slab
+ * holds comes back from there or from other nodes through a window of a few slots, piece by piece.
+ * A leased slot cannot be evicted.
  * A lease ends as an open does: by the worker's word, or one quarantine after its proven death. One
  * that has been held for reclaim_ms is recalled; a worker that keeps it for as long again is hung
  * and is killed. Control thread. */
@@ -9,20 +11,24 @@
 
 #include "kvstore/grant_priv.h"
 
+#define LEASE_WAIT_MS 1800 /* a worker waits somewhat longer for the second answer */
+
 struct lease {
     struct bt_list in_worker; /* or in gs->void_leases */
     struct bt_grants *gs;
     uint64_t id, expire_ns;
     uint64_t given_ns, recalled_ns; /* mono; recalled 0: not yet */
+    uint32_t in_window;             /* blocks of it that are counted there */
     uint32_t n;
     uint32_t slots[];
 };
 
-struct asked { /* a lease whose blocks are on their way from the SSD */
+struct asked { /* a lease whose blocks are on their way here */
     struct bt_list in_worker;
     struct bt_gworker *w;
-    struct bt_tier_load *load;
+    struct bt_gather *gather;
     uint64_t id;
+    bool passing;
     uint32_t n;
     struct bt_kv_key keys[];
 };
@@ -30,6 +36,7 @@ struct asked { /* a lease whose blocks are on their way from the SSD */
 static void lease_free(struct lease *l)
 {
     bt_cache_put(l->gs->c.cache, l->slots, l->n);
+    l->gs->passing_in -= l->in_window;
     bt_list_remove(&l->in_worker);
     free(l);
 }
@@ -48,8 +55,8 @@ static struct lease *lease_find(const struct bt_gworker *w, uint64_t id)
 
 /* Leases the longest prefix of the keys that is here; NULL: not even the first. It counts as no use
  * of the blocks: nobody has asked for them but the row that they belong to. */
-static struct lease *lease_make(struct bt_gworker *w, uint64_t id, const struct bt_kv_key *keys,
-                                uint32_t n)
+static struct lease *lease_make(struct bt_gworker *w, uint64_t id, bool passing,
+                                const struct bt_kv_key *keys, uint32_t n)
 {
     struct bt_cache *cache = w->gs->c.cache;
     struct lease *l = bt_calloc(1, sizeof(*l) + n * sizeof(l->slots[0]));
@@ -67,6 +74,11 @@ static struct lease *lease_make(struct bt_gworker *w, uint64_t id, const struct 
     l->gs = w->gs;
     l->id = id;
     l->given_ns = bt_mono_ns();
+    l->in_window = passing ? l->n : 0;
+    w->gs->passing_in += l->in_window;
+    if (passing && w->gs->m.passed_in != NULL) {
+        bt_metric_add(w->gs->m.passed_in, l->n);
+    }
     bt_list_insert_tail(&w->leases, &l->in_worker);
     w->n_leases++;
     return l;
@@ -94,13 +106,14 @@ static void answer(struct bt_gworker *w, uint64_t id, bt_status_t st, const stru
     free(gens);
 }
 
-static void lease_give(struct bt_gworker *w, uint64_t id, const struct bt_kv_key *keys, uint32_t n)
+static void lease_give(struct bt_gworker *w, uint64_t id, bool passing,
+                       const struct bt_kv_key *keys, uint32_t n)
 {
-    struct lease *l = lease_make(w, id, keys, n);
+    struct lease *l = lease_make(w, id, passing, keys, n);
     answer(w, id, l != NULL ? BT_OK : BT_ERR_NOT_FOUND, l);
 }
 
-/* ---- blocks of the SSD ---- */
+/* ---- blocks that have to come first ---- */
 
 static struct asked *asked_find(const struct bt_gworker *w, uint64_t id)
 {
@@ -118,35 +131,93 @@ static void asked_free(struct asked *q)
 {
     bt_list_remove(&q->in_worker);
     q->w->n_leases--;
-    bt_tier_load_end(q->load);
+    q->w->gs->passing_in -= q->passing ? q->n : 0;
+    bt_gather_end(q->gather);
     free(q);
 }
 
-static void on_loaded(void *arg)
+static void on_gathered(void *arg)
 {
     struct asked *q = arg;
-    lease_give(q->w, q->id, q->keys, q->n); /* before the load lets go of them */
+    lease_give(q->w, q->id, q->passing, q->keys, q->n); /* before the gather lets go of them */
     asked_free(q);
 }
 
+/* Runs of r's blocks as seen from block `first` on; *runs_p: freed by the caller. */
+static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_gather_source *to,
+                             uint32_t **runs_p)
+{
+    size_t n = load_sources(r->sources, r->n_sources, to), total = 0, used = 0;
+    for (size_t s = 0; s < n; s++) {
+        total += to[s].n_runs;
+    }
+    uint32_t *runs = *runs_p = bt_calloc(2 * total + 1, sizeof(*runs));
+    for (size_t s = 0; s < n; s++) {
+        size_t at = used;
+        for (size_t k = 0; k < to[s].n_runs; k++) {
+            uint64_t begin = to[s].first[k], end = begin + to[s].count[k];
+            if (end > first) {
+                runs[used] = (uint32_t)(BT_MAX(begin, (uint64_t)first) - first);
+                runs[total + used] = (uint32_t)(end - first) - runs[used];
+                used++;
+            }
+        }
+        to[s].first = runs + at;
+        to[s].count = runs + total + at;
+        to[s].n_runs = used - at;
+    }
+    return n;
+}
+
+/* What is known of the prompt that m asks for a piece of; NULL: nothing. */
+static const struct grant *passing_grant(const struct bt_gworker *w, const Baton__LocalLease *m)
+{
+    const struct grant *g = m->passing ? grant_find(w->gs, m->request, m->epoch) : NULL;
+    return g != NULL && g->rest != NULL ? g : NULL;
+}
+
 /* true: they come, and the answer with them. */
-static bool load_first(struct bt_gworker *w, uint64_t id, const struct bt_kv_key *keys, uint32_t n)
+static bool gather_first(struct bt_gworker *w, const Baton__LocalLease *m,
+                         const struct bt_kv_key *keys, uint32_t n)
 {
     struct bt_grants *gs = w->gs;
-    if (gs->c.tier == NULL || gs->stopping) {
-        return false;
+    const struct grant *g = passing_grant(w, m);
+    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
+    uint32_t *runs = NULL;
+    struct bt_gather_ask ask = {.keys = keys,
+                                .n = n,
+                                .group = BT_TENANT_NOBODY,
+                                .sources = sources,
+                                .class = m->passing ? BT_WIRE_WINDOW : BT_WIRE_FETCH,
+                                .wait_ms = LEASE_WAIT_MS};
+    if (g != NULL) {
+        ask.request = g->req->id;
+        ask.epoch = g->epoch;
+        ask.group = bt_grants_group(gs, g->rest->tenant);
+        ask.n_sources = sources_behind(g->rest, m->first, sources, &runs);
+        ask.prefill_tokens_per_s = g->rest->prefill_tokens_per_s;
     }
     struct asked *q = bt_malloc(sizeof(*q) + n * sizeof(q->keys[0]));
-    *q = (struct asked){.w = w, .id = id, .n = n};
+    *q = (struct asked){.w = w, .id = m->lease, .n = n, .passing = m->passing};
     memcpy(q->keys, keys, n * sizeof(q->keys[0]));
-    q->load = bt_tier_load(gs->c.tier, q->keys, n, on_loaded, q);
-    if (q->load == NULL) {
+    q->gather = bt_gather_start(gs->gathers, &ask, on_gathered, q);
+    free(runs);
+    if (q->gather == NULL) {
         free(q);
         return false;
     }
     bt_list_insert_tail(&w->asked, &q->in_worker);
     w->n_leases++;
+    gs->passing_in += m->passing ? n : 0;
     return true;
+}
+
+/* Blocks of n that one lease may have of the window: what is left, and a quarter of it in any case,
+ * so that a prompt gets on beside another. */
+static uint32_t window_part(const struct bt_grants *gs, uint32_t n)
+{
+    uint32_t left = gs->window - BT_MIN(gs->passing_in, gs->window);
+    return BT_MIN(n, BT_MAX(left, BT_MAX(gs->window / 4, 1u)));
 }
 
 void lease_forget_asked(struct bt_gworker *w)
@@ -166,12 +237,13 @@ bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m)
         return BT_ERR_PEER_PROTOCOL;
     }
     const struct bt_kv_key *keys = (const struct bt_kv_key *)(const void *)m->keys.data;
+    uint32_t part = m->passing ? window_part(w->gs, (uint32_t)n) : (uint32_t)n;
     if (w->n_leases >= GRANT_LEASES_MAX) {
         answer(w, m->lease, BT_ERR_EXHAUSTED, NULL);
-    } else if (load_first(w, m->lease, keys, (uint32_t)n)) {
+    } else if (gather_first(w, m, keys, part)) {
         answer(w, m->lease, BT_AGAIN, NULL);
     } else {
-        lease_give(w, m->lease, keys, (uint32_t)n);
+        lease_give(w, m->lease, m->passing, keys, part);
     }
     return BT_OK;
 }

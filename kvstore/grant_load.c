@@ -53,19 +53,20 @@ size_t load_sources(Baton__Source *const *from, size_t n, struct bt_gather_sourc
 
 void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_ask *a)
 {
-    /* As much of the prefix as a grant would use: a writer computes at least the last token. */
-    uint32_t bt = gs->c.layout.page_tokens, full = r->n_tokens / bt;
-    bool receive = r->role == BATON__GRANT_ROLE__RECEIVE;
+    /* As much of the prefix as a grant would use. */
+    bool whole = r->role == BATON__GRANT_ROLE__RECEIVE || r->streams;
     a->keys = bt_malloc(r->keys.len + 1); /* the message is not aligned */
     memcpy(a->keys, r->keys.data, r->keys.len);
-    a->ask = (struct bt_gather_ask){.request = r->request,
-                                    .group = bt_grants_group(gs, r->tenant),
-                                    .epoch = r->epoch,
-                                    .keys = a->keys,
-                                    .n = receive ? full : BT_MIN(full, (r->n_tokens - 1) / bt),
-                                    .sources = a->sources,
-                                    .n_sources = load_sources(r->sources, r->n_sources, a->sources),
-                                    .prefill_tokens_per_s = r->prefill_tokens_per_s};
+    a->ask =
+        (struct bt_gather_ask){.request = r->request,
+                               .group = bt_grants_group(gs, r->tenant),
+                               .epoch = r->epoch,
+                               .class = BT_WIRE_FETCH,
+                               .keys = a->keys,
+                               .n = grant_prefix_most(whole, r->n_tokens, gs->c.layout.page_tokens),
+                               .sources = a->sources,
+                               .n_sources = load_sources(r->sources, r->n_sources, a->sources),
+                               .prefill_tokens_per_s = r->prefill_tokens_per_s};
 }
 
 static struct bt_gather *gather(struct loading *w, const Baton__Reserve *r)

@@ -254,110 +254,6 @@ static void on_close(struct bt_gworker *w, const Baton__LocalClose *m)
     grant_unhold(g);
 }
 
-/* ---- puts ---- */
-
-static void put_free(struct put *p)
-{
-    bt_cache_put(p->gs->c.cache, &p->slot, 1);
-    bt_list_remove(&p->in_worker);
-    free(p);
-}
-
-static void put_sealed(void *arg)
-{
-    struct put *p = arg;
-    struct bt_cache_block b = {
-        .key = &p->key, .n_tokens = p->n_tokens, .depth = p->depth, .origin = BT_EVICT_GENERATED};
-    bt_cache_seal_block(p->gs->c.cache, p->slot, &b);
-    put_free(p);
-}
-
-static struct put *put_find(const struct bt_gworker *w, uint64_t id)
-{
-    struct bt_list *i;
-    bt_list_for_each (i, &w->puts) {
-        struct put *p = BT_CONTAINER_OF(i, struct put, in_worker);
-        if (p->id == id) {
-            return p;
-        }
-    }
-    return NULL;
-}
-
-static bt_status_t on_put(struct bt_gworker *w, const Baton__LocalPut *m)
-{
-    struct bt_grants *gs = w->gs;
-    struct bt_cache *cache = gs->c.cache;
-    Baton__LocalMsg msg = BATON__LOCAL_MSG__INIT;
-    Baton__LocalPutSlot a = BATON__LOCAL_PUT_SLOT__INIT;
-    struct bt_kv_key key;
-    if (m->key.len != sizeof(key.b) || put_find(w, m->put) != NULL) {
-        return BT_ERR_PEER_PROTOCOL;
-    }
-    memcpy(key.b, m->key.data, sizeof(key.b));
-    a.put = m->put;
-    uint32_t slot = 0;
-    uint8_t group = cache->tenants != NULL ? bt_tenants_by_tag(cache->tenants, m->tenant)
-                                           : (uint8_t)BT_TENANT_NOBODY;
-    if (m->n_tokens != gs->c.layout.page_tokens) {
-        a.status = BT_ERR_INVALID; /* only full blocks have keys */
-    } else if (bt_index_find(cache->index, &key) != UINT32_MAX) {
-        a.status = BT_ERR_EXISTS;
-    } else if (w->n_puts >= GRANT_PUTS_MAX || bt_cache_take_for(cache, group, 1, &slot) != BT_OK) {
-        a.status = BT_ERR_EXHAUSTED;
-    } else {
-        struct put *p = bt_calloc(1, sizeof(*p));
-        p->gs = gs;
-        p->id = m->put;
-        p->slot = slot;
-        p->depth = m->depth;
-        p->n_tokens = m->n_tokens;
-        p->key = key;
-        p->given_ns = bt_mono_ns();
-        bt_list_insert_tail(&w->puts, &p->in_worker);
-        w->n_puts++;
-        a.slot = slot;
-        a.generation = bt_pool_generation(cache->pool, slot);
-    }
-    msg.m_case = BATON__LOCAL_MSG__M_PUT_SLOT;
-    msg.put_slot = &a;
-    local_send(w, &msg);
-    return BT_OK;
-}
-
-static void on_put_done(struct bt_gworker *w, const Baton__LocalPutDone *m)
-{
-    struct put *p = put_find(w, m->put);
-    if (p == NULL) {
-        return; /* of an earlier attachment */
-    }
-    bt_list_remove(&p->in_worker);
-    w->n_puts--;
-    if (m->abort) {
-        put_free(p);
-        return;
-    }
-    bt_list_insert_tail(&w->gs->seal_puts, &p->in_worker);
-    bt_sealer_submit(w->gs->c.sealer, &p->slot, &p->key, 1, put_sealed, p);
-}
-
-/* A copy takes milliseconds, and no word of ours could end it: who has not said LocalPutDone for as
- * long as a lease is lent and asked back has stopped or hangs. Its slot is its own until then, and
- * for a quarantine after its death. */
-static void puts_reclaim(struct bt_gworker *w, uint64_t now)
-{
-    if (bt_list_empty(&w->puts)) {
-        return;
-    }
-    const struct put *oldest = BT_CONTAINER_OF(w->puts.next, struct put, in_worker);
-    if (now - oldest->given_ns >= 2 * w->gs->c.reclaim_ms * 1000000ull) {
-        char what[64];
-        snprintf(what, sizeof(what), "put=%llu open_puts=%u", (unsigned long long)oldest->id,
-                 w->n_puts);
-        local_kill_hung(w, what, now);
-    }
-}
-
 /* ---- workers ---- */
 
 /* Nobody may use what this worker held, but its copies may still be under way for a while: each
@@ -369,14 +265,7 @@ static void void_holds(struct bt_gworker *w, const char *why)
     while (!bt_list_empty(&w->waits)) {
         wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
     }
-    while (!bt_list_empty(&w->puts)) {
-        struct put *p = BT_CONTAINER_OF(w->puts.next, struct put, in_worker);
-        bt_list_remove(&p->in_worker);
-        bt_list_insert_tail(&gs->void_puts, &p->in_worker);
-        p->expire_ns = until;
-        bt_cache_quarantine(gs->c.cache, p->slot);
-        w->n_puts--;
-    }
+    put_void(w, until);
     lease_void(w, until);
     while (!bt_list_empty(&w->opens)) {
         struct open *o = BT_CONTAINER_OF(w->opens.next, struct open, in_worker);
@@ -479,6 +368,7 @@ void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w)
         wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
     }
     lease_forget_asked(w);
+    put_forget_waiting(w);
     /* What it was writing cannot be completed: its trailer would have come over this socket. Its
      * slots stay its own all the same. */
     struct bt_list *i, *tmp;
@@ -500,8 +390,8 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const 
     case BATON__LOCAL_MSG__M_OPEN: on_open(w, m->open); return BT_OK;
     case BATON__LOCAL_MSG__M_TRAILER: on_trailer(w, m->trailer); return BT_OK;
     case BATON__LOCAL_MSG__M_CLOSE: on_close(w, m->close); return BT_OK;
-    case BATON__LOCAL_MSG__M_PUT: return on_put(w, m->put);
-    case BATON__LOCAL_MSG__M_PUT_DONE: on_put_done(w, m->put_done); return BT_OK;
+    case BATON__LOCAL_MSG__M_PUT: return put_ask(w, m->put);
+    case BATON__LOCAL_MSG__M_PUT_DONE: put_end(w, m->put_done); return BT_OK;
     case BATON__LOCAL_MSG__M_LEASE: return lease_ask(w, m->lease);
     case BATON__LOCAL_MSG__M_UNLEASE: lease_end(w, m->unlease); return BT_OK;
     case BATON__LOCAL_MSG__M__NOT_SET: return BT_OK; /* a field of a later version */
@@ -571,7 +461,7 @@ void local_tick(struct bt_grants *gs, uint64_t now)
                 local_kill_hung(w, what, now);
             }
         }
-        puts_reclaim(w, now);
+        put_reclaim(w, now);
     }
     bt_list_for_each_safe (i, tmp, &gs->void_opens) {
         struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
@@ -582,25 +472,18 @@ void local_tick(struct bt_grants *gs, uint64_t now)
             grant_unhold(g);
         }
     }
-    bt_list_for_each_safe (i, tmp, &gs->void_puts) {
-        struct put *p = BT_CONTAINER_OF(i, struct put, in_worker);
-        if (now >= p->expire_ns) {
-            put_free(p);
-        }
-    }
+    put_tick(gs, now);
     lease_tick(gs, now);
 }
 
 void local_destroy(struct bt_grants *gs)
 {
     lease_destroy(gs);
+    put_destroy(gs);
     while (!bt_list_empty(&gs->workers)) {
         struct bt_gworker *w = BT_CONTAINER_OF(gs->workers.next, struct bt_gworker, link);
         while (!bt_list_empty(&w->waits)) {
             wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
-        }
-        while (!bt_list_empty(&w->puts)) {
-            put_free(BT_CONTAINER_OF(w->puts.next, struct put, in_worker));
         }
         while (!bt_list_empty(&w->opens)) {
             open_free(BT_CONTAINER_OF(w->opens.next, struct open, in_worker));
@@ -609,11 +492,5 @@ void local_destroy(struct bt_grants *gs)
     }
     while (!bt_list_empty(&gs->void_opens)) {
         open_free(BT_CONTAINER_OF(gs->void_opens.next, struct open, in_worker));
-    }
-    while (!bt_list_empty(&gs->void_puts)) {
-        put_free(BT_CONTAINER_OF(gs->void_puts.next, struct put, in_worker));
-    }
-    while (!bt_list_empty(&gs->seal_puts)) {
-        put_free(BT_CONTAINER_OF(gs->seal_puts.next, struct put, in_worker));
     }
 }

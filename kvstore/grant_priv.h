@@ -32,8 +32,10 @@ struct grant {
     struct request *req;
     uint32_t epoch;
     bool receive, keep, no_cache;
-    uint8_t group; /* of the tenant */
-    void *session; /* the conductor's reservation; NULL: released */
+    uint8_t group;        /* of the tenant */
+    Baton__Reserve *rest; /* of a prompt that goes on behind the grant: where that may come from;
+                             NULL: it does not */
+    void *session;        /* the conductor's reservation; NULL: released */
 
     struct bt_flow_shape shape;
     uint32_t n_blocks, n_full, resident, n_transit, items;
@@ -70,14 +72,6 @@ struct open {
     uint64_t expire_ns;
 };
 
-struct put {
-    struct bt_list in_worker; /* or in gs->void_puts, or gs->seal_puts */
-    struct bt_grants *gs;
-    uint64_t id, expire_ns, given_ns;
-    uint32_t slot, depth, n_tokens;
-    struct bt_kv_key key;
-};
-
 struct waiting {
     struct bt_list in_worker;
     uint64_t request, deadline_ns;
@@ -102,8 +96,8 @@ struct bt_gworker {
     struct bt_gworker_ops ops;
     void *conn;
     struct bt_list opens, puts, waits, leases;
-    struct bt_list asked; /* leases that wait for the SSD; counted among n_leases */
-    uint32_t n_puts, n_waits, n_leases;
+    struct bt_list asked; /* leases that wait for their blocks; counted among n_leases */
+    uint32_t n_puts, n_put_waits, n_waits, n_leases;
     uint64_t killed_ns;
 };
 
@@ -115,7 +109,11 @@ struct bt_grants {
     bool stopping;
     struct bt_map *requests;
     struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
-    struct bt_list replicas; /* under way; grant_replica.c */
+    struct bt_list put_waits; /* passing puts that wait for a slot, the oldest first */
+    struct bt_list replicas;  /* under way; grant_replica.c */
+    /* Prompts that no slab holds: so many slots may hold blocks that pass through, each way, and so
+     * many do. */
+    uint32_t window, passing_out, passing_in;
     uint32_t n_replicas;
     uint32_t n_idle, n_grants;
     uint32_t *flow_free, n_flow_free;
@@ -123,7 +121,8 @@ struct bt_grants {
     uint64_t killed;
     struct {
         struct bt_metric *slots[4], *transit, *leases, *copies, *fetching, *offers, *grants, *opens,
-            *workers;
+            *workers, *passing;
+        struct bt_metric *passed_out, *passed_in;
         struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
     } m;
     struct {
@@ -153,6 +152,9 @@ void grant_unhold(struct grant *g);
 
 void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
                   bt_status_t st, uint32_t resident, const char *detail);
+/* Blocks of a grant that may be resident. A writer computes at least the last token, and gets a
+ * block of its own to write it to; not so (whole) a receiver, nor one whose prompt goes on. */
+uint32_t grant_prefix_most(bool whole, uint32_t n_tokens, uint32_t block_tokens);
 /* Reserve, with whatever is in the slab by now. */
 void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 
@@ -191,6 +193,19 @@ void tail_tell(struct grant *g);
 void tail_front(struct grant *g);
 /* Nobody reads its blocks any more. */
 void tail_end(struct grant *g);
+
+/* ---- grant_put.c ---- */
+bt_status_t put_ask(struct bt_gworker *w, const Baton__LocalPut *m) BT_MUST_CHECK;
+void put_end(struct bt_gworker *w, const Baton__LocalPutDone *m);
+/* Nobody is there to be answered. */
+void put_forget_waiting(struct bt_gworker *w);
+/* The worker may still write until then, its slots are nobody's. */
+void put_void(struct bt_gworker *w, uint64_t until);
+/* Kills a worker that has stopped in the middle of a copy. */
+void put_reclaim(struct bt_gworker *w, uint64_t now);
+void put_tick(struct bt_grants *gs, uint64_t now);
+void put_destroy(struct bt_grants *gs);
+uint32_t put_count(const struct bt_grants *gs);
 
 /* ---- grant_lease.c ---- */
 bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m) BT_MUST_CHECK;

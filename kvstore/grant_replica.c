@@ -90,7 +90,7 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
                                 .sources = sources,
                                 .n_sources = load_sources(m->sources, m->n_sources, sources),
                                 .group = bt_grants_group(gs, m->tenant),
-                                .replica = true};
+                                .class = BT_WIRE_REPLICA};
     x->gather = bt_gather_start(gs->gathers, &ask, on_done, x);
     if (x->gather == NULL) { /* all of it is here, or nobody has it */
         answer(gs, session, m->id, BT_OK, 0);

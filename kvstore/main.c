@@ -392,6 +392,7 @@ static bool start_parts(struct daemon *d)
                                   .sealer = d->sealer,
                                   .tier = d->tier,
                                   .fetch_wait_ms = d->conf.fetch_wait_ms,
+                                  .stream_max = d->conf.stream_max,
                                   .overlap = d->conf.overlap,
                                   .fetch_stall_ms = d->conf.fetch_stall_ms,
                                   .peer_known = peer_known,

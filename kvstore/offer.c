@@ -18,6 +18,7 @@ struct offer {
     uint8_t *have;          /* [n] */
     uint32_t *slots;        /* [n_held] */
     uint32_t n, n_held;
+    bool passing; /* what is read from the SSD for it does not stay */
     struct bt_tier_load **loads;
     uint32_t n_loads, pending;
     bt_flow_word_t word;
@@ -148,7 +149,7 @@ static void look(struct offer *f)
         }
         if (any) {
             struct bt_tier_load *l =
-                bt_tier_load(o->c.tier, &f->keys[first], i - first, on_loaded, f);
+                bt_tier_load(o->c.tier, &f->keys[first], i - first, f->passing, on_loaded, f);
             if (l != NULL) {
                 f->loads[f->n_loads++] = l;
                 f->pending++;
@@ -184,6 +185,7 @@ bt_status_t bt_offers_want(struct bt_offers *o, const struct bt_wire_want *want,
     f->request = want->request;
     f->epoch = want->epoch;
     f->n = want->n;
+    f->passing = want->class == BT_WIRE_WINDOW;
     f->keys = bt_calloc(f->n, sizeof(*f->keys));
     f->have = bt_calloc(f->n, 1);
     f->slots = bt_calloc(f->n, sizeof(*f->slots));

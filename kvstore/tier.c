@@ -10,17 +10,22 @@
 #include "common/base/map.h"
 #include "kvstore/seen.h"
 
-struct save { /* a block being written */
-    struct bt_list link;
+#define RETRY_MS 20 /* a disk that takes nothing is asked again so often */
+
+struct bt_tier_save {    /* a block being written, or about to be */
+    struct bt_list link; /* in tier->saves, or tier->passing until its turn comes */
     struct bt_tier *t;
     uint32_t slot;
     bool evicting;
+    void (*done)(void *arg, bt_status_t st); /* may be NULL */
+    void *arg;
 };
 
 struct fetch { /* a block being read */
     struct bt_tier *t;
     struct bt_kv_key key;
     uint32_t slot, depth;
+    bool passing; /* for all who wait */
     struct bt_list waiters;
 };
 
@@ -46,8 +51,12 @@ struct bt_tier {
     struct bt_ssd *ssd;
     struct bt_seen *seen;
     struct bt_map *fetches; /* key -> struct fetch */
-    struct bt_list saves, loads;
+    struct bt_list saves, passing, loads;
     uint32_t n_saves, saves_max; /* leases of writing must not fill a small slab */
+    /* Slots whose blocks wait for their turn to be written, and their generations; 0: no. */
+    uint32_t *wanted, *wanted_gen; /* a ring, and by slot: [n_slots] */
+    uint32_t n_slots, wanted_at, n_wanted;
+    struct bt_timer retry;
     struct {
         void (*fn)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
                    uint32_t depth);
@@ -61,11 +70,13 @@ struct bt_tier {
 
 /* ---- writing ---- */
 
+static void take_turns(struct bt_tier *t);
+
+/* The tier below counts and reports; the block is as good as before. */
 static void on_saved(void *arg, bt_status_t st)
 {
-    struct save *v = arg;
+    struct bt_tier_save *v = arg;
     struct bt_tier *t = v->t;
-    (void)st; /* the tier below counts and reports; the block is as good as before */
     bt_list_remove(&v->link);
     t->n_saves--;
     if (v->evicting) {
@@ -73,31 +84,168 @@ static void on_saved(void *arg, bt_status_t st)
     } else {
         bt_cache_put(t->c.cache, &v->slot, 1);
     }
+    if (v->done != NULL) {
+        v->done(v->arg, st);
+    }
     free(v);
+    take_turns(t);
 }
 
-/* Leases the block and writes it. Statuses as of bt_ssd_write: it may be there already. */
-static bt_status_t save(struct bt_tier *t, uint32_t slot, bool evicting)
+/* Leases v's block and writes it. Statuses as of bt_ssd_write: it may be there already. */
+static bt_status_t begin(struct bt_tier *t, struct bt_tier_save *v)
 {
     struct bt_pool *pool = t->c.cache->pool;
+    uint32_t slot = v->slot;
     if (t->n_saves >= t->saves_max) {
         return BT_AGAIN;
     }
-    struct save *v = bt_calloc(1, sizeof(*v));
-    v->t = t;
-    v->slot = slot;
-    v->evicting = evicting;
     bt_status_t st = bt_ssd_write(t->ssd, slot, bt_pool_key(pool, slot), bt_pool_depth(pool, slot),
                                   t->c.cache->group[slot], on_saved, v);
+    if (st == BT_OK) {
+        bt_pool_lease(pool, slot);
+        if (bt_index_has_slot(t->c.cache->index, slot)) {
+            t->c.cache->policy->pin(t->c.cache->evict, slot);
+        }
+        bt_list_remove(&v->link);
+        bt_list_insert_tail(&t->saves, &v->link);
+        t->n_saves++;
+    }
+    return st;
+}
+
+static struct bt_tier_save *save_new(struct bt_tier *t, uint32_t slot)
+{
+    struct bt_tier_save *v = bt_calloc(1, sizeof(*v));
+    v->t = t;
+    v->slot = slot;
+    bt_list_init(&v->link);
+    return v;
+}
+
+static bt_status_t save(struct bt_tier *t, uint32_t slot, bool evicting)
+{
+    struct bt_tier_save *v = save_new(t, slot);
+    v->evicting = evicting;
+    bt_status_t st = begin(t, v);
     if (st != BT_OK) {
         free(v);
-        return st;
     }
-    bt_pool_lease(pool, slot);
-    t->c.cache->policy->pin(t->c.cache->evict, slot);
-    bt_list_insert_tail(&t->saves, &v->link);
-    t->n_saves++;
-    return BT_OK;
+    return st;
+}
+
+/* ---- turns: what could not be written at once ---- */
+
+static void on_retry(void *arg)
+{
+    take_turns(arg);
+}
+
+/* Blocks that pass through go first: they hold slots until then. */
+static bt_status_t turn_of_passing(struct bt_tier *t)
+{
+    struct bt_tier_save *v = BT_CONTAINER_OF(t->passing.next, struct bt_tier_save, link);
+    bt_status_t st = begin(t, v);
+    if (st != BT_OK && st != BT_AGAIN) {
+        bt_list_remove(&v->link);
+        v->done(v->arg, st);
+        free(v);
+    }
+    return st;
+}
+
+static bt_status_t turn_of_wanted(struct bt_tier *t)
+{
+    uint32_t slot = t->wanted[t->wanted_at];
+    bool there = bt_index_has_slot(t->c.cache->index, slot) &&
+                 bt_pool_generation(t->c.cache->pool, slot) == t->wanted_gen[slot];
+    bt_status_t st = there ? save(t, slot, false) : BT_OK;
+    if (st != BT_AGAIN) {
+        t->wanted_gen[slot] = 0;
+        t->wanted_at = (t->wanted_at + 1) % t->n_slots;
+        t->n_wanted--;
+    }
+    return st;
+}
+
+static void take_turns(struct bt_tier *t)
+{
+    bt_status_t st = BT_OK;
+    while (st != BT_AGAIN && !t->destroying && (!bt_list_empty(&t->passing) || t->n_wanted > 0)) {
+        st = !bt_list_empty(&t->passing) ? turn_of_passing(t) : turn_of_wanted(t);
+    }
+    if (st == BT_AGAIN && t->n_saves == 0) { /* no end of a write will call us */
+        bt_timer_start(t->c.loop, &t->retry, RETRY_MS, 0, on_retry, t);
+    }
+}
+
+/* The policy wants the block on the SSD: now, or when its turn comes. */
+static void want(struct bt_tier *t, uint32_t slot)
+{
+    bool wait = t->n_wanted > 0 || !bt_list_empty(&t->passing);
+    if (t->wanted_gen[slot] == 0 && (wait || save(t, slot, false) == BT_AGAIN)) {
+        t->wanted[(t->wanted_at + t->n_wanted++) % t->n_slots] = slot;
+        t->wanted_gen[slot] = bt_pool_generation(t->c.cache->pool, slot);
+        if (t->n_saves == 0) {
+            take_turns(t);
+        }
+    } else if (t->wanted_gen[slot] != 0) { /* another block than when it was noted, perhaps */
+        t->wanted_gen[slot] = bt_pool_generation(t->c.cache->pool, slot);
+    }
+}
+
+bt_status_t bt_tier_admit(struct bt_tier *t, const struct bt_kv_key *key, uint32_t depth)
+{
+    struct bt_ssd_stats s;
+    bt_ssd_stats(t->ssd, &s);
+    if (!s.up || t->destroying) {
+        return BT_ERR_UNAVAILABLE;
+    }
+    if (bt_ssd_has(t->ssd, key)) {
+        return BT_ERR_EXISTS;
+    }
+    if (depth >= s.slots / 2) {
+        return BT_ERR_EXHAUSTED;
+    }
+    return t->c.policy != BT_TIER_SECOND_USE || bt_seen_again(t->seen, key) ? BT_OK : BT_ERR_EXISTS;
+}
+
+struct bt_tier_save *bt_tier_pass(struct bt_tier *t, uint32_t slot,
+                                  void (*done)(void *arg, bt_status_t st), void *arg)
+{
+    struct bt_tier_save *v = save_new(t, slot);
+    v->done = done;
+    v->arg = arg;
+    bt_status_t st = bt_list_empty(&t->passing) ? begin(t, v) : BT_AGAIN;
+    if (st == BT_AGAIN && !t->destroying) {
+        bt_list_insert_tail(&t->passing, &v->link);
+        if (t->n_saves == 0) {
+            take_turns(t);
+        }
+    } else if (st != BT_OK) {
+        free(v);
+        v = NULL;
+    }
+    return v;
+}
+
+void bt_tier_pass_forget(struct bt_tier_save *v)
+{
+    struct bt_list *i;
+    v->done = NULL;
+    bt_list_for_each (i, &v->t->passing) {
+        if (i == &v->link) { /* nothing has begun */
+            bt_list_remove(&v->link);
+            free(v);
+            return;
+        }
+    }
+}
+
+void bt_tier_lead(struct bt_tier *t, uint32_t slot)
+{
+    if (t->c.policy == BT_TIER_EVICT && !bt_ssd_has(t->ssd, bt_pool_key(t->c.cache->pool, slot))) {
+        want(t, slot);
+    }
 }
 
 bt_status_t bt_tier_save(struct bt_tier *t, uint32_t slot)
@@ -111,7 +259,7 @@ static void on_sealed(void *arg, uint32_t slot)
     const struct bt_kv_key *key = bt_pool_key(t->c.cache->pool, slot);
     if (t->c.policy == BT_TIER_ALWAYS ||
         (t->c.policy == BT_TIER_SECOND_USE && bt_seen_again(t->seen, key))) {
-        (void)save(t, slot, false);
+        want(t, slot);
     }
 }
 
@@ -119,7 +267,7 @@ static void on_hit(void *arg, uint32_t slot)
 {
     struct bt_tier *t = arg;
     if (t->c.policy != BT_TIER_EVICT && !bt_ssd_has(t->ssd, bt_pool_key(t->c.cache->pool, slot))) {
-        (void)save(t, slot, false);
+        want(t, slot);
     }
 }
 
@@ -160,7 +308,11 @@ static void on_fetched(void *arg, bt_status_t st)
         bt_metric_add(m, 1);
     }
     if (st == BT_OK) { /* if it was computed meanwhile, that copy stays and serves */
-        bt_cache_seal(cache, f->slot, &f->key, t->c.block_tokens, f->depth);
+        struct bt_cache_block b = {.key = &f->key,
+                                   .n_tokens = t->c.block_tokens,
+                                   .depth = f->depth,
+                                   .passing = f->passing};
+        bt_cache_seal_block(cache, f->slot, &b);
     }
     bt_map_del(t->fetches, &f->key);
     while (!bt_list_empty(&f->waiters)) {
@@ -179,15 +331,17 @@ static void on_fetched(void *arg, bt_status_t st)
     free(f);
 }
 
-static struct fetch *fetch_start(struct bt_tier *t, const struct bt_kv_key *key)
+static struct fetch *fetch_start(struct bt_tier *t, const struct bt_kv_key *key, bool passing)
 {
     struct fetch *f = bt_map_get(t->fetches, key);
     if (f != NULL) {
+        f->passing = f->passing && passing;
         return f;
     }
     f = bt_calloc(1, sizeof(*f));
     f->t = t;
     f->key = *key;
+    f->passing = passing;
     bt_list_init(&f->waiters);
     uint32_t pos = bt_ssd_find(t->ssd, key);
     uint8_t group = pos != UINT32_MAX ? bt_ssd_group(t->ssd, pos) : BT_TENANT_NOBODY;
@@ -205,7 +359,7 @@ static struct fetch *fetch_start(struct bt_tier *t, const struct bt_kv_key *key)
 }
 
 struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *keys, uint32_t n,
-                                  void (*done)(void *arg), void *arg)
+                                  bool passing, void (*done)(void *arg), void *arg)
 {
     uint32_t end = 0, below = 0;
     for (; end < n; end++) {
@@ -236,7 +390,7 @@ struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *key
         if (bt_index_find(t->c.cache->index, &keys[i]) != UINT32_MAX) {
             continue;
         }
-        struct fetch *f = fetch_start(t, &keys[i]);
+        struct fetch *f = fetch_start(t, &keys[i], passing);
         if (f == NULL) {
             break; /* nothing behind a hole is of use */
         }
@@ -293,6 +447,7 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
     t->c = *c;
     t->fetches = bt_map_create(sizeof(struct bt_kv_key));
     bt_list_init(&t->saves);
+    bt_list_init(&t->passing);
     bt_list_init(&t->loads);
     sc.loop = c->loop;
     sc.slab = c->slab;
@@ -307,9 +462,13 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
         free(t);
         return st;
     }
-    uint32_t n = c->slab->super->n_slots;
+    uint32_t n = t->n_slots = c->slab->super->n_slots;
     t->saves_max = BT_MAX(n / 8, 1u);
-    t->seen = bt_seen_create(BT_MIN(n, UINT32_MAX / 8) * 8);
+    t->wanted = bt_calloc(n, sizeof(*t->wanted));
+    t->wanted_gen = bt_calloc(n, sizeof(*t->wanted_gen));
+    /* What the SSD could hold is remembered at least: a prompt that fills it is used again, too. */
+    uint64_t below = BT_MIN(ssd->bytes / c->slab->super->slot_bytes, (uint64_t)UINT32_MAX);
+    t->seen = bt_seen_create(BT_MAX(BT_MIN(n, UINT32_MAX / 8) * 8, (uint32_t)below));
     c->cache->lower = (struct bt_cache_lower){
         .sealed = on_sealed, .hit = on_hit, .evicting = on_evicting, .arg = t};
     if (c->policy == BT_TIER_EVICT) {
@@ -332,14 +491,17 @@ void bt_tier_destroy(struct bt_tier *t)
     if (t == NULL) {
         return;
     }
-    BT_ASSERT(bt_list_empty(&t->loads));
+    BT_ASSERT(bt_list_empty(&t->loads) && bt_list_empty(&t->passing));
     t->destroying = true;
+    bt_timer_stop(t->c.loop, &t->retry);
     t->c.cache->lower = (struct bt_cache_lower){0};
     memset(t->observers, 0, sizeof(t->observers));
     bt_ssd_close(t->ssd); /* ends every save and fetch */
     BT_ASSERT(bt_list_empty(&t->saves) && bt_map_count(t->fetches) == 0);
     bt_map_destroy(t->fetches);
     bt_seen_destroy(t->seen);
+    free(t->wanted);
+    free(t->wanted_gen);
     free(t);
 }
 

@@ -565,8 +565,10 @@ static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
     s->m.crc_errors = bt_metrics_counter(ms, err, "what=\"crc\"", errs);
     s->m.evicted = bt_metrics_counter(ms, "baton_ssd_blocks_evicted_total", NULL,
                                       "Blocks given up on the SSD for others");
-    s->m.dropped = bt_metrics_counter(ms, "baton_ssd_blocks_dropped_total", NULL,
-                                      "Blocks not written because the backlog was full");
+    s->m.dropped =
+        bt_metrics_counter(ms, "baton_ssd_blocks_dropped_total", NULL,
+                           "Writes that had to wait, or were not made, because the backlog "
+                           "was full or no slot was free");
     s->m.blocks = bt_metrics_gauge(ms, "baton_ssd_blocks", NULL, "Blocks on the SSD");
     s->m.slots = bt_metrics_gauge(ms, "baton_ssd_slots", NULL, "Slots of the SSD's slab file");
     s->m.backlog = bt_metrics_gauge(ms, "baton_ssd_backlog", NULL, "Blocks waiting to be written");

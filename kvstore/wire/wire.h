@@ -48,6 +48,9 @@ struct bt_wire_source {
     void *grant; /* the core's handle */
 };
 
+/* What is moved for whom, in the order in which it leaves; 0 is a hand-off. */
+enum { BT_WIRE_FETCH = 1, BT_WIRE_WINDOW = 2, BT_WIRE_REPLICA = 3 };
+
 /* A peer wants sealed blocks by their keys. */
 struct bt_wire_want {
     const char *peer; /* who asks: name and incarnation as of its checked hello */
@@ -126,8 +129,9 @@ struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_
 void bt_wire_recv_cancel(struct bt_wire_recv *r); /* on_quiet follows, maybe at once */
 
 #define BT_WIRE_FETCH_MAX 4096 /* keys of one fetch */
-/* Asks the peer for sealed blocks, wherever it has them. keys [n] are copied. class: 1 for somebody
- * who waits, 2 for a copy ahead of need. on_failed instead of on_offer: the peer cannot be reached
+/* Asks the peer for sealed blocks, wherever it has them. keys [n] are copied. class: BT_WIRE_FETCH
+ * for somebody who waits, ..WINDOW for a piece of a prompt that no slab holds, ..REPLICA for a copy
+ * ahead of need. on_failed instead of on_offer: the peer cannot be reached
  * within two seconds, or has none of them (NOT_FOUND), or no room to serve (EXHAUSTED). There is no
  * time limit but the session's two seconds of silence: the caller cancels. */
 struct bt_wire_recv *bt_wire_fetch_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer,

@@ -30,7 +30,7 @@
 #define BT_WX_GRACE_NS                                                                             \
     (1000ull * 1000000) /* a stopped flow's transfers, before the force-close                      \
                          */
-#define BT_WX_CLASSES 3 /* hand-off, fetch, replica */
+#define BT_WX_CLASSES 4 /* hand-off, BT_WIRE_FETCH, BT_WIRE_WINDOW, BT_WIRE_REPLICA */
 
 typedef enum { BT_WX_CONN = 1, BT_WX_SEND = 2, BT_WX_RECV = 3, BT_WX_LANE = 4 } bt_wx_kind_t;
 

@@ -271,6 +271,7 @@ static inline void node_start_tenants(struct node *n, uint32_t n_slots, uint64_t
                                   .tier = n->tier,
                                   .fetch_wait_ms = 5000,
                                   .fetch_stall_ms = 300,
+                                  .stream_max = 0.125,
                                   .overlap = node_overlap,
                                   .to_session = node_to_session};
     n->grants = bt_grants_create(&gc);

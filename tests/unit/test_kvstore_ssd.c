@@ -387,9 +387,24 @@ static struct { /* what the worker was last told */
     uint32_t answers, n, slots[SLOTS];
 } told;
 
+#define PUTS 64u
+static struct put_answer { /* by the number of the put, from 1 on */
+    bool answered;
+    int32_t status;
+    uint32_t slot;
+} passed[PUTS];
+static uint32_t put_answers;
+
 static void told_send(void *conn, const Baton__LocalMsg *m)
 {
     (void)conn;
+    if (m->m_case == BATON__LOCAL_MSG__M_PUT_SLOT) {
+        const Baton__LocalPutSlot *a = m->put_slot;
+        assert_true(a->put > 0 && a->put <= PUTS && !passed[a->put - 1].answered);
+        passed[a->put - 1] = (struct put_answer){true, a->status, a->slot};
+        put_answers++;
+        return;
+    }
     assert_int_equal(m->m_case, BATON__LOCAL_MSG__M_LEASED);
     told.lease = m->leased->lease;
     told.status = m->leased->status;
@@ -410,25 +425,35 @@ static struct bt_gworker *attach(void)
 {
     static const struct bt_gworker_ops ops = {told_send, told_nothing, told_nothing};
     memset(&told, 0, sizeof(told));
+    memset(passed, 0, sizeof(passed));
+    put_answers = 0;
     int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     assert_true(pidfd >= 0);
     return bt_grants_attach(node.grants, "w", 1, (uint32_t)getpid(), pidfd, &ops, &told);
 }
 
-static void lease(struct bt_gworker *w, uint64_t id, uint32_t chain, uint32_t n)
+static void lease_from(struct bt_gworker *w, uint64_t id, bool passing, uint32_t chain,
+                       uint32_t first, uint32_t n)
 {
-    struct bt_kv_key keys[SLOTS];
+    struct bt_kv_key keys[PUTS];
     Baton__LocalLease l = BATON__LOCAL_LEASE__INIT;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     for (uint32_t b = 0; b < n; b++) {
-        node_key(chain, b, &keys[b]);
+        node_key(chain, first + b, &keys[b]);
     }
     l.lease = id;
+    l.passing = passing;
+    l.first = first;
     l.keys.data = (uint8_t *)keys;
     l.keys.len = n * sizeof(keys[0]);
     m.m_case = BATON__LOCAL_MSG__M_LEASE;
     m.lease = &l;
     assert_int_equal(bt_grants_message(node.grants, w, &m), BT_OK);
+}
+
+static void lease(struct bt_gworker *w, uint64_t id, uint32_t chain, uint32_t n)
+{
+    lease_from(w, id, false, chain, 0, n);
 }
 
 static void unlease(struct bt_gworker *w, uint64_t id)
@@ -497,6 +522,158 @@ static void given_up_leases_hold_nothing(void **state)
     assert_int_equal(s.leases + s.workers, 0);
 }
 
+/* ---- prompts that no slab holds ---- */
+
+#define WINDOW (SLOTS / 8) /* kvstore.stream_max of a node */
+
+static void pass(struct bt_gworker *w, uint32_t chain, uint32_t n)
+{
+    memset(passed, 0, sizeof(passed));
+    put_answers = 0;
+    for (uint32_t b = 0; b < n; b++) {
+        struct bt_kv_key key;
+        Baton__LocalPut p = BATON__LOCAL_PUT__INIT;
+        Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+        node_key(chain, b, &key);
+        p.put = b + 1;
+        p.key.data = key.b;
+        p.key.len = sizeof(key.b);
+        p.depth = b;
+        p.n_tokens = NODE_BT;
+        p.passing = true;
+        m.m_case = BATON__LOCAL_MSG__M_PUT;
+        m.put = &p;
+        assert_int_equal(bt_grants_message(node.grants, w, &m), BT_OK);
+    }
+}
+
+static void put_done(struct bt_gworker *w, uint64_t id, bool abort)
+{
+    Baton__LocalPutDone d = BATON__LOCAL_PUT_DONE__INIT;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    d.put = id;
+    d.abort = abort;
+    m.m_case = BATON__LOCAL_MSG__M_PUT_DONE;
+    m.put_done = &d;
+    assert_int_equal(bt_grants_message(node.grants, w, &m), BT_OK);
+}
+
+/* Copies as answers come; never have more slots been given than the window has. Blocks written. */
+static uint32_t pass_all(struct bt_gworker *w, uint32_t chain, uint32_t n)
+{
+    uint32_t copied = 0, written = 0;
+    pass(w, chain, n);
+    for (uint32_t b = 0; b < n; b++) {
+        NODE_UNTIL(&node, passed[b].answered);
+        assert_true(put_answers <= copied + WINDOW || passed[b].status != BT_OK);
+        copied++;
+        if (passed[b].status == BT_OK) {
+            content(chain, b, bt_slab_data(node.slab, passed[b].slot), 512);
+            put_done(w, b + 1, false);
+            written++;
+        }
+    }
+    settle();
+    return written;
+}
+
+static uint32_t pieces_right(struct bt_gworker *w, uint32_t chain, uint32_t n)
+{
+    uint32_t have = 0;
+    for (uint64_t id = 1; have < n; id++) {
+        uint32_t before = told.answers;
+        lease_from(w, id, true, chain, have, n - have);
+        NODE_UNTIL(&node, told.answers > before && told.status != BT_AGAIN);
+        if (told.status != BT_OK) {
+            break;
+        }
+        assert_in_range(told.n, 1, WINDOW);
+        for (uint32_t b = 0; b < told.n; b++) {
+            assert_true(right(told.slots[b], chain, have + b));
+        }
+        have += told.n;
+        unlease(w, id);
+    }
+    return have;
+}
+
+/* Ten times what is free: through the window to the disk and back, and nobody else's blocks go. */
+static void a_prompt_passes_through_the_window(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, false, 2000);
+    struct bt_gworker *w = attach();
+    uint32_t others = SLOTS - 2 * WINDOW;
+    chain_compute(9, others);
+    NODE_UNTIL(&node, on_ssd(9, others) == others);
+    assert_int_equal(pass_all(w, 1, 60), 60);
+    NODE_UNTIL(&node, on_ssd(1, 60) == 60);
+    NODE_UNTIL(&node, in_slab(1, 60) == 0);
+    assert_int_equal(in_slab(9, others), others);
+    assert_int_equal(pieces_right(w, 1, 64), 60); /* there are no more */
+    assert_int_equal(in_slab(1, 60), 0);
+    assert_int_equal(in_slab(9, others), others);
+    assert_int_equal(pass_all(w, 1, 60), 0); /* all of it is there */
+    assert_int_equal(node_counts(&node).leases, 0);
+    bt_grants_detach(node.grants, w);
+}
+
+/* second_use counts it as one use, whose first wears no disk and takes no slot. */
+static void a_prompt_is_one_use(void **state)
+{
+    (void)state;
+    start(BT_TIER_SECOND_USE, false, 2000);
+    struct bt_gworker *w = attach();
+    assert_int_equal(pass_all(w, 1, 60), 0);
+    assert_int_equal(node_counts(&node).sealed, 0);
+    assert_int_equal(pass_all(w, 1, 60), 60);
+    NODE_UNTIL(&node, on_ssd(1, 60) == 60);
+    assert_int_equal(pieces_right(w, 1, 60), 60);
+    bt_grants_detach(node.grants, w);
+}
+
+/* A disk that fails: what waits is told so, no slot stays. A worker that goes in between leaves
+ * nothing either. */
+static void a_prompt_that_cannot_pass(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, true, 2000);
+    struct bt_gworker *w = attach();
+    disk.write_errno = EIO;
+    pass(w, 1, 20);
+    for (uint32_t b = 0; b < 20; b++) {
+        NODE_UNTIL(&node, passed[b].answered);
+        if (passed[b].status == BT_OK) {
+            content(1, b, bt_slab_data(node.slab, passed[b].slot), 512);
+            put_done(w, b + 1, b % 5 == 0);
+        }
+    }
+    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    assert_int_equal(on_ssd(1, 20) + in_slab(1, 20), 0);
+    pass(w, 2, 1);
+    NODE_UNTIL(&node, passed[0].answered);
+    assert_int_equal(passed[0].status, BT_ERR_UNAVAILABLE);
+    disk.write_errno = 0;
+    NODE_UNTIL(&node, ssd().up);
+    pass(w, 3, 20); /* three have slots, the others wait */
+    bt_grants_detach(node.grants, w);
+    struct bt_grants_stats s;
+    bt_grants_stats(node.grants, &s);
+    assert_int_equal(s.puts, WINDOW);
+}
+
+/* What exceeds the disk's backlog, or an eighth of the slab, is written when its turn comes. */
+static void blocks_wait_for_their_turn(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, true, 2000);
+    for (uint32_t b = 0; b < SLOTS - 2; b++) {
+        compute(1, b);
+    }
+    NODE_UNTIL(&node, on_ssd(1, SLOTS - 2) == SLOTS - 2);
+    assert_int_equal(node_counts(&node).leases, 0);
+}
+
 /* Random prompts over both tiers: every resident block has the right bytes, and all comes back. */
 static void random_load(void **state)
 {
@@ -541,6 +718,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(broken_disk_is_a_miss_and_heals, setup, teardown),
         cmocka_unit_test_setup_teardown(leases_bring_blocks_back, setup, teardown),
         cmocka_unit_test_setup_teardown(given_up_leases_hold_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_prompt_passes_through_the_window, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_prompt_is_one_use, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_prompt_that_cannot_pass, setup, teardown),
+        cmocka_unit_test_setup_teardown(blocks_wait_for_their_turn, setup, teardown),
         cmocka_unit_test_setup_teardown(random_load, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,329 @@
+/* Blocks that local workers write without a grant (LocalPut, LocalPutDone). Generated ones become
+ * cache. Those of a prompt that no slab holds pass through to the SSD: by the write policy, through
+ * a window of so many slots; a put waits for its answer while the window is full, which is all that
+ * holds the worker back. A put ends by the worker's word, or one quarantine after its proven death.
+ * Control thread. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvstore/grant_priv.h"
+
+#define PASS_WAIT_MS                                                                               \
+    10000 /* a disk that has no room for a block for so long has none for the rest */
+
+struct put {
+    struct bt_list link; /* in its worker, gs->put_waits, gs->void_puts or gs->seal_puts */
+    struct bt_grants *gs;
+    struct bt_gworker *w;             /* waiting: who asked */
+    uint64_t id, expire_ns, given_ns; /* given: or, waiting, asked for */
+    uint32_t slot, depth, n_tokens;
+    uint32_t tenant;           /* tag */
+    bool passing;              /* takes part in the window, once it has a slot */
+    struct bt_tier_save *save; /* being written */
+    struct bt_kv_key key;
+};
+
+static void go_on(struct bt_grants *gs);
+
+static void put_free(struct put *p)
+{
+    struct bt_grants *gs = p->gs;
+    if (p->save != NULL) {
+        bt_tier_pass_forget(p->save);
+    }
+    bt_cache_put(gs->c.cache, &p->slot, 1);
+    gs->passing_out -= p->passing;
+    bt_list_remove(&p->link);
+    free(p);
+}
+
+static void answer(struct bt_gworker *w, uint64_t id, bt_status_t st, uint32_t slot)
+{
+    Baton__LocalMsg msg = BATON__LOCAL_MSG__INIT;
+    Baton__LocalPutSlot a = BATON__LOCAL_PUT_SLOT__INIT;
+    a.put = id;
+    a.status = st;
+    if (st == BT_OK) {
+        a.slot = slot;
+        a.generation = bt_pool_generation(w->gs->c.cache->pool, slot);
+    }
+    msg.m_case = BATON__LOCAL_MSG__M_PUT_SLOT;
+    msg.put_slot = &a;
+    local_send(w, &msg);
+}
+
+static struct put *put_find(const struct bt_gworker *w, uint64_t id)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &w->puts) {
+        struct put *p = BT_CONTAINER_OF(i, struct put, link);
+        if (p->id == id) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static bt_status_t take(struct put *p)
+{
+    struct bt_cache *cache = p->gs->c.cache;
+    uint8_t group = cache->tenants != NULL ? bt_tenants_by_tag(cache->tenants, p->tenant)
+                                           : (uint8_t)BT_TENANT_NOBODY;
+    return bt_cache_take_for(cache, group, 1, &p->slot);
+}
+
+/* Gives p, whose slot is taken, to its worker. */
+static void put_give(struct bt_gworker *w, struct put *p)
+{
+    p->given_ns = bt_mono_ns();
+    bt_list_insert_tail(&w->puts, &p->link);
+    w->n_puts++;
+    answer(w, p->id, BT_OK, p->slot);
+}
+
+/* ---- those that pass through ---- */
+
+static bool known(const struct bt_grants *gs, const struct bt_kv_key *key)
+{
+    return bt_index_find(gs->c.cache->index, key) != UINT32_MAX ||
+           bt_ssd_has(bt_tier_ssd(gs->c.tier), key);
+}
+
+/* Puts that have waited get slots, as far as the window goes. Where no slot is free just now the
+ * next tick tries again. */
+static void go_on(struct bt_grants *gs)
+{
+    while (!bt_list_empty(&gs->put_waits) && gs->passing_out < gs->window && !gs->stopping) {
+        struct put *p = BT_CONTAINER_OF(gs->put_waits.next, struct put, link);
+        struct bt_gworker *w = p->w;
+        bool done = known(gs, &p->key); /* meanwhile, by another request */
+        if (!done && take(p) != BT_OK) {
+            return;
+        }
+        bt_list_remove(&p->link);
+        w->n_put_waits--;
+        if (done) {
+            answer(w, p->id, BT_ERR_EXISTS, 0);
+            free(p);
+            continue;
+        }
+        p->passing = true;
+        gs->passing_out++;
+        put_give(w, p);
+    }
+}
+
+static void on_written(void *arg, bt_status_t st)
+{
+    struct put *p = arg;
+    struct bt_grants *gs = p->gs;
+    p->save = NULL;
+    if (st == BT_OK && gs->m.passed_out != NULL) {
+        bt_metric_add(gs->m.passed_out, 1);
+    }
+    put_free(p);
+    go_on(gs);
+}
+
+static bt_status_t may_pass(const struct bt_gworker *w, const struct put *p)
+{
+    const struct bt_grants *gs = w->gs;
+    if (gs->c.tier == NULL || gs->stopping) {
+        return BT_ERR_UNAVAILABLE;
+    }
+    if (w->n_put_waits >= GRANT_PUTS_MAX) {
+        return BT_ERR_EXHAUSTED;
+    }
+    return bt_index_find(gs->c.cache->index, &p->key) != UINT32_MAX
+               ? BT_ERR_EXISTS
+               : bt_tier_admit(gs->c.tier, &p->key, p->depth);
+}
+
+/* ---- what workers say ---- */
+
+static bt_status_t may_stay(const struct bt_gworker *w, struct put *p)
+{
+    const struct bt_cache *cache = w->gs->c.cache;
+    if (bt_index_find(cache->index, &p->key) != UINT32_MAX) {
+        return BT_ERR_EXISTS;
+    }
+    return w->n_puts >= GRANT_PUTS_MAX ? BT_ERR_EXHAUSTED : take(p);
+}
+
+bt_status_t put_ask(struct bt_gworker *w, const Baton__LocalPut *m)
+{
+    struct bt_grants *gs = w->gs;
+    if (m->key.len != sizeof(struct bt_kv_key) || put_find(w, m->put) != NULL) {
+        return BT_ERR_PEER_PROTOCOL;
+    }
+    struct put *p = bt_calloc(1, sizeof(*p));
+    p->gs = gs;
+    p->w = w;
+    p->id = m->put;
+    p->depth = m->depth;
+    p->n_tokens = m->n_tokens;
+    p->tenant = m->tenant;
+    memcpy(p->key.b, m->key.data, sizeof(p->key.b));
+    bt_list_init(&p->link);
+    bt_status_t st = m->n_tokens != gs->c.layout.page_tokens ? BT_ERR_INVALID /* it has no key */
+                     : m->passing                            ? may_pass(w, p)
+                                                             : may_stay(w, p);
+    if (st != BT_OK) {
+        answer(w, p->id, st, 0);
+        free(p);
+    } else if (m->passing) {
+        p->given_ns = bt_mono_ns();
+        bt_list_insert_tail(&gs->put_waits, &p->link);
+        w->n_put_waits++;
+        go_on(gs);
+    } else {
+        put_give(w, p);
+    }
+    return BT_OK;
+}
+
+static void on_sealed(void *arg)
+{
+    struct put *p = arg;
+    struct bt_grants *gs = p->gs;
+    struct bt_cache_block b = {.key = &p->key,
+                               .n_tokens = p->n_tokens,
+                               .depth = p->depth,
+                               .origin = BT_EVICT_GENERATED,
+                               .passing = p->passing};
+    bt_cache_seal_block(gs->c.cache, p->slot, &b);
+    p->save = p->passing ? bt_tier_pass(gs->c.tier, p->slot, on_written, p) : NULL;
+    if (p->save == NULL) {
+        put_free(p);
+        go_on(gs);
+    }
+}
+
+void put_end(struct bt_gworker *w, const Baton__LocalPutDone *m)
+{
+    struct bt_grants *gs = w->gs;
+    struct put *p = put_find(w, m->put);
+    if (p == NULL) {
+        return; /* of an earlier attachment */
+    }
+    bt_list_remove(&p->link);
+    w->n_puts--;
+    if (m->abort) {
+        put_free(p);
+        go_on(gs);
+        return;
+    }
+    bt_list_insert_tail(&gs->seal_puts, &p->link);
+    bt_sealer_submit(gs->c.sealer, &p->slot, &p->key, 1, on_sealed, p);
+}
+
+/* ---- ends ---- */
+
+void put_forget_waiting(struct bt_gworker *w)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &w->gs->put_waits) {
+        struct put *p = BT_CONTAINER_OF(i, struct put, link);
+        if (p->w == w) {
+            bt_list_remove(&p->link);
+            free(p);
+        }
+    }
+    w->n_put_waits = 0;
+}
+
+void put_void(struct bt_gworker *w, uint64_t until)
+{
+    put_forget_waiting(w);
+    while (!bt_list_empty(&w->puts)) {
+        struct put *p = BT_CONTAINER_OF(w->puts.next, struct put, link);
+        bt_list_remove(&p->link);
+        bt_list_insert_tail(&w->gs->void_puts, &p->link);
+        p->expire_ns = until;
+        bt_cache_quarantine(w->gs->c.cache, p->slot);
+        w->n_puts--;
+    }
+}
+
+/* A copy takes milliseconds, and no word of ours could end it: who has not said LocalPutDone for as
+ * long as a lease is lent and asked back has stopped or hangs. Its slot is its own until then, and
+ * for a quarantine after its death. */
+void put_reclaim(struct bt_gworker *w, uint64_t now)
+{
+    if (bt_list_empty(&w->puts)) {
+        return;
+    }
+    const struct put *oldest = BT_CONTAINER_OF(w->puts.next, struct put, link);
+    if (now - oldest->given_ns >= 2 * w->gs->c.reclaim_ms * 1000000ull) {
+        char what[64];
+        snprintf(what, sizeof(what), "put=%llu open_puts=%u", (unsigned long long)oldest->id,
+                 w->n_puts);
+        local_kill_hung(w, what, now);
+    }
+}
+
+static void give_up_late(struct bt_grants *gs, uint64_t now)
+{
+    while (!bt_list_empty(&gs->put_waits)) { /* the oldest first */
+        struct put *p = BT_CONTAINER_OF(gs->put_waits.next, struct put, link);
+        if (now - p->given_ns < PASS_WAIT_MS * 1000000ull) {
+            return;
+        }
+        bt_list_remove(&p->link);
+        p->w->n_put_waits--;
+        answer(p->w, p->id, BT_ERR_EXHAUSTED, 0);
+        free(p);
+    }
+}
+
+void put_tick(struct bt_grants *gs, uint64_t now)
+{
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &gs->void_puts) {
+        struct put *p = BT_CONTAINER_OF(i, struct put, link);
+        if (now >= p->expire_ns) {
+            put_free(p);
+        }
+    }
+    go_on(gs);
+    give_up_late(gs, now);
+}
+
+static void free_list(struct bt_list *head)
+{
+    while (!bt_list_empty(head)) {
+        put_free(BT_CONTAINER_OF(head->next, struct put, link));
+    }
+}
+
+void put_destroy(struct bt_grants *gs)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->workers) {
+        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        put_forget_waiting(w);
+        free_list(&w->puts);
+    }
+    free_list(&gs->void_puts);
+    free_list(&gs->seal_puts);
+}
+
+static uint32_t length(const struct bt_list *head)
+{
+    uint32_t n = 0;
+    for (const struct bt_list *i = head->next; i != head; i = i->next) {
+        n++;
+    }
+    return n;
+}
+
+uint32_t put_count(const struct bt_grants *gs)
+{
+    uint32_t n = length(&gs->put_waits) + length(&gs->void_puts) + length(&gs->seal_puts);
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->workers) {
+        n += BT_CONTAINER_OF(i, struct bt_gworker, link)->n_puts;
+    }
+    return n;
+}
