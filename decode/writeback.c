@@ -1,7 +1,10 @@
 /* Write-back: full blocks of generated text return to the pool, so that the next turn of a
  * conversation finds them. Ask the kvstore for a slot, copy page -> slot at the lowest priority,
  * say so. A put holds its own references to page and slab: its request may end or be preempted
- * meanwhile. Engine thread. */
+ * meanwhile. A prompt that no slab holds is written in the same way, from the end of its grant on
+ * while it is computed: the kvstore answers as fast as its SSD writes, so puts wait, not steps, and
+ * what is left when the request ends keeps its pages until it is written or they are wanted. Engine
+ * thread. */
 #include <string.h>
 
 #include "common/worker/core.h"
@@ -69,13 +72,50 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
         o.u.put.depth = b;
         o.u.put.n_tokens = c->block_tokens;
         o.u.put.tenant = r->tenant;
+        o.u.put.passing = r->streams;
         bt_wcore_emit(c, &o);
     }
 }
 
+/* A stream waits for the disk: it leaves puts to others. */
+static void on_offer(struct bt_wcore *c, struct bt_wreq *r)
+{
+    offer(c, r, r->streams ? BT_MAX(c->max_puts / 2, 1u) : c->max_puts, false);
+}
+
 void bt_decode_write_back(struct bt_wcore *c, struct bt_wreq *r)
 {
-    offer(c, r, c->max_puts, false);
+    on_offer(c, r);
+}
+
+/* ---- draining ---- */
+
+static bool left_to_offer(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    uint32_t next = r->chain_known ? r->wb_next : r->wb_from;
+    return c->conf->writeback && !r->wb_off && c->slab != NULL && r->pos / c->block_tokens > next;
+}
+
+static bool on_drain(struct bt_wcore *c, struct bt_wreq *r)
+{
+    /* Whoever has its answer cancels the rest. */
+    bool done = r->end_status == BT_OK || (r->end_status == BT_ERR_CANCELLED && r->pos >= r->n);
+    if (!r->streams || !done || c->fatal) {
+        return false;
+    }
+    on_offer(c, r);
+    return left_to_offer(c, r);
+}
+
+/* A put of r (which may be NULL) is over. */
+static void drain_on(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (r != NULL && r->draining) {
+        on_offer(c, r);
+        if (!left_to_offer(c, r)) {
+            bt_wcore_drained(c, r);
+        }
+    }
 }
 
 /* Room of its own, so that rows that write much do not keep it out. */
@@ -91,7 +131,9 @@ static void put_done(struct bt_wcore *c, struct bt_wput *p)
     o.u.put.id = p->id;
     o.u.put.abort = p->failed;
     bt_wcore_emit(c, &o);
+    struct bt_wreq *r = p->req;
     release_put(c, p);
+    drain_on(c, r);
 }
 
 static void close_flow(struct bt_wcore *c, struct bt_wput *p)
@@ -167,7 +209,9 @@ static void on_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t sl
             p->req->wb_off = true; /* blocks behind a gap would not be found */
         }
     }
+    struct bt_wreq *r = p->req;
     release_put(c, p);
+    drain_on(c, r);
 }
 
 static void on_ticket(struct bt_wcore *c, struct bt_wput *p)
@@ -183,6 +227,10 @@ static bool on_expire(struct bt_wcore *c)
 {
     uint64_t now = c->n_puts > 0 ? bt_mono_ns() : 0;
     bool any = false;
+    if (!bt_list_empty(&c->draining)) {
+        bt_wcore_drained(c, BT_CONTAINER_OF(c->draining.next, struct bt_wreq, link));
+        return true;
+    }
     for (uint32_t i = 0; i < c->all_puts && c->n_puts > 0; i++) {
         struct bt_wput *p = &c->puts[i];
         if (p->id != 0 && p->stage == BT_WPUT_ASKED && now - p->asked_ns > ANSWER_NS) {
@@ -205,9 +253,14 @@ static void on_detached(struct bt_wcore *c)
             release_put(c, p); /* nobody will answer; copies under way end by themselves */
         }
     }
+    while (!bt_list_empty(&c->draining)) {
+        bt_wcore_drained(c, BT_CONTAINER_OF(c->draining.next, struct bt_wreq, link));
+    }
 }
 
 const struct bt_writeback_ops bt_decode_writeback = {
+    .offer = on_offer,
+    .drain = on_drain,
     .preempt = on_preempt,
     .slot = on_slot,
     .ticket = on_ticket,

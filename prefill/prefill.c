@@ -97,7 +97,8 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
     bt_metric_add(c->stats->prefix_hits, r->cached);
     bt_metric_add(c->stats->prompt_cached, r->cached);
     st = load_prefix(c, r);
-    if (st == BT_OK && g->resident_blocks < g->n_slots) {
+    r->filled = g->resident_blocks == g->n_slots;
+    if (st == BT_OK && !r->filled) {
         st = store_rest(c, r);
     }
     if (st != BT_OK) {
@@ -119,12 +120,28 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     }
     const struct bt_wgrant *g = r->grant;
     uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
-    uint32_t seq = item_of(c, g, last_block), end = item_of(c, g, g->n_slots - 1);
     /* Blocks that are resident and computed all the same (prompt_logprobs) are not stored, nor
      * those behind a grant that has not all of the prompt. */
-    if (b->chunk_end && r->store_flow != 0 && last_block >= g->resident_blocks && seq <= end) {
-        e->fire = (struct bt_engine_at){.flow = r->store_flow, .seq = seq};
+    if (b->chunk_end && r->store_flow != 0 && !r->filled && last_block >= g->resident_blocks) {
+        uint32_t seq = item_of(c, g, last_block), end = item_of(c, g, g->n_slots - 1);
+        e->fire = (struct bt_engine_at){.flow = r->store_flow, .seq = BT_MIN(seq, end)};
+        r->filled = seq >= end;
     }
+}
+
+/* A prompt that no slab holds needs its grant only as far as that goes: what is behind it may be in
+ * the pool all the same, and comes piece by piece. Its copies end first. */
+static uint32_t meet(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!r->streams || !r->grant_open || !r->filled || r->prompt_logprobs) {
+        return bt_prefill_meet(c, r);
+    }
+    r->stage = BT_WREQ_LOADING;
+    r->trailer_due = true; /* nobody else reads the grant: all that it was for is there */
+    bt_wcore_flow_close(c, r, &r->load_flow, false);
+    bt_wcore_flow_close(c, r, &r->store_flow, false);
+    BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of them was open: quiet() follows */
+    return 0;
 }
 
 static void report(struct bt_wcore *c, struct bt_wreq *r)
@@ -150,6 +167,9 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
             return;
         }
         bt_wcore_flow_close(c, r, &r->load_flow, false);
+    }
+    if (r->streams) {
+        c->writeback->offer(c, r);
     }
     if (out == NULL && !b->last) {
         return;
@@ -186,8 +206,19 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
 
 static void quiet(struct bt_wcore *c, struct bt_wreq *r)
 {
-    /* Only the prefix's load has ended, or there was nothing to store and the prompt goes on. */
-    if (r->stage != BT_WREQ_PROMPT) {
+    if (r->window) {
+        bt_status_t st = bt_wreload_loaded(c, r);
+        BT_ASSERT(st == BT_OK); /* it copies no pages */
+    } else if (r->stage == BT_WREQ_LOADING) {
+        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_wcore_tail_valid(r)) {
+            bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
+            return;
+        }
+        bt_wcore_grant_close(c, r);
+        bt_wreload_window(c, r);
+    } else if (r->stage != BT_WREQ_PROMPT) {
+        /* Otherwise only the prefix's load has ended, or there was nothing to store and the prompt
+         * goes on. */
         bt_wcore_grant_close(c, r);
     }
 }
@@ -197,7 +228,7 @@ const struct bt_role_ops bt_prefill_role = {
     .opened = opened,
     .landed = landed,
     .begin = begin,
-    .meet = bt_prefill_meet,
+    .meet = meet,
     .row = row,
     .stepped = stepped,
     .quiet = quiet,

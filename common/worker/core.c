@@ -160,8 +160,13 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
         bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant has been given away");
         return;
     }
+    r->streams = g->n_tokens < r->n && !r->no_cache;
     for (struct bt_wreq *k = r; k != NULL; k = k->next_choice) {
-        k->wb_off = g->n_tokens < r->n; /* what is generated lies behind a gap */
+        k->wb_off = g->n_tokens < r->n; /* what is generated lies behind a gap ... */
+    }
+    if (r->streams) { /* ... but for the one who fills it */
+        r->wb_off = false;
+        r->wb_from = g->n_slots;
     }
     r->role->opened(c, r);
 }
@@ -463,10 +468,8 @@ static void count_end(struct bt_wcore *c, const struct bt_wreq *r)
     bt_metric_add(c->stats->finished[reason], 1);
 }
 
-static void return_pages(struct bt_wcore *c, struct bt_wreq *r)
+static void return_slot(struct bt_wcore *c, struct bt_wreq *r)
 {
-    bt_page_pool_put(c->pages, r->pages, r->n_pages);
-    r->n_pages = 0;
     if (r->slot != BT_WORKER_NO_SLOT) {
         r->lead->n_holding--;
         c->free_slots[c->n_free_slots++] = r->slot;
@@ -474,19 +477,59 @@ static void return_pages(struct bt_wcore *c, struct bt_wreq *r)
     }
 }
 
-static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
+static void return_pages(struct bt_wcore *c, struct bt_wreq *r)
 {
-    return_pages(c, r);
-    bt_wcore_grant_close(c, r);
-    bt_wreload_drop(c, r);
+    bt_page_pool_put(c->pages, r->pages, r->n_pages);
+    r->n_pages = 0;
+}
+
+/* Puts go on without r. */
+static void leave_puts(struct bt_wcore *c, const struct bt_wreq *r)
+{
     for (uint32_t i = 0; i < c->all_puts; i++) {
         if (c->puts[i].req == r) {
             c->puts[i].req = NULL;
         }
     }
+}
+
+void bt_wcore_drained(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_list_remove(&r->link);
+    c->drain_pages -= r->n_pages;
+    r->draining = false;
+    return_pages(c, r);
+    leave_puts(c, r);
+    if (r->forgotten) {
+        bt_wreq_free(r);
+    }
+}
+
+void bt_wcore_forget(struct bt_wcore *c, struct bt_wreq *r)
+{
+    (void)c;
+    r->forgotten = true;
+    if (!r->draining) { /* choices other than the lead never do */
+        bt_wreq_free(r);
+    }
+}
+
+static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
+{
+    return_slot(c, r);
+    bt_wcore_grant_close(c, r);
+    bt_wreload_drop(c, r);
     count_end(c, r);
     bt_list_remove(&r->link);
     r->stage = BT_WREQ_ENDED;
+    r->draining = c->writeback->drain(c, r);
+    if (r->draining) {
+        bt_list_insert_tail(&c->draining, &r->link);
+        c->drain_pages += r->n_pages;
+    } else {
+        return_pages(c, r);
+        leave_puts(c, r);
+    }
     struct bt_wreq *lead = r->lead;
     if (--lead->n_left > 0) {
         return;
@@ -628,6 +671,7 @@ static void settle(struct bt_wcore *c, struct bt_wreq *r)
         finish_end(c, r);
     } else if (r->stage == BT_WREQ_PREEMPTING) {
         return_pages(c, r);
+        return_slot(c, r);
         r->role = c->roles[BT_ROLE_DECODE];
         r->resumed = true;
         r->reload = BT_WRELOAD_NONE;

@@ -112,6 +112,8 @@ struct bt_wreq {
     uint32_t cached;   /* tokens whose KV was loaded and not computed */
     uint32_t slot, n_pages;
     bool resumed; /* preempted before: no grant, no flows but the one of a reload */
+    bool streams; /* a lead whose grant has only the beginning of its prompt: no slab holds it */
+    bool filled;  /* the last item of its grant is fired, or was there from the start */
     bool in_step, doomed, page_wait;
     bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
     uint32_t pending; /* tickets of its slot and flows not yet polled */
@@ -130,16 +132,21 @@ struct bt_wreq {
     char end_detail[BT_WORKER_DETAIL];
     /* reload: blocks of a row that has lost its pages */
     enum { BT_WRELOAD_NONE, BT_WRELOAD_ASKED, BT_WRELOAD_KNOWN } reload;
+    struct bt_kv_key piece_chain;  /* of the block before chain_at, where the last piece begins */
+    uint32_t chain_at, piece_most; /* blocks to ask for next */
+    bool window; /* piece after piece, with a slot and pages: LOADING until there are no more */
     uint64_t lease_id, lease_until_ns; /* ASKED: not waited for beyond */
     uint32_t lease_first, lease_want;  /* blocks asked for: [first, first + want) */
     struct bt_wlease *lease;           /* what of them is leased; NULL: nothing */
     struct bt_wslab *lease_slab;
-    uint32_t load_first; /* first block that is being loaded */
+    uint32_t load_first; /* first block that is, or was, loaded */
     /* write-back */
     struct bt_kv_key chain; /* key of block wb_next - 1 */
     uint32_t wb_from;       /* first block that may not be in the pool */
     uint32_t wb_next;       /* next block to write back */
     bool chain_known, wb_off;
+    bool draining;  /* ended; its pages are kept for blocks still to be offered */
+    bool forgotten; /* draining: is freed afterwards */
     /* the lead's only: what the choices share */
     uint32_t n_left;    /* choices that have not ended */
     uint32_t n_holding; /* choices that hold a slot and pages */
@@ -274,12 +281,15 @@ struct bt_wout {
         struct {
             uint64_t id;
             uint32_t depth, n_tokens, tenant;
-            bool abort;
+            bool abort, passing;
             struct bt_kv_key key;
         } put;
         struct {
             uint64_t id;
-            struct bt_wkeys *keys; /* of LEASE */
+            struct bt_wkeys *keys; /* of LEASE, as the rest */
+            bool passing;
+            uint64_t request;
+            uint32_t epoch, first;
         } lease;
     } u;
     char detail[BT_WORKER_DETAIL];
@@ -325,12 +335,14 @@ struct bt_wcore {
     uint32_t max_slots, max_rows, block_tokens;
 
     struct bt_page_pool *pages;
-    struct bt_wslab *slab;  /* NULL while detached */
-    struct bt_list queue;   /* QUEUED, by rising order */
-    struct bt_list active;  /* holds a slot, by rising order */
-    struct bt_list waiting; /* OPENING, LANDING, FORKING */
-    struct bt_list closing; /* PREEMPTING, CLOSING */
-    struct bt_list shared;  /* leads that keep pages for their choices, oldest first */
+    struct bt_wslab *slab;   /* NULL while detached */
+    struct bt_list queue;    /* QUEUED, by rising order */
+    struct bt_list active;   /* holds a slot, by rising order */
+    struct bt_list waiting;  /* OPENING, LANDING, FORKING */
+    struct bt_list closing;  /* PREEMPTING, CLOSING */
+    struct bt_list shared;   /* leads that keep pages for their choices, oldest first */
+    struct bt_list draining; /* ENDED, but for pages that are being written, oldest first */
+    uint32_t drain_pages;
     uint32_t n_queue, n_active, n_waiting;
     uint64_t next_order;
     uint32_t *free_slots, n_free_slots;
@@ -425,7 +437,7 @@ void bt_wfork_start(struct bt_wcore *c, struct bt_wreq *lead);
 bool bt_wfork_drop(struct bt_wcore *c, const struct bt_wreq *except);
 void bt_wfork_release(struct bt_wcore *c, struct bt_wreq *lead);
 
-/* ---- reload.c: rows that have lost their pages ---- */
+/* ---- reload.c: rows that have lost their pages, and prompts that no slab holds ---- */
 /* Is it known what of r's KV lies in the slab, or is that no question? Asks when called first. */
 bool bt_wreload_ready(struct bt_wcore *c, struct bt_wreq *r);
 /* Blocks of r, from its beginning, that it has with what is leased; 0: nothing is to be loaded. */
@@ -442,6 +454,11 @@ void bt_wreload_detached(struct bt_wcore *c);
  * computing; the stage says which. */
 bt_status_t bt_wreload_begin(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
 bt_status_t bt_wreload_loaded(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+/* r has a slot, pages, and KV up to its position, a block's begin: what the pool has behind it is
+ * loaded piece by piece (bt_wreload_loaded after each), then it goes on as PROMPT. */
+void bt_wreload_window(struct bt_wcore *c, struct bt_wreq *r);
+/* Pieces that the kvstore does not answer for are computed. */
+void bt_wreload_tick(struct bt_wcore *c);
 
 /* ---- core.c: requests ---- */
 /* Takes a lead with its choices. */
@@ -468,6 +485,10 @@ void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r);
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
 /* Closes a flow of r (pointer to load_flow or store_flow); quiet() follows. */
 void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, bool abort);
+/* r, which was draining, needs its pages no more; it may be gone afterwards. */
+void bt_wcore_drained(struct bt_wcore *c, struct bt_wreq *r);
+/* The control thread has dropped the lead r from its tables: it is freed, when it has drained. */
+void bt_wcore_forget(struct bt_wcore *c, struct bt_wreq *r);
 /* Trailer (if due) and LocalClose: r has no more use of the slots of its grant. */
 void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
 /* Are slots [first, end) of the grant still the ones that were granted? */

@@ -107,6 +107,7 @@ static void allocate(struct bt_wcore *c)
     bt_list_init(&c->waiting);
     bt_list_init(&c->closing);
     bt_list_init(&c->shared);
+    bt_list_init(&c->draining);
     c->block_tokens = c->layout.page_tokens;
     c->max_slots = c->info->max_slots;
     c->max_rows = c->info->max_rows;
@@ -143,6 +144,9 @@ static void allocate(struct bt_wcore *c)
 
 static void free_all(struct bt_wcore *c)
 {
+    while (c->pages != NULL && !bt_list_empty(&c->draining)) {
+        bt_wcore_drained(c, BT_CONTAINER_OF(c->draining.next, struct bt_wreq, link));
+    }
     if (c->eng != NULL) {
         c->vt->close(c->eng);
         c->eng = NULL;
@@ -255,7 +259,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
         break;
     case BT_WCMD_LEASED: bt_wreload_leased(c, cmd); break;
     case BT_WCMD_RECALL: bt_wreload_recalled(c, cmd->u.lease.id); break;
-    case BT_WCMD_FORGET: bt_wreq_free(r); break;
+    case BT_WCMD_FORGET: bt_wcore_forget(c, r); break;
     case BT_WCMD_STOP: c->stop = true; break;
     }
 }
@@ -294,6 +298,7 @@ static void run(struct bt_wcore *c)
         while (c->n_tickets > 0 && !c->fatal && bt_wcore_poll(c, 0) > 0) {
         }
         bool busy = c->step.active, held = !busy && !bt_wcore_may_step(c);
+        bt_wreload_tick(c);
         if (!busy) {
             bt_wcore_admit(c);
             busy = !c->fatal && !held && bt_wcore_launch(c);

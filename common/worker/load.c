@@ -224,7 +224,9 @@ static double prompt_ns(const struct bt_wcore *c, const struct bt_wreq *r)
 void bt_wload_publish(struct bt_wcore *c)
 {
     struct bt_wstats *s = c->stats;
-    uint32_t pages_free = bt_page_pool_free_count(c->pages);
+    /* Pages of what drains are given up when somebody wants them. */
+    uint32_t pages_free =
+        BT_MIN(bt_page_pool_free_count(c->pages) + c->drain_pages, c->info->pages);
     uint64_t queued = 0, kv = 0;
     double ns = 0;
     struct bt_list *it;

@@ -76,6 +76,7 @@ static void send_put(struct bt_wctl *w, const struct bt_wout *o)
     p.depth = o->u.put.depth;
     p.n_tokens = o->u.put.n_tokens;
     p.tenant = o->u.put.tenant;
+    p.passing = o->u.put.passing;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     m.m_case = BATON__LOCAL_MSG__M_PUT;
     m.put = &p;
@@ -102,6 +103,10 @@ static void send_lease(struct bt_wctl *w, const struct bt_wout *o)
     l.lease = o->u.lease.id;
     l.keys.data = o->u.lease.keys->keys[0].b;
     l.keys.len = o->u.lease.keys->n * sizeof(o->u.lease.keys->keys[0]);
+    l.passing = o->u.lease.passing;
+    l.request = o->u.lease.request;
+    l.epoch = o->u.lease.epoch;
+    l.first = o->u.lease.first;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     m.m_case = BATON__LOCAL_MSG__M_LEASE;
     m.lease = &l;

@@ -71,6 +71,9 @@ static void fill_batch(struct bt_wcore *c)
         }
         bool may_meet = r->stage == BT_WREQ_PROMPT && r->role->meet != NULL;
         s->stop = may_meet ? r->role->meet(c, r) : 0;
+        if (r->stage == BT_WREQ_LOADING) { /* what follows is perhaps in the pool */
+            continue;
+        }
         s->order = r->order;
         s->pos = r->pos;
         s->len = r->len;

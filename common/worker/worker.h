@@ -39,14 +39,20 @@ struct bt_role_ops {
     void (*quiet)(struct bt_wcore *c, struct bt_wreq *r);
 };
 
-/* Write-back of generated blocks, kept by the decode role. */
+/* Write-back of blocks that are in no grant, kept by the decode role: of generated text, and of a
+ * prompt that no slab holds. */
 struct bt_writeback_ops {
+    /* More of r's KV is in its pages. */
+    void (*offer)(struct bt_wcore *c, struct bt_wreq *r);
+    /* r has ended: are there blocks that are worth keeping its pages for? Until they have been
+     * offered, or pages are short; then bt_wcore_drained. */
+    bool (*drain)(struct bt_wcore *c, struct bt_wreq *r);
     /* r is about to lose its pages: what has not been offered is now. */
     void (*preempt)(struct bt_wcore *c, struct bt_wreq *r);
     void (*slot)(struct bt_wcore *c, uint64_t put, bt_status_t st, uint32_t slot, uint32_t gen);
     void (*ticket)(struct bt_wcore *c, struct bt_wput *p);
-    /* Pages are short: gives up blocks that the kvstore does not answer for; false: there are none.
-     */
+    /* Pages are short: gives up blocks that the kvstore does not answer for, and pages that are
+     * only kept to be written; false: there are none. */
     bool (*expire)(struct bt_wcore *c);
     void (*detached)(struct bt_wcore *c);
 };

@@ -216,6 +216,68 @@ static bool recalled_leases(uint64_t seed)
     return again;
 }
 
+/* Prompts of which a grant has only the beginning: the rest comes piece by piece, whatever the
+ * kvstore answers, and what it does not have goes there, after the end as well. */
+static void test_prompts_that_no_slab_holds(void **state)
+{
+    enum { N = 400, PART = 5 * FE_BLOCK };
+    (void)state;
+    for (enum lease_mode mode = LEASE_ALL; mode <= LEASE_NEVER; mode++) {
+        struct rig *g = rig(40 + mode);
+        g->lease_mode = mode;
+        for (uint32_t i = 0; i < 6; i++) {
+            const struct job j = {.phases = BATON__PHASES__BOTH, .n = N, .max_new = 20};
+            uint32_t r = submit_job(g, &j), have = i % 2 == 0 ? (N - 1) / FE_BLOCK : 12;
+            struct bt_kv_key key = g->t[r].req->root;
+            for (uint32_t b = 0; b < have; b++) { /* in the pool, in front of a hole */
+                bt_kv_key_next(&key, g->t[r].req->tokens + b * FE_BLOCK, FE_BLOCK, &key);
+                add_key(g, &key);
+            }
+            opened_part(g, r, PART, i < 4 ? PART / FE_BLOCK : i - 4);
+            run_until_done(g);
+            assert_int_equal(g->t[r].status, BT_OK);
+            assert_int_equal(g->t[r].k[0].got, 20);
+            assert_true(g->t[r].trailer && g->t[r].cached % FE_BLOCK == 0);
+            if (mode == LEASE_ALL && i < 4) {
+                assert_int_equal(g->t[r].cached, have * FE_BLOCK);
+            }
+            if (mode == LEASE_NEVER) {
+                assert_int_equal(g->t[r].cached, g->t[r].resident * FE_BLOCK);
+            }
+            /* All blocks behind the grant are offered, those of the answer as well. */
+            uint32_t all = (i + 1) * ((N + 19) / FE_BLOCK - PART / FE_BLOCK);
+            for (int k = 0; k < 5000 && g->puts < all; k++) {
+                turn(g);
+                usleep(1000);
+            }
+            assert_int_equal(g->puts, all);
+        }
+        assert_int_equal(g->passed, g->puts);
+        stop(g);
+    }
+}
+
+/* Pages that are only kept until their blocks have been written are given to whoever wants them. */
+static void test_pages_are_not_kept_from_others(void **state)
+{
+    (void)state;
+    struct rig *g = rig(50);
+    g->hold_puts = true; /* a disk that takes nothing */
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t r = submit(g, BATON__PHASES__BOTH, 500, 5, 0);
+        opened_part(g, r, 80, 0);
+        run_until_done(g);
+        assert_int_equal(g->t[r].status, BT_OK);
+    }
+    for (uint32_t i = 0; i < g->n_held_puts; i++) {
+        struct bt_wcmd c = {.kind = BT_WCMD_PUT_SLOT,
+                            .status = BT_ERR_UNAVAILABLE,
+                            .u.put = {g->held_puts[i], 1, 3}};
+        command(g, &c);
+    }
+    stop(g);
+}
+
 /* Leases that the kvstore wants back are given back, and asked for again when the row's turn comes:
  * the tokens are the same, none stays held. On a busy machine a row may be on before it has asked
  * at all, so one run of several is to show it. */
@@ -726,6 +788,8 @@ int main(void)
         cmocka_unit_test(test_rows_compete_for_pages),
         cmocka_unit_test(test_a_higher_class_takes_places_of_rows),
         cmocka_unit_test(test_preempted_rows_are_reloaded),
+        cmocka_unit_test(test_prompts_that_no_slab_holds),
+        cmocka_unit_test(test_pages_are_not_kept_from_others),
         cmocka_unit_test(test_recalled_leases),
         cmocka_unit_test(test_unanswered_puts_do_not_stop_others),
         cmocka_unit_test(test_no_logits_fail_one_request),

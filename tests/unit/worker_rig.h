@@ -44,6 +44,7 @@ struct track { /* what the test knows of one submission */
     uint32_t resident, tail_first, tail_end; /* blocks; of the tail none is told while equal */
     uint32_t cached;                         /* tokens */
     uint32_t nth;                            /* to end, from 1 */
+    bool part;                               /* its grant has only the beginning of the prompt */
     bool opened, closed, ended, trailer, trailer_finished, prefill_done, cancelled, detached;
     bt_status_t status;
     char detail[BT_WORKER_DETAIL];
@@ -59,7 +60,7 @@ struct rig {
     struct bt_kv_key root;
     uint64_t attach;
     struct track t[MAX_REQS];
-    uint32_t n, open, n_ended, puts, put_dones;
+    uint32_t n, open, n_ended, puts, put_dones, passed;
     uint64_t rng;
     bool fatal, hold_puts, hold_tokens, gone, recall, tails;
     uint32_t met; /* prompts of which a part came as a tail */
@@ -256,25 +257,32 @@ static void some_tail(struct rig *g)
     }
 }
 
-static void opened_with(struct rig *g, uint32_t i, uint32_t resident)
+/* A grant for the first n tokens. */
+static void opened_part(struct rig *g, uint32_t i, uint32_t n, uint32_t resident)
 {
     struct track *t = &g->t[i];
-    uint32_t blocks = BT_DIV_UP(t->n, FE_BLOCK);
+    uint32_t blocks = BT_DIV_UP(n, FE_BLOCK);
     struct bt_wgrant *w = bt_calloc(1, sizeof(*w) + 8 * blocks);
-    *w = (struct bt_wgrant){.n_tokens = t->n, .chunk_tokens = 64, .n_slots = blocks};
+    *w = (struct bt_wgrant){.n_tokens = n, .chunk_tokens = 64, .n_slots = blocks};
+    t->part = n < t->n;
     w->resident_blocks = t->resident = resident;
     for (uint32_t b = 0; b < blocks; b++) {
         w->slots[b] = rnd(g, SLOTS / 2);
         w->slots[blocks + b] = 3;
     }
     struct bt_kv_key key = t->req->root;
-    for (uint32_t b = 0; b < t->n / FE_BLOCK; b++) {
+    for (uint32_t b = 0; b < n / FE_BLOCK; b++) {
         bt_kv_key_next(&key, t->req->tokens + b * FE_BLOCK, FE_BLOCK, &key);
         add_key(g, &key);
     }
     struct bt_wcmd c = {.kind = BT_WCMD_OPENED, .req = t->req, .u.grant = w};
     t->opened = true;
     command(g, &c);
+}
+
+static void opened_with(struct rig *g, uint32_t i, uint32_t resident)
+{
+    opened_part(g, i, g->t[i].n, resident);
 }
 
 static void opened(struct rig *g, uint32_t i)
@@ -341,6 +349,8 @@ static void on_lease(struct rig *g, const struct bt_wout *o)
         return;
     }
     n = g->lease_mode == LEASE_ALL ? n : rnd(g, n + 1);
+    assert_true(!o->u.lease.passing || g->t[o->u.lease.request - 1].part);
+    n = o->u.lease.passing ? BT_MIN(n, 4u) : n; /* the slab's window */
     struct bt_wcmd c = {.kind = BT_WCMD_LEASED, .status = n > 0 ? BT_OK : BT_ERR_NOT_FOUND};
     c.u.lease.id = o->u.lease.id;
     if (rnd(g, 2) == 0) { /* the kvstore reads its SSD first */
@@ -417,7 +427,8 @@ static void on_out(struct rig *g, struct bt_wout *o)
         }
         assert_int_equal(o->u.prefill.cached + o->u.prefill.computed, t->n);
         t->cached = o->u.prefill.cached;
-        if (!t->req->prompt_logprobs) { /* nothing but what was resident and what was told */
+        if (!t->req->prompt_logprobs &&
+            !t->part) { /* nothing but what was resident and what was told */
             assert_in_range(t->cached, t->resident * FE_BLOCK,
                             (t->resident + t->tail_end - t->tail_first) * FE_BLOCK);
             g->met += t->cached > t->resident * FE_BLOCK;
@@ -426,7 +437,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
         break;
     case BT_WOUT_TRAILER:
         t = &g->t[o->u.local.request - 1];
-        assert_true(t->opened && !t->closed && !t->trailer && t->prefill_done);
+        assert_true(t->opened && !t->closed && !t->trailer && (t->prefill_done || t->part));
         t->trailer = true;
         t->trailer_finished = o->u.local.finished;
         break;
@@ -438,6 +449,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
     case BT_WOUT_PUT:
         assert_int_equal(o->u.put.n_tokens, FE_BLOCK);
         g->puts++;
+        g->passed += o->u.put.passing;
         if (g->hold_puts) {
             assert_true(g->n_held_puts < MAX_REQS);
             g->held_puts[g->n_held_puts++] = o->u.put.id;
