@@ -75,6 +75,7 @@ static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantR
     v.keys.data = (uint8_t *)k->keys;
     v.keys.len = (size_t)(n_tokens / k->r->rs->conf.block_tokens) * sizeof(*k->keys);
     v.n_tokens = n_tokens;
+    v.streams = role == BATON__GRANT_ROLE__WRITE && n_tokens < k->n_tokens;
     v.keep = keep;
     v.no_cache = k->r->spec.no_cache;
     v.tenant = k->r->spec.tenant != NULL ? k->r->spec.tenant : (char *)"";

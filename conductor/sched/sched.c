@@ -74,13 +74,25 @@ static bool usable(struct job *j, uint32_t i, bool for_prefill, bool allow_avoid
     return bt_sched_fits(w, j->req) && (j->beyond_slab || bt_sched_fits_slab(j->s, w, j->req));
 }
 
+/* A prompt that no slab holds is computed where it is decoded, and that is most of the work: it
+ * goes where its prefix is. */
+static double decode_cost(const struct job *j, uint32_t i, uint32_t ordinal)
+{
+    struct estimate e;
+    if (!j->beyond_slab || !j->rule->use_cache) {
+        return j->rule->decode(j, i, ordinal);
+    }
+    j->rule->prefill(j, i, ordinal, i, &e);
+    return e.cost;
+}
+
 static uint32_t choose_decode(struct job *j, bool allow_avoided)
 {
     struct pick p = {BT_SCHED_NONE, 0, 0};
     uint32_t ordinal = 0;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         if (usable(j, i, false, allow_avoided)) {
-            bt_sched_pick_offer(&p, i, j->rule->decode(j, i, ordinal) + 1, j->req->random);
+            bt_sched_pick_offer(&p, i, decode_cost(j, i, ordinal) + 1, j->req->random);
         }
         ordinal += j->s->workers[i].decode;
     }
@@ -271,9 +283,6 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
         plan->kv_prefill != plan->kv_decode &&
         (uint64_t)2 * kd->slots_free >= (uint64_t)kd->slots_total + bt_sched_blocks_of(j->req);
     plan->cached_tokens = e->cached_tokens;
-    if (plan->grant_tokens != 0) {
-        plan->cached_tokens = BT_MIN(plan->cached_tokens, plan->grant_tokens);
-    }
     plan->fetch_from = e->fetch_from;
     plan->fetch_tokens = e->fetch_tokens;
     plan->prefix_tokens = BT_MAX(plan->cached_tokens, e->prefix_tokens);
@@ -402,6 +411,9 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
             j.least_queue_ms = BT_MIN(j.least_queue_ms, bt_sched_queue_ms(c, &s->workers[i]));
         }
     }
+    if (rule->fetch && c->fetch_ratio > 0) {
+        find_best_match(&j);
+    }
     uint32_t d = choose_decode(&j, false);
     bool last_resort = d == BT_SCHED_NONE;
     if (last_resort) {
@@ -413,9 +425,6 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
     struct bt_sched_plan plan = {.reason = "apart"};
     uint32_t p = d;
     struct estimate e;
-    if (rule->fetch && c->fetch_ratio > 0) {
-        find_best_match(&j);
-    }
     if (!decide_local(&j, d, &plan.reason)) {
         j.seen_role = j.seen_kvstore = false;
         p = choose_prefill(&j, d, false, &e);
