@@ -1,5 +1,6 @@
 """An SSD that is as slow as a test wants: a library loaded into a kvstore, under which reads and writes that bypass the
-page cache share so many bytes a second (and io_uring is refused, so that all of them are system calls)."""
+page cache share so many bytes a second (and io_uring is refused, so that all of them are system calls). While a file
+that the test names exists they fail, behind the first so many that stand in the file."""
 import os
 import subprocess
 
@@ -23,11 +24,26 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void wait_turn(int fd, size_t n)
+static int failing(void)
+{
+    static _Atomic long done;
+    const char *file = getenv("SLOW_DISK_FAILS_WHILE");
+    char text[32] = "";
+    int fd = file != NULL ? open(file, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) {
+        return 0;
+    }
+    long n = syscall(SYS_read, fd, text, sizeof(text) - 1);
+    close(fd);
+    return n < 0 || ++done > atol(text);
+}
+
+/* 0, or an error. */
+static int wait_turn(int fd, size_t n)
 {
     static double bytes_per_s;
     if ((fcntl(fd, F_GETFL) & O_DIRECT) == 0) {
-        return;
+        return 0;
     }
     pthread_mutex_lock(&lock);
     if (bytes_per_s == 0) {
@@ -41,12 +57,13 @@ static void wait_turn(int fd, size_t n)
         struct timespec d = {(time_t)(until - t), (long)((until - t - (double)(time_t)(until - t)) * 1e9)};
         nanosleep(&d, NULL);
     }
+    return failing() ? EIO : 0;
 }
 
 ssize_t pread(int fd, void *p, size_t n, off_t at)
 {
-    wait_turn(fd, n);
-    return syscall(SYS_pread64, fd, p, n, at);
+    errno = wait_turn(fd, n);
+    return errno != 0 ? -1 : syscall(SYS_pread64, fd, p, n, at);
 }
 
 ssize_t pread64(int fd, void *p, size_t n, off_t at)
@@ -56,8 +73,8 @@ ssize_t pread64(int fd, void *p, size_t n, off_t at)
 
 ssize_t pwrite(int fd, const void *p, size_t n, off_t at)
 {
-    wait_turn(fd, n);
-    return syscall(SYS_pwrite64, fd, p, n, at);
+    errno = wait_turn(fd, n);
+    return errno != 0 ? -1 : syscall(SYS_pwrite64, fd, p, n, at);
 }
 
 ssize_t pwrite64(int fd, const void *p, size_t n, off_t at)
@@ -82,7 +99,7 @@ def build(folder):
     return lib
 
 
-def environment(env, lib, bytes_per_s):
-    """A daemon's environment under which its disk moves so many bytes a second."""
-    return {**env, "LD_PRELOAD": lib, "SLOW_DISK_BYTES_PER_S": f"{bytes_per_s:.0f}",
+def environment(env, lib, bytes_per_s, fails_while=""):
+    """A daemon's environment under which its disk moves so many bytes a second, and fails while that file exists."""
+    return {**env, "LD_PRELOAD": lib, "SLOW_DISK_BYTES_PER_S": f"{bytes_per_s:.0f}", "SLOW_DISK_FAILS_WHILE": fails_while,
             "ASAN_OPTIONS": env.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}

@@ -1,0 +1,244 @@
+"""One prompt ten times larger than all slabs together: it is written through them to the SSD while it is computed, and
+comes back piece by piece, with the tokens of the run without any cache; whatever breaks in the middle."""
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+import slow_disk
+from conftest import ROOT, scrape, wait_for
+from leftovers import assert_nothing_left, settled
+from restarts import Restarts
+
+BLOCK = 8  # tokens
+DRAFT = os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m")
+EXACT = "avx512_bf16" in open("/proc/cpuinfo").read()
+
+
+def ids(seed, n):
+    rng = random.Random(seed)
+    return [rng.randrange(10, 1900) for _ in range(n)]
+
+
+class Streams(Restarts):
+    """A cluster whose slabs hold a tenth of one prompt. The larger model is for disks that are slow and yet faster than
+    computing."""
+
+    def __init__(self, folder, policy, *more, nodes=1, large=False):
+        self.folder = folder
+        self.prompt = 5000 if large else 8000
+        self.blocks = (self.prompt - 1) // BLOCK  # that can be cached: the last token is computed in any case
+        self.block_bytes = BLOCK * (3072 if large else 512)
+        slab = f"{1100 if large else 400 // nodes}KiB"
+        model = () if large else ("--model", DRAFT)
+        super().__init__(*model, "--nodes", str(nodes), "--decode", str(nodes),
+                         "--set", f"all.kv.block_tokens={BLOCK}",
+                         "--set", f"kvstore.kvstore.slab_bytes={slab}",
+                         "--set", f"kvstore.kvstore.ssd.path={folder}/ssd-{{node}}",
+                         "--set", "kvstore.kvstore.ssd.bytes=128MiB",
+                         "--set", f"kvstore.kvstore.ssd.write_policy={policy}",
+                         "--set", "prefill.engine.mem=64MiB", "--set", "decode.engine.mem=64MiB", *more)
+        self.slots = int(self.kv("baton_pool_slots{"))
+
+    def kv(self, name, node=None):
+        """Summed over labels and kvstores."""
+        return sum(v for m in self.members("kvstore", node) for k, v in scrape(m["http"]).items() if k.startswith(name))
+
+    def ask(self, seed, n=None, new=12):
+        a = self.c.post("/v1/completions", {"prompt": ids(seed, n or self.prompt), "max_tokens": new, "temperature": 0, "logprobs": 1})
+        choice = a["choices"][0]
+        return choice["text"], choice["logprobs"]["token_logprobs"], a["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def timed(self, seed):
+        """And how much of the time of computing it loading may take and be worth it, whoever else uses the machine by then."""
+        start = time.monotonic()
+        return self.ask(seed), 0.15 * (time.monotonic() - start)
+
+    def written(self):
+        """Blocks on the SSDs, once nothing is on its way there."""
+        def quiet():
+            return not any(self.kv(k) for k in ("baton_ssd_backlog", "baton_kvstore_stream_slots", "baton_pool_leases",
+                                                'baton_pool_slots{state="writing"}'))
+        wait_for(lambda: quiet() and (time.sleep(0.3), quiet())[1], 60, "all is written")
+        return int(self.kv("baton_ssd_blocks{") or self.kv("baton_ssd_blocks"))
+
+    def slow(self, prompt_s):
+        """Node 1's kvstore anew, with an empty slab and a disk that moves the prompt in so many seconds; returns the file
+        that makes the disk fail."""
+        m = self.members("kvstore", "n1")[0]
+        key, fails = ("kvstore", m["name"]), os.path.join(self.folder, "fails")
+        argv, env, cwd = self.args[key]
+        self.args[key] = argv, slow_disk.environment(env, slow_disk.build(self.folder),
+                                                          self.blocks * self.block_bytes / prompt_s, fails), cwd
+        os.kill(m["pid"], signal.SIGTERM)
+        wait_for(lambda: not os.path.exists(f"/proc/{m['pid']}"), 20, "it ends")
+        self.start_again(m)
+        wait_for(lambda: self.kv("baton_kvstore_workers") >= 2, 20, "its workers are back")
+        return fails
+
+    def beside(self, seed):
+        """Asks in a thread; the answer comes into the list that is returned."""
+        got = []
+        t = threading.Thread(target=lambda: got.append(self.ask(seed)))
+        t.start()
+        return t, got
+
+
+@pytest.fixture
+def streams(tmp_path):
+    made = []
+
+    def make(policy, *options, **more):
+        s = Streams(str(tmp_path), policy, *options, **more)
+        made.append(s)
+        assert s.blocks >= 10 * s.slots, s.slots
+        return s
+
+    yield make
+    for s in made:
+        s.stop()
+
+
+def no_failures(s):
+    assert s.kv("baton_kvstore_grants_failed_total") == 0
+    assert s.total("baton_requests_replanned_total") == 0
+
+
+def same(got, want):
+    assert got[0] == want[0]
+    if EXACT:
+        assert got[1] == want[1]
+    else:
+        assert max(abs(a - b) for a, b in zip(got[1], want[1])) < 0.1
+
+
+def test_second_use(streams):
+    """The default policy: used once it wears no disk, the second request writes it, the third has all of it; and nobody
+    else's cache is gone for it."""
+    s = streams("second_use")
+    before = settled(s.c)
+    other = s.ask(7, 100)
+    assert s.ask(7, 100)[2] == 96
+    on_disk = s.written()
+    first = s.ask(1)
+    assert first[2] == 0
+    assert s.written() - on_disk < s.slots / 4, "what is used once is not written"
+    second = s.ask(1)
+    same(second, first)
+    assert 0 < second[2] <= s.slots // 2 * BLOCK
+    assert s.written() >= s.blocks
+    third = s.ask(1)
+    same(third, first)
+    assert third[2] == s.blocks * BLOCK
+    again = s.ask(7, 100)
+    same(again, other)
+    assert again[2] == 96
+    assert_nothing_left(s.c, before, 64 << 20)
+
+
+@pytest.mark.parametrize("policy", ["always", "evict"])
+def test_first_use(streams, policy):
+    s = streams(policy)
+    first = s.ask(1)
+    assert first[2] == 0
+    assert s.written() >= s.blocks
+    assert s.kv('baton_kvstore_stream_blocks_total{way="out"}') >= s.blocks - s.slots / 2
+    got = s.ask(1)
+    same(got, first)
+    assert got[2] == s.blocks * BLOCK
+    assert s.kv('baton_kvstore_stream_blocks_total{way="in"}') >= s.blocks - s.slots / 2
+    no_failures(s)
+    # One that goes on where it ended has all of it as well, and is computed from there on.
+    more = s.c.post("/v1/completions", {"prompt": ids(1, s.prompt) + ids(2, 100), "max_tokens": 4, "temperature": 0})
+    assert more["usage"]["prompt_tokens_details"]["cached_tokens"] >= s.blocks * BLOCK
+    s.written()
+
+
+def test_from_another_node(streams):
+    """Written on one node, used on the other: the pieces come through both slabs."""
+    s = streams("always", "--set", "conductor.sched.policy=baton", nodes=2)
+    first = s.ask(1)
+    assert s.written() >= s.blocks
+    holder = max(("n1", "n2"), key=lambda n: s.kv("baton_ssd_blocks", n))
+    s.ctl("drain", holder)
+    got = s.ask(1)
+    same(got, first)
+    assert s.kv('baton_kvstore_fetched_bytes_total{tier="ssd"}') > 0.8 * s.blocks * s.block_bytes
+    assert got[2] == s.blocks * BLOCK
+    s.written()
+
+
+def begun(s, way):
+    """To be called once a stream has come so far that it has not ended."""
+    name, at = f'baton_kvstore_stream_blocks_total{{way="{way}"}}', s.members("kvstore", "n1")[0]["http"]
+    was = scrape(at)[name]
+    return lambda: wait_for(lambda: scrape(at)[name] > was + s.blocks / 20, 60, "it has begun")
+
+
+def test_disk_fails_in_the_middle(streams):
+    s = streams("always", large=True)
+    first = s.ask(1)
+    s.written()
+    fails = s.slow(0.1)
+    with open(fails, "w") as f:
+        f.write(str(s.blocks // 3))
+    got = s.ask(1)
+    same(got, first)
+    assert s.blocks / 4 * BLOCK < got[2] < s.blocks * BLOCK, "what had come counts, the rest was computed"
+    assert s.kv("baton_ssd_up") == 0
+    os.unlink(fails)
+    wait_for(lambda: s.kv("baton_ssd_up") == 1, 30, "the disk is used again")
+    # A block whose read failed is forgotten: the hole is computed and written again.
+    same(s.ask(1), first)
+    s.written()
+    got = s.ask(1)
+    same(got, first)
+    assert got[2] == s.blocks * BLOCK
+    s.written()
+
+
+def test_others_go_on(streams):
+    """Short requests beside one that comes slowly from the disk, and beside one that goes there slowly."""
+    s = streams("always", large=True)
+    short = s.ask(7, 40)
+    first, load_s = s.timed(1)
+    s.written()
+    s.slow(load_s)
+    for seed, way in ((1, "in"), (3, "out")):
+        wait = begun(s, way)
+        start = time.monotonic()
+        t, got = s.beside(seed)
+        wait()
+        for i in range(5):
+            since = time.monotonic()
+            same(s.ask(7, 40), short)
+            took = time.monotonic() - since
+        t.join()
+        assert took < time.monotonic() - start, "nobody waits for a stream"
+        if seed == 1:
+            same(got[0], first)
+            assert got[0][2] == s.blocks * BLOCK
+    s.written()
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_kvstore_killed_in_the_middle(streams, way):
+    s = streams("always", large=True)
+    want, load_s = s.timed(1)
+    s.written()
+    s.slow(load_s)
+    wait = begun(s, way)
+    seed = 1 if way == "in" else 2
+    t, got = s.beside(seed)
+    wait()
+    s.start_again(s.kill("kvstore", "n1"))
+    t.join()
+    assert got, "it was answered"
+    if way == "in":
+        same(got[0], want)
+    wait_for(lambda: s.kv("baton_kvstore_workers") >= 2, 20, "its workers are back")
+    same(s.ask(seed), got[0])
+    s.written()
