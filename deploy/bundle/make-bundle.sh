@@ -40,7 +40,12 @@ ucx_dir=$(dirname "$(needs "$build/bin/baton-kvstore" | sed -n 's/^libucs\.so[^ 
 [ -d "$ucx_dir" ] || ucx_dir=${UCX_MODULE_DIR:-}
 [ -d "$ucx_dir" ] || die "UCX's module folder is not beside libucs; name it with UCX_MODULE_DIR"
 mkdir -p "$lib/ucx"
-for m in "$ucx_dir"/lib*.so.0; do cp -L "$m" "$lib/ucx/"; done
+for m in "$ucx_dir"/lib*.so.0; do
+    case $m in # of no use to Baton; Debian 13 has them, and AMD's with all of LLVM behind it
+    *_rocm.so.0 | *perftest* | *_fuse.so.0) continue ;;
+    esac
+    cp -L "$m" "$lib/ucx/"
+done
 
 sources=()
 while read -r soname path; do

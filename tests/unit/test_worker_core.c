@@ -102,8 +102,8 @@ static void test_rows_compete_for_pages(void **state)
 static uint32_t newcomer(uint32_t rows, int32_t priority, uint64_t *preempted_p)
 {
     struct rig *g = rig(21);
-    bool slots = rows == FE_SLOTS; /* otherwise 30 of 40 pages, and he needs 13 */
-    struct job j = {.phases = BATON__PHASES__BOTH, .max_new = slots ? 44 : 30, .priority = 3};
+    bool slots = rows == FE_SLOTS; /* otherwise 30 to 39 of 40 pages, and he needs 13 */
+    struct job j = {.phases = BATON__PHASES__BOTH, .max_new = slots ? 44 : 50, .priority = 3};
     j.n = slots ? 20 : 150;
     for (uint32_t i = 0; i < rows; i++) {
         opened(g, submit_job(g, &j));
@@ -112,7 +112,7 @@ static uint32_t newcomer(uint32_t rows, int32_t priority, uint64_t *preempted_p)
         turn(g);
         usleep(50);
     }
-    j = (struct job){.phases = BATON__PHASES__BOTH, .max_new = 8, .priority = priority};
+    j = (struct job){.phases = BATON__PHASES__BOTH, .max_new = 4, .priority = priority};
     j.n = slots ? 60 : 200;
     opened_with(g, submit_job(g, &j), 0);
     struct track *t = &g->t[rows];
