@@ -3,8 +3,11 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -27,6 +30,9 @@ class Cluster:
     def __init__(self, *options, bin=os.path.join(BUILD, "bin"), api_key=None):
         if api_key:
             self.headers = {"Authorization": "Bearer " + api_key}
+        # Ended by a time limit, a bench or a test leaves through its finally and stops what it started.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
         env = dict(os.environ, BATON_BIN=bin)
         p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *options], env=env,

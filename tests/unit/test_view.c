@@ -349,18 +349,35 @@ static void test_plan_follows_blocks(void **state)
     fixture_cleanup(&f);
 }
 
+/* More classes than places: what is not told apart is waited for by everybody, and a place comes
+ * back. */
+static void test_own_classes(void **state)
+{
+    (void)state;
+    struct bt_view_classes c = {0};
+    uint32_t place[BT_VIEW_CLASSES];
+    for (int32_t i = 0; i < BT_VIEW_CLASSES; i++) {
+        place[i] = bt_view_classes_add(&c, i, 10);
+    }
+    assert_int_equal(bt_view_classes_add(&c, 3, 5), place[3]);
+    assert_int_equal(bt_view_classes_add(&c, 99, 1000), BT_VIEW_CLASSES);
+    assert_true(bt_view_classes_below(&c, 2) == 10.0 * (BT_VIEW_CLASSES - 3) + 5);
+    assert_true(bt_view_classes_below(&c, -1) == 10.0 * BT_VIEW_CLASSES + 5);
+    assert_true(bt_view_classes_below(&c, BT_VIEW_CLASSES) == 0);
+    bt_view_classes_remove(&c, BT_VIEW_CLASSES, 1000);
+    bt_view_classes_remove(&c, place[7], 10);
+    assert_int_equal(bt_view_classes_add(&c, 99, 1000), place[7]);
+    assert_true(bt_view_classes_below(&c, 6) == 1000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hello),
-        cmocka_unit_test(test_membership),
-        cmocka_unit_test(test_queue),
-        cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_garbage),
-        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_credit),
-        cmocka_unit_test(test_plan_follows_blocks),
+        cmocka_unit_test(test_own_classes), cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_membership),  cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_restart),     cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_garbage),     cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_credit),      cmocka_unit_test(test_plan_follows_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
