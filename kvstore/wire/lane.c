@@ -428,37 +428,41 @@ void bt_wire_lane_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
 
 /* ---- events of the transfer thread ---- */
 
-static void on_ready(struct bt_wire_lane *l)
+/* How the peer reaches our end of a lane: the dialer asks for one over a card of the peer's, the
+ * listener answers. */
+static void send_address(struct bt_wire_lane *l)
 {
     struct bt_wire_session *s = l->session;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
-    if (l->x.number == 0) {
-        if (!s->dialer) {
-            bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_CONNECT);
-        }
-        bt_wire_session_ready(s, l);
-    } else if (s->dialer) {
-        Baton__LaneOpen o = BATON__LANE_OPEN__INIT;
-        o.lane = l->x.number;
-        for (uint32_t i = 0; i < s->n_rails; i++) {
-            o.card = s->rails[i].lane == l ? s->rails[i].remote : o.card;
-        }
-        o.ucx_address.data = l->x.address;
-        o.ucx_address.len = l->x.address_len;
-        o.nonce = l->x.nonce;
+    Baton__LaneOpen ask = BATON__LANE_OPEN__INIT;
+    Baton__LaneOpened answer = BATON__LANE_OPENED__INIT;
+    ask.lane = answer.lane = l->x.number;
+    ask.nonce = answer.nonce = l->x.nonce;
+    ask.ucx_address = answer.ucx_address =
+        (ProtobufCBinaryData){.data = l->x.address, .len = l->x.address_len};
+    for (uint32_t i = 0; i < s->n_rails; i++) { /* a listener has none */
+        ask.card = s->rails[i].lane == l ? s->rails[i].remote : ask.card;
+    }
+    if (s->dialer) {
         m.m_case = BATON__PEER_MSG__M_LANE_OPEN;
-        m.lane_open = &o;
-        bt_wire_session_send(s, &m);
+        m.lane_open = &ask;
     } else {
-        Baton__LaneOpened o = BATON__LANE_OPENED__INIT;
-        bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_CONNECT);
-        o.lane = l->x.number;
-        o.ucx_address.data = l->x.address;
-        o.ucx_address.len = l->x.address_len;
-        o.nonce = l->x.nonce;
         m.m_case = BATON__PEER_MSG__M_LANE_OPENED;
-        m.lane_opened = &o;
-        bt_wire_session_send(s, &m);
+        m.lane_opened = &answer;
+    }
+    bt_wire_session_send(s, &m);
+}
+
+static void on_ready(struct bt_wire_lane *l)
+{
+    struct bt_wire_session *s = l->session;
+    if (!s->dialer) {
+        bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_CONNECT);
+    }
+    if (l->x.number == 0) {
+        bt_wire_session_ready(s, l);
+    } else {
+        send_address(l);
     }
 }
 

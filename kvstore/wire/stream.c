@@ -1,6 +1,6 @@
 /* The transfer thread over gRPC, for networks that are not trusted: the same connections, flows,
- * messages, priorities, limits and checks as over UCX (ucx.c, ucx_send.c, ucx_recv.c), but a
- * connection is a gRPC stream between the transfer threads of the two kvstores, of TLS where
+ * messages, priorities, limits and checks as over UCX (xfer*.c), but a
+ * lane is a gRPC stream between the transfer threads of the two kvstores, of TLS where
  * cluster.tls.* is given. It has a port and a loop of its own, so that neither heartbeats nor
  * requests wait behind KV.
  *
@@ -21,7 +21,6 @@
 
 #define METHOD          "/baton.Peer/Segments"
 #define ROLE            "kvstore"
-#define SLICE_US        300
 #define PROOF_NS        (2 * BT_WX_PROOF_NS) /* a TLS handshake is among it */
 #define STEP_MS         50
 #define QUEUE_MAX_BYTES (1u << 30) /* the limit is bytes_in_flight_max */
@@ -64,7 +63,7 @@ static void via_close(struct bt_wx_via *v, const char *why)
     while (v->head != NULL) {
         struct bt_wx_out *o = v->head;
         v->head = o->next;
-        bt_wx_out_done(o, UCS_ERR_CANCELED);
+        bt_wx_out_done(o, "the stream has ended");
     }
     v->tail = &v->head;
 }
@@ -95,13 +94,6 @@ static bool read_proof(const struct iovec *pieces, size_t n, size_t len, struct 
            p->magic == BT_WIRE_PROOF_MAGIC && p->version == BT_WIRE_VERSION;
 }
 
-static void proven(struct bt_wx_lane *l)
-{
-    l->proven = true;
-    l->proven_ns = bt_mono_ns();
-    bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_PROVEN);
-}
-
 static void violation(struct bt_wx_lane *l, const char *what)
 {
     bt_metric_add(l->conn->x->conf.m.drop_garbled, 1);
@@ -122,7 +114,17 @@ static void on_segments(struct bt_wx_lane *l, const struct iovec *pieces, size_t
         violation(l, "message with a wrong number of segments");
         return;
     }
-    bt_wx_recv_pieces(l, h.raw, want, pieces, n, want, len - want);
+    struct bt_wx_land land;
+    if (!bt_wx_land_begin(l, h.raw, want, len - want, true, &land)) {
+        return;
+    }
+    for (size_t i = 0, skip = want; i < n; i++) {
+        size_t past = BT_MIN(skip, pieces[i].iov_len);
+        skip -= past;
+        bt_wx_land_bytes(&land, (const uint8_t *)pieces[i].iov_base + past,
+                         pieces[i].iov_len - past);
+    }
+    bt_wx_land_end(&land);
 }
 
 static void on_pieces(void *arg, struct bt_rpc_stream *s, const struct iovec *pieces, size_t n,
@@ -138,7 +140,7 @@ static void on_pieces(void *arg, struct bt_rpc_stream *s, const struct iovec *pi
     if (l->proven && l->conn->dialer) {
         on_segments(l, pieces, n, len);
     } else if (!l->proven && read_proof(pieces, n, len, &p) && p.nonce == l->nonce) {
-        proven(l);
+        bt_wx_lane_proven(l);
     } else {
         violation(l, "a message out of turn");
     }
@@ -156,7 +158,7 @@ static void on_sent(void *arg, struct bt_rpc_stream *s)
     if (v->head == NULL) {
         v->tail = &v->head;
     }
-    bt_wx_out_done(o, UCS_OK);
+    bt_wx_out_done(o, NULL);
 }
 
 static void on_close(void *arg, struct bt_rpc_stream *s, int code, const char *detail)
@@ -170,15 +172,13 @@ static void on_close(void *arg, struct bt_rpc_stream *s, int code, const char *d
 static const struct bt_rpc_stream_ops via_ops = {
     .on_pieces = on_pieces, .on_sent = on_sent, .on_close = on_close};
 
-static void lane_make(struct bt_wx_lane *l)
+static void lane_open(struct bt_wx_lane *l)
 {
     struct bt_wx *x = l->conn->x;
-    l->efd = -1;
     l->via = bt_calloc(1, sizeof(*l->via));
     l->via->lane = l;
     l->via->tail = &l->via->head;
-    bt_list_init(&l->hot_link);
-    bt_list_insert_tail(&l->conn->lanes, &l->link);
+    l->connected = true; /* once it is proved */
     l->address = bt_strdup(x->stream->address);
     l->address_len = strlen(l->address);
     bt_wx_event(x, &l->obj, BT_WX_EV_READY);
@@ -188,10 +188,6 @@ static void lane_connect(struct bt_wx_lane *l)
 {
     struct bt_wx_via *v = l->via;
     struct bt_wx *x = l->conn->x;
-    if (l->killed || l->kill_wanted) {
-        return;
-    }
-    l->connect_ns = x->now_ns;
     if (!l->conn->dialer) {
         return; /* the peer comes */
     }
@@ -206,29 +202,11 @@ static void lane_connect(struct bt_wx_lane *l)
     free(target);
 }
 
-void bt_wx_stream_apply(struct bt_wx_lane *l, uint32_t cmds)
-{
-    if (cmds & BT_WX_CMD_OPEN) {
-        lane_make(l);
-    }
-    if (cmds & BT_WX_CMD_CONNECT) {
-        lane_connect(l);
-    }
-    if (cmds & BT_WX_CMD_STOP) {
-        l->stopping = true;
-    }
-    if (cmds & BT_WX_CMD_RESEND) { /* there is one lane, so nothing goes again over another */
-        bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_RESENT);
-    }
-}
-
-void bt_wx_stream_post(struct bt_wx_out *o, size_t header_len)
+static void post(struct bt_wx_out *o, size_t header_len)
 {
     struct bt_wx_via *v = o->lane->via;
     struct iovec iov[BT_WIRE_SEGS_MAX + 1] = {{o->raw, header_len}};
-    for (uint32_t i = 0; i < o->hdr.n_segs; i++) {
-        iov[i + 1] = (struct iovec){o->iov[i].buffer, o->iov[i].length};
-    }
+    memcpy(iov + 1, o->iov, o->hdr.n_segs * sizeof(iov[0]));
     o->next = NULL;
     *v->tail = o;
     v->tail = &o->next;
@@ -242,12 +220,10 @@ void bt_wx_stream_post(struct bt_wx_out *o, size_t header_len)
 
 static void lane_free(struct bt_wx_lane *l)
 {
-    BT_ASSERT(l->n_sends == 0 && l->n_recvs == 0);
+    BT_ASSERT(l->n_sends == 0);
     free(l->via);
     l->via = NULL;
-    bt_list_remove(&l->hot_link);
-    bt_list_remove(&l->link);
-    bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_STOPPED);
+    bt_wx_lane_gone(l);
 }
 
 /* Timers and changes of state; l may be gone afterwards. */
@@ -258,11 +234,7 @@ static void lane_turn(struct bt_wx_lane *l)
     if (l->connect_ns != 0 && !l->proven && now - l->connect_ns > PROOF_NS) {
         bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "no KV stream within two seconds");
     }
-    if (l->kill_wanted && !l->killed) {
-        l->killed = true;
-        bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_LOST);
-    }
-    if ((l->killed || l->stopping || l->conn->killed) && !l->closing) {
+    if (bt_wx_lane_ends(l) && !l->closing) {
         l->closing = true;
         via_close(l->via, l->killed ? l->why : "the session has ended");
     }
@@ -333,7 +305,7 @@ static void on_first(void *arg, struct bt_rpc_stream *stream, const struct iovec
     bt_rpc_stream_set_queue_max(stream, QUEUE_MAX_BYTES);
     stranger_free(s);
     via_send_proof(l->via);
-    proven(l);
+    bt_wx_lane_proven(l);
 }
 
 static void on_stranger_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
@@ -377,12 +349,8 @@ static void strangers_turn(struct bt_wx *x)
 
 static void on_wake(void *arg, uint32_t events)
 {
-    struct bt_wx *x = arg;
-    uint64_t v;
     (void)events;
-    if (read(x->wakefd, &v, sizeof(v)) == sizeof(v)) {
-        atomic_store(&x->woken, false);
-    }
+    bt_wx_unwake(arg);
 }
 
 /* How long to sleep, ms; -1: until something happens. */
@@ -404,12 +372,12 @@ static int sleep_ms(const struct bt_wx *x)
     return ms;
 }
 
-void *bt_wx_stream_main(void *arg)
+static void *thread_main(void *arg)
 {
     struct bt_wx *x = arg;
     struct bt_list *i, *tmp;
-    bt_loop_short_slices(SLICE_US);
-    while (!x->quit || !bt_list_empty(&x->conns)) {
+    bt_loop_short_slices(BT_WX_SLICE_US);
+    while (!bt_wx_over(x)) {
         bt_loop_poll(x->stream->loop, sleep_ms(x));
         x->now_ns = bt_mono_ns();
         bt_wx_take_commands(x);
@@ -425,38 +393,18 @@ void *bt_wx_stream_main(void *arg)
 
 /* ---- life, control thread ---- */
 
-bt_status_t bt_wx_stream_create(struct bt_wx *x, char *err, size_t err_cap)
+static void create(struct bt_wx *x)
 {
-    struct bt_wx_stream *t = bt_calloc(1, sizeof(*t));
-    const char *listen = x->conf.grpc_listen;
-    int port;
-    bt_list_init(&t->strangers);
-    x->stream = t;
-    x->am_header_max = BT_WIRE_SEG_HDR_MAX;
-    if (bt_loop_create(&t->loop) != BT_OK || bt_rpc_create(t->loop, &t->rpc) != BT_OK) {
-        snprintf(err, err_cap, "no loop for the transfer thread: raise the limit of open files");
-        bt_wx_stream_destroy(x);
-        return BT_ERR_IO;
-    }
-    bt_rpc_set_tls(t->rpc, x->conf.tls);
-    bt_rpc_set_bulk(t->rpc);
-    if (bt_rpc_server_create(t->rpc, listen, &t->server, &port) != BT_OK) {
-        snprintf(err, err_cap, "kvstore.wire.listen, kvstore.wire.port: %s cannot be listened on",
-                 listen);
-        bt_wx_stream_destroy(x);
-        return BT_ERR_CONFIG;
-    }
-    t->address = bt_sprintf("%.*s:%d", (int)(strrchr(listen, ':') - listen), listen, port);
-    bt_rpc_server_stream(t->server, METHOD, ROLE, on_accept, x);
-    bt_rpc_server_start(t->server);
-    t->waker = bt_loop_fd_add(t->loop, x->wakefd, EPOLLIN, on_wake, x);
-    bt_wx_start_thread(x, bt_wx_stream_main);
-    return BT_OK;
+    x->header_max = BT_WIRE_SEG_HDR_MAX;
+    x->alone_min = UINT32_MAX; /* all bytes are copied in any case */
 }
 
-void bt_wx_stream_destroy(struct bt_wx *x)
+static void destroy(struct bt_wx *x)
 {
     struct bt_wx_stream *t = x->stream;
+    if (t == NULL) {
+        return;
+    }
     bt_rpc_server_destroy(t->server);
     bt_rpc_destroy(t->rpc);
     BT_ASSERT(bt_list_empty(&t->strangers));
@@ -468,3 +416,39 @@ void bt_wx_stream_destroy(struct bt_wx *x)
     free(t);
     x->stream = NULL;
 }
+
+static bt_status_t card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap)
+{
+    struct bt_wx_stream *t = bt_calloc(1, sizeof(*t));
+    const char *listen = x->conf.grpc_listen;
+    int port;
+    (void)card;
+    bt_list_init(&t->strangers);
+    x->stream = t;
+    if (bt_loop_create(&t->loop) != BT_OK || bt_rpc_create(t->loop, &t->rpc) != BT_OK) {
+        snprintf(err, err_cap, "no loop for the transfer thread: raise the limit of open files");
+        destroy(x);
+        return BT_ERR_IO;
+    }
+    bt_rpc_set_tls(t->rpc, x->conf.tls);
+    bt_rpc_set_bulk(t->rpc);
+    if (bt_rpc_server_create(t->rpc, listen, &t->server, &port) != BT_OK) {
+        snprintf(err, err_cap, "kvstore.wire.listen, kvstore.wire.port: %s cannot be listened on",
+                 listen);
+        destroy(x);
+        return BT_ERR_CONFIG;
+    }
+    t->address = bt_sprintf("%.*s:%d", (int)(strrchr(listen, ':') - listen), listen, port);
+    bt_rpc_server_stream(t->server, METHOD, ROLE, on_accept, x);
+    bt_rpc_server_start(t->server);
+    t->waker = bt_loop_fd_add(t->loop, x->wakefd, EPOLLIN, on_wake, x);
+    bt_wx_start_thread(x, thread_main);
+    return BT_OK;
+}
+
+const struct bt_wx_transport bt_wx_over_grpc = {.create = create,
+                                                .card_start = card_start,
+                                                .destroy = destroy,
+                                                .lane_open = lane_open,
+                                                .lane_connect = lane_connect,
+                                                .post = post};

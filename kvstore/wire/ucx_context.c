@@ -5,10 +5,10 @@
 
 #include "common/conf/conf.h"
 #include "common/log/log.h"
-#include "kvstore/wire/xfer_priv.h"
+#include "kvstore/wire/ucx_priv.h"
 
 #define TCP_SEG_SIZE  "512K"
-#define TCP_ZCOPY     "128K" /* BT_WX_ZCOPY_MIN */
+#define TCP_ZCOPY     "128K" /* BT_UCX_ZCOPY_MIN */
 #define EAGER_MAX_TCP (64u * 1024)
 
 /* What the environment says (UCX_<env>) stays; else ours. UCT's keys go without their transport's
@@ -45,11 +45,11 @@ static bool configure_all(struct bt_wx *x, uint32_t card, ucp_config_t *c, char 
               configure(c, "RNDV_SCHEME", "RNDV_SCHEME", "get_zcopy", err, err_cap) &&
               configure(c, "PROTO_ENABLE", "PROTO_ENABLE", "n", err, err_cap);
     if (!ok || !tcp) {
-        x->eager_max = 8192; /* RDMA: the receiver reads all but small messages */
+        x->ucx->eager_max = 8192; /* RDMA: the receiver reads all but small messages */
         return ok;
     }
-    x->eager_max = EAGER_MAX_TCP;
-    x->copies = true;
+    x->ucx->eager_max = EAGER_MAX_TCP;
+    x->ucx->copies = true;
     if (bt_conf_env("UCX_NET_DEVICES") != NULL) {
         BT_WARN("wire_net_devices", "interface=%s detail=%s", k->ifname,
                 bt_log_q("UCX_NET_DEVICES overrides the interface of kvstore.wire.listen"));
@@ -113,13 +113,10 @@ static bool can_connect(ucp_context_h context, char *err, size_t err_cap)
     return false;
 }
 
-bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap)
+bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap)
 {
     ucp_config_t *c;
     ucp_context_h context;
-    if (x->conf.grpc_listen != NULL) {
-        return bt_wx_stream_create(x, err, err_cap);
-    }
     ucs_status_t st = ucp_config_read(NULL, NULL, &c);
     if (st != UCS_OK) {
         snprintf(err, err_cap, "UCX configuration (UCX_* environment): %s", ucs_status_string(st));
@@ -146,6 +143,6 @@ bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t e
         ucp_cleanup(context);
         return BT_ERR_CONFIG;
     }
-    x->contexts[card] = context;
+    x->ucx->contexts[card] = context;
     return BT_OK;
 }

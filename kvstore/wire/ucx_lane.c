@@ -9,7 +9,7 @@
 #include <sys/epoll.h>
 
 #include "common/log/log.h"
-#include "kvstore/wire/xfer_priv.h"
+#include "kvstore/wire/ucx_priv.h"
 
 #define WIREUP_TAIL_NS  (100ull * 1000000)
 #define AM_IDS          64
@@ -22,37 +22,10 @@
 #define QUIET_NS (1500ull * 1000000) /* after so long the lane is lost, */
 #define HEARD    2                   /* if the peer has spoken so many times meanwhile */
 
-void bt_wx_lane_hot(struct bt_wx_lane *l)
-{
-    if (bt_list_empty(&l->hot_link)) {
-        bt_list_insert_tail(&l->conn->x->hot, &l->hot_link);
-    }
-}
-
-void bt_wx_lane_kill(struct bt_wx_lane *l, bt_status_t st, const char *fmt, ...)
-{
-    if (l->kill_wanted || l->killed) {
-        return;
-    }
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(l->why, sizeof(l->why), fmt, ap);
-    va_end(ap);
-    l->lost = st;
-    l->kill_wanted = true;
-    bt_wx_lane_hot(l);
-}
-
-bool bt_wx_lane_open(const struct bt_wx_lane *l)
-{
-    return l->proven && (l->ep != NULL || l->via != NULL) && !l->kill_wanted && !l->stopping &&
-           !l->conn->kill_wanted;
-}
-
 static void lane_moved(struct bt_wx_lane *l)
 {
-    l->moved_ns = l->conn->x->now_ns;
-    l->heard = atomic_load_explicit(&l->conn->heard, memory_order_relaxed);
+    l->ucx->moved_ns = l->conn->x->now_ns;
+    l->ucx->heard = atomic_load_explicit(&l->conn->heard, memory_order_relaxed);
 }
 
 /* ---- small messages: proof and echo ---- */
@@ -78,7 +51,7 @@ static void note_send(struct bt_wx_lane *l, unsigned id, struct bt_wire_proof *n
         .cb.send = on_note_sent,
         .user_data = l,
     };
-    ucs_status_ptr_t r = ucp_am_send_nbx(l->ep, id, note, sizeof(*note), NULL, 0, &rp);
+    ucs_status_ptr_t r = ucp_am_send_nbx(l->ucx->ep, id, note, sizeof(*note), NULL, 0, &rp);
     if (UCS_PTR_IS_ERR(r)) {
         bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(UCS_PTR_STATUS(r)));
     } else if (r != NULL) {
@@ -110,10 +83,8 @@ static ucs_status_t on_proof(void *arg, const void *header, size_t header_len, v
     (void)len;
     (void)param;
     if (note_is_ours(l, header, header_len) && !l->proven) {
-        l->proven = true;
-        l->proven_ns = bt_mono_ns();
         lane_moved(l);
-        bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_PROVEN);
+        bt_wx_lane_proven(l);
     }
     return UCS_OK;
 }
@@ -126,7 +97,7 @@ static ucs_status_t on_ask(void *arg, const void *header, size_t header_len, voi
     (void)len;
     (void)param;
     if (note_is_ours(l, header, header_len) && bt_wx_lane_open(l)) {
-        note_send(l, BT_WIRE_AM_ECHO, &l->echo);
+        note_send(l, BT_WIRE_AM_ECHO, &l->ucx->echo);
     }
     return UCS_OK;
 }
@@ -139,7 +110,7 @@ static ucs_status_t on_echo(void *arg, const void *header, size_t header_len, vo
     (void)len;
     (void)param;
     if (note_is_ours(l, header, header_len)) {
-        l->asked_ns = 0;
+        l->ucx->asked_ns = 0;
         lane_moved(l);
     }
     return UCS_OK;
@@ -170,49 +141,48 @@ static ucs_status_t lane_handlers(struct bt_wx_lane *l)
             .id = id,
             .flags = UCP_AM_FLAG_WHOLE_MSG,
             .cb = id == BT_WIRE_AM_PROOF      ? on_proof
-                  : id == BT_WIRE_AM_SEGMENTS ? bt_wx_recv_am
+                  : id == BT_WIRE_AM_SEGMENTS ? bt_ucx_on_segments
                   : id == BT_WIRE_AM_ASK      ? on_ask
                   : id == BT_WIRE_AM_ECHO     ? on_echo
                                               : on_nonsense,
             .arg = l,
         };
-        st = ucp_worker_set_am_recv_handler(l->worker, &p);
+        st = ucp_worker_set_am_recv_handler(l->ucx->worker, &p);
     }
     return st;
 }
 
 /* ---- making ---- */
 
-static void lane_make(struct bt_wx_lane *l)
+void bt_ucx_lane_open(struct bt_wx_lane *l)
 {
     struct bt_wx *x = l->conn->x;
-    l->efd = -1;
-    bt_list_init(&l->hot_link);
-    bt_list_insert_tail(&l->conn->lanes, &l->link);
+    l->ucx = bt_calloc(1, sizeof(*l->ucx));
+    l->ucx->efd = -1;
     lane_moved(l);
     ucp_worker_params_t wp = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                               .thread_mode = UCS_THREAD_MODE_SINGLE};
-    ucs_status_t st = ucp_worker_create(x->contexts[l->card], &wp, &l->worker);
+    ucs_status_t st = ucp_worker_create(x->ucx->contexts[l->card], &wp, &l->ucx->worker);
     if (st != UCS_OK) {
-        l->worker = NULL;
+        l->ucx->worker = NULL;
         bt_wx_lane_kill(l, BT_ERR_IO, "ucp_worker_create: %s", ucs_status_string(st));
         return;
     }
     ucp_address_t *a = NULL;
     ucp_worker_attr_t at = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
-    if ((st = lane_handlers(l)) != UCS_OK || (st = ucp_worker_get_efd(l->worker, &l->efd)) ||
-        (st = ucp_worker_query(l->worker, &at)) ||
-        (st = ucp_worker_get_address(l->worker, &a, &l->address_len))) {
+    if ((st = lane_handlers(l)) != UCS_OK ||
+        (st = ucp_worker_get_efd(l->ucx->worker, &l->ucx->efd)) ||
+        (st = ucp_worker_query(l->ucx->worker, &at)) ||
+        (st = ucp_worker_get_address(l->ucx->worker, &a, &l->address_len))) {
         bt_wx_lane_kill(l, BT_ERR_IO, "UCX worker: %s", ucs_status_string(st));
         return;
     }
-    x->am_header_max = at.max_am_header;
+    x->header_max = at.max_am_header;
     l->address = bt_malloc(l->address_len);
     memcpy(l->address, a, l->address_len);
-    ucp_worker_release_address(l->worker, a);
+    ucp_worker_release_address(l->ucx->worker, a);
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = l};
-    BT_ASSERT(epoll_ctl(x->epfd, EPOLL_CTL_ADD, l->efd, &ev) == 0);
-    bt_wx_lane_hot(l);
+    BT_ASSERT(epoll_ctl(x->ucx->epfd, EPOLL_CTL_ADD, l->ucx->efd, &ev) == 0);
     bt_wx_event(x, &l->obj, BT_WX_EV_READY);
 }
 
@@ -224,11 +194,8 @@ static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t status)
     bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(status));
 }
 
-static void lane_connect(struct bt_wx_lane *l)
+void bt_ucx_lane_connect(struct bt_wx_lane *l)
 {
-    if (l->killed || l->kill_wanted || l->worker == NULL) {
-        return;
-    }
     ucp_ep_params_t p = {
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
@@ -236,14 +203,15 @@ static void lane_connect(struct bt_wx_lane *l)
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = {.cb = on_ep_error, .arg = l},
     };
-    l->connect_ns = l->conn->x->now_ns;
-    ucs_status_t st = ucp_ep_create(l->worker, &p, &l->ep); /* a refused connect may fail in here */
+    ucs_status_t st =
+        ucp_ep_create(l->ucx->worker, &p, &l->ucx->ep); /* a refused connect may fail in here */
     if (st != UCS_OK) {
-        l->ep = NULL;
+        l->ucx->ep = NULL;
         bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX endpoint: %s", ucs_status_string(st));
         return;
     }
-    note_send(l, BT_WIRE_AM_PROOF, &l->proof);
+    l->connected = true;
+    note_send(l, BT_WIRE_AM_PROOF, &l->ucx->proof);
 }
 
 /* ---- ending ---- */
@@ -251,18 +219,19 @@ static void lane_connect(struct bt_wx_lane *l)
 static void close_begin(struct bt_wx_lane *l)
 {
     l->closing = true;
-    l->close_ns = l->conn->x->now_ns;
-    if (l->ep == NULL) {
+    l->connected = false;
+    l->ucx->close_ns = l->conn->x->now_ns;
+    if (l->ucx->ep == NULL) {
         return;
     }
     ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
                              .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    l->close_req = ucp_ep_close_nbx(l->ep, &p);
-    l->ep = NULL;
-    if (UCS_PTR_IS_ERR(l->close_req)) {
+    l->ucx->close_req = ucp_ep_close_nbx(l->ucx->ep, &p);
+    l->ucx->ep = NULL;
+    if (UCS_PTR_IS_ERR(l->ucx->close_req)) {
         BT_WARN("wire_close_failed", "peer=%s error=%s", l->conn->peer,
-                bt_log_q(ucs_status_string(UCS_PTR_STATUS(l->close_req))));
-        l->close_req = NULL;
+                bt_log_q(ucs_status_string(UCS_PTR_STATUS(l->ucx->close_req))));
+        l->ucx->close_req = NULL;
     }
 }
 
@@ -271,20 +240,21 @@ static void close_begin(struct bt_wx_lane *l)
  * could still write, and the connection with it, for its flows count what never called back. */
 static bool closed(struct bt_wx_lane *l)
 {
-    if (l->close_req != NULL && ucp_request_check_status(l->close_req) != UCS_INPROGRESS) {
-        ucp_request_free(l->close_req);
-        l->close_req = NULL;
+    if (l->ucx->close_req != NULL &&
+        ucp_request_check_status(l->ucx->close_req) != UCS_INPROGRESS) {
+        ucp_request_free(l->ucx->close_req);
+        l->ucx->close_req = NULL;
     }
-    if (l->close_req == NULL && l->n_sends == 0 && l->n_recvs == 0) {
+    if (l->ucx->close_req == NULL && l->n_sends == 0 && l->ucx->n_recvs == 0) {
         return true;
     }
-    if (l->conn->x->now_ns - l->close_ns < CLOSE_NS || !l->stopping) {
+    if (l->conn->x->now_ns - l->ucx->close_ns < CLOSE_NS || !l->stopping) {
         return false;
     }
-    if (!l->broken_close) {
-        l->broken_close = true;
+    if (!l->ucx->broken_close) {
+        l->ucx->broken_close = true;
         BT_ERROR("wire_close_stuck", "peer=%s sends=%u recvs=%u", l->conn->peer, l->n_sends,
-                 l->n_recvs);
+                 l->ucx->n_recvs);
         bt_wx_conn_kill(l->conn, BT_ERR_IO, "UCX does not close an endpoint");
     }
     return true;
@@ -297,7 +267,7 @@ static bool closed(struct bt_wx_lane *l)
 static bool lingers(struct bt_wx_lane *l)
 {
     uint64_t since = l->connect_ns != 0 ? l->connect_ns : l->stop_ns, now = l->conn->x->now_ns;
-    if (l->killed || l->conn->killed || l->worker == NULL || l->address == NULL) {
+    if (l->killed || l->conn->killed || l->ucx->worker == NULL || l->address == NULL) {
         return false;
     }
     return l->proven ? now < l->proven_ns + WIREUP_TAIL_NS : now < since + BT_WX_PROOF_NS;
@@ -306,17 +276,15 @@ static bool lingers(struct bt_wx_lane *l)
 static void lane_free(struct bt_wx_lane *l)
 {
     struct bt_wx *x = l->conn->x;
-    if (l->worker != NULL) {
-        if (l->efd >= 0) {
-            epoll_ctl(x->epfd, EPOLL_CTL_DEL, l->efd, NULL);
+    if (l->ucx->worker != NULL) {
+        if (l->ucx->efd >= 0) {
+            epoll_ctl(x->ucx->epfd, EPOLL_CTL_DEL, l->ucx->efd, NULL);
         }
-        ucp_worker_destroy(l->worker);
-        l->worker = NULL;
+        ucp_worker_destroy(l->ucx->worker);
     }
-    bt_list_remove(&l->hot_link);
-    bt_list_remove(&l->link);
-    bt_wx_recv_report(l);
-    bt_wx_event(x, &l->obj, BT_WX_EV_STOPPED);
+    free(l->ucx);
+    l->ucx = NULL;
+    bt_wx_lane_gone(l);
 }
 
 /* Nothing has moved for long, the peer lives, and there is another way to it. */
@@ -324,8 +292,8 @@ static bool silent(const struct bt_wx_lane *l)
 {
     const struct bt_wx_conn *c = l->conn;
     uint32_t heard = atomic_load_explicit(&c->heard, memory_order_relaxed);
-    return l->asked_ns != 0 && c->x->now_ns - l->moved_ns > QUIET_NS && heard - l->heard >= HEARD &&
-           bt_wx_conn_open_lanes(c) > 1;
+    return l->ucx->asked_ns != 0 && c->x->now_ns - l->ucx->moved_ns > QUIET_NS &&
+           heard - l->ucx->heard >= HEARD && bt_wx_conn_open_lanes(c) > 1;
 }
 
 /* Of a sender's lane: does what was sent arrive? Over TCP a message is done when the kernel has it,
@@ -334,30 +302,26 @@ static void lane_watch(struct bt_wx_lane *l)
 {
     uint64_t now = l->conn->x->now_ns;
     if (!l->conn->several || !bt_wx_lane_open(l) || bt_list_empty(&l->conn->sends)) {
-        l->asked_ns = 0;
+        l->ucx->asked_ns = 0;
         return;
     }
     if (silent(l)) {
         bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "nothing gets through while the peer is alive");
-    } else if (l->asked_ns == 0 && now - l->moved_ns > ASK_NS) {
+    } else if (l->ucx->asked_ns == 0 && now - l->ucx->moved_ns > ASK_NS) {
         lane_moved(l); /* it may have been idle until now */
-        l->asked_ns = now;
-        note_send(l, BT_WIRE_AM_ASK, &l->echo);
+        l->ucx->asked_ns = now;
+        note_send(l, BT_WIRE_AM_ASK, &l->ucx->echo);
     }
 }
 
-void bt_wx_lane_step(struct bt_wx_lane *l)
+void bt_ucx_lane_step(struct bt_wx_lane *l)
 {
     uint64_t now = l->conn->x->now_ns;
     if (l->connect_ns != 0 && !l->proven && now - l->connect_ns > BT_WX_PROOF_NS) {
         bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "endpoint not proved within a second");
     }
     lane_watch(l);
-    if (l->kill_wanted && !l->killed) {
-        l->killed = true;
-        bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_LOST);
-    }
-    if ((l->killed || l->stopping || l->conn->killed) && !l->closing && !lingers(l)) {
+    if (bt_wx_lane_ends(l) && !l->closing && !lingers(l)) {
         close_begin(l);
     }
     if (l->stopping && l->closing && closed(l)) {
@@ -367,40 +331,16 @@ void bt_wx_lane_step(struct bt_wx_lane *l)
 
 /* ---- the loop's calls ---- */
 
-void bt_wx_lane_apply(struct bt_wx_lane *l, uint32_t cmds)
-{
-    if (l->conn->x->stream != NULL) {
-        bt_wx_stream_apply(l, cmds);
-        return;
-    }
-    if (cmds & BT_WX_CMD_OPEN) {
-        lane_make(l);
-    }
-    if (cmds & BT_WX_CMD_CONNECT) {
-        lane_connect(l);
-    }
-    if (cmds & BT_WX_CMD_STOP) {
-        l->stopping = true;
-        l->stop_ns = l->conn->x->now_ns;
-    }
-    if (cmds & BT_WX_CMD_RESEND) { /* it is in no list any more */
-        bt_wx_send_resend(l);
-        bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_RESENT);
-        return;
-    }
-    bt_wx_lane_hot(l);
-}
-
 static void lane_throttle(struct bt_wx_lane *l, bool on)
 {
     struct epoll_event ev = {.events = on ? 0 : EPOLLIN, .data.ptr = l};
-    if (l->throttled != on && l->efd >= 0) {
-        l->throttled = on;
-        BT_ASSERT(epoll_ctl(l->conn->x->epfd, EPOLL_CTL_MOD, l->efd, &ev) == 0);
+    if (l->ucx->throttled != on && l->ucx->efd >= 0) {
+        l->ucx->throttled = on;
+        BT_ASSERT(epoll_ctl(l->conn->x->ucx->epfd, EPOLL_CTL_MOD, l->ucx->efd, &ev) == 0);
     }
 }
 
-bool bt_wx_lane_progress(struct bt_wx_lane *l)
+bool bt_ucx_lane_progress(struct bt_wx_lane *l)
 {
     struct bt_wx_conn *c = l->conn;
     uint32_t n = 0;
@@ -408,14 +348,14 @@ bool bt_wx_lane_progress(struct bt_wx_lane *l)
     if (!bt_list_empty(&c->ready[0])) {
         bt_wx_send_pump(c); /* hand-offs before whatever UCX has to do */
     }
-    while (l->worker != NULL && n < PROGRESS_MAX && ucp_worker_progress(l->worker) != 0) {
+    while (l->ucx->worker != NULL && n < PROGRESS_MAX && ucp_worker_progress(l->ucx->worker) != 0) {
         n++;
         if (bt_mono_ns() > end_ns || atomic_load(&c->x->kicked)) {
             break; /* a call can move a MiB: what is more urgent does not wait for 16 of them */
         }
     }
     if (n > 0) {
-        l->empty_wakes = 0;
+        l->ucx->empty_wakes = 0;
         lane_moved(l);
         lane_throttle(l, false);
     }
@@ -423,40 +363,47 @@ bool bt_wx_lane_progress(struct bt_wx_lane *l)
     return n > 0;
 }
 
-void bt_wx_lane_woken(struct bt_wx_lane *l)
+void bt_ucx_lane_woken(struct bt_wx_lane *l)
 {
-    if (++l->empty_wakes > EMPTY_WAKES_MAX) {
+    if (++l->ucx->empty_wakes > EMPTY_WAKES_MAX) {
         lane_throttle(l, true);
     }
     bt_wx_lane_hot(l);
 }
 
-bool bt_wx_lane_arm(struct bt_wx_lane *l)
+void bt_ucx_lane_look(struct bt_wx_lane *l)
 {
-    if (l->worker == NULL || l->efd < 0) {
+    if (l->ucx->throttled || l->closing) {
+        bt_wx_lane_hot(l);
+    }
+}
+
+bool bt_ucx_lane_arm(struct bt_wx_lane *l)
+{
+    if (l->ucx->worker == NULL || l->ucx->efd < 0) {
         bt_list_remove(&l->hot_link);
         return true;
     }
-    if (l->throttled) {
+    if (l->ucx->throttled) {
         return true;
     }
-    ucs_status_t st = ucp_worker_arm(l->worker);
+    ucs_status_t st = ucp_worker_arm(l->ucx->worker);
     if (st == UCS_OK) {
         bt_list_remove(&l->hot_link);
         return true;
     }
     if (st != UCS_ERR_BUSY) {
         bt_wx_lane_kill(l, BT_ERR_IO, "ucp_worker_arm: %s", ucs_status_string(st));
-    } else if (++l->empty_wakes > EMPTY_WAKES_MAX) {
+    } else if (++l->ucx->empty_wakes > EMPTY_WAKES_MAX) {
         lane_throttle(l, true);
         return true;
     }
     return false;
 }
 
-int bt_wx_lane_sleep_ms(const struct bt_wx_lane *l)
+int bt_ucx_lane_sleep_ms(const struct bt_wx_lane *l)
 {
-    if (l->throttled || l->closing) {
+    if (l->ucx->throttled || l->closing) {
         return 2;
     }
     if ((l->connect_ns != 0 && !l->proven) || l->stopping || l->kill_wanted) {

@@ -1,24 +1,17 @@
-/* The transfer thread (ucx*.c, or stream.c over gRPC) as the control thread sees it.
+/* The transfer thread as the control thread sees it, whatever it speaks: UCX (ucx*.c) or gRPC
+ * (stream.c).
  *
  * Four kinds of objects live on both sides: a connection (what flows go over, inside a gRPC
- * session), its lanes (a UCP worker and its one endpoint, from a network card here to one there),
- * and sending and receiving ends of flows. The control thread allocates one, gives it commands
+ * session), its lanes (from a network card here to one there), and sending and receiving ends of
+ * flows. The control thread allocates one, gives it commands
  * (bits, in ascending order) and gets events (bits) back. The last command is STOP, the last event
  * STOPPED: from then on the transfer thread does not touch the object, nor, for a flow, its slots.
  * Flows of a connection are stopped before its lanes, and these before the connection.
  *
  * A message of a flow takes whichever lane is to have it first. A lane may come and go while flows
- * are under way; what was under way on it goes again over another (ucx_resend.c).
- *
- * Each lane has a ucp_worker of its own. UCX pairs endpoints of two workers by a counter that goes
- * out of step once a handshake is broken off, and then data arrive through an endpoint that nobody
- * can force-close. With one worker per lane there is nothing to confuse, and destroying it ends
- * every transfer for certain. It costs 4 descriptors and 0.7 ms. */
+ * are under way; what was under way on it goes again over another (xfer_resend.c). */
 #ifndef BT_KVSTORE_WIRE_XFER_H
 #define BT_KVSTORE_WIRE_XFER_H
-
-#include <pthread.h>
-#include <ucp/api/ucp.h>
 
 #include "common/base/list.h"
 #include "common/base/map.h"
@@ -74,7 +67,7 @@ struct bt_wx_conn {
     struct bt_wx *x;
     struct bt_list link; /* x->conns */
     struct bt_list lanes;
-    bool kill_wanted; /* set inside UCX callbacks, which must not close endpoints */
+    bool kill_wanted; /* set inside the transport's callbacks, which must close nothing */
     bool killed, stopping;
     struct bt_map *streams; /* u32 -> bt_wx_recv */
     struct bt_list sends, recvs;
@@ -109,23 +102,17 @@ struct bt_wx_lane {
      * control frees it. */
     struct bt_wx_has *has;
     /* the transfer thread's own */
-    struct bt_wx_via *via;   /* stream.c's part; NULL: UCX's */
-    struct bt_list link;     /* conn->lanes */
-    struct bt_list hot_link; /* x->hot: to be progressed and armed again */
-    ucp_worker_h worker;
-    ucp_ep_h ep;
-    int efd;
-    void *close_req;
-    bool kill_wanted, killed, closing, stopping, proven, throttled, broken_close;
-    uint32_t empty_wakes;
-    uint64_t connect_ns, proven_ns, stop_ns, close_ns;
-    uint64_t moved_ns; /* UCX last had anything to do here */
-    uint64_t asked_ns; /* an echo was asked for and has not come; 0: none */
-    uint32_t heard;    /* conn->heard then */
-    struct bt_wire_proof proof, echo;
+    struct bt_wx_ucx_lane *ucx; /* what the transport has of it: ucx_priv.h, */
+    struct bt_wx_via *via;      /* or stream.c */
+    struct bt_list link;        /* conn->lanes */
+    struct bt_list hot_link;    /* x->hot: it wants a turn */
+    bool connected;             /* messages can be sent */
+    bool proven;                /* and it is the session's peer who gets them */
+    bool kill_wanted, killed, stopping, closing;
+    uint64_t connect_ns, proven_ns, stop_ns;
     struct bt_nic_rate rate;
     uint64_t bytes_in_flight;
-    uint32_t n_sends, n_recvs; /* UCX requests that have not called back */
+    uint32_t n_sends; /* messages that the transport has not let go of */
 };
 
 /* A message that was sent over a lane, of a peer with several: it may have to go again. */

@@ -18,11 +18,9 @@ static struct bt_wx_out *out_get(struct bt_wx *x)
 {
     struct bt_wx_out *o = x->out_free;
     if (o == NULL) {
-        o = bt_malloc(sizeof(*o));
-        o->magic = BT_WX_MSG_MAGIC;
-    } else {
-        x->out_free = o->next;
+        return bt_malloc(sizeof(*o));
     }
+    x->out_free = o->next;
     return o;
 }
 
@@ -123,7 +121,7 @@ static void background_done(struct bt_wx *x, uint32_t bytes)
     }
 }
 
-void bt_wx_out_done(struct bt_wx_out *o, ucs_status_t status)
+void bt_wx_out_done(struct bt_wx_out *o, const char *lost)
 {
     struct bt_wx_lane *l = o->lane;
     struct bt_wx_conn *c = l->conn;
@@ -136,7 +134,7 @@ void bt_wx_out_done(struct bt_wx_out *o, ucs_status_t status)
     if (s->class != 0) {
         background_done(c->x, o->bytes);
     }
-    if (status == UCS_OK) {
+    if (lost == NULL) {
         bt_nic_rate_add(&l->rate, o->bytes, o->posted_ns, bt_mono_ns());
         bt_metric_add(c->x->conf.m.sent_bytes, o->bytes);
         bt_metric_add(c->x->conf.m.sent_segs, o->hdr.n_segs);
@@ -148,18 +146,10 @@ void bt_wx_out_done(struct bt_wx_out *o, ucs_status_t status)
             bt_wx_event(c->x, &s->obj, BT_WX_EV_SENT);
         }
     } else {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "send: %s", ucs_status_string(status));
+        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "send: %s", lost);
     }
     out_put(c->x, o);
     bt_wx_conn_hot(c);
-}
-
-static void on_sent(void *request, ucs_status_t status, void *user)
-{
-    struct bt_wx_out *o = user;
-    BT_ASSERT(o->magic == BT_WX_MSG_MAGIC);
-    ucp_request_free(request);
-    bt_wx_out_done(o, status);
 }
 
 /* The next message of s, which has one, and moves s on. */
@@ -175,9 +165,9 @@ static struct bt_wx_sent next_run(struct bt_wx_send *s)
     first = BT_MAX(BT_MAX(first, s->first_block), s->next_block);
     uint32_t n = BT_MIN(end - first, BT_MAX(1u, BT_WIRE_MSG_BYTES_MAX / seg_bytes));
     n = BT_MIN(n, (uint32_t)BT_WIRE_SEGS_MAX);
-    n = BT_MIN(n, (uint32_t)((x->am_header_max - sizeof(struct bt_wire_seg_hdr)) / 4));
-    if (seg_bytes >= BT_WX_ZCOPY_MIN && x->stream == NULL) {
-        n = 1; /* UCX sends one run of bytes from where they lie, and gathers several */
+    n = BT_MIN(n, (uint32_t)((x->header_max - sizeof(struct bt_wire_seg_hdr)) / 4));
+    if (seg_bytes >= x->alone_min) {
+        n = 1;
     }
     struct bt_wx_sent run = {.item = s->next_item, .first_block = first, .n_segs = n};
     s->next_block = first + n;
@@ -198,8 +188,8 @@ static void out_fill(struct bt_wx_send *s, const struct bt_wx_sent *run, struct 
     for (uint32_t i = 0; i < run->n_segs; i++) {
         uint32_t block = run->first_block + i, slot = s->src.slots[block];
         crcs[i] = x->conf.segment_crc(x->conf.crc_arg, slot, layer, &s->src.names[block]);
-        o->iov[i].buffer = (uint8_t *)bt_slab_data(slab, slot) + off;
-        o->iov[i].length = seg_bytes;
+        o->iov[i].iov_base = (uint8_t *)bt_slab_data(slab, slot) + off;
+        o->iov[i].iov_len = seg_bytes;
     }
     o->hdr = (struct bt_wire_seg_hdr){
         .n_segs = (uint16_t)run->n_segs,
@@ -233,27 +223,17 @@ static struct bt_wx_lane *lane_for(const struct bt_wx_conn *c, const struct bt_w
     if (n == 1) {
         return open[0];
     }
-    int32_t node = c->x->by_node ? bt_wire_memory_node(o->iov[0].buffer) : -1;
+    int32_t node = c->x->by_node ? bt_wire_memory_node(o->iov[0].iov_base) : -1;
     return open[bt_nics_pick(load, n, o->bytes, node)];
 }
 
 static void out_post(struct bt_wx_conn *c, struct bt_wx_out *o)
 {
     struct bt_wx_lane *l = lane_for(c, o);
-    bool one = o->hdr.n_segs == 1;
     o->lane = l;
     o->posted_ns = bt_mono_ns();
     o->hdr.nonce = l->nonce_peer;
     size_t header_len = bt_wire_seg_finish(&o->hdr);
-    ucp_request_param_t p = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
-        .flags = UCP_AM_SEND_FLAG_REPLY |
-                 (o->bytes <= c->x->eager_max ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
-        .datatype = one ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
-        .cb.send = on_sent,
-        .user_data = o,
-    };
     l->n_sends++;
     l->bytes_in_flight += o->bytes;
     c->bytes_in_flight += o->bytes;
@@ -269,16 +249,7 @@ static void out_post(struct bt_wx_conn *c, struct bt_wx_out *o)
                                                      .first_block = o->hdr.first_block,
                                                      .n_segs = o->hdr.n_segs});
     }
-    if (l->via != NULL) {
-        bt_wx_stream_post(o, header_len);
-        return;
-    }
-    ucs_status_ptr_t r = ucp_am_send_nbx(l->ep, BT_WIRE_AM_SEGMENTS, &o->hdr, header_len,
-                                         one ? o->iov[0].buffer : (void *)o->iov,
-                                         one ? o->bytes : o->hdr.n_segs, &p);
-    if (r == NULL || UCS_PTR_IS_ERR(r)) {
-        bt_wx_out_done(o, UCS_PTR_STATUS(r));
-    }
+    c->x->t->post(o, header_len);
 }
 
 static bool may_post(const struct bt_wx_conn *c, int class)

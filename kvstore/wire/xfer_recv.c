@@ -1,11 +1,11 @@
-/* Receiving ends of flows, on the transfer thread: messages are received straight into the slots'
- * segments, checked, and committed in the order of items by raising the flow word. Every field of a
+/* Receiving ends of flows, on the transfer thread: bytes of messages land in the slots' segments,
+ * are checked, and committed in the order of items by raising the flow word. Every field of a
  * message is the peer's claim until checked. Writes slots of WRITING blocks, their CRC rows, the
  * flow word.
  *
- * Over TCP all bytes come through a buffer of UCX's, and the copy from there is ours: it computes
- * the CRC on the way and goes past the cache. UCX is never given the address of a slot then. With
- * RDMA the network card writes into the slots, and CRCs are computed behind it. */
+ * Where the transport has the bytes in a buffer of its own, the copy from there is ours: it
+ * computes the CRC on the way and goes past the cache. Where a card wrote them into the slots, CRCs
+ * are computed behind it. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,23 +14,6 @@
 #include "common/base/crc32c.h"
 #include "common/log/log.h"
 #include "kvstore/wire/xfer_priv.h"
-
-struct bt_wx_land { /* one message */
-    uint32_t magic;
-    struct bt_wx_recv *recv;
-    struct bt_wx_lane *lane;
-    struct bt_wire_seg_hdr hdr;
-    const uint8_t *crcs; /* what the sender computed */
-    uint64_t at;         /* payload bytes that are in the slots, in order */
-    uint32_t crc;        /* of the segment that is at `at`, so far */
-    bool loose;          /* the card wrote them, or they came out of order: CRCs at the end */
-};
-
-struct bt_wx_pull { /* one rendezvous receive */
-    struct bt_wx_land land;
-    uint8_t crcs[4 * BT_WIRE_SEGS_MAX];
-    ucp_dt_iov_t iov[]; /* RDMA */
-};
 
 void bt_wx_recv_add(struct bt_wx_recv *r)
 {
@@ -134,7 +117,7 @@ void bt_wx_recv_notify(struct bt_wx *x)
     }
 }
 
-static uint8_t *segment_at(const struct bt_wx_land *l, uint32_t i)
+uint8_t *bt_wx_land_segment(const struct bt_wx_land *l, uint32_t i)
 {
     const struct bt_wx_recv *r = l->recv;
     const struct bt_wx_config *conf = &r->conn->x->conf;
@@ -160,8 +143,7 @@ static bool segment_check(const struct bt_wx_land *l, uint32_t i, uint32_t crc)
     return true;
 }
 
-/* n more bytes of the payload, from where it is at; nothing for a flow that has ended. */
-static void land_bytes(struct bt_wx_land *l, const uint8_t *from, size_t n)
+void bt_wx_land_bytes(struct bt_wx_land *l, const uint8_t *from, size_t n)
 {
     struct bt_wx_recv *r = l->recv;
     uint32_t seg_bytes = l->hdr.seg_bytes, layer = l->hdr.item % r->shape.n_layers;
@@ -172,7 +154,7 @@ static void land_bytes(struct bt_wx_land *l, const uint8_t *from, size_t n)
             l->crc = bt_slab_segment_seed(&r->names[l->hdr.first_block + i], layer,
                                           r->conn->x->conf.layout->layout_id, seg_bytes);
         }
-        l->crc = bt_crc32c_stream(l->crc, segment_at(l, i) + off, from, part);
+        l->crc = bt_crc32c_stream(l->crc, bt_wx_land_segment(l, i) + off, from, part);
         l->at += part;
         from += part;
         n -= part;
@@ -182,21 +164,19 @@ static void land_bytes(struct bt_wx_land *l, const uint8_t *from, size_t n)
     }
 }
 
-/* The same, of a message that UCX has spread over several connections. */
-static void land_loose(const struct bt_wx_land *l, uint64_t at, const uint8_t *from, size_t n)
+void bt_wx_land_loose(const struct bt_wx_land *l, uint64_t at, const uint8_t *from, size_t n)
 {
     while (n > 0 && !l->recv->stopping && !l->recv->failed) {
         uint32_t off = (uint32_t)(at % l->hdr.seg_bytes);
         size_t part = BT_MIN(n, (size_t)(l->hdr.seg_bytes - off));
-        memcpy(segment_at(l, (uint32_t)(at / l->hdr.seg_bytes)) + off, from, part);
+        memcpy(bt_wx_land_segment(l, (uint32_t)(at / l->hdr.seg_bytes)) + off, from, part);
         at += part;
         from += part;
         n -= part;
     }
 }
 
-/* All bytes of the message are in the slots. */
-static void land_end(const struct bt_wx_land *l)
+void bt_wx_land_end(const struct bt_wx_land *l)
 {
     struct bt_wx_recv *r = l->recv;
     const struct bt_wx_config *conf = &r->conn->x->conf;
@@ -204,7 +184,8 @@ static void land_end(const struct bt_wx_land *l)
     for (uint32_t i = 0; i < n && l->loose && !r->stopping && !r->failed; i++) {
         (void)segment_check(l, i,
                             bt_slab_segment_crc(&r->names[l->hdr.first_block + i], layer,
-                                                conf->layout->layout_id, segment_at(l, i), bytes));
+                                                conf->layout->layout_id, bt_wx_land_segment(l, i),
+                                                bytes));
     }
     if (r->stopping || r->failed) {
         return;
@@ -232,81 +213,12 @@ static void mark(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, bool as_
     }
 }
 
-static void pull_done(struct bt_wx_pull *p, ucs_status_t status, size_t len)
-{
-    struct bt_wx_recv *r = p->land.recv;
-    struct bt_wx_lane *l = p->land.lane;
-    r->outstanding--;
-    l->n_recvs--;
-    if (status != UCS_OK) {
-        mark(r, &p->land.hdr, false); /* it may come again over another lane */
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX receive: %s", ucs_status_string(status));
-    } else if (len != (size_t)p->land.hdr.n_segs * p->land.hdr.seg_bytes) {
-        bt_wx_conn_kill(r->conn, BT_ERR_PEER_PROTOCOL, "short message");
-    } else {
-        land_end(&p->land);
-    }
-    bt_wx_conn_hot(r->conn);
-    free(p);
-}
-
-static void on_received(void *request, ucs_status_t status, size_t length, void *user)
-{
-    struct bt_wx_pull *p = user;
-    BT_ASSERT(p->land.magic == BT_WX_LAND_MAGIC);
-    ucp_request_free(request);
-    pull_done(p, status, length);
-}
-
-/* ---- what UCX asks a datatype of ours for ---- */
-
-static void *unpack_start(void *context, void *buffer, size_t count)
-{
-    (void)context;
-    (void)count;
-    return buffer; /* the bt_wx_pull */
-}
-
-static size_t unpack_size(void *state)
-{
-    const struct bt_wx_pull *p = state;
-    return (size_t)p->land.hdr.n_segs * p->land.hdr.seg_bytes;
-}
-
-static ucs_status_t unpack(void *state, size_t offset, const void *src, size_t length)
-{
-    struct bt_wx_pull *p = state;
-    BT_ASSERT(p->land.magic == BT_WX_LAND_MAGIC);
-    if (offset > unpack_size(state) || length > unpack_size(state) - offset) {
-        return UCS_ERR_MESSAGE_TRUNCATED;
-    }
-    if (p->land.loose || offset != p->land.at) {
-        if (!p->land.loose) {
-            bt_metric_add(p->land.lane->conn->x->conf.m.unordered, 1);
-        }
-        p->land.loose = true;
-        land_loose(&p->land, offset, src, length);
-    } else {
-        land_bytes(&p->land, src, length);
-    }
-    return UCS_OK;
-}
-
-static void unpack_finish(void *state)
-{
-    (void)state; /* on_received frees it */
-}
-
-ucs_status_t bt_wx_recv_datatype(ucp_datatype_t *dt_p)
-{
-    static const ucp_generic_dt_ops_t ops = {.start_unpack = unpack_start,
-                                             .packed_size = unpack_size,
-                                             .unpack = unpack,
-                                             .finish = unpack_finish};
-    return ucp_dt_create_generic(&ops, NULL, dt_p);
-}
-
 /* ---- messages ---- */
+
+void bt_wx_land_undo(const struct bt_wx_land *l)
+{
+    mark(l->recv, &l->hdr, false);
+}
 
 /* False if a segment of the message was begun before. */
 static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
@@ -321,51 +233,6 @@ static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
     return true;
 }
 
-/* Rendezvous: the sender waits until we ask for the bytes. */
-static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
-{
-    struct bt_wx_recv *r = land->recv;
-    struct bt_wx_lane *lane = land->lane;
-    const struct bt_wx *x = lane->conn->x;
-    const struct bt_wire_seg_hdr *h = &land->hdr;
-    bool copy = x->copies;
-    uint32_t n = h->n_segs;
-    struct bt_wx_pull *l = bt_malloc(sizeof(*l) + (copy ? 0 : n * sizeof(ucp_dt_iov_t)));
-    l->land = *land;
-    l->land.crcs = l->crcs;
-    l->land.loose = !copy;
-    memcpy(l->crcs, land->crcs, 4u * n);
-    for (uint32_t i = 0; i < n && !copy; i++) {
-        l->iov[i].buffer = segment_at(land, i);
-        l->iov[i].length = h->seg_bytes;
-    }
-    bool one = n == 1;
-    ucp_request_param_t p = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-        .datatype = copy  ? x->unpacked
-                    : one ? ucp_dt_make_contig(1)
-                          : UCP_DATATYPE_IOV,
-        .memory_type = UCS_MEMORY_TYPE_HOST,
-        .cb.recv_am = on_received,
-        .user_data = l,
-    };
-    r->outstanding++;
-    lane->n_recvs++;
-    ucs_status_ptr_t q = ucp_am_recv_data_nbx(lane->worker, desc,
-                                              copy  ? (void *)l
-                                              : one ? l->iov[0].buffer
-                                                    : (void *)l->iov,
-                                              copy  ? 1
-                                              : one ? h->seg_bytes
-                                                    : n,
-                                              &p);
-    if (q == NULL || UCS_PTR_IS_ERR(q)) {
-        pull_done(l, UCS_PTR_STATUS(q), (size_t)n * h->seg_bytes);
-    }
-    return UCS_INPROGRESS;
-}
-
 static struct bt_wx_recv *recv_find(struct bt_wx_conn *c, const struct bt_wire_seg_hdr *h)
 {
     struct bt_wx_recv *r = bt_map_get(c->streams, &h->stream);
@@ -376,10 +243,8 @@ static struct bt_wx_recv *recv_find(struct bt_wx_conn *c, const struct bt_wire_s
     return r;
 }
 
-/* Reads a message's header and finds where its bytes belong. False: they belong nowhere. ours: it
- * came from the session's peer for certain; what strangers send is only dropped. */
-static bool recv_accept(struct bt_wx_lane *l, const void *header, size_t header_len, size_t payload,
-                        bool ours, struct bt_wx_land *land)
+bool bt_wx_land_begin(struct bt_wx_lane *l, const void *header, size_t header_len, size_t payload,
+                      bool ours, struct bt_wx_land *land)
 {
     struct bt_wx_conn *c = l->conn;
     const struct bt_wx_config *conf = &c->x->conf;
@@ -421,41 +286,6 @@ static bool recv_accept(struct bt_wx_lane *l, const void *header, size_t header_
     if (r->first_ns == 0) {
         r->first_ns = bt_real_ns();
     }
-    *land = (struct bt_wx_land){
-        .magic = BT_WX_LAND_MAGIC, .recv = r, .lane = l, .hdr = h, .crcs = crcs};
+    *land = (struct bt_wx_land){.recv = r, .lane = l, .hdr = h, .crcs = crcs};
     return true;
-}
-
-ucs_status_t bt_wx_recv_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
-                           const ucp_am_recv_param_t *param)
-{
-    struct bt_wx_lane *l = arg;
-    struct bt_wx_land land;
-    BT_ASSERT(l->obj.kind == BT_WX_LANE);
-    /* anybody can connect to UCX's port */
-    bool ours = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == l->ep;
-    if (!recv_accept(l, header, header_len, len, ours, &land)) {
-        return UCS_OK;
-    }
-    if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) {
-        return recv_pull(&land, data);
-    }
-    land_bytes(&land, data, len);
-    land_end(&land);
-    return UCS_OK;
-}
-
-void bt_wx_recv_pieces(struct bt_wx_lane *l, const void *header, size_t header_len,
-                       const struct iovec *pieces, size_t n, size_t skip, size_t payload)
-{
-    struct bt_wx_land land;
-    if (!recv_accept(l, header, header_len, payload, true, &land)) {
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        size_t past = BT_MIN(skip, pieces[i].iov_len);
-        skip -= past;
-        land_bytes(&land, (const uint8_t *)pieces[i].iov_base + past, pieces[i].iov_len - past);
-    }
-    land_end(&land);
 }
