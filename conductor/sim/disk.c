@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvstore/evict.h"
 #include "kvstore/seen.h"
 #include "kvstore/ssd/dir.h"
 
@@ -23,7 +22,7 @@ struct bt_sim_disk *bt_sim_disk_create(const struct bt_sim_disk_config *c, uint3
 {
     struct bt_sim_disk *d = bt_calloc(1, sizeof(*d));
     d->c = *c;
-    d->dir = bt_ssd_dir_create(c->blocks, &bt_evict_lru, NULL); /* as the kvstore's */
+    d->dir = bt_ssd_dir_create(c->blocks, c->policy != NULL ? c->policy : &bt_evict_lru, NULL);
     d->seen = bt_seen_create(seen);
     return d;
 }

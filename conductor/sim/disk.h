@@ -5,6 +5,7 @@
 #define BT_CONDUCTOR_SIM_DISK_H
 
 #include "common/base/base.h"
+#include "kvstore/evict.h"
 
 /* kvstore.ssd.write_policy: what a second request uses; what the slab gives up; everything. */
 typedef enum { BT_SIM_WRITE_SECOND_USE, BT_SIM_WRITE_EVICT, BT_SIM_WRITE_ALWAYS } bt_sim_write_t;
@@ -17,6 +18,7 @@ struct bt_sim_disk_config {
     double block_bytes;
     double read_bytes_per_s, write_bytes_per_s; /* 0: at once */
     bt_sim_write_t write;
+    const struct bt_evict_policy *policy; /* who makes room; NULL: LRU, the kvstore's default */
 };
 
 struct bt_sim_disk;

@@ -1,5 +1,5 @@
 /* Which policy the SSD tier wants: a trace through two tiers, each governed by the kvstore's own
- * objects (kvstore/evict.h over the slab, kvstore/ssd/dir.h over the SSD), with the write policy
+ * objects (kvstore/evict.h over the slab, the simulator's SSD below), with the write policy
  * second_use. As the kvstore serves: a prefix up to the first hole is used, what lies on the SSD
  * comes into the slab, the rest is computed. Half of the trace warms up, the rest is counted.
  * Usage: tier_replay TRACE SLAB_BLOCKS SSD_BLOCKS. Prints a line for each policy. */
@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conductor/sim/disk.h"
 #include "conductor/sim/trace.h"
-#include "kvstore/seen.h"
-#include "kvstore/ssd/dir.h"
+#include "kvstore/evict.h"
 
 #define NONE UINT32_MAX
 
@@ -18,41 +18,22 @@ struct tiers {
     struct bt_evict *slab;
     uint32_t n_slab, n_used;
     uint32_t *slot_of, *block_in; /* [unique], [n_slab] */
-    struct bt_ssd_dir *ssd;
-    struct bt_seen *seen;
+    struct bt_sim_disk *ssd;
     uint64_t slab_hits, ssd_hits, blocks, written;
     bool counting;
 };
 
-static struct bt_kv_key key_of(uint32_t block)
+static void offer(struct tiers *t, uint32_t block, uint32_t depth, bt_sim_disk_event_t event)
 {
-    struct bt_kv_key k = {{0}};
-    memcpy(k.b, &block, sizeof(block));
-    return k;
-}
-
-static void ssd_write(struct tiers *t, uint32_t block, uint32_t depth)
-{
-    struct bt_ssd_entry e = {.key = key_of(block), .depth = depth & 0xffffff};
-    if (bt_ssd_dir_find(t->ssd, &e.key) != BT_SSD_NONE) {
-        return;
-    }
-    uint32_t pos = bt_ssd_dir_take(t->ssd);
-    if (pos == BT_SSD_NONE) {
-        uint32_t victim = bt_ssd_dir_victim(t->ssd);
-        bt_ssd_dir_remove(t->ssd, victim);
-        bt_ssd_dir_free(t->ssd, victim);
-        pos = bt_ssd_dir_take(t->ssd);
-    }
-    bt_ssd_dir_add(t->ssd, pos, &e);
-    t->written += t->counting;
+    uint32_t old;
+    bool written = bt_sim_disk_offer(t->ssd, block, depth, event, 0, &old);
+    t->written += written && t->counting;
 }
 
 /* Into the slab; in use until the request has ended. */
 static void admit(struct tiers *t, uint32_t block, uint32_t depth, uint32_t parent,
                   uint32_t reused_tokens)
 {
-    struct bt_kv_key k = key_of(block);
     uint32_t slot = t->n_used;
     if (slot == t->n_slab) {
         slot = t->slab_policy->victim(t->slab, NULL);
@@ -73,24 +54,21 @@ static void admit(struct tiers *t, uint32_t block, uint32_t depth, uint32_t pare
                                .parent = parent,
                                .reused_tokens = reused_tokens};
     t->slab_policy->admit(t->slab, slot, &b);
-    if (bt_seen_again(t->seen, &k)) {
-        ssd_write(t, block, depth);
-    }
+    offer(t, block, depth, BT_SIM_DISK_NEW);
 }
 
 static void serve(struct tiers *t, const uint32_t *blocks, uint32_t n)
 {
     uint32_t i = 0, parent = BT_EVICT_NONE;
     for (; i < n; i++) {
-        struct bt_kv_key k = key_of(blocks[i]);
-        uint32_t slot = t->slot_of[blocks[i]], pos = bt_ssd_dir_find(t->ssd, &k);
+        uint32_t slot = t->slot_of[blocks[i]];
         if (slot != NONE) {
             t->slab_policy->pin(t->slab, slot);
             t->slab_policy->hit(t->slab, slot, parent);
-            ssd_write(t, blocks[i], i);
+            offer(t, blocks[i], i, BT_SIM_DISK_HIT);
             t->slab_hits += t->counting;
-        } else if (pos != BT_SSD_NONE) {
-            bt_ssd_dir_touch(t->ssd, pos, 0);
+        } else if (bt_sim_disk_has(t->ssd, blocks[i])) {
+            bt_sim_disk_touch(t->ssd, blocks[i], 0);
             admit(t, blocks[i], i, parent, 0);
             t->ssd_hits += t->counting;
         } else {
@@ -121,8 +99,9 @@ static void replay(const struct bt_sim_trace *trace, const struct bt_evict_polic
     t.slot_of = bt_malloc(trace->n_unique * sizeof(*t.slot_of));
     memset(t.slot_of, 0xff, trace->n_unique * sizeof(*t.slot_of));
     t.block_in = bt_calloc(n_slab, sizeof(*t.block_in));
-    t.ssd = bt_ssd_dir_create(n_ssd, policy, NULL);
-    t.seen = bt_seen_create(8 * n_slab);
+    struct bt_sim_disk_config disk = {
+        .blocks = n_ssd, .write = BT_SIM_WRITE_SECOND_USE, .policy = policy};
+    t.ssd = bt_sim_disk_create(&disk, 8 * n_slab);
     for (uint32_t r = 0; r < trace->n; r++) {
         const struct bt_sim_request *q = &trace->requests[r];
         t.counting = r >= trace->n / 2;
@@ -133,8 +112,7 @@ static void replay(const struct bt_sim_trace *trace, const struct bt_evict_polic
            n_ssd, policy->name, (double)t.slab_hits / n, (double)t.ssd_hits / n,
            (double)(t.slab_hits + t.ssd_hits) / n, (unsigned long long)t.written);
     t.slab_policy->destroy(t.slab);
-    bt_ssd_dir_destroy(t.ssd);
-    bt_seen_destroy(t.seen);
+    bt_sim_disk_destroy(t.ssd);
     free(t.slot_of);
     free(t.block_in);
 }
