@@ -375,7 +375,7 @@ const struct bt_conf_schema *bt_conductor_schema(void)
     lens[0] = bt_conf_common_len;
     lens[1] = BT_ARRAY_LEN(rows);
     schema.daemon = "conductor";
-    schema.summary = "takes requests (OpenAI API) and plans them over prefill and decode workers";
+    schema.summary = "Takes requests (OpenAI API) and plans them over prefill and decode workers.";
     schema.tables = tables;
     schema.table_lens = lens;
     schema.conf_size = sizeof(struct bt_conductor_conf);

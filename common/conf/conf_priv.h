@@ -14,6 +14,8 @@ const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key);
 /* Sets the member from text; false with what is wrong (and the allowed range) in err. */
 bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, char *err,
                  size_t err_cap);
+/* A bound of the row as one would write it: 64KiB, 2s, 0.5. */
+void bt_conf_bound_text(const struct bt_conf_row *row, double v, char *out, size_t cap);
 /* Sets a LIST member from n strings. */
 void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *const *items,
                       size_t n);

@@ -100,7 +100,10 @@ static void docs_row(void *arg, const struct bt_conf_row *r)
     (void)arg;
     printf("| `%s` | %s", r->key, type_text(r));
     if (r->min != 0 || r->max != 0) {
-        printf(", %.15g to %.15g", r->min, r->max);
+        char min[40], max[40];
+        bt_conf_bound_text(r, r->min, min, sizeof(min));
+        bt_conf_bound_text(r, r->max, max, sizeof(max));
+        printf(", %s to %s", min, max);
     }
     printf(" | %s%s%s | %s%s |\n", r->required || r->def == NULL ? "" : "`", default_text(r),
            r->required || r->def == NULL ? "" : "`", r->doc, r->reload ? " *(reload)*" : "");

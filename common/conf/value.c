@@ -114,12 +114,32 @@ static bool with_unit(const char *text, const struct unit *units, size_t n, doub
     return false;
 }
 
+void bt_conf_bound_text(const struct bt_conf_row *row, double v, char *out, size_t cap)
+{
+    static const struct unit sizes[] = {{"TiB", 0x1p40}, {"TB", 1e12},    {"GiB", 0x1p30},
+                                        {"GB", 1e9},     {"MiB", 0x1p20}, {"MB", 1e6},
+                                        {"KiB", 1024.0}, {"KB", 1e3},     {"B", 1}};
+    static const struct unit times[] = {{"h", 3.6e6}, {"m", 6e4}, {"s", 1e3}, {"ms", 1}};
+    bool size = row->type == BT_CONF_SIZE, scaled = size || row->type == BT_CONF_MS;
+    const struct unit *u = size ? sizes : times;
+    while (scaled && fmod(v, u->factor) != 0) {
+        u++; /* the last one divides all */
+    }
+    if (scaled && v != 0) {
+        snprintf(out, cap, "%.15g%s", v / u->factor, u->name);
+    } else {
+        snprintf(out, cap, "%.15g", v);
+    }
+}
+
 static bool in_range(const struct bt_conf_row *row, double v, const char *text, char *err,
                      size_t cap)
 {
     if ((row->min != 0 || row->max != 0) && (v < row->min || v > row->max)) {
-        snprintf(err, cap, "%.80s is out of range, allowed: %.15g to %.15g", text, row->min,
-                 row->max);
+        char min[40], max[40];
+        bt_conf_bound_text(row, row->min, min, sizeof(min));
+        bt_conf_bound_text(row, row->max, max, sizeof(max));
+        snprintf(err, cap, "%.80s is out of range, allowed: %s to %s", text, min, max);
         return false;
     }
     return true;

@@ -151,8 +151,8 @@ const struct bt_conf_schema *bt_worker_schema(bool decode)
     lens[1] = BT_ARRAY_LEN(rows);
     struct bt_conf_schema *s = &schemas[decode];
     s->daemon = decode ? "decode" : "prefill";
-    s->summary = decode ? "takes a prompt's KV from the node's pool and generates"
-                        : "computes prompts and hands their KV to the node's pool";
+    s->summary = decode ? "Takes a prompt's KV from the node's pool and generates."
+                        : "Computes prompts and hands their KV to the node's pool.";
     s->tables = tables;
     s->table_lens = lens;
     s->conf_size = sizeof(struct bt_worker_conf);

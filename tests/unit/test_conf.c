@@ -142,7 +142,7 @@ static void mistakes_are_named_with_file_and_line(void **state)
         {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: 1e400}\n", "is not a size"},
         {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: nan}\n", "is not a size"},
         {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: 4KiBB}\n", "such as 4096, 64MiB"},
-        {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: 1}\n", "allowed: 4096 to"},
+        {"node: {id: a}\nmodel: {path: m}\nkvstore: {slab_bytes: 1}\n", "allowed: 4KiB to"},
         {"node: {id: a}\nmodel: {path: m}\nkvstore: {reclaim_ms: 3 days}\n", "is not a time"},
         {"node: {id: a}\nmodel: {path: m}\nkvstore: {transit_max: inf}\n", "is not a number"},
         {"node: {id: a}\nmodel: {path: m}\nkvstore: {transit_max: 1.5}\n", "allowed: 0 to 1"},
