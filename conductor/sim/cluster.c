@@ -3,9 +3,12 @@
 #include "conductor/sim/cluster.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "conductor/sim/trace.h"
 
 /* 16 nodes of 8 x A800 (2,496 TFLOP/s bf16, 16.3 TB/s), Llama-2-70B shape, 4 x 200 Gb/s: Mooncake's
  * testbed (FAST'25, section 5.1). Computed, not measured: prefill at half of the peak (138 GFLOP a
@@ -59,25 +62,30 @@ const char bt_sim_cluster_names[] = "a800-70b or h200-8b";
 
 #define KEY(k, m, lo, hi, doc)                                                                     \
     {                                                                                              \
-        k, offsetof(struct bt_sim_cluster, m), lo, hi, doc                                         \
+        k, offsetof(struct bt_sim_cluster, m), lo, hi, doc, false                                  \
+    }
+#define WHOLE(k, m, lo, hi, doc)                                                                   \
+    {                                                                                              \
+        k, offsetof(struct bt_sim_cluster, m), lo, hi, doc, true                                   \
     }
 static const struct {
     const char *name;
     size_t offset;
     double min, max;
     const char *doc;
+    bool whole;
 } keys[] = {
-    KEY("prefill_nodes", prefill_nodes, 1, 1e4, "nodes that prefill"),
-    KEY("decode_nodes", decode_nodes, 1, 1e4, "nodes that decode"),
+    WHOLE("prefill_nodes", prefill_nodes, 1, 1e4, "nodes that prefill"),
+    WHOLE("decode_nodes", decode_nodes, 1, 1e4, "nodes that decode"),
     KEY("prefill_base_ns", prefill.base_ns, 0, 1e15, "a prefill step, whatever is in it"),
     KEY("prefill_token_ns", prefill.token_ns[0], 0, 1e15, "and each of its tokens"),
     KEY("prefill_attn_ns", prefill.attn_ns, 0, 1e15, "and each pair of a token and one before it"),
     KEY("decode_base_ns", decode.base_ns, 1, 1e15, "a decode step, whatever is in it"),
     KEY("decode_kv_ns", decode.kv_ns, 0, 1e15, "and each token of its rows' context"),
     KEY("decode_token_ns", decode.token_ns[0], 0, 1e15, "and each row"),
-    KEY("chunk_tokens", chunk_tokens, 1, 1e9, "of a prefill step"),
+    WHOLE("chunk_tokens", chunk_tokens, 1, 1e9, "of a prefill step"),
     KEY("token_bytes", token_bytes, 1, 4e9, "KV of a token, all layers"),
-    KEY("layers", layers, 1, 1e6, "of the model; the last one's hand-off is not hidden"),
+    WHOLE("layers", layers, 1, 1e6, "of the model; the last one's hand-off is not hidden"),
     KEY("link_bytes_per_s", link_bytes_per_s, 1, 1e15, "of a node, each direction"),
     KEY("load_bytes_per_s", load_bytes_per_s, 1, 1e15, "slab to GPU"),
     KEY("cache_tokens", cache_tokens, 0, 1e12, "of a prefill node's slab; 0: unlimited"),
@@ -85,7 +93,7 @@ static const struct {
     KEY("ssd_read_bytes_per_s", ssd_read_bytes_per_s, 0, 1e15, "from it; 0: at once"),
     KEY("ssd_write_bytes_per_s", ssd_write_bytes_per_s, 0, 1e15, "to it; 0: at once"),
     KEY("kv_tokens", kv_tokens, 1, 1e12, "GPU pages of a decode node"),
-    KEY("rows_max", rows_max, 1, 1e6, "of a decode step"),
+    WHOLE("rows_max", rows_max, 1, 1e6, "of a decode step"),
 };
 
 bool bt_sim_cluster_key(const struct bt_sim_cluster *c, uint32_t i, const char **key_p,
@@ -113,6 +121,16 @@ static bt_status_t set(struct bt_sim_cluster *c, const char *key, size_t len, co
         if (end == value || *end != '\0' || !(v >= keys[i].min && v <= keys[i].max)) {
             snprintf(err, cap, "%s: '%s' is not a number from %g to %g", keys[i].name, value,
                      keys[i].min, keys[i].max);
+            return BT_ERR_INVALID;
+        }
+        if (keys[i].whole && v != floor(v)) {
+            snprintf(err, cap, "%s: '%s' is not a whole number", keys[i].name, value);
+            return BT_ERR_INVALID;
+        }
+        if (keys[i].offset == offsetof(struct bt_sim_cluster, cache_tokens) && v > 0 &&
+            v < BT_SIM_BLOCK_TOKENS) {
+            snprintf(err, cap, "cache_tokens: '%s' is less than a block of %d tokens", value,
+                     BT_SIM_BLOCK_TOKENS);
             return BT_ERR_INVALID;
         }
         *(double *)((char *)c + keys[i].offset) = v;
@@ -148,7 +166,8 @@ static const struct bt_sim_cluster *preset(const char *name)
     return NULL;
 }
 
-static bt_status_t read_line(struct bt_sim_cluster *c, char *p, char *err, size_t cap)
+/* keys_p: whether a key was set above. */
+static bt_status_t read_line(struct bt_sim_cluster *c, char *p, bool *keys_p, char *err, size_t cap)
 {
     p[strcspn(p, "#\r\n")] = '\0';
     p += strspn(p, " \t");
@@ -163,11 +182,16 @@ static bt_status_t read_line(struct bt_sim_cluster *c, char *p, char *err, size_
     }
     value += 1 + strspn(value + 1, " \t");
     if (key != 6 || memcmp(p, "preset", 6) != 0) {
+        *keys_p = true;
         return set(c, p, key, value, err, cap);
     }
     value[strcspn(value, " \t")] = '\0';
     if (preset(value) == NULL) {
         snprintf(err, cap, "preset: there is no '%s'; use %s", value, bt_sim_cluster_names);
+        return BT_ERR_INVALID;
+    }
+    if (*keys_p) {
+        snprintf(err, cap, "preset: it would undo the keys above it; give it first");
         return BT_ERR_INVALID;
     }
     *c = *preset(value);
@@ -188,13 +212,20 @@ bt_status_t bt_sim_cluster_load(const char *name, struct bt_sim_cluster *c, char
         return BT_ERR_NOT_FOUND;
     }
     memset(c, 0, sizeof(*c));
-    char line[512], why[256] = "";
+    char *line = NULL, why[256] = "";
+    size_t room = 0;
     bt_status_t st = BT_OK;
+    bool any = false;
     int no = 0;
-    while (st == BT_OK && fgets(line, sizeof(line), f) != NULL) {
+    while (st == BT_OK && getline(&line, &room, f) > 0) {
         no++;
-        st = read_line(c, line, why, sizeof(why));
+        st = read_line(c, line, &any, why, sizeof(why));
     }
+    if (ferror(f)) {
+        snprintf(why, sizeof(why), "%s", strerror(errno));
+        st = BT_ERR_INVALID;
+    }
+    free(line);
     fclose(f);
     for (size_t i = 0; st == BT_OK && i < BT_ARRAY_LEN(keys); i++) {
         if (*(double *)((char *)c + keys[i].offset) < keys[i].min) {

@@ -2,31 +2,44 @@
 #include "conductor/sim/trace.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
-#define TOKENS_MAX 100000000u
-#define IDS_MAX    (1u << 28)
+#include "common/base/map.h"
+
+#define TOKENS_MAX  100000000u
+#define SPAN_MAX_MS 1e12 /* thirty years */
 
 struct reader {
     struct bt_sim_trace *t;
     uint32_t cap, blocks_cap;
     double last_ms;
-    const char *what; /* of the line at hand: what is wrong */
+    struct bt_map *numbers; /* of the file's hash ids: 1 + their number here */
+    const char *what;       /* of the line at hand: what is wrong */
 };
 
 static struct bt_sim_request *add(struct reader *r, double at_ms, double input, double output)
 {
+    struct bt_sim_trace *t = r->t;
     if (!(at_ms >= r->last_ms)) {
         r->what = "its time is before the line above; sort the trace by time";
         return NULL;
     }
-    if (!(input >= 1 && input <= TOKENS_MAX && output >= 0 && output <= TOKENS_MAX)) {
-        r->what = "its length is not between 1 and 100,000,000 tokens";
+    if (!isfinite(at_ms) || (t->n != 0 && !(at_ms - t->requests[0].at_ms <= SPAN_MAX_MS))) {
+        r->what = "its time is more than thirty years behind the first line's; timestamp is in "
+                  "milliseconds";
         return NULL;
     }
-    struct bt_sim_trace *t = r->t;
+    if (!(input >= 1 && input <= TOKENS_MAX && output >= 0 && output <= TOKENS_MAX) ||
+        input != floor(input) || output != floor(output)) {
+        r->what = "its lengths are not whole numbers of tokens: input from 1, output from 0, up to "
+                  "100,000,000";
+        return NULL;
+    }
     if (t->n == r->cap) {
         r->cap = r->cap != 0 ? 2 * r->cap : 4096;
         t->requests = bt_realloc(t->requests, r->cap * sizeof(*t->requests));
@@ -49,6 +62,17 @@ static void add_block(struct reader *r, uint32_t id)
     }
     t->blocks[t->n_blocks++] = id;
     t->n_unique = BT_MAX(t->n_unique, id + 1);
+}
+
+/* Ids are numbered as they come: only which are equal matters, and tables have a place for each. */
+static uint32_t number_of_id(struct reader *r, uint64_t id)
+{
+    uintptr_t number = (uintptr_t)bt_map_get(r->numbers, &id);
+    if (number == 0) {
+        number = r->t->n_unique + 1;
+        bt_map_put(r->numbers, &id, (void *)number);
+    }
+    return (uint32_t)(number - 1);
 }
 
 static const char *value_of(const char *line, const char *key)
@@ -93,12 +117,12 @@ static bool read_json_line(struct reader *r, const char *line)
         }
         char *end;
         errno = 0;
-        unsigned long id = strtoul(p, &end, 10);
-        if (end == p || errno != 0 || id >= IDS_MAX) {
-            r->what = "hash_ids is not a list of numbers below 2^28";
+        uint64_t id = strtoull(p, &end, 10);
+        if (*p < '0' || *p > '9' || errno != 0) {
+            r->what = "hash_ids is not a list of whole numbers below 2^64";
             return false;
         }
-        add_block(r, (uint32_t)id);
+        add_block(r, number_of_id(r, id));
         p = end;
     }
     q->n_blocks = r->t->n_blocks - q->first;
@@ -119,17 +143,42 @@ static double days_of(int y, unsigned m, unsigned d)
     return era * 146097.0 + (yoe * 365.0 + yoe / 4 - yoe / 100 + doy) - 719468;
 }
 
+/* TIMESTAMP as Azure writes it, of 2023 without and of 2024 with an offset from UTC, in ms since
+ * 1970; returns what stands behind it, NULL: it is none. */
+static const char *read_time(const char *p, double *at_ms_p)
+{
+    int y, n = 0;
+    unsigned mo, d, h, mi, oh = 0, om = 0;
+    double s;
+    if (sscanf(p, "%d-%u-%u%*1[ T]%u:%u:%lf%n", &y, &mo, &d, &h, &mi, &s, &n) != 6 || mo < 1 ||
+        mo > 12 || d < 1 || d > 31 || h > 23 || mi > 59 || !(s >= 0 && s < 61)) {
+        return NULL;
+    }
+    p += n;
+    double sign = *p == '-' ? -1 : 1;
+    if (*p == 'Z') {
+        p++;
+    } else if (*p == '+' || *p == '-') {
+        n = 0;
+        if (sscanf(p + 1, "%2u:%2u%n", &oh, &om, &n) != 2 || n == 0) {
+            return NULL;
+        }
+        p += 1 + n;
+    }
+    *at_ms_p = 1e3 * (((days_of(y, mo, d) * 24 + h - sign * oh) * 60 + mi - sign * om) * 60 + s);
+    return p;
+}
+
 static bool read_csv_line(struct reader *r, const char *line)
 {
-    int y, in, out;
-    unsigned mo, d, h, mi;
-    double s;
-    if (sscanf(line, "%d-%u-%u %u:%u:%lf,%d,%d", &y, &mo, &d, &h, &mi, &s, &in, &out) != 8 ||
-        mo < 1 || mo > 12) {
-        r->what = "not TIMESTAMP,ContextTokens,GeneratedTokens";
+    double at, in, out;
+    int n = 0;
+    const char *p = read_time(line, &at);
+    if (p == NULL || sscanf(p, " , %lf , %lf %n", &in, &out, &n) != 2 || p[n] != '\0') {
+        r->what = "neither TIMESTAMP,ContextTokens,GeneratedTokens of an Azure trace, as in "
+                  "2023-11-16 18:15:46.68,374,44, nor a JSON object of a Mooncake trace";
         return false;
     }
-    double at = 1e3 * (((days_of(y, mo, d) * 24 + h) * 60 + mi) * 60 + s);
     struct bt_sim_request *q = add(r, at, in, out);
     if (q == NULL) {
         return false;
@@ -141,6 +190,20 @@ static bool read_csv_line(struct reader *r, const char *line)
     return true;
 }
 
+static bool read_line(struct reader *r, const char *line, uint32_t no)
+{
+    if (no == 1 && strncmp(line, "\x1f\x8b", 2) == 0) {
+        r->what = "it is compressed; gunzip it";
+        return false;
+    }
+    const char *p = line + (no == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
+    p += strspn(p, " \t\r\n");
+    if (*p == '\0' || strncasecmp(p, "TIMESTAMP,", 10) == 0) {
+        return true;
+    }
+    return *p == '{' ? read_json_line(r, p) : read_csv_line(r, p);
+}
+
 bt_status_t bt_sim_trace_load(const char *path, struct bt_sim_trace *t, char *err, size_t err_cap)
 {
     memset(t, 0, sizeof(*t));
@@ -150,23 +213,25 @@ bt_status_t bt_sim_trace_load(const char *path, struct bt_sim_trace *t, char *er
                  strerror(errno));
         return BT_ERR_NOT_FOUND;
     }
-    struct reader r = {.t = t, .last_ms = -1e300};
+    struct reader r = {.t = t, .last_ms = -INFINITY, .numbers = bt_map_create(sizeof(uint64_t))};
     char *line = NULL;
     size_t cap = 0;
     uint32_t no = 0;
     bool ok = true;
     while (ok && getline(&line, &cap, f) > 0) {
-        no++;
-        const char *p = line + strspn(line, " \t\r\n");
-        if (*p == '\0' || strncmp(p, "TIMESTAMP", 9) == 0) {
-            continue;
-        }
-        ok = *p == '{' ? read_json_line(&r, p) : read_csv_line(&r, p);
+        ok = read_line(&r, line, ++no);
     }
+    int broken = ferror(f) ? errno : 0;
     free(line);
     fclose(f);
-    if (!ok || t->n == 0) {
-        snprintf(err, err_cap, "%s:%u: %s", path, no, ok ? "no requests in it" : r.what);
+    bt_map_destroy(r.numbers);
+    if (!ok || broken != 0 || t->n == 0) {
+        if (!ok) {
+            snprintf(err, err_cap, "%s:%u: %s", path, no, r.what);
+        } else {
+            snprintf(err, err_cap, "%s: %s", path,
+                     broken != 0 ? strerror(broken) : "no requests in it");
+        }
         bt_sim_trace_cleanup(t);
         return BT_ERR_INVALID;
     }

@@ -441,14 +441,39 @@ static void test_traces(void **state)
         {"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-30 23:59:59.5,600,3\n"
          "2023-12-01 00:00:00.5,1,1\n",
          NULL, 2, 3},
+        {"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-05-10 23:59:59.500000+00:00,600,3\r\n"
+         "2024-05-11 01:00:00.5+01:00,1,1\r\n",
+         NULL, 2, 3},
+        {"\xef\xbb\xbf"
+         "timestamp,context,generated\n2024-05-10T00:00:00Z,1,0\n"
+         "2024-05-09 19:00:01-05:00,513,1",
+         NULL, 2, 3},
+        /* ids are names: the largest take no more room than the smallest */
+        {"{\"timestamp\": -9, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": "
+         "[18446744073709551615, 268435456]}\n"
+         "{\"timestamp\": 991, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": "
+         "[18446744073709551615, 3]}\n",
+         NULL, 2, 4},
         {"{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [7]}\n",
          ":1: hash_ids has not one number", 0, 0},
         {"{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\n", ":1: not a line", 0, 0},
         {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [-4]}\n",
          "hash_ids is not a list", 0, 0},
+        {"{\"timestamp\": 0, \"input_length\": 1.5, \"output_length\": 1, \"hash_ids\": [4]}\n",
+         "whole numbers", 0, 0},
+        {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4]}\n"
+         "{\"timestamp\": 1e300, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4]}\n",
+         ":2: its time is more than thirty years", 0, 0},
+        {"{\"timestamp\": Infinity, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": "
+         "[4]}\n",
+         ":1: its time is more than thirty years", 0, 0},
+        {"\x1f\x8b\x08", "gunzip", 0, 0},
+        {"2023-11-16 18:17:04.5,10,1,3\n", ":1: neither TIMESTAMP", 0, 0},
+        {"2023-11-16 18:17:04.5,99999999999,1\n", "its lengths", 0, 0},
+        {"2023-13-16 18:17:04.5,10,1\n", ":1: neither TIMESTAMP", 0, 0},
         {"2023-11-16 18:17:04.5,10,1\n2023-11-16 18:17:03.5,10,1\n", ":2: its time", 0, 0},
-        {"2023-11-16 18:17:04.5,0,1\n", "its length", 0, 0},
-        {"hello\n", ":1: not TIMESTAMP", 0, 0},
+        {"2023-11-16 18:17:04.5,0,1\n", "its lengths", 0, 0},
+        {"hello\n", ":1: neither TIMESTAMP", 0, 0},
         {"", "no requests", 0, 0},
     };
     char path[] = "/tmp/baton-trace-XXXXXX", err[256];
@@ -477,6 +502,8 @@ static void test_traces(void **state)
     unlink(path);
     struct bt_sim_trace t;
     assert_int_equal(bt_sim_trace_load(path, &t, err, sizeof(err)), BT_ERR_NOT_FOUND);
+    assert_int_equal(bt_sim_trace_load("/tmp", &t, err, sizeof(err)), BT_ERR_INVALID);
+    assert_non_null(strstr(err, "directory"));
 }
 
 static void test_clusters(void **state)
@@ -487,14 +514,46 @@ static void test_clusters(void **state)
     assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
     assert_int_equal(bt_sim_cluster_set(&c, "decode_nodes=3", err, sizeof(err)), BT_OK);
     assert_true(c.decode_nodes == 3);
-    static const char *const bad[] = {"decode_nodes=0",   "decode_nodes=x", "decode_nodes=nan",
-                                      "decode_nodes=1e9", "decode_node=1",  "decode_nodes"};
+    static const char *const bad[] = {"decode_nodes=0",   "decode_nodes=x",  "decode_nodes=nan",
+                                      "decode_nodes=1e9", "decode_node=1",   "decode_nodes",
+                                      "decode_nodes=2.5", "cache_tokens=100"};
     for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
         assert_int_equal(bt_sim_cluster_set(&c, bad[i], err, sizeof(err)), BT_ERR_INVALID);
     }
     assert_true(c.decode_nodes == 3);
     assert_int_equal(bt_sim_cluster_load("a900", &c, err, sizeof(err)), BT_ERR_NOT_FOUND);
     assert_non_null(strstr(err, "a800-70b"));
+    assert_int_equal(bt_sim_cluster_load("/tmp", &c, err, sizeof(err)), BT_ERR_INVALID);
+    assert_non_null(strstr(err, "directory"));
+}
+
+static bt_status_t load_cluster_text(const char *text, struct bt_sim_cluster *c, char *err,
+                                     size_t cap)
+{
+    char path[] = "/tmp/baton-cluster-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+    bt_status_t st = bt_sim_cluster_load(path, c, err, cap);
+    unlink(path);
+    return st;
+}
+
+static void test_cluster_files(void **state)
+{
+    (void)state;
+    struct bt_sim_cluster c;
+    char err[256], text[2048];
+    snprintf(text, sizeof(text), "# %01000d decode_nodes: 5\npreset: h200-8b\nlayers: 7\n", 0);
+    assert_int_equal(load_cluster_text(text, &c, err, sizeof(err)), BT_OK);
+    assert_true(c.layers == 7 && c.decode_nodes == 8);
+    /* What stands above a preset would be lost. */
+    assert_int_equal(load_cluster_text("layers: 7\npreset: h200-8b\n", &c, err, sizeof(err)),
+                     BT_ERR_INVALID);
+    assert_non_null(strstr(err, ":2: preset"));
+    assert_int_equal(load_cluster_text("layers: 7\n", &c, err, sizeof(err)), BT_ERR_INVALID);
+    assert_non_null(strstr(err, "is missing"));
 }
 
 /* ---- the bound ---- */
@@ -982,6 +1041,7 @@ int main(void)
         cmocka_unit_test(test_decode_full),
         cmocka_unit_test(test_traces),
         cmocka_unit_test(test_clusters),
+        cmocka_unit_test(test_cluster_files),
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_background_pays),
         cmocka_unit_test(test_seed),
