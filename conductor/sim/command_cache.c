@@ -159,14 +159,16 @@ static bool plot(const struct table *t, const char *name, const char *title, boo
 static int replay_all(struct table *t)
 {
     char err[256];
-    printf("policy,blocks,hit_blocks,hit_tokens,prefix_tokens,saved_prefill,saved_prefill_s,hits,"
-           "evicted,headless,decisions_per_s\n");
     for (uint32_t k = 0; k < t->n_names; k++) {
         for (uint32_t c = 0; c < t->n_caps; c++, t->run++) {
             if (bt_sim_replay(&t->trace, bt_evict_by_name(t->names[k]), t->caps[c], &t->o,
                               &t->r[k][c], err, sizeof(err)) != BT_OK) {
                 fail(err);
                 return 2;
+            }
+            if (t->run == 0) {
+                printf("policy,blocks,hit_blocks,hit_tokens,prefix_tokens,saved_prefill,"
+                       "saved_prefill_s,hits,evicted,headless,decisions_per_s\n");
             }
             print_row(t, k, c);
         }

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,10 @@ static const char usage[] =
     "MS]\n"
     "  [--rate X] [--plot DIR]   should this load be disaggregated, in which ratio, what does it "
     "win\n"
+    "                      and of run's options --seed, --tbt-margin, --fetch-ratio, "
+    "--work-weight,\n"
+    "                      --work-price, --demand-price, --background, --background-wait, --life,\n"
+    "                      --one-token, --replica-bytes, --replica-uses\n"
     "baton-sim cache --trace FILE --blocks N[,N...] [options]     eviction policies on a trace\n"
     "  --policy P[,P...]   density, slru, lru, lfu, length_aware (the kvstore's own), belady\n"
     "                      (offline optimum); all (default)\n"
@@ -65,6 +70,8 @@ static const char usage[] =
     "  --cluster P|FILE    what a prefill costs (h200-8b)\n"
     "  --plot DIR          hits.svg, saved.svg\n"
     "baton-sim clusters                                           presets and their keys\n";
+
+#define SAMPLES_MAX 100000 /* of the series, however long the trace */
 
 static int fail(const char *what)
 {
@@ -82,8 +89,11 @@ struct args {
     uint32_t n_set, n_fail;
     struct bt_sim_failure failures[64];
     struct bt_sim_options o;
-    bool brief;
+    bool brief, help;
 };
+
+/* Commands, as bits: an option is of one or of several. */
+enum { RUN = 1, PLAN = 2, CACHE = 4 };
 
 enum {
     O_CLUSTER = 256,
@@ -105,12 +115,12 @@ enum {
     O_GPUS,
     O_MIXED,
     O_GAP,
-    O_REPLICA,
-    O_REPLICA_USES,
+    O_DEMAND,
+    O_SSD_WRITE,
     O_ROLES,
     O_WINDOW,
-    O_SSD_WRITE,
-    O_DEMAND,
+    O_REPLICA,
+    O_REPLICA_USES,
     O_LIFE,
     O_EVICTION,
     O_BACKGROUND,
@@ -122,46 +132,53 @@ enum {
     O_PLOT,
     O_BLOCKS,
     O_REPLAY,
-    O_BRIEF
+    O_BRIEF,
+    O_HELP
 };
-static const struct option options[] = {{"cluster", 1, NULL, O_CLUSTER},
-                                        {"trace", 1, NULL, O_TRACE},
-                                        {"policy", 1, NULL, O_POLICY},
-                                        {"admission", 1, NULL, O_ADMISSION},
-                                        {"rate", 1, NULL, O_RATE},
-                                        {"from", 1, NULL, O_FROM},
-                                        {"to", 1, NULL, O_TO},
-                                        {"seed", 1, NULL, O_SEED},
-                                        {"ttft", 1, NULL, O_TTFT},
-                                        {"tbt", 1, NULL, O_TBT},
-                                        {"fetch-ratio", 1, NULL, O_RATIO},
-                                        {"tbt-margin", 1, NULL, O_MARGIN},
-                                        {"work-weight", 1, NULL, O_WEIGHT},
-                                        {"work-price", 1, NULL, O_PRICE},
-                                        {"config", 1, NULL, O_CONFIG},
-                                        {"gpu", 1, NULL, O_GPU},
-                                        {"gpus", 1, NULL, O_GPUS},
-                                        {"mixed-step", 1, NULL, O_MIXED},
-                                        {"mixed-gap", 1, NULL, O_GAP},
-                                        {"demand-price", 1, NULL, O_DEMAND},
-                                        {"ssd-write", 1, NULL, O_SSD_WRITE},
-                                        {"roles", 1, NULL, O_ROLES},
-                                        {"roles-window", 1, NULL, O_WINDOW},
-                                        {"replica-bytes", 1, NULL, O_REPLICA},
-                                        {"replica-uses", 1, NULL, O_REPLICA_USES},
-                                        {"life", 1, NULL, O_LIFE},
-                                        {"eviction", 1, NULL, O_EVICTION},
-                                        {"background", 1, NULL, O_BACKGROUND},
-                                        {"background-wait", 1, NULL, O_BACKGROUND_MS},
-                                        {"one-token", 0, NULL, O_ONE},
-                                        {"set", 1, NULL, O_SET},
-                                        {"fail", 1, NULL, O_FAIL},
-                                        {"csv", 1, NULL, O_CSV},
-                                        {"plot", 1, NULL, O_PLOT},
-                                        {"blocks", 1, NULL, O_BLOCKS},
-                                        {"replay", 1, NULL, O_REPLAY},
-                                        {"brief", 0, NULL, O_BRIEF},
-                                        {NULL, 0, NULL, 0}};
+static const struct {
+    const char *name;
+    int has_value;
+    unsigned of;
+} known[] = {
+    [O_CLUSTER - 256] = {"cluster", 1, RUN | CACHE},
+    [O_TRACE - 256] = {"trace", 1, RUN | PLAN | CACHE},
+    [O_POLICY - 256] = {"policy", 1, RUN | CACHE},
+    [O_ADMISSION - 256] = {"admission", 1, RUN},
+    [O_RATE - 256] = {"rate", 1, RUN | PLAN},
+    [O_FROM - 256] = {"from", 1, RUN | CACHE},
+    [O_TO - 256] = {"to", 1, RUN | CACHE},
+    [O_SEED - 256] = {"seed", 1, RUN | PLAN},
+    [O_TTFT - 256] = {"ttft", 1, RUN | PLAN},
+    [O_TBT - 256] = {"tbt", 1, RUN | PLAN},
+    [O_RATIO - 256] = {"fetch-ratio", 1, RUN | PLAN},
+    [O_MARGIN - 256] = {"tbt-margin", 1, RUN | PLAN},
+    [O_WEIGHT - 256] = {"work-weight", 1, RUN | PLAN},
+    [O_PRICE - 256] = {"work-price", 1, RUN | PLAN},
+    [O_CONFIG - 256] = {"config", 1, PLAN},
+    [O_GPU - 256] = {"gpu", 1, PLAN},
+    [O_GPUS - 256] = {"gpus", 1, PLAN},
+    [O_MIXED - 256] = {"mixed-step", 1, RUN},
+    [O_GAP - 256] = {"mixed-gap", 1, RUN},
+    [O_DEMAND - 256] = {"demand-price", 1, RUN | PLAN},
+    [O_SSD_WRITE - 256] = {"ssd-write", 1, RUN},
+    [O_ROLES - 256] = {"roles", 1, RUN},
+    [O_WINDOW - 256] = {"roles-window", 1, RUN},
+    [O_REPLICA - 256] = {"replica-bytes", 1, RUN | PLAN},
+    [O_REPLICA_USES - 256] = {"replica-uses", 1, RUN | PLAN},
+    [O_LIFE - 256] = {"life", 1, RUN | PLAN},
+    [O_EVICTION - 256] = {"eviction", 1, RUN},
+    [O_BACKGROUND - 256] = {"background", 1, RUN | PLAN},
+    [O_BACKGROUND_MS - 256] = {"background-wait", 1, RUN | PLAN},
+    [O_ONE - 256] = {"one-token", 0, RUN | PLAN},
+    [O_SET - 256] = {"set", 1, RUN},
+    [O_FAIL - 256] = {"fail", 1, RUN},
+    [O_CSV - 256] = {"csv", 1, RUN},
+    [O_PLOT - 256] = {"plot", 1, RUN | PLAN | CACHE},
+    [O_BLOCKS - 256] = {"blocks", 1, CACHE},
+    [O_REPLAY - 256] = {"replay", 1, CACHE},
+    [O_BRIEF - 256] = {"brief", 0, RUN},
+    [O_HELP - 256] = {"help", 0, RUN | PLAN | CACHE},
+};
 
 /* A number in [lo, hi], or false with a message. */
 static bool number(const char *name, const char *text, double lo, double hi, double *out)
@@ -177,33 +194,47 @@ static bool number(const char *name, const char *text, double lo, double hi, dou
     return true;
 }
 
+static bool whole(const char *name, const char *text, double lo, double hi, double *out)
+{
+    double v;
+    if (!number(name, text, lo, hi, &v)) {
+        return false;
+    }
+    if (v != floor(v)) {
+        fprintf(stderr, "baton-sim: --%s: '%s' is not a whole number\n", name, text);
+        return false;
+    }
+    *out = v;
+    return true;
+}
+
 static bool take_number(struct args *a, int opt, const char *text)
 {
     double v;
     switch (opt) {
-    case O_RATE: return number("rate", text, 1e-6, 1e6, &a->o.rate);
+    case O_RATE: return number("rate", text, 1e-3, 1e6, &a->o.rate);
     case O_FROM: return number("from", text, 0, 1, &a->o.from);
     case O_TO: return number("to", text, 0, 1, &a->o.to);
     case O_RATIO: return number("fetch-ratio", text, 0, 1e9, &a->o.fetch_ratio);
     case O_MARGIN: return number("tbt-margin", text, 0.01, 10, &a->o.tbt_margin);
     case O_WEIGHT: return number("work-weight", text, 0, 1e6, &a->o.work_weight);
-    case O_GPUS: return number("gpus", text, 1, 1e6, &a->gpus);
+    case O_GPUS: return whole("gpus", text, 1, 1e6, &a->gpus);
     case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
     case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
     case O_GAP: return number("mixed-gap", text, 0, 1e6, &a->o.mixed_gap_ms);
     case O_DEMAND: return number("demand-price", text, 0, 100, &a->o.demand_price);
     case O_WINDOW: return number("roles-window", text, 1, 1e6, &a->window_s);
     case O_REPLICA: return number("replica-bytes", text, 0, 1e15, &a->o.replica_bytes_per_s);
-    case O_REPLICA_USES: return number("replica-uses", text, 2, 1e6, &a->o.replica_uses);
+    case O_REPLICA_USES: return whole("replica-uses", text, 2, 1e6, &a->o.replica_uses);
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
     case O_BACKGROUND: return number("background", text, 0, 1, &a->o.background_share);
     case O_BACKGROUND_MS: return number("background-wait", text, 0, 1e9, &a->o.background_ms);
     case O_SEED:
-        a->o.seed = number("seed", text, 0, 1e15, &v) ? (uint64_t)v : UINT64_MAX;
+        a->o.seed = whole("seed", text, 0, 1e15, &v) ? (uint64_t)v : UINT64_MAX;
         return a->o.seed != UINT64_MAX;
     case O_TTFT:
     case O_TBT:
-        if (!number(opt == O_TTFT ? "ttft" : "tbt", text, 0, 1e9, &v)) {
+        if (!whole(opt == O_TTFT ? "ttft" : "tbt", text, 0, 1e9, &v)) {
             return false;
         }
         *(opt == O_TTFT ? &a->o.ttft_ms : &a->o.tbt_ms) = (uint32_t)v;
@@ -212,11 +243,40 @@ static bool take_number(struct args *a, int opt, const char *text)
     }
 }
 
-static bool parse(int argc, char **argv, struct args *a)
+static const char *command_name(unsigned command)
 {
+    return command == RUN ? "run" : command == PLAN ? "plan" : "cache";
+}
+
+/* What getopt did not take: argv[optind - 1]. */
+static bool refuse(const char *arg, int opt, int meant)
+{
+    if (opt == ':') {
+        fprintf(stderr, "baton-sim: a value is missing behind --%s\n", known[meant - 256].name);
+    } else {
+        fprintf(stderr, "baton-sim: there is no option '%s'; baton-sim help lists them\n", arg);
+    }
+    return false;
+}
+
+static bool parse(int argc, char **argv, unsigned command, struct args *a)
+{
+    struct option options[BT_ARRAY_LEN(known) + 1] = {{0}};
     int opt;
-    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+    for (int i = 0; i < (int)BT_ARRAY_LEN(known); i++) {
+        options[i] = (struct option){known[i].name, known[i].has_value, NULL, 256 + i};
+    }
+    while ((opt = getopt_long(argc, argv, ":", options, NULL)) != -1) {
+        if (opt == '?' || opt == ':') {
+            return refuse(argv[optind - 1], opt, optopt);
+        }
+        if ((known[opt - 256].of & command) == 0) {
+            fprintf(stderr, "baton-sim: --%s is no option of %s; baton-sim help lists them\n",
+                    known[opt - 256].name, command_name(command));
+            return false;
+        }
         switch (opt) {
+        case O_HELP: a->help = true; return true;
         case O_CLUSTER: a->cluster = optarg; break;
         case O_CONFIG: a->config = optarg; break;
         case O_GPU: a->gpu = optarg; break;
@@ -244,7 +304,6 @@ static bool parse(int argc, char **argv, struct args *a)
             }
             a->fail[a->n_fail++] = optarg;
             break;
-        case '?': return false;
         default:
             if (!take_number(a, opt, optarg)) {
                 return false;
@@ -412,6 +471,8 @@ static int run(struct args *a)
         return fail(err);
     }
     a->o.progress = isatty(2) ? progress : NULL;
+    double span_ms = t.requests[t.n - 1].at_ms / a->o.rate;
+    a->o.sample_ms = BT_MAX(a->o.sample_ms, span_ms / SAMPLES_MAX);
     clock_t start = clock(); /* of this process: neighbours on the machine do not count */
     bt_sim_run(&c, &t, &a->o, &r);
     double took = BT_MAX((double)(clock() - start) / CLOCKS_PER_SEC, 1e-6);
@@ -523,8 +584,12 @@ int main(int argc, char **argv)
     if (!is_run && !is_plan && strcmp(command, "cache") != 0) {
         return fail("the first argument is run, plan, cache, clusters or help");
     }
-    if (!parse(argc - 1, argv + 1, &a)) {
+    if (!parse(argc - 1, argv + 1, is_run ? RUN : is_plan ? PLAN : CACHE, &a)) {
         return 2;
+    }
+    if (a.help) {
+        fputs(usage, stdout);
+        return 0;
     }
     return is_run ? run(&a) : is_plan ? plan(&a) : cache(&a);
 }

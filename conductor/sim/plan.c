@@ -162,16 +162,21 @@ static double interference(const struct planner *p, uint32_t instances, double *
     return span > 0 ? ms / span / instances : 0;
 }
 
+/* The search ended while all was still well. */
+static bool beyond(const struct planner *p, const struct split *s)
+{
+    return s->capacity > 63 * p->o->sim.rate;
+}
+
 static void print_split(FILE *f, const struct planner *p, const struct split *s, double per_s)
 {
-    bool more = s->capacity > 63 * p->o->sim.rate; /* where the search ends */
     char name[32];
     if (s->prefill == 0) {
         snprintf(name, sizeof(name), "all do both");
     } else {
         snprintf(name, sizeof(name), "%u:%u%s", s->prefill, s->decode, s->mixed ? " mixed" : "");
     }
-    fprintf(f, "%-14s %s%8.2f/s  %6.1f %%  %9.2f  %9.2f  %9.1f\n", name, more ? ">" : " ",
+    fprintf(f, "%-14s %s%8.2f/s  %6.1f %%  %9.2f  %9.2f  %9.1f\n", name, beyond(p, s) ? ">" : " ",
             s->capacity * per_s, 100.0 * s->at_load.good / BT_MAX(s->at_load.n, 1u),
             s->at_load.ttft_ms.p50 / 1e3, s->at_load.ttft_ms.p90 / 1e3, s->at_load.tbt_ms.p99);
 }
@@ -187,11 +192,28 @@ static const struct split *best_of(const struct split *all, uint32_t n, bool apa
     return best;
 }
 
+/* Of a split over all doing both, in words where it is no number. */
+static void gain_text(double apart, double both, char out[40])
+{
+    if (both > 0) {
+        snprintf(out, 40, "%+.0f %%", 100 * (apart / both - 1));
+    } else {
+        snprintf(out, 40, "%s", apart > 0 ? "all doing both carry nothing" : "nothing is carried");
+    }
+}
+
+/* Does it pay to take the stages apart? 1, -1: it does, it does not; 0: little difference. */
+static int verdict(double apart, double both)
+{
+    return apart > 1.05 * both ? 1 : apart < 0.95 * both ? -1 : 0;
+}
+
 /* The same question of each half of the trace. */
 static void print_sure(FILE *f, const struct planner *p, const struct split *all, uint32_t n)
 {
     const struct split *best = best_of(all, n, true);
-    double gains[2];
+    char text[2][80];
+    int says[2];
     uint32_t at[2] = {0, 0};
     for (int half = 0; half < 2; half++) {
         double top = 0, both = 0;
@@ -206,15 +228,52 @@ static void print_sure(FILE *f, const struct planner *p, const struct split *all
                 at[half] = all[i].prefill;
             }
         }
-        gains[half] = both > 0 ? top / both : INFINITY;
+        char gain[40];
+        gain_text(top, both, gain);
+        snprintf(text[half], sizeof(text[half]), top > 0 ? "%s with %u prefill instance%s" : "%s",
+                 gain, at[half], at[half] == 1 ? "" : "s");
+        says[half] = verdict(top, both);
     }
-    bool agree = (gains[0] > 1.05) == (gains[1] > 1.05) && abs((int)at[0] - (int)at[1]) <= 1;
-    fprintf(
-        f,
-        "how sure       first half of the trace: %+.0f %% with %u prefill instances, second half: "
-        "%+.0f %% with %u; %s\n",
-        100 * (gains[0] - 1), at[0], 100 * (gains[1] - 1), at[1],
-        agree ? "they agree" : "they do not agree: the ratio depends on the hour");
+    bool agree = says[0] == says[1] && abs((int)at[0] - (int)at[1]) <= 1;
+    fprintf(f, "how sure       first half of the trace: %s, second half: %s; %s\n", text[0],
+            text[1], agree ? "they agree" : "they do not agree: the ratio depends on the hour");
+}
+
+static void print_answer(FILE *f, const struct planner *p, const struct split *all, uint32_t n,
+                         double span_s)
+{
+    const struct split *best = best_of(all, n, true), *both = best_of(all, n, false);
+    double per_s = p->t->n / span_s, most = BT_MAX(best->capacity, both->capacity);
+    if (most <= 0) {
+        fprintf(f,
+                "answer         none: however slowly they come, fewer than %.0f %% of the requests "
+                "are within the objectives; give more --ttft or --tbt\n",
+                100 * GOOD_SHARE);
+        return;
+    }
+    if (beyond(p, best) && beyond(p, both)) {
+        fprintf(f, "answer         not to be told: both ways carry more than 60 times this load; "
+                   "ask with fewer --gpus or a higher --rate\n");
+        return;
+    }
+    static const char *const words[] = {"do not disaggregate", "it makes little difference",
+                                        "disaggregate"};
+    char gain[40];
+    gain_text(best->capacity, both->capacity, gain);
+    fprintf(f,
+            "answer         %s: %u:%u%s carries %s%.2f requests a second, all doing both %s%.2f "
+            "(%s)\n",
+            words[1 + verdict(best->capacity, both->capacity)], best->prefill, best->decode,
+            best->mixed ? ", decode also prefills," : "", beyond(p, best) ? "more than " : "",
+            best->capacity * per_s, beyond(p, both) ? "more than " : "", both->capacity * per_s,
+            gain);
+    print_sure(f, p, all, n);
+    if (1e3 * span_s / most < p->o->sim.ttft_ms) {
+        fprintf(f,
+                "but            at that rate the whole trace comes within %.1f s, less than the "
+                "objective for a first token: a burst and no load; give a longer trace\n",
+                span_s / most);
+    }
 }
 
 static bt_status_t write_plot(const char *folder, const struct split *all, uint32_t n, double per_s,
@@ -271,18 +330,25 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
         return st;
     }
     uint32_t instances = o->gpus / per;
-    if (instances < 2 || o->sim.ttft_ms == 0 || o->sim.tbt_ms == 0) {
+    if (instances < 2) {
         snprintf(err, cap,
-                 instances < 2
-                     ? "--gpus: %u are %u instances of %u; at least two are needed to take "
-                       "prefill and decode apart"
-                     : "--ttft and --tbt: a plan is for objectives, give both",
-                 o->gpus, instances, per);
+                 "--gpus: %u make %u instance%s of %u; at least two are needed to take prefill and "
+                 "decode apart",
+                 o->gpus, instances, instances == 1 ? "" : "s", per);
+        return BT_ERR_INVALID;
+    }
+    if (o->sim.ttft_ms == 0 || o->sim.tbt_ms == 0) {
+        snprintf(err, cap, "--ttft and --tbt: a plan is for objectives, give both");
+        return BT_ERR_INVALID;
+    }
+    double span_s = t->requests[t->n - 1].at_ms / 1e3;
+    if (span_s <= 0) {
+        snprintf(err, cap, "--trace: all its requests come at once: that is no rate to plan for");
         return BT_ERR_INVALID;
     }
     struct split all[SPLITS_MAX + 4];
     uint32_t n = list_splits(all, instances);
-    double span_s = t->requests[t->n - 1].at_ms / 1e3, per_s = span_s > 0 ? t->n / span_s : 0;
+    double per_s = t->n / span_s;
     double prefill_s, beta = interference(&p, instances, &prefill_s);
     fprintf(out, "%u instances of %u GPU%s; %.2f requests a second, a prompt takes %.2f s\n",
             instances, per, per == 1 ? "" : "s", o->sim.rate * per_s, prefill_s);
@@ -297,20 +363,10 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
         simulate(&p, &all[i], o->sim.rate, 0, 1, &all[i].at_load);
         print_split(out, &p, &all[i], per_s);
     }
-    const struct split *best = best_of(all, n, true), *both = best_of(all, n, false);
-    double gain = both->capacity > 0 ? best->capacity / both->capacity - 1 : INFINITY;
     fprintf(out,
             "\n(carries: the largest rate at which %.0f %% of the requests are within %u ms to the "
             "first token and %u ms between tokens)\n",
             100 * GOOD_SHARE, o->sim.ttft_ms, o->sim.tbt_ms);
-    fprintf(out,
-            "answer         %s: %u:%u%s carries %.2f requests a second, all doing both %.2f (%+.0f "
-            "%%)\n",
-            gain > 0.05    ? "disaggregate"
-            : gain < -0.05 ? "do not disaggregate"
-                           : "it makes little difference",
-            best->prefill, best->decode, best->mixed ? ", decode also prefills," : "",
-            best->capacity * per_s, both->capacity * per_s, 100 * gain);
-    print_sure(out, &p, all, n);
+    print_answer(out, &p, all, n, span_s);
     return o->plot != NULL ? write_plot(o->plot, all, n, per_s, err, cap) : BT_OK;
 }

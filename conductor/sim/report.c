@@ -12,6 +12,12 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Of the smallest of n values that at least percent of them do not exceed, as baton-bench's. */
+static uint32_t rank(uint64_t percent, uint32_t n)
+{
+    return (uint32_t)BT_DIV_UP(percent * n, 100) - 1;
+}
+
 static struct bt_sim_quantiles quantiles(double *v, uint32_t n)
 {
     struct bt_sim_quantiles q = {0};
@@ -22,9 +28,9 @@ static struct bt_sim_quantiles quantiles(double *v, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         q.mean += v[i] / n;
     }
-    q.p50 = v[(uint32_t)(0.50 * (n - 1))];
-    q.p90 = v[(uint32_t)(0.90 * (n - 1))];
-    q.p99 = v[(uint32_t)(0.99 * (n - 1))];
+    q.p50 = v[rank(50, n)];
+    q.p90 = v[rank(90, n)];
+    q.p99 = v[rank(99, n)];
     q.max = v[n - 1];
     return q;
 }

@@ -50,7 +50,7 @@ struct bt_sim_options {
     double replica_bytes_per_s, replica_uses; /* copies ahead of need (replicate.h); 0: none */
     const struct bt_sim_failure *failures;
     uint32_t n_failures;
-    uint32_t sample_ms;                                      /* of the series; 0: none */
+    double sample_ms;                                        /* of the series; 0: none */
     void (*progress)(void *arg, uint32_t done, uint32_t of); /* NULL: none */
     void *progress_arg;
 };

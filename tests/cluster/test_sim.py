@@ -1,0 +1,124 @@
+"""baton-sim as its user meets it: options, files, and its figures against a plain computation from its own CSV."""
+import csv
+import gzip
+import json
+import math
+import os
+import re
+import subprocess
+import xml.etree.ElementTree
+
+import pytest
+
+from conftest import BUILD, ROOT
+
+SIM = os.path.join(BUILD, "bin", "baton-sim")
+SMALL = os.path.join(ROOT, "tests", "sim", "small.jsonl")
+
+
+def sim(*args, timeout=120):
+    p = subprocess.run([SIM, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                       stderr=subprocess.PIPE, timeout=timeout)
+    return p.returncode, p.stdout.decode(), p.stderr.decode()
+
+
+@pytest.mark.parametrize("args, says", [
+    ((), "baton-sim run --cluster"),
+    (("walk",), "the first argument is run, plan, cache, clusters or help"),
+    (("run",), "--trace FILE is missing"),
+    (("run", "--trace", SMALL), "--cluster is missing"),
+    (("run", "--polcy", "lru", "--trace", SMALL), "there is no option '--polcy'"),
+    (("run", "--trace"), "a value is missing behind --trace"),
+    (("run", "--trace", SMALL, "more"), "what is 'more'?"),
+    # What a command has no use for is not passed over in silence.
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--gpus", "4"), "--gpus is no option of run"),
+    (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "4", "--policy", "lru"), "--policy is no option of plan"),
+    (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "4", "--set", "layers=3"), "--set is no option of plan"),
+    (("cache", "--trace", SMALL, "--blocks", "500", "--rate", "2"), "--rate is no option of cache"),
+    # A number that would be rounded to another meaning.
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--ttft", "0.5"), "--ttft: '0.5' is not a whole number"),
+    (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "2.5"), "--gpus: '2.5' is not a whole number"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--rate", "nan"), "--rate: 'nan' is not a number from 0.001"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--set", "cache_tokens=100"), "less than a block"),
+])
+def test_usage_errors(args, says):
+    rc, out, err = sim(*args)
+    assert rc == 2 and says in err and not out, (rc, out, err)
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "cache"])
+def test_help_wherever_it_is_asked_for(command):
+    rc, out, err = sim(command, "--help")
+    assert rc == 0 and not err and f"baton-sim {command}" in out
+
+
+def percentile(values, p):
+    return sorted(values)[math.ceil(len(values) * p / 100) - 1]
+
+
+@pytest.mark.parametrize("requests", [1, 2, 7, 1000000])
+def test_figures_are_those_of_the_csv(requests, tmp_path):
+    part = tmp_path / "part.jsonl"
+    with open(SMALL) as f:
+        part.write_text("".join(f.readlines()[:requests]))
+    rc, out, err = sim("run", "--cluster", "h200-8b", "--set", "prefill_nodes=2", "--trace", part, "--ttft", 600,
+                       "--tbt", 6, "--csv", tmp_path / "o.csv", "--plot", tmp_path / "plots")
+    assert rc == 0, err
+    with open(tmp_path / "o.csv") as f:
+        rows = list(csv.DictReader(f))
+    served = [r for r in rows if r["outcome"] == "served"]
+    for name, column in (("TTFT", "ttft_ms"), ("TBT", "tbt_ms")):
+        line = re.search(rf"^{name} +mean (\S+)  p50 (\S+)  p90 (\S+)  p99 (\S+)  max (\S+) ms", out, re.M)
+        v = [float(r[column]) for r in served if name == "TTFT" or float(r[column]) > 0]
+        want = [sum(v) / len(v), percentile(v, 50), percentile(v, 90), percentile(v, 99), max(v)]
+        assert [float(x) for x in line.groups()] == pytest.approx(want, abs=0.0051), name
+    good = sum(float(r["ttft_ms"]) <= 600 and float(r["tbt_ms"]) <= 6 for r in served)
+    assert re.search(r"goodput +(\d+) within", out).group(1) == str(good)
+    for name in ("ttft", "tbt", "load", "replicas"):
+        xml.etree.ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
+
+
+def line(at, n, blocks):
+    return json.dumps({"timestamp": at, "input_length": n, "output_length": 5, "hash_ids": blocks}) + "\n"
+
+
+def test_a_long_and_sparse_trace_is_no_burden(tmp_path):
+    """Ids are names and a series has so many points, whatever the numbers: a second and some MiB, not hours and GiB."""
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("".join(line(i * 1e9, 1024, [0, 1 << 60 | i % 3]) for i in range(100)))
+    rc, out, err = sim("run", "--cluster", "h200-8b", "--rate", 0.001, "--trace", trace, "--plot", tmp_path / "p")
+    assert rc == 0 and "served 100" in out, err
+    with open(tmp_path / "p" / "series.csv") as f:
+        assert sum(1 for _ in f) <= 100002
+
+
+def test_what_no_trace_is(tmp_path):
+    packed = tmp_path / "t.jsonl.gz"
+    packed.write_bytes(gzip.compress(line(0, 600, [1, 2]).encode()))
+    for path, says in ((packed, ":1: it is compressed; gunzip it"), (tmp_path, "Is a directory"),
+                       (tmp_path / "none", "No such file"), ("/dev/null", "no requests in it")):
+        rc, out, err = sim("cache", "--trace", path, "--blocks", 10)
+        assert rc == 2 and says in err and not out, (path, err)
+
+
+@pytest.mark.parametrize("options, says, not_says", [
+    ((SMALL, "--gpus", 16, "--ttft", 1000, "--tbt", 50), "answer         disaggregate: ", "inf"),
+    # Where there is nothing to compare, that is the answer.
+    ((SMALL, "--gpus", 2, "--ttft", 1, "--tbt", 1), "answer         none: however slowly they come", "how sure"),
+    ((SMALL, "--gpus", 20, "--ttft", 600000, "--tbt", 1000), "answer         not to be told: both ways carry more than",
+     "little difference"),
+    ((SMALL, "--gpus", 2, "--ttft", 600000, "--tbt", 15), "but            at that rate the whole trace comes within", "inf"),
+])
+def test_a_plan_says_what_it_cannot_tell(options, says, not_says):
+    rc, out, err = sim("plan", "--config", "h200-8b", "--trace", *options)
+    assert rc == 0 and says in out and not_says not in out, out + err
+
+
+def test_what_cannot_be_planned(tmp_path):
+    at_once = tmp_path / "t.jsonl"
+    at_once.write_text(line(5, 600, [1, 2]))
+    for options, says in (((SMALL, "--gpus", 1), "--gpus: 1 make 1 instance of 1; at least two"),
+                          ((at_once, "--gpus", 4), "all its requests come at once"),
+                          ((SMALL, "--gpus", 4, "--tbt", 0), "a plan is for objectives")):
+        rc, out, err = sim("plan", "--config", "h200-8b", "--trace", *options)
+        assert rc == 2 and says in err and not out, out + err
