@@ -355,7 +355,8 @@ static bool check(const void *conf, char *err, size_t err_cap)
                  (long long)c->index_extent_tokens, (long long)c->common.kv_block_tokens);
         return false;
     }
-    if (bt_front_check_origins(c->http_allowed_origins, err, err_cap) != BT_OK) {
+    if (bt_front_check_origins(c->http_allowed_origins, err, err_cap) != BT_OK ||
+        bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK) {
         return false;
     }
     if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {

@@ -30,6 +30,10 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
 /* Is a list of origins right? ERR_CONFIG: err names what is not, and the key. */
 bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
 
+/* Can the keys file be used? path NULL: there is none. ERR_CONFIG: err names the key of the
+ * configuration, file, line and remedy. */
+bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap) BT_MUST_CHECK;
+
 /* Starts listening. tok, tmpl (NULL: the model has no chat template, chat requests get 400), rs and
  * metrics stay the caller's and must outlive the front. port_p gets the bound port. ERR_CONFIG: the
  * keys file cannot be read, is readable by others, or holds no key, or allowed_origins names no

@@ -60,10 +60,15 @@ static bool read_name(const char *name, char out[TENANT_BYTES + 1], char *err, s
 static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
 {
     struct front_key_terms *t = &x->terms;
+    uint32_t seen = 0;
     char *save = NULL;
     for (char *w = strtok_r(text, " \t", &save); w != NULL; w = strtok_r(NULL, " \t", &save)) {
         size_t name = strcspn(w, "="), i = 0;
         if (strncmp(w, "tenant=", 7) == 0) {
+            if (x->name[0] != '\0') {
+                snprintf(err, cap, "tenant= stands twice behind a key");
+                return false;
+            }
             if (!read_name(w + 7, x->name, err, cap)) {
                 return false;
             }
@@ -80,6 +85,11 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
                      w);
             return false;
         }
+        if ((seen >> i & 1) != 0) {
+            snprintf(err, cap, "%s= stands twice behind a key", terms[i].name);
+            return false;
+        }
+        seen |= 1u << i;
         char *end;
         double v = strtod(w + name + 1, &end);
         bool is_whole = terms[i].offset != SIZE_MAX || v == (double)(int64_t)v;
@@ -99,13 +109,18 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
     return true;
 }
 
-/* Terms are a tenant's: they stand behind the first of its keys. False: err says so. */
+/* A key has one tenant, and terms are a tenant's: they stand behind the first of its keys. False:
+ * err says so. */
 static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err, size_t cap)
 {
     if (x->name[0] == '\0') {
         bt_hex(x->digest, TENANT_BYTES / 2, x->name);
     }
     for (size_t i = 0; i < k->n; i++) {
+        if (memcmp(k->all[i].digest, x->digest, sizeof(x->digest)) == 0) {
+            snprintf(err, cap, "this key stands above already; remove one of the two lines");
+            return false;
+        }
         if (strcmp(k->all[i].name, x->name) == 0 && x->has_terms) {
             snprintf(err, cap,
                      "terms of tenant %s stand behind two keys; leave them behind its first one",
@@ -116,71 +131,96 @@ static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err,
     return true;
 }
 
-static bt_status_t keys_error(struct front_keys *k, FILE *file, char *err, size_t cap,
-                              const char *path, const char *what)
+/* One line with its end, of n bytes; it is overwritten. False: err says what is wrong with it. */
+static bool read_line(struct front_keys *k, char *line, size_t n, char *err, size_t cap)
 {
-    snprintf(err, cap, "%s: %s", path, what);
-    if (file != NULL) {
-        fclose(file);
+    if (memchr(line, '\0', n) != NULL) {
+        snprintf(err, cap, "a key holds a NUL");
+        return false;
     }
-    front_keys_destroy(k);
-    return BT_ERR_CONFIG;
+    while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL) {
+        n--;
+    }
+    line[n] = '\0';
+    char *key = line + strspn(line, " \t");
+    size_t len = strcspn(key, " \t");
+    if (*key == '\0' || *key == '#') {
+        return true;
+    }
+    if (n > KEY_BYTES_MAX) {
+        snprintf(err, cap, "a line is longer than %d bytes", KEY_BYTES_MAX);
+        return false;
+    }
+    struct tenant t = {.terms = {.priority = INT32_MIN}};
+    bt_sha256(key, len, t.digest);
+    if (!read_terms(key + len, &t, err, cap) || !join_tenant(k, &t, err, cap)) {
+        return false;
+    }
+    double now_ms = (double)bt_mono_ns() / 1e6;
+    /* A second's worth may come at once; of tokens ten seconds' worth, as prompts are long. */
+    bt_sched_bucket_init(&t.requests, t.terms.requests_per_s, t.terms.requests_per_s, now_ms);
+    bt_sched_bucket_init(&t.tokens, t.terms.tokens_per_s, 10 * t.terms.tokens_per_s, now_ms);
+    k->all = bt_realloc(k->all, (k->n + 1) * sizeof(k->all[0]));
+    k->all[k->n++] = t;
+    return true;
+}
+
+/* All lines; false: err says what is wrong with which. Keys are wiped from the buffer. */
+static bool read_lines(struct front_keys *k, FILE *file, const char *path, char *err, size_t cap)
+{
+    char *line = NULL, why[256];
+    size_t room = 0;
+    ssize_t n;
+    bool ok = true;
+    for (uint32_t no = 1; ok && (n = getline(&line, &room, file)) > 0; no++) {
+        size_t bom = no == 1 && n >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+        ok = read_line(k, line + bom, (size_t)n - bom, why, sizeof(why));
+        if (!ok) {
+            snprintf(err, cap, "conductor.api_keys_file: %s:%u: %s", path, no, why);
+        }
+        explicit_bzero(line, room);
+    }
+    free(line);
+    return ok;
 }
 
 bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *err, size_t err_cap)
 {
     struct stat st;
-    char line[KEY_BYTES_MAX + 2];
     struct front_keys *k = bt_calloc(1, sizeof(*k));
     FILE *file = fopen(path, "re");
+    const char *what = NULL;
     if (file == NULL) {
-        return keys_error(k, NULL, err, err_cap, path, strerror(errno));
+        what = strerror(errno);
+    } else if (fstat(fileno(file), &st) != 0 || !S_ISREG(st.st_mode)) {
+        what = "not a regular file";
+    } else if ((st.st_mode & (S_IROTH | S_IWOTH)) != 0) {
+        what = "API keys must not be readable by everybody; chmod 0600 or 0640";
     }
-    if (fstat(fileno(file), &st) != 0 || !S_ISREG(st.st_mode)) {
-        return keys_error(k, file, err, err_cap, path, "not a regular file");
+    bool ok = what == NULL && read_lines(k, file, path, err, err_cap);
+    if (ok && k->n == 0) {
+        what = "holds no key; write one a line, or remove conductor.api_keys_file";
     }
-    if ((st.st_mode & (S_IROTH | S_IWOTH)) != 0) {
-        return keys_error(k, file, err, err_cap, path,
-                          "API keys must not be readable by everybody; chmod 0600 or 0640");
+    if (what != NULL) {
+        snprintf(err, err_cap, "conductor.api_keys_file: %s: %s", path, what);
     }
-    while (fgets(line, sizeof(line), file) != NULL) {
-        size_t n = strcspn(line, "\r\n");
-        if (line[n] == '\0' && !feof(file)) {
-            explicit_bzero(line, sizeof(line));
-            return keys_error(k, file, err, err_cap, path, "a key is longer than 512 bytes");
-        }
-        while (n > 0 && (line[n - 1] == ' ' || line[n - 1] == '\t')) {
-            n--;
-        }
-        size_t from = strspn(line, " \t");
-        if (from >= n || line[from] == '#') {
-            continue;
-        }
-        size_t key = strcspn(line + from, " \t\r\n");
-        char why[256];
-        struct tenant t = {.terms = {.priority = INT32_MIN}};
-        bt_sha256(line + from, key, t.digest);
-        line[n] = '\0';
-        if (!read_terms(line + from + key, &t, why, sizeof(why)) ||
-            !join_tenant(k, &t, why, sizeof(why))) {
-            explicit_bzero(line, sizeof(line));
-            return keys_error(k, file, err, err_cap, path, why);
-        }
-        double now_ms = (double)bt_mono_ns() / 1e6;
-        /* A second's worth may come at once; of tokens ten seconds' worth, as prompts are long. */
-        bt_sched_bucket_init(&t.requests, t.terms.requests_per_s, t.terms.requests_per_s, now_ms);
-        bt_sched_bucket_init(&t.tokens, t.terms.tokens_per_s, 10 * t.terms.tokens_per_s, now_ms);
-        k->all = bt_realloc(k->all, (k->n + 1) * sizeof(k->all[0]));
-        k->all[k->n++] = t;
+    if (file != NULL) {
+        fclose(file);
     }
-    explicit_bzero(line, sizeof(line));
-    if (k->n == 0) {
-        return keys_error(k, file, err, err_cap, path,
-                          "holds no key; write one a line, or remove conductor.api_keys_file");
+    if (!ok || what != NULL) {
+        front_keys_destroy(k);
+        return BT_ERR_CONFIG;
     }
-    fclose(file);
     *keys_p = k;
     return BT_OK;
+}
+
+bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap)
+{
+    struct front_keys *k = NULL;
+    bt_status_t st = path != NULL ? front_keys_load(path, &k, err, err_cap) : BT_OK;
+    front_keys_destroy(k);
+    return st;
 }
 
 void front_keys_destroy(struct front_keys *k)

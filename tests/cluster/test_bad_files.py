@@ -300,9 +300,17 @@ def test_transports_that_reach_no_other_host(tmp_path, tls):
     refuse(START, words, "baton-kvstore", sets=base(tmp_path, "baton-kvstore"), environ={"UCX_TLS": tls})
 
 
-def test_api_keys_file(tmp_path):
-    for bad in ("/nonexistent", tmp_path):
-        refuse(START, [str(bad)], "baton-conductor", sets=base(tmp_path, "baton-conductor", conductor__api_keys_file=bad))
+@pytest.mark.parametrize("args", [(), ("--check",)])
+def test_api_keys_file(tmp_path, args):
+    bad_terms, nul = tmp_path / "terms", tmp_path / "nul"
+    bad_terms.write_text("# keys\nsk-1\nsk-2 rps=fast\n")
+    nul.write_bytes(b"\xef\xbb\xbfsk-1\nsk\0-2\n")  # a byte-order mark is no part of a key, and no mistake
+    for f in (bad_terms, nul):
+        f.chmod(0o600)
+    for bad, says in (("/nonexistent", "No such file"), (tmp_path, "regular file"), (bad_terms, ":3: rps=fast: give a number"),
+                      (nul, ":2: a key holds a NUL")):
+        refuse(USAGE, [r"conductor\.api_keys_file: " + re.escape(str(bad)), says], "baton-conductor", *args,
+               sets=base(tmp_path, "baton-conductor", conductor__api_keys_file=bad))
 
 
 def test_run_dir(tmp_path):

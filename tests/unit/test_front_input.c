@@ -632,6 +632,18 @@ static void test_bad_key_files(void **state)
     expect_refused(keys_path, "chmod");
     write_keys("# nothing\n\n", 0600);
     expect_refused(keys_path, "no key");
+    static const struct {
+        const char *text, *says; /* the line, too */
+    } whole[] = {
+        {"sk-one\n\nsk-two\nsk-one tenant=b\n", ":4: this key stands above already"},
+        {"sk-one rps=1 rps=2\n", ":1: rps= stands twice"},
+        {"sk-one tenant=a tenant=b\n", ":1: tenant= stands twice"},
+        {"# two\nsk one\n", ":2: 'one' behind a key"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(whole); i++) {
+        write_keys(whole[i].text, 0600);
+        expect_refused(keys_path, whole[i].says);
+    }
     static const char *const terms[] = {"rps=0",   "rps=many",     "weight",
                                         "speed=3", "priority=1.5", "slo_ttft_ms=-1"};
     for (size_t i = 0; i < BT_ARRAY_LEN(terms); i++) {
