@@ -7,6 +7,7 @@
 #define N            BT_BATCH_FIT_N
 #define KEEP         (1 - 1.0 / 256) /* memory: some hundred steps of a kind */
 #define PRIOR_PULL   0.1             /* of a step in which the coefficient is everything */
+#define SEEN_SHARE   0.05            /* of what a step would make of the coefficient alone */
 #define FIRST_STEPS  32
 #define FIRST_ROUNDS 8  /* until what steps say and the pull have settled */
 #define SCALE_N      16 /* first steps that scale the prior */
@@ -140,16 +141,27 @@ static void minimize(double m[N][N], const double b[N], double x[N])
     }
 }
 
+/* The mean of that share over the steps that coefficient i had a part in: 0 without any. */
+static double seen_unit(const struct bt_batch_fit *f, int i)
+{
+    double squares = f->seen[0].a[i][i] + f->seen[1].a[i][i];
+    double sum = f->seen[0].b[i] + f->seen[1].b[i];
+    return squares > 0 ? SEEN_SHARE * sum / squares : 0;
+}
+
 /* The faded squares of both kinds, and a pull to the prior: by its own size, or by the
  * coefficient's where that is larger. By the prior's alone a coefficient twenty times above it
- * would have to pay for four hundred; the shape of a device is not known that well. */
+ * would have to pay for four hundred; the shape of a device is not known that well. Nor is it known
+ * to orders of magnitude: against a prior that has next to nothing for tokens, what steps say of
+ * them could never begin to grow, so a part of what would explain a step alone is the least size.
+ */
 static void solve(const struct bt_batch_fit *f, double v[N])
 {
     double m[N][N], b[N], x[N], unit[N], scale = exp(f->log_scale);
     int rounds = f->seen[0].steps + f->seen[1].steps < FIRST_STEPS ? FIRST_ROUNDS : 1;
     for (int round = 0; round < rounds; round++) {
         for (int i = 0; i < N; i++) {
-            unit[i] = BT_MAX(f->prior[i] * scale, v[i]);
+            unit[i] = BT_MAX(BT_MAX(f->prior[i] * scale, v[i]), seen_unit(f, i));
         }
         for (int i = 0; i < N; i++) {
             for (int k = 0; k < N; k++) {

@@ -149,6 +149,28 @@ static void test_a_prior_of_another_shape(void **state)
     }
 }
 
+/* Tokens cost hundreds of thousands of times what the prior says beside the base, and a device so
+ * slow gets few steps done at its start. The first prompts say it. */
+static void test_a_prior_that_knows_of_no_tokens(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost far = {
+        .base_ns = 1e5, .token_ns = BT_BATCH_TOKEN_NS(40), .kv_ns = 0.3, .attn_ns = 0.02};
+    static const double tokens[] = {1, 1, 16, 16, 100, 100, 100, 100};
+    struct bt_batch_fit f;
+    bt_batch_fit_init(&f, &far);
+    for (size_t i = 0; i < BT_ARRAY_LEN(tokens); i++) {
+        double n = tokens[i];
+        struct bt_batch_work w = {
+            .tokens = n, .kv = n > 1 ? 0 : 16, .attn = n > 1 ? n * n / 2 : 0, .prompt = n > 1};
+        (void)bt_batch_fit_step(&f, &w, 1e6 + 1e7 * n);
+    }
+    for (double n = 50; n <= 100; n *= 2) {
+        struct bt_batch_work w = {.tokens = n, .attn = n * n / 2, .prompt = true};
+        near(bt_batch_work_ns(&f.cost, &w), 1e6 + 1e7 * n, n == 100 ? 0.1 : 0.5);
+    }
+}
+
 static void test_a_hold_up_counts_little(void **state)
 {
     (void)state;
@@ -243,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_a_handful_of_steps_is_enough_to_begin),
         cmocka_unit_test(test_a_prior_that_is_far_off),
         cmocka_unit_test(test_a_prior_of_another_shape),
+        cmocka_unit_test(test_a_prior_that_knows_of_no_tokens),
         cmocka_unit_test(test_a_hold_up_counts_little),
         cmocka_unit_test(test_follows_a_change),
         cmocka_unit_test(test_keeps_what_it_is_not_told),
