@@ -226,6 +226,7 @@ static void start_requests(struct conductor *c)
         .admission = bt_sched_admission_find(conf->admission),
         .length_quantile = conf->length_quantile,
         .max_running = (uint32_t)conf->max_running,
+        .max_overtaking = (uint32_t)conf->max_overtaking,
         .max_waiting = (uint32_t)conf->max_waiting,
         .max_replans = (uint32_t)conf->max_replans,
         .no_worker_ms = (uint32_t)conf->no_worker_ms,

@@ -216,9 +216,30 @@ static uint32_t chunk_tokens(const struct bt_wcore *c)
     return flow > 0 ? (uint32_t)BT_MIN(flow, (int64_t)c->max_rows) : c->max_rows;
 }
 
-static double prompt_ns(const struct bt_wcore *c, const struct bt_wreq *r)
+/* The class as rows and prompts stand by it: 16 bits of the order. */
+static int32_t class_of(const struct bt_wreq *r)
 {
-    return bt_batch_prefill_ns(&c->fit.cost, r->pos, r->len, chunk_tokens(c));
+    return (int32_t)(r->order >> 48) + INT16_MIN;
+}
+
+/* Tokens of r that are still to be computed as a prompt, into its class's queue. */
+static uint64_t add_prompt(const struct bt_wcore *c, const struct bt_wreq *r,
+                           struct bt_wclasses *classes)
+{
+    bt_wclasses_at(classes, class_of(r))->queue_ns +=
+        bt_batch_prefill_ns(&c->fit.cost, r->pos, r->len, chunk_tokens(c));
+    return r->len - r->pos;
+}
+
+static void add_waiting(const struct bt_list *list, bool landing, struct bt_wclasses *classes)
+{
+    const struct bt_list *it;
+    bt_list_for_each (it, list) {
+        struct bt_wclass *k =
+            bt_wclasses_at(classes, class_of(BT_CONTAINER_OF(it, struct bt_wreq, link)));
+        k->waiting++;
+        k->landing += landing;
+    }
 }
 
 void bt_wload_publish(struct bt_wcore *c)
@@ -228,22 +249,27 @@ void bt_wload_publish(struct bt_wcore *c)
     uint32_t pages_free =
         BT_MIN(bt_page_pool_free_count(c->pages) + c->drain_pages, c->info->pages);
     uint64_t queued = 0, kv = 0;
-    double ns = 0;
+    struct bt_wclasses classes = {0};
     struct bt_list *it;
     bt_list_for_each (it, &c->queue) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->phases != BATON__PHASES__DECODE) {
-            queued += r->len - r->pos;
-            ns += prompt_ns(c, r);
-        }
+        queued += r->phases != BATON__PHASES__DECODE ? add_prompt(c, r, &classes) : 0;
     }
+    add_waiting(&c->queue, false, &classes);
+    add_waiting(&c->waiting, true, &classes);
     bt_list_for_each (it, &c->active) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->stage == BT_WREQ_PROMPT) {
-            queued += r->len - r->pos;
-            ns += prompt_ns(c, r);
+        queued += r->stage == BT_WREQ_PROMPT ? add_prompt(c, r, &classes) : 0;
+        if (r->stage == BT_WREQ_ROW) {
+            struct bt_wclass *k = bt_wclasses_at(&classes, class_of(r));
+            kv += r->pos;
+            k->rows++;
+            k->pages += r->n_pages;
         }
-        kv += r->stage == BT_WREQ_ROW ? r->pos : 0;
+    }
+    double ns = 0;
+    for (uint32_t i = 0; i < classes.n; i++) {
+        ns += classes.of[i].queue_ns;
     }
     uint64_t now = bt_mono_ns();
     if (c->step.active && c->step.prompt_tokens > 0) { /* its rows count as computed above */
@@ -254,6 +280,7 @@ void bt_wload_publish(struct bt_wcore *c)
     if (c->fit.seen[1].steps > 0) { /* without it prefills would be the prior's guess */
         bt_wstats_cost(s, &c->fit.cost, steps);
     }
+    bt_wstats_classes(s, &classes);
     atomic_store(&s->l_running, c->n_active);
     atomic_store(&s->l_waiting, c->n_queue + c->n_waiting);
     atomic_store(&s->l_landing, c->n_waiting);

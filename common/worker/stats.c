@@ -138,6 +138,49 @@ static void load_cost(const struct bt_wstats *s, struct bt_wload *l)
     l->load.cost = &l->cost;
 }
 
+void bt_wstats_classes(struct bt_wstats *s, const struct bt_wclasses *c)
+{
+    uint32_t turn = atomic_load(&s->l_classes.turn);
+    atomic_store(&s->l_classes.turn, turn + 1);
+    atomic_store(&s->l_classes.n, c->n);
+    for (uint32_t i = 0; i < c->n; i++) {
+        atomic_store(&s->l_classes.of[i].priority, c->of[i].priority);
+        atomic_store(&s->l_classes.of[i].queue_ms, c->of[i].queue_ns / 1e6);
+        atomic_store(&s->l_classes.of[i].rows, c->of[i].rows);
+        atomic_store(&s->l_classes.of[i].pages, c->of[i].pages);
+        atomic_store(&s->l_classes.of[i].waiting, c->of[i].waiting);
+        atomic_store(&s->l_classes.of[i].landing, c->of[i].landing);
+    }
+    atomic_store(&s->l_classes.turn, turn + 2);
+}
+
+/* All of one turn of the engine thread: a class with another one's rows would be wrong, not old.
+ * Without any (it was written each time) everybody is taken to wait for everybody. */
+#define CLASSES_TRIES 100
+
+static void load_classes(const struct bt_wstats *s, struct bt_wload *l)
+{
+    for (int try = 0; try < CLASSES_TRIES; try++) {
+        uint32_t turn = atomic_load(&s->l_classes.turn);
+        uint32_t n = BT_MIN(atomic_load(&s->l_classes.n), (uint32_t)BT_WORKER_CLASSES);
+        for (uint32_t i = 0; i < n; i++) {
+            Baton__ClassLoad *k = l->classes[i] = &l->class[i];
+            baton__class_load__init(k);
+            k->priority = atomic_load(&s->l_classes.of[i].priority);
+            k->queue_ms = atomic_load(&s->l_classes.of[i].queue_ms);
+            k->rows = atomic_load(&s->l_classes.of[i].rows);
+            k->pages = atomic_load(&s->l_classes.of[i].pages);
+            k->waiting = atomic_load(&s->l_classes.of[i].waiting);
+            k->landing = atomic_load(&s->l_classes.of[i].landing);
+        }
+        if (turn % 2 == 0 && atomic_load(&s->l_classes.turn) == turn) {
+            l->load.n_classes = n;
+            l->load.classes = l->classes;
+            return;
+        }
+    }
+}
+
 void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt_wload *out)
 {
     Baton__WorkerLoad *l = &out->load;
@@ -158,4 +201,5 @@ void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt
     l->chunk_tokens = atomic_load(&s->l_chunk_tokens);
     l->landing = atomic_load(&s->l_landing);
     load_cost(s, out);
+    load_classes(s, out);
 }

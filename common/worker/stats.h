@@ -8,6 +8,7 @@
 #include "common/base/base.h"
 #include "common/batch/cost.h"
 #include "common/metrics/metrics.h"
+#include "common/worker/classes.h"
 #include "session.pb-c.h"
 
 enum {
@@ -39,6 +40,15 @@ struct bt_wstats {
     _Atomic uint32_t l_chunk_tokens, l_landing;
     _Atomic uint64_t l_cost_steps; /* 0: l_cost is not known yet */
     _Atomic double l_cost[3 + BT_BATCH_SEGMENTS];
+    struct {
+        _Atomic uint32_t turn; /* odd: is being written */
+        _Atomic uint32_t n;
+        struct {
+            _Atomic int32_t priority;
+            _Atomic double queue_ms;
+            _Atomic uint32_t rows, pages, waiting, landing;
+        } of[BT_WORKER_CLASSES];
+    } l_classes;
 };
 
 struct bt_wstats *bt_wstats_create(const char *model_name, const char *kind);
@@ -49,11 +59,14 @@ void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t
 void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *device, bool exact);
 /* What the engine thread believes of its steps' cost, from so many of them. */
 void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t steps);
+/* What it has of each class. */
+void bt_wstats_classes(struct bt_wstats *s, const struct bt_wclasses *c);
 
 struct bt_wload { /* a heartbeat's load with what it points to */
     Baton__WorkerLoad load;
     Baton__StepCost cost;
     double token_ns[BT_BATCH_SEGMENTS];
+    Baton__ClassLoad class[BT_WORKER_CLASSES], *classes[BT_WORKER_CLASSES];
 };
 /* l may not be copied: it points into itself. */
 void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt_wload *l);

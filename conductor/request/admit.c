@@ -48,10 +48,21 @@ static void refuse(struct bt_request *r)
 
 /* ---- in and out ---- */
 
-/* At the rate at which requests end. */
-double bt_requests_wait_ms(const struct bt_requests *rs)
+/* Who waits in list and is not of a lower class. */
+static uint32_t ahead_in(const struct bt_list *list, int32_t priority)
 {
-    double ahead = rs->n_waiting + rs->n_starved;
+    uint32_t n = 0;
+    const struct bt_list *l;
+    bt_list_for_each (l, list) {
+        n += BT_CONTAINER_OF(l, struct bt_lane, queue)->r->spec.priority <= priority;
+    }
+    return n;
+}
+
+/* At the rate at which requests end. */
+double bt_requests_wait_ms(const struct bt_requests *rs, int32_t priority)
+{
+    double ahead = ahead_in(&rs->waiting, priority) + ahead_in(&rs->starved, priority);
     return rs->ends_per_s > 0 ? 1e3 * ahead / rs->ends_per_s : 0;
 }
 
@@ -60,12 +71,28 @@ double bt_requests_wait_ms(const struct bt_requests *rs)
 static bool too_late(struct bt_lane *k)
 {
     struct bt_sched_reject rej;
-    return bt_lane_hopeless(k, bt_mono_ns(), bt_requests_wait_ms(k->r->rs), &rej);
+    return bt_lane_hopeless(k, bt_mono_ns(), bt_requests_wait_ms(k->r->rs, k->r->spec.priority),
+                            &rej);
 }
 
 static bool crowded(const struct bt_requests *rs)
 {
     return rs->n_starved != 0 || rs->probe != NULL;
+}
+
+/* Places for a request of this class: those of lower classes do not count against it, as far as
+ * max_overtaking goes. What is beyond max_running is always of a higher class than as many within
+ * it. */
+static uint32_t places_for(const struct bt_requests *rs, int32_t priority)
+{
+    uint32_t lower = (uint32_t)bt_view_classes_below(&rs->running, priority);
+    return rs->conf.max_running + BT_MIN(lower, rs->conf.max_overtaking);
+}
+
+bool bt_requests_at_once(const struct bt_requests *rs, int32_t priority)
+{
+    return !crowded(rs) &&
+           rs->n_active + ahead_in(&rs->waiting, priority) < places_for(rs, priority);
 }
 
 static struct bt_sched_turn turn_of(const struct bt_lane *k)
@@ -110,7 +137,7 @@ void bt_requests_enter(struct bt_lane *k)
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
     uint32_t queued = rs->n_waiting + rs->n_starved + (rs->probe != NULL);
-    bool at_once = !crowded(rs) && rs->n_active + rs->n_waiting < rs->conf.max_running;
+    bool at_once = bt_requests_at_once(rs, r->spec.priority);
     if (rs->draining) {
         r->refuse = REJECT_DRAINING;
     } else if (r->refuse < 0 && !at_once && queued >= rs->conf.max_waiting && !displace(r)) {
@@ -159,11 +186,19 @@ static bool was_planned(const struct bt_request *r)
     return false;
 }
 
+void bt_requests_count(struct bt_request *r)
+{
+    r->counted = true;
+    r->rs->n_active++;
+    r->class_place = bt_view_classes_add(&r->rs->running, r->spec.priority, 1);
+}
+
 void bt_requests_uncount(struct bt_request *r)
 {
     if (r->counted) {
         r->counted = false;
         r->rs->n_active--;
+        bt_view_classes_remove(&r->rs->running, r->class_place, 1);
         r->rs->ended += was_planned(r);
         bt_requests_kick(r->rs);
     }
@@ -260,7 +295,8 @@ static void pump(void *arg)
         }
     }
     struct bt_lane *next;
-    while (rs->n_active < rs->conf.max_running && (next = pick_waiting(rs, false)) != NULL) {
+    while ((next = pick_waiting(rs, false)) != NULL &&
+           rs->n_active < places_for(rs, next->r->spec.priority)) {
         struct bt_lane_input in = {.now_ns = bt_mono_ns()};
         bt_lane_event(next, EV_ADMIT, &in);
     }
@@ -268,7 +304,7 @@ static void pump(void *arg)
     bt_list_for_each_safe (l, tmp, &rs->planning) {
         struct bt_lane *k = queued_of(l);
         if (crowded(rs) && now >= k->plan_at_ns) {
-            if (!bt_lane_refused_early(k, now, bt_requests_wait_ms(rs))) {
+            if (!bt_lane_refused_early(k, now, bt_requests_wait_ms(rs, k->r->spec.priority))) {
                 bt_requests_starve(k, now); /* behind those who came before it */
             }
             continue;

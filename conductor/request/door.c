@@ -10,9 +10,7 @@
 static bool full(struct bt_requests *rs, int32_t priority)
 {
     uint32_t queued = rs->n_waiting + rs->n_starved + (rs->probe != NULL);
-    bool at_once = rs->n_starved == 0 && rs->probe == NULL &&
-                   rs->n_active + rs->n_waiting < rs->conf.max_running;
-    if (at_once || queued < rs->conf.max_waiting) {
+    if (queued < rs->conf.max_waiting || bt_requests_at_once(rs, priority)) {
         return false;
     }
     struct bt_list *l;

@@ -45,6 +45,8 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     if (f->decode != NULL) {
         f->decode->own_requests += f->own_rows;
         f->decode->own_kv_tokens += f->own_kv;
+        f->rows_place =
+            bt_view_classes_add(&f->decode->own_rows, f->lane->r->spec.priority, f->own_rows);
     }
 }
 
@@ -83,6 +85,7 @@ static void decode_over(struct bt_flight *f)
     if (!f->decode_ended && f->decode != NULL) {
         f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
         f->decode->own_kv_tokens -= BT_MIN(f->own_kv, f->decode->own_kv_tokens);
+        bt_view_classes_remove(&f->decode->own_rows, f->rows_place, f->own_rows);
         f->decode->own_decoding -= f->decoding ? BT_MIN(f->own_rows, f->decode->own_decoding) : 0;
     }
     f->decoding = false;

@@ -74,8 +74,7 @@ static void on_admit(struct bt_lane *k, const struct bt_lane_input *in)
 {
     (void)in;
     bt_requests_unqueue(k);
-    k->r->counted = true;
-    k->r->rs->n_active++;
+    bt_requests_count(k->r);
     bt_lane_set_state(k, LANE_PLANNING);
     bt_requests_queue_planning(k);
 }
@@ -133,7 +132,7 @@ static void on_plan(struct bt_lane *k, const struct bt_lane_input *in)
         }
         return;
     case PLAN_NO_ROOM:
-        if (!bt_lane_refused_early(k, in->now_ns, bt_requests_wait_ms(rs))) {
+        if (!bt_lane_refused_early(k, in->now_ns, bt_requests_wait_ms(rs, k->r->spec.priority))) {
             bt_requests_starve(k, in->now_ns);
         }
         return;

@@ -63,6 +63,7 @@ struct bt_flight {
     struct bt_list prefills;   /* in prefill's session's own_prefills until then */
     double prefill_ms;         /* predicted, counted there */
     uint32_t class_place;      /* ... in its own_classes */
+    uint32_t rows_place;       /* in decode's session's own_rows, until it has ended */
     uint32_t behind_long;      /* own_longs when it was counted in own_behind_ms; 0: it was not */
     uint64_t own_kv;           /* counted at decode's session until it has ended */
     uint64_t submitted_ns;     /* wall clock */
@@ -129,10 +130,11 @@ struct bt_request {
     struct bt_gen_spec spec;
     const struct bt_gen_ops *ops; /* NULL: no callback any more */
     void *arg;
-    int refuse;       /* a REJECT_* told from the loop, -1: none */
-    bool counted;     /* holds one of max_running */
-    uint64_t arrival; /* order of bt_request_start */
-    uint64_t tenant;  /* hash of its name */
+    int refuse;           /* a REJECT_* told from the loop, -1: none */
+    bool counted;         /* holds one of max_running, or of max_overtaking */
+    uint32_t class_place; /* ... in rs->running */
+    uint64_t arrival;     /* order of bt_request_start */
+    uint64_t tenant;      /* hash of its name */
     struct bt_kv_key root;
 
     struct bt_list lanes;
@@ -178,9 +180,10 @@ struct bt_requests {
     struct bt_map *map; /* id -> bt_lane */
     struct bt_list all, waiting, planning, starved;
     uint32_t n_waiting, n_active, n_starved;
-    uint64_t decisions;    /* asked of the policy so far */
-    struct bt_lane *probe; /* the one starved lane that is being tried, or NULL */
-    uint64_t probe_at_ns;  /* next try, unless a release comes earlier */
+    struct bt_view_classes running; /* n_active by class */
+    uint64_t decisions;             /* asked of the policy so far */
+    struct bt_lane *probe;          /* the one starved lane that is being tried, or NULL */
+    uint64_t probe_at_ns;           /* next try, unless a release comes earlier */
     uint32_t probe_misses;
     double ends_per_s; /* smoothed rate of requests that end */
     uint32_t ended;    /* since the last look at it */
@@ -382,12 +385,17 @@ void bt_requests_fits(struct bt_lane *k);
 void bt_requests_nobody(struct bt_requests *rs);
 /* Somebody gave slots or pages back. */
 void bt_requests_room(struct bt_requests *rs);
-/* Gives back its place among the running. */
+/* Takes a place among the running, or gives it back. */
+void bt_requests_count(struct bt_request *r);
 void bt_requests_uncount(struct bt_request *r);
-/* When somebody who is refused now should come again, from the rate at which requests end. */
-/* How long a new request would wait for a place or for room, at the rate at which requests end. */
-double bt_requests_wait_ms(const struct bt_requests *rs);
+/* Would a new request of this class have a place at once, and be planned without waiting for room?
+ */
+bool bt_requests_at_once(const struct bt_requests *rs, int32_t priority);
+/* How long a new request of this class would wait for a place or for room, at the rate at which
+ * requests end. */
+double bt_requests_wait_ms(const struct bt_requests *rs, int32_t priority);
 extern const char bt_queue_full_text[];
+/* When somebody who is refused now should come again, likewise. */
 uint32_t bt_requests_retry_after_s(const struct bt_requests *rs);
 void bt_requests_rate(struct bt_requests *rs, uint64_t now_ns); /* every tick */
 

@@ -15,6 +15,7 @@ struct bt_requests_config { /* copied */
     struct bt_sched_params sched;
     double length_quantile; /* answers are taken to be this long: survival.h; 0: 0.9 */
     uint32_t max_running, max_waiting;
+    uint32_t max_overtaking;   /* beyond max_running, of higher classes than as many within it */
     uint32_t no_worker_ms;     /* how long a request waits for workers before its 503 */
     uint32_t queue_timeout_ms; /* ... for a place or for room; 0: for ever */
     uint32_t stall_ms;         /* no token and no other work finished: the worker hangs */

@@ -103,13 +103,15 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
 {
     const struct bt_sched_worker *d = &s->workers[plan->decode];
     uint32_t n = 0;
-    double rows = 0, kv = 0;
+    double rows = 0, kv = 0, yield_rows = 0, yield_pages = 0;
     for (uint32_t i = 0; i < s->n_workers; i++) {
         const struct bt_sched_worker *w = &s->workers[i];
         if (w->decode) {
             n++;
             rows += w->running + w->waiting;
             kv += (double)w->kv_tokens;
+            yield_rows += w->yield_rows;
+            yield_pages += w->yield_pages;
         }
     }
     if (s->forecast == NULL || n == 0) {
@@ -125,6 +127,8 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     then.kv_tokens = (uint64_t)(kv / n);
     uint64_t pages = BT_DIV_UP(then.kv_tokens, (uint64_t)req->block_tokens);
     then.pages_free = then.pages_total - (uint32_t)BT_MIN(pages, (uint64_t)then.pages_total);
+    then.yield_rows = (uint32_t)(yield_rows / n); /* those of now: who of them will be left? */
+    then.yield_pages = (uint32_t)(yield_pages / n);
     if (d->cost == NULL && d->step_ms > 0 && d->running > 0) {
         /* Only the step of now is known: it grows with the rows beyond those of now. */
         double grown = (double)then.running / d->running;
@@ -133,10 +137,12 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     double tbt = bt_sched_tbt_ms(c, &then, req);
     double full = 0, n_rows = BT_MAX(req->n_choices, 1u);
     if (then.pages_total != 0) {
+        pages -= BT_MIN((uint64_t)then.yield_pages, pages);
         full = (double)(pages + bt_sched_blocks_of(req)) / (then.pages_total * PAGES_FULL);
     }
     if (then.slots_total != 0) {
-        full = BT_MAX(full, (rows / n + n_rows) / then.slots_total);
+        double stay = BT_MAX(rows / n - then.yield_rows, 0);
+        full = BT_MAX(full, (stay + n_rows) / then.slots_total);
     }
     return full > 1 ? full * BT_MAX(tbt, c->tbt_objective_ms) : tbt;
 }

@@ -196,22 +196,36 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
     return move > prefill_ms ? move - prefill_ms : 0;
 }
 
-double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req)
+/* ... but for so many rows and pages of those that are there. */
+static double load_without(const struct bt_sched_worker *w, const struct bt_sched_request *req,
+                           uint32_t yield_rows, uint32_t yield_pages)
 {
     uint32_t active = BT_MAX(w->running + w->waiting + w->landing, w->own_requests);
     uint32_t more = req->expect_new != 0 ? req->expect_new : BT_MIN(req->max_new, 512u);
     uint32_t n = BT_MAX(req->n_choices, 1u);
+    active -= BT_MIN(yield_rows, active);
     double rows = (double)(active + n) / (w->slots_total != 0 ? w->slots_total : 64);
     double pages = 0;
     if (w->pages_total != 0) {
         uint32_t one = BT_DIV_UP(req->n_tokens + more, req->block_tokens);
         uint32_t shared = req->n_tokens / req->block_tokens; /* the prompt's full blocks */
         uint32_t need = shared + n * (one - shared);
-        pages = (double)(w->pages_total - BT_MIN(w->pages_free, w->pages_total) + need) /
-                w->pages_total;
+        uint32_t used = w->pages_total - BT_MIN(w->pages_free, w->pages_total);
+        pages = (double)(used - BT_MIN(yield_pages, used) + need) / w->pages_total;
     }
     double load = BT_MAX(rows, pages);
     return w->waiting > 0 ? load + 1 : load;
+}
+
+/* Rows of lower classes keep their places where there are others: the worker with the most room is
+ * the best one for a higher class too. Where there are none they make way, and it does not wait. */
+double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req)
+{
+    double load = load_without(w, req, 0, 0);
+    if (load <= 1 || w->yield_rows == 0) {
+        return load;
+    }
+    return BT_MAX(load_without(w, req, w->yield_rows, w->yield_pages), 1);
 }
 
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,

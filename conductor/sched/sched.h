@@ -24,7 +24,9 @@ struct bt_sched_worker {
     uint32_t landing;          /* their KV is still on its way: in prefill elsewhere, mostly */
     uint32_t pages_total, pages_free; /* 0 total: not known */
     uint32_t slots_total, slots_free; /* 0 total: not known */
-    uint32_t max_model_len;           /* 0: not known */
+    /* of these: rows of lower classes than the request's and their pages, which would make way */
+    uint32_t yield_rows, yield_pages;
+    uint32_t max_model_len; /* 0: not known */
     uint64_t queued_prefill_tokens;
     double prefill_tokens_per_s; /* 0: not measured yet */
     double step_ms;              /* 0: not measured yet */

@@ -1,7 +1,7 @@
 /* A few sums by class. Pure: see classes.h. */
 #include "conductor/view/classes.h"
 
-uint32_t bt_view_classes_add(struct bt_view_classes *c, int32_t priority, double ms)
+uint32_t bt_view_classes_add(struct bt_view_classes *c, int32_t priority, double amount)
 {
     uint32_t place = BT_VIEW_CLASSES;
     for (uint32_t i = 0; i < BT_VIEW_CLASSES; i++) {
@@ -13,25 +13,25 @@ uint32_t bt_view_classes_add(struct bt_view_classes *c, int32_t priority, double
     }
     if (place < BT_VIEW_CLASSES) {
         c->of[place].priority = priority;
-        c->of[place].ms = c->of[place].n > 0 ? c->of[place].ms + ms : ms;
+        c->of[place].sum = c->of[place].n > 0 ? c->of[place].sum + amount : amount;
         c->of[place].n++;
     }
     return place;
 }
 
-void bt_view_classes_remove(struct bt_view_classes *c, uint32_t place, double ms)
+void bt_view_classes_remove(struct bt_view_classes *c, uint32_t place, double amount)
 {
     if (place < BT_VIEW_CLASSES) {
         c->of[place].n--;
-        c->of[place].ms -= ms;
+        c->of[place].sum -= amount;
     }
 }
 
 double bt_view_classes_below(const struct bt_view_classes *c, int32_t priority)
 {
-    double ms = 0;
+    double sum = 0;
     for (uint32_t i = 0; i < BT_VIEW_CLASSES; i++) {
-        ms += c->of[i].n > 0 && c->of[i].priority > priority ? c->of[i].ms : 0;
+        sum += c->of[i].n > 0 && c->of[i].priority > priority ? c->of[i].sum : 0;
     }
-    return ms;
+    return sum;
 }

@@ -218,6 +218,25 @@ static void take_cost(struct bt_session *s, const Baton__StepCost *c)
     s->load.cost = &s->load_cost;
 }
 
+/* More than there are places for are not told apart: nobody is before them. */
+static void take_classes(struct bt_session *s, const Baton__WorkerLoad *l)
+{
+    s->load.n_classes = 0;
+    s->load.classes = NULL;
+    s->n_classes = (uint32_t)BT_MIN(l->n_classes, (size_t)BT_VIEW_CLASSES);
+    for (uint32_t i = 0; i < s->n_classes; i++) {
+        const Baton__ClassLoad *k = l->classes[i];
+        s->classes[i] = (struct bt_view_class){
+            .priority = k->priority,
+            .queue_ms = k->queue_ms > 0 ? k->queue_ms : 0,
+            .rows = k->rows,
+            .pages = k->pages,
+            .waiting = BT_MAX(k->waiting, k->landing),
+            .landing = k->landing,
+        };
+    }
+}
+
 static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
 {
     if (h->load != NULL) {
@@ -225,6 +244,7 @@ static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
         s->load.base.n_unknown_fields = 0;
         s->load.base.unknown_fields = NULL;
         take_cost(s, h->load->cost);
+        take_classes(s, h->load);
         s->has_load = true;
         s->load_ns = bt_mono_ns();
     }
@@ -378,7 +398,7 @@ static void session_end(struct bt_session *s, const char *why)
     s->broken = false;
     s->has_load = s->has_pool = false;
     s->learned = (struct bt_sched_learned){0};
-    s->n_links = 0;
+    s->n_links = s->n_classes = 0;
     forget_pins(s);
     disconnect(s);
     redial_later(s);

@@ -229,15 +229,17 @@ static void reserve_scratch(struct bt_view *v)
     v->all_workers = bt_realloc(v->all_workers, n * sizeof(struct bt_session *));
 }
 
-/* Until its prefills are computed: by what it said last, less the time since, or by what this
- * conductor has there, less the time since the last of them was done, whichever is more. Prompts
- * that share a step are all done at its end: the time counts for all of them, not for the oldest
- * alone. In the units of costs: a worker that takes longer gets less of it done. */
-static double queue_ms(const struct bt_session *s, uint64_t now_ns)
+/* Until its prefills are computed, but for so much that goes behind: by what it said last, less the
+ * time since, or by what this conductor has there, less the time since the last of them was done,
+ * whichever is more. Prompts that share a step are all done at its end: the time counts for all of
+ * them, not for the oldest alone. In the units of costs: a worker that takes longer gets less of it
+ * done. */
+static double queue_ms(const struct bt_session *s, uint64_t now_ns, double said_behind,
+                       double own_behind)
 {
     double slow = s->learned.slow > 0 ? s->learned.slow : 1;
-    double said = s->load.queue_ms - (double)(now_ns - s->load_ns) / 1e6 / slow;
-    double own = s->own_prefill_ms;
+    double said = s->load.queue_ms - said_behind - (double)(now_ns - s->load_ns) / 1e6 / slow;
+    double own = s->own_prefill_ms - own_behind;
     if (own > 0) {
         own -= (double)(now_ns - s->own_head_ns) / 1e6 / slow;
     }
@@ -286,7 +288,7 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         w->chunk_tokens = s->load.chunk_tokens;
         w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_kv_tokens);
         w->cost = s->load.cost != NULL ? &s->cost : NULL;
-        w->queue_ms = queue_ms(s, now_ns);
+        w->queue_ms = queue_ms(s, now_ns, 0, 0);
         w->share_ms = share_ms(s, w->queue_ms);
     }
 }
@@ -400,14 +402,43 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
         .workers = v->workers, .n_workers = nw, .kvstores = v->kvstores, .n_kvstores = nk};
 }
 
-void bt_view_overtake(struct bt_view_snapshot *s, int32_t priority)
+/* What w has of lower classes, as its worker has said: the sums of those classes. */
+static struct bt_view_class said_below(const struct bt_session *s, int32_t priority)
 {
-    for (uint32_t i = 0; i < s->snap.n_workers; i++) {
-        double below = bt_view_classes_below(&s->worker[i]->own_classes, priority);
-        if (below > 0) {
-            s->workers[i].queue_ms = BT_MAX(s->workers[i].queue_ms - below, 0);
-            s->workers[i].share_ms = BT_MIN(s->workers[i].share_ms, s->workers[i].queue_ms);
+    struct bt_view_class sum = {0};
+    int32_t class = BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX); /* as it stands by them */
+    for (uint32_t i = 0; i < s->n_classes; i++) {
+        const struct bt_view_class *k = &s->classes[i];
+        if (k->priority > class) {
+            sum.queue_ms += k->queue_ms;
+            sum.rows += k->rows;
+            sum.pages += k->pages;
+            sum.waiting += k->waiting;
+            sum.landing += k->landing;
         }
+    }
+    return sum;
+}
+
+void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
+{
+    uint64_t now = bt_mono_ns();
+    for (uint32_t i = 0; i < v->snap.n_workers; i++) {
+        const struct bt_session *s = v->worker[i];
+        struct bt_sched_worker *w = &v->workers[i];
+        struct bt_view_class below = said_below(s, priority);
+        double own = bt_view_classes_below(&s->own_classes, priority);
+        double own_rows = bt_view_classes_below(&s->own_rows, priority);
+        if (!s->has_load) {
+            continue;
+        }
+        if (own > 0 || below.queue_ms > 0) {
+            w->queue_ms = queue_ms(s, now, below.queue_ms, own);
+            w->share_ms = BT_MIN(w->share_ms, w->queue_ms);
+        }
+        w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);
+        w->yield_rows = (uint32_t)BT_MAX(below.rows + below.landing, own_rows);
+        w->yield_pages = below.pages;
     }
 }
 

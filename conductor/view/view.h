@@ -32,6 +32,13 @@ typedef enum {
     BT_SESSION_UP        /* hello of the peer checked */
 } bt_session_state_t;
 
+/* What a worker has of one class, as it said last. */
+struct bt_view_class {
+    int32_t priority;
+    double queue_ms;
+    uint32_t rows, pages, waiting, landing;
+};
+
 /* One member and the session with it. Outside view/ the fields are read only, but for own_*. */
 struct bt_session {
     struct bt_list link;
@@ -60,8 +67,10 @@ struct bt_session {
 
     Baton__WorkerLoad load; /* last heard; its cost, if any, is load_cost */
     Baton__StepCost load_cost;
-    struct bt_batch_cost cost; /* the same for sched, if load.cost is set */
-    Baton__PoolLoad pool;      /* without its links */
+    struct bt_batch_cost cost;                     /* the same for sched, if load.cost is set */
+    struct bt_view_class classes[BT_VIEW_CLASSES]; /* workers: [n_classes] */
+    uint32_t n_classes;
+    Baton__PoolLoad pool; /* without its links */
     bool has_load, has_pool;
     uint64_t load_ns;                               /* when it came */
     struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
@@ -78,6 +87,7 @@ struct bt_session {
     struct bt_list own_prefills;        /* what it has not computed yet, oldest first */
     double own_prefill_ms;              /* predicted, all of them */
     struct bt_view_classes own_classes; /* ... by class */
+    struct bt_view_classes own_rows;    /* own_requests by class */
     uint64_t own_head_ns;               /* ... which it can have begun then */
     const void *own_long;               /* the last of them that takes several steps, NULL: none; */
     double own_long_ms, own_step_ms;    /* ... beyond its first step, and that step */
@@ -178,8 +188,9 @@ struct bt_view_snapshot {
 void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
                       struct bt_view_snapshot *out);
 
-/* The snapshot as it is for a request of this class: it does not wait for prefills of lower ones
- * that this conductor has queued. Those of other conductors it is taken to wait for. */
+/* The snapshot as it is for a request of this class, whichever conductor the others belong to: it
+ * does not wait for prefills of lower ones, nor for their rows where those would make way. What a
+ * worker has under way it waits for. */
 void bt_view_overtake(struct bt_view_snapshot *s, int32_t priority);
 
 /* Index in the view's latest snapshot of the kvstore with this id in the index; BT_SCHED_NONE: it

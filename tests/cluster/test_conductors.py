@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from conftest import BUILD, Cluster, wait_for
+from conftest import BUILD, CTL, Cluster, wait_for
 from sanitizer import PATIENCE
 
 KILLS = 4
@@ -158,6 +158,59 @@ def test_one_of_three_is_killed_again_and_again():
         for o in others:
             o.stop()
         c.stop()
+
+
+def test_classes_of_other_conductors(monkeypatch):
+    """What the first conductor has queued keeps the second one's requests out by class: a lower one's prompts are no
+    reason to refuse a higher one. The engine takes a second a prompt, and sleeps meanwhile."""
+    monkeypatch.setenv("BATON_NULL_PACE", "1000,10000")
+    c = Cluster("--nodes", "1", "--set", "prefill.engine.device=null", "--set", "decode.engine.device=null")
+    second, done = None, []
+    try:
+        second = Conductor(c, "second")
+        wait_for(second.serving, 30, "a further conductor serves")
+        body = {"prompt": list(range(300, 400)), "max_tokens": 1}
+
+        def ask(port, salt, priority, **headers):
+            k = http.client.HTTPConnection("127.0.0.1", port, timeout=120 * PATIENCE)
+            k.request("POST", "/v1/completions", json.dumps(dict(body, cache_salt=salt, priority=priority)),
+                      {"Content-Type": "application/json", **headers})
+            r = k.getresponse()
+            return r.status, json.loads(r.read())
+
+        for i in range(3):  # both learn what a prefill takes
+            assert ask(c.port, f"first{i}", 0)[0] == ask(second.port, f"second{i}", 0)[0] == 200
+        threads = [threading.Thread(target=lambda i=i: done.append(ask(c.port, f"low{i}", 5)[0])) for i in range(20)]
+        for t in threads:
+            t.start()
+        addr = conductor_rpc(c, "second")
+
+        def queued():
+            out = subprocess.run([CTL, "--addr", addr, "nodes", "-o", "json"],
+                                 stdout=subprocess.PIPE, check=True).stdout
+            return sum(n["load"]["queued_prefill_tokens"] for n in json.loads(out) if n["kind"] == "prefill" and n["load"])
+
+        wait_for(lambda: queued() > 1200, 20, "the second conductor hears of the queue")
+        objective = {"x-slo-ttft-ms": "9000"}
+        status, answer = ask(second.port, "equal", 5, **objective)
+        assert status == 429 and "objective" in answer["error"]["message"], answer
+        status, answer = ask(second.port, "higher", 4, **objective)
+        assert status == 200, answer
+        assert len(done) < 18, "it went before those that were there"
+        for t in threads:
+            t.join(120 * PATIENCE)
+        assert done == [200] * 20
+    finally:
+        if second is not None:
+            second.stop()
+        c.stop()
+
+
+def conductor_rpc(c, name):
+    """Where the admin service of this one listens, as the cluster's first conductor knows it."""
+    with open(os.path.join(c.state_dir, "conductor.addr")) as f:
+        out = subprocess.run([CTL, "--addr", f.read().strip(), "nodes", "-o", "json"], stdout=subprocess.PIPE, check=True)
+    return next(n["rpc"] for n in json.loads(out.stdout) if n["kind"] == "conductor" and n["name"] == name)
 
 
 def loads(c):

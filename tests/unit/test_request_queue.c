@@ -263,6 +263,64 @@ static void test_classes_and_tenants(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Plays the workers of the submission whose prompt has so many tokens to its end. */
+static void serve_one(struct pair *x, uint32_t n_tokens, struct client *c)
+{
+    for (int i = 0; i < x->p->submits; i++) {
+        const struct seen_submit *s = &x->p->submit[i];
+        if (s->n_tokens == n_tokens) {
+            say_prefill_done(x->p, s->request, s->epoch, 0, 0, 0);
+            say_token(x->p, s->request, s->epoch, 0, 300, BATON__FINISH__LENGTH);
+            say_ended(x->p, s->request, s->epoch, BT_OK);
+            say_ended(x->d, s->request, s->epoch, BT_OK);
+        }
+    }
+    until(&x->f, c->dones == 1);
+}
+
+/* Two places and two more for those of higher classes than ones that have them: a higher class does
+ * not wait for lower ones, an equal one does, and there are never more than both together. */
+static void test_places_for_higher_classes(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    x.f.rc.max_running = 2;
+    x.f.rc.max_overtaking = 2;
+    pair_start(&x);
+    static const int32_t class[] = {5, 5, 3, 3, 3, -1, 5};
+    enum { LOW, LOW2, OVER, OVER2, THIRD, HIGHEST, LAST, N };
+    struct client c[N];
+    for (uint32_t i = 0; i < N; i++) {
+        struct bt_gen_spec s = spec_of(40 + i, 1); /* lengths tell them apart */
+        s.priority = class[i];
+        client_start(&x.f, &c[i], &s);
+        until(&x.f, x.p->submits == (int)BT_MIN(i + 1, 4u) && placed(&x));
+    }
+    until(&x.f, waiting(&x) == 3);    /* all four places are taken, whatever class comes */
+    serve_one(&x, 40 + LOW, &c[LOW]); /* three run, one of them of a class below 3: */
+    until(&x.f, x.p->submits == 5 && placed(&x));
+    assert_int_equal(x.p->submit[4].n_tokens, 40 + HIGHEST); /* passes that one and both of 3 */
+    serve_one(&x, 40 + OVER, &c[OVER]);
+    serve_one(&x, 40 + HIGHEST, &c[HIGHEST]);
+    until(&x.f, x.p->submits == 6 && placed(&x)); /* 5 and 3 run: one more of 3 passes the 5 */
+    assert_int_equal(x.p->submit[5].n_tokens, 40 + THIRD);
+    spin(&x.f, 100);
+    assert_int_equal(x.p->submits, 6); /* three run: LAST waits for two of them */
+    serve_one(&x, 40 + OVER2, &c[OVER2]);
+    spin(&x.f, 100);
+    assert_int_equal(x.p->submits, 6);
+    serve_one(&x, 40 + THIRD, &c[THIRD]);
+    until(&x.f, x.p->submits == 7 && placed(&x));
+    serve_one(&x, 40 + LOW2, &c[LOW2]);
+    serve_one(&x, 40 + LAST, &c[LAST]);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(c[i].errors, 0);
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* Those who wait for room while the last worker dies: all are told within the time for that. */
 static void test_room_and_nobody_left(void **state)
 {
@@ -525,6 +583,7 @@ int main(void)
         cmocka_unit_test(test_elsewhere_first),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_classes_and_tenants),
+        cmocka_unit_test(test_places_for_higher_classes),
         cmocka_unit_test(test_room_and_nobody_left),
         cmocka_unit_test(test_full_worker),
         cmocka_unit_test(test_refused_at_once),

@@ -208,6 +208,35 @@ static void test_decode_least_load(void **state)
     assert_int_equal(place(&x, &defaults).decode, 2);
 }
 
+/* Rows of lower classes make way where there is no room beside them, and only there. */
+static void test_decode_among_lower_classes(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.w[2].running = x.w[2].yield_rows = 16; /* full of lower classes */
+    x.w[3].running = 16;                     /* of others */
+    struct bt_sched_plan p = place(&x, &defaults);
+    assert_int_equal(p.decode, 2);
+    assert_true(p.step_ms == 20); /* it has not to take turns with anybody */
+    x.w[3].running = 12;          /* room beside others: nobody has to go */
+    assert_int_equal(place(&x, &defaults).decode, 3);
+    x.w[3].waiting = 1; /* ... which somebody waits for already */
+    assert_int_equal(place(&x, &defaults).decode, 2);
+    world_init(&x);
+    x.w[2].running = x.w[3].running = 8;
+    x.w[2].pages_free = x.w[3].pages_free = 0;
+    x.w[3].yield_rows = 4;
+    x.w[3].yield_pages = 500;
+    assert_int_equal(place(&x, &defaults).decode, 3);
+    x.w[3].yield_pages = 50; /* 69 are needed: not enough, and not more than the others' */
+    x.w[2].yield_rows = 4;
+    x.w[2].yield_pages = 60;
+    p = place(&x, &defaults);
+    assert_int_equal(p.decode, 2);
+    assert_true(p.step_ms > 20);
+}
+
 static void test_avoid(void **state)
 {
     (void)state;
@@ -579,6 +608,7 @@ int main(void)
         cmocka_unit_test(test_queue_beats_cache),
         cmocka_unit_test(test_whole_prompt_cached),
         cmocka_unit_test(test_decode_least_load),
+        cmocka_unit_test(test_decode_among_lower_classes),
         cmocka_unit_test(test_avoid),
         cmocka_unit_test(test_local),
         cmocka_unit_test(test_one_role_left),

@@ -738,6 +738,13 @@ static void test_pages_then(void **state)
         BT_SCHED_OVERLOADED);
     assert_int_equal(rej.miss, BT_SCHED_MISS_TBT);
     assert_true(rej.predicted_ms >= 500 && rej.retry_after_s >= 1);
+    for (uint32_t i = N_P; i < N; i++) { /* but for rows that would make way */
+        x.w[i].yield_rows = 5;
+        x.w[i].yield_pages = 500;
+    }
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_PLANNED);
     /* Worker 4 has fewer rows, but many are on their way to it. */
     world_init(&x);
     x.s.forecast = &f;

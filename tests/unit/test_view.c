@@ -370,14 +370,85 @@ static void test_own_classes(void **state)
     assert_true(bt_view_classes_below(&c, 6) == 1000);
 }
 
+/* What a worker says of its classes, whoever sent them: a request waits for those before it, and
+ * for what is under way; rows behind it would make way. */
+static void test_classes_of_workers(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *k = fake_add(&f, "decode", "d", "n1");
+    Baton__ClassLoad class[2] = {BATON__CLASS_LOAD__INIT, BATON__CLASS_LOAD__INIT};
+    Baton__ClassLoad *classes[] = {&class[0], &class[1]};
+    class[0].priority = -5;
+    class[0].queue_ms = 10000;
+    class[0].rows = 4;
+    class[0].pages = 20;
+    class[1].priority = INT16_MAX; /* as far as workers tell classes apart */
+    class[1].queue_ms = 30000;
+    class[1].rows = 9;
+    class[1].pages = 60;
+    class[1].waiting = 3;
+    class[1].landing = 2;
+    k->load.queue_ms = 60000; /* of which 20000 are in the step under way */
+    k->load.running = 13;
+    k->load.waiting = 3;
+    k->load.landing = 2;
+    k->load.classes = classes;
+    k->load.n_classes = 2;
+    until(&f, fake_up(k));
+    struct bt_session *s = session_of_fake(k);
+    until(&f, s->n_classes == 2 && s->load.queue_ms == 60000);
+    static const struct {
+        int32_t priority;
+        double queue_ms;
+        uint32_t waiting, rows, pages;
+    } want[] = {{INT32_MAX, 60000, 1, 0, 0},
+                {INT16_MAX, 60000, 1, 0, 0},
+                {-5, 30000, 0, 11, 60},
+                {-6, 20000, 0, 15, 80},
+                {INT32_MIN, 20000, 0, 15, 80}};
+    struct bt_view_snapshot v;
+    for (size_t i = 0; i < BT_ARRAY_LEN(want); i++) {
+        bt_view_snapshot(f.view, NULL, 0, &v);
+        bt_view_overtake(&v, want[i].priority);
+        const struct bt_sched_worker *w = &v.workers[0];
+        assert_true(w->queue_ms <= want[i].queue_ms && w->queue_ms > want[i].queue_ms - 15000);
+        assert_int_equal(w->waiting, want[i].waiting);
+        assert_int_equal(w->yield_rows, want[i].rows);
+        assert_int_equal(w->yield_pages, want[i].pages);
+        assert_int_equal(w->running, 13); /* a step has all of them */
+    }
+    /* Of our own no heartbeat may have told yet. */
+    uint32_t place = bt_view_classes_add(&s->own_rows, 7, 12);
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    bt_view_overtake(&v, 6);
+    assert_int_equal(v.workers[0].yield_rows, 12);
+    bt_view_classes_remove(&s->own_rows, place, 12);
+    k->load.n_classes = 0; /* an older worker: everybody waits for everybody */
+    until(&f, s->n_classes == 0);
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    bt_view_overtake(&v, -6);
+    assert_true(v.workers[0].queue_ms > 45000);
+    assert_int_equal(v.workers[0].yield_rows, 0);
+    fixture_cleanup(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_classes), cmocka_unit_test(test_hello),
-        cmocka_unit_test(test_membership),  cmocka_unit_test(test_queue),
-        cmocka_unit_test(test_restart),     cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_garbage),     cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_credit),      cmocka_unit_test(test_plan_follows_blocks),
+        cmocka_unit_test(test_own_classes),
+        cmocka_unit_test(test_classes_of_workers),
+        cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_membership),
+        cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_plan_follows_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -692,6 +692,92 @@ static void test_the_queue_is_told_while_a_step_runs(void **state)
     stop(g);
 }
 
+/* What it has by class: three prompts that wait behind the one in the step, rows and their pages.
+ */
+static void test_classes_are_told_apart(void **state)
+{
+    (void)state;
+    struct rig *g = rig(14);
+    struct bt_wload l;
+    static const int32_t class[] = {-2000000000, 7, 7, 9};
+    for (uint32_t i = 0; i < 2; i++) { /* two rows of a class, and one of another */
+        struct job j = {.phases = BATON__PHASES__BOTH, .n = 20, .max_new = 200, .priority = 7};
+        opened(g, submit_job(g, &j));
+    }
+    while (g->t[1].k[0].got == 0) {
+        turn(g);
+        usleep(50);
+    }
+    atomic_store(&fe_held, false);
+    atomic_store(&fe_hold, true);
+    while (!atomic_load(&fe_held)) {
+        turn(g);
+        usleep(50);
+    }
+    struct job prompt = {.phases = BATON__PHASES__BOTH, .n = 40, .max_new = 1};
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(class); i++) {
+        prompt.priority = class[i];
+        (void)submit_job(g, &prompt); /* its grant is not open: it is landing, as far as is known */
+    }
+    atomic_store(&fe_hold, false);
+    do {
+        turn(g);
+        usleep(50);
+        bt_wstats_load(g->core.stats, FE_CONTEXT, &l);
+    } while (l.load.n_classes < 3);
+    assert_int_equal(l.load.n_classes, 3);
+    assert_int_equal(l.class[0].priority, INT16_MIN);
+    assert_int_equal(l.class[0].landing, 1);
+    assert_int_equal(l.class[0].rows, 0);
+    assert_int_equal(l.class[1].priority, 7);
+    assert_int_equal(l.class[1].landing, 2);
+    assert_int_equal(l.class[1].waiting, 2);
+    assert_int_equal(l.class[1].rows, 2);
+    assert_true(l.class[1].pages >= 2 * BT_DIV_UP(20, FE_BLOCK));
+    assert_int_equal(l.class[2].priority, 9);
+    for (uint32_t i = 2; i < g->n; i++) {
+        opened(g, i);
+    }
+    run_until_done(g);
+    do { /* the engine thread says so behind the last end */
+        usleep(50);
+        bt_wstats_load(g->core.stats, FE_CONTEXT, &l);
+    } while (l.load.n_classes != 0);
+    stop(g);
+}
+
+/* More classes than places: nobody is taken for lower than he is, and nothing is lost. */
+static void test_many_classes(void **state)
+{
+    (void)state;
+    struct rig *g = rig(15); /* for its random numbers */
+    for (int round = 0; round < 200; round++) {
+        struct bt_wclasses c = {0};
+        uint32_t rows[40] = {0}, n = 60;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t class = rnd(g, 40);
+            bt_wclasses_at(&c, (int32_t) class)->rows++;
+            rows[class]++;
+        }
+        assert_true(c.n <= BT_WORKER_CLASSES);
+        uint32_t all = 0;
+        for (uint32_t i = 0; i < c.n; i++) {
+            uint32_t said = 0, true_rows = 0;
+            for (uint32_t k = i; k < c.n; k++) {
+                said += c.of[k].rows;
+            }
+            for (uint32_t k = (uint32_t)c.of[i].priority; k < BT_ARRAY_LEN(rows); k++) {
+                true_rows += rows[k];
+            }
+            assert_true(said <= true_rows); /* of this class and below */
+            assert_true(i == 0 || c.of[i - 1].priority < c.of[i].priority);
+            all += c.of[i].rows;
+        }
+        assert_int_equal(all, n);
+    }
+    stop(g);
+}
+
 /* Everything at once, from a seed: submissions of all kinds, cancels, revokes, a kvstore that comes
  * and goes. The scripted engine asserts; here the ends are counted. */
 static uint32_t chaos(uint64_t seed, uint32_t *met_p)
@@ -804,6 +890,8 @@ int main(void)
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_steps_wait_for_token_buffers),
         cmocka_unit_test(test_the_queue_is_told_while_a_step_runs),
+        cmocka_unit_test(test_classes_are_told_apart),
+        cmocka_unit_test(test_many_classes),
         cmocka_unit_test(test_chaos),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
