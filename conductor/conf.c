@@ -367,6 +367,9 @@ static bool check(const void *conf, char *err, size_t err_cap)
         bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK) {
         return false;
     }
+    if (c->name != NULL && !bt_conf_name_good("conductor.name", c->name, err, err_cap)) {
+        return false;
+    }
     if (routable(c->common.rpc_listen) && c->common.rpc_advertise == NULL) {
         snprintf(err, err_cap,
                  "rpc.listen: %s is every address of this host; set rpc.advertise to the one that "

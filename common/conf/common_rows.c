@@ -8,7 +8,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_name),
      .def = "baton",
-     .doc = "Name of the cluster; prefix of everything Baton stores in etcd."},
+     .doc = "Name of the cluster; prefix of everything Baton stores in etcd. Names are letters, "
+            "digits and the signs . _ -, up to 128."},
     {.key = "node.id",
      .type = BT_CONF_STR,
      .offset = ROW(node_id),

@@ -11,8 +11,9 @@
 
 #include "common/conf/conf_priv.h"
 
-#define SETS_MAX   256
-#define SECRET_MAX 4096 /* bytes that the daemons take of kv.salt_file */
+#define SETS_MAX       256
+#define SECRET_MAX     4096 /* bytes that the daemons take of kv.salt_file */
+#define NAME_MAX_BYTES 128
 
 struct args {
     const char *file;
@@ -233,10 +234,43 @@ static bool check_tls(const struct bt_conf_common *c)
     return ok;
 }
 
+bool bt_conf_name_good(const char *key, const char *name, char *err, size_t cap)
+{
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+    if (n == 0 || n > NAME_MAX_BYTES || name[n] != '\0' || !isalnum((unsigned char)name[0])) {
+        snprintf(err, cap,
+                 "%s: \"%.140s\" is no name: give 1 to %d letters, digits and the signs . _ -, a "
+                 "letter or digit first",
+                 key, name, NAME_MAX_BYTES);
+        return false;
+    }
+    return true;
+}
+
+static bool check_names(const struct bt_conf_common *c)
+{
+    char err[300];
+    bool ok = true;
+    if (!bt_conf_name_good("cluster.name", c->cluster_name, err, sizeof(err))) {
+        bt_conf_say("%s", err);
+        ok = false;
+    }
+    if (!bt_conf_name_good("node.id", c->node_id, err, sizeof(err))) {
+        bt_conf_say("%s", err);
+        ok = false;
+    }
+    if (c->run_dir[0] != '/') {
+        bt_conf_say("run_dir: \"%.200s\" does not begin with /", c->run_dir);
+        ok = false;
+    }
+    return ok;
+}
+
 /* What no single row can say. */
 static bool check_common(const struct bt_conf_common *c)
 {
-    bool ok = check_endpoints(c->etcd_endpoints);
+    bool ok = check_names(c);
+    ok = check_endpoints(c->etcd_endpoints) && ok;
     ok = check_secret("kv.salt_file", c->kv_salt_file) && ok;
     ok = check_tls(c) && ok;
     if ((c->kv_block_tokens & (c->kv_block_tokens - 1)) != 0) {

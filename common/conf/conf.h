@@ -68,6 +68,10 @@ struct bt_conf_common {
 extern const struct bt_conf_row bt_conf_common_rows[];
 extern const size_t bt_conf_common_len;
 
+/* Can it be part of etcd's keys, certificates, files and metrics: 1 to 128 letters, digits and the
+ * signs . _ -, a letter or digit first? False: err says so of key. */
+bool bt_conf_name_good(const char *key, const char *name, char *err, size_t err_cap) BT_MUST_CHECK;
+
 /* Parses the command line ([--config FILE] [--check] [--set k=v]... [--help] [--version]
  * [--print-example] [--print-docs]), then the file (default /etc/baton/<daemon>.yaml, which may be
  * absent if every required key is --set), then --set. Environment: BATON_<KEY WITH _> overrides the

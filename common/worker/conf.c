@@ -143,6 +143,30 @@ static const struct bt_conf_row rows[] = {
 
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, rows, NULL};
 
+static bool check(const void *conf, char *err, size_t cap)
+{
+    const struct bt_worker_conf *c = conf;
+    static const char *const devices[] = {"auto", "cpu", "cuda", "null"};
+    bool known = false;
+    for (size_t i = 0; i < BT_ARRAY_LEN(devices); i++) {
+        known = known || strcmp(c->engine_device, devices[i]) == 0;
+    }
+    if (!known) {
+        snprintf(err, cap, "engine.device: '%.40s' is unknown; use auto, cpu, cuda or null",
+                 c->engine_device);
+        return false;
+    }
+    int64_t block = c->common.kv_block_tokens;
+    if (c->engine_max_rows < block || c->engine_max_rows < c->engine_max_slots) {
+        snprintf(err, cap,
+                 "engine.max_rows: %lld is too small; use at least kv.block_tokens (%lld) and "
+                 "engine.max_slots (%lld)",
+                 (long long)c->engine_max_rows, (long long)block, (long long)c->engine_max_slots);
+        return false;
+    }
+    return c->name == NULL || bt_conf_name_good("worker.name", c->name, err, cap);
+}
+
 const struct bt_conf_schema *bt_worker_schema(bool decode)
 {
     static size_t lens[2];
@@ -156,36 +180,13 @@ const struct bt_conf_schema *bt_worker_schema(bool decode)
     s->tables = tables;
     s->table_lens = lens;
     s->conf_size = sizeof(struct bt_worker_conf);
+    s->check = check;
     return s;
 }
 
-bool bt_worker_conf_check(struct bt_worker_conf *c, const char *kind)
+void bt_worker_conf_name(struct bt_worker_conf *c, const char *kind)
 {
-    static const char *const devices[] = {"auto", "cpu", "cuda", "null"};
-    bool known = false;
-    for (size_t i = 0; i < BT_ARRAY_LEN(devices); i++) {
-        known = known || strcmp(c->engine_device, devices[i]) == 0;
-    }
-    if (!known) {
-        fprintf(stderr, "engine.device: '%s' is unknown; use auto, cpu, cuda or null\n",
-                c->engine_device);
-        return false;
-    }
-    int64_t block = c->common.kv_block_tokens;
-    if (block <= 0 || (block & (block - 1)) != 0) {
-        fprintf(stderr, "kv.block_tokens: %lld is not a power of two; use 16 or 64\n",
-                (long long)block);
-        return false;
-    }
-    if (c->engine_max_rows < block || c->engine_max_rows < c->engine_max_slots) {
-        fprintf(stderr,
-                "engine.max_rows: %lld is too small; use at least kv.block_tokens (%lld) and "
-                "engine.max_slots (%lld)\n",
-                (long long)c->engine_max_rows, (long long)block, (long long)c->engine_max_slots);
-        return false;
-    }
     if (c->name == NULL) {
         c->name = bt_sprintf("%s-%s-%lld", kind, c->common.node_id, (long long)c->index);
     }
-    return true;
 }

@@ -26,7 +26,7 @@ struct bt_worker_conf {
 
 /* Schema of "prefill" or "decode". */
 const struct bt_conf_schema *bt_worker_schema(bool decode);
-/* Checks what a single row cannot; prints what is wrong and the remedy. Fills name. */
-bool bt_worker_conf_check(struct bt_worker_conf *c, const char *kind) BT_MUST_CHECK;
+/* Fills name where none is given: <kind>-<node.id>-<worker.index>. */
+void bt_worker_conf_name(struct bt_worker_conf *c, const char *kind);
 
 #endif

@@ -663,11 +663,9 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_
     w->kind = w->core.roles[start]->kind;
     w->role = bt_roles_of_kind(w->kind);
     atomic_store(&w->core.role, w->role);
-    code = EXIT_USAGE;
-    if (bt_worker_conf_check(&w->conf, w->kind)) {
-        init_log(w);
-        code = serve(w);
-    }
+    bt_worker_conf_name(&w->conf, w->kind);
+    init_log(w);
+    code = serve(w);
     bt_conf_cleanup(schema, &w->conf);
     free(w);
     return code;

@@ -153,6 +153,12 @@ static void mistakes_are_named_with_file_and_line(void **state)
         {"node: {id: a}\nmodel: {path: m}\nkv: {flow_chunk_tokens: 100}\n",
          "not a multiple of kv.block_tokens"},
         {"node: {id: ''}\nmodel: {path: m}\n", "node.id is required"},
+        /* names are parts of etcd's keys, of certificates and of files */
+        {"node: {id: a/b}\nmodel: {path: m}\n", "node.id: \"a/b\" is no name"},
+        {"node: {id: -a}\nmodel: {path: m}\n", "node.id: \"-a\" is no name"},
+        {"node: {id: 'a b'}\nmodel: {path: m}\n", "node.id: \"a b\" is no name"},
+        {"node: {id: a}\nmodel: {path: m}\ncluster: {name: ''}\n", "cluster.name: \"\" is no name"},
+        {"node: {id: a}\nmodel: {path: m}\nrun_dir: run\n", "run_dir: \"run\" does not begin"},
         {"node: {id: a}\nmodel: {path: m, load_format: gguf}\n", "\"gguf\" is not auto or dummy"},
         {"node: {id: a}\nmodel: {path: m, activations: f8}\n", "\"f8\" is not split or bf16-mlp"},
         {"node: {id: a}\nmodel: {path: m, kv_dtype: fp4}\n", "\"fp4\" is not f16 or fp8"},
