@@ -107,10 +107,13 @@ static bool on_drain(struct bt_wcore *c, struct bt_wreq *r)
     return left_to_offer(c, r);
 }
 
-/* A put of r (which may be NULL) is over. */
-static void drain_on(struct bt_wcore *c, struct bt_wreq *r)
+/* A put is over, whoever's it was: one that has none under way waits for just that. The oldest
+ * first. */
+static void drain_on(struct bt_wcore *c)
 {
-    if (r != NULL && r->draining) {
+    struct bt_list *i, *tmp;
+    bt_list_for_each_safe (i, tmp, &c->draining) {
+        struct bt_wreq *r = BT_CONTAINER_OF(i, struct bt_wreq, link);
         on_offer(c, r);
         if (!left_to_offer(c, r)) {
             bt_wcore_drained(c, r);
@@ -131,9 +134,8 @@ static void put_done(struct bt_wcore *c, struct bt_wput *p)
     o.u.put.id = p->id;
     o.u.put.abort = p->failed;
     bt_wcore_emit(c, &o);
-    struct bt_wreq *r = p->req;
     release_put(c, p);
-    drain_on(c, r);
+    drain_on(c);
 }
 
 static void close_flow(struct bt_wcore *c, struct bt_wput *p)
@@ -209,9 +211,8 @@ static void on_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t sl
             p->req->wb_off = true; /* blocks behind a gap would not be found */
         }
     }
-    struct bt_wreq *r = p->req;
     release_put(c, p);
-    drain_on(c, r);
+    drain_on(c);
 }
 
 static void on_ticket(struct bt_wcore *c, struct bt_wput *p)
