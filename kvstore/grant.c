@@ -114,11 +114,24 @@ static bool only_void_left(const struct grant *g)
     return true;
 }
 
+/* The beginning of a prompt that no slab holds is written, and cached: nobody needs this grant for
+ * more than its name, for as long as the rest takes. */
+static void let_go(struct grant *g)
+{
+    if (g->beginning && g->produced && bt_list_empty(&g->opens)) {
+        bt_cache_put(g->gs->c.cache, g->slots, g->n_blocks);
+        g->n_blocks = g->n_full = g->resident = 0;
+    }
+}
+
 void grant_unref(struct grant *g)
 {
     struct bt_grants *gs = g->gs;
-    if (g->busy > 0 || g->session != NULL || !bt_list_empty(&g->sends) || g->recv_active ||
-        g->sealing) {
+    if (g->busy > 0 || !bt_list_empty(&g->sends) || g->recv_active || g->sealing) {
+        return;
+    }
+    if (g->session != NULL) {
+        let_go(g);
         return;
     }
     if (!bt_list_empty(&g->opens)) {
@@ -449,6 +462,7 @@ static struct grant *grant_create(struct bt_grants *gs, void *session, const Bat
     g->receive = r->role == BATON__GRANT_ROLE__RECEIVE;
     g->keep = r->keep && !r->no_cache;
     g->no_cache = r->no_cache;
+    g->beginning = r->streams;
     g->group = bt_grants_group(gs, r->tenant);
     g->shape = (struct bt_flow_shape){.n_tokens = r->n_tokens,
                                       .block_tokens = gs->c.layout.page_tokens,
@@ -489,8 +503,23 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
         load_drop(gs, NULL, r->request, r->epoch - 1, "a newer epoch has begun");
         release_upto(gs, req, r->epoch - 1, NULL, BT_ERR_STALE, "a newer epoch has begun");
     }
-    if (!load_start(gs, session, r)) {
-        grant_reserve_now(gs, session, r);
+    Baton__Reserve part = *r;
+    if (r->streams) {
+        uint32_t bt = gs->c.layout.page_tokens, want = BT_DIV_UP(r->n_tokens, bt),
+                 n = stream_beginning(gs, want);
+        if (n == 0) {
+            snprintf(why, sizeof(why), "prompts that no slab holds have three quarters of it");
+            answer(gs, session, r, BT_ERR_EXHAUSTED, 0, why);
+            local_answer_waiting(gs, r->request, r->epoch, BT_ERR_EXHAUSTED, why);
+            return;
+        }
+        if (n < want) {
+            part.n_tokens = n * bt;
+            part.keys.len = (size_t)n * sizeof(struct bt_kv_key);
+        }
+    }
+    if (!load_start(gs, session, &part)) {
+        grant_reserve_now(gs, session, &part);
     }
 }
 
@@ -685,6 +714,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     bt_list_init(&gs->due);
     bt_list_init(&gs->loading);
     bt_list_init(&gs->put_waits);
+    bt_list_init(&gs->lease_waits);
     bt_list_init(&gs->replicas);
     gs->window = BT_MAX((uint32_t)(c->stream_max * c->slab->super->n_slots), 1u);
     uint32_t n = c->slab->super->n_flow_words;

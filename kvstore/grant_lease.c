@@ -23,15 +23,19 @@ struct lease {
     uint32_t slots[];
 };
 
-struct asked { /* a lease whose blocks are on their way here */
-    struct bt_list in_worker;
+struct asked { /* a lease whose blocks are on their way here, or that waits for room for them */
+    struct bt_list in_worker, in_waits;
     struct bt_gworker *w;
-    struct bt_gather *gather;
-    uint64_t id;
+    struct bt_gather *gather; /* NULL: waits */
+    uint64_t id, request, since_ns;
+    uint32_t epoch, first;
     bool passing;
+    uint32_t in_window; /* blocks that are counted there */
     uint32_t n;
     struct bt_kv_key keys[];
 };
+
+static void go_on(struct bt_grants *gs);
 
 static void lease_free(struct lease *l)
 {
@@ -130,17 +134,28 @@ static struct asked *asked_find(const struct bt_gworker *w, uint64_t id)
 static void asked_free(struct asked *q)
 {
     bt_list_remove(&q->in_worker);
+    bt_list_remove(&q->in_waits);
     q->w->n_leases--;
-    q->w->gs->passing_in -= q->passing ? q->n : 0;
-    bt_gather_end(q->gather);
+    q->w->gs->passing_in -= q->in_window;
+    if (q->gather != NULL) {
+        bt_gather_end(q->gather);
+    }
     free(q);
+}
+
+/* The first n of its blocks, as far as they are here. */
+static void asked_give(struct asked *q, uint32_t n)
+{
+    lease_give(q->w, q->id, q->passing, q->keys, n); /* before the gather lets go of them */
+    asked_free(q);
 }
 
 static void on_gathered(void *arg)
 {
     struct asked *q = arg;
-    lease_give(q->w, q->id, q->passing, q->keys, q->n); /* before the gather lets go of them */
-    asked_free(q);
+    struct bt_grants *gs = q->w->gs;
+    asked_give(q, q->n);
+    go_on(gs);
 }
 
 /* Runs of r's blocks as seen from block `first` on; *runs_p: freed by the caller. */
@@ -169,55 +184,76 @@ static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_
     return n;
 }
 
-/* What is known of the prompt that m asks for a piece of; NULL: nothing. */
-static const struct grant *passing_grant(const struct bt_gworker *w, const Baton__LocalLease *m)
+/* What is known of the prompt that q is a piece of; NULL: nothing. */
+static const struct grant *passing_grant(const struct asked *q)
 {
-    const struct grant *g = m->passing ? grant_find(w->gs, m->request, m->epoch) : NULL;
+    const struct grant *g = q->passing ? grant_find(q->w->gs, q->request, q->epoch) : NULL;
     return g != NULL && g->rest != NULL ? g : NULL;
 }
 
-/* true: they come, and the answer with them. */
-static bool gather_first(struct bt_gworker *w, const Baton__LocalLease *m,
-                         const struct bt_kv_key *keys, uint32_t n)
+/* true: q's blocks come, and the answer with them. */
+static bool gather_first(struct asked *q)
 {
-    struct bt_grants *gs = w->gs;
-    const struct grant *g = passing_grant(w, m);
+    struct bt_grants *gs = q->w->gs;
+    const struct grant *g = passing_grant(q);
     struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
     uint32_t *runs = NULL;
-    struct bt_gather_ask ask = {.keys = keys,
-                                .n = n,
+    struct bt_gather_ask ask = {.keys = q->keys,
+                                .n = q->n,
                                 .group = BT_TENANT_NOBODY,
                                 .sources = sources,
-                                .class = m->passing ? BT_WIRE_WINDOW : BT_WIRE_FETCH,
+                                .class = q->passing ? BT_WIRE_WINDOW : BT_WIRE_FETCH,
                                 .wait_ms = LEASE_WAIT_MS};
     if (g != NULL) {
         ask.request = g->req->id;
         ask.epoch = g->epoch;
         ask.group = bt_grants_group(gs, g->rest->tenant);
-        ask.n_sources = sources_behind(g->rest, m->first, sources, &runs);
+        ask.n_sources = sources_behind(g->rest, q->first, sources, &runs);
         ask.prefill_tokens_per_s = g->rest->prefill_tokens_per_s;
     }
-    struct asked *q = bt_malloc(sizeof(*q) + n * sizeof(q->keys[0]));
-    *q = (struct asked){.w = w, .id = m->lease, .n = n, .passing = m->passing};
-    memcpy(q->keys, keys, n * sizeof(q->keys[0]));
     q->gather = bt_gather_start(gs->gathers, &ask, on_gathered, q);
     free(runs);
-    if (q->gather == NULL) {
-        free(q);
-        return false;
-    }
-    bt_list_insert_tail(&w->asked, &q->in_worker);
-    w->n_leases++;
-    gs->passing_in += m->passing ? n : 0;
-    return true;
+    return q->gather != NULL;
 }
 
-/* Blocks of n that one lease may have of the window: what is left, and a quarter of it in any case,
- * so that a prompt gets on beside another. */
-static uint32_t window_part(const struct bt_grants *gs, uint32_t n)
+/* Answers q, or starts what brings its blocks here. They are the first n of what was asked for. */
+static void asked_start(struct asked *q, uint32_t n)
 {
-    uint32_t left = gs->window - BT_MIN(gs->passing_in, gs->window);
-    return BT_MIN(n, BT_MAX(left, BT_MAX(gs->window / 4, 1u)));
+    q->n = n;
+    if (gather_first(q)) {
+        q->in_window = q->passing ? n : 0;
+        q->w->gs->passing_in += q->in_window;
+        answer(q->w, q->id, BT_AGAIN, NULL);
+    } else {
+        asked_give(q, n);
+    }
+}
+
+/* Leases that have waited for room in the window, the oldest first. */
+static void go_on(struct bt_grants *gs)
+{
+    while (!bt_list_empty(&gs->lease_waits) && !gs->stopping) {
+        struct asked *q = BT_CONTAINER_OF(gs->lease_waits.next, struct asked, in_waits);
+        uint32_t part = stream_piece(gs, q->n);
+        if (part == 0) {
+            return;
+        }
+        bt_list_remove(&q->in_waits);
+        asked_start(q, part);
+    }
+}
+
+/* Whoever lends so long is no help to those who wait: they compute. */
+static void give_up_late(struct bt_grants *gs, uint64_t now)
+{
+    while (!bt_list_empty(&gs->lease_waits)) {
+        struct asked *q = BT_CONTAINER_OF(gs->lease_waits.next, struct asked, in_waits);
+        if (now - q->since_ns < LEASE_WAIT_MS * 1000000ull) {
+            return;
+        }
+        answer(q->w, q->id, BT_ERR_EXHAUSTED, NULL);
+        asked_free(q);
+    }
 }
 
 void lease_forget_asked(struct bt_gworker *w)
@@ -236,14 +272,32 @@ bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m)
         lease_find(w, m->lease) != NULL || asked_find(w, m->lease) != NULL) {
         return BT_ERR_PEER_PROTOCOL;
     }
-    const struct bt_kv_key *keys = (const struct bt_kv_key *)(const void *)m->keys.data;
-    uint32_t part = m->passing ? window_part(w->gs, (uint32_t)n) : (uint32_t)n;
     if (w->n_leases >= GRANT_LEASES_MAX) {
         answer(w, m->lease, BT_ERR_EXHAUSTED, NULL);
-    } else if (gather_first(w, m, keys, part)) {
+        return BT_OK;
+    }
+    struct bt_grants *gs = w->gs;
+    struct asked *q = bt_malloc(sizeof(*q) + n * sizeof(q->keys[0]));
+    *q = (struct asked){.w = w,
+                        .id = m->lease,
+                        .request = m->request,
+                        .epoch = m->epoch,
+                        .first = m->first,
+                        .passing = m->passing,
+                        .since_ns = bt_mono_ns(),
+                        .n = (uint32_t)n};
+    memcpy(q->keys, m->keys.data, m->keys.len);
+    bt_list_init(&q->in_waits);
+    bt_list_insert_tail(&w->asked, &q->in_worker);
+    w->n_leases++;
+    if (!q->passing) {
+        asked_start(q, q->n);
+        return BT_OK;
+    }
+    bt_list_insert_tail(&gs->lease_waits, &q->in_waits);
+    go_on(gs);
+    if (asked_find(w, m->lease) == q && q->gather == NULL) {
         answer(w, m->lease, BT_AGAIN, NULL);
-    } else {
-        lease_give(w, m->lease, m->passing, keys, part);
     }
     return BT_OK;
 }
@@ -259,6 +313,7 @@ void lease_end(struct bt_gworker *w, const Baton__LocalUnlease *m)
     if (q != NULL) {
         asked_free(q);
     }
+    go_on(w->gs);
 }
 
 void lease_void(struct bt_gworker *w, uint64_t until)
@@ -312,6 +367,8 @@ void lease_tick(struct bt_grants *gs, uint64_t now)
             lease_free(l);
         }
     }
+    go_on(gs);
+    give_up_late(gs, now);
 }
 
 static void free_list(struct bt_list *head)

@@ -13,7 +13,8 @@ struct loading {
     void *session;
     uint64_t request;
     uint32_t epoch;
-    uint8_t *packed; /* the Reserve */
+    uint32_t beginning; /* blocks, of a prompt that no slab holds */
+    uint8_t *packed;    /* the Reserve */
     size_t len;
     struct bt_gather *gather;
 };
@@ -94,6 +95,7 @@ bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
     w->session = session;
     w->request = r->request;
     w->epoch = r->epoch;
+    w->beginning = r->streams ? r->n_tokens / gs->c.layout.page_tokens : 0;
     w->len = baton__reserve__get_packed_size(r);
     w->packed = bt_malloc(w->len + 1);
     baton__reserve__pack(r, w->packed);
@@ -144,6 +146,16 @@ uint32_t load_count(const struct bt_grants *gs)
     uint32_t n = 0;
     bt_list_for_each (i, &gs->loading) {
         n++;
+    }
+    return n;
+}
+
+uint32_t load_beginnings(const struct bt_grants *gs)
+{
+    struct bt_list *i;
+    uint32_t n = 0;
+    bt_list_for_each (i, &gs->loading) {
+        n += BT_CONTAINER_OF(i, struct loading, link)->beginning;
     }
     return n;
 }

@@ -113,6 +113,9 @@ static void open_now(struct bt_gworker *w, struct grant *g, Baton__LocalMode mod
     if (g->revoked) {
         st = g->why;
         why = g->why_text;
+    } else if (g->n_blocks == 0) {
+        st = BT_ERR_STALE;
+        why = "what this grant was for is written";
     } else if (mode == BATON__LOCAL_MODE__WRITER && g->receive) {
         st = BT_ERR_INVALID;
         why = "this grant is filled by a peer: it has no local writer";

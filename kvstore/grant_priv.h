@@ -32,13 +32,14 @@ struct grant {
     struct request *req;
     uint32_t epoch;
     bool receive, keep, no_cache;
+    bool beginning;       /* of a prompt that no slab holds */
     uint8_t group;        /* of the tenant */
     Baton__Reserve *rest; /* of a prompt that goes on behind the grant: where that may come from;
                              NULL: it does not */
     void *session;        /* the conductor's reservation; NULL: released */
 
     struct bt_flow_shape shape;
-    uint32_t n_blocks, n_full, resident, n_transit, items;
+    uint32_t n_blocks, n_full, resident, n_transit, items; /* n_blocks 0: it has let go of them */
     uint32_t *slots;
     struct bt_kv_key *names; /* keys of full blocks, then the private name of the partial one */
     uint32_t flow;           /* index of its word */
@@ -109,8 +110,9 @@ struct bt_grants {
     bool stopping;
     struct bt_map *requests;
     struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
-    struct bt_list put_waits; /* passing puts that wait for a slot, the oldest first */
-    struct bt_list replicas;  /* under way; grant_replica.c */
+    struct bt_list put_waits;   /* passing puts that wait for a slot, the oldest first */
+    struct bt_list lease_waits; /* passing leases that wait for room in the window, likewise */
+    struct bt_list replicas;    /* under way; grant_replica.c */
     /* Prompts that no slab holds: so many slots may hold blocks that pass through, each way, and so
      * many do. */
     uint32_t window, passing_out, passing_in;
@@ -175,6 +177,8 @@ void load_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t e
 /* Nobody is there to be answered; session NULL: all of them. */
 void load_session_end(struct bt_grants *gs, void *session);
 uint32_t load_count(const struct bt_grants *gs);
+/* Slots that reservations which wait will have for beginnings of prompts that no slab holds. */
+uint32_t load_beginnings(const struct bt_grants *gs);
 
 /* At most BT_GATHER_SOURCES_MAX; returns how many. */
 size_t load_sources(Baton__Source *const *from, size_t n, struct bt_gather_source *to);
@@ -193,6 +197,12 @@ void tail_tell(struct grant *g);
 void tail_front(struct grant *g);
 /* Nobody reads its blocks any more. */
 void tail_end(struct grant *g);
+
+/* ---- grant_stream.c: prompts that no slab holds, several of them ---- */
+/* Of the n blocks that one more wants for its beginning, how many it may have; 0: none now. */
+uint32_t stream_beginning(const struct bt_grants *gs, uint32_t n);
+/* The same, of n blocks that come back through the window. */
+uint32_t stream_piece(const struct bt_grants *gs, uint32_t n);
 
 /* ---- grant_put.c ---- */
 bt_status_t put_ask(struct bt_gworker *w, const Baton__LocalPut *m) BT_MUST_CHECK;

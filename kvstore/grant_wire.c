@@ -26,7 +26,7 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
     if (gs->stopping || grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked)) {
         return BT_ERR_STALE;
     }
-    if (g == NULL || g->receive) {
+    if (g == NULL || g->receive || g->beginning) { /* the last is no hand-off to anybody */
         /* A receiver gives up what is not reserved; its prefix may just take its time. */
         return g == NULL && load_waits(gs, request, epoch) ? BT_AGAIN : BT_ERR_NOT_FOUND;
     }

@@ -171,6 +171,33 @@ def test_from_another_node(streams):
     s.written()
 
 
+def test_several_at_once(streams):
+    """Prompts that are each ten times larger than the slab, at the same time: every one is written, and every one comes
+    back, with the tokens that it has alone; a short one beside them finds its place."""
+    s = streams("always")
+    before = settled(s.c)
+    alone = {seed: s.ask(seed) for seed in (1, 2, 3)}
+    s.written()
+    short = s.ask(7, 100)
+    passed = s.kv('baton_kvstore_stream_blocks_total{way="out"}')
+    # None of 4 to 6 is known yet: they are computed and written beside each other. 1 to 3 come back meanwhile.
+    jobs = {seed: s.beside(seed) for seed in (4, 5, 6, 1, 2, 3)}
+    same(s.ask(7, 100), short)
+    for t, _ in jobs.values():
+        t.join()
+    assert all(got for _, got in jobs.values()), "all are answered"
+    for seed, want in alone.items():
+        same(jobs[seed][1][0], want)
+    s.written()
+    assert s.kv('baton_kvstore_stream_blocks_total{way="out"}') - passed >= 3 * (s.blocks - s.slots / 2)
+    for seed in (4, 5, 6):  # and again, one by one: all that was written beside the others is right, and all is there
+        got = s.ask(seed)
+        same(got, jobs[seed][1][0])
+        assert got[2] == s.blocks * BLOCK
+    no_failures(s)
+    assert_nothing_left(s.c, before, 64 << 20)
+
+
 def begun(s, way):
     """To be called once a stream has come so far that it has not ended."""
     name, at = f'baton_kvstore_stream_blocks_total{{way="{way}"}}', s.members("kvstore", "n1")[0]["http"]

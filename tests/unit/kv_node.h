@@ -374,7 +374,7 @@ static inline void node_key(uint32_t chain, uint32_t block, struct bt_kv_key *k)
     k->b[31] = 1;
 }
 
-enum { RES_KEEP = 1, RES_NO_CACHE = 2, RES_RECEIVE = 4 };
+enum { RES_KEEP = 1, RES_NO_CACHE = 2, RES_RECEIVE = 4, RES_STREAMS = 8 };
 
 /* Sends a Reserve; with an SSD below the answer may come later. */
 static inline void node_reserve_send(struct node *n, void *session, uint64_t request,
@@ -394,6 +394,7 @@ static inline void node_reserve_send(struct node *n, void *session, uint64_t req
     r.n_tokens = n_tokens;
     r.keep = (flags & RES_KEEP) != 0;
     r.no_cache = (flags & RES_NO_CACHE) != 0;
+    r.streams = (flags & RES_STREAMS) != 0;
     if (flags & RES_RECEIVE) {
         r.peer = "kvstore-n0";
         r.peer_rpc = "127.0.0.1:1";

@@ -701,6 +701,69 @@ static void random_walk(void **state)
     assert_all_back();
 }
 
+/* ---- prompts that no slab holds ---- */
+
+/* Reserves the beginning of such a prompt, of `want` blocks, and opens it; its slots, 0: refused.
+ */
+static uint32_t begin_stream(uint64_t request, uint32_t want)
+{
+    int32_t st =
+        node_reserve(&node, SA, request, 1, (uint32_t)request, want * NODE_BT, RES_STREAMS);
+    if (st != BT_OK) {
+        assert_int_equal(st, BT_ERR_EXHAUSTED);
+        return 0;
+    }
+    assert_int_equal(open_w(0, request, 1), BT_OK);
+    return wk[0].n_slots;
+}
+
+/* Several at once: the first has what it wants, half of the slots, others a quarter of that each,
+ * and what nobody holds is left for windows and for prompts that the slab does hold. */
+static void beginnings_share_the_slab(void **state)
+{
+    (void)state;
+    uint32_t total = node_counts(&node).total, half = total / 2, quarter = half / 4;
+    assert_int_equal(begin_stream(1, half), half);
+    uint32_t flow = wk[0].flow;
+    assert_int_equal(begin_stream(2, half), quarter);
+    assert_int_equal(begin_stream(3, half), quarter);
+    assert_int_equal(begin_stream(4, half), 0);
+    assert_non_null(strstr(node.detail, "three quarters"));
+    assert_int_equal(node_counts(&node).writing, half + 2 * quarter);
+    assert_int_equal(node_reserve(&node, SA, 100, 1, 100, 3 * NODE_BT, 0), BT_OK);
+    bt_grants_release(node.grants, SA, 100, 1);
+
+    /* Once it is written it is cache like any other, and the next one begins. */
+    uint32_t leases = node_counts(&node).leases;
+    raise_word(flow, 1, BT_DIV_UP(half * NODE_BT, NODE_CHUNK) * node.layout.n_layers);
+    trailer(0, 1, 1, 7);
+    close_grant(0, 1, 1, BATON__LOCAL_MODE__WRITER, false);
+    NODE_UNTIL(&node, node_counts(&node).leases == leases - half);
+    for (uint32_t b = 0; b < half; b++) {
+        struct bt_kv_key k;
+        node_key(1, b, &k);
+        assert_true(bt_index_find(node.cache->index, &k) != UINT32_MAX);
+    }
+    assert_int_equal(open_w(0, 1, 1), BT_ERR_STALE); /* the reservation is still there */
+    assert_int_equal(begin_stream(200, half), half - 2 * quarter);
+    bt_grants_session_end(node.grants, SA);
+}
+
+/* Its writer dies: what it may still write is nobody's for a quarantine, and goes then, although
+ * the conductor has not released it yet. */
+static void a_dead_beginning_lets_go(void **state)
+{
+    (void)state;
+    uint32_t half = node_counts(&node).total / 2;
+    assert_int_equal(begin_stream(1, half), half);
+    attach(0, 1); /* again: what it held before is given up */
+    assert_int_equal(node.n_failed, 1);
+    assert_int_equal(node_counts(&node).leases, half);
+    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    assert_int_equal(node_counts(&node).quarantine, 0);
+    bt_grants_release(node.grants, SA, 1, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -719,6 +782,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(failed_receive, setup, teardown),
         cmocka_unit_test_setup_teardown(transit_is_capped, setup, teardown),
         cmocka_unit_test_setup_teardown(random_walk, setup, teardown),
+        cmocka_unit_test_setup_teardown(beginnings_share_the_slab, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_dead_beginning_lets_go, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -526,16 +526,15 @@ static void given_up_leases_hold_nothing(void **state)
 
 #define WINDOW (SLOTS / 8) /* kvstore.stream_max of a node */
 
-static void pass(struct bt_gworker *w, uint32_t chain, uint32_t n)
+/* n blocks of chain, ids from first_id on: asked for all at once. */
+static void pass_from(struct bt_gworker *w, uint64_t first_id, uint32_t chain, uint32_t n)
 {
-    memset(passed, 0, sizeof(passed));
-    put_answers = 0;
     for (uint32_t b = 0; b < n; b++) {
         struct bt_kv_key key;
         Baton__LocalPut p = BATON__LOCAL_PUT__INIT;
         Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
         node_key(chain, b, &key);
-        p.put = b + 1;
+        p.put = first_id + b;
         p.key.data = key.b;
         p.key.len = sizeof(key.b);
         p.depth = b;
@@ -545,6 +544,13 @@ static void pass(struct bt_gworker *w, uint32_t chain, uint32_t n)
         m.put = &p;
         assert_int_equal(bt_grants_message(node.grants, w, &m), BT_OK);
     }
+}
+
+static void pass(struct bt_gworker *w, uint32_t chain, uint32_t n)
+{
+    memset(passed, 0, sizeof(passed));
+    put_answers = 0;
+    pass_from(w, 1, chain, n);
 }
 
 static void put_done(struct bt_gworker *w, uint64_t id, bool abort)
@@ -615,6 +621,99 @@ static void a_prompt_passes_through_the_window(void **state)
     assert_int_equal(in_slab(9, others), others);
     assert_int_equal(pass_all(w, 1, 60), 0); /* all of it is there */
     assert_int_equal(node_counts(&node).leases, 0);
+    bt_grants_detach(node.grants, w);
+}
+
+static void lease_answered(uint64_t id)
+{
+    NODE_UNTIL(&node, told.lease == id && told.status != BT_AGAIN);
+    assert_int_equal(told.status, BT_OK);
+}
+
+/* Two on their way out and then three on their way back, none of which lets go before the next has
+ * come on: the windows are never exceeded, whoever finds no room waits, all of them come through.
+ */
+static void several_prompts_share_the_windows(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, false, 2000);
+    struct bt_gworker *w = attach();
+    uint32_t copied = 0, have[4] = {0};
+    for (uint32_t chain = 1; chain <= 2; chain++) {
+        pass_from(w, 1 + 30 * (chain - 1), chain, 30);
+    }
+    for (uint64_t id = 1; id <= 60; id++) {
+        NODE_UNTIL(&node, passed[id - 1].answered);
+        assert_int_equal(passed[id - 1].status, BT_OK);
+        assert_true(put_answers <= copied + WINDOW);
+        uint32_t b = (uint32_t)(id - 1) % 30, chain = 1 + (uint32_t)(id - 1) / 30;
+        content(chain, b, bt_slab_data(node.slab, passed[id - 1].slot), 512);
+        put_done(w, id, false);
+        copied++;
+    }
+    NODE_UNTIL(&node, on_ssd(1, 30) + on_ssd(2, 30) == 60);
+    chain_compute(3, 15);
+    NODE_UNTIL(&node, on_ssd(3, 15) == 15);
+    flood();
+
+    lease_from(w, 1, true, 1, 0, 30);
+    lease_answered(1);
+    have[1] += told.n;
+    for (uint64_t id = 2; have[1] < 30 || have[2] < 30 || have[3] < 15; id++) {
+        uint32_t chain = 1 + (uint32_t)(id - 1) % 3, n = chain == 3 ? 15 : 30;
+        uint32_t left = have[chain] < n ? n - have[chain] : 1; /* at the end the last one again */
+        assert_true(node_counts(&node).leases <= WINDOW);
+        lease_from(w, id, true, chain, n - left, left);
+        if (told.lease != id ||
+            told.status == BT_AGAIN) { /* it may be waiting for the one before */
+            node_poll_ms(&node, 5);
+        }
+        if (node_counts(&node).leases >= WINDOW && (told.lease != id || told.status == BT_AGAIN)) {
+            assert_int_equal(told.status, BT_AGAIN);
+            unlease(w, id - 1);
+            lease_answered(id);
+        } else {
+            lease_answered(id);
+            unlease(w, id - 1);
+        }
+        for (uint32_t b = 0; b < told.n; b++) {
+            assert_true(right(told.slots[b], chain, n - left + b));
+        }
+        have[chain] += have[chain] < n ? told.n : 0;
+        assert_true(id < 500);
+        if (have[1] >= 30 && have[2] >= 30 && have[3] >= 15) {
+            unlease(w, id);
+            break;
+        }
+    }
+    assert_int_equal(node_counts(&node).leases, 0);
+    bt_grants_detach(node.grants, w);
+}
+
+/* Who keeps the whole window keeps others waiting, but not for long: they are told that nothing
+ * comes, and compute. */
+static void a_full_window_is_not_waited_for(void **state)
+{
+    (void)state;
+    start(BT_TIER_ALWAYS, false, 2000);
+    struct bt_gworker *w = attach();
+    chain_compute(1, 8);
+    NODE_UNTIL(&node, on_ssd(1, 8) == 8);
+    lease_from(w, 1, true, 1, 0, 8);
+    lease_answered(1);
+    lease_from(w, 2, true, 1, 2, 6);
+    lease_answered(2);
+    assert_int_equal(node_counts(&node).leases, WINDOW);
+    lease_from(w, 3, true, 1, 3, 5);
+    assert_int_equal(told.status, BT_AGAIN);
+    NODE_UNTIL(&node, told.lease == 3 && told.status == BT_ERR_EXHAUSTED);
+    unlease(w, 1);
+    lease_from(w, 4, true, 1, 3, 5);
+    lease_answered(4);
+    lease_from(w, 5, true, 1, 3, 5); /* waits, and is given up */
+    assert_int_equal(told.status, BT_AGAIN);
+    unlease(w, 5);
+    lease_from(w, 6, true, 1, 3, 5); /* waits as the worker goes */
     bt_grants_detach(node.grants, w);
 }
 
@@ -719,6 +818,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(leases_bring_blocks_back, setup, teardown),
         cmocka_unit_test_setup_teardown(given_up_leases_hold_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(a_prompt_passes_through_the_window, setup, teardown),
+        cmocka_unit_test_setup_teardown(several_prompts_share_the_windows, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_full_window_is_not_waited_for, setup, teardown),
         cmocka_unit_test_setup_teardown(a_prompt_is_one_use, setup, teardown),
         cmocka_unit_test_setup_teardown(a_prompt_that_cannot_pass, setup, teardown),
         cmocka_unit_test_setup_teardown(blocks_wait_for_their_turn, setup, teardown),

@@ -1,0 +1,33 @@
+/* Grants, prompts that no slab holds: how much of the slab they may take together, so that several
+ * at once get on, and others beside them. Their beginnings (grants) have half of the slots, and
+ * half as much again by quarters of that where several begin at the same moment; what is behind
+ * passes through a window each way. Whoever finds no room waits for somebody who only copies or
+ * computes what he has, and so ends. Control thread. */
+#include "kvstore/grant_priv.h"
+
+/* Slots that are set aside for beginnings, or about to be. */
+static uint32_t beginnings(const struct bt_grants *gs)
+{
+    uint32_t n = load_beginnings(gs);
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->all) {
+        const struct grant *g = BT_CONTAINER_OF(i, struct grant, in_all);
+        n += g->beginning ? g->n_blocks : 0;
+    }
+    return n;
+}
+
+uint32_t stream_beginning(const struct bt_grants *gs, uint32_t n)
+{
+    uint32_t half = BT_MAX(gs->c.slab->super->n_slots / 2, 1u), quarter = BT_MAX(half / 4, 1u);
+    uint32_t held = beginnings(gs), left = half - BT_MIN(held, half);
+    uint32_t part = BT_MIN(n, BT_MAX(left, quarter));
+    return held + part <= half + half / 2 ? part : 0;
+}
+
+uint32_t stream_piece(const struct bt_grants *gs, uint32_t n)
+{
+    uint32_t quarter = BT_MAX(gs->window / 4, 1u), most = BT_MAX(gs->window - quarter, 1u);
+    uint32_t left = gs->window - BT_MIN(gs->passing_in, gs->window);
+    return left >= BT_MIN(n, quarter) ? BT_MIN(n, BT_MIN(left, most)) : 0;
+}
