@@ -135,8 +135,12 @@ $(B)/lib/baton-engine-cpu.so: $(call obj,$(CPU_C)) $(B)/libbaton.a
 $(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
 	$(link)
 	$(CC) $(LDFLAGS) -shared -o $@ $(filter %.o,$^) $(B)/libbaton.a $(LDLIBS)
-# Device code needs Hopper's own target for its matrix and copy instructions. No C++ runtime is used.
-NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. -gencode=arch=compute_90a,code=sm_90a \
+# Hopper's own target has its matrix and copy instructions; all that is not theirs alone is also compiled for compute
+# capability 8.0, and as PTX for what is newer. No C++ runtime is used.
+HOPPER := -gencode=arch=compute_90a,code=sm_90a
+PORTABLE := -gencode=arch=compute_80,code=[sm_80,compute_80]
+NVCCARCH = $(if $(filter %_mma,$(*F)),,$(HOPPER)) $(if $(filter %_tma attn_prefill skinny,$(*F)),,$(PORTABLE))
+NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. \
              -Xcompiler -fPIC,-fno-threadsafe-statics,-fno-exceptions,-Wall
 CUDA_O := $(patsubst %.c,$(B)/obj/%.o,$(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC)))
 # Ranges for Nsight Systems (ranges.h); NVTX=0 leaves them out.
@@ -145,8 +149,8 @@ CFLAGS_common_engine_cuda_ := -isystem $(CUDA)/include $(if $(filter-out 0,$(NVT
 CFLAGS_tests_gpu_ := -isystem $(CUDA)/include
 $(B)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
-$(B)/libcuda-kernels.a: $(filter %/attn.o %/gemm.o %.cu.o,$(CUDA_O))
+	$(NVCC) $(NVCCFLAGS) $(NVCCARCH) -MMD -MP -c -o $@ $<
+$(B)/libcuda-kernels.a: $(filter %/attn.o %/gemm.o %/device.o %.cu.o,$(CUDA_O))
 	$(archive)
 $(B)/lib/baton-engine-cuda.so: $(CUDA_O) $(B)/libbaton.a
 	$(link)
@@ -156,14 +160,12 @@ $(B)/tests/gpu/%_engine: $(B)/obj/tests/gpu/%_engine.o $(LIBS) $(B)/lib/baton-en
 	$(link)
 	$(CC) $(LDFLAGS) $(RPATH) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIBS) -Wl,--end-group \
 		$(LDLIBS) -lcmocka
-$(B)/tests/gpu/%: $(B)/obj/tests/gpu/%.o $(B)/obj/tests/gpu/ref.cu.o $(B)/libcuda-kernels.a
+$(B)/tests/gpu/%: $(B)/obj/tests/gpu/%.o $(B)/obj/tests/gpu/ref.cu.o $(B)/libcuda-kernels.a $(B)/libbaton.a
 	$(link)
-	$(CC) $(LDFLAGS) -o $@ $^ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart_static \
-		-lpthread -ldl -lrt -lm
+	$(CC) $(LDFLAGS) -o $@ $^ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart_static -lrt $(LDLIBS)
 $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
-$(B)/tests/gpu/check_sample $(B)/tests/gpu/bench_sample: $(B)/libbaton.a
 # The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
 CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights step draw draw_check copy slab) $(call obj,$(wildcard tests/cuda_host/*.c))
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
@@ -187,14 +189,20 @@ ifeq ($(NVCC),)
 check-gpu bench-gpu:
 	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
 else
+# Everything again as devices before Hopper run it: their kernels, from PTX for 8.0.
+PORTABLE_PTX := BATON_CUDA_PORTABLE=1 CUDA_FORCE_PTX_JIT=1
 check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 	$(B)/tests/gpu/check_attn
 	$(B)/tests/gpu/check_rows
 	$(B)/tests/gpu/check_sample
 	$(B)/tests/gpu/check_engine
-	for kv in f16 fp8; do for m in shakespeare-llama-6m shakespeare-draft-1m; do \
-		BT_GOLDEN_ENGINE=cuda BT_GOLDEN_KV=$$kv BT_GOLDEN_MODEL=deploy/models/$$m \
-		BT_GOLDEN_REF=tests/golden/$$m.json $(B)/tests/golden/test_engine_golden || exit 1; done; done
+	$(PORTABLE_PTX) $(B)/tests/gpu/check_attn
+	$(PORTABLE_PTX) $(B)/tests/gpu/check_rows
+	$(PORTABLE_PTX) $(B)/tests/gpu/check_sample
+	BATON_CUDA_PORTABLE=1 $(B)/tests/gpu/check_engine
+	for portable in 0 1; do for kv in f16 fp8; do for m in shakespeare-llama-6m shakespeare-draft-1m; do \
+		BATON_CUDA_PORTABLE=$$portable BT_GOLDEN_ENGINE=cuda BT_GOLDEN_KV=$$kv BT_GOLDEN_MODEL=deploy/models/$$m \
+		BT_GOLDEN_REF=tests/golden/$$m.json $(B)/tests/golden/test_engine_golden || exit 1; done; done; done
 bench-gpu: $(GPU_BINS)
 	$(B)/tests/gpu/bench_attn
 	$(B)/tests/gpu/bench_gemv

@@ -1,5 +1,6 @@
-/* Attention: checks of shapes, scratch memory and tensor maps. Control work, once per engine. */
+/* Attention: checks of shapes, scratch memory and tensor maps, once per engine; which kernels. */
 #include "common/engine/cuda/attn_priv.h"
+#include "common/engine/cuda/device.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -97,19 +98,21 @@ cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
     *a = (struct bt_attn){.pool = *pool, .max_batch = max_batch};
     float scale = pool->scale != 0 ? pool->scale : 1.0f / sqrtf((float)pool->head_dim);
     a->scale_log2 = scale * 1.44269504f;
-    int major = 0, sms = 0;
-    cudaError_t e = cudaGetDevice(&a->device);
+    int device = 0, sms = 0, shared = 0;
+    cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) {
-        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, a->device);
+        e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     }
     if (e == cudaSuccess) {
-        e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, a->device);
-    }
-    if (e == cudaSuccess && major != 9) {
-        e = cudaErrorNotSupported;
+        e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
     a->blocks = (uint32_t)sms;
-    if (e == cudaSuccess) {
+    a->shared = (uint32_t)shared;
+    a->hopper = bt_cu_hopper();
+    if (e == cudaSuccess && !bt_attn_decode_fits(a)) {
+        e = cudaErrorInvalidValue;
+    }
+    if (e == cudaSuccess && a->hopper) {
         e = make_maps(a);
     }
     if (e == cudaSuccess) {
@@ -134,4 +137,21 @@ void bt_attn_destroy(struct bt_attn *a)
 uint32_t bt_attn_prefill_tokens(const struct bt_attn *a)
 {
     return 128 / (a->pool.heads / a->pool.kv_heads);
+}
+
+cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_decode *d, uint32_t layer_row,
+                           cudaStream_t s)
+{
+    return a->hopper ? bt_attn_decode_tma(a, d, layer_row, s)
+                     : bt_attn_decode_mma(a, d, layer_row, s);
+}
+
+cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *f, uint32_t layer_row,
+                            cudaStream_t s)
+{
+    if (f->n_items == 0) {
+        return cudaSuccess;
+    }
+    return a->hopper ? bt_attn_prefill_tma(a, f, layer_row, s)
+                     : bt_attn_prefill_mma(a, f, layer_row, s);
 }

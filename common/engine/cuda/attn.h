@@ -33,9 +33,9 @@ struct bt_attn_pool {
 
 struct bt_attn; /* tensor maps and scratch for one pool */
 
-/* max_batch: sequences of a decode step. cudaErrorNotSupported: no Hopper device;
- * cudaErrorInvalidValue: a shape that the kernels lack. An E4M3 pool has no prefill: chunks attend
- * to pages that bt_attn_expand wrote. */
+/* max_batch: sequences of a decode step. cudaErrorInvalidValue: a shape that
+ * the kernels lack, or for which the device has too little shared memory. An E4M3 pool has no
+ * prefill: chunks attend to pages that bt_attn_expand wrote. */
 cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
                            struct bt_attn **attn_p);
 void bt_attn_destroy(struct bt_attn *a);

@@ -9,47 +9,20 @@
  *     is summed;
  *   - blocks are persistent and take tiles from a counter, the longest of a KV head first, head by
  *     head, so that a head's KV stays in the L2 cache. */
-#include "common/engine/cuda/attn_priv.h"
+#include "common/engine/cuda/attn_tile.cuh"
 #include "common/engine/cuda/hopper.cuh"
-#include "common/engine/cuda/mma.cuh"
 
-#define BM         128
 #define GROUPS     2 /* computing warpgroups */
 #define THREADS    ((GROUPS + 1) * 128)
-#define MAX_STAGES 3 /* of K and of V */
-#define SMEM_MAX   232448u
-#define NAMED_WG0  1 /* + warpgroup */
-
-struct prefill_args {
-    void *out;
-    uint32_t out_stride;
-    const struct bt_attn_item *items;
-    uint32_t n_items, tiles;
-    const int32_t *table;
-    uint32_t table_stride;
-    uint32_t group, page_tokens, page_rows, layer_row, window;
-    float scale_log2;
-    bool out_bf16;
-    uint32_t *tickets;
-};
+#define MAX_STAGES 3       /* of K and of V */
+#define SMEM_MAX   232448u /* of a block, sm_90 */
+#define NAMED_WG0  1       /* + warpgroup */
 
 struct prefill_bars {
     uint64_t q_full, q_empty, tile_full, tile_empty;
     uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
     int tile;
 };
-
-/* KV tiles that a tile of queries sees: [first, end). */
-struct span {
-    int first, end;
-};
-template <int BN>
-static __device__ __forceinline__ struct span kv_span(const struct bt_attn_item &it,
-                                                      uint32_t window)
-{
-    int lo = window && it.pos >= (int)window ? it.pos + 1 - (int)window : 0;
-    return {lo / BN, (it.pos + it.n + BN - 1) / BN};
-}
 
 /* ---- the copying warp ---- */
 
@@ -138,25 +111,12 @@ static __device__ __forceinline__ void produce(const struct prefill_args &a,
         tile = __shfl_sync(~0u, tile, 0);
         phase ^= 1;
     }
-    if (lane == 0) { /* the last block to end leaves the counters as they were */
-        __threadfence();
-        if (atomicAdd(a.tickets + 1, 1) == gridDim.x - 1) {
-            a.tickets[0] = 0;
-            a.tickets[1] = 0;
-        }
+    if (lane == 0) {
+        end_tickets(a);
     }
 }
 
 /* ---- the computing warpgroups ---- */
-
-template <class T, int D, int BN> struct tile_state {
-    float o[D / 2]; /* 64 x D over 128 threads */
-    float s[BN / 2];
-    uint32_t p[BN / 4];
-    float m[2], l[2], fix[2]; /* of rows lane / 4 and + 8; fix: factor that o still lacks */
-    bool moved;               /* fix is to be applied */
-    int limit[2], from[2];    /* tokens a row sees: [from, limit) */
-};
 
 template <class T, int D, int BN>
 static __device__ __forceinline__ void scores(struct tile_state<T, D, BN> &t, uint64_t q,
@@ -180,88 +140,6 @@ static __device__ __forceinline__ void outputs(struct tile_state<T, D, BN> &t, u
     wgmma_commit();
 }
 
-template <class T, int D, int BN>
-static __device__ __forceinline__ void mask(struct tile_state<T, D, BN> &t, int base)
-{
-    int c0 = base + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < BN / 2; i++) {
-        int c = c0 + i / 4 * 8 + i % 2, r = i / 2 % 2;
-        t.s[i] = c < t.limit[r] && c >= t.from[r] ? t.s[i] : -INFINITY;
-    }
-}
-
-/* Scores to weights, exp2 against a maximum that is raised only when a score exceeds it by 2^8: the
- * weights stay far inside the range of f16, and the output is hardly ever rescaled. Sums run in
- * four chains, since one warp's latency shows here. */
-template <class T, int D, int BN>
-static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, float scale)
-{
-    float top[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float mx[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            mx[i] = fmaxf(t.s[i * 4 + r * 2], t.s[i * 4 + r * 2 + 1]);
-        }
-#pragma unroll
-        for (int i = 16; i < BN / 2; i += 4) {
-            float x = fmaxf(t.s[i + r * 2], t.s[i + r * 2 + 1]);
-            mx[i / 4 % 4] = fmaxf(mx[i / 4 % 4], x);
-        }
-        top[r] = fmaxf(fmaxf(mx[0], mx[1]), fmaxf(mx[2], mx[3]));
-    }
-#pragma unroll
-    for (int d = 1; d <= 2; d *= 2) {
-        top[0] = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], d));
-        top[1] = fmaxf(top[1], __shfl_xor_sync(~0u, top[1], d));
-    }
-    bool far = ((top[0] - t.m[0]) * scale > 8.0f && t.limit[0] > 0) ||
-               ((top[1] - t.m[1]) * scale > 8.0f && t.limit[1] > 0);
-    t.moved = __any_sync(~0u, far); /* no score seen yet: inf > 8 */
-    if (t.moved) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float mx = fmaxf(t.m[r], top[r]), base = mx == -INFINITY ? 0.0f : mx * scale;
-            t.fix[r] = ex2(t.m[r] * scale - base);
-            t.m[r] = mx;
-            t.l[r] *= t.fix[r];
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float base = t.m[r] == -INFINITY ? 0.0f : t.m[r] * scale, sum[4] = {t.l[r], 0, 0, 0};
-#pragma unroll
-        for (int i = 0; i < BN / 2; i += 4) {
-            float x = ex2(fmaf(t.s[i + r * 2], scale, -base));
-            float y = ex2(fmaf(t.s[i + r * 2 + 1], scale, -base));
-            sum[i / 4 % 4] += x + y;
-            t.s[i + r * 2] = x;
-            t.s[i + r * 2 + 1] = y;
-        }
-        t.l[r] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    }
-}
-template <class T, int D, int BN>
-static __device__ __forceinline__ void to_weights(struct tile_state<T, D, BN> &t)
-{
-#pragma unroll
-    for (int i = 0; i < BN / 4; i++) { /* accumulators of two 8-column tiles are an A fragment */
-        t.p[i] = pack2<T>(t.s[i * 2], t.s[i * 2 + 1]);
-    }
-}
-template <class T, int D, int BN>
-static __device__ __forceinline__ void rescale(struct tile_state<T, D, BN> &t)
-{
-    if (t.moved) {
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) {
-            t.o[i] *= t.fix[i / 2 % 2];
-        }
-    }
-}
-
 /* Rows of V behind the sequence may be NaN, and 0 * NaN is no zero. Both warpgroups do this, each
  * for itself: they write the same. */
 template <int D, int BN> static __device__ __forceinline__ void clear_tail(uint8_t *v, int from)
@@ -271,60 +149,6 @@ template <int D, int BN> static __device__ __forceinline__ void clear_tail(uint8
         *(uint4 *)(v + h * (BN * 128) + from * 128 + j * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_async_shared();
-}
-
-template <class T, int D, int BN>
-static __device__ __forceinline__ void store(const struct prefill_args &a,
-                                             const struct tile_state<T, D, BN> &t,
-                                             const struct bt_attn_item &it, int head, int row)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float l = t.l[r];
-        l += __shfl_xor_sync(~0u, l, 1);
-        l += __shfl_xor_sync(~0u, l, 2);
-        float f = l > 0 ? 1.0f / l : 0.0f;
-        int token = (row + r * 8) / (int)a.group, h = (row + r * 8) % (int)a.group;
-        if (token >= it.n || token >= BM / (int)a.group) {
-            continue;
-        }
-        uint16_t *out = (uint16_t *)a.out + (size_t)(it.row + token) * a.out_stride +
-                        (size_t)(head * (int)a.group + h) * D + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            *(uint32_t *)(out + i * 8) =
-                pack2_as(a.out_bf16, t.o[i * 4 + r * 2] * f, t.o[i * 4 + r * 2 + 1] * f);
-        }
-    }
-}
-
-/* Each warp for itself: one may be done with what another still reads. */
-static __device__ __forceinline__ void release(uint32_t bar)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        bar_arrive(bar);
-    }
-}
-
-template <class T, int D, int BN>
-static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
-                                                  struct tile_state<T, D, BN> &t,
-                                                  const struct bt_attn_item &it, int row)
-{
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) {
-        t.o[i] = 0;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int token = (row + r * 8) / (int)a.group;
-        t.m[r] = -INFINITY;
-        t.l[r] = 0;
-        /* Rows without a token hold another's query: they see nothing, and decide nothing. */
-        t.limit[r] = token < it.n && token < BM / (int)a.group ? it.pos + token + 1 : 0;
-        t.from[r] = a.window ? max(it.pos + token + 1 - (int)a.window, 0) : 0;
-    }
 }
 
 /* What a warpgroup carries through all its tiles. */
@@ -514,14 +338,11 @@ static cudaError_t launch_dim(struct bt_attn *a, const CUtensorMap &q_map,
     }
 }
 
-extern "C" cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *f,
-                                       uint32_t layer_row, cudaStream_t s)
+extern "C" cudaError_t bt_attn_prefill_tma(struct bt_attn *a, const struct bt_attn_prefill *f,
+                                           uint32_t layer_row, cudaStream_t s)
 {
     const struct bt_attn_pool *p = &a->pool;
     const uint32_t group = p->heads / p->kv_heads;
-    if (f->n_items == 0) {
-        return cudaSuccess;
-    }
     CUtensorMap q_map;
     const uint64_t dims[3] = {p->head_dim, p->heads, f->rows};
     const uint64_t strides[2] = {p->head_dim * 2ull, f->q_stride * 2ull};
@@ -530,22 +351,7 @@ extern "C" cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_p
     if (e != cudaSuccess) {
         return e;
     }
-    struct prefill_args args = {};
-    args.out = f->out;
-    args.out_stride = f->out_stride;
-    args.items = f->items;
-    args.n_items = f->n_items;
-    args.tiles = f->n_items * p->kv_heads;
-    args.table = f->table;
-    args.table_stride = f->table_stride;
-    args.group = group;
-    args.page_tokens = p->page_tokens;
-    args.page_rows = p->page_rows;
-    args.layer_row = layer_row;
-    args.window = p->window;
-    args.scale_log2 = a->scale_log2;
-    args.out_bf16 = p->out_type == BT_CU_BF16;
-    args.tickets = a->tickets;
+    const struct prefill_args args = prefill_args_of(a, f, layer_row);
     return p->type == BT_CU_F16 ? launch_dim<__half>(a, q_map, args, s)
                                 : launch_dim<__nv_bfloat16>(a, q_map, args, s);
 }

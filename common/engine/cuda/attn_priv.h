@@ -1,4 +1,4 @@
-/* Between attn.cu (create, plan) and the kernels. */
+/* Between attn.c (create, choice of kernels), attn_plan.cu and the kernels. */
 #ifndef BT_CUDA_ATTN_PRIV_H
 #define BT_CUDA_ATTN_PRIV_H
 
@@ -29,7 +29,8 @@ struct decode_plan {
 struct bt_attn {
     struct bt_attn_pool pool;
     uint32_t max_batch, blocks;
-    int device;
+    uint32_t shared;      /* bytes of shared memory that a block may have */
+    bool hopper;          /* else the kernels for sm_80 and newer, and no tensor maps */
     CUtensorMap kv_pair;  /* box: 128 bytes of a row (or all) x K and V of a page's head */
     CUtensorMap kv_plane; /* the same of K or V; not for E4M3 */
     float scale_log2;
@@ -44,12 +45,28 @@ struct bt_attn {
 };
 
 #ifdef __cplusplus
-extern "C"
+extern "C" {
 #endif
-    /* A tensor map of 16-bit values (E4M3: pairs) in 128-byte swizzle; box[0] is 64, or 32 and the
-     * swizzle is of 64 bytes. */
-    cudaError_t
-    bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint32_t rank,
-                     const uint64_t *dims, const uint64_t *strides, const uint32_t *box);
+
+/* A tensor map of 16-bit values (E4M3: pairs) in 128-byte swizzle; box[0] is 64, or 32 and the
+ * swizzle is of 64 bytes. */
+cudaError_t bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint32_t rank,
+                             const uint64_t *dims, const uint64_t *strides, const uint32_t *box);
+
+/* attn.h's calls, by Hopper's copy engine (and WGMMA) or by cp.async and mma.sync. */
+cudaError_t bt_attn_decode_tma(struct bt_attn *a, const struct bt_attn_decode *d,
+                               uint32_t layer_row, cudaStream_t s);
+cudaError_t bt_attn_decode_mma(struct bt_attn *a, const struct bt_attn_decode *d,
+                               uint32_t layer_row, cudaStream_t s);
+cudaError_t bt_attn_prefill_tma(struct bt_attn *a, const struct bt_attn_prefill *f,
+                                uint32_t layer_row, cudaStream_t s);
+cudaError_t bt_attn_prefill_mma(struct bt_attn *a, const struct bt_attn_prefill *f,
+                                uint32_t layer_row, cudaStream_t s);
+/* Whether shared memory holds what a decode of this shape needs. */
+bool bt_attn_decode_fits(const struct bt_attn *a);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -1,4 +1,4 @@
-/* The CUDA back end: opens a model on one Hopper GPU, answers the engine's calls. forward and
+/* The CUDA back end: opens a model on one GPU, answers the engine's calls. forward and
  * sample return once their work is enqueued; poll delivers tickets as the device's events pass. A
  * CUDA error is sticky: every later call and ticket says ERR_DEVICE. Owner thread: the engine's. */
 #include <math.h>
@@ -77,9 +77,10 @@ static bt_status_t open_device(struct bt_engine *e, char *err, size_t err_cap)
     }
     ce = cudaGetDevice(&e->device);
     ce = ce == cudaSuccess ? cudaGetDeviceProperties(&p, e->device) : ce;
-    if (ce == cudaSuccess && p.major != 9) {
+    if (ce == cudaSuccess && p.major < 8) {
         snprintf(err, err_cap,
-                 "engine cuda: %s has compute capability %d.%d; the kernels are for 9.0 (Hopper)",
+                 "engine cuda: %s has compute capability %d.%d; the kernels are for 8.0 and newer; "
+                 "engine.device: cpu runs without",
                  p.name, p.major, p.minor);
         return BT_ERR_DEVICE;
     }
@@ -174,7 +175,8 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
     if (ce == cudaErrorInvalidValue) {
         snprintf(err, err_cap,
                  "%s/config.json: %u heads over %u KV heads of %u: the cuda engine has attention "
-                 "for head_dim 64, 128, 256 and up to 16 heads per KV head",
+                 "for head_dim 64, 128, 256 and up to 16 heads per KV head, fewer where a block "
+                 "has less than 160 KiB of shared memory",
                  conf->model_dir, c->heads, c->kv_heads, c->head_dim);
         return BT_ERR_UNSUPPORTED;
     }

@@ -30,9 +30,17 @@ static __device__ __forceinline__ uint8_t e4m3_of(float v)
 /* The two values in the low 16 bits as f16, without the scale: exact. */
 static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t two)
 {
+#if __CUDA_ARCH__ >= 890
     uint32_t r;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)two));
     return r;
+#else /* the bits in f16's places are the value / 2^8, subnormals too; NaN has none of f16's */
+    uint32_t bits = (two & 0x80) << 8 | (two & 0x7f) << 7, r;
+    bits |= (two & 0x8000) << 16 | (two & 0x7f00) << 15;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(bits), "r"(0x5c005c00));
+    r |= (two & 0x7f) == 0x7f ? 0x7e00u : 0;
+    return r | ((two & 0x7f00) == 0x7f00 ? 0x7e000000u : 0);
+#endif
 }
 
 #endif

@@ -1,5 +1,6 @@
-/* Hopper's asynchronous machinery in C++ functions: mbarriers, the tensor copy engine (TMA) and
- * warpgroup matrix products (WGMMA), as the PTX manual describes them. Device code only. */
+/* Hopper's asynchronous machinery in C++ functions: the tensor copy engine (TMA), which arrives at
+ * mbarriers, and warpgroup matrix products (WGMMA), as the PTX manual describes them. Device code
+ * only. */
 #ifndef BT_CUDA_HOPPER_CUH
 #define BT_CUDA_HOPPER_CUH
 
@@ -8,65 +9,20 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-static __device__ __forceinline__ uint32_t smem_addr(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+#include "common/engine/cuda/ring.cuh"
 
-/* ---- mbarriers: 64-bit words in shared memory, named by their shared address ---- */
+/* ---- TMA ---- */
 
-static __device__ __forceinline__ void bar_init(uint32_t bar, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals));
-}
 /* Makes inits visible to the copy engine. */
 static __device__ __forceinline__ void bar_init_fence(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-static __device__ __forceinline__ void bar_arrive(uint32_t bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-/* Waits until the phase with this parity has ended. */
-static __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra.uni done;\n"
-                 "bra.uni again;\n"
-                 "done:\n"
-                 "}" ::"r"(bar),
-                 "r"(parity)
-                 : "memory");
-}
-
-/* Position in a ring of stages: which one, and the parity of its current round. */
-struct ring {
-    uint32_t at, phase;
-    __device__ __forceinline__ void next(uint32_t stages)
-    {
-        if (++at == stages) {
-            at = 0;
-            phase ^= 1;
-        }
-    }
-};
-
-/* ---- named barriers of some warps of the block ---- */
-
-static __device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-/* ---- TMA ---- */
 
 #define TMA_EVICT_FIRST  0x12F0000000000000ull
 #define TMA_EVICT_NORMAL 0x1000000000000000ull

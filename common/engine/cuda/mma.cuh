@@ -71,11 +71,15 @@ static __device__ __forceinline__ void ldmatrix4_t(uint32_t (&r)[4], uint32_t ad
  * Each waits for that one's end before it touches what it wrote, and lets the next begin early. */
 static __device__ __forceinline__ void early_next(void)
 {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 static __device__ __forceinline__ void early_wait(void)
 {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 /* Of the one device that the engine runs on. */
 static inline uint32_t multiprocessors(void)
@@ -89,6 +93,16 @@ static inline uint32_t multiprocessors(void)
     return (uint32_t)n;
 }
 
+/* Code for older targets does not wait: it must not begin early, wherever it runs. */
+template <class... P> static bool waits_early(void (*kernel)(P...))
+{
+    static int target; /* of a file's kernels, which are compiled alike */
+    cudaFuncAttributes f;
+    if (target == 0 && cudaFuncGetAttributes(&f, kernel) == cudaSuccess) {
+        target = f.ptxVersion;
+    }
+    return target >= 90;
+}
 template <class... P, class... A>
 static cudaError_t launch_early(void (*kernel)(P...), uint32_t grid, uint32_t block, size_t shared,
                                 cudaStream_t s, A... args)
@@ -96,7 +110,7 @@ static cudaError_t launch_early(void (*kernel)(P...), uint32_t grid, uint32_t bl
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute early[1];
     early[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early[0].val.programmaticStreamSerializationAllowed = 1;
+    early[0].val.programmaticStreamSerializationAllowed = waits_early(kernel);
     c.gridDim = dim3(grid);
     c.blockDim = dim3(block);
     c.dynamicSmemBytes = shared;

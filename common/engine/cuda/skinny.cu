@@ -1,5 +1,6 @@
-/* Products of few rows (skinny.h). 64 weight rows are the M of a warpgroup's product and tokens its
- * N, so tensor cores idle most of the time, and what counts is that the weights never stop coming:
+/* Products of few rows (skinny.h) on Hopper. 64 weight rows are the M of a warpgroup's product and
+ * tokens its N, so tensor cores idle most of the time, and what counts is that the weights never
+ * stop coming:
  *   - a tile is 64 weight rows for each computing warpgroup of a block. One warp copies weights
  *     in boxes of 8 KB, 64 rows of 128 bytes, through a ring for each warpgroup; the rings fill
  * most of the shared memory. Of each 64 rows it asks for `depth` neighbouring boxes before it goes
@@ -15,6 +16,7 @@
 #include "common/engine/cuda/skinny.h"
 
 #include "common/engine/cuda/attn_priv.h"
+#include "common/engine/cuda/device.h"
 #include "common/engine/cuda/hopper.cuh"
 #include "common/engine/cuda/mma.cuh"
 
@@ -353,7 +355,8 @@ static uint32_t clusters_of(uint32_t blocks)
 
 extern "C" bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
 {
-    if (way >= bt_cu_skinny_ways() || m == 0 || m > BT_CU_SKINNY_ROWS || n % 16 || k % 8) {
+    if (!bt_cu_hopper() || way >= bt_cu_skinny_ways() || m == 0 || m > BT_CU_SKINNY_ROWS ||
+        n % 16 || k % 8) {
         return false;
     }
     const struct way *y = &ways[way];

@@ -23,8 +23,8 @@ enum bt_cu_skinny_end {
 
 /* Ways are 0 to this - 1. */
 uint32_t bt_cu_skinny_ways(void);
-/* Whether a way is for this product: at most 128 rows, n a multiple of 16, k of 8, and no more
- * clusters than run at once. */
+/* Whether a way is for this product: a Hopper device, at most 128 rows, n a multiple of 16, k of 8,
+ * and no more clusters than run at once. */
 bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k);
 /* y not in x's place. cudaErrorInvalidValue: it does not fit. */
 cudaError_t bt_cu_skinny(uint32_t way, const void *w, const void *x, void *y, uint32_t m,

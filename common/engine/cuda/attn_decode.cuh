@@ -1,29 +1,41 @@
-/* Decode attention on Hopper: one query token per sequence over paged KV, bound by the memory's
- * bandwidth. The floor is bytes of KV / bandwidth, so the design serves one aim, that enough bytes
- * are in flight on every multiprocessor all the time:
+/* Decode attention: one query token per sequence over paged KV, bound by the memory's bandwidth.
+ * The floor is bytes of KV / bandwidth, so the design serves one aim, that enough bytes are in
+ * flight on every multiprocessor all the time:
  *   - the step's tiles (64 tokens of one KV head: K and V, 32 KiB at head_dim 128) are one long
- * list cut evenly over persistent blocks, whatever the sequences' lengths (attn_priv.h);
- *   - one warp does nothing but feed a ring of stages through the tensor copy engine, ahead over
- *     the borders of sequences; four warps take 16 tokens of each tile;
+ * list cut evenly over persistent blocks, whatever the sequences' lengths (attn_plan.cu);
+ *   - some warps do nothing but feed a ring of stages, ahead over the borders of sequences; four
+ * warps take 16 tokens of each tile;
  *   - all query heads of a KV head are rows of one 16-row matrix product, so KV is read once.
  * e4m3 pages hold twice the tokens in a byte, so two teams of four warps take turns at the tiles
  * (attn_decode_e4m3.cuh). Each warp keeps a softmax of its own; they are merged once per piece. A
  * sequence whose head was cut has its pieces combined by the block that finishes the last of them.
+ *
+ * How bytes come to a stage is a parameter, COPY: attn_decode_tma.cu for Hopper's copy engine,
+ * attn_decode_mma.cu for sm_80 and newer. Called by the copying warps, all lanes:
+ *   COPY::WARPS              that copy
+ *   COPY::ARRIVALS           at the barrier of a full stage
+ *   COPY::prepare(map)       by one thread, once, when barriers are there
+ *   COPY::begin(full, empty, phase, bytes)   waits for the stage; `bytes` will come
+ *   COPY::page<E4M3, D>(args, map, page, row, to, scales_to, full)
+ *                            K and V of one page's head, pool row `row` of the page and on, to
+ *                            shared memory at `to` and, of e4m3, their scales
+ *   COPY::end(full)          all of the stage's pages were asked for
  */
+#ifndef BT_CUDA_ATTN_DECODE_CUH
+#define BT_CUDA_ATTN_DECODE_CUH
+
 #include "common/engine/cuda/attn_decode_e4m3.cuh"
 #include "common/engine/cuda/attn_priv.h"
-#include "common/engine/cuda/hopper.cuh"
 #include "common/engine/cuda/mma.cuh"
+#include "common/engine/cuda/ring.cuh"
 
 #define TEAM       4       /* warps that take a tile */
 #define MAX_STAGES 8       /* of any ring */
-#define SMEM_MAX   232448u /* of a block, sm_90 */
 #define SCALES     128     /* bytes of a tile's scales */
 
 /* What differs between 16-bit values and e4m3: T is the query's type. */
 template <bool E4M3, int D> struct tile_of {
-    static constexpr int teams = E4M3 && D < 256 ? 2 : 1, warps = teams * TEAM,
-                         threads = warps * 32 + 32;
+    static constexpr int teams = E4M3 && D < 256 ? 2 : 1, warps = teams * TEAM; /* computing */
     static constexpr uint32_t value = E4M3 ? 1 : 2;
     static constexpr uint32_t row = D * value < 128 ? D * value : 128; /* bytes, in a box */
     static constexpr uint32_t halves = D * value / row;
@@ -35,6 +47,7 @@ template <bool E4M3, int D> struct tile_of {
 struct decode_args {
     const void *q;
     void *out;
+    const uint8_t *kv; /* the pool */
     uint32_t q_stride, out_stride;
     const int32_t *slots, *table;
     uint32_t table_stride;
@@ -49,7 +62,7 @@ struct decode_args {
     float *part_o, *part_ml;
 };
 
-/* ---- plan ---- */
+/* ---- what a block has to do ---- */
 
 /* Position of tile x of the list among `runs` even cuts, and where a cut begins. */
 static __device__ __forceinline__ int run_of(int x, int total, int runs)
@@ -60,66 +73,6 @@ static __device__ __forceinline__ int run_of(int x, int total, int runs)
 static __device__ __forceinline__ int run_begin(int i, int total, int runs)
 {
     return i * (total / runs) + min(i, total % runs);
-}
-
-/* One block: tiles of each sequence, their running sum, the beginning of every run. */
-static __global__ void __launch_bounds__(1024)
-    decode_plan_kernel(const int32_t *lens, int batch, int kv_heads, int window, int blocks,
-                       int run_min, struct decode_plan *plan, struct decode_seq *seqs,
-                       struct decode_run *runs)
-{
-    __shared__ int warp_sum[32], carry;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) {
-        carry = 0;
-    }
-    __syncthreads();
-    for (int at = 0; at < batch; at += 1024) {
-        int i = at + threadIdx.x, len = i < batch ? lens[i] : 0;
-        int tile0 = window && len > window ? (len - window) / DECODE_TILE : 0;
-        int tiles = (len + DECODE_TILE - 1) / DECODE_TILE - tile0, sum = tiles;
-        for (int d = 1; d < 32; d *= 2) {
-            int v = __shfl_up_sync(~0u, sum, d);
-            sum += lane >= d ? v : 0;
-        }
-        if (lane == 31) {
-            warp_sum[warp] = sum;
-        }
-        __syncthreads();
-        int before = carry;
-        for (int w = 0; w < warp; w++) {
-            before += warp_sum[w];
-        }
-        if (i < batch) {
-            seqs[i] = {before + sum - tiles, tiles, tile0, len};
-        }
-        __syncthreads();
-        if (threadIdx.x == 1023) {
-            carry = before + sum;
-        }
-        __syncthreads();
-    }
-    int total = carry * kv_heads, n = min(blocks, (total + run_min - 1) / run_min);
-    if (threadIdx.x == 0) {
-        *plan = {total, n, {0, 0}};
-    }
-    for (int r = threadIdx.x; r < blocks; r += 1024) {
-        struct decode_run run = {0, 0, 0, 0};
-        if (r < n) {
-            int begin = run_begin(r, total, n), lo = 0, hi = batch - 1;
-            while (lo < hi) { /* the last sequence that begins at or before it and has tiles */
-                int mid = (lo + hi + 1) / 2;
-                if (seqs[mid].first * kv_heads <= begin) {
-                    lo = mid;
-                } else {
-                    hi = mid - 1;
-                }
-            }
-            int in = begin - seqs[lo].first * kv_heads, tiles = max(seqs[lo].tiles, 1);
-            run = {lo, in / tiles, in % tiles, run_begin(r + 1, total, n) - begin};
-        }
-        runs[r] = run;
-    }
 }
 
 /* A run walked piece by piece: tiles of one sequence and head. */
@@ -151,9 +104,9 @@ static __device__ __forceinline__ void walk_next(const struct decode_args &a, st
     }
 }
 
-/* ---- the copying warp ---- */
+/* ---- the copying warps ---- */
 
-template <bool E4M3, int D>
+template <class COPY, bool E4M3, int D>
 static __device__ void produce(const struct decode_args &a, const CUtensorMap *map, struct walk w,
                                uint32_t stages_at, uint32_t full, uint32_t empty)
 {
@@ -166,33 +119,20 @@ static __device__ void produce(const struct decode_args &a, const CUtensorMap *m
         int slot = a.slots ? a.slots[w.seq] : w.seq;
         const int32_t *table = a.table + (size_t)slot * a.table_stride;
         int last = (w.s.len - 1) / (int)pt, page0 = (w.s.tile0 + w.tile) * (int)per_tile, ids = 0;
-        int row0 = (int)a.layer_row + w.head * 2 * (int)pt;
         for (int t = 0; t < w.n; t++) {
             int at = t * (int)per_tile;
             if (at % 32 == 0) {
                 ids = table[min(page0 + at + lane, last)];
             }
-            uint32_t dst = stages_at + r.at * tile::bytes;
-            if (lane == 0) {
-                bar_wait(empty + r.at * 8, r.phase);
-                bar_expect(full + r.at * 8, tile::bytes + tile::scales);
-            }
+            uint32_t bar = full + r.at * 8;
+            COPY::begin(bar, empty + r.at * 8, r.phase, tile::bytes + tile::scales);
             for (uint32_t p = 0; p < per_tile; p++) {
-                int page = __shfl_sync(~0u, ids, (at + p) % 32);
-                if (lane == 0) {
-#pragma unroll
-                    for (uint32_t h = 0; h < tile::halves; h++) {
-                        tma_load_2d(dst + h * (DECODE_TILE * 2 * tile::row) + p * box, map,
-                                    full + r.at * 8, (int)h * 64, page * (int)a.page_rows + row0,
-                                    TMA_EVICT_FIRST);
-                    }
-                    if (E4M3) {
-                        bulk_load(scales_at + r.at * SCALES + p * 2 * pt,
-                                  a.scales + (size_t)page * a.page_rows * D + w.head * 2 * pt,
-                                  2 * pt, full + r.at * 8);
-                    }
-                }
+                COPY::template page<E4M3, D>(
+                    a, map, __shfl_sync(~0u, ids, (at + p) % 32), (uint32_t)w.head * 2 * pt,
+                    stages_at + r.at * tile::bytes + p * box,
+                    scales_at + r.at * SCALES + p * 2 * pt, bar);
             }
+            COPY::end(bar);
             r.next(a.stages);
         }
     }
@@ -507,8 +447,8 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint8
     }
 }
 
-template <bool E4M3, class T, int D, int ROWS>
-static __global__ void __launch_bounds__(tile_of<E4M3, D>::threads, 1)
+template <class COPY, bool E4M3, class T, int D, int ROWS>
+static __global__ void __launch_bounds__((tile_of<E4M3, D>::warps + COPY::WARPS) * 32, 1)
     decode_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ decode_args a)
 {
     typedef tile_of<E4M3, D> tile;
@@ -523,17 +463,16 @@ static __global__ void __launch_bounds__(tile_of<E4M3, D>::threads, 1)
         return;
     }
     if (threadIdx.x == 0) {
-        tma_prefetch(&map);
         for (uint32_t i = 0; i < a.stages; i++) {
-            bar_init(full + i * 8, 1);
+            bar_init(full + i * 8, COPY::ARRIVALS);
             bar_init(empty + i * 8, TEAM);
         }
-        bar_init_fence();
+        COPY::prepare(&map);
     }
     __syncthreads();
     struct walk w = {run.seq, run.head, run.tile, run.n, 0, a.seqs[run.seq]};
     if (threadIdx.x >= tile::warps * 32) {
-        produce<E4M3, D>(a, &map, w, smem_addr(smem), full, empty);
+        produce<COPY, E4M3, D>(a, &map, w, smem_addr(smem), full, empty);
     } else {
         float *so = (float *)(smem + a.stages * (tile::bytes + tile::scales));
         consume<E4M3, T, D, ROWS>(a, w, smem, full, empty, so, so + tile::warps * a.group * (D + 4),
@@ -543,62 +482,61 @@ static __global__ void __launch_bounds__(tile_of<E4M3, D>::threads, 1)
 
 /* ---- launches ---- */
 
-/* Below this many tiles a run is not worth a block: its start costs as much as reading them. */
-#define DECODE_RUN_MIN 2
-
-extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
-                                           cudaStream_t s)
+/* Stages that fit beside the merge; 0: none does. */
+template <bool E4M3, int D> static uint32_t stages_of(const struct bt_attn *a)
 {
-    if (batch == 0 || batch > a->max_batch) {
-        return cudaErrorInvalidValue;
-    }
-    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)a->pool.kv_heads,
-                                          (int)a->pool.window, (int)a->blocks, DECODE_RUN_MIN,
-                                          a->plan, a->seqs, a->decode_runs);
-    return cudaGetLastError();
+    typedef tile_of<E4M3, D> tile;
+    uint32_t rest = 1024 + merge_bytes(tile::warps, a->pool.heads / a->pool.kv_heads, D);
+    uint32_t fit = a->shared < rest ? 0 : (a->shared - rest) / (tile::bytes + tile::scales);
+    return min(fit, tile::stages) / tile::teams * tile::teams;
 }
 
-template <bool E4M3, class T, int D, int ROWS>
+template <class COPY, bool E4M3, class T, int D, int ROWS>
 static cudaError_t launch(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
 {
     typedef tile_of<E4M3, D> tile;
-    uint32_t merge = merge_bytes(tile::warps, args.group, D), stage = tile::bytes + tile::scales;
-    args.stages = min((SMEM_MAX - 1024 - merge) / stage, tile::stages);
-    args.stages = args.stages / tile::teams * tile::teams;
-    uint32_t bytes = args.stages * stage + merge;
-    cudaError_t e = cudaFuncSetAttribute(decode_kernel<E4M3, T, D, ROWS>,
+    args.stages = stages_of<E4M3, D>(a);
+    if (args.stages == 0) {
+        return cudaErrorInvalidValue;
+    }
+    uint32_t bytes = args.stages * (tile::bytes + tile::scales) +
+                     merge_bytes(tile::warps, args.group, D);
+    cudaError_t e = cudaFuncSetAttribute(decode_kernel<COPY, E4M3, T, D, ROWS>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess) {
         return e;
     }
-    return launch_early(decode_kernel<E4M3, T, D, ROWS>, a->blocks, tile::threads, bytes, s,
-                        a->kv_pair, args);
+    return launch_early(decode_kernel<COPY, E4M3, T, D, ROWS>, a->blocks,
+                        (tile::warps + COPY::WARPS) * 32, bytes, s, a->kv_pair, args);
 }
 
-template <bool E4M3, class T, int D>
+template <class COPY, bool E4M3, class T, int D>
 static cudaError_t launch_rows(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
 {
-    return args.group <= 8 ? launch<E4M3, T, D, 8>(a, args, s) : launch<E4M3, T, D, 16>(a, args, s);
+    return args.group <= 8 ? launch<COPY, E4M3, T, D, 8>(a, args, s)
+                           : launch<COPY, E4M3, T, D, 16>(a, args, s);
 }
 
-template <bool E4M3, class T>
+template <class COPY, bool E4M3, class T>
 static cudaError_t launch_dim(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
 {
     switch (a->pool.head_dim) {
-    case 64: return launch_rows<E4M3, T, 64>(a, args, s);
-    case 128: return launch_rows<E4M3, T, 128>(a, args, s);
-    case 256: return launch_rows<E4M3, T, 256>(a, args, s);
+    case 64: return launch_rows<COPY, E4M3, T, 64>(a, args, s);
+    case 128: return launch_rows<COPY, E4M3, T, 128>(a, args, s);
+    case 256: return launch_rows<COPY, E4M3, T, 256>(a, args, s);
     default: return cudaErrorInvalidValue;
     }
 }
 
-extern "C" cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_decode *d,
-                                      uint32_t layer_row, cudaStream_t s)
+template <class COPY>
+static cudaError_t decode_with(struct bt_attn *a, const struct bt_attn_decode *d,
+                               uint32_t layer_row, cudaStream_t s)
 {
     const struct bt_attn_pool *p = &a->pool;
     struct decode_args args = {};
     args.q = d->q;
     args.out = d->out;
+    args.kv = (const uint8_t *)p->kv;
     args.q_stride = d->q_stride;
     args.out_stride = d->out_stride;
     args.slots = d->slots;
@@ -619,9 +557,11 @@ extern "C" cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_de
     args.part_o = a->part_o;
     args.part_ml = a->part_ml;
     if (p->type == BT_CU_E4M3) {
-        args.scales = (const uint8_t *)p->kv + ((size_t)layer_row + p->scale_row) * p->head_dim;
-        return launch_dim<true, __half>(a, args, s);
+        args.scales = args.kv + ((size_t)layer_row + p->scale_row) * p->head_dim;
+        return launch_dim<COPY, true, __half>(a, args, s);
     }
-    return p->type == BT_CU_F16 ? launch_dim<false, __half>(a, args, s)
-                                : launch_dim<false, __nv_bfloat16>(a, args, s);
+    return p->type == BT_CU_F16 ? launch_dim<COPY, false, __half>(a, args, s)
+                                : launch_dim<COPY, false, __nv_bfloat16>(a, args, s);
 }
+
+#endif
