@@ -471,3 +471,16 @@ uint32_t bt_gathers_pieces(const struct bt_gathers *gs)
 {
     return gs->n_pieces;
 }
+
+uint32_t bt_gathers_tail_slots(const struct bt_gathers *gs)
+{
+    uint32_t n = 0;
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->all) {
+        const struct bt_gather *g = BT_CONTAINER_OF(i, struct bt_gather, link);
+        for (uint32_t b = 0; g->tail && b < g->n; b++) {
+            n += g->blocks[b].state == BLOCK_HERE;
+        }
+    }
+    return n;
+}

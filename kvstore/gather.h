@@ -96,6 +96,7 @@ uint32_t bt_gather_slot(const struct bt_gather *g, uint32_t block);
 void bt_gather_front(struct bt_gather *g, uint32_t computed);
 
 const struct bt_rates *bt_gathers_rates(const struct bt_gathers *gs);
-uint32_t bt_gathers_pieces(const struct bt_gathers *gs); /* transfers that have not ended */
+uint32_t bt_gathers_pieces(const struct bt_gathers *gs);     /* transfers that have not ended */
+uint32_t bt_gathers_tail_slots(const struct bt_gathers *gs); /* that tails hold */
 
 #endif

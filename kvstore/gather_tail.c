@@ -4,9 +4,10 @@
  * blocks that it does not bring. Loads are short runs, the last blocks first, a few at once. */
 #include "kvstore/gather_priv.h"
 
-#define DEAR     4.0 /* from 1/so much of the time of computing on, loading is worth splitting */
-#define RUNS_MAX 2u  /* reads of the own SSD at once: one reads, one is asked */
-#define RUN_PART 4u  /* of a piece: the sooner a run has come, the sooner it is of use */
+#define DEAR       4.0 /* from 1/so much of the time of computing on, loading is worth splitting */
+#define RUNS_MAX   2u  /* reads of the own SSD at once: one reads, one is asked */
+#define TAILS_PART 4u  /* of the slots: one in so many for tails */
+#define RUN_PART   4u  /* of a piece: the sooner a run has come, the sooner it is of use */
 
 /* The first block that is not in the slab, and how long one like it takes from where it comes
  * soonest; 0: from nowhere. */
@@ -108,6 +109,20 @@ void tail_pump(struct bt_gather *g)
     }
 }
 
+/* Slots that g may have: what it brings is in the grant a second time, and all tails together keep
+ * to a quarter of the slab. */
+static uint32_t room(const struct bt_gather *g)
+{
+    const struct bt_gathers *gs = g->gs;
+    uint32_t most = bt_index_slots(gs->c.cache->index) / TAILS_PART, taken = 0;
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->all) {
+        const struct bt_gather *other = BT_CONTAINER_OF(i, struct bt_gather, link);
+        taken += other != g && other->tail ? other->end - BT_MIN(other->floor, other->end) : 0;
+    }
+    return most - BT_MIN(taken, most);
+}
+
 struct bt_gather *bt_gather_tail(struct bt_gathers *gs, const struct bt_gather_ask *ask,
                                  void (*landed)(void *arg), void *arg)
 {
@@ -126,10 +141,11 @@ struct bt_gather *bt_gather_tail(struct bt_gathers *gs, const struct bt_gather_a
     }
     for (here = 0; here < g->end && g->blocks[here].state == BLOCK_HERE; here++) {
     }
-    g->floor = here;
+    uint32_t most = room(g);
+    g->floor = BT_MAX(here, g->end - BT_MIN(g->end, most));
     g->first = g->end;
     g->told = g->n;
-    if (g->end > here) {
+    if (g->end > g->floor) {
         gather_pump(g);
     }
     if (g->first == g->end && g->n_active == 0 && g->n_foreign == 0) {

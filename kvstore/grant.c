@@ -629,6 +629,9 @@ static void metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
     gs->m.passing = bt_metrics_gauge(ms, "baton_kvstore_stream_slots", NULL,
                                      "Slots with blocks of prompts that no slab holds, on their "
                                      "way to the SSD or from it");
+    gs->m.tails = bt_metrics_gauge(ms, "baton_kvstore_tail_slots", NULL,
+                                   "Slots that hold the end of a prefix beside those of its "
+                                   "grant, until the worker has loaded it");
     const char *passed = "baton_kvstore_stream_blocks_total";
     const char *passed_help = "Blocks of prompts that no slab holds: written to the SSD, and lent "
                               "to a worker to read";
@@ -677,6 +680,7 @@ static void metrics_update(void *arg)
     bt_metric_set(gs->m.opens, s.opens);
     bt_metric_set(gs->m.workers, s.workers);
     bt_metric_set(gs->m.passing, gs->passing_out + gs->passing_in);
+    bt_metric_set(gs->m.tails, bt_gathers_tail_slots(gs->gathers));
     add_since(gs->m.hits, c->hits, &gs->last.hits);
     add_since(gs->m.misses, c->misses, &gs->last.misses);
     add_since(gs->m.sealed, c->sealed, &gs->last.sealed);

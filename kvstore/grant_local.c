@@ -233,6 +233,14 @@ static void on_trailer(struct bt_gworker *w, const Baton__LocalTrailer *m)
     grant_unhold(g);
 }
 
+static void on_tail_end(struct bt_gworker *w, const Baton__LocalTailEnd *m)
+{
+    struct open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
+    if (o != NULL) {
+        tail_end(o->g);
+    }
+}
+
 static void on_close(struct bt_gworker *w, const Baton__LocalClose *m)
 {
     struct bt_list *i, *tmp;
@@ -393,6 +401,7 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const 
     case BATON__LOCAL_MSG__M_OPEN: on_open(w, m->open); return BT_OK;
     case BATON__LOCAL_MSG__M_TRAILER: on_trailer(w, m->trailer); return BT_OK;
     case BATON__LOCAL_MSG__M_CLOSE: on_close(w, m->close); return BT_OK;
+    case BATON__LOCAL_MSG__M_TAIL_END: on_tail_end(w, m->tail_end); return BT_OK;
     case BATON__LOCAL_MSG__M_PUT: return put_ask(w, m->put);
     case BATON__LOCAL_MSG__M_PUT_DONE: put_end(w, m->put_done); return BT_OK;
     case BATON__LOCAL_MSG__M_LEASE: return lease_ask(w, m->lease);

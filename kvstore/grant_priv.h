@@ -123,7 +123,7 @@ struct bt_grants {
     uint64_t killed;
     struct {
         struct bt_metric *slots[4], *transit, *leases, *copies, *fetching, *offers, *grants, *opens,
-            *workers, *passing;
+            *workers, *passing, *tails;
         struct bt_metric *passed_out, *passed_in;
         struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
     } m;

@@ -2,8 +2,9 @@
  * the SSD or from other nodes while the writer computes from its beginning. The grant has slots of
  * its own for all that is not resident, which the writer fills, with what it has computed or
  * loaded: the flow has one writer, and a block that comes too late harms nobody. The tail's slots
- * are leased until the writer has closed or is dead, as everything that it may read. Control
- * thread. */
+ * are second ones for the same blocks: leased until the writer says that it reads them no more
+ * (LocalTailEnd), has closed or is dead, and for all tails together at most a quarter of the slab.
+ * Control thread. */
 #include <stdlib.h>
 
 #include "kvstore/grant_priv.h"

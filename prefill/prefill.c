@@ -168,6 +168,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         }
         bt_wcore_flow_close(c, r, &r->load_flow, false);
     }
+    bt_wcore_tail_past(c, r, b->pos + b->n);
     if (r->streams) {
         c->writeback->offer(c, r);
     }

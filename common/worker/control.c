@@ -320,6 +320,7 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_PREFILL_DONE: bt_wsession_prefill_done(w, o); break;
     case BT_WOUT_TRAILER:
     case BT_WOUT_CLOSE:
+    case BT_WOUT_TAIL_END:
     case BT_WOUT_PUT:
     case BT_WOUT_PUT_DONE:
     case BT_WOUT_LEASE:

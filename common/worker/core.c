@@ -222,8 +222,8 @@ static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const s
 
 void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
 {
-    if (!r->grant_open || ending(r)) {
-        free(t); /* it has closed the grant, which is all that the kvstore waits for */
+    if (!r->grant_open || r->tail_over || ending(r)) {
+        free(t); /* the kvstore has been told, or will be as the grant is closed */
         return;
     }
     if (!tail_fits(c, r, t)) {
@@ -244,6 +244,19 @@ static void tail_free(struct bt_wreq *r)
         r->tail = t->next;
         free(t);
     }
+}
+
+void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos)
+{
+    if (r->tail == NULL || r->load_flow != 0 || pos < r->tail_end * c->block_tokens) {
+        return;
+    }
+    tail_free(r);
+    r->tail_over = true;
+    struct bt_wout o = {.kind = BT_WOUT_TAIL_END, .attach = r->attach};
+    o.u.local.request = r->request;
+    o.u.local.epoch = r->epoch;
+    bt_wcore_emit(c, &o);
 }
 
 void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)

@@ -124,6 +124,7 @@ struct bt_wreq {
     bool grant_open, grant_abort, trailer_due, landed_finished;
     struct bt_wtail *tail; /* blocks [tail->first, tail_end), in pieces; NULL: none */
     uint32_t tail_end;
+    bool tail_over; /* it was met, or passed: no more is of use */
     uint32_t first_token;
     uint64_t start_ns, last_compute_ns; /* wall clock */
     uint64_t landed_ns;                 /* mono; of a row that has not been in a step; else 0 */
@@ -251,9 +252,10 @@ typedef enum {
     BT_WOUT_TOKENS,
     BT_WOUT_PROMPT_LOGPROBS, /* the control thread frees them */
     BT_WOUT_PREFILL_DONE,
-    BT_WOUT_TRAILER, /* to the kvstore */
-    BT_WOUT_CLOSE,   /* to the kvstore */
-    BT_WOUT_PUT,     /* to the kvstore */
+    BT_WOUT_TRAILER,  /* to the kvstore */
+    BT_WOUT_CLOSE,    /* to the kvstore */
+    BT_WOUT_TAIL_END, /* to the kvstore */
+    BT_WOUT_PUT,      /* to the kvstore */
     BT_WOUT_PUT_DONE,
     BT_WOUT_LEASE,   /* to the kvstore */
     BT_WOUT_UNLEASE, /* to the kvstore */
@@ -495,6 +497,8 @@ void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
 bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
 /* The kvstore has brought more of the prompt's end. */
 void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t);
+/* r, which loads nothing, is beyond its tail (tokens before pos are there): lets go of it. */
+void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos);
 /* Are the slots of the tail still the ones that were given? */
 bool bt_wcore_tail_valid(const struct bt_wreq *r);
 /* After the step that a doomed request was part of. */

@@ -45,6 +45,18 @@ static void send_close(struct bt_wctl *w, uint64_t request, uint32_t epoch, bool
     (void)st;
 }
 
+static void send_tail_end(struct bt_wctl *w, const struct bt_wout *o)
+{
+    Baton__LocalTailEnd t = BATON__LOCAL_TAIL_END__INIT;
+    t.request = o->u.local.request;
+    t.epoch = o->u.local.epoch;
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    m.m_case = BATON__LOCAL_MSG__M_TAIL_END;
+    m.tail_end = &t;
+    bt_status_t st = send_msg(w, &m);
+    (void)st; /* detached: it was given up with the open */
+}
+
 static void send_trailer(struct bt_wctl *w, const struct bt_wout *o)
 {
     Baton__LocalTrailer t = BATON__LOCAL_TRAILER__INIT;
@@ -141,6 +153,7 @@ void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_CLOSE:
         send_close(w, o->u.local.request, o->u.local.epoch, o->u.local.writer, o->u.local.abort);
         break;
+    case BT_WOUT_TAIL_END: send_tail_end(w, o); break;
     case BT_WOUT_PUT: send_put(w, o); break;
     case BT_WOUT_PUT_DONE: send_put_done(w, o); break;
     case BT_WOUT_LEASE:
@@ -319,6 +332,7 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
     case BATON__LOCAL_MSG__M_ATTACHED:
     case BATON__LOCAL_MSG__M_OPEN:
     case BATON__LOCAL_MSG__M_CLOSE:
+    case BATON__LOCAL_MSG__M_TAIL_END:
     case BATON__LOCAL_MSG__M_PUT:
     case BATON__LOCAL_MSG__M_PUT_DONE:
     case BATON__LOCAL_MSG__M_LEASE:

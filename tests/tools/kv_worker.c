@@ -4,6 +4,7 @@
  *
  *   kv_worker run_dir=DIR name=NAME [inc=N] [model=DIR tokens=N | layers=N heads=N dim=N tokens=N]
  *   open R E r|w    fill R E SEED    raise R E ITEMS    trailer R E TOKEN    close R E r|w ABORT
+ *   tailend R E
  *   check R E SEED    put ID KEYBYTE DEPTH TOKENS    putkey ID KEYHEX DEPTH TOKENS
  *   putfill ID SEED [BLOCK]    putdone ID ABORT
  *   lease ID KEYBYTE N (keys KEYBYTE, KEYBYTE + 1, ...)    unlease ID    quit
@@ -244,6 +245,17 @@ static void say(struct worker *w, const Baton__LocalMsg *m)
     }
 }
 
+static void cmd_tail_end(struct worker *w, uint64_t r, uint32_t e)
+{
+    Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
+    Baton__LocalTailEnd t = BATON__LOCAL_TAIL_END__INIT;
+    t.request = r;
+    t.epoch = e;
+    m.m_case = BATON__LOCAL_MSG__M_TAIL_END;
+    m.tail_end = &t;
+    say(w, &m);
+}
+
 static void cmd_close(struct worker *w, uint64_t r, uint32_t e, char mode, int abort_it)
 {
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
@@ -395,6 +407,8 @@ static void command(struct worker *w, const char *line)
         m.m_case = BATON__LOCAL_MSG__M_OPEN;
         m.open = &o;
         say(w, &m);
+    } else if (sscanf(line, "tailend %llu %u", &r, &e) == 2) {
+        cmd_tail_end(w, r, e);
     } else if (sscanf(line, "close %llu %u %c %d", &r, &e, &mode, &abort_it) == 4) {
         cmd_close(w, r, e, mode, abort_it);
     } else if (sscanf(line, "leases %llu %u %u %u", &r, &e, &v, &t) == 4) {

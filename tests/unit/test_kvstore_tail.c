@@ -4,8 +4,8 @@
 #include "kv_child.h"
 #include "kv_fetch.h"
 
-#define SLOTS 260u
-#define BOTH  2e6 /* tokens a second: 4 KiB a block at the assumed 1 GB/s take half as long */
+#define SLOTS 440u /* of which tails may have a quarter: 100 blocks, and ten more */
+#define BOTH  2e6  /* tokens a second: 4 KiB a block at the assumed 1 GB/s take half as long */
 
 static struct node node;
 static int conductor;
@@ -90,6 +90,58 @@ static void comes_from_its_end(void **state)
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
     assert_nothing_held(&node, 100); /* the second copies are not kept */
     child_quit(&p);
+}
+
+/* Loaded: the second slots are cache then, however long the worker takes for the rest. */
+static void ends_when_it_is_loaded(void **state)
+{
+    struct child p;
+    struct src s = {7, 0, 1000};
+    (void)state;
+    begin(&p, &s, 1);
+    pass(&node, 0);
+    assert_told(&p, 68, 32);
+    assert_int_equal(node_counts(&node).leases, 101 + 32);
+    uint32_t evictable = node.cache->policy->evictable(node.cache->evict);
+    child_say(&p, "tailend 10 1");
+    NODE_UNTIL(&node, node_counts(&node).leases == 101);
+    assert_int_equal(node.cache->policy->evictable(node.cache->evict), evictable + 32);
+    quiet(&node.pulls[1]); /* what was asked for and did not move is given up */
+    settle();
+    assert_int_equal(node_counts(&node).leases, 101);
+    child_read(&p);
+    assert_null(strstr(p.text + p.mark, "tail 10"));
+    child_say(&p, "tailend 10 1"); /* once more: nothing */
+    child_say(&p, "close 10 1 w 1");
+    NODE_UNTIL(&node, node.n_failed == 1);
+    bt_grants_release(node.grants, &conductor, 10, 1);
+    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    child_quit(&p);
+}
+
+/* Tails together take no more than a quarter of the slots: the second one reaches ten blocks down,
+ * and the rest of it is computed; the third has none. */
+static void tails_share_a_quarter(void **state)
+{
+    struct src s = {7, 0, 1000};
+    (void)state;
+    reserve_from(&node, &conductor, 10, 1, 1, 100 * NODE_BT + 3, &s, 1, BOTH);
+    uint32_t left = node_counts(&node).total / 4 - 100;
+    assert_in_range(left, 10, 12);
+    reserve_from(&node, &conductor, 11, 1, 2, 100 * NODE_BT + 3, &s, 1, BOTH);
+    assert_int_equal(node.n_pulls, 3);
+    struct bt_kv_key k;
+    node_key(2, 100 - left, &k);
+    assert_int_equal(node.pulls[2].n, left);
+    assert_memory_equal(&node.pulls[2].keys[0], &k, sizeof(k));
+    pass(&node, 2);
+    settle();
+    assert_int_equal(node.n_pulls, 3);
+    reserve_from(&node, &conductor, 12, 1, 3, 100 * NODE_BT + 3, &s, 1, BOTH);
+    assert_int_equal(node.n_pulls, 3);
+    assert_int_equal(node.n_reserved, 3); /* all of them go on */
+    assert_int_equal(node.reserved_status, BT_OK);
+    bt_grants_session_end(node.grants, &conductor);
 }
 
 /* What the worker has passed is not asked for any more. */
@@ -234,6 +286,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(comes_from_its_end, setup, teardown),
+        cmocka_unit_test_setup_teardown(ends_when_it_is_loaded, setup, teardown),
+        cmocka_unit_test_setup_teardown(tails_share_a_quarter, setup, teardown),
         cmocka_unit_test_setup_teardown(ends_where_the_worker_is, setup, teardown),
         cmocka_unit_test_setup_teardown(ends_and_begins_at_what_is_lost, setup, teardown),
         cmocka_unit_test_setup_teardown(another_source_goes_on, setup, teardown),

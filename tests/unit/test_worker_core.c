@@ -70,6 +70,7 @@ static void test_a_tail_is_not_computed(void **state)
     assert_int_equal(g->t[logprobs].cached, 0);
     assert_int_equal(g->t[all].k[0].got, 3);
     assert_int_equal(g->met, 4);
+    assert_int_equal(g->tail_ends, 6); /* met, or passed */
     stop(g);
 }
 

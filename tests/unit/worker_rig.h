@@ -64,6 +64,7 @@ struct rig {
     uint64_t rng;
     bool fatal, hold_puts, hold_tokens, gone, recall, tails;
     uint32_t met; /* prompts of which a part came as a tail */
+    uint32_t tail_ends;
     enum lease_mode lease_mode;
     struct bt_kv_key *keys; /* [n_keys] of blocks that are in the pool */
     uint32_t n_keys, n_leases, asked, recalls, n_held_puts;
@@ -441,6 +442,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
         t->trailer = true;
         t->trailer_finished = o->u.local.finished;
         break;
+    case BT_WOUT_TAIL_END: g->tail_ends++; break;
     case BT_WOUT_CLOSE:
         t = &g->t[o->u.local.request - 1];
         assert_false(t->closed);
