@@ -7,7 +7,7 @@
 
 #include "kvstore/wire/xfer_priv.h"
 
-/* A run of so many bytes or more is sent from where it lies (ucx_context.c tells UCX so). */
+/* RDMA: a run of so many bytes or more is read from where it lies. */
 #define BT_UCX_ZCOPY_MIN (128u << 10)
 
 struct bt_wx_ucx {

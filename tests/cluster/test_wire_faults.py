@@ -361,6 +361,30 @@ def test_many_sessions_leave_nothing_behind(trio):
             assert after["rss_kb"] - before["rss_kb"] < 50 * 100, (u, after)  # 100 KB a session
 
 
+def test_a_connection_breaks_in_the_middle_of_a_message():
+    """UCX 1.13.1 completed a message twice that was sent from where it lies, and ended with an assertion, when writing
+    the rest of it was what found the connection gone (ucx_context.c)."""
+    a, b = Peer("a", **BIG), Peer("b", **BIG)
+    try:
+        for req in range(1, 9):
+            start_flow(a, b, req, ITEMS)
+            a.say(f"trailer {req} 1 0")
+            b.wait(f"progress {req} ")
+            a.say("break 1")
+            b.wait(f"(done|failed) {req} ", 30)
+            b.wait(f"quiet {req}$")
+            a.wait(f"send_end {req} ")
+            a.say(f"drop {req}")
+            b.say(f"forget {req}")
+        a.say("break 0")
+        assert int(a.ask("breaks", r"breaks (\d+)")[1]) > 0
+        whole_transfer(a, b, 100)
+        assert (a.stop(), b.stop()) == (0, 0)
+    finally:
+        a.kill()
+        b.kill()
+
+
 @pytest.mark.parametrize("what,n", [("payload", 100), ("header", 12)])
 def test_bits_that_turn_over_on_the_way(what, n):
     """10,000 bits: tests/bench/kv_flips.py."""

@@ -14,6 +14,7 @@
 #include "common/log/log.h"
 #include "common/rpc/tls.h"
 #include "kvstore/wire/wire.h"
+#include "tests/tools/break_send.h"
 #include "tests/tools/flip_recv.h"
 
 #define LINE_MAX_BYTES 4096
@@ -801,6 +802,10 @@ static void command(const char *line)
         say("flips %u", flip.flips);
     } else if (strcmp(word, "flipseed") == 0) {
         flip.state = strtoull(rest, NULL, 10);
+    } else if (strcmp(word, "break") == 0) {
+        snap.armed = atoi(rest) != 0;
+    } else if (strcmp(word, "breaks") == 0) {
+        say("breaks %u", snap.breaks);
     } else if (strcmp(word, "usage") == 0) {
         usage_line("usage");
     } else if (strcmp(word, "crc") == 0) {
