@@ -129,8 +129,9 @@ static void send_lane_close(struct bt_wire_lane *l, const char *why)
     bt_wire_session_send(l->session, &m);
 }
 
-/* The receiver's last word on a lane: what it has, now that nothing comes over it any more. */
-static void send_lane_end(struct bt_wire_lane *l)
+/* The receiver's last word on a lane: what it has, now that nothing comes over it any more. False:
+ * that is more than a message holds. */
+static bool send_lane_end(struct bt_wire_lane *l)
 {
     Baton__LaneEnd e = BATON__LANE_END__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
@@ -140,9 +141,7 @@ static void send_lane_end(struct bt_wire_lane *l)
         bytes += h->n;
     }
     if (bytes > HAS_BYTES_MAX) {
-        bt_wire_session_fail(l->session, "too much is under way to go on without a lane",
-                             BT_GRPC_UNAVAILABLE);
-        return;
+        return false;
     }
     Baton__FlowHas *rows = bt_calloc(n + 1, sizeof(*rows)),
                    **list = bt_calloc(n + 1, sizeof(*list));
@@ -162,6 +161,7 @@ static void send_lane_end(struct bt_wire_lane *l)
     bt_wire_session_send(l->session, &m);
     free(rows);
     free(list);
+    return true;
 }
 
 /* Takes it out of use. tell: the peer does not know yet. */
@@ -491,8 +491,12 @@ static void on_stopped(struct bt_wire_lane *l)
         lane_free(l);
     } else if (s->dialer) {
         s->n_flows++; /* s stays until the end of this, whatever becomes of the session */
-        send_lane_end(l);
-        lane_free(l);
+        bool told = send_lane_end(l);
+        lane_free(l); /* before the session can end, which frees the lanes that are gone */
+        if (!told) {
+            bt_wire_session_fail(s, "too much is under way to go on without a lane",
+                                 BT_GRPC_UNAVAILABLE);
+        }
         bt_wire_session_unref(s);
     } else {
         lane_resend(l);
