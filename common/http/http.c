@@ -21,6 +21,7 @@
 
 #define ACCEPTS_PER_TURN   32
 #define ACCEPT_PAUSE_MS    100 /* after accept failed for want of memory or descriptors */
+#define ACCEPT_SAY_NS      60000000000ull /* a line a minute at most: ten failures a second */
 #define READ_BYTES         (64 * 1024)
 #define LINGER_MS          1000
 #define LINGER_BYTES       (16 * 1024 * 1024)
@@ -375,8 +376,14 @@ static void accept_failed(struct bt_http *h, int error)
 {
     static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                  "Retry-After: 1\r\nConnection: close\r\n\r\n";
-    BT_WARN("http_accept_failed", "err=%s remedy=%s", bt_log_q(strerror(error)),
-            bt_log_q("raise LimitNOFILE or lower the connection limit"));
+    uint64_t now = bt_mono_ns();
+    h->accept_unsaid++;
+    if (h->accept_said_ns == 0 || now - h->accept_said_ns >= ACCEPT_SAY_NS) {
+        BT_WARN("http_accept_failed", "err=%s times=%u remedy=%s", bt_log_q(strerror(error)),
+                h->accept_unsaid, bt_log_q("raise LimitNOFILE or lower the connection limit"));
+        h->accept_said_ns = now;
+        h->accept_unsaid = 0;
+    }
     if (h->spare_fd >= 0) {
         close(h->spare_fd);
         h->spare_fd = -1;

@@ -67,6 +67,8 @@ struct bt_http {
     struct bt_timer accept_timer, flush_timer;
     struct bt_list conns, dirty;
     uint32_t n_conns;
+    uint64_t accept_said_ns; /* of the last line about clients that no descriptor was left for */
+    uint32_t accept_unsaid;  /* such failures since */
     bool draining;
     struct http_conn *current; /* being settled: needs no flush timer */
     char date[40];

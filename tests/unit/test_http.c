@@ -278,12 +278,26 @@ static void test_connection_limit(void **state)
     close(c);
 }
 
-/* Out of descriptors: 503 or a close, no spinning, and service comes back. */
+static uint32_t lines_with(FILE *f, const char *word)
+{
+    char line[1024];
+    uint32_t n = 0;
+    rewind(f);
+    while (fgets(line, sizeof(line), f) != NULL) {
+        n += strstr(line, word) != NULL;
+    }
+    return n;
+}
+
+/* Out of descriptors: 503 or a close, no spinning, one line of log, and service comes back. */
 static void test_descriptors_run_out(void **state)
 {
     (void)state;
     int fd = dial(); /* in the backlog; the client side has its descriptor already */
     int second = dial();
+    FILE *log = tmpfile();
+    int stderr_was = dup(STDERR_FILENO);
+    assert_true(log != NULL && stderr_was >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
     struct rlimit rl, low;
     getrlimit(RLIMIT_NOFILE, &rl);
     int top = dup(0);
@@ -293,7 +307,14 @@ static void test_descriptors_run_out(void **state)
     low.rlim_cur = (rlim_t)top; /* no descriptor is free below */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
     expect_status(get(fd, NULL), 503);
+    expect_status(get(second, NULL), 503); /* with the next attempt */
+    close(second);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &rl), 0);
+    assert_true(dup2(stderr_was, STDERR_FILENO) >= 0);
+    assert_int_equal(lines_with(log, "http_accept_failed"), 1);
+    close(stderr_was);
+    fclose(log);
+    second = dial();
     puts_to(second, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
     expect_status(get(second, "\r\n\r\nno"), 404);
     close(fd);
