@@ -10,6 +10,7 @@ import collections
 import csv
 import json
 import random
+import re
 import resource
 import ssl
 import sys
@@ -23,6 +24,7 @@ WORDS = ("the king and queen of night shall speak no more to thee my lord come h
          "death crown blood heart sword house friend day heaven hand eye tongue good noble").split()
 
 
+EVENT_END = re.compile(rb"\r?\n\r?\n")
 AHEAD = 64  # prompts of a replay that are made before they are due
 
 
@@ -90,6 +92,8 @@ class Stream(asyncio.Protocol):
                 self.length -= len(body)
                 if self.length <= 0:
                     self.end()
+            elif self.finished:  # whether or not the connection ends now
+                self.end()
             return
         while self.buf and not self.done.done():
             if self.need == 0:
@@ -133,17 +137,17 @@ class Stream(asyncio.Protocol):
         self.event = self.event + data if self.event else data
         if self.status != 200:
             return
-        while True:
-            end = self.event.find(b"\n\n")
-            if end < 0:
-                return
-            event, self.event = self.event[:end], self.event[end + 2:]
-            if not event.startswith(b"data:"):
-                continue
-            if event[5:].strip() == b"[DONE]":
+        while (end := EVENT_END.search(self.event)):
+            event, self.event = self.event[:end.start()], self.event[end.end():]
+            if not event.startswith(b"data:") or b"\n" in event:  # a comment, or other fields beside the data
+                event = b"data:" + b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
+            text = event[5:].strip()
+            if text == b"[DONE]":
                 self.finished = True
-            elif not self.times or b'"usage":{' in event or b'"usage": {' in event or b'"error"' in event:
-                self.look_at(event[5:], now)
+            elif not text:
+                continue
+            elif not self.times or b'"usage":{' in text or b'"usage": {' in text or b'"error"' in text:
+                self.look_at(text, now)
             else:
                 self.times.append(now)
 
@@ -175,6 +179,21 @@ class Stream(asyncio.Protocol):
                 "gaps": [g * 1e3 for g in gaps]}
 
 
+class Answer(Stream):
+    """One request whose answer is no stream: done's result is its body."""
+
+    def body(self, data, now):
+        self.event += data
+
+    def connection_lost(self, exc):
+        self.finished = True  # without a length the body ends with the connection
+        super().connection_lost(exc)
+
+    def end(self):
+        self.finished = True
+        super().end()
+
+
 class Server:
     def __init__(self, opts):
         url = urlsplit(opts.url if "//" in opts.url else "http://" + opts.url)
@@ -199,15 +218,19 @@ class Server:
         """The id of the first model that the server names."""
         if self.opts.model:
             return self.opts.model
-        reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls)
-        writer.write(self.bytes("GET", "/v1/models"))
-        answer = await asyncio.wait_for(reader.read(-1), 30)
-        writer.close()
+        _, answer = await asyncio.get_running_loop().create_connection(
+            lambda: Answer(self.bytes("GET", "/v1/models")), self.host, self.port, ssl=self.tls)
         try:
-            return json.loads(answer[answer.index(b"{"):answer.rindex(b"}") + 1])["data"][0]["id"]
-        except (ValueError, KeyError, IndexError):
-            sys.exit("baton-bench: /v1/models names no model, give --model: "
-                     + answer[:200].decode(errors="replace").split("\r\n")[0])
+            await asyncio.wait_for(answer.done, 30)
+            return json.loads(answer.event)["data"][0]["id"]
+        except asyncio.TimeoutError:
+            answer.transport.abort()
+            why = "no end of the answer after 30 s"
+        except Failed as e:
+            why = e
+        except (ValueError, KeyError, IndexError, TypeError):
+            why = answer.event[:200].decode(errors="replace")
+        sys.exit(f"baton-bench: /v1/models names no model, give --model: {why}")
 
     async def ask(self, text, n, base=0.0):
         body = {"model": self.name, "max_tokens": n, "temperature": self.opts.temperature, "stream": True,
@@ -414,11 +437,13 @@ def report(run, opts):
     table = {"ttft": [r["ttft_ms"] for r in good], "tbt": [r["tbt_ms"] for r in good if r["tbt_ms"] is not None],
              "gap": [g for r in good for g in r["gaps"]], "e2e": [r["e2e_ms"] for r in good]}
     prompt = [r["prompt_tokens"] for r in good if r["prompt_tokens"] is not None]
+    if not prompt:  # a server that tells no usage: what was asked for, then
+        prompt = [r["input_length"] * opts.input_scale if opts.trace else opts.input for r in good]
     load = f"trace x {opts.speed:g}" if opts.trace else f"rate {opts.rate}/s" if opts.rate else \
         f"concurrency {opts.concurrency}"
     refused = f"{run.refused} refused, " if opts.trace else ""
     print(f"{load}: {len(good)} answered, {refused}{len(run.rows) - len(good) - run.refused} failed in {run.seconds:.1f} s; at most {run.peak} "
-          f"at once; prompt {sum(prompt) / len(prompt) if prompt else opts.input:.0f} tokens, answer "
+          f"at once; prompt {sum(prompt) / len(prompt):.0f} tokens, answer "
           f"{run.tokens / len(good):.0f}; this generator used {run.cpu * 100:.0f} % of a core")
     if opts.trace:
         print(f"sent at most {run.late * 1e3:.0f} ms after they were due")

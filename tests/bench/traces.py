@@ -7,9 +7,14 @@ are alike exactly as far as the trace says.
 import csv
 import datetime
 import json
+import math
 import random
+import re
 
 BLOCK = 512  # tokens of a hash id
+SPAN_MAX_MS = 1e12  # thirty years
+# Date, time, fraction of a second (seven digits in Azure's), offset from UTC (in those of 2024).
+TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 
 
 class Bad(Exception):
@@ -45,10 +50,12 @@ def read_json_line(line, _number):
 
 def read_csv_line(line, number):
     fields = next(csv.reader([line]))
-    if len(fields) != 3:
-        raise ValueError("not TIMESTAMP,ContextTokens,GeneratedTokens")
-    at = datetime.datetime.fromisoformat(fields[0].strip()[:26])  # its fractions have seven digits
-    at = at.replace(tzinfo=datetime.timezone.utc).timestamp() * 1e3
+    m = TIME.fullmatch(fields[0].strip()) if len(fields) == 3 else None
+    if m is None:
+        raise ValueError("neither TIMESTAMP,ContextTokens,GeneratedTokens of an Azure trace, as in 2023-11-16 "
+                         "18:15:46.68,374,44, nor a JSON object of a Mooncake trace")
+    zone = "+00:00" if m[4] in (None, "Z") else m[4]
+    at = (datetime.datetime.fromisoformat(f"{m[1]}T{m[2]}{zone}").timestamp() + float(m[3] or 0)) * 1e3
     n, out = whole(float(fields[1]), 1, "ContextTokens"), whole(float(fields[2]), 0, "GeneratedTokens")
     return Request(at, n, out, [(number << 32) + k for k in range(-(-n // BLOCK))])
 
@@ -57,18 +64,23 @@ def load(path):
     """All requests, by time from 0 on. Raises Bad."""
     out = []
     try:
-        f = open(path, encoding="utf-8", errors="replace")
+        f = open(path, encoding="utf-8-sig", errors="replace")
     except OSError as e:
         raise Bad(f"{path}: {e.strerror}; give a Mooncake .jsonl or an Azure .csv trace") from None
     with f:
         for number, line in enumerate(f, 1):
+            if number == 1 and line.startswith("\x1f"):
+                raise Bad(f"{path}:1: it is compressed; gunzip it")
             line = line.strip()
-            if not line or line.startswith("TIMESTAMP"):
+            if not line or line.upper().startswith("TIMESTAMP,"):
                 continue
             try:
                 q = (read_json_line if line.startswith("{") else read_csv_line)(line, number)
                 if out and q.at_ms < out[-1].at_ms:
                     raise ValueError("its time is before the line above; sort the trace by time")
+                if not math.isfinite(q.at_ms) or q.at_ms - (out or [q])[0].at_ms > SPAN_MAX_MS:
+                    raise ValueError("its time is more than thirty years behind the first line's; timestamp is in "
+                                     "milliseconds")
             except (ValueError, OverflowError) as e:
                 what = "not JSON" if isinstance(e, json.JSONDecodeError) else e
                 raise Bad(f"{path}:{number}: {what}") from None

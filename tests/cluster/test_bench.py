@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 import xml.etree.ElementTree
@@ -58,6 +59,7 @@ class Server:
             if b"/v1/models" in line:
                 text = b'{"data": [{"id": "m"}]}'
                 c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+                f.read(1)  # the answer's length says where it ends, not the connection
                 return
             self.bodies.append(json.loads(body))
             try:
@@ -156,6 +158,28 @@ def test_failures_are_counted_and_named(then, says):
     rc, out, _ = bench("--url", Server(after(2, then)).url, "--concurrency", 2, "--requests", 2, "--input", 9,
                        "--output", 4, "--chat")
     assert rc == 1 and says in out, out
+
+
+def crlf(c, body):
+    """As sse-starlette writes it: CRLF, comments, an event's name beside its data; no usage, no end of the connection."""
+    c.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n: hello\r\n\r\n")
+    for i in range(body["max_tokens"]):
+        time.sleep(0.01)
+        c.sendall(b'event: chunk\r\ndata:{"choices":[{"text":"\xc3\xa9"}]}\r\n\r\n')
+    c.sendall(b": ping\ndata: [DONE]\r\n\r\n")
+    c.recv(1)
+
+
+@pytest.mark.parametrize("load", [("--rate", 50, "--requests", 3, "--input", 20, "--output", 4),
+                                  ("--trace", os.path.join(ROOT, "tests", "sim", "small.jsonl"), "--requests", 3,
+                                   "--length-scale", 0.01, "--speed", 1000)])
+def test_a_server_with_another_accent(load, tmp_path):
+    s = Server(crlf)
+    rc, out, err = bench("--url", s.url, *load, "--csv", tmp_path / "o.csv")
+    assert rc == 0 and "3 answered" in out, out + err
+    with open(tmp_path / "o.csv") as f:
+        rows = list(csv.DictReader(f))
+    assert sorted(int(r["tokens"]) for r in rows) == sorted(b["max_tokens"] for b in s.bodies[-3:])
 
 
 @pytest.mark.parametrize("args,says", [
@@ -277,11 +301,32 @@ def test_refusals_of_a_replay_are_counted(tmp_path):
     assert rc == 0 and "3 answered, 1 refused, 0 failed" in out, out
 
 
+@pytest.mark.parametrize("lines", [
+    ("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:47.9305900,396,109"),
+    ("timestamp,context,generated", "2024-05-10 00:00:00.009930+00:00,374,44", "2024-05-10 00:00:01.259930+00:00,396,109"),
+    ("2024-05-10T00:00:00Z,374,44", "2024-05-09 19:00:01.25-05:00,396,109"),
+])
+def test_traces_of_azure(tmp_path, lines):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    sys.path.insert(0, os.path.dirname(BENCH))
+    import traces
+    a, b = traces.load(path)
+    assert (a.input, a.output, b.input, b.output) == (374, 44, 396, 109)
+    assert a.at_ms == 0 and abs(b.at_ms - 1250) < 0.01
+
+
+def test_a_compressed_trace(tmp_path):
+    (tmp_path / "t.jsonl.gz").write_bytes(b"\x1f\x8b\x08\0")
+    rc, _, err = bench("--url", "http://127.0.0.1:9", "--trace", tmp_path / "t.jsonl.gz")
+    assert rc == 1 and "t.jsonl.gz:1: it is compressed; gunzip it" in err
+
+
 GOOD = json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]})
 
 
 @pytest.mark.parametrize("second,says", [
-    ("nonsense", ":2: not TIMESTAMP,ContextTokens,GeneratedTokens"),
+    ("nonsense", ":2: neither TIMESTAMP,ContextTokens,GeneratedTokens"),
     ("{", ":2: not JSON"),
     ('{"timestamp": 1}', ":2: input_length is missing"),
     (GOOD.replace("600", '"600"'), ":2: input_length is '600', not a whole number from 1 on"),
@@ -290,6 +335,8 @@ GOOD = json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, "has
     (GOOD.replace("[1, 2]", "[1]"), ":2: hash_ids has not one id for each 512 tokens"),
     (GOOD.replace("[1, 2]", "[1, -2]"), ":2: a hash id is -2"),
     (GOOD.replace('"timestamp": 1', '"timestamp": 0'), ":2: its time is before the line above; sort the trace by time"),
+    (GOOD.replace('"timestamp": 1', '"timestamp": 1e300'), ":2: its time is more than thirty years behind"),
+    (GOOD.replace('"timestamp": 1', '"timestamp": NaN'), ":2: its time is more than thirty years behind"),
     ("2023-13-16 18:15:46.6,3,4", ":2: "),
     ("2023-11-16 18:15:46.6,3,x", ":2: "),
 ])
