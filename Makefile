@@ -2,7 +2,12 @@
 #   make                 binaries in build/bin, plugins in build/lib
 #   make check           set-up, build, all tests; last line "N passed, M failed"
 #   make demo            set-up, build, a whole cluster on this machine answers a prompt
+#   make up, down        a cluster on this machine that stays (deploy/local/baton-local has the options)
+#   make bench           all benchmarks, FULL=1 with as many repetitions as docs/MEASURED.md
+#   make check-gpu, bench-gpu   the same of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
+#   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall takes it away again
+#   make lint, docs      what make check looks at in the sources; docs/CONFIG.md anew
 #   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
@@ -63,7 +68,7 @@ GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows check_sample bench
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
-.PHONY: all tests setup setup-tests check check-gpu bench-gpu demo up down bench lint install install-files install-system bundle clean help docs
+.PHONY: all tests setup setup-tests check check-gpu bench-gpu demo up down bench lint install install-files install-system uninstall bundle clean help docs
 all: $(BINS) $(PLUGINS)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
@@ -236,9 +241,18 @@ install-files:
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
 	cp -R deploy/systemd deploy/config $(DESTDIR)$(PREFIX)/share/baton
 	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/baton
+	cp -R docs/plots $(DESTDIR)$(PREFIX)/share/doc/baton
 # Units, system user and /etc/baton/*.example; nothing is started or enabled.
 install-system:
-	PREFIX=$(PREFIX) deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton
+	PREFIX=$(PREFIX) CONF=$(SYSCONFDIR)/baton deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton
+# All of it but configurations that somebody has made.
+uninstall:
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(BINS)) baton-local baton-certs baton-bench baton-bench-engine)
+	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/baton share/baton share/doc/baton)
+	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(wildcard deploy/systemd/*.service deploy/systemd/*.target deploy/systemd/*.d)))
+	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/baton.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/baton.conf
+	rm -f $(patsubst deploy/config/%,$(DESTDIR)$(SYSCONFDIR)/baton/%.example,$(wildcard deploy/config/*.yaml))
+	rmdir $(DESTDIR)$(SYSCONFDIR)/baton 2>/dev/null || true
 # One archive that runs where none of the packages is; GPU=1: without oneDNN and the cpu engine.
 bundle:
 	@deploy/local/setup.sh --bundle
@@ -247,4 +261,4 @@ bundle:
 clean:
 	rm -rf build build-san-*
 help:
-	@sed -n '2,7s/^# *//p' Makefile
+	@sed -n '2,/^[^#]/s/^# *//p' Makefile

@@ -28,6 +28,31 @@ def installed(tmp_path_factory):
     return prefix
 
 
+def test_units_look_where_the_configuration_is(installed):
+    with open(os.path.join(installed, "lib/systemd/system/baton-kvstore.service")) as f:
+        assert f"--config {installed}/etc/baton/kvstore.yaml" in f.read()
+
+
+def test_uninstall_leaves_what_is_mine(tmp_path):
+    """Of a package's staging folder: what is written names the final places, and all of it goes again."""
+    def make(target):
+        p = subprocess.run(["make", "-s", "--no-print-directory", *target, f"B={BUILD}", f"SANITIZE={sanitizer.KIND}",
+                            f"DESTDIR={tmp_path}", "PREFIX=/opt/b", "SYSCONFDIR=/opt/etc"], cwd=ROOT,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+        assert p.returncode == 0, p.stdout.decode()
+    make(["install-files", "install-system"])
+    unit = (tmp_path / "opt/b/lib/systemd/system/baton-conductor.service").read_text()
+    assert "ExecStart=/opt/b/bin/baton-conductor --config /opt/etc/baton/conductor.yaml\n" in unit
+    assert (tmp_path / "opt/b/share/doc/baton/plots").is_dir()  # SCHEDULING.md and POOL.md show them
+    mine = tmp_path / "opt/etc/baton/kvstore.yaml"
+    mine.write_text("node: {id: a}\n")
+    make(["uninstall"])
+    assert [p for p in tmp_path.rglob("*") if not p.is_dir()] == [mine]
+    mine.unlink()
+    make(["uninstall"])
+    assert not (tmp_path / "opt/etc/baton").exists()
+
+
 def test_units_verify_silently(installed):
     tool = shutil.which("systemd-analyze")
     if tool is None:
@@ -69,10 +94,11 @@ def test_the_common_rules_reach_every_service(installed):
 def test_example_configuration(installed, daemon, tmp_path):
     with open(os.path.join(installed, "etc", "baton", daemon + ".yaml.example")) as f:
         text = f.read()
-    (tmp_path / "salt").write_text("secret\n")
-    (tmp_path / "salt").chmod(0o640)
+    for name in ("salt", "api-keys"):
+        (tmp_path / name).write_text("secret\n")
+        (tmp_path / name).chmod(0o640)
     model = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
-    text = text.replace("/srv/models/llama-3.1-8b-instruct", model).replace("/etc/baton/salt", f"{tmp_path}/salt")
+    text = text.replace("/srv/models/llama-3.1-8b-instruct", model).replace(f"{installed}/etc/baton/", f"{tmp_path}/")
     conf = tmp_path / "c.yaml"
     conf.write_text(text)
     p = subprocess.run([os.path.join(BUILD, "bin", "baton-" + daemon), "--config", str(conf), "--check"],
