@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/sha256.h"
+#include "common/engine/parallel.h"
 
 #define HEADER_BYTES_MAX 100000000u
 #define SHARDS_MAX       1000
@@ -418,12 +419,36 @@ static int file_by_name(const void *a, const void *b)
     return strcmp(((const struct weight_file *)a)->name, ((const struct weight_file *)b)->name);
 }
 
+struct digest_piece {
+    const uint8_t *p;
+    size_t n;
+    uint8_t hash[BT_SHA256_LEN];
+};
+static void hash_piece(void *arg, uint32_t i)
+{
+    struct digest_piece *d = (struct digest_piece *)arg + i;
+    bt_sha256(d->p, d->n, d->hash);
+}
+
 void bt_weights_digest(const struct bt_weights *w, uint8_t out[32])
 {
     struct weight_file *sorted = bt_calloc(w->n_files, sizeof(*sorted));
     memcpy(sorted, w->files, w->n_files * sizeof(*sorted));
     qsort(sorted, w->n_files, sizeof(*sorted), file_by_name);
+    uint32_t n = 0, at = 0;
+    for (uint32_t i = 0; i < w->n_files; i++) {
+        n += (uint32_t)BT_DIV_UP(sorted[i].bytes, BT_WEIGHTS_PIECE);
+    }
+    struct digest_piece *pieces = bt_calloc(n, sizeof(*pieces));
+    for (uint32_t i = 0; i < w->n_files; i++) {
+        for (uint64_t o = 0; o < sorted[i].bytes; o += BT_WEIGHTS_PIECE) {
+            size_t m = (size_t)BT_MIN(sorted[i].bytes - o, (uint64_t)BT_WEIGHTS_PIECE);
+            pieces[at++] = (struct digest_piece){.p = sorted[i].map + o, .n = m};
+        }
+    }
+    bt_parallel(n, hash_piece, pieces);
     struct bt_sha256 *h = bt_sha256_create();
+    at = 0;
     for (uint32_t i = 0; i < w->n_files; i++) {
         uint8_t size[8];
         for (int b = 0; b < 8; b++) {
@@ -431,9 +456,12 @@ void bt_weights_digest(const struct bt_weights *w, uint8_t out[32])
         }
         bt_sha256_update(h, sorted[i].name, strlen(sorted[i].name) + 1);
         bt_sha256_update(h, size, sizeof(size));
-        bt_sha256_update(h, sorted[i].map, (size_t)sorted[i].bytes);
+        for (uint64_t o = 0; o < sorted[i].bytes; o += BT_WEIGHTS_PIECE) {
+            bt_sha256_update(h, pieces[at++].hash, BT_SHA256_LEN);
+        }
     }
     bt_sha256_finish(h, out);
+    free(pieces);
     free(sorted);
 }
 
@@ -482,10 +510,9 @@ static float value(const struct bt_tensor *t, uint64_t i)
     return (float)h;
 }
 
-void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
-                      void *out)
+static void convert(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
+                    void *out)
 {
-    BT_ASSERT(t->dtype != BT_TENSOR_OTHER && (as == BT_TENSOR_F32 || as == BT_TENSOR_BF16));
     size_t item = t->dtype == BT_TENSOR_F32 ? 4 : 2;
     if (t->dtype == as) {
         memcpy(out, t->data + from * item, n * item);
@@ -504,4 +531,34 @@ void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_ten
             ((uint16_t *)out)[i] = bt_bf16_of_f32(f);
         }
     }
+}
+
+struct values {
+    const struct bt_tensor *t;
+    uint64_t from;
+    size_t n;
+    bt_tensor_dtype_t as;
+    uint8_t *out;
+};
+#define VALUES_PART ((size_t)1 << 20) /* a thread's at once */
+static void convert_part(void *arg, uint32_t i)
+{
+    const struct values *v = arg;
+    size_t at = i * VALUES_PART, item = v->as == BT_TENSOR_F32 ? 4 : 2;
+    convert(v->t, v->from + at, BT_MIN(v->n - at, VALUES_PART), v->as, v->out + at * item);
+}
+
+void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
+                      void *out)
+{
+    BT_ASSERT(t->dtype != BT_TENSOR_OTHER && (as == BT_TENSOR_F32 || as == BT_TENSOR_BF16));
+    struct values v = {.t = t, .from = from, .n = n, .as = as, .out = out};
+    bt_parallel((uint32_t)BT_DIV_UP(n, VALUES_PART), convert_part, &v);
+}
+
+void bt_tensor_ahead(const struct bt_tensor *t)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)t->data & ~(page - 1);
+    /* A hint: without it the same bytes come, in smaller pieces. */
+    (void)madvise((void *)begin, (uintptr_t)t->data - begin + (size_t)t->bytes, MADV_WILLNEED);
 }

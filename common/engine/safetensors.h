@@ -61,12 +61,16 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const char *name, uint32
                             uint32_t cols, const char *dir, const char *architecture,
                             uint32_t layers, const struct bt_tensor **t_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
-/* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), to out. t: of a dtype that
- * bt_weights_want lets through. */
+/* Asks the kernel to read all of t ahead of its use. */
+void bt_tensor_ahead(const struct bt_tensor *t);
+/* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), to out, on several
+ * threads where there are many. t: of a dtype that bt_weights_want lets through. */
 void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
                       void *out);
 uint32_t bt_weights_count(const struct bt_weights *w);
-/* SHA-256 over all files, by name: name, NUL, size as u64 little-endian, bytes. */
+#define BT_WEIGHTS_PIECE (16u << 20)
+/* SHA-256 over all files, by name: name, NUL, size as u64 little-endian, and the SHA-256 of each
+ * piece of 16 MiB (the last one shorter), so that several threads can share the work. */
 void bt_weights_digest(const struct bt_weights *w, uint8_t out[32]);
 
 #endif

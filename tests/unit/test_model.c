@@ -413,6 +413,61 @@ static void test_shards(void **state)
     drop("model.safetensors.index.json");
 }
 
+/* ---- more than one thread takes at once ---- */
+
+static void write_large(const uint8_t *data, size_t n)
+{
+    static const char header[] = "{" T("a", "F32", "[5242880]", 0, 20971520) "}";
+    uint64_t h = strlen(header);
+    char path[256];
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(&h, 1, 8, f) + fwrite(header, 1, h, f), 8 + h);
+    assert_int_equal(fwrite(data, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+static void digest_of(uint8_t out[32])
+{
+    assert_int_equal(bt_model_weights_digest(dir, "auto", out, err, sizeof(err)), BT_OK);
+}
+
+static void test_large(void **state)
+{
+    (void)state;
+    enum { N = 5 << 20 };
+    float *v = malloc(N * sizeof(*v));
+    uint16_t *got = malloc(N * sizeof(*got));
+    for (uint32_t i = 0; i < N; i++) {
+        v[i] = (float)(i * 2654435761u >> 8) * 0x1p-20f - 3;
+    }
+    uint8_t a[32], b[32];
+    write_large((const uint8_t *)v, N * sizeof(*v));
+    digest_of(a);
+    struct bt_weights *w;
+    assert_int_equal(bt_weights_open(dir, &w, err, sizeof(err)), BT_OK);
+    const struct bt_tensor *t = bt_weights_find(w, "a");
+    assert_non_null(t);
+    bt_tensor_ahead(t);
+    enum { FROM = 12345 };
+    bt_tensor_values(t, FROM, N - FROM, BT_TENSOR_BF16, got);
+    for (uint32_t i = FROM; i < N; i++) {
+        assert_int_equal(got[i - FROM], bt_bf16_of_f32(v[i]));
+    }
+    bt_weights_close(w);
+    static const uint32_t at[] = {0, (16 << 20) / 4 - 20, (16 << 20) / 4 + 100, N - 1};
+    for (uint32_t i = 0; i < 4; i++) { /* each piece counts */
+        v[at[i]] += 1;
+        write_large((const uint8_t *)v, N * sizeof(*v));
+        digest_of(b);
+        assert_memory_not_equal(a, b, 32);
+        memcpy(a, b, 32);
+    }
+    free(v);
+    free(got);
+    drop("model.safetensors");
+}
+
 /* ---- digest, root key ---- */
 
 static void test_root_key(void **state)
@@ -474,7 +529,7 @@ int main(void)
         cmocka_unit_test(test_window),      cmocka_unit_test(test_head_dim),
         cmocka_unit_test(test_bad_configs), cmocka_unit_test(test_good_tensors),
         cmocka_unit_test(test_bad_tensors), cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_root_key),
+        cmocka_unit_test(test_large),       cmocka_unit_test(test_root_key),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

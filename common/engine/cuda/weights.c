@@ -43,11 +43,12 @@ static bt_status_t take(struct loader *l, size_t bytes, void **p)
     return BT_OK;
 }
 
-/* Through two pinned buffers: one is filled while the other travels. */
+/* Through two pinned buffers: one is filled, by several threads, while the other travels. */
 static bt_status_t upload(struct loader *l, const struct bt_tensor *t, size_t n, bool f32,
                           uint8_t *to)
 {
     size_t item = f32 ? 4 : 2, per = STAGE_BYTES / item;
+    bt_tensor_ahead(t);
     for (size_t at = 0; at < n; at += per) {
         size_t m = BT_MIN(per, n - at);
         int i = l->turn ^= 1;
@@ -132,6 +133,7 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
 {
     struct loader l = {.e = e, .dir = conf->model_dir, .err = err, .err_cap = err_cap};
     bt_status_t st = BT_OK;
+    uint64_t t0 = bt_mono_ns();
     e->model.layers = bt_calloc(e->model.config.layers, sizeof(*e->model.layers));
     for (int i = 0; st == BT_OK && i < 2; i++) {
         cudaError_t ce = cudaMallocHost((void **)&l.stage[i], STAGE_BYTES);
@@ -146,6 +148,10 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
     cudaError_t ce = cudaStreamSynchronize(e->load);
     if (st == BT_OK && ce != cudaSuccess) {
         st = device_error(&l, ce, e->model.bytes);
+    }
+    if (st == BT_OK) {
+        double s = (double)(bt_mono_ns() - t0) * 1e-9, gb = (double)e->model.bytes * 1e-9;
+        fprintf(stderr, "<6>engine cuda: %.1f GB of weights in %.2f s, %.1f GB/s\n", gb, s, gb / s);
     }
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(l.stage[i]);
