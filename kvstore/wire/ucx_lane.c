@@ -11,6 +11,7 @@
 #include "common/log/log.h"
 #include "kvstore/wire/ucx_priv.h"
 
+#define WIREUP_MAX_NS   (3000ull * 1000000) /* from making the endpoint */
 #define WIREUP_TAIL_NS  (100ull * 1000000)
 #define AM_IDS          64
 #define PROGRESS_MAX    16              /* calls per lane and turn, */
@@ -191,6 +192,7 @@ static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t status)
     struct bt_wx_lane *l = arg;
     (void)ep;
     BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    l->ucx->failed = true;
     bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(status));
 }
 
@@ -207,6 +209,7 @@ void bt_ucx_lane_connect(struct bt_wx_lane *l)
         ucp_ep_create(l->ucx->worker, &p, &l->ucx->ep); /* a refused connect may fail in here */
     if (st != UCS_OK) {
         l->ucx->ep = NULL;
+        l->ucx->failed = true;
         bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX endpoint: %s", ucs_status_string(st));
         return;
     }
@@ -262,15 +265,20 @@ static bool closed(struct bt_wx_lane *l)
 
 /* A peer whose wire-up message meets an endpoint closed just then fails an assertion inside UCX
  * 1.13.1 (wireup_ep.c: pending_count == 0; ucp_request.c:684) and is gone. So a lane that ends
- * during wire-up lets it finish first: as long as the proof may take, and, as the echo is not the
- * last message of wire-up, a little longer. */
-static bool lingers(struct bt_wx_lane *l)
+ * during wire-up lets it finish first. One that was not proved in time does so as well: its peer
+ * may have stood still, and goes on with wire-up when it comes back. And, as the echo is not the
+ * last message of wire-up, all stay a little longer than that. */
+static bool lingers(const struct bt_wx_lane *l)
 {
-    uint64_t since = l->connect_ns != 0 ? l->connect_ns : l->stop_ns, now = l->conn->x->now_ns;
-    if (l->killed || l->conn->killed || l->ucx->worker == NULL || l->address == NULL) {
+    uint64_t now = l->conn->x->now_ns;
+    if (l->ucx->failed || l->ucx->worker == NULL || l->address == NULL) {
         return false;
     }
-    return l->proven ? now < l->proven_ns + WIREUP_TAIL_NS : now < since + BT_WX_PROOF_NS;
+    if (l->proven) {
+        return now < l->proven_ns + WIREUP_TAIL_NS;
+    }
+    return l->connect_ns != 0 ? now < l->connect_ns + WIREUP_MAX_NS
+                              : now < l->stop_ns + BT_WX_PROOF_NS;
 }
 
 static void lane_free(struct bt_wx_lane *l)

@@ -28,6 +28,7 @@ struct bt_wx_ucx_lane {
     int efd;
     void *close_req;
     bool throttled, broken_close;
+    bool failed; /* UCX says so of the endpoint */
     uint32_t empty_wakes;
     uint32_t n_recvs; /* UCX requests that have not called back */
     uint64_t close_ns;

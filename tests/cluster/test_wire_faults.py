@@ -385,6 +385,42 @@ def test_a_connection_breaks_in_the_middle_of_a_message():
         b.kill()
 
 
+@pytest.mark.parametrize("who", ["dialer", "listener"])
+def test_a_peer_stands_still_during_wire_up(who):
+    """Longer than the other waits for its proof. UCX 1.13.1 ended the one that stood still when it went on and found the
+    other's endpoint closed, wherever in wire-up that was: five pairs, stopped at as many moments, eight times."""
+    pairs = [[Peer(f"{name}{i}", seg=8192, layers=4, slots=60) for name in "ab"] for i in range(5)]
+    try:
+        for req in range(1, 9):
+            for i, (a, b) in enumerate(pairs):
+                b.say(f"peerdown {a.name} {a.inc}")
+                a.grant(req, 1, 64, 32, req)
+                b.recv(a, req, 1, 64, 32)
+                time.sleep(0.0004 * (req * len(pairs) + i))
+                (b if who == "dialer" else a).signal(signal.SIGSTOP)
+            time.sleep(1.4)
+            for a, b in pairs:
+                (b if who == "dialer" else a).signal(signal.SIGCONT)
+            for a, b in pairs:
+                a.say(f"raise {req} 8")
+                a.say(f"trailer {req} 1 0")
+                b.wait(f"(done|failed) {req} ")
+                b.wait(f"quiet {req}$")
+                b.say(f"forget {req}")
+        for a, b in pairs:
+            a.grant(100, 1, 64, 32, 100)
+            a.say("raise 100 8")
+            a.say("trailer 100 1 0")
+            b.recv(a, 100, 1, 64, 32)
+            b.wait("done 100 ")
+            b.ask("verify 100 100", "verify 100 bad=0 crc_bad=0")
+        assert {p.stop() for pair in pairs for p in pair} == {0}
+    finally:
+        for a, b in pairs:
+            a.kill()
+            b.kill()
+
+
 @pytest.mark.parametrize("what,n", [("payload", 100), ("header", 12)])
 def test_bits_that_turn_over_on_the_way(what, n):
     """10,000 bits: tests/bench/kv_flips.py."""
