@@ -415,9 +415,9 @@ int main(int argc, char **argv)
             c.command = argv[i];
         }
     }
-    if (c.command == NULL) {
-        fputs(usage_text, stderr);
-        return 2;
+    if (c.command == NULL || strcmp(c.command, "help") == 0) {
+        fputs(usage_text, c.command == NULL ? stderr : stdout);
+        return c.command == NULL ? 2 : 0;
     }
     for (size_t i = 0; i < BT_ARRAY_LEN(commands); i++) {
         if (strcmp(commands[i].name, c.command) != 0) {

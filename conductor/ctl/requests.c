@@ -1,6 +1,7 @@
 /* batonctl requests, explain, drain, undrain. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 #include "admin.pb-c.h"
@@ -168,10 +169,11 @@ static void explanation_text(const Baton__AdminExplanation *e)
     printf("tokens     %u, of them %u expected in the cache; %u choice%s\n", e->tokens,
            e->cached_tokens, e->choices, e->choices == 1 ? "" : "s");
     if (e->planned) {
-        printf("plan       %s: %s%s\n",
-               e->both ? "one worker for both" : "prefill and decode apart", e->reason,
-               e->draining ? "; on a node that is being drained, as nobody else could take it"
-                           : "");
+        bool plain = !e->both && strcmp(e->reason, "apart") == 0;
+        printf(
+            "plan       %s%s%s%s\n", e->both ? "one worker for both" : "prefill and decode apart",
+            plain ? "" : ": ", plain ? "" : e->reason,
+            e->draining ? "; on a node that is being drained, as nobody else could take it" : "");
         if (e->fetch_tokens != 0) {
             printf("fetch      %u tokens from", e->fetch_tokens);
             for (size_t i = 0; i < e->n_sources; i++) {

@@ -81,8 +81,10 @@ static void on_admit(struct bt_lane *k, const struct bt_lane_input *in)
 
 void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 {
-    snprintf(why, cap, "%s: %.0f ms predicted, at most %.0f ms are asked for", rej->reason,
-             rej->predicted_ms, rej->objective_ms);
+    double p = rej->predicted_ms, o = rej->objective_ms;
+    int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* what differs shall look different */
+    snprintf(why, cap, "%s: %.*f ms predicted, at most %.*f ms are asked for", rej->reason, digits,
+             p, digits, o);
 }
 
 static void refuse_overload(struct bt_lane *k, const struct bt_sched_reject *rej)

@@ -213,9 +213,9 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
     return f;
 }
 
-uint32_t bt_request_objective(double own_ms, uint32_t all_ms)
+double bt_request_objective(double own_ms, double all_ms)
 {
-    return own_ms > 0 ? (uint32_t)ceil(own_ms) : all_ms;
+    return own_ms > 0 ? own_ms : all_ms;
 }
 
 /* The view and the policy's answer for the lane as it is now, or if it has to wait_ms before. */
@@ -293,7 +293,7 @@ bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
                       struct bt_sched_reject *rej)
 {
     const struct bt_requests *rs = k->r->rs;
-    uint32_t objective_ms =
+    double objective_ms =
         bt_request_objective(k->r->spec.slo_ttft_ms, rs->conf.sched.ttft_objective_ms);
     struct bt_view_snapshot v;
     struct bt_sched_plan plan;

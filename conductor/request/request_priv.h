@@ -285,7 +285,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
 bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
                       struct bt_sched_reject *rej);
 /* The request's own objective, or that of all. */
-uint32_t bt_request_objective(double own_ms, uint32_t all_ms);
+double bt_request_objective(double own_ms, double all_ms);
 void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
 /* Fails it if so, rather than let it wait for a refusal. */
 bool bt_lane_refused_early(struct bt_lane *k, uint64_t now_ns, double wait_ms);

@@ -92,7 +92,7 @@ struct bt_sched_params {
     double prefill_tokens_per_s;   /* prior, until a worker has measured */
     double step_ms;                /* prior */
     double link_bytes_per_s;       /* between nodes */
-    uint32_t ttft_objective_ms, tbt_objective_ms; /* 0: none */
+    double ttft_objective_ms, tbt_objective_ms; /* 0: none */
     double tbt_margin; /* admission asks for this share of the TBT objective: rows that come after
                           make the step longer for those that are there. 0: all of it */
     uint32_t chunk_tokens;   /* of a prefill step; 0: all in one */

@@ -3,6 +3,7 @@ logprobs in both formats, stop strings, usage."""
 import http.client
 import json
 import os
+import re
 import subprocess
 import time
 
@@ -277,6 +278,14 @@ def test_bodies_of_the_load_generators(cluster):
         "model": cluster.model, "messages": msg, "max_completion_tokens": 4, "stop": None,
         "ignore_eos": True, "stream_options": None, "user": "u", "metadata": {}, "store": False,
         "service_tier": "auto", "parallel_tool_calls": True, "n": 1, "tools": None})
+
+
+def test_a_refusal_shows_by_how_much(cluster):
+    """Not '1 ms predicted, at most 1 ms are asked for'; and an objective below a millisecond is not one of a millisecond."""
+    for name in ("x-slo-ttft-ms", "x-slo-tbt-ms"):
+        status, _, body = cluster.request("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2}, {name: "0.005"})
+        said = re.search(r"([0-9.]+) ms predicted, at most ([0-9.]+) ms are asked for", json.loads(body)["error"]["message"])
+        assert status == 429 and said[2] == "0.005" and float(said[1]) > 0.005, body
 
 
 def test_api_keys(tmp_path):

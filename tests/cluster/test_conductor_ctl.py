@@ -151,7 +151,7 @@ def test_requests_and_explain(cluster, addr):
         assert chosen["decode"]["worker"] == mine[0]["decode"]
         assert chosen["prefill"]["ttft_ms"] >= 0 and chosen["decode"]["tbt_ms"] > 0
     rc, out, _ = ctl("--addr", addr, "explain", "--last")
-    assert rc == 0 and "chosen" in out and "predicted" in out
+    assert rc == 0 and "chosen" in out and "predicted" in out and "plan       prefill and decode apart\n" in out
     rc, out, err = ctl("--addr", addr, "explain", "cmpl-nobody")
     assert rc == 1 and out == "" and "cmpl-nobody" in err
     # A finished request is not listed any more.
@@ -203,7 +203,7 @@ def test_usage(args):
 
 
 def test_help():
-    for args in (["--help"], ["-h"], ["status", "--help"]):
+    for args in (["--help"], ["-h"], ["status", "--help"], ["help"]):
         rc, out, err = ctl(*args)
         assert rc == 0 and err == ""
         for word in ("status", "nodes", "blocks", "requests", "explain", "drain", "undrain", "version", "--addr", "BATON_ADDR", "json"):
