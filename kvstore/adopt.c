@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "common/base/sha256.h"
 #include "common/log/log.h"
 
 #define BATCH         64u
@@ -35,8 +36,13 @@ static void on_checked(void *arg)
         uint32_t slot = a->found[i].slot;
         if (bt_cache_readmit(a->cache, slot)) {
             a->n.blocks++;
-        } else if (!bt_pool_header_ok(a->cache->pool, slot)) {
-            a->n.bad++;
+        } else {
+            bool bad = !bt_pool_header_ok(a->cache->pool, slot);
+            char key[17];
+            a->n.bad += bad;
+            bt_hex(bt_pool_key(a->cache->pool, slot)->b, 8, key);
+            BT_DEBUG("block_gone", "tier=slab key=%s why=%s", key,
+                     bt_log_q(bad ? "not adopted: wrong checksum" : "not adopted: here twice"));
         }
         bt_cache_put(a->cache, &slot, 1);
     }

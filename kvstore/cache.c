@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/sha256.h"
+#include "common/log/log.h"
+
 enum { COPY_NONE, COPY_UNUSED, COPY_USED, COPY_PASSING };
 
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
@@ -111,10 +114,15 @@ uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key)
     return slot;
 }
 
-/* The block of an unleased slot leaves the cache. */
-static void drop_block(struct bt_cache *c, uint32_t slot)
+/* The block of an unleased slot leaves the cache. why: for the log. */
+static void drop_block(struct bt_cache *c, uint32_t slot, const char *why)
 {
     BT_ASSERT(bt_pool_leases(c->pool, slot) == 0);
+    if (bt_log_enabled(BT_LOG_DEBUG)) {
+        char key[17];
+        bt_hex(bt_pool_key(c->pool, slot)->b, 8, key);
+        BT_DEBUG("block_gone", "tier=slab key=%s why=%s", key, bt_log_q(why));
+    }
     if (c->guard.dropped != NULL) {
         c->guard.dropped(c->guard.arg, slot);
     }
@@ -126,13 +134,13 @@ static void drop_block(struct bt_cache *c, uint32_t slot)
     free_slot(c, slot);
 }
 
-static bool evict_one(struct bt_cache *c, uint8_t group, uint32_t more)
+static bool evict_one(struct bt_cache *c, uint8_t group, uint32_t more, const char *why)
 {
     uint32_t slot = bt_quota_victim(&c->quota, c->policy, c->evict, group, more);
     if (slot == BT_EVICT_NONE) {
         return false;
     }
-    drop_block(c, slot);
+    drop_block(c, slot, why);
     return true;
 }
 
@@ -140,7 +148,7 @@ void bt_cache_evict(struct bt_cache *c, uint32_t slot)
 {
     BT_ASSERT(bt_index_has_slot(c->index, slot));
     if (bt_pool_unlease(c->pool, slot) == 0) {
-        drop_block(c, slot);
+        drop_block(c, slot, "evicted when it was saved");
     }
 }
 
@@ -159,7 +167,7 @@ bt_status_t bt_cache_take_for(struct bt_cache *c, uint8_t group, uint32_t n, uin
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot = bt_pool_take(c->pool);
         if (slot == BT_POOL_NONE) {
-            BT_ASSERT(evict_one(c, group, n - i));
+            BT_ASSERT(evict_one(c, group, n - i, "evicted for another"));
             slot = bt_pool_take(c->pool);
         }
         own(c, slot, group);
@@ -250,7 +258,8 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
         bool copy = c->copy[slot] == COPY_UNUSED || c->copy[slot] == COPY_USED;
         if (bt_index_has_slot(c->index, slot) &&
             (c->copy[slot] == COPY_PASSING || (copy && c->copies > c->copies_max))) {
-            drop_block(c, slot);
+            drop_block(c, slot,
+                       copy ? "a copy beyond kvstore.replica_max" : "it only passed through");
         } else if (bt_index_has_slot(c->index, slot)) {
             c->policy->unpin(c->evict, slot);
         } else {
@@ -275,7 +284,7 @@ void bt_cache_trim(struct bt_cache *c, uint32_t max)
         uint32_t slot = bt_quota_victim(&c->quota, c->policy, c->evict, BT_QUOTA_NONE, 0);
         bool saving = slot != BT_EVICT_NONE && c->lower.evicting != NULL &&
                       c->lower.evicting(c->lower.arg, slot);
-        if (!saving && !evict_one(c, BT_QUOTA_NONE, 0)) {
+        if (!saving && !evict_one(c, BT_QUOTA_NONE, 0, "evicted ahead of need")) {
             break;
         }
     }

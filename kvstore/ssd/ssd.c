@@ -239,9 +239,20 @@ static void forget_record(struct bt_ssd *s, uint32_t pos, const struct bt_ssd_en
     bt_ssd_db_submit(s->db, op);
 }
 
-static void forget(struct bt_ssd *s, uint32_t pos)
+/* why: for the log. */
+static void say_gone(const struct bt_ssd_entry *e, const char *why)
+{
+    if (bt_log_enabled(BT_LOG_DEBUG)) {
+        char key[17];
+        bt_hex(e->key.b, 8, key);
+        BT_DEBUG("block_gone", "tier=ssd key=%s why=%s", key, bt_log_q(why));
+    }
+}
+
+static void forget(struct bt_ssd *s, uint32_t pos, const char *why)
 {
     struct bt_ssd_entry e = *bt_ssd_dir_entry(s->dir, pos);
+    say_gone(&e, why);
     bt_ssd_dir_remove(s->dir, pos);
     tell(s, false, pos, &e);
     forget_record(s, pos, &e);
@@ -259,7 +270,7 @@ static void make_room(struct bt_ssd *s)
             return;
         }
         count(s->m.evicted, &s->n.evicted, 1);
-        forget(s, pos);
+        forget(s, pos, "evicted");
     }
 }
 
@@ -419,7 +430,7 @@ static void on_read(struct bt_ssd_op *op)
         st = BT_ERR_DATA_LOSS;
         count(s->m.crc_errors, &s->n.crc_errors, 1);
         report_bad(s, j);
-        forget(s, j->pos);
+        forget(s, j->pos, "wrong checksum");
     } else if (op->res == -ECANCELED) {
         st = BT_ERR_CANCELLED;
     } else {
@@ -429,7 +440,7 @@ static void on_read(struct bt_ssd_op *op)
             io_failed(s, "read", strerror(-op->res));
         }
         if (!s->io_down) { /* a bad spot; a disk that is gone may come back with all it has */
-            forget(s, j->pos);
+            forget(s, j->pos, "cannot be read");
         }
     }
     j->done(j->arg, st);
@@ -545,6 +556,7 @@ static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
             bt_ssd_dir_add(s->dir, f->pos, &f->e);
             s->n.recovered++;
         } else {
+            say_gone(&f->e, "its slot has another record");
             bt_ssd_db_submit(s->db, db_op(s, BT_SSD_DELETE, f->pos, &f->e));
         }
     }

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """100 times kill -9 of a kvstore under mixed load (prompts, generated blocks, hand-offs both ways,
 eviction, write-behind, promotion), against an oracle of what it had sealed: see
-tests/cluster/crash_rounds.py. Every served block is compared; wrong ones end the run.
+tests/cluster/crash_rounds.py. Every served block is compared; wrong ones end the run. What is not there again is
+counted by the reason that the kvstore's log and its slab give (tests/cluster/crash_losses.py).
 
     tests/bench/kv_crash.py [ROUNDS] [SEED]      (BUILD: the build directory)
 """
@@ -36,6 +37,8 @@ def main():
     ready = sorted(run.ready_ms)
     print(f"bench,kv_crash_kills,{n['kills']},kills,of them while starting {n['early']},-")
     print(f"bench,kv_crash_survived,{n['there']},blocks,{n['expected']} sealed for over 1 s,{ratio:.5f}")
+    for why, lost in sorted(run.lost.items(), key=lambda x: -x[1]):
+        print(f"bench,kv_crash_lost,{lost},blocks,{why},{lost / max(1, n['expected']):.5f}")
     print(f"bench,kv_crash_wrong,{n['bad']},blocks,{n['served']} served and compared,{n['bad'] / max(1, n['served']):.6f}")
     print(f"bench,kv_crash_ready_p50,{statistics.median(ready):.0f},ms,max {ready[-1]:.0f},-")
     return 0 if ratio >= 0.99 and n["bad"] == 0 else 1

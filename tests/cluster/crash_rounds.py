@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 
+import crash_losses
 from kvstore_nodes import BLOCK, Nodes, Worker, items, pb
 from sanitizer import PATIENCE
 
@@ -269,6 +270,8 @@ class CrashRun:
         self.counts = dict(kills=0, early=0, expected=0, there=0, served=0, chains=0, steps=0, bad=0)
         self.ready_ms = []
         self.expected = set()
+        self.lost = {}       # reason -> blocks
+        self.died, self.before, self.in_slab, self.early = 0, {}, set(), {}
         self.b = self.nodes.kvstore("n2", slab="16MiB", log__level="info")
         self.far = self.nodes.add(Attached(self.b, "d"))
         self.start_a()
@@ -284,7 +287,7 @@ class CrashRun:
         self.policy = self.rng.choice(POLICIES)
         start = time.monotonic()
         self.a = self.nodes.kvstore(
-            "n1", slab=self.slab, log__level="info", expect_ready=expect_ready,
+            "n1", slab=self.slab, expect_ready=expect_ready,
             kvstore__ssd__path=os.path.join(self.nodes.folder, "ssd"), kvstore__ssd__bytes=self.ssd,
             kvstore__ssd__write_policy=self.policy, kvstore__ssd__probe_ms="50ms")
         if expect_ready:
@@ -305,8 +308,10 @@ class CrashRun:
         time.sleep(self.rng.uniform(1.2, 3.0) * min(PATIENCE, 2))
         died = self.a.p.poll()
         self.over.set()
-        at = time.monotonic()
+        at, self.died = time.monotonic(), time.time()
         self.drop_a()
+        self.before, self.in_slab = crash_losses.gone(self.a.log()), crash_losses.sealed(self.a.slab)
+        self.early = {}
         assert died is None, f"the kvstore ended by itself: {died}\n{self.a.log()[-4000:]}"
         oracle.drained()
         self.expected = oracle.settled(at)
@@ -325,6 +330,7 @@ class CrashRun:
         self.start_a(expect_ready=False)
         time.sleep(self.rng.uniform(0, 0.25))
         self.drop_a()
+        self.early.update(crash_losses.gone(self.a.log()))
         self.counts["kills"] += 1
         self.counts["early"] += 1
 
@@ -344,6 +350,10 @@ class CrashRun:
         have = oracle.keys()
         self.counts["expected"] += len(self.expected)
         self.counts["there"] += len(self.expected & have)
+        since = {**self.early, **crash_losses.gone(self.a.log())}
+        for k in self.expected - have:
+            why = crash_losses.reason(k, self.died, self.before, self.in_slab, since)
+            self.lost[why] = self.lost.get(why, 0) + 1
         chains = {}
         for k in have:
             chain, block = chain_of(k)
