@@ -10,10 +10,18 @@
 #endif
 
 #define POLY 0x82f63b78u
-#define LANE 1024u /* bytes a lane; three lanes a round hide the instruction's latency of three */
+/* Bytes a lane; three lanes a round hide the instruction's latency of three. The wide ones lie in
+ * pages of their own, of which the processor fetches ahead in each (cold memory: 10 GB/s, not 7).
+ */
+#define LANE      1024u
+#define LANE_WIDE 4096u
+#define ROUND     (3 * LANE_WIDE)
 
 static uint32_t table[256];
-static uint32_t shift1[4][256], shift2[4][256]; /* crc -> crc * x^(8*LANE), crc * x^(16*LANE) */
+struct lane_shift { /* crc -> crc * x^(8*LANE), crc * x^(16*LANE) */
+    uint32_t one[4][256], two[4][256];
+};
+static struct lane_shift shift_narrow, shift_wide;
 static bool have_sse42;
 
 /* Bytes that lie d bits before others count as much as their product with x^d mod P, added to
@@ -70,6 +78,18 @@ static void fill_fold(uint64_t k[2], uint32_t d)
     k[1] = power(d - 32);
 }
 
+void bt_crc32c_ways(int most)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    have_sse42 = most >= 1 && __builtin_cpu_supports("sse4.2");
+    have_fold = most >= 2 && have_sse42 && __builtin_cpu_supports("avx512f") &&
+                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vpclmulqdq");
+#else
+    (void)most;
+#endif
+}
+
 __attribute__((constructor)) static void crc32c_init(void)
 {
     for (uint32_t i = 0; i < 256; i++) {
@@ -79,13 +99,12 @@ __attribute__((constructor)) static void crc32c_init(void)
         }
         table[i] = c;
     }
-    fill_shift(shift1, LANE);
-    fill_shift(shift2, 2 * LANE);
+    fill_shift(shift_narrow.one, LANE);
+    fill_shift(shift_narrow.two, 2 * LANE);
+    fill_shift(shift_wide.one, LANE_WIDE);
+    fill_shift(shift_wide.two, 2 * LANE_WIDE);
+    bt_crc32c_ways(2);
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    have_sse42 = __builtin_cpu_supports("sse4.2");
-    have_fold = have_sse42 && __builtin_cpu_supports("avx512f") &&
-                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vpclmulqdq");
     fill_fold(fold_far, 8 * FOLD_STEP);
     fill_fold(fold_near, 512);
     fill_fold(fold_lane, 128);
@@ -108,18 +127,27 @@ static uint64_t load64(const uint8_t *p)
     return v;
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc_hw(uint32_t crc, const uint8_t *p, size_t n)
+#define CRC_HW __attribute__((target("sse4.2")))
+
+CRC_HW static inline __attribute__((always_inline)) uint32_t
+crc_lanes(uint32_t crc, const uint8_t *p, size_t lane, const struct lane_shift *s)
 {
-    while (n >= 3 * LANE) {
-        uint64_t a = crc, b = 0, c = 0;
-        for (size_t i = 0; i < LANE; i += 8) {
-            a = __builtin_ia32_crc32di(a, load64(p + i));
-            b = __builtin_ia32_crc32di(b, load64(p + LANE + i));
-            c = __builtin_ia32_crc32di(c, load64(p + 2 * LANE + i));
-        }
-        crc = shift(shift2, (uint32_t)a) ^ shift(shift1, (uint32_t)b) ^ (uint32_t)c;
-        p += 3 * LANE;
-        n -= 3 * LANE;
+    uint64_t a = crc, b = 0, c = 0;
+    for (size_t i = 0; i < lane; i += 8) {
+        a = __builtin_ia32_crc32di(a, load64(p + i));
+        b = __builtin_ia32_crc32di(b, load64(p + lane + i));
+        c = __builtin_ia32_crc32di(c, load64(p + 2 * lane + i));
+    }
+    return shift(s->two, (uint32_t)a) ^ shift(s->one, (uint32_t)b) ^ (uint32_t)c;
+}
+
+CRC_HW static uint32_t crc_hw(uint32_t crc, const uint8_t *p, size_t n)
+{
+    for (; n >= 3 * LANE_WIDE; p += 3 * LANE_WIDE, n -= 3 * LANE_WIDE) {
+        crc = crc_lanes(crc, p, LANE_WIDE, &shift_wide);
+    }
+    for (; n >= 3 * LANE; p += 3 * LANE, n -= 3 * LANE) {
+        crc = crc_lanes(crc, p, LANE, &shift_narrow);
     }
     uint64_t r = crc;
     for (; n >= 8; p += 8, n -= 8) {
@@ -271,8 +299,13 @@ uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n)
         return ~crc_copy(~crc, to, from, n);
     }
 #endif
-    memcpy(to, from, n);
-    return bt_crc32c(crc, to, n);
+    const uint8_t *p = from;
+    for (size_t at = 0, part; at < n; at += part) { /* memcpy finds what the CRC has fetched */
+        part = n - at < ROUND ? n - at : ROUND;
+        crc = bt_crc32c(crc, p + at, part);
+        memcpy((uint8_t *)to + at, p + at, part);
+    }
+    return crc;
 }
 
 uint32_t bt_crc32c_stream(uint32_t crc, void *to, const void *from, size_t n)

@@ -12,5 +12,8 @@ uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n);
 /* As bt_crc32c_copy, of bytes whose copy nobody here reads soon: it goes past the cache, which
  * saves reading the memory it replaces. */
 uint32_t bt_crc32c_stream(uint32_t crc, void *to, const void *from, size_t n);
+/* For tests, while nobody computes: leaves out what the processor has. 0: there is the table only;
+ * 1: and the CRC32 instruction; 2: everything, as at the start. */
+void bt_crc32c_ways(int most);
 
 #endif
