@@ -72,14 +72,26 @@ static void slab_plan(struct bt_slab_super *s, uint32_t n)
     s->file_bytes = s->data_off + (uint64_t)n * s->slot_bytes;
 }
 
+/* Was this file a slab, or one that was not finished? */
+static bool was_slab(int fd, const struct stat *st)
+{
+    uint64_t magic;
+    return S_ISREG(st->st_mode) && pread(fd, &magic, sizeof(magic), 0) == sizeof(magic) &&
+           (magic == BT_SLAB_MAGIC || magic == 0);
+}
+
 /* Opens path for exclusive ownership as an empty file. A slab whose owner is gone is unlinked and
- * made anew: whoever still maps the old file keeps the old pages and hurts nobody. */
+ * made anew: whoever still maps the old file keeps the old pages and hurts nobody. What is no slab
+ * stays as it is. */
 static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
 {
     for (int tries = 0; tries < 16; tries++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0660);
         if (fd < 0) {
-            slab_errf(err, cap, "cannot create the slab %s: %s", path, strerror(errno));
+            slab_errf(err, cap,
+                      "cannot create the slab %s: %s. kvstore.slab_path is a file in a folder that "
+                      "is there and that the kvstore may write, best in memory as /dev/shm",
+                      path, strerror(errno));
             return BT_ERR_IO;
         }
         struct flock lk = {
@@ -105,6 +117,14 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
                          0660); /* whatever the umask: workers run as other users of the group */
             *fd_p = fd;
             return BT_OK;
+        }
+        if (!was_slab(fd, &by_fd)) {
+            slab_errf(err, cap,
+                      "%s is no slab of a kvstore and is left as it is: remove it, or give another "
+                      "kvstore.slab_path",
+                      path);
+            close(fd);
+            return BT_ERR_CONFIG;
         }
         unlink(path);
         close(fd);

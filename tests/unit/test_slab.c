@@ -178,6 +178,33 @@ static void no_such_folder(void **state)
     assert_non_null(strstr(err, "/nonexistent/slab"));
 }
 
+/* A file that is no slab is somebody's: a wrong kvstore.slab_path must not cost it. */
+static void what_is_no_slab_stays(void **state)
+{
+    (void)state;
+    struct bt_slab *s = NULL;
+    char text[64] = {0};
+    FILE *f = fopen(path, "we");
+    assert_non_null(f);
+    assert_true(fputs("somebody's only copy of something", f) > 0);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(
+        bt_slab_create(path, 1u << 20, &layout, &root, 1, NULL, NULL, &s, err, sizeof(err)),
+        BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "no slab"));
+    assert_non_null(strstr(err, "kvstore.slab_path"));
+    f = fopen(path, "re");
+    assert_non_null(f);
+    assert_non_null(fgets(text, sizeof(text), f));
+    assert_int_equal(fclose(f), 0);
+    assert_string_equal(text, "somebody's only copy of something");
+    /* One that was being made when its kvstore was killed is none either, but nobody's. */
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(truncate(path, 1u << 20), 0);
+    bt_slab_unmap(create(1u << 20));
+    assert_int_equal(unlink(path), 0);
+}
+
 /* While its owner lives nobody takes it, even if a mapping worker outlives nothing; afterwards the
  * next kvstore makes it anew and the worker's old mapping stays whole. */
 static void one_owner(void **state)
@@ -268,6 +295,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(larger_than_shm, setup, teardown),
         cmocka_unit_test_setup_teardown(too_small, setup, teardown),
         cmocka_unit_test_setup_teardown(no_such_folder, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_is_no_slab_stays, setup, teardown),
         cmocka_unit_test_setup_teardown(one_owner, setup, teardown),
         cmocka_unit_test_setup_teardown(map_refuses_others, setup, teardown),
         cmocka_unit_test_setup_teardown(crc_is_seeded, setup, teardown),
