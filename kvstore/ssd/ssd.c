@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "common/base/crc32c.h"
 #include "common/base/list.h"
@@ -44,6 +45,7 @@ struct bt_ssd {
     struct bt_list jobs;
     uint32_t forgetting; /* slots whose record is being deleted */
     uint32_t room;       /* so many slots are kept free */
+    bool removed;        /* its file; told */
     bool io_down, db_down, probing, closing;
     uint32_t read_failures; /* in a row */
     uint64_t bad_told_ns;
@@ -192,9 +194,23 @@ static void gauges(const struct bt_ssd *s)
     }
 }
 
+/* An open file serves on when its name is gone, without a word, until the next start finds none. */
+static void look_for_file(struct bt_ssd *s)
+{
+    struct stat st;
+    if (s->dir != NULL && !s->removed && fstat(s->file.fd, &st) == 0 && st.st_nlink == 0) {
+        s->removed = true;
+        BT_WARN("ssd_removed", "path=%s why=%s then=%s", s->path,
+                bt_log_q("its file was removed while the kvstore uses it"),
+                bt_log_q("it is used until the kvstore ends, and its room is taken; what it has is "
+                         "lost then: restart the kvstore to make it anew"));
+    }
+}
+
 static void on_tick(void *arg)
 {
     struct bt_ssd *s = arg;
+    look_for_file(s);
     if (stalled(s)) {
         io_failed(s, "waiting", "the disk does not answer");
     }

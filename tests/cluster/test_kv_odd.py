@@ -1,0 +1,83 @@
+"""What goes wrong around a kvstore in an operator's hands: its files removed or given twice, the daemon stopped and woken.
+Serving goes on, or the refusal names the key and what to do."""
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from crash_rounds import compute, key
+from kvstore_nodes import BLOCK, Nodes, Worker
+
+PROMPT = 8  # blocks
+
+
+@pytest.fixture
+def nodes():
+    n = Nodes()
+    yield n
+    n.end()
+
+
+def serve(c, w, chain):
+    """A prompt of its own, written and compared; the blocks of it that were there."""
+    status, resident = compute(c, w, chain, [key(chain, b) for b in range(PROMPT)], PROMPT * BLOCK + 3, chain % 250)
+    assert status == 0
+    return resident
+
+
+def refused(nodes, node, code, *words, **options):
+    kv = nodes.kvstore(node, slab="8MiB", expect_ready=False, **options)
+    assert kv.p.wait(30) == code
+    assert all(x in kv.log() for x in words), kv.log()[-2000:]
+
+
+def test_ssd_removed(nodes):
+    """The folder goes while it is used: told once, used all the same, made anew by the next start."""
+    folder = os.path.join(nodes.folder, "ssd")
+    options = dict(slab="8MiB", kvstore__ssd__path=folder, kvstore__ssd__bytes="16MiB", kvstore__ssd__write_policy="always")
+    kv = nodes.kvstore("n1", **options)
+    w, c = nodes.add(Worker(kv, "w")), nodes.conductor(kv)
+    serve(c, w, 1)
+    shutil.rmtree(folder)
+    kv.wait_log("ev=ssd_removed")
+    for chain in range(2, 40):
+        serve(c, w, chain)
+    assert kv.log().count("ev=ssd_removed") == 1 and "level=error" not in kv.log()
+    os.unlink(kv.slab)  # the slab's name as well: workers have it by its descriptor
+    serve(c, w, 40)
+    kv.stop(signal.SIGKILL)
+    nodes.made.remove(kv)
+    kv = nodes.kvstore("n1", **options)
+    w.wait("attached")
+    c = nodes.conductor(kv)
+    assert serve(c, w, 1) == 0
+    kv.wait_metric("baton_ssd_blocks", PROMPT)
+
+
+def test_given_twice(nodes):
+    """Nothing of the one that runs is touched by another that is given its name, slab or SSD."""
+    folder, slab = os.path.join(nodes.folder, "ssd"), f"/dev/shm/baton-odd-{os.getpid()}"
+    kv = nodes.kvstore("n1", slab="8MiB", kvstore__slab_path=slab, kvstore__ssd__path=folder, kvstore__ssd__bytes="16MiB")
+    w, c = nodes.add(Worker(kv, "w")), nodes.conductor(kv)
+    serve(c, w, 1)
+    refused(nodes, "n2", 1, "belongs to another running kvstore", kvstore__slab_path=slab)
+    refused(nodes, "n3", 1, "kvstore.ssd.path", "in use by another kvstore", kvstore__ssd__path=folder, kvstore__ssd__bytes="16MiB")
+    refused(nodes, "n1", 3, "another live kvstore is called kvstore-n1", run_dir=os.path.join(nodes.folder, "other"))
+    assert serve(c, w, 2) == 0 and kv.p.poll() is None
+
+
+def test_stopped_and_woken(nodes):
+    """Ten seconds of SIGSTOP: its lease is gone; it comes back by itself, with its blocks."""
+    kv = nodes.kvstore("n1", slab="8MiB")
+    w, c = nodes.add(Worker(kv, "w")), nodes.conductor(kv)
+    serve(c, w, 1)
+    kv.p.send_signal(signal.SIGSTOP)
+    time.sleep(10)
+    kv.p.send_signal(signal.SIGCONT)
+    kv.wait_log("ev=rejoined")
+    c = nodes.conductor(kv)
+    keys = [key(1, b) for b in range(PROMPT)]
+    assert compute(c, w, 2, keys, PROMPT * BLOCK + 3, 1) == (0, PROMPT)
+    kv.wait_quiet()
