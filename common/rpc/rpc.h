@@ -67,6 +67,8 @@ bt_status_t bt_rpc_stream_send(struct bt_rpc_stream *s, const void *data, size_t
 bt_status_t bt_rpc_stream_send_iov(struct bt_rpc_stream *s, const struct iovec *iov,
                                    size_t n) BT_MUST_CHECK;
 size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s); /* bytes not yet handed to gRPC */
+/* Is a message on its way, so that one more would wait for on_sent? */
+bool bt_rpc_stream_sending(const struct bt_rpc_stream *s);
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
 void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);
 const char *bt_rpc_stream_peer(const struct bt_rpc_stream *s); /* "ipv4:127.0.0.1:4711" */

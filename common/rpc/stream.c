@@ -292,6 +292,11 @@ size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s)
     return s->queued_bytes;
 }
 
+bool bt_rpc_stream_sending(const struct bt_rpc_stream *s)
+{
+    return s->sending || s->head != NULL;
+}
+
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes)
 {
     s->queue_max_bytes = bytes;

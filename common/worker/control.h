@@ -24,6 +24,7 @@ struct bt_wsession { /* one conductor */
     int broken_code;
     const char *broken_why;
     uint64_t heard_ns, hb_seq;
+    struct bt_buf late; /* tokens that wait for the message before them: packed Tokens */
 };
 
 struct bt_wknown { /* a request id that was seen: refuses what is older */

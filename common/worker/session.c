@@ -12,6 +12,7 @@
 #define HEARTBEAT_NS 500000000ull
 #define KNOWN_MAX    8192
 #define BEHIND_BYTES (256u << 10)
+#define LATE_BYTES   (32u << 10) /* of tokens in one message */
 
 static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
 {
@@ -35,14 +36,36 @@ static void session_break(struct bt_wsession *s, int code, const char *why)
     }
 }
 
-static void session_send(struct bt_wsession *s, const Baton__FromWorker *m)
+static void check_sent(struct bt_wsession *s, bt_status_t st)
 {
-    if (s->broken) {
-        return;
-    }
-    bt_status_t st = bt_rpc_stream_send_pb(s->s, &m->base);
     if (st != BT_OK) {
         session_break(s, BT_GRPC_EXHAUSTED, "it does not take its messages");
+    }
+}
+
+/* FromWorker with the tokens that wait. A packed message of a repeated field is the packed messages
+ * of its parts one behind the other, so all that is missing is the field's head. */
+static void send_late(struct bt_wsession *s)
+{
+    uint8_t head[1 + 10];
+    size_t n = 0;
+    if (s->late.len == 0 || s->broken) {
+        return;
+    }
+    head[n++] = BATON__FROM_WORKER__M_TOKENS << 3 | 2;
+    for (size_t len = s->late.len; len > 0; len >>= 7) {
+        head[n++] = (uint8_t)((len & 0x7f) | (len > 0x7f ? 0x80 : 0));
+    }
+    struct iovec iov[] = {{head, n}, {s->late.data, s->late.len}};
+    check_sent(s, bt_rpc_stream_send_iov(s->s, iov, BT_ARRAY_LEN(iov)));
+    bt_buf_clear(&s->late);
+}
+
+static void session_send(struct bt_wsession *s, const Baton__FromWorker *m)
+{
+    send_late(s); /* what is said of a request comes behind its tokens */
+    if (!s->broken) {
+        check_sent(s, bt_rpc_stream_send_pb(s->s, &m->base));
     }
 }
 
@@ -90,6 +113,7 @@ static void session_free(struct bt_wsession *s)
     cancel_all(w, s->id, "its conductor's session ended");
     bt_list_remove(&s->link);
     w->n_sessions--;
+    bt_buf_cleanup(&s->late);
     free(s->name);
     free(s);
 }
@@ -341,15 +365,24 @@ static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const ch
     session_free(s);
 }
 
+static void on_sent(void *arg, struct bt_rpc_stream *stream)
+{
+    if (!bt_rpc_stream_sending(stream)) {
+        send_late(arg);
+    }
+}
+
 void bt_wsession_accept(void *ctl, struct bt_rpc_stream *stream)
 {
-    static const struct bt_rpc_stream_ops ops = {.on_message = on_message, .on_close = on_close};
+    static const struct bt_rpc_stream_ops ops = {
+        .on_message = on_message, .on_close = on_close, .on_sent = on_sent};
     struct bt_wctl *w = ctl;
     struct bt_wsession *s = bt_calloc(1, sizeof(*s));
     s->ctl = w;
     s->s = stream;
     s->id = ++w->next_session;
     s->heard_ns = bt_mono_ns();
+    bt_buf_init(&s->late);
     bt_list_insert_tail(&w->sessions, &s->link);
     w->n_sessions++;
     bt_rpc_stream_set_arg(stream, &ops, s);
@@ -413,6 +446,9 @@ static void pack_token(struct bt_wctl *w, uint32_t i, const struct bt_wtoken *t)
     w->tok_ptr[i] = k;
 }
 
+/* One message of a stream is on its way at a time, and its end is two threads' turns away: with a
+ * message a step, steps that are shorter than that would queue up. What comes meanwhile goes
+ * together. */
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
 {
     struct bt_list *it;
@@ -420,7 +456,7 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
         uint32_t n = 0;
         for (uint32_t i = 0; i < t->n; i++) {
-            if (t->t[i].session == s->id) {
+            if (t->t[i].session == s->id && !s->broken) {
                 pack_token(w, n++, &t->t[i]);
             }
         }
@@ -428,10 +464,11 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
             Baton__Tokens msg = BATON__TOKENS__INIT;
             msg.n_tokens = n;
             msg.tokens = w->tok_ptr;
-            Baton__FromWorker m = BATON__FROM_WORKER__INIT;
-            m.m_case = BATON__FROM_WORKER__M_TOKENS;
-            m.tokens = &msg;
-            session_send(s, &m);
+            size_t len = baton__tokens__get_packed_size(&msg);
+            s->late.len += baton__tokens__pack(&msg, (uint8_t *)bt_buf_reserve(&s->late, len));
+            if (!bt_rpc_stream_sending(s->s) || s->late.len >= LATE_BYTES) {
+                send_late(s);
+            }
         }
     }
 }
@@ -522,6 +559,7 @@ void bt_wsession_close_all(struct bt_wctl *w, const char *why)
     struct bt_list *it, *tmp;
     bt_list_for_each_safe (it, tmp, &w->sessions) {
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        send_late(s);
         bt_rpc_stream_close(s->s, BT_GRPC_UNAVAILABLE, why, true);
         session_free(s);
     }

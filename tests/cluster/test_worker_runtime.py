@@ -435,6 +435,20 @@ def test_preempted_rows_come_back_from_the_pool(engine):
         n.stop()
 
 
+def test_tokens_of_steps_go_together():
+    """Steps that end while a message is on its way share the next one: every token once, in order, in fewer messages."""
+    n = Node("null")
+    try:
+        c = Conductor(n)
+        r, ids = rid(), prompt(30, 640)
+        assert len(c.both(c.d, r, ids, 3000)) == 3000  # whole and in order, as it checks
+        messages = [m.tokens for m in c.d.got if m.WhichOneof("m") == "tokens" and m.tokens.tokens[0].request == r]
+        assert sum(len(m.tokens) for m in messages) == 3000 and len(messages) < 3000
+        c.close()
+    finally:
+        n.stop()
+
+
 def test_preempted_rows_go_on_without_the_kvstore():
     """Stopped, it answers nothing: rows that come back wait a moment for it and are computed again."""
     n = Node("cpu", decode={"engine.pages": 28})  # slow enough to be met in the middle
