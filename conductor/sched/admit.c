@@ -120,7 +120,7 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     bt_sched_forecast_at(s->forecast, s->now_ms + plan->ttft_ms, &rows, &kv);
     struct bt_sched_worker then = *d;
     if (rows < 1) {
-        then.learned.tail = 0; /* as in tbt_of */
+        then.learned.tail = then.learned.stall_ms = 0; /* as in tbt_of */
     }
     then.running = (uint32_t)(rows / n);
     then.waiting = then.landing = then.own_requests = 0;

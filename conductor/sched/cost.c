@@ -245,8 +245,7 @@ double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_w
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                        const struct bt_sched_request *req)
 {
-    double tail = w->learned.tail > 0 ? w->learned.tail : 1;
-    return tail * bt_sched_step_ms(c, w, req);
+    return bt_sched_learned_gap(&w->learned, bt_sched_step_ms(c, w, req));
 }
 
 /* The step of a single row: what of a longer one is the rows' doing grows and falls with their

@@ -6,6 +6,9 @@
 #define OVERHEAD_MIN 0.1 /* ms: from nothing nothing grows */
 #define SLOW_MAX     16.0
 #define SPREAD_STEP  0.05
+#define STALL_MIN    0.01 /* ms, as OVERHEAD_MIN */
+#define TAIL_MIN     0.05
+#define TAIL_MAX     50.0
 #define SPREAD_MAX   1.6 /* more is a machine that nobody can predict; refusing does not help it */
 
 /* Steps of this share of the value: about the median of the last tens of requests. The first few go
@@ -76,18 +79,27 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double comp
     slow_by(l, miss * (1 - share));
 }
 
+double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms)
+{
+    return l->stall_ms + (l->tail > 0 ? l->tail : 1) * step_ms;
+}
+
 void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms)
 {
     if (!(step_ms > 0) || !(actual_ms > 0)) {
         return;
     }
-    double ratio = BT_MIN(BT_MAX(actual_ms / step_ms, 0.1), 50);
-    if (l->n_tbt++ == 0) {
-        l->tail = ratio;
+    if (l->n_tbt++ == 0) { /* that a whole request was held up alike is not likely */
+        l->stall_ms = BT_MIN(BT_MAX(actual_ms - step_ms, 0), TAIL_MAX * step_ms);
+        l->tail = 1;
         return;
     }
-    double by = rate(l->n_tbt), miss = gain(l->n_tbt) * log(ratio / l->tail);
-    l->tail *= exp(BT_MAX(BT_MIN(miss, by), -by));
+    double by = rate(l->n_tbt), predicted = bt_sched_learned_gap(l, step_ms);
+    double miss = gain(l->n_tbt) * log(actual_ms / predicted), share = l->stall_ms / predicted;
+    miss = BT_MAX(BT_MIN(miss, by), -by);
+    l->stall_ms = BT_MAX(l->stall_ms, STALL_MIN) * exp(miss * BT_MAX(share, 0.05));
+    l->tail *= exp(miss * BT_MAX(1 - share, 0.05));
+    l->tail = BT_MIN(BT_MAX(l->tail, TAIL_MIN), TAIL_MAX);
 }
 
 void bt_sched_learn_landing(struct bt_sched_learned *l, double steps_ms, double actual_ms)
@@ -106,7 +118,7 @@ void bt_sched_learn_landing(struct bt_sched_learned *l, double steps_ms, double 
 double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
                             double landing_ms)
 {
-    double others = (l->tail > 0 ? l->tail : 1) * step_ms, first = landing_ms + l->land_ms;
+    double others = bt_sched_learned_gap(l, step_ms), first = landing_ms + l->land_ms;
     uint32_t k = BT_MAX(BT_DIV_UP(n_gaps, 10u), 1u);
     return landing_ms > 0 && first > others ? (first + (k - 1) * others) / k : others;
 }

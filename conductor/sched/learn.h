@@ -12,10 +12,12 @@ struct bt_sched_learned {
                         machine, or steps hold what nobody counts. 0: not known, counts as 1 */
     double spread;   /* one first token in ten takes longer than so many times the prediction.
                         0: not known, counts as 1 */
-    double tail;     /* mean of the longest tenth of a request's gaps, the first one left out, over
-                        the predicted step; 0: not known, counts as 1 */
-    double land_ms;  /* of the gap behind a first token from elsewhere, beside the steps that it
-                        has to wait for: what of the hand-off is not hidden */
+    /* the mean of the longest tenth of a request's gaps, the first one left out, is stall_ms + tail
+     * predicted steps: what holds tokens up does not grow with the step (threads that wait for
+     * their turn, messages), or it does (neighbours, prompts). tail 0: not known, counts as 1 */
+    double stall_ms, tail;
+    double land_ms; /* of the gap behind a first token from elsewhere, beside the steps that it
+                       has to wait for: what of the hand-off is not hidden */
     uint32_t n_ttft, n_idle, n_tbt, n_land;
 };
 
@@ -30,8 +32,11 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double comp
 /* What follows from it. */
 double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms);
 /* The mean of the longest tenth of a request's gaps, the first one left out, was actual_ms where
- * the step was predicted as step_ms. */
+ * the step was predicted as step_ms. Both parts follow the ratio's median, each by its share of the
+ * prediction: steps of different lengths tell them apart. */
 void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms);
+/* What follows of it for gaps between steps of step_ms. */
+double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms);
 /* The gap behind a first token that came from elsewhere was actual_ms where its steps were
  * predicted as steps_ms. */
 void bt_sched_learn_landing(struct bt_sched_learned *l, double steps_ms, double actual_ms);

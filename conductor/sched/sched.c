@@ -302,8 +302,9 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
     plan->tail_ms = bt_sched_tbt_ms(j->c, wd, j->req);
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
-    /* What lands finds a step under way where there are rows: half of it is still to come. */
-    double steps = wd->running > 0 ? 1.5 : 1;
+    /* What lands finds a step under way where there are rows, or will be: half of it is still to
+     * come. */
+    double steps = wd->running + wd->landing > 0 ? 1.5 : 1;
     plan->landing_ms = plan->both ? 0 : steps * plan->step_ms;
     plan->tbt_ms = bt_sched_learned_tbt(&wd->learned, plan->step_ms, more - BT_MIN(more, 1u),
                                         plan->landing_ms);

@@ -132,17 +132,38 @@ static void test_tail_follows_the_ratio(void **state)
 {
     (void)state;
     struct bt_sched_learned l = {0};
+    assert_true(bt_sched_learned_gap(&l, 10) == 10);
     bt_sched_learn_tbt(&l, 0, 5);
     bt_sched_learn_tbt(&l, 5, 0);
-    assert_true(l.tail == 0 && l.n_tbt == 0);
+    assert_true(l.tail == 0 && l.stall_ms == 0 && l.n_tbt == 0);
     for (int i = 0; i < 300; i++) {
         bt_sched_learn_tbt(&l, 10, i % 12 == 5 ? 300 : 14);
     }
-    assert_true(fabs(l.tail - 1.4) < 0.15);
+    assert_true(fabs(bt_sched_learned_gap(&l, 10) - 14) < 1.5);
     for (int i = 0; i < 100; i++) {
         bt_sched_learn_tbt(&l, 10, 25);
     }
-    assert_true(fabs(l.tail - 2.5) < 0.1);
+    assert_true(fabs(bt_sched_learned_gap(&l, 10) - 25) < 1);
+}
+
+/* Gaps that hardly have to do with the step, as where threads wait for each other, and such as do:
+ * steps of different lengths tell, and both can be taken back. */
+static void test_stalls_and_steps_are_told_apart(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    uint64_t s = 7;
+    for (int round = 0; round < 4; round++) {
+        double stall = round % 2 == 0 ? 8 : 0.2, times = round % 2 == 0 ? 1 : 1.5;
+        for (int i = 0; i < 600; i++) {
+            double step = 1 + (double)(rng(&s) % 900) / 100;
+            double noise = 0.8 + 0.4 * (double)(rng(&s) % 1000) / 1000;
+            bt_sched_learn_tbt(&l, step, noise * (stall + times * step));
+        }
+        for (double step = 1; step <= 10; step *= 3) {
+            assert_true(fabs(bt_sched_learned_gap(&l, step) / (stall + times * step) - 1) < 0.25);
+        }
+    }
 }
 
 /* The gap of a hand-off is all of a short answer's longest tenth, and one of seven of a long one's.
@@ -187,6 +208,7 @@ int main(void)
         cmocka_unit_test(test_idle_requests_tell_both_apart),
         cmocka_unit_test(test_spread_is_a_quantile),
         cmocka_unit_test(test_tail_follows_the_ratio),
+        cmocka_unit_test(test_stalls_and_steps_are_told_apart),
         cmocka_unit_test(test_the_gap_of_a_landing),
         cmocka_unit_test(test_error),
     };

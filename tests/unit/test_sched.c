@@ -153,6 +153,10 @@ static void test_the_gap_of_the_hand_off(void **state)
     x.req.likely_new = 71; /* one of the longest seven gaps */
     p = place(&x, &c);
     assert_true(p.tbt_ms > 27 && p.tbt_ms < 28);
+    x.w[2].running = x.w[3].running = 0; /* nobody is there, or who will be is on the way */
+    assert_true(place(&x, &c).landing_ms == 20);
+    x.w[2].landing = x.w[3].landing = 1;
+    assert_true(place(&x, &c).landing_ms == 30);
 }
 
 /* A holder with a long queue loses to a free worker that computes everything. */
