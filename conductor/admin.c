@@ -220,6 +220,7 @@ static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanat
     x.both = e->both;
     x.draining = e->draining;
     x.reason = (char *)e->reason;
+    x.again = (char *)e->again;
     x.ttft_ms = e->ttft_ms;
     x.tbt_ms = e->tbt_ms;
     x.queue_ms = e->queue_ms;
@@ -270,12 +271,14 @@ static void on_explain(void *arg, struct bt_rpc_call *call, const void *data, si
     if (e != NULL) {
         reply_explanation(call, e);
     } else {
-        char why[256];
-        snprintf(why, sizeof(why), "%.100s%s", q->id,
-                 q->id[0] != '\0'
-                     ? " is not among the last 128 requests that this conductor planned; the id is "
-                       "the \"id\" of the answer, or req= of a log line"
-                     : "this conductor has not planned any request yet");
+        char why[320];
+        snprintf(
+            why, sizeof(why), "%.100s%s", q->id,
+            q->id[0] != '\0'
+                ? " is not among the last 128 requests that this conductor planned; the id is "
+                  "the \"id\" of the answer, or req= of a log line; of several conductors ask the "
+                  "one that answered"
+                : "this conductor has not planned any request yet");
         bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
     }
     baton__admin_explain_request__free_unpacked(q, NULL);

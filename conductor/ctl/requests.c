@@ -119,7 +119,7 @@ static json_t *explanation_json(const Baton__AdminExplanation *e)
                                                  "blocks", (json_int_t)e->sources[i]->blocks));
     }
     return json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:b,s:b,s:b,s:s,s:o,s:o,s:o,s:o,s:o,s:I,s:o,s:I,"
-                     "s:o}",
+                     "s:o,s:o}",
                      "id", e->id, "req", wire, "epoch", (json_int_t)e->epoch, "planned_ns",
                      (json_int_t)e->planned_ns, "tokens", (json_int_t)e->tokens, "cached_tokens",
                      (json_int_t)e->cached_tokens, "choices", (json_int_t)e->choices, "planned",
@@ -128,7 +128,7 @@ static json_t *explanation_json(const Baton__AdminExplanation *e)
                      ms_json(e->queue_ms), "prefill_ms", ms_json(e->prefill_ms), "outcome",
                      outcome_json(e->outcome), "candidates_total", (json_int_t)e->candidates_total,
                      "candidates", list, "fetch_tokens", (json_int_t)e->fetch_tokens, "sources",
-                     sources);
+                     sources, "again", e->again[0] != '\0' ? json_string(e->again) : json_null());
 }
 
 static void put_ms(const char *name, double ms)
@@ -140,23 +140,24 @@ static void put_ms(const char *name, double ms)
     }
 }
 
-static void times_text(const char *what, double ttft, double queue, double prefill, double tbt)
+static void times_text(const char *what, const char *token, double ttft, double queue,
+                       double prefill, double tbt)
 {
     printf("%-10s ", what);
-    put_ms("first token", ttft);
+    put_ms(token, ttft);
     put_ms("; queue", queue);
     put_ms(", prefill", prefill);
     put_ms("; between tokens", tbt);
     printf("\n");
 }
 
-static void outcome_text(const Baton__AdminOutcome *o)
+static void outcome_text(const Baton__AdminOutcome *o, bool planned)
 {
     if (o == NULL) {
-        printf("actual     it runs\n");
+        printf("actual     %s\n", planned ? "it runs" : "it waits");
         return;
     }
-    times_text("actual", o->ttft_ms, o->queue_ms, o->prefill_ms, o->tbt_ms);
+    times_text("actual", "first token", o->ttft_ms, o->queue_ms, o->prefill_ms, o->tbt_ms);
     printf("%-10s %u tokens from the cache, %u generated, %u times planned again%s%s\n",
            o->error[0] != '\0' ? "failed" : "done", o->cached_tokens, o->tokens, o->replans,
            o->error[0] != '\0' ? ": " : "", o->error);
@@ -168,6 +169,9 @@ static void explanation_text(const Baton__AdminExplanation *e)
            (double)(bt_real_ns() - e->planned_ns) / 1e9);
     printf("tokens     %u, of them %u expected in the cache; %u choice%s\n", e->tokens,
            e->cached_tokens, e->choices, e->choices == 1 ? "" : "s");
+    if (e->again[0] != '\0') {
+        printf("again      the plan before was given up: %s\n", e->again);
+    }
     if (e->planned) {
         bool plain = !e->both && strcmp(e->reason, "apart") == 0;
         printf(
@@ -182,11 +186,12 @@ static void explanation_text(const Baton__AdminExplanation *e)
             }
             printf("\n");
         }
-        times_text("predicted", e->ttft_ms, e->queue_ms, e->prefill_ms, e->tbt_ms);
+        times_text("predicted", e->epoch > 1 ? "next token" : "first token", e->ttft_ms,
+                   e->queue_ms, e->prefill_ms, e->tbt_ms);
     } else {
         printf("not placed %s\n", e->reason);
     }
-    outcome_text(e->outcome);
+    outcome_text(e->outcome, e->planned);
     static const char *const head[] = {"WORKER", "NODE", "FOR",  "CACHED", "QUEUE",
                                        "TTFT",   "TBT",  "LOAD", "VERDICT"};
     struct ctl_table t;

@@ -150,7 +150,13 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
         put_ms(out, "prefill_ms", both[i].prefill_ms);
         bt_buf_puts(out, "}");
     }
-    bt_buf_printf(out, ",\"replans\":%u}", u->replans);
+    bt_buf_printf(out, ",\"replans\":%u,", u->replans);
+    put_name(out, "again", u->again, sizeof(u->again));
+    bt_buf_puts(out, ",\"served_by\":{"); /* of the last plan */
+    put_name(out, "prefill", u->prefill, sizeof(u->prefill));
+    bt_buf_puts(out, ",");
+    put_name(out, "decode", u->decode, sizeof(u->decode));
+    bt_buf_puts(out, "}}");
 }
 
 /* ---- choices ---- */

@@ -30,6 +30,7 @@ struct front_gen {
     struct bt_gen_usage usage;
     uint32_t n_parts, n_running;
     char tenant[33]; /* "": none */
+    char id[48];
     struct front_part parts[];
 };
 
@@ -68,6 +69,19 @@ static void complete_event(struct front_gen *g)
     }
 }
 
+/* The plan of one prompt's request, under the id that it is explained by. */
+static void add_plan(const struct front_part *p, const struct bt_gen_plan *plan)
+{
+    const struct front_gen *g = p->g;
+    char id[64];
+    if (g->n_parts == 1) {
+        snprintf(id, sizeof(id), "%s", g->id);
+    } else {
+        snprintf(id, sizeof(id), "%s-%u", g->id, (unsigned)(p - g->parts));
+    }
+    front_plan_header(g->req, id, plan);
+}
+
 static void send_events(struct front_gen *g)
 {
     complete_event(g);
@@ -79,7 +93,7 @@ static void send_events(struct front_gen *g)
         g->started = true;
         front_common_headers(g->f, g->req);
         if (g->a.plan && g->parts[0].r != NULL) { /* of several prompts the first */
-            front_plan_header(g->req, &bt_request_usage(g->parts[0].r)->plan);
+            add_plan(&g->parts[0], &bt_request_usage(g->parts[0].r)->plan);
         }
         bt_http_add_header(g->req, "Cache-Control", "no-cache");
         bt_http_start(g->req, 200, "text/event-stream");
@@ -219,7 +233,7 @@ static void on_done(void *arg, const struct bt_gen_usage *u)
     } else {
         front_whole(&g->a, &g->usage, &g->events);
         if (g->a.plan) {
-            front_plan_header(g->req, &g->usage.plan);
+            add_plan(&g->parts[0], &g->usage.plan);
         }
         front_respond(g->f, g->req, 200, "application/json", &g->events);
     }
@@ -248,6 +262,7 @@ static void on_error(void *arg, int http, const char *message, uint32_t retry_af
     struct front_gen *g = p->g;
     struct bt_front *f = g->f;
     struct front_error e = {.retry_after_s = retry_after_s};
+    struct bt_gen_plan plan = p->r != NULL ? bt_request_usage(p->r)->plan : (struct bt_gen_plan){0};
     p->r = NULL;
     g->n_running--;
     if (g->req == NULL) {
@@ -262,6 +277,9 @@ static void on_error(void *arg, int http, const char *message, uint32_t retry_af
         send_events(g);
         bt_http_end(g->req);
     } else {
+        if (g->a.plan) {
+            add_plan(p, &plan);
+        }
         front_respond_error(f, g->req, &e);
     }
     g->req = NULL;
@@ -361,6 +379,7 @@ static void on_parsed(struct front_job *j)
     g->req = j->req;
     g->n_parts = g->n_running = n;
     snprintf(g->tenant, sizeof(g->tenant), "%s", j->tenant != NULL ? j->tenant : "");
+    snprintf(g->id, sizeof(g->id), "%s", id);
     bt_list_insert_tail(&f->gens, &g->link);
     bt_list_init(&g->pending);
     bt_metric_set(f->m.open, ++f->n_gens);

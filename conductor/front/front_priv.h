@@ -79,8 +79,8 @@ struct front_wishes { /* of a generation's headers */
 /* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms, x-priority. False: e names the
  * header. */
 bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e);
-/* The answer's header x-baton-plan. */
-void front_plan_header(struct bt_http_req *req, const struct bt_gen_plan *p);
+/* The answer's header x-baton-plan. id: for `batonctl explain`. */
+void front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p);
 
 /* Lets pages of an allowed origin read the answer. */
 void front_cors_headers(const struct bt_front *f, struct bt_http_req *req);

@@ -79,13 +79,14 @@ static void put_ms(struct bt_buf *out, const char *name, double ms)
     }
 }
 
-void front_plan_header(struct bt_http_req *req, const struct bt_gen_plan *p)
+void front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p)
 {
     struct bt_buf b;
     bt_buf_init(&b);
-    bt_buf_printf(&b, "prefill=%s; decode=%s; reason=%s; cached_tokens=%u; fetch_tokens=%u",
-                  p->prefill[0] != '\0' ? p->prefill : "-", p->decode[0] != '\0' ? p->decode : "-",
-                  p->reason[0] != '\0' ? p->reason : "-", p->cached_tokens, p->fetch_tokens);
+    bt_buf_printf(&b, "id=%s; prefill=%s; decode=%s; reason=%s; cached_tokens=%u; fetch_tokens=%u",
+                  id, p->prefill[0] != '\0' ? p->prefill : "-",
+                  p->decode[0] != '\0' ? p->decode : "-", p->reason[0] != '\0' ? p->reason : "-",
+                  p->cached_tokens, p->fetch_tokens);
     put_ms(&b, "queue_ms", p->queue_ms);
     put_ms(&b, "prefill_ms", p->prefill_ms);
     put_ms(&b, "ttft_ms", p->ttft_ms);

@@ -154,15 +154,18 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
     e->n_choices = BT_MAX(req->n_choices, 1u);
     e->planned = plan != NULL;
     snprintf(e->reason, sizeof(e->reason), "%s", plan != NULL ? plan->reason : rej->reason);
+    snprintf(e->again, sizeof(e->again), "%s", k->r->usage.again);
     e->ttft_ms = e->tbt_ms = e->queue_ms = e->prefill_ms = -1;
     e->actual.ttft_ms = e->actual.tbt_ms = e->actual.queue_ms = e->actual.prefill_ms = -1;
+    /* A later plan's is the next token, from now on. */
+    double before_ms = k->epoch != 0 ? req->waited_ms : 0;
     if (plan != NULL) {
         e->queue_ms = plan->queue_ms;
         e->prefill_ms = plan->prefill_ms;
         e->both = plan->both;
         e->draining = plan->draining;
         e->cached_tokens = plan->cached_tokens;
-        e->ttft_ms = plan->ttft_ms;
+        e->ttft_ms = plan->ttft_ms - before_ms;
         e->tbt_ms = plan->tbt_ms;
     }
     struct bt_sched_candidate list[BT_EXPLAIN_CANDIDATES];
@@ -171,6 +174,7 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
     for (uint32_t i = 0; i < e->n_listed; i++) {
         const Baton__Member *m = v->worker[list[i].worker]->member;
         e->candidates[i].c = list[i];
+        e->candidates[i].c.ttft_ms -= list[i].ttft_ms >= 0 ? before_ms : 0;
         snprintf(e->candidates[i].name, BT_EXPLAIN_NAME, "%s", m->name);
         snprintf(e->candidates[i].node, BT_EXPLAIN_NAME, "%s", m->node);
     }

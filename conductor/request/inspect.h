@@ -34,8 +34,11 @@ struct bt_explanation {
     uint32_t n_tokens, cached_tokens, n_choices;
     bool planned, both, draining;
     char reason[96]; /* static text of sched: why apart or together, or why rejected */
-    double ttft_ms, tbt_ms, queue_ms, prefill_ms; /* predicted; < 0: not planned */
-    struct {                                      /* what happened; times < 0: not known */
+    char again[96];  /* why the plan before this one was given up, "": this is the first */
+    /* predicted; < 0: not planned. ttft_ms: of a first plan since the request came, of a later one
+     * since it was made, until the next token */
+    double ttft_ms, tbt_ms, queue_ms, prefill_ms;
+    struct { /* what happened; times < 0: not known */
         bool over;
         char error[96]; /* why it failed, "" if it did not */
         uint32_t cached_tokens, tokens, replans;

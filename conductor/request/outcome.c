@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "conductor/request/request_priv.h"
+#include "conductor/request/sources.h"
 
 static const char *name_of(const struct bt_session *s)
 {
@@ -25,6 +26,14 @@ void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f)
     p->prefill_ms = f->plan.prefill_ms;
     p->ttft_ms = f->plan.ttft_ms;
     p->tbt_ms = f->plan.tbt_ms;
+}
+
+void bt_outcome_source(struct bt_lane *k, const struct bt_sources *from)
+{
+    struct bt_gen_plan *p = &k->r->usage.plan;
+    if (k->epoch == 1) {
+        snprintf(p->source, sizeof(p->source), "%s", name_of(from->at[0].kv));
+    }
 }
 
 static bool first_plan(const struct bt_lane *k)

@@ -349,6 +349,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
         bt_metric_add(rs->m.fetch_plans, 1);
         bt_metric_add(rs->m.fetch_tokens, plan.fetch_tokens);
         bt_explain_sources(k, plan.fetch_tokens, &from);
+        bt_outcome_source(k, &from);
     }
     /* For what lies on its own SSD the kvstore weighs loading against computing by itself. */
     double recompute = plan.recompute_tokens_per_s > 0 || from.n != 0

@@ -108,6 +108,7 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char
     count_death(k, lost);
     k->replans++;
     r->usage.replans++;
+    snprintf(r->usage.again, sizeof(r->usage.again), "%s", why);
     rs->replanned++;
     bt_metric_add(rs->m.replanned, 1);
     BT_WARN("request_replan",
@@ -148,6 +149,8 @@ void bt_lane_move(struct bt_lane *k, uint64_t now_ns)
     }
     rs->moves_left--;
     bt_metric_add(rs->m.moved, 1);
+    snprintf(k->r->usage.again, sizeof(k->r->usage.again),
+             "a daemon of the plan was leaving, or gave its role up");
     BT_INFO("request_move", "req=%016" PRIx64 " epoch=%u tokens=%u prefill=%s decode=%s", k->id,
             k->epoch, k->r->choices[k->first].journal.n, k->r->usage.prefill, k->r->usage.decode);
     leave_plan(k, now_ns);

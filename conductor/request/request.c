@@ -47,6 +47,27 @@ static void end_lanes(struct bt_request *r, uint64_t now_ns)
     bt_requests_uncount(r);
 }
 
+/* As far as it came. */
+static void fill_usage(struct bt_request *r)
+{
+    struct bt_gen_usage *u = &r->usage;
+    u->prompt_tokens = (uint32_t)r->spec.prompt.n;
+    u->completion_tokens = tokens_of(r);
+    if (r->first_ns == 0) {
+        return;
+    }
+    u->ttft_ms = (double)(r->first_ns - r->spec.received_ns) / 1e6;
+    u->decode_ms = (double)(r->last_ns - r->first_ns) / 1e6;
+    /* What the transfer took after the compute's end, as a share of all of it. */
+    if (r->flow_first_ns != 0 && r->flow_last_ns > r->flow_first_ns && r->last_compute_ns != 0) {
+        double all = (double)(r->flow_last_ns - r->flow_first_ns);
+        double late = r->flow_last_ns > r->last_compute_ns
+                          ? (double)(r->flow_last_ns - r->last_compute_ns)
+                          : 0;
+        u->hidden_fraction = late < all ? 1 - late / all : 0;
+    }
+}
+
 void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
                      const char *why)
 {
@@ -59,6 +80,7 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
     }
     bt_metric_add(r->rs->m.rejected[reject], 1);
     observe_end(r, SUCCESS_ERROR, now);
+    fill_usage(r);
     bt_explain_outcome(r, why);
     end_lanes(r, now);
     const struct bt_gen_ops *ops = r->ops;
@@ -77,28 +99,12 @@ void bt_request_cancel(struct bt_request *r)
 {
     uint64_t now = bt_mono_ns();
     observe_end(r, SUCCESS_ABORT, now);
+    fill_usage(r);
     bt_explain_outcome(r, "cancelled by its client");
     BT_INFO("request_cancelled", "req=%016" PRIx64 " id=%s tokens=%u", wire_id(r), log_id(r),
             tokens_of(r));
     r->ops = NULL;
     end_lanes(r, now);
-}
-
-static void fill_usage(struct bt_request *r)
-{
-    struct bt_gen_usage *u = &r->usage;
-    u->prompt_tokens = (uint32_t)r->spec.prompt.n;
-    u->completion_tokens = tokens_of(r);
-    u->ttft_ms = (double)(r->first_ns - r->spec.received_ns) / 1e6;
-    u->decode_ms = (double)(r->last_ns - r->first_ns) / 1e6;
-    /* What the transfer took after the compute's end, as a share of all of it. */
-    if (r->flow_first_ns != 0 && r->flow_last_ns > r->flow_first_ns && r->last_compute_ns != 0) {
-        double all = (double)(r->flow_last_ns - r->flow_first_ns);
-        double late = r->flow_last_ns > r->last_compute_ns
-                          ? (double)(r->flow_last_ns - r->last_compute_ns)
-                          : 0;
-        u->hidden_fraction = late < all ? 1 - late / all : 0;
-    }
 }
 
 void bt_request_settled(struct bt_request *r, uint64_t now_ns)

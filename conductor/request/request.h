@@ -73,6 +73,7 @@ struct bt_gen_usage {
     uint64_t kv_bytes, kv_segments; /* moved between nodes for this request */
     double hidden_fraction; /* 1 - (last compute -> last segment landed) / (first -> last landed) */
     uint32_t replans;
+    char again[96];               /* why it was planned again, the last time; "": it was not */
     char prefill[64], decode[64]; /* workers of the last plan */
     struct bt_gen_plan plan;
 };

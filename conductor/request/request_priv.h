@@ -349,6 +349,8 @@ void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns);
 
 /* ---- outcome.c: what was predicted, and what came of it ---- */
 void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f);
+/* ... and its prefix comes from there. */
+void bt_outcome_source(struct bt_lane *k, const struct bt_sources *from);
 /* The request's first token is on its way to the client. */
 void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns);
 /* Its prefill worker has told its times, behind the first token: what follows for its predictions.

@@ -241,6 +241,10 @@ def test_plan_on_request(cluster):
     for key in ("ttft_ms", "tbt_ms", "queue_ms", "prefill_ms", "cached_tokens"):
         assert p["predicted"][key] >= 0 and p["actual"][key] >= 0, (key, p)
     assert p["actual"]["ttft_ms"] > p["actual"]["prefill_ms"] > 0 and p["actual"]["tbt_ms"] > 0
+    assert head["id"] == json.loads(data)["id"] and p["again"] is None
+    assert p["served_by"] == {"prefill": p["prefill"], "decode": p["decode"]}
+    status, h, data = cluster.request("POST", "/v1/completions", dict(body, prompt=[PROMPT, "x"]), {"x-baton-plan": "1"})
+    assert status == 200 and plan_header(h["x-baton-plan"])["id"] == json.loads(data)["id"] + "-0"
     last = list(cluster.stream("/v1/completions", body, {"x-baton-plan": "1"}))[-2]
     assert last["choices"] == [] and last["plan"]["actual"]["cached_tokens"] > 0
     status, h, data = cluster.request("POST", "/v1/completions", body)

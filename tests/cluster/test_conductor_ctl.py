@@ -150,6 +150,10 @@ def test_requests_and_explain(cluster, addr):
         assert chosen["prefill"]["worker"] == mine[0]["prefill"]
         assert chosen["decode"]["worker"] == mine[0]["decode"]
         assert chosen["prefill"]["ttft_ms"] >= 0 and chosen["decode"]["tbt_ms"] > 0
+    wait_for(lambda: json.loads(ctl("--addr", addr, "explain", mine[0]["req"], "-o", "json")[1])["outcome"], 10, "it is over")
+    e = json.loads(ctl("--addr", addr, "explain", mine[0]["req"], "-o", "json")[1])
+    assert e["again"] is None and "client" in e["outcome"]["error"]
+    assert e["outcome"]["tokens"] >= 3 and e["outcome"]["ttft_ms"] > 0  # as far as it came
     rc, out, _ = ctl("--addr", addr, "explain", "--last")
     assert rc == 0 and "chosen" in out and "predicted" in out and "plan       prefill and decode apart\n" in out
     rc, out, err = ctl("--addr", addr, "explain", "cmpl-nobody")

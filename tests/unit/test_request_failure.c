@@ -1,4 +1,5 @@
 /* Failures of workers and kvstores under a request: re-planning, stale epochs, the limits of it. */
+#include "conductor/request/inspect.h"
 #include "tests/unit/request_fixture.h"
 
 static void wait_plan(struct trio *x, uint32_t epoch, struct placed *p, struct placed *d)
@@ -72,6 +73,10 @@ static void test_decode_lost(void **state)
     assert_int_equal(c.usage.prompt_tokens, 40);
     assert_int_equal(c.usage.cached_tokens, 16); /* the first plan's: the rest was its own work */
     assert_int_equal(c.usage.replans, 1);
+    /* Why, for the client and for whoever asks; the first plan had no such reason. */
+    assert_non_null(strstr(c.usage.again, "was lost"));
+    assert_string_equal(bt_requests_explain(x.f.rs, NULL)->again, c.usage.again);
+    assert_int_equal(bt_requests_explain(x.f.rs, NULL)->actual.tokens, 6);
     bt_requests_stats(x.f.rs, &st);
     assert_int_equal(st.replanned, 1);
     say_ended(p2.w, id, 2, BT_OK);
