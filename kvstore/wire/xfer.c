@@ -284,7 +284,11 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
         if (cmds & BT_WX_CMD_OPEN) {
             conn_open(x, c);
         }
-        if (cmds & BT_WX_CMD_STOP) {
+        if ((cmds & BT_WX_CMD_OPEN) && (cmds & BT_WX_CMD_STOP)) {
+            /* It ended before its turn to begin: its lanes stand behind it in the queue, and go
+             * first. */
+            bt_wx_command(x, o, BT_WX_CMD_STOP);
+        } else if (cmds & BT_WX_CMD_STOP) {
             c->stopping = true;
             bt_wx_conn_step(c);
         }

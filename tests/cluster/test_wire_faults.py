@@ -385,6 +385,24 @@ def test_a_connection_breaks_in_the_middle_of_a_message():
         b.kill()
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_sessions_that_end_before_they_begin(transport, certificates):  # noqa: F811
+    """Faster than the transfer thread takes turns: of most it hears of the beginning and of the end at once."""
+    n = 60
+    p = Peer("p", **BIG, **transport_opts(transport, certificates, "p"))
+    try:
+        before = p.usage()
+        p.say("\n".join(f"recv q 127.0.0.1:1 {i:x} {i} 1 128 128 0 0\npeerdown q {i:x}" for i in range(1, n + 1)))
+        for i in range(1, n + 1):
+            p.wait(f"failed {i} ERR_PEER_LOST")
+            p.wait(f"quiet {i}$")
+            p.say(f"forget {i}")
+        assert p.usage()["free"] == before["free"]
+        assert p.stop() == 0
+    finally:
+        p.kill()
+
+
 @pytest.mark.parametrize("who", ["dialer", "listener"])
 def test_a_peer_stands_still_during_wire_up(who):
     """Longer than the other waits for its proof. UCX 1.13.1 ended the one that stood still when it went on and found the
