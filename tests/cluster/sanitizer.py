@@ -32,6 +32,9 @@ KIND = kind()
 # By how much longer tests wait for what takes an instrumented process longer. Limits that a test is
 # about are not stretched by it.
 PATIENCE = float(os.environ.get("BATON_TEST_PATIENCE") or {"": 1, "address": 4, "thread": 10}[KIND])
+# For clusters that compute thousands of tokens: a step of 2,048 rows takes an instrumented engine longer than
+# a worker may take before it counts as hung (kvstore.reclaim_ms, the conductor's wait for any result).
+SHORT_STEPS = ("--set", "prefill.engine.max_rows=256", "--set", "decode.engine.max_rows=256") if KIND else ()
 
 
 def set_options(env=os.environ):

@@ -3,6 +3,8 @@ says where slabs are large. One that is larger than any worker's pages gets a 40
 import json
 import random
 
+from sanitizer import SHORT_STEPS
+
 BLOCK = 16
 
 
@@ -34,10 +36,10 @@ def quiet(c):
 
 def test_prompt_larger_than_the_slab(make_cluster):
     from conftest import wait_for
-    large = make_cluster("--nodes", "1", "--set", f"all.kv.block_tokens={BLOCK}")
+    large = make_cluster("--nodes", "1", *SHORT_STEPS, "--set", f"all.kv.block_tokens={BLOCK}")
     prompt, other = ids(1, 3000), ids(2, 3001)
     want = [ask(large, prompt)[0], ask(large, other, n=3, temperature=1, seed=5)[0]]
-    c = make_cluster("--nodes", "1", "--set", f"all.kv.block_tokens={BLOCK}", "--set", "kvstore.kvstore.slab_bytes=4MiB")
+    c = make_cluster("--nodes", "1", *SHORT_STEPS, "--set", f"all.kv.block_tokens={BLOCK}", "--set", "kvstore.kvstore.slab_bytes=4MiB")
     n = slots(c)
     assert 3000 // BLOCK > 2 * n, n
     got, usage = ask(c, prompt)
@@ -59,7 +61,7 @@ def test_prompt_larger_than_the_slab(make_cluster):
 
 
 def test_prompt_larger_than_the_pages(make_cluster):
-    c = make_cluster("--nodes", "1", "--set", f"all.kv.block_tokens={BLOCK}", "--set", "decode.engine.pages=64",
+    c = make_cluster("--nodes", "1", *SHORT_STEPS, "--set", f"all.kv.block_tokens={BLOCK}", "--set", "decode.engine.pages=64",
                      "--set", "prefill.engine.pages=64")
     status, _, body = c.request("POST", "/v1/completions", {"prompt": ids(1, 64 * BLOCK + 1), "max_tokens": 1})
     error = json.loads(body)["error"]
