@@ -133,8 +133,8 @@ static void decode_body(void *arg, cudaStream_t s)
 {
     struct decode_run *r = arg;
     struct bed *b = r->b;
-    struct bt_attn_decode d = {b->q,    b->out, b->stride, b->stride,      b->batch,
-                               b->lens, NULL,   b->table,  b->table_stride};
+    struct bt_attn_decode d = {b->q,    b->out, b->stride, b->stride,       b->batch,
+                               b->lens, NULL,   b->table,  b->table_stride, false};
     for (int i = 0; i < r->n; i++) {
         CHECK(
             bt_attn_decode(b->attn, &d, (uint32_t)i % b->layers * b->pages * b->pool.page_rows, s));

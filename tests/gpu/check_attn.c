@@ -1,8 +1,8 @@
 /* make check-gpu: decode and prefill attention against slow kernels over random ragged batches:
  * lengths 1 to 32k, page edges, all head sizes and groups, windows, both orders of the pool,
- * 16-bit and e4m3 pages. What a
- * kernel may not read is NaN, what it must write is NaN before. Some results are checked against
- * double precision on the CPU, so that a common mistake of both kernels would show. */
+ * 16-bit and e4m3 pages. What a kernel may not read is NaN, what it must write is NaN before; a
+ * second decode begins before its rows' last tokens are in the pages. Some results are checked
+ * against double precision on the CPU, so that a common mistake of both kernels would show. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -286,12 +286,23 @@ static int check_decode(int i, int e4m3)
     ref_attn(p, s.layer_row, q, stride, rows, s.batch, s.table, s.table_stride, ref);
     struct bt_attn *a;
     CHECK(bt_attn_create(p, MAX_BATCH, &a));
-    struct bt_attn_decode d = {q,    out,   stride,  stride,        s.batch,
-                               lens, slots, s.table, s.table_stride};
+    struct bt_attn_decode d = {q,    out,   stride,  stride,         s.batch,
+                               lens, slots, s.table, s.table_stride, false};
     uint16_t *first = malloc(bytes), *again = malloc(bytes);
-    for (int run = 0; run < 2; run++) {
+    void *kept;
+    size_t kept_bytes = (size_t)s.batch * p->kv_heads * 2 * (p->head_dim * 2 + 1);
+    CHECK(cudaMalloc(&kept, kept_bytes));
+    CHECK(cudaMemset(kept, 0xff, kept_bytes));
+    for (int run = 0; run < 2; run++) { /* again: last tokens come while the kernel has begun */
+        d.early = run;
         CHECK(cudaMemset(out, 0xff, bytes));
+        if (d.early) {
+            ref_last_kv(p, s.layer_row, rows, s.batch, s.table, s.table_stride, kept, 0);
+        }
         CHECK(bt_attn_decode_plan(a, lens, s.batch, 0));
+        if (d.early) {
+            ref_last_kv(p, s.layer_row, rows, s.batch, s.table, s.table_stride, kept, 30);
+        }
         CHECK(bt_attn_decode(a, &d, s.layer_row, 0));
         CHECK(cudaMemcpy(run ? again : first, out, bytes, cudaMemcpyDeviceToHost));
     }
@@ -310,8 +321,8 @@ static int check_decode(int i, int e4m3)
     bt_attn_destroy(a);
     free(first);
     free(again);
-    void *all[] = {q, out, ref, lens, slots, rows};
-    for (int k = 0; k < 6; k++) {
+    void *all[] = {q, out, ref, lens, slots, rows, kept};
+    for (int k = 0; k < 7; k++) {
         cudaFree(all[k]);
     }
     free_pool(&s);

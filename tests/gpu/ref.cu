@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/engine/cuda/mma.cuh"
+
 #define CHECK(x)                                                                                   \
     do {                                                                                           \
         cudaError_t e_ = (x);                                                                      \
@@ -104,6 +106,41 @@ static __global__ void fill_kv_kernel(struct bt_attn_pool p, uint32_t layer_row,
         *scale_at(p, layer_row, table, token, head, plane) =
             (uint8_t)(row % 64 == 0 ? 0 : 127 - 6 - row / 64 % 6);
     }
+}
+
+/* A block for each (row, head, K or V): exchanges the last token's bytes with what is kept. */
+static __global__ void last_kv_kernel(struct bt_attn_pool p, uint32_t layer_row,
+                                      const struct ref_row *rows, const int32_t *table,
+                                      uint32_t table_stride, uint8_t *kept, uint32_t late_us)
+{
+    uint32_t bytes = p.head_dim * (p.type == BT_CU_E4M3 ? 1 : 2);
+    struct ref_row r = rows[blockIdx.x];
+    int head = blockIdx.y / 2, plane = blockIdx.y % 2;
+    early_next();
+    for (uint32_t us = 0; us < late_us; us++) {
+        __nanosleep(1000);
+    }
+    if (r.pos < 0) {
+        return;
+    }
+    const int32_t *pages = table + (size_t)r.slot * table_stride;
+    uint8_t *at = (uint8_t *)p.kv + kv_row(p, layer_row, pages, r.pos, head, plane) * bytes;
+    kept += (blockIdx.x * (size_t)gridDim.y + blockIdx.y) * (bytes + 1);
+    for (uint32_t i = threadIdx.x; i < bytes + (p.type == BT_CU_E4M3); i += blockDim.x) {
+        uint8_t *x = i < bytes ? at + i : scale_at(p, layer_row, pages, r.pos, head, plane);
+        uint8_t v = *x;
+        *x = kept[i];
+        kept[i] = v;
+    }
+}
+
+extern "C" void ref_last_kv(const struct bt_attn_pool *p, uint32_t layer_row,
+                            const struct ref_row *rows, uint32_t n, const int32_t *table,
+                            uint32_t table_stride, void *kept, uint32_t late_us)
+{
+    last_kv_kernel<<<dim3(n, p->kv_heads * 2), 64>>>(*p, layer_row, rows, table, table_stride,
+                                                     (uint8_t *)kept, late_us);
+    CHECK(cudaGetLastError());
 }
 
 extern "C" void ref_fill_kv(const struct bt_attn_pool *p, uint32_t layer_row,

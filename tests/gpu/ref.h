@@ -17,6 +17,12 @@ void ref_fill_kv(const struct bt_attn_pool *p, uint32_t layer_row, const int32_t
 struct ref_row { /* one query token */
     int32_t slot, pos;
 };
+/* Exchanges the KV of the rows' last tokens (pos; negative: none) with kept, [n][kv_heads][2] times
+ * the bytes of a row and one more. It stands for the append before an attention that starts early
+ * (attn.h): its successor may begin when it has, late_us before it writes. */
+void ref_last_kv(const struct bt_attn_pool *p, uint32_t layer_row, const struct ref_row *rows,
+                 uint32_t n, const int32_t *table, uint32_t table_stride, void *kept,
+                 uint32_t late_us);
 /* out[row][head][head_dim] in f32; rows, table on the device. */
 void ref_attn(const struct bt_attn_pool *p, uint32_t layer_row, const void *q, uint32_t q_stride,
               const struct ref_row *rows, uint32_t n_rows, const int32_t *table,

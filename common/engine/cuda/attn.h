@@ -48,6 +48,10 @@ struct bt_attn_decode {
     const int32_t *slots; /* [batch] rows of table; NULL: row i for i */
     const int32_t *table;
     uint32_t table_stride;
+    /* KV of earlier steps is asked for while the kernel launched right before still runs. All that
+     * this one reads but q and the last token of each row, which that kernel may write, must have
+     * been there when it began: plan, slots, table, the other KV. */
+    bool early;
 };
 
 /* Splits the step's KV over the multiprocessors by tokens, from lens; once per step, before the

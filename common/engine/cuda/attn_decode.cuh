@@ -5,7 +5,9 @@
  * list cut evenly over persistent blocks, whatever the sequences' lengths (attn_plan.cu);
  *   - some warps do nothing but feed a ring of stages, ahead over the borders of sequences; four
  * warps take 16 tokens of each tile;
- *   - all query heads of a KV head are rows of one 16-row matrix product, so KV is read once.
+ *   - all query heads of a KV head are the columns of one matrix product (attn_decode_warp.cuh), so
+ *     KV is read once;
+ *   - KV of earlier steps is asked for before the kernel in front has ended (attn.h, early).
  * e4m3 pages hold twice the tokens in a byte, so two teams of four warps take turns at the tiles
  * (attn_decode_e4m3.cuh). Each warp keeps a softmax of its own; they are merged once per piece. A
  * sequence whose head was cut has its pieces combined by the block that finishes the last of them.
@@ -29,9 +31,9 @@
 #include "common/engine/cuda/mma.cuh"
 #include "common/engine/cuda/ring.cuh"
 
-#define TEAM       4       /* warps that take a tile */
-#define MAX_STAGES 8       /* of any ring */
-#define SCALES     128     /* bytes of a tile's scales */
+#define TEAM       4   /* warps that take a tile */
+#define MAX_STAGES 8   /* of any ring */
+#define SCALES     128 /* bytes of a tile's scales */
 
 /* What differs between 16-bit values and e4m3: T is the query's type. */
 template <bool E4M3, int D> struct tile_of {
@@ -53,7 +55,7 @@ struct decode_args {
     uint32_t table_stride;
     uint32_t kv_heads, group, page_tokens, page_rows, layer_row, window, stages;
     float scale_log2;
-    bool out_bf16;
+    bool out_bf16, early;
     const uint8_t *scales; /* E4M3: of page 0 of the layer */
     const struct decode_plan *plan;
     const struct decode_seq *seqs;
@@ -75,12 +77,31 @@ static __device__ __forceinline__ int run_begin(int i, int total, int runs)
     return i * (total / runs) + min(i, total % runs);
 }
 
+/* Memory that kernels have written, read past the L1 cache: before early_wait() that one may still
+ * hold what was there in an earlier step. */
+static __device__ __forceinline__ struct decode_run run_at(const struct decode_run *p)
+{
+    int4 v = __ldcg((const int4 *)p);
+    return {v.x, v.y, v.z, v.w};
+}
+static __device__ __forceinline__ struct decode_seq seq_at(const struct decode_seq *p)
+{
+    int4 v = __ldcg((const int4 *)p);
+    return {v.x, v.y, v.z, v.w};
+}
+
 /* A run walked piece by piece: tiles of one sequence and head. */
 struct walk {
     int seq, head, tile, left; /* tile: counted from the sequence's tile0 */
     int n;                     /* tiles of this piece */
+    int slot;
     struct decode_seq s;
 };
+static __device__ __forceinline__ void walk_seq(const struct decode_args &a, struct walk &w)
+{
+    w.s = seq_at(a.seqs + w.seq);
+    w.slot = a.slots ? __ldcg(a.slots + w.seq) : w.seq;
+}
 static __device__ __forceinline__ bool walk_piece(const struct decode_args &a, struct walk &w)
 {
     if (w.left == 0) {
@@ -98,7 +119,8 @@ static __device__ __forceinline__ void walk_next(const struct decode_args &a, st
         if (++w.head == (int)a.kv_heads && w.left > 0) {
             w.head = 0;
             do { /* sequences of length 0 have no tiles */
-                w.s = a.seqs[++w.seq];
+                w.seq++;
+                walk_seq(a, w);
             } while (w.s.tiles == 0);
         }
     }
@@ -106,6 +128,8 @@ static __device__ __forceinline__ void walk_next(const struct decode_args &a, st
 
 /* ---- the copying warps ---- */
 
+/* Where it may start early (attn.h) it waits for the kernel before at the first tile that holds a
+ * sequence's last token. */
 template <class COPY, bool E4M3, int D>
 static __device__ void produce(const struct decode_args &a, const CUtensorMap *map, struct walk w,
                                uint32_t stages_at, uint32_t full, uint32_t empty)
@@ -114,23 +138,27 @@ static __device__ void produce(const struct decode_args &a, const CUtensorMap *m
     const uint32_t pt = a.page_tokens, per_tile = DECODE_TILE / pt, box = 2 * pt * tile::row;
     const uint32_t scales_at = stages_at + a.stages * tile::bytes;
     int lane = threadIdx.x % 32;
+    bool waited = false;
     struct ring r = {0, 1}; /* all stages are free at first */
     for (; walk_piece(a, w); walk_next(a, w)) {
-        int slot = a.slots ? a.slots[w.seq] : w.seq;
-        const int32_t *table = a.table + (size_t)slot * a.table_stride;
+        const int32_t *table = a.table + (size_t)w.slot * a.table_stride;
         int last = (w.s.len - 1) / (int)pt, page0 = (w.s.tile0 + w.tile) * (int)per_tile, ids = 0;
         for (int t = 0; t < w.n; t++) {
             int at = t * (int)per_tile;
             if (at % 32 == 0) {
-                ids = table[min(page0 + at + lane, last)];
+                ids = __ldcg(table + min(page0 + at + lane, last));
+            }
+            if (!waited && (w.s.tile0 + w.tile + t + 1) * DECODE_TILE >= w.s.len) {
+                early_wait();
+                waited = true;
             }
             uint32_t bar = full + r.at * 8;
             COPY::begin(bar, empty + r.at * 8, r.phase, tile::bytes + tile::scales);
             for (uint32_t p = 0; p < per_tile; p++) {
-                COPY::template page<E4M3, D>(
-                    a, map, __shfl_sync(~0u, ids, (at + p) % 32), (uint32_t)w.head * 2 * pt,
-                    stages_at + r.at * tile::bytes + p * box,
-                    scales_at + r.at * SCALES + p * 2 * pt, bar);
+                COPY::template page<E4M3, D>(a, map, __shfl_sync(~0u, ids, (at + p) % 32),
+                                             (uint32_t)w.head * 2 * pt,
+                                             stages_at + r.at * tile::bytes + p * box,
+                                             scales_at + r.at * SCALES + p * 2 * pt, bar);
             }
             COPY::end(bar);
             r.next(a.stages);
@@ -140,98 +168,77 @@ static __device__ void produce(const struct decode_args &a, const CUtensorMap *m
 
 /* ---- the computing warps ---- */
 
-/* Rows are query heads; with ROWS 8 the upper half of the 16-row products is not looked at. */
-template <class T, int D, int ROWS> struct warp_state {
-    float o[D / 8][4];
-    float m[ROWS / 8], l[ROWS / 8];
-};
-
 template <class T, int D, int ROWS>
-static __device__ __forceinline__ void load_q(const struct decode_args &a, int seq, int head,
-                                              uint32_t (&q)[D / 16][4])
+static __device__ __forceinline__ void load_q_16(const T *base, uint32_t group,
+                                                 uint32_t (&q)[D / 16][ROWS / 8][2])
 {
-    int lane = threadIdx.x % 32, row = lane / 4;
-    const T *base = (const T *)a.q + (size_t)seq * a.q_stride + (size_t)head * a.group * D;
+    uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* (row, k), (row + 8, k), (row, k + 8), (row + 8, k + 8) */
-            int r = row + i % 2 * 8, c = k * 16 + i / 2 * 8 + lane % 4 * 2;
-            bool in = r < (int)a.group && (ROWS == 16 || i % 2 == 0);
-            q[k][i] = in ? *(const uint32_t *)(base + (size_t)r * D + c) : 0;
+        for (int n = 0; n < ROWS / 8; n++) {
+            uint32_t h = n * 8 + lane / 4;
+            const uint32_t *at = (const uint32_t *)(base + (size_t)h * D + k * 16 + lane % 4 * 2);
+            q[k][n][0] = h < group ? at[0] : 0;
+            q[k][n][1] = h < group ? at[4] : 0;
         }
+    }
+}
+
+/* The query of a piece: what a thread's products take of it. */
+template <bool E4M3, class T, int D, int ROWS>
+static __device__ __forceinline__ void load_q(const struct decode_args &a, const struct walk &w,
+                                              uint32_t (&q)[D / 16][ROWS / 8][2])
+{
+    const T *base = (const T *)a.q + (size_t)w.seq * a.q_stride + (size_t)w.head * a.group * D;
+    if constexpr (E4M3) {
+        load_q_e4m3<D, ROWS>(base, a.group, q);
+    } else {
+        load_q_16<T, D, ROWS>(base, a.group, q);
     }
 }
 
 /* One warp's 16 tokens of a tile. lo, hi: the tokens of the 16 that count. */
 template <class T, int D, int ROWS>
-static __device__ __forceinline__ void take_tokens(struct warp_state<T, D, ROWS> &w,
-                                                   const uint32_t (&q)[D / 16][4], uint32_t k_at,
-                                                   uint32_t v_at, int lo, int hi, float scale)
+static __device__ __forceinline__ void
+take_tokens(struct warp_state<D, ROWS> &w, const uint32_t (&q)[D / 16][ROWS / 8][2], uint32_t k_at,
+            uint32_t v_at, int lo, int hi, float scale)
 {
-    int lane = threadIdx.x % 32, c0 = lane % 4 * 2;
-    float s[2][2][4] = {}; /* [even and odd k][tokens 0-7, 8-15] */
-    uint32_t k_row = k_at + (lane / 16 * 8 + lane % 8) * 128;
+    const int lane = threadIdx.x % 32, token = lane / 4;
+    float s[2][ROWS / 8][4] = {}, x[ROWS / 8][4]; /* [even and odd 16 dimensions] */
+    uint32_t k_row = k_at + (lane / 8 % 2 * 8 + lane % 8) * 128;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint32_t b[4], chunk = (k % 4 * 2 + lane / 8 % 2) ^ (lane % 8);
-        ldmatrix4(b, k_row + k / 4 * (DECODE_TILE * 256) + chunk * 16);
-        mma16816<T>(s[k % 2][0], q[k], b[0], b[1]);
-        mma16816<T>(s[k % 2][1], q[k], b[2], b[3]);
-    }
-    uint32_t p[4];
+        uint32_t a[4], chunk = (k % 4 * 2 + lane / 16) ^ (lane % 8);
+        ldmatrix4(a, k_row + k / 4 * (DECODE_TILE * 256) + chunk * 16);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (r * 8 >= ROWS) {
-            p[1] = p[3] = 0;
-            break;
+        for (int n = 0; n < ROWS / 8; n++) {
+            mma16816<T>(s[k % 2][n], a, q[k][n][0], q[k][n][1]);
         }
-        float v[4], mx = -INFINITY;
+    }
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int token = i / 2 * 8 + c0 + i % 2;
-            float x = s[0][i / 2][r * 2 + i % 2] + s[1][i / 2][r * 2 + i % 2];
-            v[i] = token >= lo && token < hi ? x : -INFINITY;
-            mx = fmaxf(mx, v[i]);
+            bool in = token + i / 2 * 8 >= lo && token + i / 2 * 8 < hi;
+            x[n][i] = in ? (s[0][n][i] + s[1][n][i]) * scale : -INFINITY;
         }
-        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
-        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
-        mx = fmaxf(mx, w.m[r]);
-        if (__any_sync(~0u, mx > w.m[r])) {
-            float f = ex2((w.m[r] - mx) * scale); /* first: -inf gives 0; both -inf: NaN */
-            f = w.m[r] == -INFINITY ? 0.0f : f;
-            w.l[r] *= f;
-#pragma unroll
-            for (int j = 0; j < D / 8; j++) {
-                w.o[j][r * 2] *= f;
-                w.o[j][r * 2 + 1] *= f;
-            }
-            w.m[r] = mx;
-        }
-        float base = mx == -INFINITY ? 0.0f : mx * scale;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = ex2(fmaf(v[i], scale, -base));
-            w.l[r] += v[i];
-        }
-        p[r] = pack2<T>(v[0], v[1]);
-        p[r + 2] = pack2<T>(v[2], v[3]);
     }
-    /* What lies beyond the sequence may be NaN, and 0 * NaN is no zero. */
-    uint32_t keep[2];
+    const float one[2] = {1, 1}, none[2] = {0, 0};
+    uint32_t p[ROWS / 8][2], keep[2];
+    raise_reference(w, x, none);
+    weigh<T>(w, x, one, p);
+    keep_tokens(lo, hi, keep);
+    uint32_t v_row = v_at + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int t = h * 8 + c0;
-        keep[h] =
-            (t >= lo && t < hi ? 0xffffu : 0u) | (t + 1 >= lo && t + 1 < hi ? 0xffff0000u : 0u);
-    }
-    uint32_t v_row = v_at + (lane / 8 % 2 * 8 + lane % 8) * 128;
+    for (int j = 0; j < D / 16; j++) { /* dimensions 0-7, 8-15 of tokens 0-7, then 8-15 */
+        uint32_t a[4], chunk = (j % 4 * 2 + lane / 8 % 2) ^ (lane % 8);
+        ldmatrix4_t(a, v_row + j / 4 * (DECODE_TILE * 256) + chunk * 16);
+        const uint32_t kept[4] = {a[0] & keep[0], a[1] & keep[0], a[2] & keep[1], a[3] & keep[1]};
 #pragma unroll
-    for (int j = 0; j < D / 16; j++) {
-        uint32_t b[4], chunk = (j % 4 * 2 + lane / 16) ^ (lane % 8);
-        ldmatrix4_t(b, v_row + j / 4 * (DECODE_TILE * 256) + chunk * 16);
-        mma16816<T>(w.o[j * 2], p, b[0] & keep[0], b[1] & keep[1]);
-        mma16816<T>(w.o[j * 2 + 1], p, b[2] & keep[0], b[3] & keep[1]);
+        for (int n = 0; n < ROWS / 8; n++) {
+            mma16816<T>(w.o[j][n], kept, p[n][0], p[n][1]);
+        }
     }
 }
 
@@ -242,30 +249,32 @@ static __host__ __device__ constexpr uint32_t merge_bytes(uint32_t warps, uint32
     return warps * group * (d + 4) * 4 + warps * group * 8;
 }
 
-template <bool E4M3, class T, int D, int ROWS>
-static __device__ __forceinline__ void spill_state(struct warp_state<T, D, ROWS> &w, float *so,
+template <bool E4M3, int D, int ROWS>
+static __device__ __forceinline__ void spill_state(struct warp_state<D, ROWS> &w, float *so,
                                                    float *sml, int group)
 {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4;
 #pragma unroll
-    for (int r = 0; r < ROWS / 8; r++) {
-        int row = lane / 4 + r * 8;
-        w.l[r] += __shfl_xor_sync(~0u, w.l[r], 1);
-        w.l[r] += __shfl_xor_sync(~0u, w.l[r], 2);
-        if (row < group) {
-            float *o = so + ((size_t)warp * group + row) * (D + 4);
+    for (int i = 0; i < ROWS / 4; i++) {
+        int n = i / 2, h = i % 2, head = n * 8 + lane % 4 * 2 + h;
+        float l = w.l[n][h];
 #pragma unroll
-            for (int j = 0; j < D / 8; j++) {
-                if (!E4M3) {
-                    *(float2 *)(o + j * 8 + lane % 4 * 2) =
-                        make_float2(w.o[j][r * 2], w.o[j][r * 2 + 1]);
-                } else if (j % 2 == 0) {
-                    *(float4 *)(o + j * 8 + lane % 4 * 4) = output_e4m3(w, j / 2, r);
-                }
+        for (int d = 4; d < 32; d *= 2) {
+            l += __shfl_xor_sync(~0u, l, d);
+        }
+        float *o = so + ((size_t)warp * group + head) * (D + 4);
+#pragma unroll
+        for (int j = 0; j < D / 16 && head < group; j++) {
+            float lo = w.o[j][n][h], hi = w.o[j][n][2 + h];
+            if (E4M3) { /* even and odd dimensions: attn_decode_e4m3.cuh */
+                *(float2 *)(o + j * 16 + row * 2) = make_float2(lo, hi);
+            } else {
+                o[j * 16 + row] = lo;
+                o[j * 16 + row + 8] = hi;
             }
-            if (lane % 4 == 0) {
-                *(float2 *)(sml + (warp * group + row) * 2) = make_float2(w.m[r], w.l[r]);
-            }
+        }
+        if (row == 0 && head < group) {
+            *(float2 *)(sml + (warp * group + head) * 2) = make_float2(w.m[n][h], l);
         }
     }
 }
@@ -313,12 +322,12 @@ static __device__ void combine(const struct decode_args &a, const struct walk &w
                 ml[k].x = p + k <= last ? ml[k].x : -INFINITY;
                 top = fmaxf(top, ml[k].x);
             }
-            float base = top == -INFINITY ? 0.0f : top, f = ex2((m - base) * a.scale_log2);
+            float base = top == -INFINITY ? 0.0f : top, f = ex2(m - base);
             l *= f;
             o = make_float4(o.x * f, o.y * f, o.z * f, o.w * f);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                f = ex2((ml[k].x - base) * a.scale_log2);
+                f = ex2(ml[k].x - base);
                 l = fmaf(ml[k].y, f, l);
                 add_scaled(o, v[k], f);
             }
@@ -329,9 +338,9 @@ static __device__ void combine(const struct decode_args &a, const struct walk &w
 }
 
 /* Ends a piece: merges the warps; writes the result, or a part and, as the last, the result. */
-template <bool E4M3, class T, int D, int ROWS>
+template <bool E4M3, int D, int ROWS>
 static __device__ void end_piece(const struct decode_args &a, const struct walk &w,
-                                 struct warp_state<T, D, ROWS> &st, float *so, float *sml,
+                                 struct warp_state<D, ROWS> &st, float *so, float *sml,
                                  bool first_piece, int *flag)
 {
     constexpr int WARPS = tile_of<E4M3, D>::warps;
@@ -352,7 +361,7 @@ static __device__ void end_piece(const struct decode_args &a, const struct walk 
 #pragma unroll
         for (int k = 0; k < WARPS; k++) {
             float2 ml = *(const float2 *)(sml + (k * group + row) * 2);
-            float f = ml.x == -INFINITY ? 0.0f : ex2((ml.x - m) * a.scale_log2);
+            float f = ml.x == -INFINITY ? 0.0f : ex2(ml.x - m);
             l = fmaf(ml.y, f, l);
             add_scaled(o, *(const float4 *)(so + ((size_t)k * group + row) * (D + 4) + d), f);
         }
@@ -399,42 +408,31 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint8
     uint32_t row = token0 / pt * (2 * pt) + token0 % pt; /* K's; V's is pt behind */
     uint32_t k_off = row * tile::row, v_off = k_off + pt * tile::row;
     struct ring r = {0, 0}; /* of an even number of stages where there are two teams */
-    bool first = true;
-    for (; walk_piece(a, w); walk_next(a, w)) {
-        struct warp_state<T, D, ROWS> st;
-        uint32_t q[D / 16][4];
-        if constexpr (E4M3) {
-            load_q_e4m3<D, ROWS>((const T *)a.q + (size_t)w.seq * a.q_stride +
-                                     (size_t)w.head * a.group * D,
-                                 a.group, q);
-        } else {
-            load_q<T, D, ROWS>(a, w.seq, w.head, q);
-        }
-#pragma unroll
-        for (int j = 0; j < D / 8; j++) {
-            st.o[j][0] = st.o[j][1] = st.o[j][2] = st.o[j][3] = 0;
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i++) {
-            st.m[i] = -INFINITY;
-            st.l[i] = 0;
-        }
+    bool first = true, more = walk_piece(a, w);
+    struct warp_state<D, ROWS> st;
+    uint32_t q[D / 16][ROWS / 8][2];
+    if (more) {
+        load_q<E4M3, T, D, ROWS>(a, w, q);
+    }
+    while (more) {
+        const struct walk piece = w;
         int lo = a.window && w.s.len > (int)a.window ? w.s.len - (int)a.window : 0;
+        clear_state(st);
         for (int t = 0; t < w.n; t++) {
             int base = (w.s.tile0 + w.tile + t) * DECODE_TILE + (int)token0;
             uint32_t at = stages_at + r.at * tile::bytes;
-            if (E4M3 && r.at % tile::teams != team) {
+            if (tile::teams > 1 && r.at % tile::teams != team) {
                 r.next(a.stages);
                 continue;
             }
             bar_wait(full + r.at * 8, r.phase);
             if constexpr (E4M3) {
                 const uint8_t *ks = scales + r.at * SCALES + row;
-                take_tokens_e4m3<D, ROWS>(st, q, at + k_off, at + v_off, ks, ks + pt, lo - base,
-                                          w.s.len - base, a.scale_log2);
+                take_tokens_e4m3(st, q, at + k_off, at + v_off, ks, ks + pt, lo - base,
+                                 w.s.len - base, a.scale_log2);
             } else {
-                take_tokens<T, D, ROWS>(st, q, at + k_off, at + v_off, lo - base, w.s.len - base,
-                                        a.scale_log2);
+                take_tokens<T>(st, q, at + k_off, at + v_off, lo - base, w.s.len - base,
+                               a.scale_log2);
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
@@ -442,7 +440,12 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint8
             }
             r.next(a.stages);
         }
-        end_piece<E4M3>(a, w, st, so, sml, first, flag);
+        walk_next(a, w);
+        more = walk_piece(a, w);
+        if (more) { /* on its way while the piece ends */
+            load_q<E4M3, T, D, ROWS>(a, w, q);
+        }
+        end_piece<E4M3>(a, piece, st, so, sml, first, flag);
         first = false;
     }
 }
@@ -455,13 +458,18 @@ static __global__ void __launch_bounds__((tile_of<E4M3, D>::warps + COPY::WARPS)
     extern __shared__ __align__(1024) uint8_t smem[];
     __shared__ __align__(8) uint64_t bars[2 * MAX_STAGES];
     __shared__ int flag;
-    early_next(); /* gemv.cu asks for its weights */
-    early_wait();
-    struct decode_run run = a.runs[blockIdx.x];
+    early_next(); /* the product behind asks for its weights */
+    if (!a.early) {
+        early_wait();
+    }
+    struct decode_run run = run_at(a.runs + blockIdx.x);
     uint32_t full = smem_addr(bars), empty = full + MAX_STAGES * 8;
     if (run.n == 0) {
+        early_wait(); /* or this kernel could end before the one in front of it */
         return;
     }
+    struct walk w = {run.seq, run.head, run.tile, run.n, 0, 0, {}};
+    walk_seq(a, w);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < a.stages; i++) {
             bar_init(full + i * 8, COPY::ARRIVALS);
@@ -470,10 +478,10 @@ static __global__ void __launch_bounds__((tile_of<E4M3, D>::warps + COPY::WARPS)
         COPY::prepare(&map);
     }
     __syncthreads();
-    struct walk w = {run.seq, run.head, run.tile, run.n, 0, a.seqs[run.seq]};
     if (threadIdx.x >= tile::warps * 32) {
         produce<COPY, E4M3, D>(a, &map, w, smem_addr(smem), full, empty);
     } else {
+        early_wait();
         float *so = (float *)(smem + a.stages * (tile::bytes + tile::scales));
         consume<E4M3, T, D, ROWS>(a, w, smem, full, empty, so, so + tile::warps * a.group * (D + 4),
                                   &flag);
@@ -499,8 +507,8 @@ static cudaError_t launch(struct bt_attn *a, struct decode_args &args, cudaStrea
     if (args.stages == 0) {
         return cudaErrorInvalidValue;
     }
-    uint32_t bytes = args.stages * (tile::bytes + tile::scales) +
-                     merge_bytes(tile::warps, args.group, D);
+    uint32_t bytes =
+        args.stages * (tile::bytes + tile::scales) + merge_bytes(tile::warps, args.group, D);
     cudaError_t e = cudaFuncSetAttribute(decode_kernel<COPY, E4M3, T, D, ROWS>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess) {
@@ -548,6 +556,7 @@ static cudaError_t decode_with(struct bt_attn *a, const struct bt_attn_decode *d
     args.page_rows = p->page_rows;
     args.layer_row = layer_row;
     args.window = p->window;
+    args.early = d->early;
     args.scale_log2 = a->scale_log2;
     args.out_bf16 = p->out_type == BT_CU_BF16;
     args.plan = a->plan;

@@ -66,6 +66,13 @@ static __device__ __forceinline__ void ldmatrix4_t(uint32_t (&r)[4], uint32_t ad
                  : "r"(addr)
                  : "memory");
 }
+/* An 8 x 8 matrix of 16-bit values, two of row lane / 4 in a thread: the same of its transpose. */
+static __device__ __forceinline__ uint32_t transpose8(uint32_t v)
+{
+    uint32_t r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
 
 /* Programmatic dependent launch: a kernel launched so may begin while the one before it still runs.
  * Each waits for that one's end before it touches what it wrote, and lets the next begin early. */

@@ -513,8 +513,8 @@ static bt_status_t attention(struct bt_engine *e, const struct layout *l, const 
     const struct bt_model_config *c = &e->model.config;
     uint32_t q = c->heads * c->head_dim, stride = e->host.max_pages_of_slot;
     if (l->singles) {
-        const struct bt_attn_decode d = {e->q,     e->o,      q,        q,     l->singles,
-                                         in->lens, in->slots, e->table, stride};
+        const struct bt_attn_decode d = {e->q,     e->o,      q,        q,      l->singles,
+                                         in->lens, in->slots, e->table, stride, true};
         BT_CU_TRY(e, bt_attn_decode(e->attn, &d, layer_row, e->compute));
     }
     for (uint32_t i = 0; l->items && i < e->n_groups; i++) {
@@ -601,11 +601,15 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
                              const struct layout *l, const struct inputs *in)
 {
     const struct bt_model_config *c = &e->model.config;
-    BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed, l->tokens,
-                             c->hidden, e->x, e->compute));
+    /* In this order: embed is launched in the plain way, so it begins when the plan, the step's
+     * inputs and the KV of earlier steps are there. What follows begins early (mma.cuh), but never
+     * before the kernel in front has begun, so decode attention may read all these before it waits
+     * (attn.h). A flow's wait is in front of its layer's first kernel, for the same reason. */
     if (l->singles) {
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
+    BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed, l->tokens,
+                             c->hidden, e->x, e->compute));
     for (uint32_t i = 0; i < c->layers; i++) {
         bt_cu_range_push("layer", i);
         bt_status_t st = run_layer(e, b, l, in, i);
