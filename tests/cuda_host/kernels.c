@@ -300,6 +300,23 @@ cudaError_t bt_cu_embed(const int32_t *ids, const int32_t *slots, const int32_t 
     return cudaSuccess;
 }
 
+struct fetch {
+    const void *pinned;
+    void *to;
+    size_t bytes;
+};
+static void run_fetch(const void *args)
+{
+    const struct fetch *p = args;
+    memcpy(p->to, p->pinned, p->bytes);
+}
+cudaError_t bt_cu_fetch(const void *pinned, void *to, size_t bytes, cudaStream_t s)
+{
+    const struct fetch p = {pinned, to, bytes};
+    cuda_host_launch(s, run_fetch, &p, sizeof(p));
+    return cudaSuccess;
+}
+
 struct norm {
     const float *x, *w;
     const int32_t *rows;

@@ -102,12 +102,12 @@ struct bt_engine {
     uint32_t next_staging;
     cudaGraphExec_t graphs[BT_CU_BUCKETS];
     bool graph_failed;
-    bt_engine_ticket_t logits_of;           /* the forward whose logits these are */
-    struct bt_list work, idle;              /* struct bt_cu_work */
-    struct bt_list waiting;                 /* tickets of flows whose items are not on their way */
-    struct bt_cu_draw *draws;               /* device [max_slots] */
-    struct bt_cu_draw *host_draws;          /* pinned [RESULTS][max_slots] */
-    struct bt_cu_drawn *drawn, *host_drawn; /* device; pinned [RESULTS][max_slots] */
+    bt_engine_ticket_t logits_of; /* the forward whose logits these are */
+    struct bt_list work, idle;    /* struct bt_cu_work */
+    struct bt_list waiting;       /* tickets of flows whose items are not on their way */
+    struct bt_cu_draw *draws;     /* pinned [RESULTS][max_slots]: read from there, */
+    struct bt_cu_drawn *drawn;    /* and written there: a copy would cost a step 10 us */
+    int32_t *out_rows;            /* device [max_batch]: of prompts' logprobs */
     uint32_t next_results;
     uint32_t *mask, *host_mask; /* device [max_slots] rows; pinned [RESULTS], from the first on */
     struct bt_cu_bias *bias;    /* device [max_slots][BT_CU_BIAS_MAX] */
@@ -158,8 +158,9 @@ bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_
                             const uint32_t *tokens, uint32_t n, uint32_t n_prompt) BT_MUST_CHECK;
 bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to) BT_MUST_CHECK;
 bt_status_t bt_cu_draw_accept(struct bt_engine *e, uint32_t slot, uint32_t token) BT_MUST_CHECK;
-/* Draws n rows of e->draws from e->logits into e->drawn. */
-bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t n, const uint32_t *mask) BT_MUST_CHECK;
+/* Draws n rows of place `at` of e->draws from e->logits into e->drawn. mask: device, or NULL. */
+bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n,
+                            const uint32_t *mask) BT_MUST_CHECK;
 /* Before the first slot: sets host_only if the device's draws are not the host's. */
 bt_status_t bt_cu_draw_check(struct bt_engine *e) BT_MUST_CHECK;
 bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,

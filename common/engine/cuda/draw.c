@@ -23,15 +23,13 @@ bt_status_t bt_cu_draw_open(struct bt_engine *e)
     bt_list_init(&e->work);
     bt_list_init(&e->idle);
     e->pending = bt_calloc(n, sizeof(*e->pending));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->draws, n * sizeof(*e->draws)));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->drawn, n * sizeof(*e->drawn)));
     BT_CU_TRY(e, cudaMalloc((void **)&e->mask, n * mask_words(e) * sizeof(*e->mask)));
     BT_CU_TRY(e, cudaMalloc((void **)&e->bias, n * BT_CU_BIAS_MAX * sizeof(*e->bias)));
     BT_CU_TRY(e, cudaMalloc((void **)&e->counts, n * vocab * sizeof(*e->counts)));
     BT_CU_TRY(e, cudaMalloc((void **)&e->adjusted, n * vocab * sizeof(*e->adjusted)));
     BT_CU_TRY(e, cudaMalloc((void **)&e->history, HISTORY * sizeof(*e->history)));
-    BT_CU_TRY(e, cudaMallocHost((void **)&e->host_draws, BT_CU_RESULTS * n * sizeof(*e->draws)));
-    BT_CU_TRY(e, cudaMallocHost((void **)&e->host_drawn, BT_CU_RESULTS * n * sizeof(*e->drawn)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->draws, BT_CU_RESULTS * n * sizeof(*e->draws)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->drawn, BT_CU_RESULTS * n * sizeof(*e->drawn)));
     return BT_OK;
 }
 
@@ -53,11 +51,11 @@ void bt_cu_draw_close(struct bt_engine *e)
     work_free(&e->work);
     work_free(&e->idle);
     free(e->pending);
-    void *device[] = {e->draws, e->drawn, e->mask, e->bias, e->counts, e->adjusted, e->history};
+    void *device[] = {e->mask, e->bias, e->counts, e->adjusted, e->history};
     for (size_t i = 0; i < BT_ARRAY_LEN(device); i++) {
         cudaFree(device[i]);
     }
-    void *host[] = {e->host_draws, e->host_drawn, e->host_mask, e->host_logits};
+    void *host[] = {e->draws, e->drawn, e->host_mask, e->host_logits};
     for (size_t i = 0; i < BT_ARRAY_LEN(host); i++) {
         cudaFreeHost(host[i]);
     }
@@ -110,7 +108,7 @@ static void accept(struct bt_engine *e, uint32_t slot, const struct bt_engine_ou
 /* The tokens got their places in their sequences when the draw was enqueued. */
 static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
 {
-    const struct bt_cu_drawn *d = e->host_drawn + (size_t)w->results * e->host.info.max_slots;
+    const struct bt_cu_drawn *d = e->drawn + (size_t)w->results * e->host.info.max_slots;
     bt_host_ticket_outs(w->t, w->n);
     for (uint32_t i = 0; i < w->n; i++) {
         struct bt_engine_out *o = &w->t->out[i];
@@ -293,15 +291,16 @@ static void take_places(struct bt_engine *e, struct bt_cu_work *w)
     }
 }
 
-bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t n, const uint32_t *mask)
+bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const uint32_t *mask)
 {
+    size_t first = (size_t)at * e->host.info.max_slots;
     const struct bt_cu_sampling a = {.logits = e->logits,
-                                     .draws = e->draws,
+                                     .draws = e->draws + first,
                                      .mask = mask,
                                      .bias = e->bias,
                                      .counts = e->counts,
                                      .adjusted = e->adjusted,
-                                     .out = e->drawn,
+                                     .out = e->drawn + first,
                                      .last_token = e->last_token,
                                      .vocab = e->host.info.vocab};
     BT_CU_TRY(e, bt_cu_sample_rows(&a, n, e->compute));
@@ -333,7 +332,7 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
             break;
         }
     }
-    struct bt_cu_draw *d = e->host_draws + at * max;
+    struct bt_cu_draw *d = e->draws + at * max;
     for (uint32_t i = 0; i < f->n_sample; i++) {
         const struct bt_host_sample *s = &f->samples[i];
         const struct bt_host_slot *slot = &e->host.slots[s->slot];
@@ -346,14 +345,10 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
         if (sent != BT_OK) {
             return sent;
         }
-        BT_CU_TRY(e,
-                  cudaMemcpyAsync(e->draws, d, n * sizeof(*d), cudaMemcpyHostToDevice, e->compute));
-        sent = bt_cu_draw_rows(e, n, mask ? e->mask : NULL);
+        sent = bt_cu_draw_rows(e, (uint32_t)at, n, mask ? e->mask : NULL);
         if (sent != BT_OK) {
             return sent;
         }
-        BT_CU_TRY(e, cudaMemcpyAsync(e->host_drawn + at * max, e->drawn, n * sizeof(*e->drawn),
-                                     cudaMemcpyDeviceToHost, e->compute));
     }
     struct bt_cu_work *w;
     bt_status_t st = bt_cu_work_add(e, t, BT_CU_DRAW, e->compute, &w);

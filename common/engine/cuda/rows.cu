@@ -36,6 +36,19 @@ static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
 }
 
+static __global__ void fetch_kernel(const uint4 *from, uint4 *to, uint32_t n)
+{
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
+        to[i] = from[i];
+    }
+}
+
+extern "C" cudaError_t bt_cu_fetch(const void *pinned, void *to, size_t bytes, cudaStream_t s)
+{
+    fetch_kernel<<<1, 256, 0, s>>>((const uint4 *)pinned, (uint4 *)to, (uint32_t)(bytes / 16));
+    return cudaGetLastError();
+}
+
 static __global__ void embed_kernel(const int32_t *ids, const int32_t *slots,
                                     const int32_t *last_token, const uint32_t *embed,
                                     uint32_t hidden, float2 *x)

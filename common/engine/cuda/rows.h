@@ -6,6 +6,7 @@
 
 #include <cuda_runtime.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -14,6 +15,9 @@ extern "C" {
 
 #define BT_CU_ID_LAST (-1) /* the token its slot sampled last, on the device */
 
+/* Copies bytes, a multiple of 16 as both addresses, from the host's pinned memory. One block: for
+ * a few KB. */
+cudaError_t bt_cu_fetch(const void *pinned, void *to, size_t bytes, cudaStream_t s);
 /* x[t] = embed[id of t]; slot -1: the row is padding, zeros. */
 cudaError_t bt_cu_embed(const int32_t *ids, const int32_t *slots, const int32_t *last_token,
                         const void *embed, uint32_t n, uint32_t hidden, float *x, cudaStream_t s);

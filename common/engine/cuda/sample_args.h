@@ -36,7 +36,7 @@ struct bt_cu_bias {
     float value;
 };
 
-struct bt_cu_sampling {             /* all pointers to device memory */
+struct bt_cu_sampling {             /* draws, out: may be pinned memory of the host */
     const float *logits;            /* [rows][vocab]; only read */
     const struct bt_cu_draw *draws; /* [n] */
     const uint32_t *mask;           /* [rows][vocab / 32 rounded up] bits, or NULL */

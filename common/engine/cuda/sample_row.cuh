@@ -330,16 +330,28 @@ static __device__ sample_u64 sample_gumbel(const struct sample_row *r, const str
 
 /* ---- a row ---- */
 
+/* The key of the largest; false: something is no number, or all are -inf. Many loads are under way
+ * at once, since one block reads a row. */
 static __device__ bool sample_row_top(const float *l, uint32_t vocab, sample_u64 *top_p)
 {
-    sample_u64 top = 0;
+    enum { AHEAD = 16 };
+    float top = -INFINITY;
+    uint32_t id = threadIdx.x;
     bool bad = false;
-    for (uint32_t i = threadIdx.x; i < vocab; i += BT_CU_SAMPLE_THREADS) {
-        bad |= !(l[i] < INFINITY); /* NaN too */
-        top = sample_max(top, sample_key(l[i], i));
+    for (uint32_t at = threadIdx.x; at < vocab; at += AHEAD * BT_CU_SAMPLE_THREADS) {
+        float v[AHEAD];
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            uint32_t i = at + k * BT_CU_SAMPLE_THREADS;
+            v[k] = i < vocab ? l[i] : -INFINITY;
+        }
+        for (uint32_t k = 0; k < AHEAD; k++) { /* the first of equal ones stays */
+            bad |= !(v[k] < INFINITY);         /* NaN too */
+            id = v[k] > top ? at + k * BT_CU_SAMPLE_THREADS : id;
+            top = v[k] > top ? v[k] : top;
+        }
     }
     bad = __syncthreads_or(bad);
-    *top_p = block_max64(top);
+    *top_p = block_max64(threadIdx.x < vocab ? sample_key(top, id) : 0);
     return !bad && l[sample_key_id(*top_p)] > -INFINITY;
 }
 
@@ -437,7 +449,12 @@ static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const s
 /* Draw `n` of a: all threads of a block. */
 static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
 {
-    const struct bt_cu_draw *w = &a->draws[n];
+    __shared__ struct bt_cu_draw draw; /* the host's memory is far */
+    if (threadIdx.x == 0) {
+        draw = a->draws[n];
+    }
+    __syncthreads();
+    const struct bt_cu_draw *w = &draw;
     struct bt_cu_drawn *out = &a->out[n];
     const float *l = a->logits + (size_t)w->row * a->vocab, *raw = l;
     sample_u64 top;
