@@ -98,16 +98,32 @@ static void set_default(void *arg, const struct bt_conf_row *row)
 static void set_from_env(void *arg, const struct bt_conf_row *row)
 {
     struct pass *p = arg;
-    char name[128] = "BATON_", err[256];
-    size_t n = strlen(name);
-    for (const char *k = row->key; *k != '\0' && n + 1 < sizeof(name); k++) {
-        name[n++] = *k == '.' ? '_' : (char)toupper((unsigned char)*k);
-    }
-    name[n] = '\0';
+    char name[128], err[256];
+    bt_conf_env_name(row->key, name, sizeof(name));
     const char *v = bt_conf_env(name);
     if (v != NULL && !bt_conf_set(row, p->conf, v, err, sizeof(err))) {
         bt_conf_say("environment: %s: %s", name, err);
         p->ok = false;
+    }
+}
+
+/* Others read BATON_... as well (batonctl, baton-local, other daemons of this host), so a name that
+ * no key has is no error; one that is nearly a key's is said to be ignored. */
+static void look_for_misspelt(const struct bt_conf_schema *s)
+{
+    for (char **e = environ; *e != NULL; e++) {
+        char name[128];
+        size_t n = strcspn(*e, "=");
+        if (strncmp(*e, "BATON_", 6) != 0 || n >= sizeof(name)) {
+            continue;
+        }
+        snprintf(name, sizeof(name), "%.*s", (int)n, *e);
+        const char *key = bt_conf_suggest_env(s, name);
+        if (key != NULL) {
+            char meant[128];
+            bt_conf_env_name(key, meant, sizeof(meant));
+            bt_conf_say("environment: %s is no key and is ignored; did you mean %s?", name, meant);
+        }
     }
 }
 
@@ -338,6 +354,7 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
         p.ok = false;
     }
     bt_conf_each(s, set_from_env, &p);
+    look_for_misspelt(s);
     if (!apply_sets(s, &a, conf)) {
         p.ok = false;
     }

@@ -14,6 +14,11 @@ const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key);
 /* Sets the member from text; false with what is wrong (and the allowed range) in err. */
 bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, char *err,
                  size_t err_cap);
+/* BATON_KV_BLOCK_TOKENS of kv.block_tokens. */
+void bt_conf_env_name(const char *key, char *out, size_t cap);
+/* The key whose environment variable was probably meant by name; NULL: name is one, or none is
+ * near. */
+const char *bt_conf_suggest_env(const struct bt_conf_schema *s, const char *name);
 /* A bound of the row as one would write it: 64KiB, 2s, 0.5. */
 void bt_conf_bound_text(const struct bt_conf_row *row, double v, char *out, size_t cap);
 /* Sets a LIST member from n strings. */

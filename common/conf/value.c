@@ -75,6 +75,35 @@ const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
     return best;
 }
 
+void bt_conf_env_name(const char *key, char *out, size_t cap)
+{
+    int n = snprintf(out, cap, "BATON_%s", key);
+    for (int i = 6; i < n && (size_t)i + 1 < cap; i++) {
+        out[i] = out[i] == '.' ? '_' : (char)toupper((unsigned char)out[i]);
+    }
+}
+
+const char *bt_conf_suggest_env(const struct bt_conf_schema *s, const char *name)
+{
+    const char *best = NULL;
+    unsigned best_d = 3;
+    for (size_t t = 0; s->tables[t] != NULL; t++) {
+        for (size_t i = 0; i < s->table_lens[t]; i++) {
+            char of[128];
+            bt_conf_env_name(s->tables[t][i].key, of, sizeof(of));
+            unsigned d = distance(name, of);
+            if (d == 0) {
+                return NULL;
+            }
+            if (d < best_d) {
+                best_d = d;
+                best = s->tables[t][i].key;
+            }
+        }
+    }
+    return best;
+}
+
 struct unit {
     const char *name;
     double factor;

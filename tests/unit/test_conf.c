@@ -324,6 +324,16 @@ static void the_environment_is_checked_too(void **state)
     unsetenv("BATON_KV_BLOCK_TOKENS");
     assert_int_equal(code, 2);
     assert_non_null(strstr(err, "BATON_KV_BLOCK_TOKENS: \"lots\""));
+    /* A misspelt name is told of; what belongs to others is not. */
+    setenv("BATON_KV_BLOCK_TOKEN", "16", 1);
+    setenv("BATON_ADDR", "x", 1);
+    assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--check"));
+    unsetenv("BATON_KV_BLOCK_TOKEN");
+    unsetenv("BATON_ADDR");
+    assert_int_equal(code, 0);
+    assert_string_equal(err,
+                        "environment: BATON_KV_BLOCK_TOKEN is no key and is ignored; did you mean "
+                        "BATON_KV_BLOCK_TOKENS?\n");
 }
 
 static void check_says_good_and_ends(void **state)
