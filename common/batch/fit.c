@@ -6,7 +6,7 @@
 
 #define N            BT_BATCH_FIT_N
 #define KEEP         (1 - 1.0 / 256) /* memory: some hundred steps of a kind */
-#define PRIOR_PULL   0.1             /* of a step in which the coefficient is everything */
+#define PRIOR_PULL   0.01            /* of a step in which the coefficient is everything */
 #define SEEN_SHARE   0.05            /* of what a step would make of the coefficient alone */
 #define FIRST_STEPS  32
 #define FIRST_ROUNDS 8  /* until what steps say and the pull have settled */

@@ -23,8 +23,8 @@ struct bt_batch_fit {
 };
 
 /* prior: each coefficient > 0. Only their ratios count once steps were seen: the first of them say
- * how large it is as a whole. It counts as much as a tenth of a step does for what steps tell, and
- * decides what they do not tell. */
+ * how large it is as a whole. It counts as much as a hundredth of a step does for what steps tell,
+ * and decides what they do not tell. */
 void bt_batch_fit_init(struct bt_batch_fit *f, const struct bt_batch_cost *prior);
 /* A step took ns. Returns the relative error of what was believed: predicted / ns - 1. ns or tokens
  * <= 0: ignored, 0. */
