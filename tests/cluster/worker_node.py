@@ -214,6 +214,7 @@ class Session:
         self.call = self.channel.stream_stream(method, request_serializer=to.SerializeToString,
                                                response_deserializer=frm.FromString)(iter(self.out.get, None))
         self.silent = False
+        self.beat_at, self.beats = 0.0, 0
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         self.wait(lambda: self.find("hello"), "hello")
@@ -221,6 +222,7 @@ class Session:
     def _read(self):
         try:
             for m in self.call:
+                self._beat_if_due()
                 with self.cond:
                     self._note(m)
                     self.cond.notify_all()
@@ -243,12 +245,18 @@ class Session:
             self.index.setdefault((field, x.request, x.epoch), []).append(x)
 
     def _beat(self):
-        n = 0
         while not self.closed:
-            n += 1
-            if not self.silent:
-                self.out.put(self.to(heartbeat=self.pb.Heartbeat(seq=n)))
-            time.sleep(0.4)
+            self._beat_if_due()
+            time.sleep(0.1)
+
+    def _beat_if_due(self):
+        """From whichever thread runs: the one that is for it may wait for the interpreter's lock for as long as the daemon
+        waits for a word, while others hand on thousands of tokens."""
+        now = time.monotonic()
+        if now - self.beat_at > 0.4 and not self.silent:
+            self.beat_at = now
+            self.beats += 1
+            self.out.put(self.to(heartbeat=self.pb.Heartbeat(seq=self.beats)))
 
     def send(self, **m):
         self.out.put(self.to(**m))
@@ -270,6 +278,7 @@ class Session:
                 assert not self.closed, f"session with {self.kind} ended while waiting for {what}: {getattr(self, 'error', None)}"
                 left = end - time.monotonic()
                 assert left > 0, f"not within {seconds} s: {what}"
+                self._beat_if_due()
                 self.cond.wait(min(left, 0.2))
 
     def ended(self, request, epoch=1, seconds=30):
