@@ -186,12 +186,13 @@ def test_a_killed_prefill_worker(setting):
     r.start_again(killed[0])
 
 
-def test_a_worker_that_stands_still_and_wakes(setting):
-    """10 s: long enough for everybody to take it for dead; its late tokens are of an old epoch."""
+@pytest.mark.parametrize("kind", ["decode", "kvstore"])
+def test_one_that_stands_still_and_wakes(setting, kind):
+    """10 s: long enough for everybody to take it for dead; a worker's late tokens are of an old epoch."""
     r, stopped = setting.r, []
 
     def stop():
-        pid = r.members("decode", "n3")[0]["pid"]
+        pid = r.members(kind, "n3")[0]["pid"]
         os.kill(pid, signal.SIGSTOP)
         stopped.append((pid, time.monotonic()))
 
@@ -201,7 +202,7 @@ def test_a_worker_that_stands_still_and_wakes(setting):
     pid, since = stopped[0]
     time.sleep(max(0, since + 10 - time.monotonic()))
     os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: all(m["session_up"] for m in r.members("decode")), 15, "it is back")
+    wait_for(lambda: all(m["session_up"] for m in r.members(kind)), 15, "it is back")
     same(setting.run(), setting.want)
 
 
