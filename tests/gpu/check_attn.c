@@ -427,7 +427,9 @@ static int check_prefill(int i, int e4m3)
     CHECK(cudaMalloc((void **)&items, sizeof(host_items)));
     CHECK(cudaMemcpy(rows, host_rows, sizeof(host_rows), cudaMemcpyHostToDevice));
     CHECK(cudaMemcpy(items, host_items, sizeof(host_items), cudaMemcpyHostToDevice));
-    ref_fill(q, bytes / 2, wide.type, 1.5f, rnd(1u << 30));
+    /* With a deviation of 15 scores leave what their row has seen before by any factor. (Some rows
+     * of e4m3 are zero: with weights that sharp nothing but rounding is left of them.) */
+    ref_fill(q, bytes / 2, wide.type, i % 3 == 2 && !e4m3 ? 15.0f : 1.5f, rnd(1u << 30));
     ref_attn(p, s.layer_row, q, stride, rows, n_rows, s.table, s.table_stride, ref);
     struct bt_attn_prefill f = {q,     out,     stride,  stride,        n_rows,
                                 items, n_items, s.table, s.table_stride};

@@ -151,37 +151,78 @@ template <int D, int BN> static __device__ __forceinline__ void clear_tail(uint8
     fence_async_shared();
 }
 
+/* The scores of this warp's rows once more, by instructions of a warp alone: q and k are where they
+ * were. */
+template <class T, int D, int BN>
+static __device__ __forceinline__ void scores_again(struct tile_state<T, D, BN> &t, uint32_t q,
+                                                    uint32_t k)
+{
+    const uint32_t lane = threadIdx.x % 32, q_row = lane % 16, k_row = lane % 8 + lane / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) {
+        t.s[i] = 0;
+    }
+#pragma unroll 1
+    for (uint32_t c = 0; c < D / 16; c++) { /* rows of 128 bytes, pieces of 16 turned by the row */
+        uint32_t a[4], b[4], piece = c % 4 * 2;
+        ldmatrix4(a, q + c / 4 * (BM * 128) + q_row * 128 + ((piece + lane / 16) ^ q_row % 8) * 16);
+#pragma unroll
+        for (int n = 0; n < BN / 16; n++) {
+            ldmatrix4(b, k + c / 4 * (BN * 128) + (n * 16 + k_row) * 128 +
+                             ((piece + lane / 8 % 2) ^ k_row % 8) * 16);
+            mma16816<T>(*(float(*)[4])(t.s + n * 8), a, b[0], b[1]);
+            mma16816<T>(*(float(*)[4])(t.s + n * 8 + 4), a, b[2], b[3]);
+        }
+    }
+}
+
 /* What a warpgroup carries through all its tiles. */
 struct consumer {
     struct prefill_bars *b;
     uint32_t smem, group_bar; /* named barrier of this warpgroup */
+    uint32_t q_warp;          /* this warp's rows of Q */
     uint64_t q;
     struct ring k, v;
     float scale;
 };
 
-/* Scores of KV tile n run while the output of the tile before is summed; then softmax of n. */
+/* Scores of KV tile n run while the output of the tile before is summed; then softmax of n. Where
+ * nothing is masked every row has a base already, and no maximum is looked for: only if a row's
+ * weights sum to so much that one of them may leave the range of f16 all is done again. */
 template <bool MASK, class T, int D, int BN>
 static __device__ __forceinline__ void step(struct consumer &c, struct tile_state<T, D, BN> &t,
                                             int n)
 {
     typedef smem_layout<D, BN> at;
+    const uint32_t k = c.smem + at::k_at + c.k.at * at::kv;
     bar_wait(smem_addr(&c.b->k_full[c.k.at]), c.k.phase);
     wgmma_hold(t.s);
     wgmma_hold(t.o);
     wgmma_fence();
-    scores(t, c.q, wgmma_desc(c.smem + at::k_at + c.k.at * at::kv, 0, 1024));
+    scores(t, c.q, wgmma_desc(k, 0, 1024));
     bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
     wgmma_fence();
     outputs(t, wgmma_desc(c.smem + at::v_at + c.v.at * at::kv, BN * 128, 1024));
     wgmma_wait<1>();
     wgmma_hold(t.s);
-    release(smem_addr(&c.b->k_empty[c.k.at]));
-    c.k.next(at::stages);
     if (MASK) {
+        release(smem_addr(&c.b->k_empty[c.k.at]));
         mask(t, n * BN);
+        softmax(t, c.scale);
+    } else {
+        float sum[2];
+        weigh(t, c.scale, sum);
+        t.moved = __any_sync(~0u, sum[0] >= 0x1p15f || sum[1] >= 0x1p15f);
+        if (t.moved) {
+            scores_again(t, c.q_warp, k);
+            softmax(t, c.scale);
+        } else {
+            t.l[0] += sum[0];
+            t.l[1] += sum[1];
+        }
+        release(smem_addr(&c.b->k_empty[c.k.at]));
     }
-    softmax(t, c.scale);
+    c.k.next(at::stages);
     wgmma_wait<0>();
     wgmma_hold(t.o);
     release(smem_addr(&c.b->v_empty[c.v.at]));
@@ -238,6 +279,7 @@ static __device__ __forceinline__ void consume(const struct prefill_args &a, str
     struct consumer c = {b,
                          smem_addr(smem),
                          (uint32_t)(NAMED_WG0 + wg),
+                         smem_addr(smem) + (threadIdx.x / 32 - 4) * (16 * 128),
                          wgmma_desc(smem_addr(smem) + wg * (64 * 128), 0, 1024),
                          {0, 0},
                          {0, 0},
@@ -252,7 +294,7 @@ static __device__ __forceinline__ void consume(const struct prefill_args &a, str
         int head = tile / (int)a.n_items;
         const struct bt_attn_item it = a.items[tile % (int)a.n_items];
         struct span kv = kv_span<BN>(it, a.window);
-        int clear = (it.pos + 1) / BN; /* KV tiles below have nothing later than any row */
+        int clear = it.pos / BN; /* KV tiles below: seen by all rows, which have a base then */
         int edge = a.window ? max(it.pos + it.n - (int)a.window + BN - 1, 0) / BN : 0;
         struct tile_state<T, D, BN> t;
         start_tile(a, t, it, row);

@@ -42,6 +42,7 @@ template <class T, int D, int BN> struct tile_state {
     float s[BN / 2];
     uint32_t p[BN / 4];
     float m[2], l[2], fix[2]; /* of rows lane / 4 and + 8; fix: factor that o still lacks */
+    float base[2];            /* m, scaled; rows without a token: infinite */
     bool moved;               /* fix is to be applied */
     int limit[2], from[2];    /* tokens a row sees: [from, limit) */
 };
@@ -59,6 +60,7 @@ static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
     for (int r = 0; r < 2; r++) {
         int token = (row + r * 8) / (int)a.group;
         t.m[r] = -INFINITY;
+        t.base[r] = INFINITY;
         t.l[r] = 0;
         /* Rows without a token hold another's query: they see nothing, and decide nothing. */
         t.limit[r] = token < it.n && token < BM / (int)a.group ? it.pos + token + 1 : 0;
@@ -77,13 +79,33 @@ static __device__ __forceinline__ void mask(struct tile_state<T, D, BN> &t, int 
     }
 }
 
-/* Scores to weights, exp2 against a maximum that is raised only when a score exceeds it by 2^8: the
- * weights stay far inside the range of f16, and the output is hardly ever rescaled. Sums run in
- * four chains, since one warp's latency shows here. */
+/* exp2 of the scores against the base, and their sums by four chains, since one warp's latency
+ * shows here. */
+template <class T, int D, int BN>
+static __device__ __forceinline__ void weigh(struct tile_state<T, D, BN> &t, float scale,
+                                             float (&sum)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float part[4];
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 4) {
+            float x = ex2(fmaf(t.s[i + r * 2], scale, -t.base[r]));
+            float y = ex2(fmaf(t.s[i + r * 2 + 1], scale, -t.base[r]));
+            part[i / 4 % 4] = i < 16 ? x + y : part[i / 4 % 4] + (x + y);
+            t.s[i + r * 2] = x;
+            t.s[i + r * 2 + 1] = y;
+        }
+        sum[r] = (part[0] + part[1]) + (part[2] + part[3]);
+    }
+}
+
+/* Scores to weights, against a maximum that is raised only when a score exceeds it by 2^8: the
+ * weights stay far inside the range of f16, and the output is hardly ever rescaled. */
 template <class T, int D, int BN>
 static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, float scale)
 {
-    float top[2];
+    float top[2], sum[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float mx[4];
@@ -111,24 +133,16 @@ static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, f
         for (int r = 0; r < 2; r++) {
             float mx = fmaxf(t.m[r], top[r]), base = mx == -INFINITY ? 0.0f : mx * scale;
             t.fix[r] = ex2(t.m[r] * scale - base);
+            t.base[r] = t.limit[r] > 0 ? base : INFINITY;
             t.m[r] = mx;
             t.l[r] *= t.fix[r];
         }
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float base = t.m[r] == -INFINITY ? 0.0f : t.m[r] * scale, sum[4] = {t.l[r], 0, 0, 0};
-#pragma unroll
-        for (int i = 0; i < BN / 2; i += 4) {
-            float x = ex2(fmaf(t.s[i + r * 2], scale, -base));
-            float y = ex2(fmaf(t.s[i + r * 2 + 1], scale, -base));
-            sum[i / 4 % 4] += x + y;
-            t.s[i + r * 2] = x;
-            t.s[i + r * 2 + 1] = y;
-        }
-        t.l[r] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    }
+    weigh(t, scale, sum);
+    t.l[0] += sum[0];
+    t.l[1] += sum[1];
 }
+
 template <class T, int D, int BN>
 static __device__ __forceinline__ void to_weights(struct tile_state<T, D, BN> &t)
 {
