@@ -64,7 +64,7 @@ PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 ifneq ($(and $(NVCC),$(CUDA_SRC),$(if $(SANITIZE),,1)),)
 PLUGINS += $(B)/lib/baton-engine-cuda.so
 endif
-GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows check_sample bench_attn bench_gemv bench_sample check_engine bench_engine)
+GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows check_wide check_sample bench_attn bench_gemv bench_wide bench_sample check_engine bench_engine)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
@@ -144,7 +144,7 @@ $(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
 # capability 8.0, and as PTX for what is newer. No C++ runtime is used.
 HOPPER := -gencode=arch=compute_90a,code=sm_90a
 PORTABLE := -gencode=arch=compute_80,code=[sm_80,compute_80]
-NVCCARCH = $(if $(filter %_mma,$(*F)),,$(HOPPER)) $(if $(filter %_tma attn_prefill skinny,$(*F)),,$(PORTABLE))
+NVCCARCH = $(if $(filter %_mma,$(*F)),,$(HOPPER)) $(if $(filter %_tma attn_prefill skinny wide,$(*F)),,$(PORTABLE))
 NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. \
              -Xcompiler -fPIC,-fno-threadsafe-statics,-fno-exceptions,-Wall
 CUDA_O := $(patsubst %.c,$(B)/obj/%.o,$(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC)))
@@ -199,6 +199,7 @@ PORTABLE_PTX := BATON_CUDA_PORTABLE=1 CUDA_FORCE_PTX_JIT=1
 check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 	$(B)/tests/gpu/check_attn
 	$(B)/tests/gpu/check_rows
+	$(B)/tests/gpu/check_wide
 	$(B)/tests/gpu/check_sample
 	$(B)/tests/gpu/check_engine
 	$(PORTABLE_PTX) $(B)/tests/gpu/check_attn
@@ -211,6 +212,7 @@ check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
 bench-gpu: $(GPU_BINS)
 	$(B)/tests/gpu/bench_attn
 	$(B)/tests/gpu/bench_gemv
+	$(B)/tests/gpu/bench_wide
 	$(B)/tests/gpu/bench_sample
 	$(B)/tests/gpu/bench_engine
 endif

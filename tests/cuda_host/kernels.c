@@ -11,6 +11,7 @@
 #include "common/engine/cuda/gemm.h"
 #include "common/engine/cuda/rows.h"
 #include "common/engine/cuda/sample.h"
+#include "common/engine/cuda/wide.h"
 #include "common/engine/sampler.h"
 
 typedef _Float16 half;
@@ -412,6 +413,43 @@ cudaError_t bt_cu_append(const struct bt_cu_append *a, cudaStream_t s)
 {
     cuda_host_launch(s, run_append, a, sizeof(*a));
     return cudaSuccess;
+}
+
+/* ---- products of many rows ---- */
+
+bool bt_cu_wide_fits(uint32_t m, uint32_t n, uint32_t k)
+{
+    (void)n;
+    (void)k;
+    return m == 16; /* one trial, and then all with as many rows or more */
+}
+cudaError_t bt_cu_wide_swiglu(const void *w, const void *x, void *y, uint32_t m, uint32_t n,
+                              uint32_t k, cudaStream_t s)
+{
+    return bt_cu_gemv_swiglu(w, x, y, m, n, k, s);
+}
+
+struct wide_append {
+    struct product p;
+    struct bt_cu_append a;
+};
+static void run_wide_append(const void *args)
+{
+    struct wide_append w = *(const struct wide_append *)args;
+    float *y = malloc((size_t)w.p.m * w.p.n * 4);
+    w.p.y = y;
+    w.a.qkv = y;
+    run_product(&w.p);
+    run_append(&w.a);
+    free(y);
+}
+cudaError_t bt_cu_wide_append(const void *w, const void *x, uint32_t k,
+                              const struct bt_cu_append *a, cudaStream_t s)
+{
+    const struct wide_append p = {
+        {w, x, NULL, a->n, (a->heads + 2 * a->kv_heads) * a->head_dim, k, false, false}, *a};
+    cuda_host_launch(s, run_wide_append, &p, sizeof(p));
+    return a->e4m3 ? cudaErrorInvalidValue : cudaSuccess;
 }
 
 struct dummy {

@@ -20,6 +20,9 @@
 #define BT_CU_BUCKETS   12 /* decode graphs for 1, 2, 4, ... sequences */
 #define BT_CU_GRAPH_MAX 512
 
+/* Products that wide.h may take from cuBLASLt. */
+enum bt_cu_wide { BT_CU_WIDE_QKV, BT_CU_WIDE_GATE_UP, BT_CU_WIDES };
+
 struct bt_cu_layer { /* device memory; what an architecture lacks is NULL */
     void *qkv, *o, *gate_up, *down;
     float *norm_attn, *norm_mlp, *qkv_bias, *q_norm, *k_norm;
@@ -80,6 +83,7 @@ struct bt_engine {
     struct bt_cu_model model;
     int device;
     struct bt_cu_gemm *gemm;
+    uint32_t wide_from[BT_CU_WIDES]; /* rows from which wide.h takes these; UINT32_MAX: none */
     struct bt_attn *attn;
     struct bt_attn_pool pool;
     cudaStream_t compute, store, load;
@@ -141,6 +145,8 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
 void bt_cu_model_cleanup(struct bt_cu_model *m);
 
 bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
+/* What takes prompts' products, by timing: when there are pages, and before they hold anything. */
+bt_status_t bt_cu_step_choose(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
 void bt_cu_step_close(struct bt_engine *e);
 /* Enqueues a checked batch; t learns its samples. */
 bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,

@@ -58,6 +58,17 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t dst, const CUtensorM
                  : "memory");
 }
 
+/* The same bytes to the same place of both blocks of a cluster of two, and to the barrier of each
+ * that lies where `bar` does. */
+static __device__ __forceinline__ void tma_load_2d_both(uint32_t dst, const CUtensorMap *map,
+                                                        uint32_t bar, int x, int y)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+                 "l"((uint64_t)map), "r"(bar), "r"(x), "r"(y), "h"((uint16_t)3)
+                 : "memory");
+}
+
 /* `bytes` in one piece, a multiple of 16 as both addresses are. */
 static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
                                                  uint32_t bar)
@@ -82,6 +93,19 @@ static __device__ __forceinline__ void cluster_sync(void)
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
+}
+/* At the barrier of block `rank` that lies where `bar` does in this one. It orders nothing beyond
+ * this block: a release for the cluster is a fence of all memory, which costs about a microsecond.
+ */
+static __device__ __forceinline__ void cluster_arrive(uint32_t bar, uint32_t rank)
+{
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
 }
 /* 16 bytes of block `rank`, at the place that is `addr` in this one. */
 static __device__ __forceinline__ float4 cluster_load4(uint32_t addr, uint32_t rank)
@@ -171,7 +195,7 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
                  : FREGS(d, 0)                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-/* The widths that products of few rows use, in bf16 alone. */
+/* The widths that products use, in bf16 alone. */
 static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[4], uint64_t a, uint64_t b,
                                                      int accumulate)
 {
@@ -196,6 +220,12 @@ static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[64], uint64_t a,
                                                      int accumulate)
 {
     WG_SS(128, "bf16", WG_REGS64, WG_F64, 64, 65, 66);
+}
+
+static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[128], uint64_t a, uint64_t b,
+                                                     int accumulate)
+{
+    WG_SS(256, "bf16", WG_REGS128, WG_F128, 128, 129, 130);
 }
 
 template <class T>

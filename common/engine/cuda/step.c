@@ -9,6 +9,7 @@
 
 #include "common/engine/cuda/cuda_priv.h"
 #include "common/engine/cuda/ranges.h"
+#include "common/engine/cuda/wide.h"
 
 /* A step's small inputs, in one piece of memory laid out by its sizes: a graph's pointers depend on
  * its batch alone. Single tokens come first, then the chunks. */
@@ -308,6 +309,44 @@ static bt_status_t product(struct bt_engine *e, const void *w, const void *a, vo
     return BT_OK;
 }
 
+/* a -> queries in e->q, keys and values in their pages */
+static bt_status_t qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n,
+                       const struct inputs *in, uint32_t layer_row)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cu_append a = {.qkv = e->qkv,
+                                   .bias = y->qkv_bias,
+                                   .q_norm = y->q_norm,
+                                   .k_norm = y->k_norm,
+                                   .rope = e->rope,
+                                   .pos = in->pos,
+                                   .slots = in->slots,
+                                   .table = e->table,
+                                   .q = e->q,
+                                   .pool = e->kv,
+                                   .e4m3 = e->e4m3,
+                                   .scale_row = e->pool.scale_row,
+                                   .page_rows = e->page_rows,
+                                   .layer_row = layer_row,
+                                   .n = n,
+                                   .heads = c->heads,
+                                   .kv_heads = c->kv_heads,
+                                   .head_dim = c->head_dim,
+                                   .page_tokens = e->host.info.layout.page_tokens,
+                                   .table_stride = e->host.max_pages_of_slot,
+                                   .eps = c->norm_eps};
+    if (n >= e->wide_from[BT_CU_WIDE_QKV]) {
+        BT_CU_TRY(e, bt_cu_wide_append(y->qkv, e->a, c->hidden, &a, e->compute));
+        return BT_OK;
+    }
+    bt_status_t st = product(e, y->qkv, e->a, e->qkv, n, (c->heads + 2 * c->kv_heads) * c->head_dim,
+                             c->hidden, false, false);
+    if (st == BT_OK) {
+        BT_CU_TRY(e, bt_cu_append(&a, e->compute));
+    }
+    return st;
+}
+
 /* x += down(silu(gate(a)) * up(a)) */
 static bt_status_t mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
 {
@@ -315,7 +354,10 @@ static bt_status_t mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_
     uint32_t wide = 2 * c->intermediate;
     int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, BT_CU_SKINNY_SWIGLU);
     void *h = e->a;
-    if (way >= 0) {
+    if (n >= e->wide_from[BT_CU_WIDE_GATE_UP]) {
+        h = e->gu;
+        BT_CU_TRY(e, bt_cu_wide_swiglu(y->gate_up, e->a, h, n, wide, c->hidden, e->compute));
+    } else if (way >= 0) {
         h = e->gu;
         BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, y->gate_up, e->a, h, n, wide, c->hidden,
                                   BT_CU_SKINNY_SWIGLU, e->compute));
@@ -373,33 +415,63 @@ static bt_status_t trial_head(struct bt_engine *e, uint32_t m)
     return st == BT_OK ? head(e, NULL, m) : st;
 }
 
+typedef bt_status_t trial_fn(struct bt_engine *e, uint32_t m);
+
+static bt_status_t time_once(struct bt_engine *e, trial_fn *trial, uint32_t m, cudaEvent_t *ev,
+                             float *ms_p)
+{
+    BT_CU_TRY(e, cudaEventRecord(ev[0], e->compute));
+    bt_status_t st = trial(e, m);
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, cudaEventRecord(ev[1], e->compute));
+    BT_CU_TRY(e, cudaEventSynchronize(ev[1]));
+    BT_CU_TRY(e, cudaEventElapsedTime(ms_p, ev[0], ev[1]));
+    return BT_OK;
+}
+
 /* The least time of some runs in ms. */
-static bt_status_t time_trial(struct bt_engine *e,
-                              bt_status_t (*trial)(struct bt_engine *, uint32_t), uint32_t m,
-                              cudaEvent_t *ev, float *ms_p)
+static bt_status_t time_trial(struct bt_engine *e, trial_fn *trial, uint32_t m, cudaEvent_t *ev,
+                              float *ms_p)
 {
     enum { RUNS = 4 };
+    bt_status_t st = BT_OK;
     *ms_p = INFINITY;
-    for (int i = 0; i < RUNS; i++) {
-        float ms;
-        BT_CU_TRY(e, cudaEventRecord(ev[0], e->compute));
-        bt_status_t st = trial(e, m);
-        if (st != BT_OK) {
-            return st;
-        }
-        BT_CU_TRY(e, cudaEventRecord(ev[1], e->compute));
-        BT_CU_TRY(e, cudaEventSynchronize(ev[1]));
-        BT_CU_TRY(e, cudaEventElapsedTime(&ms, ev[0], ev[1]));
+    for (int i = 0; st == BT_OK && i < RUNS; i++) {
+        float ms = INFINITY;
+        st = time_once(e, trial, m, ev, &ms);
         *ms_p = BT_MIN(*ms_p, ms);
     }
-    return BT_OK;
+    return st;
+}
+
+/* The time in ms at the speed that it keeps: what takes long draws so much power that the clock
+ * falls within 0.2 s. heat: ms of runs, the second half of which count. */
+static bt_status_t time_hot(struct bt_engine *e, trial_fn *trial, uint32_t m, float heat,
+                            cudaEvent_t *ev, float *ms_p)
+{
+    const float little = 0.5f; /* ms; a run that heats nothing */
+    float spent = 0, sum = 0, n = 0;
+    bt_status_t st = time_trial(e, trial, m, ev, ms_p);
+    if (*ms_p < little) {
+        return st;
+    }
+    while (st == BT_OK && spent < heat) {
+        float ms = INFINITY;
+        st = time_once(e, trial, m, ev, &ms);
+        spent += ms;
+        sum += spent > heat / 2 ? ms : 0;
+        n += spent > heat / 2 ? 1 : 0;
+    }
+    *ms_p = sum / n;
+    return st;
 }
 
 /* Tries all ways of one product, the others as they are, and keeps the fastest. A way must be
  * faster by half a percent, or the choice is noise. */
 static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint32_t k,
-                               enum bt_cu_skinny_end end,
-                               bt_status_t (*trial)(struct bt_engine *, uint32_t), cudaEvent_t *ev)
+                               enum bt_cu_skinny_end end, trial_fn *trial, cudaEvent_t *ev)
 {
     int best = bt_cu_gemm_way(e->gemm, m, n, k, end), now = best;
     float least, ms;
@@ -457,6 +529,104 @@ static bt_status_t choose_ways(struct bt_engine *e)
     return st;
 }
 
+/* ---- wide.h or cuBLASLt, by timing ---- */
+
+static bt_status_t trial_qkv(struct bt_engine *e, uint32_t m)
+{
+    const struct layout l = lay_out(e->host.info.max_rows, 0, 0, 0, 0);
+    const struct inputs in = inputs_at(&l, e->step);
+    bt_status_t st = BT_OK;
+    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(e->model.config.layers, TRIAL_LAYERS); i++) {
+        st = qkv(e, &e->model.layers[i], m, &in, 0);
+    }
+    return st;
+}
+static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
+{
+    bt_status_t st = BT_OK;
+    const struct bt_model_config *c = &e->model.config;
+    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
+        const struct bt_cu_layer *y = &e->model.layers[i];
+        BT_CU_TRY(e,
+                  bt_cu_norm(e->x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->a, e->compute));
+        st = mlp(e, y, m);
+    }
+    return st;
+}
+
+/* Halves the rows for as long as wide.h is not slower. */
+static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, cudaEvent_t *ev)
+{
+    trial_fn *trial = what == BT_CU_WIDE_QKV ? trial_qkv : trial_mlp;
+    const struct products p = layer_products(e);
+    uint32_t best = UINT32_MAX, is = what == BT_CU_WIDE_QKV ? 0 : 2, n = p.n[is], k = p.k[is];
+    float ms[2] = {0, 0}, heat = 250;
+    for (uint32_t m = e->host.info.max_rows; ms[1] <= ms[0] && m > 0; m /= 2) {
+        if (!bt_cu_wide_fits(m, n, k)) {
+            continue;
+        }
+        for (int own = 0; own < 2; own++) {
+            e->wide_from[what] = own ? 1 : UINT32_MAX;
+            bt_status_t st = time_hot(e, trial, m, heat, ev, &ms[own]);
+            if (st != BT_OK) {
+                return st;
+            }
+        }
+        best = ms[1] <= ms[0] ? m : best;
+        heat = 60; /* it is hot by now */
+    }
+    e->wide_from[what] = best;
+    return BT_OK;
+}
+
+/* Rows of slot 0, whose pages are all page 0 as yet, in rising positions; random activations. */
+static cudaError_t trial_inputs(struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t rows = e->host.info.max_rows, *pos = bt_malloc(rows * sizeof(*pos));
+    const struct layout l = lay_out(rows, 0, 0, 0, 0);
+    const struct inputs in = inputs_at(&l, e->step);
+    for (uint32_t i = 0; i < rows; i++) {
+        pos[i] = i % c->max_model_len;
+    }
+    cudaError_t ce = cudaMemset(in.slots, 0, rows * 4);
+    ce = ce == cudaSuccess ? cudaMemcpy(in.pos, pos, rows * 4, cudaMemcpyHostToDevice) : ce;
+    free(pos);
+    size_t wide = BT_MAX(c->hidden, c->intermediate);
+    ce = ce == cudaSuccess
+             ? bt_cu_dummy_bf16(e->x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
+             : ce;
+    return ce == cudaSuccess ? bt_cu_dummy_bf16(e->a, rows * wide, 1.0f, 4, e->compute) : ce;
+}
+
+bt_status_t bt_cu_step_choose(struct bt_engine *e, char *err, size_t err_cap)
+{
+    cudaEvent_t ev[2] = {0};
+    cudaError_t ce = trial_inputs(e);
+    for (int i = 0; ce == cudaSuccess && i < 2; i++) {
+        ce = cudaEventCreate(&ev[i]);
+    }
+    bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "inputs");
+    for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
+        if (i != BT_CU_WIDE_QKV || !e->e4m3) {
+            st = find_wide_from(e, (enum bt_cu_wide)i, ev);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        if (ev[i]) {
+            cudaEventDestroy(ev[i]);
+        }
+    }
+    if (st == BT_OK) { /* as it was: what no token has written is finite */
+        ce = cudaMemsetAsync(e->kv, 0, e->host.info.layout.block_bytes, e->compute);
+        st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "first page");
+    }
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "engine cuda: timing of prompts' products: %s", e->fault);
+    }
+    return st;
+}
+
 /* ---- open ---- */
 
 bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
@@ -468,6 +638,9 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     struct layout all = lay_out((uint32_t)rows, e->max_batch, info->max_slots,
                                 info->max_rows + info->max_slots, info->max_rows);
     cudaError_t ce = cudaSuccess;
+    for (int i = 0; i < BT_CU_WIDES; i++) {
+        e->wide_from[i] = UINT32_MAX;
+    }
     e->step_bytes = all.bytes;
     e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
     e->step = take(all.bytes, &ce);
@@ -544,35 +717,6 @@ static bt_status_t attention(struct bt_engine *e, const struct layout *l, const 
     return BT_OK;
 }
 
-static bt_status_t append(struct bt_engine *e, const struct bt_cu_layer *y, const struct layout *l,
-                          const struct inputs *in, uint32_t layer_row)
-{
-    const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_append a = {.qkv = e->qkv,
-                                   .bias = y->qkv_bias,
-                                   .q_norm = y->q_norm,
-                                   .k_norm = y->k_norm,
-                                   .rope = e->rope,
-                                   .pos = in->pos,
-                                   .slots = in->slots,
-                                   .table = e->table,
-                                   .q = e->q,
-                                   .pool = e->kv,
-                                   .e4m3 = e->e4m3,
-                                   .scale_row = e->pool.scale_row,
-                                   .page_rows = e->page_rows,
-                                   .layer_row = layer_row,
-                                   .n = l->tokens,
-                                   .heads = c->heads,
-                                   .kv_heads = c->kv_heads,
-                                   .head_dim = c->head_dim,
-                                   .page_tokens = e->host.info.layout.page_tokens,
-                                   .table_stride = e->host.max_pages_of_slot,
-                                   .eps = c->norm_eps};
-    BT_CU_TRY(e, bt_cu_append(&a, e->compute));
-    return BT_OK;
-}
-
 /* b NULL: no flows (a graph). */
 static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *b,
                              const struct layout *l, const struct inputs *in, uint32_t layer)
@@ -587,9 +731,7 @@ static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *
         return st;
     }
     BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_attn, n, c->hidden, c->norm_eps, e->a, e->compute));
-    st = product(e, y->qkv, e->a, e->qkv, n, q + 2 * c->kv_heads * c->head_dim, c->hidden, false,
-                 false);
-    st = st == BT_OK ? append(e, y, l, in, kv_row) : st;
+    st = qkv(e, y, n, in, kv_row);
     st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
     st = st == BT_OK ? attention(e, l, in, kv_row) : st;
     st = st == BT_OK ? product(e, y->o, e->o, e->x, n, c->hidden, q, false, true) : st;
