@@ -886,6 +886,7 @@ static void make_slab(int argc, char **argv, struct bt_kv_key *root, uint64_t in
 
 static void finish(void)
 {
+    T.storm.next = T.storm.last + 1; /* else flows that end now are followed by others */
     bt_wire_destroy(T.wire);
     bt_rpc_server_destroy(T.server);
     bt_rpc_destroy(T.rpc);
