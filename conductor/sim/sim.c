@@ -43,6 +43,7 @@ struct live {          /* a request beyond its record */
     uint32_t best_tokens, fetch_tokens;
     uint32_t held;      /* blocks of its prefix at its prefill node, while it computes */
     double read_end_ms; /* what of its prefix lay on that node's SSD is in memory */
+    double handed_ms;   /* its KV, but for what is computed last, is where it will be decoded */
     uint32_t next;      /* in its node's queue */
 };
 
@@ -250,6 +251,30 @@ static bool fetch_lost(const struct sim *s, uint32_t id)
     return failed_since(s, id, l->fetch_from) && s->failed_ms[l->fetch_from] < l->fetch_end_ms;
 }
 
+/* A link's end is busy with one thing after the other, first come first served, and with each for
+ * as long as its bytes take; streams share it piece by piece, so that an end does not wait for the
+ * other one. Returns when both have done it. */
+static double send(struct sim *s, uint32_t from, uint32_t to, double bytes)
+{
+    double *out = &s->links[from].send_free_ms, *in = &s->links[to].recv_free_ms;
+    double ms = 1e3 * bytes / s->c->link_bytes_per_s;
+    *out = BT_MAX(*out, s->now_ms) + ms;
+    *in = BT_MAX(*in, s->now_ms) + ms;
+    return BT_MAX(*out, *in);
+}
+
+/* Its KV streams to where it will be decoded from now on, whether it will be refused there or not:
+ * the links' share of that is taken at once, though the computing spreads it out. */
+static void start_handoff(struct sim *s, uint32_t id)
+{
+    const struct bt_sim_record *rec = &s->r->records[id];
+    if (output_of(s, id) > s->live[id].given + 1) {
+        double bytes = (double)s->req[id].input * s->c->token_bytes;
+        s->live[id].handed_ms = send(s, rec->prefill, rec->decode, bytes);
+        s->r->bytes_handoff += bytes;
+    }
+}
+
 static void start_prefill(struct sim *s, uint32_t node)
 {
     struct prefill_node *p = &s->p[node];
@@ -281,22 +306,20 @@ static void start_prefill(struct sim *s, uint32_t node)
     s->r->prefill_busy_ms += end - s->now_ms;
     l->start_ms = s->now_ms;
     p->run_end_ms = end;
+    start_handoff(s, id);
     push(s, end, EV_PREFILL_END, node, p->version);
 }
 
 static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
 {
-    struct link *src = &s->links[plan->fetch_from], *dst = &s->links[plan->prefill];
     struct live *l = &s->live[id];
     uint32_t best = BT_MIN(s->match[plan->fetch_from] * BT_SIM_BLOCK_TOKENS,
                            (s->req[id].input - 1) / BT_SIM_BLOCK_TOKENS * BT_SIM_BLOCK_TOKENS);
     double bytes = (double)plan->fetch_tokens * s->c->token_bytes;
-    double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
     l->best_tokens = best;
     l->fetch_from = plan->fetch_from;
     l->fetch_tokens = plan->fetch_tokens;
-    l->fetch_end_ms = start + 1e3 * bytes / s->c->link_bytes_per_s;
-    src->send_free_ms = dst->recv_free_ms = l->fetch_end_ms;
+    l->fetch_end_ms = send(s, plan->fetch_from, plan->prefill, bytes);
     s->r->bytes_fetch += bytes;
     const uint32_t *blocks = s->t->blocks + s->req[id].first; /* used there too */
     uint32_t n = best / BT_SIM_BLOCK_TOKENS, ssd;
@@ -540,12 +563,9 @@ static void prefill_end(struct sim *s, uint32_t node)
             return;
         }
     }
-    struct link *dst = &s->links[rec->decode];
     double bytes = (double)q->input * s->c->token_bytes;
-    double move = 1e3 * bytes / s->c->link_bytes_per_s;
-    dst->recv_free_ms = BT_MAX(dst->recv_free_ms, s->live[id].start_ms) + move;
-    s->r->bytes_handoff += bytes;
-    push(s, BT_MAX(s->now_ms + move / s->c->layers, dst->recv_free_ms), EV_HANDOFF_END, id, 0);
+    double layer = 1e3 * bytes / s->c->link_bytes_per_s / s->c->layers; /* the last one */
+    push(s, BT_MAX(s->now_ms + layer, s->live[id].handed_ms), EV_HANDOFF_END, id, 0);
 }
 
 static void handoff_end(struct sim *s, uint32_t id)

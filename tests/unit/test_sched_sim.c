@@ -761,6 +761,45 @@ static void run_failing(const struct bt_sim_failure *failures, uint32_t n, struc
     bt_sim_trace_cleanup(&t);
 }
 
+/* Two prompts of 2,000 tokens at once, links of 1 GB/s (655 ms each), 235 ms of computing each:
+ * from one node to two the second hand-off waits for the first at the sender, from two to one at
+ * the receiver. The gap behind the first token is what the computing has not hidden, and a step. */
+static void test_link_ends(void **state)
+{
+    (void)state;
+    static const uint32_t nodes[][2] = {{1, 2}, {2, 1}, {2, 2}};
+    static struct bt_sim_request requests[] = {{0, 2000, 2, 0, 4}, {0, 2000, 2, 4, 4}};
+    static uint32_t blocks[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    struct bt_sim_trace t = {
+        .requests = requests, .n = 2, .blocks = blocks, .n_blocks = 8, .n_unique = 8};
+    for (size_t i = 0; i < BT_ARRAY_LEN(nodes); i++) {
+        struct bt_sim_cluster c;
+        struct bt_sim_result r;
+        char err[256];
+        assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+        c.prefill_nodes = nodes[i][0];
+        c.decode_nodes = nodes[i][1];
+        c.link_bytes_per_s = 1e9;
+        struct bt_sim_options o = {.policy = &bt_sched_least_load,
+                                   .admission = &bt_sched_admit_none,
+                                   .rate = 1,
+                                   .to = 1,
+                                   .seed = 1,
+                                   .life_ms = 1000};
+        bt_sim_run(&c, &t, &o, &r);
+        double move = 2000.0 * c.token_bytes / 1e6;
+        double late = BT_MAX(r.records[0].ttft_ms, r.records[1].ttft_ms);
+        double first =
+            r.records[0].end_ms < r.records[1].end_ms ? r.records[0].end_ms : r.records[1].end_ms;
+        double last = BT_MAX(r.records[0].end_ms, r.records[1].end_ms);
+        assert_true(late < (nodes[i][0] == 1 ? 480 : 240));
+        assert_true(first > move && first < move + 40);
+        bool shared = nodes[i][0] == 1 || nodes[i][1] == 1;
+        assert_true(last > (shared ? 2 : 1) * move && last < (shared ? 2 : 1) * move + 40);
+        bt_sim_result_cleanup(&r);
+    }
+}
+
 /* Whoever had something on a node that failed is planned again, and everybody is served. */
 static void test_failures(void **state)
 {
@@ -1048,6 +1087,7 @@ int main(void)
         cmocka_unit_test(test_bound),
         cmocka_unit_test(test_decode_fails),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_link_ends),
         cmocka_unit_test(test_replicate),
         cmocka_unit_test(test_roles),
         cmocka_unit_test(test_published_order),
