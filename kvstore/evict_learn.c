@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define AGES       56  /* ranges of age, two an octave */
 #define FINE       4   /* steps of the level table in each of them */
@@ -34,6 +35,7 @@ struct bt_learn {
     struct sample *ring; /* by rising tick from head on */
     uint32_t *buckets;
     uint32_t n_ring, head, mask, keep_below, period, next_refresh, turnover;
+    uint32_t n_used; /* of the ring: those behind have never held a sample */
     bool primed;
     struct counts c[BT_LEARN_CLASSES];
     double width[AGES]; /* ticks */
@@ -146,7 +148,7 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
     for (uint32_t k = 0; k < BT_LEARN_CLASSES; k++) {
         watched[k] = nothing;
     }
-    for (uint32_t i = 0; i < l->n_ring; i++) {
+    for (uint32_t i = 0; i < l->n_used; i++) {
         if (l->ring[i].live) {
             watched[l->ring[i].cls].lost[range_of(now - l->ring[i].tick)]++;
         }
@@ -162,9 +164,15 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
         }
     }
     common_curve(l, all_risk, all_reused, common);
+    uint32_t like = NONE; /* a class of which nothing is known, as are others: all alike */
     for (uint32_t k = 0; k < BT_LEARN_CLASSES; k++) {
-        class_curve(common, risk[k], l->c[k].reused, chance);
-        fill_levels(l, k, chance);
+        if (risk[k][0] > 0 || like == NONE) { /* the youngest range: whoever was watched at all */
+            class_curve(common, risk[k], l->c[k].reused, chance);
+            fill_levels(l, k, chance);
+            like = risk[k][0] > 0 ? like : k;
+        } else {
+            memcpy(l->levels[k], l->levels[like], sizeof(l->levels[k]));
+        }
         for (uint32_t i = 0; i < AGES; i++) {
             l->c[k].reused[i] *= decay;
             l->c[k].lost[i] *= decay;
@@ -264,6 +272,7 @@ void bt_learn_use(struct bt_learn *l, uint32_t hash, uint32_t cls, uint32_t now)
     }
     l->ring[l->head] = (struct sample){hash, now, *bucket, (uint8_t)cls, true};
     *bucket = l->head;
+    l->n_used = BT_MAX(l->n_used, l->head + 1);
     l->head = (l->head + 1) & l->mask;
 }
 
