@@ -242,7 +242,9 @@ static const struct bt_conf_row rows[] = {
      .max = 100,
      .doc = "Admission priced: of the prefill work asked for within about a minute the share (1 - "
             "queue / TTFT objective) to the power of this comes in, the shortest prefills first; "
-            "a queue of less than a second is free. 0: all of it."},
+            "a queue of less than a second is free. And of the decode workers' pages or places, "
+            "where more than 0.7 of them are expected in use, the share ((1 - used) / 0.3) to "
+            "this power, who takes the least of them first. 0: all of it."},
     {.key = "sched.work_weight",
      .type = BT_CONF_FLOAT,
      .offset = ROW(work_weight),

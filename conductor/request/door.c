@@ -50,6 +50,7 @@ static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint6
     v.snap.now_ms = (double)now_ns / 1e6;
     v.snap.forecast = &rs->forecast;
     v.snap.demand = &rs->demand;
+    v.snap.decodes = &rs->decodes;
     return bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v.snap, &req, &plan,
                            rej) == BT_SCHED_OVERLOADED;
 }

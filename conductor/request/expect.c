@@ -1,6 +1,6 @@
 /* What this conductor expects, for admission: how long rows go on (survival estimates), which ones
- * are on their way out of prefill (forecast), and which prefills are asked for (demand). Loop
- * thread. */
+ * are on their way out of prefill (forecast), and what is asked for of both stages (demand,
+ * decodes). Loop thread. */
 #include <math.h>
 
 #include "conductor/request/request_priv.h"
@@ -21,12 +21,14 @@ void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
     bt_survival_init(&rs->survival);
     bt_sched_forecast_init(&rs->forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
     bt_sched_demand_init(&rs->demand, DEMAND_MS);
+    bt_sched_demand_init(&rs->decodes, DEMAND_MS);
 }
 
-void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms)
+void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work)
 {
     if (!k->demanded) {
         bt_sched_demand_note(&k->r->rs->demand, ms_of(now_ns), compute_ms);
+        bt_sched_demand_note(&k->r->rs->decodes, ms_of(now_ns), decode_work);
         k->demanded = true;
     }
 }
@@ -78,6 +80,7 @@ void bt_expect_row(struct bt_flight *f, uint64_t now_ns)
 {
     if (f->expected && f->decode != NULL && !f->decode_ended) {
         f->decode->own_decoding += f->own_rows;
+        f->decode->own_decoding_kv += f->own_kv;
         f->decoding = true;
     }
     bt_expect_settled(f, now_ns);

@@ -86,7 +86,10 @@ static void decode_over(struct bt_flight *f)
         f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
         f->decode->own_kv_tokens -= BT_MIN(f->own_kv, f->decode->own_kv_tokens);
         bt_view_classes_remove(&f->decode->own_rows, f->rows_place, f->own_rows);
-        f->decode->own_decoding -= f->decoding ? BT_MIN(f->own_rows, f->decode->own_decoding) : 0;
+        if (f->decoding) {
+            f->decode->own_decoding -= BT_MIN(f->own_rows, f->decode->own_decoding);
+            f->decode->own_decoding_kv -= BT_MIN(f->own_kv, f->decode->own_decoding_kv);
+        }
     }
     f->decoding = false;
     f->decode_ended = true;

@@ -83,8 +83,12 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 {
     double p = rej->predicted_ms, o = rej->objective_ms;
     int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* what differs shall look different */
-    snprintf(why, cap, "%s: %.*f ms predicted, at most %.*f ms are asked for", rej->reason, digits,
-             p, digits, o);
+    if (p > 0) {
+        snprintf(why, cap, "%s: %.*f ms predicted, at most %.*f ms are asked for", rej->reason,
+                 digits, p, digits, o);
+    } else {
+        snprintf(why, cap, "%s", rej->reason);
+    }
 }
 
 static void refuse_overload(struct bt_lane *k, const struct bt_sched_reject *rej)

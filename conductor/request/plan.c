@@ -249,6 +249,7 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
     v->snap.now_ms = (double)now_ns / 1e6;
     v->snap.forecast = &rs->forecast;
     v->snap.demand = &rs->demand;
+    v->snap.decodes = &rs->decodes;
     if (rs->conf.policy->fetches && rs->conf.sched.fetch_ratio > 0 && use_cache) {
         v->snap.spread_blocks = bt_sources_spread(rs->view, v, k->keys, k->n_keys);
     }
@@ -262,7 +263,8 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
         bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v->snap, &req, plan, rej);
     bool planned = verdict == BT_SCHED_PLANNED;
     if (planned ? !plan->background : verdict == BT_SCHED_OVERLOADED) {
-        bt_expect_demand(k, now_ns, planned ? plan->compute_ms : rej->compute_ms);
+        bt_expect_demand(k, now_ns, planned ? plan->compute_ms : rej->compute_ms,
+                         planned ? plan->decode_work : rej->decode_work);
     }
     if (note) {
         bt_explain_note(k, v, &params, &req, verdict == BT_SCHED_PLANNED ? plan : NULL, rej);

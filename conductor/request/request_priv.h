@@ -114,7 +114,7 @@ struct bt_lane {
         uint64_t incarnation, until_ns;
     } avoid[AVOID_MAX];
     uint32_t n_avoid, replans;
-    bool demanded;         /* its prefill is in rs->demand */
+    bool demanded;         /* it is in rs->demand and rs->decodes */
     bool starved;          /* somebody had no room for it; in rs->starved unless it is the probe */
     uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
     uint64_t plan_at_ns;   /* not before */
@@ -205,6 +205,7 @@ struct bt_requests {
     struct bt_sched_survival survival;
     struct bt_sched_forecast forecast; /* of the decode pool */
     struct bt_sched_demand demand;     /* of prefills */
+    struct bt_sched_demand decodes;    /* of decode workers' time */
     uint64_t learned_ns;
     struct bt_replicate {
         struct bt_hot hot;
@@ -335,7 +336,7 @@ void bt_flight_destroy(struct bt_flight *f);
 /* ---- expect.c: lengths and the decode pool's load to come ---- */
 void bt_expect_init(struct bt_requests *rs, uint64_t now_ns);
 /* Its prefill would take so long: asked for once, planned or refused. */
-void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms);
+void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work);
 /* How long the lane's answer may get, as a quantile. */
 void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req);
 void bt_expect_planned(struct bt_flight *f, uint64_t now_ns);

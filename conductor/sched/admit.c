@@ -97,38 +97,29 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 #define PAGES_FULL 0.95
 
 /* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
- * request on top. */
+ * request on top. full_p: what they have of a worker's pages or places, 1: as much as is lent out;
+ * 0: not known. */
 static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                              const struct bt_sched_request *req, const struct bt_sched_plan *plan)
+                              const struct bt_sched_request *req, const struct bt_sched_plan *plan,
+                              double *full_p)
 {
+    *full_p = 0;
     const struct bt_sched_worker *d = &s->workers[plan->decode];
-    uint32_t n = 0;
-    double rows = 0, kv = 0, yield_rows = 0, yield_pages = 0;
-    for (uint32_t i = 0; i < s->n_workers; i++) {
-        const struct bt_sched_worker *w = &s->workers[i];
-        if (w->decode) {
-            n++;
-            rows += w->running + w->waiting;
-            kv += (double)w->kv_tokens;
-            yield_rows += w->yield_rows;
-            yield_pages += w->yield_pages;
-        }
-    }
-    if (s->forecast == NULL || n == 0) {
+    struct pool pool;
+    if (!bt_sched_pool_after(s, plan->ttft_ms, &pool)) {
         return tbt_of(s, plan);
     }
-    bt_sched_forecast_at(s->forecast, s->now_ms + plan->ttft_ms, &rows, &kv);
     struct bt_sched_worker then = *d;
-    if (rows < 1) {
+    then.running = (uint32_t)pool.rows;
+    if (then.running == 0) {
         then.learned.tail = then.learned.stall_ms = 0; /* as in tbt_of */
     }
-    then.running = (uint32_t)(rows / n);
     then.waiting = then.landing = then.own_requests = 0;
-    then.kv_tokens = (uint64_t)(kv / n);
+    then.kv_tokens = (uint64_t)pool.kv;
     uint64_t pages = BT_DIV_UP(then.kv_tokens, (uint64_t)req->block_tokens);
     then.pages_free = then.pages_total - (uint32_t)BT_MIN(pages, (uint64_t)then.pages_total);
-    then.yield_rows = (uint32_t)(yield_rows / n); /* those of now: who of them will be left? */
-    then.yield_pages = (uint32_t)(yield_pages / n);
+    then.yield_rows = (uint32_t)pool.yield_rows;
+    then.yield_pages = (uint32_t)pool.yield_pages;
     if (d->cost == NULL && d->step_ms > 0 && d->running > 0) {
         /* Only the step of now is known: it grows with the rows beyond those of now. */
         double grown = (double)then.running / d->running;
@@ -141,9 +132,10 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         full = (double)(pages + bt_sched_blocks_of(req)) / (then.pages_total * PAGES_FULL);
     }
     if (then.slots_total != 0) {
-        double stay = BT_MAX(rows / n - then.yield_rows, 0);
+        double stay = BT_MAX(pool.rows - pool.yield_rows, 0);
         full = BT_MAX(full, (stay + n_rows) / then.slots_total);
     }
+    *full_p = full;
     return full > 1 ? full * BT_MAX(tbt, c->tbt_objective_ms) : tbt;
 }
 
@@ -152,20 +144,47 @@ static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
                                         const struct bt_sched_request *req,
                                         const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
+    double full;
     bt_sched_verdict_t v = check_ttft(c, plan, r);
-    return v == BT_SCHED_PLANNED ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan), r) : v;
+    return v == BT_SCHED_PLANNED ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), r) : v;
 }
 
-/* Too long for the queue: retry when it has shrunk to where this prefill would be let in. */
-static bt_sched_verdict_t too_dear(struct bt_sched_reject *r, double prefill_ms, double most_ms,
-                                   double shrink_ms)
+/* Takes too much of a stage: retry when that has shrunk to where this request would be let in. */
+static bt_sched_verdict_t too_dear(struct bt_sched_reject *r, const char *why, double ms,
+                                   double most_ms, double shrink_ms)
 {
-    bt_sched_verdict_t v = bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(shrink_ms),
-                                           "its prefill is too long for a queue of this length");
+    bt_sched_verdict_t v = bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(shrink_ms), why);
     r->miss = BT_SCHED_MISS_PRICE;
-    r->predicted_ms = prefill_ms;
+    r->predicted_ms = ms;
     r->objective_ms = most_ms;
     return v;
+}
+
+static const char long_prefill[] = "its prefill is too long for a queue of this length";
+static const char large_row[] = "its KV is too large for decode workers as full as these";
+
+/* Decode workers that are expected to be less full than this have no price. */
+#define DECODE_FREE 0.7
+
+/* The other stage's price: of the decode workers' time and room that is asked for the share ((1 -
+ * full) / (1 - DECODE_FREE))^demand_price comes in, what takes least of it first. Where all take
+ * as much nobody is refused for it: what is cheaper by less than a bucket does not count. */
+static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
+                                             const struct bt_sched_snapshot *s,
+                                             const struct bt_sched_plan *plan, double full,
+                                             struct bt_sched_reject *r)
+{
+    if (s->decodes == NULL || c->demand_price <= 0 || full <= DECODE_FREE) {
+        return BT_SCHED_PLANNED;
+    }
+    double share = pow(BT_MAX(1 - full, 0) / (1 - DECODE_FREE), c->demand_price);
+    double below = bt_sched_demand_below(s->decodes, plan->decode_work * BT_DEMAND_STEP);
+    if (below <= share) {
+        return BT_SCHED_PLANNED;
+    }
+    double then = 1 - (1 - DECODE_FREE) * pow(below, 1 / c->demand_price);
+    double life = s->forecast != NULL ? s->forecast->life_ms : 0;
+    return too_dear(r, large_row, 0, 0, life * log(full / then));
 }
 
 static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
@@ -173,7 +192,14 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
                                        const struct bt_sched_request *req,
                                        const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
-    bt_sched_verdict_t v = admit_predict(c, s, req, plan, r);
+    double full = 0;
+    bt_sched_verdict_t v = check_ttft(c, plan, r);
+    if (v == BT_SCHED_PLANNED) {
+        v = check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), r);
+    }
+    if (v == BT_SCHED_PLANNED) {
+        v = check_decode_price(c, s, plan, full, r);
+    }
     if (v != BT_SCHED_PLANNED || c->ttft_objective_ms == 0 || plan->background) {
         return v;
     }
@@ -182,7 +208,7 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
     double most = c->work_price > 0 ? left * pow(free, c->work_price) : INFINITY;
     if (plan->prefill_ms > most) {
         double share = pow(plan->prefill_ms / objective, 1 / (1 + c->work_price));
-        return too_dear(r, plan->prefill_ms, most, objective * share - left);
+        return too_dear(r, long_prefill, plan->prefill_ms, most, objective * share - left);
     }
     if (s->demand == NULL || c->demand_price <= 0 || free >= 1) {
         return BT_SCHED_PLANNED;
@@ -190,7 +216,7 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
     double below = bt_sched_demand_below(s->demand, plan->compute_ms);
     if (below > pow(free, c->demand_price)) {
         double then = BURST_MS + objective * (1 - pow(below, 1 / c->demand_price));
-        return too_dear(r, plan->compute_ms,
+        return too_dear(r, long_prefill, plan->compute_ms,
                         bt_sched_demand_at(s->demand, pow(free, c->demand_price)),
                         plan->queue_ms - then);
     }
@@ -241,6 +267,7 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
         v = admission->admit(params, snap, req, &plan, reject_p);
         if (v != BT_SCHED_PLANNED) {
             reject_p->compute_ms = plan.compute_ms;
+            reject_p->decode_work = plan.decode_work;
         }
     }
     if (v == BT_SCHED_PLANNED) {

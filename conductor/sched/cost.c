@@ -104,16 +104,41 @@ void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sche
 {
     double rows = w->running + w->waiting, life = s->forecast != NULL ? s->forecast->life_ms : 0;
     double coming = rows_coming(w);
-    double each = rows > 0 ? (double)w->kv_tokens / rows : tokens;
+    double each = w->running > 0 ? (double)w->kv_tokens / w->running : tokens;
+    double each_coming = w->own_coming > 0 ? (double)w->own_coming_tokens / w->own_coming : each;
     over_ms = BT_MAX(over_ms, t_ms);
     if (coming > 0 && t_ms > 0 && life > 0) {
         double stay = exp(-t_ms / life);
-        rows = rows * stay + coming * life / over_ms * (1 - stay);
-    } else if (coming > 0 && t_ms > 0) {
-        rows += coming * t_ms / over_ms;
+        rows *= stay;
+        coming *= life / over_ms * (1 - stay);
+    } else {
+        coming *= t_ms > 0 ? t_ms / over_ms : 0;
     }
-    *rows_p = rows;
-    *kv_p = rows * each;
+    *rows_p = rows + coming;
+    *kv_p = rows * each + coming * each_coming;
+}
+
+bool bt_sched_pool_after(const struct bt_sched_snapshot *s, double t_ms, struct pool *pool_p)
+{
+    uint32_t n = 0;
+    double rows = 0, kv = 0, yield_rows = 0, yield_pages = 0;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        const struct bt_sched_worker *w = &s->workers[i];
+        if (w->decode) {
+            double waiting = w->running > 0 ? (double)w->waiting / w->running : 0;
+            n++;
+            rows += w->running + w->waiting;
+            kv += (double)w->kv_tokens * (1 + waiting); /* who waits is as long as the others */
+            yield_rows += w->yield_rows;
+            yield_pages += w->yield_pages;
+        }
+    }
+    if (s->forecast == NULL || n == 0) {
+        return false;
+    }
+    bt_sched_forecast_at(s->forecast, s->now_ms + t_ms, &rows, &kv);
+    *pool_p = (struct pool){rows / n, kv / n, yield_rows / n, yield_pages / n};
+    return true;
 }
 
 /* The mean step of w with prompt tokens in it: steps that a row joins are shorter by what it has
@@ -154,7 +179,8 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
         bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
         double base = 1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
         room = BT_MIN(room, step - base);
-        if (room < step / 8 || !has_pages(w, work.kv + n, req->block_tokens)) {
+        if (room < step / 8 || !has_pages(w, work.kv + n, req->block_tokens) ||
+            (w->slots_total != 0 && work.tokens + 1 > w->slots_total)) {
             return -1; /* its rows need all of it */
         }
         then_ms = (w->queue_ms + alone) * step / room;
@@ -228,6 +254,20 @@ double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sch
     return BT_MAX(load_without(w, req, w->yield_rows, w->yield_pages), 1);
 }
 
+/* An answer of which nothing is known, as in survival.h. */
+#define ANSWER_TOKENS 256u
+
+double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sched_request *req)
+{
+    double more = BT_MIN(req->likely_new != 0 ? req->likely_new : ANSWER_TOKENS, req->max_new);
+    double n = BT_MAX(req->n_choices, 1u), tokens = req->n_tokens + (n - 1) * more + more / 2;
+    double share = w->slots_total != 0 ? n / w->slots_total : 0;
+    if (w->pages_total != 0) {
+        share = BT_MAX(share, tokens / req->block_tokens / w->pages_total);
+    }
+    return 100 * share * more;
+}
+
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req)
 {
@@ -236,6 +276,7 @@ double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_w
         uint32_t n = BT_MAX(req->n_choices, 1u);
         struct bt_batch_work work = {.tokens = w->running + w->waiting + w->landing + n,
                                      .kv = (double)w->kv_tokens + (double)n * req->n_tokens};
+        work.kv += w->landing > 0 ? (double)w->own_coming_tokens : 0;
         step = 1e-6 * bt_batch_work_ns(w->cost, &work);
     }
     double load = bt_sched_decode_load(w, req);

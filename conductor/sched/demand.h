@@ -1,12 +1,14 @@
-/* What prefills have been asked for lately, by their length: of the work that arrives, how much
- * lies in prefills up to a given one. A plain value in the caller's memory. PURE: time is an
- * argument. */
+/* What a stage has been asked for lately, by how much a request takes of it: of the work that
+ * arrives, how much lies in requests up to a given one. Written for prefills and their ms; rows'
+ * work on decode workers (bt_sched_plan.decode_work) counts the same way. A plain value in the
+ * caller's memory. PURE: time is an argument. */
 #ifndef BT_CONDUCTOR_SCHED_DEMAND_H
 #define BT_CONDUCTOR_SCHED_DEMAND_H
 
 #include "common/base/base.h"
 
-#define BT_DEMAND_BUCKETS 68 /* a quarter of an octave each, from 1 ms to 131 s */
+#define BT_DEMAND_BUCKETS 68                 /* a quarter of an octave each, from 1 ms to 131 s */
+#define BT_DEMAND_STEP    0.8408964152537145 /* from one bucket to the one below */
 
 struct bt_sched_demand {
     double window_ms; /* over which what was asked for fades */
@@ -15,7 +17,7 @@ struct bt_sched_demand {
 };
 
 void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms);
-/* A request has arrived whose prefill would take so long. */
+/* A request has arrived whose prefill (its rows) would take so long. */
 void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double prefill_ms);
 /* The share of the work asked for that lies in prefills shorter than this one, and half of that in
  * those about as long. 0 if nothing was asked for. */

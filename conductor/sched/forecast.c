@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define RATE_MS 20000.0 /* over which the rate of admission is taken */
+#define LEADS   50.0    /* requests over which the time until they come out is taken */
 #define MASK    (BT_FORECAST_BUCKETS - 1)
 
 static int64_t bucket_of(const struct bt_sched_forecast *f, double ms)
@@ -19,6 +20,7 @@ void bt_sched_forecast_init(struct bt_sched_forecast *f, double bucket_ms, doubl
     f->bucket_ms = bucket_ms;
     f->life_ms = life_ms;
     f->first = bucket_of(f, now_ms);
+    f->lead_weight = 1;
 }
 
 static void advance(struct bt_sched_forecast *f, double now_ms)
@@ -40,7 +42,18 @@ static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, u
     f->rows_per_ms = f->rows_per_ms * old + 1 / RATE_MS;
     f->kv_per_ms = f->kv_per_ms * old + kv_tokens / RATE_MS;
     f->admitted_ms = now_ms;
-    f->lead_ms += 0.02 * (ready_ms - now_ms - f->lead_ms);
+    /* Later ones weigh more: all the others fade. */
+    double lead = BT_MAX((ready_ms - now_ms) / f->bucket_ms, 0);
+    f->lead[(int)BT_MIN(lead, (double)MASK)] += f->lead_weight;
+    f->leads += f->lead_weight;
+    f->lead_weight *= 1 + 1 / LEADS;
+    if (f->lead_weight > 1e9) {
+        for (int i = 0; i < BT_FORECAST_BUCKETS; i++) {
+            f->lead[i] /= f->lead_weight;
+        }
+        f->leads /= f->lead_weight;
+        f->lead_weight = 1;
+    }
 }
 
 void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double ready_ms,
@@ -66,11 +79,10 @@ void bt_sched_forecast_at(const struct bt_sched_forecast *f, double at_ms, doubl
     double rows = *rows_p + (double)f->due, kv = *kv_p + (double)f->due_kv;
     double stay = f->life_ms > 0 ? exp(-f->bucket_ms / f->life_ms) : 0;
     int64_t to = BT_MIN(bucket_of(f, at_ms), f->first + MASK);
-    /* unseen: share of what comes out in a bucket that has not arrived yet */
-    double seen = 1, later = f->lead_ms > 0 ? exp(-f->bucket_ms / f->lead_ms) : 0;
+    double sooner = 0; /* share of those that come out within the time up to the bucket */
     for (int64_t b = f->first + 1; b <= to; b++) {
-        seen *= later;
-        double unseen = (1 - seen) * f->bucket_ms;
+        sooner += f->leads > 0 ? f->lead[b - f->first - 1] / f->leads : 0;
+        double unseen = sooner * f->bucket_ms;
         rows = rows * stay + f->rows[b & MASK] + unseen * f->rows_per_ms;
         kv = kv * stay + (double)f->kv[b & MASK] + unseen * f->kv_per_ms;
     }

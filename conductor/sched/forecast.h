@@ -14,8 +14,10 @@ struct bt_sched_forecast {
     double bucket_ms;
     double life_ms; /* mean time a row decodes: the caller keeps it up to date */
     /* Of requests that have not arrived yet some will be out of prefill first: as many as are
-     * admitted, as far as their prefills are shorter than the time in question. */
-    double admitted_ms, lead_ms, rows_per_ms, kv_per_ms;
+     * admitted, as far as it took less than the time in question until others were out. */
+    double admitted_ms, rows_per_ms, kv_per_ms;
+    double lead_weight, leads;         /* of the next one, of all */
+    double lead[BT_FORECAST_BUCKETS];  /* came out within so many buckets; faded */
     int64_t first;                     /* number of the bucket that begins next to now */
     int64_t due, due_kv;               /* should have come out of prefill, and have not yet */
     int32_t rows[BT_FORECAST_BUCKETS]; /* come out in bucket b, at b % BUCKETS */

@@ -101,12 +101,16 @@ static void prefill_cached(const struct job *j, uint32_t i, uint32_t ordinal, ui
     e->cost = e->ttft_ms + handoff(j, i, decode, e->prefill_ms);
 }
 
+/* What is there already need not be moved: worth up to a tenth of a worker's load. */
+static double there_already(const struct job *j, uint32_t i)
+{
+    return 0.1 * bt_sched_cached_at(j->s, worker(j, i)->kvstore, j->req) / j->req->n_tokens;
+}
+
 static double decode_cached(const struct job *j, uint32_t i, uint32_t ordinal)
 {
     (void)ordinal;
-    /* What is there already need not be moved: worth up to a tenth of a worker's load. */
-    return bt_sched_decode_load(worker(j, i), j->req) -
-           0.1 * bt_sched_cached_at(j->s, worker(j, i)->kvstore, j->req) / j->req->n_tokens;
+    return bt_sched_decode_load(worker(j, i), j->req) - there_already(j, i);
 }
 
 /* ---- KVCache-centric ---- */
@@ -208,14 +212,20 @@ static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct
 static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
 {
     const struct bt_sched_worker *w = worker(j, i);
-    double now = decode_cached(j, i, ordinal), rows, kv;
+    double rows, kv;
     if (w->pages_total == 0 || w->slots_total == 0) {
-        return now;
+        return decode_cached(j, i, ordinal);
     }
     double queue = BT_MAX(j->least_queue_ms, 1);
     bt_sched_rows_after(j->s, w, j->req->n_tokens, queue, queue, &rows, &kv);
     double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->pages_total;
-    return BT_MAX(now, BT_MAX(pages, (rows + 1) / w->slots_total));
+    double load = BT_MAX(pages, (rows + 1) / w->slots_total);
+    if (load > 1 && w->yield_rows != 0) { /* who makes way does so only where there is no room */
+        pages -= (double)w->yield_pages / w->pages_total;
+        rows -= w->yield_rows;
+        load = BT_MAX(BT_MAX(pages, (rows + 1) / w->slots_total), 1);
+    }
+    return load - there_already(j, i);
 }
 
 static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,

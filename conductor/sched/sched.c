@@ -217,7 +217,7 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
     const struct bt_sched_worker *w = &j->s->workers[i];
     const struct bt_sched_kvstore *kv = &j->s->kvstores[w->kvstore];
     double queue = 0, there = 0;
-    if (w->cost == NULL || bt_sched_decode_load(w, j->req) > 1) {
+    if (w->cost == NULL || w->waiting > 0 || j->places_short) {
         return false;
     }
     uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
@@ -240,6 +240,20 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
     e->ttft_ms = BT_MAX(queue, there) + e->prefill_ms;
     e->cost = e->ttft_ms;
     return true;
+}
+
+/* Rows stay longer where prompts share their steps, and keep their places: before these are all
+ * taken when a prompt of now would become a row, it is better that all steps get short. Asked of
+ * the same forecast as admission, so that prompts beside rows give way before anybody is refused.
+ */
+#define MIXED_PLACES 0.8
+
+static bool places_short(const struct job *j, uint32_t decode)
+{
+    struct pool pool;
+    double at = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
+    uint32_t slots = j->s->workers[decode].slots_total;
+    return slots != 0 && bt_sched_pool_after(j->s, at, &pool) && pool.rows > MIXED_PLACES * slots;
 }
 
 /* The decode worker that would have the first token out before prefill worker p's estimate, if any;
@@ -301,6 +315,7 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->ttft_most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
     plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
     plan->tail_ms = bt_sched_tbt_ms(j->c, wd, j->req);
+    plan->decode_work = bt_sched_decode_work(wd, j->req);
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
     /* What lands finds a step under way where there are rows, or will be: half of it is still to
      * come. */
@@ -437,6 +452,7 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
             return nobody(&j, true, reject_p);
         }
     }
+    j.places_short = rule->mixed && c->mixed_step_ms > 0 && places_short(&j, d);
     if (p != d && place_background(&j, p, d, &e, &plan)) {
         plan.last_resort = last_resort;
         *plan_p = plan;

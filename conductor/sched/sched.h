@@ -33,6 +33,8 @@ struct bt_sched_worker {
     /* of this conductor's own submissions; a heartbeat may not have counted them yet */
     uint32_t own_requests;
     uint64_t own_prefill_tokens;
+    uint32_t own_coming;        /* rows of those that are still in prefill ... */
+    uint64_t own_coming_tokens; /* ... and their context */
     /* known where a cost model is fitted; then they count in place of the rates above */
     const struct bt_batch_cost *cost;        /* NULL: none */
     const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
@@ -71,6 +73,7 @@ struct bt_sched_snapshot {
     double now_ms;          /* on the forecast's clock */
     const struct bt_sched_forecast *forecast; /* of the decode pool; NULL: not kept */
     const struct bt_sched_demand *demand;     /* of prefills; NULL: not kept */
+    const struct bt_sched_demand *decodes;    /* of decode workers' time; NULL: not kept */
 };
 
 struct bt_sched_request {
@@ -100,10 +103,10 @@ struct bt_sched_params {
     /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched where the best match is at
      * least so many times the local one. 0: there is nobody to fetch it, so never. */
     double fetch_ratio;
-    bool tail_load;       /* an engine can load a prefix's end while it computes its head (baton) */
-    double work_price;    /* admission priced: how fast a queue raises the price of work; 0: not */
-    double demand_price;  /* ... and how fast it lowers the share of the work asked for that may
-                             come in, the shortest prefills first; 0: not */
+    bool tail_load;      /* an engine can load a prefix's end while it computes its head (baton) */
+    double work_price;   /* admission priced: how fast a queue raises the price of work; 0: not */
+    double demand_price; /* ... and how fast it, or decode workers that get full, lower the share of
+                            the stage's work asked for that may come in, the least first; 0: not */
     double mixed_step_ms; /* baton: a decode worker fills its steps with prompt tokens up to so
                              long; 0: it takes no prompts from others */
     double mixed_gap_ms;  /* ... but no row that joins has its first gap made longer by them than
@@ -157,6 +160,7 @@ struct bt_sched_plan {
     double prefill_ms;          /* predicted: of ttft_ms, the computing */
     double compute_ms;          /* ... by a worker that has nothing else to do */
     double chunk_ms;            /* predicted: of prefill_ms, its first step */
+    double decode_work; /* predicted: its rows' share of a decode worker in percent, times tokens */
 };
 
 typedef enum { BT_SCHED_MISS_TTFT, BT_SCHED_MISS_TBT, BT_SCHED_MISS_PRICE } bt_sched_miss_t;
@@ -167,8 +171,9 @@ struct bt_sched_reject {
     uint32_t retry_after_s; /* 0: do not retry */
     const char *reason;     /* static text */
     uint32_t fits_tokens;   /* TOO_LARGE: what the largest worker could take */
-    double predicted_ms, objective_ms; /* OVERLOADED: what would be missed, and by how much */
-    double compute_ms;                 /* OVERLOADED: the plan's */
+    /* OVERLOADED: what would be missed, and by how much; 0: it is no time */
+    double predicted_ms, objective_ms;
+    double compute_ms, decode_work; /* OVERLOADED: the plan's */
 };
 
 /* A policy. place returns BT_SCHED_PLANNED and fills plan_p, or another verdict and fills
@@ -225,7 +230,9 @@ extern const struct bt_sched_admission bt_sched_admit_predict;
  * Where all prefills are short beside the objective that asks too late: of the work that is asked
  * for (snapshot.demand) the share (1 - queue / objective)^demand_price comes in, the shortest
  * first. Under overload many short prefills then take the place of few long ones, and the price
- * settles where what is admitted is what can be served. */
+ * settles where what is admitted is what can be served. Decode workers have such a price too
+ * (snapshot.decodes): the fuller they are expected to be at the end of the prefill, the less of
+ * their pages or places a row may take. */
 extern const struct bt_sched_admission bt_sched_admit_priced;
 
 /* The second question of an admission with at_decode: may worker `decode` of snap have the row? */

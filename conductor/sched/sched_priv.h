@@ -42,8 +42,15 @@ struct job {
     bool seen_role, seen_kvstore;         /* why there was no candidate */
     uint32_t n_prefill, n_decode;         /* workers of each role */
     double least_queue_ms;                /* of those that prefill */
+    bool places_short;                    /* decode workers will hardly have places for rows */
     uint32_t best_kv, best_tokens;        /* rules that fetch: the longest match, and where */
     uint32_t spread_tokens;               /* what several holders have together, if that is more */
+};
+
+/* A decode worker's load, the mean over all of them. */
+struct pool {
+    double rows, kv;                /* kv: tokens of context */
+    double yield_rows, yield_pages; /* of now: who of them will be left, nobody knows */
 };
 
 /* A choice among candidates: smaller wins, equal ones are drawn by the request's random word. */
@@ -82,6 +89,9 @@ double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sche
 void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
                          uint32_t tokens, double t_ms, double over_ms, double *rows_p,
                          double *kv_p);
+/* What a decode worker is expected to have after t_ms. False: no forecast is kept, or nobody
+ * decodes. */
+bool bt_sched_pool_after(const struct bt_sched_snapshot *s, double t_ms, struct pool *pool_p);
 /* The prompt's tokens from `cached` on, computed by decode worker w beside its rows, in steps of
  * params.mixed_step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
  * < 0: there is no room beside its rows, in their steps or in its pages. */
@@ -99,6 +109,9 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
                            uint32_t resident_there, double prefill_ms);
 /* Share of a decode worker in use once it has this request too; above 1 it has to wait. */
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req);
+/* What its rows take of decode worker w: of its pages or places the larger share in percent, times
+ * their tokens. Not times their time: the same request takes as much whatever the steps of now. */
+double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sched_request *req);
 /* The step with this request's rows in it, more where they have to take turns. */
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req);

@@ -2,6 +2,7 @@
  * nodes. */
 #include "conductor/sim/sim.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,8 @@
 #define NONE          UINT32_MAX
 #define FORECAST_MS   250
 #define DEMAND_MS     60000
-#define STEP_MS       30 /* of a decode node, as far as the first guess of an answer's life goes */
+#define LIVES_GUESS   20 /* rows that have ended: so much does the first guess of a life count */
+#define LIVES_MS      60000
 #define DONE_AT_ONCE  64
 #define PROGRESS_EACH 1024
 #define NOTICE_MS     2000 /* silence after which a node counts as gone */
@@ -60,6 +62,8 @@ struct link { /* of a node, each direction */
 struct decode_node {
     struct bt_sim_decode *d;
     uint32_t version, assigned;
+    uint32_t coming; /* of those assigned: not rows yet, and their tokens */
+    uint64_t coming_tokens;
 };
 
 struct sim {
@@ -87,9 +91,11 @@ struct sim {
     struct bt_sched_snapshot snap;
     struct bt_sched_params params;
     struct bt_sched_forecast forecast;
-    struct bt_sched_demand demand;
+    struct bt_sched_demand demand, decodes;
     double now_ms, sample_at_ms;
-    double answer, lived_ms; /* tokens and decode time of those that have ended lately, means */
+    struct lives { /* of rows, faded: the time that they have had so far, and how many have ended */
+        double ms, ended, at_ms;
+    } lives;
     uint32_t sample_arrived, sample_refused, samples_cap, finished;
 };
 
@@ -132,6 +138,8 @@ static void show_decode(struct sim *s, uint32_t i)
     w->pages_free =
         (uint32_t)((s->c->kv_tokens - bt_sim_decode_reserved(d->d)) / BT_SIM_BLOCK_TOKENS);
     w->own_requests = d->assigned;
+    w->own_coming = d->coming;
+    w->own_coming_tokens = d->coming_tokens;
     w->queue_ms = bt_sim_decode_prompt_ms(d->d);
 }
 
@@ -163,7 +171,11 @@ static uint32_t output_of(const struct sim *s, uint32_t id)
 static void expect(struct sim *s, uint32_t id, int sign)
 {
     const struct live *l = &s->live[id];
-    bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, s->req[id].input, sign);
+    struct decode_node *d = &s->d[s->r->records[id].decode];
+    uint32_t tokens = s->req[id].input;
+    bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, tokens, sign);
+    d->coming += (uint32_t)sign;
+    d->coming_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
 }
 
 static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
@@ -352,11 +364,21 @@ static void queue_at_prefill(struct sim *s, uint32_t id, uint32_t node)
     start_prefill(s, node);
 }
 
+/* How long rows go on: those that still run count with what they have had, or else only short
+ * answers would be known at the start. */
+static double life_ms(struct lives *l, double now_ms, double rows)
+{
+    double took = now_ms - l->at_ms, old = exp(-took / LIVES_MS);
+    l->ms = l->ms * old + rows * took;
+    l->ended *= old;
+    l->at_ms = now_ms;
+    return l->ended > 0 ? l->ms / l->ended : 0;
+}
+
 /* The nodes as they are now. */
 static void show(struct sim *s)
 {
-    double steps_ms = 0;
-    uint32_t busy = 0;
+    double rows = 0;
     for (uint32_t i = 0; i < s->n; i++) {
         show_kvstore(s, i);
         if (s->workers[i].prefill) {
@@ -366,13 +388,9 @@ static void show(struct sim *s)
             continue;
         }
         show_decode(s, i);
-        double step_ms = bt_sim_decode_rows(s->d[i].d) != 0 ? bt_sim_decode_step_ms(s->d[i].d) : 0;
-        steps_ms += step_ms;
-        busy += step_ms > 0;
+        rows += s->workers[i].running;
     }
-    if (busy != 0) { /* with prompts in the steps rows stay longer */
-        s->forecast.life_ms = BT_MAX(s->answer * steps_ms / busy, s->lived_ms);
-    }
+    s->forecast.life_ms = life_ms(&s->lives, s->now_ms, rows);
     s->snap.now_ms = s->now_ms;
 }
 
@@ -464,6 +482,7 @@ static void arrive(struct sim *s, uint32_t id)
     }
     if (!plan.background) {
         bt_sched_demand_note(&s->demand, s->now_ms, plan.compute_ms);
+        bt_sched_demand_note(&s->decodes, s->now_ms, plan.decode_work);
     }
     rec->plan_ttft_ms = plan.ttft_ms;
     rec->plan_tbt_ms = plan.tbt_ms;
@@ -643,9 +662,7 @@ static void decode_event(struct sim *s, uint32_t node)
             continue;
         }
         rec->tbt_ms = with_gap(s, done[i].id, done[i].tbt_ms);
-        s->answer += 0.01 * (output_of(s, done[i].id) - s->answer);
-        double lived_ms = s->now_ms - rec->at_ms - rec->ttft_ms;
-        s->lived_ms += 0.01 * (lived_ms - s->lived_ms);
+        s->lives.ended++;
         finish_placed(s, done[i].id, BT_SIM_SERVED);
     }
     wake_decode(s, node);
@@ -839,15 +856,16 @@ static void set_up(struct sim *s)
         push(s, BT_SIM_ROLES_LOOK_MS, EV_LOOK, 0, 0);
     }
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
-    s->answer = s->o->life_ms / STEP_MS;
-    s->lived_ms = s->o->life_ms;
+    s->lives = (struct lives){.ms = LIVES_GUESS * s->o->life_ms, .ended = LIVES_GUESS};
     bt_sched_demand_init(&s->demand, DEMAND_MS);
+    bt_sched_demand_init(&s->decodes, DEMAND_MS);
     s->snap = (struct bt_sched_snapshot){.workers = s->workers,
                                          .n_workers = n,
                                          .kvstores = s->kvstores,
                                          .n_kvstores = n,
                                          .forecast = &s->forecast,
-                                         .demand = &s->demand};
+                                         .demand = &s->demand,
+                                         .decodes = &s->decodes};
     s->params = (struct bt_sched_params){.prefill_tokens_per_s = 1,
                                          .step_ms = 1,
                                          .link_bytes_per_s = c->link_bytes_per_s,

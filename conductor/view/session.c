@@ -415,7 +415,7 @@ static void session_end(struct bt_session *s, const char *why)
         s->view->ops->on_down(s->view->ops_arg, s, why);
     }
     s->own_requests = s->own_decoding = 0;
-    s->own_prefill_tokens = s->own_kv_tokens = 0;
+    s->own_prefill_tokens = s->own_kv_tokens = s->own_decoding_kv = 0;
 }
 
 static void end_broken(void *arg)

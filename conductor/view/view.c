@@ -268,6 +268,8 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         .draining = s->draining,
         .own_requests = s->own_requests,
         .own_prefill_tokens = s->own_prefill_tokens,
+        .own_coming = s->own_requests - BT_MIN(s->own_decoding, s->own_requests),
+        .own_coming_tokens = s->own_kv_tokens - BT_MIN(s->own_decoding_kv, s->own_kv_tokens),
         .learned = s->learned,
     };
     if (s->has_load) {
@@ -286,7 +288,7 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         w->prefill_tokens_per_s = s->load.prefill_tokens_per_s;
         w->step_ms = s->load.step_ms;
         w->chunk_tokens = s->load.chunk_tokens;
-        w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_kv_tokens);
+        w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_decoding_kv);
         w->cost = s->load.cost != NULL ? &s->cost : NULL;
         w->queue_ms = queue_ms(s, now_ns, 0, 0);
         w->share_ms = share_ms(s, w->queue_ms);

@@ -83,17 +83,18 @@ struct bt_session {
 
     /* kept by the request machine: what it has on this worker */
     uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
-    uint64_t own_prefill_tokens, own_kv_tokens;
-    struct bt_list own_prefills;        /* what it has not computed yet, oldest first */
-    double own_prefill_ms;              /* predicted, all of them */
-    struct bt_view_classes own_classes; /* ... by class */
-    struct bt_view_classes own_rows;    /* own_requests by class */
-    uint64_t own_head_ns;               /* ... which it can have begun then */
-    const void *own_long;               /* the last of them that takes several steps, NULL: none; */
-    double own_long_ms, own_step_ms;    /* ... beyond its first step, and that step */
-    double own_behind_ms;               /* ... and those behind it */
-    uint32_t own_longs;                 /* there have been so many */
-    struct bt_sched_learned learned;    /* of this incarnation, by this conductor */
+    uint64_t own_prefill_tokens;
+    uint64_t own_kv_tokens, own_decoding_kv; /* of own_requests, of own_decoding */
+    struct bt_list own_prefills;             /* what it has not computed yet, oldest first */
+    double own_prefill_ms;                   /* predicted, all of them */
+    struct bt_view_classes own_classes;      /* ... by class */
+    struct bt_view_classes own_rows;         /* own_requests by class */
+    uint64_t own_head_ns;                    /* ... which it can have begun then */
+    const void *own_long;            /* the last of them that takes several steps, NULL: none; */
+    double own_long_ms, own_step_ms; /* ... beyond its first step, and that step */
+    double own_behind_ms;            /* ... and those behind it */
+    uint32_t own_longs;              /* there have been so many */
+    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
 };
 
 struct bt_view_config { /* copied, strings too */

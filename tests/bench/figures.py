@@ -7,7 +7,7 @@ FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figur
         goodput    baton against kvcache, at rates of the trace and at loads of the cluster
         ablation   baton without each of its ingredients
         tune       what the parameters were chosen by: the first halves
-        split      goodput by how the nodes are split
+        split      goodput by how the nodes are split, on synthetic and, to the ends of it, on conversation
         roles      goodput with roles by load, from splits that are wrong, and by day and night
         copies     copies of hot prefixes ahead of need: a trace of tools, by policy and budget
         tiers      hit ratio by tier with an SSD of so many times the slab
@@ -230,7 +230,21 @@ class Figures:
             curves.append((what, [(p, g) for (p, _), g in zip(splits, got)]))
             BENCH.append(f"figures_split_{what.split(',')[0]},{max(got):.0f},requests,8 + 8,{max(got) / got[2]:.3f}")
         self.plot("split-synthetic.svg", [svg.Panel("synthetic x 3: requests within 10 s and 100 ms", "prefill nodes of 16", "requests", curves)])
+        self.scarce()
 
+    def scarce(self):
+        """From splits with few prefill nodes to such with few decode nodes, second half."""
+        splits = ((4, 12), (6, 10), (8, 8), (10, 6), (12, 4), (13, 3), (14, 2), (15, 1))
+        print("\n| conversation x 6 | " + " | ".join(f"{p} + {d}" for p, d in splits) + " |\n|---|" + "---|" * len(splits))
+        got = [self.compare(self.file("conversation"), 6, 30000, 100,
+                            ("--from", 0.5, "--set", f"prefill_nodes={p}", "--set", f"decode_nodes={d}")) for p, d in splits]
+        curves = []
+        for i, what in enumerate(("kvcache", "baton")):
+            print(f"| {what} | " + " | ".join(f"{g[i]['good']:.0f}" for g in got) + " |")
+            curves.append((what, [(p, g[i]["good"]) for (p, _), g in zip(splits, got)]))
+        for (p, d), (kv, ours) in zip(splits, got):
+            BENCH.append(f"figures_scarce_{p}_{d},{ours['good']:.0f},requests,kvcache {kv['good']:.0f},{ours['good'] / max(1, kv['good']):.3f}")
+        self.plot("split-conversation.svg", [svg.Panel("conversation x 6: requests within 30 s and 100 ms", "prefill nodes of 16", "requests", curves)])
 
     def day_and_night(self, out):
         """A day of azure_code ten times as fast and a night of azure_conv at three times, answers eight times as long; twice."""

@@ -455,6 +455,28 @@ static void test_forecast(void **state)
     assert_float_equal(n, 100 / 2.71828, 0.1);
 }
 
+/* Of those that have not arrived yet, who is out of prefill before this one? Nobody where all wait
+ * their turn; where every other one takes a tenth of the time, half of those that arrive until a
+ * second before its end. */
+static void test_forecast_overtaken(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f;
+    for (int mixed = 0; mixed < 2; mixed++) {
+        bt_sched_forecast_init(&f, 100, 1e9, 0);
+        double now = 0, n = 0, kv = 0;
+        for (int i = 0; i < 20000; i++) { /* long enough that old ones have faded, and all moved */
+            now += 20;
+            double lead = mixed && i % 2 == 0 ? 1000 : 10000;
+            bt_sched_forecast_note(&f, now, now + lead, 10, 1);
+            bt_sched_forecast_note(&f, now, now + lead, 10, -1); /* known ones are counted apart */
+        }
+        bt_sched_forecast_at(&f, now + 9900, &n, &kv);
+        assert_float_equal(n, mixed ? 8.9 * 50 / 2 : 0, 5);
+        assert_float_equal(kv, 10 * n, 1);
+    }
+}
+
 /* A decode worker takes a prompt beside its rows where prefill workers are busy, and as far as its
  * rows leave room in a step. */
 static void test_mixed(void **state)
@@ -517,6 +539,41 @@ static void test_mixed(void **state)
     assert_float_equal(p.ttft_ms, 290, 1);
     assert_false(place(&x, &bt_sched_kvcache).both);
     x.c.mixed_step_ms = 0;
+    assert_false(place(&x, &bt_sched_baton).both);
+}
+
+/* Prompts beside rows keep their places longer: they give way before places are short, and what is
+ * only on its way takes none yet. */
+static void test_mixed_places(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_forecast f;
+    world_init(&x);
+    bt_sched_forecast_init(&f, 100, 1000, 0);
+    x.s.forecast = &f;
+    x.c.mixed_step_ms = 50;
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 5000;
+    }
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].prompt_cost = &prefill_cost;
+        x.w[i].running = 10;
+        x.w[i].kv_tokens = 1000;
+        x.w[i].own_requests = 10 + 100; /* in prefill queues; of 64 places */
+        x.w[i].own_coming = 100;
+        x.w[i].own_coming_tokens = 100 * 100;
+    }
+    assert_true(place(&x, &bt_sched_baton).both);
+    for (uint32_t i = 0; i < 2 * 55; i++) { /* 55 will be there each when a prompt of now is */
+        bt_sched_forecast_note(&f, 0, 5000, 100, 1);
+    }
+    assert_false(place(&x, &bt_sched_baton).both);
+    for (uint32_t i = 0; i < 2 * 10; i++) {
+        bt_sched_forecast_note(&f, 0, 5000, 100, -1);
+    }
+    assert_true(place(&x, &bt_sched_baton).both);
+    x.w[4].waiting = x.w[5].waiting = 1; /* rows wait for pages */
     assert_false(place(&x, &bt_sched_baton).both);
 }
 
@@ -757,6 +814,73 @@ static void test_pages_then(void **state)
         x.w[i].queue_ms = 5000;
     }
     assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
+    /* As many rows come to both, the longer ones to worker 5; that 4 is full now is over by then.
+     */
+    x.w[5].own_requests = 33;
+    x.w[4].own_coming = x.w[5].own_coming = 25;
+    x.w[4].own_coming_tokens = 25 * 1000;
+    x.w[5].own_coming_tokens = 25 * 3000;
+    x.w[4].pages_free = 0;
+    x.w[4].waiting = 1;
+    assert_int_equal(place(&x, &bt_sched_baton).decode, 4);
+    x.w[4].own_coming_tokens = 25 * 5000;
+    assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
+}
+
+/* The fuller decode workers will be, the less a row may take of them; where all take as much, only
+ * who finds no room is refused. */
+static void test_priced_decode(void **state)
+{
+    (void)state;
+    /* Of what is asked for a fifth each is in prompts of 100, 200 ... 1600 tokens. Of 1000 pages
+     * 950 are lent out: with 850 in use 35 % of it comes in, with 930 7 %. */
+    static const struct {
+        uint32_t used, most[2]; /* different ones, all alike */
+    } cases[] = {{500, {1600, 1600}}, {850, {200, 1600}}, {930, {100, 1600}}, {960, {0, 0}}};
+    for (int alike = 0; alike < 2; alike++) {
+        for (size_t u = 0; u < BT_ARRAY_LEN(cases); u++) {
+            struct world x;
+            struct bt_sched_plan plan;
+            struct bt_sched_reject rej;
+            struct bt_sched_forecast f;
+            struct bt_sched_demand demand;
+            world_init(&x);
+            bt_sched_forecast_init(&f, 100, 1e6, 0);
+            bt_sched_demand_init(&demand, 60000);
+            x.s.forecast = &f;
+            x.s.decodes = &demand;
+            x.c.tbt_objective_ms = 5000;
+            x.req.max_new = x.req.likely_new = 100;
+            x.c.demand_price = 1;
+            for (uint32_t i = N_P; i < N; i++) {
+                x.w[i].running = 9;
+                x.w[i].kv_tokens = 100 * cases[u].used;
+                x.w[i].pages_free = 1000 - cases[u].used;
+                x.w[i].slots_total = alike ? 20 : 10000; /* all take a twentieth of a worker */
+            }
+            for (uint32_t n = 1; n <= 16; n *= 2) {
+                for (uint32_t k = 0; k < 16 / n; k++) {
+                    bt_sched_demand_note(&demand, 0, alike ? 500 : 10 * n + 5);
+                }
+            }
+            uint32_t most = 0;
+            for (x.req.n_tokens = 1600; x.req.n_tokens >= 100 && most == 0; x.req.n_tokens /= 2) {
+                if (bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req,
+                                    &plan, &rej) == BT_SCHED_PLANNED) {
+                    most = x.req.n_tokens;
+                    assert_float_equal(plan.decode_work, alike ? 500 : (most + 50) / 10.0, 1e-6);
+                    continue;
+                }
+                assert_int_equal(rej.verdict, BT_SCHED_OVERLOADED);
+                assert_true(rej.retry_after_s >= 1);
+                if (cases[u].used < 950) {
+                    assert_int_equal(rej.miss, BT_SCHED_MISS_PRICE);
+                    assert_true(rej.predicted_ms == 0 && rej.decode_work > 0);
+                }
+            }
+            assert_int_equal(most, cases[u].most[alike]);
+        }
+    }
 }
 
 int main(void)
@@ -769,11 +893,14 @@ int main(void)
         cmocka_unit_test(test_admissions),
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_forecast),
+        cmocka_unit_test(test_forecast_overtaken),
         cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_mixed_places),
         cmocka_unit_test(test_priced),
         cmocka_unit_test(test_priced_by_demand),
         cmocka_unit_test(test_background),
         cmocka_unit_test(test_pages_then),
+        cmocka_unit_test(test_priced_decode),
         cmocka_unit_test(test_idle_workers_are_tried),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -89,6 +89,34 @@ static void test_queue(void **state)
     fixture_cleanup(&f);
 }
 
+/* What is still in prefill is shown apart from the rows: its context is not read yet. */
+static void test_coming(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *d = fake_add(&f, "decode", "d", "n1");
+    d->load.kv_tokens = 1000;
+    until(&f, fake_up(d));
+    struct bt_session *s = session_of_fake(d);
+    until(&f, s->load.kv_tokens == 1000);
+    struct bt_view_snapshot v;
+    s->own_requests = 5;
+    s->own_kv_tokens = 5000;
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_int_equal(v.workers[0].kv_tokens, 1000);
+    assert_int_equal(v.workers[0].own_coming, 5);
+    assert_int_equal(v.workers[0].own_coming_tokens, 5000);
+    s->own_decoding = 2;
+    s->own_decoding_kv = 1500;
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_int_equal(v.workers[0].kv_tokens, 1500);
+    assert_int_equal(v.workers[0].own_coming, 3);
+    assert_int_equal(v.workers[0].own_coming_tokens, 3500);
+    fixture_cleanup(&f);
+}
+
 static void test_membership(void **state)
 {
     (void)state;
@@ -438,17 +466,12 @@ static void test_classes_of_workers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_classes),
-        cmocka_unit_test(test_classes_of_workers),
-        cmocka_unit_test(test_hello),
-        cmocka_unit_test(test_membership),
-        cmocka_unit_test(test_queue),
-        cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_garbage),
-        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_credit),
-        cmocka_unit_test(test_plan_follows_blocks),
+        cmocka_unit_test(test_own_classes), cmocka_unit_test(test_classes_of_workers),
+        cmocka_unit_test(test_hello),       cmocka_unit_test(test_membership),
+        cmocka_unit_test(test_queue),       cmocka_unit_test(test_coming),
+        cmocka_unit_test(test_restart),     cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_garbage),     cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_credit),      cmocka_unit_test(test_plan_follows_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
