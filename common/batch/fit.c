@@ -178,6 +178,21 @@ static void solve(const struct bt_batch_fit *f, double v[N])
     }
 }
 
+/* Tokens beyond all that was seen: rooflines bend up, so there none is cheaper than the mean of
+ * those in the largest step. A prior that knows of no price there would have every prompt that
+ * waits join one step. */
+static void extend(const struct bt_batch_fit *f, double v[N])
+{
+    double x[N], ns = 0;
+    features(&(struct bt_batch_work){.tokens = f->most_tokens}, x);
+    for (int i = TOKENS; i < KV; i++) {
+        ns += x[i] * v[i];
+        if (x[i] == 0) {
+            v[i] = BT_MAX(v[i], ns / f->most_tokens);
+        }
+    }
+}
+
 /* A prior that is off as a whole, a device a hundred times slower than was thought say, would hold
  * back what its coefficients are pulled to for as long as it is remembered. */
 static void scale_prior(struct bt_batch_fit *f, const struct bt_batch_work *w, double ns)
@@ -213,7 +228,9 @@ double bt_batch_fit_step(struct bt_batch_fit *f, const struct bt_batch_work *w, 
         f->seen[kind].b[i] = KEEP * f->seen[kind].b[i] + weight * x[i] * ns;
     }
     f->seen[kind].steps++;
+    f->most_tokens = BT_MAX(f->most_tokens, w->tokens);
     solve(f, v);
+    extend(f, v);
     from_vector(v, &f->cost);
     return predicted / ns - 1;
 }

@@ -19,7 +19,8 @@ struct bt_batch_fit {
     struct {
         double a[BT_BATCH_FIT_N][BT_BATCH_FIT_N], b[BT_BATCH_FIT_N];
         uint64_t steps;
-    } seen[2]; /* decode steps; steps with a prompt in them */
+    } seen[2];          /* decode steps; steps with a prompt in them */
+    double most_tokens; /* of any step seen */
 };
 
 /* prior: each coefficient > 0. Only their ratios count once steps were seen: the first of them say

@@ -20,10 +20,13 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms || plan->background) {
         return BT_SCHED_PLANNED;
     }
-    /* Once the queue is shorter by what is too much of it. */
-    bt_sched_verdict_t v =
-        bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(ttft_ms - c->ttft_objective_ms),
-                        "the time to first token would miss its objective");
+    /* Once the queue is shorter by what is too much of it; where computing alone takes too long no
+     * time is the right one. */
+    bool never = plan->work_ms - plan->queue_ms > c->ttft_objective_ms;
+    bt_sched_verdict_t v = bt_sched_refuse(
+        r, BT_SCHED_OVERLOADED, never ? 0 : seconds(ttft_ms - c->ttft_objective_ms),
+        never ? "the time to first token would miss its objective without a queue, too"
+              : "the time to first token would miss its objective");
     r->miss = BT_SCHED_MISS_TTFT;
     r->predicted_ms = ttft_ms;
     r->objective_ms = c->ttft_objective_ms;
@@ -33,14 +36,19 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
 /* What the plan's rows would have between tokens; of a worker without rows the step alone, for the
  * same reason. The gap of the hand-off is not the decode worker's load: no wait makes it shorter.
  */
-static double tbt_of(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
+static bool alone(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *d = &s->workers[plan->decode];
-    return d->running + d->waiting + d->landing == 0 ? plan->step_ms : plan->tail_ms;
+    return d->running + d->waiting + d->landing == 0;
+}
+static double tbt_of(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
+{
+    return alone(s, plan) ? plan->step_ms : plan->tail_ms;
 }
 
+/* never: there is no row whose end could help. */
 static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
-                                    const struct bt_sched_snapshot *s, double tbt_ms,
+                                    const struct bt_sched_snapshot *s, double tbt_ms, bool never,
                                     struct bt_sched_reject *r)
 {
     double limit = c->tbt_objective_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
@@ -49,9 +57,10 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
     }
     /* Rows end one by one: e of them are left after their mean life. */
     double life = s->forecast != NULL ? s->forecast->life_ms : 0;
-    bt_sched_verdict_t v =
-        bt_sched_refuse(r, BT_SCHED_OVERLOADED, seconds(life * log(tbt_ms / limit)),
-                        "the time between tokens would miss its objective");
+    bt_sched_verdict_t v = bt_sched_refuse(
+        r, BT_SCHED_OVERLOADED, never ? 0 : seconds(life * log(tbt_ms / limit)),
+        never ? "the time between tokens would miss its objective without other rows, too"
+              : "the time between tokens would miss its objective");
     r->miss = BT_SCHED_MISS_TBT;
     r->predicted_ms = tbt_ms;
     r->objective_ms = c->tbt_objective_ms;
@@ -88,7 +97,7 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 {
     (void)req;
     bt_sched_verdict_t v = check_ttft(c, plan, r);
-    return v == BT_SCHED_PLANNED ? check_tbt(c, s, tbt_of(s, plan), r) : v;
+    return v == BT_SCHED_PLANNED ? check_tbt(c, s, tbt_of(s, plan), alone(s, plan), r) : v;
 }
 
 /* A row that finds no pages waits until others have ended, and one such wait is longer than an
@@ -146,7 +155,9 @@ static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
 {
     double full;
     bt_sched_verdict_t v = check_ttft(c, plan, r);
-    return v == BT_SCHED_PLANNED ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), r) : v;
+    return v == BT_SCHED_PLANNED
+               ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), alone(s, plan), r)
+               : v;
 }
 
 /* Takes too much of a stage: retry when that has shrunk to where this request would be let in. */
@@ -195,7 +206,7 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
     double full = 0;
     bt_sched_verdict_t v = check_ttft(c, plan, r);
     if (v == BT_SCHED_PLANNED) {
-        v = check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), r);
+        v = check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), alone(s, plan), r);
     }
     if (v == BT_SCHED_PLANNED) {
         v = check_decode_price(c, s, plan, full, r);
@@ -228,7 +239,8 @@ bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
                                          const struct bt_sched_request *req, uint32_t decode,
                                          struct bt_sched_reject *reject_p)
 {
-    return check_tbt(params, snap, bt_sched_tbt_ms(params, &snap->workers[decode], req), reject_p);
+    double tbt_ms = bt_sched_tbt_ms(params, &snap->workers[decode], req);
+    return check_tbt(params, snap, tbt_ms, false, reject_p);
 }
 
 const struct bt_sched_admission bt_sched_admit_none = {"none", admit_none, false};

@@ -169,6 +169,9 @@ static void test_a_prior_that_knows_of_no_tokens(void **state)
         struct bt_batch_work w = {.tokens = n, .attn = n * n / 2, .prompt = true};
         near(bt_batch_work_ns(&f.cost, &w), 1e6 + 1e7 * n, n == 100 ? 0.1 : 0.6);
     }
+    /* nineteen of them in a step, more tokens than were ever seen in one, come not for nothing */
+    const struct bt_batch_work many = {.tokens = 1900, .attn = 19 * 5000, .prompt = true};
+    near(bt_batch_work_ns(&f.cost, &many), 1e6 + 1e7 * 1900, 0.4);
 }
 
 /* What the start has told of longer steps outlives some hundred steps of one shape: a worker that

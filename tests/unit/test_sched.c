@@ -399,8 +399,20 @@ static void test_objectives(void **state)
     assert_int_equal(r.retry_after_s, 5); /* 6 s predicted, 1.1 s wanted */
     world_init(&x);
     c = defaults;
-    c.tbt_objective_ms = 10; /* below one step */
-    rejected(&x, &c, BT_SCHED_OVERLOADED);
+    c.tbt_objective_ms = 10; /* below one step: a row's end may help, or there is no row */
+    x.w[2].running = x.w[3].running = 4;
+    assert_true(rejected(&x, &c, BT_SCHED_OVERLOADED).retry_after_s >= 1);
+    x.w[2].running = x.w[3].running = 0;
+    assert_int_equal(rejected(&x, &c, BT_SCHED_OVERLOADED).retry_after_s, 0);
+    c = defaults; /* computing alone takes longer: no time is the right one, with a queue and
+                     without */
+    c.ttft_objective_ms = 100;
+    for (uint32_t queued = 0; queued <= 5000; queued += 5000) {
+        x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = queued;
+        r = rejected(&x, &c, BT_SCHED_OVERLOADED);
+        assert_int_equal(r.retry_after_s, 0);
+        assert_non_null(strstr(r.reason, "without a queue"));
+    }
 }
 
 static void test_ties(void **state)
