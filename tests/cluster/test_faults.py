@@ -239,7 +239,7 @@ def test_a_killed_conductor_ends_its_own_streams_only(setting):
     def kill():
         for t in ts:
             t.start()
-        wait_for(lambda: all(s.events >= 20 for s in other), 20, "its streams run")
+        wait_for(lambda: all(len(s.lps.get(0, [])) >= 20 for s in other), 20, "its streams run")
         p.kill()
 
     got = run_streams(setting.at, setting.bodies, kill, when=5)
