@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/engine/cuda/cuda_priv.h"
+#include "common/engine/cuda/step_priv.h"
 #include "common/engine/decoder.h"
 
 #define SPARE_BYTES (1ull << 30) /* left to the driver, graphs and libraries */
@@ -248,7 +248,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     }
     st = st == BT_OK && e->e4m3 ? open_wide(e, err, err_cap) : st;
     st = st == BT_OK ? open_pages(e, conf, err, err_cap) : st;
-    st = st == BT_OK ? bt_cu_step_choose(e, err, err_cap) : st;
+    st = st == BT_OK ? bt_cu_choose_wide(e, err, err_cap) : st;
     if (st == BT_OK && conf->slab && bt_cu_slab_pin(e, conf->slab, conf->slab_bytes) != BT_OK) {
         snprintf(err, err_cap,
                  "engine: cannot pin the slab's %llu bytes: %s; raise the limit on locked memory "

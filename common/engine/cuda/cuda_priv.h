@@ -1,6 +1,6 @@
-/* The CUDA engine's inside: shared by cuda.c (calls), weights.c (loading), step.c (a forward),
- * draw.c (sampling, tickets), draw_check.c (is the device's sampler right?), copy.c (flows), slab.c
- * (pinned memory). */
+/* The CUDA engine's inside: shared by cuda.c (calls), weights.c (loading), step.c (a forward, with
+ * step_priv.h), draw.c (sampling, tickets), draw_check.c (is the device's sampler right?), copy.c
+ * (flows), slab.c (pinned memory). */
 #ifndef BT_ENGINE_CUDA_PRIV_H
 #define BT_ENGINE_CUDA_PRIV_H
 
@@ -145,8 +145,6 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
 void bt_cu_model_cleanup(struct bt_cu_model *m);
 
 bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
-/* What takes prompts' products, by timing: when there are pages, and before they hold anything. */
-bt_status_t bt_cu_step_choose(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
 void bt_cu_step_close(struct bt_engine *e);
 /* Enqueues a checked batch; t learns its samples. */
 bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
