@@ -153,7 +153,9 @@ static void test_fencing(void **state)
     assert_int_equal(a.code, BT_GRPC_FAILED_PRECONDITION);
     assert_non_null(strstr(a.why, "an operator has chosen"));
     /* A process that the policy meant is no more: its successor does what it was started for. */
+    until(&w.f, wanted(&w, w.d1) == BT_ROLES_BOTH);
     assert_int_equal(command(&w, "d1", 0).code, BT_GRPC_OK);
+    until(&w.f, wanted(&w, w.d1) != BT_ROLES_BOTH); /* the watch brings what the answer has told */
     assert_int_equal(policy(&w, "d1", BT_ROLES_PREFILL, w.d1->incarnation, 12).code, BT_GRPC_OK);
     until(&w.f, wanted(&w, w.d1) == BT_ROLES_PREFILL);
     w.d1->incarnation++;
