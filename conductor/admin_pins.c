@@ -63,7 +63,7 @@ static void fill(const struct bt_admin_pins *a, const struct bt_pin_info *x, str
     r->m.tokens = x->pin->tokens;
     r->m.blocks = x->blocks;
     r->m.created_ns = x->pin->created_ns;
-    r->m.expires_ns = x->pin->expires_ns;
+    r->m.left_ms = x->left_ms;
     r->m.renewed = x->renewed;
     bt_list_for_each (l, bt_view_sessions(a->c.view)) {
         n += state_of(BT_CONTAINER_OF(l, struct bt_session, link), x->pin->id) != NULL;

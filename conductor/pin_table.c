@@ -6,21 +6,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/etcd/remain.h"
 #include "common/log/log.h"
 
-/* The record outlives the pin in etcd by so much: kvstores end it by their clocks, and etcd's own,
- * which starts anew when its leader changes, only sweeps behind them. */
+/* The record outlives the pin in etcd by so much: conductors and kvstores end it by what they have
+ * counted (common/etcd/remain.h), and etcd, which counts anew when its leader changes, only sweeps
+ * behind them. */
 #define LEASE_SLACK_S 10
 
 struct entry {
     Baton__Pin *pin; /* without its keys */
     uint32_t blocks;
     int64_t lease;
+    uint64_t ends_ns; /* bt_mono_ns */
 };
 
 struct bt_pin_table {
     struct bt_etcd *etcd;
     struct bt_etcd_watch *watch;
+    struct bt_remain *remain;
     char *prefix;
     struct entry *list; /* oldest first */
     size_t n;
@@ -50,9 +54,15 @@ static size_t find(const struct bt_pin_table *p, uint64_t id)
     return i;
 }
 
-static bool expired(const Baton__Pin *pin)
+static bool expired(const struct entry *e)
 {
-    return pin->expires_ns <= bt_real_ns();
+    return e->ends_ns <= bt_mono_ns();
+}
+
+static uint64_t left_ms(const struct entry *e)
+{
+    uint64_t now = bt_mono_ns();
+    return (e->ends_ns - BT_MIN(e->ends_ns, now)) / 1000000;
 }
 
 /* ---- the table ---- */
@@ -68,13 +78,19 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
 {
     struct bt_pin_table *p = arg;
     Baton__Pin *pin = baton__pin__unpack(NULL, kv->value_len, kv->value);
-    if (pin == NULL) {
+    if (pin == NULL || pin->ttl_ms == 0) {
         BT_WARN("pin_malformed", "key=%s", bt_log_q(kv->key));
+        if (pin != NULL) {
+            baton__pin__free_unpacked(pin, NULL);
+        }
         return;
     }
+    struct bt_remain_term term = {
+        .ttl_ms = pin->ttl_ms, .expires_ns = pin->expires_ns, .raft_term = pin->raft_term};
     struct entry e = {.pin = pin,
                       .blocks = (uint32_t)(pin->keys.len / sizeof(struct bt_kv_key)),
-                      .lease = kv->lease};
+                      .lease = kv->lease,
+                      .ends_ns = bt_remain_follow(p->remain, pin->id, kv->lease, &term)};
     free(pin->keys.data);
     pin->keys.data = NULL;
     pin->keys.len = 0;
@@ -96,7 +112,17 @@ static void on_delete(void *arg, const char *key)
     size_t n = strlen(p->prefix);
     size_t at = strncmp(key, p->prefix, n) == 0 ? find(p, strtoull(key + n, NULL, 16)) : p->n;
     if (at < p->n) {
+        bt_remain_forget(p->remain, p->list[at].pin->id);
         take_out(p, at);
+    }
+}
+
+static void on_remain(void *arg, uint64_t id, uint64_t ends_ns)
+{
+    struct bt_pin_table *p = arg;
+    size_t at = find(p, id);
+    if (at < p->n) {
+        p->list[at].ends_ns = ends_ns;
     }
 }
 
@@ -106,6 +132,7 @@ struct bt_pin_table *bt_pin_table_create(struct bt_etcd *e, const char *cluster)
     struct bt_pin_table *p = bt_calloc(1, sizeof(*p));
     p->etcd = e;
     p->prefix = bt_sprintf("/baton/%s/pins/", cluster);
+    p->remain = bt_remain_create(e, on_remain, p);
     p->watch = bt_etcd_watch_start(e, p->prefix, &ops, p);
     return p;
 }
@@ -116,6 +143,7 @@ void bt_pin_table_destroy(struct bt_pin_table *p)
         return;
     }
     bt_etcd_watch_stop(p->watch);
+    bt_remain_destroy(p->remain);
     while (p->n > 0) {
         take_out(p, p->n - 1);
     }
@@ -128,8 +156,8 @@ bool bt_pin_table_next(const struct bt_pin_table *p, size_t *it, struct bt_pin_i
 {
     while (*it < p->n) {
         const struct entry *e = &p->list[(*it)++];
-        if (!expired(e->pin)) {
-            *out = (struct bt_pin_info){.pin = e->pin, .blocks = e->blocks};
+        if (!expired(e)) {
+            *out = (struct bt_pin_info){.pin = e->pin, .blocks = e->blocks, .left_ms = left_ms(e)};
             return true;
         }
     }
@@ -191,13 +219,14 @@ static void on_written(void *arg, bt_status_t st)
     not_written(c, st);
 }
 
-static void on_granted(void *arg, bt_status_t st, int64_t lease)
+static void on_granted(void *arg, bt_status_t st, int64_t lease, uint64_t raft_term)
 {
     struct call *c = arg;
     if (st != BT_OK) {
         nothing_changed(c, st);
         return;
     }
+    c->pin->raft_term = raft_term;
     size_t n = baton__pin__get_packed_size(c->pin);
     uint8_t *value = bt_malloc(n + 1);
     char *key = key_of(c->p, c->id);
@@ -254,7 +283,7 @@ void bt_pin_table_pin(struct bt_pin_table *p, const struct bt_pin_spec *spec,
     }
     size_t at = find(p, id);
     c->info.blocks = spec->n;
-    c->info.renewed = at < p->n && !expired(p->list[at].pin);
+    c->info.renewed = at < p->n && !expired(&p->list[at]);
     c->pin = bt_calloc(1, sizeof(*c->pin));
     baton__pin__init(c->pin);
     c->pin->id = id;
@@ -263,6 +292,8 @@ void bt_pin_table_pin(struct bt_pin_table *p, const struct bt_pin_spec *spec,
     c->pin->tokens = spec->tokens;
     c->pin->created_ns = c->info.renewed ? p->list[at].pin->created_ns : now;
     c->pin->expires_ns = now + spec->ttl_ms * 1000000;
+    c->pin->ttl_ms = spec->ttl_ms;
+    c->info.left_ms = spec->ttl_ms;
     c->pin->keys.len = (size_t)spec->n * sizeof(*spec->keys);
     c->pin->keys.data = bt_malloc(c->pin->keys.len);
     memcpy(c->pin->keys.data, spec->keys, c->pin->keys.len);
@@ -290,7 +321,7 @@ void bt_pin_table_unpin(struct bt_pin_table *p, uint64_t id, bt_pin_table_done_f
     c->id = id;
     c->done = done;
     c->arg = arg;
-    if (at == p->n || expired(p->list[at].pin)) {
+    if (at == p->n || expired(&p->list[at])) {
         char why[128];
         snprintf(why, sizeof(why), "there is no pin %016" PRIx64 "; 'batonctl pins' lists them",
                  id);
@@ -300,6 +331,7 @@ void bt_pin_table_unpin(struct bt_pin_table *p, uint64_t id, bt_pin_table_done_f
     const Baton__Pin *x = p->list[at].pin;
     c->lease = p->list[at].lease;
     c->info.blocks = p->list[at].blocks;
+    c->info.left_ms = left_ms(&p->list[at]);
     c->pin = bt_calloc(1, sizeof(*c->pin));
     baton__pin__init(c->pin);
     c->pin->id = id;
@@ -307,7 +339,6 @@ void bt_pin_table_unpin(struct bt_pin_table *p, uint64_t id, bt_pin_table_done_f
     c->pin->tenant = bt_strdup(x->tenant);
     c->pin->tokens = x->tokens;
     c->pin->created_ns = x->created_ns;
-    c->pin->expires_ns = x->expires_ns;
     char *key = key_of(p, id);
     bt_etcd_delete(p->etcd, key, on_deleted, c);
     free(key);

@@ -29,6 +29,7 @@ struct bt_pin_spec {
 struct bt_pin_info {
     const Baton__Pin *pin; /* as it is in etcd, its keys may be left out */
     uint32_t blocks;
+    uint64_t left_ms;
     bool renewed; /* it was there before */
 };
 

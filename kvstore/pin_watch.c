@@ -5,12 +5,14 @@
 #include <string.h>
 
 #include "cluster.pb-c.h"
+#include "common/etcd/remain.h"
 #include "common/log/log.h"
 
 struct bt_pin_watch {
     struct bt_pins *pins;
     char *prefix;
     struct bt_etcd_watch *watch;
+    struct bt_remain *remain;
 };
 
 /* The id that a key names; false: it is none of ours. */
@@ -31,14 +33,16 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     uint64_t id;
     Baton__Pin *m = baton__pin__unpack(NULL, kv->value_len, kv->value);
     if (m == NULL || !id_of(w, kv->key, &id) || m->id != id || m->keys.len == 0 ||
-        m->keys.len % sizeof(struct bt_kv_key) != 0) {
+        m->keys.len % sizeof(struct bt_kv_key) != 0 || m->ttl_ms == 0) {
         BT_WARN("pin_malformed", "key=%s why=%s", bt_log_q(kv->key),
                 bt_log_q("this is no pin as this version writes them; it is not followed"));
     } else {
+        struct bt_remain_term term = {
+            .ttl_ms = m->ttl_ms, .expires_ns = m->expires_ns, .raft_term = m->raft_term};
         struct bt_pin pin = {.id = id,
                              .n = (uint32_t)(m->keys.len / sizeof(struct bt_kv_key)),
                              .created_ns = m->created_ns,
-                             .expires_ns = m->expires_ns};
+                             .ends_ns = bt_remain_follow(w->remain, id, kv->lease, &term)};
         struct bt_kv_key *keys = bt_malloc(m->keys.len); /* bytes of a message have no type */
         memcpy(keys, m->keys.data, m->keys.len);
         pin.keys = keys;
@@ -62,8 +66,15 @@ static void on_delete(void *arg, const char *key)
     uint64_t id;
     if (id_of(w, key, &id)) {
         BT_INFO("unpin", "id=%016llx", (unsigned long long)id);
+        bt_remain_forget(w->remain, id);
         bt_pins_remove(w->pins, id);
     }
+}
+
+static void on_remain(void *arg, uint64_t id, uint64_t ends_ns)
+{
+    struct bt_pin_watch *w = arg;
+    bt_pins_until(w->pins, id, ends_ns);
 }
 
 struct bt_pin_watch *bt_pin_watch_start(struct bt_etcd *e, const char *cluster,
@@ -73,6 +84,7 @@ struct bt_pin_watch *bt_pin_watch_start(struct bt_etcd *e, const char *cluster,
     struct bt_pin_watch *w = bt_calloc(1, sizeof(*w));
     w->pins = pins;
     w->prefix = bt_sprintf("/baton/%s/pins/", cluster);
+    w->remain = bt_remain_create(e, on_remain, w);
     w->watch = bt_etcd_watch_start(e, w->prefix, &ops, w);
     return w;
 }
@@ -81,6 +93,7 @@ void bt_pin_watch_stop(struct bt_pin_watch *w)
 {
     if (w != NULL) {
         bt_etcd_watch_stop(w->watch);
+        bt_remain_destroy(w->remain);
         free(w->prefix);
         free(w);
     }

@@ -26,7 +26,7 @@ struct entry { /* a pinned block */
 
 struct pin {
     struct bt_list link; /* oldest first */
-    uint64_t id, created_ns, expires_ns;
+    uint64_t id, created_ns, ends_ns;
     struct entry **entries;
     uint32_t n;
     /* of the entries that it owns: how many are protected; all of those are below top */
@@ -350,7 +350,7 @@ bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin)
     struct pin *was = find(p, pin->id);
     if (was != NULL && was->n == pin->n && was->created_ns == pin->created_ns &&
         memcmp(&was->entries[pin->n - 1]->key, &pin->keys[pin->n - 1], sizeof(*pin->keys)) == 0) {
-        was->expires_ns = pin->expires_ns; /* renewed: the last key stands for the chain */
+        was->ends_ns = pin->ends_ns; /* renewed: the last key stands for the chain */
         return BT_OK;
     }
     bt_pins_remove(p, pin->id);
@@ -360,7 +360,7 @@ bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin)
     struct pin *x = bt_calloc(1, sizeof(*x));
     x->id = pin->id;
     x->created_ns = pin->created_ns;
-    x->expires_ns = pin->expires_ns;
+    x->ends_ns = pin->ends_ns;
     x->entries = bt_calloc(pin->n, sizeof(struct entry *));
     insert(p, x);
     p->n_pins++;
@@ -382,6 +382,14 @@ bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin)
 }
 
 /* ---- time ---- */
+
+void bt_pins_until(struct bt_pins *p, uint64_t id, uint64_t ends_ns)
+{
+    struct pin *x = find(p, id);
+    if (x != NULL) {
+        x->ends_ns = ends_ns;
+    }
+}
 
 /* What is pinned shall survive the slab: it is written to the SSD as far as there is room, a part
  * of it in each tick. */
@@ -423,7 +431,7 @@ void bt_pins_tick(struct bt_pins *p, uint64_t now_ns)
     while (l != &p->pins) {
         struct pin *x = BT_CONTAINER_OF(l, struct pin, link);
         l = l->next;
-        if (x->expires_ns <= now_ns) {
+        if (x->ends_ns <= now_ns) {
             BT_INFO("pin_expired", "id=%016llx blocks=%u", (unsigned long long)x->id, x->n);
             bt_pins_remove(p, x->id);
         }
@@ -436,7 +444,7 @@ static void on_tick(void *arg)
 {
     struct bt_pins *p = arg;
     if (p->n_pins != 0) {
-        bt_pins_tick(p, bt_real_ns());
+        bt_pins_tick(p, bt_mono_ns());
     }
 }
 

@@ -31,7 +31,8 @@ struct bt_pin { /* copied */
     uint64_t id;
     const struct bt_kv_key *keys; /* of a chain, from its first block on */
     uint32_t n;
-    uint64_t created_ns, expires_ns; /* wall clock */
+    uint64_t created_ns; /* wall clock */
+    uint64_t ends_ns;    /* bt_mono_ns */
 };
 
 typedef enum { BT_PIN_SLAB, BT_PIN_SSD, BT_PIN_TIERS } bt_pin_tier_t;
@@ -51,7 +52,9 @@ void bt_pins_destroy(struct bt_pins *p);
 bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin) BT_MUST_CHECK;
 /* It is gone; nothing happens if it is not known. */
 void bt_pins_remove(struct bt_pins *p, uint64_t id);
-/* Ends what has expired by now_ns (wall clock) and writes pinned blocks to the SSD. It is called by
+/* It ends then (bt_mono_ns); nothing happens if it is not known. */
+void bt_pins_until(struct bt_pins *p, uint64_t id, uint64_t ends_ns);
+/* Ends what has expired by now_ns (bt_mono_ns) and writes pinned blocks to the SSD. It is called by
  * itself every second, and by tests. */
 void bt_pins_tick(struct bt_pins *p, uint64_t now_ns);
 

@@ -47,9 +47,20 @@ void bt_etcd_range_prefix(struct bt_etcd *e, const char *prefix, bt_etcd_range_f
 void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void *value, size_t len,
                  int64_t lease, bt_etcd_cas_fn done, void *arg);
 
-/* A lease that nobody keeps alive: what is put under it goes when ttl_s have passed. */
-typedef void (*bt_etcd_grant_fn)(void *arg, bt_status_t st, int64_t lease);
+/* A lease that nobody keeps alive: what is put under it goes when ttl_s have passed. raft_term: of
+ * the etcd that granted it. */
+typedef void (*bt_etcd_grant_fn)(void *arg, bt_status_t st, int64_t lease, uint64_t raft_term);
 void bt_etcd_grant(struct bt_etcd *e, int64_t ttl_s, bt_etcd_grant_fn done, void *arg);
+/* What etcd has counted of a lease, by a clock that nobody sets. It counts anew from the whole time
+ * when its leader changes: then raft_term is another. */
+struct bt_etcd_lease_time {
+    uint64_t granted_s, left_s;
+    uint64_t raft_term;
+};
+/* t: during the call; NULL if st != OK. ERR_NOT_FOUND: there is no such lease (any more). */
+typedef void (*bt_etcd_lease_time_fn)(void *arg, bt_status_t st,
+                                      const struct bt_etcd_lease_time *t);
+void bt_etcd_lease_time(struct bt_etcd *e, int64_t lease, bt_etcd_lease_time_fn done, void *arg);
 /* Ends a lease and what is put under it; best effort. */
 void bt_etcd_revoke(struct bt_etcd *e, int64_t lease);
 

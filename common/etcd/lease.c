@@ -139,9 +139,10 @@ static void beat(void *arg)
 /* ---- grant ---- */
 
 /* The lease of a reply; 0 with *st_p changed: there is none. */
-static int64_t granted(const void *data, size_t len, bt_status_t *st_p)
+static int64_t granted(const void *data, size_t len, bt_status_t *st_p, uint64_t *term_p)
 {
     int64_t id = 0;
+    *term_p = 0;
     if (*st_p == BT_OK) {
         Etcdserverpb__LeaseGrantResponse *r =
             etcdserverpb__lease_grant_response__unpack(NULL, len, data);
@@ -149,6 +150,7 @@ static int64_t granted(const void *data, size_t len, bt_status_t *st_p)
             *st_p = BT_ERR_PEER_PROTOCOL;
         } else {
             id = r->id;
+            *term_p = r->header != NULL ? r->header->raft_term : 0;
         }
         if (r != NULL) {
             etcdserverpb__lease_grant_response__free_unpacked(r, NULL);
@@ -160,7 +162,8 @@ static int64_t granted(const void *data, size_t len, bt_status_t *st_p)
 static void on_grant(void *arg, bt_status_t st, const void *data, size_t len)
 {
     struct bt_etcd_lease *l = arg;
-    int64_t id = granted(data, len, &st);
+    uint64_t term;
+    int64_t id = granted(data, len, &st, &term);
     l->granting = false;
     if (l->stopped) {
         if (id != 0) {
@@ -201,8 +204,9 @@ struct once { /* a lease that is not kept alive */
 static void on_granted_once(void *arg, bt_status_t st, const void *data, size_t len)
 {
     struct once *o = arg;
-    int64_t id = granted(data, len, &st);
-    o->done(o->arg, st, id);
+    uint64_t term;
+    int64_t id = granted(data, len, &st, &term);
+    o->done(o->arg, st, id, term);
     free(o);
 }
 
@@ -214,6 +218,47 @@ void bt_etcd_grant(struct bt_etcd *e, int64_t ttl_s, bt_etcd_grant_fn done, void
     o->arg = arg;
     req.ttl = ttl_s;
     bt_etcd_call(e, "/etcdserverpb.Lease/LeaseGrant", &req.base, on_granted_once, o);
+}
+
+/* ---- what is left of one ---- */
+
+struct asked {
+    bt_etcd_lease_time_fn done;
+    void *arg;
+};
+
+static void on_time(void *arg, bt_status_t st, const void *data, size_t len)
+{
+    struct asked *a = arg;
+    struct bt_etcd_lease_time t = {0};
+    if (st == BT_OK) {
+        Etcdserverpb__LeaseTimeToLiveResponse *r =
+            etcdserverpb__lease_time_to_live_response__unpack(NULL, len, data);
+        if (r == NULL || r->header == NULL || r->grantedttl < r->ttl) {
+            st = BT_ERR_PEER_PROTOCOL;
+        } else if (r->ttl < 0) {
+            st = BT_ERR_NOT_FOUND;
+        } else {
+            t.granted_s = (uint64_t)r->grantedttl;
+            t.left_s = (uint64_t)r->ttl;
+            t.raft_term = r->header->raft_term;
+        }
+        if (r != NULL) {
+            etcdserverpb__lease_time_to_live_response__free_unpacked(r, NULL);
+        }
+    }
+    a->done(a->arg, st, st == BT_OK ? &t : NULL);
+    free(a);
+}
+
+void bt_etcd_lease_time(struct bt_etcd *e, int64_t lease, bt_etcd_lease_time_fn done, void *arg)
+{
+    Etcdserverpb__LeaseTimeToLiveRequest req = ETCDSERVERPB__LEASE_TIME_TO_LIVE_REQUEST__INIT;
+    struct asked *a = bt_calloc(1, sizeof(*a));
+    a->done = done;
+    a->arg = arg;
+    req.id = lease;
+    bt_etcd_call(e, "/etcdserverpb.Lease/LeaseTimeToLive", &req.base, on_time, a);
 }
 
 /* ---- life ---- */

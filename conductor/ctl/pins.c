@@ -197,12 +197,6 @@ static bool tenant_of_key(const char *path, char tenant[33])
 
 /* ---- output ---- */
 
-static uint64_t seconds_left(const Baton__AdminPin *p)
-{
-    uint64_t now = bt_real_ns();
-    return p->expires_ns > now ? (p->expires_ns - now) / 1000000000 : 0;
-}
-
 static void time_text(uint64_t s, char *out, size_t cap)
 {
     if (s >= 172800) {
@@ -220,7 +214,7 @@ static json_t *pin_json(const Baton__AdminPin *p)
 {
     json_t *at = json_array();
     char expires[32] = "";
-    time_t t = (time_t)(p->expires_ns / 1000000000);
+    time_t t = (time_t)(bt_real_ns() / 1000000000 + p->left_ms / 1000);
     struct tm tm;
     (void)strftime(expires, sizeof(expires), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&t, &tm));
     for (size_t i = 0; i < p->n_at; i++) {
@@ -233,7 +227,7 @@ static json_t *pin_json(const Baton__AdminPin *p)
     }
     return json_pack("{s:s,s:s,s:s,s:I,s:I,s:s,s:I,s:o}", "id", p->id, "label", p->label, "tenant",
                      p->tenant, "tokens", (json_int_t)p->tokens, "blocks", (json_int_t)p->blocks,
-                     "expires", expires, "seconds_left", (json_int_t)seconds_left(p), "at", at);
+                     "expires", expires, "seconds_left", (json_int_t)(p->left_ms / 1000), "at", at);
 }
 
 static void at_text(const Baton__AdminPin *p, char *out, size_t cap)
@@ -266,7 +260,7 @@ static void pins_table(const Baton__AdminPins *a)
     for (size_t i = 0; i < a->n_list; i++) {
         const Baton__AdminPin *p = a->list[i];
         char left[32], at[1024];
-        time_text(seconds_left(p), left, sizeof(left));
+        time_text(p->left_ms / 1000, left, sizeof(left));
         at_text(p, at, sizeof(at));
         ctl_table_cell(&t, "%s", p->id);
         ctl_table_cell(&t, "%s", p->label[0] != '\0' ? p->label : "-");
@@ -296,8 +290,7 @@ static int show(const struct ctl *c, Baton__AdminPin *p, bool unpinned)
         printf("unpinned %s: its %u blocks can be evicted\n", p->id, p->blocks);
     } else {
         char left[32];
-        time_text((p->expires_ns - BT_MIN(p->expires_ns, bt_real_ns()) + 500000000) / 1000000000,
-                  left, sizeof(left));
+        time_text((p->left_ms + 500) / 1000, left, sizeof(left));
         printf("%s %s: %u blocks of a prompt of %u tokens, for %s\n",
                p->renewed ? "renewed" : "pinned", p->id, p->blocks, p->tokens, left);
     }

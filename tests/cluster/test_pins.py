@@ -6,11 +6,13 @@ import random
 import re
 import signal
 import subprocess
+import time
 
 import pytest
 
 from conftest import CTL, PATIENCE, wait_for
 from restarts import Restarts, args_of
+from wall_clock import WallClock
 
 BLOCK, PROMPT = 16, 250  # tokens
 WHOLE = PROMPT // BLOCK * BLOCK
@@ -208,13 +210,14 @@ def test_bad_pins(pool, tmp_path):
 def start_conductor_again(r, m):
     """It gets other ports; its name is not free before the old lease has ended."""
     log = os.path.join(r.c.state_dir, "logs", "conductor-again.log")
-    p = None
+    p, before = None, os.path.getsize(log) if os.path.exists(log) else 0
 
     def ready():
         nonlocal p
         if p is None or p.poll() is not None:
             p = r.spawn(*r.args[m["kind"], m["name"]], "conductor-again.log")
         with open(log) as f:
+            f.seek(before)
             found = re.search(r"ev=ready .*?rpc=(\S+) http=(\S+):(\d+)", f.read())
         if found:
             r.addr, r.c.host, r.c.port = found[1], found[2], int(found[3])
@@ -238,6 +241,52 @@ def test_a_killed_kvstore_and_a_killed_conductor_keep_the_pins(pool, tmp_path):
     assert pool.pins()[pin["id"]]["label"] == "kept"
     pool.flood()
     assert pool.cached(mine)[0] == WHOLE
+
+
+def test_a_wall_clock_that_is_set_neither_ends_a_pin_nor_lets_it_last(tmp_path):
+    """A pin's time is elapsed time, in those that saw it made and in those that come later."""
+    day, r = 86400, Restarts(*OPTIONS)
+    try:
+        pool, clock, mine = Pool(r), WallClock(str(tmp_path)), ids("clock")
+
+        def start_again(kind):
+            key = (kind, next(m["name"] for m in r.members(kind)))
+            argv, env, cwd = r.args[key]
+            r.args[key] = argv, clock.environment(env), cwd
+            m = r.kill(kind, "n1")
+            if kind == "kvstore":
+                r.start_again(m)
+            else:
+                start_conductor_again(r, m)
+
+        def holds():
+            wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 20, "all of it is protected")
+            assert 3400 < pool.pins()[pin["id"]]["seconds_left"] <= 3600
+
+        start_again("kvstore")
+        start_again("conductor")
+        pool.cached(mine)
+        pin = pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "1h")
+        holds()
+        for ahead in (day, -day):
+            clock.jump(ahead)
+            time.sleep(2.5)  # kvstores look every second
+            holds()
+            pool.flood(1.5)
+            assert pool.cached(mine)[0] == WHOLE
+        clock.jump(day)
+        start_again("kvstore")
+        start_again("conductor")
+        holds()
+        short = pool.pin("--tokens-file", tokens_file(tmp_path, ids("short, set back")), "--ttl", "4s")
+        clock.jump(-day)
+        time.sleep(2)
+        assert short["id"] in pool.pins()
+        start_again("kvstore")
+        wait_for(lambda: pool.metric("baton_pool_pins") == 1 and short["id"] not in pool.pins(), 8, "its time has ended it")
+        holds()
+    finally:
+        r.stop()
 
 
 def answers_while(pool, pin, down, up, tmp_path):

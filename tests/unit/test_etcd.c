@@ -7,7 +7,7 @@
 /* after the four above, as cmocka wants it */
 #include <cmocka.h>
 
-#include "common/etcd/etcd.h"
+#include "common/etcd/remain.h"
 #include "tests/unit/etcd_fixture.h"
 #include "tests/unit/loop_wait.h"
 
@@ -222,6 +222,13 @@ static void on_lost(void *arg)
     }
 }
 
+struct timed {
+    int calls;
+    bt_status_t st;
+    struct bt_etcd_lease_time t;
+    uint64_t id, ends_ns;
+};
+
 static const struct bt_etcd_lease_ops lease_ops = {on_granted, on_lost};
 
 static void test_lease_is_kept(void **state)
@@ -258,6 +265,87 @@ static void test_lease_lost_and_granted_again(void **state)
     WAIT_FOR(f, l.lost == 2);
     loop_run_for(f->loop, 300);
     assert_int_equal(l.granted, 2);
+}
+
+static void on_time(void *arg, bt_status_t st, const struct bt_etcd_lease_time *t)
+{
+    struct timed *r = arg;
+    r->calls++;
+    r->st = st;
+    r->t = t != NULL ? *t : (struct bt_etcd_lease_time){0};
+}
+
+static void on_remain(void *arg, uint64_t id, uint64_t ends_ns)
+{
+    struct timed *r = arg;
+    r->calls++;
+    r->id = id;
+    r->ends_ns = ends_ns;
+}
+
+static void test_what_is_left_of_a_lease(void **state)
+{
+    struct fixture *f = *state;
+    struct timed r = {0}, ends = {0};
+    int64_t lease = etcd_grant(&etcd, 100);
+    bt_etcd_lease_time(f->e, lease, on_time, &r);
+    WAIT_FOR(f, r.calls == 1);
+    assert_int_equal(r.st, BT_OK);
+    assert_int_equal(r.t.granted_s, 100);
+    assert_in_range(r.t.left_s, 95, 100);
+    assert_true(r.t.raft_term > 0);
+    bt_etcd_lease_time(f->e, 4711, on_time, &r);
+    WAIT_FOR(f, r.calls == 2);
+    assert_int_equal(r.st, BT_ERR_NOT_FOUND);
+
+    /* A record of this etcd's term goes by its count, whatever the wall clock says. */
+    bt_etcd_lease_time(f->e, lease, on_time, &r);
+    WAIT_FOR(f, r.calls == 3);
+    struct bt_remain *m = bt_remain_create(f->e, on_remain, &ends);
+    struct bt_remain_term term = {.ttl_ms = 90000, .expires_ns = 1, .raft_term = r.t.raft_term};
+    loop_run_for(f->loop, 3500);
+    uint64_t now = bt_mono_ns(), at = bt_remain_follow(m, 7, lease, &term);
+    assert_true(at >= now + 90 * 1000000000ull); /* as if it had been written now */
+    WAIT_FOR(f, ends.calls == 1);                /* which etcd knows better */
+    assert_int_equal(ends.id, 7);
+    assert_true(ends.ends_ns < at && ends.ends_ns > now + 60 * 1000000000ull);
+    /* Of another term: etcd has begun to count anew, and the wall clock ends it. */
+    term.raft_term++;
+    bt_remain_follow(m, 8, lease, &term);
+    WAIT_FOR(f, ends.calls == 2);
+    assert_int_equal(ends.id, 8);
+    assert_true(ends.ends_ns <= bt_mono_ns());
+    /* One that was renewed or has gone before etcd answered. */
+    bt_remain_follow(m, 8, lease, &term);
+    bt_remain_forget(m, 8);
+    bt_remain_follow(m, 9, 4711, &term);
+    WAIT_FOR(f, ends.calls == 3);
+    assert_int_equal(ends.id, 9); /* its lease is gone */
+    bt_remain_follow(m, 10, lease, &term);
+    bt_remain_destroy(m);
+    loop_run_for(f->loop, 300);
+    assert_int_equal(ends.calls, 3);
+}
+
+static void test_what_is_left_of_a_record(void **state)
+{
+    static const uint64_t s = 1000000000;
+    struct bt_remain_term r = {.ttl_ms = 60500, .expires_ns = 1000 * s, .raft_term = 5};
+    struct bt_etcd_lease_time t = {.granted_s = 70, .left_s = 70, .raft_term = 5};
+    (void)state;
+    assert_int_equal(bt_remain_left_ms(&r, &t, 0), 60500);
+    assert_int_equal(bt_remain_left_ms(&r, &t, 2000 * s), 60500);
+    t.left_s = 69; /* less than a second may have passed */
+    assert_int_equal(bt_remain_left_ms(&r, &t, 0), 60500);
+    t.left_s = 40;
+    assert_int_equal(bt_remain_left_ms(&r, &t, 2000 * s), 31500);
+    t.left_s = 0;
+    assert_int_equal(bt_remain_left_ms(&r, &t, 0), 0);
+    t.left_s = 40;
+    t.raft_term = 6; /* what etcd has counted since is a lower bound of what has passed */
+    assert_int_equal(bt_remain_left_ms(&r, &t, 990 * s), 10000);
+    assert_int_equal(bt_remain_left_ms(&r, &t, 900 * s), 31500);
+    assert_int_equal(bt_remain_left_ms(&r, &t, 2000 * s), 0);
 }
 
 /* The loop does not run any more when a daemon's main takes things down. */
@@ -484,10 +572,20 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_put_range_delete), T(test_cas),           T(test_unknown_lease),
-        T(test_endpoints),        T(test_lease_is_kept), T(test_lease_lost_and_granted_again),
-        T(test_destroy_revokes),  T(test_watch),         T(test_restart),
-        T(test_compaction),       T(test_stopped),       T(test_wiped),
+        T(test_put_range_delete),
+        T(test_cas),
+        T(test_unknown_lease),
+        T(test_endpoints),
+        T(test_lease_is_kept),
+        T(test_lease_lost_and_granted_again),
+        T(test_destroy_revokes),
+        T(test_what_is_left_of_a_lease),
+        T(test_what_is_left_of_a_record),
+        T(test_watch),
+        T(test_restart),
+        T(test_compaction),
+        T(test_stopped),
+        T(test_wiped),
     };
     return cmocka_run_group_tests_name("etcd", tests, start_etcd, end_etcd);
 }

@@ -98,6 +98,7 @@ static void start(struct fix *f, bool has_record)
     f->record.id = 0x0102030405060708;
     f->record.created_ns = bt_real_ns();
     f->record.expires_ns = bt_real_ns() + 3600ull * 1000000000;
+    f->record.ttl_ms = 3600000;
     f->record.keys = (ProtobufCBinaryData){.data = f->key.b, .len = sizeof(f->key)};
     f->has_record = has_record;
     assert_int_equal(bt_loop_create(&f->loop), BT_OK);

@@ -29,14 +29,11 @@ static int teardown(void **state)
 }
 
 /* Pins the first n blocks of a chain; the id tells both. */
-static uint64_t pin(uint32_t chain, uint32_t n, uint64_t created_ns, uint64_t expires_ns)
+static uint64_t pin(uint32_t chain, uint32_t n, uint64_t created_ns, uint64_t ends_ns)
 {
     struct bt_kv_key keys[64];
-    struct bt_pin x = {.id = chain * 100 + n,
-                       .keys = keys,
-                       .n = n,
-                       .created_ns = created_ns,
-                       .expires_ns = expires_ns};
+    struct bt_pin x = {
+        .id = chain * 100 + n, .keys = keys, .n = n, .created_ns = created_ns, .ends_ns = ends_ns};
     for (uint32_t i = 0; i < n; i++) {
         node_key(chain, i, &keys[i]);
     }
@@ -170,7 +167,7 @@ static void what_cannot_be_taken(void **state)
     struct bt_kv_key loop[3] = {k, k, k}; /* no chain: what repeats is left out */
     x.n = 3;
     x.keys = loop;
-    x.expires_ns = UINT64_MAX;
+    x.ends_ns = UINT64_MAX;
     assert_int_equal(bt_pins_put(pins, &x), BT_OK);
     assert_true(compute(1, 0));
     assert_int_equal(state_of(1).protected[BT_PIN_SLAB], 1);
