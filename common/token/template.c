@@ -149,8 +149,11 @@ bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *er
     if (st == BT_OK || st == BT_ERR_NOT_FOUND) {
         st = bt_token_read_file(config_path, FILE_MAX, &file, &ec);
         if (st == BT_OK) {
-            config = json_loadb(file.data == NULL ? "" : file.data, file.len,
-                                JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+            /* Only strings of it are read; integers as reals, since transformers writes
+             * "model_max_length": 1000000000000000019884624838656 where it knows none. */
+            config =
+                json_loadb(file.data == NULL ? "" : file.data, file.len,
+                           JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
             if (config == NULL) {
                 st = bt_token_fail(&ec, BT_ERR_INVALID, "line %d column %d: %s", je.line, je.column,
                                    je.text);

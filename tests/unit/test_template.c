@@ -325,6 +325,9 @@ static void test_load_forms(void **state)
          NULL, "<b>d", BT_OK},
         {"{\"eos_token\":null,\"chat_template\":\"old\"}", "new{{ eos_token }}", "new", BT_OK},
         {NULL, "alone", "alone", BT_OK},
+        {"{\"model_max_length\":1000000000000000019884624838656,\"eos_token\":\"</s>\","
+         "\"chat_template\":\"{{ eos_token }}\"}",
+         NULL, "</s>", BT_OK}, /* transformers' word for "not known" */
         {"{\"chat_template\":[{\"name\":\"rag\",\"template\":\"r\"}]}", NULL, "default",
          BT_ERR_NOT_FOUND},
         {"{}", NULL, "chat_template", BT_ERR_NOT_FOUND},
