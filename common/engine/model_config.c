@@ -298,6 +298,26 @@ static void read_restrictions(struct reader *r, const struct bt_model_config *c)
     }
 }
 
+/* What would be passed over: one set of parameters for each kind of layer, and a kind of scaling
+ * that is not named. */
+static void check_rope(struct reader *r, const char *where, const json_t *o, bool has_type)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)o, key, v)
+    {
+        if (json_is_object(v)) {
+            fail(r, BT_ERR_UNSUPPORTED,
+                 "%s.%.64s: supported is one set of parameters for all layers", where, key);
+        } else if (!has_type && strcmp(key, "rope_theta") != 0 &&
+                   strcmp(key, "partial_rotary_factor") != 0) {
+            fail(r, BT_ERR_INVALID,
+                 "%s.rope_type: missing beside %.64s; supported are default, linear, llama3", where,
+                 key);
+        }
+    }
+}
+
 /* Newer files have rope_parameters {rope_theta, rope_type, ...}; older ones rope_theta beside
  * rope_scaling {rope_type or type, factor, ...}. */
 static void read_rope(struct reader *r, struct bt_model_config *c)
@@ -311,8 +331,9 @@ static void read_rope(struct reader *r, struct bt_model_config *c)
     }
     double top = get_num(r, r->root, "rope_theta", 1.0, 1e12, false, 10000.0);
     c->rope_theta = p ? get_num(r, p, "rope_theta", 1.0, 1e12, false, top) : top;
-    const char *type = o ? get_str(r, o, "rope_type", get_str(r, o, "type", "default")) : "default";
-    if (strcmp(type, "default") == 0) {
+    const char *type = o ? get_str(r, o, "rope_type", get_str(r, o, "type", NULL)) : NULL;
+    check_rope(r, where, o, type != NULL);
+    if (type == NULL || strcmp(type, "default") == 0) {
         c->rope_kind = BT_ROPE_DEFAULT;
     } else if (strcmp(type, "linear") == 0) {
         c->rope_kind = BT_ROPE_LINEAR;

@@ -247,6 +247,12 @@ static bt_status_t file_read(struct bt_weights *w, const struct weight_file *f)
     for (int i = 7; i >= 0; i--) {
         n = n << 8 | f->map[i];
     }
+    static const char lfs[] = "version https://git-lfs";
+    if (f->bytes > sizeof(lfs) && memcmp(f->map, lfs, sizeof(lfs) - 1) == 0) {
+        return fail(w, BT_ERR_INVALID, f->name,
+                    "a Git LFS pointer, not the weights; fetch them with 'git lfs pull' in the "
+                    "model directory");
+    }
     if (n > HEADER_BYTES_MAX) {
         return fail(w, BT_ERR_TOO_LARGE, f->name,
                     "header length %llu, at most %u is allowed; not "

@@ -240,6 +240,9 @@ static void test_bad_configs(void **state)
         {"{" BASE ",\"rope_scaling\":{\"type\":\"yarn\"}}", BT_ERR_UNSUPPORTED, "llama3"},
         {"{" BASE ",\"rope_scaling\":{\"type\":\"linear\"}}", BT_ERR_INVALID, "factor"},
         {"{" BASE ",\"rope_scaling\":7}", BT_ERR_INVALID, "rope_scaling"},
+        {"{" BASE ",\"rope_scaling\":{\"factor\":2}}", BT_ERR_INVALID, "rope_type: missing"},
+        {"{" BASE ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1e4}}}",
+         BT_ERR_UNSUPPORTED, "full_attention"},
         {"{" BASE ",\"partial_rotary_factor\":0.5}", BT_ERR_UNSUPPORTED, "partial_rotary_factor"},
         {"{" BASE ",\"eos_token_id\":100}", BT_ERR_INVALID, "eos_token_id"},
         {"{" BASE ",\"eos_token_id\":[1,-1]}", BT_ERR_INVALID, "eos_token_id"},
@@ -376,6 +379,9 @@ static void test_bad_tensors(void **state)
     expect_err(open_weights(&w), BT_ERR_TOO_LARGE, "model.safetensors", "100000001");
     put("model.safetensors", "\377\377\377\377\377\377\377\377{}", 10);
     expect_err(open_weights(&w), BT_ERR_TOO_LARGE, "model.safetensors", "header length");
+    static const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:00\n";
+    put("model.safetensors", lfs, sizeof(lfs) - 1); /* cloned without git-lfs */
+    expect_err(open_weights(&w), BT_ERR_INVALID, "model.safetensors", "git lfs pull");
     drop("model.safetensors");
     expect_err(open_weights(&w), BT_ERR_NOT_FOUND, "model.safetensors", "safetensors");
 }
