@@ -199,7 +199,7 @@ static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block
 
 bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
 {
-    bt_pool_seal(c->pool, slot, b->key, b->n_tokens, b->depth, bt_real_ns());
+    bt_pool_seal(c->pool, slot, b->key, b->n_tokens, b->depth, bt_mono_ns());
     if (!bt_index_add(c->index, b->key, b->depth, slot)) {
         c->duplicates++;
         return false;

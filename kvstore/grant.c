@@ -368,10 +368,6 @@ static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserv
         snprintf(why, cap, "epoch %u of this request is reserved already", r->epoch);
         return BT_ERR_EXISTS;
     }
-    if (r->deadline_ns != 0 && bt_real_ns() > r->deadline_ns) {
-        snprintf(why, cap, "the request's deadline has passed");
-        return BT_ERR_TIMEOUT;
-    }
     return BT_OK;
 }
 

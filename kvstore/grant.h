@@ -43,7 +43,7 @@ struct bt_grants_wire {
                                        uint64_t request, uint32_t epoch,
                                        const struct bt_flow_shape *shape, uint32_t first_block,
                                        const uint32_t *slots, const struct bt_kv_key *names,
-                                       bt_flow_word_t *word, uint64_t deadline_ns,
+                                       bt_flow_word_t *word, uint64_t timeout_ms,
                                        const struct bt_wire_recv_ops *ops, void *arg);
     void (*recv_cancel)(struct bt_wire_recv *r);
     void (*kick)(struct bt_wire *w);

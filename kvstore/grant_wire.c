@@ -189,7 +189,7 @@ void wire_start_recv(struct grant *g, const Baton__Reserve *r)
     g->recv_active = true;
     struct bt_wire_recv *rv =
         gs->wire.recv_start(gs->wire.w, &peer, g->req->id, g->epoch, &g->shape, g->resident,
-                            g->slots, g->names, g->word, r->deadline_ns, &recv_ops, g);
+                            g->slots, g->names, g->word, r->left_ms, &recv_ops, g);
     if (rv == NULL && g->recv_active) {
         g->recv_active = false;
         grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");

@@ -140,7 +140,7 @@ static uint32_t header_crc(const struct bt_slot_header *h, const uint32_t *row, 
 }
 
 void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key, uint32_t n_tokens,
-                  uint32_t depth, uint64_t now_real_ns)
+                  uint32_t depth, uint64_t now_ns)
 {
     struct slot_meta *m = meta_of(p, slot);
     BT_ASSERT(m->state == BT_SLOT_WRITING);
@@ -154,7 +154,7 @@ void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key,
     h->n_tokens = n_tokens;
     h->depth = depth;
     h->layout_id = p->layout.layout_id;
-    h->sealed_ns = now_real_ns;
+    h->sealed_ns = now_ns;
     h->crc = header_crc(h, row, p->n_layers);
     set_state(p, slot, BT_SLOT_SEALED);
 }

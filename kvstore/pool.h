@@ -42,9 +42,9 @@ void bt_pool_lease(struct bt_pool *p, uint32_t slot);
 /* Drops one lease; returns how many are left. At 0 the caller frees the slot or keeps it cached. */
 uint32_t bt_pool_unlease(struct bt_pool *p, uint32_t slot);
 /* WRITING -> SEALED: header with its CRC, then the state. All segment CRCs must be known.
- * now_real_ns: bt_real_ns(), by which the next kvstore orders what it adopts. */
+ * now_ns: bt_mono_ns(), by which the next kvstore orders what it adopts. */
 void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key, uint32_t n_tokens,
-                  uint32_t depth, uint64_t now_real_ns);
+                  uint32_t depth, uint64_t now_ns);
 /* Whose block it is to be (bt_kv_tenant_tag): kept in the header. WRITING; taken slots have 0. */
 void bt_pool_set_tenant(struct bt_pool *p, uint32_t slot, uint32_t tag);
 /* WRITING or SEALED -> QUARANTINE: a dead holder might still write. Leases stay. */

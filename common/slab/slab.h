@@ -47,7 +47,7 @@ struct bt_slot_header {     /* 128 bytes */
     uint32_t n_tokens;
     uint32_t depth; /* ordinal of the block in its chain */
     uint64_t layout_id;
-    uint64_t sealed_ns; /* bt_real_ns */
+    uint64_t sealed_ns; /* bt_mono_ns: a slab does not outlive its boot */
     uint32_t tenant;    /* bt_kv_tenant_tag of whose block it is */
     uint32_t crc; /* CRC32C over key..tenant and the slot's CRC row; written before the state */
     uint8_t pad[56];

@@ -82,7 +82,7 @@ struct bt_wreq {
     uint32_t epoch, choice;
     Baton__Phases phases;
     uint64_t session;     /* number of the conductor's session */
-    uint64_t deadline_ns; /* wall clock; 0: none */
+    uint64_t deadline_ns; /* bt_mono_ns; 0: none */
     uint64_t arrived_ns;  /* bt_mono_ns */
     uint32_t n, n_prompt; /* submitted tokens; how many of them are prompt */
     uint32_t max_new;

@@ -393,7 +393,7 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *stream)
 
 void bt_wsession_tick(struct bt_wctl *w)
 {
-    uint64_t now = bt_mono_ns(), wall = bt_real_ns();
+    uint64_t now = bt_mono_ns();
     struct bt_list *it;
     bool still = bt_stood_still(&w->ticked_ns, now, SILENCE_NS / 2);
     bool beat = now >= w->beat_ns;
@@ -415,7 +415,7 @@ void bt_wsession_tick(struct bt_wctl *w)
     size_t i = 0;
     struct bt_wreq *r;
     while ((r = bt_map_next(w->active, &i, NULL)) != NULL) {
-        if (r->deadline_ns != 0 && wall > r->deadline_ns) {
+        if (r->deadline_ns != 0 && now > r->deadline_ns) {
             bt_wctl_cancel(w, r, BT_ERR_TIMEOUT, "the request's deadline has passed");
         }
     }

@@ -7,6 +7,8 @@
 
 #include "common/worker/control.h"
 
+#define LEFT_MS_MAX (1ull << 40) /* more is no limit */
+
 static bool finite_in(float v, float lo, float hi)
 {
     return isfinite(v) && v >= lo && v <= hi;
@@ -161,8 +163,9 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
     r->epoch = m->epoch;
     r->choice = m->choice;
     r->phases = m->phases;
-    r->deadline_ns = m->deadline_ns;
     r->arrived_ns = bt_mono_ns();
+    r->deadline_ns =
+        m->left_ms == 0 ? 0 : r->arrived_ns + BT_MIN(m->left_ms, LEFT_MS_MAX) * 1000000;
     r->n_prompt = m->n_prompt;
     r->max_new = m->sampling->max_new;
     r->no_cache = m->no_cache;

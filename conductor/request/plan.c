@@ -52,19 +52,20 @@ static bool avoided(const struct bt_lane *k, const struct bt_session *s, uint64_
     return false;
 }
 
-static uint64_t deadline_wall_ns(const struct bt_request *r, uint64_t now_ns)
+/* Of the request's time, 0: it has no limit. Clocks of two hosts are not compared. */
+static uint64_t left_ms_of(const struct bt_request *r, uint64_t now_ns)
 {
     if (r->spec.timeout_ms == 0) {
         return 0;
     }
     uint64_t due = r->spec.received_ns + r->spec.timeout_ms * 1000000;
-    return bt_real_ns() + (due > now_ns ? due - now_ns : 0);
+    return due > now_ns ? BT_DIV_UP(due - now_ns, 1000000) : 1;
 }
 
 /* n_tokens: all of the prompt, or whole blocks of its beginning. */
 static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantRole role,
                          uint32_t n_tokens, const struct bt_session *peer, bool keep,
-                         uint64_t deadline_ns, const struct bt_sources *from,
+                         uint64_t left_ms, const struct bt_sources *from,
                          double recompute_tokens_per_s)
 {
     Baton__Reserve v = BATON__RESERVE__INIT;
@@ -79,7 +80,7 @@ static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantR
     v.keep = keep;
     v.no_cache = k->r->spec.no_cache;
     v.tenant = k->r->spec.tenant != NULL ? k->r->spec.tenant : (char *)"";
-    v.deadline_ns = deadline_ns;
+    v.left_ms = left_ms;
     if (peer != NULL) {
         v.peer = peer->member->name;
         v.peer_rpc = peer->member->rpc;
@@ -117,7 +118,7 @@ static void fill_sampling(const struct bt_lane *k, Baton__Sampling *s)
 }
 
 static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases phases,
-                        uint64_t deadline_ns)
+                        uint64_t left_ms)
 {
     Baton__Sampling sampling = BATON__SAMPLING__INIT;
     fill_sampling(k, &sampling);
@@ -131,7 +132,7 @@ static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases p
     v.choice = k->first;
     v.n = k->n;
     v.sampling = &sampling;
-    v.deadline_ns = deadline_ns;
+    v.left_ms = left_ms;
     v.root_key.data = k->r->root.b;
     v.root_key.len = sizeof(k->r->root.b);
     v.no_cache = k->r->spec.no_cache;
@@ -149,22 +150,22 @@ static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases p
 static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, const struct bt_sources *from,
                    double recompute_tokens_per_s, uint64_t now_ns)
 {
-    uint64_t deadline_ns = deadline_wall_ns(k->r, now_ns);
+    uint64_t left_ms = left_ms_of(k->r, now_ns);
     /* Only the prefill side fetches: the decode side gets all of it by the hand-off, whose prefix
      * leaves as soon as it is there. */
     uint32_t n = f->plan.grant_tokens != 0 ? f->plan.grant_tokens : k->n_tokens;
-    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, n, NULL, true, deadline_ns, from,
+    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, n, NULL, true, left_ms, from,
                  recompute_tokens_per_s);
     if (!f->same_kv) {
-        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, n, f->kv_prefill, keep,
-                     deadline_ns, NULL, 0);
+        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, n, f->kv_prefill, keep, left_ms,
+                     NULL, 0);
     }
     if (f->both) {
-        send_submit(k, f->decode, BATON__PHASES__BOTH, deadline_ns);
+        send_submit(k, f->decode, BATON__PHASES__BOTH, left_ms);
     } else {
-        send_submit(k, f->prefill, BATON__PHASES__PREFILL, deadline_ns);
+        send_submit(k, f->prefill, BATON__PHASES__PREFILL, left_ms);
         if (f->decode != NULL) {
-            send_submit(k, f->decode, BATON__PHASES__DECODE, deadline_ns);
+            send_submit(k, f->decode, BATON__PHASES__DECODE, left_ms);
         }
     }
 }
@@ -206,7 +207,6 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
     }
     f->plan = *plan;
     f->planned_ns = now_ns;
-    f->submitted_ns = bt_real_ns();
     f->own_tokens = k->n_tokens - plan->cached_tokens;
     bt_flight_count(f, now_ns);
     snprintf(u->prefill, sizeof(u->prefill), "%s", f->prefill->member->name);

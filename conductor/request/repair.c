@@ -182,7 +182,7 @@ static void put_off(struct bt_lane *k, const struct bt_session *s, const char *w
     avoid_until(k, s, now_ns + FULL_NS);
     f->no_room = true;
     /* One that had been given room and was at work for a while begins to wait anew. */
-    bool had_room = bt_flight_reserved(f) && bt_real_ns() - f->submitted_ns > FULL_NS;
+    bool had_room = bt_flight_reserved(f) && now_ns - f->planned_ns > FULL_NS;
     leave_plan(k, now_ns);
     if (k->queued_ns == 0 || had_room) {
         k->queued_ns = now_ns;

@@ -66,7 +66,6 @@ struct bt_flight {
     uint32_t rows_place;       /* in decode's session's own_rows, until it has ended */
     uint32_t behind_long;      /* own_longs when it was counted in own_behind_ms; 0: it was not */
     uint64_t own_kv;           /* counted at decode's session until it has ended */
-    uint64_t submitted_ns;     /* wall clock */
     struct bt_sched_plan plan; /* indices mean nothing any more */
     uint64_t planned_ns;       /* bt_mono_ns */
     bool expected, decoding;   /* in the forecast; counted at decode's own_decoding */

@@ -410,7 +410,7 @@ static struct bt_ssd_db_op *next_batch(struct bt_ssd_db *s, bool *stop_p)
     pthread_mutex_lock(&s->lock);
     if (s->down && !s->stop) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec += (time_t)(s->c.retry_ms / 1000);
         until.tv_nsec += (long)(s->c.retry_ms % 1000) * 1000000;
         until.tv_sec += until.tv_nsec / 1000000000;
@@ -510,7 +510,11 @@ bt_status_t bt_ssd_db_load(const struct bt_ssd_db_config *c, bool last_try,
     rocksdb_writeoptions_set_sync(s->sync, 1);
     s->lazy = rocksdb_writeoptions_create();
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->wake, NULL);
+    pthread_condattr_t mono; /* the wall clock may be set back while it waits */
+    pthread_condattr_init(&mono);
+    pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &mono);
+    pthread_condattr_destroy(&mono);
     queue_init(&s->todo);
     queue_init(&s->ready);
     if (!first_open(s, last_try, why, sizeof(why))) {

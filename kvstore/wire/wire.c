@@ -9,6 +9,8 @@
 #include "common/log/log.h"
 #include "kvstore/wire/wire_priv.h"
 
+#define TIMEOUT_MS_MAX (1ull << 40) /* more is none */
+
 /* ---- peers ---- */
 
 static void peer_dial(struct bt_wire_peer *p)
@@ -159,7 +161,7 @@ struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_
                                         uint64_t request, uint32_t epoch,
                                         const struct bt_flow_shape *shape, uint32_t first_block,
                                         const uint32_t *slots, const struct bt_kv_key *names,
-                                        bt_flow_word_t *word, uint64_t deadline_ns,
+                                        bt_flow_word_t *word, uint64_t timeout_ms,
                                         const struct bt_wire_recv_ops *ops, void *arg)
 {
     uint32_t n = bt_flow_blocks(shape);
@@ -182,11 +184,9 @@ struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_
     r->x.epoch = epoch;
     r->x.first_block = first_block;
     bt_flow_raise(word, epoch, bt_flow_resident_items(shape, first_block));
-    if (deadline_ns != 0) {
-        uint64_t now = bt_real_ns();
-        bt_timer_start(w->loop, &r->deadline,
-                       deadline_ns > now ? BT_DIV_UP(deadline_ns - now, 1000000) : 0, 0,
-                       on_deadline, r);
+    if (timeout_ms != 0) {
+        bt_timer_start(w->loop, &r->deadline, BT_MIN(timeout_ms, TIMEOUT_MS_MAX), 0, on_deadline,
+                       r);
     }
     bt_wire_recv_begin(r, peer);
     return r;

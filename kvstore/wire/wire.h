@@ -118,13 +118,13 @@ struct bt_wire_peer_addr {
 };
 /* Pulls blocks [first_block, end) of (request, epoch) from the peer into slots (WRITING, ours).
  * names seed the CRCs. Blocks below first_block are resident: items they complete count as done.
- * The wire is the one writer of `word` (raised as (epoch, progress)). deadline_ns: wall clock, 0
- * none. */
+ * The wire is the one writer of `word` (raised as (epoch, progress)). timeout_ms: for all of
+ * it, 0 none. */
 struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
                                         uint64_t request, uint32_t epoch,
                                         const struct bt_flow_shape *shape, uint32_t first_block,
                                         const uint32_t *slots, const struct bt_kv_key *names,
-                                        bt_flow_word_t *word, uint64_t deadline_ns,
+                                        bt_flow_word_t *word, uint64_t timeout_ms,
                                         const struct bt_wire_recv_ops *ops, void *arg);
 void bt_wire_recv_cancel(struct bt_wire_recv *r); /* on_quiet follows, maybe at once */
 

@@ -244,8 +244,9 @@ def test_a_killed_kvstore_and_a_killed_conductor_keep_the_pins(pool, tmp_path):
 
 
 def test_a_wall_clock_that_is_set_neither_ends_a_pin_nor_lets_it_last(tmp_path):
-    """A pin's time is elapsed time, in those that saw it made and in those that come later."""
-    day, r = 86400, Restarts(*OPTIONS)
+    """A pin's time is elapsed time, in those that saw it made and in those that come later. Nor does a request's limit
+    end it where the clocks of two hosts differ: those of the workers are not set here."""
+    day, r = 86400, Restarts(*OPTIONS, "--set", "conductor.conductor.request_timeout_ms=60000")
     try:
         pool, clock, mine = Pool(r), WallClock(str(tmp_path)), ids("clock")
 

@@ -329,7 +329,7 @@ def test_cancel_before_the_reservation(c):
 def test_a_deadline_ends_it(c, slow):
     ids, r = prompt(40, 3), rid()
     c.reserve(r, ids, wait=False)
-    c.submit(c.d, r, ids, c.pb.BOTH, 6000, deadline_ns=time.time_ns() + 300_000_000)
+    c.submit(c.d, r, ids, c.pb.BOTH, 6000, left_ms=300)
     e = c.d.ended(r, seconds=10)
     assert e.status == -6 and "deadline" in e.detail and len(c.d.tokens(r)) < 6000, e
     c.release(r)

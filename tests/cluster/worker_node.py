@@ -318,13 +318,13 @@ class Conductor:
             assert r.status == OK, r
             return r
 
-    def submit(self, session, request, tokens, phases, max_new, epoch=1, n_prompt=None, stop=(), deadline_ns=0,
+    def submit(self, session, request, tokens, phases, max_new, epoch=1, n_prompt=None, stop=(), left_ms=0,
                choice=0, n=0, prompt_logprobs=False, prompt_top=0, priority=0, **sampling):
         s = dict(temperature=0, top_p=1, repetition_penalty=1, seed=1, logprobs=0, max_new=max_new, stop_ids=stop)
         s.update(sampling)
         session.send(submit=self.pb.Submit(request=request, epoch=epoch, phases=phases, tokens=pack(tokens),
                                            n_prompt=n_prompt or len(tokens), sampling=self.pb.Sampling(**s),
-                                           root_key=self.node.settings.root_key, deadline_ns=deadline_ns,
+                                           root_key=self.node.settings.root_key, left_ms=left_ms,
                                            choice=choice, n=n, prompt_logprobs=prompt_logprobs,
                                            prompt_top=prompt_top, priority=priority))
 

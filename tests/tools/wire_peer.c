@@ -499,9 +499,8 @@ static struct sink *start_sink(const struct bt_wire_peer_addr *peer, uint64_t re
         }
     }
     bt_list_insert_tail(&T.sinks, &k->link);
-    k->recv = bt_wire_recv_start(
-        T.wire, peer, request, epoch, &k->shape, first, k->slots, k->names, &k->word,
-        deadline_ms == 0 ? 0 : bt_real_ns() + deadline_ms * 1000000, &sink_ops, k);
+    k->recv = bt_wire_recv_start(T.wire, peer, request, epoch, &k->shape, first, k->slots, k->names,
+                                 &k->word, deadline_ms, &sink_ops, k);
     return k;
 }
 

@@ -98,13 +98,13 @@ static inline struct bt_wire_recv *
 node_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64_t request,
                 uint32_t epoch, const struct bt_flow_shape *shape, uint32_t first_block,
                 const uint32_t *slots, const struct bt_kv_key *names, bt_flow_word_t *word,
-                uint64_t deadline_ns, const struct bt_wire_recv_ops *ops, void *arg)
+                uint64_t timeout_ms, const struct bt_wire_recv_ops *ops, void *arg)
 {
     struct node *n = node_current;
     (void)w;
     (void)peer;
     (void)names;
-    (void)deadline_ns;
+    (void)timeout_ms;
     uint32_t at = 0;
     while (at < n->n_recvs && (n->n_recvs < NODE_RECVS || n->recvs[at].active)) {
         at++; /* an old record is used again only when there is no new one */
