@@ -20,6 +20,7 @@ static const struct {
     bool repeated;
 } etcd_fields[] = {
     {"ResponseHeader", "revision", 3, PROTOBUF_C_TYPE_INT64, false},
+    {"ResponseHeader", "raft_term", 4, PROTOBUF_C_TYPE_UINT64, false},
     {"KeyValue", "key", 1, PROTOBUF_C_TYPE_BYTES, false},
     {"KeyValue", "create_revision", 2, PROTOBUF_C_TYPE_INT64, false},
     {"KeyValue", "mod_revision", 3, PROTOBUF_C_TYPE_INT64, false},
@@ -87,6 +88,11 @@ static const struct {
     {"LeaseKeepAliveResponse", "header", 1, PROTOBUF_C_TYPE_MESSAGE, false},
     {"LeaseKeepAliveResponse", "ID", 2, PROTOBUF_C_TYPE_INT64, false},
     {"LeaseKeepAliveResponse", "TTL", 3, PROTOBUF_C_TYPE_INT64, false},
+    {"LeaseTimeToLiveRequest", "ID", 1, PROTOBUF_C_TYPE_INT64, false},
+    {"LeaseTimeToLiveResponse", "header", 1, PROTOBUF_C_TYPE_MESSAGE, false},
+    {"LeaseTimeToLiveResponse", "ID", 2, PROTOBUF_C_TYPE_INT64, false},
+    {"LeaseTimeToLiveResponse", "TTL", 3, PROTOBUF_C_TYPE_INT64, false},
+    {"LeaseTimeToLiveResponse", "grantedTTL", 4, PROTOBUF_C_TYPE_INT64, false},
 };
 
 static const ProtobufCMessageDescriptor *const messages[] = {
@@ -116,6 +122,8 @@ static const ProtobufCMessageDescriptor *const messages[] = {
     &etcdserverpb__lease_revoke_response__descriptor,
     &etcdserverpb__lease_keep_alive_request__descriptor,
     &etcdserverpb__lease_keep_alive_response__descriptor,
+    &etcdserverpb__lease_time_to_live_request__descriptor,
+    &etcdserverpb__lease_time_to_live_response__descriptor,
 };
 
 static void test_every_field_is_etcds(void **state)
@@ -160,7 +168,8 @@ static void test_services(void **state)
 {
     static const char *const kv[] = {"Range", "Put", "DeleteRange", "Txn", "Compact"};
     static const char *const watch[] = {"Watch"};
-    static const char *const lease[] = {"LeaseGrant", "LeaseRevoke", "LeaseKeepAlive"};
+    static const char *const lease[] = {"LeaseGrant", "LeaseRevoke", "LeaseKeepAlive",
+                                        "LeaseTimeToLive"};
     (void)state;
     check_service(&etcdserverpb__kv__descriptor, "etcdserverpb.KV", kv, BT_ARRAY_LEN(kv));
     check_service(&etcdserverpb__watch__descriptor, "etcdserverpb.Watch", watch, 1);
