@@ -78,10 +78,13 @@ static void say_goodbye(struct bt_etcd *e)
         void *reply = NULL;
         size_t len;
         req.id = e->goodbyes[i];
-        size_t n = etcdserverpb__lease_revoke_request__pack(&req, buf);
-        int code = bt_rpc_unary_blocking(e->eps[e->cur].target, e->eps[e->cur].tls, NULL,
-                                         "/etcdserverpb.Lease/LeaseRevoke", buf, n, GOODBYE_MS,
-                                         &reply, &len, NULL, 0);
+        struct bt_rpc_question q = {.target = e->eps[e->cur].target,
+                                    .tls = e->eps[e->cur].tls,
+                                    .method = "/etcdserverpb.Lease/LeaseRevoke",
+                                    .data = buf,
+                                    .len = etcdserverpb__lease_revoke_request__pack(&req, buf),
+                                    .deadline_ms = GOODBYE_MS};
+        int code = bt_rpc_unary_blocking(&q, &reply, &len, NULL, 0);
         free(reply);
         if (code != BT_GRPC_OK && code != BT_GRPC_NOT_FOUND) {
             break; /* etcd is not there: the lease runs out by itself */

@@ -277,15 +277,14 @@ bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bo
 
 /* ---- without a loop ---- */
 
-int bt_rpc_unary_blocking(const char *target, struct bt_tls *tls, const char *who,
-                          const char *method, const void *data, size_t len, uint64_t deadline_ms,
-                          void **reply_p, size_t *reply_len_p, char *detail, size_t detail_cap)
+int bt_rpc_unary_blocking(const struct bt_rpc_question *q, void **reply_p, size_t *reply_len_p,
+                          char *detail, size_t detail_cap)
 {
     bt_rpc_grpc_init();
     grpc_completion_queue *cq = grpc_completion_queue_create_for_next(NULL);
-    grpc_channel *ch = dial(target, tls, who, false);
+    grpc_channel *ch = dial(q->target, q->tls, q->who, false);
     struct unary_call u;
-    unary_call_init(&u, make_call(ch, cq, method, deadline_in(deadline_ms)), data, len);
+    unary_call_init(&u, make_call(ch, cq, q->method, deadline_in(q->deadline_ms)), q->data, q->len);
     grpc_op ops[6];
     unary_call_ops(&u, ops);
     grpc_call_error err = grpc_call_start_batch(u.call, ops, 6, &u, NULL);

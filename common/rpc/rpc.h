@@ -125,10 +125,19 @@ bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bo
                                struct bt_rpc_stream **s_p) BT_MUST_CHECK;
 
 /* ---- blocking client for the CLI and tests: no loop ---- */
-/* One unary call on a fresh channel (tls, who: as of bt_rpc_channel_create_tls); *reply_p is heap
- * memory (caller frees). Returns a gRPC code. */
-int bt_rpc_unary_blocking(const char *target, struct bt_tls *tls, const char *who,
-                          const char *method, const void *data, size_t len, uint64_t deadline_ms,
-                          void **reply_p, size_t *reply_len_p, char *detail, size_t detail_cap);
+struct bt_rpc_question {
+    const char *target; /* host:port */
+    struct bt_tls *tls; /* NULL: plaintext */
+    const char *who;    /* as of bt_rpc_channel_create_tls; NULL: any of the cluster */
+    const char *method; /* "/pkg.Svc/M" */
+    const void *data;   /* the packed message, len bytes */
+    size_t len;
+    uint64_t deadline_ms;
+};
+/* One unary call on a fresh channel. Returns a gRPC code. OK: *reply_p is heap memory of
+ * *reply_len_p bytes, which the caller frees; else both stay as they are. detail (NULL: not wanted)
+ * gets the text that came with the code. */
+int bt_rpc_unary_blocking(const struct bt_rpc_question *q, void **reply_p, size_t *reply_len_p,
+                          char *detail, size_t detail_cap);
 
 #endif

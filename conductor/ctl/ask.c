@@ -37,8 +37,14 @@ void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q
     protobuf_c_message_pack(q, data);
     void *bytes = NULL;
     char detail[700] = "";
-    int code = bt_rpc_unary_blocking(c->addr, c->tls, "conductor", method, data, n, DEADLINE_MS,
-                                     &bytes, &len, detail, sizeof(detail));
+    struct bt_rpc_question ask = {.target = c->addr,
+                                  .tls = c->tls,
+                                  .who = "conductor",
+                                  .method = method,
+                                  .data = data,
+                                  .len = n,
+                                  .deadline_ms = DEADLINE_MS};
+    int code = bt_rpc_unary_blocking(&ask, &bytes, &len, detail, sizeof(detail));
     free(data);
     void *reply = NULL;
     if (code != BT_GRPC_OK) {

@@ -197,8 +197,12 @@ static int unary(const char *target, const char *method, const char *text)
     void *reply = NULL;
     size_t len = 0;
     char detail[256];
-    int code = bt_rpc_unary_blocking(target, NULL, NULL, method, text, strlen(text), 10000, &reply,
-                                     &len, detail, sizeof(detail));
+    struct bt_rpc_question q = {.target = target,
+                                .method = method,
+                                .data = text,
+                                .len = strlen(text),
+                                .deadline_ms = 10000};
+    int code = bt_rpc_unary_blocking(&q, &reply, &len, detail, sizeof(detail));
     printf("%d %s\n", code, detail);
     for (size_t i = 0; i < len; i++) {
         printf("%02x", ((uint8_t *)reply)[i]);

@@ -55,8 +55,9 @@ static inline void *etcd_ask(const struct etcd_fixture *x, const char *method,
     uint8_t *buf = malloc(len + 1);
     void *reply = NULL, *msg = NULL;
     protobuf_c_message_pack(req, buf);
-    int code = bt_rpc_unary_blocking(x->endpoint, NULL, NULL, method, buf, len, 3000, &reply,
-                                     &reply_len, NULL, 0);
+    struct bt_rpc_question q = {
+        .target = x->endpoint, .method = method, .data = buf, .len = len, .deadline_ms = 3000};
+    int code = bt_rpc_unary_blocking(&q, &reply, &reply_len, NULL, 0);
     if (code == BT_GRPC_OK) {
         msg = protobuf_c_message_unpack(d, NULL, reply_len, reply);
     }

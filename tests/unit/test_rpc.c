@@ -661,8 +661,9 @@ struct blocking {
 static void *blocking_thread(void *arg)
 {
     struct blocking *b = arg;
-    b->code = bt_rpc_unary_blocking(b->target, NULL, NULL, b->method, "hey", 3, 5000,
-                                    (void **)&b->reply, &b->len, b->detail, sizeof(b->detail));
+    struct bt_rpc_question q = {
+        .target = b->target, .method = b->method, .data = "hey", .len = 3, .deadline_ms = 5000};
+    b->code = bt_rpc_unary_blocking(&q, (void **)&b->reply, &b->len, b->detail, sizeof(b->detail));
     b->done = true;
     return NULL;
 }
