@@ -265,8 +265,9 @@ static bool start_front(struct conductor *c)
     fc.http.conns_max = (uint32_t)conf->http_conns_max;
     char err[512] = "";
     int port = 0;
-    if (bt_front_create(c->loop, &fc, c->tok, c->tmpl, c->requests, c->metrics, &c->front, &port,
-                        err, sizeof(err)) != BT_OK) {
+    struct bt_front_parts parts = {
+        .loop = c->loop, .tok = c->tok, .tmpl = c->tmpl, .rs = c->requests, .metrics = c->metrics};
+    if (bt_front_create(&parts, &fc, &c->front, &port, err, sizeof(err)) != BT_OK) {
         return fail(c, "conductor.http.listen", err);
     }
     c->http_addr = address_of(conf->http_listen, NULL, port);

@@ -293,15 +293,13 @@ static char *base_name(const char *path)
     return bt_sprintf("%.*s", (int)(n - from), path + from);
 }
 
-bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *conf,
-                            const struct bt_tokenizer *tok, const struct bt_template *tmpl,
-                            struct bt_requests *rs, struct bt_metrics *metrics,
+bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err, size_t err_cap)
 {
     struct bt_front *f = bt_calloc(1, sizeof(*f));
-    f->loop = loop;
-    f->rs = rs;
-    f->metrics = metrics;
+    f->loop = parts->loop;
+    f->rs = parts->rs;
+    f->metrics = parts->metrics;
     f->config = *conf->model;
     f->model_path = bt_strdup(conf->model_path);
     f->model_id = conf->model_id != NULL ? bt_strdup(conf->model_id) : base_name(conf->model_path);
@@ -313,9 +311,9 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
                                     .max_model_len = len > 0 ? BT_MIN(len, f->config.max_model_len)
                                                              : f->config.max_model_len,
                                     .config = &f->config,
-                                    .tok = tok,
-                                    .tmpl = tmpl,
-                                    .piece_max = longest_piece(tok)};
+                                    .tok = parts->tok,
+                                    .tmpl = parts->tmpl,
+                                    .piece_max = longest_piece(parts->tok)};
     bt_list_init(&f->gens);
     bt_list_init(&f->pending);
     bt_list_init(&f->ending);
@@ -328,7 +326,7 @@ bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *
         st = front_jobs_create(f, err, err_cap);
     }
     if (st == BT_OK) {
-        st = bt_http_create(loop, &conf->http, on_request, f, &f->http, port_p);
+        st = bt_http_create(f->loop, &conf->http, on_request, f, &f->http, port_p);
         if (st != BT_OK) {
             snprintf(err, err_cap, "cannot listen on %s: %s",
                      conf->http.listen != NULL ? conf->http.listen : "(nothing)",

@@ -27,6 +27,14 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
 };
 
+struct bt_front_parts { /* what it works on: the caller's, outlives the front */
+    struct bt_loop *loop;
+    const struct bt_tokenizer *tok;
+    const struct bt_template *tmpl; /* NULL: the model has none, chat requests get 400 */
+    struct bt_requests *rs;
+    struct bt_metrics *metrics;
+};
+
 /* Is a list of origins right? ERR_CONFIG: err names what is not, and the key. */
 bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
 
@@ -34,13 +42,10 @@ bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_ca
  * configuration, file, line and remedy. */
 bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap) BT_MUST_CHECK;
 
-/* Starts listening. tok, tmpl (NULL: the model has no chat template, chat requests get 400), rs and
- * metrics stay the caller's and must outlive the front. port_p gets the bound port. ERR_CONFIG: the
- * keys file cannot be read, is readable by others, or holds no key, or allowed_origins names no
- * origin; ERR_IO: listen failed. err names the file or address and the remedy. */
-bt_status_t bt_front_create(struct bt_loop *loop, const struct bt_front_config *conf,
-                            const struct bt_tokenizer *tok, const struct bt_template *tmpl,
-                            struct bt_requests *rs, struct bt_metrics *metrics,
+/* Starts listening. port_p (or NULL) gets the bound port. ERR_CONFIG: the keys file cannot be read,
+ * is readable by others, or holds no key, or allowed_origins names no origin; ERR_IO: listen
+ * failed. err names the file or address and the remedy. */
+bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
 /* Stops accepting connections and new generations (503), /health says 503; open responses go on

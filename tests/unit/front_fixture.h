@@ -230,8 +230,8 @@ static void open_front(const char *keys_file, const struct bt_template *t)
     not_serving = NULL;
     assert_int_equal(bt_loop_create(&loop), BT_OK);
     metrics = bt_metrics_create();
-    bt_status_t st =
-        bt_front_create(loop, &conf, tok, t, NULL, metrics, &front, &port, err, sizeof(err));
+    struct bt_front_parts parts = {.loop = loop, .tok = tok, .tmpl = t, .metrics = metrics};
+    bt_status_t st = bt_front_create(&parts, &conf, &front, &port, err, sizeof(err));
     if (st != BT_OK) {
         fail_msg("%s", err);
     }

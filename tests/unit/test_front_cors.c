@@ -66,9 +66,9 @@ static void test_bad_origins(void **state)
         bt_http_options_default(&conf.http);
         conf.http.listen = "127.0.0.1:0";
         struct bt_metrics *m = bt_metrics_create();
-        assert_int_equal(
-            bt_front_create(loop, &conf, tok, NULL, NULL, m, &other, NULL, err, sizeof(err)),
-            BT_ERR_CONFIG);
+        struct bt_front_parts parts = {.loop = loop, .tok = tok, .metrics = m};
+        assert_int_equal(bt_front_create(&parts, &conf, &other, NULL, err, sizeof(err)),
+                         BT_ERR_CONFIG);
         bt_metrics_destroy(m);
         assert_non_null(strstr(err, "allowed_origins"));
     }

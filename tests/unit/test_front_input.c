@@ -613,9 +613,8 @@ static void expect_refused(const char *path, const char *word)
     bt_http_options_default(&conf.http);
     conf.http.listen = "127.0.0.1:0";
     struct bt_metrics *m = bt_metrics_create();
-    assert_int_equal(
-        bt_front_create(loop, &conf, tok, NULL, NULL, m, &other, NULL, err, sizeof(err)),
-        BT_ERR_CONFIG);
+    struct bt_front_parts parts = {.loop = loop, .tok = tok, .metrics = m};
+    assert_int_equal(bt_front_create(&parts, &conf, &other, NULL, err, sizeof(err)), BT_ERR_CONFIG);
     bt_metrics_destroy(m);
     if (strstr(err, word) == NULL || strstr(err, path) == NULL) {
         fail_msg("\"%s\" does not say \"%s\"", err, word);
@@ -675,9 +674,8 @@ static void test_bad_key_files(void **state)
     snprintf(taken, sizeof(taken), "127.0.0.1:%d", port);
     conf.http.listen = taken;
     struct bt_metrics *m = bt_metrics_create();
-    assert_int_equal(
-        bt_front_create(loop, &conf, tok, NULL, NULL, m, &other, NULL, err, sizeof(err)),
-        BT_ERR_IO);
+    struct bt_front_parts parts = {.loop = loop, .tok = tok, .metrics = m};
+    assert_int_equal(bt_front_create(&parts, &conf, &other, NULL, err, sizeof(err)), BT_ERR_IO);
     bt_metrics_destroy(m);
     assert_non_null(strstr(err, taken));
 }
