@@ -37,9 +37,13 @@ static bt_status_t give(const struct walk *w, bt_decoder_item_t item, uint32_t l
         p->rows = parts[i].rows;
         d.rows += p->rows;
         if (w->w != NULL) {
-            bt_status_t st = bt_weights_want(
-                w->w, p->name, cols ? p->rows : 0, cols ? cols : p->rows, w->conf->model_dir,
-                w->c->architecture, w->c->layers, &p->t, w->err, w->err_cap);
+            struct bt_weights_wish wish = {.name = p->name,
+                                           .rows = cols ? p->rows : 0,
+                                           .cols = cols ? cols : p->rows,
+                                           .dir = w->conf->model_dir,
+                                           .architecture = w->c->architecture,
+                                           .layers = w->c->layers};
+            bt_status_t st = bt_weights_want(w->w, &wish, &p->t, w->err, w->err_cap);
             if (st != BT_OK) {
                 return st;
             }

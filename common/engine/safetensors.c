@@ -471,17 +471,17 @@ void bt_weights_digest(const struct bt_weights *w, uint8_t out[32])
     free(sorted);
 }
 
-bt_status_t bt_weights_want(const struct bt_weights *w, const char *name, uint32_t rows,
-                            uint32_t cols, const char *dir, const char *architecture,
-                            uint32_t layers, const struct bt_tensor **t_p, char *err,
-                            size_t err_cap)
+bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
+                            const struct bt_tensor **t_p, char *err, size_t err_cap)
 {
+    const char *name = wish->name, *dir = wish->dir;
+    const uint32_t rows = wish->rows, cols = wish->cols;
     const struct bt_tensor *t = bt_weights_find(w, name);
     if (!t) {
         snprintf(err, err_cap,
                  "%s: tensor %s is missing; config.json names %s with %u layers: are config and "
                  "weights of the same model?",
-                 dir, name, architecture, layers);
+                 dir, name, wish->architecture, wish->layers);
         return BT_ERR_INVALID;
     }
     bool fits = rows ? t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols

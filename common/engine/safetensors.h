@@ -53,14 +53,16 @@ bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err,
 void bt_weights_close(struct bt_weights *w);
 /* NULL if there is none of that name. Valid until close. */
 const struct bt_tensor *bt_weights_find(const struct bt_weights *w, const char *name);
-/* The tensor a model's configuration asks for: [rows, cols], or [cols] where rows is 0.
- * ERR_INVALID: it is missing or of another shape; ERR_UNSUPPORTED: its dtype is none of ours; err
- * names directory or file, tensor and what was wanted. dir, architecture, layers: for the message.
- */
-bt_status_t bt_weights_want(const struct bt_weights *w, const char *name, uint32_t rows,
-                            uint32_t cols, const char *dir, const char *architecture,
-                            uint32_t layers, const struct bt_tensor **t_p, char *err,
-                            size_t err_cap) BT_MUST_CHECK;
+struct bt_weights_wish { /* a tensor that a model's configuration asks for */
+    const char *name;
+    uint32_t rows, cols;            /* [rows, cols], or [cols] where rows is 0 */
+    const char *dir, *architecture; /* of the model, for the message; so are its layers */
+    uint32_t layers;
+};
+/* Finds it; valid until close. ERR_INVALID: it is missing or of another shape; ERR_UNSUPPORTED: its
+ * dtype is none of ours; err names directory or file, tensor and what was wanted. */
+bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
+                            const struct bt_tensor **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Asks the kernel to read all of t ahead of its use. */
 void bt_tensor_ahead(const struct bt_tensor *t);
 /* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), to out, on several
