@@ -305,15 +305,17 @@ static bool start_memory(struct daemon *d)
         return false;
     }
     d->slab_path = bt_kvstore_slab_path(&d->conf);
-    bool adopted =
-        bt_slab_adopt(d->slab_path, d->conf.slab_bytes, &d->layout, &d->root, d->incarnation,
-                      ADOPT_WAIT_MS, &d->slab, err, sizeof(err)) == BT_OK;
+    struct bt_slab_spec spec = {.path = d->slab_path,
+                                .bytes = d->conf.slab_bytes,
+                                .layout = &d->layout,
+                                .root = &d->root,
+                                .incarnation = d->incarnation};
+    bool adopted = bt_slab_adopt(&spec, ADOPT_WAIT_MS, &d->slab, err, sizeof(err)) == BT_OK;
     if (!adopted) {
         BT_INFO("slab_new", "path=%s why=%s", d->slab_path, bt_log_q(err));
     }
     if (!adopted &&
-        bt_slab_create(d->slab_path, d->conf.slab_bytes, &d->layout, &d->root, d->incarnation,
-                       slab_progress, &shown, &d->slab, err, sizeof(err)) != BT_OK) {
+        bt_slab_create(&spec, slab_progress, &shown, &d->slab, err, sizeof(err)) != BT_OK) {
         BT_ERROR("slab", "why=%s", bt_log_q(err));
         return false;
     }

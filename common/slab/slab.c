@@ -227,10 +227,11 @@ static void slab_prefault(struct bt_slab *s, void (*progress)(void *, double), v
 }
 
 /* The superblock of a slab of so many bytes, but for boot_id, uuid and checksum. */
-static bt_status_t plan_for(uint64_t bytes, const struct bt_kv_layout *layout,
-                            const struct bt_kv_key *root, uint64_t incarnation,
-                            struct bt_slab_super *plan_p, char *err, size_t err_cap)
+static bt_status_t plan_for(const struct bt_slab_spec *spec, struct bt_slab_super *plan_p,
+                            char *err, size_t err_cap)
 {
+    const struct bt_kv_layout *layout = spec->layout;
+    const uint64_t bytes = spec->bytes;
     struct bt_slab_super plan = {
         .magic = BT_SLAB_MAGIC,
         .version = BT_SLAB_VERSION,
@@ -238,7 +239,7 @@ static bt_status_t plan_for(uint64_t bytes, const struct bt_kv_layout *layout,
         .block_bytes = layout->block_bytes,
         .layout_id = layout->layout_id,
         .n_layers = layout->n_layers,
-        .incarnation = incarnation,
+        .incarnation = spec->incarnation,
     };
     plan.n_flow_words =
         (uint32_t)BT_MAX(SLAB_FLOWS_MIN, BT_MIN(bytes / 16384, (uint64_t)SLAB_FLOWS_MAX));
@@ -254,18 +255,17 @@ static bt_status_t plan_for(uint64_t bytes, const struct bt_kv_layout *layout,
         return BT_ERR_INVALID;
     }
     slab_plan(&plan, (uint32_t)BT_MIN(n, (uint64_t)UINT32_MAX / 2));
-    memcpy(plan.root_key, root->b, sizeof(plan.root_key));
+    memcpy(plan.root_key, spec->root->b, sizeof(plan.root_key));
     *plan_p = plan;
     return BT_OK;
 }
 
-bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
-                           const struct bt_kv_key *root, uint64_t incarnation,
+bt_status_t bt_slab_create(const struct bt_slab_spec *spec,
                            void (*progress)(void *arg, double fraction), void *arg,
                            struct bt_slab **slab_p, char *err, size_t err_cap)
 {
     struct bt_slab_super plan;
-    bt_status_t st = plan_for(bytes, layout, root, incarnation, &plan, err, err_cap);
+    bt_status_t st = plan_for(spec, &plan, err, err_cap);
     if (st != BT_OK) {
         return st;
     }
@@ -273,12 +273,12 @@ bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_
     read_line("/proc/sys/kernel/random/uuid", plan.uuid, sizeof(plan.uuid));
 
     struct bt_slab *s = bt_calloc(1, sizeof(*s));
-    st = slab_own(path, &s->fd, err, err_cap);
+    st = slab_own(spec->path, &s->fd, err, err_cap);
     if (st != BT_OK) {
         free(s);
         return st;
     }
-    st = slab_reserve(path, s->fd, plan.file_bytes, progress, arg, err, err_cap);
+    st = slab_reserve(spec->path, s->fd, plan.file_bytes, progress, arg, err, err_cap);
     if (st != BT_OK) {
         goto err_file;
     }
@@ -294,7 +294,7 @@ bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_
     return BT_OK;
 
 err_file:
-    unlink(path);
+    unlink(spec->path);
     close(s->fd);
     free(s);
     return st;
@@ -439,15 +439,14 @@ static bool left_fits(int fd, const struct bt_slab_super *plan, const struct bt_
     return true;
 }
 
-bt_status_t bt_slab_adopt(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
-                          const struct bt_kv_key *root, uint64_t incarnation, uint32_t wait_ms,
+bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
                           struct bt_slab **slab_p, char *err, size_t err_cap)
 {
     struct bt_slab_super plan;
-    if (plan_for(bytes, layout, root, incarnation, &plan, err, err_cap) != BT_OK) {
+    if (plan_for(spec, &plan, err, err_cap) != BT_OK) {
         return BT_ERR_NOT_FOUND; /* create says it as well */
     }
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open(spec->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
         slab_errf(err, err_cap, "there is none");
         return BT_ERR_NOT_FOUND;
@@ -457,14 +456,14 @@ bt_status_t bt_slab_adopt(const char *path, uint64_t bytes, const struct bt_kv_l
     s->fd = fd;
     if (fcntl(fd, F_OFD_SETLK, &lk) != 0) {
         slab_errf(err, err_cap, "it belongs to another running kvstore");
-    } else if (!left_fits(fd, &plan, layout, root, err, err_cap)) {
+    } else if (!left_fits(fd, &plan, spec->layout, spec->root, err, err_cap)) {
         /* said */
     } else if (!wait_unused(fd, wait_ms)) {
         slab_errf(err, err_cap, "a worker of its time still maps it");
     } else if (slab_mmap(s, &plan, true, err, err_cap) == BT_OK) {
         struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
-        super->incarnation =
-            incarnation; /* outside the checksum: a kill right here loses nothing */
+        /* Outside the checksum: a kill right here loses nothing. */
+        super->incarnation = spec->incarnation;
         memset((void *)s->flows, 0, super->n_flow_words * sizeof(*s->flows));
         *slab_p = s;
         return BT_OK;

@@ -76,18 +76,24 @@ struct bt_slab {
     bool owner;
 };
 
-/* kvstore: creates path (fallocate, then prefault) for as many slots as fit bytes. ERR_EXHAUSTED
- * names what /dev/shm has and what is wanted. progress may be NULL. */
-bt_status_t bt_slab_create(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
-                           const struct bt_kv_key *root, uint64_t incarnation,
+struct bt_slab_spec { /* a kvstore's slab, to be made or taken over; read during the call only */
+    const char *path;
+    uint64_t bytes; /* of the whole file: as many slots as fit */
+    const struct bt_kv_layout *layout;
+    const struct bt_kv_key *root;
+    uint64_t incarnation; /* of the kvstore */
+};
+/* kvstore: creates the file (fallocate, then prefault); unlinking it stays the caller's.
+ * ERR_EXHAUSTED names what /dev/shm has and what is wanted; ERR_INVALID: bytes for less than two
+ * slots. progress may be NULL. */
+bt_status_t bt_slab_create(const struct bt_slab_spec *spec,
                            void (*progress)(void *arg, double fraction), void *arg,
                            struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
-/* kvstore: takes over what a predecessor left at path when it died. ERR_NOT_FOUND (err says why):
- * there is none that fits: of this boot, as large as create would make it, of this layout and root,
- * with nobody mapping it any more; workers get wait_ms to notice and let go. State words, headers
- * and data are as the predecessor left them; flow words are cleared. */
-bt_status_t bt_slab_adopt(const char *path, uint64_t bytes, const struct bt_kv_layout *layout,
-                          const struct bt_kv_key *root, uint64_t incarnation, uint32_t wait_ms,
+/* kvstore: takes over what a predecessor left at spec->path when it died. ERR_NOT_FOUND (err says
+ * why): there is none that fits: of this boot, as large as create would make it, of this layout and
+ * root, with nobody mapping it any more; workers get wait_ms to notice and let go. State words,
+ * headers and data are as the predecessor left them; flow words are cleared. */
+bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
                           struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
 /* worker: maps a slab by its fd (takes a dup). Holds a lock as long as it is mapped anywhere by
  * this description, which tells a later kvstore that it is. Checks magic, version, CRC, layout and

@@ -25,8 +25,9 @@ static void key_of(uint32_t i, struct bt_kv_key *k)
 static void fill_and_die(void)
 {
     struct bt_slab *slab;
-    if (bt_slab_create(path, bytes, &layout, &root, 1, NULL, NULL, &slab, err, sizeof(err)) !=
-        BT_OK) {
+    struct bt_slab_spec spec = {
+        .path = path, .bytes = bytes, .layout = &layout, .root = &root, .incarnation = 1};
+    if (bt_slab_create(&spec, NULL, NULL, &slab, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
         _exit(1);
     }
@@ -74,7 +75,9 @@ int main(int argc, char **argv)
         return 1;
     }
     uint64_t t = bt_mono_ns();
-    bt_status_t rc = bt_slab_adopt(path, bytes, &layout, &root, 2, 0, &slab, err, sizeof(err));
+    struct bt_slab_spec spec = {
+        .path = path, .bytes = bytes, .layout = &layout, .root = &root, .incarnation = 2};
+    bt_status_t rc = bt_slab_adopt(&spec, 0, &slab, err, sizeof(err));
     unlink(path);
     if (rc != BT_OK || bt_loop_create(&loop) != BT_OK) {
         fprintf(stderr, "%s\n", err);

@@ -63,9 +63,13 @@ static void bench_leases(const struct bt_evict_policy *policy)
     uint32_t slots[CHAIN];
     char err[256] = "", path[96];
     snprintf(path, sizeof(path), "/dev/shm/baton-bench-pool-%d", (int)getpid());
+    struct bt_slab_spec spec = {.path = path,
+                                .bytes = SLOTS * 4400ull + (1 << 20),
+                                .layout = &layout,
+                                .root = &root,
+                                .incarnation = 1};
     if (bt_kv_layout_gqa(16, 2, 1, 32, BT_DT_BF16, 0, &layout) != BT_OK ||
-        bt_slab_create(path, SLOTS * 4400ull + (1 << 20), &layout, &root, 1, NULL, NULL, &slab, err,
-                       sizeof(err)) != BT_OK) {
+        bt_slab_create(&spec, NULL, NULL, &slab, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "bench_pool: %s\n", err);
         exit(1);
     }

@@ -102,9 +102,13 @@ int main(int argc, char **argv)
     /* 64 tokens, K and V of 128 dimensions in bf16: 32 KiB a head and layer */
     BT_ASSERT(bt_kv_layout_gqa(64, (uint32_t)BT_MAX(kib / 32, 1u), 1, 128, BT_DT_BF16, 0,
                                &layout) == BT_OK);
+    struct bt_slab_spec spec = {.path = path,
+                                .bytes = (SLOTS_MAX + 1) * (layout.block_bytes + 8192) + (1 << 20),
+                                .layout = &layout,
+                                .root = &root,
+                                .incarnation = 1};
     if (bt_loop_create(&loop) != BT_OK ||
-        bt_slab_create(path, (SLOTS_MAX + 1) * (layout.block_bytes + 8192) + (1 << 20), &layout,
-                       &root, 1, NULL, NULL, &slab, err, sizeof(err)) != BT_OK) {
+        bt_slab_create(&spec, NULL, NULL, &slab, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
         return 1;
     }

@@ -866,8 +866,9 @@ static void make_slab(int argc, char **argv, struct bt_kv_key *root, uint64_t in
     root->b[0] = (uint8_t)atoi(opt(argc, argv, "root", "1"));
     snprintf(path, sizeof(path), "/dev/shm/baton-wire-test.%d", (int)getpid());
     uint64_t bytes = (slots + 1) * (BT_ALIGN_UP(T.layout.block_bytes, 4096ull) + 4096) + (1 << 20);
-    if (bt_slab_create(path, bytes, &T.layout, root, inc, NULL, NULL, &T.slab, err, sizeof(err)) !=
-        BT_OK) {
+    struct bt_slab_spec spec = {
+        .path = path, .bytes = bytes, .layout = &T.layout, .root = root, .incarnation = inc};
+    if (bt_slab_create(&spec, NULL, NULL, &T.slab, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
         exit(2);
     }

@@ -26,10 +26,14 @@ struct life { /* of one kvstore, as far as it matters here */
 static inline void live(struct life *k, bool adopted)
 {
     assert_int_equal(bt_loop_create(&k->loop), BT_OK);
-    bt_status_t st = adopted ? bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 200, &k->slab,
-                                             life_err, sizeof(life_err))
-                             : bt_slab_create(life_path, BYTES, &layout, &root, 1, NULL, NULL,
-                                              &k->slab, life_err, sizeof(life_err));
+    struct bt_slab_spec spec = {.path = life_path,
+                                .bytes = BYTES,
+                                .layout = &layout,
+                                .root = &root,
+                                .incarnation = adopted ? 2 : 1};
+    bt_status_t st = adopted
+                         ? bt_slab_adopt(&spec, 200, &k->slab, life_err, sizeof(life_err))
+                         : bt_slab_create(&spec, NULL, NULL, &k->slab, life_err, sizeof(life_err));
     if (st != BT_OK) {
         fail_msg("%s", life_err);
     }

@@ -245,8 +245,12 @@ static inline void node_start_tenants(struct node *n, uint32_t n_slots, uint64_t
     uint64_t slot = BT_ALIGN_UP(n->layout.block_bytes, 4096);
     /* 512 flow words and the rounding of four areas; what is too much by less than a slot */
     uint64_t bytes = 5 * 4096 + (uint64_t)n_slots * (slot + 128 + 8);
-    if (bt_slab_create(n->slab_path, bytes, &n->layout, &n->root, 99, NULL, NULL, &n->slab, err,
-                       sizeof(err)) != BT_OK) {
+    struct bt_slab_spec spec = {.path = n->slab_path,
+                                .bytes = bytes,
+                                .layout = &n->layout,
+                                .root = &n->root,
+                                .incarnation = 99};
+    if (bt_slab_create(&spec, NULL, NULL, &n->slab, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);
     }
     /* Workers get it by descriptor: without a name it cannot outlive a test that crashes. */

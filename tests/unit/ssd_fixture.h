@@ -176,9 +176,12 @@ static inline void ssd_start_in(struct ssd_fix *f, const char *dir, uint32_t slo
     memset(f->root.b, 9, sizeof(f->root.b));
     snprintf(path, sizeof(path), "/dev/shm/baton-unit-ssd-%d", (int)getpid());
     uint64_t slot = BT_ALIGN_UP(f->layout.block_bytes, 4096);
-    assert_int_equal(bt_slab_create(path, 6 * 4096 + (SSD_SLOTS + 1) * (slot + 256), &f->layout,
-                                    &f->root, 1, NULL, NULL, &f->slab, err, sizeof(err)),
-                     BT_OK);
+    struct bt_slab_spec spec = {.path = path,
+                                .bytes = 6 * 4096 + (SSD_SLOTS + 1) * (slot + 256),
+                                .layout = &f->layout,
+                                .root = &f->root,
+                                .incarnation = 1};
+    assert_int_equal(bt_slab_create(&spec, NULL, NULL, &f->slab, err, sizeof(err)), BT_OK);
     assert_int_equal(unlink(path), 0);
     assert_true(f->slab->super->n_slots >= SSD_SLOTS);
     f->conf = (struct bt_ssd_config){.loop = f->loop,

@@ -119,6 +119,15 @@ static pid_t worker(const struct life *k)
     return pid;
 }
 
+/* The next kvstore's try to take over what lies at life_path; life_err says why not. */
+static bt_status_t adopt(uint64_t bytes, const struct bt_kv_layout *l, const struct bt_kv_key *key,
+                         uint32_t wait_ms, struct bt_slab **s_p)
+{
+    struct bt_slab_spec spec = {
+        .path = life_path, .bytes = bytes, .layout = l, .root = key, .incarnation = 2};
+    return bt_slab_adopt(&spec, wait_ms, s_p, life_err, sizeof(life_err));
+}
+
 static void not_under_a_live_worker(void **state)
 {
     struct life k;
@@ -128,14 +137,10 @@ static void not_under_a_live_worker(void **state)
     seal(&k, 1, 0);
     pid_t pid = worker(&k);
     vanish(&k);
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 50, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &layout, &root, 50, &s), BT_ERR_NOT_FOUND);
     assert_non_null(strstr(life_err, "worker"));
     kill(pid, SIGSTOP); /* hung is not gone */
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 50, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &layout, &root, 50, &s), BT_ERR_NOT_FOUND);
     kill(pid, SIGKILL);
     live(&k, true); /* it waits for the last one to go */
     waitpid(pid, NULL, 0);
@@ -151,38 +156,24 @@ static void only_what_fits(void **state)
     struct bt_kv_layout other;
     struct bt_kv_key key = root;
     (void)state;
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &layout, &root, 0, &s), BT_ERR_NOT_FOUND);
     live(&k, false);
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &layout, &root, 0, &s), BT_ERR_NOT_FOUND);
     assert_non_null(strstr(life_err, "running"));
     die(&k);
-    assert_int_equal(
-        bt_slab_adopt(life_path, 2 * BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(2 * BYTES, &layout, &root, 0, &s), BT_ERR_NOT_FOUND);
     assert_non_null(strstr(life_err, "size"));
     assert_int_equal(bt_kv_layout_gqa(NODE_BT, 4, 1, 32, BT_DT_BF16, 0, &other), BT_OK);
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &other, &root, 2, 0, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &other, &root, 0, &s), BT_ERR_NOT_FOUND);
     key.b[0] ^= 1;
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &layout, &key, 2, 0, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &layout, &key, 0, &s), BT_ERR_NOT_FOUND);
     struct stat st;
     assert_int_equal(stat(life_path, &st), 0);
     assert_int_equal(truncate(life_path, st.st_size / 2), 0);
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &layout, &root, 0, &s), BT_ERR_NOT_FOUND);
     assert_int_equal(truncate(life_path, 0), 0);
     assert_int_equal(truncate(life_path, st.st_size), 0); /* as long as it should be, but hollow */
-    assert_int_equal(
-        bt_slab_adopt(life_path, BYTES, &layout, &root, 2, 0, &s, life_err, sizeof(life_err)),
-        BT_ERR_NOT_FOUND);
+    assert_int_equal(adopt(BYTES, &layout, &root, 0, &s), BT_ERR_NOT_FOUND);
     assert_null(s);
 }
 

@@ -18,9 +18,12 @@ static int setup(void **state)
     char err[256];
     snprintf(f->path, sizeof(f->path), "/dev/shm/baton-unit-pool-%d", (int)getpid());
     assert_int_equal(bt_kv_layout_gqa(NODE_BT, 2, 1, 32, BT_DT_BF16, 0, &f->layout), BT_OK);
-    assert_int_equal(bt_slab_create(f->path, 5 * 4096 + 20 * 4300, &f->layout, &root, 1, NULL, NULL,
-                                    &f->slab, err, sizeof(err)),
-                     BT_OK);
+    struct bt_slab_spec spec = {.path = f->path,
+                                .bytes = 5 * 4096 + 20 * 4300,
+                                .layout = &f->layout,
+                                .root = &root,
+                                .incarnation = 1};
+    assert_int_equal(bt_slab_create(&spec, NULL, NULL, &f->slab, err, sizeof(err)), BT_OK);
     assert_int_equal(unlink(f->path), 0); /* nothing is left behind by a test that crashes */
     f->cache = bt_cache_create(f->slab, &f->layout, 8, &bt_evict_slru);
     *state = f;

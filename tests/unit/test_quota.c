@@ -110,9 +110,12 @@ static void start(const char *policy)
     snprintf(path, sizeof(path), "/dev/shm/baton-unit-quota-%d", (int)getpid());
     assert_int_equal(bt_kv_layout_gqa(NODE_BT, 2, 1, 32, BT_DT_BF16, 0, &layout), BT_OK);
     node.layout = layout;
-    assert_int_equal(bt_slab_create(path, 5 * 4096 + SLOTS * (4096 + 136), &layout, &root, 1, NULL,
-                                    NULL, &node.slab, err, sizeof(err)),
-                     BT_OK);
+    struct bt_slab_spec spec = {.path = path,
+                                .bytes = 5 * 4096 + SLOTS * (4096 + 136),
+                                .layout = &layout,
+                                .root = &root,
+                                .incarnation = 1};
+    assert_int_equal(bt_slab_create(&spec, NULL, NULL, &node.slab, err, sizeof(err)), BT_OK);
     assert_int_equal(unlink(path), 0);
     with_policy(policy);
 }

@@ -37,11 +37,18 @@ static int teardown(void **state)
     return 0;
 }
 
+static bt_status_t try_create(const char *at, uint64_t bytes, uint64_t incarnation,
+                              struct bt_slab **s_p)
+{
+    struct bt_slab_spec spec = {
+        .path = at, .bytes = bytes, .layout = &layout, .root = &root, .incarnation = incarnation};
+    return bt_slab_create(&spec, NULL, NULL, s_p, err, sizeof(err));
+}
+
 static struct bt_slab *create(uint64_t bytes)
 {
     struct bt_slab *s = NULL;
-    if (bt_slab_create(path, bytes, &layout, &root, 42, NULL, NULL, &s, err, sizeof(err)) !=
-        BT_OK) {
+    if (try_create(path, bytes, 42, &s) != BT_OK) {
         fail_msg("%s", err);
     }
     return s;
@@ -75,9 +82,13 @@ static void create_and_map(void **state)
     (void)state;
     double last = 0;
     struct bt_slab *s = NULL, *m = NULL;
-    assert_int_equal(
-        bt_slab_create(path, 8u << 20, &layout, &root, 42, note, &last, &s, err, sizeof(err)),
-        BT_OK);
+    assert_int_equal(bt_slab_create(&(struct bt_slab_spec){.path = path,
+                                                           .bytes = 8u << 20,
+                                                           .layout = &layout,
+                                                           .root = &root,
+                                                           .incarnation = 42},
+                                    note, &last, &s, err, sizeof(err)),
+                     BT_OK);
     assert_true(last > 0.99);
     assert_true(s->owner);
     const struct bt_slab_super *su = s->super;
@@ -145,9 +156,7 @@ static void larger_than_shm(void **state)
     struct bt_slab *s = NULL;
     assert_int_equal(statvfs("/dev/shm", &v), 0);
     uint64_t total = (uint64_t)v.f_blocks * v.f_frsize;
-    assert_int_equal(bt_slab_create(path, total + (1ull << 30), &layout, &root, 1, NULL, NULL, &s,
-                                    err, sizeof(err)),
-                     BT_ERR_EXHAUSTED);
+    assert_int_equal(try_create(path, total + (1ull << 30), 1, &s), BT_ERR_EXHAUSTED);
     assert_null(s);
     assert_non_null(strstr(err, "--shm-size"));
     assert_non_null(strstr(err, "kvstore.slab_bytes"));
@@ -161,9 +170,7 @@ static void too_small(void **state)
 {
     (void)state;
     struct bt_slab *s = NULL;
-    assert_int_equal(
-        bt_slab_create(path, 20000, &layout, &root, 1, NULL, NULL, &s, err, sizeof(err)),
-        BT_ERR_INVALID);
+    assert_int_equal(try_create(path, 20000, 1, &s), BT_ERR_INVALID);
     assert_non_null(strstr(err, "at least"));
     assert_int_equal(access(path, F_OK), -1);
 }
@@ -172,9 +179,7 @@ static void no_such_folder(void **state)
 {
     (void)state;
     struct bt_slab *s = NULL;
-    assert_int_equal(bt_slab_create("/nonexistent/slab", 1u << 20, &layout, &root, 1, NULL, NULL,
-                                    &s, err, sizeof(err)),
-                     BT_ERR_IO);
+    assert_int_equal(try_create("/nonexistent/slab", 1u << 20, 1, &s), BT_ERR_IO);
     assert_non_null(strstr(err, "/nonexistent/slab"));
 }
 
@@ -188,9 +193,7 @@ static void what_is_no_slab_stays(void **state)
     assert_non_null(f);
     assert_true(fputs("somebody's only copy of something", f) > 0);
     assert_int_equal(fclose(f), 0);
-    assert_int_equal(
-        bt_slab_create(path, 1u << 20, &layout, &root, 1, NULL, NULL, &s, err, sizeof(err)),
-        BT_ERR_CONFIG);
+    assert_int_equal(try_create(path, 1u << 20, 1, &s), BT_ERR_CONFIG);
     assert_non_null(strstr(err, "no slab"));
     assert_non_null(strstr(err, "kvstore.slab_path"));
     f = fopen(path, "re");
@@ -213,9 +216,7 @@ static void one_owner(void **state)
     struct bt_slab *s = create(1u << 20), *t = NULL, *m = NULL;
     char uuid[40];
     memcpy(uuid, s->super->uuid, sizeof(uuid));
-    assert_int_equal(
-        bt_slab_create(path, 1u << 20, &layout, &root, 2, NULL, NULL, &t, err, sizeof(err)),
-        BT_ERR_EXISTS);
+    assert_int_equal(try_create(path, 1u << 20, 2, &t), BT_ERR_EXISTS);
     assert_non_null(strstr(err, "another running kvstore"));
     int fd = reopen();
     assert_int_equal(bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)), BT_OK);
@@ -223,8 +224,7 @@ static void one_owner(void **state)
     memset(m->data, 0x5A, 64);
     bt_slab_unmap(s); /* the owner is gone without unlinking, as after kill -9 */
 
-    assert_int_equal(
-        bt_slab_create(path, 1u << 20, &layout, &root, 3, NULL, NULL, &t, err, sizeof(err)), BT_OK);
+    assert_int_equal(try_create(path, 1u << 20, 3, &t), BT_OK);
     assert_int_equal(t->super->incarnation, 3);
     assert_memory_not_equal(t->super->uuid, uuid, sizeof(uuid));
     assert_int_equal(t->data[0], 0);

@@ -141,9 +141,9 @@ static void start(struct rig *g, uint64_t seed)
     snprintf(g->path, sizeof(g->path), "/tmp/baton-test-core-%d", (int)getpid());
     unlink(g->path);
     uint64_t bytes = (SLOTS + 2) * (g->layout.block_bytes + 8192) + (4u << 20);
-    assert_int_equal(bt_slab_create(g->path, bytes, &g->layout, &g->root, 1, NULL, NULL, &g->slab,
-                                    err, sizeof(err)),
-                     BT_OK);
+    struct bt_slab_spec spec = {
+        .path = g->path, .bytes = bytes, .layout = &g->layout, .root = &g->root, .incarnation = 1};
+    assert_int_equal(bt_slab_create(&spec, NULL, NULL, &g->slab, err, sizeof(err)), BT_OK);
     assert_true(g->slab->super->n_slots >= SLOTS && g->slab->super->n_flow_words >= 1);
     for (uint32_t i = 0; i < SLOTS; i++) {
         atomic_store(&g->slab->headers[i].state,
