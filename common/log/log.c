@@ -1,6 +1,9 @@
 /* Log lines on stderr: one write per line, so that lines of threads do not mix. Any thread. */
 #include "common/log/log.h"
 
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +15,13 @@
 #define LINE_MAX_BYTES 4096
 #define QUOTE_SLOTS    8
 #define QUOTE_BYTES    600
+#define READER_WAIT_MS 10 /* for a reader of stderr that is slow; one that hangs costs it once */
 
 static char log_daemon[32] = "baton", log_node[64] = "-";
 static bt_log_level_t log_level = BT_LOG_INFO;
 static bool log_json;
+static pthread_mutex_t out_lock = PTHREAD_MUTEX_INITIALIZER; /* of stderr and out_lost */
+static unsigned long out_lost;                               /* lines, since stderr last took one */
 
 void bt_log_init(const char *daemon, const char *node, bt_log_level_t level, bool json)
 {
@@ -110,17 +116,10 @@ static void fields_to_json(char *out, size_t cap, const char *f)
     out[n < cap ? n : cap - 1] = '\0';
 }
 
-void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
+/* Writes a line of at most PIPE_BUF bytes into line; returns its length. */
+static size_t compose(char *line, bt_log_level_t level, const char *ev, const char *fields)
 {
-    if (!bt_log_enabled(level)) {
-        return;
-    }
-    char fields[LINE_MAX_BYTES - 512], line[LINE_MAX_BYTES + 512], stamp[40];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(fields, sizeof(fields), fmt, ap);
-    va_end(ap);
-
+    char stamp[40];
     struct timespec ts;
     struct tm tm;
     clock_gettime(CLOCK_REALTIME, &ts);
@@ -132,19 +131,61 @@ void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
     if (log_json) {
         char json[LINE_MAX_BYTES];
         fields_to_json(json, sizeof(json), fields);
-        n = snprintf(line, sizeof(line),
+        n = snprintf(line, PIPE_BUF,
                      "<%d>{\"ts\":\"%s\",\"level\":\"%s\",\"daemon\":\"%s\",\"node\":\"%s\","
                      "\"ev\":\"%s\"%s}\n",
                      level, stamp, level_name(level), log_daemon, log_node, ev, json);
     } else {
-        n = snprintf(line, sizeof(line), "<%d>ts=%s level=%s daemon=%s node=%s ev=%s %s\n", level,
+        n = snprintf(line, PIPE_BUF, "<%d>ts=%s level=%s daemon=%s node=%s ev=%s %s\n", level,
                      stamp, level_name(level), log_daemon, log_node, ev, fields);
     }
-    if (n >= (int)sizeof(line)) {
-        n = (int)sizeof(line) - 1;
+    if (n >= PIPE_BUF) {
+        n = PIPE_BUF - 1;
         line[n - 1] = '\n';
     }
-    /* A log that cannot be written must not stop serving. */
-    ssize_t ignored = write(STDERR_FILENO, line, (size_t)n);
-    (void)ignored;
+    return (size_t)n;
+}
+
+/* Of a pipe or socket: that it takes PIPE_BUF bytes at once. */
+static bool has_room(int wait_ms)
+{
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+    return poll(&p, 1, wait_ms) > 0 && (p.revents & POLLOUT) != 0;
+}
+
+/* A log that cannot be written (a full disk, a reader that is gone or hangs) must not stop serving.
+ * Lines that find no room are lost and counted; the count is the first line that gets through. */
+static void put(const char *line, size_t n)
+{
+    pthread_mutex_lock(&out_lock);
+    bool room = has_room(out_lost == 0 ? READER_WAIT_MS : 0);
+    if (room && out_lost > 0) {
+        char told[PIPE_BUF], fields[64];
+        snprintf(fields, sizeof(fields), "lines=%lu why=\"nobody read them\"", out_lost);
+        ssize_t ignored =
+            write(STDERR_FILENO, told, compose(told, BT_LOG_WARN, "log_lost", fields));
+        (void)ignored;
+        out_lost = 0;
+        room = has_room(0);
+    }
+    if (room) {
+        ssize_t ignored = write(STDERR_FILENO, line, n);
+        (void)ignored;
+    } else {
+        out_lost++;
+    }
+    pthread_mutex_unlock(&out_lock);
+}
+
+void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
+{
+    if (!bt_log_enabled(level)) {
+        return;
+    }
+    char fields[LINE_MAX_BYTES - 512], line[PIPE_BUF];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(fields, sizeof(fields), fmt, ap);
+    va_end(ap);
+    put(line, compose(line, level, ev, fields));
 }

@@ -1,5 +1,7 @@
 /* Structured log lines (logfmt, or JSON by configuration) on stderr with sd-daemon <N> prefixes.
- * Every line has a level, ev= (what happened, snake_case), the node, and fields. Any thread.
+ * Every line has a level, ev= (what happened, snake_case), the node, and fields. Any thread. A line
+ * waits at most 10 ms for whoever reads stderr; what he does not take is lost, and told as
+ * ev=log_lost when he reads again.
  * Secrets, prompts and generated text are never logged. */
 #ifndef BT_LOG_LOG_H
 #define BT_LOG_LOG_H

@@ -1,8 +1,11 @@
 """Kvstores as processes: KV goes from a writer on one node to a reader on another, and everything comes
 back whoever dies. The workers have no engine; slab, sockets, gRPC, UCX and etcd are real."""
 import os
+import re
 import signal
+import subprocess
 import time
+import urllib.request
 
 import grpc
 import pytest
@@ -287,3 +290,23 @@ def test_slab_is_kept_if_asked(nodes):
         assert os.path.exists(kv.slab)
         p.kill()
     os.unlink(kv.slab)
+
+
+def test_whoever_reads_the_log_leaves(nodes):
+    """As a container's log driver or `| tee` may: the next line finds a broken pipe."""
+    kv = nodes.kvstore("n1")
+    kv.stop()
+    p = subprocess.Popen(kv.p.args, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        line = b""
+        while not (ready := re.search(rb"ev=ready rpc=\S+ http=(\S+)", line)):
+            line = p.stderr.readline()
+            assert line, p.wait()
+        p.stderr.close()
+        for _ in range(3):
+            p.send_signal(signal.SIGHUP)  # is logged
+            text = urllib.request.urlopen(f"http://{ready[1].decode()}/metrics", timeout=5).read()
+            assert b"baton_pool_slots" in text
+    finally:
+        p.terminate()
+        assert p.wait(20) == 0
