@@ -8,6 +8,7 @@
 #include "common/engine/cpu/cpu_priv.h"
 #include "common/engine/cpu/pages.h"
 #include "common/engine/decoder.h"
+#include "common/engine/host_calls.h"
 
 #define KV_BYTES_DEF (1ull << 30)
 
@@ -207,68 +208,10 @@ static bt_status_t cpu_forward(struct bt_engine *e, const struct bt_engine_batch
     return BT_OK;
 }
 
-static bt_status_t cpu_slot_open(struct bt_engine *e, uint32_t slot,
-                                 const struct bt_engine_params *p, const uint32_t *tokens,
-                                 uint32_t n, uint32_t n_prompt)
-{
-    return bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
-}
-static bt_status_t cpu_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t first,
-                                  const uint32_t *pages, uint32_t n)
-{
-    return bt_host_slot_pages(&e->host, slot, first, pages, n);
-}
-static bt_status_t cpu_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
-{
-    return bt_host_slot_fork(&e->host, from, to, choice);
-}
-static bt_status_t cpu_page_copy(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t toks)
-{
-    return bt_host_page_copy(&e->host, from, to, toks);
-}
-static bt_status_t cpu_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
-{
-    return bt_host_slot_accept(&e->host, slot, token);
-}
-static bt_status_t cpu_slot_close(struct bt_engine *e, uint32_t slot, bt_engine_ticket_t *quiet_p)
-{
-    return bt_host_slot_close(&e->host, slot, quiet_p);
-}
-static bt_status_t cpu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
-                                 uint32_t epoch, void (*bell)(void *), void *bell_arg,
-                                 uint32_t *flow_p)
-{
-    (void)prio; /* copies run inside the calls, in their order */
-    return bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, flow_p);
-}
-static bt_status_t cpu_flow_add(struct bt_engine *e, uint32_t flow, const struct bt_engine_block *b,
-                                uint32_t n)
-{
-    return bt_host_flow_add(&e->host, flow, b, n);
-}
-static bt_status_t cpu_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
-                                    bt_engine_ticket_t *done_p)
-{
-    return bt_host_flow_release(&e->host, flow, seq, done_p);
-}
-static bt_status_t cpu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
-                                  bt_engine_ticket_t *quiet_p)
-{
-    return bt_host_flow_close(&e->host, flow, abort_, quiet_p);
-}
 static bt_status_t cpu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
                               bt_engine_ticket_t *out_p)
 {
     return bt_host_sample(&e->host, fwd, mask, out_p);
-}
-static uint32_t cpu_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_t max,
-                         uint32_t timeout_us)
-{
-    return bt_host_poll(&e->host, ev, max, timeout_us);
-}
-static void cpu_release(struct bt_engine *e, bt_engine_ticket_t ticket)
-{
-    bt_host_release(&e->host, ticket);
 }
 
 static const struct bt_engine_vtable vtable = {
@@ -276,20 +219,9 @@ static const struct bt_engine_vtable vtable = {
     .name = "cpu",
     .open = cpu_open,
     .close = cpu_close,
-    .slot_open = cpu_slot_open,
-    .slot_pages = cpu_slot_pages,
-    .slot_fork = cpu_slot_fork,
-    .page_copy = cpu_page_copy,
-    .slot_accept = cpu_slot_accept,
-    .slot_close = cpu_slot_close,
-    .flow_open = cpu_flow_open,
-    .flow_add = cpu_flow_add,
-    .flow_release = cpu_flow_release,
-    .flow_close = cpu_flow_close,
+    BT_HOST_CALLS,
     .forward = cpu_forward,
     .sample = cpu_sample,
-    .poll = cpu_poll,
-    .release = cpu_release,
 };
 
 const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi)

@@ -29,6 +29,8 @@ struct bt_engine {
     double step_us, token_us; /* BATON_NULL_PACE; 0: as fast as it goes */
 };
 
+#include "common/engine/host_calls.h" /* works on it */
+
 /* False: it is set, and is not two numbers. */
 static bool read_pace(struct bt_engine *e)
 {
@@ -300,84 +302,14 @@ static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, cons
     return BT_OK;
 }
 
-static bt_status_t null_slot_open(struct bt_engine *e, uint32_t slot,
-                                  const struct bt_engine_params *p, const uint32_t *tokens,
-                                  uint32_t n, uint32_t n_prompt)
-{
-    return bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
-}
-static bt_status_t null_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t first,
-                                   const uint32_t *pages, uint32_t n)
-{
-    return bt_host_slot_pages(&e->host, slot, first, pages, n);
-}
-static bt_status_t null_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
-{
-    return bt_host_slot_fork(&e->host, from, to, choice);
-}
-static bt_status_t null_page_copy(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t toks)
-{
-    return bt_host_page_copy(&e->host, from, to, toks);
-}
-static bt_status_t null_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
-{
-    return bt_host_slot_accept(&e->host, slot, token);
-}
-static bt_status_t null_slot_close(struct bt_engine *e, uint32_t slot, bt_engine_ticket_t *quiet_p)
-{
-    return bt_host_slot_close(&e->host, slot, quiet_p);
-}
-static bt_status_t null_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
-                                  uint32_t epoch, void (*bell)(void *), void *bell_arg,
-                                  uint32_t *flow_p)
-{
-    (void)prio; /* copies run inside the calls, in their order */
-    return bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, flow_p);
-}
-static bt_status_t null_flow_add(struct bt_engine *e, uint32_t flow,
-                                 const struct bt_engine_block *b, uint32_t n)
-{
-    return bt_host_flow_add(&e->host, flow, b, n);
-}
-static bt_status_t null_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
-                                     bt_engine_ticket_t *done_p)
-{
-    return bt_host_flow_release(&e->host, flow, seq, done_p);
-}
-static bt_status_t null_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
-                                   bt_engine_ticket_t *quiet_p)
-{
-    return bt_host_flow_close(&e->host, flow, abort_, quiet_p);
-}
-static uint32_t null_poll(struct bt_engine *e, struct bt_engine_event *ev, uint32_t max,
-                          uint32_t timeout_us)
-{
-    return bt_host_poll(&e->host, ev, max, timeout_us);
-}
-static void null_release(struct bt_engine *e, bt_engine_ticket_t ticket)
-{
-    bt_host_release(&e->host, ticket);
-}
-
 static const struct bt_engine_vtable vtable = {
     .abi = BT_ENGINE_ABI,
     .name = "null",
     .open = null_open,
     .close = null_close,
-    .slot_open = null_slot_open,
-    .slot_pages = null_slot_pages,
-    .slot_fork = null_slot_fork,
-    .page_copy = null_page_copy,
-    .slot_accept = null_slot_accept,
-    .slot_close = null_slot_close,
-    .flow_open = null_flow_open,
-    .flow_add = null_flow_add,
-    .flow_release = null_flow_release,
-    .flow_close = null_flow_close,
+    BT_HOST_CALLS,
     .forward = null_forward,
     .sample = null_sample,
-    .poll = null_poll,
-    .release = null_release,
 };
 
 const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi)
