@@ -63,7 +63,8 @@ static bool pays(const struct bt_batch *b, const struct bt_batch_work *w,
 }
 
 /* Prompts in order into budget tokens. A prompt that gets nothing ends the round: a younger one
- * must not overtake it into the room that it will need. cost: only such as pay. */
+ * must not overtake it into the room that it will need. cost: only such as pay, or in a trial twice
+ * as many. */
 static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, bool cost,
                              struct bt_batch_row *rows, uint32_t max)
 {
@@ -78,8 +79,15 @@ static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, bool cos
             continue;
         }
         uint32_t n = chunk_len(&b->lim, s, budget);
-        if (n == 0 || (cost && n_rows > 0 && !pays(b, &w, s, n, n_rows, behind))) {
+        if (n == 0) {
             break;
+        }
+        if (cost && n_rows > 0 && !pays(b, &w, s, n, n_rows, behind)) {
+            if (!b->trial) {
+                break;
+            }
+            max = BT_MIN(max, 2 * n_rows);
+            cost = false;
         }
         add_prompt(&w, s->pos, n);
         put_row(b, i, n, &rows[n_rows++]);

@@ -42,6 +42,7 @@ struct bt_batch {
     const struct bt_batch_cost *cost; /* of its steps; NULL: prompts fill whatever room there is */
     uint32_t cursor;  /* decode: where the next step starts when there are more rows than room */
     bool prompt_turn; /* without mixed steps: whose turn it is when both kinds wait */
+    bool trial;       /* prefill: this step takes up to twice the prompts that would pay */
 };
 
 struct bt_batch_row {
@@ -57,7 +58,9 @@ struct bt_batch_row {
  * prompts' completion times smaller: those before it in the step end later by what it adds, it and
  * all behind it end earlier by what a step of its own would have cost more. So a step whose time
  * goes with its tokens ends one prompt after the other, and short prompts, or many that wait, share
- * one. Writes at most max rows, returns their number. */
+ * one. With b->trial as many again join as room and queue have: under a wrong cost by which no more
+ * should share a step there would be no step that tells otherwise, ever. Writes at most max rows,
+ * returns their number. */
 uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
 
 /* The decode role's step (continuous batching): every DECODE row, then prompt chunks into what is

@@ -8,6 +8,7 @@
 #define KEEP         (1 - 1.0 / 256) /* memory: some hundred steps of a kind */
 #define PRIOR_PULL   0.01            /* of a step in which the coefficient is everything */
 #define SEEN_SHARE   0.05            /* of what a step would make of the coefficient alone */
+#define SHORT_MAX    4 /* a step that was believed to take so many times as long, or more */
 #define FIRST_STEPS  32
 #define FIRST_ROUNDS 8  /* until what steps say and the pull have settled */
 #define SCALE_N      16 /* first steps that scale the prior */
@@ -216,10 +217,11 @@ double bt_batch_fit_step(struct bt_batch_fit *f, const struct bt_batch_work *w, 
     to_vector(&f->cost, v);
     scale_prior(f, w, ns);
     int kind = w->prompt ? 1 : 0;
-    /* By the larger of the two: a step that the machine held up ten times as long counts as an
-     * error of one, not of nine. At first the prior may be off by far more: then by what was seen.
-     */
-    double scale = f->seen[kind].steps < 8 ? ns : BT_MAX(ns, predicted);
+    /* Errors relative to what was seen: a step that the machine held up ten times as long counts as
+     * an error of one, not of nine. One that took less than was believed counts for more than one:
+     * a machine holds steps up and never makes them shorter, so what was learned while it did gives
+     * way to them soon. At first the prior may be off by any factor, later a clock may. */
+    double scale = f->seen[kind].steps < 8 ? ns : BT_MAX(ns, predicted / SHORT_MAX);
     double weight = 1 / (scale * scale);
     for (int i = 0; i < N; i++) {
         for (int k = 0; k < N; k++) {

@@ -6,6 +6,10 @@
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
+/* One step with prompts in so many is a trial (bt_batch_prefill): its prompts end later by a
+ * hundredth of a step in the mean. */
+#define TRIAL_STEPS 32
+
 static uint32_t n_rows(const struct bt_wcore *c)
 {
     uint32_t n = 0;
@@ -163,6 +167,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
                                            1e6 * (double)c->conf->engine_mixed_gap_ms);
         c->batch.lim.prompt_tokens = bt_batch_prompt_room(&c->batch, &c->fit.cost, step_ns);
     }
+    c->batch.trial = c->fit.seen[1].steps % TRIAL_STEPS == 0;
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
                      : bt_batch_prefill(&c->batch, s->rows, c->max_slots);
     if (s->n_rows == 0) {

@@ -236,6 +236,26 @@ static void test_follows_a_change(void **state)
     assert_true(mean_error(&f, false, &s) < 0.05);
 }
 
+/* For a while all steps take several times as long: two hundred of a kind that do not are enough.
+ */
+static void test_recovers_from_a_disturbance(void **state)
+{
+    (void)state;
+    for (int slow = 2; slow <= 16; slow *= 2) {
+        struct bt_batch_fit f;
+        uint64_t s = 6;
+        bt_batch_fit_init(&f, &prior);
+        for (int i = 0; i < 1400; i++) {
+            struct bt_batch_work w = i % 2 ? prompt_step(&s) : decode_step(&s);
+            double by = i >= 200 && i < 1000 ? slow : 1;
+            (void)bt_batch_fit_step(&f, &w, by * bt_batch_work_ns(&truth, &w));
+        }
+        double prompt = mean_error(&f, true, &s), decode = mean_error(&f, false, &s);
+        print_message("after steps %d times as long: %.3f, %.3f off\n", slow, prompt, decode);
+        assert_true(prompt < 0.15 && decode < 0.15);
+    }
+}
+
 static void test_keeps_what_it_is_not_told(void **state)
 {
     (void)state;
@@ -304,6 +324,7 @@ int main(void)
         cmocka_unit_test(test_one_shape_forgets_no_others),
         cmocka_unit_test(test_a_hold_up_counts_little),
         cmocka_unit_test(test_follows_a_change),
+        cmocka_unit_test(test_recovers_from_a_disturbance),
         cmocka_unit_test(test_keeps_what_it_is_not_told),
         cmocka_unit_test(test_never_negative),
         cmocka_unit_test(test_cost_of_tokens_is_a_curve),
