@@ -170,6 +170,19 @@ static void cuda_block_fiber(void)
     }
 }
 
+/* Puts thread i at its beginning. Not in the loop over threads: getcontext counts as returning
+ * twice, and gcc says of an inlined loop counter that it may be clobbered. */
+static void cuda_block_prepare(uint32_t i)
+{
+    ucontext_t *fiber = &cuda_block.fibers[i];
+    cuda_block.exchanges[i] = 0;
+    cuda_block.entered[i] = false;
+    getcontext(fiber);
+    fiber->uc_stack.ss_sp = cuda_block.stacks + (size_t)i * CUDA_BLOCK_STACK;
+    fiber->uc_stack.ss_size = CUDA_BLOCK_STACK;
+    makecontext(fiber, cuda_block_fiber, 0);
+}
+
 /* Runs body(arg) in every thread of block `block`. threads: a multiple of 32, the same each time.
  */
 static void cuda_block_run(void (*body)(void *), void *arg, uint32_t threads, uint32_t block)
@@ -188,12 +201,7 @@ static void cuda_block_run(void (*body)(void *), void *arg, uint32_t threads, ui
     cuda_block.arg = arg;
     blockIdx.x = block;
     for (uint32_t i = 0; i < threads; i++) {
-        cuda_block.exchanges[i] = 0;
-        cuda_block.entered[i] = false;
-        getcontext(&cuda_block.fibers[i]);
-        cuda_block.fibers[i].uc_stack.ss_sp = cuda_block.stacks + (size_t)i * CUDA_BLOCK_STACK;
-        cuda_block.fibers[i].uc_stack.ss_size = CUDA_BLOCK_STACK;
-        makecontext(&cuda_block.fibers[i], cuda_block_fiber, 0);
+        cuda_block_prepare(i);
     }
     while (cuda_block.done < threads) {
         uint64_t moves = cuda_block.moves;

@@ -44,7 +44,7 @@ static struct one x[3];
 
 static void candidate(int i)
 {
-    char name[8];
+    char name[16];
     snprintf(name, sizeof(name), "c%d", i);
     x[i] = (struct one){0};
     x[i].o = bt_owner_start(e, KEY, name, 2, &ops, &x[i]);
