@@ -415,6 +415,10 @@ static void on_reload_signal(void *arg, int signo)
     if (bt_conf_reload(bt_conductor_schema(), &c->conf) == BT_OK) {
         log_start(&c->conf);
         BT_INFO("reloaded", "log_level=%s", c->conf.common.log_level);
+    } else {
+        BT_ERROR("reload_failed", "why=%s",
+                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
+                          "nothing has changed"));
     }
 }
 

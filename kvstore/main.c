@@ -517,6 +517,10 @@ static void on_reload_signal(void *arg, int signo)
     if (bt_conf_reload(&bt_kvstore_schema, &d->conf) == BT_OK) {
         init_log(d);
         BT_INFO("reloaded", "log_level=%s", d->conf.common.log_level);
+    } else {
+        BT_ERROR("reload_failed", "why=%s",
+                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
+                          "nothing has changed"));
     }
 }
 

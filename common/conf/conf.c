@@ -22,7 +22,10 @@ struct args {
     size_t n_sets;
 };
 
-static char *last_file; /* of bt_conf_main, for bt_conf_reload */
+/* Of bt_conf_main, for bt_conf_reload. */
+static char *last_file;
+static struct args last_args;
+static void *last_conf; /* as it was filled; daemons put names into theirs */
 
 const char *bt_conf_env(const char *name)
 {
@@ -337,6 +340,23 @@ static bool check_daemon(const struct bt_conf_schema *s, const void *conf)
     return false;
 }
 
+/* Defaults, file (NULL: none), environment, --set; then everything is checked. False: said why. */
+static bool fill(const struct bt_conf_schema *s, const struct args *a, const char *file, void *conf)
+{
+    memset(conf, 0, s->conf_size);
+    struct pass p = {conf, true};
+    bt_conf_each(s, set_default, &p);
+    if (file != NULL && !bt_conf_read_file(s, file, conf)) {
+        p.ok = false;
+    }
+    bt_conf_each(s, set_from_env, &p);
+    if (!apply_sets(s, a, conf)) {
+        p.ok = false;
+    }
+    bt_conf_each(s, check_required, &p);
+    return p.ok && check_common(conf) && check_daemon(s, conf);
+}
+
 bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *conf, int *exit_code)
 {
     struct args a = {0};
@@ -345,21 +365,11 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
     if (!parse_args(s, argc, argv, &a, exit_code)) {
         return false;
     }
-    struct pass p = {conf, true};
-    bt_conf_each(s, set_default, &p);
     snprintf(path, sizeof(path), "/etc/baton/%s.yaml", s->daemon);
     bool want_file = a.file != NULL || access(path, F_OK) == 0;
-    const char *file = a.file != NULL ? a.file : path;
-    if (want_file && !bt_conf_read_file(s, file, conf, false)) {
-        p.ok = false;
-    }
-    bt_conf_each(s, set_from_env, &p);
+    const char *file = !want_file ? NULL : a.file != NULL ? a.file : path;
     look_for_misspelt(s);
-    if (!apply_sets(s, &a, conf)) {
-        p.ok = false;
-    }
-    bt_conf_each(s, check_required, &p);
-    if (!p.ok || !check_common(conf) || !check_daemon(s, conf)) {
+    if (!fill(s, &a, file, conf)) {
         *exit_code = 2;
         bt_conf_cleanup(s, conf);
         return false;
@@ -371,16 +381,71 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
         return false;
     }
     free(last_file);
-    last_file = want_file ? bt_strdup(file) : NULL;
+    last_file = file != NULL ? bt_strdup(file) : NULL;
+    last_args = a;
+    last_conf = bt_malloc(s->conf_size);
+    if (!fill(s, &a, file, last_conf)) { /* somebody wrote the file in between */
+        *exit_code = 2;
+        bt_conf_cleanup(s, conf);
+        return false;
+    }
     return true;
 }
 
-bt_status_t bt_conf_reload(const struct bt_conf_schema *s, void *conf)
+static bool same_text(const char *a, const char *b)
 {
-    if (last_file == NULL) {
-        return BT_ERR_NOT_FOUND;
+    return a == b || (a != NULL && b != NULL && strcmp(a, b) == 0);
+}
+
+static size_t value_bytes(const struct bt_conf_row *row)
+{
+    switch (row->type) {
+    case BT_CONF_BOOL: return sizeof(bool);
+    case BT_CONF_FLOAT: return sizeof(double);
+    case BT_CONF_INT:
+    case BT_CONF_SIZE:
+    case BT_CONF_MS: return sizeof(uint64_t);
+    case BT_CONF_STR:
+    case BT_CONF_ADDR:
+    case BT_CONF_LIST: break;
     }
-    return bt_conf_read_file(s, last_file, conf, true) ? BT_OK : BT_ERR_CONFIG;
+    return sizeof(void *);
+}
+
+static bool same_value(const struct bt_conf_row *row, const void *x, const void *y)
+{
+    if (row->type == BT_CONF_STR || row->type == BT_CONF_ADDR) {
+        return same_text(*(char *const *)x, *(char *const *)y);
+    }
+    if (row->type != BT_CONF_LIST) {
+        return memcmp(x, y, value_bytes(row)) == 0;
+    }
+    char *const *a = *(char **const *)x, *const *b = *(char **const *)y;
+    while (a != NULL && b != NULL && *a != NULL && same_text(*a, *b)) {
+        a++;
+        b++;
+    }
+    return (a == NULL || *a == NULL) && (b == NULL || *b == NULL);
+}
+
+struct change {
+    void *conf, *next;
+};
+
+/* The old value goes where the new one was. Rows that are not reloaded are as they were at start.
+ */
+static void take_row(void *arg, const struct bt_conf_row *row)
+{
+    struct change *c = arg;
+    char *now = (char *)c->conf + row->offset, *next = (char *)c->next + row->offset, old[16];
+    size_t n = value_bytes(row);
+    if (row->reload) {
+        memcpy(old, now, n);
+        memcpy(now, next, n);
+        memcpy(next, old, n);
+    } else if (!same_value(row, (char *)last_conf + row->offset, next)) {
+        bt_conf_say("%s: %s has changed; that takes effect at the next start", last_file, row->key);
+    }
 }
 
 static void free_row(void *arg, const struct bt_conf_row *row)
@@ -399,9 +464,29 @@ static void free_row(void *arg, const struct bt_conf_row *row)
     }
 }
 
+bt_status_t bt_conf_reload(const struct bt_conf_schema *s, void *conf)
+{
+    if (last_file == NULL) {
+        return BT_ERR_NOT_FOUND;
+    }
+    struct change c = {conf, bt_malloc(s->conf_size)};
+    bool ok = fill(s, &last_args, last_file, c.next);
+    if (ok) {
+        bt_conf_each(s, take_row, &c);
+    }
+    bt_conf_each(s, free_row, c.next);
+    free(c.next);
+    return ok ? BT_OK : BT_ERR_CONFIG;
+}
+
 void bt_conf_cleanup(const struct bt_conf_schema *s, void *conf)
 {
     bt_conf_each(s, free_row, conf);
+    if (last_conf != NULL) {
+        bt_conf_each(s, free_row, last_conf);
+    }
+    free(last_conf);
+    last_conf = NULL;
     free(last_file);
     last_file = NULL;
 }

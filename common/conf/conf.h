@@ -80,7 +80,10 @@ bool bt_conf_name_good(const char *key, const char *name, char *err, size_t err_
  * --version, --print-*; 2 on an error). conf is caller memory of conf_size bytes. */
 bool bt_conf_main(const struct bt_conf_schema *schema, int argc, char **argv, void *conf,
                   int *exit_code) BT_MUST_CHECK;
-/* Re-reads the file of the last bt_conf_main and applies the rows marked reload. */
+/* Reads file, environment and --set of the last bt_conf_main again and applies the rows marked
+ * reload; of other rows that have changed it says on stderr that they wait for the next start.
+ * ERR_CONFIG: there are mistakes, which were printed as by bt_conf_main, and nothing has changed;
+ * ERR_NOT_FOUND: there was no file. */
 bt_status_t bt_conf_reload(const struct bt_conf_schema *schema, void *conf) BT_MUST_CHECK;
 void bt_conf_cleanup(const struct bt_conf_schema *schema, void *conf);
 

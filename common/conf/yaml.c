@@ -16,7 +16,7 @@ struct reader {
     const struct bt_conf_schema *schema;
     const char *path;
     void *conf;
-    bool reload_only, ok;
+    bool ok;
     yaml_parser_t parser;
     char key[DEPTH_MAX][64];
     unsigned depth;
@@ -79,11 +79,6 @@ static const struct bt_conf_row *row_here(struct reader *r, size_t line)
     return row;
 }
 
-static bool applies(const struct reader *r, const struct bt_conf_row *row)
-{
-    return row != NULL && (!r->reload_only || row->reload);
-}
-
 /* "section:" with nothing under it, as in a file whose keys are all commented out. */
 static bool empty_section(const struct reader *r, const yaml_event_t *ev)
 {
@@ -115,7 +110,7 @@ static void scalar(struct reader *r, const yaml_event_t *ev)
         complain(r, ev->start_mark.line, "%s: the value holds a NUL", row->key);
     } else if (row != NULL && row->type == BT_CONF_LIST && !row->one_is_list) {
         complain(r, ev->start_mark.line, "%s: a list is wanted, write [item, item]", row->key);
-    } else if (applies(r, row) &&
+    } else if (row != NULL &&
                !bt_conf_set(row, r->conf, (const char *)ev->data.scalar.value, err, sizeof(err))) {
         complain(r, ev->start_mark.line, "%s: %s", row->key, err);
     }
@@ -151,7 +146,7 @@ static bool sequence(struct reader *r, size_t line)
         items[n++] = bt_strdup((const char *)ev.data.scalar.value);
         yaml_event_delete(&ev);
     }
-    if (alive && applies(r, row)) {
+    if (alive && row != NULL) {
         bt_conf_set_list(row, r->conf, (const char *const *)items, n);
     }
     for (size_t i = 0; i < n; i++) {
@@ -234,8 +229,7 @@ static bool document(struct reader *r)
     return false;
 }
 
-bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf,
-                       bool reload_only)
+bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf)
 {
     struct stat st;
     FILE *f = fopen(path, "re");
@@ -253,8 +247,7 @@ bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *c
         fclose(f);
         return false;
     }
-    struct reader r = {
-        .schema = s, .path = path, .conf = conf, .reload_only = reload_only, .ok = true};
+    struct reader r = {.schema = s, .path = path, .conf = conf, .ok = true};
     BT_ASSERT(yaml_parser_initialize(&r.parser));
     yaml_parser_set_input_file(&r.parser, f);
     bool whole = document(&r);

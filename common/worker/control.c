@@ -593,6 +593,10 @@ static void on_reload_signal(void *arg, int signo)
     if (bt_conf_reload(bt_worker_schema(strcmp(w->kind, "decode") == 0), &w->conf) == BT_OK) {
         init_log(w);
         BT_INFO("reloaded", "log_level=%s", w->conf.common.log_level);
+    } else {
+        BT_ERROR("reload_failed", "why=%s",
+                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
+                          "nothing has changed"));
     }
 }
 

@@ -176,11 +176,13 @@ def test_sighup_reloads(make_cluster, daemon):
         f.write("log: {level: debug}\n")
     os.kill(d["pid"], signal.SIGHUP)
     wait_for(lambda: "ev=reloaded log_level=debug" in log(), 10, "reload")
+    assert "has changed" not in log()  # nothing else has
     # A file with a mistake changes nothing, and the daemon lives.
     with open(conf, "a") as f:
         f.write("nonsense: 1\n")
     os.kill(d["pid"], signal.SIGHUP)
-    wait_for(lambda: "unknown key nonsense" in log(), 10, "the mistake is named")
+    wait_for(lambda: "ev=reload_failed" in log(), 10, "the mistake is told of")
+    assert "unknown key nonsense" in log()
     assert log().count("ev=reloaded") == 1
     assert c.complete("ROMEO:\n", 4)["usage"]["completion_tokens"] == 4
 

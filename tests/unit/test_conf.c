@@ -345,6 +345,65 @@ static void check_says_good_and_ends(void **state)
     assert_int_equal(code, 0);
 }
 
+/* Reloads with stderr captured. */
+static bt_status_t reload(const char *text)
+{
+    write_file(text);
+    fflush(stderr);
+    int saved = dup(2);
+    assert_non_null(freopen(err_path, "w", stderr));
+    bt_status_t st = bt_conf_reload(&schema, &c);
+    fflush(stderr);
+    dup2(saved, 2);
+    close(saved);
+    FILE *f = fopen(err_path, "r");
+    size_t n = fread(err, 1, sizeof(err) - 1, f);
+    err[n] = '\0';
+    fclose(f);
+    return st;
+}
+
+#define GOOD "node: {id: a}\nmodel: {path: m}\nlog: {level: info}\n"
+
+static void a_reload_is_checked_and_keeps_the_order(void **state)
+{
+    (void)state;
+    int code = -1;
+    write_file(GOOD);
+    assert_true(RUN(&code, "x", "--config", path, "--set", "kvstore.reclaim_ms=2s"));
+    assert_int_equal(reload("node: {id: a}\nmodel: {path: m}\nlog: {level: debug}\n"), BT_OK);
+    assert_string_equal(c.common.log_level, "debug");
+    assert_string_equal(err, ""); /* what --set said still stands and has not changed */
+    /* mistakes change nothing: in a row that is reloaded, in another, across rows */
+    assert_int_equal(reload("node: {id: a}\nmodel: {path: m}\nlog: {level: loud}\n"),
+                     BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "log.level: \"loud\" is not"));
+    assert_int_equal(reload(GOOD "kvstore: {slab_bytes: 1}\n"), BT_ERR_CONFIG);
+    assert_int_equal(reload(GOOD "kv: {block_tokens: 48}\n"), BT_ERR_CONFIG);
+    assert_int_equal(reload("log: {level: info}\n"), BT_ERR_CONFIG); /* node.id is gone */
+    assert_string_equal(c.common.log_level, "debug");
+    /* what waits for the next start is named, and waits */
+    assert_int_equal(reload(GOOD "kvstore: {slab_bytes: 1GiB, reclaim_ms: 5s}\n"
+                                 "etcd: {endpoints: ['a:1', 'b:2']}\n"),
+                     BT_OK);
+    assert_non_null(strstr(err, ": kvstore.slab_bytes has changed; that takes effect at the next"));
+    assert_non_null(strstr(err, ": etcd.endpoints has changed"));
+    assert_null(strstr(err, "reclaim_ms")); /* --set wins over the file */
+    assert_int_equal(c.slab_bytes, 64ull << 20);
+    assert_string_equal(c.common.log_level, "info");
+    /* a row that is gone has its default again */
+    assert_int_equal(reload("node: {id: a}\nmodel: {path: m}\nlog: {level: warn}\n"), BT_OK);
+    assert_int_equal(reload("node: {id: a}\nmodel: {path: m}\n"), BT_OK);
+    assert_string_equal(c.common.log_level, "info");
+    bt_conf_cleanup(&schema, &c);
+    assert_int_equal(bt_conf_reload(&schema, &c), BT_ERR_NOT_FOUND);
+    /* --set wins over a file that is read again, too */
+    assert_true(RUN(&code, "x", "--config", path, "--set", "log.level=error"));
+    assert_int_equal(reload(GOOD), BT_OK);
+    assert_string_equal(c.common.log_level, "error");
+    bt_conf_cleanup(&schema, &c);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -378,6 +437,7 @@ int main(void)
         cmocka_unit_test(secrets_are_looked_at),
         cmocka_unit_test(lists_have_a_limit),
         cmocka_unit_test(the_environment_is_checked_too),
+        cmocka_unit_test(a_reload_is_checked_and_keeps_the_order),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
