@@ -100,6 +100,8 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
  * Replicated.
  */
 void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Replicate *m);
+/* The conductor is done with (request, this epoch and below); nothing happens, but a line in the
+ * log, where another session has reserved it. */
 void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch);
 /* The session is over: its reservations are released, nothing is sent to it any more. */
 void bt_grants_session_end(struct bt_grants *gs, void *session);

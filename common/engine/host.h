@@ -102,9 +102,10 @@ struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits);
 /* One more token to be chosen by the forward's sample. */
 void bt_host_ticket_sample(struct bt_host_ticket *t, const struct bt_host_sample *s);
 void bt_host_ticket_outs(struct bt_host_ticket *t, uint32_t n); /* n_out = n, with room in out */
+/* Finished with this status: bt_host_poll tells it. t stays the host's. */
 void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status);
 
-/* The vtable's calls that are the same for all. */
+/* The vtable's calls that are the same for all: engine.h says what they do. */
 bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_engine_params *p,
                               const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
 bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,

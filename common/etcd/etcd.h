@@ -38,7 +38,9 @@ typedef void (*bt_etcd_range_fn)(void *arg, bt_status_t st, const struct bt_etcd
 typedef void (*bt_etcd_cas_fn)(void *arg, bt_status_t st, bool succeeded,
                                const struct bt_etcd_kv *current);
 
-/* Unary calls have a 3 s deadline; ERR_TIMEOUT or ERR_UNAVAILABLE when no endpoint answered. */
+/* Unary calls copy what they are given and call done once, later (bt_etcd_destroy: before it
+ * returns); what done is given is valid during the call. 3 s deadline; ERR_TIMEOUT or
+ * ERR_UNAVAILABLE when no endpoint answered. lease: 0: none. */
 void bt_etcd_put(struct bt_etcd *e, const char *key, const void *value, size_t len, int64_t lease,
                  bt_etcd_put_fn done, void *arg);
 void bt_etcd_delete(struct bt_etcd *e, const char *key, bt_etcd_put_fn done, void *arg);
@@ -71,9 +73,11 @@ struct bt_etcd_lease_ops {
     void (*on_granted)(void *arg, int64_t lease);
     void (*on_lost)(void *arg);
 };
+/* ttl_s: how long it lives unkept. ops is copied; no callback before this has returned. */
 struct bt_etcd_lease *bt_etcd_lease_start(struct bt_etcd *e, int64_t ttl_s,
                                           const struct bt_etcd_lease_ops *ops, void *arg);
-void bt_etcd_lease_stop(struct bt_etcd_lease *l); /* revokes, best effort, and frees */
+/* Revokes, best effort, and frees; no callback. NULL: nothing happens. */
+void bt_etcd_lease_stop(struct bt_etcd_lease *l);
 
 /* Watches all keys with a prefix: first a listing (one on_put per key, then on_synced), then
  * changes; after compaction or a lost stream it lists again and reports what differs (on_delete for
@@ -83,8 +87,9 @@ struct bt_etcd_watch_ops {
     void (*on_delete)(void *arg, const char *key);
     void (*on_synced)(void *arg); /* after each listing */
 };
+/* Prefix and ops are copied. kv and key of the callbacks are valid during the call. */
 struct bt_etcd_watch *bt_etcd_watch_start(struct bt_etcd *e, const char *prefix,
                                           const struct bt_etcd_watch_ops *ops, void *arg);
-void bt_etcd_watch_stop(struct bt_etcd_watch *w);
+void bt_etcd_watch_stop(struct bt_etcd_watch *w); /* no callback comes any more; NULL is fine */
 
 #endif

@@ -32,15 +32,19 @@ void bt_member_set_state(struct bt_member *m, Baton__MemberState state);
 /* Changes what this worker says of its role (cluster.proto, Member). */
 void bt_member_set_role(struct bt_member *m, uint32_t role, uint32_t next_role,
                         uint64_t role_epoch);
+/* Ends the registration: the lease is revoked, best effort, and the key goes with it. No callback
+ * comes any more. NULL: nothing happens. */
 void bt_member_leave(struct bt_member *m);
 
 struct bt_member_table_ops {
     void (*on_up)(void *arg, const Baton__Member *m); /* new, or changed, or a new incarnation */
     void (*on_down)(void *arg, const char *kind, const char *name);
 };
+/* Reports every member that is there, then changes, until bt_member_unwatch. ops is copied; m of
+ * on_up is valid during the call. Who is away when etcd comes back is reported down then. */
 struct bt_member_table *bt_member_watch(struct bt_etcd *e, const char *cluster,
                                         const char *kind /* NULL: all */,
                                         const struct bt_member_table_ops *ops, void *arg);
-void bt_member_unwatch(struct bt_member_table *t);
+void bt_member_unwatch(struct bt_member_table *t); /* NULL: nothing happens */
 
 #endif

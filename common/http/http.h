@@ -26,21 +26,24 @@ void bt_http_options_default(struct bt_http_options *o); /* 4 MiB, 4096, 10 s, 3
 /* A complete request has arrived. The handler answers now or later (any number of them wait). */
 typedef void (*bt_http_handler_fn)(void *arg, struct bt_http_req *req);
 
+/* Listens from now on; fn is called with each request. o is copied. *port_p (or NULL) gets the
+ * bound port. ERR_CONFIG: o->listen is no address, ERR_IO: it cannot be bound; the reason is
+ * logged. */
 bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o,
                            bt_http_handler_fn fn, void *arg, struct bt_http **h_p,
                            int *port_p) BT_MUST_CHECK;
-void bt_http_destroy(
-    struct bt_http *h); /* closes every connection; on_gone is called for open ones */
+/* Closes every connection; on_gone is called for open ones. NULL: nothing happens. */
+void bt_http_destroy(struct bt_http *h);
 /* Stops accepting; open responses may finish. */
 void bt_http_drain(struct bt_http *h);
-uint32_t bt_http_conns(const struct bt_http *h);
+uint32_t bt_http_conns(const struct bt_http *h); /* open now */
 
 /* ---- the request; strings are valid until it is ended ---- */
 const char *bt_http_method(const struct bt_http_req *r); /* "GET" */
 const char *bt_http_path(const struct bt_http_req *r);   /* percent-decoded, without query */
 const char *bt_http_query(const struct bt_http_req *r);  /* raw, "" without */
 const char *bt_http_header(const struct bt_http_req *r, const char *name); /* NULL if absent */
-const void *bt_http_body(const struct bt_http_req *r, size_t *len_p);
+const void *bt_http_body(const struct bt_http_req *r, size_t *len_p); /* bytes, no NUL behind */
 uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */
 
 /* Called once if the client goes away (or reads too slowly) before the response is ended; the
@@ -53,7 +56,8 @@ void bt_http_add_header(struct bt_http_req *r, const char *name, const char *val
 /* Whole response with Content-Length; ends the request. */
 void bt_http_respond(struct bt_http_req *r, int status, const char *content_type, const void *body,
                      size_t len);
-/* Streamed response (chunked transfer coding for HTTP/1.1, close for 1.0). */
+/* Streamed response (chunked transfer coding for HTTP/1.1, close for 1.0): start, any number of
+ * writes, which copy, and end, which ends the request. */
 void bt_http_start(struct bt_http_req *r, int status, const char *content_type);
 void bt_http_write(struct bt_http_req *r, const void *data, size_t len);
 void bt_http_end(struct bt_http_req *r);

@@ -31,6 +31,7 @@ enum {
     BT_GRPC_UNAVAILABLE = 14
 };
 
+/* ERR_IO (logged): no eventfd or thread is to be had. loop outlives rpc. */
 bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p) BT_MUST_CHECK;
 /* Servers and channels that are made from now on use it; it outlives rpc. NULL: plaintext. */
 void bt_rpc_set_tls(struct bt_rpc *rpc, struct bt_tls *tls);
@@ -70,6 +71,7 @@ size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s); /* bytes not yet han
 /* Is a message on its way, so that one more would wait for on_sent? */
 bool bt_rpc_stream_sending(const struct bt_rpc_stream *s);
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
+/* Who is called from now on; ops is copied. */
 void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);
 const char *bt_rpc_stream_peer(const struct bt_rpc_stream *s); /* "ipv4:127.0.0.1:4711" */
 /* Does the certificate at the other end name this role and node? Without TLS: true. On the client
@@ -94,6 +96,7 @@ void bt_rpc_server_unary(struct bt_rpc_server *srv, const char *method, const ch
                          bt_rpc_unary_fn fn, void *arg);
 void bt_rpc_server_stream(struct bt_rpc_server *srv, const char *method, const char *caller,
                           bt_rpc_accept_fn fn, void *arg);
+/* Calls are answered from now on. Once. */
 void bt_rpc_server_start(struct bt_rpc_server *srv);
 /* Answers the call, now or later; code != 0 ignores data. The call is gone afterwards. */
 void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, const void *data,
@@ -104,7 +107,8 @@ void bt_rpc_server_destroy(struct bt_rpc_server *srv);
 
 /* ---- client ---- */
 /* who: "role" or "role/node" that the certificate at the other end must name, else nothing is sent
- * to it; NULL: any of the cluster. Without TLS nobody is asked. */
+ * to it; NULL: any of the cluster. Without TLS nobody is asked. Nothing is dialed before the first
+ * call. ERR_INVALID (logged): target is empty. */
 bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target, const char *who,
                                   struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
 /* With a TLS of its own instead of rpc's; NULL: plaintext. */
@@ -113,13 +117,15 @@ bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, st
 /* Streams and calls on it are cancelled: each is told (on_close, done with CANCELLED) before this
  * returns, and nothing comes afterwards. */
 void bt_rpc_channel_destroy(struct bt_rpc_channel *ch);
-/* Unary call; done is called exactly once (code, detail, reply bytes valid during the call). */
+/* Unary call; data is copied. done is called exactly once (code, detail, reply bytes valid during
+ * the call), later unless the channel is being destroyed: then at once, with CANCELLED. */
 typedef void (*bt_rpc_reply_fn)(void *arg, int code, const char *detail, const void *data,
                                 size_t len);
 void bt_rpc_unary(struct bt_rpc_channel *ch, const char *method, const void *data, size_t len,
                   uint64_t deadline_ms, bt_rpc_reply_fn done, void *arg);
 /* Opens a stream; a target that cannot be reached shows as on_close(UNAVAILABLE). wait_ready: keep
- * trying to connect instead. Streams carry no deadline. */
+ * trying to connect instead. Streams carry no deadline. ERR_CANCELLED: the channel is being
+ * destroyed. */
 bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bool wait_ready,
                                const struct bt_rpc_stream_ops *ops, void *arg,
                                struct bt_rpc_stream **s_p) BT_MUST_CHECK;

@@ -11,9 +11,8 @@
 #include "common/slab/slab.h"
 #include "local.pb-c.h"
 
-#define BT_LOCAL_MSG_MAX                                                                           \
-    (1u << 20) /* bytes of one packet: slot lists of long prompts are split                        \
-                */
+/* Bytes of one packet: slot lists of long prompts are split. */
+#define BT_LOCAL_MSG_MAX (1u << 20)
 
 struct bt_local;
 
@@ -25,19 +24,24 @@ struct bt_local_ops {
     void (*on_detached)(void *arg);
     /* May not attach: ERR_MISMATCH (layout, root) with a reason. */
     void (*on_refused)(void *arg, bt_status_t st, const char *why);
-    void (*on_message)(void *arg, const Baton__LocalMsg *msg);
+    void (*on_message)(void *arg, const Baton__LocalMsg *msg); /* valid during the call */
     /* The kvstore rang: a flow word of ours has moved. */
     void (*on_bell)(void *arg);
 };
 
+/* Connects, and again whenever the socket ends, until bt_local_stop: never fails, and calls nothing
+ * back before it has returned. Strings, layout, root and ops are copied; loop outlives it.
+ * worker_name and incarnation: as the worker is registered. */
 struct bt_local *bt_local_start(struct bt_loop *loop, const char *run_dir, const char *worker_name,
                                 uint64_t incarnation, const struct bt_kv_layout *layout,
                                 const struct bt_kv_key *root, const struct bt_local_ops *ops,
                                 void *arg);
+/* Closes the socket and frees l, from inside a callback too; no callback comes any more. NULL:
+ * nothing happens. */
 void bt_local_stop(struct bt_local *l);
 bool bt_local_attached(const struct bt_local *l);
-/* Sends one message; ERR_UNAVAILABLE while detached. A full socket buffer queues (bounded, then
- * AGAIN). */
+/* Sends one message, in order; ERR_UNAVAILABLE while detached, ERR_TOO_LARGE above
+ * BT_LOCAL_MSG_MAX. A full socket buffer queues (bounded, then AGAIN: nothing was taken). */
 bt_status_t bt_local_send(struct bt_local *l, const Baton__LocalMsg *msg) BT_MUST_CHECK;
 /* Rings the kvstore: a flow word that this worker writes has moved. Any thread. */
 void bt_local_ring(struct bt_local *l);

@@ -242,10 +242,8 @@ static void on_engine_ready(struct bt_wctl *w)
     w->state = BT_WCTL_SERVING;
     bt_notify_status("the engine is ready; waiting for this node's kvstore and for etcd");
     bt_rpc_server_start(w->server);
-    if (bt_wnode_start(w) != BT_OK) {
-        BT_ERROR("kvstore", "why=%s", bt_log_q("no session with the kvstore can be started"));
-        stop_with(w, EXIT_START);
-    } else if (!connect_etcd(w)) {
+    bt_wnode_start(w);
+    if (!connect_etcd(w)) {
         stop_with(w, EXIT_USAGE);
     }
 }

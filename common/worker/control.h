@@ -102,11 +102,14 @@ struct bt_wkey {
 };
 
 /* ---- control.c ---- */
+/* To the engine thread; copies cmd, and hands over what it points to. */
 void bt_wctl_command(struct bt_wctl *w, const struct bt_wcmd *cmd);
+/* A submission that has not ended here; NULL: there is none. */
 struct bt_wreq *bt_wctl_find(struct bt_wctl *w, uint64_t request, uint32_t epoch);
+/* Has the engine thread end it, once: Ended says st and why. */
 void bt_wctl_cancel(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *why);
 void bt_wctl_update_state(struct bt_wctl *w); /* tells etcd what we are */
-
+/* Registers the worker in etcd. */
 void bt_wctl_join(struct bt_wctl *w);
 
 /* ---- role.c ---- */
@@ -118,6 +121,7 @@ void bt_wrole_stop(struct bt_wctl *w);
 void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);
 /* Heartbeats, silence, deadlines, broken sessions; every 100 ms. */
 void bt_wsession_tick(struct bt_wctl *w);
+/* A step's tokens, one message a conductor. t is not kept. */
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
 /* Has a conductor more than a few steps' messages before it? */
 bool bt_wsession_behind(const struct bt_wctl *w);
@@ -125,7 +129,9 @@ bool bt_wsession_behind(const struct bt_wctl *w);
 void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p);
 void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);
 void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail);
+/* Ends all sessions, UNAVAILABLE, behind what is queued. */
 void bt_wsession_close_all(struct bt_wctl *w, const char *why);
+/* Frees sessions that broke since: never inside a send, whose caller may still hold one. */
 void bt_wsession_sweep(struct bt_wctl *w);
 
 /* ---- submit.c ---- */
@@ -135,7 +141,9 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
                                bt_status_t *st_p, char *err, size_t err_cap);
 
 /* ---- node.c ---- */
-bt_status_t bt_wnode_start(struct bt_wctl *w) BT_MUST_CHECK;
+/* Looks for the node's kvstore from now on (bt_local_start). */
+void bt_wnode_start(struct bt_wctl *w);
+/* Asks for r's grant; BT_WCMD_OPENED follows. Else as bt_local_send. */
 bt_status_t bt_wnode_open(struct bt_wctl *w, const struct bt_wreq *r) BT_MUST_CHECK;
 /* TRAILER, CLOSE, PUT, PUT_DONE, LEASE, UNLEASE of the engine thread. */
 void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o);

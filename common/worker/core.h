@@ -388,6 +388,7 @@ void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
 /* ---- step.c ---- */
 /* Plans and launches a step if there is something to compute; false if not. */
 bool bt_wcore_launch(struct bt_wcore *c);
+/* A ticket of the step (BT_WT_FORWARD, BT_WT_SAMPLE) is finished; of another step: ignored. */
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
 /* Does the step keep this ticket? Then it releases it itself. */
 bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
@@ -408,6 +409,7 @@ void bt_wload_publish(struct bt_wcore *c);
 bool bt_wcore_may_step(const struct bt_wcore *c);
 /* The step is over: its tokens go into a buffer, and that to the control thread. */
 void bt_wcore_take_buffer(struct bt_wcore *c);
+/* ... its end: the buffer goes out, then what bt_wcore_emit_after held back. */
 void bt_wcore_flush_tokens(struct bt_wcore *c);
 /* Logprobs of prompts, of a forward's event. */
 void bt_wcore_report_prompts(struct bt_wcore *c, const struct bt_engine_event *ev);
@@ -437,6 +439,7 @@ void bt_wfork_start(struct bt_wcore *c, struct bt_wreq *lead);
 /* Gives pages back that only wait for choices still to come (of another submission than
  * `except`). The youngest first; false: there are none. */
 bool bt_wfork_drop(struct bt_wcore *c, const struct bt_wreq *except);
+/* Gives back what bt_wfork_keep kept. */
 void bt_wfork_release(struct bt_wcore *c, struct bt_wreq *lead);
 
 /* ---- reload.c: rows that have lost their pages, and prompts that no slab holds ---- */
@@ -446,15 +449,18 @@ bool bt_wreload_ready(struct bt_wcore *c, struct bt_wreq *r);
 uint32_t bt_wreload_blocks(const struct bt_wreq *r);
 /* Tokens of r to be computed again, as far as is known. */
 uint32_t bt_wreload_missing(const struct bt_wcore *c, const struct bt_wreq *r);
+/* The kvstore's answer to a lease, or none of one; takes cmd's lease. */
 void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd);
 /* The kvstore wants the lease back: a row that only waits gives it. */
 void bt_wreload_recalled(struct bt_wcore *c, uint64_t id);
 /* r needs no lease any more; nothing reads its slots. */
 void bt_wreload_drop(struct bt_wcore *c, struct bt_wreq *r);
+/* The slab is gone: leases mean nothing, and no piece comes. */
 void bt_wreload_detached(struct bt_wcore *c);
 /* After slot_open: starts the load (then bt_wreload_loaded, from quiet()) or, without one, the
  * computing; the stage says which. */
 bt_status_t bt_wreload_begin(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+/* The flow that loads r's lease is quiet: what was SEALED all the while counts. */
 bt_status_t bt_wreload_loaded(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
 /* r has a slot, pages, and KV up to its position, a block's begin: what the pool has behind it is
  * loaded piece by piece (bt_wreload_loaded after each), then it goes on as PROMPT. */
@@ -465,6 +471,7 @@ void bt_wreload_tick(struct bt_wcore *c);
 /* ---- core.c: requests ---- */
 /* Takes a lead with its choices. */
 void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
+/* The kvstore's answer to the open of cmd's request; takes its grant. */
 void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd);
 /* Into the queue for a slot and pages, by order. */
 void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r);
@@ -503,9 +510,12 @@ void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos);
 bool bt_wcore_tail_valid(const struct bt_wreq *r);
 /* After the step that a doomed request was part of. */
 void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r);
+/* r's slot, or one of its flows, is quiet: the ticket of closing it was polled. */
 void bt_wcore_slot_ticket(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wcore_flow_ticket(struct bt_wcore *c, struct bt_wreq *r);
+/* A slab to work with; takes s's first reference. */
 void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);
+/* The kvstore is gone: who needs its slots fails, the mapping lives until all copies are quiet. */
 void bt_wcore_detached(struct bt_wcore *c);
 void bt_wslab_put(struct bt_wslab *s); /* drops a reference */
 

@@ -349,7 +349,7 @@ static void on_bell(void *arg)
     (void)arg;
 }
 
-bt_status_t bt_wnode_start(struct bt_wctl *w)
+void bt_wnode_start(struct bt_wctl *w)
 {
     static const struct bt_local_ops ops = {
         .on_attached = on_attached,
@@ -360,5 +360,4 @@ bt_status_t bt_wnode_start(struct bt_wctl *w)
     };
     w->local = bt_local_start(w->loop, w->conf.common.run_dir, w->conf.name, w->incarnation,
                               &w->core.layout, &w->core.root, &ops, w);
-    return w->local != NULL ? BT_OK : BT_ERR_IO;
 }

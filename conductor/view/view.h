@@ -117,9 +117,12 @@ struct bt_view_ops {
     void (*on_kvstore)(void *arg, struct bt_session *s, const Baton__FromKvstore *m);
 };
 
+/* Knows nobody until bt_view_watch (or bt_view_member_up). loop, rpc and metrics outlive it. */
 struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
                                const struct bt_view_config *conf, struct bt_metrics *metrics);
+/* Ends every session, with on_down for those that were up. NULL: nothing happens. */
 void bt_view_destroy(struct bt_view *v);
+/* Whom to tell; ops outlives the view. */
 void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg);
 /* Follows the members in etcd until the view is destroyed. */
 void bt_view_watch(struct bt_view *v, struct bt_etcd *e);
@@ -186,6 +189,7 @@ struct bt_view_snapshot {
     struct bt_session *const *worker;
     struct bt_session *const *kvstore;
 };
+/* keys[0..n_keys): the blocks of the prompt, whose prefix on each kvstore is looked up. */
 void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
                       struct bt_view_snapshot *out);
 
