@@ -326,3 +326,20 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
     }
     return pressure;
 }
+
+double bt_sched_pressure_then(const struct bt_sched_params *params,
+                              const struct bt_sched_snapshot *s, uint32_t decode,
+                              uint32_t block_tokens, double t_ms)
+{
+    struct bt_sched_worker then = s->workers[decode];
+    struct pool pool;
+    then.prefill = false;
+    if (bt_sched_pool_after(s, t_ms, &pool)) {
+        uint32_t pages = (uint32_t)(pool.kv / block_tokens);
+        then.running = (uint32_t)pool.rows;
+        then.waiting = then.landing = then.own_requests = 0;
+        then.kv_tokens = (uint64_t)pool.kv;
+        then.pages_free = then.pages_total - BT_MIN(pages, then.pages_total);
+    }
+    return bt_sched_pressure(params, &then);
+}

@@ -375,6 +375,10 @@ static uint32_t choose_background(struct job *j, uint32_t decode, struct estimat
     return best.best;
 }
 
+/* A late prompt's row takes as much as any other and is not in time either: decode workers are to
+ * be nearly idle when it comes. */
+#define LATE_PRESSURE 0.25
+
 /* p: the best worker, where it would meet e. False: it is to be in time, or refused. */
 static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct estimate *e,
                              struct bt_sched_plan *plan)
@@ -391,7 +395,11 @@ static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct
     if (p == BT_SCHED_NONE) {
         return false;
     }
-    finish_plan(j, p, mixed ? p : d, &b, plan);
+    d = mixed ? p : d;
+    if (bt_sched_pressure_then(j->c, j->s, d, j->req->block_tokens, b.ttft_ms) > LATE_PRESSURE) {
+        return false;
+    }
+    finish_plan(j, p, d, &b, plan);
     plan->reason = "background";
     plan->background = true;
     plan->queue_ms = b.queue_ms;

@@ -119,6 +119,12 @@ double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_w
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                        const struct bt_sched_request *req);
 
+/* bt_sched_pressure of decode worker `decode` with the rows that the pool is expected to have after
+ * t_ms, spread evenly over its workers; without a forecast with those of now. */
+double bt_sched_pressure_then(const struct bt_sched_params *params,
+                              const struct bt_sched_snapshot *s, uint32_t decode,
+                              uint32_t block_tokens, double t_ms);
+
 /* Is worker i there with its kvstore, and may it stay where it is? */
 bool bt_sched_present(const struct job *j, uint32_t i);
 /* Could this worker ever hold the request? */

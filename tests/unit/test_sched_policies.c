@@ -766,6 +766,42 @@ static void test_background(void **state)
 #undef DECIDE
 }
 
+/* Its row would take the room of such that are in time: a late prompt comes in only where decode
+ * workers are nearly idle, now or, with a forecast, when it comes. */
+static void test_background_decode(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.tbt_objective_ms = 30;
+    x.c.background_share = 0.5;
+    x.c.background_ms = 20000;
+    x.c.work_price = 1;
+    x.req.n_tokens = 5000;
+#define DECIDE()                                                                                   \
+    bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej)
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    for (uint32_t i = N_P; i < N; i++) { /* the step of 10 ms has grown by a third of its room */
+        x.w[i].running = 7;
+        x.w[i].kv_tokens = 7000;
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    x.s.forecast = &f; /* rows last half a second, the prompt takes five */
+    bt_sched_forecast_init(&f, 100, 500, 0);
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    for (int i = 0; i < 14; i++) {
+        bt_sched_forecast_note(&f, 0, 4950, 1000, 1);
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    x.req.n_tokens = 3900; /* in time: as ever */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+#undef DECIDE
+}
+
 /* Rows that would find no pages when their prefill ends are refused now; rows on their way count
  * for the choice of the decode worker. */
 static void test_pages_then(void **state)
@@ -900,6 +936,7 @@ int main(void)
         cmocka_unit_test(test_priced),
         cmocka_unit_test(test_priced_by_demand),
         cmocka_unit_test(test_background),
+        cmocka_unit_test(test_background_decode),
         cmocka_unit_test(test_pages_then),
         cmocka_unit_test(test_priced_decode),
         cmocka_unit_test(test_idle_workers_are_tried),
