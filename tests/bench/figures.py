@@ -8,6 +8,7 @@ FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figur
         ablation   baton without each of its ingredients
         tune       what the parameters were chosen by: the first halves
         split      goodput by how the nodes are split, on synthetic and, to the ends of it, on conversation
+        ends       baton over kvcache by how the nodes are split, on all traces at overload
         roles      goodput with roles by load, from splits that are wrong, and by day and night
         copies     copies of hot prefixes ahead of need: a trace of tools, by policy and budget
         tiers      hit ratio by tier with an SSD of so many times the slab
@@ -246,6 +247,20 @@ class Figures:
             BENCH.append(f"figures_scarce_{p}_{d},{ours['good']:.0f},requests,kvcache {kv['good']:.0f},{ours['good'] / max(1, kv['good']):.3f}")
         self.plot("split-conversation.svg", [svg.Panel("conversation x 6: requests within 30 s and 100 ms", "prefill nodes of 16", "requests", curves)])
 
+    def ends(self):
+        splits = ((4, 12), (6, 10), (8, 8), (10, 6), (12, 4), (13, 3), (14, 2), (15, 1))
+        print("| trace, objectives | load | " + " | ".join(f"{p} + {d}" for p, d in splits) + " |\n|---|---|" + "---|" * len(splits))
+        for trace in self.files:
+            one = self.load_one(trace)
+            for ttft, tbt in OBJECTIVES:
+                for load in (1, 2, 3):
+                    ratios = []
+                    for p, d in splits:
+                        kv, ours = self.compare(trace, load * one, ttft, tbt, ("--from", 0.5, "--set", f"prefill_nodes={p}", "--set", f"decode_nodes={d}"))
+                        ratios.append(ours["good"] / max(1, kv["good"]))
+                    print(f"| {name_of(trace)}, {ttft / 1000:g} s | {load} | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
+                    BENCH.append(f"figures_ends_{name_of(trace)}_{ttft}_{load},{min(ratios):.3f},times kvcache,8 + 8,{ratios[2]:.3f}")
+
     def day_and_night(self, out):
         """A day of azure_code ten times as fast and a night of azure_conv at three times, answers eight times as long; twice."""
         parts = []
@@ -356,7 +371,7 @@ class Figures:
 
 
 def main():
-    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "roles", "copies", "tiers")
+    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "ends", "roles", "copies", "tiers")
     args = sys.argv[1:] or ["goodput", os.path.join(ROOT, "tests", "sim")]
     if len(args) not in (2, 3) or args[0] not in (*names, "all"):
         sys.exit(__doc__)
