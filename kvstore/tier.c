@@ -17,6 +17,7 @@ struct bt_tier_save {    /* a block being written, or about to be */
     struct bt_tier *t;
     uint32_t slot;
     bool evicting;
+    bool lead; /* its slot is leased from the beginning, not only while it is written */
     void (*done)(void *arg, bt_status_t st); /* may be NULL */
     void *arg;
 };
@@ -53,6 +54,7 @@ struct bt_tier {
     struct bt_map *fetches; /* key -> struct fetch */
     struct bt_list saves, passing, loads;
     uint32_t n_saves, saves_max; /* leases of writing must not fill a small slab */
+    uint32_t n_leads;
     /* Slots whose blocks wait for their turn to be written, and their generations; 0: no. */
     uint32_t *wanted, *wanted_gen; /* a ring, and by slot: [n_slots] */
     uint32_t n_slots, wanted_at, n_wanted;
@@ -72,12 +74,23 @@ struct bt_tier {
 
 static void take_turns(struct bt_tier *t);
 
+/* v is over, or was never begun. */
+static void save_free(struct bt_tier_save *v)
+{
+    struct bt_tier *t = v->t;
+    bt_list_remove(&v->link);
+    if (v->lead) {
+        t->n_leads--;
+        bt_cache_put(t->c.cache, &v->slot, 1);
+    }
+    free(v);
+}
+
 /* The tier below counts and reports; the block is as good as before. */
 static void on_saved(void *arg, bt_status_t st)
 {
     struct bt_tier_save *v = arg;
     struct bt_tier *t = v->t;
-    bt_list_remove(&v->link);
     t->n_saves--;
     if (v->evicting) {
         bt_cache_evict(t->c.cache, v->slot);
@@ -87,7 +100,7 @@ static void on_saved(void *arg, bt_status_t st)
     if (v->done != NULL) {
         v->done(v->arg, st);
     }
-    free(v);
+    save_free(v);
     take_turns(t);
 }
 
@@ -140,15 +153,16 @@ static void on_retry(void *arg)
     take_turns(arg);
 }
 
-/* Blocks that pass through go first: they hold slots until then. */
+/* Blocks that pass through, and those that lead them, go first: they hold slots until then. */
 static bt_status_t turn_of_passing(struct bt_tier *t)
 {
     struct bt_tier_save *v = BT_CONTAINER_OF(t->passing.next, struct bt_tier_save, link);
     bt_status_t st = begin(t, v);
     if (st != BT_OK && st != BT_AGAIN) {
-        bt_list_remove(&v->link);
-        v->done(v->arg, st);
-        free(v);
+        if (v->done != NULL) {
+            v->done(v->arg, st);
+        }
+        save_free(v);
     }
     return st;
 }
@@ -209,12 +223,9 @@ bt_status_t bt_tier_admit(struct bt_tier *t, const struct bt_kv_key *key, uint32
     return t->c.policy != BT_TIER_SECOND_USE || bt_seen_again(t->seen, key) ? BT_OK : BT_ERR_EXISTS;
 }
 
-struct bt_tier_save *bt_tier_pass(struct bt_tier *t, uint32_t slot,
-                                  void (*done)(void *arg, bt_status_t st), void *arg)
+/* v is written now or when its turn comes; false: it cannot be, and is freed. */
+static bool pass(struct bt_tier *t, struct bt_tier_save *v)
 {
-    struct bt_tier_save *v = save_new(t, slot);
-    v->done = done;
-    v->arg = arg;
     bt_status_t st = bt_list_empty(&t->passing) ? begin(t, v) : BT_AGAIN;
     if (st == BT_AGAIN && !t->destroying) {
         bt_list_insert_tail(&t->passing, &v->link);
@@ -222,10 +233,19 @@ struct bt_tier_save *bt_tier_pass(struct bt_tier *t, uint32_t slot,
             take_turns(t);
         }
     } else if (st != BT_OK) {
-        free(v);
-        v = NULL;
+        save_free(v);
+        return false;
     }
-    return v;
+    return true;
+}
+
+struct bt_tier_save *bt_tier_pass(struct bt_tier *t, uint32_t slot,
+                                  void (*done)(void *arg, bt_status_t st), void *arg)
+{
+    struct bt_tier_save *v = save_new(t, slot);
+    v->done = done;
+    v->arg = arg;
+    return pass(t, v) ? v : NULL;
 }
 
 void bt_tier_pass_forget(struct bt_tier_save *v)
@@ -234,8 +254,7 @@ void bt_tier_pass_forget(struct bt_tier_save *v)
     v->done = NULL;
     bt_list_for_each (i, &v->t->passing) {
         if (i == &v->link) { /* nothing has begun */
-            bt_list_remove(&v->link);
-            free(v);
+            save_free(v);
             return;
         }
     }
@@ -243,9 +262,22 @@ void bt_tier_pass_forget(struct bt_tier_save *v)
 
 void bt_tier_lead(struct bt_tier *t, uint32_t slot)
 {
-    if (t->c.policy == BT_TIER_EVICT && !bt_ssd_has(t->ssd, bt_pool_key(t->c.cache->pool, slot))) {
-        want(t, slot);
+    struct bt_pool *pool = t->c.cache->pool;
+    bool waits = t->wanted_gen[slot] != 0 && t->wanted_gen[slot] == bt_pool_generation(pool, slot);
+    if (t->destroying || bt_ssd_has(t->ssd, bt_pool_key(pool, slot)) ||
+        (t->c.policy != BT_TIER_EVICT && !waits)) {
+        return; /* there, on its way there, or not wanted there */
     }
+    struct bt_tier_save *v = save_new(t, slot);
+    v->lead = true;
+    t->n_leads++;
+    BT_ASSERT(bt_cache_hold(t->c.cache, bt_pool_key(pool, slot)) == slot);
+    (void)pass(t, v); /* if it cannot be written, it is as good as before */
+}
+
+uint32_t bt_tier_leads(const struct bt_tier *t)
+{
+    return t->n_leads;
 }
 
 bt_status_t bt_tier_save(struct bt_tier *t, uint32_t slot)
@@ -491,8 +523,13 @@ void bt_tier_destroy(struct bt_tier *t)
     if (t == NULL) {
         return;
     }
-    BT_ASSERT(bt_list_empty(&t->loads) && bt_list_empty(&t->passing));
+    BT_ASSERT(bt_list_empty(&t->loads));
     t->destroying = true;
+    while (!bt_list_empty(&t->passing)) {
+        struct bt_tier_save *v = BT_CONTAINER_OF(t->passing.next, struct bt_tier_save, link);
+        BT_ASSERT(v->lead); /* others have holders, who have gone */
+        save_free(v);
+    }
     bt_timer_stop(t->c.loop, &t->retry);
     t->c.cache->lower = (struct bt_cache_lower){0};
     memset(t->observers, 0, sizeof(t->observers));

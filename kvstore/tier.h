@@ -68,9 +68,12 @@ struct bt_tier_save *bt_tier_pass(struct bt_tier *t, uint32_t slot,
                                   void (*done)(void *arg, bt_status_t st), void *arg);
 /* done will not be called. */
 void bt_tier_pass_forget(struct bt_tier_save *v);
-/* A block of such a prompt that stays in the slab: without it what passed behind it would never be
- * found. So with the policy evict it is written now. */
+/* A cached block of such a prompt's beginning: without it what passes behind it would never be
+ * found. If the policy is to write it, with evict in any case, it is leased until that is done: it
+ * must not be evicted while it waits for its turn. */
 void bt_tier_lead(struct bt_tier *t, uint32_t slot);
+/* Slots that are leased so. */
+uint32_t bt_tier_leads(const struct bt_tier *t);
 
 /* The SSD below, for inventories, statistics and protection. */
 struct bt_ssd *bt_tier_ssd(const struct bt_tier *t);
