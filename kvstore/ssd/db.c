@@ -49,7 +49,9 @@ struct bt_ssd_db {
     pthread_cond_t wake;
     struct queue todo, ready;
     bool stop, threaded;
+    bool renew;
     bool down, told_down; /* as the index thread knows it; as the loop was told */
+    bool emptied;         /* not told yet */
     char why[256];
     int efd;
     struct bt_loop_fd *w;
@@ -358,14 +360,45 @@ static void hand_back(struct bt_ssd_db *s)
     (void)n; /* the counter cannot be full */
 }
 
+static void set_emptied(struct bt_ssd_db *s, bool emptied)
+{
+    if (emptied) {
+        BT_WARN("ssd_index_emptied", "path=%s why=%s", s->path,
+                bt_log_q("its files were removed or damaged while it was used; what can be found "
+                         "now is recorded anew"));
+        pthread_mutex_lock(&s->lock);
+        s->emptied = true;
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+static bool has_identity(struct bt_ssd_db *s)
+{
+    rocksdb_readoptions_t *ro = rocksdb_readoptions_create();
+    size_t len = 0;
+    char *err = NULL, *v = rocksdb_get(s->db, ro, IDENTITY_KEY, strlen(IDENTITY_KEY), &len, &err);
+    bool has = v != NULL || err != NULL; /* what cannot be read is no empty database */
+    rocksdb_readoptions_destroy(ro);
+    rocksdb_free(v);
+    rocksdb_free(err);
+    return has;
+}
+
 /* The disk refuses: RocksDB takes no writes any more until it is opened anew. */
 static bool reopen(struct bt_ssd_db *s, char *why, size_t cap)
 {
     close_db(s);
-    if (!open_db(s, why, cap)) {
-        return damaged(why) && start_over(s, why, cap);
+    if (open_db(s, why, cap)) {
+        bool empty = !has_identity(s);       /* its files were removed: these are new ones */
+        bool ok = put_identity(s, why, cap); /* does it take a write? */
+        set_emptied(s, empty);
+        return ok;
     }
-    return put_identity(s, why, cap); /* does it take a write? */
+    if (!damaged(why) || !start_over(s, why, cap)) {
+        return false;
+    }
+    set_emptied(s, true);
+    return true;
 }
 
 /* Ends a batch. After a failure its deletes go back to the front of the queue, the rest is told. */
@@ -418,8 +451,16 @@ static struct bt_ssd_db_op *next_batch(struct bt_ssd_db *s, bool *stop_p)
         while (!s->stop && pthread_cond_timedwait(&s->wake, &s->lock, &until) == 0) {
         }
     }
-    while (!s->stop && !s->down && s->todo.head == NULL) {
+    while (!s->stop && !s->down && s->todo.head == NULL && !s->renew) {
         pthread_cond_wait(&s->wake, &s->lock);
+    }
+    if (s->renew) {
+        s->renew = false;
+        if (!s->down) {
+            s->down = true;
+            snprintf(s->why, sizeof(s->why), "its files were removed");
+            hand_back(s);
+        }
     }
     for (int n = 0; !s->down && n < BATCH_MAX && s->todo.head != NULL; n++) {
         queue_put(&batch, queue_get(&s->todo));
@@ -475,12 +516,13 @@ static void tell_health(struct bt_ssd_db *s)
 {
     char why[sizeof(s->why)];
     pthread_mutex_lock(&s->lock);
-    bool down = s->down;
+    bool down = s->down, emptied = s->emptied;
+    s->emptied = false;
     memcpy(why, s->why, sizeof(why));
     pthread_mutex_unlock(&s->lock);
-    if (down != s->told_down) {
+    if (down != s->told_down || emptied) {
         s->told_down = down;
-        s->c.on_health(s->c.arg, down ? why : NULL);
+        s->c.on_health(s->c.arg, down ? why : NULL, emptied);
     }
 }
 
@@ -544,6 +586,14 @@ void bt_ssd_db_submit(struct bt_ssd_db *s, struct bt_ssd_db_op *op)
 {
     pthread_mutex_lock(&s->lock);
     queue_put(&s->todo, op);
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void bt_ssd_db_renew(struct bt_ssd_db *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->renew = true;
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
 }

@@ -45,8 +45,9 @@ struct bt_ssd_db_config {
     struct bt_ssd_identity identity;
     const struct bt_ssd_sys *sys; /* for flush; NULL: fdatasync */
     uint64_t retry_ms;            /* between attempts while the disk refuses */
-    /* The loop's thread: writing began to fail (why), or works again (NULL). */
-    void (*on_health)(void *arg, const char *why);
+    /* The loop's thread: writing began to fail (why), or works again (NULL). emptied: the records
+     * that there were are lost. */
+    void (*on_health)(void *arg, const char *why, bool emptied);
     void *arg;
 };
 
@@ -66,6 +67,8 @@ bt_status_t bt_ssd_db_load(const struct bt_ssd_db_config *c, bool last_try,
                            char *err, size_t err_cap) BT_MUST_CHECK;
 /* Operations may be submitted from now on. */
 void bt_ssd_db_start(struct bt_ssd_db *db);
+/* Its files are gone: it is opened, that is made, anew. on_health tells. */
+void bt_ssd_db_renew(struct bt_ssd_db *db);
 /* Also of one that was not started. Writes what is queued if the disk takes it. Afterwards done of
  * every operation has run or will never run. */
 void bt_ssd_db_close(struct bt_ssd_db *db);

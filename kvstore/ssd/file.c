@@ -1,4 +1,4 @@
-/* Making and opening the SSD tier's slab file. At start only. */
+/* Making and opening the SSD tier's slab file, at start only; looking after it. */
 #include "kvstore/ssd/file.h"
 
 #include <errno.h>
@@ -92,9 +92,10 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
         bool busy = why == EAGAIN || why == EACCES;
         bt_status_t st = failed(busy ? BT_ERR_CONFIG : BT_ERR_IO, err, cap,
                                 busy ? "kvstore.ssd.path: %s is in use by another kvstore; each "
-                                       "needs a folder of its own"
-                                     : "kvstore.ssd.path: cannot lock %s",
-                                path);
+                                       "needs a folder of its own (%s)"
+                                     : "kvstore.ssd.path: cannot lock %s: %s. It must be on a file "
+                                       "system of this host that has locks",
+                                path, strerror(why));
         close(f->fd);
         return st;
     }
@@ -143,6 +144,17 @@ static bt_status_t allocate(const char *path, struct bt_ssd_file *f, uint64_t by
     return BT_OK;
 }
 
+/* page: an aligned page, of zeros. 0 or errno. */
+static int write_header(const struct bt_ssd_file *f, void *page)
+{
+    struct header *h = page;
+    *h = (struct header){.magic = FILE_MAGIC, .version = FILE_VERSION, .slot_bytes = f->slot_bytes};
+    memcpy(h->uuid, f->uuid, sizeof(h->uuid));
+    h->crc = bt_crc32c(0, h, offsetof(struct header, crc));
+    ssize_t n = pwrite(f->fd, page, BT_SSD_PAGE, 0);
+    return n < 0 ? errno : n != (ssize_t)BT_SSD_PAGE ? EIO : fdatasync(f->fd) != 0 ? errno : 0;
+}
+
 /* Reads the header or, if it is not ours, writes a new one with a new uuid. */
 static bt_status_t identify(const char *path, struct bt_ssd_file *f, char *err, size_t cap)
 {
@@ -158,14 +170,11 @@ static bt_status_t identify(const char *path, struct bt_ssd_file *f, char *err, 
         memcpy(f->uuid, h->uuid, sizeof(f->uuid));
     } else {
         memset(h, 0, BT_SSD_PAGE);
-        *h = (struct header){
-            .magic = FILE_MAGIC, .version = FILE_VERSION, .slot_bytes = f->slot_bytes};
-        bt_random(h->uuid, sizeof(h->uuid));
-        memcpy(f->uuid, h->uuid, sizeof(f->uuid));
-        h->crc = bt_crc32c(0, h, offsetof(struct header, crc));
-        if (pwrite(f->fd, h, BT_SSD_PAGE, 0) != (ssize_t)BT_SSD_PAGE || fdatasync(f->fd) != 0) {
-            st = failed(class_of(errno), err, cap, "kvstore.ssd.path: cannot write %s: %s", path,
-                        strerror(errno));
+        bt_random(f->uuid, sizeof(f->uuid));
+        int why = write_header(f, h);
+        if (why != 0) {
+            st = failed(class_of(why), err, cap, "kvstore.ssd.path: cannot write %s: %s", path,
+                        strerror(why));
         }
     }
     free(h);
@@ -195,6 +204,38 @@ bt_status_t bt_ssd_file_open(const char *folder, uint64_t bytes, uint64_t slot_b
     }
     free(path);
     return st;
+}
+
+bt_ssd_file_state_t bt_ssd_file_look(const struct bt_ssd_file *f, const char *folder,
+                                     uint64_t *bytes_p)
+{
+    struct stat by_fd, by_path;
+    if (fstat(f->fd, &by_fd) != 0) {
+        return BT_SSD_FILE_OK;
+    }
+    if ((uint64_t)by_fd.st_size < bt_ssd_file_off(f, f->n_slots)) {
+        *bytes_p = (uint64_t)by_fd.st_size;
+        return BT_SSD_FILE_CUT;
+    }
+    char *path = bt_sprintf("%s/blocks", folder);
+    int rc = stat(path, &by_path) == 0 ? 0 : errno;
+    free(path);
+    bool there = rc == 0 ? by_path.st_ino == by_fd.st_ino && by_path.st_dev == by_fd.st_dev
+                         : rc != ENOENT && rc != ENOTDIR; /* what cannot be seen may be there */
+    return by_fd.st_nlink > 0 && there ? BT_SSD_FILE_OK : BT_SSD_FILE_GONE;
+}
+
+bt_status_t bt_ssd_file_mend(const struct bt_ssd_file *f)
+{
+    void *page = NULL;
+    if (posix_memalign(&page, BT_SSD_PAGE, BT_SSD_PAGE) != 0) {
+        return BT_ERR_NO_MEMORY;
+    }
+    memset(page, 0, BT_SSD_PAGE);
+    bool ok =
+        ftruncate(f->fd, (off_t)bt_ssd_file_off(f, f->n_slots)) == 0 && write_header(f, page) == 0;
+    free(page);
+    return ok ? BT_OK : BT_ERR_IO;
 }
 
 void bt_ssd_file_close(struct bt_ssd_file *f)

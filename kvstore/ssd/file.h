@@ -25,6 +25,19 @@ bt_status_t bt_ssd_file_open(const char *folder, uint64_t bytes, uint64_t slot_b
                              struct bt_ssd_file *f_p, char *err, size_t err_cap) BT_MUST_CHECK;
 void bt_ssd_file_close(struct bt_ssd_file *f);
 
+typedef enum {
+    BT_SSD_FILE_OK,
+    BT_SSD_FILE_GONE, /* removed, moved away, or another one has its name */
+    BT_SSD_FILE_CUT   /* somebody has shortened it */
+} bt_ssd_file_state_t;
+
+/* What has become of the open file. *bytes_p: its length, of one that was cut. */
+bt_ssd_file_state_t bt_ssd_file_look(const struct bt_ssd_file *f, const char *folder,
+                                     uint64_t *bytes_p);
+/* Makes a file that was cut as long as it was, with its header: what was behind the cut reads as
+ * zeros, which no checksum takes for a block. ERR_IO: the disk refuses. */
+bt_status_t bt_ssd_file_mend(const struct bt_ssd_file *f) BT_MUST_CHECK;
+
 static inline uint64_t bt_ssd_file_off(const struct bt_ssd_file *f, uint32_t slot)
 {
     return BT_SSD_DATA_OFF + (uint64_t)slot * f->slot_bytes;

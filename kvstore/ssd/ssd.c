@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/base/crc32c.h"
 #include "common/base/list.h"
@@ -46,6 +46,7 @@ struct bt_ssd {
     uint32_t forgetting; /* slots whose record is being deleted */
     uint32_t room;       /* so many slots are kept free */
     bool removed;        /* its file; told */
+    bool unrecorded;     /* the index lacks records of what can be found */
     bool io_down, db_down, probing, closing;
     uint32_t read_failures; /* in a row */
     uint64_t bad_told_ns;
@@ -174,15 +175,21 @@ static void probe_start(void *arg)
     bt_ssd_io_submit(s->io, &s->probe);
 }
 
-static void on_db_health(void *arg, const char *why)
+static void rerecord(struct bt_ssd *s);
+
+static void on_db_health(void *arg, const char *why, bool emptied)
 {
     struct bt_ssd *s = arg;
     bool was_up = !s->io_down && !s->db_down;
+    s->unrecorded = s->unrecorded || emptied;
     s->db_down = why != NULL;
     if (why != NULL) {
         count(s->m.write_errors, &s->n.write_errors, 1);
     }
     report(s, was_up, "index", why != NULL ? why : "");
+    if (why == NULL && s->unrecorded) {
+        rerecord(s);
+    }
 }
 
 static void gauges(const struct bt_ssd *s)
@@ -194,23 +201,49 @@ static void gauges(const struct bt_ssd *s)
     }
 }
 
-/* An open file serves on when its name is gone, without a word, until the next start finds none. */
+/* An open file serves on when its name is gone, without a word, until the next start finds none.
+ * One that was cut would fail with each block behind the cut. */
 static void look_for_file(struct bt_ssd *s)
 {
-    struct stat st;
-    if (s->dir != NULL && !s->removed && fstat(s->file.fd, &st) == 0 && st.st_nlink == 0) {
-        s->removed = true;
+    uint64_t bytes = 0;
+    bt_ssd_file_state_t is =
+        s->dir != NULL ? bt_ssd_file_look(&s->file, s->path, &bytes) : BT_SSD_FILE_OK;
+    if (is == BT_SSD_FILE_GONE && !s->removed) {
         BT_WARN("ssd_removed", "path=%s why=%s then=%s", s->path,
-                bt_log_q("its file was removed while the kvstore uses it"),
+                bt_log_q("its file 'blocks' was removed, moved or replaced while the kvstore uses "
+                         "it"),
                 bt_log_q("it is used until the kvstore ends, and its room is taken; what it has is "
-                         "lost then: restart the kvstore to make it anew"));
+                         "lost then, unless it is moved back: restart the kvstore to make it "
+                         "anew"));
     }
+    s->removed = is == BT_SSD_FILE_GONE;
+    if (is == BT_SSD_FILE_CUT && !s->io_down) {
+        BT_WARN("ssd_cut", "path=%s bytes=%llu of=%llu then=%s", s->path, (unsigned long long)bytes,
+                (unsigned long long)bt_ssd_file_off(&s->file, s->file.n_slots),
+                bt_log_q("somebody has shortened its file 'blocks'; it is made as long as it was, "
+                         "and blocks that were behind the cut are misses. Leave that file to the "
+                         "kvstore: kvstore.ssd.bytes says how large it is"));
+        if (bt_ssd_file_mend(&s->file) != BT_OK) {
+            io_failed(s, "mending", "its file was cut and cannot be made longer");
+        }
+    }
+}
+
+/* The database serves on from files without names, too, and then ends with them. */
+static void look_for_index(struct bt_ssd *s)
+{
+    char *path = bt_sprintf("%s/index/CURRENT", s->path);
+    if (s->dir != NULL && !s->db_down && access(path, F_OK) != 0 && errno == ENOENT) {
+        bt_ssd_db_renew(s->db);
+    }
+    free(path);
 }
 
 static void on_tick(void *arg)
 {
     struct bt_ssd *s = arg;
     look_for_file(s);
+    look_for_index(s);
     if (stalled(s)) {
         io_failed(s, "waiting", "the disk does not answer");
     }
@@ -236,6 +269,26 @@ static struct bt_ssd_db_op *db_op(const struct bt_ssd *s, bt_ssd_db_verb_t verb,
     op->e = *e;
     op->tenant = s->c.tenants != NULL ? bt_tenants_tag(s->c.tenants, (uint8_t)e->group) : 0;
     return op;
+}
+
+static void on_rerecorded(void *arg, struct bt_ssd_db_op *op)
+{
+    struct bt_ssd *s = arg;
+    s->unrecorded = s->unrecorded || op->st != BT_OK; /* all again when it takes writes */
+}
+
+/* The index has been emptied under us: all that can be found gets its record again. */
+static void rerecord(struct bt_ssd *s)
+{
+    s->unrecorded = false;
+    for (uint32_t pos = 0; pos < s->file.n_slots; pos++) {
+        if (bt_ssd_dir_is_valid(s->dir, pos)) {
+            struct bt_ssd_db_op *op = db_op(s, BT_SSD_PUT, pos, bt_ssd_dir_entry(s->dir, pos));
+            op->done = on_rerecorded;
+            op->arg = s;
+            bt_ssd_db_submit(s->db, op);
+        }
+    }
 }
 
 static void on_forgotten(void *arg, struct bt_ssd_db_op *op)

@@ -2,6 +2,10 @@
  * A block that is found has the right bytes, always. */
 #include "ssd_child.h"
 
+#include <sys/stat.h>
+
+#include "loop_wait.h"
+
 static struct ssd_fix fix;
 
 static int setup(void **state)
@@ -144,6 +148,86 @@ static void index_that_cannot_be_opened(void **state)
     assert_int_equal(ssd_get(&fix, 2, 0), BT_OK);
 }
 
+static void in_dir(const char *format)
+{
+    char cmd[400];
+    snprintf(cmd, sizeof(cmd), format, fix.dir);
+    assert_int_equal(system(cmd), 0);
+}
+
+static off_t blocks_bytes(void)
+{
+    struct stat st;
+    char path[128];
+    snprintf(path, sizeof(path), "%s/blocks", fix.dir);
+    assert_int_equal(stat(path, &st), 0);
+    return st.st_size;
+}
+
+/* Somebody empties the slab file: what was there is a miss, nothing wrong is served, and what is
+ * written from then on is there after a restart. */
+static void a_file_that_is_cut(void **state)
+{
+    (void)state;
+    for (uint64_t id = 1; id <= 10; id++) {
+        ssd_put(&fix, id);
+    }
+    off_t bytes = blocks_bytes();
+    in_dir("truncate -s 0 '%s/blocks'");
+    SSD_UNTIL(&fix, blocks_bytes() == bytes);
+    assert_true(ssd_stats(&fix).up);
+    for (uint64_t id = 1; id <= 10; id++) {
+        bt_status_t st = ssd_get(&fix, id, 3);
+        assert_true(st == BT_ERR_DATA_LOSS || st == BT_ERR_IO);
+        assert_int_equal(ssd_get(&fix, id, 3), BT_ERR_NOT_FOUND);
+    }
+    for (uint64_t id = 1; id <= 10; id++) {
+        ssd_put(&fix, id);
+    }
+    ssd_reopen(&fix);
+    for (uint64_t id = 1; id <= 10; id++) {
+        assert_int_equal(ssd_get(&fix, id, 3), BT_OK);
+    }
+}
+
+/* Somebody removes the index: what can be found is recorded anew. */
+static void an_index_that_is_removed(void **state)
+{
+    (void)state;
+    for (uint64_t id = 1; id <= 10; id++) {
+        ssd_put(&fix, id);
+    }
+    in_dir("rm -r '%s/index'");
+    SSD_UNTIL(&fix, !ssd_stats(&fix).up);
+    SSD_UNTIL(&fix, ssd_stats(&fix).up);
+    for (uint64_t id = 5; id <= 15; id++) {
+        if (id > 10) {
+            ssd_put(&fix, id);
+        }
+        assert_int_equal(ssd_get(&fix, id, 3), BT_OK);
+    }
+    ssd_reopen(&fix);
+    for (uint64_t id = 1; id <= 15; id++) {
+        assert_int_equal(ssd_get(&fix, id, 3), BT_OK);
+    }
+}
+
+/* Another file has its name: it serves on, and is taken up again once it is moved back. */
+static void a_file_that_is_replaced(void **state)
+{
+    (void)state;
+    ssd_put(&fix, 1);
+    in_dir("cd '%s' && mv blocks away && : > blocks");
+    loop_run_for(fix.loop, 600);
+    ssd_put(&fix, 2);
+    assert_int_equal(ssd_get(&fix, 1, 3), BT_OK);
+    in_dir("cd '%s' && mv away blocks");
+    loop_run_for(fix.loop, 600);
+    ssd_reopen(&fix);
+    assert_int_equal(ssd_get(&fix, 1, 3), BT_OK);
+    assert_int_equal(ssd_get(&fix, 2, 3), BT_OK);
+}
+
 /* ---- kill -9 ---- */
 
 static void kill_at_any_moment(void **state)
@@ -198,6 +282,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_disk_that_does_not_answer, setup, teardown),
         cmocka_unit_test_setup_teardown(a_slow_disk_drops_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(index_that_cannot_be_opened, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_file_that_is_cut, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_index_that_is_removed, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_file_that_is_replaced, setup, teardown),
         cmocka_unit_test(kill_at_any_moment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
