@@ -436,7 +436,8 @@ int main(int argc, char **argv)
         if (c.pin.given != NULL && commands[i].run != ctl_pin) {
             return ctl_usage("that option belongs to pin only", c.pin.given);
         }
-        if (c.arg == NULL && commands[i].arg != NULL && !last) {
+        bool empty = c.arg == NULL || c.arg[0] == '\0'; /* "$ID" of a script that has none */
+        if (empty && commands[i].arg != NULL && !last) {
             return ctl_usage("this command wants an argument", commands[i].arg);
         }
         if (c.arg2 == NULL && commands[i].arg2 != NULL) {

@@ -107,7 +107,8 @@ static bool refuse_unsupported(const json_t *root, struct front_error *e)
     if (front_asked_for(choice) &&
         (!json_is_string(choice) || (strcmp(json_string_value(choice), "none") != 0 &&
                                      strcmp(json_string_value(choice), "auto") != 0))) {
-        return unsupported(e, "tool_choice");
+        return front_fail(e, 400, "tool_choice", "unsupported_parameter",
+                          "'tool_choice' may be 'none' or 'auto': tools are not supported");
     }
     const json_t *format = json_object_get(root, "response_format");
     if (format != NULL && !json_is_null(format)) {
@@ -117,7 +118,10 @@ static bool refuse_unsupported(const json_t *root, struct front_error *e)
                               "'response_format' must be an object with a 'type'");
         }
         if (strcmp(type, "text") != 0) {
-            return unsupported(e, "response_format");
+            return front_fail(e, 400, "response_format", "unsupported_parameter",
+                              "'response_format' of type '%.32s' is not supported; supported is "
+                              "'text'",
+                              type);
         }
     }
     return true;

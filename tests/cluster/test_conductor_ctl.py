@@ -198,7 +198,7 @@ def test_drain(cluster, addr):
 @pytest.mark.parametrize("args", [
     [], ["frobnicate"], ["status", "nodes"], ["status", "-o", "yaml"], ["status", "-o"], ["--addr"],
     ["--addr", "nocolon", "status"], ["blocks", "--limit", "-1"], ["blocks", "--limit", "x"], ["--nope"],
-    ["drain"], ["undrain"], ["explain"], ["explain", "x", "--last"], ["drain", "n1", "--last"],
+    ["drain"], ["undrain"], ["explain"], ["explain", ""], ["explain", "x", "--last"], ["drain", "n1", "--last"],
     ["requests", "x"], ["drain", "n1", "n2"],
 ])
 def test_usage(args):

@@ -113,6 +113,8 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}", 400,
      "response_format"},
     {COMPLETION, "{\"prompt\":\"a\",\"response_format\":\"json\"}", 400, "response_format"},
+    {COMPLETION, /* cut in the middle of a character where it is named */
+     "{\"prompt\":\"a\",\"response_format\":{\"type\":\"a€€€€€€€€€€€€\"}}", 400, "response_format"},
     {COMPLETION, "{\"prompt\":\"a\",\"cache_salt\":\"\"}", 400, "cache_salt"},
     {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"5\":101}}", 400, "logit_bias"},
     {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"2048\":1}}", 400, "logit_bias"},
