@@ -220,6 +220,30 @@ def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
     nothing_lost(a, b)
 
 
+def test_a_lane_is_lost_with_more_under_way_than_can_be_told(peers, machines):
+    """What a receiver has of a flow is told in a bit for each block of its chunks, from the first item that is not
+    whole: here of chunks so long that four items take 32 MiB, more than a message holds. The session ends with that,
+    and ended twice what it should end once."""
+    slow(machines)
+    a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    start(a, b, 1, 8)
+    finish(a, b, 1)
+    blocks, chunk = 8, 1 << 30
+    a.grant(2, 1, blocks * 16, chunk, 2)
+    b.recv(a, 2, 1, blocks * 16, chunk)
+    a.wait("lookup 2")
+    machines[0].cut(1, machines[1])
+    a.say(f"raise 2 {LAYERS}")
+    b.wait("failed 2 ERR_PEER_LOST a: too much is under way")
+    b.wait("quiet 2$")
+    a.wait("send_end 2 ERR_PEER_LOST")
+    b.say("forget 2")
+    a.say("drop 2")
+    machines[0].join(1, machines[1])
+    start(a, b, 3, 8)  # in a session of its own
+    finish(a, b, 3)
+
+
 def test_both_cards_fail(peers, machines):
     """Nothing is left: the flow fails as over one card, and the next one is served."""
     slow(machines)
