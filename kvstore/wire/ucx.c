@@ -108,7 +108,7 @@ static void create(struct bt_wx *x)
     struct bt_wx_ucx *u = bt_calloc(1, sizeof(*u));
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
     x->ucx = u;
-    x->alone_min = BT_UCX_ZCOPY_MIN; /* read from where it lies, and several would be gathered */
+    x->alone_min = BT_UCX_ZCOPY_MIN; /* sent from where it lies, and several would be gathered */
     BT_ASSERT(bt_ucx_datatype(&u->unpacked) == UCS_OK); /* allocates a few bytes */
     u->epfd = epoll_create1(EPOLL_CLOEXEC);
     BT_ASSERT(u->epfd >= 0 && epoll_ctl(u->epfd, EPOLL_CTL_ADD, x->wakefd, &ev) == 0);

@@ -8,6 +8,7 @@
 #include "kvstore/wire/ucx_priv.h"
 
 #define TCP_SEG_SIZE  "512K"
+#define TCP_ZCOPY     "128K" /* BT_UCX_ZCOPY_MIN */
 #define EAGER_MAX_TCP (64u * 1024)
 
 /* What the environment says (UCX_<env>) stays; else ours. UCT's keys go without their transport's
@@ -53,18 +54,22 @@ static bool configure_all(struct bt_wx *x, uint32_t card, ucp_config_t *c, char 
         BT_WARN("wire_net_devices", "interface=%s detail=%s", k->ifname,
                 bt_log_q("UCX_NET_DEVICES overrides the interface of kvstore.wire.listen"));
     }
+    bool may = bt_ucx_may_send_from_memory();
+    if (!may) {
+        BT_WARN("wire_copies", "interface=%s ucx=%s detail=%s", k->ifname, ucp_get_version_string(),
+                bt_log_q("this version of UCX is not known to be safe without a copy of each "
+                         "segment: KV over TCP is slower"));
+    }
     return configure(c, "NET_DEVICES", "NET_DEVICES", k->ifname, err, err_cap) &&
            configure(c, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
            configure(c, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
            /* Else connecting to a card that does not answer stops the transfer thread for minutes.
             */
            configure(c, "TCP_CONN_NB", "CONN_NB", "y", err, err_cap) &&
-           /* Never from where the bytes lie. When writing is what learns of a connection's end (the
-            * peer's reset met a message half sent, and something else was there to read),
-            * UCX 1.13.1 completes such a message twice (tcp_ep.c: uct_tcp_ep_sendv behind
-            * uct_tcp_ep_purge): an assertion that ends the process, or another message completed in
-            * its place. And an eager one takes its header from a pool that is never given back. */
-           configure(c, "ZCOPY_THRESH", "ZCOPY_THRESH", "inf", err, err_cap) &&
+           /* Above EAGER_MAX_TCP: an eager message sent without a copy takes its header from a pool
+            * that UCX 1.13.1 never gives back (each session left 1.4 MB); one by rendezvous does
+            * not. */
+           configure(c, "ZCOPY_THRESH", "ZCOPY_THRESH", may ? TCP_ZCOPY : "inf", err, err_cap) &&
            configure(c, "TCP_AF_PRIO", "AF_PRIO", k->ipv6 ? "inet6" : "inet", err, err_cap);
 }
 

@@ -1,5 +1,6 @@
 /* The transfer thread over UCX: what ucx.c (its loop), ucx_lane.c (workers and endpoints),
- * ucx_msg.c (messages of segments) and ucx_context.c (set-up) share. */
+ * ucx_msg.c (messages of segments), ucx_socket.c (how TCP is written) and ucx_context.c (set-up)
+ * share. */
 #ifndef BT_KVSTORE_WIRE_UCX_PRIV_H
 #define BT_KVSTORE_WIRE_UCX_PRIV_H
 
@@ -7,7 +8,8 @@
 
 #include "kvstore/wire/xfer_priv.h"
 
-/* RDMA: a run of so many bytes or more is read from where it lies. */
+/* A run of so many bytes or more is sent (RDMA: read) from where it lies; ucx_context.c tells UCX
+ * so. */
 #define BT_UCX_ZCOPY_MIN (128u << 10)
 
 struct bt_wx_ucx {
@@ -40,6 +42,11 @@ struct bt_wx_ucx_lane {
 
 /* ---- ucx_context.c, control thread ---- */
 bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap);
+
+/* ---- ucx_socket.c ---- */
+/* Whether UCX over TCP is safe with messages that are not copied first: it is a version that is
+ * known, and writes them by our function. */
+bool bt_ucx_may_send_from_memory(void);
 
 /* ---- ucx_lane.c ---- */
 void bt_ucx_lane_open(struct bt_wx_lane *l);

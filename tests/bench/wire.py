@@ -37,8 +37,7 @@ SEGMENTS = (1024, 256, 64, 16)  # KiB
 WINDOW = 4 << 20  # bytes in flight, as kvstore.wire.bytes_in_flight_max is by default
 UCX_AM = os.path.join(ROOT, os.environ.get("BUILD", "build"), "tests", "tools", "ucx_am")
 PERFTEST = os.environ.get("UCX_PERFTEST") or shutil.which("ucx_perftest")
-# As kvstore/wire/ucx_context.c sets it, but for zero copy, which UCX alone may use: it is faster, and no connection
-# breaks here (see there). ucx_perftest is also run with UCX's own choices, and either polling all the time
+# As kvstore/wire/ucx_context.c sets it. ucx_perftest is also run with UCX's own choices, and either polling all the time
 # (which two processes cannot on two cores that others use as well) or sleeping as we do: the best counts.
 OURS = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", "UCX_TCP_TX_SEG_SIZE": "512K", "UCX_TCP_RX_SEG_SIZE": "512K",
         "UCX_RNDV_SCHEME": "get_zcopy", "UCX_ZCOPY_THRESH": "128K"}

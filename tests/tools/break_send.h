@@ -1,7 +1,8 @@
-/* A connection that breaks while a message of UCX's is half sent: this program's send() and
- * sendmsg() instead of libc's, also for the libraries it is linked with. When told, the transfer
- * thread's next call for a socket whose last call could not send everything fails, as if the peer
- * had reset the connection just then. In life the thread mostly reads first, and so learns of the
+/* A connection that breaks while UCX writes: this program's send() and sendmsg() instead of libc's,
+ * also for the libraries it is linked with. When told, a call of the transfer thread's fails: the
+ * next for a socket whose last call could not send everything, as if the peer had reset the
+ * connection just then, or the next of sendmsg() for whatever socket, which is none the worse for
+ * it, as if the kernel had no memory. In life the thread mostly reads first, and so learns of the
  * end by reading; that writing is the first to learn of it takes luck. Other threads (gRPC's) are
  * left alone. */
 #ifndef TESTS_TOOLS_BREAK_SEND_H
@@ -15,8 +16,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+typedef enum { SNAP_NOT, SNAP_HALF_SENT, SNAP_NEXT } snap_what_t;
+
 static struct {
-    _Atomic bool armed;
+    _Atomic snap_what_t armed;
     _Atomic uint32_t breaks;
     int half_sent; /* a socket; of the transfer thread alone */
 } snap = {.half_sent = -1};
@@ -33,14 +36,18 @@ static inline bool snap_is_mine(void)
 }
 
 /* Whether the call is to fail. */
-static inline bool snap_now(int fd)
+static inline bool snap_now(int fd, snap_what_t what)
 {
-    if (!snap_is_mine() || fd != snap.half_sent || !atomic_exchange(&snap.armed, false)) {
+    snap_what_t want = what;
+    if (!snap_is_mine() || (what == SNAP_HALF_SENT && fd != snap.half_sent) ||
+        !atomic_compare_exchange_strong(&snap.armed, &want, SNAP_NOT)) {
         return false;
     }
-    shutdown(fd, SHUT_RDWR);
     atomic_fetch_add(&snap.breaks, 1);
-    errno = ECONNRESET;
+    if (what == SNAP_HALF_SENT) {
+        shutdown(fd, SHUT_RDWR);
+    }
+    errno = what == SNAP_HALF_SENT ? ECONNRESET : ENOBUFS;
     return true;
 }
 
@@ -59,7 +66,7 @@ static inline void snap_sent(int fd, ssize_t n, size_t len)
 
 ssize_t send(int fd, const void *buf, size_t len, int flags)
 {
-    if (snap_now(fd)) {
+    if (snap_now(fd, SNAP_HALF_SENT)) {
         return -1;
     }
     ssize_t n = syscall(SYS_sendto, fd, buf, len, flags, NULL, 0); /* sets errno */
@@ -70,7 +77,7 @@ ssize_t send(int fd, const void *buf, size_t len, int flags)
 ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
 {
     size_t len = 0;
-    if (snap_now(fd)) {
+    if (snap_now(fd, SNAP_HALF_SENT) || snap_now(fd, SNAP_NEXT)) {
         return -1;
     }
     for (size_t i = 0; i < msg->msg_iovlen; i++) {

@@ -802,7 +802,7 @@ static void command(const char *line)
     } else if (strcmp(word, "flipseed") == 0) {
         flip.state = strtoull(rest, NULL, 10);
     } else if (strcmp(word, "break") == 0) {
-        snap.armed = atoi(rest) != 0;
+        snap.armed = (snap_what_t)atoi(rest);
     } else if (strcmp(word, "breaks") == 0) {
         say("breaks %u", snap.breaks);
     } else if (strcmp(word, "usage") == 0) {
