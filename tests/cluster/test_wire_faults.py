@@ -44,7 +44,8 @@ class Background:
         b.say(f"storm c {c.addr} {c.inc} 100000 {n} 256 64 33 1")
 
     def finish(self):
-        self.b.wait(rf"storm done={self.n} failed=0", 60, self.after)
+        m = self.b.wait(r"storm done=(\d+) failed=(\d+)", 60, self.after)  # said at its end
+        assert (int(m[1]), int(m[2])) == (self.n, 0), [line for line in self.b.lines if line.startswith("failed ")]
 
 
 def start_flow(a, b, req, raised, **kw):
