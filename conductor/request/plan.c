@@ -62,37 +62,53 @@ static uint64_t left_ms_of(const struct bt_request *r, uint64_t now_ns)
     return due > now_ns ? BT_DIV_UP(due - now_ns, 1000000) : 1;
 }
 
-/* n_tokens: all of the prompt, or whole blocks of its beginning. */
-static void send_reserve(struct bt_lane *k, struct bt_session *kv, Baton__GrantRole role,
-                         uint32_t n_tokens, const struct bt_session *peer, bool keep,
-                         uint64_t left_ms, const struct bt_sources *from,
-                         double recompute_tokens_per_s)
+/* Reserves n_tokens (all of the prompt, or whole blocks of its beginning) at kv. v has what is of
+ * its role; what all reservations of the lane have is filled in here. */
+static void send_reserve(struct bt_lane *k, struct bt_session *kv, uint32_t n_tokens,
+                         uint64_t left_ms, Baton__Reserve *v)
+{
+    v->request = k->id;
+    v->epoch = k->epoch;
+    v->keys.data = (uint8_t *)k->keys;
+    v->keys.len = (size_t)(n_tokens / k->r->rs->conf.block_tokens) * sizeof(*k->keys);
+    v->n_tokens = n_tokens;
+    v->no_cache = k->r->spec.no_cache;
+    v->tenant = k->r->spec.tenant != NULL ? k->r->spec.tenant : (char *)"";
+    v->left_ms = left_ms;
+    Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
+    m.m_case = BATON__TO_KVSTORE__M_RESERVE;
+    m.reserve = v;
+    (void)bt_session_send_kvstore(kv, &m);
+}
+
+/* Only the prefill side fetches: the decode side gets all of it by the hand-off, whose prefix
+ * leaves as soon as it is there. */
+static void reserve_prefill(struct bt_lane *k, struct bt_flight *f, uint32_t n_tokens,
+                            uint64_t left_ms, const struct bt_sources *from,
+                            double recompute_tokens_per_s)
 {
     Baton__Reserve v = BATON__RESERVE__INIT;
     Baton__Source source[BT_SOURCES_MAX], *sources[BT_SOURCES_MAX];
-    v.request = k->id;
-    v.epoch = k->epoch;
-    v.role = role;
-    v.keys.data = (uint8_t *)k->keys;
-    v.keys.len = (size_t)(n_tokens / k->r->rs->conf.block_tokens) * sizeof(*k->keys);
-    v.n_tokens = n_tokens;
-    v.streams = role == BATON__GRANT_ROLE__WRITE && n_tokens < k->n_tokens;
-    v.keep = keep;
-    v.no_cache = k->r->spec.no_cache;
-    v.tenant = k->r->spec.tenant != NULL ? k->r->spec.tenant : (char *)"";
-    v.left_ms = left_ms;
-    if (peer != NULL) {
-        v.peer = peer->member->name;
-        v.peer_rpc = peer->member->rpc;
-        v.peer_incarnation = peer->member->incarnation;
-    }
-    v.sources = sources;
+    v.role = BATON__GRANT_ROLE__WRITE;
+    v.keep = true;
+    v.streams = n_tokens < k->n_tokens;
     v.prefill_tokens_per_s = recompute_tokens_per_s;
-    v.n_sources = from != NULL ? bt_sources_pack(from, source, sources) : 0;
-    Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
-    m.m_case = BATON__TO_KVSTORE__M_RESERVE;
-    m.reserve = &v;
-    (void)bt_session_send_kvstore(kv, &m);
+    v.sources = sources;
+    v.n_sources = bt_sources_pack(from, source, sources);
+    send_reserve(k, f->kv_prefill, n_tokens, left_ms, &v);
+}
+
+static void reserve_decode(struct bt_lane *k, struct bt_flight *f, uint32_t n_tokens,
+                           uint64_t left_ms, bool keep)
+{
+    const Baton__Member *peer = f->kv_prefill->member;
+    Baton__Reserve v = BATON__RESERVE__INIT;
+    v.role = BATON__GRANT_ROLE__RECEIVE;
+    v.keep = keep;
+    v.peer = peer->name;
+    v.peer_rpc = peer->rpc;
+    v.peer_incarnation = peer->incarnation;
+    send_reserve(k, f->kv_decode, n_tokens, left_ms, &v);
 }
 
 static void fill_sampling(const struct bt_lane *k, Baton__Sampling *s)
@@ -151,14 +167,10 @@ static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, const stru
                    double recompute_tokens_per_s, uint64_t now_ns)
 {
     uint64_t left_ms = left_ms_of(k->r, now_ns);
-    /* Only the prefill side fetches: the decode side gets all of it by the hand-off, whose prefix
-     * leaves as soon as it is there. */
     uint32_t n = f->plan.grant_tokens != 0 ? f->plan.grant_tokens : k->n_tokens;
-    send_reserve(k, f->kv_prefill, BATON__GRANT_ROLE__WRITE, n, NULL, true, left_ms, from,
-                 recompute_tokens_per_s);
+    reserve_prefill(k, f, n, left_ms, from, recompute_tokens_per_s);
     if (!f->same_kv) {
-        send_reserve(k, f->kv_decode, BATON__GRANT_ROLE__RECEIVE, n, f->kv_prefill, keep, left_ms,
-                     NULL, 0);
+        reserve_decode(k, f, n, left_ms, keep);
     }
     if (f->both) {
         send_submit(k, f->decode, BATON__PHASES__BOTH, left_ms);
