@@ -183,6 +183,27 @@ static inline double sample_cases_value(const struct sample_cases *c, uint32_t i
            (p->temperature > 0 ? log(-log(u)) : 0);
 }
 
+/* Is it the host's token of case i with a top_p that differs in the last bits? Where two tokens have
+ * half of the mass each, half of it is one token or two. l: room for a row. */
+static inline bool sample_cases_cut(const struct sample_cases *c, uint32_t i, uint32_t token,
+                                    const struct bt_sampler_row *row, struct bt_sampler *s,
+                                    float *l)
+{
+    bool same = false;
+    for (int up = 0; !same && c->params[i].top_p < 1 && up < 2; up++) {
+        struct bt_engine_params p = c->params[i];
+        struct bt_sampler_row r = *row;
+        struct bt_engine_out o = {0};
+        p.top_p = BT_MIN(p.top_p * (up ? 1 + 1e-6f : 1 - 1e-6f), 1.0f);
+        r.params = &p;
+        r.logits = l;
+        memcpy(l, c->logits + (size_t)i * c->vocab, c->vocab * sizeof(float));
+        bt_sampler_run(s, &r, &o);
+        same = o.token == token;
+    }
+    return same;
+}
+
 /* Holds out[i] against the host's sampler. *near_p counts other tokens that are as good but for the
  * last bits. Returns how many cases are wrong, and prints them. */
 static inline uint32_t sample_cases_check(struct sample_cases *c, const struct bt_cu_drawn *out,
@@ -211,7 +232,8 @@ static inline uint32_t sample_cases_check(struct sample_cases *c, const struct b
         if (!what && !same) {
             double a = sample_cases_value(c, i, l, d->token),
                    b = sample_cases_value(c, i, l, o.token);
-            bool tie = fabs(a - b) < 1e-5 * (1 + fabs(b));
+            bool tie = fabs(a - b) < 1e-5 * (1 + fabs(b)) ||
+                       sample_cases_cut(c, i, d->token, &r, s, l);
             *near_p += tie;
             what = tie ? NULL : "token";
         }
