@@ -162,9 +162,10 @@ cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, v
 }
 cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
                             const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
-                            bool add, cudaStream_t s)
+                            bool add, uint32_t proposals, cudaStream_t s)
 {
     (void)layers;
+    (void)proposals;
     return m > 1 ? cudaSuccess : bt_cu_gemm_run(g, w[0], a, y, m, n, k, bf16, add, s);
 }
 

@@ -91,7 +91,7 @@ int main(void)
         for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
             b.m = rows[r];
             CHECK(bt_cu_gemm_tune(b.g, (const void *const *)b.w, COPIES, b.x, b.y, b.m, b.n, b.k,
-                                  false, false, b.s));
+                                  false, false, BT_CU_GEMM_PROPOSALS, b.s));
             float other = replay(&b, -1), own = 1e9f;
             for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
                 float us = bt_cu_skinny_fits(way, b.m, b.n, b.k) ? replay(&b, (int)way) : own;

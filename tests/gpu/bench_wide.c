@@ -152,7 +152,7 @@ int main(int argc, char **argv)
             float us[2][2][2]; /* turn; cuBLASLt, own; first, then */
             b.m = b.append.n = all[r];
             CHECK(bt_cu_gemm_tune(b.g, (const void *const *)b.w, COPIES, b.x, b.y, b.m, b.n, b.k,
-                                  i == GATE_UP, false, b.s));
+                                  i == GATE_UP, false, BT_CU_GEMM_PROPOSALS, b.s));
             for (int t = 0; t < 4; t++) {
                 measure(&b, t % 2, &us[t / 2][t % 2][0], &us[t / 2][t % 2][1]);
             }

@@ -183,8 +183,8 @@ static inline double sample_cases_value(const struct sample_cases *c, uint32_t i
            (p->temperature > 0 ? log(-log(u)) : 0);
 }
 
-/* Is it the host's token of case i with a top_p that differs in the last bits? Where two tokens have
- * half of the mass each, half of it is one token or two. l: room for a row. */
+/* Is it the host's token of case i with a top_p that differs in the last bits? Where two tokens
+ * have half of the mass each, half of it is one token or two. l: room for a row. */
 static inline bool sample_cases_cut(const struct sample_cases *c, uint32_t i, uint32_t token,
                                     const struct bt_sampler_row *row, struct bt_sampler *s,
                                     float *l)
@@ -232,8 +232,8 @@ static inline uint32_t sample_cases_check(struct sample_cases *c, const struct b
         if (!what && !same) {
             double a = sample_cases_value(c, i, l, d->token),
                    b = sample_cases_value(c, i, l, o.token);
-            bool tie = fabs(a - b) < 1e-5 * (1 + fabs(b)) ||
-                       sample_cases_cut(c, i, d->token, &r, s, l);
+            bool tie =
+                fabs(a - b) < 1e-5 * (1 + fabs(b)) || sample_cases_cut(c, i, d->token, &r, s, l);
             *near_p += tie;
             what = tie ? NULL : "token";
         }

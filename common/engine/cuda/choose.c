@@ -9,43 +9,66 @@
 
 /* ---- cuBLASLt ---- */
 
-/* Algorithms by timing for the batches of decode graphs and for whole chunks. */
-static bt_status_t tune(struct bt_engine *e)
+struct tuning {
+    struct bt_cu_products of;
+    const void *w[4][8]; /* weights of some layers */
+    uint32_t layers;
+};
+
+static bt_status_t tune_layer(struct bt_engine *e, const struct tuning *t, uint32_t m,
+                              uint32_t proposals)
+{
+    for (int p = 0; p < 4; p++) {
+        uint32_t n = t->of.n[p], k = t->of.k[p];
+        if (!bt_cu_gemv_fits(m, n, k)) {
+            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, t->w[p], t->layers, e->a, t->of.y[p], m, n, k,
+                                         p == 2, p % 2 == 1, proposals, e->compute));
+        }
+    }
+    return BT_OK;
+}
+
+static bt_status_t tune_head(struct bt_engine *e, uint32_t m)
 {
     const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_products l = bt_cu_layer_products(e);
-    uint32_t layers = BT_MIN(c->layers, 8u);
-    const void *w[4][8];
-    for (uint32_t i = 0; i < layers; i++) {
+    const void *head = e->model.lm_head;
+    if (!bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
+        BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->a, e->logits, m, c->vocab, c->hidden,
+                                     false, false, BT_CU_GEMM_PROPOSALS, e->compute));
+    }
+    return BT_OK;
+}
+
+/* Algorithms by timing: for the batches of decode graphs in powers of two, for whole chunks, and
+ * among a few for each size between where tiles are few: cuBLASLt's first proposal for 448 rows
+ * took a fifth longer than the one for 512. */
+static bt_status_t tune(struct bt_engine *e)
+{
+    enum { FEW = 8 };
+    const struct bt_model_config *c = &e->model.config;
+    struct tuning t = {.of = bt_cu_layer_products(e), .layers = BT_MIN(c->layers, 8u)};
+    for (uint32_t i = 0; i < t.layers; i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
         const void *of_layer[4] = {y->qkv, y->o, y->gate_up, y->down};
         for (int p = 0; p < 4; p++) {
-            w[p][i] = of_layer[p];
+            t.w[p][i] = of_layer[p];
         }
     }
-    uint32_t rows = BT_MAX(e->host.info.max_rows, e->max_batch);
+    uint32_t most = e->host.info.max_rows, rows = BT_MAX(most, e->max_batch);
+    uint32_t graphs = BT_MIN(e->max_batch, (uint32_t)BT_CU_GRAPH_MAX);
     size_t in = (size_t)rows * BT_MAX(c->hidden, c->intermediate);
     BT_CU_TRY(e, bt_cu_dummy_bf16(e->a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
-    for (uint32_t m = 1;; m *= 2) {
-        bool chunk = m > BT_MIN(e->max_batch, (uint32_t)BT_CU_GRAPH_MAX);
-        uint32_t now = chunk ? e->host.info.max_rows : m;
-        for (int p = 0; p < 4; p++) {
-            if (bt_cu_gemv_fits(now, l.n[p], l.k[p])) {
-                continue;
-            }
-            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, w[p], layers, e->a, l.y[p], now, l.n[p], l.k[p],
-                                         p == 2, p % 2 == 1, e->compute));
-        }
-        if (chunk) {
-            return BT_OK;
-        }
-        const void *head = e->model.lm_head;
-        if (bt_cu_gemv_fits(now, c->vocab, c->hidden)) {
-            continue;
-        }
-        BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->a, e->logits, now, c->vocab, c->hidden,
-                                     false, false, e->compute));
+    bt_status_t st = BT_OK;
+    for (uint32_t m = 1; st == BT_OK && m <= graphs; m *= 2) {
+        st = tune_layer(e, &t, m, BT_CU_GEMM_PROPOSALS);
+        st = st == BT_OK ? tune_head(e, m) : st;
     }
+    for (uint32_t m = BT_CU_SKINNY_ROWS + BT_CU_CLOSE_STEP;
+         st == BT_OK && m <= BT_MIN(rows, BT_CU_CLOSE_ROWS); m += BT_CU_CLOSE_STEP) {
+        bool done = m <= graphs && (m & (m - 1)) == 0;
+        st = done ? BT_OK : tune_layer(e, &t, m, FEW);
+    }
+    return st == BT_OK ? tune_layer(e, &t, most, BT_CU_GEMM_PROPOSALS) : st;
 }
 
 /* Runs each product once for each number of rows that has an algorithm of its own, so that no step
@@ -251,15 +274,21 @@ static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
     return st;
 }
 
-/* Halves the rows for as long as wide.h is not slower. */
-static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, cudaEvent_t *ev)
+static bool wide_fits(const struct bt_engine *e, enum bt_cu_wide what, uint32_t m)
 {
-    trial_fn *trial = what == BT_CU_WIDE_QKV ? trial_qkv : trial_mlp;
     const struct bt_cu_products p = bt_cu_layer_products(e);
-    uint32_t best = UINT32_MAX, is = what == BT_CU_WIDE_QKV ? 0 : 2, n = p.n[is], k = p.k[is];
+    int is = what == BT_CU_WIDE_QKV ? 0 : 2;
+    return bt_cu_wide_fits(m, p.n[is], p.k[is]);
+}
+
+/* Many rows: halves them for as long as wide.h is not slower. */
+static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, trial_fn *trial,
+                                  cudaEvent_t *ev)
+{
+    uint32_t best = UINT32_MAX;
     float ms[2] = {0, 0}, heat = 250;
-    for (uint32_t m = e->host.info.max_rows; ms[1] <= ms[0] && m > 0; m /= 2) {
-        if (!bt_cu_wide_fits(m, n, k)) {
+    for (uint32_t m = e->host.info.max_rows; ms[1] <= ms[0] && m > BT_CU_CLOSE_ROWS; m /= 2) {
+        if (!wide_fits(e, what, m)) {
             continue;
         }
         for (int own = 0; own < 2; own++) {
@@ -273,6 +302,26 @@ static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, cud
         heat = 60; /* it is hot by now */
     }
     e->wide_from[what] = best;
+    return BT_OK;
+}
+
+/* Fewer rows: each size by itself. */
+static bt_status_t find_wide_at(struct bt_engine *e, enum bt_cu_wide what, trial_fn *trial,
+                                cudaEvent_t *ev)
+{
+    uint32_t most = BT_MIN(e->host.info.max_rows, BT_CU_CLOSE_ROWS);
+    for (uint32_t m = BT_CU_SKINNY_ROWS + BT_CU_CLOSE_STEP; m <= most; m += BT_CU_CLOSE_STEP) {
+        bool *at = &e->wide_at[what][m / BT_CU_CLOSE_STEP];
+        float ms[2] = {0, 0};
+        for (int own = 0; own < 2 && wide_fits(e, what, m); own++) {
+            *at = own;
+            bt_status_t st = time_trial(e, trial, m, ev, &ms[own]);
+            if (st != BT_OK) {
+                return st;
+            }
+        }
+        *at = ms[1] < ms[0] * 0.995f;
+    }
     return BT_OK;
 }
 
@@ -305,8 +354,10 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
     }
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "inputs");
     for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
+        trial_fn *trial = i == BT_CU_WIDE_QKV ? trial_qkv : trial_mlp;
         if (i != BT_CU_WIDE_QKV || !e->e4m3) {
-            st = find_wide_from(e, (enum bt_cu_wide)i, ev);
+            st = find_wide_from(e, (enum bt_cu_wide)i, trial, ev);
+            st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trial, ev) : st;
         }
     }
     for (int i = 0; i < 2; i++) {

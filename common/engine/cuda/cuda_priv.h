@@ -17,7 +17,7 @@
 
 #define BT_CU_STAGING   4  /* steps whose inputs may be on their way */
 #define BT_CU_RESULTS   8  /* samples whose results may be on their way */
-#define BT_CU_BUCKETS   12 /* decode graphs for 1, 2, 4, ... sequences */
+#define BT_CU_BUCKETS   14 /* decode graphs for 1, 2, 4, ... 128, 192, 256, ... 512 sequences */
 #define BT_CU_GRAPH_MAX 512
 
 /* Products that wide.h may take from cuBLASLt. */
@@ -83,7 +83,10 @@ struct bt_engine {
     struct bt_cu_model model;
     int device;
     struct bt_cu_gemm *gemm;
-    uint32_t wide_from[BT_CU_WIDES]; /* rows from which wide.h takes these; UINT32_MAX: none */
+    /* What wide.h takes: by rows in steps of BT_CU_CLOSE_STEP up to BT_CU_CLOSE_ROWS, and beyond
+     * from how many rows on (UINT32_MAX: none). */
+    bool wide_at[BT_CU_WIDES][BT_CU_CLOSE_ROWS / BT_CU_CLOSE_STEP + 1];
+    uint32_t wide_from[BT_CU_WIDES];
     struct bt_attn *attn;
     struct bt_attn_pool pool;
     cudaStream_t compute, store, load;

@@ -6,10 +6,9 @@
 #include <string.h>
 
 #define WORKSPACE (64u << 20)
-#define SHAPES    4096 /* open addressing; some 150 numbers of rows for each product */
-#define PROPOSALS 32
-#define OWN       8 /* products that may have a way of skinny.h */
-#define WIDTHS    8 /* rows 1, 2, up to 4, 8, ... 128 */
+#define SHAPES    4096 /* open addressing; some 80 numbers of rows for each product */
+#define OWN       8    /* products that may have a way of skinny.h */
+#define WIDTHS    8    /* rows 1, 2, up to 4, 8, ... 128 */
 
 struct shape {
     uint32_t m, n, k;
@@ -146,7 +145,11 @@ static cublasStatus_t run(struct bt_cu_gemm *g, const struct plan *p, const void
  * it then proposes, takes 0.3 to 3 ms, and a step's rows are another number each time. */
 uint32_t bt_cu_gemm_bucket(uint32_t m)
 {
-    uint32_t step = m <= 16 ? 1 : m <= 512 ? 8 : m <= 2048 ? 32 : m <= 4096 ? 128 : 512;
+    uint32_t step = m <= 16                  ? 1
+                    : m <= BT_CU_SKINNY_ROWS ? 8
+                    : m <= BT_CU_CLOSE_ROWS  ? BT_CU_CLOSE_STEP
+                    : m <= 4096              ? 128
+                                             : 512;
     return (m + step - 1) / step * step;
 }
 
@@ -240,27 +243,27 @@ static int fastest(struct bt_cu_gemm *g, const struct plan *p, const struct tune
 
 cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
                             const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
-                            bool add, cudaStream_t s)
+                            bool add, uint32_t proposals, cudaStream_t s)
 {
     struct plan p;
-    cublasLtMatmulHeuristicResult_t proposals[PROPOSALS];
+    cublasLtMatmulHeuristicResult_t proposed[BT_CU_GEMM_PROPOSALS];
     const struct tuned t = {w, layers, a, y, add};
     cudaEvent_t ev[2];
     int found = 0;
     if (!plan_open(&p, m, n, k, bf16)) {
         return cudaErrorUnknown;
     }
-    if (cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, PROPOSALS,
-                                       proposals, &found) != CUBLAS_STATUS_SUCCESS ||
+    if (cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, (int)proposals,
+                                       proposed, &found) != CUBLAS_STATUS_SUCCESS ||
         cudaEventCreate(&ev[0]) != cudaSuccess) {
         plan_close(&p);
         return cudaErrorUnknown;
     }
     cudaError_t e = cudaEventCreate(&ev[1]);
-    int best = e == cudaSuccess ? fastest(g, &p, &t, proposals, found, ev, s) : -1;
+    int best = e == cudaSuccess ? fastest(g, &p, &t, proposed, found, ev, s) : -1;
     if (best >= 0) {
         *find(g, m, n, k, bf16, add) =
-            (struct shape){m, n, k, bf16, add, true, proposals[best].algo};
+            (struct shape){m, n, k, bf16, add, true, proposed[best].algo};
     }
     cudaEventDestroy(ev[0]);
     if (e == cudaSuccess) {

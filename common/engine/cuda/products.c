@@ -28,6 +28,12 @@ bt_status_t bt_cu_product(struct bt_engine *e, const void *w, const void *a, voi
     return BT_OK;
 }
 
+static bool takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t n)
+{
+    return n <= BT_CU_CLOSE_ROWS ? e->wide_at[what][BT_DIV_UP(n, BT_CU_CLOSE_STEP)]
+                                 : n >= e->wide_from[what];
+}
+
 /* a -> queries in e->q, keys and values in their pages */
 bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n,
                       const struct bt_cu_inputs *in, uint32_t layer_row)
@@ -54,7 +60,7 @@ bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
                                    .page_tokens = e->host.info.layout.page_tokens,
                                    .table_stride = e->host.max_pages_of_slot,
                                    .eps = c->norm_eps};
-    if (n >= e->wide_from[BT_CU_WIDE_QKV]) {
+    if (takes_wide(e, BT_CU_WIDE_QKV, n)) {
         BT_CU_TRY(e, bt_cu_wide_append(y->qkv, e->a, c->hidden, &a, e->compute));
         return BT_OK;
     }
@@ -74,7 +80,7 @@ bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
     uint32_t wide = 2 * c->intermediate;
     int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, BT_CU_SKINNY_SWIGLU);
     void *h = e->a;
-    if (n >= e->wide_from[BT_CU_WIDE_GATE_UP]) {
+    if (takes_wide(e, BT_CU_WIDE_GATE_UP, n)) {
         h = e->gu;
         BT_CU_TRY(e, bt_cu_wide_swiglu(y->gate_up, e->a, h, n, wide, c->hidden, e->compute));
     } else if (way >= 0) {

@@ -1,7 +1,7 @@
 /* One forward step on the device: ragged rows of prompt chunks and single tokens over paged KV.
- * Steps of single tokens alone are replayed as CUDA graphs, one per power-of-two batch; others are
- * launched kernel by kernel, with the flows' events between the layers. Owner thread: the
- * engine's. Nothing here waits for the device, but for staging memory of a step long past. */
+ * Steps of single tokens alone are replayed as CUDA graphs, one per size of batch (bucket_of);
+ * others are launched kernel by kernel, with the flows' events between the layers. Owner thread:
+ * the engine's. Nothing here waits for the device, but for staging memory of a step long past. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -251,6 +251,21 @@ static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_b
 
 /* ---- a step ---- */
 
+/* How many sequences the graph for n has. Up to 128 a product costs its weights' bytes, so that few
+ * sizes do; beyond, each row costs. */
+static uint32_t bucket_of(uint32_t n, int *index_p)
+{
+    enum { STEP = 64 };
+    uint32_t bucket = 1;
+    int index = 0;
+    while (bucket < n) {
+        bucket += bucket < BT_CU_SKINNY_ROWS ? bucket : STEP;
+        index++;
+    }
+    *index_p = index;
+    return bucket;
+}
+
 /* A graph for `bucket` single tokens, captured at its first use. */
 static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
 {
@@ -323,12 +338,8 @@ static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b,
     struct bt_cu_layout l;
     bt_status_t st;
     if (decode_only(e, b)) {
-        uint32_t bucket = 1;
-        int index = 0;
-        for (; bucket < b->n_rows; bucket *= 2) {
-            index++;
-        }
-        bucket = BT_MIN(bucket, e->max_batch);
+        int index;
+        uint32_t bucket = BT_MIN(bucket_of(b->n_rows, &index), e->max_batch);
         l = bt_cu_lay_out(bucket, bucket, bucket, 0, 0);
         st = graph_for(e, bucket, index);
         st = st == BT_OK ? send_inputs(e, b, &l, t) : st;
