@@ -80,7 +80,8 @@ void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
     /* Each of these puts the gaps into another order: the first one is looked at before. */
     bool landing = first_plan(k) && f->plan.landing_ms > 0 && choice == k->first;
     if (landing && f->decode != NULL) {
-        bt_sched_learn_landing(&f->decode->learned, f->plan.landing_ms, c->gaps_ms[0]);
+        bt_sched_learn_landing(&f->decode->learned, f->plan.step_ms, f->plan.landing_ms,
+                               c->gaps_ms[0]);
     }
     double others = bt_sched_tbt_of(c->gaps_ms + landing, c->n_gaps - landing);
     double actual = bt_sched_tbt_of(c->gaps_ms, c->n_gaps);
@@ -91,6 +92,6 @@ void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
     }
     bt_metric_observe(k->r->rs->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
     if (f->decode != NULL) {
-        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, others);
+        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, c->n_gaps - landing, others);
     }
 }

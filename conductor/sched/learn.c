@@ -84,7 +84,19 @@ double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms)
     return l->stall_ms + (l->tail > 0 ? l->tail : 1) * step_ms;
 }
 
-void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms)
+/* The longest of n gaps lies so much of the way from the step to the longest tenth's mean. */
+static double share_of(uint32_t n_gaps)
+{
+    return BT_MIN(n_gaps / 10.0, 1);
+}
+
+static double longest(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps)
+{
+    return step_ms + share_of(n_gaps) * (bt_sched_learned_gap(l, step_ms) - step_ms);
+}
+
+void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
+                        double actual_ms)
 {
     if (!(step_ms > 0) || !(actual_ms > 0)) {
         return;
@@ -94,31 +106,40 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actua
         l->tail = 1;
         return;
     }
-    double by = rate(l->n_tbt), predicted = bt_sched_learned_gap(l, step_ms);
-    double miss = gain(l->n_tbt) * log(actual_ms / predicted), share = l->stall_ms / predicted;
-    miss = BT_MAX(BT_MIN(miss, by), -by);
+    double by = rate(l->n_tbt), predicted = longest(l, step_ms, n_gaps);
+    double miss = gain(l->n_tbt) * log(actual_ms / predicted);
+    double share = l->stall_ms / bt_sched_learned_gap(l, step_ms);
+    miss = share_of(n_gaps) * BT_MAX(BT_MIN(miss, by), -by);
     l->stall_ms = BT_MAX(l->stall_ms, STALL_MIN) * exp(miss * BT_MAX(share, 0.05));
     l->tail *= exp(miss * BT_MAX(1 - share, 0.05));
     l->tail = BT_MIN(BT_MAX(l->tail, TAIL_MIN), TAIL_MAX);
 }
 
-void bt_sched_learn_landing(struct bt_sched_learned *l, double steps_ms, double actual_ms)
+static int had_rows(double step_ms, double steps_ms)
 {
+    return steps_ms > step_ms ? 1 : 0;
+}
+
+void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double steps_ms,
+                            double actual_ms)
+{
+    int rows = had_rows(step_ms, steps_ms);
     if (!(steps_ms > 0) || !(actual_ms > 0)) {
         return;
     }
-    double predicted = l->land_ms + steps_ms, miss = actual_ms - predicted;
-    double by = rate(++l->n_land) * predicted;
-    if (l->n_land > 1) {
-        miss = BT_MAX(BT_MIN(gain(l->n_land) * miss, by), -by);
+    double predicted = l->land_ms[rows] + steps_ms, miss = actual_ms - predicted;
+    double by = rate(++l->n_land[rows]) * predicted;
+    if (l->n_land[rows] > 1) {
+        miss = BT_MAX(BT_MIN(gain(l->n_land[rows]) * miss, by), -by);
     }
-    l->land_ms = BT_MAX(l->land_ms + miss, 0);
+    l->land_ms[rows] = BT_MAX(l->land_ms[rows] + miss, 0);
 }
 
 double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
                             double landing_ms)
 {
-    double others = bt_sched_learned_gap(l, step_ms), first = landing_ms + l->land_ms;
+    double others = longest(l, step_ms, n_gaps - BT_MIN(landing_ms > 0 ? 1u : 0u, n_gaps));
+    double first = landing_ms + l->land_ms[had_rows(step_ms, landing_ms)];
     uint32_t k = BT_MAX(BT_DIV_UP(n_gaps, 10u), 1u);
     return landing_ms > 0 && first > others ? (first + (k - 1) * others) / k : others;
 }

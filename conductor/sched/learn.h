@@ -16,9 +16,11 @@ struct bt_sched_learned {
      * predicted steps: what holds tokens up does not grow with the step (threads that wait for
      * their turn, messages), or it does (neighbours, prompts). tail 0: not known, counts as 1 */
     double stall_ms, tail;
-    double land_ms; /* of the gap behind a first token from elsewhere, beside the steps that it
-                       has to wait for: what of the hand-off is not hidden */
-    uint32_t n_ttft, n_idle, n_tbt, n_land;
+    /* of the gap behind a first token from elsewhere, beside the steps that it has to wait for:
+     * what of the hand-off is not hidden. [1]: the worker had rows: loading begins when a step
+     * ends, and the step after may begin without the row. [0]: it had none */
+    double land_ms[2];
+    uint32_t n_ttft, n_idle, n_tbt, n_land[2];
 };
 
 /* A first token took actual_ms where queue and computing were predicted to take work_ms.
@@ -31,15 +33,18 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double comp
                          double actual_ms);
 /* What follows from it. */
 double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms);
-/* The mean of the longest tenth of a request's gaps, the first one left out, was actual_ms where
- * the step was predicted as step_ms. Both parts follow the ratio's median, each by its share of the
- * prediction: steps of different lengths tell them apart. */
-void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double actual_ms);
-/* What follows of it for gaps between steps of step_ms. */
+/* The mean of the longest tenth of a request's n_gaps gaps, a first one behind a hand-off left out,
+ * was actual_ms where the step was predicted as step_ms. Both parts follow the ratio's median, each
+ * by its share of the prediction: steps of different lengths tell them apart. Fewer than ten gaps
+ * have a longest one that is nearer to the others, and tell less. */
+void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
+                        double actual_ms);
+/* What follows of it for the longest tenth of ten gaps or more between steps of step_ms. */
 double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms);
 /* The gap behind a first token that came from elsewhere was actual_ms where its steps were
- * predicted as steps_ms. */
-void bt_sched_learn_landing(struct bt_sched_learned *l, double steps_ms, double actual_ms);
+ * predicted as steps_ms, of step_ms each: more than one step where the worker had rows. */
+void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double steps_ms,
+                            double actual_ms);
 /* The TBT that follows for an answer of n_gaps gaps. landing_ms: steps in the first of them, where
  * the first token comes from elsewhere, else 0. With few gaps that one is the longest tenth. */
 double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,

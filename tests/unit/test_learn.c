@@ -133,15 +133,15 @@ static void test_tail_follows_the_ratio(void **state)
     (void)state;
     struct bt_sched_learned l = {0};
     assert_true(bt_sched_learned_gap(&l, 10) == 10);
-    bt_sched_learn_tbt(&l, 0, 5);
-    bt_sched_learn_tbt(&l, 5, 0);
+    bt_sched_learn_tbt(&l, 0, 62, 5);
+    bt_sched_learn_tbt(&l, 5, 62, 0);
     assert_true(l.tail == 0 && l.stall_ms == 0 && l.n_tbt == 0);
     for (int i = 0; i < 300; i++) {
-        bt_sched_learn_tbt(&l, 10, i % 12 == 5 ? 300 : 14);
+        bt_sched_learn_tbt(&l, 10, 62, i % 12 == 5 ? 300 : 14);
     }
     assert_true(fabs(bt_sched_learned_gap(&l, 10) - 14) < 1.5);
     for (int i = 0; i < 100; i++) {
-        bt_sched_learn_tbt(&l, 10, 25);
+        bt_sched_learn_tbt(&l, 10, 62, 25);
     }
     assert_true(fabs(bt_sched_learned_gap(&l, 10) - 25) < 1);
 }
@@ -158,7 +158,7 @@ static void test_stalls_and_steps_are_told_apart(void **state)
         for (int i = 0; i < 600; i++) {
             double step = 1 + (double)(rng(&s) % 900) / 100;
             double noise = 0.8 + 0.4 * (double)(rng(&s) % 1000) / 1000;
-            bt_sched_learn_tbt(&l, step, noise * (stall + times * step));
+            bt_sched_learn_tbt(&l, step, 62, noise * (stall + times * step));
         }
         for (double step = 1; step <= 10; step *= 3) {
             assert_true(fabs(bt_sched_learned_gap(&l, step) / (stall + times * step) - 1) < 0.25);
@@ -173,22 +173,43 @@ static void test_the_gap_of_a_landing(void **state)
     (void)state;
     struct bt_sched_learned l = {0};
     assert_true(bt_sched_learned_tbt(&l, 10, 1, 10) == 10); /* nothing is known */
-    bt_sched_learn_landing(&l, 0, 5);
-    bt_sched_learn_landing(&l, 5, 0);
-    assert_true(l.land_ms == 0 && l.n_land == 0);
+    bt_sched_learn_landing(&l, 10, 0, 5);
+    bt_sched_learn_landing(&l, 5, 5, 0);
+    assert_true(l.land_ms[0] == 0 && l.n_land[0] == 0);
     for (int i = 0; i < 200; i++) {
-        bt_sched_learn_landing(&l, 15, i % 12 == 5 ? 300 : 24);
-        bt_sched_learn_tbt(&l, 10, 12);
+        bt_sched_learn_landing(&l, 10, 15, i % 12 == 5 ? 300 : 24);
+        bt_sched_learn_landing(&l, 10, 10, 11); /* without rows it is another matter */
+        bt_sched_learn_tbt(&l, 10, 62, 12);
     }
-    assert_true(fabs(l.land_ms - 9) < 2);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 3, 30) - (l.land_ms + 30)) < 1e-9);
+    assert_true(fabs(l.land_ms[1] - 9) < 2 && fabs(l.land_ms[0] - 1) < 0.2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 3, 30) - (l.land_ms[1] + 30)) < 1e-9);
     assert_true(fabs(bt_sched_learned_tbt(&l, 10, 64, 15) - (24 + 6 * 12) / 7.0) < 0.6);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 3, 0) - 12) < 0.2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 64, 0) - 12) < 0.2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 1, 10) - 11) < 0.2);
     for (int i = 0; i < 300; i++) {
-        bt_sched_learn_landing(&l, 10, 8); /* less than a step is no hand-off's time */
+        bt_sched_learn_landing(&l, 10, 10, 8); /* less than a step is no hand-off's time */
     }
-    assert_true(l.land_ms < 0.1);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 3, 10) - 12) < 0.2);
+    assert_true(l.land_ms[0] < 0.1);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 64, 10) - 12) < 0.2);
+}
+
+/* One gap in ten is five times as long: the longest of few is mostly a step. */
+static void test_short_answers(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    uint64_t s = 8;
+    for (int i = 0; i < 2000; i++) {
+        float gaps[60];
+        uint32_t n = i % 2 == 0 ? 60 : 1 + (uint32_t)(rng(&s) % 5);
+        for (uint32_t k = 0; k < n; k++) {
+            gaps[k] = rng(&s) % 10 == 0 ? 50 : 10;
+        }
+        bt_sched_learn_tbt(&l, 10, n, bt_sched_tbt_of(gaps, n));
+    }
+    double all = bt_sched_learned_tbt(&l, 10, 60, 0), few = bt_sched_learned_tbt(&l, 10, 2, 0);
+    print_message("longest tenth of 60 gaps %.1f, longest of 2 %.1f\n", all, few);
+    assert_true(all > 35 && few > 12 && few < 20); /* 44 and 17.6 in the mean */
 }
 
 static void test_error(void **state)
@@ -210,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_tail_follows_the_ratio),
         cmocka_unit_test(test_stalls_and_steps_are_told_apart),
         cmocka_unit_test(test_the_gap_of_a_landing),
+        cmocka_unit_test(test_short_answers),
         cmocka_unit_test(test_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -140,7 +140,9 @@ static void test_the_gap_of_the_hand_off(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.w[2].learned.land_ms = x.w[3].learned.land_ms = 40;
+    for (int i = 2; i < 4; i++) {
+        x.w[i].learned.land_ms[0] = x.w[i].learned.land_ms[1] = 40;
+    }
     x.w[2].running = x.w[3].running = 1; /* a step is under way, on average half of it done */
     x.req.likely_new = 3;
     struct bt_sched_params c = defaults;
