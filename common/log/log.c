@@ -189,3 +189,65 @@ void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
     va_end(ap);
     put(line, compose(line, level, ev, fields));
 }
+
+/* ---- for signal handlers ---- */
+
+_Static_assert(sizeof(((struct bt_log_line *)0)->text) >= PIPE_BUF, "a line fits");
+
+void bt_log_line_prepare(struct bt_log_line *l, bt_log_level_t level, const char *ev,
+                         const char *fmt, ...)
+{
+    char fields[LINE_MAX_BYTES - 512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(fields, sizeof(fields), fmt, ap);
+    va_end(ap);
+    l->len = compose(l->text, level, ev, fields);
+    l->stamp_at = strcspn(l->text, ">");
+    l->stamp_at += strcspn(l->text + l->stamp_at, "0123456789");
+}
+
+static char *digits(char *at, unsigned long value, unsigned n)
+{
+    for (unsigned i = n; i-- > 0; value /= 10) {
+        at[i] = (char)('0' + value % 10);
+    }
+    return at + n + 1; /* behind the separator, which stands there */
+}
+
+static unsigned days_of_month(unsigned year, unsigned month)
+{
+    static const unsigned char days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    bool leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    return days[month - 1] + (month == 2 && leap);
+}
+
+/* The time over an older one of the same form: gmtime_r and strftime may take locks. */
+static void stamp_now(char *at)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    unsigned long days = (unsigned long)ts.tv_sec / 86400, s = (unsigned long)ts.tv_sec % 86400;
+    unsigned year = 1970, month = 1;
+    while (days >= days_of_month(year, month)) {
+        days -= days_of_month(year, month);
+        year += month == 12;
+        month = month % 12 + 1;
+    }
+    at = digits(at, year, 4);
+    at = digits(at, month, 2);
+    at = digits(at, days + 1, 2);
+    at = digits(at, s / 3600, 2);
+    at = digits(at, s / 60 % 60, 2);
+    at = digits(at, s % 60, 2);
+    digits(at, (unsigned long)ts.tv_nsec / 1000, 6);
+}
+
+void bt_log_line_write(struct bt_log_line *l)
+{
+    stamp_now(l->text + l->stamp_at);
+    if (has_room(READER_WAIT_MS)) {
+        ssize_t ignored = write(STDERR_FILENO, l->text, l->len);
+        (void)ignored;
+    }
+}

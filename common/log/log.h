@@ -7,6 +7,7 @@
 #define BT_LOG_LOG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 typedef enum {
     BT_LOG_ERROR = 3,
@@ -25,6 +26,18 @@ void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* Quoted and escaped form of s for a value; valid until the 8th next call of this thread. */
 const char *bt_log_q(const char *s);
+
+/* A line made in advance: what composes lines may not be called in a signal handler. */
+struct bt_log_line {
+    size_t len, stamp_at; /* bytes; where in text the time stands */
+    char text[4096];
+};
+/* Composes a line for later, after bt_log_init. */
+void bt_log_line_prepare(struct bt_log_line *l, bt_log_level_t level, const char *ev,
+                         const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+/* Writes it with the present time. Async-signal-safe; takes no lock, so a reader of stderr that
+ * hangs costs at most 10 ms and the line. */
+void bt_log_line_write(struct bt_log_line *l);
 
 #define BT_ERROR(ev, ...) bt_log(BT_LOG_ERROR, ev, __VA_ARGS__)
 #define BT_WARN(ev, ...)  bt_log(BT_LOG_WARN, ev, __VA_ARGS__)

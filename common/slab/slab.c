@@ -19,6 +19,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/sha256.h"
+#include "common/slab/guard.h"
 
 #define SLAB_PAGE      4096u
 #define SLAB_STEP      (64u << 20) /* bytes reserved between two calls of progress */
@@ -177,6 +178,18 @@ static bt_status_t slab_reserve(const char *path, int fd, uint64_t bytes,
     return BT_OK;
 }
 
+/* Says whose file it was if it is cut under us. A worker knows the file by its descriptor only. */
+static void slab_guard(int fd, const void *meta, uint64_t meta_bytes, const void *body,
+                       uint64_t body_bytes)
+{
+    char link[64], path[512];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof(path) - 1);
+    path[n > 0 ? n : 0] = '\0';
+    bt_slab_guard_add(meta, meta_bytes, path);
+    bt_slab_guard_add(body, body_bytes, path);
+}
+
 /* Maps both halves and fills s; the first half is read-only for a worker. */
 static bt_status_t slab_mmap(struct bt_slab *s, const struct bt_slab_super *super, bool owner,
                              char *err, size_t cap)
@@ -196,6 +209,7 @@ static bt_status_t slab_mmap(struct bt_slab *s, const struct bt_slab_super *supe
         munmap(meta, super->flows_off);
         return BT_ERR_NO_MEMORY;
     }
+    slab_guard(s->fd, meta, super->flows_off, body, rest);
     s->super = (const struct bt_slab_super *)meta;
     s->headers = (struct bt_slot_header *)(meta + super->headers_off);
     s->crcs = (uint32_t *)(meta + super->crcs_off);
@@ -479,6 +493,8 @@ void bt_slab_unmap(struct bt_slab *s)
         return;
     }
     uint64_t flows_off = s->super->flows_off, file_bytes = s->super->file_bytes;
+    bt_slab_guard_remove(s->flows);
+    bt_slab_guard_remove(s->super);
     munmap(s->flows, file_bytes - flows_off);
     munmap((void *)(uintptr_t)s->super, flows_off);
     close(s->fd);

@@ -1,6 +1,7 @@
 """What goes wrong around a kvstore in an operator's hands: its files removed or given twice, the daemon stopped and woken.
 Serving goes on, or the refusal names the key and what to do."""
 import os
+import re
 import shutil
 import signal
 import time
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from crash_rounds import compute, key
-from kvstore_nodes import BLOCK, Nodes, Worker
+from kvstore_nodes import BLOCK, PATIENCE, Nodes, Worker
 
 PROMPT = 8  # blocks
 
@@ -80,4 +81,25 @@ def test_stopped_and_woken(nodes):
     c = nodes.conductor(kv)
     keys = [key(1, b) for b in range(PROMPT)]
     assert compute(c, w, 2, keys, PROMPT * BLOCK + 3, 1) == (0, PROMPT)
+    kv.wait_quiet()
+
+
+def test_slab_cut(nodes):
+    """Somebody cuts the slab's file: whoever touches what is gone dies with a line that says so; the next kvstore makes a new slab."""
+    kv = nodes.kvstore("n1", slab="8MiB")
+    w, c = nodes.add(Worker(kv, "w")), nodes.conductor(kv)
+    serve(c, w, 1)
+    assert c.reserve(2, [key(2, b) for b in range(PROMPT)], PROMPT * BLOCK).status == 0
+    assert w.open(2, "w")[0] == "OK"
+    os.truncate(kv.slab, 0)
+    w.say("fill 2 1 2")
+    assert w.p.wait(30 * PATIENCE) == -signal.SIGBUS
+    assert kv.p.wait(30 * PATIENCE) == -signal.SIGBUS  # it frees the slots of the worker that died
+    w.err.seek(0)
+    for log in kv.log(), w.err.read():
+        said = re.findall("level=error .* ev=slab_cut .*", log)
+        assert len(said) == 1 and kv.slab in said[0] and "start this daemon again" in said[0], log[-2000:]
+    kv = nodes.kvstore("n1", slab="8MiB")
+    w, c = nodes.add(Worker(kv, "w", 2)), nodes.conductor(kv)
+    assert serve(c, w, 3) == 0
     kv.wait_quiet()

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -287,8 +288,109 @@ static void crc_is_seeded(void **state)
     assert_int_not_equal(c, bt_slab_segment_crc(&a, 1, 77, seg, sizeof(seg)));
 }
 
-int main(void)
+/* `test_slab cut WHO AREA FILE`: a process of its own, because cmocka has SIGBUS for itself. Maps a
+ * slab, cuts the file, touches what is gone: does not come back. Areas: the first page, data, and a
+ * file that is no slab, mapped where one was. */
+static int cut_and_touch(char **argv)
 {
+    char other[160];
+    struct bt_slab *s = NULL, *m = NULL;
+    setup(NULL);
+    snprintf(path, sizeof(path), "%s", argv[4]);
+    snprintf(other, sizeof(other), "%s-other", path);
+    (void)signal(SIGBUS, SIG_DFL); /* not a sanitizer's report */
+    int fd = try_create(path, 1u << 20, 42, &s) == BT_OK ? reopen() : -1;
+    if (fd < 0 || bt_slab_map(fd, &layout, &root, &m, err, sizeof(err)) != BT_OK) {
+        return 3;
+    }
+    struct bt_slab *by = strcmp(argv[2], "worker") == 0 ? m : s;
+    volatile uint8_t *p = (uint8_t *)(uintptr_t)by->super;
+    if (strcmp(argv[3], "data") == 0) {
+        p = bt_slab_data(by, 1);
+    } else if (strcmp(argv[3], "other") == 0) {
+        bt_slab_unmap(by);
+        fd = open(other, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || ftruncate(fd, 4096) != 0 ||
+            mmap((void *)(uintptr_t)p, 4096, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) !=
+                p) {
+            return 4;
+        }
+        return ftruncate(fd, 0) != 0 ? 5 : *p;
+    }
+    return truncate(path, 0) != 0 ? 6 : *p;
+}
+
+/* How that ended, as by waitpid; what it said on stderr goes to text. */
+static int run_cut(char *who, char *area, char *text, size_t cap)
+{
+    int ends[2], st;
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        char *argv[] = {"test_slab", "cut", who, area, path, NULL};
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        execv("/proc/self/exe", argv);
+        _exit(7);
+    }
+    close(ends[1]);
+    size_t n = 0;
+    ssize_t got;
+    while ((got = read(ends[0], text + n, cap - 1 - n)) > 0) {
+        n += (size_t)got;
+    }
+    text[n] = '\0';
+    close(ends[0]);
+    assert_int_equal(waitpid(pid, &st, 0), pid);
+    unlink(path);
+    return st;
+}
+
+/* The time of a line, as the log writes it. */
+static time_t line_time(const char *line)
+{
+    struct tm tm = {0};
+    assert_non_null(strptime(line, "<3>ts=%Y-%m-%dT%H:%M:%S.", &tm));
+    return timegm(&tm);
+}
+
+static void cut_while_mapped(void **state)
+{
+    static char *const cases[][2] = {
+        {"owner", "first"}, {"owner", "data"}, {"worker", "first"}, {"worker", "data"}};
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        char text[8192];
+        time_t from = time(NULL);
+        int st = run_cut(cases[i][0], cases[i][1], text, sizeof(text));
+        assert_true(WIFSIGNALED(st) && WTERMSIG(st) == SIGBUS);
+        assert_non_null(strstr(text, " level=error "));
+        assert_non_null(strstr(text, " ev=slab_cut "));
+        assert_non_null(strstr(text, path));
+        assert_non_null(strstr(text, "start this daemon again"));
+        assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1); /* one line */
+        assert_in_range(line_time(text), from, time(NULL));
+    }
+}
+
+/* Another file's SIGBUS is not the slab's, although it lies where a slab was. */
+static void cut_elsewhere(void **state)
+{
+    (void)state;
+    char text[8192], other[160];
+    snprintf(other, sizeof(other), "%s-other", path);
+    int st = run_cut("worker", "other", text, sizeof(text));
+    unlink(other);
+    assert_true(WIFSIGNALED(st) && WTERMSIG(st) == SIGBUS);
+    assert_string_equal(text, "");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 5 && strcmp(argv[1], "cut") == 0) {
+        return cut_and_touch(argv);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(create_and_map, setup, teardown),
         cmocka_unit_test_setup_teardown(worker_cannot_write_headers, setup, teardown),
@@ -299,6 +401,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(one_owner, setup, teardown),
         cmocka_unit_test_setup_teardown(map_refuses_others, setup, teardown),
         cmocka_unit_test_setup_teardown(crc_is_seeded, setup, teardown),
+        cmocka_unit_test_setup_teardown(cut_while_mapped, setup, teardown),
+        cmocka_unit_test_setup_teardown(cut_elsewhere, setup, teardown),
     };
     owner = getpid();
     atexit(unlink_at_exit);
