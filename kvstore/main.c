@@ -481,8 +481,10 @@ static void stop(struct daemon *d)
     bt_cache_destroy(d->cache);
     bt_tenants_destroy(d->tenants);
     if (d->slab != NULL) {
-        if (!d->conf.slab_keep) {
-            unlink(d->slab_path); /* while we still hold its lock */
+        char err[256];
+        if (!d->conf.slab_keep && /* while we still hold its lock */
+            bt_slab_unlink(d->slab, d->slab_path, err, sizeof(err)) != BT_OK) {
+            BT_WARN("slab_left", "path=%s why=%s", d->slab_path, bt_log_q(err));
         }
         bt_slab_unmap(d->slab);
     }

@@ -81,6 +81,19 @@ static bool was_slab(int fd, const struct stat *st)
            (magic == BT_SLAB_MAGIC || magic == 0);
 }
 
+/* Is the open file still what path names? */
+static bt_status_t same_file(int fd, const char *path)
+{
+    struct stat by_fd, by_path;
+    if (lstat(path, &by_path) != 0) {
+        return errno == ENOENT || errno == ENOTDIR ? BT_ERR_NOT_FOUND : BT_ERR_IO;
+    }
+    if (fstat(fd, &by_fd) != 0) {
+        return BT_ERR_IO;
+    }
+    return by_fd.st_ino == by_path.st_ino && by_fd.st_dev == by_path.st_dev ? BT_OK : BT_ERR_EXISTS;
+}
+
 /* Opens path for exclusive ownership as an empty file. A slab whose owner is gone is unlinked and
  * made anew: whoever still maps the old file keeps the old pages and hurts nobody. What is no slab
  * stays as it is. */
@@ -107,9 +120,8 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
             close(fd);
             return busy ? BT_ERR_EXISTS : BT_ERR_IO;
         }
-        struct stat by_fd, by_path;
-        if (fstat(fd, &by_fd) != 0 || stat(path, &by_path) != 0 || by_fd.st_ino != by_path.st_ino ||
-            by_fd.st_dev != by_path.st_dev) {
+        struct stat by_fd;
+        if (same_file(fd, path) != BT_OK || fstat(fd, &by_fd) != 0) {
             close(fd); /* replaced between open and lock */
             continue;
         }
@@ -308,7 +320,9 @@ bt_status_t bt_slab_create(const struct bt_slab_spec *spec,
     return BT_OK;
 
 err_file:
-    unlink(spec->path);
+    if (same_file(s->fd, spec->path) == BT_OK) {
+        unlink(spec->path);
+    }
     close(s->fd);
     free(s);
     return st;
@@ -485,6 +499,24 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
     close(fd);
     free(s);
     return BT_ERR_NOT_FOUND;
+}
+
+bt_status_t bt_slab_unlink(const struct bt_slab *s, const char *path, char *err, size_t err_cap)
+{
+    bt_status_t st = same_file(s->fd, path);
+    if (st == BT_OK && unlink(path) != 0) {
+        st = errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO;
+    }
+    if (st == BT_ERR_EXISTS) {
+        slab_errf(err, err_cap,
+                  "this is not the slab's file any more: somebody replaced it while it was in use. "
+                  "It is left as it is; remove it if nobody needs it");
+    } else if (st == BT_ERR_NOT_FOUND) {
+        slab_errf(err, err_cap, "somebody removed the slab's file while it was in use");
+    } else if (st != BT_OK) {
+        slab_errf(err, err_cap, "the slab's file cannot be removed: %s", strerror(errno));
+    }
+    return st;
 }
 
 void bt_slab_unmap(struct bt_slab *s)

@@ -83,7 +83,7 @@ struct bt_slab_spec { /* a kvstore's slab, to be made or taken over; read during
     const struct bt_kv_key *root;
     uint64_t incarnation; /* of the kvstore */
 };
-/* kvstore: creates the file (fallocate, then prefault); unlinking it stays the caller's.
+/* kvstore: creates the file (fallocate, then prefault); bt_slab_unlink stays the caller's.
  * ERR_EXHAUSTED names what /dev/shm has and what is wanted; ERR_INVALID: bytes for less than two
  * slots. progress may be NULL. */
 bt_status_t bt_slab_create(const struct bt_slab_spec *spec,
@@ -100,7 +100,12 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
  * root: ERR_MISMATCH names what differs. */
 bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct bt_kv_key *root,
                         struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
-void bt_slab_unmap(struct bt_slab *s); /* both sides; the owner unlinks the file itself */
+void bt_slab_unmap(struct bt_slab *s); /* both sides; the owner unlinks the file itself, before */
+/* kvstore: removes the slab's file, if it still is what path names. ERR_NOT_FOUND: there is nothing
+ * of that name any more. ERR_EXISTS: something else is, and stays; err says so. ERR_IO: it cannot
+ * be removed. Whoever replaces the file in the same moment loses what he put there. */
+bt_status_t bt_slab_unlink(const struct bt_slab *s, const char *path, char *err,
+                           size_t err_cap) BT_MUST_CHECK;
 
 static inline void *bt_slab_data(const struct bt_slab *s, uint32_t slot)
 {

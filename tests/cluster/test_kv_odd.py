@@ -103,3 +103,20 @@ def test_slab_cut(nodes):
     w, c = nodes.add(Worker(kv, "w", 2)), nodes.conductor(kv)
     assert serve(c, w, 3) == 0
     kv.wait_quiet()
+
+
+def test_slab_replaced(nodes):
+    """Somebody puts a file of his own where the slab's was: a stopped kvstore says so and leaves it."""
+    kv = nodes.kvstore("n1", slab="8MiB")
+    w, c = nodes.add(Worker(kv, "w")), nodes.conductor(kv)
+    os.unlink(kv.slab)
+    with open(kv.slab, "x") as f:
+        f.write("mine")
+    try:
+        serve(c, w, 1)
+        assert kv.stop() == 0
+        with open(kv.slab) as f:
+            assert f.read() == "mine"
+    finally:
+        os.unlink(kv.slab)
+    kv.wait_log("level=warn .* ev=slab_left path=" + kv.slab)

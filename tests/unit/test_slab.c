@@ -288,6 +288,30 @@ static void crc_is_seeded(void **state)
     assert_int_not_equal(c, bt_slab_segment_crc(&a, 1, 77, seg, sizeof(seg)));
 }
 
+static void only_the_own_file_goes(void **state)
+{
+    (void)state;
+    struct bt_slab *s = create(1u << 20);
+    char moved[160];
+    snprintf(moved, sizeof(moved), "%s-moved", path);
+    assert_int_equal(rename(path, moved), 0);
+    assert_int_equal(bt_slab_unlink(s, path, err, sizeof(err)), BT_ERR_NOT_FOUND);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(bt_slab_unlink(s, path, err, sizeof(err)), BT_ERR_EXISTS);
+    assert_non_null(strstr(err, "left as it is"));
+    assert_int_equal(access(path, F_OK), 0);
+    unlink(path);
+    assert_int_equal(symlink(moved, path), 0); /* to the slab, but somebody else's */
+    assert_int_equal(bt_slab_unlink(s, path, err, sizeof(err)), BT_ERR_EXISTS);
+    unlink(path);
+    assert_int_equal(rename(moved, path), 0);
+    assert_int_equal(bt_slab_unlink(s, path, err, sizeof(err)), BT_OK);
+    assert_int_not_equal(access(path, F_OK), 0);
+    bt_slab_unmap(s);
+}
+
 /* `test_slab cut WHO AREA FILE`: a process of its own, because cmocka has SIGBUS for itself. Maps a
  * slab, cuts the file, touches what is gone: does not come back. Areas: the first page, data, and a
  * file that is no slab, mapped where one was. */
@@ -401,6 +425,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(one_owner, setup, teardown),
         cmocka_unit_test_setup_teardown(map_refuses_others, setup, teardown),
         cmocka_unit_test_setup_teardown(crc_is_seeded, setup, teardown),
+        cmocka_unit_test_setup_teardown(only_the_own_file_goes, setup, teardown),
         cmocka_unit_test_setup_teardown(cut_while_mapped, setup, teardown),
         cmocka_unit_test_setup_teardown(cut_elsewhere, setup, teardown),
     };
