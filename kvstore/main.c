@@ -19,6 +19,7 @@
 #include "kvstore/cache.h"
 #include "kvstore/conf.h"
 #include "kvstore/grant.h"
+#include "kvstore/mem_limit.h"
 #include "kvstore/pin_watch.h"
 #include "kvstore/pins.h"
 #include "kvstore/quota_metrics.h"
@@ -310,6 +311,10 @@ static bool start_memory(struct daemon *d)
                                 .layout = &d->layout,
                                 .root = &d->root,
                                 .incarnation = d->incarnation};
+    if (!bt_mem_limit_allows(bt_mem_limit("/proc/self/cgroup", "/sys/fs/cgroup"), spec.bytes, err,
+                             sizeof(err))) {
+        BT_WARN("memory_limit", "why=%s", bt_log_q(err));
+    }
     bool adopted = bt_slab_adopt(&spec, ADOPT_WAIT_MS, &d->slab, err, sizeof(err)) == BT_OK;
     if (!adopted) {
         BT_INFO("slab_new", "path=%s why=%s", d->slab_path, bt_log_q(err));

@@ -7,6 +7,7 @@ daemon makes of them, so there is one case for each kind of mistake. Nothing her
 import json
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -352,3 +353,19 @@ def test_local_usage(tmp_path):
     bad(["--port", "65535"], "up", "--port", "65536", *state)
     bad(["value is missing after --model"], "up", "--model")
     bad(["--device", "auto, cpu or cuda"], "up", "--device", "tpu", *state)
+
+
+def test_memory_limit_below_the_slab(tmp_path):
+    """A control group's limit below the slab's size is said before memory is reserved (here it never is: no such folder)."""
+    limits = "mount -t tmpfs t /sys/fs/cgroup && echo 4194304 > /sys/fs/cgroup/memory.max && "
+    inside = ["unshare", "-r", "-m", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run(inside + [limits + "true"], stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("no mount namespaces here")
+    argv = [os.path.join(BUILD, "bin", "baton-kvstore")]
+    for k, v in base(tmp_path, "baton-kvstore", kvstore__slab_path=tmp_path / "none" / "slab").items():
+        argv += ["--set", f"{k}={v}"]
+    p = subprocess.run(inside + [limits + 'exec "$@"', "sh", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, timeout=60)
+    said = p.stdout.decode()
+    assert p.returncode == 1 and said.index("ev=memory_limit") < said.index("cannot create the slab"), said
+    assert re.search(r"level=warn .* ev=memory_limit .*16777216 .* 4194304 bytes .*Raise the limit", said), said
