@@ -229,11 +229,13 @@ static void look_for_file(struct bt_ssd *s)
     }
 }
 
-/* The database serves on from files without names, too, and then ends with them. */
+/* The database serves on from files without names, too, and then ends with them: as is right where
+ * the blocks end as well. */
 static void look_for_index(struct bt_ssd *s)
 {
     char *path = bt_sprintf("%s/index/CURRENT", s->path);
-    if (s->dir != NULL && !s->db_down && access(path, F_OK) != 0 && errno == ENOENT) {
+    bool wanted = s->dir != NULL && !s->db_down && !s->removed;
+    if (wanted && access(path, F_OK) != 0 && errno == ENOENT) {
         bt_ssd_db_renew(s->db);
     }
     free(path);
