@@ -1,5 +1,7 @@
 /* Offers; see offer.h. A block of the SSD is read in runs of its chain, each by one load of the
- * tier; once the last has ended everything that is in the slab by then is leased and offered. */
+ * tier; once the last has ended everything that is in the slab by then is leased and offered.
+ * Where half of the slab is on offer the next waits a moment: a receiver that has all of a piece
+ * asks for the next one before this end has heard of that, and a refusal loses it as a source. */
 #include "kvstore/offer.h"
 
 #include <stdlib.h>
@@ -7,6 +9,8 @@
 
 #include "common/base/list.h"
 #include "common/log/log.h"
+
+#define ROOM_WAIT_MS 250 /* well below the receivers' kvstore.fetch.stall_ms */
 
 struct offer {
     struct bt_list link;
@@ -19,16 +23,20 @@ struct offer {
     uint32_t *slots;        /* [n_held] */
     uint32_t n, n_held;
     bool passing; /* what is read from the SSD for it does not stay */
+    bool waits;   /* for room; nothing of it has begun */
     struct bt_tier_load **loads;
     uint32_t n_loads, pending;
     bt_flow_word_t word;
-    struct bt_timer answer;
+    struct bt_timer answer; /* waits: until it is refused */
 };
 
 struct bt_offers {
     struct bt_offers_config c;
     struct bt_list all;
-    uint32_t n, blocks, blocks_max; /* blocks: asked for by those that are open */
+    uint32_t n;               /* open */
+    uint32_t blocks, waiting; /* asked for by those that have begun, and that wait */
+    uint32_t blocks_max;      /* of each */
+    struct bt_timer room;
     struct {
         struct bt_metric *slab, *ssd, *lacking, *refused;
     } m;
@@ -59,6 +67,7 @@ void bt_offers_destroy(struct bt_offers *o)
 {
     if (o != NULL) {
         BT_ASSERT(bt_list_empty(&o->all));
+        bt_timer_stop(o->c.loop, &o->room);
         free(o);
     }
 }
@@ -160,24 +169,73 @@ static void look(struct offer *f)
     }
 }
 
-static bt_status_t refuse(struct bt_offers *o, const struct bt_wire_want *want, bt_status_t st)
+static void begin(struct offer *f)
 {
-    BT_DEBUG("fetch_refused", "req=%016llx peer=%s blocks=%u status=%s",
-             (unsigned long long)want->request, want->peer, want->n, bt_status_name(st));
+    struct bt_offers *o = f->o;
+    o->blocks += f->n;
+    look(f);
+    if (f->pending == 0) { /* not from inside of the wire's own call */
+        bt_timer_start(o->c.loop, &f->answer, 0, 0, on_answer, f);
+    }
+}
+
+/* ---- room ---- */
+
+static void count_refused(struct bt_offers *o, uint64_t request, uint32_t n, bt_status_t st)
+{
+    BT_DEBUG("fetch_refused", "req=%016llx blocks=%u status=%s", (unsigned long long)request, n,
+             bt_status_name(st));
     if (o->m.refused != NULL) {
         bt_metric_add(o->m.refused, 1);
     }
-    return st;
 }
+
+static void on_no_room(void *arg)
+{
+    struct offer *f = arg;
+    count_refused(f->o, f->request, f->n, BT_ERR_EXHAUSTED);
+    f->o->c.send_abort(f->snd, BT_ERR_EXHAUSTED, "half of the slab is on offer already");
+}
+
+/* One that asks for more than there is for all is served alone. */
+static bool has_room(uint32_t n, uint32_t taken, uint32_t most)
+{
+    return taken == 0 || n <= most - BT_MIN(taken, most);
+}
+
+/* Those that wait begin in their order, so that a large one is not passed by for ever. */
+static void on_room(void *arg)
+{
+    struct bt_offers *o = arg;
+    struct bt_list *i;
+    bt_list_for_each (i, &o->all) {
+        struct offer *f = BT_CONTAINER_OF(i, struct offer, link);
+        if (!f->waits) {
+            continue;
+        }
+        if (!has_room(f->n, o->blocks, o->blocks_max)) {
+            return;
+        }
+        bt_timer_stop(o->c.loop, &f->answer);
+        f->waits = false;
+        o->waiting -= f->n;
+        begin(f);
+    }
+}
+
+/* ---- wants ---- */
 
 bt_status_t bt_offers_want(struct bt_offers *o, const struct bt_wire_want *want,
                            struct bt_wire_send *snd, void **handle_p)
 {
     if (o->c.peer_known != NULL && !o->c.peer_known(o->c.arg, want->peer, want->incarnation)) {
-        return refuse(o, want, BT_ERR_UNAVAILABLE);
+        count_refused(o, want->request, want->n, BT_ERR_UNAVAILABLE);
+        return BT_ERR_UNAVAILABLE;
     }
-    if (o->n > 0 && want->n > o->blocks_max - BT_MIN(o->blocks, o->blocks_max)) {
-        return refuse(o, want, BT_ERR_EXHAUSTED);
+    bool waits = o->waiting > 0 || !has_room(want->n, o->blocks, o->blocks_max);
+    if (waits && !has_room(want->n, o->waiting, o->blocks_max)) {
+        count_refused(o, want->request, want->n, BT_ERR_EXHAUSTED);
+        return BT_ERR_EXHAUSTED;
     }
     struct offer *f = bt_calloc(1, sizeof(*f));
     f->o = o;
@@ -193,11 +251,13 @@ bt_status_t bt_offers_want(struct bt_offers *o, const struct bt_wire_want *want,
     memcpy(f->keys, want->keys, f->n * sizeof(*f->keys));
     bt_list_insert_tail(&o->all, &f->link);
     o->n++;
-    o->blocks += f->n;
     *handle_p = f;
-    look(f);
-    if (f->pending == 0) { /* not from inside of the wire's own call */
-        bt_timer_start(o->c.loop, &f->answer, 0, 0, on_answer, f);
+    f->waits = waits;
+    if (waits) {
+        o->waiting += f->n;
+        bt_timer_start(o->c.loop, &f->answer, ROOM_WAIT_MS, 0, on_no_room, f);
+    } else {
+        begin(f);
     }
     return BT_OK;
 }
@@ -232,7 +292,10 @@ void bt_offers_want_end(struct bt_offers *o, void *handle, bt_status_t status)
     bt_cache_put(o->c.cache, f->slots, f->n_held);
     bt_list_remove(&f->link);
     o->n--;
-    o->blocks -= f->n;
+    *(f->waits ? &o->waiting : &o->blocks) -= f->n;
+    if (o->waiting > 0) { /* not from inside of the wire's own call */
+        bt_timer_start(o->c.loop, &o->room, 0, 0, on_room, o);
+    }
     free(f->keys);
     free(f->have);
     free(f->slots);

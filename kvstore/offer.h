@@ -30,8 +30,9 @@ struct bt_offers_config {
 struct bt_offers *bt_offers_create(const struct bt_offers_config *c);
 /* Every want has ended. */
 void bt_offers_destroy(struct bt_offers *o);
-/* bt_wire_ops.want and want_end. ERR_UNAVAILABLE: the peer is not known; ERR_EXHAUSTED: half of the
- * slab is on offer already. */
+/* bt_wire_ops.want and want_end. While half of the slab is on offer a want waits for others to end,
+ * a quarter of a second at most, and is then aborted with ERR_EXHAUSTED. ERR_UNAVAILABLE: the peer
+ * is not known; ERR_EXHAUSTED: as much waits already. */
 bt_status_t bt_offers_want(struct bt_offers *o, const struct bt_wire_want *want,
                            struct bt_wire_send *snd, void **handle_p) BT_MUST_CHECK;
 void bt_offers_want_end(struct bt_offers *o, void *handle, bt_status_t status);

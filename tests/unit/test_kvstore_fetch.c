@@ -379,6 +379,7 @@ static void test_bad_block_is_not_offered_twice(void **state)
     node_stop(&n);
 }
 
+/* Half of the slab is on offer at most; the next waits until others have ended. */
 static void test_offers_are_bounded(void **state)
 {
     struct node n;
@@ -386,15 +387,40 @@ static void test_offers_are_bounded(void **state)
     (void)state;
     node_start(&n, 60, 30000);
     fill_cache(&n, &c, 1, 20);
-    void *a = ask(&n, 1, 0, 20);
+    void *first = ask(&n, 1, 0, 20);
+    NODE_UNTIL(&n, n.n_offers == 1);
+    void *second = ask(&n, 1, 0, 20), *small = ask(&n, 1, 0, 10);
     struct bt_kv_key keys[20] = {0};
     struct bt_wire_want w = {.peer = "x", .epoch = 1, .keys = keys, .n = 20};
-    void *b = NULL;
-    assert_int_equal(bt_grants_wire_ops.want(n.grants, &w, SND, &b), BT_ERR_EXHAUSTED);
-    w.n = 5;
-    assert_int_equal(bt_grants_wire_ops.want(n.grants, &w, SND, &b), BT_OK);
-    bt_grants_wire_ops.want_end(n.grants, a, BT_OK);
-    bt_grants_wire_ops.want_end(n.grants, b, BT_OK);
+    void *none = NULL;
+    assert_int_equal(bt_grants_wire_ops.want(n.grants, &w, SND, &none), BT_ERR_EXHAUSTED);
+    bt_grants_wire_ops.want_end(n.grants, first, BT_OK);
+    NODE_UNTIL(&n, n.n_offers == 3); /* both have room now */
+    assert_int_equal(n.offered, 10);
+    assert_int_equal(n.n_aborts, 0);
+    bt_grants_wire_ops.want_end(n.grants, small, BT_OK);
+    bt_grants_wire_ops.want_end(n.grants, second, BT_OK);
+    assert_nothing_held(&n, 20);
+    node_stop(&n);
+}
+
+static void test_no_offer_waits_for_ever(void **state)
+{
+    struct node n;
+    int c;
+    (void)state;
+    node_start(&n, 60, 30000);
+    fill_cache(&n, &c, 1, 20);
+    void *hangs = ask(&n, 1, 0, 20), *late = ask(&n, 1, 0, 20), *gone = ask(&n, 1, 0, 5);
+    bt_grants_wire_ops.want_end(n.grants, gone, BT_ERR_PEER_LOST);
+    NODE_UNTIL(&n, n.n_aborts == 1);
+    assert_int_equal(n.aborted, BT_ERR_EXHAUSTED);
+    assert_int_equal(n.n_offers, 1);
+    bt_grants_wire_ops.want_end(n.grants, late, BT_ERR_EXHAUSTED);
+    void *fits = ask(&n, 1, 0, 5);
+    NODE_UNTIL(&n, n.n_offers == 2);
+    bt_grants_wire_ops.want_end(n.grants, hangs, BT_OK);
+    bt_grants_wire_ops.want_end(n.grants, fits, BT_OK);
     assert_nothing_held(&n, 20);
     node_stop(&n);
 }
@@ -459,6 +485,7 @@ int main(void)
         cmocka_unit_test(test_offers),
         cmocka_unit_test(test_bad_block_is_not_offered_twice),
         cmocka_unit_test(test_offers_are_bounded),
+        cmocka_unit_test(test_no_offer_waits_for_ever),
         cmocka_unit_test(test_rates),
         cmocka_unit_test(test_flow_of_a_waiting_reservation),
     };
