@@ -369,7 +369,7 @@ def test_a_connection_breaks_under_a_write(what):
     a, b = Peer("a", **BIG), Peer("b", **BIG)
     try:
         assert not any("ev=wire_copies" in x for x in a.err)  # else it shows nothing
-        for req in range(1, 9):
+        for req in range(1, 65):
             start_flow(a, b, req, ITEMS)
             a.say(f"trailer {req} 1 0")
             b.wait(f"progress {req} ")
@@ -379,6 +379,8 @@ def test_a_connection_breaks_under_a_write(what):
             a.wait(f"send_end {req} ")
             a.say(f"drop {req}")
             b.say(f"forget {req}")
+            if req >= 8 and int(a.ask("breaks", r"breaks (\d+)")[1]) > 0:
+                break  # where the other end reads fast, few writes are cut short
         a.say("break 0")
         assert int(a.ask("breaks", r"breaks (\d+)")[1]) > 0
         whole_transfer(a, b, 100)
