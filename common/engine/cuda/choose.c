@@ -55,7 +55,7 @@ static bt_status_t tune(struct bt_engine *e)
         }
     }
     uint32_t most = e->host.info.max_rows, rows = BT_MAX(most, e->max_batch);
-    uint32_t graphs = BT_MIN(e->max_batch, (uint32_t)BT_CU_GRAPH_MAX);
+    uint32_t graphs = BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
     size_t in = (size_t)rows * BT_MAX(c->hidden, c->intermediate);
     BT_CU_TRY(e, bt_cu_dummy_bf16(e->a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
     bt_status_t st = BT_OK;

@@ -15,10 +15,11 @@
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"
 
-#define BT_CU_STAGING   4  /* steps whose inputs may be on their way */
-#define BT_CU_RESULTS   8  /* samples whose results may be on their way */
-#define BT_CU_BUCKETS   14 /* decode graphs for 1, 2, 4, ... 128, 192, 256, ... 512 sequences */
-#define BT_CU_GRAPH_MAX 512
+#define BT_CU_STAGING   4 /* steps whose inputs may be on their way */
+#define BT_CU_RESULTS   8 /* samples whose results may be on their way */
+#define BT_CU_GRAPH_MAX 512u
+/* Decode graphs for 1, 2, 4, ... 128, 192, 256, ... sequences. */
+#define BT_CU_BUCKETS (8 + (BT_CU_GRAPH_MAX - BT_CU_SKINNY_ROWS) / BT_CU_CLOSE_STEP)
 
 /* Products that wide.h may take from cuBLASLt. */
 enum bt_cu_wide { BT_CU_WIDE_QKV, BT_CU_WIDE_GATE_UP, BT_CU_WIDES };

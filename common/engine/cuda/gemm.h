@@ -27,8 +27,7 @@ cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, v
 /* The least number of rows, m or more, whose algorithm m rows take where theirs was not timed. */
 uint32_t bt_cu_gemm_bucket(uint32_t m);
 /* Times cuBLASLt's first `proposals` (at most BT_CU_GEMM_PROPOSALS) for this shape on the device
- * and keeps the fastest. w: weights of several layers, so that each use reads memory and not the
- * cache.
+ * and keeps the fastest. w: weights of several layers, so that each use reads memory and no cache.
  */
 cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
                             const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,

@@ -56,7 +56,7 @@ void bt_cu_step_close(struct bt_engine *e)
             cudaEventDestroy(e->staging[i].sent);
         }
     }
-    for (int i = 0; i < BT_CU_BUCKETS; i++) {
+    for (uint32_t i = 0; i < BT_CU_BUCKETS; i++) {
         if (e->graphs[i]) {
             cudaGraphExecDestroy(e->graphs[i]);
         }
@@ -255,11 +255,10 @@ static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_b
  * sizes do; beyond, each row costs. */
 static uint32_t bucket_of(uint32_t n, int *index_p)
 {
-    enum { STEP = 64 };
     uint32_t bucket = 1;
     int index = 0;
     while (bucket < n) {
-        bucket += bucket < BT_CU_SKINNY_ROWS ? bucket : STEP;
+        bucket += bucket < BT_CU_SKINNY_ROWS ? bucket : BT_CU_CLOSE_STEP;
         index++;
     }
     *index_p = index;
@@ -289,7 +288,7 @@ static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
 
 static bool decode_only(const struct bt_engine *e, const struct bt_engine_batch *b)
 {
-    bool flat = b->n_rows > 0 && b->n_rows <= BT_MIN(e->max_batch, (uint32_t)BT_CU_GRAPH_MAX);
+    bool flat = b->n_rows > 0 && b->n_rows <= BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
     for (uint32_t r = 0; flat && r < b->n_rows; r++) {
         const struct bt_engine_row *row = &b->rows[r];
         flat = row->n == 1 && !row->wait.flow && !row->fire.flow &&
