@@ -24,6 +24,8 @@
 #define ACCEPT_SAY_NS      60000000000ull /* a line a minute at most: ten failures a second */
 #define READ_BYTES         (64 * 1024)
 #define LINGER_MS          1000
+#define PROBE_MS           500
+#define PROBES_MAX         2 /* the second for clients behind a proxy: see probe() */
 #define LINGER_BYTES       (16 * 1024 * 1024)
 #define REFUSED_CONNS_MAX  128         /* above conns_max: told 503; above that, closed unheard */
 #define PIPELINE_OUT_BYTES (64 * 1024) /* no next pipelined request while that much is unsent */
@@ -106,7 +108,7 @@ static void conn_update(struct http_conn *c)
     if (reading || c->state == HTTP_LINGERING) {
         events |= EPOLLIN;
     }
-    if (c->state == HTTP_ANSWERING) {
+    if (c->state == HTTP_ANSWERING && !c->half_closed) {
         events |= EPOLLRDHUP; /* an idle stream's client is missed at once */
     }
     if (events != c->events) {
@@ -115,6 +117,8 @@ static void conn_update(struct http_conn *c)
     }
     if (out_pending(c) > 0) {
         set_timer(c, HTTP_TIMER_WRITE, o->idle_timeout_ms);
+    } else if (c->state == HTTP_ANSWERING && c->half_closed && c->probes < PROBES_MAX) {
+        set_timer(c, HTTP_TIMER_PROBE, PROBE_MS);
     } else if (c->state == HTTP_ANSWERING) {
         set_timer(c, HTTP_TIMER_NONE, 0);
     } else if (c->state == HTTP_LINGERING) {
@@ -142,6 +146,7 @@ static void dispatch(struct http_conn *c)
     c->req = r;
     c->state = HTTP_ANSWERING;
     c->continued = false;
+    c->half_closed = false;
     set_timer(c, HTTP_TIMER_NONE, 0);
     c->h->fn(c->h->arg, r);
 }
@@ -176,6 +181,24 @@ static void conn_advance(struct http_conn *c)
     if (c->parser.phase == BT_HTTP_DONE) {
         dispatch(c);
     }
+}
+
+/* The client has ended its sending side: a program that has asked all that it wants and waits for
+ * the answer (nc -N, a socket in a script), or one that has left: its FIN looks the same. Bytes
+ * tell: who has left resets the connection. They are such as change no answer: before it begins an
+ * interim response, which every HTTP/1.1 client passes over; in it the first digit of the next
+ * chunk's size (RFC 9112, 7.1: any number of digits). A proxy that passes a FIN on learns of its
+ * client's reset from the first ones, and resets us for the second. HTTP/1.0 has nothing of the
+ * kind: there the next piece of the answer tells. */
+static void probe(struct http_conn *c)
+{
+    const struct bt_http_req *r = c->req;
+    c->half_closed = true;
+    c->probes++;
+    if (r->parser.http10 || r->head_only) {
+        return;
+    }
+    bt_buf_puts(&c->out, r->started ? "0" : "HTTP/1.1 100 Continue\r\n\r\n");
 }
 
 /* Sends what it can. False: the client is gone. */
@@ -267,6 +290,8 @@ static void on_timeout(void *arg)
         http_reply_error(c, 408, "the header did not arrive in time");
     } else if (kind == HTTP_TIMER_BODY) {
         http_reply_error(c, 408, "the body did not arrive in time");
+    } else if (kind == HTTP_TIMER_PROBE) {
+        probe(c);
     } else {
         conn_close(c);
         return;
@@ -307,10 +332,13 @@ static bool conn_read(struct http_conn *c)
 static void on_conn(void *arg, uint32_t events)
 {
     struct http_conn *c = arg;
-    if ((events & (EPOLLERR | EPOLLHUP)) != 0 ||
-        (c->state == HTTP_ANSWERING && (events & EPOLLRDHUP) != 0)) {
+    if ((events & (EPOLLERR | EPOLLHUP)) != 0) {
         conn_close(c);
         return;
+    }
+    if (c->state == HTTP_ANSWERING && !c->half_closed && (events & EPOLLRDHUP) != 0) {
+        c->probes = 0;
+        probe(c);
     }
     if ((events & EPOLLIN) != 0 && (c->events & EPOLLIN) != 0) {
         c->h->current = c;

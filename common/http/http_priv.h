@@ -24,6 +24,7 @@ typedef enum {
     HTTP_TIMER_HEADER,
     HTTP_TIMER_BODY,
     HTTP_TIMER_WRITE, /* the client takes nothing of what we have for it */
+    HTTP_TIMER_PROBE, /* it has ended its sending side; is it still there? */
     HTTP_TIMER_LINGER
 } http_timer_t;
 
@@ -43,6 +44,8 @@ struct http_conn {
     size_t out_off;
     struct bt_http_req *req; /* ANSWERING */
     bool close_after, continued;
+    bool half_closed; /* ANSWERING, and the client sends no more */
+    uint8_t probes;   /* sent since then */
     size_t discarded; /* while lingering */
 };
 

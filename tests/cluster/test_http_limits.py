@@ -95,15 +95,25 @@ def test_half_open_in_the_middle_of_a_request(cluster):
 
 
 def test_half_open_while_it_is_answered(cluster):
-    """To send no more while waiting for a stream counts as leaving: a vanished client looks the same."""
+    """Who sends no more but waits for its answer gets it (nc -N); if it leaves then, its request ends."""
     before = disconnects(cluster)
+    for stream, end in ((False, b'"completion_tokens":300'), (True, b"[DONE]\n\n\r\n0\r\n\r\n")):
+        s = socket.create_connection(address(cluster), timeout=60)
+        s.sendall(generation({"prompt": "O", "max_tokens": 300, "ignore_eos": True, "stream": stream}))
+        s.shutdown(socket.SHUT_WR)
+        got = b""
+        while piece := s.recv(65536):
+            got += piece
+        assert end in got, got[-300:]
+        s.close()
+    assert disconnects(cluster) == before
     s = socket.create_connection(address(cluster), timeout=5)
-    s.sendall(generation({"prompt": "O", "max_tokens": 8000, "ignore_eos": True, "stream": True}))
-    assert s.recv(4096)
+    s.sendall(generation({"prompt": "O", "max_tokens": 8000, "ignore_eos": True}))
     s.shutdown(socket.SHUT_WR)
+    assert s.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    s.close()
     wait_for(lambda: disconnects(cluster) == before + 1, 10, "the disconnect is counted")
     nothing_open(cluster)
-    s.close()
 
 
 def test_a_reader_that_does_not_read_is_cut_off(cluster):

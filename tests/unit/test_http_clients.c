@@ -131,6 +131,54 @@ static void test_gone(void **state)
     assert_int_equal(n_requests, 3);
 }
 
+/* Who has sent all that he wants to send, and has shut that side, is answered; if he then leaves,
+ * that is noticed though his FIN has come long before. */
+static void test_half_closed_is_answered(void **state)
+{
+    (void)state;
+    int whole = dial(), stream = dial(), old = dial(), leaves = dial();
+    puts_to(whole, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\nGET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    puts_to(stream, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 2);
+    puts_to(old, "GET /hold HTTP/1.0\r\n\r\n");
+    WAIT_FOR(n_held == 3);
+    puts_to(leaves, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 4);
+    struct bt_http_req *w = held[0], *s = held[1], *o = held[2];
+    held[0] = held[1] = held[2] = NULL;
+    bt_http_start(s, 200, "text/event-stream");
+    bt_http_write(s, "x", 1);
+    assert_non_null(strstr(get(stream, "x"), "1\r\nx"));
+    shutdown(whole, SHUT_WR);
+    shutdown(stream, SHUT_WR);
+    shutdown(old, SHUT_WR);
+    shutdown(leaves, SHUT_WR);
+    assert_string_equal(get(leaves, "\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+    close(leaves);
+    WAIT_FOR(n_gone == 1); /* and both probes of the others have been sent */
+    assert_null(held[3]);
+    turn(10);
+    bt_http_respond(w, 200, "text/plain", "all", 3);
+    const char *a = get(whole, NULL), *answer = strstr(a, "HTTP/1.1 200");
+    assert_int_equal(strncmp(a, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 ", 34), 0);
+    assert_non_null(answer);
+    assert_non_null(strstr(answer, "all"));
+    assert_non_null(strstr(answer, "HTTP/1.1 404")); /* what he had asked ahead */
+    bt_http_write(s, "yz", 2);
+    bt_http_end(s);
+    a = get(stream, NULL);
+    assert_int_equal(a[0], '0'); /* one for each probe */
+    assert_string_equal(a + strspn(a, "0"), "2\r\nyz\r\n0\r\n\r\n");
+    bt_http_respond(o, 200, "text/plain", "old", 3);
+    assert_int_equal(strncmp(get(old, NULL), "HTTP/1.1 200", 12), 0);
+    assert_int_equal(n_gone, 1);
+    close(whole);
+    close(stream);
+    close(old);
+    WAIT_FOR(bt_http_conns(http) == 0);
+}
+
 static int setup_small_out(void **state)
 {
     (void)state;
@@ -223,6 +271,7 @@ int main(void)
         T_WITH(test_slow_header_has_one_deadline, setup_short),
         T_WITH(test_no_deadline_while_answering, setup_short),
         T(test_gone),
+        T(test_half_closed_is_answered),
         T_WITH(test_vanished, setup_short),
         T_WITH(test_slow_reader_is_dropped, setup_small_out),
         T_WITH(test_large_answer_is_not_dropped, setup_small_out),
