@@ -11,7 +11,7 @@
 #define QUARANTINE_MS 1000 /* a killed worker's device was seen to write for 159 ms */
 
 struct found {
-    uint64_t sealed_ns;
+    uint64_t used_ns;
     uint32_t slot, depth;
 };
 
@@ -34,17 +34,17 @@ static void on_checked(void *arg)
     struct bt_adopt *a = arg;
     for (uint32_t i = a->at; i < a->at + a->n_batch; i++) {
         uint32_t slot = a->found[i].slot;
+        struct bt_kv_key name = *bt_pool_key(a->cache->pool, slot);
+        bool bad = !bt_pool_header_ok(a->cache->pool, slot);
         if (bt_cache_readmit(a->cache, slot)) {
             a->n.blocks++;
         } else {
-            bool bad = !bt_pool_header_ok(a->cache->pool, slot);
             char key[17];
             a->n.bad += bad;
-            bt_hex(bt_pool_key(a->cache->pool, slot)->b, 8, key);
+            bt_hex(name.b, 8, key);
             BT_DEBUG("block_gone", "tier=slab key=%s why=%s", key,
                      bt_log_q(bad ? "not adopted: wrong checksum" : "not adopted: here twice"));
         }
-        bt_cache_put(a->cache, &slot, 1);
     }
     a->at += a->n_batch;
     a->n.pending -= a->n_batch;
@@ -76,16 +76,19 @@ static void on_slot(void *arg, uint32_t slot, bool sealed)
         a->quarantine[a->n_quarantine++] = slot;
         return;
     }
-    const struct bt_slot_header *h = bt_pool_header(a->cache->pool, slot);
-    a->found[a->n_found++] = (struct found){h->sealed_ns, slot, h->depth};
+    uint32_t count;
+    uint64_t used_ns = bt_pool_last_use(a->cache->pool, slot, &count);
+    uint32_t depth = bt_pool_depth(a->cache->pool, slot);
+    a->found[a->n_found++] = (struct found){used_ns, slot, depth};
 }
 
-/* The oldest first, so that it is the first to go; of one moment a chain's tail before its head. */
+/* The longest unused first, so that it is the first to go; of one request a chain's tail before its
+ * head. */
 static int by_age(const void *x, const void *y)
 {
     const struct found *a = x, *b = y;
-    if (a->sealed_ns != b->sealed_ns) {
-        return a->sealed_ns < b->sealed_ns ? -1 : 1;
+    if (a->used_ns != b->used_ns) {
+        return a->used_ns < b->used_ns ? -1 : 1;
     }
     return a->depth == b->depth ? 0 : a->depth > b->depth ? -1 : 1;
 }

@@ -92,10 +92,12 @@ uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint3
     }
     c->hits += i;
     c->misses += n - i;
+    uint64_t now = i > 0 ? bt_mono_ns() : 0;
     for (uint32_t k = 0; k < i; k++) {
         if (!count_use(c, slots[k])) {
             continue;
         }
+        bt_pool_used(c->pool, slots[k], now, true);
         c->policy->hit(c->evict, slots[k], k > 0 ? slots[k - 1] : BT_EVICT_NONE);
         if (c->lower.hit != NULL) {
             c->lower.hit(c->lower.arg, slots[k]);
@@ -179,8 +181,8 @@ bt_status_t bt_cache_take_for(struct bt_cache *c, uint8_t group, uint32_t n, uin
     return BT_OK;
 }
 
-/* Tells the policy of a block that was just indexed. */
-static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
+/* Tells the policy of a block that was just indexed. uses: before a restart, 0: it is new. */
+static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b, uint32_t uses)
 {
     uint32_t parent = b->parent != NULL ? bt_index_find(c->index, b->parent) : UINT32_MAX;
     own(c, slot, BT_TENANT_NOBODY); /* if it is nobody's yet */
@@ -190,6 +192,7 @@ static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block
                                .parent = parent == UINT32_MAX ? BT_EVICT_NONE : parent,
                                .reused_tokens = b->reused_tokens,
                                .origin = b->origin,
+                               .uses = uses,
                                .group = c->group[slot]};
     c->policy->admit(c->evict, slot, &e);
     if (c->guard.cached != NULL) {
@@ -204,7 +207,7 @@ bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cach
         c->duplicates++;
         return false;
     }
-    admit(c, slot, b);
+    admit(c, slot, b, 0);
     c->sealed++;
     if (b->passing) {
         c->copy[slot] = COPY_PASSING;
@@ -235,21 +238,28 @@ bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache
 
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
 {
+    uint32_t uses;
     struct bt_cache_block b = {.key = bt_pool_key(c->pool, slot),
                                .n_tokens = bt_pool_header(c->pool, slot)->n_tokens,
                                .depth = bt_pool_depth(c->pool, slot)};
     if (!bt_pool_header_ok(c->pool, slot) || !bt_index_add(c->index, b.key, b.depth, slot)) {
+        bt_cache_put(c, &slot, 1);
         return false;
     }
     if (c->tenants != NULL) {
         own(c, slot, bt_tenants_by_tag(c->tenants, bt_pool_header(c->pool, slot)->tenant));
     }
-    admit(c, slot, &b);
+    (void)bt_pool_last_use(c->pool, slot, &uses);
+    admit(c, slot, &b, uses);
+    if (bt_pool_unlease(c->pool, slot) == 0) { /* no use: its header stays as it is */
+        c->policy->unpin(c->evict, slot);
+    }
     return true;
 }
 
 void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
 {
+    uint64_t now = 0;
     while (n-- > 0) {
         uint32_t slot = slots[n];
         if (bt_pool_unlease(c->pool, slot) > 0) {
@@ -261,6 +271,8 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
             drop_block(c, slot,
                        copy ? "a copy beyond kvstore.replica_max" : "it only passed through");
         } else if (bt_index_has_slot(c->index, slot)) {
+            now = now != 0 ? now : bt_mono_ns();
+            bt_pool_used(c->pool, slot, now, false); /* until now */
             c->policy->unpin(c->evict, slot);
         } else {
             free_slot(c, slot);

@@ -87,8 +87,9 @@ bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *ke
 /* As bt_cache_seal_block, for a block that was fetched from another node for one request: that
  * request's lookup counts as no second use of it, so it stays on probation. */
 bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
-/* Indexes a SEALED slot of an adopted slab that the caller holds, if its bytes are the sealed ones
- * (bt_pool_header_ok); false: they are not, or the key is there already. */
+/* Indexes a SEALED slot of an adopted slab, if its bytes are the sealed ones (bt_pool_header_ok),
+ * used as often as its header says, and last of all so far; false: they are not, or the key is
+ * there already. Takes the caller's lease. */
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot);
 /* Drops one lease of each, last first: a chain's head is left the youngest. */
 void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n);

@@ -90,6 +90,10 @@ static void slru_admit(struct bt_evict *e, uint32_t slot, const struct bt_evict_
 {
     BT_ASSERT(slot < e->n && !e->nodes[slot].cached && b->group < BT_EVICT_GROUPS);
     e->nodes[slot] = (struct node){.cached = 1, .pinned = 1, .cls = PROBATION, .group = b->group};
+    if (b->uses > 1) {
+        e->nodes[slot].cls = PROTECTED;
+        e->hot++;
+    }
     e->n_groups = BT_MAX(e->n_groups, b->group + 1u);
 }
 

@@ -42,6 +42,8 @@ struct bt_evict_block {
     uint32_t parent;        /* slot of the block before it, BT_EVICT_NONE: unknown or not cached */
     uint32_t reused_tokens; /* of the request that made it: what was cached of its prompt */
     bt_evict_origin_t origin;
+    uint32_t uses; /* 0: it is new. Else it was kept over a restart and used so often before: that
+                    * it comes now is no use of it, and nothing to learn from */
     uint8_t group; /* below BT_EVICT_GROUPS */
 };
 

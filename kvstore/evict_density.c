@@ -234,15 +234,21 @@ static uint8_t dear(uint32_t start_tokens)
     return (uint8_t)BT_MIN(levels, DEAR_MAX);
 }
 
-static void use(struct bt_evict *e, struct node *x, uint32_t cls)
+/* x is the youngest of its class. */
+static void renew(struct bt_evict *e, struct node *x, uint32_t cls)
 {
     x->cls = (uint8_t)cls;
     x->tick = ++e->tick;
-    bt_learn_use(e->learn, x->hash, cls, e->tick);
     for (uint32_t i = 0; i < HAND; i++) {
         e->hand = e->hand + 1 < e->n ? e->hand + 1 : 0;
         relink(e, e->hand);
     }
+}
+
+static void use(struct bt_evict *e, struct node *x, uint32_t cls)
+{
+    bt_learn_use(e->learn, x->hash, cls, e->tick + 1);
+    renew(e, x, cls);
 }
 
 static uint32_t class_by_uses(const struct node *x)
@@ -261,14 +267,19 @@ static void density_admit(struct bt_evict *e, uint32_t slot, const struct bt_evi
                        .group = b->group,
                        .list = NOWHERE,
                        .hash = hash,
-                       .uses = (uint8_t)BT_MIN(before + 1, USES),
+                       .uses = (uint8_t)BT_MIN(b->uses > 0 ? b->uses : before + 1, USES),
                        .copy = b->origin == BT_EVICT_COPY,
                        .dear = dear(b->start_tokens) & DEAR_MAX,
                        .cached = 1,
                        .pinned = 1};
     join(e, x, b->parent);
     bool first = x->uses == 1 || b->origin == BT_EVICT_PARTIAL;
-    use(e, x, first ? class_of(b) : class_by_uses(x));
+    uint32_t cls = first ? class_of(b) : class_by_uses(x);
+    if (b->uses > 0) { /* thousands that come at once and are not used again at once: no sample */
+        renew(e, x, cls);
+    } else {
+        use(e, x, cls);
+    }
 }
 
 static void density_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)

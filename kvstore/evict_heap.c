@@ -164,7 +164,7 @@ static void heap_admit(struct bt_evict *e, uint32_t slot, const struct bt_evict_
 {
     BT_ASSERT(slot < e->n && !e->nodes[slot].cached && b->group < BT_EVICT_GROUPS);
     e->nodes[slot] = (struct node){.used = ++e->tick,
-                                   .uses = 1,
+                                   .uses = BT_MAX(b->uses, 1u),
                                    .depth = b->depth,
                                    .pos = OUTSIDE,
                                    .cached = 1,

@@ -8,6 +8,8 @@
 
 #include "common/base/crc32c.h"
 
+#define USES_MAX 65535u /* more are not counted */
+
 enum { UNKNOWN = 0, KNOWN = 1, STORING = 2 }; /* of a segment's CRC in the slab */
 
 struct slot_meta {
@@ -157,6 +159,29 @@ void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key,
     h->sealed_ns = now_ns;
     h->crc = header_crc(h, row, p->n_layers);
     set_state(p, slot, BT_SLOT_SEALED);
+}
+
+void bt_pool_used(struct bt_pool *p, uint32_t slot, uint64_t now_ns, bool again)
+{
+    const struct slot_meta *m = meta_of(p, slot);
+    struct bt_slot_header *h = &p->slab->headers[slot];
+    BT_ASSERT(m->state == BT_SLOT_SEALED);
+    if (h->use.generation != m->generation) { /* of an earlier block */
+        h->use.count = 1;
+        h->use.generation = m->generation;
+    }
+    h->use.used_ns = now_ns;
+    h->use.count += again && h->use.count < USES_MAX;
+}
+
+uint64_t bt_pool_last_use(const struct bt_pool *p, uint32_t slot, uint32_t *count_p)
+{
+    const struct slot_meta *m = meta_of(p, slot);
+    const struct bt_slot_header *h = &p->slab->headers[slot];
+    BT_ASSERT(m->state == BT_SLOT_SEALED);
+    bool known = h->use.generation == m->generation;
+    *count_p = known ? BT_MIN(BT_MAX(h->use.count, 1u), USES_MAX) : 1;
+    return known ? BT_MAX(h->use.used_ns, h->sealed_ns) : h->sealed_ns;
 }
 
 void bt_pool_set_tenant(struct bt_pool *p, uint32_t slot, uint32_t tag)

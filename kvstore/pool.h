@@ -45,6 +45,10 @@ uint32_t bt_pool_unlease(struct bt_pool *p, uint32_t slot);
  * now_ns: bt_mono_ns(), by which the next kvstore orders what it adopts. */
 void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key, uint32_t n_tokens,
                   uint32_t depth, uint64_t now_ns);
+/* A SEALED slot's block is used, again: by another request than so far. Kept in the header. */
+void bt_pool_used(struct bt_pool *p, uint32_t slot, uint64_t now_ns, bool again);
+/* When a SEALED slot's block was used last, bt_mono_ns; how often, 1: by who made it only. */
+uint64_t bt_pool_last_use(const struct bt_pool *p, uint32_t slot, uint32_t *count_p);
 /* Whose block it is to be (bt_kv_tenant_tag): kept in the header. WRITING; taken slots have 0. */
 void bt_pool_set_tenant(struct bt_pool *p, uint32_t slot, uint32_t tag);
 /* WRITING or SEALED -> QUARANTINE: a dead holder might still write. Leases stay. */

@@ -50,7 +50,12 @@ struct bt_slot_header {     /* 128 bytes */
     uint64_t sealed_ns; /* bt_mono_ns: a slab does not outlive its boot */
     uint32_t tenant;    /* bt_kv_tenant_tag of whose block it is */
     uint32_t crc; /* CRC32C over key..tenant and the slot's CRC row; written before the state */
-    uint8_t pad[56];
+    struct {
+        uint64_t used_ns;    /* of the last one; bt_mono_ns */
+        uint32_t count;      /* with the one that made it */
+        uint32_t generation; /* of the block that this speaks of */
+    } use; /* of the block so far, for the order after a restart: a hint, under no checksum */
+    uint8_t pad[40];
 };
 
 static inline uint64_t bt_slot_word(uint32_t generation, bt_slot_state_t s)

@@ -12,6 +12,8 @@
 #define BYTES (5u * 4096 + 40 * 4300) /* of the slab: 40 slots and a few more */
 
 static char life_path[96], life_err[512];
+static uint64_t life_bytes = BYTES;
+static const struct bt_evict_policy *life_policy = &bt_evict_slru;
 static struct bt_kv_layout layout;
 static struct bt_kv_key root;
 
@@ -27,7 +29,7 @@ static inline void live(struct life *k, bool adopted)
 {
     assert_int_equal(bt_loop_create(&k->loop), BT_OK);
     struct bt_slab_spec spec = {.path = life_path,
-                                .bytes = BYTES,
+                                .bytes = life_bytes,
                                 .layout = &layout,
                                 .root = &root,
                                 .incarnation = adopted ? 2 : 1};
@@ -37,7 +39,7 @@ static inline void live(struct life *k, bool adopted)
     if (st != BT_OK) {
         fail_msg("%s", life_err);
     }
-    k->cache = bt_cache_create(k->slab, &layout, 8, &bt_evict_slru);
+    k->cache = bt_cache_create(k->slab, &layout, 8, life_policy);
     assert_int_equal(bt_sealer_create(k->loop, k->cache->pool, layout.n_layers, &k->sealer), BT_OK);
     k->adopt = adopted ? bt_adopt_start(k->loop, k->cache, k->sealer) : NULL;
 }

@@ -26,7 +26,7 @@ static void flip_in_slab(const struct life *k, uint32_t slot)
 {
     struct bt_slot_header *h = &k->slab->headers[slot];
     const size_t from = offsetof(struct bt_slot_header, key);
-    const size_t head = offsetof(struct bt_slot_header, pad) - from;
+    const size_t head = offsetof(struct bt_slot_header, use) - from;
     const size_t row = layout.n_layers * sizeof(uint32_t);
     uint32_t what = draw(1, 4), at;
     uint8_t *p;

@@ -197,6 +197,68 @@ static void killed_while_taking_over(void **state)
     die(&k);
 }
 
+/* A request finds the first n blocks of a chain and lets go of them. */
+static void find(const struct life *k, uint32_t chain, uint32_t n)
+{
+    struct bt_kv_key keys[16];
+    uint32_t slots[16];
+    for (uint32_t b = 0; b < n; b++) {
+        node_key(chain, b, &keys[b]);
+    }
+    assert_int_equal(bt_cache_prefix(k->cache, keys, n, slots), n);
+    bt_cache_put(k->cache, slots, n);
+}
+
+/* What was used last stays longest after a restart as well, under every policy: not what was sealed
+ * last, and it is no sign against young blocks that thousands came back at once and were not used
+ * at once. More blocks than the density policy waits for before it learns. */
+static void the_longest_unused_goes_first(void **state)
+{
+    static const char *const policies[] = {"density", "slru", "lru", "lfu", "length_aware"};
+    (void)state;
+    life_bytes = 5u * 4096 + 720ull * 4300;
+    for (size_t p = 0; p < BT_ARRAY_LEN(policies); p++) {
+        struct life k;
+        struct bt_pool_counts c;
+        life_policy = bt_evict_by_name(policies[p]);
+        live(&k, false);
+        bt_pool_counts(k.cache->pool, &c);
+        const uint32_t n = c.total - 10, gone = 100;
+        assert_true(n > 600);
+        for (uint32_t b = 0; b < 10; b++) { /* the oldest */
+            seal(&k, 1, b);
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            seal(&k, 100 + i, 0);
+        }
+        find(&k, 1, 10);
+        vanish(&k);
+        live(&k, true); /* killed once more, in the middle of taking over */
+        NODE_UNTIL(&k, stats(&k).pending < c.total / 2);
+        vanish(&k);
+        live(&k, true);
+        NODE_UNTIL(&k, stats(&k).pending == 0);
+        assert_int_equal(stats(&k).blocks, c.total);
+        for (uint32_t i = 0; i < gone; i++) {
+            take(&k);
+        }
+        for (uint32_t b = 0; b < 10; b++) {
+            assert_true(right(&k, 1, b));
+        }
+        uint32_t left = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            bool is = right(&k, 100 + i, 0);
+            left += is;
+            assert_true(is || i < 2 * gone); /* density: ages are ranges */
+        }
+        assert_int_equal(left, n - gone);
+        die(&k);
+        teardown(NULL);
+    }
+    life_bytes = BYTES;
+    life_policy = &bt_evict_slru;
+}
+
 struct ledger {
     _Atomic uint64_t sealed; /* blocks below are sealed */
 };
@@ -265,6 +327,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(not_under_a_live_worker, setup, teardown),
         cmocka_unit_test_setup_teardown(only_what_fits, setup, teardown),
         cmocka_unit_test_setup_teardown(killed_while_taking_over, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_longest_unused_goes_first, setup, teardown),
         cmocka_unit_test_setup_teardown(kill_at_any_moment, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
