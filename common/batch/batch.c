@@ -1,5 +1,5 @@
 /* Prefill and decode batchers and their cost model. Pure functions over struct bt_batch: they touch
- * their arguments only and are called by the engine thread and by the scheduler alike. */
+ * their arguments only; the engine thread calls them for real. See batch.h. */
 #include "common/batch/batch.h"
 
 /* Tokens that the prompt at *s may compute within budget: up to the prompt's end or the end of its
@@ -222,31 +222,4 @@ double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
 {
     struct bt_batch_work w = bt_batch_work_of(b, rows, n);
     return bt_batch_work_ns(c, &w);
-}
-
-bt_status_t bt_batch_predict(struct bt_batch *b, const struct bt_batch_cost *c, bool decode_role,
-                             uint32_t seq, uint32_t max_steps, struct bt_batch_row *rows,
-                             uint32_t max, double *start_ns_p, double *end_ns_p)
-{
-    if (seq >= b->n || b->seqs[seq].kind != BT_BATCH_PROMPT || max == 0) {
-        return BT_ERR_INVALID;
-    }
-    double now = 0, start = -1;
-    for (uint32_t step = 0; step < max_steps; step++) {
-        uint32_t n = decode_role ? bt_batch_decode(b, rows, max) : bt_batch_prefill(b, rows, max);
-        if (n == 0) {
-            return BT_AGAIN;
-        }
-        for (uint32_t i = 0; i < n && start < 0; i++) {
-            start = rows[i].seq == seq ? now : -1;
-        }
-        now += bt_batch_step_ns(c, b, rows, n);
-        bt_batch_apply(b, rows, n);
-        if (b->seqs[seq].kind != BT_BATCH_PROMPT) {
-            *start_ns_p = start;
-            *end_ns_p = now;
-            return BT_OK;
-        }
-    }
-    return BT_AGAIN;
 }

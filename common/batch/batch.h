@@ -1,7 +1,8 @@
 /* The batchers: which tokens of which sequences the next engine step computes. The worker runs them
- * for real; the conductor's scheduler and the simulator roll a copy of the state forward against a
- * cost model to predict queue times. The state is a plain struct in caller memory. Pure: no clock,
- * allocation, lock, I/O or log. */
+ * for real. The conductor predicts with the same cost model (cost.h) in closed form and the
+ * simulator likewise; tests roll these functions forward (bt_batch_apply) and hold both against
+ * them. The state is a plain struct in caller memory. Pure: no clock, allocation, lock, I/O or log.
+ */
 #ifndef BT_BATCH_BATCH_H
 #define BT_BATCH_BATCH_H
 
@@ -86,12 +87,5 @@ uint32_t bt_batch_prompt_room(const struct bt_batch *b, const struct bt_batch_co
                               double budget_ns);
 double bt_batch_step_ns(const struct bt_batch_cost *c, const struct bt_batch *b,
                         const struct bt_batch_row *rows, uint32_t n);
-
-/* Rolls b forward (it is changed: pass a copy) until sequence `seq` has its first step and until
- * its prompt is computed. Outputs are ns from now. rows: scratch for max rows, max >= b->n.
- * AGAIN if max_steps did not suffice; ERR_INVALID if seq is not a PROMPT. */
-bt_status_t bt_batch_predict(struct bt_batch *b, const struct bt_batch_cost *c, bool decode_role,
-                             uint32_t seq, uint32_t max_steps, struct bt_batch_row *rows,
-                             uint32_t max, double *start_ns_p, double *end_ns_p) BT_MUST_CHECK;
 
 #endif

@@ -119,8 +119,8 @@ struct bt_engine_event {
     bt_status_t status; /* ERR_DEVICE is sticky: the worker goes out of service */
     uint32_t n_out;     /* sample tickets: results in the order of the SAMPLE rows of the batch,
                            then of forks; forward tickets: prompt tokens in the order of the
-                           PROMPT_LOGPROBS rows,     rising positions in each */
-    const struct bt_engine_out *out; /* valid until bt_engine_release(ticket) */
+                           PROMPT_LOGPROBS rows, rising positions in each */
+    const struct bt_engine_out *out; /* valid until release(ticket) */
     float run_us;
 };
 

@@ -324,8 +324,3 @@ void bt_loop_stop(struct bt_loop *l)
     ssize_t n = write(l->wakefd, &one, sizeof(one));
     BT_ASSERT(n == sizeof(one) || errno == EAGAIN);
 }
-
-uint64_t bt_loop_now_ns(const struct bt_loop *l)
-{
-    return l->now_ns;
-}

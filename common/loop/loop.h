@@ -62,9 +62,6 @@ void bt_loop_short_slices(uint32_t us);
 /* Delivers signo through signalfd (call before starting threads: it blocks the signal). */
 void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, void *arg);
 
-/* bt_mono_ns() taken once per turn. */
-uint64_t bt_loop_now_ns(const struct bt_loop *loop);
-
 /* For those who watch others for silence, at every look: did this thread itself stand still for
  * more than limit_ns since the last look (*last_ns; 0: there was none)? Then what others said
  * meanwhile may lie unread, and their silence is not theirs. */

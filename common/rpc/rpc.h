@@ -73,7 +73,6 @@ bool bt_rpc_stream_sending(const struct bt_rpc_stream *s);
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
 /* Who is called from now on; ops is copied. */
 void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);
-const char *bt_rpc_stream_peer(const struct bt_rpc_stream *s); /* "ipv4:127.0.0.1:4711" */
 /* Does the certificate at the other end name this role and node? Without TLS: true. On the client
  * side from the first message on. */
 bool bt_rpc_stream_peer_is(const struct bt_rpc_stream *s, const char *role, const char *node);

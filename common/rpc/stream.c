@@ -44,7 +44,6 @@ struct bt_rpc_stream {
     int cancelled;
     int finish_code;
     char *finish_detail;
-    char *peer;
 };
 
 static void pump(struct bt_rpc_stream *s);
@@ -76,7 +75,6 @@ static void stream_put(struct bt_rpc_stream *s)
     grpc_metadata_array_destroy(&s->md_trailing);
     grpc_slice_unref(s->details);
     free(s->finish_detail);
-    free(s->peer);
     s->magic = 0;
     free(s);
 }
@@ -306,16 +304,6 @@ void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_o
 {
     s->ops = *ops;
     s->arg = arg;
-}
-
-const char *bt_rpc_stream_peer(const struct bt_rpc_stream *cs)
-{
-    struct bt_rpc_stream *s = (struct bt_rpc_stream *)cs; /* the text is cached in the stream */
-    char *peer = grpc_call_get_peer(s->call);
-    free(s->peer);
-    s->peer = bt_strdup(peer == NULL ? "unknown" : peer);
-    gpr_free(peer);
-    return s->peer;
 }
 
 bool bt_rpc_stream_peer_is(const struct bt_rpc_stream *s, const char *role, const char *node)

@@ -406,11 +406,6 @@ void bt_local_stop(struct bt_local *l)
     }
 }
 
-bool bt_local_attached(const struct bt_local *l)
-{
-    return l->state == LOCAL_ATTACHED;
-}
-
 /* 0 sent, 1 would block, -1 the session is over (its end is noticed by the watcher). */
 static int try_send(struct bt_local *l, const uint8_t *data, size_t len)
 {

@@ -39,7 +39,6 @@ struct bt_local *bt_local_start(struct bt_loop *loop, const char *run_dir, const
 /* Closes the socket and frees l, from inside a callback too; no callback comes any more. NULL:
  * nothing happens. */
 void bt_local_stop(struct bt_local *l);
-bool bt_local_attached(const struct bt_local *l);
 /* Sends one message, in order; ERR_UNAVAILABLE while detached, ERR_TOO_LARGE above
  * BT_LOCAL_MSG_MAX. A full socket buffer queues (bounded, then AGAIN: nothing was taken). */
 bt_status_t bt_local_send(struct bt_local *l, const Baton__LocalMsg *msg) BT_MUST_CHECK;

@@ -130,7 +130,6 @@ struct bt_wreq {
     uint64_t landed_ns;                 /* mono; of a row that has not been in a step; else 0 */
     Baton__Finish finish;
     bt_status_t end_status;
-    char end_detail[BT_WORKER_DETAIL];
     /* reload: blocks of a row that has lost its pages */
     enum { BT_WRELOAD_NONE, BT_WRELOAD_ASKED, BT_WRELOAD_KNOWN } reload;
     struct bt_kv_key piece_chain;  /* of the block before chain_at, where the last piece begins */

@@ -87,8 +87,3 @@ const struct bt_journal_entry *bt_journal_take(struct bt_journal *j)
     j->tokens[j->n++] = e->token;
     return e;
 }
-
-bool bt_journal_gap(const struct bt_journal *j)
-{
-    return j->waiting != 0 && j->window[j->n % j->window_cap].epoch == 0;
-}

@@ -42,10 +42,7 @@ void bt_journal_begin(struct bt_journal *j, uint32_t epoch);
 bt_status_t bt_journal_put(struct bt_journal *j, uint32_t offset,
                            const struct bt_journal_entry *e) BT_MUST_CHECK;
 /* Takes the token at the next offset into the journal. NULL: not there (yet). The entry (but its
- * epoch, which is cleared) is valid
- * until the next put. */
+ * epoch, which is cleared) is valid until the next put. */
 const struct bt_journal_entry *bt_journal_take(struct bt_journal *j);
-/* Tokens wait for an earlier one. */
-bool bt_journal_gap(const struct bt_journal *j);
 
 #endif

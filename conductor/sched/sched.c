@@ -523,16 +523,3 @@ bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
     }
     return v;
 }
-
-const char *bt_sched_verdict_name(bt_sched_verdict_t v)
-{
-    switch (v) {
-    case BT_SCHED_PLANNED: return "planned";
-    case BT_SCHED_NO_PREFILL: return "no_prefill";
-    case BT_SCHED_NO_DECODE: return "no_decode";
-    case BT_SCHED_NO_KVSTORE: return "no_kvstore";
-    case BT_SCHED_TOO_LARGE: return "too_large";
-    case BT_SCHED_OVERLOADED: return "overloaded";
-    }
-    return "unknown";
-}

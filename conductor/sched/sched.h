@@ -279,6 +279,5 @@ uint32_t bt_sched_explain(const struct bt_sched_params *params,
 const struct bt_sched_policy *bt_sched_policy_find(const char *name);
 const struct bt_sched_admission *bt_sched_admission_find(const char *name);
 extern const char bt_sched_policy_names[], bt_sched_admission_names[];
-const char *bt_sched_verdict_name(bt_sched_verdict_t v); /* bounded metric label */
 
 #endif

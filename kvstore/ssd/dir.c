@@ -226,11 +226,6 @@ uint32_t bt_ssd_dir_used(const struct bt_ssd_dir *d, uint8_t group)
     return d->quota.used[group];
 }
 
-uint32_t bt_ssd_dir_slots(const struct bt_ssd_dir *d)
-{
-    return d->n;
-}
-
 uint32_t bt_ssd_dir_valid(const struct bt_ssd_dir *d)
 {
     return d->n_valid;

@@ -59,7 +59,6 @@ uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d);
 
 /* VALID slots of a group. */
 uint32_t bt_ssd_dir_used(const struct bt_ssd_dir *d, uint8_t group);
-uint32_t bt_ssd_dir_slots(const struct bt_ssd_dir *d);
 uint32_t bt_ssd_dir_valid(const struct bt_ssd_dir *d);
 uint32_t bt_ssd_dir_free_count(const struct bt_ssd_dir *d);
 bool bt_ssd_dir_is_valid(const struct bt_ssd_dir *d, uint32_t slot);

@@ -1,5 +1,5 @@
 /* The batchers: budget, block and flow-chunk boundaries, order, fairness, and invariants over
- * random states; the prediction by rolling forward. */
+ * random states. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -382,26 +382,6 @@ static void test_random(void **state)
     }
 }
 
-static void test_predict(void **state)
-{
-    (void)state;
-    struct bt_batch_cost c = {.base_ns = 1000, .token_ns = BT_BATCH_TOKEN_NS(10)};
-    struct fix f;
-    double start = -1, end = -1;
-    init(&f, 64);
-    add(&f, BT_BATCH_PROMPT, 0, 128, 0);
-    add(&f, BT_BATCH_PROMPT, 0, 64, 0);
-    assert_int_equal(bt_batch_predict(&f.b, &c, false, 1, 100, f.rows, MAX, &start, &end), BT_OK);
-    assert_true(start == 2 * (1000 + 640));
-    assert_true(end == 3 * (1000 + 640));
-    init(&f, 64);
-    add(&f, BT_BATCH_DECODE, 5, 0, 0);
-    assert_int_equal(bt_batch_predict(&f.b, &c, false, 0, 100, f.rows, MAX, &start, &end),
-                     BT_ERR_INVALID);
-    add(&f, BT_BATCH_PROMPT, 0, 6400, 0);
-    assert_int_equal(bt_batch_predict(&f.b, &c, false, 1, 10, f.rows, MAX, &start, &end), BT_AGAIN);
-}
-
 static void test_cost(void **state)
 {
     (void)state;
@@ -486,7 +466,6 @@ int main(void)
         cmocka_unit_test(test_turns_without_mixed_steps),
         cmocka_unit_test(test_no_starvation),
         cmocka_unit_test(test_random),
-        cmocka_unit_test(test_predict),
         cmocka_unit_test(test_cost),
         cmocka_unit_test(test_prompt_room),
         cmocka_unit_test(test_mixed_budget),

@@ -239,8 +239,6 @@ static void test_stream_both_ways(void **state)
     }
     WAIT_FOR(f, d.messages == 200);
     assert_string_equal(d.last, "message 199"); /* in order: the last is the last */
-    assert_non_null(strstr(bt_rpc_stream_peer(d.s), "127.0.0.1"));
-    assert_non_null(strstr(bt_rpc_stream_peer(f->server.s), "127.0.0.1"));
     bt_rpc_stream_close(d.s, 0, NULL, true);
     WAIT_FOR(f, f->server.closes == 1);
     assert_int_equal(f->server.code, BT_GRPC_OK);

@@ -448,7 +448,6 @@ static void test_names(void **state)
     assert_null(bt_sched_policy_find("cache"));
     assert_ptr_equal(bt_sched_admission_find("predict"), &bt_sched_admit_predict);
     assert_null(bt_sched_admission_find("earl"));
-    assert_string_equal(bt_sched_verdict_name(BT_SCHED_TOO_LARGE), "too_large");
     struct world x;
     world_init(&x);
     x.k[0].match_blocks = 50;

@@ -12,7 +12,6 @@
 
 #define BT_CPU_TILE     64 /* KV tokens of one softmax step, at absolute multiples */
 #define BT_CPU_ROWS_MAX 64 /* query rows (token, head) of one attention item */
-#define BT_CPU_HEAD_MAX 256
 
 /* One block of query tokens of one sequence against one KV head. */
 struct bt_cpu_attn {

@@ -109,7 +109,6 @@ struct bt_engine {
     struct bt_cu_staging staging[BT_CU_STAGING];
     uint32_t next_staging;
     cudaGraphExec_t graphs[BT_CU_BUCKETS];
-    bool graph_failed;
     bt_engine_ticket_t logits_of; /* the forward whose logits these are */
     struct bt_list work, idle;    /* struct bt_cu_work */
     struct bt_list waiting;       /* tickets of flows whose items are not on their way */
