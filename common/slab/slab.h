@@ -1,13 +1,15 @@
 /* The shared-memory slab of a node: one file in /dev/shm that baton-kvstore creates and workers
- * map.
+ * map. Its areas, each on a page of its own:
  *
- *   superblock (4 KiB) | headers [slots] x 128 B | CRCs [slots][layers] u32 | flow words | data
- * [slots]
+ *   superblock     4 KiB
+ *   headers        [slots] x 128 bytes
+ *   CRCs           [slots][layers] u32
+ *   flow words     [n_flow_words] u64
+ *   data           [slots] x slot_bytes
  *
- * Areas are page-aligned; a worker maps superblock, headers and CRCs read-only, flow words and data
- * read-write. The state word of a slot is generation:32 | state:8 << 0 ..., written only by the
- * kvstore, store-release after data and CRCs; a reader loads it with acquire and CHECKS IT AGAIN
- * AFTER USE. */
+ * A worker maps superblock, headers and CRCs read-only, flow words and data read-write. A slot's
+ * state word, generation << 32 | state, is written only by the kvstore, store-release after data
+ * and CRCs; a reader loads it with acquire and CHECKS IT AGAIN AFTER USE. */
 #ifndef BT_SLAB_SLAB_H
 #define BT_SLAB_SLAB_H
 
