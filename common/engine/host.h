@@ -1,6 +1,7 @@
-/* What every back end with its KV pages in host memory shares: sequence slots, tickets, flows
- * between pages and slab. Everything belongs to the engine's owner thread; copies are made by that
- * thread inside the calls, so a page or slab byte is never touched after the call that says so. */
+/* What back ends share: sequence slots, tickets, the books of flows between pages and slab. Those
+ * with their KV pages in host memory (cpu, null) use all of it: there copies are made inside the
+ * calls, so a page or slab byte is never touched after the call that says so. cuda makes its own
+ * copies, on streams (cuda/copy.c). Everything belongs to the engine's owner thread. */
 #ifndef BT_ENGINE_HOST_H
 #define BT_ENGINE_HOST_H
 
@@ -49,8 +50,12 @@ struct bt_host_flow {
     void *bell_arg;
     struct bt_engine_block *blocks; /* rising seq; those before `first` are finished */
     uint32_t n, first, cap;
-    uint32_t done; /* items below are copied */
+    uint32_t done; /* items below are copied (cuda: given to the copy stream) */
 };
+
+/* How long a step waits for the items that it was told to, at most: whoever loads them has ended
+ * or failed long before. */
+#define BT_HOST_WAIT_NS 30000000000ull
 
 struct bt_host {
     struct bt_engine_info info;
@@ -88,6 +93,19 @@ uint32_t bt_host_row_prompt_outs(const struct bt_host *h, const struct bt_engine
 /* Reports the prompt token at `pos` of `slot` by the logits of the token before it. Any thread. */
 void bt_host_prompt_out(const struct bt_host *h, uint32_t slot, uint32_t pos, const float *logits,
                         struct bt_engine_out *out);
+
+/* The books of a flow, for whoever copies. The open flow of that number; NULL: there is none. */
+struct bt_host_flow *bt_host_flow_of(const struct bt_host *h, uint32_t flow);
+/* The lowest item that still has bytes to copy; UINT32_MAX: none. */
+uint32_t bt_host_flow_next(const struct bt_host_flow *f);
+/* Are all items below seq copied (as far as there are any)? */
+bool bt_host_flow_passed(const struct bt_host_flow *f, uint32_t seq);
+/* How far a LOAD flow may go now: to its word, or to the end of what was added. */
+uint32_t bt_host_flow_loadable(const struct bt_host *h, const struct bt_host_flow *f);
+/* Items below `end` are copied: what is behind them stays. */
+void bt_host_flow_done(const struct bt_host *h, struct bt_host_flow *f, uint32_t end);
+/* The number may be given again; the memory of its blocks is kept. */
+void bt_host_flow_free(struct bt_host_flow *f);
 
 /* Layer `layer` begins: waits for the LOAD items of the batch's rows. ERR_TIMEOUT after 30 s. */
 bt_status_t bt_host_layer_wait(struct bt_host *h, const struct bt_engine_batch *b,

@@ -7,9 +7,7 @@
 #include "common/engine/host.h"
 #include "common/engine/host_priv.h"
 
-#define WAIT_LIMIT_NS 30000000000ull
-
-static struct bt_host_flow *flow_of(const struct bt_host *h, uint32_t flow)
+struct bt_host_flow *bt_host_flow_of(const struct bt_host *h, uint32_t flow)
 {
     return flow > 0 && flow <= h->n_flows && h->flows[flow - 1].used ? &h->flows[flow - 1] : NULL;
 }
@@ -44,7 +42,7 @@ bt_status_t bt_host_flow_open(struct bt_host *h, int dir, bt_flow_word_t *word, 
 bt_status_t bt_host_flow_add(struct bt_host *h, uint32_t flow, const struct bt_engine_block *b,
                              uint32_t n)
 {
-    struct bt_host_flow *f = flow_of(h, flow);
+    struct bt_host_flow *f = bt_host_flow_of(h, flow);
     const struct bt_kv_layout *l = &h->info.layout;
     if (!f || f->closing) {
         return BT_ERR_INVALID;
@@ -92,10 +90,39 @@ static void copy_segment(const struct bt_host *h, const struct bt_engine_block *
     }
 }
 
-/* The lowest item that still has bytes to copy; UINT32_MAX: none. */
-static uint32_t next_pending(const struct bt_host_flow *f)
+uint32_t bt_host_flow_next(const struct bt_host_flow *f)
 {
     return f->first < f->n ? BT_MAX(f->done, f->blocks[f->first].seq) : UINT32_MAX;
+}
+
+bool bt_host_flow_passed(const struct bt_host_flow *f, uint32_t seq)
+{
+    return f->done >= seq || bt_host_flow_next(f) >= seq;
+}
+
+uint32_t bt_host_flow_loadable(const struct bt_host *h, const struct bt_host_flow *f)
+{
+    if (f->n == f->first) {
+        return 0;
+    }
+    uint32_t end = f->blocks[f->n - 1].seq + h->info.layout.n_layers;
+    return f->word ? BT_MIN(end, bt_flow_read(f->word, f->epoch)) : end;
+}
+
+void bt_host_flow_done(const struct bt_host *h, struct bt_host_flow *f, uint32_t end)
+{
+    f->done = end;
+    while (f->first < f->n && f->blocks[f->first].seq + h->info.layout.n_layers <= end) {
+        f->first++;
+    }
+}
+
+void bt_host_flow_free(struct bt_host_flow *f)
+{
+    f->used = f->closing = false;
+    f->n = f->first = 0;
+    f->word = NULL;
+    f->bell = NULL;
 }
 
 /* Copies all items below `end`, in any order within, then raises the word. */
@@ -112,10 +139,7 @@ static void flow_advance(struct bt_host *h, struct bt_host_flow *f, uint32_t end
             copy_segment(h, b, item - b->seq, f->dir);
         }
     }
-    f->done = end;
-    while (f->first < f->n && f->blocks[f->first].seq + layers <= end) {
-        f->first++;
-    }
+    bt_host_flow_done(h, f, end);
     if (f->dir == BT_ENGINE_STORE) {
         if (f->word) {
             bt_flow_raise(f->word, f->epoch, end);
@@ -126,30 +150,9 @@ static void flow_advance(struct bt_host *h, struct bt_host_flow *f, uint32_t end
     }
 }
 
-/* How far a LOAD flow may go now: to the word, or to the end of what was added. */
 static void load_advance(struct bt_host *h, struct bt_host_flow *f)
 {
-    if (f->n == f->first) {
-        return;
-    }
-    uint32_t end = f->blocks[f->n - 1].seq + h->info.layout.n_layers;
-    if (f->word) {
-        end = BT_MIN(end, bt_flow_read(f->word, f->epoch));
-    }
-    flow_advance(h, f, end);
-}
-
-static void flow_free(struct bt_host_flow *f)
-{
-    f->used = f->closing = false;
-    f->n = f->first = 0;
-    f->word = NULL;
-    f->bell = NULL;
-}
-
-static bool loaded(const struct bt_host_flow *f, uint32_t seq)
-{
-    return f->done >= seq || next_pending(f) >= seq;
+    flow_advance(h, f, bt_host_flow_loadable(h, f));
 }
 
 void bt_host_flows_advance(struct bt_host *h)
@@ -162,12 +165,12 @@ void bt_host_flows_advance(struct bt_host *h)
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &h->waiting) {
         struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
-        struct bt_host_flow *f = flow_of(h, t->flow);
-        if (f && !loaded(f, t->seq)) {
+        struct bt_host_flow *f = bt_host_flow_of(h, t->flow);
+        if (f && !bt_host_flow_passed(f, t->seq)) {
             continue;
         }
         if (f && t->close_flow) {
-            flow_free(f);
+            bt_host_flow_free(f);
         }
         bt_host_ticket_done(h, t, f ? BT_OK : BT_ERR_CANCELLED);
     }
@@ -176,7 +179,7 @@ void bt_host_flows_advance(struct bt_host *h)
 bt_status_t bt_host_flow_release(struct bt_host *h, uint32_t flow, uint32_t seq,
                                  bt_engine_ticket_t *done_p)
 {
-    struct bt_host_flow *f = flow_of(h, flow);
+    struct bt_host_flow *f = bt_host_flow_of(h, flow);
     if (!f || f->closing) {
         return BT_ERR_INVALID;
     }
@@ -197,7 +200,7 @@ bt_status_t bt_host_flow_release(struct bt_host *h, uint32_t flow, uint32_t seq,
 bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
                                bt_engine_ticket_t *quiet_p)
 {
-    struct bt_host_flow *f = flow_of(h, flow);
+    struct bt_host_flow *f = bt_host_flow_of(h, flow);
     if (!f || f->closing) {
         return BT_ERR_INVALID;
     }
@@ -212,10 +215,9 @@ bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
         bt_host_flows_advance(h);
         return BT_OK;
     }
-    flow_free(f);
+    bt_host_flow_free(f);
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &h->waiting) /* waits that can never end */
-    {
+    bt_list_for_each_safe (l, tmp, &h->waiting) { /* waits that can never end */
         struct bt_host_ticket *w = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
         if (w->flow == flow) {
             bt_host_ticket_done(h, w, BT_ERR_CANCELLED);
@@ -230,14 +232,14 @@ bt_status_t bt_host_layer_wait(struct bt_host *h, const struct bt_engine_batch *
     uint64_t end = 0;
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct bt_engine_at *at = &b->rows[i].wait;
-        struct bt_host_flow *f = at->flow ? flow_of(h, at->flow) : NULL;
+        struct bt_host_flow *f = at->flow ? bt_host_flow_of(h, at->flow) : NULL;
         if (!f) {
             continue;
         }
         load_advance(h, f);
-        while (!loaded(f, at->seq + layer + 1)) {
+        while (!bt_host_flow_passed(f, at->seq + layer + 1)) {
             uint64_t now = bt_mono_ns();
-            end = end ? end : now + WAIT_LIMIT_NS;
+            end = end ? end : now + BT_HOST_WAIT_NS;
             if (now > end) {
                 return BT_ERR_TIMEOUT;
             }
@@ -252,10 +254,10 @@ void bt_host_layer_fire(struct bt_host *h, const struct bt_engine_batch *b, uint
 {
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct bt_engine_at *at = &b->rows[i].fire;
-        struct bt_host_flow *f = at->flow ? flow_of(h, at->flow) : NULL;
+        struct bt_host_flow *f = at->flow ? bt_host_flow_of(h, at->flow) : NULL;
         /* Two chunks of one flow in one step: the second's items wait for all layers of the
          * first, since the word counts items in order. */
-        if (f && next_pending(f) >= at->seq + layer) {
+        if (f && bt_host_flow_next(f) >= at->seq + layer) {
             flow_advance(h, f, at->seq + layer + 1);
         }
     }
@@ -266,7 +268,7 @@ void bt_host_step_end(struct bt_host *h, const struct bt_engine_batch *b)
     uint32_t layers = h->info.layout.n_layers;
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct bt_engine_row *r = &b->rows[i];
-        struct bt_host_flow *f = r->fire.flow ? flow_of(h, r->fire.flow) : NULL;
+        struct bt_host_flow *f = r->fire.flow ? bt_host_flow_of(h, r->fire.flow) : NULL;
         if (f) {
             flow_advance(h, f, r->fire.seq + layers);
         }

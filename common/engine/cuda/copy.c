@@ -8,8 +8,6 @@
 #include "common/engine/cuda/cuda_priv.h"
 #include "common/engine/cuda/ranges.h"
 
-#define WAIT_LIMIT_NS 30000000000ull
-
 struct tail { /* what lies behind the last token of a partial block's segment: zeros */
     uint8_t *at;
     size_t plane, used, planes;
@@ -24,74 +22,48 @@ struct raise { /* the callback's */
     struct tail tails[];
 };
 
-static struct bt_cu_flow *flow_of(const struct bt_engine *e, uint32_t flow)
+/* A LOAD flow's events, made when it is first used: of its last items, by item % n_layers. */
+static bt_status_t load_events(struct bt_engine *e, uint32_t flow)
 {
-    return flow > 0 && flow <= e->n_flows && e->flows[flow - 1].used ? &e->flows[flow - 1] : NULL;
+    cudaEvent_t **events = &e->load_events[flow - 1];
+    uint32_t layers = e->host.info.layout.n_layers;
+    if (*events) {
+        return BT_OK;
+    }
+    *events = bt_calloc(layers, sizeof(cudaEvent_t));
+    for (uint32_t l = 0; l < layers; l++) {
+        BT_CU_TRY(e, cudaEventCreateWithFlags(&(*events)[l], cudaEventDisableTiming));
+    }
+    return BT_OK;
+}
+
+static cudaEvent_t *events_of(const struct bt_engine *e, const struct bt_host_flow *f)
+{
+    return e->load_events[f - e->host.flows];
 }
 
 bt_status_t bt_cu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
                             uint32_t epoch, void (*bell)(void *), void *bell_arg, uint32_t *flow_p)
 {
-    uint32_t layers = e->host.info.layout.n_layers;
     (void)prio; /* loads and stores have a stream each */
-    if (dir != BT_ENGINE_LOAD && dir != BT_ENGINE_STORE) {
-        return BT_ERR_INVALID;
+    uint32_t flow = 0;
+    bt_status_t st = bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, &flow);
+    if (st != BT_OK) {
+        return st;
     }
-    for (uint32_t i = 0; i < e->n_flows; i++) {
-        struct bt_cu_flow *f = &e->flows[i];
-        if (f->used) {
-            continue;
-        }
-        if (dir == BT_ENGINE_LOAD && !f->events) {
-            f->events = bt_calloc(layers, sizeof(cudaEvent_t));
-            for (uint32_t l = 0; l < layers; l++) {
-                BT_CU_TRY(e, cudaEventCreateWithFlags(&f->events[l], cudaEventDisableTiming));
-            }
-        }
-        *f = (struct bt_cu_flow){.used = true,
-                                 .dir = dir,
-                                 .word = word,
-                                 .epoch = epoch,
-                                 .bell = bell,
-                                 .bell_arg = bell_arg,
-                                 .blocks = f->blocks, /* memory of the last user is kept */
-                                 .cap = f->cap,
-                                 .events = f->events};
-        e->host.flows[i].used = true; /* what bt_host_check_batch looks at */
-        e->host.flows[i].dir = dir;
-        *flow_p = i + 1;
-        return BT_OK;
+    st = dir == BT_ENGINE_LOAD ? load_events(e, flow) : BT_OK;
+    if (st != BT_OK) {
+        bt_cu_flow_free(e, flow);
+        return st;
     }
-    return BT_ERR_EXHAUSTED;
+    *flow_p = flow;
+    return BT_OK;
 }
 
 bt_status_t bt_cu_flow_add(struct bt_engine *e, uint32_t flow, const struct bt_engine_block *b,
                            uint32_t n)
 {
-    struct bt_cu_flow *f = flow_of(e, flow);
-    const struct bt_kv_layout *l = &e->host.info.layout;
-    if (!f || f->closing) {
-        return BT_ERR_INVALID;
-    }
-    uint32_t last = f->n ? f->blocks[f->n - 1].seq : 0;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!b[i].mem || b[i].page >= e->host.info.pages || b[i].toks == 0 ||
-            b[i].toks > l->page_tokens || b[i].seq < last || b[i].seq < f->done ||
-            b[i].seq > UINT32_MAX - l->n_layers) {
-            return BT_ERR_INVALID;
-        }
-        last = b[i].seq;
-    }
-    if (f->first > 0 && f->first == f->n) {
-        f->first = f->n = 0;
-    }
-    if (n > f->cap - f->n) {
-        f->cap = BT_MAX(f->n + n, f->cap * 2);
-        f->blocks = bt_realloc(f->blocks, f->cap * sizeof(*f->blocks));
-    }
-    memcpy(f->blocks + f->n, b, n * sizeof(*b));
-    f->n += n;
-    return BT_OK;
+    return bt_host_flow_add(&e->host, flow, b, n);
 }
 
 static void CUDART_CB raise_word(void *arg)
@@ -171,7 +143,7 @@ static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b
 }
 
 /* Items [done, end): flow_advance. */
-static bt_status_t copy_items(struct bt_engine *e, struct bt_cu_flow *f, uint32_t end)
+static bt_status_t copy_items(struct bt_engine *e, struct bt_host_flow *f, uint32_t end)
 {
     uint32_t layers = e->host.info.layout.n_layers, full = e->host.info.layout.page_tokens;
     uint32_t n_tails = 0;
@@ -200,14 +172,11 @@ static bt_status_t copy_items(struct bt_engine *e, struct bt_cu_flow *f, uint32_
         }
         st = st == BT_OK ? pile_send(e, &p, f->dir) : st;
         if (st == BT_OK && f->dir == BT_ENGINE_LOAD) {
-            cudaError_t ce = cudaEventRecord(f->events[at % layers], e->load);
+            cudaError_t ce = cudaEventRecord(events_of(e, f)[at % layers], e->load);
             st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event of a load");
         }
     }
-    f->done = end;
-    while (f->first < f->n && f->blocks[f->first].seq + layers <= end) {
-        f->first++;
-    }
+    bt_host_flow_done(&e->host, f, end);
     if (st != BT_OK || f->dir == BT_ENGINE_LOAD) {
         free(r);
         return st;
@@ -217,7 +186,7 @@ static bt_status_t copy_items(struct bt_engine *e, struct bt_cu_flow *f, uint32_
 }
 
 /* Gives items [done, end) to the copy stream. LOAD: item by item, each with an event behind it. */
-static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint32_t end)
+static bt_status_t flow_advance(struct bt_engine *e, struct bt_host_flow *f, uint32_t end)
 {
     if (end <= f->done) {
         return BT_OK;
@@ -228,61 +197,43 @@ static bt_status_t flow_advance(struct bt_engine *e, struct bt_cu_flow *f, uint3
     return st;
 }
 
-static bt_status_t load_advance(struct bt_engine *e, struct bt_cu_flow *f)
+static bt_status_t load_advance(struct bt_engine *e, struct bt_host_flow *f)
 {
-    if (f->n == f->first) {
-        return BT_OK;
-    }
-    uint32_t end = f->blocks[f->n - 1].seq + e->host.info.layout.n_layers;
-    if (f->word) {
-        end = BT_MIN(end, bt_flow_read(f->word, f->epoch));
-    }
-    return flow_advance(e, f, end);
-}
-
-static uint32_t next_pending(const struct bt_cu_flow *f)
-{
-    return f->first < f->n ? BT_MAX(f->done, f->blocks[f->first].seq) : UINT32_MAX;
-}
-static bool given(const struct bt_cu_flow *f, uint32_t seq)
-{
-    return f->done >= seq || next_pending(f) >= seq;
+    return flow_advance(e, f, bt_host_flow_loadable(&e->host, f));
 }
 
 void bt_cu_flow_free(struct bt_engine *e, uint32_t flow)
 {
-    struct bt_cu_flow *f = &e->flows[flow - 1];
-    f->used = f->closing = false;
-    f->n = f->first = 0;
-    e->host.flows[flow - 1].used = false;
+    bt_host_flow_free(&e->host.flows[flow - 1]);
 }
 
 void bt_cu_flows_close(struct bt_engine *e)
 {
-    for (uint32_t i = 0; e->flows && i < e->n_flows; i++) {
-        free(e->flows[i].blocks);
-        for (uint32_t l = 0; e->flows[i].events && l < e->host.info.layout.n_layers; l++) {
-            cudaEventDestroy(e->flows[i].events[l]);
+    for (uint32_t i = 0; e->load_events && i < e->host.n_flows; i++) {
+        cudaEvent_t *events = e->load_events[i];
+        for (uint32_t l = 0; events && l < e->host.info.layout.n_layers; l++) {
+            cudaEventDestroy(events[l]);
         }
-        free(e->flows[i].events);
+        free(events);
     }
-    free(e->flows);
+    free(e->load_events);
 }
 
 /* Tickets that wait for items get their event once the items are on their way. */
 void bt_cu_flows_advance(struct bt_engine *e)
 {
-    for (uint32_t i = 0; i < e->n_flows; i++) {
-        if (e->flows[i].used && e->flows[i].dir == BT_ENGINE_LOAD && e->failed == cudaSuccess) {
-            (void)load_advance(e, &e->flows[i]);
+    for (uint32_t i = 0; i < e->host.n_flows; i++) {
+        struct bt_host_flow *f = &e->host.flows[i];
+        if (f->used && f->dir == BT_ENGINE_LOAD && e->failed == cudaSuccess) {
+            (void)load_advance(e, f);
         }
     }
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &e->waiting) {
         struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
-        struct bt_cu_flow *f = flow_of(e, t->flow);
+        struct bt_host_flow *f = bt_host_flow_of(&e->host, t->flow);
         struct bt_cu_work *w;
-        if (f && !given(f, t->seq) && e->failed == cudaSuccess) {
+        if (f && !bt_host_flow_passed(f, t->seq) && e->failed == cudaSuccess) {
             continue;
         }
         bt_list_remove(&t->link);
@@ -298,7 +249,7 @@ void bt_cu_flows_advance(struct bt_engine *e)
 bt_status_t bt_cu_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
                                bt_engine_ticket_t *done_p)
 {
-    struct bt_cu_flow *f = flow_of(e, flow);
+    struct bt_host_flow *f = bt_host_flow_of(&e->host, flow);
     if (!f || f->closing) {
         return BT_ERR_INVALID;
     }
@@ -325,7 +276,7 @@ bt_status_t bt_cu_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
 bt_status_t bt_cu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
                              bt_engine_ticket_t *quiet_p)
 {
-    struct bt_cu_flow *f = flow_of(e, flow);
+    struct bt_host_flow *f = bt_host_flow_of(&e->host, flow);
     if (!f || f->closing) {
         return BT_ERR_INVALID;
     }
@@ -364,14 +315,14 @@ bt_status_t bt_cu_layer_wait(struct bt_engine *e, const struct bt_engine_batch *
     uint32_t layers = e->host.info.layout.n_layers;
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct bt_engine_at *at = &b->rows[i].wait;
-        struct bt_cu_flow *f = at->flow ? flow_of(e, at->flow) : NULL;
+        struct bt_host_flow *f = at->flow ? bt_host_flow_of(&e->host, at->flow) : NULL;
         if (!f || f->dir != BT_ENGINE_LOAD) {
             continue;
         }
         bt_status_t st = load_advance(e, f);
-        while (st == BT_OK && !given(f, at->seq + layer + 1)) {
+        while (st == BT_OK && !bt_host_flow_passed(f, at->seq + layer + 1)) {
             uint64_t now = bt_mono_ns();
-            end = end ? end : now + WAIT_LIMIT_NS;
+            end = end ? end : now + BT_HOST_WAIT_NS;
             if (now > end) {
                 return BT_ERR_TIMEOUT;
             }
@@ -382,7 +333,8 @@ bt_status_t bt_cu_layer_wait(struct bt_engine *e, const struct bt_engine_batch *
             return st;
         }
         if (f->done > at->seq + layer) {
-            BT_CU_TRY(e, cudaStreamWaitEvent(e->compute, f->events[(at->seq + layer) % layers], 0));
+            BT_CU_TRY(
+                e, cudaStreamWaitEvent(e->compute, events_of(e, f)[(at->seq + layer) % layers], 0));
         }
     }
     return BT_OK;
@@ -405,10 +357,10 @@ bt_status_t bt_cu_layer_fire(struct bt_engine *e, const struct bt_engine_batch *
     bt_status_t st = BT_OK;
     for (uint32_t i = 0; st == BT_OK && i < b->n_rows; i++) {
         const struct bt_engine_at *at = &b->rows[i].fire;
-        struct bt_cu_flow *f = at->flow ? flow_of(e, at->flow) : NULL;
+        struct bt_host_flow *f = at->flow ? bt_host_flow_of(&e->host, at->flow) : NULL;
         /* Of two chunks of one flow in a step, the second's items wait for all layers of the first:
          * the word counts items in order. */
-        if (f && next_pending(f) >= at->seq + layer) {
+        if (f && bt_host_flow_next(f) >= at->seq + layer) {
             st = store_after_compute(e, &asked);
             st = st == BT_OK ? flow_advance(e, f, at->seq + layer + 1) : st;
         }
@@ -422,7 +374,7 @@ bt_status_t bt_cu_step_end(struct bt_engine *e, const struct bt_engine_batch *b)
     bt_status_t st = BT_OK;
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct bt_engine_row *r = &b->rows[i];
-        struct bt_cu_flow *f = r->fire.flow ? flow_of(e, r->fire.flow) : NULL;
+        struct bt_host_flow *f = r->fire.flow ? bt_host_flow_of(&e->host, r->fire.flow) : NULL;
         uint32_t end = r->fire.seq + e->host.info.layout.n_layers;
         if (st == BT_OK && f && f->done < end) {
             st = store_after_compute(e, &asked);

@@ -234,8 +234,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         return st;
     }
     e->max_batch = conf->max_slots;
-    e->n_flows = e->host.n_flows;
-    e->flows = bt_calloc(e->n_flows, sizeof(*e->flows));
+    e->load_events = bt_calloc(e->host.n_flows, sizeof(*e->load_events));
     if (bt_cu_gemm_create(&e->gemm) != cudaSuccess || bt_cu_draw_open(e) != BT_OK) {
         snprintf(err, err_cap, "engine cuda: cuBLASLt or memory for results: %s", e->fault);
         return BT_ERR_DEVICE;

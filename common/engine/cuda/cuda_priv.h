@@ -66,21 +66,8 @@ struct bt_cu_work { /* a ticket that waits for the device */
     uint32_t *mask_copy;
 };
 
-struct bt_cu_flow {
-    bool used, closing;
-    int dir;
-    bt_flow_word_t *word;
-    uint32_t epoch;
-    void (*bell)(void *);
-    void *bell_arg;
-    struct bt_engine_block *blocks; /* rising seq; those before `first` are on their way */
-    uint32_t n, first, cap;
-    uint32_t done;       /* items below have been given to the copy stream */
-    cudaEvent_t *events; /* LOAD: [n_layers] of the last items, by item % n_layers */
-};
-
 struct bt_engine {
-    struct bt_host host; /* slots and tickets; its page memory is not used */
+    struct bt_host host; /* slots, tickets, flows; its page memory is not used */
     struct bt_cu_model model;
     int device;
     struct bt_cu_gemm *gemm;
@@ -125,8 +112,7 @@ struct bt_engine {
     bool host_only;             /* every token is drawn on the host: see draw_check.c */
     float *host_logits;         /* pinned, grown when a row must be sampled here */
     size_t cap_host_logits;
-    struct bt_cu_flow *flows;
-    uint32_t n_flows;
+    cudaEvent_t **load_events; /* [host.n_flows][n_layers], of LOAD flows; NULL: not yet */
     cudaEvent_t layer_done;
     struct bt_list slabs; /* struct bt_cu_slab */
     cudaError_t failed;   /* sticky */
