@@ -284,6 +284,40 @@ static void try_probe(struct bt_requests *rs, uint64_t now_ns)
 
 /* ---- the pump ---- */
 
+static void move_all(struct bt_list *to, struct bt_list *from)
+{
+    while (!bt_list_empty(from)) {
+        struct bt_list *l = from->next;
+        bt_list_remove(l);
+        bt_list_insert_tail(to, l);
+    }
+}
+
+/* One event may take any of them out of the queue: a request that fails takes all its lanes along.
+ * So nobody remembers the next one; those who have had their turn stand apart until the end. */
+static void plan_all(struct bt_requests *rs, uint64_t now_ns)
+{
+    struct bt_list todo, had;
+    bt_list_init(&todo);
+    bt_list_init(&had);
+    move_all(&todo, &rs->planning);
+    while (!bt_list_empty(&todo)) {
+        struct bt_lane *k = queued_of(todo.next);
+        bt_list_remove(&k->queue);
+        bt_list_insert_tail(&had, &k->queue);
+        if (crowded(rs) && now_ns >= k->plan_at_ns) {
+            if (!bt_lane_refused_early(k, now_ns, bt_requests_wait_ms(rs, k->r->spec.priority))) {
+                bt_requests_starve(k, now_ns); /* behind those who came before it */
+            }
+            continue;
+        }
+        struct bt_lane_input in = {.now_ns = now_ns};
+        bt_lane_event(k, EV_PLAN, &in);
+    }
+    move_all(&had, &rs->planning); /* whoever came meanwhile, behind them */
+    move_all(&rs->planning, &had);
+}
+
 static void pump(void *arg)
 {
     struct bt_requests *rs = arg;
@@ -301,17 +335,7 @@ static void pump(void *arg)
         bt_lane_event(next, EV_ADMIT, &in);
     }
     uint64_t now = bt_mono_ns();
-    bt_list_for_each_safe (l, tmp, &rs->planning) {
-        struct bt_lane *k = queued_of(l);
-        if (crowded(rs) && now >= k->plan_at_ns) {
-            if (!bt_lane_refused_early(k, now, bt_requests_wait_ms(rs, k->r->spec.priority))) {
-                bt_requests_starve(k, now); /* behind those who came before it */
-            }
-            continue;
-        }
-        struct bt_lane_input in = {.now_ns = now};
-        bt_lane_event(k, EV_PLAN, &in);
-    }
+    plan_all(rs, now);
     try_probe(rs, now);
 }
 

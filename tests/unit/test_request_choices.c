@@ -253,6 +253,38 @@ static void test_two_deaths(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Nobody is left: the choices wait side by side for a plan, and the first whose patience is over
+ * ends all of them. */
+static void test_nobody_left(void **state)
+{
+    (void)state;
+    struct trio x;
+    fixture_init(&x.f);
+    x.f.rc.no_worker_ms = 300;
+    fixture_start(&x.f);
+    x.k[0] = fake_add(&x.f, "kvstore", "kv-n1", "n1");
+    x.p[0] = fake_add(&x.f, "prefill", "p-n1", "n1");
+    x.d[0] = fake_add(&x.f, "decode", "d-n1", "n1");
+    all_up(&x.f);
+    struct many c;
+    struct bt_gen_spec s = spec_of(40, 50);
+    s.n = 3;
+    many_start(&x, &c, &s);
+    until(&x.f, x.p[0]->submits == 1 && x.d[0]->submits == 1);
+    uint64_t id = x.p[0]->submit[0].request;
+    say_token(x.p[0], id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    say_token(x.d[0], id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens[0] == 2);
+    fake_kill(x.p[0]);
+    fake_kill(x.d[0]);
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 503);
+    until(&x.f, open_requests(&x.f) == 0);
+    assert_int_equal(c.errors + c.dones, 1);
+    many_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
 /* A stop string ends one choice: its worker is told, and goes on with the other, which ends by
  * itself. */
 static void test_stop_string_of_one(void **state)
@@ -335,6 +367,7 @@ int main(void)
         cmocka_unit_test(test_each_goes_on_by_itself),
         cmocka_unit_test(test_together_while_none_has_begun),
         cmocka_unit_test(test_two_deaths),
+        cmocka_unit_test(test_nobody_left),
         cmocka_unit_test(test_stop_string_of_one),
         cmocka_unit_test(test_client_leaves_in_a_delta),
     };
