@@ -458,6 +458,9 @@ static void stop(struct daemon *d)
     while (!bt_list_empty(&d->peers)) {
         peer_free(BT_CONTAINER_OF(d->peers.next, struct peer, link));
     }
+    if (d->server != NULL) { /* before those whom calls are for: the loop turns once more below */
+        bt_rpc_server_destroy(d->server);
+    }
     if (d->serve != NULL && d->grants != NULL) {
         bt_serve_destroy(d->serve); /* releases what conductors reserved, with the wire's help */
     }
@@ -472,9 +475,6 @@ static void stop(struct daemon *d)
     bt_sealer_destroy(d->sealer);
     bt_adopt_destroy(d->adopt);
     bt_grants_destroy(d->grants);
-    if (d->server != NULL) {
-        bt_rpc_server_destroy(d->server);
-    }
     bt_status_page_destroy(d->page);
     if (d->rpc != NULL) {
         bt_rpc_destroy(d->rpc);

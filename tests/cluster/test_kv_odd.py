@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 
+import grpc
 import pytest
 
 from crash_rounds import compute, key
@@ -82,6 +83,22 @@ def test_stopped_and_woken(nodes):
     keys = [key(1, b) for b in range(PROMPT)]
     assert compute(c, w, 2, keys, PROMPT * BLOCK + 3, 1) == (0, PROMPT)
     kv.wait_quiet()
+
+
+def test_called_while_it_stops(nodes):
+    """etcd hangs, so the kvstore waits with its goodbye; a conductor that dials it meanwhile is told that it is gone."""
+    kv = nodes.kvstore("n1", slab="8MiB")
+    kv.wait_log("ev=ready")
+    nodes.etcd.p.send_signal(signal.SIGSTOP)
+    try:
+        kv.p.send_signal(signal.SIGTERM)
+        kv.wait_log("ev=stopping")
+        late = [nodes.conductor(kv, hello=False) for _ in range(4)]
+        assert kv.p.wait(20 * PATIENCE) == 0, kv.log()[-3000:]
+    finally:
+        nodes.etcd.p.send_signal(signal.SIGCONT)
+    assert all(c.wait_end()[0] == grpc.StatusCode.UNAVAILABLE for c in late)
+    assert "ev=session_" not in kv.log()
 
 
 def test_slab_cut(nodes):
