@@ -402,7 +402,9 @@ static void on_stop_signal(void *arg, int signo)
     bt_notify_stopping();
     bt_notify_status("draining, at most %" PRIu64 " s", c->conf.drain_ms / 1000);
     c->drain_since_ns = bt_mono_ns();
-    bt_member_set_state(c->member, BATON__MEMBER_STATE__DRAINING);
+    if (c->member != NULL) {
+        bt_member_set_state(c->member, BATON__MEMBER_STATE__DRAINING);
+    }
     bt_requests_drain(c->requests);
     bt_front_drain(c->front);
     bt_timer_start(c->loop, &c->drain, DRAIN_POLL_MS, DRAIN_POLL_MS, on_drain_tick, c);
@@ -428,6 +430,7 @@ static void stop(struct conductor *c)
     bt_notify_stopping();
     if (c->member != NULL) {
         bt_member_leave(c->member);
+        c->member = NULL; /* it is gone, and SIGTERM may still come */
         for (int i = 0; i < LEAVE_POLLS; i++) {
             bt_loop_poll(c->loop, 10);
         }
