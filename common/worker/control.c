@@ -472,23 +472,32 @@ static bool start_core(struct bt_wctl *w, pthread_t *thread)
     return true;
 }
 
+/* Takes what the engine thread has said and nobody does anything with any more. */
+static void drop_outs(struct bt_wctl *w)
+{
+    struct bt_wout o;
+    while (bt_ring_pop(&w->core.out, &o)) {
+        if (o.kind == BT_WOUT_TOKENS) {
+            atomic_store(&o.u.tokens->busy, false);
+        } else if (o.kind == BT_WOUT_PROMPT_LOGPROBS) {
+            free(o.u.prompt);
+        } else if (o.kind == BT_WOUT_LEASE) {
+            free(o.u.lease.keys);
+        }
+    }
+}
+
 /* Ends the engine thread, taking what it still says so that it never waits for us. */
 static void stop_core(struct bt_wctl *w, pthread_t thread)
 {
     struct bt_wcmd cmd = {.kind = BT_WCMD_STOP};
     bt_wctl_command(w, &cmd);
-    struct bt_wout o;
     while (!atomic_load(&w->core.exited)) {
-        while (bt_ring_pop(&w->core.out, &o)) {
-            if (o.kind == BT_WOUT_TOKENS) {
-                atomic_store(&o.u.tokens->busy, false);
-            } else if (o.kind == BT_WOUT_PROMPT_LOGPROBS) {
-                free(o.u.prompt);
-            }
-        }
+        drop_outs(w);
         usleep(1000);
     }
     pthread_join(thread, NULL);
+    drop_outs(w);
 }
 
 /* What was on its way when the engine thread ended. */
@@ -501,6 +510,10 @@ static void free_commands(struct bt_wctl *w)
         } else if (c.kind == BT_WCMD_ATTACHED) {
             bt_slab_unmap(c.u.slab->slab);
             free(c.u.slab);
+        } else if (c.kind == BT_WCMD_LEASED) {
+            free(c.u.lease.lease);
+        } else if (c.kind == BT_WCMD_TAIL) {
+            free(c.u.tail);
         } else if (c.kind == BT_WCMD_FORGET) {
             bt_wreq_free(c.req);
         }

@@ -237,7 +237,7 @@ void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
     r->tail = t;
 }
 
-static void tail_free(struct bt_wreq *r)
+void bt_wreq_tail_free(struct bt_wreq *r)
 {
     while (r->tail != NULL) {
         struct bt_wtail *t = r->tail;
@@ -251,7 +251,7 @@ void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos)
     if (r->tail == NULL || r->load_flow != 0 || pos < r->tail_end * c->block_tokens) {
         return;
     }
-    tail_free(r);
+    bt_wreq_tail_free(r);
     r->tail_over = true;
     struct bt_wout o = {.kind = BT_WOUT_TAIL_END, .attach = r->attach};
     o.u.local.request = r->request;
@@ -278,7 +278,7 @@ void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
     r->trailer_due = false;
     emit_close(c, r, abort);
     r->grant_open = false;
-    tail_free(r);
+    bt_wreq_tail_free(r);
     bt_wslab_put(r->slab);
     r->slab = NULL;
     free(r->grant);

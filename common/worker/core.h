@@ -503,6 +503,8 @@ void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
 bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
 /* The kvstore has brought more of the prompt's end. */
 void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t);
+/* Frees what was told of its tail. */
+void bt_wreq_tail_free(struct bt_wreq *r);
 /* r, which loads nothing, is beyond its tail (tokens before pos are there): lets go of it. */
 void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos);
 /* Are the slots of the tail still the ones that were given? */

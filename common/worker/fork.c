@@ -71,6 +71,7 @@ void bt_wreq_free(struct bt_wreq *lead)
 {
     while (lead != NULL) {
         struct bt_wreq *next = lead->next_choice;
+        bt_wreq_tail_free(lead);
         free(lead->grant);
         free(lead->lease);
         free(lead);
