@@ -175,7 +175,8 @@ static const struct bt_conf_row kvstore_rows[] = {
      .max = 0x1p50,
      .doc =
          "Bytes of the SSD's slab file, all of them reserved at start; a disk with less room gets "
-         "a smaller one. The index beside it takes about 100 bytes a block more."},
+         "a smaller one, which leaves room for the index. That takes about 100 bytes a block "
+         "more."},
     {.key = "kvstore.ssd.write_policy",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_write_policy),

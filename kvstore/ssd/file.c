@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "common/base/crc32c.h"
@@ -16,7 +17,10 @@
 #define FILE_MAGIC   0x31445353544142ull /* "BATSSD1" */
 #define FILE_VERSION 1
 #define ALLOC_STEP   (256ull << 20)
-#define LOCK_WAIT_MS 3000 /* the kernel ends the I/O of a killed predecessor first */
+#define INDEX_LEAST  (2ull << 20)  /* what the index beside it needs to open */
+#define INDEX_BYTES  (48ull << 20) /* and to run well, where there is as much: its log (db.c) */
+#define INDEX_BLOCK  300ull        /* and for each block: records of 100 bytes, being compacted */
+#define LOCK_WAIT_MS 3000          /* the kernel ends the I/O of a killed predecessor first */
 
 struct header { /* at offset 0 */
     uint64_t magic;
@@ -102,23 +106,14 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
     return BT_OK;
 }
 
-/* Reserves as much of the wanted length as there is room for; n_slots says what it came to. */
-static bt_status_t allocate(const char *path, struct bt_ssd_file *f, uint64_t bytes, char *err,
-                            size_t cap)
+/* Reserves the bytes up to end, or as many as there is room for; 0 or why there is no more. */
+static int reserve(int fd, uint64_t end, uint64_t *at_p)
 {
-    uint64_t want = bytes > BT_SSD_DATA_OFF ? (bytes - BT_SSD_DATA_OFF) / f->slot_bytes : 0;
-    want = BT_MIN(want, (uint64_t)UINT32_MAX / 4);
-    uint64_t end = BT_SSD_DATA_OFF + want * f->slot_bytes, at = 0, step = ALLOC_STEP;
+    uint64_t at = 0, step = ALLOC_STEP;
     int why = 0;
-    if (want == 0) {
-        return failed(
-            BT_ERR_CONFIG, err, cap,
-            "kvstore.ssd.bytes = %llu is too small: a block of this model takes %llu bytes",
-            (unsigned long long)bytes, (unsigned long long)f->slot_bytes);
-    }
     while (at < end) {
         uint64_t n = BT_MIN(step, end - at);
-        why = posix_fallocate(f->fd, (off_t)at, (off_t)n);
+        why = posix_fallocate(fd, (off_t)at, (off_t)n);
         if (why == 0) {
             at += n;
         } else if ((why == ENOSPC || why == EFBIG || why == EDQUOT) && step > (1u << 20)) {
@@ -126,6 +121,53 @@ static bt_status_t allocate(const char *path, struct bt_ssd_file *f, uint64_t by
         } else if (why != EINTR) {
             break;
         }
+    }
+    *at_p = at;
+    return why;
+}
+
+/* Of `at` bytes reserved (`had`: before this start), those to keep so that the index, on the same
+ * disk, has room: a slab file without an index is of no use. Nothing that a run before has had is
+ * given back: there its index has its room. */
+static uint64_t leave_room(const char *folder, const struct bt_ssd_file *f, uint64_t had,
+                           uint64_t at)
+{
+    struct statvfs fs;
+    char *index = bt_sprintf("%s/index/CURRENT", folder);
+    bool has_index = access(index, F_OK) == 0;
+    free(index);
+    if (fstatvfs(f->fd, &fs) != 0) {
+        return at;
+    }
+    uint64_t room = BT_MAX(INDEX_LEAST, BT_MIN(INDEX_BYTES, at / 8));
+    room += at / f->slot_bytes * INDEX_BLOCK;
+    uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
+    uint64_t back = left < room ? room - left : 0, floor = has_index ? had : 0;
+    return at <= floor ? at : BT_MAX(floor, at - BT_MIN(back, at));
+}
+
+/* Reserves as much of the wanted length as there is room for beside the index; n_slots says what
+ * it came to. */
+static bt_status_t allocate(const char *folder, const char *path, struct bt_ssd_file *f,
+                            uint64_t bytes, char *err, size_t cap)
+{
+    uint64_t want = bytes > BT_SSD_DATA_OFF ? (bytes - BT_SSD_DATA_OFF) / f->slot_bytes : 0;
+    want = BT_MIN(want, (uint64_t)UINT32_MAX / 4);
+    uint64_t end = BT_SSD_DATA_OFF + want * f->slot_bytes, at;
+    struct stat before;
+    if (want == 0) {
+        return failed(BT_ERR_CONFIG, err, cap,
+                      "kvstore.ssd.bytes = %llu is too small: a block of this model takes %llu "
+                      "bytes, behind %u of the file's own; give more than both",
+                      (unsigned long long)bytes, (unsigned long long)f->slot_bytes,
+                      BT_SSD_DATA_OFF);
+    }
+    uint64_t had = fstat(f->fd, &before) == 0 ? (uint64_t)before.st_size : 0;
+    int why = reserve(f->fd, end, &at);
+    uint64_t keep = leave_room(folder, f, had, at);
+    if (keep < at) {
+        at = keep;
+        why = ENOSPC;
     }
     f->n_slots = at > BT_SSD_DATA_OFF ? (uint32_t)((at - BT_SSD_DATA_OFF) / f->slot_bytes) : 0;
     if (f->n_slots == 0) {
@@ -192,7 +234,7 @@ bt_status_t bt_ssd_file_open(const char *folder, uint64_t bytes, uint64_t slot_b
     char *path = bt_sprintf("%s/blocks", folder);
     bt_status_t st = open_locked(path, &f, err, err_cap);
     if (st == BT_OK) {
-        st = allocate(path, &f, bytes, err, err_cap);
+        st = allocate(folder, path, &f, bytes, err, err_cap);
         if (st == BT_OK) {
             st = identify(path, &f, err, err_cap);
         }

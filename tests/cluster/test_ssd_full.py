@@ -31,9 +31,9 @@ def nodes(disk):  # ends before the disk is unmounted
     n.end()
 
 
-def start(nodes, disk):
+def start(nodes, disk, size="8MiB"):
     return nodes.kvstore("n1", slab="320KiB", kvstore__ssd__path=os.path.join(disk, "ssd"),
-                         kvstore__ssd__bytes="8MiB", kvstore__ssd__write_policy="always",
+                         kvstore__ssd__bytes=size, kvstore__ssd__write_policy="always",
                          kvstore__ssd__probe_ms="50ms")
 
 
@@ -109,3 +109,22 @@ def test_full_while_running(nodes, disk):
     until_up(kv, c, p, at + 10)
     comes_back(kv, c, p, at + 300)
     assert kv.log().count("ev=ssd_up") == 1
+
+
+def test_smaller_than_configured(nodes, disk):
+    """The slab file takes what the disk has, but leaves the index its room; another start finds both."""
+    kv = start(nodes, disk, "64MiB")
+    c, p = nodes.conductor(kv), nodes.worker(kv, "p")
+    m = kv.metrics()
+    assert m["baton_ssd_up"] == 1 and "ev=ssd_smaller" in kv.log()
+    assert 0.5 * 11 * 2**20 < m["baton_ssd_slots"] * 8192 < 0.9 * 11 * 2**20
+    prompts(kv, c, p, 0)
+    comes_back(kv, c, p, 20)
+    slots = m["baton_ssd_slots"]
+    c.close()
+    p.stop()
+    kv.stop()
+    kv = start(nodes, disk, "64MiB")
+    m = kv.metrics()
+    assert m["baton_ssd_up"] == 1 and m["baton_ssd_slots"] >= slots
+    assert m["baton_ssd_blocks"] > 0
