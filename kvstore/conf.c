@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/map.h"
+#include "kvstore/wire/cards.h"
 
 #define ROW(member) offsetof(struct bt_kvstore_conf, member)
 
@@ -252,6 +253,11 @@ static bool check(const void *conf, char *err, size_t cap)
     if (strcmp(c->wire_transport, "ucx") != 0 && strcmp(c->wire_transport, "grpc") != 0) {
         snprintf(err, cap, "kvstore.wire.transport: \"%.40s\" is neither ucx nor grpc",
                  c->wire_transport);
+        return false;
+    }
+    bool in_tls = strcmp(c->wire_transport, "grpc") == 0 && c->common.cluster_tls_ca != NULL;
+    if (bt_wire_listen_check((const char *const *)c->wire_listen, c->wire_allow_routable || in_tls,
+                             err, cap) != BT_OK) {
         return false;
     }
     struct bt_tenants *tenants;

@@ -143,10 +143,10 @@ static bt_status_t find_interface(const struct ifaddrs *list, int family, bool a
     return BT_OK;
 }
 
-/* One address of the list. */
-static bt_status_t find_card(const struct ifaddrs *list, const char *listen, bool alone,
-                             bool allow_routable, struct bt_wire_card *card, char *err,
-                             size_t err_cap)
+/* One address of the list, as it can be judged without this machine's interfaces. text_p [64]: in
+ * one spelling. */
+static bt_status_t read_address(const char *listen, bool allow_routable, int *family_p,
+                                char *text_p, char *err, size_t err_cap)
 {
     unsigned char bin[sizeof(struct in6_addr)];
     int family = AF_INET;
@@ -154,23 +154,62 @@ static bt_status_t find_card(const struct ifaddrs *list, const char *listen, boo
         family = AF_INET6;
         if (inet_pton(AF_INET6, listen, bin) != 1) {
             return fail(err, err_cap,
-                        "kvstore.wire.listen: \"%s\" is not a numeric address; give the address of "
-                        "the interface that KV may use, without a port",
+                        "kvstore.wire.listen: \"%.80s\" is not a numeric address; give the address "
+                        "of the interface that KV may use, without a port",
                         listen);
         }
     }
-    memset(card, 0, sizeof(*card));
-    inet_ntop(family, bin, card->address, sizeof(card->address)); /* one spelling */
-    if (!allow_routable && !bt_address_private(card->address)) {
+    inet_ntop(family, bin, text_p, 64);
+    if (!allow_routable && !bt_address_private(text_p)) {
         return fail(err, err_cap,
                     "kvstore.wire.listen: %s is a routable address, and UCX over TCP authenticates "
                     "nobody; give a loopback or private address (10/8, 172.16/12, 192.168/16, "
                     "169.254/16, fd00::/8), or set kvstore.wire.allow_routable: true if "
                     "the network keeps strangers out, or use kvstore.wire.transport: grpc with "
                     "cluster.tls.*",
-                    card->address);
+                    text_p);
     }
-    return find_interface(list, family, alone, card, err, err_cap);
+    *family_p = family;
+    return BT_OK;
+}
+
+static bt_status_t count(const char *const *listen, uint32_t *n_p, char *err, size_t err_cap)
+{
+    uint32_t n = 0;
+    while (listen != NULL && listen[n] != NULL) {
+        n++;
+    }
+    if (n == 0 || n > BT_NICS_MAX) {
+        return fail(err, err_cap,
+                    "kvstore.wire.listen: %u addresses; give one to %d, one of each interface that "
+                    "KV may use",
+                    n, BT_NICS_MAX);
+    }
+    *n_p = n;
+    return BT_OK;
+}
+
+bt_status_t bt_wire_listen_check(const char *const *listen, bool allow_routable, char *err,
+                                 size_t err_cap)
+{
+    char text[64];
+    uint32_t n = 0;
+    int family;
+    bt_status_t st = count(listen, &n, err, err_cap);
+    for (uint32_t i = 0; st == BT_OK && i < n; i++) {
+        st = read_address(listen[i], allow_routable, &family, text, err, err_cap);
+    }
+    return st;
+}
+
+static bt_status_t find_card(const struct ifaddrs *list, const char *listen, bool alone,
+                             bool allow_routable, struct bt_wire_card *card, char *err,
+                             size_t err_cap)
+{
+    int family;
+    memset(card, 0, sizeof(*card));
+    bt_status_t st = read_address(listen, allow_routable, &family, card->address, err, err_cap);
+    return st != BT_OK ? st : find_interface(list, family, alone, card, err, err_cap);
 }
 
 static bt_status_t find_cards(const struct ifaddrs *list, const char *const *listen, uint32_t n,
@@ -208,19 +247,14 @@ bt_status_t bt_wire_cards(const char *const *listen, bool allow_routable,
     struct bt_wire_card cards[BT_NICS_MAX];
     struct ifaddrs *list;
     uint32_t n = 0;
-    while (listen != NULL && listen[n] != NULL) {
-        n++;
-    }
-    if (n == 0 || n > BT_NICS_MAX) {
-        return fail(err, err_cap,
-                    "kvstore.wire.listen: %u addresses; give one to %d, one of each interface that "
-                    "KV may use",
-                    n, BT_NICS_MAX);
+    bt_status_t st = count(listen, &n, err, err_cap);
+    if (st != BT_OK) {
+        return st;
     }
     if (getifaddrs(&list) != 0) {
         return fail(err, err_cap, "kvstore.wire.listen: the interfaces cannot be listed");
     }
-    bt_status_t st = find_cards(list, listen, n, allow_routable, cards, err, err_cap);
+    st = find_cards(list, listen, n, allow_routable, cards, err, err_cap);
     freeifaddrs(list);
     if (st == BT_OK) {
         memcpy(cards_p, cards, n * sizeof(*cards));

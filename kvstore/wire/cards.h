@@ -18,6 +18,11 @@ bt_status_t bt_wire_cards(const char *const *listen, bool allow_routable,
                           struct bt_wire_card *cards_p, uint32_t *n_p, char *err,
                           size_t err_cap) BT_MUST_CHECK;
 
+/* Are they addresses that KV may use on any machine: as many as there may be, numeric, and private
+ * unless allow_routable? ERR_CONFIG with err as above. */
+bt_status_t bt_wire_listen_check(const char *const *listen, bool allow_routable, char *err,
+                                 size_t err_cap) BT_MUST_CHECK;
+
 /* Is the interface up, with a carrier? False as well if it is gone. */
 bool bt_wire_link_up(const char *ifname);
 /* NUMA node of the page at p, which is mapped; -1: not known. Any thread. */
