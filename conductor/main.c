@@ -26,6 +26,7 @@
 #define HEARTBEAT_MS  500
 #define SILENCE_MS    2000
 #define SETTLE_MS     250
+#define FILES_BESIDE  256 /* open files of a conductor that are no clients */
 #define SECRET_MAX    4096
 #define LEAVE_POLLS   20 /* of 10 ms: the lease's revocation gets that long to leave */
 #define DRAIN_POLL_MS 50
@@ -493,7 +494,14 @@ int main(int argc, char **argv)
         return exit_code;
     }
     log_start(&c.conf);
-    (void)signal(SIGPIPE, SIG_IGN);
+    uint64_t files = bt_loop_process_limits();
+    if ((uint64_t)c.conf.http_conns_max + FILES_BESIDE > files) {
+        BT_WARN(
+            "open_files", "limit=%" PRIu64 " conns_max=%" PRId64 " remedy=%s", files,
+            c.conf.http_conns_max,
+            bt_log_q("clients beyond the limit get 503: raise LimitNOFILE (ulimit -Hn, --ulimit "
+                     "nofile), or lower conductor.http.conns_max"));
+    }
     if (bt_loop_create(&c.loop) != BT_OK) {
         (void)fail(&c, "loop", "epoll, timerfd or signalfd is not available");
         bt_conf_cleanup(bt_conductor_schema(), &c.conf);

@@ -539,7 +539,7 @@ int main(int argc, char **argv)
         return exit_code;
     }
     init_log(&d);
-    (void)signal(SIGPIPE, SIG_IGN);
+    (void)bt_loop_process_limits();
     bt_list_init(&d.peers);
     d.name = bt_sprintf("kvstore-%s", d.conf.common.node_id);
     do {

@@ -59,6 +59,12 @@ void bt_loop_post(struct bt_loop *loop, struct bt_task *task);
  */
 void bt_loop_short_slices(uint32_t us);
 
+/* For the whole process, at its start: as many open files as the hard limit has (shells and
+ * containers give 1,024, of which a conductor's clients alone may need more); a closed peer and a
+ * file that may not grow are errors of their calls, no signals that end it. Returns the limit of
+ * open files; few are warned about. */
+uint64_t bt_loop_process_limits(void);
+
 /* Delivers signo through signalfd (call before starting threads: it blocks the signal). */
 void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, void *arg);
 

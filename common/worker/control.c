@@ -643,7 +643,7 @@ static int serve(struct bt_wctl *w)
     if (bt_loop_create(&w->loop) != BT_OK) {
         return EXIT_START;
     }
-    signal(SIGPIPE, SIG_IGN);
+    (void)bt_loop_process_limits();
     bt_notify_start(w->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
                     bt_conf_env("WATCHDOG_PID"));
     bt_loop_on_signal(w->loop, SIGTERM, on_signal, w);

@@ -7,9 +7,11 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -290,11 +292,42 @@ static void short_slices_are_the_thread_s_own(void **state)
     pthread_join(t, NULL);
 }
 
+/* A shell's limit of open files is raised to the hard one; a file that may not grow is an error. */
+static void process_limits(void **state)
+{
+    struct rlimit before, low, after;
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    low = before;
+    low.rlim_cur = 64;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    uint64_t files = bt_loop_process_limits();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &after), 0);
+    assert_int_equal(after.rlim_cur, files);
+    assert_true(files == before.rlim_max || files >= 1048576);
+    assert_int_equal(after.rlim_max, before.rlim_max);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+
+    struct rlimit unlimited, small;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+    small = unlimited;
+    small.rlim_cur = 4096;
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    int rc = ftruncate(fileno(f), 8192), why = errno; /* SIGXFSZ would end us */
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+    assert_int_equal(rc, -1);
+    assert_int_equal(why, EFBIG);
+    fclose(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(short_slices_are_the_thread_s_own),
         cmocka_unit_test(test_stood_still),
+        cmocka_unit_test(process_limits),
         cmocka_unit_test(timers_fire_in_order_and_stop),
         cmocka_unit_test(periodic_timer_may_stop_itself),
         cmocka_unit_test(posts_of_two_threads_arrive_in_order),
