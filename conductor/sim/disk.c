@@ -99,12 +99,12 @@ bool bt_sim_disk_offer(struct bt_sim_disk *d, uint32_t block, uint32_t depth,
     return true;
 }
 
-void bt_sim_disk_touch(struct bt_sim_disk *d, uint32_t block, double now_ms)
+void bt_sim_disk_touch(struct bt_sim_disk *d, uint32_t block)
 {
     struct bt_kv_key k = key_of(block);
     uint32_t slot = bt_ssd_dir_find(d->dir, &k);
     if (slot != BT_SSD_NONE) {
-        bt_ssd_dir_touch(d->dir, slot, (uint32_t)(now_ms / 1e3));
+        bt_ssd_dir_touch(d->dir, slot);
     }
 }
 

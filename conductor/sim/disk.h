@@ -34,7 +34,7 @@ bool bt_sim_disk_has(const struct bt_sim_disk *d, uint32_t block);
 bool bt_sim_disk_offer(struct bt_sim_disk *d, uint32_t block, uint32_t depth,
                        bt_sim_disk_event_t event, double now_ms, uint32_t *old_p);
 /* Comes back into the slab, which bt_sim_disk_read has paid for. */
-void bt_sim_disk_touch(struct bt_sim_disk *d, uint32_t block, double now_ms);
+void bt_sim_disk_touch(struct bt_sim_disk *d, uint32_t block);
 /* n blocks are asked for now: when they will have been read; ms. */
 double bt_sim_disk_read(struct bt_sim_disk *d, uint32_t n, double now_ms);
 double bt_sim_disk_written(const struct bt_sim_disk *d); /* bytes */

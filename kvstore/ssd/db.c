@@ -16,14 +16,16 @@
 #include "common/base/crc32c.h"
 #include "common/log/log.h"
 
-#define RECORD_VERSION 2
+#define RECORD_VERSION 3
 #define BATCH_MAX      4096
 #define IDENTITY_KEY   "identity" /* shorter than any block's key */
 #define NO_LOG         6
 #define WRITE_BUFFER   (8u << 20)
 
 struct record { /* value of a block's key; little-endian as every machine we build for */
-    uint32_t version, slot, generation, depth, digest, used_s, tenant;
+    uint32_t version, slot, generation, depth, digest;
+    uint32_t used; /* moment; in version 2 seconds since 1970 */
+    uint32_t tenant;
     uint32_t crc; /* CRC32C over the key and the fields above */
 };
 
@@ -96,7 +98,7 @@ static void record_make(const struct bt_ssd_db_op *op, struct record *r)
                          .generation = op->e.generation,
                          .depth = op->e.depth,
                          .digest = op->e.digest,
-                         .used_s = op->e.used_s,
+                         .used = op->e.used,
                          .tenant = op->tenant};
     r->crc = record_crc(&op->e.key, r);
 }
@@ -107,7 +109,11 @@ static bool record_read(const struct bt_kv_key *key, const char *v, size_t len, 
     struct record_v1 old;
     if (len == sizeof(*r)) {
         memcpy(r, v, sizeof(*r));
-        return r->version == RECORD_VERSION && r->crc == record_crc(key, r);
+        bool whole = r->crc == record_crc(key, r);
+        if (r->version == 2) {
+            r->used = bt_ssd_moment_s(r->used);
+        }
+        return whole && (r->version == RECORD_VERSION || r->version == 2);
     }
     if (len != sizeof(old)) {
         return false;
@@ -117,7 +123,7 @@ static bool record_read(const struct bt_kv_key *key, const char *v, size_t len, 
                          .generation = old.generation,
                          .depth = old.depth,
                          .digest = old.digest,
-                         .used_s = old.used_s};
+                         .used = bt_ssd_moment_s(old.used_s)};
     return old.version == 1 && old.crc == bt_crc32c(bt_crc32c(0, key, sizeof(*key)), &old,
                                                     offsetof(struct record_v1, crc));
 }
@@ -234,7 +240,7 @@ static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
                                  .depth = r.depth & 0xffffff,
                                  .digest = r.digest,
                                  .generation = r.generation,
-                                 .used_s = r.used_s};
+                                 .used = r.used};
         s->on_record(s->record_arg, r.slot, &e, r.tenant);
     }
     char *err = NULL;

@@ -147,7 +147,8 @@ uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d)
     return slot;
 }
 
-void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e)
+/* uses: before a restart, 0: it is new. */
+static void add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e, uint32_t uses)
 {
     struct node *n = node_in(d, slot, BUSY);
     uint32_t at = probe(d, &e->key), generation = n->e.generation;
@@ -160,12 +161,23 @@ void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_ent
     struct bt_evict_block b = {.hash = bt_hash64(e->key.b, sizeof(e->key.b), 0),
                                .depth = e->depth,
                                .parent = BT_EVICT_NONE,
+                               .uses = uses,
                                .group = (uint8_t)e->group};
     d->policy->admit(d->evict, slot, &b);
     bt_quota_add(&d->quota, (uint8_t)e->group);
     if (n->pins == 0) {
         d->policy->unpin(d->evict, slot);
     }
+}
+
+void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e)
+{
+    add(d, slot, e, 0);
+}
+
+void bt_ssd_dir_restore(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e)
+{
+    add(d, slot, e, 1); /* how often is not on record */
 }
 
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)
@@ -194,9 +206,14 @@ void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot)
     d->n_free++;
 }
 
-void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot, uint32_t now_s)
+void bt_ssd_dir_set_used(struct bt_ssd_dir *d, uint32_t slot, uint32_t used)
 {
-    node_in(d, slot, VALID)->e.used_s = now_s;
+    node_in(d, slot, VALID)->e.used = used;
+}
+
+void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot)
+{
+    BT_ASSERT(bt_ssd_dir_is_valid(d, slot));
     d->policy->hit(d->evict, slot, BT_EVICT_NONE);
 }
 

@@ -18,6 +18,26 @@
 
 struct bt_ssd_dir;
 
+/* Moments are counted in sixteenths of a second since the start of 2026 and wrap around after 8.5
+ * years: which of two is later is certain if they are less than 4.25 years apart. */
+#define BT_SSD_TICKS_S 16u
+#define BT_SSD_EPOCH_S 1767225600u /* of 1970 */
+
+/* The moment of a wall-clock time in ns, or in whole seconds. */
+static inline uint32_t bt_ssd_moment(uint64_t real_ns)
+{
+    return (uint32_t)(real_ns / (1000000000u / BT_SSD_TICKS_S)) - BT_SSD_EPOCH_S * BT_SSD_TICKS_S;
+}
+static inline uint32_t bt_ssd_moment_s(uint32_t real_s)
+{
+    return (real_s - BT_SSD_EPOCH_S) * BT_SSD_TICKS_S;
+}
+/* Ticks from b to a; below zero: b is later. */
+static inline int32_t bt_ssd_since(uint32_t a, uint32_t b)
+{
+    return (int32_t)(a - b);
+}
+
 /* What is known of a block on the SSD. */
 struct bt_ssd_entry {
     struct bt_kv_key key;
@@ -25,7 +45,7 @@ struct bt_ssd_entry {
     uint32_t group : 8;  /* tenant's (kvstore/tenants.h); the durable record has his tag instead */
     uint32_t digest;     /* CRC32C over the row of segment CRCs, seeded with the key */
     uint32_t generation; /* of the slot: rises with every write */
-    uint32_t used_s;     /* last use, seconds since 1970 */
+    uint32_t used;       /* moment of the last use that its record tells of */
 };
 
 /* tenants: NULL without quotas; outlives it. */
@@ -44,13 +64,18 @@ uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d);
 bool bt_ssd_dir_claim(struct bt_ssd_dir *d, uint32_t slot, uint32_t generation);
 /* BUSY -> VALID, just used; generation stays the slot's. The key must not be there. */
 void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e);
+/* The same at start, of a block that was there before: its coming is no use. Those used last come
+ * last. */
+void bt_ssd_dir_restore(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e);
 /* VALID -> BUSY: not found from now on. */
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot);
 /* BUSY -> FREE. */
 void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot);
 
-/* A VALID slot was used at now_s. */
-void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot, uint32_t now_s);
+/* A VALID slot was used. */
+void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot);
+/* Its record tells of a use at this moment now. */
+void bt_ssd_dir_set_used(struct bt_ssd_dir *d, uint32_t slot, uint32_t used);
 void bt_ssd_dir_pin(struct bt_ssd_dir *d, uint32_t slot); /* counted to 255; any state but FREE */
 void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot);
 /* The VALID slot that is given up first: of a tenant beyond his quota, else by the policy;

@@ -18,8 +18,8 @@
 #include "kvstore/ssd/dir.h"
 #include "kvstore/ssd/opener.h"
 
-#define READ_ERRORS_MAX 3   /* in a row: the disk is not used any more until a probe succeeds */
-#define TOUCH_S         60u /* a record's last use is rewritten at most so often */
+#define READ_ERRORS_MAX 3  /* in a row: the disk is not used any more until a probe succeeds */
+#define TOUCH_S         60 /* a record's last use is rewritten at most so often */
 #define TICK_MS         250
 #define BAD_TELL_NS     (10ull * 1000000000)
 
@@ -63,9 +63,9 @@ struct bt_ssd {
 
 static void make_room(struct bt_ssd *s);
 
-static uint32_t now_s(void)
+static uint32_t moment_now(void)
 {
-    return (uint32_t)(bt_real_ns() / 1000000000u);
+    return bt_ssd_moment(bt_real_ns());
 }
 
 static void count(struct bt_metric *m, uint64_t *n, uint64_t by)
@@ -435,7 +435,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
         .group = group,
         .digest = row_digest(key, s->c.slab->crcs + (size_t)slab_slot * layers, layers),
         .generation = bt_ssd_dir_entry(s->dir, pos)->generation,
-        .used_s = now_s()};
+        .used = moment_now()};
     j->done = done;
     j->arg = arg;
     bt_map_put(s->writing, key, j);
@@ -479,6 +479,18 @@ static void report_bad(struct bt_ssd *s, const struct job *j)
             bt_log_q("wrong checksum; the block is forgotten"));
 }
 
+static void touch(struct bt_ssd *s, uint32_t pos)
+{
+    uint32_t now = moment_now();
+    int32_t since = bt_ssd_since(now, bt_ssd_dir_entry(s->dir, pos)->used);
+    bool due = since < 0 /* the clock was set back */ || since >= TOUCH_S * (int32_t)BT_SSD_TICKS_S;
+    bt_ssd_dir_touch(s->dir, pos);
+    if (due && !s->db_down && !s->closing) {
+        bt_ssd_dir_set_used(s->dir, pos, now);
+        bt_ssd_db_submit(s->db, db_op(s, BT_SSD_TOUCH, pos, bt_ssd_dir_entry(s->dir, pos)));
+    }
+}
+
 static void on_read(struct bt_ssd_op *op)
 {
     struct job *j = BT_CONTAINER_OF(op, struct job, op);
@@ -488,15 +500,10 @@ static void on_read(struct bt_ssd_op *op)
     s->n.reading--;
     bt_ssd_dir_unpin(s->dir, j->pos);
     if (op->res == 0) {
-        uint32_t now = now_s();
         s->read_failures = 0;
         count(NULL, &s->n.read, 1);
         count(s->m.read_bytes, &s->n.read_bytes, op->len);
-        bt_ssd_dir_touch(s->dir, j->pos, now);
-        if (now - j->e.used_s >= TOUCH_S && !s->db_down && !s->closing) {
-            j->e.used_s = now;
-            bt_ssd_db_submit(s->db, db_op(s, BT_SSD_TOUCH, j->pos, &j->e));
-        }
+        touch(s, j->pos);
     } else if (op->res == -EBADMSG) {
         st = BT_ERR_DATA_LOSS;
         count(s->m.crc_errors, &s->n.crc_errors, 1);
@@ -591,14 +598,15 @@ uint32_t bt_ssd_slots(const struct bt_ssd *s)
 
 /* ---- opening ---- */
 
-/* Oldest use first; within a second the deeper block of a chain first, so that heads stay longer.
- */
-static int by_use(const void *a, const void *b)
+/* Oldest use first; of one moment the deeper block of a chain first, so that heads stay longer.
+ * now: the middle of the moments that can be told apart. */
+static int by_use(const void *a, const void *b, void *now)
 {
     const struct bt_ssd_entry *x = &((const struct bt_ssd_found *)a)->e,
                               *y = &((const struct bt_ssd_found *)b)->e;
-    if (x->used_s != y->used_s) {
-        return x->used_s < y->used_s ? -1 : 1;
+    const uint32_t *mid = now;
+    if (x->used != y->used) {
+        return bt_ssd_since(x->used, *mid) < bt_ssd_since(y->used, *mid) ? -1 : 1;
     }
     return x->depth == y->depth ? 0 : x->depth > y->depth ? -1 : 1;
 }
@@ -607,7 +615,7 @@ static int by_use(const void *a, const void *b)
  * delete did not reach the disk. */
 static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
 {
-    uint32_t *best = bt_calloc(s->file.n_slots, sizeof(*best));
+    uint32_t *best = bt_calloc(s->file.n_slots, sizeof(*best)), now = moment_now();
     for (uint32_t i = 0; i < n; i++) {
         if (found[i].pos < s->file.n_slots) {
             uint32_t *b = &best[found[i].pos];
@@ -615,7 +623,7 @@ static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
         }
     }
     if (n > 0) {
-        qsort(found, n, sizeof(*found), by_use);
+        qsort_r(found, n, sizeof(*found), by_use, &now);
     }
     for (uint32_t i = 0; i < n; i++) {
         struct bt_ssd_found *f = &found[i];
@@ -624,7 +632,7 @@ static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
         }
         if (f->pos < s->file.n_slots && f->e.generation == best[f->pos] &&
             bt_ssd_dir_claim(s->dir, f->pos, f->e.generation)) {
-            bt_ssd_dir_add(s->dir, f->pos, &f->e);
+            bt_ssd_dir_restore(s->dir, f->pos, &f->e);
             s->n.recovered++;
         } else {
             say_gone(&f->e, "its slot has another record");

@@ -68,7 +68,7 @@ static void serve(struct tiers *t, const uint32_t *blocks, uint32_t n)
             offer(t, blocks[i], i, BT_SIM_DISK_HIT);
             t->slab_hits += t->counting;
         } else if (bt_sim_disk_has(t->ssd, blocks[i])) {
-            bt_sim_disk_touch(t->ssd, blocks[i], 0);
+            bt_sim_disk_touch(t->ssd, blocks[i]);
             admit(t, blocks[i], i, parent, 0);
             t->ssd_hits += t->counting;
         } else {

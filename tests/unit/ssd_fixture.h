@@ -221,7 +221,7 @@ static inline void ssd_stop(struct ssd_fix *f)
     assert_int_equal(system(cmd), 0);
 }
 
-/* After a restart blocks of one second of use are given up in the order of their depth. */
+/* After a restart blocks last used in one moment are given up in the order of their depth. */
 static inline uint32_t ssd_depth(uint64_t id)
 {
     return 0xffffffu - (uint32_t)id;

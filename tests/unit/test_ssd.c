@@ -7,10 +7,26 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "common/base/crc32c.h"
+#include "kvstore/ssd/dir.h"
 
 static struct ssd_fix fix;
+
+/* The wall clock, which tests set ahead. */
+static uint64_t ahead_ns;
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    int rc = (int)syscall(SYS_clock_gettime, id, t);
+    if (rc == 0 && id == CLOCK_REALTIME) {
+        uint64_t ns = (uint64_t)t->tv_sec * 1000000000u + (uint64_t)t->tv_nsec + ahead_ns;
+        t->tv_sec = (time_t)(ns / 1000000000u);
+        t->tv_nsec = (long)(ns % 1000000000u);
+    }
+    return rc;
+}
 
 static int setup(void **state)
 {
@@ -412,14 +428,17 @@ static void full_disk_is_a_smaller_tier(void **state)
     assert_int_equal(ssd_stats(&fix).slots, 200);
 }
 
-/* Rewrites every record as it was before tenants: no tag, version 1. Returns how many. */
-static uint32_t make_records_old(const char *path)
+/* Rewrites every record of the present version as it was before tenants (version 1, no tag) or
+ * before moments (2): with the last use in whole seconds. Returns how many. */
+static uint32_t make_records_old(uint32_t version)
 {
     struct {
-        uint32_t version, slot, generation, depth, digest, used_s, crc;
-    } old;
+        uint32_t version, slot, generation, depth, digest, used, tag[2];
+    } r;
+    char path[128];
     char *err = NULL;
     uint32_t n = 0;
+    snprintf(path, sizeof(path), "%s/index", fix.dir);
     rocksdb_options_t *o = rocksdb_options_create();
     rocksdb_t *db = rocksdb_open(o, path, &err);
     assert_null(err);
@@ -432,12 +451,16 @@ static uint32_t make_records_old(const char *path)
         if (kl != sizeof(struct bt_kv_key)) {
             continue; /* the identity */
         }
-        assert_int_equal(vl, sizeof(old) + 4);
-        memcpy(&old, v, sizeof(old));
-        assert_int_equal(old.version, 2);
-        old.version = 1;
-        old.crc = bt_crc32c(bt_crc32c(0, k, kl), &old, sizeof(old) - 4);
-        rocksdb_put(db, wo, k, kl, (const char *)&old, sizeof(old), &err);
+        memcpy(&r, v, BT_MIN(vl, sizeof(r)));
+        if (r.version != 3) {
+            continue; /* rewritten already */
+        }
+        assert_int_equal(vl, sizeof(r));
+        r.version = version;
+        r.used = r.used / BT_SSD_TICKS_S + BT_SSD_EPOCH_S;
+        size_t len = version == 1 ? sizeof(r) - 4 : sizeof(r);
+        r.tag[version - 1] = bt_crc32c(bt_crc32c(0, k, kl), &r, len - 4);
+        rocksdb_put(db, wo, k, kl, (const char *)&r, len, &err);
         assert_null(err);
         n++;
     }
@@ -452,13 +475,12 @@ static uint32_t make_records_old(const char *path)
 static void records_from_before_tenants(void **state)
 {
     (void)state;
-    char path[128], err[512];
+    char err[512];
     for (uint64_t id = 0; id < 5; id++) {
         ssd_put(&fix, id);
     }
     bt_ssd_close(fix.ssd);
-    snprintf(path, sizeof(path), "%s/index", fix.dir);
-    assert_int_equal(make_records_old(path), 5);
+    assert_int_equal(make_records_old(1), 5);
     assert_int_equal(bt_ssd_open(&fix.conf, &fix.ssd, err, sizeof(err)), BT_OK);
     assert_int_equal(ssd_stats(&fix).recovered, 5);
     for (uint64_t id = 0; id < 5; id++) {
@@ -467,9 +489,78 @@ static void records_from_before_tenants(void **state)
     assert_int_equal(bt_ssd_used(fix.ssd, 0), 5); /* nobody's */
 }
 
+/* Puts blocks until sixteen of the thirty that were there have gone. */
+static void push_sixteen_out(void)
+{
+    ssd_reopen(&fix);
+    assert_int_equal(ssd_stats(&fix).recovered, 30);
+    for (uint64_t id = 0; id < 20; id++) { /* six slots are kept free */
+        ssd_put(&fix, 1000 + id);
+    }
+    SSD_UNTIL(&fix, ssd_stats(&fix).evicted == 16);
+}
+
+/* Written within a few seconds, deeper ones later. */
+static void order_within_a_second(void **state)
+{
+    (void)state;
+    for (uint64_t id = 30; id-- > 0;) {
+        ssd_put(&fix, id);
+        ahead_ns += 100000000;
+    }
+    push_sixteen_out();
+    for (uint64_t id = 0; id < 30; id++) {
+        assert_int_equal(ssd_has(&fix, id), id < 14);
+    }
+}
+
+/* Also a block that is used all the time: its record is not of the first use for ever. */
+static void order_of_what_is_used_often(void **state)
+{
+    (void)state;
+    for (uint64_t id = 0; id < 30; id++) {
+        ssd_put(&fix, id);
+    }
+    for (int i = 0; i < 5; i++) {
+        ahead_ns += 30000000000u;
+        for (uint64_t id = 0; id < 5; id++) {
+            assert_int_equal(ssd_get(&fix, id, 2), BT_OK);
+        }
+    }
+    push_sixteen_out();
+    for (uint64_t id = 0; id < 30; id++) {
+        assert_int_equal(ssd_has(&fix, id), id < 5 || id >= 21);
+    }
+}
+
+/* Records of three versions side by side keep their order, and so do those that are read
+ * with a clock behind that of their writing. */
+static void order_of_mixed_versions(void **state)
+{
+    char err[512];
+    (void)state;
+    for (uint64_t id = 30; id-- > 0;) {
+        ssd_put(&fix, id);
+        ahead_ns += 2000000000u;
+        if (id == 20 || id == 10) {
+            bt_ssd_close(fix.ssd);
+            assert_int_equal(make_records_old(id / 10 == 2 ? 1 : 2), 10);
+            assert_int_equal(bt_ssd_open(&fix.conf, &fix.ssd, err, sizeof(err)), BT_OK);
+        }
+    }
+    ahead_ns -= 50000000000u;
+    push_sixteen_out();
+    for (uint64_t id = 0; id < 30; id++) {
+        assert_int_equal(ssd_has(&fix, id), id < 14);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(order_within_a_second, setup, teardown),
+        cmocka_unit_test_setup_teardown(order_of_what_is_used_often, setup, teardown),
+        cmocka_unit_test_setup_teardown(order_of_mixed_versions, setup, teardown),
         cmocka_unit_test_setup_teardown(records_from_before_tenants, setup, teardown),
         cmocka_unit_test_setup_teardown(written_found_and_read, setup, teardown),
         cmocka_unit_test_setup_teardown(many_at_once, setup, teardown),

@@ -67,7 +67,7 @@ static void check(const struct bt_ssd_dir *d, const struct model *m)
 static void step(struct bt_ssd_dir *d, struct model *m, uint64_t now)
 {
     uint32_t s = rnd(N), i = rnd(KEYS);
-    struct bt_ssd_entry e = {.depth = i, .digest = i * 3, .used_s = (uint32_t)now};
+    struct bt_ssd_entry e = {.depth = i, .digest = i * 3, .used = (uint32_t)now};
     key_of(i, &e.key);
     switch (rnd(6)) {
     case 0:
@@ -101,7 +101,7 @@ static void step(struct bt_ssd_dir *d, struct model *m, uint64_t now)
         break;
     case 4:
         if (m[s].state == VALID) {
-            bt_ssd_dir_touch(d, s, (uint32_t)now);
+            bt_ssd_dir_touch(d, s);
             m[s].used = now;
         }
         break;
