@@ -1,7 +1,6 @@
 /* baton-conductor: wires the front, the request machine, the view of the cluster, etcd and the
  * Admin service on one loop, and ends them in the opposite order. Exit status: 0 after SIGTERM,
  * 1 failed to start, 2 configuration, 3 may not join the cluster. */
-#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -9,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/base/sha256.h"
+#include "common/conf/daemon.h"
 #include "common/engine/model_config.h"
 #include "common/etcd/member.h"
 #include "common/log/log.h"
@@ -27,7 +26,6 @@
 #define SILENCE_MS    2000
 #define SETTLE_MS     250
 #define FILES_BESIDE  256 /* open files of a conductor that are no clients */
-#define SECRET_MAX    4096
 #define LEAVE_POLLS   20 /* of 10 ms: the lease's revocation gets that long to leave */
 #define DRAIN_POLL_MS 50
 
@@ -38,11 +36,10 @@ struct conductor {
     struct bt_model_config model;
     struct bt_kv_layout layout;
     struct bt_kv_key root;
-    const char *model_id;
+    char *model_id;
     struct bt_tokenizer *tok;
     struct bt_template *tmpl;
-    uint8_t secret[SECRET_MAX];
-    size_t secret_len;
+    struct bt_secret secret;
     /* identity */
     char *name, *rpc_addr, *http_addr;
     uint64_t incarnation;
@@ -70,84 +67,23 @@ struct conductor {
 static bool fail(struct conductor *c, const char *what, const char *why)
 {
     BT_ERROR("start_failed", "what=%s why=%s", what, bt_log_q(why));
-    c->exit_code = 1;
+    c->exit_code = BT_EXIT_FAILED;
     return false;
 }
 
-/* As fail(), where another try will not help: systemd does not restart after 3. */
+/* As fail(), where another try will not help. */
 static bool refuse(struct conductor *c, const char *what, const char *why)
 {
     (void)fail(c, what, why);
-    c->exit_code = 3;
+    c->exit_code = BT_EXIT_REFUSED;
     return false;
-}
-
-static void log_start(const struct bt_conductor_conf *conf)
-{
-    static const struct {
-        const char *name;
-        bt_log_level_t level;
-    } levels[] = {{"error", BT_LOG_ERROR},
-                  {"warn", BT_LOG_WARN},
-                  {"info", BT_LOG_INFO},
-                  {"debug", BT_LOG_DEBUG}};
-    bt_log_level_t level = BT_LOG_INFO;
-    for (size_t i = 0; i < BT_ARRAY_LEN(levels); i++) {
-        if (strcmp(levels[i].name, conf->common.log_level) == 0) {
-            level = levels[i].level;
-        }
-    }
-    bt_log_init("conductor", conf->common.node_id, level,
-                strcmp(conf->common.log_format, "json") == 0);
-}
-
-static bool read_secret(struct conductor *c)
-{
-    const char *path = c->conf.common.kv_salt_file;
-    if (path == NULL) {
-        return true;
-    }
-    char why[256];
-    FILE *f = fopen(path, "re");
-    if (f == NULL) {
-        snprintf(why, sizeof(why), "kv.salt_file: %s: %s", path, strerror(errno));
-        return fail(c, "kv.salt_file", why);
-    }
-    c->secret_len = fread(c->secret, 1, sizeof(c->secret), f);
-    bool bad = ferror(f) != 0 || fgetc(f) != EOF;
-    (void)fclose(f);
-    /* White space at its end is an editor's, not the secret's: all daemons leave it out. */
-    while (c->secret_len > 0 && memchr(" \r\n", c->secret[c->secret_len - 1], 3) != NULL) {
-        c->secret_len--;
-    }
-    bad = bad || c->secret_len == 0;
-    if (bad) {
-        snprintf(why, sizeof(why), "kv.salt_file: %s must hold 1 to %d bytes", path, SECRET_MAX);
-        return fail(c, "kv.salt_file", why);
-    }
-    return true;
-}
-
-static const char *base_name(const char *path)
-{
-    const char *end = path + strlen(path);
-    while (end > path + 1 && end[-1] == '/') {
-        end--;
-    }
-    const char *start = end;
-    while (start > path && start[-1] != '/') {
-        start--;
-    }
-    static char name[256];
-    snprintf(name, sizeof(name), "%.*s", (int)(end - start), start);
-    return name;
 }
 
 static bool load_model(struct conductor *c)
 {
     const struct bt_conf_common *m = &c->conf.common;
     char err[512] = "";
-    c->model_id = base_name(m->model_path);
+    c->model_id = bt_conf_model_id(m);
     bt_notify_status("loading the tokenizer of %s", c->model_id);
     BT_INFO("loading", "what=model path=%s", bt_log_q(m->model_path));
     if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
@@ -172,17 +108,6 @@ static bool load_model(struct conductor *c)
         return true;
     }
     return st == BT_OK || refuse(c, "chat template", err);
-}
-
-/* host:port that others dial: the advertised address, or the listening host with the bound port. */
-static char *address_of(const char *listen, const char *advertise, int port)
-{
-    if (advertise != NULL) {
-        return bt_strdup(advertise);
-    }
-    const char *colon = strrchr(listen, ':');
-    int host = colon != NULL ? (int)(colon - listen) : (int)strlen(listen);
-    return bt_sprintf("%.*s:%d", host, listen, port);
 }
 
 static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p)
@@ -242,8 +167,8 @@ static void start_requests(struct conductor *c)
         .token_bytes = (uint32_t)(c->layout.block_bytes / c->layout.page_tokens),
         .vocab = c->model.vocab,
         .root = c->root,
-        .secret = c->secret,
-        .secret_len = c->secret_len,
+        .secret = c->secret.bytes,
+        .secret_len = c->secret.len,
         .model_name = conf->served_name != NULL ? conf->served_name : c->model_id};
     sched_params(conf, &rc.sched);
     c->requests = bt_requests_create(c->loop, c->view, c->tok, &rc, c->metrics);
@@ -271,7 +196,7 @@ static bool start_front(struct conductor *c)
     if (bt_front_create(&parts, &fc, &c->front, &port, err, sizeof(err)) != BT_OK) {
         return fail(c, "conductor.http.listen", err);
     }
-    c->http_addr = address_of(conf->http_listen, NULL, port);
+    c->http_addr = bt_conf_dialled(conf->http_listen, NULL, port);
     return true;
 }
 
@@ -289,7 +214,7 @@ static bool start_parts(struct conductor *c)
     if (bt_rpc_server_create(c->rpc, m->rpc_listen, &c->server, &port) != BT_OK) {
         return fail(c, "rpc.listen", "the address could not be bound; is it free?");
     }
-    c->rpc_addr = address_of(m->rpc_listen, m->rpc_advertise, port);
+    c->rpc_addr = bt_conf_dialled(m->rpc_listen, m->rpc_advertise, port);
     if (bt_etcd_create(c->rpc, m->etcd_endpoints, c->tls.etcd, &c->etcd) != BT_OK) {
         return fail(c, "etcd.endpoints", "not a list of host:port");
     }
@@ -309,8 +234,8 @@ static bool start_parts(struct conductor *c)
                                       .pins = c->pins,
                                       .block_tokens = (uint32_t)m->kv_block_tokens,
                                       .root = c->root,
-                                      .secret = c->secret,
-                                      .secret_len = c->secret_len};
+                                      .secret = c->secret.bytes,
+                                      .secret_len = c->secret.len};
     c->admin_pins = bt_admin_pins_create(c->server, &pc);
     bt_rpc_server_start(c->server);
     return true;
@@ -328,7 +253,7 @@ static void on_refused(void *arg, bt_status_t st, const char *why)
 {
     struct conductor *c = arg;
     BT_ERROR("join_refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
-    c->exit_code = 3;
+    c->exit_code = BT_EXIT_REFUSED;
     bt_loop_stop(c->loop);
 }
 
@@ -353,19 +278,15 @@ static void join(struct conductor *c)
     self.state = BATON__MEMBER_STATE__READY;
     self.started_ns = bt_real_ns();
     self.version = (char *)bt_version();
-    uint8_t salt_id[BT_SHA256_LEN];
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
     s.root_key.data = c->root.b;
     s.root_key.len = sizeof(c->root.b);
     s.layout_id = c->layout.layout_id;
     s.block_tokens = (uint32_t)c->conf.common.kv_block_tokens;
     s.flow_chunk_tokens = (uint32_t)c->conf.common.kv_flow_chunk_tokens;
-    s.model_id = (char *)c->model_id;
-    if (c->secret_len != 0) {
-        bt_sha256(c->secret, c->secret_len, salt_id);
-        s.salt_id.data = salt_id;
-        s.salt_id.len = sizeof(salt_id);
-    }
+    s.model_id = c->model_id;
+    s.salt_id.data = c->secret.id;
+    s.salt_id.len = c->secret.id_len;
     c->member = bt_member_join(c->etcd, c->conf.common.cluster_name, &self, &s, &ops, c);
     bt_view_watch(c->view, c->etcd);
     if (strcmp(c->conf.roles, "auto") == 0) {
@@ -415,14 +336,7 @@ static void on_reload_signal(void *arg, int signo)
 {
     struct conductor *c = arg;
     (void)signo;
-    if (bt_conf_reload(bt_conductor_schema(), &c->conf) == BT_OK) {
-        log_start(&c->conf);
-        BT_INFO("reloaded", "log_level=%s", c->conf.common.log_level);
-    } else {
-        BT_ERROR("reload_failed", "why=%s",
-                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
-                          "nothing has changed"));
-    }
+    bt_conf_reload_all(bt_conductor_schema(), &c->conf, "conductor");
 }
 
 static void stop(struct conductor *c)
@@ -458,6 +372,8 @@ static void stop(struct conductor *c)
     free(c->name);
     free(c->rpc_addr);
     free(c->http_addr);
+    free(c->model_id);
+    explicit_bzero(&c->secret, sizeof(c->secret));
 }
 
 static void run(struct conductor *c)
@@ -472,7 +388,11 @@ static void run(struct conductor *c)
     bt_loop_on_signal(c->loop, SIGHUP, on_reload_signal, c);
     bt_notify_start(c->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
                     bt_conf_env("WATCHDOG_PID"));
-    if (!read_secret(c) || !load_model(c) || !start_parts(c)) {
+    if (!bt_conf_secret(&c->conf.common, &c->secret)) {
+        c->exit_code = BT_EXIT_CONFIG;
+        return;
+    }
+    if (!load_model(c) || !start_parts(c)) {
         return;
     }
     join(c);
@@ -493,7 +413,7 @@ int main(int argc, char **argv)
     if (!bt_conf_main(bt_conductor_schema(), argc, argv, &c.conf, &exit_code)) {
         return exit_code;
     }
-    log_start(&c.conf);
+    bt_conf_log_start(&c.conf.common, "conductor");
     uint64_t files = bt_loop_process_limits();
     if ((uint64_t)c.conf.http_conns_max + FILES_BESIDE > files) {
         BT_WARN(
@@ -505,7 +425,7 @@ int main(int argc, char **argv)
     if (bt_loop_create(&c.loop) != BT_OK) {
         (void)fail(&c, "loop", "epoll, timerfd or signalfd is not available");
         bt_conf_cleanup(bt_conductor_schema(), &c.conf);
-        return 1;
+        return BT_EXIT_FAILED;
     }
     run(&c);
     stop(&c);

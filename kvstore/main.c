@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "common/base/list.h"
-#include "common/base/sha256.h"
+#include "common/conf/daemon.h"
 #include "common/engine/model_config.h"
 #include "common/etcd/member.h"
 #include "common/http/status_page.h"
@@ -31,8 +31,6 @@
 
 #define ADOPT_WAIT_MS 3000 /* for workers to notice that the predecessor is gone */
 
-enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
-
 struct peer { /* another kvstore, as etcd told us last */
     struct bt_list link;
     char *name;
@@ -45,8 +43,8 @@ struct daemon {
     uint64_t incarnation;
     struct bt_kv_layout layout;
     struct bt_kv_key root;
-    uint8_t salt_id[32];
-    size_t salt_id_len;
+    struct bt_secret secret; /* its id only */
+    char *model_id;
 
     struct bt_loop *loop;
     struct bt_metrics *metrics;
@@ -111,7 +109,7 @@ static void on_refused(void *arg, bt_status_t st, const char *why)
 {
     struct daemon *d = arg;
     BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
-    d->exit_code = EXIT_REFUSED;
+    d->exit_code = BT_EXIT_REFUSED;
     bt_loop_stop(d->loop);
 }
 
@@ -187,12 +185,6 @@ static bool join(struct daemon *d)
     const struct bt_conf_common *c = &d->conf.common;
     Baton__Member self = BATON__MEMBER__INIT;
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
-    char *model = bt_strdup(c->model_path);
-    size_t len = strlen(model);
-    while (len > 1 && model[len - 1] == '/') {
-        model[--len] = '\0';
-    }
-    char *base = strrchr(model, '/');
     self.kind = "kvstore";
     self.name = d->name;
     self.node = c->node_id;
@@ -208,52 +200,18 @@ static bool join(struct daemon *d)
     s.layout_id = d->layout.layout_id;
     s.block_tokens = (uint32_t)c->kv_block_tokens;
     s.flow_chunk_tokens = (uint32_t)c->kv_flow_chunk_tokens;
-    s.salt_id.data = d->salt_id;
-    s.salt_id.len = d->salt_id_len;
-    s.model_id = base != NULL && base[1] != '\0' ? base + 1 : model;
+    s.salt_id.data = d->secret.id;
+    s.salt_id.len = d->secret.id_len;
+    s.model_id = d->model_id;
     d->member = bt_member_join(d->etcd, c->cluster_name, &self, &s, &ops, d);
     d->table = bt_member_watch(d->etcd, c->cluster_name, "kvstore", &table_ops, d);
     d->pin_watch = bt_pin_watch_start(d->etcd, c->cluster_name, d->pins);
-    free(model);
     return true;
 }
 
 /* ---- start ---- */
 
 /* SHA-256 of the cluster's secret without white space at its end; nothing without a file. */
-static bool read_salt(struct daemon *d)
-{
-    const char *path = d->conf.common.kv_salt_file;
-    uint8_t secret[4096];
-    if (path == NULL) {
-        return true;
-    }
-    FILE *f = fopen(path, "re");
-    if (f == NULL) {
-        BT_ERROR("config", "key=kv.salt_file why=%s", bt_log_q("the file cannot be read"));
-        return false;
-    }
-    size_t n = fread(secret, 1, sizeof(secret), f);
-    fclose(f);
-    while (n > 0 && (secret[n - 1] == '\n' || secret[n - 1] == '\r' || secret[n - 1] == ' ')) {
-        n--;
-    }
-    if (n > 0) {
-        bt_sha256(secret, n, d->salt_id);
-        d->salt_id_len = sizeof(d->salt_id);
-    }
-    explicit_bzero(secret, sizeof(secret));
-    return true;
-}
-
-/* host of listen, port as bound. */
-static char *bound_addr(const char *listen, int port)
-{
-    const char *colon = strrchr(listen, ':');
-    return bt_sprintf("%.*s:%d", colon != NULL ? (int)(colon - listen) : (int)strlen(listen),
-                      listen, port);
-}
-
 static void slab_progress(void *arg, double fraction)
 {
     int *shown = arg, now = (int)(fraction * 10);
@@ -281,15 +239,14 @@ static bool start_servers(struct daemon *d)
                  bt_log_q("cannot be listened on"));
         return false;
     }
-    d->rpc_addr =
-        c->rpc_advertise != NULL ? bt_strdup(c->rpc_advertise) : bound_addr(c->rpc_listen, port);
+    d->rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
     if (bt_status_page_create(d->loop, c->http_listen, d->metrics, health, d, &d->page, &port) !=
         BT_OK) {
         BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen,
                  bt_log_q("cannot be listened on"));
         return false;
     }
-    d->http_addr = bound_addr(c->http_listen, port);
+    d->http_addr = bt_conf_dialled(c->http_listen, NULL, port);
     return true;
 }
 
@@ -302,7 +259,7 @@ static bool start_memory(struct daemon *d)
                           c->model_kv_dtype, (uint32_t)c->kv_block_tokens, &d->layout, &d->root,
                           err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=model.path why=%s", bt_log_q(err));
-        d->exit_code = EXIT_REFUSED;
+        d->exit_code = BT_EXIT_REFUSED;
         return false;
     }
     d->slab_path = bt_kvstore_slab_path(&d->conf);
@@ -500,55 +457,36 @@ static void stop(struct daemon *d)
     free(d->slab_path);
     free(d->rpc_addr);
     free(d->http_addr);
+    free(d->model_id);
     bt_conf_cleanup(&bt_kvstore_schema, &d->conf);
-}
-
-static void init_log(const struct daemon *d)
-{
-    const struct bt_conf_common *c = &d->conf.common;
-    bt_log_level_t level = BT_LOG_INFO;
-    if (strcmp(c->log_level, "error") == 0) {
-        level = BT_LOG_ERROR;
-    } else if (strcmp(c->log_level, "warn") == 0) {
-        level = BT_LOG_WARN;
-    } else if (strcmp(c->log_level, "debug") == 0) {
-        level = BT_LOG_DEBUG;
-    }
-    bt_log_init("kvstore", c->node_id, level, strcmp(c->log_format, "json") == 0);
 }
 
 static void on_reload_signal(void *arg, int signo)
 {
     struct daemon *d = arg;
     (void)signo;
-    if (bt_conf_reload(&bt_kvstore_schema, &d->conf) == BT_OK) {
-        init_log(d);
-        BT_INFO("reloaded", "log_level=%s", d->conf.common.log_level);
-    } else {
-        BT_ERROR("reload_failed", "why=%s",
-                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
-                          "nothing has changed"));
-    }
+    bt_conf_reload_all(&bt_kvstore_schema, &d->conf, "kvstore");
 }
 
 int main(int argc, char **argv)
 {
     struct daemon d = {0};
-    int exit_code = EXIT_USAGE;
+    int exit_code = BT_EXIT_CONFIG;
     if (!bt_conf_main(&bt_kvstore_schema, argc, argv, &d.conf, &exit_code)) {
         return exit_code;
     }
-    init_log(&d);
+    bt_conf_log_start(&d.conf.common, "kvstore");
     (void)bt_loop_process_limits();
     bt_list_init(&d.peers);
     d.name = bt_sprintf("kvstore-%s", d.conf.common.node_id);
+    d.model_id = bt_conf_model_id(&d.conf.common);
     do {
         bt_random(&d.incarnation, sizeof(d.incarnation));
     } while (d.incarnation == 0);
     BT_INFO("starting", "version=%s incarnation=%016llx slab_bytes=%llu", bt_version(),
             (unsigned long long)d.incarnation, (unsigned long long)d.conf.slab_bytes);
     if (bt_loop_create(&d.loop) != BT_OK) {
-        return EXIT_FAILED;
+        return BT_EXIT_FAILED;
     }
     bt_loop_on_signal(d.loop, SIGTERM, on_signal, &d);
     bt_loop_on_signal(d.loop, SIGINT, on_signal, &d);
@@ -556,11 +494,13 @@ int main(int argc, char **argv)
     bt_notify_start(d.loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
                     bt_conf_env("WATCHDOG_PID"));
     d.metrics = bt_metrics_create();
-    if (read_salt(&d) && start_servers(&d) && start_memory(&d) && start_ssd(&d) &&
-        start_parts(&d) && join(&d)) {
+    if (!bt_conf_secret_id(&d.conf.common, &d.secret)) {
+        d.exit_code = BT_EXIT_CONFIG;
+    } else if (start_servers(&d) && start_memory(&d) && start_ssd(&d) && start_parts(&d) &&
+               join(&d)) {
         bt_loop_run(d.loop);
-    } else if (d.exit_code == EXIT_OK) {
-        d.exit_code = EXIT_FAILED;
+    } else if (d.exit_code == BT_EXIT_OK) {
+        d.exit_code = BT_EXIT_FAILED;
     }
     stop(&d);
     return d.exit_code;

@@ -2,17 +2,15 @@
 #include "common/conf/conf.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/conf/conf_priv.h"
+#include "common/conf/daemon.h"
 
 #define SETS_MAX       256
-#define SECRET_MAX     4096 /* bytes that the daemons take of kv.salt_file */
 #define NAME_MAX_BYTES 128
 
 struct args {
@@ -189,39 +187,20 @@ static bool check_endpoints(char *const *list)
     return ok;
 }
 
-/* A secret that is empty, cut or open to everybody must not be taken for one. */
+/* What is empty, cut or open to everybody must not be taken for a secret. */
 static bool check_secret(const char *key, const char *path)
 {
-    char buf[SECRET_MAX + 1];
-    struct stat st;
-    FILE *f = path == NULL ? NULL : fopen(path, "re");
+    struct bt_secret s;
+    char err[512];
     if (path == NULL) {
         return true;
     }
-    if (f == NULL || fstat(fileno(f), &st) != 0) {
-        bt_conf_say("%s: %.200s cannot be read: %s", key, path, strerror(errno));
-        if (f != NULL) {
-            fclose(f);
-        }
-        return false;
+    bool good = bt_conf_secret_read(path, &s, err, sizeof(err)) == BT_OK;
+    explicit_bzero(&s, sizeof(s));
+    if (!good) {
+        bt_conf_say("%s: %s", key, err);
     }
-    size_t n = S_ISREG(st.st_mode) ? fread(buf, 1, sizeof(buf), f) : 0;
-    fclose(f);
-    bool good = n <= SECRET_MAX;
-    while (n > 0 && memchr(" \r\n", buf[n - 1], 3) != NULL) {
-        n--; /* white space at its end is an editor's, not the secret's */
-    }
-    explicit_bzero(buf, sizeof(buf));
-    if (n == 0 || !good) {
-        bt_conf_say("%s: %.200s must be a file of 1 to %d bytes", key, path, SECRET_MAX);
-        return false;
-    }
-    if ((st.st_mode & S_IRWXO) != 0) {
-        bt_conf_say("%s: %.200s is open to everybody (mode %04o): chmod o= it", key, path,
-                    st.st_mode & 07777u);
-        return false;
-    }
-    return true;
+    return good;
 }
 
 /* All of a set, or none of it. */

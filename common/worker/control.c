@@ -10,11 +10,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "common/base/sha256.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
-
-enum { EXIT_START = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_DEVICE = 4 };
 
 #define DRAIN_MS    50
 #define ENDING_NS   2000000000ull /* for cancelled requests to become quiet */
@@ -131,7 +128,7 @@ static void on_joined(void *arg)
 static void on_refused(void *arg, bt_status_t st, const char *why)
 {
     BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
-    stop_with(arg, EXIT_REFUSED);
+    stop_with(arg, BT_EXIT_REFUSED);
 }
 
 static void on_lost(void *arg)
@@ -140,37 +137,10 @@ static void on_lost(void *arg)
     BT_WARN("membership_lost", "why=%s", bt_log_q("the etcd lease ended; registering again"));
 }
 
-/* SHA-256 of the cluster's secret without white space at its end; 0 bytes without a file, negative
- * if it cannot be read. */
-static int salt_id(const struct bt_wctl *w, uint8_t out[32])
-{
-    uint8_t secret[4096];
-    if (w->conf.common.kv_salt_file == NULL) {
-        return 0;
-    }
-    FILE *f = fopen(w->conf.common.kv_salt_file, "re");
-    if (f == NULL) {
-        BT_ERROR("config", "key=kv.salt_file why=%s", bt_log_q("the file cannot be read"));
-        return -1;
-    }
-    size_t n = fread(secret, 1, sizeof(secret), f);
-    fclose(f);
-    while (n > 0 && (secret[n - 1] == '\n' || secret[n - 1] == '\r' || secret[n - 1] == ' ')) {
-        n--;
-    }
-    if (n > 0) {
-        bt_sha256(secret, n, out);
-    }
-    explicit_bzero(secret, sizeof(secret));
-    return n > 0 ? 32 : 0;
-}
-
 static bool connect_etcd(struct bt_wctl *w)
 {
-    w->salt_len = salt_id(w, w->salt);
-    if (w->salt_len < 0 ||
-        bt_etcd_create(w->rpc, w->conf.common.etcd_endpoints, w->tls.etcd, &w->etcd) != BT_OK) {
-        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints or kv.salt_file cannot be used"));
+    if (bt_etcd_create(w->rpc, w->conf.common.etcd_endpoints, w->tls.etcd, &w->etcd) != BT_OK) {
+        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints cannot be used"));
         return false;
     }
     bt_wrole_start(w); /* joins when it knows the role */
@@ -202,8 +172,8 @@ void bt_wctl_join(struct bt_wctl *w)
     s.layout_id = w->core.layout.layout_id;
     s.block_tokens = (uint32_t)c->kv_block_tokens;
     s.flow_chunk_tokens = (uint32_t)c->kv_flow_chunk_tokens;
-    s.salt_id.data = w->salt;
-    s.salt_id.len = (size_t)w->salt_len;
+    s.salt_id.data = w->secret.id;
+    s.salt_id.len = w->secret.id_len;
     s.model_id = w->model_id;
     w->member = bt_member_join(w->etcd, c->cluster_name, &self, &s, &ops, w);
 }
@@ -244,7 +214,7 @@ static void on_engine_ready(struct bt_wctl *w)
     bt_rpc_server_start(w->server);
     bt_wnode_start(w);
     if (!connect_etcd(w)) {
-        stop_with(w, EXIT_USAGE);
+        stop_with(w, BT_EXIT_CONFIG);
     }
 }
 
@@ -256,7 +226,7 @@ static void on_fatal(struct bt_wctl *w, const struct bt_wout *o)
     while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
         bt_wsession_ended(w, r, BT_ERR_DEVICE, o->detail);
     }
-    stop_with(w, EXIT_DEVICE);
+    stop_with(w, BT_EXIT_DEVICE);
 }
 
 /* Gives the buffers back, unless a conductor is behind: then generation waits for it, at most
@@ -296,11 +266,11 @@ static void on_tokens(struct bt_wctl *w, struct bt_wtokens *t)
 static int exit_of(bt_status_t st)
 {
     if (st == BT_ERR_DEVICE) {
-        return EXIT_DEVICE;
+        return BT_EXIT_DEVICE;
     }
     bool files = st == BT_ERR_INVALID || st == BT_ERR_UNSUPPORTED || st == BT_ERR_NOT_FOUND ||
                  st == BT_ERR_TOO_LARGE;
-    return files ? EXIT_REFUSED : EXIT_START;
+    return files ? BT_EXIT_REFUSED : BT_EXIT_FAILED;
 }
 
 static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
@@ -406,13 +376,6 @@ static void on_tick(void *arg)
 
 /* ---- start and stop ---- */
 
-static char *bound_addr(const char *listen, int port)
-{
-    const char *colon = strrchr(listen, ':');
-    return bt_sprintf("%.*s:%d", colon != NULL ? (int)(colon - listen) : (int)strlen(listen),
-                      listen, port);
-}
-
 static bool start_servers(struct bt_wctl *w)
 {
     const struct bt_conf_common *c = &w->conf.common;
@@ -430,15 +393,14 @@ static bool start_servers(struct bt_wctl *w)
         return false;
     }
     bt_rpc_server_stream(w->server, "/baton.Worker/Session", "conductor", bt_wsession_accept, w);
-    w->rpc_addr =
-        c->rpc_advertise != NULL ? bt_strdup(c->rpc_advertise) : bound_addr(c->rpc_listen, port);
+    w->rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
     if (bt_status_page_create(w->loop, c->http_listen, w->stats->registry, health, w, &w->page,
                               &port) != BT_OK) {
         BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen,
                  bt_log_q("cannot be listened on"));
         return false;
     }
-    w->http_addr = bound_addr(c->http_listen, port);
+    w->http_addr = bt_conf_dialled(c->http_listen, NULL, port);
     return true;
 }
 
@@ -587,41 +549,11 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     free(w->model_id);
 }
 
-static void init_log(const struct bt_wctl *w)
-{
-    const struct bt_conf_common *c = &w->conf.common;
-    bt_log_level_t level = strcmp(c->log_level, "error") == 0   ? BT_LOG_ERROR
-                           : strcmp(c->log_level, "warn") == 0  ? BT_LOG_WARN
-                           : strcmp(c->log_level, "debug") == 0 ? BT_LOG_DEBUG
-                                                                : BT_LOG_INFO;
-    bt_log_init(w->kind, c->node_id, level, strcmp(c->log_format, "json") == 0);
-}
-
 static void on_reload_signal(void *arg, int signo)
 {
     struct bt_wctl *w = arg;
     (void)signo;
-    if (bt_conf_reload(bt_worker_schema(strcmp(w->kind, "decode") == 0), &w->conf) == BT_OK) {
-        init_log(w);
-        BT_INFO("reloaded", "log_level=%s", w->conf.common.log_level);
-    } else {
-        BT_ERROR("reload_failed", "why=%s",
-                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
-                          "nothing has changed"));
-    }
-}
-
-static char *base_name(const char *path)
-{
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/') {
-        n--;
-    }
-    size_t i = n;
-    while (i > 0 && path[i - 1] != '/') {
-        i--;
-    }
-    return bt_sprintf("%.*s", (int)(n - i), path + i);
+    bt_conf_reload_all(bt_worker_schema(strcmp(w->kind, "decode") == 0), &w->conf, w->kind);
 }
 
 static int serve(struct bt_wctl *w)
@@ -632,7 +564,7 @@ static int serve(struct bt_wctl *w)
         bt_random(&w->incarnation, sizeof(w->incarnation));
     } while (w->incarnation == 0);
     w->started_ns = bt_real_ns();
-    w->model_id = base_name(w->conf.common.model_path);
+    w->model_id = bt_conf_model_id(&w->conf.common);
     w->stats = bt_wstats_create(w->model_id, w->kind);
     w->active = bt_map_create(sizeof(struct bt_wkey));
     w->known = bt_map_create(sizeof(uint64_t));
@@ -641,7 +573,7 @@ static int serve(struct bt_wctl *w)
     snprintf(w->health, sizeof(w->health), "loading");
     w->exit_code = 0;
     if (bt_loop_create(&w->loop) != BT_OK) {
-        return EXIT_START;
+        return BT_EXIT_FAILED;
     }
     (void)bt_loop_process_limits();
     bt_notify_start(w->loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
@@ -651,12 +583,14 @@ static int serve(struct bt_wctl *w)
     bt_loop_on_signal(w->loop, SIGHUP, on_reload_signal, w);
     BT_INFO("starting", "version=%s name=%s incarnation=%016llx", bt_version(), w->conf.name,
             (unsigned long long)w->incarnation);
-    if (start_servers(w) && start_core(w, &thread)) {
+    if (!bt_conf_secret_id(&w->conf.common, &w->secret)) {
+        w->exit_code = BT_EXIT_CONFIG;
+    } else if (start_servers(w) && start_core(w, &thread)) {
         core_running = true;
         bt_timer_start(w->loop, &w->tick, BT_WCTL_TICK_MS, BT_WCTL_TICK_MS, on_tick, w);
         bt_loop_run(w->loop);
     } else {
-        w->exit_code = EXIT_START;
+        w->exit_code = BT_EXIT_FAILED;
     }
     BT_INFO("stopped", "code=%d", w->exit_code);
     stop(w, core_running, thread);
@@ -668,7 +602,7 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_
 {
     const struct bt_conf_schema *schema = bt_worker_schema(start == BT_ROLE_DECODE);
     struct bt_wctl *w = bt_calloc(1, sizeof(*w));
-    int code = EXIT_USAGE;
+    int code = BT_EXIT_CONFIG;
     if (!bt_conf_main(schema, argc, argv, &w->conf, &code)) {
         free(w);
         return code;
@@ -680,7 +614,7 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_
     w->role = bt_roles_of_kind(w->kind);
     atomic_store(&w->core.role, w->role);
     bt_worker_conf_name(&w->conf, w->kind);
-    init_log(w);
+    bt_conf_log_start(&w->conf.common, w->kind);
     code = serve(w);
     bt_conf_cleanup(schema, &w->conf);
     free(w);

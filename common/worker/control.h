@@ -5,6 +5,7 @@
 #define BT_WORKER_CONTROL_H
 
 #include "common/base/map.h"
+#include "common/conf/daemon.h"
 #include "common/etcd/member.h"
 #include "common/http/status_page.h"
 #include "common/loop/loop.h"
@@ -53,8 +54,7 @@ struct bt_wctl {
     uint64_t role_epoch, role_since_ns;
     struct bt_roles_watch *role_watch;
     struct bt_timer role_timer;
-    uint8_t salt[32]; /* hash of the cluster's secret */
-    int salt_len;
+    struct bt_secret secret; /* its id only */
     char *model_id;
     uint64_t incarnation, started_ns;
     struct bt_wcore core;

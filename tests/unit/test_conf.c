@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/conf/conf.h"
+#include "common/conf/daemon.h"
 
 struct conf {
     struct bt_conf_common common;
@@ -261,6 +261,54 @@ static void messages_are_short_and_plain(void **state)
     free(big);
 }
 
+/* An editor's white space at the end is not of the secret, and all daemons must leave it out alike:
+ * what they tell etcd is its hash. */
+static void a_secret_ends_before_white_space(void **state)
+{
+    (void)state;
+    static struct bt_secret a, b;
+    char why[256] = "";
+    write_file("se cret");
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(bt_conf_secret_read(path, &a, why, sizeof(why)), BT_OK);
+    assert_int_equal(a.len, 7);
+    assert_memory_equal(a.bytes, "se cret", 7);
+    write_file("se cret \r\n\n");
+    assert_int_equal(bt_conf_secret_read(path, &b, why, sizeof(why)), BT_OK);
+    assert_int_equal(b.id_len, BT_SHA256_LEN);
+    assert_memory_equal(a.id, b.id, BT_SHA256_LEN);
+
+    struct bt_conf_common common = {.kv_salt_file = path};
+    assert_true(bt_conf_secret_id(&common, &b));
+    assert_int_equal(b.len, 0); /* wiped */
+    assert_memory_equal(a.id, b.id, BT_SHA256_LEN);
+    common.kv_salt_file = NULL;
+    assert_true(bt_conf_secret(&common, &b));
+    assert_int_equal(b.len + b.id_len, 0);
+    common.kv_salt_file = dir;
+    assert_false(bt_conf_secret(&common, &b));
+}
+
+static void addresses_and_names(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *id;
+    } table[] = {{"llama", "llama"}, {"/m/llama", "llama"}, {"/m/llama//", "llama"}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
+        struct bt_conf_common common = {.model_path = (char *)(uintptr_t)table[i].model};
+        char *id = bt_conf_model_id(&common);
+        assert_string_equal(id, table[i].id);
+        free(id);
+    }
+    char *addr = bt_conf_dialled("[::1]:0", NULL, 7001);
+    assert_string_equal(addr, "[::1]:7001");
+    free(addr);
+    addr = bt_conf_dialled("0.0.0.0:0", "n1:7", 7001);
+    assert_string_equal(addr, "n1:7");
+    free(addr);
+}
+
 /* kv.salt_file: what is no secret must not pass for one. */
 static void secrets_are_looked_at(void **state)
 {
@@ -435,6 +483,8 @@ int main(void)
         cmocka_unit_test(good_addresses),
         cmocka_unit_test(messages_are_short_and_plain),
         cmocka_unit_test(secrets_are_looked_at),
+        cmocka_unit_test(a_secret_ends_before_white_space),
+        cmocka_unit_test(addresses_and_names),
         cmocka_unit_test(lists_have_a_limit),
         cmocka_unit_test(the_environment_is_checked_too),
         cmocka_unit_test(a_reload_is_checked_and_keeps_the_order),

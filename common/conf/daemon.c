@@ -1,0 +1,123 @@
+/* See daemon.h. */
+#include "common/conf/daemon.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/log/log.h"
+
+static bt_log_level_t level_of(const char *name)
+{
+    static const struct {
+        const char *name;
+        bt_log_level_t level;
+    } levels[] = {{"error", BT_LOG_ERROR}, {"warn", BT_LOG_WARN}, {"debug", BT_LOG_DEBUG}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(levels); i++) {
+        if (strcmp(levels[i].name, name) == 0) {
+            return levels[i].level;
+        }
+    }
+    return BT_LOG_INFO;
+}
+
+void bt_conf_log_start(const struct bt_conf_common *c, const char *daemon)
+{
+    bt_log_init(daemon, c->node_id, level_of(c->log_level), strcmp(c->log_format, "json") == 0);
+}
+
+void bt_conf_reload_all(const struct bt_conf_schema *schema, void *conf, const char *daemon)
+{
+    const struct bt_conf_common *c = conf;
+    if (bt_conf_reload(schema, conf) == BT_OK) {
+        bt_conf_log_start(c, daemon);
+        BT_INFO("reloaded", "log_level=%s", c->log_level);
+    } else {
+        BT_ERROR("reload_failed", "why=%s",
+                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
+                          "nothing has changed"));
+    }
+}
+
+/* ---- the secret ---- */
+
+bt_status_t bt_conf_secret_read(const char *path, struct bt_secret *s, char *err, size_t err_cap)
+{
+    struct stat st;
+    FILE *f = fopen(path, "re");
+    memset(s, 0, sizeof(*s));
+    if (f == NULL || fstat(fileno(f), &st) != 0) {
+        snprintf(err, err_cap, "%.200s cannot be read: %s", path, strerror(errno));
+        if (f != NULL) {
+            (void)fclose(f);
+        }
+        return BT_ERR_CONFIG;
+    }
+    size_t n = S_ISREG(st.st_mode) ? fread(s->bytes, 1, sizeof(s->bytes), f) : 0;
+    bool good = ferror(f) == 0 && (n < sizeof(s->bytes) || fgetc(f) == EOF);
+    (void)fclose(f);
+    while (n > 0 && memchr(" \r\n", s->bytes[n - 1], 3) != NULL) {
+        n--; /* white space at its end is an editor's, not the secret's */
+    }
+    if (n == 0 || !good) {
+        snprintf(err, err_cap, "%.200s must be a file of 1 to %d bytes", path, BT_SECRET_MAX);
+    } else if ((st.st_mode & S_IRWXO) != 0) {
+        good = false;
+        snprintf(err, err_cap, "%.200s is open to everybody (mode %04o): chmod o= it", path,
+                 st.st_mode & 07777u);
+    }
+    if (n == 0 || !good) {
+        explicit_bzero(s, sizeof(*s));
+        return BT_ERR_CONFIG;
+    }
+    s->len = n;
+    s->id_len = sizeof(s->id);
+    bt_sha256(s->bytes, n, s->id);
+    return BT_OK;
+}
+
+bool bt_conf_secret(const struct bt_conf_common *c, struct bt_secret *s)
+{
+    char err[512];
+    memset(s, 0, sizeof(*s));
+    if (c->kv_salt_file != NULL &&
+        bt_conf_secret_read(c->kv_salt_file, s, err, sizeof(err)) != BT_OK) {
+        BT_ERROR("config", "key=kv.salt_file why=%s", bt_log_q(err));
+        return false;
+    }
+    return true;
+}
+
+bool bt_conf_secret_id(const struct bt_conf_common *c, struct bt_secret *s)
+{
+    bool good = bt_conf_secret(c, s);
+    explicit_bzero(s->bytes, sizeof(s->bytes));
+    s->len = 0;
+    return good;
+}
+
+/* ---- addresses and names ---- */
+
+char *bt_conf_dialled(const char *listen, const char *advertise, int port)
+{
+    if (advertise != NULL) {
+        return bt_strdup(advertise);
+    }
+    const char *colon = strrchr(listen, ':');
+    return bt_sprintf("%.*s:%d", colon != NULL ? (int)(colon - listen) : (int)strlen(listen),
+                      listen, port);
+}
+
+char *bt_conf_model_id(const struct bt_conf_common *c)
+{
+    const char *path = c->model_path, *end = path + strlen(path);
+    while (end > path + 1 && end[-1] == '/') {
+        end--;
+    }
+    const char *start = end;
+    while (start > path && start[-1] != '/') {
+        start--;
+    }
+    return bt_sprintf("%.*s", (int)(end - start), start);
+}
