@@ -26,7 +26,7 @@
 #define SILENCE_MS    2000
 #define SETTLE_MS     250
 #define FILES_BESIDE  256 /* open files of a conductor that are no clients */
-#define LEAVE_POLLS   20 /* of 10 ms: the lease's revocation gets that long to leave */
+#define LEAVE_POLLS   20  /* of 10 ms: the lease's revocation gets that long to leave */
 #define DRAIN_POLL_MS 50
 
 struct conductor {

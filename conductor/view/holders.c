@@ -37,7 +37,7 @@ struct bt_holders {
     size_t places, keys, keys_max;
     struct bitmap *maps;
     uint32_t n_maps, maps_cap, free_map; /* free_map: UINT32_MAX none */
-    uint64_t replicas, dropped;
+    uint64_t replicas;
     uint16_t inner_of[BT_HOLDERS_KVSTORES_MAX]; /* NONE: it has nothing */
     uint16_t outer_of[INNER];
     uint64_t held[INNER];
@@ -303,7 +303,6 @@ bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t 
     struct entry *e = find(x, w);
     if (e->n == 0) {
         if (x->keys >= x->keys_max) {
-            x->dropped++;
             return false;
         }
         e->key = w;
@@ -419,11 +418,6 @@ size_t bt_holders_keys(const struct bt_holders *x)
 uint64_t bt_holders_replicas(const struct bt_holders *x)
 {
     return x->replicas;
-}
-
-uint64_t bt_holders_dropped(const struct bt_holders *x)
-{
-    return x->dropped;
 }
 
 size_t bt_holders_bytes(const struct bt_holders *x)

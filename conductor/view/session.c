@@ -75,7 +75,9 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
         if ((depth + 1) % s->view->conf.extent_blocks != 0) {
             continue; /* inside of an extent: its last block stands for it */
         }
-        (void)bt_holders_add(s->view->index, &key, depth, s->kv_id);
+        if (!bt_holders_add(s->view->index, &key, depth, s->kv_id)) {
+            bt_metric_add(s->view->m_index_full, 1);
+        }
     }
     for (size_t i = 0; i < n_removed; i++) {
         struct bt_kv_key key;

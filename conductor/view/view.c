@@ -88,6 +88,9 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
     v->m_index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
                                        "Distinct extents in this conductor's index "
                                        "(conductor.index_extent_tokens).");
+    v->m_index_full = bt_metrics_counter(metrics, "baton_index_refused_total", NULL,
+                                         "Extents that the index did not take, being full "
+                                         "(conductor.index_blocks).");
     v->m_up[0] =
         bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"", "Sessions that are up.");
     v->m_up[1] =

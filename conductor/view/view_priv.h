@@ -36,7 +36,7 @@ struct bt_view {
     struct bt_sched_kvstore *kvstores;
     struct bt_session **worker_of, **kvstore_of;
     uint32_t scratch_cap;
-    struct bt_metric *m_down, *m_gaps, *m_mismatch, *m_index_keys, *m_up[2];
+    struct bt_metric *m_down, *m_gaps, *m_mismatch, *m_index_keys, *m_index_full, *m_up[2];
 };
 
 #define BT_VIEW_SESSIONS_MAX 4096

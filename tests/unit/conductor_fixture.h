@@ -26,6 +26,7 @@
 #define MODEL        "deploy/models/shakespeare-llama-6m"
 #define WAIT_MS      30000 /* a bound for what hangs, not for what is slow */
 #define BLOCK_TOKENS 16
+#define INDEX_KEYS   2000
 #define MAX_FAKES    8
 #define MAX_SEEN     32
 #define SILENCE_MS   600 /* of fixtures whose test is about silence */
@@ -467,7 +468,7 @@ static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
                                 .layout_id = 77,
                                 .heartbeat_ms = 50,
                                 .silence_ms = silence_ms,
-                                .index_keys_max = 10000};
+                                .index_keys_max = INDEX_KEYS};
     memset(vc.root.b, 7, sizeof(vc.root.b));
     f->view = bt_view_create(f->loop, f->rpc, &vc, f->metrics);
     f->rc = (struct bt_requests_config){

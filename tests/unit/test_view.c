@@ -377,6 +377,36 @@ static void test_plan_follows_blocks(void **state)
     fixture_cleanup(&f);
 }
 
+/* More extents than the index is to have: those that are known stay, and what was refused counts.
+ */
+static void test_full_index(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    struct fake *k = fake_add(&f, "kvstore", "k", "n1");
+    until(&f, fake_up(k) && k->credit > 0);
+    static uint8_t added[(INDEX_KEYS + 3) * 36];
+    for (uint32_t i = 0; i < INDEX_KEYS + 3; i++) {
+        memcpy(added + (size_t)i * 36, &i, sizeof(i));
+    }
+    Baton__BlockEvents e = BATON__BLOCK_EVENTS__INIT;
+    e.reset = true;
+    e.seq = 1;
+    e.added.data = added;
+    e.added.len = sizeof(added);
+    send_ok(k->blocks, &e.base);
+    until(&f, bt_holders_keys(bt_view_index(f.view)) == INDEX_KEYS);
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bt_metrics_render(f.metrics, &text);
+    bt_buf_append(&text, "", 1);
+    assert_non_null(strstr(text.data, "\nbaton_index_refused_total 3\n"));
+    bt_buf_cleanup(&text);
+    fixture_cleanup(&f);
+}
+
 /* More classes than places: what is not told apart is waited for by everybody, and a place comes
  * back. */
 static void test_own_classes(void **state)
@@ -466,12 +496,19 @@ static void test_classes_of_workers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_classes), cmocka_unit_test(test_classes_of_workers),
-        cmocka_unit_test(test_hello),       cmocka_unit_test(test_membership),
-        cmocka_unit_test(test_queue),       cmocka_unit_test(test_coming),
-        cmocka_unit_test(test_restart),     cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_garbage),     cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_credit),      cmocka_unit_test(test_plan_follows_blocks),
+        cmocka_unit_test(test_full_index),
+        cmocka_unit_test(test_own_classes),
+        cmocka_unit_test(test_classes_of_workers),
+        cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_membership),
+        cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_coming),
+        cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_plan_follows_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
