@@ -30,12 +30,16 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7f is NaN, 448 the largest. */
-static float from_e4m3(uint8_t v)
+/* e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7f is NaN, 448 the largest. Each value
+ * once: attention reads every key and value again for each row. */
+static float e4m3[256];
+__attribute__((constructor)) static void fill_e4m3(void)
 {
-    int e = v >> 3 & 15, m = v & 7;
-    float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-    return (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
+    for (int v = 0; v < 256; v++) {
+        int e = v >> 3 & 15, m = v & 7;
+        float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+        e4m3[v] = (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
+    }
 }
 static uint8_t to_e4m3(float f)
 {
@@ -64,6 +68,27 @@ FAST static float dot(const float *x, const float *y, uint32_t n)
         sum += x[i] * y[i];
     }
     return sum;
+}
+
+/* y[r] = x . rows[r] for four rows of n: what is read of x serves all. */
+FAST static void dot4(const float *x, const float *rows, size_t n, float *y)
+{
+    const float *r1 = rows + n, *r2 = r1 + n, *r3 = r2 + n;
+    float a = 0, b = 0, c = 0, d = 0;
+    for (size_t i = 0; i < n; i++) {
+        a += x[i] * rows[i];
+        b += x[i] * r1[i];
+        c += x[i] * r2[i];
+        d += x[i] * r3[i];
+    }
+    y[0] = a, y[1] = b, y[2] = c, y[3] = d;
+}
+
+FAST static void add_scaled(float *to, float by, const float *v, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        to[i] += by * v[i];
+    }
 }
 
 /* n finite f16 values as f32: without the processor's instruction a cast is a slow call. */
@@ -113,6 +138,15 @@ static const float *weights_of(const uint16_t *w, size_t n)
     return x->values;
 }
 
+static void put(const struct product *p, size_t at, float v)
+{
+    if (p->bf16) {
+        ((uint16_t *)p->y)[at] = to_bf16(v);
+    } else {
+        float *y = p->y;
+        y[at] = p->add ? y[at] + v : v;
+    }
+}
 static void run_product(const void *args)
 {
     const struct product *p = args;
@@ -121,15 +155,18 @@ static void run_product(const void *args)
     for (size_t i = 0; i < (size_t)p->m * p->k; i++) {
         a[i] = from_bf16(p->a[i]);
     }
-    for (uint32_t j = 0; j < p->n; j++) {
-        for (uint32_t r = 0; r < p->m; r++) {
-            float v = dot(w + (size_t)j * p->k, a + (size_t)r * p->k, p->k);
-            size_t at = (size_t)r * p->n + j;
-            if (p->bf16) {
-                ((uint16_t *)p->y)[at] = to_bf16(v);
-            } else {
-                float *y = p->y;
-                y[at] = p->add ? y[at] + v : v;
+    for (uint32_t r = 0; r < p->m;
+         r += 4) { /* four rows stay in the cache while the weights pass */
+        uint32_t rows = BT_MIN(p->m - r, 4u);
+        for (uint32_t j = 0; j < p->n; j++) {
+            float v[4];
+            if (rows == 4) {
+                dot4(w + (size_t)j * p->k, a + (size_t)r * p->k, p->k, v);
+            }
+            for (uint32_t i = 0; i < rows; i++) {
+                v[i] =
+                    rows == 4 ? v[i] : dot(w + (size_t)j * p->k, a + (size_t)(r + i) * p->k, p->k);
+                put(p, (size_t)(r + i) * p->n + j, v[i]);
             }
         }
     }
@@ -516,8 +553,9 @@ static void kv_row(const struct bt_attn_pool *p, size_t segment, size_t row, flo
     }
     const uint8_t *v = (const uint8_t *)p->kv + (segment + row) * p->head_dim;
     int e = ((const uint8_t *)p->kv + (segment + p->scale_row) * p->head_dim)[row];
+    float scale = e ? ldexpf(1, e - 127) : 0;
     for (uint32_t i = 0; i < p->head_dim; i++) {
-        to[i] = from_e4m3(v[i]) * (e ? ldexpf(1, e - 127) : 0);
+        to[i] = e4m3[v[i]] * scale;
     }
 }
 
@@ -547,9 +585,7 @@ static void attend(const struct bt_attn_pool *p, uint32_t layer_row, const half 
                 if (value) {
                     float e = expf(*s - top[g]);
                     sum[g] += e;
-                    for (uint32_t i = 0; i < d; i++) {
-                        mean[g][i] += e * kv[i];
-                    }
+                    add_scaled(mean[g], e, kv, d);
                 } else {
                     *s = scale * dot(query[g], kv, d);
                     top[g] = fmaxf(top[g], *s);
