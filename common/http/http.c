@@ -189,14 +189,14 @@ static void conn_advance(struct http_conn *c)
  * interim response, which every HTTP/1.1 client passes over; in it the first digit of the next
  * chunk's size (RFC 9112, 7.1: any number of digits). A proxy that passes a FIN on learns of its
  * client's reset from the first ones, and resets us for the second. HTTP/1.0 has nothing of the
- * kind: there the next piece of the answer tells. */
+ * kind: there a FIN is taken for leaving. */
 static void probe(struct http_conn *c)
 {
     const struct bt_http_req *r = c->req;
     c->half_closed = true;
     c->probes++;
-    if (r->parser.http10 || r->head_only) {
-        return;
+    if (r->started && r->head_only) {
+        return; /* its answer is complete but for the end */
     }
     bt_buf_puts(&c->out, r->started ? "0" : "HTTP/1.1 100 Continue\r\n\r\n");
 }
@@ -332,11 +332,12 @@ static bool conn_read(struct http_conn *c)
 static void on_conn(void *arg, uint32_t events)
 {
     struct http_conn *c = arg;
-    if ((events & (EPOLLERR | EPOLLHUP)) != 0) {
+    bool half_closed = c->state == HTTP_ANSWERING && !c->half_closed && (events & EPOLLRDHUP) != 0;
+    if ((events & (EPOLLERR | EPOLLHUP)) != 0 || (half_closed && c->req->parser.http10)) {
         conn_close(c);
         return;
     }
-    if (c->state == HTTP_ANSWERING && !c->half_closed && (events & EPOLLRDHUP) != 0) {
+    if (half_closed) {
         c->probes = 0;
         probe(c);
     }

@@ -4,7 +4,8 @@
  * Output leaves at the end of the turn: many writes of one turn are one system call. on_gone and
  * closing happen in the loop only, never inside a bt_http_ call. A client that shuts its sending
  * side while its request is being answered gets its answer; one that has left looks the same until
- * bytes are sent to it, so some are. One that acknowledges nothing for the idle time is gone. */
+ * bytes are sent to it, so some are (not to one of HTTP/1.0, which counts as gone). One that
+ * acknowledges nothing for the idle time is gone. */
 #ifndef BT_HTTP_HTTP_H
 #define BT_HTTP_HTTP_H
 
