@@ -203,7 +203,7 @@ def begun(s, way):
     """To be called once a stream has come so far that it has not ended."""
     name, at = f'baton_kvstore_stream_blocks_total{{way="{way}"}}', s.members("kvstore", "n1")[0]["http"]
     was = scrape(at)[name]
-    return lambda: wait_for(lambda: scrape(at)[name] > was + s.blocks / 20, 60, "it has begun")
+    return lambda: wait_for(lambda: scrape(at)[name] > was + s.blocks / 20, 60, "it has begun, " + way)
 
 
 def test_disk_fails_in_the_middle(streams):

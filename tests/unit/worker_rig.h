@@ -489,12 +489,22 @@ static void on_out(struct rig *g, struct bt_wout *o)
     }
 }
 
-static bool turn(struct rig *g)
+/* Takes one thing that came out, for whom it matters when: while the other thread goes on with each
+ * buffer that it gets back, turn() may not return before all is over. */
+static bool turn_once(struct rig *g)
 {
     struct bt_wout o;
+    if (!bt_ring_pop(&g->core.out, &o)) {
+        return false;
+    }
+    on_out(g, &o);
+    return true;
+}
+
+static bool turn(struct rig *g)
+{
     bool any = false;
-    while (bt_ring_pop(&g->core.out, &o)) {
-        on_out(g, &o);
+    while (turn_once(g)) {
         any = true;
     }
     return any;
