@@ -44,7 +44,7 @@ void bt_wload_prior(struct bt_wcore *c)
 
 #define REPEATS 3 /* of each shape: the first one warms up */
 
-struct trial {
+struct calibration {
     struct bt_wcore *c;
     uint64_t until_ns;
     uint32_t *tokens, *pages; /* [deepest], [pages of all rows] */
@@ -69,7 +69,8 @@ static bool wait_for(struct bt_wcore *c, bt_engine_ticket_t want, bt_engine_tick
 }
 
 /* One step of `rows` rows of n tokens behind depth others. */
-static bool step(const struct trial *t, uint32_t rows, uint32_t depth, uint32_t n, double *ns_p)
+static bool step(const struct calibration *t, uint32_t rows, uint32_t depth, uint32_t n,
+                 double *ns_p)
 {
     struct bt_wcore *c = t->c;
     struct bt_engine_row *e = c->step.erows;
@@ -94,8 +95,8 @@ static bool step(const struct trial *t, uint32_t rows, uint32_t depth, uint32_t 
 }
 
 /* The same with sequences opened for it and closed again. */
-static bool trial_step(const struct trial *t, uint32_t rows, uint32_t depth, uint32_t n,
-                       double *ns_p)
+static bool sample_step(const struct calibration *t, uint32_t rows, uint32_t depth, uint32_t n,
+                        double *ns_p)
 {
     struct bt_wcore *c = t->c;
     uint32_t per = BT_DIV_UP(depth + n, c->block_tokens), opened = 0;
@@ -124,7 +125,7 @@ static bool trial_step(const struct trial *t, uint32_t rows, uint32_t depth, uin
 }
 
 /* A shape, if there is room and, as far as is known, time for it. false: the engine has failed. */
-static bool try_shape(struct trial *t, uint32_t rows, uint32_t depth, uint32_t n)
+static bool try_shape(struct calibration *t, uint32_t rows, uint32_t depth, uint32_t n)
 {
     struct bt_wcore *c = t->c;
     bool prompt = n > 1;
@@ -145,7 +146,7 @@ static bool try_shape(struct trial *t, uint32_t rows, uint32_t depth, uint32_t n
         if (now >= t->until_ns || guess > (double)(t->until_ns - now)) {
             break;
         }
-        if (!trial_step(t, rows, depth, n, &ns)) {
+        if (!sample_step(t, rows, depth, n, &ns)) {
             return false;
         }
         best = BT_MIN(best, ns);
@@ -166,10 +167,10 @@ void bt_wload_calibrate(struct bt_wcore *c)
     }
     uint32_t block = c->block_tokens, top = c->max_rows;
     uint32_t deep = (BT_MIN(c->info->max_model_len, 4 * top) - 1) / block * block;
-    struct trial t = {.c = c,
-                      .until_ns = start + c->conf->engine_calibrate_ms * 1000000,
-                      .tokens = bt_calloc((size_t)deep + top + 1, sizeof(*t.tokens)),
-                      .pages = bt_calloc(c->info->pages, sizeof(*t.pages))};
+    struct calibration t = {.c = c,
+                            .until_ns = start + c->conf->engine_calibrate_ms * 1000000,
+                            .tokens = bt_calloc((size_t)deep + top + 1, sizeof(*t.tokens)),
+                            .pages = bt_calloc(c->info->pages, sizeof(*t.pages))};
     for (uint32_t i = 0; i < deep + top + 1; i++) {
         t.tokens[i] = (uint32_t)(i * 2654435761u >> 8) % c->info->vocab;
     }

@@ -159,6 +159,20 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
     bt_buf_puts(out, "}}");
 }
 
+/* What a request may ask for beside its usage. */
+static void put_extras(const struct front_answer *a, const struct bt_gen_usage *u,
+                       struct bt_buf *out)
+{
+    if (a->timings) {
+        bt_buf_puts(out, ",");
+        put_timings(u, out);
+    }
+    if (a->plan) {
+        bt_buf_puts(out, ",");
+        put_plan(u, out);
+    }
+}
+
 /* ---- choices ---- */
 
 void front_prompt_format(const struct front_options *opt, struct front_names *names,
@@ -328,14 +342,7 @@ void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, str
             bt_buf_puts(out, ",");
             put_usage(u->prompt_tokens, u->completion_tokens, u, out);
         }
-        if (a->timings) {
-            bt_buf_puts(out, ",");
-            put_timings(u, out);
-        }
-        if (a->plan) {
-            bt_buf_puts(out, ",");
-            put_plan(u, out);
-        }
+        put_extras(a, u, out);
         bt_buf_puts(out, "}\n\n");
     }
     bt_buf_puts(out, "data: [DONE]\n\n");
@@ -378,13 +385,6 @@ void front_whole(struct front_answer *a, const struct bt_gen_usage *u, struct bt
     if (prompts && a->opt.chat) {
         put_prompt_logprobs(&a->prompts[0], out);
     }
-    if (a->timings) {
-        bt_buf_puts(out, ",");
-        put_timings(u, out);
-    }
-    if (a->plan) {
-        bt_buf_puts(out, ",");
-        put_plan(u, out);
-    }
+    put_extras(a, u, out);
     bt_buf_puts(out, "}");
 }

@@ -63,33 +63,42 @@ static bool on_node(const struct bt_session *s, const char *node)
     return s != NULL && strcmp(s->member->node, node) == 0;
 }
 
-uint32_t bt_requests_on_worker(struct bt_requests *rs, const struct bt_session *s)
+static bool uses_worker(const struct bt_flight *f, const void *session)
+{
+    return (f->prefill == session && !f->prefill_ended) ||
+           (f->decode == session && !f->decode_ended);
+}
+
+static bool uses_node(const struct bt_flight *f, const void *node)
+{
+    return on_node(f->prefill, node) || on_node(f->decode, node) || on_node(f->kv_prefill, node) ||
+           on_node(f->kv_decode, node);
+}
+
+/* Lanes whose plan is under way and uses what. */
+static uint32_t count_flights(struct bt_requests *rs,
+                              bool (*uses)(const struct bt_flight *f, const void *what),
+                              const void *what)
 {
     uint32_t n = 0;
     struct bt_list *l, *kl;
     bt_list_for_each (l, &rs->all) {
         bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->lanes) {
             const struct bt_flight *f = BT_CONTAINER_OF(kl, struct bt_lane, link)->flight;
-            n += f != NULL && f->wind == FLIGHT_ACTIVE &&
-                 ((f->prefill == s && !f->prefill_ended) || (f->decode == s && !f->decode_ended));
+            n += f != NULL && f->wind == FLIGHT_ACTIVE && uses(f, what);
         }
     }
     return n;
 }
 
+uint32_t bt_requests_on_worker(struct bt_requests *rs, const struct bt_session *s)
+{
+    return count_flights(rs, uses_worker, s);
+}
+
 uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node)
 {
-    uint32_t n = 0;
-    struct bt_list *l, *kl;
-    bt_list_for_each (l, &rs->all) {
-        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->lanes) {
-            const struct bt_flight *f = BT_CONTAINER_OF(kl, struct bt_lane, link)->flight;
-            n += f != NULL && f->wind == FLIGHT_ACTIVE &&
-                 (on_node(f->prefill, node) || on_node(f->decode, node) ||
-                  on_node(f->kv_prefill, node) || on_node(f->kv_decode, node));
-        }
-    }
-    return n;
+    return count_flights(rs, uses_node, node);
 }
 
 /* ---- explanations ---- */
