@@ -70,7 +70,7 @@ static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, bool cos
 {
     struct bt_batch_work w = {0};
     uint32_t n_rows = 0, behind = 0;
-    for (uint32_t i = 0; cost && i < b->n; i++) {
+    for (uint32_t i = 0; i < b->n; i++) {
         behind += waits(&b->seqs[i]);
     }
     for (uint32_t i = 0; i < b->n && n_rows < max && budget > 0; i++) {
@@ -111,61 +111,6 @@ static void count_kinds(const struct bt_batch *b, uint32_t *prompts_p, uint32_t 
     }
 }
 
-/* ---- edges of the products' time ---- */
-
-#define EDGE_WORTH (1.0 / 32) /* of a step's products: less may be noise */
-
-static double products_ns(const struct bt_batch_limits *lim, uint32_t rows)
-{
-    return lim->row_ns[(rows - 1) / lim->row_ns_step];
-}
-
-/* Of n rows of prompts beside `decodes` rows: their tokens, and what each costs. All requests here
- * end later by what the tokens add to the step, T(decodes + tokens) - T(decodes), and each of the
- * `left` prompts that they do not end by another step, T(decodes) at least. Over the steps of a
- * queue the sum is least where its share for a token is. */
-static double price(const struct bt_batch *b, uint32_t decodes, uint32_t prompts,
-                    const struct bt_batch_row *rows, uint32_t n, uint32_t *tokens_p)
-{
-    uint32_t tokens = 0, left = prompts;
-    for (uint32_t i = 0; i < n; i++) {
-        tokens += rows[i].n;
-        left -= rows[i].last;
-    }
-    *tokens_p = tokens;
-    if (tokens == 0 || decodes + tokens > b->lim.n_row_ns * b->lim.row_ns_step) {
-        return 0;
-    }
-    double alone = products_ns(&b->lim, decodes);
-    double later = products_ns(&b->lim, decodes + tokens) - alone;
-    return (later + alone * left / (decodes + prompts)) / tokens;
-}
-
-/* Prompts beside `decodes` > 0 rows: all that budget allows, or up to the edge where a token is
- * cheapest if that is worth it. Half of all at least, so that a prompt has a few steps more at
- * most; all where the products of so many rows are not known. */
-static uint32_t fill_to_edge(const struct bt_batch *b, uint32_t decodes, uint32_t prompts,
-                             uint32_t budget, struct bt_batch_row *rows, uint32_t max)
-{
-    const uint32_t step = b->lim.row_ns_step;
-    uint32_t all, tokens, n = fill_prompts(b, budget, false, rows, max);
-    double least = price(b, decodes, prompts, rows, n, &all);
-    if (least == 0) {
-        return n;
-    }
-    least -= EDGE_WORTH * products_ns(&b->lim, decodes + all) / all;
-    for (uint32_t to = BT_DIV_UP(decodes + BT_DIV_UP(all, 2u), step) * step; to < decodes + all;
-         to += step) {
-        n = fill_prompts(b, to - decodes, false, rows, max);
-        double each = price(b, decodes, prompts, rows, n, &tokens);
-        if (2 * tokens >= all && each < least) {
-            least = each;
-            budget = to - decodes;
-        }
-    }
-    return fill_prompts(b, budget, false, rows, max);
-}
-
 uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t max)
 {
     uint32_t prompts, decodes, n_rows = 0, budget = b->lim.max_rows;
@@ -197,9 +142,7 @@ uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t
         if (n_rows > 0 && b->lim.prompt_tokens > 0) {
             budget = BT_MIN(budget, BT_MAX(b->lim.prompt_tokens, b->lim.block_tokens));
         }
-        bool edges = n_rows > 0 && b->lim.n_row_ns > 0;
-        n_rows += edges ? fill_to_edge(b, n_rows, prompts, budget, rows + n_rows, max - n_rows)
-                        : fill_prompts(b, budget, false, rows + n_rows, max - n_rows);
+        n_rows += fill_prompts(b, budget, false, rows + n_rows, max - n_rows);
     }
     return n_rows;
 }

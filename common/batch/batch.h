@@ -34,10 +34,6 @@ struct bt_batch_limits {
     uint32_t
         prompt_tokens; /* most prompt tokens in a step that also has decode rows; 0: no limit */
     bool mixed;        /* the engine can mix prompt chunks and single tokens in a step */
-    /* What a step's products take, as bt_engine_info has it: ns by rows, n_row_ns entries of
-     * row_ns_step rows each. n_row_ns 0: not known, and any number of rows is as good. */
-    const double *row_ns;
-    uint32_t row_ns_step, n_row_ns;
 };
 
 struct bt_batch {
@@ -69,9 +65,8 @@ struct bt_batch_row {
 uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
 
 /* The decode role's step (continuous batching): every DECODE row, then prompt chunks into what is
- * left. While prompts wait, room for one block of them is kept, so neither kind starves. Where the
- * products' time goes up in steps (lim.row_ns), prompts may end at an edge of it with half or more
- * of the tokens that could go. Moves cursor and prompt_turn. */
+ * left. While prompts wait, room for one block of them is kept, so neither kind starves. Moves
+ * cursor and prompt_turn. */
 uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
 
 /* Applies a step to the state: prompts advance, finished ones become DECODE (left > 0) or DONE,

@@ -11,10 +11,9 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI     4
+#define BT_ENGINE_ABI     3
 #define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
 #define BT_ENGINE_MAX_EOS 16
-#define BT_ENGINE_ROW_NS  32 /* sizes of a step whose products may be timed */
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
@@ -54,11 +53,6 @@ struct bt_engine_info {
     uint32_t pages, max_slots, max_rows;
     struct bt_kv_layout layout;
     char device[96]; /* "cpu avx512_core_bf16 2 threads" */
-    /* What the products of a step take by its rows: [i] ns for more than i * row_ns_step of them,
-     * up to (i + 1) * row_ns_step; never falling. Without attention and the model's head. n_row_ns
-     * 0: not known. */
-    uint32_t row_ns_step, n_row_ns;
-    double row_ns[BT_ENGINE_ROW_NS];
 };
 
 struct bt_engine_params { /* sampling of one sequence; fixed while its slot is open */

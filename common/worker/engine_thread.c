@@ -140,9 +140,6 @@ static void allocate(struct bt_wcore *c)
     c->batch.lim.block_tokens = c->block_tokens;
     c->batch.lim.prompt_tokens = (uint32_t)c->conf->engine_mixed_prompt_tokens;
     c->batch.lim.mixed = (c->info->caps & BT_ENGINE_CAP_MIXED) != 0;
-    c->batch.lim.row_ns = c->info->row_ns;
-    c->batch.lim.row_ns_step = c->info->row_ns_step;
-    c->batch.lim.n_row_ns = c->info->n_row_ns;
 }
 
 static void free_all(struct bt_wcore *c)

@@ -82,12 +82,7 @@ static void open_engine(void)
         fprintf(stderr, "%s\n", err);
         exit(1);
     }
-    printf("%s: open %.1f s\nproducts of a step by rows, ms:", info->device,
-           (double)(bt_mono_ns() - t0) * 1e-9);
-    for (uint32_t i = 0; i < info->n_row_ns; i++) {
-        printf(" %u: %.2f", (i + 1) * info->row_ns_step, info->row_ns[i] * 1e-6);
-    }
-    printf("\n");
+    printf("%s: open %.1f s\n", info->device, (double)(bt_mono_ns() - t0) * 1e-9);
     unlink(path);
     rmdir(dir);
 }

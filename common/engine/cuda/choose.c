@@ -1,6 +1,5 @@
 /* What takes each product, by timing at the start: cuBLASLt's algorithms, the ways of products of
- * few rows, wide.h for prompts; then what they take together, by rows. Runs once in open, and waits
- * for the device. */
+ * few rows, wide.h for prompts. Runs once in open, and waits for the device. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -346,66 +345,6 @@ static cudaError_t trial_inputs(struct bt_engine *e)
     return ce == cudaSuccess ? bt_cu_dummy_bf16(e->a, rows * wide, 1.0f, 4, e->compute) : ce;
 }
 
-/* ---- what they take by rows ---- */
-
-/* Layers without attention, each product as it was chosen. */
-static bt_status_t trial_rows(struct bt_engine *e, uint32_t m)
-{
-    const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_products l = bt_cu_layer_products(e);
-    const struct bt_cu_layout at = bt_cu_lay_out(e->host.info.max_rows, 0, 0, 0, 0);
-    const struct bt_cu_inputs in = bt_cu_inputs_at(&at, e->step);
-    bt_status_t st = BT_OK;
-    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
-        const struct bt_cu_layer *y = &e->model.layers[i];
-        BT_CU_TRY(
-            e, bt_cu_norm(e->x, NULL, y->norm_attn, m, c->hidden, c->norm_eps, e->a, e->compute));
-        st = bt_cu_qkv(e, y, m, &in, 0);
-        st = st == BT_OK ? bt_cu_product(e, y->o, e->o, e->x, m, l.n[1], l.k[1], false, true) : st;
-        if (st == BT_OK) {
-            BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->a,
-                                    e->compute));
-            st = bt_cu_mlp(e, y, m);
-        }
-    }
-    return st;
-}
-
-/* For the batcher: host.info.row_ns of all layers. The least of some rounds over all sizes, the
- * first of which warms up: so a clock that falls meanwhile falls for all of them. Noise only adds,
- * so what more rows took bounds what fewer take. On Hopper alone: elsewhere nobody has seen what
- * edges are worth. */
-static bt_status_t time_rows(struct bt_engine *e, cudaEvent_t *ev)
-{
-    enum { ROUNDS = 5 };
-    const struct bt_model_config *c = &e->model.config;
-    struct bt_engine_info *info = &e->host.info;
-    bool hopper = wide_fits(e, BT_CU_WIDE_GATE_UP, BT_CU_CLOSE_ROWS);
-    uint32_t n = hopper ? BT_MIN(info->max_rows, BT_CU_CLOSE_ROWS) / BT_CU_CLOSE_STEP : 0;
-    size_t o = (size_t)n * BT_CU_CLOSE_STEP * c->heads * c->head_dim;
-    double scale = 1e6 * c->layers / BT_MIN(c->layers, TRIAL_LAYERS);
-    _Static_assert(BT_CU_CLOSE_ROWS / BT_CU_CLOSE_STEP <= BT_ENGINE_ROW_NS, "row_ns");
-    if (n > 0) {
-        BT_CU_TRY(e, bt_cu_dummy_bf16(e->o, o, 1.0f, 3, e->compute));
-    }
-    for (int round = 0; round < ROUNDS; round++) {
-        for (uint32_t i = 0; i < n; i++) {
-            float ms = INFINITY;
-            bt_status_t st = time_once(e, trial_rows, (i + 1) * BT_CU_CLOSE_STEP, ev, &ms);
-            if (st != BT_OK) {
-                return st;
-            }
-            info->row_ns[i] = round < 2 ? scale * ms : BT_MIN(info->row_ns[i], scale * ms);
-        }
-    }
-    for (uint32_t i = n; i-- > 1;) {
-        info->row_ns[i - 1] = BT_MIN(info->row_ns[i - 1], info->row_ns[i]);
-    }
-    info->row_ns_step = BT_CU_CLOSE_STEP;
-    info->n_row_ns = n;
-    return BT_OK;
-}
-
 bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
 {
     cudaEvent_t ev[2] = {0};
@@ -421,7 +360,6 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
             st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trial, ev) : st;
         }
     }
-    st = st == BT_OK ? time_rows(e, ev) : st;
     for (int i = 0; i < 2; i++) {
         if (ev[i]) {
             cudaEventDestroy(ev[i]);

@@ -55,8 +55,7 @@ bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n) BT_
 /* ---- choose.c: once, in this order ---- */
 
 bt_status_t bt_cu_choose_products(struct bt_engine *e) BT_MUST_CHECK;
-/* What takes prompts' products, and host.info.row_ns: when there are pages, and before they hold
- * anything. */
+/* What takes prompts' products: when there are pages, and before they hold anything. */
 bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
 
 #endif
