@@ -12,14 +12,20 @@
 #define SAMPLES_LO (1u << 16)
 #define REFRESH_LO 512u
 /* Fitted on the first halves of the traces (docs/POOL.md). */
-#define DECAY      0.97  /* of what was counted, at each quarter of a turnover */
-#define PRIOR      0.02  /* chance of a reuse in a range of ages of which nothing is known ... */
-#define PRIOR_N    20.0  /* ... as sure as so many blocks seen */
-#define CLASS_N    200.0 /* reuses expected before a class leaves the common curve */
-#define CLASS_SPAN 4     /* ranges at each side that a class is compared over */
-#define POOL_FROM  24    /* from 4,096 ticks on the rate of reuse is taken to fall with age */
+#define DECAY      0.97 /* of what was counted, at each quarter of a turnover */
+#define PRIOR      0.02 /* chance of a reuse in a range of ages of which nothing is known ... */
+#define PRIOR_N    20.0 /* ... as sure as so many blocks seen */
+#define CLASS_RUNS 5.0  /* runs of reuses expected before a class leaves the common curve */
+#define CLASS_SPAN 4    /* ranges at each side that a class is compared over */
+#define POOL_FROM  24   /* from 4,096 ticks on the rate of reuse is taken to fall with age */
 #define CHANCE_MAX 0.95
-#define NONE       UINT32_MAX
+/* A chain comes back as one: its reuses are one event, not as many as it has blocks. Those belong
+ * to one run that follow each other within so many uses, at like ages, in one class. */
+#define RUN_GAP      64u
+#define LENGTH_PRIOR 10.0 /* reuses of a run where none was seen ... */
+#define LENGTH_LIKE  1.0  /* ... as sure as so many runs seen */
+#define RUN_AGES     16u  /* like: apart by no more than a sixteenth */
+#define NONE         UINT32_MAX
 
 struct sample {
     uint32_t hash, tick, next;
@@ -38,6 +44,11 @@ struct bt_learn {
     uint32_t n_used; /* of the ring: those behind have never held a sample */
     bool primed;
     struct counts c[BT_LEARN_CLASSES];
+    double runs[AGES]; /* that the reuses of all classes came in */
+    struct {
+        uint32_t tick, age, gap; /* of its last reuse; the next one comes within gap */
+        uint8_t cls;
+    } run;
     double width[AGES]; /* ticks */
     uint16_t levels[BT_LEARN_CLASSES][AGES * FINE];
 };
@@ -96,12 +107,25 @@ static void common_curve(const struct bt_learn *l, const double *at_risk, const 
     }
 }
 
-/* The common curve, scaled by how the class did over the ages around. */
-static void class_curve(const double *common, const double *at_risk, const double *reused,
-                        double *chance)
+/* How many reuses a run has at the ages around. reused: [AGES], of all classes. */
+static void run_lengths(const struct bt_learn *l, const double *reused, double *length)
 {
     for (int i = 0; i < AGES; i++) {
-        double seen = CLASS_N, expected = CLASS_N;
+        double n = LENGTH_LIKE * LENGTH_PRIOR, runs = LENGTH_LIKE;
+        for (int j = BT_MAX(0, i - CLASS_SPAN); j <= BT_MIN(AGES - 1, i + CLASS_SPAN); j++) {
+            n += reused[j];
+            runs += l->runs[j];
+        }
+        length[i] = n / runs;
+    }
+}
+
+/* The common curve, scaled by how the class did over the ages around. length: of runs. */
+static void class_curve(const double *common, const double *at_risk, const double *reused,
+                        const double *length, double *chance)
+{
+    for (int i = 0; i < AGES; i++) {
+        double seen = CLASS_RUNS * length[i], expected = seen;
         for (int j = BT_MAX(0, i - CLASS_SPAN); j <= BT_MIN(AGES - 1, i + CLASS_SPAN); j++) {
             seen += reused[j];
             expected += at_risk[j] * common[j];
@@ -144,7 +168,7 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
     static const struct counts nothing;
     struct counts watched[BT_LEARN_CLASSES]; /* lost: ages of samples that are still watched */
     double risk[BT_LEARN_CLASSES][AGES], all_risk[AGES] = {0}, all_reused[AGES] = {0};
-    double common[AGES], chance[AGES];
+    double common[AGES], chance[AGES], length[AGES];
     for (uint32_t k = 0; k < BT_LEARN_CLASSES; k++) {
         watched[k] = nothing;
     }
@@ -164,10 +188,11 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
         }
     }
     common_curve(l, all_risk, all_reused, common);
+    run_lengths(l, all_reused, length);
     uint32_t like = NONE; /* a class of which nothing is known, as are others: all alike */
     for (uint32_t k = 0; k < BT_LEARN_CLASSES; k++) {
         if (risk[k][0] > 0 || like == NONE) { /* the youngest range: whoever was watched at all */
-            class_curve(common, risk[k], l->c[k].reused, chance);
+            class_curve(common, risk[k], l->c[k].reused, length, chance);
             fill_levels(l, k, chance);
             like = risk[k][0] > 0 ? like : k;
         } else {
@@ -177,6 +202,9 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
             l->c[k].reused[i] *= decay;
             l->c[k].lost[i] *= decay;
         }
+    }
+    for (uint32_t i = 0; i < AGES; i++) {
+        l->runs[i] *= decay;
     }
 }
 
@@ -189,6 +217,7 @@ struct bt_learn *bt_learn_create(uint32_t n_slots)
     for (l->n_ring = SAMPLES_LO; l->n_ring < SAMPLES && l->n_ring < uses; l->n_ring *= 2) {
     }
     l->keep_below = uses <= l->n_ring ? UINT32_MAX : (uint32_t)(l->n_ring * 0x1p32 / (double)uses);
+    l->run.gap = (uint32_t)BT_MIN(RUN_GAP * 0x1p32 / l->keep_below, 0x1p31); /* sampled uses */
     l->mask = l->n_ring - 1;
     l->ring = bt_calloc(l->n_ring, sizeof(*l->ring));
     l->buckets = bt_malloc(l->n_ring * sizeof(*l->buckets));
@@ -228,12 +257,27 @@ static uint32_t *link_to(struct bt_learn *l, uint32_t i)
     return at;
 }
 
+/* A use at age of class cls: of the same run as the last one? */
+static void note_run(struct bt_learn *l, uint32_t now, uint32_t age, uint8_t cls)
+{
+    uint32_t apart = age > l->run.age ? age - l->run.age : l->run.age - age;
+    if (now - l->run.tick > l->run.gap || apart > age / RUN_AGES + 4 || cls != l->run.cls) {
+        l->runs[range_of(age)]++;
+    }
+    l->run.tick = now;
+    l->run.age = age;
+    l->run.cls = cls;
+}
+
 /* Sample i is not watched any more; reused: because its key was used. */
 static void end_sample(struct bt_learn *l, uint32_t i, uint32_t now, bool reused)
 {
     struct sample *s = &l->ring[i];
     struct counts *c = &l->c[s->cls];
     (reused ? c->reused : c->lost)[range_of(now - s->tick)]++;
+    if (reused) {
+        note_run(l, now, now - s->tick, s->cls);
+    }
     *link_to(l, i) = s->next;
     s->live = false;
 }
