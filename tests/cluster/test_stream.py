@@ -66,6 +66,15 @@ class Streams(Restarts):
         wait_for(lambda: quiet() and (time.sleep(0.3), quiet())[1], 60, "all is written")
         return int(self.kv("baton_ssd_blocks{") or self.kv("baton_ssd_blocks"))
 
+    def store(self, seed):
+        """Asks again until the SSD has the whole prompt: on a busy machine a worker gives writing up in the middle, and the
+        next request writes the rest. That an idle one writes all at once is test_first_use's."""
+        for _ in range(5):
+            if self.written() >= self.blocks:
+                return
+            self.ask(seed)
+        assert self.written() >= self.blocks
+
     def slow(self, prompt_s):
         """Node 1's kvstore anew, with an empty slab and a disk that moves the prompt in so many seconds; returns the file
         that makes the disk fail."""
@@ -209,7 +218,7 @@ def begun(s, way):
 def test_disk_fails_in_the_middle(streams):
     s = streams("always", large=True)
     first = s.ask(1)
-    s.written()
+    s.store(1)
     fails = s.slow(0.1)
     with open(fails, "w") as f:
         f.write(str(s.blocks // 3))
@@ -233,7 +242,7 @@ def test_others_go_on(streams):
     s = streams("always", large=True)
     short = s.ask(7, 40)
     first, load_s = s.timed(1)
-    s.written()
+    s.store(1)
     s.slow(load_s)
     for seed, way in ((1, "in"), (3, "out")):
         wait = begun(s, way)
@@ -256,7 +265,7 @@ def test_others_go_on(streams):
 def test_kvstore_killed_in_the_middle(streams, way):
     s = streams("always", large=True)
     want, load_s = s.timed(1)
-    s.written()
+    s.store(1)
     s.slow(load_s)
     wait = begun(s, way)
     seed = 1 if way == "in" else 2
