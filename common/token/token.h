@@ -11,9 +11,11 @@ struct bt_tokenizer;
 struct bt_detok;
 struct bt_template;
 
-/* Reads DIR/tokenizer.json. What it does not know (a model type, pre-tokenizer, normalizer,
- * decoder, post-processor) is ERR_UNSUPPORTED, broken files ERR_INVALID; err names file, field and
- * remedy. */
+/* Reads DIR/tokenizer.json and, of tokenizer_config.json, whether BOS and EOS are put around a text
+ * (add_bos_token, add_eos_token of the classes that transformers lets decide it: DeepSeek's
+ * tokenizer.json has no BOS, its LlamaTokenizerFast adds it). What it does not know (a model type,
+ * pre-tokenizer, normalizer, decoder, post-processor) is ERR_UNSUPPORTED, broken files ERR_INVALID;
+ * err names file, field and remedy. */
 bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 void bt_tokenizer_destroy(struct bt_tokenizer *t);

@@ -209,4 +209,11 @@ bt_status_t bt_tokenizer_parse(const json_t *root, struct bt_tokenizer *t,
 bt_status_t bt_token_read_file(const char *path, size_t max, struct bt_buf *out,
                                const struct bt_token_err *e) BT_MUST_CHECK;
 
+/* ---- around.c ---- */
+/* What DIR/tokenizer_config.json, if there is one, says of the tokens around a text: where its
+ * tokenizer_class lets it, add_bos_token and add_eos_token set prefix and suffix. ERR_INVALID: it
+ * is no JSON, or names a token that there is not. */
+bt_status_t bt_token_around_load(const char *dir, struct bt_tokenizer *t, char *err,
+                                 size_t err_cap) BT_MUST_CHECK;
+
 #endif

@@ -1,5 +1,6 @@
 /* The tokenizer's public face: loading, text to ids, ids to text. Immutable after load but for the
- * scratch of the one thread that uses it. No I/O but reading tokenizer.json. */
+ * scratch of the one thread that uses it. No I/O but reading tokenizer.json and
+ * what tokenizer_config.json says of BOS and EOS. */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +70,9 @@ bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *
     bt_buf_cleanup(&file);
     malloc_trim(0); /* the tree of a big file is ten times what stays */
     free(path);
+    if (st == BT_OK) {
+        st = bt_token_around_load(dir, t, err, err_cap);
+    }
     if (st != BT_OK) {
         bt_tokenizer_destroy(t);
         return st;

@@ -251,6 +251,66 @@ static bt_status_t load_patched(const char *patch, struct bt_tokenizer **t_p, ch
     return bt_tokenizer_load(tmp_dir, t_p, err, 512);
 }
 
+/* What tokenizer_config.json says of BOS and EOS, in front of and behind "a": DeepSeek's models
+ * (LlamaTokenizerFast over a tokenizer.json that adds none), and classes that do not decide it. */
+static void test_tokens_around(void **state)
+{
+    (void)state;
+    static const char none[] = "{\"post_processor\":{\"type\":\"ByteLevel\"}}", own[] = "{}";
+    static const char names[] = "\"bos_token\":{\"content\":\"<|begin_of_text|>\"},"
+                                "\"eos_token\":\"<|end_of_text|>\",\"model_max_length\":1e30";
+    static const struct {
+        const char *tokenizer, *config;
+        const char *want; /* b: BOS, e: EOS */
+    } cases[] = {
+        {none, "\"tokenizer_class\":\"LlamaTokenizerFast\",\"add_bos_token\":true", "ba"},
+        {none,
+         "\"tokenizer_class\":\"LlamaTokenizer\",\"add_bos_token\":true,"
+         "\"add_eos_token\":true",
+         "bae"},
+        {none, "\"tokenizer_class\":\"GemmaTokenizerFast\",\"add_bos_token\":true", "ba"},
+        {none, "\"tokenizer_class\":\"LlamaTokenizerFast\"", "a"},
+        {none, "\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"add_bos_token\":true", "a"},
+        {none, "\"tokenizer_class\":\"Qwen2Tokenizer\",\"add_bos_token\":true", "a"},
+        {own, "\"tokenizer_class\":\"LlamaTokenizerFast\",\"add_bos_token\":true", "ba"},
+        {own, "\"tokenizer_class\":\"LlamaTokenizerFast\",\"add_bos_token\":false", "a"},
+        {own, "\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"add_bos_token\":false", "ba"},
+    };
+    char path[128], err[512];
+    snprintf(path, sizeof(path), "%s/tokenizer_config.json", tmp_dir);
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fprintf(f, "{%s,%s}", names, cases[i].config);
+        fclose(f);
+        struct bt_tokenizer *t = NULL;
+        assert_int_equal(load_patched(cases[i].tokenizer, &t, err), BT_OK);
+        uint32_t id[256] = {0};
+        assert_true(bt_tokenizer_find(t, "<|begin_of_text|>", &id['b']));
+        assert_true(bt_tokenizer_find(t, "<|end_of_text|>", &id['e']));
+        assert_true(bt_tokenizer_find(t, "a", &id['a']));
+        struct bt_tokens got = {0};
+        assert_int_equal(bt_tokenizer_encode(t, "a", 1, true, &got), BT_OK);
+        assert_int_equal(got.n, strlen(cases[i].want));
+        for (size_t j = 0; j < got.n; j++) {
+            assert_int_equal(got.ids[j], id[(unsigned char)cases[i].want[j]]);
+        }
+        bt_tokens_cleanup(&got);
+        bt_tokenizer_destroy(t);
+    }
+    struct bt_tokenizer *t = NULL;
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("{\"tokenizer_class\":\"LlamaTokenizerFast\",\"add_bos_token\":true,"
+          "\"bos_token\":\"<s>\"}",
+          f);
+    fclose(f);
+    assert_int_equal(load_patched(none, &t, err), BT_ERR_INVALID);
+    assert_non_null(strstr(err, "tokenizer_config.json"));
+    assert_non_null(strstr(err, "<s>"));
+    assert_int_equal(unlink(path), 0);
+}
+
 static void test_broken_files(void **state)
 {
     (void)state;
@@ -614,12 +674,19 @@ static void test_shared(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),       cmocka_unit_test(test_detok_equals_decode),
-        cmocka_unit_test(test_detok_seed),    cmocka_unit_test(test_lookups),
-        cmocka_unit_test(test_pathological),  cmocka_unit_test(test_broken_files),
-        cmocka_unit_test(test_pretokenizers), cmocka_unit_test(test_added_tokens),
-        cmocka_unit_test(test_mutated_files), cmocka_unit_test(test_sentencepiece_style),
-        cmocka_unit_test(test_normal_forms),  cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_detok_equals_decode),
+        cmocka_unit_test(test_detok_seed),
+        cmocka_unit_test(test_lookups),
+        cmocka_unit_test(test_pathological),
+        cmocka_unit_test(test_tokens_around),
+        cmocka_unit_test(test_broken_files),
+        cmocka_unit_test(test_pretokenizers),
+        cmocka_unit_test(test_added_tokens),
+        cmocka_unit_test(test_mutated_files),
+        cmocka_unit_test(test_sentencepiece_style),
+        cmocka_unit_test(test_normal_forms),
+        cmocka_unit_test(test_shared),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
