@@ -188,6 +188,11 @@ static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinReq
         strlen(q->cache_salt) > 1024) {
         return "a label and a tenant may have 64 bytes, a cache salt 1024";
     }
+    for (const char *c = q->label; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) { /* it is shown on terminals */
+            return "a label is one line of text: no control characters in it (--label)";
+        }
+    }
     if ((q->body.len == 0) == (q->request[0] == '\0')) {
         return "say what to pin: either a prompt or the id of a request";
     }

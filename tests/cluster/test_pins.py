@@ -200,6 +200,7 @@ def test_bad_pins(pool, tmp_path):
     assert "token ids of this model" in fails("--tokens-file", str(tmp_path / "bad"), "--ttl", "1h")[1]
     (tmp_path / "bad").write_text('{"no": "messages"}')
     assert "messages" in fails("--chat-file", str(tmp_path / "bad"), "--ttl", "1h")[1]
+    assert "control characters" in fails("--prompt", "To be", "--ttl", "1h", "--label", "a\n\x1b[31m")[1]
     assert "batonctl pins" in ctl_fails(pool, "unpin", "0123456789abcdef")[1]
     assert "16 hex digits" in ctl_fails(pool, "unpin", "mine")[1]
     assert ctl_fails(pool, "unpin")[0] == 2
