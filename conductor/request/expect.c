@@ -45,11 +45,13 @@ void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req)
     uint32_t most = have + req->max_new;
     if (r->spec.sampling.n_eos == 0 && r->spec.stop == NULL) { /* nothing ends it before */
         req->expect_new = req->likely_new = req->max_new;
+        req->mean_new = req->max_new;
         return;
     }
     req->expect_new =
         bt_survival_quantile(&r->rs->survival, key_of(r), have, most, r->rs->conf.length_quantile);
     req->likely_new = bt_survival_quantile(&r->rs->survival, key_of(r), have, most, 0.5);
+    req->mean_new = bt_survival_mean(&r->rs->survival, key_of(r), have, most);
 }
 
 void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
@@ -62,7 +64,7 @@ void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
     f->expected = true;
     for (uint32_t i = 0; i < f->own_rows; i++) {
         bt_sched_forecast_note(&f->lane->r->rs->forecast, ms_of(now_ns), f->expect_ready_ms,
-                               f->lane->n_tokens, 1);
+                               f->lane->n_tokens, f->plan.row_ms, 1);
     }
 }
 
@@ -71,7 +73,7 @@ void bt_expect_settled(struct bt_flight *f, uint64_t now_ns)
 {
     for (uint32_t i = 0; f->expected && i < f->own_rows; i++) {
         bt_sched_forecast_note(&f->lane->r->rs->forecast, ms_of(now_ns), f->expect_ready_ms,
-                               f->lane->n_tokens, -1);
+                               f->lane->n_tokens, f->plan.row_ms, -1);
     }
     f->expected = false;
 }
@@ -88,33 +90,43 @@ void bt_expect_row(struct bt_flight *f, uint64_t now_ns)
 
 void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole)
 {
-    bt_survival_note(&r->rs->survival, key_of(r), r->choices[choice].journal.n, whole);
+    struct bt_choice *c = &r->choices[choice];
+    bt_survival_note(&r->rs->survival, key_of(r), c->told, c->journal.n, whole);
 }
 
-/* Mean time that the rows of now will go on, as far as they are looked at. */
+/* Mean time that the rows of now will go on, as far as they are looked at, and how far they have
+ * come. */
 void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns)
 {
     if (now_ns - rs->learned_ns < LEARN_NS) {
         return;
     }
     rs->learned_ns = now_ns;
-    double sum = 0;
+    double sum = 0, kv = 0, kv_sum = 0;
     uint32_t n = 0;
     struct bt_list *l, *kl;
     bt_list_for_each (l, &rs->all) {
-        const struct bt_request *r = BT_CONTAINER_OF(l, struct bt_request, link);
+        struct bt_request *r = BT_CONTAINER_OF(l, struct bt_request, link);
         bt_list_for_each (kl, &r->lanes) {
             const struct bt_lane *k = BT_CONTAINER_OF(kl, struct bt_lane, link);
             if (k->state != LANE_DECODING || k->flight == NULL || n == ROWS_MAX) {
                 continue;
             }
-            uint32_t have = r->choices[k->first].journal.n;
-            sum += k->flight->plan.step_ms *
-                   bt_survival_mean(&rs->survival, key_of(r), have, r->spec.max_tokens);
+            struct bt_choice *c = &r->choices[k->first];
+            uint32_t have = c->journal.n;
+            bt_survival_reach(&rs->survival, key_of(r), c->told, have);
+            c->told = have;
+            double ms = k->flight->plan.step_ms *
+                        bt_survival_mean(&rs->survival, key_of(r), have, r->spec.max_tokens);
+            sum += ms;
+            kv += k->flight->own_kv;
+            kv_sum += ms * k->flight->own_kv;
             n++;
         }
     }
     if (n != 0) {
         rs->forecast.life_ms += 0.5 * (sum / n - rs->forecast.life_ms);
+        double kv_life = kv > 0 ? kv_sum / kv : sum / n;
+        rs->forecast.kv_life_ms += 0.5 * (kv_life - rs->forecast.kv_life_ms);
     }
 }

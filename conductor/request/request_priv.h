@@ -82,6 +82,7 @@ struct bt_choice {
     struct bt_journal journal;
     struct bt_emit emit;
     bool finished;
+    uint32_t told;    /* tokens that the estimate of lengths knows of */
     uint64_t last_ns; /* of its last token */
     float *gaps_ms;   /* between its tokens, n_gaps of them */
     uint32_t n_gaps, gaps_cap;

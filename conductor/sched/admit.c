@@ -102,7 +102,7 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 
 /* A row that finds no pages waits until others have ended, and one such wait is longer than an
  * objective between tokens: pages are lent out up to this share, as workers are never filled all
- * alike. */
+ * alike, and they and places only as far as a standard deviation of what is expected leaves. */
 #define PAGES_FULL 0.95
 
 /* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
@@ -115,7 +115,7 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     *full_p = 0;
     const struct bt_sched_worker *d = &s->workers[plan->decode];
     struct pool pool;
-    if (!bt_sched_pool_after(s, plan->ttft_ms, &pool)) {
+    if (!bt_sched_pool_after(s, req->block_tokens, plan->ttft_ms, 1, &pool)) {
         return tbt_of(s, plan);
     }
     struct bt_sched_worker then = *d;
@@ -138,11 +138,12 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     double full = 0, n_rows = BT_MAX(req->n_choices, 1u);
     if (then.pages_total != 0) {
         pages -= BT_MIN((uint64_t)then.yield_pages, pages);
-        full = (double)(pages + bt_sched_blocks_of(req)) / (then.pages_total * PAGES_FULL);
+        double taken = (double)(pages + bt_sched_blocks_of(req)) + pool.kv_dev / req->block_tokens;
+        full = taken / (then.pages_total * PAGES_FULL);
     }
     if (then.slots_total != 0) {
         double stay = BT_MAX(pool.rows - pool.yield_rows, 0);
-        full = BT_MAX(full, (stay + n_rows) / then.slots_total);
+        full = BT_MAX(full, (stay + n_rows + pool.rows_dev) / then.slots_total);
     }
     *full_p = full;
     return full > 1 ? full * BT_MAX(tbt, c->tbt_objective_ms) : tbt;

@@ -118,26 +118,34 @@ void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sche
     *kv_p = rows * each + coming * each_coming;
 }
 
-bool bt_sched_pool_after(const struct bt_sched_snapshot *s, double t_ms, struct pool *pool_p)
+bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_tokens, double t_ms,
+                         double slow, struct pool *pool_p)
 {
     uint32_t n = 0;
-    double rows = 0, kv = 0, yield_rows = 0, yield_pages = 0;
+    double yield_rows = 0, yield_pages = 0;
+    struct bt_sched_load load = {0};
+    struct bt_sched_room room = {0};
     for (uint32_t i = 0; i < s->n_workers; i++) {
         const struct bt_sched_worker *w = &s->workers[i];
         if (w->decode) {
             double waiting = w->running > 0 ? (double)w->waiting / w->running : 0;
             n++;
-            rows += w->running + w->waiting;
-            kv += (double)w->kv_tokens * (1 + waiting); /* who waits is as long as the others */
+            load.rows += w->running + w->waiting;
+            load.kv +=
+                (double)w->kv_tokens * (1 + waiting); /* who waits is as long as the others */
             yield_rows += w->yield_rows;
             yield_pages += w->yield_pages;
+            room.places += w->slots_total;
+            room.kv += (double)w->pages_total * block_tokens;
         }
     }
     if (s->forecast == NULL || n == 0) {
         return false;
     }
-    bt_sched_forecast_at(s->forecast, s->now_ms + t_ms, &rows, &kv);
-    *pool_p = (struct pool){rows / n, kv / n, yield_rows / n, yield_pages / n};
+    bt_sched_forecast_at(s->forecast, &room, s->now_ms + t_ms, slow, &load);
+    *pool_p = (struct pool){load.rows / n,           load.kv / n,
+                            yield_rows / n,          yield_pages / n,
+                            sqrt(load.rows_var / n), sqrt(load.kv_var / n)};
     return true;
 }
 
@@ -257,9 +265,14 @@ double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sch
 /* An answer of which nothing is known, as in survival.h. */
 #define ANSWER_TOKENS 256u
 
+double bt_sched_answer(const struct bt_sched_request *req)
+{
+    return BT_MIN(req->mean_new > 0 ? req->mean_new : (double)ANSWER_TOKENS, (double)req->max_new);
+}
+
 double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
-    double more = BT_MIN(req->likely_new != 0 ? req->likely_new : ANSWER_TOKENS, req->max_new);
+    double more = bt_sched_answer(req);
     double n = BT_MAX(req->n_choices, 1u), tokens = req->n_tokens + (n - 1) * more + more / 2;
     double share = w->slots_total != 0 ? n / w->slots_total : 0;
     if (w->pages_total != 0) {
@@ -281,6 +294,22 @@ double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_w
     }
     double load = bt_sched_decode_load(w, req);
     return load > 1 ? step * load : step;
+}
+
+double bt_sched_full_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                             const struct bt_sched_request *req)
+{
+    if (w->cost == NULL) {
+        return w->step_ms > 0 ? w->step_ms : c->step_ms;
+    }
+    double each = w->running > 0 ? (double)w->kv_tokens / w->running : req->n_tokens;
+    double room = (double)w->pages_total * req->block_tokens;
+    struct bt_batch_work work = {.tokens = w->slots_total != 0 ? w->slots_total : w->running + 1};
+    if (w->pages_total != 0 && each > 0) {
+        work.tokens = BT_MIN(work.tokens, BT_MAX(room / each, 1));
+    }
+    work.kv = work.tokens * each;
+    return 1e-6 * bt_batch_work_ns(w->cost, &work);
 }
 
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
@@ -334,7 +363,7 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
     struct bt_sched_worker then = s->workers[decode];
     struct pool pool;
     then.prefill = false;
-    if (bt_sched_pool_after(s, t_ms, &pool)) {
+    if (bt_sched_pool_after(s, block_tokens, t_ms, 1, &pool)) {
         uint32_t pages = (uint32_t)(pool.kv / block_tokens);
         then.running = (uint32_t)pool.rows;
         then.waiting = then.landing = then.own_requests = 0;

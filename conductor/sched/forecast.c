@@ -18,7 +18,7 @@ void bt_sched_forecast_init(struct bt_sched_forecast *f, double bucket_ms, doubl
 {
     memset(f, 0, sizeof(*f));
     f->bucket_ms = bucket_ms;
-    f->life_ms = life_ms;
+    f->life_ms = f->kv_life_ms = life_ms;
     f->first = bucket_of(f, now_ms);
     f->lead_weight = 1;
 }
@@ -32,15 +32,23 @@ static void advance(struct bt_sched_forecast *f, double now_ms)
         f->due_kv += f->kv[f->first & MASK];
         f->rows[f->first & MASK] = 0;
         f->kv[f->first & MASK] = 0;
+        f->due_time += f->time[f->first & MASK];
+        f->time[f->first & MASK] = 0;
+        f->due_kv_time += f->kv_time[f->first & MASK];
+        f->kv_time[f->first & MASK] = 0;
     }
     f->first = BT_MAX(f->first, to);
 }
 
-static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, uint32_t kv_tokens)
+static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, uint32_t kv_tokens,
+                  double life_ms)
 {
     double old = exp((f->admitted_ms - now_ms) / RATE_MS);
     f->rows_per_ms = f->rows_per_ms * old + 1 / RATE_MS;
     f->kv_per_ms = f->kv_per_ms * old + kv_tokens / RATE_MS;
+    f->time_per_ms = f->time_per_ms * old + life_ms / RATE_MS;
+    f->kv_time_per_ms = f->kv_time_per_ms * old + life_ms * kv_tokens / RATE_MS;
+    f->square_per_ms = f->square_per_ms * old + (double)kv_tokens * kv_tokens / RATE_MS;
     f->admitted_ms = now_ms;
     /* Later ones weigh more: all the others fade. */
     double lead = BT_MAX((ready_ms - now_ms) / f->bucket_ms, 0);
@@ -57,35 +65,74 @@ static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, u
 }
 
 void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double ready_ms,
-                            uint32_t kv_tokens, int sign)
+                            uint32_t kv_tokens, double life_ms, int sign)
 {
     advance(f, now_ms);
     if (sign > 0) {
-        learn(f, now_ms, ready_ms, kv_tokens);
+        learn(f, now_ms, ready_ms, kv_tokens, life_ms);
     }
     int64_t b = BT_MIN(bucket_of(f, ready_ms), f->first + MASK);
     if (b <= f->first) {
         f->due += sign;
         f->due_kv += (int64_t)sign * kv_tokens;
+        f->due_time += sign * life_ms;
+        f->due_kv_time += sign * life_ms * kv_tokens;
     } else {
         f->rows[b & MASK] += sign;
         f->kv[b & MASK] += (int64_t)sign * kv_tokens;
+        f->time[b & MASK] += sign * life_ms;
+        f->kv_time[b & MASK] += sign * life_ms * kv_tokens;
     }
 }
 
-void bt_sched_forecast_at(const struct bt_sched_forecast *f, double at_ms, double *rows_p,
-                          double *kv_p)
+/* Share of so many rows that has a place. */
+static double placed_share(const struct bt_sched_room *room, double rows, double kv)
 {
-    double rows = *rows_p + (double)f->due, kv = *kv_p + (double)f->due_kv;
-    double stay = f->life_ms > 0 ? exp(-f->bucket_ms / f->life_ms) : 0;
+    double share = room->places > 0 && rows > room->places ? room->places / rows : 1;
+    return room->kv > 0 && kv > room->kv ? BT_MIN(share, room->kv / kv) : share;
+}
+
+/* Share that ends within a bucket: 1 - exp(-x) is x / (1 + x / 2) where that is short beside a
+ * life.
+ */
+static double ends(double decoded, double time)
+{
+    return time > 0 ? BT_MIN(decoded / (time + decoded / 2), 1) : 1;
+}
+
+void bt_sched_forecast_at(const struct bt_sched_forecast *f, const struct bt_sched_room *room,
+                          double at_ms, double slow, struct bt_sched_load *load_p)
+{
+    double rows = load_p->rows + (double)f->due, kv = load_p->kv + (double)f->due_kv;
+    double rows_var = load_p->rows_var, kv_var = load_p->kv_var;
+    /* Of the context most lies in long rows: a token's row is so long in the mean. */
+    double each = f->kv_per_ms > 0 ? f->square_per_ms / f->kv_per_ms : 0;
+    /* What rows still have to decode, and their context with them. */
+    double time = load_p->rows * f->life_ms + f->due_time;
+    double kv_time = load_p->kv * f->kv_life_ms + f->due_kv_time;
+    double bucket_ms = f->bucket_ms / slow;
+    double end = f->life_ms > 0 ? 1 - exp(-bucket_ms / f->life_ms) : 1, kv_end = end;
     int64_t to = BT_MIN(bucket_of(f, at_ms), f->first + MASK);
     double sooner = 0; /* share of those that come out within the time up to the bucket */
     for (int64_t b = f->first + 1; b <= to; b++) {
         sooner += f->leads > 0 ? f->lead[b - f->first - 1] / f->leads : 0;
         double unseen = sooner * f->bucket_ms;
+        if (!f->one_life) {
+            end = ends(bucket_ms * rows, time);
+            kv_end = ends(bucket_ms * kv, kv_time);
+        }
+        double stay = 1 - end, kv_stay = 1 - kv_end;
+        if ((room->places > 0 && rows > room->places) || (room->kv > 0 && kv > room->kv)) {
+            double share = placed_share(room, rows, kv);
+            stay = 1 - end * share;
+            kv_stay = 1 - kv_end * share;
+        }
+        rows_var = (rows_var * stay + rows * (1 - stay)) * stay;
+        kv_var = (kv_var * kv_stay + each * kv * (1 - kv_stay)) * kv_stay;
         rows = rows * stay + f->rows[b & MASK] + unseen * f->rows_per_ms;
-        kv = kv * stay + (double)f->kv[b & MASK] + unseen * f->kv_per_ms;
+        kv = kv * kv_stay + (double)f->kv[b & MASK] + unseen * f->kv_per_ms;
+        time = time * stay + f->time[b & MASK] + unseen * f->time_per_ms;
+        kv_time = kv_time * kv_stay + f->kv_time[b & MASK] + unseen * f->kv_time_per_ms;
     }
-    *rows_p = BT_MAX(rows, 0);
-    *kv_p = BT_MAX(kv, 0);
+    *load_p = (struct bt_sched_load){BT_MAX(rows, 0), BT_MAX(kv, 0), rows_var, kv_var};
 }

@@ -242,18 +242,19 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
     return true;
 }
 
-/* Rows stay longer where prompts share their steps, and keep their places: before these are all
- * taken when a prompt of now would become a row, it is better that all steps get short. Asked of
- * the same forecast as admission, so that prompts beside rows give way before anybody is refused.
- */
-#define MIXED_PLACES 0.8
-
+/* Rows stay longer where prompts share their steps, and keep their places. Were that to go on until
+ * a prompt of now becomes a row, would all places be taken? Then it is better that all steps get
+ * short. Asked of the same forecast as admission, so that prompts beside rows give way before
+ * anybody is refused. */
 static bool places_short(const struct job *j, uint32_t decode)
 {
+    const struct bt_sched_worker *w = &j->s->workers[decode];
     struct pool pool;
     double at = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
-    uint32_t slots = j->s->workers[decode].slots_total;
-    return slots != 0 && bt_sched_pool_after(j->s, at, &pool) && pool.rows > MIXED_PLACES * slots;
+    double slow = BT_MAX(j->c->mixed_step_ms / bt_sched_full_step_ms(j->c, w, j->req), 1);
+    return w->slots_total != 0 &&
+           bt_sched_pool_after(j->s, j->req->block_tokens, at, slow, &pool) &&
+           pool.rows > w->slots_total;
 }
 
 /* The decode worker that would have the first token out before prefill worker p's estimate, if any;
@@ -314,6 +315,7 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     plan->ttft_ms = j->req->waited_ms + ttft_ms;
     plan->ttft_most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
     plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
+    plan->row_ms = bt_sched_answer(j->req) * bt_sched_full_step_ms(j->c, wd, j->req);
     plan->tail_ms = bt_sched_tbt_ms(j->c, wd, j->req);
     plan->decode_work = bt_sched_decode_work(wd, j->req);
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;

@@ -81,6 +81,7 @@ struct bt_sched_request {
     uint32_t max_new;    /* of each choice, at most */
     uint32_t expect_new; /* of each choice, a quantile; 0: not known */
     uint32_t likely_new; /* of each choice, the median; 0: not known */
+    double mean_new;     /* of each choice, in the mean; 0: not known */
     uint32_t n_choices;  /* rows at the decode worker; 0 counts as 1 */
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
@@ -148,6 +149,7 @@ struct bt_sched_plan {
     double waited_ms;   /* of ttft_ms: before the plan */
     double ttft_most_ms;    /* nine of ten first tokens are out by then, as far as was learned */
     double step_ms;         /* predicted: tbt_ms without what was learned */
+    double row_ms;          /* predicted: how long each of its rows decodes, on a full worker */
     double tail_ms;         /* predicted: tbt_ms without the gap in which it is handed over */
     double landing_ms;      /* predicted: steps in that gap; 0: it is not handed over */
     const char *reason;     /* static: why disaggregated or not; a bounded metric label */
@@ -253,6 +255,10 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
  * what the TBT objective leaves beside the step of one. 1: at the limit. */
 #define BT_SCHED_QUEUE_MS 2000.0
 double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w);
+/* Predicted: a step of decode worker w with all its places or pages taken by rows as long as those
+ * of now (if there are none, as req), and nothing beside them; ms. */
+double bt_sched_full_step_ms(const struct bt_sched_params *params, const struct bt_sched_worker *w,
+                             const struct bt_sched_request *req);
 
 /* ---- why a plan is as it is ---- */
 typedef enum { BT_SCHED_FOR_PREFILL, BT_SCHED_FOR_DECODE } bt_sched_use_t;

@@ -51,6 +51,7 @@ struct job {
 struct pool {
     double rows, kv;                /* kv: tokens of context */
     double yield_rows, yield_pages; /* of now: who of them will be left, nobody knows */
+    double rows_dev, kv_dev;        /* standard deviations of rows and kv */
 };
 
 /* A choice among candidates: smaller wins, equal ones are drawn by the request's random word. */
@@ -89,9 +90,11 @@ double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sche
 void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
                          uint32_t tokens, double t_ms, double over_ms, double *rows_p,
                          double *kv_p);
-/* What a decode worker is expected to have after t_ms. False: no forecast is kept, or nobody
+/* What a decode worker is expected to have after t_ms, where rows take `slow` times as long as they
+ * are said to. False: no forecast is kept, or nobody
  * decodes. */
-bool bt_sched_pool_after(const struct bt_sched_snapshot *s, double t_ms, struct pool *pool_p);
+bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_tokens, double t_ms,
+                         double slow, struct pool *pool_p);
 /* The prompt's tokens from `cached` on, computed by decode worker w beside its rows, in steps of
  * params.mixed_step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
  * < 0: there is no room beside its rows, in their steps or in its pages. */
@@ -109,6 +112,8 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
                            uint32_t resident_there, double prefill_ms);
 /* Share of a decode worker in use once it has this request too; above 1 it has to wait. */
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req);
+/* Tokens that each of its rows will give out, in the mean. */
+double bt_sched_answer(const struct bt_sched_request *req);
 /* What its rows take of decode worker w: of its pages or places the larger share in percent, times
  * their tokens. Not times their time: the same request takes as much whatever the steps of now. */
 double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sched_request *req);

@@ -4,10 +4,11 @@
 #include <math.h>
 #include <string.h>
 
-#define B          BT_SURVIVAL_BUCKETS
-#define LEAN       3.0f /* requests that the parent's estimate counts as */
-#define KEEP       (1 - 1 / 512.0f)
-#define PRIOR_RATE (1.0 / 256) /* chance to end, each token */
+#define B           BT_SURVIVAL_BUCKETS
+#define LEAN        3.0f /* requests that the parent's estimate counts as */
+#define KEEP        (1 - 1 / 512.0f)
+#define PRIOR_RATE  (1.0 / 256) /* chance to end, each token */
+#define CLASS_LEAST 128u        /* shorter prompts are one class */
 
 /* First length of bucket b: 1, 2, 3, 4, 6, 8, 12 ... */
 static uint32_t first_of(uint32_t b)
@@ -30,10 +31,8 @@ static uint32_t bucket_of(uint32_t n)
 
 struct bt_survival_key bt_survival_key(uint64_t tenant_hash, uint32_t prompt_tokens)
 {
-    uint32_t c = prompt_tokens <= 256     ? 0
-                 : prompt_tokens <= 2048  ? 1
-                 : prompt_tokens <= 16384 ? 2
-                                          : 3;
+    uint32_t b = bucket_of(prompt_tokens), least = bucket_of(CLASS_LEAST);
+    uint32_t c = b > least ? BT_MIN(b - least, (uint32_t)BT_SURVIVAL_CLASSES - 1) : 0;
     uint64_t h = tenant_hash * 0x9e3779b97f4a7c15ull;
     return (struct bt_survival_key){(uint32_t)(h >> 58) % BT_SURVIVAL_TENANTS, c};
 }
@@ -43,29 +42,52 @@ void bt_survival_init(struct bt_sched_survival *s)
     memset(s, 0, sizeof(*s));
 }
 
-static void note(struct bt_survival_curve *c, uint32_t n, bool whole)
+/* From where it was told to be to a later bucket. Who is in a bucket has been through half of it in
+ * the mean (Cutler and Ederer, J. Chronic Diseases 1958), who has left it through all of it. */
+static void go_on(struct bt_survival_curve *c, uint32_t told, uint32_t bucket)
+{
+    c->reached[0] += told == 0 ? 0.5f : 0;
+    for (uint32_t b = bucket_of(told + 1); b < bucket; b++) {
+        c->reached[b] += 0.5f;
+        c->reached[b + 1] += 0.5f;
+    }
+}
+
+static void note(struct bt_survival_curve *c, uint32_t told, uint32_t n, bool whole)
 {
     uint32_t last = bucket_of(n);
     for (uint32_t b = 0; b < B; b++) { /* what fades is the weight, not the ratio */
         c->reached[b] *= KEEP;
         c->ended[b] *= KEEP;
     }
-    for (uint32_t b = 0; b < last; b++) {
-        c->reached[b]++;
-    }
-    if (whole) { /* one cut off in a bucket says nothing of that bucket */
-        c->reached[last]++;
+    go_on(c, told, last);
+    if (whole) { /* one cut off in a bucket was in it, and did not end */
+        c->reached[last] += 0.5f;
         c->ended[last]++;
     }
 }
 
-void bt_survival_note(struct bt_sched_survival *s, struct bt_survival_key k, uint32_t n, bool whole)
+void bt_survival_reach(struct bt_sched_survival *s, struct bt_survival_key k, uint32_t told,
+                       uint32_t n)
+{
+    if (n <= told) {
+        return;
+    }
+    uint32_t now = bt_survival_bucket(n);
+    go_on(&s->any, told, now);
+    go_on(&s->all[k.prompt_class], told, now);
+    go_on(&s->of[k.tenant][k.prompt_class], told, now);
+}
+
+void bt_survival_note(struct bt_sched_survival *s, struct bt_survival_key k, uint32_t told,
+                      uint32_t n, bool whole)
 {
     if (n == 0) {
         return;
     }
-    note(&s->all[k.prompt_class], n, whole);
-    note(&s->of[k.tenant][k.prompt_class], n, whole);
+    note(&s->any, told, n, whole);
+    note(&s->all[k.prompt_class], told, n, whole);
+    note(&s->of[k.tenant][k.prompt_class], told, n, whole);
 }
 
 /* Chance to end within bucket b of one that has come into it. */
@@ -75,7 +97,8 @@ static double hazard(const struct bt_sched_survival *s, struct bt_survival_key k
     double prior = 1 - exp(-width * PRIOR_RATE);
     const struct bt_survival_curve *all = &s->all[k.prompt_class],
                                    *own = &s->of[k.tenant][k.prompt_class];
-    double h = (all->ended[b] + LEAN * prior) / (all->reached[b] + LEAN);
+    double h = (s->any.ended[b] + LEAN * prior) / (s->any.reached[b] + LEAN);
+    h = (all->ended[b] + LEAN * h) / (all->reached[b] + LEAN);
     return (own->ended[b] + LEAN * h) / (own->reached[b] + LEAN);
 }
 
@@ -121,4 +144,23 @@ double bt_survival_mean(const struct bt_sched_survival *s, struct bt_survival_ke
     double mean = 0;
     (void)walk(s, k, n, max_new, 1, &mean);
     return mean;
+}
+
+void bt_survival_rest(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t max_new,
+                      double rest[BT_SURVIVAL_BUCKETS])
+{
+    double after = 0; /* of one that comes into the bucket behind */
+    for (uint32_t b = B; b-- > 0;) {
+        uint32_t first = first_of(b), width = b + 1 < B ? first_of(b + 1) - first : first;
+        double len = first > max_new ? 0 : BT_MIN(width, max_new - first + 1);
+        double ends = BT_MIN(hazard(s, k, b), 0.999999), stay = pow(1 - ends, 1.0 / width);
+        double in = stay < 1 ? (1 - pow(stay, len)) / (1 - stay) : len;
+        after = in + pow(stay, len) * after;
+        rest[b] = after;
+    }
+}
+
+uint32_t bt_survival_bucket(uint32_t n)
+{
+    return bucket_of(BT_MAX(n, n + 1));
 }

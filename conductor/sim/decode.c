@@ -379,6 +379,16 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
     d->at_ms = now_ms;
 }
 
+void bt_sim_decode_each(const struct bt_sim_decode *d,
+                        void (*row)(void *arg, uint32_t id, uint32_t generated), void *arg)
+{
+    for (uint32_t i = 0; i < d->n; i++) {
+        const struct live *x = &d->heap[i];
+        uint32_t left = (uint32_t)BT_MAX(x->end_step - d->step, 1u); /* it has not ended */
+        row(arg, x->id, x->steps + 1 - left);
+    }
+}
+
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d)
 {
     return d->n;

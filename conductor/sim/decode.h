@@ -51,6 +51,9 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
                         void (*lost)(void *arg, uint32_t id, uint32_t generated, bool prompt),
                         void *arg);
 
+/* Each row, and the tokens that it had given out at the last change of the rows: at least. */
+void bt_sim_decode_each(const struct bt_sim_decode *d,
+                        void (*row)(void *arg, uint32_t id, uint32_t generated), void *arg);
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);
 uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d);
 double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d); /* read in the next step */

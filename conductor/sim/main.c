@@ -44,6 +44,8 @@ static const char usage[] =
     "  --replica-bytes X   bytes a second for copies of hot prefixes ahead of need (0)\n"
     "  --replica-uses N    ... one for each so many uses within a minute (16)\n"
     "  --life MS           decode time expected of a request at the start (10000)\n"
+    "  --lengths B         1: how long answers get is learned by length of prompt (1); 0: all "
+    "alike\n"
     "  --one-token         every answer is one token: prefill alone\n"
     "  --fail NODE@S[+S]   node p1, p2 ... or d1, d2 ... fails S seconds from the start, and is "
     "back\n"
@@ -58,7 +60,8 @@ static const char usage[] =
     "win\n"
     "                      and of run's options --seed, --tbt-margin, --fetch-ratio, "
     "--work-weight,\n"
-    "                      --work-price, --demand-price, --background, --background-wait, --life,\n"
+    "                      --work-price, --demand-price, --background, --background-wait, --life, "
+    "--lengths,\n"
     "                      --one-token, --replica-bytes, --replica-uses\n"
     "baton-sim cache --trace FILE --blocks N[,N...] [options]     eviction policies on a trace\n"
     "  --policy P[,P...]   density, slru, lru, lfu, length_aware (the kvstore's own), belady\n"
@@ -122,6 +125,7 @@ enum {
     O_REPLICA,
     O_REPLICA_USES,
     O_LIFE,
+    O_LENGTHS,
     O_EVICTION,
     O_BACKGROUND,
     O_BACKGROUND_MS,
@@ -166,6 +170,7 @@ static const struct {
     [O_REPLICA - 256] = {"replica-bytes", 1, RUN | PLAN},
     [O_REPLICA_USES - 256] = {"replica-uses", 1, RUN | PLAN},
     [O_LIFE - 256] = {"life", 1, RUN | PLAN},
+    [O_LENGTHS - 256] = {"lengths", 1, RUN | PLAN},
     [O_EVICTION - 256] = {"eviction", 1, RUN},
     [O_BACKGROUND - 256] = {"background", 1, RUN | PLAN},
     [O_BACKGROUND_MS - 256] = {"background-wait", 1, RUN | PLAN},
@@ -226,6 +231,11 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_WINDOW: return number("roles-window", text, 1, 1e6, &a->window_s);
     case O_REPLICA: return number("replica-bytes", text, 0, 1e15, &a->o.replica_bytes_per_s);
     case O_REPLICA_USES: return whole("replica-uses", text, 2, 1e6, &a->o.replica_uses);
+    case O_LENGTHS:
+        v = a->o.lengths;
+        bool ok = whole("lengths", text, 0, 1, &v);
+        a->o.lengths = v > 0;
+        return ok;
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
     case O_BACKGROUND: return number("background", text, 0, 1, &a->o.background_share);
     case O_BACKGROUND_MS: return number("background-wait", text, 0, 1e9, &a->o.background_ms);
@@ -564,6 +574,7 @@ int main(int argc, char **argv)
                            .mixed_step_ms = -1,
                            .mixed_gap_ms = -1,
                            .life_ms = 10000,
+                           .lengths = true,
                            .replica_uses = 16,
                            .background_ms = 15000,
                            .sample_ms = 5000}};

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conductor/sched/survival.h"
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
 #include "conductor/sim/events.h"
@@ -17,6 +18,8 @@
 #define DEMAND_MS     60000
 #define LIVES_GUESS   20 /* rows that have ended: so much does the first guess of a life count */
 #define LIVES_MS      60000
+#define LENGTHS_MS    500  /* how far rows have come is looked at */
+#define MAX_NEW       4096 /* what a client allows; the real length is not known */
 #define DONE_AT_ONCE  64
 #define PROGRESS_EACH 1024
 #define NOTICE_MS     2000 /* silence after which a node counts as gone */
@@ -40,6 +43,8 @@ struct live {          /* a request beyond its record */
     double ready_ms; /* end of its prefill, as the forecast was told */
     double placed_ms, prefilled_ms;
     double last_ms, gap_ms; /* its last token before a failure; the longest such interruption */
+    double row_ms;          /* how long it will decode, as the forecast was told */
+    uint32_t told;          /* tokens that the estimate of lengths knows of */
     uint32_t given;         /* tokens given out before it was placed for the last time */
     uint32_t fetch_from, tries;
     uint32_t best_tokens, fetch_tokens;
@@ -92,6 +97,8 @@ struct sim {
     struct bt_sched_params params;
     struct bt_sched_forecast forecast;
     struct bt_sched_demand demand, decodes;
+    struct bt_sched_survival *survival; /* NULL: nothing is learned of lengths */
+    double looked_ms;                   /* at how far rows have come */
     double now_ms, sample_at_ms;
     struct lives { /* of rows, faded: the time that they have had so far, and how many have ended */
         double ms, ended, at_ms;
@@ -149,11 +156,19 @@ static uint32_t tokens_of(const struct sim *s, uint32_t id)
     return s->req[id].input + s->live[id].given;
 }
 
+static struct bt_survival_key key_of(const struct sim *s, uint32_t id)
+{
+    return bt_survival_key(0, s->req[id].input);
+}
+
 static struct bt_sched_request ask(const struct sim *s, uint32_t id)
 {
     return (struct bt_sched_request){
         .n_tokens = tokens_of(s, id),
-        .max_new = 512, /* what a client allows; the real length is not known */
+        .max_new = MAX_NEW,
+        .mean_new = s->survival != NULL
+                        ? bt_survival_mean(s->survival, key_of(s, id), s->live[id].given, MAX_NEW)
+                        : 0,
         .n_choices = 1,
         .block_tokens = BT_SIM_BLOCK_TOKENS,
         .token_bytes = (uint32_t)s->c->token_bytes,
@@ -173,13 +188,16 @@ static void expect(struct sim *s, uint32_t id, int sign)
     const struct live *l = &s->live[id];
     struct decode_node *d = &s->d[s->r->records[id].decode];
     uint32_t tokens = s->req[id].input;
-    bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, tokens, sign);
+    bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, tokens, l->row_ms, sign);
     d->coming += (uint32_t)sign;
     d->coming_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
 }
 
 static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
 {
+    if (s->survival != NULL && outcome == BT_SIM_SERVED) {
+        bt_survival_note(s->survival, key_of(s, id), s->live[id].told, output_of(s, id), true);
+    }
     s->r->records[id].outcome = outcome;
     s->r->records[id].end_ms = s->now_ms;
     s->r->end_ms = BT_MAX(s->r->end_ms, s->now_ms);
@@ -375,10 +393,62 @@ static double life_ms(struct lives *l, double now_ms, double rows)
     return l->ended > 0 ? l->ms / l->ended : 0;
 }
 
+struct rows { /* looked at */
+    struct sim *s;
+    double n, kv;         /* rows, tokens of their context */
+    double rest, kv_rest; /* tokens still to come of a row, for as many a token of context stays */
+    bool known[BT_SURVIVAL_CLASSES];
+    double of[BT_SURVIVAL_CLASSES][BT_SURVIVAL_BUCKETS];
+};
+
+static void reached(void *arg, uint32_t id, uint32_t generated)
+{
+    struct rows *r = arg;
+    struct sim *s = r->s;
+    struct live *l = &s->live[id];
+    struct bt_survival_key k = key_of(s, id);
+    uint32_t n = l->given + generated;
+    bt_survival_reach(s->survival, k, l->told, n);
+    l->told = n;
+    if (!r->known[k.prompt_class]) {
+        bt_survival_rest(s->survival, k, MAX_NEW, r->of[k.prompt_class]);
+        r->known[k.prompt_class] = true;
+    }
+    double rest = r->of[k.prompt_class][bt_survival_bucket(n)], kv = s->req[id].input + n;
+    r->n++;
+    r->kv += kv;
+    r->rest += rest;
+    r->kv_rest += rest * kv;
+}
+
+/* How far rows have come. */
+static void look_at_rows(struct sim *s)
+{
+    if (s->survival == NULL || s->now_ms - s->looked_ms < LENGTHS_MS) {
+        return;
+    }
+    s->looked_ms = s->now_ms;
+    struct rows r = {.s = s};
+    struct bt_sched_request one = {.n_tokens = 1, .block_tokens = BT_SIM_BLOCK_TOKENS};
+    double step = 0, n = 0;
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (s->workers[i].decode) {
+            bt_sim_decode_each(s->d[i].d, reached, &r);
+            step += bt_sched_full_step_ms(&s->params, &s->workers[i], &one);
+            n++;
+        }
+    }
+    if (r.n > 0) {
+        s->forecast.life_ms = step / n * r.rest / r.n;
+        s->forecast.kv_life_ms = step / n * r.kv_rest / r.kv;
+    }
+}
+
 /* The nodes as they are now. */
 static void show(struct sim *s)
 {
     double rows = 0;
+    look_at_rows(s);
     for (uint32_t i = 0; i < s->n; i++) {
         show_kvstore(s, i);
         if (s->workers[i].prefill) {
@@ -390,7 +460,8 @@ static void show(struct sim *s)
         show_decode(s, i);
         rows += s->workers[i].running;
     }
-    s->forecast.life_ms = life_ms(&s->lives, s->now_ms, rows);
+    double life = life_ms(&s->lives, s->now_ms, rows);
+    s->forecast.life_ms = s->survival != NULL ? s->forecast.life_ms : life;
     s->snap.now_ms = s->now_ms;
 }
 
@@ -421,6 +492,7 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     l->planned_ms = plan->prefill_ms;
     l->placed_ms = s->now_ms;
     l->ready_ms = s->now_ms + plan->ttft_ms;
+    l->row_ms = plan->row_ms;
     expect(s, id, 1);
     l->read_end_ms = bt_sim_caches_read(s->caches, plan->prefill, s->t->blocks + s->req[id].first,
                                         (s->req[id].input - 1) / BT_SIM_BLOCK_TOKENS, s->now_ms);
@@ -856,6 +928,11 @@ static void set_up(struct sim *s)
         push(s, BT_SIM_ROLES_LOOK_MS, EV_LOOK, 0, 0);
     }
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
+    s->forecast.one_life = !s->o->lengths;
+    if (s->o->lengths) {
+        s->survival = bt_calloc(1, sizeof(*s->survival));
+        bt_survival_init(s->survival);
+    }
     s->lives = (struct lives){.ms = LIVES_GUESS * s->o->life_ms, .ended = LIVES_GUESS};
     bt_sched_demand_init(&s->demand, DEMAND_MS);
     bt_sched_demand_init(&s->decodes, DEMAND_MS);
@@ -902,6 +979,7 @@ static void tear_down(struct sim *s)
     free(s->workers);
     free(s->kvstores);
     free(s->match);
+    free(s->survival);
     free(s->live);
     bt_sim_events_cleanup(&s->events);
 }

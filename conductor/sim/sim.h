@@ -46,7 +46,8 @@ struct bt_sim_options {
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
     double mixed_gap_ms;  /* ... and no row's first gap is longer by them than this; 0: not asked */
     double life_ms;       /* decode time expected of a request, until some have ended */
-    bool one_token;       /* every answer is one token: prefill alone */
+    bool lengths;   /* how long answers get is learned by class of prompt, as the conductor does */
+    bool one_token; /* every answer is one token: prefill alone */
     double roles_window_ms; /* roles by load, averaged over so long (roles.h); 0: they are fixed */
     double replica_bytes_per_s, replica_uses; /* copies ahead of need (replicate.h); 0: none */
     const struct bt_sim_failure *failures;

@@ -1,4 +1,5 @@
 /* Every policy on table-driven snapshots, the admissions, the forecast. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -423,11 +424,13 @@ static void test_prediction(void **state)
 
     x.w[4].kv_tokens = x.w[5].kv_tokens = 0;
     for (int i = 0; i < 60; i++) { /* 60,000 tokens of context come out of prefill before it */
-        bt_sched_forecast_note(&f, 0, 950, 1000, 1);
+        bt_sched_forecast_note(&f, 0, 950, 1000, 500, 1);
     }
     assert_int_equal(decide(&x, &bt_sched_admit_early), BT_SCHED_PLANNED);
     assert_int_equal(decide(&x, &bt_sched_admit_predict), BT_SCHED_OVERLOADED);
 }
+
+static const struct bt_sched_room no_limit = {0};
 
 static void test_forecast(void **state)
 {
@@ -435,25 +438,76 @@ static void test_forecast(void **state)
     static struct bt_sched_forecast f;
     bt_sched_forecast_init(&f, 10, 1e9, 0); /* rows stay */
     for (uint32_t i = 0; i < 100; i++) {
-        bt_sched_forecast_note(&f, 0, 100.0 * i, 7, 1);
+        bt_sched_forecast_note(&f, 0, 100.0 * i, 7, 1e9, 1);
     }
-    f.rows_per_ms = f.kv_per_ms = 0; /* nobody comes after them */
-    double n = 3, kv = 30;
-    bt_sched_forecast_at(&f, 4955, &n, &kv);
-    assert_float_equal(n, 3 + 50, 0.01); /* of 0, 100 .. 4900 */
-    assert_float_equal(kv, 30 + 50 * 7, 0.1);
+    f.rows_per_ms = f.kv_per_ms = f.time_per_ms = 0; /* nobody comes after them */
+    struct bt_sched_load l = {.rows = 3, .kv = 30};
+    bt_sched_forecast_at(&f, &no_limit, 4955, 1, &l);
+    assert_float_equal(l.rows, 3 + 50, 0.01); /* of 0, 100 .. 4900 */
+    assert_float_equal(l.kv, 30 + 50 * 7, 0.1);
     for (uint32_t i = 0; i < 100; i++) { /* taken back late, when they are overdue */
-        bt_sched_forecast_note(&f, 20000, 100.0 * i, 7, -1);
+        bt_sched_forecast_note(&f, 20000, 100.0 * i, 7, 1e9, -1);
     }
-    n = kv = 0;
-    bt_sched_forecast_at(&f, 25000, &n, &kv);
-    assert_float_equal(n, 0, 1e-9);
-    assert_float_equal(kv, 0, 1e-9);
+    l = (struct bt_sched_load){0};
+    bt_sched_forecast_at(&f, &no_limit, 25000, 1, &l);
+    assert_float_equal(l.rows, 0, 1e-9);
+    assert_float_equal(l.kv, 0, 1e-9);
     f.life_ms = 1000;
-    n = 100;
-    kv = 0;
-    bt_sched_forecast_at(&f, 21000, &n, &kv); /* a life later */
-    assert_float_equal(n, 100 / 2.71828, 0.1);
+    for (int one = 0; one < 2;
+         one++) { /* a life later, or half of one if all takes twice as long */
+        f.one_life = one != 0;
+        for (int slow = 1; slow <= 2; slow++) {
+            double stay = exp(-1.0 / slow);
+            l = (struct bt_sched_load){.rows = 100};
+            bt_sched_forecast_at(&f, &no_limit, 21000, slow, &l);
+            assert_float_equal(l.rows, 100 * stay, 0.1);
+            /* who is left of a hundred is drawn */
+            assert_float_equal(l.rows_var, 100 * stay * (1 - stay), 0.5);
+        }
+    }
+}
+
+/* Of what comes each goes on for as long as is said of it, and a row that waits for a place does
+ * not end. */
+static void test_forecast_lives(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f;
+    double left[2];
+    for (int shorter = 0; shorter < 2; shorter++) {
+        bt_sched_forecast_init(&f, 10, 1000, 0);
+        for (int i = 0; i < 100; i++) {
+            bt_sched_forecast_note(&f, 0, 1000, 10, shorter ? 100 : 1000, 1);
+        }
+        f.rows_per_ms = f.kv_per_ms = f.time_per_ms = 0;
+        struct bt_sched_load l = {0};
+        bt_sched_forecast_at(&f, &no_limit, 2000, 1, &l);
+        left[shorter] = l.rows;
+    }
+    assert_float_equal(left[0], 100 / 2.71828, 1);
+    assert_float_equal(left[1], 0, 0.1);
+    bt_sched_forecast_init(&f, 10, 1000, 0);
+    const struct bt_sched_room room = {.places = 50}, pages = {.kv = 500};
+    for (int by_pages = 0; by_pages < 2;
+         by_pages++) { /* twenty of the fifty that run end in 400 ms */
+        struct bt_sched_load l = {.rows = 100, .kv = 1000};
+        bt_sched_forecast_at(&f, by_pages ? &pages : &room, 400, 1, &l);
+        assert_float_equal(l.rows, 80, 0.5);
+        assert_float_equal(l.kv, 800, 5);
+    }
+    /* Where long rows have most of the context, who ends matters more. */
+    double dev[2];
+    for (int mixed = 0; mixed < 2; mixed++) {
+        bt_sched_forecast_init(&f, 10, 1000, 0);
+        for (int i = 0; i < 100; i++) {
+            bt_sched_forecast_note(&f, 0, 1e6, mixed && i % 10 != 0 ? 10 : 1000, 1000, 1);
+        }
+        struct bt_sched_load l = {.rows = 100, .kv = mixed ? 10900 : 100000};
+        bt_sched_forecast_at(&f, &no_limit, 1000, 1, &l);
+        dev[mixed] = sqrt(l.kv_var) / l.kv;
+    }
+    assert_float_equal(dev[0], sqrt(100 * 0.3679 * 0.6321) / (100 * 0.3679), 0.01);
+    assert_true(dev[1] > 2.5 * dev[0]);
 }
 
 /* Of those that have not arrived yet, who is out of prefill before this one? Nobody where all wait
@@ -465,16 +519,18 @@ static void test_forecast_overtaken(void **state)
     static struct bt_sched_forecast f;
     for (int mixed = 0; mixed < 2; mixed++) {
         bt_sched_forecast_init(&f, 100, 1e9, 0);
-        double now = 0, n = 0, kv = 0;
+        double now = 0;
+        struct bt_sched_load l = {0};
         for (int i = 0; i < 20000; i++) { /* long enough that old ones have faded, and all moved */
             now += 20;
             double lead = mixed && i % 2 == 0 ? 1000 : 10000;
-            bt_sched_forecast_note(&f, now, now + lead, 10, 1);
-            bt_sched_forecast_note(&f, now, now + lead, 10, -1); /* known ones are counted apart */
+            bt_sched_forecast_note(&f, now, now + lead, 10, 1e9, 1);
+            bt_sched_forecast_note(&f, now, now + lead, 10, 1e9,
+                                   -1); /* known ones are counted apart */
         }
-        bt_sched_forecast_at(&f, now + 9900, &n, &kv);
-        assert_float_equal(n, mixed ? 8.9 * 50 / 2 : 0, 5);
-        assert_float_equal(kv, 10 * n, 1);
+        bt_sched_forecast_at(&f, &no_limit, now + 9900, 1, &l);
+        assert_float_equal(l.rows, mixed ? 8.9 * 50 / 2 : 0, 5);
+        assert_float_equal(l.kv, 10 * l.rows, 1);
     }
 }
 
@@ -566,12 +622,12 @@ static void test_mixed_places(void **state)
         x.w[i].own_coming_tokens = 100 * 100;
     }
     assert_true(place(&x, &bt_sched_baton).both);
-    for (uint32_t i = 0; i < 2 * 55; i++) { /* 55 will be there each when a prompt of now is */
-        bt_sched_forecast_note(&f, 0, 5000, 100, 1);
+    for (uint32_t i = 0; i < 2 * 63; i++) { /* 63 of 64 come to each, and of its 10 two are left */
+        bt_sched_forecast_note(&f, 0, 5000, 100, 1000, 1);
     }
     assert_false(place(&x, &bt_sched_baton).both);
     for (uint32_t i = 0; i < 2 * 10; i++) {
-        bt_sched_forecast_note(&f, 0, 5000, 100, -1);
+        bt_sched_forecast_note(&f, 0, 5000, 100, 1000, -1);
     }
     assert_true(place(&x, &bt_sched_baton).both);
     x.w[4].waiting = x.w[5].waiting = 1; /* rows wait for pages */
@@ -794,7 +850,7 @@ static void test_background_decode(void **state)
     bt_sched_forecast_init(&f, 100, 500, 0);
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     for (int i = 0; i < 14; i++) {
-        bt_sched_forecast_note(&f, 0, 4950, 1000, 1);
+        bt_sched_forecast_note(&f, 0, 4950, 1000, 500, 1);
     }
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.req.n_tokens = 3900; /* in time: as ever */
@@ -825,7 +881,7 @@ static void test_pages_then(void **state)
         bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_PLANNED);
     for (uint32_t k = 0; k < 20; k++) { /* eight thousand more tokens are about to land */
-        bt_sched_forecast_note(&f, 0, 50, 400, 1);
+        bt_sched_forecast_note(&f, 0, 50, 400, 10000, 1);
     }
     assert_int_equal(
         bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
@@ -887,7 +943,8 @@ static void test_priced_decode(void **state)
             x.s.forecast = &f;
             x.s.decodes = &demand;
             x.c.tbt_objective_ms = 5000;
-            x.req.max_new = x.req.likely_new = 100;
+            x.req.max_new = 1000;
+            x.req.mean_new = 100;
             x.c.demand_price = 1;
             for (uint32_t i = N_P; i < N; i++) {
                 x.w[i].running = 9;
@@ -930,6 +987,7 @@ int main(void)
         cmocka_unit_test(test_admissions),
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_forecast),
+        cmocka_unit_test(test_forecast_lives),
         cmocka_unit_test(test_forecast_overtaken),
         cmocka_unit_test(test_mixed),
         cmocka_unit_test(test_mixed_places),
