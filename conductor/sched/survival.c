@@ -19,6 +19,11 @@ static uint32_t first_of(uint32_t b)
     return (b % 2 != 0 ? 2u : 3u) << ((b - 1) / 2);
 }
 
+static double width_of(uint32_t b)
+{
+    return b + 1 < B ? first_of(b + 1) - first_of(b) : first_of(b);
+}
+
 static uint32_t bucket_of(uint32_t n)
 {
     if (n < 4) {
@@ -40,6 +45,9 @@ struct bt_survival_key bt_survival_key(uint64_t tenant_hash, uint32_t prompt_tok
 void bt_survival_init(struct bt_sched_survival *s)
 {
     memset(s, 0, sizeof(*s));
+    for (uint32_t b = 0; b < B; b++) {
+        s->prior[b] = (float)(1 - exp(-width_of(b) * PRIOR_RATE));
+    }
 }
 
 /* From where it was told to be to a later bucket. Who is in a bucket has been through half of it in
@@ -93,19 +101,26 @@ void bt_survival_note(struct bt_sched_survival *s, struct bt_survival_key k, uin
 /* Chance to end within bucket b of one that has come into it. */
 static double hazard(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t b)
 {
-    double width = b + 1 < B ? first_of(b + 1) - first_of(b) : first_of(b);
-    double prior = 1 - exp(-width * PRIOR_RATE);
     const struct bt_survival_curve *all = &s->all[k.prompt_class],
                                    *own = &s->of[k.tenant][k.prompt_class];
-    double h = (s->any.ended[b] + LEAN * prior) / (s->any.reached[b] + LEAN);
+    double h = (s->any.ended[b] + LEAN * s->prior[b]) / (s->any.reached[b] + LEAN);
     h = (all->ended[b] + LEAN * h) / (all->reached[b] + LEAN);
     return (own->ended[b] + LEAN * h) / (own->reached[b] + LEAN);
 }
 
-/* Walks over what is left of the buckets from length n + 1 on; inside of a bucket each token has
- * the same chance to be the last. Stops at max_new or when less than 1 - q are left. mean_p may be
- * NULL.
- */
+/* Of one that is to generate up to len tokens in bucket b, all of it or a part: the chance to end
+ * in them, *ends_p, and their mean. Each token of a bucket has the same chance to be the last. */
+static double within(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t b,
+                     double len, double *stay_p, double *ends_p)
+{
+    double ends = BT_MIN(hazard(s, k, b), 0.999999), width = width_of(b);
+    *stay_p = pow(1 - ends, 1 / width);
+    *ends_p = len == width ? ends : 1 - pow(*stay_p, len); /* a pow saved: nearly all are whole */
+    return *stay_p < 1 ? *ends_p / (1 - *stay_p) : len;
+}
+
+/* Walks over what is left of the buckets from length n + 1 on. Stops at max_new or when less than
+ * 1 - q are left. mean_p may be NULL. */
 static uint32_t walk(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t n,
                      uint32_t max_new, double q, double *mean_p)
 {
@@ -115,10 +130,9 @@ static uint32_t walk(const struct bt_sched_survival *s, struct bt_survival_key k
         uint32_t b = bucket_of(at + 1);
         uint32_t end = b + 1 < B ? first_of(b + 1) - 1 : UINT32_MAX;
         uint32_t to = BT_MIN(end, max_new);
-        double width = b + 1 < B ? end - first_of(b) + 1 : first_of(b);
-        double stay = pow(1 - BT_MIN(hazard(s, k, b), 0.999999), 1 / width); /* of a token */
-        double len = to - at, after = alive * pow(stay, len);
-        mean += stay < 1 ? alive * (1 - pow(stay, len)) / (1 - stay) : alive * len;
+        double stay, ends, len = to - at;
+        mean += alive * within(s, k, b, len, &stay, &ends);
+        double after = alive * (1 - ends);
         if (mean_p == NULL && after <= 1 - q) {
             double more = stay < 1 ? log((1 - q) / alive) / log(stay) : len;
             return at + (uint32_t)BT_MIN(BT_MAX(ceil(more), 1.0), len) - n;
@@ -151,11 +165,10 @@ void bt_survival_rest(const struct bt_sched_survival *s, struct bt_survival_key 
 {
     double after = 0; /* of one that comes into the bucket behind */
     for (uint32_t b = B; b-- > 0;) {
-        uint32_t first = first_of(b), width = b + 1 < B ? first_of(b + 1) - first : first;
-        double len = first > max_new ? 0 : BT_MIN(width, max_new - first + 1);
-        double ends = BT_MIN(hazard(s, k, b), 0.999999), stay = pow(1 - ends, 1.0 / width);
-        double in = stay < 1 ? (1 - pow(stay, len)) / (1 - stay) : len;
-        after = in + pow(stay, len) * after;
+        uint32_t first = first_of(b);
+        double stay, ends, len = first > max_new ? 0 : BT_MIN(width_of(b), max_new - first + 1);
+        double in = within(s, k, b, len, &stay, &ends);
+        after = in + (1 - ends) * after;
         rest[b] = after;
     }
 }

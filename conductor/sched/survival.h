@@ -19,6 +19,7 @@ struct bt_survival_curve {
 };
 
 struct bt_sched_survival {
+    float prior[BT_SURVIVAL_BUCKETS]; /* chance to end in the bucket where nothing is known */
     struct bt_survival_curve any, all[BT_SURVIVAL_CLASSES];
     struct bt_survival_curve of[BT_SURVIVAL_TENANTS][BT_SURVIVAL_CLASSES];
 };
