@@ -330,12 +330,13 @@ static void link_members(struct bt_view *v)
     v->links_stale = false;
 }
 
-/* A thousand sessions do not stay in the nearest caches: those to come are asked for early. */
+/* A thousand sessions do not stay in the nearest caches: what is read of those to come is asked for
+ * early. */
 static void ask_ahead(struct bt_session *const *list, uint32_t i, uint32_t n)
 {
     if (i + 4 < n) {
         const char *p = (const char *)list[i + 4];
-        for (size_t at = 0; at < sizeof(struct bt_session); at += 64) {
+        for (size_t at = 0; at < offsetof(struct bt_session, own_prefills); at += 64) {
             __builtin_prefetch(p + at);
         }
     }

@@ -41,6 +41,7 @@ struct bt_view_class {
 
 /* One member and the session with it. Outside view/ the fields are read only, but for own_*. */
 struct bt_session {
+    /* A snapshot of the view reads all of these sessions' first part, for each request (view.c). */
     struct bt_list link;
     struct bt_view *view;
     bt_session_kind_t kind;
@@ -48,14 +49,37 @@ struct bt_session {
     Baton__Member *member;      /* as registered last */
     bool ready;                 /* what member says: may be planned on */
     bool prefill, decode;       /* the roles that it offers */
-    uint32_t gives_up;          /* BT_ROLES_*: no longer offered, what runs of them is to end */
-    uint64_t gives_up_ns;       /* since when */
     bool departed;              /* etcd says it is gone: nothing new is planned on it */
     bool draining;              /* its node is to be emptied (batonctl drain) */
     bool broken;                /* a send failed: ends at the next turn */
+    bool has_load, has_pool;    /* of load, of pool */
     uint32_t kv_id;             /* kvstores: id in the index */
-    struct bt_session *node_kv; /* workers: the kvstore of its node, NULL: none; view.c keeps it */
     uint32_t snap_index;        /* kvstores: in the last snapshot */
+    struct bt_session *node_kv; /* workers: the kvstore of its node, NULL: none; view.c keeps it */
+    Baton__WorkerLoad load;     /* last heard; its cost, if any, is load_cost */
+    uint64_t load_ns;           /* when it came */
+    struct bt_batch_cost cost;  /* load_cost for sched, if load.cost is set */
+    Baton__PoolLoad pool;       /* without its links */
+    uint32_t n_links;           /* of links */
+    /* kept by the request machine: what it has on this worker */
+    uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
+    uint32_t own_longs;                  /* there have been so many that take several steps */
+    uint64_t own_prefill_tokens;
+    uint64_t own_kv_tokens, own_decoding_kv; /* of own_requests, of own_decoding */
+    double own_prefill_ms;                   /* predicted, all of own_prefills */
+    uint64_t own_head_ns;                    /* ... which it can have begun then */
+    const void *own_long;            /* the last of them that takes several steps, NULL: none; */
+    double own_long_ms, own_step_ms; /* ... beyond its first step, and that step */
+    double own_behind_ms;            /* ... and those behind it */
+    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
+
+    struct bt_list own_prefills;        /* what it has not computed yet, oldest first: snapshots stop
+                                           reading here */
+    struct bt_view_classes own_classes; /* own_prefill_ms by class */
+    struct bt_view_classes own_rows;    /* own_requests by class */
+
+    uint32_t gives_up;    /* BT_ROLES_*: no longer offered, what runs of them is to end */
+    uint64_t gives_up_ns; /* since when */
 
     struct bt_rpc_channel *channel;
     struct bt_rpc_stream *stream, *blocks;
@@ -65,36 +89,15 @@ struct bt_session {
     uint64_t output_ns;    /* of the last message that was not a heartbeat */
     uint64_t heartbeat_seq;
 
-    Baton__WorkerLoad load; /* last heard; its cost, if any, is load_cost */
     Baton__StepCost load_cost;
-    struct bt_batch_cost cost;                     /* the same for sched, if load.cost is set */
     struct bt_view_class classes[BT_VIEW_CLASSES]; /* workers: [n_classes] */
     uint32_t n_classes;
-    Baton__PoolLoad pool; /* without its links */
-    bool has_load, has_pool;
-    uint64_t load_ns;                               /* when it came */
     struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
-    uint32_t n_links;
     Baton__PinStates *pins; /* kvstores: what it protects of which pin; NULL: it has not said */
 
     uint64_t blocks_seq; /* expected next; 0: any */
     uint32_t blocks_unacked;
     bool blocks_synced; /* an inventory has begun, and no gap since */
-
-    /* kept by the request machine: what it has on this worker */
-    uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
-    uint64_t own_prefill_tokens;
-    uint64_t own_kv_tokens, own_decoding_kv; /* of own_requests, of own_decoding */
-    struct bt_list own_prefills;             /* what it has not computed yet, oldest first */
-    double own_prefill_ms;                   /* predicted, all of them */
-    struct bt_view_classes own_classes;      /* ... by class */
-    struct bt_view_classes own_rows;         /* own_requests by class */
-    uint64_t own_head_ns;                    /* ... which it can have begun then */
-    const void *own_long;            /* the last of them that takes several steps, NULL: none; */
-    double own_long_ms, own_step_ms; /* ... beyond its first step, and that step */
-    double own_behind_ms;            /* ... and those behind it */
-    uint32_t own_longs;              /* there have been so many */
-    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
 };
 
 struct bt_view_config { /* copied, strings too */
