@@ -73,8 +73,8 @@ struct bt_session {
     double own_behind_ms;            /* ... and those behind it */
     struct bt_sched_learned learned; /* of this incarnation, by this conductor */
 
-    struct bt_list own_prefills;        /* what it has not computed yet, oldest first: snapshots stop
-                                           reading here */
+    struct bt_list own_prefills; /* what it has not computed yet, oldest first: snapshots stop
+                                    reading here */
     struct bt_view_classes own_classes; /* own_prefill_ms by class */
     struct bt_view_classes own_rows;    /* own_requests by class */
 
