@@ -195,8 +195,8 @@ static void test_preempted_rows_are_reloaded(void **state)
     }
 }
 
-/* Ten rows whose leases are wanted back at random. Were any asked for once more than rows were
- * preempted? */
+/* Ten rows whose leases are wanted back at random. Were some, were blocks loaded all the same, and
+ * was any lease asked for once more than rows were preempted? */
 static bool recalled_leases(uint64_t seed)
 {
     struct rig *g = rig(seed);
@@ -211,10 +211,9 @@ static bool recalled_leases(uint64_t seed)
         assert_int_equal(g->t[i].status, BT_OK);
         assert_int_equal(g->t[i].k[0].got, 200);
     }
-    assert_true(g->recalls > 3);
-    assert_true(bt_metric_value(g->core.stats->reloaded) > 0);
     assert_int_equal(g->n_leases, 0);
-    bool again = g->asked > (uint64_t)bt_metric_value(g->core.stats->preemptions);
+    bool again = g->recalls > 3 && bt_metric_value(g->core.stats->reloaded) > 0 &&
+                 g->asked > (uint64_t)bt_metric_value(g->core.stats->preemptions);
     stop(g);
     return again;
 }
