@@ -167,25 +167,34 @@ static rocksdb_options_t *make_options(void)
     return o;
 }
 
-/* What RocksDB itself cannot open it may not be able to destroy: the folder is ours alone. */
-static void wipe(const char *path)
+/* Files of the folder, which is ours alone, whose names begin and end so. */
+static void remove_files(const char *path, const char *begin, const char *end)
 {
-    char *err = NULL, name[4096];
-    rocksdb_options_t *o = rocksdb_options_create();
-    rocksdb_destroy_db(o, path, &err);
-    rocksdb_options_destroy(o);
-    rocksdb_free(err);
+    char name[4096];
     DIR *d = opendir(path);
     if (d == NULL) {
         return;
     }
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        if (e->d_type == DT_REG) {
+        size_t n = strlen(e->d_name), tail = strlen(end);
+        if (e->d_type == DT_REG && strncmp(e->d_name, begin, strlen(begin)) == 0 && n >= tail &&
+            strcmp(e->d_name + n - tail, end) == 0) {
             snprintf(name, sizeof(name), "%s/%s", path, e->d_name);
             unlink(name);
         }
     }
     closedir(d);
+}
+
+/* What RocksDB itself cannot open it may not be able to destroy. */
+static void wipe(const char *path)
+{
+    char *err = NULL;
+    rocksdb_options_t *o = rocksdb_options_create();
+    rocksdb_destroy_db(o, path, &err);
+    rocksdb_options_destroy(o);
+    rocksdb_free(err);
+    remove_files(path, "", "");
 }
 
 static bool put_identity(struct bt_ssd_db *s, char *why, size_t cap)
@@ -257,6 +266,8 @@ static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
 static bool open_db(struct bt_ssd_db *s, char *why, size_t cap)
 {
     char *err = NULL;
+    /* OPTIONS files that it could not finish (make_options): each start left one more. */
+    remove_files(s->path, "OPTIONS-", ".dbtmp");
     s->db = rocksdb_open(s->opts, s->path, &err);
     return no_error(err, why, cap);
 }

@@ -274,6 +274,20 @@ static void *power_thread(void *arg)
     return NULL;
 }
 
+static uint32_t files_in(const char *dir)
+{
+    char index[64];
+    uint32_t n = 0;
+    snprintf(index, sizeof(index), "%s/index", dir);
+    DIR *d = opendir(index);
+    assert_non_null(d);
+    while (readdir(d) != NULL) {
+        n++;
+    }
+    closedir(d);
+    return n;
+}
+
 static void power_loss(void **state)
 {
     int fd;
@@ -299,6 +313,7 @@ static void power_loss(void **state)
         check_after(dir, led);
     }
     assert_true(led->durable > n_outages);
+    assert_true(files_in(dir) < 40); /* what starts leave behind does not add up */
     print_message("%u outages, %llu blocks\n", n_outages, (unsigned long long)led->durable);
     munmap(led, sizeof(*led));
     close(fd);
