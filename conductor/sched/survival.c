@@ -175,5 +175,5 @@ void bt_survival_rest(const struct bt_sched_survival *s, struct bt_survival_key 
 
 uint32_t bt_survival_bucket(uint32_t n)
 {
-    return bucket_of(BT_MAX(n, n + 1));
+    return bucket_of(n < UINT32_MAX ? n + 1 : n); /* of the token that comes next */
 }

@@ -51,6 +51,7 @@ double bt_survival_mean(const struct bt_sched_survival *s, struct bt_survival_ke
  * generated n tokens is in bt_survival_bucket(n). */
 void bt_survival_rest(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t max_new,
                       double rest[BT_SURVIVAL_BUCKETS]);
+/* The bucket of the token that comes behind n. */
 uint32_t bt_survival_bucket(uint32_t n);
 
 #endif
