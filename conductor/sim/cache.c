@@ -277,6 +277,7 @@ uint32_t bt_sim_caches_use(struct bt_sim_caches *c, uint32_t node, const uint32_
             c->policy->hit(d->evict, s, parent);
             offer(c, node, blocks[k], k, BT_SIM_DISK_HIT, now_ms);
         } else {
+            first_use(c, d); /* a node that failed has its SSD alone */
             bt_sim_disk_touch(d->disk, blocks[k]);
             s = admit(c, node, blocks[k], k, parent, 0, false, now_ms);
             if (s == BT_EVICT_NONE) {

@@ -181,6 +181,8 @@ static void test_disk(void **state)
         assert_int_equal(matched(c, 20), w == BT_SIM_WRITE_ALWAYS ? 4 : 0);
         assert_int_equal(matched(c, 0), 4);
         assert_int_equal(bt_sim_caches_replicas(c), 0);
+        assert_int_equal(pass(c, 0, 4, 600, &ssd), 4); /* ... and serves it when it is back */
+        assert_int_equal(ssd, 4);
         bt_sim_caches_destroy(c);
     }
     /* A disk that is a second behind is not written to. */
