@@ -94,12 +94,20 @@ static bool number_of(const char *line, const char *key, double *out)
         return false;
     }
     *out = strtod(p, &end);
-    return end != p;
+    return end != p && !isnan(*out);
 }
 
 static bool read_json_line(struct reader *r, const char *line)
 {
     double at, in, out;
+    size_t len = strlen(line);
+    while (len > 0 && strchr(" \t\r\n", line[len - 1]) != NULL) {
+        len--;
+    }
+    if (len == 0 || line[len - 1] != '}') {
+        r->what = "its object does not end on the line; was the file cut off?";
+        return false;
+    }
     const char *p = value_of(line, "\"hash_ids\"");
     if (!number_of(line, "\"timestamp\"", &at) || !number_of(line, "\"input_length\"", &in) ||
         !number_of(line, "\"output_length\"", &out) || p == NULL || *p != '[') {
@@ -190,6 +198,19 @@ static bool read_csv_line(struct reader *r, const char *line)
     return true;
 }
 
+/* Behind TIMESTAMP: other columns would be taken for these. */
+static bool read_header(struct reader *r, const char *rest)
+{
+    const char *second = strchr(rest, ',');
+    if (second == NULL || strncasecmp(rest, "context", 7) != 0 ||
+        strncasecmp(second + 1 + strspn(second + 1, " "), "generated", 9) != 0) {
+        r->what = "its columns are not TIMESTAMP,ContextTokens,GeneratedTokens in this order; "
+                  "rename or reorder them";
+        return false;
+    }
+    return true;
+}
+
 static bool read_line(struct reader *r, const char *line, uint32_t no)
 {
     if (no == 1 && strncmp(line, "\x1f\x8b", 2) == 0) {
@@ -198,8 +219,11 @@ static bool read_line(struct reader *r, const char *line, uint32_t no)
     }
     const char *p = line + (no == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
     p += strspn(p, " \t\r\n");
-    if (*p == '\0' || strncasecmp(p, "TIMESTAMP,", 10) == 0) {
+    if (*p == '\0') {
         return true;
+    }
+    if (strncasecmp(p, "TIMESTAMP,", 10) == 0) {
+        return read_header(r, p + 10);
     }
     return *p == '{' ? read_json_line(r, p) : read_csv_line(r, p);
 }

@@ -469,6 +469,12 @@ static void test_traces(void **state)
         {"{\"timestamp\": Infinity, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": "
          "[4]}\n",
          ":1: its time is more than thirty years", 0, 0},
+        {"{\"timestamp\": NaN, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4]}\n",
+         ":1: not a line", 0, 0},
+        {"{\"hash_ids\": [4], \"timestamp\": 0, \"input_length\": 1, \"output_length\": 50",
+         ":1: its object does not end", 0, 0}, /* it may have been 500 */
+        {"TIMESTAMP,GeneratedTokens,ContextTokens\n2023-11-16 18:17:04.5,10,600\n",
+         ":1: its columns are not", 0, 0},
         {"\x1f\x8b\x08", "gunzip", 0, 0},
         {"2023-11-16 18:17:04.5,10,1,3\n", ":1: neither TIMESTAMP", 0, 0},
         {"2023-11-16 18:17:04.5,99999999999,1\n", "its lengths", 0, 0},
