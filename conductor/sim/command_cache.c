@@ -1,12 +1,11 @@
 /* baton-sim cache: reads its arguments, replays, prints and plots. */
 #include "conductor/sim/command_cache.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "conductor/sim/output.h"
 #include "conductor/sim/replay.h"
 #include "conductor/sim/report.h"
 
@@ -126,6 +125,8 @@ static void print_row(const struct table *t, uint32_t k, uint32_t c)
 /* By blocks found, or by prefill time saved. */
 static bool plot(const struct table *t, const char *name, const char *title, bool saved)
 {
+    char err[512];
+    struct bt_sim_output o;
     struct bt_sim_curve curves[ROWS_MAX];
     double x[CAPS_MAX], y[ROWS_MAX][CAPS_MAX];
     uint32_t at[CAPS_MAX];
@@ -145,15 +146,12 @@ static bool plot(const struct table *t, const char *name, const char *title, boo
         }
         curves[k] = (struct bt_sim_curve){t->names[k], x, y[k], t->n_caps};
     }
-    char *path = bt_sprintf("%s/%s", t->a->plot, name);
-    FILE *f = fopen(path, "w");
-    free(path);
-    if (f == NULL) {
-        return false;
+    if (bt_sim_output_open(&o, t->a->plot, name, err, sizeof(err)) != BT_OK) {
+        return fail(err);
     }
-    bt_sim_plot(f, title, "blocks in the cache",
+    bt_sim_plot(o.f, title, "blocks in the cache",
                 saved ? "share of prefill time" : "share of blocks", curves, t->n_names);
-    return fclose(f) == 0;
+    return bt_sim_output_close(&o, err, sizeof(err)) == BT_OK || fail(err);
 }
 
 static int replay_all(struct table *t)
@@ -186,10 +184,8 @@ int bt_sim_cache_command(const struct bt_sim_cache_args *a)
         t->o.arg = t;
         rc = replay_all(t);
         if (rc == 0 && a->plot != NULL &&
-            ((mkdir(a->plot, 0777) != 0 && errno != EEXIST) ||
-             !plot(t, "hits.svg", "Blocks found in the cache", false) ||
+            (!plot(t, "hits.svg", "Blocks found in the cache", false) ||
              !plot(t, "saved.svg", "Prefill time saved", true))) {
-            fprintf(stderr, "baton-sim: %s: %s\n", a->plot, strerror(errno));
             rc = 1;
         }
     }

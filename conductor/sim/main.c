@@ -11,6 +11,7 @@
 
 #include "conductor/sim/bound.h"
 #include "conductor/sim/command_cache.h"
+#include "conductor/sim/output.h"
 #include "conductor/sim/plan.h"
 #include "conductor/sim/report.h"
 
@@ -49,7 +50,7 @@ static const char usage[] =
     "  --one-token         every answer is one token: prefill alone\n"
     "  --fail NODE@S[+S]   node p1, p2 ... or d1, d2 ... fails S seconds from the start, and is "
     "back\n"
-    "                      S seconds later (60) with an empty cache; repeatable\n"
+    "                      S seconds later (60) with an empty slab; repeatable\n"
     "  --set KEY=VALUE     changes the cluster; repeatable\n"
     "  --csv FILE          a line for each request; - is standard output\n"
     "  --plot DIR          ttft.svg, tbt.svg, load.svg, replicas.svg, series.csv\n"
@@ -74,7 +75,8 @@ static const char usage[] =
     "  --plot DIR          hits.svg, saved.svg\n"
     "baton-sim clusters                                           presets and their keys\n";
 
-#define SAMPLES_MAX 100000 /* of the series, however long the trace */
+#define SAMPLES_MIN 100    /* of the series, however short the trace, but none within 100 ms */
+#define SAMPLES_MAX 100000 /* ... however long */
 
 static int fail(const char *what)
 {
@@ -340,42 +342,62 @@ static void progress(void *arg, uint32_t done, uint32_t of)
     }
 }
 
-static void print_brief(const struct args *a, const struct bt_sim_result *r,
+static void print_brief(FILE *f, const struct args *a, const struct bt_sim_result *r,
                         const struct bt_sim_summary *s)
 {
-    printf("policy=%s admission=%s rate=%g ttft_mean_s=%.3f ttft_p50_s=%.3f ttft_p90_s=%.3f "
-           "ttft_p99_s=%.3f tbt_mean_ms=%.2f tbt_p99_ms=%.2f good=%u bound=%u goodput=%.3f "
-           "hit=%.4f fetched=%.4f ssd=%.4f written_gb=%.0f",
-           a->policy, a->admission, a->o.rate, s->ttft_ms.mean / 1e3, s->ttft_ms.p50 / 1e3,
-           s->ttft_ms.p90 / 1e3, s->ttft_ms.p99 / 1e3, s->tbt_ms.mean, s->tbt_ms.p99, s->good,
-           s->bound, s->goodput, s->hit_ratio, s->fetched_ratio, s->ssd_ratio,
-           r->bytes_written / 1e9);
+    fprintf(f,
+            "policy=%s admission=%s rate=%g ttft_mean_s=%.3f ttft_p50_s=%.3f ttft_p90_s=%.3f "
+            "ttft_p99_s=%.3f tbt_mean_ms=%.2f tbt_p99_ms=%.2f good=%u bound=%u goodput=%.3f "
+            "hit=%.4f fetched=%.4f ssd=%.4f written_gb=%.0f",
+            a->policy, a->admission, a->o.rate, s->ttft_ms.mean / 1e3, s->ttft_ms.p50 / 1e3,
+            s->ttft_ms.p90 / 1e3, s->ttft_ms.p99 / 1e3, s->tbt_ms.mean, s->tbt_ms.p99, s->good,
+            s->bound, s->goodput, s->hit_ratio, s->fetched_ratio, s->ssd_ratio,
+            r->bytes_written / 1e9);
     for (int i = BT_SIM_SERVED; i < BT_SIM_OUTCOMES; i++) {
-        printf(" %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
+        fprintf(f, " %s=%u", bt_sim_outcome_names[i], s->outcomes[i]);
     }
-    printf(" background=%u mixed=%u roles=%u copies=%u copied_gb=%.0f wasted_s=%.1f busy=%.3f "
-           "fetch_gb=%.0f swing=%.3f "
-           "phase=%.2f\n",
-           r->background, r->mixed_prompts, r->role_changes, r->copies, r->bytes_copied / 1e9,
-           r->wasted_ms / 1e3, s->prefill_busy, r->bytes_fetch / 1e9, s->swing, s->phase);
+    fprintf(f,
+            " background=%u mixed=%u roles=%u copies=%u copied_gb=%.0f wasted_s=%.1f busy=%.3f "
+            "fetch_gb=%.0f swing=%.3f "
+            "phase=%.2f\n",
+            r->background, r->mixed_prompts, r->role_changes, r->copies, r->bytes_copied / 1e9,
+            r->wasted_ms / 1e3, s->prefill_busy, r->bytes_fetch / 1e9, s->swing, s->phase);
+}
+
+static bool to_stdout(const struct args *a)
+{
+    return a->csv != NULL && strcmp(a->csv, "-") == 0;
+}
+
+/* Before the work. */
+static bool outputs_can_be_written(const struct args *a)
+{
+    char err[512];
+    return ((a->csv == NULL || to_stdout(a) ||
+             bt_sim_output_check(a->csv, err, sizeof(err)) == BT_OK) &&
+            (a->plot == NULL || bt_sim_output_check_folder(a->plot, err, sizeof(err)) == BT_OK)) ||
+           fail(err) == 0;
 }
 
 static int write_files(const struct args *a, const struct bt_sim_result *r)
 {
-    if (a->csv != NULL) {
-        FILE *f = strcmp(a->csv, "-") == 0 ? stdout : fopen(a->csv, "w");
-        if (f == NULL) {
-            fprintf(stderr, "baton-sim: %s: %s\n", a->csv, strerror(errno));
+    char err[512];
+    struct bt_sim_output o;
+    if (to_stdout(a)) {
+        bt_sim_write_requests(stdout, r);
+    } else if (a->csv != NULL) {
+        if (bt_sim_output_open(&o, NULL, a->csv, err, sizeof(err)) != BT_OK) {
+            fail(err);
             return 1;
         }
-        bt_sim_write_requests(f, r);
-        if (f != stdout && fclose(f) != 0) {
-            fprintf(stderr, "baton-sim: %s: %s\n", a->csv, strerror(errno));
+        bt_sim_write_requests(o.f, r);
+        if (bt_sim_output_close(&o, err, sizeof(err)) != BT_OK) {
+            fail(err);
             return 1;
         }
     }
-    if (a->plot != NULL && !bt_sim_write_plots(a->plot, r)) {
-        fprintf(stderr, "baton-sim: %s: %s\n", a->plot, strerror(errno));
+    if (a->plot != NULL && bt_sim_write_plots(a->plot, r, err, sizeof(err)) != BT_OK) {
+        fail(err);
         return 1;
     }
     return 0;
@@ -482,15 +504,16 @@ static int run(struct args *a)
     }
     a->o.progress = isatty(2) ? progress : NULL;
     double span_ms = t.requests[t.n - 1].at_ms / a->o.rate;
+    a->o.sample_ms = BT_MIN(a->o.sample_ms, BT_MAX(100, span_ms / SAMPLES_MIN));
     a->o.sample_ms = BT_MAX(a->o.sample_ms, span_ms / SAMPLES_MAX);
     clock_t start = clock(); /* of this process: neighbours on the machine do not count */
     bt_sim_run(&c, &t, &a->o, &r);
     double took = BT_MAX((double)(clock() - start) / CLOCKS_PER_SEC, 1e-6);
     bt_sim_summarize(&r, &c, &a->o, &s);
     s.bound = bt_sim_bound(&c, &t, &a->o);
-    FILE *out = a->csv != NULL && strcmp(a->csv, "-") == 0 ? stderr : stdout;
+    FILE *out = to_stdout(a) ? stderr : stdout;
     if (a->brief) {
-        print_brief(a, &r, &s);
+        print_brief(out, a, &r, &s);
     } else {
         bt_sim_print(out, &r, &s);
         fprintf(stderr, "simulated in %.2f s of CPU time: %.0f requests a second\n", took,
@@ -557,7 +580,7 @@ static int clusters(void)
     return 0;
 }
 
-int main(int argc, char **argv)
+static int command(int argc, char **argv)
 {
     struct args a = {.window_s = 60,
                      .o = {.rate = 1,
@@ -578,21 +601,21 @@ int main(int argc, char **argv)
                            .replica_uses = 16,
                            .background_ms = 15000,
                            .sample_ms = 5000}};
-    const char *command = argc > 1 ? argv[1] : "help";
-    if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0) {
+    const char *name = argc > 1 ? argv[1] : "help";
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0) {
         fputs(usage, argc > 1 ? stdout : stderr);
         return argc > 1 ? 0 : 2;
     }
-    if (strcmp(command, "--version") == 0) {
+    if (strcmp(name, "--version") == 0) {
         printf("baton-sim %s\n", bt_version());
         return 0;
     }
-    if (strcmp(command, "clusters") == 0) {
+    if (strcmp(name, "clusters") == 0) {
         return clusters();
     }
-    bool is_run = strcmp(command, "run") == 0;
-    bool is_plan = strcmp(command, "plan") == 0;
-    if (!is_run && !is_plan && strcmp(command, "cache") != 0) {
+    bool is_run = strcmp(name, "run") == 0;
+    bool is_plan = strcmp(name, "plan") == 0;
+    if (!is_run && !is_plan && strcmp(name, "cache") != 0) {
         return fail("the first argument is run, plan, cache, clusters or help");
     }
     if (!parse(argc - 1, argv + 1, is_run ? RUN : is_plan ? PLAN : CACHE, &a)) {
@@ -602,5 +625,24 @@ int main(int argc, char **argv)
         fputs(usage, stdout);
         return 0;
     }
+    if (!outputs_can_be_written(&a)) {
+        return 1;
+    }
     return is_run ? run(&a) : is_plan ? plan(&a) : cache(&a);
+}
+
+/* What did not get through to standard output (a full disk) is no success. */
+static int flush(int rc)
+{
+    errno = EIO;
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "baton-sim: standard output: %s\n", strerror(errno));
+        return rc != 0 ? rc : 1;
+    }
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    return flush(command(argc, argv));
 }

@@ -1,13 +1,13 @@
 /* Capacity of every split, and of instances that do both, by bisection over simulated rates. */
 #include "conductor/sim/plan.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "common/engine/model_config.h"
+#include "conductor/sim/output.h"
 #include "conductor/sim/report.h"
 
 #define SPLITS_MAX 16
@@ -279,11 +279,8 @@ static void print_answer(FILE *f, const struct planner *p, const struct split *a
 static bt_status_t write_plot(const char *folder, const struct split *all, uint32_t n, double per_s,
                               char *err, size_t cap)
 {
-    char *path = bt_sprintf("%s/plan.svg", folder);
-    FILE *f = mkdir(folder, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
-    if (f == NULL) {
-        snprintf(err, cap, "%s: %s", path, strerror(errno));
-        free(path);
+    struct bt_sim_output o;
+    if (bt_sim_output_open(&o, folder, "plan.svg", err, cap) != BT_OK) {
         return BT_ERR_INVALID;
     }
     double x[3][SPLITS_MAX + 2], y[3][SPLITS_MAX + 2];
@@ -301,11 +298,9 @@ static bt_status_t write_plot(const char *folder, const struct split *all, uint3
     struct bt_sim_curve curves[] = {{"prefill and decode apart", x[0], y[0], k[0]},
                                     {"decode also prefills", x[1], y[1], k[1]},
                                     {"all do both", x[2], y[2], k[2]}};
-    bt_sim_plot(f, "Load carried within the objectives", "prefill instances", "requests a second",
+    bt_sim_plot(o.f, "Load carried within the objectives", "prefill instances", "requests a second",
                 curves, 3);
-    fclose(f);
-    free(path);
-    return BT_OK;
+    return bt_sim_output_close(&o, err, cap);
 }
 
 static uint32_t list_splits(struct split *all, uint32_t instances)

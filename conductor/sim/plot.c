@@ -1,9 +1,8 @@
 /* SVG plots by hand: axes with round ticks, a line for each curve, a legend. */
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
+#include "conductor/sim/output.h"
 #include "conductor/sim/report.h"
 
 #define WIDTH  760
@@ -87,49 +86,57 @@ void bt_sim_plot(FILE *f, const char *title, const char *x_label, const char *y_
     fputs("</svg>\n", f);
 }
 
-static FILE *open_in(const char *folder, const char *name)
-{
-    char *path = bt_sprintf("%s/%s", folder, name);
-    FILE *f = fopen(path, "w");
-    free(path);
-    return f;
-}
-
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
+struct folder {
+    const char *path;
+    char *err;
+    size_t cap;
+};
+
+static bool plot_into(const struct folder *to, const char *name, const char *title,
+                      const char *x_label, const char *y_label, const struct bt_sim_curve *curves,
+                      uint32_t n)
+{
+    struct bt_sim_output o;
+    if (bt_sim_output_open(&o, to->path, name, to->err, to->cap) != BT_OK) {
+        return false;
+    }
+    bt_sim_plot(o.f, title, x_label, y_label, curves, n);
+    return bt_sim_output_close(&o, to->err, to->cap) == BT_OK;
+}
+
 /* Share of the served requests at or below each value. */
-static bool plot_share(const char *folder, const char *name, const struct bt_sim_result *r,
+static bool plot_share(const struct folder *to, const char *name, const struct bt_sim_result *r,
                        bool ttft)
 {
     double *x = bt_malloc((r->n + 1) * sizeof(*x)), *y = bt_malloc((r->n + 1) * sizeof(*y));
-    uint32_t n = 0;
+    uint32_t n = 1; /* the curve begins at no request: one alone is a line, too */
     for (uint32_t i = 0; i < r->n; i++) {
         const struct bt_sim_record *q = &r->records[i];
         if (q->outcome == BT_SIM_SERVED && (ttft || q->tbt_ms > 0)) {
             x[n++] = ttft ? q->ttft_ms / 1e3 : q->tbt_ms;
         }
     }
-    qsort(x, n, sizeof(*x), by_value);
+    qsort(x + 1, n - 1, sizeof(*x), by_value);
     for (uint32_t i = 0; i < n; i++) {
-        y[i] = (i + 1.0) / n;
+        y[i] = (double)i / BT_MAX(n - 1, 1u);
     }
-    struct bt_sim_curve c = {ttft ? "time to first token" : "time between tokens", x, y, n};
-    FILE *f = open_in(folder, name);
-    if (f != NULL) {
-        bt_sim_plot(f, ttft ? "Time to first token" : "Time between tokens", ttft ? "s" : "ms",
-                    "share of requests", &c, 1);
-        fclose(f);
-    }
+    x[0] = n > 1 ? x[1] : 0;
+    struct bt_sim_curve c = {ttft ? "time to first token" : "time between tokens", x, y,
+                             n > 1 ? n : 0};
+    bool ok = plot_into(to, name, ttft ? "Time to first token" : "Time between tokens",
+                        ttft ? "s" : "ms", "share of requests", &c, 1);
     free(x);
     free(y);
-    return f != NULL;
+    return ok;
 }
 
-static bool plot_load(const char *folder, const struct bt_sim_result *r)
+static bool plot_load(const struct folder *to, const struct bt_sim_result *r)
 {
     double *v = bt_malloc((r->n_samples + 1) * 3 * sizeof(*v));
     uint32_t n = r->n_samples;
@@ -142,21 +149,23 @@ static bool plot_load(const char *folder, const struct bt_sim_result *r)
     struct bt_sim_curve c[] = {{"prefill: queue / TTFT objective", x, p, n},
                                {"", x, p, 0},
                                {"decode: step / TBT objective", x, d, n}};
-    FILE *f = open_in(folder, "load.svg"), *g = open_in(folder, "series.csv");
-    if (f != NULL) {
-        bt_sim_plot(f, "Load of both stages", "s", "share of the objective", c, 3);
-        fclose(f);
-    }
-    if (g != NULL) {
-        bt_sim_write_series(g, r);
-        fclose(g);
-    }
+    bool ok = plot_into(to, "load.svg", "Load of both stages", "s", "share of the objective", c, 3);
     free(v);
-    return f != NULL && g != NULL;
+    return ok;
+}
+
+static bool write_series(const struct folder *to, const struct bt_sim_result *r)
+{
+    struct bt_sim_output o;
+    if (bt_sim_output_open(&o, to->path, "series.csv", to->err, to->cap) != BT_OK) {
+        return false;
+    }
+    bt_sim_write_series(o.f, r);
+    return bt_sim_output_close(&o, to->err, to->cap) == BT_OK;
 }
 
 /* Blocks cached over all nodes: the more than there are different ones, the more are replicas. */
-static bool plot_replicas(const char *folder, const struct bt_sim_result *r)
+static bool plot_replicas(const struct folder *to, const struct bt_sim_result *r)
 {
     double *x = bt_malloc((r->n_samples + 1) * 2 * sizeof(*x)), *y = x + r->n_samples + 1;
     for (uint32_t i = 0; i < r->n_samples; i++) {
@@ -164,20 +173,16 @@ static bool plot_replicas(const char *folder, const struct bt_sim_result *r)
         y[i] = (double)r->samples[i].replicas;
     }
     struct bt_sim_curve c = {"blocks in all caches", x, y, r->n_samples};
-    FILE *f = open_in(folder, "replicas.svg");
-    if (f != NULL) {
-        bt_sim_plot(f, "Blocks and replicas", "s", "blocks", &c, 1);
-        fclose(f);
-    }
+    bool ok = plot_into(to, "replicas.svg", "Blocks and replicas", "s", "blocks", &c, 1);
     free(x);
-    return f != NULL;
+    return ok;
 }
 
-bool bt_sim_write_plots(const char *folder, const struct bt_sim_result *r)
+bt_status_t bt_sim_write_plots(const char *folder, const struct bt_sim_result *r, char *err,
+                               size_t err_cap)
 {
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
-        return false;
-    }
-    return plot_share(folder, "ttft.svg", r, true) && plot_share(folder, "tbt.svg", r, false) &&
-           plot_load(folder, r) && plot_replicas(folder, r);
+    const struct folder to = {folder, err, err_cap};
+    bool ok = plot_share(&to, "ttft.svg", r, true) && plot_share(&to, "tbt.svg", r, false) &&
+              plot_load(&to, r) && write_series(&to, r) && plot_replicas(&to, r);
+    return ok ? BT_OK : BT_ERR_INVALID;
 }

@@ -107,9 +107,11 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
     fputc('\n', f);
     print_quantiles(f, "TTFT", &s->ttft_ms);
     print_quantiles(f, "TBT", &s->tbt_ms);
-    fprintf(f,
-            "%-14s %u within the objectives, %.3f a second; no scheduler can reach more than %u\n",
-            "goodput", s->good, s->goodput, s->bound);
+    fprintf(f, "%-14s %u within the objectives", "goodput", s->good);
+    if (r->span_ms > 0) { /* else there is no rate */
+        fprintf(f, ", %.3f a second of arrivals", s->goodput);
+    }
+    fprintf(f, "; no scheduler can reach more than %u\n", s->bound);
     fprintf(f,
             "%-14s %.4f of %" PRIu64
             " prompt tokens: %.4f in the node's own slab, %.4f on its SSD, %.4f fetched\n",

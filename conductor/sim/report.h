@@ -40,8 +40,9 @@ struct bt_sim_curve {
 /* An SVG line plot, up to eight curves; axes from 0. */
 void bt_sim_plot(FILE *f, const char *title, const char *x_label, const char *y_label,
                  const struct bt_sim_curve *curves, uint32_t n);
-/* ttft.svg, tbt.svg, load.svg, replicas.svg and series.csv in a folder that is made. False: errno
- * says why. */
-bool bt_sim_write_plots(const char *folder, const struct bt_sim_result *r);
+/* ttft.svg, tbt.svg, load.svg, replicas.svg and series.csv in a folder that is made.
+ * BT_ERR_INVALID: err names the first that could not be written; it is not left behind. */
+bt_status_t bt_sim_write_plots(const char *folder, const struct bt_sim_result *r, char *err,
+                               size_t err_cap);
 
 #endif

@@ -92,6 +92,58 @@ def test_a_long_and_sparse_trace_is_no_burden(tmp_path):
         assert sum(1 for _ in f) <= 100002
 
 
+def test_a_short_trace_has_a_series(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(line(0, 4096, list(range(8))))
+    rc, out, err = sim("run", "--cluster", "h200-8b", "--trace", trace, "--plot", tmp_path / "p")
+    assert rc == 0 and "goodput        1 within the objectives; no" in out, out + err
+    for name in ("ttft", "tbt"):  # one request alone: a line upwards, and no dot that nobody sees
+        svg = (tmp_path / "p" / f"{name}.svg").read_text()
+        assert len(re.search("points='([^']*)'", svg).group(1).split()) == 2
+    trace.write_text("".join(line(i * 100, 4096, list(range(8 * i, 8 * i + 8))) for i in range(20)))
+    assert sim("run", "--cluster", "h200-8b", "--trace", trace, "--plot", tmp_path / "p")[0] == 0
+    with open(tmp_path / "p" / "series.csv") as f:
+        assert sum(float(r["decode_load"]) > 0 for r in csv.DictReader(f)) >= 10
+
+
+def test_what_cannot_be_written(tmp_path):
+    """Said before the work, where that can be known; what is not whole is not left; and never a success."""
+    run = ("run", "--cluster", "h200-8b", "--trace", SMALL)
+    file = tmp_path / "file"
+    file.write_text("")
+    for what, says in ((("--csv", tmp_path / "none" / "o.csv"), "none/o.csv: No such file"),
+                       (("--csv", tmp_path), "Is a directory"), (("--csv", ""), "'': No such file"),
+                       (("--plot", file), "Not a directory"), (("--plot", tmp_path / "none" / "p"), "none/p: No such file")):
+        rc, out, err = sim(*run, *what)
+        assert rc == 1 and says in err and "simulated" not in err and not out, (what, out, err)
+    for command in (run, ("plan", "--config", "h200-8b", "--gpus", 2, "--trace", SMALL), ("cache", "--blocks", 9, "--trace", SMALL)):
+        rc, out, err = sim(*command, "--plot", file)
+        assert rc == 1 and "Not a directory" in err and not out, (command, out, err)
+    rc, _, err = sim(*run, "--plot", tmp_path / "new", "--policy", "none")
+    assert rc == 2 and not (tmp_path / "new").exists()
+    rc, _, err = sim(*run, "--csv", "/dev/full")
+    assert rc == 1 and "/dev/full: No space left" in err
+    for args in ((*run, "--csv", "-"), (*run, "--brief"), ("clusters",), ("help",)):
+        with open("/dev/full", "wb") as full:
+            p = subprocess.run([SIM, *map(str, args)], stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=120)
+        assert p.returncode == 1 and b"standard output: No space left" in p.stderr, (args, p)
+    # A limit on files' sizes is as good as a full disk.
+    limit = f"ulimit -f 1; trap '' XFSZ; exec {SIM} run --cluster h200-8b --trace {SMALL} "
+    for what in (f"--csv {tmp_path}/o.csv", f"--plot {tmp_path}/p"):
+        p = subprocess.run(["bash", "-c", limit + what], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, timeout=120)
+        assert p.returncode == 1 and b"File too large" in p.stderr, p
+    assert not (tmp_path / "o.csv").exists()
+    for f in (tmp_path / "p").glob("*.svg"):
+        xml.etree.ElementTree.parse(f)
+
+
+def test_csv_on_standard_output_is_csv_alone():
+    for brief in ((), ("--brief",)):
+        rc, out, err = sim("run", "--cluster", "h200-8b", "--trace", SMALL, "--csv", "-", *brief)
+        assert rc == 0 and out.startswith("request,") and "ttft" in err.lower()
+
+
 def test_what_no_trace_is(tmp_path):
     packed = tmp_path / "t.jsonl.gz"
     packed.write_bytes(gzip.compress(line(0, 600, [1, 2]).encode()))

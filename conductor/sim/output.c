@@ -1,0 +1,86 @@
+/* See output.h. */
+#include "conductor/sim/output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bt_status_t refuse(const char *path, int why, char *err, size_t cap)
+{
+    snprintf(err, cap, "%s: %s", *path != '\0' ? path : "''", strerror(why));
+    return BT_ERR_INVALID;
+}
+
+bt_status_t bt_sim_output_check(const char *path, char *err, size_t err_cap)
+{
+    struct stat st;
+    bool there = stat(path, &st) == 0;
+    if (there && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) {
+        return BT_OK; /* a pipe's reader would take this for its end */
+    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return refuse(path, errno, err, err_cap);
+    }
+    close(fd);
+    if (!there) {
+        unlink(path);
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_sim_output_check_folder(const char *folder, char *err, size_t err_cap)
+{
+    bool made = mkdir(folder, 0777) == 0;
+    if (!made && errno != EEXIST) {
+        return refuse(folder, errno, err, err_cap);
+    }
+    char *path = bt_sprintf("%s/.writable-%ld", folder, (long)getpid());
+    bt_status_t st = bt_sim_output_check(path, err, err_cap);
+    int why = errno;
+    free(path);
+    if (made) {
+        rmdir(folder);
+    }
+    return st == BT_OK ? st : refuse(folder, why, err, err_cap);
+}
+
+bt_status_t bt_sim_output_open(struct bt_sim_output *o, const char *folder, const char *name,
+                               char *err, size_t err_cap)
+{
+    if (folder != NULL && mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        return refuse(folder, errno, err, err_cap);
+    }
+    char *path = folder != NULL ? bt_sprintf("%s/%s", folder, name) : bt_sprintf("%s", name);
+    FILE *f = fopen(path, "we");
+    if (f == NULL) {
+        bt_status_t st = refuse(path, errno, err, err_cap);
+        free(path);
+        return st;
+    }
+    *o = (struct bt_sim_output){f, path};
+    return BT_OK;
+}
+
+bt_status_t bt_sim_output_close(struct bt_sim_output *o, char *err, size_t err_cap)
+{
+    struct stat st;
+    bool file = fstat(fileno(o->f), &st) == 0 && S_ISREG(st.st_mode);
+    errno = EIO;
+    bool whole = fflush(o->f) == 0 && !ferror(o->f);
+    int why = errno;
+    if (fclose(o->f) != 0 && whole) {
+        whole = false;
+        why = errno;
+    }
+    bt_status_t rc = whole ? BT_OK : refuse(o->path, why, err, err_cap);
+    if (!whole && file) {
+        unlink(o->path);
+    }
+    free(o->path);
+    *o = (struct bt_sim_output){0};
+    return rc;
+}
