@@ -269,6 +269,17 @@ static const struct bt_conf_row rows[] = {
      .max = 60000,
      .doc = "Policy baton: the decode workers' engine.mixed_gap_ms, so that steps which rows join "
             "are counted on with less room. 0: they have as much as others."},
+    {.key = "sched.pack_share",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(pack_share),
+     .def = "0.75",
+     .min = 0,
+     .max = 1,
+     .doc = "Policy baton, where sched.mixed_step_ms and an objective between tokens are set: rows "
+            "go to the fullest decode worker whose step stays within this share of the objective "
+            "(half of it while prefill workers are asked for less than half of their time), so "
+            "that other decode workers have none and compute prompts as prefill workers do. 0: "
+            "rows are spread evenly."},
     {.key = "sched.replica_bytes_per_s",
      .type = BT_CONF_SIZE,
      .offset = ROW(replica_bytes_per_s),

@@ -127,6 +127,7 @@ static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_p
         .demand_price = conf->demand_price,
         .mixed_step_ms = (double)conf->mixed_step_ms,
         .mixed_gap_ms = (double)conf->mixed_gap_ms,
+        .pack_share = conf->pack_share,
         .background_share = conf->background_share,
         .background_ms = (double)conf->background_ms,
     };

@@ -139,7 +139,7 @@ uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t
     }
     budget -= n_rows;
     if (prompts > 0) {
-        if (n_rows > 0 && b->lim.prompt_tokens > 0) {
+        if ((n_rows > 0 || b->lim.rows_due) && b->lim.prompt_tokens > 0) {
             budget = BT_MIN(budget, BT_MAX(b->lim.prompt_tokens, b->lim.block_tokens));
         }
         n_rows += fill_prompts(b, budget, false, rows + n_rows, max - n_rows);

@@ -34,6 +34,7 @@ struct bt_batch_limits {
     uint32_t
         prompt_tokens; /* most prompt tokens in a step that also has decode rows; 0: no limit */
     bool mixed;        /* the engine can mix prompt chunks and single tokens in a step */
+    bool rows_due;     /* decode: a row is on its way: prompt_tokens counts without rows, too */
 };
 
 struct bt_batch {

@@ -65,7 +65,8 @@ static const struct bt_conf_row rows[] = {
      .doc =
          "How long a step that also generates may last, by the cost that the worker has fitted to "
          "its own steps: it takes as many prompt tokens as that allows, one block at least, and "
-         "engine.mixed_prompt_tokens does not count. 0: engine.mixed_prompt_tokens counts."},
+         "engine.mixed_prompt_tokens does not count. Of a worker of the role decode also a step "
+         "while a row is on its way to it. 0: engine.mixed_prompt_tokens counts."},
     {.key = "engine.mixed_gap_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_gap_ms),

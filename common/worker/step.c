@@ -20,6 +20,18 @@ static uint32_t n_rows(const struct bt_wcore *c)
     return n;
 }
 
+/* A row is on its way from another node: it will wait for the step at hand. */
+static bool rows_due(const struct bt_wcore *c)
+{
+    struct bt_list *it;
+    bt_list_for_each (it, &c->waiting) {
+        if (BT_CONTAINER_OF(it, struct bt_wreq, link)->stage == BT_WREQ_LANDING) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Takes a page for r's next position. When none is free, pages go that are only kept for choices to
  * come, then the last row is preempted; r sits this step out (page_wait) until its pages have come
  * back. The first row is never preempted while others hold pages, so somebody always gets on.
@@ -166,6 +178,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
         double step_ns = bt_batch_mixed_ns(&c->batch, 1e6 * (double)c->conf->engine_mixed_step_ms,
                                            1e6 * (double)c->conf->engine_mixed_gap_ms);
         c->batch.lim.prompt_tokens = bt_batch_prompt_room(&c->batch, &c->fit.cost, step_ns);
+        c->batch.lim.rows_due = rows_due(c);
     }
     c->batch.trial = c->fit.seen[1].steps % TRIAL_STEPS == 0;
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)

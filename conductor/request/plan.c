@@ -185,7 +185,7 @@ static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, const stru
 static void count_plan(struct bt_requests *rs, const struct bt_sched_plan *plan)
 {
     for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
-        if (strcmp(bt_plan_reasons[i], plan->reason) == 0) {
+        if (rs->m.plan[plan->both][i] != NULL && strcmp(bt_plan_reasons[i], plan->reason) == 0) {
             bt_metric_add(rs->m.plan[plan->both][i], 1);
         }
     }

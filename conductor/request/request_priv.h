@@ -154,7 +154,7 @@ struct bt_request {
 };
 
 /* Bounded label values of metrics. */
-#define BT_PLAN_REASONS 6
+#define BT_PLAN_REASONS 8
 extern const char *const bt_plan_reasons[BT_PLAN_REASONS]; /* of sched's plans */
 enum {
     REJECT_QUEUE_FULL,

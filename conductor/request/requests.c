@@ -14,8 +14,15 @@
 #define TICK_MS        50
 #define MOVES_PER_TICK 4
 
-const char *const bt_plan_reasons[BT_PLAN_REASONS] = {
-    "apart", "short_tail", "no_prefill_worker", "no_decode_worker", "mixed", "larger_than_slab"};
+const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart",
+                                                      "short_tail",
+                                                      "no_prefill_worker",
+                                                      "no_decode_worker",
+                                                      "larger_than_slab",
+                                                      "background",
+                                                      "mixed",
+                                                      "spare"};
+#define REASONS_EITHER 5 /* from here on plans of both kinds have them */
 
 static struct bt_request *request_of(struct bt_list *l)
 {
@@ -398,13 +405,15 @@ static void register_reasons(struct bt_requests *rs)
                                                "Requests answered with an error, by its reason.");
     }
     for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
-        bool local = i != 0;
-        snprintf(l, sizeof(l), "kind=\"%s\",reason=\"%s\"", local ? "local" : "disaggregated",
-                 bt_plan_reasons[i]);
-        rs->m.plan[local][i] =
-            bt_metrics_counter(rs->metrics, "baton_plan_total", l,
-                               "Plans: prefill and decode apart, or one worker for both.");
-        rs->m.plan[!local][i] = rs->m.plan[local][i];
+        for (int local = 0; local < 2; local++) {
+            bool has = i >= REASONS_EITHER || local == (i != 0);
+            snprintf(l, sizeof(l), "kind=\"%s\",reason=\"%s\"", local ? "local" : "disaggregated",
+                     bt_plan_reasons[i]);
+            rs->m.plan[local][i] =
+                has ? bt_metrics_counter(rs->metrics, "baton_plan_total", l,
+                                         "Plans: prefill and decode apart, or one worker for both.")
+                    : NULL;
+        }
     }
     rs->m.fetch_plans =
         bt_metrics_counter(rs->metrics, "baton_plan_fetches_total", NULL,

@@ -4,12 +4,14 @@
 #include <math.h>
 #include <string.h>
 
-#define PER_OCTAVE 4.0 /* buckets */
+#define PER_OCTAVE 4.0    /* buckets */
+#define LEAST_MS   1000.0 /* a rate is over no less */
 
 void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms)
 {
     memset(d, 0, sizeof(*d));
     d->window_ms = window_ms;
+    d->began_ms = -1;
 }
 
 static uint32_t bucket_of(double ms)
@@ -29,6 +31,7 @@ void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double prefi
         d->faded_ms = now_ms;
     }
     d->work[bucket_of(prefill_ms)] += prefill_ms;
+    d->began_ms = d->began_ms < 0 ? now_ms : d->began_ms;
 }
 
 static double whole(const struct bt_sched_demand *d)
@@ -38,6 +41,14 @@ static double whole(const struct bt_sched_demand *d)
         all += d->work[i];
     }
     return all;
+}
+
+double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms)
+{
+    /* Of what came steadily since the beginning so much has not faded. */
+    double since = d->began_ms < 0 ? 0 : now_ms - d->began_ms;
+    double kept = d->window_ms * (1 - exp(-BT_MAX(since, LEAST_MS) / d->window_ms));
+    return whole(d) / kept;
 }
 
 double bt_sched_demand_below(const struct bt_sched_demand *d, double prefill_ms)

@@ -13,12 +13,15 @@
 struct bt_sched_demand {
     double window_ms; /* over which what was asked for fades */
     double faded_ms;  /* when it was faded last */
+    double began_ms;  /* when the first request came; < 0: none has */
     double work[BT_DEMAND_BUCKETS];
 };
 
 void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms);
 /* A request has arrived whose prefill (its rows) would take so long. */
 void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double prefill_ms);
+/* ms of work asked for in a ms, of late: so many workers it would keep busy. 0 if nothing was. */
+double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms);
 /* The share of the work asked for that lies in prefills shorter than this one, and half of that in
  * those about as long. 0 if nothing was asked for. */
 double bt_sched_demand_below(const struct bt_sched_demand *d, double prefill_ms);

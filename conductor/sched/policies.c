@@ -208,7 +208,8 @@ static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct
 }
 
 /* As cache-aware, but against the rows and pages that will be in use when the prefill ends: where
- * prompts queue, what is on its way counts more than what is there. */
+ * prompts queue, what is on its way counts more than what is there. Or, where rows are packed, the
+ * other way round. */
 static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
 {
     const struct bt_sched_worker *w = worker(j, i);
@@ -224,6 +225,9 @@ static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
         pages -= (double)w->yield_pages / w->pages_total;
         rows -= w->yield_rows;
         load = BT_MAX(BT_MAX(pages, (rows + 1) / w->slots_total), 1);
+    }
+    if (j->packing && w->cost != NULL) {
+        load = bt_sched_packed_cost(j, i, load);
     }
     return load - there_already(j, i);
 }

@@ -210,14 +210,27 @@ static bool decide_local(const struct job *j, uint32_t decode, const char **reas
     return false;
 }
 
-/* What the prompt would meet at decode worker i, computed there beside the rows. False: the rows
- * would miss their objective meanwhile, or nothing is known of its cost. */
+/* What computing the prompt from `cached` on takes at decode worker w: beside its rows, or as a
+ * prefill worker does where rows are packed elsewhere. < 0: there is no room. */
+static double decode_side_ms(const struct job *j, const struct bt_sched_worker *w, uint32_t cached,
+                             double *queue_p)
+{
+    double over = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
+    if (j->packing && bt_sched_row_free(w)) {
+        *queue_p = w->queue_ms;
+        return bt_sched_compute_ms(j->c, w, j->req, cached);
+    }
+    return j->places_short ? -1 : bt_sched_mixed_ms(j->c, j->s, w, j->req, cached, over, queue_p);
+}
+
+/* What the prompt would meet at decode worker i, computed there. False: the rows would miss their
+ * objective meanwhile, or nothing is known of its cost. */
 static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     const struct bt_sched_kvstore *kv = &j->s->kvstores[w->kvstore];
     double queue = 0, there = 0;
-    if (w->cost == NULL || w->waiting > 0 || j->places_short) {
+    if (w->cost == NULL || w->waiting > 0) {
         return false;
     }
     uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
@@ -230,12 +243,11 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
         e->fetch_from = j->best_kv;
         e->fetch_tokens = j->best_tokens - local;
     }
-    double over = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
-    e->prefill_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req, e->cached_tokens, over, &queue);
+    e->prefill_ms = decode_side_ms(j, w, e->cached_tokens, &queue);
     if (e->prefill_ms < 0) {
         return false;
     }
-    e->local_ms = bt_sched_mixed_ms(j->c, j->s, w, j->req, local, over, &queue);
+    e->local_ms = decode_side_ms(j, w, local, &queue);
     e->queue_ms = queue;
     e->ttft_ms = BT_MAX(queue, there) + e->prefill_ms;
     e->cost = e->ttft_ms;
@@ -397,7 +409,7 @@ static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct
     if (p == BT_SCHED_NONE) {
         return false;
     }
-    d = mixed ? p : d;
+    d = mixed && !j->packing ? p : d;
     if (bt_sched_pressure_then(j->c, j->s, d, j->req->block_tokens, b.ttft_ms) > LATE_PRESSURE) {
         return false;
     }
@@ -408,37 +420,73 @@ static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct
     return true;
 }
 
+/* What the choices below ask of the cluster as a whole. */
+static bt_sched_verdict_t survey(struct job *j, struct bt_sched_reject *reject_p)
+{
+    const struct bt_sched_snapshot *s = j->s;
+    j->best_kv = BT_SCHED_NONE;
+    j->no_prefill_role = j->no_decode_role = true;
+    j->least_queue_ms = INFINITY;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        const struct bt_sched_worker *w = &s->workers[i];
+        j->n_prefill += w->prefill;
+        j->n_decode += w->decode;
+        /* A role counts as present only where it could be used. */
+        if (bt_sched_present(j, i)) {
+            j->no_prefill_role = j->no_prefill_role && !w->prefill;
+            j->no_decode_role = j->no_decode_role && !w->decode;
+        }
+        if (w->prefill) {
+            j->least_queue_ms = BT_MIN(j->least_queue_ms, bt_sched_queue_ms(j->c, w));
+        }
+    }
+    if (j->no_prefill_role && j->no_decode_role) {
+        return bt_sched_refuse(
+            reject_p, s->n_workers != 0 ? BT_SCHED_NO_KVSTORE : BT_SCHED_NO_DECODE, 1,
+            s->n_workers != 0 ? "no kvstore is up on the workers' nodes" : "no worker is up");
+    }
+    j->packing = bt_sched_packs(j);
+    if (j->rule->fetch && j->c->fetch_ratio > 0) {
+        find_best_match(j);
+    }
+    return BT_SCHED_PLANNED;
+}
+
+/* A decode worker that would have the first token out before prefill worker p's estimate e does the
+ * prefill (p == d: where nobody only prefills, all who decode are compared). False: none would. */
+static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *e,
+                        struct bt_sched_plan *plan)
+{
+    bool all_both = p == d && j->no_prefill_role;
+    if (!j->rule->mixed || !(j->c->mixed_step_ms > 0) || (p == d && !all_both)) {
+        return false;
+    }
+    e->ttft_ms = all_both ? INFINITY : e->ttft_ms;
+    uint32_t m = choose_mixed(j, all_both ? BT_SCHED_NONE : p, e);
+    if (m == BT_SCHED_NONE) {
+        return false;
+    }
+    bool spare = j->packing && bt_sched_row_free(&j->s->workers[m]);
+    plan->reason = all_both ? plan->reason : spare ? "spare" : "mixed";
+    finish_plan(j, m, j->packing ? d : m, e, plan);
+    plan->queue_ms = e->queue_ms;
+    return true;
+}
+
 static bt_sched_verdict_t
 place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
              const struct bt_sched_request *req, const struct rule *rule, bool allow_draining,
              bool beyond_slab, struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
 {
-    struct job j = {.c = c, .s = s, .req = req, .rule = rule, .beyond_slab = beyond_slab};
-    j.allow_draining = allow_draining;
-    j.best_kv = BT_SCHED_NONE;
-    j.no_prefill_role = j.no_decode_role = true;
-    for (uint32_t i = 0; i < s->n_workers; i++) {
-        j.n_prefill += s->workers[i].prefill;
-        j.n_decode += s->workers[i].decode;
-        /* A role counts as present only where it could be used. */
-        if (bt_sched_present(&j, i)) {
-            j.no_prefill_role = j.no_prefill_role && !s->workers[i].prefill;
-            j.no_decode_role = j.no_decode_role && !s->workers[i].decode;
-        }
-    }
-    if (j.no_prefill_role && j.no_decode_role) {
-        return bt_sched_refuse(
-            reject_p, s->n_workers != 0 ? BT_SCHED_NO_KVSTORE : BT_SCHED_NO_DECODE, 1,
-            s->n_workers != 0 ? "no kvstore is up on the workers' nodes" : "no worker is up");
-    }
-    j.least_queue_ms = INFINITY;
-    for (uint32_t i = 0; i < s->n_workers; i++) {
-        if (s->workers[i].prefill) {
-            j.least_queue_ms = BT_MIN(j.least_queue_ms, bt_sched_queue_ms(c, &s->workers[i]));
-        }
-    }
-    if (rule->fetch && c->fetch_ratio > 0) {
-        find_best_match(&j);
+    struct job j = {.c = c,
+                    .s = s,
+                    .req = req,
+                    .rule = rule,
+                    .allow_draining = allow_draining,
+                    .beyond_slab = beyond_slab};
+    bt_sched_verdict_t v = survey(&j, reject_p);
+    if (v != BT_SCHED_PLANNED) {
+        return v;
     }
     uint32_t d = choose_decode(&j, false);
     bool last_resort = d == BT_SCHED_NONE;
@@ -463,29 +511,12 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
         }
     }
     j.places_short = rule->mixed && c->mixed_step_ms > 0 && places_short(&j, d);
-    if (p != d && place_background(&j, p, d, &e, &plan)) {
-        plan.last_resort = last_resort;
-        *plan_p = plan;
-        return BT_SCHED_PLANNED;
-    }
-    /* Where nobody only prefills, all who decode are compared. */
-    bool all_both = p == d && j.no_prefill_role;
-    if (rule->mixed && c->mixed_step_ms > 0 && (p != d || all_both)) {
-        e.ttft_ms = all_both ? INFINITY : e.ttft_ms;
-        uint32_t m = choose_mixed(&j, all_both ? BT_SCHED_NONE : p, &e);
-        if (m != BT_SCHED_NONE) {
-            plan.reason = all_both ? plan.reason : "mixed";
-            finish_plan(&j, m, m, &e, &plan);
-            plan.queue_ms = e.queue_ms;
-            plan.last_resort = last_resort;
-            *plan_p = plan;
-            return BT_SCHED_PLANNED;
+    if (!(p != d && place_background(&j, p, d, &e, &plan)) && !place_mixed(&j, p, d, &e, &plan)) {
+        if (p == d) { /* no choice was made */
+            rule->prefill(&j, d, 0, d, &e);
         }
+        finish_plan(&j, p, d, &e, &plan);
     }
-    if (p == d) { /* no choice was made */
-        rule->prefill(&j, d, 0, d, &e);
-    }
-    finish_plan(&j, p, d, &e, &plan);
     plan.last_resort = last_resort;
     *plan_p = plan;
     return BT_SCHED_PLANNED;

@@ -112,6 +112,10 @@ struct bt_sched_params {
                              long; 0: it takes no prompts from others */
     double mixed_gap_ms;  /* ... but no row that joins has its first gap made longer by them than
                              this: steps that rows join have less room. 0: they do not */
+    /* baton: where decode workers take prompts (mixed_step_ms) rows are packed: they go to the
+     * fullest decode worker whose step stays within this share of the TBT objective, so that others
+     * have none and compute prompts as prefill workers do (pack.c). 0: rows are spread. */
+    double pack_share;
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
     /* baton: a prompt that nobody could prefill within the TTFT objective, idle as they may be, is
      * prefilled late and not refused, as what it leaves in the caches serves those that come after

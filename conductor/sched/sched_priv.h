@@ -43,6 +43,7 @@ struct job {
     uint32_t n_prefill, n_decode;         /* workers of each role */
     double least_queue_ms;                /* of those that prefill */
     bool places_short;                    /* decode workers will hardly have places for rows */
+    bool packing;                         /* rows go to few decode workers */
     uint32_t best_kv, best_tokens;        /* rules that fetch: the longest match, and where */
     uint32_t spread_tokens;               /* what several holders have together, if that is more */
 };
@@ -129,6 +130,15 @@ double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_wo
 double bt_sched_pressure_then(const struct bt_sched_params *params,
                               const struct bt_sched_snapshot *s, uint32_t decode,
                               uint32_t block_tokens, double t_ms);
+
+/* ---- packing: pack.c ---- */
+/* Are rows packed now? */
+bool bt_sched_packs(const struct job *j);
+/* Decode worker w has no rows and none on their way to it. */
+bool bt_sched_row_free(const struct bt_sched_worker *w);
+/* Decode worker i's cost where rows are packed; load: its share in use with this request when the
+ * row comes. */
+double bt_sched_packed_cost(const struct job *j, uint32_t i, double load);
 
 /* Is worker i there with its kvstore, and may it stay where it is? */
 bool bt_sched_present(const struct job *j, uint32_t i);

@@ -36,6 +36,7 @@ struct bt_sim_decode {
     double gap_ms;    /* ... and with what a row has waited for its first one here up to so long */
     double waited_ms; /* of the rows that join in the next step, the longest */
     uint32_t chunk_max, chunk;
+    uint32_t landing;              /* rows on their way here */
     bool coming;                   /* the first prompt waits for the next boundary */
     struct bt_sim_prompt *prompts; /* [0..n_prompts), the first one is being computed */
     uint32_t n_prompts, prompts_cap;
@@ -91,6 +92,9 @@ static uint32_t chunk_next(const struct bt_sim_decode *d)
     uint32_t left = d->prompts[0].tokens - d->prompts[0].from;
     struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv};
     const struct bt_batch_cost *k = &d->prompt_cost;
+    if (d->n == 0 && d->landing == 0) {
+        return BT_MIN(left, d->chunk_max);
+    }
     double most_ms = BT_MIN(d->mixed_ms, d->gap_ms - d->waited_ms);
     double room = 1e6 * most_ms - (d->n != 0 ? bt_batch_work_ns(&d->cost, &rows) : k->base_ns);
     double token = k->token_ns[BT_BATCH_SEGMENTS - 1] + k->attn_ns * d->prompts[0].from;
@@ -224,6 +228,16 @@ void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prom
 static void interrupt(struct bt_sim_decode *d, double now_ms)
 {
     d->ahead = BT_MIN(d->ahead, boundary(d, now_ms - d->at_ms));
+}
+
+bool bt_sim_decode_expect(struct bt_sim_decode *d, double now_ms, int sign)
+{
+    d->landing += (uint32_t)sign;
+    if (sign < 0 || d->landing > 1 || d->n != 0 || d->n_prompts == 0 || now_ms <= d->at_ms) {
+        return false;
+    }
+    interrupt(d, now_ms);
+    return true;
 }
 
 void bt_sim_decode_prompt(struct bt_sim_decode *d, double now_ms, const struct bt_sim_prompt *p)

@@ -30,13 +30,17 @@ struct bt_sim_done {
 struct bt_sim_decode *bt_sim_decode_create(const struct bt_batch_cost *cost, double kv_tokens,
                                            uint32_t rows_max);
 void bt_sim_decode_destroy(struct bt_sim_decode *d);
-/* Prompts cost as `prompt` says. Each step takes as many of their tokens as keep it within
- * mixed_ms, and what a row that joins in it has waited and the step together within gap_ms (0: that
- * is not asked), and at most chunk_max. Before the first bt_sim_decode_prompt. */
+/* Prompts cost as `prompt` says. Each step with rows, or while some are on their way, takes as many
+ * of their tokens as keep it within mixed_ms, and what a row that joins in it has waited and the
+ * step together within gap_ms (0: that is not asked); each step at most chunk_max. Before the first
+ * bt_sim_decode_prompt. */
 void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prompt, double mixed_ms,
                        double gap_ms, uint32_t chunk_max);
 /* A prompt joins the queue: first come, first served. Its row is to be added when it is done. */
 void bt_sim_decode_prompt(struct bt_sim_decode *d, double now_ms, const struct bt_sim_prompt *p);
+/* A row (sign -1: one less) will come, so that steps are as short as with rows. True: something
+ * changes earlier than before. */
+bool bt_sim_decode_expect(struct bt_sim_decode *d, double now_ms, int sign);
 /* A row whose KV is there. False: it never fits. */
 bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_sim_row *row);
 /* When something changes next; < 0: never. */

@@ -32,6 +32,8 @@ static const char usage[] =
     "(0.75 of --tbt)\n"
     "  --mixed-gap MS      ... but no first gap of a row is longer by them; 0: not asked (0.95 of "
     "--tbt)\n"
+    "  --pack X            ... and rows go to few of them, up to this share of --tbt; 0: they are "
+    "spread (0.75)\n"
     "  --background X      of baton: share of workers that take prompts too long for --ttft; 0: "
     "they are "
     "refused (0)\n"
@@ -120,6 +122,7 @@ enum {
     O_GPUS,
     O_MIXED,
     O_GAP,
+    O_PACK,
     O_DEMAND,
     O_SSD_WRITE,
     O_ROLES,
@@ -165,6 +168,7 @@ static const struct {
     [O_GPUS - 256] = {"gpus", 1, PLAN},
     [O_MIXED - 256] = {"mixed-step", 1, RUN},
     [O_GAP - 256] = {"mixed-gap", 1, RUN},
+    [O_PACK - 256] = {"pack", 1, RUN | PLAN},
     [O_DEMAND - 256] = {"demand-price", 1, RUN | PLAN},
     [O_SSD_WRITE - 256] = {"ssd-write", 1, RUN},
     [O_ROLES - 256] = {"roles", 1, RUN},
@@ -229,6 +233,7 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
     case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
     case O_GAP: return number("mixed-gap", text, 0, 1e6, &a->o.mixed_gap_ms);
+    case O_PACK: return number("pack", text, 0, 1, &a->o.pack_share);
     case O_DEMAND: return number("demand-price", text, 0, 100, &a->o.demand_price);
     case O_WINDOW: return number("roles-window", text, 1, 1e6, &a->window_s);
     case O_REPLICA: return number("replica-bytes", text, 0, 1e15, &a->o.replica_bytes_per_s);
@@ -596,6 +601,7 @@ static int command(int argc, char **argv)
                            .demand_price = 0.4,
                            .mixed_step_ms = -1,
                            .mixed_gap_ms = -1,
+                           .pack_share = 0.75,
                            .life_ms = 10000,
                            .lengths = true,
                            .replica_uses = 16,

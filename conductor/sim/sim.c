@@ -21,6 +21,7 @@
 #define LENGTHS_MS    500  /* how far rows have come is looked at */
 #define MAX_NEW       4096 /* what a client allows; the real length is not known */
 #define DONE_AT_ONCE  64
+#define DECODE_CHUNK  2048 /* tokens of a prompt in a decode node's step without rows */
 #define PROGRESS_EACH 1024
 #define NOTICE_MS     2000 /* silence after which a node counts as gone */
 #define TRIES         60   /* of a re-plan that finds nobody, a second apart */
@@ -183,14 +184,27 @@ static uint32_t output_of(const struct sim *s, uint32_t id)
 
 /* ---- the end of a request ---- */
 
+static void wake_decode(struct sim *s, uint32_t node)
+{
+    double next = bt_sim_decode_next_ms(s->d[node].d);
+    s->d[node].version++;
+    if (next >= 0) {
+        push(s, next, EV_DECODE, node, s->d[node].version);
+    }
+}
+
 static void expect(struct sim *s, uint32_t id, int sign)
 {
     const struct live *l = &s->live[id];
-    struct decode_node *d = &s->d[s->r->records[id].decode];
+    const struct bt_sim_record *rec = &s->r->records[id];
+    struct decode_node *d = &s->d[rec->decode];
     uint32_t tokens = s->req[id].input;
     bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, tokens, l->row_ms, sign);
     d->coming += (uint32_t)sign;
     d->coming_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
+    if (rec->prefill != rec->decode && bt_sim_decode_expect(d->d, s->now_ms, sign)) {
+        wake_decode(s, rec->decode);
+    }
 }
 
 static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
@@ -359,8 +373,7 @@ static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *
     bt_sim_caches_release(s->caches, plan->fetch_from, blocks, used);
 }
 
-/* At the node that will decode it: once what is fetched is there, the rest is computed beside the
- * rows. */
+/* At a decode node: once what is fetched is there, the rest is computed beside the rows. */
 static void queue_at_decode(struct sim *s, uint32_t id)
 {
     const struct live *l = &s->live[id];
@@ -499,7 +512,7 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     if (plan->fetch_from != BT_SCHED_NONE) {
         start_fetch(s, id, plan);
     }
-    if (plan->both) {
+    if (s->workers[plan->prefill].decode) {
         queue_at_decode(s, id);
     } else {
         queue_at_prefill(s, id, plan->prefill);
@@ -589,15 +602,6 @@ static void replan(struct sim *s, uint32_t id)
 
 /* ---- decode ---- */
 
-static void wake_decode(struct sim *s, uint32_t node)
-{
-    double next = bt_sim_decode_next_ms(s->d[node].d);
-    s->d[node].version++;
-    if (next >= 0) {
-        push(s, next, EV_DECODE, node, s->d[node].version);
-    }
-}
-
 /* The prefill gives out a token: the first, or the one behind an interruption. */
 static void give_first(struct sim *s, uint32_t id)
 {
@@ -620,11 +624,24 @@ static double with_gap(const struct sim *s, uint32_t id, double tbt_ms)
     return l->gap_ms > 0 ? (l->gap_ms + (k - 1) * tbt_ms) / k : tbt_ms;
 }
 
+/* Its first token is out: what is left of its KV goes to where it will be decoded. */
+static void hand_off(struct sim *s, uint32_t id)
+{
+    uint32_t decode = s->r->records[id].decode;
+    if (failed_since(s, id, decode)) {
+        s->live[id].given++;
+        abandon(s, id, decode, true);
+        return;
+    }
+    double bytes = (double)s->req[id].input * s->c->token_bytes;
+    double layer = 1e3 * bytes / s->c->link_bytes_per_s / s->c->layers; /* the last one */
+    push(s, BT_MAX(s->now_ms + layer, s->live[id].handed_ms), EV_HANDOFF_END, id, 0);
+}
+
 static void prefill_end(struct sim *s, uint32_t node)
 {
     struct prefill_node *p = &s->p[node];
     uint32_t id = p->running;
-    const struct bt_sim_request *q = &s->req[id];
     struct bt_sim_record *rec = &s->r->records[id];
     p->running = NONE;
     give_first(s, id);
@@ -636,13 +653,8 @@ static void prefill_end(struct sim *s, uint32_t node)
         finish_placed(s, id, BT_SIM_SERVED);
         return;
     }
-    if (failed_since(s, id, rec->decode)) {
-        s->live[id].given++;
-        abandon(s, id, rec->decode, true);
-        return;
-    }
     double took = s->now_ms - s->live[id].start_ms;
-    if (s->o->admission->at_decode) {
+    if (s->o->admission->at_decode && !failed_since(s, id, rec->decode)) {
         struct bt_sched_request want = ask(s, id);
         struct bt_sched_reject rej;
         show_decode(s, rec->decode);
@@ -654,9 +666,7 @@ static void prefill_end(struct sim *s, uint32_t node)
             return;
         }
     }
-    double bytes = (double)q->input * s->c->token_bytes;
-    double layer = 1e3 * bytes / s->c->link_bytes_per_s / s->c->layers; /* the last one */
-    push(s, BT_MAX(s->now_ms + layer, s->live[id].handed_ms), EV_HANDOFF_END, id, 0);
+    hand_off(s, id);
 }
 
 static void handoff_end(struct sim *s, uint32_t id)
@@ -698,18 +708,25 @@ static void prompt_begin(struct sim *s, uint32_t id)
     s->r->cached_tokens += rec->cached_tokens;
     s->r->fetched_tokens += rec->fetched_tokens;
     s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
+    if (rec->decode != rec->prefill) {
+        start_handoff(s, id);
+    }
     struct bt_sim_prompt p = {.id = id, .from = rec->cached_tokens, .tokens = tokens_of(s, id)};
-    bt_sim_decode_prompt(s->d[rec->decode].d, s->now_ms, &p);
-    wake_decode(s, rec->decode);
+    bt_sim_decode_prompt(s->d[rec->prefill].d, s->now_ms, &p);
+    wake_decode(s, rec->prefill);
 }
 
-/* Its row goes on where it is. */
+/* Its row goes on where it is, or where rows are packed. */
 static void prompt_end(struct sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
     give_first(s, id);
     s->r->mixed_prompts++;
     keep_prompt(s, id, rec->prefill);
+    if (rec->decode != rec->prefill && output_of(s, id) > s->live[id].given + 1) {
+        hand_off(s, id);
+        return;
+    }
     expect(s, id, -1);
     struct bt_sim_row row = {.id = id,
                              .tokens = tokens_of(s, id) + 1,
@@ -745,8 +762,9 @@ static void decode_event(struct sim *s, uint32_t node)
 static void lose_row(void *arg, uint32_t id, uint32_t generated, bool prompt)
 {
     struct sim *s = arg;
+    const struct bt_sim_record *rec = &s->r->records[id];
     s->live[id].given += prompt ? 0 : 1 + generated;
-    abandon(s, id, s->r->records[id].decode, prompt);
+    abandon(s, id, prompt ? rec->prefill : rec->decode, prompt);
 }
 
 static void fail_prefill(struct sim *s, uint32_t node)
@@ -794,6 +812,7 @@ static void give_role(struct sim *s, uint32_t i, bool prefill)
                                              .cost = prefill ? &c->prefill : &c->decode,
                                              .prompt_cost = &c->prefill};
     if (!prefill) {
+        s->workers[i].chunk_tokens = DECODE_CHUNK;
         s->workers[i].slots_total = (uint32_t)c->rows_max;
         s->workers[i].pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
     }
@@ -917,7 +936,7 @@ static void set_up(struct sim *s)
         if (i >= s->n_p || s->o->roles_window_ms > 0) {
             s->d[i].d = bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
             bt_sim_decode_mix(s->d[i].d, &c->prefill, s->o->mixed_step_ms, s->o->mixed_gap_ms,
-                              (uint32_t)c->chunk_tokens);
+                              DECODE_CHUNK);
         }
         give_role(s, i, i < s->n_p);
         s->workers[i].kvstore = i;
@@ -958,6 +977,7 @@ static void set_up(struct sim *s)
                                          .demand_price = s->o->demand_price,
                                          .background_share = s->o->background_share,
                                          .background_ms = s->o->background_ms,
+                                         .pack_share = s->o->pack_share,
                                          .mixed_step_ms = s->o->mixed_step_ms,
                                          .mixed_gap_ms = s->o->mixed_gap_ms};
 }

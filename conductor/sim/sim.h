@@ -11,10 +11,11 @@
  * at the one that receives, and is there when the busier of them has done its part. A decode node
  * steps with all its rows (continuous batching); a row joins at a step's boundary when its KV is
  * there and pages for its prompt and answer are free. A prompt that a plan leaves to its decode
- * node is computed there, a chunk in each step beside the rows. Lengths of answers are the trace's;
- * policies do not see them. A node that fails loses its slab and what it was doing; two seconds
- * later whoever had something there is planned again with the tokens that it has given out, and is
- * not asked for admission again.
+ * node is computed there, a chunk in each step beside the rows, and one that it leaves to another
+ * decode node there, in whole chunks as long as that has no row and none on its way. Lengths of
+ * answers are the trace's; policies do not see them. A node that fails loses its slab and what it
+ * was doing; two seconds later whoever had something there is planned again with the tokens that it
+ * has given out, and is not asked for admission again.
  */
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H
@@ -44,6 +45,7 @@ struct bt_sim_options {
     double fetch_ratio, work_weight, work_price, demand_price;
     double background_share, background_ms;
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
+    double pack_share;    /* rows are packed up to this share of the TBT objective; 0: spread */
     double mixed_gap_ms;  /* ... and no row's first gap is longer by them than this; 0: not asked */
     double life_ms;       /* decode time expected of a request, until some have ended */
     bool lengths;   /* how long answers get is learned by class of prompt, as the conductor does */

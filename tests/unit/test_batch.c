@@ -264,6 +264,21 @@ static void test_decode_takes_all_rows_and_prompts(void **state)
     assert_int_equal(f.rows[2].n, 32); /* prompt_tokens, not the 62 that are left */
 }
 
+/* A row that is on its way waits for the step at hand, which is bounded as if it were there. */
+static void test_row_due(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 64);
+    f.b.lim.prompt_tokens = 32;
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 64);
+    f.b.lim.rows_due = true;
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 32);
+}
+
 static void test_turns_without_mixed_steps(void **state)
 {
     (void)state;
@@ -463,6 +478,7 @@ int main(void)
         cmocka_unit_test(test_last_token_of_a_cached_prompt),
         cmocka_unit_test(test_nobody_overtakes_who_waits_for_room),
         cmocka_unit_test(test_decode_takes_all_rows_and_prompts),
+        cmocka_unit_test(test_row_due),
         cmocka_unit_test(test_turns_without_mixed_steps),
         cmocka_unit_test(test_no_starvation),
         cmocka_unit_test(test_random),

@@ -55,11 +55,35 @@ static void test_fades(void **state)
     assert_true(bt_sched_demand_below(&d, 100) > 0.99);
 }
 
+/* 300 ms of work every 100 ms keep three workers busy, from the first second on and as long as it
+ * comes; before anything came, nobody. */
+static void test_rate(void **state)
+{
+    (void)state;
+    struct bt_sched_demand d;
+    bt_sched_demand_init(&d, 60000);
+    assert_true(bt_sched_demand_rate(&d, 5000) == 0);
+    for (double now = 5000; now < 400000; now += 100) {
+        bt_sched_demand_note(&d, now, 300);
+        if (now >= 10000) {
+            assert_float_equal(bt_sched_demand_rate(&d, now), 3, 0.1);
+        }
+    }
+    for (int i = 0; i < 7; i++) { /* no more comes: seven windows on there is none */
+        bt_sched_demand_note(&d, 400000 + 60000 * (i + 1), 0);
+    }
+    assert_true(bt_sched_demand_rate(&d, 820000) < 0.01);
+    bt_sched_demand_init(&d, 60000); /* a burst is no rate: it counts as if it took a second */
+    bt_sched_demand_note(&d, 7, 500);
+    assert_float_equal(bt_sched_demand_rate(&d, 7), 0.5, 0.01);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shares),
         cmocka_unit_test(test_fades),
+        cmocka_unit_test(test_rate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -599,6 +599,63 @@ static void test_mixed(void **state)
     assert_false(place(&x, &bt_sched_baton).both);
 }
 
+/* Rows go to the fullest decode worker that has room, so that others have none; prompts that these
+ * compute are handed to it. */
+static void test_packing(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.c.mixed_step_ms = 50;
+    x.c.tbt_objective_ms = 100;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].prompt_cost = &prefill_cost;
+    }
+    x.w[5].running = 10;
+    x.w[5].kv_tokens = 1000;
+    assert_true(place(&x, &bt_sched_baton).decode != 5); /* spread */
+    x.c.pack_share = 0.5;
+    struct bt_sched_plan p = place(&x, &bt_sched_baton);
+    assert_true(p.prefill < N_P && p.decode == 5);
+    assert_string_equal(p.reason, "apart");
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 900;
+    }
+    p = place(&x, &bt_sched_baton); /* one without rows computes it as a prefill worker would */
+    assert_true(p.prefill >= N_P && p.prefill != 5 && p.decode == 5 && !p.both);
+    assert_string_equal(p.reason, "spare");
+    assert_float_equal(p.ttft_ms, 1000, 1);
+    x.w[5].kv_tokens = 41000; /* its step would be longer than half of the objective */
+    p = place(&x, &bt_sched_baton);
+    assert_true(p.decode != 5);
+    x.w[5].kv_tokens = 1000;
+    x.w[5].own_coming = 50; /* places: 60 and this one of 64 */
+    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    x.w[5].own_coming = 0;
+    x.k[x.w[5].kvstore].recv_busy_ms = 1e6; /* its link */
+    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    x.k[x.w[5].kvstore].recv_busy_ms = 0;
+    assert_true(place(&x, &bt_sched_baton).decode == 5);
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 1100; /* where it waits longer nobody knows what there will be by then */
+    }
+    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 0;
+    }
+    assert_true(place(&x, &bt_sched_baton).decode == 5);
+    assert_true(place(&x, &bt_sched_kvcache).decode != 5);
+    x.c.tbt_objective_ms = 0; /* how long may a step be? */
+    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    x.c.tbt_objective_ms = 100;
+    for (uint32_t i = N_P; i < N; i++) { /* all have rows: the others' stay where they are */
+        x.w[i].running = 5;
+        x.w[i].kv_tokens = 1000;
+    }
+    x.w[4].running = 6;
+    assert_true(place(&x, &bt_sched_baton).decode == 4);
+}
+
 /* Prompts beside rows keep their places longer: they give way before places are short, and what is
  * only on its way takes none yet. */
 static void test_mixed_places(void **state)
@@ -990,6 +1047,7 @@ int main(void)
         cmocka_unit_test(test_forecast_lives),
         cmocka_unit_test(test_forecast_overtaken),
         cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_packing),
         cmocka_unit_test(test_mixed_places),
         cmocka_unit_test(test_priced),
         cmocka_unit_test(test_priced_by_demand),

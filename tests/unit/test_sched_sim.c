@@ -367,6 +367,37 @@ static void test_prompt_beside_rows(void **state)
     bt_sim_decode_destroy(d);
 }
 
+/* Without rows a prompt is computed in whole chunks; from the step on after a row was announced,
+ * which will wait for the step at hand, they are as short as with rows. */
+static void test_row_due(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 5e6},
+                                      prompt_cost = {.base_ns = 1e6,
+                                                     .token_ns = BT_BATCH_TOKEN_NS(20000)};
+    struct bt_sim_done done[1];
+    struct bt_sim_decode *d = bt_sim_decode_create(&cost, 1e9, 8);
+    bt_sim_decode_mix(d, &prompt_cost, 20, 0, 2000);
+    bt_sim_decode_prompt(d, 0, &(struct bt_sim_prompt){7, 0, 10000}); /* five steps of 41 ms */
+    assert_true(bt_sim_decode_expect(d, 50, 1));
+    assert_false(bt_sim_decode_expect(d, 51, 1)); /* the steps are short already */
+    assert_float_equal(bt_sim_decode_next_ms(d), 82, 1e-6);
+    assert_int_equal(bt_sim_decode_advance(d, done, 1), 0);
+    uint64_t before = bt_sim_decode_steps(d);
+    while (bt_sim_decode_advance(d, done, 1) == 0) {
+    }
+    /* 6,000 tokens are left, 950 a step of 20 ms */
+    assert_int_equal(bt_sim_decode_steps(d) - before, 7);
+    assert_float_equal(done[0].end_ms, 82 + 7 + 120, 1e-6);
+    assert_false(bt_sim_decode_expect(d, 300, -1));
+    assert_false(bt_sim_decode_expect(d, 300, -1));
+    bt_sim_decode_prompt(d, 300, &(struct bt_sim_prompt){8, 0, 10000});
+    while (bt_sim_decode_advance(d, done, 1) == 0) {
+    }
+    assert_float_equal(done[0].end_ms, 505, 1e-6);
+    bt_sim_decode_destroy(d);
+}
+
 /* A row that joins beside a prompt: its wait and its first step together keep the bound, and the
  * steps after that are as long as before. */
 static void test_row_joins_prompt(void **state)
@@ -762,7 +793,9 @@ static void run_failing(const struct bt_sim_failure *failures, uint32_t n, struc
                                .seed = 1,
                                .fetch_ratio = 1.5,
                                .life_ms = 10000,
+                               .tbt_ms = 100,
                                .mixed_step_ms = 50,
+                               .pack_share = 0.75,
                                .failures = failures,
                                .n_failures = n};
     bt_sim_run(&c, &t, &o, r);
@@ -982,6 +1015,61 @@ static void test_background_pays(void **state)
     bt_sim_trace_cleanup(&t);
 }
 
+/* Short answers under overload: rows on few of the decode nodes, prompts in whole chunks on the
+ * others, which hand them over. */
+static void test_packing_pays(void **state)
+{
+    (void)state;
+    enum { N_REQ = 1200 };
+    static struct bt_sim_request req[N_REQ];
+    static uint32_t blocks[4 * N_REQ];
+    for (uint32_t i = 0; i < N_REQ; i++) {
+        req[i] = (struct bt_sim_request){
+            .at_ms = 20.0 * i, .input = 2048, .output = 15 + i % 30, .first = 4 * i};
+        for (uint32_t b = 0; b < 4; b++) {
+            blocks[4 * i + b] = 4 * i + b;
+        }
+    }
+    struct bt_sim_trace t = {
+        .requests = req, .n = N_REQ, .blocks = blocks, .n_unique = BT_ARRAY_LEN(blocks)};
+    struct bt_sim_cluster c;
+    char err[256];
+    uint32_t good[2];
+    assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+    c.prefill_nodes = 2;
+    c.decode_nodes = 6;
+    for (int i = 0; i < 2; i++) {
+        struct bt_sim_options o = {.policy = &bt_sched_baton,
+                                   .admission = &bt_sched_admit_priced,
+                                   .eviction = &bt_evict_lru,
+                                   .rate = 1,
+                                   .to = 1,
+                                   .seed = 1,
+                                   .ttft_ms = 1000,
+                                   .tbt_ms = 50,
+                                   .tbt_margin = 0.8,
+                                   .fetch_ratio = 1.5,
+                                   .life_ms = 10000,
+                                   .mixed_step_ms = 37.5,
+                                   .mixed_gap_ms = 47.5,
+                                   .pack_share = 0.75 * i};
+        struct bt_sim_result r;
+        struct bt_sim_summary s;
+        uint32_t handed = 0;
+        bt_sim_run(&c, &t, &o, &r);
+        bt_sim_summarize(&r, &c, &o, &s);
+        good[i] = s.good;
+        for (uint32_t k = 0; k < r.n; k++) {
+            const struct bt_sim_record *x = &r.records[k];
+            assert_int_not_equal(x->outcome, BT_SIM_PENDING);
+            handed += x->outcome == BT_SIM_SERVED && x->prefill >= 2 && x->decode != x->prefill;
+        }
+        assert_true(i == 0 ? handed == 0 : handed > N_REQ / 5);
+        bt_sim_result_cleanup(&r);
+    }
+    assert_true(good[1] > 1.2 * good[0]);
+}
+
 /* What docs/SCHEDULING.md says of the public trace, where it is. */
 static void test_published_order(void **state)
 {
@@ -1084,6 +1172,7 @@ int main(void)
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_prompt_beside_rows),
+        cmocka_unit_test(test_row_due),
         cmocka_unit_test(test_row_joins_prompt),
         cmocka_unit_test(test_decode_full),
         cmocka_unit_test(test_traces),
@@ -1091,6 +1180,7 @@ int main(void)
         cmocka_unit_test(test_cluster_files),
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_background_pays),
+        cmocka_unit_test(test_packing_pays),
         cmocka_unit_test(test_seed),
         cmocka_unit_test(test_bound),
         cmocka_unit_test(test_decode_fails),

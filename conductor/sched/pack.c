@@ -1,0 +1,104 @@
+/* Packing (policy baton): rows on few decode workers. Pure: see sched.h.
+ *
+ * A decode step costs its base, the weights read once, whoever is in it. Where decode workers also
+ * take prompts, each that has a row pays that in every step: of the time between two tokens it
+ * leaves prompts what is over. Rows on half of the workers cost half of these bases, and the others
+ * compute prompts in whole chunks, as prefill workers do. What it costs are longer steps, so it
+ * goes only as far as the objective between tokens leaves room. */
+#include "conductor/sched/sched_priv.h"
+
+/* A prompt that waits longer is a row at a time that nobody knows well: by then all decode workers
+ * have rows on their way to them. An overload under a longer objective settles there, and what
+ * packing wins is not needed below it. */
+#define QUEUE_MS 1000.0
+
+/* Share of the TBT objective that rows' steps may reach where prefill workers are asked for half of
+ * their time or less: longer steps cost the shortest answers their objective, whose first gap is
+ * one of the longest, and nobody needs the room. With all of their time asked for it is
+ * params.pack_share. */
+#define SHARE_IDLE 0.5
+#define ASKED_IDLE 0.5
+
+/* Of a worker's pages and places so much is taken, counting rows on their way as rows. */
+#define FULL 0.9
+
+bool bt_sched_packs(const struct job *j)
+{
+    const struct bt_sched_params *c = j->c;
+    return j->rule->mixed && c->mixed_step_ms > 0 && c->pack_share > 0 && c->tbt_objective_ms > 0 &&
+           !j->no_prefill_role && !j->no_decode_role && j->least_queue_ms <= QUEUE_MS;
+}
+
+bool bt_sched_row_free(const struct bt_sched_worker *w)
+{
+    return w->running + w->waiting + w->landing + w->own_coming == 0;
+}
+
+static double most_step_ms(const struct job *j)
+{
+    double share = j->c->pack_share, idle = BT_MIN(SHARE_IDLE, share), asked = 1;
+    if (j->s->demand != NULL) {
+        asked = bt_sched_demand_rate(j->s->demand, j->s->now_ms) / BT_MAX(j->n_prefill, 1u);
+    }
+    double busy = BT_MIN(BT_MAX((asked - ASKED_IDLE) / (1 - ASKED_IDLE), 0), 1);
+    return j->c->tbt_objective_ms * (idle + busy * (share - idle));
+}
+
+/* The step of w with the request, of those that it has and those on their way to it. */
+static double full_step_ms(const struct job *j, const struct bt_sched_worker *w)
+{
+    double rows, kv;
+    double queue = BT_MAX(j->least_queue_ms, 1);
+    bt_sched_rows_after(j->s, w, j->req->n_tokens, queue, queue, &rows, &kv);
+    struct bt_batch_work work = {.tokens = BT_MAX(rows, (double)w->running) + 1,
+                                 .kv = BT_MAX(kv, (double)w->kv_tokens) + j->req->n_tokens};
+    return 1e-6 * bt_batch_work_ns(w->cost, &work);
+}
+
+static double full(const struct job *j, const struct bt_sched_worker *w, double load)
+{
+    double tokens = (double)w->own_coming_tokens + j->req->n_tokens;
+    double pages = w->pages_total - BT_MIN(w->pages_free, w->pages_total);
+    double rows = (double)w->running + w->own_coming + 1;
+    pages += tokens / j->req->block_tokens;
+    return BT_MAX(load, BT_MAX(pages / w->pages_total, rows / w->slots_total));
+}
+
+/* A chunk of a prompt on a decode worker that has no rows. */
+static double chunk_ms(const struct job *j, const struct bt_sched_worker *w)
+{
+    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : j->c->chunk_tokens;
+    const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
+    return chunk != 0 ? BT_MIN(w->queue_ms, 1e-6 * bt_batch_prefill_ns(k, 0, chunk, chunk))
+                      : w->queue_ms;
+}
+
+/* By how much the row's first gap would be longer than its prefill hides: its KV behind what its
+ * link has to receive (half of what is on its way to the worker may still have to come), or the
+ * chunk of a prompt that a worker without rows is computing. */
+static double late_ms(const struct job *j, const struct bt_sched_worker *w)
+{
+    const struct bt_sched_request *req = j->req;
+    uint32_t there = bt_sched_cached_at(j->s, w->kvstore, req), own = req->n_tokens - there;
+    double ready =
+        j->least_queue_ms + bt_sched_compute_ms(j->c, w, req, BT_MAX(j->best_tokens, there));
+    double busy = j->s->kvstores[w->kvstore].recv_busy_ms;
+    double due = BT_MAX(busy + bt_sched_move_ms(j->c, req, own),
+                        bt_sched_move_ms(j->c, req, own + (uint32_t)(w->own_coming_tokens / 2)));
+    if (bt_sched_row_free(w)) {
+        due = BT_MAX(due, chunk_ms(j, w));
+    }
+    return BT_MAX(due - ready, 0);
+}
+
+/* The fullest of those that have room; then one without rows, whose prompts end soonest; then the
+ * emptiest. */
+double bt_sched_packed_cost(const struct job *j, uint32_t i, double load)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    double late = late_ms(j, w);
+    if (late > 0 || full(j, w, load) >= FULL || full_step_ms(j, w) > most_step_ms(j)) {
+        return 2 + load + late / j->c->tbt_objective_ms;
+    }
+    return bt_sched_row_free(w) ? 1 + BT_MIN(w->queue_ms / QUEUE_MS, 1) : 1 - load;
+}
