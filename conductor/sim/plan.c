@@ -10,7 +10,9 @@
 #include "conductor/sim/output.h"
 #include "conductor/sim/report.h"
 
-#define SPLITS_MAX 16
+#define SPLITS     16  /* of these half beside rows and half apart, at first */
+#define SPLITS_MAX 128 /* with those between them around the best */
+#define NODES_MAX  1e4 /* as of cluster.h's keys */
 #define GOOD_SHARE 0.9 /* a rate is carried if so many requests are within both objectives */
 #define SEARCH     7   /* halvings */
 
@@ -60,6 +62,13 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
         .kv_tokens = (0.9 * g->memory * tp - 2 * params) / token_bytes,
         .rows_max = 256,
     };
+    if (c->kv_tokens < BT_SIM_BLOCK_TOKENS) {
+        snprintf(err, cap,
+                 "%s: its weights, %.0f GB, leave no room for KV on %u GPUs of %.0f GB; larger "
+                 "instances are not planned",
+                 dir, 2e-9 * params, tp, 1e-9 * g->memory);
+        return BT_ERR_INVALID;
+    }
     *gpus_p = tp;
     return BT_OK;
 }
@@ -69,6 +78,13 @@ bt_status_t bt_sim_plan_instance(const char *config, const char *gpu, struct bt_
 {
     struct stat st;
     if (stat(config, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        if (gpu != NULL) {
+            snprintf(err, cap,
+                     "--gpu: '%s' is of no use with --config %s, whose costs are those of a GPU "
+                     "already; leave it out, or give a model directory",
+                     gpu, config);
+            return BT_ERR_INVALID;
+        }
         *gpus_p = strcmp(config, "a800-70b") == 0 ? 8 : 1;
         return bt_sim_cluster_load(config, c, err, cap);
     }
@@ -235,8 +251,12 @@ static void print_sure(FILE *f, const struct planner *p, const struct split *all
         says[half] = verdict(top, both);
     }
     bool agree = says[0] == says[1] && abs((int)at[0] - (int)at[1]) <= 1;
+    bool as_all = says[0] == verdict(best->capacity, best_of(all, n, false)->capacity);
     fprintf(f, "how sure       first half of the trace: %s, second half: %s; %s\n", text[0],
-            text[1], agree ? "they agree" : "they do not agree: the ratio depends on the hour");
+            text[1],
+            !agree    ? "they do not agree: the ratio depends on the hour"
+            : !as_all ? "they agree, but not with the whole: it is a close call"
+                      : "they agree");
 }
 
 static void print_answer(FILE *f, const struct planner *p, const struct split *all, uint32_t n,
@@ -283,7 +303,7 @@ static bt_status_t write_plot(const char *folder, const struct split *all, uint3
     if (bt_sim_output_open(&o, folder, "plan.svg", err, cap) != BT_OK) {
         return BT_ERR_INVALID;
     }
-    double x[3][SPLITS_MAX + 2], y[3][SPLITS_MAX + 2];
+    double x[3][SPLITS_MAX + 1], y[3][SPLITS_MAX + 1];
     uint32_t k[3] = {0, 0, 0}, most = 0;
     for (uint32_t i = 0; i < n; i++) {
         most = BT_MAX(most, all[i].prefill);
@@ -303,16 +323,95 @@ static bt_status_t write_plot(const char *folder, const struct split *all, uint3
     return bt_sim_output_close(&o, err, cap);
 }
 
-static uint32_t list_splits(struct split *all, uint32_t instances)
+static uint32_t list_splits(struct split *all, uint32_t instances, uint32_t *each_p)
 {
-    uint32_t n = 0, each = BT_DIV_UP(instances - 1, SPLITS_MAX / 2);
+    uint32_t n = 0, each = BT_DIV_UP(instances - 1, SPLITS / 2);
     all[n++] = (struct split){.decode = instances};
     for (int mixed = 0; mixed < 2; mixed++) {
         for (uint32_t p = 1; p < instances; p += each) {
             all[n++] = (struct split){.prefill = p, .decode = instances - p, .mixed = mixed != 0};
         }
     }
+    *each_p = each;
     return n;
+}
+
+static void try_split(const struct planner *p, struct split *s, FILE *out, double per_s)
+{
+    s->capacity = capacity_of(p, s, 0, 1);
+    simulate(p, s, p->o->sim.rate, 0, 1, &s->at_load);
+    print_split(out, p, s, per_s);
+}
+
+static const struct split *best_of_kind(const struct split *all, uint32_t n, bool mixed)
+{
+    const struct split *best = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        if (all[i].prefill != 0 && all[i].mixed == mixed &&
+            (best == NULL || all[i].capacity > best->capacity)) {
+            best = &all[i];
+        }
+    }
+    return best;
+}
+
+/* Between the splits that were tried, each instances apart: those around the best, ever closer. */
+static uint32_t refine(const struct planner *p, struct split *all, uint32_t n, uint32_t each,
+                       FILE *out, double per_s)
+{
+    for (int mixed = 0; mixed < 2; mixed++) {
+        for (uint32_t step = each; step > 1;) {
+            const struct split best = *best_of_kind(all, n, mixed != 0);
+            uint32_t instances = best.prefill + best.decode;
+            step = BT_DIV_UP(step, 2u);
+            if (beyond(p, &best) || best.capacity <= 0) {
+                break; /* nothing tells one from the other */
+            }
+            for (int side = -1; side <= 1; side += 2) {
+                int64_t prefill = (int64_t)best.prefill + side * (int64_t)step;
+                bool there = prefill < 1 || prefill >= instances;
+                for (uint32_t i = 0; i < n && !there; i++) {
+                    there = all[i].prefill == prefill && all[i].mixed == best.mixed;
+                }
+                if (there || n == SPLITS_MAX) {
+                    continue;
+                }
+                all[n] = (struct split){.prefill = (uint32_t)prefill,
+                                        .decode = instances - (uint32_t)prefill,
+                                        .mixed = best.mixed};
+                try_split(p, &all[n++], out, per_s);
+            }
+        }
+    }
+    return n;
+}
+
+static int by_prefill(const void *a, const void *b)
+{
+    const struct split *x = a, *y = b;
+    return (x->prefill > y->prefill) - (x->prefill < y->prefill);
+}
+
+/* Simulated as the others are. */
+static void print_too_long(FILE *f, const struct bt_sim_trace *t, const char *config)
+{
+    struct bt_model_config m;
+    struct stat st;
+    char err[256];
+    if (stat(config, &st) != 0 || !S_ISDIR(st.st_mode) ||
+        bt_model_config_load(config, &m, err, sizeof(err)) != BT_OK) {
+        return;
+    }
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        n += (uint64_t)t->requests[i].input + t->requests[i].output > m.max_model_len;
+    }
+    if (n > 0) {
+        fprintf(f,
+                "but            %u of the %u requests are longer than the model's %u tokens: it "
+                "cannot serve them\n",
+                n, t->n, m.max_model_len);
+    }
 }
 
 bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_options *o,
@@ -332,6 +431,11 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
                  o->gpus, instances, instances == 1 ? "" : "s", per);
         return BT_ERR_INVALID;
     }
+    if (instances > NODES_MAX) {
+        snprintf(err, cap, "--gpus: %u make %u instances; at most %.0f can be planned", o->gpus,
+                 instances, NODES_MAX);
+        return BT_ERR_INVALID;
+    }
     if (o->sim.ttft_ms == 0 || o->sim.tbt_ms == 0) {
         snprintf(err, cap, "--ttft and --tbt: a plan is for objectives, give both");
         return BT_ERR_INVALID;
@@ -341,8 +445,8 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
         snprintf(err, cap, "--trace: all its requests come at once: that is no rate to plan for");
         return BT_ERR_INVALID;
     }
-    struct split all[SPLITS_MAX + 4];
-    uint32_t n = list_splits(all, instances);
+    struct split all[SPLITS_MAX];
+    uint32_t each, n = list_splits(all, instances, &each);
     double per_s = t->n / span_s;
     double prefill_s, beta = interference(&p, instances, &prefill_s);
     fprintf(out, "%u instances of %u GPU%s; %.2f requests a second, a prompt takes %.2f s\n",
@@ -354,14 +458,15 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
     fprintf(out, "%-14s %11s  %8s  %9s  %9s  %9s\n", "prefill:decode", "carries", "good now",
             "TTFT p50", "TTFT p90", "TBT p99");
     for (uint32_t i = 0; i < n; i++) {
-        all[i].capacity = capacity_of(&p, &all[i], 0, 1);
-        simulate(&p, &all[i], o->sim.rate, 0, 1, &all[i].at_load);
-        print_split(out, &p, &all[i], per_s);
+        try_split(&p, &all[i], out, per_s);
     }
+    n = refine(&p, all, n, each, out, per_s);
+    qsort(all, n, sizeof(*all), by_prefill);
     fprintf(out,
             "\n(carries: the largest rate at which %.0f %% of the requests are within %u ms to the "
             "first token and %u ms between tokens)\n",
             100 * GOOD_SHARE, o->sim.ttft_ms, o->sim.tbt_ms);
     print_answer(out, &p, all, n, span_s);
+    print_too_long(out, t, o->config);
     return o->plot != NULL ? write_plot(o->plot, all, n, per_s, err, cap) : BT_OK;
 }

@@ -11,6 +11,7 @@
 #define RIGHT  20
 #define TOP    40
 #define BOTTOM 50
+#define MARKED 32   /* a curve of so few points shows them */
 #define POINTS 1500 /* more of a curve than pixels is not drawn */
 
 static const char *const colours[] = {"#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f",
@@ -80,7 +81,13 @@ void bt_sim_plot(FILE *f, const char *title, const char *x_label, const char *y_
         for (uint32_t i = 0; i < curves[k].n; i += each) {
             fprintf(f, "%.1f,%.1f ", px(curves[k].x[i], mx), py(curves[k].y[i], my));
         }
-        fprintf(f, "'/>\n<text x='%u' y='34' fill='%s'>%s</text>\n",
+        fprintf(f, "'/>\n");
+        for (uint32_t i = 0; i < curves[k].n && curves[k].n <= MARKED;
+             i++) { /* one alone is no line */
+            fprintf(f, "<circle cx='%.1f' cy='%.1f' r='2' fill='%s'/>\n", px(curves[k].x[i], mx),
+                    py(curves[k].y[i], my), colour);
+        }
+        fprintf(f, "<text x='%u' y='34' fill='%s'>%s</text>\n",
                 LEFT + k * BT_MIN(160u, (WIDTH - LEFT - RIGHT) / n), colour, curves[k].label);
     }
     fputs("</svg>\n", f);

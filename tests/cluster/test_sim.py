@@ -166,11 +166,30 @@ def test_a_plan_says_what_it_cannot_tell(options, says, not_says):
     assert rc == 0 and says in out and not_says not in out, out + err
 
 
+def test_a_plan_looks_beside_the_best_split(tmp_path):
+    """With many instances not every split is tried, but those next to the answer are."""
+    rc, out, err = sim("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", 20, "--rate", 40, "--ttft", 1000, "--tbt", 50)
+    assert rc == 0, err
+    tried = {(int(p), bool(m)): float(x) for p, m, x in re.findall(r"^(\d+):\d+( mixed)? +([\d.]+)/s", out, re.M)}
+    assert tried, out
+    for mixed in (False, True):
+        best = max((x, p) for (p, m), x in tried.items() if m == mixed)[1]
+        assert {(best - 1, mixed), (best + 1, mixed)} <= set(tried) | {(0, mixed), (20, mixed)}, out
+
+
+def test_a_plan_says_what_the_model_cannot_hold():
+    rc, out, err = sim("plan", "--config", os.path.join(ROOT, "tests", "golden", "models", "tiny-qwen2"), "--trace", SMALL,
+                       "--gpus", 2)
+    assert rc == 0 and re.search(r"^but +\d+ of the \d+ requests are longer than the model's \d+ tokens", out, re.M), out + err
+
+
 def test_what_cannot_be_planned(tmp_path):
     at_once = tmp_path / "t.jsonl"
     at_once.write_text(line(5, 600, [1, 2]))
     for options, says in (((SMALL, "--gpus", 1), "--gpus: 1 make 1 instance of 1; at least two"),
                           ((at_once, "--gpus", 4), "all its requests come at once"),
-                          ((SMALL, "--gpus", 4, "--tbt", 0), "a plan is for objectives")):
+                          ((SMALL, "--gpus", 4, "--tbt", 0), "a plan is for objectives"),
+                          ((SMALL, "--gpus", 1000000), "1000000 make 1000000 instances; at most 10000"),
+                          ((SMALL, "--gpus", 4, "--gpu", "h100"), "--gpu: 'h100' is of no use with --config h200-8b")):
         rc, out, err = sim("plan", "--config", "h200-8b", "--trace", *options)
         assert rc == 2 and says in err and not out, out + err
