@@ -9,6 +9,8 @@ import asyncio
 import collections
 import csv
 import json
+import math
+import os
 import random
 import re
 import resource
@@ -399,19 +401,50 @@ def percentile(values, p):
     return v[max(0, min(len(v) - 1, -(-len(v) * p // 100) - 1))] if v else float("nan")
 
 
-def write_csv(run, opts):
+def complain(path, e):
+    sys.stderr.write(f"baton-bench: {path}: {e.strerror}\n")
+    return False
+
+
+def can_be_written(path):
+    """Asked before the load; a file that was not there is not there afterwards."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        return True  # a pipe's reader would take this for its end
+    there = os.path.exists(path)
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as e:
+        return complain(path, e)
+    if not there:
+        os.remove(path)
+    return True
+
+
+def save(write, path, *args):
+    """write(path, ...): all of the file or none of it."""
+    try:
+        write(path, *args)
+        return True
+    except OSError as e:
+        if os.path.isfile(path):
+            os.remove(path)
+        return complain(path, e)
+
+
+def write_csv(path, run, opts):
     fields = ["start_s", "ttft_ms", "tbt_ms", "e2e_ms", "prompt_tokens", "tokens", "error"]
     if opts.trace:
         fields[1:1] = ["due_s", "input_length", "output_length"]
         fields[-1:-1] = ["cached_tokens"]
-    with open(opts.csv, "w", newline="") as f:
+    with open(path, "w", newline="") as f:
         out = csv.DictWriter(f, fields, extrasaction="ignore")
         out.writeheader()
         for r in sorted(run.rows, key=lambda r: r["start_s"]):
             out.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()})
 
 
-def write_svg(good, opts):
+def write_svg(path, good, opts):
     """Share of the answered requests at or below each TTFT and TBT."""
     panels = []
     for name, title, limit in (("ttft_ms", "Time to first token", opts.ttft),
@@ -420,19 +453,17 @@ def write_svg(good, opts):
         panels.append(svg.Panel(title, "ms", "share of requests", [(f"{len(v)} requests",
                       [(x, (i + 1) / len(v)) for i, x in enumerate(v)])] if v else [],
             [(f"objective {limit:g} ms", limit)] if limit else [], top=1))
-    svg.write(opts.svg, panels)
+    svg.write(path, panels)
 
 
 def report(run, opts):
     good = [r for r in run.rows if not r["error"]]
     for why, n in sorted(run.errors.items(), key=lambda e: -e[1])[:5]:
         print(f"failed {n}x: {why}")
-    if opts.csv:
-        write_csv(run, opts)
-    if opts.svg:
-        write_svg(good, opts)
+    saved = not opts.csv or save(write_csv, opts.csv, run, opts)
+    saved = (not opts.svg or save(write_svg, opts.svg, good, opts)) and saved
     if not good:
-        print("no request succeeded")
+        print(f"no request succeeded: {run.refused} refused, {len(run.rows) - run.refused} failed")
         return 1
     table = {"ttft": [r["ttft_ms"] for r in good], "tbt": [r["tbt_ms"] for r in good if r["tbt_ms"] is not None],
              "gap": [g for r in good for g in r["gaps"]], "e2e": [r["e2e_ms"] for r in good]}
@@ -468,7 +499,7 @@ def report(run, opts):
                and (not opts.tbt or (r["tbt_ms"] or 0) <= opts.tbt)]
         print(f"bench,serve_goodput,{len(met) / run.seconds:.2f},1/s,all requests {len(good) / run.seconds:.2f},"
               f"{len(met) / len(run.rows):.3f}")
-    return 1 if run.errors else 0
+    return 0 if saved and not run.errors else 1
 
 
 def share(text):
@@ -489,8 +520,8 @@ def options(args):
     def positive(kind):
         def read(text):
             value = kind(text)
-            if value <= 0:
-                raise argparse.ArgumentTypeError(f"{text} is not above 0")
+            if not 0 < value < math.inf:
+                raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
             return value
         read.__name__ = kind.__name__
         return read
@@ -583,6 +614,8 @@ async def work(opts):
 
 def main(args):
     opts = options(args)
+    if not all([can_be_written(path) for path in (opts.csv, opts.svg) if path is not None]):
+        return 1
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -16,6 +16,8 @@ SPAN_MAX_MS = 1e12  # thirty years
 # Date, time, fraction of a second (seven digits in Azure's), offset from UTC (in those of 2024).
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 
+HEADER = re.compile(r"timestamp, *context[^,]*, *generated", re.I)
+
 
 class Bad(Exception):
     """Says file, line, what is wrong there and what to do."""
@@ -27,7 +29,8 @@ class Request:
 
 
 def whole(value, low, name):
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < low:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or \
+            value != int(value) or value < low:
         raise ValueError(f"{name} is {value!r}, not a whole number from {low} on")
     return int(value)
 
@@ -39,7 +42,7 @@ def read_json_line(line, _number):
     missing = [k for k in ("timestamp", "input_length", "output_length", "hash_ids") if k not in d]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
-    if isinstance(d["timestamp"], bool) or not isinstance(d["timestamp"], (int, float)):
+    if isinstance(d["timestamp"], bool) or not isinstance(d["timestamp"], (int, float)) or math.isnan(d["timestamp"]):
         raise ValueError("timestamp is not a number of milliseconds")
     n, ids = whole(d["input_length"], 1, "input_length"), d["hash_ids"]
     if not isinstance(ids, list) or len(ids) != -(-n // BLOCK):
@@ -72,9 +75,14 @@ def load(path):
             if number == 1 and line.startswith("\x1f"):
                 raise Bad(f"{path}:1: it is compressed; gunzip it")
             line = line.strip()
-            if not line or line.upper().startswith("TIMESTAMP,"):
+            if not line:
                 continue
             try:
+                if line.upper().startswith("TIMESTAMP,"):
+                    if not HEADER.match(line):
+                        raise ValueError("its columns are not TIMESTAMP,ContextTokens,GeneratedTokens in this order; rename "
+                                         "or reorder them")
+                    continue
                 q = (read_json_line if line.startswith("{") else read_csv_line)(line, number)
                 if out and q.at_ms < out[-1].at_ms:
                     raise ValueError("its time is before the line above; sort the trace by time")

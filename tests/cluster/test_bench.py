@@ -184,7 +184,7 @@ def test_a_server_with_another_accent(load, tmp_path):
 
 @pytest.mark.parametrize("args,says", [
     (["--url", "http://127.0.0.1:1"], "one of the arguments --rate --concurrency --trace is required"),
-    (["--url", "http://127.0.0.1:1", "--rate", "0"], "0 is not above 0"),
+    (["--url", "http://127.0.0.1:1", "--rate", "0"], "0 is not a number above 0"),
     (["--rate", "1"], "--url"),
     (["--url", "http://127.0.0.1:1", "--rate", "1"], "cannot reach http://127.0.0.1:1"),
     (["--url", "ftp://x", "--rate", "1"], "is not http://HOST:PORT"),
@@ -291,7 +291,7 @@ def test_parts_of_traces(tmp_path):
 def test_refusals_of_a_replay_are_counted(tmp_path):
     path = write_trace(tmp_path / "t.jsonl", *TRACE)
     rc, out, _ = bench("--url", Server(busy).url, "--trace", path, "--ids", "1:9", "--speed", 100)
-    assert rc == 1 and "no request succeeded" in out
+    assert rc == 1 and "no request succeeded: 4 refused, 0 failed" in out
     log, asked = [], []
 
     def some(c, body):
@@ -299,6 +299,18 @@ def test_refusals_of_a_replay_are_counted(tmp_path):
         (busy if len(asked) == 2 else stamped(log))(c, body)
     rc, out, _ = bench("--url", Server(some).url, "--trace", path, "--ids", "1:9", "--speed", 100)
     assert rc == 0 and "3 answered, 1 refused, 0 failed" in out, out
+
+
+def test_files_that_cannot_be_written(tmp_path):
+    """Before the load, where that can be known; else what was measured is printed all the same."""
+    path, log = write_trace(tmp_path / "t.jsonl", *TRACE[:2]), []
+    args = ("--url", Server(stamped(log)).url, "--trace", path, "--ids", "1:9")
+    for option in ("--csv", "--svg"):
+        rc, out, err = bench(*args, option, tmp_path / "none" / "o")
+        assert rc == 1 and f"baton-bench: {tmp_path}/none/o: No such file" in err and not out and not log, (out, err)
+        rc, out, err = bench(*args, option, "/dev/full")
+        assert rc == 1 and "baton-bench: /dev/full: No space left" in err and values(out)["serve_requests"] > 0, err
+        log.clear()
 
 
 @pytest.mark.parametrize("lines", [
@@ -336,7 +348,8 @@ GOOD = json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, "has
     (GOOD.replace("[1, 2]", "[1, -2]"), ":2: a hash id is -2"),
     (GOOD.replace('"timestamp": 1', '"timestamp": 0'), ":2: its time is before the line above; sort the trace by time"),
     (GOOD.replace('"timestamp": 1', '"timestamp": 1e300'), ":2: its time is more than thirty years behind"),
-    (GOOD.replace('"timestamp": 1', '"timestamp": NaN'), ":2: its time is more than thirty years behind"),
+    (GOOD.replace('"timestamp": 1', '"timestamp": NaN'), ":2: timestamp is not a number of milliseconds"),
+    ("TIMESTAMP,GeneratedTokens,ContextTokens", ":2: its columns are not TIMESTAMP,ContextTokens,GeneratedTokens"),
     ("2023-13-16 18:15:46.6,3,4", ":2: "),
     ("2023-11-16 18:15:46.6,3,x", ":2: "),
 ])
@@ -355,6 +368,8 @@ def test_a_bad_trace_is_named_with_its_line(tmp_path, second, says):
     (["--trace", os.devnull, "--ids", "9"], "9 is not LOW:HIGH"),
     (["--trace", os.devnull, "--from", "2"], "2 is not from 0 to 1"),
     (["--trace", os.devnull, "--from", "1"], "--from is not before --to"),
+    (["--trace", os.devnull, "--speed", "nan"], "nan is not a number above 0"),
+    (["--trace", os.devnull, "--length-scale", "inf"], "inf is not a number above 0"),
     (["--rate", "1"], "--input is required"),
 ])
 def test_usage_errors_of_a_replay(args, says):
