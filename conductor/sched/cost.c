@@ -177,7 +177,7 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
                          const struct bt_sched_worker *w, const struct bt_sched_request *req,
                          uint32_t cached, double over_ms, double *queue_p)
 {
-    uint32_t n = req->n_tokens;
+    uint32_t n = req->n_tokens, chunk = chunk_of(c, w);
     const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
     double step = mixed_step_ms(c, w, over_ms), m = n - cached, room = INFINITY, then_ms = 0;
     double alone =
@@ -193,9 +193,11 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
         }
         then_ms = (w->queue_ms + alone) * step / room;
     }
-    /* Each step takes `room` worth of tokens. */
+    /* Each step takes `room` worth of tokens, of one prompt no more than a chunk, and has its rows
+     * all the same. */
+    double chunks = chunk != 0 ? BT_DIV_UP(n, chunk) - cached / chunk : 1;
     *queue_p = w->queue_ms * step / room;
-    return alone * step / room;
+    return alone + BT_MAX(alone / room, chunks) * (step - room);
 }
 
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,

@@ -558,6 +558,20 @@ static void test_mixed(void **state)
     assert_true(p.both && p.prefill == 5 && p.decode == 5);
     assert_string_equal(p.reason, "mixed");
     assert_float_equal(p.ttft_ms, 2000, 1);
+    x.w[5].chunk_tokens = 10; /* of a prompt at a time: a hundred steps with 25 ms for the rows */
+    assert_int_equal(place(&x, &bt_sched_baton).prefill, 4); /* twice the 300 ms, then 2000 ms */
+    x.w[5].chunk_tokens = 0;
+    /* What is less than a step's room has all of the step's rows beside it. */
+    x.req.n_tokens = 10;
+    x.w[4].queue_ms = 1700;
+    x.w[0].queue_ms = 15;
+    assert_int_equal(place(&x, &bt_sched_baton).prefill, 0); /* 15 + 10 against 25 + 10 */
+    x.w[0].queue_ms = 1700;
+    p = place(&x, &bt_sched_baton);
+    assert_int_equal(p.prefill, 5);
+    assert_float_equal(p.ttft_ms, 25 + 10, 0.1);
+    x.req.n_tokens = 1000;
+    x.w[4].queue_ms = 300;
     /* Steps that rows join have less room: of 50 ms 60 - 25. Rows that come over 1.7 s, one in
      * about every step, leave a third of the steps as they were. */
     x.c.mixed_gap_ms = 60;
