@@ -107,12 +107,13 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 
 /* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
  * request on top. full_p: what they have of a worker's pages or places, 1: as much as is lent out;
- * 0: not known. */
+ * 0: not known, or there is nobody else. alone_p: there is nobody else, and will not be. */
 static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                               const struct bt_sched_request *req, const struct bt_sched_plan *plan,
-                              double *full_p)
+                              double *full_p, bool *alone_p)
 {
     *full_p = 0;
+    *alone_p = alone(s, plan);
     const struct bt_sched_worker *d = &s->workers[plan->decode];
     struct pool pool;
     if (!bt_sched_pool_after(s, req->block_tokens, plan->ttft_ms, 1, &pool)) {
@@ -120,6 +121,7 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     }
     struct bt_sched_worker then = *d;
     then.running = (uint32_t)pool.rows;
+    *alone_p = *alone_p && then.running == 0;
     if (then.running == 0) {
         then.learned.tail = then.learned.stall_ms = 0; /* as in tbt_of */
     }
@@ -135,6 +137,9 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         return bt_sched_tbt_ms(c, &then, req) * BT_MAX(grown, 1);
     }
     double tbt = bt_sched_tbt_ms(c, &then, req);
+    if (*alone_p) { /* what fits has room, and no row's end to wait for */
+        return tbt;
+    }
     double full = 0, n_rows = BT_MAX(req->n_choices, 1u);
     if (then.pages_total != 0) {
         pages -= BT_MIN((uint64_t)then.yield_pages, pages);
@@ -149,16 +154,29 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     return full > 1 ? full * BT_MAX(tbt, c->tbt_objective_ms) : tbt;
 }
 
+static bt_sched_verdict_t check_expected(const struct bt_sched_params *c,
+                                         const struct bt_sched_snapshot *s,
+                                         const struct bt_sched_request *req,
+                                         const struct bt_sched_plan *plan, double *full_p,
+                                         struct bt_sched_reject *r)
+{
+    bool nobody = false;
+    *full_p = 0;
+    bt_sched_verdict_t v = check_ttft(c, plan, r);
+    if (v != BT_SCHED_PLANNED) {
+        return v;
+    }
+    double tbt_ms = expected_tbt_ms(c, s, req, plan, full_p, &nobody);
+    return check_tbt(c, s, tbt_ms, nobody, r);
+}
+
 static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
                                         const struct bt_sched_snapshot *s,
                                         const struct bt_sched_request *req,
                                         const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
     double full;
-    bt_sched_verdict_t v = check_ttft(c, plan, r);
-    return v == BT_SCHED_PLANNED
-               ? check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), alone(s, plan), r)
-               : v;
+    return check_expected(c, s, req, plan, &full, r);
 }
 
 /* Takes too much of a stage: retry when that has shrunk to where this request would be let in. */
@@ -205,10 +223,7 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
                                        const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
     double full = 0;
-    bt_sched_verdict_t v = check_ttft(c, plan, r);
-    if (v == BT_SCHED_PLANNED) {
-        v = check_tbt(c, s, expected_tbt_ms(c, s, req, plan, &full), alone(s, plan), r);
-    }
+    bt_sched_verdict_t v = check_expected(c, s, req, plan, &full, r);
     if (v == BT_SCHED_PLANNED) {
         v = check_decode_price(c, s, plan, full, r);
     }

@@ -966,6 +966,30 @@ static void test_pages_then(void **state)
     assert_int_equal(
         bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_PLANNED);
+    for (uint32_t i = N_P; i < N;
+         i++) { /* nobody is there now: he may come back later all the same */
+        x.w[i].running = x.w[i].yield_rows = x.w[i].yield_pages = 0;
+        x.w[i].kv_tokens = 0;
+    }
+    for (uint32_t k = 0; k < 200; k++) {
+        bt_sched_forecast_note(&f, 0, 50, 1000, 10000, 1);
+    }
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_OVERLOADED);
+    assert_true(rej.retry_after_s >= 1 && strstr(rej.reason, "without") == NULL);
+    /* All of an empty worker's pages may go to one. */
+    world_init(&x);
+    bt_sched_forecast_init(&f, 100, 10000, 0);
+    x.s.forecast = &f;
+    x.c.tbt_objective_ms = 500;
+    x.req.n_tokens = 99 * 1000;
+    for (int priced = 0; priced < 2; priced++) {
+        const struct bt_sched_admission *a =
+            priced ? &bt_sched_admit_priced : &bt_sched_admit_predict;
+        assert_int_equal(bt_sched_decide(&bt_sched_baton, a, &x.c, &x.s, &x.req, &plan, &rej),
+                         BT_SCHED_PLANNED);
+    }
     /* Worker 4 has fewer rows, but many are on their way to it. */
     world_init(&x);
     x.s.forecast = &f;
