@@ -595,45 +595,6 @@ static void test_cluster_files(void **state)
     assert_non_null(strstr(err, "is missing"));
 }
 
-/* ---- the bound ---- */
-
-/* Every subset, each in order of release. */
-static uint32_t most_by_trying(const struct bt_sim_job *jobs, uint32_t n, double due)
-{
-    uint32_t most = 0;
-    for (uint32_t set = 0; set < 1u << n; set++) {
-        double end = 0;
-        uint32_t i = 0;
-        for (; i < n; i++) {
-            if (set >> i & 1) {
-                end = BT_MAX(end, jobs[i].release_ms) + jobs[i].work_ms;
-                if (end > jobs[i].release_ms + due) {
-                    break;
-                }
-            }
-        }
-        most = i == n ? BT_MAX(most, (uint32_t)__builtin_popcount(set)) : most;
-    }
-    return most;
-}
-
-static void test_bound(void **state)
-{
-    (void)state;
-    uint64_t seed = 11;
-    for (int round = 0; round < 2000; round++) {
-        struct bt_sim_job jobs[10];
-        double at = 0, due = 5 + (double)(next(&seed) % 30);
-        for (uint32_t i = 0; i < BT_ARRAY_LEN(jobs); i++) {
-            at += (double)(next(&seed) % 12);
-            jobs[i] = (struct bt_sim_job){at, 1 + (double)(next(&seed) % 25)};
-        }
-        assert_int_equal(bt_sim_most_in_time(jobs, BT_ARRAY_LEN(jobs), due),
-                         most_by_trying(jobs, BT_ARRAY_LEN(jobs), due));
-    }
-    assert_int_equal(bt_sim_most_in_time(NULL, 0, 1), 0);
-}
-
 /* ---- whole runs ---- */
 
 static void run(const char *cluster, const char *policy, const char *admission, double rate,
@@ -1182,7 +1143,6 @@ int main(void)
         cmocka_unit_test(test_background_pays),
         cmocka_unit_test(test_packing_pays),
         cmocka_unit_test(test_seed),
-        cmocka_unit_test(test_bound),
         cmocka_unit_test(test_decode_fails),
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_link_ends),
