@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "conductor/sim/capacity.h"
+
 struct slot { /* a job of the busy period at hand */
     double release_ms, work_ms, start_ms;
 };
@@ -93,5 +95,5 @@ uint32_t bt_sim_bound(const struct bt_sim_cluster *c, const struct bt_sim_trace 
     uint32_t most = bt_sim_most_in_time(jobs, n, o->ttft_ms);
     free(jobs);
     free(seen);
-    return most;
+    return BT_MIN(most, bt_sim_capacity(c, t, o));
 }

@@ -7,7 +7,8 @@
 #include <cmocka.h>
 
 #include "conductor/sim/bound.h"
-#include "conductor/sim/forest.h"
+#include "conductor/sim/capacity.h"
+#include "conductor/sim/decode.h"
 
 static uint64_t next(uint64_t *s)
 {
@@ -154,6 +155,18 @@ static double best_by_trying(const struct small *s, double prompt_price, double 
     return best;
 }
 
+/* No set of this much work has more good ones than the bound for so much time. */
+static void hold_set(const struct small *s, struct bt_sim_forest *f, uint32_t set)
+{
+    double rows[WANTS], work = work_of(s, set, rows), decode = 0;
+    uint32_t good = 0;
+    for (uint32_t i = 0; i < s->n; i++) {
+        good += rows[i] >= 0;
+        decode += BT_MAX(rows[i], 0);
+    }
+    assert_true(good <= bt_sim_capacity_of(f, work + decode, decode));
+}
+
 static void test_forest(void **state)
 {
     (void)state;
@@ -165,7 +178,147 @@ static void test_forest(void **state)
         double prompt = 0.03 * upto(&seed, 10), row = prompt + 0.1 * upto(&seed, 3);
         double best = bt_sim_forest_best(f, prompt, row), tried = best_by_trying(&s, prompt, row);
         assert_true(best - tried < 1e-9 && tried - best < 1e-9);
+        for (int k = 0; k < 3; k++) {
+            hold_set(&s, f, (uint32_t)upto(&seed, 1u << s.n));
+        }
         bt_sim_forest_destroy(f);
+    }
+}
+
+#define MACHINES 2
+
+struct trial { /* a schedule that is being tried */
+    const struct small *s;
+    double free_ms[MACHINES], done_ms[WANTS];
+    uint32_t used, most; /* of all schedules: the most good ones */
+};
+
+/* Every order of every subset; each begins at once on any machine, or when another one's end has
+ * left a longer prefix. */
+static void try_all(struct trial *t, uint32_t good)
+{
+    const struct small *s = t->s;
+    t->most = BT_MAX(t->most, good);
+    for (uint32_t i = 0; i < s->n; i++) {
+        for (uint32_t m = 0; (t->used >> i & 1) == 0 && m < MACHINES; m++) {
+            const struct bt_sim_want *w = &s->wants[i];
+            double at = BT_MAX(t->free_ms[m], w->at_ms), was = t->free_ms[m];
+            for (uint32_t wait = 0; wait <= s->n; wait++) { /* s->n: for nobody */
+                if (wait < s->n && ((t->used >> wait & 1) == 0 || t->done_ms[wait] <= at)) {
+                    continue;
+                }
+                double begin = wait < s->n ? t->done_ms[wait] : at;
+                uint32_t cached = 0;
+                for (uint32_t j = 0; j < s->n; j++) {
+                    if (t->used >> j & 1 && t->done_ms[j] <= begin) {
+                        cached = BT_MAX(cached, in_common(w, &s->wants[j]));
+                    }
+                }
+                double end = begin + w->prompt_ms - s->prefix_ms[cached];
+                t->used |= 1u << i;
+                t->free_ms[m] = t->done_ms[i] = end;
+                try_all(t, good + (!w->hopeless && end <= w->at_ms + s->due_ms + 1e-9));
+                t->free_ms[m] = was;
+                t->used &= ~(1u << i);
+            }
+        }
+    }
+}
+
+static void test_capacity(void **state)
+{
+    (void)state;
+    uint64_t seed = 3;
+    uint32_t slack = 0, reached = 0;
+    for (int round = 0; round < 400; round++) {
+        struct small s;
+        make(&s, &seed, 4);
+        for (uint32_t i = 0; i < s.n; i++) {
+            s.wants[i].rows_ms = 0; /* only prompts are scheduled here */
+        }
+        struct trial t = {.s = &s};
+        try_all(&t, 0);
+        struct bt_sim_forest *f = bt_sim_forest_create(s.wants, s.n, s.prefix_ms, s.due_ms);
+        double end = s.wants[s.n - 1].at_ms + s.due_ms;
+        uint32_t bound = bt_sim_capacity_of(f, MACHINES * end, MACHINES * end);
+        assert_true(t.most <= bound);
+        slack += bound - t.most;
+        reached += bound == t.most;
+        bt_sim_forest_destroy(f);
+    }
+    print_message("# reached in %u of 400, %u above in all\n", reached, slack);
+    assert_true(reached > 200);
+}
+
+/* ---- rows ---- */
+
+/* Rows at random on one node, or all alike and at once, and prompts beside them. Returns its busy
+ * time less what the prompts cost; sums_p: what those within tbt_ms must have taken. */
+static double decode_some(const struct bt_sim_cluster *c, uint64_t *seed, double tbt_ms, bool alike,
+                          double sums_p[BT_SIM_SHARES])
+{
+    enum { ROWS = 60 };
+    struct bt_batch_cost prompt = c->prefill;
+    prompt.base_ns = 0;
+    struct bt_sim_decode *d = bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
+    bt_sim_decode_mix(d, &prompt, tbt_ms * (0.5 + 0.1 * upto(seed, 10)), 0, 512);
+    struct bt_sim_row rows[ROWS];
+    double now = 0, end = 0, busy = 0;
+    for (uint32_t k = 0; k <= ROWS; k++) {
+        double at = k == ROWS ? 1e300 : alike ? 0 : now + upto(seed, 3) * upto(seed, 200), due;
+        while ((due = bt_sim_decode_next_ms(d)) >= 0 && due <= at && (k == ROWS || !alike)) {
+            struct bt_sim_done done;
+            end = due;
+            bool row = bt_sim_decode_advance(d, &done, 1) != 0 && !done.prompt;
+            for (uint32_t share = 0; row && done.tbt_ms <= tbt_ms && share < BT_SIM_SHARES;
+                 share++) {
+                const struct bt_sim_row *r = &rows[done.id];
+                sums_p[share] +=
+                    bt_sim_rows_ms(c, r->tokens - 1, r->steps, tbt_ms, (bt_sim_share_t)share);
+            }
+        }
+        if (k == ROWS) {
+            break;
+        }
+        busy -= due < 0 ? at - end : 0; /* idle */
+        end = due < 0 ? at : end;
+        now = at;
+        rows[k] = (struct bt_sim_row){.id = k,
+                                      .tokens = 2 + (uint32_t)(alike ? 2000 : upto(seed, 6000)),
+                                      .steps = 1 + (uint32_t)(alike ? 200 : upto(seed, 300)),
+                                      .first_ms = alike ? 1e300 : now}; /* no wait in the gaps */
+        if (!alike && upto(seed, 4) == 0) {
+            struct bt_sim_prompt p = {.id = ROWS + k, .tokens = 1 + (uint32_t)upto(seed, 3000)};
+            bt_sim_decode_prompt(d, now, &p);
+            busy -= 1e-6 * bt_batch_prefill_ns(&prompt, 0, p.tokens, 0);
+        }
+        assert_true(bt_sim_decode_add(d, now, &rows[k]));
+    }
+    bt_sim_decode_destroy(d);
+    return busy + end;
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    uint64_t seed = 17;
+    double part[BT_SIM_SHARES] = {0};
+    for (int round = 0; round < 600; round++) {
+        struct bt_sim_cluster c = {
+            .prefill = {.base_ns = 3e6, .token_ns = BT_BATCH_TOKEN_NS(20000), .attn_ns = 1},
+            .decode = {.base_ns = 10e6, .kv_ns = 500, .token_ns = BT_BATCH_TOKEN_NS(100000)},
+            .kv_tokens = 8000 + 1000 * upto(&seed, 30),
+            .rows_max = 2 + upto(&seed, 30)};
+        double sums[BT_SIM_SHARES] = {0}, tbt = 12 + upto(&seed, 30);
+        double busy = decode_some(&c, &seed, tbt, round % 2 == 0, sums);
+        for (uint32_t share = 0; share < BT_SIM_SHARES; share++) {
+            assert_true(sums[share] <= busy + 1e-6);
+            part[share] = BT_MAX(part[share], sums[share] / busy);
+        }
+    }
+    for (uint32_t share = 0; share < BT_SIM_SHARES; share++) {
+        print_message("# share %u: up to %.3f of the busy time\n", share, part[share]);
+        assert_true(part[share] > 0.9);
     }
 }
 
@@ -174,6 +327,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_most_in_time),
         cmocka_unit_test(test_forest),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
