@@ -1,4 +1,6 @@
-/* Memory that cannot fail, assertions, kernel randomness. Any thread. */
+/* Memory that cannot fail, assertions, kernel randomness, the end of a program's output. Any
+ * thread.
+ */
 #include "common/base/base.h"
 
 #include <errno.h>
@@ -66,4 +68,14 @@ void bt_random(void *buf, size_t len)
         p += n;
         len -= (size_t)n;
     }
+}
+
+int bt_end_of_output(const char *program, int rc)
+{
+    errno = EIO; /* where an earlier write has failed and this one has nothing to do */
+    if (fflush(stdout) == 0 && !ferror(stdout)) {
+        return rc;
+    }
+    fprintf(stderr, "%s: standard output: %s\n", program, strerror(errno));
+    return rc != 0 ? rc : 1;
 }

@@ -43,6 +43,10 @@ const char *bt_version(void);
 char *bt_strdup(const char *s);
 char *bt_sprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* caller frees */
 
+/* The last thing of a program that prints what it was asked for: its exit status, rc, or 1 for 0 if
+ * standard output did not take all of it (a full disk), which is then said. */
+int bt_end_of_output(const char *program, int rc);
+
 /* Fills buf with random bytes from the kernel. */
 void bt_random(void *buf, size_t len);
 

@@ -76,7 +76,7 @@ int ctl_print_json(json_t *j)
     int rc = json_dumpf(j, stdout, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
     putchar('\n');
     json_decref(j);
-    return rc == 0 && fflush(stdout) == 0 ? 0 : 1;
+    return rc == 0 ? 0 : 1;
 }
 
 static const char *member_state(const Baton__Member *m)
@@ -376,7 +376,7 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
     return leave >= 0 ? leave : ctl_usage("unknown option", arg) + 1;
 }
 
-int main(int argc, char **argv)
+static int command(int argc, char **argv)
 {
     static const struct {
         const char *name;
@@ -448,4 +448,9 @@ int main(int argc, char **argv)
         return rc;
     }
     return ctl_usage("unknown command", c.command);
+}
+
+int main(int argc, char **argv)
+{
+    return bt_end_of_output("batonctl", command(argc, argv));
 }

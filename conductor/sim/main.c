@@ -637,18 +637,7 @@ static int command(int argc, char **argv)
     return is_run ? run(&a) : is_plan ? plan(&a) : cache(&a);
 }
 
-/* What did not get through to standard output (a full disk) is no success. */
-static int flush(int rc)
-{
-    errno = EIO;
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "baton-sim: standard output: %s\n", strerror(errno));
-        return rc != 0 ? rc : 1;
-    }
-    return rc;
-}
-
 int main(int argc, char **argv)
 {
-    return flush(command(argc, argv));
+    return bt_end_of_output("baton-sim", command(argc, argv));
 }

@@ -90,6 +90,13 @@ def test_blocks(cluster, addr):
     assert rc == 0 and len(out.splitlines()) == 1
 
 
+def test_a_full_standard_output_is_no_success(cluster, addr):
+    for args in (("status",), ("nodes", "-o", "json"), ("pins",), ("help",), ("--version",)):
+        with open("/dev/full", "wb") as full:
+            p = subprocess.run([CTL, "--addr", addr, *args], stdout=full, stderr=subprocess.PIPE, timeout=30)
+        assert p.returncode == 1 and p.stderr == b"batonctl: standard output: No space left on device\n", (args, p)
+
+
 def test_version(cluster, addr):
     rc, out, _ = ctl("--addr", addr, "version", "-o", "json")
     v = json.loads(out)
