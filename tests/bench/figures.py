@@ -9,6 +9,7 @@ FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figur
         tune       what the parameters were chosen by: the first halves
         split      goodput by how the nodes are split, on synthetic and, to the ends of it, on conversation
         ends       baton over kvcache by how the nodes are split, on all traces at overload
+        late       what it takes to prefill prompts late without knowing which of them are used again, 1 s and 50 ms
         roles      goodput with roles by load, from splits that are wrong, and by day and night
         copies     copies of hot prefixes ahead of need: a trace of tools, by policy and budget
         tiers      hit ratio by tier with an SSD of so many times the slab
@@ -261,6 +262,62 @@ class Figures:
                     print(f"| {name_of(trace)}, {ttft / 1000:g} s | {load} | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
                     BENCH.append(f"figures_ends_{name_of(trace)}_{ttft}_{load},{min(ratios):.3f},times kvcache,8 + 8,{ratios[2]:.3f}")
 
+    def late(self):
+        """Every prompt that takes a node up to so long, given all that was computed before it, is computed; infinite caches, no base of
+        a prompt's steps, the rows' base shared by the TBT objective as in conductor/sim/capacity.c."""
+        text = subprocess.run([SIM, "clusters"], stdout=subprocess.PIPE).stdout.decode()
+        preset = re.search(rf"# {CLUSTER}\n((?:\w+: .*\n)*)", text)[1]
+        c = {k: float(v) for k, v in re.findall(r"^(\w+): (\S+)", preset, re.M)}
+        (ttft, tbt), nodes = OBJECTIVES[1], c["prefill_nodes"] + c["decode_nodes"]
+
+        def prompt(n):
+            return 1e-6 * n * (c["prefill_token_ns"] + c["prefill_attn_ns"] * n / 2)
+
+        def rows(n, steps):
+            own = [c["decode_token_ns"] + c["decode_kv_ns"] * (n + k) for k in (1, (steps + 1) / 2)]
+            return 1e-6 * steps * (own[1] + c["decode_base_ns"] * own[0] / (1e6 * tbt - c["decode_base_ns"]))
+
+        def compute(requests, first_ms, later_ms):
+            """Good ones, late ones, and s of nodes: prompts, good ones' rows, late ones' rows."""
+            seen, got = set(), [0, 0, 0, 0, 0]
+            for r in requests:
+                n, ids = r["input_length"], r["hash_ids"]
+                k = next((k for k in range((n - 1) // 512) if ids[k] not in seen), (n - 1) // 512)
+                ms = prompt(n) - prompt(k * 512)
+                if ms > max(ttft, first_ms if k <= 1 else later_ms):
+                    continue
+                is_late = ms > ttft
+                got[is_late] += 1
+                got[2] += ms / 1e3
+                got[3 + is_late] += rows(n, r["output_length"] - 1) / 1e3
+                seen.update(ids[:n // 512])
+            return got
+
+        for name in ("conversation", "synthetic"):
+            trace = self.file(name)
+            with open(trace) as f:
+                requests = [json.loads(line) for line in f]
+            half, one = requests[len(requests) // 2:], self.load_one(trace)
+            span = (half[-1]["timestamp"] - half[0]["timestamp"]) / 1e3
+            time = {x: nodes * (span / one / x + ttft / 1e3) for x in (1, 2, 3)}
+            kv = {x: max(sim(trace, "--from", 0.5, "--rate", x * one, "--ttft", ttft, "--tbt", tbt, "--policy", p, "--admission", a)["good"]
+                         for p, a in KVCACHE) for x in time}
+            print(f"\n{name}: s of all nodes at loads 1, 2, 3: " + ", ".join(f"{t:.0f}" for t in time.values()) + "; kvcache "
+                  + ", ".join(f"{k:.0f}" for k in kv.values()))
+            print("\n| late prompts up to | in time | late | prompts | rows of those in time; of all | over kvcache at load 2; 3 | share of the time at load 2; 3 |\n"
+                  + "|---" * 7 + "|")
+            for ms in (0, 1500, 2000, 2500, 3000, 3500, 4000, 5000, 10000, 1e9):
+                good, late, p, r, rl = compute(half, ms, ms)
+                print(f"| {f'{ms / 1e3:g} s' if ms < 1e9 else 'any'} | {good} | {late} | {p:.0f} s | {r:.0f}; {r + rl:.0f} s | {good / kv[2]:.3f}; {good / kv[3]:.3f} | "
+                      f"{(p + r + rl) / time[2]:.2f}; {(p + r + rl) / time[3]:.2f} |")
+            grid = [0, *range(1250, 4001, 250), 4500, 5000, 6000, 8000, 10000, 1e9]
+            every = [(compute(half, a, b), a, b) for a in grid for b in grid]
+            for x in (2, 3):
+                (good, late, p, r, rl), a, b = max((e for e in every if e[0][2] + e[0][3] + e[0][4] <= time[x]), key=lambda e: e[0][0])
+                print(f"load {x}, limits of their own for first and later turns: {good} ({good / kv[x]:.3f} of kvcache), {a / 1e3:g} and {b / 1e3:g} s, "
+                      f"{(p + r + rl) / time[x]:.2f} of the time")
+                BENCH.append(f"figures_late_{name}_{x},{good},requests,kvcache {kv[x]:.0f},{good / max(1, kv[x]):.3f}")
+
     def day_and_night(self, out):
         """A day of azure_code ten times as fast and a night of azure_conv at three times, answers eight times as long; twice."""
         parts = []
@@ -371,7 +428,7 @@ class Figures:
 
 
 def main():
-    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "ends", "roles", "copies", "tiers")
+    names = ("ttft", "hits", "admission", "goodput", "ablation", "tune", "split", "ends", "late", "roles", "copies", "tiers")
     args = sys.argv[1:] or ["goodput", os.path.join(ROOT, "tests", "sim")]
     if len(args) not in (2, 3) or args[0] not in (*names, "all"):
         sys.exit(__doc__)
