@@ -108,13 +108,24 @@ bool bt_sim_cluster_key(const struct bt_sim_cluster *c, uint32_t i, const char *
     return true;
 }
 
+_Static_assert(BT_ARRAY_LEN(keys) < 64, "they are bits of seen_p");
+
+/* Its place in keys; their number: it is none of them. */
+static size_t key_of(const char *key, size_t len)
+{
+    size_t i = 0;
+    while (i < BT_ARRAY_LEN(keys) &&
+           (strlen(keys[i].name) != len || memcmp(keys[i].name, key, len) != 0)) {
+        i++;
+    }
+    return i;
+}
+
 static bt_status_t set(struct bt_sim_cluster *c, const char *key, size_t len, const char *value,
                        char *err, size_t cap)
 {
-    for (size_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
-        if (strlen(keys[i].name) != len || memcmp(keys[i].name, key, len) != 0) {
-            continue;
-        }
+    size_t i = key_of(key, len);
+    if (i < BT_ARRAY_LEN(keys)) {
         char *end;
         double v = strtod(value, &end);
         end += strspn(end, " \t\r\n");
@@ -166,8 +177,9 @@ static const struct bt_sim_cluster *preset(const char *name)
     return NULL;
 }
 
-/* keys_p: whether a key was set above. */
-static bt_status_t read_line(struct bt_sim_cluster *c, char *p, bool *keys_p, char *err, size_t cap)
+/* seen_p: of the keys above, as bits; a preset's is the first behind theirs. */
+static bt_status_t read_line(struct bt_sim_cluster *c, char *p, uint64_t *seen_p, char *err,
+                             size_t cap)
 {
     p[strcspn(p, "#\r\n")] = '\0';
     p += strspn(p, " \t");
@@ -181,20 +193,27 @@ static bt_status_t read_line(struct bt_sim_cluster *c, char *p, bool *keys_p, ch
         return BT_ERR_INVALID;
     }
     value += 1 + strspn(value + 1, " \t");
+    uint64_t bit = 1ull << key_of(p, key);
+    if ((*seen_p & bit) != 0) {
+        snprintf(err, cap, "%.*s stands above already; a file has one cluster", (int)key, p);
+        return BT_ERR_INVALID;
+    }
     if (key != 6 || memcmp(p, "preset", 6) != 0) {
-        *keys_p = true;
-        return set(c, p, key, value, err, cap);
+        bt_status_t st = set(c, p, key, value, err, cap);
+        *seen_p |= st == BT_OK ? bit : 0;
+        return st;
     }
     value[strcspn(value, " \t")] = '\0';
     if (preset(value) == NULL) {
         snprintf(err, cap, "preset: there is no '%s'; use %s", value, bt_sim_cluster_names);
         return BT_ERR_INVALID;
     }
-    if (*keys_p) {
+    if (*seen_p != 0) {
         snprintf(err, cap, "preset: it would undo the keys above it; give it first");
         return BT_ERR_INVALID;
     }
     *c = *preset(value);
+    *seen_p |= bit;
     return BT_OK;
 }
 
@@ -215,11 +234,11 @@ bt_status_t bt_sim_cluster_load(const char *name, struct bt_sim_cluster *c, char
     char *line = NULL, why[256] = "";
     size_t room = 0;
     bt_status_t st = BT_OK;
-    bool any = false;
+    uint64_t seen = 0;
     int no = 0;
     while (st == BT_OK && getline(&line, &room, f) > 0) {
-        no++;
-        st = read_line(c, line, &any, why, sizeof(why));
+        bool bom = no++ == 0 && strncmp(line, "\xef\xbb\xbf", 3) == 0;
+        st = read_line(c, line + (bom ? 3 : 0), &seen, why, sizeof(why));
     }
     if (ferror(f)) {
         snprintf(why, sizeof(why), "%s", strerror(errno));

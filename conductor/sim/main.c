@@ -311,13 +311,13 @@ static bool parse(int argc, char **argv, unsigned command, struct args *a)
         case O_ONE: a->o.one_token = true; break;
         case O_SET:
             if (a->n_set == BT_ARRAY_LEN(a->set)) {
-                return fail("too many --set") == 0;
+                return fail("more than 64 --set; put them into a file for --cluster") == 0;
             }
             a->set[a->n_set++] = optarg;
             break;
         case O_FAIL:
             if (a->n_fail == BT_ARRAY_LEN(a->fail)) {
-                return fail("too many --fail") == 0;
+                return fail("more than 64 --fail; give fewer") == 0;
             }
             a->fail[a->n_fail++] = optarg;
             break;
@@ -411,12 +411,14 @@ static int write_files(const struct args *a, const struct bt_sim_result *r)
 /* pN@S or dN@S, +S behind it. */
 static bool failure(const char *text, const struct bt_sim_cluster *c, struct bt_sim_failure *f)
 {
-    char role = 0, end = 0;
+    char role = 0;
     uint32_t node = 0;
     double at = -1, down = 60;
-    int n = sscanf(text, "%c%" SCNu32 "@%lf+%lf%c", &role, &node, &at, &down, &end);
+    int end = 0, longer = 0;
+    bool ends =
+        sscanf(text, "%c%" SCNu32 "@%lf%n+%lf%n", &role, &node, &at, &end, &down, &longer) >= 3 &&
+        text[BT_MAX(end, longer)] == '\0';
     uint32_t of = (uint32_t)(role == 'p' ? c->prefill_nodes : c->decode_nodes);
-    bool ends = strchr(text, '+') != NULL ? n == 4 : n == 3;
     if (!ends || (role != 'p' && role != 'd') || !(at >= 0 && at < 1e9) ||
         !(down > 0 && down < 1e9)) {
         fprintf(stderr, "baton-sim: --fail '%s' is not NODE@S or NODE@S+S, as in p3@600+60\n",

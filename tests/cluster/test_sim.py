@@ -40,6 +40,9 @@ def sim(*args, timeout=120):
     (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "2.5"), "--gpus: '2.5' is not a whole number"),
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--rate", "nan"), "--rate: 'nan' is not a number from 0.001"),
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--set", "cache_tokens=100"), "less than a block"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p1@10m"), "--fail 'p1@10m' is not NODE@S or NODE@S+S"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p1@10+"), "--fail 'p1@10+' is not NODE@S or NODE@S+S"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p1@10+5s"), "--fail 'p1@10+5s' is not NODE@S or NODE@S+S"),
 ])
 def test_usage_errors(args, says):
     rc, out, err = sim(*args)

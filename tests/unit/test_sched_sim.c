@@ -591,6 +591,17 @@ static void test_cluster_files(void **state)
     assert_int_equal(load_cluster_text("layers: 7\npreset: h200-8b\n", &c, err, sizeof(err)),
                      BT_ERR_INVALID);
     assert_non_null(strstr(err, ":2: preset"));
+    /* Two clusters in a file, as baton-sim clusters prints them, would be a mixture. */
+    assert_int_equal(
+        load_cluster_text("preset: h200-8b\nlayers: 7\nlayers: 8\n", &c, err, sizeof(err)),
+        BT_ERR_INVALID);
+    assert_non_null(strstr(err, ":3: layers stands above already"));
+    assert_int_equal(load_cluster_text("preset: h200-8b\npreset: a800-70b\n", &c, err, sizeof(err)),
+                     BT_ERR_INVALID);
+    assert_int_equal(
+        load_cluster_text("\xef\xbb\xbfpreset: h200-8b\r\nlayers: 9\r\n", &c, err, sizeof(err)),
+        BT_OK);
+    assert_true(c.layers == 9);
     assert_int_equal(load_cluster_text("layers: 7\n", &c, err, sizeof(err)), BT_ERR_INVALID);
     assert_non_null(strstr(err, "is missing"));
 }
