@@ -225,13 +225,13 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1,
      .doc = "Policy baton: a prompt that takes longer than the TTFT objective on any worker is "
-            "prefilled late, on at most this share of the workers and while the others are idle, "
-            "and not refused: what it leaves in the caches brings those that come after it within "
-            "the objective. 0: it is refused."},
+            "prefilled late, behind all others, on at most this share of the prefill workers, and "
+            "not refused: what it leaves in the caches brings those that come after it within the "
+            "objective. 0: it is refused."},
     {.key = "sched.background_ms",
      .type = BT_CONF_MS,
      .offset = ROW(background_ms),
-     .def = "15s",
+     .def = "10s",
      .min = 1,
      .max = 3600000,
      .doc = "Policy baton: such prompts wait at most so long."},

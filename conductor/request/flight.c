@@ -31,7 +31,7 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     }
     bt_list_insert_tail(&p->own_prefills, &f->prefills);
     p->own_prefill_ms += f->prefill_ms;
-    f->class_place = bt_view_classes_add(&p->own_classes, f->lane->r->spec.priority, f->prefill_ms);
+    f->class_place = bt_view_classes_add(&p->own_classes, bt_flight_class(f), f->prefill_ms);
     if (f->plan.chunk_ms > 0 && f->plan.chunk_ms < f->prefill_ms) {
         p->own_long = f;
         p->own_step_ms = f->plan.chunk_ms;
@@ -45,8 +45,7 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     if (f->decode != NULL) {
         f->decode->own_requests += f->own_rows;
         f->decode->own_kv_tokens += f->own_kv;
-        f->rows_place =
-            bt_view_classes_add(&f->decode->own_rows, f->lane->r->spec.priority, f->own_rows);
+        f->rows_place = bt_view_classes_add(&f->decode->own_rows, bt_flight_class(f), f->own_rows);
     }
 }
 

@@ -1,5 +1,6 @@
 /* What a plan predicted and what came of it: errors as metrics, and what the conductor learns of
- * the workers from them. Requests that were planned again say nothing of a plan. Loop thread. */
+ * the workers from them. Requests that were planned again, or in the
+ * background, say nothing of a plan. Loop thread. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -36,15 +37,16 @@ void bt_outcome_source(struct bt_lane *k, const struct bt_sources *from)
     }
 }
 
-static bool first_plan(const struct bt_lane *k)
+/* Its first plan, and one whose time can be told: in the background others come before it. */
+static bool is_told(const struct bt_lane *k)
 {
-    return k->flight != NULL && k->epoch == 1;
+    return k->flight != NULL && k->epoch == 1 && !k->flight->plan.background;
 }
 
 void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns)
 {
     struct bt_flight *f = k->flight;
-    if (!first_plan(k) || k->r->spec.prompt_logprobs) {
+    if (!is_told(k) || k->r->spec.prompt_logprobs) {
         return;
     }
     double actual = (double)(now_ns - k->r->spec.received_ns) / 1e6;
@@ -55,7 +57,7 @@ void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns)
 void bt_outcome_prefilled(struct bt_lane *k)
 {
     const struct bt_flight *f = k->flight;
-    if (f != NULL && f->first_token_ms > 0 && first_plan(k) && f->prefill != NULL) {
+    if (f != NULL && f->first_token_ms > 0 && is_told(k) && f->prefill != NULL) {
         double computed = f->plan.queue_ms > 0 ? -1 : k->r->usage.prefill_ms;
         bt_sched_learn_ttft(&f->prefill->learned, f->plan.work_ms, computed, f->first_token_ms);
     }
@@ -78,7 +80,7 @@ void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
         return;
     }
     /* Each of these puts the gaps into another order: the first one is looked at before. */
-    bool landing = first_plan(k) && f->plan.landing_ms > 0 && choice == k->first;
+    bool landing = is_told(k) && f->plan.landing_ms > 0 && choice == k->first;
     if (landing && f->decode != NULL) {
         bt_sched_learn_landing(&f->decode->learned, f->plan.step_ms, f->plan.landing_ms,
                                c->gaps_ms[0]);
@@ -87,7 +89,7 @@ void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
     double actual = bt_sched_tbt_of(c->gaps_ms, c->n_gaps);
     struct bt_gen_usage *u = &k->r->usage;
     u->tbt_ms = BT_MAX(u->tbt_ms, actual);
-    if (actual <= 0 || !first_plan(k)) {
+    if (actual <= 0 || !is_told(k)) {
         return;
     }
     bt_metric_observe(k->r->rs->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));

@@ -152,7 +152,7 @@ static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases p
     v.root_key.data = k->r->root.b;
     v.root_key.len = sizeof(k->r->root.b);
     v.no_cache = k->r->spec.no_cache;
-    v.priority = k->r->spec.priority;
+    v.priority = bt_flight_class(k->flight);
     v.tenant = bt_kv_tenant_tag(k->r->spec.tenant != NULL ? k->r->spec.tenant : "");
     v.prompt_logprobs = k->r->prompt != NULL && phases != BATON__PHASES__DECODE;
     v.prompt_top = v.prompt_logprobs ? k->r->spec.prompt_top : 0;

@@ -318,6 +318,11 @@ void bt_flight_ended(struct bt_flight *f, const struct bt_session *s);
 void bt_flight_received(struct bt_flight *f, const struct bt_session *s);
 /* Has it received the plan and not ended? Also true of one that was lost since. */
 bool bt_flight_works_on(const struct bt_flight *f, const struct bt_session *s);
+/* Where it stands with its workers: its request's class, or behind all others. */
+static inline int32_t bt_flight_class(const struct bt_flight *f)
+{
+    return f->plan.background ? BT_SCHED_CLASS_LATE : f->lane->r->spec.priority;
+}
 /* Counts it at the sessions of its workers, as its plan says, until they are done with it. */
 void bt_flight_count(struct bt_flight *f, uint64_t now_ns);
 /* The prefill is computed: its worker has that much less to do. */

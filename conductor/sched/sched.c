@@ -339,42 +339,27 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
                                         plan->landing_ms);
 }
 
-/* Has it prompts that are late already? Prompts that are to be in time never wait so long. */
-static bool is_lane(const struct job *j, uint32_t i)
-{
-    return bt_sched_queue_ms(j->c, &j->s->workers[i]) > j->c->ttft_objective_ms;
-}
-
-/* For a prompt that will be late wherever it goes: the worker that has it first, of those that have
- * such prompts already and, while enough others are idle, of all. As with admission priced, the
- * longer the others wait the shorter it must be: short ones are used again as often as long ones.
- */
-static uint32_t choose_background(struct job *j, uint32_t decode, struct estimate *e_p,
-                                  bool *mixed_p)
+/* For a prompt that will be late wherever it goes: the prefill worker that has it first, of those
+ * that have such prompts already and, up to background_share, of all. All others are computed
+ * before it, so it takes nobody's time but that of its like. As with admission priced, the longer
+ * it would wait the shorter it must be: short ones are used again as often as long ones. */
+static uint32_t choose_background(struct job *j, uint32_t decode, struct estimate *e_p)
 {
     struct pick best = {BT_SCHED_NONE, 0, 0};
-    double idle[2] = {0, 0}, of[2] = {0, 0}; /* prefill, decode workers */
+    double lanes = 0;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
-        const struct bt_sched_worker *w = &j->s->workers[i];
-        of[w->decode]++;
-        idle[w->decode] += !(bt_sched_queue_ms(j->c, w) > 0);
+        lanes += j->s->workers[i].prefill && j->s->workers[i].late_ms > 0;
     }
+    bool another = lanes + 1 <= j->c->background_share * j->n_prefill;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
         struct estimate e;
-        bool mixed = w->decode && !w->prefill, lane = is_lane(j, i);
-        double least = (1 - j->c->background_share) * of[w->decode];
-        if (idle[w->decode] < least + (lane ? 0 : 1) || !usable(j, i, !mixed, false)) {
+        if ((!another && !(w->late_ms > 0)) || !usable(j, i, true, false)) {
             continue;
         }
-        if (mixed) {
-            if (!(j->c->mixed_step_ms > 0) || !estimate_mixed(j, i, &e)) {
-                continue;
-            }
-        } else {
-            j->rule->prefill(j, i, 0, decode, &e);
-            e.queue_ms = bt_sched_queue_ms(j->c, w);
-        }
+        j->rule->prefill(j, i, 0, decode, &e);
+        e.queue_ms = bt_sched_queue_ms(j->c, w) + w->late_ms;
+        e.ttft_ms += w->late_ms;
         double left = j->c->background_ms - e.queue_ms;
         if (left <= 0 || e.prefill_ms > left * pow(left / j->c->background_ms, j->c->work_price)) {
             continue;
@@ -383,7 +368,6 @@ static uint32_t choose_background(struct job *j, uint32_t decode, struct estimat
         bt_sched_pick_offer(&best, i, e.ttft_ms, j->req->random);
         if (best.best != before) {
             *e_p = e;
-            *mixed_p = mixed;
         }
     }
     return best.best;
@@ -400,17 +384,13 @@ static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct
     const struct bt_sched_worker *w = &j->s->workers[p];
     double left = j->c->ttft_objective_ms - j->req->waited_ms - w->learned.overhead_ms;
     struct estimate b;
-    bool mixed = false;
     if (!j->rule->mixed || !(j->c->background_share > 0) || j->c->ttft_objective_ms == 0 ||
         e->prefill_ms <= left) {
         return false;
     }
-    p = choose_background(j, d, &b, &mixed);
-    if (p == BT_SCHED_NONE) {
-        return false;
-    }
-    d = mixed && !j->packing ? p : d;
-    if (bt_sched_pressure_then(j->c, j->s, d, j->req->block_tokens, b.ttft_ms) > LATE_PRESSURE) {
+    p = choose_background(j, d, &b);
+    if (p == BT_SCHED_NONE ||
+        bt_sched_pressure_then(j->c, j->s, d, j->req->block_tokens, b.ttft_ms) > LATE_PRESSURE) {
         return false;
     }
     finish_plan(j, p, d, &b, plan);

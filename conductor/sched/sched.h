@@ -13,6 +13,9 @@
 
 #define BT_SCHED_NONE UINT32_MAX
 
+/* The class (Submit.priority) of what is planned in the background: behind all others. */
+#define BT_SCHED_CLASS_LATE INT16_MAX
+
 /* What one worker says of itself, and what this conductor has sent it since. */
 struct bt_sched_worker {
     uint32_t node;    /* number of its node, only compared */
@@ -39,6 +42,7 @@ struct bt_sched_worker {
     const struct bt_batch_cost *cost;        /* NULL: none */
     const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
     double queue_ms;                         /* until the prefills that it has are computed */
+    double late_ms;        /* ... and then what lower classes have, down to BT_SCHED_CLASS_LATE */
     double share_ms;       /* of queue_ms: what a prompt does not wait for that shares a step */
     uint64_t kv_tokens;    /* context of its decode rows: read in every step */
     uint32_t chunk_tokens; /* of a prefill step; 0: params' */
@@ -119,8 +123,9 @@ struct bt_sched_params {
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
     /* baton: a prompt that nobody could prefill within the TTFT objective, idle as they may be, is
      * prefilled late and not refused, as what it leaves in the caches serves those that come after
-     * it. It goes to workers that have such prompts already, or to others while less than this
-     * share of them has. 0: refused. */
+     * it. It is computed where nothing else is to be (BT_SCHED_CLASS_LATE), by prefill workers that
+     * have such prompts already, or by others while less than this share of them has. 0: refused.
+     */
     double background_share;
     double background_ms; /* ... where such prompts wait at most so long */
 };

@@ -34,10 +34,11 @@ static const char usage[] =
     "--tbt)\n"
     "  --pack X            ... and rows go to few of them, up to this share of --tbt; 0: they are "
     "spread (0.75)\n"
-    "  --background X      of baton: share of workers that take prompts too long for --ttft; 0: "
-    "they are "
-    "refused (0)\n"
-    "  --background-wait MS  ... where they wait at most so long (15000)\n"
+    "  --background X      of baton: share of prefill workers that take prompts too long for "
+    "--ttft, "
+    "behind\n"
+    "                      all others; 0: they are refused (0)\n"
+    "  --background-wait MS  ... where they wait at most so long (10000)\n"
     "  --eviction P        of the nodes' caches, one of cache's policies (density)\n"
     "  --ssd-write W       what the nodes' SSDs get (--set ssd_tokens=N): second_use (default), "
     "evict,\n"
@@ -607,7 +608,7 @@ static int command(int argc, char **argv)
                            .life_ms = 10000,
                            .lengths = true,
                            .replica_uses = 16,
-                           .background_ms = 15000,
+                           .background_ms = 10000,
                            .sample_ms = 5000}};
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0) {

@@ -13,21 +13,23 @@
 #include "conductor/sim/replicate.h"
 #include "conductor/sim/roles.h"
 
-#define NONE          UINT32_MAX
-#define FORECAST_MS   250
-#define DEMAND_MS     60000
-#define LIVES_GUESS   20 /* rows that have ended: so much does the first guess of a life count */
-#define LIVES_MS      60000
-#define LENGTHS_MS    500  /* how far rows have come is looked at */
-#define MAX_NEW       4096 /* what a client allows; the real length is not known */
-#define DONE_AT_ONCE  64
-#define DECODE_CHUNK  2048 /* tokens of a prompt in a decode node's step without rows */
+#define NONE         UINT32_MAX
+#define FORECAST_MS  250
+#define DEMAND_MS    60000
+#define LIVES_GUESS  20 /* rows that have ended: so much does the first guess of a life count */
+#define LIVES_MS     60000
+#define LENGTHS_MS   500  /* how far rows have come is looked at */
+#define MAX_NEW      4096 /* what a client allows; the real length is not known */
+#define DONE_AT_ONCE 64
+#define SHORT_CHUNK                                                                                \
+    2048 /* tokens of a step that others wait for: a decode node's, a late prompt's */
 #define PROGRESS_EACH 1024
 #define NOTICE_MS     2000 /* silence after which a node counts as gone */
 #define TRIES         60   /* of a re-plan that finds nobody, a second apart */
 
 typedef enum {
     EV_PREFILL_END,
+    EV_PREFILL_FREE,
     EV_HANDOFF_END,
     EV_DECODE,
     EV_PROMPT,
@@ -53,12 +55,22 @@ struct live {          /* a request beyond its record */
     double read_end_ms; /* what of its prefix lay on that node's SSD is in memory */
     double handed_ms;   /* its KV, but for what is computed last, is where it will be decoded */
     uint32_t next;      /* in its node's queue */
+    bool late;          /* in the background */
+    double rest_ms;     /* of its computing, once it gave way; 0: all of it */
+};
+
+struct prefill_queue {
+    uint32_t first, last; /* requests, NONE: empty */
+    double ms;            /* as planned */
 };
 
 struct prefill_node {
-    uint32_t first, last, running; /* queue of requests, NONE: empty */
-    uint32_t version;              /* counts its failures */
-    double run_end_ms, queued_ms;
+    struct prefill_queue queue[2]; /* those to be in time, and late ones, which give way to them */
+    uint32_t running;              /* NONE: none */
+    uint32_t version;              /* counts its failures, and late prompts that gave way */
+    double run_ms, run_end_ms;     /* running: since when in this go, until when */
+    double run_chunk_ms;           /* ... its steps */
+    double free_ms;                /* until then the step of one that gives way */
 };
 
 struct link { /* of a node, each direction */
@@ -118,15 +130,29 @@ static void push(struct sim *s, double at_ms, event_t type, uint32_t id, uint32_
 
 /* ---- what the policy sees ---- */
 
+/* The end of the step at hand of a late prompt: there it gives way. */
+static double step_end_ms(const struct sim *s, const struct prefill_node *p)
+{
+    double steps = ceil(BT_MAX(s->now_ms - p->run_ms, 0) / p->run_chunk_ms);
+    return BT_MIN(p->run_ms + steps * p->run_chunk_ms, p->run_end_ms);
+}
+
+/* What a prompt that is to be in time waits for. */
 static double queue_ms(const struct sim *s, const struct prefill_node *p)
 {
-    return (p->running != NONE ? p->run_end_ms - s->now_ms : 0) + p->queued_ms;
+    double ms = p->queue[0].ms + BT_MAX(p->free_ms - s->now_ms, 0);
+    if (p->running != NONE) {
+        ms += (s->live[p->running].late ? step_end_ms(s, p) : p->run_end_ms) - s->now_ms;
+    }
+    return ms;
 }
 
 static void show_prefill(struct sim *s, uint32_t i)
 {
     const struct prefill_node *p = &s->p[i];
+    bool late = p->running != NONE && s->live[p->running].late;
     s->workers[i].queue_ms = queue_ms(s, p);
+    s->workers[i].late_ms = p->queue[1].ms + (late ? p->run_end_ms - step_end_ms(s, p) : 0);
 }
 
 static void show_kvstore(struct sim *s, uint32_t i)
@@ -319,19 +345,19 @@ static void start_handoff(struct sim *s, uint32_t id)
     }
 }
 
-static void start_prefill(struct sim *s, uint32_t node)
+static uint32_t take(struct sim *s, struct prefill_queue *q)
 {
-    struct prefill_node *p = &s->p[node];
-    uint32_t id = p->first;
-    if (p->running != NONE || id == NONE) {
-        return;
-    }
+    uint32_t id = q->first;
+    q->first = s->live[id].next;
+    q->ms = q->first != NONE ? q->ms - s->live[id].planned_ms : 0;
+    return id;
+}
+
+/* The computing begins: returns its ms. */
+static double compute_begin(struct sim *s, uint32_t node, uint32_t id)
+{
     struct live *l = &s->live[id];
     struct bt_sim_record *rec = &s->r->records[id];
-    const struct bt_sim_request *q = &s->req[id];
-    p->first = l->next;
-    p->queued_ms = p->first != NONE ? p->queued_ms - l->planned_ms : 0;
-    p->running = id;
     uint32_t local = hold_prefix(s, id, node);
     double end = BT_MAX(s->now_ms, l->read_end_ms);
     if (l->fetch_tokens != 0 && l->best_tokens > local && !fetch_lost(s, id)) {
@@ -343,15 +369,57 @@ static void start_prefill(struct sim *s, uint32_t node)
         end += compute_ms(s, tokens_of(s, id), local);
     }
     rec->cached_tokens = local + rec->fetched_tokens;
-    s->r->input_tokens += q->input;
+    s->r->input_tokens += s->req[id].input;
     s->r->cached_tokens += rec->cached_tokens;
     s->r->fetched_tokens += rec->fetched_tokens;
     s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
     s->r->prefill_busy_ms += end - s->now_ms;
     l->start_ms = s->now_ms;
-    p->run_end_ms = end;
     start_handoff(s, id);
-    push(s, end, EV_PREFILL_END, node, p->version);
+    return end - s->now_ms;
+}
+
+static void start_prefill(struct sim *s, uint32_t node)
+{
+    struct prefill_node *p = &s->p[node];
+    uint32_t late = p->queue[0].first == NONE;
+    if (p->running != NONE || p->queue[late].first == NONE || s->now_ms < p->free_ms) {
+        return;
+    }
+    uint32_t id = take(s, &p->queue[late]);
+    struct live *l = &s->live[id];
+    p->running = id;
+    double ms = l->rest_ms > 0 ? l->rest_ms : compute_begin(s, node, id);
+    l->rest_ms = ms;
+    uint32_t todo = tokens_of(s, id) - BT_MIN(s->r->records[id].cached_tokens, tokens_of(s, id));
+    p->run_ms = s->now_ms;
+    p->run_chunk_ms = ms / BT_DIV_UP(BT_MAX(todo, 1u), SHORT_CHUNK);
+    p->run_end_ms = s->now_ms + ms;
+    push(s, p->run_end_ms, EV_PREFILL_END, node, p->version);
+}
+
+/* One that is to be in time has come: a late one that is being computed ends its step and waits. */
+static void give_way(struct sim *s, uint32_t node)
+{
+    struct prefill_node *p = &s->p[node];
+    uint32_t id = p->running;
+    if (id == NONE || !s->live[id].late) {
+        return;
+    }
+    double end = step_end_ms(s, p);
+    if (end >= p->run_end_ms) {
+        return;
+    }
+    struct live *l = &s->live[id];
+    l->rest_ms = l->planned_ms = p->run_end_ms - end;
+    l->next = p->queue[1].first;
+    p->queue[1].last = l->next == NONE ? id : p->queue[1].last;
+    p->queue[1].first = id;
+    p->queue[1].ms += l->planned_ms;
+    p->running = NONE;
+    p->version++;
+    p->free_ms = end;
+    push(s, end, EV_PREFILL_FREE, node, p->version);
 }
 
 static void start_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
@@ -384,14 +452,18 @@ static void queue_at_prefill(struct sim *s, uint32_t id, uint32_t node)
 {
     struct prefill_node *p = &s->p[node];
     struct live *l = &s->live[id];
+    struct prefill_queue *q = &p->queue[l->late];
     l->next = NONE;
-    if (p->first == NONE) {
-        p->first = id;
+    if (q->first == NONE) {
+        q->first = id;
     } else {
-        s->live[p->last].next = id;
+        s->live[q->last].next = id;
     }
-    p->last = id;
-    p->queued_ms += l->planned_ms;
+    q->last = id;
+    q->ms += l->planned_ms;
+    if (!l->late) {
+        give_way(s, node);
+    }
     start_prefill(s, node);
 }
 
@@ -503,6 +575,8 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     s->r->background += plan->background;
     s->d[rec->decode].assigned++;
     l->planned_ms = plan->prefill_ms;
+    l->late = plan->background;
+    l->rest_ms = 0;
     l->placed_ms = s->now_ms;
     l->ready_ms = s->now_ms + plan->ttft_ms;
     l->row_ms = plan->row_ms;
@@ -770,17 +844,20 @@ static void lose_row(void *arg, uint32_t id, uint32_t generated, bool prompt)
 static void fail_prefill(struct sim *s, uint32_t node)
 {
     struct prefill_node *p = &s->p[node];
-    uint32_t id = p->first;
     if (p->running != NONE) {
         abandon(s, p->running, node, true);
     }
-    while (id != NONE) {
-        uint32_t following = s->live[id].next;
-        abandon(s, id, node, true);
-        id = following;
+    for (int late = 0; late < 2; late++) {
+        uint32_t id = p->queue[late].first;
+        while (id != NONE) {
+            uint32_t following = s->live[id].next;
+            abandon(s, id, node, true);
+            id = following;
+        }
+        p->queue[late] = (struct prefill_queue){NONE, NONE, 0};
     }
-    p->first = p->last = p->running = NONE;
-    p->queued_ms = 0;
+    p->running = NONE;
+    p->free_ms = 0;
     p->version++;
 }
 
@@ -812,7 +889,7 @@ static void give_role(struct sim *s, uint32_t i, bool prefill)
                                              .cost = prefill ? &c->prefill : &c->decode,
                                              .prompt_cost = &c->prefill};
     if (!prefill) {
-        s->workers[i].chunk_tokens = DECODE_CHUNK;
+        s->workers[i].chunk_tokens = SHORT_CHUNK;
         s->workers[i].slots_total = (uint32_t)c->rows_max;
         s->workers[i].pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
     }
@@ -822,8 +899,8 @@ static bool has_nothing(const struct sim *s, uint32_t i)
 {
     const struct prefill_node *p = &s->p[i];
     const struct decode_node *d = &s->d[i];
-    return p->running == NONE && p->first == NONE && d->assigned == 0 &&
-           !(bt_sim_decode_prompt_ms(d->d) > 0);
+    return p->running == NONE && p->queue[0].first == NONE && p->queue[1].first == NONE &&
+           d->assigned == 0 && !(bt_sim_decode_prompt_ms(d->d) > 0);
 }
 
 static void look_at_roles(struct sim *s)
@@ -884,13 +961,15 @@ static void step(struct sim *s)
 {
     struct bt_sim_event e = bt_sim_events_pop(&s->events);
     if ((e.type == EV_DECODE && e.version != s->d[e.id].version) ||
-        (e.type == EV_PREFILL_END && e.version != s->p[e.id].version) ||
+        ((e.type == EV_PREFILL_END || e.type == EV_PREFILL_FREE) &&
+         e.version != s->p[e.id].version) ||
         ((e.type == EV_FAIL || e.type == EV_BACK || e.type == EV_LOOK) && s->finished == s->r->n)) {
         return;
     }
     advance_to(s, e.at_ms);
     switch ((event_t)e.type) {
     case EV_PREFILL_END: prefill_end(s, e.id); break;
+    case EV_PREFILL_FREE: start_prefill(s, e.id); break;
     case EV_HANDOFF_END: handoff_end(s, e.id); break;
     case EV_PROMPT: prompt_begin(s, e.id); break;
     case EV_DECODE: decode_event(s, e.id); break;
@@ -932,11 +1011,12 @@ static void set_up(struct sim *s)
     for (uint32_t i = 0; i < n; i++) {
         s->kvstores[i].node = i;
         s->failed_ms[i] = -1;
-        s->p[i].first = s->p[i].last = s->p[i].running = NONE;
+        s->p[i].queue[0] = s->p[i].queue[1] = (struct prefill_queue){NONE, NONE, 0};
+        s->p[i].running = NONE;
         if (i >= s->n_p || s->o->roles_window_ms > 0) {
             s->d[i].d = bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);
             bt_sim_decode_mix(s->d[i].d, &c->prefill, s->o->mixed_step_ms, s->o->mixed_gap_ms,
-                              DECODE_CHUNK);
+                              SHORT_CHUNK);
         }
         give_role(s, i, i < s->n_p);
         s->workers[i].kvstore = i;

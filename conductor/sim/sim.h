@@ -1,21 +1,22 @@
 /* A cluster in simulated time that is scheduled by the conductor's own policies (conductor/sched).
  * Discrete events; the same trace, options and seed give the same result to the last digit.
  *
- * The model. A prefill node computes one request after the other. A request's prefix that its node
- * has at that moment is loaded, what the plan fetches comes from another node, the rest is computed
- * in chunks; full blocks are then in the node's cache, from which the kvstore's own eviction policy
- * takes. Where nodes have an SSD (disk.h), what of a prefix lies there alone is read from when the
- * request is placed, its computing waits for it, and it is in the slab again; which is where the
- * scheduler does not know. The KV streams to the decode node beside the prefill. A link has two
- * ends: what is fetched or handed over is first come first served both at the node that sends and
- * at the one that receives, and is there when the busier of them has done its part. A decode node
- * steps with all its rows (continuous batching); a row joins at a step's boundary when its KV is
- * there and pages for its prompt and answer are free. A prompt that a plan leaves to its decode
- * node is computed there, a chunk in each step beside the rows, and one that it leaves to another
- * decode node there, in whole chunks as long as that has no row and none on its way. Lengths of
- * answers are the trace's; policies do not see them. A node that fails loses its slab and what it
- * was doing; two seconds later whoever had something there is planned again with the tokens that it
- * has given out, and is not asked for admission again.
+ * The model. A prefill node computes one request after the other; one in the background gives
+ * way to others at the end of its step and goes on when there are none. A request's prefix that its
+ * node has at that moment is loaded, what the plan fetches comes from another node, the rest is
+ * computed in chunks; full blocks are then in the node's cache, from which the kvstore's own
+ * eviction policy takes. Where nodes have an SSD (disk.h), what of a prefix lies there alone is
+ * read from when the request is placed, its computing waits for it, and it is in the slab again;
+ * which is where the scheduler does not know. The KV streams to the decode node beside the prefill.
+ * A link has two ends: what is fetched or handed over is first come first served both at the node
+ * that sends and at the one that receives, and is there when the busier of them has done its part.
+ * A decode node steps with all its rows (continuous batching); a row joins at a step's boundary
+ * when its KV is there and pages for its prompt and answer are free. A prompt that a plan leaves to
+ * its decode node is computed there, a chunk in each step beside the rows, and one that it leaves
+ * to another decode node there, in whole chunks as long as that has no row and none on its way.
+ * Lengths of answers are the trace's; policies do not see them. A node that fails loses its slab
+ * and what it was doing; two seconds later whoever had something there is planned again with the
+ * tokens that it has given out, and is not asked for admission again.
  */
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H

@@ -433,6 +433,7 @@ void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
         const struct bt_session *s = v->worker[i];
         struct bt_sched_worker *w = &v->workers[i];
         struct bt_view_class below = said_below(s, priority);
+        double all = w->queue_ms;
         double own = bt_view_classes_below(&s->own_classes, priority);
         double own_rows = bt_view_classes_below(&s->own_rows, priority);
         if (!s->has_load) {
@@ -441,6 +442,7 @@ void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
         if (own > 0 || below.queue_ms > 0) {
             w->queue_ms = queue_ms(s, now, below.queue_ms, own);
             w->share_ms = BT_MIN(w->share_ms, w->queue_ms);
+            w->late_ms = all - w->queue_ms;
         }
         w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);
         w->yield_rows = (uint32_t)BT_MAX(below.rows + below.landing, own_rows);

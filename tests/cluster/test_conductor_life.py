@@ -195,6 +195,33 @@ def test_a_prompt_that_cannot_be_in_time_is_late_or_refused(make_cluster):
     assert all(a["choices"][0]["text"] == want and a["plan"]["reason"] == "background" for a in answers), answers
 
 
+def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
+    """Two seconds of prefill cannot be in time under one second and are computed behind those that can."""
+    monkeypatch.setenv("BATON_NULL_PACE", "5000,400")
+    sets = ["conductor.sched.policy=baton", "conductor.sched.admission=priced", "conductor.sched.background_share=1",
+            "prefill.engine.device=null", "decode.engine.device=null", "prefill.engine.max_rows=512"]
+    c = make_cluster(*(x for s in sets for x in ("--set", s)))
+
+    def ask(n, salt, **headers):
+        body = {"prompt": [(k * 7) % 1700 + 300 for k in range(n)], "max_tokens": 4, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
+        start = time.monotonic()
+        status, _, data = c.request("POST", "/v1/completions", body, {"x-baton-plan": "1", **headers})
+        return status, json.loads(data), time.monotonic() - start
+    for i in range(6):  # what prefills take is learned
+        assert ask(100, f"warm{i}")[0] == 200
+    late, t = [], threading.Thread(target=lambda: late.append(ask(5000, "late", **{"x-slo-ttft-ms": str(int(1000 * PATIENCE))})))
+    t.start()
+    time.sleep(0.5)
+    took = []
+    for i in range(4):
+        status, answer, s = ask(100, f"short{i}", **{"x-slo-ttft-ms": str(int(1000 * PATIENCE))})
+        assert status == 200 and not late, (status, answer)
+        took.append(s)
+    t.join(60 * PATIENCE)
+    assert late[0][0] == 200 and late[0][1]["plan"]["reason"] == "background", late
+    assert late[0][2] > max(took), (late, took)
+
+
 @pytest.mark.parametrize("device", ["null", "cpu"])
 def test_packed_rows_leave_decode_workers_to_prompts(make_cluster, monkeypatch, device):
     """Rows go to few decode workers; the others compute prompts as prefill workers do and hand them over, with the same tokens."""

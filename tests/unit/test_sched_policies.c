@@ -863,33 +863,42 @@ static void test_background(void **state)
     x.req.n_tokens = 3900; /* can be in time */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
-    /* Two workers have late prompts: whoever comes waits there, as the other two are to be free. */
+    /* Two workers have late prompts: whoever comes waits there, as the other two are to have none,
+     * and behind all others. */
     x.req.n_tokens = 5000;
-    x.w[1].queue_ms = 9000;
-    x.w[2].queue_ms = 6000;
+    x.w[1].late_ms = 9000;
+    x.w[2].late_ms = 6000;
+    x.w[2].queue_ms = 500;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background && plan.prefill == 2);
-    assert_float_equal(plan.queue_ms, 6000, 1e-6);
-    x.w[3].queue_ms = 1; /* one of them is busy */
-    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    assert_float_equal(plan.queue_ms, 6500, 1e-6);
+    assert_float_equal(plan.ttft_ms, 11500, 1);
+    x.w[2].queue_ms = 3500;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_int_equal(plan.prefill, 1);
+    x.c.background_share = 0.75;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.prefill == 0 || plan.prefill == 3);
+    x.c.background_share = 0.5;
+    /* Who is in time does not wait for them. */
+    x.w[0].queue_ms = x.w[3].queue_ms = 3000;
+    x.req.n_tokens = 1000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(!plan.background && plan.prefill == 1);
+    assert_float_equal(plan.ttft_ms, 1000, 1);
+    x.req.n_tokens = 5000;
+    x.w[0].queue_ms = x.w[3].queue_ms = x.w[2].queue_ms = 0;
     /* The longer the late ones wait, the shorter the next must be: half of 10 s at a queue of 10 s.
      */
-    x.w[3].queue_ms = 0;
-    x.w[1].queue_ms = x.w[2].queue_ms = 10000;
+    x.w[1].late_ms = x.w[2].late_ms = 10000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     x.req.n_tokens = 5001;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     /* Nobody else has it: not even when everybody is idle. */
-    x.w[1].queue_ms = x.w[2].queue_ms = 0;
+    x.w[1].late_ms = x.w[2].late_ms = 0;
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_OVERLOADED);
-    /* A decode worker takes it beside its rows as far as its steps have room. */
-    x.c.mixed_step_ms = 50;
-    x.w[0].queue_ms = x.w[1].queue_ms = x.w[2].queue_ms = x.w[3].queue_ms = 7000;
-    x.w[4].prompt_cost = x.w[5].prompt_cost = &prefill_cost;
-    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_true(plan.background && plan.both && plan.prefill >= N_P);
 #undef DECIDE
 }
 

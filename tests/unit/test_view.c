@@ -473,6 +473,7 @@ static void test_classes_of_workers(void **state)
         bt_view_overtake(&v, want[i].priority);
         const struct bt_sched_worker *w = &v.workers[0];
         assert_true(w->queue_ms <= want[i].queue_ms && w->queue_ms > want[i].queue_ms - 15000);
+        assert_true(w->queue_ms + w->late_ms <= 60000 && w->queue_ms + w->late_ms > 45000);
         assert_int_equal(w->waiting, want[i].waiting);
         assert_int_equal(w->yield_rows, want[i].rows);
         assert_int_equal(w->yield_pages, want[i].pages);
