@@ -40,7 +40,7 @@ struct bt_explanation {
     double ttft_ms, tbt_ms, queue_ms, prefill_ms;
     struct { /* what happened; times < 0: not known */
         bool over;
-        char error[96]; /* why it failed, "" if it did not */
+        char error[256]; /* why it failed, "" if it did not */
         uint32_t cached_tokens, tokens, replans;
         double ttft_ms, tbt_ms, queue_ms, prefill_ms;
     } actual;

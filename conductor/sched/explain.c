@@ -1,6 +1,8 @@
 /* Why a plan is as it is: what was looked at, in the policies' own numbers. Pure: see sched.h. */
 #include "conductor/sched/sched_priv.h"
 
+#include <string.h>
+
 /* Why worker i is not the one, for this use. */
 static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
                            const struct bt_sched_plan *plan)
@@ -22,7 +24,8 @@ static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
     if (plan == NULL) {
         return "the request was rejected";
     }
-    if (use == BT_SCHED_FOR_PREFILL && plan->both) {
+    bool compared = strcmp(plan->reason, "mixed") == 0 || plan->background;
+    if (use == BT_SCHED_FOR_PREFILL && plan->both && !compared) {
         return "the decode worker prefills this one itself";
     }
     return use == BT_SCHED_FOR_PREFILL ? "no better: queue, prefill and hand-off"
@@ -41,6 +44,10 @@ static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_s
             c.queue_ms + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
         c.ttft_ms = j->req->waited_ms + bt_sched_learned_ttft(&w->learned, work);
         c.chosen = plan != NULL && plan->prefill == i;
+        if (c.chosen) { /* with a fetch, beside rows: as it was compared */
+            c.queue_ms = plan->queue_ms;
+            c.ttft_ms = plan->ttft_ms;
+        }
     } else {
         c.load = bt_sched_decode_load(w, j->req);
         c.tbt_ms = bt_sched_tbt_ms(j->c, w, j->req);

@@ -278,9 +278,9 @@ struct bt_sched_candidate {
     const char *verdict;    /* static: "chosen", or why not */
     uint32_t cached_tokens; /* of the request, at its node */
     double queue_ms;        /* prefill only */
-    double ttft_ms;         /* predicted, without a fetch; prefill only, else < 0 */
-    double tbt_ms;          /* predicted; decode only, else < 0 */
-    double load;            /* decode only: share in use with this request, above 1 it waits */
+    double ttft_ms; /* predicted: the plan's, of others without a fetch; prefill only, else < 0 */
+    double tbt_ms;  /* predicted; decode only, else < 0 */
+    double load;    /* decode only: share in use with this request, above 1 it waits */
 };
 /* What was looked at for the plan of (snap, req): every worker in each use that it has, the chosen
  * ones first. plan: NULL if the request was rejected. Writes at most cap, returns how many there

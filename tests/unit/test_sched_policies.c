@@ -557,6 +557,10 @@ static void test_mixed(void **state)
     p = place(&x, &bt_sched_baton);
     assert_true(p.both && p.prefill == 5 && p.decode == 5);
     assert_string_equal(p.reason, "mixed");
+    struct bt_sched_candidate why[8];
+    assert_int_equal(bt_sched_explain(&x.c, &x.s, &x.req, &p, why, 8), 7);
+    assert_true(why[0].chosen && why[0].worker == 5 && why[0].ttft_ms == p.ttft_ms);
+    assert_non_null(strstr(why[2].verdict, "no better")); /* a prefill worker, compared with it */
     assert_float_equal(p.ttft_ms, 2000, 1);
     x.w[5].chunk_tokens = 10; /* of a prompt at a time: a hundred steps with 25 ms for the rows */
     assert_int_equal(place(&x, &bt_sched_baton).prefill, 4); /* twice the 300 ms, then 2000 ms */
