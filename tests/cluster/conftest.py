@@ -20,6 +20,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 LOCAL = os.path.join(ROOT, "deploy", "local", "baton-local")
 CTL = os.path.join(BUILD, "bin", "batonctl")
+# Options of every local cluster, before a test's own: the same tests in another configuration.
+EVERY_CLUSTER = os.environ.get("BATON_TEST_CLUSTER", "").split()
 
 
 class Cluster:
@@ -35,7 +37,7 @@ class Cluster:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
         env = dict(os.environ, BATON_BIN=bin)
-        p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *options], env=env,
+        p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *EVERY_CLUSTER, *options], env=env,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            timeout=240 * PATIENCE)
         if p.returncode != 0:

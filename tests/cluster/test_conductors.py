@@ -188,7 +188,8 @@ def test_classes_of_other_conductors(monkeypatch):
         def queued():
             out = subprocess.run([CTL, "--addr", addr, "nodes", "-o", "json"],
                                  stdout=subprocess.PIPE, check=True).stdout
-            return sum(n["load"]["queued_prefill_tokens"] for n in json.loads(out) if n["kind"] == "prefill" and n["load"])
+            workers = [n for n in json.loads(out) if n["kind"] in ("prefill", "decode") and n["load"]]
+            return sum(n["load"]["queued_prefill_tokens"] for n in workers)
 
         wait_for(lambda: queued() > 1200, 20, "the second conductor hears of the queue")
         objective = {"x-slo-ttft-ms": "9000"}
