@@ -76,7 +76,9 @@ static bool read_policies(struct table *t, const char *text)
         }
         t->names[t->n_names++] = p;
     }
-    return t->n_names > 0 || fail("--policy names no policy that --replay request can show");
+    return t->n_names > 0 ||
+           fail(request ? "--policy names no policy that --replay request can show"
+                        : "--policy names no policy; all: every one");
 }
 
 static bool read_args(struct table *t, const struct bt_sim_cache_args *a)
@@ -101,7 +103,11 @@ static bool read_args(struct table *t, const struct bt_sim_cache_args *a)
     if (!read_blocks(t, a->blocks) || !read_policies(t, a->policies)) {
         return false;
     }
-    return bt_sim_trace_load(a->trace, &t->trace, err, sizeof(err)) == BT_OK || fail(err);
+    bt_status_t st = bt_sim_trace_load(a->trace, &t->trace, err, sizeof(err));
+    for (uint32_t c = 0; c < t->n_caps && st == BT_OK; c++) { /* before a table has begun */
+        st = bt_sim_replay_check(&t->trace, t->caps[c], err, sizeof(err));
+    }
+    return st == BT_OK || fail(err);
 }
 
 static void progress(void *arg, uint32_t done, uint32_t of)
@@ -112,14 +118,20 @@ static void progress(void *arg, uint32_t done, uint32_t of)
     t->a->progress(NULL, (uint32_t)(share * 10000), 10000);
 }
 
+/* 0 where there is nothing: a trace without full blocks, a part without requests. */
+static double ratio(double part, double all)
+{
+    return all > 0 ? part / all : 0;
+}
+
 static void print_row(const struct table *t, uint32_t k, uint32_t c)
 {
     const struct bt_sim_replay_result *r = &t->r[k][c];
     printf("%s,%u,%.4f,%.4f,%.4f,%.4f,%.1f,%llu,%llu,%llu,%.0f\n", t->names[k], t->caps[c],
-           (double)r->hit_blocks / (double)r->blocks, (double)r->hit_tokens / (double)r->tokens,
-           (double)r->prefix_tokens / (double)r->tokens, r->saved_s / r->prefill_s, r->saved_s,
+           ratio(r->hit_blocks, r->blocks), ratio(r->hit_tokens, r->tokens),
+           ratio(r->prefix_tokens, r->tokens), ratio(r->saved_s, r->prefill_s), r->saved_s,
            (unsigned long long)r->hit_blocks, (unsigned long long)r->evicted,
-           (unsigned long long)r->headless, (double)r->events / r->wall_s);
+           (unsigned long long)r->headless, ratio(r->events, r->wall_s));
 }
 
 /* By blocks found, or by prefill time saved. */
@@ -142,7 +154,7 @@ static bool plot(const struct table *t, const char *name, const char *title, boo
     for (uint32_t k = 0; k < t->n_names; k++) {
         for (uint32_t i = 0; i < t->n_caps; i++) {
             const struct bt_sim_replay_result *r = &t->r[k][at[i]];
-            y[k][i] = saved ? r->saved_s / r->prefill_s : (double)r->hit_blocks / (double)r->blocks;
+            y[k][i] = saved ? ratio(r->saved_s, r->prefill_s) : ratio(r->hit_blocks, r->blocks);
         }
         curves[k] = (struct bt_sim_curve){t->names[k], x, y[k], t->n_caps};
     }

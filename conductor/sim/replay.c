@@ -223,16 +223,18 @@ static void serve(struct replay *p, const struct bt_sim_request *q, bool counted
     }
 }
 
-static bt_status_t check(const struct bt_sim_trace *t, uint32_t cap, char *err, size_t err_cap)
+bt_status_t bt_sim_replay_check(const struct bt_sim_trace *t, uint32_t n_blocks, char *err,
+                                size_t err_cap)
 {
+    uint32_t longest = 0;
     for (uint32_t i = 0; i < t->n; i++) {
-        if (t->requests[i].n_blocks > cap) {
-            snprintf(err, err_cap,
-                     "a request of the trace has %u blocks; --blocks must be at least "
-                     "that",
-                     t->requests[i].n_blocks);
-            return BT_ERR_INVALID;
-        }
+        longest = BT_MAX(longest, t->requests[i].n_blocks);
+    }
+    if (n_blocks != 0 && n_blocks < longest) {
+        snprintf(err, err_cap,
+                 "--blocks %u: the longest request of the trace has %u blocks; give at least that",
+                 n_blocks, longest);
+        return BT_ERR_INVALID;
     }
     return BT_OK;
 }
@@ -250,8 +252,8 @@ bt_status_t bt_sim_replay(const struct bt_sim_trace *t, const struct bt_evict_po
 {
     struct replay p = {.t = t, .o = o, .r = r, .policy = policy};
     BT_ASSERT(policy != NULL || o->mode == BT_SIM_REPLAY_SEQUENCE);
-    p.cap = n_blocks == 0 ? BT_MAX(t->n_unique, 1u) : n_blocks;
-    bt_status_t st = check(t, p.cap, err, err_cap);
+    p.cap = BT_MAX(n_blocks == 0 ? t->n_unique : BT_MIN(n_blocks, t->n_unique), 1u);
+    bt_status_t st = bt_sim_replay_check(t, n_blocks, err, err_cap);
     if (st != BT_OK) {
         return st;
     }

@@ -34,6 +34,10 @@ struct bt_sim_replay_result {
     double wall_s;              /* time of the whole replay */
 };
 
+/* Is a capacity (0: unlimited) enough for the longest request? ERR_INVALID: it is not, said in err.
+ */
+bt_status_t bt_sim_replay_check(const struct bt_sim_trace *t, uint32_t n_blocks, char *err,
+                                size_t err_cap);
 /* policy NULL: Belady's optimum, which knows the future (sequence only). n_blocks: capacity, more
  * than the longest request has; 0: unlimited. ERR_INVALID: too small a capacity, said in err. */
 bt_status_t bt_sim_replay(const struct bt_sim_trace *t, const struct bt_evict_policy *policy,

@@ -147,6 +147,16 @@ def test_csv_on_standard_output_is_csv_alone():
         assert rc == 0 and out.startswith("request,") and "ttft" in err.lower()
 
 
+def test_a_cache_table_is_whole_and_has_numbers(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(line(0, 600, [1, 2]) + line(1, 2000, [1, 3, 4, 5]))
+    rc, out, err = sim("cache", "--trace", trace, "--blocks", "9,3")
+    assert rc == 2 and "--blocks 3: the longest request of the trace has 4 blocks" in err and not out, (out, err)
+    trace.write_text(line(0, 100, [1]))  # not one full block
+    rc, out, err = sim("cache", "--trace", trace, "--blocks", 9, "--replay", "request")
+    assert rc == 0 and "nan" not in out and len(list(csv.DictReader(out.splitlines()))) == 5, out + err
+
+
 def test_what_no_trace_is(tmp_path):
     packed = tmp_path / "t.jsonl.gz"
     packed.write_bytes(gzip.compress(line(0, 600, [1, 2]).encode()))
