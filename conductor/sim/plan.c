@@ -255,7 +255,7 @@ static void print_sure(FILE *f, const struct planner *p, const struct split *all
     fprintf(f, "how sure       first half of the trace: %s, second half: %s; %s\n", text[0],
             text[1],
             !agree    ? "they do not agree: the ratio depends on the hour"
-            : !as_all ? "they agree, but not with the whole: it is a close call"
+            : !as_all ? "they agree, but not with the whole trace"
                       : "they agree");
 }
 
