@@ -22,11 +22,29 @@
 /* Of a worker's pages and places so much is taken, counting rows on their way as rows. */
 #define FULL 0.9
 
+/* A first token that is expected within this share of its objective needs no room: longer steps
+ * would cost short answers their objective for nothing. */
+#define TTFT_SAFE 0.03
+
+/* The request's first token where it waits least and nothing of the cluster's KV has to be moved.
+ */
+static double first_token_ms(const struct job *j)
+{
+    for (uint32_t i = 0; i < j->s->n_workers; i++) {
+        const struct bt_sched_worker *w = &j->s->workers[i];
+        if (w->prefill && w->cost != NULL) {
+            return j->least_queue_ms + bt_sched_compute_ms(j->c, w, j->req, j->best_tokens);
+        }
+    }
+    return 0;
+}
+
 bool bt_sched_packs(const struct job *j)
 {
     const struct bt_sched_params *c = j->c;
     return j->rule->mixed && c->mixed_step_ms > 0 && c->pack_share > 0 && c->tbt_objective_ms > 0 &&
-           !j->no_prefill_role && !j->no_decode_role && j->least_queue_ms <= QUEUE_MS;
+           !j->no_prefill_role && !j->no_decode_role && j->least_queue_ms <= QUEUE_MS &&
+           first_token_ms(j) >= TTFT_SAFE * c->ttft_objective_ms;
 }
 
 bool bt_sched_row_free(const struct bt_sched_worker *w)

@@ -425,10 +425,10 @@ static bt_sched_verdict_t survey(struct job *j, struct bt_sched_reject *reject_p
             reject_p, s->n_workers != 0 ? BT_SCHED_NO_KVSTORE : BT_SCHED_NO_DECODE, 1,
             s->n_workers != 0 ? "no kvstore is up on the workers' nodes" : "no worker is up");
     }
-    j->packing = bt_sched_packs(j);
     if (j->rule->fetch && j->c->fetch_ratio > 0) {
         find_best_match(j);
     }
+    j->packing = bt_sched_packs(j);
     return BT_SCHED_PLANNED;
 }
 

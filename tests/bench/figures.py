@@ -185,8 +185,8 @@ class Figures:
         return ["--mixed-step", 0.5 * tbt, "--mixed-gap", 0]
 
     def ablation(self):
-        without = (("all of it", []), ("no prompts beside rows", ["--mixed-step", 0]), ("steps of half the objective", self.halves),
-                   ("no price of work", ["--admission", "predict"]), ("no price by demand", ["--demand-price", 0]),
+        without = (("all of it", []), ("no prompts beside rows", ["--mixed-step", 0]), ("rows spread", ["--pack", 0]),
+                   ("steps of half the objective", self.halves), ("no price of work", ["--admission", "predict"]), ("no price by demand", ["--demand-price", 0]),
                    ("nothing late", ["--background", 0]), ("no weight of others' time", ["--work-weight", 0]),
                    ("nothing fetched", ["--fetch-ratio", 0]))
         print("| trace, objectives | load | kvcache | " + " | ".join(n for n, _ in without) + " |\n|---|---|---|" + "---|" * len(without))

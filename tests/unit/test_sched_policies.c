@@ -663,6 +663,10 @@ static void test_packing(void **state)
     }
     assert_true(place(&x, &bt_sched_baton).decode == 5);
     assert_true(place(&x, &bt_sched_kvcache).decode != 5);
+    x.c.ttft_objective_ms = 40000; /* a second is safe */
+    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    x.c.ttft_objective_ms = 30000;
+    assert_true(place(&x, &bt_sched_baton).decode == 5);
     x.c.tbt_objective_ms = 0; /* how long may a step be? */
     assert_true(place(&x, &bt_sched_baton).decode != 5);
     x.c.tbt_objective_ms = 100;
