@@ -1,0 +1,116 @@
+/* A request from its arrival to its end: admission, where it is placed, again after a failure. */
+#include "conductor/sim/sim_priv.h"
+
+#define PROGRESS_EACH 1024
+#define NOTICE_MS     2000 /* silence after which a node counts as gone */
+#define TRIES         60   /* of a re-plan that finds nobody, a second apart */
+
+/* ---- its end ---- */
+
+static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
+{
+    if (outcome == BT_SIM_SERVED) {
+        bt_sim_lengths_served(s, id);
+    }
+    s->r->records[id].outcome = outcome;
+    s->r->records[id].end_ms = s->now_ms;
+    s->r->end_ms = BT_MAX(s->r->end_ms, s->now_ms);
+    s->sample_refused += outcome != BT_SIM_SERVED;
+    if (++s->finished % PROGRESS_EACH == 0 && s->o->progress != NULL) {
+        s->o->progress(s->o->progress_arg, s->finished, s->r->n);
+    }
+}
+
+void bt_sim_finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
+{
+    s->d[s->r->records[id].decode].assigned--;
+    finish(s, id, outcome);
+}
+
+void bt_sim_abandon(struct sim *s, uint32_t id, uint32_t node, bool expected)
+{
+    struct live *l = &s->live[id];
+    if (expected) {
+        bt_sim_row_expect(s, id, -1);
+    }
+    s->d[s->r->records[id].decode].assigned--;
+    l->held = l->fetch_tokens = l->best_tokens = 0;
+    l->last_ms = BT_MIN(s->now_ms, s->failed_ms[node]);
+    bt_sim_push(s, BT_MAX(s->now_ms, s->failed_ms[node] + NOTICE_MS), EV_REPLAN, id, 0);
+}
+
+/* ---- where to ---- */
+
+/* Where nobody decodes, policies let prefill workers do both: here they cannot. */
+static bool place(const struct sim *s, const struct bt_sched_request *want,
+                  struct bt_sched_plan *plan, struct bt_sched_reject *rej)
+{
+    return s->o->policy->place(&s->params, &s->snap, want, plan, rej) == BT_SCHED_PLANNED &&
+           s->workers[plan->decode].decode;
+}
+
+static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    struct live *l = &s->live[id];
+    rec->prefill = plan->prefill;
+    rec->decode = plan->decode;
+    s->r->background += plan->background;
+    s->d[rec->decode].assigned++;
+    l->job = (struct bt_sim_job){
+        .id = id, .late = plan->background, .planned_ms = plan->prefill_ms, .rest_ms = 0};
+    l->placed_ms = s->now_ms;
+    l->ready_ms = s->now_ms + plan->ttft_ms;
+    l->row_ms = plan->row_ms;
+    bt_sim_row_expect(s, id, 1);
+    l->read_end_ms = bt_sim_caches_read(s->caches, plan->prefill, bt_sim_blocks_of(s, id),
+                                        bt_sim_usable_blocks(s, id), s->now_ms);
+    if (plan->fetch_from != BT_SCHED_NONE) {
+        bt_sim_fetch(s, id, plan);
+    }
+    bt_sim_compute_queue(s, id);
+}
+
+void bt_sim_arrive(struct sim *s, uint32_t id)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    struct bt_sched_request want = bt_sim_show_request(s, id);
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej = {0};
+    s->sample_arrived++;
+    if (!place(s, &want, &plan, &rej)) {
+        finish(s, id, BT_SIM_REFUSED_OTHER);
+        return;
+    }
+    if (!plan.background) {
+        bt_sched_demand_note(&s->demand, s->now_ms, plan.compute_ms);
+        bt_sched_demand_note(&s->decodes, s->now_ms, plan.decode_work);
+    }
+    rec->plan_ttft_ms = plan.ttft_ms;
+    rec->plan_tbt_ms = plan.tbt_ms;
+    if (s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) != BT_SCHED_PLANNED) {
+        static const bt_sim_outcome_t why[] = {[BT_SCHED_MISS_TTFT] = BT_SIM_REFUSED_TTFT,
+                                               [BT_SCHED_MISS_TBT] = BT_SIM_REFUSED_TBT,
+                                               [BT_SCHED_MISS_PRICE] = BT_SIM_REFUSED_PRICE};
+        finish(s, id, why[rej.miss]);
+        return;
+    }
+    bt_sim_copy_begin(s, id);
+    go(s, id, &plan);
+}
+
+void bt_sim_replan(struct sim *s, uint32_t id)
+{
+    struct bt_sched_request want = bt_sim_show_request(s, id);
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    if (place(s, &want, &plan, &rej)) {
+        s->r->replans++;
+        s->live[id].tries = 0;
+        go(s, id, &plan);
+    } else if (++s->live[id].tries < TRIES) {
+        bt_sim_push(s, s->now_ms + 1000, EV_REPLAN, id, 0);
+    } else {
+        finish(s, id, BT_SIM_LOST);
+    }
+}

@@ -1,0 +1,106 @@
+/* Rows of decode nodes: those on their way, a request's first token, its row, its end. */
+#include "conductor/sim/sim_priv.h"
+
+#define DONE_AT_ONCE 64
+
+void bt_sim_rows_wake(struct sim *s, uint32_t node)
+{
+    double next = bt_sim_decode_next_ms(s->d[node].d);
+    s->d[node].version++;
+    if (next >= 0) {
+        bt_sim_push(s, next, EV_DECODE, node, s->d[node].version);
+    }
+}
+
+void bt_sim_row_expect(struct sim *s, uint32_t id, int sign)
+{
+    const struct live *l = &s->live[id];
+    const struct bt_sim_record *rec = &s->r->records[id];
+    struct decode_node *d = &s->d[rec->decode];
+    uint32_t tokens = s->req[id].input;
+    bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, tokens, l->row_ms, sign);
+    d->coming += (uint32_t)sign;
+    d->coming_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
+    if (rec->prefill != rec->decode && bt_sim_decode_expect(d->d, s->now_ms, sign)) {
+        bt_sim_rows_wake(s, rec->decode);
+    }
+}
+
+void bt_sim_row_first(struct sim *s, uint32_t id)
+{
+    struct bt_sim_record *rec = &s->r->records[id];
+    struct live *l = &s->live[id];
+    l->prefilled_ms = s->now_ms;
+    if (l->given == 0) {
+        rec->ttft_ms = s->now_ms - rec->at_ms;
+    } else {
+        l->gap_ms = BT_MAX(l->gap_ms, s->now_ms - l->last_ms);
+    }
+}
+
+bool bt_sim_row_needless(const struct sim *s, uint32_t id)
+{
+    return bt_sim_output_of(s, id) <= s->live[id].given + 1;
+}
+
+/* A request's TBT, where an interruption is one of its longest gaps; what came before that counts
+ * as what came after. */
+static double with_gap(const struct sim *s, uint32_t id, double tbt_ms)
+{
+    const struct live *l = &s->live[id];
+    uint32_t gaps = bt_sim_output_of(s, id) - 1, k = BT_DIV_UP(gaps, 10u);
+    return l->gap_ms > 0 ? (l->gap_ms + (k - 1) * tbt_ms) / k : tbt_ms;
+}
+
+static void served(struct sim *s, uint32_t id, double tbt_ms)
+{
+    s->r->records[id].tbt_ms = with_gap(s, id, tbt_ms);
+    bt_sim_finish(s, id, BT_SIM_SERVED);
+}
+
+bool bt_sim_row_begin(struct sim *s, uint32_t id)
+{
+    bt_sim_row_expect(s, id, -1);
+    if (bt_sim_row_needless(s, id)) {
+        served(s, id, 0);
+        return false;
+    }
+    struct bt_sim_row row = {.id = id,
+                             .tokens = bt_sim_tokens_of(s, id) + 1,
+                             .steps = bt_sim_output_of(s, id) - s->live[id].given - 1,
+                             .first_ms = s->live[id].prefilled_ms};
+    if (!bt_sim_decode_add(s->d[s->r->records[id].decode].d, s->now_ms, &row)) {
+        bt_sim_finish(s, id, BT_SIM_REFUSED_OTHER);
+        return false;
+    }
+    return true;
+}
+
+void bt_sim_row_handed(struct sim *s, uint32_t id)
+{
+    const struct bt_sim_record *rec = &s->r->records[id];
+    bool decode_gone = bt_sim_failed_since(s, id, rec->decode);
+    if (decode_gone || bt_sim_failed_since(s, id, rec->prefill)) {
+        s->live[id].given++;
+        bt_sim_abandon(s, id, decode_gone ? rec->decode : rec->prefill, true);
+        return;
+    }
+    if (bt_sim_row_begin(s, id)) {
+        bt_sim_rows_wake(s, rec->decode);
+    }
+}
+
+void bt_sim_rows_step(struct sim *s, uint32_t node)
+{
+    struct bt_sim_done done[DONE_AT_ONCE];
+    uint32_t n = bt_sim_decode_advance(s->d[node].d, done, DONE_AT_ONCE);
+    for (uint32_t i = 0; i < n; i++) {
+        if (done[i].prompt) {
+            bt_sim_compute_beside_end(s, done[i].id);
+            continue;
+        }
+        s->lengths.ended++;
+        served(s, done[i].id, done[i].tbt_ms);
+    }
+    bt_sim_rows_wake(s, node);
+}

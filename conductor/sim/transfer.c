@@ -1,0 +1,102 @@
+/* KV between nodes: the links, what plans fetch, hand-offs, copies ahead of need. */
+#include "conductor/sim/sim_priv.h"
+
+/* A link's end is busy with one thing after the other, first come first served, and with each for
+ * as long as its bytes take; streams share it piece by piece, so that an end does not wait for the
+ * other one. Returns when both have done it. */
+static double send(struct sim *s, uint32_t from, uint32_t to, double bytes)
+{
+    double *out = &s->links[from].send_free_ms, *in = &s->links[to].recv_free_ms;
+    double ms = 1e3 * bytes / s->c->link_bytes_per_s;
+    *out = BT_MAX(*out, s->now_ms) + ms;
+    *in = BT_MAX(*in, s->now_ms) + ms;
+    return BT_MAX(*out, *in);
+}
+
+/* ---- fetches ---- */
+
+void bt_sim_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
+{
+    struct live *l = &s->live[id];
+    uint32_t n = BT_MIN(s->match[plan->fetch_from], bt_sim_usable_blocks(s, id)), ssd;
+    double bytes = (double)plan->fetch_tokens * s->c->token_bytes;
+    l->best_tokens = n * BT_SIM_BLOCK_TOKENS;
+    l->fetch_from = plan->fetch_from;
+    l->fetch_tokens = plan->fetch_tokens;
+    l->fetch_end_ms = send(s, plan->fetch_from, plan->prefill, bytes);
+    s->r->bytes_fetch += bytes;
+    const uint32_t *blocks = bt_sim_blocks_of(s, id); /* used there too */
+    double read = bt_sim_caches_read(s->caches, plan->fetch_from, blocks, n, s->now_ms);
+    l->fetch_end_ms = BT_MAX(l->fetch_end_ms, read);
+    uint32_t used = bt_sim_caches_use(s->caches, plan->fetch_from, blocks, n, s->now_ms, &ssd);
+    bt_sim_caches_release(s->caches, plan->fetch_from, blocks, used);
+}
+
+bool bt_sim_fetch_lost(const struct sim *s, uint32_t id)
+{
+    const struct live *l = &s->live[id];
+    return bt_sim_failed_since(s, id, l->fetch_from) &&
+           s->failed_ms[l->fetch_from] < l->fetch_end_ms;
+}
+
+/* ---- hand-offs ---- */
+
+static double kv_bytes(const struct sim *s, uint32_t id)
+{
+    return (double)s->req[id].input * s->c->token_bytes;
+}
+
+void bt_sim_handoff_begin(struct sim *s, uint32_t id)
+{
+    const struct bt_sim_record *rec = &s->r->records[id];
+    if (!bt_sim_row_needless(s, id)) {
+        s->live[id].handed_ms = send(s, rec->prefill, rec->decode, kv_bytes(s, id));
+        s->r->bytes_handoff += kv_bytes(s, id);
+    }
+}
+
+void bt_sim_handoff(struct sim *s, uint32_t id)
+{
+    uint32_t decode = s->r->records[id].decode;
+    if (bt_sim_failed_since(s, id, decode)) {
+        s->live[id].given++;
+        bt_sim_abandon(s, id, decode, true);
+        return;
+    }
+    double layer = 1e3 * kv_bytes(s, id) / s->c->link_bytes_per_s / s->c->layers; /* the last one */
+    bt_sim_push(s, BT_MAX(s->now_ms + layer, s->live[id].handed_ms), EV_HANDOFF_END, id, 0);
+}
+
+/* ---- copies ---- */
+
+void bt_sim_copy_begin(struct sim *s, uint32_t id)
+{
+    double block_bytes = BT_SIM_BLOCK_TOKENS * s->c->token_bytes;
+    if (!bt_sim_replicate_look(&s->replicate, &s->params, &s->snap, bt_sim_blocks_of(s, id),
+                               bt_sim_full_blocks(s, id), block_bytes, &s->copy)) {
+        return;
+    }
+    const struct link *src = &s->links[s->copy.from], *dst = &s->links[s->copy.to];
+    double bytes = s->copy.blocks * block_bytes;
+    double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
+    s->copy_of = id;
+    s->copy_begun_ms = s->now_ms;
+    s->replicate.pending = true;
+    s->r->copies++;
+    s->r->bytes_copied += bytes;
+    bt_sim_push(s, start + 1e3 * bytes / s->c->link_bytes_per_s, EV_COPY, 0, 0);
+}
+
+void bt_sim_copy_end(struct sim *s)
+{
+    const struct bt_sim_copy *c = &s->copy;
+    const uint32_t *blocks = bt_sim_blocks_of(s, s->copy_of);
+    s->replicate.pending = false;
+    if (s->failed_ms[c->from] >= s->copy_begun_ms || s->failed_ms[c->to] >= s->copy_begun_ms) {
+        return;
+    }
+    uint32_t ssd, held = bt_sim_caches_use(s->caches, c->to, blocks, c->blocks, s->now_ms, &ssd);
+    struct bt_sim_put put = {
+        .blocks = blocks, .n = c->blocks, .held = held, .copied = held, .copied_end = c->blocks};
+    bt_sim_caches_put(s->caches, c->to, &put, s->now_ms);
+}
