@@ -125,10 +125,10 @@ static inline uint32_t bt_sim_full_blocks(const struct sim *s, uint32_t id)
     return s->req[id].input / BT_SIM_BLOCK_TOKENS;
 }
 
-/* Those that may be used: at least the last token of a prompt is computed. */
+/* Those that may be used: at least the last token is computed, of what it has given out too. */
 static inline uint32_t bt_sim_usable_blocks(const struct sim *s, uint32_t id)
 {
-    return (s->req[id].input - 1) / BT_SIM_BLOCK_TOKENS;
+    return BT_MIN((bt_sim_tokens_of(s, id) - 1) / BT_SIM_BLOCK_TOKENS, bt_sim_full_blocks(s, id));
 }
 
 /* Has this node failed since the request was placed? */

@@ -847,6 +847,52 @@ static void test_failures(void **state)
     bt_sim_result_cleanup(&whole);
 }
 
+/* Prompts of whole blocks, planned again with the token that they have given out: their last block
+ * is used then, at another node too, as the policy says. All of them come from node 0, as node 1
+ * was away. */
+static void test_whole_blocks_again(void **state)
+{
+    (void)state;
+    static const struct bt_sim_failure failures[] = {{0, 20e3, 1}, {25e3, 5e3, 2}};
+    struct bt_sim_request requests[40];
+    uint32_t blocks[BT_ARRAY_LEN(requests) * 8];
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(requests); i++) {
+        requests[i] = (struct bt_sim_request){500.0 * i, 4096, 2000, 8 * i, 8};
+    }
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(blocks); i++) {
+        blocks[i] = i;
+    }
+    struct bt_sim_trace t = {.requests = requests,
+                             .n = BT_ARRAY_LEN(requests),
+                             .blocks = blocks,
+                             .n_blocks = BT_ARRAY_LEN(blocks),
+                             .n_unique = BT_ARRAY_LEN(blocks)};
+    struct bt_sim_cluster c;
+    struct bt_sim_result r;
+    char err[256];
+    assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+    c.prefill_nodes = 2;
+    c.decode_nodes = 1;
+    struct bt_sim_options o = {.policy = &bt_sched_kvcache,
+                               .admission = &bt_sched_admit_none,
+                               .rate = 1,
+                               .to = 1,
+                               .seed = 1,
+                               .fetch_ratio = 1.5,
+                               .life_ms = 10000,
+                               .failures = failures,
+                               .n_failures = BT_ARRAY_LEN(failures)};
+    bt_sim_run(&c, &t, &o, &r);
+    uint32_t fetched = 0;
+    for (uint32_t i = 0; i < r.n; i++) {
+        assert_int_equal(r.records[i].outcome, BT_SIM_SERVED);
+        assert_true(r.records[i].end_ms < 300e3);
+        fetched += r.records[i].fetched_tokens == 4096;
+    }
+    assert_true(r.replans > 10 && fetched > 0);
+    bt_sim_result_cleanup(&r);
+}
+
 /* One prefix used again and again: a copy for each four uses within a minute as the budget allows,
  * on the node with the shortest queue that has none; its head counts where others share no more. */
 static void test_replicate(void **state)
@@ -1156,6 +1202,7 @@ int main(void)
         cmocka_unit_test(test_seed),
         cmocka_unit_test(test_decode_fails),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_whole_blocks_again),
         cmocka_unit_test(test_link_ends),
         cmocka_unit_test(test_replicate),
         cmocka_unit_test(test_roles),
