@@ -404,6 +404,7 @@ static void run(struct conductor *c)
             c->conf.policy, c->conf.max_running, c->conf.index_extents);
     bt_notify_status("serving %s on http://%s", c->model_id, c->http_addr);
     bt_notify_ready();
+    bt_loop_short_slices(BT_LOOP_SLICE_US);
     bt_loop_run(c->loop);
 }
 

@@ -58,6 +58,7 @@ void bt_loop_post(struct bt_loop *loop, struct bt_task *task);
  * share of the CPU stays what it was. Before Linux 6.12, or where it is refused, nothing changes.
  */
 void bt_loop_short_slices(uint32_t us);
+#define BT_LOOP_SLICE_US 200 /* of a thread that hands messages on */
 
 /* For the whole process, at its start: as many open files as the hard limit has (shells and
  * containers give 1,024, of which a conductor's clients alone may need more); a closed peer and a

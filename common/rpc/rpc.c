@@ -69,6 +69,7 @@ void bt_rpc_batch(struct bt_rpc *rpc, grpc_call *call, const grpc_op *ops, size_
 static void *cq_thread(void *arg)
 {
     struct bt_rpc *rpc = arg;
+    bt_loop_short_slices(BT_LOOP_SLICE_US);
     for (;;) {
         grpc_event ev =
             grpc_completion_queue_next(rpc->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);

@@ -588,6 +588,7 @@ static int serve(struct bt_wctl *w)
     } else if (start_servers(w) && start_core(w, &thread)) {
         core_running = true;
         bt_timer_start(w->loop, &w->tick, BT_WCTL_TICK_MS, BT_WCTL_TICK_MS, on_tick, w);
+        bt_loop_short_slices(BT_LOOP_SLICE_US); /* each step's tokens wait for this thread */
         bt_loop_run(w->loop);
     } else {
         w->exit_code = BT_EXIT_FAILED;

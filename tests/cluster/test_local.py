@@ -1,4 +1,5 @@
 """baton-local and batonctl as a user meets them: usage, several clusters, nothing left behind."""
+import ctypes
 import json
 import os
 import re
@@ -82,6 +83,32 @@ def test_directories_and_ports_that_cannot_be_used(tmp_path):
     rc, _, err = run(LOCAL, "up", "--dir", tmp_path / "m", "--model", file)
     assert rc == 1 and f"there is no model directory {file}" in err
     assert not left_of(tmp_path)
+
+
+class SchedAttr(ctypes.Structure):
+    """struct sched_attr of Linux, 48 bytes of it."""
+    _fields_ = [("size", ctypes.c_uint32), ("policy", ctypes.c_uint32), ("flags", ctypes.c_uint64),
+                ("nice", ctypes.c_int32), ("priority", ctypes.c_uint32), ("slice_ns", ctypes.c_uint64),
+                ("rest", ctypes.c_uint64 * 2)]
+
+
+def slice_ns(tid):
+    """Of a thread; 0 before Linux 6.12."""
+    a, sched_getattr = SchedAttr(), 315
+    assert ctypes.CDLL(None, use_errno=True).syscall(sched_getattr, tid, ctypes.byref(a), 48, 0) == 0, ctypes.get_errno()
+    return a.slice_ns
+
+
+def test_tokens_do_not_wait_for_those_that_compute(cluster):
+    """One session of their own, as autogroup would let each wait behind the others; short time slices for who hands on."""
+    daemons = cluster.status()
+    sessions = {os.getsid(d["pid"]) for d in daemons}
+    assert len(sessions) == 1 and os.getsid(0) not in sessions, sessions
+    default = slice_ns(os.getpid())
+    for d in daemons:
+        if d["daemon"] in ("conductor", "prefill", "decode") and default:
+            slices = [slice_ns(int(t)) for t in os.listdir(f"/proc/{d['pid']}/task")]
+            assert slice_ns(d["pid"]) < default and slices.count(slice_ns(d["pid"])) == 2, (d, slices)
 
 
 def test_down_twice_and_status_of_nothing(tmp_path):
