@@ -72,6 +72,15 @@ void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns)
     c->gaps_ms[c->n_gaps++] = (float)((double)(now_ns - c->last_ns) / 1e6);
 }
 
+static double sum_of(const float *v, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += v[i];
+    }
+    return sum;
+}
+
 void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
 {
     struct bt_choice *c = &k->r->choices[choice];
@@ -95,5 +104,6 @@ void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
     bt_metric_observe(k->r->rs->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
     if (f->decode != NULL) {
         bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, c->n_gaps - landing, others);
+        bt_sched_learn_life(&f->decode->learned, sum_of(c->gaps_ms, c->n_gaps));
     }
 }

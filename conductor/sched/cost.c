@@ -298,6 +298,23 @@ double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_w
     return load > 1 ? step * load : step;
 }
 
+double bt_sched_step_then_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                             const struct bt_sched_request *req, double t_ms)
+{
+    double life = w->learned.life_ms, now = w->running + w->waiting, coming = rows_coming(w);
+    if (w->cost == NULL || !(life > 0) || !(t_ms > 0) || bt_sched_decode_load(w, req) > 1) {
+        return bt_sched_step_ms(c, w, req);
+    }
+    double each = w->running > 0 ? (double)w->kv_tokens / w->running : req->n_tokens;
+    double each_coming = w->own_coming > 0 ? (double)w->own_coming_tokens / w->own_coming : each;
+    double stay = exp(-t_ms / life), n = BT_MAX(req->n_choices, 1u);
+    now *= stay;
+    coming *= life / t_ms * (1 - stay);
+    struct bt_batch_work work = {.tokens = now + coming + n,
+                                 .kv = now * each + coming * each_coming + n * req->n_tokens};
+    return 1e-6 * bt_batch_work_ns(w->cost, &work);
+}
+
 double bt_sched_full_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                              const struct bt_sched_request *req)
 {

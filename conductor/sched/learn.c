@@ -6,6 +6,7 @@
 #define OVERHEAD_MIN 0.1 /* ms: from nothing nothing grows */
 #define SLOW_MAX     16.0
 #define SPREAD_STEP  0.05
+#define LIFE_STEP    0.05
 #define STALL_MIN    0.01 /* ms, as OVERHEAD_MIN */
 #define TAIL_MIN     0.05
 #define TAIL_MAX     50.0
@@ -133,6 +134,14 @@ void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double s
         miss = BT_MAX(BT_MIN(gain(l->n_land[rows]) * miss, by), -by);
     }
     l->land_ms[rows] = BT_MAX(l->land_ms[rows] + miss, 0);
+}
+
+void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms)
+{
+    if (life_ms > 0) { /* their mean at first, later that of the last tens */
+        l->n_life++;
+        l->life_ms += BT_MAX(1.0 / l->n_life, LIFE_STEP) * (life_ms - l->life_ms);
+    }
 }
 
 double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,

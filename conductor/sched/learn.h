@@ -20,7 +20,8 @@ struct bt_sched_learned {
      * what of the hand-off is not hidden. [1]: the worker had rows: loading begins when a step
      * ends, and the step after may begin without the row. [0]: it had none */
     double land_ms[2];
-    uint32_t n_ttft, n_idle, n_tbt, n_land[2];
+    double life_ms; /* of a row, in the mean; 0: not known */
+    uint32_t n_ttft, n_idle, n_tbt, n_land[2], n_life;
 };
 
 /* A first token took actual_ms where queue and computing were predicted to take work_ms.
@@ -45,6 +46,8 @@ double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms);
  * predicted as steps_ms, of step_ms each: more than one step where the worker had rows. */
 void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double steps_ms,
                             double actual_ms);
+/* A row was there for life_ms, from its first token to its last. */
+void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms);
 /* The TBT that follows for an answer of n_gaps gaps. landing_ms: steps in the first of them, where
  * the first token comes from elsewhere, else 0. With few gaps that one is the longest tenth. */
 double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,

@@ -326,9 +326,9 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
     double ttft_ms = bt_sched_learned_ttft(&wp->learned, e->ttft_ms);
     plan->ttft_ms = j->req->waited_ms + ttft_ms;
     plan->ttft_most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
-    plan->step_ms = bt_sched_step_ms(j->c, wd, j->req);
+    plan->step_ms = bt_sched_step_then_ms(j->c, wd, j->req, ttft_ms);
     plan->row_ms = bt_sched_answer(j->req) * bt_sched_full_step_ms(j->c, wd, j->req);
-    plan->tail_ms = bt_sched_tbt_ms(j->c, wd, j->req);
+    plan->tail_ms = bt_sched_learned_gap(&wd->learned, plan->step_ms);
     plan->decode_work = bt_sched_decode_work(wd, j->req);
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
     /* What lands finds a step under way where there are rows, or will be: half of it is still to

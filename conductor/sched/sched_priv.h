@@ -121,7 +121,12 @@ double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sch
 /* The step with this request's rows in it, more where they have to take turns. */
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req);
-/* ... and with what requests have shown of the tail of their gaps there. */
+/* The step that they will find there when their prompt is computed, in t_ms: rows of now have ended
+ * by then or not, and those on their way come one by one until then and end too. Where nobody's
+ * life is known, or more rows than places have to take turns, bt_sched_step_ms. */
+double bt_sched_step_then_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                             const struct bt_sched_request *req, double t_ms);
+/* The step of now with what requests have shown of the tail of their gaps there. */
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                        const struct bt_sched_request *req);
 

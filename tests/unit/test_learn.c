@@ -212,6 +212,21 @@ static void test_short_answers(void **state)
     assert_true(all > 35 && few > 12 && few < 20); /* 44 and 17.6 in the mean */
 }
 
+static void test_life_is_a_mean(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    bt_sched_learn_life(&l, 0); /* one token, or none: no row was there */
+    assert_true(l.life_ms == 0);
+    bt_sched_learn_life(&l, 100);
+    bt_sched_learn_life(&l, 300);
+    assert_true(fabs(l.life_ms - 200) < 1e-9);
+    for (int i = 0; i < 300; i++) {
+        bt_sched_learn_life(&l, i % 2 == 0 ? 1000 : 2000);
+    }
+    assert_true(fabs(l.life_ms - 1500) < 50);
+}
+
 static void test_error(void **state)
 {
     (void)state;
@@ -232,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_stalls_and_steps_are_told_apart),
         cmocka_unit_test(test_the_gap_of_a_landing),
         cmocka_unit_test(test_short_answers),
+        cmocka_unit_test(test_life_is_a_mean),
         cmocka_unit_test(test_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

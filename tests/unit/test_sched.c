@@ -1,4 +1,5 @@
 /* The placement policy: choices, exclusions, rejections, ties, replay of recorded snapshots. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -159,6 +160,35 @@ static void test_the_gap_of_the_hand_off(void **state)
     assert_true(place(&x, &c).landing_ms == 20);
     x.w[2].landing = x.w[3].landing = 1;
     assert_true(place(&x, &c).landing_ms == 30);
+}
+
+/* Rows that decode for less time than the prompt takes are mostly gone when it is computed, and so
+ * are those that come before it. */
+static void test_the_step_when_the_prompt_is_computed(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 1e6, .token_ns = BT_BATCH_TOKEN_NS(1e6)};
+    struct world x;
+    world_init(&x);
+    for (int i = 2; i < 4; i++) {
+        x.w[i].cost = &cost;
+        x.w[i].running = 4;
+        x.w[i].landing = 5;
+    }
+    struct bt_sched_plan p = place(&x, &defaults); /* nobody's life is known: all of them */
+    assert_true(fabs(p.step_ms - 11) < 1e-6);
+    for (int i = 2; i < 4; i++) { /* in a second: one of five is there then */
+        bt_sched_learn_life(&x.w[i].learned, 200);
+    }
+    p = place(&x, &defaults);
+    assert_true(p.step_ms > 3 && p.step_ms < 3.05 && p.tail_ms == p.step_ms);
+    for (int i = 2; i < 4; i++) { /* they stay */
+        x.w[i].learned.life_ms = 1e6;
+    }
+    p = place(&x, &defaults);
+    assert_true(p.step_ms > 10.9 && p.step_ms < 11);
+    x.w[2].running = x.w[3].running = 20; /* more than places: they take turns */
+    assert_true(place(&x, &defaults).step_ms > 27);
 }
 
 /* A holder with a long queue loses to a free worker that computes everything. */
@@ -622,6 +652,7 @@ int main(void)
         cmocka_unit_test(test_cached_prefix_wins),
         cmocka_unit_test(test_a_short_prompt_shares_a_step),
         cmocka_unit_test(test_the_gap_of_the_hand_off),
+        cmocka_unit_test(test_the_step_when_the_prompt_is_computed),
         cmocka_unit_test(test_queue_beats_cache),
         cmocka_unit_test(test_whole_prompt_cached),
         cmocka_unit_test(test_decode_least_load),
