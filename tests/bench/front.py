@@ -11,7 +11,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
-from conftest import BUILD, Cluster  # noqa: E402
+from local_cluster import BUILD, Cluster  # noqa: E402
 
 STREAMS, TOKENS, PROMPT, LONG, REQUESTS, ROUNDS = 256, 512, 64, 2048, 2, 5
 NEED_RATE, NEED_TTFT_MS, NEED_TOKEN_MS = 20000, 3.0, 0.3

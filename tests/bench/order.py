@@ -27,7 +27,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(HERE, "..", "cluster"))
 import traces  # noqa: E402
-from conftest import Cluster  # noqa: E402
+from local_cluster import Cluster  # noqa: E402
 from prefix import make_model  # noqa: E402
 
 POLICIES = ("random", "least-load", "cache-aware", "kvcache", "baton")

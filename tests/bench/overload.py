@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
-from conftest import BUILD, Cluster  # noqa: E402
+from local_cluster import BUILD, Cluster  # noqa: E402
 
 TTFT_MS, TOKENS, PROMPT, VOCAB = 1000, 16, 256, 1500
 PACE = "2000,40"

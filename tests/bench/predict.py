@@ -6,7 +6,7 @@ predict.py [--csv FILE] [TRACE.jsonl [REQUESTS [SECONDS [paced[=STEP_US,TOKEN_US
 A block of 512 tokens of the trace becomes one of 16 here, with the same sharing; arrivals are stretched so that the
 part takes SECONDS. paced: the engine is `null`, at the CPU engine's pace but without its use of the cores, so that what
 is wrong is the conductor's and not the neighbours' doing; steps longer than the default (500,45) stand out of the noise
-of a machine that others use. --csv: each request's parts, predicted and actual. Ends in bench lines: median and 90th percentile of the relative errors of TTFT and TBT. Says
+of a machine that others use. BATON_PREFIX=DIR: of an installation or an unpacked bundle instead of the build tree. --csv: each request's parts, predicted and actual. Ends in bench lines: median and 90th percentile of the relative errors of TTFT and TBT. Says
 nothing on a machine that others use: the load average stands in the output."""
 import csv
 import json
@@ -18,7 +18,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
-from conftest import ROOT, Cluster  # noqa: E402
+from local_cluster import ROOT, Cluster  # noqa: E402
 
 SCALE = 32
 PACE = "500,45"

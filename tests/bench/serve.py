@@ -7,7 +7,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
-from conftest import ROOT, Cluster  # noqa: E402
+from local_cluster import ROOT, Cluster  # noqa: E402
 
 ROUNDS = 12
 TOKENS = 64

@@ -336,11 +336,10 @@ def main():
         top = tempfile.TemporaryDirectory()
         bundle = two_gpus(bundle, top.name)
         os.environ["BATON_PAIR"] = "roles" if o.mixed is None else "both"
-    os.environ["BUILD"] = bundle
+    os.environ["BUILD"] = os.environ["BATON_PREFIX"] = bundle
     sys.path.insert(0, os.path.join(HERE, "..", "cluster"))
     import conftest
     from restarts import Restarts
-    conftest.LOCAL = os.path.join(bundle, "bin", "baton-local")
     refs = conftest.golden("shakespeare-llama-6m.json")
     logs = os.environ.get("OUT")
 

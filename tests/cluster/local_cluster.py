@@ -1,0 +1,160 @@
+"""A local cluster through deploy/local/baton-local, in a state directory of its own: for tests (conftest.py) and benches,
+which need no pytest. BATON_PREFIX names an installation, such as an unpacked bundle: then that is started and not
+what the build tree has."""
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import sanitizer
+from sanitizer import PATIENCE
+
+sanitizer.set_options()
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
+PREFIX = os.environ.get("BATON_PREFIX")
+BIN = os.path.join(os.path.abspath(PREFIX) if PREFIX else BUILD, "bin")
+LOCAL = os.path.join(BIN, "baton-local") if PREFIX else os.path.join(ROOT, "deploy", "local", "baton-local")
+# Options of every local cluster, before a test's own: the same tests in another configuration.
+EVERY_CLUSTER = os.environ.get("BATON_TEST_CLUSTER", "").split()
+
+
+class Cluster:
+    """A running local cluster; everything it starts ends with stop()."""
+
+    headers = {}  # of every request
+
+    def __init__(self, *options, bin=BIN, api_key=None):
+        if api_key:
+            self.headers = {"Authorization": "Bearer " + api_key}
+        # Ended by a time limit, a bench or a test leaves through its finally and stops what it started.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
+        env = dict(os.environ, BATON_BIN=bin)
+        p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *EVERY_CLUSTER, *options], env=env,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                           timeout=240 * PATIENCE)
+        if p.returncode != 0:
+            text = p.stderr.decode(errors="replace")
+            shutil.rmtree(self.state_dir, ignore_errors=True)
+            raise RuntimeError(f"baton-local up ended with {p.returncode}: {text}")
+        self.url = p.stdout.decode().strip().splitlines()[-1]
+        self.host, self.port = self.url[len("http://"):].split(":")
+        self.port = int(self.port)
+        try:
+            self.model = self.get("/v1/models")["data"][0]["id"]
+        except Exception:
+            self.stop()
+            raise
+
+    def stop(self):
+        """Fails if a daemon reported something while it ran or while it ended."""
+        if not os.path.exists(self.state_dir):
+            return
+        subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60 * PATIENCE, check=True)
+        found = self.reports()
+        shutil.rmtree(self.state_dir, ignore_errors=True)
+        assert not found, "\n".join(found)
+
+    def reports(self):
+        """Failed assertions and what sanitizers wrote into the daemons' logs."""
+        found = []
+        for name in sorted(os.listdir(os.path.join(self.state_dir, "logs"))):
+            with open(os.path.join(self.state_dir, "logs", name), errors="replace") as f:
+                text = sanitizer.in_log(f.read())
+                found += [f"== {name}\n{text}"] if text else []
+        return found
+
+    def status(self):
+        p = subprocess.run([LOCAL, "status", "--dir", self.state_dir, "-o", "json"],
+                           stdout=subprocess.PIPE, timeout=30 * PATIENCE)
+        return json.loads(p.stdout)
+
+    def daemon(self, kind, index=0):
+        return [d for d in self.status() if d["daemon"] == kind][index]
+
+    def logs(self):
+        out = []
+        for name in sorted(os.listdir(os.path.join(self.state_dir, "logs"))):
+            with open(os.path.join(self.state_dir, "logs", name), errors="replace") as f:
+                out.append(f"== {name}\n" + "".join(f.readlines()[-40:]))
+        return "\n".join(out)
+
+    # ---- HTTP ----
+    def connect(self, timeout=60 * PATIENCE):
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, timeout=60 * PATIENCE):
+        """Returns (status, headers, body bytes)."""
+        c = self.connect(timeout)
+        data = json.dumps(body) if isinstance(body, (dict, list)) else body
+        h = dict(self.headers, **({"Content-Type": "application/json"} if data is not None else {}))
+        h.update(headers or {})
+        c.request(method, path, data, h)
+        r = c.getresponse()
+        out = r.status, dict((k.lower(), v) for k, v in r.getheaders()), r.read()
+        c.close()
+        return out
+
+    def get(self, path):
+        status, _, body = self.request("GET", path)
+        assert status == 200, (status, body)
+        return json.loads(body)
+
+    def post(self, path, body, expect=200, headers=None):
+        status, _, data = self.request("POST", path, body, headers)
+        assert status == expect, (status, data)
+        return json.loads(data)
+
+    def stream(self, path, body, headers=None):
+        """Yields the JSON of each SSE event, then the string [DONE] if it came."""
+        c = self.connect()
+        c.request("POST", path, json.dumps(dict(body, stream=True)),
+                  dict(self.headers, **{"Content-Type": "application/json"}, **(headers or {})))
+        r = c.getresponse()
+        assert r.status == 200, (r.status, r.read())
+        buf = b""
+        try:
+            while True:
+                piece = r.read1(65536)
+                if not piece:
+                    break
+                buf += piece
+                while b"\n\n" in buf:
+                    event, buf = buf.split(b"\n\n", 1)
+                    assert event.startswith(b"data: "), event
+                    text = event[6:].decode()
+                    yield text if text == "[DONE]" else json.loads(text)
+        finally:
+            c.close()
+        assert buf == b"", buf
+
+    def complete(self, prompt, max_tokens=48, **more):
+        return self.post("/v1/completions",
+                         dict({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}, **more))
+
+    # ---- metrics ----
+    def metrics(self, kind, index=0):
+        return scrape(self.daemon(kind, index)["http"])
+
+
+def scrape(address):
+    """All samples of a daemon's /metrics: {'name{labels}': value}."""
+    host, port = address.rsplit(":", 1)
+    c = http.client.HTTPConnection(host, int(port), timeout=10 * PATIENCE)
+    c.request("GET", "/metrics")
+    r = c.getresponse()
+    assert r.status == 200
+    out = {}
+    for line in r.read().decode().splitlines():
+        if line and not line.startswith("#"):
+            key, value = line.rsplit(" ", 1)
+            out[key] = float(value)
+    c.close()
+    return out
