@@ -58,7 +58,10 @@ class Restarts:
         return [m for m in self.ctl("nodes") if kind in (None, m["kind"]) and node in (None, m["node"])]
 
     def kill(self, kind, node):
-        m = self.members(kind, node)[0]
+        return self.kill_member(self.members(kind, node)[0])
+
+    def kill_member(self, m):
+        """At once: who it is was asked before."""
         os.kill(m["pid"], signal.SIGKILL)
         return m
 

@@ -80,15 +80,16 @@ class Stream:
         return self.text, self.lps, self.reason, self.usage
 
 
-def run_streams(at, bodies, on_event=None, when=AT):
-    """Runs all at once; on_event is called once, when the first of them has `when` tokens."""
+def run_streams(at, bodies, on_event=None, when=AT, before=None):
+    """Runs all at once; on_event is called once, when the first of them has `when` tokens, before() at half of them."""
     streams = [Stream(at, b) for b in bodies]
     ts = [threading.Thread(target=s.run) for s in streams]
     for t in ts:
         t.start()
-    if on_event:
-        wait_for(lambda: len(streams[0].lps.get(0, [])) >= when, 30, "the first stream runs")  # an event may have several
-        on_event()
+    for tokens, what in ((when + 1) // 2, before), (when, on_event):
+        if what:  # an event of the stream may have several tokens
+            wait_for(lambda: len(streams[0].lps.get(0, [])) >= tokens, 30, "the first stream runs")
+            what()
     for t in ts:
         t.join(90 * PATIENCE)
     return streams
@@ -144,14 +145,12 @@ class Setting:
         self.r.ctl("drain", "n2")
         back = []
 
-        def now():
+        def undrain():
             self.r.ctl("undrain", "n2")
             back.append(True)
-            if on_event:
-                on_event()
 
-        try:
-            return run_streams(self.at, self.bodies, now, when)
+        try:  # batonctl takes as long as some hundred tokens
+            return run_streams(self.at, self.bodies, on_event, when, undrain)
         finally:
             if not back:
                 self.r.ctl("undrain", "n2")
@@ -168,7 +167,8 @@ def setting():
 def test_a_killed_daemon_costs_time_not_tokens(setting, kind, node):
     r, killed = setting.r, []
     before = r.total("baton_requests_replanned_total")
-    got = setting.run(lambda: killed.append(r.kill(kind, node)))
+    victim = r.members(kind, node)[0]
+    got = setting.run(lambda: killed.append(r.kill_member(victim)))
     same(got, setting.want)
     assert max(s.gap for s in got) < 5 * PATIENCE
     if kind == "decode":  # n = 2 is one plan for two choices
