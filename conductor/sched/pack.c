@@ -39,12 +39,27 @@ static double first_token_ms(const struct job *j)
     return 0;
 }
 
+/* What packing wins is the base of decode steps, as a share of them: with less than this the longer
+ * steps of packed rows cost more requests their objective than it brings. */
+#define BASE_SHARE 0.5
+
+static bool base_is_dear(const struct job *j)
+{
+    for (uint32_t i = 0; i < j->s->n_workers; i++) {
+        const struct bt_sched_worker *w = &j->s->workers[i];
+        if (w->decode && w->cost != NULL) {
+            return 1e-6 * w->cost->base_ns >= BASE_SHARE * j->c->mixed_step_ms;
+        }
+    }
+    return false;
+}
+
 bool bt_sched_packs(const struct job *j)
 {
     const struct bt_sched_params *c = j->c;
     return j->rule->mixed && c->mixed_step_ms > 0 && c->pack_share > 0 && c->tbt_objective_ms > 0 &&
            !j->no_prefill_role && !j->no_decode_role && j->least_queue_ms <= QUEUE_MS &&
-           first_token_ms(j) >= TTFT_SAFE * c->ttft_objective_ms;
+           base_is_dear(j) && first_token_ms(j) >= TTFT_SAFE * c->ttft_objective_ms;
 }
 
 bool bt_sched_row_free(const struct bt_sched_worker *w)
@@ -91,18 +106,25 @@ static double chunk_ms(const struct job *j, const struct bt_sched_worker *w)
                       : w->queue_ms;
 }
 
-/* By how much the row's first gap would be longer than its prefill hides: its KV behind what its
- * link has to receive (half of what is on its way to the worker may still have to come), or the
- * chunk of a prompt that a worker without rows is computing. */
-static double late_ms(const struct job *j, const struct bt_sched_worker *w)
+/* When the KV that decode worker w does not have will be there: all that is on its way to it comes
+ * before. From now. */
+static double landed_ms(const struct job *j, const struct bt_sched_worker *w)
 {
     const struct bt_sched_request *req = j->req;
-    uint32_t there = bt_sched_cached_at(j->s, w->kvstore, req), own = req->n_tokens - there;
+    uint32_t own = req->n_tokens - bt_sched_cached_at(j->s, w->kvstore, req);
+    double busy = j->s->kvstores[w->kvstore].recv_busy_ms + bt_sched_move_ms(j->c, req, own);
+    double all = bt_sched_move_ms(j->c, req, own + (uint32_t)w->own_coming_tokens);
+    return BT_MAX(busy, all);
+}
+
+/* By how much the row's first gap would be longer than its prefill hides: its KV is not there yet,
+ * or a worker without rows is computing a chunk of a prompt. */
+static double late_ms(const struct job *j, const struct bt_sched_worker *w)
+{
+    uint32_t there = bt_sched_cached_at(j->s, w->kvstore, j->req);
     double ready =
-        j->least_queue_ms + bt_sched_compute_ms(j->c, w, req, BT_MAX(j->best_tokens, there));
-    double busy = j->s->kvstores[w->kvstore].recv_busy_ms;
-    double due = BT_MAX(busy + bt_sched_move_ms(j->c, req, own),
-                        bt_sched_move_ms(j->c, req, own + (uint32_t)(w->own_coming_tokens / 2)));
+        j->least_queue_ms + bt_sched_compute_ms(j->c, w, j->req, BT_MAX(j->best_tokens, there));
+    double due = landed_ms(j, w);
     if (bt_sched_row_free(w)) {
         due = BT_MAX(due, chunk_ms(j, w));
     }
@@ -119,4 +141,12 @@ double bt_sched_packed_cost(const struct job *j, uint32_t i, double load)
         return 2 + load + late / j->c->tbt_objective_ms;
     }
     return bt_sched_row_free(w) ? 1 + BT_MIN(w->queue_ms / QUEUE_MS, 1) : 1 - load;
+}
+
+bool bt_sched_hands_over(const struct job *j, uint32_t m, uint32_t d, double ready_ms)
+{
+    const struct bt_sched_worker *from = &j->s->workers[m], *to = &j->s->workers[d];
+    uint32_t own = j->req->n_tokens - bt_sched_cached_at(j->s, to->kvstore, j->req);
+    double sent = j->s->kvstores[from->kvstore].send_busy_ms + bt_sched_move_ms(j->c, j->req, own);
+    return j->packing && BT_MAX(sent, landed_ms(j, to)) <= ready_ms;
 }

@@ -448,7 +448,7 @@ static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *
     }
     bool spare = j->packing && bt_sched_row_free(&j->s->workers[m]);
     plan->reason = all_both ? plan->reason : spare ? "spare" : "mixed";
-    finish_plan(j, m, j->packing ? d : m, e, plan);
+    finish_plan(j, m, bt_sched_hands_over(j, m, d, e->ttft_ms) ? d : m, e, plan);
     plan->queue_ms = e->queue_ms;
     return true;
 }

@@ -145,6 +145,10 @@ bool bt_sched_row_free(const struct bt_sched_worker *w);
  * row comes. */
 double bt_sched_packed_cost(const struct job *j, uint32_t i, double load);
 
+/* Does decode worker m, which computes the prompt by ready_ms from now, hand it over to d, where
+ * its row would be packed? Not where rows are spread, nor where the links are busy for longer. */
+bool bt_sched_hands_over(const struct job *j, uint32_t m, uint32_t d, double ready_ms);
+
 /* Is worker i there with its kvstore, and may it stay where it is? */
 bool bt_sched_present(const struct job *j, uint32_t i);
 /* Could this worker ever hold the request? */

@@ -624,7 +624,7 @@ static void test_packing(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.c.mixed_step_ms = 50;
+    x.c.mixed_step_ms = 20; /* half of it is the base of a step with rows */
     x.c.tbt_objective_ms = 100;
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].prompt_cost = &prefill_cost;
@@ -643,6 +643,21 @@ static void test_packing(void **state)
     assert_true(p.prefill >= N_P && p.prefill != 5 && p.decode == 5 && !p.both);
     assert_string_equal(p.reason, "spare");
     assert_float_equal(p.ttft_ms, 1000, 1);
+    uint32_t m = p.prefill;
+    x.k[x.w[m].kvstore].send_busy_ms = 1e6; /* its link is busy for longer: the row stays */
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].queue_ms = i != m && i != 5 ? 5000 : 0;
+    }
+    p = place(&x, &bt_sched_baton);
+    assert_true(p.prefill == m && p.both);
+    x.k[x.w[m].kvstore].send_busy_ms = 0;
+    assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].queue_ms = 0;
+    }
+    x.c.mixed_step_ms = 21; /* the base is less than half of it */
+    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    x.c.mixed_step_ms = 20;
     x.w[5].kv_tokens = 41000; /* its step would be longer than half of the objective */
     p = place(&x, &bt_sched_baton);
     assert_true(p.decode != 5);
