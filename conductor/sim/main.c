@@ -517,7 +517,7 @@ static int run(struct args *a)
     clock_t start = clock(); /* of this process: neighbours on the machine do not count */
     bt_sim_run(&c, &t, &a->o, &r);
     double took = BT_MAX((double)(clock() - start) / CLOCKS_PER_SEC, 1e-6);
-    bt_sim_summarize(&r, &c, &a->o, &s);
+    bt_sim_summarize(&r, &a->o, &s);
     s.bound = bt_sim_bound(&c, &t, &a->o);
     FILE *out = to_stdout(a) ? stderr : stdout;
     if (a->brief) {

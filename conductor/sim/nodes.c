@@ -35,6 +35,8 @@ void bt_sim_nodes_look_at_roles(struct sim *s)
     if (bt_sim_roles_look(&s->roles, &s->params, s->workers,
                           changing != BT_BALANCE_NONE && has_nothing(s, changing), s->now_ms,
                           &node)) {
+        s->r->prefill_node_ms += s->roles.to_prefill ? -s->now_ms : s->now_ms;
+        s->n_prefilling += s->roles.to_prefill ? 1 : -1u;
         give_role(s, node, s->roles.to_prefill);
     }
     if (s->finished < s->r->n) {
@@ -65,6 +67,7 @@ void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f)
     s->workers[node].kvstore = BT_SCHED_NONE;
     s->kvstores[node].avoid = true;
     s->links[node] = (struct link){0};
+    s->r->prefill_busy_ms -= bt_sim_prefill_begun_ms(&s->p[node], s->now_ms);
     bt_sim_prefill_fail(&s->p[node], lose_prompt, s);
     if (s->d[node].d != NULL) {
         bt_sim_decode_fail(s->d[node].d, s->now_ms, lose_row, s);
@@ -99,6 +102,7 @@ void bt_sim_nodes_init(struct sim *s)
 {
     const struct bt_sim_cluster *c = s->c;
     uint32_t n = s->n;
+    s->n_prefilling = s->n_p;
     s->p = bt_calloc(n, sizeof(*s->p));
     s->d = bt_calloc(n, sizeof(*s->d));
     s->workers = bt_calloc(n, sizeof(*s->workers));
@@ -134,6 +138,7 @@ void bt_sim_nodes_cleanup(struct sim *s)
         s->r->decode_steps += s->d[i].d != NULL ? bt_sim_decode_steps(s->d[i].d) : 0;
         bt_sim_decode_destroy(s->d[i].d);
     }
+    s->r->prefill_node_ms += s->n_prefilling * s->r->end_ms;
     s->r->role_changes = s->roles.changes;
     bt_sim_roles_cleanup(&s->roles);
     s->r->bytes_written = bt_sim_caches_written(s->caches);

@@ -133,7 +133,7 @@ static void simulate(const struct planner *p, const struct split *s, double rate
     o.mixed_step_ms = s->mixed || s->prefill == 0 ? 0.75 * o.tbt_ms : 0;
     o.mixed_gap_ms = 0.95 * o.tbt_ms;
     bt_sim_run(&c, p->t, &o, &r);
-    bt_sim_summarize(&r, &c, &o, sum);
+    bt_sim_summarize(&r, &o, sum);
     bt_sim_result_cleanup(&r);
 }
 

@@ -25,6 +25,15 @@ double bt_sim_prefill_late_ms(const struct bt_sim_prefill *p, double now_ms)
     return p->queue[1].ms + (late ? p->run_end_ms - step_end_ms(p, now_ms) : 0);
 }
 
+double bt_sim_prefill_begun_ms(const struct bt_sim_prefill *p, double now_ms)
+{
+    double ms = p->running != NULL ? p->run_end_ms - now_ms : BT_MAX(p->free_ms - now_ms, 0);
+    for (const struct bt_sim_job *job = p->queue[1].first; job != NULL; job = job->next) {
+        ms += job->rest_ms; /* those that gave way */
+    }
+    return ms;
+}
+
 bool bt_sim_prefill_idle(const struct bt_sim_prefill *p)
 {
     return p->running == NULL && p->queue[0].first == NULL && p->queue[1].first == NULL;

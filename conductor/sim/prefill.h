@@ -32,6 +32,8 @@ struct bt_sim_prefill { /* all 0: it has nothing */
 double bt_sim_prefill_queue_ms(const struct bt_sim_prefill *p, double now_ms);
 /* What late ones have left, which wait for that too. */
 double bt_sim_prefill_late_ms(const struct bt_sim_prefill *p, double now_ms);
+/* Of the computing that has begun, what is left. */
+double bt_sim_prefill_begun_ms(const struct bt_sim_prefill *p, double now_ms);
 bool bt_sim_prefill_idle(const struct bt_sim_prefill *p);
 
 /* A job joins its queue. True: a late one gives way to it, and the node is free at p->free_ms, if

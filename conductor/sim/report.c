@@ -56,8 +56,8 @@ static void loads(const struct bt_sim_result *r, struct bt_sim_summary *s)
     s->phase = vp > 0 && vd > 0 ? (pd / n - p / n * (d / n)) / sqrt(vp * vd) : 0;
 }
 
-void bt_sim_summarize(const struct bt_sim_result *r, const struct bt_sim_cluster *c,
-                      const struct bt_sim_options *o, struct bt_sim_summary *s)
+void bt_sim_summarize(const struct bt_sim_result *r, const struct bt_sim_options *o,
+                      struct bt_sim_summary *s)
 {
     memset(s, 0, sizeof(*s));
     double *ttft = bt_malloc((r->n + 1) * sizeof(*ttft)),
@@ -84,9 +84,7 @@ void bt_sim_summarize(const struct bt_sim_result *r, const struct bt_sim_cluster
     s->fetched_ratio =
         r->input_tokens != 0 ? (double)r->fetched_tokens / (double)r->input_tokens : 0;
     s->ssd_ratio = r->input_tokens != 0 ? (double)r->ssd_tokens / (double)r->input_tokens : 0;
-    s->prefill_busy = r->end_ms > 0 && c->prefill_nodes > 0
-                          ? r->prefill_busy_ms / (c->prefill_nodes * r->end_ms)
-                          : 0;
+    s->prefill_busy = r->prefill_node_ms > 0 ? r->prefill_busy_ms / r->prefill_node_ms : 0;
     loads(r, s);
     free(ttft);
     free(tbt);

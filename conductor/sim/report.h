@@ -24,8 +24,8 @@ struct bt_sim_summary {
     double phase; /* correlation of prefill and decode load; near -1: in turns */
 };
 
-void bt_sim_summarize(const struct bt_sim_result *r, const struct bt_sim_cluster *c,
-                      const struct bt_sim_options *o, struct bt_sim_summary *s);
+void bt_sim_summarize(const struct bt_sim_result *r, const struct bt_sim_options *o,
+                      struct bt_sim_summary *s);
 void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_summary *s);
 /* One line a request. */
 void bt_sim_write_requests(FILE *f, const struct bt_sim_result *r);

@@ -6,6 +6,9 @@
 
 #include "conductor/sim/sim_priv.h"
 
+/* Where a link or node is so slow that the run goes on for years the series ends first. */
+#define SAMPLES_MAX 1000000
+
 const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES] = {
     "pending",       "served",         "refused_ttft",  "refused_tbt",
     "refused_price", "refused_decode", "refused_other", "lost"};
@@ -44,7 +47,7 @@ static void sample(struct sim *s)
 /* Samples up to then are taken. */
 static void advance_to(struct sim *s, double at_ms)
 {
-    while (s->o->sample_ms != 0 && s->sample_at_ms <= at_ms) {
+    while (s->o->sample_ms != 0 && s->sample_at_ms <= at_ms && s->r->n_samples < SAMPLES_MAX) {
         s->now_ms = s->sample_at_ms;
         sample(s);
     }

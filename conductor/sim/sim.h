@@ -101,6 +101,7 @@ struct bt_sim_result {
     uint64_t input_tokens, cached_tokens, fetched_tokens, ssd_tokens;
     double bytes_fetch, bytes_handoff, bytes_load, bytes_written; /* written: to SSDs */
     double prefill_busy_ms, wasted_ms; /* sum over nodes; of prefills refused afterwards */
+    double prefill_node_ms;            /* time of nodes in that role */
     uint64_t decode_steps;
     uint32_t role_changes;
     uint32_t copies; /* of hot prefixes, ahead of need */

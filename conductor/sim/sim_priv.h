@@ -95,6 +95,7 @@ struct sim {
     struct lengths lengths;
 
     double sample_at_ms;
+    uint32_t n_prefilling; /* nodes in that role */
     uint32_t sample_arrived, sample_refused, samples_cap;
 };
 

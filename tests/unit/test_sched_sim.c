@@ -637,7 +637,7 @@ static void run(const char *cluster, const char *policy, const char *admission, 
                                .mixed_gap_ms = 47.5,
                                .sample_ms = 5000};
     bt_sim_run(&c, &t, &o, r);
-    bt_sim_summarize(r, &c, &o, s);
+    bt_sim_summarize(r, &o, s);
     s->bound = bt_sim_bound(&c, &t, &o);
     bt_sim_trace_cleanup(&t);
 }
@@ -832,7 +832,8 @@ static void test_roles(void **state)
             struct bt_sim_result r;
             struct bt_sim_summary s;
             bt_sim_run(&c, &t, &o, &r);
-            bt_sim_summarize(&r, &c, &o, &s);
+            bt_sim_summarize(&r, &o, &s);
+            assert_true(s.prefill_busy > 0 && s.prefill_busy <= 1);
             assert_int_equal(s.outcomes[BT_SIM_SERVED], r.n);
             ttft[by_load] = s.ttft_ms.mean;
             tbt[by_load] = s.tbt_ms.mean;
@@ -875,7 +876,7 @@ static void test_background_pays(void **state)
         struct bt_sim_result r;
         struct bt_sim_summary s;
         bt_sim_run(&c, &t, &o, &r);
-        bt_sim_summarize(&r, &c, &o, &s);
+        bt_sim_summarize(&r, &o, &s);
         good[i] = s.good;
         assert_int_equal(r.background > 0, i == 1);
         bt_sim_result_cleanup(&r);
@@ -926,7 +927,7 @@ static void test_packing_pays(void **state)
         struct bt_sim_summary s;
         uint32_t handed = 0;
         bt_sim_run(&c, &t, &o, &r);
-        bt_sim_summarize(&r, &c, &o, &s);
+        bt_sim_summarize(&r, &o, &s);
         good[i] = s.good;
         for (uint32_t k = 0; k < r.n; k++) {
             const struct bt_sim_record *x = &r.records[k];
@@ -967,7 +968,7 @@ static void test_published_order(void **state)
         struct bt_sim_result r;
         struct bt_sim_summary s;
         bt_sim_run(&c, &t, &o, &r);
-        bt_sim_summarize(&r, &c, &o, &s);
+        bt_sim_summarize(&r, &o, &s);
         mean_ms[i] = s.ttft_ms.mean;
         bt_sim_result_cleanup(&r);
     }

@@ -86,6 +86,7 @@ static void test_failures(void **state)
     run_failing(NULL, 0, &whole);
     run_failing(some, BT_ARRAY_LEN(some), &r);
     assert_int_equal(whole.replans, 0);
+    assert_true(r.prefill_busy_ms > 0 && r.prefill_busy_ms <= r.prefill_node_ms);
     assert_true(r.replans > 10);
     uint32_t interrupted = 0;
     for (uint32_t i = 0; i < r.n; i++) {
