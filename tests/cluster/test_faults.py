@@ -17,7 +17,7 @@ from restarts import Restarts
 from sanitizer import PATIENCE
 
 PROMPT = "KING HENRY V:\nWe few, we happy few, we band of brothers; " * 6
-TOKENS = 450
+TOKENS = 900
 AT = 80  # tokens of the first stream until something happens
 EXACT = "avx512_bf16" in open("/proc/cpuinfo").read()
 BASE = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0,
@@ -124,7 +124,7 @@ class Setting:
         greedy = run_streams(self.at, [BASE])[0].text[0]
         # Held back for about 100 tokens from event AT on, and then it does not match after all...
         held = greedy[AT * 3:AT * 3 + 300] + "\n\nnever"
-        ends = greedy[AT * 3:AT * 3 + 400]  # ... and one that does
+        ends = greedy[AT * 3:AT * 3 + 800]  # ... and one that does
         bias = {str(i): 100 for i in byte_tokens(c)}
         self.bodies = [
             BASE, dict(BASE, temperature=0.8, seed=11),
