@@ -15,29 +15,63 @@
 #define MESSAGE_MAX       512
 #define STATUS_MAX        256
 #define WATCHDOG_MAX_USEC (86400ull * 1000000)
+#define AGAIN_MS          50
+
+enum { STATUS, READY, STOPPING, KINDS }; /* in the order in which they are told */
 
 static struct {
     struct bt_loop *loop;
     int fd; /* connected; meaningful while loop is set */
-    struct bt_timer watchdog;
+    struct bt_timer watchdog, again;
     bool ready;
+    char due[KINDS][MESSAGE_MAX]; /* not taken yet; empty: none */
 } n;
 
-static void tell(const char *message)
+/* False: not taken, but may be later. */
+static bool send_now(const char *message)
+{
+    if (send(n.fd, message, strlen(message), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) {
+        return true;
+    }
+    int why = errno;
+    if (why != EAGAIN) {
+        BT_WARN("notify_failed", "what=%.32s why=%s", bt_log_q(message), bt_log_q(strerror(why)));
+    }
+    return why != EAGAIN;
+}
+
+static void on_again(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < KINDS; i++) {
+        if (n.due[i][0] != '\0') {
+            if (!send_now(n.due[i])) {
+                return;
+            }
+            n.due[i][0] = '\0';
+        }
+    }
+    bt_timer_stop(n.loop, &n.again);
+}
+
+/* A full socket means a manager that is slow, with a few datagrams waiting (the kernel's limit may
+ * be ten): the daemon goes on, and what it must not miss, or it would wait for a start that has
+ * happened, is sent again. */
+static void tell(int kind, const char *message)
 {
     if (n.loop == NULL) {
         return;
     }
-    /* A full socket means a manager that hangs: the daemon goes on without it. */
-    if (send(n.fd, message, strlen(message), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-        BT_WARN("notify_failed", "what=%.32s why=%s", bt_log_q(message), bt_log_q(strerror(errno)));
-    }
+    snprintf(n.due[kind], MESSAGE_MAX, "%s", message);
+    bt_timer_stop(n.loop, &n.again);
+    bt_timer_start(n.loop, &n.again, AGAIN_MS, AGAIN_MS, on_again, NULL);
+    on_again(NULL);
 }
 
 static void on_watchdog(void *arg)
 {
     (void)arg;
-    tell("WATCHDOG=1");
+    (void)send_now("WATCHDOG=1"); /* the next one is soon */
 }
 
 /* NOTIFY_SOCKET is a path, or '@' and a name in the abstract namespace. -1: it cannot be used. */
@@ -91,6 +125,7 @@ void bt_notify_start(struct bt_loop *loop, const char *socket_name, const char *
     }
     n.loop = loop;
     n.ready = false;
+    memset(n.due, 0, sizeof(n.due));
     uint64_t period_ms = watchdog_of(watchdog_usec, watchdog_pid) / 2000;
     if (period_ms > 0) {
         bt_timer_start(loop, &n.watchdog, 0, period_ms, on_watchdog, NULL);
@@ -110,26 +145,28 @@ void bt_notify_status(const char *fmt, ...)
         }
     }
     snprintf(message, sizeof(message), "STATUS=%s", text);
-    tell(message);
+    tell(STATUS, message);
 }
 
 void bt_notify_ready(void)
 {
     if (!n.ready) {
         n.ready = true;
-        tell("READY=1");
+        tell(READY, "READY=1");
     }
 }
 
 void bt_notify_stopping(void)
 {
-    tell("STOPPING=1");
+    tell(STOPPING, "STOPPING=1");
 }
 
 void bt_notify_end(void)
 {
     if (n.loop != NULL) {
+        on_again(NULL);
         bt_timer_stop(n.loop, &n.watchdog);
+        bt_timer_stop(n.loop, &n.again);
         close(n.fd);
         n.loop = NULL;
     }
