@@ -211,7 +211,7 @@ def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
         assert ask(100, f"warm{i}")[0] == 200
     late, t = [], threading.Thread(target=lambda: late.append(ask(5000, "late", **{"x-slo-ttft-ms": str(int(1000 * PATIENCE))})))
     t.start()
-    time.sleep(0.5)
+    wait_for(lambda: total(c, 'baton_plan_total{kind="disaggregated",reason="background"}') > 0, 10, "the late one is planned")
     took = []
     for i in range(4):
         status, answer, s = ask(100, f"short{i}", **{"x-slo-ttft-ms": str(int(1000 * PATIENCE))})
