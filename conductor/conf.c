@@ -153,7 +153,7 @@ static const struct bt_conf_row rows[] = {
      .def = "cache-aware",
      .doc = "Where a request runs: cache-aware, where its prefix is; kvcache and baton, which also "
             "have a prefix fetched from other nodes where that is better; for comparison random, "
-            "round-robin, least-load. docs/SCHEDULING.md compares them."},
+            "round-robin, least-load. docs/SIMULATION.md compares them."},
     {.key = "sched.admission",
      .type = BT_CONF_STR,
      .offset = ROW(admission),

@@ -1,4 +1,4 @@
-"""The best configuration in simulation, live (docs/SCHEDULING.md, "Live"): policy baton with prompts on decode workers,
+"""The best configuration in simulation, live (docs/SCHEDULING.md, "Turn it on"): policy baton with prompts on decode workers,
 admission priced, late prompts. Whatever the plan, the tokens are those of one worker alone; nothing is lost with a worker.
 
 The engine is `null`, paced as a device: its tokens stand for the whole history, on any machine."""

@@ -940,7 +940,7 @@ static void test_packing_pays(void **state)
     assert_true(good[1] > 1.2 * good[0]);
 }
 
-/* What docs/SCHEDULING.md says of the public trace, where it is. */
+/* What docs/SIMULATION.md says of the public trace, where it is. */
 static void test_published_order(void **state)
 {
     (void)state;
