@@ -56,18 +56,13 @@ bool bt_sched_present(const struct job *j, uint32_t i)
            (j->allow_draining || (!w->draining && !j->s->kvstores[w->kvstore].draining));
 }
 
-static bool usable(struct job *j, uint32_t i, bool for_prefill, bool allow_avoided)
+static bool usable(const struct job *j, uint32_t i, bool for_prefill, bool allow_avoided)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     bool role = for_prefill ? (w->prefill || j->no_prefill_role) : (w->decode || j->no_decode_role);
-    if (!role) {
+    if (!role || !bt_sched_present(j, i)) {
         return false;
     }
-    j->seen_role = true;
-    if (!bt_sched_present(j, i)) {
-        return false;
-    }
-    j->seen_kvstore = true;
     if (!allow_avoided && (w->avoid || j->s->kvstores[w->kvstore].avoid)) {
         return false;
     }
@@ -152,7 +147,8 @@ bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t
     return v;
 }
 
-/* What a worker of that role could take at most, and which of its limits that is. */
+/* Who has the role is there (survey): none of them can hold the request. What one could take at
+ * most, and which of its limits that is. */
 static bt_sched_verdict_t too_large(const struct job *j, bool prefill, struct bt_sched_reject *r)
 {
     uint64_t most = 0;
@@ -174,18 +170,6 @@ static bt_sched_verdict_t too_large(const struct job *j, bool prefill, struct bt
                     why != NULL ? why : "the prompt does not fit into any worker's pages");
     r->fits_tokens = (uint32_t)most;
     return BT_SCHED_TOO_LARGE;
-}
-
-static bt_sched_verdict_t nobody(const struct job *j, bool prefill, struct bt_sched_reject *r)
-{
-    if (!j->seen_role) {
-        return prefill ? bt_sched_refuse(r, BT_SCHED_NO_PREFILL, 1, "no prefill worker is up")
-                       : bt_sched_refuse(r, BT_SCHED_NO_DECODE, 1, "no decode worker is up");
-    }
-    if (!j->seen_kvstore) {
-        return bt_sched_refuse(r, BT_SCHED_NO_KVSTORE, 1, "no kvstore is up on the workers' nodes");
-    }
-    return too_large(j, prefill, r);
 }
 
 /* The decode worker does the prefill too: nobody is apart, or the tail is short, or the KV could
@@ -474,20 +458,19 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
         d = choose_decode(&j, true);
     }
     if (d == BT_SCHED_NONE) {
-        return nobody(&j, false, reject_p);
+        return too_large(&j, false, reject_p);
     }
     struct bt_sched_plan plan = {.reason = "apart"};
     uint32_t p = d;
     struct estimate e;
     if (!decide_local(&j, d, &plan.reason)) {
-        j.seen_role = j.seen_kvstore = false;
         p = choose_prefill(&j, d, false, &e);
         if (p == BT_SCHED_NONE) {
             last_resort = true;
             p = choose_prefill(&j, d, true, &e);
         }
         if (p == BT_SCHED_NONE) {
-            return nobody(&j, true, reject_p);
+            return too_large(&j, true, reject_p);
         }
     }
     j.places_short = rule->mixed && c->mixed_step_ms > 0 && places_short(&j, d);

@@ -18,7 +18,6 @@
 
 /* What one worker says of itself, and what this conductor has sent it since. */
 struct bt_sched_worker {
-    uint32_t node;    /* number of its node, only compared */
     uint32_t kvstore; /* index of its node's kvstore in the snapshot, BT_SCHED_NONE: none is up */
     bool prefill, decode; /* the role it runs in */
     bool avoid;           /* it has failed this request before: only if there is nobody else */
@@ -26,7 +25,7 @@ struct bt_sched_worker {
     uint32_t running, waiting; /* hold a slot; want a slot or pages */
     uint32_t landing;          /* their KV is still on its way: in prefill elsewhere, mostly */
     uint32_t pages_total, pages_free; /* 0 total: not known */
-    uint32_t slots_total, slots_free; /* 0 total: not known */
+    uint32_t slots_total;             /* 0: not known */
     /* of these: rows of lower classes than the request's and their pages, which would make way */
     uint32_t yield_rows, yield_pages;
     uint32_t max_model_len; /* 0: not known */
@@ -57,9 +56,8 @@ struct bt_sched_link {
 };
 
 struct bt_sched_kvstore {
-    uint32_t node;
     bool avoid, draining;
-    uint32_t slots_total, slots_free, slots_sealed; /* 0 total: not known */
+    uint32_t slots_total, slots_free; /* 0 total: not known */
     uint32_t match_blocks; /* full blocks of this request resident here, as far as the index says */
     double send_busy_ms, recv_busy_ms; /* until its link has sent, received what it has to */
     uint64_t incarnation;
@@ -132,8 +130,7 @@ struct bt_sched_params {
 
 typedef enum {
     BT_SCHED_PLANNED = 0,
-    BT_SCHED_NO_PREFILL, /* nobody can prefill, as far as is known */
-    BT_SCHED_NO_DECODE,
+    BT_SCHED_NO_DECODE,  /* no worker is up */
     BT_SCHED_NO_KVSTORE, /* workers, but not the kvstore of their node */
     BT_SCHED_TOO_LARGE,  /* will never fit, whoever is asked */
     BT_SCHED_OVERLOADED  /* an objective cannot be met */

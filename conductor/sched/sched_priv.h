@@ -39,7 +39,6 @@ struct job {
     bool allow_draining;
     bool beyond_slab;                     /* no slab holds the prompt: one worker does both */
     bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
-    bool seen_role, seen_kvstore;         /* why there was no candidate */
     uint32_t n_prefill, n_decode;         /* workers of each role */
     double least_queue_ms;                /* of those that prefill */
     bool places_short;                    /* decode workers will hardly have places for rows */

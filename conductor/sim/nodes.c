@@ -8,8 +8,7 @@
 static void give_role(struct sim *s, uint32_t i, bool prefill)
 {
     const struct bt_sim_cluster *c = s->c;
-    s->workers[i] = (struct bt_sched_worker){.node = i,
-                                             .kvstore = s->workers[i].kvstore,
+    s->workers[i] = (struct bt_sched_worker){.kvstore = s->workers[i].kvstore,
                                              .prefill = prefill,
                                              .decode = !prefill,
                                              .cost = prefill ? &c->prefill : &c->decode,
@@ -113,7 +112,6 @@ void bt_sim_nodes_init(struct sim *s)
     /* Only prompts that decode nodes compute themselves enter their caches. */
     s->caches = caches_create(s);
     for (uint32_t i = 0; i < n; i++) {
-        s->kvstores[i].node = i;
         s->failed_ms[i] = -1;
         if (i >= s->n_p || s->o->roles_window_ms > 0) {
             s->d[i].d = bt_sim_decode_create(&c->decode, c->kv_tokens, (uint32_t)c->rows_max);

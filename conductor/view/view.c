@@ -265,7 +265,6 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
 {
     *w = (struct bt_sched_worker){
         .kvstore = BT_SCHED_NONE,
-        .node = BT_SCHED_NONE,
         .prefill = s->prefill,
         .decode = s->decode,
         .draining = s->draining,
@@ -285,7 +284,6 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         w->pages_total = s->load.pages_total;
         w->pages_free = s->load.pages_free;
         w->slots_total = s->load.slots_total;
-        w->slots_free = s->load.slots_free;
         w->max_model_len = s->load.max_model_len;
         w->queued_prefill_tokens = s->load.queued_prefill_tokens;
         w->prefill_tokens_per_s = s->load.prefill_tokens_per_s;
@@ -352,8 +350,7 @@ static uint32_t list_kvstores(struct bt_view *v, const uint32_t *match)
             continue;
         }
         struct bt_sched_kvstore *k = &v->kvstores[n];
-        *k = (struct bt_sched_kvstore){.node = n,
-                                       .draining = s->draining,
+        *k = (struct bt_sched_kvstore){.draining = s->draining,
                                        .match_blocks = v->conf.extent_blocks * match[s->kv_id],
                                        .incarnation = s->member->incarnation,
                                        .links = s->links,
@@ -361,7 +358,6 @@ static uint32_t list_kvstores(struct bt_view *v, const uint32_t *match)
         if (s->has_pool) {
             k->slots_total = s->pool.slots_total;
             k->slots_free = s->pool.slots_free;
-            k->slots_sealed = s->pool.slots_sealed;
         }
         s->snap_index = n;
         v->kvstore_of[n++] = s;
@@ -381,7 +377,7 @@ static uint32_t list_workers(struct bt_view *v)
         }
         fill_worker(s, now, &v->workers[n]);
         if (s->node_kv != NULL && plannable(s->node_kv)) {
-            v->workers[n].kvstore = v->workers[n].node = s->node_kv->snap_index;
+            v->workers[n].kvstore = s->node_kv->snap_index;
         }
         v->worker_of[n++] = s;
     }

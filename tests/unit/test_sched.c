@@ -21,16 +21,14 @@ struct world {
     struct bt_sched_request req;
 };
 
-static struct bt_sched_worker worker(bool prefill, uint32_t node)
+static struct bt_sched_worker worker(bool prefill, uint32_t kvstore)
 {
-    return (struct bt_sched_worker){.node = node,
-                                    .kvstore = node,
+    return (struct bt_sched_worker){.kvstore = kvstore,
                                     .prefill = prefill,
                                     .decode = !prefill,
                                     .pages_total = 1000,
                                     .pages_free = 1000,
                                     .slots_total = 16,
-                                    .slots_free = 16,
                                     .max_model_len = 4096};
 }
 
@@ -42,7 +40,7 @@ static void world_init(struct world *x)
     x->w[2] = worker(false, 0);
     x->w[3] = worker(false, 1);
     for (uint32_t i = 0; i < 2; i++) {
-        x->k[i] = (struct bt_sched_kvstore){.node = i, .slots_total = 1000, .slots_free = 1000};
+        x->k[i] = (struct bt_sched_kvstore){.slots_total = 1000, .slots_free = 1000};
     }
     x->s = (struct bt_sched_snapshot){
         .workers = x->w, .n_workers = 4, .kvstores = x->k, .n_kvstores = 2};
@@ -494,8 +492,7 @@ static void test_replay(void **state)
 {
     (void)state;
     static const struct bt_sched_worker w[] = {
-        {.node = 0,
-         .kvstore = 0,
+        {.kvstore = 0,
          .prefill = true,
          .pages_total = 512,
          .pages_free = 100,
@@ -503,16 +500,14 @@ static void test_replay(void **state)
          .queued_prefill_tokens = 3000,
          .prefill_tokens_per_s = 8000,
          .max_model_len = 8192},
-        {.node = 1,
-         .kvstore = 1,
+        {.kvstore = 1,
          .prefill = true,
          .pages_total = 512,
          .pages_free = 512,
          .slots_total = 64,
          .prefill_tokens_per_s = 5000,
          .max_model_len = 8192},
-        {.node = 1,
-         .kvstore = 1,
+        {.kvstore = 1,
          .decode = true,
          .pages_total = 512,
          .pages_free = 300,
@@ -520,8 +515,7 @@ static void test_replay(void **state)
          .running = 12,
          .step_ms = 9,
          .max_model_len = 8192},
-        {.node = 2,
-         .kvstore = 2,
+        {.kvstore = 2,
          .decode = true,
          .pages_total = 512,
          .pages_free = 400,
@@ -529,8 +523,7 @@ static void test_replay(void **state)
          .running = 10,
          .step_ms = 8,
          .max_model_len = 8192},
-        {.node = 2,
-         .kvstore = 2,
+        {.kvstore = 2,
          .decode = true,
          .avoid = true,
          .pages_total = 512,
@@ -539,17 +532,9 @@ static void test_replay(void **state)
          .max_model_len = 8192},
     };
     static const struct bt_sched_kvstore k[] = {
-        {.node = 0,
-         .slots_total = 4096,
-         .slots_free = 10,
-         .slots_sealed = 4000,
-         .match_blocks = 30},
-        {.node = 1, .slots_total = 4096, .slots_free = 4096},
-        {.node = 2,
-         .slots_total = 4096,
-         .slots_free = 2000,
-         .slots_sealed = 2000,
-         .match_blocks = 5},
+        {.slots_total = 4096, .slots_free = 10, .match_blocks = 30},
+        {.slots_total = 4096, .slots_free = 4096},
+        {.slots_total = 4096, .slots_free = 2000, .match_blocks = 5},
     };
     const struct bt_sched_snapshot s = {
         .workers = w, .n_workers = BT_ARRAY_LEN(w), .kvstores = k, .n_kvstores = BT_ARRAY_LEN(k)};

@@ -30,15 +30,13 @@ static void world_init(struct world *x)
 {
     memset(x, 0, sizeof(*x));
     for (uint32_t i = 0; i < N; i++) {
-        x->w[i] = (struct bt_sched_worker){.node = i,
-                                           .kvstore = i,
+        x->w[i] = (struct bt_sched_worker){.kvstore = i,
                                            .prefill = i < N_P,
                                            .decode = i >= N_P,
                                            .slots_total = 64,
                                            .pages_total = i < N_P ? 0 : 1000,
                                            .pages_free = 1000,
                                            .cost = i < N_P ? &prefill_cost : &decode_cost};
-        x->k[i].node = i;
     }
     x->s = (struct bt_sched_snapshot){
         .workers = x->w, .n_workers = N, .kvstores = x->k, .n_kvstores = N};
