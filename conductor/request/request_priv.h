@@ -8,7 +8,7 @@
 #include "conductor/request/journal.h"
 #include "conductor/request/prompt.h"
 #include "conductor/request/requests.h"
-#include "conductor/sched/hot.h"
+#include "conductor/sched/copies.h"
 #include "conductor/sched/share.h"
 #include "conductor/sched/survival.h"
 
@@ -208,11 +208,9 @@ struct bt_requests {
     struct bt_sched_demand decodes;    /* of decode workers' time */
     uint64_t learned_ns;
     struct bt_replicate {
-        struct bt_hot hot;
-        double budget; /* bytes */
-        uint64_t filled_ns, ordered_ns;
+        struct bt_sched_copies copies;
         const struct bt_session *to; /* the kvstore that is at it, NULL: none; one at a time */
-        uint64_t id;                 /* of the order */
+        uint64_t id, ordered_ns;     /* of the order */
         struct bt_metric *started, *blocks;
     } replicate;               /* replicate.c */
     struct bt_sched_fair fair; /* between tenants, in the queue for a place */

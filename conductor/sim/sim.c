@@ -97,7 +97,7 @@ void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace 
     r->records = bt_calloc(BT_MAX(r->n, 1u), sizeof(*r->records));
     s.live = bt_calloc(r->n, sizeof(*s.live));
     bt_sim_nodes_init(&s);
-    bt_sim_replicate_init(&s.replicate, o->replica_bytes_per_s, o->replica_uses);
+    bt_sched_copies_init(&s.copies, o->replica_bytes_per_s, o->replica_uses, 0);
     bt_sim_lengths_init(&s);
     bt_sim_show_init(&s);
     for (uint32_t id = 0; id < r->n; id++) {

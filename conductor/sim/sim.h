@@ -52,7 +52,7 @@ struct bt_sim_options {
     bool lengths;   /* how long answers get is learned by class of prompt, as the conductor does */
     bool one_token; /* every answer is one token: prefill alone */
     double roles_window_ms; /* roles by load, averaged over so long (roles.h); 0: they are fixed */
-    double replica_bytes_per_s, replica_uses; /* copies ahead of need (replicate.h); 0: none */
+    double replica_bytes_per_s, replica_uses; /* copies ahead of need (sched/copies.h); 0: none */
     const struct bt_sim_failure *failures;
     uint32_t n_failures;
     double sample_ms;                                        /* of the series; 0: none */

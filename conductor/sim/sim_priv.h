@@ -3,12 +3,12 @@
 #ifndef BT_CONDUCTOR_SIM_PRIV_H
 #define BT_CONDUCTOR_SIM_PRIV_H
 
+#include "conductor/sched/copies.h"
 #include "conductor/sched/survival.h"
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
 #include "conductor/sim/events.h"
 #include "conductor/sim/prefill.h"
-#include "conductor/sim/replicate.h"
 #include "conductor/sim/roles.h"
 #include "conductor/sim/sim.h"
 
@@ -80,9 +80,10 @@ struct sim {
     struct bt_sim_caches *caches;
     struct bt_sim_roles roles;
 
-    struct bt_sim_replicate replicate;
-    struct bt_sim_copy copy; /* on its way: */
-    uint32_t copy_of;        /* a prefix of this request's */
+    struct bt_sched_copies copies;
+    bool copying;              /* one at a time: */
+    struct bt_sched_copy copy; /* on its way, */
+    uint32_t copy_of;          /* a prefix of this request's */
     double copy_begun_ms;
 
     uint32_t *match; /* blocks of the request at hand, [n] */

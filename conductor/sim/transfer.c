@@ -69,29 +69,39 @@ void bt_sim_handoff(struct sim *s, uint32_t id)
 
 /* ---- copies ---- */
 
+static uint64_t copy_key(const void *blocks, uint32_t n)
+{
+    return (((const uint32_t *)blocks)[n - 1] + 1ull) * 0x9e3779b97f4a7c15ull;
+}
+
 void bt_sim_copy_begin(struct sim *s, uint32_t id)
 {
-    double block_bytes = BT_SIM_BLOCK_TOKENS * s->c->token_bytes;
-    if (!bt_sim_replicate_look(&s->replicate, &s->params, &s->snap, bt_sim_blocks_of(s, id),
-                               bt_sim_full_blocks(s, id), block_bytes, &s->copy)) {
+    struct bt_sched_prefix p = {.key = copy_key,
+                                .arg = bt_sim_blocks_of(s, id),
+                                .blocks = bt_sim_full_blocks(s, id),
+                                .extent_blocks = 1,
+                                .block_bytes = BT_SIM_BLOCK_TOKENS * s->c->token_bytes};
+    struct bt_sched_copy copy;
+    if (!bt_sched_copies_look(&s->copies, &s->params, &s->snap, &p, !s->copying, &copy)) {
         return;
     }
-    const struct link *src = &s->links[s->copy.from], *dst = &s->links[s->copy.to];
-    double bytes = s->copy.blocks * block_bytes;
+    bt_sched_copies_spend(&s->copies, &copy);
+    const struct link *src = &s->links[copy.from], *dst = &s->links[copy.to];
     double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
+    s->copy = copy;
     s->copy_of = id;
     s->copy_begun_ms = s->now_ms;
-    s->replicate.pending = true;
+    s->copying = true;
     s->r->copies++;
-    s->r->bytes_copied += bytes;
-    bt_sim_push(s, start + 1e3 * bytes / s->c->link_bytes_per_s, EV_COPY, 0, 0);
+    s->r->bytes_copied += copy.bytes;
+    bt_sim_push(s, start + 1e3 * copy.bytes / s->c->link_bytes_per_s, EV_COPY, 0, 0);
 }
 
 void bt_sim_copy_end(struct sim *s)
 {
-    const struct bt_sim_copy *c = &s->copy;
+    const struct bt_sched_copy *c = &s->copy;
     const uint32_t *blocks = bt_sim_blocks_of(s, s->copy_of);
-    s->replicate.pending = false;
+    s->copying = false;
     if (s->failed_ms[c->from] >= s->copy_begun_ms || s->failed_ms[c->to] >= s->copy_begun_ms) {
         return;
     }

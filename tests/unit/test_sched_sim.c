@@ -13,7 +13,6 @@
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
 #include "conductor/sim/plan.h"
-#include "conductor/sim/replicate.h"
 #include "conductor/sim/report.h"
 
 #define SMALL  "tests/sim/small.jsonl"
@@ -744,59 +743,6 @@ static void test_link_ends(void **state)
     }
 }
 
-/* One prefix used again and again: a copy for each four uses within a minute as the budget allows,
- * on the node with the shortest queue that has none; its head counts where others share no more. */
-static void test_replicate(void **state)
-{
-    (void)state;
-    struct bt_sim_replicate r;
-    struct bt_sched_params params = {.prefill_tokens_per_s = 1000};
-    struct bt_sched_worker w[4] = {{0}};
-    struct bt_sched_kvstore kv[4] = {{0}};
-    struct bt_sched_snapshot s = {.workers = w, .n_workers = 4, .kvstores = kv, .n_kvstores = 4};
-    uint32_t blocks[9] = {0, 1, 2, 3, 4, 5, 6, 7, 100}, copies = 0;
-    struct bt_sim_copy c;
-    for (uint32_t i = 0; i < 4; i++) {
-        w[i] = (struct bt_sched_worker){.kvstore = i,
-                                        .prefill = i < 3,
-                                        .decode = i == 3,
-                                        .queued_prefill_tokens = 900 - 300 * i};
-    }
-    kv[0].match_blocks = 8;
-    bt_sim_replicate_init(&r, 0, 4);
-    assert_false(bt_sim_replicate_look(&r, &params, &s, blocks, 9, 1e6, &c));
-    bt_sim_replicate_init(&r, 2e6, 4); /* a copy takes four seconds of it */
-    for (uint32_t i = 0; i < 40; i++) {
-        s.now_ms = 500.0 * i;
-        blocks[8] = 100 + i;
-        if (!bt_sim_replicate_look(&r, &params, &s, blocks, 9, 1e6, &c)) {
-            continue;
-        }
-        assert_int_equal(c.from, 0);
-        assert_int_equal(c.to, copies == 0 ? 2 : 1);
-        assert_int_equal(c.blocks, 8);
-        assert_true(s.now_ms >= (copies == 0 ? 4000 : 8000));
-        kv[c.to].match_blocks = 8;
-        copies++;
-    }
-    assert_int_equal(copies, 2); /* all three have it; the decode node needs none */
-    /* A minute's uses that share two blocks. */
-    bt_sim_replicate_init(&r, 1e9, 4);
-    kv[1].match_blocks = kv[2].match_blocks = 0;
-    bool found = false;
-    for (uint32_t i = 0; i < 5 && !found; i++) {
-        for (uint32_t k = 2; k < 9; k++) {
-            blocks[k] = 1000 + 10 * i + k;
-        }
-        s.now_ms += 500;
-        found = bt_sim_replicate_look(&r, &params, &s, blocks, 9, 1e6, &c);
-    }
-    assert_true(found && c.blocks == 2);
-    r.pending = true;
-    kv[c.to].match_blocks = 0;
-    assert_false(bt_sim_replicate_look(&r, &params, &s, blocks, 9, 1e6, &c));
-}
-
 /* From a split that is wrong either way roles by load come to a better one, and everybody is
  * served.
  */
@@ -1053,7 +999,6 @@ int main(void)
         cmocka_unit_test(test_packing_pays),
         cmocka_unit_test(test_seed),
         cmocka_unit_test(test_link_ends),
-        cmocka_unit_test(test_replicate),
         cmocka_unit_test(test_roles),
         cmocka_unit_test(test_published_order),
     };
