@@ -1,7 +1,6 @@
 /* Refusals that need no look at the prompt: under overload they are most of the answers, and
  * parsing and tokenizing what is refused anyway would take the time that the others need. Loop
  * thread. */
-#include <math.h>
 #include <stdio.h>
 
 #include "conductor/request/request_priv.h"
@@ -28,9 +27,7 @@ static bool full(struct bt_requests *rs, int32_t priority)
 static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint64_t now_ns,
                      struct bt_sched_reject *rej)
 {
-    struct bt_sched_params params = rs->conf.sched;
-    params.ttft_objective_ms = bt_request_objective(t->slo_ttft_ms, params.ttft_objective_ms);
-    params.tbt_objective_ms = bt_request_objective(t->slo_tbt_ms, params.tbt_objective_ms);
+    struct bt_sched_params params = bt_request_params(rs, t->slo_ttft_ms, t->slo_tbt_ms);
     /* A long prompt may be prefilled late in the background: how long it is, its body says. */
     if ((params.ttft_objective_ms == 0 && params.tbt_objective_ms == 0) ||
         params.background_share > 0) {
@@ -47,10 +44,7 @@ static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint6
                                    .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
     bt_view_snapshot(rs->view, NULL, 0, &v);
     bt_view_overtake(&v, t->knows_priority ? t->priority : INT32_MIN);
-    v.snap.now_ms = (double)now_ns / 1e6;
-    v.snap.forecast = &rs->forecast;
-    v.snap.demand = &rs->demand;
-    v.snap.decodes = &rs->decodes;
+    bt_expect_show(rs, now_ns, &v.snap);
     return bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v.snap, &req, &plan,
                            rej) == BT_SCHED_OVERLOADED;
 }

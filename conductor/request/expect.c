@@ -1,15 +1,14 @@
 /* What this conductor expects, for admission: how long rows go on (survival estimates), which ones
  * are on their way out of prefill (forecast), and what is asked for of both stages (demand,
  * decodes). Loop thread. */
-#include <math.h>
-
 #include "conductor/request/request_priv.h"
 
-#define BUCKET_MS 100.0  /* of the forecast: 51 s ahead */
-#define LIFE_MS   5000.0 /* until something is known */
-#define DEMAND_MS 60000.0
-#define LEARN_NS  500000000ull
-#define ROWS_MAX  256 /* looked at for the mean life */
+#define BUCKET_MS 100.0        /* of the forecast: 51 s ahead */
+#define LIFE_MS   5000.0       /* until something is known */
+#define DEMAND_MS 60000.0      /* over which what was asked for fades */
+#define LOOK_NS   500000000ull /* between two looks at how far rows have come */
+#define LOOK_PART 0.5          /* of a look, against those before */
+#define ROWS_MAX  256          /* of a look */
 
 static double ms_of(uint64_t ns)
 {
@@ -22,6 +21,14 @@ void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
     bt_sched_forecast_init(&rs->forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
     bt_sched_demand_init(&rs->demand, DEMAND_MS);
     bt_sched_demand_init(&rs->decodes, DEMAND_MS);
+}
+
+void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sched_snapshot *s)
+{
+    s->now_ms = ms_of(now_ns);
+    s->forecast = &rs->forecast;
+    s->demand = &rs->demand;
+    s->decodes = &rs->decodes;
 }
 
 void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work)
@@ -94,11 +101,11 @@ void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole)
     bt_survival_note(&r->rs->survival, key_of(r), c->told, c->journal.n, whole);
 }
 
-/* Mean time that the rows of now will go on, as far as they are looked at, and how far they have
- * come. */
+/* Looks at the rows of now: how far they have come (for the lengths), and how long they will go on
+ * in the mean (for the forecast). */
 void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns)
 {
-    if (now_ns - rs->learned_ns < LEARN_NS) {
+    if (now_ns - rs->learned_ns < LOOK_NS) {
         return;
     }
     rs->learned_ns = now_ns;
@@ -125,8 +132,8 @@ void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns)
         }
     }
     if (n != 0) {
-        rs->forecast.life_ms += 0.5 * (sum / n - rs->forecast.life_ms);
+        rs->forecast.life_ms += LOOK_PART * (sum / n - rs->forecast.life_ms);
         double kv_life = kv > 0 ? kv_sum / kv : sum / n;
-        rs->forecast.kv_life_ms += 0.5 * (kv_life - rs->forecast.kv_life_ms);
+        rs->forecast.kv_life_ms += LOOK_PART * (kv_life - rs->forecast.kv_life_ms);
     }
 }

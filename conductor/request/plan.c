@@ -1,7 +1,6 @@
 /* One plan of one request: snapshot, policy, and the messages that start it everywhere at once.
  * Loop thread. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,14 +229,20 @@ double bt_request_objective(double own_ms, double all_ms)
     return own_ms > 0 ? own_ms : all_ms;
 }
 
-/* The view and the policy's answer for the lane as it is now, or if it has to wait_ms before. */
-static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct bt_view_snapshot *v,
-                                     struct bt_sched_plan *plan, struct bt_sched_reject *rej,
-                                     bool *full_p, double wait_ms, bool note)
+struct bt_sched_params bt_request_params(const struct bt_requests *rs, double slo_ttft_ms,
+                                         double slo_tbt_ms)
 {
-    struct bt_request *r = k->r;
+    struct bt_sched_params p = rs->conf.sched;
+    p.ttft_objective_ms = bt_request_objective(slo_ttft_ms, p.ttft_objective_ms);
+    p.tbt_objective_ms = bt_request_objective(slo_tbt_ms, p.tbt_objective_ms);
+    return p;
+}
+
+/* The cluster as it is for the lane. *full_p: somebody is left out who had no room a moment ago. */
+static void look(struct bt_lane *k, uint64_t now_ns, struct bt_view_snapshot *v, bool *full_p)
+{
+    const struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
-    gather_tokens(k);
     /* Logprobs of the prompt need all of it computed. */
     bool use_cache = !r->spec.no_cache && r->prompt == NULL;
     bt_view_snapshot(rs->view, k->keys, use_cache ? k->n_keys : 0, v);
@@ -248,6 +253,16 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
     for (uint32_t i = 0; i < v->snap.n_kvstores; i++) {
         v->kvstores[i].avoid = avoided(k, v->kvstore[i], now_ns, full_p);
     }
+    bt_expect_show(rs, now_ns, &v->snap);
+    if (rs->conf.policy->fetches && rs->conf.sched.fetch_ratio > 0 && use_cache) {
+        v->snap.spread_blocks = bt_sources_spread(rs->view, v, k->keys, k->n_keys);
+    }
+}
+
+static struct bt_sched_request request_of(const struct bt_lane *k, uint64_t now_ns, double wait_ms)
+{
+    const struct bt_request *r = k->r;
+    struct bt_requests *rs = r->rs;
     struct bt_sched_request req = {.n_tokens = k->n_tokens,
                                    .n_choices = k->n,
                                    .max_new = r->spec.max_tokens - r->choices[k->first].journal.n,
@@ -258,16 +273,22 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
     bt_random(&req.random, sizeof(req.random));
     req.sequence = rs->decisions++;
     bt_expect_length(k, &req);
-    v->snap.now_ms = (double)now_ns / 1e6;
-    v->snap.forecast = &rs->forecast;
-    v->snap.demand = &rs->demand;
-    v->snap.decodes = &rs->decodes;
-    if (rs->conf.policy->fetches && rs->conf.sched.fetch_ratio > 0 && use_cache) {
-        v->snap.spread_blocks = bt_sources_spread(rs->view, v, k->keys, k->n_keys);
-    }
-    struct bt_sched_params params = rs->conf.sched;
-    params.ttft_objective_ms = bt_request_objective(r->spec.slo_ttft_ms, params.ttft_objective_ms);
-    params.tbt_objective_ms = bt_request_objective(r->spec.slo_tbt_ms, params.tbt_objective_ms);
+    return req;
+}
+
+/* What the policy says of the lane as it is now, or would if it had to wait_ms more. explain: it is
+ * kept for batonctl explain. */
+static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, double wait_ms,
+                                     bool explain, struct bt_view_snapshot *v,
+                                     struct bt_sched_plan *plan, struct bt_sched_reject *rej,
+                                     bool *full_p)
+{
+    const struct bt_request *r = k->r;
+    struct bt_requests *rs = r->rs;
+    gather_tokens(k);
+    look(k, now_ns, v, full_p);
+    struct bt_sched_request req = request_of(k, now_ns, wait_ms);
+    struct bt_sched_params params = bt_request_params(rs, r->spec.slo_ttft_ms, r->spec.slo_tbt_ms);
     if (k->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         params.ttft_objective_ms = params.tbt_objective_ms = 0;
     }
@@ -278,8 +299,8 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, struct 
         bt_expect_demand(k, now_ns, planned ? plan->compute_ms : rej->compute_ms,
                          planned ? plan->decode_work : rej->decode_work);
     }
-    if (note) {
-        bt_explain_note(k, v, &params, &req, verdict == BT_SCHED_PLANNED ? plan : NULL, rej);
+    if (explain) {
+        bt_explain_note(k, v, &params, &req, planned ? plan : NULL, rej);
     }
     return verdict;
 }
@@ -290,7 +311,7 @@ bool bt_lane_movable(struct bt_lane *k, uint64_t now_ns)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     bool full = false;
-    if (ask_policy(k, now_ns, &v, &plan, &rej, &full, 0, false) != BT_SCHED_PLANNED ||
+    if (ask_policy(k, now_ns, 0, false, &v, &plan, &rej, &full) != BT_SCHED_PLANNED ||
         plan.draining) {
         return false;
     }
@@ -316,7 +337,7 @@ bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
         return false;
     }
     wait_ms += k->starved ? 0 : QUEUE_MARGIN * objective_ms;
-    return ask_policy(k, now_ns, &v, &plan, rej, &full, wait_ms, false) == BT_SCHED_OVERLOADED;
+    return ask_policy(k, now_ns, wait_ms, false, &v, &plan, rej, &full) == BT_SCHED_OVERLOADED;
 }
 
 /* At which w would compute all of a prompt; 0: not known. */
@@ -337,7 +358,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     struct bt_view_snapshot v;
     struct bt_sched_plan plan;
     bool full = false;
-    bt_sched_verdict_t verdict = ask_policy(k, now_ns, &v, &plan, rej, &full, 0, true);
+    bt_sched_verdict_t verdict = ask_policy(k, now_ns, 0, true, &v, &plan, rej, &full);
     if (verdict != BT_SCHED_PLANNED) {
         return verdict == BT_SCHED_TOO_LARGE || verdict == BT_SCHED_OVERLOADED ? PLAN_REFUSED
                                                                                : PLAN_WAIT;

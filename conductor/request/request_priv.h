@@ -285,6 +285,9 @@ bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
                       struct bt_sched_reject *rej);
 /* The request's own objective, or that of all. */
 double bt_request_objective(double own_ms, double all_ms);
+/* The configuration with the request's own objectives in it (0: it has none). */
+struct bt_sched_params bt_request_params(const struct bt_requests *rs, double slo_ttft_ms,
+                                         double slo_tbt_ms);
 void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
 /* Fails it if so, rather than let it wait for a refusal. */
 bool bt_lane_refused_early(struct bt_lane *k, uint64_t now_ns, double wait_ms);
@@ -338,7 +341,10 @@ void bt_flight_destroy(struct bt_flight *f);
 
 /* ---- expect.c: lengths and the decode pool's load to come ---- */
 void bt_expect_init(struct bt_requests *rs, uint64_t now_ns);
-/* Its prefill would take so long: asked for once, planned or refused. */
+/* Into the snapshot: its clock, the forecast, what is asked for of both stages. */
+void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sched_snapshot *s);
+/* Its prefill would take so long, its rows so much of a decode worker: counted once, planned or
+ * refused. */
 void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work);
 /* How long the lane's answer may get, as a quantile. */
 void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req);
