@@ -743,6 +743,55 @@ static void test_link_ends(void **state)
     }
 }
 
+/* A prefix that all use, under a policy that fetches nothing: each node computes it once, or, with
+ * copies ahead of need, the first node alone. */
+static void test_copies(void **state)
+{
+    (void)state;
+    enum { N_REQ = 300, SHARED = 20, N_P = 4 };
+    static struct bt_sim_request req[N_REQ];
+    static uint32_t blocks[(SHARED + 1) * N_REQ];
+    for (uint32_t i = 0; i < N_REQ; i++) { /* the first one is done before the others come */
+        uint32_t first = (SHARED + 1) * i;
+        req[i] = (struct bt_sim_request){.at_ms = i == 0 ? 0 : 3000 + 60.0 * i,
+                                         .input = 512 * (SHARED + 1),
+                                         .output = 4,
+                                         .first = first,
+                                         .n_blocks = SHARED + 1};
+        for (uint32_t k = 0; k < SHARED; k++) {
+            blocks[first + k] = k;
+        }
+        blocks[first + SHARED] = SHARED + i;
+    }
+    struct bt_sim_trace t = {.requests = req,
+                             .n = N_REQ,
+                             .blocks = blocks,
+                             .n_blocks = BT_ARRAY_LEN(blocks),
+                             .n_unique = SHARED + N_REQ};
+    struct bt_sim_cluster c;
+    char err[256];
+    assert_int_equal(bt_sim_cluster_load("a800-70b", &c, err, sizeof(err)), BT_OK);
+    c.prefill_nodes = N_P;
+    c.decode_nodes = 2;
+    for (int copies = 0; copies < 2; copies++) {
+        struct bt_sim_options o = {.policy = &bt_sched_cache_aware,
+                                   .admission = &bt_sched_admit_none,
+                                   .rate = 1,
+                                   .to = 1,
+                                   .seed = 1,
+                                   .life_ms = 1000,
+                                   .replica_bytes_per_s = copies * 10e9,
+                                   .replica_uses = 2};
+        struct bt_sim_result r;
+        bt_sim_run(&c, &t, &o, &r);
+        uint32_t computed = N_REQ + SHARED * (copies ? 1 : N_P); /* blocks */
+        assert_int_equal(r.input_tokens - r.cached_tokens, 512 * computed);
+        assert_int_equal(r.copies, copies ? N_P - 1 : 0);
+        assert_true(r.bytes_copied == r.copies * SHARED * 512 * c.token_bytes);
+        bt_sim_result_cleanup(&r);
+    }
+}
+
 /* From a split that is wrong either way roles by load come to a better one, and everybody is
  * served.
  */
@@ -999,6 +1048,7 @@ int main(void)
         cmocka_unit_test(test_packing_pays),
         cmocka_unit_test(test_seed),
         cmocka_unit_test(test_link_ends),
+        cmocka_unit_test(test_copies),
         cmocka_unit_test(test_roles),
         cmocka_unit_test(test_published_order),
     };
