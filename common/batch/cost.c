@@ -27,9 +27,14 @@ double bt_batch_prefill_ns(const struct bt_batch_cost *c, double from, double to
     if (n <= 0) {
         return 0;
     }
-    chunk = chunk > 0 ? BT_MIN(chunk, n) : n;
-    double whole = floor(n / chunk), rest = n - whole * chunk;
+    /* Chunks end at multiples of their length (a flow's items do): a prefix that ends between two
+     * makes the first one shorter and may make one more. */
+    double first = chunk > 0 ? (floor(from / chunk) + 1) * chunk - from : n;
+    double ns = tokens_ns(c, BT_MIN(first, n));
+    if (n > first) {
+        double whole = floor((n - first) / chunk), rest = n - first - whole * chunk;
+        ns += whole * tokens_ns(c, chunk) + (rest > 0 ? tokens_ns(c, rest) : 0);
+    }
     /* The sum of n (h + n/2) over the chunks is that of the whole. */
-    return whole * tokens_ns(c, chunk) + (rest > 0 ? tokens_ns(c, rest) : 0) +
-           c->attn_ns * n * (from + n / 2);
+    return ns + c->attn_ns * n * (from + n / 2);
 }

@@ -36,7 +36,8 @@ struct bt_batch_work { /* of one step */
 
 /* 0 for a step without tokens. */
 double bt_batch_work_ns(const struct bt_batch_cost *c, const struct bt_batch_work *w);
-/* A prompt's tokens [from, to) alone, in steps of chunk tokens (0: all in one); ns. */
+/* A prompt's tokens [from, to) alone, in steps that end at multiples of chunk (0: all in one); ns.
+ */
 double bt_batch_prefill_ns(const struct bt_batch_cost *c, double from, double to, double chunk);
 
 #endif

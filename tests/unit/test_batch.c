@@ -100,6 +100,15 @@ static void test_prompts_share_a_step_where_it_pays(void **state)
     f.seqs[1].len = 16;
     assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
     assert_int_equal(f.rows[0].n, 128);
+    /* A chunk saved is a step saved, also where a cached prefix makes one more of them: 245 tokens
+     * in chunks of 112, 128 and 5. */
+    const struct bt_batch_cost dear = {.base_ns = 50, .token_ns = BT_BATCH_TOKEN_NS(0.2)};
+    f.b.cost = &dear;
+    f.seqs[1] = (struct bt_batch_seq){
+        .order = 1, .pos = 16, .len = 261, .chunk_tokens = 128, .kind = BT_BATCH_PROMPT};
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    f.b.cost = &even;
+    f.seqs[1] = (struct bt_batch_seq){.order = 1, .len = 16, .kind = BT_BATCH_PROMPT};
     /* Many that wait are worth the wait of few; the sum is below that of full steps and of one
      * prompt a step, and a queue is done nearly as soon as with full steps. */
     for (int n = 2; n <= 60; n += 2) {

@@ -309,6 +309,9 @@ static void test_cost_of_tokens_is_a_curve(void **state)
     /* chunks of 100: the pairs are those of the whole, the base is paid three times */
     double chunks = 2 * (100 + 8 + 2 * 56 + 3 * 36) + (100 + 8 + 2 * 42);
     assert_true(bt_batch_prefill_ns(&c, 50, 300, 100) == chunks + 0.5 * 250 * (50 + 125));
+    /* ... which end at multiples of 100: behind a prefix of 50 there is a short one in front */
+    assert_true(bt_batch_prefill_ns(&c, 50, 230, 100) ==
+                2 * 100 + (100 + 8 + 2 * 56 + 3 * 36) + 2 * 8 + 2 * (42 + 22) + 0.5 * 180 * 140);
     assert_true(bt_batch_prefill_ns(&c, 50, 50, 100) == 0);
     assert_true(bt_batch_prefill_ns(&c, 0, 8, 0) == 100 + 8 + 0.5 * 32);
 }
