@@ -39,6 +39,15 @@ static bool waits(const struct bt_batch_seq *s)
     return s->kind == BT_BATCH_PROMPT && s->pos < s->len;
 }
 
+uint32_t bt_batch_waiting(const struct bt_batch *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        n += waits(&b->seqs[i]);
+    }
+    return n;
+}
+
 /* What a row of n prompt tokens behind pos others adds to a step. */
 static void add_prompt(struct bt_batch_work *w, double pos, double n)
 {
@@ -47,11 +56,8 @@ static void add_prompt(struct bt_batch_work *w, double pos, double n)
     w->prompt = true;
 }
 
-/* See bt_batch_prefill: is the sum of completion times smaller with n tokens of the prompt at *s in
- * the step *w, which has `before` prompts, than with all of them in steps of their own? `behind`:
- * prompts that wait, this one included. */
-static bool pays(const struct bt_batch *b, const struct bt_batch_work *w,
-                 const struct bt_batch_seq *s, uint32_t n, uint32_t before, uint32_t behind)
+bool bt_batch_joins(const struct bt_batch *b, const struct bt_batch_work *w,
+                    const struct bt_batch_seq *s, uint32_t n, uint32_t before, uint32_t behind)
 {
     struct bt_batch_work with = *w;
     add_prompt(&with, s->pos, n);
@@ -69,10 +75,7 @@ static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, bool cos
                              struct bt_batch_row *rows, uint32_t max)
 {
     struct bt_batch_work w = {0};
-    uint32_t n_rows = 0, behind = 0;
-    for (uint32_t i = 0; i < b->n; i++) {
-        behind += waits(&b->seqs[i]);
-    }
+    uint32_t n_rows = 0, behind = bt_batch_waiting(b);
     for (uint32_t i = 0; i < b->n && n_rows < max && budget > 0; i++) {
         const struct bt_batch_seq *s = &b->seqs[i];
         if (!waits(s)) {
@@ -82,7 +85,7 @@ static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, bool cos
         if (n == 0) {
             break;
         }
-        if (cost && n_rows > 0 && !pays(b, &w, s, n, n_rows, behind)) {
+        if (cost && n_rows > 0 && !bt_batch_joins(b, &w, s, n, n_rows, behind)) {
             if (!b->trial) {
                 break;
             }
@@ -102,19 +105,19 @@ uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, u
     return fill_prompts(b, b->lim.max_rows, b->cost != NULL, rows, max);
 }
 
-static void count_kinds(const struct bt_batch *b, uint32_t *prompts_p, uint32_t *decodes_p)
+static uint32_t n_decodes(const struct bt_batch *b)
 {
-    *prompts_p = *decodes_p = 0;
+    uint32_t n = 0;
     for (uint32_t i = 0; i < b->n; i++) {
-        *prompts_p += waits(&b->seqs[i]);
-        *decodes_p += b->seqs[i].kind == BT_BATCH_DECODE;
+        n += b->seqs[i].kind == BT_BATCH_DECODE;
     }
+    return n;
 }
 
 uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t max)
 {
-    uint32_t prompts, decodes, n_rows = 0, budget = b->lim.max_rows;
-    count_kinds(b, &prompts, &decodes);
+    uint32_t prompts = bt_batch_waiting(b), decodes = n_decodes(b);
+    uint32_t n_rows = 0, budget = b->lim.max_rows;
     /* Too little room for a block beside a row counts as not mixed: turns are fair to both. */
     bool mixed = b->lim.mixed && budget > b->lim.block_tokens && max > 1;
     if (!mixed && prompts > 0 && decodes > 0) {

@@ -65,6 +65,14 @@ struct bt_batch_row {
  * returns their number. */
 uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
 
+/* Is the sum of completion times smaller with n tokens of the prompt at *s in the step *w, which
+ * has `before` prompts, than with all of them in steps of their own? behind: prompts that wait,
+ * this one included. */
+bool bt_batch_joins(const struct bt_batch *b, const struct bt_batch_work *w,
+                    const struct bt_batch_seq *s, uint32_t n, uint32_t before, uint32_t behind);
+/* Prompts with tokens to be computed. */
+uint32_t bt_batch_waiting(const struct bt_batch *b);
+
 /* The decode role's step (continuous batching): every DECODE row, then prompt chunks into what is
  * left. While prompts wait, room for one block of them is kept, so neither kind starves. Moves
  * cursor and prompt_turn. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/batch/ahead.h"
 #include "common/engine/model_config.h"
 #include "common/log/log.h"
 #include "common/worker/core.h"
@@ -248,13 +249,57 @@ static void add_waiting(const struct bt_list *list, bool landing, struct bt_wcla
     }
 }
 
+static void add_seq(const struct bt_wcore *c, const struct bt_wreq *r, struct bt_batch *b)
+{
+    if (b->n < BT_BATCH_AHEAD_SEQS) {
+        b->seqs[b->n++] = (struct bt_batch_seq){
+            .pos = r->pos, .len = r->len, .chunk_tokens = chunk_tokens(c), .kind = BT_BATCH_PROMPT};
+    }
+}
+
+/* Prompts that share steps are computed sooner than one after the other: the classes' queues
+ * shrink by what the first of them save. Where there are rows the batcher goes by other rules. */
+static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_wclasses *classes)
+{
+    struct bt_batch_seq seqs[BT_BATCH_AHEAD_SEQS];
+    struct bt_batch b = {.lim = c->batch.lim, .seqs = seqs, .cost = c->batch.cost};
+    struct bt_batch_ahead ahead;
+    double alone = 0;
+    const struct bt_list *it;
+    if (b.cost == NULL || rows > 0 || atomic_load(&c->role) == BT_ROLES_DECODE) {
+        return;
+    }
+    bt_list_for_each (it, &c->active) {
+        const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->stage == BT_WREQ_PROMPT) {
+            add_seq(c, r, &b);
+        }
+    }
+    bt_list_for_each (it, &c->queue) {
+        const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->phases != BATON__PHASES__DECODE) {
+            add_seq(c, r, &b);
+        }
+    }
+    if (b.n < 2) {
+        return;
+    }
+    for (uint32_t i = 0; i < b.n; i++) {
+        alone += bt_batch_prefill_ns(b.cost, seqs[i].pos, seqs[i].len, chunk_tokens(c));
+    }
+    bt_batch_ahead(&b, NULL, 0, chunk_tokens(c), &ahead);
+    for (uint32_t i = 0; i < classes->n && alone > 0; i++) {
+        classes->of[i].queue_ns *= BT_MIN(ahead.all_ns / alone, 1);
+    }
+}
+
 void bt_wload_publish(struct bt_wcore *c)
 {
     struct bt_wstats *s = c->stats;
     /* Pages of what drains are given up when somebody wants them. */
     uint32_t pages_free =
         BT_MIN(bt_page_pool_free_count(c->pages) + c->drain_pages, c->info->pages);
-    uint64_t queued = 0, kv = 0;
+    uint64_t queued = 0, kv = 0, rows = 0;
     struct bt_wclasses classes = {0};
     struct bt_list *it;
     bt_list_for_each (it, &c->queue) {
@@ -270,9 +315,11 @@ void bt_wload_publish(struct bt_wcore *c)
             struct bt_wclass *k = bt_wclasses_at(&classes, class_of(r));
             kv += r->pos;
             k->rows++;
+            rows++;
             k->pages += r->n_pages;
         }
     }
+    share_steps(c, rows, &classes);
     double ns = 0;
     for (uint32_t i = 0; i < classes.n; i++) {
         ns += classes.of[i].queue_ns;

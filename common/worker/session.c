@@ -87,6 +87,7 @@ static void send_heartbeat(struct bt_wctl *w, struct bt_wsession *s)
 {
     struct bt_wload load;
     bt_wstats_load(w->stats, w->core.info->max_model_len, &load);
+    load.load.max_rows = w->core.max_rows;
     Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
     h.seq = ++s->hb_seq;
     h.load = &load.load;

@@ -15,33 +15,22 @@ struct bt_flight *bt_flight_create(struct bt_lane *k)
     struct bt_flight *f = bt_calloc(1, sizeof(*f));
     f->lane = k;
     f->epoch = k->epoch;
-    bt_list_init(&f->prefills);
+    bt_list_init(&f->prompt.link);
     bt_list_insert_tail(&k->flights, &f->link);
     return f;
 }
 
 void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
 {
-    struct bt_session *p = f->prefill;
-    p->own_prefill_tokens += f->own_tokens;
-    f->prefill_ms = f->plan.prefill_ms;
-    if (bt_list_empty(&p->own_prefills)) {
-        p->own_prefill_ms = 0;
-        p->own_head_ns = now_ns;
-    }
-    bt_list_insert_tail(&p->own_prefills, &f->prefills);
-    p->own_prefill_ms += f->prefill_ms;
-    f->class_place = bt_view_classes_add(&p->own_classes, bt_flight_class(f), f->prefill_ms);
-    if (f->plan.chunk_ms > 0 && f->plan.chunk_ms < f->prefill_ms) {
-        p->own_long = f;
-        p->own_step_ms = f->plan.chunk_ms;
-        p->own_long_ms = f->prefill_ms - f->plan.chunk_ms;
-        p->own_behind_ms = 0;
-        p->own_longs++;
-    } else {
-        f->behind_long = p->own_longs;
-        p->own_behind_ms += f->prefill_ms;
-    }
+    struct bt_sched_pace pace = bt_session_pace(f->prefill);
+    f->prefill->own_prefill_tokens += f->own_tokens;
+    f->prompt.pos = BT_MIN(f->plan.cached_tokens, f->lane->n_tokens);
+    f->prompt.len = f->lane->n_tokens;
+    f->prompt.alone_ms = f->plan.prefill_ms;
+    f->prompt.priority = bt_flight_class(f);
+    bt_sched_backlog_add(&f->prefill->own_backlog, &f->prompt, &pace, now_ns);
+    f->class_place =
+        bt_view_classes_add(&f->prefill->own_classes, f->prompt.priority, f->prompt.alone_ms);
     if (f->decode != NULL) {
         f->decode->own_requests += f->own_rows;
         f->decode->own_kv_tokens += f->own_kv;
@@ -49,24 +38,12 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     }
 }
 
-static void leave_prefills(struct bt_flight *f)
+static void leave_queue(struct bt_flight *f)
 {
-    if (bt_list_empty(&f->prefills)) {
-        return;
-    }
-    struct bt_session *p = f->prefill;
-    bool head = p->own_prefills.next == &f->prefills;
-    p->own_long = p->own_long == f ? NULL : p->own_long;
-    bt_list_remove(&f->prefills);
-    bt_view_classes_remove(&p->own_classes, f->class_place, f->prefill_ms);
-    if (bt_list_empty(&p->own_prefills)) {
-        p->own_prefill_ms = p->own_behind_ms = 0;
-        return;
-    }
-    p->own_prefill_ms -= f->prefill_ms;
-    p->own_behind_ms -= f->behind_long == p->own_longs ? f->prefill_ms : 0;
-    if (head) { /* prompts are computed in order of arrival, or together */
-        p->own_head_ns = bt_mono_ns();
+    if (!bt_list_empty(&f->prompt.link)) {
+        struct bt_sched_pace pace = bt_session_pace(f->prefill);
+        bt_sched_backlog_done(&f->prefill->own_backlog, &f->prompt, &pace, bt_mono_ns());
+        bt_view_classes_remove(&f->prefill->own_classes, f->class_place, f->prompt.alone_ms);
     }
 }
 
@@ -74,7 +51,7 @@ void bt_flight_prefilled(struct bt_flight *f)
 {
     if (f->prefill != NULL) {
         f->prefill->own_prefill_tokens -= BT_MIN(f->own_tokens, f->prefill->own_prefill_tokens);
-        leave_prefills(f);
+        leave_queue(f);
     }
     f->own_tokens = 0;
 }

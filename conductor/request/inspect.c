@@ -170,7 +170,7 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
     double before_ms = k->epoch != 0 ? req->waited_ms : 0;
     if (plan != NULL) {
         e->queue_ms = plan->queue_ms;
-        e->prefill_ms = plan->prefill_ms;
+        e->prefill_ms = plan->beside_ms + plan->prefill_ms;
         e->both = plan->both;
         e->draining = plan->draining;
         e->cached_tokens = plan->cached_tokens;

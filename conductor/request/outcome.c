@@ -24,7 +24,7 @@ void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f)
     p->cached_tokens = f->plan.cached_tokens;
     p->fetch_tokens = f->plan.fetch_tokens;
     p->queue_ms = f->plan.queue_ms;
-    p->prefill_ms = f->plan.prefill_ms;
+    p->prefill_ms = f->plan.beside_ms + f->plan.prefill_ms;
     p->ttft_ms = f->plan.ttft_ms;
     p->tbt_ms = f->plan.tbt_ms;
 }
@@ -58,7 +58,8 @@ void bt_outcome_prefilled(struct bt_lane *k)
 {
     const struct bt_flight *f = k->flight;
     if (f != NULL && f->first_token_ms > 0 && is_told(k) && f->prefill != NULL) {
-        double computed = f->plan.queue_ms > 0 ? -1 : k->r->usage.prefill_ms;
+        bool alone = !(f->plan.queue_ms > 0 || f->plan.beside_ms > 0);
+        double computed = alone ? k->r->usage.prefill_ms : -1;
         bt_sched_learn_ttft(&f->prefill->learned, f->plan.work_ms, computed, f->first_token_ms);
     }
 }

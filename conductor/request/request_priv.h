@@ -56,21 +56,19 @@ struct bt_flight {
     uint64_t working[2]; /* incarnations of workers that have received it and not ended, or 0 */
     bool no_room;        /* was refused for want of room: its end is no news to those who wait */
     enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
-    bool decode_useless;       /* nobody wants more tokens: cancel it at once */
-    uint64_t wind_ns;          /* since when it is not active */
-    uint32_t own_rows;         /* counted at decode's session until it has ended */
-    uint64_t own_tokens;       /* counted at prefill's session until its PrefillDone */
-    struct bt_list prefills;   /* in prefill's session's own_prefills until then */
-    double prefill_ms;         /* predicted, counted there */
-    uint32_t class_place;      /* ... in its own_classes */
-    uint32_t rows_place;       /* in decode's session's own_rows, until it has ended */
-    uint32_t behind_long;      /* own_longs when it was counted in own_behind_ms; 0: it was not */
-    uint64_t own_kv;           /* counted at decode's session until it has ended */
-    struct bt_sched_plan plan; /* indices mean nothing any more */
-    uint64_t planned_ns;       /* bt_mono_ns */
-    bool expected, decoding;   /* in the forecast; counted at decode's own_decoding */
-    double expect_ready_ms;    /* as the forecast was told */
-    double first_token_ms;     /* since planned_ns, of a first plan; 0: not yet */
+    bool decode_useless;           /* nobody wants more tokens: cancel it at once */
+    uint64_t wind_ns;              /* since when it is not active */
+    uint32_t own_rows;             /* counted at decode's session until it has ended */
+    uint64_t own_tokens;           /* counted at prefill's session until its PrefillDone */
+    struct bt_sched_prompt prompt; /* in prefill's session's own_backlog until then */
+    uint32_t class_place;          /* ... in its own_classes */
+    uint32_t rows_place;           /* in decode's session's own_rows, until it has ended */
+    uint64_t own_kv;               /* counted at decode's session until it has ended */
+    struct bt_sched_plan plan;     /* indices mean nothing any more */
+    uint64_t planned_ns;           /* bt_mono_ns */
+    bool expected, decoding;       /* in the forecast; counted at decode's own_decoding */
+    double expect_ready_ms;        /* as the forecast was told */
+    double first_token_ms;         /* since planned_ns, of a first plan; 0: not yet */
 };
 
 #define AVOID_MAX   16

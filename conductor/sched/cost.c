@@ -47,27 +47,31 @@ static uint32_t chunk_of(const struct bt_sched_params *c, const struct bt_sched_
     return w->chunk_tokens != 0 ? w->chunk_tokens : c->chunk_tokens;
 }
 
-double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
-                        uint32_t from, uint32_t to)
+/* From now; a step that should have begun has: the next one is half of a step away. */
+static double from_now(const struct bt_sched_worker *w, double begin_ns)
 {
-    double queue = bt_sched_queue_ms(c, w);
-    uint32_t chunk = chunk_of(c, w);
-    if (w->cost == NULL || !(w->share_ms > 0) || to - from > chunk) {
-        return queue;
-    }
-    struct bt_batch_work step = {.tokens = chunk, .prompt = true}, with = step;
-    with.tokens += to - from;
-    double alone = bt_batch_prefill_ns(w->cost, 0, to - from, 0);
-    double beside = bt_batch_work_ns(w->cost, &with) - bt_batch_work_ns(w->cost, &step);
-    return 2 * beside < alone ? queue - BT_MIN(w->share_ms, queue) : queue;
+    double ms = begin_ns / 1e6 - w->ahead_past_ms;
+    return ms > 0 ? ms : BT_MIN(w->ahead->step_ns / 2e6, w->queue_ms);
 }
 
-double bt_sched_chunk_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
-                         const struct bt_sched_request *req, uint32_t n, uint32_t cached)
+double bt_sched_least_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    uint32_t chunk = chunk_of(c, w);
-    uint32_t end = chunk != 0 ? (cached / chunk + 1) * chunk : n;
-    return bt_sched_prefill_ms(c, w, req, BT_MIN(n, end), cached);
+    if (w->cost == NULL || w->ahead == NULL || w->ahead->n_joins == 0) {
+        return bt_sched_queue_ms(c, w);
+    }
+    return from_now(w, w->ahead->joins[0].begin_ns);
+}
+
+double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                        uint32_t from, uint32_t to, double *beside_p)
+{
+    *beside_p = 0;
+    if (w->cost == NULL || w->ahead == NULL) {
+        return bt_sched_queue_ms(c, w);
+    }
+    double begin = bt_batch_ahead_of(w->ahead, w->cost, from, to, chunk_of(c, w), beside_p);
+    *beside_p /= 1e6;
+    return begin < w->ahead->all_ns ? from_now(w, begin) : bt_sched_queue_ms(c, w);
 }
 
 /* DESIGN.md, section 5: the step's cost summed over the chunks, and of the prefix's load what the

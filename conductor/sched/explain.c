@@ -39,9 +39,10 @@ static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_s
     struct bt_sched_candidate c = {.worker = i, .use = use, .ttft_ms = -1, .tbt_ms = -1};
     c.cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     if (use == BT_SCHED_FOR_PREFILL) {
-        c.queue_ms = bt_sched_wait_ms(j->c, w, c.cached_tokens, j->req->n_tokens);
-        double work =
-            c.queue_ms + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
+        double beside;
+        c.queue_ms = bt_sched_wait_ms(j->c, w, c.cached_tokens, j->req->n_tokens, &beside);
+        double work = c.queue_ms + beside +
+                      bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
         c.ttft_ms = j->req->waited_ms + bt_sched_learned_ttft(&w->learned, work);
         c.chosen = plan != NULL && plan->prefill == i;
         if (c.chosen) { /* with a fetch, beside rows: as it was compared */

@@ -21,8 +21,8 @@ static void estimate_local(const struct job *j, uint32_t i, struct estimate *e)
     e->cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, e->cached_tokens);
     e->local_ms = e->prefill_ms;
-    e->wait_ms = bt_sched_wait_ms(j->c, w, e->cached_tokens, j->req->n_tokens);
-    e->ttft_ms = e->wait_ms + e->prefill_ms;
+    e->wait_ms = bt_sched_wait_ms(j->c, w, e->cached_tokens, j->req->n_tokens, &e->beside_ms);
+    e->ttft_ms = e->wait_ms + e->beside_ms + e->prefill_ms;
 }
 
 /* The first token comes from the prefill worker; the hand-off delays the second, but a plan that
@@ -136,6 +136,7 @@ static void prefill_kvcache(const struct job *j, uint32_t i, uint32_t ordinal, u
         double transfer =
             j->s->kvstores[j->best_kv].send_busy_ms +
             bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, e->fetch_tokens);
+        e->beside_ms = 0;
         e->wait_ms = bt_sched_queue_ms(j->c, w);
         e->ttft_ms = e->wait_ms + transfer + e->prefill_ms;
     }
@@ -174,6 +175,7 @@ static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct
     e->prefill_ms = head + bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, most);
     e->fetch_from = e->fetch_tokens != 0 ? j->best_kv : BT_SCHED_NONE;
     e->prefix_tokens = most;
+    e->beside_ms = 0;
     e->wait_ms = queue;
     e->ttft_ms = queue + e->prefill_ms;
 }
@@ -201,6 +203,7 @@ static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct
             e->fetch_tokens = n;
             e->cached_tokens = local + n;
             e->prefill_ms = ms;
+            e->beside_ms = 0;
             e->wait_ms = queue;
             e->ttft_ms = ttft;
         }

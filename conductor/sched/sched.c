@@ -105,7 +105,7 @@ static uint32_t choose_prefill(struct job *j, uint32_t decode, bool allow_avoide
         const struct bt_sched_worker *w = &j->s->workers[i];
         /* With a thousand workers most are out by their queue alone. */
         bool hopeless = j->rule->queue && p.best != BT_SCHED_NONE &&
-                        bt_sched_queue_ms(j->c, w) - w->share_ms > p.cost * (1 + 1e-8) + 1e-8;
+                        bt_sched_least_wait_ms(j->c, w) > p.cost * (1 + 1e-8) + 1e-8;
         if (!hopeless && usable(j, i, true, allow_avoided)) {
             struct estimate e;
             uint32_t before = p.best;
@@ -302,7 +302,7 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
                                        : 0;
     plan->prefill_ms = e->prefill_ms;
     plan->compute_ms = bt_sched_compute_ms(j->c, wp, j->req, plan->cached_tokens);
-    plan->chunk_ms = bt_sched_chunk_ms(j->c, wp, j->req, j->req->n_tokens, plan->cached_tokens);
+    plan->beside_ms = e->beside_ms;
     plan->queue_ms = e->wait_ms;
     plan->overhead_ms = wp->learned.overhead_ms;
     plan->waited_ms = j->req->waited_ms;

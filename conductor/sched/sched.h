@@ -6,7 +6,7 @@
 #define BT_CONDUCTOR_SCHED_H
 
 #include "common/base/base.h"
-#include "common/batch/batch.h"
+#include "common/batch/ahead.h"
 #include "conductor/sched/demand.h"
 #include "conductor/sched/forecast.h"
 #include "conductor/sched/learn.h"
@@ -41,8 +41,11 @@ struct bt_sched_worker {
     const struct bt_batch_cost *cost;        /* NULL: none */
     const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
     double queue_ms;                         /* until the prefills that it has are computed */
-    double late_ms;        /* ... and then what lower classes have, down to BT_SCHED_CLASS_LATE */
-    double share_ms;       /* of queue_ms: what a prompt does not wait for that shares a step */
+    double late_ms; /* ... and then what lower classes have, down to BT_SCHED_CLASS_LATE */
+    /* how prompts share its steps, from ahead_past_ms before now on (below 0: behind what others
+     * have there); NULL: one is computed after the other */
+    const struct bt_batch_ahead *ahead;
+    double ahead_past_ms;
     uint64_t kv_tokens;    /* context of its decode rows: read in every step */
     uint32_t chunk_tokens; /* of a prefill step; 0: params' */
     struct bt_sched_learned learned;
@@ -167,7 +170,7 @@ struct bt_sched_plan {
         recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
     double prefill_ms;          /* predicted: of ttft_ms, the computing */
     double compute_ms;          /* ... by a worker that has nothing else to do */
-    double chunk_ms;            /* predicted: of prefill_ms, its first step */
+    double beside_ms;           /* predicted: of ttft_ms, what others add to its steps */
     double decode_work; /* predicted: its rows' share of a decode worker in percent, times tokens */
 };
 

@@ -12,6 +12,7 @@ struct estimate {
     double cost; /* the rule's: smaller wins */
     double ttft_ms, prefill_ms;
     double wait_ms, queue_ms; /* for its turn; queue_ms: mixed ones only */
+    double beside_ms;         /* of ttft_ms: what others add to its steps */
     uint32_t cached_tokens;   /* with what is fetched */
     uint32_t fetch_from, fetch_tokens;
     uint32_t prefix_tokens; /* end of what is fetched: that of cached_tokens, or of a tail */
@@ -71,13 +72,12 @@ uint32_t bt_sched_usable(const struct bt_sched_request *req, uint32_t blocks);
 uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
                             const struct bt_sched_request *req);
 double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
-/* Until tokens [from, to) of a prompt are computed there: its queue, or less where they are few and
- * share a step with what is longer (bt_batch_prefill). */
+/* What a prompt waits for at least, whatever is to be computed of it. */
+double bt_sched_least_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
+/* Until the first step of tokens [from, to) of a prompt begins there: its queue, or less where they
+ * share a step with others (bt_batch_prefill); *beside_p: what those add to its steps. */
 double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
-                        uint32_t from, uint32_t to);
-/* A step of a prompt that has the first `cached` of n tokens already: its first. */
-double bt_sched_chunk_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
-                         const struct bt_sched_request *req, uint32_t n, uint32_t cached);
+                        uint32_t from, uint32_t to, double *beside_p);
 /* Of n tokens the first `cached` are in the slab of the worker's node. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached);

@@ -563,7 +563,7 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     read_member(s);
     s->kv_id = BT_HOLDERS_KVSTORES_MAX;
     bt_list_init(&s->link);
-    bt_list_init(&s->own_prefills);
+    bt_sched_backlog_init(&s->own_backlog);
     if (kind != BT_SESSION_OTHER) {
         bt_timer_start(v->loop, &s->timer, 0, 0, dial, s);
     }

@@ -232,33 +232,36 @@ static void reserve_scratch(struct bt_view *v)
     v->all_workers = bt_realloc(v->all_workers, n * sizeof(struct bt_session *));
 }
 
-/* Until its prefills are computed, but for so much that goes behind: by what it said last, less the
- * time since, or by what this conductor has there, less the time since the last of them was done,
- * whichever is more. Prompts that share a step are all done at its end: the time counts for all of
- * them, not for the oldest alone. In the units of costs: a worker that takes longer gets less of it
- * done. */
-static double queue_ms(const struct bt_session *s, uint64_t now_ns, double said_behind,
-                       double own_behind)
+static double slow_of(const struct bt_session *s)
 {
-    double slow = s->learned.slow > 0 ? s->learned.slow : 1;
-    double said = s->load.queue_ms - said_behind - (double)(now_ns - s->load_ns) / 1e6 / slow;
-    double own = s->own_prefill_ms - own_behind;
-    if (own > 0) {
-        own -= (double)(now_ns - s->own_head_ns) / 1e6 / slow;
-    }
-    return BT_MAX(BT_MAX(said, own), 0);
+    return s->learned.slow > 0 ? s->learned.slow : 1;
 }
 
-/* Of queue_ms what a prompt of few tokens does not wait for: it is computed beside the first chunk
- * of the last prompt that has several, or, if that one has begun, beside its next. */
-static double share_ms(const struct bt_session *s, double queue_ms)
+struct bt_sched_pace bt_session_pace(const struct bt_session *s)
 {
-    if (s->own_long == NULL) {
-        return 0;
-    }
-    double until = queue_ms - s->own_behind_ms, begun = s->own_long_ms + s->own_step_ms - until;
-    double ms = begun > 0 ? until - 1.5 * s->own_step_ms : s->own_long_ms;
-    return BT_MAX(ms, 0);
+    bool shares = s->has_load && s->load.cost != NULL && s->prefill && !s->decode;
+    return (struct bt_sched_pace){.cost = shares ? &s->cost : NULL,
+                                  .max_rows = s->load.max_rows != 0 ? s->load.max_rows : UINT32_MAX,
+                                  .chunk_tokens = s->load.chunk_tokens,
+                                  .slow = slow_of(s)};
+}
+
+/* Until its prefills are computed, but for so much that goes behind: by what it said last, less the
+ * time since, or by what this conductor has there, whichever is more. In the units of costs: a
+ * worker that takes longer gets less of it done. */
+static void fill_queue(const struct bt_session *s, uint64_t now_ns, double said_behind,
+                       double own_behind, struct bt_sched_worker *w)
+{
+    const struct bt_sched_backlog *q = &s->own_backlog;
+    double slow = slow_of(s);
+    double said = s->load.queue_ms - said_behind - (double)(now_ns - s->load_ns) / 1e6 / slow;
+    double own = bt_sched_backlog_ms(q, own_behind, slow, now_ns);
+    w->queue_ms = BT_MAX(BT_MAX(said, own), 0);
+    /* Who is behind does not share its steps, but for the last class, which is not rolled. */
+    bool alike = own_behind <= 0 ||
+                 own_behind <= bt_view_classes_below(&s->own_classes, BT_SCHED_CLASS_LATE - 1);
+    w->ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
+    w->ahead_past_ms = bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(said - own, 0);
 }
 
 static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_sched_worker *w)
@@ -291,8 +294,7 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         w->chunk_tokens = s->load.chunk_tokens;
         w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_decoding_kv);
         w->cost = s->load.cost != NULL ? &s->cost : NULL;
-        w->queue_ms = queue_ms(s, now_ns, 0, 0);
-        w->share_ms = share_ms(s, w->queue_ms);
+        fill_queue(s, now_ns, 0, 0, w);
     }
 }
 
@@ -334,7 +336,7 @@ static void ask_ahead(struct bt_session *const *list, uint32_t i, uint32_t n)
 {
     if (i + 4 < n) {
         const char *p = (const char *)list[i + 4];
-        for (size_t at = 0; at < offsetof(struct bt_session, own_prefills); at += 64) {
+        for (size_t at = 0; at < offsetof(struct bt_session, own_backlog.ahead.joins); at += 64) {
             __builtin_prefetch(p + at);
         }
     }
@@ -436,8 +438,7 @@ void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
             continue;
         }
         if (own > 0 || below.queue_ms > 0) {
-            w->queue_ms = queue_ms(s, now, below.queue_ms, own);
-            w->share_ms = BT_MIN(w->share_ms, w->queue_ms);
+            fill_queue(s, now, below.queue_ms, own, w);
             w->late_ms = all - w->queue_ms;
         }
         w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);

@@ -13,6 +13,7 @@
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/rpc.h"
+#include "conductor/sched/backlog.h"
 #include "conductor/sched/sched.h"
 #include "conductor/view/classes.h"
 #include "conductor/view/holders.h"
@@ -63,20 +64,14 @@ struct bt_session {
     uint32_t n_links;           /* of links */
     /* kept by the request machine: what it has on this worker */
     uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
-    uint32_t own_longs;                  /* there have been so many that take several steps */
     uint64_t own_prefill_tokens;
     uint64_t own_kv_tokens, own_decoding_kv; /* of own_requests, of own_decoding */
-    double own_prefill_ms;                   /* predicted, all of own_prefills */
-    uint64_t own_head_ns;                    /* ... which it can have begun then */
-    const void *own_long;            /* the last of them that takes several steps, NULL: none; */
-    double own_long_ms, own_step_ms; /* ... beyond its first step, and that step */
-    double own_behind_ms;            /* ... and those behind it */
-    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
+    struct bt_sched_learned learned;         /* of this incarnation, by this conductor */
 
-    struct bt_list own_prefills; /* what it has not computed yet, oldest first: snapshots stop
-                                    reading here */
-    struct bt_view_classes own_classes; /* own_prefill_ms by class */
-    struct bt_view_classes own_rows;    /* own_requests by class */
+    struct bt_sched_backlog own_backlog; /* what it has not computed yet; snapshots stop reading
+                                       behind its first part */
+    struct bt_view_classes own_classes;  /* what is in own_backlog, ms by class */
+    struct bt_view_classes own_rows;     /* own_requests by class */
 
     uint32_t gives_up;    /* BT_ROLES_*: no longer offered, what runs of them is to end */
     uint64_t gives_up_ns; /* since when */
@@ -182,6 +177,9 @@ uint32_t bt_view_role_wanted(const struct bt_view *v, const struct bt_session *s
 /* Is what runs on s in one of these roles (BT_ROLES_*) to end there, since more than after_ms? */
 bool bt_session_gives_up(const struct bt_session *s, uint32_t roles, uint32_t after_ms,
                          uint64_t now_ns);
+
+/* How worker s computes prompts, as far as it has said. */
+struct bt_sched_pace bt_session_pace(const struct bt_session *s);
 
 /* The cluster for one decision; arrays belong to the view and are valid until its next call.
  * worker[i] and kvstore[i] are the sessions behind snap's entries. */

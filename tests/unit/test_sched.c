@@ -115,21 +115,31 @@ static void test_a_short_prompt_shares_a_step(void **state)
     for (uint32_t i = 0; i < 2; i++) {
         x.w[i].cost = &cost;
         x.w[i].chunk_tokens = 128;
-        x.w[i].queue_ms = i == 0 ? 300 : 100;
+        x.w[i].queue_ms = i == 0 ? 306 : 100;
     }
-    x.w[0].share_ms = 250;
+    /* Ten chunks of 30.6 ms on worker 0, of which the first is under way for 10. */
+    struct bt_batch_seq seq = {.len = 1280, .chunk_tokens = 128, .kind = BT_BATCH_PROMPT};
+    struct bt_batch b = {
+        .lim = {.max_rows = 2048, .block_tokens = 16}, .seqs = &seq, .n = 1, .cost = &cost};
+    struct bt_batch_row row = {.n = 128};
+    struct bt_batch_ahead ahead;
+    bt_batch_ahead(&b, &row, 1, 128, &ahead);
+    x.w[0].ahead = &ahead;
+    x.w[0].ahead_past_ms = 10;
     x.req.n_tokens = 16; /* 3.2 ms beside others, 8.2 alone */
     struct bt_sched_plan p = place(&x, &defaults);
     assert_int_equal(p.prefill, 0);
-    assert_true(p.queue_ms == 50 && p.ttft_ms > 58 && p.ttft_ms < 59);
+    assert_true(fabs(p.queue_ms - 20.6) < 1e-6 && fabs(p.prefill_ms - 8.2) < 1e-6);
+    assert_true(fabs(p.beside_ms - 25.6) < 1e-6);
+    assert_true(fabs(p.ttft_ms - (20.6 + 30.6 + 3.2)) < 1e-6);
     x.req.n_tokens = 100; /* 20 and 25: those before it would lose more than it gains */
     p = place(&x, &defaults);
     assert_int_equal(p.prefill, 1);
-    assert_true(p.queue_ms == 100 && p.chunk_ms == p.prefill_ms);
-    x.req.n_tokens = 300; /* more than a chunk is no part of another's step */
+    assert_true(p.queue_ms == 100 && p.beside_ms == 0);
+    x.req.n_tokens = 16;
+    x.w[0].ahead_past_ms = 40; /* nobody has looked since: the next step is half of one away */
     p = place(&x, &defaults);
-    assert_int_equal(p.prefill, 1);
-    assert_true(p.chunk_ms > 30 && p.chunk_ms < 31); /* 128 of them */
+    assert_true(p.prefill == 0 && fabs(p.queue_ms - 15.3) < 1e-6);
 }
 
 /* A short answer's time between tokens is the gap in which it is handed over; admission does not

@@ -40,8 +40,8 @@ static void test_hello(void **state)
     fixture_cleanup(&f);
 }
 
-/* Prompts that are computed together are done together: the time since the last one counts for all,
- * and less of it on a worker that takes longer than its costs say. */
+/* By what this conductor has sent it, at the speed that it has shown, or by what the worker said
+ * last, where that is more: others send it prompts too. */
 static void test_queue(void **state)
 {
     (void)state;
@@ -55,37 +55,56 @@ static void test_queue(void **state)
     static const double ago_ms[] = {0, 4000, 12000};
     for (int slow = 1; slow <= 2; slow++) {
         for (size_t i = 0; i < BT_ARRAY_LEN(ago_ms); i++) {
-            s->own_prefill_ms = 10000;
-            s->own_head_ns = bt_mono_ns() - (uint64_t)(ago_ms[i] * 1e6);
+            struct bt_sched_prompt x = {.len = 1000, .alone_ms = 10000};
+            struct bt_sched_pace pace = bt_session_pace(s);
+            assert_null(pace.cost); /* it has not said any */
+            bt_sched_backlog_add(&s->own_backlog, &x, &pace,
+                                 bt_mono_ns() - (uint64_t)(ago_ms[i] * 1e6));
             s->learned.slow = slow;
             bt_view_snapshot(f.view, NULL, 0, &v);
             double want = BT_MAX(10000 - ago_ms[i] / slow, 0);
             assert_true(v.workers[0].queue_ms <= want && v.workers[0].queue_ms > want - 1500);
+            assert_null(v.workers[0].ahead);
+            bt_sched_backlog_done(&s->own_backlog, &x, &pace, bt_mono_ns());
         }
     }
-    /* A long prompt of 6000 behind others, a short one behind it: what shares its first step, or
-     * its next once it has begun, waits for the rest of it no longer. */
     s->learned.slow = 1;
-    s->own_long = s;
-    s->own_long_ms = 5000;
-    s->own_step_ms = 1000;
-    s->own_behind_ms = 500;
-    s->own_prefill_ms = 10000;
-    s->own_head_ns = bt_mono_ns();
+    double token_ns[] = {0, 0, 0, 0};
+    Baton__StepCost cost = BATON__STEP_COST__INIT;
+    cost.base_ns = 1e12;
+    cost.token_ns = token_ns;
+    cost.n_token_ns = BT_ARRAY_LEN(token_ns);
+    cost.steps = 1;
+    p->load.cost = &cost;
+    p->load.chunk_tokens = 512;
+    p->load.max_rows = 2048;
+    until(&f, s->load.cost != NULL);
+    /* Steps of 1,000 s, whoever is in them: the second prompt waits for the first one's, the third
+     * is beside it. */
+    struct bt_sched_prompt x[3];
+    struct bt_sched_pace pace = bt_session_pace(s);
+    assert_true(pace.cost != NULL && pace.max_rows == 2048 && pace.chunk_tokens == 512);
+    for (int i = 0; i < 3; i++) {
+        x[i] = (struct bt_sched_prompt){.len = 100, .alone_ms = 1e6};
+        bt_sched_backlog_add(&s->own_backlog, &x[i], &pace, bt_mono_ns());
+        (void)bt_view_classes_add(&s->own_classes, 0, x[i].alone_ms);
+    }
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].share_ms == 5000);
-    s->own_prefill_ms = 5000; /* of which 4500 are its own: it has begun */
+    assert_true(v.workers[0].queue_ms <= 2e6 && v.workers[0].queue_ms > 2e6 - 60e3);
+    assert_ptr_equal(v.workers[0].ahead, &s->own_backlog.ahead);
+    assert_true(v.workers[0].ahead_past_ms >= 0 && v.workers[0].ahead_past_ms < 60e3);
+    bt_view_overtake(&v, -1); /* all of that goes behind */
+    assert_true(v.workers[0].queue_ms == 0);
+    assert_null(v.workers[0].ahead);
+    p->load.queue_ms = 9e6; /* others' conductors have more there */
+    until(&f, s->load.queue_ms == 9e6);
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].share_ms <= 3000 && v.workers[0].share_ms > 1500);
-    s->own_prefill_ms = 1000;
-    bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].share_ms == 0);
-    s->own_long = NULL;
-    s->own_prefill_ms = 0;
-    p->load.queue_ms = 60000; /* others' conductors have more there */
-    until(&f, s->load.queue_ms == 60000);
-    bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].queue_ms > 50000 && v.workers[0].queue_ms <= 60000);
+    assert_true(v.workers[0].queue_ms > 9e6 - 60e3 && v.workers[0].queue_ms <= 9e6);
+    assert_true(v.workers[0].ahead_past_ms < -6e6); /* which is in front */
+    for (int i = 0; i < 3; i++) {
+        bt_sched_backlog_done(&s->own_backlog, &x[i], &pace, bt_mono_ns());
+        bt_view_classes_remove(&s->own_classes, 0, x[i].alone_ms);
+    }
     fixture_cleanup(&f);
 }
 
