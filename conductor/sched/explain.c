@@ -24,7 +24,9 @@ static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
     if (plan == NULL) {
         return "the request was rejected";
     }
-    bool compared = strcmp(plan->reason, "mixed") == 0 || plan->background;
+    /* Where a decode worker computes it as that is earlier, prefill workers were looked at. */
+    bool compared = plan->background || strcmp(plan->reason, "mixed") == 0 ||
+                    strcmp(plan->reason, "spare") == 0;
     if (use == BT_SCHED_FOR_PREFILL && plan->both && !compared) {
         return "the decode worker prefills this one itself";
     }

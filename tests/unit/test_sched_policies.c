@@ -648,6 +648,13 @@ static void test_packing(void **state)
     }
     p = place(&x, &bt_sched_baton);
     assert_true(p.prefill == m && p.both);
+    struct bt_sched_candidate why[2 * N];
+    uint32_t n = bt_sched_explain(&x.c, &x.s, &x.req, &p, why, 2 * N), compared = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        compared += why[i].use == BT_SCHED_FOR_PREFILL && why[i].worker < N_P &&
+                    strstr(why[i].verdict, "no better: queue") != NULL;
+    }
+    assert_int_equal(compared, N_P);
     x.k[x.w[m].kvstore].send_busy_ms = 0;
     assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
     for (uint32_t i = N_P; i < N; i++) {
