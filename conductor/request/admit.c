@@ -13,7 +13,8 @@
 
 #define PROBE_FIRST_MS 50u
 #define PROBE_MAX_MS   500u
-#define RATE_NS        1000000000ull
+#define RATE_NS        1000000000ull /* between two looks at how many have ended */
+#define RATE_PART      0.3           /* of a look, against those before */
 #define RETRY_MAX_S    60
 
 static struct bt_lane *queued_of(struct bt_list *l)
@@ -356,7 +357,7 @@ void bt_requests_rate(struct bt_requests *rs, uint64_t now_ns)
         return;
     }
     double per_s = rs->ended / ((double)(now_ns - rs->rate_ns) / 1e9);
-    rs->ends_per_s += 0.3 * (per_s - rs->ends_per_s);
+    rs->ends_per_s += RATE_PART * (per_s - rs->ends_per_s);
     rs->ended = 0;
     rs->rate_ns = now_ns;
 }

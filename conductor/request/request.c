@@ -6,9 +6,8 @@
 #include "common/log/log.h"
 #include "conductor/request/request_priv.h"
 
-#define GENERATED_WEIGHT                                                                           \
-    2 /* tokens of a prompt that a generated one counts as, between tenants                        \
-       */
+/* Between tenants a generated token counts as so many of a prompt (share.h). */
+#define GENERATED_WEIGHT 2
 
 static const char *log_id(const struct bt_request *r)
 {

@@ -1,11 +1,11 @@
-/* A faded histogram over the logarithm of the length. Pure: see demand.h. */
+/* A faded histogram over the logarithm of a request's work. Pure: see demand.h. */
 #include "conductor/sched/demand.h"
 
 #include <math.h>
 #include <string.h>
 
 #define PER_OCTAVE 4.0    /* buckets */
-#define LEAST_MS   1000.0 /* a rate is over no less */
+#define LEAST_MS   1000.0 /* a rate is over no less: one request at the start is none */
 
 void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms)
 {
@@ -14,13 +14,13 @@ void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms)
     d->began_ms = -1;
 }
 
-static uint32_t bucket_of(double ms)
+static uint32_t bucket_of(double work)
 {
-    double b = ms > 1 ? PER_OCTAVE * log2(ms) : 0;
+    double b = work > 1 ? PER_OCTAVE * log2(work) : 0;
     return (uint32_t)BT_MIN(b, (double)(BT_DEMAND_BUCKETS - 1));
 }
 
-void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double prefill_ms)
+void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double work)
 {
     /* All buckets are faded at once, and not for every request. */
     if (now_ms - d->faded_ms > d->window_ms / 64) {
@@ -30,7 +30,7 @@ void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double prefi
         }
         d->faded_ms = now_ms;
     }
-    d->work[bucket_of(prefill_ms)] += prefill_ms;
+    d->work[bucket_of(work)] += work;
     d->began_ms = d->began_ms < 0 ? now_ms : d->began_ms;
 }
 
@@ -45,15 +45,15 @@ static double whole(const struct bt_sched_demand *d)
 
 double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms)
 {
-    /* Of what came steadily since the beginning so much has not faded. */
+    /* Had it come steadily since the first request, work of so long would not have faded. */
     double since = d->began_ms < 0 ? 0 : now_ms - d->began_ms;
     double kept = d->window_ms * (1 - exp(-BT_MAX(since, LEAST_MS) / d->window_ms));
     return whole(d) / kept;
 }
 
-double bt_sched_demand_below(const struct bt_sched_demand *d, double prefill_ms)
+double bt_sched_demand_below(const struct bt_sched_demand *d, double work)
 {
-    uint32_t own = bucket_of(prefill_ms);
+    uint32_t own = bucket_of(work);
     double below = d->work[own] / 2, all = whole(d);
     for (uint32_t i = 0; i < own; i++) {
         below += d->work[i];

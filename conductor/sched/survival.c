@@ -5,10 +5,10 @@
 #include <string.h>
 
 #define B           BT_SURVIVAL_BUCKETS
-#define LEAN        3.0f /* requests that the parent's estimate counts as */
-#define KEEP        (1 - 1 / 512.0f)
-#define PRIOR_RATE  (1.0 / 256) /* chance to end, each token */
-#define CLASS_LEAST 128u        /* shorter prompts are one class */
+#define LEAN        3.0f             /* requests that the parent's estimate counts as */
+#define KEEP        (1 - 1 / 512.0f) /* a curve is of about its last 512 requests */
+#define PRIOR_RATE  (1.0 / 256)      /* chance to end, each token */
+#define CLASS_LEAST 128u             /* shorter prompts are one class */
 
 /* First length of bucket b: 1, 2, 3, 4, 6, 8, 12 ... */
 static uint32_t first_of(uint32_t b)

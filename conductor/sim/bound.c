@@ -1,4 +1,4 @@
-/* The works of a trace's prompts with everything cached, and how many fit. See bound.h. */
+/* How many prompts can be in time where all nodes work as one. See bound.h. */
 #include "conductor/sim/bound.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static uint32_t most_in_the_way(const struct slot *s, uint32_t n)
     return at;
 }
 
-uint32_t bt_sim_most_in_time(const struct bt_sim_job *jobs, uint32_t n, double due_ms)
+uint32_t bt_sim_most_in_time(const struct bt_sim_due_job *jobs, uint32_t n, double due_ms)
 {
     struct slot *s = bt_malloc(BT_MAX(n, 1u) * sizeof(*s));
     uint32_t in_time = 0, m = 0;
@@ -71,7 +71,7 @@ uint32_t bt_sim_bound(const struct bt_sim_cluster *c, const struct bt_sim_trace 
         return last - first;
     }
     double nodes = (uint32_t)c->prefill_nodes + (uint32_t)c->decode_nodes;
-    struct bt_sim_job *jobs = bt_malloc(BT_MAX(last - first, 1u) * sizeof(*jobs));
+    struct bt_sim_due_job *jobs = bt_malloc(BT_MAX(last - first, 1u) * sizeof(*jobs));
     bool *seen = bt_calloc(BT_MAX(t->n_unique, 1u), sizeof(*seen));
     struct bt_batch_cost cost = c->prefill;
     cost.base_ns = 0;
@@ -89,7 +89,7 @@ uint32_t bt_sim_bound(const struct bt_sim_cluster *c, const struct bt_sim_trace 
         double ms = 1e-6 * bt_batch_prefill_ns(&cost, cached, q->input, (uint32_t)c->chunk_tokens);
         if (ms <= o->ttft_ms) {
             double at = (q->at_ms - t->requests[first].at_ms) / o->rate;
-            jobs[n++] = (struct bt_sim_job){at, ms / nodes};
+            jobs[n++] = (struct bt_sim_due_job){at, ms / nodes};
         }
     }
     uint32_t most = bt_sim_most_in_time(jobs, n, o->ttft_ms);

@@ -5,14 +5,14 @@
 
 #include "conductor/sim/sim.h"
 
-struct bt_sim_job { /* by rising release_ms */
+struct bt_sim_due_job { /* by rising release_ms */
     double release_ms, work_ms;
 };
 
 /* The most jobs that one machine can finish within due_ms of their release each, others being left
  * out (Kise, Ibaraki and Mine, Operations Research 1978: release and due times in the same order).
  */
-uint32_t bt_sim_most_in_time(const struct bt_sim_job *jobs, uint32_t n, double due_ms);
+uint32_t bt_sim_most_in_time(const struct bt_sim_due_job *jobs, uint32_t n, double due_ms);
 
 /* An upper bound of the requests within o's objectives, for the part of the trace and the rate in
  * o: the lesser of two. By due times: all of the cluster's nodes do nothing but prefill, together

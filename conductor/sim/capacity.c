@@ -1,5 +1,5 @@
-/* Works of prompts and rows, and the prices at which the nodes' time is worth the least. See
- * capacity.h. */
+/* What prompts and rows take of the nodes' time at least, and the price of that time at which the
+ * bound is lowest. See capacity.h. */
 #include "conductor/sim/capacity.h"
 
 #include <math.h>

@@ -4,9 +4,9 @@
 
 #include "conductor/sim/sim_priv.h"
 
-#define LIVES_GUESS 20 /* rows that have ended: so much does the first guess of a life count */
-#define LIVES_MS    60000
-#define LENGTHS_MS  500 /* how far rows have come is looked at */
+#define LIVES_GUESS 20    /* rows that have ended: what the first guess of a life weighs */
+#define LIVES_MS    60000 /* over which ended rows fade, where all are alike */
+#define LENGTHS_MS  500   /* between two looks at how far rows have come */
 
 void bt_sim_lengths_init(struct sim *s)
 {
@@ -46,10 +46,11 @@ void bt_sim_lengths_served(struct sim *s, uint32_t id)
 
 struct rows { /* looked at */
     struct sim *s;
-    double n, kv;         /* rows, tokens of their context */
-    double rest, kv_rest; /* tokens still to come of a row, for as many a token of context stays */
-    bool known[BT_SURVIVAL_CLASSES];
-    double of[BT_SURVIVAL_CLASSES][BT_SURVIVAL_BUCKETS];
+    double n, kv;                    /* rows, tokens of their context */
+    double rest, kv_rest;            /* sums of tokens still to come, and of those times context */
+    bool known[BT_SURVIVAL_CLASSES]; /* is the next there? */
+    double of[BT_SURVIVAL_CLASSES]
+             [BT_SURVIVAL_BUCKETS]; /* tokens still to come, bt_survival_rest */
 };
 
 static void reached(void *arg, uint32_t id, uint32_t generated)

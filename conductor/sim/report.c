@@ -12,7 +12,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of the smallest of n values that at least percent of them do not exceed, as baton-bench's. */
+/* Place of a percentile in n sorted values: the smallest that at least so many percent of them do
+ * not exceed, as in baton-bench. */
 static uint32_t rank(uint64_t percent, uint32_t n)
 {
     return (uint32_t)BT_DIV_UP(percent * n, 100) - 1;

@@ -1,8 +1,8 @@
 /* What policies see: the nodes as they are now, where a request's blocks are, what it asks for. */
 #include "conductor/sim/sim_priv.h"
 
-#define FORECAST_MS 250
-#define DEMAND_MS   60000
+#define FORECAST_MS 250   /* of a bucket: two minutes ahead */
+#define DEMAND_MS   60000 /* as request/expect.c */
 
 static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
                                         const struct bt_sim_options *o)

@@ -13,6 +13,7 @@
 
 #define BACKOFF_FIRST_MS    100u
 #define BACKOFF_MAX_MS      2000u
+#define BACKOFF_DOUBLINGS   8u  /* more than it takes to the longest */
 #define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
 #define BLOCK_ADDED_BYTES   36u
 #define BLOCK_REMOVED_BYTES 32u
@@ -175,7 +176,7 @@ static void on_hello(struct bt_session *s, const Baton__SessionHello *h)
         bt_metric_add(s->view->m_mismatch, 1);
         BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
                 bt_log_q(fault));
-        s->failures = 8; /* it will not get better soon */
+        s->failures = BACKOFF_DOUBLINGS; /* it will not get better soon */
         bt_session_break(s, fault);
         return;
     }
@@ -369,7 +370,7 @@ static void send_hello(struct bt_session *s)
 
 static void redial_later(struct bt_session *s)
 {
-    uint32_t shift = BT_MIN(s->failures, 8u);
+    uint32_t shift = BT_MIN(s->failures, BACKOFF_DOUBLINGS);
     uint32_t ms = BT_MIN(BACKOFF_FIRST_MS << shift, BACKOFF_MAX_MS);
     s->failures++;
     bt_timer_start(s->view->loop, &s->timer, ms, 0, dial, s);

@@ -24,7 +24,7 @@ static double upto(uint64_t *s, uint32_t n) /* 0 to n - 1 */
 /* ---- due times, every earlier prefix for nothing ---- */
 
 /* Every subset, each in order of release. */
-static uint32_t most_by_trying(const struct bt_sim_job *jobs, uint32_t n, double due)
+static uint32_t most_by_trying(const struct bt_sim_due_job *jobs, uint32_t n, double due)
 {
     uint32_t most = 0;
     for (uint32_t set = 0; set < 1u << n; set++) {
@@ -48,11 +48,11 @@ static void test_most_in_time(void **state)
     (void)state;
     uint64_t seed = 11;
     for (int round = 0; round < 2000; round++) {
-        struct bt_sim_job jobs[10];
+        struct bt_sim_due_job jobs[10];
         double at = 0, due = 5 + (double)(next(&seed) % 30);
         for (uint32_t i = 0; i < BT_ARRAY_LEN(jobs); i++) {
             at += (double)(next(&seed) % 12);
-            jobs[i] = (struct bt_sim_job){at, 1 + (double)(next(&seed) % 25)};
+            jobs[i] = (struct bt_sim_due_job){at, 1 + (double)(next(&seed) % 25)};
         }
         assert_int_equal(bt_sim_most_in_time(jobs, BT_ARRAY_LEN(jobs), due),
                          most_by_trying(jobs, BT_ARRAY_LEN(jobs), due));
