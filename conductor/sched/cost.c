@@ -158,8 +158,9 @@ bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_token
 static double mixed_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                             double over_ms)
 {
-    double step = c->mixed_step_ms, joined = BT_MIN(c->mixed_gap_ms - step / 2, step);
-    if (c->mixed_gap_ms > 0 && over_ms > 0) {
+    double step = bt_sched_mixed_step(c, w), gap = bt_sched_mixed_gap(c, w);
+    double joined = BT_MIN(gap - step / 2, step);
+    if (gap > 0 && over_ms > 0) {
         double none = exp(-rows_coming(w) * step / BT_MAX(over_ms, step));
         step = none * step + (1 - none) * BT_MAX(joined, 0);
     }

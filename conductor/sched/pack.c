@@ -48,7 +48,8 @@ static bool base_is_dear(const struct job *j)
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
         if (w->decode && w->cost != NULL) {
-            return 1e-6 * w->cost->base_ns >= BASE_SHARE * j->c->mixed_step_ms;
+            double step = bt_sched_mixed_step(j->c, w);
+            return step > 0 && 1e-6 * w->cost->base_ns >= BASE_SHARE * step;
         }
     }
     return false;

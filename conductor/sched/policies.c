@@ -257,8 +257,8 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
 
 /* ---- the table ---- */
 
-#define POLICY(id, label, use_cache, fetch, ...)                                                   \
-    static const struct rule rule_##id = {label, use_cache, fetch, __VA_ARGS__};                   \
+#define POLICY(id, label, use_cache, fetch, mixes, ...)                                            \
+    static const struct rule rule_##id = {label, use_cache, fetch, mixes, __VA_ARGS__};            \
     static bt_sched_verdict_t place_##id(                                                          \
         const struct bt_sched_params *c, const struct bt_sched_snapshot *s,                        \
         const struct bt_sched_request *req, struct bt_sched_plan *plan_p,                          \
@@ -266,7 +266,7 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
     {                                                                                              \
         return bt_sched_place(c, s, req, &rule_##id, plan_p, reject_p);                            \
     }                                                                                              \
-    const struct bt_sched_policy bt_sched_##id = {label, fetch, place_##id};
+    const struct bt_sched_policy bt_sched_##id = {label, fetch, mixes, place_##id};
 
 POLICY(random, "random", false, false, false, false, prefill_random, decode_random)
 POLICY(round_robin, "round-robin", false, false, false, false, prefill_turn, decode_turn)

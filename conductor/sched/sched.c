@@ -214,7 +214,7 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
     const struct bt_sched_worker *w = &j->s->workers[i];
     const struct bt_sched_kvstore *kv = &j->s->kvstores[w->kvstore];
     double queue = 0, there = 0;
-    if (w->cost == NULL || w->waiting > 0) {
+    if (w->cost == NULL || w->waiting > 0 || !(bt_sched_mixed_step(j->c, w) > 0)) {
         return false;
     }
     uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
@@ -242,15 +242,17 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
  * a prompt of now becomes a row, would all places be taken? Then it is better that all steps get
  * short. Asked of the same forecast as admission, so that prompts beside rows give way before
  * anybody is refused. */
-static bool places_short(const struct job *j, uint32_t decode)
+static uint32_t places_short(const struct job *j, uint32_t decode)
 {
     const struct bt_sched_worker *w = &j->s->workers[decode];
     struct pool pool;
     double at = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
-    double slow = BT_MAX(j->c->mixed_step_ms / bt_sched_full_step_ms(j->c, w, j->req), 1);
-    return w->slots_total != 0 &&
-           bt_sched_pool_after(j->s, j->req->block_tokens, at, slow, &pool) &&
-           pool.rows > w->slots_total;
+    double step = bt_sched_mixed_step(j->c, w);
+    double slow = BT_MAX(step / bt_sched_full_step_ms(j->c, w, j->req), 1);
+    bool is_short = w->slots_total != 0 &&
+                    bt_sched_pool_after(j->s, j->req->block_tokens, at, slow, &pool) &&
+                    pool.rows > w->slots_total;
+    return is_short ? (uint32_t)ceil(pool.rows) : 0;
 }
 
 /* The decode worker that would have the first token out before prefill worker p's estimate, if any;
@@ -416,6 +418,18 @@ static bt_sched_verdict_t survey(struct job *j, struct bt_sched_reject *reject_p
     return BT_SCHED_PLANNED;
 }
 
+/* places_short, if it is all that keeps decode workers from having the first token out before
+ * prefill worker p's estimate e. */
+static uint32_t for_want_of_places(const struct job *j, uint32_t p, const struct estimate *e)
+{
+    struct job enough = *j;
+    struct estimate there = *e;
+    enough.places_short = 0;
+    return j->places_short != 0 && choose_mixed(&enough, p, &there) != BT_SCHED_NONE
+               ? j->places_short
+               : 0;
+}
+
 /* A decode worker that would have the first token out before prefill worker p's estimate e does the
  * prefill (p == d: where nobody only prefills, all who decode are compared). False: none would. */
 static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *e,
@@ -428,6 +442,7 @@ static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *
     e->ttft_ms = all_both ? INFINITY : e->ttft_ms;
     uint32_t m = choose_mixed(j, all_both ? BT_SCHED_NONE : p, e);
     if (m == BT_SCHED_NONE) {
+        plan->places_wanted = all_both ? 0 : for_want_of_places(j, p, e);
         return false;
     }
     bool spare = j->packing && bt_sched_row_free(&j->s->workers[m]);
@@ -473,7 +488,7 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
             return too_large(&j, true, reject_p);
         }
     }
-    j.places_short = rule->mixed && c->mixed_step_ms > 0 && places_short(&j, d);
+    j.places_short = rule->mixed && c->mixed_step_ms > 0 ? places_short(&j, d) : 0;
     if (!(p != d && place_background(&j, p, d, &e, &plan)) && !place_mixed(&j, p, d, &e, &plan)) {
         if (p == d) { /* no choice was made */
             rule->prefill(&j, d, 0, d, &e);

@@ -48,6 +48,9 @@ struct bt_sched_worker {
     double ahead_past_ms;
     uint64_t kv_tokens;    /* context of its decode rows: read in every step */
     uint32_t chunk_tokens; /* of a prefill step; 0: params' */
+    /* how long its steps with prompts beside rows are, by its own word; 0: params' both; < 0: it
+     * takes no prompts from others */
+    double mixed_step_ms, mixed_gap_ms;
     struct bt_sched_learned learned;
 };
 
@@ -114,7 +117,7 @@ struct bt_sched_params {
     double demand_price; /* ... and how fast it, or decode workers that get full, lower the share of
                             the stage's work asked for that may come in, the least first; 0: not */
     double mixed_step_ms; /* baton: a decode worker fills its steps with prompt tokens up to so
-                             long; 0: it takes no prompts from others */
+                             long, if it says nothing else; 0: none takes prompts from others */
     double mixed_gap_ms;  /* ... but no row that joins has its first gap made longer by them than
                              this: steps that rows join have less room. 0: they do not */
     /* baton: where decode workers take prompts (mixed_step_ms) rows are packed: they go to the
@@ -172,6 +175,9 @@ struct bt_sched_plan {
     double compute_ms;          /* ... by a worker that has nothing else to do */
     double beside_ms;           /* predicted: of ttft_ms, what others add to its steps */
     double decode_work; /* predicted: its rows' share of a decode worker in percent, times tokens */
+    /* a decode worker would have had the first token out earlier, beside its rows, but that its
+     * places would not last: so many rows are expected on each; 0: they would, or none would */
+    uint32_t places_wanted;
 };
 
 typedef enum { BT_SCHED_MISS_TTFT, BT_SCHED_MISS_TBT, BT_SCHED_MISS_PRICE } bt_sched_miss_t;
@@ -192,6 +198,7 @@ struct bt_sched_reject {
 struct bt_sched_policy {
     const char *name;
     bool fetches; /* may have a prefix moved between kvstores */
+    bool mixes;   /* may have prompts computed beside rows, and late ones in the background */
     bt_sched_verdict_t (*place)(const struct bt_sched_params *params,
                                 const struct bt_sched_snapshot *snap,
                                 const struct bt_sched_request *req, struct bt_sched_plan *plan_p,

@@ -42,10 +42,10 @@ struct job {
     bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
     uint32_t n_prefill, n_decode;         /* workers of each role */
     double least_queue_ms;                /* of those that prefill */
-    bool places_short;                    /* decode workers will hardly have places for rows */
-    bool packing;                         /* rows go to few decode workers */
-    uint32_t best_kv, best_tokens;        /* rules that fetch: the longest match, and where */
-    uint32_t spread_tokens;               /* what several holders have together, if that is more */
+    uint32_t places_short; /* rows that decode workers will hardly have places for; 0: they will */
+    bool packing;          /* rows go to few decode workers */
+    uint32_t best_kv, best_tokens; /* rules that fetch: the longest match, and where */
+    uint32_t spread_tokens;        /* what several holders have together, if that is more */
 };
 
 /* A decode worker's load, the mean over all of them. */
@@ -101,6 +101,18 @@ bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_token
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_worker *w, const struct bt_sched_request *req,
                          uint32_t cached, double over_ms, double *queue_p);
+/* Steps with prompts beside rows at decode worker w: how long, and with what a row that joins has
+ * waited. <= 0: it takes no prompts; no such bound. */
+static inline double bt_sched_mixed_step(const struct bt_sched_params *c,
+                                         const struct bt_sched_worker *w)
+{
+    return w->mixed_step_ms != 0 ? w->mixed_step_ms : c->mixed_step_ms;
+}
+static inline double bt_sched_mixed_gap(const struct bt_sched_params *c,
+                                        const struct bt_sched_worker *w)
+{
+    return w->mixed_step_ms != 0 ? w->mixed_gap_ms : c->mixed_gap_ms;
+}
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
 /* From kvstore `from` to `to`, at the link's measured rate. */

@@ -615,6 +615,35 @@ static void test_mixed(void **state)
     assert_false(place(&x, &bt_sched_baton).both);
 }
 
+/* What a decode worker says of its own steps counts, not what is asked of all. */
+static void test_mixed_by_worker(void **state)
+{
+    (void)state;
+    struct world x;
+    world_init(&x);
+    x.c.mixed_step_ms = 50;
+    for (uint32_t i = 0; i < N; i++) {
+        x.w[i].prompt_cost = &prefill_cost;
+        x.w[i].running = i < N_P ? 0 : 10;
+        x.w[i].kv_tokens = i < N_P ? 0 : 15000; /* 25 ms a step */
+        x.w[i].queue_ms = i < N_P ? 5000 : 0;
+    }
+    struct bt_sched_plan p = place(&x, &bt_sched_baton);
+    assert_true(p.both);
+    assert_float_equal(p.ttft_ms, 2000, 1);
+    for (uint32_t i = N_P; i < N; i++) { /* three quarters of each step are the rows' */
+        x.w[i].mixed_step_ms = i == 5 ? 100 / 3.0 : -1;
+    }
+    p = place(&x, &bt_sched_baton);
+    assert_true(p.both && p.prefill == 5);
+    assert_float_equal(p.ttft_ms, 4000, 1);
+    x.w[5].mixed_step_ms = -1; /* nobody takes any */
+    assert_false(place(&x, &bt_sched_baton).both);
+    x.w[5].mixed_step_ms = 50;
+    x.c.mixed_step_ms = 0; /* nobody is asked to */
+    assert_false(place(&x, &bt_sched_baton).both);
+}
+
 /* Rows go to the fullest decode worker that has room, so that others have none; prompts that these
  * compute are handed to it. */
 static void test_packing(void **state)
@@ -720,11 +749,17 @@ static void test_mixed_places(void **state)
         x.w[i].own_coming = 100;
         x.w[i].own_coming_tokens = 100 * 100;
     }
-    assert_true(place(&x, &bt_sched_baton).both);
+    struct bt_sched_plan p = place(&x, &bt_sched_baton);
+    assert_true(p.both && p.places_wanted == 0);
     for (uint32_t i = 0; i < 2 * 63; i++) { /* 63 of 64 come to each, and of its 10 two are left */
         bt_sched_forecast_note(&f, 0, 5000, 100, 1000, 1);
     }
-    assert_false(place(&x, &bt_sched_baton).both);
+    p = place(&x, &bt_sched_baton);
+    assert_true(!p.both && p.places_wanted == 65);
+    x.w[0].queue_ms = 0; /* places are not what keeps it away */
+    p = place(&x, &bt_sched_baton);
+    assert_true(p.prefill == 0 && p.places_wanted == 0);
+    x.w[0].queue_ms = 5000;
     for (uint32_t i = 0; i < 2 * 10; i++) {
         bt_sched_forecast_note(&f, 0, 5000, 100, 1000, -1);
     }
@@ -1124,6 +1159,7 @@ int main(void)
         cmocka_unit_test(test_mixed),
         cmocka_unit_test(test_packing),
         cmocka_unit_test(test_mixed_places),
+        cmocka_unit_test(test_mixed_by_worker),
         cmocka_unit_test(test_priced),
         cmocka_unit_test(test_priced_by_demand),
         cmocka_unit_test(test_background),
