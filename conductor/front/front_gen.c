@@ -408,7 +408,8 @@ static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char 
                                                memmem(body, len, "\"priority\"", 10) == NULL,
                              .priority = s.priority,
                              .slo_ttft_ms = s.slo_ttft_ms,
-                             .slo_tbt_ms = s.slo_tbt_ms};
+                             .slo_tbt_ms = s.slo_tbt_ms,
+                             .body_bytes = len};
     if (!bt_requests_turn_away(f->rs, &t, why, sizeof(why), &e->retry_after_s)) {
         return false;
     }

@@ -340,9 +340,8 @@ bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
     return ask_policy(k, now_ns, wait_ms, false, &v, &plan, rej, &full) == BT_SCHED_OVERLOADED;
 }
 
-/* At which w would compute all of a prompt; 0: not known. */
-static double tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
-                           const struct bt_sched_params *c)
+double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
+                               const struct bt_sched_params *c)
 {
     if (w->cost == NULL) {
         return w->prefill_tokens_per_s;
@@ -387,9 +386,10 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
         bt_outcome_source(k, &from);
     }
     /* For what lies on its own SSD the kvstore weighs loading against computing by itself. */
-    double recompute = plan.recompute_tokens_per_s > 0 || from.n != 0
-                           ? plan.recompute_tokens_per_s
-                           : tokens_per_s(&v.workers[plan.prefill], k->n_tokens, &rs->conf.sched);
+    double recompute =
+        plan.recompute_tokens_per_s > 0 || from.n != 0
+            ? plan.recompute_tokens_per_s
+            : bt_request_tokens_per_s(&v.workers[plan.prefill], k->n_tokens, &rs->conf.sched);
     submit(k, f, plan.keep || rs->probe == k, &from, recompute, now_ns);
     bt_sources_cleanup(&from);
     bt_replicate_look(k, &v, now_ns);

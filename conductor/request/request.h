@@ -106,6 +106,7 @@ struct bt_gen_terms { /* of a request that is not read yet */
     bool knows_priority; /* else its body may say one */
     int32_t priority;
     double slo_ttft_ms, slo_tbt_ms; /* 0: the configured ones */
+    size_t body_bytes;              /* no prompt has more tokens; 0: not known */
 };
 /* Would it be refused (429) whatever its prompt is: the queue is full, or an objective cannot be
  * met even by the shortest one? Then why and retry_after_s_p say what to answer, and it is counted

@@ -281,6 +281,9 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
  * Never so of what was admitted before. */
 bool bt_lane_hopeless(struct bt_lane *k, uint64_t now_ns, double wait_ms,
                       struct bt_sched_reject *rej);
+/* At which w would compute all of a prompt of n tokens; 0: not known. */
+double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
+                               const struct bt_sched_params *c);
 /* The request's own objective, or that of all. */
 double bt_request_objective(double own_ms, double all_ms);
 /* The configuration with the request's own objectives in it (0: it has none). */
