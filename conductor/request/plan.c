@@ -181,6 +181,28 @@ static void submit(struct bt_lane *k, struct bt_flight *f, bool keep, const stru
     }
 }
 
+#define SHORT_LOG_NS 60000000000ull
+
+/* Decode workers whose places would not last are an operator's to give more: tells it, once a
+ * minute. */
+static void note_places(struct bt_requests *rs, const struct bt_sched_plan *plan,
+                        const struct bt_view_snapshot *v, uint64_t now_ns)
+{
+    if (plan->places_wanted == 0) {
+        return;
+    }
+    bt_metric_add(rs->m.places_short, 1);
+    if (rs->short_log_ns != 0 && now_ns - rs->short_log_ns < SHORT_LOG_NS) {
+        return;
+    }
+    rs->short_log_ns = now_ns;
+    BT_WARN("places_short", "worker=%s places=%u wanted=%u remedy=%s",
+            v->worker[plan->decode]->member->name, v->workers[plan->decode].slots_total,
+            plan->places_wanted,
+            bt_log_q("raise engine.max_slots of the decode workers: prompts would be computed "
+                     "beside rows there if their places lasted"));
+}
+
 static void count_plan(struct bt_requests *rs, const struct bt_sched_plan *plan)
 {
     for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
@@ -367,6 +389,7 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     }
     struct bt_flight *f = begin_flight(k, &plan, &v, now_ns);
     count_plan(rs, &plan);
+    note_places(rs, &plan, &v, now_ns);
     bt_outcome_planned(k, f);
     bt_sched_fair_serve(&rs->fair, r->tenant, k->n_tokens - plan.cached_tokens, r->spec.weight);
     bt_expect_planned(f, now_ns);

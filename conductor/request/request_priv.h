@@ -196,7 +196,7 @@ struct bt_requests {
             *generation;
         struct bt_metric *ttft_error, *tbt_error;
         struct bt_metric *replanned, *moved, *stale, *ended_late, *cached;
-        struct bt_metric *fetch_plans, *fetch_tokens;
+        struct bt_metric *fetch_plans, *fetch_tokens, *places_short;
         struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
     } m;
     struct bt_metrics *metrics;
@@ -205,6 +205,7 @@ struct bt_requests {
     struct bt_sched_demand demand;     /* of prefills */
     struct bt_sched_demand decodes;    /* of decode workers' time */
     uint64_t learned_ns;
+    uint64_t short_log_ns; /* when it was said that places are short; 0: never */
     struct bt_replicate {
         struct bt_sched_copies copies;
         const struct bt_session *to; /* the kvstore that is at it, NULL: none; one at a time */

@@ -420,6 +420,10 @@ static void register_reasons(struct bt_requests *rs)
                            "Plans that have a prefix fetched from other nodes' kvstores.");
     rs->m.fetch_tokens = bt_metrics_counter(rs->metrics, "baton_plan_fetch_tokens_total", NULL,
                                             "Prompt tokens of these that are to be fetched.");
+    rs->m.places_short = bt_metrics_counter(
+        rs->metrics, "baton_plan_places_short_total", NULL,
+        "Plans apart whose prompt a decode worker would have computed sooner beside its rows, if "
+        "its places (engine.max_slots) lasted.");
 }
 
 static void register_metrics(struct bt_requests *rs)
