@@ -55,27 +55,32 @@ static const struct bt_conf_row rows[] = {
      .def = "256",
      .min = 0,
      .max = 1048576,
-     .doc = "Most prompt tokens in a step that also generates: bounds what a prompt adds to the "
-            "others' token gaps. 0: no bound."},
+     .doc = "Most prompt tokens in a step that also generates, where its time is not bounded "
+            "(engine.mixed_step_ms): bounds what a prompt adds to the others' token gaps. 0: no "
+            "bound."},
     {.key = "engine.mixed_step_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_step_ms),
      .def = "0",
      .max = 60000,
+     .reload = true,
      .doc =
-         "How long a step that also generates may last, by the cost that the worker has fitted to "
-         "its own steps: it takes as many prompt tokens as that allows, one block at least, and "
-         "engine.mixed_prompt_tokens does not count. Of a worker of the role decode also a step "
-         "while a row is on its way to it. 0: engine.mixed_prompt_tokens counts."},
+         "A limit of this worker's own: how long a step that also generates may last, by the cost "
+         "that the worker has fitted to its own steps: it takes as many prompt tokens as that "
+         "allows, one block at least. Of a worker of the role decode also a step while a row is on "
+         "its way to it. The smallest of this and of what conductors say (their "
+         "sched.mixed_step_share of the objective between tokens) is in force. 0: it has none. "
+         "Where nobody says anything engine.mixed_prompt_tokens counts."},
     {.key = "engine.mixed_gap_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_gap_ms),
      .def = "0",
      .max = 60000,
-     .doc = "Where engine.mixed_step_ms is set: in a step that a row joins whose prompt was "
-            "computed elsewhere, prompt tokens make what it has waited and the step together no "
-            "longer than this, so that its first gap is no longer than others. 0.95 of the "
-            "objective between tokens is a good value. 0: such steps are as long as others."},
+     .reload = true,
+     .doc =
+         "Likewise: in a step that a row joins whose prompt was computed elsewhere, prompt tokens "
+         "make what it has waited and the step together no longer than this, so that its first gap "
+         "is no longer than others. Conductors say sched.mixed_gap_share. 0: it has no limit."},
     {.key = "engine.calibrate_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_calibrate_ms),

@@ -554,6 +554,7 @@ static void on_reload_signal(void *arg, int signo)
     struct bt_wctl *w = arg;
     (void)signo;
     bt_conf_reload_all(bt_worker_schema(strcmp(w->kind, "decode") == 0), &w->conf, w->kind);
+    (void)bt_wmixed_apply(w); /* conductors hear of it with the next heartbeat */
 }
 
 static int serve(struct bt_wctl *w)
@@ -583,6 +584,7 @@ static int serve(struct bt_wctl *w)
     bt_loop_on_signal(w->loop, SIGHUP, on_reload_signal, w);
     BT_INFO("starting", "version=%s name=%s incarnation=%016llx", bt_version(), w->conf.name,
             (unsigned long long)w->incarnation);
+    (void)bt_wmixed_apply(w);
     if (!bt_conf_secret_id(&w->conf.common, &w->secret)) {
         w->exit_code = BT_EXIT_CONFIG;
     } else if (start_servers(w) && start_core(w, &thread)) {

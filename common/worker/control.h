@@ -15,6 +15,11 @@
 #include "common/slab/local.h"
 #include "common/worker/core.h"
 
+/* How long steps may be that have prompt tokens beside rows; 0: nothing is said. */
+struct bt_wmixed {
+    uint64_t step_ns, gap_ns;
+};
+
 struct bt_wsession { /* one conductor */
     struct bt_list link;
     struct bt_wctl *ctl;
@@ -25,7 +30,8 @@ struct bt_wsession { /* one conductor */
     int broken_code;
     const char *broken_why;
     uint64_t heard_ns, hb_seq;
-    struct bt_buf late; /* tokens that wait for the message before them: packed Tokens */
+    struct bt_wmixed mixed; /* what it says */
+    struct bt_buf late;     /* tokens that wait for the message before them: packed Tokens */
 };
 
 struct bt_wknown { /* a request id that was seen: refuses what is older */
@@ -133,6 +139,12 @@ void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, con
 void bt_wsession_close_all(struct bt_wctl *w, const char *why);
 /* Frees sessions that broke since: never inside a send, whose caller may still hold one. */
 void bt_wsession_sweep(struct bt_wctl *w);
+
+/* ---- mixed.c ---- */
+/* What the conductor of s says in a hello or heartbeat; NULL: nothing. */
+void bt_wmixed_told(struct bt_wsession *s, const Baton__MixedSteps *m);
+/* Puts the smallest of what is said in force. True: that has changed something. */
+bool bt_wmixed_apply(struct bt_wctl *w);
 
 /* ---- submit.c ---- */
 /* Checks a Submit and makes the request with its choices; NULL with *st_p and err when it is

@@ -320,6 +320,9 @@ struct bt_wstep { /* the step in flight: one at a time */
 struct bt_wcore {
     const struct bt_worker_conf *conf;
     _Atomic uint32_t role; /* BT_ROLES_*: how steps are filled; the control thread changes it */
+    /* how long steps with prompts beside rows may be, and those that a row joins with what it has
+     * waited; 0: not bounded so. The control thread changes them */
+    _Atomic uint64_t mixed_step_ns, mixed_gap_ns;
     const struct bt_role_ops *roles[2];
     const struct bt_writeback_ops *writeback;
     struct bt_wstats *stats;

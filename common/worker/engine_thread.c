@@ -138,7 +138,6 @@ static void allocate(struct bt_wcore *c)
     c->batch.cost = &c->fit.cost;
     c->batch.lim.max_rows = c->max_rows;
     c->batch.lim.block_tokens = c->block_tokens;
-    c->batch.lim.prompt_tokens = (uint32_t)c->conf->engine_mixed_prompt_tokens;
     c->batch.lim.mixed = (c->info->caps & BT_ENGINE_CAP_MIXED) != 0;
 }
 

@@ -88,6 +88,10 @@ static void send_heartbeat(struct bt_wctl *w, struct bt_wsession *s)
     struct bt_wload load;
     bt_wstats_load(w->stats, w->core.info->max_model_len, &load);
     load.load.max_rows = w->core.max_rows;
+    Baton__MixedSteps mixed = BATON__MIXED_STEPS__INIT;
+    mixed.step_ms = 1e-6 * (double)atomic_load(&w->core.mixed_step_ns);
+    mixed.gap_ms = 1e-6 * (double)atomic_load(&w->core.mixed_gap_ns);
+    load.load.mixed = &mixed;
     Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
     h.seq = ++s->hb_seq;
     h.load = &load.load;
@@ -95,6 +99,23 @@ static void send_heartbeat(struct bt_wctl *w, struct bt_wsession *s)
     m.m_case = BATON__FROM_WORKER__M_HEARTBEAT;
     m.heartbeat = &h;
     session_send(s, &m);
+}
+
+/* A conductor has said how long steps may be. Where that changes what is in force all hear of it at
+ * once, as they predict by it. */
+static bool mixed_changed(struct bt_wctl *w)
+{
+    struct bt_list *it;
+    if (!bt_wmixed_apply(w)) {
+        return false;
+    }
+    bt_list_for_each (it, &w->sessions) {
+        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
+        if (s->hello && !s->broken) {
+            send_heartbeat(w, s);
+        }
+    }
+    return true;
 }
 
 static void cancel_all(struct bt_wctl *w, uint64_t session, const char *why)
@@ -114,6 +135,7 @@ static void session_free(struct bt_wsession *s)
     cancel_all(w, s->id, "its conductor's session ended");
     bt_list_remove(&s->link);
     w->n_sessions--;
+    (void)bt_wmixed_apply(w); /* the others hear of it with the next heartbeat */
     bt_buf_cleanup(&s->late);
     free(s->name);
     free(s);
@@ -171,6 +193,7 @@ static void on_hello(struct bt_wsession *s, const Baton__SessionHello *h)
     }
     s->hello = true;
     s->name = bt_strdup(h->name);
+    bt_wmixed_told(s, h->mixed);
     BT_INFO("session_up", "conductor=%s incarnation=%016llx", s->name,
             (unsigned long long)h->incarnation);
     Baton__SessionHello me = BATON__SESSION_HELLO__INIT;
@@ -186,7 +209,15 @@ static void on_hello(struct bt_wsession *s, const Baton__SessionHello *h)
     m.m_case = BATON__FROM_WORKER__M_HELLO;
     m.hello = &me;
     session_send(s, &m);
-    send_heartbeat(w, s);
+    if (!mixed_changed(w)) {
+        send_heartbeat(w, s);
+    }
+}
+
+static void on_heartbeat(struct bt_wsession *s, const Baton__Heartbeat *h)
+{
+    bt_wmixed_told(s, h->mixed);
+    (void)mixed_changed(s->ctl);
 }
 
 /* ---- submit and cancel ---- */
@@ -348,7 +379,9 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
         on_submit(s, m->submit);
     } else if (m->m_case == BATON__TO_WORKER__M_CANCEL) {
         on_cancel(s, m->cancel);
-    } /* a heartbeat, or something newer than this release: being heard is all */
+    } else if (m->m_case == BATON__TO_WORKER__M_HEARTBEAT) {
+        on_heartbeat(s, m->heartbeat);
+    } /* something newer than this release: being heard is all */
     if (m != NULL) {
         baton__to_worker__free_unpacked(m, NULL);
     }

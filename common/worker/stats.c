@@ -73,6 +73,11 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     free(il);
     s->role[0] = bt_metrics_gauge(m, "baton_worker_role", "role=\"prefill\"", "Roles offered now.");
     s->role[1] = bt_metrics_gauge(m, "baton_worker_role", "role=\"decode\"", "Roles offered now.");
+    static const char mixed_help[] =
+        "How long steps with prompts beside rows may be, and those that a row joins with what it "
+        "has waited. 0: engine.mixed_prompt_tokens bounds them.";
+    s->mixed[0] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"step\"", mixed_help);
+    s->mixed[1] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"gap\"", mixed_help);
     free(l);
     return s;
 }

@@ -30,6 +30,7 @@ struct bt_wstats {
     struct bt_metric *iteration_tokens, *queue_time;
     struct bt_metric *step_error[2]; /* steps that only decode, steps with a prompt */
     struct bt_metric *role[2];       /* prefill, decode: offered */
+    struct bt_metric *mixed[2];      /* seconds of a step with prompts beside rows, of a gap */
     struct bt_metric *wb_done, *wb_skipped, *pages_free, *steps;
     /* snapshot for heartbeats */
     _Atomic uint32_t l_running, l_waiting, l_pages_total, l_pages_free, l_slots_total, l_slots_free;

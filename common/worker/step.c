@@ -165,6 +165,21 @@ static void step_failed(struct bt_wcore *c, bt_status_t st, const char *what)
     }
 }
 
+/* What prompts may add to the step, by time if that is bounded, by tokens otherwise. */
+static void bound_prompts(struct bt_wcore *c)
+{
+    uint64_t step_ns = atomic_load(&c->mixed_step_ns), gap_ns = atomic_load(&c->mixed_gap_ns);
+    struct bt_batch_limits *l = &c->batch.lim;
+    if (step_ns == 0) {
+        l->prompt_tokens = (uint32_t)c->conf->engine_mixed_prompt_tokens;
+        l->rows_due = false;
+        return;
+    }
+    double budget_ns = bt_batch_mixed_ns(&c->batch, (double)step_ns, (double)gap_ns);
+    l->prompt_tokens = bt_batch_prompt_room(&c->batch, &c->fit.cost, budget_ns);
+    l->rows_due = rows_due(c);
+}
+
 bool bt_wcore_launch(struct bt_wcore *c)
 {
     struct bt_wstep *s = &c->step;
@@ -174,12 +189,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     }
     fill_batch(c);
     bool rows = n_rows(c) > 0 || atomic_load(&c->role) == BT_ROLES_DECODE;
-    if (c->conf->engine_mixed_step_ms > 0) {
-        double step_ns = bt_batch_mixed_ns(&c->batch, 1e6 * (double)c->conf->engine_mixed_step_ms,
-                                           1e6 * (double)c->conf->engine_mixed_gap_ms);
-        c->batch.lim.prompt_tokens = bt_batch_prompt_room(&c->batch, &c->fit.cost, step_ns);
-        c->batch.lim.rows_due = rows_due(c);
-    }
+    bound_prompts(c);
     c->batch.trial = c->fit.seen[1].steps % TRIAL_STEPS == 0;
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
                      : bt_batch_prefill(&c->batch, s->rows, c->max_slots);

@@ -17,6 +17,8 @@
 #define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
 #define BLOCK_ADDED_BYTES   36u
 #define BLOCK_REMOVED_BYTES 32u
+#define MIXED_TELL_NS       1000000000ull
+#define MIXED_ROUNDING_MS   0.01
 
 static void dial(void *arg);
 static void session_end(struct bt_session *s, const char *why);
@@ -221,6 +223,45 @@ static void take_cost(struct bt_session *s, const Baton__StepCost *c)
     s->load.cost = &s->load_cost;
 }
 
+/* What is in force there. One that says nothing may have any limit, or none: nothing is counted on.
+ */
+static void take_mixed(struct bt_session *s, const Baton__MixedSteps *m)
+{
+    bool some = m != NULL && isfinite(m->step_ms) && m->step_ms > 0;
+    s->mixed_step_ms = some ? m->step_ms : -1;
+    s->mixed_gap_ms = some && isfinite(m->gap_ms) && m->gap_ms > 0 ? m->gap_ms : 0;
+    baton__mixed_steps__init(&s->load_mixed);
+    s->load_mixed.step_ms = some ? s->mixed_step_ms : 0;
+    s->load_mixed.gap_ms = s->mixed_gap_ms;
+    s->load.mixed = m != NULL ? &s->load_mixed : NULL;
+}
+
+/* A worker whose steps are shorter than this conductor asks for is predicted as it is, but an
+ * operator did not mean it so. */
+static void note_mixed(struct bt_session *s, uint64_t now_ns)
+{
+    const struct bt_view *v = s->view;
+    bool is_short = v->mixed_step_ms > 0 && s->has_load && s->decode &&
+                    (s->mixed_step_ms < v->mixed_step_ms - MIXED_ROUNDING_MS ||
+                     s->mixed_gap_ms < v->mixed_gap_ms - MIXED_ROUNDING_MS);
+    if (now_ns - v->mixed_ns < MIXED_TELL_NS) {
+        return; /* it may not have heard yet */
+    }
+    double step = is_short ? s->mixed_step_ms : 0, gap = is_short ? s->mixed_gap_ms : 0;
+    if (is_short && (step != s->short_step_ms || gap != s->short_gap_ms)) {
+        BT_WARN("mixed_steps_short",
+                "worker=%s step_ms=%.1f gap_ms=%.1f asked_step_ms=%.1f asked_gap_ms=%.1f why=%s",
+                s->member->name, BT_MAX(step, 0), gap, v->mixed_step_ms, v->mixed_gap_ms,
+                bt_log_q(s->load.mixed == NULL
+                             ? "it runs an older release, which takes no conductor's word: no "
+                               "prompts go beside its rows"
+                             : "its own engine.mixed_step_ms and engine.mixed_gap_ms are shorter, "
+                               "or the objective of another conductor"));
+    }
+    s->short_step_ms = step;
+    s->short_gap_ms = gap;
+}
+
 /* More than there are places for are not told apart: nobody is before them. */
 static void take_classes(struct bt_session *s, const Baton__WorkerLoad *l)
 {
@@ -247,6 +288,7 @@ static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
         s->load.base.n_unknown_fields = 0;
         s->load.base.unknown_fields = NULL;
         take_cost(s, h->load->cost);
+        take_mixed(s, h->load->mixed);
         take_classes(s, h->load);
         s->has_load = true;
         s->load_ns = bt_mono_ns();
@@ -342,6 +384,14 @@ static const struct bt_rpc_stream_ops session_ops = {.on_message = on_message,
 
 /* ---- life ---- */
 
+static Baton__MixedSteps *fill_mixed(const struct bt_view *v, Baton__MixedSteps *m)
+{
+    baton__mixed_steps__init(m);
+    m->step_ms = v->mixed_step_ms;
+    m->gap_ms = v->mixed_gap_ms;
+    return m;
+}
+
 static void send_hello(struct bt_session *s)
 {
     const struct bt_view *v = s->view;
@@ -355,7 +405,9 @@ static void send_hello(struct bt_session *s)
     h.root_key.len = sizeof(v->conf.root.b);
     h.layout_id = v->conf.layout_id;
     h.expect_incarnation = s->member->incarnation;
+    Baton__MixedSteps mixed;
     if (s->kind == BT_SESSION_WORKER) {
+        h.mixed = fill_mixed(v, &mixed);
         Baton__ToWorker m = BATON__TO_WORKER__INIT;
         m.m_case = BATON__TO_WORKER__M_HELLO;
         m.hello = &h;
@@ -508,8 +560,11 @@ void bt_session_beat(struct bt_session *s, uint64_t now_ns)
         return;
     }
     Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
+    Baton__MixedSteps mixed;
     h.seq = ++s->heartbeat_seq;
     if (s->kind == BT_SESSION_WORKER) {
+        note_mixed(s, now_ns);
+        h.mixed = fill_mixed(s->view, &mixed);
         Baton__ToWorker m = BATON__TO_WORKER__INIT;
         m.m_case = BATON__TO_WORKER__M_HEARTBEAT;
         m.heartbeat = &h;

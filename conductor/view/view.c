@@ -127,6 +127,20 @@ void bt_view_destroy(struct bt_view *v)
     free(v);
 }
 
+void bt_view_set_mixed(struct bt_view *v, double step_ms, double gap_ms)
+{
+    if (step_ms == v->mixed_step_ms && gap_ms == v->mixed_gap_ms) {
+        return;
+    }
+    uint64_t now = v->mixed_ns = bt_mono_ns();
+    v->mixed_step_ms = step_ms;
+    v->mixed_gap_ms = gap_ms;
+    struct bt_list *l;
+    bt_list_for_each (l, &v->sessions) {
+        bt_session_beat(session_of(l), now);
+    }
+}
+
 void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg)
 {
     v->ops = ops;
@@ -294,6 +308,8 @@ static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_s
         w->chunk_tokens = s->load.chunk_tokens;
         w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_decoding_kv);
         w->cost = s->load.cost != NULL ? &s->cost : NULL;
+        w->mixed_step_ms = s->mixed_step_ms;
+        w->mixed_gap_ms = s->mixed_gap_ms;
         fill_queue(s, now_ns, 0, 0, w);
     }
 }

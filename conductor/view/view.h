@@ -60,8 +60,11 @@ struct bt_session {
     Baton__WorkerLoad load;     /* last heard; its cost, if any, is load_cost */
     uint64_t load_ns;           /* when it came */
     struct bt_batch_cost cost;  /* load_cost for sched, if load.cost is set */
-    Baton__PoolLoad pool;       /* without its links */
-    uint32_t n_links;           /* of links */
+    /* workers: its steps with prompts beside rows, as it said last; step < 0: not that it has any
+     */
+    double mixed_step_ms, mixed_gap_ms;
+    Baton__PoolLoad pool; /* without its links */
+    uint32_t n_links;     /* of links */
     /* kept by the request machine: what it has on this worker */
     uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
     uint64_t own_prefill_tokens;
@@ -85,6 +88,8 @@ struct bt_session {
     uint64_t heartbeat_seq;
 
     Baton__StepCost load_cost;
+    Baton__MixedSteps load_mixed;
+    double short_step_ms, short_gap_ms; /* ... that it was logged to be short of what is asked */
     struct bt_view_class classes[BT_VIEW_CLASSES]; /* workers: [n_classes] */
     uint32_t n_classes;
     struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
@@ -122,6 +127,9 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
 void bt_view_destroy(struct bt_view *v);
 /* Whom to tell; ops outlives the view. */
 void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg);
+/* How long workers' steps with prompts beside rows may be, and those that a row joins with what it
+ * has waited; 0: nothing is said of them. Told to all workers now, and to each when it comes. */
+void bt_view_set_mixed(struct bt_view *v, double step_ms, double gap_ms);
 /* Follows the members in etcd until the view is destroyed. */
 void bt_view_watch(struct bt_view *v, struct bt_etcd *e);
 

@@ -24,6 +24,8 @@ struct bt_view {
     struct bt_session *kv_by_id[BT_HOLDERS_KVSTORES_MAX];
     uint32_t kv_ids; /* ids in use are below */
     struct bt_holders *index;
+    double mixed_step_ms, mixed_gap_ms;
+    uint64_t mixed_ns; /* when that was set */
     struct bt_timer beat;
     uint64_t last_beat_ns;
     bool links_stale; /* members changed: what follows and node_kv are to be found again */

@@ -65,6 +65,47 @@ def same_up_to_near_ties(got, want):
     assert len(got) >= min(len(ids), 24)
 
 
+def in_force(session):
+    """What the worker's last heartbeat says of its steps with prompts beside rows."""
+    beats = session.find("heartbeat")
+    return beats and (round(beats[-1].load.mixed.step_ms, 3), round(beats[-1].load.mixed.gap_ms, 3))
+
+
+def test_the_shortest_word_bounds_mixed_steps(node):
+    """Of what conductors say of steps with prompts beside rows the shortest is in force, as long as their sessions last."""
+    a = node.connect("decode", (75, 95))
+    a.wait(lambda: a.find("heartbeat"), "its first heartbeat")
+    first = a.find("heartbeat")[0].load.mixed
+    assert (first.step_ms, first.gap_ms) == (75, 95)  # the hello said it
+    old = node.connect("decode")
+    b = node.connect("decode", (50, 0))
+    for s in (a, old, b):
+        s.wait(lambda s=s: in_force(s) == (50, 95), "all hear of it")
+    assert node.metrics("decode")['baton_worker_mixed_step_seconds{of="step"}'] == 0.05
+    b.mixed = (float("nan"), -1)  # is no word
+    a.wait(lambda: in_force(a) == (75, 95), "that counts for nothing")
+    b.mixed = (20, 200)
+    a.wait(lambda: in_force(a) == (20, 95), "the shorter of each")
+    b.close()
+    a.wait(lambda: in_force(a) == (75, 95), "one that is gone says nothing")
+    a.mixed = (0, 95)
+    old.wait(lambda: in_force(old) == (0, 0), "a gap alone bounds nothing")
+    for s in (a, old):
+        s.close()
+
+
+def test_own_limit_of_mixed_steps():
+    n = Node("null", decode={"engine.mixed_step_ms": 40, "engine.mixed_gap_ms": 60})
+    try:
+        old = n.connect("decode")
+        old.wait(lambda: in_force(old) == (40, 60), "its own limit")
+        s = n.connect("decode", (75, 50))
+        s.wait(lambda: in_force(s) == (40, 50), "the shorter of each")
+        assert n.metrics("prefill")['baton_worker_mixed_step_seconds{of="step"}'] == 0  # nobody has told it
+    finally:
+        n.stop()
+
+
 @pytest.mark.parametrize("i", range(len(GOLDEN)))
 def test_reference_tokens_both_and_apart(c, i):
     g = GOLDEN[i]

@@ -166,8 +166,8 @@ class Node:
     def metric(self, kind, name):
         return sum(v for k, v in self.metrics(kind).items() if k == name or k.startswith(name + "{"))
 
-    def connect(self, kind):
-        return Session(self, kind)
+    def connect(self, kind, mixed=None):
+        return Session(self, kind, mixed)
 
     def stop(self):
         codes, found = {}, []
@@ -194,9 +194,10 @@ class Node:
 class Session:
     """A conductor's session with a worker or a kvstore: heartbeats, and what came, by (request, epoch)."""
 
-    def __init__(self, node, kind):
+    def __init__(self, node, kind, mixed=None):
         pb = self.pb = node.pb
         self.kind = kind
+        self.mixed = mixed  # (step_ms, gap_ms) that this conductor says; None: it is an older one
         m = node.member(kind)
         to, frm = (pb.ToKvstore, pb.FromKvstore) if kind == "kvstore" else (pb.ToWorker, pb.FromWorker)
         self.to = to
@@ -209,7 +210,7 @@ class Session:
         method = "/baton.Kvstore/Session" if kind == "kvstore" else "/baton.Worker/Session"
         hello = to(hello=pb.SessionHello(version=1, cluster="baton", name="test", node="n1", incarnation=7,
                                          root_key=node.settings.root_key, layout_id=node.settings.layout_id,
-                                         expect_incarnation=m.incarnation))
+                                         expect_incarnation=m.incarnation, mixed=self._mixed()))
         self.out.put(hello)
         self.call = self.channel.stream_stream(method, request_serializer=to.SerializeToString,
                                                response_deserializer=frm.FromString)(iter(self.out.get, None))
@@ -256,7 +257,10 @@ class Session:
         if now - self.beat_at > 0.4 and not self.silent:
             self.beat_at = now
             self.beats += 1
-            self.out.put(self.to(heartbeat=self.pb.Heartbeat(seq=self.beats)))
+            self.out.put(self.to(heartbeat=self.pb.Heartbeat(seq=self.beats, mixed=self._mixed())))
+
+    def _mixed(self):
+        return self.mixed and self.pb.MixedSteps(step_ms=self.mixed[0], gap_ms=self.mixed[1])
 
     def send(self, **m):
         self.out.put(self.to(**m))

@@ -82,6 +82,7 @@ struct fake { /* a worker or a kvstore */
     int port, sessions, submits, cancels, reserves, releases;
     uint32_t credit;
     Baton__WorkerLoad load;
+    double told_step_ms, told_gap_ms; /* of steps with prompts beside rows; < 0: nothing */
     struct seen_submit submit[MAX_SEEN];
     struct seen_reserve reserve[MAX_SEEN];
     int replicates;
@@ -200,12 +201,20 @@ static inline void fake_heartbeat(struct fake *k)
     }
 }
 
+static inline void fake_told(struct fake *k, const Baton__MixedSteps *m)
+{
+    k->told_step_ms = m != NULL ? m->step_ms : -1;
+    k->told_gap_ms = m != NULL ? m->gap_ms : -1;
+}
+
 static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
 {
     if (m->m_case == BATON__TO_WORKER__M_HELLO) {
         assert_true(m->hello->expect_incarnation == k->incarnation);
+        fake_told(k, m->hello->mixed);
         fake_hello(k);
     } else if (m->m_case == BATON__TO_WORKER__M_HEARTBEAT) {
+        fake_told(k, m->heartbeat->mixed);
         fake_heartbeat(k);
     } else if (m->m_case == BATON__TO_WORKER__M_SUBMIT && k->submits < MAX_SEEN) {
         const Baton__Submit *v = m->submit;

@@ -513,22 +513,56 @@ static void test_classes_of_workers(void **state)
     fixture_cleanup(&f);
 }
 
+/* Workers hear how long steps with prompts beside rows may be, with the hello and whenever it
+ * changes; what one says is in force is what the scheduler counts on, and of one that says nothing
+ * it counts on none. */
+static void test_mixed_steps(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_start(&f);
+    bt_view_set_mixed(f.view, 75, 95);
+    struct fake *k = fake_add(&f, "decode", "d", "n1");
+    k->hello_layout++; /* by the hello: it is never up */
+    until(&f, k->told_step_ms == 75 && k->told_gap_ms == 95);
+    assert_int_not_equal(session_of_fake(k)->state, BT_SESSION_UP);
+    struct fake *d = fake_add(&f, "decode", "d2", "n2");
+    Baton__MixedSteps in_force = BATON__MIXED_STEPS__INIT;
+    in_force.step_ms = 60;
+    in_force.gap_ms = 80;
+    d->load.mixed = &in_force;
+    until(&f, fake_up(d));
+    struct bt_session *s = session_of_fake(d);
+    struct bt_view_snapshot v;
+    until(&f, s->has_load && s->mixed_step_ms == 60);
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_true(v.workers[0].mixed_step_ms == 60 && v.workers[0].mixed_gap_ms == 80);
+    bt_view_set_mixed(f.view, 30, 38);
+    until(&f, d->told_step_ms == 30 && d->told_gap_ms == 38);
+    in_force.step_ms = 0; /* none */
+    until(&f, s->mixed_step_ms < 0);
+    in_force.step_ms = 30;
+    until(&f, s->mixed_step_ms == 30);
+    d->load.mixed = NULL; /* an older release */
+    until(&f, s->mixed_step_ms < 0);
+    bt_view_snapshot(f.view, NULL, 0, &v);
+    assert_true(v.workers[0].mixed_step_ms < 0);
+    bt_view_set_mixed(f.view, 0, 0);
+    until(&f, d->told_step_ms == 0);
+    fixture_cleanup(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_full_index),
-        cmocka_unit_test(test_own_classes),
-        cmocka_unit_test(test_classes_of_workers),
-        cmocka_unit_test(test_hello),
-        cmocka_unit_test(test_membership),
-        cmocka_unit_test(test_queue),
-        cmocka_unit_test(test_coming),
-        cmocka_unit_test(test_restart),
-        cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_garbage),
-        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_credit),
-        cmocka_unit_test(test_plan_follows_blocks),
+        cmocka_unit_test(test_full_index),  cmocka_unit_test(test_mixed_steps),
+        cmocka_unit_test(test_own_classes), cmocka_unit_test(test_classes_of_workers),
+        cmocka_unit_test(test_hello),       cmocka_unit_test(test_membership),
+        cmocka_unit_test(test_queue),       cmocka_unit_test(test_coming),
+        cmocka_unit_test(test_restart),     cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_garbage),     cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_credit),      cmocka_unit_test(test_plan_follows_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

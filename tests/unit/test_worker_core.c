@@ -694,6 +694,29 @@ static void test_the_queue_is_told_while_a_step_runs(void **state)
     stop(g);
 }
 
+/* A prompt beside a row: by tokens where no time bounds the step, and in a block a step where that
+ * is all that the time has room for. */
+static void test_time_bounds_steps_with_prompts(void **state)
+{
+    (void)state;
+    static const uint32_t most[] = {32, FE_BLOCK};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct rig *g = rig(31);
+        atomic_store(&g->core.mixed_step_ns, i);
+        atomic_store(&fe_held, false);
+        atomic_store(&fe_hold, true);
+        opened_with(g, submit(g, BATON__PHASES__BOTH, FE_BLOCK, 200, 0), 0);
+        while (!atomic_load(&fe_held)) {
+            usleep(100);
+        }
+        opened_with(g, submit(g, BATON__PHASES__BOTH, 200, 1, 0), 0); /* the row's step is held */
+        atomic_store(&fe_hold, false);
+        run_until_done(g);
+        assert_int_equal(fe_last->max_row, most[i]);
+        stop(g);
+    }
+}
+
 /* What it has by class: three prompts that wait behind the one in the step, rows and their pages.
  */
 static void test_classes_are_told_apart(void **state)
@@ -892,6 +915,7 @@ int main(void)
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_steps_wait_for_token_buffers),
         cmocka_unit_test(test_the_queue_is_told_while_a_step_runs),
+        cmocka_unit_test(test_time_bounds_steps_with_prompts),
         cmocka_unit_test(test_classes_are_told_apart),
         cmocka_unit_test(test_many_classes),
         cmocka_unit_test(test_chaos),

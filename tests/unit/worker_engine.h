@@ -63,6 +63,7 @@ struct bt_engine {
     uint32_t n_sample, sample_slot[FE_SLOTS];
     uint64_t rng;
     uint64_t steps, max_pages, prompt_rows; /* tokens run other than one at a time */
+    uint32_t max_row;                       /* most of them at a time */
     struct bt_engine_info info;
 };
 static struct bt_engine *fe_last;    /* the engine that was opened last, for the test's end */
@@ -302,6 +303,7 @@ static bt_status_t fe_forward(struct bt_engine *e, const struct bt_engine_batch 
         BT_ASSERT(!used[b->rows[i].slot]);
         used[b->rows[i].slot] = true;
         tokens += b->rows[i].n;
+        e->max_row = BT_MAX(e->max_row, b->rows[i].n);
         if (e->slots[b->rows[i].slot].seed == FE_DEVICE) {
             return BT_ERR_DEVICE;
         }
