@@ -36,6 +36,20 @@ static void fill_node(Baton__AdminNode *n, struct bt_session *s, uint64_t now_ns
     n->pool = s->has_pool ? &s->pool : NULL;
 }
 
+static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_config *rc,
+                            Baton__MixedSteps *mixed)
+{
+    baton__mixed_steps__init(mixed);
+    mixed->step_ms = rc->sched.mixed_step_ms;
+    mixed->gap_ms = rc->sched.mixed_gap_ms;
+    st->policy = (char *)rc->policy->name;
+    st->admission = (char *)(rc->admission != NULL ? rc->admission->name : "early");
+    st->ttft_objective_ms = rc->sched.ttft_objective_ms;
+    st->tbt_objective_ms = rc->sched.tbt_objective_ms;
+    st->mixed = mixed;
+    st->background_share = rc->sched.background_share;
+}
+
 static void on_status(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin *a = arg;
@@ -59,6 +73,8 @@ static void on_status(void *arg, struct bt_rpc_call *call, const void *data, siz
     st.requests_waiting = stats.waiting;
     st.requests_total = stats.total;
     st.replanned_total = stats.replanned;
+    Baton__MixedSteps mixed;
+    fill_scheduling(&st, bt_requests_config(a->rs), &mixed);
     size_t n = 0;
     struct bt_list *l;
     bt_list_for_each (l, bt_view_sessions(a->view)) {

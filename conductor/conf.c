@@ -6,6 +6,7 @@
 
 #include "conductor/front/front.h"
 #include "conductor/sched/sched.h"
+#include "conductor/sched_conf.h"
 
 #define ROW(member) offsetof(struct bt_conductor_conf, member)
 
@@ -151,6 +152,7 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(policy),
      .def = "cache-aware",
+     .reload = true,
      .doc = "Where a request runs: cache-aware, where its prefix is; kvcache and baton, which also "
             "have a prefix fetched from other nodes where that is better; for comparison random, "
             "round-robin, least-load. docs/SIMULATION.md compares them."},
@@ -158,6 +160,7 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(admission),
      .def = "early",
+     .reload = true,
      .doc = "early: sched.*_objective_ms are held against the load at arrival; predict: that of "
             "between tokens against the decode load expected when the prefill will end; priced: as "
             "predict, and the longer the queue is, the shorter a prefill must be; none: nobody is "
@@ -168,6 +171,7 @@ static const struct bt_conf_row rows[] = {
      .def = "0",
      .min = 0,
      .max = 100000000,
+     .reload = true,
      .doc = "A prompt whose uncached tail is at most this long is prefilled by the decode worker "
             "itself. 0: prefill and decode are always apart while both roles are up."},
     {.key = "sched.fetch_ratio",
@@ -176,6 +180,7 @@ static const struct bt_conf_row rows[] = {
      .def = "1.5",
      .min = 0,
      .max = 1e6,
+     .reload = true,
      .doc =
          "With sched.policy kvcache: the prefill side fetches a prefix from the best holder if "
          "that has so many times what its own node has (the paper's kvcache_balancing_threshold); "
@@ -185,6 +190,7 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(ttft_objective_ms),
      .def = "0",
      .max = 86400000,
+     .reload = true,
      .doc = "A request whose predicted time to first token is above this gets 429. 0: none. The "
             "header x-slo-ttft-ms takes its place for one request."},
     {.key = "sched.tbt_objective_ms",
@@ -192,6 +198,7 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(tbt_objective_ms),
      .def = "0",
      .max = 86400000,
+     .reload = true,
      .doc = "A request whose predicted time between tokens (mean of the longest tenth) is above "
             "this gets 429. 0: none. The header x-slo-tbt-ms takes its place for one request."},
     {.key = "sched.tbt_margin",
@@ -200,6 +207,7 @@ static const struct bt_conf_row rows[] = {
      .def = "0.8",
      .min = 0.01,
      .max = 1,
+     .reload = true,
      .doc = "Admission asks for this share of sched.tbt_objective_ms: rows that come later make "
             "the steps longer for those that are there."},
     {.key = "sched.length_quantile",
@@ -216,24 +224,27 @@ static const struct bt_conf_row rows[] = {
      .def = "1",
      .min = 0,
      .max = 100,
+     .reload = true,
      .doc = "Admission priced: of the time left to the objective a prefill may take (1 - queue / "
             "objective) to this power; the first second of a queue does not count."},
     {.key = "sched.background_share",
      .type = BT_CONF_FLOAT,
      .offset = ROW(background_share),
-     .def = "0",
+     .def = "1",
      .min = 0,
      .max = 1,
+     .reload = true,
      .doc = "Policy baton: a prompt that takes longer than the TTFT objective on any worker is "
             "prefilled late, behind all others, on at most this share of the prefill workers, and "
-            "not refused: what it leaves in the caches brings those that come after it within the "
-            "objective. 0: it is refused."},
+            "not refused, as no later time would be better: what it leaves in the caches brings "
+            "those that come after it within the objective. 0: it is refused."},
     {.key = "sched.background_ms",
      .type = BT_CONF_MS,
      .offset = ROW(background_ms),
      .def = "10s",
      .min = 1,
      .max = 3600000,
+     .reload = true,
      .doc = "Policy baton: such prompts wait at most so long."},
     {.key = "sched.demand_price",
      .type = BT_CONF_FLOAT,
@@ -241,6 +252,7 @@ static const struct bt_conf_row rows[] = {
      .def = "0.4",
      .min = 0,
      .max = 100,
+     .reload = true,
      .doc = "Admission priced: of the prefill work asked for within about a minute the share (1 - "
             "queue / TTFT objective) to the power of this comes in, the shortest prefills first; "
             "a queue of less than a second is free. And of the decode workers' pages or places, "
@@ -252,31 +264,36 @@ static const struct bt_conf_row rows[] = {
      .def = "0.5",
      .min = 0,
      .max = 1000,
+     .reload = true,
      .doc = "Policy baton: weight of the time that a prefill takes from a worker beside the time "
             "that its request waits."},
-    {.key = "sched.mixed_step_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(mixed_step_ms),
-     .def = "0",
-     .max = 60000,
-     .doc = "Policy baton: decode workers compute prompts beside their rows where that gives an "
-            "earlier first token, counting on steps of so long (set engine.mixed_step_ms of the "
-            "decode workers to the same; three quarters of the objective between tokens is a good "
-            "value with sched.mixed_gap_ms, half of it without). 0: they do not."},
-    {.key = "sched.mixed_gap_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(mixed_gap_ms),
-     .def = "0",
-     .max = 60000,
-     .doc = "Policy baton: the decode workers' engine.mixed_gap_ms, so that steps which rows join "
-            "are counted on with less room. 0: they have as much as others."},
+    {.key = "sched.mixed_step_share",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(mixed_step_share),
+     .def = "0.75",
+     .max = 1,
+     .reload = true,
+     .doc = "Policy baton, where sched.tbt_objective_ms is set: decode workers compute prompts "
+            "beside their rows where that gives an earlier first token, in steps of at most this "
+            "share of the objective. They are told so; of several conductors' values, and a "
+            "worker's engine.mixed_step_ms, the smallest is in force there. 0: they do not."},
+    {.key = "sched.mixed_gap_share",
+     .type = BT_CONF_FLOAT,
+     .offset = ROW(mixed_gap_share),
+     .def = "0.95",
+     .max = 1,
+     .reload = true,
+     .doc = "Likewise: the step that a row joins and what it has waited for it are together at "
+            "most this share. 0: such steps are as long as others (then half of the objective is a "
+            "good sched.mixed_step_share)."},
     {.key = "sched.pack_share",
      .type = BT_CONF_FLOAT,
      .offset = ROW(pack_share),
      .def = "0.75",
      .min = 0,
      .max = 1,
-     .doc = "Policy baton, where sched.mixed_step_ms and an objective between tokens are set: rows "
+     .reload = true,
+     .doc = "Policy baton, where decode workers take prompts (sched.mixed_step_share): rows "
             "go to the fullest decode worker whose step stays within this share of the objective "
             "(half of it while prefill workers are asked for less than half of their time), so "
             "that other decode workers have none and compute prompts as prefill workers do. 0: "
@@ -327,6 +344,7 @@ static const struct bt_conf_row rows[] = {
      .def = "1000",
      .min = 1,
      .max = 1e9,
+     .reload = true,
      .doc = "Assumed speed of a prefill worker that has not measured its own yet."},
     {.key = "sched.prior_step_ms",
      .type = BT_CONF_FLOAT,
@@ -334,6 +352,7 @@ static const struct bt_conf_row rows[] = {
      .def = "20",
      .min = 0.001,
      .max = 1e6,
+     .reload = true,
      .doc = "Assumed decode step of a worker that has not measured its own yet."},
     {.key = "sched.link_bytes_per_s",
      .type = BT_CONF_SIZE,
@@ -341,6 +360,7 @@ static const struct bt_conf_row rows[] = {
      .def = "1GB",
      .min = 1000,
      .max = 1e13,
+     .reload = true,
      .doc = "Assumed bandwidth between two nodes."},
 };
 
@@ -406,5 +426,6 @@ const struct bt_conf_schema *bt_conductor_schema(void)
     schema.table_lens = lens;
     schema.conf_size = sizeof(struct bt_conductor_conf);
     schema.check = check;
+    schema.describe = bt_sched_conf_describe;
     return &schema;
 }

@@ -20,6 +20,7 @@
 #include "conductor/front/front.h"
 #include "conductor/request/requests.h"
 #include "conductor/role_job.h"
+#include "conductor/sched_conf.h"
 #include "conductor/view/view.h"
 
 #define HEARTBEAT_MS  500
@@ -110,27 +111,27 @@ static bool load_model(struct conductor *c)
     return st == BT_OK || refuse(c, "chat template", err);
 }
 
-static void sched_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p)
+/* The scheduler as the configuration has it now, at the start and after SIGHUP. */
+static void apply_sched(struct conductor *c)
 {
-    *p = (struct bt_sched_params){
-        .local_prefill_tokens = (uint32_t)conf->local_prefill_tokens,
-        .prefill_tokens_per_s = conf->prefill_tokens_per_s,
-        .step_ms = conf->step_ms,
-        .link_bytes_per_s = (double)conf->link_bytes_per_s,
-        .ttft_objective_ms = (double)conf->ttft_objective_ms,
-        .tbt_objective_ms = (double)conf->tbt_objective_ms,
-        .tbt_margin = conf->tbt_margin,
-        .fetch_ratio = conf->fetch_ratio,
-        .tail_load = true,
-        .work_price = conf->work_price,
-        .work_weight = conf->work_weight,
-        .demand_price = conf->demand_price,
-        .mixed_step_ms = (double)conf->mixed_step_ms,
-        .mixed_gap_ms = (double)conf->mixed_gap_ms,
-        .pack_share = conf->pack_share,
-        .background_share = conf->background_share,
-        .background_ms = (double)conf->background_ms,
-    };
+    const struct bt_conductor_conf *conf = &c->conf;
+    struct bt_sched_params p;
+    const char *note;
+    bt_sched_conf_params(conf, &p);
+    bt_view_set_mixed(c->view, p.mixed_step_ms, p.mixed_gap_ms);
+    bt_requests_set_sched(c->requests, bt_sched_policy_find(conf->policy),
+                          bt_sched_admission_find(conf->admission), &p);
+    if (c->role_job != NULL) {
+        bt_role_job_set_sched(c->role_job, &p);
+    }
+    BT_INFO("scheduling",
+            "policy=%s admission=%s ttft_objective_ms=%g tbt_objective_ms=%g mixed_step_ms=%g "
+            "mixed_gap_ms=%g background_share=%g",
+            conf->policy, conf->admission, p.ttft_objective_ms, p.tbt_objective_ms, p.mixed_step_ms,
+            p.mixed_gap_ms, p.background_share);
+    for (uint32_t i = 0; (note = bt_sched_conf_note(conf, i)) != NULL; i++) {
+        BT_WARN("scheduling_note", "note=%s", bt_log_q(note));
+    }
 }
 
 static void start_requests(struct conductor *c)
@@ -149,8 +150,6 @@ static void start_requests(struct conductor *c)
         .extent_blocks = (uint32_t)(conf->index_extent_tokens / conf->common.kv_block_tokens)};
     c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);
     struct bt_requests_config rc = {
-        .policy = bt_sched_policy_find(conf->policy),
-        .admission = bt_sched_admission_find(conf->admission),
         .length_quantile = conf->length_quantile,
         .max_running = (uint32_t)conf->max_running,
         .max_overtaking = (uint32_t)conf->max_overtaking,
@@ -171,8 +170,8 @@ static void start_requests(struct conductor *c)
         .secret = c->secret.bytes,
         .secret_len = c->secret.len,
         .model_name = conf->served_name != NULL ? conf->served_name : c->model_id};
-    sched_params(conf, &rc.sched);
     c->requests = bt_requests_create(c->loop, c->view, c->tok, &rc, c->metrics);
+    apply_sched(c);
 }
 
 static bool start_front(struct conductor *c)
@@ -294,7 +293,7 @@ static void join(struct conductor *c)
         struct bt_role_job_config rc = {.cluster = c->conf.common.cluster_name,
                                         .name = c->name,
                                         .window_ms = (uint32_t)c->conf.roles_window_ms};
-        sched_params(&c->conf, &rc.sched);
+        bt_sched_conf_params(&c->conf, &rc.sched);
         c->role_job = bt_role_job_create(c->loop, c->etcd, c->view, &rc, c->metrics);
     }
 }
@@ -338,6 +337,7 @@ static void on_reload_signal(void *arg, int signo)
     struct conductor *c = arg;
     (void)signo;
     bt_conf_reload_all(bt_conductor_schema(), &c->conf, "conductor");
+    apply_sched(c);
 }
 
 static void stop(struct conductor *c)

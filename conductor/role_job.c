@@ -140,6 +140,11 @@ struct bt_role_job *bt_role_job_create(struct bt_loop *loop, struct bt_etcd *etc
     return j;
 }
 
+void bt_role_job_set_sched(struct bt_role_job *j, const struct bt_sched_params *sched)
+{
+    j->conf.sched = *sched;
+}
+
 void bt_role_job_destroy(struct bt_role_job *j)
 {
     bt_timer_stop(j->loop, &j->look);

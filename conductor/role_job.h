@@ -20,6 +20,8 @@ struct bt_role_job_config {     /* strings are copied */
 struct bt_role_job *bt_role_job_create(struct bt_loop *loop, struct bt_etcd *etcd,
                                        struct bt_view *view, const struct bt_role_job_config *conf,
                                        struct bt_metrics *metrics);
+/* Other objectives from now on. */
+void bt_role_job_set_sched(struct bt_role_job *j, const struct bt_sched_params *sched);
 void bt_role_job_destroy(struct bt_role_job *j);
 
 #endif

@@ -354,7 +354,11 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
         return false;
     }
     if (a.check) {
-        printf("baton-%s: the configuration is good\n", s->daemon);
+        char text[2048] = "";
+        if (s->describe != NULL) {
+            s->describe(conf, text, sizeof(text));
+        }
+        printf("baton-%s: the configuration is good\n%s", s->daemon, text);
         *exit_code = 0;
         bt_conf_cleanup(s, conf);
         return false;

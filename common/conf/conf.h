@@ -42,6 +42,8 @@ struct bt_conf_schema {
     size_t conf_size;
     /* Checks across keys, also for --check; NULL: none. False: err says key, fault and remedy. */
     bool (*check)(const void *conf, char *err, size_t err_cap);
+    /* What the values of a checked conf come to, lines of text for --check; NULL: nothing. */
+    void (*describe)(const void *conf, char *text, size_t cap);
 };
 
 /* Keys that every daemon has. Must be the first member of each daemon's struct. */

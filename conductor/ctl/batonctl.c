@@ -90,18 +90,25 @@ static const char *member_state(const Baton__Member *m)
     }
 }
 
+/* null: nothing was said. */
+static json_t *mixed_json(const Baton__MixedSteps *m)
+{
+    return m == NULL ? json_null()
+                     : json_pack("{s:f,s:f}", "step_ms", m->step_ms, "gap_ms", m->gap_ms);
+}
+
 static json_t *load_json(const Baton__WorkerLoad *l)
 {
     return l == NULL
                ? json_null()
-               : json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:I}", "running",
+               : json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:I,s:o}", "running",
                            (json_int_t)l->running, "waiting", (json_int_t)l->waiting, "pages_total",
                            (json_int_t)l->pages_total, "pages_free", (json_int_t)l->pages_free,
                            "slots_total", (json_int_t)l->slots_total, "slots_free",
                            (json_int_t)l->slots_free, "queued_prefill_tokens",
                            (json_int_t)l->queued_prefill_tokens, "prefill_tokens_per_s",
                            l->prefill_tokens_per_s, "step_ms", l->step_ms, "max_model_len",
-                           (json_int_t)l->max_model_len);
+                           (json_int_t)l->max_model_len, "mixed", mixed_json(l->mixed));
 }
 
 static json_t *pool_json(const Baton__PoolLoad *p)
@@ -136,6 +143,40 @@ static json_t *node_json(const Baton__AdminNode *n)
         (json_int_t)n->silence_ms, "load", load_json(n->load), "pool", pool_json(n->pool));
 }
 
+/* null: an older conductor, which does not say. */
+static json_t *scheduling_json(const Baton__AdminStatus *s)
+{
+    return s->policy[0] == '\0'
+               ? json_null()
+               : json_pack("{s:s,s:s,s:f,s:f,s:o,s:f}", "policy", s->policy, "admission",
+                           s->admission, "ttft_objective_ms", s->ttft_objective_ms,
+                           "tbt_objective_ms", s->tbt_objective_ms, "mixed", mixed_json(s->mixed),
+                           "background_share", s->background_share);
+}
+
+static void print_ms(const char *what, double ms)
+{
+    if (ms > 0) {
+        printf("%s %g ms", what, ms);
+    } else {
+        printf("%s none", what);
+    }
+}
+
+static void print_scheduling(const Baton__AdminStatus *s)
+{
+    if (s->policy[0] == '\0') {
+        return;
+    }
+    printf("scheduling %s, %s;", s->policy, s->admission);
+    print_ms(" objectives: first token", s->ttft_objective_ms);
+    print_ms(", between tokens", s->tbt_objective_ms);
+    if (s->mixed != NULL && s->mixed->step_ms > 0) {
+        printf("; prompts beside rows in steps of %g ms", s->mixed->step_ms);
+    }
+    putchar('\n');
+}
+
 static int cmd_status(const struct ctl *c)
 {
     Baton__AdminStatus *s = get_status(c);
@@ -145,12 +186,12 @@ static int cmd_status(const struct ctl *c)
     int rc = 0;
     if (c->json) {
         rc = ctl_print_json(json_pack(
-            "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I}", "cluster", s->cluster, "conductor",
+            "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:o}", "cluster", s->cluster, "conductor",
             s->conductor, "version", s->version, "model_id", s->model_id, "serving", s->serving,
             "reason", s->reason, "requests_running", (json_int_t)s->requests_running,
             "requests_waiting", (json_int_t)s->requests_waiting, "requests_total",
             (json_int_t)s->requests_total, "replanned_total", (json_int_t)s->replanned_total,
-            "nodes", (json_int_t)s->n_nodes));
+            "nodes", (json_int_t)s->n_nodes, "scheduling", scheduling_json(s)));
     } else {
         printf("cluster    %s\nconductor  %s (%s)\nmodel      %s\nserving    %s%s%s\n"
                "requests   %u running, %u waiting, %" PRIu64 " in all, %" PRIu64 " re-planned\n"
@@ -158,6 +199,7 @@ static int cmd_status(const struct ctl *c)
                s->cluster, s->conductor, c->addr, s->model_id, s->serving ? "yes" : "no",
                s->reason[0] != '\0' ? ": " : "", s->reason, s->requests_running,
                s->requests_waiting, s->requests_total, s->replanned_total, s->n_nodes);
+        print_scheduling(s);
     }
     baton__admin_status__free_unpacked(s, NULL);
     return rc;
@@ -175,6 +217,16 @@ static void role_cell(struct ctl_table *t, const Baton__AdminNode *n)
     }
 }
 
+/* Of steps with prompts beside rows: what is in force there. */
+static void mixed_cell(struct ctl_table *t, const Baton__MixedSteps *m)
+{
+    if (m == NULL || !(m->step_ms > 0)) {
+        ctl_table_cell(t, "-");
+    } else {
+        ctl_table_cell(t, "%g ms", m->step_ms);
+    }
+}
+
 static void node_row(struct ctl_table *t, const Baton__AdminNode *n)
 {
     const Baton__Member *m = n->member;
@@ -189,10 +241,13 @@ static void node_row(struct ctl_table *t, const Baton__AdminNode *n)
     if (n->load != NULL) {
         ctl_table_cell(t, "%u+%u", n->load->running, n->load->waiting);
         ctl_table_cell(t, "%u/%u pages", n->load->pages_free, n->load->pages_total);
+        mixed_cell(t, n->load->mixed);
     } else if (n->pool != NULL) {
         ctl_table_cell(t, "%u sealed", n->pool->slots_sealed);
         ctl_table_cell(t, "%u/%u slots", n->pool->slots_free, n->pool->slots_total);
+        ctl_table_cell(t, "-");
     } else {
+        ctl_table_cell(t, "-");
         ctl_table_cell(t, "-");
         ctl_table_cell(t, "-");
     }
@@ -213,7 +268,7 @@ static int cmd_nodes(const struct ctl *c)
         rc = ctl_print_json(list);
     } else {
         static const char *const head[] = {"KIND",    "NAME", "NODE", "ROLE", "STATE",
-                                           "SESSION", "RPC",  "BUSY", "FREE"};
+                                           "SESSION", "RPC",  "BUSY", "FREE", "MIXED"};
         struct ctl_table t;
         ctl_table_init(&t, head, BT_ARRAY_LEN(head));
         for (size_t i = 0; i < s->n_nodes; i++) {

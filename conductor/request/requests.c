@@ -517,6 +517,20 @@ void bt_requests_destroy(struct bt_requests *rs)
     free(rs);
 }
 
+void bt_requests_set_sched(struct bt_requests *rs, const struct bt_sched_policy *policy,
+                           const struct bt_sched_admission *admission,
+                           const struct bt_sched_params *sched)
+{
+    rs->conf.policy = policy;
+    rs->conf.admission = admission;
+    rs->conf.sched = *sched;
+}
+
+const struct bt_requests_config *bt_requests_config(const struct bt_requests *rs)
+{
+    return &rs->conf;
+}
+
 void bt_requests_drain(struct bt_requests *rs)
 {
     rs->draining = true;

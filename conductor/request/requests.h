@@ -41,8 +41,15 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
                                        struct bt_metrics *metrics);
 /* Everything that is open ends with on_error(503). Workers are told, without waiting. */
 void bt_requests_destroy(struct bt_requests *rs);
+/* For requests that are planned from now on. */
+void bt_requests_set_sched(struct bt_requests *rs, const struct bt_sched_policy *policy,
+                           const struct bt_sched_admission *admission,
+                           const struct bt_sched_params *sched);
 /* New requests get 503 from now on; open ones go on. */
 void bt_requests_drain(struct bt_requests *rs);
+
+/* As it is now; without strings and the secret. */
+const struct bt_requests_config *bt_requests_config(const struct bt_requests *rs);
 
 struct bt_requests_stats {
     uint32_t running, waiting; /* planned and submitted; queued or without a worker yet */

@@ -174,16 +174,16 @@ def test_overload_is_refused_and_the_rest_served(make_cluster, monkeypatch):
 
 
 def test_a_prompt_that_cannot_be_in_time_is_late_or_refused(make_cluster):
-    """No worker has a first token within a millisecond, however idle: with sched.background_share it is served late."""
+    """No worker has a first token within a millisecond, however idle: it is served late, or refused if that is not wanted."""
     body = {"prompt": list(range(300, 400)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     asked = {"x-slo-ttft-ms": "1", "x-baton-plan": "1"}
     options = ("--prefill", "2", "--set", "conductor.sched.policy=baton", "--set", "conductor.sched.admission=priced")
-    c = make_cluster(*options)
+    c = make_cluster(*options, "--set", "conductor.sched.background_share=0")
     want = c.post("/v1/completions", body)["choices"][0]["text"]
     status, head, data = c.request("POST", "/v1/completions", dict(body, cache_salt="a"), asked)
     assert status == 429 and "retry-after" not in head and b"without a queue" in data, data
     c.stop()
-    c = make_cluster(*options, "--set", "conductor.sched.background_share=0.5")
+    c = make_cluster(*options)
     answers = []
 
     def served():  # while somebody else is held up it is refused: a heartbeat may still tell of the request before
@@ -198,7 +198,7 @@ def test_a_prompt_that_cannot_be_in_time_is_late_or_refused(make_cluster):
 def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
     """Two seconds of prefill cannot be in time under one second and are computed behind those that can."""
     monkeypatch.setenv("BATON_NULL_PACE", "5000,400")
-    sets = ["conductor.sched.policy=baton", "conductor.sched.admission=priced", "conductor.sched.background_share=1",
+    sets = ["conductor.sched.policy=baton", "conductor.sched.admission=priced",
             "prefill.engine.device=null", "decode.engine.device=null", "prefill.engine.max_rows=512"]
     c = make_cluster(*(x for s in sets for x in ("--set", s)))
 
@@ -225,9 +225,7 @@ def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
 def test_packed_rows_leave_decode_workers_to_prompts(make_cluster, monkeypatch):
     """Rows go to few decode workers; the others compute prompts as prefill workers do and hand them over, with the same tokens."""
     monkeypatch.setenv("BATON_NULL_PACE", "40000,400")  # of a step of 60 ms the base is most
-    sets = ["conductor.sched.policy=baton", "conductor.sched.mixed_step_ms=60ms", "decode.engine.mixed_step_ms=60ms",
-            "conductor.sched.mixed_gap_ms=76ms", "decode.engine.mixed_gap_ms=76ms", "conductor.sched.tbt_objective_ms=80ms",
-            "conductor.sched.admission=none", "prefill.engine.device=null", "decode.engine.device=null"]
+    sets = ["conductor.sched.policy=baton", "conductor.sched.tbt_objective_ms=80ms", "conductor.sched.admission=none", "prefill.engine.device=null", "decode.engine.device=null"]
     c = make_cluster("--prefill", "1", "--decode", "3", *(x for s in sets for x in ("--set", s)))
 
     def ask(i, **more):

@@ -10,15 +10,14 @@ import threading
 
 from conftest import Cluster, stop_all, wait_for
 from leftovers import usage_of
+from test_conductor_ctl import ctl
+from test_conductors import Conductor
 
-TBT_MS = 100
+TBT_MS = 2000
 NULL = [x for kind in ("prefill", "decode") for key in ("device=null", "max_rows=512") for x in ("--set", f"{kind}.engine.{key}")]
 LIVE = [x for key, value in (
-    ("conductor.sched.policy", "baton"), ("conductor.sched.admission", "priced"), ("conductor.sched.background_share", 0.5),
-    ("conductor.sched.ttft_objective_ms", 60000), ("conductor.sched.tbt_objective_ms", 20 * TBT_MS),
-    ("conductor.sched.mixed_step_ms", 0.75 * TBT_MS), ("decode.engine.mixed_step_ms", 0.75 * TBT_MS),
-    ("conductor.sched.mixed_gap_ms", 0.95 * TBT_MS), ("decode.engine.mixed_gap_ms", 0.95 * TBT_MS))
-    for x in ("--set", f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}")]
+    ("conductor.sched.policy", "baton"), ("conductor.sched.admission", "priced"),
+    ("conductor.sched.ttft_objective_ms", 60000), ("conductor.sched.tbt_objective_ms", TBT_MS)) for x in ("--set", f"{key}={value}")]
 REASONS = {"apart", "on a decode worker", "background", "fetched"}
 
 
@@ -101,5 +100,69 @@ def test_the_same_tokens_whatever_the_plan(monkeypatch):
         load.burst()
         m = c.metrics("conductor")
         assert sum(v for k, v in m.items() if k.startswith('baton_requests_rejected_total{reason="failed"')) == 0
+    finally:
+        stop_all(made)
+
+
+def ask(c, *command):
+    with open(os.path.join(c.state_dir, "conductor.addr")) as f:
+        rc, out, err = ctl("--addr", f.read().strip(), *command)
+    assert rc == 0, err
+    return out
+
+
+def nodes(c, kind):
+    return {n["name"]: n for n in json.loads(ask(c, "nodes", "-o", "json")) if n["kind"] == kind}
+
+
+def in_force(c, kind="decode"):
+    """What the conductor knows of its workers' steps with prompts beside rows."""
+    return [n["load"] and (round(n["load"]["mixed"]["step_ms"], 2), round(n["load"]["mixed"]["gap_ms"], 2)) for n in nodes(c, kind).values()]
+
+
+def reload(conductor, text):
+    """conductor: its pid and configuration file."""
+    pid, conf = conductor
+    with open(conf) as f:
+        kept = [x for x in f.read().splitlines() if not x.startswith("sched:")]
+    with open(conf, "w") as f:
+        f.write("\n".join([*kept, f"sched: {{{text}}}"]) + "\n")
+    os.kill(pid, signal.SIGHUP)
+
+
+def test_an_objective_is_all_that_is_said():
+    """Workers take the shortest steps that their conductors' objectives ask for, at the start, when these change, when a worker
+    or a conductor comes anew, and in another role; the conductors know what is in force."""
+    options = [x for kind in ("prefill", "decode") for x in ("--set", f"{kind}.engine.device=null")]
+    made = []
+    try:
+        c = Cluster(*options, "--decode", "2")
+        made.append(c)
+        first = (c.daemon("conductor")["pid"], os.path.join(c.state_dir, "conf", "conductor.yaml"))
+        assert in_force(c) == [(0, 0)] * 2  # no objective
+        reload(first, "policy: baton, admission: priced, ttft_objective_ms: 60s, tbt_objective_ms: 400")
+        wait_for(lambda: in_force(c) == [(300, 380)] * 2 and in_force(c, "prefill") == [(300, 380)], 10, "all workers are told")
+        assert "baton, priced; objectives: first token 60000 ms, between tokens 400 ms" in ask(c, "status")
+        other = Conductor(c, "other")
+        made.append(other)
+        wait_for(other.serving, 30, "the second conductor serves")
+        reload((other.p.pid, other.conf), "policy: baton, tbt_objective_ms: 200")
+        wait_for(lambda: in_force(c) == [(150, 190)] * 2, 10, "the shorter objective counts")
+
+        def told():
+            with open(c.daemon("conductor")["log"], errors="replace") as f:
+                return f.read().count("ev=mixed_steps_short")
+        wait_for(lambda: told() == 2, 10, "the other one says that workers' steps are shorter than it asked for")
+        other.kill()
+        wait_for(lambda: in_force(c) == [(300, 380)] * 2, 10, "who is gone says nothing")
+        other.start()
+        wait_for(lambda: in_force(c) == [(150, 190)] * 2, 30, "it is told by who comes anew")
+        other.stop()
+        name = sorted(nodes(c, "prefill"))[0]
+        ask(c, "role", name, "both")
+        wait_for(lambda: nodes(c, "prefill")[name]["role"] == "both" and in_force(c, "prefill") == [(300, 380)], 30, "another role")
+        reload(first, "policy: baton, tbt_objective_ms: 400, mixed_step_share: 0")
+        wait_for(lambda: in_force(c) == [(0, 0)] * 2, 10, "no prompts beside rows")
+        assert c.complete("ROMEO:\n", 4)["usage"]["completion_tokens"] == 4
     finally:
         stop_all(made)

@@ -45,8 +45,11 @@ static const struct bt_conf_row rows[] = {
 };
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, rows, NULL};
 static size_t lens[2];
-static const struct bt_conf_schema schema = {"kvstore", "A test.",           tables,
-                                             lens,      sizeof(struct conf), NULL};
+static const struct bt_conf_schema schema = {.daemon = "kvstore",
+                                             .summary = "A test.",
+                                             .tables = tables,
+                                             .table_lens = lens,
+                                             .conf_size = sizeof(struct conf)};
 
 static char dir[] = "/tmp/baton-test-conf-XXXXXX", path[64], err_path[64];
 static struct conf c;

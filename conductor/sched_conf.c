@@ -1,0 +1,106 @@
+/* See sched_conf.h. */
+#include "conductor/sched_conf.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/buf.h"
+
+void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p)
+{
+    bool mixes = bt_sched_policy_find(conf->policy)->mixes;
+    double tbt_ms = (double)conf->tbt_objective_ms;
+    *p = (struct bt_sched_params){
+        .local_prefill_tokens = (uint32_t)conf->local_prefill_tokens,
+        .prefill_tokens_per_s = conf->prefill_tokens_per_s,
+        .step_ms = conf->step_ms,
+        .link_bytes_per_s = (double)conf->link_bytes_per_s,
+        .ttft_objective_ms = (double)conf->ttft_objective_ms,
+        .tbt_objective_ms = tbt_ms,
+        .tbt_margin = conf->tbt_margin,
+        .fetch_ratio = conf->fetch_ratio,
+        .tail_load = true,
+        .work_price = conf->work_price,
+        .work_weight = conf->work_weight,
+        .demand_price = conf->demand_price,
+        .mixed_step_ms = mixes ? conf->mixed_step_share * tbt_ms : 0,
+        .mixed_gap_ms = mixes && conf->mixed_step_share > 0 ? conf->mixed_gap_share * tbt_ms : 0,
+        .pack_share = conf->pack_share,
+        .background_share = mixes ? conf->background_share : 0,
+        .background_ms = (double)conf->background_ms,
+    };
+}
+
+/* ---- in words ---- */
+
+static void objective(struct bt_buf *b, const char *what, double ms)
+{
+    if (ms > 0) {
+        bt_buf_printf(b, "%s %g ms", what, ms);
+    } else {
+        bt_buf_printf(b, "%s none", what);
+    }
+}
+
+void bt_sched_conf_describe(const void *conf, char *text, size_t cap)
+{
+    const struct bt_conductor_conf *c = conf;
+    struct bt_sched_params p;
+    struct bt_buf b;
+    const char *note;
+    bt_sched_conf_params(c, &p);
+    bt_buf_init(&b);
+    bt_buf_printf(&b, "policy %s, admission %s; ", c->policy, c->admission);
+    objective(&b, "objectives: first token", p.ttft_objective_ms);
+    objective(&b, ", between tokens", p.tbt_objective_ms);
+    bt_buf_printf(&b, "\n");
+    if (p.mixed_step_ms > 0) {
+        bt_buf_printf(&b,
+                      "decode workers are told to take prompts beside their rows, in steps of "
+                      "at most %g ms",
+                      p.mixed_step_ms);
+        if (p.mixed_gap_ms > 0) {
+            bt_buf_printf(&b, " (%g ms with what a row that joins has waited)", p.mixed_gap_ms);
+        }
+    } else {
+        bt_buf_printf(&b, "no prompts go beside rows");
+    }
+    bt_buf_printf(&b, "\n");
+    if (p.background_share > 0 && p.ttft_objective_ms > 0) {
+        bt_buf_printf(&b,
+                      "prompts that no idle worker could have in time are served late, behind all "
+                      "others, on at most %g %% of the prefill workers\n",
+                      100 * p.background_share);
+    }
+    for (uint32_t i = 0; (note = bt_sched_conf_note(c, i)) != NULL; i++) {
+        bt_buf_printf(&b, "note: %s\n", note);
+    }
+    snprintf(text, cap, "%s", b.data);
+    bt_buf_cleanup(&b);
+}
+
+const char *bt_sched_conf_note(const struct bt_conductor_conf *c, uint32_t i)
+{
+    bool mixes = bt_sched_policy_find(c->policy)->mixes;
+    bool ttft = c->ttft_objective_ms != 0, tbt = c->tbt_objective_ms != 0;
+    const struct {
+        bool holds;
+        const char *text;
+    } notes[] = {
+        {mixes && !tbt,
+         "sched.policy baton without sched.tbt_objective_ms: how long steps may be is "
+         "not known, so no prompts go beside rows and rows are not packed"},
+        {mixes && !ttft, "sched.policy baton without sched.ttft_objective_ms: nobody is refused or "
+                         "served late for a first token, but by a request's own objective"},
+        {strcmp(c->admission, "priced") == 0 && !ttft,
+         "sched.admission priced without sched.ttft_objective_ms: a queue has no price"},
+        {strcmp(c->admission, "none") == 0 && (ttft || tbt),
+         "sched.admission none: nobody is refused for an objective"},
+    };
+    for (size_t k = 0; k < BT_ARRAY_LEN(notes); k++) {
+        if (notes[k].holds && i-- == 0) {
+            return notes[k].text;
+        }
+    }
+    return NULL;
+}
