@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conductor/sim/lines.h"
 #include "conductor/sim/trace.h"
 
 /* 16 nodes of 8 x A800 (2,496 TFLOP/s bf16, 16.3 TB/s), Llama-2-70B shape, 4 x 200 Gb/s: Mooncake's
@@ -231,20 +232,23 @@ bt_status_t bt_sim_cluster_load(const char *name, struct bt_sim_cluster *c, char
         return BT_ERR_NOT_FOUND;
     }
     memset(c, 0, sizeof(*c));
-    char *line = NULL, why[256] = "";
-    size_t room = 0;
+    struct bt_buf line;
+    char why[256] = "";
+    const char *wrong = NULL;
     bt_status_t st = BT_OK;
     uint64_t seen = 0;
     int no = 0;
-    while (st == BT_OK && getline(&line, &room, f) > 0) {
-        bool bom = no++ == 0 && strncmp(line, "\xef\xbb\xbf", 3) == 0;
-        st = read_line(c, line + (bom ? 3 : 0), &seen, why, sizeof(why));
+    bt_buf_init(&line);
+    while (st == BT_OK && bt_sim_next_line(f, &line, &wrong)) {
+        bool bom = no++ == 0 && strncmp(line.data, "\xef\xbb\xbf", 3) == 0;
+        st = read_line(c, line.data + (bom ? 3 : 0), &seen, why, sizeof(why));
     }
-    if (ferror(f)) {
-        snprintf(why, sizeof(why), "%s", strerror(errno));
+    if (wrong != NULL) {
+        no++;
+        snprintf(why, sizeof(why), "%s", wrong);
         st = BT_ERR_INVALID;
     }
-    free(line);
+    bt_buf_cleanup(&line);
     fclose(f);
     for (size_t i = 0; st == BT_OK && i < BT_ARRAY_LEN(keys); i++) {
         if (*(double *)((char *)c + keys[i].offset) < keys[i].min) {

@@ -16,7 +16,7 @@
 #include "conductor/sim/report.h"
 
 static const char usage[] =
-    "baton-sim run --cluster PRESET|FILE --trace FILE [options]   a cluster serves a trace\n"
+    "baton-sim run --cluster PRESET|FILE --trace FILE|- [options]   a cluster serves a trace\n"
     "  --policy P          random, round-robin, least-load, cache-aware, kvcache (default), baton\n"
     "  --admission A       none (default), late, early, predict, priced\n"
     "  --rate X            the trace X times as fast (1)\n"

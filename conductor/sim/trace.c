@@ -2,14 +2,14 @@
 #include "conductor/sim/trace.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "common/base/map.h"
+#include "conductor/sim/lines.h"
+#include "conductor/sim/trace_line.h"
 
 #define TOKENS_MAX  100000000u
 #define SPAN_MAX_MS 1e12 /* thirty years */
@@ -18,6 +18,7 @@ struct reader {
     struct bt_sim_trace *t;
     uint32_t cap, blocks_cap;
     double last_ms;
+    struct bt_sim_columns columns;
     struct bt_map *numbers; /* of the file's hash ids: 1 + their number here */
     const char *what;       /* of the line at hand: what is wrong */
 };
@@ -75,58 +76,14 @@ static uint32_t number_of_id(struct reader *r, uint64_t id)
     return (uint32_t)(number - 1);
 }
 
-static const char *value_of(const char *line, const char *key)
+/* The list that p is within: whole numbers and commas, as the line is JSON. */
+static bool add_ids(struct reader *r, struct bt_sim_request *q, const char *p)
 {
-    const char *p = strstr(line, key);
-    if (p == NULL) {
-        return NULL;
-    }
-    p += strlen(key);
-    p += strspn(p, " \t");
-    return *p == ':' ? p + 1 + strspn(p + 1, " \t") : NULL;
-}
-
-static bool number_of(const char *line, const char *key, double *out)
-{
-    const char *p = value_of(line, key);
-    char *end;
-    if (p == NULL) {
-        return false;
-    }
-    *out = strtod(p, &end);
-    return end != p && !isnan(*out);
-}
-
-static bool read_json_line(struct reader *r, const char *line)
-{
-    double at, in, out;
-    size_t len = strlen(line);
-    while (len > 0 && strchr(" \t\r\n", line[len - 1]) != NULL) {
-        len--;
-    }
-    if (len == 0 || line[len - 1] != '}') {
-        r->what = "its object does not end on the line; was the file cut off?";
-        return false;
-    }
-    const char *p = value_of(line, "\"hash_ids\"");
-    if (!number_of(line, "\"timestamp\"", &at) || !number_of(line, "\"input_length\"", &in) ||
-        !number_of(line, "\"output_length\"", &out) || p == NULL || *p != '[') {
-        r->what = "not a line with timestamp, input_length, output_length and hash_ids";
-        return false;
-    }
-    struct bt_sim_request *q = add(r, at, in, out);
-    if (q == NULL) {
-        return false;
-    }
-    for (p++;;) {
-        p += strspn(p, " ,\t");
-        if (*p == ']') {
-            break;
-        }
+    for (p += strspn(p, " \t"); *p != ']'; p += strspn(p, ", \t")) {
         char *end;
         errno = 0;
         uint64_t id = strtoull(p, &end, 10);
-        if (*p < '0' || *p > '9' || errno != 0) {
+        if (*p < '0' || *p > '9' || errno != 0 || strchr(",] \t", *end) == NULL) {
             r->what = "hash_ids is not a list of whole numbers below 2^64";
             return false;
         }
@@ -141,120 +98,82 @@ static bool read_json_line(struct reader *r, const char *line)
     return true;
 }
 
-/* Days since 1970-01-01 of a date (Howard Hinnant's civil calendar). */
-static double days_of(int y, unsigned m, unsigned d)
+/* Nothing is shared. */
+static bool add_own(struct reader *r, struct bt_sim_request *q)
 {
-    y -= m <= 2;
-    int era = y / 400;
-    unsigned yoe = (unsigned)(y - era * 400);
-    unsigned doy = (153 * (m + (m > 2 ? -3u : 9u)) + 2) / 5 + d - 1;
-    return era * 146097.0 + (yoe * 365.0 + yoe / 4 - yoe / 100 + doy) - 719468;
-}
-
-/* TIMESTAMP as Azure writes it, of 2023 without and of 2024 with an offset from UTC, in ms since
- * 1970; returns what stands behind it, NULL: it is none. */
-static const char *read_time(const char *p, double *at_ms_p)
-{
-    int y, n = 0;
-    unsigned mo, d, h, mi, oh = 0, om = 0;
-    double s;
-    if (sscanf(p, "%d-%u-%u%*1[ T]%u:%u:%lf%n", &y, &mo, &d, &h, &mi, &s, &n) != 6 || mo < 1 ||
-        mo > 12 || d < 1 || d > 31 || h > 23 || mi > 59 || !(s >= 0 && s < 61)) {
-        return NULL;
-    }
-    p += n;
-    double sign = *p == '-' ? -1 : 1;
-    if (*p == 'Z') {
-        p++;
-    } else if (*p == '+' || *p == '-') {
-        n = 0;
-        if (sscanf(p + 1, "%2u:%2u%n", &oh, &om, &n) != 2 || n == 0) {
-            return NULL;
-        }
-        p += 1 + n;
-    }
-    *at_ms_p = 1e3 * (((days_of(y, mo, d) * 24 + h - sign * oh) * 60 + mi - sign * om) * 60 + s);
-    return p;
-}
-
-static bool read_csv_line(struct reader *r, const char *line)
-{
-    double at, in, out;
-    int n = 0;
-    const char *p = read_time(line, &at);
-    if (p == NULL || sscanf(p, " , %lf , %lf %n", &in, &out, &n) != 2 || p[n] != '\0') {
-        r->what = "neither TIMESTAMP,ContextTokens,GeneratedTokens of an Azure trace, as in "
-                  "2023-11-16 18:15:46.68,374,44, nor a JSON object of a Mooncake trace";
-        return false;
-    }
-    struct bt_sim_request *q = add(r, at, in, out);
-    if (q == NULL) {
-        return false;
-    }
-    for (uint32_t b = 0; b < BT_DIV_UP(q->input, BT_SIM_BLOCK_TOKENS); b++) {
+    q->n_blocks = BT_DIV_UP(q->input, BT_SIM_BLOCK_TOKENS);
+    for (uint32_t b = 0; b < q->n_blocks; b++) {
         add_block(r, r->t->n_unique);
     }
-    q->n_blocks = r->t->n_blocks - q->first;
     return true;
 }
 
-/* Behind TIMESTAMP: other columns would be taken for these. */
-static bool read_header(struct reader *r, const char *rest)
+static bool read_line(struct reader *r, char *line, size_t len, uint32_t no)
 {
-    const char *second = strchr(rest, ',');
-    if (second == NULL || strncasecmp(rest, "context", 7) != 0 ||
-        strncasecmp(second + 1 + strspn(second + 1, " "), "generated", 9) != 0) {
-        r->what = "its columns are not TIMESTAMP,ContextTokens,GeneratedTokens in this order; "
-                  "rename or reorder them";
-        return false;
-    }
-    return true;
-}
-
-static bool read_line(struct reader *r, const char *line, uint32_t no)
-{
+    struct bt_sim_line l;
+    bool header = false;
     if (no == 1 && strncmp(line, "\x1f\x8b", 2) == 0) {
         r->what = "it is compressed; gunzip it";
         return false;
     }
-    const char *p = line + (no == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
-    p += strspn(p, " \t\r\n");
-    if (*p == '\0') {
+    if (strlen(line) != len) {
+        r->what = "there is a zero byte in it: that is no text; was the file cut off?";
+        return false;
+    }
+    line += no == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    line += strspn(line, " \t\r\n");
+    if (*line == '\0') {
         return true;
     }
-    if (strncasecmp(p, "TIMESTAMP,", 10) == 0) {
-        return read_header(r, p + 10);
+    bool json = *line == '{';
+    r->what = json ? bt_sim_line_json(line, &l) : bt_sim_line_csv(line, &r->columns, &header, &l);
+    if (r->what != NULL || header) {
+        return r->what == NULL;
     }
-    return *p == '{' ? read_json_line(r, p) : read_csv_line(r, p);
+    struct bt_sim_request *q = add(r, l.at_ms, l.input, l.output);
+    return q != NULL && (json ? add_ids(r, q, l.ids) : add_own(r, q));
+}
+
+/* All lines of f; *no_p: the line at hand. NULL or what is wrong. */
+static const char *read_lines(struct reader *r, FILE *f, uint32_t *no_p)
+{
+    struct bt_buf line;
+    bool ok = true;
+    const char *wrong = NULL;
+    bt_buf_init(&line);
+    for (*no_p = 0; ok && bt_sim_next_line(f, &line, &wrong);) {
+        ok = read_line(r, line.data, line.len, ++*no_p);
+    }
+    bt_buf_cleanup(&line);
+    *no_p += wrong != NULL;
+    return ok ? wrong : r->what;
 }
 
 bt_status_t bt_sim_trace_load(const char *path, struct bt_sim_trace *t, char *err, size_t err_cap)
 {
     memset(t, 0, sizeof(*t));
-    FILE *f = fopen(path, "r");
+    bool piped = strcmp(path, "-") == 0;
+    FILE *f = piped ? stdin : fopen(path, "re");
     if (f == NULL) {
         snprintf(err, err_cap, "%s: %s; give a Mooncake .jsonl or an Azure .csv trace", path,
                  strerror(errno));
         return BT_ERR_NOT_FOUND;
     }
-    struct reader r = {.t = t, .last_ms = -INFINITY, .numbers = bt_map_create(sizeof(uint64_t))};
-    char *line = NULL;
-    size_t cap = 0;
-    uint32_t no = 0;
-    bool ok = true;
-    while (ok && getline(&line, &cap, f) > 0) {
-        ok = read_line(&r, line, ++no);
+    struct reader r = {.t = t,
+                       .last_ms = -INFINITY,
+                       .columns = BT_SIM_COLUMNS_AZURE,
+                       .numbers = bt_map_create(sizeof(uint64_t))};
+    uint32_t no;
+    const char *wrong = read_lines(&r, f, &no);
+    if (!piped) {
+        fclose(f);
     }
-    int broken = ferror(f) ? errno : 0;
-    free(line);
-    fclose(f);
     bt_map_destroy(r.numbers);
-    if (!ok || broken != 0 || t->n == 0) {
-        if (!ok) {
-            snprintf(err, err_cap, "%s:%u: %s", path, no, r.what);
+    if (wrong != NULL || t->n == 0) {
+        if (wrong != NULL) {
+            snprintf(err, err_cap, "%s:%u: %s", path, no, wrong);
         } else {
-            snprintf(err, err_cap, "%s: %s", path,
-                     broken != 0 ? strerror(broken) : "no requests in it");
+            snprintf(err, err_cap, "%s: no requests in it", path);
         }
         bt_sim_trace_cleanup(t);
         return BT_ERR_INVALID;

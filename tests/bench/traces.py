@@ -6,17 +6,24 @@ are alike exactly as far as the trace says.
 """
 import csv
 import datetime
+import itertools
 import json
 import math
 import random
 import re
+import sys
 
 BLOCK = 512  # tokens of a hash id
 SPAN_MAX_MS = 1e12  # thirty years
 # Date, time, fraction of a second (seven digits in Azure's), offset from UTC (in those of 2024).
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 
-HEADER = re.compile(r"timestamp, *context[^,]*, *generated", re.I)
+NUMBER = re.compile(r"[0-9.eE+-]+")
+COLUMNS = ("timestamp", "context", "generated")  # as their names begin
+NEITHER = ("neither TIMESTAMP,ContextTokens,GeneratedTokens of an Azure trace, as in 2023-11-16 18:15:46.68,374,44, nor a "
+           "JSON object of a Mooncake trace")
+TOKENS_MAX = 100_000_000
+LINE_MAX = 16 << 20
 
 
 class Bad(Exception):
@@ -30,12 +37,18 @@ class Request:
 
 def whole(value, low, name):
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or \
-            value != int(value) or value < low:
-        raise ValueError(f"{name} is {value!r}, not a whole number from {low} on")
+            value != int(value) or not low <= value <= TOKENS_MAX:
+        raise ValueError(f"{name} is {value!r}, not a whole number from {low} to {TOKENS_MAX:,}")
     return int(value)
 
 
-def read_json_line(line, _number):
+def hash_id(value):
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise ValueError(f"a hash id is {value!r}, not a whole number below 2^64")
+    return value
+
+
+def read_json_line(line):
     d = json.loads(line)
     if not isinstance(d, dict):
         raise ValueError("not an object")
@@ -48,49 +61,83 @@ def read_json_line(line, _number):
     if not isinstance(ids, list) or len(ids) != -(-n // BLOCK):
         raise ValueError(f"hash_ids has not one id for each {BLOCK} tokens of input_length")
     return Request(float(d["timestamp"]), n, whole(d["output_length"], 0, "output_length"),
-                   [whole(h, 0, "a hash id") for h in ids])
+                   [hash_id(h) for h in ids])
 
 
-def read_csv_line(line, number):
-    fields = next(csv.reader([line]))
-    m = TIME.fullmatch(fields[0].strip()) if len(fields) == 3 else None
-    if m is None:
-        raise ValueError("neither TIMESTAMP,ContextTokens,GeneratedTokens of an Azure trace, as in 2023-11-16 "
-                         "18:15:46.68,374,44, nor a JSON object of a Mooncake trace")
-    zone = "+00:00" if m[4] in (None, "Z") else m[4]
-    at = (datetime.datetime.fromisoformat(f"{m[1]}T{m[2]}{zone}").timestamp() + float(m[3] or 0)) * 1e3
-    n, out = whole(float(fields[1]), 1, "ContextTokens"), whole(float(fields[2]), 0, "GeneratedTokens")
-    return Request(at, n, out, [(number << 32) + k for k in range(-(-n // BLOCK))])
+def csv_number(text, name):
+    if not NUMBER.fullmatch(text):
+        raise ValueError(f"{name} is '{text}', no number")
+    return float(text)
+
+
+class Rows:
+    """Lines of CSV, their columns as a header says, without one as Azure's."""
+
+    def __init__(self):
+        self.columns, self.n = (0, 1, 2), 3
+
+    def read_header(self, fields):
+        found = [[i for i, f in enumerate(fields) if f.lower().startswith(name)] for name in COLUMNS]
+        if not all(found):
+            raise ValueError("its columns are not TIMESTAMP, ContextTokens, GeneratedTokens and others; rename them")
+        self.columns = tuple(f[0] for f in found)
+        self.n = len(fields)
+
+    def read(self, line, number):
+        """A request, or None: it was a header."""
+        fields = [f.strip() for f in next(csv.reader([line], skipinitialspace=True, strict=True))]
+        if any(f.lower().startswith(COLUMNS[0]) for f in fields):
+            return self.read_header(fields)
+        time, n, out = (fields[i] for i in self.columns) if len(fields) == self.n else ("", "", "")
+        m = TIME.fullmatch(time)
+        if m is None:
+            raise ValueError(NEITHER)
+        zone = "+00:00" if m[4] in (None, "Z") else m[4]
+        at = (datetime.datetime.fromisoformat(f"{m[1]}T{m[2]}{zone}").timestamp() + float(m[3] or 0)) * 1e3
+        n, out = whole(csv_number(n, "ContextTokens"), 1, "ContextTokens"), whole(csv_number(out, "GeneratedTokens"), 0, "GeneratedTokens")
+        return Request(at, n, out, [(number << 32) + k for k in range(-(-n // BLOCK))])
+
+
+def lines_of(f, path):
+    """(number, line); none is longer than 16 MiB: a device has no end of a line."""
+    for number in itertools.count(1):
+        line = f.readline(LINE_MAX + 1)
+        if len(line) > LINE_MAX:
+            raise Bad(f"{path}:{number}: a line of more than 16 MiB: that is no text")
+        if not line:
+            return
+        yield number, line
 
 
 def load(path):
     """All requests, by time from 0 on. Raises Bad."""
     out = []
+    rows = Rows()
     try:
-        f = open(path, encoding="utf-8-sig", errors="replace")
+        f = open(sys.stdin.fileno() if path == "-" else path, encoding="utf-8-sig", errors="replace", newline="\n",
+                 closefd=path != "-")
     except OSError as e:
         raise Bad(f"{path}: {e.strerror}; give a Mooncake .jsonl or an Azure .csv trace") from None
     with f:
-        for number, line in enumerate(f, 1):
+        for number, line in lines_of(f, path):
             if number == 1 and line.startswith("\x1f"):
                 raise Bad(f"{path}:1: it is compressed; gunzip it")
             line = line.strip()
             if not line:
                 continue
             try:
-                if line.upper().startswith("TIMESTAMP,"):
-                    if not HEADER.match(line):
-                        raise ValueError("its columns are not TIMESTAMP,ContextTokens,GeneratedTokens in this order; rename "
-                                         "or reorder them")
+                if "\0" in line:
+                    raise ValueError("there is a zero byte in it: that is no text; was the file cut off?")
+                q = read_json_line(line) if line.startswith("{") else rows.read(line, number)
+                if q is None:
                     continue
-                q = (read_json_line if line.startswith("{") else read_csv_line)(line, number)
                 if out and q.at_ms < out[-1].at_ms:
                     raise ValueError("its time is before the line above; sort the trace by time")
                 if not math.isfinite(q.at_ms) or q.at_ms - (out or [q])[0].at_ms > SPAN_MAX_MS:
                     raise ValueError("its time is more than thirty years behind the first line's; timestamp is in "
                                      "milliseconds")
-            except (ValueError, OverflowError) as e:
-                what = "not JSON" if isinstance(e, json.JSONDecodeError) else e
+            except (ValueError, OverflowError, RecursionError, csv.Error) as e:
+                what = "not JSON" if isinstance(e, (json.JSONDecodeError, RecursionError)) else NEITHER if isinstance(e, csv.Error) else e
                 raise Bad(f"{path}:{number}: {what}") from None
             out.append(q)
     if not out:

@@ -317,6 +317,7 @@ def test_files_that_cannot_be_written(tmp_path):
     ("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:47.9305900,396,109"),
     ("timestamp,context,generated", "2024-05-10 00:00:00.009930+00:00,374,44", "2024-05-10 00:00:01.259930+00:00,396,109"),
     ("2024-05-10T00:00:00Z,374,44", "2024-05-09 19:00:01.25-05:00,396,109"),
+    ('Model,"GeneratedTokens",TIMESTAMP,ContextTokens', '"a,b",44,2024-05-10 00:00:00,374', '"a,b", 109 ,"2024-05-10 00:00:01.25",396'),
 ])
 def test_traces_of_azure(tmp_path, lines):
     path = tmp_path / "t.csv"
@@ -341,7 +342,7 @@ GOOD = json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, "has
     ("nonsense", ":2: neither TIMESTAMP,ContextTokens,GeneratedTokens"),
     ("{", ":2: not JSON"),
     ('{"timestamp": 1}', ":2: input_length is missing"),
-    (GOOD.replace("600", '"600"'), ":2: input_length is '600', not a whole number from 1 on"),
+    (GOOD.replace("600", '"600"'), ":2: input_length is '600', not a whole number from 1 to 100,000,000"),
     (GOOD.replace("600", "0"), ":2: input_length is 0"),
     (GOOD.replace("600", "6e400"), ":2: "),
     (GOOD.replace("[1, 2]", "[1]"), ":2: hash_ids has not one id for each 512 tokens"),
@@ -349,7 +350,13 @@ GOOD = json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, "has
     (GOOD.replace('"timestamp": 1', '"timestamp": 0'), ":2: its time is before the line above; sort the trace by time"),
     (GOOD.replace('"timestamp": 1', '"timestamp": 1e300'), ":2: its time is more than thirty years behind"),
     (GOOD.replace('"timestamp": 1', '"timestamp": NaN'), ":2: timestamp is not a number of milliseconds"),
-    ("TIMESTAMP,GeneratedTokens,ContextTokens", ":2: its columns are not TIMESTAMP,ContextTokens,GeneratedTokens"),
+    ("TIMESTAMP,GeneratedTokens,Tokens", ":2: its columns are not TIMESTAMP, ContextTokens, GeneratedTokens and others"),
+    (GOOD + GOOD, ":2: not JSON"),
+    (GOOD + "\0", ":2: there is a zero byte in it"),
+    (GOOD.replace("[1, 2]", "[1.0, 2.0]"), ":2: a hash id is 1.0, not a whole number below 2^64"),
+    (GOOD.replace('"output_length": 1', '"output_length": 200000000'), ":2: output_length is 200000000, not a whole number from 0 to 100,000,000"),
+    pytest.param('{"a": ' + 100000 * "[", ":2: not JSON", id="deep"),
+    pytest.param(200000 * "x", ":2: neither TIMESTAMP", id="long"),
     ("2023-13-16 18:15:46.6,3,4", ":2: "),
     ("2023-11-16 18:15:46.6,3,x", ":2: "),
 ])

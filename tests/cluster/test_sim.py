@@ -157,6 +157,25 @@ def test_a_cache_table_is_whole_and_has_numbers(tmp_path):
     assert rc == 0 and "nan" not in out and len(list(csv.DictReader(out.splitlines()))) == 5, out + err
 
 
+def test_a_trace_from_a_pipe(tmp_path):
+    args = ("run", "--cluster", "h200-8b", "--csv", "-", "--trace")
+    with open(SMALL, "rb") as f:
+        p = subprocess.run([SIM, *args, "-"], stdin=f, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    assert p.returncode == 0 and p.stdout.decode() == sim(*args, SMALL)[1]
+
+
+def test_what_no_text_is(tmp_path):
+    """A device has no last line: it is not read until the memory is full."""
+    for args, where in ((("--cluster", "h200-8b", "--trace", "/dev/zero"), "/dev/zero:1: "),
+                        (("--cluster", "/dev/zero", "--trace", SMALL), "/dev/zero:1: ")):
+        rc, out, err = sim("run", *args)
+        assert rc == 2 and where + "a line of more than 16 MiB" in err and not out, err
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(line(0, 600, [1, 2]) + "\0" + line(1, 600, [1, 2]))
+    rc, out, err = sim("run", "--cluster", "h200-8b", "--trace", trace)
+    assert rc == 2 and ":2: there is a zero byte in it" in err and not out, err
+
+
 def test_what_no_trace_is(tmp_path):
     packed = tmp_path / "t.jsonl.gz"
     packed.write_bytes(gzip.compress(line(0, 600, [1, 2]).encode()))

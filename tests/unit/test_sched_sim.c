@@ -502,9 +502,31 @@ static void test_traces(void **state)
         {"{\"timestamp\": NaN, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4]}\n",
          ":1: not a line", 0, 0},
         {"{\"hash_ids\": [4], \"timestamp\": 0, \"input_length\": 1, \"output_length\": 50",
-         ":1: its object does not end", 0, 0}, /* it may have been 500 */
-        {"TIMESTAMP,GeneratedTokens,ContextTokens\n2023-11-16 18:17:04.5,10,600\n",
+         "it does not end on the line", 0, 0}, /* it may have been 500 */
+        /* Half of two requests is not one. */
+        {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4]}"
+         "{\"timestamp\": 9, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4]}\n",
+         ":1: not one JSON object", 0, 0},
+        {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4,,]}\n",
+         ":1: not one JSON object", 0, 0},
+        {"{\"timestamp\": 0, \"input_length\": 1x, \"output_length\": 1, \"hash_ids\": [4]}\n",
+         ":1: not one JSON object", 0, 0},
+        {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4.0]}\n",
+         "hash_ids is not a list", 0, 0},
+        /* Only its own members count. */
+        {"{\"a\": {\"timestamp\": 7000, \"b\": [\"\\\"timestamp\\\": 8\"]}, \"timestamp\": 0, "
+         "\"input_length\": 1, \"output_length\": 1, \"hash_ids\": [ 4 ]}\n"
+         "{\"timestamp\": 1000.0, \"input_length\": 1.0, \"output_length\": 1, \"hash_ids\": "
+         "[4]}\n",
+         NULL, 2, 2},
+        /* Columns as the header has them, quoted or not. */
+        {"Model,GeneratedTokens,\"TIMESTAMP\",ContextTokens\r\n\"a,b\",10,2023-11-16 "
+         "18:17:04.5,\"600\"\r\n\"a,b\",10,2023-11-16 18:17:05.5,600\r\n",
+         NULL, 2, 4},
+        {"TIMESTAMP,GeneratedTokens,Tokens\n2023-11-16 18:17:04.5,10,600\n",
          ":1: its columns are not", 0, 0},
+        {"2023-02-29 18:17:04.5,10,1\n", ":1: neither TIMESTAMP", 0, 0},
+        {"2023-11-16 18:17:04.5,0x10,1\n", ":1: neither TIMESTAMP", 0, 0},
         {"\x1f\x8b\x08", "gunzip", 0, 0},
         {"2023-11-16 18:17:04.5,10,1,3\n", ":1: neither TIMESTAMP", 0, 0},
         {"2023-11-16 18:17:04.5,99999999999,1\n", "its lengths", 0, 0},
