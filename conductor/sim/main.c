@@ -417,7 +417,7 @@ static bool failure(const char *text, const struct bt_sim_cluster *c, struct bt_
     double at = -1, down = 60;
     int end = 0, longer = 0;
     bool ends =
-        sscanf(text, "%c%" SCNu32 "@%lf%n+%lf%n", &role, &node, &at, &end, &down, &longer) >= 3 &&
+        sscanf(text, "%c%9" SCNu32 "@%lf%n+%lf%n", &role, &node, &at, &end, &down, &longer) >= 3 &&
         text[BT_MAX(end, longer)] == '\0';
     uint32_t of = (uint32_t)(role == 'p' ? c->prefill_nodes : c->decode_nodes);
     if (!ends || (role != 'p' && role != 'd') || !(at >= 0 && at < 1e9) ||

@@ -62,6 +62,13 @@ static void lose_row(void *arg, uint32_t id, uint32_t generated, bool prompt)
 void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f)
 {
     uint32_t node = f->node;
+    double back_ms = s->now_ms + f->down_ms;
+    bool down = s->back_ms[node] > s->now_ms; /* of two that overlap the later return counts */
+    s->back_ms[node] = BT_MAX(s->back_ms[node], back_ms);
+    bt_sim_push(s, back_ms, EV_BACK, node, 0);
+    if (down) {
+        return;
+    }
     s->failed_ms[node] = s->now_ms;
     s->workers[node].kvstore = BT_SCHED_NONE;
     s->kvstores[node].avoid = true;
@@ -73,11 +80,13 @@ void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f)
         s->d[node].version++;
     }
     bt_sim_caches_clear(s->caches, node);
-    bt_sim_push(s, s->now_ms + f->down_ms, EV_BACK, node, 0);
 }
 
 void bt_sim_node_back(struct sim *s, uint32_t node)
 {
+    if (s->now_ms < s->back_ms[node]) {
+        return;
+    }
     s->workers[node].kvstore = node;
     s->kvstores[node].avoid = false;
 }
@@ -109,6 +118,7 @@ void bt_sim_nodes_init(struct sim *s)
     s->match = bt_calloc(n, sizeof(*s->match));
     s->links = bt_calloc(n, sizeof(*s->links));
     s->failed_ms = bt_calloc(n, sizeof(*s->failed_ms));
+    s->back_ms = bt_calloc(n, sizeof(*s->back_ms));
     /* Only prompts that decode nodes compute themselves enter their caches. */
     s->caches = caches_create(s);
     for (uint32_t i = 0; i < n; i++) {
@@ -145,6 +155,7 @@ void bt_sim_nodes_cleanup(struct sim *s)
     free(s->d);
     free(s->links);
     free(s->failed_ms);
+    free(s->back_ms);
     free(s->workers);
     free(s->kvstores);
     free(s->match);

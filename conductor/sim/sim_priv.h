@@ -77,6 +77,7 @@ struct sim {
     struct decode_node *d;
     struct link *links;
     double *failed_ms; /* when last, < 0: never */
+    double *back_ms;   /* ... and until when, 0: never */
     struct bt_sim_caches *caches;
     struct bt_sim_roles roles;
 

@@ -97,6 +97,18 @@ static void test_failures(void **state)
         interrupted += r.records[i].end_ms > whole.records[i].end_ms + 1900;
     }
     assert_true(interrupted >= 10);
+    /* Failures that overlap are one, to the later return. */
+    static const struct bt_sim_failure one = {20e3, 30e3, 0};
+    static const struct bt_sim_failure overlap[] = {
+        {20e3, 10e3, 0}, {25e3, 25e3, 0}, {26e3, 1e3, 0}};
+    struct bt_sim_result as_one;
+    run_failing(&one, 1, &as_one);
+    bt_sim_result_cleanup(&r);
+    run_failing(overlap, BT_ARRAY_LEN(overlap), &r);
+    assert_true(as_one.replans > 0);
+    assert_int_equal(r.replans, as_one.replans);
+    assert_memory_equal(r.records, as_one.records, r.n * sizeof(*r.records));
+    bt_sim_result_cleanup(&as_one);
     bt_sim_result_cleanup(&r);
     /* Nobody is left who could decode. */
     static const struct bt_sim_failure both[] = {{30e3, 1e9, 3}, {30e3, 1e9, 4}};
