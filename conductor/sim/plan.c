@@ -392,8 +392,8 @@ static int by_prefill(const void *a, const void *b)
     return (x->prefill > y->prefill) - (x->prefill < y->prefill);
 }
 
-/* Simulated as the others are. */
-static void print_too_long(FILE *f, const struct bt_sim_trace *t, const char *config)
+/* What the simulated instances do otherwise than the model. */
+static void print_unlike(FILE *f, const struct bt_sim_trace *t, const char *config)
 {
     struct bt_model_config m;
     struct stat st;
@@ -411,6 +411,12 @@ static void print_too_long(FILE *f, const struct bt_sim_trace *t, const char *co
                 "but            %u of the %u requests are longer than the model's %u tokens: it "
                 "cannot serve them\n",
                 n, t->n, m.max_model_len);
+    }
+    if (m.window != 0) {
+        fprintf(f,
+                "but            a token of this model sees %u tokens, and here all before it: with "
+                "longer contexts steps are shorter and KV is less than this plan says\n",
+                m.window);
     }
 }
 
@@ -467,6 +473,6 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
             "first token and %u ms between tokens)\n",
             100 * GOOD_SHARE, o->sim.ttft_ms, o->sim.tbt_ms);
     print_answer(out, &p, all, n, span_s);
-    print_too_long(out, t, o->config);
+    print_unlike(out, t, o->config);
     return o->plot != NULL ? write_plot(o->plot, all, n, per_s, err, cap) : BT_OK;
 }

@@ -42,6 +42,8 @@ def sim(*args, timeout=120):
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--set", "cache_tokens=100"), "less than a block"),
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p1@10m"), "--fail 'p1@10m' is not NODE@S or NODE@S+S"),
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p1@10+"), "--fail 'p1@10+' is not NODE@S or NODE@S+S"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p4294967297@5"), "--fail 'p4294967297@5' is not NODE@S"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p9@10"), "--fail 'p9@10': the cluster has p1 to p8"),
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--fail", "p1@10+5s"), "--fail 'p1@10+5s' is not NODE@S or NODE@S+S"),
 ])
 def test_usage_errors(args, says):
@@ -213,6 +215,12 @@ def test_a_plan_says_what_the_model_cannot_hold():
     rc, out, err = sim("plan", "--config", os.path.join(ROOT, "tests", "golden", "models", "tiny-qwen2"), "--trace", SMALL,
                        "--gpus", 2)
     assert rc == 0 and re.search(r"^but +\d+ of the \d+ requests are longer than the model's \d+ tokens", out, re.M), out + err
+
+
+@pytest.mark.parametrize("model, window", [("tiny-mistral", True), ("tiny-llama31", False)])
+def test_a_plan_says_that_it_knows_no_window(model, window):
+    rc, out, err = sim("plan", "--config", os.path.join(ROOT, "tests", "golden", "models", model), "--trace", SMALL, "--gpus", 2)
+    assert rc == 0 and ("a token of this model sees 48 tokens, and here all before it" in out) == window, out + err
 
 
 def test_what_cannot_be_planned(tmp_path):
