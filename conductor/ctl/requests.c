@@ -131,6 +131,15 @@ static json_t *explanation_json(const Baton__AdminExplanation *e)
                      sources, "again", e->again[0] != '\0' ? json_string(e->again) : json_null());
 }
 
+static void time_cell(struct ctl_table *t, double ms)
+{
+    if (ms >= 0) {
+        ctl_table_cell(t, "%.1f ms", ms);
+    } else {
+        ctl_table_cell(t, "-");
+    }
+}
+
 static void put_ms(const char *name, double ms)
 {
     if (ms < 0) {
@@ -203,8 +212,8 @@ static void explanation_text(const Baton__AdminExplanation *e)
         ctl_table_cell(&t, "%s", k->for_prefill ? "prefill" : "decode");
         ctl_table_cell(&t, "%u", k->cached_tokens);
         if (k->for_prefill) {
-            ctl_table_cell(&t, "%.1f ms", k->queue_ms);
-            ctl_table_cell(&t, "%.1f ms", k->ttft_ms);
+            time_cell(&t, k->queue_ms);
+            time_cell(&t, k->ttft_ms);
             ctl_table_cell(&t, "-");
             ctl_table_cell(&t, "-");
         } else {

@@ -178,7 +178,8 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
         e->tbt_ms = plan->tbt_ms;
     }
     struct bt_sched_candidate list[BT_EXPLAIN_CANDIDATES];
-    e->n_candidates = bt_sched_explain(params, &v->snap, req, plan, list, BT_EXPLAIN_CANDIDATES);
+    e->n_candidates = bt_sched_explain(k->r->rs->conf.policy, params, &v->snap, req, plan, list,
+                                       BT_EXPLAIN_CANDIDATES);
     e->n_listed = BT_MIN(e->n_candidates, (uint32_t)BT_EXPLAIN_CANDIDATES);
     for (uint32_t i = 0; i < e->n_listed; i++) {
         const Baton__Member *m = v->worker[list[i].worker]->member;

@@ -3,6 +3,20 @@
 
 #include <string.h>
 
+/* As baton's: a decode worker's estimate is the one that was compared. */
+static const struct rule mixing = {.use_cache = true, .fetch = true, .mixed = true};
+
+/* Did a decode worker's own rows stand against the prefill workers? */
+static bool was_compared(const struct bt_sched_plan *plan)
+{
+    static const char *const without[] = {"short_tail", "larger_than_slab", "no_decode_worker"};
+    bool asked = plan == NULL || !plan->background;
+    for (size_t i = 0; asked && plan != NULL && i < BT_ARRAY_LEN(without); i++) {
+        asked = strcmp(plan->reason, without[i]) != 0;
+    }
+    return asked;
+}
+
 /* Why worker i is not the one, for this use. */
 static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
                            const struct bt_sched_plan *plan)
@@ -34,6 +48,25 @@ static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
                                        : "no better: load and pages";
 }
 
+/* The prompt beside worker i's rows, which only decodes. */
+static struct bt_sched_candidate beside(const struct job *j, uint32_t i,
+                                        const struct bt_sched_plan *plan)
+{
+    const struct bt_sched_worker *w = &j->s->workers[i];
+    struct bt_sched_candidate c = {
+        .worker = i, .use = BT_SCHED_FOR_PREFILL, .queue_ms = -1, .ttft_ms = -1, .tbt_ms = -1};
+    struct estimate e;
+    c.cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
+    c.verdict = why_not(j, i, BT_SCHED_FOR_PREFILL, plan);
+    if (w->kvstore != BT_SCHED_NONE && bt_sched_estimate_mixed(j, i, &e)) {
+        c.queue_ms = e.queue_ms;
+        c.ttft_ms = j->req->waited_ms + bt_sched_learned_ttft(&w->learned, e.ttft_ms);
+    } else if (strncmp(c.verdict, "no better", 9) == 0) {
+        c.verdict = "no room for a prompt beside its rows";
+    }
+    return c;
+}
+
 static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_sched_use_t use,
                                            const struct bt_sched_plan *plan)
 {
@@ -60,25 +93,31 @@ static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_s
     return c;
 }
 
-uint32_t bt_sched_explain(const struct bt_sched_params *params,
+uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
+                          const struct bt_sched_params *params,
                           const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
                           const struct bt_sched_plan *plan, struct bt_sched_candidate *out,
                           uint32_t cap)
 {
-    struct job j = {.c = params, .s = snap, .req = req};
+    struct job j = {.c = params, .s = snap, .req = req, .rule = &mixing};
     j.allow_draining = plan != NULL && plan->draining;
+    bool mixes = policy == &bt_sched_baton && params->mixed_step_ms > 0 && was_compared(plan) &&
+                 bt_sched_survey_mixed(&j, plan != NULL ? plan->decode : BT_SCHED_NONE);
     uint32_t n = 0;
     for (int chosen = 1; chosen >= 0; chosen--) {
         for (uint32_t i = 0; i < snap->n_workers; i++) {
+            const struct bt_sched_worker *w = &snap->workers[i];
             for (int use = BT_SCHED_FOR_PREFILL; use <= BT_SCHED_FOR_DECODE; use++) {
                 bool for_prefill = use == BT_SCHED_FOR_PREFILL;
-                bool role = for_prefill ? snap->workers[i].prefill : snap->workers[i].decode;
+                bool role = for_prefill ? w->prefill || mixes : w->decode;
                 bool taken = plan != NULL && i == (for_prefill ? plan->prefill : plan->decode);
                 if (taken != (chosen == 1) || (!role && !taken)) {
                     continue;
                 }
                 if (n < cap) { /* the rest is only counted */
-                    out[n] = candidate(&j, i, (bt_sched_use_t)use, plan);
+                    out[n] = for_prefill && !w->prefill && !taken
+                                 ? beside(&j, i, plan)
+                                 : candidate(&j, i, (bt_sched_use_t)use, plan);
                 }
                 n++;
             }

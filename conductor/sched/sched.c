@@ -207,9 +207,7 @@ static double decode_side_ms(const struct job *j, const struct bt_sched_worker *
     return j->places_short ? -1 : bt_sched_mixed_ms(j->c, j->s, w, j->req, cached, over, queue_p);
 }
 
-/* What the prompt would meet at decode worker i, computed there. False: the rows would miss their
- * objective meanwhile, or nothing is known of its cost. */
-static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
+bool bt_sched_estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     const struct bt_sched_kvstore *kv = &j->s->kvstores[w->kvstore];
@@ -236,6 +234,11 @@ static bool estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
     e->ttft_ms = BT_MAX(queue, there) + e->prefill_ms;
     e->cost = e->ttft_ms;
     return true;
+}
+
+static bool mixes(const struct job *j)
+{
+    return j->rule->mixed && j->c->mixed_step_ms > 0;
 }
 
 /* Rows stay longer where prompts share their steps, and keep their places. Were that to go on until
@@ -265,7 +268,7 @@ static uint32_t choose_mixed(struct job *j, uint32_t p, struct estimate *e_p)
         /* Whoever is idle apart keeps it: a row's neighbours pay for what is computed beside them.
          */
         if (j->s->workers[i].decode && i != p && usable(j, i, false, false) &&
-            estimate_mixed(j, i, &e) && e.cost < e_p->ttft_ms) {
+            bt_sched_estimate_mixed(j, i, &e) && e.cost < e_p->ttft_ms) {
             uint32_t before = best.best;
             bt_sched_pick_offer(&best, i, e.cost, j->req->random);
             if (best.best != before) {
@@ -430,13 +433,23 @@ static uint32_t for_want_of_places(const struct job *j, uint32_t p, const struct
                : 0;
 }
 
+bool bt_sched_survey_mixed(struct job *j, uint32_t decode)
+{
+    struct bt_sched_reject nobody_up;
+    if (survey(j, &nobody_up) != BT_SCHED_PLANNED) {
+        return false;
+    }
+    j->places_short = decode != BT_SCHED_NONE ? places_short(j, decode) : 0;
+    return true;
+}
+
 /* A decode worker that would have the first token out before prefill worker p's estimate e does the
  * prefill (p == d: where nobody only prefills, all who decode are compared). False: none would. */
 static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *e,
                         struct bt_sched_plan *plan)
 {
     bool all_both = p == d && j->no_prefill_role;
-    if (!j->rule->mixed || !(j->c->mixed_step_ms > 0) || (p == d && !all_both)) {
+    if (!mixes(j) || (p == d && !all_both)) {
         return false;
     }
     e->ttft_ms = all_both ? INFINITY : e->ttft_ms;
@@ -488,7 +501,7 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
             return too_large(&j, true, reject_p);
         }
     }
-    j.places_short = rule->mixed && c->mixed_step_ms > 0 ? places_short(&j, d) : 0;
+    j.places_short = mixes(&j) ? places_short(&j, d) : 0;
     if (!(p != d && place_background(&j, p, d, &e, &plan)) && !place_mixed(&j, p, d, &e, &plan)) {
         if (p == d) { /* no choice was made */
             rule->prefill(&j, d, 0, d, &e);

@@ -285,14 +285,16 @@ struct bt_sched_candidate {
     const char *verdict;    /* static: "chosen", or why not */
     uint32_t cached_tokens; /* of the request, at its node */
     double queue_ms;        /* prefill only */
-    double ttft_ms; /* predicted: the plan's, of others without a fetch; prefill only, else < 0 */
+    double ttft_ms; /* predicted: the plan's, of others without a fetch; prefill only, else or if it
+                       has no room < 0 */
     double tbt_ms;  /* predicted; decode only, else < 0 */
     double load;    /* decode only: share in use with this request, above 1 it waits */
 };
-/* What was looked at for the plan of (snap, req): every worker in each use that it has, the chosen
- * ones first. plan: NULL if the request was rejected. Writes at most cap, returns how many there
- * are. */
-uint32_t bt_sched_explain(const struct bt_sched_params *params,
+/* What was looked at for policy's plan of (snap, req): every worker in each use that it has, with
+ * baton also decode workers that could compute the prompt beside their rows; the chosen ones first.
+ * plan: NULL if the request was rejected. Writes at most cap, returns how many there are. */
+uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
+                          const struct bt_sched_params *params,
                           const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
                           const struct bt_sched_plan *plan, struct bt_sched_candidate *out,
                           uint32_t cap);

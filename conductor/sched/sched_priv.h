@@ -147,6 +147,14 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
                               const struct bt_sched_snapshot *s, uint32_t decode,
                               uint32_t block_tokens, double t_ms);
 
+/* ---- a prompt beside a decode worker's rows ---- */
+/* j as a placement by a rule that mixes sees the cluster, with its row at worker decode. False:
+ * nobody is up. */
+bool bt_sched_survey_mixed(struct job *j, uint32_t decode);
+/* What the prompt would meet at decode worker i, computed there. False: the rows would miss their
+ * objective meanwhile, or nothing is known of its cost. */
+bool bt_sched_estimate_mixed(const struct job *j, uint32_t i, struct estimate *e);
+
 /* ---- packing: pack.c ---- */
 /* Are rows packed now? */
 bool bt_sched_packs(const struct job *j);

@@ -613,7 +613,7 @@ static void test_explain(void **state)
     x.w[2].waiting = 3;
     struct bt_sched_plan p = place(&x, &defaults);
     struct bt_sched_candidate c[8];
-    assert_int_equal(bt_sched_explain(&defaults, &x.s, &x.req, &p, c, 8), 4);
+    assert_int_equal(bt_sched_explain(&bt_sched_cache_aware, &defaults, &x.s, &x.req, &p, c, 8), 4);
     for (int i = 0; i < 2; i++) { /* the chosen ones come first */
         assert_true(c[i].chosen);
         assert_string_equal(c[i].verdict, "chosen");
@@ -626,13 +626,15 @@ static void test_explain(void **state)
         assert_non_null(strstr(c[i].verdict, "no better"));
         assert_true(c[i].use != BT_SCHED_FOR_PREFILL || c[i].ttft_ms >= p.ttft_ms);
     }
-    assert_int_equal(bt_sched_explain(&defaults, &x.s, &x.req, &p, c, 1), 4); /* says how many */
+    assert_int_equal(bt_sched_explain(&bt_sched_cache_aware, &defaults, &x.s, &x.req, &p, c, 1),
+                     4); /* says how many */
     /* Every reason not to take one. */
     x.w[0].draining = true;
     x.w[1].kvstore = BT_SCHED_NONE;
     x.w[2].avoid = true;
     x.w[3].max_model_len = 10;
-    assert_int_equal(bt_sched_explain(&defaults, &x.s, &x.req, NULL, c, 8), 4);
+    assert_int_equal(bt_sched_explain(&bt_sched_cache_aware, &defaults, &x.s, &x.req, NULL, c, 8),
+                     4);
     static const char *const want[] = {"drained", "no kvstore", "has failed", "too small"};
     for (int i = 0; i < 4; i++) {
         assert_int_equal(c[i].worker, i);

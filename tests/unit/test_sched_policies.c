@@ -556,9 +556,21 @@ static void test_mixed(void **state)
     assert_true(p.both && p.prefill == 5 && p.decode == 5);
     assert_string_equal(p.reason, "mixed");
     struct bt_sched_candidate why[8];
-    assert_int_equal(bt_sched_explain(&x.c, &x.s, &x.req, &p, why, 8), 7);
+    assert_int_equal(bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 8), 8);
     assert_true(why[0].chosen && why[0].worker == 5 && why[0].ttft_ms == p.ttft_ms);
     assert_non_null(strstr(why[2].verdict, "no better")); /* a prefill worker, compared with it */
+    /* ... as was the other decode worker: twice the 300 ms, then 2000 ms. */
+    assert_true(why[6].worker == 4 && why[6].use == BT_SCHED_FOR_PREFILL && !why[6].chosen);
+    assert_float_equal(why[6].ttft_ms, 2600, 1);
+    assert_non_null(strstr(why[6].verdict, "no better"));
+    x.w[4].kv_tokens = 38000;
+    p = place(&x, &bt_sched_baton);
+    assert_int_equal(bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 8), 8);
+    assert_true(why[6].worker == 4 && why[6].ttft_ms < 0);
+    assert_non_null(strstr(why[6].verdict, "no room for a prompt beside its rows"));
+    x.w[4].kv_tokens = 15000;
+    p = place(&x, &bt_sched_baton);
+    assert_int_equal(bt_sched_explain(&bt_sched_kvcache, &x.c, &x.s, &x.req, &p, why, 8), 7);
     assert_float_equal(p.ttft_ms, 2000, 1);
     x.w[5].chunk_tokens = 10; /* of a prompt at a time: a hundred steps with 25 ms for the rows */
     assert_int_equal(place(&x, &bt_sched_baton).prefill, 4); /* twice the 300 ms, then 2000 ms */
@@ -678,7 +690,8 @@ static void test_packing(void **state)
     p = place(&x, &bt_sched_baton);
     assert_true(p.prefill == m && p.both);
     struct bt_sched_candidate why[2 * N];
-    uint32_t n = bt_sched_explain(&x.c, &x.s, &x.req, &p, why, 2 * N), compared = 0;
+    uint32_t n = bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 2 * N);
+    uint32_t compared = 0;
     for (uint32_t i = 0; i < n; i++) {
         compared += why[i].use == BT_SCHED_FOR_PREFILL && why[i].worker < N_P &&
                     strstr(why[i].verdict, "no better: queue") != NULL;
