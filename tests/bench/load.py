@@ -27,6 +27,7 @@ WORDS = ("the king and queen of night shall speak no more to thee my lord come h
 
 
 EVENT_END = re.compile(rb"\r?\n\r?\n")
+CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?", re.S)
 AHEAD = 64  # prompts of a replay that are made before they are due
 
 
@@ -36,6 +37,12 @@ class Failed(Exception):
 
 class Refused(Failed):
     """Answered 429: the server would not take it."""
+
+
+def count(usage, name):
+    """A whole number that the server tells, or None."""
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and value >= 0 else None
 
 
 class Stream(asyncio.Protocol):
@@ -55,8 +62,8 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc):
         if self.done.done():
             return
-        if self.head and self.status == 200 and not self.chunked and self.length is None and self.finished:
-            self.done.set_result(None)
+        if self.head and self.status == 200 and self.finished:  # some servers leave without the last chunk
+            self.end()
         else:
             self.done.set_exception(Failed(f"the connection ended early ({exc or 'closed by the server'})"))
 
@@ -102,10 +109,10 @@ class Stream(asyncio.Protocol):
                 eol = self.buf.find(b"\r\n")
                 if eol < 0:
                     return
-                try:
-                    size = int(self.buf[:eol].split(b";")[0], 16)
-                except ValueError:
+                m = CHUNK.fullmatch(self.buf[:eol])
+                if m is None:
                     return self.fail("a chunk of the answer has no size")
+                size = int(m[1], 16)
                 if size == 0:
                     return self.end()
                 self.buf, self.need = self.buf[eol + 2:], size + 2
@@ -116,6 +123,9 @@ class Stream(asyncio.Protocol):
 
     def read_head(self):
         end = self.buf.find(b"\r\n\r\n")
+        while end >= 0 and re.match(rb"HTTP/1\.. 1\d\d\b", self.buf):  # 100 Continue and the like: not the answer
+            self.buf = self.buf[end + 4:]
+            end = self.buf.find(b"\r\n\r\n")
         if end < 0:
             if len(self.buf) > 65536:
                 self.fail("the answer's head has no end")
@@ -131,6 +141,9 @@ class Stream(asyncio.Protocol):
             if name.lower() == "transfer-encoding":
                 self.chunked = "chunked" in value.lower()
             elif name.lower() == "content-length":
+                if not value.strip().isascii() or not value.strip().isdigit():
+                    self.fail(f"the answer's Content-Length is {value.strip()[:40]}")
+                    return False
                 self.length = int(value)
         self.head, self.buf = True, self.buf[end + 4:]
         return True
@@ -156,28 +169,34 @@ class Stream(asyncio.Protocol):
     def look_at(self, text, now):
         try:
             event = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.fail("an event is not JSON")
-        if "error" in event:
-            return self.fail(f"error event: {str(event['error'].get('message', event['error']))[:200]}")
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices") or []:
-            delta = choice.get("delta")
-            if delta is None or delta.get("content") or choice.get("finish_reason"):
-                self.times.append(now)
-                break
+        try:
+            if event.get("error"):
+                error = event["error"]
+                error = error.get("message", error) if isinstance(error, dict) else error
+                return self.fail(f"error event: {str(error)[:200]}")
+            self.usage = event.get("usage") or self.usage
+            for choice in event.get("choices") or []:
+                delta = choice.get("delta")
+                if delta is None or delta.get("content") or choice.get("finish_reason"):
+                    self.times.append(now)
+                    break
+        except AttributeError:
+            self.fail(f"an event is not of this API: {text[:80].decode(errors='replace')}")
 
     def row(self, base):
         if not self.times:
             raise Failed("no token came")
         gaps = sorted(b - a for a, b in zip(self.times, self.times[1:]))
         tail = gaps[-max(1, len(gaps) // 10):] if gaps else []
-        usage = self.usage or {}
+        usage = self.usage if isinstance(self.usage, dict) else {}
+        tokens = count(usage, "completion_tokens")
         return {"start_s": self.start - base, "ttft_ms": (self.times[0] - self.start) * 1e3,
                 "tbt_ms": sum(tail) / len(tail) * 1e3 if tail else None,
-                "e2e_ms": (self.stop - self.start) * 1e3, "prompt_tokens": usage.get("prompt_tokens"),
-                "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-                "tokens": usage.get("completion_tokens", len(self.times)), "error": "",
+                "e2e_ms": (self.stop - self.start) * 1e3, "prompt_tokens": count(usage, "prompt_tokens"),
+                "cached_tokens": count(usage.get("prompt_tokens_details"), "cached_tokens"),
+                "tokens": len(self.times) if tokens is None else tokens, "error": "",
                 "gaps": [g * 1e3 for g in gaps]}
 
 

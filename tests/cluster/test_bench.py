@@ -160,6 +160,48 @@ def test_failures_are_counted_and_named(then, says):
     assert rc == 1 and says in out, out
 
 
+def sends(*events, head=HEAD, end=b"0\r\n\r\n"):
+    def answer(c, _body):
+        c.sendall(head)
+        for event in events:
+            chunk(c, event)
+        c.sendall(end)
+    return answer
+
+
+TOKEN = {"choices": [{"delta": {"content": "\u00e9"}}]}
+
+
+def in_single_bytes(c, _body):
+    c.sendall(HEAD)
+    for b in b"".join(b"data: %s\n\n: ping\n\n" % e for e in (json.dumps(TOKEN, ensure_ascii=False).encode(), b"[DONE]")):
+        c.sendall(b"1;x=y\r\n%c\r\n" % b)
+    c.sendall(b"0\r\nX: trailer\r\n\r\n")
+
+
+@pytest.mark.parametrize("answer, says", [
+    (sends(TOKEN, b"[DONE]", end=b""), "1 answered, 0 failed"),  # it leaves without the last chunk
+    (in_single_bytes, "1 answered, 0 failed"),
+    (sends(TOKEN, b"[DONE]", head=b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD), "1 answered, 0 failed"),
+    (sends({**TOKEN, "error": None, "usage": None}, {"choices": [], "usage": {"prompt_tokens": None, "completion_tokens": "2"}},
+           b"[DONE]"), "1 answered, 0 failed"),
+    (sends(TOKEN, {"choices": [], "usage": {"completion_tokens": 1, "prompt_tokens_details": [1]}}, b"[DONE]"), "1 answered, 0 failed"),
+    (sends(b"5"), "failed 1x: an event is not of this API: 5"),
+    (sends({"choices": [{"delta": "x"}]}), "failed 1x: an event is not of this API"),
+    (sends({"error": "boom"}), "failed 1x: error event: boom"),
+    (sends(100000 * b"["), "failed 1x: an event is not JSON"),
+    (sends(TOKEN, end=b"-5\r\nhello\r\n"), "failed 1x: a chunk of the answer has no size"),
+    (sends(head=b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\n"), "failed 1x: the answer's Content-Length is five"),
+    (sends(head=b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: Wed, 21 Oct 2026 07:28:00 GMT\r\nContent-Length: 16\r\n\r\n",
+           end=b'{"error":"busy"}'), 'failed 1x: HTTP 429: {"error":"busy"}'),
+], ids=range(12))
+def test_strange_answers(answer, says):
+    """Whatever comes is counted: as an answer if it is one, else as a failure with its reason."""
+    rc, out, err = bench("--url", Server(after(2, answer)).url, "--concurrency", 1, "--requests", 1, "--input", 9, "--output", 2,
+                         "--chat", "--timeout", 20)
+    assert says in out and rc == ("failed 1x" in says) and not err, out + err
+
+
 def crlf(c, body):
     """As sse-starlette writes it: CRLF, comments, an event's name beside its data; no usage, no end of the connection."""
     c.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n: hello\r\n\r\n")
