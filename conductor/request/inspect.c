@@ -226,6 +226,14 @@ void bt_explain_sources(struct bt_lane *k, uint32_t fetch_tokens, const struct b
     }
 }
 
+/* A client that asked several prompts has "cmpl-..." of all, they are "cmpl-...-0" and so on: the
+ * first is meant, as in the header. */
+static bool is_called(const struct bt_explanation *e, const char *id)
+{
+    size_t n = strlen(id);
+    return strncmp(e->id, id, n) == 0 && (e->id[n] == '\0' || strcmp(e->id + n, "-0") == 0);
+}
+
 const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, const char *id)
 {
     const struct bt_explain_ring *x = rs->explained;
@@ -234,8 +242,7 @@ const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, c
     bool hex = id != NULL && end != id && *end == '\0';
     for (uint32_t i = 0; i < x->n; i++) { /* newest first */
         const struct bt_explanation *e = &x->at[(x->next + EXPLAINED_MAX - 1 - i) % EXPLAINED_MAX];
-        if (e->wire_id != 0 &&
-            (id == NULL || strcmp(e->id, id) == 0 || (hex && e->wire_id == wire))) {
+        if (e->wire_id != 0 && (id == NULL || is_called(e, id) || (hex && e->wire_id == wire))) {
             return e;
         }
     }

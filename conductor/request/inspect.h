@@ -17,9 +17,9 @@ struct bt_request_info { /* one lane; strings are valid during the call */
 typedef void (*bt_request_info_fn)(void *arg, const struct bt_request_info *info);
 /* Every lane that is not over yet, oldest request first. */
 void bt_requests_each(struct bt_requests *rs, bt_request_info_fn fn, void *arg);
-/* Lanes whose current plan uses a daemon of this node. */
 /* Lanes whose present plan has work on s that is not over. */
 uint32_t bt_requests_on_worker(struct bt_requests *rs, const struct bt_session *s);
+/* Lanes whose current plan uses a daemon of this node. */
 uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node);
 
 #define BT_EXPLAIN_CANDIDATES 16
@@ -59,8 +59,9 @@ struct bt_explanation {
         struct bt_sched_candidate c;
     } candidates[BT_EXPLAIN_CANDIDATES];
 };
-/* The last plan of a request: by its client's id or its wire id in hex; id NULL: the last plan of
- * all. NULL: not known (any more). Valid until the loop turns. */
+/* The last plan of a request: by its client's id (of several prompts the first one's) or its wire
+ * id in hex; id NULL: the last plan of all. NULL: not known (any more). Valid until the loop turns.
+ */
 const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, const char *id);
 
 #endif

@@ -88,6 +88,9 @@ static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_s
         c.load = bt_sched_decode_load(w, j->req);
         c.tbt_ms = bt_sched_tbt_ms(j->c, w, j->req);
         c.chosen = plan != NULL && plan->decode == i;
+        if (c.chosen) { /* as it was promised: with its hand-off, at its end */
+            c.tbt_ms = plan->tbt_ms;
+        }
     }
     c.verdict = c.chosen ? "chosen" : why_not(j, i, use, plan);
     return c;

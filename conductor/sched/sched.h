@@ -287,7 +287,7 @@ struct bt_sched_candidate {
     double queue_ms;        /* prefill only */
     double ttft_ms; /* predicted: the plan's, of others without a fetch; prefill only, else or if it
                        has no room < 0 */
-    double tbt_ms;  /* predicted; decode only, else < 0 */
+    double tbt_ms;  /* predicted: the plan's, of others now; decode only, else < 0 */
     double load;    /* decode only: share in use with this request, above 1 it waits */
 };
 /* What was looked at for policy's plan of (snap, req): every worker in each use that it has, with

@@ -163,6 +163,12 @@ def test_requests_and_explain(cluster, addr):
     assert e["outcome"]["tokens"] >= 3 and e["outcome"]["ttft_ms"] > 0  # as far as it came
     rc, out, _ = ctl("--addr", addr, "explain", "--last")
     assert rc == 0 and "chosen" in out and "predicted" in out and "plan       prefill and decode apart\n" in out
+    # An answer to several prompts has one id; what it explains is the first of them.
+    several = cluster.post("/v1/completions", {"prompt": ["king", "queen and king"], "max_tokens": 2})["id"]
+    rc, out, err = ctl("--addr", addr, "explain", several, "-o", "json")
+    assert (rc, err) == (0, "") and json.loads(out)["id"] == several + "-0"
+    e = json.loads(out)
+    assert e["tbt_ms"] == next(c["tbt_ms"] for c in e["candidates"] if c["chosen"] and c["for"] == "decode")
     rc, out, err = ctl("--addr", addr, "explain", "cmpl-nobody")
     assert rc == 1 and out == "" and "cmpl-nobody" in err
     # A finished request is not listed any more.
@@ -170,11 +176,11 @@ def test_requests_and_explain(cluster, addr):
 
 
 def test_drain(cluster, addr):
-    s, events = running(cluster, 1, 1500)
+    s, events = running(cluster, 1, 4000)
     want = text_of(events + list(s))
     rc, out, err = ctl("--addr", addr, "drain", "n7")
     assert rc == 1 and out == "" and "n7" in err and "n1" in err and "n2" in err
-    s, events = running(cluster, 100, 1500)
+    s, events = running(cluster, 100, 4000)
     try:
         rc, out, err = ctl("--addr", addr, "drain", "n2", "-o", "json")
         d = json.loads(out)
