@@ -44,6 +44,8 @@ const char *bt_http_method(const struct bt_http_req *r); /* "GET" */
 const char *bt_http_path(const struct bt_http_req *r);   /* percent-decoded, without query */
 const char *bt_http_query(const struct bt_http_req *r);  /* raw, "" without */
 const char *bt_http_header(const struct bt_http_req *r, const char *name); /* NULL if absent */
+/* It is there more than once, with different values; bt_http_header has the first. */
+bool bt_http_header_ambiguous(const struct bt_http_req *r, const char *name);
 const void *bt_http_body(const struct bt_http_req *r, size_t *len_p); /* bytes, no NUL behind */
 uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */
 

@@ -63,6 +63,18 @@ const char *bt_http_parser_field(const struct bt_http_parser *p, const char *nam
     return NULL;
 }
 
+bool bt_http_parser_ambiguous(const struct bt_http_parser *p, const char *name)
+{
+    const char *first = bt_http_parser_field(p, name);
+    for (uint32_t i = 0; i < p->n_fields; i++) {
+        if (strcasecmp(p->head.data + p->fields[i].name, name) == 0 &&
+            strcmp(p->head.data + p->fields[i].value, first) != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool refuse(struct bt_http_parser *p, int status, const char *why)
 {
     p->phase = BT_HTTP_REFUSE;

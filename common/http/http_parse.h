@@ -58,5 +58,7 @@ size_t bt_http_parse(struct bt_http_parser *p, const void *data, size_t len);
 bool bt_http_parser_started(const struct bt_http_parser *p);
 /* Value of the first field of that name (letter case ignored), NULL if absent. */
 const char *bt_http_parser_field(const struct bt_http_parser *p, const char *name);
+/* It is there more than once, with different values. */
+bool bt_http_parser_ambiguous(const struct bt_http_parser *p, const char *name);
 
 #endif

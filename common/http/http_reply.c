@@ -242,6 +242,11 @@ const char *bt_http_header(const struct bt_http_req *r, const char *name)
     return bt_http_parser_field(&r->parser, name);
 }
 
+bool bt_http_header_ambiguous(const struct bt_http_req *r, const char *name)
+{
+    return bt_http_parser_ambiguous(&r->parser, name);
+}
+
 const void *bt_http_body(const struct bt_http_req *r, size_t *len_p)
 {
     *len_p = r->parser.body.len;

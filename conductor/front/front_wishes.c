@@ -7,10 +7,26 @@
 
 #define OBJECTIVE_MAX_MS 86400000.0
 
+/* NULL in text_p: absent. */
+static bool header(struct bt_http_req *req, const char *name, const char **text_p,
+                   struct front_error *e)
+{
+    *text_p = bt_http_header(req, name);
+    if (bt_http_header_ambiguous(req, name)) {
+        return front_fail(e, 400, NULL, NULL,
+                          "the header %s is there more than once, with different values; give one",
+                          name);
+    }
+    return true;
+}
+
 static bool milliseconds(struct bt_http_req *req, const char *name, double *ms_p,
                          struct front_error *e)
 {
-    const char *text = bt_http_header(req, name);
+    const char *text;
+    if (!header(req, name, &text, e)) {
+        return false;
+    }
     if (text == NULL) {
         return true;
     }
@@ -29,7 +45,10 @@ static bool milliseconds(struct bt_http_req *req, const char *name, double *ms_p
 
 static bool flag(struct bt_http_req *req, const char *name, bool *v_p, struct front_error *e)
 {
-    const char *text = bt_http_header(req, name);
+    const char *text;
+    if (!header(req, name, &text, e)) {
+        return false;
+    }
     *v_p = text != NULL && strcmp(text, "1") == 0;
     if (text != NULL && !*v_p && strcmp(text, "0") != 0) {
         return front_fail(e, 400, NULL, NULL, "the header %s is '%.40s': give 1 or 0", name, text);
@@ -40,7 +59,10 @@ static bool flag(struct bt_http_req *req, const char *name, bool *v_p, struct fr
 static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_t *v_p,
                   struct front_error *e)
 {
-    const char *text = bt_http_header(req, name);
+    const char *text;
+    if (!header(req, name, &text, e)) {
+        return false;
+    }
     if (text == NULL) {
         return true;
     }

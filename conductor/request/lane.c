@@ -83,9 +83,9 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 {
     double p = rej->predicted_ms, o = rej->objective_ms;
     int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* what differs shall look different */
-    if (p > 0) {
-        snprintf(why, cap, "%s: %.*f ms predicted, at most %.*f ms are asked for", rej->reason,
-                 digits, p, digits, o);
+    if (p > 0) { /* less than the objective: rows get the share of it that admission asks for */
+        snprintf(why, cap, "%s: %.*f ms predicted%s, at most %.*f ms are asked for", rej->reason,
+                 digits, p, p <= o ? " without rows that come later" : "", digits, o);
     } else {
         snprintf(why, cap, "%s", rej->reason);
     }

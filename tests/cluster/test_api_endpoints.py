@@ -293,6 +293,12 @@ def test_a_refusal_shows_by_how_much(cluster):
         status, _, body = cluster.request("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2}, {name: "0.005"})
         said = re.search(r"([0-9.]+) ms predicted, at most ([0-9.]+) ms are asked for", json.loads(body)["error"]["message"])
         assert status == 429 and said[2] == "0.005" and float(said[1]) > 0.005, body
+        # Admission asks for a share of the objective between tokens: a prediction below it is refused with that reason.
+        step = float(said[1])
+        for near in (1.02, 1.1, 1.2) if name == "x-slo-tbt-ms" else ():
+            status, _, body = cluster.request("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2}, {name: f"{near * step:.3f}"})
+            m = re.search(r"([0-9.]+) ms predicted( without rows that come later)?, at most ([0-9.]+)", body.decode())
+            assert m is None or (float(m[1]) <= float(m[3])) == bool(m[2]), body
 
 
 def test_api_keys(tmp_path):

@@ -605,6 +605,20 @@ static void test_terms_of_keys(void **state)
         assert_int_equal(ans.status, 400);
         assert_non_null(strstr(ans.body, "give a whole number from -2147483648 to 2147483647"));
     }
+    /* Which of two would be meant? */
+    static const char *const twice[] = {"x-priority: 1\r\nX-Priority: 2\r\n",
+                                        "x-slo-ttft-ms: 5\r\nx-slo-ttft-ms: 5000\r\n",
+                                        "x-baton-plan: 1\r\nx-baton-plan: 0\r\n"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(twice); i++) {
+        char headers[128];
+        snprintf(headers, sizeof(headers), FREE "%s", twice[i]);
+        assert_int_equal(begin_with(headers, "{\"prompt\":\"a\"}"), -1);
+        assert_int_equal(ans.status, 400);
+        assert_non_null(strstr(ans.body, "more than once, with different values"));
+    }
+    fd = begin_with(FREE "x-priority: 2\r\nx-priority: 2\r\n", "{\"prompt\":\"a\"}");
+    assert_int_equal(now->spec.priority, 2);
+    leave(fd);
 }
 
 static void expect_refused(const char *path, const char *word)
