@@ -2,6 +2,7 @@
  * SHA-256 digests are kept, compared in constant time. tenant=NAME names the tenant, whose cache
  * is kept apart from others'; without it the digest does, and every key is a tenant of its own. */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,7 +93,7 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
         seen |= 1u << i;
         char *end;
         double v = strtod(w + name + 1, &end);
-        bool is_whole = terms[i].offset != SIZE_MAX || v == (double)(int64_t)v;
+        bool is_whole = terms[i].offset != SIZE_MAX || v == floor(v);
         if (end == w + name + 1 || *end != '\0' || !(v >= terms[i].min && v <= terms[i].max) ||
             !is_whole) {
             snprintf(err, cap, "%.60s: give a%s number from %g to %g", w,
