@@ -366,15 +366,16 @@ static uint32_t choose_background(struct job *j, uint32_t decode, struct estimat
  * be nearly idle when it comes. */
 #define LATE_PRESSURE 0.25
 
-/* p: the best worker, where it would meet e. False: it is to be in time, or refused. */
+/* p: the best worker, where it would meet e. False: it is to be in time, or refused. Who has only
+ * waited too long is refused: at another time it could be in time. */
 static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct estimate *e,
                              struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *w = &j->s->workers[p];
-    double left = j->c->ttft_objective_ms - j->req->waited_ms - w->learned.overhead_ms;
+    double most = j->c->ttft_objective_ms - w->learned.overhead_ms;
     struct estimate b;
     if (!j->rule->mixed || !(j->c->background_share > 0) || j->c->ttft_objective_ms == 0 ||
-        e->prefill_ms <= left) {
+        e->prefill_ms <= most) {
         return false;
     }
     p = choose_background(j, d, &b);

@@ -525,7 +525,7 @@ static void test_late_is_not_never(void **state)
     static const struct {
         const struct bt_sched_policy *policy;
         double share;
-        size_t body_bytes;
+        size_t body_bytes; /* 0: not known */
         bool away;
     } rows[] = {{&bt_sched_baton, 0, 0, true},
                 {&bt_sched_cache_aware, 1, 0, true},

@@ -939,6 +939,9 @@ static void test_background(void **state)
     x.req.n_tokens = 3900; /* can be in time */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
+    x.req.waited_ms = 200; /* ... at another time, when it does not have to wait */
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    x.req.waited_ms = 0;
     /* Two workers have late prompts: whoever comes waits there, as the other two are to have none,
      * and behind all others. */
     x.req.n_tokens = 5000;
