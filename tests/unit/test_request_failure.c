@@ -25,6 +25,25 @@ static uint64_t begin(struct trio *x, struct client *c, uint32_t max_tokens, str
     return p->s.request;
 }
 
+/* ... on two nodes: on one they share its kvstore. Ties are drawn, so it takes some tries. */
+static uint64_t begin_apart(struct trio *x, struct client *c, uint32_t max_tokens, struct placed *p,
+                            struct placed *d)
+{
+    uint64_t id = begin(x, c, max_tokens, p, d);
+    while (p->kv == d->kv) {
+        bt_request_cancel(c->r);
+        say_ended(p->w, id, 1, BT_OK);
+        say_ended(d->w, id, 1, BT_OK);
+        until(&x->f, open_requests(&x->f) == 0);
+        client_cleanup(c);
+        for (int i = 0; i < x->f.n_fakes; i++) {
+            x->f.fakes[i].submits = 0;
+        }
+        id = begin(x, c, max_tokens, p, d);
+    }
+    return id;
+}
+
 static void test_decode_lost(void **state)
 {
     (void)state;
@@ -121,18 +140,7 @@ static void test_prefill_lost_late(void **state)
     trio_init(&x);
     struct client c;
     struct placed p, d;
-    uint64_t id = begin(&x, &c, 3, &p, &d);
-    while (p.kv == d.kv) { /* on one node they share: try for two */
-        bt_request_cancel(c.r);
-        say_ended(p.w, id, 1, BT_OK);
-        say_ended(d.w, id, 1, BT_OK);
-        until(&x.f, open_requests(&x.f) == 0);
-        client_cleanup(&c);
-        for (int i = 0; i < x.f.n_fakes; i++) {
-            x.f.fakes[i].submits = 0;
-        }
-        id = begin(&x, &c, 3, &p, &d);
-    }
+    uint64_t id = begin_apart(&x, &c, 3, &p, &d);
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     say_prefill_done(p.w, id, 1, 0, 0, 0);
     say_ended(p.w, id, 1, BT_OK);
@@ -309,7 +317,7 @@ static void test_statuses(void **state)
     say_ended(p2.w, id, 2, BT_ERR_EXHAUSTED);
     struct placed p3, d3;
     wait_plan(&x, 3, &p3, &d3);
-    /* The transfer's peer is lost: the sending side is avoided. */
+    /* The transfer is lost behind the first token: planned again with it. */
     say_token(p3.w, id, 3, 0, 300, BATON__FINISH__NOT_FINISHED);
     until(&x.f, c.n_tokens == 1);
     Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
@@ -334,6 +342,61 @@ static void test_statuses(void **state)
     until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 400);
     assert_non_null(strstr(c.message, "scripted"));
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* A hand-off failed, says the receiving kvstore: at its peer, which the next plan goes around, or
+ * by a fault of its own. */
+static void test_grant_failed(void **state)
+{
+    (void)state;
+    for (int peer = 0; peer < 2; peer++) {
+        struct trio x;
+        trio_init(&x);
+        struct client c;
+        struct placed p, d, p2, d2;
+        uint64_t id = begin_apart(&x, &c, 50, &p, &d);
+        Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
+        g.request = id;
+        g.epoch = 1;
+        g.status = peer ? BT_ERR_PEER_LOST : BT_ERR_DEVICE;
+        g.detail = (char *)"scripted";
+        to_conductor_k(d.kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+        wait_plan(&x, 2, &p2, &d2);
+        const struct fake *bad = peer ? p.kv : d.kv;
+        assert_true(p2.kv != bad && d2.kv != bad);
+        assert_int_equal(c.errors, 0);
+        bt_request_cancel(c.r);
+        client_cleanup(&c);
+        fixture_cleanup(&x.f);
+    }
+}
+
+/* The client has its tokens, and the numbers of usage are on their way from both sides: whoever is
+ * lost now has taken them along, and nobody waits for them. */
+static void test_lost_while_settling(void **state)
+{
+    (void)state;
+    struct trio x;
+    trio_init(&x);
+    struct client c;
+    struct placed p, d;
+    uint64_t id = begin_apart(&x, &c, 2, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    say_token(d.w, id, 1, 1, 301, BATON__FINISH__LENGTH);
+    until(&x.f, c.finishes == 1);
+    assert_int_equal(c.dones, 0); /* PrefillDone and FlowDone are missing */
+    fake_kill(p.w);
+    until(&x.f, !fake_up(p.w));
+    assert_int_equal(c.dones, 0);
+    fake_kill(d.kv);
+    until(&x.f, c.dones == 1);
+    assert_int_equal(c.n_tokens, 2);
+    assert_int_equal(c.usage.completion_tokens, 2);
+    assert_int_equal(c.usage.replans, 0);
+    say_ended(d.w, id, 1, BT_OK);
+    until(&x.f, open_requests(&x.f) == 0);
     client_cleanup(&c);
     fixture_cleanup(&x.f);
 }
@@ -424,6 +487,8 @@ int main(void)
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_stall),
         cmocka_unit_test(test_statuses),
+        cmocka_unit_test(test_grant_failed),
+        cmocka_unit_test(test_lost_while_settling),
         cmocka_unit_test(test_ended_short),
         cmocka_unit_test(test_replans_are_bounded),
         cmocka_unit_test(test_strangers),
