@@ -38,7 +38,10 @@ static double take_first(struct bt_sched_backlog *q, struct steps *s)
     s->b.n = 0;
     bt_list_for_each (l, &q->prompts) {
         struct bt_sched_prompt *p = BT_CONTAINER_OF(l, struct bt_sched_prompt, link);
-        if (p->priority < BT_SCHED_CLASS_LATE && s->b.n < BT_BATCH_AHEAD_SEQS) {
+        if (s->b.n == BT_BATCH_AHEAD_SEQS) {
+            break;
+        }
+        if (p->priority < BT_SCHED_CLASS_LATE) {
             insert(s, p);
             alone_ms += p->alone_ms;
         }
