@@ -20,16 +20,21 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
 from local_cluster import ROOT, Cluster  # noqa: E402
 
-SCALE = 32
+SCALE = 32  # so many of the trace's tokens are one of ours
 PACE = "500,45"
 
 
-def prompt_of(rec):
+def load(path, wanted):
+    with open(path) as f:
+        return [json.loads(line) for line in f][:wanted]
+
+
+def prompt_of(rec, scale):
     """Token ids: each block's are drawn from its hash, so equal prefixes stay equal."""
-    n, ids = max(2, rec["input_length"] // SCALE), []
+    n, ids = max(2, rec["input_length"] // scale), []
     for h in rec["hash_ids"]:
         r = random.Random(h)
-        ids += [r.randrange(300, 1500) for _ in range(512 // SCALE)]
+        ids += [r.randrange(300, 1500) for _ in range(512 // scale)]
     while len(ids) < n:
         ids.append(300 + len(ids) % 1000)
     return ids[:n]
@@ -58,28 +63,13 @@ def write_csv(path, plans):
             out.writerow([f"{at:.3f}", n, tokens, p["prefill"], p["decode"], *(p[w][k] for w in ("predicted", "actual") for k in keys)])
 
 
-def main():
-    path = None
-    if len(sys.argv) > 2 and sys.argv[1] == "--csv":
-        path = sys.argv[2]
-        del sys.argv[1:3]
-    trace = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests", "sim", "small.jsonl")
-    wanted = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 60
-    with open(trace) as f:
-        trace = [json.loads(line) for line in f][:wanted]
-    first = trace[0]["timestamp"]
-    stretch = seconds * 1e3 / max(1, trace[-1]["timestamp"] - first)
-    more, name, engine = sys.argv[4:], "predict", "threads=1"  # four workers on few cores
-    if more and more[0].split("=")[0] == "paced":
-        os.environ["BATON_NULL_PACE"] = more[0].partition("=")[2] or PACE
-        more, name, engine = more[1:], "predict_paced", "device=null"
-    more = [x for role in ("prefill", "decode") for x in ("--set", f"{role}.engine.{engine}")] + more
-    c = Cluster("--nodes", "2", "--prefill", "2", "--decode", "2", *more)
+def replay(c, trace, seconds, scale=SCALE, shorter=8, longest_answer=64):
+    """Sends the trace's requests to cluster c within so many seconds, answers so many times shorter. Returns for each:
+    when, tokens of the prompt and asked for, the plan with what came of it (None: it failed)."""
     plans, lock = [], threading.Lock()
 
     def one(rec, at):
-        tokens = max(2, min(64, rec["output_length"] // 8))
+        tokens = max(2, min(longest_answer, rec["output_length"] // shorter))
         try:
             status, _, data = c.request("POST", "/v1/completions", {
                 "prompt": rec["prompt"], "max_tokens": tokens, "temperature": 0, "ignore_eos": True}, {"x-baton-plan": "1"})
@@ -90,25 +80,26 @@ def main():
         with lock:
             plans.append((at, len(rec["prompt"]), tokens, p))
 
-    try:
-        limit = c.request("GET", "/v1/models")[2]
-        longest = json.loads(limit)["data"][0].get("max_model_len", 1024) - 70
-        trace = [r for r in trace if r["input_length"] // SCALE < longest]
-        for r in trace:
-            r["prompt"] = prompt_of(r)
-        start, threads = time.monotonic(), []
-        for i, rec in enumerate(trace):
-            at = (rec["timestamp"] - first) * stretch / 1e3 + i * 1e-3  # the trace's ticks hold many at once
-            time.sleep(max(0, start + at - time.monotonic()))
-            threads.append(threading.Thread(target=one, args=(rec, at)))
-            threads[-1].start()
-        for t in threads:
-            t.join()
-    finally:
-        c.stop()
-    plans.sort(key=lambda x: x[0])
+    limit = c.request("GET", "/v1/models")[2]
+    longest = json.loads(limit)["data"][0].get("max_model_len", 1024) - longest_answer - 6
+    first = trace[0]["timestamp"]
+    stretch = seconds * 1e3 / max(1, trace[-1]["timestamp"] - first)
+    trace = [dict(r, prompt=prompt_of(r, scale)) for r in trace if r["input_length"] // scale < longest]
+    start, threads = time.monotonic(), []
+    for i, rec in enumerate(trace):
+        at = (rec["timestamp"] - first) * stretch / 1e3 + i * 1e-3  # the trace's ticks hold many at once
+        time.sleep(max(0, start + at - time.monotonic()))
+        threads.append(threading.Thread(target=one, args=(rec, at)))
+        threads[-1].start()
+    for t in threads:
+        t.join()
+    return sorted(plans, key=lambda x: x[0])
+
+
+def report(plans, name, path=None):
+    """Prints parts and errors, and their bench lines; path: a CSV of each request's parts."""
     good = [x for x in plans if x[3] is not None and x[3]["replans"] == 0]
-    print(f"{len(trace)} requests, {len([x for x in plans if x[3] is None])} failed, {len(good)} as planned; load average "
+    print(f"{len(plans)} requests, {len([x for x in plans if x[3] is None])} failed, {len(good)} as planned; load average "
           f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if path:
         write_csv(path, good)
@@ -130,4 +121,26 @@ def main():
         print(f"bench,{name}_{what[:-3]}_error_p90,{100 * p90:.1f},%,aim 40,{p90 / 0.40:.2f}")
 
 
-main()
+def main():
+    path = None
+    if len(sys.argv) > 2 and sys.argv[1] == "--csv":
+        path = sys.argv[2]
+        del sys.argv[1:3]
+    trace = load(sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests", "sim", "small.jsonl"),
+                 int(sys.argv[2]) if len(sys.argv) > 2 else 200)
+    seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 60
+    more, name, engine = sys.argv[4:], "predict", "threads=1"  # four workers on few cores
+    if more and more[0].split("=")[0] == "paced":
+        os.environ["BATON_NULL_PACE"] = more[0].partition("=")[2] or PACE
+        more, name, engine = more[1:], "predict_paced", "device=null"
+    more = [x for role in ("prefill", "decode") for x in ("--set", f"{role}.engine.{engine}")] + more
+    c = Cluster("--nodes", "2", "--prefill", "2", "--decode", "2", *more)
+    try:
+        plans = replay(c, trace, seconds)
+    finally:
+        c.stop()
+    report(plans, name, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,12 +2,13 @@
 """The whole cluster with the cuda engine, from an unpacked bundle, on a machine with a Hopper GPU that all workers share.
 
     tests/gpu/cluster.py BUNDLE [--device null] [--only-killed | --only-bench] [--bench C,C...] [--nodes 1 | --mixed N]
-                         [--rates R,R... --lengths FILE [--gpus 2]] [--kv-dtype fp8]
+                         [--rates R,R... --lengths FILE [--gpus 2]] [--predict TRACE.jsonl] [--kv-dtype fp8]
 
 Small model: reference outputs cold, warm and eight at once, sampling, KV between the nodes, kill -9 of a decode
 worker under streams. --bench: then a Llama-3-8B shape with random weights, baton-bench at those concurrencies, 1,000
 tokens in and out; --mixed: with one worker that prefills and decodes in the same steps. --rates: Poisson arrivals
-with the lengths of a trace; --gpus 2: one worker that prefills and one that decodes, with --mixed two that do both,
+with the lengths of a trace; --predict: requests of a trace at a quarter of their length, predictions against what
+came (tests/bench/predict.py); --gpus 2: one worker that prefills and one that decodes, with --mixed two that do both,
 each on a GPU of its own. Every check is made; exit
 status 1 if one failed. --device null tries this script without a GPU: what compares tokens fails then.
 """
@@ -292,6 +293,11 @@ def bench(start, bundle, o):
                 p = subprocess.run([os.path.join(bundle, "bin", "baton-bench"), "serve", "--url", r.c.url, "--trace", trace,
                                     "--longest", "8000", "--ttft", "1000", "--tbt", "50"], timeout=240)
                 check(f"baton-bench at {rate}/s", p.returncode == 0)
+            if o.predict:
+                import predict
+                plans = predict.replay(r.c, predict.load(o.predict, o.predicted), o.seconds, 4, 1, 512)
+                check("predicted", all(x[3] for x in plans))
+                predict.report(plans, "predict_gpu", os.environ.get("OUT") and os.path.join(os.environ["OUT"], "predict.csv"))
             for c in [1, *(int(c) for c in o.bench.split(","))] if o.bench else []:
                 print(f"== concurrency {c}", flush=True)
                 p = subprocess.run([os.path.join(bundle, "bin", "baton-bench"), "serve", "--url", r.c.url, "--input", "1000",
@@ -325,6 +331,8 @@ def main():
     p.add_argument("--requests", type=int, default=2, help="of each stream of the bench")
     p.add_argument("--rates", default="", metavar="R,R...", help="Poisson arrivals, requests a second")
     p.add_argument("--lengths", metavar="FILE", help="Azure trace whose lengths the requests have")
+    p.add_argument("--predict", metavar="TRACE", help="of Mooncake's form")
+    p.add_argument("--predicted", type=int, default=200, help="so many requests of it, within --seconds")
     p.add_argument("--seconds", type=float, default=25, help="of arrivals at each rate")
     p.add_argument("--gpus", type=int, default=1, choices=[1, 2], help="of the bench")
     p.add_argument("--kv-dtype", default="f16", choices=["f16", "fp8"], help="of the bench")
@@ -337,7 +345,7 @@ def main():
         bundle = two_gpus(bundle, top.name)
         os.environ["BATON_PAIR"] = "roles" if o.mixed is None else "both"
     os.environ["BUILD"] = os.environ["BATON_PREFIX"] = bundle
-    sys.path.insert(0, os.path.join(HERE, "..", "cluster"))
+    sys.path[:0] = [os.path.join(HERE, "..", "cluster"), os.path.join(HERE, "..", "bench")]
     import conftest
     from restarts import Restarts
     refs = conftest.golden("shakespeare-llama-6m.json")
@@ -375,7 +383,7 @@ def main():
         if not o.only_killed:
             stage("small", small)
         stage("killed", lambda: killed(start))
-    if o.bench or o.rates:
+    if o.bench or o.rates or o.predict:
         stage("bench", lambda: bench(start, bundle, o))
     print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all good")
     return 1 if failed else 0
