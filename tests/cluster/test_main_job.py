@@ -162,16 +162,26 @@ def test_a_client_that_goes_away_frees_everything(make_cluster):
         writing = sum(m['baton_pool_slots{state="writing"}'] for m in k)
         return running, pages, leases, writing
 
+    def start(prompt):
+        return c.stream("/v1/completions", {"prompt": prompt + str(time.time()), "max_tokens": 4000,
+                                            "temperature": 0, "ignore_eos": True})
+
+    def seen_under_way(prompt):
+        """A stream that holds something while somebody looks: on a busy machine it may be over before."""
+        stream = start(prompt)
+        for _ in range(3):
+            next(stream)
+        if state() != (0, 0, 0, 0):
+            return stream
+        stream.close()
+        return None
+
     for prompt in ("short", "O for a Muse of fire " * 250):
         for wait_for_first in (False, True):
-            stream = c.stream("/v1/completions",
-                              {"prompt": prompt + str(time.time()), "max_tokens": 4000,
-                               "temperature": 0, "ignore_eos": True})
             if wait_for_first:
-                for _ in range(3):
-                    next(stream)
-                assert state() != (0, 0, 0, 0)
+                stream = wait_for(lambda p=prompt: seen_under_way(p), 120, "a request that is seen under way")
             else:
+                stream = start(prompt)
                 t = threading.Thread(target=lambda s=stream: next(s, None), daemon=True)
                 t.start()
                 time.sleep(0.02)
