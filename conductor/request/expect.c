@@ -1,6 +1,6 @@
 /* What this conductor expects, for admission: how long rows go on (survival estimates), which ones
- * are on their way out of prefill (forecast), and what is asked for of both stages (demand,
- * decodes). Loop thread. */
+ * are on their way out of prefill (forecast), and what is asked for of both stages (demand; decodes
+ * and let_in). Loop thread. */
 #include "conductor/request/request_priv.h"
 
 #define BUCKET_MS 100.0        /* of the forecast: 51 s ahead */
@@ -21,6 +21,7 @@ void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
     bt_sched_forecast_init(&rs->forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
     bt_sched_demand_init(&rs->demand, DEMAND_MS);
     bt_sched_demand_init(&rs->decodes, DEMAND_MS);
+    bt_sched_demand_init(&rs->let_in, DEMAND_MS);
 }
 
 void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sched_snapshot *s)
@@ -29,14 +30,20 @@ void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sch
     s->forecast = &rs->forecast;
     s->demand = &rs->demand;
     s->decodes = &rs->decodes;
+    s->let_in = &rs->let_in;
 }
 
-void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work)
+void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work,
+                      bool let_in)
 {
     if (!k->demanded) {
         bt_sched_demand_note(&k->r->rs->demand, ms_of(now_ns), compute_ms);
-        bt_sched_demand_note(&k->r->rs->decodes, ms_of(now_ns), decode_work);
         k->demanded = true;
+    }
+    if (let_in && !k->let_in) {
+        bt_sched_demand_note(&k->r->rs->let_in, ms_of(now_ns), compute_ms);
+        bt_sched_demand_note(&k->r->rs->decodes, ms_of(now_ns), decode_work);
+        k->let_in = true;
     }
 }
 

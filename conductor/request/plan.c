@@ -319,7 +319,7 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, double 
     bool planned = verdict == BT_SCHED_PLANNED;
     if (planned ? !plan->background : verdict == BT_SCHED_OVERLOADED) {
         bt_expect_demand(k, now_ns, planned ? plan->compute_ms : rej->compute_ms,
-                         planned ? plan->decode_work : rej->decode_work);
+                         planned ? plan->decode_work : rej->decode_work, planned || rej->by_decode);
     }
     if (explain) {
         bt_explain_note(k, v, &params, &req, planned ? plan : NULL, rej);

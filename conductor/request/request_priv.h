@@ -112,7 +112,8 @@ struct bt_lane {
         uint64_t incarnation, until_ns;
     } avoid[AVOID_MAX];
     uint32_t n_avoid, replans;
-    bool demanded;         /* it is in rs->demand and rs->decodes */
+    bool demanded;         /* it is in rs->demand */
+    bool let_in;           /* ... and in rs->let_in and rs->decodes */
     bool starved;          /* somebody had no room for it; in rs->starved unless it is the probe */
     uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
     uint64_t plan_at_ns;   /* not before */
@@ -203,7 +204,8 @@ struct bt_requests {
     struct bt_sched_survival survival;
     struct bt_sched_forecast forecast; /* of the decode pool */
     struct bt_sched_demand demand;     /* of prefills */
-    struct bt_sched_demand decodes;    /* of decode workers' time */
+    struct bt_sched_demand decodes;    /* of decode workers' time ... */
+    struct bt_sched_demand let_in;     /* ... and of prefills, by the same requests */
     uint64_t learned_ns;
     uint64_t short_log_ns; /* when it was said that places are short; 0: never */
     struct bt_replicate {
@@ -346,8 +348,9 @@ void bt_expect_init(struct bt_requests *rs, uint64_t now_ns);
 /* Into the snapshot: its clock, the forecast, what is asked for of both stages. */
 void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sched_snapshot *s);
 /* Its prefill would take so long, its rows so much of a decode worker: counted once, planned or
- * refused. */
-void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work);
+ * refused. let_in: prefill workers do not refuse it, so decode workers are asked for it. */
+void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work,
+                      bool let_in);
 /* How long the lane's answer may get, as a quantile. */
 void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req);
 void bt_expect_planned(struct bt_flight *f, uint64_t now_ns);

@@ -62,6 +62,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
         never ? "the time between tokens would miss its objective without other rows, too"
               : "the time between tokens would miss its objective");
     r->miss = BT_SCHED_MISS_TBT;
+    r->by_decode = true;
     r->predicted_ms = tbt_ms;
     r->objective_ms = c->tbt_objective_ms;
     return v;
@@ -161,11 +162,6 @@ static bt_sched_verdict_t check_expected(const struct bt_sched_params *c,
                                          struct bt_sched_reject *r)
 {
     bool nobody = false;
-    *full_p = 0;
-    bt_sched_verdict_t v = check_ttft(c, plan, r);
-    if (v != BT_SCHED_PLANNED) {
-        return v;
-    }
     double tbt_ms = expected_tbt_ms(c, s, req, plan, full_p, &nobody);
     return check_tbt(c, s, tbt_ms, nobody, r);
 }
@@ -176,7 +172,8 @@ static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
                                         const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
     double full;
-    return check_expected(c, s, req, plan, &full, r);
+    bt_sched_verdict_t v = check_ttft(c, plan, r);
+    return v == BT_SCHED_PLANNED ? check_expected(c, s, req, plan, &full, r) : v;
 }
 
 /* Takes too much of a stage: retry when that has shrunk to where this request would be let in. */
@@ -196,39 +193,66 @@ static const char large_row[] = "its KV is too large for decode workers as full 
 /* Decode workers that are expected to be less full than this have no price. */
 #define DECODE_FREE 0.7
 
+/* Of the decode workers' time that is asked for, the share that they have: in a full worker's step
+ * of such rows all of its places or pages get on by a token. What is asked for comes to them no
+ * faster than prefill workers compute it. 1: all of it. */
+static double decode_share(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                           const struct bt_sched_request *req, const struct bt_sched_plan *plan)
+{
+    double n_prefill = 0, n_decode = 0;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        n_prefill += s->workers[i].prefill;
+        n_decode += s->workers[i].decode;
+    }
+    double step = bt_sched_full_step_ms(c, &s->workers[plan->decode], req);
+    double least =
+        BT_MAX(plan->row_ms, BURST_MS); /* rows share a worker for as long as they live */
+    double asked = bt_sched_demand_rate(s->decodes, s->now_ms, least), prefills = 0;
+    if (s->let_in != NULL) {
+        prefills = bt_sched_demand_rate(s->let_in, s->now_ms, least);
+    }
+    double have = 100 * n_decode / step * BT_MAX(prefills / BT_MAX(n_prefill, 1), 1);
+    return asked > have ? have / asked : 1;
+}
+
 /* The other stage's price: of the decode workers' time and room that is asked for the share ((1 -
- * full) / (1 - DECODE_FREE))^demand_price comes in, what takes least of it first. Where all take
- * as much nobody is refused for it: what is cheaper by less than a bucket does not count. */
+ * full) / (1 - DECODE_FREE))^demand_price comes in, and no more than they have, what takes least of
+ * it first. Where all take as much nobody is refused for it: what is cheaper by less than a bucket
+ * does not count. */
 static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
                                              const struct bt_sched_snapshot *s,
+                                             const struct bt_sched_request *req,
                                              const struct bt_sched_plan *plan, double full,
                                              struct bt_sched_reject *r)
 {
     if (s->decodes == NULL || c->demand_price <= 0 || full <= DECODE_FREE) {
         return BT_SCHED_PLANNED;
     }
-    double share = pow(BT_MAX(1 - full, 0) / (1 - DECODE_FREE), c->demand_price);
     double below = bt_sched_demand_below(s->decodes, plan->decode_work * BT_DEMAND_STEP);
-    if (below <= share) {
+    double free = BT_MAX(1 - full, 0) / (1 - DECODE_FREE);
+    double share = decode_share(c, s, req, plan), shrink = 0;
+    if (below > pow(free, c->demand_price)) {
+        double then = 1 - (1 - DECODE_FREE) * pow(below, 1 / c->demand_price);
+        shrink = s->forecast != NULL ? s->forecast->life_ms * log(full / then) : 0;
+    } else if (below > share) { /* what was asked for fades */
+        shrink = s->decodes->window_ms * log(below / share);
+    } else {
         return BT_SCHED_PLANNED;
     }
-    double then = 1 - (1 - DECODE_FREE) * pow(below, 1 / c->demand_price);
-    double life = s->forecast != NULL ? s->forecast->life_ms : 0;
-    return too_dear(r, large_row, 0, 0, life * log(full / then));
+    bt_sched_verdict_t v = too_dear(r, large_row, 0, 0, shrink);
+    r->by_decode = true;
+    return v;
 }
 
-static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
-                                       const struct bt_sched_snapshot *s,
-                                       const struct bt_sched_request *req,
-                                       const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+/* A queue of prefills is a price, of long ones first. */
+static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
+                                              const struct bt_sched_snapshot *s,
+                                              const struct bt_sched_request *req,
+                                              const struct bt_sched_plan *plan,
+                                              struct bt_sched_reject *r)
 {
-    double full = 0;
-    bt_sched_verdict_t v = check_expected(c, s, req, plan, &full, r);
-    if (v == BT_SCHED_PLANNED) {
-        v = check_decode_price(c, s, plan, full, r);
-    }
-    if (v != BT_SCHED_PLANNED || c->ttft_objective_ms == 0 || plan->background) {
-        return v;
+    if (c->ttft_objective_ms == 0 || plan->background) {
+        return BT_SCHED_PLANNED;
     }
     double objective = c->ttft_objective_ms, left = objective - plan->queue_ms - req->waited_ms;
     double queue = BT_MAX(plan->queue_ms - BURST_MS, 0), free = BT_MAX(1 - queue / objective, 0);
@@ -241,13 +265,29 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
         return BT_SCHED_PLANNED;
     }
     double below = bt_sched_demand_below(s->demand, plan->compute_ms);
-    if (below > pow(free, c->demand_price)) {
-        double then = BURST_MS + objective * (1 - pow(below, 1 / c->demand_price));
-        return too_dear(r, long_prefill, plan->compute_ms,
-                        bt_sched_demand_at(s->demand, pow(free, c->demand_price)),
-                        plan->queue_ms - then);
+    if (below <= pow(free, c->demand_price)) {
+        return BT_SCHED_PLANNED;
     }
-    return BT_SCHED_PLANNED;
+    double then = BURST_MS + objective * (1 - pow(below, 1 / c->demand_price));
+    return too_dear(r, long_prefill, plan->compute_ms,
+                    bt_sched_demand_at(s->demand, pow(free, c->demand_price)),
+                    plan->queue_ms - then);
+}
+
+static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
+                                       const struct bt_sched_snapshot *s,
+                                       const struct bt_sched_request *req,
+                                       const struct bt_sched_plan *plan, struct bt_sched_reject *r)
+{
+    double full = 0;
+    bt_sched_verdict_t v = check_ttft(c, plan, r);
+    if (v == BT_SCHED_PLANNED) {
+        v = check_prefill_price(c, s, req, plan, r);
+    }
+    if (v == BT_SCHED_PLANNED) {
+        v = check_expected(c, s, req, plan, &full, r);
+    }
+    return v == BT_SCHED_PLANNED ? check_decode_price(c, s, req, plan, full, r) : v;
 }
 
 bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,

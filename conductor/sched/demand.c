@@ -4,8 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#define PER_OCTAVE 4.0    /* buckets */
-#define LEAST_MS   1000.0 /* a rate is over no less: one request at the start is none */
+#define PER_OCTAVE 4.0 /* buckets */
 
 void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms)
 {
@@ -43,11 +42,11 @@ static double whole(const struct bt_sched_demand *d)
     return all;
 }
 
-double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms)
+double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms, double least_ms)
 {
     /* Had it come steadily since the first request, work of so long would not have faded. */
     double since = d->began_ms < 0 ? 0 : now_ms - d->began_ms;
-    double kept = d->window_ms * (1 - exp(-BT_MAX(since, LEAST_MS) / d->window_ms));
+    double kept = d->window_ms * (1 - exp(-BT_MAX(since, least_ms) / d->window_ms));
     return whole(d) / kept;
 }
 

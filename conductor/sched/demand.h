@@ -20,9 +20,9 @@ struct bt_sched_demand {
 void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms);
 /* A request has arrived that would take so much. */
 void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double work);
-/* Work asked for in a ms, of late. Of prefills: so many workers it would keep busy. 0 if nothing
- * was. */
-double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms);
+/* Work asked for in a ms, of late, over no less than least_ms: one request at the start is no rate.
+ * Of prefills: so many workers it would keep busy. 0 if nothing was. */
+double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms, double least_ms);
 /* The share of the work asked for that lies in requests which take less than this one, and half of
  * that in those which take about as much. 0 if nothing was asked for. */
 double bt_sched_demand_below(const struct bt_sched_demand *d, double work);

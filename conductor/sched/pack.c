@@ -18,6 +18,7 @@
  * params.pack_share. */
 #define SHARE_IDLE 0.5
 #define ASKED_IDLE 0.5
+#define ASKED_MS   1000.0 /* ... over no less */
 
 /* Of a worker's pages and places so much is taken, counting rows on their way as rows. */
 #define FULL 0.9
@@ -72,7 +73,8 @@ static double most_step_ms(const struct job *j)
 {
     double share = j->c->pack_share, idle = BT_MIN(SHARE_IDLE, share), asked = 1;
     if (j->s->demand != NULL) {
-        asked = bt_sched_demand_rate(j->s->demand, j->s->now_ms) / BT_MAX(j->n_prefill, 1u);
+        asked =
+            bt_sched_demand_rate(j->s->demand, j->s->now_ms, ASKED_MS) / BT_MAX(j->n_prefill, 1u);
     }
     double busy = BT_MIN(BT_MAX((asked - ASKED_IDLE) / (1 - ASKED_IDLE), 0), 1);
     return j->c->tbt_objective_ms * (idle + busy * (share - idle));

@@ -81,7 +81,9 @@ struct bt_sched_snapshot {
     double now_ms;          /* on the forecast's clock */
     const struct bt_sched_forecast *forecast; /* of the decode pool; NULL: not kept */
     const struct bt_sched_demand *demand;     /* of prefills; NULL: not kept */
-    const struct bt_sched_demand *decodes;    /* of decode workers' time; NULL: not kept */
+    const struct bt_sched_demand *decodes;    /* of decode workers' time, by those whose prefill is
+                                                 let in; NULL: not kept */
+    const struct bt_sched_demand *let_in;     /* ... and of prefills, by the same */
 };
 
 struct bt_sched_request {
@@ -191,6 +193,7 @@ struct bt_sched_reject {
     /* OVERLOADED: what would be missed, and by how much; 0: it is no time */
     double predicted_ms, objective_ms;
     double compute_ms, decode_work; /* OVERLOADED: the plan's */
+    bool by_decode; /* OVERLOADED: decode workers refuse it; its prefill would be let in */
 };
 
 /* A policy. place returns BT_SCHED_PLANNED and fills plan_p, or another verdict and fills
@@ -250,7 +253,8 @@ extern const struct bt_sched_admission bt_sched_admit_predict;
  * first. Under overload many short prefills then take the place of few long ones, and the price
  * settles where what is admitted is what can be served. Decode workers have such a price too
  * (snapshot.decodes): the fuller they are expected to be at the end of the prefill, the less of
- * their pages or places a row may take. */
+ * their pages or places a row may take, and of what is asked of them no more comes in than they
+ * can serve. */
 extern const struct bt_sched_admission bt_sched_admit_priced;
 
 /* The second question of an admission with at_decode: may worker `decode` of snap have the row? */

@@ -71,6 +71,19 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     bt_sim_compute_queue(s, id);
 }
 
+/* What is asked of both stages; of decode workers only what prefill workers let in. */
+static void note_demand(struct sim *s, const struct bt_sched_plan *plan, bool let_in)
+{
+    if (plan->background) {
+        return;
+    }
+    bt_sched_demand_note(&s->demand, s->now_ms, plan->compute_ms);
+    if (let_in) {
+        bt_sched_demand_note(&s->let_in, s->now_ms, plan->compute_ms);
+        bt_sched_demand_note(&s->decodes, s->now_ms, plan->decode_work);
+    }
+}
+
 void bt_sim_arrive(struct sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
@@ -82,13 +95,11 @@ void bt_sim_arrive(struct sim *s, uint32_t id)
         finish(s, id, BT_SIM_REFUSED_OTHER);
         return;
     }
-    if (!plan.background) {
-        bt_sched_demand_note(&s->demand, s->now_ms, plan.compute_ms);
-        bt_sched_demand_note(&s->decodes, s->now_ms, plan.decode_work);
-    }
     rec->plan_ttft_ms = plan.ttft_ms;
     rec->plan_tbt_ms = plan.tbt_ms;
-    if (s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) != BT_SCHED_PLANNED) {
+    bool in = s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) == BT_SCHED_PLANNED;
+    note_demand(s, &plan, in || rej.by_decode);
+    if (!in) {
         static const bt_sim_outcome_t why[] = {[BT_SCHED_MISS_TTFT] = BT_SIM_REFUSED_TTFT,
                                                [BT_SCHED_MISS_TBT] = BT_SIM_REFUSED_TBT,
                                                [BT_SCHED_MISS_PRICE] = BT_SIM_REFUSED_PRICE};

@@ -33,13 +33,15 @@ void bt_sim_show_init(struct sim *s)
     s->forecast.one_life = !s->o->lengths;
     bt_sched_demand_init(&s->demand, DEMAND_MS);
     bt_sched_demand_init(&s->decodes, DEMAND_MS);
+    bt_sched_demand_init(&s->let_in, DEMAND_MS);
     s->snap = (struct bt_sched_snapshot){.workers = s->workers,
                                          .n_workers = s->n,
                                          .kvstores = s->kvstores,
                                          .n_kvstores = s->n,
                                          .forecast = &s->forecast,
                                          .demand = &s->demand,
-                                         .decodes = &s->decodes};
+                                         .decodes = &s->decodes,
+                                         .let_in = &s->let_in};
     s->params = params_of(s->c, s->o);
 }
 

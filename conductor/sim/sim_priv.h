@@ -93,7 +93,7 @@ struct sim {
     struct bt_sched_snapshot snap;
     struct bt_sched_params params;
     struct bt_sched_forecast forecast;
-    struct bt_sched_demand demand, decodes;
+    struct bt_sched_demand demand, decodes, let_in;
     struct lengths lengths;
 
     double sample_at_ms;

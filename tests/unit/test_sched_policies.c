@@ -852,6 +852,7 @@ static void test_priced(void **state)
             assert_true(rej.retry_after_s >= 1 && rej.retry_after_s <= 2);
             assert_float_equal(rej.objective_ms, 1500, 1e-6);
             assert_int_equal(rej.miss, BT_SCHED_MISS_PRICE);
+            assert_false(rej.by_decode);
         }
         assert_int_equal(bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_predict, &x.c, &x.s,
                                          &x.req, &plan, &rej),
@@ -935,6 +936,7 @@ static void test_background(void **state)
     x.c.background_share = 0; /* as it was ever */
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     assert_int_equal(rej.miss, BT_SCHED_MISS_TTFT);
+    assert_false(rej.by_decode);
     x.c.background_share = 0.5;
     x.req.n_tokens = 3900; /* can be in time */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
@@ -1046,6 +1048,7 @@ static void test_pages_then(void **state)
         bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_OVERLOADED);
     assert_int_equal(rej.miss, BT_SCHED_MISS_TBT);
+    assert_true(rej.by_decode);
     assert_true(rej.predicted_ms >= 500 && rej.retry_after_s >= 1);
     for (uint32_t i = N_P; i < N; i++) { /* but for rows that would make way */
         x.w[i].yield_rows = 5;
