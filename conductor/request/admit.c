@@ -2,11 +2,13 @@
  * (planning), for room (starved).
  *
  * A kvstore or worker that is full says so (ERR_EXHAUSTED). Its request tries whoever else could
- * take it, and when all of those are full too it waits here, in order of class and arrival; newer
- * ones queue up behind it, so that small requests do not starve a large one. Only the first of the
- * queue, the probe, is tried: when somebody has given room back, and otherwise after a growing
- * pause (others' conductors free room as well). Once it has its slots the next one is tried. So a
- * full cluster sees one reservation at a time, whatever the length of the queue. Loop thread. */
+ * take it, and when all of those are full too it waits here; newer ones of its tenant and class
+ * queue up behind it, so that small requests do not starve a large one, and tenants take turns as
+ * for a place: else one who has filled the room would be served for all that he has sent before
+ * another gets any. Only the first whose turn it is, the probe, is tried: when somebody has given
+ * room back, and otherwise after a growing pause (others' conductors free room as well). Once it
+ * has its slots the next one is tried. So a full cluster sees one reservation at a time, whatever
+ * the length of the queue. Loop thread. */
 #include <math.h>
 
 #include "conductor/request/request_priv.h"
@@ -103,13 +105,14 @@ static struct bt_sched_turn turn_of(const struct bt_lane *k)
                                   r->arrival};
 }
 
-/* Whose turn it is among those who wait for a place, or (last) who would be the last. */
-static struct bt_lane *pick_waiting(const struct bt_requests *rs, bool last)
+/* Whose turn it is among those who wait for a place or for room, or (last) who would be the last.
+ */
+static struct bt_lane *pick(struct bt_list *queue, bool last)
 {
     struct bt_lane *best = NULL;
     struct bt_sched_turn best_turn = {0};
     struct bt_list *l;
-    bt_list_for_each (l, &rs->waiting) {
+    bt_list_for_each (l, queue) {
         struct bt_lane *k = queued_of(l);
         struct bt_sched_turn t = turn_of(k);
         bool better = best != NULL && (last ? bt_sched_turn_before(&best_turn, &t)
@@ -125,7 +128,7 @@ static struct bt_lane *pick_waiting(const struct bt_requests *rs, bool last)
 /* The queue is full: one of a lower class gives its place in it to r. */
 static bool displace(const struct bt_request *r)
 {
-    struct bt_lane *k = pick_waiting(r->rs, true);
+    struct bt_lane *k = pick(&r->rs->waiting, true);
     if (k == NULL || k->r->spec.priority <= r->spec.priority) {
         return false;
     }
@@ -207,13 +210,6 @@ void bt_requests_uncount(struct bt_request *r)
 
 /* ---- room ---- */
 
-/* By class, then by arrival: a large one is not overtaken by small ones of its own class. */
-static bool goes_before(const struct bt_request *a, const struct bt_request *b)
-{
-    return a->spec.priority != b->spec.priority ? a->spec.priority < b->spec.priority
-                                                : a->arrival < b->arrival;
-}
-
 void bt_requests_starve(struct bt_lane *k, uint64_t now_ns)
 {
     struct bt_requests *rs = k->r->rs;
@@ -227,21 +223,21 @@ void bt_requests_starve(struct bt_lane *k, uint64_t now_ns)
         rs->probe_at_ns = now_ns + (uint64_t)PROBE_FIRST_MS * 1000000;
     }
     bt_requests_unqueue(k);
+    /* It was not served: a try that found no room costs its tenant nothing. */
+    bt_sched_fair_serve(&rs->fair, k->r->tenant, -(double)k->charged, k->r->spec.weight);
+    k->charged = 0;
     k->starved = true;
     if (k->queued_ns == 0) {
         k->queued_ns = now_ns;
     }
-    struct bt_list *at = rs->starved.prev; /* most come in order: look from the end */
-    while (at != &rs->starved && goes_before(k->r, queued_of(at)->r)) {
-        at = at->prev;
-    }
-    bt_list_insert_head(at, &k->queue); /* right behind `at` */
+    bt_list_insert_tail(&rs->starved, &k->queue);
     rs->n_starved++;
 }
 
 void bt_requests_fits(struct bt_lane *k)
 {
     k->starved = false;
+    k->charged = 0;
     if (k->r->rs->probe == k) {
         k->r->rs->probe = NULL;
         bt_requests_room(k->r->rs); /* perhaps there is more */
@@ -273,10 +269,13 @@ void bt_requests_nobody(struct bt_requests *rs)
 
 static void try_probe(struct bt_requests *rs, uint64_t now_ns)
 {
-    if (rs->probe != NULL || bt_list_empty(&rs->starved) || now_ns < rs->probe_at_ns) {
+    struct bt_lane *k = NULL;
+    if (rs->probe == NULL && now_ns >= rs->probe_at_ns) {
+        k = pick(&rs->starved, false);
+    }
+    if (k == NULL) {
         return;
     }
-    struct bt_lane *k = queued_of(rs->starved.next);
     bt_requests_unqueue(k);
     rs->probe = k;
     struct bt_lane_input in = {.now_ns = now_ns};
@@ -330,7 +329,7 @@ static void pump(void *arg)
         }
     }
     struct bt_lane *next;
-    while ((next = pick_waiting(rs, false)) != NULL &&
+    while ((next = pick(&rs->waiting, false)) != NULL &&
            rs->n_active < places_for(rs, next->r->spec.priority)) {
         struct bt_lane_input in = {.now_ns = bt_mono_ns()};
         bt_lane_event(next, EV_ADMIT, &in);

@@ -391,7 +391,8 @@ bt_plan_result_t bt_lane_plan(struct bt_lane *k, uint64_t now_ns, struct bt_sche
     count_plan(rs, &plan);
     note_places(rs, &plan, &v, now_ns);
     bt_outcome_planned(k, f);
-    bt_sched_fair_serve(&rs->fair, r->tenant, k->n_tokens - plan.cached_tokens, r->spec.weight);
+    k->charged = k->n_tokens - plan.cached_tokens;
+    bt_sched_fair_serve(&rs->fair, r->tenant, k->charged, r->spec.weight);
     bt_expect_planned(f, now_ns);
     BT_DEBUG("request_planned",
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "

@@ -115,6 +115,7 @@ struct bt_lane {
     bool demanded;         /* it is in rs->demand */
     bool let_in;           /* ... and in rs->let_in and rs->decodes */
     bool starved;          /* somebody had no room for it; in rs->starved unless it is the probe */
+    uint32_t charged;      /* tokens that its tenant was charged for a plan without room as yet */
     uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
     uint64_t plan_at_ns;   /* not before */
     uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */

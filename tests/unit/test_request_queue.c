@@ -117,6 +117,45 @@ static void test_order_and_no_herd(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Who has filled the room is not served for all that he has sent before another gets any; what
+ * found no room costs nothing: however often the large one is tried, it keeps its turn. */
+static void test_tenants_take_turns_for_room(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tenant;
+        uint32_t tokens;
+    } in[] = {{"a", 140}, {"a", 41}, {"a", 42}, {"b", 43}, {"b", 44}};
+    static const uint32_t order[] = {140, 43, 44, 41, 42};
+    enum { N = BT_ARRAY_LEN(in) };
+    struct pair x;
+    fixture_init(&x.f);
+    pair_start(&x);
+    full(&x, true);
+    struct client c[N];
+    for (uint32_t i = 0; i < N; i++) {
+        struct bt_gen_spec s = spec_of(in[i].tokens, 1);
+        s.tenant = bt_strdup(in[i].tenant);
+        client_start(&x.f, &c[i], &s);
+        until(&x.f, x.ka->releases >= 1 && waiting(&x) == i + 1);
+    }
+    until(&x.f, x.ka->reserves >= 5);
+    for (int i = 0; i < x.p->submits; i++) {
+        assert_int_equal(x.p->submit[i].n_tokens, 140);
+    }
+    full(&x, false);
+    uint32_t n_tokens[N + 1];
+    until(&x.f, served(&x, n_tokens, N + 1) == N);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(n_tokens[i], order[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        bt_request_cancel(c[i].r);
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* From the end of a request to the next try of the one that waits: ns. */
 static uint64_t released_to_tried(void)
 {
@@ -594,6 +633,7 @@ int main(void)
         cmocka_unit_test(test_release_wakes),
         cmocka_unit_test(test_elsewhere_first),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_tenants_take_turns_for_room),
         cmocka_unit_test(test_classes_and_tenants),
         cmocka_unit_test(test_places_for_higher_classes),
         cmocka_unit_test(test_room_and_nobody_left),
