@@ -125,7 +125,7 @@ def test_under_load_no_request_fails_and_no_token_differs(four):
 
 def test_a_long_answer_moves_behind_its_tokens(make_cluster):
     c = make_cluster("--prefill", "1", "--decode", "2", "--set", "conductor.sched.role_move_ms=0")
-    body = {"prompt": PROMPT, "max_tokens": 2000, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": PROMPT, "max_tokens": 5000, "temperature": 0, "ignore_eos": True}
     want = c.post("/v1/completions", body)["choices"][0]["text"]
     got, done = [], []
 
