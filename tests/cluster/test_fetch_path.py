@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kvstore_nodes import BLOCK, STATUS, Nodes, items, keys, pb
+from kvstore_nodes import BLOCK, STATUS, Nodes, again_if_starved, items, keys, pb
 
 BYTES = 8192  # of a block of this model
 
@@ -267,6 +267,7 @@ def test_stranger_is_not_served(nodes):
     quiet(n3, n4)
 
 
+@again_if_starved
 def test_decode_side_waits_for_the_prefix(nodes):
     """The hand-off begins while the prefill side is still fetching."""
     n1, n2, n3 = ns = trio(nodes, slab="80MiB")
