@@ -371,11 +371,11 @@ static uint32_t choose_background(struct job *j, uint32_t decode, struct estimat
 static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct estimate *e,
                              struct bt_sched_plan *plan)
 {
-    const struct bt_sched_worker *w = &j->s->workers[p];
-    double most = j->c->ttft_objective_ms - w->learned.overhead_ms;
     struct estimate b;
+    /* Of costs alone, as where admission looks at an idle worker: nothing is learned of late
+     * prompts, so an overhead learned in worse times would make all of them late for good. */
     if (!j->rule->mixed || !(j->c->background_share > 0) || j->c->ttft_objective_ms == 0 ||
-        e->prefill_ms <= most) {
+        e->prefill_ms <= j->c->ttft_objective_ms) {
         return false;
     }
     p = choose_background(j, d, &b);

@@ -941,6 +941,14 @@ static void test_background(void **state)
     x.req.n_tokens = 3900; /* can be in time */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].learned.overhead_ms = 3000; /* of a bad start: not for good */
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_false(plan.background);
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].learned.overhead_ms = 0;
+    }
     x.req.waited_ms = 200; /* ... at another time, when it does not have to wait */
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.req.waited_ms = 0;
