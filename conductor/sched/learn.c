@@ -2,6 +2,7 @@
 #include "conductor/sched/learn.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #define OVERHEAD_MIN 0.1 /* ms: from nothing nothing grows */
 #define SLOW_MAX     16.0
@@ -25,6 +26,27 @@ static double gain(uint32_t n)
     return n < 8 ? 1 : 0.3;
 }
 
+/* How far a value goes: its gain of the miss, `most` at most, or, with the fifth miss to the same
+ * side, as far as the least of the five. */
+#define RUN_LONG 5
+static double limited(double miss, double gain, double most, struct bt_sched_run *run)
+{
+    int side = miss > 0 ? 1 : miss < 0 ? -1 : 0;
+    double size = fabs(miss), move = BT_MIN(gain * size, most);
+    if (run->n * side > 0) {
+        run->n = (int8_t)(run->n + side);
+        run->least = (float)BT_MIN(run->least, size);
+    } else {
+        *run = (struct bt_sched_run){.least = (float)size, .n = (int8_t)side};
+    }
+    if (abs(run->n) >= RUN_LONG) {
+        move = BT_MAX(move, run->least);
+        *run = (struct bt_sched_run){0};
+    }
+    run->least = (float)BT_MAX(run->least - move, 0);
+    return side * move;
+}
+
 double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms)
 {
     return l->overhead_ms + (l->slow > 0 ? l->slow : 1) * work_ms;
@@ -42,12 +64,12 @@ static void learn_idle(struct bt_sched_learned *l, double work_ms, double comput
     double by = rate(++l->n_idle), miss = rest_ms - l->overhead_ms;
     if (l->n_idle > 1) {
         double most = by * BT_MAX(l->overhead_ms, 10 * OVERHEAD_MIN);
-        miss = BT_MAX(BT_MIN(gain(l->n_idle) * miss, most), -most);
+        miss = limited(miss, gain(l->n_idle), most, &l->run_idle);
     }
     l->overhead_ms = BT_MAX(l->overhead_ms + miss, 0);
     if (work_ms > 0 && computed_ms > 0) {
-        miss = gain(l->n_idle) * log(computed_ms / (l->slow * work_ms));
-        slow_by(l, BT_MAX(BT_MIN(miss, by), -by));
+        miss = log(computed_ms / (l->slow * work_ms));
+        slow_by(l, limited(miss, gain(l->n_idle), by, &l->run_slow));
     }
 }
 
@@ -72,7 +94,7 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double comp
         learn_idle(l, work_ms, computed_ms, actual_ms - computed_ms);
         return;
     }
-    miss = BT_MAX(BT_MIN(gain(l->n_ttft) * miss, by), -by);
+    miss = limited(miss, gain(l->n_ttft), by, &l->run_slow);
     double share = BT_MIN(l->overhead_ms / predicted, 1);
     if (l->n_idle == 0) {
         l->overhead_ms = BT_MAX(l->overhead_ms, OVERHEAD_MIN) * exp(miss * BT_MAX(share, 0.05));
@@ -108,9 +130,9 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, uint32_t n_g
         return;
     }
     double by = rate(l->n_tbt), predicted = longest(l, step_ms, n_gaps);
-    double miss = gain(l->n_tbt) * log(actual_ms / predicted);
+    double miss = limited(log(actual_ms / predicted), gain(l->n_tbt), by, &l->run_tbt);
     double share = l->stall_ms / bt_sched_learned_gap(l, step_ms);
-    miss = share_of(n_gaps) * BT_MAX(BT_MIN(miss, by), -by);
+    miss *= share_of(n_gaps);
     l->stall_ms = BT_MAX(l->stall_ms, STALL_MIN) * exp(miss * BT_MAX(share, 0.05));
     l->tail *= exp(miss * BT_MAX(1 - share, 0.05));
     l->tail = BT_MIN(BT_MAX(l->tail, TAIL_MIN), TAIL_MAX);
@@ -131,7 +153,7 @@ void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double s
     double predicted = l->land_ms[rows] + steps_ms, miss = actual_ms - predicted;
     double by = rate(++l->n_land[rows]) * predicted;
     if (l->n_land[rows] > 1) {
-        miss = BT_MAX(BT_MIN(gain(l->n_land[rows]) * miss, by), -by);
+        miss = limited(miss, gain(l->n_land[rows]), by, &l->run_land[rows]);
     }
     l->land_ms[rows] = BT_MAX(l->land_ms[rows] + miss, 0);
 }

@@ -5,6 +5,12 @@
 
 #include "common/base/base.h"
 
+/* Misses of one value, all to the same side since it was last jumped to. */
+struct bt_sched_run {
+    float least; /* of them, from where the value is now */
+    int8_t n;    /* so many; below 0: less came than was predicted */
+};
+
 struct bt_sched_learned {
     double
         overhead_ms; /* of a first token, beside queue and computing: messages, grants, sampling */
@@ -22,7 +28,12 @@ struct bt_sched_learned {
     double land_ms[2];
     double life_ms; /* of a row, in the mean; 0: not known */
     uint32_t n_ttft, n_idle, n_tbt, n_land[2], n_life;
+    struct bt_sched_run run_idle, run_slow, run_tbt, run_land[2];
 };
+
+/* All of these follow a median by small steps, as one request that was held up says little. Where
+ * five in a row miss to the same side the value goes to the nearest of them: a first request that
+ * was held up for seconds, by a worker that had just begun, is forgotten with the sixth. */
 
 /* A first token took actual_ms where queue and computing were predicted to take work_ms.
  * computed_ms: its steps took so long, if it was expected to meet no queue; < 0: it was, or that is

@@ -114,6 +114,44 @@ static void test_idle_requests_tell_both_apart(void **state)
     assert_true(l.slow > 1.1 && l.slow < 1.3);
 }
 
+/* The first requests of a worker that has just begun wait for seconds, and their first gaps are
+ * long. Idle ones put the overhead right, short gaps the gaps, and a worker that gets three times
+ * as slow is followed, too. Others are held up now and then, before and after: that moves nothing
+ * far. */
+static void test_a_bad_start_is_forgotten(void **state)
+{
+    (void)state;
+    uint64_t s = 8;
+    for (int bad = 1; bad <= 3; bad++) {
+        struct bt_sched_learned l = {0};
+        for (int i = 0; i < bad; i++) {
+            bt_sched_learn_ttft(&l, 50, 60, 2500 + 50);
+            bt_sched_learn_tbt(&l, 5, 62, 900);
+            bt_sched_learn_landing(&l, 5, 5, 800);
+        }
+        assert_true(l.overhead_ms > 1000);
+        for (int i = 0; i < 12; i++) {
+            double noise = 0.7 + 0.6 * (double)(rng(&s) % 1000) / 1000;
+            bt_sched_learn_ttft(&l, 50, 60, 60 + 3 * noise);
+            bt_sched_learn_tbt(&l, 5, 62, 7 * noise);
+            bt_sched_learn_landing(&l, 5, 5, 5 + 2 * noise);
+        }
+        assert_true(l.overhead_ms > 1 && l.overhead_ms < 6);
+        assert_true(l.land_ms[0] > 0.5 && l.land_ms[0] < 4);
+        double gap = bt_sched_learned_gap(&l, 5);
+        assert_true(gap > 4 && gap < 12);
+        for (int i = 0; i < 40; i++) {
+            double held = i % 10 == 5 ? 2000 : 0;
+            bt_sched_learn_ttft(&l, 50, 60, 60 + 3 + held);
+        }
+        assert_true(l.overhead_ms > 2 && l.overhead_ms < 5);
+        for (int i = 0; i < 12; i++) {
+            bt_sched_learn_ttft(&l, 50, 180, 183);
+        }
+        assert_true(l.slow > 3 && l.slow < 4);
+    }
+}
+
 static void test_spread_is_a_quantile(void **state)
 {
     (void)state;
@@ -242,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_overhead_follows_the_median),
         cmocka_unit_test(test_a_slow_worker),
         cmocka_unit_test(test_idle_requests_tell_both_apart),
+        cmocka_unit_test(test_a_bad_start_is_forgotten),
         cmocka_unit_test(test_spread_is_a_quantile),
         cmocka_unit_test(test_tail_follows_the_ratio),
         cmocka_unit_test(test_stalls_and_steps_are_told_apart),
