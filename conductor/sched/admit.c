@@ -193,17 +193,23 @@ static const char large_row[] = "its KV is too large for decode workers as full 
 /* Decode workers that are expected to be less full than this have no price. */
 #define DECODE_FREE 0.7
 
+static void count_workers(const struct bt_sched_snapshot *s, double *prefill_p, double *decode_p)
+{
+    *prefill_p = *decode_p = 0;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        *prefill_p += s->workers[i].prefill;
+        *decode_p += s->workers[i].decode;
+    }
+}
+
 /* Of the decode workers' time that is asked for, the share that they have: in a full worker's step
  * of such rows all of its places or pages get on by a token. What is asked for comes to them no
  * faster than prefill workers compute it. 1: all of it. */
 static double decode_share(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                            const struct bt_sched_request *req, const struct bt_sched_plan *plan)
 {
-    double n_prefill = 0, n_decode = 0;
-    for (uint32_t i = 0; i < s->n_workers; i++) {
-        n_prefill += s->workers[i].prefill;
-        n_decode += s->workers[i].decode;
-    }
+    double n_prefill, n_decode;
+    count_workers(s, &n_prefill, &n_decode);
     double step = bt_sched_full_step_ms(c, &s->workers[plan->decode], req);
     double least =
         BT_MAX(plan->row_ms, BURST_MS); /* rows share a worker for as long as they live */
@@ -244,7 +250,17 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
     return v;
 }
 
-/* A queue of prefills is a price, of long ones first. */
+/* Of the prefill work that is asked for, the share that prefill workers have time for, over their
+ * objective at least: a burst that they compute within it is none too much. */
+static double prefill_share(const struct bt_sched_params *c, const struct bt_sched_snapshot *s)
+{
+    double n_prefill, n_decode;
+    count_workers(s, &n_prefill, &n_decode);
+    double asked = bt_sched_demand_rate(s->demand, s->now_ms, c->ttft_objective_ms);
+    return asked > n_prefill ? n_prefill / asked : 1;
+}
+
+/* A queue of prefills is a price, of long ones first; but what they have time for comes in. */
 static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
                                               const struct bt_sched_snapshot *s,
                                               const struct bt_sched_request *req,
@@ -265,7 +281,7 @@ static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
         return BT_SCHED_PLANNED;
     }
     double below = bt_sched_demand_below(s->demand, plan->compute_ms);
-    if (below <= pow(free, c->demand_price)) {
+    if (below <= pow(free, c->demand_price) || below <= prefill_share(c, s)) {
         return BT_SCHED_PLANNED;
     }
     double then = BURST_MS + objective * (1 - pow(below, 1 / c->demand_price));

@@ -250,11 +250,11 @@ extern const struct bt_sched_admission bt_sched_admit_predict;
  * objective)^work_price of it, where a queue of less than a second is a burst and costs nothing.
  * Where all prefills are short beside the objective that asks too late: of the work that is asked
  * for (snapshot.demand) the share (1 - queue / objective)^demand_price comes in, the shortest
- * first. Under overload many short prefills then take the place of few long ones, and the price
- * settles where what is admitted is what can be served. Decode workers have such a price too
- * (snapshot.decodes): the fuller they are expected to be at the end of the prefill, the less of
- * their pages or places a row may take, and of what is asked of them no more comes in than they
- * can serve. */
+ * first, and no less than prefill workers have time for. Under overload many short prefills then
+ * take the place of few long ones, and the price settles where what is admitted is what can be
+ * served. Decode workers have such a price too (snapshot.decodes): the fuller they are expected to
+ * be at the end of the prefill, the less of their pages or places a row may take, and of what is
+ * asked of them no more comes in than they can serve. */
 extern const struct bt_sched_admission bt_sched_admit_priced;
 
 /* The second question of an admission with at_decode: may worker `decode` of snap have the row? */

@@ -83,6 +83,36 @@ static void test_rate(void **state)
 static const struct bt_batch_cost prompts = {.token_ns = BT_BATCH_TOKEN_NS(1e6)};
 static const struct bt_batch_cost rows = {.base_ns = 10e6, .kv_ns = 1000};
 
+/* However long the queue is by now: what a prefill worker has time for within the objective comes
+ * in. Beyond that the price of the queue counts, by which half of it would. */
+static void test_priced_burst(void **state)
+{
+    (void)state;
+    for (int fits = 0; fits < 2; fits++) {
+        struct bt_sched_worker w[2] = {
+            {.kvstore = 0, .prefill = true, .queue_ms = 15500, .cost = &prompts},
+            {.kvstore = 1, .decode = true, .slots_total = 100, .cost = &rows}};
+        struct bt_sched_kvstore stores[2] = {{0}};
+        struct bt_sched_demand demand;
+        struct bt_sched_snapshot snap = {
+            .workers = w, .n_workers = 2, .kvstores = stores, .n_kvstores = 2, .demand = &demand};
+        struct bt_sched_request req = {
+            .n_tokens = 1000, .max_new = 10, .block_tokens = 100, .token_bytes = 1000};
+        struct bt_sched_params params = {
+            .link_bytes_per_s = 10e6, .ttft_objective_ms = 30000, .demand_price = 1};
+        struct bt_sched_plan plan;
+        struct bt_sched_reject rej = {0};
+        bt_sched_demand_init(&demand, 60000);
+        for (uint32_t i = 0; i < (fits ? 40 : 60); i++) { /* 22 or 33 s; there are 23.6 */
+            bt_sched_demand_note(&demand, 0, 100 * (1 + i % 10));
+        }
+        bt_sched_verdict_t v = bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &params,
+                                               &snap, &req, &plan, &rej);
+        assert_int_equal(v, fits ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
+        assert_true(fits || (rej.miss == BT_SCHED_MISS_PRICE && !rej.by_decode));
+    }
+}
+
 /* Decode workers are hardly full enough for a price yet, and twice what they can serve is asked of
  * them: half of it comes in, what takes least of them first. Where prefill workers let in twice
  * what they can compute all of it does, as it comes half as fast; and where decode workers have
@@ -162,6 +192,7 @@ int main(void)
         cmocka_unit_test(test_shares),
         cmocka_unit_test(test_fades),
         cmocka_unit_test(test_rate),
+        cmocka_unit_test(test_priced_burst),
         cmocka_unit_test(test_priced_decode_by_demand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -880,8 +880,8 @@ static void test_priced_by_demand(void **state)
     x.s.demand = &demand;
     x.w[4].pages_total = x.w[5].pages_total = 0;
     bt_sched_demand_init(&demand, 60000);
-    for (uint32_t ms = 100; ms <= 1000; ms += 100) { /* of 5500 ms those up to 700 have 2800 */
-        bt_sched_demand_note(&demand, 0, ms);
+    for (uint32_t i = 0; i < 500; i++) { /* of 5500 ms those up to 700 have 2800 */
+        bt_sched_demand_note(&demand, 0, 100 * (1 + i % 10));
     }
     for (uint32_t queue = 500; queue <= 30500; queue += 15000) {
         for (uint32_t i = 0; i < N_P; i++) {
@@ -904,11 +904,11 @@ static void test_priced_by_demand(void **state)
             }
         }
     }
-    x.c.demand_price = 0;
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 15500;
     }
     x.req.n_tokens = 1000;
+    x.c.demand_price = 0;
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_PLANNED);
