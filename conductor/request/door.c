@@ -36,7 +36,7 @@ static bool short_enough(const struct bt_requests *rs, const struct bt_sched_par
         const struct bt_sched_worker *w = &v->workers[i];
         double rate = bt_request_tokens_per_s(w, BT_MAX(tokens, 1u), params);
         rate = rate > 0 ? rate : params->prefill_tokens_per_s;
-        double ms = 1e3 * tokens / rate + w->learned.overhead_ms;
+        double ms = 1e3 * tokens / rate;
         if (w->prefill && (tokens == 0 || ms >= params->ttft_objective_ms)) {
             return false;
         }
