@@ -423,6 +423,7 @@ static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batc
     if (e->failed != cudaSuccess) {
         return BT_ERR_DEVICE;
     }
+    e->step_ns = bt_mono_ns();
     settle(e, b);
     bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
     for (uint32_t r = 0; st == BT_OK && r < b->n_rows; r++) {

@@ -80,10 +80,11 @@ struct bt_engine {
     cudaStream_t compute, store, load;
     void *kv; /* [page][layer] segments: a page's bytes are its slab block's */
     uint32_t page_rows, max_batch;
-    bool e4m3;           /* pages; chunks then attend to pages of `wide`: */
-    void *wide;          /* one layer of wide_pages f16 pages, written anew for each group */
-    uint32_t wide_pages; /* at least those of the longest sequence */
-    int32_t *wide_table; /* device: page i is page i */
+    _Atomic uint64_t step_ns; /* the last one began; pinning threads give way */
+    bool e4m3;                /* pages; chunks then attend to pages of `wide`: */
+    void *wide;               /* one layer of wide_pages f16 pages, written anew for each group */
+    uint32_t wide_pages;      /* at least those of the longest sequence */
+    int32_t *wide_table;      /* device: page i is page i */
     struct bt_attn *wide_attn;
     struct bt_cu_group *groups; /* of the step that is being enqueued: [max_rows] */
     uint32_t n_groups;

@@ -2,9 +2,11 @@
  * through a buffer of the driver's, while the caller waits. Pinning takes a third of a second per
  * GiB, so a thread of the slab's own does it in pieces, and flows cut their copies where pieces
  * meet: one copy must not cross two registrations. Until a piece is pinned its copies are slow, not
- * wrong. Owner thread: the engine's; the pinning thread touches its slab's counters only. */
+ * wrong. The driver launches nothing while it registers, so between pieces steps have their turn.
+ * Owner thread: the engine's; the pinning thread touches its slab's counters only. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "common/engine/cuda/cuda_priv.h"
 
@@ -17,16 +19,30 @@ struct bt_cu_slab {
     bool threaded;
     pthread_t thread;
     int device;
+    const _Atomic uint64_t *step_ns; /* the engine began a step then; NULL: nobody waits */
 };
+
+#define STEPS_NS 1000000000ull /* since the last one began: it may still wait, others will come */
+
+/* The driver's lock is not fair: a thread that takes it again at once has it for seconds. Where
+ * there are steps half of the time is theirs. */
+static void give_way(const struct bt_cu_slab *s, uint64_t ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    if (s->step_ns != NULL && bt_mono_ns() < *s->step_ns + STEPS_NS) {
+        (void)nanosleep(&t, NULL);
+    }
+}
 
 static cudaError_t pin(struct bt_cu_slab *s)
 {
     cudaError_t ce = cudaSetDevice(s->device);
     for (uint64_t at = 0; ce == cudaSuccess && at < s->bytes && !s->stop;) {
-        uint64_t n = BT_MIN((uint64_t)BT_CU_SLAB_PIECE, s->bytes - at);
+        uint64_t n = BT_MIN((uint64_t)BT_CU_SLAB_PIECE, s->bytes - at), began = bt_mono_ns();
         ce = cudaHostRegister(s->mem + at, n, cudaHostRegisterPortable);
         at += n;
         s->pinned = ce == cudaSuccess ? at : s->pinned;
+        give_way(s, bt_mono_ns() - began);
     }
     return ce;
 }
@@ -64,6 +80,7 @@ bt_status_t bt_cu_slab_pin(struct bt_engine *e, void *mem, uint64_t bytes)
 void bt_cu_slab_open(struct bt_engine *e, void *mem, uint64_t bytes)
 {
     struct bt_cu_slab *s = slab_new(e, mem, bytes);
+    s->step_ns = &e->step_ns;
     s->threaded = pthread_create(&s->thread, NULL, pin_thread, s) == 0;
     if (!s->threaded) {
         (void)pin_thread(s);
