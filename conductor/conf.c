@@ -151,20 +151,21 @@ static const struct bt_conf_row rows[] = {
     {.key = "sched.policy",
      .type = BT_CONF_STR,
      .offset = ROW(policy),
-     .def = "cache-aware",
+     .def = "baton",
      .reload = true,
-     .doc = "Where a request runs: cache-aware, where its prefix is; kvcache and baton, which also "
-            "have a prefix fetched from other nodes where that is better; for comparison random, "
+     .doc = "Where a request runs: baton, where its first token is predicted to be out first, also "
+            "by a prefix fetched from other nodes or beside a decode worker's rows; kvcache, "
+            "Mooncake's Algorithm 1; cache-aware, where its prefix is; for comparison random, "
             "round-robin, least-load. docs/SIMULATION.md compares them."},
     {.key = "sched.admission",
      .type = BT_CONF_STR,
      .offset = ROW(admission),
-     .def = "early",
+     .def = "priced",
      .reload = true,
      .doc = "early: sched.*_objective_ms are held against the load at arrival; predict: that of "
             "between tokens against the decode load expected when the prefill will end; priced: as "
             "predict, and the longer the queue is, the shorter a prefill must be; none: nobody is "
-            "refused for them."},
+            "refused for them. Without objectives nobody is refused by any of them."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(local_prefill_tokens),
@@ -230,14 +231,14 @@ static const struct bt_conf_row rows[] = {
     {.key = "sched.background_share",
      .type = BT_CONF_FLOAT,
      .offset = ROW(background_share),
-     .def = "1",
+     .def = "0",
      .min = 0,
      .max = 1,
      .reload = true,
      .doc = "Policy baton: a prompt that takes longer than the TTFT objective on any worker is "
             "prefilled late, behind all others, on at most this share of the prefill workers, and "
-            "not refused, as no later time would be better: what it leaves in the caches brings "
-            "those that come after it within the objective. 0: it is refused."},
+            "not refused: what it leaves in the caches brings those that come after it within the "
+            "objective. 1 is best for the cluster. 0: it is refused."},
     {.key = "sched.background_ms",
      .type = BT_CONF_MS,
      .offset = ROW(background_ms),

@@ -87,12 +87,13 @@ const char *bt_sched_conf_note(const struct bt_conductor_conf *c, uint32_t i)
         bool holds;
         const char *text;
     } notes[] = {
-        {mixes && !tbt,
+        {mixes && ttft && !tbt,
          "sched.policy baton without sched.tbt_objective_ms: how long steps may be is "
          "not known, so no prompts go beside rows and rows are not packed"},
-        {mixes && !ttft, "sched.policy baton without sched.ttft_objective_ms: nobody is refused or "
-                         "served late for a first token, but by a request's own objective"},
-        {strcmp(c->admission, "priced") == 0 && !ttft,
+        {mixes && tbt && !ttft,
+         "sched.policy baton without sched.ttft_objective_ms: nobody is refused or "
+         "served late for a first token, but by a request's own objective"},
+        {strcmp(c->admission, "priced") == 0 && tbt && !ttft,
          "sched.admission priced without sched.ttft_objective_ms: a queue has no price"},
         {strcmp(c->admission, "none") == 0 && (ttft || tbt),
          "sched.admission none: nobody is refused for an objective"},

@@ -231,7 +231,8 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
                                              const struct bt_sched_plan *plan, double full,
                                              struct bt_sched_reject *r)
 {
-    if (s->decodes == NULL || c->demand_price <= 0 || full <= DECODE_FREE) {
+    if (c->tbt_objective_ms == 0 || s->decodes == NULL || c->demand_price <= 0 ||
+        full <= DECODE_FREE) {
         return BT_SCHED_PLANNED;
     }
     double below = bt_sched_demand_below(s->decodes, plan->decode_work * BT_DEMAND_STEP);

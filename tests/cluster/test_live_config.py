@@ -1,4 +1,4 @@
-"""The best configuration in simulation, live (docs/SCHEDULING.md, "Turn it on"): policy baton with prompts on decode workers,
+"""The best configuration in simulation, live (docs/SCHEDULING.md, "Say what you want"): policy baton with prompts on decode workers,
 admission priced, late prompts. Whatever the plan, the tokens are those of one worker alone; nothing is lost with a worker.
 
 The engine is `null`, paced as a device: its tokens stand for the whole history, on any machine."""
@@ -16,7 +16,7 @@ from test_conductors import Conductor
 TBT_MS = 2000
 NULL = [x for kind in ("prefill", "decode") for key in ("device=null", "max_rows=512") for x in ("--set", f"{kind}.engine.{key}")]
 LIVE = [x for key, value in (
-    ("conductor.sched.policy", "baton"), ("conductor.sched.admission", "priced"),
+    ("conductor.sched.policy", "baton"), ("conductor.sched.admission", "priced"), ("conductor.sched.background_share", 1),
     ("conductor.sched.ttft_objective_ms", 60000), ("conductor.sched.tbt_objective_ms", TBT_MS)) for x in ("--set", f"{key}={value}")]
 REASONS = {"apart", "on a decode worker", "background", "fetched"}
 

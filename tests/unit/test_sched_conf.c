@@ -54,6 +54,7 @@ static void test_notes(void **state)
         const char *notes[3]; /* parts of them, in order */
     } rows[] = {
         {"cache-aware", "early", 0, 0, {NULL}},
+        {"baton", "priced", 0, 0, {NULL}}, /* the defaults */
         {"baton", "priced", 1000, 100, {NULL}},
         {"baton", "early", 1000, 0, {"without sched.tbt_objective_ms"}},
         {"baton", "priced", 0, 100, {"baton without sched.ttft_", "priced without sched.ttft_"}},

@@ -2,7 +2,7 @@
  * through a buffer of the driver's, while the caller waits. Pinning takes a third of a second per
  * GiB, so a thread of the slab's own does it in pieces, and flows cut their copies where pieces
  * meet: one copy must not cross two registrations. Until a piece is pinned its copies are slow, not
- * wrong. The driver launches nothing while it registers, so between pieces steps have their turn.
+ * wrong. The driver launches nothing while it registers, so between pieces others have their turn.
  * Owner thread: the engine's; the pinning thread touches its slab's counters only. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,17 +19,17 @@ struct bt_cu_slab {
     bool threaded;
     pthread_t thread;
     int device;
-    const _Atomic uint64_t *step_ns; /* the engine began a step then; NULL: nobody waits */
+    const _Atomic uint64_t *used_ns; /* somebody asked the engine for something then, or NULL */
 };
 
-#define STEPS_NS 1000000000ull /* since the last one began: it may still wait, others will come */
+#define USED_NS 1000000000ull /* ago at most: it may still wait, or more will come */
 
 /* The driver's lock is not fair: a thread that takes it again at once has it for seconds. Where
- * there are steps half of the time is theirs. */
+ * the engine is used half of the time is its. */
 static void give_way(const struct bt_cu_slab *s, uint64_t ns)
 {
     struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    if (s->step_ns != NULL && bt_mono_ns() < *s->step_ns + STEPS_NS) {
+    if (s->used_ns != NULL && bt_mono_ns() < *s->used_ns + USED_NS) {
         (void)nanosleep(&t, NULL);
     }
 }
@@ -80,7 +80,7 @@ bt_status_t bt_cu_slab_pin(struct bt_engine *e, void *mem, uint64_t bytes)
 void bt_cu_slab_open(struct bt_engine *e, void *mem, uint64_t bytes)
 {
     struct bt_cu_slab *s = slab_new(e, mem, bytes);
-    s->step_ns = &e->step_ns;
+    s->used_ns = &e->used_ns;
     s->threaded = pthread_create(&s->thread, NULL, pin_thread, s) == 0;
     if (!s->threaded) {
         (void)pin_thread(s);
