@@ -171,8 +171,8 @@ def test_a_killed_daemon_costs_time_not_tokens(setting, kind, node):
     got = setting.run(lambda: killed.append(r.kill_member(victim)))
     same(got, setting.want)
     assert max(s.gap for s in got) < 5 * PATIENCE
-    if kind == "decode":  # n = 2 is one plan for two choices
-        assert r.total("baton_requests_replanned_total") - before >= len(setting.bodies)
+    if kind == "decode":  # n = 2 is one plan for two choices; the one that ends at its stop may be over
+        assert r.total("baton_requests_replanned_total") - before >= len(setting.bodies) - 1
         assert setting.r.ctl("requests") == []
     r.start_again(killed[0])
 
