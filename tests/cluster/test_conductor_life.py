@@ -209,7 +209,7 @@ def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
         return status, json.loads(data), time.monotonic() - start
     for i in range(6):  # what prefills take is learned
         assert ask(100, f"warm{i}")[0] == 200
-    late, t = [], threading.Thread(target=lambda: late.append(ask(5000, "late", **{"x-slo-ttft-ms": str(int(1000 * PATIENCE))})))
+    late, t = [], threading.Thread(target=lambda: late.append(ask(5000, "late", **{"x-slo-ttft-ms": "1000"})))
     t.start()
     wait_for(lambda: total(c, 'baton_plan_total{kind="disaggregated",reason="background"}') > 0, 10, "the late one is planned")
     took = []
