@@ -77,16 +77,6 @@ static void note_chunk(const struct bt_batch *b, const struct bt_batch_work *wor
     }
 }
 
-static bool ends_one(const struct bt_batch_row *rows, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        if (rows[i].last) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Returns when all that wait are computed, one after the other behind the last step looked at.
  * Nobody overtakes: a newcomer joins where everyone who waits is in the step. */
 static double roll(struct bt_batch *b, double now, uint32_t chunk, struct newcomer *x,
@@ -105,7 +95,7 @@ static double roll(struct bt_batch *b, double now, uint32_t chunk, struct newcom
         }
         note_chunk(b, &work, n, all, chunk, now, x, out);
         now += bt_batch_work_ns(b->cost, &work);
-        out->done_ns = !(out->done_ns > 0) && ends_one(rows, n) ? now : out->done_ns;
+        out->done_ns = !(out->done_ns > 0) && bt_batch_ends_one(rows, n) ? now : out->done_ns;
         bt_batch_apply(b, rows, n);
     }
     for (uint32_t i = 0; i < b->n; i++) {
@@ -124,7 +114,7 @@ void bt_batch_ahead(struct bt_batch *b, const struct bt_batch_row *rows, uint32_
     *out = (struct bt_batch_ahead){0};
     if (n_rows > 0) {
         out->step_ns = bt_batch_step_ns(b->cost, b, rows, n_rows);
-        out->done_ns = ends_one(rows, n_rows) ? out->step_ns : 0;
+        out->done_ns = bt_batch_ends_one(rows, n_rows) ? out->step_ns : 0;
         bt_batch_apply(b, rows, n_rows);
     }
     chunk = BT_MIN(chunk > 0 ? chunk : b->lim.max_rows, b->lim.max_rows);

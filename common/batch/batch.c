@@ -48,6 +48,16 @@ uint32_t bt_batch_waiting(const struct bt_batch *b)
     return n;
 }
 
+bool bt_batch_ends_one(const struct bt_batch_row *rows, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (rows[i].last) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* What a row of n prompt tokens behind pos others adds to a step. */
 static void add_prompt(struct bt_batch_work *w, double pos, double n)
 {

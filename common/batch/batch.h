@@ -72,6 +72,8 @@ bool bt_batch_joins(const struct bt_batch *b, const struct bt_batch_work *w,
                     const struct bt_batch_seq *s, uint32_t n, uint32_t before, uint32_t behind);
 /* Prompts with tokens to be computed. */
 uint32_t bt_batch_waiting(const struct bt_batch *b);
+/* Does a step of these rows reach the end of what is known of somebody? */
+bool bt_batch_ends_one(const struct bt_batch_row *rows, uint32_t n);
 
 /* The decode role's step (continuous batching): every DECODE row, then prompt chunks into what is
  * left. While prompts wait, room for one block of them is kept, so neither kind starves. Moves

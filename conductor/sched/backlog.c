@@ -84,16 +84,6 @@ static void end_step(struct steps *s)
     s->n_rows = 0;
 }
 
-static bool ends_one(const struct steps *s)
-{
-    for (uint32_t i = 0; i < s->n_rows; i++) {
-        if (s->rows[i].last) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Steps that should be over by now are, but for one that ends a prompt: that the worker says. Where
  * nothing is under way the next step begins now. */
 static void pass_time(struct bt_sched_backlog *q, struct steps *s, const struct bt_sched_pace *pace,
@@ -103,7 +93,7 @@ static void pass_time(struct bt_sched_backlog *q, struct steps *s, const struct 
         q->from_ns = now_ns;
         begin_step(s);
     }
-    while (s->n_rows > 0 && !ends_one(s)) {
+    while (s->n_rows > 0 && !bt_batch_ends_one(s->rows, s->n_rows)) {
         double ns = pace->slow * bt_batch_step_ns(pace->cost, &s->b, s->rows, s->n_rows);
         if (q->from_ns + (uint64_t)ns > now_ns) {
             return;
