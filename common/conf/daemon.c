@@ -24,6 +24,7 @@ static bt_log_level_t level_of(const char *name)
 
 void bt_conf_log_start(const struct bt_conf_common *c, const char *daemon)
 {
+    bt_log_set_journal(bt_conf_env("JOURNAL_STREAM"));
     bt_log_init(daemon, c->node_id, level_of(c->log_level), strcmp(c->log_format, "json") == 0);
 }
 

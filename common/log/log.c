@@ -5,28 +5,27 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "common/base/buf.h"
+#include "common/log/fields.h"
 
-#define LINE_MAX_BYTES 4096
-#define QUOTE_SLOTS    8
-#define QUOTE_BYTES    600
 #define READER_WAIT_MS 10 /* for a reader of stderr that is slow; one that hangs costs it once */
 
-static char log_daemon[32] = "baton", log_node[64] = "-";
+static char log_daemon[64] = "baton", log_node[300] = "-"; /* as values, quoted where needed */
 static bt_log_level_t log_level = BT_LOG_INFO;
-static bool log_json;
+static bool log_json, log_prefix;
 static pthread_mutex_t out_lock = PTHREAD_MUTEX_INITIALIZER; /* of stderr and out_lost */
 static unsigned long out_lost;                               /* lines, since stderr last took one */
 
 void bt_log_init(const char *daemon, const char *node, bt_log_level_t level, bool json)
 {
-    snprintf(log_daemon, sizeof(log_daemon), "%s", daemon);
-    snprintf(log_node, sizeof(log_node), "%s", node);
+    bt_log_value(log_daemon, sizeof(log_daemon), json, daemon);
+    bt_log_value(log_node, sizeof(log_node), json, node);
     log_level = level;
     log_json = json;
 }
@@ -47,77 +46,25 @@ static const char *level_name(bt_log_level_t level)
     return "?";
 }
 
-/* Escapes for a quoted value: valid in logfmt and in JSON. */
-static size_t escape(char *out, size_t cap, const char *s)
+bool bt_log_set_journal(const char *journal_stream)
 {
-    size_t n = 0;
-    for (; *s != '\0' && n + 7 < cap; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') {
-            out[n++] = '\\';
-            out[n++] = (char)c;
-        } else if (c < 0x20 || c == 0x7f) {
-            n += (size_t)snprintf(out + n, cap - n, "\\u%04x", c);
-        } else {
-            out[n++] = (char)c;
-        }
+    struct stat st;
+    char mine[64];
+    log_prefix = false;
+    if (journal_stream != NULL && fstat(STDERR_FILENO, &st) == 0) {
+        snprintf(mine, sizeof(mine), "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+        log_prefix = strcmp(mine, journal_stream) == 0;
     }
-    out[n] = '\0';
-    return n;
+    return log_prefix;
 }
 
 const char *bt_log_q(const char *s)
 {
-    static __thread char slots[QUOTE_SLOTS][QUOTE_BYTES];
-    static __thread unsigned next;
-    char *q = slots[next++ % QUOTE_SLOTS];
-    q[0] = '"';
-    size_t n = escape(q + 1, QUOTE_BYTES - 2, s == NULL ? "" : s);
-    q[n + 1] = '"';
-    q[n + 2] = '\0';
-    return q;
+    return s;
 }
 
-/* Turns `k=v k2="v 2"` into `,"k":"v","k2":"v 2"`. Values were escaped by bt_log_q already. */
-static void fields_to_json(char *out, size_t cap, const char *f)
-{
-    size_t n = 0;
-    while (*f != '\0' && n + 8 < cap) {
-        while (*f == ' ') {
-            f++;
-        }
-        size_t k = strcspn(f, "= ");
-        if (k == 0) {
-            break;
-        }
-        n += (size_t)snprintf(out + n, cap - n, ",\"%.*s\":", (int)k, f);
-        f += k;
-        if (*f == '=') {
-            f++;
-        }
-        bool quoted = *f == '"';
-        size_t v = 0;
-        if (quoted) {
-            f++;
-            while (f[v] != '\0' && f[v] != '"') {
-                v += f[v] == '\\' && f[v + 1] != '\0' ? 2 : 1;
-            }
-        } else {
-            v = strcspn(f, " ");
-        }
-        if (n < cap) {
-            n += (size_t)snprintf(out + n, cap - n, "\"%.*s\"", (int)v, f);
-        }
-        f += v;
-        if (quoted && *f == '"') {
-            f++;
-        }
-    }
-    out[n < cap ? n : cap - 1] = '\0';
-}
-
-/* Writes a line of at most PIPE_BUF bytes into line; returns its length. */
-static size_t compose(char *line, bt_log_level_t level, const char *ev, const char *fields)
+/* Writes a line of at most PIPE_BUF bytes, which a pipe takes whole; returns its length. */
+static size_t compose(char *line, bt_log_level_t level, const char *ev, const char *fmt, va_list ap)
 {
     char stamp[40];
     struct timespec ts;
@@ -127,23 +74,28 @@ static size_t compose(char *line, bt_log_level_t level, const char *ev, const ch
     size_t t = strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%S", &tm);
     snprintf(stamp + t, sizeof(stamp) - t, ".%06ldZ", ts.tv_nsec / 1000);
 
-    int n;
-    if (log_json) {
-        char json[LINE_MAX_BYTES];
-        fields_to_json(json, sizeof(json), fields);
-        n = snprintf(line, PIPE_BUF,
-                     "<%d>{\"ts\":\"%s\",\"level\":\"%s\",\"daemon\":\"%s\",\"node\":\"%s\","
-                     "\"ev\":\"%s\"%s}\n",
-                     level, stamp, level_name(level), log_daemon, log_node, ev, json);
-    } else {
-        n = snprintf(line, PIPE_BUF, "<%d>ts=%s level=%s daemon=%s node=%s ev=%s %s\n", level,
-                     stamp, level_name(level), log_daemon, log_node, ev, fields);
+    size_t n = 0;
+    if (log_prefix) {
+        n += (size_t)snprintf(line, PIPE_BUF, "<%d>", level);
     }
-    if (n >= PIPE_BUF) {
-        n = PIPE_BUF - 1;
-        line[n - 1] = '\n';
-    }
-    return (size_t)n;
+    n += (size_t)snprintf(line + n, PIPE_BUF - n,
+                          log_json ? "{\"ts\":\"%s\",\"level\":\"%s\",\"daemon\":%s,"
+                                     "\"node\":%s,\"ev\":\"%s\""
+                                   : "ts=%s level=%s daemon=%s node=%s ev=%s",
+                          stamp, level_name(level), log_daemon, log_node, ev);
+    const char *end = log_json ? "}\n" : "\n";
+    n += bt_log_fields(line + n, PIPE_BUF - n - strlen(end), log_json, fmt, ap);
+    memcpy(line + n, end, strlen(end));
+    return n + strlen(end);
+}
+
+static size_t compose_of(char *line, bt_log_level_t level, const char *ev, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    size_t n = compose(line, level, ev, fmt, ap);
+    va_end(ap);
+    return n;
 }
 
 /* Of a pipe or socket: that it takes PIPE_BUF bytes at once. */
@@ -160,10 +112,10 @@ static void put(const char *line, size_t n)
     pthread_mutex_lock(&out_lock);
     bool room = has_room(out_lost == 0 ? READER_WAIT_MS : 0);
     if (room && out_lost > 0) {
-        char told[PIPE_BUF], fields[64];
-        snprintf(fields, sizeof(fields), "lines=%lu why=\"nobody read them\"", out_lost);
-        ssize_t ignored =
-            write(STDERR_FILENO, told, compose(told, BT_LOG_WARN, "log_lost", fields));
+        char told[PIPE_BUF];
+        size_t len = compose_of(told, BT_LOG_WARN, "log_lost", "lines=%lu why=%s", out_lost,
+                                "the reader of stderr did not take them");
+        ssize_t ignored = write(STDERR_FILENO, told, len);
         (void)ignored;
         out_lost = 0;
         room = has_room(0);
@@ -182,12 +134,12 @@ void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
     if (!bt_log_enabled(level)) {
         return;
     }
-    char fields[LINE_MAX_BYTES - 512], line[PIPE_BUF];
+    char line[PIPE_BUF];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(fields, sizeof(fields), fmt, ap);
+    size_t n = compose(line, level, ev, fmt, ap);
     va_end(ap);
-    put(line, compose(line, level, ev, fields));
+    put(line, n);
 }
 
 /* ---- for signal handlers ---- */
@@ -197,13 +149,11 @@ _Static_assert(sizeof(((struct bt_log_line *)0)->text) >= PIPE_BUF, "a line fits
 void bt_log_line_prepare(struct bt_log_line *l, bt_log_level_t level, const char *ev,
                          const char *fmt, ...)
 {
-    char fields[LINE_MAX_BYTES - 512];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(fields, sizeof(fields), fmt, ap);
+    l->len = compose(l->text, level, ev, fmt, ap);
     va_end(ap);
-    l->len = compose(l->text, level, ev, fields);
-    l->stamp_at = strcspn(l->text, ">");
+    l->stamp_at = log_prefix ? strlen("<3>") : 0;
     l->stamp_at += strcspn(l->text + l->stamp_at, "0123456789");
 }
 

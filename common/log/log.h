@@ -1,7 +1,8 @@
-/* Structured log lines (logfmt, or JSON by configuration) on stderr with sd-daemon <N> prefixes.
- * Every line has a level, ev= (what happened, snake_case), the node, and fields. Any thread. A line
- * waits at most 10 ms for whoever reads stderr; what he does not take is lost, and told as
- * ev=log_lost when he reads again.
+/* Structured log lines (logfmt, or JSON by configuration) on stderr. Every line has a level, ev=
+ * (what happened, snake_case), the node, and fields. Any thread. The log escapes every value itself
+ * (fields.h), so a caller passes names and texts from outside as they are. A line waits at most
+ * 10 ms for the reader of stderr; lines that the reader does not take are lost and counted in
+ * ev=log_lost when it reads again.
  * Secrets, prompts and generated text are never logged. */
 #ifndef BT_LOG_LOG_H
 #define BT_LOG_LOG_H
@@ -20,12 +21,17 @@ typedef enum {
 void bt_log_init(const char *daemon, const char *node, bt_log_level_t level, bool json);
 bool bt_log_enabled(bt_log_level_t level);
 
-/* BT_INFO("peer_up", "peer=%s inc=%llu", name, inc): fields are key=value pairs; a value with
- * spaces is written with bt_log_q (quotes and escapes into a per-thread buffer). */
+/* Under journald, stderr is the stream that JOURNAL_STREAM names as device:inode. Only then do
+ * lines begin with the priority as <N>. Takes the value of that variable (NULL: not set); returns
+ * whether lines have the prefix. */
+bool bt_log_set_journal(const char *journal_stream);
+
+/* BT_INFO("peer_up", "peer=%s incarnation=%llu", name, inc): fmt is key=value pairs separated by
+ * spaces, each with a literal key. A value ends at the next space of fmt, whatever its arguments
+ * contain. NULL for %s is written as "-". */
 void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* Quoted and escaped form of s for a value; valid until the 8th next call of this thread. */
-const char *bt_log_q(const char *s);
+const char *bt_log_q(const char *s); /* returns s: the log quotes by itself */
 
 /* A line made in advance: what composes lines may not be called in a signal handler. */
 struct bt_log_line {

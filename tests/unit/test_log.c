@@ -4,8 +4,10 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -80,14 +82,113 @@ static void test_lines(void **state)
 {
     (void)state;
     char text[4200];
-    BT_WARN("first", "a=%s", bt_log_q("b \"c\""));
+    BT_WARN("first", "a=%s n=%u", "b \"c\"", 3u);
     assert_int_equal(drain(text, sizeof(text)), 1);
     assert_non_null(strstr(text, "level=warn"));
-    assert_non_null(strstr(text, "ev=first a=\"b \\\"c\\\"\"\n"));
+    assert_non_null(strstr(text, "ev=first a=\"b \\\"c\\\"\" n=3\n"));
+    assert_int_equal(strncmp(text, "ts=", 3), 0); /* stderr is no journal: no <4> */
     static char longest[9000];
     memset(longest, 'x', sizeof(longest) - 1);
     BT_INFO("long", "a=%s", longest);
     assert_int_equal(drain(text, sizeof(text)), 1);
+    assert_non_null(strstr(text, "xxx...\n"));
+}
+
+/* Text from outside in a value: it stays one value of one line, in both formats. */
+static void test_hostile_values(void **state)
+{
+    static const struct {
+        const char *value, *logfmt, *json;
+    } cases[] = {
+        {"a\n<3>ts=2026 level=error ev=forged", "\"a\\u000a<3>ts=2026 level=error ev=forged\"",
+         "\"a\\u000a<3>ts=2026 level=error ev=forged\""},
+        {"b\" ev=forged x=\"", "\"b\\\" ev=forged x=\\\"\"", "\"b\\\" ev=forged x=\\\"\""},
+        {"\",\"level\":\"error", "\"\\\",\\\"level\\\":\\\"error\"",
+         "\"\\\",\\\"level\\\":\\\"error\""},
+        {"back\\slash", "\"back\\\\slash\"", "\"back\\\\slash\""},
+        {"\x1b[2J\x7f\xc2\x9b", "\"\\u001b[2J\\u007f\\u009b\"", "\"\\u001b[2J\\u007f\\u009b\""},
+        {"\xff\xc0\xaf\xed\xa0\x80|",
+         "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd|\"",
+         "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd|\""},
+        {"k=v", "\"k=v\"", "\"k=v\""},
+        {"%s%n", "%s%n", "\"%s%n\""},
+        {"", "\"\"", "\"\""},
+        {NULL, "-", "\"-\""},
+        {"10", "10", "\"10\""},
+        {"gr\xc3\xbc\xc3\x9f", "\"gr\xc3\xbc\xc3\x9f\"", "\"gr\xc3\xbc\xc3\x9f\""},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (int json = 0; json < 2; json++) {
+            char text[4200], want[400];
+            bt_log_init("test", "n\n0", BT_LOG_INFO, json);
+            BT_WARN("hostile", "name=%s end=%d", cases[i].value, 1);
+            assert_int_equal(drain(text, sizeof(text)), 1);
+            snprintf(want, sizeof(want),
+                     json ? "\"node\":\"n\\u000a0\",\"ev\":\"hostile\",\"name\":%s,\"end\":1}\n"
+                          : "node=\"n\\u000a0\" ev=hostile name=%s end=1\n",
+                     json ? cases[i].json : cases[i].logfmt);
+            assert_non_null(strstr(text, want));
+        }
+    }
+    bt_log_init("test", "n0", BT_LOG_INFO, false);
+}
+
+/* Numbers are numbers in JSON; hexadecimal digits and texts are strings. */
+static void test_json_numbers(void **state)
+{
+    char text[4200];
+    (void)state;
+    bt_log_init("test", "n0", BT_LOG_INFO, true);
+    BT_INFO("numbers",
+            "u=%u d=%d llu=%llu zu=%zu f=%.2f g=%g x=%016llx pct=%d%% both=%u/%u lit=7 q=\"two "
+            "words\" star=%5u nan=%f",
+            7u, -3, 18446744073709551615ull, (size_t)9, 1.5, 1e-9, 255ull, 40, 1u, 2u, 8u,
+            0.0 / 0.0);
+    assert_int_equal(drain(text, sizeof(text)), 1);
+    assert_non_null(
+        strstr(text, "\"u\":7,\"d\":-3,\"llu\":18446744073709551615,\"zu\":9,"
+                     "\"f\":1.50,\"g\":1e-09,\"x\":\"00000000000000ff\",\"pct\":\"40%\","
+                     "\"both\":\"1/2\",\"lit\":7,\"q\":\"two words\",\"star\":\"    8\",\"nan\":"));
+    assert_non_null(strstr(text, "nan\"}\n"));
+    bt_log_init("test", "n0", BT_LOG_INFO, false);
+}
+
+/* A line that would be too long loses whole fields, says so, and still ends as a line should. */
+static void test_long_lines_stay_whole(void **state)
+{
+    static char big[900];
+    (void)state;
+    memset(big, '\n', sizeof(big) - 1);
+    for (int json = 0; json < 2; json++) {
+        char text[4200];
+        bt_log_init("test", "n0", BT_LOG_INFO, json);
+        BT_INFO("long", "a=%s b=%s c=%s d=%s e=%s f=%s", big, big, big, big, big, big);
+        assert_int_equal(drain(text, sizeof(text)), 1);
+        assert_true(strlen(text) < 4096);
+        assert_non_null(strstr(text, json ? ",\"cut\":true}\n" : " cut=true\n"));
+        assert_null(strstr(text, json ? "\"f\":" : " f="));
+    }
+    bt_log_init("test", "n0", BT_LOG_INFO, false);
+}
+
+/* Only the stream that JOURNAL_STREAM names gets priorities. */
+static void test_journal(void **state)
+{
+    char text[4200], mine[64];
+    struct stat st;
+    (void)state;
+    assert_int_equal(fstat(STDERR_FILENO, &st), 0);
+    snprintf(mine, sizeof(mine), "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+    assert_true(bt_log_set_journal(mine));
+    BT_WARN("in_journal", "a=1");
+    assert_int_equal(drain(text, sizeof(text)), 1);
+    assert_int_equal(strncmp(text, "<4>ts=", 6), 0);
+    assert_false(bt_log_set_journal("1:2"));
+    assert_false(bt_log_set_journal(NULL));
+    BT_WARN("elsewhere", "a=1");
+    assert_int_equal(drain(text, sizeof(text)), 1);
+    assert_int_equal(strncmp(text, "ts=", 3), 0);
 }
 
 /* Nobody reads: two threads go on, and what was lost is told to the one who reads later. */
@@ -126,6 +227,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_lines, open_log, close_log),
+        cmocka_unit_test_setup_teardown(test_hostile_values, open_log, close_log),
+        cmocka_unit_test_setup_teardown(test_json_numbers, open_log, close_log),
+        cmocka_unit_test_setup_teardown(test_long_lines_stay_whole, open_log, close_log),
+        cmocka_unit_test_setup_teardown(test_journal, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_nobody_reads, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_reader_gone, open_log, close_log),
     };

@@ -375,7 +375,7 @@ static int run_cut(char *who, char *area, char *text, size_t cap)
 static time_t line_time(const char *line)
 {
     struct tm tm = {0};
-    assert_non_null(strptime(line, "<3>ts=%Y-%m-%dT%H:%M:%S.", &tm));
+    assert_non_null(strptime(line, "ts=%Y-%m-%dT%H:%M:%S.", &tm));
     return timegm(&tm);
 }
 
