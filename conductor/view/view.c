@@ -7,7 +7,6 @@
 #include "common/log/log.h"
 #include "conductor/view/view_priv.h"
 
-#define FORM_NS      15000000000ull
 #define SWEEP_PLACES ((size_t)1 << 20) /* of the index, each beat: a few ms at most */
 
 static struct bt_session *session_of(struct bt_list *l)
@@ -463,37 +462,19 @@ void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
     }
 }
 
-/* One worker can do both phases, so a cluster that has lost a role still serves. A cluster that is
- * just starting gets some time for its second role first. */
-static const char *wait_for_roles(struct bt_view *v, bool prefill, bool decode)
-{
-    uint64_t now = bt_mono_ns();
-    if (v->first_worker_ns == 0) {
-        v->first_worker_ns = now;
-    }
-    v->formed = (prefill && decode) || now - v->first_worker_ns > FORM_NS;
-    if (v->formed) {
-        return NULL;
-    }
-    return prefill ? "no decode worker is up yet" : "no prefill worker is up yet";
-}
-
+/* One worker with a kvstore on its node is enough: any worker can do both phases. */
 bool bt_view_serving(struct bt_view *v, const char **why_p)
 {
     struct bt_view_snapshot s;
     bt_view_snapshot(v, NULL, 0, &s);
-    bool prefill = false, decode = false;
+    bool able = false;
     for (uint32_t i = 0; i < s.snap.n_workers; i++) {
-        if (s.workers[i].kvstore != BT_SCHED_NONE) {
-            prefill = prefill || s.workers[i].prefill;
-            decode = decode || s.workers[i].decode;
-        }
+        able = able || (s.workers[i].kvstore != BT_SCHED_NONE &&
+                        (s.workers[i].prefill || s.workers[i].decode));
     }
     const char *why = NULL;
-    if (!prefill && !decode) {
+    if (!able) {
         why = s.snap.n_workers == 0 ? "no worker is up" : "no kvstore is up on the workers' nodes";
-    } else if (!v->formed) {
-        why = wait_for_roles(v, prefill, decode);
     }
     if (why_p != NULL) {
         *why_p = why;

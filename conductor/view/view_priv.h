@@ -31,8 +31,6 @@ struct bt_view {
     bool links_stale; /* members changed: what follows and node_kv are to be found again */
     struct bt_session **all_kvs, **all_workers; /* by kind, in order of arrival */
     uint32_t n_all_kvs, n_all_workers;
-    bool formed;              /* both roles have been up, or one alone for long enough */
-    uint64_t first_worker_ns; /* since when there is a usable worker */
     /* scratch of bt_view_snapshot */
     struct bt_sched_worker *workers;
     struct bt_sched_kvstore *kvstores;
