@@ -1,5 +1,6 @@
 """baton-local and batonctl as a user meets them: usage, several clusters, nothing left behind."""
 import ctypes
+import datetime
 import json
 import os
 import re
@@ -32,6 +33,8 @@ def run(*args, env=None):
     (["up", "--set", "nonsense"], "--set wants DAEMON.KEY=VALUE"),
     (["up", "--port"], "a value is missing after --port"),
     (["up", "--fast"], "unknown option '--fast'"),
+    (["up", "--model", ""], "--model wants a directory"),
+    (["up", "--model="], "--model wants a directory"),
 ])
 def test_usage_errors(args, says, tmp_path):
     rc, _, err = run(LOCAL, *args, "--dir", tmp_path / "s") if args[-1] != "--port" else \
@@ -83,6 +86,66 @@ def test_directories_and_ports_that_cannot_be_used(tmp_path):
     rc, _, err = run(LOCAL, "up", "--dir", tmp_path / "m", "--model", file)
     assert rc == 1 and f"there is no model directory {file}" in err
     assert not left_of(tmp_path)
+
+
+def test_state_directories_of_strangers(tmp_path):
+    """A link or directory that somebody else prepared is neither followed, emptied nor changed."""
+    home = tmp_path / "home"
+    (home / "tls").mkdir(parents=True)
+    (home / "tls" / "mine").write_text("precious")
+    (home / "procs").write_text("")
+    home.chmod(0o755)
+    link = tmp_path / "link"
+    link.symlink_to(home)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    below = shared / "below"
+    below.mkdir()
+    for command in ("up", "down", "status"):
+        for state, says in ((link, "is a symbolic link"), (shared, "others may write to"), (below, "others may write to")):
+            rc, _, err = run(LOCAL, command, "--dir", state, *(["--port", "0"] if command == "up" else []))
+            assert rc == 1 and says in err and "--dir" in err, (command, state, err)
+    rc, _, err = run(LOCAL, "up", "--tls", "--dir", home, "--port", "0")
+    assert rc == 1 and "has files of somebody else's" in err and "--dir" in err
+    rc, _, err = run(LOCAL, "down", "--dir", home)  # it has a procs, but baton-local did not make it
+    assert rc == 0 and "no cluster in" in err
+    assert (home / "tls" / "mine").read_text() == "precious" and (home / "procs").exists()
+    assert home.stat().st_mode & 0o777 == 0o755 and link.is_symlink()
+    assert not os.listdir(below) and os.listdir(shared) == ["below"]
+
+
+def test_a_tiny_state_directory(tmp_path):
+    script = f"mount -t tmpfs -o size=8m none {tmp_path} && exec {LOCAL} up --port 0 --dir {tmp_path}/s"
+    rc, _, err = run("unshare", "-m", "sh", "-c", script)
+    if "unshare" in err or "mount:" in err:
+        pytest.skip("no mount namespaces here")
+    assert rc == 1 and re.search(r"s has \d MiB free; etcd and the logs need 160 MiB; free some", err), err
+
+
+def test_one_worker_serves_at_once(tmp_path):
+    """One worker is a whole cluster: /health says so as soon as completions work."""
+    rc, out, err = run(LOCAL, "up", "--prefill", "0", "--nodes", "1", "--dir", tmp_path, "--port", "0")
+    try:
+        assert rc == 0, err
+        log = (tmp_path / "logs" / "conductor.log").read_text()
+        up = re.search(r"ts=(\S+) .*ev=session_up kind=decode", log).group(1)
+        gap = time.time() - datetime.datetime.fromisoformat(up.rstrip("Z") + "+00:00").timestamp()
+        assert gap < 10, gap  # the cluster's other role was waited for, 15 s long
+        with urllib.request.urlopen(out.strip() + "/health", timeout=10) as r:
+            assert r.status == 200
+    finally:
+        assert run(LOCAL, "down", "--dir", tmp_path)[0] == 0
+
+
+def test_the_last_line_names_the_cause(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+        for form in ("logfmt", "json"):
+            rc, _, err = run(LOCAL, "up", "--dir", tmp_path, "--port", "0", "--set", f"all.log.format={form}",
+                             "--set", f"conductor.conductor.http.listen=127.0.0.1:{port}")
+            last = err.strip().splitlines()[-1]
+            assert rc == 1 and "conductor on n1 ended" in last and str(port) in last and "conductor.log" in last, err
 
 
 class SchedAttr(ctypes.Structure):
