@@ -58,6 +58,7 @@ TOOL_C      := $(wildcard tests/tools/*.c)
 obj = $(patsubst %.c,$(B)/obj/%.o,$(filter %.c,$(1)))
 GEN_O := $(patsubst $(B)/gen/%.c,$(B)/obj/gen/%.o,$(GEN_C))
 LIBS  := $(B)/libsim.a $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
+BENCH_TOOL := $(B)/bin/baton-bench
 BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl baton-sim)
 PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 # Sanitizers do not look into device code.
@@ -69,13 +70,17 @@ UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
 
 .PHONY: all tests setup setup-tests check check-gpu bench-gpu demo up down bench lint install install-files install-system uninstall bundle clean help docs
-all: $(BINS) $(PLUGINS)
+all: $(BINS) $(BENCH_TOOL) $(PLUGINS)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
 endif
 tests: all $(UNIT_BINS) $(TOOL_BINS)
 
-$(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto
+# Looked at once in a build directory, so that a missing package is named with its remedy.
+$(B)/packages: deploy/local/setup.sh
+	@deploy/local/setup.sh --check
+	@mkdir -p $(B) && touch $@
+$(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto | $(B)/packages
 	@mkdir -p $(B)/gen
 	protoc-c --proto_path=proto --c_out=$(B)/gen $<
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(GEN_H)
@@ -134,6 +139,10 @@ $(B)/bin/batonctl: $(call obj,$(CTL_C)) $(B)/libbaton.a
 $(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconductor.a $(B)/libkvstore.a $(B)/libbaton.a
 	$(link)
 	$(LINK)
+# A link, so that the tool finds its modules in the source tree.
+$(BENCH_TOOL): tests/bench/baton-bench
+	$(link)
+	@ln -sf ../../$< $@
 $(B)/lib/baton-engine-cpu.so: $(call obj,$(CPU_C)) $(B)/libbaton.a
 	$(link)
 	$(CC) $(LDFLAGS) -shared -o $@ $(filter %.o,$^) $(B)/libbaton.a -ldnnl -lgomp $(LDLIBS)

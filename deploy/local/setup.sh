@@ -2,6 +2,7 @@
 # Installs what building (and with --tests: testing, --bundle: packing) Baton needs from the distribution's packages.
 # Asks before sudo, names what it installs, starts and enables no service: etcd's package ships a unit,
 # so its binary is unpacked into build/third instead of installed. Does nothing if all is there.
+# With --check it only says which packages of the build are missing, and fails if there are any.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -10,7 +11,7 @@ packages=(gcc make git libc6-dev libgrpc-dev libprotobuf-c-dev protobuf-c-compil
 test_packages=(libcmocka-dev python3 python3-pytest python3-grpcio python3-protobuf
     protobuf-compiler python3-grpc-tools iproute2 util-linux)
 bundle_packages=(xz-utils binutils python3-minimal)
-[ -z "${1:-}" ] || packages+=("${bundle_packages[@]}") # a test packs as well
+[ "${1:-}" = --check ] || [ -z "${1:-}" ] || packages+=("${bundle_packages[@]}") # a test packs as well
 if [ "${1:-}" = --tests ]; then
     packages+=("${test_packages[@]}")
     # For the openai client's test; any node with npm will do, wherever it comes from.
@@ -21,6 +22,7 @@ fi
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 command -v apt-get >/dev/null || {
+    [ "${1:-}" != --check ] || exit 0 # the compiler will name what is missing
     say "this is not Debian or Ubuntu (no apt-get). Install yourself: ${packages[*]} and etcd 3.4 or newer"
     exit 1
 }
@@ -30,6 +32,12 @@ for p in "${packages[@]}"; do
     [ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
 done
 
+if [ "${1:-}" = --check ]; then
+    [ ${#missing[@]} -eq 0 ] && exit 0
+    say "missing packages: ${missing[*]}"
+    say "run 'make setup' to install them"
+    exit 1
+fi
 as_root=()
 if [ ${#missing[@]} -gt 0 ]; then
     say "missing packages: ${missing[*]}"
