@@ -76,11 +76,14 @@ ifeq ($(NVCC),)
 endif
 tests: all $(UNIT_BINS) $(TOOL_BINS)
 
-# Looked at once in a build directory, so that a missing package is named with its remedy.
+# Looked at before anything is built, once in a build directory: a missing package is named with its remedy.
 $(B)/packages: deploy/local/setup.sh
 	@deploy/local/setup.sh --check
 	@mkdir -p $(B) && touch $@
-$(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto | $(B)/packages
+ifneq ($(filter all tests install $(B)/%,$(or $(MAKECMDGOALS),all)),)
+include $(B)/packages
+endif
+$(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto
 	@mkdir -p $(B)/gen
 	protoc-c --proto_path=proto --c_out=$(B)/gen $<
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(GEN_H)
