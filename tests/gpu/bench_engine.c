@@ -244,15 +244,16 @@ static void open_batch(uint32_t batch, uint32_t len, uint32_t per)
 /* Median time in ms of a step of `batch` single tokens, and `prompt` tokens of another sequence. */
 static double time_steps(uint32_t batch, uint32_t len, uint32_t prompt)
 {
-    enum { STEPS = 40 };
+    enum { STEPS = 40, PROMPT_CHUNKS = 4 };
     uint32_t per = BT_DIV_UP(len + STEPS + 8, PAGE), n = batch + (prompt > 0);
     uint32_t *tokens = calloc(BT_MAX(prompt, 1u), sizeof(*tokens));
     struct bt_engine_row rows[SLOTS + 1];
     double v[STEPS];
     open_batch(batch, len, per);
     if (prompt) {
-        must(batch < SLOTS && batch * per + STEPS * prompt / PAGE + 1 <= n_pages, "room (--pages)");
-        open_slot(batch, batch * per, STEPS * prompt + 1);
+        must(batch < SLOTS && batch * per + BT_DIV_UP(PROMPT_CHUNKS * prompt, PAGE) <= n_pages,
+             "room (--pages)");
+        open_slot(batch, batch * per, PROMPT_CHUNKS * prompt);
         rows[batch] = (struct bt_engine_row){.slot = batch, .n = prompt, .tokens = tokens};
     }
     for (uint32_t s = 0; s < batch; s++) {
@@ -266,7 +267,7 @@ static double time_steps(uint32_t batch, uint32_t len, uint32_t prompt)
             rows[s].tokens = i ? NULL : &one;
             rows[s].pos = len + i;
         }
-        rows[batch].pos = i % 4 * prompt; /* prompts of a few chunks, over and over */
+        rows[batch].pos = i % PROMPT_CHUNKS * prompt; /* the same prompt over and over */
         const struct bt_engine_batch b = {.n_rows = n, .rows = rows};
         must(vt->forward(e, &b, &f) == BT_OK && vt->sample(e, f, NULL, &t) == BT_OK, "step");
         if (before) {
