@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/engine/model_config.h"
+#include "common/token/token.h"
 #include "conductor/front/front.h"
 #include "conductor/sched/sched.h"
 #include "conductor/sched_conf.h"
@@ -415,6 +417,21 @@ static bool check(const void *conf, char *err, size_t err_cap)
     return true;
 }
 
+/* Reads what a start reads before the weights: configuration, tokenizer. */
+static bool look(const void *conf, char *err, size_t err_cap)
+{
+    const struct bt_conductor_conf *c = conf;
+    struct bt_model_config model;
+    struct bt_tokenizer *tok = NULL;
+    bool listen = bt_conf_look_listen("conductor.http.listen", c->http_listen);
+    if (bt_model_config_load(c->common.model_path, &model, err, err_cap) != BT_OK ||
+        bt_tokenizer_load(c->common.model_path, &tok, err, err_cap) != BT_OK) {
+        return false;
+    }
+    bt_tokenizer_destroy(tok);
+    return listen;
+}
+
 const struct bt_conf_schema *bt_conductor_schema(void)
 {
     static size_t lens[2];
@@ -427,6 +444,7 @@ const struct bt_conf_schema *bt_conductor_schema(void)
     schema.table_lens = lens;
     schema.conf_size = sizeof(struct bt_conductor_conf);
     schema.check = check;
+    schema.look = look;
     schema.describe = bt_sched_conf_describe;
     return &schema;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/map.h"
+#include "common/engine/model_config.h"
 #include "kvstore/wire/cards.h"
 
 #define ROW(member) offsetof(struct bt_kvstore_conf, member)
@@ -282,6 +283,24 @@ bool bt_kvstore_write_policy(const char *text, bt_tier_policy_t *policy_p)
     return false;
 }
 
+static bool look(const void *conf, char *err, size_t err_cap)
+{
+    const struct bt_kvstore_conf *c = conf;
+    struct bt_model_config model;
+    char *slab = bt_kvstore_slab_path(c);
+    bool ok = bt_conf_look_parent("kvstore.slab_path", slab, true);
+    free(slab);
+    if (c->ssd_path != NULL) {
+        ok = bt_conf_look_parent("kvstore.ssd.path", c->ssd_path, true) && ok;
+    }
+    for (char **a = c->wire_listen; a != NULL && *a != NULL; a++) {
+        char *with_port = bt_sprintf(strchr(*a, ':') != NULL ? "[%s]:0" : "%s:0", *a);
+        ok = bt_conf_look_listen("kvstore.wire.listen", with_port) && ok;
+        free(with_port);
+    }
+    return bt_model_config_load(c->common.model_path, &model, err, err_cap) == BT_OK && ok;
+}
+
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, kvstore_rows, NULL};
 static size_t table_lens[] = {0, BT_ARRAY_LEN(kvstore_rows)};
 
@@ -292,6 +311,7 @@ const struct bt_conf_schema bt_kvstore_schema = {
     .table_lens = table_lens,
     .conf_size = sizeof(struct bt_kvstore_conf),
     .check = check,
+    .look = look,
 };
 
 /* The length of another file's table is no constant expression. */

@@ -15,7 +15,7 @@
 
 struct args {
     const char *file;
-    bool check;
+    bool check, check_values; /* --check; --check=values: without a look at this host */
     const char *sets[SETS_MAX];
     size_t n_sets;
 };
@@ -62,6 +62,8 @@ static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, st
             a->sets[a->n_sets++] = kv;
         } else if (strcmp(arg, "--check") == 0) {
             a->check = true;
+        } else if (strcmp(arg, "--check=values") == 0) {
+            a->check = a->check_values = true;
         } else {
             *code = 0;
             if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
@@ -349,6 +351,11 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
     const char *file = !want_file ? NULL : a.file != NULL ? a.file : path;
     look_for_misspelt(s);
     if (!fill(s, &a, file, conf)) {
+        *exit_code = 2;
+        bt_conf_cleanup(s, conf);
+        return false;
+    }
+    if (a.check && !a.check_values && !bt_conf_look(s, conf)) {
         *exit_code = 2;
         bt_conf_cleanup(s, conf);
         return false;

@@ -42,6 +42,10 @@ struct bt_conf_schema {
     size_t conf_size;
     /* Checks across keys, also for --check; NULL: none. False: err says key, fault and remedy. */
     bool (*check)(const void *conf, char *err, size_t err_cap);
+    /* Looks at what the configuration names on this host, for --check: the model, devices, folders.
+     * model.path is a readable directory then. NULL: nothing. False: err says key, fault, remedy.
+     */
+    bool (*look)(const void *conf, char *err, size_t err_cap);
     /* What the values of a checked conf come to, lines of text for --check; NULL: nothing. */
     void (*describe)(const void *conf, char *text, size_t cap);
 };
@@ -69,6 +73,14 @@ struct bt_conf_common {
 };
 extern const struct bt_conf_row bt_conf_common_rows[];
 extern const size_t bt_conf_common_len;
+
+/* For a daemon's `look`. bt_conf_look_dir: is path a directory that can be read (write: written)?
+ * bt_conf_look_parent: does path exist, or can it be made in the directory above it?
+ * bt_conf_look_listen: is the host of host:port (NULL: nothing to look at) one that this host can
+ * listen on? False: a text on stderr names key, fault and remedy. */
+bool bt_conf_look_dir(const char *key, const char *path, bool write) BT_MUST_CHECK;
+bool bt_conf_look_parent(const char *key, const char *path, bool write) BT_MUST_CHECK;
+bool bt_conf_look_listen(const char *key, const char *addr) BT_MUST_CHECK;
 
 /* Can it be part of etcd's keys, certificates, files and metrics: 1 to 128 letters, digits and the
  * signs . _ -, a letter or digit first? False: err says so of key. */

@@ -37,4 +37,7 @@ bool bt_conf_is_addr(const char *text);
 /* Prints one message to stderr, a line of at most 512 bytes in which control characters (of a file
  * or an argument) are shown as '?'. */
 void bt_conf_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Looks at what conf names on this host. False: said each fault on stderr. */
+bool bt_conf_look(const struct bt_conf_schema *s, const void *conf) BT_MUST_CHECK;
+
 #endif

@@ -24,75 +24,110 @@ static const char *default_text(const struct bt_conf_row *r)
     return r->required ? "required" : r->def == NULL ? "none" : r->def;
 }
 
+/* Prints text in lines of at most 80 columns, each behind `first` or, from the second on, `rest`.
+ */
+static void print_wrapped(const char *first, const char *rest, const char *text)
+{
+    const char *lead = first;
+    while (*text != '\0') {
+        size_t room = 80 - strlen(lead), n = strlen(text);
+        if (n > room) {
+            for (n = room; n > 0 && text[n] != ' '; n--) {
+            }
+            n = n == 0 ? strcspn(text, " ") : n; /* a word longer than a line stays whole */
+        }
+        printf("%s%.*s\n", lead, (int)n, text);
+        text += n;
+        text += strspn(text, " ");
+        lead = rest;
+    }
+}
+
 static void help_row(void *arg, const struct bt_conf_row *r)
 {
     (void)arg;
-    printf("  %-32s %s (%s)\n", r->key, r->doc, default_text(r));
+    printf("  %s (%s)\n", r->key, default_text(r));
+    print_wrapped("      ", "      ", r->doc);
 }
 
 void bt_conf_print_help(const struct bt_conf_schema *s)
 {
-    printf("baton-%s: %s\n\n"
-           "usage: baton-%s [--config FILE] [--check] [--set KEY=VALUE]...\n\n"
+    char name[64];
+    snprintf(name, sizeof(name), "baton-%s: ", s->daemon);
+    print_wrapped(name, "  ", s->summary);
+    printf("\nusage: baton-%s [--config FILE] [--check] [--set KEY=VALUE]...\n\n"
            "  --config FILE      read FILE instead of /etc/baton/%s.yaml\n"
            "  --set KEY=VALUE    set one key; wins over the file and the environment\n"
-           "  --check            check the configuration and exit (0 good, 2 not)\n"
+           "  --check            check the configuration, and the addresses, directories and\n"
+           "                     model that it names on this host, and exit (0 good, 2 not)\n"
+           "  --check=values     the same without a look at this host\n"
            "  --print-example    print a commented configuration file and exit\n"
            "  --version, --help\n\n"
-           "Every key can also be set by the environment: kv.block_tokens is "
+           "Every key can also be set by the environment: kv.block_tokens is\n"
            "BATON_KV_BLOCK_TOKENS.\n\nKeys (default):\n",
-           s->daemon, s->summary, s->daemon, s->daemon);
+           s->daemon, s->daemon);
     bt_conf_each(s, help_row, NULL);
 }
 
-struct section {
-    char path[128];
+/* ---- the example: one YAML map, each section once, in the order of its first key ---- */
+
+#define ROWS_MAX 256
+
+struct rows {
+    const struct bt_conf_row *row[ROWS_MAX];
+    size_t n;
 };
 
-/* Opens the YAML maps that lead to key, given the path that is open. */
-static void example_row(void *arg, const struct bt_conf_row *r)
+static void collect_row(void *arg, const struct bt_conf_row *r)
 {
-    struct section *open = arg;
-    const char *leaf = strrchr(r->key, '.');
-    size_t n = leaf == NULL ? 0 : (size_t)(leaf - r->key);
-    if (strlen(open->path) != n || strncmp(open->path, r->key, n) != 0) {
-        size_t from = 0;
-        int indent = 0;
-        while (from < n) {
-            size_t to = from + strcspn(r->key + from, ".");
-            if (to > n) {
-                to = n;
-            }
-            bool shared = strncmp(open->path, r->key, to) == 0 &&
-                          (open->path[to] == '.' || open->path[to] == '\0');
-            if (!shared) {
-                printf("%*s%.*s:\n", indent, "", (int)(to - from), r->key + from);
-            }
-            indent += 2;
-            from = to + 1;
+    struct rows *all = arg;
+    BT_ASSERT(all->n < ROWS_MAX);
+    all->row[all->n++] = r;
+}
+
+static void example_row(const struct bt_conf_row *r, const char *name, int indent)
+{
+    char lead[32];
+    const char *def = r->def == NULL ? "" : r->def;
+    snprintf(lead, sizeof(lead), "%*s# ", indent, "");
+    print_wrapped(lead, lead, r->doc);
+    printf(r->type == BT_CONF_LIST ? "%*s%s%s: [%s]\n" : "%*s%s%s: %s\n", indent, "",
+           r->required ? "" : "# ", name, def);
+}
+
+/* Prints the keys and sections below prefix ("", or "kvstore.ssd."). */
+static void example_section(const struct rows *all, const char *prefix, int indent)
+{
+    size_t len = strlen(prefix);
+    for (size_t i = 0; i < all->n; i++) {
+        const char *key = all->row[i]->key;
+        if (strncmp(key, prefix, len) != 0) {
+            continue;
         }
-        snprintf(open->path, sizeof(open->path), "%.*s", (int)n, r->key);
-    }
-    int indent = 0;
-    for (const char *p = r->key; *p != '\0'; p++) {
-        indent += *p == '.' ? 2 : 0;
-    }
-    printf("%*s# %s\n", indent, "", r->doc);
-    const char *name = leaf == NULL ? r->key : leaf + 1;
-    if (r->type == BT_CONF_LIST) {
-        printf("%*s%s%s: [%s]\n", indent, "", r->required ? "" : "# ", name,
-               r->def == NULL ? "" : r->def);
-    } else {
-        printf("%*s%s%s: %s\n", indent, "", r->required ? "" : "# ", name,
-               r->def == NULL ? "" : r->def);
+        size_t to = strcspn(key + len, ".");
+        if (key[len + to] == '\0') {
+            example_row(all->row[i], key + len, indent);
+            continue;
+        }
+        bool first = true; /* of its section */
+        for (size_t k = 0; k < i; k++) {
+            first = first && strncmp(all->row[k]->key, key, len + to + 1) != 0;
+        }
+        if (first) {
+            char below[128];
+            snprintf(below, sizeof(below), "%.*s", (int)(len + to + 1), key);
+            printf("%*s%.*s:\n", indent, "", (int)to, key + len);
+            example_section(all, below, indent + 2);
+        }
     }
 }
 
 void bt_conf_print_example(const struct bt_conf_schema *s)
 {
-    struct section open = {""};
+    struct rows all = {.n = 0};
     printf("# /etc/baton/%s.yaml: defaults are commented out.\n", s->daemon);
-    bt_conf_each(s, example_row, &open);
+    bt_conf_each(s, collect_row, &all);
+    example_section(&all, "", 0);
 }
 
 static void docs_row(void *arg, const struct bt_conf_row *r)

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/engine/model_config.h"
+
 #define ROW(member) offsetof(struct bt_worker_conf, member)
 
 static const struct bt_conf_row rows[] = {
@@ -173,6 +175,13 @@ static bool check(const void *conf, char *err, size_t cap)
     return c->name == NULL || bt_conf_name_good("worker.name", c->name, err, cap);
 }
 
+static bool look(const void *conf, char *err, size_t err_cap)
+{
+    const struct bt_worker_conf *c = conf;
+    struct bt_model_config model;
+    return bt_model_config_load(c->common.model_path, &model, err, err_cap) == BT_OK;
+}
+
 const struct bt_conf_schema *bt_worker_schema(bool decode)
 {
     static size_t lens[2];
@@ -187,6 +196,7 @@ const struct bt_conf_schema *bt_worker_schema(bool decode)
     s->table_lens = lens;
     s->conf_size = sizeof(struct bt_worker_conf);
     s->check = check;
+    s->look = look;
     return s;
 }
 

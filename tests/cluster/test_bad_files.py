@@ -249,7 +249,58 @@ def test_check_reads_the_wire_addresses(tmp_path):
                sets=dict(good, **{"kvstore.wire.listen": bad}))
     for fine in ({"kvstore.wire.listen": "10.0.0.1,fd00::7"},
                  {"kvstore.wire.listen": "8.8.8.8", "kvstore.wire.allow_routable": "true"}):
-        assert run("baton-kvstore", "--check", sets=dict(good, **fine))[0] == 0
+        assert run("baton-kvstore", "--check=values", sets=dict(good, **fine))[0] == 0
+        refuse(USAGE, [r"kvstore\.wire\.listen", "this host cannot listen on"], "baton-kvstore", "--check", sets=dict(good, **fine))
+
+
+@pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode"])
+def test_check_looks_at_this_host(tmp_path, daemon):
+    """Addresses, directories and the model are looked at by --check, and not by --check=values."""
+    good = base(tmp_path, daemon)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    faults = [({"rpc.listen": "192.0.2.1:7000"}, [r"rpc\.listen", "this host cannot listen on"]),
+              ({"http.listen": "nowhere.invalid:7000"}, [r"http\.listen", "not known here"]),
+              ({"model.path": str(tmp_path / "none")}, [r"model\.path", "No such file"]),
+              ({"model.path": str(empty)}, [r"config\.json"])]
+    if daemon == "baton-kvstore":
+        faults += [({"kvstore.slab_path": "/nonexistent/slab"}, [r"kvstore\.slab_path", "/nonexistent"]),
+                   ({"kvstore.ssd.path": "/nonexistent/ssd", "kvstore.ssd.bytes": "1GiB"}, [r"kvstore\.ssd\.path", "/nonexistent"])]
+    for sets, words in faults:
+        refuse(USAGE, words, daemon, "--check", sets=dict(good, **sets))
+        assert run(daemon, "--check=values", sets=dict(good, **sets))[0] == 0, sets
+
+
+def one_map(text):
+    """Keys of a YAML mapping in block form; fails where a key stands twice in one map."""
+    keys, open_ = set(), []
+    for line in text.splitlines():
+        body = line.lstrip()
+        if not body or body.startswith("#"):
+            continue
+        name, colon, _ = body.partition(":")
+        assert colon and re.fullmatch(r"[a-z0-9_]+", name), line
+        indent = len(line) - len(body)
+        open_ = [o for o in open_ if o[0] < indent] + [(indent, name)]
+        path = ".".join(n for _, n in open_)
+        assert path not in keys, f"{path} stands twice"
+        keys.add(path)
+    return keys
+
+
+@pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode"])
+def test_printed_texts(tmp_path, daemon):
+    """The example is one YAML map, also with every key in use, and it is read; help fits 80 columns."""
+    p = subprocess.run([os.path.join(BUILD, "bin", daemon), "--print-example"], stdout=subprocess.PIPE, timeout=60)
+    text = p.stdout.decode()
+    assert "model" in one_map(text)
+    every = re.sub(r"^( *)# ([a-z0-9_]+:( |$))", r"\1\2", text, flags=re.M)
+    assert {"cluster.name", "cluster.tls.ca", "node.id", "kv.block_tokens"} <= one_map(every)
+    path = tmp_path / "example.yaml"
+    path.write_text(text.replace("  id: \n", "  id: n1\n").replace("  path: \n", f"  path: {MODEL}\n"))
+    assert run(daemon, "--check", "--config", str(path))[0] == 0
+    p = subprocess.run([os.path.join(BUILD, "bin", daemon), "--help"], stdout=subprocess.PIPE, timeout=60)
+    assert not [line for line in p.stdout.decode().splitlines() if len(line) > 80]
 
 
 @pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode"])

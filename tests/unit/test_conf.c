@@ -221,7 +221,7 @@ static void good_addresses(void **state)
         char set[64];
         snprintf(set, sizeof(set), "rpc.listen=%s", good[i]);
         assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--set", set,
-                         "--check"));
+                         "--check=values"));
         assert_int_equal(code, 0);
     }
 }
@@ -338,7 +338,7 @@ static void secrets_are_looked_at(void **state)
         assert_int_equal(chmod(path, table[i].mode), 0);
         snprintf(set, sizeof(set), "kv.salt_file=%s", path);
         assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--set", set,
-                         "--check"));
+                         "--check=values"));
         assert_int_equal(code, table[i].code);
         assert_non_null(strstr(err, table[i].expect));
     }
@@ -378,7 +378,7 @@ static void the_environment_is_checked_too(void **state)
     /* A misspelt name is told of; what belongs to others is not. */
     setenv("BATON_KV_BLOCK_TOKEN", "16", 1);
     setenv("BATON_ADDR", "x", 1);
-    assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--check"));
+    assert_false(RUN(&code, "x", "--set", "node.id=a", "--set", "model.path=m", "--check=values"));
     unsetenv("BATON_KV_BLOCK_TOKEN");
     unsetenv("BATON_ADDR");
     assert_int_equal(code, 0);
@@ -392,7 +392,7 @@ static void check_says_good_and_ends(void **state)
     (void)state;
     int code = -1;
     write_file("node: {id: a}\nmodel: {path: m}\n");
-    assert_false(RUN(&code, "x", "--config", path, "--check"));
+    assert_false(RUN(&code, "x", "--config", path, "--check=values"));
     assert_int_equal(code, 0);
 }
 
