@@ -18,39 +18,49 @@
 #define BLOCKS_LIMIT 50
 
 static const char usage_text[] =
-    "usage: batonctl [--addr HOST:PORT] [--tls DIR] COMMAND [ARGUMENTS] [-o json] [--limit N]\n"
+    "usage: batonctl [--addr HOST:PORT | --dir STATE] [--tls DIR] COMMAND [ARGUMENTS]\n"
+    "                [-o json] [--limit N]\n"
     "\n"
     "Commands:\n"
     "  status    whether the cluster serves, and what it is doing\n"
     "  nodes     every member: role, node, session, load, pool\n"
-    "  blocks    the conductor's index of KV blocks (--limit N of them, default 50)\n"
-    "  requests  what is open: state, age, tokens, workers, epoch (--limit N, default 50)\n"
-    "  explain   REQUEST_ID or --last: why it was placed as it was, and what else was looked at\n"
-    "  drain     NODE: plan nothing on it any more and move what runs there elsewhere\n"
+    "  blocks    the conductor's index of KV blocks (--limit N, default 50)\n"
+    "  requests  open requests: state, age, tokens, workers, epoch\n"
+    "            (--limit N, default 50)\n"
+    "  explain   REQUEST_ID or --last: why it was placed as it was, and what else\n"
+    "            was looked at\n"
+    "  drain     NODE: plan nothing on it any more and move its requests elsewhere\n"
     "  undrain   NODE: use it again\n"
-    "  role      WORKER prefill|decode|both|own: what a running worker does; nothing it has is "
-    "lost\n"
-    "  pin       protect a prompt's cached blocks from eviction for a time, on every node\n"
+    "  role      WORKER prefill|decode|both|own: the role of a running worker;\n"
+    "            nothing that it has is lost\n"
+    "  pin       protect a prompt's cached blocks from eviction for a time, on\n"
+    "            every node\n"
     "  unpin     PIN_ID: end that\n"
     "  pins      what is pinned, for how long, and where it is protected\n"
     "  version   versions of batonctl and of the conductor\n"
     "\n"
     "Options:\n"
-    "  --addr HOST:PORT  gRPC address of a conductor; otherwise the environment's BATON_ADDR, "
-    "then\n"
-    "                    the local cluster's ${XDG_RUNTIME_DIR:-/tmp}/baton-UID/conductor.addr\n"
-    "  --tls DIR         ca.crt, admin.crt and admin.key in DIR are the cluster's CA and the\n"
-    "                    certificate to show; otherwise BATON_TLS, then the local cluster's tls/\n"
+    "  --addr HOST:PORT  gRPC address of a conductor; otherwise --dir, then the\n"
+    "                    environment's BATON_ADDR, then the default --dir\n"
+    "  --dir STATE       state directory of a local cluster, which has its address\n"
+    "                    and certificates (${XDG_RUNTIME_DIR:-/tmp}/baton-UID)\n"
+    "  --tls DIR         ca.crt, admin.crt and admin.key in DIR are the cluster's CA\n"
+    "                    and the certificate to show; otherwise BATON_TLS, then the\n"
+    "                    local cluster's tls/\n"
     "  -o, --output json|table\n"
     "  -h, --help; --version\n"
     "\n"
     "Options of pin (one of the first five, and --ttl):\n"
-    "  --prompt TEXT; --prompt-file FILE   a prompt as of /v1/completions (-: standard input)\n"
+    "  --prompt TEXT; --prompt-file FILE   a prompt as of /v1/completions\n"
+    "                                      (-: standard input)\n"
     "  --tokens-file FILE                  its token ids\n"
     "  --chat-file FILE                    messages as of /v1/chat/completions, JSON\n"
-    "  --request REQUEST_ID                the prompt of one of the conductor's last requests\n"
-    "  --ttl TIME                          90s, 30m, 1h, 7d; pinning again gives it a new time\n"
-    "  --tenant NAME; --api-key-file FILE  whose cache it is in, where API keys are asked for\n"
+    "  --request REQUEST_ID                the prompt of one of the conductor's last\n"
+    "                                      requests\n"
+    "  --ttl TIME                          90s, 30m, 1h, 7d; a second pin of the same\n"
+    "                                      blocks sets a new time\n"
+    "  --tenant NAME; --api-key-file FILE  whose cache it is in, where API keys are\n"
+    "                                      asked for\n"
     "  --cache-salt TEXT                   as in the requests that are to find it\n"
     "  --label TEXT                        for people who read 'batonctl pins'\n"
     "\n"
@@ -400,6 +410,10 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
         }
         snprintf(c->addr, sizeof(c->addr), "%s", v);
         return 0;
+    }
+    if (ctl_is_option(arg, "--dir")) {
+        c->state_dir = ctl_option_value(argc, argv, i, "--dir");
+        return c->state_dir != NULL ? 0 : ctl_usage("--dir wants a folder", NULL) + 1;
     }
     if (ctl_is_option(arg, "--tls")) {
         c->tls_dir = ctl_option_value(argc, argv, i, "--tls");

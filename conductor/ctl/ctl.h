@@ -22,6 +22,7 @@ struct ctl {
     char addr[256];
     const char *addr_from; /* for error messages */
     const char *tls_dir;   /* --tls */
+    const char *state_dir; /* --dir: of a local cluster */
     struct bt_tls *tls;    /* NULL: plaintext */
     bool json, last;
     uint32_t limit;

@@ -4,35 +4,62 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/conf/conf.h"
 
 /* Folder of the local cluster's state; the caller frees. */
-static char *state_dir(void)
+static char *state_dir(const struct ctl *c)
 {
+    if (c->state_dir != NULL) {
+        return bt_strdup(c->state_dir);
+    }
     const char *dir = bt_conf_env("XDG_RUNTIME_DIR");
     return bt_sprintf("%s/baton-%u", dir != NULL && dir[0] != '\0' ? dir : "/tmp",
                       (unsigned)getuid());
+}
+
+/* In a directory such as /tmp somebody else may have made the folder: then its address and its CA
+ * would be that person's. */
+static bool is_ours(const char *dir)
+{
+    struct stat st;
+    if (lstat(dir, &st) != 0) {
+        return true; /* nothing to read there */
+    }
+    bool ours = S_ISDIR(st.st_mode) && st.st_uid == getuid() && (st.st_mode & 022) == 0;
+    if (!ours) {
+        fprintf(stderr,
+                "batonctl: %s is not used: it must be a directory of yours, no link, and nobody "
+                "else may write to it; name another with --dir, or a conductor with --addr\n",
+                dir);
+    }
+    return ours;
 }
 
 static bool read_local_addr(struct ctl *c, const char *dir)
 {
     char path[512];
     snprintf(path, sizeof(path), "%s/conductor.addr", dir);
+    if (!is_ours(dir)) {
+        return false;
+    }
     FILE *f = fopen(path, "re");
     if (f == NULL) {
-        fprintf(stderr,
-                "batonctl: no conductor address: give --addr HOST:PORT, set BATON_ADDR, or start a "
-                "local cluster (make up), which writes %s\n",
-                path);
+        fprintf(
+            stderr,
+            "batonctl: no conductor address: give --addr HOST:PORT, set BATON_ADDR, or name the "
+            "state directory of a local cluster with --dir; there is no %s\n",
+            path);
         return false;
     }
     bool ok = fgets(c->addr, sizeof(c->addr), f) != NULL;
     (void)fclose(f);
     c->addr[strcspn(c->addr, " \t\r\n")] = '\0';
     if (!ok || c->addr[0] == '\0') {
-        fprintf(stderr, "batonctl: %s is empty; restart the local cluster (make down; make up)\n",
+        fprintf(stderr,
+                "batonctl: %s is empty; restart the local cluster: baton-local down, then up\n",
                 path);
         return false;
     }
@@ -45,6 +72,9 @@ static bool find_addr(struct ctl *c, const char *dir)
     if (c->addr[0] != '\0') {
         c->addr_from = "--addr";
         return true;
+    }
+    if (c->state_dir != NULL) {
+        return read_local_addr(c, dir);
     }
     const char *env = bt_conf_env("BATON_ADDR");
     if (env != NULL && env[0] != '\0') {
@@ -91,7 +121,7 @@ static bool find_tls(struct ctl *c, const char *state)
 
 bool ctl_find_conductor(struct ctl *c)
 {
-    char *state = state_dir();
+    char *state = state_dir(c);
     bool ok = find_addr(c, state) && find_tls(c, state);
     free(state);
     return ok;
