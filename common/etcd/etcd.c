@@ -9,6 +9,9 @@
 #include "common/log/log.h"
 
 #define GOODBYE_MS 500
+#define SAY_AGAIN_NS                                                                               \
+    10000000000ull /* an operator who looks at the end of the log sees the cause                   \
+                    */
 
 /* ---- endpoints ---- */
 
@@ -125,8 +128,15 @@ void bt_etcd_note(struct bt_etcd *e, size_t ep, bool failed, const char *why)
     if (e->dying) {
         return;
     }
+    uint64_t now = bt_mono_ns();
     if (failed && e->reachable) {
-        BT_WARN("etcd_unreachable", "endpoint=%s why=%s", e->eps[ep].target, bt_log_q(why));
+        BT_WARN("etcd_unreachable", "endpoint=%s why=%s", e->eps[ep].target, why);
+        e->lost_ns = e->said_ns = now;
+    } else if (failed && now - e->said_ns >= SAY_AGAIN_NS) {
+        BT_WARN("etcd_waiting", "seconds=%u endpoint=%s endpoints=%zu why=%s remedy=%s",
+                (unsigned)((now - e->lost_ns) / 1000000000u), e->eps[ep].target, e->n_eps, why,
+                "waiting for etcd: start it, or correct etcd.endpoints");
+        e->said_ns = now;
     } else if (!failed && !e->reachable) {
         BT_INFO("etcd_reachable", "endpoint=%s", e->eps[ep].target);
     }

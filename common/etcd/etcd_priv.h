@@ -25,6 +25,7 @@ struct bt_etcd {
     struct bt_etcd_endpoint *eps;
     size_t n_eps, cur;
     bool dying, reachable;
+    uint64_t lost_ns, said_ns; /* not reachable: since when, and when that was logged last */
     struct bt_list leases, watches;
     /* Leases being revoked: bt_etcd_destroy waits a moment for these. */
     int64_t goodbyes[BT_ETCD_GOODBYES_MAX];

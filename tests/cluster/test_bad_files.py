@@ -365,6 +365,38 @@ def test_transports_that_reach_no_other_host(tmp_path, tls):
     refuse(START, words, "baton-kvstore", sets=base(tmp_path, "baton-kvstore"), environ={"UCX_TLS": tls})
 
 
+def test_etcd_that_is_not_there(tmp_path):
+    """Whoever looks at the end of the log reads what a daemon waits for."""
+    argv = [os.path.join(BUILD, "bin", "baton-conductor")]
+    for k, v in base(tmp_path, "baton-conductor").items():
+        argv += ["--set", f"{k}={v}"]
+    p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    seen = b""
+    try:
+        while b"ev=etcd_waiting" not in seen:  # 10 s
+            line = p.stdout.readline()
+            assert line, seen
+            seen += line
+    finally:
+        p.terminate()
+        p.communicate(timeout=60)
+    assert re.search(rb"etcd_waiting seconds=1\d endpoint=127.0.0.1:9 .*remedy=\"waiting for etcd: start it, or correct etcd.endpoints", seen), seen
+
+
+def test_batonctl_trusts_only_its_own_state_directory(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "conductor.addr").write_text("127.0.0.1:9\n")
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    for state, mode, says in ((link, 0o700, "is not used"), (other, 0o777, "is not used"), (other, 0o700, "127.0.0.1:9"),
+                              (tmp_path / "none", None, "there is no")):
+        if mode is not None:
+            other.chmod(mode)
+        rc, text_ = run("batonctl", "--dir", str(state), "status")
+        assert rc == 1 and says in text_, (state, mode, text_)
+
+
 @pytest.mark.parametrize("args", [(), ("--check",)])
 def test_api_keys_file(tmp_path, args):
     bad_terms, nul = tmp_path / "terms", tmp_path / "nul"
