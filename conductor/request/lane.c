@@ -326,14 +326,24 @@ static void on_flow_done(struct bt_lane *k, const struct bt_lane_input *in)
 
 /* ---- failures ---- */
 
-/* Does the current plan still need what this session does? */
+/* Does the current plan still need what this session does? The prefill worker is needed until all
+ * that only it says has come, whatever its peers have done by then: messages of different sessions
+ * have no order, so the decode worker's tokens and FlowDone may be here long before its own. */
 static bool needed(const struct bt_flight *f, const struct bt_session *s)
 {
+    const struct bt_request *r = f->lane->r;
+    bool prompt_missing = r->prompt != NULL;
     bool landed = f->flow_done || f->got_decode;
-    if (s == f->decode) {
+    if (r->spec.max_tokens == 0) {
+        return prompt_missing && (s == f->prefill || s == f->kv_prefill);
+    }
+    if (s == f->decode && !f->decode_ended) {
         return true;
     }
-    if (s == f->prefill || s == f->kv_prefill) {
+    if (s == f->prefill) {
+        return prompt_missing || !f->got_first || (!f->both && !landed);
+    }
+    if (s == f->kv_prefill) {
         return f->both ? !f->got_first : !landed;
     }
     return s == f->kv_decode && !f->got_decode;
@@ -451,7 +461,7 @@ static void on_lost(struct bt_lane *k, const struct bt_lane_input *in)
     }
     bool need = needed(f, s);
     bt_flight_lose(f, s);
-    if (!need || has_all(k, in->now_ns)) {
+    if (has_all(k, in->now_ns) || !need) {
         return;
     }
     char why[128];
@@ -494,6 +504,9 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
         if (k->flight != f) {
             return;
         }
+    }
+    if (k->r->prompt_held) {
+        return; /* the client is slow: nothing can be seen of the workers until it has taken it */
     }
     struct bt_session *s = k->state == LANE_PREFILLING ? f->prefill : f->decode;
     if (s == NULL) {

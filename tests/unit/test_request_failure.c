@@ -161,6 +161,33 @@ static void test_prefill_lost_late(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* The KV has landed and the decode worker is done with its tokens, but the first one, which the
+ * prefill worker sends, was lost with it. */
+static void test_prefill_lost_with_the_first_token(void **state)
+{
+    (void)state;
+    struct trio x;
+    trio_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin_apart(&x, &c, 3, &p, &d);
+    say_flow_done(d.kv, id, 1, 0, 0);
+    say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    say_token(d.w, id, 1, 2, 302, BATON__FINISH__LENGTH);
+    say_ended(d.w, id, 1, BT_OK);
+    spin(&x.f, 100);
+    assert_int_equal(c.n_tokens, 0);
+    fake_kill(p.w);
+    wait_plan(&x, 2, &p2, &d2);
+    assert_ptr_not_equal(p2.w, p.w);
+    say_token(p2.w, id, 2, 0, 300, BATON__FINISH__STOP);
+    until(&x.f, c.finishes == 1);
+    assert_int_equal(c.n_tokens, 1);
+    bt_request_cancel(c.r);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
 static void test_two_deaths(void **state)
 {
     (void)state;
@@ -481,6 +508,7 @@ int main(void)
         cmocka_unit_test(test_decode_lost),
         cmocka_unit_test(test_prefill_lost),
         cmocka_unit_test(test_prefill_lost_late),
+        cmocka_unit_test(test_prefill_lost_with_the_first_token),
         cmocka_unit_test(test_two_deaths),
         cmocka_unit_test(test_dead_already),
         cmocka_unit_test(test_node_lost),

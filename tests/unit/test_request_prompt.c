@@ -11,9 +11,8 @@ struct cluster {
     struct fake *p[2], *d[2], *k[2];
 };
 
-static void cluster_init(struct cluster *x)
+static void cluster_start(struct cluster *x)
 {
-    fixture_init(&x->f);
     fixture_start(&x->f);
     x->k[0] = fake_add(&x->f, "kvstore", "kv-n1", "n1");
     x->k[1] = fake_add(&x->f, "kvstore", "kv-n2", "n2");
@@ -24,6 +23,12 @@ static void cluster_init(struct cluster *x)
     for (int i = 0; i < x->f.n_fakes; i++) {
         until(&x->f, fake_up(&x->f.fakes[i]));
     }
+}
+
+static void cluster_init(struct cluster *x)
+{
+    fixture_init(&x->f);
+    cluster_start(x);
 }
 
 struct reader {
@@ -316,6 +321,42 @@ static void test_nothing_but_the_prompt_later(void **state)
     }
 }
 
+/* A client that takes the prompt's logprobs slowly is no reason to take its workers for hung, and
+ * none that they must run on: what they had to do is done. */
+static void test_prompt_held_for_long(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 2; how++) { /* with tokens behind the prompt, without */
+        struct cluster x;
+        fixture_init(&x.f);
+        x.f.rc.stall_ms = 100;
+        cluster_start(&x);
+        struct reader r;
+        reader_start(&x, &r, how == 0 ? 2 : 0);
+        r.slow = true;
+        struct seen_submit s, sd;
+        struct fake *p, *d = NULL;
+        until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL &&
+                        (how == 1 || (d = placed(&x, 1, BATON__PHASES__DECODE, &sd)) != NULL));
+        say_prompt(p, &s, 1, N, 0);
+        if (how == 0) {
+            say_token(p, s.request, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+            say_token(d, s.request, 1, 1, 301, BATON__FINISH__LENGTH);
+            say_ended(d, s.request, 1, BT_OK);
+        }
+        say_prefill_done(p, s.request, 1, 0, 0, 0);
+        say_ended(p, s.request, 1, BT_OK);
+        until(&x.f, r.prompts == 1);
+        spin(&x.f, 700); /* the limit is 100 ms and twice the 40 ms that were predicted */
+        bt_request_prompt_taken(r.c.r);
+        assert_int_equal(r.c.finishes, 1);
+        assert_int_equal(bt_request_usage(r.c.r)->replans, 0);
+        bt_request_cancel(r.c.r);
+        client_cleanup(&r.c);
+        fixture_cleanup(&x.f);
+    }
+}
+
 /* Not this prompt's tokens, a hole, or an end without them: another worker is asked. */
 static void test_broken_workers(void **state)
 {
@@ -344,6 +385,49 @@ static void test_broken_workers(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* The prefill worker is lost while a part of the prompt's logprobs is missing. What the decode side
+ * has by then does not matter: only a prefill worker computes the rest. */
+static void test_prompt_missing_when_prefill_is_lost(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 3; how++) { /* the decode worker runs; has ended; the KV has landed */
+        struct cluster x;
+        cluster_init(&x);
+        struct reader r;
+        reader_start(&x, &r, 3);
+        struct seen_submit s, s2, sd;
+        struct fake *p, *p2, *d;
+        until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL &&
+                        (d = placed(&x, 1, BATON__PHASES__DECODE, &sd)) != NULL);
+        say_prompt(p, &s, 1, 20, 0);
+        say_token(p, s.request, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+        if (how < 2) {
+            say_token(d, s.request, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+        }
+        if (how == 1) {
+            say_token(d, s.request, 1, 2, 302, BATON__FINISH__LENGTH);
+            say_ended(d, s.request, 1, BT_OK);
+        }
+        if (how == 2) {
+            say_flow_done(x.k[0]->node == d->node ? x.k[0] : x.k[1], s.request, 1, 0, 0);
+        }
+        spin(&x.f, 100);
+        assert_int_equal(r.prompts + r.c.n_tokens, 0);
+        fake_kill(p);
+        until(&x.f, (p2 = placed(&x, 2, BATON__PHASES__PREFILL, &s2)) != NULL);
+        assert_ptr_not_equal(p2, p);
+        assert_true(s2.prompt_logprobs);
+        say_prompt(p2, &s2, 1, N, 0);
+        say_token(p2, s.request, 2, 0, 300, BATON__FINISH__STOP);
+        until(&x.f, r.c.finishes == 1);
+        check_prompt(&r);
+        assert_int_equal(r.c.n_tokens, 1);
+        bt_request_cancel(r.c.r);
+        client_cleanup(&r.c);
+        fixture_cleanup(&x.f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -352,6 +436,8 @@ int main(void)
         cmocka_unit_test(test_once_over_replans),
         cmocka_unit_test(test_broken_workers),
         cmocka_unit_test(test_taken_later),
+        cmocka_unit_test(test_prompt_missing_when_prefill_is_lost),
+        cmocka_unit_test(test_prompt_held_for_long),
         cmocka_unit_test(test_taken_later_but_short),
         cmocka_unit_test(test_nothing_but_the_prompt_later),
     };
