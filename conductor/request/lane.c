@@ -271,6 +271,7 @@ static void on_token(struct bt_lane *k, const struct bt_lane_input *in)
         bt_metric_add(k->r->rs->m.stale, 1);
         return;
     }
+    k->stuck = false;
     f->got_first = f->got_first || first;
     f->got_decode = f->got_decode || (!f->both && !first);
     if (f->expected && (f->both || f->got_decode)) {
@@ -295,6 +296,7 @@ static void on_prompt(struct bt_lane *k, const struct bt_lane_input *in)
                        in->now_ns);
         return;
     }
+    k->stuck = false;
     deliver_waiting(k, in->now_ns); /* tokens may have come before its logprobs */
 }
 
@@ -303,6 +305,7 @@ static void on_prefill_done(struct bt_lane *k, const struct bt_lane_input *in)
     if (k->flight != NULL) {
         bt_flight_prefilled(k->flight);
     }
+    k->stuck = false;
     k->progress_ns = in->now_ns;
     bt_request_prefill_done(k->r, in->msg, in->now_ns);
     bt_outcome_prefilled(k);
@@ -508,8 +511,8 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
     if (k->r->prompt_held) {
         return; /* the client is slow: nothing can be seen of the workers until it has taken it */
     }
-    struct bt_session *s = k->state == LANE_PREFILLING ? f->prefill : f->decode;
-    if (s == NULL) {
+    struct bt_session *s = bt_lane_due(k);
+    if (bt_lane_watch(k, in->now_ns) || s == NULL) {
         return;
     }
     /* A queue is no hang: what counts is whether this worker finishes anything at all. */

@@ -74,6 +74,7 @@ static void split(struct bt_lane *k)
         one->n_avoid = k->n_avoid;
         memcpy(one->avoid, k->avoid, sizeof(one->avoid));
         one->replans = k->replans;
+        one->stuck = k->stuck;
         one->queued_ns = k->queued_ns;
         one->plan_at_ns = k->plan_at_ns;
         bt_lane_set_state(one, LANE_PLANNING);

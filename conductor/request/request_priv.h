@@ -120,6 +120,8 @@ struct bt_lane {
     uint64_t plan_at_ns;   /* not before */
     uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
     uint64_t progress_ns;  /* its last event */
+    uint64_t excused_ns;   /* watch.c: when its wait had a reason that no prediction bounds */
+    bool stuck;            /* watch.c: planned again because nothing moved it; no progress since */
     uint64_t settle_ns;
     uint64_t stay_ns; /* nobody else can take it: not tried before */
 };
@@ -197,7 +199,7 @@ struct bt_requests {
         struct bt_metric *ttft, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting, *prompt,
             *generation;
         struct bt_metric *ttft_error, *tbt_error;
-        struct bt_metric *replanned, *moved, *stale, *ended_late, *cached;
+        struct bt_metric *replanned, *stuck, *moved, *stale, *ended_late, *cached;
         struct bt_metric *fetch_plans, *fetch_tokens, *places_short;
         struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[REJECT_REASONS];
     } m;
@@ -259,6 +261,12 @@ void bt_lane_repair(struct bt_lane *k, const struct bt_session *s, int32_t statu
 void bt_lane_move(struct bt_lane *k, uint64_t now_ns);
 /* Fails a lane that has waited for a place or for room for too long. */
 bool bt_lane_queued_too_long(struct bt_lane *k, uint64_t now_ns);
+
+/* ---- watch.c ---- */
+/* Whose message should be next. NULL: nobody has the lane. */
+struct bt_session *bt_lane_due(const struct bt_lane *k);
+/* Plans a running lane again that nothing moves, or fails it the second time. True: it did. */
+bool bt_lane_watch(struct bt_lane *k, uint64_t now_ns);
 
 /* ---- request.c: towards the client ---- */
 /* Takes what a worker says into the choice's journal. STALE, EXISTS, EXHAUSTED: bt_journal_put. */

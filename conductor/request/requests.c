@@ -298,6 +298,7 @@ static void on_worker(void *arg, struct bt_session *s, const Baton__FromWorker *
     } else if (m->m_case == BATON__FROM_WORKER__M_RECEIVED) {
         struct bt_lane *k = current(rs, m->received->request, m->received->epoch);
         if (k != NULL && k->flight != NULL) {
+            k->progress_ns = bt_mono_ns();
             bt_flight_received(k->flight, s);
         }
     } else if (m->m_case == BATON__FROM_WORKER__M_ENDED) {
@@ -444,6 +445,8 @@ static void register_metrics(struct bt_requests *rs)
                                       "Prompt tokens whose KV was not computed again.");
     rs->m.replanned = bt_metrics_counter(m, "baton_requests_replanned_total", NULL,
                                          "Plans made again after a failure.");
+    rs->m.stuck = bt_metrics_counter(m, "baton_requests_stuck_total", NULL,
+                                     "Requests that nothing moved though their workers live.");
     rs->m.moved = bt_metrics_counter(m, "baton_requests_moved_total", NULL,
                                      "Plans made again because a node or daemon is leaving.");
     rs->m.stale = bt_metrics_counter(m, "baton_stale_messages_total", NULL,

@@ -328,6 +328,99 @@ static void test_stall(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Every worker sends something, but nothing of a request that is open. */
+static void chatter(struct trio *x)
+{
+    for (int i = 0; i < 3; i++) {
+        say_token(x->d[i], 1, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+        if (i < 2) {
+            say_token(x->p[i], 1, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+        }
+    }
+    spin(&x->f, 20);
+}
+
+#define chatter_until(x, cond)                                                                     \
+    do {                                                                                           \
+        uint64_t chatter_end = bt_mono_ns() + WAIT_MS * 1000000ull;                                \
+        while (!(cond)) {                                                                          \
+            if (bt_mono_ns() > chatter_end) {                                                      \
+                fail_msg("waited in vain for: %s", #cond);                                         \
+            }                                                                                      \
+            chatter(x);                                                                            \
+        }                                                                                          \
+    } while (0)
+
+/* The worker takes the request, serves others, and never comes back to this one. */
+static void test_forgotten(void **state)
+{
+    (void)state;
+    struct trio x;
+    fixture_init(&x.f);
+    x.f.rc.stall_ms = 500;
+    trio_start(&x);
+    struct client c;
+    struct placed p, d, p2, d2, p3, d3;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    chatter_until(&x, planned(&x, 2)); /* forgotten by the prefill worker */
+    wait_plan(&x, 2, &p2, &d2);
+    assert_ptr_not_equal(p2.w, p.w);
+    say_token(p2.w, id, 2, 0, 300,
+              BATON__FINISH__NOT_FINISHED); /* progress: it has two tries again */
+    until(&x.f, c.n_tokens == 1);
+    chatter_until(&x, planned(&x, 3)); /* ... by the decode worker */
+    wait_plan(&x, 3, &p3, &d3);
+    assert_ptr_not_equal(d3.w, d2.w);
+    assert_int_equal(p3.s.n_tokens, 41);
+    chatter_until(&x, c.errors == 1); /* ... and again, with nothing in between */
+    assert_int_equal(c.http, 500);
+    assert_non_null(strstr(c.message, "for the second time"));
+    assert_non_null(strstr(c.message, "first_token"));
+    assert_int_equal(c.n_tokens, 1);
+    assert_false(planned(&x, 4));
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bt_metrics_render(x.f.metrics, &text);
+    assert_non_null(strstr(text.data, "\nbaton_requests_stuck_total 3\n"));
+    bt_buf_cleanup(&text);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* Both workers say that they have requests, and output goes on. Whose places are all taken may let
+ * a request wait for as long as that takes; whose are not has forgotten it. */
+static void test_forgotten_by_a_busy_worker(void **state)
+{
+    (void)state;
+    struct trio x;
+    fixture_init(&x.f);
+    x.f.rc.stall_ms = 10;
+    trio_start(&x);
+    for (int i = 0; i < 2; i++) {
+        x.p[i]->load.prefill_tokens_per_s = 250; /* 100 tokens: 400 ms, so 810 ms to stall */
+        x.p[i]->load.running = x.p[i]->load.waiting = 1;
+    }
+    struct bt_session *s0 = session_of_fake(x.p[0]), *s1 = session_of_fake(x.p[1]);
+    until(&x.f, s0->load.waiting == 1 && s1->load.waiting == 1);
+    struct client c[2];
+    for (int i = 0; i < 2; i++) {
+        struct bt_gen_spec s = spec_of(100, 5);
+        client_start(&x.f, &c[i], &s);
+    }
+    until(&x.f, x.p[0]->submits == 1 && x.p[1]->submits == 1); /* the second goes to the free one */
+    x.p[1]->load.slots_free = 8;
+    chatter_until(&x, x.p[0]->submits == 2);
+    assert_true(cancelled(x.p[1], x.p[1]->submit[0].request, 1));
+    assert_false(cancelled(x.p[0], x.p[0]->submit[0].request, 1));
+    assert_true(x.p[0]->submit[1].request == x.p[1]->submit[0].request);
+    assert_int_equal(x.p[0]->submit[1].epoch, 2);
+    for (int i = 0; i < 2; i++) {
+        bt_request_cancel(c[i].r);
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 static void test_statuses(void **state)
 {
     (void)state;
@@ -514,6 +607,8 @@ int main(void)
         cmocka_unit_test(test_node_lost),
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_forgotten_by_a_busy_worker),
         cmocka_unit_test(test_statuses),
         cmocka_unit_test(test_grant_failed),
         cmocka_unit_test(test_lost_while_settling),
