@@ -307,6 +307,7 @@ struct drain_call { /* waits for etcd */
     struct bt_rpc_call *call;
     char *node;
     bool draining;
+    bool marked; /* in the view, before etcd has it */
 };
 
 /* Is there a worker with its kvstore on a node that is not drained? Either role can do both. */
@@ -333,6 +334,9 @@ static void on_drain_written(void *arg, bt_status_t st)
                  "etcd did not take the mark of %.100s (%s): nothing has changed; is etcd up?",
                  d->node, bt_status_name(st));
         bt_rpc_call_reply(d->call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
+        if (d->marked) {
+            bt_view_node_set(a->view, d->node, false);
+        }
     } else {
         bt_view_node_set(a->view, d->node, d->draining); /* as the watch will */
         Baton__AdminDrain r = BATON__ADMIN_DRAIN__INIT;
@@ -387,23 +391,37 @@ static bool node_known(struct bt_admin *a, const char *node, char *why, size_t c
     return bt_view_node_draining(a->view, node); /* its daemons may be gone by now */
 }
 
+/* From now on the node counts as drained: of two commands at once the second one is checked against
+ * what the first one leaves. */
+static void drain(struct bt_admin *a, struct bt_rpc_call *call, const Baton__AdminDrainRequest *q)
+{
+    struct drain_call *d = bt_calloc(1, sizeof(*d));
+    d->a = a;
+    d->call = call;
+    d->node = bt_strdup(q->node);
+    d->draining = !q->undrain;
+    d->marked = d->draining && !bt_view_node_draining(a->view, d->node);
+    if (d->marked) {
+        bt_view_node_set(a->view, d->node, true);
+    }
+    bt_view_drain(a->view, d->node, d->draining, on_drain_written, d);
+}
+
 static void on_drain(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin *a = arg;
     Baton__AdminDrainRequest *q = baton__admin_drain_request__unpack(NULL, len, data);
-    char why[256];
+    char why[512];
     if (q == NULL || q->node[0] == '\0' || strchr(q->node, '/') != NULL) {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
                           "drain wants the name of a node, as 'batonctl nodes' shows it", NULL, 0);
     } else if (!node_known(a, q->node, why, sizeof(why))) {
         bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
+    } else if (!q->undrain && !q->force &&
+               bt_view_drain_takes_last(a->view, q->node, why, sizeof(why))) {
+        bt_rpc_call_reply(call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
     } else {
-        struct drain_call *d = bt_calloc(1, sizeof(*d));
-        d->a = a;
-        d->call = call;
-        d->node = bt_strdup(q->node);
-        d->draining = !q->undrain;
-        bt_view_drain(a->view, d->node, d->draining, on_drain_written, d);
+        drain(a, call, q);
     }
     if (q != NULL) {
         baton__admin_drain_request__free_unpacked(q, NULL);

@@ -45,7 +45,8 @@ static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_
         struct role_call *c = bt_calloc(1, sizeof(*c));
         c->a = a;
         c->call = call;
-        struct bt_view_role_wish wish = {.worker = q->worker, .role = q->role, .by = "operator"};
+        struct bt_view_role_wish wish = {
+            .worker = q->worker, .role = q->role, .by = "operator", .force = q->force};
         bt_view_role_set(a->view, &wish, on_done, c);
     }
     if (q != NULL) {

@@ -47,6 +47,7 @@ static const char usage_text[] =
     "  --tls DIR         ca.crt, admin.crt and admin.key in DIR are the cluster's CA\n"
     "                    and the certificate to show; otherwise BATON_TLS, then the\n"
     "                    local cluster's tls/\n"
+    "  --force           of drain and role: also where the last worker of a role goes\n"
     "  -o, --output json|table\n"
     "  -h, --help; --version\n"
     "\n"
@@ -437,6 +438,10 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
         c->limit = (uint32_t)n;
         return 0;
     }
+    if (strcmp(arg, "--force") == 0) {
+        c->force = true;
+        return 0;
+    }
     if (strcmp(arg, "--last") == 0) {
         c->last = true;
         return 0;
@@ -501,6 +506,9 @@ static int command(int argc, char **argv)
         }
         if (c.last && !last) {
             return ctl_usage("--last belongs to explain, not to", c.command);
+        }
+        if (c.force && commands[i].run != ctl_drain && commands[i].run != ctl_role) {
+            return ctl_usage("--force belongs to drain and role, not to", c.command);
         }
         if (c.pin.given != NULL && commands[i].run != ctl_pin) {
             return ctl_usage("that option belongs to pin only", c.pin.given);

@@ -24,7 +24,7 @@ struct ctl {
     const char *tls_dir;   /* --tls */
     const char *state_dir; /* --dir: of a local cluster */
     struct bt_tls *tls;    /* NULL: plaintext */
-    bool json, last;
+    bool json, last, force;
     uint32_t limit;
     struct ctl_pin pin;
 };

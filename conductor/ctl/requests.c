@@ -280,6 +280,7 @@ static int drain(const struct ctl *c, bool undrain)
     Baton__AdminDrainRequest q = BATON__ADMIN_DRAIN_REQUEST__INIT;
     q.node = (char *)c->arg;
     q.undrain = undrain;
+    q.force = c->force;
     Baton__AdminDrain *d =
         ctl_ask(c, "/baton.Admin/Drain", &q.base, &baton__admin_drain__descriptor);
     if (d == NULL) {

@@ -29,6 +29,7 @@ int ctl_role(const struct ctl *c)
         return 2;
     }
     q.worker = (char *)c->arg;
+    q.force = c->force;
     Baton__AdminRole *r = ctl_ask(c, "/baton.Admin/Role", &q.base, &baton__admin_role__descriptor);
     if (r == NULL) {
         return 1;

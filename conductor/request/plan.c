@@ -316,6 +316,13 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, double 
     }
     bt_sched_verdict_t verdict =
         bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v->snap, &req, plan, rej);
+    if (verdict == BT_SCHED_PLANNED && plan->draining && k->epoch == 0) {
+        /* What runs may stay on a drained node where nobody else can take it. New work never goes
+         * there: it would keep the node from becoming empty. */
+        verdict = BT_SCHED_NO_DECODE;
+        *rej = (struct bt_sched_reject){.verdict = verdict, .retry_after_s = 1};
+        rej->reason = bt_all_drained_text;
+    }
     bool planned = verdict == BT_SCHED_PLANNED;
     if (planned ? !plan->background : verdict == BT_SCHED_OVERLOADED) {
         bt_expect_demand(k, now_ns, planned ? plan->compute_ms : rej->compute_ms,

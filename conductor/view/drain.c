@@ -1,4 +1,5 @@
 /* Nodes that are to be emptied: a mark in etcd that every conductor follows. Loop thread. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,74 @@ bool bt_view_node_draining(const struct bt_view *v, const char *node)
 bool bt_session_leaving(const struct bt_session *s)
 {
     return s->draining || s->member->state == BATON__MEMBER_STATE__DRAINING;
+}
+
+const char bt_all_drained_text[] =
+    "every worker that could take it is on a node that is being drained: 'batonctl undrain NODE', "
+    "or start a worker on another node";
+
+bool bt_session_serves(const struct bt_session *s)
+{
+    return s->kind == BT_SESSION_WORKER && s->state == BT_SESSION_UP && !s->broken &&
+           !s->departed && s->ready && !s->draining;
+}
+
+/* Workers that take new requests, by whether they are on the node and by role. */
+struct staff {
+    uint32_t here[2], elsewhere[2], all_elsewhere; /* [0] prefill, [1] decode */
+    const char *name[2];                           /* one of those that are here */
+};
+
+static struct staff staff_of(const struct bt_view *v, const char *node)
+{
+    struct staff n = {0};
+    struct bt_list *l;
+    bt_list_for_each (l, &v->sessions) {
+        const struct bt_session *s = BT_CONTAINER_OF(l, struct bt_session, link);
+        if (!bt_session_serves(s)) {
+            continue;
+        }
+        bool here = strcmp(s->member->node, node) == 0;
+        uint32_t roles = bt_view_role_wanted(v, s, NULL);
+        n.all_elsewhere += !here;
+        for (int i = 0; i < 2; i++) {
+            bool has = (roles & (i == 0 ? BT_ROLES_PREFILL : BT_ROLES_DECODE)) != 0;
+            n.here[i] += here && has;
+            n.elsewhere[i] += !here && has;
+            n.name[i] = here && has ? s->member->name : n.name[i];
+        }
+    }
+    return n;
+}
+
+bool bt_view_drain_takes_last(const struct bt_view *v, const char *node, char *why, size_t cap)
+{
+    struct staff n = staff_of(v, node);
+    bool last[2];
+    for (int i = 0; i < 2; i++) {
+        last[i] = n.here[i] != 0 && n.elsewhere[i] == 0;
+    }
+    if (!last[0] && !last[1]) {
+        return false;
+    }
+    int which = last[0] ? 0 : 1;
+    const char *verbs = last[0] && last[1] ? "prefills and the last one that decodes"
+                        : last[0]          ? "prefills"
+                                           : "decodes";
+    if (n.all_elsewhere == 0) {
+        snprintf(why, cap,
+                 "%.64s has the last worker that %s (%.64s): no worker would be left, and new "
+                 "requests would get 503. Start workers on another node first; --force drains it "
+                 "all the same",
+                 node, verbs, n.name[which]);
+    } else {
+        snprintf(why, cap,
+                 "%.64s has the last worker that %s (%.64s): %u of the other role would be left to "
+                 "do all. Give one of them the role both ('batonctl role') or start another one "
+                 "first; --force drains it all the same",
+                 node, verbs, n.name[which], n.all_elsewhere);
+    }
+    return true;
 }
 
 void bt_view_node_set(struct bt_view *v, const char *node, bool draining)

@@ -152,12 +152,6 @@ static struct bt_session *find_worker(struct change *c)
     return found;
 }
 
-static bool serves(const struct bt_session *s)
-{
-    return s->kind == BT_SESSION_WORKER && s->state == BT_SESSION_UP && !s->broken &&
-           !s->departed && s->ready && !s->draining;
-}
-
 /* Could others do what s will not do any more? `role` is one bit. */
 static bool others_take(struct change *c, const Baton__RoleTable *t, const struct bt_session *s,
                         uint32_t role)
@@ -168,7 +162,7 @@ static bool others_take(struct change *c, const Baton__RoleTable *t, const struc
         const struct bt_session *o = BT_CONTAINER_OF(l, struct bt_session, link);
         const Baton__RoleEntry *e = entry_of(t, o->member);
         uint32_t has = e != NULL ? e->role : bt_roles_of_kind(o->member->kind);
-        if (o != s && serves(o) && (has & role) != 0) {
+        if (o != s && bt_session_serves(o) && (has & role) != 0) {
             others++;
             uint32_t len = o->has_load ? o->load.max_model_len : 0; /* 0: not known */
             longest = BT_MAX(longest, len != 0 ? len : UINT32_MAX);
@@ -177,8 +171,9 @@ static bool others_take(struct change *c, const Baton__RoleTable *t, const struc
     const char *verb = role == BT_ROLES_PREFILL ? "prefills" : "decodes";
     if (others == 0) {
         return refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                      "%s is the last worker that %s: give another one that role first, or this "
-                      "one the role both",
+                      "%s is the last worker that %s: workers of the other role would have to do "
+                      "all. Give another one that role first, or this one the role both; --force "
+                      "changes it all the same",
                       s->member->name, verb);
     }
     if (longest < n) {
@@ -215,7 +210,7 @@ static bool may_change(struct change *c, const Baton__RoleTable *t, const struct
                       "%s is on node %s, which is being drained: 'batonctl undrain %s' first", name,
                       s->member->node, s->member->node);
     }
-    for (uint32_t role = BT_ROLES_PREFILL; role <= BT_ROLES_DECODE; role <<= 1) {
+    for (uint32_t role = BT_ROLES_PREFILL; role <= BT_ROLES_DECODE && !c->wish.force; role <<= 1) {
         if ((c->before & ~c->role & role) != 0 && !others_take(c, t, s, role)) {
             return false;
         }

@@ -467,14 +467,19 @@ bool bt_view_serving(struct bt_view *v, const char **why_p)
 {
     struct bt_view_snapshot s;
     bt_view_snapshot(v, NULL, 0, &s);
-    bool able = false;
+    bool able = false, stays = false;
     for (uint32_t i = 0; i < s.snap.n_workers; i++) {
-        able = able || (s.workers[i].kvstore != BT_SCHED_NONE &&
-                        (s.workers[i].prefill || s.workers[i].decode));
+        const struct bt_sched_worker *w = &s.workers[i];
+        if (w->kvstore != BT_SCHED_NONE && (w->prefill || w->decode)) {
+            able = true;
+            stays = stays || !w->draining;
+        }
     }
     const char *why = NULL;
     if (!able) {
         why = s.snap.n_workers == 0 ? "no worker is up" : "no kvstore is up on the workers' nodes";
+    } else if (!stays) {
+        why = bt_all_drained_text;
     }
     if (why_p != NULL) {
         *why_p = why;

@@ -150,6 +150,10 @@ void bt_session_break(struct bt_session *s, const char *why);
  * itself that it is leaving? */
 bool bt_session_leaving(const struct bt_session *s);
 bool bt_view_node_draining(const struct bt_view *v, const char *node);
+extern const char bt_all_drained_text[]; /* why nobody takes new requests, and the remedy */
+/* Would draining the node take the last worker of a role? Then why: the role, what would be left.
+ */
+bool bt_view_drain_takes_last(const struct bt_view *v, const char *node, char *why, size_t cap);
 /* What the watch calls; tests call it themselves. */
 void bt_view_node_set(struct bt_view *v, const char *node, bool draining);
 /* Writes the mark, or removes it; all conductors follow it. done: ERR_UNAVAILABLE, ERR_TIMEOUT when
@@ -164,6 +168,7 @@ struct bt_view_role_wish {
     uint64_t incarnation; /* only for this process; 0: for every one of the name */
     const char *by;       /* "operator", or the conductor whose policy wishes it */
     int64_t owner_epoch;  /* of that conductor as owner of the policy; 0: an operator */
+    bool force;           /* also of the last worker of a role */
 };
 struct bt_view_role_done {
     int code;        /* BT_GRPC_*: OK, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION */

@@ -56,4 +56,7 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m);
 /* Every heartbeat: sends one, or ends the session when it was silent for too long. */
 void bt_session_beat(struct bt_session *s, uint64_t now_ns);
 
+/* Takes new requests: it is up, and its node is not drained. */
+bool bt_session_serves(const struct bt_session *s);
+
 #endif

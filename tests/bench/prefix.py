@@ -80,8 +80,8 @@ def first_token(r, prompt):
 
 def only_on(r, node):
     """Prefills go to this node."""
-    for n in ("n1", "n2"):
-        r.ctl("undrain" if n == node else "drain", n)
+    for n in sorted(("n1", "n2"), key=lambda n: n != node):
+        r.ctl(*(["undrain", n] if n == node else ["drain", n, "--force"]))
     time.sleep(0.3)
 
 

@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import tempfile
+import threading
 
 import pytest
 
@@ -183,6 +184,9 @@ def test_drain(cluster, addr):
     s, events = running(cluster, 100, 4000)
     try:
         rc, out, err = ctl("--addr", addr, "drain", "n2", "-o", "json")
+        assert rc == 1 and out == "" and "n2 has the last worker that decodes" in err and "--force" in err, err
+        assert not any(n["draining"] for n in json.loads(ctl("--addr", addr, "nodes", "-o", "json")[1]))
+        rc, out, err = ctl("--addr", addr, "drain", "n2", "--force", "-o", "json")
         d = json.loads(out)
         assert (rc, err) == (0, "") and d["draining"] is True and d["stays"] is False
         assert any(m.startswith("kvstore/") for m in d["members"])
@@ -195,10 +199,23 @@ def test_drain(cluster, addr):
                     and "n2" not in r["prefill"] + r["decode"]]
 
         wait_for(moved, 10, "the stream has moved")
-        rc, out, _ = ctl("--addr", addr, "drain", "n1")
+        rc, out, err = ctl("--addr", addr, "drain", "n1")
+        assert rc == 1 and "no worker would be left" in err, err
+        rc, out, _ = ctl("--addr", addr, "drain", "n1", "--force")
         assert rc == 0 and "stay there" in out  # nobody is left who could take it
-        assert cluster.complete("x", 2)["usage"]["completion_tokens"] == 2
+        status, _, body = cluster.request("GET", "/health")
+        assert status == 503 and b"batonctl undrain" in body
+        # What comes now waits, and is served as soon as somebody may.
+        done = []
+        t = threading.Thread(target=lambda: done.append(cluster.complete("x", 2)["usage"]["completion_tokens"]))
+        t.start()
         events += list(s)
+        waiting = [r for r in json.loads(ctl("--addr", addr, "requests", "-o", "json")[1]) if r["epoch"] == 0]
+        assert done or waiting
+        assert not done
+        assert ctl("--addr", addr, "undrain", "n1")[0] == 0
+        t.join()
+        assert done == [2]
         assert events[-1] == "[DONE]" and text_of(events) == want
     finally:
         s.close()
@@ -211,7 +228,7 @@ def test_drain(cluster, addr):
 @pytest.mark.parametrize("args", [
     [], ["frobnicate"], ["status", "nodes"], ["status", "-o", "yaml"], ["status", "-o"], ["--addr"],
     ["--addr", "nocolon", "status"], ["blocks", "--limit", "-1"], ["blocks", "--limit", "x"], ["--nope"],
-    ["drain"], ["undrain"], ["explain"], ["explain", ""], ["explain", "x", "--last"], ["drain", "n1", "--last"],
+    ["drain"], ["undrain"], ["undrain", "n1", "--force"], ["explain"], ["explain", ""], ["explain", "x", "--last"], ["drain", "n1", "--last"],
     ["requests", "x"], ["drain", "n1", "n2"],
 ])
 def test_usage(args):

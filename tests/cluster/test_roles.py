@@ -172,6 +172,24 @@ def test_two_commands_at_once_cannot_take_the_last_two(four):
             settled(c, n, "decode")
 
 
+def test_two_drains_at_once_cannot_take_both_nodes(four):
+    c = four
+    nodes = sorted({node(c, n)["node"] for n in names(c, "decode")})
+    assert len(nodes) == 2
+    out = {}
+    try:
+        threads = [threading.Thread(target=lambda n=n: out.update({n: ctl("--addr", addr(c), "drain", n)})) for n in nodes]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert sorted(rc for rc, _, _ in out.values()) == [0, 1], out
+        assert any("no worker would be left" in err for _, _, err in out.values()), out
+    finally:
+        for n in nodes:
+            assert ctl("--addr", addr(c), "undrain", n)[0] == 0
+
+
 def test_what_is_refused(four):
     c = four
     prefill, decode = names(c, "prefill"), names(c, "decode")
@@ -186,6 +204,10 @@ def test_what_is_refused(four):
     assert "wants a second argument: ROLE" in refused(decode[0], code=2)
     role(c, decode[0], "prefill")
     assert f"{decode[1]} is the last worker that decodes" in refused(decode[1], "prefill")
+    rc, out, err = ctl("--addr", addr(c), "role", decode[1], "prefill", "--force")
+    assert rc == 0, err
+    settled(c, decode[1], "prefill")
+    assert c.complete("And then", 4)["usage"]["completion_tokens"] == 4  # one worker does both
     role(c, decode[1], "both")
     role(c, prefill[0], "decode")
     settled(c, prefill[0], "decode")

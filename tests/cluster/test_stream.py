@@ -173,7 +173,7 @@ def test_from_another_node(streams):
     first = s.ask(1)
     assert s.written() >= s.blocks
     holder = max(("n1", "n2"), key=lambda n: s.kv("baton_ssd_blocks", n))
-    s.ctl("drain", holder)
+    s.ctl("drain", holder, "--force")
     got = s.ask(1)
     same(got, first)
     assert s.kv('baton_kvstore_fetched_bytes_total{tier="ssd"}') > 0.8 * s.blocks * s.block_bytes

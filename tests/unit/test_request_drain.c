@@ -8,9 +8,8 @@ struct cluster {
     struct fake *p, *d[2], *k[3];
 };
 
-static void cluster_init(struct cluster *x)
+static void cluster_start(struct cluster *x)
 {
-    fixture_init(&x->f);
     fixture_start(&x->f);
     x->k[0] = fake_add(&x->f, "kvstore", "kv-n1", "n1");
     x->k[1] = fake_add(&x->f, "kvstore", "kv-n2", "n2");
@@ -19,6 +18,12 @@ static void cluster_init(struct cluster *x)
     x->d[0] = fake_add(&x->f, "decode", "d-n2", "n2");
     x->d[1] = fake_add(&x->f, "decode", "d-n3", "n3");
     all_up(&x->f);
+}
+
+static void cluster_init(struct cluster *x)
+{
+    fixture_init(&x->f);
+    cluster_start(x);
 }
 
 /* Which of the two has the decode part of the newest plan. */
@@ -141,6 +146,67 @@ static void test_stays_when_nobody_else_could(void **state)
     fixture_cleanup(&x.f);
 }
 
+static uint32_t submits(const struct cluster *x)
+{
+    return (uint32_t)(x->p->submits + x->d[0]->submits + x->d[1]->submits);
+}
+
+/* With every worker on drained nodes new requests wait, and are refused with the cause. With a role
+ * drained the other one does all. */
+static void test_drained_workers_get_nothing_new(void **state)
+{
+    (void)state;
+    struct cluster x;
+    fixture_init(&x.f);
+    x.f.rc.no_worker_ms = 700;
+    cluster_start(&x);
+    const char *why = NULL;
+    char text[512];
+    assert_false(bt_view_drain_takes_last(x.f.view, "n2", text, sizeof(text)));
+    bt_view_node_set(x.f.view, "n2", true);
+    assert_true(bt_view_drain_takes_last(x.f.view, "n3", text, sizeof(text)));
+    assert_non_null(
+        strstr(text, "n3 has the last worker that decodes (d-n3): 1 of the other role"));
+    assert_non_null(strstr(text, "--force"));
+    assert_true(bt_view_drain_takes_last(x.f.view, "n1", text, sizeof(text)));
+    assert_non_null(strstr(text, "the last worker that prefills (p-n1)"));
+    bt_view_node_set(x.f.view, "n3", true);
+    assert_true(bt_view_drain_takes_last(x.f.view, "n1", text, sizeof(text)));
+    assert_non_null(strstr(text, "no worker would be left"));
+    struct client c[3];
+    struct bt_gen_spec s = spec_of(40, 6);
+    client_start(&x.f, &c[0], &s);
+    until(&x.f, x.p->submits == 1);
+    assert_int_equal(x.p->submit[0].phases, BATON__PHASES__BOTH);
+    assert_true(bt_requests_serving(x.f.rs, NULL));
+    bt_view_node_set(x.f.view, "n1", true);
+    assert_false(bt_requests_serving(x.f.rs, &why));
+    assert_non_null(strstr(why, "batonctl undrain"));
+    for (int i = 1; i < 3; i++) {
+        s = spec_of(40, 6);
+        s.received_ns = 0;
+        client_start(&x.f, &c[i], &s);
+        if (i == 1) { /* refused in the end */
+            until(&x.f, c[1].errors == 1);
+            assert_int_equal(c[1].http, 503);
+            assert_non_null(strstr(c[1].message, "batonctl undrain"));
+            assert_true(c[1].retry_after_s > 0);
+        }
+    }
+    spin(&x.f, 100); /* the other one waits */
+    assert_int_equal(submits(&x), 1);
+    assert_int_equal(c[0].errors + c[2].errors, 0); /* what runs stays */
+    bt_view_node_set(x.f.view, "n1", false);
+    until(&x.f, x.p->submits == 2);
+    for (int i = 0; i < 3; i++) {
+        if (i != 1) {
+            bt_request_cancel(c[i].r);
+        }
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* SIGTERM: the worker says so in etcd and goes on until it is empty. */
 static void test_a_leaving_worker_is_left(void **state)
 {
@@ -216,6 +282,7 @@ int main(void)
         cmocka_unit_test(test_a_drained_node_is_left),
         cmocka_unit_test(test_a_finished_part_does_not_move),
         cmocka_unit_test(test_stays_when_nobody_else_could),
+        cmocka_unit_test(test_drained_workers_get_nothing_new),
         cmocka_unit_test(test_a_leaving_worker_is_left),
         cmocka_unit_test(test_what_can_be_seen),
     };

@@ -87,6 +87,7 @@ static void test_commands(void **state)
     a = command(&w, "p", BT_ROLES_DECODE);
     assert_int_equal(a.code, BT_GRPC_FAILED_PRECONDITION);
     assert_non_null(strstr(a.why, "p is the last worker that prefills"));
+    assert_non_null(strstr(a.why, "--force"));
     a = command(&w, "decode/d1", BT_ROLES_PREFILL);
     assert_int_equal(a.code, BT_GRPC_OK);
     assert_int_equal(a.before, BT_ROLES_DECODE);
