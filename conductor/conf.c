@@ -123,7 +123,15 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(drain_ms),
      .def = "30s",
      .max = 86400000,
-     .doc = "After SIGTERM open requests have this long to finish."},
+     .doc = "Open requests have this long to finish after conductor.drain_grace_ms."},
+    {.key = "conductor.drain_grace_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(drain_grace_ms),
+     .def = "5s",
+     .max = 3600000,
+     .doc = "After SIGTERM the conductor serves as before for so long, but /health says 503: load "
+            "balancers notice before a connection is refused. Longer than their checks take to "
+            "fail; 0 where there are none."},
     {.key = "conductor.index_blocks",
      .type = BT_CONF_INT,
      .offset = ROW(index_extents),

@@ -16,6 +16,7 @@ struct bt_conductor_conf {
     int64_t max_model_len;
     int64_t max_running, max_overtaking, max_waiting, max_replans;
     uint64_t no_worker_ms, queue_timeout_ms, stall_ms, ended_ms, request_timeout_ms, drain_ms;
+    uint64_t drain_grace_ms;
     int64_t index_extents, index_extent_tokens;
     char *policy, *admission, *roles;
     int64_t local_prefill_tokens;

@@ -61,6 +61,7 @@ struct conductor {
     struct bt_role_job *role_job; /* NULL: roles are fixed */
     struct bt_timer drain;
     uint64_t drain_since_ns; /* 0: serving */
+    bool doors_closed;       /* the grace after SIGTERM is over */
 };
 
 /* ---- start ---- */
@@ -300,13 +301,31 @@ static void join(struct conductor *c)
 
 /* ---- signals and the end ---- */
 
+/* The end of the grace: nothing new any more. */
+static void close_doors(struct conductor *c)
+{
+    BT_INFO("closed", "grace_ms=%" PRIu64, c->conf.drain_grace_ms);
+    c->doors_closed = true;
+    bt_requests_drain(c->requests);
+    bt_front_drain(c->front);
+}
+
 static void on_drain_tick(void *arg)
 {
     struct conductor *c = arg;
     struct bt_requests_stats st;
     bt_requests_stats(c->requests, &st);
     uint64_t spent_ns = bt_mono_ns() - c->drain_since_ns;
-    if ((bt_front_open(c->front) == 0 && st.open == 0) || spent_ns > c->conf.drain_ms * 1000000) {
+    uint64_t grace_ns = c->conf.drain_grace_ms * 1000000;
+    if (spent_ns < grace_ns) {
+        return;
+    }
+    if (!c->doors_closed) {
+        close_doors(c);
+        return; /* what was read until now becomes a request first */
+    }
+    if ((bt_front_open(c->front) == 0 && st.open == 0) ||
+        spent_ns > grace_ns + c->conf.drain_ms * 1000000) {
         BT_INFO("drained", "open=%u ms=%" PRIu64, st.open, spent_ns / 1000000);
         bt_loop_stop(c->loop);
     }
@@ -322,13 +341,16 @@ static void on_stop_signal(void *arg, int signo)
     }
     BT_INFO("draining", "signal=%d", signo);
     bt_notify_stopping();
-    bt_notify_status("draining, at most %" PRIu64 " s", c->conf.drain_ms / 1000);
+    bt_notify_status("draining, at most %" PRIu64 " s",
+                     (c->conf.drain_grace_ms + c->conf.drain_ms) / 1000);
     c->drain_since_ns = bt_mono_ns();
     if (c->member != NULL) {
         bt_member_set_state(c->member, BATON__MEMBER_STATE__DRAINING);
     }
-    bt_requests_drain(c->requests);
-    bt_front_drain(c->front);
+    bt_front_leave(c->front);
+    if (c->conf.drain_grace_ms == 0) {
+        close_doors(c);
+    }
     bt_timer_start(c->loop, &c->drain, DRAIN_POLL_MS, DRAIN_POLL_MS, on_drain_tick, c);
 }
 

@@ -562,6 +562,11 @@ static void stop_listening(struct bt_http *h)
     close(h->listen_fd);
 }
 
+void bt_http_wind_down(struct bt_http *h)
+{
+    h->winding_down = true;
+}
+
 void bt_http_drain(struct bt_http *h)
 {
     struct bt_list *pos, *tmp;

@@ -35,6 +35,9 @@ bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o
                            int *port_p) BT_MUST_CHECK;
 /* Closes every connection; on_gone is called for open ones. NULL: nothing happens. */
 void bt_http_destroy(struct bt_http *h);
+/* Goes on accepting, but every response from now on ends its connection: clients that keep
+ * connections open connect anew, to this server or to another one. */
+void bt_http_wind_down(struct bt_http *h);
 /* Stops accepting; open responses may finish. */
 void bt_http_drain(struct bt_http *h);
 uint32_t bt_http_conns(const struct bt_http *h); /* open now */

@@ -73,6 +73,7 @@ struct bt_http {
     uint64_t accept_said_ns; /* of the last line about clients that no descriptor was left for */
     uint32_t accept_unsaid;  /* such failures since */
     bool draining;
+    bool winding_down;
     struct http_conn *current; /* being settled: needs no flush timer */
     char date[40];
     uint64_t date_ns;

@@ -139,7 +139,7 @@ static struct bt_http_req *check(struct bt_http_req *r)
 
 static void decide_close(struct bt_http_req *r)
 {
-    if (!r->parser.keep_alive || r->conn->h->draining) {
+    if (!r->parser.keep_alive || r->conn->h->draining || r->conn->h->winding_down) {
         r->conn->close_after = true;
     }
 }

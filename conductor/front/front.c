@@ -115,12 +115,12 @@ static void get_health(struct bt_front *f, struct bt_http_req *req, const char *
     const char *why = NULL;
     struct bt_buf out;
     (void)tenant;
-    bool ok = !f->draining && bt_requests_serving(f->rs, &why);
+    bool ok = !f->leaving && bt_requests_serving(f->rs, &why);
     bt_buf_init(&out);
     if (ok) {
         bt_buf_puts(&out, "ok");
     } else {
-        bt_buf_puts(&out, f->draining ? "shutting down" : why != NULL ? why : "not serving");
+        bt_buf_puts(&out, f->leaving ? "shutting down" : why != NULL ? why : "not serving");
         bt_http_add_header(req, "Retry-After", "1");
     }
     front_respond(f, req, ok ? 200 : 503, "text/plain; charset=utf-8", &out);
@@ -341,8 +341,15 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     return BT_OK;
 }
 
+void bt_front_leave(struct bt_front *f)
+{
+    f->leaving = true;
+    bt_http_wind_down(f->http);
+}
+
 void bt_front_drain(struct bt_front *f)
 {
+    bt_front_leave(f);
     f->draining = true;
     bt_http_drain(f->http);
 }

@@ -48,6 +48,9 @@ bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap) BT_
 bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
+/* /health says 503 from now on, so that load balancers look elsewhere; all else is served as ever.
+ */
+void bt_front_leave(struct bt_front *f);
 /* Stops accepting connections and new generations (503), /health says 503; open responses go on
  * until they end. */
 void bt_front_drain(struct bt_front *f);

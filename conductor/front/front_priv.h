@@ -49,6 +49,7 @@ struct bt_front {
     char *allowed_origins;   /* "": none */
     struct front_keys *keys; /* NULL: open to all */
     uint64_t created_s, request_timeout_ms;
+    bool leaving; /* /health says so already */
     bool draining;
     struct bt_list gens, pending; /* generations; those with events to send this turn */
     struct bt_list ending;        /* answered with an error; their other requests are cancelled */

@@ -45,7 +45,7 @@ def test_sigterm_lets_streams_finish(make_cluster):
     os.kill(pid, signal.SIGTERM)
     time.sleep(0.2)
     with pytest.raises((ConnectionError, socket.timeout, AssertionError)):
-        c.complete("x", max_tokens=1)  # refused, or 503
+        c.complete("x", max_tokens=1)  # refused, or 503: a local cluster has no drain_grace_ms
     t.join(60 * PATIENCE)
     assert done and got[-1]["choices"][0]["finish_reason"] == "length"
     assert len(got) >= 1500

@@ -19,7 +19,7 @@ WORDS = "Speak, citizens, of corn and of kings and of the tempest to come; "
 class Conductor:
     """A further one of a cluster, as a service manager would run it: same port after every start."""
 
-    def __init__(self, c, name):
+    def __init__(self, c, name, grace_ms=0):
         self.log = open(os.path.join(c.state_dir, "logs", name + ".log"), "ab")
         self.conf = os.path.join(c.state_dir, "conf", name + ".yaml")
         with socket.socket() as s:
@@ -30,7 +30,7 @@ class Conductor:
         run = os.path.join(c.state_dir, "run-" + name)
         os.makedirs(run)
         text += [f"run_dir: '{run}'",
-                 f"conductor: {{name: {name}, http: {{listen: '127.0.0.1:{self.port}'}}}}"]
+                 f"conductor: {{name: {name}, drain_grace_ms: {int(grace_ms)}, http: {{listen: '127.0.0.1:{self.port}'}}}}"]
         with open(self.conf, "w") as f:
             f.write("\n".join(text) + "\n")
         self.p = None
@@ -40,14 +40,20 @@ class Conductor:
         self.p = subprocess.Popen([os.path.join(BUILD, "bin", "baton-conductor"), "--config", self.conf],
                                   stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 
+    def health(self):
+        """The status of /health, 0: no answer."""
+        k = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            k.request("GET", "/health")
+            return k.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            k.close()
+
     def serving(self):
         assert self.p.poll() is None, "the conductor has ended by itself"
-        try:
-            k = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-            k.request("GET", "/health")
-            return k.getresponse().status == 200
-        except OSError:
-            return False
+        return self.health() == 200
 
     def kill(self):
         self.p.kill()
@@ -158,6 +164,90 @@ def test_one_of_three_is_killed_again_and_again():
         for o in others:
             o.stop()
         c.stop()
+
+
+class Balancer:
+    """Sends each request to the next conductor whose /health said 200 when it was asked last. Clients keep their
+    connections as long as the server lets them and that conductor is in rotation."""
+
+    def __init__(self, conductors):
+        self.conductors, self.healthy = conductors, {o.port: True for o in conductors}
+        self.stop, self.lock, self.turn = threading.Event(), threading.Lock(), 0
+        self.served, self.failed = {o.port: 0 for o in conductors}, []
+        self.threads = [threading.Thread(target=self.check)]
+        self.threads += [threading.Thread(target=self.client) for _ in range(4)]
+        for t in self.threads:
+            t.start()
+
+    def check(self):
+        while not self.stop.wait(0.05):
+            for o in self.conductors:
+                self.healthy[o.port] = o.health() == 200
+
+    def choose(self):
+        with self.lock:
+            ports = [p for p, ok in self.healthy.items() if ok]
+            self.turn += 1
+            return ports[self.turn % len(ports)] if ports else None
+
+    def client(self):
+        kept = {}
+        while not self.stop.is_set():
+            port = self.choose()
+            for p in [p for p in kept if not self.healthy[p]]:
+                kept.pop(p).close()
+            if port is None:
+                self.failed.append("no conductor is in rotation")
+                return
+            k = kept.pop(port, None) or http.client.HTTPConnection("127.0.0.1", port, timeout=60 * PATIENCE)
+            try:
+                k.request("POST", "/v1/completions", json.dumps({"prompt": WORDS, "max_tokens": 4}),
+                          {"Content-Type": "application/json"})
+                r = k.getresponse()
+                body = r.read()
+                if r.status != 200:
+                    self.failed.append((port, r.status, body))
+                elif not r.will_close:
+                    kept[port] = k
+                self.served[port] += 1
+            except (OSError, http.client.HTTPException) as e:
+                self.failed.append((port, repr(e)))
+        for k in kept.values():
+            k.close()
+
+    def end(self):
+        self.stop.set()
+        for t in self.threads:
+            t.join(90 * PATIENCE)
+
+
+def test_rolling_restart_refuses_nobody():
+    c = Cluster()
+    both, balancer = [], None
+    try:
+        both = [Conductor(c, name, grace_ms=1500 * PATIENCE) for name in ("second", "third")]
+        for o in both:
+            wait_for(o.serving, 30, "a conductor serves")
+        balancer = Balancer(both)
+        for o in both:
+            before = balancer.served[o.port]
+            wait_for(lambda: balancer.served[o.port] >= before + 5 or balancer.failed, 60, "it is in rotation")
+            o.p.terminate()
+            wait_for(lambda: o.health() == 503, 10, "its end is announced")
+            assert stream(o.port, WORDS, 4)  # who has not noticed is served
+            wait_for(lambda: o.health() == 0, 30, "its port is closed")
+            assert o.p.wait(40 * PATIENCE) == 0
+            o.start()
+            wait_for(o.serving, 60, "it serves again")
+        assert not balancer.failed, balancer.failed[:3]
+    finally:
+        if balancer:
+            balancer.end()
+        for o in both:
+            o.stop()
+        c.stop()
+    assert not balancer.failed, balancer.failed[:3]
+    assert min(balancer.served.values()) > 10
 
 
 def test_classes_of_other_conductors(monkeypatch):
