@@ -8,6 +8,11 @@
 static const char *const globals[] = {"range", "dict", "namespace", "raise_exception",
                                       "strftime_now"};
 
+const char *j_global_name(size_t i)
+{
+    return i < BT_ARRAY_LEN(globals) ? globals[i] : NULL;
+}
+
 bool j_is_global(struct j_str name)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(globals); i++) {
@@ -84,6 +89,7 @@ static struct j_value range(struct j_render *r, const struct j_call *c)
     }
     struct j_value out = j_new_list(r, J_LIST);
     for (int64_t i = from; step > 0 ? i < to : i > to;) {
+        j_work(r, J_ELEMENT);
         if (out.list->n == J_RANGE_MAX) {
             j_fail(r, "range() of more than %d", J_RANGE_MAX);
         }
@@ -92,7 +98,6 @@ static struct j_value range(struct j_render *r, const struct j_call *c)
             break;
         }
     }
-    j_charge(r, out.list->n);
     return out;
 }
 
@@ -105,6 +110,7 @@ static void dict_from(struct j_render *r, struct j_dict *to, struct j_value from
         return;
     }
     const struct j_list *pairs = j_iterate(r, from);
+    j_charge(r, pairs->n);
     for (size_t i = 0; i < pairs->n; i++) {
         const struct j_list *pair = j_iterate(r, pairs->v[i]);
         if (pair->n != 2) {
@@ -124,6 +130,7 @@ static struct j_value strftime_now(struct j_render *r, const struct j_call *c)
     }
     memcpy(copy, fmt.p, fmt.n);
     copy[fmt.n] = '\0';
+    j_charge(r, 64);
     time_t now = (time_t)(bt_real_ns() / 1000000000u);
     struct tm tm;
     localtime_r(&now, &tm);
@@ -135,6 +142,7 @@ static struct j_value strftime_now(struct j_render *r, const struct j_call *c)
 
 struct j_value j_global_call(struct j_render *r, struct j_str name, struct j_call *c)
 {
+    j_charge(r, 1);
     if (j_str_is(name, "range")) {
         return range(r, c);
     }
@@ -285,10 +293,10 @@ struct j_value j_binary(struct j_render *r, enum j_op op, struct j_value a, stru
             return j_string(j_sb_done(&sb));
         }
         struct j_value out = j_new_list(r, a.kind);
+        j_work(r, (a.list->n + b.list->n) * J_ELEMENT);
         for (size_t i = 0; i < a.list->n + b.list->n; i++) {
             j_list_add(r, out.list, i < a.list->n ? a.list->v[i] : b.list->v[i - a.list->n]);
         }
-        j_charge(r, out.list->n);
         return out;
     }
     if (op == OP_MUL && is_seq(a) && j_is_intlike(b)) {

@@ -10,26 +10,69 @@ enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
 
 static enum flow exec_body(struct j_render *r, const struct j_nodes *body);
 
-void j_fail(struct j_render *r, const char *fmt, ...)
+static __attribute__((noreturn)) void leave(struct j_render *r, bt_status_t st, const char *fmt,
+                                            va_list ap)
 {
     char msg[512];
-    va_list ap;
-    va_start(ap, fmt);
     vsnprintf(msg, sizeof(msg), fmt, ap);
-    va_end(ap);
     if (r->err_cap > 0) {
         snprintf(r->err, r->err_cap, "chat template line %d: %s", r->line, msg);
     }
-    r->status = BT_ERR_INVALID;
+    r->status = st;
     longjmp(r->fail, 1);
 }
 
-void j_charge(struct j_render *r, size_t steps)
+void j_fail(struct j_render *r, const char *fmt, ...)
 {
-    if (steps > J_STEPS_MAX - r->steps) {
-        j_fail(r, "more than %u steps", J_STEPS_MAX);
+    va_list ap;
+    va_start(ap, fmt);
+    leave(r, BT_ERR_INVALID, fmt, ap);
+    va_end(ap);
+}
+
+static __attribute__((noreturn, format(printf, 3, 4))) void
+fail_with(struct j_render *r, bt_status_t st, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    leave(r, st, fmt, ap);
+    va_end(ap);
+}
+
+void j_look(struct j_render *r)
+{
+    if (r->work > r->work_max) {
+        uint64_t steps = r->work_max / J_STEP;
+        r->work_max = UINT64_MAX; /* while the message is written */
+        r->look_at = UINT64_MAX;
+        fail_with(r, BT_ERR_EXHAUSTED, "more than %llu steps", (unsigned long long)steps);
     }
-    r->steps += (uint32_t)steps;
+    if (r->stop != NULL && r->stop(r->stop_arg)) {
+        fail_with(r, BT_ERR_CANCELLED, "stopped");
+    }
+    r->look_at = BT_MIN(r->work + J_LOOK, r->work_max + 1);
+}
+
+void j_charge_value(struct j_render *r, struct j_value v)
+{
+    if (v.kind == J_STR) {
+        j_work(r, v.s.n);
+    } else if (v.kind == J_LIST || v.kind == J_TUPLE) {
+        j_work(r, v.list->n * J_ELEMENT);
+    } else if (v.kind == J_DICT || v.kind == J_NAMESPACE) {
+        j_work(r, v.dict->n * J_ELEMENT);
+    }
+}
+
+void j_charge_call(struct j_render *r, enum j_cost cost, struct j_value v, const struct j_call *c)
+{
+    j_charge(r, 1);
+    if (cost == COST_READS) {
+        j_charge_value(r, v);
+        for (size_t i = 0; i < c->n; i++) {
+            j_charge_value(r, c->v[i]);
+        }
+    }
 }
 
 void j_enter(struct j_render *r)
@@ -46,18 +89,6 @@ void j_leave(struct j_render *r)
 
 /* ---- scopes ---- */
 
-void j_scope_set(struct j_render *r, struct j_scope *s, struct j_str name, struct j_value v)
-{
-    for (size_t i = 0; i < s->n; i++) {
-        if (j_str_eq(s->v[i].name, name)) {
-            s->v[i].value = v;
-            return;
-        }
-    }
-    s->v = j_grow(&r->arena, s->v, s->n, &s->cap, sizeof(*s->v));
-    s->v[s->n++] = (struct j_binding){name, v};
-}
-
 static struct j_scope *push_scope(struct j_render *r, struct j_scope *parent)
 {
     struct j_scope *s = j_alloc(&r->arena, sizeof(*s));
@@ -65,14 +96,11 @@ static struct j_scope *push_scope(struct j_render *r, struct j_scope *parent)
     return s;
 }
 
-static struct j_value lookup(const struct j_render *r, struct j_str name)
+static struct j_value lookup(struct j_render *r, struct j_str name)
 {
-    for (const struct j_scope *s = r->scope; s != NULL; s = s->parent) {
-        for (size_t i = 0; i < s->n; i++) {
-            if (j_str_eq(s->v[i].name, name)) {
-                return s->v[i].value;
-            }
-        }
+    const struct j_value *v = j_scope_get(r, r->scope, name);
+    if (v != NULL) {
+        return *v;
     }
     if (j_is_global(name)) {
         return (struct j_value){.kind = J_GLOBAL, .s = name};
@@ -126,8 +154,7 @@ struct j_value j_get_attr(struct j_render *r, struct j_value v, struct j_str nam
         return (struct j_value){.kind = J_METHOD, .method = m};
     }
     if (v.kind == J_DICT || v.kind == J_NAMESPACE) {
-        j_charge(r, v.dict->n / 8);
-        const struct j_value *hit = j_dict_get_str(v.dict, name);
+        const struct j_value *hit = j_dict_get(r, v.dict, j_string(name));
         if (hit != NULL) {
             return *hit;
         }
@@ -157,7 +184,7 @@ struct j_value j_get_item(struct j_render *r, struct j_value v, struct j_value k
         i += i < 0 ? n : 0;
         if (i >= 0 && i < n) {
             if (v.kind == J_STR) {
-                j_charge(r, v.s.n / 16);
+                j_work(r, v.s.n);
                 return j_string(j_str_slice(v.s, (size_t)i, (size_t)i + 1));
             }
             return v.list->v[i];
@@ -208,7 +235,7 @@ static struct j_value eval_slice(struct j_render *r, const struct j_node *n)
     int64_t from, to, step;
     slice_bounds(r, part, (int64_t)j_length(r, v), &from, &to, &step);
     if (v.kind == J_STR && step == 1) {
-        j_charge(r, v.s.n / 16);
+        j_work(r, v.s.n);
         return j_string(j_str_slice(v.s, (size_t)from, (size_t)BT_MAX(to, from)));
     }
     const struct j_list *items = j_iterate(r, v);
@@ -237,6 +264,7 @@ static void eval_args(struct j_render *r, const struct j_args *args, struct j_ca
         struct j_value v = j_eval(r, a->value);
         if (a->stars == 1) {
             const struct j_list *l = j_iterate(r, v);
+            j_work(r, l->n * J_ELEMENT);
             for (size_t k = 0; k < l->n; k++) {
                 j_call_add(r, c, l->v[k]);
             }
@@ -291,6 +319,7 @@ static void bind_params(struct j_render *r, const struct j_node *m, struct j_sco
         j_list_add(r, rest.list, c->v[i]);
     }
     for (size_t i = 0; i < c->named.n; i++) {
+        j_work(r, J_ELEMENT * (m->args.n + 1));
         bool param = j_str_is(c->named.v[i].key.s, "caller");
         for (size_t k = 0; k < m->args.n; k++) {
             param = param || j_str_eq(m->args.v[k].name, c->named.v[i].key.s);

@@ -22,7 +22,7 @@ static struct j_value get_path(struct j_render *r, struct j_value v, struct j_va
     }
     struct j_str rest = path.s;
     while (rest.n > 0) {
-        size_t dot = j_find(rest, j_cstr("."), 0);
+        size_t dot = j_find(r, rest, j_cstr("."), 0);
         struct j_str part = {rest.p, dot == SIZE_MAX ? rest.n : dot};
         char *end, tmp[24];
         long index = 0;
@@ -48,7 +48,7 @@ static struct j_value f_trim(struct j_render *r, struct j_value v, struct j_call
     struct j_str s = j_to_str(r, v), set;
     bool given = j_arg_get(c, 0, "chars", &chars) && chars.kind != J_NONE;
     set = given ? j_to_str(r, chars) : j_cstr("");
-    return j_string(j_strip(s, given ? &set : NULL, true, true));
+    return j_string(j_strip(r, s, given ? &set : NULL, true, true));
 }
 
 static struct j_value f_upper(struct j_render *r, struct j_value v, struct j_call *c)
@@ -184,10 +184,10 @@ static struct j_value f_tojson(struct j_render *r, struct j_value v, struct j_ca
 
 /* ---- numbers ---- */
 
-static bool parse_int(struct j_str s, int base, int64_t *i_p)
+static bool parse_int(struct j_render *r, struct j_str s, int base, int64_t *i_p)
 {
     char tmp[72], *end;
-    s = j_strip(s, NULL, true, true);
+    s = j_strip(r, s, NULL, true, true);
     size_t n = 0;
     for (size_t i = 0; i < s.n && n < sizeof(tmp) - 1; i++) {
         if (s.p[i] != '_') {
@@ -200,10 +200,10 @@ static bool parse_int(struct j_str s, int base, int64_t *i_p)
     return n > 0 && *end == '\0' && errno == 0 && end != tmp;
 }
 
-static bool parse_float(struct j_str s, double *f_p)
+static bool parse_float(struct j_render *r, struct j_str s, double *f_p)
 {
     char tmp[72], *end;
-    s = j_strip(s, NULL, true, true);
+    s = j_strip(r, s, NULL, true, true);
     if (s.n == 0 || s.n >= sizeof(tmp) || memchr(s.p, 'x', s.n) != NULL ||
         memchr(s.p, 'X', s.n) != NULL) {
         return false;
@@ -227,10 +227,10 @@ static struct j_value f_int(struct j_render *r, struct j_value v, struct j_call 
         return j_int(j_as_int(v));
     }
     if (v.kind == J_STR) {
-        if (parse_int(v.s, base >= 2 && base <= 36 ? base : 10, &i)) {
+        if (parse_int(r, v.s, base >= 2 && base <= 36 ? base : 10, &i)) {
             return j_int(i);
         }
-        if (!parse_float(v.s, &f)) {
+        if (!parse_float(r, v.s, &f)) {
             return missing;
         }
         v = j_float(f);
@@ -240,7 +240,6 @@ static struct j_value f_int(struct j_render *r, struct j_value v, struct j_call 
 
 static struct j_value f_float(struct j_render *r, struct j_value v, struct j_call *c)
 {
-    (void)r;
     struct j_value missing;
     double f;
     if (!j_arg_get(c, 0, "default", &missing)) {
@@ -249,7 +248,7 @@ static struct j_value f_float(struct j_render *r, struct j_value v, struct j_cal
     if (j_is_num(v)) {
         return j_float(j_num(v));
     }
-    return v.kind == J_STR && parse_float(v.s, &f) ? j_float(f) : missing;
+    return v.kind == J_STR && parse_float(r, v.s, &f) ? j_float(f) : missing;
 }
 
 static struct j_value f_abs(struct j_render *r, struct j_value v, struct j_call *c)
@@ -420,6 +419,7 @@ static void merge_sort(struct j_render *r, struct keyed *v, struct keyed *tmp, s
     size_t half = n / 2, a = 0, b = half;
     merge_sort(r, v, tmp, half, down);
     merge_sort(r, v + half, tmp, n - half, down);
+    j_work(r, J_ELEMENT * n);
     for (size_t i = 0; i < n; i++) {
         bool left = b == n;
         if (a < half && b < n) {
@@ -434,6 +434,7 @@ static void merge_sort(struct j_render *r, struct keyed *v, struct keyed *tmp, s
 static struct keyed *sorted(struct j_render *r, const struct j_list *l, const struct j_value *path,
                             bool case_sensitive, bool down)
 {
+    j_work(r, 2 * J_ELEMENT * l->n);
     struct keyed *v = j_alloc(&r->arena, (l->n + 1) * sizeof(*v));
     struct keyed *tmp = j_alloc(&r->arena, (l->n + 1) * sizeof(*v));
     for (size_t i = 0; i < l->n; i++) {
@@ -461,6 +462,9 @@ static struct j_value f_sort(struct j_render *r, struct j_value v, struct j_call
 static struct j_value f_dictsort(struct j_render *r, struct j_value v, struct j_call *c)
 {
     bool cs = j_arg_bool(r, c, 0, "case_sensitive", false);
+    if (v.kind != J_DICT) {
+        j_fail(r, "'%s' object has no attribute 'items'", j_type_name(v));
+    }
     struct j_value by = j_int(j_str_is(j_arg_str(r, c, 1, "by", "key"), "value"));
     bool down = j_arg_bool(r, c, 2, "reverse", false);
     const struct j_list *l = f_items(r, v, c).list;
@@ -499,10 +503,14 @@ static struct j_value extreme(struct j_render *r, struct j_value v, struct j_cal
         return j_undefined("an element of an empty sequence");
     }
     size_t best = 0;
+    struct j_value best_key = sort_key(r, l->v[0], by ? &path : NULL, cs);
     for (size_t i = 1; i < l->n; i++) {
-        int cmp = j_compare(r, sort_key(r, l->v[i], by ? &path : NULL, cs),
-                            sort_key(r, l->v[best], by ? &path : NULL, cs));
-        best = cmp * sign > 0 ? i : best;
+        struct j_value key = sort_key(r, l->v[i], by ? &path : NULL, cs);
+        int cmp = j_compare(r, key, best_key);
+        if ((sign > 0 && cmp > 0) || (sign < 0 && cmp < 0)) {
+            best = i;
+            best_key = key;
+        }
     }
     return l->v[best];
 }
@@ -547,6 +555,9 @@ static struct j_value f_map(struct j_render *r, struct j_value v, struct j_call 
 {
     const struct j_value *path = j_dict_get_str(&c->named, j_cstr("attribute"));
     const struct j_value *missing = j_dict_get_str(&c->named, j_cstr("default"));
+    if (!j_truth(v)) { /* as Jinja does: none and undefined have no elements */
+        return j_new_list(r, J_LIST);
+    }
     const struct j_list *l = j_iterate(r, v);
     struct j_value out = j_new_list(r, J_LIST);
     int fn = -1;
@@ -575,6 +586,9 @@ static struct j_value select_items(struct j_render *r, struct j_value v, struct 
                                    bool want, bool by_attr)
 {
     size_t at = by_attr ? 1 : 0;
+    if (!j_truth(v)) { /* as Jinja does: none and undefined have no elements */
+        return j_new_list(r, J_LIST);
+    }
     if (by_attr && c->n == 0) {
         j_fail(r, "selectattr and rejectattr need the name of an attribute");
     }
@@ -668,51 +682,57 @@ static struct j_value f_batch(struct j_render *r, struct j_value v, struct j_cal
 static const struct {
     const char *name;
     filter_fn run;
+    enum j_cost cost;
 } filters[] = {
-    {"abs", f_abs},
-    {"attr", f_attr},
-    {"batch", f_batch},
-    {"capitalize", f_capitalize},
-    {"center", f_center},
-    {"count", f_length},
-    {"d", f_default},
-    {"default", f_default},
-    {"dictsort", f_dictsort},
-    {"e", f_escape},
-    {"escape", f_escape},
-    {"first", f_first},
-    {"float", f_float},
-    {"format", f_format},
-    {"groupby", f_groupby},
-    {"indent", f_indent},
-    {"int", f_int},
-    {"items", f_items},
-    {"join", f_join},
-    {"last", f_last},
-    {"length", f_length},
-    {"list", f_list},
-    {"lower", f_lower},
-    {"map", f_map},
-    {"max", f_max},
-    {"min", f_min},
-    {"reject", f_reject},
-    {"rejectattr", f_rejectattr},
-    {"replace", f_replace},
-    {"reverse", f_reverse},
-    {"round", f_round},
-    {"safe", f_safe},
-    {"select", f_select},
-    {"selectattr", f_selectattr},
-    {"sort", f_sort},
-    {"string", f_string},
-    {"sum", f_sum},
-    {"title", f_title},
-    {"tojson", f_tojson},
-    {"trim", f_trim},
-    {"unique", f_unique},
-    {"upper", f_upper},
-    {"wordcount", f_wordcount},
+    {"abs", f_abs, COST_FLAT},
+    {"attr", f_attr, COST_FLAT},
+    {"batch", f_batch, COST_READS},
+    {"capitalize", f_capitalize, COST_FLAT},
+    {"center", f_center, COST_READS},
+    {"count", f_length, COST_FLAT},
+    {"d", f_default, COST_FLAT},
+    {"default", f_default, COST_FLAT},
+    {"dictsort", f_dictsort, COST_READS},
+    {"e", f_escape, COST_FLAT},
+    {"escape", f_escape, COST_FLAT},
+    {"first", f_first, COST_FLAT},
+    {"float", f_float, COST_READS},
+    {"format", f_format, COST_FLAT},
+    {"groupby", f_groupby, COST_READS},
+    {"indent", f_indent, COST_READS},
+    {"int", f_int, COST_READS},
+    {"items", f_items, COST_READS},
+    {"join", f_join, COST_READS},
+    {"last", f_last, COST_FLAT},
+    {"length", f_length, COST_FLAT},
+    {"list", f_list, COST_READS},
+    {"lower", f_lower, COST_FLAT},
+    {"map", f_map, COST_READS},
+    {"max", f_max, COST_READS},
+    {"min", f_min, COST_READS},
+    {"reject", f_reject, COST_READS},
+    {"rejectattr", f_rejectattr, COST_READS},
+    {"replace", f_replace, COST_FLAT},
+    {"reverse", f_reverse, COST_READS},
+    {"round", f_round, COST_FLAT},
+    {"safe", f_safe, COST_FLAT},
+    {"select", f_select, COST_READS},
+    {"selectattr", f_selectattr, COST_READS},
+    {"sort", f_sort, COST_READS},
+    {"string", f_string, COST_FLAT},
+    {"sum", f_sum, COST_READS},
+    {"title", f_title, COST_FLAT},
+    {"tojson", f_tojson, COST_READS},
+    {"trim", f_trim, COST_FLAT},
+    {"unique", f_unique, COST_READS},
+    {"upper", f_upper, COST_FLAT},
+    {"wordcount", f_wordcount, COST_READS},
 };
+
+const char *j_filter_name(size_t i)
+{
+    return i < BT_ARRAY_LEN(filters) ? filters[i].name : NULL;
+}
 
 int j_filter_find(struct j_str name)
 {
@@ -727,6 +747,7 @@ int j_filter_find(struct j_str name)
 struct j_value j_filter_run(struct j_render *r, int fn, struct j_value v, struct j_call *c)
 {
     j_enter(r);
+    j_charge_call(r, filters[fn].cost, v, c);
     struct j_value out = filters[fn].run(r, v, c);
     j_leave(r);
     return out;

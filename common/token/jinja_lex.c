@@ -76,14 +76,14 @@ static void push_data(struct lexer *x, size_t to, char sign, bool variable)
     bool line_starting = x->line_starting;
     advance(x, s.n);
     if (sign == '-') {
-        s = j_strip(s, NULL, false, true);
+        s = j_strip(NULL, s, NULL, false, true);
     } else if (sign != '+' && !variable) {
         size_t from = s.n;
         while (from > 0 && s.p[from - 1] != '\n') {
             from--;
         }
         struct j_str last = {s.p + from, s.n - from};
-        if ((from > 0 || line_starting) && j_strip(last, NULL, true, false).n == 0) {
+        if ((from > 0 || line_starting) && j_strip(NULL, last, NULL, true, false).n == 0) {
             s.n = from;
         }
     }

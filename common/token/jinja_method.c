@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/token/jinja_priv.h"
+#include "common/token/token_priv.h"
 
 /* ---- tests ---- */
 
@@ -65,46 +66,52 @@ enum test {
 static const struct {
     const char *name;
     enum test test;
+    enum j_cost cost;
 } tests[] = {
-    {"boolean", IS_BOOLEAN},
-    {"callable", IS_CALLABLE},
-    {"defined", IS_DEFINED},
-    {"divisibleby", IS_DIVISIBLE},
-    {"eq", IS_EQ},
-    {"equalto", IS_EQ},
-    {"==", IS_EQ},
-    {"even", IS_EVEN},
-    {"false", IS_FALSE},
-    {"filter", IS_FILTER},
-    {"float", IS_FLOAT},
-    {"ge", IS_GE},
-    {">=", IS_GE},
-    {"gt", IS_GT},
-    {"greaterthan", IS_GT},
-    {">", IS_GT},
-    {"in", IS_IN},
-    {"integer", IS_INTEGER},
-    {"iterable", IS_ITERABLE},
-    {"le", IS_LE},
-    {"<=", IS_LE},
-    {"lower", IS_LOWER},
-    {"lt", IS_LT},
-    {"lessthan", IS_LT},
-    {"<", IS_LT},
-    {"mapping", IS_MAPPING},
-    {"ne", IS_NE},
-    {"!=", IS_NE},
-    {"none", IS_NONE},
-    {"number", IS_NUMBER},
-    {"odd", IS_ODD},
-    {"sameas", IS_SAMEAS},
-    {"sequence", IS_SEQUENCE},
-    {"string", IS_STRING},
-    {"test", IS_TEST},
-    {"true", IS_TRUE},
-    {"undefined", IS_UNDEFINED},
-    {"upper", IS_UPPER},
+    {"boolean", IS_BOOLEAN, COST_FLAT},
+    {"callable", IS_CALLABLE, COST_FLAT},
+    {"defined", IS_DEFINED, COST_FLAT},
+    {"divisibleby", IS_DIVISIBLE, COST_FLAT},
+    {"eq", IS_EQ, COST_FLAT},
+    {"equalto", IS_EQ, COST_FLAT},
+    {"==", IS_EQ, COST_FLAT},
+    {"even", IS_EVEN, COST_FLAT},
+    {"false", IS_FALSE, COST_FLAT},
+    {"filter", IS_FILTER, COST_FLAT},
+    {"float", IS_FLOAT, COST_FLAT},
+    {"ge", IS_GE, COST_FLAT},
+    {">=", IS_GE, COST_FLAT},
+    {"gt", IS_GT, COST_FLAT},
+    {"greaterthan", IS_GT, COST_FLAT},
+    {">", IS_GT, COST_FLAT},
+    {"in", IS_IN, COST_FLAT},
+    {"integer", IS_INTEGER, COST_FLAT},
+    {"iterable", IS_ITERABLE, COST_FLAT},
+    {"le", IS_LE, COST_FLAT},
+    {"<=", IS_LE, COST_FLAT},
+    {"lower", IS_LOWER, COST_FLAT},
+    {"lt", IS_LT, COST_FLAT},
+    {"lessthan", IS_LT, COST_FLAT},
+    {"<", IS_LT, COST_FLAT},
+    {"mapping", IS_MAPPING, COST_FLAT},
+    {"ne", IS_NE, COST_FLAT},
+    {"!=", IS_NE, COST_FLAT},
+    {"none", IS_NONE, COST_FLAT},
+    {"number", IS_NUMBER, COST_FLAT},
+    {"odd", IS_ODD, COST_FLAT},
+    {"sameas", IS_SAMEAS, COST_FLAT},
+    {"sequence", IS_SEQUENCE, COST_FLAT},
+    {"string", IS_STRING, COST_FLAT},
+    {"test", IS_TEST, COST_FLAT},
+    {"true", IS_TRUE, COST_FLAT},
+    {"undefined", IS_UNDEFINED, COST_FLAT},
+    {"upper", IS_UPPER, COST_FLAT},
 };
+
+const char *j_test_name(size_t i)
+{
+    return i < BT_ARRAY_LEN(tests) ? tests[i].name : NULL;
+}
 
 int j_test_find(struct j_str name)
 {
@@ -133,6 +140,7 @@ bool j_test_run(struct j_render *r, int fn, struct j_value v, struct j_call *c)
     bool seq = v.kind == J_STR || v.kind == J_LIST || v.kind == J_TUPLE || v.kind == J_DICT ||
                v.kind == J_UNDEFINED;
     int64_t by;
+    j_charge_call(r, tests[fn].cost, v, c);
     switch (tests[fn].test) {
     case IS_BOOLEAN: return v.kind == J_BOOL;
     case IS_CALLABLE: return v.kind == J_MACRO || v.kind == J_METHOD || v.kind == J_GLOBAL;
@@ -184,7 +192,7 @@ static struct j_value m_strip_sides(struct j_render *r, struct j_value s, struct
     if (given && chars.kind != J_STR) {
         j_fail(r, "strip arg must be None or str");
     }
-    return j_string(j_strip(s.s, given ? &chars.s : NULL, left, right));
+    return j_string(j_strip(r, s.s, given ? &chars.s : NULL, left, right));
 }
 
 static struct j_value m_strip(struct j_render *r, struct j_value s, struct j_call *c)
@@ -202,33 +210,56 @@ static struct j_value m_rstrip(struct j_render *r, struct j_value s, struct j_ca
     return m_strip_sides(r, s, c, false, true);
 }
 
-/* Words between white space; at most `max` cuts, from the left or from the right. */
+/* Where the white space (or what is none) that begins at `at` ends. */
+static size_t skip(struct j_render *r, struct j_str s, size_t at, bool space)
+{
+    size_t from = at;
+    while (at < s.n) {
+        uint32_t cp;
+        size_t k = bt_utf8_decode(s.p + at, s.p + s.n, &cp);
+        if ((k > 0 && j_is_space(cp)) != space) {
+            break;
+        }
+        at += BT_MAX(k, (size_t)1);
+    }
+    j_work(r, (at - from + 1) * J_APPEND);
+    return at;
+}
+
+/* Where the white space (or what is none) that ends at `end` begins. */
+static size_t skip_back(struct j_render *r, struct j_str s, size_t end, bool space)
+{
+    size_t from = end;
+    while (end > 0) {
+        uint32_t cp;
+        size_t at = end - 1;
+        while (at > 0 && ((uint8_t)s.p[at] & 0xc0) == 0x80) {
+            at--;
+        }
+        if ((bt_utf8_decode(s.p + at, s.p + end, &cp) > 0 && j_is_space(cp)) != space) {
+            break;
+        }
+        end = at;
+    }
+    j_work(r, (from - end + 1) * J_APPEND);
+    return end;
+}
+
+/* Words between white space, the last one first if right; at most `max` cuts (negative: any
+ * number). What is left behind the last cut keeps the white space at its far end, as in Python. */
 static struct j_value split_words(struct j_render *r, struct j_str s, int64_t max, bool right)
 {
     struct j_value out = j_new_list(r, J_LIST);
-    s = j_strip(s, NULL, !right || max < 0, right || max < 0);
-    while (s.n > 0) {
-        size_t cut = SIZE_MAX; /* where the white space nearest to our end begins */
-        for (size_t i = 0; i < s.n && (right || cut == SIZE_MAX); i++) {
-            struct j_str tail = {s.p + i, s.n - i};
-            bool lead = ((uint8_t)s.p[i] & 0xc0) != 0x80;
-            if (lead && j_strip(tail, NULL, true, false).n != tail.n) {
-                cut = i;
-            }
-        }
-        j_charge(r, (right ? s.n : BT_MIN(cut, s.n)) / 16 + 1);
-        bool last = cut == SIZE_MAX || max == 0;
-        struct j_str word = s, rest = {"", 0};
-        if (!last && !right) {
-            word.n = cut;
-            rest = j_strip((struct j_str){s.p + cut, s.n - cut}, NULL, true, false);
-        } else if (!last) {
-            word = j_strip((struct j_str){s.p + cut, s.n - cut}, NULL, true, false);
-            rest = j_strip((struct j_str){s.p, cut}, NULL, false, true);
-        }
-        j_list_add(r, out.list, j_string(word));
-        max--;
-        s = rest;
+    size_t at = 0, end = s.n;
+    for (; !right && (at = skip(r, s, at, true)) < s.n; max--) {
+        end = max == 0 ? s.n : skip(r, s, at, false);
+        j_list_add(r, out.list, j_string((struct j_str){s.p + at, end - at}));
+        at = end;
+    }
+    for (; right && (end = skip_back(r, s, end, true)) > 0; max--) {
+        at = max == 0 ? 0 : skip_back(r, s, end, false);
+        j_list_add(r, out.list, j_string((struct j_str){s.p + at, end - at}));
+        end = at;
     }
     return out;
 }
@@ -237,8 +268,7 @@ static struct j_value split_by(struct j_render *r, struct j_str s, struct j_str 
 {
     struct j_value out = j_new_list(r, J_LIST);
     size_t from = 0;
-    j_charge(r, s.n / 16);
-    for (size_t hit; max != 0 && (hit = j_find(s, sep, from)) != SIZE_MAX; max--) {
+    for (size_t hit; max != 0 && (hit = j_find(r, s, sep, from)) != SIZE_MAX; max--) {
         j_charge(r, 1);
         j_list_add(r, out.list, j_string((struct j_str){s.p + from, hit - from}));
         from = hit + sep.n;
@@ -248,10 +278,16 @@ static struct j_value split_by(struct j_render *r, struct j_str s, struct j_str 
 }
 
 /* The last occurrence of `what` in s[0..end). */
-static size_t find_last(struct j_str s, struct j_str what, size_t end)
+static size_t find_last(struct j_render *r, struct j_str s, struct j_str what, size_t end)
 {
+    if (what.n == 0) {
+        return end;
+    }
     for (size_t i = end < what.n ? 0 : end - what.n + 1; i > 0; i--) {
-        if (memcmp(s.p + i - 1, what.p, what.n) == 0) {
+        const char *p = s.p + i - 1;
+        bool may = p[0] == what.p[0] && p[what.n - 1] == what.p[what.n - 1];
+        j_work(r, may ? what.n + 1 : 1);
+        if (may && memcmp(p, what.p, what.n) == 0) {
             return i - 1;
         }
     }
@@ -289,8 +325,7 @@ static struct j_value m_split_any(struct j_render *r, struct j_value s, struct j
     }
     out = j_new_list(r, J_LIST);
     size_t end = s.s.n;
-    j_charge(r, s.s.n / 16);
-    for (size_t hit; max != 0 && (hit = find_last(s.s, sep.s, end)) != SIZE_MAX; max--) {
+    for (size_t hit; max != 0 && (hit = find_last(r, s.s, sep.s, end)) != SIZE_MAX; max--) {
         j_list_add(r, out.list,
                    j_string((struct j_str){s.s.p + hit + sep.s.n, end - hit - sep.s.n}));
         end = hit;
@@ -324,7 +359,7 @@ static struct j_value partition(struct j_render *r, struct j_value s, struct j_c
     if (sep.n == 0) {
         j_fail(r, "empty separator");
     }
-    size_t hit = right ? find_last(s.s, sep, s.s.n) : j_find(s.s, sep, 0);
+    size_t hit = right ? find_last(r, s.s, sep, s.s.n) : j_find(r, s.s, sep, 0);
     struct j_value out = j_new_list(r, J_TUPLE), empty = j_string(j_cstr(""));
     if (hit == SIZE_MAX) {
         j_list_add(r, out.list, right ? empty : s);
@@ -349,8 +384,9 @@ static struct j_value m_rpartition(struct j_render *r, struct j_value s, struct 
     return partition(r, s, c, true);
 }
 
-static bool has_affix(struct j_str s, struct j_str a, bool end)
+static bool has_affix(struct j_render *r, struct j_str s, struct j_str a, bool end)
 {
+    j_work(r, J_ELEMENT + (a.n <= s.n ? a.n : 0));
     return a.n <= s.n && (a.n == 0 || memcmp(s.p + (end ? s.n - a.n : 0), a.p, a.n) == 0);
 }
 
@@ -362,10 +398,10 @@ static struct j_value affix_test(struct j_render *r, struct j_value s, struct j_
         j_fail(r, "%s needs one str or a tuple of str", end ? "endswith" : "startswith");
     }
     if (a.kind == J_STR) {
-        return j_bool(has_affix(s.s, a.s, end));
+        return j_bool(has_affix(r, s.s, a.s, end));
     }
     for (size_t i = 0; i < a.list->n; i++) {
-        if (a.list->v[i].kind == J_STR && has_affix(s.s, a.list->v[i].s, end)) {
+        if (a.list->v[i].kind == J_STR && has_affix(r, s.s, a.list->v[i].s, end)) {
             return j_bool(true);
         }
     }
@@ -385,13 +421,13 @@ static struct j_value m_endswith(struct j_render *r, struct j_value s, struct j_
 static struct j_value m_removeprefix(struct j_render *r, struct j_value s, struct j_call *c)
 {
     struct j_str a = j_arg_str(r, c, 0, "prefix", NULL);
-    return has_affix(s.s, a, false) ? j_string((struct j_str){s.s.p + a.n, s.s.n - a.n}) : s;
+    return has_affix(r, s.s, a, false) ? j_string((struct j_str){s.s.p + a.n, s.s.n - a.n}) : s;
 }
 
 static struct j_value m_removesuffix(struct j_render *r, struct j_value s, struct j_call *c)
 {
     struct j_str a = j_arg_str(r, c, 0, "suffix", NULL);
-    return has_affix(s.s, a, true) ? j_string((struct j_str){s.s.p, s.s.n - a.n}) : s;
+    return has_affix(r, s.s, a, true) ? j_string((struct j_str){s.s.p, s.s.n - a.n}) : s;
 }
 
 #define CASE_METHOD(name, how)                                                                     \
@@ -433,7 +469,7 @@ static int64_t char_index(struct j_str s, size_t at)
 
 static struct j_value m_find(struct j_render *r, struct j_value s, struct j_call *c)
 {
-    size_t hit = j_find(s.s, j_arg_str(r, c, 0, "sub", NULL), 0);
+    size_t hit = j_find(r, s.s, j_arg_str(r, c, 0, "sub", NULL), 0);
     if (c->n > 1) {
         j_fail(r, "find() with bounds is not supported");
     }
@@ -442,7 +478,7 @@ static struct j_value m_find(struct j_render *r, struct j_value s, struct j_call
 
 static struct j_value m_rfind(struct j_render *r, struct j_value s, struct j_call *c)
 {
-    size_t hit = find_last(s.s, j_arg_str(r, c, 0, "sub", NULL), s.s.n);
+    size_t hit = find_last(r, s.s, j_arg_str(r, c, 0, "sub", NULL), s.s.n);
     if (c->n > 1) {
         j_fail(r, "rfind() with bounds is not supported");
     }
@@ -462,11 +498,11 @@ static struct j_value m_str_count(struct j_render *r, struct j_value s, struct j
 {
     struct j_str what = j_arg_str(r, c, 0, "sub", NULL);
     int64_t n = 0;
-    j_charge(r, s.s.n / 16);
     if (what.n == 0) {
         return j_int((int64_t)j_str_chars(s.s) + 1);
     }
-    for (size_t at = 0; (at = j_find(s.s, what, at)) != SIZE_MAX; at += what.n) {
+    for (size_t at = 0; (at = j_find(r, s.s, what, at)) != SIZE_MAX; at += what.n) {
+        j_charge(r, 1);
         n++;
     }
     return j_int(n);
@@ -547,7 +583,7 @@ static struct j_value m_format(struct j_render *r, struct j_value s, struct j_ca
             j_sb_put(r, &sb, &ch, 1);
             continue;
         }
-        size_t close = j_find(s.s, j_cstr("}"), i);
+        size_t close = j_find(r, s.s, j_cstr("}"), i);
         if (close == SIZE_MAX) {
             j_fail(r, "expected '}' before end of string");
         }
@@ -575,11 +611,11 @@ static struct j_value m_items(struct j_render *r, struct j_value d, struct j_cal
     struct j_value out = j_new_list(r, J_LIST);
     for (size_t i = 0; i < d.dict->n; i++) {
         struct j_value pair = j_new_list(r, J_TUPLE);
+        j_charge(r, 1);
         j_list_add(r, pair.list, d.dict->v[i].key);
         j_list_add(r, pair.list, d.dict->v[i].value);
         j_list_add(r, out.list, pair);
     }
-    j_charge(r, d.dict->n);
     return out;
 }
 
@@ -650,6 +686,7 @@ static struct j_value m_extend(struct j_render *r, struct j_value l, struct j_ca
     j_arg_get(c, 0, NULL, &arg);
     const struct j_list *more = j_iterate(r, arg);
     size_t n = more->n; /* it may be the list itself */
+    j_work(r, n * J_ELEMENT);
     for (size_t i = 0; i < n; i++) {
         j_list_add(r, l.list, more->v[i]);
     }
@@ -678,6 +715,7 @@ static struct j_value m_pop(struct j_render *r, struct j_value v, struct j_call 
         j_fail(r, "pop index out of range");
     }
     struct j_value out = v.list->v[at];
+    j_work(r, J_ELEMENT * (uint64_t)(n - at));
     memmove(&v.list->v[at], &v.list->v[at + 1], (size_t)(n - at - 1) * sizeof(out));
     v.list->n--;
     return out;
@@ -727,86 +765,96 @@ static struct j_value m_changed(struct j_render *r, struct j_value l, struct j_c
 }
 
 #define BIT(kind) (1u << (kind))
-#define SEQ       (BIT(J_LIST) | BIT(J_TUPLE))
+#define NAME(text)                                                                                 \
+    {                                                                                              \
+        text, sizeof(text) - 1                                                                     \
+    }
+#define SEQ (BIT(J_LIST) | BIT(J_TUPLE))
 static const struct {
-    const char *name;
+    struct j_str name;
     unsigned kinds;
     method_fn run; /* NULL: exists in Python, refused here */
+    enum j_cost cost;
 } methods[] = {
-    {"strip", BIT(J_STR), m_strip},
-    {"lstrip", BIT(J_STR), m_lstrip},
-    {"rstrip", BIT(J_STR), m_rstrip},
-    {"split", BIT(J_STR), m_split},
-    {"rsplit", BIT(J_STR), m_rsplit},
-    {"splitlines", BIT(J_STR), m_splitlines},
-    {"partition", BIT(J_STR), m_partition},
-    {"rpartition", BIT(J_STR), m_rpartition},
-    {"startswith", BIT(J_STR), m_startswith},
-    {"endswith", BIT(J_STR), m_endswith},
-    {"removeprefix", BIT(J_STR), m_removeprefix},
-    {"removesuffix", BIT(J_STR), m_removesuffix},
-    {"upper", BIT(J_STR), m_upper},
-    {"lower", BIT(J_STR), m_lower},
-    {"title", BIT(J_STR), m_title},
-    {"capitalize", BIT(J_STR), m_capitalize},
-    {"swapcase", BIT(J_STR), m_swapcase},
-    {"isalpha", BIT(J_STR), m_isalpha},
-    {"isdigit", BIT(J_STR), m_isdigit},
-    {"isnumeric", BIT(J_STR), m_isdigit},
-    {"isdecimal", BIT(J_STR), m_isdigit},
-    {"isalnum", BIT(J_STR), m_isalnum},
-    {"isspace", BIT(J_STR), m_isspace},
-    {"isupper", BIT(J_STR), m_isupper},
-    {"islower", BIT(J_STR), m_islower},
-    {"replace", BIT(J_STR), m_replace},
-    {"find", BIT(J_STR), m_find},
-    {"rfind", BIT(J_STR), m_rfind},
-    {"index", BIT(J_STR), m_str_index},
-    {"count", BIT(J_STR), m_str_count},
-    {"join", BIT(J_STR), m_join},
-    {"ljust", BIT(J_STR), m_ljust},
-    {"rjust", BIT(J_STR), m_rjust},
-    {"center", BIT(J_STR), m_center},
-    {"format", BIT(J_STR), m_format},
-    {"items", BIT(J_DICT), m_items},
-    {"keys", BIT(J_DICT), m_keys},
-    {"values", BIT(J_DICT), m_values},
-    {"get", BIT(J_DICT), m_get},
-    {"copy", BIT(J_DICT) | BIT(J_LIST), m_copy},
-    {"update", BIT(J_DICT), m_update},
-    {"pop", BIT(J_DICT) | BIT(J_LIST), m_pop},
-    {"append", BIT(J_LIST), m_append},
-    {"extend", BIT(J_LIST), m_extend},
-    {"index", SEQ, m_list_index},
-    {"count", SEQ, m_list_count},
-    {"cycle", BIT(J_LOOP), m_cycle},
-    {"changed", BIT(J_LOOP), m_changed},
-    {"casefold", BIT(J_STR), NULL},
-    {"encode", BIT(J_STR), NULL},
-    {"expandtabs", BIT(J_STR), NULL},
-    {"format_map", BIT(J_STR), NULL},
-    {"isascii", BIT(J_STR), NULL},
-    {"isidentifier", BIT(J_STR), NULL},
-    {"isprintable", BIT(J_STR), NULL},
-    {"istitle", BIT(J_STR), NULL},
-    {"maketrans", BIT(J_STR), NULL},
-    {"rindex", BIT(J_STR), NULL},
-    {"translate", BIT(J_STR), NULL},
-    {"zfill", BIT(J_STR), NULL},
-    {"clear", BIT(J_DICT) | BIT(J_LIST), NULL},
-    {"fromkeys", BIT(J_DICT), NULL},
-    {"popitem", BIT(J_DICT), NULL},
-    {"setdefault", BIT(J_DICT), NULL},
-    {"insert", BIT(J_LIST), NULL},
-    {"remove", BIT(J_LIST), NULL},
-    {"reverse", BIT(J_LIST), NULL},
-    {"sort", BIT(J_LIST), NULL},
+    {NAME("strip"), BIT(J_STR), m_strip, COST_FLAT},
+    {NAME("lstrip"), BIT(J_STR), m_lstrip, COST_FLAT},
+    {NAME("rstrip"), BIT(J_STR), m_rstrip, COST_FLAT},
+    {NAME("split"), BIT(J_STR), m_split, COST_FLAT},
+    {NAME("rsplit"), BIT(J_STR), m_rsplit, COST_FLAT},
+    {NAME("splitlines"), BIT(J_STR), m_splitlines, COST_FLAT},
+    {NAME("partition"), BIT(J_STR), m_partition, COST_FLAT},
+    {NAME("rpartition"), BIT(J_STR), m_rpartition, COST_FLAT},
+    {NAME("startswith"), BIT(J_STR), m_startswith, COST_FLAT},
+    {NAME("endswith"), BIT(J_STR), m_endswith, COST_FLAT},
+    {NAME("removeprefix"), BIT(J_STR), m_removeprefix, COST_FLAT},
+    {NAME("removesuffix"), BIT(J_STR), m_removesuffix, COST_FLAT},
+    {NAME("upper"), BIT(J_STR), m_upper, COST_FLAT},
+    {NAME("lower"), BIT(J_STR), m_lower, COST_FLAT},
+    {NAME("title"), BIT(J_STR), m_title, COST_FLAT},
+    {NAME("capitalize"), BIT(J_STR), m_capitalize, COST_FLAT},
+    {NAME("swapcase"), BIT(J_STR), m_swapcase, COST_FLAT},
+    {NAME("isalpha"), BIT(J_STR), m_isalpha, COST_FLAT},
+    {NAME("isdigit"), BIT(J_STR), m_isdigit, COST_FLAT},
+    {NAME("isnumeric"), BIT(J_STR), m_isdigit, COST_FLAT},
+    {NAME("isdecimal"), BIT(J_STR), m_isdigit, COST_FLAT},
+    {NAME("isalnum"), BIT(J_STR), m_isalnum, COST_FLAT},
+    {NAME("isspace"), BIT(J_STR), m_isspace, COST_FLAT},
+    {NAME("isupper"), BIT(J_STR), m_isupper, COST_FLAT},
+    {NAME("islower"), BIT(J_STR), m_islower, COST_FLAT},
+    {NAME("replace"), BIT(J_STR), m_replace, COST_FLAT},
+    {NAME("find"), BIT(J_STR), m_find, COST_READS},
+    {NAME("rfind"), BIT(J_STR), m_rfind, COST_READS},
+    {NAME("index"), BIT(J_STR), m_str_index, COST_READS},
+    {NAME("count"), BIT(J_STR), m_str_count, COST_READS},
+    {NAME("join"), BIT(J_STR), m_join, COST_READS},
+    {NAME("ljust"), BIT(J_STR), m_ljust, COST_READS},
+    {NAME("rjust"), BIT(J_STR), m_rjust, COST_READS},
+    {NAME("center"), BIT(J_STR), m_center, COST_READS},
+    {NAME("format"), BIT(J_STR), m_format, COST_FLAT},
+    {NAME("items"), BIT(J_DICT), m_items, COST_READS},
+    {NAME("keys"), BIT(J_DICT), m_keys, COST_READS},
+    {NAME("values"), BIT(J_DICT), m_values, COST_READS},
+    {NAME("get"), BIT(J_DICT), m_get, COST_FLAT},
+    {NAME("copy"), BIT(J_DICT) | BIT(J_LIST), m_copy, COST_READS},
+    {NAME("update"), BIT(J_DICT), m_update, COST_FLAT},
+    {NAME("pop"), BIT(J_DICT) | BIT(J_LIST), m_pop, COST_FLAT},
+    {NAME("append"), BIT(J_LIST), m_append, COST_FLAT},
+    {NAME("extend"), BIT(J_LIST), m_extend, COST_FLAT},
+    {NAME("index"), SEQ, m_list_index, COST_FLAT},
+    {NAME("count"), SEQ, m_list_count, COST_FLAT},
+    {NAME("cycle"), BIT(J_LOOP), m_cycle, COST_FLAT},
+    {NAME("changed"), BIT(J_LOOP), m_changed, COST_FLAT},
+    {NAME("casefold"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("encode"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("expandtabs"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("format_map"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("isascii"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("isidentifier"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("isprintable"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("istitle"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("maketrans"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("rindex"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("translate"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("zfill"), BIT(J_STR), NULL, COST_FLAT},
+    {NAME("clear"), BIT(J_DICT) | BIT(J_LIST), NULL, COST_FLAT},
+    {NAME("fromkeys"), BIT(J_DICT), NULL, COST_FLAT},
+    {NAME("popitem"), BIT(J_DICT), NULL, COST_FLAT},
+    {NAME("setdefault"), BIT(J_DICT), NULL, COST_FLAT},
+    {NAME("insert"), BIT(J_LIST), NULL, COST_FLAT},
+    {NAME("remove"), BIT(J_LIST), NULL, COST_FLAT},
+    {NAME("reverse"), BIT(J_LIST), NULL, COST_FLAT},
+    {NAME("sort"), BIT(J_LIST), NULL, COST_FLAT},
 };
+
+const char *j_method_name(size_t i)
+{
+    return i < BT_ARRAY_LEN(methods) ? methods[i].name.p : NULL;
+}
 
 bool j_method_known(struct j_str name)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
-        if (methods[i].run != NULL && j_str_is(name, methods[i].name)) {
+        if (methods[i].run != NULL && j_str_eq(name, methods[i].name)) {
             return true;
         }
     }
@@ -816,7 +864,7 @@ bool j_method_known(struct j_str name)
 bool j_has_method(struct j_value v, struct j_str name)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
-        if ((methods[i].kinds & BIT(v.kind)) != 0 && j_str_is(name, methods[i].name)) {
+        if ((methods[i].kinds & BIT(v.kind)) != 0 && j_str_eq(name, methods[i].name)) {
             return true;
         }
     }
@@ -827,9 +875,10 @@ struct j_value j_method_run(struct j_render *r, struct j_value self, struct j_st
                             struct j_call *c)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
-        if ((methods[i].kinds & BIT(self.kind)) != 0 && j_str_is(name, methods[i].name) &&
+        if ((methods[i].kinds & BIT(self.kind)) != 0 && j_str_eq(name, methods[i].name) &&
             methods[i].run != NULL) {
             j_enter(r);
+            j_charge_call(r, methods[i].cost, self, c);
             struct j_value v = methods[i].run(r, self, c);
             j_leave(r);
             return v;

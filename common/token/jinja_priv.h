@@ -13,10 +13,15 @@
 
 #define J_ARENA_MAX  ((size_t)256 << 20) /* bytes of one render */
 #define J_OUTPUT_MAX ((size_t)16 << 20)  /* bytes of one rendered text */
-#define J_STEPS_MAX  20000000u           /* evaluated nodes, and bytes copied / 16 */
+#define J_STEPS_MAX  20000000u           /* evaluated nodes; a second or less */
+#define J_STEP       16u                 /* units of work of a step; a byte that is read is one */
+#define J_ELEMENT    8u                  /* of an element that is visited or copied */
+#define J_APPEND     4u                  /* of a piece of text, besides its bytes */
+#define J_LOOK       65536u              /* units between two looks at whether to stop: ~0.1 ms */
 #define J_DEPTH_MAX  1000                /* nested evaluation, calls included */
 #define J_PARSE_MAX  150                 /* nested syntax */
 #define J_RANGE_MAX  100000              /* as the sandbox of the reference implementation */
+#define J_FLOAT_WORK 2048u               /* of printing a float */
 #define J_SOURCE_MAX ((size_t)1 << 20)
 
 /* ---- jinja_mem.c ---- */
@@ -83,10 +88,13 @@ struct j_list {
 };
 struct j_entry {
     struct j_value key, value;
+    uint64_t hash; /* of the key */
 };
 struct j_dict { /* in order of insertion */
     struct j_entry *v;
     size_t n, cap;
+    uint32_t *slots; /* [mask + 1] index of an entry + 1; NULL: few entries, no index */
+    uint32_t mask;
 };
 struct j_loop {
     const struct j_list *items;
@@ -233,14 +241,9 @@ struct j_nodes j_parse(struct j_compile *c);
 bool j_is_global(struct j_str name); /* a function every template has */
 
 /* ---- evaluator ---- */
-struct j_binding {
-    struct j_str name;
-    struct j_value value;
-};
 struct j_scope {
     struct j_scope *parent;
-    struct j_binding *v;
-    size_t n, cap;
+    struct j_dict vars;
 };
 struct j_sb { /* string builder on the arena */
     char *p;
@@ -253,7 +256,10 @@ struct j_render {
     char *err;
     size_t err_cap;
     int line, depth;
-    uint32_t steps;
+    uint64_t work, work_max; /* units done, and how many may be */
+    uint64_t look_at;        /* work at which to look at the limit and at stop */
+    bool (*stop)(void *arg); /* asked at intervals; NULL: nobody stops it */
+    void *stop_arg;
     locale_t locale; /* character classes and case; 0: ASCII only */
     struct j_scope *scope;
     struct j_sb *out;
@@ -265,13 +271,26 @@ struct j_call {
 };
 __attribute__((noreturn, format(printf, 2, 3))) void j_fail(struct j_render *r, const char *fmt,
                                                             ...);
-void j_charge(struct j_render *r, size_t steps);
+/* Every operation charges what it does before it does it: steps, or units for what depends on the
+ * size of its operands. Ends the render beyond its limit, or if somebody wants it to stop. */
+void j_look(struct j_render *r);
+static inline void j_work(struct j_render *r, uint64_t units)
+{
+    r->work += units;
+    if (r->work >= r->look_at) {
+        j_look(r);
+    }
+}
+static inline void j_charge(struct j_render *r, size_t steps)
+{
+    j_work(r, (uint64_t)steps * J_STEP);
+}
+void j_charge_value(struct j_render *r, struct j_value v); /* for reading all of it once */
 void j_enter(struct j_render *r); /* one level deeper; j_leave on the way back */
 void j_leave(struct j_render *r);
 /* Runs the statements of a whole template. */
 void j_exec(struct j_render *r, const struct j_nodes *body);
 struct j_value j_eval(struct j_render *r, const struct j_node *n);
-void j_scope_set(struct j_render *r, struct j_scope *s, struct j_str name, struct j_value v);
 struct j_value j_apply_call(struct j_render *r, struct j_value fn, struct j_call *call);
 struct j_value j_get_attr(struct j_render *r, struct j_value v, struct j_str name);
 struct j_value j_get_item(struct j_render *r, struct j_value v, struct j_value key);
@@ -289,6 +308,15 @@ struct j_str j_arg_str(struct j_render *r, const struct j_call *c, size_t i, con
 struct j_value j_global_call(struct j_render *r, struct j_str name, struct j_call *c);
 void j_call_add(struct j_render *r, struct j_call *c, struct j_value v);
 
+/* ---- jinja_dict.c ---- */
+void j_dict_set(struct j_render *r, struct j_dict *d, struct j_value key, struct j_value v);
+const struct j_value *j_dict_get(struct j_render *r, const struct j_dict *d, struct j_value key);
+const struct j_value *j_dict_get_str(const struct j_dict *d, struct j_str key);
+bool j_dict_del(struct j_render *r, struct j_dict *d, struct j_value key);
+void j_scope_set(struct j_render *r, struct j_scope *s, struct j_str name, struct j_value v);
+/* The variable of this name in s or around it; NULL if there is none. */
+const struct j_value *j_scope_get(struct j_render *r, const struct j_scope *s, struct j_str name);
+
 /* ---- jinja_value.c ---- */
 struct j_value j_undefined(const char *name);
 struct j_value j_none(void);
@@ -299,10 +327,7 @@ struct j_value j_string(struct j_str s);
 struct j_value j_new_list(struct j_render *r, enum j_kind kind);
 struct j_value j_new_dict(struct j_render *r);
 void j_list_add(struct j_render *r, struct j_list *l, struct j_value v);
-void j_dict_set(struct j_render *r, struct j_dict *d, struct j_value key, struct j_value v);
-const struct j_value *j_dict_get(struct j_render *r, const struct j_dict *d, struct j_value key);
-const struct j_value *j_dict_get_str(const struct j_dict *d, struct j_str key);
-bool j_dict_del(struct j_render *r, struct j_dict *d, struct j_value key);
+/* Texts are j's own: it must outlive the render. */
 struct j_value j_from_json(struct j_render *r, const json_t *j);
 bool j_truth(struct j_value v);
 const char *j_type_name(struct j_value v); /* as Python calls it */
@@ -328,13 +353,15 @@ struct j_str j_sb_done(const struct j_sb *sb);
 size_t j_str_chars(struct j_str s);
 struct j_str j_str_slice(struct j_str s, size_t from, size_t to); /* in characters */
 bool j_is_space(uint32_t cp);                                     /* str.isspace */
-struct j_str j_strip(struct j_str s, const struct j_str *chars, bool left, bool right);
+/* r NULL: nothing is charged (when compiling). */
+struct j_str j_strip(struct j_render *r, struct j_str s, const struct j_str *chars, bool left,
+                     bool right);
 enum j_case { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITALIZE, CASE_SWAP, CASE_JINJA_TITLE };
 struct j_str j_change_case(struct j_render *r, struct j_str s, enum j_case how);
 struct j_str j_replace(struct j_render *r, struct j_str s, struct j_str from, struct j_str to,
                        int64_t count);
 /* Index in bytes of the first `what` at or after `from`; SIZE_MAX if none. */
-size_t j_find(struct j_str s, struct j_str what, size_t from);
+size_t j_find(struct j_render *r, struct j_str s, struct j_str what, size_t from);
 void j_float_repr(double f, char out[40]);
 void j_json(struct j_render *r, struct j_sb *sb, struct j_value v, const struct j_call *opts);
 struct j_str j_format_percent(struct j_render *r, struct j_str fmt, struct j_value args);
@@ -342,8 +369,19 @@ enum j_class { CLASS_ALPHA, CLASS_DIGIT, CLASS_ALNUM, CLASS_SPACE, CLASS_UPPER, 
 bool j_all_of(struct j_render *r, struct j_str s, enum j_class cls);
 struct j_value j_splitlines(struct j_render *r, struct j_str s);
 
-/* ---- filters, tests, methods ---- */
+/* ---- filters, tests, methods ----
+ * Each of the tables says what an entry costs before it runs. What costs more than that (characters
+ * that are decoded, elements that are compared, what is written) is charged where it is done. */
+enum j_cost {
+    COST_READS = 1, /* its operand and its positional arguments are read once */
+    COST_FLAT,      /* the same for every size, or charged by the function itself */
+};
+void j_charge_call(struct j_render *r, enum j_cost cost, struct j_value v, const struct j_call *c);
 int j_filter_find(struct j_str name); /* -1: unknown */
+const char *j_filter_name(size_t i);  /* of the i-th one; NULL behind the last */
+const char *j_test_name(size_t i);
+const char *j_method_name(size_t i);
+const char *j_global_name(size_t i);
 int j_test_find(struct j_str name);
 bool j_method_known(struct j_str name); /* of any type: for the check at compile time */
 struct j_value j_filter_run(struct j_render *r, int fn, struct j_value v, struct j_call *c);

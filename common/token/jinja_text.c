@@ -11,7 +11,7 @@
 
 void j_sb_put(struct j_render *r, struct j_sb *sb, const char *p, size_t n)
 {
-    j_charge(r, n / 16);
+    j_work(r, n + J_APPEND);
     if (n > J_OUTPUT_MAX - BT_MIN(sb->n, J_OUTPUT_MAX)) {
         j_fail(r, "a text of more than %zu bytes", J_OUTPUT_MAX);
     }
@@ -81,17 +81,22 @@ bool j_is_space(uint32_t cp)
     return bt_utf8_is_space(cp) || (cp >= 0x1c && cp <= 0x1f);
 }
 
-static bool strips(uint32_t cp, const char *p, size_t k, const struct j_str *chars)
+static bool strips(struct j_render *r, uint32_t cp, const char *p, size_t k,
+                   const struct j_str *chars)
 {
-    return chars == NULL ? j_is_space(cp) : j_find(*chars, (struct j_str){p, k}, 0) != SIZE_MAX;
+    if (r != NULL) {
+        j_work(r, J_APPEND);
+    }
+    return chars == NULL ? j_is_space(cp) : j_find(r, *chars, (struct j_str){p, k}, 0) != SIZE_MAX;
 }
 
-struct j_str j_strip(struct j_str s, const struct j_str *chars, bool left, bool right)
+struct j_str j_strip(struct j_render *r, struct j_str s, const struct j_str *chars, bool left,
+                     bool right)
 {
     uint32_t cp;
     while (left && s.n > 0) {
         size_t k = bt_utf8_decode(s.p, s.p + s.n, &cp);
-        if (k == 0 || !strips(cp, s.p, k, chars)) {
+        if (k == 0 || !strips(r, cp, s.p, k, chars)) {
             break;
         }
         s.p += k;
@@ -103,7 +108,7 @@ struct j_str j_strip(struct j_str s, const struct j_str *chars, bool left, bool 
             at--;
         }
         size_t k = bt_utf8_decode(s.p + at, s.p + s.n, &cp);
-        if (k == 0 || !strips(cp, s.p + at, k, chars)) {
+        if (k == 0 || !strips(r, cp, s.p + at, k, chars)) {
             break;
         }
         s.n = at;
@@ -153,6 +158,7 @@ struct j_str j_change_case(struct j_render *r, struct j_str s, enum j_case how)
             break;
         }
         i += k;
+        j_work(r, J_STEP);
         bool cased = upper(r, cp) != cp || lower(r, cp) != cp || cp == 0xdf;
         bool up = how == CASE_UPPER || (how != CASE_LOWER && how != CASE_SWAP && begin) ||
                   (how == CASE_SWAP && upper(r, cp) != cp);
@@ -172,7 +178,7 @@ struct j_str j_change_case(struct j_render *r, struct j_str s, enum j_case how)
     return j_sb_done(&sb);
 }
 
-size_t j_find(struct j_str s, struct j_str what, size_t from)
+size_t j_find(struct j_render *r, struct j_str s, struct j_str what, size_t from)
 {
     if (what.n == 0) {
         return from <= s.n ? from : SIZE_MAX;
@@ -181,7 +187,9 @@ size_t j_find(struct j_str s, struct j_str what, size_t from)
         return SIZE_MAX;
     }
     const char *p = memmem(s.p + from, s.n - from, what.p, what.n);
-    return p == NULL ? SIZE_MAX : (size_t)(p - s.p);
+    size_t hit = p == NULL ? SIZE_MAX : (size_t)(p - s.p);
+    j_work(r, what.n + BT_MIN(hit, s.n) - from); /* how far it would look is not known before */
+    return hit;
 }
 
 struct j_str j_replace(struct j_render *r, struct j_str s, struct j_str from, struct j_str to,
@@ -189,9 +197,8 @@ struct j_str j_replace(struct j_render *r, struct j_str s, struct j_str from, st
 {
     struct j_sb sb = {0};
     size_t at = 0;
-    j_charge(r, s.n / 16);
     while (count != 0) {
-        size_t hit = j_find(s, from, at);
+        size_t hit = j_find(r, s, from, at);
         if (hit == SIZE_MAX) {
             break;
         }
@@ -334,6 +341,7 @@ static void json_out(struct j_render *r, struct j_sb *sb, struct j_value v,
     case J_BOOL: j_sb_puts(r, sb, v.b ? "true" : "false"); break;
     case J_INT: j_repr(r, sb, v); break;
     case J_FLOAT:
+        j_work(r, J_FLOAT_WORK);
         j_float_repr(v.f, tmp);
         j_sb_puts(r, sb,
                   isnan(v.f)   ? "NaN"
@@ -463,7 +471,7 @@ struct j_str j_format_percent(struct j_render *r, struct j_str fmt, struct j_val
         }
         struct j_value v;
         if (i < fmt.n && fmt.p[i] == '(' && args.kind == J_DICT) {
-            size_t close = j_find(fmt, j_cstr(")"), i);
+            size_t close = j_find(r, fmt, j_cstr(")"), i);
             if (close == SIZE_MAX) {
                 j_fail(r, "incomplete format key");
             }
@@ -516,6 +524,7 @@ bool j_all_of(struct j_render *r, struct j_str s, enum j_class cls)
             return false;
         }
         i += k;
+        j_work(r, J_ELEMENT);
         if (cls == CLASS_UPPER || cls == CLASS_LOWER) {
             bool is_up = lower(r, cp) != cp, is_low = upper(r, cp) != cp || cp == 0xdf;
             if (cls == CLASS_UPPER ? is_low : is_up) {
@@ -539,6 +548,7 @@ struct j_value j_splitlines(struct j_render *r, struct j_str s)
         uint32_t cp = 0;
         size_t k = bt_utf8_decode(s.p + i, s.p + s.n, &cp);
         k = k == 0 ? 1 : k;
+        j_work(r, J_APPEND);
         bool end = (cp >= 10 && cp <= 13) || (cp >= 0x1c && cp <= 0x1e) || cp == 0x85 ||
                    cp == 0x2028 || cp == 0x2029;
         if (end) {

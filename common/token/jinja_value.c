@@ -52,60 +52,11 @@ void j_list_add(struct j_render *r, struct j_list *l, struct j_value v)
     l->v[l->n++] = v;
 }
 
-const struct j_value *j_dict_get_str(const struct j_dict *d, struct j_str key)
-{
-    for (size_t i = 0; i < d->n; i++) {
-        if (d->v[i].key.kind == J_STR && j_str_eq(d->v[i].key.s, key)) {
-            return &d->v[i].value;
-        }
-    }
-    return NULL;
-}
-
-const struct j_value *j_dict_get(struct j_render *r, const struct j_dict *d, struct j_value key)
-{
-    if (key.kind == J_LIST || key.kind == J_DICT) {
-        j_fail(r, "unhashable type: '%s'", j_type_name(key));
-    }
-    j_charge(r, d->n / 8 + 1);
-    if (key.kind == J_STR) {
-        return j_dict_get_str(d, key.s);
-    }
-    for (size_t i = 0; i < d->n; i++) {
-        if (d->v[i].key.kind != J_STR && j_equal(r, d->v[i].key, key)) {
-            return &d->v[i].value;
-        }
-    }
-    return NULL;
-}
-
-void j_dict_set(struct j_render *r, struct j_dict *d, struct j_value key, struct j_value v)
-{
-    struct j_value *old = (struct j_value *)j_dict_get(r, d, key);
-    if (old != NULL) {
-        *old = v;
-        return;
-    }
-    d->v = j_grow(&r->arena, d->v, d->n, &d->cap, sizeof(*d->v));
-    d->v[d->n++] = (struct j_entry){key, v};
-}
-
-bool j_dict_del(struct j_render *r, struct j_dict *d, struct j_value key)
-{
-    for (size_t i = 0; i < d->n; i++) {
-        if (j_equal(r, d->v[i].key, key)) {
-            memmove(&d->v[i], &d->v[i + 1], (d->n - i - 1) * sizeof(*d->v));
-            d->n--;
-            return true;
-        }
-    }
-    return false;
-}
-
 struct j_value j_from_json(struct j_render *r, const json_t *j)
 {
     struct j_value v = j_none();
     j_enter(r);
+    j_charge(r, 1);
     switch (json_typeof(j)) {
     case JSON_OBJECT: {
         v = j_new_dict(r);
@@ -113,12 +64,7 @@ struct j_value j_from_json(struct j_render *r, const json_t *j)
         json_t *value;
         json_object_foreach((json_t *)j, key, value)
         {
-            size_t n = strlen(key);
-            char *copy = j_alloc(&r->arena, n);
-            memcpy(copy, key, n);
-            v.dict->v = j_grow(&r->arena, v.dict->v, v.dict->n, &v.dict->cap, sizeof(*v.dict->v));
-            v.dict->v[v.dict->n++] =
-                (struct j_entry){j_string((struct j_str){copy, n}), j_from_json(r, value)};
+            j_dict_set(r, v.dict, j_string(j_cstr(key)), j_from_json(r, value));
         }
         break;
     }
@@ -128,13 +74,9 @@ struct j_value j_from_json(struct j_render *r, const json_t *j)
             j_list_add(r, v.list, j_from_json(r, json_array_get(j, i)));
         }
         break;
-    case JSON_STRING: {
-        size_t n = json_string_length(j);
-        char *copy = j_alloc(&r->arena, n);
-        memcpy(copy, json_string_value(j), n);
-        v = j_string((struct j_str){copy, n});
+    case JSON_STRING:
+        v = j_string((struct j_str){json_string_value(j), json_string_length(j)});
         break;
-    }
     case JSON_INTEGER: v = j_int(json_integer_value(j)); break;
     case JSON_REAL: v = j_float(json_real_value(j)); break;
     case JSON_TRUE: v = j_bool(true); break;
@@ -240,7 +182,10 @@ bool j_equal(struct j_render *r, struct j_value a, struct j_value b)
     switch (a.kind) {
     case J_UNDEFINED:
     case J_NONE: same = true; break;
-    case J_STR: same = j_str_eq(a.s, b.s); break;
+    case J_STR:
+        j_work(r, a.s.n == b.s.n ? a.s.n : 0);
+        same = j_str_eq(a.s, b.s);
+        break;
     case J_LIST:
     case J_TUPLE: same = a.list == b.list || lists_equal(r, a.list, b.list); break;
     case J_DICT: same = a.dict == b.dict || dicts_equal(r, a.dict, b.dict); break;
@@ -257,6 +202,21 @@ bool j_equal(struct j_render *r, struct j_value a, struct j_value b)
     return same;
 }
 
+/* Piece by piece, so that only what is compared is charged. */
+static int compare_str(struct j_render *r, struct j_str a, struct j_str b)
+{
+    size_t n = BT_MIN(a.n, b.n), piece;
+    for (size_t at = 0; at < n; at += piece) {
+        piece = BT_MIN(n - at, (size_t)1024);
+        j_work(r, piece);
+        int c = memcmp(a.p + at, b.p + at, piece);
+        if (c != 0) {
+            return c;
+        }
+    }
+    return (a.n > b.n) - (a.n < b.n);
+}
+
 int j_compare(struct j_render *r, struct j_value a, struct j_value b)
 {
     j_charge(r, 1);
@@ -267,9 +227,7 @@ int j_compare(struct j_render *r, struct j_value a, struct j_value b)
         return (j_num(a) > j_num(b)) - (j_num(a) < j_num(b));
     }
     if (a.kind == J_STR && b.kind == J_STR) {
-        size_t n = BT_MIN(a.s.n, b.s.n);
-        int c = n == 0 ? 0 : memcmp(a.s.p, b.s.p, n);
-        return c != 0 ? c : (a.s.n > b.s.n) - (a.s.n < b.s.n);
+        return compare_str(r, a.s, b.s);
     }
     if (a.kind == b.kind && (a.kind == J_LIST || a.kind == J_TUPLE)) {
         for (size_t i = 0; i < a.list->n && i < b.list->n; i++) {
@@ -291,8 +249,7 @@ bool j_contains(struct j_render *r, struct j_value in, struct j_value what)
         if (what.kind != J_STR) {
             j_fail(r, "'in <string>' requires string as left operand, not %s", j_type_name(what));
         }
-        j_charge(r, in.s.n / 16);
-        return j_find(in.s, what.s, 0) != SIZE_MAX;
+        return j_find(r, in.s, what.s, 0) != SIZE_MAX;
     case J_DICT: return j_dict_get(r, in.dict, what) != NULL;
     case J_LIST:
     case J_TUPLE:
@@ -324,6 +281,7 @@ struct j_list *j_iterate(struct j_render *r, struct j_value v)
     case J_UNDEFINED: return j_new_list(r, J_LIST).list;
     case J_DICT:
         out = j_new_list(r, J_LIST);
+        j_work(r, v.dict->n * J_ELEMENT);
         for (size_t i = 0; i < v.dict->n; i++) {
             j_list_add(r, out.list, v.dict->v[i].key);
         }
@@ -356,7 +314,7 @@ size_t j_length(struct j_render *r, struct j_value v)
 {
     switch (v.kind) {
     case J_UNDEFINED: return 0;
-    case J_STR: return j_str_chars(v.s);
+    case J_STR: j_work(r, v.s.n); return j_str_chars(v.s);
     case J_LIST:
     case J_TUPLE: return v.list->n;
     case J_DICT: return v.dict->n;
@@ -387,6 +345,7 @@ static void repr_str(struct j_render *r, struct j_sb *sb, struct j_str s)
     bool single = memchr(s.n == 0 ? "" : s.p, '\'', s.n) != NULL;
     bool dbl = memchr(s.n == 0 ? "" : s.p, '"', s.n) != NULL;
     char quote = single && !dbl ? '"' : '\'';
+    j_work(r, s.n);
     j_sb_put(r, sb, &quote, 1);
     for (size_t i = 0; i < s.n;) {
         uint32_t cp = 0;
@@ -437,6 +396,7 @@ void j_repr(struct j_render *r, struct j_sb *sb, struct j_value v)
         j_sb_puts(r, sb, tmp);
         break;
     case J_FLOAT:
+        j_work(r, J_FLOAT_WORK);
         j_float_repr(v.f, tmp);
         j_sb_puts(r, sb, tmp);
         break;

@@ -16,6 +16,10 @@ struct bt_template {
     json_t *tokens; /* bos_token and its like; NULL if not loaded from a directory */
 };
 
+#define MORE_TOKENS "additional_special_tokens"
+static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "pad_token",
+                                          "sep_token", "cls_token", "mask_token"};
+
 /* Separate from its caller because of setjmp: what is used after the jump lies behind `c`. */
 static bool try_compile(struct j_compile *c, const char *source, size_t len, struct j_nodes *body)
 {
@@ -83,21 +87,19 @@ void bt_template_destroy(struct bt_template *t)
 /* bos_token and so on: a string, or an object with its "content". */
 static json_t *special_tokens(const json_t *config)
 {
-    static const char *const names[] = {"bos_token", "eos_token", "unk_token", "pad_token",
-                                        "sep_token", "cls_token", "mask_token"};
     json_t *out = json_object();
-    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
-        json_t *v = json_object_get(config, names[i]);
+    for (size_t i = 0; i < BT_ARRAY_LEN(token_names); i++) {
+        json_t *v = json_object_get(config, token_names[i]);
         if (json_is_object(v)) {
             v = json_object_get(v, "content");
         }
         if (json_is_string(v)) {
-            json_object_set(out, names[i], v);
+            json_object_set(out, token_names[i], v);
         }
     }
-    json_t *more = json_object_get(config, "additional_special_tokens");
+    json_t *more = json_object_get(config, MORE_TOKENS);
     if (json_is_array(more)) {
-        json_object_set(out, "additional_special_tokens", more);
+        json_object_set(out, MORE_TOKENS, more);
     }
     return out;
 }
@@ -189,10 +191,7 @@ static void bind_all(struct j_render *r, const json_t *object)
     json_t *value;
     json_object_foreach((json_t *)object, key, value)
     {
-        size_t n = strlen(key);
-        char *copy = j_alloc(&r->arena, n);
-        memcpy(copy, key, n);
-        j_scope_set(r, r->scope, (struct j_str){copy, n}, j_from_json(r, value));
+        j_scope_set(r, r->scope, j_cstr(key), j_from_json(r, value));
     }
 }
 
@@ -218,17 +217,10 @@ static bool try_render(struct j_render *r, const struct bt_template *t, const js
     return true;
 }
 
-bt_status_t bt_template_render(const struct bt_template *t, const char *context_json,
-                               struct bt_buf *out, char *err, size_t err_cap)
+bt_status_t bt_template_render_object(const struct bt_template *t, const struct json_t *context,
+                                      uint64_t max_steps, const struct bt_token_watch *watch,
+                                      struct bt_buf *out, char *err, size_t err_cap)
 {
-    json_error_t je;
-    json_t *context = json_loads(context_json, JSON_ALLOW_NUL, &je);
-    if (!json_is_object(context)) {
-        snprintf(err, err_cap, "chat template: the context is not a JSON object: %s",
-                 context == NULL ? je.text : "another type");
-        json_decref(context);
-        return BT_ERR_INVALID;
-    }
     struct j_sb *text = bt_calloc(1, sizeof(*text));
     struct j_render *r = bt_calloc(1, sizeof(*r));
     r->arena.max = J_ARENA_MAX;
@@ -237,6 +229,11 @@ bt_status_t bt_template_render(const struct bt_template *t, const char *context_
     r->err = err;
     r->err_cap = err_cap;
     r->locale = t->locale;
+    r->work_max = J_STEP * (max_steps > 0 ? BT_MIN(max_steps, (uint64_t)J_STEPS_MAX) : J_STEPS_MAX);
+    if (watch != NULL) {
+        r->stop = watch->stop;
+        r->stop_arg = watch->arg;
+    }
     if (err_cap > 0) {
         snprintf(err, err_cap, "chat template: needs more than %zu MiB", J_ARENA_MAX >> 20);
     }
@@ -252,6 +249,35 @@ bt_status_t bt_template_render(const struct bt_template *t, const char *context_
     j_arena_cleanup(&r->arena);
     free(r);
     free(text);
+    return st;
+}
+
+bt_status_t bt_template_render(const struct bt_template *t, const char *context_json,
+                               struct bt_buf *out, char *err, size_t err_cap)
+{
+    json_error_t je;
+    json_t *context = json_loads(context_json, JSON_ALLOW_NUL, &je);
+    if (!json_is_object(context)) {
+        snprintf(err, err_cap, "chat template: the context is not a JSON object: %s",
+                 context == NULL ? je.text : "another type");
+        json_decref(context);
+        return BT_ERR_INVALID;
+    }
+    bt_status_t st = bt_template_render_object(t, context, 0, NULL, out, err, err_cap);
     json_decref(context);
     return st;
+}
+
+const char *bt_template_word(enum bt_template_word kind, size_t i)
+{
+    switch (kind) {
+    case BT_TEMPLATE_FILTERS: return j_filter_name(i);
+    case BT_TEMPLATE_TESTS: return j_test_name(i);
+    case BT_TEMPLATE_METHODS: return j_method_name(i);
+    case BT_TEMPLATE_FUNCTIONS: return j_global_name(i);
+    case BT_TEMPLATE_TOKENS: break;
+    }
+    return i < BT_ARRAY_LEN(token_names)    ? token_names[i]
+           : i == BT_ARRAY_LEN(token_names) ? MORE_TOKENS
+                                            : NULL;
 }

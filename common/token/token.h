@@ -74,4 +74,28 @@ void bt_template_destroy(struct bt_template *t);
 bt_status_t bt_template_render(const struct bt_template *t, const char *context_json,
                                struct bt_buf *out, char *err, size_t err_cap) BT_MUST_CHECK;
 
+/* Asked at intervals of ~0.1 ms by what may take long, on its own thread; true: give up. */
+struct bt_token_watch {
+    bool (*stop)(void *arg); /* NULL: nobody stops it */
+    void *arg;
+};
+struct json_t;
+/* The same from a JSON object that is parsed already, within max_steps (0: the interpreter's own
+ * limit; a step is an evaluated node, or 16 bytes read). Also ERR_EXHAUSTED: more steps or memory
+ * than that; ERR_CANCELLED: watch stopped it (watch may be NULL). */
+bt_status_t bt_template_render_object(const struct bt_template *t, const struct json_t *context,
+                                      uint64_t max_steps, const struct bt_token_watch *watch,
+                                      struct bt_buf *out, char *err, size_t err_cap) BT_MUST_CHECK;
+
+/* Names that the interpreter knows: the i-th of a kind, NULL behind the last. Methods that are only
+ * known to be refused are among them. */
+enum bt_template_word {
+    BT_TEMPLATE_FILTERS,
+    BT_TEMPLATE_TESTS,
+    BT_TEMPLATE_METHODS,
+    BT_TEMPLATE_FUNCTIONS,
+    BT_TEMPLATE_TOKENS, /* variables that the model's files set: bos_token and its like */
+};
+const char *bt_template_word(enum bt_template_word kind, size_t i);
+
 #endif
