@@ -21,6 +21,7 @@
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
+#include "common/rpc/ranges.h"
 #include "kvstore/cache.h"
 #include "kvstore/gather.h"
 #include "kvstore/sealer.h"
@@ -31,7 +32,8 @@
 
 #define BT_GRANT_OPEN_WAIT_MS  2000 /* LocalOpen waits so long for its Reserve */
 #define BT_GRANT_QUARANTINE_MS 1000
-#define BT_GRANT_BLOCKS_MAX    24000 /* of one prompt: its slot list must fit one local packet */
+#define BT_GRANT_BLOCKS_MAX                                                                        \
+    BT_RANGE_BLOCKS_MAX /* of one prompt: its slot list must fit one local packet */
 
 struct bt_grants;
 struct bt_gworker; /* a worker process, known from its first attach to its proven death */

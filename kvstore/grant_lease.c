@@ -268,8 +268,7 @@ void lease_forget_asked(struct bt_gworker *w)
 bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m)
 {
     size_t n = m->keys.len / sizeof(struct bt_kv_key);
-    if (m->keys.len % sizeof(struct bt_kv_key) != 0 || n == 0 || n > BT_GRANT_BLOCKS_MAX ||
-        lease_find(w, m->lease) != NULL || asked_find(w, m->lease) != NULL) {
+    if (lease_find(w, m->lease) != NULL || asked_find(w, m->lease) != NULL) {
         return BT_ERR_PEER_PROTOCOL;
     }
     if (w->n_leases >= GRANT_LEASES_MAX) {

@@ -154,7 +154,7 @@ static bt_status_t may_stay(const struct bt_gworker *w, struct put *p)
 bt_status_t put_ask(struct bt_gworker *w, const Baton__LocalPut *m)
 {
     struct bt_grants *gs = w->gs;
-    if (m->key.len != sizeof(struct bt_kv_key) || put_find(w, m->put) != NULL) {
+    if (put_find(w, m->put) != NULL) {
         return BT_ERR_PEER_PROTOCOL;
     }
     struct put *p = bt_calloc(1, sizeof(*p));

@@ -9,6 +9,7 @@
 #include "common/base/list.h"
 #include "common/log/log.h"
 #include "common/rpc/pb.h"
+#include "common/rpc/ranges.h"
 
 #define SESSION_VERSION 1
 
@@ -225,10 +226,11 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
     if (x->broken) {
         return;
     }
-    Baton__ToKvstore *m = baton__to_kvstore__unpack(NULL, len, data);
+    char why[256];
+    Baton__ToKvstore *m = bt_to_kvstore_unpack(data, len, why, sizeof(why));
     x->heard_ns = bt_mono_ns();
     if (m == NULL) {
-        session_end(x, BT_GRPC_INVALID_ARGUMENT, "this is no ToKvstore message");
+        session_end(x, BT_GRPC_INVALID_ARGUMENT, why);
         return;
     }
     if (!x->hello && m->m_case != BATON__TO_KVSTORE__M_HELLO) {

@@ -13,6 +13,7 @@
 #include "common/base/list.h"
 #include "common/log/log.h"
 #include "common/rpc/pb.h"
+#include "common/rpc/ranges.h"
 #include "kvstore/serve.h"
 
 #define ADDED_BYTES   36u /* key, depth */
@@ -250,9 +251,10 @@ static void reader_free(struct reader *r)
 static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, size_t len)
 {
     struct reader *r = arg;
-    Baton__BlocksCredit *m = baton__blocks_credit__unpack(NULL, len, data);
+    char why[256];
+    Baton__BlocksCredit *m = bt_blocks_credit_unpack(data, len, why, sizeof(why));
     if (m == NULL) {
-        bt_rpc_stream_close(s, BT_GRPC_INVALID_ARGUMENT, "this is no BlocksCredit message", true);
+        bt_rpc_stream_close(s, BT_GRPC_INVALID_ARGUMENT, why, true);
         reader_free(r);
         return;
     }

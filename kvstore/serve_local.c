@@ -19,6 +19,7 @@
 
 #include "common/base/list.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 #include "common/slab/local.h"
 
 #define LOCAL_VERSION   1
@@ -414,7 +415,8 @@ static ssize_t conn_recv(struct conn *c, int fds[FDS_MAX], int *n_fds_p)
 static bool conn_packet(struct conn *c, size_t len, int *fds, int n_fds)
 {
     bool alive = true;
-    Baton__LocalMsg *m = baton__local_msg__unpack(NULL, len, c->sl->rx);
+    char why[256];
+    Baton__LocalMsg *m = bt_local_unpack(c->sl->rx, len, why, sizeof(why));
     bool attach = m != NULL && c->worker == NULL && m->m_case == BATON__LOCAL_MSG__M_ATTACH;
     int keep = attach && n_fds > 0 ? 1 : 0;
     for (int i = keep; i < n_fds; i++) {
@@ -422,8 +424,12 @@ static bool conn_packet(struct conn *c, size_t len, int *fds, int n_fds)
     }
     if (attach) {
         alive = on_attach(c, m->attach, keep ? fds[0] : -1);
-    } else if (m == NULL || c->worker == NULL ||
-               bt_grants_message(c->sl->c.grants, c->worker, m) != BT_OK) {
+    } else if (m == NULL) {
+        BT_WARN("worker_protocol", "worker=%s what=%s", c->name != NULL ? c->name : "?",
+                bt_log_q(why));
+        conn_end(c, why);
+        alive = false;
+    } else if (c->worker == NULL || bt_grants_message(c->sl->c.grants, c->worker, m) != BT_OK) {
         conn_end(c, "it sent a packet that does not belong here");
         alive = false;
     }

@@ -18,6 +18,7 @@
 
 #include "common/base/list.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 #define LOCAL_VERSION    1
 #define RETRY_MS         200
@@ -277,13 +278,14 @@ static void on_sock(void *arg, uint32_t events)
             local_drop(l, RETRY_MS);
             break;
         }
-        Baton__LocalMsg *m = baton__local_msg__unpack(NULL, (size_t)n, l->rx);
+        char why[256] = "unexpected packet";
+        Baton__LocalMsg *m = bt_local_unpack(l->rx, (size_t)n, why, sizeof(why));
         if (m != NULL && m->m_case == BATON__LOCAL_MSG__M_ATTACHED && l->state == LOCAL_ATTACHING) {
             on_attached_msg(l, m->attached, fds, n_fds);
         } else {
             close_fds(fds, n_fds);
             if (m == NULL || l->state != LOCAL_ATTACHED) {
-                BT_WARN("kvstore_protocol", "what=%s", bt_log_q("unexpected packet"));
+                BT_WARN("kvstore_protocol", "what=%s", bt_log_q(why));
                 local_drop(l, RETRY_MS);
             } else {
                 l->ops.on_message(l->arg, m);

@@ -28,7 +28,7 @@ struct bt_wsession { /* one conductor */
     char *name;
     bool hello, broken;
     int broken_code;
-    const char *broken_why;
+    char broken_why[256];
     uint64_t heard_ns, hb_seq;
     struct bt_wmixed mixed; /* what it says */
     struct bt_buf late;     /* tokens that wait for the message before them: packed Tokens */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 #include "common/worker/control.h"
 
 #define SILENCE_NS   2000000000ull
@@ -32,7 +33,7 @@ static void session_break(struct bt_wsession *s, int code, const char *why)
     if (!s->broken) {
         s->broken = true;
         s->broken_code = code;
-        s->broken_why = why;
+        snprintf(s->broken_why, sizeof(s->broken_why), "%s", why);
     }
 }
 
@@ -368,9 +369,10 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
         return;
     }
     s->heard_ns = bt_mono_ns();
-    Baton__ToWorker *m = baton__to_worker__unpack(NULL, len, data);
+    char why[256];
+    Baton__ToWorker *m = bt_to_worker_unpack(data, len, why, sizeof(why));
     if (m == NULL) {
-        session_break(s, BT_GRPC_INVALID_ARGUMENT, "a message cannot be unpacked");
+        session_break(s, BT_GRPC_INVALID_ARGUMENT, why);
     } else if (m->m_case == BATON__TO_WORKER__M_HELLO) {
         on_hello(s, m->hello);
     } else if (!s->hello) {

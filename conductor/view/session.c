@@ -9,6 +9,7 @@
 
 #include "common/log/log.h"
 #include "common/rpc/pb.h"
+#include "common/rpc/ranges.h"
 #include "conductor/view/view_priv.h"
 
 #define BACKOFF_FIRST_MS    100u
@@ -331,9 +332,10 @@ static void worker_message(struct bt_session *s, const void *data, size_t len)
 
 static void kvstore_message(struct bt_session *s, const void *data, size_t len)
 {
-    Baton__FromKvstore *m = baton__from_kvstore__unpack(NULL, len, data);
+    char why[256];
+    Baton__FromKvstore *m = bt_from_kvstore_unpack(data, len, why, sizeof(why));
     if (m == NULL) {
-        bt_session_break(s, "malformed message");
+        bt_session_break(s, why);
         return;
     }
     if (m->m_case == BATON__FROM_KVSTORE__M_HELLO) {

@@ -89,8 +89,7 @@ void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
 {
     struct bt_wire *w = s->w;
     size_t n = o->keys.len / sizeof(struct bt_kv_key);
-    if (o->keys.len % sizeof(struct bt_kv_key) != 0 || n > BT_WIRE_FETCH_MAX || o->epoch == 0 ||
-        bt_wire_send_of(s, o->stream) != NULL) {
+    if (o->epoch == 0 || bt_wire_send_of(s, o->stream) != NULL) {
         bt_wire_session_fail(s, "FlowOpen of a malformed fetch", BT_GRPC_INVALID_ARGUMENT);
         return;
     }

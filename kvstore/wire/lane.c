@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 #include "kvstore/wire/wire_priv.h"
 
 #define ANSWER_NS     (2000ull * 1000000) /* from LaneOpen to LaneOpened */
@@ -140,7 +141,7 @@ static bool send_lane_end(struct bt_wire_lane *l)
         n++;
         bytes += h->n;
     }
-    if (bytes > HAS_BYTES_MAX) {
+    if (bytes > HAS_BYTES_MAX || n > BT_RANGE_FLOWS_MAX) {
         return false;
     }
     Baton__FlowHas *rows = bt_calloc(n + 1, sizeof(*rows)),
@@ -248,7 +249,7 @@ void bt_wire_lanes_dial(struct bt_wire_session *s)
 
 static bool take_cards(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
-    if (h->n_cards > BT_NICS_MAX || (h->n_cards > 0 && h->card >= h->n_cards)) {
+    if (h->n_cards > 0 && h->card >= h->n_cards) { /* how many: common/rpc/peer.def */
         return false;
     }
     for (size_t i = 0; i < h->n_cards; i++) {
@@ -347,8 +348,7 @@ const char *bt_wire_lanes_hello(struct bt_wire_session *s, const Baton__PeerHell
 
 void bt_wire_lane_asked(struct bt_wire_session *s, const Baton__LaneOpen *o)
 {
-    if (o->lane <= s->next_lane || o->ucx_address.len == 0 ||
-        o->ucx_address.len > BT_WIRE_UCX_ADDRESS_MAX || s->n_lanes >= LANES_MAX) {
+    if (o->lane <= s->next_lane || s->n_lanes >= LANES_MAX) {
         bt_wire_session_fail(s, "malformed LaneOpen", BT_GRPC_INVALID_ARGUMENT);
         return;
     }
@@ -367,8 +367,7 @@ void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *o
     if (l == NULL || l->stopped) {
         return; /* given up a moment ago */
     }
-    if (l->x.peer_address != NULL || o->ucx_address.len == 0 ||
-        o->ucx_address.len > BT_WIRE_UCX_ADDRESS_MAX) {
+    if (l->x.peer_address != NULL) {
         bt_wire_session_fail(s, "malformed LaneOpened", BT_GRPC_INVALID_ARGUMENT);
         return;
     }

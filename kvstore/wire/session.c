@@ -6,7 +6,11 @@
 #include <string.h>
 
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 #include "kvstore/wire/wire_priv.h"
+
+_Static_assert(BT_RANGE_CARDS_MAX == BT_NICS_MAX && BT_RANGE_FETCH_MAX == BT_WIRE_FETCH_MAX,
+               "the ranges of messages are the limits of the code behind them");
 
 static void session_free(struct bt_wire_session *s)
 {
@@ -245,9 +249,8 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
     } else if (h->transport != w->transport) {
         snprintf(text, cap, "kvstore.wire.transport is %s there, %s here: the same everywhere",
                  transport_name(h->transport), transport_name(w->transport));
-    } else if ((h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) ||
-               h->ucx_address.len > BT_WIRE_UCX_ADDRESS_MAX) {
-        snprintf(text, cap, "KV address of %zu bytes", h->ucx_address.len);
+    } else if (h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) {
+        snprintf(text, cap, "KV address of 0 bytes");
     } else {
         return NULL;
     }
@@ -375,9 +378,10 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
     (void)stream;
     s->last_rx_ns = bt_mono_ns();
     atomic_fetch_add_explicit(&s->conn.heard, 1, memory_order_relaxed);
-    Baton__PeerMsg *m = baton__peer_msg__unpack(NULL, len, data);
+    char why[256];
+    Baton__PeerMsg *m = bt_peer_unpack(data, len, why, sizeof(why));
     if (m == NULL) {
-        violation(s, "message that is not a baton.PeerMsg");
+        violation(s, why);
         return;
     }
     dispatch(s, m);

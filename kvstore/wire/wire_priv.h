@@ -24,8 +24,7 @@
 #define BT_WIRE_TAKE_NS       (5000ull * 1000000) /* from an offer to its FlowTake */
 #define BT_WIRE_BACKOFF_MAX   1000
 
-#define BT_WIRE_UCX_ADDRESS_MAX 4096
-#define BT_WIRE_CARD_START_NS   (10000ull * 1000000) /* between two tries of a card that was down */
+#define BT_WIRE_CARD_START_NS (10000ull * 1000000) /* between two tries of a card that was down */
 
 struct bt_wire_card_state {
     struct bt_wire_card card;

@@ -354,7 +354,7 @@ def test_garbage_on_the_session(world):
             yield b"\xff\xff\xff\xff garbage"
     a, b, proxy = through_proxy(world, hook)
     b.wait("failed 1 ERR_PEER_LOST")
-    assert any("not a baton.PeerMsg" in x for x in b.err)
+    assert any("PeerMsg of 12 bytes cannot be unpacked" in x for x in b.err)
     b.wait("quiet 1")
 
 

@@ -1,0 +1,354 @@
+/* Unpacking within a bound of memory, and the walk over a message's fields by protobuf-c's
+ * descriptors. The tables are joined to the descriptors once, on first use. Any thread. */
+#include "common/rpc/ranges.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* protobuf-c makes about 100 bytes of an empty message that takes 2 on the wire, what it needs
+ * while it unpacks included. Real messages make less than 16 of each byte: lists of small numbers
+ * 4, a FlowHas 12. */
+#define GROWTH_MAX 24
+#define GROWTH_MIN (64u << 10)
+#define BYTES_MAX  (64u << 20)
+
+#define MESSAGES_MAX 64
+#define DEPTH_MAX    8
+
+/* The address is that of the name; it compiles only if the message has such a field. */
+#define FIELD(m, f) .message = &#m[0 * sizeof(((Baton__##m *)NULL)->f)], .field = #f
+#define ANY(m, f)   {FIELD(m, f), .kind = BT_RANGE_ANY},
+#define NUMBERS(m, f, count, lo, hi)                                                               \
+    {FIELD(m, f), .kind = BT_RANGE_NUMBER, .min = (lo), .max = (hi), .count_max = (count)},
+#define NUMBER(m, f, lo, hi) NUMBERS(m, f, 0, lo, hi)
+#define REALS(m, f, count, lo, hi)                                                                 \
+    {FIELD(m, f), .kind = BT_RANGE_REAL, .real_min = (lo), .real_max = (hi), .count_max = (count)},
+#define REAL(m, f, lo, hi) REALS(m, f, 0, lo, hi)
+#define LENGTH(m, f, lo, hi, of)                                                                   \
+    {FIELD(m, f), .kind = BT_RANGE_LENGTH, .min = (lo), .max = (hi), .unit = (of)},
+#define MESSAGES(m, f, count) {FIELD(m, f), .kind = BT_RANGE_MESSAGES, .count_max = (count)},
+
+static const struct bt_range table[] = {
+#include "common/rpc/local.def"
+#include "common/rpc/peer.def"
+#include "common/rpc/session.def"
+};
+
+static const ProtobufCMessageDescriptor *const roots[] = {
+    &baton__local_msg__descriptor,    &baton__peer_msg__descriptor,
+    &baton__to_kvstore__descriptor,   &baton__to_worker__descriptor,
+    &baton__from_kvstore__descriptor, &baton__blocks_credit__descriptor,
+};
+
+/* ---- the tables, joined to the descriptors ---- */
+
+struct joined {
+    const ProtobufCMessageDescriptor *message;
+    const struct bt_range **ranges; /* by field */
+};
+
+static struct joined joined[MESSAGES_MAX];
+static uint32_t n_joined;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+const struct bt_range *bt_range_of(const ProtobufCMessageDescriptor *message, const char *field)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
+        if (strcmp(table[i].message, message->short_name) == 0 &&
+            strcmp(table[i].field, field) == 0) {
+            return &table[i];
+        }
+    }
+    return NULL;
+}
+
+static const struct bt_range **ranges_of(const ProtobufCMessageDescriptor *message)
+{
+    for (uint32_t i = 0; i < n_joined; i++) {
+        if (joined[i].message == message) {
+            return joined[i].ranges;
+        }
+    }
+    return NULL;
+}
+
+static void join(const ProtobufCMessageDescriptor *message)
+{
+    if (ranges_of(message) != NULL) {
+        return;
+    }
+    BT_ASSERT(n_joined < MESSAGES_MAX);
+    struct joined *j = &joined[n_joined++];
+    j->message = message;
+    j->ranges = bt_calloc(message->n_fields + 1, sizeof(struct bt_range *));
+    for (unsigned i = 0; i < message->n_fields; i++) {
+        j->ranges[i] = bt_range_of(message, message->fields[i].name);
+    }
+    for (unsigned i = 0; i < message->n_fields; i++) {
+        if (message->fields[i].type == PROTOBUF_C_TYPE_MESSAGE) {
+            join(message->fields[i].descriptor);
+        }
+    }
+}
+
+static void join_all(void)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(roots); i++) {
+        join(roots[i]);
+    }
+}
+
+/* ---- one field ---- */
+
+struct walk {
+    char *text;
+    size_t cap;
+    uint32_t depth;
+};
+
+static bool refuse(const struct walk *w, const ProtobufCMessageDescriptor *m,
+                   const ProtobufCFieldDescriptor *f, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+static bool refuse(const struct walk *w, const ProtobufCMessageDescriptor *m,
+                   const ProtobufCFieldDescriptor *f, const char *fmt, ...)
+{
+    char what[160];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof(what), fmt, ap);
+    va_end(ap);
+    snprintf(w->text, w->cap, "%s.%s %s", m->short_name, f->name, what);
+    return false;
+}
+
+static bool is_signed(ProtobufCType t)
+{
+    return t == PROTOBUF_C_TYPE_INT32 || t == PROTOBUF_C_TYPE_SINT32 ||
+           t == PROTOBUF_C_TYPE_SFIXED32 || t == PROTOBUF_C_TYPE_INT64 ||
+           t == PROTOBUF_C_TYPE_SINT64 || t == PROTOBUF_C_TYPE_SFIXED64 ||
+           t == PROTOBUF_C_TYPE_ENUM;
+}
+
+static size_t size_of(ProtobufCType t)
+{
+    switch ((int)t) {
+    case PROTOBUF_C_TYPE_INT64:
+    case PROTOBUF_C_TYPE_SINT64:
+    case PROTOBUF_C_TYPE_SFIXED64:
+    case PROTOBUF_C_TYPE_UINT64:
+    case PROTOBUF_C_TYPE_FIXED64:
+    case PROTOBUF_C_TYPE_DOUBLE: return 8;
+    case PROTOBUF_C_TYPE_BOOL: return sizeof(protobuf_c_boolean);
+    case PROTOBUF_C_TYPE_STRING: return sizeof(char *);
+    case PROTOBUF_C_TYPE_BYTES: return sizeof(ProtobufCBinaryData);
+    case PROTOBUF_C_TYPE_MESSAGE: return sizeof(ProtobufCMessage *);
+    default: return 4;
+    }
+}
+
+static bool check_number(const struct walk *w, const ProtobufCMessageDescriptor *m,
+                         const ProtobufCFieldDescriptor *f, const struct bt_range *r, const void *v)
+{
+    bool small = size_of(f->type) == 4;
+    if (is_signed(f->type)) {
+        int64_t x = small ? *(const int32_t *)v : *(const int64_t *)v;
+        return (x >= r->min && (x < 0 || (uint64_t)x <= r->max)) ||
+               refuse(w, m, f, "is %lld, allowed are %lld to %llu", (long long)x, (long long)r->min,
+                      (unsigned long long)r->max);
+    }
+    uint64_t x = small ? *(const uint32_t *)v : *(const uint64_t *)v;
+    return ((r->min <= 0 || x >= (uint64_t)r->min) && x <= r->max) ||
+           refuse(w, m, f, "is %llu, allowed are %lld to %llu", (unsigned long long)x,
+                  (long long)r->min, (unsigned long long)r->max);
+}
+
+static bool check_real(const struct walk *w, const ProtobufCMessageDescriptor *m,
+                       const ProtobufCFieldDescriptor *f, const struct bt_range *r, const void *v)
+{
+    double x = f->type == PROTOBUF_C_TYPE_FLOAT ? (double)*(const float *)v : *(const double *)v;
+    return (x >= r->real_min && x <= r->real_max) ||
+           refuse(w, m, f, "is %g, allowed are %g to %g", x, r->real_min, r->real_max);
+}
+
+static bool check_length(const struct walk *w, const ProtobufCMessageDescriptor *m,
+                         const ProtobufCFieldDescriptor *f, const struct bt_range *r, const void *v)
+{
+    size_t n;
+    if (f->type == PROTOBUF_C_TYPE_BYTES) {
+        n = ((const ProtobufCBinaryData *)v)->len;
+    } else {
+        const char *s = *(const char *const *)v;
+        n = s != NULL ? strlen(s) : 0;
+    }
+    return (n >= (uint64_t)r->min && n <= r->max && n % r->unit == 0) ||
+           refuse(w, m, f, "has %zu bytes, allowed are %lld to %llu, in multiples of %u", n,
+                  (long long)r->min, (unsigned long long)r->max, r->unit);
+}
+
+static bool check_message(const struct walk *w, const ProtobufCMessage *msg);
+
+static bool check_value(const struct walk *w, const ProtobufCMessageDescriptor *m,
+                        const ProtobufCFieldDescriptor *f, const struct bt_range *r, const void *v)
+{
+    switch (r->kind) {
+    case BT_RANGE_NUMBER: return check_number(w, m, f, r, v);
+    case BT_RANGE_REAL: return check_real(w, m, f, r, v);
+    case BT_RANGE_LENGTH: return check_length(w, m, f, r, v);
+    case BT_RANGE_MESSAGES: return check_message(w, *(ProtobufCMessage *const *)v);
+    case BT_RANGE_ANY: break;
+    }
+    return true;
+}
+
+static bool check_field(const struct walk *w, const ProtobufCMessage *msg,
+                        const ProtobufCFieldDescriptor *f, const struct bt_range *r)
+{
+    const ProtobufCMessageDescriptor *m = msg->descriptor;
+    const uint8_t *base = (const uint8_t *)msg;
+    bool message = f->type == PROTOBUF_C_TYPE_MESSAGE;
+    if ((f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) != 0 &&
+        *(const uint32_t *)(const void *)(base + f->quantifier_offset) != f->id) {
+        return true; /* its place belongs to another field */
+    }
+    if (message && f->label != PROTOBUF_C_LABEL_REPEATED) {
+        const ProtobufCMessage *sub = *(ProtobufCMessage *const *)(const void *)(base + f->offset);
+        return sub == NULL || check_message(w, sub);
+    }
+    if (r == NULL) {
+        return refuse(w, m, f, "has no range in common/rpc");
+    }
+    if (f->label != PROTOBUF_C_LABEL_REPEATED) {
+        return check_value(w, m, f, r, base + f->offset);
+    }
+    size_t n = *(const size_t *)(const void *)(base + f->quantifier_offset);
+    const uint8_t *v = *(const uint8_t *const *)(const void *)(base + f->offset);
+    if (n > r->count_max) {
+        return refuse(w, m, f, "has %zu entries, allowed are %u", n, r->count_max);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!check_value(w, m, f, r, v + i * size_of(f->type))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool check_message(const struct walk *w, const ProtobufCMessage *msg)
+{
+    struct walk inner = {.text = w->text, .cap = w->cap, .depth = w->depth + 1};
+    const ProtobufCMessageDescriptor *m = msg->descriptor;
+    const struct bt_range **ranges = ranges_of(m);
+    if (ranges == NULL || inner.depth > DEPTH_MAX) {
+        snprintf(w->text, w->cap, "%s is not expected here", m->short_name);
+        return false;
+    }
+    for (unsigned i = 0; i < m->n_fields; i++) {
+        if (!check_field(&inner, msg, &m->fields[i], ranges[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bt_status_t check(const ProtobufCMessage *msg, char *text, size_t cap)
+{
+    struct walk w = {.text = text, .cap = cap};
+    BT_ASSERT(pthread_once(&once, join_all) == 0);
+    return check_message(&w, msg) ? BT_OK : BT_ERR_PEER_PROTOCOL;
+}
+
+/* ---- unpacking ---- */
+
+struct budget {
+    size_t left;
+    bool over;
+};
+
+static void *take(void *arg, size_t n)
+{
+    struct budget *b = arg;
+    if (n > b->left) {
+        b->over = true;
+        return NULL; /* protobuf-c gives up and frees what it has */
+    }
+    b->left -= n;
+    return bt_malloc(BT_MAX(n, (size_t)1));
+}
+
+static void give(void *arg, void *p)
+{
+    (void)arg;
+    free(p);
+}
+
+static ProtobufCMessage *unpack(const ProtobufCMessageDescriptor *d, const void *data, size_t len,
+                                char *text, size_t cap)
+{
+    size_t most = len < BYTES_MAX / GROWTH_MAX ? GROWTH_MIN + GROWTH_MAX * len : BYTES_MAX;
+    struct budget b = {.left = most};
+    ProtobufCAllocator a = {.alloc = take, .free = give, .allocator_data = &b};
+    ProtobufCMessage *m = protobuf_c_message_unpack(d, &a, len, data);
+    if (m == NULL) {
+        snprintf(text, cap,
+                 b.over ? "%s of %zu bytes would take more than %zu bytes of memory"
+                        : "%s of %zu bytes cannot be unpacked",
+                 d->short_name, len, most);
+        return NULL;
+    }
+    if (check(m, text, cap) != BT_OK) {
+        protobuf_c_message_free_unpacked(m, NULL);
+        return NULL;
+    }
+    return m;
+}
+
+/* ---- by protocol ---- */
+
+Baton__LocalMsg *bt_local_unpack(const void *data, size_t len, char *text, size_t cap)
+{
+    return (Baton__LocalMsg *)unpack(&baton__local_msg__descriptor, data, len, text, cap);
+}
+
+Baton__PeerMsg *bt_peer_unpack(const void *data, size_t len, char *text, size_t cap)
+{
+    return (Baton__PeerMsg *)unpack(&baton__peer_msg__descriptor, data, len, text, cap);
+}
+
+Baton__ToKvstore *bt_to_kvstore_unpack(const void *data, size_t len, char *text, size_t cap)
+{
+    return (Baton__ToKvstore *)unpack(&baton__to_kvstore__descriptor, data, len, text, cap);
+}
+
+Baton__ToWorker *bt_to_worker_unpack(const void *data, size_t len, char *text, size_t cap)
+{
+    return (Baton__ToWorker *)unpack(&baton__to_worker__descriptor, data, len, text, cap);
+}
+
+Baton__FromKvstore *bt_from_kvstore_unpack(const void *data, size_t len, char *text, size_t cap)
+{
+    return (Baton__FromKvstore *)unpack(&baton__from_kvstore__descriptor, data, len, text, cap);
+}
+
+Baton__BlocksCredit *bt_blocks_credit_unpack(const void *data, size_t len, char *text, size_t cap)
+{
+    return (Baton__BlocksCredit *)unpack(&baton__blocks_credit__descriptor, data, len, text, cap);
+}
+
+bt_status_t bt_local_check(const Baton__LocalMsg *m, char *text, size_t cap)
+{
+    return check(&m->base, text, cap);
+}
+
+bt_status_t bt_peer_check(const Baton__PeerMsg *m, char *text, size_t cap)
+{
+    return check(&m->base, text, cap);
+}
+
+bt_status_t bt_session_check(const ProtobufCMessage *m, char *text, size_t cap)
+{
+    return check(m, text, cap);
+}
