@@ -46,6 +46,10 @@ struct conductor {
     uint64_t incarnation;
     /* parts, in order of creation */
     struct bt_loop *loop;
+    struct {
+        struct bt_metric *wall, *cpu, *longest_wall, *longest_cpu;
+        double wall_s, cpu_s; /* the longest so far */
+    } tick;
     struct bt_metrics *metrics;
     struct bt_rpc *rpc;
     struct bt_tls_conf tls;
@@ -201,11 +205,45 @@ static bool start_front(struct conductor *c)
     return true;
 }
 
+static void on_tick(void *arg, const struct bt_loop_tick *t)
+{
+    struct conductor *c = arg;
+    double wall_s = (double)t->wall_ns / 1e9, cpu_s = (double)t->cpu_ns / 1e9;
+    bt_metric_observe(c->tick.wall, wall_s);
+    bt_metric_observe(c->tick.cpu, cpu_s);
+    if (wall_s > c->tick.wall_s) {
+        bt_metric_set(c->tick.longest_wall, c->tick.wall_s = wall_s);
+    }
+    if (cpu_s > c->tick.cpu_s) {
+        bt_metric_set(c->tick.longest_cpu, c->tick.cpu_s = cpu_s);
+    }
+}
+
+static void watch_loop(struct conductor *c)
+{
+    static const double bounds[] = {0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1};
+    static const char ticks[] = "Turns of the control loop, by what they took: nothing else "
+                                "happens meanwhile. clock=cpu is what the thread itself used.";
+    static const char longest[] = "The longest turn of the control loop since the start.";
+    static const char wall[] = "clock=\"wall\"", cpu[] = "clock=\"cpu\"";
+    size_t n = BT_ARRAY_LEN(bounds);
+    c->tick.wall =
+        bt_metrics_histogram(c->metrics, "baton_loop_tick_seconds", wall, ticks, bounds, n);
+    c->tick.cpu =
+        bt_metrics_histogram(c->metrics, "baton_loop_tick_seconds", cpu, ticks, bounds, n);
+    c->tick.longest_wall =
+        bt_metrics_gauge(c->metrics, "baton_loop_tick_longest_seconds", wall, longest);
+    c->tick.longest_cpu =
+        bt_metrics_gauge(c->metrics, "baton_loop_tick_longest_seconds", cpu, longest);
+    bt_loop_watch(c->loop, on_tick, c);
+}
+
 static bool start_parts(struct conductor *c)
 {
     const struct bt_conf_common *m = &c->conf.common;
     int port = 0;
     c->metrics = bt_metrics_create();
+    watch_loop(c);
     if (bt_rpc_create(c->loop, &c->rpc) != BT_OK) {
         return fail(c, "gRPC", "the completion queue could not be started");
     }
@@ -386,6 +424,7 @@ static void stop(struct conductor *c)
     DESTROY(admin_pins, admin_pins);
     DESTROY(rpc, rpc);
     bt_tls_conf_stop(&c->tls);
+    bt_loop_watch(c->loop, NULL, NULL);
     DESTROY(metrics, metrics);
     DESTROY(tmpl, template);
     DESTROY(tok, tokenizer);

@@ -9,12 +9,18 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/base/list.h"
+#include "common/log/log.h"
 
 #define EVENTS_PER_TURN 64
 #define SIGNALS_MAX     8
+#define POSTED_NS       4000000ull     /* of posted tasks in one turn: timers and sockets wait */
+#define SLOW_SAY_NS     10000000000ull /* between two lines about slow turns */
+
+extern const char __executable_start[]; /* the linker's: where the program lies */
 
 struct bt_loop_fd {
     struct bt_list link; /* in loop->fds, or loop->dead until the turn ends */
@@ -32,12 +38,21 @@ struct bt_loop {
     uint32_t n_timers, heap_cap;
     pthread_mutex_t lock; /* guards the posted list only */
     struct bt_task *posted, **posted_tail;
+    struct bt_task *todo; /* taken from there and not run yet */
     struct {
         int signo;
         bt_loop_signal_fn fn;
         void *arg;
     } signals[SIGNALS_MAX];
     uint32_t n_signals;
+    struct { /* the turn, see measure() */
+        void (*fn)(void *arg, const struct bt_loop_tick *t);
+        void *arg;
+        uint64_t last_ns, longest_ns; /* the last callback's end; the longest one */
+        uintptr_t longest_at;
+        uint64_t said_ns; /* of the last line about a slow turn */
+        uint32_t unsaid;  /* slow turns since */
+    } turn;
 };
 
 static void on_wake(void *arg, uint32_t events)
@@ -128,6 +143,53 @@ void bt_loop_fd_del(struct bt_loop *l, struct bt_loop_fd *w)
     bt_list_insert_tail(&l->dead, &w->link);
 }
 
+/* ---- how long a turn takes ---- */
+
+static uint64_t thread_cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+/* The callback at `at` has returned. */
+static void measure(struct bt_loop *l, uintptr_t at)
+{
+    uint64_t now = bt_mono_ns();
+    if (now - l->turn.last_ns > l->turn.longest_ns) {
+        l->turn.longest_ns = now - l->turn.last_ns;
+        l->turn.longest_at = at;
+    }
+    l->turn.last_ns = now;
+}
+
+static void turn_over(struct bt_loop *l, uint64_t cpu_ns)
+{
+    struct bt_loop_tick t = {.wall_ns = l->turn.last_ns - l->now_ns,
+                             .cpu_ns = thread_cpu_ns() - cpu_ns};
+    if (l->turn.fn != NULL) {
+        l->turn.fn(l->turn.arg, &t);
+    }
+    if (t.cpu_ns < BT_LOOP_SLOW_NS) {
+        return;
+    }
+    l->turn.unsaid++;
+    if (l->turn.said_ns == 0 || l->turn.last_ns - l->turn.said_ns > SLOW_SAY_NS) {
+        BT_WARN("slow_loop_tick", "ms=%.1f cpu_ms=%.1f longest_ms=%.1f at=%#zx times=%u",
+                (double)t.wall_ns / 1e6, (double)t.cpu_ns / 1e6, (double)l->turn.longest_ns / 1e6,
+                (size_t)(l->turn.longest_at - (uintptr_t)__executable_start), l->turn.unsaid);
+        l->turn.said_ns = l->turn.last_ns;
+        l->turn.unsaid = 0;
+    }
+}
+
+void bt_loop_watch(struct bt_loop *l, void (*fn)(void *arg, const struct bt_loop_tick *t),
+                   void *arg)
+{
+    l->turn.fn = fn;
+    l->turn.arg = arg;
+}
+
 /* ---- timers: a binary heap whose members know their place ---- */
 
 static void heap_set(struct bt_loop *l, uint32_t pos, struct bt_timer *t)
@@ -213,7 +275,9 @@ static void run_timers(struct bt_loop *l)
             t->due_ns = BT_MAX(t->due_ns + t->period_ns, now + 1);
             timer_arm(l, t);
         }
+        uintptr_t at = (uintptr_t)t->fn; /* fn may free the timer */
         t->fn(t->arg);
+        measure(l, at);
     }
 }
 
@@ -234,17 +298,33 @@ void bt_loop_post(struct bt_loop *l, struct bt_task *task)
     }
 }
 
-static void run_posted(struct bt_loop *l)
+static void take_posted(struct bt_loop *l)
 {
     pthread_mutex_lock(&l->lock);
-    struct bt_task *t = l->posted;
+    l->todo = l->posted;
     l->posted = NULL;
     l->posted_tail = &l->posted;
     pthread_mutex_unlock(&l->lock);
-    while (t != NULL) {
-        struct bt_task *next = t->next; /* fn may free or re-post the task */
+}
+
+/* False: there was no time for all of them. */
+static bool run_todo(struct bt_loop *l)
+{
+    while (l->todo != NULL && l->turn.last_ns - l->now_ns < POSTED_NS) {
+        struct bt_task *t = l->todo;
+        uintptr_t at = (uintptr_t)t->fn;
+        l->todo = t->next; /* fn may free or re-post the task */
         t->fn(t->arg);
-        t = next;
+        measure(l, at);
+    }
+    return l->todo == NULL;
+}
+
+static void run_posted(struct bt_loop *l)
+{
+    if (run_todo(l)) { /* the last turn's, for which there was no time */
+        take_posted(l);
+        (void)run_todo(l);
     }
 }
 
@@ -286,28 +366,41 @@ void bt_loop_on_signal(struct bt_loop *l, int signo, bt_loop_signal_fn fn, void 
 
 /* ---- running ---- */
 
+static int wait_ms(const struct bt_loop *l, int timeout_ms)
+{
+    if (l->todo != NULL) {
+        return 0;
+    }
+    if (l->n_timers > 0) {
+        uint64_t now = bt_mono_ns(), due = l->heap[1]->due_ns;
+        uint64_t ms = due <= now ? 0 : BT_DIV_UP(due - now, 1000000ull);
+        if (timeout_ms < 0 || ms < (uint64_t)timeout_ms) {
+            timeout_ms = (int)BT_MIN(ms, 3600000ull);
+        }
+    }
+    return timeout_ms;
+}
+
 void bt_loop_poll(struct bt_loop *l, int timeout_ms)
 {
     struct epoll_event ev[EVENTS_PER_TURN];
-    if (l->n_timers > 0) {
-        uint64_t now = bt_mono_ns(), due = l->heap[1]->due_ns;
-        uint64_t wait_ms = due <= now ? 0 : BT_DIV_UP(due - now, 1000000ull);
-        if (timeout_ms < 0 || wait_ms < (uint64_t)timeout_ms) {
-            timeout_ms = (int)BT_MIN(wait_ms, 3600000ull);
-        }
-    }
-    int n = epoll_wait(l->epfd, ev, EVENTS_PER_TURN, timeout_ms);
+    int n = epoll_wait(l->epfd, ev, EVENTS_PER_TURN, wait_ms(l, timeout_ms));
     BT_ASSERT(n >= 0 || errno == EINTR);
-    l->now_ns = bt_mono_ns();
+    uint64_t cpu_ns = thread_cpu_ns();
+    l->now_ns = l->turn.last_ns = bt_mono_ns();
+    l->turn.longest_ns = 0;
     for (int i = 0; i < n; i++) {
         struct bt_loop_fd *w = ev[i].data.ptr;
         if (w->fn != NULL) {
+            uintptr_t at = (uintptr_t)w->fn;
             w->fn(w->arg, ev[i].events);
+            measure(l, at);
         }
     }
     run_posted(l);
     run_timers(l);
     free_dead(l);
+    turn_over(l, cpu_ns);
 }
 
 void bt_loop_run(struct bt_loop *l)

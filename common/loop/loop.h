@@ -69,6 +69,23 @@ uint64_t bt_loop_process_limits(void);
 /* Delivers signo through signalfd (call before starting threads: it blocks the signal). */
 void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, void *arg);
 
+/* What one turn of the loop took, from the moment its events were there to its end. While it lasts
+ * nothing else of this thread happens: no heartbeat, no token. */
+struct bt_loop_tick {
+    uint64_t wall_ns;
+    uint64_t cpu_ns; /* of this thread: what the machine's other work cannot lengthen */
+};
+/* fn is told of every turn that did something, at its end. NULL: nobody is. A turn above
+ * BT_LOOP_SLOW_NS of CPU is logged as well (slow_loop_tick), with its longest callback: `at` is an
+ * address for addr2line -e PROGRAM. */
+void bt_loop_watch(struct bt_loop *loop, void (*fn)(void *arg, const struct bt_loop_tick *t),
+                   void *arg);
+#define BT_LOOP_SLOW_NS 50000000ull
+
+/* Work that may be long goes in slices of so much time: then it lets the loop turn. A turn may hold
+ * a few of them, and shall stay below 20 ms. */
+#define BT_LOOP_SLICE_NS 1000000ull
+
 /* For those who watch others for silence, at every look: did this thread itself stand still for
  * more than limit_ns since the last look (*last_ns; 0: there was none)? Then what others said
  * meanwhile may lie unread, and their silence is not theirs. */

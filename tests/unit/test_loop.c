@@ -233,6 +233,95 @@ static void gauges_are_of_the_moment_they_are_asked_for(void **state)
     bt_metrics_destroy(m);
 }
 
+/* ---- how long a turn takes ---- */
+
+static void burn(uint64_t ns)
+{
+    struct timespec t;
+    uint64_t from = 0, now = 0;
+    do { /* time of this thread, whatever else the machine does */
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        now = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+        from = from == 0 ? now : from;
+    } while (now - from < ns);
+}
+
+static struct bt_loop_tick last_tick;
+
+static void on_turn(void *arg, const struct bt_loop_tick *t)
+{
+    (void)arg;
+    last_tick = *t;
+}
+
+static void on_burn(void *arg)
+{
+    (void)arg;
+    burn(6000000);
+}
+
+static void on_sleep(void *arg)
+{
+    (void)arg;
+    usleep(6000);
+}
+
+static void a_turn_is_measured(void **state)
+{
+    struct bt_timer timer = {0};
+    (void)state;
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    bt_loop_watch(loop, on_turn, NULL);
+    bt_timer_start(loop, &timer, 0, 0, on_burn, NULL);
+    bt_loop_poll(loop, 100);
+    assert_true(last_tick.cpu_ns >= 6000000 && last_tick.wall_ns >= 6000000);
+    bt_timer_start(loop, &timer, 0, 0, on_sleep, NULL);
+    bt_loop_poll(loop, 100);
+    assert_true(last_tick.wall_ns >= 6000000 && last_tick.cpu_ns < last_tick.wall_ns);
+    bt_loop_watch(loop, NULL, NULL);
+    bt_loop_destroy(loop);
+}
+
+#define LONG_TASKS 40
+static int long_tasks_run, timer_runs;
+
+static void on_long_task(void *arg)
+{
+    assert_int_equal((intptr_t)arg, long_tasks_run);
+    long_tasks_run++;
+    burn(1000000);
+}
+
+static void on_period(void *arg)
+{
+    (void)arg;
+    timer_runs++;
+}
+
+/* Forty tasks of a millisecond that were posted at once: timers go on among them, in order. */
+static void posted_tasks_leave_time_for_others(void **state)
+{
+    struct bt_timer timer = {0};
+    struct bt_task many[LONG_TASKS] = {0}, late = {.fn = on_long_task, .arg = (void *)LONG_TASKS};
+    (void)state;
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    bt_timer_start(loop, &timer, 1, 1, on_period, NULL);
+    for (intptr_t i = 0; i < LONG_TASKS; i++) {
+        many[i].fn = on_long_task;
+        many[i].arg = (void *)i;
+        bt_loop_post(loop, &many[i]);
+    }
+    bt_loop_poll(loop, 100);
+    assert_true(long_tasks_run < LONG_TASKS);
+    bt_loop_post(loop, &late);
+    while (long_tasks_run < LONG_TASKS + 1) {
+        bt_loop_poll(loop, 1000);
+    }
+    assert_true(timer_runs >= 3);
+    bt_timer_stop(loop, &timer);
+    bt_loop_destroy(loop);
+}
+
 static void test_stood_still(void **state)
 {
     (void)state;
@@ -327,6 +416,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(short_slices_are_the_thread_s_own),
         cmocka_unit_test(test_stood_still),
+        cmocka_unit_test(a_turn_is_measured),
+        cmocka_unit_test(posted_tasks_leave_time_for_others),
         cmocka_unit_test(process_limits),
         cmocka_unit_test(timers_fire_in_order_and_stop),
         cmocka_unit_test(periodic_timer_may_stop_itself),
