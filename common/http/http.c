@@ -29,6 +29,10 @@
 #define LINGER_BYTES       (16 * 1024 * 1024)
 #define REFUSED_CONNS_MAX  128         /* above conns_max: told 503; above that, closed unheard */
 #define PIPELINE_OUT_BYTES (64 * 1024) /* no next pipelined request while that much is unsent */
+#define PULL_BELOW         (BT_HTTP_PIECE / 2) /* unsent: then a pulled answer gives its next piece */
+/* Bytes that the kernel takes from us and has not sent yet: enough for one to be written while the
+ * last is on its way. What a client does not read waits in its answer's source, not there. */
+#define KERNEL_UNSENT (128 * 1024)
 
 void bt_http_options_default(struct bt_http_options *o)
 {
@@ -37,7 +41,8 @@ void bt_http_options_default(struct bt_http_options *o)
                                   .header_timeout_ms = 10000,
                                   .body_timeout_ms = 30000,
                                   .idle_timeout_ms = 60000,
-                                  .out_max = 1024 * 1024};
+                                  .out_max = 1024 * 1024,
+                                  .out_total = 128 * 1024 * 1024};
 }
 
 /* ---- the seam for TLS ---- */
@@ -65,6 +70,8 @@ static void conn_close(struct http_conn *c)
     struct bt_http_req *r = c->req;
     bt_list_remove(&c->link);
     bt_list_remove(&c->dirty);
+    bt_list_remove(&c->pull);
+    h->unsent -= c->counted;
     bt_timer_stop(h->loop, &c->timer);
     bt_loop_fd_del(h->loop, c->w);
     close(c->fd);
@@ -230,6 +237,54 @@ static bool conn_flush(struct http_conn *c)
     return true;
 }
 
+/* ---- bounds of output ---- */
+
+/* Brings h->unsent up to date. False: all connections together have too much unsent, and this one
+ * has most of it. If it is another one, that is closed. */
+static bool count_unsent(struct http_conn *c)
+{
+    struct bt_http *h = c->h;
+    size_t n = out_pending(c);
+    h->unsent += n - c->counted;
+    c->counted = n;
+    if (h->unsent <= h->o.out_total) {
+        return true;
+    }
+    struct http_conn *most = c;
+    struct bt_list *pos;
+    bt_list_for_each (pos, &h->conns) {
+        struct http_conn *o = BT_CONTAINER_OF(pos, struct http_conn, link);
+        most = o->counted > most->counted ? o : most;
+    }
+    BT_DEBUG("http_unsent_total", "unsent=%zu cut=%zu", h->unsent, most->counted);
+    if (most == c) {
+        return false;
+    }
+    conn_close(most);
+    return true;
+}
+
+static void pull_some(void *arg);
+
+/* Its answer is pulled, and the client has taken what there was. */
+static bool wants_piece(const struct http_conn *c)
+{
+    const struct bt_http_req *r = c->req;
+    return r != NULL && r->pull != NULL && !r->pull_waits && out_pending(c) < PULL_BELOW;
+}
+
+static void queue_pull(struct http_conn *c)
+{
+    struct bt_http *h = c->h;
+    if (!wants_piece(c) || !bt_list_empty(&c->pull)) {
+        return;
+    }
+    bt_list_insert_tail(&h->pulling, &c->pull);
+    if (h->pull_timer.heap_pos == 0) {
+        bt_timer_start(h->loop, &h->pull_timer, 0, 0, pull_some, h);
+    }
+}
+
 /* Brings a connection to rest after anything happened to it: sends, goes on with pipelined input,
  * closes what is over. The connection may be gone afterwards. */
 static void conn_settle(struct http_conn *c)
@@ -248,6 +303,7 @@ static void conn_settle(struct http_conn *c)
         BT_DEBUG("http_slow_reader", "unsent=%zu", out_pending(c));
         alive = false;
     }
+    alive = alive && count_unsent(c);
     if (alive && c->state == HTTP_CLOSING && out_pending(c) == 0) {
         alive = shutdown(c->fd, SHUT_WR) == 0;
         c->state = HTTP_LINGERING;
@@ -255,9 +311,30 @@ static void conn_settle(struct http_conn *c)
         c->in_off = 0;
     }
     if (alive) {
+        queue_pull(c);
         conn_update(c);
     } else {
         conn_close(c);
+    }
+}
+
+/* Those whose answers are pulled take turns, for one slice of a turn of the loop. */
+static void pull_some(void *arg)
+{
+    struct bt_http *h = arg;
+    uint64_t until_ns = bt_mono_ns() + BT_LOOP_SLICE_NS;
+    while (!bt_list_empty(&h->pulling) && bt_mono_ns() < until_ns) {
+        struct http_conn *c = BT_CONTAINER_OF(h->pulling.next, struct http_conn, pull);
+        bt_list_remove(&c->pull);
+        if (wants_piece(c)) { /* else its handler has ended it meanwhile */
+            h->current = c;
+            http_req_pull(c->req);
+            h->current = NULL;
+        }
+        conn_settle(c); /* puts it behind the others if it wants more */
+    }
+    if (!bt_list_empty(&h->pulling)) {
+        bt_timer_start(h->loop, &h->pull_timer, 0, 0, pull_some, h);
     }
 }
 
@@ -373,11 +450,14 @@ static struct http_conn *conn_create(struct bt_http *h, int fd)
     struct http_conn *c = bt_calloc(1, sizeof(*c));
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* tokens must not wait for ACKs */
+    int unsent = KERNEL_UNSENT;
+    setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
     miss_the_vanished(fd, h->o.idle_timeout_ms);
     c->h = h;
     c->fd = fd;
     c->state = HTTP_READING;
     bt_list_init(&c->dirty);
+    bt_list_init(&c->pull);
     bt_list_insert_tail(&h->conns, &c->link);
     bt_http_parser_init(&c->parser, h->o.body_max);
     c->events = EPOLLIN;
@@ -542,6 +622,7 @@ bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o
     h->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     bt_list_init(&h->conns);
     bt_list_init(&h->dirty);
+    bt_list_init(&h->pulling);
     h->scratch = bt_malloc(READ_BYTES);
     h->listen_w = bt_loop_fd_add(loop, fd, EPOLLIN, on_accept, h);
     *h_p = h;
@@ -594,6 +675,8 @@ void bt_http_destroy(struct bt_http *h)
         conn_close(BT_CONTAINER_OF(h->conns.next, struct http_conn, link));
     }
     bt_timer_stop(h->loop, &h->flush_timer);
+    bt_timer_stop(h->loop, &h->pull_timer);
+    bt_buf_cleanup(&h->piece);
     if (h->spare_fd >= 0) {
         close(h->spare_fd);
     }
@@ -604,4 +687,9 @@ void bt_http_destroy(struct bt_http *h)
 uint32_t bt_http_conns(const struct bt_http *h)
 {
     return h->n_conns;
+}
+
+size_t bt_http_unsent(const struct bt_http *h)
+{
+    return h->unsent;
 }

@@ -1,6 +1,7 @@
 /* A strict HTTP/1.1 server on a bt_loop. Knows framing, limits and timeouts, nothing of the API.
  * Everything runs on the loop's thread. Limits: header 16 KiB and 64 fields, body from options,
- * 10 s for the header, 30 s for the body, 60 s idle; per-connection output bound (slow readers).
+ * 10 s for the header, 30 s for the body, 60 s idle; unsent output of a connection and of all
+ * (slow readers). A long answer is best pulled (bt_http_pull): then it never waits in memory.
  * Output leaves at the end of the turn: many writes of one turn are one system call. on_gone and
  * closing happen in the loop only, never inside a bt_http_ call. A client that shuts its sending
  * side while its request is being answered gets its answer; one that has left looks the same until
@@ -10,6 +11,7 @@
 #define BT_HTTP_HTTP_H
 
 #include "common/base/base.h"
+#include "common/base/buf.h"
 #include "common/loop/loop.h"
 
 struct bt_http;
@@ -20,9 +22,11 @@ struct bt_http_options {
     size_t body_max;    /* bytes; 413 above */
     uint32_t conns_max; /* 503 above */
     uint32_t header_timeout_ms, body_timeout_ms, idle_timeout_ms;
-    size_t out_max; /* bytes of unsent output per connection, then on_gone */
+    size_t out_max;   /* bytes of unsent output per connection, then on_gone */
+    size_t out_total; /* ... of all together: above it whoever has most unsent is cut off */
 };
-void bt_http_options_default(struct bt_http_options *o); /* 4 MiB, 4096, 10 s, 30 s, 60 s, 1 MiB */
+/* 4 MiB, 4096, 10 s, 30 s, 60 s, 1 MiB, 128 MiB */
+void bt_http_options_default(struct bt_http_options *o);
 
 /* A complete request has arrived. The handler answers now or later (any number of them wait). */
 typedef void (*bt_http_handler_fn)(void *arg, struct bt_http_req *req);
@@ -41,6 +45,7 @@ void bt_http_wind_down(struct bt_http *h);
 /* Stops accepting; open responses may finish. */
 void bt_http_drain(struct bt_http *h);
 uint32_t bt_http_conns(const struct bt_http *h); /* open now */
+size_t bt_http_unsent(const struct bt_http *h);  /* bytes of output that wait for their clients */
 
 /* ---- the request; strings are valid until it is ended ---- */
 const char *bt_http_method(const struct bt_http_req *r); /* "GET" */
@@ -67,6 +72,22 @@ void bt_http_respond(struct bt_http_req *r, int status, const char *content_type
 void bt_http_start(struct bt_http_req *r, int status, const char *content_type);
 void bt_http_write(struct bt_http_req *r, const void *data, size_t len);
 void bt_http_end(struct bt_http_req *r);
+
+/* A response that is made as fast as its client reads it. Behind bt_http_start and instead of
+ * writes: fn appends the next piece to out, about BT_HTTP_PIECE bytes, and must not take longer
+ * than a part of BT_LOOP_SLICE_NS. It is called from the loop, only while next to nothing is
+ * unsent, and must not call any bt_http_ function of its request. The request needs an on_gone,
+ * which tells that fn is not called any more. */
+typedef enum {
+    BT_HTTP_MORE, /* call again when there is room */
+    BT_HTTP_WAIT, /* nothing now: bt_http_resume says when */
+    BT_HTTP_END   /* that was all: the request is ended, fn's arg may be gone already */
+} bt_http_pull_t;
+typedef bt_http_pull_t (*bt_http_pull_fn)(void *arg, struct bt_buf *out);
+#define BT_HTTP_PIECE (32 * 1024)
+void bt_http_pull(struct bt_http_req *r, bt_http_pull_fn fn, void *arg);
+/* There is more for a pull that waits. Else nothing happens. */
+void bt_http_resume(struct bt_http_req *r);
 /* Ends a started response without a proper end: the client sees a broken stream. */
 void bt_http_abort(struct bt_http_req *r);
 

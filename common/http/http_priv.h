@@ -31,6 +31,7 @@ typedef enum {
 struct http_conn {
     struct bt_http *h;
     struct bt_list link, dirty; /* in h->conns; in h->dirty while output waits for the flush */
+    struct bt_list pull;        /* in h->pulling while its answer shall give the next piece */
     int fd;
     struct bt_loop_fd *w;
     uint32_t events;
@@ -42,6 +43,7 @@ struct http_conn {
     size_t in_off;
     struct bt_buf out; /* unsent output, from out_off on */
     size_t out_off;
+    size_t counted;          /* of it in h->unsent */
     struct bt_http_req *req; /* ANSWERING */
     bool close_after, continued;
     bool half_closed; /* ANSWERING, and the client sends no more */
@@ -57,6 +59,9 @@ struct bt_http_req {
     void (*on_gone)(void *arg);
     void *on_gone_arg;
     struct bt_buf headers; /* added by the handler */
+    bt_http_pull_fn pull;  /* NULL: the handler writes */
+    void *pull_arg;
+    bool pull_waits; /* until bt_http_resume */
     bool head_only, started, chunked, in_gone;
 };
 
@@ -67,9 +72,11 @@ struct bt_http {
     void *arg;
     int listen_fd, spare_fd; /* spare: given up to refuse a client when descriptors run out */
     struct bt_loop_fd *listen_w;
-    struct bt_timer accept_timer, flush_timer;
-    struct bt_list conns, dirty;
+    struct bt_timer accept_timer, flush_timer, pull_timer;
+    struct bt_list conns, dirty, pulling;
     uint32_t n_conns;
+    size_t unsent;           /* bytes of output of all connections */
+    struct bt_buf piece;     /* scratch of a pull */
     uint64_t accept_said_ns; /* of the last line about clients that no descriptor was left for */
     uint32_t accept_unsaid;  /* such failures since */
     bool draining;
@@ -83,6 +90,8 @@ struct bt_http {
 /* http_reply.c */
 void http_reply_error(struct http_conn *c, int status, const char *why);
 void http_req_free(struct bt_http_req *r);
+/* The next piece of a pulled answer; may end the request. */
+void http_req_pull(struct bt_http_req *r);
 
 /* http.c */
 void http_conn_dirty(struct http_conn *c);

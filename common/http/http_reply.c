@@ -215,6 +215,41 @@ void bt_http_end(struct bt_http_req *r)
     finish(r, false);
 }
 
+void bt_http_pull(struct bt_http_req *r, bt_http_pull_fn fn, void *arg)
+{
+    BT_ASSERT(check(r)->started && r->pull == NULL && r->on_gone != NULL);
+    r->pull = fn;
+    r->pull_arg = arg;
+    if (r->conn != NULL) {
+        http_conn_dirty(r->conn);
+    }
+}
+
+void bt_http_resume(struct bt_http_req *r)
+{
+    BT_ASSERT(check(r)->pull != NULL);
+    if (r->pull_waits && r->conn != NULL) {
+        r->pull_waits = false;
+        http_conn_dirty(r->conn);
+    }
+}
+
+void http_req_pull(struct bt_http_req *r)
+{
+    struct bt_buf *piece = &r->conn->h->piece;
+    bt_buf_clear(piece);
+    bt_http_pull_t what = r->pull(r->pull_arg, piece);
+    bt_http_write(r, piece->data, piece->len);
+    if (piece->cap > 4 * BT_HTTP_PIECE) {
+        bt_buf_cleanup(piece); /* one that was much longer than asked for */
+    }
+    if (what == BT_HTTP_END) {
+        bt_http_end(r);
+    } else {
+        r->pull_waits = what == BT_HTTP_WAIT;
+    }
+}
+
 void bt_http_abort(struct bt_http_req *r)
 {
     finish(check(r), true);

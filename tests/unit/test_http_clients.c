@@ -229,6 +229,172 @@ static void test_large_answer_is_not_dropped(void **state)
     close(fd);
 }
 
+/* ---- answers that are pulled ---- */
+
+static struct source { /* bytes that tell their place */
+    size_t made, total;
+    bool ended;
+} sources[16];
+
+static bt_http_pull_t give(void *arg, struct bt_buf *out)
+{
+    struct source *s = arg;
+    assert_false(s->ended);
+    for (int i = 0; i < 8192 && s->made < s->total; i++, s->made += 4) {
+        bt_buf_printf(out, "%03zx\n", (s->made / 4) & 0xfff);
+    }
+    s->ended = s->made >= s->total;
+    return s->ended ? BT_HTTP_END : BT_HTTP_MORE;
+}
+
+static bool is_source(const char *text, size_t total)
+{
+    char want[8];
+    for (size_t at = 0; at < total; at += 4) {
+        snprintf(want, sizeof(want), "%03zx\n", (at / 4) & 0xfff);
+        if (memcmp(text + at, want, 4) != 0) {
+            return false;
+        }
+    }
+    return text[total] == '\0';
+}
+
+static int dial_pull(const char *version, size_t total)
+{
+    int k = n_held, fd = dial();
+    puts_to(fd, "GET /hold ");
+    puts_to(fd, version);
+    puts_to(fd, "\r\nHost: a\r\nConnection: close\r\n\r\n");
+    WAIT_FOR(n_held == k + 1);
+    sources[k] = (struct source){.total = total};
+    bt_http_start(held[k], 200, "text/plain");
+    bt_http_pull(held[k], give, &sources[k]);
+    return fd;
+}
+
+/* The bytes of a chunked body, in place. */
+static char *unchunk(char *body)
+{
+    char *to = body, *from = body, *end;
+    for (size_t n; (n = strtoul(from, &end, 16)) > 0; from = end + 2 + n + 2) {
+        memmove(to, end + 2, n);
+        to += n;
+    }
+    *to = '\0';
+    return body;
+}
+
+static void test_pulled(void **state)
+{
+    (void)state;
+    const size_t total = 5 * 1024 * 1024;
+    for (int old = 0; old <= 1; old++) {
+        int fd = dial_pull(old ? "HTTP/1.0" : "HTTP/1.1", total), other = dial();
+        puts_to(other, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+        expect_status(get(other, "\r\n\r\nno"), 404);
+        for (int i = 0; i < 200; i++) {
+            turn(0);
+        }
+        /* What the kernel of both ends takes, and next to nothing more. */
+        size_t before = sources[old].made;
+        assert_true(bt_http_unsent(http) < 100 * 1024);
+        assert_false(sources[old].ended);
+        turn(1);
+        assert_int_equal(sources[old].made, before);
+        char *body = strstr(get(fd, NULL), "\r\n\r\n") + 4;
+        assert_true(is_source(old ? body : unchunk(body), total));
+        assert_true(sources[old].ended);
+        held[old] = NULL;
+        assert_int_equal(bt_http_unsent(http), 0);
+        close(fd);
+        close(other);
+    }
+    assert_int_equal(n_gone, 0);
+}
+
+static bt_http_pull_t give_once(void *arg, struct bt_buf *out)
+{
+    int *n = arg;
+    bt_buf_printf(out, "<%d>", ++*n);
+    return *n == 3 ? BT_HTTP_END : BT_HTTP_WAIT;
+}
+
+static void test_pull_waits(void **state)
+{
+    (void)state;
+    int fd = dial(), n = 0;
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    bt_http_start(held[0], 200, "text/plain");
+    bt_http_pull(held[0], give_once, &n);
+    get(fd, "<1>");
+    turn(1);
+    assert_int_equal(n, 1);
+    bt_http_resume(held[0]);
+    get(fd, "<2>");
+    bt_http_resume(held[0]);
+    get(fd, "<3>\r\n0\r\n\r\n");
+    held[0] = NULL;
+    /* the connection goes on */
+    puts_to(fd, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(fd, "\r\n\r\nno"), 404);
+    close(fd);
+}
+
+/* A client that reads nothing is gone after the idle time; one that leaves, at once. */
+static void test_pull_is_given_up(void **state)
+{
+    (void)state;
+    int silent = dial_pull("HTTP/1.1", SIZE_MAX), leaver = dial_pull("HTTP/1.1", SIZE_MAX);
+    close(leaver);
+    WAIT_FOR(n_gone == 2);
+    assert_int_equal(bt_http_unsent(http), 0);
+    close(silent);
+}
+
+static int setup_small_total(void **state)
+{
+    (void)state;
+    open_server(0, 0, 0, 0, 0);
+    bt_http_destroy(http);
+    struct bt_http_options o;
+    bt_http_options_default(&o);
+    o.listen = "127.0.0.1:0";
+    o.out_total = 16 * 1024 * 1024;
+    assert_int_equal(bt_http_create(loop, &o, handler, NULL, &http, &port), BT_OK);
+    return 0;
+}
+
+/* Answers of 12 MiB whose clients do not read: not more of them than fit. Another one is served. */
+static void test_total(void **state)
+{
+    (void)state;
+    const size_t len = 12 * 1024 * 1024;
+    char *big = bt_calloc(1, len);
+    int fds[6], other = dial(), closed = 0;
+    for (int i = 0; i < 6; i++) {
+        fds[i] = dial();
+        puts_to(fds[i], "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+        WAIT_FOR(n_held == i + 1);
+        struct bt_http_req *r = held[i];
+        held[i] = NULL;
+        bt_http_respond(r, 200, "text/plain", big, len);
+        turn(0);
+        turn(0);
+        assert_true(bt_http_unsent(http) <= 16 * 1024 * 1024);
+        closed = 6 + 1 - (int)bt_http_conns(http);
+    }
+    assert_true(closed > 0);
+    puts_to(other, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
+    expect_status(get(other, "\r\n\r\nno"), 404);
+    for (int i = 0; i < 6; i++) {
+        close(fds[i]);
+    }
+    WAIT_FOR(bt_http_unsent(http) == 0);
+    close(other);
+    free(big);
+}
+
 /* No on_gone registered: the handler ends the request into the void. */
 static void test_gone_without_callback(void **state)
 {
@@ -275,6 +441,10 @@ int main(void)
         T_WITH(test_slow_reader_is_dropped, setup_small_out),
         T_WITH(test_large_answer_is_not_dropped, setup_small_out),
         T(test_gone_without_callback),
+        T(test_pulled),
+        T(test_pull_waits),
+        T_WITH(test_pull_is_given_up, setup_short),
+        T_WITH(test_total, setup_small_total),
         T(test_abort_breaks_the_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
