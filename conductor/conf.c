@@ -37,6 +37,15 @@ static const struct bt_conf_row rows[] = {
      .min = 1,
      .max = 1000000,
      .doc = "Connections at once; above it 503."},
+    {.key = "conductor.http.answers_max",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(http_answers_max),
+     .def = "512MiB",
+     .min = 16 << 20,
+     .max = 1ll << 40,
+     .doc = "Memory for answers until clients have read them: prompts' logprobs, generated text, "
+            "unsent output. A quarter of it is for unsent output (above it the slowest reader is "
+            "cut off); one answer (400) and all answers of one API key (503) may have a quarter."},
     {.key = "conductor.http.allowed_origins",
      .type = BT_CONF_STR,
      .offset = ROW(http_allowed_origins),

@@ -189,7 +189,8 @@ static bool start_front(struct conductor *c)
                                  .max_model_len = (uint32_t)conf->max_model_len,
                                  .allowed_origins = conf->http_allowed_origins,
                                  .api_keys_file = conf->api_keys_file,
-                                 .request_timeout_ms = conf->request_timeout_ms};
+                                 .request_timeout_ms = conf->request_timeout_ms,
+                                 .answers_max = (size_t)conf->http_answers_max};
     bt_http_options_default(&fc.http);
     fc.http.listen = conf->http_listen;
     fc.http.body_max = (size_t)conf->http_body_max;

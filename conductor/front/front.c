@@ -10,6 +10,9 @@
 #include "common/log/log.h"
 #include "conductor/front/front_jobs.h"
 
+#define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
+#define UNSENT_PART         4 /* of answers in memory: output that its clients have not taken */
+
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
                                        429, 500, 503, 504, 0 /* others */};
 
@@ -144,6 +147,8 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
     (void)tenant;
     bt_buf_init(&out);
     bt_metric_set(f->m.conns, bt_http_conns(f->http));
+    bt_metric_set(f->m.unsent, (double)bt_http_unsent(f->http));
+    bt_metric_set(f->m.held, (double)f->room.used);
     bt_metrics_render(f->metrics, &out);
     front_respond(f, req, 200, "text/plain; version=0.0.4", &out);
     bt_buf_cleanup(&out);
@@ -263,6 +268,10 @@ static void create_metrics(struct bt_front *f)
     f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL,
                                  "Generations whose client waits for more.");
     f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
+    static const char bytes[] = "Bytes of answers in memory: what generations keep until it is "
+                                "read, and output that waits for its client.";
+    f->m.held = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"generations\"", bytes);
+    f->m.unsent = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"unsent\"", bytes);
 }
 
 static uint32_t longest_piece(const struct bt_tokenizer *tok)
@@ -316,7 +325,13 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
                                     .piece_max = longest_piece(parts->tok)};
     bt_list_init(&f->gens);
     bt_list_init(&f->pending);
+    bt_list_init(&f->starting);
     bt_list_init(&f->ending);
+    bt_list_init(&f->dead);
+    size_t answers_max = conf->answers_max != 0 ? conf->answers_max : ANSWERS_MAX_DEFAULT;
+    struct bt_http_options http = conf->http;
+    http.out_total = answers_max / UNSENT_PART;
+    front_room_init(&f->room, answers_max - http.out_total);
     create_metrics(f);
     bt_status_t st = bt_front_check_origins(f->allowed_origins, err, err_cap);
     if (st == BT_OK && conf->api_keys_file != NULL) {
@@ -326,7 +341,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
         st = front_jobs_create(f, err, err_cap);
     }
     if (st == BT_OK) {
-        st = bt_http_create(f->loop, &conf->http, on_request, f, &f->http, port_p);
+        st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);
         if (st != BT_OK) {
             snprintf(err, err_cap, "cannot listen on %s: %s",
                      conf->http.listen != NULL ? conf->http.listen : "(nothing)",
@@ -369,8 +384,6 @@ void bt_front_destroy(struct bt_front *f)
     front_jobs_destroy(f);
     front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);
-    bt_timer_stop(f->loop, &f->pending_timer);
-    bt_timer_stop(f->loop, &f->ending_timer);
     front_keys_destroy(f->keys);
     free(f->allowed_origins);
     free(f->model_id);

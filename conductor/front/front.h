@@ -25,6 +25,7 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     const char *api_keys_file;   /* one key a line, '#' comments; NULL: no keys are asked for */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
+    size_t answers_max;          /* bytes of answers in memory; 0: 512 MiB */
 };
 
 struct bt_front_parts { /* what it works on: the caller's, outlives the front */

@@ -35,17 +35,37 @@ void front_answer_init(struct front_answer *a, struct front_generation *gen,
     front_put_cstr(&a->prefix, model);
 }
 
+static void choice_cleanup(struct front_choice *c)
+{
+    bt_buf_cleanup(&c->text);
+    front_logprobs_cleanup(&c->lp);
+    free(c->stop_string);
+}
+
+static void prompt_cleanup(struct front_answer_prompt *p)
+{
+    bt_buf_cleanup(&p->text);
+    free(p->tokens);
+    free(p->ids);
+    free(p->lps);
+}
+
+bool front_answer_shed(struct front_answer *a)
+{
+    if (a->n_choices > 0) {
+        choice_cleanup(&a->choices[--a->n_choices]);
+        return true;
+    }
+    if (a->n_prompts > 0) {
+        prompt_cleanup(&a->prompts[--a->n_prompts]);
+        return true;
+    }
+    return false;
+}
+
 void front_answer_cleanup(struct front_answer *a)
 {
-    for (uint32_t i = 0; i < a->n_choices; i++) {
-        bt_buf_cleanup(&a->choices[i].text);
-        front_logprobs_cleanup(&a->choices[i].lp);
-        free(a->choices[i].stop_string);
-    }
-    for (uint32_t i = 0; i < a->n_prompts; i++) {
-        bt_buf_cleanup(&a->prompts[i].text);
-        bt_buf_cleanup(&a->prompts[i].logprobs);
-        front_logprobs_cleanup(&a->prompts[i].lp);
+    while (front_answer_shed(a)) {
     }
     free(a->choices);
     free(a->prompts);
@@ -54,7 +74,7 @@ void front_answer_cleanup(struct front_answer *a)
     *a = (struct front_answer){0};
 }
 
-static struct front_answer_prompt *prompt_of(struct front_answer *a, uint32_t choice)
+struct front_answer_prompt *front_prompt_of(struct front_answer *a, uint32_t choice)
 {
     return &a->prompts[choice / a->opt.n];
 }
@@ -159,9 +179,14 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
     bt_buf_puts(out, "}}");
 }
 
+void front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out)
+{
+    put_usage(u->prompt_tokens, u->completion_tokens, u, out);
+}
+
 /* What a request may ask for beside its usage. */
-static void put_extras(const struct front_answer *a, const struct bt_gen_usage *u,
-                       struct bt_buf *out)
+void front_put_extras(const struct front_answer *a, const struct bt_gen_usage *u,
+                      struct bt_buf *out)
 {
     if (a->timings) {
         bt_buf_puts(out, ",");
@@ -175,43 +200,68 @@ static void put_extras(const struct front_answer *a, const struct bt_gen_usage *
 
 /* ---- choices ---- */
 
-void front_prompt_format(const struct front_options *opt, struct front_names *names,
-                         const struct bt_gen_token *tokens, size_t n, const struct bt_buf *text,
-                         struct front_logprobs *lp, struct bt_buf *logprobs)
+size_t front_prompt_bytes(size_t n_tokens, uint32_t n_top)
 {
-    if (opt->echo && opt->logprobs >= 0) {
-        front_logprobs_add_prompt(lp, names, tokens, n, (uint32_t)opt->logprobs, text);
-    }
-    if (opt->prompt_logprobs >= 0) {
-        front_prompt_logprobs_put(names, tokens, n, (uint32_t)opt->prompt_logprobs, logprobs);
-    }
+    return n_tokens * (sizeof(struct bt_gen_token) + n_top * (sizeof(uint32_t) + sizeof(float)));
 }
 
-void front_answer_prompt(struct front_answer *a, uint32_t prompt, struct front_logprobs *lp,
-                         struct bt_buf *logprobs)
+void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct bt_gen_token *tokens,
+                         size_t n)
 {
     struct front_answer_prompt *p = &a->prompts[prompt];
-    front_logprobs_cleanup(&p->lp);
-    bt_buf_cleanup(&p->logprobs);
-    p->lp = *lp;
-    p->logprobs = *logprobs;
-    *lp = (struct front_logprobs){0};
-    *logprobs = (struct bt_buf){0};
+    size_t at = 0, n_top = 0;
+    BT_ASSERT(p->tokens == NULL);
+    for (size_t i = 0; i < n; i++) {
+        n_top += tokens[i].n_top;
+    }
+    p->n = n;
+    p->tokens = bt_malloc((n + 1) * sizeof(*p->tokens));
+    p->ids = bt_malloc((n_top + 1) * sizeof(*p->ids));
+    p->lps = bt_malloc((n_top + 1) * sizeof(*p->lps));
+    for (size_t i = 0; i < n; i++) {
+        struct bt_gen_token *t = &p->tokens[i];
+        *t = tokens[i];
+        if (t->n_top > 0) {
+            memcpy(p->ids + at, t->top_id, t->n_top * sizeof(*p->ids));
+            memcpy(p->lps + at, t->top_logprob, t->n_top * sizeof(*p->lps));
+        }
+        t->top_id = p->ids + at;
+        t->top_logprob = p->lps + at;
+        at += t->n_top;
+    }
 }
 
-/* A choice's first token or its end: echo goes before everything. */
+uint32_t front_prompt_chars(struct front_answer_prompt *p)
+{
+    if (p->chars == 0) {
+        p->chars = front_count_chars(p->text.data, p->text.len);
+    }
+    return p->chars;
+}
+
+bool front_echo_due(const struct front_answer *a, uint32_t choice)
+{
+    return a->opt.stream && a->opt.echo && !a->choices[choice].begun;
+}
+
 static struct front_choice *touch(struct front_answer *a, uint32_t choice)
 {
     BT_ASSERT(choice < a->n_choices);
     struct front_choice *c = &a->choices[choice];
-    if (!c->begun && a->opt.echo) {
-        const struct front_answer_prompt *p = prompt_of(a, choice);
-        bt_buf_append(&c->text, p->text.data, p->text.len);
-        front_logprobs_append(&c->lp, &p->lp);
-        c->chars = front_count_chars(p->text.data, p->text.len);
+    if (!c->begun && a->opt.echo) { /* text_offset goes on behind the prompt */
+        c->chars = front_prompt_chars(front_prompt_of(a, choice));
     }
     c->begun = true;
     return c;
+}
+
+static size_t logprobs_bytes(const struct front_logprobs *lp)
+{
+    size_t n = 0;
+    for (int k = 0; k < LP_PARTS; k++) {
+        n += lp->part[k].cap;
+    }
+    return n;
 }
 
 static void add_tokens(struct front_answer *a, struct front_choice *c, const struct bt_gen_delta *d)
@@ -249,8 +299,7 @@ void front_answer_finish(struct front_answer *a, uint32_t choice, bt_finish_t re
     }
 }
 
-/* ,"finish_reason":...,"stop_reason":... */
-static void put_finish(const struct front_choice *c, struct bt_buf *out)
+void front_put_finish(const struct front_choice *c, struct bt_buf *out)
 {
     if (c->finish == NULL) {
         bt_buf_puts(out, ",\"finish_reason\":null,\"stop_reason\":null");
@@ -270,62 +319,71 @@ static void put_finish(const struct front_choice *c, struct bt_buf *out)
 
 /* ---- streams ---- */
 
-static void event_begin(struct front_answer *a, uint32_t choice, struct front_choice *c,
-                        const char *text, size_t len, struct bt_buf *out)
+void front_put_event_head(struct front_answer *a, uint32_t choice, struct bt_buf *out)
 {
+    struct front_choice *c = &a->choices[choice];
     bt_buf_puts(out, "data: ");
     bt_buf_append(out, a->prefix.data, a->prefix.len);
     bt_buf_puts(out, ",\"choices\":[{\"index\":");
     front_put_uint(out, choice);
     if (!a->opt.chat) {
-        bt_buf_puts(out, ",\"text\":");
+        bt_buf_puts(out, ",\"text\":\"");
     } else {
-        bt_buf_puts(out, c->role_sent ? ",\"delta\":{\"content\":"
-                                      : ",\"delta\":{\"role\":\"assistant\",\"content\":");
+        bt_buf_puts(out, c->role_sent ? ",\"delta\":{\"content\":\""
+                                      : ",\"delta\":{\"role\":\"assistant\",\"content\":\"");
         c->role_sent = true;
     }
-    if (c->text.len > 0) { /* echo */
-        bt_buf_append(&c->text, text, len);
-        text = c->text.data;
-        len = c->text.len;
-    }
-    front_put_str(out, text, len);
-    bt_buf_puts(out, a->opt.chat ? "}" : "");
-    bt_buf_clear(&c->text);
+}
+
+static void event_begin(struct front_answer *a, uint32_t choice, const char *text, size_t len,
+                        struct bt_buf *out)
+{
+    front_put_event_head(a, choice, out);
+    front_put_text(out, text, len);
+    bt_buf_puts(out, a->opt.chat ? "\"}" : "\"");
 }
 
 void front_answer_delta(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
                         struct bt_buf *out)
 {
     struct front_choice *c = touch(a, choice);
+    size_t before = c->text.cap + logprobs_bytes(&c->lp);
     add_tokens(a, c, d);
     if (a->opt.stream) {
-        event_begin(a, choice, c, d->text, d->text_len, out);
+        event_begin(a, choice, d->text, d->text_len, out);
         put_logprobs(a, c, out);
     } else {
         bt_buf_append(&c->text, d->text, d->text_len);
+        a->held += c->text.cap + logprobs_bytes(&c->lp) - before;
+    }
+}
+
+void front_begin_echo(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                      struct bt_buf *text, struct front_logprobs *lp)
+{
+    struct front_choice *c = touch(a, choice);
+    if (d != NULL) {
+        add_tokens(a, c, d);
+        bt_buf_append(text, d->text, d->text_len);
+        *lp = c->lp;
+        c->lp = (struct front_logprobs){0};
     }
 }
 
 void front_event_empty(struct front_answer *a, uint32_t choice, struct bt_buf *out)
 {
-    bool first = !a->choices[choice].begun;
-    struct front_choice *c = touch(a, choice);
-    event_begin(a, choice, c, "", 0, out);
-    if (first && a->opt.echo) { /* the prompt's are still to be told */
-        put_logprobs(a, c, out);
-    } else {
-        bt_buf_puts(out, ",\"logprobs\":null");
-    }
+    (void)touch(a, choice);
+    event_begin(a, choice, "", 0, out);
+    bt_buf_puts(out, ",\"logprobs\":null");
 }
 
 void front_event_end(struct front_answer *a, uint32_t choice, struct bt_buf *out)
 {
-    put_finish(&a->choices[choice], out);
+    front_put_finish(&a->choices[choice], out);
     bt_buf_puts(out, "}]");
     if (a->opt.continuous_usage) { /* of this choice; cached tokens are known at the end only */
         bt_buf_puts(out, ",");
-        put_usage(prompt_of(a, choice)->n_tokens, a->choices[choice].tokens, NULL, out);
+        put_usage(front_prompt_of(a, choice)->n_tokens, a->choices[choice].tokens, NULL, out);
     } else if (a->opt.include_usage) {
         bt_buf_puts(out, ",\"usage\":null");
     }
@@ -342,49 +400,8 @@ void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, str
             bt_buf_puts(out, ",");
             put_usage(u->prompt_tokens, u->completion_tokens, u, out);
         }
-        put_extras(a, u, out);
+        front_put_extras(a, u, out);
         bt_buf_puts(out, "}\n\n");
     }
     bt_buf_puts(out, "data: [DONE]\n\n");
-}
-
-/* ---- whole responses ---- */
-
-static void put_prompt_logprobs(const struct front_answer_prompt *p, struct bt_buf *out)
-{
-    bt_buf_puts(out, ",\"prompt_logprobs\":");
-    if (p->logprobs.len > 0) {
-        bt_buf_append(out, p->logprobs.data, p->logprobs.len);
-    } else {
-        bt_buf_puts(out, "null");
-    }
-}
-
-void front_whole(struct front_answer *a, const struct bt_gen_usage *u, struct bt_buf *out)
-{
-    bool prompts = a->opt.prompt_logprobs >= 0;
-    bt_buf_append(out, a->prefix.data, a->prefix.len);
-    bt_buf_puts(out, ",\"choices\":[");
-    for (uint32_t i = 0; i < a->n_choices; i++) {
-        struct front_choice *c = touch(a, i);
-        bt_buf_puts(out, i == 0 ? "{\"index\":" : ",{\"index\":");
-        front_put_uint(out, i);
-        bt_buf_puts(out, a->opt.chat ? ",\"message\":{\"role\":\"assistant\",\"content\":"
-                                     : ",\"text\":");
-        front_put_str(out, c->text.data, c->text.len);
-        bt_buf_puts(out, a->opt.chat ? "}" : "");
-        put_logprobs(a, c, out);
-        put_finish(c, out);
-        if (prompts && !a->opt.chat) {
-            put_prompt_logprobs(prompt_of(a, i), out);
-        }
-        bt_buf_puts(out, "}");
-    }
-    bt_buf_puts(out, "],");
-    put_usage(u->prompt_tokens, u->completion_tokens, u, out);
-    if (prompts && a->opt.chat) {
-        put_prompt_logprobs(&a->prompts[0], out);
-    }
-    put_extras(a, u, out);
-    bt_buf_puts(out, "}");
 }

@@ -1,5 +1,6 @@
-/* Within front/: what a generation's client reads: SSE chunks and whole responses in OpenAI's
- * formats. Text is built into buffers; nothing is sent here. Pure but for the tokenizer. */
+/* Within front/: what a generation's client reads, in OpenAI's formats: what is kept of an answer,
+ * and the events of streams. Whole responses and echoed prompts, which may be long, are written by
+ * front_write.h. Text is built into buffers; nothing is sent here. Pure but for the tokenizer. */
 #ifndef BT_CONDUCTOR_FRONT_FORMAT_H
 #define BT_CONDUCTOR_FRONT_FORMAT_H
 
@@ -7,9 +8,8 @@
 #include "conductor/front/front_parse.h"
 
 struct front_choice {
-    /* Whole responses: the text so far. Streams: what goes before the next event's text (echo). */
-    struct bt_buf text;
-    struct front_logprobs lp; /* whole responses: all; streams: of the next event */
+    struct bt_buf text;       /* whole responses: what was generated so far */
+    struct front_logprobs lp; /* ... its logprobs; streams: of the next event */
     uint32_t chars;           /* characters of the text up to the next token, for text_offset */
     uint32_t tokens, last_id;
     bool begun, role_sent;
@@ -18,11 +18,15 @@ struct front_choice {
     bool stop_by_id; /* last_id is one of stop_token_ids */
 };
 
+/* A prompt is kept once, whatever the number of its choices, and written for each of them. */
 struct front_answer_prompt {
     uint32_t n_tokens;
-    struct bt_buf text;       /* echo */
-    struct front_logprobs lp; /* echo with logprobs */
-    struct bt_buf logprobs;   /* the field prompt_logprobs */
+    struct bt_buf text;          /* echo */
+    uint32_t chars;              /* of text, once it was asked for */
+    size_t n;                    /* of tokens: 0 until they are told */
+    struct bt_gen_token *tokens; /* with its logprobs; their top arrays in ids and lps */
+    uint32_t *ids;
+    float *lps;
 };
 
 struct front_answer {
@@ -33,22 +37,31 @@ struct front_answer {
     uint32_t n_prompts, n_choices;
     struct front_answer_prompt *prompts;
     struct front_choice *choices; /* choice k of prompt i at i * opt.n + k */
+    size_t held;                  /* bytes that its prompts and choices take */
 };
 
 /* Takes the texts of gen's prompts. */
 void front_answer_init(struct front_answer *a, struct front_generation *gen,
                        const struct bt_tokenizer *tok, const char *id, const char *model,
                        uint64_t created_s, bool timings, bool plan);
+/* Frees one of its large parts; false: there was none left. For answers that take long to free. */
+bool front_answer_shed(struct front_answer *a);
 void front_answer_cleanup(struct front_answer *a);
 
-/* A prompt's own logprobs in the forms that opt asks for: echo's (text: the prompt as it is
- * echoed) and the field prompt_logprobs. On any thread, with names of its own. */
-void front_prompt_format(const struct front_options *opt, struct front_names *names,
-                         const struct bt_gen_token *tokens, size_t n, const struct bt_buf *text,
-                         struct front_logprobs *lp, struct bt_buf *logprobs);
-/* Takes what front_prompt_format made of a prompt, before its choices' first delta. */
-void front_answer_prompt(struct front_answer *a, uint32_t prompt, struct front_logprobs *lp,
-                         struct bt_buf *logprobs);
+/* Bytes that the logprobs of a prompt of so many tokens will take, each with n_top alternatives. */
+size_t front_prompt_bytes(size_t n_tokens, uint32_t n_top);
+/* Keeps a prompt's own logprobs, before its choices' first delta. Copies. */
+void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct bt_gen_token *tokens,
+                         size_t n);
+struct front_answer_prompt *front_prompt_of(struct front_answer *a, uint32_t choice);
+uint32_t front_prompt_chars(struct front_answer_prompt *p); /* of its text */
+/* Streams: does the next event of the choice begin with its prompt? Then front_begin_echo and
+ * front_write.h make it instead of front_answer_delta or front_event_empty. */
+bool front_echo_due(const struct front_answer *a, uint32_t choice);
+/* Takes the delta (NULL: none) whose event is to be written behind the echo: its text and logprobs
+ * are appended to the caller's. */
+void front_begin_echo(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                      struct bt_buf *text, struct front_logprobs *lp);
 /* Takes a delta; choice is the answer's (d->choice counts within its prompt). Streams: appends the
  * beginning of its event to out, up to where finish_reason goes. Whole responses: keeps it, out is
  * not used. */
@@ -62,7 +75,16 @@ void front_event_end(struct front_answer *a, uint32_t choice, struct bt_buf *out
 void front_event_empty(struct front_answer *a, uint32_t choice, struct bt_buf *out);
 /* Streams: the events behind the last choice: usage and timings if asked for, then [DONE]. */
 void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, struct bt_buf *out);
-/* Whole responses. */
-void front_whole(struct front_answer *a, const struct bt_gen_usage *u, struct bt_buf *out);
+
+/* ---- for front_write.c ---- */
+
+/* data: {...,"choices":[{"index":...,"text":" */
+void front_put_event_head(struct front_answer *a, uint32_t choice, struct bt_buf *out);
+/* ,"finish_reason":...,"stop_reason":... */
+void front_put_finish(const struct front_choice *c, struct bt_buf *out);
+/* "usage":{...} and what else the request has asked for. prompt_logprobs is left out. */
+void front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out);
+void front_put_extras(const struct front_answer *a, const struct bt_gen_usage *u,
+                      struct bt_buf *out);
 
 #endif

@@ -2,127 +2,187 @@
  * for each prompt. It ends in one of three ways: the last on_done, the first on_error, or the
  * client's leaving. A stream's event is begun when its delta comes and completed when the next one
  * comes, when it turns out to be the last, or at the end of the loop's turn: so the last token and
- * its finish_reason share an event. What one turn makes leaves as one write. */
+ * its finish_reason share an event. What takes long with a thousand prompts (their start, their
+ * cancelling, freeing an answer) is done in slices of a turn of the loop. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/map.h"
 #include "common/base/sha256.h"
 #include "common/log/log.h"
-#include "conductor/front/front_echo.h"
+#include "conductor/front/front_gen.h"
+#include "conductor/front/front_jobs.h"
 
-struct front_part { /* one prompt's request */
-    struct front_gen *g;
-    struct bt_request *r;    /* NULL: over */
-    struct front_echo *echo; /* the prompt's logprobs are being written, or NULL */
-};
+/* Array elements of its prompts' logprobs that one answer may repeat: about 1 GiB of text, which
+ * takes the loop half a minute to write in slices. */
+#define ANSWER_NAMES_MAX 64000000ull
+/* What a prompt and a choice take beside their text: a request's and an answer's own structures. */
+#define PROMPT_BYTES 4096
+#define CHOICE_BYTES 512
 
-struct front_gen {
-    struct bt_front *f;
-    struct bt_list link;     /* in f->gens */
-    struct bt_list pending;  /* in f->pending while events wait for the turn's end */
-    struct bt_http_req *req; /* NULL: the error is told, the other requests wait in f->ending */
-    struct front_answer a;
-    struct bt_buf events;
-    bool open; /* the last of events is not completed yet */
-    uint32_t event_choice;
-    bool started; /* the stream's header is out */
-    struct bt_gen_usage usage;
-    uint32_t n_parts, n_running;
-    char tenant[33]; /* "": none */
-    char id[48];
-    struct front_part parts[];
-};
+/* ---- the end ---- */
 
-static void gen_free(struct front_gen *g)
+static void on_dead_timer(void *arg);
+
+/* Those that were not started; the others are the machine's. */
+static void specs_free(struct front_gen *g)
 {
-    for (uint32_t i = 0; i < g->n_parts; i++) {
-        if (g->parts[i].echo != NULL) {
-            front_echo_forget(g->parts[i].echo);
-        }
-    }
-    bt_list_remove(&g->link);
-    bt_list_remove(&g->pending);
-    g->f->n_gens--;
-    bt_metric_set(g->f->m.open, g->f->n_gens);
-    front_answer_cleanup(&g->a);
-    bt_buf_cleanup(&g->events);
-    free(g);
+    struct front_generation rest = {.specs = g->specs};
+    rest.prompts.n = g->n_parts;
+    rest.prompts.list = bt_calloc(g->n_parts, sizeof(rest.prompts.list[0]));
+    front_generation_cleanup(&rest);
 }
 
-static void cancel_parts(struct front_gen *g)
-{
-    for (uint32_t i = 0; i < g->n_parts; i++) {
-        if (g->parts[i].r != NULL) {
-            bt_request_cancel(g->parts[i].r);
-        }
-    }
-}
-
-/* ---- streams ---- */
-
-static void complete_event(struct front_gen *g)
-{
-    if (g->open) {
-        g->open = false;
-        front_event_end(&g->a, g->event_choice, &g->events);
-    }
-}
-
-/* The plan of one prompt's request, under the id that it is explained by. */
-static void add_plan(const struct front_part *p, const struct bt_gen_plan *plan)
-{
-    const struct front_gen *g = p->g;
-    char id[64];
-    if (g->n_parts == 1) {
-        snprintf(id, sizeof(id), "%s", g->id);
-    } else {
-        snprintf(id, sizeof(id), "%s-%u", g->id, (unsigned)(p - g->parts));
-    }
-    front_plan_header(g->req, id, plan);
-}
-
-static void send_events(struct front_gen *g)
-{
-    complete_event(g);
-    bt_list_remove(&g->pending);
-    if (g->events.len == 0) {
-        return;
-    }
-    if (!g->started) {
-        g->started = true;
-        front_common_headers(g->f, g->req);
-        if (g->a.plan && g->parts[0].r != NULL) { /* of several prompts the first */
-            add_plan(&g->parts[0], &bt_request_usage(g->parts[0].r)->plan);
-        }
-        bt_http_add_header(g->req, "Cache-Control", "no-cache");
-        bt_http_start(g->req, 200, "text/event-stream");
-        front_count(g->f, 200);
-    }
-    bt_http_write(g->req, g->events.data, g->events.len);
-    bt_buf_clear(&g->events);
-}
-
-static void flush_pending(void *arg)
-{
-    struct bt_front *f = arg;
-    while (!bt_list_empty(&f->pending)) {
-        send_events(BT_CONTAINER_OF(f->pending.next, struct front_gen, pending));
-    }
-}
-
-/* An event of choice has been begun in g->events. */
-static void event_begun(struct front_gen *g, uint32_t choice)
+/* True: freed. Else one of its large parts is. */
+static bool gen_shed(struct front_gen *g)
 {
     struct bt_front *f = g->f;
-    g->open = true;
-    g->event_choice = choice;
-    if (bt_list_empty(&g->pending)) {
-        if (bt_list_empty(&f->pending)) {
-            bt_timer_start(f->loop, &f->pending_timer, 0, 0, flush_pending, f);
-        }
-        bt_list_insert_tail(&f->pending, &g->pending);
+    if (front_answer_shed(&g->a)) {
+        return false;
     }
+    bt_list_remove(&g->link);
+    front_room_give_back(&f->room, &g->hold);
+    front_answer_cleanup(&g->a);
+    front_out_cleanup(g);
+    specs_free(g);
+    free(g);
+    return true;
+}
+
+/* Nothing refers to it any more. Its memory goes from the loop, by and by. */
+static void gen_free(struct front_gen *g)
+{
+    struct bt_front *f = g->f;
+    bt_list_remove(&g->link);
+    bt_list_remove(&g->pending);
+    bt_list_remove(&g->starting);
+    bt_list_remove(&g->ending);
+    f->n_gens--;
+    bt_metric_set(f->m.open, f->n_gens);
+    if (bt_list_empty(&f->dead)) {
+        bt_timer_start(f->loop, &f->dead_timer, 0, 0, on_dead_timer, f);
+    }
+    bt_list_insert_tail(&f->dead, &g->link);
+}
+
+static void free_dead(struct bt_front *f, uint64_t until_ns)
+{
+    while (!bt_list_empty(&f->dead) && bt_mono_ns() < until_ns) {
+        (void)gen_shed(BT_CONTAINER_OF(f->dead.next, struct front_gen, link));
+    }
+}
+
+static void on_dead_timer(void *arg)
+{
+    struct bt_front *f = arg;
+    free_dead(f, bt_mono_ns() + BT_LOOP_SLICE_NS);
+    if (!bt_list_empty(&f->dead)) {
+        bt_timer_start(f->loop, &f->dead_timer, 0, 0, on_dead_timer, f);
+    }
+}
+
+static void on_ending_timer(void *arg);
+
+/* The parts are cancelled from the loop: there may be a thousand, and the machine may be walking
+ * over its requests while it calls here. */
+void front_gen_close(struct front_gen *g)
+{
+    struct bt_front *f = g->f;
+    g->closed = true;
+    bt_list_remove(&g->starting);
+    bt_list_remove(&g->pending);
+    if (g->n_live == 0 && g->req == NULL) {
+        gen_free(g);
+        return;
+    }
+    if (g->n_live > 0 && bt_list_empty(&g->ending)) {
+        if (bt_list_empty(&f->ending)) {
+            bt_timer_start(f->loop, &f->ending_timer, 0, 0, on_ending_timer, f);
+        }
+        bt_list_insert_tail(&f->ending, &g->ending);
+    }
+}
+
+void front_gen_answered(struct front_gen *g)
+{
+    g->req = NULL;
+    front_gen_close(g);
+}
+
+/* False: no time was left. */
+static bool cancel_parts(struct front_gen *g, uint64_t until_ns)
+{
+    for (uint32_t i = 0; i < g->n_started && g->n_live > 0; i++) {
+        struct bt_request *r = g->parts[i].r;
+        if (r == NULL) {
+            continue;
+        }
+        if (bt_mono_ns() >= until_ns) {
+            return false;
+        }
+        g->parts[i].r = NULL;
+        g->n_live--;
+        bt_request_cancel(r);
+    }
+    return true;
+}
+
+static void end_some(struct bt_front *f, uint64_t until_ns)
+{
+    while (!bt_list_empty(&f->ending)) {
+        struct front_gen *g = BT_CONTAINER_OF(f->ending.next, struct front_gen, ending);
+        if (!cancel_parts(g, until_ns)) {
+            return;
+        }
+        bt_list_remove(&g->ending);
+        if (g->req == NULL) {
+            gen_free(g);
+        }
+    }
+}
+
+static void on_ending_timer(void *arg)
+{
+    struct bt_front *f = arg;
+    end_some(f, bt_mono_ns() + BT_LOOP_SLICE_NS);
+    if (!bt_list_empty(&f->ending)) {
+        bt_timer_start(f->loop, &f->ending_timer, 0, 0, on_ending_timer, f);
+    }
+}
+
+void front_gen_end_all(struct bt_front *f)
+{
+    end_some(f, UINT64_MAX);
+    free_dead(f, UINT64_MAX);
+    bt_timer_stop(f->loop, &f->pending_timer);
+    bt_timer_stop(f->loop, &f->starting_timer);
+    bt_timer_stop(f->loop, &f->ending_timer);
+    bt_timer_stop(f->loop, &f->dead_timer);
+}
+
+static void on_gone(void *arg)
+{
+    struct front_gen *g = arg;
+    bt_metric_add(g->f->m.gone, 1);
+    front_gen_answered(g);
+}
+
+/* What it keeps has grown. False: beyond what it may; it is over. */
+static bool has_room(struct front_gen *g)
+{
+    struct front_error e = {0};
+    size_t bytes = g->base + g->a.held + g->queued + g->events.len;
+    if (g->queued + g->events.len > FRONT_QUEUED_MAX) {
+        BT_DEBUG("http_slow_reader", "unsent=%zu", g->queued + g->events.len);
+        front_out_abort(g);
+        return false;
+    }
+    if (front_room_grow(&g->f->room, &g->hold, bytes, &e)) {
+        return true;
+    }
+    front_out_error(g, &e, NULL, NULL);
+    return false;
 }
 
 /* ---- callbacks of the request machine ---- */
@@ -138,54 +198,55 @@ static uint32_t choice_of(const struct front_part *p, uint32_t choice)
     return prompt_of(p) * p->g->a.opt.n + choice;
 }
 
-static void on_echo_taken(void *arg)
-{
-    struct front_part *p = arg;
-    p->echo = NULL;
-    if (p->r != NULL) { /* else it has failed meanwhile */
-        bt_request_prompt_taken(p->r);
-    }
-}
-
 static bool on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
 {
     struct front_part *p = arg;
-    struct front_gen *g = p->g;
-    if (g->req != NULL) {
-        p->echo = front_echo_start(g->f, &g->a, prompt_of(p), tokens, n, on_echo_taken, p);
+    if (!p->g->closed) {
+        front_answer_prompt(&p->g->a, prompt_of(p), tokens, n);
     }
-    return p->echo == NULL;
+    return true;
 }
 
 static void on_delta(void *arg, const struct bt_gen_delta *d)
 {
     struct front_part *p = arg;
     struct front_gen *g = p->g;
-    if (g->req == NULL) {
+    if (g->closed) {
         return;
     }
-    complete_event(g);
-    front_answer_delta(&g->a, choice_of(p, d->choice), d, &g->events);
-    if (g->a.opt.stream) {
-        event_begun(g, choice_of(p, d->choice));
+    uint32_t choice = choice_of(p, d->choice);
+    front_out_complete(g);
+    if (front_echo_due(&g->a, choice)) {
+        front_out_echo(g, choice, d);
+    } else {
+        front_answer_delta(&g->a, choice, d, &g->events);
+        if (g->a.opt.stream) {
+            front_out_begun(g, choice);
+        }
     }
+    (void)has_room(g);
 }
 
 static void on_finish(void *arg, uint32_t of_prompt, bt_finish_t reason, const char *stop_string)
 {
     struct front_part *p = arg;
     struct front_gen *g = p->g;
-    if (g->req == NULL) {
+    if (g->closed) {
         return;
     }
     uint32_t choice = choice_of(p, of_prompt);
     if (g->a.opt.stream && !(g->open && g->event_choice == choice)) {
-        complete_event(g);
-        front_event_empty(&g->a, choice, &g->events);
-        event_begun(g, choice);
+        front_out_complete(g);
+        if (front_echo_due(&g->a, choice)) {
+            front_out_echo(g, choice, NULL);
+        } else {
+            front_event_empty(&g->a, choice, &g->events);
+            front_out_begun(g, choice);
+        }
     }
     front_answer_finish(&g->a, choice, reason, stop_string);
-    complete_event(g);
+    front_out_complete(g);
+    (void)has_room(g);
 }
 
 static double larger(double a, double b)
@@ -214,82 +275,45 @@ static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bo
     sum->hidden_fraction = -1; /* of one transfer only */
 }
 
+static void part_over(struct front_part *p)
+{
+    p->r = NULL;
+    p->g->n_live--;
+    p->g->n_running--;
+}
+
 static void on_done(void *arg, const struct bt_gen_usage *u)
 {
     struct front_part *p = arg;
     struct front_gen *g = p->g;
-    p->r = NULL;
     add_usage(&g->usage, u, g->n_running == g->n_parts);
-    g->n_running--;
+    part_over(p);
     front_keys_charge(g->f->keys, g->tenant[0] != '\0' ? g->tenant : NULL, u->completion_tokens);
-    if (g->req == NULL || g->n_running > 0) {
+    if (g->closed || g->n_running > 0) {
         return;
     }
     if (g->a.opt.stream) {
-        complete_event(g);
+        front_out_complete(g);
         front_events_last(&g->a, &g->usage, &g->events);
-        send_events(g);
-        bt_http_end(g->req);
+        front_out_stream_end(g);
     } else {
-        front_whole(&g->a, &g->usage, &g->events);
-        if (g->a.plan) {
-            add_plan(&g->parts[0], &g->usage.plan);
-        }
-        front_respond(g->f, g->req, 200, "application/json", &g->events);
-    }
-    gen_free(g);
-}
-
-void front_gen_end_all(struct bt_front *f)
-{
-    while (!bt_list_empty(&f->ending)) {
-        struct front_gen *g = BT_CONTAINER_OF(f->ending.next, struct front_gen, link);
-        cancel_parts(g);
-        gen_free(g);
+        front_out_whole(g);
     }
 }
 
-static void on_ending_timer(void *arg)
-{
-    front_gen_end_all(arg);
-}
-
-/* One prompt failed: so does the answer. The others are cancelled from the loop, because the
- * machine may be walking over its requests while it calls here. */
+/* One prompt failed: so does the answer. */
 static void on_error(void *arg, int http, const char *message, uint32_t retry_after_s)
 {
     struct front_part *p = arg;
     struct front_gen *g = p->g;
-    struct bt_front *f = g->f;
     struct front_error e = {.retry_after_s = retry_after_s};
     struct bt_gen_plan plan = p->r != NULL ? bt_request_usage(p->r)->plan : (struct bt_gen_plan){0};
-    p->r = NULL;
-    g->n_running--;
-    if (g->req == NULL) {
+    part_over(p);
+    if (g->closed) {
         return;
     }
     front_fail(&e, http, NULL, NULL, "%s", message);
-    complete_event(g);
-    if (g->started || g->events.len > 0) { /* tokens are out: an error event, and no [DONE] */
-        bt_buf_puts(&g->events, "data: ");
-        front_error_json(&e, &g->events);
-        bt_buf_puts(&g->events, "\n\n");
-        send_events(g);
-        bt_http_end(g->req);
-    } else {
-        if (g->a.plan) {
-            add_plan(p, &plan);
-        }
-        front_respond_error(f, g->req, &e);
-    }
-    g->req = NULL;
-    if (g->n_running == 0) {
-        gen_free(g);
-        return;
-    }
-    bt_list_remove(&g->link);
-    bt_list_insert_tail(&f->ending, &g->link);
-    bt_timer_start(f->loop, &f->ending_timer, 0, 0, on_ending_timer, f);
+    front_out_error(g, &e, p, &plan);
 }
 
 static const struct bt_gen_ops gen_ops = {
@@ -299,14 +323,6 @@ static const struct bt_gen_ops gen_ops = {
     .on_done = on_done,
     .on_error = on_error,
 };
-
-static void on_gone(void *arg)
-{
-    struct front_gen *g = arg;
-    bt_metric_add(g->f->m.gone, 1);
-    cancel_parts(g);
-    gen_free(g);
-}
 
 /* ---- the beginning ---- */
 
@@ -325,22 +341,41 @@ static void take_terms(struct bt_gen_spec *s, const struct front_key_terms *t,
     }
 }
 
-static void start(struct front_gen *g, struct front_generation *gen, const char *id,
-                  const char *tenant, const struct front_wishes *w)
+static void start_part(struct front_gen *g)
 {
-    for (uint32_t i = 0; i < g->n_parts; i++) {
-        struct bt_gen_spec *s = &gen->specs[i];
-        s->id = g->n_parts == 1 ? bt_strdup(id) : bt_sprintf("%s-%u", id, i);
-        s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
-        s->received_ns = bt_http_received_ns(g->req);
-        s->timeout_ms = g->f->request_timeout_ms;
-        take_terms(s, front_keys_terms(g->f->keys, tenant), w);
-        BT_DEBUG("generation_started", "req=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
-                 s->id, s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
-        struct front_part *p = &g->parts[i];
-        p->g = g;
-        p->r = bt_request_start(g->f->rs, s, &gen_ops, p);
-        *s = (struct bt_gen_spec){0};
+    struct bt_front *f = g->f;
+    uint32_t i = g->n_started++;
+    const char *tenant = g->tenant[0] != '\0' ? g->tenant : NULL;
+    struct bt_gen_spec *s = &g->specs[i];
+    s->id = g->n_parts == 1 ? bt_strdup(g->id) : bt_sprintf("%s-%u", g->id, i);
+    s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
+    s->received_ns = bt_http_received_ns(g->req);
+    s->timeout_ms = f->request_timeout_ms;
+    take_terms(s, front_keys_terms(f->keys, tenant), &g->wishes);
+    BT_DEBUG("generation_started", "req=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d", s->id,
+             s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
+    struct front_part *p = &g->parts[i];
+    p->g = g;
+    g->n_live++;
+    p->r = bt_request_start(f->rs, s, &gen_ops, p);
+    *s = (struct bt_gen_spec){0};
+}
+
+/* Starts parts of those that have some to start, for a slice. */
+static void start_some(void *arg)
+{
+    struct bt_front *f = arg;
+    uint64_t until_ns = bt_mono_ns() + BT_LOOP_SLICE_NS;
+    while (!bt_list_empty(&f->starting)) {
+        struct front_gen *g = BT_CONTAINER_OF(f->starting.next, struct front_gen, starting);
+        while (g->n_started < g->n_parts) {
+            start_part(g);
+            if (g->n_started < g->n_parts && bt_mono_ns() >= until_ns) {
+                bt_timer_start(f->loop, &f->starting_timer, 0, 0, start_some, f);
+                return;
+            }
+        }
+        bt_list_remove(&g->starting);
     }
 }
 
@@ -354,39 +389,95 @@ static void run_chat(const struct front_model *m, struct front_job *j)
     j->ok = front_parse_generation(m, true, j->body, j->len, &j->gen, &j->e);
 }
 
-static void on_parsed(struct front_job *j)
+/* How often its answer will repeat something of a prompt's logprobs. */
+static uint64_t names_of(const struct front_generation *gen, uint64_t prompt_tokens)
+{
+    const struct front_options *o = &gen->opt;
+    uint64_t names = 0;
+    if (o->echo && o->logprobs >= 0) {
+        names += prompt_tokens * o->n * (4 + (uint64_t)o->logprobs);
+    }
+    if (o->prompt_logprobs >= 0) {
+        names += prompt_tokens * (o->chat ? 1 : o->n) * (1 + (uint64_t)o->prompt_logprobs);
+    }
+    return names;
+}
+
+/* Can its answer be made, and is there room for what it is known to keep (*bytes_p)? */
+static bool fits(struct bt_front *f, const struct front_generation *gen, uint64_t tenant,
+                 uint64_t prompt_tokens, size_t *bytes_p, struct front_error *e)
+{
+    uint64_t names = names_of(gen, prompt_tokens);
+    if (names > ANSWER_NAMES_MAX) {
+        return front_fail(e, 400, NULL, NULL,
+                          "this answer would repeat %llu million parts of its prompts' logprobs; "
+                          "at most %llu million: lower 'n' or 'logprobs', or send fewer prompts",
+                          (unsigned long long)names / 1000000, ANSWER_NAMES_MAX / 1000000);
+    }
+    size_t bytes = gen->prompts.n * (PROMPT_BYTES + (size_t)gen->opt.n * CHOICE_BYTES);
+    for (uint32_t i = 0; i < gen->prompts.n; i++) {
+        const struct bt_gen_spec *s = &gen->specs[i];
+        bytes += gen->prompts.list[i].text.len;
+        bytes += s->prompt_logprobs ? front_prompt_bytes(s->prompt.n, s->prompt_top) : 0;
+    }
+    *bytes_p = bytes;
+    return front_room_fits(&f->room, tenant, bytes, e);
+}
+
+static struct front_gen *gen_create(struct front_job *j, const struct front_wishes *w)
 {
     struct bt_front *f = j->f;
     uint8_t random[12];
-    char hex[2 * sizeof(random) + 1], id[sizeof(hex) + 16];
+    char hex[2 * sizeof(random) + 1];
+    uint32_t n = j->gen.prompts.n;
+    struct front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
     bt_random(random, sizeof(random));
     bt_hex(random, sizeof(random), hex);
-    snprintf(id, sizeof(id), "%s-%s", j->gen.opt.chat ? "chatcmpl" : "cmpl", hex);
+    snprintf(g->id, sizeof(g->id), "%s-%s", j->gen.opt.chat ? "chatcmpl" : "cmpl", hex);
+    snprintf(g->tenant, sizeof(g->tenant), "%s", j->tenant != NULL ? j->tenant : "");
+    g->f = f;
+    g->req = j->req;
+    g->wishes = *w;
+    g->n_parts = g->n_running = n;
+    bt_list_init(&g->hold.link);
+    bt_list_init(&g->pending);
+    bt_list_init(&g->starting);
+    bt_list_init(&g->ending);
+    bt_list_init(&g->queue);
+    bt_list_insert_tail(&f->gens, &g->link);
+    bt_metric_set(f->m.open, ++f->n_gens);
+    front_answer_init(&g->a, &j->gen, f->model.tok, g->id, f->model_id,
+                      bt_real_ns() / 1000000000ull, w->timings, w->plan);
+    g->specs = j->gen.specs;
+    j->gen.specs = NULL;
+    bt_http_on_gone(g->req, on_gone, g);
+    return g;
+}
 
+static void on_parsed(struct front_job *j)
+{
+    struct bt_front *f = j->f;
     struct front_wishes w;
     uint64_t prompt_tokens = 0;
+    uint64_t tenant = j->tenant != NULL ? bt_hash64(j->tenant, strlen(j->tenant), 0) : 0;
+    size_t bytes = 0;
     for (uint32_t i = 0; i < j->gen.prompts.n; i++) {
         prompt_tokens += j->gen.specs[i].prompt.n;
     }
     if (!front_wishes_read(j->req, &w, &j->e) ||
+        !fits(f, &j->gen, tenant, prompt_tokens, &bytes, &j->e) ||
         !front_keys_admit(f->keys, j->tenant, prompt_tokens, &j->e)) {
         front_respond_error(f, j->req, &j->e);
         return;
     }
-    uint32_t n = j->gen.prompts.n;
-    struct front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
-    g->f = f;
-    g->req = j->req;
-    g->n_parts = g->n_running = n;
-    snprintf(g->tenant, sizeof(g->tenant), "%s", j->tenant != NULL ? j->tenant : "");
-    snprintf(g->id, sizeof(g->id), "%s", id);
-    bt_list_insert_tail(&f->gens, &g->link);
-    bt_list_init(&g->pending);
-    bt_metric_set(f->m.open, ++f->n_gens);
-    front_answer_init(&g->a, &j->gen, f->model.tok, id, f->model_id, bt_real_ns() / 1000000000ull,
-                      w.timings, w.plan);
-    bt_http_on_gone(g->req, on_gone, g);
-    start(g, &j->gen, id, j->tenant, &w);
+    struct front_gen *g = gen_create(j, &w);
+    g->base = bytes;
+    front_room_take(&f->room, &g->hold, tenant, bytes);
+    bool idle = bt_list_empty(&f->starting);
+    bt_list_insert_tail(&f->starting, &g->starting);
+    if (idle) {
+        start_some(f);
+    }
 }
 
 /* Before its body is looked at. A wish that is wrong is told when it is read in earnest. */

@@ -221,12 +221,11 @@ static void put_escape(struct bt_buf *out, unsigned char c)
     }
 }
 
-void front_put_str(struct bt_buf *out, const char *s, size_t len)
+void front_put_text(struct bt_buf *out, const char *s, size_t len)
 {
     size_t from = 0, i = 0; /* [from, i) is copied as it is */
     s = s != NULL ? s : "";
-    bt_buf_reserve(out, len + 2);
-    bt_buf_append(out, "\"", 1);
+    bt_buf_reserve(out, len);
     while (i < len) {
         unsigned char c = (unsigned char)s[i];
         bool plain = c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
@@ -244,6 +243,12 @@ void front_put_str(struct bt_buf *out, const char *s, size_t len)
         from = ++i;
     }
     bt_buf_append(out, s + from, len - from);
+}
+
+void front_put_str(struct bt_buf *out, const char *s, size_t len)
+{
+    bt_buf_append(out, "\"", 1);
+    front_put_text(out, s, len);
     bt_buf_append(out, "\"", 1);
 }
 

@@ -44,6 +44,9 @@ bool front_asked_for(const json_t *v);
 /* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
 void front_put_str(struct bt_buf *out, const char *s, size_t len);
 void front_put_cstr(struct bt_buf *out, const char *s);
+/* As front_put_str without the quotes: a string may be written in pieces, each of whole characters.
+ */
+void front_put_text(struct bt_buf *out, const char *s, size_t len);
 /* Decimal, without printf: several times a token. */
 void front_put_uint(struct bt_buf *out, uint64_t v);
 /* Shortest form that reads back as the same float; -9999 for what JSON cannot say. */

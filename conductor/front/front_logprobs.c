@@ -117,41 +117,63 @@ static void put_top_dict(struct front_names *names, const struct bt_gen_token *t
     bt_buf_puts(out, "}");
 }
 
-/* The four arrays of a token. A NaN logprob (the prompt's first token: nothing stands before it)
- * is null. Leaves the token's bytes in names->piece. */
+/* One of a token's four arrays. A NaN logprob (the prompt's first token: nothing stands before it)
+ * is null. LP_TOKENS leaves the token's bytes in names->piece. */
+static void put_completion_part(struct front_names *names, const struct bt_gen_token *t,
+                                uint32_t n_top, uint32_t offset, int part, struct bt_buf *out)
+{
+    if (part == LP_TOKENS) {
+        put_token(names, t->id, out);
+    } else if (part == LP_OFFSETS) {
+        front_put_uint(out, offset);
+    } else if (isnan(t->logprob)) {
+        bt_buf_puts(out, "null");
+    } else if (part == LP_LOGPROBS) {
+        front_put_float(out, t->logprob);
+    } else {
+        put_top_dict(names, t, BT_MIN(n_top, t->n_top), out);
+    }
+}
+
 static void add_completion_token(struct front_logprobs *lp, struct front_names *names,
                                  const struct bt_gen_token *t, uint32_t n_top, uint32_t offset)
 {
-    for (int k = 0; k < LP_PARTS; k++) {
+    for (int k = LP_PARTS - 1; k >= 0; k--) { /* LP_TOKENS last: it leaves the piece */
         put_comma(&lp->part[k]);
+        put_completion_part(names, t, n_top, offset, k, &lp->part[k]);
     }
-    if (isnan(t->logprob)) {
-        bt_buf_puts(&lp->part[LP_LOGPROBS], "null");
-        bt_buf_puts(&lp->part[LP_TOP], "null");
-    } else {
-        front_put_float(&lp->part[LP_LOGPROBS], t->logprob);
-        put_top_dict(names, t, BT_MIN(n_top, t->n_top), &lp->part[LP_TOP]);
-    }
-    front_put_uint(&lp->part[LP_OFFSETS], offset);
-    put_token(names, t->id, &lp->part[LP_TOKENS]);
 }
 
-void front_logprobs_add_prompt(struct front_logprobs *lp, struct front_names *names,
-                               const struct bt_gen_token *tokens, size_t n, uint32_t n_top,
-                               const struct bt_buf *text)
+/* Where the next token begins in the echoed text. */
+static void pass_token(struct front_names *names, uint32_t id, const struct bt_buf *text,
+                       uint32_t all, struct front_prompt_place *at)
 {
-    uint32_t chars = 0, all = front_count_chars(text->data, text->len);
-    size_t at = 0; /* bytes of text that the tokens so far make up */
-    for (size_t i = 0; i < n; i++) {
-        add_completion_token(lp, names, &tokens[i], n_top, chars);
-        const struct bt_buf *p = &names->piece;
-        bool here = p->len <= text->len - at && memcmp(text->data + at, p->data, p->len) == 0;
-        /* A special token may be written in the text, or come from the tokenizer (BOS). */
-        if (here || !bt_tokenizer_is_special(names->tok, tokens[i].id)) {
-            at = BT_MIN(at + p->len, text->len);
-            chars = BT_MIN(chars + front_count_chars(p->data, p->len), all);
-        }
+    load_piece(names, id);
+    const struct bt_buf *p = &names->piece;
+    bool here = p->len == 0 || (p->len <= text->len - at->bytes &&
+                                memcmp(text->data + at->bytes, p->data, p->len) == 0);
+    /* A special token may be written in the text, or come from the tokenizer (BOS). */
+    if (here || !bt_tokenizer_is_special(names->tok, id)) {
+        at->bytes = BT_MIN(at->bytes + p->len, text->len);
+        at->chars = BT_MIN(at->chars + front_count_chars(p->data, p->len), all);
     }
+}
+
+bool front_logprobs_put_prompt(struct front_names *names, const struct bt_gen_token *tokens,
+                               size_t n, uint32_t n_top, const struct bt_buf *text, uint32_t all,
+                               int part, struct front_prompt_place *at, struct front_slice *slice,
+                               struct bt_buf *out)
+{
+    for (; at->token < n && front_slice_has_room(slice, out); at->token++) {
+        const struct bt_gen_token *t = &tokens[at->token];
+        bt_buf_puts(out, at->token == 0 ? "" : ",");
+        put_completion_part(names, t, n_top, at->chars, part, out);
+        if (part == LP_OFFSETS) {
+            pass_token(names, t->id, text, all, at);
+        }
+        slice->names += part == LP_TOP ? BT_MIN(n_top, t->n_top) + 1 : 1;
+    }
+    return at->token == n;
 }
 
 /* ---- chat ---- */
@@ -200,20 +222,18 @@ void front_logprobs_add(struct front_logprobs *lp, bool chat, struct front_names
     }
 }
 
-void front_logprobs_append(struct front_logprobs *lp, const struct front_logprobs *more)
+const char *front_logprobs_part(bool chat, int part)
 {
-    for (int k = 0; k < LP_PARTS; k++) {
-        bt_buf_append(&lp->part[k], more->part[k].data, more->part[k].len);
-    }
+    static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+    return chat ? "content" : names[part];
 }
 
 void front_logprobs_put(struct front_logprobs *lp, bool chat, struct bt_buf *out)
 {
-    static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
     bt_buf_puts(out, "{");
     for (int k = 0; k < (chat ? 1 : LP_PARTS); k++) {
         bt_buf_puts(out, k == 0 ? "\"" : ",\"");
-        bt_buf_puts(out, chat ? "content" : names[k]);
+        bt_buf_puts(out, front_logprobs_part(chat, k));
         bt_buf_puts(out, "\":[");
         bt_buf_append(out, lp->part[k].data, lp->part[k].len);
         bt_buf_puts(out, "]");
@@ -241,30 +261,37 @@ static void put_ranked(struct front_names *names, uint32_t id, float logprob, ui
     bt_buf_puts(out, "}");
 }
 
-void front_prompt_logprobs_put(struct front_names *names, const struct bt_gen_token *tokens,
-                               size_t n, uint32_t n_top, struct bt_buf *out)
+/* The actual token first, then the most likely ones. */
+static void put_prompt_token(struct front_names *names, const struct bt_gen_token *t,
+                             uint32_t n_top, struct bt_buf *out)
 {
-    bt_buf_puts(out, "[");
-    for (size_t i = 0; i < n; i++) {
-        const struct bt_gen_token *t = &tokens[i];
-        uint32_t rank = 0;
-        bt_buf_puts(out, i == 0 ? "" : ",");
-        if (isnan(t->logprob)) {
-            bt_buf_puts(out, "null");
-            continue;
-        }
-        for (uint32_t k = 0; k < t->n_top && rank == 0; k++) {
-            rank = t->top_id[k] == t->id ? k + 1 : 0;
-        }
-        bt_buf_puts(out, "{");
-        put_ranked(names, t->id, t->logprob, rank, out);
-        for (uint32_t k = 0; k < BT_MIN(n_top, t->n_top); k++) {
-            if (t->top_id[k] != t->id) {
-                bt_buf_puts(out, ",");
-                put_ranked(names, t->top_id[k], t->top_logprob[k], k + 1, out);
-            }
-        }
-        bt_buf_puts(out, "}");
+    uint32_t rank = 0;
+    if (isnan(t->logprob)) {
+        bt_buf_puts(out, "null");
+        return;
     }
-    bt_buf_puts(out, "]");
+    for (uint32_t k = 0; k < t->n_top && rank == 0; k++) {
+        rank = t->top_id[k] == t->id ? k + 1 : 0;
+    }
+    bt_buf_puts(out, "{");
+    put_ranked(names, t->id, t->logprob, rank, out);
+    for (uint32_t k = 0; k < BT_MIN(n_top, t->n_top); k++) {
+        if (t->top_id[k] != t->id) {
+            bt_buf_puts(out, ",");
+            put_ranked(names, t->top_id[k], t->top_logprob[k], k + 1, out);
+        }
+    }
+    bt_buf_puts(out, "}");
+}
+
+bool front_prompt_logprobs_put(struct front_names *names, const struct bt_gen_token *tokens,
+                               size_t n, uint32_t n_top, struct front_prompt_place *at,
+                               struct front_slice *slice, struct bt_buf *out)
+{
+    for (; at->token < n && front_slice_has_room(slice, out); at->token++) {
+        bt_buf_puts(out, at->token == 0 ? "" : ",");
+        put_prompt_token(names, &tokens[at->token], n_top, out);
+        slice->names += 2 * BT_MIN(n_top, tokens[at->token].n_top) + 2;
+    }
+    return at->token == n;
 }

@@ -7,6 +7,7 @@
 #include "conductor/front/front.h"
 #include "conductor/front/front_format.h"
 #include "conductor/front/front_parse.h"
+#include "conductor/front/front_room.h"
 
 struct front_keys; /* API keys, hashed */
 
@@ -52,13 +53,16 @@ struct bt_front {
     bool leaving; /* /health says so already */
     bool draining;
     struct bt_list gens, pending; /* generations; those with events to send this turn */
-    struct bt_list ending;        /* answered with an error; their other requests are cancelled */
+    struct bt_list starting;      /* some of their requests are to be started */
+    struct bt_list ending;        /* answered or left; their other requests are cancelled */
+    struct bt_list dead;          /* their memory is freed */
+    struct front_room room;
     uint32_t n_gens;
     struct front_jobs *jobs; /* front_jobs.h */
     uint32_t n_jobs;         /* bodies that its thread reads */
-    struct bt_timer pending_timer, ending_timer;
+    struct bt_timer pending_timer, starting_timer, ending_timer, dead_timer;
     struct {
-        struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns;
+        struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns, *held, *unsent;
     } m;
 };
 
@@ -95,7 +99,7 @@ void front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *te
 void front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 
-/* Cancels what answered generations have left running. */
+/* Cancels what answered generations have left running, and frees them. */
 void front_gen_end_all(struct bt_front *f);
 
 #endif

@@ -213,6 +213,7 @@ static int unload_model(void **state)
 }
 
 static const char *allowed_origins = "*";
+static size_t answers_max; /* 0: as the front has it */
 
 static void open_front(const char *keys_file, const struct bt_template *t)
 {
@@ -221,7 +222,8 @@ static void open_front(const char *keys_file, const struct bt_template *t)
                                    .model = &model,
                                    .allowed_origins = allowed_origins,
                                    .api_keys_file = keys_file,
-                                   .created_s = 1234567890};
+                                   .created_s = 1234567890,
+                                   .answers_max = answers_max};
     bt_http_options_default(&conf.http);
     conf.http.listen = "127.0.0.1:0";
     n_started = n_cancelled = n_taken = 0;
@@ -237,7 +239,7 @@ static void open_front(const char *keys_file, const struct bt_template *t)
     }
 }
 
-static int setup(void **state)
+static inline int setup(void **state)
 {
     (void)state;
     open_front(NULL, tmpl);

@@ -1,0 +1,73 @@
+/* Within front/: a generation in flight, shared by front_gen.c (its life and the request machine's
+ * callbacks) and front_out.c (what its client is sent). Loop thread. */
+#ifndef BT_CONDUCTOR_FRONT_GEN_H
+#define BT_CONDUCTOR_FRONT_GEN_H
+
+#include "conductor/front/front_priv.h"
+#include "conductor/front/front_write.h"
+
+/* Events that wait behind echoed prompts. Prompts take seconds to read, so a client that reads is
+ * allowed more than one whose events alone wait (bt_http_options.out_max). */
+#define FRONT_QUEUED_MAX (8 * 1024 * 1024)
+
+struct front_part { /* one prompt's request */
+    struct front_gen *g;
+    struct bt_request *r; /* NULL: not started yet, or over */
+};
+
+struct front_gen {
+    struct bt_front *f;
+    struct bt_list link;     /* in f->gens, or f->dead */
+    struct bt_list pending;  /* in f->pending while events wait for the turn's end */
+    struct bt_list starting; /* in f->starting while some of its parts are not started */
+    struct bt_list ending;   /* in f->ending while its parts are cancelled */
+    struct front_hold hold;
+    size_t base;             /* bytes of hold that its prompts take */
+    struct bt_http_req *req; /* NULL: the answer is out, or nobody waits for it */
+    bool closed;             /* what the machine says is not listened to any more */
+    struct front_answer a;
+    struct bt_buf events;
+    bool open; /* the last of events is not completed yet */
+    uint32_t event_choice;
+    bool started;               /* the response's header is out */
+    bool pulled;                /* it is sent as fast as the client reads */
+    struct bt_list queue;       /* front_piece: what a pulled stream sends next, before events */
+    size_t queued;              /* bytes of it */
+    struct front_writer writer; /* of a whole response */
+    struct bt_gen_usage usage;
+    struct bt_gen_spec *specs; /* of the parts from n_started on */
+    struct front_wishes wishes;
+    uint32_t n_parts, n_started, n_running; /* running: not over, the others included */
+    uint32_t n_live;                        /* parts that have a request */
+    char tenant[33];                        /* "": none */
+    char id[48];
+    struct front_part parts[];
+};
+
+/* ---- front_out.c ---- */
+
+/* Streams: an event of choice is begun in g->events; the turn's end completes and sends it. */
+void front_out_begun(struct front_gen *g, uint32_t choice);
+/* Streams: completes what was begun. */
+void front_out_complete(struct front_gen *g);
+/* Streams: begins the event of choice that tells its prompt, and d (NULL: nothing) behind it. */
+void front_out_echo(struct front_gen *g, uint32_t choice, const struct bt_gen_delta *d);
+/* The end of a stream behind all events. */
+void front_out_stream_end(struct front_gen *g);
+/* A whole response from g->a and g->usage. */
+void front_out_whole(struct front_gen *g);
+/* An error instead of what is missing; plan: of the part that failed, or NULL. */
+void front_out_error(struct front_gen *g, const struct front_error *e, const struct front_part *p,
+                     const struct bt_gen_plan *plan);
+/* Ends it without a proper end. */
+void front_out_abort(struct front_gen *g);
+void front_out_cleanup(struct front_gen *g);
+
+/* ---- front_gen.c ---- */
+
+/* Nobody waits for what its parts do: they are cancelled. With its answer out it is freed. */
+void front_gen_close(struct front_gen *g);
+/* The answer is out: g->req is ended, or about to be. g may be gone afterwards. */
+void front_gen_answered(struct front_gen *g);
+
+#endif

@@ -1,0 +1,252 @@
+/* What a generation's client is sent. Short answers leave as one write, a stream's events as one
+ * write a turn. Long whole answers, and streams that echo their prompts, are pulled: made as fast
+ * as the client reads them. Loop thread. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/log/log.h"
+#include "conductor/front/front_gen.h"
+
+struct front_piece {
+    struct bt_list link;
+    bool echo;           /* an event with a prompt in it; else bytes as they are */
+    struct bt_buf bytes; /* echo: the text behind the prompt */
+    size_t at;           /* of bytes that are sent */
+    struct front_logprobs lp;
+    struct front_writer writer;
+};
+
+static void piece_free(struct front_piece *p)
+{
+    bt_list_remove(&p->link);
+    bt_buf_cleanup(&p->bytes);
+    front_logprobs_cleanup(&p->lp);
+    free(p);
+}
+
+void front_out_cleanup(struct front_gen *g)
+{
+    while (!bt_list_empty(&g->queue)) {
+        piece_free(BT_CONTAINER_OF(g->queue.next, struct front_piece, link));
+    }
+    bt_buf_cleanup(&g->events);
+}
+
+/* The plan of one prompt's request, under the id that it is explained by. */
+static void add_plan(const struct front_part *p, const struct bt_gen_plan *plan)
+{
+    const struct front_gen *g = p->g;
+    char id[64];
+    if (g->n_parts == 1) {
+        snprintf(id, sizeof(id), "%s", g->id);
+    } else {
+        snprintf(id, sizeof(id), "%s-%u", g->id, (unsigned)(p - g->parts));
+    }
+    front_plan_header(g->req, id, plan);
+}
+
+/* ---- streams ---- */
+
+static struct front_piece *push(struct front_gen *g)
+{
+    struct front_piece *p = bt_calloc(1, sizeof(*p));
+    bt_list_insert_tail(&g->queue, &p->link);
+    return p;
+}
+
+static void push_events(struct front_gen *g)
+{
+    if (g->events.len > 0) {
+        struct front_piece *p = push(g);
+        p->bytes = g->events;
+        g->queued += p->bytes.len;
+        g->events = (struct bt_buf){0};
+    }
+}
+
+static void append_some(struct front_piece *p, struct bt_buf *out)
+{
+    size_t n = BT_MIN(p->bytes.len - p->at, (size_t)BT_HTTP_PIECE);
+    bt_buf_append(out, p->bytes.data + p->at, n);
+    p->at += n;
+}
+
+static bt_http_pull_t pull_stream(void *arg, struct bt_buf *out)
+{
+    struct front_gen *g = arg;
+    while (!bt_list_empty(&g->queue)) {
+        struct front_piece *p = BT_CONTAINER_OF(g->queue.next, struct front_piece, link);
+        if (p->echo) {
+            if (!front_write_echo(&g->a, &p->bytes, &p->lp, &p->writer, out)) {
+                return BT_HTTP_MORE;
+            }
+        } else {
+            append_some(p, out);
+        }
+        if (p->echo || p->at == p->bytes.len) {
+            g->queued -= p->bytes.len;
+            piece_free(p);
+        }
+        if (out->len >= BT_HTTP_PIECE) {
+            return BT_HTTP_MORE;
+        }
+    }
+    if (!g->closed) {
+        return BT_HTTP_WAIT;
+    }
+    front_gen_answered(g);
+    return BT_HTTP_END;
+}
+
+static void start_stream(struct front_gen *g)
+{
+    g->started = true;
+    front_common_headers(g->f, g->req);
+    if (g->a.plan && g->parts[0].r != NULL) { /* of several prompts the first */
+        add_plan(&g->parts[0], &bt_request_usage(g->parts[0].r)->plan);
+    }
+    bt_http_add_header(g->req, "Cache-Control", "no-cache");
+    bt_http_start(g->req, 200, "text/event-stream");
+    front_count(g->f, 200);
+    g->pulled = g->a.opt.echo;
+    if (g->pulled) {
+        bt_http_pull(g->req, pull_stream, g);
+    }
+}
+
+void front_out_complete(struct front_gen *g)
+{
+    if (g->open) {
+        g->open = false;
+        front_event_end(&g->a, g->event_choice, &g->events);
+    }
+}
+
+static void send_events(struct front_gen *g)
+{
+    front_out_complete(g);
+    bt_list_remove(&g->pending);
+    if (g->events.len == 0 && bt_list_empty(&g->queue)) {
+        return;
+    }
+    if (!g->started) {
+        start_stream(g);
+    }
+    if (g->pulled) {
+        push_events(g);
+        bt_http_resume(g->req);
+    } else {
+        bt_http_write(g->req, g->events.data, g->events.len);
+        bt_buf_clear(&g->events);
+    }
+}
+
+static void flush_pending(void *arg)
+{
+    struct bt_front *f = arg;
+    while (!bt_list_empty(&f->pending)) {
+        struct front_gen *g = BT_CONTAINER_OF(f->pending.next, struct front_gen, pending);
+        send_events(g);
+    }
+}
+
+void front_out_begun(struct front_gen *g, uint32_t choice)
+{
+    struct bt_front *f = g->f;
+    g->open = true;
+    g->event_choice = choice;
+    if (bt_list_empty(&g->pending)) {
+        if (bt_list_empty(&f->pending)) {
+            bt_timer_start(f->loop, &f->pending_timer, 0, 0, flush_pending, f);
+        }
+        bt_list_insert_tail(&f->pending, &g->pending);
+    }
+}
+
+void front_out_echo(struct front_gen *g, uint32_t choice, const struct bt_gen_delta *d)
+{
+    push_events(g);
+    struct front_piece *p = push(g);
+    p->echo = true;
+    p->writer.choice = choice;
+    front_begin_echo(&g->a, choice, d, &p->bytes, &p->lp);
+    g->queued += p->bytes.len;
+    front_out_begun(g, choice);
+}
+
+void front_out_stream_end(struct front_gen *g)
+{
+    g->closed = true;
+    send_events(g);
+    if (g->pulled) {
+        bt_http_resume(g->req); /* to its end */
+        front_gen_close(g);
+        return;
+    }
+    bt_http_end(g->req);
+    front_gen_answered(g);
+}
+
+/* ---- whole responses ---- */
+
+static bt_http_pull_t pull_whole(void *arg, struct bt_buf *out)
+{
+    struct front_gen *g = arg;
+    if (!front_write_whole(&g->a, &g->usage, &g->writer, out)) {
+        return BT_HTTP_MORE;
+    }
+    front_gen_answered(g);
+    return BT_HTTP_END;
+}
+
+void front_out_whole(struct front_gen *g)
+{
+    struct bt_http_req *req = g->req;
+    struct bt_buf *out = &g->events;
+    g->closed = true;
+    if (g->a.plan) {
+        add_plan(&g->parts[0], &g->usage.plan);
+    }
+    if (front_write_whole(&g->a, &g->usage, &g->writer, out)) {
+        front_respond(g->f, req, 200, FRONT_JSON_TYPE, out);
+        front_gen_answered(g);
+        return;
+    }
+    g->started = g->pulled = true;
+    front_common_headers(g->f, req);
+    front_count(g->f, 200);
+    bt_http_start(req, 200, FRONT_JSON_TYPE);
+    bt_http_write(req, out->data, out->len);
+    bt_buf_cleanup(out);
+    bt_http_pull(req, pull_whole, g);
+}
+
+/* ---- ends of another kind ---- */
+
+void front_out_error(struct front_gen *g, const struct front_error *e, const struct front_part *p,
+                     const struct bt_gen_plan *plan)
+{
+    front_out_complete(g);
+    /* Tokens are out: an error event, and no [DONE]. */
+    if (g->started || g->events.len > 0 || !bt_list_empty(&g->queue)) {
+        bt_buf_puts(&g->events, "data: ");
+        front_error_json(e, &g->events);
+        bt_buf_puts(&g->events, "\n\n");
+        front_out_stream_end(g);
+        return;
+    }
+    g->closed = true;
+    if (g->a.plan && plan != NULL) {
+        add_plan(p, plan);
+    }
+    front_respond_error(g->f, g->req, e);
+    front_gen_answered(g);
+}
+
+void front_out_abort(struct front_gen *g)
+{
+    g->closed = true;
+    bt_metric_add(g->f->m.gone, 1);
+    bt_http_abort(g->req);
+    front_gen_answered(g);
+}

@@ -1,0 +1,238 @@
+/* Long answers in slices; see front_write.h. */
+#include "conductor/front/front_write.h"
+
+#include "common/http/http.h"
+
+/* In the order in which they are written. A stream's echo ends before STEP_FINISH. */
+enum {
+    STEP_BEGIN,
+    STEP_CHOICE,
+    STEP_ECHO, /* the prompt's text */
+    STEP_TEXT,
+    STEP_TEXT_END,
+    STEP_PART, /* of the logprobs: its key */
+    STEP_PART_PROMPT,
+    STEP_PART_OWN,
+    STEP_PART_END,
+    STEP_FINISH,
+    STEP_PROMPT_LOGPROBS,
+    STEP_CHOICE_END,
+    STEP_USAGE,
+    STEP_CHAT_LOGPROBS, /* the prompt's, behind the choices */
+    STEP_EXTRAS,
+    STEP_DONE
+};
+
+/* What is written of a choice. */
+struct source {
+    struct front_answer *a;
+    struct front_answer_prompt *p;
+    const struct bt_buf *text;
+    const struct front_logprobs *lp;
+    struct front_slice slice;
+};
+
+static bool has_prompt(const struct source *s)
+{
+    return s->a->opt.echo && s->a->opt.logprobs >= 0;
+}
+
+/* As much of [w->at, from->len) as there is room for; escaped: as text of a JSON string, cut
+ * between characters. True: that was all. */
+static bool put_some(struct source *s, struct front_writer *w, const struct bt_buf *from,
+                     bool escaped, struct bt_buf *out)
+{
+    size_t room = s->slice.until > out->len ? s->slice.until - out->len : 1;
+    size_t end = BT_MIN(from->len, w->at + room);
+    while (escaped && end < from->len && ((unsigned char)from->data[end] & 0xc0) == 0x80) {
+        end++;
+    }
+    if (escaped) {
+        front_put_text(out, from->data != NULL ? from->data + w->at : "", end - w->at);
+    } else if (end > w->at) {
+        bt_buf_append(out, from->data + w->at, end - w->at);
+    }
+    w->at = end;
+    return end == from->len;
+}
+
+static void next(struct front_writer *w, uint8_t step)
+{
+    w->step = step;
+    w->at = 0;
+    w->place = (struct front_prompt_place){0};
+}
+
+static void put_part_key(struct source *s, struct front_writer *w, struct bt_buf *out)
+{
+    if (s->a->opt.logprobs < 0) {
+        bt_buf_puts(out, ",\"logprobs\":null");
+        next(w, STEP_FINISH);
+        return;
+    }
+    bt_buf_puts(out, w->part == 0 ? ",\"logprobs\":{\"" : ",\"");
+    bt_buf_puts(out, front_logprobs_part(s->a->opt.chat, w->part));
+    bt_buf_puts(out, "\":[");
+    next(w, has_prompt(s) ? STEP_PART_PROMPT : STEP_PART_OWN);
+}
+
+static void put_part_prompt(struct source *s, struct front_writer *w, struct bt_buf *out)
+{
+    struct front_answer *a = s->a;
+    if (front_logprobs_put_prompt(&a->names, s->p->tokens, s->p->n, (uint32_t)a->opt.logprobs,
+                                  &s->p->text, front_prompt_chars(s->p), w->part, &w->place,
+                                  &s->slice, out)) {
+        bt_buf_puts(out, s->p->n > 0 && s->lp->part[w->part].len > 0 ? "," : "");
+        next(w, STEP_PART_OWN);
+    }
+}
+
+static void end_part(struct source *s, struct front_writer *w, struct bt_buf *out)
+{
+    bt_buf_puts(out, "]");
+    w->part++;
+    if (w->part == (s->a->opt.chat ? 1 : LP_PARTS)) {
+        bt_buf_puts(out, "}");
+        w->part = 0;
+        next(w, STEP_FINISH);
+    } else {
+        next(w, STEP_PART);
+    }
+}
+
+/* STEP_ECHO to STEP_PART_END: what whole responses and events have in common. */
+static void step_choice(struct source *s, struct front_writer *w, struct bt_buf *out)
+{
+    switch (w->step) {
+    case STEP_ECHO:
+        if (!s->a->opt.echo || put_some(s, w, &s->p->text, true, out)) {
+            next(w, STEP_TEXT);
+        }
+        return;
+    case STEP_TEXT:
+        if (put_some(s, w, s->text, true, out)) {
+            next(w, STEP_TEXT_END);
+        }
+        return;
+    case STEP_TEXT_END:
+        bt_buf_puts(out, s->a->opt.chat ? "\"}" : "\"");
+        next(w, STEP_PART);
+        return;
+    case STEP_PART: put_part_key(s, w, out); return;
+    case STEP_PART_PROMPT: put_part_prompt(s, w, out); return;
+    case STEP_PART_OWN:
+        if (put_some(s, w, &s->lp->part[w->part], false, out)) {
+            next(w, STEP_PART_END);
+        }
+        return;
+    default: end_part(s, w, out); return;
+    }
+}
+
+/* The field of that name: of a choice, or of a chat. */
+static void put_prompt_logprobs(struct source *s, struct front_writer *w, struct bt_buf *out)
+{
+    struct front_answer *a = s->a;
+    uint8_t after = w->step == STEP_PROMPT_LOGPROBS ? STEP_CHOICE_END : STEP_EXTRAS;
+    if (a->opt.prompt_logprobs < 0 || a->opt.chat != (after == STEP_EXTRAS)) {
+        next(w, after);
+        return;
+    }
+    if (w->place.token == 0) {
+        bt_buf_puts(out, s->p->n > 0 ? ",\"prompt_logprobs\":[" : ",\"prompt_logprobs\":null");
+    }
+    if (front_prompt_logprobs_put(&a->names, s->p->tokens, s->p->n,
+                                  (uint32_t)a->opt.prompt_logprobs, &w->place, &s->slice, out)) {
+        bt_buf_puts(out, s->p->n > 0 ? "]" : "");
+        next(w, after);
+    }
+}
+
+static void begin_choice(const struct source *s, struct front_writer *w, struct bt_buf *out)
+{
+    bt_buf_puts(out, w->choice == 0 ? "{\"index\":" : ",{\"index\":");
+    front_put_uint(out, w->choice);
+    bt_buf_puts(out, s->a->opt.chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\""
+                                    : ",\"text\":\"");
+    next(w, STEP_ECHO);
+}
+
+static void end_choice(const struct source *s, struct front_writer *w, struct bt_buf *out)
+{
+    bt_buf_puts(out, "}");
+    w->choice++;
+    if (w->choice == s->a->n_choices) {
+        w->choice = 0;
+        next(w, STEP_USAGE);
+    } else {
+        next(w, STEP_CHOICE);
+    }
+}
+
+static void step_whole(struct source *s, const struct bt_gen_usage *u, struct front_writer *w,
+                       struct bt_buf *out)
+{
+    const struct front_answer *a = s->a;
+    switch (w->step) {
+    case STEP_BEGIN:
+        bt_buf_append(out, a->prefix.data, a->prefix.len);
+        bt_buf_puts(out, ",\"choices\":[");
+        next(w, STEP_CHOICE);
+        return;
+    case STEP_CHOICE: begin_choice(s, w, out); return;
+    case STEP_FINISH:
+        front_put_finish(&a->choices[w->choice], out);
+        next(w, STEP_PROMPT_LOGPROBS);
+        return;
+    case STEP_PROMPT_LOGPROBS:
+    case STEP_CHAT_LOGPROBS: put_prompt_logprobs(s, w, out); return;
+    case STEP_CHOICE_END: end_choice(s, w, out); return;
+    case STEP_USAGE:
+        bt_buf_puts(out, "],");
+        front_put_usage(u, out);
+        next(w, STEP_CHAT_LOGPROBS);
+        return;
+    case STEP_EXTRAS:
+        front_put_extras(a, u, out);
+        bt_buf_puts(out, "}");
+        next(w, STEP_DONE);
+        return;
+    default: step_choice(s, w, out); return;
+    }
+}
+
+static void of_choice(struct source *s, uint32_t choice)
+{
+    s->p = front_prompt_of(s->a, choice);
+    s->text = &s->a->choices[choice].text;
+    s->lp = &s->a->choices[choice].lp;
+}
+
+bool front_write_whole(struct front_answer *a, const struct bt_gen_usage *u, struct front_writer *w,
+                       struct bt_buf *out)
+{
+    struct source s = {.a = a, .slice = {.until = out->len + BT_HTTP_PIECE}};
+    while (w->step != STEP_DONE && front_slice_has_room(&s.slice, out)) {
+        of_choice(&s, w->choice);
+        step_whole(&s, u, w, out);
+    }
+    return w->step == STEP_DONE;
+}
+
+bool front_write_echo(struct front_answer *a, const struct bt_buf *text,
+                      const struct front_logprobs *lp, struct front_writer *w, struct bt_buf *out)
+{
+    struct source s = {.a = a,
+                       .p = front_prompt_of(a, w->choice),
+                       .text = text,
+                       .lp = lp,
+                       .slice = {.until = out->len + BT_HTTP_PIECE}};
+    if (w->step == STEP_BEGIN) {
+        front_put_event_head(a, w->choice, out);
+        next(w, STEP_ECHO);
+    }
+    while (w->step < STEP_FINISH && front_slice_has_room(&s.slice, out)) {
+        step_choice(&s, w, out);
+    }
+    return w->step >= STEP_FINISH;
+}

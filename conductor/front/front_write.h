@@ -1,0 +1,27 @@
+/* Within front/: the long parts of an answer as text, in slices: whole responses, and the events of
+ * streams that begin with an echoed prompt. A writer is a place in the answer; each call goes on
+ * from there and appends about BT_HTTP_PIECE bytes, in a fraction of a millisecond. Prompts are
+ * formatted while they are written, for each choice again: their text is never kept. Pure but for
+ * the tokenizer. */
+#ifndef BT_CONDUCTOR_FRONT_WRITE_H
+#define BT_CONDUCTOR_FRONT_WRITE_H
+
+#include "conductor/front/front_format.h"
+
+struct front_writer { /* zero: at the beginning */
+    uint8_t step;     /* STEP_* of front_write.c */
+    uint8_t part;     /* LP_*, of the logprobs */
+    uint32_t choice;
+    size_t at;                       /* bytes of the text that are written */
+    struct front_prompt_place place; /* in an array of the prompt's */
+};
+
+/* A whole response. True: it is complete. */
+bool front_write_whole(struct front_answer *a, const struct bt_gen_usage *u, struct front_writer *w,
+                       struct bt_buf *out);
+/* A stream's event of w->choice up to where finish_reason goes: the prompt, then text and lp. True:
+ * it is complete. */
+bool front_write_echo(struct front_answer *a, const struct bt_buf *text,
+                      const struct front_logprobs *lp, struct front_writer *w, struct bt_buf *out);
+
+#endif
