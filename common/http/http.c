@@ -141,7 +141,8 @@ static void conn_update(struct http_conn *c)
 
 /* ---- requests ---- */
 
-static void dispatch(struct http_conn *c)
+/* The connection's request, which the parser has read at least the header of. */
+static struct bt_http_req *req_create(struct http_conn *c)
 {
     struct bt_http_req *r = bt_calloc(1, sizeof(*r));
     r->magic = HTTP_REQ_MAGIC;
@@ -152,27 +153,76 @@ static void dispatch(struct http_conn *c)
     r->head_only = strcmp(bt_http_method(r), "HEAD") == 0;
     c->req = r;
     c->state = HTTP_ANSWERING;
-    c->continued = false;
     c->half_closed = false;
     set_timer(c, HTTP_TIMER_NONE, 0);
+    return r;
+}
+
+static void dispatch(struct http_conn *c)
+{
+    struct bt_http_req *r = req_create(c);
     c->h->fn(c->h->arg, r);
 }
 
-/* Parses; returns the number of bytes taken. */
+/* The header is complete: may the body come? False: the request is answered. */
+static bool ask(struct http_conn *c)
+{
+    if (c->h->o.head == NULL) {
+        return true;
+    }
+    struct bt_http_req *r = req_create(c);
+    if (!c->h->o.head(c->h->arg, r)) {
+        BT_ASSERT(c->req == NULL);
+        return false;
+    }
+    c->parser = r->parser;
+    r->parser = (struct bt_http_parser){0};
+    http_req_free(r);
+    c->req = NULL;
+    c->state = HTTP_READING;
+    return true;
+}
+
+static void refuse(struct http_conn *c, const struct bt_http_parser *p)
+{
+    const struct bt_http_options *o = &c->h->o;
+    char why[160];
+    BT_DEBUG("http_refused", "status=%d why=%s", p->status, bt_log_q(p->why));
+    snprintf(why, sizeof(why), "%s", p->why);
+    if (p->status == 413 && o->key_prefix != NULL) {
+        snprintf(why, sizeof(why), "the body is larger than %zu bytes (%sbody_max)", o->body_max,
+                 o->key_prefix);
+    } else if (p->status == 413) {
+        snprintf(why, sizeof(why), "the body is larger than %zu bytes", o->body_max);
+    }
+    http_reply_error(c, p->status, why);
+}
+
+/* Parses up to the end of a header or of a request; returns the number of bytes taken. */
 static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
 {
-    size_t used = bt_http_parse(&c->parser, data, len);
     struct bt_http_parser *p = &c->parser;
-    if (p->phase == BT_HTTP_REFUSE) {
-        BT_DEBUG("http_refused", "status=%d why=%s", p->status, bt_log_q(p->why));
-        http_reply_error(c, p->status, p->why);
-        return len; /* what follows a bad request is not a request */
-    }
-    if (p->phase == BT_HTTP_BODY && p->expect_continue && !p->http10 && !c->continued) {
-        c->continued = true;
-        if (p->body.len == 0) {
+    size_t used = 0;
+    if (p->phase == BT_HTTP_HEAD) {
+        used = bt_http_parse_head(p, data, len);
+        bool complete = p->phase == BT_HTTP_BODY || p->phase == BT_HTTP_DONE;
+        if (complete && !ask(c)) {
+            return c->state == HTTP_CLOSING ? len : used;
+        }
+        if (p->phase == BT_HTTP_BODY && p->expect_continue && !p->http10 && used == len) {
             bt_buf_puts(&c->out, "HTTP/1.1 100 Continue\r\n\r\n");
         }
+    }
+    if (p->phase == BT_HTTP_BODY) {
+        used += bt_http_parse(p, data + used, len - used);
+    }
+    if (p->phase == BT_HTTP_REFUSE) {
+        refuse(c, p);
+        return len; /* what follows a bad request is not a request */
+    }
+    if (p->phase == BT_HTTP_DONE && p->skip) {
+        bt_http_parser_reset(p);
+        set_timer(c, HTTP_TIMER_NONE, 0);
     }
     return used;
 }
@@ -365,7 +415,7 @@ static void on_timeout(void *arg)
     c->timer_kind = HTTP_TIMER_NONE;
     if (kind == HTTP_TIMER_HEADER) {
         http_reply_error(c, 408, "the header did not arrive in time");
-    } else if (kind == HTTP_TIMER_BODY) {
+    } else if (kind == HTTP_TIMER_BODY && !c->parser.skip) {
         http_reply_error(c, 408, "the body did not arrive in time");
     } else if (kind == HTTP_TIMER_PROBE) {
         probe(c);
@@ -508,6 +558,16 @@ static void accept_failed(struct bt_http *h, int error)
     bt_timer_start(h->loop, &h->accept_timer, ACCEPT_PAUSE_MS, 0, accept_again, h);
 }
 
+static void refuse_conn(struct http_conn *c)
+{
+    const struct bt_http_options *o = &c->h->o;
+    char why[128];
+    snprintf(why, sizeof(why), "there are %u connections already%s%s%s", o->conns_max,
+             o->key_prefix != NULL ? " (" : "", o->key_prefix != NULL ? o->key_prefix : "",
+             o->key_prefix != NULL ? "conns_max)" : "");
+    http_reply_error(c, 503, why);
+}
+
 static void on_accept(void *arg, uint32_t events)
 {
     struct bt_http *h = arg;
@@ -532,7 +592,7 @@ static void on_accept(void *arg, uint32_t events)
         bool full = h->n_conns >= h->o.conns_max;
         struct http_conn *c = conn_create(h, fd);
         if (full) {
-            http_reply_error(c, 503, "too many connections");
+            refuse_conn(c);
         }
         conn_settle(c);
     }

@@ -17,13 +17,22 @@
 struct bt_http;
 struct bt_http_req; /* one request and its response; the handler owns it until it ends it */
 
+/* The header of a request is complete and its body is not read yet. True: the body may come, and
+ * then the handler is called; req is not valid behind the call. False: the function has answered
+ * req by bt_http_respond. Then nothing of the body is kept: a short one is skipped, otherwise the
+ * connection closes. A client that waits for "100 Continue" gets it only after true. */
+typedef bool (*bt_http_head_fn)(void *arg, struct bt_http_req *req);
+
 struct bt_http_options {
     const char *listen; /* "host:port", port 0: any free; [v6]:port */
     size_t body_max;    /* bytes; 413 above */
     uint32_t conns_max; /* 503 above */
     uint32_t header_timeout_ms, body_timeout_ms, idle_timeout_ms;
-    size_t out_max;   /* bytes of unsent output per connection, then on_gone */
-    size_t out_total; /* ... of all together: above it whoever has most unsent is cut off */
+    size_t out_max;         /* bytes of unsent output per connection, then on_gone */
+    size_t out_total;       /* ... of all together: above it whoever has most unsent is cut off */
+    bt_http_head_fn head;   /* called with the handler's arg; NULL: every body may come */
+    const char *key_prefix; /* static text before the names of body_max and conns_max where an
+                               answer names a limit; NULL: they are no configuration keys */
 };
 /* 4 MiB, 4096, 10 s, 30 s, 60 s, 1 MiB, 128 MiB */
 void bt_http_options_default(struct bt_http_options *o);
@@ -55,6 +64,8 @@ const char *bt_http_header(const struct bt_http_req *r, const char *name); /* NU
 /* It is there more than once, with different values; bt_http_header has the first. */
 bool bt_http_header_ambiguous(const struct bt_http_req *r, const char *name);
 const void *bt_http_body(const struct bt_http_req *r, size_t *len_p); /* bytes, no NUL behind */
+/* In bt_http_head_fn: the body's length as the header gives it; 0: none, or in chunks. */
+uint64_t bt_http_body_announced(const struct bt_http_req *r);
 uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */
 
 /* Called once if the client goes away (or reads too slowly) before the response is ended; the

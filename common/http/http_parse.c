@@ -534,7 +534,9 @@ static bool parse_chunk_byte(struct bt_http_parser *p, unsigned char c)
 static size_t take_body(struct bt_http_parser *p, const char *data, size_t len)
 {
     size_t n = (size_t)BT_MIN((uint64_t)len, p->left);
-    bt_buf_append(&p->body, data, n);
+    if (!p->skip) {
+        bt_buf_append(&p->body, data, n);
+    }
     p->left -= n;
     if (p->left == 0) {
         if (p->step == STEP_LENGTH_BODY) {
@@ -546,11 +548,26 @@ static size_t take_body(struct bt_http_parser *p, const char *data, size_t len)
     return n;
 }
 
-size_t bt_http_parse(struct bt_http_parser *p, const void *data, size_t len)
+uint64_t bt_http_parser_announced(const struct bt_http_parser *p)
 {
-    const char *bytes = data;
+    return p->phase == BT_HTTP_BODY && !p->chunked ? p->left : 0;
+}
+
+void bt_http_parser_skip_body(struct bt_http_parser *p)
+{
+    p->skip = true;
+    bt_buf_cleanup(&p->body);
+}
+
+bool bt_http_parser_can_skip(const struct bt_http_parser *p, uint64_t max)
+{
+    return !p->expect_continue && !p->chunked && p->left <= max;
+}
+
+static size_t parse(struct bt_http_parser *p, const char *bytes, size_t len, bool head_only)
+{
     size_t used = 0;
-    while (used < len && (p->phase == BT_HTTP_HEAD || p->phase == BT_HTTP_BODY)) {
+    while (used < len && (p->phase == BT_HTTP_HEAD || (p->phase == BT_HTTP_BODY && !head_only))) {
         if (p->step <= STEP_FIELD_LINE) {
             used += parse_head(p, bytes + used, len - used);
         } else if (p->step == STEP_LENGTH_BODY || p->step == STEP_CHUNK_DATA) {
@@ -560,4 +577,14 @@ size_t bt_http_parse(struct bt_http_parser *p, const void *data, size_t len)
         }
     }
     return used;
+}
+
+size_t bt_http_parse(struct bt_http_parser *p, const void *data, size_t len)
+{
+    return parse(p, data, len, false);
+}
+
+size_t bt_http_parse_head(struct bt_http_parser *p, const void *data, size_t len)
+{
+    return parse(p, data, len, true);
 }

@@ -40,7 +40,7 @@ struct bt_http_parser {
 
     /* private */
     uint8_t step, ext;
-    bool last_cr, blank_seen, has_length, chunked, trailer;
+    bool last_cr, blank_seen, has_length, chunked, trailer, skip;
     uint32_t line, hosts, te_fields, head_used, n_trailers;
     uint64_t left; /* bytes of the body or of the chunk that are still to come */
     uint32_t digits, ext_used;
@@ -54,6 +54,18 @@ void bt_http_parser_reset(struct bt_http_parser *p);
 /* Takes bytes up to the end of one request; returns how many it took (all of them unless the phase
  * is DONE or REFUSE afterwards). */
 size_t bt_http_parse(struct bt_http_parser *p, const void *data, size_t len);
+/* As bt_http_parse, but stops behind the header, too: the phase is BODY then, or DONE where no body
+ * follows. */
+size_t bt_http_parse_head(struct bt_http_parser *p, const void *data, size_t len);
+/* The body's length as the header gives it; 0: there is no body, or it comes in chunks. Phase BODY,
+ * before any of it was parsed. */
+uint64_t bt_http_parser_announced(const struct bt_http_parser *p);
+/* Phase BODY: the request is answered already. What is left of its body is parsed and thrown away.
+ */
+void bt_http_parser_skip_body(struct bt_http_parser *p);
+/* Is what is left of the body sure to come, and at most max bytes? A client that waits for
+ * "100 Continue" may leave its body out, and the length of a chunked one is not known. */
+bool bt_http_parser_can_skip(const struct bt_http_parser *p, uint64_t max);
 /* Has anything of a request arrived? */
 bool bt_http_parser_started(const struct bt_http_parser *p);
 /* Value of the first field of that name (letter case ignored), NULL if absent. */

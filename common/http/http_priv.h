@@ -9,6 +9,9 @@
 #include "common/http/http_parse.h"
 
 #define HTTP_REQ_MAGIC 0x48747071u
+/* A body of a request that was refused by its header is read to its end if it is at most so long:
+ * the connection goes on, as most clients that are refused ask again. */
+#define HTTP_SKIP_BYTES (64 * 1024)
 
 typedef enum {
     HTTP_READING,   /* waits for, or reads, a request */
@@ -45,7 +48,7 @@ struct http_conn {
     size_t out_off;
     size_t counted;          /* of it in h->unsent */
     struct bt_http_req *req; /* ANSWERING */
-    bool close_after, continued;
+    bool close_after;
     bool half_closed; /* ANSWERING, and the client sends no more */
     uint8_t probes;   /* sent since then */
     size_t discarded; /* while lingering */

@@ -126,6 +126,11 @@ static void finish(struct bt_http_req *r, bool close_now)
     if (c != NULL) {
         c->req = NULL;
         c->state = close_now || c->close_after ? HTTP_CLOSING : HTTP_READING;
+        if (c->state == HTTP_READING && r->parser.phase == BT_HTTP_BODY) { /* see decide_close */
+            c->parser = r->parser;
+            r->parser = (struct bt_http_parser){0};
+            bt_http_parser_skip_body(&c->parser);
+        }
         http_conn_dirty(c);
     }
     http_req_free(r);
@@ -139,7 +144,9 @@ static struct bt_http_req *check(struct bt_http_req *r)
 
 static void decide_close(struct bt_http_req *r)
 {
-    if (!r->parser.keep_alive || r->conn->h->draining || r->conn->h->winding_down) {
+    bool skips =
+        r->parser.phase != BT_HTTP_BODY || bt_http_parser_can_skip(&r->parser, HTTP_SKIP_BYTES);
+    if (!r->parser.keep_alive || r->conn->h->draining || r->conn->h->winding_down || !skips) {
         r->conn->close_after = true;
     }
 }
@@ -286,6 +293,11 @@ const void *bt_http_body(const struct bt_http_req *r, size_t *len_p)
 {
     *len_p = r->parser.body.len;
     return r->parser.body.data != NULL ? r->parser.body.data : "";
+}
+
+uint64_t bt_http_body_announced(const struct bt_http_req *r)
+{
+    return bt_http_parser_announced(&r->parser);
 }
 
 uint64_t bt_http_received_ns(const struct bt_http_req *r)

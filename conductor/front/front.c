@@ -187,12 +187,12 @@ static const struct route *find_route(const char *path)
     return NULL;
 }
 
-/* application/json, whatever its parameters, but no other charset than UTF-8; or not said. */
 static bool is_plain(const char *encoding)
 {
     return encoding == NULL || strcasecmp(encoding, "identity") == 0;
 }
 
+/* application/json, whatever its parameters, but no other charset than UTF-8; or not said. */
 static bool is_json(const char *type)
 {
     if (type == NULL) {
@@ -211,40 +211,91 @@ static bool is_json(const char *type)
     return strncasecmp(charset, "utf-8", 5) == 0;
 }
 
-static void on_request(void *arg, struct bt_http_req *req)
+/* Two different values of a header that has one: another reader (a proxy, a log) may take the one
+ * that is not taken here. False: e names the header. */
+static bool check_single(const struct bt_http_req *req, struct front_error *e)
 {
-    struct bt_front *f = arg;
-    const char *path = bt_http_path(req), *method = bt_http_method(req);
-    const struct route *r = find_route(path);
+    static const char *const names[] = {"authorization", "content-type", "content-encoding",
+                                        "origin", "x-request-id"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        if (bt_http_header_ambiguous(req, names[i])) {
+            return front_fail(
+                e, 400, NULL, NULL,
+                "the header %s is there more than once, with different values; give one", names[i]);
+        }
+    }
+    return true;
+}
+
+static bool check_method(struct bt_http_req *req, const struct route *r, struct front_error *e)
+{
+    const char *method = bt_http_method(req);
+    if (r->post ? strcmp(method, "POST") == 0
+                : strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0) {
+        return true;
+    }
+    const char *allow = r->post ? "POST" : "GET, HEAD";
+    bt_http_add_header(req, "Allow", allow);
+    return front_fail(e, 405, NULL, NULL, "the method '%.32s' is not allowed here; use %s", method,
+                      allow);
+}
+
+/* What the header alone decides. False: e is the answer. */
+static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct route *r,
+                       struct front_error *e)
+{
     char tenant[33];
-    struct front_error e = {0};
     bool open = r != NULL && r->open;
-    if (r != NULL && front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
-        return; /* it never has a key */
+    if (!check_single(req, e)) {
+        return false;
     }
     if (f->keys != NULL && !open &&
         !front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant)) {
-        front_fail(&e, 401, NULL, "invalid_api_key",
-                   "a valid API key is required: Authorization: Bearer KEY");
-    } else if (r == NULL) {
-        front_fail(&e, 404, NULL, NULL, "there is no '%.128s' here", path);
-    } else if (r->post ? strcmp(method, "POST") != 0
-                       : strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
-        const char *allow = r->post ? "POST" : "GET, HEAD";
-        bt_http_add_header(req, "Allow", allow);
-        front_fail(&e, 405, NULL, NULL, "the method '%.32s' is not allowed here; use %s", method,
-                   allow);
-    } else if (r->post && !is_json(bt_http_header(req, "content-type"))) {
-        front_fail(&e, 415, NULL, NULL, "the Content-Type must be " FRONT_JSON_TYPE);
-    } else if (r->post && !is_plain(bt_http_header(req, "content-encoding"))) {
-        front_fail(&e, 415, NULL, NULL,
-                   "a compressed body (Content-Encoding) is not supported; send it as it is");
+        return front_fail(e, 401, NULL, "invalid_api_key",
+                          "a valid API key is required: Authorization: Bearer KEY");
     }
-    if (e.http != 0) {
+    if (r == NULL) {
+        return front_fail(e, 404, NULL, NULL, "there is no '%.128s' here", bt_http_path(req));
+    }
+    if (!check_method(req, r, e)) {
+        return false;
+    }
+    if (r->post && !is_json(bt_http_header(req, "content-type"))) {
+        return front_fail(e, 415, NULL, NULL, "the Content-Type must be " FRONT_JSON_TYPE);
+    }
+    if (r->post && !is_plain(bt_http_header(req, "content-encoding"))) {
+        return front_fail(
+            e, 415, NULL, NULL,
+            "a compressed body (Content-Encoding) is not supported; send it as it is");
+    }
+    return true;
+}
+
+/* Before a body is read, so that nobody without a key makes us buffer one. */
+static bool on_head(void *arg, struct bt_http_req *req)
+{
+    struct bt_front *f = arg;
+    const struct route *r = find_route(bt_http_path(req));
+    struct front_error e = {0};
+    if (r != NULL && front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
+        return false; /* it never has a key */
+    }
+    if (!check_head(f, req, r, &e)) {
         front_respond_error(f, req, &e);
-    } else {
-        r->fn(f, req, f->keys != NULL ? tenant : NULL);
+        return false;
     }
+    return true;
+}
+
+/* on_head has let it pass: it has a route, and a key where one is asked for. */
+static void on_request(void *arg, struct bt_http_req *req)
+{
+    struct bt_front *f = arg;
+    const struct route *r = find_route(bt_http_path(req));
+    char tenant[33];
+    bool known =
+        f->keys != NULL && front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant);
+    r->fn(f, req, known ? tenant : NULL);
 }
 
 /* ---- life ---- */
@@ -341,6 +392,8 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
         st = front_jobs_create(f, err, err_cap);
     }
     if (st == BT_OK) {
+        http.head = on_head;
+        http.key_prefix = "conductor.http.";
         st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);
         if (st != BT_OK) {
             snprintf(err, err_cap, "cannot listen on %s: %s",

@@ -84,7 +84,10 @@ static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_
 bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e)
 {
     *w = (struct front_wishes){0};
-    const char *timings = bt_http_header(req, "x-baton-timings");
+    const char *timings;
+    if (!header(req, "x-baton-timings", &timings, e)) {
+        return false;
+    }
     w->timings = timings != NULL && strcmp(timings, "1") == 0;
     return flag(req, "x-baton-plan", &w->plan, e) &&
            whole(req, "x-priority", &w->has_priority, &w->priority, e) &&

@@ -72,6 +72,15 @@ static void handler(void *arg, struct bt_http_req *req)
     }
 }
 
+static inline void open_with(const struct bt_http_options *o)
+{
+    n_held = n_gone = n_requests = 0;
+    memset(held, 0, sizeof(held));
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    assert_int_equal(bt_http_create(loop, o, handler, NULL, &http, &port), BT_OK);
+    assert_true(port > 0);
+}
+
 static inline void open_server(uint32_t header_ms, uint32_t body_ms, uint32_t idle_ms,
                                uint32_t conns_max, size_t out_max)
 {
@@ -83,11 +92,7 @@ static inline void open_server(uint32_t header_ms, uint32_t body_ms, uint32_t id
     o.idle_timeout_ms = idle_ms > 0 ? idle_ms : o.idle_timeout_ms;
     o.conns_max = conns_max > 0 ? conns_max : o.conns_max;
     o.out_max = out_max > 0 ? out_max : o.out_max;
-    n_held = n_gone = n_requests = 0;
-    memset(held, 0, sizeof(held));
-    assert_int_equal(bt_loop_create(&loop), BT_OK);
-    assert_int_equal(bt_http_create(loop, &o, handler, NULL, &http, &port), BT_OK);
-    assert_true(port > 0);
+    open_with(&o);
 }
 
 static inline int setup(void **state)
