@@ -7,7 +7,7 @@
 #   make check-gpu, bench-gpu   the same of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
 #   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall takes it away again
-#   make lint, docs      what make check looks at in the sources; docs/CONFIG.md anew
+#   make lint, docs      what make check looks at in the sources; docs/CONFIG.md and docs/API.md anew
 #   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
@@ -243,6 +243,7 @@ lint:
 	@tests/lint/run
 docs: all
 	@deploy/local/gen-config-doc.sh > docs/CONFIG.md
+	@deploy/local/gen-api-doc.sh > docs/API.md
 install: all install-files install-system
 # Also of a bundle, which is an installation under PREFIX= with its libraries beside it.
 install-files:

@@ -470,10 +470,24 @@ static void run(struct conductor *c)
     bt_loop_run(c->loop);
 }
 
+/* The fields of requests, for docs/API.md. */
+static int print_api(void)
+{
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bt_front_fields_doc(&text);
+    bool ok = fwrite(text.data, 1, text.len, stdout) == text.len && fflush(stdout) == 0;
+    bt_buf_cleanup(&text);
+    return ok ? 0 : BT_EXIT_FAILED;
+}
+
 int main(int argc, char **argv)
 {
     static struct conductor c;
     int exit_code = 0;
+    if (argc == 2 && strcmp(argv[1], "--print-api") == 0) {
+        return print_api();
+    }
     if (!bt_conf_main(bt_conductor_schema(), argc, argv, &c.conf, &exit_code)) {
         return exit_code;
     }

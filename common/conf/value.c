@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/nearest.h"
 #include "common/conf/conf_priv.h"
 
 void bt_conf_each(const struct bt_conf_schema *s,
@@ -31,30 +32,6 @@ const struct bt_conf_row *bt_conf_find(const struct bt_conf_schema *s, const cha
     return NULL;
 }
 
-/* Levenshtein distance, keys are short. */
-static unsigned distance(const char *a, const char *b)
-{
-    size_t n = strlen(b);
-    unsigned row[128];
-    if (n >= BT_ARRAY_LEN(row)) {
-        return UINT32_MAX;
-    }
-    for (size_t j = 0; j <= n; j++) {
-        row[j] = (unsigned)j;
-    }
-    for (size_t i = 1; a[i - 1] != '\0'; i++) {
-        unsigned diag = row[0];
-        row[0] = (unsigned)i;
-        for (size_t j = 1; j <= n; j++) {
-            unsigned up = row[j];
-            unsigned change = diag + (a[i - 1] != b[j - 1]);
-            row[j] = BT_MIN(change, BT_MIN(up, row[j - 1]) + 1);
-            diag = up;
-        }
-    }
-    return row[n];
-}
-
 const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
 {
     const char *best = NULL;
@@ -62,7 +39,7 @@ const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
     for (size_t t = 0; s->tables[t] != NULL; t++) {
         for (size_t i = 0; i < s->table_lens[t]; i++) {
             const char *k = s->tables[t][i].key, *last = strrchr(k, '.');
-            unsigned d = distance(key, k);
+            unsigned d = bt_edit_distance(key, k);
             if (last != NULL && strcmp(key, last + 1) == 0) {
                 d = 1; /* the right name without its section */
             }
@@ -91,7 +68,7 @@ const char *bt_conf_suggest_env(const struct bt_conf_schema *s, const char *name
         for (size_t i = 0; i < s->table_lens[t]; i++) {
             char of[128];
             bt_conf_env_name(s->tables[t][i].key, of, sizeof(of));
-            unsigned d = distance(name, of);
+            unsigned d = bt_edit_distance(name, of);
             if (d == 0) {
                 return NULL;
             }

@@ -6,6 +6,7 @@
 #define BT_CONDUCTOR_FRONT_H
 
 #include "common/base/base.h"
+#include "common/base/buf.h"
 #include "common/engine/model_config.h"
 #include "common/http/http.h"
 #include "common/loop/loop.h"
@@ -42,6 +43,9 @@ bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_ca
 /* Can the keys file be used? path NULL: there is none. ERR_CONFIG: err names the key of the
  * configuration, file, line and remedy. */
 bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap) BT_MUST_CHECK;
+
+/* What requests may have, as Markdown: the tables of docs/API.md. */
+void bt_front_fields_doc(struct bt_buf *out);
 
 /* Starts listening. port_p (or NULL) gets the bound port. ERR_CONFIG: the keys file cannot be read,
  * is readable by others, or holds no key, or allowed_origins names no origin; ERR_IO: listen

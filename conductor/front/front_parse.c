@@ -1,10 +1,11 @@
-/* Bodies of /v1/completions and /v1/chat/completions into specs, every number checked. A field that
- * would change the result and is not built is refused by name; a field that is only a hint, or
- * unknown, is accepted and has no effect; null means absent. */
+/* Bodies of /v1/completions and /v1/chat/completions into specs, every number checked. Which fields
+ * a body may have is in front_fields.c; null means absent. */
 #include "conductor/front/front_parse.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "conductor/front/front_fields.h"
 
 #define STOPS_MAX      16
 #define STOP_BYTES_MAX 1024
@@ -65,66 +66,25 @@ static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
     return c;
 }
 
-static bool unsupported(struct front_error *e, const char *key)
+/* Constrained output is not built: `text` is the only format. */
+static bool check_format(const json_t *root, struct front_error *e)
 {
-    return front_fail(e, 400, key, "unsupported_parameter", "'%s' is not supported", key);
-}
-
-static bool refuse_unsupported(const json_t *root, struct front_error *e)
-{
-    static const char *const keys[] = {
-        "suffix", "use_beam_search", "prompt_embeds", "allowed_token_ids", "bad_words",
-        "logits_processors", "truncate_prompt_tokens", "return_token_ids",
-        /* tools and other kinds of content */
-        "tools", "functions", "function_call", "audio", "documents", "web_search_options",
-        "mm_processor_kwargs",
-        /* constrained output */
-        "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-        "guided_whitespace_pattern", "guided_decoding_backend", "structured_outputs",
-        "structural_tag", "grammar", "json_schema", "regex", "ebnf",
-        /* templates of the client's own, and state of other servers */
-        "chat_template", "kv_transfer_params", "resume"};
-    for (size_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
-        if (front_asked_for(json_object_get(root, keys[i]))) {
-            return unsupported(e, keys[i]);
-        }
-    }
-    const json_t *length = json_object_get(root, "length_penalty"); /* of beam search; 1: none */
-    if (front_asked_for(length) && !(json_is_number(length) && json_number_value(length) == 1.0)) {
-        return unsupported(e, "length_penalty");
-    }
-    const json_t *modes = json_object_get(root, "modalities");
-    for (size_t i = 0; i < json_array_size(modes); i++) {
-        const char *mode = json_string_value(json_array_get(modes, i));
-        if (mode == NULL || strcmp(mode, "text") != 0) {
-            return unsupported(e, "modalities");
-        }
-    }
-    if (json_is_object(json_object_get(root, "web_search_options"))) { /* {} asks for it, too */
-        return unsupported(e, "web_search_options");
-    }
-    const json_t *choice = json_object_get(root, "tool_choice");
-    if (front_asked_for(choice) &&
-        (!json_is_string(choice) || (strcmp(json_string_value(choice), "none") != 0 &&
-                                     strcmp(json_string_value(choice), "auto") != 0))) {
-        return front_fail(e, 400, "tool_choice", "unsupported_parameter",
-                          "'tool_choice' may be 'none' or 'auto': tools are not supported");
-    }
     const json_t *format = json_object_get(root, "response_format");
-    if (format != NULL && !json_is_null(format)) {
-        const char *type = json_string_value(json_object_get(format, "type"));
-        if (type == NULL) {
-            return front_fail(e, 400, "response_format", "invalid_value",
-                              "'response_format' must be an object with a 'type'");
-        }
-        if (strcmp(type, "text") != 0) {
-            return front_fail(e, 400, "response_format", "unsupported_parameter",
-                              "'response_format' of type '%.32s' is not supported; supported is "
-                              "'text'",
-                              type);
-        }
+    if (!front_has(root, "response_format")) {
+        return true;
     }
-    return true;
+    const char *type = json_string_value(json_object_get(format, "type"));
+    if (type == NULL) {
+        return front_fail(e, 400, "response_format", "invalid_value",
+                          "'response_format' must be an object with a 'type'");
+    }
+    if (strcmp(type, "text") != 0) {
+        return front_fail(e, 400, "response_format", "unsupported_parameter",
+                          "'response_format' of type '%.32s' is not supported; supported is "
+                          "'text'",
+                          type);
+    }
+    return front_fields_check(format, FRONT_RESPONSE_FORMAT, "response_format.", e);
 }
 
 static bool check_model(const struct front_model *m, const json_t *root, struct front_error *e)
@@ -324,6 +284,7 @@ static bool take_logprobs(const json_t *root, bool chat, int32_t *out, struct fr
     return true;
 }
 
+/* After `stream` was read. */
 static bool take_stream_options(const json_t *so, struct front_options *opt, struct front_error *e)
 {
     if (so == NULL || json_is_null(so)) {
@@ -333,7 +294,13 @@ static bool take_stream_options(const json_t *so, struct front_options *opt, str
         return front_fail(e, 400, "stream_options", "invalid_type",
                           "'stream_options' must be an object");
     }
-    if (!front_get_bool(so, "include_usage", &opt->include_usage, e) ||
+    if (!opt->stream && front_asked_for(so)) {
+        return front_fail(e, 400, "stream_options", "invalid_value",
+                          "'stream_options' needs 'stream': true; leave it out of requests "
+                          "without a stream");
+    }
+    if (!front_fields_check(so, FRONT_STREAM_OPTIONS, "stream_options.", e) ||
+        !front_get_bool(so, "include_usage", &opt->include_usage, e) ||
         !front_get_bool(so, "continuous_usage_stats", &opt->continuous_usage, e)) {
         return false;
     }
@@ -355,9 +322,6 @@ static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
         !front_get_int(root, "prompt_logprobs", 0, BT_ENGINE_MAX_TOP, &prompt_top, e) ||
         !take_logprobs(root, chat, &spec->sampling.logprobs, e)) {
         return false;
-    }
-    if (opt->echo && chat) {
-        return unsupported(e, "echo");
     }
     if (opt->stream && prompt_top >= 0) {
         return front_fail(e, 400, "prompt_logprobs", "unsupported_parameter",
@@ -402,7 +366,7 @@ static bool take_lengths(const json_t *root, const struct front_options *opt, st
 {
     *l = (struct lengths){.max = opt->chat ? INT32_MAX : 16};
     if (!front_get_int(root, "max_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
-        (opt->chat && !front_get_int(root, "max_completion_tokens", 1, INT32_MAX, &l->max, e)) ||
+        !front_get_int(root, "max_completion_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
         !front_get_int(root, "min_tokens", 0, INT32_MAX, &l->min, e)) {
         return false;
     }
@@ -475,7 +439,9 @@ static bool take_generation(const struct front_model *m, bool chat, const json_t
     struct front_options *opt = &g->opt;
     struct bt_tokens ids = {0};
     struct lengths l;
-    if (!check_model(m, root, e) || !refuse_unsupported(root, e) || !take_choices(root, opt, e) ||
+    if (!check_model(m, root, e) ||
+        !front_fields_check(root, chat ? FRONT_CHAT : FRONT_COMPLETION, "", e) ||
+        !check_format(root, e) || !take_choices(root, opt, e) ||
         !take_look(root, chat, base, opt, e) || !take_sampling(m, root, base, e) ||
         !take_ends(m, root, &base->sampling, opt, e) || !take_bias(m, root, &base->sampling, e) ||
         !take_stops(root, base, e) || !take_salt(root, base, e) ||
@@ -529,7 +495,12 @@ bool front_parse_tokenize(const struct front_model *m, const void *body, size_t 
     m = &any_length;
     bool chat = front_has(root, "messages");
     struct front_prompts prompts = {0};
-    bool ok = check_model(m, root, e) && refuse_unsupported(root, e) &&
+    if (chat && front_has(root, "prompt")) {
+        json_decref(root);
+        return front_fail(e, 400, "prompt", "invalid_value",
+                          "'prompt' and 'messages' exclude each other; give one");
+    }
+    bool ok = check_model(m, root, e) && front_fields_check(root, FRONT_TOKENIZE, "", e) &&
               front_get_bool(root, "return_token_strs", want_strings_p, e) &&
               (chat ? front_take_chat(m, root, out, e)
                     : front_take_prompts(m, root, false, false, &prompts, e));
@@ -554,7 +525,7 @@ bool front_parse_detokenize(const struct front_model *m, const void *body, size_
         return false;
     }
     const json_t *list = json_object_get(root, "tokens");
-    bool ok = check_model(m, root, e) &&
+    bool ok = check_model(m, root, e) && front_fields_check(root, FRONT_DETOKENIZE, "", e) &&
               (json_is_array(list) ||
                front_fail(e, 400, "tokens", "invalid_type", "'tokens' must be an array of ids")) &&
               front_take_ids(m, "tokens", list, out, e);

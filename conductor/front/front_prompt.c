@@ -2,8 +2,11 @@
  * routes that only tokenize. Pure but for the tokenizer and the chat template it calls. */
 #include "conductor/front/front_prompt.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "conductor/front/front_fields.h"
 
 #define BEHIND_LAST_MAX 256 /* bytes that a chat template may write behind the last message */
 
@@ -123,6 +126,26 @@ bool front_take_prompts(const struct front_model *m, const json_t *root, bool wi
     return true;
 }
 
+/* A text part of a message's content. */
+static bool check_part(const json_t *part, size_t i, size_t k, struct front_error *e)
+{
+    char prefix[64];
+    const char *type = json_string_value(json_object_get(part, "type"));
+    const json_t *words = json_object_get(part, "text");
+    if (type == NULL || (strcmp(type, "text") == 0 && !json_is_string(words))) {
+        return front_fail(e, 400, "messages", "invalid_type",
+                          "'messages[%zu].content[%zu]' must be {\"type\":\"text\",\"text\":...}",
+                          i, k);
+    }
+    if (strcmp(type, "text") != 0) {
+        return front_fail(e, 400, "messages", "unsupported_parameter",
+                          "'messages[%zu].content[%zu].type' is '%.64s'; only 'text' is supported",
+                          i, k, type);
+    }
+    snprintf(prefix, sizeof(prefix), "messages[%zu].content[%zu].", i, k);
+    return front_fields_check(part, FRONT_PART, prefix, e);
+}
+
 /* Text of a message's content: a string, null (an assistant's), or text parts joined by newlines.
  * NULL: e is set. */
 static json_t *take_content(const json_t *content, const char *role, size_t i,
@@ -143,19 +166,8 @@ static json_t *take_content(const json_t *content, const char *role, size_t i,
     bt_buf_init(&text);
     for (size_t k = 0; k < json_array_size(content); k++) {
         const json_t *part = json_array_get(content, k);
-        const char *type = json_string_value(json_object_get(part, "type"));
         const json_t *words = json_object_get(part, "text");
-        if (type == NULL || (strcmp(type, "text") == 0 && !json_is_string(words))) {
-            front_fail(e, 400, "messages", "invalid_type",
-                       "'messages[%zu].content[%zu]' must be {\"type\":\"text\",\"text\":...}", i,
-                       k);
-            bt_buf_cleanup(&text);
-            return NULL;
-        }
-        if (strcmp(type, "text") != 0) {
-            front_fail(e, 400, "messages", "unsupported_parameter",
-                       "'messages[%zu].content[%zu].type' is '%.64s'; only 'text' is supported", i,
-                       k, type);
+        if (!check_part(part, i, k, e)) {
             bt_buf_cleanup(&text);
             return NULL;
         }
@@ -169,10 +181,24 @@ static json_t *take_content(const json_t *content, const char *role, size_t i,
     return s;
 }
 
+/* What else of a message goes to the template. */
+static bool check_strings(const json_t *msg, const char *prefix, struct front_error *e)
+{
+    static const char *const names[] = {"name", "reasoning_content", "reasoning"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        if (front_has(msg, names[i]) && !json_is_string(json_object_get(msg, names[i]))) {
+            return front_fail(e, 400, "messages", "invalid_type", "'%s%s' must be a string", prefix,
+                              names[i]);
+        }
+    }
+    return true;
+}
+
 static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_error *e)
 {
     static const char *const roles[] = {"system", "developer", "user", "assistant"};
     const char *role = json_string_value(json_object_get(msg, "role"));
+    char prefix[64];
     bool known = false;
     if (role == NULL) {
         return front_fail(e, 400, "messages", "invalid_type",
@@ -188,9 +214,9 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_
                           "assistant%s",
                           i, role, tool ? " (tools are not supported)" : "");
     }
-    if (front_asked_for(json_object_get(msg, "tool_calls"))) {
-        return front_fail(e, 400, "messages", "unsupported_parameter",
-                          "'messages[%zu].tool_calls' is not supported", i);
+    snprintf(prefix, sizeof(prefix), "messages[%zu].", i);
+    if (!front_fields_check(msg, FRONT_MESSAGE, prefix, e) || !check_strings(msg, prefix, e)) {
+        return false;
     }
     json_t *content = take_content(json_object_get(msg, "content"), role, i, e);
     if (content == NULL) {
@@ -199,8 +225,14 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_
     json_t *clean = json_object();
     json_object_set_new(clean, "role", json_string(role));
     json_object_set_new(clean, "content", content);
-    if (json_is_string(json_object_get(msg, "name"))) {
+    const json_t *thoughts = json_object_get(
+        msg, front_has(msg, "reasoning_content") ? "reasoning_content" : "reasoning");
+    if (front_has(msg, "name")) {
         json_object_set(clean, "name", json_object_get(msg, "name"));
+    }
+    if (json_is_string(thoughts)) { /* templates know it by one name or the other */
+        json_object_set(clean, "reasoning_content", (json_t *)thoughts);
+        json_object_set(clean, "reasoning", (json_t *)thoughts);
     }
     json_array_append_new(out, clean);
     return true;

@@ -57,17 +57,17 @@ static void test_completion_defaults(void **state)
 static void test_completion_all_options(void **state)
 {
     (void)state;
-    int fd = begin(
-        "/v1/completions",
-        "{\"model\":\"" MODEL_ID "\",\"prompt\":[1,2,2047],\"max_tokens\":100000,"
-        "\"temperature\":0,\"top_p\":0.5,\"top_k\":7,\"min_p\":0.1,\"seed\":-5,"
-        "\"stop\":[\"a\",\"b\"],\"logprobs\":20,\"ignore_eos\":true,\"min_tokens\":3,"
-        "\"repetition_penalty\":1.1,\"frequency_penalty\":-2,\"presence_penalty\":2,"
-        "\"skip_special_tokens\":false,\"include_stop_str_in_output\":true,"
-        "\"cache_salt\":\"s\",\"stop_token_ids\":[9],\"n\":1,\"best_of\":1,\"echo\":false,"
-        "\"logit_bias\":{\"5\":-100,\"2047\":1.5},\"user\":\"u\",\"unknown_field\":{\"x\":[]},"
-        "\"response_format\":{\"type\":\"text\"},\"length_penalty\":1.0,\"suffix\":null,"
-        "\"guided_json\":null,\"tools\":[],\"stream_options\":null}");
+    int fd =
+        begin("/v1/completions",
+              "{\"model\":\"" MODEL_ID "\",\"prompt\":[1,2,2047],\"max_tokens\":100000,"
+              "\"temperature\":0,\"top_p\":0.5,\"top_k\":7,\"min_p\":0.1,\"seed\":-5,"
+              "\"stop\":[\"a\",\"b\"],\"logprobs\":20,\"ignore_eos\":true,\"min_tokens\":3,"
+              "\"repetition_penalty\":1.1,\"frequency_penalty\":-2,\"presence_penalty\":2,"
+              "\"skip_special_tokens\":false,\"include_stop_str_in_output\":true,"
+              "\"cache_salt\":\"s\",\"stop_token_ids\":[9],\"n\":1,\"best_of\":1,\"echo\":false,"
+              "\"logit_bias\":{\"5\":-100,\"2047\":1.5},\"user\":\"u\",\"metadata\":{\"x\":[]},"
+              "\"response_format\":{\"type\":\"text\"},\"length_penalty\":1.0,\"suffix\":null,"
+              "\"guided_json\":null,\"tools\":[],\"stream_options\":null}");
     const struct bt_gen_spec *s = &now->spec;
     assert_int_equal(s->prompt.n, 3);
     assert_int_equal(s->prompt.ids[2], 2047);

@@ -156,7 +156,7 @@ static const struct {
      400, "continue_final_message"},
     {CHAT, "{" USER ",\"n\":17}", 400, "n"},
     {CHAT, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{}]}]}", 400,
-     "messages"},
+     "messages[0].tool_calls"},
     {"/tokenize", "{}", 400, "prompt"},
     {"/tokenize", "{\"prompt\":[\"a\",\"b\"]}", 400, "prompt"},
     {"/tokenize", "{" USER ",\"tools\":[{}]}", 400, "tools"},

@@ -1,0 +1,396 @@
+/* The table of request fields; see front_fields.h. It is also docs/API.md (make docs). Pure. */
+#include "conductor/front/front_fields.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/nearest.h"
+#include "conductor/front/front.h"
+
+#define C   FRONT_COMPLETION
+#define M   FRONT_CHAT
+#define T   FRONT_TOKENIZE
+#define D   FRONT_DETOKENIZE
+#define MSG FRONT_MESSAGE
+#define PRT FRONT_PART
+#define SO  FRONT_STREAM_OPTIONS
+#define RF  FRONT_RESPONSE_FORMAT
+
+enum answer {
+    USED,     /* read and checked by front_parse.c or front_prompt.c */
+    HARMLESS, /* accepted with any value: it cannot change the generated text */
+    REFUSED   /* would change the answer and is not built: refused unless its value is neutral */
+};
+
+struct field {
+    const char *name;
+    unsigned objects; /* of enum front_object */
+    enum answer answer;
+    const char *why; /* what is done with it */
+};
+
+static bool is_null(const json_t *v)
+{
+    return json_is_null(v);
+}
+
+static bool is_false(const json_t *v)
+{
+    return json_is_false(v) || json_is_null(v);
+}
+
+static bool is_one(const json_t *v)
+{
+    return (json_is_number(v) && json_number_value(v) == 1.0) || !front_asked_for(v);
+}
+
+static bool has_text(const json_t *v, const char *a, const char *b)
+{
+    const char *s = json_string_value(v);
+    return s != NULL && (strcmp(s, a) == 0 || strcmp(s, b) == 0);
+}
+
+static bool is_text(const json_t *v)
+{
+    return has_text(v, "text", "message") || !front_asked_for(v);
+}
+
+static bool are_text(const json_t *v)
+{
+    bool all = json_is_array(v) || json_is_null(v);
+    for (size_t i = 0; all && i < json_array_size(v); i++) {
+        all = has_text(json_array_get(v, i), "text", "text");
+    }
+    return all;
+}
+
+static bool is_no_tool(const json_t *v)
+{
+    return has_text(v, "none", "auto") || !front_asked_for(v);
+}
+
+#define BODY (C | M)
+static const struct field fields[] = {
+    {"model", C | M | T | D, USED, "must be the served model; left out or empty: the served model"},
+    {"prompt", C | T, USED, "a string, token ids, or (completions) a list of either"},
+    {"messages", M | T, USED, "text messages of the roles system, developer, user, assistant"},
+    {"tokens", D, USED, "token ids"},
+    /* length and number of answers */
+    {"max_tokens", BODY, USED,
+     "completions: 16 unless given; chat: the rest of the context. Prompt and `max_tokens` must "
+     "fit into the context together"},
+    {"max_completion_tokens", BODY, USED, "the same as `max_tokens`, and goes before it"},
+    {"min_tokens", BODY, USED, "no end before so many tokens"},
+    {"n", BODY, USED, "choices of each prompt, 1 to 16"},
+    {"best_of", BODY, USED, "only the value of `n`"},
+    {"ignore_eos", BODY, USED, "generate behind the model's end of text"},
+    {"stop", BODY, USED, "a string or up to 16"},
+    {"stop_token_ids", BODY, USED, "more tokens that end a choice"},
+    {"include_stop_str_in_output", BODY, USED, "the stop string is part of the text"},
+    /* drawing */
+    {"temperature", BODY, USED, "0 to 100; 0: the most likely token"},
+    {"top_p", BODY, USED, "above 0, at most 1"},
+    {"top_k", BODY, USED, "0 and -1: off"},
+    {"min_p", BODY, USED, "0 to 1"},
+    {"repetition_penalty", BODY, USED, "above 0, at most 100"},
+    {"frequency_penalty", BODY, USED, "-2 to 2"},
+    {"presence_penalty", BODY, USED, "-2 to 2"},
+    {"logit_bias", BODY, USED, "up to 1024 token ids with -100 to 100"},
+    {"seed", BODY, USED, "a 64-bit integer; the same request draws the same tokens"},
+    /* the answer's look */
+    {"stream", BODY, USED, "server-sent events"},
+    {"stream_options", BODY, USED, "needs `stream`: true"},
+    {"echo", C, USED, "the text begins with the prompt"},
+    {"logprobs", BODY, USED, "completions: 0 to 20; chat: true or false"},
+    {"top_logprobs", M, USED, "0 to 20, needs `logprobs`"},
+    {"prompt_logprobs", BODY, USED, "0 to 20, not with `stream`"},
+    {"return_tokens_as_token_ids", BODY, USED, "`token_id:N` in logprobs"},
+    {"skip_special_tokens", BODY, USED, "true unless given"},
+    {"response_format", BODY, USED, "of type `text`"},
+    /* prompts */
+    {"add_special_tokens", C | M | T, USED, "BOS and the like around the prompt"},
+    {"add_generation_prompt", M | T, USED, "given to the chat template; true unless given"},
+    {"continue_final_message", M | T, USED, "the answer goes on with the last message"},
+    {"chat_template_kwargs", M | T, USED, "an object: variables of the chat template"},
+    {"return_token_strs", T, USED, "the tokens' strings as well"},
+    /* scheduling */
+    {"priority", BODY, USED, "an integer; smaller goes first"},
+    {"cache_salt", BODY, USED, "only requests with the same salt share cached prompts"},
+
+    {"user", C | M | T | D, HARMLESS, "a label for the provider's records"},
+    {"safety_identifier", BODY, HARMLESS, "a label for the provider's records"},
+    {"metadata", BODY, HARMLESS, "a label for the provider's records"},
+    {"store", BODY, HARMLESS, "answers are not stored"},
+    {"prompt_cache_key", BODY, HARMLESS, "prompts are cached by their content"},
+    {"prompt_cache_retention", BODY, HARMLESS, "prompts are cached as long as there is room"},
+    {"service_tier", BODY, HARMLESS, "there is one tier; `priority` orders requests"},
+    {"prediction", M, HARMLESS, "a hint for speed"},
+    {"parallel_tool_calls", M, HARMLESS, "about tools, and `tools` is refused"},
+    {"reasoning_effort", M, HARMLESS,
+     "a hint; templates that have one read `chat_template_kwargs`"},
+    {"verbosity", M, HARMLESS, "a hint"},
+    {"include_reasoning", M, HARMLESS, "reasoning is part of the text"},
+    {"separate_reasoning", M, HARMLESS, "reasoning is part of the text"},
+    {"stream_reasoning", M, HARMLESS, "reasoning is part of the text"},
+    {"request_id", BODY, HARMLESS, "the header `x-request-id` names a request"},
+    {"rid", BODY, HARMLESS, "the header `x-request-id` names a request"},
+    {"spaces_between_special_tokens", BODY, HARMLESS, "for tokenizers of another kind"},
+    {"detokenize", BODY, HARMLESS, "the answer is always text"},
+    {"early_stopping", BODY, HARMLESS, "of beam search, and `use_beam_search` is refused"},
+    {"guided_decoding_backend", BODY, HARMLESS, "of constrained output, which is refused"},
+    {"guided_whitespace_pattern", BODY, HARMLESS, "of constrained output, which is refused"},
+
+    {"suffix", C, REFUSED, "text behind the answer"},
+    {"echo", M, REFUSED, "of completions only"},
+    {"use_beam_search", BODY, REFUSED, "beam search"},
+    {"length_penalty", BODY, REFUSED, "of beam search"},
+    {"typical_p", BODY, REFUSED, "not built"},
+    {"prompt_embeds", BODY, REFUSED, "a prompt is text or token ids"},
+    {"input_embeds", BODY, REFUSED, "a prompt is text or token ids"},
+    {"truncate_prompt_tokens", C | M | T, REFUSED, "a prompt is never cut"},
+    {"truncation_side", C | M | T, REFUSED, "a prompt is never cut"},
+    {"allowed_token_ids", BODY, REFUSED, "use `logit_bias`"},
+    {"bad_words", BODY, REFUSED, "use `logit_bias`"},
+    {"logits_processors", BODY, REFUSED, "code of a client"},
+    {"custom_logit_processor", BODY, REFUSED, "code of a client"},
+    {"custom_params", BODY, REFUSED, "code of a client"},
+    {"repetition_detection", BODY, REFUSED, "not built"},
+    {"thinking_token_budget", BODY, REFUSED, "not built"},
+    {"return_token_ids", BODY, REFUSED, "not built"},
+    {"return_hidden_states", BODY, REFUSED, "not built"},
+    {"no_stop_trim", BODY, REFUSED, "use `include_stop_str_in_output`"},
+    {"stop_regex", BODY, REFUSED, "not built"},
+    {"max_new_tokens", BODY, REFUSED, "use `max_tokens`"},
+    {"max_output_tokens", BODY, REFUSED, "use `max_tokens`"},
+    {"n_predict", BODY, REFUSED, "use `max_tokens`"},
+    {"stop_sequences", BODY, REFUSED, "use `stop`"},
+    {"do_sample", BODY, REFUSED, "use `temperature`"},
+    {"extra_body", BODY, REFUSED, "its fields belong into the body itself"},
+    {"vllm_xargs", BODY, REFUSED, "not built"},
+    {"lora_path", BODY, REFUSED, "adapters"},
+    {"session_params", BODY, REFUSED, "state of other servers"},
+    {"kv_transfer_params", BODY, REFUSED, "state of other servers"},
+    {"resume", BODY, REFUSED, "state of other servers"},
+    {"tools", C | M | T, REFUSED, "tools"},
+    {"functions", BODY, REFUSED, "tools"},
+    {"function_call", C | M | T, REFUSED, "tools"},
+    {"tool_choice", BODY, REFUSED, "tools"},
+    {"audio", BODY, REFUSED, "other kinds of content"},
+    {"modalities", BODY, REFUSED, "other kinds of content"},
+    {"documents", C | M | T, REFUSED, "other kinds of content"},
+    {"web_search_options", BODY, REFUSED, "a search"},
+    {"mm_processor_kwargs", C | M | T, REFUSED, "other kinds of content"},
+    {"media_io_kwargs", C | M | T, REFUSED, "other kinds of content"},
+    {"guided_json", BODY, REFUSED, "constrained output"},
+    {"guided_regex", BODY, REFUSED, "constrained output"},
+    {"guided_choice", BODY, REFUSED, "constrained output"},
+    {"guided_grammar", BODY, REFUSED, "constrained output"},
+    {"structured_outputs", BODY, REFUSED, "constrained output"},
+    {"structural_tag", BODY, REFUSED, "constrained output"},
+    {"grammar", BODY, REFUSED, "constrained output"},
+    {"json_schema", BODY, REFUSED, "constrained output"},
+    {"regex", BODY, REFUSED, "constrained output"},
+    {"ebnf", BODY, REFUSED, "constrained output"},
+    {"chat_template", C | M | T, REFUSED, "the model's own template is used"},
+
+    {"role", MSG, USED, "system, developer, user or assistant"},
+    {"content", MSG, USED, "a string, or a list of text parts"},
+    {"name", MSG, USED, "given to the chat template"},
+    {"reasoning_content", MSG, USED, "a string, given to the chat template"},
+    {"reasoning", MSG, USED, "the same as `reasoning_content`"},
+    {"refusal", MSG, HARMLESS, "part of an earlier answer"},
+    {"annotations", MSG | PRT, HARMLESS, "part of an earlier answer"},
+    {"cache_control", MSG | PRT, HARMLESS, "prompts are cached by their content"},
+    {"id", MSG | PRT, HARMLESS, "a client's own record"},
+    {"message_id", MSG, HARMLESS, "a client's own record"},
+    {"messageId", MSG, HARMLESS, "a client's own record"},
+    {"traceId", MSG, HARMLESS, "a client's own record"},
+    {"timestamp", MSG, HARMLESS, "a client's own record"},
+    {"metadata", MSG, HARMLESS, "a client's own record"},
+    {"model", MSG, HARMLESS, "a client's own record"},
+    {"agent", MSG, HARMLESS, "a client's own record"},
+    {"usage", MSG, HARMLESS, "a client's own record"},
+    {"opts", MSG, HARMLESS, "a client's own record"},
+    {"type", MSG, REFUSED, "only text messages"},
+    {"tool_calls", MSG, REFUSED, "tools"},
+    {"tool_call_id", MSG, REFUSED, "tools"},
+    {"function_call", MSG, REFUSED, "tools"},
+    {"audio", MSG, REFUSED, "other kinds of content"},
+    {"prefix", MSG, REFUSED, "use `continue_final_message`"},
+    {"partial", MSG, REFUSED, "use `continue_final_message`"},
+
+    {"type", PRT, USED, "`text`"},
+    {"text", PRT, USED, "a string"},
+
+    {"include_usage", SO, USED, "a last event with the number of tokens"},
+    {"continuous_usage_stats", SO, USED, "that number in every event, needs `include_usage`"},
+    {"include_obfuscation", SO, HARMLESS, "events have no padding"},
+
+    {"type", RF, USED, "`text`"},
+    {"json_schema", RF, REFUSED, "constrained output"},
+    {"schema", RF, REFUSED, "constrained output"},
+    {"strict", RF, REFUSED, "constrained output"},
+};
+#undef BODY
+
+/* Values of refused fields that ask for nothing, where front_asked_for does not tell. */
+static const struct neutral {
+    const char *name;
+    bool (*is)(const json_t *v);
+    const char *doc;
+} neutrals[] = {
+    {"length_penalty", is_one, "1"},
+    {"typical_p", is_one, "1"},
+    {"truncate_prompt_tokens", is_null, "null"},
+    {"max_new_tokens", is_null, "null"},
+    {"max_output_tokens", is_null, "null"},
+    {"n_predict", is_null, "null"},
+    {"do_sample", is_null, "null"},
+    {"tool_choice", is_no_tool, "`none`, `auto`"},
+    {"modalities", are_text, "[`text`]"},
+    {"web_search_options", is_null, "null"},
+    {"type", is_text, "`text`, `message`"},
+    {"strict", is_false, "false"},
+};
+
+static const struct neutral *neutral_of(const char *name)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(neutrals); i++) {
+        if (strcmp(neutrals[i].name, name) == 0) {
+            return &neutrals[i];
+        }
+    }
+    return NULL;
+}
+
+static const struct { /* in the order of docs/API.md */
+    enum front_object kind;
+    const char *name, *title;
+} objects[] = {{C, "/v1/completions", "`POST /v1/completions`"},
+               {M, "/v1/chat/completions", "`POST /v1/chat/completions`"},
+               {T, "/tokenize", "`POST /tokenize`"},
+               {D, "/detokenize", "`POST /detokenize`"},
+               {MSG, "a message", "A message: `messages[i]`"},
+               {PRT, "a part of a message", "A part of a message: `messages[i].content[k]`"},
+               {SO, "stream_options", "`stream_options`"},
+               {RF, "response_format", "`response_format`"}};
+
+static const char *object_name(unsigned kinds)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(objects); i++) {
+        if (kinds & objects[i].kind) {
+            return objects[i].name;
+        }
+    }
+    return "";
+}
+
+/* ---- checking ---- */
+
+static const struct field *find(const char *name, unsigned kinds)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
+        if ((fields[i].objects & kinds) && strcmp(fields[i].name, name) == 0) {
+            return &fields[i];
+        }
+    }
+    return NULL;
+}
+
+/* The field that was meant. A third of the letters may be wrong: further away it is another word.
+ */
+static const char *nearest(const char *name, enum front_object kind)
+{
+    const char *best = NULL;
+    unsigned best_d = BT_MIN((unsigned)strnlen(name, 16) / 3, 3u) + 1;
+    for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
+        bool of = (fields[i].objects & kind) && fields[i].answer == USED;
+        unsigned d = of ? bt_edit_distance(name, fields[i].name) : best_d;
+        if (d < best_d) {
+            best_d = d;
+            best = fields[i].name;
+        }
+    }
+    return best;
+}
+
+static bool unknown(const char *name, enum front_object kind, const char *prefix,
+                    struct front_error *e)
+{
+    static const unsigned bodies = C | M | T | D;
+    char param[64];
+    const char *meant = nearest(name, kind);
+    const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;
+    snprintf(param, sizeof(param), "%.24s%.38s", prefix, name);
+    if (meant != NULL) {
+        return front_fail(e, 400, param, "unknown_parameter",
+                          "'%s' is not a field of %s; did you mean '%s%s'?", param,
+                          object_name(kind), prefix, meant);
+    }
+    if (elsewhere != NULL) {
+        return front_fail(e, 400, param, "unknown_parameter",
+                          "'%s' is not a field of %s; it is one of %s", param, object_name(kind),
+                          object_name(elsewhere->objects));
+    }
+    return front_fail(e, 400, param, "unknown_parameter",
+                      "'%s' is not a field of %s; docs/API.md lists them. Leave it out", param,
+                      object_name(kind));
+}
+
+static bool refuse(const struct field *f, const json_t *v, const char *prefix,
+                   struct front_error *e)
+{
+    char param[64];
+    const struct neutral *n = neutral_of(f->name);
+    if (n != NULL ? n->is(v) : !front_asked_for(v)) {
+        return false;
+    }
+    snprintf(param, sizeof(param), "%.24s%.38s", prefix, f->name);
+    if (n != NULL) {
+        front_fail(e, 400, param, "unsupported_parameter",
+                   "'%s' is not supported (%s); leave it out, or set it to %s", param, f->why,
+                   n->doc);
+    } else {
+        front_fail(e, 400, param, "unsupported_parameter", "'%s' is not supported (%s)", param,
+                   f->why);
+    }
+    return true;
+}
+
+bool front_fields_check(const json_t *object, enum front_object kind, const char *prefix,
+                        struct front_error *e)
+{
+    const char *name;
+    json_t *v;
+    json_object_foreach((json_t *)object, name, v)
+    {
+        const struct field *f = find(name, kind);
+        if (f == NULL) {
+            return unknown(name, kind, prefix, e);
+        }
+        if (f->answer == REFUSED && refuse(f, v, prefix, e)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- docs/API.md ---- */
+
+void bt_front_fields_doc(struct bt_buf *out)
+{
+    static const char *const answers[] = {
+        [USED] = "supported", [HARMLESS] = "no effect", [REFUSED] = "refused"};
+    for (size_t o = 0; o < BT_ARRAY_LEN(objects); o++) {
+        bt_buf_printf(out, "## %s\n\n| field | | |\n|---|---|---|\n", objects[o].title);
+        for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
+            const struct field *f = &fields[i];
+            const struct neutral *n = f->answer == REFUSED ? neutral_of(f->name) : NULL;
+            if (f->objects & objects[o].kind) {
+                bt_buf_printf(out, "| `%s` | %s | %s%s%s |\n", f->name, answers[f->answer], f->why,
+                              n != NULL ? "; accepted: " : "", n != NULL ? n->doc : "");
+            }
+        }
+        bt_buf_puts(out, "\n");
+    }
+}

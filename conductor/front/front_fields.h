@@ -1,0 +1,26 @@
+/* Within front/: every field that a request body may have, and what the server does with it. A
+ * field of no table is refused, so that a spelling mistake never changes a result silently. Pure.
+ */
+#ifndef BT_CONDUCTOR_FRONT_FIELDS_H
+#define BT_CONDUCTOR_FRONT_FIELDS_H
+
+#include "conductor/front/front_json.h"
+
+/* Kinds of JSON objects in requests; bits, because many fields belong to several. */
+enum front_object {
+    FRONT_COMPLETION = 1,
+    FRONT_CHAT = 2,
+    FRONT_TOKENIZE = 4,
+    FRONT_DETOKENIZE = 8,
+    FRONT_MESSAGE = 16,         /* messages[i] */
+    FRONT_PART = 32,            /* messages[i].content[k] */
+    FRONT_STREAM_OPTIONS = 64,  /* stream_options */
+    FRONT_RESPONSE_FORMAT = 128 /* response_format */
+};
+
+/* Are all of the object's fields known, and none of those set that are not supported? prefix: what
+ * stands before a field's name in errors, e.g. "messages[2]."; "" for the body itself. */
+bool front_fields_check(const json_t *object, enum front_object kind, const char *prefix,
+                        struct front_error *e);
+
+#endif
