@@ -358,13 +358,16 @@ static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct front
 
 struct lengths {
     int64_t max, min;
+    bool max_given; /* otherwise it ends with the context */
 };
 
 /* 0 tokens may be asked for only where the prompt itself is told back. */
 static bool take_lengths(const json_t *root, const struct front_options *opt, struct lengths *l,
                          struct front_error *e)
 {
-    *l = (struct lengths){.max = opt->chat ? INT32_MAX : 16};
+    *l = (struct lengths){.max = opt->chat ? INT32_MAX : 16,
+                          .max_given = front_has(root, "max_tokens") ||
+                                       front_has(root, "max_completion_tokens")};
     if (!front_get_int(root, "max_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
         !front_get_int(root, "max_completion_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
         !front_get_int(root, "min_tokens", 0, INT32_MAX, &l->min, e)) {
@@ -378,7 +381,8 @@ static bool take_lengths(const json_t *root, const struct front_options *opt, st
     return true;
 }
 
-/* The lengths against the context that this prompt leaves. */
+/* The lengths against the context that this prompt leaves. What is asked for by number must fit:
+ * a client that gets less could not tell it from an answer that ended by itself. */
 static bool fit(const struct front_model *m, const struct front_options *opt,
                 const struct lengths *l, struct bt_gen_spec *spec, struct front_error *e)
 {
@@ -388,13 +392,22 @@ static bool fit(const struct front_model *m, const struct front_options *opt,
         return front_fail(e, 400, key, "invalid_value", "'%s' has no tokens", key);
     }
     if (room < BT_MIN(l->max, 1)) {
+        return front_fail(
+            e, 400, key, "context_length_exceeded",
+            "this model's maximum context length is %u tokens%s; '%s' has %zu", m->max_model_len,
+            l->max > 0 ? ", and at least one must be left to generate" : "", key, spec->prompt.n);
+    }
+    int64_t asked = l->max_given ? l->max : l->min;
+    if (asked > room) {
         return front_fail(e, 400, key, "context_length_exceeded",
-                          "the model's context is %u tokens%s; '%s' has %zu", m->max_model_len,
-                          l->max > 0 ? ", and at least one must be left to generate" : "", key,
-                          spec->prompt.n);
+                          "this model's maximum context length is %u tokens, but %lld are asked "
+                          "for: %zu in '%s' and %lld in '%s'; shorten the prompt or lower '%s'",
+                          m->max_model_len, (long long)spec->prompt.n + asked, spec->prompt.n, key,
+                          (long long)asked, l->max_given ? "max_tokens" : "min_tokens",
+                          l->max_given ? "max_tokens" : "min_tokens");
     }
     spec->max_tokens = (uint32_t)BT_MIN(l->max, room);
-    spec->sampling.min_new = (uint32_t)BT_MIN(l->min, room);
+    spec->sampling.min_new = (uint32_t)l->min;
     return true;
 }
 

@@ -46,7 +46,8 @@ static bool encode(const struct front_model *m, const char *key, const char *tex
     if (m->piece_max > 0 && len / 4 / m->piece_max >= m->max_model_len) {
         return front_fail(
             e, 400, key, "context_length_exceeded",
-            "the model's context is %u tokens; '%s' has %zu bytes and far more tokens",
+            "this model's maximum context length is %u tokens; '%s' has %zu bytes and far more "
+            "tokens",
             m->max_model_len, key, len);
     }
     bt_status_t st = bt_tokenizer_encode(m->tok, text, len, add_special, out);

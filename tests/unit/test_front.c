@@ -59,7 +59,7 @@ static void test_completion_all_options(void **state)
     (void)state;
     int fd =
         begin("/v1/completions",
-              "{\"model\":\"" MODEL_ID "\",\"prompt\":[1,2,2047],\"max_tokens\":100000,"
+              "{\"model\":\"" MODEL_ID "\",\"prompt\":[1,2,2047],\"max_tokens\":8189,"
               "\"temperature\":0,\"top_p\":0.5,\"top_k\":7,\"min_p\":0.1,\"seed\":-5,"
               "\"stop\":[\"a\",\"b\"],\"logprobs\":20,\"ignore_eos\":true,\"min_tokens\":3,"
               "\"repetition_penalty\":1.1,\"frequency_penalty\":-2,\"presence_penalty\":2,"

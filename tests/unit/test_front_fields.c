@@ -193,12 +193,66 @@ static void test_clients(void **state)
     json_decref(post_json("/detokenize", "{\"model\":\"" MODEL_ID "\",\"tokens\":[1]}"));
 }
 
+/* A prompt of n ids with what else is asked for. */
+static void put_prompt(struct bt_buf *b, uint32_t n, const char *more)
+{
+    bt_buf_clear(b);
+    bt_buf_printf(b, "{%s\"prompt\":[1", more);
+    for (uint32_t i = 1; i < n; i++) {
+        bt_buf_puts(b, ",1");
+    }
+    bt_buf_puts(b, "]}");
+}
+
+/* Lengths given by number must fit into the context together; without them the rest is used. */
+static void test_context(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n;
+        const char *more, *sum; /* sum: what the error says is asked for; NULL: it is served */
+        uint32_t max_tokens;
+    } cases[] = {
+        {8000, "\"max_tokens\":500,", "8500", 0},
+        {8000, "\"max_completion_tokens\":193,", "8193", 0},
+        {8000, "\"max_tokens\":2147483647,", "2147491647", 0},
+        {8190, "\"min_tokens\":3,", "8193", 0},
+        {8000, "\"max_tokens\":192,", NULL, 192},
+        {8190, "", NULL, 2},
+        {8190, "\"max_tokens\":null,", NULL, 2},
+        {8192, "\"max_tokens\":0,\"echo\":true,", NULL, 0},
+    };
+    struct bt_buf b = {0};
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        put_prompt(&b, cases[i].n, cases[i].more);
+        if (cases[i].sum == NULL) {
+            int before = n_cancelled;
+            int fd = begin(COMPLETION, b.data);
+            assert_int_equal(now->spec.max_tokens, cases[i].max_tokens);
+            close(fd);
+            WAIT_FOR(n_cancelled > before);
+            continue;
+        }
+        receive(send_raw("POST", COMPLETION, "Content-Type: application/json\r\n", b.data, b.len));
+        assert_int_equal(ans.status, 400);
+        json_t *j = parse(ans.body);
+        assert_string_equal(str_at(j, "error.param"), "prompt");
+        assert_string_equal(str_at(j, "error.code"), "context_length_exceeded");
+        const char *message = str_at(j, "error.message");
+        assert_non_null(strstr(message, "maximum context length is 8192 tokens"));
+        assert_non_null(strstr(message, cases[i].sum));
+        json_decref(j);
+    }
+    bt_buf_cleanup(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_long_name, setup, teardown),
         cmocka_unit_test_setup_teardown(test_clients, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_context, setup, teardown),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
 }
