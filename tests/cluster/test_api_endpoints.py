@@ -269,7 +269,7 @@ def test_objectives_of_a_request(cluster):
 
 
 def test_bodies_of_the_load_generators(cluster):
-    """What vllm bench, sglang bench, guidellm and aiperf send; extra fields do no harm."""
+    """What vllm bench, sglang bench, guidellm and aiperf send (unit/test_front_fields.c has more)."""
     ids = cluster.post("/tokenize", {"prompt": PROMPT})["tokens"]
     msg = [{"role": "user", "content": [{"type": "text", "text": "Speak."}]}]
     a = cluster.post("/v1/completions", {
@@ -278,7 +278,7 @@ def test_bodies_of_the_load_generators(cluster):
         headers={"x-request-id": "bench-0", "Authorization": "Bearer whatever"})
     b = cluster.post("/v1/completions", {
         "model": cluster.model, "prompt": PROMPT, "best_of": 1, "max_tokens": 4, "temperature": 0,
-        "ignore_eos": True, "use_beam_search": False, "unknown": {"deep": [1]}})
+        "ignore_eos": True, "use_beam_search": False})
     c = cluster.post("/v1/chat/completions", {
         "model": cluster.model, "messages": msg, "max_completion_tokens": 4, "stop": None,
         "ignore_eos": True, "stream_options": None, "user": "u", "metadata": {}, "store": False,
