@@ -91,6 +91,7 @@ void bt_host_cleanup(struct bt_host *h)
     free(h->slots);
     free(h->flows);
     bt_sampler_destroy(h->sampler);
+    bt_ids_cleanup(&h->ids);
     if (h->kv) {
         munmap(h->kv, h->kv_bytes);
     }
@@ -277,7 +278,7 @@ void bt_host_prompt_out(const struct bt_host *h, uint32_t slot, uint32_t pos, co
 {
     const struct bt_host_slot *s = &h->slots[slot];
     *out = (struct bt_engine_out){.slot = slot, .pos = pos};
-    bt_sampler_logprob(logits, h->info.vocab, s->tokens[pos],
+    bt_sampler_logprob(logits, h->info.vocab, h->ids.known, s->tokens[pos],
                        (uint32_t)BT_MAX(s->params.logprobs, 0), out);
 }
 
@@ -432,6 +433,7 @@ bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint
             .n_tokens = s->n_tokens,
             .n_prompt = s->n_prompt,
             .mask = mask ? mask + (size_t)want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
+            .known = h->ids.known,
         };
         bt_sampler_run(h->sampler, &row, o);
         if (!o->bad && s->n_tokens < h->info.max_model_len) {

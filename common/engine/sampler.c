@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/philox.h"
+#include "common/engine/ids.h"
 
 /* No Gumbel variate exceeds -log(-log(1 - 2^-24)) = 16.635...: tokens that cannot win are not
  * drawn. */
@@ -101,13 +102,14 @@ static double log_sum_exp(const float *l, uint32_t n, float max)
     return max + log(sum);
 }
 
-/* The n largest, ties by lower id: insertion into a short sorted list. */
-static void top_n(const float *l, uint32_t vocab, double lse, struct bt_engine_out *out, uint32_t n)
+/* The n largest that have a token, ties by lower id: insertion into a short sorted list. */
+static void top_n(const float *l, uint32_t vocab, const uint32_t *known, double lse,
+                  struct bt_engine_out *out, uint32_t n)
 {
     uint32_t have = 0;
     n = BT_MIN(n, vocab);
     for (uint32_t i = 0; i < vocab; i++) {
-        if (have == n && !(l[i] > out->top_logprob[n - 1])) {
+        if ((have == n && !(l[i] > out->top_logprob[n - 1])) || !bt_ids_bit(known, i)) {
             continue;
         }
         uint32_t at = have < n ? have++ : n - 1;
@@ -153,16 +155,23 @@ static void apply_penalties(struct bt_sampler *s, const struct bt_sampler_row *r
     }
 }
 
-static void adjust(struct bt_sampler *s, const struct bt_sampler_row *r)
+/* -inf where the bit is 0; 32 at a time, since nearly all bits of known are 1. */
+static void mask_row(float *l, uint32_t vocab, const uint32_t *bits)
 {
-    const struct bt_engine_params *p = r->params;
-    if (r->mask) {
-        for (uint32_t i = 0; i < s->vocab; i++) {
-            if (!(r->mask[i / 32] >> (i % 32) & 1)) {
-                r->logits[i] = -INFINITY;
+    for (uint32_t w = 0; bits != NULL && w * 32 < vocab; w++) {
+        for (uint32_t i = w * 32; bits[w] != UINT32_MAX && i < BT_MIN(w * 32 + 32, vocab); i++) {
+            if (!bt_ids_bit(bits, i)) {
+                l[i] = -INFINITY;
             }
         }
     }
+}
+
+static void adjust(struct bt_sampler *s, const struct bt_sampler_row *r)
+{
+    const struct bt_engine_params *p = r->params;
+    mask_row(r->logits, s->vocab, r->mask);
+    mask_row(r->logits, s->vocab, r->known);
     for (uint32_t i = 0; i < p->n_bias; i++) {
         r->logits[p->bias_ids[i]] += p->bias[i];
     }
@@ -291,8 +300,8 @@ static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float
     return gumbel_argmax(s, r, s->kept, n);
 }
 
-void bt_sampler_logprob(const float *logits, uint32_t vocab, uint32_t token, uint32_t n_top,
-                        struct bt_engine_out *out)
+void bt_sampler_logprob(const float *logits, uint32_t vocab, const uint32_t *known, uint32_t token,
+                        uint32_t n_top, struct bt_engine_out *out)
 {
     float max;
     out->token = token;
@@ -305,7 +314,7 @@ void bt_sampler_logprob(const float *logits, uint32_t vocab, uint32_t token, uin
     double lse = log_sum_exp(logits, vocab, max);
     out->logprob = (float)(logits[token] - lse);
     if (n_top > 0) {
-        top_n(logits, vocab, lse, out, BT_MIN(n_top, (uint32_t)BT_ENGINE_MAX_TOP));
+        top_n(logits, vocab, known, lse, out, BT_MIN(n_top, (uint32_t)BT_ENGINE_MAX_TOP));
     }
 }
 
@@ -322,7 +331,7 @@ void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *r, struct
     if (p->logprobs >= 0) {
         lse = log_sum_exp(r->logits, s->vocab, max);
         if (p->logprobs > 0) {
-            top_n(r->logits, s->vocab, lse, out,
+            top_n(r->logits, s->vocab, r->known, lse, out,
                   BT_MIN((uint32_t)p->logprobs, (uint32_t)BT_ENGINE_MAX_TOP));
         }
         memcpy(s->raw, r->logits, s->vocab * sizeof(*s->raw));

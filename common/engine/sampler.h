@@ -2,8 +2,9 @@
  * host, and the reference for those that do it on a device.
  *
  * For logits l[0..V), in this order:
- *   raw logprobs   lp[i] = l[i] - log sum_j exp(l[j])           (before everything below)
- *   mask           l[i] = -inf where the bit of i is 0
+ *   raw logprobs   lp[i] = l[i] - log sum_j exp(l[j])           (before everything below; over
+ *                  all rows of the model, those without a token too, as vLLM has it)
+ *   mask           l[i] = -inf where the bit of i is 0, in mask or in known
  *   bias           l[id] += bias
  *   minimum length l[eos] = -inf while fewer than min_new tokens were generated
  *   repetition     for i in prompt or generated: l[i] = l[i] > 0 ? l[i] / r : l[i] * r
@@ -33,7 +34,8 @@ struct bt_sampler_row {
     uint32_t position;                     /* of the token to be chosen, in the sequence */
     const uint32_t *tokens;                /* [n_tokens] known so far, n_prompt of them prompt */
     uint32_t n_tokens, n_prompt;
-    const uint32_t *mask; /* [vocab / 32 rounded up] bits, or NULL */
+    const uint32_t *mask;  /* [vocab / 32 rounded up] bits, or NULL */
+    const uint32_t *known; /* the same of ids that have a token (ids.h), or NULL */
 };
 
 struct bt_sampler *bt_sampler_create(uint32_t vocab);
@@ -45,9 +47,10 @@ void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *row,
                     struct bt_engine_out *out);
 
 /* Logprob of `token` by one row of logits [vocab], and the n_top most likely ones, as raw logprobs
- * above: fills token, logprob, n_top, top_* and bad of *out. Logits are only read; any thread. */
-void bt_sampler_logprob(const float *logits, uint32_t vocab, uint32_t token, uint32_t n_top,
-                        struct bt_engine_out *out);
+ * above: fills token, logprob, n_top, top_* and bad of *out. known: as in a row; others are not
+ * among the most likely. Logits are only read; any thread. */
+void bt_sampler_logprob(const float *logits, uint32_t vocab, const uint32_t *known, uint32_t token,
+                        uint32_t n_top, struct bt_engine_out *out);
 
 /* ERR_INVALID if a parameter is out of its range for this vocabulary; *what_p names it. */
 bt_status_t bt_sampler_check(const struct bt_engine_params *p, uint32_t vocab,

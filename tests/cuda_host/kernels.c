@@ -745,7 +745,8 @@ static void draw_row(const struct bt_cu_sampling *a, uint32_t n, struct bt_sampl
                                .params = &p,
                                .position = w->position,
                                .mask = a->mask ? a->mask + (size_t)w->row * ((a->vocab + 31) / 32)
-                                               : NULL};
+                                               : NULL,
+                               .known = a->known};
     if (w->penalties) {
         history(counts, a->vocab, &r);
     }

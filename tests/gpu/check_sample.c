@@ -57,6 +57,9 @@ static uint32_t check(uint64_t seed, uint32_t vocab, uint32_t n, bool masked, ui
 {
     struct sample_cases c;
     sample_cases_make(&c, seed, vocab, n, masked);
+    if (seed % 3) {
+        sample_cases_ids(&c, seed % 3 == 2);
+    }
     size_t row = (size_t)n * vocab * 4, words = (size_t)n * ((vocab + 31) / 32) * 4;
     struct bt_cu_sampling a = {.logits = on_device(c.logits, row),
                                .draws = on_device(c.draws, n * sizeof(*c.draws)),
@@ -66,7 +69,10 @@ static uint32_t check(uint64_t seed, uint32_t vocab, uint32_t n, bool masked, ui
                                .adjusted = on_device(NULL, row),
                                .out = on_device(NULL, n * sizeof(struct bt_cu_drawn)),
                                .last_token = on_device(NULL, n * 4),
-                               .vocab = vocab};
+                               .vocab = vocab,
+                               .known = c.known ? on_device(c.known, (vocab + 31) / 32 * 4) : NULL,
+                               .n_known = c.n_known,
+                               .end_known = c.end_known};
     uint32_t *counts = fetch(a.counts, row);
     uint32_t wrong = memcmp(counts, c.counts, row) != 0;
     if (wrong) {

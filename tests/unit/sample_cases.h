@@ -22,7 +22,9 @@ struct sample_cases { /* row and slot i belong to case i */
     float *bias;
     uint32_t *tokens; /* [n][SAMPLE_CASES_LEN] */
     uint32_t *n_tokens, *n_prompt;
-    uint32_t *mask; /* [n][vocab / 32 rounded up], or NULL */
+    uint32_t *mask;  /* [n][vocab / 32 rounded up], or NULL */
+    uint32_t *known; /* [vocab / 32 rounded up], or NULL: sample_cases_ids */
+    uint32_t n_known, end_known;
     struct bt_cu_draw *draws;
     struct bt_cu_bias *biases; /* [n][BT_CU_BIAS_MAX] */
     uint32_t *counts;          /* [n][vocab] */
@@ -160,10 +162,26 @@ static inline void sample_cases_make(struct sample_cases *c, uint64_t seed, uint
     }
 }
 
+/* Some ids have no token: the last third, with holes also others. Their logits are the largest. */
+static inline void sample_cases_ids(struct sample_cases *c, bool holes)
+{
+    c->known = bt_calloc((c->vocab + 31) / 32, sizeof(uint32_t));
+    for (uint32_t id = 0; id < c->vocab; id++) {
+        bool known =
+            id == 0 || (id < c->vocab - c->vocab / 3 && !(holes && sample_cases_random(c, 5) == 0));
+        c->known[id / 32] |= (uint32_t)known << id % 32;
+        c->n_known += known;
+        c->end_known = known ? id + 1 : c->end_known;
+        for (uint32_t i = 0; !known && i < c->n; i++) {
+            c->logits[(size_t)i * c->vocab + id] += 20;
+        }
+    }
+}
+
 static inline void sample_cases_free(struct sample_cases *c)
 {
     void *all[] = {c->logits,   c->params, c->bias_ids, c->bias,   c->tokens, c->n_tokens,
-                   c->n_prompt, c->draws,  c->biases,   c->counts, c->mask};
+                   c->n_prompt, c->draws,  c->biases,   c->counts, c->mask,   c->known};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         free(all[i]);
     }
@@ -222,7 +240,8 @@ static inline uint32_t sample_cases_check(struct sample_cases *c, const struct b
                                          .tokens = c->tokens + (size_t)i * SAMPLE_CASES_LEN,
                                          .n_tokens = c->n_tokens[i],
                                          .n_prompt = c->n_prompt[i],
-                                         .mask = c->mask ? c->mask + (size_t)i * words : NULL};
+                                         .mask = c->mask ? c->mask + (size_t)i * words : NULL,
+                                         .known = c->known};
         bt_sampler_run(s, &r, &o);
         const char *what = d->bad != o.bad        ? "bad"
                            : d->n_top != o.n_top  ? "n_top"

@@ -12,6 +12,7 @@
 #include "tests/unit/cuda_block.h"
 
 #include "common/engine/cuda/sample_row.cuh"
+#include "common/engine/ids.h"
 #include "tests/unit/sample_cases.h"
 
 #ifdef __SANITIZE_THREAD__ /* it does not follow fibers */
@@ -25,11 +26,17 @@ static void body(void *arg)
     sample_draw(arg, blockIdx.x);
 }
 
+enum ids { ALL_IDS, TAIL_UNKNOWN, HOLES };
+
 /* near_p counts draws that differ by the last bits of a logarithm. */
-static uint32_t run_cases(uint64_t seed, uint32_t vocab, uint32_t n, bool masked, uint32_t *near_p)
+static uint32_t run_cases(uint64_t seed, uint32_t vocab, uint32_t n, bool masked, enum ids ids,
+                          uint32_t *near_p)
 {
     struct sample_cases c;
     sample_cases_make(&c, seed, vocab, n, masked);
+    if (ids != ALL_IDS) {
+        sample_cases_ids(&c, ids == HOLES);
+    }
     struct bt_cu_drawn *out = bt_malloc(n * sizeof(*out));
     float *adjusted = bt_malloc((size_t)n * vocab * sizeof(*adjusted));
     int32_t *last = bt_malloc(n * sizeof(*last));
@@ -45,12 +52,19 @@ static uint32_t run_cases(uint64_t seed, uint32_t vocab, uint32_t n, bool masked
                                .adjusted = adjusted,
                                .out = out,
                                .last_token = last,
-                               .vocab = vocab};
+                               .vocab = vocab,
+                               .known = c.known,
+                               .n_known = c.n_known,
+                               .end_known = c.end_known};
     for (uint32_t i = 0; i < n; i++) {
         cuda_block_run(body, &a, BT_CU_SAMPLE_THREADS, i);
     }
     uint32_t wrong = sample_cases_check(&c, out, near_p);
     for (uint32_t i = 0; i < n; i++) { /* the next draw sees this one */
+        assert_true(out[i].bad || bt_ids_bit(c.known, out[i].token));
+        for (uint32_t k = 0; k < out[i].n_top; k++) {
+            assert_true(bt_ids_bit(c.known, out[i].top_id[k]));
+        }
         assert_int_equal(last[i], out[i].token);
         c.counts[(size_t)i * vocab + out[i].token] += bt_cu_penalizes(&c.params[i]) && !out[i].bad;
     }
@@ -75,8 +89,13 @@ static void test_cases(void **state)
             for (int masked = 0; masked < 2; masked++) {
                 uint32_t m = masked ? 6 : 18;
                 wrong += run_cases(1000003u * (uint32_t)round + 17 * v + (uint32_t)masked,
-                                   vocabs[v], m, masked, &near);
+                                   vocabs[v], m, masked, ALL_IDS, &near);
                 n += m;
+            }
+            for (enum ids ids = TAIL_UNKNOWN; ids <= HOLES; ids++) {
+                wrong += run_cases(31 * (uint64_t)round + 7 * v + ids, vocabs[v], 6, round % 2, ids,
+                                   &near);
+                n += 6;
             }
         }
     }

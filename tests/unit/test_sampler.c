@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "common/base/philox.h"
+#include "common/engine/ids.h"
 #include "common/engine/sampler.h"
 
 #define V 10
@@ -396,15 +397,67 @@ static void test_check(void **state)
     BAD((q.n_bias = 1, q.bias_ids = &id, q.bias = &b));
 }
 
+/* Ids without a token have the largest logits: none is drawn or listed, whatever the parameters,
+ * and they stay in the sum of the logprobs. */
+static void test_ids_without_a_token(void **state)
+{
+    (void)state;
+    float l[V];
+    uint32_t known[(V + 31) / 32] = {0};
+    double sum = 0;
+    for (uint32_t i = 0; i < V; i++) {
+        bool is = i % 5 != 3 && i < V - 3;
+        known[i / 32] |= (uint32_t)is << i % 32;
+        l[i] = is ? (float)(i % 11) * 0.1f : 9;
+        sum += exp(l[i]);
+    }
+    for (uint32_t n = 0; n < 200; n++) {
+        float row_logits[V];
+        memcpy(row_logits, l, sizeof(l));
+        struct bt_engine_params p = defaults(n % 4 == 0 ? 0 : 1);
+        p.top_k = n % 4 == 1 ? 5 : 0;
+        p.top_p = n % 4 == 2 ? 0.5f : 1;
+        p.seed = n;
+        p.logprobs = 20;
+        const struct bt_sampler_row row = {
+            .logits = row_logits, .params = &p, .position = n, .known = known};
+        struct bt_engine_out o = {0};
+        bt_sampler_run(smp, &row, &o);
+        assert_false(o.bad);
+        assert_true(bt_ids_bit(known, o.token));
+        assert_true(fabs(o.logprob - (l[o.token] - log(sum))) < 1e-4);
+        for (uint32_t k = 0; k < o.n_top; k++) {
+            assert_true(bt_ids_bit(known, o.top_id[k]));
+        }
+        struct bt_engine_out prompt = {0};
+        bt_sampler_logprob(l, V, known, 3, 20, &prompt); /* a prompt may have such an id */
+        assert_true(fabs(prompt.logprob - (9 - log(sum))) < 1e-4);
+        assert_memory_equal(prompt.top_id, o.top_id, o.n_top * sizeof(o.top_id[0]));
+    }
+    memset(known, 0, sizeof(known)); /* nothing can be drawn: bad, as with a mask of zeros */
+    struct bt_engine_params p = defaults(1);
+    const struct bt_sampler_row row = {.logits = l, .params = &p, .known = known};
+    struct bt_engine_out o = {0};
+    bt_sampler_run(smp, &row, &o);
+    assert_true(o.bad);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_philox),       cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_bad),          cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_penalties),    cmocka_unit_test(test_min_new_and_mask),
-        cmocka_unit_test(test_distribution), cmocka_unit_test(test_truncation),
-        cmocka_unit_test(test_formula),      cmocka_unit_test(test_determinism),
-        cmocka_unit_test(test_skipping),     cmocka_unit_test(test_check),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_min_new_and_mask),
+        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_formula),
+        cmocka_unit_test(test_determinism),
+        cmocka_unit_test(test_skipping),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_ids_without_a_token),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

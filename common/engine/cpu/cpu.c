@@ -149,6 +149,9 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     st = bt_host_init(&e->host, &info, conf->mem_limit ? conf->mem_limit : KV_BYTES_DEF, err,
                       err_cap);
     if (st == BT_OK) {
+        st = bt_ids_load(conf->model_dir, info.vocab, &e->host.ids, err, err_cap);
+    }
+    if (st == BT_OK) {
         st = bt_gemm_create((uint32_t)e->threads, isa, &e->gemm, err, err_cap);
     }
     if (st == BT_OK) {

@@ -230,6 +230,9 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     }
     e->e4m3 = info.layout.groups[0].dtype == BT_DT_FP8_E4M3;
     st = bt_host_init(&e->host, &info, 0, err, err_cap);
+    if (st == BT_OK) {
+        st = bt_ids_load(conf->model_dir, info.vocab, &e->host.ids, err, err_cap);
+    }
     if (st != BT_OK) {
         return st;
     }

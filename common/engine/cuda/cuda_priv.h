@@ -106,6 +106,7 @@ struct bt_engine {
     uint32_t next_results;
     uint32_t *mask, *host_mask; /* device [max_slots] rows; pinned [RESULTS], from the first on */
     struct bt_cu_bias *bias;    /* device [max_slots][BT_CU_BIAS_MAX] */
+    uint32_t *known;            /* device: of host.ids; NULL: all ids have a token */
     uint32_t *counts;           /* device [max_slots][vocab], of slots with penalties */
     uint32_t *history;          /* device: tokens on their way into counts */
     float *adjusted;            /* device [max_slots][vocab] */

@@ -30,6 +30,12 @@ bt_status_t bt_cu_draw_open(struct bt_engine *e)
     BT_CU_TRY(e, cudaMalloc((void **)&e->history, HISTORY * sizeof(*e->history)));
     BT_CU_TRY(e, cudaMallocHost((void **)&e->draws, BT_CU_RESULTS * n * sizeof(*e->draws)));
     BT_CU_TRY(e, cudaMallocHost((void **)&e->drawn, BT_CU_RESULTS * n * sizeof(*e->drawn)));
+    if (e->host.ids.known) {
+        size_t bytes = mask_words(e) * sizeof(*e->known);
+        BT_CU_TRY(e, cudaMalloc((void **)&e->known, bytes));
+        BT_CU_TRY(e, cudaMemcpyAsync(e->known, e->host.ids.known, bytes, cudaMemcpyHostToDevice,
+                                     e->compute));
+    }
     return BT_OK;
 }
 
@@ -51,7 +57,7 @@ void bt_cu_draw_close(struct bt_engine *e)
     work_free(&e->work);
     work_free(&e->idle);
     free(e->pending);
-    void *device[] = {e->mask, e->bias, e->counts, e->adjusted, e->history};
+    void *device[] = {e->mask, e->known, e->bias, e->counts, e->adjusted, e->history};
     for (size_t i = 0; i < BT_ARRAY_LEN(device); i++) {
         cudaFree(device[i]);
     }
@@ -151,6 +157,7 @@ static void finish_host_sample(struct bt_engine *e, struct bt_cu_work *w)
             .n_tokens = s->n_tokens,
             .n_prompt = s->n_prompt,
             .mask = w->mask ? w->mask + want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
+            .known = e->host.ids.known,
         };
         bt_sampler_run(e->host.sampler, &row, o);
         accept(e, want->slot, o);
@@ -302,7 +309,10 @@ bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const 
                                      .adjusted = e->adjusted,
                                      .out = e->drawn + first,
                                      .last_token = e->last_token,
-                                     .vocab = e->host.info.vocab};
+                                     .vocab = e->host.info.vocab,
+                                     .known = e->known,
+                                     .n_known = e->host.ids.n,
+                                     .end_known = e->host.ids.end};
     BT_CU_TRY(e, bt_cu_sample_rows(&a, n, e->compute));
     return BT_OK;
 }

@@ -88,7 +88,8 @@ static bt_status_t trial(struct bt_engine *e, uint32_t n, float *logits, bool *s
                                        .position = HISTORY,
                                        .tokens = tokens,
                                        .n_tokens = HISTORY,
-                                       .n_prompt = HISTORY / 2};
+                                       .n_prompt = HISTORY / 2,
+                                       .known = e->host.ids.known};
     struct bt_engine_out want = {0};
     bt_sampler_run(e->host.sampler, &row, &want);
     *same_p = agree(&e->drawn[0], &want);

@@ -46,6 +46,10 @@ struct bt_cu_sampling {             /* draws, out: may be pinned memory of the h
     struct bt_cu_drawn *out; /* [n] */
     int32_t *last_token;     /* [slots] */
     uint32_t vocab;
+    /* Ids that have a token (common/engine/ids.h): bits [vocab / 32 rounded up], how many, and the
+     * last one plus 1. NULL: all of vocab. */
+    const uint32_t *known;
+    uint32_t n_known, end_known;
 };
 
 #endif

@@ -355,30 +355,52 @@ static __device__ bool sample_row_top(const float *l, uint32_t vocab, sample_u64
     return !bad && l[sample_key_id(*top_p)] > -INFINITY;
 }
 
+/* Which ids may be drawn. Those without a token are mostly the last ones, which a shorter row
+ * leaves out at no cost; only holes before them are looked up. */
+struct sample_ids {
+    const uint32_t *known; /* bits; NULL: no holes below end */
+    uint32_t n, end;
+};
+static __device__ struct sample_ids sample_ids_of(const struct bt_cu_sampling *a)
+{
+    struct sample_ids ids = {0, a->vocab, a->vocab};
+    if (a->known) {
+        ids.n = a->n_known;
+        ids.end = a->end_known;
+        ids.known = ids.n < ids.end ? a->known : 0;
+    }
+    return ids;
+}
+static __device__ bool sample_bit(const uint32_t *bits, uint32_t i)
+{
+    return !bits || (bits[i / 32] >> i % 32 & 1);
+}
+
 /* This thread's largest key below `below`; 0: none. */
-static __device__ sample_u64 sample_next(const float *l, uint32_t vocab, sample_u64 below)
+static __device__ sample_u64 sample_next(const float *l, const struct sample_ids *ids,
+                                         sample_u64 below)
 {
     sample_u64 best = 0;
-    for (uint32_t i = threadIdx.x; i < vocab; i += BT_CU_SAMPLE_THREADS) {
+    for (uint32_t i = threadIdx.x; i < ids->end; i += BT_CU_SAMPLE_THREADS) {
         sample_u64 key = sample_key(l[i], i);
-        best = key < below ? sample_max(best, key) : best;
+        best = key < below && sample_bit(ids->known, i) ? sample_max(best, key) : best;
     }
     return best;
 }
 
 /* Writes the n most likely tokens; only the thread that had the last one looks for its next. */
-static __device__ void sample_top_n(const float *l, uint32_t vocab, double lse, uint32_t n,
-                                    struct bt_cu_drawn *out)
+static __device__ void sample_top_n(const float *l, const struct sample_ids *ids, double lse,
+                                    uint32_t n, struct bt_cu_drawn *out)
 {
-    sample_u64 mine = sample_next(l, vocab, SAMPLE_ALL);
-    n = n < vocab ? n : vocab;
+    sample_u64 mine = sample_next(l, ids, SAMPLE_ALL);
+    n = n < ids->n ? n : ids->n;
     for (uint32_t i = 0; i < n; i++) {
         sample_u64 top = block_max64(mine);
         if (mine == top) {
             uint32_t id = sample_key_id(top);
             out->top_id[i] = id;
             out->top_logprob[i] = (float)(l[id] - lse);
-            mine = sample_next(l, vocab, top);
+            mine = sample_next(l, ids, top);
         }
     }
 }
@@ -395,12 +417,12 @@ static __device__ double sample_log_sum(const float *l, uint32_t vocab, float ma
 
 /* Mask, bias, minimum length, penalties: from l to the row's own v. */
 static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
-                                     const float *l, float *v)
+                                     const struct sample_ids *ids, const float *l, float *v)
 {
     uint32_t words = (a->vocab + 31) / 32;
     const uint32_t *mask = a->mask ? a->mask + (size_t)w->row * words : NULL;
     for (uint32_t i = threadIdx.x; i < a->vocab; i += BT_CU_SAMPLE_THREADS) {
-        v[i] = mask && !(mask[i / 32] >> i % 32 & 1) ? -INFINITY : l[i];
+        v[i] = sample_bit(mask, i) && sample_bit(ids->known, i) ? l[i] : -INFINITY;
     }
     __syncthreads();
     const struct bt_cu_bias *bias = a->bias + (size_t)w->slot * BT_CU_BIAS_MAX;
@@ -427,16 +449,16 @@ static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struc
     __syncthreads();
 }
 
-/* The token of an adjusted row; vocab: none can be chosen. */
+/* The token of an adjusted row, below end; a's vocab: none can be chosen. */
 static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
-                                         const float *v, sample_u64 top)
+                                         uint32_t end, const float *v, sample_u64 top)
 {
-    const struct sample_row r = {v, a->vocab, v[sample_key_id(top)], w->inv_temperature, w->floor};
+    const struct sample_row r = {v, end, v[sample_key_id(top)], w->inv_temperature, w->floor};
     sample_u64 last = SAMPLE_ALL;
     if (w->inv_temperature <= 0) {
         return sample_key_id(top);
     }
-    if (w->top_k && w->top_k < a->vocab) {
+    if (w->top_k && w->top_k < end) {
         last = sample_cut(&r, last, false, w->top_k, 0);
     }
     if (w->top_p < 1) {
@@ -457,22 +479,25 @@ static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
     const struct bt_cu_draw *w = &draw;
     struct bt_cu_drawn *out = &a->out[n];
     const float *l = a->logits + (size_t)w->row * a->vocab, *raw = l;
+    const struct sample_ids ids = sample_ids_of(a);
     sample_u64 top;
     double lse = 0;
     uint32_t token = a->vocab;
     bool good = sample_row_top(l, a->vocab, &top);
     if (good && w->logprobs >= 0) {
         lse = sample_log_sum(l, a->vocab, l[sample_key_id(top)]);
-        sample_top_n(l, a->vocab, lse, (uint32_t)w->logprobs, out);
+        sample_top_n(l, &ids, lse, (uint32_t)w->logprobs, out);
     }
-    if (good && (a->mask || w->n_bias || w->n_banned || w->penalties)) {
+    if (good && (a->mask || ids.known || w->n_bias || w->n_banned || w->penalties)) {
         float *v = a->adjusted + (size_t)n * a->vocab;
-        sample_adjust(a, w, l, v);
+        sample_adjust(a, w, &ids, l, v);
         l = v;
-        good = sample_row_top(l, a->vocab, &top);
+        good = sample_row_top(l, ids.end, &top);
+    } else if (good && sample_key_id(top) >= ids.end) {
+        good = sample_row_top(l, ids.end, &top);
     }
     if (good) {
-        token = sample_choose(a, w, l, top);
+        token = sample_choose(a, w, ids.end, l, top);
     }
     if (threadIdx.x == 0) {
         good = token < a->vocab;
@@ -481,7 +506,7 @@ static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
         out->bad = !good;
         out->logprob = good && w->logprobs >= 0 ? (float)(raw[token] - lse) : 0;
         uint32_t n_top = w->logprobs > 0 ? (uint32_t)w->logprobs : 0;
-        out->n_top = !good ? 0 : n_top < a->vocab ? n_top : a->vocab;
+        out->n_top = !good ? 0 : n_top < ids.n ? n_top : ids.n;
         a->last_token[w->slot] = (int32_t)token;
         if (good && w->penalties) {
             a->counts[(size_t)w->slot * a->vocab + token]++;

@@ -106,6 +106,9 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
         st =
             bt_host_init(&e->host, &info, c->mem_limit ? c->mem_limit : KV_BYTES_DEF, err, err_cap);
     }
+    if (st == BT_OK) {
+        st = bt_ids_load(c->model_dir, info.vocab, &e->host.ids, err, err_cap);
+    }
     if (st != BT_OK) {
         null_close(e);
         return st;
@@ -166,13 +169,22 @@ static uint64_t state_before(const struct bt_engine *e, uint32_t slot, uint32_t 
     return all;
 }
 
+/* The next id that has a token. */
+static uint32_t with_token(const struct bt_engine *e, uint32_t id)
+{
+    while (!bt_ids_bit(e->host.ids.known, id)) {
+        id = (id + 1) % e->config.vocab;
+    }
+    return id;
+}
+
 /* Never one that ends a sequence of this model, so that lengths are what the caller asked for. */
 static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params *p, uint64_t state)
 {
     if (p->temperature > 0) {
         state = mix(mix(state + p->seed) + p->choice);
     }
-    uint32_t id = (uint32_t)((state >> 16) % e->config.vocab);
+    uint32_t id = with_token(e, (uint32_t)((state >> 16) % e->config.vocab));
     for (uint32_t tries = 0; tries <= e->config.n_eos; tries++) {
         bool eos = false;
         for (uint32_t i = 0; i < e->config.n_eos; i++) {
@@ -181,7 +193,7 @@ static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params 
         if (!eos) {
             break;
         }
-        id = (id + 1) % e->config.vocab;
+        id = with_token(e, (id + 1) % e->config.vocab);
     }
     return id;
 }
@@ -198,10 +210,11 @@ static void fill_out(const struct bt_engine *e, uint32_t slot, uint32_t pos, uin
     o->token = token;
     o->logprob = -e->log_vocab;
     o->n_top = BT_MIN((uint32_t)BT_MAX(want, 0), (uint32_t)BT_ENGINE_MAX_TOP);
-    o->n_top = BT_MIN(o->n_top, e->config.vocab);
-    for (uint32_t i = 0; i < o->n_top; i++) {
-        o->top_id[i] = (token + i) % e->config.vocab;
+    o->n_top = BT_MIN(o->n_top, e->host.ids.n);
+    for (uint32_t i = 0, id = token; i < o->n_top; i++) {
+        o->top_id[i] = id = with_token(e, id);
         o->top_logprob[i] = -e->log_vocab;
+        id = (id + 1) % e->config.vocab;
     }
 }
 

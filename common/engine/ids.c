@@ -1,0 +1,87 @@
+/* Ids with a token, from tokenizer.json; see ids.h. Reads one file, touches nothing else. The whole
+ * of the file is checked where it is used, by the conductor's tokenizer (common/token). */
+#include "common/engine/ids.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct marks {
+    struct bt_ids *ids;
+    uint32_t vocab;
+    bool good;
+};
+
+static void mark(struct marks *m, const json_t *id)
+{
+    json_int_t v = json_integer_value(id);
+    if (!json_is_integer(id) || v < 0) {
+        m->good = false;
+    } else if (v < (json_int_t)m->vocab) { /* the conductor refuses a tokenizer with larger ones */
+        uint32_t *word = &m->ids->known[v / 32], bit = 1u << (v % 32);
+        m->ids->n += (*word & bit) == 0;
+        m->ids->end = BT_MAX(m->ids->end, (uint32_t)v + 1);
+        *word |= bit;
+    }
+}
+
+static bool mark_all(struct marks *m, const json_t *root)
+{
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab"), *id;
+    const json_t *added = json_object_get(root, "added_tokens");
+    const char *key;
+    m->good = json_is_object(vocab);
+    json_object_foreach(vocab, key, id)
+    {
+        mark(m, id);
+    }
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        mark(m, json_object_get(json_array_get(added, i), "id"));
+    }
+    return m->good && m->ids->n > 0;
+}
+
+bt_status_t bt_ids_load(const char *dir, uint32_t vocab, struct bt_ids *ids, char *err,
+                        size_t err_cap)
+{
+    json_error_t je;
+    *ids = (struct bt_ids){.n = vocab, .end = vocab};
+    char *path = bt_sprintf("%s/tokenizer.json", dir);
+    FILE *f = fopen(path, "rbe");
+    if (f == NULL) {
+        bt_status_t st = errno == ENOENT ? BT_OK : BT_ERR_IO;
+        snprintf(err, err_cap, "%.300s: %s", path, strerror(errno));
+        free(path);
+        return st;
+    }
+    struct stat sb;
+    json_t *root = NULL;
+    snprintf(je.text, sizeof(je.text), "not a regular file");
+    if (fstat(fileno(f), &sb) == 0 && S_ISREG(sb.st_mode)) {
+        root = json_loadf(f, JSON_ALLOW_NUL, &je);
+    }
+    fclose(f);
+    *ids = (struct bt_ids){.known = bt_calloc(BT_DIV_UP(vocab, 32u), sizeof(uint32_t))};
+    struct marks m = {.ids = ids, .vocab = vocab};
+    bool good = root != NULL && mark_all(&m, root);
+    json_decref(root);
+    if (!good) {
+        snprintf(err, err_cap, "%.300s: %s", path,
+                 root == NULL ? je.text : "model.vocab and added_tokens must have ids");
+        bt_ids_cleanup(ids);
+    } else if (ids->n == vocab) {
+        free(ids->known);
+        ids->known = NULL;
+    }
+    free(path);
+    return good ? BT_OK : BT_ERR_INVALID;
+}
+
+void bt_ids_cleanup(struct bt_ids *ids)
+{
+    free(ids->known);
+    *ids = (struct bt_ids){0};
+}
