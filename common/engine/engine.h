@@ -11,7 +11,7 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI     3
+#define BT_ENGINE_ABI     4
 #define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
 #define BT_ENGINE_MAX_EOS 16
 
@@ -108,6 +108,7 @@ struct bt_engine_out { /* one token: sampled, or of a prompt */
     float logprob; /* of the model's own distribution, before mask, bias, penalties, temperature
                       and truncation (raw logprobs); of a sampled token 0 unless
                       params.logprobs >= 0 */
+    uint32_t rank; /* of a prompt token among those that could be drawn, from 1; sampled: 0 */
     uint32_t n_top;
     uint32_t top_id[BT_ENGINE_MAX_TOP]; /* by falling logprob */
     float top_logprob[BT_ENGINE_MAX_TOP];

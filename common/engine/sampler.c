@@ -300,19 +300,31 @@ static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float
     return gumbel_argmax(s, r, s->kept, n);
 }
 
+/* The token's place in the order of top_n, from 1. */
+static uint32_t rank_of(const float *l, uint32_t vocab, const uint32_t *known, uint32_t token)
+{
+    uint32_t rank = 1;
+    for (uint32_t i = 0; i < vocab; i++) {
+        bool before_it = l[i] > l[token] || (l[i] == l[token] && i < token);
+        rank += before_it && bt_ids_bit(known, i);
+    }
+    return rank;
+}
+
 void bt_sampler_logprob(const float *logits, uint32_t vocab, const uint32_t *known, uint32_t token,
                         uint32_t n_top, struct bt_engine_out *out)
 {
     float max;
     out->token = token;
     out->logprob = 0;
-    out->n_top = 0;
+    out->rank = out->n_top = 0;
     out->bad = !row_max(logits, vocab, &max) || !(max > -INFINITY);
     if (out->bad) {
         return;
     }
     double lse = log_sum_exp(logits, vocab, max);
     out->logprob = (float)(logits[token] - lse);
+    out->rank = rank_of(logits, vocab, known, token);
     if (n_top > 0) {
         top_n(logits, vocab, known, lse, out, BT_MIN(n_top, (uint32_t)BT_ENGINE_MAX_TOP));
     }

@@ -47,8 +47,8 @@ void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *row,
                     struct bt_engine_out *out);
 
 /* Logprob of `token` by one row of logits [vocab], and the n_top most likely ones, as raw logprobs
- * above: fills token, logprob, n_top, top_* and bad of *out. known: as in a row; others are not
- * among the most likely. Logits are only read; any thread. */
+ * above: fills token, logprob, rank, n_top, top_* and bad of *out. known: as in a row; others are
+ * not among the most likely. Logits are only read; any thread. */
 void bt_sampler_logprob(const float *logits, uint32_t vocab, const uint32_t *known, uint32_t token,
                         uint32_t n_top, struct bt_engine_out *out);
 

@@ -42,6 +42,10 @@ bt_status_t bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, 
  * ERR_INVALID: an id >= vocab. */
 bt_status_t bt_tokenizer_decode(const struct bt_tokenizer *t, const uint32_t *ids, size_t n,
                                 bool skip_special, struct bt_buf *out) BT_MUST_CHECK;
+/* A token as tokenizer.json spells it (byte-level tokens in GPT-2's alphabet), for /tokenize.
+ * ERR_INVALID: the id has no token. */
+bt_status_t bt_tokenizer_string(const struct bt_tokenizer *t, uint32_t id,
+                                struct bt_buf *out) BT_MUST_CHECK;
 /* Raw bytes of one token (no U+FFFD), for logprobs' "bytes" and stop strings. */
 bt_status_t bt_tokenizer_piece(const struct bt_tokenizer *t, uint32_t id,
                                struct bt_buf *out) BT_MUST_CHECK;

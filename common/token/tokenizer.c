@@ -179,6 +179,16 @@ bt_status_t bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, 
     return BT_OK;
 }
 
+bt_status_t bt_tokenizer_string(const struct bt_tokenizer *t, uint32_t id, struct bt_buf *out)
+{
+    const struct bt_vocab *v = &t->vocab;
+    if (id >= v->n || (v->flags[id] & BT_TOK_PRESENT) == 0) {
+        return BT_ERR_INVALID;
+    }
+    bt_buf_append(out, v->pool.data + v->content[id].off, v->content[id].len);
+    return BT_OK;
+}
+
 bt_status_t bt_tokenizer_piece(const struct bt_tokenizer *t, uint32_t id, struct bt_buf *out)
 {
     const struct bt_vocab *v = &t->vocab;

@@ -235,7 +235,7 @@ struct bt_wprompt {
     uint64_t request, session;
     uint32_t epoch, first, n; /* positions [first, first + n) */
     struct {
-        uint32_t token, n_top;
+        uint32_t token, rank, n_top;
         float logprob;
         uint32_t top_id[BT_ENGINE_MAX_TOP];
         float top_logprob[BT_ENGINE_MAX_TOP];

@@ -531,6 +531,7 @@ void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p)
         baton__prompt_logprob__init(&t[i]);
         t[i].token = p->t[i].token;
         t[i].logprob = p->t[i].logprob;
+        t[i].rank = p->t[i].rank;
         t[i].n_top = p->t[i].n_top;
         t[i].top = &top_p[(size_t)i * BT_ENGINE_MAX_TOP];
         tp[i] = &t[i];

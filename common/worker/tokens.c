@@ -103,6 +103,7 @@ static void report_prompt(struct bt_wcore *c, struct bt_wreq *r, const struct bt
             const struct bt_engine_out *o = &out[at + i];
             p->t[i].token = o->token;
             p->t[i].logprob = o->logprob;
+            p->t[i].rank = o->rank;
             p->t[i].n_top = BT_MIN(o->n_top, r->prompt_top);
             memcpy(p->t[i].top_id, o->top_id, p->t[i].n_top * sizeof(o->top_id[0]));
             memcpy(p->t[i].top_logprob, o->top_logprob, p->t[i].n_top * sizeof(o->top_logprob[0]));

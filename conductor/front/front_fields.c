@@ -112,7 +112,7 @@ static const struct field fields[] = {
     {"add_generation_prompt", M | T, USED, "given to the chat template; true unless given"},
     {"continue_final_message", M | T, USED, "the answer goes on with the last message"},
     {"chat_template_kwargs", M | T, USED, "an object: variables of the chat template"},
-    {"return_token_strs", T, USED, "the tokens' strings as well"},
+    {"return_token_strs", T, USED, "the tokens as tokenizer.json spells them, as well"},
     /* scheduling */
     {"priority", BODY, USED, "an integer; smaller goes first"},
     {"cache_salt", BODY, USED, "only requests with the same salt share cached prompts"},

@@ -77,24 +77,21 @@ static void put_comma(struct bt_buf *out)
 
 /* ---- completions ---- */
 
-/* {"token": logprob, ...}: the most likely ones, and the chosen one if it is not among them. Two
- * ids may share their text (a special token and its spelling); the likelier one is told, because a
- * JSON object must not repeat a key. */
+/* {"token": logprob, ...}: the token that stands there first, then the most likely ones without it,
+ * which is vLLM's order. Two ids may share their text (a special token and its spelling); only the
+ * first of them is listed, because a JSON object must not repeat a key. */
 static void put_top_dict(struct front_names *names, const struct bt_gen_token *t, uint32_t n_top,
                          struct bt_buf *out)
 {
     size_t from[BT_ENGINE_MAX_TOP + 2]; /* where each name begins in names->names */
     uint32_t n = 0;
-    bool chosen = false;
     bt_buf_clear(&names->names);
     bt_buf_puts(out, "{");
     for (uint32_t i = 0; i <= n_top; i++) {
-        bool top = i < n_top;
-        if (!top && chosen) {
-            break;
+        uint32_t id = i == 0 ? t->id : t->top_id[i - 1];
+        if (i > 0 && id == t->id) {
+            continue;
         }
-        uint32_t id = top ? t->top_id[i] : t->id;
-        chosen = chosen || id == t->id;
         from[n] = names->names.len;
         put_token(names, id, &names->names);
         const char *name = names->names.data + from[n];
@@ -111,7 +108,7 @@ static void put_top_dict(struct front_names *names, const struct bt_gen_token *t
         bt_buf_puts(out, n == 0 ? "" : ",");
         bt_buf_append(out, name, len);
         bt_buf_puts(out, ":");
-        front_put_float(out, top ? t->top_logprob[i] : t->logprob);
+        front_put_float(out, i == 0 ? t->logprob : t->top_logprob[i - 1]);
         from[++n] = names->names.len;
     }
     bt_buf_puts(out, "}");
@@ -265,7 +262,7 @@ static void put_ranked(struct front_names *names, uint32_t id, float logprob, ui
 static void put_prompt_token(struct front_names *names, const struct bt_gen_token *t,
                              uint32_t n_top, struct bt_buf *out)
 {
-    uint32_t rank = 0;
+    uint32_t rank = t->rank;
     if (isnan(t->logprob)) {
         bt_buf_puts(out, "null");
         return;

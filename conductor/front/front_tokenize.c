@@ -1,6 +1,7 @@
 /* POST /tokenize and /detokenize: as vLLM has them. */
 #include "conductor/front/front_jobs.h"
 
+/* As tokenizer.json spells them, which tells tokens apart that are no characters by themselves. */
 static void put_token_strings(const struct front_model *m, const struct bt_tokens *ids,
                               struct bt_buf *out)
 {
@@ -9,8 +10,8 @@ static void put_token_strings(const struct front_model *m, const struct bt_token
     bt_buf_puts(out, "[");
     for (size_t i = 0; i < ids->n; i++) {
         bt_buf_clear(&piece);
-        if (bt_tokenizer_piece(m->tok, ids->ids[i], &piece) != BT_OK) {
-            bt_buf_clear(&piece);
+        if (bt_tokenizer_string(m->tok, ids->ids[i], &piece) != BT_OK) {
+            bt_buf_clear(&piece); /* an id without a token (common/engine/ids.h) */
         }
         bt_buf_puts(out, i == 0 ? "" : ",");
         front_put_str(out, piece.data, piece.len);

@@ -58,6 +58,7 @@ bool bt_prompt_add(struct bt_prompt *p, const Baton__PromptLogprobs *m)
             return false;
         }
         to->logprob = from->logprob;
+        to->rank = from->rank;
         to->n_top = (uint32_t)BT_MIN(from->n_top, (size_t)p->top);
         for (uint32_t k = 0; k < to->n_top; k++) {
             p->top_id[(p->got + i) * p->top + k] = from->top[k]->id;

@@ -37,6 +37,7 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
 struct bt_gen_token {
     uint32_t id;
     float logprob;
+    uint32_t rank; /* of a prompt's token among all, from 1; 0: not known */
     uint32_t n_top;
     const uint32_t *top_id;
     const float *top_logprob;

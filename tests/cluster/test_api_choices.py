@@ -151,7 +151,9 @@ def test_prompt_logprobs(cluster):
             assert 3 <= len(row) <= 4
             if "prompt" in body:
                 assert str(ids[i]) in row
-            assert sorted(v["rank"] for v in row.values() if v["rank"]) == [1, 2, 3]
+            ranks = sorted(v["rank"] for v in row.values())
+            assert ranks[:3] == [1, 2, 3] and all(r > 3 for r in ranks[3:])
+            assert list(ranks) == [v["rank"] for v in sorted(row.values(), key=lambda v: -v["logprob"])]
             assert all(v["logprob"] <= 0 and isinstance(v["decoded_token"], str)
                        for v in row.values())
 

@@ -237,7 +237,12 @@ static void tell_prompt(struct bt_request *r, uint32_t n_top)
     struct bt_gen_token t[3] = {
         {.id = 2043, .logprob = NAN},
         {.id = 870, .logprob = -0.25f, .n_top = n_top, .top_id = tops, .top_logprob = top_lps},
-        {.id = 266, .logprob = -7.0f, .n_top = n_top, .top_id = tops, .top_logprob = top_lps}};
+        {.id = 266,
+         .logprob = -7.0f,
+         .rank = 57,
+         .n_top = n_top,
+         .top_id = tops,
+         .top_logprob = top_lps}};
     assert_true(r->ops->on_prompt(r->arg, t, 3)); /* so few are written at once */
 }
 
@@ -307,6 +312,8 @@ static void test_echo_logprobs(void **state)
     json_t *j = parse(ans.body);
     assert_string_equal(str_at(j, "choices.0.text"), "ROMEO:\nI");
     check_echo_logprobs(at(j, "choices.0.logprobs"), 4);
+    /* the prompt's own token comes first, whatever its rank */
+    assert_non_null(strstr(ans.body, "{\":\\n\":-7,\"ROMEO\":-0.25,"));
     json_t *p = at(j, "choices.0.prompt_logprobs");
     assert_int_equal(json_array_size(p), 3);
     assert_true(json_is_null(json_array_get(p, 0)));
@@ -316,7 +323,7 @@ static void test_echo_logprobs(void **state)
     assert_string_equal(str_at(p, "1.870.decoded_token"), "ROMEO");
     assert_true(json_number_value(at(p, "1.870.logprob")) == -0.25);
     assert_int_equal(json_integer_value(at(p, "1.41.rank")), 3);
-    assert_true(json_is_null(at(p, "2.266.rank"))); /* beyond what was asked for */
+    assert_int_equal(json_integer_value(at(p, "2.266.rank")), 57); /* beyond the listed ones */
     assert_true(json_number_value(at(p, "2.266.logprob")) == -7.0);
     json_decref(j);
     /* streamed: all of the prompt's in the first event, also if nothing is generated */

@@ -417,6 +417,7 @@ static void test_tokenize(void **state)
                                "\"return_token_strs\":true}");
     assert_int_equal(json_integer_value(at(j, "count")), 2);
     assert_string_equal(str_at(j, "token_strs.0"), "ROMEO");
+    assert_string_equal(str_at(j, "token_strs.1"), ":\xc4\x8a"); /* GPT-2's sign for a newline */
     json_decref(j);
     j = post_json("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}");
     json_int_t with = json_integer_value(at(j, "count"));

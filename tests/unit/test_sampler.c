@@ -432,6 +432,12 @@ static void test_ids_without_a_token(void **state)
         struct bt_engine_out prompt = {0};
         bt_sampler_logprob(l, V, known, 3, 20, &prompt); /* a prompt may have such an id */
         assert_true(fabs(prompt.logprob - (9 - log(sum))) < 1e-4);
+        assert_int_equal(prompt.rank, 1);
+        for (uint32_t k = 0; k < o.n_top; k++) { /* ranks are places in the list */
+            struct bt_engine_out one = {0};
+            bt_sampler_logprob(l, V, known, o.top_id[k], 0, &one);
+            assert_int_equal(one.rank, k + 1);
+        }
         assert_memory_equal(prompt.top_id, o.top_id, o.n_top * sizeof(o.top_id[0]));
     }
     memset(known, 0, sizeof(known)); /* nothing can be drawn: bad, as with a mask of zeros */

@@ -231,7 +231,8 @@ static void prompt_outs(struct bt_engine *e, const struct bt_engine_batch *b,
         uint32_t m = bt_host_row_prompt_outs(&e->host, r), pos = bt_host_row_pos(&e->host, r) + 1;
         for (uint32_t k = 0; k < m; k++) {
             uint32_t token = e->host.slots[r->slot].tokens[pos + k];
-            fill_out(e, r->slot, pos + k, token, &t->out[at++]);
+            fill_out(e, r->slot, pos + k, token, &t->out[at]);
+            t->out[at++].rank = 1;
         }
     }
 }
