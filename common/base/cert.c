@@ -1,10 +1,12 @@
 /* Certificates over OpenSSL. Pure; nothing here keeps a key longer than a call. */
 #include "common/base/cert.h"
 
+#include <openssl/bn.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,6 +95,27 @@ static void read_uris(X509 *x, struct bt_cert *c)
     GENERAL_NAMES_free(names);
 }
 
+static void read_ids(X509 *x, struct bt_cert *c)
+{
+    unsigned char md[EVP_MAX_MD_SIZE];
+    unsigned n = 0;
+    if (X509_digest(x, EVP_sha256(), md, &n) == 1) {
+        for (unsigned i = 0; i < n; i++) {
+            snprintf(c->sha256 + (size_t)2 * i, 3, "%02x", md[i]);
+        }
+    }
+    BIGNUM *number = ASN1_INTEGER_to_BN(X509_get0_serialNumber(x), NULL);
+    char *hex = number != NULL ? BN_bn2hex(number) : NULL;
+    const char *digits = hex != NULL ? hex + strspn(hex, "0") : "";
+    if (strlen(digits) < BT_CERT_ID_MAX) {
+        for (size_t i = 0; digits[i] != '\0'; i++) {
+            c->serial[i] = (char)tolower((unsigned char)digits[i]);
+        }
+    }
+    OPENSSL_free(hex);
+    BN_free(number);
+}
+
 static X509 *first_cert(const char *pem)
 {
     BIO *bio = text_bio(pem);
@@ -111,6 +134,7 @@ bt_status_t bt_cert_read(const char *pem, struct bt_cert *c, char *err, size_t e
                           .not_after_s = seconds_of(X509_get0_notAfter(x))};
     X509_NAME_oneline(X509_get_subject_name(x), c->subject, sizeof(c->subject));
     read_uris(x, c);
+    read_ids(x, c);
     X509_free(x);
     ERR_clear_error();
     return BT_OK;

@@ -10,13 +10,19 @@
 
 #define BT_CERT_URIS_MAX 32
 #define BT_CERT_URI_MAX  200 /* bytes with the end; longer ones are not read */
+#define BT_CERT_ID_MAX                                                                             \
+    72 /* bytes of a fingerprint or serial number in hexadecimal, with the end                     \
+        */
 
 struct bt_cert_ca; /* certificates that are believed */
 
 struct bt_cert {
     uint64_t not_before_s, not_after_s; /* since 1970 */
     char subject[160];                  /* for logs */
-    uint32_t n_uris;                    /* of the subject alternative name */
+    /* Lower-case hexadecimal digits: the SHA-256 fingerprint (64) and the serial number (without
+     * leading zeros; empty if it is longer than RFC 5280 allows). */
+    char sha256[BT_CERT_ID_MAX], serial[BT_CERT_ID_MAX];
+    uint32_t n_uris; /* of the subject alternative name */
     char uris[BT_CERT_URIS_MAX][BT_CERT_URI_MAX];
 };
 

@@ -31,6 +31,12 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_key),
      .doc = "File (PEM, mode 0600 or 0640, no passphrase) of the certificate's private key."},
+    {.key = "cluster.tls.revoked",
+     .type = BT_CONF_STR,
+     .offset = ROW(cluster_tls_revoked),
+     .doc = "File with certificates of this CA that count no more, one a line: sha256: and the "
+            "fingerprint, or serial: and the number; baton-certs revoke adds one. Read again "
+            "within seconds; what stands on such a certificate ends."},
     {.key = "etcd.endpoints",
      .type = BT_CONF_LIST,
      .offset = ROW(etcd_endpoints),

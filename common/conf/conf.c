@@ -222,6 +222,10 @@ static bool check_tls(const struct bt_conf_common *c)
         bt_conf_say("etcd.tls: cert and key belong together: give both, or neither");
         ok = false;
     }
+    if (c->cluster_tls_revoked != NULL && n == 0) {
+        bt_conf_say("cluster.tls.revoked: it needs cluster.tls.ca, cert and key");
+        ok = false;
+    }
     bool certified = c->etcd_tls_cert != NULL || c->cluster_tls_cert != NULL;
     for (size_t i = 0; ok && c->etcd_endpoints != NULL && c->etcd_endpoints[i] != NULL; i++) {
         bool tls = strncmp(c->etcd_endpoints[i], "https://", 8) == 0;

@@ -55,7 +55,8 @@ struct bt_conf_common {
     char *cluster_name;                                        /* cluster.name */
     char *node_id;                                             /* node.id */
     char *cluster_tls_ca, *cluster_tls_cert, *cluster_tls_key; /* cluster.tls.*: files, or NULL */
-    char **etcd_endpoints; /* etcd.endpoints: host:port, https:// before it for TLS */
+    char *cluster_tls_revoked; /* cluster.tls.revoked: file, or NULL */
+    char **etcd_endpoints;     /* etcd.endpoints: host:port, https:// before it for TLS */
     char *etcd_tls_ca, *etcd_tls_cert, *etcd_tls_key; /* etcd.tls.*: NULL: as cluster.tls.* */
     char *run_dir;                                    /* run_dir: UNIX sockets and pid files */
     char *model_path;                                 /* model.path */

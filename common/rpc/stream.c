@@ -23,6 +23,7 @@ struct bt_rpc_stream {
     struct bt_rpc_stream_ops ops;
     void *arg;
     struct bt_tls *tls;
+    struct bt_timer tls_timer; /* looks whether the peer's certificate still counts */
     bool server;
     bool owner_gone;    /* closed by the owner, or on_close was called: no callback any more */
     bool ended;         /* the status (client) or the close (server) has arrived */
@@ -69,6 +70,9 @@ static void stream_put(struct bt_rpc_stream *s)
         return;
     }
     bt_list_remove(&s->link);
+    if (s->tls != NULL) {
+        bt_timer_stop(s->rpc->loop, &s->tls_timer);
+    }
     drop_queue(s);
     grpc_call_unref(s->call);
     grpc_metadata_array_destroy(&s->md_initial);
@@ -117,10 +121,24 @@ static void client_maybe_closed(struct bt_rpc_stream *s)
 
 /* ---- completions ---- */
 
+/* A certificate that expires or is revoked ends what stands on it, not only new connections. */
+static void check_peer(void *arg)
+{
+    struct bt_rpc_stream *s = arg;
+    char why[BT_CERT_URI_MAX + 100];
+    if (!s->ended && !bt_tls_call_counts(s->tls, s->call, why, sizeof(why))) {
+        drop_queue(s);
+        grpc_call_cancel_with_status(s->call, GRPC_STATUS_UNAUTHENTICATED, why, NULL);
+    }
+}
+
 static void on_start(void *owner, bool success)
 {
-    (void)success; /* a failure shows in the end of the call */
-    stream_put(owner);
+    struct bt_rpc_stream *s = owner;
+    if (success && s->tls != NULL) { /* a failure shows in the end of the call */
+        check_peer(s);
+    }
+    stream_put(s);
 }
 
 static void on_end(void *owner, bool success)
@@ -364,6 +382,10 @@ struct bt_rpc_stream *bt_rpc_stream_new(struct bt_rpc *rpc, grpc_call *call, str
     bt_rpc_op_init(&s->op_send, on_sent, s);
     bt_rpc_op_init(&s->op_finish, on_finish, s);
     bt_list_insert_tail(parent, &s->link);
+    if (tls != NULL) {
+        bt_timer_start(rpc->loop, &s->tls_timer, BT_TLS_LOOK_S * 1000, BT_TLS_LOOK_S * 1000,
+                       check_peer, s);
+    }
     return s;
 }
 

@@ -22,6 +22,7 @@
 /* What one reading of the files has found. */
 struct reading {
     struct bt_cert_ca *ca;
+    struct bt_tls_revoked *revoked;
     struct bt_cert own;
 };
 
@@ -55,10 +56,12 @@ static char *read_text(const struct bt_tls *t, const char *which, const char *fi
     }
     char *text = bt_malloc(FILE_MAX + 1);
     size_t n = S_ISREG(st.st_mode) ? fread(text, 1, FILE_MAX, f) : 0;
+    bool may_be_empty = file == t->files[BT_TLS_REVOKED] && S_ISREG(st.st_mode);
     (void)fclose(f);
     text[n] = '\0';
-    if (n == 0 || n == FILE_MAX || strlen(text) != n) {
-        (void)fault(t, which, file, err, cap, "it is no PEM file");
+    if ((n == 0 && !may_be_empty) || n == FILE_MAX || strlen(text) != n) {
+        (void)fault(t, which, file, err, cap, "%s",
+                    may_be_empty ? "it is no text file of less than 1 MiB" : "it is no PEM file");
         free(text);
         return NULL;
     }
@@ -131,6 +134,22 @@ static bt_status_t check_cert(struct bt_tls *t, struct reading *r, const char *c
     return check_names(t, &r->own, err, cap);
 }
 
+static bt_status_t read_revoked(const struct bt_tls *t, struct reading *r, char *err, size_t cap)
+{
+    char why[200];
+    const char *file = t->files[BT_TLS_REVOKED];
+    if (file == NULL) {
+        return BT_OK;
+    }
+    char *text = read_text(t, "revoked", file, err, cap);
+    if (text == NULL) {
+        return BT_ERR_CONFIG;
+    }
+    bt_status_t st = bt_tls_revoked_parse(text, &r->revoked, why, sizeof(why));
+    free(text);
+    return st == BT_OK ? BT_OK : fault(t, "revoked", file, err, cap, "%s", why);
+}
+
 static bt_status_t read_all(struct bt_tls *t, struct reading *r, char *err, size_t cap)
 {
     char why[200];
@@ -145,7 +164,7 @@ static bt_status_t read_all(struct bt_tls *t, struct reading *r, char *err, size
     }
     text = read_text(t, "cert", t->files[BT_TLS_CERT], err, cap);
     if (text == NULL || check_cert(t, r, text, err, cap) != BT_OK ||
-        check_key(t, text, err, cap) != BT_OK) {
+        check_key(t, text, err, cap) != BT_OK || read_revoked(t, r, err, cap) != BT_OK) {
         bt_cert_ca_destroy(r->ca);
         free(text);
         return BT_ERR_CONFIG;
@@ -159,9 +178,10 @@ static bt_status_t read_all(struct bt_tls *t, struct reading *r, char *err, size
 static void take_stamps(struct bt_tls *t, struct bt_tls_stamp to[BT_TLS_FILES])
 {
     for (int i = 0; i < BT_TLS_FILES; i++) {
-        struct stat st = {0};
-        (void)stat(t->files[i],
-                   &st); /* one that is missing has another stamp than one that is not */
+        struct stat st = {0}; /* of a file that is missing */
+        if (t->files[i] != NULL) {
+            (void)stat(t->files[i], &st);
+        }
         to[i] = (struct bt_tls_stamp){
             .dev = st.st_dev, .ino = st.st_ino, .size = (uint64_t)st.st_size, .mtime = st.st_mtim};
     }
@@ -200,13 +220,16 @@ static void on_look(void *arg)
     }
     pthread_mutex_lock(&t->lock);
     struct bt_cert_ca *old = t->ca;
+    struct bt_tls_revoked *old_revoked = t->revoked;
     t->ca = r.ca;
+    t->revoked = r.revoked;
     t->own = r.own;
     if (t->m_not_after != NULL) {
         bt_metric_set(t->m_not_after, (double)t->own.not_after_s);
     }
     pthread_mutex_unlock(&t->lock);
     bt_cert_ca_destroy(old);
+    free(old_revoked);
     t->reminded_s = 0;
     BT_INFO("tls_renewed", "file=%s not_after_s=%llu", bt_log_q(t->files[BT_TLS_CERT]),
             (unsigned long long)t->own.not_after_s);
@@ -250,6 +273,7 @@ bt_status_t bt_tls_create(const struct bt_tls_config *conf, struct bt_tls **tls_
     t->files[BT_TLS_CA] = bt_strdup(conf->ca);
     t->files[BT_TLS_CERT] = bt_strdup(conf->cert);
     t->files[BT_TLS_KEY] = bt_strdup(conf->private_key);
+    t->files[BT_TLS_REVOKED] = conf->revoked != NULL ? bt_strdup(conf->revoked) : NULL;
     pthread_mutex_init(&t->lock, NULL);
     take_stamps(t, t->stamps); /* before reading: what changes meanwhile is read again */
     if (read_all(t, &r, err, err_cap) != BT_OK) {
@@ -257,6 +281,7 @@ bt_status_t bt_tls_create(const struct bt_tls_config *conf, struct bt_tls **tls_
         return BT_ERR_CONFIG;
     }
     t->ca = r.ca;
+    t->revoked = r.revoked;
     t->own = r.own;
     sigset_t all, old;
     sigfillset(&all); /* its thread must not take signals that are the loop's */
@@ -275,6 +300,7 @@ void bt_tls_unref(struct bt_tls *t)
         return;
     }
     bt_cert_ca_destroy(t->ca);
+    free(t->revoked);
     for (int i = 0; i < BT_TLS_FILES; i++) {
         free(t->files[i]);
     }

@@ -3,7 +3,8 @@
  * more: roles are conductor, prefill, decode, kvstore and admin (batonctl).
  *
  * The files are watched: a certificate, key or CA that is replaced is used for new connections
- * within seconds; those that stand go on. */
+ * within seconds; those that stand go on. A peer whose certificate expires or is put on the list of
+ * revoked ones loses its standing streams within seconds and cannot make new calls. */
 #ifndef BT_RPC_TLS_H
 #define BT_RPC_TLS_H
 
@@ -16,8 +17,9 @@ struct bt_tls; /* counted: channels keep it until gRPC has let go of them */
 struct bt_tls_config {
     const char *key; /* beginning of the keys in error messages: "cluster.tls" */
     const char *ca, *cert, *private_key; /* files in PEM */
-    const char *cluster;                 /* NULL: the one of our certificate */
-    const char *role, *node;             /* that our certificate must name; role NULL: any */
+    const char *revoked;     /* file with a list of certificates that count no more; NULL: none */
+    const char *cluster;     /* NULL: the one of our certificate */
+    const char *role, *node; /* that our certificate must name; role NULL: any */
     /* Servers (etcd's) are known by the host name or address that is dialed, as everywhere else,
      * and not by a role. cluster, role and node do not matter. */
     bool host_names;

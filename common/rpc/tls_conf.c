@@ -25,6 +25,7 @@ bool bt_tls_conf_start(struct bt_tls_conf *t, const struct bt_conf_common *c, co
                                     .ca = c->cluster_tls_ca,
                                     .cert = c->cluster_tls_cert,
                                     .private_key = c->cluster_tls_key,
+                                    .revoked = c->cluster_tls_revoked,
                                     .cluster = c->cluster_name,
                                     .role = role,
                                     .node = c->node_id};

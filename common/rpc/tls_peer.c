@@ -93,8 +93,13 @@ static bool check_peer(const struct verifier *v,
     bt_status_t st = bt_cert_verify(v->tls->ca, pem, r->peer_info.peer_cert_full_chain,
                                     v->server ? BT_CERT_CLIENT : BT_CERT_SERVER,
                                     bt_real_ns() / 1000000000, why, cap);
+    bool revoked = bt_tls_revoked_has(v->tls->revoked, c);
     pthread_mutex_unlock(&v->tls->lock);
     if (st != BT_OK) {
+        return false;
+    }
+    if (revoked) {
+        snprintf(why, cap, "it was revoked");
         return false;
     }
     for (uint32_t i = 0; i < c->n_uris; i++) {
@@ -210,6 +215,44 @@ bool bt_tls_call_is(struct bt_tls *t, grpc_call *call, const char *role, const c
     return is;
 }
 
+/* The certificate that the other end of a call showed; false: none is known (yet). */
+static bool read_peer(grpc_call *call, struct bt_cert *c)
+{
+    char why[100];
+    grpc_auth_context *ctx = grpc_call_auth_context(call);
+    if (ctx == NULL) {
+        return false;
+    }
+    grpc_auth_property_iterator it =
+        grpc_auth_context_find_properties_by_name(ctx, GRPC_X509_PEM_CERT_PROPERTY_NAME);
+    const grpc_auth_property *p = grpc_auth_property_iterator_next(&it);
+    bool is = p != NULL && bt_cert_read(p->value, c, why, sizeof(why)) == BT_OK;
+    grpc_auth_context_release(ctx);
+    return is;
+}
+
+bool bt_tls_call_counts(struct bt_tls *t, grpc_call *call, char *text, size_t cap)
+{
+    struct bt_cert c;
+    if (t == NULL || t->host_names || !read_peer(call, &c)) {
+        return true;
+    }
+    bool over = bt_real_ns() / 1000000000 >= c.not_after_s;
+    pthread_mutex_lock(&t->lock);
+    bool revoked = bt_tls_revoked_has(t->revoked, &c);
+    pthread_mutex_unlock(&t->lock);
+    if (!over && !revoked) {
+        return true;
+    }
+    const char *name = c.n_uris > 0 ? c.uris[0] : c.subject;
+    snprintf(text, cap, "the certificate of %s %s", name, revoked ? "was revoked" : "has expired");
+    if (note_refusal(t, text)) {
+        BT_WARN("tls_refused", "peer=%s why=%s remedy=%s", name, text,
+                "its calls and streams are ended; give it a new certificate if it is to come back");
+    }
+    return false;
+}
+
 static void name_of(grpc_call *call, char *text, size_t cap)
 {
     grpc_auth_context *ctx = grpc_call_auth_context(call);
@@ -224,6 +267,9 @@ bool bt_tls_may_call(struct bt_tls *t, grpc_call *call, const char *method, cons
                      char *text, size_t cap)
 {
     char name[BT_CERT_URI_MAX];
+    if (!bt_tls_call_counts(t, call, text, cap)) {
+        return false;
+    }
     if (bt_tls_call_is(t, call, role, NULL)) {
         return true;
     }

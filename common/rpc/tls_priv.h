@@ -15,7 +15,9 @@
 #define BT_TLS_REFUSALS  16 /* different ones that are remembered, so that each is logged rarely */
 #define BT_TLS_REPEAT_NS (60ull * 1000000000)
 
-enum { BT_TLS_CA, BT_TLS_CERT, BT_TLS_KEY, BT_TLS_FILES };
+enum { BT_TLS_CA, BT_TLS_CERT, BT_TLS_KEY, BT_TLS_REVOKED, BT_TLS_FILES };
+
+struct bt_tls_revoked; /* tls_revoked.c */
 
 struct bt_tls_stamp { /* of a file, to see that it is another one */
     uint64_t dev, ino, size;
@@ -25,13 +27,14 @@ struct bt_tls_stamp { /* of a file, to see that it is another one */
 struct bt_tls {
     _Atomic uint32_t refs; /* the owner's, one for each credentials object in gRPC */
     /* constant */
-    char *key, *files[BT_TLS_FILES];
+    char *key, *files[BT_TLS_FILES]; /* BT_TLS_REVOKED: NULL if there is none */
     char *cluster, *role, *node;
     bool host_names;
     grpc_tls_certificate_provider *provider;
     /* under the lock: handshakes are checked on gRPC's threads */
     pthread_mutex_t lock;
     struct bt_cert_ca *ca;
+    struct bt_tls_revoked *revoked; /* NULL: none */
     struct bt_metric *m_not_after, *m_refused;
     struct {
         uint64_t hash, at_ns;
@@ -57,7 +60,19 @@ bool bt_tls_may_call(struct bt_tls *tls, grpc_call *call, const char *method, co
                      char *text, size_t cap);
 /* Does the certificate at the other end of a call name this role and node? tls NULL: true. */
 bool bt_tls_call_is(struct bt_tls *tls, grpc_call *call, const char *role, const char *node);
+/* Does the certificate at the other end of a call still count? False once it has expired or is on
+ * the list; text says which and whose it is. True before the handshake, and if tls is NULL or knows
+ * servers by host names. Counts and logs a refusal. */
+bool bt_tls_call_counts(struct bt_tls *tls, grpc_call *call, char *text, size_t cap);
 /* gRPC's words about a handshake that broke off, in ours; false: not about that. */
 bool bt_tls_log(const char *file, const char *message);
+
+/* ---- tls_revoked.c ---- */
+/* The list of a file's text: lines `sha256:FINGERPRINT` or `serial:NUMBER` in hexadecimal, colons
+ * allowed, `#` begins a comment. ERR_INVALID with err, which names the line. free() ends it. */
+bt_status_t bt_tls_revoked_parse(const char *text, struct bt_tls_revoked **list_p, char *err,
+                                 size_t err_cap) BT_MUST_CHECK;
+/* list NULL: false. */
+bool bt_tls_revoked_has(const struct bt_tls_revoked *list, const struct bt_cert *c);
 
 #endif

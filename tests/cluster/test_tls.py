@@ -78,9 +78,9 @@ def test_a_stranger_of_another_ca_does_not_get_in(secure, tmp_path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     sets = {"node.id": "n3", "run_dir": run_dir, "kvstore.slab_bytes": "1MiB",
-            "cluster.tls.ca": f"{other}/ca.crt", "cluster.tls.cert": f"{other}/n3.crt",
-            "cluster.tls.key": f"{other}/n3.key", "etcd.tls.ca": f"{tls_dir(secure)}/ca.crt",
-            "etcd.tls.cert": f"{tls_dir(secure)}/n1.crt", "etcd.tls.key": f"{tls_dir(secure)}/n1.key"}
+            "cluster.tls.ca": f"{other}/ca.crt", "cluster.tls.cert": f"{other}/n3-kvstore.crt",
+            "cluster.tls.key": f"{other}/n3-kvstore.key", "etcd.tls.ca": f"{tls_dir(secure)}/ca.crt",
+            "etcd.tls.cert": f"{tls_dir(secure)}/n1-kvstore.crt", "etcd.tls.key": f"{tls_dir(secure)}/n1-kvstore.key"}
     with open(tmp_path / "log", "wb") as out:
         p = subprocess.Popen([os.path.join(BUILD, "bin", "baton-kvstore"), "--config",
                               os.path.join(secure.state_dir, "conf", "kvstore-n1.yaml"),

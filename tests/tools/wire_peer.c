@@ -909,7 +909,7 @@ static void finish(void)
     free(T.crc_known);
 }
 
-/* dir: of ca.crt and NAME.crt, .key; NULL: plaintext. */
+/* dir: of ca.crt and NAME-kvstore.crt, .key; NULL: plaintext. */
 static void start_tls(const char *dir, const char *name)
 {
     char ca[300], cert[300], key[300], err[700];
@@ -917,8 +917,8 @@ static void start_tls(const char *dir, const char *name)
         return;
     }
     snprintf(ca, sizeof(ca), "%s/ca.crt", dir);
-    snprintf(cert, sizeof(cert), "%s/%s.crt", dir, name);
-    snprintf(key, sizeof(key), "%s/%s.key", dir, name);
+    snprintf(cert, sizeof(cert), "%s/%s-kvstore.crt", dir, name);
+    snprintf(key, sizeof(key), "%s/%s-kvstore.key", dir, name);
     struct bt_tls_config c = {
         .key = "tls", .ca = ca, .cert = cert, .private_key = key, .cluster = "test"};
     if (bt_tls_create(&c, &T.tls, err, sizeof(err)) != BT_OK) {

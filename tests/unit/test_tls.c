@@ -45,9 +45,9 @@ static FILE *open_in_dir(const char *name, const char *mode)
     return f;
 }
 
-/* Signs the certificate again with an end a day ago. (openssl x509 makes no such thing since 3.4.)
- */
-static void expire(const char *cert, const char *ca_key)
+/* Signs the certificate again with an end in so many seconds. (openssl x509 makes no certificate
+ * that has ended since 3.4.) */
+static void end_in(const char *cert, const char *ca_key, long seconds)
 {
     FILE *f = open_in_dir(cert, "r"), *k = open_in_dir(ca_key, "r");
     X509 *x = PEM_read_X509(f, NULL, NULL, NULL);
@@ -56,7 +56,7 @@ static void expire(const char *cert, const char *ca_key)
     fclose(f);
     fclose(k);
     assert_non_null(X509_gmtime_adj(X509_getm_notBefore(x), -2 * 86400));
-    assert_non_null(X509_gmtime_adj(X509_getm_notAfter(x), -86400));
+    assert_non_null(X509_gmtime_adj(X509_getm_notAfter(x), seconds));
     assert_true(X509_sign(x, key, EVP_sha256()) > 0);
     f = open_in_dir(cert, "w");
     assert_int_equal(PEM_write_X509(f, x), 1);
@@ -69,11 +69,13 @@ static void expire(const char *cert, const char *ca_key)
 static bt_status_t tls_new(const char *ca, const char *leaf, const char *role, const char *node,
                            struct bt_tls **tls_p, char *err, size_t cap)
 {
-    char files[3][200];
+    char files[4][200];
     snprintf(files[0], sizeof(files[0]), "%s/%s/ca.crt", dir, ca);
     snprintf(files[1], sizeof(files[1]), "%s/%s.crt", dir, leaf);
     snprintf(files[2], sizeof(files[2]), "%s/%s.key", dir, leaf);
+    snprintf(files[3], sizeof(files[3]), "%s/%s/revoked.txt", dir, ca);
     struct bt_tls_config c = {.key = "cluster.tls",
+                              .revoked = files[3],
                               .ca = files[0],
                               .cert = files[1],
                               .private_key = files[2],
@@ -419,6 +421,99 @@ static void test_files(void **state)
     }
 }
 
+/* Opens a stream that shows this certificate to the server; the server has got a message. */
+static struct bt_rpc_stream *stand(struct fixture *f, const char *leaf, struct bt_rpc_channel **ch)
+{
+    struct bt_rpc_stream *s;
+    client_start(f, "main", leaf);
+    assert_int_equal(bt_rpc_channel_create(f->client, f->target, "kvstore/n1", ch), BT_OK);
+    assert_int_equal(bt_rpc_stream_open(*ch, "/t.T/Stream", false, &ops, f, &s), BT_OK);
+    assert_int_equal(bt_rpc_stream_send(s, leaf, strlen(leaf)), BT_OK);
+    WAIT_FOR(f, strcmp(f->last, leaf) == 0);
+    return s;
+}
+
+/* A certificate on the list loses what stands and gets nothing new; others go on. */
+static void test_revocation(void **state)
+{
+    struct fixture *f = *state;
+    struct bt_rpc_channel *ch;
+    struct reply r = {0};
+    (void)stand(f, "main/n2", &ch);
+    certs("main revoke n2.crt");
+    WAIT_FOR(f, f->closes == 2); /* both ends */
+    bt_rpc_unary(ch, "/t.T/Any", "x", 1, 20000, on_reply, &r);
+    WAIT_FOR(f, r.calls == 1); /* a call on the connection that still stands */
+    assert_int_not_equal(r.code, BT_GRPC_OK);
+    bt_rpc_channel_destroy(ch);
+    client_start(f, "main", "main/n2"); /* a new connection */
+    assert_int_not_equal(call(f, "kvstore/n1", "/t.T/Any", &r), BT_GRPC_OK);
+    assert_int_equal(f->calls, 0);
+    client_start(f, "main", "main/n1");
+    assert_int_equal(call(f, "kvstore/n1", "/t.T/Any", &r), BT_GRPC_OK);
+    assert_true(metric(f, REFUSED) >= 2);
+    shell(": >main/revoked.txt");
+}
+
+/* A daemon notices too when the server that it talks to is revoked. */
+static void test_revoked_server(void **state)
+{
+    struct fixture *f = *state;
+    struct bt_rpc_channel *ch;
+    (void)stand(f, "main/n2", &ch);
+    bt_tls_watch(f->client_tls, f->loop, NULL);
+    certs("main revoke n1.crt");
+    WAIT_FOR(f, f->closes == 2);
+    bt_rpc_channel_destroy(ch);
+    shell(": >main/revoked.txt");
+}
+
+static void test_expiry_ends_streams(void **state)
+{
+    struct fixture *f = *state;
+    struct bt_rpc_channel *ch;
+    shell("cp main/n2.crt main/soon.crt && cp main/n2.key main/soon.key");
+    end_in("main/soon.crt", "main/ca.key", 6);
+    (void)stand(f, "main/soon", &ch);
+    assert_int_equal(f->closes, 0);
+    WAIT_FOR(f, f->closes == 2);
+    bt_rpc_channel_destroy(ch);
+}
+
+static void test_revoked_lists(void **state)
+{
+    static const struct {
+        const char *text, *err;
+    } cases[] = {{"# nothing\\n\\n", NULL},
+                 {"serial:00:aB:12 # comment\\n", NULL},
+                 {"sha256:12", "line 1: sha256: and 64"},
+                 {"# a\\nn1", "line 2: sha256: and 64"},
+                 {"serial:", "line 1: sha256: and 64"},
+                 {"serial:xyz", "line 1: sha256: and 64"}};
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        char line[200], err[700] = "";
+        struct bt_tls *t = NULL;
+        snprintf(line, sizeof(line), "printf '%s' >main/revoked.txt", cases[i].text);
+        shell(line);
+        bt_status_t st = tls_new("main", "main/n1", "kvstore", "n1", &t, err, sizeof(err));
+        assert_int_equal(st, cases[i].err != NULL ? BT_ERR_CONFIG : BT_OK);
+        if (cases[i].err != NULL) {
+            assert_has(err, cases[i].err);
+            assert_has(err, "cluster.tls.revoked: ");
+        } else {
+            bt_tls_release(t);
+        }
+    }
+    shell("rm main/revoked.txt");
+    char err[700] = "";
+    struct bt_tls *t = NULL;
+    assert_int_equal(tls_new("main", "main/n1", "kvstore", "n1", &t, err, sizeof(err)),
+                     BT_ERR_CONFIG);
+    assert_has(err, "revoked.txt: it cannot be read");
+    shell(": >main/revoked.txt");
+}
+
 static void test_renewal(void **state)
 {
     struct fixture *f = *state;
@@ -435,7 +530,9 @@ static void test_renewal(void **state)
     assert_true(ends > (double)bt_real_ns() / 1e9 + 80 * 86400.0);
     assert_true(ends < (double)bt_real_ns() / 1e9 + 91 * 86400.0);
 
-    certs("main --cluster t --days 200 node n1"); /* another key, and it ends later */
+    certs(
+        "main --cluster t --days 200 node n1 conductor,prefill,decode,kvstore"); /* another key, and
+                                                                                    it ends later */
     WAIT_FOR(f, metric(f, "baton_tls_certificate_not_after_seconds{") > ends + 100 * 86400.0);
     assert_int_equal(bt_rpc_stream_send(s, "two", 3), BT_OK); /* what stands goes on */
     WAIT_FOR(f, strcmp(f->last, "two") == 0);
@@ -443,8 +540,8 @@ static void test_renewal(void **state)
     /* All of it from another CA, which takes both sides. */
     shell("rm main/ca.key main/ca.crt");
     certs("main --cluster t ca");
-    certs("main --cluster t node n1");
-    certs("main --cluster t node n2");
+    certs("main --cluster t node n1 conductor,prefill,decode,kvstore");
+    certs("main --cluster t node n2 conductor,prefill,decode,kvstore");
     uint64_t end = bt_mono_ns() + LOOP_WAIT_MS * 1000000ull;
     while (call(f, "kvstore/n1", "/t.T/Any", &r) != BT_GRPC_OK && bt_mono_ns() < end) {
         loop_run_for(f->loop, 100);
@@ -507,16 +604,16 @@ static int make_all(void **state)
     (void)state;
     assert_non_null(mkdtemp(dir));
     certs("main --cluster t ca");
-    certs("main --cluster t node n1");
-    certs("main --cluster t node n2");
+    certs("main --cluster t node n1 conductor,prefill,decode,kvstore");
+    certs("main --cluster t node n2 conductor,prefill,decode,kvstore");
     certs("main --cluster t admin");
-    certs("main --cluster t node late");
-    expire("main/late.crt", "main/ca.key");
-    certs("main --cluster elsewhere node alien");
+    certs("main --cluster t node late conductor,prefill");
+    end_in("main/late.crt", "main/ca.key", -86400);
+    certs("main --cluster elsewhere node alien conductor,prefill");
     certs("main --cluster t etcd 127.0.0.1");
     certs("other --cluster t ca");
-    certs("other --cluster t node n1");
-    shell("cp -r main old");
+    certs("other --cluster t node n1 conductor,prefill,decode,kvstore");
+    shell("touch main/revoked.txt other/revoked.txt && cp -r main old");
     return 0;
 }
 
@@ -540,6 +637,10 @@ int main(void)
         T(test_wrong_server),
         T(test_strangers),
         T(test_plaintext),
+        T(test_revocation),
+        T(test_revoked_server),
+        T(test_expiry_ends_streams),
+        cmocka_unit_test(test_revoked_lists),
         T(test_renewal), /* last: it replaces the CA */
     };
     return cmocka_run_group_tests_name("tls", tests, make_all, remove_all);

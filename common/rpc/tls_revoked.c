@@ -1,0 +1,87 @@
+/* Certificates that count no more although their CA made them and their time is not over: a list in
+ * a text file, one certificate a line, by its SHA-256 fingerprint or its serial number. Pure but
+ * for the file; any thread, under the lock of the bt_tls that has the list. */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/rpc/tls_priv.h"
+
+#define LINES_MAX 4096u /* 250 bytes each; a longer list belongs into a new CA */
+
+struct bt_tls_revoked {
+    size_t n;
+    struct {
+        bool serial; /* id is a serial number; else a fingerprint */
+        char id[BT_CERT_ID_MAX];
+    } list[];
+};
+
+/* Copies hexadecimal digits in lower case, without the colons that openssl prints and without
+ * leading zeros of a serial number. False: there is something else in it, or too much. */
+static bool take_hex(const char *from, size_t len, bool serial, char to[BT_CERT_ID_MAX])
+{
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        if (from[i] == ':' || (serial && n == 0 && from[i] == '0' && i + 1 < len)) {
+            continue;
+        }
+        if (!isxdigit((unsigned char)from[i]) || n + 1 == BT_CERT_ID_MAX) {
+            return false;
+        }
+        to[n++] = (char)tolower((unsigned char)from[i]);
+    }
+    to[n] = '\0';
+    return serial ? n > 0 : n == 64;
+}
+
+static bool take_line(struct bt_tls_revoked *r, const char *line, size_t len)
+{
+    static const char sha[] = "sha256:", serial[] = "serial:";
+    bool by_serial = len > sizeof(serial) && strncmp(line, serial, sizeof(serial) - 1) == 0;
+    if (!by_serial && (len < sizeof(sha) || strncmp(line, sha, sizeof(sha) - 1) != 0)) {
+        return false;
+    }
+    size_t skip = by_serial ? sizeof(serial) - 1 : sizeof(sha) - 1;
+    r->list[r->n].serial = by_serial;
+    return take_hex(line + skip, len - skip, by_serial, r->list[r->n].id);
+}
+
+bt_status_t bt_tls_revoked_parse(const char *text, struct bt_tls_revoked **list_p, char *err,
+                                 size_t err_cap)
+{
+    struct bt_tls_revoked *r = bt_calloc(1, sizeof(*r) + LINES_MAX * sizeof(r->list[0]));
+    for (unsigned number = 1; *text != '\0'; number++) {
+        size_t whole = strcspn(text, "\n"), len = strcspn(text, "#\n");
+        while (len > 0 && isspace((unsigned char)text[len - 1])) {
+            len--;
+        }
+        if (len > 0) {
+            if (r->n == LINES_MAX || !take_line(r, text, len)) {
+                snprintf(err, err_cap,
+                         r->n == LINES_MAX
+                             ? "line %u: more than 4096 certificates; make a new CA instead"
+                             : "line %u: sha256: and 64 hexadecimal digits, or serial: and digits, "
+                               "are wanted",
+                         number);
+                free(r);
+                return BT_ERR_INVALID;
+            }
+            r->n++;
+        }
+        text += whole + (text[whole] == '\n');
+    }
+    *list_p = r;
+    return BT_OK;
+}
+
+bool bt_tls_revoked_has(const struct bt_tls_revoked *r, const struct bt_cert *c)
+{
+    for (size_t i = 0; r != NULL && i < r->n; i++) {
+        if (strcmp(r->list[i].id, r->list[i].serial ? c->serial : c->sha256) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
