@@ -511,6 +511,12 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
     if (k->r->prompt_held) {
         return; /* the client is slow: nothing can be seen of the workers until it has taken it */
     }
+    if (k->r->spec.max_tokens == 0 && k->r->prompt == NULL) { /* as while settling */
+        if (in->now_ns - k->progress_ns > (uint64_t)k->r->rs->conf.settle_ms * 1000000) {
+            (void)has_all(k, in->now_ns);
+        }
+        return;
+    }
     struct bt_session *s = bt_lane_due(k);
     if (bt_lane_watch(k, in->now_ns) || s == NULL) {
         return;

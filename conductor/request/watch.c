@@ -4,6 +4,7 @@
  * serves others. Loop thread; reads the worker's last heartbeat. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "common/log/log.h"
 #include "conductor/request/request_priv.h"
@@ -76,10 +77,17 @@ static const char *why_stuck(struct bt_lane *k, const struct bt_session *s, uint
 static void missing_text(const struct bt_lane *k, char *out, size_t cap)
 {
     const struct bt_flight *f = k->flight;
+    bool tokens = k->r->spec.max_tokens != 0;
+    bool kv = tokens && !f->same_kv && !f->flow_done && !f->got_decode;
     snprintf(out, cap, "%s%s%s%s%s", bt_flight_reserved(f) ? "" : "reservation,",
-             k->r->prompt != NULL ? "prompt_logprobs," : "", f->got_first ? "" : "first_token,",
-             !f->same_kv && !f->flow_done && !f->got_decode ? "kv," : "",
-             f->decode != NULL ? "tokens" : "numbers");
+             k->r->prompt != NULL ? "prompt_logprobs," : "",
+             tokens && !f->got_first ? "first_token," : "", kv ? "kv," : "",
+             f->decode_ended ? "" : "tokens,");
+    size_t len = strlen(out);
+    out[len != 0 ? len - 1 : 0] = '\0'; /* the last comma */
+    if (len == 0) {
+        snprintf(out, cap, "prefill_done");
+    }
 }
 
 bool bt_lane_watch(struct bt_lane *k, uint64_t now_ns)

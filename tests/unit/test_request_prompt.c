@@ -321,6 +321,29 @@ static void test_nothing_but_the_prompt_later(void **state)
     }
 }
 
+/* ... and the numbers of usage are waited for as behind tokens: not for ever. */
+static void test_nothing_but_the_prompt_without_numbers(void **state)
+{
+    (void)state;
+    struct cluster x;
+    fixture_init(&x.f);
+    x.f.rc.settle_ms = 200;
+    x.f.rc.stall_ms = 400;
+    cluster_start(&x);
+    struct reader r;
+    reader_start(&x, &r, 0);
+    struct seen_submit s;
+    struct fake *p;
+    until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL);
+    say_prompt(p, &s, 1, N, 0);
+    until(&x.f, r.c.dones + r.c.errors != 0);
+    assert_int_equal(r.c.errors, 0);
+    assert_int_equal(r.c.usage.replans, 0);
+    check_prompt(&r);
+    client_cleanup(&r.c);
+    fixture_cleanup(&x.f);
+}
+
 /* A client that takes the prompt's logprobs slowly is no reason to take its workers for hung, and
  * none that they must run on: what they had to do is done. */
 static void test_prompt_held_for_long(void **state)
@@ -440,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_prompt_held_for_long),
         cmocka_unit_test(test_taken_later_but_short),
         cmocka_unit_test(test_nothing_but_the_prompt_later),
+        cmocka_unit_test(test_nothing_but_the_prompt_without_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
