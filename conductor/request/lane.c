@@ -523,6 +523,7 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
     }
     /* A queue is no hang: what counts is whether this worker finishes anything at all. */
     uint64_t last = BT_MAX(k->progress_ns, s->output_ns);
+    last = BT_MAX(last, k->r->rs->awake_ns);
     double limit_ms = k->r->rs->conf.stall_ms;
     if (k->state == LANE_PREFILLING) {
         limit_ms += 2 * f->plan.ttft_ms;

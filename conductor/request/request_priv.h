@@ -190,6 +190,8 @@ struct bt_requests {
     double ends_per_s; /* smoothed rate of requests that end */
     uint32_t ended;    /* since the last look at it */
     uint64_t rate_ns;
+    uint64_t ticked_ns; /* last tick */
+    uint64_t awake_ns;  /* since when ticks have come in time */
     uint64_t total, replanned;
     struct bt_explain_ring *explained;
     uint32_t moves_left; /* of this tick: a drained node is emptied by and by */

@@ -214,10 +214,22 @@ static void set_gauges(void *arg)
     bt_metric_set(rs->m.running, busy);
 }
 
+/* After this process itself stood still, what daemons have said meanwhile is not read yet: their
+ * silence begins anew. */
+static void note_standstill(struct bt_requests *rs)
+{
+    uint64_t limit_ms = BT_MAX(rs->conf.stall_ms / 2, 4 * TICK_MS);
+    uint64_t now = bt_mono_ns();
+    if (bt_stood_still(&rs->ticked_ns, now, limit_ms * 1000000)) {
+        rs->awake_ns = now;
+    }
+}
+
 static void on_tick(void *arg)
 {
     struct bt_requests *rs = arg;
     rs->moves_left = MOVES_PER_TICK;
+    note_standstill(rs);
     struct bt_list *l, *tmp, *kl;
     bt_list_for_each_safe (l, tmp, &rs->all) {
         struct bt_request *r = request_of(l);

@@ -53,7 +53,7 @@ static bool may_wait(const struct bt_lane *k, const struct bt_session *s)
 static const char *why_stuck(struct bt_lane *k, const struct bt_session *s, uint64_t now_ns)
 {
     uint64_t stall_ns = (uint64_t)k->r->rs->conf.stall_ms * 1000000;
-    uint64_t from_ns = k->progress_ns;
+    uint64_t from_ns = BT_MAX(k->progress_ns, k->r->rs->awake_ns);
     if (s == NULL) {
         return now_ns > from_ns + IDLE_STALLS * stall_ns ? "no worker has it" : NULL;
     }
@@ -67,7 +67,7 @@ static const char *why_stuck(struct bt_lane *k, const struct bt_session *s, uint
     }
     double limit_ms = (double)BUSY_STALLS * k->r->rs->conf.stall_ms +
                       BUSY_PREDICTED * BT_MAX(k->flight->plan.ttft_ms, 0);
-    from_ns = BT_MAX(from_ns, k->excused_ns);
+    from_ns = BT_MAX(k->progress_ns, k->excused_ns);
     return now_ns > from_ns && (double)(now_ns - from_ns) / 1e6 > limit_ms
                ? "its worker serves others but not it"
                : NULL;

@@ -2,6 +2,8 @@
 #include "conductor/request/inspect.h"
 #include "tests/unit/request_fixture.h"
 
+#include <unistd.h>
+
 static void wait_plan(struct trio *x, uint32_t epoch, struct placed *p, struct placed *d)
 {
     until(&x->f, find_submit(x, BATON__PHASES__PREFILL, 0, epoch, epoch, p) &&
@@ -328,6 +330,31 @@ static void test_stall(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* Everything stands still (a paused virtual machine): nobody could say anything meanwhile. */
+static void test_standstill_is_no_stall(void **state)
+{
+    (void)state;
+    struct trio x;
+    fixture_init(&x.f);
+    x.f.rc.stall_ms = 600;
+    trio_start(&x);
+    struct client c;
+    struct placed p, d;
+    uint64_t id = begin(&x, &c, 3, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    say_prefill_done(p.w, id, 1, 0, 0, 0);
+    until(&x.f, c.n_tokens == 1);
+    spin(&x.f, 100); /* all that was said is read */
+    usleep(900000);
+    spin(&x.f, 100);
+    say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 2);
+    assert_int_equal(bt_request_usage(c.r)->replans, 0);
+    bt_request_cancel(c.r);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
 /* Every worker sends something, but nothing of a request that is open. */
 static void chatter(struct trio *x)
 {
@@ -607,6 +634,7 @@ int main(void)
         cmocka_unit_test(test_node_lost),
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_standstill_is_no_stall),
         cmocka_unit_test(test_forgotten),
         cmocka_unit_test(test_forgotten_by_a_busy_worker),
         cmocka_unit_test(test_statuses),
