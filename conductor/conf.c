@@ -30,13 +30,24 @@ static const struct bt_conf_row rows[] = {
      .min = 1024,
      .max = 1 << 30,
      .doc = "Largest request body; above it 413."},
+    {.key = "conductor.http.body_total",
+     .type = BT_CONF_SIZE,
+     .offset = ROW(http_body_total),
+     .def = "256MiB",
+     .min = 2048,
+     .max = 1e13,
+     .doc = "Bytes of request bodies that are being received and read at once, at least twice "
+            "conductor.http.body_max; above it 503. One API key (without keys one client address) "
+            "may have as much as it leaves free; above that 429."},
     {.key = "conductor.http.conns_max",
      .type = BT_CONF_INT,
      .offset = ROW(http_conns_max),
      .def = "4096",
      .min = 1,
      .max = 1000000,
-     .doc = "Connections at once; above it 503."},
+     .doc = "Connections at once; above it 503. One API key (without keys one client address) may "
+            "have as many as it leaves free; above that 429. At most a quarter may be without an "
+            "accepted request; above that the oldest of these is closed."},
     {.key = "conductor.http.answers_max",
      .type = BT_CONF_SIZE,
      .offset = ROW(http_answers_max),
@@ -419,6 +430,13 @@ static bool check(const void *conf, char *err, size_t err_cap)
     }
     if (bt_front_check_origins(c->http_allowed_origins, err, err_cap) != BT_OK ||
         bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK) {
+        return false;
+    }
+    if (c->http_body_total / 2 < c->http_body_max) {
+        snprintf(
+            err, err_cap,
+            "conductor.http.body_total: %llu is less than twice conductor.http.body_max (%llu)",
+            (unsigned long long)c->http_body_total, (unsigned long long)c->http_body_max);
         return false;
     }
     if (c->name != NULL && !bt_conf_name_good("conductor.name", c->name, err, err_cap)) {

@@ -8,7 +8,7 @@ struct bt_conductor_conf {
     struct bt_conf_common common; /* first: bt_conf_main writes through it */
     char *name;
     char *http_listen;
-    uint64_t http_body_max, http_answers_max;
+    uint64_t http_body_max, http_body_total, http_answers_max;
     int64_t http_conns_max;
     char *http_allowed_origins;
     char *api_keys_file;

@@ -194,6 +194,7 @@ static bool start_front(struct conductor *c)
     bt_http_options_default(&fc.http);
     fc.http.listen = conf->http_listen;
     fc.http.body_max = (size_t)conf->http_body_max;
+    fc.http.body_total = conf->http_body_total;
     fc.http.conns_max = (uint32_t)conf->http_conns_max;
     char err[512] = "";
     int port = 0;

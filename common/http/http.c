@@ -72,6 +72,7 @@ static void conn_close(struct http_conn *c)
     bt_list_remove(&c->dirty);
     bt_list_remove(&c->pull);
     h->unsent -= c->counted;
+    http_share_leave(c);
     bt_timer_stop(h->loop, &c->timer);
     bt_loop_fd_del(h->loop, c->w);
     close(c->fd);
@@ -133,7 +134,8 @@ static void conn_update(struct http_conn *c)
     } else if (c->parser.phase == BT_HTTP_BODY) {
         set_timer(c, HTTP_TIMER_BODY, o->body_timeout_ms);
     } else if (bt_http_parser_started(&c->parser)) {
-        set_timer(c, HTTP_TIMER_HEADER, o->header_timeout_ms);
+        bool stranger = o->strangers_max > 0 && !bt_list_empty(&c->stranger);
+        set_timer(c, HTTP_TIMER_HEADER, o->header_timeout_ms / (stranger ? 2 : 1));
     } else {
         set_timer(c, HTTP_TIMER_IDLE, o->idle_timeout_ms);
     }
@@ -148,6 +150,8 @@ static struct bt_http_req *req_create(struct http_conn *c)
     r->magic = HTTP_REQ_MAGIC;
     r->conn = c;
     r->parser = c->parser; /* moves: strings are offsets into heap buffers */
+    r->held = r->parser.body.len;
+    c->announced = 0;
     r->received_ns = bt_mono_ns();
     bt_http_parser_init(&c->parser, c->h->o.body_max);
     r->head_only = strcmp(bt_http_method(r), "HEAD") == 0;
@@ -164,36 +168,83 @@ static void dispatch(struct http_conn *c)
     c->h->fn(c->h->arg, r);
 }
 
+/* " (conductor.http.NAME)" where limits are keys of a configuration. */
+static const char *key_text(const struct bt_http *h, const char *name, char text[64])
+{
+    text[0] = '\0';
+    if (h->o.key_prefix != NULL) {
+        snprintf(text, 64, " (%s%s)", h->o.key_prefix, name);
+    }
+    return text;
+}
+
+/* Are there more bytes of bodies than may be, with so many more? Then the request is answered. */
+static bool no_room(struct http_conn *c, uint64_t more)
+{
+    char why[192], key[64];
+    http_room_t room = http_share_room(c, more);
+    if (room == HTTP_ROOM) {
+        return false;
+    }
+    snprintf(why, sizeof(why),
+             room == HTTP_ROOM_NONE
+                 ? "the request bodies being read have reached their total of %llu bytes%s"
+                 : "your request bodies have reached your share of the total of %llu bytes%s",
+             (unsigned long long)c->h->o.body_total, key_text(c->h, "body_total", key));
+    http_reply_error(c, room == HTTP_ROOM_NONE ? 503 : 429, why);
+    return true;
+}
+
+static bool too_many_conns(struct http_conn *c, uint64_t owner)
+{
+    char why[192], key[64];
+    if (http_share_own(c, owner)) {
+        return false;
+    }
+    snprintf(why, sizeof(why), "you have as many connections as one client may have of %u%s",
+             c->h->o.conns_max, key_text(c->h, "conns_max", key));
+    http_reply_error(c, 429, why);
+    return true;
+}
+
 /* The header is complete: may the body come? False: the request is answered. */
 static bool ask(struct http_conn *c)
 {
-    if (c->h->o.head == NULL) {
-        return true;
+    bool accepted = c->h->o.head == NULL;
+    uint64_t owner = 0;
+    if (c->h->o.head != NULL) {
+        struct bt_http_req *r = req_create(c);
+        if (!c->h->o.head(c->h->arg, r)) {
+            BT_ASSERT(c->req == NULL);
+            return false;
+        }
+        accepted = r->accepted;
+        owner = r->owner;
+        c->parser = r->parser;
+        r->parser = (struct bt_http_parser){0};
+        http_req_free(r);
+        c->req = NULL;
+        c->state = HTTP_READING;
     }
-    struct bt_http_req *r = req_create(c);
-    if (!c->h->o.head(c->h->arg, r)) {
-        BT_ASSERT(c->req == NULL);
+    if (accepted && too_many_conns(c, owner)) {
         return false;
     }
-    c->parser = r->parser;
-    r->parser = (struct bt_http_parser){0};
-    http_req_free(r);
-    c->req = NULL;
-    c->state = HTTP_READING;
+    uint64_t announced = bt_http_parser_announced(&c->parser);
+    if (announced > 0 && no_room(c, announced)) {
+        return false;
+    }
+    c->announced = (size_t)announced;
     return true;
 }
 
 static void refuse(struct http_conn *c, const struct bt_http_parser *p)
 {
-    const struct bt_http_options *o = &c->h->o;
-    char why[160];
+    char why[160], key[64];
     BT_DEBUG("http_refused", "status=%d why=%s", p->status, bt_log_q(p->why));
     snprintf(why, sizeof(why), "%s", p->why);
-    if (p->status == 413 && o->key_prefix != NULL) {
-        snprintf(why, sizeof(why), "the body is larger than %zu bytes (%sbody_max)", o->body_max,
-                 o->key_prefix);
-    } else if (p->status == 413) {
-        snprintf(why, sizeof(why), "the body is larger than %zu bytes", o->body_max);
+    if (p->status == 413) {
+        snprintf(why, sizeof(why), "the body is larger than %zu bytes%s", c->h->o.body_max,
+                 key_text(c->h, "body_max", key));
     }
     http_reply_error(c, p->status, why);
 }
@@ -215,6 +266,10 @@ static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
     }
     if (p->phase == BT_HTTP_BODY) {
         used += bt_http_parse(p, data + used, len - used);
+        http_share_count(c);
+        if (p->phase != BT_HTTP_REFUSE && !p->skip && c->announced == 0 && no_room(c, 0)) {
+            return len;
+        }
     }
     if (p->phase == BT_HTTP_REFUSE) {
         refuse(c, p);
@@ -235,7 +290,7 @@ static void conn_advance(struct http_conn *c)
         bt_buf_cleanup(&c->in);
         c->in_off = 0;
     }
-    if (c->parser.phase == BT_HTTP_DONE) {
+    if (c->state == HTTP_READING && c->parser.phase == BT_HTTP_DONE) {
         dispatch(c);
     }
 }
@@ -362,6 +417,7 @@ static void conn_settle(struct http_conn *c)
     }
     if (alive) {
         queue_pull(c);
+        http_share_count(c);
         conn_update(c);
     } else {
         conn_close(c);
@@ -450,7 +506,7 @@ static bool conn_read(struct http_conn *c)
     if (used < (size_t)n) {
         bt_buf_append(&c->in, c->h->scratch + used, (size_t)n - used);
     }
-    if (c->parser.phase == BT_HTTP_DONE) {
+    if (c->state == HTTP_READING && c->parser.phase == BT_HTTP_DONE) {
         dispatch(c);
     }
     return true;
@@ -495,7 +551,7 @@ static void miss_the_vanished(int fd, uint32_t idle_timeout_ms)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
 
-static struct http_conn *conn_create(struct bt_http *h, int fd)
+static struct http_conn *conn_create(struct bt_http *h, int fd, const struct sockaddr_storage *at)
 {
     struct http_conn *c = bt_calloc(1, sizeof(*c));
     int one = 1;
@@ -508,6 +564,8 @@ static struct http_conn *conn_create(struct bt_http *h, int fd)
     c->state = HTTP_READING;
     bt_list_init(&c->dirty);
     bt_list_init(&c->pull);
+    bt_list_init(&c->stranger);
+    http_share_join(c, at);
     bt_list_insert_tail(&h->conns, &c->link);
     bt_http_parser_init(&c->parser, h->o.body_max);
     c->events = EPOLLIN;
@@ -560,12 +618,22 @@ static void accept_failed(struct bt_http *h, int error)
 
 static void refuse_conn(struct http_conn *c)
 {
-    const struct bt_http_options *o = &c->h->o;
-    char why[128];
-    snprintf(why, sizeof(why), "there are %u connections already%s%s%s", o->conns_max,
-             o->key_prefix != NULL ? " (" : "", o->key_prefix != NULL ? o->key_prefix : "",
-             o->key_prefix != NULL ? "conns_max)" : "");
+    char why[128], key[64];
+    snprintf(why, sizeof(why), "there are %u connections already%s", c->h->o.conns_max,
+             key_text(c->h, "conns_max", key));
     http_reply_error(c, 503, why);
+}
+
+/* A stranger makes room for a newer one: who means well is one for a moment only. */
+static void evict(struct http_conn *c)
+{
+    static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
+                                 "Retry-After: 1\r\nConnection: close\r\n\r\n";
+    if (c->state == HTTP_READING && out_pending(c) == 0) {
+        ssize_t n = conn_send(c, answer, sizeof(answer) - 1);
+        (void)n; /* best effort */
+    }
+    conn_close(c);
 }
 
 static void on_accept(void *arg, uint32_t events)
@@ -573,7 +641,10 @@ static void on_accept(void *arg, uint32_t events)
     struct bt_http *h = arg;
     (void)events;
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-        int fd = accept4(h->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        struct sockaddr_storage at = {0};
+        socklen_t at_len = sizeof(at);
+        int fd =
+            accept4(h->listen_fd, (struct sockaddr *)&at, &at_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             int e = errno;
             if (e == EMFILE || e == ENFILE || e == ENOBUFS || e == ENOMEM) {
@@ -590,7 +661,11 @@ static void on_accept(void *arg, uint32_t events)
             continue;
         }
         bool full = h->n_conns >= h->o.conns_max;
-        struct http_conn *c = conn_create(h, fd);
+        struct http_conn *c = conn_create(h, fd, &at);
+        struct http_conn *victim = http_share_victim(c);
+        if (victim != NULL) {
+            evict(victim);
+        }
         if (full) {
             refuse_conn(c);
         }
@@ -683,6 +758,9 @@ bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o
     bt_list_init(&h->conns);
     bt_list_init(&h->dirty);
     bt_list_init(&h->pulling);
+    bt_list_init(&h->strangers);
+    h->owners = bt_map_create(sizeof(uint64_t));
+    bt_random(&h->seed, sizeof(h->seed));
     h->scratch = bt_malloc(READ_BYTES);
     h->listen_w = bt_loop_fd_add(loop, fd, EPOLLIN, on_accept, h);
     *h_p = h;
@@ -740,6 +818,7 @@ void bt_http_destroy(struct bt_http *h)
     if (h->spare_fd >= 0) {
         close(h->spare_fd);
     }
+    bt_map_destroy(h->owners);
     free(h->scratch);
     free(h);
 }

@@ -28,11 +28,20 @@ struct bt_http_options {
     size_t body_max;    /* bytes; 413 above */
     uint32_t conns_max; /* 503 above */
     uint32_t header_timeout_ms, body_timeout_ms, idle_timeout_ms;
-    size_t out_max;         /* bytes of unsent output per connection, then on_gone */
-    size_t out_total;       /* ... of all together: above it whoever has most unsent is cut off */
-    bt_http_head_fn head;   /* called with the handler's arg; NULL: every body may come */
-    const char *key_prefix; /* static text before the names of body_max and conns_max where an
-                               answer names a limit; NULL: they are no configuration keys */
+    size_t out_max;       /* bytes of unsent output per connection, then on_gone */
+    size_t out_total;     /* ... of all together: above it whoever has most unsent is cut off */
+    bt_http_head_fn head; /* called with the handler's arg; NULL: every body may come */
+    const char
+        *key_prefix; /* static text before the names of body_max, body_total and conns_max
+                        where an answer names a limit; NULL: they are no configuration keys */
+    /* Bytes of request bodies that are held at once; 503 above. One owner may have as much as it
+     * leaves free to others (429 above). What a header announces counts at once. At least 2 x
+     * body_max. 0: no limit. */
+    uint64_t body_total;
+    /* Connections that have had no request accepted. Above it the oldest goes (of the same address
+     * that has a quarter of them, if there is one). They have half of the header's time. 0: no
+     * limit. */
+    uint32_t strangers_max;
 };
 /* 4 MiB, 4096, 10 s, 30 s, 60 s, 1 MiB, 128 MiB */
 void bt_http_options_default(struct bt_http_options *o);
@@ -64,6 +73,15 @@ const char *bt_http_header(const struct bt_http_req *r, const char *name); /* NU
 /* It is there more than once, with different values; bt_http_header has the first. */
 bool bt_http_header_ambiguous(const struct bt_http_req *r, const char *name);
 const void *bt_http_body(const struct bt_http_req *r, size_t *len_p); /* bytes, no NUL behind */
+/* The body is the caller's from now on (free); it counts towards body_total until
+ * bt_http_body_done. */
+char *bt_http_take_body(struct bt_http_req *r, size_t *len_p);
+/* The body is not needed any more. */
+void bt_http_body_done(struct bt_http_req *r);
+/* In bt_http_head_fn, before true: the request is owner's (1 to 2^63 - 1), or 0: the client's
+ * address'. Shares are counted by owner, and its connection is no longer a stranger's. Without a
+ * head function every complete header does that. */
+void bt_http_accept(struct bt_http_req *r, uint64_t owner);
 /* In bt_http_head_fn: the body's length as the header gives it; 0: none, or in chunks. */
 uint64_t bt_http_body_announced(const struct bt_http_req *r);
 uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */

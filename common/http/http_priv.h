@@ -4,7 +4,10 @@
 #ifndef BT_HTTP_PRIV_H
 #define BT_HTTP_PRIV_H
 
+#include <sys/socket.h>
+
 #include "common/base/list.h"
+#include "common/base/map.h"
 #include "common/http/http.h"
 #include "common/http/http_parse.h"
 
@@ -31,6 +34,12 @@ typedef enum {
     HTTP_TIMER_LINGER
 } http_timer_t;
 
+struct http_owner { /* whoever has connections; http_share.c */
+    uint64_t id;
+    uint32_t refs, conns, strangers;
+    uint64_t bytes;
+};
+
 struct http_conn {
     struct bt_http *h;
     struct bt_list link, dirty; /* in h->conns; in h->dirty while output waits for the flush */
@@ -49,9 +58,13 @@ struct http_conn {
     size_t counted;          /* of it in h->unsent */
     struct bt_http_req *req; /* ANSWERING */
     bool close_after;
-    bool half_closed; /* ANSWERING, and the client sends no more */
-    uint8_t probes;   /* sent since then */
-    size_t discarded; /* while lingering */
+    bool half_closed;                   /* ANSWERING, and the client sends no more */
+    uint8_t probes;                     /* sent since then */
+    size_t discarded;                   /* while lingering */
+    struct http_owner *address, *owner; /* owner: of the last accepted request, or NULL */
+    struct bt_list stranger;            /* in h->strangers until a request is accepted */
+    size_t announced;                   /* length of the body that is being read */
+    size_t held;                        /* bytes of requests, as counted */
 };
 
 struct bt_http_req {
@@ -65,7 +78,10 @@ struct bt_http_req {
     bt_http_pull_fn pull;  /* NULL: the handler writes */
     void *pull_arg;
     bool pull_waits; /* until bt_http_resume */
+    size_t held;     /* of the body, until bt_http_body_done */
     bool head_only, started, chunked, in_gone;
+    bool accepted; /* bt_http_accept, by owner */
+    uint64_t owner;
 };
 
 struct bt_http {
@@ -88,7 +104,30 @@ struct bt_http {
     char date[40];
     uint64_t date_ns;
     char *scratch; /* input is read here first */
+    struct bt_map *owners;
+    struct bt_list strangers; /* the oldest first */
+    uint32_t n_strangers;
+    uint64_t held, seed;
 };
+
+/* http_share.c */
+typedef enum {
+    HTTP_ROOM,
+    HTTP_ROOM_OTHERS, /* there is, but it is for other owners */
+    HTTP_ROOM_NONE
+} http_room_t;
+/* A new connection: a stranger's. */
+void http_share_join(struct http_conn *c, const struct sockaddr_storage *at);
+void http_share_leave(struct http_conn *c);
+/* Which stranger goes because there are too many; NULL: none need go. */
+struct http_conn *http_share_victim(struct http_conn *newest);
+/* A request of owner id (0: of the client's address) is accepted. False: the owner has more
+ * connections than it leaves free. */
+bool http_share_own(struct http_conn *c, uint64_t id);
+/* Counts anew what the connection holds. */
+void http_share_count(struct http_conn *c);
+/* Is there room for what the connection holds and so many bytes more? */
+http_room_t http_share_room(const struct http_conn *c, uint64_t more);
 
 /* http_reply.c */
 void http_reply_error(struct http_conn *c, int status, const char *why);

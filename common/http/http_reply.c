@@ -94,17 +94,23 @@ void http_reply_error(struct http_conn *c, int status, const char *why)
         text[at++] = *w;
     }
     text[at] = '\0';
-    int n =
-        snprintf(body, sizeof(body),
-                 "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":%d}}\n",
-                 text, status >= 500 ? "server_error" : "invalid_request_error", status);
+    int n = snprintf(
+        body, sizeof(body),
+        "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":%d}}\n", text,
+        status >= 500   ? "server_error"
+        : status == 429 ? "rate_limit_error"
+                        : "invalid_request_error",
+        status);
     BT_ASSERT(n > 0 && (size_t)n < sizeof(body));
     static char retry_text[] = "Retry-After: 1\r\n";
     const struct bt_buf retry = {.data = retry_text, .len = sizeof(retry_text) - 1};
     c->close_after = true;
-    put_head(c, status, "application/json", n, false, status == 503 ? &retry : NULL);
+    bool later = status == 503 || status == 429;
+    put_head(c, status, "application/json", n, false, later ? &retry : NULL);
     bt_buf_append(&c->out, body, (size_t)n);
     c->state = HTTP_CLOSING;
+    c->announced = 0;
+    bt_http_parser_reset(&c->parser); /* nobody reads on: its memory goes now */
     http_conn_dirty(c);
 }
 
@@ -293,6 +299,28 @@ const void *bt_http_body(const struct bt_http_req *r, size_t *len_p)
 {
     *len_p = r->parser.body.len;
     return r->parser.body.data != NULL ? r->parser.body.data : "";
+}
+
+char *bt_http_take_body(struct bt_http_req *r, size_t *len_p)
+{
+    bt_buf_reserve(&r->parser.body, 0); /* not NULL */
+    *len_p = r->parser.body.len;
+    return bt_buf_take(&r->parser.body);
+}
+
+void bt_http_body_done(struct bt_http_req *r)
+{
+    bt_buf_cleanup(&check(r)->parser.body);
+    r->held = 0;
+    if (r->conn != NULL) {
+        http_share_count(r->conn);
+    }
+}
+
+void bt_http_accept(struct bt_http_req *r, uint64_t owner)
+{
+    r->accepted = true;
+    r->owner = owner;
 }
 
 uint64_t bt_http_body_announced(const struct bt_http_req *r)

@@ -12,6 +12,7 @@
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
 #define UNSENT_PART         4 /* of answers in memory: output that its clients have not taken */
+#define STRANGERS_PART      4 /* of all connections so many at most have not shown a key yet */
 
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
                                        429, 500, 503, 504, 0 /* others */};
@@ -242,9 +243,8 @@ static bool check_method(struct bt_http_req *req, const struct route *r, struct 
 
 /* What the header alone decides. False: e is the answer. */
 static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct route *r,
-                       struct front_error *e)
+                       char tenant[33], struct front_error *e)
 {
-    char tenant[33];
     bool open = r != NULL && r->open;
     if (!check_single(req, e)) {
         return false;
@@ -277,12 +277,16 @@ static bool on_head(void *arg, struct bt_http_req *req)
     struct bt_front *f = arg;
     const struct route *r = find_route(bt_http_path(req));
     struct front_error e = {0};
+    char tenant[33] = "";
     if (r != NULL && front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
         return false; /* it never has a key */
     }
-    if (!check_head(f, req, r, &e)) {
+    if (!check_head(f, req, r, tenant, &e)) {
         front_respond_error(f, req, &e);
         return false;
+    }
+    if (!r->open) { /* who only asks for /health stays a stranger */
+        bt_http_accept(req, front_keys_owner(f->keys, tenant));
     }
     return true;
 }
@@ -394,6 +398,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     if (st == BT_OK) {
         http.head = on_head;
         http.key_prefix = "conductor.http.";
+        http.strangers_max = BT_MAX(http.conns_max / STRANGERS_PART, 1u);
         st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);
         if (st != BT_OK) {
             snprintf(err, err_cap, "cannot listen on %s: %s",

@@ -44,6 +44,7 @@ static void finish(struct front_job *j)
 {
     if (j->req != NULL) {
         bt_http_on_gone(j->req, NULL, NULL); /* done may set its own */
+        bt_http_body_done(j->req);
         if (j->ok) {
             j->done(j);
         } else {
@@ -146,9 +147,7 @@ static void job_drop(struct front_task *t)
 
 static void enqueue(struct front_jobs *q, struct front_job *j)
 {
-    j->copy = bt_malloc(j->len);
-    memcpy(j->copy, j->body, j->len);
-    j->body = j->copy;
+    j->body = j->copy = bt_http_take_body(j->req, &j->len);
     bt_http_on_gone(j->req, on_gone, j);
     q->open++;
     j->f->n_jobs++;

@@ -280,6 +280,12 @@ const char *front_keys_tenant(const struct front_keys *k, const char *name)
     return t != NULL ? t->name : NULL;
 }
 
+uint64_t front_keys_owner(const struct front_keys *k, const char *tenant)
+{
+    const struct tenant *t = find(k, tenant);
+    return t != NULL ? (uint64_t)(t - k->all) + 1 : 0;
+}
+
 const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant)
 {
     const struct tenant *t = find(k, tenant);

@@ -27,6 +27,8 @@ void front_keys_destroy(struct front_keys *k);
 bool front_keys_check(const struct front_keys *k, const char *authorization, char tenant[33]);
 /* The tenant of this name, or of the key whose digest's first half is this in hex; NULL: none. */
 const char *front_keys_tenant(const struct front_keys *k, const char *name);
+/* A number from 1 for the tenant, as bt_http_accept takes it; 0 where there are no keys. */
+uint64_t front_keys_owner(const struct front_keys *k, const char *tenant);
 /* The terms of a tenant that front_keys_check has named; NULL for NULL. */
 const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant);
 /* May the tenant have another request of so many prompt tokens (all its prompts)? False: e is a 429

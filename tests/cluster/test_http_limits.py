@@ -9,7 +9,7 @@ import time
 import sanitizer
 from conftest import scrape, wait_for
 
-POST = b"POST /x HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\nHost: a\r\n"
 
 
 def address(cluster):
@@ -77,7 +77,7 @@ def test_a_thousand_slow_headers_hold_up_nobody(cluster):
         assert beside < 5 * alone + 0.5, (alone, beside)
         for s in slow:
             assert s.recv(64).startswith(b"HTTP/1.1 408 ")
-        assert time.monotonic() - start > 9  # the header's deadline is 10 s
+        assert time.monotonic() - start > 4  # the header's deadline is 5 s for who has asked for nothing before
     finally:
         for s in slow:
             s.close()
@@ -87,7 +87,7 @@ def test_half_open_in_the_middle_of_a_request(cluster):
     """A client that stops sending in mid-request and half-closes is closed, not waited for."""
     for part in (b"GET / HT", POST + b"Content-Length: 9\r\n\r\nabc",
                  POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhe"):
-        s = socket.create_connection(address(cluster), timeout=8)  # the header's deadline is 10 s
+        s = socket.create_connection(address(cluster), timeout=4)  # the header's deadline is 5 s
         s.sendall(part)
         s.shutdown(socket.SHUT_WR)
         assert s.recv(100) == b""
