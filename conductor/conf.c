@@ -69,9 +69,10 @@ static const struct bt_conf_row rows[] = {
      .doc =
          "File with one API key a line, '#' begins a comment, mode 0600 or 0640. Without it no "
          "key is asked for. Behind a key may stand tenant= (a name: keys of one name share a cache "
-         "and a quota; without it each key is a tenant of its own), rps=, tokens_per_s= (limits, "
-         "of which a second's worth of requests and ten seconds' worth of tokens may come at once; "
-         "above them 429), weight= (share against other tenants where requests wait), priority= "
+         "and a quota; without it each key is a tenant of its own), rps=, tokens_per_s= (limits; "
+         "each choice of each prompt and each 256 KiB of a body is a request), concurrency= "
+         "(generations in flight), weight= (share against other tenants where requests wait), "
+         "priority= "
          "(the best "
          "class of its requests, smaller goes first), slo_ttft_ms=, slo_tbt_ms= (objectives)."},
     {.key = "conductor.max_running",

@@ -160,20 +160,21 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
 struct route {
     const char *path; /* ends with '/': a prefix */
     bool post;
-    bool open; /* no API key asked for: probes and scrapers */
+    bool open;      /* no API key asked for: probes and scrapers */
+    bool generates; /* post: needs one of the key's generations (concurrency=) */
     void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 };
 
 static const struct route routes[] = {
-    {"/v1/completions", true, false, front_post_completions},
-    {"/v1/chat/completions", true, false, front_post_chat},
-    {"/v1/models", false, false, get_models},
-    {"/v1/models/", false, false, get_model},
-    {"/tokenize", true, false, front_post_tokenize},
-    {"/detokenize", true, false, front_post_detokenize},
-    {"/health", false, true, get_health},
-    {"/version", false, true, get_version},
-    {"/metrics", false, true, get_metrics},
+    {"/v1/completions", true, false, true, front_post_completions},
+    {"/v1/chat/completions", true, false, true, front_post_chat},
+    {"/v1/models", false, false, false, get_models},
+    {"/v1/models/", false, false, false, get_model},
+    {"/tokenize", true, false, false, front_post_tokenize},
+    {"/detokenize", true, false, false, front_post_detokenize},
+    {"/health", false, true, false, get_health},
+    {"/version", false, true, false, get_version},
+    {"/metrics", false, true, false, get_metrics},
 };
 
 static const struct route *find_route(const char *path)
@@ -281,7 +282,9 @@ static bool on_head(void *arg, struct bt_http_req *req)
     if (r != NULL && front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
         return false; /* it never has a key */
     }
-    if (!check_head(f, req, r, tenant, &e)) {
+    if (!check_head(f, req, r, tenant, &e) ||
+        (r->post &&
+         !front_keys_admit_body(f->keys, tenant, bt_http_body_announced(req), r->generates, &e))) {
         front_respond_error(f, req, &e);
         return false;
     }

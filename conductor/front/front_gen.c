@@ -58,6 +58,12 @@ static void gen_free(struct front_gen *g)
     bt_list_remove(&g->pending);
     bt_list_remove(&g->starting);
     bt_list_remove(&g->ending);
+    for (uint32_t i = 0; i < g->n_parts; i++) {
+        if (g->parts[i].tokens > 0) { /* its client has left, or it has failed */
+            front_keys_charge(f->keys, g->tenant, g->parts[i].tokens);
+        }
+    }
+    front_keys_end(f->keys, g->tenant, g->n_generations);
     f->n_gens--;
     bt_metric_set(f->m.open, f->n_gens);
     if (bt_list_empty(&f->dead)) {
@@ -211,6 +217,7 @@ static void on_delta(void *arg, const struct bt_gen_delta *d)
 {
     struct front_part *p = arg;
     struct front_gen *g = p->g;
+    p->tokens += d->n_tokens;
     if (g->closed) {
         return;
     }
@@ -288,7 +295,8 @@ static void on_done(void *arg, const struct bt_gen_usage *u)
     struct front_gen *g = p->g;
     add_usage(&g->usage, u, g->n_running == g->n_parts);
     part_over(p);
-    front_keys_charge(g->f->keys, g->tenant[0] != '\0' ? g->tenant : NULL, u->completion_tokens);
+    p->tokens = 0;
+    front_keys_charge(g->f->keys, g->tenant, u->completion_tokens);
     if (g->closed || g->n_running > 0) {
         return;
     }
@@ -458,19 +466,22 @@ static void on_parsed(struct front_job *j)
 {
     struct bt_front *f = j->f;
     struct front_wishes w;
-    uint64_t prompt_tokens = 0;
+    struct front_work work = front_work_of(j);
     uint64_t tenant = j->tenant != NULL ? bt_hash64(j->tenant, strlen(j->tenant), 0) : 0;
     size_t bytes = 0;
+    work.generations = (uint64_t)j->gen.prompts.n * j->gen.opt.n;
+    work.context = f->model.max_model_len;
     for (uint32_t i = 0; i < j->gen.prompts.n; i++) {
-        prompt_tokens += j->gen.specs[i].prompt.n;
+        work.prompt_tokens += j->gen.specs[i].prompt.n;
     }
     if (!front_wishes_read(j->req, &w, &j->e) ||
-        !fits(f, &j->gen, tenant, prompt_tokens, &bytes, &j->e) ||
-        !front_keys_admit(f->keys, j->tenant, prompt_tokens, &j->e)) {
+        !fits(f, &j->gen, tenant, work.prompt_tokens, &bytes, &j->e) ||
+        !front_keys_admit(f->keys, j->tenant, &work, &j->e)) {
         front_respond_error(f, j->req, &j->e);
         return;
     }
     struct front_gen *g = gen_create(j, &w);
+    g->n_generations = (uint32_t)work.generations;
     g->base = bytes;
     front_room_take(&f->room, &g->hold, tenant, bytes);
     bool idle = bt_list_empty(&f->starting);

@@ -13,6 +13,7 @@
 struct front_part { /* one prompt's request */
     struct front_gen *g;
     struct bt_request *r; /* NULL: not started yet, or over */
+    uint64_t tokens;      /* generated, and not charged to its key yet */
 };
 
 struct front_gen {
@@ -39,6 +40,7 @@ struct front_gen {
     struct front_wishes wishes;
     uint32_t n_parts, n_started, n_running; /* running: not over, the others included */
     uint32_t n_live;                        /* parts that have a request */
+    uint32_t n_generations;                 /* choices of all prompts, as its key's limit counts */
     char tenant[33];                        /* "": none */
     char id[48];
     struct front_part parts[];

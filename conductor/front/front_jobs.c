@@ -105,6 +105,12 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
+struct front_work front_work_of(const struct front_job *j)
+{
+    bool chunked = bt_http_header(j->req, "transfer-encoding") != NULL;
+    return (struct front_work){.body_bytes = j->len, .body_announced = chunked ? 0 : j->len};
+}
+
 /* ---- starting one ---- */
 
 static void on_gone(void *arg)

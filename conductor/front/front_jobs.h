@@ -35,9 +35,12 @@ struct front_job {
     bool ok;
     struct front_error e;
     struct front_generation gen;
+    uint64_t n_tokens; /* that were counted, where gen is not used */
     struct bt_buf out;
 };
 
+/* What reading its body counts; the rest is 0. j->req is there. */
+struct front_work front_work_of(const struct front_job *j);
 /* Starts the thread. err: what the machine lacks. */
 bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Every connection is closed already. Waits for the job that runs. */

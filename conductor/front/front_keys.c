@@ -14,6 +14,8 @@
 #include "conductor/sched/share.h"
 
 #define KEY_BYTES_MAX 512
+#define UNIT_BYTES    (256 * 1024)
+#define DEBT_S        60 /* a request may take this many seconds' worth beyond a full bucket */
 
 #define TENANT_BYTES 32
 
@@ -23,6 +25,7 @@ struct tenant { /* a key */
     bool has_terms;
     struct front_key_terms terms;
     struct bt_sched_bucket requests, tokens;
+    uint64_t in_flight; /* generations */
 };
 
 struct front_keys {
@@ -35,9 +38,10 @@ struct front_keys {
 static const struct {
     const char *name;
     double min, max;
-    size_t offset; /* SIZE_MAX: priority, the only whole number */
+    size_t offset; /* SIZE_MAX: priority, the only one that is no double */
 } terms[] = {{"rps", 1e-6, 1e9, offsetof(struct front_key_terms, requests_per_s)},
              {"tokens_per_s", 1e-3, 1e12, offsetof(struct front_key_terms, tokens_per_s)},
+             {"concurrency", 1, 1e6, offsetof(struct front_key_terms, concurrency)},
              {"weight", 1e-3, 1e6, offsetof(struct front_key_terms, weight)},
              {"priority", INT32_MIN, INT32_MAX, SIZE_MAX},
              {"slo_ttft_ms", 1e-3, 86400000, offsetof(struct front_key_terms, slo_ttft_ms)},
@@ -81,8 +85,8 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
         }
         if (i == BT_ARRAY_LEN(terms) || w[name] != '=') {
             snprintf(err, cap,
-                     "'%.40s' behind a key is none of tenant=, rps=, tokens_per_s=, weight=, "
-                     "priority=, slo_ttft_ms=, slo_tbt_ms=",
+                     "'%.40s' behind a key is none of tenant=, rps=, tokens_per_s=, "
+                     "concurrency=, weight=, priority=, slo_ttft_ms=, slo_tbt_ms=",
                      w);
             return false;
         }
@@ -93,11 +97,12 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
         seen |= 1u << i;
         char *end;
         double v = strtod(w + name + 1, &end);
-        bool is_whole = terms[i].offset != SIZE_MAX || v == floor(v);
+        bool whole = terms[i].offset == SIZE_MAX ||
+                     terms[i].offset == offsetof(struct front_key_terms, concurrency);
         if (end == w + name + 1 || *end != '\0' || !(v >= terms[i].min && v <= terms[i].max) ||
-            !is_whole) {
-            snprintf(err, cap, "%.60s: give a%s number from %g to %g", w,
-                     terms[i].offset == SIZE_MAX ? " whole" : "", terms[i].min, terms[i].max);
+            (whole && v != floor(v))) {
+            snprintf(err, cap, "%.60s: give a%s number from %g to %g", w, whole ? " whole" : "",
+                     terms[i].min, terms[i].max);
             return false;
         }
         x->has_terms = true;
@@ -292,7 +297,63 @@ const struct front_key_terms *front_keys_terms(const struct front_keys *k, const
     return t != NULL ? &t->terms : NULL;
 }
 
-bool front_keys_admit(struct front_keys *k, const char *tenant, uint64_t prompt_tokens,
+/* What a body counts against rps=: reading 256 KiB takes about as long as 60,000 tokens of text. */
+static double units_of(uint64_t bytes)
+{
+    return (double)BT_MAX((bytes + UNIT_BYTES - 1) / UNIT_BYTES, (uint64_t)1);
+}
+
+static bool wait_for(struct front_error *e, const char *what, double limit, double wait_ms)
+{
+    uint32_t s = wait_ms > 1e9 ? 1000000 : (uint32_t)(wait_ms / 1e3) + 1;
+    *e = (struct front_error){.retry_after_s = s};
+    return front_fail(e, 429, NULL, "rate_limit_exceeded",
+                      "this API key's limit of %g %s is reached; there is room in %u s", limit,
+                      what, s);
+}
+
+/* A request may go into debt, which the following ones wait for: so a legal one is never refused
+ * for its size alone unless it would lock its key for longer than DEBT_S. */
+static bool never(struct front_error *e, const char *what, const struct bt_sched_bucket *b,
+                  double least, double n, const char *term)
+{
+    double most = BT_MAX(b->burst + DEBT_S * b->per_s, least);
+    if (b->per_s <= 0 || n <= most) {
+        return false;
+    }
+    front_fail(e, 400, NULL, "exceeds_key_limit",
+               "this request counts as %.0f %s; with %s=%g this API key may send %.0f at once; "
+               "send smaller requests",
+               n, what, term, b->per_s, floor(most));
+    return true;
+}
+
+bool front_keys_admit_body(struct front_keys *k, const char *tenant, uint64_t bytes, bool generates,
+                           struct front_error *e)
+{
+    struct tenant *t = find(k, tenant);
+    double now_ms = (double)bt_mono_ns() / 1e6, wait_ms = 0, n = units_of(bytes);
+    if (t == NULL) {
+        return true;
+    }
+    if (never(e, "requests (256 KiB of a body are one)", &t->requests, FRONT_N_MAX, n, "rps")) {
+        return false;
+    }
+    double most = t->terms.concurrency;
+    if (generates && most > 0 && (double)t->in_flight >= most) {
+        return wait_for(e, "generations in flight (concurrency=)", most, 0);
+    }
+    if (!bt_sched_bucket_take(&t->tokens, now_ms, 0, &wait_ms)) { /* it is in debt */
+        return wait_for(e, "tokens a second (tokens_per_s=)", t->terms.tokens_per_s, wait_ms);
+    }
+    if (!bt_sched_bucket_take(&t->requests, now_ms, n, &wait_ms)) {
+        return wait_for(e, "requests a second (rps=; each choice of each prompt is one)",
+                        t->terms.requests_per_s, wait_ms);
+    }
+    return true;
+}
+
+bool front_keys_admit(struct front_keys *k, const char *tenant, const struct front_work *w,
                       struct front_error *e)
 {
     struct tenant *t = find(k, tenant);
@@ -300,21 +361,56 @@ bool front_keys_admit(struct front_keys *k, const char *tenant, uint64_t prompt_
     if (t == NULL) {
         return true;
     }
-    const char *what = NULL;
-    if (!bt_sched_bucket_take(&t->requests, now_ms, 1, &wait_ms)) {
-        what = "requests";
-    } else if (!bt_sched_bucket_take(&t->tokens, now_ms, (double)prompt_tokens, &wait_ms)) {
-        bt_sched_bucket_charge(&t->requests, now_ms, -1); /* it did not happen */
-        what = "tokens";
+    double most = t->terms.concurrency, taken = units_of(w->body_announced);
+    double n = BT_MAX((double)w->generations, units_of(w->body_bytes)),
+           tokens = (double)w->prompt_tokens;
+    if (never(e, "requests (each choice of each prompt is one)", &t->requests, FRONT_N_MAX, n,
+              "rps") ||
+        never(e, "prompt tokens", &t->tokens, (double)w->context, tokens, "tokens_per_s")) {
+        return false;
     }
-    if (what == NULL) {
-        return true;
+    if (most > 0 && (double)w->generations > most) {
+        return front_fail(e, 400, NULL, "exceeds_key_limit",
+                          "this request asks for %llu generations; with concurrency=%g this API "
+                          "key may have as many at once; send smaller requests",
+                          (unsigned long long)w->generations, most);
     }
-    uint32_t s = wait_ms > 1e9 ? 1000000 : (uint32_t)(wait_ms / 1e3) + 1;
-    *e = (struct front_error){.retry_after_s = s};
-    return front_fail(e, 429, NULL, "rate_limit_exceeded",
-                      "this API key's limit of %s a second is reached; there is room in %u s", what,
-                      s);
+    if (most > 0 && (double)(t->in_flight + w->generations) > most) {
+        return wait_for(e, "generations in flight (concurrency=)", most, 0);
+    }
+    /* What the body took comes back first: a request that needs a full bucket must find one. */
+    bt_sched_bucket_charge(&t->requests, now_ms, -taken);
+    if (!bt_sched_bucket_take(&t->requests, now_ms, n, &wait_ms)) {
+        bt_sched_bucket_charge(&t->requests, now_ms, taken); /* the body was read */
+        return wait_for(e, "requests a second (rps=; each choice of each prompt is one)",
+                        t->terms.requests_per_s, wait_ms + 1e3 * taken / t->requests.per_s);
+    }
+    if (!bt_sched_bucket_take(&t->tokens, now_ms, tokens, &wait_ms)) {
+        bt_sched_bucket_charge(&t->requests, now_ms, taken - n); /* nothing else is done for it */
+        return wait_for(e, "tokens a second (tokens_per_s=)", t->terms.tokens_per_s, wait_ms);
+    }
+    t->in_flight += w->generations;
+    return true;
+}
+
+void front_keys_counted(struct front_keys *k, const char *tenant, const struct front_work *w)
+{
+    struct tenant *t = find(k, tenant);
+    double now_ms = (double)bt_mono_ns() / 1e6;
+    if (t != NULL) {
+        bt_sched_bucket_charge(&t->requests, now_ms,
+                               units_of(w->body_bytes) - units_of(w->body_announced));
+        bt_sched_bucket_charge(&t->tokens, now_ms, (double)w->prompt_tokens);
+    }
+}
+
+void front_keys_end(struct front_keys *k, const char *tenant, uint64_t generations)
+{
+    struct tenant *t = find(k, tenant);
+    if (t != NULL) {
+        BT_ASSERT(t->in_flight >= generations);
+        t->in_flight -= generations;
+    }
 }
 
 void front_keys_charge(struct front_keys *k, const char *tenant, uint64_t tokens)

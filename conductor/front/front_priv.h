@@ -13,6 +13,7 @@ struct front_keys; /* API keys, hashed */
 
 struct front_key_terms {                 /* what stands behind a key in its file */
     double requests_per_s, tokens_per_s; /* 0: no limit */
+    double concurrency;                  /* generations in flight; 0: no limit */
     double weight;                       /* share against other tenants; 0: 1 */
     int32_t priority;                    /* the best that its requests may have */
     double slo_ttft_ms, slo_tbt_ms;      /* 0: the configuration's */
@@ -31,10 +32,23 @@ const char *front_keys_tenant(const struct front_keys *k, const char *name);
 uint64_t front_keys_owner(const struct front_keys *k, const char *tenant);
 /* The terms of a tenant that front_keys_check has named; NULL for NULL. */
 const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant);
-/* May the tenant have another request of so many prompt tokens (all its prompts)? False: e is a 429
- * that says when. tenant NULL: yes. */
-bool front_keys_admit(struct front_keys *k, const char *tenant, uint64_t prompt_tokens,
+/* May the tenant send a body of so many bytes (0: not known)? Then what reading it counts is taken.
+ * generates: not if all of its concurrency is in use. False: e is a 429 that says when, or a 400 if
+ * it never may. tenant NULL: yes. */
+bool front_keys_admit_body(struct front_keys *k, const char *tenant, uint64_t bytes, bool generates,
+                           struct front_error *e);
+struct front_work {                      /* what a request turned out to be */
+    uint64_t body_bytes, body_announced; /* announced: as front_keys_admit_body was told */
+    uint64_t generations, prompt_tokens; /* choices of all prompts */
+    uint64_t context;                    /* tokens that one prompt may have */
+};
+/* May it have this request, whose body was admitted? Then its generations are in flight until
+ * front_keys_end. False: as above. */
+bool front_keys_admit(struct front_keys *k, const char *tenant, const struct front_work *w,
                       struct front_error *e);
+/* A text was read and its tokens counted, and nothing generated. */
+void front_keys_counted(struct front_keys *k, const char *tenant, const struct front_work *w);
+void front_keys_end(struct front_keys *k, const char *tenant, uint64_t generations);
 /* Tokens were generated for it. */
 void front_keys_charge(struct front_keys *k, const char *tenant, uint64_t tokens);
 

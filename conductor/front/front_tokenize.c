@@ -26,6 +26,7 @@ static void run_tokenize(const struct front_model *m, struct front_job *j)
     struct bt_buf *out = &j->out;
     bool strings = false;
     j->ok = front_parse_tokenize(m, j->body, j->len, &ids, &strings, &j->e);
+    j->n_tokens = ids.n;
     if (j->ok) {
         bt_buf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.n,
                       m->max_model_len);
@@ -50,6 +51,7 @@ static void run_detokenize(const struct front_model *m, struct front_job *j)
     struct bt_buf text;
     bt_buf_init(&text);
     j->ok = front_parse_detokenize(m, j->body, j->len, &ids, &j->e);
+    j->n_tokens = ids.n;
     if (j->ok && bt_tokenizer_decode(m->tok, ids.ids, ids.n, false, &text) != BT_OK) {
         j->ok = front_fail(&j->e, 400, "tokens", "invalid_value",
                            "'tokens' has an id that the tokenizer does not know");
@@ -65,6 +67,9 @@ static void run_detokenize(const struct front_model *m, struct front_job *j)
 
 static void done(struct front_job *j)
 {
+    struct front_work w = front_work_of(j);
+    w.prompt_tokens = j->n_tokens;
+    front_keys_counted(j->f->keys, j->tenant, &w);
     front_respond(j->f, j->req, 200, FRONT_JSON_TYPE, &j->out);
 }
 
