@@ -96,8 +96,9 @@ static const struct bt_conf_row rows[] = {
      .def = "1024",
      .min = 0,
      .max = 1000000,
-     .doc = "Requests that may wait for one of conductor.max_running, or for room where pages or "
-            "slots have run out; more get 429."},
+     .doc = "Requests (each prompt is one) that may wait for one of conductor.max_running, or for "
+            "room where pages or slots have run out; more get 429. One tenant of "
+            "conductor.api_keys_file may have half of them, and not the last eighth."},
     {.key = "conductor.max_replans",
      .type = BT_CONF_INT,
      .offset = ROW(max_replans),

@@ -432,6 +432,17 @@ static bool fits(struct bt_front *f, const struct front_generation *gen, uint64_
     return front_room_fits(&f->room, tenant, bytes, e);
 }
 
+/* More prompts than can ever run and wait at once? */
+static bool places(const struct bt_front *f, const struct front_job *j, struct front_error *e)
+{
+    uint32_t most = bt_requests_prompts_max(f->rs, j->tenant != NULL);
+    return j->gen.prompts.n <= most ||
+           front_fail(e, 400, "prompt", "invalid_value",
+                      "'prompt' has %u prompts; at most %u %s can run and wait here at once "
+                      "(conductor.max_running, conductor.max_waiting)",
+                      j->gen.prompts.n, most, j->tenant != NULL ? "of one API key" : "requests");
+}
+
 static struct front_gen *gen_create(struct front_job *j, const struct front_wishes *w)
 {
     struct bt_front *f = j->f;
@@ -474,7 +485,7 @@ static void on_parsed(struct front_job *j)
     for (uint32_t i = 0; i < j->gen.prompts.n; i++) {
         work.prompt_tokens += j->gen.specs[i].prompt.n;
     }
-    if (!front_wishes_read(j->req, &w, &j->e) ||
+    if (!front_wishes_read(j->req, &w, &j->e) || !places(f, j, &j->e) ||
         !fits(f, &j->gen, tenant, work.prompt_tokens, &bytes, &j->e) ||
         !front_keys_admit(f->keys, j->tenant, &work, &j->e)) {
         front_respond_error(f, j->req, &j->e);
@@ -506,6 +517,7 @@ static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char 
     }
     take_terms(&s, front_keys_terms(f->keys, tenant), &w);
     struct bt_gen_terms t = {.received_ns = bt_http_received_ns(req),
+                             .tenant = tenant,
                              .knows_priority = w.has_priority || len == 0 ||
                                                memmem(body, len, "\"priority\"", 10) == NULL,
                              .priority = s.priority,

@@ -10,6 +10,7 @@
  * has its slots the next one is tried. So a full cluster sees one reservation at a time, whatever
  * the length of the queue. Loop thread. */
 #include <math.h>
+#include <string.h>
 
 #include "conductor/request/request_priv.h"
 
@@ -24,7 +25,8 @@ static struct bt_lane *queued_of(struct bt_list *l)
     return BT_CONTAINER_OF(l, struct bt_lane, queue);
 }
 
-const char bt_queue_full_text[] = "too many requests are waiting already (conductor.max_waiting)";
+const char bt_queue_full_text[] =
+    "too many requests are waiting already, in all or of this API key (conductor.max_waiting)";
 
 static void refuse(struct bt_request *r)
 {
@@ -106,8 +108,8 @@ static struct bt_sched_turn turn_of(const struct bt_lane *k)
 }
 
 /* Whose turn it is among those who wait for a place or for room, or (last) who would be the last.
- */
-static struct bt_lane *pick(struct bt_list *queue, bool last)
+ * of: among those of its tenant; NULL: among all. */
+static struct bt_lane *pick(struct bt_list *queue, bool last, const struct bt_request *of)
 {
     struct bt_lane *best = NULL;
     struct bt_sched_turn best_turn = {0};
@@ -117,7 +119,8 @@ static struct bt_lane *pick(struct bt_list *queue, bool last)
         struct bt_sched_turn t = turn_of(k);
         bool better = best != NULL && (last ? bt_sched_turn_before(&best_turn, &t)
                                             : bt_sched_turn_before(&t, &best_turn));
-        if (k->r->refuse < 0 && (best == NULL || better)) {
+        bool meant = k->r->refuse < 0 && (of == NULL || k->r->tenant == of->tenant);
+        if (meant && (best == NULL || better)) {
             best = k;
             best_turn = t;
         }
@@ -125,10 +128,50 @@ static struct bt_lane *pick(struct bt_list *queue, bool last)
     return best;
 }
 
-/* The queue is full: one of a lower class gives its place in it to r. */
-static bool displace(const struct bt_request *r)
+static uint32_t count_of(const struct bt_list *list, uint64_t tenant)
 {
-    struct bt_lane *k = pick(&r->rs->waiting, true);
+    uint32_t n = 0;
+    const struct bt_list *l;
+    bt_list_for_each (l, list) {
+        n += BT_CONTAINER_OF(l, struct bt_lane, queue)->r->tenant == tenant;
+    }
+    return n;
+}
+
+uint32_t bt_requests_queued(const struct bt_requests *rs)
+{
+    return rs->n_waiting + rs->n_starved + (rs->probe != NULL);
+}
+
+/* A tenant has at most half of the waiting places, and the last eighth is for tenants that have
+ * none: so nobody, and no few together, can take the queue from all others. */
+static uint32_t share_of(const struct bt_requests *rs)
+{
+    return (rs->conf.max_waiting + 1) / 2;
+}
+
+bool bt_requests_share_taken(const struct bt_requests *rs, const char *tenant)
+{
+    if (tenant == NULL) {
+        return false; /* without API keys all clients are one */
+    }
+    uint64_t id = bt_hash64(tenant, strlen(tenant), 0);
+    uint32_t own = count_of(&rs->waiting, id) + count_of(&rs->starved, id);
+    uint32_t queued = bt_requests_queued(rs), most = rs->conf.max_waiting;
+    bool last = queued >= most - most / 8 && queued < most; /* full: classes decide */
+    return own >= share_of(rs) || (own > 0 && last);
+}
+
+uint32_t bt_requests_prompts_max(const struct bt_requests *rs, bool has_tenant)
+{
+    return rs->conf.max_running + (has_tenant ? share_of(rs) : rs->conf.max_waiting);
+}
+
+/* There is no place in the queue for r: one of a lower class (of its own tenant, if that has its
+ * share) gives it its place. */
+static bool displace(const struct bt_request *r, bool own)
+{
+    struct bt_lane *k = pick(&r->rs->waiting, true, own ? r : NULL);
     if (k == NULL || k->r->spec.priority <= r->spec.priority) {
         return false;
     }
@@ -140,11 +183,12 @@ void bt_requests_enter(struct bt_lane *k)
 {
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
-    uint32_t queued = rs->n_waiting + rs->n_starved + (rs->probe != NULL);
     bool at_once = bt_requests_at_once(rs, r->spec.priority);
+    bool share = !at_once && bt_requests_share_taken(rs, r->spec.tenant);
+    bool full = !at_once && (share || bt_requests_queued(rs) >= rs->conf.max_waiting);
     if (rs->draining) {
         r->refuse = REJECT_DRAINING;
-    } else if (r->refuse < 0 && !at_once && queued >= rs->conf.max_waiting && !displace(r)) {
+    } else if (r->refuse < 0 && full && !displace(r, share)) {
         r->refuse = REJECT_QUEUE_FULL;
     } else if (r->refuse < 0 && !at_once && too_late(k)) {
         r->refuse = REJECT_OVERLOADED;
@@ -271,7 +315,7 @@ static void try_probe(struct bt_requests *rs, uint64_t now_ns)
 {
     struct bt_lane *k = NULL;
     if (rs->probe == NULL && now_ns >= rs->probe_at_ns) {
-        k = pick(&rs->starved, false);
+        k = pick(&rs->starved, false, NULL);
     }
     if (k == NULL) {
         return;
@@ -329,7 +373,7 @@ static void pump(void *arg)
         }
     }
     struct bt_lane *next;
-    while ((next = pick(&rs->waiting, false)) != NULL &&
+    while ((next = pick(&rs->waiting, false, NULL)) != NULL &&
            rs->n_active < places_for(rs, next->r->spec.priority)) {
         struct bt_lane_input in = {.now_ns = bt_mono_ns()};
         bt_lane_event(next, EV_ADMIT, &in);

@@ -2,20 +2,23 @@
  * parsing and tokenizing what is refused anyway would take the time that the others need. Loop
  * thread. */
 #include <stdio.h>
+#include <string.h>
 
 #include "conductor/request/request_priv.h"
 
-/* The queue is full, and nobody of a lower class is in it. */
-static bool full(struct bt_requests *rs, int32_t priority)
+/* The queue is full, or the tenant has its share of it, and nobody of a lower class is in it. */
+static bool full(struct bt_requests *rs, int32_t priority, const char *tenant)
 {
-    uint32_t queued = rs->n_waiting + rs->n_starved + (rs->probe != NULL);
-    if (queued < rs->conf.max_waiting || bt_requests_at_once(rs, priority)) {
+    bool share = bt_requests_share_taken(rs, tenant);
+    if ((!share && bt_requests_queued(rs) < rs->conf.max_waiting) ||
+        bt_requests_at_once(rs, priority)) {
         return false;
     }
+    uint64_t id = share ? bt_hash64(tenant, strlen(tenant), 0) : 0;
     struct bt_list *l;
     bt_list_for_each (l, &rs->waiting) {
         const struct bt_lane *k = BT_CONTAINER_OF(l, struct bt_lane, queue);
-        if (k->r->refuse < 0 && k->r->spec.priority > priority) {
+        if (k->r->refuse < 0 && k->r->spec.priority > priority && (!share || k->r->tenant == id)) {
             return false;
         }
     }
@@ -76,7 +79,7 @@ bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t,
                            size_t cap, uint32_t *retry_after_s_p)
 {
     struct bt_sched_reject rej;
-    if (t->knows_priority && full(rs, t->priority)) {
+    if (t->knows_priority && full(rs, t->priority, t->tenant)) {
         snprintf(why, cap, "%s", bt_queue_full_text);
         *retry_after_s_p = bt_requests_retry_after_s(rs);
         bt_metric_add(rs->m.rejected[REJECT_QUEUE_FULL], 1);

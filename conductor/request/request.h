@@ -104,6 +104,7 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
                                     const struct bt_gen_ops *ops, void *arg);
 struct bt_gen_terms { /* of a request that is not read yet */
     uint64_t received_ns;
+    const char *tenant;  /* NULL: none */
     bool knows_priority; /* else its body may say one */
     int32_t priority;
     double slo_ttft_ms, slo_tbt_ms; /* 0: the configured ones */
@@ -114,6 +115,9 @@ struct bt_gen_terms { /* of a request that is not read yet */
  * as refused. */
 bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t, char *why,
                            size_t cap, uint32_t *retry_after_s_p);
+/* So many requests of one tenant (or without tenants) can be there at once; of more some are always
+ * refused. */
+uint32_t bt_requests_prompts_max(const struct bt_requests *rs, bool has_tenant);
 /* What is known so far: the plan before the first delta, the rest with on_done. */
 const struct bt_gen_usage *bt_request_usage(const struct bt_request *r);
 /* The client went away: everything of the request is freed; no callback comes any more. */

@@ -416,6 +416,10 @@ void bt_requests_room(struct bt_requests *rs);
 /* Takes a place among the running, or gives it back. */
 void bt_requests_count(struct bt_request *r);
 void bt_requests_uncount(struct bt_request *r);
+/* Who waits for a place or for room. */
+uint32_t bt_requests_queued(const struct bt_requests *rs);
+/* Has the tenant (NULL: none) as many of the waiting places as one may have? */
+bool bt_requests_share_taken(const struct bt_requests *rs, const char *tenant);
 /* Would a new request of this class have a place at once, and be planned without waiting for room?
  */
 bool bt_requests_at_once(const struct bt_requests *rs, int32_t priority);

@@ -123,6 +123,14 @@ bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t,
     return true;
 }
 
+static uint32_t prompts_max = UINT32_MAX;
+
+uint32_t bt_requests_prompts_max(const struct bt_requests *rs, bool has_tenant)
+{
+    (void)rs;
+    return has_tenant ? prompts_max : UINT32_MAX;
+}
+
 bool bt_requests_serving(const struct bt_requests *rs, const char **why_p)
 {
     (void)rs;

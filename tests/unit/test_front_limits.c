@@ -222,6 +222,20 @@ static void test_concurrency(void **state)
     leave(b, 1);
 }
 
+/* More prompts than there are places: waiting would not help. */
+static void test_more_prompts_than_places(void **state)
+{
+    (void)state;
+    prompts_max = 3;
+    assert_int_equal(begin_as(FEW, "{\"prompt\":[[1],[2],[3],[4]]}", 4), -1);
+    assert_int_equal(ans.status, 400);
+    assert_non_null(strstr(ans.body, "conductor.max_waiting"));
+    int fd = begin_as(FEW, "{\"prompt\":[[1],[2],[3]]}", 3);
+    assert_true(fd >= 0);
+    leave(fd, 3);
+    prompts_max = UINT32_MAX;
+}
+
 /* What was generated counts also if the client leaves before the end. */
 static void test_tokens_of_one_that_leaves(void **state)
 {
@@ -255,6 +269,7 @@ int main(void)
         T(test_tokenize_has_the_same_limits, setup_limits),
         T(test_body_is_work, setup_limits),
         T(test_concurrency, setup_limits),
+        T(test_more_prompts_than_places, setup_limits),
         T(test_tokens_of_one_that_leaves, setup_limits),
         cmocka_unit_test_setup_teardown(test_without_keys, setup, teardown),
     };

@@ -588,6 +588,52 @@ static void test_late_is_not_never(void **state)
     }
 }
 
+/* One tenant has half of the waiting places and not the last eighth: others find some. */
+static void test_shares_of_the_queue(void **state)
+{
+    (void)state;
+    enum { N = 22 };
+    struct pair x;
+    fixture_init(&x.f);
+    x.f.rc.max_running = 1;
+    x.f.rc.max_waiting = 16;
+    pair_start(&x);
+    struct client c[N] = {0};
+    /* a's first runs, 8 wait, two are refused; b has 6 more, up to the last eighth, and two are
+     * refused; c and d have one each there, and c's second is refused. */
+    static const char owner[N + 1] = "aaaaaaaaaaabbbbbbbbccd";
+    static const char refused[N + 1] = ".........xx......xx.x.";
+    for (uint32_t i = 0; i < N; i++) {
+        char tenant[2] = {owner[i], '\0'};
+        struct bt_gen_spec s = spec_of(40, 1);
+        s.tenant = bt_strdup(tenant);
+        client_start(&x.f, &c[i], &s);
+        if (i == 0) {
+            until(&x.f, placed(&x));
+        }
+        until(&x.f, refused[i] != 'x' || c[i].errors == 1);
+    }
+    struct bt_gen_terms t = {
+        .received_ns = bt_mono_ns(), .knows_priority = true, .tenant = "a", .priority = 0};
+    char why[192] = "";
+    uint32_t after = 0;
+    assert_true(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    assert_non_null(strstr(why, "of this API key (conductor.max_waiting)"));
+    assert_int_equal(bt_requests_prompts_max(x.f.rs, true), 1 + 8);
+    assert_int_equal(bt_requests_prompts_max(x.f.rs, false), 1 + 16);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(c[i].errors, refused[i] == 'x');
+        if (refused[i] == 'x') {
+            assert_int_equal(c[i].http, 429);
+            assert_true(c[i].retry_after_s >= 1);
+        } else {
+            bt_request_cancel(c[i].r);
+        }
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* A queue that is full turns away by class, before anything is read. */
 static void test_a_full_queue_turns_away(void **state)
 {
@@ -642,6 +688,7 @@ int main(void)
         cmocka_unit_test(test_lower_classes_are_not_waited_for),
         cmocka_unit_test(test_refused_ones_are_no_progress),
         cmocka_unit_test(test_late_is_not_never),
+        cmocka_unit_test(test_shares_of_the_queue),
         cmocka_unit_test(test_a_full_queue_turns_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
