@@ -1,14 +1,21 @@
 /* JSON in and out of the front. Pure. */
 #include "conductor/front/front_json.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A body of 4 MiB could hold millions of empty containers, ~100 bytes of memory each. */
 #define CONTAINERS_MAX 65536
 #define WHOLE_MAX      9007199254740992.0 /* beyond 2^53 a double is not exact */
+
+#define INT64_DIGITS      19      /* with fewer digits every integer fits */
+#define SHORTEST_OVERFLOW 5       /* 9e308 */
+#define HUGE_TEXT         "1e308" /* no longer than what it replaces */
+#define HUGE_MIN          9223372036854775808.0
 
 bool front_fail(struct front_error *e, int http, const char *param, const char *code,
                 const char *fmt, ...)
@@ -61,6 +68,117 @@ static size_t count_containers(const char *s, size_t len)
     return n;
 }
 
+/* ---- numbers that jansson does not take ----
+ * Integers beyond 64 bits and reals beyond doubles are valid JSON, and jansson refuses the whole
+ * text for one. They are replaced by a real of the same length that is out of every field's range.
+ */
+
+static size_t digits_at(const char *s, size_t len)
+{
+    size_t n = 0;
+    while (n < len && s[n] >= '0' && s[n] <= '9') {
+        n++;
+    }
+    return n;
+}
+
+struct number {              /* of the JSON grammar, at its first character */
+    size_t len, sign, whole; /* bytes; whole: digits before a point or exponent */
+    bool real;
+};
+
+/* False: no number of the grammar; jansson says what is wrong with it. */
+static bool read_number(const char *s, size_t len, struct number *x)
+{
+    size_t at = len > 0 && s[0] == '-', n;
+    *x = (struct number){.sign = at, .whole = digits_at(s + at, len - at)};
+    if (x->whole == 0 || (s[at] == '0' && x->whole > 1)) {
+        return false;
+    }
+    at += x->whole;
+    if (at < len && s[at] == '.') {
+        n = digits_at(s + at + 1, len - at - 1);
+        if (n == 0) {
+            return false;
+        }
+        at += 1 + n;
+        x->real = true;
+    }
+    if (at < len && (s[at] | 0x20) == 'e') {
+        size_t sign = at + 1 < len && (s[at + 1] == '+' || s[at + 1] == '-');
+        n = digits_at(s + at + 1 + sign, len - at - 1 - sign);
+        if (n == 0) {
+            return false;
+        }
+        at += 1 + sign + n;
+        x->real = true;
+    }
+    x->len = at;
+    return true;
+}
+
+static bool fits(const char *s, const struct number *x)
+{
+    char text[32];
+    if (!x->real && x->whole < INT64_DIGITS) {
+        return true;
+    }
+    if (!x->real && x->whole == INT64_DIGITS) {
+        memcpy(text, s, x->len);
+        text[x->len] = '\0';
+        errno = 0;
+        (void)strtoll(text, NULL, 10);
+        return errno == 0;
+    }
+    if (!x->real) {
+        return false;
+    }
+    if (x->len < SHORTEST_OVERFLOW) {
+        return true;
+    }
+    char *copy = bt_malloc(x->len + 1);
+    memcpy(copy, s, x->len);
+    copy[x->len] = '\0';
+    bool finite = isfinite(strtod(copy, NULL));
+    free(copy);
+    return finite;
+}
+
+/* A text of the same length without such numbers; NULL: there are none. */
+static char *tame_numbers(const char *s, size_t len)
+{
+    char *copy = NULL, huge[8];
+    bool in_string = false;
+    struct number x;
+    for (size_t i = 0; i < len; i++) {
+        if (s[i] == '"') {
+            in_string = !in_string;
+        } else if (s[i] == '\\') {
+            i++;
+        } else if (!in_string && (s[i] == '-' || (s[i] >= '0' && s[i] <= '9'))) {
+            if (!read_number(s + i, len - i, &x)) {
+                return copy;
+            }
+            if (!fits(s + i, &x)) {
+                if (copy == NULL) {
+                    copy = bt_malloc(len);
+                    memcpy(copy, s, len);
+                }
+                int n = snprintf(huge, sizeof(huge), "%s%s", x.sign != 0 ? "-" : "", HUGE_TEXT);
+                memset(copy + i, ' ', x.len);
+                memcpy(copy + i, huge, (size_t)n);
+            }
+            i += x.len - 1;
+        }
+    }
+    return copy;
+}
+
+bool front_is_huge(const json_t *v)
+{
+    return json_is_real(v) && fabs(json_real_value(v)) >= HUGE_MIN;
+}
+
 json_t *front_json_parse(const void *body, size_t len, struct front_error *e)
 {
     json_error_t je;
@@ -74,7 +192,10 @@ json_t *front_json_parse(const void *body, size_t len, struct front_error *e)
         return NULL;
     }
     /* NUL is a character of text like any other; what is no text refuses it (front_get_str). */
-    json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+    char *tamed = tame_numbers(body, len);
+    json_t *root =
+        json_loadb(tamed != NULL ? tamed : body, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+    free(tamed);
     if (root == NULL) {
         front_fail(e, 400, NULL, "invalid_json",
                    "the body is not valid JSON: line %d, column %d: %s", je.line, je.column,
@@ -124,6 +245,11 @@ bool front_get_int(const json_t *root, const char *key, int64_t min, int64_t max
     const json_t *v = json_object_get(root, key);
     double real = json_is_real(v) ? json_real_value(v) : 0.5;
     bool whole = real == floor(real) && fabs(real) <= WHOLE_MAX; /* 16.0 is an integer */
+    if (front_is_huge(v)) {
+        return front_fail(e, 400, key, "invalid_value",
+                          "'%s' is a number beyond 64 bits; allowed: %lld to %lld", key,
+                          (long long)min, (long long)max);
+    }
     if (!json_is_integer(v) && !whole) {
         return wrong_type(e, key, "an integer");
     }
@@ -147,6 +273,10 @@ bool front_get_num(const json_t *root, const char *key, double min, bool min_ope
         return wrong_type(e, key, "a number");
     }
     double n = json_number_value(v);
+    if (front_is_huge(v)) { /* perhaps not the client's number any more: not told back */
+        return front_fail(e, 400, key, "invalid_value", "'%s' is out of range; allowed: %s%g to %g",
+                          key, min_open ? "above " : "", min, max);
+    }
     if (!(n >= min && n <= max) || (min_open && n <= min)) {
         return front_fail(e, 400, key, "invalid_value", "'%s' is %g; allowed: %s%g to %g", key, n,
                           min_open ? "above " : "", min, max);

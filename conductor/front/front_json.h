@@ -23,7 +23,8 @@ bool front_fail(struct front_error *e, int http, const char *param, const char *
 /* {"error":{"message","type","param","code"}} */
 void front_error_json(const struct front_error *e, struct bt_buf *out);
 
-/* Parses a body: an object, UTF-8, no duplicate keys, bounded depth and size. NULL with e set. */
+/* Parses a body: an object, UTF-8, no duplicate keys, bounded depth and size. NULL with e set.
+ * Numbers that no integer of 64 bits or double holds become reals of 1e308. */
 json_t *front_json_parse(const void *body, size_t len, struct front_error *e);
 
 /* Readers: a member that is absent or null leaves *v_p as it was (the default). False: wrong type
@@ -35,6 +36,8 @@ bool front_get_num(const json_t *root, const char *key, double min, bool min_ope
                    float *v_p, struct front_error *e);
 bool front_get_bool(const json_t *root, const char *key, bool *v_p, struct front_error *e);
 bool front_get_str(const json_t *root, const char *key, const char **v_p, struct front_error *e);
+/* Is it a number beyond 64 bits? */
+bool front_is_huge(const json_t *v);
 /* Is there such a member, and is it not null? */
 bool front_has(const json_t *root, const char *key);
 

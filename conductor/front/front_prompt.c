@@ -24,6 +24,12 @@ bool front_take_ids(const struct front_model *m, const char *key, const json_t *
 {
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);
+        if (front_is_huge(v)) {
+            return front_fail(e, 400, key, "invalid_value",
+                              "'%s[%zu]' is a number beyond 64 bits; token ids of this model are 0 "
+                              "to %u",
+                              key, i, m->config->vocab - 1);
+        }
         if (!json_is_integer(v)) {
             return front_fail(e, 400, key, "invalid_type", "'%s[%zu]' must be a token id", key, i);
         }

@@ -22,7 +22,7 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"\xff\"}", 400, NULL},
     {COMPLETION, "{\"prompt\":\"\\ud800\"}", 400, NULL},
     {COMPLETION, "{\"prompt\":\"a\",\"temperature\":NaN}", 400, NULL},
-    {COMPLETION, "{\"prompt\":\"a\",\"temperature\":1e999}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"temperature\":1e999}", 400, "temperature"},
     {COMPLETION, "{\"prompt\":\"a\"} x", 400, NULL},
     {COMPLETION, "{\"prompt\":\"a\",}", 400, NULL},
     {COMPLETION, "{\"prompt\":\"a\",\"\\u0000\":1}", 400, NULL},
@@ -93,7 +93,7 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"a\",\"frequency_penalty\":3}", 400, "frequency_penalty"},
     {COMPLETION, "{\"prompt\":\"a\",\"presence_penalty\":-3}", 400, "presence_penalty"},
     {COMPLETION, "{\"prompt\":\"a\",\"seed\":1.5}", 400, "seed"},
-    {COMPLETION, "{\"prompt\":\"a\",\"seed\":99999999999999999999}", 400, NULL},
+    {COMPLETION, "{\"prompt\":\"a\",\"seed\":99999999999999999999}", 400, "seed"},
     {COMPLETION, "{\"prompt\":\"a\",\"stop\":\"\"}", 400, "stop"},
     {COMPLETION, "{\"prompt\":\"a\",\"stop\":[\"a\",\"\"]}", 400, "stop"},
     {COMPLETION, "{\"prompt\":\"a\",\"stop\":[1]}", 400, "stop"},
@@ -697,6 +697,64 @@ static void test_bad_key_files(void **state)
     assert_non_null(strstr(err, taken));
 }
 
+/* Valid JSON has numbers of any size: they are ignored where nobody reads them, and name their
+ * field where somebody does. */
+static void test_huge_numbers(void **state)
+{
+    (void)state;
+    static const char *const taken[] = {
+        "\"user\":{\"id\":123456789012345678901234567890}",
+        "\"user\":[-9223372036854775809,18446744073709551616,1e400,-9E+999,9e308]",
+        "\"metadata\":{\"\\\"1\":\"\\\\\",\"x\":99999999999999999999}",
+        "\"seed\":9223372036854775807",
+        "\"seed\":-9223372036854775808",
+        "\"user\":\"99999999999999999999999 1e999\""};
+    for (size_t i = 0; i < BT_ARRAY_LEN(taken); i++) {
+        char body[256];
+        snprintf(body, sizeof(body), "{\"prompt\":\"a\",%s}", taken[i]);
+        int fd = begin(COMPLETION, body);
+        if (i == 3 || i == 4) {
+            assert_true(now->spec.sampling.seed == (i == 3 ? INT64_MAX : (uint64_t)INT64_MIN));
+        }
+        close(fd);
+        WAIT_FOR(n_cancelled == (int)i + 1);
+    }
+    static const struct {
+        const char *member, *says;
+    } known[] = {
+        {"\"seed\":9223372036854775808",
+         "'seed' is a number beyond 64 bits; allowed: -9223372036854775808 to 9223372036854775807"},
+        {"\"seed\":-99999999999999999999", "'seed' is a number beyond 64 bits"},
+        {"\"max_tokens\":123456789012345678901234567890", "allowed: 1 to 2147483647"},
+        {"\"n\":1e400", "'n' is a number beyond 64 bits; allowed: 1 to 16"},
+        {"\"temperature\":99999999999999999999",
+         "'temperature' is out of range; allowed: 0 to 100"},
+        {"\"stop_token_ids\":[99999999999999999999]", "token ids of this model are 0 to"},
+        {"\"logit_bias\":{\"5\":99999999999999999999}", "values -100 to 100"},
+        {"\"stream\":99999999999999999999", "'stream' must be true or false"},
+        /* no numbers at all */
+        {"\"user\":00000000000000000000001", "not valid JSON"},
+        {"\"user\":99999999999999999999.", "not valid JSON"},
+        {"\"user\":99999999999999999999e", "not valid JSON"},
+        {"\"user\":-", "not valid JSON"},
+        {"\"user\":--99999999999999999999", "not valid JSON"},
+        {"\"user\":9999999999999999999999x", "not valid JSON"},
+        {"\"user\":99999999999999999999 99999999999999999999", "not valid JSON"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(known); i++) {
+        char body[256];
+        snprintf(body, sizeof(body), "{\"prompt\":\"a\",%s}", known[i].member);
+        receive(post(COMPLETION, body));
+        assert_int_equal(ans.status, 400);
+        if (strstr(ans.body, known[i].says) == NULL) {
+            fail_msg("%s: %s", known[i].member, ans.body);
+        }
+    }
+    receive(post("/detokenize", "{\"tokens\":[1,99999999999999999999]}"));
+    assert_int_equal(ans.status, 400);
+    assert_non_null(strstr(ans.body, "'tokens[1]' is a number beyond 64 bits"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -704,6 +762,7 @@ int main(void)
         T(test_bad_bodies),
         T(test_monstrous_bodies),
         T(test_unusual_but_right),
+        T(test_huge_numbers),
         cmocka_unit_test_setup_teardown(test_sampling_defaults, setup_defaults, teardown),
         T(test_routes),
         T(test_small_routes),
