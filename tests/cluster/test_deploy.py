@@ -90,6 +90,20 @@ def test_the_common_rules_reach_every_service(installed):
             assert rule + "=" not in text + common
 
 
+def test_every_service_has_a_memory_limit(installed):
+    for path in glob.glob(os.path.join(installed, "lib/systemd/system/*.service")):
+        with open(path) as f:
+            limits = re.findall(r"^MemoryMax=(\S+)$", f.read(), re.M)
+        assert len(limits) == 1, path
+        if path.endswith("baton-conductor.service"):  # above what its own limits hold, at their defaults
+            p = subprocess.run([os.path.join(BUILD, "bin", "baton-conductor"), "--print-example"],
+                               stdout=subprocess.PIPE, timeout=60)
+            total = re.search(r"body_total: *(\d+)MiB", p.stdout.decode())
+            assert int(limits[0].removesuffix("G")) * 1024 >= 16 * int(total[1])
+        else:  # a slab may have any size
+            assert limits[0].endswith("%")
+
+
 @pytest.mark.parametrize("daemon", ["conductor", "kvstore", "prefill", "decode"])
 def test_example_configuration(installed, daemon, tmp_path):
     with open(os.path.join(installed, "etc", "baton", daemon + ".yaml.example")) as f:
