@@ -80,7 +80,7 @@ struct bt_loop_tick {
  * address for addr2line -e PROGRAM. */
 void bt_loop_watch(struct bt_loop *loop, void (*fn)(void *arg, const struct bt_loop_tick *t),
                    void *arg);
-#define BT_LOOP_SLOW_NS 50000000ull
+#define BT_LOOP_SLOW_NS 20000000ull
 
 /* Work that may be long goes in slices of so much time: then it lets the loop turn. A turn may hold
  * a few of them, and shall stay below 20 ms. */

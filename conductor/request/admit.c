@@ -338,14 +338,16 @@ static void move_all(struct bt_list *to, struct bt_list *from)
 }
 
 /* One event may take any of them out of the queue: a request that fails takes all its lanes along.
- * So nobody remembers the next one; those who have had their turn stand apart until the end. */
-static void plan_all(struct bt_requests *rs, uint64_t now_ns)
+ * So nobody remembers the next one; those who have had their turn stand apart until the end. A plan
+ * takes some tens of microseconds and there may be a thousand: what is left at until_ns is planned
+ * in the next turn of the loop, first. */
+static void plan_all(struct bt_requests *rs, uint64_t now_ns, uint64_t until_ns)
 {
     struct bt_list todo, had;
     bt_list_init(&todo);
     bt_list_init(&had);
     move_all(&todo, &rs->planning);
-    while (!bt_list_empty(&todo)) {
+    while (!bt_list_empty(&todo) && bt_mono_ns() < until_ns) {
         struct bt_lane *k = queued_of(todo.next);
         bt_list_remove(&k->queue);
         bt_list_insert_tail(&had, &k->queue);
@@ -358,13 +360,17 @@ static void plan_all(struct bt_requests *rs, uint64_t now_ns)
         struct bt_lane_input in = {.now_ns = now_ns};
         bt_lane_event(k, EV_PLAN, &in);
     }
-    move_all(&had, &rs->planning); /* whoever came meanwhile, behind them */
-    move_all(&rs->planning, &had);
+    if (!bt_list_empty(&todo)) {
+        bt_requests_kick(rs);
+    }
+    move_all(&todo, &had);          /* those who have had their turn go behind those who have not */
+    move_all(&todo, &rs->planning); /* and whoever came meanwhile behind all */
+    move_all(&rs->planning, &todo);
 }
 
-static void pump(void *arg)
+/* False: there was no time for all who could have a place. */
+static bool admit_some(struct bt_requests *rs, uint64_t until_ns)
 {
-    struct bt_requests *rs = arg;
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &rs->waiting) {
         struct bt_lane *k = queued_of(l);
@@ -375,11 +381,24 @@ static void pump(void *arg)
     struct bt_lane *next;
     while ((next = pick(&rs->waiting, false, NULL)) != NULL &&
            rs->n_active < places_for(rs, next->r->spec.priority)) {
+        if (bt_mono_ns() >= until_ns) {
+            return false;
+        }
         struct bt_lane_input in = {.now_ns = bt_mono_ns()};
         bt_lane_event(next, EV_ADMIT, &in);
     }
+    return true;
+}
+
+static void pump(void *arg)
+{
+    struct bt_requests *rs = arg;
+    uint64_t from = bt_mono_ns();
+    if (!admit_some(rs, from + BT_LOOP_SLICE_NS)) {
+        bt_requests_kick(rs);
+    }
     uint64_t now = bt_mono_ns();
-    plan_all(rs, now);
+    plan_all(rs, now, now + BT_LOOP_SLICE_NS);
     try_probe(rs, now);
 }
 

@@ -13,6 +13,7 @@
 
 #define TICK_MS        50
 #define MOVES_PER_TICK 4
+#define FREE_NS        2000000ull /* of a tick: requests that are over */
 
 const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart",
                                                       "short_tail",
@@ -230,6 +231,7 @@ static void on_tick(void *arg)
     struct bt_requests *rs = arg;
     rs->moves_left = MOVES_PER_TICK;
     note_standstill(rs);
+    uint64_t until_ns = bt_mono_ns() + FREE_NS;
     struct bt_list *l, *tmp, *kl;
     bt_list_for_each_safe (l, tmp, &rs->all) {
         struct bt_request *r = request_of(l);
@@ -237,8 +239,10 @@ static void on_tick(void *arg)
         bt_list_for_each (kl, &r->lanes) { /* a lane that is over stays as long as its request */
             over = tick_lane(lane_of(kl)) && over;
         }
-        if (over && r->ops == NULL) {
+        if (over && r->ops == NULL && bt_mono_ns() < until_ns) {
             request_destroy(r);
+        } else if (over && r->ops == NULL) { /* soon: a thousand may have ended at once */
+            bt_timer_start(rs->loop, &rs->tick, 1, TICK_MS, on_tick, rs);
         }
     }
     bt_requests_rate(rs, bt_mono_ns());

@@ -671,9 +671,40 @@ static void test_a_full_queue_turns_away(void **state)
     fixture_cleanup(&x.f);
 }
 
+static uint32_t running(struct pair *x)
+{
+    struct bt_requests_stats st;
+    bt_requests_stats(x->f.rs, &st);
+    return st.running;
+}
+
+/* A hundred requests that come at once are not planned in one turn of the loop. */
+static void test_many_at_once(void **state)
+{
+    enum { MANY = 100 };
+    (void)state;
+    struct pair x;
+    static struct client c[MANY];
+    fixture_init(&x.f);
+    pair_start(&x);
+    for (int i = 0; i < MANY; i++) {
+        struct bt_gen_spec s = spec_of(1500, 1);
+        client_start(&x.f, &c[i], &s);
+    }
+    until(&x.f, running(&x) > 0);
+    assert_true(running(&x) < MANY);
+    until(&x.f, running(&x) == MANY);
+    for (int i = 0; i < MANY; i++) {
+        bt_request_cancel(c[i].r);
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_waits_for_room),
         cmocka_unit_test(test_order_and_no_herd),
         cmocka_unit_test(test_release_wakes),
