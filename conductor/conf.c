@@ -54,9 +54,11 @@ static const struct bt_conf_row rows[] = {
      .def = "512MiB",
      .min = 16 << 20,
      .max = 1ll << 40,
-     .doc = "Memory for answers until clients have read them: prompts' logprobs, generated text, "
-            "unsent output. A quarter of it is for unsent output (above it the slowest reader is "
-            "cut off); one answer (400) and all answers of one API key (503) may have a quarter."},
+     .doc =
+         "Memory for answers until clients have read them: prompts' logprobs, generated text, "
+         "unsent output. A quarter of it is for unsent output (above it the slowest reader is "
+         "cut off); of the rest one answer (400) and all answers of one API key (503) may have a "
+         "quarter."},
     {.key = "conductor.http.allowed_origins",
      .type = BT_CONF_STR,
      .offset = ROW(http_allowed_origins),

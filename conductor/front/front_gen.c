@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/map.h"
 #include "common/base/sha256.h"
 #include "common/log/log.h"
 #include "conductor/front/front_gen.h"
@@ -478,7 +477,7 @@ static void on_parsed(struct front_job *j)
     struct bt_front *f = j->f;
     struct front_wishes w;
     struct front_work work = front_work_of(j);
-    uint64_t tenant = j->tenant != NULL ? bt_hash64(j->tenant, strlen(j->tenant), 0) : 0;
+    uint64_t tenant = front_tenant_hash(j->tenant);
     size_t bytes = 0;
     work.generations = (uint64_t)j->gen.prompts.n * j->gen.opt.n;
     work.context = f->model.max_model_len;

@@ -7,6 +7,8 @@
 #include "common/log/log.h"
 #include "conductor/front/front_gen.h"
 
+#define LONG_BYTES (256 * 1024) /* such a text leaves at once */
+
 struct front_piece {
     struct bt_list link;
     bool echo;           /* an event with a prompt in it; else bytes as they are */
@@ -249,4 +251,65 @@ void front_out_abort(struct front_gen *g)
     bt_metric_add(g->f->m.gone, 1);
     bt_http_abort(g->req);
     front_gen_answered(g);
+}
+
+/* ---- long texts that are there already ---- */
+
+struct front_text {
+    struct bt_front *f;
+    struct front_hold hold;
+    struct bt_buf body;
+    size_t at;
+};
+
+static void text_free(struct front_text *t)
+{
+    front_room_give_back(&t->f->room, &t->hold);
+    bt_buf_cleanup(&t->body);
+    free(t);
+}
+
+static bt_http_pull_t pull_text(void *arg, struct bt_buf *out)
+{
+    struct front_text *t = arg;
+    size_t n = BT_MIN(t->body.len - t->at, (size_t)BT_HTTP_PIECE);
+    bt_buf_append(out, t->body.data + t->at, n);
+    t->at += n;
+    if (t->at < t->body.len) {
+        return BT_HTTP_MORE;
+    }
+    text_free(t);
+    return BT_HTTP_END;
+}
+
+static void on_text_gone(void *arg)
+{
+    struct front_text *t = arg;
+    bt_metric_add(t->f->m.gone, 1);
+    text_free(t);
+}
+
+void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                        struct bt_buf *body)
+{
+    struct front_error e = {0};
+    if (body->len <= LONG_BYTES) {
+        front_respond(f, req, 200, FRONT_JSON_TYPE, body);
+        return;
+    }
+    uint64_t hash = front_tenant_hash(tenant);
+    if (!front_room_fits(&f->room, hash, body->len, &e)) {
+        front_respond_error(f, req, &e);
+        return;
+    }
+    struct front_text *t = bt_calloc(1, sizeof(*t));
+    t->f = f;
+    t->body = *body;
+    *body = (struct bt_buf){0};
+    front_room_take(&f->room, &t->hold, hash, t->body.len);
+    front_common_headers(f, req);
+    front_count(f, 200);
+    bt_http_on_gone(req, on_text_gone, t);
+    bt_http_start(req, 200, FRONT_JSON_TYPE);
+    bt_http_pull(req, pull_text, t);
 }

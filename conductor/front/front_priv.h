@@ -85,6 +85,10 @@ struct bt_front {
 /* front.c: how every answer leaves. */
 void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
                    const struct bt_buf *body);
+/* 200 with JSON of any length: a long body is taken, counts as an answer of the tenant (which may
+ * be refused for want of room) and leaves as it is read. */
+void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                        struct bt_buf *body);
 void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e);
 /* Headers of every answer: x-request-id if the client sent a proper one, those for other origins.
  */

@@ -1,6 +1,10 @@
 /* Room for answers; see front_room.h. */
 #include "conductor/front/front_room.h"
 
+#include <string.h>
+
+#include "common/base/map.h"
+
 #define OF_ONE    4           /* one key, and one answer, may have this part of all */
 #define GROWTH    4           /* new answers leave this part to those that there are */
 #define GRANULE   (64 * 1024) /* an answer grows by so much at once: sums are rarely made */
@@ -13,6 +17,11 @@ void front_room_init(struct front_room *r, size_t max)
     bt_list_init(&r->held);
     r->max = max;
     r->used = 0;
+}
+
+uint64_t front_tenant_hash(const char *tenant)
+{
+    return tenant != NULL ? bt_hash64(tenant, strlen(tenant), 0) : 0;
 }
 
 static size_t of_tenant(const struct front_room *r, uint64_t tenant)
@@ -57,9 +66,9 @@ bool front_room_fits(const struct front_room *r, uint64_t tenant, size_t bytes,
     size_t share = r->max / OF_ONE;
     if (bytes > share) {
         return front_fail(e, 400, NULL, NULL,
-                          "the prompts of this request with their logprobs would take %.1f MiB of "
-                          "memory; one answer may have %.1f MiB, a quarter of " LIMIT_KEY
-                          ": send fewer prompts at once, or ask for fewer logprobs",
+                          "this answer would take %.1f MiB of memory, the logprobs of its prompts "
+                          "included; one answer may have %.1f MiB of " LIMIT_KEY
+                          ": send less at once, or ask for fewer logprobs",
                           (double)bytes / MIB, (double)share / MIB);
     }
     return fits(r, tenant, bytes, r->max - r->max / GROWTH, e);

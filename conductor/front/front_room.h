@@ -19,7 +19,8 @@ struct front_hold {
 };
 
 void front_room_init(struct front_room *r, size_t max);
-/* Is there room for a new answer of tenant (hash of its name; 0: no keys are asked for)? False: e
+uint64_t front_tenant_hash(const char *tenant); /* NULL, no keys are asked for: 0 */
+/* Is there room for a new answer of tenant (its hash)? False: e
  * is a 400 if it could never have so much, else a 503; both name the limit and its key. */
 bool front_room_fits(const struct front_room *r, uint64_t tenant, size_t bytes,
                      struct front_error *e);

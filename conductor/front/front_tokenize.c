@@ -70,7 +70,7 @@ static void done(struct front_job *j)
     struct front_work w = front_work_of(j);
     w.prompt_tokens = j->n_tokens;
     front_keys_counted(j->f->keys, j->tenant, &w);
-    front_respond(j->f, j->req, 200, FRONT_JSON_TYPE, &j->out);
+    front_respond_long(j->f, j->req, j->tenant, &j->out);
 }
 
 void front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)

@@ -342,12 +342,39 @@ static void test_stream_error(void **state)
     assert_int_equal(bt_front_open(front), 0);
 }
 
+/* Answers that are long texts leave in pieces as well. */
+static void test_tokenize(void **state)
+{
+    (void)state;
+    struct bt_buf b = {0};
+    bt_buf_puts(&b, "{\"return_token_strs\":true,\"prompt\":\"");
+    for (int i = 0; i < 40000; i++) {
+        bt_buf_puts(&b, "forsooth, ");
+    }
+    bt_buf_puts(&b, "\"}");
+    int leaver = post("/tokenize", b.data);
+    WAIT_FOR(held_bytes() > 256 * 1024);
+    close(leaver);
+    WAIT_FOR(held_bytes() == 0);
+    struct bt_buf all = receive_all(post("/tokenize", b.data));
+    json_t *j = parse(strstr(all.data, "\r\n\r\n") + 4);
+    size_t n = (size_t)json_integer_value(at(j, "count"));
+    assert_true(n >= 80000);
+    assert_int_equal(json_array_size(at(j, "tokens")), n);
+    assert_int_equal(json_array_size(at(j, "token_strs")), n);
+    json_decref(j);
+    bt_buf_cleanup(&all);
+    bt_buf_cleanup(&b);
+    assert_true(held_bytes() == 0);
+    assert_true(longest_ns < TICK_NS);
+}
+
 /* ---- bounds; of 16 MiB 12 are for generations, one may have 3 ---- */
 
 static void test_refused_before_any_work(void **state)
 {
     (void)state;
-    refused(3, ECHO_ALL, 400, "a quarter of conductor.http.answers_max");
+    refused(3, ECHO_ALL, 400, "conductor.http.answers_max");
     refused(40, "\"echo\":true,\"logprobs\":20,\"n\":16", 400, "at most 64 million");
     assert_int_equal(n_started, 0);
     int fds[8], n = 0;
@@ -406,6 +433,7 @@ int main(void)
         T(test_stream_echo, setup_output),
         T(test_stream_unread, setup_output),
         T(test_stream_error, setup_output),
+        T(test_tokenize, setup_output),
         T(test_refused_before_any_work, setup_small),
         T(test_growth, setup_small),
     };
