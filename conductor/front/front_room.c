@@ -5,9 +5,9 @@
 
 #include "common/base/map.h"
 
-#define OF_ONE    4           /* one key, and one answer, may have this part of all */
-#define GROWTH    4           /* new answers leave this part to those that there are */
-#define GRANULE   (64 * 1024) /* an answer grows by so much at once: sums are rarely made */
+#define OF_ONE    4 /* one key, and one answer, may have this part of all */
+#define SMALL     (256 * 1024)
+#define GRANULE   (16 * 1024) /* an answer grows by so much at once: sums are rarely made */
 #define RETRY_S   5
 #define MIB       (1024.0 * 1024.0)
 #define LIMIT_KEY "conductor.http.answers_max"
@@ -46,6 +46,14 @@ static bool busy(struct front_error *e, const char *whose, size_t limit)
         whose, (double)limit / MIB);
 }
 
+/* Of all, for an answer of so many bytes. New ones leave a quarter to those that there are, and
+ * all but the small ones an eighth to the small ones: whoever keeps much and reads slowly does not
+ * keep ordinary requests out. */
+static size_t limit_for(const struct front_room *r, size_t bytes, bool is_new)
+{
+    return bytes <= SMALL ? r->max : r->max - r->max / (is_new ? 4 : 8);
+}
+
 /* more: beyond what the tenant has now; limit: of all. */
 static bool fits(const struct front_room *r, uint64_t tenant, size_t more, size_t limit,
                  struct front_error *e)
@@ -71,7 +79,7 @@ bool front_room_fits(const struct front_room *r, uint64_t tenant, size_t bytes,
                           ": send less at once, or ask for fewer logprobs",
                           (double)bytes / MIB, (double)share / MIB);
     }
-    return fits(r, tenant, bytes, r->max - r->max / GROWTH, e);
+    return fits(r, tenant, bytes, limit_for(r, bytes, true), e);
 }
 
 void front_room_take(struct front_room *r, struct front_hold *h, uint64_t tenant, size_t bytes)
@@ -92,7 +100,7 @@ bool front_room_grow(struct front_room *r, struct front_hold *h, size_t bytes,
     if (bytes > share) {
         return busy(e, "this answer", share);
     }
-    if (!fits(r, h->tenant, more, r->max, e)) {
+    if (!fits(r, h->tenant, more, limit_for(r, bytes, false), e)) {
         return false;
     }
     h->bytes += more;

@@ -393,15 +393,17 @@ static void test_refused_before_any_work(void **state)
     assert_int_equal(ans.status, 503);
     assert_non_null(strstr(ans.head, "Retry-After: "));
     assert_non_null(strstr(ans.body, "conductor.http.answers_max"));
-    close(fds[0]); /* whoever leaves makes room */
+    close(begin("/v1/completions", "{\"prompt\":\"a\"}")); /* a small one is served still */
     WAIT_FOR(n_cancelled == 1);
+    close(fds[0]); /* whoever leaves makes room */
+    WAIT_FOR(n_cancelled == 2);
     bt_loop_poll(loop, 10);
     fds[0] = begin("/v1/completions", b.data);
     bt_buf_cleanup(&b);
     for (int i = 0; i < n; i++) {
         close(fds[i]);
     }
-    WAIT_FOR(n_cancelled == n + 1);
+    WAIT_FOR(n_cancelled == n + 2);
 }
 
 /* What is generated counts as well. */
