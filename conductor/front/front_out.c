@@ -264,6 +264,7 @@ struct front_text {
 
 static void text_free(struct front_text *t)
 {
+    t->f->n_jobs--;
     front_room_give_back(&t->f->room, &t->hold);
     bt_buf_cleanup(&t->body);
     free(t);
@@ -304,6 +305,7 @@ void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char 
     }
     struct front_text *t = bt_calloc(1, sizeof(*t));
     t->f = f;
+    f->n_jobs++;
     t->body = *body;
     *body = (struct bt_buf){0};
     front_room_take(&f->room, &t->hold, hash, t->body.len);

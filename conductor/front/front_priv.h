@@ -75,7 +75,7 @@ struct bt_front {
     struct front_room room;
     uint32_t n_gens;
     struct front_jobs *jobs; /* front_jobs.h */
-    uint32_t n_jobs;         /* bodies that its thread reads */
+    uint32_t n_jobs;         /* bodies that its thread reads, long texts that leave */
     struct bt_timer pending_timer, starting_timer, ending_timer, dead_timer;
     struct {
         struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns, *held, *unsent;

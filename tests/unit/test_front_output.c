@@ -354,6 +354,7 @@ static void test_tokenize(void **state)
     bt_buf_puts(&b, "\"}");
     int leaver = post("/tokenize", b.data);
     WAIT_FOR(held_bytes() > 256 * 1024);
+    assert_int_equal(bt_front_open(front), 1); /* a conductor that ends waits for it */
     close(leaver);
     WAIT_FOR(held_bytes() == 0);
     struct bt_buf all = receive_all(post("/tokenize", b.data));
