@@ -2,7 +2,7 @@
  * once there are more than a few. The hash has a random seed and every probe is charged, so that
  * neither many keys nor keys that collide make a lookup expensive. All memory is the render's
  * arena. */
-#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "common/base/map.h"
@@ -10,18 +10,23 @@
 
 #define SCAN_MAX 8 /* up to here comparing hashes in turn is as fast as an index */
 
-static uint64_t seed;
-static pthread_once_t seed_once = PTHREAD_ONCE_INIT;
-
-static void make_seed(void)
+/* One random seed for the process, so that a client cannot choose keys that collide. */
+static uint64_t hash_seed(void)
 {
-    bt_random(&seed, sizeof(seed));
+    static _Atomic uint64_t seed; /* 0: none yet */
+    uint64_t s = atomic_load_explicit(&seed, memory_order_relaxed);
+    if (s == 0) {
+        uint64_t fresh;
+        bt_random(&fresh, sizeof(fresh));
+        fresh |= 1;
+        s = atomic_compare_exchange_strong(&seed, &s, fresh) ? fresh : s;
+    }
+    return s;
 }
 
 static uint64_t hash_bytes(const void *p, size_t n)
 {
-    pthread_once(&seed_once, make_seed);
-    return bt_hash64(p, n, seed);
+    return bt_hash64(p, n, hash_seed());
 }
 
 static uint64_t hash_int(int64_t i)
