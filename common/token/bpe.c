@@ -163,7 +163,10 @@ static void merge_all(struct bt_bpe *b, const struct bt_vocab *v, size_t n)
     for (size_t i = 0; i + 1 < n; i++) {
         push_pair(b, v, (int32_t)i);
     }
-    while (b->heap_n > 0) {
+    for (size_t k = 1; b->heap_n > 0; k++) {
+        if (k % BT_LOOK == 0 && bt_token_stopped(b->watch)) {
+            return; /* bt_tokenizer_encode looks as well, and drops the word */
+        }
         struct bt_bpe_cand c = heap_pop(b);
         struct bt_bpe_symbol *l = &b->symbols[c.pos];
         if (l->len == 0 || l->next < 0 || l->id != c.left || b->symbols[l->next].id != c.right) {

@@ -24,6 +24,10 @@ void bt_tokenizer_destroy(struct bt_tokenizer *t);
 struct bt_tokenizer *bt_tokenizer_share(const struct bt_tokenizer *t);
 uint32_t bt_tokenizer_vocab(const struct bt_tokenizer *t); /* highest id + 1 */
 
+struct bt_token_watch;
+/* From now on long encodings ask w (or NULL: nobody) whether to stop. Of this handle only. */
+void bt_tokenizer_watch(struct bt_tokenizer *t, const struct bt_token_watch *w);
+
 struct bt_tokens {
     uint32_t *ids; /* heap, bt_tokens_cleanup */
     size_t n, cap;
@@ -33,7 +37,7 @@ void bt_tokens_cleanup(struct bt_tokens *t);
 /* Appends the ids of UTF-8 text[0..len), those of the reference implementation (tokenizers 0.23)
  * but where a pattern meets a character that is newer than PCRE2's Unicode (14 in Debian 12).
  * add_special: run the post-processor (BOS...). Special tokens written in the text are recognised.
- * ERR_INVALID: not UTF-8; ERR_EXHAUSTED: a regex limit.
+ * ERR_INVALID: not UTF-8; ERR_EXHAUSTED: a regex limit; ERR_CANCELLED: its watch stopped it.
  */
 bt_status_t bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, size_t len,
                                 bool add_special, struct bt_tokens *out) BT_MUST_CHECK;

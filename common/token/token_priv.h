@@ -149,7 +149,14 @@ struct bt_bpe {
     struct bt_bpe_cand *heap;
     size_t heap_n, heap_cap;
     struct bt_word_entry *cache;
+    const struct bt_token_watch *watch; /* NULL: nobody stops it */
 };
+/* Does somebody want long work to stop? Asked every BT_LOOK words or merges. */
+#define BT_LOOK 1024
+static inline bool bt_token_stopped(const struct bt_token_watch *w)
+{
+    return w != NULL && w->stop(w->arg);
+}
 void bt_bpe_cleanup(struct bt_bpe *b);
 void bt_bpe_encode_word(struct bt_bpe *b, const struct bt_vocab *v, const char *word, size_t len,
                         struct bt_tokens *out);

@@ -39,6 +39,7 @@ struct bt_tokenizer *bt_tokenizer_share(const struct bt_tokenizer *t)
     s->pieces = bt_calloc(1, sizeof(*s->pieces));
     s->bpe = bt_malloc(sizeof(*s->bpe));
     *s->bpe = *t->bpe;
+    s->bpe->watch = NULL;
     s->bpe->symbols = NULL;
     s->bpe->heap = NULL;
     s->bpe->symbols_cap = s->bpe->heap_n = s->bpe->heap_cap = 0;
@@ -81,6 +82,11 @@ bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *
     return BT_OK;
 }
 
+void bt_tokenizer_watch(struct bt_tokenizer *t, const struct bt_token_watch *w)
+{
+    t->bpe->watch = w;
+}
+
 uint32_t bt_tokenizer_vocab(const struct bt_tokenizer *t)
 {
     return t->vocab.n;
@@ -110,6 +116,9 @@ static bt_status_t encode_words(const struct bt_tokenizer *t, const char *text, 
     bt_status_t st = bt_pretok_run(t->pretok, text, len, at_start, t->pieces);
     for (size_t i = 0; st == BT_OK && i < t->pieces->n; i++) {
         struct bt_str_ref r = t->pieces->refs[i];
+        if (i % BT_LOOK == 0 && bt_token_stopped(t->bpe->watch)) {
+            return BT_ERR_CANCELLED;
+        }
         bt_bpe_encode_word(t->bpe, &t->vocab, t->pieces->text.data + r.off, r.len, out);
     }
     return st;
@@ -164,6 +173,9 @@ bt_status_t bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, 
     }
     if (st == BT_OK) {
         st = encode_stretch(t, text + done, len - done, done == 0, out);
+    }
+    if (st == BT_OK && bt_token_stopped(t->bpe->watch)) {
+        st = BT_ERR_CANCELLED; /* perhaps within the last word */
     }
     bt_bpe_trim(t->bpe);
     if (t->pieces->text.cap > (1u << 20) || t->pieces->cap > (1u << 16)) {

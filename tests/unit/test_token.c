@@ -671,9 +671,51 @@ static void test_shared(void **state)
     bt_tokens_cleanup(&want);
 }
 
+static bool stop_at_once(void *arg)
+{
+    ++*(int *)arg;
+    return true;
+}
+
+/* Long texts and long words end when the watch wants it, and leave nothing behind. */
+static void test_watch(void **state)
+{
+    static char text[100000];
+    struct bt_tokenizer *t = NULL;
+    struct bt_tokens ids = {0}, again = {0};
+    char err[256];
+    int asked = 0;
+    const struct bt_token_watch watch = {stop_at_once, &asked};
+    (void)state;
+    assert_int_equal(bt_tokenizer_load("deploy/models/shakespeare-llama-6m", &t, err, sizeof(err)),
+                     BT_OK);
+    struct bt_tokenizer *other = bt_tokenizer_share(t);
+    for (int kind = 0; kind < 2; kind++) {
+        for (size_t i = 0; i < sizeof(text); i++) {
+            text[i] = kind == 0 && i % 5 == 0 ? ' ' : 'a';
+        }
+        asked = 0;
+        ids.n = again.n = 0;
+        bt_tokenizer_watch(t, &watch);
+        assert_int_equal(bt_tokenizer_encode(t, text, sizeof(text), true, &ids), BT_ERR_CANCELLED);
+        assert_int_equal(ids.n, 0);
+        assert_true(asked > 0);
+        bt_tokenizer_watch(t, NULL);
+        assert_int_equal(bt_tokenizer_encode(t, text, sizeof(text), true, &ids), BT_OK);
+        assert_int_equal(bt_tokenizer_encode(other, text, sizeof(text), true, &again), BT_OK);
+        assert_int_equal(ids.n, again.n);
+        assert_memory_equal(ids.ids, again.ids, ids.n * sizeof(ids.ids[0]));
+    }
+    bt_tokens_cleanup(&ids);
+    bt_tokens_cleanup(&again);
+    bt_tokenizer_destroy(other);
+    bt_tokenizer_destroy(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_watch),
         cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_detok_equals_decode),
         cmocka_unit_test(test_detok_seed),
