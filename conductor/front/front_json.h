@@ -15,6 +15,7 @@ struct front_error {
     char param[64];   /* "" : null */
     char message[480];
     uint32_t retry_after_s;
+    bool beyond; /* a bound of front_model ended it: without the bound it may be right */
 };
 
 /* Fills e and returns false, for `return front_fail(...)`. param may be NULL. */

@@ -9,6 +9,9 @@
 #include "conductor/front/front_fields.h"
 
 #define BEHIND_LAST_MAX 256 /* bytes that a chat template may write behind the last message */
+/* Templates read a handful of variables; more would only cost memory and time. */
+#define KWARGS_MAX 256
+#define LOOK       65536 /* elements between two looks at whether to stop */
 
 static void push_id(struct bt_tokens *t, uint32_t id)
 {
@@ -17,6 +20,13 @@ static void push_id(struct bt_tokens *t, uint32_t id)
         t->ids = bt_realloc(t->ids, t->cap * sizeof(t->ids[0]));
     }
     t->ids[t->n++] = id;
+}
+
+/* True: e says that reading was stopped. */
+static bool stopped(const struct front_model *m, struct front_error *e)
+{
+    return m->watch != NULL && m->watch->stop(m->watch->arg) &&
+           !front_fail(e, 503, NULL, NULL, "reading this body was stopped");
 }
 
 bool front_take_ids(const struct front_model *m, const char *key, const json_t *list,
@@ -29,6 +39,9 @@ bool front_take_ids(const struct front_model *m, const char *key, const json_t *
                               "'%s[%zu]' is a number beyond 64 bits; token ids of this model are 0 "
                               "to %u",
                               key, i, m->config->vocab - 1);
+        }
+        if (i % LOOK == LOOK - 1 && stopped(m, e)) {
+            return false;
         }
         if (!json_is_integer(v)) {
             return front_fail(e, 400, key, "invalid_type", "'%s[%zu]' must be a token id", key, i);
@@ -55,6 +68,10 @@ static bool encode(const struct front_model *m, const char *key, const char *tex
             "this model's maximum context length is %u tokens; '%s' has %zu bytes and far more "
             "tokens",
             m->max_model_len, key, len);
+    }
+    if (m->text_bytes > 0 && len > m->text_bytes) {
+        e->beyond = true;
+        return front_fail(e, 400, key, "invalid_value", "'%s' has %zu bytes", key, len);
     }
     bt_status_t st = bt_tokenizer_encode(m->tok, text, len, add_special, out);
     if (st != BT_OK) {
@@ -125,7 +142,7 @@ bool front_take_prompts(const struct front_model *m, const json_t *root, bool wi
     for (size_t i = 0; i < n; i++) {
         const json_t *one = several ? json_array_get(v, i) : v;
         out->n++;
-        if (!take_prompt(m, one, special, &out->list[i].ids, e) ||
+        if (stopped(m, e) || !take_prompt(m, one, special, &out->list[i].ids, e) ||
             (with_text && !take_text(m, one, skip_special, &out->list[i], e))) {
             return false;
         }
@@ -278,11 +295,76 @@ static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struc
     return true;
 }
 
+static bool among(const char *const *names, size_t n, const char *name)
+{
+    size_t i = 0;
+    while (i < n && strcmp(names[i], name) != 0) {
+        i++;
+    }
+    return i < n;
+}
+
+/* chat_template_kwargs set variables of the template that the model's authors have thought of. They
+ * do not set what the server or the model's files set, and do not switch on what the server cannot
+ * do: the model would write calls of tools that nobody reads. */
+static bool check_kwarg(const char *name, struct front_error *e)
+{
+    static const char *const of_request[] = {"messages", "add_generation_prompt",
+                                             "continue_final_message"};
+    static const char *const no_tools[] = {"tools",         "tool_choice",        "functions",
+                                           "function_call", "documents",          "custom_tools",
+                                           "builtin_tools", "available_tools",    "xml_tools",
+                                           "python_tools",  "parallel_tool_calls"};
+    static const char *const of_renderer[] = {"chat_template", "tokenize", "loop",  "self",
+                                              "caller",        "varargs",  "kwargs"};
+    const char *why = NULL, *word;
+    if (among(of_request, BT_ARRAY_LEN(of_request), name)) {
+        why = "it is a field of the request itself";
+    } else if (among(no_tools, BT_ARRAY_LEN(no_tools), name)) {
+        why = "tools and documents are not supported";
+    } else if (among(of_renderer, BT_ARRAY_LEN(of_renderer), name)) {
+        why = "the server sets it";
+    }
+    for (size_t i = 0; (word = bt_template_word(BT_TEMPLATE_TOKENS, i)) != NULL; i++) {
+        why = strcmp(word, name) == 0 ? "the model's files set it" : why;
+    }
+    for (size_t i = 0; (word = bt_template_word(BT_TEMPLATE_FUNCTIONS, i)) != NULL; i++) {
+        why = strcmp(word, name) == 0 ? "it is a function of templates" : why;
+    }
+    return why == NULL || front_fail(e, 400, "chat_template_kwargs", "unsupported_parameter",
+                                     "'chat_template_kwargs' must not have '%s': %s", name, why);
+}
+
+static bool take_kwargs(const json_t *root, json_t *ctx, struct front_error *e)
+{
+    json_t *more = json_object_get(root, "chat_template_kwargs"), *v;
+    const char *name;
+    if (more == NULL || json_is_null(more)) {
+        return true;
+    }
+    if (!json_is_object(more)) {
+        return front_fail(e, 400, "chat_template_kwargs", "invalid_type",
+                          "'chat_template_kwargs' must be an object");
+    }
+    if (json_object_size(more) > KWARGS_MAX) {
+        return front_fail(e, 400, "chat_template_kwargs", "invalid_value",
+                          "'chat_template_kwargs' has %zu members; at most %d",
+                          json_object_size(more), KWARGS_MAX);
+    }
+    json_object_foreach(more, name, v)
+    {
+        if (!check_kwarg(name, e)) {
+            return false;
+        }
+        json_object_set(ctx, name, v);
+    }
+    return true;
+}
+
 /* The template's context from a chat body; NULL: e is set. */
 static json_t *chat_context(const json_t *root, bool go_on, struct front_error *e)
 {
     const json_t *list = json_object_get(root, "messages");
-    const json_t *more = json_object_get(root, "chat_template_kwargs");
     bool generate = !go_on;
     if (!json_is_array(list) || json_array_size(list) == 0) {
         front_fail(e, 400, "messages",
@@ -299,16 +381,12 @@ static json_t *chat_context(const json_t *root, bool go_on, struct front_error *
                    "'continue_final_message' and 'add_generation_prompt' exclude each other");
         return NULL;
     }
-    if (more != NULL && !json_is_null(more) && !json_is_object(more)) {
-        front_fail(e, 400, "chat_template_kwargs", "invalid_type",
-                   "'chat_template_kwargs' must be an object");
-        return NULL;
-    }
     json_t *ctx = json_object(), *messages = json_array();
     json_object_set_new(ctx, "messages", messages);
     json_object_set_new(ctx, "add_generation_prompt", json_boolean(generate));
-    if (json_is_object(more)) {
-        json_object_update_missing(ctx, (json_t *)more);
+    if (!take_kwargs(root, ctx, e)) {
+        json_decref(ctx);
+        return NULL;
     }
     for (size_t i = 0; i < json_array_size(list); i++) {
         if (!take_message(json_array_get(list, i), i, messages, e)) {
@@ -338,11 +416,11 @@ bool front_take_chat(const struct front_model *m, const json_t *root, struct bt_
     if (ctx == NULL) {
         return false;
     }
-    char *text = json_dumps(ctx, JSON_COMPACT);
     struct bt_buf prompt;
     bt_buf_init(&prompt);
-    bt_status_t st = bt_template_render(m->tmpl, text, &prompt, why, sizeof(why));
-    free(text);
+    bt_status_t st = bt_template_render_object(m->tmpl, ctx, m->template_steps, m->watch, &prompt,
+                                               why, sizeof(why));
+    e->beyond = st == BT_ERR_EXHAUSTED;
     bt_buf_reserve(&prompt, 0);
     bool ok = st == BT_OK ||
               front_fail(e, 400, "messages", "invalid_value", "the chat template refused: %s",

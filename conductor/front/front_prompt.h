@@ -16,6 +16,10 @@ struct front_model { /* what parsing needs to know of the served model */
     const struct bt_model_config *config;
     const struct bt_tokenizer *tok;
     const struct bt_template *tmpl; /* NULL: none */
+    /* Bounds of reading one body; none where they are NULL or 0. */
+    const struct bt_token_watch *watch; /* stops the template; tok has its own */
+    uint64_t template_steps;
+    size_t text_bytes; /* of a text to tokenize */
     uint32_t
         piece_max; /* bytes of the longest token; 0: texts are tokenized whatever their length */
 };

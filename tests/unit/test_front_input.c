@@ -189,6 +189,48 @@ static void test_bad_bodies(void **state)
     assert_int_equal(n_started, 0);
 }
 
+/* What the server or the model's files set, what the server cannot do, and too many names. */
+static void test_template_kwargs(void **state)
+{
+    static const struct {
+        const char *kwargs, *want;
+    } cases[] = {
+        {"{\"tools\":null}", "'tools': tools and documents are not supported"},
+        {"{\"documents\":[1]}", "'documents'"},
+        {"{\"functions\":[{}]}", "'functions'"},
+        {"{\"custom_tools\":[{}]}", "'custom_tools'"},
+        {"{\"messages\":[]}", "'messages': it is a field of the request"},
+        {"{\"add_generation_prompt\":false}", "'add_generation_prompt': it is a field"},
+        {"{\"x\":1,\"bos_token\":\"x\"}", "'bos_token': the model's files set it"},
+        {"{\"additional_special_tokens\":[]}", "the model's files set it"},
+        {"{\"chat_template\":\"x\"}", "'chat_template': the server sets it"},
+        {"{\"raise_exception\":1}", "'raise_exception': it is a function of templates"},
+    };
+    struct bt_buf b = {0};
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        bt_buf_clear(&b);
+        bt_buf_printf(&b, "{" USER ",\"chat_template_kwargs\":%s}", cases[i].kwargs);
+        receive(post(CHAT, b.data));
+        assert_int_equal(ans.status, 400);
+        if (strstr(ans.body, cases[i].want) == NULL) {
+            fail_msg("%s: %s", cases[i].kwargs, ans.body);
+        }
+    }
+    for (int n = 256; n <= 257; n++) {
+        bt_buf_clear(&b);
+        bt_buf_puts(&b, "{" USER ",\"chat_template_kwargs\":{\"enable_thinking\":false");
+        for (int i = 1; i < n; i++) {
+            bt_buf_printf(&b, ",\"k%d\":1", i);
+        }
+        bt_buf_puts(&b, "}}");
+        receive(post("/tokenize", b.data));
+        assert_int_equal(ans.status, n == 256 ? 200 : 400);
+    }
+    assert_non_null(strstr(ans.body, "has 257 members; at most 256"));
+    bt_buf_cleanup(&b);
+}
+
 static void test_monstrous_bodies(void **state)
 {
     (void)state;
@@ -760,6 +802,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
         T(test_bad_bodies),
+        T(test_template_kwargs),
         T(test_monstrous_bodies),
         T(test_unusual_but_right),
         T(test_huge_numbers),
