@@ -84,6 +84,10 @@ void bt_http_body_done(struct bt_http_req *r);
 void bt_http_accept(struct bt_http_req *r, uint64_t owner);
 /* In bt_http_head_fn: the body's length as the header gives it; 0: none, or in chunks. */
 uint64_t bt_http_body_announced(const struct bt_http_req *r);
+/* The client's address without its port ("192.0.2.7"); of IPv6 the half that names the network, as
+ * one client has all addresses of it. "": not known. */
+#define BT_HTTP_PEER_LEN 48
+void bt_http_peer(const struct bt_http_req *r, char out[BT_HTTP_PEER_LEN]);
 uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */
 
 /* Called once if the client goes away (or reads too slowly) before the response is ended; the

@@ -1,9 +1,12 @@
 /* Responses of common/http: status line, fields, bodies with a length, chunked streams. Everything
  * is appended to the connection's output; http.c sends it at the end of the loop's turn, so that
  * one turn's writes leave in one system call. Loop thread. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 #include "common/http/http_priv.h"
@@ -326,6 +329,25 @@ void bt_http_accept(struct bt_http_req *r, uint64_t owner)
 uint64_t bt_http_body_announced(const struct bt_http_req *r)
 {
     return bt_http_parser_announced(&r->parser);
+}
+
+void bt_http_peer(const struct bt_http_req *r, char out[BT_HTTP_PEER_LEN])
+{
+    struct sockaddr_storage at;
+    socklen_t len = sizeof(at);
+    out[0] = '\0';
+    if (r->conn == NULL || getpeername(r->conn->fd, (struct sockaddr *)&at, &len) != 0) {
+        return;
+    }
+    if (at.ss_family == AF_INET) {
+        inet_ntop(AF_INET, &((struct sockaddr_in *)&at)->sin_addr, out, BT_HTTP_PEER_LEN);
+    } else if (at.ss_family == AF_INET6) {
+        struct in6_addr a = ((struct sockaddr_in6 *)&at)->sin6_addr;
+        if (!IN6_IS_ADDR_V4MAPPED(&a)) {
+            memset(&a.s6_addr[8], 0, 8);
+        }
+        inet_ntop(AF_INET6, &a, out, BT_HTTP_PEER_LEN);
+    }
 }
 
 uint64_t bt_http_received_ns(const struct bt_http_req *r)

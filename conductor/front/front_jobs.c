@@ -1,6 +1,6 @@
-/* The front's second thread; see front_jobs.h. Jobs go to it and come back in two lists under one
- * lock; an eventfd tells the loop. The thread has a tokenizer handle of its own: encoding needs
- * scratch memory.
+/* The front's reading threads; see front_jobs.h. Tasks wait in queues of their clients, which take
+ * turns; they come back in one list. One lock guards all of it, and an eventfd tells the loop. Each
+ * thread has a tokenizer handle of its own: encoding needs scratch memory.
  */
 #include "conductor/front/front_jobs.h"
 
@@ -14,21 +14,51 @@
 #include <unistd.h>
 
 #define INLINE_BYTES (8 * 1024) /* ~1 ms of tokenizing */
-#define QUEUED_MAX   64
+#define INLINE_STEPS 65536      /* of a template: ~2 ms; beyond, the body is read on a thread */
+#define INLINE_TEXT  (4 * INLINE_BYTES)
+#define QUEUED_MAX   64 /* bodies that are read or wait */
+/* A short body takes at most some 20 ms: it may be read by any thread. */
+#define LARGE_BYTES (256 * 1024)
+/* One for short bodies only, one for a client's large ones, and one for those of the others. */
+#define THREADS    3
+#define LARGE_MAX  (THREADS - 1)   /* large bodies that are read at once */
+#define CLIENT_MAX (LARGE_MAX - 1) /* of one client */
+/* Tokenizing takes up to 0.3 s per MiB (docs/MEASURED.md), a template at most a second in all:
+ * several times that, for a busy host. */
+#define READ_S         5
+#define READ_S_PER_MIB 2
+/* Steps of a template, in proportion to the body: a message of 30 bytes costs ~200. */
+#define STEPS          1000000u
+#define STEPS_PER_BYTE 8
 
-struct front_jobs {
+struct client {          /* who has tasks that wait or run */
+    struct bt_list link; /* in front_jobs.clients: the next one to have its turn first */
+    char name[FRONT_CLIENT_LEN];
+    struct bt_list todo[2]; /* tasks: short, large */
+    uint32_t n_running, n_large;
+};
+
+struct worker {
+    struct front_jobs *q;
     struct front_model model; /* the thread's */
     struct bt_tokenizer *tok; /* shares the loop's tables */
+    struct bt_token_watch watch;
+    struct front_task *task; /* that is run */
     pthread_t thread;
     bool running; /* thread was started */
+};
+
+struct front_jobs {
+    struct worker workers[THREADS];
     int wake_fd;
     struct bt_loop_fd *wake_w;
     uint32_t open; /* loop: bodies that have not come back */
 
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards what follows, and the tasks' links and clients */
     pthread_cond_t more;
-    struct front_task *todo, **todo_tail, *ready, **ready_tail;
-    bool stopping;
+    struct bt_list clients, ready;
+    uint32_t n_large; /* large tasks that are run */
+    _Atomic bool stopping;
 };
 
 static void job_free(struct front_job *j)
@@ -64,42 +94,97 @@ static void on_ready(void *arg, uint32_t events)
         BT_ASSERT(errno == EAGAIN || errno == EINTR);
     }
     pthread_mutex_lock(&q->lock);
-    struct front_task *t = q->ready;
-    q->ready = NULL;
-    q->ready_tail = &q->ready;
+    struct bt_list ready;
+    bt_list_init(&ready);
+    while (!bt_list_empty(&q->ready)) {
+        struct bt_list *first = q->ready.next;
+        bt_list_remove(first);
+        bt_list_insert_tail(&ready, first);
+    }
     pthread_mutex_unlock(&q->lock);
-    while (t != NULL) {
-        struct front_task *next = t->next;
+    while (!bt_list_empty(&ready)) {
+        struct front_task *t = BT_CONTAINER_OF(ready.next, struct front_task, link);
+        bt_list_remove(&t->link);
         t->done(t);
-        t = next;
+    }
+}
+
+/* ---- the threads ---- */
+
+static bool stop_asked(void *arg)
+{
+    struct worker *w = arg;
+    struct front_task *t = w->task;
+    t->late = t->late || (t->until_ns > 0 && bt_mono_ns() > t->until_ns);
+    return t->gone || t->late || w->q->stopping;
+}
+
+/* The next task by turns; NULL: none that may run now. Under the lock. */
+static struct front_task *take_task(struct front_jobs *q)
+{
+    for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
+        struct client *c = BT_CONTAINER_OF(l, struct client, link);
+        bool may_large = q->n_large < LARGE_MAX && c->n_large < CLIENT_MAX;
+        bool large = bt_list_empty(&c->todo[0]);
+        if (bt_list_empty(&c->todo[large]) || (large && !may_large)) {
+            continue;
+        }
+        struct front_task *t = BT_CONTAINER_OF(c->todo[large].next, struct front_task, link);
+        bt_list_remove(&t->link);
+        t->waits = false;
+        c->n_running++;
+        c->n_large += large;
+        q->n_large += large;
+        bt_list_remove(&c->link); /* the others come first now */
+        bt_list_insert_tail(&q->clients, &c->link);
+        return t;
+    }
+    return NULL;
+}
+
+static void forget_client(struct client *c)
+{
+    if (c->n_running == 0 && bt_list_empty(&c->todo[0]) && bt_list_empty(&c->todo[1])) {
+        bt_list_remove(&c->link);
+        free(c);
+    }
+}
+
+static void give_back(struct front_jobs *q, struct front_task *t)
+{
+    const uint64_t one = 1;
+    t->client->n_running--;
+    t->client->n_large -= t->large;
+    q->n_large -= t->large;
+    forget_client(t->client);
+    t->client = NULL;
+    bt_list_insert_tail(&q->ready, &t->link);
+    ssize_t n = write(q->wake_fd, &one, sizeof(one));
+    BT_ASSERT(n == (ssize_t)sizeof(one));
+    if (t->large) {
+        pthread_cond_broadcast(&q->more); /* a large one may be run now that could not before */
     }
 }
 
 static void *thread_main(void *arg)
 {
-    struct front_jobs *q = arg;
-    const uint64_t one = 1;
+    struct worker *w = arg;
+    struct front_jobs *q = w->q;
     pthread_mutex_lock(&q->lock);
-    for (;;) {
-        while (q->todo == NULL && !q->stopping) {
+    while (!q->stopping) {
+        struct front_task *t = take_task(q);
+        if (t == NULL) {
             pthread_cond_wait(&q->more, &q->lock);
+            continue;
         }
-        if (q->stopping) {
-            break;
-        }
-        struct front_task *t = q->todo;
-        q->todo = t->next;
-        q->todo_tail = q->todo == NULL ? &q->todo : q->todo_tail;
         pthread_mutex_unlock(&q->lock);
+        w->task = t;
+        t->until_ns = t->limit_s > 0 ? bt_mono_ns() + t->limit_s * 1000000000ull : 0;
         if (!t->gone) {
-            t->run(&q->model, t);
+            t->run(&w->model, t);
         }
-        t->next = NULL;
         pthread_mutex_lock(&q->lock);
-        *q->ready_tail = t;
-        q->ready_tail = &t->next;
-        ssize_t n = write(q->wake_fd, &one, sizeof(one));
-        BT_ASSERT(n == (ssize_t)sizeof(one));
+        give_back(q, t);
     }
     pthread_mutex_unlock(&q->lock);
     return NULL;
@@ -113,29 +198,68 @@ struct front_work front_work_of(const struct front_job *j)
 
 /* ---- starting one ---- */
 
-static void on_gone(void *arg)
+/* Under the lock. */
+static struct client *client_of(struct front_jobs *q, const char *name)
 {
-    struct front_job *j = arg;
-    bt_metric_add(j->f->m.gone, 1);
-    j->req = NULL;
-    j->task.gone = true;
+    for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
+        struct client *c = BT_CONTAINER_OF(l, struct client, link);
+        if (strcmp(c->name, name) == 0) {
+            return c;
+        }
+    }
+    struct client *c = bt_calloc(1, sizeof(*c));
+    snprintf(c->name, sizeof(c->name), "%s", name);
+    bt_list_init(&c->todo[0]);
+    bt_list_init(&c->todo[1]);
+    bt_list_insert_tail(&q->clients, &c->link);
+    return c;
+}
+
+void front_task_start_for(struct bt_front *f, struct front_task *t, const char *client)
+{
+    struct front_jobs *q = f->jobs;
+    pthread_mutex_lock(&q->lock);
+    t->client = client_of(q, client);
+    t->waits = true;
+    bt_list_insert_tail(&t->client->todo[t->large], &t->link);
+    pthread_cond_signal(&q->more);
+    pthread_mutex_unlock(&q->lock);
 }
 
 void front_task_start(struct bt_front *f, struct front_task *t)
 {
+    front_task_start_for(f, t, "");
+}
+
+bool front_task_cancel(struct bt_front *f, struct front_task *t)
+{
     struct front_jobs *q = f->jobs;
-    t->next = NULL;
+    t->gone = true;
     pthread_mutex_lock(&q->lock);
-    *q->todo_tail = t;
-    q->todo_tail = &t->next;
-    pthread_cond_signal(&q->more);
+    bool waited = t->waits;
+    if (waited) {
+        t->waits = false;
+        bt_list_remove(&t->link);
+        forget_client(t->client);
+        t->client = NULL;
+    }
     pthread_mutex_unlock(&q->lock);
+    return waited;
 }
 
 static void job_run(const struct front_model *m, struct front_task *t)
 {
     struct front_job *j = BT_CONTAINER_OF(t, struct front_job, task);
-    j->run(m, j);
+    struct front_model bounded = *m;
+    bounded.template_steps = STEPS + (uint64_t)STEPS_PER_BYTE * j->len;
+    j->run(&bounded, j);
+    if (!j->ok && t->late) {
+        front_fail(&j->e, 503, NULL, NULL,
+                   "reading this body of %zu bytes took longer than %u s, the limit for its size; "
+                   "send less at once, or try again when the server is less busy",
+                   j->len, t->limit_s);
+        j->e.retry_after_s = 1;
+    }
 }
 
 static void job_done(struct front_task *t)
@@ -144,6 +268,16 @@ static void job_done(struct front_task *t)
     j->f->jobs->open--;
     j->f->n_jobs--;
     finish(j);
+}
+
+static void on_gone(void *arg)
+{
+    struct front_job *j = arg;
+    bt_metric_add(j->f->m.gone, 1);
+    j->req = NULL;
+    if (front_task_cancel(j->f, &j->task)) {
+        job_done(&j->task);
+    }
 }
 
 static void job_drop(struct front_task *t)
@@ -160,7 +294,60 @@ static void enqueue(struct front_jobs *q, struct front_job *j)
     j->task.run = job_run;
     j->task.done = job_done;
     j->task.drop = job_drop;
-    front_task_start(j->f, &j->task);
+    j->task.large = j->len > LARGE_BYTES;
+    j->task.limit_s = READ_S + (uint32_t)(j->len * READ_S_PER_MIB >> 20);
+    front_task_start_for(j->f, &j->task, j->client);
+}
+
+/* Bodies of this client that are read or wait. */
+static uint32_t open_of(struct front_jobs *q, const char *client)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&q->lock);
+    for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
+        const struct client *c = BT_CONTAINER_OF(l, struct client, link);
+        if (strcmp(c->name, client) == 0) {
+            n = c->n_running;
+            for (int i = 0; i < 2; i++) {
+                for (struct bt_list *t = c->todo[i].next; t != &c->todo[i]; t = t->next) {
+                    n++;
+                }
+            }
+        }
+    }
+    pthread_mutex_unlock(&q->lock);
+    return n;
+}
+
+/* May this client have another body in the queue? It may have as many as it leaves free to others:
+ * half of the places for one client, a third for each of two, and so on. */
+static bool has_room(struct front_jobs *q, struct front_job *j)
+{
+    uint32_t mine = open_of(q, j->client), left = QUEUED_MAX - BT_MIN(q->open, QUEUED_MAX);
+    if (mine < left) {
+        return true;
+    }
+    j->ok = false;
+    j->e.retry_after_s = 1;
+    return front_fail(&j->e, 429, NULL, NULL,
+                      "%u of this client's large requests are being read already; the server reads "
+                      "%d at once and keeps places for other clients",
+                      mine, QUEUED_MAX);
+}
+
+/* Reads a short body on the loop. False: it takes longer than that is good for. */
+static bool run_inline(struct front_job *j)
+{
+    struct front_model bounded = j->f->model;
+    bounded.template_steps = INLINE_STEPS;
+    bounded.text_bytes = INLINE_TEXT;
+    j->run(&bounded, j);
+    if (j->ok || !j->e.beyond) {
+        return true;
+    }
+    j->e = (struct front_error){0};
+    bt_buf_clear(&j->out);
+    return false;
 }
 
 void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
@@ -176,13 +363,15 @@ void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *te
     if (tenant != NULL) {
         memcpy(j->tenant_text, tenant, strnlen(tenant, sizeof(j->tenant_text) - 1));
         j->tenant = j->tenant_text;
+        snprintf(j->client, sizeof(j->client), "key %s", j->tenant);
+    } else {
+        char peer[BT_HTTP_PEER_LEN];
+        bt_http_peer(req, peer);
+        snprintf(j->client, sizeof(j->client), "peer %s", peer);
     }
-    if (j->len <= INLINE_BYTES) {
-        run(&f->model, j);
+    if (j->len <= INLINE_BYTES && run_inline(j)) {
         finish(j);
-    } else if (f->jobs->open >= QUEUED_MAX) {
-        front_fail(&j->e, 429, NULL, NULL, "%d large requests are being read already", QUEUED_MAX);
-        j->e.retry_after_s = 1;
+    } else if (!has_room(f->jobs, j)) {
         finish(j);
     } else {
         enqueue(f->jobs, j);
@@ -198,31 +387,38 @@ bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
     f->jobs = q;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->more, NULL);
-    q->todo_tail = &q->todo;
-    q->ready_tail = &q->ready;
+    bt_list_init(&q->clients);
+    bt_list_init(&q->ready);
     q->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (q->wake_fd < 0) {
         snprintf(err, err_cap, "no eventfd; raise the limit of open files");
         return BT_ERR_IO;
     }
-    q->tok = bt_tokenizer_share(f->model.tok);
-    q->model = f->model;
-    q->model.tok = q->tok;
     q->wake_w = bt_loop_fd_add(f->loop, q->wake_fd, EPOLLIN, on_ready, f);
-    q->running = pthread_create(&q->thread, NULL, thread_main, q) == 0;
-    if (!q->running) {
-        snprintf(err, err_cap, "no thread could be started; raise the limit of tasks");
-        return BT_ERR_EXHAUSTED;
+    for (int i = 0; i < THREADS; i++) {
+        struct worker *w = &q->workers[i];
+        w->q = q;
+        w->tok = bt_tokenizer_share(f->model.tok);
+        w->watch = (struct bt_token_watch){stop_asked, w};
+        bt_tokenizer_watch(w->tok, &w->watch);
+        w->model = f->model;
+        w->model.tok = w->tok;
+        w->model.watch = &w->watch;
+        w->running = pthread_create(&w->thread, NULL, thread_main, w) == 0;
+        if (!w->running) {
+            snprintf(err, err_cap, "no thread could be started; raise the limit of tasks");
+            return BT_ERR_EXHAUSTED;
+        }
     }
     return BT_OK;
 }
 
-static void drop_all(struct front_task *t)
+static void drop_all(struct bt_list *tasks)
 {
-    while (t != NULL) {
-        struct front_task *next = t->next;
+    while (!bt_list_empty(tasks)) {
+        struct front_task *t = BT_CONTAINER_OF(tasks->next, struct front_task, link);
+        bt_list_remove(&t->link);
         t->drop(t);
-        t = next;
     }
 }
 
@@ -232,22 +428,29 @@ void front_jobs_destroy(struct bt_front *f)
     if (q == NULL) {
         return;
     }
-    if (q->running) {
-        pthread_mutex_lock(&q->lock);
-        q->stopping = true;
-        pthread_cond_signal(&q->more);
-        pthread_mutex_unlock(&q->lock);
-        pthread_join(q->thread, NULL);
+    pthread_mutex_lock(&q->lock);
+    q->stopping = true;
+    pthread_cond_broadcast(&q->more);
+    pthread_mutex_unlock(&q->lock);
+    for (int i = 0; i < THREADS; i++) {
+        if (q->workers[i].running) {
+            pthread_join(q->workers[i].thread, NULL);
+        }
+        bt_tokenizer_destroy(q->workers[i].tok);
     }
-    drop_all(q->todo);
-    drop_all(q->ready);
+    while (!bt_list_empty(&q->clients)) {
+        struct client *c = BT_CONTAINER_OF(q->clients.next, struct client, link);
+        drop_all(&c->todo[0]);
+        drop_all(&c->todo[1]);
+        forget_client(c);
+    }
+    drop_all(&q->ready);
     if (q->wake_w != NULL) {
         bt_loop_fd_del(f->loop, q->wake_w);
     }
     if (q->wake_fd >= 0) {
         close(q->wake_fd);
     }
-    bt_tokenizer_destroy(q->tok);
     pthread_cond_destroy(&q->more);
     pthread_mutex_destroy(&q->lock);
     free(q);

@@ -1,16 +1,28 @@
 /* Within front/: bodies into values and answers, off the loop where that takes long. Megabytes of
  * text take a second to tokenize; on the loop's thread every stream would stand still, and the
- * workers' heartbeats with them. */
+ * workers' heartbeats with them. Several threads read. Clients (API keys, or addresses without
+ * keys) take turns, a short body never waits for a large one, and one client cannot fill the queue.
+ * A body is read for a limited time, and no longer than its client waits for it. */
 #ifndef BT_CONDUCTOR_FRONT_JOBS_H
 #define BT_CONDUCTOR_FRONT_JOBS_H
 
 #include "conductor/front/front_priv.h"
 
-/* Work for the thread, embedded in what it is about. */
+#define FRONT_CLIENT_LEN 64
+
+struct client; /* front_jobs.c */
+
+/* Work for a thread, embedded in what it is about. */
 struct front_task {
-    struct front_task *next;
-    _Atomic bool gone; /* nobody wants it any more: it need not be run */
-    /* On the thread, with the thread's model. */
+    struct bt_list link;
+    struct client *client; /* whose turn it takes, until it has run */
+    bool waits;            /* for a thread */
+    bool large;            /* takes longer than a short body's time */
+    uint32_t limit_s;      /* it is stopped when it has run so long; 0: never */
+    uint64_t until_ns;
+    bool late;         /* it has been stopped for that reason */
+    _Atomic bool gone; /* nobody wants it any more: it need not be run, and stops */
+    /* On a thread, with the thread's model. */
     void (*run)(const struct front_model *m, struct front_task *t);
     /* On the loop, behind run. Frees it. */
     void (*done)(struct front_task *t);
@@ -22,8 +34,9 @@ struct front_job {
     struct front_task task;
     struct bt_front *f;
     struct bt_http_req *req; /* loop only; NULL: the client has left */
-    /* Fills ok and either e, or gen or out. Runs on the loop or on the jobs' thread, with the model
-     * of that thread: touches j's body and results only. */
+    /* Fills ok and either e, or gen or out. Runs on the loop or on a reading thread, with the model
+     * of that thread, and again from the beginning if a bound of the model ended it: touches j's
+     * body and results only. */
     void (*run)(const struct front_model *m, struct front_job *j);
     /* Loop: answers j->req from the results, if they are ok. */
     void (*done)(struct front_job *j);
@@ -32,6 +45,7 @@ struct front_job {
     char *copy; /* of the body, when the request may go before the job is done */
     const char *tenant;
     char tenant_text[33];
+    char client[FRONT_CLIENT_LEN];
     bool ok;
     struct front_error e;
     struct front_generation gen;
@@ -41,14 +55,19 @@ struct front_job {
 
 /* What reading its body counts; the rest is 0. j->req is there. */
 struct front_work front_work_of(const struct front_job *j);
-/* Starts the thread. err: what the machine lacks. */
+/* Starts the threads. err: what the machine lacks. */
 bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap) BT_MUST_CHECK;
-/* Every connection is closed already. Waits for the job that runs. */
+/* Every connection is closed already. Stops the jobs that run. */
 void front_jobs_destroy(struct bt_front *f);
-/* Puts t behind what the thread has to do. */
+/* Puts t behind what the threads have to do for the conductor itself. */
 void front_task_start(struct bt_front *f, struct front_task *t);
-/* Runs a job for req: at once if its body is small, else in turn on the thread. Too many in the
- * queue: 429. tenant may be NULL. */
+/* Puts t into the queue of a client. */
+void front_task_start_for(struct bt_front *f, struct front_task *t, const char *client);
+/* Nobody wants t any more. True: it had not begun, and it is the caller's again; otherwise done is
+ * called when it has stopped. */
+bool front_task_cancel(struct bt_front *f, struct front_task *t);
+/* Runs a job for req: at once if its body is short and read quickly, else in turn on a thread. Too
+ * many of this client in the queue: 429. tenant may be NULL: its address tells the client. */
 void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                      void (*run)(const struct front_model *m, struct front_job *j),
                      void (*done)(struct front_job *j));

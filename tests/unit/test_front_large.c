@@ -202,31 +202,6 @@ static void test_leaves_meanwhile(void **state)
     bt_buf_cleanup(&b);
 }
 
-static void test_too_many(void **state)
-{
-    (void)state;
-    struct bt_buf b = large_body(), small = {0};
-    int fds[70], refused = 0;
-    bt_buf_puts(&small, "{\"prompt\":[\"");
-    for (int i = 0; i < 1000; i++) {
-        bt_buf_puts(&small, "forsooth, ");
-    }
-    bt_buf_puts(&small, "\",\"\"]}");
-    fds[0] = send_large(&b); /* keeps the thread busy */
-    WAIT_FOR(bt_front_open(front) == 1);
-    for (int i = 1; i < 70; i++) {
-        fds[i] = send_large(&small);
-    }
-    for (int i = 0; i < 70; i++) {
-        receive(fds[i]);
-        assert_true(ans.status == 400 || ans.status == 429);
-        refused += ans.status == 429;
-    }
-    assert_int_equal(refused, 6); /* 64 wait or are read */
-    bt_buf_cleanup(&b);
-    bt_buf_cleanup(&small);
-}
-
 static void test_destroy_meanwhile(void **state)
 {
     (void)state;
@@ -249,7 +224,6 @@ int main(void)
         T(test_others_do_not_wait),
         T(test_same_result),
         T(test_leaves_meanwhile),
-        T(test_too_many),
         T(test_destroy_meanwhile),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
