@@ -17,8 +17,6 @@
 #define INLINE_STEPS 65536      /* of a template: ~2 ms; beyond, the body is read on a thread */
 #define INLINE_TEXT  (4 * INLINE_BYTES)
 #define QUEUED_MAX   64 /* bodies that are read or wait */
-/* A short body takes at most some 20 ms: it may be read by any thread. */
-#define LARGE_BYTES (256 * 1024)
 /* One for short bodies only, one for a client's large ones, and one for those of the others. */
 #define THREADS    3
 #define LARGE_MAX  (THREADS - 1)   /* large bodies that are read at once */
@@ -294,7 +292,7 @@ static void enqueue(struct front_jobs *q, struct front_job *j)
     j->task.run = job_run;
     j->task.done = job_done;
     j->task.drop = job_drop;
-    j->task.large = j->len > LARGE_BYTES;
+    j->task.large = j->len > FRONT_LARGE_BYTES;
     j->task.limit_s = READ_S + (uint32_t)(j->len * READ_S_PER_MIB >> 20);
     front_task_start_for(j->f, &j->task, j->client);
 }

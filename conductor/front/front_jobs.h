@@ -9,6 +9,8 @@
 #include "conductor/front/front_priv.h"
 
 #define FRONT_CLIENT_LEN 64
+/* A shorter body takes ~50 ms at most: any thread may read it. */
+#define FRONT_LARGE_BYTES (256 * 1024)
 
 struct client; /* front_jobs.c */
 

@@ -1,5 +1,5 @@
 /* Token ids for parts of the conductor that are no HTTP client (admin_pins.c), on the reading
- * thread. */
+ * threads. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,6 +60,7 @@ void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
     t->task.run = run;
     t->task.done = done;
     t->task.drop = drop;
+    t->task.large = len > FRONT_LARGE_BYTES;
     front_task_start(f, &t->task);
 }
 
