@@ -307,8 +307,8 @@ static void probe(struct http_conn *c)
     const struct bt_http_req *r = c->req;
     c->half_closed = true;
     c->probes++;
-    if (r->started && r->head_only) {
-        return; /* its answer is complete but for the end */
+    if (r->started && (r->head_only || !r->chunked)) {
+        return; /* its answer is complete but for the end, or every byte of it counts */
     }
     bt_buf_puts(&c->out, r->started ? "0" : "HTTP/1.1 100 Continue\r\n\r\n");
 }

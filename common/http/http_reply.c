@@ -205,6 +205,17 @@ void bt_http_start(struct bt_http_req *r, int status, const char *content_type)
     }
 }
 
+void bt_http_start_sized(struct bt_http_req *r, int status, const char *content_type, size_t len)
+{
+    BT_ASSERT(!check(r)->started);
+    r->started = true;
+    if (r->conn != NULL) {
+        decide_close(r);
+        put_head(r->conn, status, content_type, (int64_t)len, false, &r->headers);
+        http_conn_dirty(r->conn);
+    }
+}
+
 void bt_http_write(struct bt_http_req *r, const void *data, size_t len)
 {
     BT_ASSERT(check(r)->started);

@@ -312,6 +312,6 @@ void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char 
     front_common_headers(f, req);
     front_count(f, 200);
     bt_http_on_gone(req, on_text_gone, t);
-    bt_http_start(req, 200, FRONT_JSON_TYPE);
+    bt_http_start_sized(req, 200, FRONT_JSON_TYPE, t->body.len);
     bt_http_pull(req, pull_text, t);
 }

@@ -358,6 +358,9 @@ static void test_tokenize(void **state)
     close(leaver);
     WAIT_FOR(held_bytes() == 0);
     struct bt_buf all = receive_all(post("/tokenize", b.data));
+    const char *length = strstr(all.data, "Content-Length: ");
+    assert_non_null(length);
+    assert_int_equal(strtoul(length + 16, NULL, 10), strlen(strstr(all.data, "\r\n\r\n") + 4));
     json_t *j = parse(strstr(all.data, "\r\n\r\n") + 4);
     size_t n = (size_t)json_integer_value(at(j, "count"));
     assert_true(n >= 80000);
