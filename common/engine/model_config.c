@@ -14,6 +14,7 @@
 
 #include "common/base/buf.h"
 #include "common/base/sha256.h"
+#include "common/engine/model_refused.h"
 #include "common/engine/safetensors.h"
 
 #define CONFIG_BYTES_MAX (16u << 20)
@@ -271,7 +272,9 @@ static void read_shape(struct reader *r, struct bt_model_config *c)
 /* What the engine would silently compute wrongly must be refused. */
 static void read_restrictions(struct reader *r, const struct bt_model_config *c)
 {
+    static const char *const norms[] = {"qk_norm", "use_qk_norm", "qk_layernorm"};
     const char *act = get_str(r, r->root, "hidden_act", "silu");
+    act = get_str(r, r->root, "hidden_activation", act);
     if (strcmp(act, "silu") != 0) {
         fail(r, BT_ERR_UNSUPPORTED, "hidden_act: %.32s is not supported; supported is silu", act);
     }
@@ -286,6 +289,25 @@ static void read_restrictions(struct reader *r, const struct bt_model_config *c)
         fail(r, BT_ERR_UNSUPPORTED,
              "quantization_config: quantized weights are not supported; "
              "use the bf16 model");
+    }
+    const json_t *types = field(r->root, "layer_types");
+    if (types && json_array_size(types) != c->layers) {
+        fail(r, BT_ERR_INVALID, "layer_types: %zu entries for %u layers (num_hidden_layers)",
+             json_array_size(types), c->layers);
+    }
+    if (get_int(r, "v_head_dim", 1, 1 << 20, false, c->head_dim) != c->head_dim) {
+        fail(r, BT_ERR_UNSUPPORTED, "v_head_dim: only the value of head_dim, %u, is supported",
+             c->head_dim);
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(norms); i++) {
+        if (get_bool(r, norms[i], c->qk_norm) != c->qk_norm) {
+            fail(r, BT_ERR_UNSUPPORTED, "%s: only %s is supported for %s", norms[i],
+                 c->qk_norm ? "true" : "false", c->architecture);
+        }
+    }
+    char why[256];
+    if (!bt_model_follows(r->root, BT_MODEL_CONFIG, why, sizeof(why))) {
+        fail(r, BT_ERR_UNSUPPORTED, "%s", why);
     }
     const char *dt = get_str(r, r->root, "torch_dtype", NULL);
     dt = get_str(r, r->root, "dtype", dt);
@@ -318,34 +340,56 @@ static void check_rope(struct reader *r, const char *where, const json_t *o, boo
     }
 }
 
-/* Newer files have rope_parameters {rope_theta, rope_type, ...}; older ones rope_theta beside
- * rope_scaling {rope_type or type, factor, ...}. */
-static void read_rope(struct reader *r, struct bt_model_config *c)
+struct rope {
+    bt_rope_kind_t kind;
+    double theta, factor, low, high, original_len;
+};
+
+static bool same_rope(const struct rope *a, const struct rope *b)
 {
-    const json_t *p = field(r->root, "rope_parameters"),
-                 *o = p ? p : field(r->root, "rope_scaling");
-    const char *where = p ? "rope_parameters" : "rope_scaling";
-    if (o && !json_is_object(o)) {
-        fail(r, BT_ERR_INVALID, "%s: must be an object or null", where);
-        return;
+    return a->kind == b->kind && a->theta == b->theta && a->factor == b->factor &&
+           a->low == b->low && a->high == b->high && a->original_len == b->original_len;
+}
+
+/* `type` is the older name of `rope_type`; both may be there. */
+static const char *rope_type(struct reader *r, const char *where, const json_t *o)
+{
+    const char *type = get_str(r, o, "rope_type", NULL), *older = get_str(r, o, "type", NULL);
+    if (type != NULL && older != NULL && strcmp(type, older) != 0) {
+        fail(r, BT_ERR_INVALID, "%s: rope_type is %.32s and type is %.32s; leave one out", where,
+             type, older);
     }
-    double top = get_num(r, r->root, "rope_theta", 1.0, 1e12, false, 10000.0);
-    c->rope_theta = p ? get_num(r, p, "rope_theta", 1.0, 1e12, false, top) : top;
-    const char *type = o ? get_str(r, o, "rope_type", get_str(r, o, "type", NULL)) : NULL;
+    return type != NULL ? type : older;
+}
+
+/* One object with RoPE parameters. theta: what counts where it names none. */
+static struct rope read_rope_object(struct reader *r, const char *where, const json_t *o,
+                                    double theta)
+{
+    struct rope p = {.kind = BT_ROPE_DEFAULT, .theta = theta};
+    char why[256];
+    if (!json_is_object(o)) {
+        fail(r, BT_ERR_INVALID, "%s: must be an object or null", where);
+        return p;
+    }
+    const char *type = rope_type(r, where, o);
     check_rope(r, where, o, type != NULL);
+    if (!bt_model_follows(o, BT_MODEL_ROPE, why, sizeof(why))) {
+        fail(r, BT_ERR_UNSUPPORTED, "%s.%s", where, why);
+    }
+    p.theta = get_num(r, o, "rope_theta", 1.0, 1e12, false, theta);
     if (type == NULL || strcmp(type, "default") == 0) {
-        c->rope_kind = BT_ROPE_DEFAULT;
+        p.kind = BT_ROPE_DEFAULT;
     } else if (strcmp(type, "linear") == 0) {
-        c->rope_kind = BT_ROPE_LINEAR;
-        c->rope_factor = get_num(r, o, "factor", 1.0, 1e6, true, 1.0);
+        p.kind = BT_ROPE_LINEAR;
+        p.factor = get_num(r, o, "factor", 1.0, 1e6, true, 1.0);
     } else if (strcmp(type, "llama3") == 0) {
-        c->rope_kind = BT_ROPE_LLAMA3;
-        c->rope_factor = get_num(r, o, "factor", 1.0, 1e6, true, 1.0);
-        c->rope_low = get_num(r, o, "low_freq_factor", 1e-6, 1e6, true, 1.0);
-        c->rope_high = get_num(r, o, "high_freq_factor", 1e-6, 1e6, true, 4.0);
-        c->rope_original_len =
-            get_num(r, o, "original_max_position_embeddings", 1, 1 << 24, true, 8192);
-        if (c->rope_high <= c->rope_low) {
+        p.kind = BT_ROPE_LLAMA3;
+        p.factor = get_num(r, o, "factor", 1.0, 1e6, true, 1.0);
+        p.low = get_num(r, o, "low_freq_factor", 1e-6, 1e6, true, 1.0);
+        p.high = get_num(r, o, "high_freq_factor", 1e-6, 1e6, true, 4.0);
+        p.original_len = get_num(r, o, "original_max_position_embeddings", 1, 1 << 24, true, 8192);
+        if (p.high <= p.low) {
             fail(r, BT_ERR_INVALID, "%s.high_freq_factor: must be above low_freq_factor", where);
         }
     } else {
@@ -354,11 +398,48 @@ static void read_rope(struct reader *r, struct bt_model_config *c)
              "linear, llama3",
              where, type);
     }
-    double partial = get_num(r, r->root, "partial_rotary_factor", 0, 1, false, 1.0);
-    partial = o ? get_num(r, o, "partial_rotary_factor", 0, 1, false, partial) : partial;
-    if (partial != 1.0) {
+    if (get_num(r, o, "partial_rotary_factor", 0, 1, false, 1.0) != 1.0) {
+        fail(r, BT_ERR_UNSUPPORTED, "%s.partial_rotary_factor: only 1 is supported", where);
+    }
+    return p;
+}
+
+/* Newer files have rope_parameters {rope_theta, rope_type, ...}; older ones rope_theta beside
+ * rope_scaling {rope_type or type, factor, ...}. A file may have all of them, for readers of both
+ * kinds; then they must say the same. */
+static void read_rope(struct reader *r, struct bt_model_config *c)
+{
+    const json_t *newer = field(r->root, "rope_parameters"),
+                 *older = field(r->root, "rope_scaling");
+    double top = get_num(r, r->root, "rope_theta", 1.0, 1e12, false, 10000.0);
+    struct rope p = {.kind = BT_ROPE_DEFAULT, .theta = top};
+    if (older) {
+        p = read_rope_object(r, "rope_scaling", older, top);
+    }
+    if (newer) {
+        struct rope q = read_rope_object(r, "rope_parameters", newer, top);
+        bool has_theta = field(r->root, "rope_theta") || (older && field(older, "rope_theta"));
+        p.theta = has_theta ? p.theta : q.theta;
+        if (older && !same_rope(&p, &q)) {
+            fail(r, BT_ERR_INVALID,
+                 "rope_scaling: does not say the same as rope_parameters; remove the one that does "
+                 "not belong to these weights");
+        }
+        p = q;
+    }
+    if (field(r->root, "rope_theta") && p.theta != top) {
+        fail(r, BT_ERR_INVALID, "rope_theta: is %g, and %g in %s; remove the one that is wrong",
+             top, p.theta, newer ? "rope_parameters" : "rope_scaling");
+    }
+    if (get_num(r, r->root, "partial_rotary_factor", 0, 1, false, 1.0) != 1.0) {
         fail(r, BT_ERR_UNSUPPORTED, "partial_rotary_factor: only 1 is supported");
     }
+    c->rope_kind = p.kind;
+    c->rope_theta = p.theta;
+    c->rope_factor = p.factor;
+    c->rope_low = p.low;
+    c->rope_high = p.high;
+    c->rope_original_len = p.original_len;
     snprintf(c->rope_text, sizeof(c->rope_text),
              "kind=%d theta=%.17g dim=%u factor=%.17g low=%.17g high=%.17g len=%.17g",
              (int)c->rope_kind, c->rope_theta, c->head_dim, c->rope_factor, c->rope_low,
@@ -398,17 +479,23 @@ static void read_token_ids(struct reader *r, struct bt_model_config *c)
 static bt_status_t read_generation(const char *dir, struct bt_model_config *c, char *err,
                                    size_t err_cap)
 {
-    c->temperature = c->top_p = c->repetition_penalty = -1.0f;
+    c->temperature = c->top_p = c->min_p = c->repetition_penalty = -1.0f;
     c->top_k = -1;
+    char why[256];
     struct reader r;
     reader_open(&r, dir, "generation_config.json", false, err, err_cap);
     if (r.status == BT_OK && r.root) {
         read_token_ids(&r, c);
         c->temperature = (float)get_num(&r, r.root, "temperature", 0, 100, false, -1);
         c->top_p = (float)get_num(&r, r.root, "top_p", 0, 1, false, -1);
+        c->min_p = (float)get_num(&r, r.root, "min_p", 0, 1, false, -1);
         c->repetition_penalty =
             (float)get_num(&r, r.root, "repetition_penalty", 1e-3, 1e3, false, -1);
+        c->max_new_tokens = (uint32_t)get_int(&r, "max_new_tokens", 1, INT32_MAX, false, 0);
         c->top_k = (int32_t)get_int(&r, "top_k", -1, 1 << 24, false, -1);
+        if (!bt_model_follows(r.root, BT_MODEL_GENERATION, why, sizeof(why))) {
+            fail(&r, BT_ERR_UNSUPPORTED, "%s; remove it if clients may do without", why);
+        }
     }
     reader_close(&r);
     return r.status;

@@ -24,8 +24,9 @@ struct bt_model_config {
     uint32_t bos, n_eos,
         eos[16]; /* eos: generation_config's, else config's; bos UINT32_MAX: none */
     /* sampling defaults of generation_config.json; negative: not given */
-    float temperature, top_p, repetition_penalty;
+    float temperature, top_p, min_p, repetition_penalty;
     int32_t top_k;
+    uint32_t max_new_tokens; /* of a chat answer whose request names no length; 0: not given */
 };
 
 /* ERR_INVALID / ERR_UNSUPPORTED / ERR_NOT_FOUND; err names file, field and the allowed values. */

@@ -77,7 +77,8 @@ static const struct field fields[] = {
     {"tokens", D, USED, "token ids"},
     /* length and number of answers */
     {"max_tokens", BODY, USED,
-     "completions: 16 unless given; chat: the rest of the context. Prompt and `max_tokens` must "
+     "completions: 16 unless given; chat: the rest of the context, or "
+     "`max_new_tokens` of generation_config.json. Prompt and `max_tokens` must "
      "fit into the context together"},
     {"max_completion_tokens", BODY, USED, "the same as `max_tokens`, and goes before it"},
     {"min_tokens", BODY, USED, "no end before so many tokens"},

@@ -241,6 +241,7 @@ static bool take_sampling(const struct front_model *m, const json_t *root, struc
     int64_t top_k = c->top_k > 0 ? c->top_k : 0, seed = 0;
     s->temperature = c->temperature >= 0 ? c->temperature : 1.0f;
     s->top_p = c->top_p > 0 && c->top_p <= 1 ? c->top_p : 1.0f;
+    s->min_p = c->min_p > 0 ? c->min_p : 0;
     s->repetition_penalty = c->repetition_penalty > 0 ? c->repetition_penalty : 1.0f;
     if (!front_get_num(root, "temperature", 0, false, 100, &s->temperature, e) ||
         !front_get_num(root, "top_p", 0, true, 1, &s->top_p, e) ||
@@ -362,10 +363,13 @@ struct lengths {
 };
 
 /* 0 tokens may be asked for only where the prompt itself is told back. */
-static bool take_lengths(const json_t *root, const struct front_options *opt, struct lengths *l,
-                         struct front_error *e)
+static bool take_lengths(const struct front_model *m, const json_t *root,
+                         const struct front_options *opt, struct lengths *l, struct front_error *e)
 {
-    *l = (struct lengths){.max = opt->chat ? INT32_MAX : 16,
+    uint32_t models = m->config->max_new_tokens;
+    *l = (struct lengths){.max = !opt->chat   ? 16
+                                 : models > 0 ? models
+                                              : INT32_MAX,
                           .max_given = front_has(root, "max_tokens") ||
                                        front_has(root, "max_completion_tokens")};
     if (!front_get_int(root, "max_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
@@ -458,7 +462,7 @@ static bool take_generation(const struct front_model *m, bool chat, const json_t
         !take_look(root, chat, base, opt, e) || !take_sampling(m, root, base, e) ||
         !take_ends(m, root, &base->sampling, opt, e) || !take_bias(m, root, &base->sampling, e) ||
         !take_stops(root, base, e) || !take_salt(root, base, e) ||
-        !take_lengths(root, opt, &l, e)) {
+        !take_lengths(m, root, opt, &l, e)) {
         return false;
     }
     base->n = opt->n;

@@ -316,6 +316,8 @@ static int setup_defaults(void **state)
     model.top_p = 0.9f;
     model.top_k = 20;
     model.repetition_penalty = 1.05f;
+    model.min_p = 0.05f;
+    model.max_new_tokens = 300;
     int rc = setup(state);
     model = own;
     return rc;
@@ -328,6 +330,8 @@ static void test_sampling_defaults(void **state)
     const struct bt_engine_params *s = &now->spec.sampling;
     assert_true(s->temperature == 0.6f && s->top_p == 0.9f && s->repetition_penalty == 1.05f);
     assert_int_equal(s->top_k, 20);
+    assert_true(s->min_p == 0.05f);
+    assert_int_equal(now->spec.max_tokens, 16);
     close(fd);
     WAIT_FOR(n_cancelled == 1);
     /* what the client says wins, the rest stays the model's */
@@ -335,6 +339,7 @@ static void test_sampling_defaults(void **state)
     s = &now->spec.sampling;
     assert_true(s->temperature == 0.0f && s->top_p == 0.9f);
     assert_int_equal(s->top_k, 0);
+    assert_int_equal(now->spec.max_tokens, 300);
     close(fd);
     WAIT_FOR(n_cancelled == 2);
 }

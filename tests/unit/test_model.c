@@ -137,6 +137,101 @@ static void test_rope_spellings(void **state)
     }
 }
 
+/* rope_theta, rope_scaling and rope_parameters may stand beside each other if they agree. */
+static void test_rope_twice(void **state)
+{
+    (void)state;
+#define NEWER ",\"rope_parameters\":{\"rope_type\":"
+#define OLDER ",\"rope_scaling\":{\"rope_type\":"
+    static const char *const good[] = {
+        "{" BASE ",\"rope_theta\":5e5" OLDER "\"llama3\"," SCALED "}" NEWER
+        "\"llama3\",\"rope_theta\":5e5," SCALED "}}",
+        "{" BASE OLDER "\"llama3\"," SCALED "}" NEWER "\"llama3\",\"rope_theta\":5e5," SCALED "}}",
+        "{" BASE ",\"rope_theta\":5e5,\"rope_scaling\":null" NEWER "\"llama3\"," SCALED "}}",
+        "{" BASE OLDER "\"llama3\",\"type\":\"llama3\",\"rope_theta\":5e5," SCALED "}}",
+    };
+    struct bt_model_config first, c;
+    for (size_t i = 0; i < BT_ARRAY_LEN(good); i++) {
+        assert_int_equal(load(good[i], &c), BT_OK);
+        first = i == 0 ? c : first;
+        assert_string_equal(c.rope_text, first.rope_text);
+    }
+    static const struct {
+        const char *text, *what;
+        bt_status_t status;
+    } bad[] = {
+        {"{" BASE OLDER "\"linear\",\"factor\":2}" NEWER "\"default\"}}", "rope_scaling",
+         BT_ERR_INVALID},
+        {"{" BASE OLDER "\"default\"}" NEWER "\"linear\",\"factor\":2}}", "rope_scaling",
+         BT_ERR_INVALID},
+        {"{" BASE OLDER "\"linear\",\"factor\":4}" NEWER "\"linear\",\"factor\":2}}",
+         "rope_scaling", BT_ERR_INVALID},
+        {"{" BASE OLDER "\"yarn\",\"factor\":4}" NEWER "\"default\"}}", "yarn", BT_ERR_UNSUPPORTED},
+        {"{" BASE ",\"rope_theta\":1e4" NEWER "\"default\",\"rope_theta\":5e5}}", "rope_theta",
+         BT_ERR_INVALID},
+        {"{" BASE OLDER "\"linear\",\"type\":\"dynamic\",\"factor\":4}}", "rope_type",
+         BT_ERR_INVALID},
+        {"{" BASE NEWER "\"default\",\"mrope_section\":[16,24,24]}}", "mrope_section",
+         BT_ERR_UNSUPPORTED},
+        {"{" BASE NEWER "\"llama3\",\"attention_factor\":1.5," SCALED "}}", "attention_factor",
+         BT_ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
+        expect_err(load(bad[i].text, &c), bad[i].status, "config.json", bad[i].what);
+    }
+}
+
+/* Keys that change what a model computes are refused by name unless they are neutral. */
+static void test_refused_keys(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *bad, *neutral;
+    } keys[] = {
+        {"attn_logit_softcapping", "50.0", "null"},
+        {"final_logit_softcapping", "30.0", "0"},
+        {"residual_multiplier", "0.22", "1.0"},
+        {"embedding_multiplier", "12", "1"},
+        {"logits_scaling", "8", "1.0"},
+        {"attention_multiplier", "0.0078125", "null"},
+        {"query_pre_attn_scalar", "256", "null"},
+        {"clip_qkv", "8.0", "null"},
+        {"is_causal", "false", "true"},
+        {"num_experts", "64", "0"},
+        {"dual_chunk_attention_config", "{\"chunk_size\":262144}", "null"},
+        {"no_rope_layers", "[1,1]", "[]"},
+        {"qk_norm", "true", "false"},
+        {"v_head_dim", "128", "16"},
+        {"layer_types", "[\"full_attention\"]", "[\"full_attention\",\"full_attention\"]"},
+        {"quantization", "{\"bits\":4}", "null"},
+        {"hidden_activation", "\"gelu_pytorch_tanh\"", "\"silu\""},
+    };
+    struct bt_model_config c;
+    for (size_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
+        char text[1024];
+        snprintf(text, sizeof(text), "{" BASE ",\"%s\":%s}", keys[i].key, keys[i].bad);
+        bt_status_t st = load(text, &c);
+        expect_err(st, st == BT_ERR_INVALID ? st : BT_ERR_UNSUPPORTED, "config.json",
+                   strncmp(keys[i].key, "hidden", 6) == 0 ? "hidden_act" : keys[i].key);
+        snprintf(text, sizeof(text), "{" BASE ",\"%s\":%s}", keys[i].key, keys[i].neutral);
+        assert_int_equal(load(text, &c), BT_OK);
+    }
+    static const char *const bad[] = {"num_beams", "typical_p", "no_repeat_ngram_size"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
+        char text[128];
+        snprintf(text, sizeof(text), "{\"%s\":4}", bad[i]);
+        put("generation_config.json", text, strlen(text));
+        expect_err(load("{" BASE "}", &c), BT_ERR_UNSUPPORTED, "generation_config.json", bad[i]);
+    }
+    static const char full[] =
+        "{\"num_beams\":1,\"typical_p\":1.0,\"no_repeat_ngram_size\":0,\"do_sample\":true,"
+        "\"suppress_tokens\":null,\"min_p\":0.05,\"max_new_tokens\":300}";
+    put("generation_config.json", full, sizeof(full) - 1);
+    assert_int_equal(load("{" BASE "}", &c), BT_OK);
+    assert_true(c.min_p == 0.05f && c.max_new_tokens == 300);
+    drop("generation_config.json");
+}
+
 #define MISTRAL                                                                                    \
     "\"architectures\":[\"MistralForCausalLM\"],\"vocab_size\":100,\"hidden_size\":64,"            \
     "\"intermediate_size\":128,\"num_hidden_layers\":2,\"num_attention_heads\":4,"                 \
@@ -532,6 +627,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shipped),     cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_rope_twice),  cmocka_unit_test(test_refused_keys),
         cmocka_unit_test(test_window),      cmocka_unit_test(test_head_dim),
         cmocka_unit_test(test_bad_configs), cmocka_unit_test(test_good_tensors),
         cmocka_unit_test(test_bad_tensors), cmocka_unit_test(test_shards),
