@@ -171,10 +171,6 @@ static const struct bt_conf_row rows[] = {
      .max = 1048576,
      .doc = "Tokens of an extent, a multiple of kv.block_tokens: prefixes are found in steps of so "
             "many. 512 where a cluster holds millions of blocks. 0: every block is in the index."},
-    {.key = "model.served_name",
-     .type = BT_CONF_STR,
-     .offset = ROW(served_name),
-     .doc = "Model id of the API; by default the base name of model.path."},
     {.key = "model.max_len",
      .type = BT_CONF_INT,
      .offset = ROW(max_model_len),

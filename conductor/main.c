@@ -154,27 +154,27 @@ static void start_requests(struct conductor *c)
         .index_keys_max = (size_t)conf->index_extents,
         .extent_blocks = (uint32_t)(conf->index_extent_tokens / conf->common.kv_block_tokens)};
     c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);
-    struct bt_requests_config rc = {
-        .length_quantile = conf->length_quantile,
-        .max_running = (uint32_t)conf->max_running,
-        .max_overtaking = (uint32_t)conf->max_overtaking,
-        .max_waiting = (uint32_t)conf->max_waiting,
-        .max_replans = (uint32_t)conf->max_replans,
-        .no_worker_ms = (uint32_t)conf->no_worker_ms,
-        .queue_timeout_ms = (uint32_t)conf->queue_timeout_ms,
-        .stall_ms = (uint32_t)conf->stall_ms,
-        .settle_ms = SETTLE_MS,
-        .role_move_ms = (uint32_t)conf->role_move_ms,
-        .ended_ms = (uint32_t)conf->ended_ms,
-        .replica_bytes_per_s = (double)conf->replica_bytes_per_s,
-        .replica_uses = (uint32_t)conf->replica_uses,
-        .block_tokens = (uint32_t)conf->common.kv_block_tokens,
-        .token_bytes = (uint32_t)(c->layout.block_bytes / c->layout.page_tokens),
-        .vocab = c->model.vocab,
-        .root = c->root,
-        .secret = c->secret.bytes,
-        .secret_len = c->secret.len,
-        .model_name = conf->served_name != NULL ? conf->served_name : c->model_id};
+    struct bt_requests_config rc = {.length_quantile = conf->length_quantile,
+                                    .max_running = (uint32_t)conf->max_running,
+                                    .max_overtaking = (uint32_t)conf->max_overtaking,
+                                    .max_waiting = (uint32_t)conf->max_waiting,
+                                    .max_replans = (uint32_t)conf->max_replans,
+                                    .no_worker_ms = (uint32_t)conf->no_worker_ms,
+                                    .queue_timeout_ms = (uint32_t)conf->queue_timeout_ms,
+                                    .stall_ms = (uint32_t)conf->stall_ms,
+                                    .settle_ms = SETTLE_MS,
+                                    .role_move_ms = (uint32_t)conf->role_move_ms,
+                                    .ended_ms = (uint32_t)conf->ended_ms,
+                                    .replica_bytes_per_s = (double)conf->replica_bytes_per_s,
+                                    .replica_uses = (uint32_t)conf->replica_uses,
+                                    .block_tokens = (uint32_t)conf->common.kv_block_tokens,
+                                    .token_bytes =
+                                        (uint32_t)(c->layout.block_bytes / c->layout.page_tokens),
+                                    .vocab = c->model.vocab,
+                                    .root = c->root,
+                                    .secret = c->secret.bytes,
+                                    .secret_len = c->secret.len,
+                                    .model_name = c->model_id};
     c->requests = bt_requests_create(c->loop, c->view, c->tok, &rc, c->metrics);
     apply_sched(c);
 }
@@ -183,8 +183,7 @@ static bool start_front(struct conductor *c)
 {
     const struct bt_conductor_conf *conf = &c->conf;
     struct bt_front_config fc = {.model_path = conf->common.model_path,
-                                 .model_id =
-                                     conf->served_name != NULL ? conf->served_name : c->model_id,
+                                 .model_id = c->model_id,
                                  .model = &c->model,
                                  .max_model_len = (uint32_t)conf->max_model_len,
                                  .allowed_origins = conf->http_allowed_origins,

@@ -66,6 +66,12 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .offset = ROW(model_path),
      .required = true,
      .doc = "Model directory in Hugging Face form (config.json, *.safetensors, tokenizer.json)."},
+    {.key = "model.served_name",
+     .type = BT_CONF_STR,
+     .offset = ROW(model_served_name),
+     .doc =
+         "Name of the model in the API, in metrics, status and logs, the same for all daemons of a "
+         "cluster. By default the base name of model.path."},
     {.key = "model.load_format",
      .type = BT_CONF_STR,
      .offset = ROW(model_load_format),

@@ -60,6 +60,7 @@ struct bt_conf_common {
     char *etcd_tls_ca, *etcd_tls_cert, *etcd_tls_key; /* etcd.tls.*: NULL: as cluster.tls.* */
     char *run_dir;                                    /* run_dir: UNIX sockets and pid files */
     char *model_path;                                 /* model.path */
+    char *model_served_name;                          /* model.served_name or NULL */
     char *model_load_format;                          /* model.load_format: auto|dummy */
     char *model_activations;                          /* model.activations: split|bf16-mlp */
     char *model_kv_dtype;                             /* model.kv_dtype: f16|fp8 */

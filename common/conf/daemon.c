@@ -112,6 +112,9 @@ char *bt_conf_dialled(const char *listen, const char *advertise, int port)
 
 char *bt_conf_model_id(const struct bt_conf_common *c)
 {
+    if (c->model_served_name != NULL && c->model_served_name[0] != '\0') {
+        return bt_strdup(c->model_served_name);
+    }
     const char *path = c->model_path, *end = path + strlen(path);
     while (end > path + 1 && end[-1] == '/') {
         end--;

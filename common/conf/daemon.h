@@ -45,7 +45,8 @@ bool bt_conf_secret_id(const struct bt_conf_common *c, struct bt_secret *s_p) BT
 /* What others dial: advertise if it is not NULL, else the host of listen (host:port) with the port
  * that was bound. The caller frees it. */
 char *bt_conf_dialled(const char *listen, const char *advertise, int port);
-/* Name of the model in model.path: the last part of the path. The caller frees it. */
+/* Name of the model: model.served_name, by default the last part of model.path. The caller frees
+ * it. */
 char *bt_conf_model_id(const struct bt_conf_common *c);
 
 #endif

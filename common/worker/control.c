@@ -98,9 +98,11 @@ void bt_wctl_update_state(struct bt_wctl *w)
     bt_member_set_state(w->member, s);
     if (s == BATON__MEMBER_STATE__READY && w->joined && !w->ready_said) {
         w->ready_said = true;
-        BT_INFO("ready", "name=%s rpc=%s http=%s incarnation=%016llx device=%s pages=%u slots=%u",
+        BT_INFO("ready",
+                "name=%s rpc=%s http=%s incarnation=%016llx model=%s device=%s pages=%u slots=%u",
                 w->conf.name, w->rpc_addr, w->http_addr, (unsigned long long)w->incarnation,
-                bt_log_q(w->core.info->device), w->core.info->pages, w->core.max_slots);
+                bt_log_q(w->model_id), bt_log_q(w->core.info->device), w->core.info->pages,
+                w->core.max_slots);
         bt_notify_status("serving on %s with %u pages, %s", w->rpc_addr, w->core.info->pages,
                          w->core.info->device);
         bt_notify_ready();

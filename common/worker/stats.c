@@ -18,21 +18,23 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     static const char *const reasons[BT_REASONS] = {"stop", "length", "abort", "error", "handoff"};
     struct bt_wstats *s = bt_calloc(1, sizeof(*s));
     struct bt_metrics *m = s->registry = bt_metrics_create();
+    /* Requests and tokens of clients are the conductor's series (vllm:...): one request has up to
+     * two workers, so a sum over all daemons would count it several times. */
     char *name = bt_metrics_label("model_name", model);
     char *l = bt_sprintf("%s,engine=\"0\"", name);
     free(name);
-    s->running = bt_metrics_gauge(m, "vllm:num_requests_running", l,
+    s->running = bt_metrics_gauge(m, "baton_worker_requests_running", l,
                                   "Requests that hold a sequence slot of the engine.");
-    s->waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", l,
+    s->waiting = bt_metrics_gauge(m, "baton_worker_requests_waiting", l,
                                   "Requests that wait for KV to land, a slot or pages.");
     s->kv_usage = bt_metrics_gauge(m, "vllm:kv_cache_usage_perc", l,
                                    "Share of the engine's KV pages in use, 0 to 1.");
-    s->prompt_tokens = bt_metrics_counter(m, "vllm:prompt_tokens_total", l,
+    s->prompt_tokens = bt_metrics_counter(m, "baton_worker_prompt_tokens_total", l,
                                           "Prompt tokens computed (recomputation included).");
-    s->prompt_cached = bt_metrics_counter(m, "vllm:prompt_tokens_cached_total", l,
+    s->prompt_cached = bt_metrics_counter(m, "baton_worker_prompt_tokens_cached_total", l,
                                           "Prompt tokens whose KV was loaded and not computed.");
     s->generation_tokens =
-        bt_metrics_counter(m, "vllm:generation_tokens_total", l, "Tokens sampled.");
+        bt_metrics_counter(m, "baton_worker_generation_tokens_total", l, "Tokens sampled.");
     s->preemptions = bt_metrics_counter(m, "vllm:num_preemptions_total", l,
                                         "Times a row lost its pages to an older one.");
     s->reloaded = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"reloaded\"",
@@ -46,7 +48,7 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     for (int i = 0; i < BT_REASONS; i++) {
         char *fl = bt_sprintf("%s,finished_reason=\"%s\"", l, reasons[i]);
         s->finished[i] =
-            bt_metrics_counter(m, "vllm:request_success_total", fl,
+            bt_metrics_counter(m, "baton_worker_requests_ended_total", fl,
                                "Requests that ended on this worker, by reason; handoff: prefilled "
                                "here, decoded elsewhere.");
         free(fl);
@@ -54,7 +56,7 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     s->iteration_tokens =
         bt_metrics_histogram(m, "vllm:iteration_tokens_total", l, "Tokens of one engine step.",
                              tokens_bounds, BT_ARRAY_LEN(tokens_bounds));
-    s->queue_time = bt_metrics_histogram(m, "vllm:request_queue_time_seconds", l,
+    s->queue_time = bt_metrics_histogram(m, "baton_worker_queue_seconds", l,
                                          "From submission to slot and pages.", queue_bounds,
                                          BT_ARRAY_LEN(queue_bounds));
     s->steps = bt_metrics_counter(m, "baton_worker_steps_total", NULL, "Engine steps.");

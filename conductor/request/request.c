@@ -312,6 +312,7 @@ void bt_request_prefill_done(struct bt_request *r, const Baton__PrefillDone *p, 
     if (p->start_ns > received_wall_ns) {
         r->usage.queue_ms = (double)(p->start_ns - received_wall_ns) / 1e6;
     }
+    bt_metric_observe(r->rs->m.queue, BT_MAX(r->usage.queue_ms, 0.0) / 1e3);
 }
 
 void bt_request_flow_done(struct bt_request *r, const Baton__FlowDone *d)

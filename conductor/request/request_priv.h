@@ -198,8 +198,8 @@ struct bt_requests {
     bool draining;
     struct bt_timer pump, tick;
     struct {
-        struct bt_metric *ttft, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting, *prompt,
-            *generation;
+        struct bt_metric *ttft, *queue, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting,
+            *prompt, *generation;
         struct bt_metric *ttft_error, *tbt_error;
         struct bt_metric *replanned, *stuck, *moved, *stale, *ended_late, *cached;
         struct bt_metric *fetch_plans, *fetch_tokens, *places_short;

@@ -380,7 +380,11 @@ static void register_latencies(struct bt_requests *rs)
                                  0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
     static const double e2e[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+    static const double queue[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
     struct bt_metrics *m = rs->metrics;
+    rs->m.queue = bt_metrics_histogram(m, "vllm:request_queue_time_seconds", rs->labels,
+                                       "From the request's last byte to the start of its prefill.",
+                                       queue, BT_ARRAY_LEN(queue));
     rs->m.ttft = bt_metrics_histogram(m, "vllm:time_to_first_token_seconds", rs->labels,
                                       "From the request's last byte to its first token.", ttft,
                                       BT_ARRAY_LEN(ttft));

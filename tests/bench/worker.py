@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
 from worker_node import Node, Session, pack  # noqa: E402
 
 STREAMS, PROMPT, TOKENS, SECONDS = 256, 16, 8000, 4.0
-TOTAL, RUNNING = "vllm:generation_tokens_total", "vllm:num_requests_running"
+TOTAL, RUNNING = "baton_worker_generation_tokens_total", "baton_worker_requests_running"
 
 
 def cpu_s(pid):

@@ -98,7 +98,7 @@ class Restarts:
         for m in self.members(kind):
             if m["session_up"]:
                 v = scrape(m["http"])
-                out[m["node"]] = sum(x for k, x in v.items() if k.startswith("vllm:num_requests_running"))
+                out[m["node"]] = sum(x for k, x in v.items() if k.startswith("baton_worker_requests_running"))
         return out
 
     def second_conductor(self):

@@ -69,7 +69,7 @@ def test_a_stop_string_ends_one_choice_at_its_worker(cluster):
     """The choices that have met their stop string are not generated on behind it."""
     def generated():
         return sum(v for d in cluster.status() if d["daemon"] in ("prefill", "decode")
-                   for k, v in scrape(d["http"]).items() if k.startswith("vllm:generation_tokens_total"))
+                   for k, v in scrape(d["http"]).items() if k.startswith("baton_worker_generation_tokens_total"))
     body = {"prompt": PROMPTS[0], "max_tokens": 400, "temperature": 0.9, "seed": 7, "n": 4,
             "ignore_eos": True}
     free = texts(cluster.post("/v1/completions", body))

@@ -1,6 +1,7 @@
 """The conductor's own life: drain, etcd away, one role left, clients that go away, admission."""
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -114,7 +115,7 @@ def test_clients_that_go_away_leave_nothing(cluster):
     def quiet():
         m = {k: cluster.metrics(k) for k in ("conductor", "prefill", "decode", "kvstore")}
         running = [v for k in ("conductor", "prefill", "decode") for n, v in m[k].items()
-                   if n.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting"))]
+                   if re.match("(vllm:num|baton_worker)_requests_(running|waiting)", n)]
         held = [v for i in range(2) for n, v in cluster.metrics("kvstore", i).items()
                 if n == "baton_pool_leases" or n == 'baton_pool_slots{state="writing"}']
         return running and held and sum(running) == 0 and sum(held) == 0

@@ -309,6 +309,6 @@ def loads(c):
     out = []
     for kind in ("prefill", "decode"):
         m = c.metrics(kind)
-        out.append({w: next(v for k, v in m.items() if k.startswith(f"vllm:num_requests_{w}"))
+        out.append({w: next(v for k, v in m.items() if k.startswith(f"baton_worker_requests_{w}"))
                     for w in ("running", "waiting")})
     return out

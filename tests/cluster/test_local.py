@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from conftest import BUILD, CTL, LOCAL, ROOT, Cluster
+from conftest import BUILD, CTL, LOCAL, ROOT, Cluster, scrape
 
 
 def run(*args, env=None):
@@ -274,6 +274,35 @@ def test_up_waits_for_all_it_was_asked_for_on_ipv6_too(tmp_path):
         assert 'model_name="a \\"model\\" {x}"' in text
     finally:
         assert run(LOCAL, "down", "--dir", state)[0] == 0
+
+
+def test_one_name_and_right_sums():
+    """The served name reaches every daemon, and sums over all daemons count a request and its tokens once."""
+    c = Cluster("--model", os.path.join(ROOT, "deploy/models/shakespeare-draft-1m"), "--set", "all.model.served_name=shop/7b")
+    try:
+        assert c.model == "shop/7b"
+        usage = c.complete("To be, or not to be", 20, ignore_eos=True, n=2)["usage"]
+        daemons = [d for d in c.status() if d["http"]]
+        sums = {}
+        for d in daemons:
+            for name, v in scrape(d["http"]).items():
+                assert "model_name" not in name or 'model_name="shop/7b"' in name, (d, name)
+                key = name.split("{")[0]
+                sums[key] = sums.get(key, 0) + v
+        assert {d["daemon"] for d in daemons} >= {"conductor", "prefill", "decode"}
+        assert sums["vllm:generation_tokens_total"] == usage["completion_tokens"] == 40
+        assert sums["vllm:prompt_tokens_total"] == usage["prompt_tokens"]
+        assert sums["vllm:request_success_total"] == 2  # one a choice
+        assert sums["vllm:request_queue_time_seconds_count"] == 1
+        assert sums["vllm:time_to_first_token_seconds_count"] >= 1
+        with open(os.path.join(c.state_dir, "conductor.addr")) as f:
+            rc, out, _ = run(CTL, "--addr", f.read().strip(), "status")
+        assert rc == 0 and re.search("^model +shop/7b$", out, re.M), out
+        for name in ("conductor", "prefill", "decode"):
+            log = c.logs()
+            assert "model=shop/7b" in log.split(f"== {name}")[1].split("\n== ")[0], log
+    finally:
+        c.stop()
 
 
 def shared_memory_of(cluster):

@@ -155,8 +155,8 @@ def test_a_client_that_goes_away_frees_everything(make_cluster):
         w = [c.metrics("prefill"), c.metrics("decode")]
         k = [c.metrics("kvstore", i) for i in range(2)]
         running = sum(v for m in w for n, v in m.items()
-                      if n.startswith("vllm:num_requests_running") or
-                      n.startswith("vllm:num_requests_waiting"))
+                      if n.startswith("baton_worker_requests_running") or
+                      n.startswith("baton_worker_requests_waiting"))
         pages = sum(v for m in w for n, v in m.items() if n.startswith("vllm:kv_cache_usage_perc"))
         leases = sum(m["baton_pool_leases"] for m in k)
         writing = sum(m['baton_pool_slots{state="writing"}'] for m in k)

@@ -105,7 +105,7 @@ def test_under_load_no_request_fails_and_no_token_differs(four):
             serve(6)
             if what in ("prefill", "decode"):
                 # It does that work now: what the conductor plans arrives there.
-                kind = "vllm:prompt_tokens_total" if what == "prefill" else "vllm:generation_tokens_total"
+                kind = "baton_worker_prompt_tokens_total" if what == "prefill" else "baton_worker_generation_tokens_total"
                 before = sampled(c, name, kind)
 
                 def works():  # with prompts that nobody has cached: nothing draws them elsewhere

@@ -303,6 +303,10 @@ static void addresses_and_names(void **state)
         char *id = bt_conf_model_id(&common);
         assert_string_equal(id, table[i].id);
         free(id);
+        common.model_served_name = (char *)(uintptr_t) "shop";
+        id = bt_conf_model_id(&common);
+        assert_string_equal(id, "shop");
+        free(id);
     }
     char *addr = bt_conf_dialled("[::1]:0", NULL, 7001);
     assert_string_equal(addr, "[::1]:7001");
