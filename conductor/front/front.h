@@ -69,7 +69,8 @@ bool bt_front_has_keys(const struct bt_front *f);
 /* The tenant of this name, or of the key whose digest (SHA-256, its first 16 bytes in hex) this is;
  * NULL: no key has it. Valid as long as the front. */
 const char *bt_front_tenant(const struct bt_front *f, const char *name);
-/* Token ids of a body as /tokenize takes it (prompt, or messages), for whoever is no HTTP client.
+/* Token ids of the prompt of a body as /tokenize or a generation takes it, for whoever is no HTTP
+ * client.
  * done is called later, once: with ids, or with NULL and why. Both are valid during the call. */
 void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
                      void (*done)(void *arg, const struct bt_tokens *ids, const char *why),

@@ -164,6 +164,9 @@ static const struct field fields[] = {
     {"max_new_tokens", BODY, REFUSED, "use `max_tokens`"},
     {"max_output_tokens", BODY, REFUSED, "use `max_tokens`"},
     {"n_predict", BODY, REFUSED, "use `max_tokens`"},
+    {"repeat_penalty", BODY, REFUSED, "use `repetition_penalty`"},
+    {"enable_thinking", M | T, REFUSED, "use `chat_template_kwargs`"},
+    {"thinking", M, REFUSED, "use `chat_template_kwargs`"},
     {"stop_sequences", BODY, REFUSED, "use `stop`"},
     {"do_sample", BODY, REFUSED, "use `temperature`"},
     {"extra_body", BODY, REFUSED, "its fields belong into the body itself"},
@@ -175,6 +178,7 @@ static const struct field fields[] = {
     {"tools", C | M | T, REFUSED, "tools"},
     {"functions", BODY, REFUSED, "tools"},
     {"function_call", C | M | T, REFUSED, "tools"},
+    {"tool_prompt", BODY, REFUSED, "tools"},
     {"tool_choice", BODY, REFUSED, "tools"},
     {"audio", BODY, REFUSED, "other kinds of content"},
     {"modalities", BODY, REFUSED, "other kinds of content"},
@@ -247,6 +251,9 @@ static const struct neutral {
     {"max_output_tokens", is_null, "null"},
     {"n_predict", is_null, "null"},
     {"do_sample", is_null, "null"},
+    {"repeat_penalty", is_one, "1"},
+    {"enable_thinking", is_null, "null"},
+    {"thinking", is_null, "null"},
     {"tool_choice", is_no_tool, "`none`, `auto`"},
     {"modalities", are_text, "[`text`]"},
     {"web_search_options", is_null, "null"},
@@ -300,7 +307,7 @@ static const struct field *find(const char *name, unsigned kinds)
 
 /* The field that was meant. A third of the letters may be wrong: further away it is another word.
  */
-static const char *nearest(const char *name, enum front_object kind)
+static const char *nearest(const char *name, unsigned kind)
 {
     const char *best = NULL;
     unsigned best_d = BT_MIN((unsigned)strnlen(name, 16) / 3, 3u) + 1;
@@ -315,8 +322,7 @@ static const char *nearest(const char *name, enum front_object kind)
     return best;
 }
 
-static bool unknown(const char *name, enum front_object kind, const char *prefix,
-                    struct front_error *e)
+static bool unknown(const char *name, unsigned kind, const char *prefix, struct front_error *e)
 {
     static const unsigned bodies = C | M | T | D;
     char param[64];
@@ -358,16 +364,16 @@ static bool refuse(const struct field *f, const json_t *v, const char *prefix,
     return true;
 }
 
-bool front_fields_check(const json_t *object, enum front_object kind, const char *prefix,
+bool front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
                         struct front_error *e)
 {
     const char *name;
     json_t *v;
     json_object_foreach((json_t *)object, name, v)
     {
-        const struct field *f = find(name, kind);
+        const struct field *f = find(name, kinds);
         if (f == NULL) {
-            return unknown(name, kind, prefix, e);
+            return unknown(name, kinds, prefix, e);
         }
         if (f->answer == REFUSED && refuse(f, v, prefix, e)) {
             return false;

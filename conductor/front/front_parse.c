@@ -499,8 +499,9 @@ bool front_parse_generation(const struct front_model *m, bool chat, const void *
 
 /* ---- /tokenize and /detokenize ---- */
 
-bool front_parse_tokenize(const struct front_model *m, const void *body, size_t len,
-                          struct bt_tokens *out, bool *want_strings_p, struct front_error *e)
+/* fields: of enum front_object, what the body may have. */
+static bool tokenize(const struct front_model *m, unsigned fields, const void *body, size_t len,
+                     struct bt_tokens *out, bool *want_strings_p, struct front_error *e)
 {
     json_t *root = front_json_parse(body, len, e);
     if (root == NULL) {
@@ -517,7 +518,7 @@ bool front_parse_tokenize(const struct front_model *m, const void *body, size_t 
         return front_fail(e, 400, "prompt", "invalid_value",
                           "'prompt' and 'messages' exclude each other; give one");
     }
-    bool ok = check_model(m, root, e) && front_fields_check(root, FRONT_TOKENIZE, "", e) &&
+    bool ok = check_model(m, root, e) && front_fields_check(root, fields, "", e) &&
               front_get_bool(root, "return_token_strs", want_strings_p, e) &&
               (chat ? front_take_chat(m, root, out, e)
                     : front_take_prompts(m, root, false, false, &prompts, e));
@@ -532,6 +533,19 @@ bool front_parse_tokenize(const struct front_model *m, const void *body, size_t 
     front_prompts_cleanup(&prompts);
     json_decref(root);
     return ok;
+}
+
+bool front_parse_tokenize(const struct front_model *m, const void *body, size_t len,
+                          struct bt_tokens *out, bool *want_strings_p, struct front_error *e)
+{
+    return tokenize(m, FRONT_TOKENIZE, body, len, out, want_strings_p, e);
+}
+
+bool front_parse_prompt(const struct front_model *m, const void *body, size_t len,
+                        struct bt_tokens *out, struct front_error *e)
+{
+    bool strings;
+    return tokenize(m, FRONT_TOKENIZE | FRONT_COMPLETION | FRONT_CHAT, body, len, out, &strings, e);
 }
 
 bool front_parse_detokenize(const struct front_model *m, const void *body, size_t len,

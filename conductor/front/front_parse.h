@@ -34,6 +34,9 @@ void front_generation_cleanup(struct front_generation *g);
 /* POST /tokenize: prompt, or messages + add_generation_prompt. */
 bool front_parse_tokenize(const struct front_model *m, const void *body, size_t len,
                           struct bt_tokens *out, bool *want_strings_p, struct front_error *e);
+/* The prompt of a generation's body, whose other fields are only checked for their names. */
+bool front_parse_prompt(const struct front_model *m, const void *body, size_t len,
+                        struct bt_tokens *out, struct front_error *e);
 /* POST /detokenize: tokens. */
 bool front_parse_detokenize(const struct front_model *m, const void *body, size_t len,
                             struct bt_tokens *out, struct front_error *e);

@@ -24,8 +24,7 @@ static struct tokens_task *task_of(struct front_task *t)
 static void run(const struct front_model *m, struct front_task *task)
 {
     struct tokens_task *t = task_of(task);
-    bool strings;
-    t->ok = front_parse_tokenize(m, t->body, t->len, &t->ids, &strings, &t->e);
+    t->ok = front_parse_prompt(m, t->body, t->len, &t->ids, &t->e);
 }
 
 static void finish(struct tokens_task *t, const char *why)

@@ -161,6 +161,8 @@ def test_prompts_chats_and_requests_can_be_named(pool, tmp_path):
     system = [{"role": "system", "content": "You speak as the Chorus does. " * 12}]
     (tmp_path / "chat.json").write_text(json.dumps(system))
     chat = pool.pin("--chat-file", str(tmp_path / "chat.json"), "--ttl", "1h")
+    (tmp_path / "body.json").write_text(json.dumps({"messages": system, "temperature": 0.5, "max_tokens": 9, "stream": True}))
+    assert pool.pin("--chat-file", str(tmp_path / "body.json"), "--ttl", "1h")["id"] == chat["id"]
 
     def ask(content):
         r = pool.c.post("/v1/chat/completions", {"messages": system + [{"role": "user", "content": content}],
