@@ -146,6 +146,12 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
     if (st == BT_OK) {
         st = model(&w);
     }
+    const struct bt_tensor *more = st == BT_OK && w.w ? bt_weights_unused(w.w, c->layers) : NULL;
+    if (more) { /* without it the results would be another model's */
+        snprintf(err, err_cap, "%s/%s: tensor %s: %s has none with this config.json",
+                 conf->model_dir, more->file, more->name, c->architecture);
+        st = BT_ERR_UNSUPPORTED;
+    }
     bt_weights_close(w.w);
     return st;
 }

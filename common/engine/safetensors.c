@@ -500,8 +500,28 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_
                  t->file, name, t->dtype_name);
         return BT_ERR_UNSUPPORTED;
     }
+    w->tensors[t - w->tensors].used = true;
     *t_p = t;
     return BT_OK;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers)
+{
+    for (uint32_t i = 0; i < w->n_tensors; i++) {
+        const struct bt_tensor *t = &w->tensors[i];
+        unsigned layer;
+        if (!t->used && sscanf(t->name, "model.layers.%u.", &layer) == 1 && layer < layers &&
+            (ends_with(t->name, ".weight") || ends_with(t->name, ".bias"))) {
+            return t;
+        }
+    }
+    return NULL;
 }
 
 static float value(const struct bt_tensor *t, uint64_t i)

@@ -25,6 +25,7 @@ struct bt_tensor {
     const uint8_t *data;
     uint64_t bytes;
     uint64_t begin; /* in the file's data area */
+    bool used;      /* bt_weights_want has found it */
 };
 
 struct bt_weights;
@@ -63,6 +64,8 @@ struct bt_weights_wish { /* a tensor that a model's configuration asks for */
  * dtype is none of ours; err names directory or file, tensor and what was wanted. */
 bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
                             const struct bt_tensor **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
+/* A weight or bias of the first `layers` layers that nobody has wanted; NULL: there is none. */
+const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers);
 /* Asks the kernel to read all of t ahead of its use. */
 void bt_tensor_ahead(const struct bt_tensor *t);
 /* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), to out, on several

@@ -124,6 +124,12 @@ def shape_swapped(header, _):
     t["shape"] = t["shape"][::-1]
 
 
+def one_more(header, data):
+    """A bias that this architecture has not: another model's weights."""
+    return {**header, "model.layers.1.self_attn.q_proj.bias":
+            {"dtype": "BF16", "shape": [256], "data_offsets": [len(data), len(data) + 512]}}, data + bytes(512)
+
+
 def overlap(header, _):
     header[first(header)]["data_offsets"][1] += 2
     header[first(header)]["shape"] = [header[first(header)]["data_offsets"][1] // 2]
@@ -172,6 +178,7 @@ MODEL_CASES = {
     "weights-shape": (ENGINE, weights(shape_swapped), [r"down_proj", "shape"]),
     "weights-missing": (ENGINE, weights(lambda h, d: h.update({"model.other.weight": h.pop("model.norm.weight")})),
                         [r"model\.norm\.weight"]),
+    "weights-more": (ENGINE, weights(one_more), [r"layers\.1\.self_attn\.q_proj\.bias", "has none"]),
     "weights-overlap": (ENGINE, weights(overlap), ["overlap"]),
     "weights-overflow": (ENGINE, weights(lambda h, d: h[first(h)].update(shape=[1 << 62, 1 << 62])), ["overflow"]),
     "weights-nan-offset": (ENGINE, weights(lambda h, d: h[first(h)].update(data_offsets=[0, 1e308])), ["data_offsets"]),
@@ -182,7 +189,7 @@ MODEL_CASES = {
     "index-empty": (ENGINE, index("{}"), [r"index\.json", "weight_map"]),
     # tokenizer and its companions
     "no-tokenizer": (FRONT, text("tokenizer.json", None), [r"tokenizer\.json", "No such file"]),
-    "tokenizer-html": (FRONT, text("tokenizer.json", "<html>"), [r"tokenizer\.json", "line 1"]),
+    "tokenizer-html": (FRONT + ENGINE, text("tokenizer.json", "<html>"), [r"tokenizer\.json"]),
     "tokenizer-merge": (FRONT, edit("tokenizer.json")(lambda j: j["model"]["merges"].append(["qqq", "zzz"])),
                         ["merges", "qqq"]),
     "tokenizer-vocab": (FRONT, both(config(vocab_size=300, bos_token_id=1, eos_token_id=2),
