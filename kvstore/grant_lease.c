@@ -171,9 +171,10 @@ static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_
         size_t at = used;
         for (size_t k = 0; k < to[s].n_runs; k++) {
             uint64_t begin = to[s].first[k], end = begin + to[s].count[k];
-            if (end > first) {
-                runs[used] = (uint32_t)(BT_MAX(begin, (uint64_t)first) - first);
-                runs[total + used] = (uint32_t)(end - first) - runs[used];
+            begin = BT_MAX(begin, (uint64_t)first); /* end may lie beyond 2^32 */
+            if (end > begin) {
+                runs[used] = (uint32_t)(begin - first);
+                runs[total + used] = (uint32_t)BT_MIN(end - begin, (uint64_t)UINT32_MAX);
                 used++;
             }
         }

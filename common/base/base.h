@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #include "common/base/assert.h"
@@ -37,6 +38,17 @@ static inline uint64_t bt_real_ns(void)
 void *bt_malloc(size_t size);
 void *bt_calloc(size_t n, size_t size);
 void *bt_realloc(void *ptr, size_t size);
+/* memcpy and memcmp (0: equal) of n bytes that may be none, at addresses that may then be NULL. */
+static inline void bt_copy(void *to, const void *from, size_t n)
+{
+    if (n > 0) {
+        memcpy(to, from, n);
+    }
+}
+static inline int bt_compare(const void *a, const void *b, size_t n)
+{
+    return n > 0 ? memcmp(a, b, n) : 0;
+}
 /* What git describe said when this was built; static. */
 const char *bt_version(void);
 

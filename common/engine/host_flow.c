@@ -63,7 +63,7 @@ bt_status_t bt_host_flow_add(struct bt_host *h, uint32_t flow, const struct bt_e
         f->cap = BT_MAX(f->n + n, f->cap * 2);
         f->blocks = bt_realloc(f->blocks, f->cap * sizeof(*f->blocks));
     }
-    memcpy(f->blocks + f->n, b, n * sizeof(*b));
+    bt_copy(f->blocks + f->n, b, n * sizeof(*b));
     f->n += n;
     return BT_OK;
 }

@@ -258,7 +258,7 @@ bool bt_etcd_kv_open(const Etcdserverpb__KeyValue *pb, struct bt_etcd_kv *kv)
         return false;
     }
     char *key = bt_malloc(pb->key.len + 1);
-    memcpy(key, pb->key.data, pb->key.len);
+    bt_copy(key, pb->key.data, pb->key.len);
     key[pb->key.len] = '\0';
     *kv = (struct bt_etcd_kv){.key = key,
                               .value = pb->value.data,

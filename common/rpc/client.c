@@ -302,7 +302,7 @@ int bt_rpc_unary_blocking(const struct bt_rpc_question *q, void **reply_p, size_
         struct bt_rpc_bytes b;
         bt_rpc_bytes_open(u.recv_bb, &b);
         *reply_p = bt_malloc(b.len + 1);
-        memcpy(*reply_p, b.data, b.len);
+        bt_copy(*reply_p, b.data, b.len);
         ((char *)*reply_p)[b.len] = '\0';
         *reply_len_p = b.len;
         bt_rpc_bytes_close(&b);

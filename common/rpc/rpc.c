@@ -298,7 +298,7 @@ grpc_byte_buffer *bt_rpc_byte_buffer_iov(const struct iovec *iov, size_t n, size
     grpc_slice slice = grpc_slice_malloc(len);
     uint8_t *to = GRPC_SLICE_START_PTR(slice);
     for (size_t i = 0; i < n; i++) {
-        memcpy(to, iov[i].iov_base, iov[i].iov_len);
+        bt_copy(to, iov[i].iov_base, iov[i].iov_len);
         to += iov[i].iov_len;
     }
     grpc_byte_buffer *bb = grpc_raw_byte_buffer_create(&slice, 1);

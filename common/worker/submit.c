@@ -177,7 +177,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
     r->session = session;
     r->attach = w->attach;
     memcpy(r->root.b, m->root_key.data, sizeof(r->root.b));
-    memcpy(r->tokens, m->tokens.data, m->tokens.len);
+    bt_copy(r->tokens, m->tokens.data, m->tokens.len);
     /* The prefill worker's part is done with the first choice's first token. */
     for (uint32_t i = 1; i < m->n && m->phases != BATON__PHASES__PREFILL; i++) {
         bt_wreq_add_choice(r, m->choice + i, block);

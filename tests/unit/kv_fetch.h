@@ -37,7 +37,7 @@ static inline void reserve_from(struct node *n, void *session, uint64_t request,
     }
     r.request = request;
     r.epoch = epoch;
-    r.keys.data = (uint8_t *)keys;
+    r.keys.data = full > 0 ? (uint8_t *)keys : NULL; /* as protobuf-c has it */
     r.keys.len = full * 32;
     r.n_tokens = n_tokens;
     r.keep = true;
