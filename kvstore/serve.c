@@ -20,7 +20,8 @@ struct session {
     struct bt_timer timer; /* heartbeat and silence, or the end that must come later */
     char *name;            /* of the conductor, after its hello */
     uint64_t heard_ns, looked_ns, seq;
-    uint64_t pins_version; /* as the conductor was told; 0: never */
+    uint64_t pins_version;           /* as the conductor was told; 0: never */
+    struct bt_blocks_reader *blocks; /* NULL: none */
     bool hello, broken;
 };
 
@@ -38,6 +39,7 @@ static void session_free(struct session *x)
     bt_timer_stop(x->s->c.loop, &x->timer);
     bt_list_remove(&x->link);
     x->s->n_sessions--;
+    bt_blocks_close(x->blocks, "its session has ended");
     if (x->hello) {
         bt_grants_session_end(x->s->grants, x);
     }
@@ -272,9 +274,41 @@ static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const ch
 static const struct bt_rpc_stream_ops session_ops = {.on_message = on_message,
                                                      .on_close = on_close};
 
+static void on_blocks_gone(void *arg)
+{
+    struct session *x = arg;
+    x->blocks = NULL;
+}
+
+/* Block events are part of a session: only who has said its hello over this connection gets them,
+ * and once. */
+static void on_blocks_accept(void *arg, struct bt_rpc_stream *stream)
+{
+    struct bt_serve *s = arg;
+    struct bt_list *i;
+    bt_list_for_each (i, &s->sessions) {
+        struct session *x = BT_CONTAINER_OF(i, struct session, link);
+        if (x->hello && !x->broken && x->blocks == NULL &&
+            bt_rpc_stream_same_connection(x->stream, stream)) {
+            x->blocks = bt_blocks_open(s->blocks, stream, on_blocks_gone, x);
+            return;
+        }
+    }
+    BT_WARN("blocks_refused", "why=%s", bt_log_q("no session of its connection"));
+    bt_rpc_stream_close(
+        stream, BT_GRPC_FAILED_PRECONDITION,
+        "block events go to a session: say SessionHello on a Session stream of this "
+        "connection first, and read one stream of events",
+        true);
+}
+
 static void on_accept(void *arg, struct bt_rpc_stream *stream)
 {
     struct bt_serve *s = arg;
+    if (s->n_sessions >= BT_SERVE_SESSIONS_MAX) {
+        bt_rpc_stream_close(stream, BT_GRPC_EXHAUSTED, "too many sessions of conductors", true);
+        return;
+    }
     struct session *x = bt_calloc(1, sizeof(*x));
     x->s = s;
     x->stream = stream;
@@ -306,7 +340,7 @@ void bt_serve_set_grants(struct bt_serve *s, struct bt_grants *grants)
 void bt_serve_register(struct bt_serve *s, struct bt_rpc_server *server)
 {
     bt_rpc_server_stream(server, "/baton.Kvstore/Session", "conductor", on_accept, s);
-    bt_rpc_server_stream(server, "/baton.Kvstore/Blocks", "conductor", bt_blocks_accept, s->blocks);
+    bt_rpc_server_stream(server, "/baton.Kvstore/Blocks", "conductor", on_blocks_accept, s);
 }
 
 uint32_t bt_serve_sessions(const struct bt_serve *s)

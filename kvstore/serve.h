@@ -11,11 +11,13 @@
 
 #define BT_SERVE_HEARTBEAT_MS 500
 #define BT_SERVE_SILENCE_MS   2000
+#define BT_SERVE_SESSIONS_MAX 128         /* at once: conductors of a cluster are few */
 #define BT_BLOCKS_MSG_BYTES   (60u << 10) /* of keys in one message: the whole stays below 64 KiB */
 #define BT_BLOCKS_PENDING_MAX 16384u      /* deltas a slow reader may be behind before a resync */
 
 struct bt_serve;
 struct bt_blocks;
+struct bt_blocks_reader; /* a stream of block events, of a session */
 
 struct bt_serve_config {
     struct bt_loop *loop;
@@ -43,7 +45,11 @@ void bt_serve_destroy(struct bt_serve *s);
 /* tier: NULL without an SSD. */
 struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
                                    struct bt_tier *tier, uint64_t incarnation);
-void bt_blocks_accept(void *blocks, struct bt_rpc_stream *s);
+/* s becomes a reader. gone: it has ended by itself, and is freed. */
+struct bt_blocks_reader *bt_blocks_open(struct bt_blocks *b, struct bt_rpc_stream *s,
+                                        void (*gone)(void *arg), void *arg);
+void bt_blocks_close(struct bt_blocks_reader *r, const char *why); /* NULL: nothing happens */
+/* No reader is left. */
 void bt_blocks_destroy(struct bt_blocks *b);
 
 #endif

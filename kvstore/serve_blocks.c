@@ -26,8 +26,10 @@ struct event {
     bool added;
 };
 
-struct reader {
+struct bt_blocks_reader {
     struct bt_list link;
+    void (*gone)(void *arg);
+    void *arg;
     struct bt_blocks *b;
     struct bt_rpc_stream *stream;
     uint32_t credit;
@@ -60,7 +62,7 @@ static void arm(struct bt_blocks *b)
 }
 
 /* Starts the reader over. seq jumps: the reader sees the gap even if it missed `reset`. */
-static void resync(struct reader *r)
+static void resync(struct bt_blocks_reader *r)
 {
     r->seq += r->count + 1;
     r->head = r->count = 0;
@@ -93,7 +95,7 @@ static void change(struct bt_blocks *b, bool added, uint32_t pos, const struct b
 {
     struct bt_list *i;
     bt_list_for_each (i, &b->readers) {
-        struct reader *r = BT_CONTAINER_OF(i, struct reader, link);
+        struct bt_blocks_reader *r = BT_CONTAINER_OF(i, struct bt_blocks_reader, link);
         /* With two tiers a removal is told wherever the cursor is: the other may have announced it.
          */
         if (r->reset || ((added || b->tier == NULL) && pos >= r->cursor)) {
@@ -126,7 +128,7 @@ static void on_ssd(void *arg, bool added, uint32_t pos, const struct bt_kv_key *
     }
 }
 
-static bool send_events(struct reader *r, bool added, uint32_t n, size_t bytes)
+static bool send_events(struct bt_blocks_reader *r, bool added, uint32_t n, size_t bytes)
 {
     Baton__BlockEvents m = BATON__BLOCK_EVENTS__INIT;
     m.seq = r->seq;
@@ -155,7 +157,7 @@ static size_t put_added(uint8_t *to, const struct bt_kv_key *key, uint32_t depth
 }
 
 /* One message of the oldest pending deltas of one kind; false: cannot send. */
-static bool pump_deltas(struct reader *r)
+static bool pump_deltas(struct bt_blocks_reader *r)
 {
     bool added = r->ring[r->head].added;
     uint32_t n = 0;
@@ -182,7 +184,7 @@ static bool pump_deltas(struct reader *r)
 }
 
 /* One message of inventory. *scanned bounds the work of one turn. */
-static bool pump_inventory(struct reader *r, uint32_t *scanned)
+static bool pump_inventory(struct bt_blocks_reader *r, uint32_t *scanned)
 {
     uint32_t end = positions(r->b), at = r->cursor, n = 0;
     size_t len = 0;
@@ -205,7 +207,7 @@ static bool pump_inventory(struct reader *r, uint32_t *scanned)
 }
 
 /* Sends what credit allows; true: there is more to do right now. */
-static bool pump(struct reader *r)
+static bool pump(struct bt_blocks_reader *r)
 {
     uint32_t scanned = 0;
     while (r->credit > 0) {
@@ -234,28 +236,35 @@ static void pump_all(void *arg)
     bool more = false;
     b->armed = false;
     bt_list_for_each (i, &b->readers) {
-        more = pump(BT_CONTAINER_OF(i, struct reader, link)) || more;
+        more = pump(BT_CONTAINER_OF(i, struct bt_blocks_reader, link)) || more;
     }
     if (more) {
         arm(b);
     }
 }
 
-static void reader_free(struct reader *r)
+static void reader_free(struct bt_blocks_reader *r)
 {
     bt_list_remove(&r->link);
     free(r->ring);
     free(r);
 }
 
+/* It ends by itself: whose it is lets go of it. */
+static void reader_gone(struct bt_blocks_reader *r)
+{
+    r->gone(r->arg);
+    reader_free(r);
+}
+
 static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, size_t len)
 {
-    struct reader *r = arg;
+    struct bt_blocks_reader *r = arg;
     char why[256];
     Baton__BlocksCredit *m = bt_blocks_credit_unpack(data, len, why, sizeof(why));
     if (m == NULL) {
         bt_rpc_stream_close(s, BT_GRPC_INVALID_ARGUMENT, why, true);
-        reader_free(r);
+        reader_gone(r);
         return;
     }
     r->credit = (uint32_t)BT_MIN((uint64_t)r->credit + m->messages, (uint64_t)UINT32_MAX);
@@ -265,7 +274,7 @@ static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, siz
 
 static void on_writable(void *arg, struct bt_rpc_stream *s)
 {
-    struct reader *r = arg;
+    struct bt_blocks_reader *r = arg;
     (void)s;
     arm(r->b);
 }
@@ -275,22 +284,33 @@ static void on_close(void *arg, struct bt_rpc_stream *s, int code, const char *d
     (void)s;
     (void)code;
     (void)detail;
-    reader_free(arg);
+    reader_gone(arg);
 }
 
 static const struct bt_rpc_stream_ops reader_ops = {
     .on_message = on_message, .on_close = on_close, .on_writable = on_writable};
 
-void bt_blocks_accept(void *blocks, struct bt_rpc_stream *s)
+struct bt_blocks_reader *bt_blocks_open(struct bt_blocks *b, struct bt_rpc_stream *s,
+                                        void (*gone)(void *arg), void *arg)
 {
-    struct bt_blocks *b = blocks;
-    struct reader *r = bt_calloc(1, sizeof(*r));
+    struct bt_blocks_reader *r = bt_calloc(1, sizeof(*r));
     r->b = b;
     r->stream = s;
+    r->gone = gone;
+    r->arg = arg;
     r->reset = true;
     r->ring = bt_calloc(BT_BLOCKS_PENDING_MAX, sizeof(*r->ring));
     bt_list_insert_tail(&b->readers, &r->link);
     bt_rpc_stream_set_arg(s, &reader_ops, r);
+    return r;
+}
+
+void bt_blocks_close(struct bt_blocks_reader *r, const char *why)
+{
+    if (r != NULL) {
+        bt_rpc_stream_close(r->stream, BT_GRPC_UNAVAILABLE, why, true);
+        reader_free(r);
+    }
 }
 
 struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
@@ -320,11 +340,7 @@ void bt_blocks_destroy(struct bt_blocks *b)
         bt_tier_observe(b->tier, NULL, b);
     }
     bt_timer_stop(b->loop, &b->timer);
-    while (!bt_list_empty(&b->readers)) {
-        struct reader *r = BT_CONTAINER_OF(b->readers.next, struct reader, link);
-        bt_rpc_stream_close(r->stream, BT_GRPC_UNAVAILABLE, "the kvstore stops", true);
-        reader_free(r);
-    }
+    BT_ASSERT(bt_list_empty(&b->readers)); /* sessions end first */
     free(b->buf);
     free(b);
 }

@@ -76,6 +76,8 @@ void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_o
 /* Does the certificate at the other end name this role and node? Without TLS: true. On the client
  * side from the first message on. */
 bool bt_rpc_stream_peer_is(const struct bt_rpc_stream *s, const char *role, const char *node);
+/* Server side: did both come over one connection? */
+bool bt_rpc_stream_same_connection(const struct bt_rpc_stream *a, const struct bt_rpc_stream *b);
 /* Owner ends it: the server side sends (code, detail) after what is queued when flush is true;
  * the client side half-closes (flush) or cancels. No callback comes any more. */
 void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, bool flush);
@@ -85,6 +87,9 @@ void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, 
  * be NULL) gets the bound port. ERR_IO with the reason logged when it cannot. */
 bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
                                  struct bt_rpc_server **srv_p, int *port_p) BT_MUST_CHECK;
+/* A stream on which the client says nothing within 5 s ends with DEADLINE, and so does a unary call
+ * whose message does not come. A connection has at most 128 calls and streams, a server 1024 of
+ * either kind; more are told EXHAUSTED. */
 /* Registration comes before start; any other method is answered UNIMPLEMENTED. method:
  * "/pkg.Svc/M". caller: the role whose certificate is asked for, others get PERMISSION_DENIED;
  * NULL: any of the cluster. Without TLS everybody may call. */

@@ -13,6 +13,9 @@
 #define SRV_KEEPALIVE_MS         10000
 #define SRV_KEEPALIVE_TIMEOUT_MS 5000
 #define SRV_PING_INTERVAL_MIN_MS 1000
+#define CONNECTION_STREAMS_MAX   128  /* a daemon needs two, batonctl one */
+#define STREAMS_MAX              1024 /* open at once on one server; calls likewise */
+#define REQUEST_WAIT_MS          5000 /* for the message of a unary call */
 
 struct method {
     struct bt_list link;
@@ -54,6 +57,7 @@ struct bt_rpc_call {
     bool replied;
     grpc_byte_buffer *recv_bb, *send_bb;
     int cancelled;
+    struct bt_timer wait; /* until the request message has come */
     struct bt_rpc_op op_end, op_recv, op_reply;
 };
 
@@ -65,6 +69,7 @@ static void call_put(struct bt_rpc_call *c)
     if (--c->refs > 0) {
         return;
     }
+    bt_timer_stop(c->rpc->loop, &c->wait);
     bt_list_remove(&c->link);
     if (c->recv_bb != NULL) {
         grpc_byte_buffer_destroy(c->recv_bb);
@@ -112,6 +117,7 @@ void bt_rpc_call_reply(struct bt_rpc_call *c, int code, const char *detail, cons
 static void on_request(void *owner, bool success)
 {
     struct bt_rpc_call *c = owner;
+    bt_timer_stop(c->rpc->loop, &c->wait);
     if (!c->replied) { /* replied: bt_rpc_destroy let go of it meanwhile */
         if (!success || c->recv_bb == NULL) {
             bt_rpc_call_reply(c, BT_GRPC_INVALID_ARGUMENT, "the call carries no request message",
@@ -146,6 +152,14 @@ static struct bt_rpc_call *call_new(struct bt_rpc_server *srv, grpc_call *call)
     return c;
 }
 
+/* on_request follows, without a message. */
+static void on_request_timeout(void *arg)
+{
+    struct bt_rpc_call *c = arg;
+    grpc_call_cancel_with_status(c->call, GRPC_STATUS_DEADLINE_EXCEEDED,
+                                 "the call's message did not come within 5 s", NULL);
+}
+
 static void start_unary(struct bt_rpc_server *srv, grpc_call *call, const struct method *m)
 {
     struct bt_rpc_call *c = call_new(srv, call);
@@ -154,6 +168,7 @@ static void start_unary(struct bt_rpc_server *srv, grpc_call *call, const struct
     grpc_op recv = {.op = GRPC_OP_RECV_MESSAGE};
     recv.data.recv_message.recv_message = &c->recv_bb;
     c->refs++;
+    bt_timer_start(c->rpc->loop, &c->wait, REQUEST_WAIT_MS, 0, on_request_timeout, c);
     bt_rpc_batch(c->rpc, c->call, &recv, 1, &c->op_recv);
 }
 
@@ -220,6 +235,15 @@ static void arm(struct accept *a)
     BT_ASSERT(err == GRPC_CALL_OK);
 }
 
+static bool is_full(const struct bt_list *open)
+{
+    size_t n = 0;
+    for (const struct bt_list *i = open->next; i != open && n < STREAMS_MAX; i = i->next) {
+        n++;
+    }
+    return n == STREAMS_MAX;
+}
+
 static void on_accept(void *owner, bool success)
 {
     struct accept *a = owner;
@@ -248,6 +272,8 @@ static void on_accept(void *owner, bool success)
         refuse(srv, call, BT_GRPC_UNIMPLEMENTED, why);
     } else if (!bt_tls_may_call(srv->tls, call, name, m->caller, why, sizeof(why))) {
         refuse(srv, call, BT_GRPC_PERMISSION_DENIED, why);
+    } else if (is_full(m->unary != NULL ? &srv->calls : &srv->streams)) {
+        refuse(srv, call, BT_GRPC_EXHAUSTED, "too many calls and streams are open here");
     } else if (m->unary != NULL) {
         start_unary(srv, call, m);
     } else {
@@ -289,6 +315,9 @@ static grpc_server *make_server(bool bulk)
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
          .value.integer = SRV_PING_INTERVAL_MIN_MS},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
+         .value.integer = CONNECTION_STREAMS_MAX},
         {.type = GRPC_ARG_INTEGER, /* the last: bulk only */
          .key = (char *)GRPC_ARG_HTTP2_MAX_FRAME_SIZE,
          .value.integer = BT_RPC_BULK_FRAME_BYTES},

@@ -8,6 +8,10 @@
 
 #define STREAM_MAGIC 0x73747265u
 
+/* Whoever opens a stream says something on it at once. A peer that is slow to start has seconds;
+ * one that says nothing holds memory of the server's for no more than that. */
+#define FIRST_MESSAGE_MS 5000
+
 struct msg {
     struct msg *next;
     grpc_byte_buffer *bb;
@@ -33,6 +37,7 @@ struct bt_rpc_stream {
     bool finish_wanted; /* half-close or status is to follow the queue */
     bool finish_sent;
     bool want_writable;
+    struct bt_timer first; /* server: runs until the first message has come */
 
     struct msg *head, **tail;
     size_t queued_bytes, queue_max_bytes;
@@ -69,6 +74,7 @@ static void stream_put(struct bt_rpc_stream *s)
     if (--s->refs > 0) {
         return;
     }
+    bt_timer_stop(s->rpc->loop, &s->first);
     bt_list_remove(&s->link);
     if (s->tls != NULL) {
         bt_timer_stop(s->rpc->loop, &s->tls_timer);
@@ -162,6 +168,7 @@ static void on_recv(void *owner, bool success)
     struct bt_rpc_stream *s = owner;
     grpc_byte_buffer *bb = s->recv_bb;
     s->recv_bb = NULL;
+    bt_timer_stop(s->rpc->loop, &s->first);
     if (!success || bb == NULL) {
         s->recv_done = true;
         if (s->server && !s->ended) {
@@ -324,6 +331,15 @@ void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_o
     s->arg = arg;
 }
 
+bool bt_rpc_stream_same_connection(const struct bt_rpc_stream *a, const struct bt_rpc_stream *b)
+{
+    char *x = grpc_call_get_peer(a->call), *y = grpc_call_get_peer(b->call);
+    bool same = strcmp(x, y) == 0; /* "ipv4:ADDRESS:PORT" of the other end */
+    gpr_free(x);
+    gpr_free(y);
+    return same;
+}
+
 bool bt_rpc_stream_peer_is(const struct bt_rpc_stream *s, const char *role, const char *node)
 {
     return bt_tls_call_is(s->tls, s->call, role, node);
@@ -408,6 +424,16 @@ void bt_rpc_stream_start_client(struct bt_rpc_stream *s, bool wait_ready)
     arm_recv(s);
 }
 
+/* Its owner is told by on_end. */
+static void on_first_timeout(void *arg)
+{
+    struct bt_rpc_stream *s = arg;
+    if (!s->ended) {
+        grpc_call_cancel_with_status(s->call, GRPC_STATUS_DEADLINE_EXCEEDED,
+                                     "nothing was said on this stream within 5 s", NULL);
+    }
+}
+
 void bt_rpc_stream_start_server(struct bt_rpc_stream *s, bt_rpc_accept_fn fn, void *arg)
 {
     /* In a batch of its own: it alone says that the client went away. */
@@ -423,6 +449,7 @@ void bt_rpc_stream_start_server(struct bt_rpc_stream *s, bt_rpc_accept_fn fn, vo
     if (s->owner_gone) {
         s->recv_done = true;
     } else {
+        bt_timer_start(s->rpc->loop, &s->first, FIRST_MESSAGE_MS, 0, on_first_timeout, s);
         arm_recv(s);
     }
     stream_put(s);

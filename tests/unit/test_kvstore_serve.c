@@ -10,6 +10,7 @@ static struct bt_rpc *rpc;
 static struct bt_rpc_server *server;
 static struct bt_rpc_channel *channel;
 static struct bt_serve *serve;
+static char target[64];
 
 /* Either kind of stream. Static in each test: the stream may end in teardown, after the test's own
  * frame is gone. */
@@ -156,7 +157,6 @@ static void credit(struct client *c, uint32_t n)
 static int setup(void **state)
 {
     int port;
-    char target[64];
     (void)state;
     node_start(&node, 32, 60000);
     assert_int_equal(bt_rpc_create(node.loop, &rpc), BT_OK);
@@ -279,10 +279,78 @@ static void assert_same(const struct client *c)
     }
 }
 
+/* Block events are a session's: a stranger gets none, a session one stream, and that ends with it.
+ */
+static void blocks_need_a_session(void **state)
+{
+    static struct client s, c, second;
+    (void)state;
+    cache_block(1);
+    dial(&c, true);
+    credit(&c, 1);
+    NODE_UNTIL(&node, c.closed);
+    assert_int_equal(c.code, BT_GRPC_FAILED_PRECONDITION);
+    assert_non_null(strstr(c.detail, "SessionHello"));
+    dial(&s, false); /* a session without its hello is none either */
+    dial(&c, true);
+    NODE_UNTIL(&node, c.closed);
+    hello(&s);
+    dial(&c, true);
+    credit(&c, 1);
+    NODE_UNTIL(&node, c.n_added == 1);
+    dial(&second, true);
+    NODE_UNTIL(&node, second.closed);
+    assert_int_equal(second.code, BT_GRPC_FAILED_PRECONDITION);
+    assert_false(c.closed);
+    bt_rpc_stream_close(s.s, 0, NULL, false);
+    NODE_UNTIL(&node, c.closed);
+}
+
+/* Of another connection, though a session is up. */
+static void blocks_need_the_session_of_their_connection(void **state)
+{
+    static struct client s, c;
+    struct bt_rpc_channel *own = channel, *other;
+    (void)state;
+    dial(&s, false);
+    hello(&s);
+    assert_int_equal(bt_rpc_channel_create(rpc, target, NULL, &other), BT_OK);
+    channel = other;
+    dial(&c, true);
+    NODE_UNTIL(&node, c.closed);
+    assert_int_equal(c.code, BT_GRPC_FAILED_PRECONDITION);
+    channel = own;
+    bt_rpc_channel_destroy(other);
+}
+
+/* Who says nothing on a stream is not kept, nor who gives no credit. */
+static void silent_streams_end(void **state)
+{
+    static struct client s, c;
+    (void)state;
+    dial(&s, false);
+    hello(&s);
+    dial(&c, true);
+    uint64_t t0 = bt_mono_ns();
+    while (!c.closed) {
+        Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
+        Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
+        m.m_case = BATON__TO_KVSTORE__M_HEARTBEAT;
+        m.heartbeat = &h;
+        say(&s, &m);
+        node_poll_ms(&node, 200);
+        assert_true(bt_mono_ns() - t0 < 60000000000ull);
+    }
+    assert_int_equal(c.code, BT_GRPC_DEADLINE);
+    assert_false(s.closed);
+}
+
 static void blocks_follow_credit(void **state)
 {
-    static struct client c;
+    static struct client s, c;
     (void)state;
+    dial(&s, false);
+    hello(&s);
     for (uint32_t b = 0; b < 10; b++) {
         cache_block(b);
     }
@@ -309,8 +377,10 @@ static void blocks_follow_credit(void **state)
 
 static void blocks_overflow_resyncs(void **state)
 {
-    static struct client c;
+    static struct client s, c;
     (void)state;
+    dial(&s, false);
+    hello(&s);
     dial(&c, true);
     credit(&c, 1);
     NODE_UNTIL(&node, c.n_messages == 1); /* the empty inventory */
@@ -378,6 +448,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(session_owns_reservations, setup, teardown),
         cmocka_unit_test_setup_teardown(heartbeats_keep_a_session, setup, teardown),
         cmocka_unit_test_setup_teardown(garbage_ends_a_session, setup, teardown),
+        cmocka_unit_test_setup_teardown(blocks_need_a_session, setup, teardown),
+        cmocka_unit_test_setup_teardown(blocks_need_the_session_of_their_connection, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(silent_streams_end, setup, teardown),
         cmocka_unit_test_setup_teardown(blocks_follow_credit, setup, teardown),
         cmocka_unit_test_setup_teardown(blocks_overflow_resyncs, setup, teardown),
         cmocka_unit_test_setup_teardown(orders_of_copies_are_answered, setup, teardown),
