@@ -56,7 +56,7 @@ void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_a
 {
     /* As much of the prefix as a grant would use. */
     bool whole = r->role == BATON__GRANT_ROLE__RECEIVE || r->streams;
-    a->keys = bt_malloc(r->keys.len + 1); /* the message is not aligned */
+    a->keys = bt_malloc(r->keys.len + 1);        /* the message is not aligned */
     bt_copy(a->keys, r->keys.data, r->keys.len); /* a short prompt has none */
     a->ask =
         (struct bt_gather_ask){.request = r->request,

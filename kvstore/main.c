@@ -43,7 +43,7 @@ struct daemon {
     uint64_t incarnation;
     struct bt_kv_layout layout;
     struct bt_kv_key root;
-    struct bt_secret secret; /* its id only */
+    struct bt_secret secret; /* its id only, once the wire has it */
     char *model_id;
 
     struct bt_loop *loop;
@@ -387,9 +387,15 @@ static bool start_parts(struct daemon *d)
                                 .port = (int)d->conf.wire_port,
                                 .tls = d->tls.cluster,
                                 .bytes_in_flight_max = d->conf.wire_in_flight_bytes,
+                                .secret = d->secret.bytes,
+                                .secret_len = d->secret.len,
                                 .idle_ms = d->conf.wire_idle_ms};
-    if (bt_wire_create(d->loop, d->rpc, d->server, d->slab, &wc, &bt_grants_wire_ops, d->grants,
-                       d->metrics, &d->wire, err, sizeof(err)) != BT_OK) {
+    bt_status_t wired =
+        bt_wire_create(d->loop, d->rpc, d->server, d->slab, &wc, &bt_grants_wire_ops, d->grants,
+                       d->metrics, &d->wire, err, sizeof(err));
+    explicit_bzero(d->secret.bytes, sizeof(d->secret.bytes));
+    d->secret.len = 0;
+    if (wired != BT_OK) {
         BT_ERROR("wire", "why=%s", bt_log_q(err));
         return false;
     }
@@ -494,7 +500,7 @@ int main(int argc, char **argv)
     bt_notify_start(d.loop, bt_conf_env("NOTIFY_SOCKET"), bt_conf_env("WATCHDOG_USEC"),
                     bt_conf_env("WATCHDOG_PID"));
     d.metrics = bt_metrics_create();
-    if (!bt_conf_secret_id(&d.conf.common, &d.secret)) {
+    if (!bt_conf_secret(&d.conf.common, &d.secret)) {
         d.exit_code = BT_EXIT_CONFIG;
     } else if (start_servers(&d) && start_memory(&d) && start_ssd(&d) && start_parts(&d) &&
                join(&d)) {

@@ -1,7 +1,9 @@
 /* SHA-256 over OpenSSL's EVP, hexadecimal. Any thread. */
 #include "common/base/sha256.h"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include <assert.h>
 
@@ -32,6 +34,19 @@ void bt_sha256_finish(struct bt_sha256 *h, uint8_t out[BT_SHA256_LEN])
     unsigned len = 0;
     BT_ASSERT(EVP_DigestFinal_ex((EVP_MD_CTX *)h, out, &len) == 1 && len == BT_SHA256_LEN);
     EVP_MD_CTX_free((EVP_MD_CTX *)h);
+}
+
+void bt_hmac_sha256(const void *key, size_t key_len, const void *p, size_t n,
+                    uint8_t out[BT_SHA256_LEN])
+{
+    unsigned len = 0;
+    BT_ASSERT(HMAC(EVP_sha256(), key, (int)key_len, p, n, out, &len) != NULL &&
+              len == BT_SHA256_LEN);
+}
+
+bool bt_hmac_equal(const void *a, const void *b, size_t n)
+{
+    return CRYPTO_memcmp(a, b, n) == 0;
 }
 
 void bt_hex(const void *p, size_t n, char *out)

@@ -352,6 +352,15 @@ void bt_wire_lane_asked(struct bt_wire_session *s, const Baton__LaneOpen *o)
         bt_wire_session_fail(s, "malformed LaneOpen", BT_GRPC_INVALID_ARGUMENT);
         return;
     }
+    struct bt_wire_way way = {.lane = o->lane,
+                              .card = o->card,
+                              .nonce = o->nonce,
+                              .address = o->ucx_address.data,
+                              .address_len = o->ucx_address.len};
+    if (!bt_wire_member_is(s, &way, &o->address_mac)) {
+        bt_wire_session_fail(s, "LaneOpen without proof of a member", BT_GRPC_PERMISSION_DENIED);
+        return;
+    }
     s->next_lane = o->lane;
     if (o->card >= s->w->n_cards || !bt_wire_card_ready(s->w, o->card)) {
         struct bt_wire_lane no = {.session = s, .x.number = o->lane};
@@ -369,6 +378,14 @@ void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *o
     }
     if (l->x.peer_address != NULL) {
         bt_wire_session_fail(s, "malformed LaneOpened", BT_GRPC_INVALID_ARGUMENT);
+        return;
+    }
+    struct bt_wire_way way = {.lane = o->lane,
+                              .nonce = o->nonce,
+                              .address = o->ucx_address.data,
+                              .address_len = o->ucx_address.len};
+    if (!bt_wire_member_is(s, &way, &o->address_mac)) {
+        bt_wire_session_fail(s, "LaneOpened without proof of a member", BT_GRPC_PERMISSION_DENIED);
         return;
     }
     connect_lane(l, &o->ucx_address, o->nonce);
@@ -435,12 +452,23 @@ static void send_address(struct bt_wire_lane *l)
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
     Baton__LaneOpen ask = BATON__LANE_OPEN__INIT;
     Baton__LaneOpened answer = BATON__LANE_OPENED__INIT;
+    uint8_t mac[BT_WIRE_MAC_BYTES];
     ask.lane = answer.lane = l->x.number;
     ask.nonce = answer.nonce = l->x.nonce;
     ask.ucx_address = answer.ucx_address =
         (ProtobufCBinaryData){.data = l->x.address, .len = l->x.address_len};
     for (uint32_t i = 0; i < s->n_rails; i++) { /* a listener has none */
         ask.card = s->rails[i].lane == l ? s->rails[i].remote : ask.card;
+    }
+    if (s->w->has_secret) {
+        struct bt_wire_way way = {.lane = l->x.number,
+                                  .card = s->dialer ? ask.card : 0,
+                                  .nonce = l->x.nonce,
+                                  .address = l->x.address,
+                                  .address_len = l->x.address_len};
+        bt_wire_member_mac(s, true, &way, mac);
+        ask.address_mac = answer.address_mac =
+            (ProtobufCBinaryData){.data = mac, .len = sizeof(mac)};
     }
     if (s->dialer) {
         m.m_case = BATON__PEER_MSG__M_LANE_OPEN;

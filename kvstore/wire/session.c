@@ -172,6 +172,7 @@ static void send_hello(struct bt_wire_session *s, const struct bt_wire_lane *fir
     Baton__PeerHello h = BATON__PEER_HELLO__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
     Baton__PeerCard rows[BT_NICS_MAX], *cards[BT_NICS_MAX];
+    uint8_t mac[BT_WIRE_MAC_BYTES];
     for (uint32_t i = 0; i < w->n_cards; i++) {
         struct bt_nic *nic = &w->cards[i].card.nic;
         baton__peer_card__init(&rows[i]);
@@ -197,6 +198,14 @@ static void send_hello(struct bt_wire_session *s, const struct bt_wire_lane *fir
         h.ucx_address.data = first->x.address;
         h.ucx_address.len = first->x.address_len;
         h.nonce = first->x.nonce;
+        if (w->has_secret) {
+            struct bt_wire_way way = {.card = h.card,
+                                      .nonce = h.nonce,
+                                      .address = h.ucx_address.data,
+                                      .address_len = h.ucx_address.len};
+            bt_wire_member_mac(s, true, &way, mac);
+            h.address_mac = (ProtobufCBinaryData){.data = mac, .len = sizeof(mac)};
+        }
     }
     m.m_case = BATON__PEER_MSG__M_HELLO;
     m.hello = &h;
@@ -223,6 +232,10 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                                   char *text, size_t cap)
 {
     const struct bt_wire *w = s->w;
+    struct bt_wire_way way = {.card = h->card,
+                              .nonce = h->nonce,
+                              .address = h->ucx_address.data,
+                              .address_len = h->ucx_address.len};
     if (h->version != BT_WIRE_PROTO_VERSION) {
         snprintf(text, cap, "peer protocol version %u, here %u: upgrade the older kvstore",
                  h->version, BT_WIRE_PROTO_VERSION);
@@ -251,6 +264,10 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                  transport_name(h->transport), transport_name(w->transport));
     } else if (h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) {
         snprintf(text, cap, "KV address of 0 bytes");
+    } else if (!bt_wire_member_is(s, &way, &h->address_mac)) {
+        snprintf(text, cap,
+                 "its KV address has no proof of a member of this cluster: the same kv.salt_file "
+                 "everywhere, and no older version");
     } else {
         return NULL;
     }

@@ -393,6 +393,9 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     /* With certificates nobody reads or writes who has none. */
     bool anywhere = conf->allow_routable || (conf->over_grpc && conf->tls != NULL);
     bt_status_t st = start_cards(w, metrics, conf->listen, anywhere, &xc, err, err_cap);
+    if (st == BT_OK) {
+        st = bt_wire_member_init(w, conf, err, err_cap);
+    }
     if (st == BT_OK && conf->over_grpc) {
         st = grpc_address(w, conf->port, grpc_listen, sizeof(grpc_listen), err, err_cap);
         xc.grpc_listen = grpc_listen;

@@ -28,7 +28,9 @@ struct bt_wire_config {
     int port;                     /* kvstore.wire.port: of that, 0: any */
     struct bt_tls *tls;           /* of that, outlives the wire; NULL: plaintext */
     uint64_t bytes_in_flight_max; /* per peer, over all cards */
-    uint64_t idle_ms;             /* a session without flows is closed after so long; 0: 300 s */
+    const void *secret; /* kv.salt_file: by it kvstores know the addresses of members; not kept */
+    size_t secret_len;  /* 0: none */
+    uint64_t idle_ms;   /* a session without flows is closed after so long; 0: 300 s */
 };
 
 struct bt_wire_trailer {

@@ -4,6 +4,7 @@
 #define BT_KVSTORE_WIRE_PRIV_H
 
 #include "common/rpc/pb.h"
+#include "common/rpc/ranges.h"
 #include "kvstore/wire/cards.h"
 #include "kvstore/wire/xfer.h"
 #include "peer.pb-c.h"
@@ -51,6 +52,8 @@ struct bt_wire {
     Baton__KvTransport transport;
     struct bt_wire_card_state cards[BT_NICS_MAX];
     uint32_t n_cards;
+    bool has_secret;
+    uint8_t secret[32]; /* derived from the cluster's */
     struct bt_list peers, sessions;
     struct bt_timer tick;
     uint32_t next_stream;
@@ -179,6 +182,24 @@ void bt_wire_session_unref_lane(struct bt_wire_session *s); /* a lane is gone */
 /* The first lane has its address: the hellos can go. NULL: there is none. */
 void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_lane *first);
 void bt_wire_session_maybe_up(struct bt_wire_session *s);
+
+/* member.c */
+#define BT_WIRE_MAC_BYTES 32
+struct bt_wire_way { /* how an end of a lane is reached */
+    uint32_t lane, card;
+    uint64_t nonce;
+    const void *address;
+    size_t address_len;
+};
+/* ERR_CONFIG: peers cannot be told from strangers here; err says what to do. */
+bt_status_t bt_wire_member_init(struct bt_wire *w, const struct bt_wire_config *conf, char *err,
+                                size_t err_cap) BT_MUST_CHECK;
+/* ours: of what this side sends; else of what the peer has sent. */
+void bt_wire_member_mac(const struct bt_wire_session *s, bool ours, const struct bt_wire_way *way,
+                        uint8_t out[BT_WIRE_MAC_BYTES]);
+/* Did a member send this? True without a secret. */
+bool bt_wire_member_is(const struct bt_wire_session *s, const struct bt_wire_way *way,
+                       const ProtobufCBinaryData *mac);
 
 /* lane.c */
 void bt_wire_lanes_dial(struct bt_wire_session *s); /* the first, before the hello */

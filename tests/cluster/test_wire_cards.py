@@ -8,7 +8,8 @@ import netns
 from wire_peers import Peer
 
 LAYERS = 4
-BIG = dict(seg=131072, layers=LAYERS, slots=600)  # a block is 512 KiB
+# a block is 512 KiB; addresses are not loopback: members have a secret
+BIG = dict(seg=131072, layers=LAYERS, slots=600, secret="a secret of the cluster, 32 bytes")
 
 
 @pytest.fixture(scope="module")

@@ -497,3 +497,60 @@ def test_messages_of_unknown_fetches_are_ignored(world):
     a, b, proxy, free = fetch_through_proxy(world, hook)
     b.wait("done 700 ")
     b.ask("verify 700 5", "verify 700 bad=0 crc_bad=0")
+
+
+# ---- addresses are taken from members only ----
+
+SECRET = "a secret of the cluster, 32 bytes"
+
+
+def refused(world, change, secret=SECRET):
+    """A dialer whose hello is changed on its way: the listener's answer, and that it lives."""
+    b, c, other = world
+    a, d = Peer("a", secret=SECRET), Peer("d", **({"secret": secret} if secret else {}))
+
+    def hook(way, m):
+        if way == "up" and m.WhichOneof("m") == "hello":
+            change(m.hello)
+        yield m
+    proxy = Proxy(a, hook)
+    other += [proxy, d, a]
+    a.grant(1, 1, 64, 32, 5)
+    d.recv(proxy, 1, 1, 64, 32)
+    d.wait("failed 1 ERR_PEER_LOST .*no proof of a member")
+    return a, d
+
+
+def test_members_move_kv(world):
+    a, d = Peer("a", secret=SECRET), Peer("d", secret=SECRET)
+    world[2].extend([a, d])
+    a.grant(1, 1, 64, 32, 5)
+    d.recv(a, 1, 1, 64, 32)
+    a.say("raise 1 8")
+    d.wait("progress 1 8")
+
+
+@pytest.mark.parametrize("field", ["ucx_address", "nonce", "address_mac", "none"])
+def test_a_changed_address_is_not_taken(world, field):
+    def change(h):
+        if field == "nonce":
+            h.nonce ^= 1
+        elif field == "none":
+            h.address_mac = b""
+        else:
+            v = bytearray(getattr(h, field))
+            v[random.randrange(len(v))] ^= 1 << random.randrange(8)
+            setattr(h, field, bytes(v))
+    a, d = refused(world, change)
+    assert a.p.poll() is None and d.p.poll() is None
+
+
+def test_who_has_another_secret_or_none_is_no_member(world):
+    refused(world, lambda h: None, secret="another secret of 32 bytes or more")
+    refused(world, lambda h: None, secret=None)
+
+
+def test_a_short_secret_is_refused():
+    p = subprocess.run([tool(), "name=a", "secret=short"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                       text=True, timeout=20)
+    assert p.returncode == 2 and "kv.salt_file" in p.stderr

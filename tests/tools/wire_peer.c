@@ -962,6 +962,8 @@ int main(int argc, char **argv)
         .layout = &T.layout,
         .root = &root,
         .listen = (const char *const *)listen,
+        .secret = opt(argc, argv, "secret", ""),
+        .secret_len = strlen(opt(argc, argv, "secret", "")),
         .allow_routable = atoi(opt(argc, argv, "allow_routable", "0")) != 0,
         .over_grpc = atoi(opt(argc, argv, "grpc", "0")) != 0,
         .tls = T.tls,
