@@ -81,6 +81,39 @@ static bool was_slab(int fd, const struct stat *st)
            (magic == BT_SLAB_MAGIC || magic == 0);
 }
 
+static bool own_group(gid_t gid)
+{
+    gid_t groups[256];
+    int n = getgroups(BT_ARRAY_LEN(groups), groups);
+    bool own = gid == getegid();
+    for (int i = 0; i < n; i++) {
+        own = own || groups[i] == gid;
+    }
+    return own;
+}
+
+/* NULL, or why another user may hold this file: its folder (/dev/shm) is everybody's, and who has
+ * it open, or has another name for it, writes into the cache. */
+static const char *foreign(const struct stat *st)
+{
+    if (!S_ISREG(st->st_mode)) {
+        return "it is no regular file";
+    }
+    if (st->st_uid != geteuid()) {
+        return "it belongs to another user";
+    }
+    if (!own_group(st->st_gid)) {
+        return "it belongs to a group that is not this user's";
+    }
+    return st->st_nlink > 1 ? "it has more than one name" : NULL;
+}
+
+/* Others than owner and group may open it, or could a moment ago. */
+static bool open_to_others(const struct stat *st)
+{
+    return (st->st_mode & (S_IRWXO | S_ISUID | S_ISGID)) != 0;
+}
+
 /* Is the open file still what path names? */
 static bt_status_t same_file(int fd, const char *path)
 {
@@ -125,13 +158,21 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
             close(fd); /* replaced between open and lock */
             continue;
         }
-        if (by_fd.st_size == 0) {
+        const char *why = foreign(&by_fd);
+        if (why != NULL) {
+            slab_errf(err, cap,
+                      "%s is left as it is: %s. Remove it, or give another kvstore.slab_path", path,
+                      why);
+            close(fd);
+            return BT_ERR_CONFIG;
+        }
+        if (by_fd.st_size == 0 && !open_to_others(&by_fd)) {
             (void)fchmod(fd,
                          0660); /* whatever the umask: workers run as other users of the group */
             *fd_p = fd;
             return BT_OK;
         }
-        if (!was_slab(fd, &by_fd)) {
+        if (by_fd.st_size != 0 && !was_slab(fd, &by_fd)) {
             slab_errf(err, cap,
                       "%s is no slab of a kvstore and is left as it is: remove it, or give another "
                       "kvstore.slab_path",
@@ -482,7 +523,14 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
     struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_OWNER, .l_len = 1};
     struct bt_slab *s = bt_calloc(1, sizeof(*s));
     s->fd = fd;
-    if (fcntl(fd, F_OFD_SETLK, &lk) != 0) {
+    struct stat st;
+    const char *why = fstat(fd, &st) != 0    ? "it cannot be looked at"
+                      : foreign(&st) != NULL ? foreign(&st)
+                      : open_to_others(&st)  ? "everybody may open it"
+                                             : NULL;
+    if (why != NULL) {
+        slab_errf(err, err_cap, "%s", why);
+    } else if (fcntl(fd, F_OFD_SETLK, &lk) != 0) {
         slab_errf(err, err_cap, "it belongs to another running kvstore");
     } else if (!left_fits(fd, &plan, spec->layout, spec->root, err, err_cap)) {
         /* said */

@@ -91,6 +91,16 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
             "kvstore's user may write",
             path, strerror(errno));
     }
+    struct stat is;
+    if (fstat(f->fd, &is) != 0 || !S_ISREG(is.st_mode) || is.st_uid != geteuid() ||
+        is.st_nlink != 1) {
+        close(f->fd);
+        f->fd = -1;
+        return failed(BT_ERR_CONFIG, err, cap,
+                      "kvstore.ssd.path: %s is no regular file of this user with one name (%s); "
+                      "remove it, or give another folder",
+                      path, "left as it is");
+    }
     int why = lock(f->fd);
     if (why != 0) {
         bool busy = why == EAGAIN || why == EACCES;

@@ -315,6 +315,55 @@ static void only_the_own_file_goes(void **state)
 /* `test_slab cut WHO AREA FILE`: a process of its own, because cmocka has SIGBUS for itself. Maps a
  * slab, cuts the file, touches what is gone: does not come back. Areas: the first page, data, and a
  * file that is no slab, mapped where one was. */
+static bt_status_t adopt(struct bt_slab **s_p)
+{
+    struct bt_slab_spec spec = {
+        .path = path, .bytes = 1u << 20, .layout = &layout, .root = &root, .incarnation = 43};
+    return bt_slab_adopt(&spec, 0, s_p, err, sizeof(err));
+}
+
+/* Whoever else may write to the file may write into everybody's cache. */
+static void only_an_own_slab_is_adopted(void **state)
+{
+    struct bt_slab *s = create(1u << 20);
+    char other[160];
+    (void)state;
+    snprintf(other, sizeof(other), "%s-other", path);
+    bt_slab_unmap(s);
+    assert_int_equal(chmod(path, 0666), 0);
+    assert_int_equal(adopt(&s), BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(err, "everybody may open it"));
+    assert_int_equal(chmod(path, 0660), 0);
+    assert_int_equal(link(path, other), 0);
+    assert_int_equal(adopt(&s), BT_ERR_NOT_FOUND);
+    assert_non_null(strstr(err, "more than one name"));
+    unlink(other);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(path, 1, (gid_t)-1), 0);
+        assert_int_equal(adopt(&s), BT_ERR_NOT_FOUND);
+        assert_non_null(strstr(err, "another user"));
+        assert_int_equal(chown(path, 0, 54321), 0);
+        assert_int_equal(adopt(&s), BT_ERR_NOT_FOUND);
+        assert_non_null(strstr(err, "a group that is not"));
+        assert_int_equal(chown(path, 0, getegid()), 0);
+    }
+    assert_int_equal(adopt(&s), BT_OK);
+    bt_slab_unmap(s);
+    /* An empty file that everybody may have open is replaced, not filled. */
+    struct stat before, after;
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(chmod(path, 0666), 0);
+    assert_int_equal(stat(path, &before), 0);
+    int held = open(path, O_RDWR | O_CLOEXEC);
+    s = create(1u << 20);
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_not_equal(before.st_ino, after.st_ino);
+    assert_int_equal(after.st_mode & 07777, 0660);
+    close(held);
+    assert_int_equal(bt_slab_unlink(s, path, err, sizeof(err)), BT_OK);
+    bt_slab_unmap(s);
+}
+
 static int cut_and_touch(char **argv)
 {
     char other[160];
@@ -426,6 +475,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(map_refuses_others, setup, teardown),
         cmocka_unit_test_setup_teardown(crc_is_seeded, setup, teardown),
         cmocka_unit_test_setup_teardown(only_the_own_file_goes, setup, teardown),
+        cmocka_unit_test_setup_teardown(only_an_own_slab_is_adopted, setup, teardown),
         cmocka_unit_test_setup_teardown(cut_while_mapped, setup, teardown),
         cmocka_unit_test_setup_teardown(cut_elsewhere, setup, teardown),
     };
