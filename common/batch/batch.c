@@ -78,19 +78,43 @@ bool bt_batch_joins(const struct bt_batch *b, const struct bt_batch_work *w,
     return before * later < behind * (alone - rest - later);
 }
 
-/* Prompts in order into budget tokens. A prompt that gets nothing ends the round: a younger one
- * must not overtake it into the room that it will need. cost: only such as pay, or in a trial twice
- * as many. */
+/* The tokens, whole blocks of them, that a late prompt at *s computes within BT_BATCH_LATE_NS. */
+static uint32_t late_room(const struct bt_batch *b, const struct bt_batch_seq *s, uint32_t budget)
+{
+    uint32_t least = 1, most = BT_MAX(budget / b->lim.block_tokens, 1u);
+    while (b->cost != NULL && least < most) {
+        uint32_t blocks = least + (most - least + 1) / 2;
+        struct bt_batch_work w = {0};
+        add_prompt(&w, s->pos, (double)blocks * b->lim.block_tokens);
+        if (bt_batch_work_ns(b->cost, &w) <= BT_BATCH_LATE_NS) {
+            least = blocks;
+        } else {
+            most = blocks - 1;
+        }
+    }
+    return b->cost != NULL ? BT_MIN(budget, least * b->lim.block_tokens) : budget;
+}
+
+/* Prompts in order into budget tokens. A late one is in no step of others. A prompt that gets
+ * nothing ends the round: a younger one must not overtake it into the room that it will need. cost:
+ * only such as pay, or in a trial twice as many. */
 static uint32_t fill_prompts(const struct bt_batch *b, uint32_t budget, bool cost,
                              struct bt_batch_row *rows, uint32_t max)
 {
     struct bt_batch_work w = {0};
-    uint32_t n_rows = 0, behind = bt_batch_waiting(b);
+    uint32_t n_rows = 0, behind = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        behind += waits(&b->seqs[i]) && !b->seqs[i].late;
+    }
     for (uint32_t i = 0; i < b->n && n_rows < max && budget > 0; i++) {
         const struct bt_batch_seq *s = &b->seqs[i];
         if (!waits(s)) {
             continue;
         }
+        if (s->late && n_rows > 0) {
+            break;
+        }
+        budget = s->late ? late_room(b, s, budget) : budget;
         uint32_t n = chunk_len(&b->lim, s, budget);
         if (n == 0) {
             break;

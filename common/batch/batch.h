@@ -16,6 +16,10 @@ typedef enum {
     BT_BATCH_DONE = 3     /* rolling forward only: finished */
 } bt_batch_kind_t;
 
+/* A step with the prompts of late ones alone is waited for by whoever comes: it takes no longer
+ * than this, by the cost, or a block. */
+#define BT_BATCH_LATE_NS 50e6
+
 struct bt_batch_seq {
     uint64_t order;        /* arrival: smaller goes first */
     uint32_t pos;          /* next position to compute */
@@ -24,6 +28,7 @@ struct bt_batch_seq {
     uint32_t left;         /* tokens it will still generate, for rolling forward; 0: none */
     uint32_t stop;         /* rows end there too: what follows may come otherwise; 0: nowhere */
     bt_batch_kind_t kind;
+    bool late;        /* PROMPT: it delays nobody: behind all others, and in no step of theirs */
     double waited_ns; /* DECODE: its KV came from elsewhere and it has waited so long for its first
                          step here; 0 after that */
 };

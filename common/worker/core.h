@@ -159,6 +159,11 @@ struct bt_wreq {
     uint32_t *pages;   /* [pages_max] */
     uint32_t tokens[]; /* [len_max + 1] */
 };
+/* Behind all others (the last class): it delays nobody. */
+static inline bool bt_wreq_late(const struct bt_wreq *r)
+{
+    return r->order >> 48 == UINT16_MAX;
+}
 
 /* One block on its way back to the pool. It holds references of its own (page, slab), so that its
  * request may end meanwhile. */

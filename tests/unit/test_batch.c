@@ -52,6 +52,29 @@ static void test_prefill_fills_the_budget_in_order(void **state)
     assert_false(f.rows[2].last);
 }
 
+/* A late prompt is in no step of others, and its own steps are short, for whoever comes then. */
+static void test_late_prompts_give_way(void **state)
+{
+    (void)state;
+    struct fix f;
+    static const struct bt_batch_cost cost = {.token_ns = BT_BATCH_TOKEN_NS(1e6)};
+    init(&f, 1000);
+    f.b.cost = &cost;
+    add(&f, BT_BATCH_PROMPT, 0, 8, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 640, 0);
+    f.seqs[1].late = true;
+    f.b.trial = true;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].seq, 0);
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 1);
+    f.seqs[0].kind = BT_BATCH_DONE;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 48); /* 50 ms, whole blocks */
+    f.seqs[1].late = false;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 640);
+}
+
 /* Prompts of 100 tokens, steps as the batcher gives them: the sum of the times at which they are
  * done, and when all are. */
 static double sum_of_ends(struct fix *f, int n_prompts, const struct bt_batch_cost *c,
@@ -481,6 +504,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefill_fills_the_budget_in_order),
+        cmocka_unit_test(test_late_prompts_give_way),
         cmocka_unit_test(test_prompts_share_a_step_where_it_pays),
         cmocka_unit_test(test_a_wrong_cost_is_found_out),
         cmocka_unit_test(test_rows_end_at_flow_chunks),
