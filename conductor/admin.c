@@ -47,7 +47,6 @@ static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_con
     st->ttft_objective_ms = rc->sched.ttft_objective_ms;
     st->tbt_objective_ms = rc->sched.tbt_objective_ms;
     st->mixed = mixed;
-    st->background_share = rc->sched.background_share;
 }
 
 static void on_status(void *arg, struct bt_rpc_call *call, const void *data, size_t len)

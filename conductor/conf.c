@@ -258,25 +258,6 @@ static const struct bt_conf_row rows[] = {
      .reload = true,
      .doc = "Admission priced: of the time left to the objective a prefill may take (1 - queue / "
             "objective) to this power; the first second of a queue does not count."},
-    {.key = "sched.background_share",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(background_share),
-     .def = "0",
-     .min = 0,
-     .max = 1,
-     .reload = true,
-     .doc = "Policy baton: a prompt that takes longer than the TTFT objective on any worker is "
-            "prefilled late, behind all others, on at most this share of the prefill workers, and "
-            "not refused: what it leaves in the caches brings those that come after it within the "
-            "objective. 1 is best for the cluster. 0: it is refused."},
-    {.key = "sched.background_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(background_ms),
-     .def = "10s",
-     .min = 1,
-     .max = 3600000,
-     .reload = true,
-     .doc = "Policy baton: such prompts wait at most so long."},
     {.key = "sched.demand_price",
      .type = BT_CONF_FLOAT,
      .offset = ROW(demand_price),

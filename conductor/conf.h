@@ -21,9 +21,9 @@ struct bt_conductor_conf {
     int64_t local_prefill_tokens;
     double fetch_ratio;
     uint64_t ttft_objective_ms, tbt_objective_ms;
-    double tbt_margin, length_quantile, demand_price, work_price, work_weight, background_share;
+    double tbt_margin, length_quantile, demand_price, work_price, work_weight;
     double pack_share, mixed_step_share, mixed_gap_share;
-    uint64_t background_ms, role_move_ms, roles_window_ms;
+    uint64_t role_move_ms, roles_window_ms;
     double prefill_tokens_per_s, step_ms;
     uint64_t link_bytes_per_s, replica_bytes_per_s;
     int64_t replica_uses;

@@ -131,9 +131,9 @@ static void apply_sched(struct conductor *c)
     }
     BT_INFO("scheduling",
             "policy=%s admission=%s ttft_objective_ms=%g tbt_objective_ms=%g mixed_step_ms=%g "
-            "mixed_gap_ms=%g background_share=%g",
+            "mixed_gap_ms=%g",
             conf->policy, conf->admission, p.ttft_objective_ms, p.tbt_objective_ms, p.mixed_step_ms,
-            p.mixed_gap_ms, p.background_share);
+            p.mixed_gap_ms);
     for (uint32_t i = 0; (note = bt_sched_conf_note(conf, i)) != NULL; i++) {
         BT_WARN("scheduling_note", "note=%s", bt_log_q(note));
     }

@@ -6,6 +6,8 @@
 
 #include "common/base/buf.h"
 
+#define FOR_EVER_MS 1e15
+
 void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p)
 {
     bool mixes = bt_sched_policy_find(conf->policy)->mixes;
@@ -26,8 +28,8 @@ void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_
         .mixed_step_ms = mixes ? conf->mixed_step_share * tbt_ms : 0,
         .mixed_gap_ms = mixes && conf->mixed_step_share > 0 ? conf->mixed_gap_share * tbt_ms : 0,
         .pack_share = conf->pack_share,
-        .background_share = mixes ? conf->background_share : 0,
-        .background_ms = (double)conf->background_ms,
+        .late_wait_ms = conf->queue_timeout_ms != 0 ? (double)conf->queue_timeout_ms : FOR_EVER_MS,
+        .others_tbt_ms = tbt_ms,
     };
 }
 
@@ -48,6 +50,7 @@ void bt_sched_conf_describe(const void *conf, char *text, size_t cap)
     struct bt_sched_params p;
     struct bt_buf b;
     const char *note;
+    bool mixes = bt_sched_policy_find(c->policy)->mixes;
     bt_sched_conf_params(c, &p);
     bt_buf_init(&b);
     bt_buf_printf(&b, "policy %s, admission %s; ", c->policy, c->admission);
@@ -66,11 +69,9 @@ void bt_sched_conf_describe(const void *conf, char *text, size_t cap)
         bt_buf_printf(&b, "no prompts go beside rows");
     }
     bt_buf_printf(&b, "\n");
-    if (p.background_share > 0 && p.ttft_objective_ms > 0) {
-        bt_buf_printf(&b,
-                      "prompts that no idle worker could have in time are served late, behind all "
-                      "others, on at most %g %% of the prefill workers\n",
-                      100 * p.background_share);
+    if (mixes && strcmp(c->admission, "none") != 0) {
+        bt_buf_printf(&b, "who would miss an objective is served late where that delays nobody "
+                          "in time, and refused otherwise\n");
     }
     for (uint32_t i = 0; (note = bt_sched_conf_note(c, i)) != NULL; i++) {
         bt_buf_printf(&b, "note: %s\n", note);

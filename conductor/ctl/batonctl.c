@@ -159,10 +159,9 @@ static json_t *scheduling_json(const Baton__AdminStatus *s)
 {
     return s->policy[0] == '\0'
                ? json_null()
-               : json_pack("{s:s,s:s,s:f,s:f,s:o,s:f}", "policy", s->policy, "admission",
-                           s->admission, "ttft_objective_ms", s->ttft_objective_ms,
-                           "tbt_objective_ms", s->tbt_objective_ms, "mixed", mixed_json(s->mixed),
-                           "background_share", s->background_share);
+               : json_pack("{s:s,s:s,s:f,s:f,s:o}", "policy", s->policy, "admission", s->admission,
+                           "ttft_objective_ms", s->ttft_objective_ms, "tbt_objective_ms",
+                           s->tbt_objective_ms, "mixed", mixed_json(s->mixed));
 }
 
 static void print_ms(const char *what, double ms)

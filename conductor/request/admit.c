@@ -246,6 +246,8 @@ void bt_requests_uncount(struct bt_request *r)
     if (r->counted) {
         r->counted = false;
         r->rs->n_active--;
+        r->rs->n_late -= r->late;
+        r->late = false;
         bt_view_classes_remove(&r->rs->running, r->class_place, 1);
         r->rs->ended += was_planned(r);
         bt_requests_kick(r->rs);

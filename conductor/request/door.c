@@ -25,30 +25,9 @@ static bool full(struct bt_requests *rs, int32_t priority, const char *tenant)
     return true;
 }
 
-/* A long prompt that no worker could have in time may be prefilled late in the background: is it
- * ruled out that this is one, by the length of its body? */
-static bool short_enough(const struct bt_requests *rs, const struct bt_sched_params *params,
-                         const struct bt_view_snapshot *v, size_t body_bytes)
-{
-    if (!rs->conf.policy->mixes || !(params->background_share > 0) ||
-        params->ttft_objective_ms == 0) {
-        return true;
-    }
-    uint32_t tokens = (uint32_t)BT_MIN(body_bytes, (size_t)UINT32_MAX);
-    for (uint32_t i = 0; i < v->snap.n_workers; i++) {
-        const struct bt_sched_worker *w = &v->workers[i];
-        double rate = bt_request_tokens_per_s(w, BT_MAX(tokens, 1u), params);
-        rate = rate > 0 ? rate : params->prefill_tokens_per_s;
-        double ms = 1e3 * tokens / rate;
-        if (w->prefill && (tokens == 0 || ms >= params->ttft_objective_ms)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* What the shortest prompt would meet, if it had a place at once. Of a longer one no prefill ends
- * earlier, and what of it is cached does not matter to the queue. */
+/* Would the shortest prompt be refused, if it had a place at once? Then so would this one: its
+ * prefill does not end earlier, what of it is cached does not matter to the queue, and late
+ * requests wait for the same time whatever their length. */
 static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint64_t now_ns,
                      struct bt_sched_reject *rej)
 {
@@ -67,9 +46,6 @@ static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint6
                                    .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
     bt_view_snapshot(rs->view, NULL, 0, &v);
     bt_view_overtake(&v, t->knows_priority ? t->priority : INT32_MIN);
-    if (!short_enough(rs, &params, &v, t->body_bytes)) {
-        return false;
-    }
     bt_expect_show(rs, now_ns, &v.snap);
     return bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v.snap, &req, &plan,
                            rej) == BT_SCHED_OVERLOADED;

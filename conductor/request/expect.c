@@ -95,6 +95,7 @@ void bt_expect_settled(struct bt_flight *f, uint64_t now_ns)
 void bt_expect_row(struct bt_flight *f, uint64_t now_ns)
 {
     if (f->expected && f->decode != NULL && !f->decode_ended) {
+        bt_flight_late_over(f);
         f->decode->own_decoding += f->own_rows;
         f->decode->own_decoding_kv += f->own_kv;
         f->decoding = true;

@@ -34,6 +34,11 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     if (f->decode != NULL) {
         f->decode->own_requests += f->own_rows;
         f->decode->own_kv_tokens += f->own_kv;
+        if (f->plan.background) {
+            f->decode->own_late += f->own_rows;
+            f->decode->own_late_kv += f->own_kv;
+            f->late_coming = true;
+        }
         f->rows_place = bt_view_classes_add(&f->decode->own_rows, bt_flight_class(f), f->own_rows);
     }
 }
@@ -56,8 +61,18 @@ void bt_flight_prefilled(struct bt_flight *f)
     f->own_tokens = 0;
 }
 
+void bt_flight_late_over(struct bt_flight *f)
+{
+    if (f->late_coming && f->decode != NULL) {
+        f->decode->own_late -= BT_MIN(f->own_rows, f->decode->own_late);
+        f->decode->own_late_kv -= BT_MIN(f->own_kv, f->decode->own_late_kv);
+        f->late_coming = false;
+    }
+}
+
 static void decode_over(struct bt_flight *f)
 {
+    bt_flight_late_over(f);
     if (!f->decode_ended && f->decode != NULL) {
         f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
         f->decode->own_kv_tokens -= BT_MIN(f->own_kv, f->decode->own_kv_tokens);

@@ -239,6 +239,11 @@ static struct bt_flight *begin_flight(struct bt_lane *k, const struct bt_sched_p
         snprintf(u->decode, sizeof(u->decode), "%s", f->decode->member->name);
     }
     f->plan = *plan;
+    f->plan.background = plan->background || k->r->late; /* planned again: it still is */
+    if (f->plan.background && !k->r->late) {
+        k->r->late = true;
+        k->r->rs->n_late++;
+    }
     f->planned_ns = now_ns;
     f->own_tokens = k->n_tokens - plan->cached_tokens;
     bt_flight_count(f, now_ns);
@@ -257,6 +262,8 @@ struct bt_sched_params bt_request_params(const struct bt_requests *rs, double sl
     struct bt_sched_params p = rs->conf.sched;
     p.ttft_objective_ms = bt_request_objective(slo_ttft_ms, p.ttft_objective_ms);
     p.tbt_objective_ms = bt_request_objective(slo_tbt_ms, p.tbt_objective_ms);
+    /* The other half of the places is for those in time. */
+    p.late_wait_ms = 2 * rs->n_late < rs->conf.max_running ? p.late_wait_ms : 0;
     return p;
 }
 
@@ -314,6 +321,9 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, double 
     if (k->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         params.ttft_objective_ms = params.tbt_objective_ms = 0;
     }
+    if (wait_ms > 0) { /* it waits for a place, or for room: there is none for late ones */
+        params.late_wait_ms = 0;
+    }
     bt_sched_verdict_t verdict =
         bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v->snap, &req, plan, rej);
     if (verdict == BT_SCHED_PLANNED && plan->draining && k->epoch == 0) {
@@ -323,10 +333,12 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, double 
         *rej = (struct bt_sched_reject){.verdict = verdict, .retry_after_s = 1};
         rej->reason = bt_all_drained_text;
     }
-    bool planned = verdict == BT_SCHED_PLANNED;
-    if (planned ? !plan->background : verdict == BT_SCHED_OVERLOADED) {
-        bt_expect_demand(k, now_ns, planned ? plan->compute_ms : rej->compute_ms,
-                         planned ? plan->decode_work : rej->decode_work, planned || rej->by_decode);
+    bool planned = verdict == BT_SCHED_PLANNED, in_time = planned && !plan->background;
+    /* Late ones count as refused. Who could never be in time does not compete with others. */
+    bool counts = !planned || !plan->background || rej->compute_ms <= params.ttft_objective_ms;
+    if (counts && (planned || verdict == BT_SCHED_OVERLOADED)) {
+        bt_expect_demand(k, now_ns, in_time ? plan->compute_ms : rej->compute_ms,
+                         in_time ? plan->decode_work : rej->decode_work, in_time || rej->by_decode);
     }
     if (explain) {
         bt_explain_note(k, v, &params, &req, planned ? plan : NULL, rej);

@@ -67,6 +67,7 @@ struct bt_flight {
     struct bt_sched_plan plan;     /* indices mean nothing any more */
     uint64_t planned_ns;           /* bt_mono_ns */
     bool expected, decoding;       /* in the forecast; counted at decode's own_decoding */
+    bool late_coming;              /* counted at decode's own_late */
     double expect_ready_ms;        /* as the forecast was told */
     double first_token_ms;         /* since planned_ns, of a first plan; 0: not yet */
 };
@@ -134,6 +135,7 @@ struct bt_request {
     void *arg;
     int refuse;           /* a REJECT_* told from the loop, -1: none */
     bool counted;         /* holds one of max_running, or of max_overtaking */
+    bool late;            /* ... and is served late (rs->n_late) */
     uint32_t class_place; /* ... in rs->running */
     uint64_t arrival;     /* order of bt_request_start */
     uint64_t tenant;      /* hash of its name */
@@ -182,6 +184,7 @@ struct bt_requests {
     struct bt_map *map; /* id -> bt_lane */
     struct bt_list all, waiting, planning, starved;
     uint32_t n_waiting, n_active, n_starved;
+    uint32_t n_late;                /* of n_active: served late */
     struct bt_view_classes running; /* n_active by class */
     uint64_t decisions;             /* asked of the policy so far */
     struct bt_lane *probe;          /* the one starved lane that is being tried, or NULL */
@@ -341,6 +344,8 @@ static inline int32_t bt_flight_class(const struct bt_flight *f)
 }
 /* Counts it at the sessions of its workers, as its plan says, until they are done with it. */
 void bt_flight_count(struct bt_flight *f, uint64_t now_ns);
+/* Its rows are no late ones on their way any more: they run, or will not come. */
+void bt_flight_late_over(struct bt_flight *f);
 /* The prefill is computed: its worker has that much less to do. */
 void bt_flight_prefilled(struct bt_flight *f);
 /* All its kvstores have said yes. */

@@ -17,7 +17,7 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     /* What was learned in worse times is no reason to leave a worker idle: it would never be
      * learned anew. */
     double ttft_ms = plan->queue_ms > 0 ? plan->ttft_most_ms : plan->waited_ms + plan->work_ms;
-    if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms || plan->background) {
+    if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms) {
         return BT_SCHED_PLANNED;
     }
     /* Once the queue is shorter by what is too much of it; where computing alone takes too long no
@@ -268,7 +268,7 @@ static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
                                               const struct bt_sched_plan *plan,
                                               struct bt_sched_reject *r)
 {
-    if (c->ttft_objective_ms == 0 || plan->background) {
+    if (c->ttft_objective_ms == 0) {
         return BT_SCHED_PLANNED;
     }
     double objective = c->ttft_objective_ms, left = objective - plan->queue_ms - req->waited_ms;
@@ -338,6 +338,31 @@ const struct bt_sched_admission *bt_sched_admission_find(const char *name)
     return NULL;
 }
 
+/* The rows of a late plan would make those that its decode worker has miss their objective, or find
+ * no room there. */
+static bool spoils_rows(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                        const struct bt_sched_request *req, const struct bt_sched_plan *plan)
+{
+    double limit = c->others_tbt_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
+    return !alone(s, plan) && (bt_sched_decode_load(&s->workers[plan->decode], req) > 1 ||
+                               (limit > 0 && tbt_of(s, plan) > limit));
+}
+
+bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
+                   const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
+                   struct bt_sched_plan *plan_p)
+{
+    struct bt_sched_plan plan;
+    struct bt_sched_reject nowhere;
+    if (policy->late == NULL || !(params->late_wait_ms > 0) ||
+        policy->late(params, snap, req, &plan, &nowhere) != BT_SCHED_PLANNED ||
+        spoils_rows(params, snap, req, &plan)) {
+        return false;
+    }
+    *plan_p = plan;
+    return true;
+}
+
 bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    const struct bt_sched_admission *admission,
                                    const struct bt_sched_params *params,
@@ -353,6 +378,7 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
         if (v != BT_SCHED_PLANNED) {
             reject_p->compute_ms = plan.compute_ms;
             reject_p->decode_work = plan.decode_work;
+            v = bt_sched_late(policy, params, snap, req, &plan) ? BT_SCHED_PLANNED : v;
         }
     }
     if (v == BT_SCHED_PLANNED) {

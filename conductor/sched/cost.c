@@ -382,14 +382,21 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
 
 double bt_sched_pressure_then(const struct bt_sched_params *params,
                               const struct bt_sched_snapshot *s, uint32_t decode,
-                              uint32_t block_tokens, double t_ms)
+                              const struct bt_sched_request *req, double t_ms)
 {
     struct bt_sched_worker then = s->workers[decode];
     struct pool pool;
+    uint32_t n_decode = 0;
+    for (uint32_t i = 0; i < s->n_workers; i++) {
+        n_decode += s->workers[i].decode;
+    }
     then.prefill = false;
-    if (bt_sched_pool_after(s, block_tokens, t_ms, 1, &pool)) {
-        uint32_t pages = (uint32_t)(pool.kv / block_tokens);
-        then.running = (uint32_t)pool.rows;
+    if (bt_sched_pool_after(s, req->block_tokens, t_ms, 1, &pool)) {
+        double share = (double)BT_MAX(req->n_choices, 1u) / n_decode;
+        pool.rows += share;
+        pool.kv += share * req->n_tokens;
+        uint32_t pages = (uint32_t)(pool.kv / req->block_tokens);
+        then.running = (uint32_t)ceil(pool.rows);
         then.waiting = then.landing = then.own_requests = 0;
         then.kv_tokens = (uint64_t)pool.kv;
         then.pages_free = then.pages_total - BT_MIN(pages, then.pages_total);

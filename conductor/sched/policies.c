@@ -222,6 +222,9 @@ static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
     }
     double queue = BT_MAX(j->least_queue_ms, 1);
     bt_sched_rows_after(j->s, w, j->req->n_tokens, queue, queue, &rows, &kv);
+    if (!j->packing) { /* when late rows come nobody knows well: better not where they do */
+        kv += (double)w->own_late_tokens;
+    }
     double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->pages_total;
     double load = BT_MAX(pages, (rows + 1) / w->slots_total);
     if (load > 1 && w->yield_rows != 0) { /* who makes way does so only where there is no room */
@@ -257,7 +260,7 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
 
 /* ---- the table ---- */
 
-#define POLICY(id, label, use_cache, fetch, mixes, ...)                                            \
+#define POLICY(id, label, late, use_cache, fetch, mixes, ...)                                      \
     static const struct rule rule_##id = {label, use_cache, fetch, mixes, __VA_ARGS__};            \
     static bt_sched_verdict_t place_##id(                                                          \
         const struct bt_sched_params *c, const struct bt_sched_snapshot *s,                        \
@@ -266,14 +269,28 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
     {                                                                                              \
         return bt_sched_place(c, s, req, &rule_##id, plan_p, reject_p);                            \
     }                                                                                              \
-    const struct bt_sched_policy bt_sched_##id = {label, fetch, mixes, place_##id};
+    const struct bt_sched_policy bt_sched_##id = {label, fetch, mixes, place_##id, late};
 
-POLICY(random, "random", false, false, false, false, prefill_random, decode_random)
-POLICY(round_robin, "round-robin", false, false, false, false, prefill_turn, decode_turn)
-POLICY(least_load, "least-load", false, false, false, true, prefill_queue, decode_load)
-POLICY(cache_aware, "cache-aware", true, false, false, true, prefill_cached, decode_cached)
-POLICY(kvcache, "kvcache", true, true, false, true, prefill_kvcache, decode_cached)
-POLICY(baton, "baton", true, true, true, true, prefill_baton, decode_then)
+POLICY(random, "random", NULL, false, false, false, false, prefill_random, decode_random)
+POLICY(round_robin, "round-robin", NULL, false, false, false, false, prefill_turn, decode_turn)
+POLICY(least_load, "least-load", NULL, false, false, false, true, prefill_queue, decode_load)
+POLICY(cache_aware, "cache-aware", NULL, true, false, false, true, prefill_cached, decode_cached)
+POLICY(kvcache, "kvcache", NULL, true, true, false, true, prefill_kvcache, decode_cached)
+
+static bt_sched_verdict_t late_baton(const struct bt_sched_params *c,
+                                     const struct bt_sched_snapshot *s,
+                                     const struct bt_sched_request *req,
+                                     struct bt_sched_plan *plan_p,
+                                     struct bt_sched_reject *reject_p);
+POLICY(baton, "baton", late_baton, true, true, true, true, prefill_baton, decode_then)
+
+static bt_sched_verdict_t late_baton(const struct bt_sched_params *c,
+                                     const struct bt_sched_snapshot *s,
+                                     const struct bt_sched_request *req,
+                                     struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
+{
+    return bt_sched_place_late(c, s, req, &rule_baton, plan_p, reject_p);
+}
 
 const char bt_sched_policy_names[] =
     "random, round-robin, least-load, cache-aware, kvcache or baton";

@@ -328,33 +328,55 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
                                         plan->landing_ms);
 }
 
-/* For a prompt that will be late wherever it goes: the prefill worker that has it first, of those
- * that have such prompts already and, up to background_share, of all. All others are computed
- * before it, so it takes nobody's time but that of its like. As with admission priced, the longer
- * it would wait the shorter it must be: short ones are used again as often as long ones. */
-static uint32_t choose_background(struct job *j, uint32_t decode, struct estimate *e_p)
+/* ---- late ---- */
+
+/* A late prompt that others wait for takes no longer. */
+#define LATE_WORK_MS 10000.0
+#define LATE_RATE_MS 10000.0 /* what was let in is looked at over no less */
+
+/* Late work shares a prefill worker with prompts that are in time, which go first. This is the
+ * share of its time that they leave, by what was let in lately. 0: they leave nothing. */
+static double share_left(const struct job *j)
+{
+    double asked = 0;
+    if (j->s->let_in != NULL) {
+        asked = bt_sched_demand_rate(j->s->let_in, j->s->now_ms, LATE_RATE_MS);
+    }
+    return BT_MAX(1 - asked / BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u), 0);
+}
+
+/* What a late prompt would meet at worker p, or false: it would wait there for longer than clients
+ * are expected to, or make other late ones wait too long: the longer it waits, the shorter its own
+ * prefill is to be, as prefixes of short prompts are used again as often as those of long ones. */
+static bool estimate_late(const struct job *j, uint32_t p, uint32_t d, struct estimate *e)
+{
+    const struct bt_sched_worker *w = &j->s->workers[p];
+    double left = share_left(j), before = bt_sched_queue_ms(j->c, w) + w->late_ms;
+    if (before > 0 && !(before + left * j->req->waited_ms < left * j->c->late_wait_ms)) {
+        return false;
+    }
+    j->rule->prefill(j, p, 0, d, e);
+    e->queue_ms = before > 0 ? before / left : 0;
+    e->ttft_ms = BT_MAX(e->ttft_ms, e->queue_ms + e->prefill_ms);
+    double free = 1 - e->queue_ms / j->c->late_wait_ms;
+    return before <= 0 || e->prefill_ms <= LATE_WORK_MS * pow(free, 1 + j->c->work_price);
+}
+
+/* The worker that would have a late prompt's first token out first. p: where it would go if it were
+ * in time; equal to d: one worker does both, and where nobody only prefills any of them may. */
+static uint32_t choose_late(const struct job *j, uint32_t p, uint32_t d, struct estimate *e_p)
 {
     struct pick best = {BT_SCHED_NONE, 0, 0};
-    double lanes = 0;
+    bool apart = p != d;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
-        lanes += j->s->workers[i].prefill && j->s->workers[i].late_ms > 0;
-    }
-    bool another = lanes + 1 <= j->c->background_share * j->n_prefill;
-    for (uint32_t i = 0; i < j->s->n_workers; i++) {
-        const struct bt_sched_worker *w = &j->s->workers[i];
         struct estimate e;
-        if ((!another && !(w->late_ms > 0)) || !usable(j, i, true, false)) {
-            continue;
-        }
-        j->rule->prefill(j, i, 0, decode, &e);
-        e.queue_ms = bt_sched_queue_ms(j->c, w) + w->late_ms;
-        e.ttft_ms += w->late_ms;
-        double left = j->c->background_ms - e.queue_ms;
-        if (left <= 0 || e.prefill_ms > left * pow(left / j->c->background_ms, j->c->work_price)) {
+        bool may = apart ? usable(j, i, true, false)
+                         : i == d || (j->no_prefill_role && usable(j, i, false, false));
+        if (!may || !estimate_late(j, i, apart ? d : i, &e)) {
             continue;
         }
         uint32_t before = best.best;
-        bt_sched_pick_offer(&best, i, e.ttft_ms, j->req->random);
+        bt_sched_pick_offer(&best, i, e.ttft_ms + e.prefill_ms, j->req->random);
         if (best.best != before) {
             *e_p = e;
         }
@@ -362,32 +384,31 @@ static uint32_t choose_background(struct job *j, uint32_t decode, struct estimat
     return best.best;
 }
 
-/* A late prompt's row takes as much as any other and is not in time either: decode workers are to
- * be nearly idle when it comes. */
-#define LATE_PRESSURE 0.25
+/* A late row lengthens the steps of others and holds pages. Decode workers, taken together, use no
+ * more than this share of their room when it comes, and it with them: the rest is for others. */
+#define LATE_PRESSURE 0.6
 
-/* p: the best worker, where it would meet e. False: it is to be in time, or refused. Who has only
- * waited too long is refused: at another time it could be in time. */
-static bool place_background(struct job *j, uint32_t p, uint32_t d, const struct estimate *e,
-                             struct bt_sched_plan *plan)
+/* j as a placement of a request that was refused: where it delays nobody who is in time. */
+static bt_sched_verdict_t place_late(const struct job *j, uint32_t p, uint32_t d,
+                                     struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
-    struct estimate b;
-    /* Of costs alone, as where admission looks at an idle worker: nothing is learned of late
-     * prompts, so an overhead learned in worse times would make all of them late for good. */
-    if (!j->rule->mixed || !(j->c->background_share > 0) || j->c->ttft_objective_ms == 0 ||
-        e->prefill_ms <= j->c->ttft_objective_ms) {
-        return false;
+    struct estimate e;
+    bool apart = p != d;
+    p = choose_late(j, p, d, &e);
+    if (p == BT_SCHED_NONE) {
+        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "prefill workers have no time left");
     }
-    p = choose_background(j, d, &b);
-    if (p == BT_SCHED_NONE ||
-        bt_sched_pressure_then(j->c, j->s, d, j->req->block_tokens, b.ttft_ms) > LATE_PRESSURE) {
-        return false;
+    d = apart ? d : p;
+    struct bt_sched_params others = *j->c;
+    others.tbt_objective_ms = j->c->others_tbt_ms;
+    if (bt_sched_pressure_then(&others, j->s, d, j->req, e.ttft_ms) > LATE_PRESSURE) {
+        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "decode workers have no room left");
     }
-    finish_plan(j, p, d, &b, plan);
+    finish_plan(j, p, d, &e, plan);
     plan->reason = "background";
     plan->background = true;
-    plan->queue_ms = b.queue_ms;
-    return true;
+    plan->queue_ms = e.queue_ms;
+    return BT_SCHED_PLANNED;
 }
 
 /* What the choices below ask of the cluster as a whole. */
@@ -466,17 +487,10 @@ static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *
     return true;
 }
 
-static bt_sched_verdict_t
-place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-             const struct bt_sched_request *req, const struct rule *rule, bool allow_draining,
-             bool beyond_slab, struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
+static bt_sched_verdict_t place_within(const struct job *want, struct bt_sched_plan *plan_p,
+                                       struct bt_sched_reject *reject_p)
 {
-    struct job j = {.c = c,
-                    .s = s,
-                    .req = req,
-                    .rule = rule,
-                    .allow_draining = allow_draining,
-                    .beyond_slab = beyond_slab};
+    struct job j = *want;
     bt_sched_verdict_t v = survey(&j, reject_p);
     if (v != BT_SCHED_PLANNED) {
         return v;
@@ -502,12 +516,19 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
             return too_large(&j, true, reject_p);
         }
     }
-    j.places_short = mixes(&j) ? places_short(&j, d) : 0;
-    if (!(p != d && place_background(&j, p, d, &e, &plan)) && !place_mixed(&j, p, d, &e, &plan)) {
-        if (p == d) { /* no choice was made */
-            rule->prefill(&j, d, 0, d, &e);
+    if (j.late) {
+        v = place_late(&j, p, d, &plan, reject_p);
+        if (v != BT_SCHED_PLANNED) {
+            return v;
         }
-        finish_plan(&j, p, d, &e, &plan);
+    } else {
+        j.places_short = mixes(&j) ? places_short(&j, d) : 0;
+        if (!place_mixed(&j, p, d, &e, &plan)) {
+            if (p == d) { /* no choice was made */
+                j.rule->prefill(&j, d, 0, d, &e);
+            }
+            finish_plan(&j, p, d, &e, &plan);
+        }
     }
     plan.last_resort = last_resort;
     *plan_p = plan;
@@ -516,30 +537,26 @@ place_within(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
 
 /* Where all of it can go through the slab, otherwise to a worker that does both and needs none of
  * it. */
-static bt_sched_verdict_t place_somehow(const struct bt_sched_params *c,
-                                        const struct bt_sched_snapshot *s,
-                                        const struct bt_sched_request *req, const struct rule *rule,
-                                        bool allow_draining, struct bt_sched_plan *plan_p,
+static bt_sched_verdict_t place_somehow(struct job *j, struct bt_sched_plan *plan_p,
                                         struct bt_sched_reject *reject_p)
 {
-    bt_sched_verdict_t v = place_within(c, s, req, rule, allow_draining, false, plan_p, reject_p);
-    return v == BT_SCHED_TOO_LARGE
-               ? place_within(c, s, req, rule, allow_draining, true, plan_p, reject_p)
-               : v;
+    j->beyond_slab = false;
+    bt_sched_verdict_t v = place_within(j, plan_p, reject_p);
+    j->beyond_slab = true;
+    return v == BT_SCHED_TOO_LARGE ? place_within(j, plan_p, reject_p) : v;
 }
 
-bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
-                                  const struct bt_sched_snapshot *s,
-                                  const struct bt_sched_request *req, const struct rule *rule,
-                                  struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
+static bt_sched_verdict_t place(struct job *j, struct bt_sched_plan *plan_p,
+                                struct bt_sched_reject *reject_p)
 {
-    bt_sched_verdict_t v = place_somehow(c, s, req, rule, false, plan_p, reject_p);
-    if (v == BT_SCHED_PLANNED) {
+    bt_sched_verdict_t v = place_somehow(j, plan_p, reject_p);
+    if (v == BT_SCHED_PLANNED || v == BT_SCHED_OVERLOADED) {
         return v;
     }
-    for (uint32_t i = 0; i < s->n_workers; i++) {
-        if (s->workers[i].draining) { /* better there than nowhere */
-            v = place_somehow(c, s, req, rule, true, plan_p, reject_p);
+    for (uint32_t i = 0; i < j->s->n_workers; i++) {
+        if (j->s->workers[i].draining) { /* better there than nowhere */
+            j->allow_draining = true;
+            v = place_somehow(j, plan_p, reject_p);
             if (v == BT_SCHED_PLANNED) {
                 plan_p->draining = true;
             }
@@ -547,4 +564,23 @@ bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
         }
     }
     return v;
+}
+
+bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
+                                  const struct bt_sched_snapshot *s,
+                                  const struct bt_sched_request *req, const struct rule *rule,
+                                  struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
+{
+    struct job j = {.c = c, .s = s, .req = req, .rule = rule};
+    return place(&j, plan_p, reject_p);
+}
+
+bt_sched_verdict_t bt_sched_place_late(const struct bt_sched_params *c,
+                                       const struct bt_sched_snapshot *s,
+                                       const struct bt_sched_request *req, const struct rule *rule,
+                                       struct bt_sched_plan *plan_p,
+                                       struct bt_sched_reject *reject_p)
+{
+    struct job j = {.c = c, .s = s, .req = req, .rule = rule, .late = true};
+    return place(&j, plan_p, reject_p);
 }

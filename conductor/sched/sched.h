@@ -37,6 +37,8 @@ struct bt_sched_worker {
     uint64_t own_prefill_tokens;
     uint32_t own_coming;        /* rows of those that are still in prefill ... */
     uint64_t own_coming_tokens; /* ... and their context */
+    /* ... but not late ones (BT_SCHED_CLASS_LATE), for which nobody makes room: their context */
+    uint64_t own_late_tokens;
     /* known where a cost model is fitted; then they count in place of the rates above */
     const struct bt_batch_cost *cost;        /* NULL: none */
     const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
@@ -127,13 +129,11 @@ struct bt_sched_params {
      * have none and compute prompts as prefill workers do (pack.c). 0: rows are spread. */
     double pack_share;
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
-    /* baton: a prompt that nobody could prefill within the TTFT objective, idle as they may be, is
-     * prefilled late and not refused, as what it leaves in the caches serves those that come after
-     * it. It is computed where nothing else is to be (BT_SCHED_CLASS_LATE), by prefill workers that
-     * have such prompts already, or by others while less than this share of them has. 0: refused.
+    /* baton: a request that admission refuses is served late where it delays nobody who is in time
+     * (bt_sched_late), if it would wait for prefill workers for less than this. 0: it is refused.
      */
-    double background_share;
-    double background_ms; /* ... where such prompts wait at most so long */
+    double late_wait_ms;
+    double others_tbt_ms; /* ... the TBT objective of those that it must not delay; 0: none */
 };
 
 typedef enum {
@@ -151,7 +151,7 @@ struct bt_sched_plan {
     bool keep; /* what the decode side receives enters its cache, otherwise it is freed once landed
                 */
     bool draining;    /* it stays on a node that is to be emptied: nobody else could take it */
-    bool background;  /* nobody could meet its TTFT objective: it is prefilled late */
+    bool background;  /* it is served late, behind all others (BT_SCHED_CLASS_LATE) */
     bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
     uint32_t cached_tokens; /* expected at the prefill side */
     uint32_t grant_tokens;  /* both: only so many from the beginning go through the slab, as it is
@@ -206,6 +206,12 @@ struct bt_sched_policy {
                                 const struct bt_sched_snapshot *snap,
                                 const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
                                 struct bt_sched_reject *reject_p);
+    /* Where a request that admission refuses may be served late; NULL: nowhere. As place, but
+     * BT_SCHED_OVERLOADED where it would delay others or wait for too long. */
+    bt_sched_verdict_t (*late)(const struct bt_sched_params *params,
+                               const struct bt_sched_snapshot *snap,
+                               const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
+                               struct bt_sched_reject *reject_p);
 };
 
 /* Any worker that can take it, each as likely. */
@@ -262,7 +268,14 @@ bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
                                          const struct bt_sched_snapshot *snap,
                                          const struct bt_sched_request *req, uint32_t decode,
                                          struct bt_sched_reject *reject_p);
-/* place, then admit. admission NULL: early. Outputs as of place. */
+/* Admission has refused the request: may it be served late? True, and *plan_p is filled, where
+ * that delays nobody who is in time: its prompt is computed where nothing else is to be, within the
+ * time that clients are expected to wait, and decode workers have room to spare for its rows. */
+bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
+                   const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
+                   struct bt_sched_plan *plan_p);
+/* place, then admit, then late. admission NULL: early. Outputs as of place; of a request that is
+ * planned late *reject_p says why it was refused. */
 bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    const struct bt_sched_admission *admission,
                                    const struct bt_sched_params *params,

@@ -38,6 +38,7 @@ struct job {
     const struct bt_sched_request *req;
     const struct rule *rule;
     bool allow_draining;
+    bool late; /* refused as it would be late: placed where it delays nobody who is in time */
     bool beyond_slab;                     /* no slab holds the prompt: one worker does both */
     bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
     uint32_t n_prefill, n_decode;         /* workers of each role */
@@ -142,10 +143,10 @@ double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_wo
                        const struct bt_sched_request *req);
 
 /* bt_sched_pressure of decode worker `decode` with the rows that the pool is expected to have after
- * t_ms, spread evenly over its workers; without a forecast with those of now. */
+ * t_ms and those of req, spread evenly over its workers; without a forecast with those of now. */
 double bt_sched_pressure_then(const struct bt_sched_params *params,
                               const struct bt_sched_snapshot *s, uint32_t decode,
-                              uint32_t block_tokens, double t_ms);
+                              const struct bt_sched_request *req, double t_ms);
 
 /* ---- a prompt beside a decode worker's rows ---- */
 /* j as a placement by a rule that mixes sees the cluster, with its row at worker decode. False:
@@ -180,6 +181,12 @@ bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
                                   const struct bt_sched_snapshot *s,
                                   const struct bt_sched_request *req, const struct rule *rule,
                                   struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p);
+/* Where it delays nobody who is in time, or BT_SCHED_OVERLOADED. */
+bt_sched_verdict_t bt_sched_place_late(const struct bt_sched_params *c,
+                                       const struct bt_sched_snapshot *s,
+                                       const struct bt_sched_request *req, const struct rule *rule,
+                                       struct bt_sched_plan *plan_p,
+                                       struct bt_sched_reject *reject_p);
 bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t v,
                                    uint32_t after_s, const char *why);
 

@@ -1,5 +1,7 @@
 /* Prompts: what of one is computed and how long that takes, at a prefill node or beside the rows of
  * a decode node, and what its node's cache has of it afterwards. */
+#include <math.h>
+
 #include "conductor/sim/sim_priv.h"
 
 void bt_sim_compute_queue(struct sim *s, uint32_t id)
@@ -95,7 +97,11 @@ void bt_sim_compute_next(struct sim *s, uint32_t node)
     double ms = job->rest_ms > 0 ? job->rest_ms : begin(s, node, job->id);
     uint32_t tokens = bt_sim_tokens_of(s, job->id);
     uint32_t todo = tokens - BT_MIN(s->r->records[job->id].cached_tokens, tokens);
-    bt_sim_prefill_run(p, s->now_ms, ms, BT_DIV_UP(BT_MAX(todo, 1u), BT_SIM_SHORT_CHUNK));
+    uint32_t steps = BT_DIV_UP(BT_MAX(todo, 1u), BT_SIM_SHORT_CHUNK);
+    if (job->late) {
+        steps = BT_MAX(steps, (uint32_t)ceil(1e6 * ms / BT_BATCH_LATE_NS));
+    }
+    bt_sim_prefill_run(p, s->now_ms, ms, steps);
     bt_sim_push(s, p->run_end_ms, EV_PREFILL_END, node, p->version);
 }
 

@@ -17,8 +17,8 @@
 
 static const char usage[] =
     "baton-sim run --cluster PRESET|FILE --trace FILE|- [options]   a cluster serves a trace\n"
-    "  --policy P          random, round-robin, least-load, cache-aware, kvcache (default), baton\n"
-    "  --admission A       none (default), late, early, predict, priced\n"
+    "  --policy P          random, round-robin, least-load, cache-aware, kvcache, baton (default)\n"
+    "  --admission A       none, late, early, predict, priced (default)\n"
     "  --rate X            the trace X times as fast (1)\n"
     "  --from X --to X     part of the trace, as shares of its requests (0, 1)\n"
     "  --seed S            (1)\n"
@@ -34,11 +34,9 @@ static const char usage[] =
     "--tbt)\n"
     "  --pack X            ... and rows go to few of them, up to this share of --tbt; 0: they are "
     "spread (0.75)\n"
-    "  --background X      of baton: share of prefill workers that take prompts too long for "
-    "--ttft, "
-    "behind\n"
-    "                      all others; 0: they are refused (0)\n"
-    "  --background-wait MS  ... where they wait at most so long (10000)\n"
+    "  --late-wait MS      of baton: who would be refused is served late, where that delays nobody "
+    "in\n"
+    "                      time and takes less of a wait; 0: refused (60000)\n"
     "  --eviction P        of the nodes' caches, one of cache's policies (density)\n"
     "  --ssd-write W       what the nodes' SSDs get (--set ssd_tokens=N): second_use (default), "
     "evict,\n"
@@ -64,7 +62,7 @@ static const char usage[] =
     "win\n"
     "                      and of run's options --seed, --tbt-margin, --fetch-ratio, "
     "--work-weight,\n"
-    "                      --work-price, --demand-price, --background, --background-wait, --life, "
+    "                      --work-price, --demand-price, --late-wait, --life, "
     "--lengths,\n"
     "                      --one-token, --replica-bytes, --replica-uses\n"
     "baton-sim cache --trace FILE --blocks N[,N...] [options]     eviction policies on a trace\n"
@@ -133,8 +131,7 @@ enum {
     O_LIFE,
     O_LENGTHS,
     O_EVICTION,
-    O_BACKGROUND,
-    O_BACKGROUND_MS,
+    O_LATE,
     O_ONE,
     O_SET,
     O_FAIL,
@@ -179,8 +176,7 @@ static const struct {
     [O_LIFE - 256] = {"life", 1, RUN | PLAN},
     [O_LENGTHS - 256] = {"lengths", 1, RUN | PLAN},
     [O_EVICTION - 256] = {"eviction", 1, RUN},
-    [O_BACKGROUND - 256] = {"background", 1, RUN | PLAN},
-    [O_BACKGROUND_MS - 256] = {"background-wait", 1, RUN | PLAN},
+    [O_LATE - 256] = {"late-wait", 1, RUN | PLAN},
     [O_ONE - 256] = {"one-token", 0, RUN | PLAN},
     [O_SET - 256] = {"set", 1, RUN},
     [O_FAIL - 256] = {"fail", 1, RUN},
@@ -245,8 +241,7 @@ static bool take_number(struct args *a, int opt, const char *text)
         a->o.lengths = v > 0;
         return ok;
     case O_LIFE: return number("life", text, 0, 1e9, &a->o.life_ms);
-    case O_BACKGROUND: return number("background", text, 0, 1, &a->o.background_share);
-    case O_BACKGROUND_MS: return number("background-wait", text, 0, 1e9, &a->o.background_ms);
+    case O_LATE: return number("late-wait", text, 0, 1e9, &a->o.late_wait_ms);
     case O_SEED:
         a->o.seed = whole("seed", text, 0, 1e15, &v) ? (uint64_t)v : UINT64_MAX;
         return a->o.seed != UINT64_MAX;
@@ -439,8 +434,8 @@ static bool failure(const char *text, const struct bt_sim_cluster *c, struct bt_
 static bool resolve(struct args *a, struct bt_sim_cluster *c)
 {
     char err[512];
-    a->policy = a->policy != NULL ? a->policy : "kvcache";
-    a->admission = a->admission != NULL ? a->admission : "none";
+    a->policy = a->policy != NULL ? a->policy : "baton";
+    a->admission = a->admission != NULL ? a->admission : "priced";
     double tbt_ms = a->o.tbt_ms != 0 ? a->o.tbt_ms : 100;
     a->o.mixed_step_ms = a->o.mixed_step_ms < 0 ? 0.75 * tbt_ms : a->o.mixed_step_ms;
     a->o.mixed_gap_ms = a->o.mixed_gap_ms < 0 ? 0.95 * tbt_ms : a->o.mixed_gap_ms;
@@ -608,7 +603,7 @@ static int command(int argc, char **argv)
                            .life_ms = 10000,
                            .lengths = true,
                            .replica_uses = 16,
-                           .background_ms = 10000,
+                           .late_wait_ms = 60000,
                            .sample_ms = 5000}};
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0) {

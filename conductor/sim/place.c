@@ -72,15 +72,12 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
 }
 
 /* What is asked of both stages; of decode workers only what prefill workers let in. */
-static void note_demand(struct sim *s, const struct bt_sched_plan *plan, bool let_in)
+static void note_demand(struct sim *s, double compute_ms, double decode_work, bool let_in)
 {
-    if (plan->background) {
-        return;
-    }
-    bt_sched_demand_note(&s->demand, s->now_ms, plan->compute_ms);
+    bt_sched_demand_note(&s->demand, s->now_ms, compute_ms);
     if (let_in) {
-        bt_sched_demand_note(&s->let_in, s->now_ms, plan->compute_ms);
-        bt_sched_demand_note(&s->decodes, s->now_ms, plan->decode_work);
+        bt_sched_demand_note(&s->let_in, s->now_ms, compute_ms);
+        bt_sched_demand_note(&s->decodes, s->now_ms, decode_work);
     }
 }
 
@@ -98,8 +95,12 @@ void bt_sim_arrive(struct sim *s, uint32_t id)
     rec->plan_ttft_ms = plan.ttft_ms;
     rec->plan_tbt_ms = plan.tbt_ms;
     bool in = s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) == BT_SCHED_PLANNED;
-    note_demand(s, &plan, in || rej.by_decode);
-    if (!in) {
+    double compute_ms = plan.compute_ms, decode_work = plan.decode_work;
+    bool late = !in && bt_sched_late(s->o->policy, &s->params, &s->snap, &want, &plan);
+    if (!late || compute_ms <= s->o->ttft_ms) {
+        note_demand(s, compute_ms, decode_work, in || rej.by_decode);
+    }
+    if (!in && !late) {
         static const bt_sim_outcome_t why[] = {[BT_SCHED_MISS_TTFT] = BT_SIM_REFUSED_TTFT,
                                                [BT_SCHED_MISS_TBT] = BT_SIM_REFUSED_TBT,
                                                [BT_SCHED_MISS_PRICE] = BT_SIM_REFUSED_PRICE};

@@ -19,6 +19,11 @@ void bt_sim_row_expect(struct sim *s, uint32_t id, int sign)
     struct decode_node *d = &s->d[rec->decode];
     uint32_t tokens = s->req[id].input;
     bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, tokens, l->row_ms, sign);
+    if (l->job.late) { /* nobody makes room for it before it is there */
+        d->late_coming += (uint32_t)sign;
+        d->late_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
+        return;
+    }
     d->coming += (uint32_t)sign;
     d->coming_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
     if (rec->prefill != rec->decode && bt_sim_decode_expect(d->d, s->now_ms, sign)) {

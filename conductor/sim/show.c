@@ -20,8 +20,8 @@ static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
                                     .work_weight = o->work_weight,
                                     .work_price = o->work_price,
                                     .demand_price = o->demand_price,
-                                    .background_share = o->background_share,
-                                    .background_ms = o->background_ms,
+                                    .late_wait_ms = o->late_wait_ms,
+                                    .others_tbt_ms = o->tbt_ms,
                                     .pack_share = o->pack_share,
                                     .mixed_step_ms = o->mixed_step_ms,
                                     .mixed_gap_ms = o->mixed_gap_ms};
@@ -69,8 +69,9 @@ void bt_sim_show_decode(struct sim *s, uint32_t node)
     w->kv_tokens = (uint64_t)bt_sim_decode_kv_tokens(d->d);
     w->pages_free =
         (uint32_t)((s->c->kv_tokens - bt_sim_decode_reserved(d->d)) / BT_SIM_BLOCK_TOKENS);
-    w->own_requests = d->assigned;
+    w->own_requests = d->assigned - d->late_coming;
     w->own_coming = d->coming;
+    w->own_late_tokens = d->late_tokens;
     w->own_coming_tokens = d->coming_tokens;
     w->queue_ms = bt_sim_decode_prompt_ms(d->d);
 }

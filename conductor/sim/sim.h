@@ -44,7 +44,7 @@ struct bt_sim_options {
     uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
     double tbt_margin;        /* admission asks for this share of the TBT objective */
     double fetch_ratio, work_weight, work_price, demand_price;
-    double background_share, background_ms;
+    double late_wait_ms;  /* baton: late requests wait at most so long; 0: they are refused */
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
     double pack_share;    /* rows are packed up to this share of the TBT objective; 0: spread */
     double mixed_gap_ms;  /* ... and no row's first gap is longer by them than this; 0: not asked */

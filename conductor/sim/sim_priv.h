@@ -51,7 +51,9 @@ struct link { /* of a node, each direction */
 struct decode_node {
     struct bt_sim_decode *d; /* NULL: it never decodes */
     uint32_t version, assigned;
-    uint32_t coming; /* of those assigned: not rows yet, and their tokens */
+    uint32_t late_coming; /* of those assigned: late, and not rows yet */
+    uint64_t late_tokens; /* ... their tokens */
+    uint32_t coming;      /* of the others: not rows yet, and their tokens */
     uint64_t coming_tokens;
 };
 

@@ -471,8 +471,8 @@ static void session_end(struct bt_session *s, const char *why)
     if (s->view->ops != NULL) {
         s->view->ops->on_down(s->view->ops_arg, s, why);
     }
-    s->own_requests = s->own_decoding = 0;
-    s->own_prefill_tokens = s->own_kv_tokens = s->own_decoding_kv = 0;
+    s->own_requests = s->own_decoding = s->own_late = 0;
+    s->own_prefill_tokens = s->own_kv_tokens = s->own_decoding_kv = s->own_late_kv = 0;
 }
 
 static void end_broken(void *arg)

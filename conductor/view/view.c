@@ -277,25 +277,36 @@ static void fill_queue(const struct bt_session *s, uint64_t now_ns, double said_
     w->ahead_past_ms = bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(said - own, 0);
 }
 
+/* Late rows on their way, as the worker has said, whoever sent them: nobody makes room for them. */
+static uint32_t said_late(const struct bt_session *s)
+{
+    const struct bt_view_class *last = s->n_classes != 0 ? &s->classes[s->n_classes - 1] : NULL;
+    return last != NULL && last->priority == BT_SCHED_CLASS_LATE ? last->landing : 0;
+}
+
 static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_sched_worker *w)
 {
+    uint32_t own = s->own_requests - BT_MIN(s->own_late, s->own_requests);
+    uint64_t own_kv = s->own_kv_tokens - BT_MIN(s->own_late_kv, s->own_kv_tokens);
     *w = (struct bt_sched_worker){
         .kvstore = BT_SCHED_NONE,
         .prefill = s->prefill,
         .decode = s->decode,
         .draining = s->draining,
-        .own_requests = s->own_requests,
+        .own_requests = own,
         .own_prefill_tokens = s->own_prefill_tokens,
-        .own_coming = s->own_requests - BT_MIN(s->own_decoding, s->own_requests),
-        .own_coming_tokens = s->own_kv_tokens - BT_MIN(s->own_decoding_kv, s->own_kv_tokens),
+        .own_coming = own - BT_MIN(s->own_decoding, own),
+        .own_coming_tokens = own_kv - BT_MIN(s->own_decoding_kv, own_kv),
+        .own_late_tokens = s->own_late_kv,
         .learned = s->learned,
     };
     if (s->has_load) {
         w->landing = BT_MIN(s->load.landing, s->load.waiting);
         w->waiting = s->load.waiting - w->landing;
+        w->landing -= BT_MIN(said_late(s), w->landing);
         w->running = BT_MAX(s->load.running, s->own_decoding);
-        if (s->own_requests > w->running + s->load.waiting) { /* sent since its last heartbeat */
-            w->landing = s->own_requests - w->running - w->waiting;
+        if (own > w->running + s->load.waiting) { /* sent since its last heartbeat */
+            w->landing = own - w->running - w->waiting;
         }
         w->pages_total = s->load.pages_total;
         w->pages_free = s->load.pages_free;

@@ -71,6 +71,8 @@ struct bt_session {
     uint64_t own_kv_tokens, own_decoding_kv; /* of own_requests, of own_decoding */
     struct bt_sched_learned learned;         /* of this incarnation, by this conductor */
 
+    uint32_t own_late;                   /* of own_requests: late, and not rows yet */
+    uint64_t own_late_kv;                /* of own_kv_tokens: theirs */
     struct bt_sched_backlog own_backlog; /* what it has not computed yet; snapshots stop reading
                                        behind its first part */
     struct bt_view_classes own_classes;  /* what is in own_backlog, ms by class */

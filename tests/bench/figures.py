@@ -33,11 +33,12 @@ SIM = os.path.join(ROOT, os.environ.get("BUILD", "build"), "bin", "baton-sim")
 CLUSTER = os.environ.get("CLUSTER", "a800-70b")
 OBJECTIVES = ((30000, 100), (1000, 50))
 KVCACHE = (("kvcache", "early"), ("kvcache", "predict"))
-BATON = ["--policy", "baton", "--admission", "priced", "--work-price", "1", "--background", "1"]
+BATON = ["--policy", "baton", "--admission", "priced", "--work-price", "1"]
 BENCH = []
 
 
 def sim(trace, *options):
+    options = options if "--admission" in options else ("--admission", "none", *options)
     p = subprocess.run([SIM, "run", "--cluster", CLUSTER, "--trace", trace, "--brief", *map(str, options)],
                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if p.returncode != 0:
@@ -187,7 +188,7 @@ class Figures:
     def ablation(self):
         without = (("all of it", []), ("no prompts beside rows", ["--mixed-step", 0]), ("rows spread", ["--pack", 0]),
                    ("steps of half the objective", self.halves), ("no price of work", ["--admission", "predict"]), ("no price by demand", ["--demand-price", 0]),
-                   ("nothing late", ["--background", 0]), ("no weight of others' time", ["--work-weight", 0]),
+                   ("nothing late", ["--late-wait", 0]), ("no weight of others' time", ["--work-weight", 0]),
                    ("nothing fetched", ["--fetch-ratio", 0]))
         print("| trace, objectives | load | kvcache | " + " | ".join(n for n, _ in without) + " |\n|---|---|---|" + "---|" * len(without))
         for trace in self.files:
@@ -206,7 +207,7 @@ class Figures:
         """The least and the mean ratio to kvcache over traces, objectives and loads, on the first halves."""
         choices = [("chosen", [])]
         choices += [(f"{name} {v}", [f"--{name}", v]) for name, values in (
-            ("work-price", (0.5, 2)), ("demand-price", (0.2, 0.8)), ("background", (0.25, 0.5)), ("background-wait", (5000, 20000)), ("work-weight", (0, 1)))
+            ("work-price", (0.5, 2)), ("demand-price", (0.2, 0.8)), ("late-wait", (10000, 120000)), ("work-weight", (0, 1)))
             for v in values]
         choices += [("steps of half the objective", self.halves)]
         choices += [(f"steps of {x}", lambda tbt, x=x: ["--mixed-step", x * tbt]) for x in (0.6, 0.9)]

@@ -170,7 +170,7 @@ def simulated(policy, cluster, part, speed):
     """Means over seeds: live, too, ties fall as they do."""
     runs = []
     for seed in range(1, 10):
-        p = subprocess.run([SIM, "run", "--cluster", cluster, "--trace", part, "--rate", str(speed), "--policy", policy, "--mixed-step",
+        p = subprocess.run([SIM, "run", "--cluster", cluster, "--trace", part, "--rate", str(speed), "--policy", policy, "--admission", "none", "--mixed-step",
                             "0", "--seed", str(seed), "--brief"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if p.returncode != 0:
             sys.exit(f"order.py: {p.stderr.decode()}")

@@ -16,7 +16,7 @@ from test_conductors import Conductor
 TBT_MS = 2000
 NULL = [x for kind in ("prefill", "decode") for key in ("device=null", "max_rows=512") for x in ("--set", f"{kind}.engine.{key}")]
 LIVE = [x for key, value in (
-    ("conductor.sched.policy", "baton"), ("conductor.sched.admission", "priced"), ("conductor.sched.background_share", 1),
+    ("conductor.sched.policy", "baton"), ("conductor.sched.admission", "priced"),
     ("conductor.sched.ttft_objective_ms", 60000), ("conductor.sched.tbt_objective_ms", TBT_MS)) for x in ("--set", f"{key}={value}")]
 REASONS = {"apart", "on a decode worker", "background", "fetched"}
 

@@ -19,7 +19,7 @@ static struct bt_conductor_conf conf_of(const char *policy, const char *admissio
                                       .tbt_objective_ms = tbt_ms,
                                       .mixed_step_share = 0.75,
                                       .mixed_gap_share = 0.95,
-                                      .background_share = 1};
+                                      .queue_timeout_ms = 7000};
 }
 
 static void test_params(void **state)
@@ -29,7 +29,7 @@ static void test_params(void **state)
     struct bt_conductor_conf c = conf_of("baton", "priced", 1000, 100);
     bt_sched_conf_params(&c, &p);
     assert_true(p.ttft_objective_ms == 1000 && p.tbt_objective_ms == 100);
-    assert_true(p.mixed_step_ms == 75 && p.mixed_gap_ms == 95 && p.background_share == 1);
+    assert_true(p.mixed_step_ms == 75 && p.mixed_gap_ms == 95 && p.late_wait_ms == 7000);
     c.mixed_gap_share = 0;
     bt_sched_conf_params(&c, &p);
     assert_true(p.mixed_step_ms == 75 && p.mixed_gap_ms == 0);
@@ -42,7 +42,7 @@ static void test_params(void **state)
     assert_true(p.mixed_step_ms == 0 && p.mixed_gap_ms == 0);
     c = conf_of("kvcache", "early", 1000, 100); /* has no use for them */
     bt_sched_conf_params(&c, &p);
-    assert_true(p.mixed_step_ms == 0 && p.mixed_gap_ms == 0 && p.background_share == 0);
+    assert_true(p.mixed_step_ms == 0 && p.mixed_gap_ms == 0);
 }
 
 static void test_notes(void **state)

@@ -914,86 +914,80 @@ static void test_priced_by_demand(void **state)
         BT_SCHED_PLANNED);
 }
 
-/* A prompt that nobody could prefill in time goes where it holds up nobody, or is refused. */
-static void test_background(void **state)
+#define DECIDE()                                                                                   \
+    bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej)
+
+/* Who would miss the objective for the first token is served late, where that holds up nobody. */
+static void test_late(void **state)
 {
     (void)state;
     struct world x;
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
+    static struct bt_sched_demand let_in;
     world_init(&x);
     x.c.ttft_objective_ms = 4000;
-    x.c.background_share = 0.5;
-    x.c.background_ms = 20000;
+    x.c.late_wait_ms = 20000;
     x.c.work_price = 1;
     x.req.n_tokens = 5000;
     x.w[4].pages_total = x.w[5].pages_total = 0;
-#define DECIDE()                                                                                   \
-    bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej)
-    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED); /* nobody has it in time */
     assert_true(plan.background && plan.prefill < N_P && plan.ttft_ms >= 5000);
     assert_string_equal(plan.reason, "background");
-    x.c.background_share = 0; /* as it was ever */
+    x.c.late_wait_ms = 0;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     assert_int_equal(rej.miss, BT_SCHED_MISS_TTFT);
-    assert_false(rej.by_decode);
-    x.c.background_share = 0.5;
+    x.c.late_wait_ms = 20000;
     x.req.n_tokens = 3900; /* can be in time */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
-    for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].learned.overhead_ms = 3000; /* of a bad start: not for good */
-    }
+    x.req.waited_ms = 200; /* could have been */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_false(plan.background);
-    for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].learned.overhead_ms = 0;
-    }
-    x.req.waited_ms = 200; /* ... at another time, when it does not have to wait */
-    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    assert_true(plan.background);
     x.req.waited_ms = 0;
-    /* Two workers have late prompts: whoever comes waits there, as the other two are to have none,
-     * and behind all others. */
-    x.req.n_tokens = 5000;
-    x.w[1].late_ms = 9000;
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 3000; /* in time but for the queue */
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+    assert_float_equal(plan.queue_ms, 3000, 1e-6);
+    x.s.let_in = &let_in; /* half of their time goes to those in time: the wait is twice as long */
+    bt_sched_demand_init(&let_in, 60000);
+    bt_sched_demand_note(&let_in, 0, 60000 * (1 - exp(-1.0 / 6)) * N_P / 2);
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_float_equal(plan.queue_ms, 6000, 1);
+    bt_sched_demand_note(&let_in, 0, 60000 * (1 - exp(-1.0 / 6)) * N_P / 2);
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED); /* all of it: it would never have its turn */
+    x.s.let_in = NULL;
+    /* Who is in time does not wait for late ones, a late one waits for both. */
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 0;
+        x.w[i].late_ms = 9000;
+    }
     x.w[2].late_ms = 6000;
-    x.w[2].queue_ms = 500;
-    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_true(plan.background && plan.prefill == 2);
-    assert_float_equal(plan.queue_ms, 6500, 1e-6);
-    assert_float_equal(plan.ttft_ms, 11500, 1);
-    x.w[2].queue_ms = 3500;
-    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_int_equal(plan.prefill, 1);
-    x.c.background_share = 0.75;
-    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_true(plan.prefill == 0 || plan.prefill == 3);
-    x.c.background_share = 0.5;
-    /* Who is in time does not wait for them. */
-    x.w[0].queue_ms = x.w[3].queue_ms = 3000;
     x.req.n_tokens = 1000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_true(!plan.background && plan.prefill == 1);
+    assert_false(plan.background);
     assert_float_equal(plan.ttft_ms, 1000, 1);
-    x.req.n_tokens = 5000;
-    x.w[0].queue_ms = x.w[3].queue_ms = x.w[2].queue_ms = 0;
-    /* The longer the late ones wait, the shorter the next must be: half of 10 s at a queue of 10 s.
-     */
-    x.w[1].late_ms = x.w[2].late_ms = 10000;
+    /* The longer it would wait the shorter it must be: (1 - 6 / 20)^2 of 10 s. */
+    x.req.n_tokens = 4899;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    x.req.n_tokens = 5001;
+    assert_true(plan.background && plan.prefill == 2);
+    x.req.n_tokens = 4901;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
-    /* Nobody else has it: not even when everybody is idle. */
-    x.w[1].late_ms = x.w[2].late_ms = 0;
+    x.w[3].late_ms = 0; /* where nobody waits it may be as long as it is */
+    x.req.n_tokens = 50000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_int_equal(plan.prefill, 3);
+    /* Other policies refuse it. */
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_OVERLOADED);
-#undef DECIDE
 }
 
-/* Its row would take the room of such that are in time: a late prompt comes in only where decode
- * workers are nearly idle, now or, with a forecast, when it comes. */
-static void test_background_decode(void **state)
+/* Its row would take the room of such that are in time: it comes in only where decode workers have
+ * room to spare when it comes. The request's own objective says nothing of that. */
+static void test_late_rows(void **state)
 {
     (void)state;
     static struct bt_sched_forecast f;
@@ -1002,30 +996,58 @@ static void test_background_decode(void **state)
     struct bt_sched_reject rej;
     world_init(&x);
     x.c.ttft_objective_ms = 4000;
-    x.c.tbt_objective_ms = 30;
-    x.c.background_share = 0.5;
-    x.c.background_ms = 20000;
+    x.c.tbt_objective_ms = x.c.others_tbt_ms = 30;
+    x.c.late_wait_ms = 20000;
     x.c.work_price = 1;
     x.req.n_tokens = 5000;
-#define DECIDE()                                                                                   \
-    bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej)
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    for (uint32_t i = N_P; i < N; i++) { /* the step of 10 ms has grown by a third of its room */
-        x.w[i].running = 7;
-        x.w[i].kv_tokens = 7000;
+    assert_true(plan.background);
+    for (uint32_t i = N_P; i < N; i++) { /* the step of 10 ms is 23: more than 0.6 of its room */
+        x.w[i].running = 13;
+        x.w[i].kv_tokens = 13000;
     }
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.s.forecast = &f; /* rows last half a second, the prompt takes five */
     bt_sched_forecast_init(&f, 100, 500, 0);
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    for (int i = 0; i < 14; i++) {
+    for (int i = 0; i < 26; i++) {
         bt_sched_forecast_note(&f, 0, 4950, 1000, 500, 1);
     }
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.req.n_tokens = 3900; /* in time: as ever */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-#undef DECIDE
+    x.s.forecast = NULL;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].running = 0;
+        x.w[i].kv_tokens = 0;
+    }
+    x.c.tbt_objective_ms =
+        1; /* nobody has its rows in time, and on an idle worker they harm none */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
 }
+
+/* Workers that do both serve late, too. */
+static void test_late_both(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.late_wait_ms = 20000;
+    x.req.n_tokens = 5000;
+    x.s.workers = x.w + N_P;
+    x.s.n_workers = N - N_P;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].cost = &prefill_cost;
+    }
+    x.w[4].late_ms = 3000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background && plan.both && plan.decode == 1);
+}
+#undef DECIDE
 
 /* Rows that would find no pages when their prefill ends are refused now; rows on their way count
  * for the choice of the decode worker. */
@@ -1189,8 +1211,9 @@ int main(void)
         cmocka_unit_test(test_mixed_by_worker),
         cmocka_unit_test(test_priced),
         cmocka_unit_test(test_priced_by_demand),
-        cmocka_unit_test(test_background),
-        cmocka_unit_test(test_background_decode),
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_late_rows),
+        cmocka_unit_test(test_late_both),
         cmocka_unit_test(test_pages_then),
         cmocka_unit_test(test_priced_decode),
         cmocka_unit_test(test_idle_workers_are_tried),

@@ -865,7 +865,7 @@ static void test_roles(void **state)
 }
 
 /* A prompt that nobody could prefill in time, prefilled late, brings later ones into time. */
-static void test_background_pays(void **state)
+static void test_late_pays(void **state)
 {
     (void)state;
     struct bt_sim_cluster c;
@@ -888,8 +888,7 @@ static void test_background_pays(void **state)
                                    .tbt_margin = 0.8,
                                    .fetch_ratio = 1.5,
                                    .life_ms = 10000,
-                                   .background_share = 0.5 * i,
-                                   .background_ms = 15000};
+                                   .late_wait_ms = 60000 * i};
         struct bt_sim_result r;
         struct bt_sim_summary s;
         bt_sim_run(&c, &t, &o, &r);
@@ -1066,7 +1065,7 @@ int main(void)
         cmocka_unit_test(test_clusters),
         cmocka_unit_test(test_cluster_files),
         cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_background_pays),
+        cmocka_unit_test(test_late_pays),
         cmocka_unit_test(test_packing_pays),
         cmocka_unit_test(test_seed),
         cmocka_unit_test(test_link_ends),
