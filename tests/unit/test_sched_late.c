@@ -1,0 +1,196 @@
+/* Requests that are served late: whom that is said of, where they go, whom they would delay. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "conductor/sched/sched.h"
+
+#define N_P 4 /* prefill workers 0..3 on nodes 0..3, decode workers 4 and 5 on nodes 4 and 5 */
+#define N   6
+
+/* 1 ms a token, nothing for attention: times are token counts. */
+static const struct bt_batch_cost prefill_cost = {.token_ns = BT_BATCH_TOKEN_NS(1e6)};
+/* 10 ms a step and 1 ms for each thousand tokens of context. */
+static const struct bt_batch_cost decode_cost = {.base_ns = 10e6, .kv_ns = 1000};
+
+struct world {
+    struct bt_sched_worker w[N];
+    struct bt_sched_kvstore k[N];
+    struct bt_sched_snapshot s;
+    struct bt_sched_request req;
+    struct bt_sched_params c;
+};
+
+static void world_init(struct world *x)
+{
+    memset(x, 0, sizeof(*x));
+    for (uint32_t i = 0; i < N; i++) {
+        x->w[i] = (struct bt_sched_worker){.kvstore = i,
+                                           .prefill = i < N_P,
+                                           .decode = i >= N_P,
+                                           .slots_total = 64,
+                                           .pages_total = i < N_P ? 0 : 1000,
+                                           .pages_free = 1000,
+                                           .cost = i < N_P ? &prefill_cost : &decode_cost};
+    }
+    x->s = (struct bt_sched_snapshot){
+        .workers = x->w, .n_workers = N, .kvstores = x->k, .n_kvstores = N};
+    /* 10 blocks of 100 tokens; a token's KV takes 0.1 ms on the link */
+    x->req = (struct bt_sched_request){.n_tokens = 1000,
+                                       .max_new = 100,
+                                       .n_choices = 1,
+                                       .block_tokens = 100,
+                                       .token_bytes = 1000,
+                                       .random = 5};
+    x->c = (struct bt_sched_params){
+        .prefill_tokens_per_s = 1, .step_ms = 1, .link_bytes_per_s = 10e6, .fetch_ratio = 2};
+}
+
+#define DECIDE()                                                                                   \
+    bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej)
+
+/* Who would miss the objective for the first token is served late, where that holds up nobody. */
+static void test_late(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    static struct bt_sched_demand let_in;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.late_wait_ms = 20000;
+    x.c.work_price = 1;
+    x.req.n_tokens = 5000;
+    x.w[4].pages_total = x.w[5].pages_total = 0;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED); /* nobody has it in time */
+    assert_true(plan.background && plan.prefill < N_P && plan.ttft_ms >= 5000);
+    assert_string_equal(plan.reason, "background");
+    x.c.late_wait_ms = 0;
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    assert_int_equal(rej.miss, BT_SCHED_MISS_TTFT);
+    x.c.late_wait_ms = 20000;
+    x.req.n_tokens = 3900; /* can be in time */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_false(plan.background);
+    x.req.waited_ms = 200; /* could have been */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+    x.req.waited_ms = 0;
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 3000; /* in time but for the queue */
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+    assert_float_equal(plan.queue_ms, 3000, 1e-6);
+    x.s.let_in = &let_in; /* half of their time goes to those in time: the wait is twice as long */
+    bt_sched_demand_init(&let_in, 60000);
+    bt_sched_demand_note(&let_in, 0, 60000 * (1 - exp(-1.0 / 6)) * N_P / 2);
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_float_equal(plan.queue_ms, 6000, 1);
+    bt_sched_demand_note(&let_in, 0, 60000 * (1 - exp(-1.0 / 6)) * N_P / 2);
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED); /* all of it: it would never have its turn */
+    x.s.let_in = NULL;
+    /* Who is in time does not wait for late ones, a late one waits for both. */
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 0;
+        x.w[i].late_ms = 9000;
+    }
+    x.w[2].late_ms = 6000;
+    x.req.n_tokens = 1000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_false(plan.background);
+    assert_float_equal(plan.ttft_ms, 1000, 1);
+    /* The longer it would wait the shorter it must be: (1 - 6 / 20)^2 of 10 s. */
+    x.req.n_tokens = 4899;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background && plan.prefill == 2);
+    x.req.n_tokens = 4901;
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    x.w[3].late_ms = 0; /* where nobody waits it may be as long as it is */
+    x.req.n_tokens = 50000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_int_equal(plan.prefill, 3);
+    /* Other policies refuse it. */
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
+        BT_SCHED_OVERLOADED);
+}
+
+/* Its row would take the room of such that are in time: it comes in only where decode workers have
+ * room to spare when it comes. The request's own objective says nothing of that. */
+static void test_late_rows(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.tbt_objective_ms = x.c.others_tbt_ms = 30;
+    x.c.late_wait_ms = 20000;
+    x.c.work_price = 1;
+    x.req.n_tokens = 5000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+    for (uint32_t i = N_P; i < N; i++) { /* the step of 10 ms is 23: more than 0.6 of its room */
+        x.w[i].running = 13;
+        x.w[i].kv_tokens = 13000;
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    x.s.forecast = &f; /* rows last half a second, the prompt takes five */
+    bt_sched_forecast_init(&f, 100, 500, 0);
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    for (int i = 0; i < 26; i++) {
+        bt_sched_forecast_note(&f, 0, 4950, 1000, 500, 1);
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    x.req.n_tokens = 3900; /* in time: as ever */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    x.s.forecast = NULL;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].running = 0;
+        x.w[i].kv_tokens = 0;
+    }
+    x.c.tbt_objective_ms =
+        1; /* nobody has its rows in time, and on an idle worker they harm none */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+}
+
+/* Workers that do both serve late, too. */
+static void test_late_both(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.late_wait_ms = 20000;
+    x.req.n_tokens = 5000;
+    x.s.workers = x.w + N_P;
+    x.s.n_workers = N - N_P;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].cost = &prefill_cost;
+    }
+    x.w[4].late_ms = 3000;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background && plan.both && plan.decode == 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_late_rows),
+        cmocka_unit_test(test_late_both),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
