@@ -212,7 +212,7 @@ def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
     took = []
     for i in range(4):
         status, answer, s = ask(100, f"short{i}", **{"x-slo-ttft-ms": str(int(1000 * PATIENCE))})
-        assert status == 200 and not late, (status, answer)
+        assert status == 200 and not late, (status, answer["plan"], s, took)
         took.append(s)
     t.join(60 * PATIENCE)
     assert late[0][0] == 200 and late[0][1]["plan"]["reason"] == "background", late
