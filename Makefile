@@ -3,6 +3,7 @@
 #   make check           set-up, build, all tests; last line "N passed, M failed"
 #   make demo            set-up, build, a whole cluster on this machine answers a prompt
 #   make up, down        a cluster on this machine that stays (deploy/local/baton-local has the options)
+#   make chaos           a cluster under load, one fault after another (MINUTES=60, SEED= to repeat a run, CHAOS=options; docs/FAULTS.md)
 #   make bench           all benchmarks, FULL=1 with as many repetitions as docs/MEASURED.md
 #   make check-gpu, bench-gpu   the same of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
@@ -202,6 +203,11 @@ setup:
 check: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/run
+MINUTES ?= 60
+.PHONY: chaos
+chaos: setup-tests
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(B)/tests/tools/net_switch SANITIZE=$(SANITIZE)
+	@BUILD=$(B) tests/chaos/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 ifeq ($(NVCC),)
 check-gpu bench-gpu:
 	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
