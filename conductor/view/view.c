@@ -48,6 +48,7 @@ static void on_beat(void *arg)
     bool stalled =
         bt_stood_still(&v->last_beat_ns, now, (uint64_t)v->conf.silence_ms * 1000000 / 2);
     bt_holders_sweep(v->index, SWEEP_PLACES);
+    bt_metric_set(v->m_index_keys, (double)bt_holders_keys(v->index));
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
         struct bt_session *s = session_of(l);

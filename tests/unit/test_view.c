@@ -267,6 +267,20 @@ static void events(struct fake *k, uint64_t seq, bool reset, const char *added, 
     send_ok(k->blocks, &e.base);
 }
 
+/* What /metrics says of the index. */
+static double index_metric(struct fixture *f)
+{
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bt_metrics_render(f->metrics, &text);
+    bt_buf_append(&text, "", 1);
+    const char *at = strstr(text.data, "\nbaton_index_blocks ");
+    assert_non_null(at);
+    double value = strtod(at + strlen("\nbaton_index_blocks "), NULL);
+    bt_buf_cleanup(&text);
+    return value;
+}
+
 /* How many of "abcd..." the index says kvstore k has. */
 static uint32_t match(struct fixture *f, struct fake *k)
 {
@@ -310,6 +324,7 @@ static void test_blocks(void **state)
     until(&f, match(&f, k1) == 6);
     events(k1, 36, false, "g", "");
     until(&f, match(&f, k1) == 7);
+    assert_true(index_metric(&f) == 7);
     /* Its session breaks: nothing of it is believed any more. */
     fake_kill(k1);
     until(&f, !fake_up(k1));
@@ -321,6 +336,7 @@ static void test_blocks(void **state)
     }
     assert_int_equal(n, 2);
     assert_string_equal(bt_view_kvstore_name(f.view, session_of_fake(k2)->kv_id), "k2");
+    until(&f, index_metric(&f) == 2); /* although no event comes any more */
     fixture_cleanup(&f);
 }
 
