@@ -154,7 +154,7 @@ class Run:
             self.say(f"the cluster runs in {self.cluster.folder}")
             self.watch = Watch(self.cluster, self.violation)
             self.watch.start()
-            self.load = Load(self.cluster, self.o.seed, self.o.clients, self.violation, lambda: self.watch.late)
+            self.load = Load(self.cluster, self.o.seed, self.o.clients, self.violation, self.watch.slack)
             self.load.learn()
             self.inv = Invariants(self.cluster, self.violation)
             self.say(f"{len(self.load.cases)} kinds of requests have their answers")
@@ -212,6 +212,8 @@ class Run:
                   f"; refusals by status {dict(self.load.refused)}")
         if getattr(self, "inv", None):
             print("most above the first quiet moment: " + ", ".join(f"{k} {w} {v}" for (k, w), v in sorted(self.inv.most.items())))
+        if self.watch and self.watch.busiest:
+            print(f"this machine had other work: limits of time were up to {10 * self.watch.busiest:.0f} s longer")
         rounds = sum(self.by_fault.values())
         wrong = len(self.violations)
         print(f"seed {self.o.seed}" + ("" if not wrong else f": {wrong} violations, the first: {self.violations[0][:300]}"))

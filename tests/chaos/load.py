@@ -106,7 +106,7 @@ def catalogue(rng, tokenize):
         add("penalties", {"prompt": text(200), "presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.1,
                           "max_tokens": 150})
         add("echo", {"prompt": text(800), "echo": True, "logprobs": 5, "max_tokens": 24})
-        add("long prompt", {"prompt": text(rng.randrange(6000, 12000)), "max_tokens": 32})
+        add("long prompt", {"prompt": text(rng.randrange(5000, 9000)), "max_tokens": 32})
         add("echo of a long prompt", {"prompt": text(5000), "echo": True, "logprobs": 2, "max_tokens": 8})
         add("long answer", {"prompt": text(100), "max_tokens": 900, "temperature": 0.7, "seed": rng.randrange(2**31)})
     add("several prompts", {"prompt": [text(200), text(500), text(90)], "n": 2, "temperature": 0.8, "seed": 7, "max_tokens": 40})
