@@ -115,7 +115,8 @@ static void on_slab(void *arg, bool added, uint32_t slot, const struct bt_kv_key
                     uint32_t depth)
 {
     struct bt_blocks *b = arg;
-    if (added || b->tier == NULL || !bt_ssd_has(bt_tier_ssd(b->tier), key)) {
+    /* A disk that fails for a while keeps its blocks, and nobody would announce them again. */
+    if (added || b->tier == NULL || !bt_ssd_keeps(bt_tier_ssd(b->tier), key)) {
         change(b, added, slot, key, depth);
     }
 }

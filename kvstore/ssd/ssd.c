@@ -563,6 +563,11 @@ bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key)
     return bt_ssd_find(s, key) != BT_SSD_NONE;
 }
 
+bool bt_ssd_keeps(const struct bt_ssd *s, const struct bt_kv_key *key)
+{
+    return s->dir != NULL && bt_ssd_dir_find(s->dir, key) != BT_SSD_NONE;
+}
+
 uint32_t bt_ssd_find(const struct bt_ssd *s, const struct bt_kv_key *key)
 {
     return usable(s) ? bt_ssd_dir_find(s->dir, key) : BT_SSD_NONE;

@@ -52,6 +52,9 @@ void bt_ssd_close(struct bt_ssd *s);
 typedef void (*bt_ssd_done_fn)(void *arg, bt_status_t st);
 
 bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key);
+/* The same while the disk fails, too: the block can be read again when it works again. It is what
+ * bt_ssd_at lists. */
+bool bt_ssd_keeps(const struct bt_ssd *s, const struct bt_kv_key *key);
 /* Position of the block in the file, UINT32_MAX: it is not there. */
 uint32_t bt_ssd_find(const struct bt_ssd *s, const struct bt_kv_key *key);
 /* A block that can be found is not given up for others until it is unprotected. Whoever protects it

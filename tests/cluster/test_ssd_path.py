@@ -6,7 +6,11 @@ import time
 
 import pytest
 
+import crash_losses
+import slow_disk
+from crash_rounds import Oracle
 from kvstore_nodes import BLOCK, LAYERS, STATUS, Nodes, hand_off, items, keys, pb
+from sanitizer import PATIENCE
 
 N = 12  # blocks of a prompt
 
@@ -125,6 +129,47 @@ def test_blocks_of_the_disk_are_announced(nodes):
         assert time.monotonic() < end, (len(have), len(want))
     stop.append(1)
     call.cancel()
+
+
+def test_blocks_of_a_disk_that_fails_for_a_while_stay_announced(nodes, monkeypatch, tmp_path):
+    """The slab gives up blocks while the disk fails. They are on the disk all the same, and of use when it works again:
+    who has listened all the while knows them as well as who comes later."""
+    fails = tmp_path / "fails"
+    for name, value in slow_disk.environment(dict(os.environ), slow_disk.build(tmp_path), 2e9, str(fails)).items():
+        monkeypatch.setenv(name, value)
+    kv, _ = start(nodes)
+    monkeypatch.undo()
+    c, p = nodes.conductor(kv), nodes.worker(kv, "p")
+    fill(kv, c, p, 2)
+    early = Oracle(c)
+    want = {k for i in range(2) for k in keys(i + 1, N)}
+    wait(lambda: early.keys() >= want, "the disk's blocks are announced")
+    fails.write_text("0")
+    i = 0
+    while kv.metrics()["baton_ssd_up"] == 1 or "slab" in where(kv, want):
+        write(c, p, 5000 + i, keys(i % 150 + 50, N), N * BLOCK + 3, seed=i % 150 + 50)
+        i += 1
+        assert i < 2000, kv.metrics()
+    os.unlink(fails)
+    kv.wait_metric("baton_ssd_up", 1)
+    late = Oracle(c)
+    wait(lambda: late.keys() >= want, "they are there for who comes now")
+    wait(lambda: early.keys() == late.keys(), "all know the same")
+    for o in early, late:
+        o.end()
+
+
+def wait(check, what):
+    end = time.monotonic() + 10 * PATIENCE
+    while not check():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def where(kv, want):
+    """Tiers that have one of these: the slab's headers tell."""
+    short = {k[:8].hex() for k in want}
+    return {"slab"} if crash_losses.sealed(kv.slab) & short else set()
 
 
 def test_damaged_disk_costs_a_computation(nodes):
