@@ -62,7 +62,7 @@ class Run:
                 self.say(f"VIOLATION [{self.now}] {text}"[:4000])
 
     def minutes_left(self):
-        return self.o.minutes - (time.monotonic() - self.start) / 60
+        return self.o.minutes - (time.monotonic() - self.faults_from) / 60
 
     # ---- faults ----
     def possible(self):
@@ -165,7 +165,7 @@ class Run:
             self.load.go_on()
             rng = random.Random(self.o.seed)
             cards = self.deck(random.Random(f"{self.o.seed} deck"))
-            number = 0
+            number, self.faults_from = 0, time.monotonic()
             while self.minutes_left() > 0 and len(self.violations) < self.o.most_violations:
                 number += 1
                 self.round(number, next(cards), rng)

@@ -279,6 +279,35 @@ def strangers(x):
         raise AssertionError(f"batonctl without a certificate: {p.returncode} {p.stdout[:300]}")
 
 
+@fault([35], "stranger kvstore")
+def strangers_at_the_wire(x):
+    """Bytes of nobody's protocol at every port that a kvstore listens on, UCX's included."""
+    d = a_worker(x, "kvstore")
+    x.note(d.name)
+    host = d.ready("rpc").rsplit(":", 1)[0]
+    for port in listening(d.pid):
+        for size in 1, 8, 64, 1000, 20000:
+            try:
+                with socket.create_connection((host, port), timeout=2) as s:
+                    s.sendall(x.rng.randbytes(size))
+                    time.sleep(0.05)
+            except OSError:
+                pass
+
+
+def listening(pid):
+    """TCP ports on which the process listens."""
+    mine = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except OSError:
+            pass
+    with open(f"/proc/{pid}/net/tcp") as f:
+        rows = [line.split() for line in f][1:]
+    return sorted(int(r[1].split(":")[1], 16) for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in mine)
+
+
 @fault([43], "client")
 def clients_slow_and_gone(x):
     """Readers of 200 bytes at a time for some seconds, and clients that leave without a word: their requests end with them."""

@@ -85,7 +85,7 @@ def worker_drained_by_sigterm(x):
     restart(x, d)
 
 
-@fault([4], "decode prefill node")
+@fault([4], "decode prefill etcd")
 def node_drained(x):
     node = x.rng.choice(NODES[1:])
     x.note(node)
