@@ -92,7 +92,7 @@ class Invariants:
         sets = {}
         for c in self.cluster.conductors():
             try:
-                told = self.cluster.ctl_json("blocks", "--limit", "1000000", conductor=c)
+                told = self.cluster.ctl_json("blocks", "--limit", "10000", conductor=c)
             except (OSError, ValueError) as e:
                 return f"; blocks of {c.daemon.name}: {e}"
             with open(os.path.join(self.cluster.state, "logs", f"blocks-{c.daemon.name}.log"), "w") as f:
