@@ -272,7 +272,8 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
     return true;
 }
 
-/* Before a body is read, so that nobody without a key makes us buffer one. */
+/* Before a body is read, so that nobody without a key makes us buffer one. Who only asks for an
+ * open route (/health) stays a stranger to the HTTP server. */
 static bool on_head(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;
@@ -288,9 +289,11 @@ static bool on_head(void *arg, struct bt_http_req *req)
         front_respond_error(f, req, &e);
         return false;
     }
-    if (!r->open) { /* who only asks for /health stays a stranger */
-        bt_http_accept(req, front_keys_owner(f->keys, tenant));
+    if (r->open) { /* answered at once: nobody without a key makes us keep the place of a body */
+        r->fn(f, req, NULL);
+        return false;
     }
+    bt_http_accept(req, front_keys_owner(f->keys, tenant));
     return true;
 }
 

@@ -59,6 +59,22 @@ static void test_refused_before_the_body(void **state)
     assert_non_null(strstr(ans.body, "4194304 bytes (conductor.http.body_max)"));
 }
 
+/* Routes without a key need no body: one that is announced takes no place of the total. */
+static void test_open_routes_take_no_body(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/health", "/version", "/metrics"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(paths); i++) {
+        char text[256];
+        snprintf(text, sizeof(text),
+                 "GET %s HTTP/1.1\r\nHost: a\r\nContent-Length: 4000000\r\n\r\n", paths[i]);
+        int fd = dial();
+        assert_int_equal(send(fd, text, strlen(text), MSG_NOSIGNAL), strlen(text));
+        receive(fd); /* the answer and its end, though no byte of the body is sent */
+        assert_int_equal(ans.status, 200);
+    }
+}
+
 /* Which of two would be meant? A proxy in front may have checked the other one. */
 static void test_two_of_a_header(void **state)
 {
@@ -264,6 +280,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #define T(fn, with) cmocka_unit_test_setup_teardown(fn, with, teardown_keys)
         T(test_refused_before_the_body, setup_keys),
+        T(test_open_routes_take_no_body, setup_keys),
         T(test_two_of_a_header, setup_keys),
         T(test_choices_are_requests, setup_limits),
         T(test_tokenize_has_the_same_limits, setup_limits),
