@@ -14,13 +14,17 @@
 
 #include "common/log/fields.h"
 
-#define READER_WAIT_MS 10 /* for a reader of stderr that is slow; one that hangs costs it once */
+#define READER_WAIT_MS 10 /* for a reader of stderr that is slow */
+/* After a wait in vain there is no other for so long: a reader that takes a line now and then would
+ * otherwise cost most lines a wait. */
+#define WAIT_AGAIN_NS 1000000000ull
 
 static char log_daemon[64] = "baton", log_node[300] = "-"; /* as values, quoted where needed */
 static bt_log_level_t log_level = BT_LOG_INFO;
 static bool log_json, log_prefix;
 static pthread_mutex_t out_lock = PTHREAD_MUTEX_INITIALIZER; /* of stderr and out_lost */
 static unsigned long out_lost;                               /* lines, since stderr last took one */
+static uint64_t out_waited_ns; /* when a wait in vain ended; 0: never */
 
 void bt_log_init(const char *daemon, const char *node, bt_log_level_t level, bool json)
 {
@@ -105,12 +109,24 @@ static bool has_room(int wait_ms)
     return poll(&p, 1, wait_ms) > 0 && (p.revents & POLLOUT) != 0;
 }
 
+static uint64_t mono_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
 /* A log that cannot be written (a full disk, a reader that is gone or hangs) must not stop serving.
  * Lines that find no room are lost and counted; the count is the first line that gets through. */
 static void put(const char *line, size_t n)
 {
     pthread_mutex_lock(&out_lock);
-    bool room = has_room(out_lost == 0 ? READER_WAIT_MS : 0);
+    bool room = has_room(0);
+    if (!room && out_lost == 0 &&
+        (out_waited_ns == 0 || mono_ns() - out_waited_ns >= WAIT_AGAIN_NS)) {
+        room = has_room(READER_WAIT_MS);
+        out_waited_ns = room ? out_waited_ns : mono_ns();
+    }
     if (room && out_lost > 0) {
         char told[PIPE_BUF];
         size_t len = compose_of(told, BT_LOG_WARN, "log_lost", "lines=%lu why=%s", out_lost,

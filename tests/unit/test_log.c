@@ -214,6 +214,22 @@ static void test_nobody_reads(void **state)
     assert_int_equal(drain(text, sizeof(text)), 1);
 }
 
+/* A reader that takes a little now and then: lines get lost, but not each with a wait. */
+static void test_slow_reader(void **state)
+{
+    (void)state;
+    char text[4096];
+    log_many("a"); /* the pipe is full */
+    double from = seconds();
+    for (int i = 0; i < 500; i++) {
+        assert_true(read(reader, text, sizeof(text)) > 0);
+        for (int j = 0; j < 100; j++) {
+            BT_INFO("more", "a=%100d", j);
+        }
+    }
+    assert_true(seconds() - from < 2.5); /* with a wait after each piece: 5 s */
+}
+
 static void test_reader_gone(void **state)
 {
     (void)state;
@@ -232,6 +248,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_long_lines_stay_whole, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_journal, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_nobody_reads, open_log, close_log),
+        cmocka_unit_test_setup_teardown(test_slow_reader, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_reader_gone, open_log, close_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
