@@ -1,6 +1,10 @@
 /* POST /tokenize and /detokenize: as vLLM has them. */
 #include "conductor/front/front_jobs.h"
 
+/* Bytes of text that /detokenize makes at most. A body of 4 MiB has about 700,000 ids of a large
+ * vocabulary, whose usual text is 3 MiB; of the longest tokens it would be hundreds of MiB. */
+#define TEXT_MAX (8 * 1024 * 1024)
+
 /* As tokenizer.json spells them, which tells tokens apart that are no characters by themselves. */
 static void put_token_strings(const struct front_model *m, const struct bt_tokens *ids,
                               struct bt_buf *out)
@@ -45,6 +49,33 @@ static void run_tokenize(const struct front_model *m, struct front_job *j)
     bt_tokens_cleanup(&ids);
 }
 
+/* The text of ids may be much longer than the body: of the longest token many times. */
+static bool decode(const struct front_model *m, const struct bt_tokens *ids, struct bt_buf *text,
+                   struct front_error *e)
+{
+    struct bt_buf piece;
+    size_t bytes = 0;
+    bt_buf_init(&piece);
+    for (size_t i = 0; i < ids->n && bytes <= TEXT_MAX; i++) {
+        bt_buf_clear(&piece);
+        if (bt_tokenizer_piece(m->tok, ids->ids[i], &piece) == BT_OK) {
+            bytes += piece.len;
+        }
+    }
+    bt_buf_cleanup(&piece);
+    if (bytes > TEXT_MAX) {
+        return front_fail(e, 400, "tokens", "invalid_value",
+                          "the text of 'tokens' is longer than %d MiB, the most that one answer of "
+                          "/detokenize may have; send fewer ids at once",
+                          TEXT_MAX >> 20);
+    }
+    if (bt_tokenizer_decode(m->tok, ids->ids, ids->n, false, text) != BT_OK) {
+        return front_fail(e, 400, "tokens", "invalid_value",
+                          "'tokens' has an id that the tokenizer does not know");
+    }
+    return true;
+}
+
 static void run_detokenize(const struct front_model *m, struct front_job *j)
 {
     struct bt_tokens ids = {0};
@@ -52,10 +83,7 @@ static void run_detokenize(const struct front_model *m, struct front_job *j)
     bt_buf_init(&text);
     j->ok = front_parse_detokenize(m, j->body, j->len, &ids, &j->e);
     j->n_tokens = ids.n;
-    if (j->ok && bt_tokenizer_decode(m->tok, ids.ids, ids.n, false, &text) != BT_OK) {
-        j->ok = front_fail(&j->e, 400, "tokens", "invalid_value",
-                           "'tokens' has an id that the tokenizer does not know");
-    }
+    j->ok = j->ok && decode(m, &ids, &text, &j->e);
     if (j->ok) {
         bt_buf_puts(&j->out, "{\"prompt\":");
         front_put_str(&j->out, text.data, text.len);

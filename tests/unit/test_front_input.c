@@ -481,6 +481,22 @@ static void test_tokenize(void **state)
     json_decref(j);
 }
 
+/* Ids of a long token again and again: their text is refused before it is made. */
+static void test_detokenize_long_text(void **state)
+{
+    (void)state;
+    struct bt_buf b = {0};
+    bt_buf_puts(&b, "{\"tokens\":[2045"); /* <|start_header_id|>, 19 bytes */
+    for (int i = 0; i < 500000; i++) {
+        bt_buf_puts(&b, ",2045");
+    }
+    bt_buf_puts(&b, "]}");
+    receive(post("/detokenize", b.data));
+    assert_int_equal(ans.status, 400);
+    assert_non_null(strstr(ans.body, "longer than 8 MiB"));
+    bt_buf_cleanup(&b);
+}
+
 /* ---- keys ---- */
 
 static char keys_path[] = "/tmp/test_front_keys_XXXXXX";
@@ -815,6 +831,7 @@ int main(void)
         T(test_routes),
         T(test_small_routes),
         T(test_tokenize),
+        T(test_detokenize_long_text),
         cmocka_unit_test_setup_teardown(test_keys, setup_keys, teardown_keys),
         cmocka_unit_test_setup_teardown(test_terms_of_keys, setup_terms, teardown_keys),
         cmocka_unit_test_setup_teardown(test_bad_key_files, setup_keys, teardown_keys),
