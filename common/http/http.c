@@ -79,17 +79,26 @@ static void conn_close(struct http_conn *c)
     h->n_conns--;
     bt_http_parser_cleanup(&c->parser);
     bt_buf_cleanup(&c->in);
-    bt_buf_cleanup(&c->out);
-    free(c);
-    if (r == NULL) {
-        return;
+    if (r != NULL) {
+        r->conn = NULL;
     }
-    r->conn = NULL;
-    if (r->on_gone != NULL) { /* else the handler ends it some time, into the void */
+    if (r != NULL && r->on_gone != NULL) { /* else the handler ends it some time, into the void */
         r->in_gone = true;
+        r->note = c->trace.note; /* on_gone may complete it */
         r->on_gone(r->on_gone_arg);
+        r->note = NULL;
         http_req_free(r);
     }
+    http_record_settle(c, true);
+    bt_buf_cleanup(&c->out);
+    free(c);
+}
+
+/* The server ends it, for a reason that the client has given. */
+static void conn_cut(struct http_conn *c)
+{
+    c->trace.cut = true;
+    conn_close(c);
 }
 
 static void on_timeout(void *arg);
@@ -254,9 +263,15 @@ static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
 {
     struct bt_http_parser *p = &c->parser;
     size_t used = 0;
+    if (len > 0 && p->phase == BT_HTTP_HEAD && !bt_http_parser_started(p)) {
+        c->first_byte_ns = bt_mono_ns();
+    }
     if (p->phase == BT_HTTP_HEAD) {
         used = bt_http_parse_head(p, data, len);
         bool complete = p->phase == BT_HTTP_BODY || p->phase == BT_HTTP_DONE;
+        if (complete) {
+            http_record_begin(c);
+        }
         if (complete && !ask(c)) {
             return c->state == HTTP_CLOSING ? len : used;
         }
@@ -267,6 +282,9 @@ static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
     if (p->phase == BT_HTTP_BODY) {
         used += bt_http_parse(p, data + used, len - used);
         http_share_count(c);
+        if (!c->trace.answered) {
+            c->trace.bytes_in = p->body.len;
+        }
         if (p->phase != BT_HTTP_REFUSE && !p->skip && c->announced == 0 && no_room(c, 0)) {
             return len;
         }
@@ -325,6 +343,7 @@ static bool conn_flush(struct http_conn *c)
             return errno == EAGAIN || errno == EWOULDBLOCK;
         }
         c->out_off += (size_t)n;
+        http_record_sent(c, (size_t)n);
         if (c->timer_kind == HTTP_TIMER_WRITE) {
             c->timer_kind = HTTP_TIMER_NONE; /* progress: conn_update starts it anew */
         }
@@ -339,6 +358,7 @@ static bool conn_flush(struct http_conn *c)
     } else {
         bt_buf_clear(&c->out);
     }
+    http_record_settle(c, false);
     return true;
 }
 
@@ -365,7 +385,7 @@ static bool count_unsent(struct http_conn *c)
     if (most == c) {
         return false;
     }
-    conn_close(most);
+    conn_cut(most);
     return true;
 }
 
@@ -406,9 +426,13 @@ static void conn_settle(struct http_conn *c)
     h->current = NULL;
     if (alive && c->req != NULL && c->req->started && out_pending(c) > h->o.out_max) {
         BT_DEBUG("http_slow_reader", "unsent=%zu", out_pending(c));
+        c->trace.cut = true;
         alive = false;
     }
-    alive = alive && count_unsent(c);
+    if (alive && !count_unsent(c)) {
+        c->trace.cut = true;
+        alive = false;
+    }
     if (alive && c->state == HTTP_CLOSING && out_pending(c) == 0) {
         alive = shutdown(c->fd, SHUT_WR) == 0;
         c->state = HTTP_LINGERING;
@@ -476,7 +500,7 @@ static void on_timeout(void *arg)
     } else if (kind == HTTP_TIMER_PROBE) {
         probe(c);
     } else {
-        conn_close(c);
+        conn_cut(c);
         return;
     }
     conn_settle(c);
@@ -566,6 +590,7 @@ static struct http_conn *conn_create(struct bt_http *h, int fd, const struct soc
     bt_list_init(&c->pull);
     bt_list_init(&c->stranger);
     http_share_join(c, at);
+    http_record_client(c, at);
     bt_list_insert_tail(&h->conns, &c->link);
     bt_http_parser_init(&c->parser, h->o.body_max);
     c->events = EPOLLIN;
@@ -810,7 +835,7 @@ void bt_http_destroy(struct bt_http *h)
     stop_listening(h);
     bt_timer_stop(h->loop, &h->flush_timer);
     while (!bt_list_empty(&h->conns)) {
-        conn_close(BT_CONTAINER_OF(h->conns.next, struct http_conn, link));
+        conn_cut(BT_CONTAINER_OF(h->conns.next, struct http_conn, link));
     }
     bt_timer_stop(h->loop, &h->flush_timer);
     bt_timer_stop(h->loop, &h->pull_timer);

@@ -23,6 +23,29 @@ struct bt_http_req; /* one request and its response; the handler owns it until i
  * connection closes. A client that waits for "100 Continue" gets it only after true. */
 typedef bool (*bt_http_head_fn)(void *arg, struct bt_http_req *req);
 
+typedef enum {
+    BT_HTTP_COMPLETE, /* the kernel has taken the whole answer */
+    BT_HTTP_GONE,     /* the client left before that */
+    BT_HTTP_CUT       /* the server ended it: the client reads too slowly, or the answer failed */
+} bt_http_ending_t;
+
+#define BT_HTTP_ID_MAX   128
+#define BT_HTTP_PATH_LOG 256
+
+/* A request and its response, when both are over. Strings are valid during the call. */
+struct bt_http_record {
+    const char *method, *path; /* path: percent-decoded, without query, cut; "-": not received */
+    const char *client;        /* address without port */
+    const char *request_id;
+    int status;                   /* 0: the client left before a response began */
+    uint64_t bytes_in, bytes_out; /* of the body; of the response with its header */
+    uint64_t duration_ns;         /* from the request's first byte */
+    uint64_t first_ns;            /* ... to the response's first byte; 0: none was sent */
+    bt_http_ending_t ending;
+    void *note; /* as bt_http_set_note left it, or NULL; the function frees it */
+};
+typedef void (*bt_http_ended_fn)(void *arg, const struct bt_http_record *r);
+
 struct bt_http_options {
     const char *listen; /* "host:port", port 0: any free; [v6]:port */
     size_t body_max;    /* bytes; 413 above */
@@ -31,6 +54,10 @@ struct bt_http_options {
     size_t out_max;       /* bytes of unsent output per connection, then on_gone */
     size_t out_total;     /* ... of all together: above it whoever has most unsent is cut off */
     bt_http_head_fn head; /* called with the handler's arg; NULL: every body may come */
+    /* Called once for each request, with the handler's arg; it must not call any bt_http_
+     * function. With it, every request has an id and every response the header x-request-id. NULL:
+     * neither. */
+    bt_http_ended_fn ended;
     const char
         *key_prefix; /* static text before the names of body_max, body_total and conns_max
                         where an answer names a limit; NULL: they are no configuration keys */
@@ -89,6 +116,14 @@ uint64_t bt_http_body_announced(const struct bt_http_req *r);
 #define BT_HTTP_PEER_LEN 48
 void bt_http_peer(const struct bt_http_req *r, char out[BT_HTTP_PEER_LEN]);
 uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */
+
+/* The client's x-request-id if it is 1 to BT_HTTP_ID_MAX visible ASCII characters other than "\<>,
+ * otherwise one made here. "" without options.ended, or when the client is gone. */
+const char *bt_http_request_id(const struct bt_http_req *r);
+/* Keeps note (malloc) for options.ended; a note set in bt_http_head_fn stays for the handler. Only
+ * with options.ended, and once for a request. */
+void bt_http_set_note(struct bt_http_req *r, void *note);
+void *bt_http_note(const struct bt_http_req *r); /* NULL: none */
 
 /* Called once if the client goes away (or reads too slowly) before the response is ended; the
  * request is invalid after it returns, and the handler must not touch it again. */

@@ -4,6 +4,7 @@
 #ifndef BT_HTTP_PRIV_H
 #define BT_HTTP_PRIV_H
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include "common/base/list.h"
@@ -40,6 +41,19 @@ struct http_owner { /* whoever has connections; http_share.c */
     uint64_t bytes;
 };
 
+/* What options.ended is told about a connection's current request; http_record.c. */
+struct http_trace {
+    bool open;     /* its header is complete, or it is answered */
+    bool answered; /* the response is over for the handler; its last bytes may be unsent */
+    bool cut;      /* the server ends it early */
+    int status;
+    uint64_t began_ns, first_ns;
+    uint64_t out_begin, out_end; /* of the response, as positions in the connection's output */
+    uint64_t bytes_in;
+    char method[16], path[BT_HTTP_PATH_LOG], id[BT_HTTP_ID_MAX + 1];
+    void *note;
+};
+
 struct http_conn {
     struct bt_http *h;
     struct bt_list link, dirty; /* in h->conns; in h->dirty while output waits for the flush */
@@ -65,6 +79,10 @@ struct http_conn {
     struct bt_list stranger;            /* in h->strangers until a request is accepted */
     size_t announced;                   /* length of the body that is being read */
     size_t held;                        /* bytes of requests, as counted */
+    uint64_t sent;                      /* bytes of output that the kernel has taken */
+    uint64_t first_byte_ns;             /* of the request that is being received; 0: none */
+    char client[INET6_ADDRSTRLEN];      /* address; "": not known */
+    struct http_trace trace;
 };
 
 struct bt_http_req {
@@ -82,6 +100,7 @@ struct bt_http_req {
     bool head_only, started, chunked, in_gone;
     bool accepted; /* bt_http_accept, by owner */
     uint64_t owner;
+    void *note; /* of a request whose client is gone; else the connection's trace has it */
 };
 
 struct bt_http {
@@ -128,6 +147,19 @@ bool http_share_own(struct http_conn *c, uint64_t id);
 void http_share_count(struct http_conn *c);
 /* Is there room for what the connection holds and so many bytes more? */
 http_room_t http_share_room(const struct http_conn *c, uint64_t more);
+
+/* http_record.c. All of them do nothing without options.ended. */
+void http_record_client(struct http_conn *c, const struct sockaddr_storage *at);
+/* A request begins: its header is complete in c->parser, or is refused with what was read of it. */
+void http_record_begin(struct http_conn *c);
+/* The response's status line is next. */
+void http_record_status(struct http_conn *c, int status);
+/* Output was sent. */
+void http_record_sent(struct http_conn *c, size_t n);
+/* The handler has ended the response. */
+void http_record_answered(struct http_conn *c, bool cut);
+/* Tells options.ended if the response is over. closed: it is, whatever is unsent. */
+void http_record_settle(struct http_conn *c, bool closed);
 
 /* http_reply.c */
 void http_reply_error(struct http_conn *c, int status, const char *why);

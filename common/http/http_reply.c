@@ -68,6 +68,7 @@ static void put_head(struct http_conn *c, int status, const char *type, int64_t 
                      bool chunked, const struct bt_buf *more)
 {
     struct bt_buf *out = &c->out;
+    http_record_status(c, status);
     bt_buf_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, reason(status), date(c->h));
     if (type != NULL) {
         bt_buf_printf(out, "Content-Type: %s\r\n", type);
@@ -79,6 +80,9 @@ static void put_head(struct http_conn *c, int status, const char *type, int64_t 
     }
     if (c->close_after) {
         bt_buf_puts(out, "Connection: close\r\n");
+    }
+    if (c->trace.id[0] != '\0') {
+        bt_buf_printf(out, "x-request-id: %s\r\n", c->trace.id);
     }
     if (more != NULL && more->len > 0) {
         bt_buf_append(out, more->data, more->len);
@@ -108,9 +112,13 @@ void http_reply_error(struct http_conn *c, int status, const char *why)
     static char retry_text[] = "Retry-After: 1\r\n";
     const struct bt_buf retry = {.data = retry_text, .len = sizeof(retry_text) - 1};
     c->close_after = true;
+    if (!c->trace.open || c->trace.answered) { /* it is no request, or no header of one */
+        http_record_begin(c);
+    }
     bool later = status == 503 || status == 429;
     put_head(c, status, "application/json", n, false, later ? &retry : NULL);
     bt_buf_append(&c->out, body, (size_t)n);
+    http_record_answered(c, false);
     c->state = HTTP_CLOSING;
     c->announced = 0;
     bt_http_parser_reset(&c->parser); /* nobody reads on: its memory goes now */
@@ -122,6 +130,7 @@ void http_req_free(struct bt_http_req *r)
     r->magic = 0;
     bt_http_parser_cleanup(&r->parser);
     bt_buf_cleanup(&r->headers);
+    BT_ASSERT(r->note == NULL);
     free(r);
 }
 
@@ -133,6 +142,7 @@ static void finish(struct bt_http_req *r, bool close_now)
         return; /* the caller of on_gone frees it */
     }
     if (c != NULL) {
+        http_record_answered(c, close_now);
         c->req = NULL;
         c->state = close_now || c->close_after ? HTTP_CLOSING : HTTP_READING;
         if (c->state == HTTP_READING && r->parser.phase == BT_HTTP_BODY) { /* see decide_close */
