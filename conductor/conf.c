@@ -77,6 +77,13 @@ static const struct bt_conf_row rows[] = {
          "priority= "
          "(the best "
          "class of its requests, smaller goes first), slo_ttft_ms=, slo_tbt_ms= (objectives)."},
+    {.key = "conductor.access_log",
+     .type = BT_CONF_STR,
+     .offset = ROW(access_log),
+     .def = "off",
+     .doc = "Which HTTP responses get a line ev=access in the log: off, all, or a share of them "
+            "taken at random, above 0 and below 1, to which every response with status 5xx is "
+            "added. Lines name client addresses."},
     {.key = "conductor.max_running",
      .type = BT_CONF_INT,
      .offset = ROW(max_running),
@@ -386,6 +393,7 @@ static bool routable(const char *listen)
 static bool check(const void *conf, char *err, size_t err_cap)
 {
     const struct bt_conductor_conf *c = conf;
+    double share;
     if (strcmp(c->roles, "fixed") != 0 && strcmp(c->roles, "auto") != 0) {
         snprintf(err, err_cap, "sched.roles: '%s' is unknown; use fixed or auto", c->roles);
         return false;
@@ -410,7 +418,8 @@ static bool check(const void *conf, char *err, size_t err_cap)
         return false;
     }
     if (bt_front_check_origins(c->http_allowed_origins, err, err_cap) != BT_OK ||
-        bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK) {
+        bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK ||
+        bt_front_access_share(c->access_log, &share, err, err_cap) != BT_OK) {
         return false;
     }
     if (c->http_body_total / 2 < c->http_body_max) {

@@ -12,6 +12,7 @@ struct bt_conductor_conf {
     int64_t http_conns_max;
     char *http_allowed_origins;
     char *api_keys_file;
+    char *access_log;
     int64_t max_model_len;
     int64_t max_running, max_overtaking, max_waiting, max_replans;
     uint64_t no_worker_ms, queue_timeout_ms, stall_ms, ended_ms, request_timeout_ms, drain_ms;

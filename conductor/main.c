@@ -197,6 +197,9 @@ static bool start_front(struct conductor *c)
     fc.http.conns_max = (uint32_t)conf->http_conns_max;
     char err[512] = "";
     int port = 0;
+    if (bt_front_access_share(conf->access_log, &fc.access_share, err, sizeof(err)) != BT_OK) {
+        return fail(c, "conductor.access_log", err);
+    }
     struct bt_front_parts parts = {
         .loop = c->loop, .tok = c->tok, .tmpl = c->tmpl, .rs = c->requests, .metrics = c->metrics};
     if (bt_front_create(&parts, &fc, &c->front, &port, err, sizeof(err)) != BT_OK) {

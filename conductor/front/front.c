@@ -31,17 +31,6 @@ void front_count(struct bt_front *f, int status)
 void front_common_headers(const struct bt_front *f, struct bt_http_req *req)
 {
     front_cors_headers(f, req);
-    const char *id = bt_http_header(req, "x-request-id");
-    size_t n = id != NULL ? strlen(id) : 0;
-    if (n == 0 || n > 128) {
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (id[i] <= ' ' || id[i] >= 0x7f || strchr("\"\\<>", id[i]) != NULL) {
-            return; /* not echoed: it is not an id */
-        }
-    }
-    bt_http_add_header(req, "x-request-id", id);
 }
 
 void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
@@ -280,12 +269,14 @@ static bool on_head(void *arg, struct bt_http_req *req)
     const struct route *r = find_route(bt_http_path(req));
     struct front_error e = {0};
     char tenant[33] = "";
+    front_access_begin(f, req);
     if (r != NULL && front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
         return false; /* it never has a key */
     }
-    if (!check_head(f, req, r, tenant, &e) ||
-        (r->post &&
-         !front_keys_admit_body(f->keys, tenant, bt_http_body_announced(req), r->generates, &e))) {
+    bool pass = check_head(f, req, r, tenant, &e);
+    front_access_tenant(req, tenant);
+    if (!pass || (r->post && !front_keys_admit_body(f->keys, tenant, bt_http_body_announced(req),
+                                                    r->generates, &e))) {
         front_respond_error(f, req, &e);
         return false;
     }
@@ -375,6 +366,8 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     f->model_id = conf->model_id != NULL ? bt_strdup(conf->model_id) : base_name(conf->model_path);
     f->created_s = conf->created_s != 0 ? conf->created_s : bt_real_ns() / 1000000000ull;
     f->request_timeout_ms = conf->request_timeout_ms;
+    f->access_share = conf->access_share;
+    bt_random(&f->access_random, sizeof(f->access_random));
     f->allowed_origins = bt_strdup(conf->allowed_origins != NULL ? conf->allowed_origins : "");
     uint32_t len = conf->max_model_len;
     f->model = (struct front_model){.id = f->model_id,
@@ -403,6 +396,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     }
     if (st == BT_OK) {
         http.head = on_head;
+        http.ended = front_access_ended;
         http.key_prefix = "conductor.http.";
         http.strangers_max = BT_MAX(http.conns_max / STRANGERS_PART, 1u);
         st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);

@@ -27,6 +27,7 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
     size_t answers_max;          /* bytes of answers in memory; 0: 512 MiB */
+    double access_share;         /* of responses that get a line in the log: 0 none, 1 all */
 };
 
 struct bt_front_parts { /* what it works on: the caller's, outlives the front */
@@ -39,6 +40,11 @@ struct bt_front_parts { /* what it works on: the caller's, outlives the front */
 
 /* Is a list of origins right? ERR_CONFIG: err names what is not, and the key. */
 bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
+
+/* conductor.access_log as a share: "off", "all", or a number above 0 and below 1. ERR_CONFIG: err
+ * names the key. */
+bt_status_t bt_front_access_share(const char *text, double *share_p, char *err,
+                                  size_t err_cap) BT_MUST_CHECK;
 
 /* Can the keys file be used? path NULL: there is none. ERR_CONFIG: err names the key of the
  * configuration, file, line and remedy. */

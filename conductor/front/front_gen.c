@@ -109,6 +109,18 @@ void front_gen_close(struct front_gen *g)
     }
 }
 
+void front_gen_note(const struct front_gen *g)
+{
+    struct front_note *note = front_note(g->req);
+    if (note == NULL) {
+        return;
+    }
+    note->completion_tokens = g->usage.completion_tokens; /* of the prompts that are done */
+    for (uint32_t i = 0; i < g->n_parts; i++) {
+        note->completion_tokens += g->parts[i].tokens;
+    }
+}
+
 void front_gen_answered(struct front_gen *g)
 {
     g->req = NULL;
@@ -170,6 +182,9 @@ static void on_gone(void *arg)
 {
     struct front_gen *g = arg;
     bt_metric_add(g->f->m.gone, 1);
+    if (!g->closed) {
+        front_gen_note(g);
+    }
     front_gen_answered(g);
 }
 
@@ -359,8 +374,8 @@ static void start_part(struct front_gen *g)
     s->received_ns = bt_http_received_ns(g->req);
     s->timeout_ms = f->request_timeout_ms;
     take_terms(s, front_keys_terms(f->keys, tenant), &g->wishes);
-    BT_DEBUG("generation_started", "req=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d", s->id,
-             s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
+    BT_DEBUG("generation_started", "req=%s id=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
+             s->id, bt_http_request_id(g->req), s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
     struct front_part *p = &g->parts[i];
     p->g = g;
     g->n_live++;
@@ -492,6 +507,11 @@ static void on_parsed(struct front_job *j)
     }
     struct front_gen *g = gen_create(j, &w);
     g->n_generations = (uint32_t)work.generations;
+    struct front_note *note = front_note(j->req);
+    if (note != NULL) {
+        snprintf(note->generation, sizeof(note->generation), "%s", g->id);
+        note->prompt_tokens = work.prompt_tokens;
+    }
     g->base = bytes;
     front_room_take(&f->room, &g->hold, tenant, bytes);
     bool idle = bt_list_empty(&f->starting);

@@ -67,6 +67,9 @@ void front_out_cleanup(struct front_gen *g);
 
 /* ---- front_gen.c ---- */
 
+/* Writes what was generated so far into the note of g->req. */
+void front_gen_note(const struct front_gen *g);
+
 /* Nobody waits for what its parts do: they are cancelled. With its answer out it is freed. */
 void front_gen_close(struct front_gen *g);
 /* The answer is out: g->req is ended, or about to be. g may be gone afterwards. */

@@ -179,6 +179,7 @@ void front_out_echo(struct front_gen *g, uint32_t choice, const struct bt_gen_de
 void front_out_stream_end(struct front_gen *g)
 {
     g->closed = true;
+    front_gen_note(g);
     send_events(g);
     if (g->pulled) {
         bt_http_resume(g->req); /* to its end */
@@ -206,6 +207,7 @@ void front_out_whole(struct front_gen *g)
     struct bt_http_req *req = g->req;
     struct bt_buf *out = &g->events;
     g->closed = true;
+    front_gen_note(g);
     if (g->a.plan) {
         add_plan(&g->parts[0], &g->usage.plan);
     }
@@ -238,6 +240,7 @@ void front_out_error(struct front_gen *g, const struct front_error *e, const str
         return;
     }
     g->closed = true;
+    front_gen_note(g);
     if (g->a.plan && plan != NULL) {
         add_plan(p, plan);
     }
@@ -248,6 +251,7 @@ void front_out_error(struct front_gen *g, const struct front_error *e, const str
 void front_out_abort(struct front_gen *g)
 {
     g->closed = true;
+    front_gen_note(g);
     bt_metric_add(g->f->m.gone, 1);
     bt_http_abort(g->req);
     front_gen_answered(g);

@@ -66,7 +66,9 @@ struct bt_front {
     char *allowed_origins;   /* "": none */
     struct front_keys *keys; /* NULL: open to all */
     uint64_t created_s, request_timeout_ms;
-    bool leaving; /* /health says so already */
+    double access_share;    /* bt_front_config.access_share */
+    uint64_t access_random; /* state of the sample's random numbers, never 0 */
+    bool leaving;           /* /health says so already */
     bool draining;
     struct bt_list gens, pending; /* generations; those with events to send this turn */
     struct bt_list starting;      /* some of their requests are to be started */
@@ -90,10 +92,21 @@ void front_respond(struct bt_front *f, struct bt_http_req *req, int status, cons
 void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                         struct bt_buf *body);
 void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e);
-/* Headers of every answer: x-request-id if the client sent a proper one, those for other origins.
- */
+/* Headers of every answer: those for other origins. */
 void front_common_headers(const struct bt_front *f, struct bt_http_req *req);
 void front_count(struct bt_front *f, int status);
+
+/* front_access.c: the access log. A request's note tells what HTTP does not know of it. */
+struct front_note {
+    char tenant[33];
+    char generation[48]; /* id, as answers and `batonctl explain` have it; "": none was made */
+    uint64_t prompt_tokens, completion_tokens;
+};
+void front_access_begin(const struct bt_front *f, struct bt_http_req *req);
+void front_access_tenant(struct bt_http_req *req, const char *tenant);
+/* The note of a request, or NULL where no access log is written. */
+struct front_note *front_note(const struct bt_http_req *req);
+void front_access_ended(void *arg, const struct bt_http_record *r);
 
 struct front_wishes { /* of a generation's headers */
     bool timings, plan;

@@ -222,6 +222,7 @@ static int unload_model(void **state)
 
 static const char *allowed_origins = "*";
 static size_t answers_max; /* 0: as the front has it */
+static double access_share;
 
 static void open_front(const char *keys_file, const struct bt_template *t)
 {
@@ -231,7 +232,8 @@ static void open_front(const char *keys_file, const struct bt_template *t)
                                    .allowed_origins = allowed_origins,
                                    .api_keys_file = keys_file,
                                    .created_s = 1234567890,
-                                   .answers_max = answers_max};
+                                   .answers_max = answers_max,
+                                   .access_share = access_share};
     bt_http_options_default(&conf.http);
     conf.http.listen = "127.0.0.1:0";
     n_started = n_cancelled = n_taken = 0;

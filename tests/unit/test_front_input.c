@@ -417,9 +417,10 @@ static void test_routes(void **state)
     receive(send_raw("HEAD", "/v1/models", "", "", 0));
     assert_int_equal(ans.status, 200);
     assert_string_equal(ans.body, "");
-    /* an id that could do harm is not echoed */
+    /* an id that could do harm is not echoed; the answer has another one */
     receive(send_raw("GET", "/health", "x-request-id: a\"b\r\n", "", 0));
-    assert_null(strstr(ans.head, "x-request-id"));
+    assert_non_null(strstr(ans.head, "x-request-id: "));
+    assert_null(strstr(ans.head, "a\"b"));
 }
 
 static void test_small_routes(void **state)

@@ -1,0 +1,102 @@
+/* The access log: one line ev=access for an HTTP response when it is over, of all responses or of a
+ * sample. Tenants are logged by name, keys and queries never. Loop thread. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log/log.h"
+#include "conductor/front/front_priv.h"
+
+bt_status_t bt_front_access_share(const char *text, double *share_p, char *err, size_t err_cap)
+{
+    char *end = NULL;
+    if (strcmp(text, "off") == 0) {
+        *share_p = 0;
+        return BT_OK;
+    }
+    if (strcmp(text, "all") == 0) {
+        *share_p = 1;
+        return BT_OK;
+    }
+    double share = strtod(text, &end);
+    if (end == text || *end != '\0' || !(share > 0 && share < 1)) {
+        snprintf(err, err_cap,
+                 "conductor.access_log: '%s' is none of off, all, or a share above 0 and below 1 "
+                 "(0.01: one response in a hundred)",
+                 text);
+        return BT_ERR_CONFIG;
+    }
+    *share_p = share;
+    return BT_OK;
+}
+
+void front_access_begin(const struct bt_front *f, struct bt_http_req *req)
+{
+    if (f->access_share > 0) {
+        bt_http_set_note(req, bt_calloc(1, sizeof(struct front_note)));
+    }
+}
+
+struct front_note *front_note(const struct bt_http_req *req)
+{
+    return bt_http_note(req);
+}
+
+void front_access_tenant(struct bt_http_req *req, const char *tenant)
+{
+    struct front_note *note = front_note(req);
+    if (note != NULL) {
+        snprintf(note->tenant, sizeof(note->tenant), "%s", tenant);
+    }
+}
+
+/* Each response by a draw of its own (xorshift64*), so that no rhythm of requests, such as a probe
+ * every second, is always or never in the sample. Server errors are rare and always of interest. */
+static bool wanted(struct bt_front *f, int status)
+{
+    if (f->access_share <= 0) {
+        return false;
+    }
+    uint64_t x = f->access_random | (f->access_random == 0);
+    x ^= x >> 12;
+    x ^= x << 25;
+    x ^= x >> 27;
+    f->access_random = x;
+    double draw = (double)((x * 2685821657736338717ull) >> 11) * 0x1p-53;
+    return status >= 500 || draw < f->access_share;
+}
+
+static const char *none_if_empty(const char *s)
+{
+    return s[0] != '\0' ? s : NULL;
+}
+
+void front_access_ended(void *arg, const struct bt_http_record *r)
+{
+    static const char *const endings[] = {
+        [BT_HTTP_COMPLETE] = "complete", [BT_HTTP_GONE] = "client_gone", [BT_HTTP_CUT] = "cut_off"};
+    struct bt_front *f = arg;
+    struct front_note *note = r->note;
+    static const struct front_note unknown;
+    const struct front_note *n = note != NULL ? note : &unknown;
+    if (!wanted(f, r->status)) {
+        free(note);
+        return;
+    }
+#define FIELDS                                                                                     \
+    "id=%s method=%s path=%s status=%d end=%s bytes_in=%llu bytes_out=%llu duration_ms=%.3f "      \
+    "first_byte_ms=%.3f client=%s tenant=%s"
+#define VALUES                                                                                     \
+    r->request_id, r->method, r->path, r->status, endings[r->ending],                              \
+        (unsigned long long)r->bytes_in, (unsigned long long)r->bytes_out,                         \
+        (double)r->duration_ns / 1e6, (double)r->first_ns / 1e6, none_if_empty(r->client),         \
+        none_if_empty(n->tenant)
+    if (n->generation[0] != '\0') {
+        BT_INFO("access", FIELDS " req=%s model=%s prompt_tokens=%llu completion_tokens=%llu",
+                VALUES, n->generation, f->model_id, (unsigned long long)n->prompt_tokens,
+                (unsigned long long)n->completion_tokens);
+    } else {
+        BT_INFO("access", FIELDS, VALUES);
+    }
+    free(note);
+}
