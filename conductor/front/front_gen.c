@@ -218,13 +218,12 @@ static uint32_t choice_of(const struct front_part *p, uint32_t choice)
     return prompt_of(p) * p->g->a.opt.n + choice;
 }
 
-static bool on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
+static void on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
 {
     struct front_part *p = arg;
     if (!p->g->closed) {
         front_answer_prompt(&p->g->a, prompt_of(p), tokens, n);
     }
-    return true;
 }
 
 static void on_delta(void *arg, const struct bt_gen_delta *d)

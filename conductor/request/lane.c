@@ -222,7 +222,7 @@ static bool ended_short(const struct bt_lane *k)
 {
     const struct bt_flight *f = k->flight;
     return bt_lane_running(k) && f != NULL && f->decode_ended && f->decode != NULL &&
-           (f->both || f->got_first) && k->r->prompt == NULL && !k->r->prompt_held;
+           (f->both || f->got_first) && k->r->prompt == NULL;
 }
 
 /* What waited behind the prompt's logprobs is given; was it all? */
@@ -234,19 +234,6 @@ static void deliver_waiting(struct bt_lane *k, uint64_t now_ns)
     if (ended_short(k)) {
         bt_lane_replan(k, NULL, "the decode worker ended before the request's end", now_ns);
     }
-}
-
-void bt_lane_prompt_taken(struct bt_lane *k, uint64_t now_ns)
-{
-    k->progress_ns = now_ns;
-    if (k->state == LANE_PREFILLING && k->r->spec.max_tokens == 0) {
-        if (k->r->have_prefill_done) {
-            bt_request_no_tokens(k, now_ns);
-            settle_if_known(k, now_ns);
-        }
-        return;
-    }
-    deliver_waiting(k, now_ns);
 }
 
 static void on_token(struct bt_lane *k, const struct bt_lane_input *in)
@@ -507,9 +494,6 @@ static void on_tick_running(struct bt_lane *k, const struct bt_lane_input *in)
         if (k->flight != f) {
             return;
         }
-    }
-    if (k->r->prompt_held) {
-        return; /* the client is slow: nothing can be seen of the workers until it has taken it */
     }
     if (k->r->spec.max_tokens == 0 && k->r->prompt == NULL) { /* as while settling */
         if (in->now_ns - k->progress_ns > (uint64_t)k->r->rs->conf.settle_ms * 1000000) {

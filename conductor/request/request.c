@@ -225,27 +225,17 @@ static bool give_prompt(struct bt_request *r)
 {
     struct bt_prompt *p = r->prompt;
     if (p == NULL) {
-        return !r->prompt_held;
+        return true;
     }
     if (!bt_prompt_complete(p)) {
         return false;
     }
     r->prompt = NULL;
-    bool taken = r->ops == NULL || r->ops->on_prompt(r->arg, bt_prompt_tokens(p), r->spec.prompt.n);
-    bt_prompt_destroy(p);
-    r->prompt_held = !taken && r->ops != NULL; /* it may have been cancelled from inside */
-    return !r->prompt_held;
-}
-
-void bt_request_prompt_taken(struct bt_request *r)
-{
-    uint64_t now = bt_mono_ns();
-    BT_ASSERT(r->prompt_held);
-    r->prompt_held = false;
-    struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &r->lanes) { /* freed by the tick only */
-        bt_lane_prompt_taken(BT_CONTAINER_OF(l, struct bt_lane, link), now);
+    if (r->ops != NULL) {
+        r->ops->on_prompt(r->arg, bt_prompt_tokens(p), r->spec.prompt.n);
     }
+    bt_prompt_destroy(p);
+    return true;
 }
 
 void bt_request_no_tokens(struct bt_lane *k, uint64_t now_ns)

@@ -82,10 +82,8 @@ struct bt_gen_usage {
 struct bt_gen_ops {
     /* Once, before the first delta, if spec.prompt_logprobs: the prompt's tokens with their
      * logprobs given what stands before them; the first one's logprob is NaN and it has no top. May
-     * be NULL otherwise. text_offset is not set. tokens are valid during the call. False: the
-     * receiver is busy with them; nothing else is called until bt_request_prompt_taken, but
-     * on_error. */
-    bool (*on_prompt)(void *arg, const struct bt_gen_token *tokens, size_t n);
+     * be NULL otherwise. text_offset is not set. tokens are valid during the call. */
+    void (*on_prompt)(void *arg, const struct bt_gen_token *tokens, size_t n);
     void (*on_delta)(void *arg, const struct bt_gen_delta *d);
     /* stop_string: which one matched, NULL for EOS or length. */
     void (*on_finish)(void *arg, uint32_t choice, bt_finish_t reason, const char *stop_string);
@@ -97,8 +95,6 @@ struct bt_gen_ops {
     void (*on_error)(void *arg, int http, const char *message, uint32_t retry_after_s);
 };
 
-/* After an on_prompt that returned false: go on. May call every callback. */
-void bt_request_prompt_taken(struct bt_request *r);
 /* Starts a request. Never fails at once: errors come through on_error, from the loop, later. */
 struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg);

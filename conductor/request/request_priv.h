@@ -145,7 +145,6 @@ struct bt_request {
     struct bt_choice choices[CHOICES_MAX];
     uint32_t n_unfinished;
     struct bt_prompt *prompt;    /* wanted and not yet given: tokens wait behind it; else NULL */
-    bool prompt_held;            /* given, but not taken yet: they still wait */
     uint64_t killed[DEATHS_MAX]; /* incarnations of workers that were lost under it */
     uint32_t n_killed;
 
@@ -246,8 +245,6 @@ void bt_lane_finishing(struct bt_lane *k, bool hard, uint64_t now_ns);
 /* A choice's last token has been delivered: when it was the lane's last one, it settles. */
 void bt_lane_choice_finished(struct bt_lane *k, uint32_t choice, bool by_worker, uint64_t now_ns);
 const char *bt_lane_state_name(bt_lane_state_t s);
-/* The prompt's logprobs have been taken: what waited behind them is given. */
-void bt_lane_prompt_taken(struct bt_lane *k, uint64_t now_ns);
 static inline bool bt_lane_running(const struct bt_lane *k)
 {
     return k->state == LANE_PREFILLING || k->state == LANE_DECODING;

@@ -88,14 +88,6 @@ const struct bt_gen_usage *bt_request_usage(const struct bt_request *r)
     return &u;
 }
 
-static int n_taken; /* bt_request_prompt_taken */
-
-void bt_request_prompt_taken(struct bt_request *r)
-{
-    (void)r;
-    n_taken++;
-}
-
 void bt_request_cancel(struct bt_request *r)
 {
     bool known = false;
@@ -236,7 +228,7 @@ static void open_front(const char *keys_file, const struct bt_template *t)
                                    .access_share = access_share};
     bt_http_options_default(&conf.http);
     conf.http.listen = "127.0.0.1:0";
-    n_started = n_cancelled = n_taken = 0;
+    n_started = n_cancelled = 0;
     now = NULL;
     memset(live, 0, sizeof(live));
     not_serving = NULL;

@@ -243,7 +243,7 @@ static void tell_prompt(struct bt_request *r, uint32_t n_top)
          .n_top = n_top,
          .top_id = tops,
          .top_logprob = top_lps}};
-    assert_true(r->ops->on_prompt(r->arg, t, 3)); /* so few are written at once */
+    r->ops->on_prompt(r->arg, t, 3); /* so few are written at once */
 }
 
 static void test_echo(void **state)

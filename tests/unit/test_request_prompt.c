@@ -36,10 +36,9 @@ struct reader {
     struct bt_gen_token prompt[N];
     uint32_t top_id[N][2];
     int prompts;
-    bool slow; /* takes the prompt later */
 };
 
-static bool reader_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
+static void reader_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
 {
     struct reader *r = arg;
     assert_int_equal(n, N);
@@ -51,7 +50,6 @@ static bool reader_prompt(void *arg, const struct bt_gen_token *tokens, size_t n
             r->top_id[i][k] = tokens[i].top_id[k];
         }
     }
-    return !r->slow;
 }
 
 static void reader_start(struct cluster *x, struct reader *r, uint32_t max_tokens)
@@ -215,71 +213,36 @@ static void test_once_over_replans(void **state)
     fixture_cleanup(&x.f);
 }
 
-/* The receiver writes the prompt for a while: tokens, numbers and ends of all workers come
- * meanwhile and are no failure. */
-static void test_taken_later(void **state)
-{
-    (void)state;
-    for (int how = 0; how < 2; how++) { /* held by the receiver; or the prompt itself comes last */
-        struct cluster x;
-        cluster_init(&x);
-        struct reader r;
-        reader_start(&x, &r, 3);
-        r.slow = how == 0;
-        struct seen_submit s, sd;
-        struct fake *p, *d;
-        until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL &&
-                        (d = placed(&x, 1, BATON__PHASES__DECODE, &sd)) != NULL);
-        say_prompt(p, &s, 1, how == 0 ? N : 30, 0);
-        say_token(p, s.request, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
-        say_token(d, s.request, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
-        say_token(d, s.request, 1, 2, 302, BATON__FINISH__LENGTH);
-        say_ended(d, s.request, 1, BT_OK);
-        spin(&x.f, 100);
-        assert_int_equal(r.prompts, how == 0);
-        assert_int_equal(r.c.n_tokens + r.c.finishes + r.c.dones + r.c.errors, 0);
-        if (how == 0) {
-            bt_request_prompt_taken(r.c.r);
-        } else {
-            say_prompt(p, &s, 30, N, 0);
-        }
-        until(&x.f, r.c.n_tokens == 3);
-        check_prompt(&r);
-        assert_int_equal(r.c.finishes, 1);
-        say_prefill_done(p, s.request, 1, 0, 0, 0);
-        say_ended(p, s.request, 1, BT_OK);
-        say_flow_done(x.k[0]->node == d->node ? x.k[0] : x.k[1], s.request, 1, 0, 0);
-        until(&x.f, r.c.dones == 1);
-        assert_int_equal(r.c.usage.replans, 0);
-        client_cleanup(&r.c);
-        fixture_cleanup(&x.f);
-    }
-}
-
-/* The same, but the decode worker has really ended too early: told when the prompt is taken. */
-static void test_taken_later_but_short(void **state)
+/* The prompt's logprobs come last: tokens, numbers and ends of all workers come before them and are
+ * no failure. */
+static void test_prompt_comes_last(void **state)
 {
     (void)state;
     struct cluster x;
     cluster_init(&x);
     struct reader r;
     reader_start(&x, &r, 3);
-    r.slow = true;
-    struct seen_submit s, s2;
+    struct seen_submit s, sd;
     struct fake *p, *d;
     until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL &&
-                    (d = placed(&x, 1, BATON__PHASES__DECODE, &s2)) != NULL);
-    say_prompt(p, &s, 1, N, 0);
+                    (d = placed(&x, 1, BATON__PHASES__DECODE, &sd)) != NULL);
+    say_prompt(p, &s, 1, 30, 0);
     say_token(p, s.request, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     say_token(d, s.request, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
+    say_token(d, s.request, 1, 2, 302, BATON__FINISH__LENGTH);
     say_ended(d, s.request, 1, BT_OK);
     spin(&x.f, 100);
-    assert_int_equal(r.c.n_tokens, 0);
-    bt_request_prompt_taken(r.c.r);
-    assert_int_equal(r.c.n_tokens, 2);
-    until(&x.f, placed(&x, 2, BATON__PHASES__PREFILL, &s2) != NULL);
-    assert_int_equal(s2.n_tokens, N + 2);
-    bt_request_cancel(r.c.r);
+    assert_int_equal(r.prompts, 0);
+    assert_int_equal(r.c.n_tokens + r.c.finishes + r.c.dones + r.c.errors, 0);
+    say_prompt(p, &s, 30, N, 0);
+    until(&x.f, r.c.n_tokens == 3);
+    check_prompt(&r);
+    assert_int_equal(r.c.finishes, 1);
+    say_prefill_done(p, s.request, 1, 0, 0, 0);
+    say_ended(p, s.request, 1, BT_OK);
+    say_flow_done(x.k[0]->node == d->node ? x.k[0] : x.k[1], s.request, 1, 0, 0);
+    until(&x.f, r.c.dones == 1);
+    assert_int_equal(r.c.usage.replans, 0);
     client_cleanup(&r.c);
     fixture_cleanup(&x.f);
 }
@@ -288,12 +251,11 @@ static void test_taken_later_but_short(void **state)
 static void test_nothing_but_the_prompt_later(void **state)
 {
     (void)state;
-    for (int how = 0; how < 4; how++) {
+    for (int how = 0; how < 2; how++) {
         struct cluster x;
         cluster_init(&x);
         struct reader r;
         reader_start(&x, &r, 0);
-        r.slow = how < 3;
         struct seen_submit s;
         struct fake *p;
         until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL);
@@ -302,16 +264,8 @@ static void test_nothing_but_the_prompt_later(void **state)
         if (how == 0) {
             say_prefill_done(p, s.request, 1, 0, 0, 0);
             say_ended(p, s.request, 1, BT_OK);
-        } else if (how == 1) { /* taken before the numbers come */
-            bt_request_prompt_taken(r.c.r);
-            say_prefill_done(p, s.request, 1, 0, 0, 0);
-        } else { /* the worker dies, while it is written or after */
+        } else {
             fake_kill(p);
-        }
-        if (r.slow && how != 1) {
-            spin(&x.f, 100);
-            assert_int_equal(r.c.dones + r.c.errors, 0);
-            bt_request_prompt_taken(r.c.r);
         }
         until(&x.f, r.c.dones == 1);
         check_prompt(&r);
@@ -342,42 +296,6 @@ static void test_nothing_but_the_prompt_without_numbers(void **state)
     check_prompt(&r);
     client_cleanup(&r.c);
     fixture_cleanup(&x.f);
-}
-
-/* A client that takes the prompt's logprobs slowly is no reason to take its workers for hung, and
- * none that they must run on: what they had to do is done. */
-static void test_prompt_held_for_long(void **state)
-{
-    (void)state;
-    for (int how = 0; how < 2; how++) { /* with tokens behind the prompt, without */
-        struct cluster x;
-        fixture_init(&x.f);
-        x.f.rc.stall_ms = 100;
-        cluster_start(&x);
-        struct reader r;
-        reader_start(&x, &r, how == 0 ? 2 : 0);
-        r.slow = true;
-        struct seen_submit s, sd;
-        struct fake *p, *d = NULL;
-        until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL &&
-                        (how == 1 || (d = placed(&x, 1, BATON__PHASES__DECODE, &sd)) != NULL));
-        say_prompt(p, &s, 1, N, 0);
-        if (how == 0) {
-            say_token(p, s.request, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
-            say_token(d, s.request, 1, 1, 301, BATON__FINISH__LENGTH);
-            say_ended(d, s.request, 1, BT_OK);
-        }
-        say_prefill_done(p, s.request, 1, 0, 0, 0);
-        say_ended(p, s.request, 1, BT_OK);
-        until(&x.f, r.prompts == 1);
-        spin(&x.f, 700); /* the limit is 100 ms and twice the 40 ms that were predicted */
-        bt_request_prompt_taken(r.c.r);
-        assert_int_equal(r.c.finishes, 1);
-        assert_int_equal(bt_request_usage(r.c.r)->replans, 0);
-        bt_request_cancel(r.c.r);
-        client_cleanup(&r.c);
-        fixture_cleanup(&x.f);
-    }
 }
 
 /* Not this prompt's tokens, a hole, or an end without them: another worker is asked. */
@@ -458,10 +376,8 @@ int main(void)
         cmocka_unit_test(test_nothing_but_the_prompt),
         cmocka_unit_test(test_once_over_replans),
         cmocka_unit_test(test_broken_workers),
-        cmocka_unit_test(test_taken_later),
+        cmocka_unit_test(test_prompt_comes_last),
         cmocka_unit_test(test_prompt_missing_when_prefill_is_lost),
-        cmocka_unit_test(test_prompt_held_for_long),
-        cmocka_unit_test(test_taken_later_but_short),
         cmocka_unit_test(test_nothing_but_the_prompt_later),
         cmocka_unit_test(test_nothing_but_the_prompt_without_numbers),
     };

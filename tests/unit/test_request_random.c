@@ -14,7 +14,7 @@
 
 struct player { /* a client */
     struct bt_request *r;
-    bool prompt_wanted, prompt_slow, prompt_seen, cancelled;
+    bool prompt_wanted, prompt_seen, cancelled;
     uint32_t n, max_tokens, tokens[CHOICES], finishes;
     int dones, errors, http;
 };
@@ -45,7 +45,7 @@ static uint32_t draw(struct game *g, uint32_t n)
 
 /* ---- clients ---- */
 
-static bool on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
+static void on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
 {
     struct player *p = arg;
     assert_true(p->prompt_wanted && !p->prompt_seen);
@@ -53,13 +53,11 @@ static bool on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
     for (size_t i = 1; i < n; i++) {
         assert_true(tokens[i].logprob == -(float)i);
     }
-    return !p->prompt_slow;
 }
 static void on_delta(void *arg, const struct bt_gen_delta *d)
 {
     struct player *p = arg;
     assert_true(p->prompt_seen || !p->prompt_wanted);
-    assert_true(!p->prompt_slow || !p->prompt_wanted); /* not before it is taken */
     for (size_t i = 0; i < d->n_tokens; i++) {
         assert_int_equal(d->tokens[i].id, FIRST + p->tokens[d->choice]++ % VALUES);
     }
@@ -98,7 +96,6 @@ static void begin(struct game *g)
                                           .on_error = on_error};
     struct player *p = &g->players[g->n_players++];
     p->prompt_wanted = draw(g, 3) == 0;
-    p->prompt_slow = p->prompt_wanted && draw(g, 3) == 0;
     p->n = p->prompt_wanted && draw(g, 3) == 0 ? 1 : 1 + draw(g, CHOICES);
     p->max_tokens = p->prompt_wanted && p->n == 1 && draw(g, 2) == 0 ? 0 : 1 + draw(g, 6);
     struct bt_gen_spec s = spec_of(10 + draw(g, 60), p->max_tokens);
@@ -280,13 +277,6 @@ static void step(struct game *g)
         struct job *j = &g->jobs[draw(g, g->n_jobs)];
         if (!j->over) {
             step_job(g, j);
-        }
-    }
-    for (uint32_t i = 0; i < g->n_players; i++) { /* slow clients take their prompt at last */
-        struct player *p = &g->players[i];
-        if (p->r != NULL && p->prompt_slow && p->prompt_seen && draw(g, 8) == 0) {
-            p->prompt_slow = false;
-            bt_request_prompt_taken(p->r);
         }
     }
     if (!g->calm && draw(g, FAULT) == 0) {
