@@ -1,15 +1,24 @@
-"""baton-bench kv: two real kvstores on this machine, scripted workers, a conductor of grpcio. What KV goes through:
+"""baton-bench kv: two real kvstores on this machine, scripted workers, a
+conductor of grpcio. What KV goes through:
 
-  put      a worker's block into its node's pool: from asking for a slot until it has it, one at a time
-  lease    a worker leases blocks by their keys and gives them back: blocks a second, in batches, four under way
-  get      a prefix that the node has: from the conductor's Reserve until the worker has the slots
-  fetch    a prefix that another node has, read into this node's slots, CRC checked
-  stream   a prompt being computed: the writer raises its flow, the other node's reader has all of it
-  mixed    put, get, fetch and stream at once, each with workers and a conductor of its own, beside each alone
-  restart  kill -9 of a kvstore with blocks in its slab: until it is ready again, until a worker has a prefix, what is left
+  put      a worker's block into its node's pool: from asking for a slot until
+           it has it, one at a time
+  lease    a worker leases blocks by their keys and gives them back: blocks a
+           second, in batches, four under way
+  get      a prefix that the node has: from the conductor's Reserve until the
+           worker has the slots
+  fetch    a prefix that another node has, read into this node's slots, CRC
+           checked
+  stream   a prompt being computed: the writer raises its flow, the other
+           node's reader has all of it
+  mixed    put, get, fetch and stream at once, each with workers and a
+           conductor of its own, beside each alone
+  restart  kill -9 of a kvstore with blocks in its slab: until it is ready
+           again, until a worker has a prefix, what is left
 
-All of them in this order, or those that are named. Needs the source tree (tests/cluster, make tests). fetch and stream
-are compared with a plain socket in the same run. On a terminal a bar says how far it is.
+All of them in this order, or those that are named. Needs the source tree
+(tests/cluster, make tests). fetch and stream are compared with a plain socket
+in the same run. On a terminal a bar says how far it is.
 """
 import argparse
 import os

@@ -430,6 +430,19 @@ def test_help_and_version(program):
     assert rc == 0 and len(text) > 200
 
 
+@pytest.mark.parametrize("command", ["build/bin/baton-conductor", "build/bin/baton-kvstore", "build/bin/baton-prefill",
+                                     "build/bin/batonctl", "build/bin/baton-bench", "build/bin/baton-bench serve",
+                                     "build/bin/baton-bench kv", "deploy/local/baton-local",
+                                     "deploy/local/baton-certs"])
+def test_help_fits_a_terminal(command):
+    """80 columns, also where the terminal is wider."""
+    root = os.path.join(os.path.dirname(__file__), "..", "..")
+    path, *sub = command.replace("build/bin", os.path.join(BUILD, "bin")).split()
+    p = subprocess.run([os.path.join(root, path), *sub, "--help"], stdout=subprocess.PIPE, text=True, timeout=60,
+                       check=True, env=dict(os.environ, COLUMNS="300"))
+    assert [line for line in p.stdout.splitlines() if len(line) > 80] == []
+
+
 def test_batonctl():
     refuse(USAGE, ["usage"], "batonctl")
     refuse(USAGE, ["unknown command: frob"], "batonctl", "frob")
