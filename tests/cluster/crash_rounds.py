@@ -16,6 +16,8 @@ import struct
 import threading
 import time
 
+import grpc
+
 import crash_losses
 from kvstore_nodes import BLOCK, Nodes, Worker, items, pb
 from sanitizer import PATIENCE
@@ -82,14 +84,15 @@ class Oracle(threading.Thread):
     def __init__(self, conductor):
         super().__init__(daemon=True)
         self.have, self.lock, self.ended = {}, threading.Lock(), threading.Event()
-        method = conductor.channel.stream_stream("/baton.Kvstore/Blocks",
-                                                 request_serializer=lambda m: m.SerializeToString(),
-                                                 response_deserializer=pb.BlockEvents.FromString)
-        self.call = method(self.credit())
+        self.method = conductor.channel.stream_stream("/baton.Kvstore/Blocks",
+                                                      request_serializer=lambda m: m.SerializeToString(),
+                                                      response_deserializer=pb.BlockEvents.FromString)
+        self.until = time.monotonic() + 10 * PATIENCE
+        self.call = self.method(self.credit())
         self.start()
 
     def credit(self):
-        yield pb.BlocksCredit(messages=1 << 30)
+        yield pb.BlocksCredit(messages=65536)
         self.ended.wait()
 
     def run(self):
@@ -103,8 +106,12 @@ class Oracle(threading.Thread):
                         self.have.setdefault(e.added[i:i + 32], now)
                     for i in range(0, len(e.removed), 32):
                         self.have.pop(e.removed[i:i + 32], None)
-        except Exception:  # noqa: BLE001 (grpc's; the kvstore is gone)
-            pass
+        except Exception:  # noqa: BLE001 (grpc's)
+            if self.call.code() == grpc.StatusCode.FAILED_PRECONDITION and time.monotonic() < self.until:
+                time.sleep(0.01)  # the hello on the session's stream has not been read yet
+                self.call = self.method(self.credit())
+                self.run()
+            # else the kvstore is gone
 
     def end(self):
         self.ended.set()

@@ -152,7 +152,7 @@ def test_blocks_of_a_disk_that_fails_for_a_while_stay_announced(nodes, monkeypat
         assert i < 2000, kv.metrics()
     os.unlink(fails)
     kv.wait_metric("baton_ssd_up", 1)
-    late = Oracle(c)
+    late = Oracle(nodes.conductor(kv))
     wait(lambda: late.keys() >= want, "they are there for who comes now")
     wait(lambda: early.keys() == late.keys(), "all know the same")
     for o in early, late:
