@@ -143,8 +143,9 @@ def test_admission(make_cluster):
 def test_overload_is_refused_and_the_rest_served(make_cluster, monkeypatch):
     """Devices that take their time (the null engine, paced), and far more than they can do within the objective."""
     monkeypatch.setenv("BATON_NULL_PACE", "5000,400")
+    # Whom the objective refuses is served late as long as that takes less than queue_timeout_ms.
     c = make_cluster("--set", "prefill.engine.device=null", "--set", "decode.engine.device=null", "--set",
-                     "conductor.sched.admission=predict")
+                     "conductor.sched.admission=predict", "--set", f"conductor.queue_timeout_ms={int(1000 * PATIENCE)}ms")
     body = {"prompt": list(range(300, 400)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     want = c.post("/v1/completions", body)["choices"][0]["text"]
     for _ in range(10):  # what a prefill takes is learned
@@ -247,7 +248,7 @@ def test_packed_rows_leave_decode_workers_to_prompts(make_cluster, monkeypatch):
 
 def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
     secret = tmp_path / "salt"
-    secret.write_text("a cluster's secret\n")
+    secret.write_text("a cluster's secret, long enough for kvstores\n")
     secret.chmod(0o640)
     c = make_cluster("--set", f"all.kv.salt_file={secret}")  # all daemons agree on it, or none joins
 

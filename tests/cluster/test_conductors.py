@@ -283,8 +283,6 @@ def test_classes_of_other_conductors(monkeypatch):
 
         wait_for(lambda: queued() > 1200, 20, "the second conductor hears of the queue")
         objective = {"x-slo-ttft-ms": "9000"}
-        status, answer = ask(second.port, "equal", 5, **objective)
-        assert status == 429 and "objective" in answer["error"]["message"], answer
         status, answer = ask(second.port, "higher", 4, **objective)
         assert status == 200, answer
         assert len(done) < 18, "it went before those that were there"

@@ -142,7 +142,7 @@ class Setting:
 
     def run(self, on_event=None, when=AT):
         """All bodies at once; on n3 until on_event happens."""
-        self.r.ctl("drain", "n2")
+        self.r.ctl("drain", "n2", "--force")
         back = []
 
         def undrain():

@@ -300,7 +300,7 @@ def test_one_name_and_right_sums():
         assert rc == 0 and re.search("^model +shop/7b$", out, re.M), out
         for name in ("conductor", "prefill", "decode"):
             log = c.logs()
-            assert 'model="shop/7b"' in log.split(f"== {name}")[1].split("\n== ")[0], log
+            assert "model=shop/7b" in log.split(f"== {name}")[1].split("\n== ")[0], log
     finally:
         c.stop()
 

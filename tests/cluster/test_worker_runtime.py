@@ -82,9 +82,10 @@ def test_the_shortest_word_bounds_mixed_steps(node):
     for s in (a, old, b):
         s.wait(lambda s=s: in_force(s) == (50, 95), "all hear of it")
     assert node.metrics("decode")['baton_worker_mixed_step_seconds{of="step"}'] == 0.05
-    b.mixed = (float("nan"), -1)  # is no word
+    b.mixed = (float("nan"), -1)  # outside of what the protocol allows: its session ends
     a.wait(lambda: in_force(a) == (75, 95), "that counts for nothing")
-    b.mixed = (20, 200)
+    b.close()
+    b = node.connect("decode", (20, 200))
     a.wait(lambda: in_force(a) == (20, 95), "the shorter of each")
     b.close()
     a.wait(lambda: in_force(a) == (75, 95), "one that is gone says nothing")
