@@ -13,7 +13,11 @@
 #define HEARTBEAT_NS 500000000ull
 #define KNOWN_MAX    8192
 #define BEHIND_BYTES (256u << 10)
-#define LATE_BYTES   (32u << 10) /* of tokens in one message */
+/* Above it a conductor that does not read loses its session. Steps wait for tokens that are not
+ * read (BEHIND_BYTES) but not for prompts' logprobs, which are 2 MiB for 8,000 tokens with
+ * logprobs=20: this holds a burst of thirty of them. */
+#define UNREAD_MAX ((size_t)64 << 20)
+#define LATE_BYTES (32u << 10) /* of tokens in one message */
 
 static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
 {
@@ -422,6 +426,7 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *stream)
     bt_list_insert_tail(&w->sessions, &s->link);
     w->n_sessions++;
     bt_rpc_stream_set_arg(stream, &ops, s);
+    bt_rpc_stream_set_queue_max(stream, UNREAD_MAX);
     if (w->n_sessions > (uint64_t)w->conf.max_sessions) {
         session_break(s, BT_GRPC_EXHAUSTED, "too many sessions (worker.max_sessions)");
     }
