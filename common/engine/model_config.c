@@ -32,6 +32,13 @@ static const struct arch {
     {"Qwen3ForCausalLM", false, true, true, true},
 };
 
+/* For the whole process: jansson tells no lack of memory from bad JSON, and a client's body would
+ * be answered with 400 for it. */
+static __attribute__((constructor)) void json_memory(void)
+{
+    json_set_alloc_funcs(bt_malloc, free);
+}
+
 struct reader {
     char path[4096];
     json_t *root;

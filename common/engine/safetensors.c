@@ -189,11 +189,21 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct bt_tensor *)a)->name, ((const struct bt_tensor *)b)->name);
 }
 
-/* The tensors must cover the data area exactly: no overlap, no hole, nothing behind. */
-static bt_status_t check_cover(struct bt_weights *w, const struct weight_file *f,
-                               struct bt_tensor *t, uint32_t n, uint64_t data_bytes)
+/* t may be NULL where there is nothing to sort, as qsort's may not. */
+static void sort(struct bt_tensor *t, uint32_t n, int (*by)(const void *a, const void *b))
 {
-    qsort(t, n, sizeof(*t), by_begin);
+    if (n > 0) {
+        qsort(t, n, sizeof(*t), by);
+    }
+}
+
+/* The tensors must cover the data area exactly: no overlap, no hole, nothing behind. */
+static bt_status_t check_cover(struct bt_weights *w, const struct weight_file *f, uint32_t first,
+                               uint64_t data_bytes)
+{
+    uint32_t n = w->n_tensors - first;
+    struct bt_tensor *t = n > 0 ? w->tensors + first : NULL; /* there may be no table */
+    sort(t, n, by_begin);
     uint64_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (t[i].begin != at) {
@@ -238,7 +248,7 @@ static bt_status_t file_tensors(struct bt_weights *w, const struct weight_file *
         t.name = bt_strdup(name);
         w->tensors[w->n_tensors++] = t;
     }
-    return check_cover(w, f, w->tensors + first, w->n_tensors - first, data_bytes);
+    return check_cover(w, f, first, data_bytes);
 }
 
 static bt_status_t file_read(struct bt_weights *w, const struct weight_file *f)
@@ -344,7 +354,7 @@ static bt_status_t open_sharded(struct bt_weights *w)
     const char *tensor;
     json_t *v;
     if (st == BT_OK) {
-        qsort(w->tensors, w->n_tensors, sizeof(*w->tensors), by_name);
+        sort(w->tensors, w->n_tensors, by_name);
         json_object_foreach((json_t *)map, tensor, v)
         {
             const struct bt_tensor *t = bt_weights_find(w, tensor);
@@ -371,7 +381,7 @@ bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err,
         st = open_sharded(w);
     }
     if (st == BT_OK) {
-        qsort(w->tensors, w->n_tensors, sizeof(*w->tensors), by_name);
+        sort(w->tensors, w->n_tensors, by_name);
         for (uint32_t i = 1; i < w->n_tensors; i++) {
             if (strcmp(w->tensors[i - 1].name, w->tensors[i].name) == 0) {
                 st = fail(w, BT_ERR_INVALID, w->tensors[i].file,

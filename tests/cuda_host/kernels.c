@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "common/base/base.h"
-#include "common/engine/cuda/attn.h"
-#include "common/engine/cuda/gemm.h"
-#include "common/engine/cuda/rows.h"
-#include "common/engine/cuda/sample.h"
-#include "common/engine/cuda/wide.h"
+#include "common/engine/cuda/attention/attention.h"
+#include "common/engine/cuda/gemm/gemm.h"
+#include "common/engine/cuda/gemm/wide.h"
+#include "common/engine/cuda/rows/rows.h"
+#include "common/engine/cuda/sample/sample.h"
 #include "common/engine/sampler.h"
 
 typedef _Float16 half;

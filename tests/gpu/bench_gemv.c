@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/engine/cuda/gemm.h"
-#include "common/engine/cuda/rows.h"
+#include "common/engine/cuda/gemm/gemm.h"
+#include "common/engine/cuda/rows/rows.h"
 #include "tests/gpu/ref.h"
 
 #define CHECK(x)                                                                                   \

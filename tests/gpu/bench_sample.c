@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/engine/cuda/sample.h"
-#include "common/engine/cuda/sample_params.h"
+#include "common/engine/cuda/sample/sample.h"
+#include "common/engine/cuda/sample/sample_params.h"
 
 #define VOCAB 128256u
 #define MOST  256u

@@ -8,8 +8,8 @@
 #include <time.h>
 
 #include "common/engine/cuda/device.h"
-#include "common/engine/cuda/rows.h"
-#include "common/engine/cuda/skinny.h"
+#include "common/engine/cuda/gemm/skinny.h"
+#include "common/engine/cuda/rows/rows.h"
 #include "tests/gpu/ref.h"
 
 #define CHECK(x)                                                                                   \

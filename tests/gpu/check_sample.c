@@ -3,7 +3,7 @@
  * outputs; a failing case prints its seed. Argument: the seed. */
 #include <time.h>
 
-#include "common/engine/cuda/sample.h"
+#include "common/engine/cuda/sample/sample.h"
 #include "tests/unit/sample_cases.h"
 
 #define CHECK(x)                                                                                   \

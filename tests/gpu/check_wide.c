@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "common/engine/cuda/wide.h"
+#include "common/engine/cuda/gemm/wide.h"
 #include "tests/gpu/ref.h"
 
 #define CHECK(x)                                                                                   \

@@ -2,7 +2,7 @@
 #ifndef BT_TESTS_GPU_REF_H
 #define BT_TESTS_GPU_REF_H
 
-#include "common/engine/cuda/attn.h"
+#include "common/engine/cuda/attention/attention.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,7 +19,7 @@ struct ref_row { /* one query token */
 };
 /* Exchanges the KV of the rows' last tokens (pos; negative: none) with kept, [n][kv_heads][2] times
  * the bytes of a row and one more. It stands for the append before an attention that starts early
- * (attn.h): its successor may begin when it has, late_us before it writes. */
+ * (attention.h): its successor may begin when it has, late_us before it writes. */
 void ref_last_kv(const struct bt_attn_pool *p, uint32_t layer_row, const struct ref_row *rows,
                  uint32_t n, const int32_t *table, uint32_t table_stride, void *kept,
                  uint32_t late_us);

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/engine/cuda/step_priv.h"
+#include "common/engine/cuda/step/step_priv.h"
 #include "common/engine/decoder.h"
+#include "common/log/log.h"
 
 #define SPARE_BYTES (1ull << 30) /* left to the driver, graphs and libraries */
 
@@ -16,7 +17,7 @@ bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what)
     if (e->failed == cudaSuccess) {
         e->failed = err;
         snprintf(e->fault, sizeof(e->fault), "%.80s: %.60s", what, cudaGetErrorString(err));
-        fprintf(stderr, "<3>engine cuda: %s\n", e->fault);
+        BT_ERROR("engine_failed", "engine=cuda why=%s", e->fault);
     }
     return BT_ERR_DEVICE;
 }

@@ -7,10 +7,10 @@
 #include <cuda_runtime.h>
 #include <pthread.h>
 
-#include "common/engine/cuda/attn.h"
-#include "common/engine/cuda/gemm.h"
-#include "common/engine/cuda/rows.h"
-#include "common/engine/cuda/sample.h"
+#include "common/engine/cuda/attention/attention.h"
+#include "common/engine/cuda/gemm/gemm.h"
+#include "common/engine/cuda/rows/rows.h"
+#include "common/engine/cuda/sample/sample.h"
 #include "common/engine/engine.h"
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "common/engine/cuda/cuda_priv.h"
+#include "common/log/log.h"
 
 struct bt_cu_slab {
     struct bt_list link;
@@ -52,11 +53,9 @@ static void *pin_thread(void *arg)
     struct bt_cu_slab *s = arg;
     cudaError_t ce = pin(s);
     if (ce != cudaSuccess) {
-        fprintf(stderr,
-                "<4>engine cuda: %llu of the slab's %llu bytes are pinned, then: %s; copies of the "
-                "rest are slow: raise the limit on locked memory (LimitMEMLOCK)\n",
-                (unsigned long long)s->pinned, (unsigned long long)s->bytes,
-                cudaGetErrorString(ce));
+        BT_WARN("engine_slab_not_pinned", "engine=cuda pinned=%llu bytes=%llu why=%s remedy=%s",
+                (unsigned long long)s->pinned, (unsigned long long)s->bytes, cudaGetErrorString(ce),
+                "copies of the rest are slow: raise the limit on locked memory (LimitMEMLOCK)");
     }
     return NULL;
 }

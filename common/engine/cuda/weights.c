@@ -6,6 +6,7 @@
 
 #include "common/engine/cuda/cuda_priv.h"
 #include "common/engine/decoder.h"
+#include "common/log/log.h"
 
 #define STAGE_BYTES (64u << 20)
 
@@ -151,7 +152,7 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
     }
     if (st == BT_OK) {
         double s = (double)(bt_mono_ns() - t0) * 1e-9, gb = (double)e->model.bytes * 1e-9;
-        fprintf(stderr, "<6>engine cuda: %.1f GB of weights in %.2f s, %.1f GB/s\n", gb, s, gb / s);
+        BT_INFO("engine_weights", "engine=cuda gb=%.1f seconds=%.2f gb_per_s=%.1f", gb, s, gb / s);
     }
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(l.stage[i]);

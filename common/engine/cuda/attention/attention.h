@@ -1,0 +1,107 @@
+/* Attention over paged KV: what the launches take. The pool is one run of rows of head_dim values
+ * (f16 or bf16, or e4m3 with scales); a segment (common/kv/layout.h) is kv_heads x {K, V} x
+ * page_tokens of them, and the scales.
+ * Row 0 of a segment: layer_row + page * page_rows, so that pools ordered by page or by layer both
+ * fit. Page ids are int32, one table row of table_stride ids per sequence slot. All pointers are
+ * device memory unless they say host. Every launch is asynchronous on its stream. */
+#ifndef BT_CUDA_ATTN_H
+#define BT_CUDA_ATTN_H
+
+#include <cuda_runtime.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/engine/cuda/value.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct bt_attn_pool {
+    const void *kv;
+    uint64_t rows;            /* of the whole pool; below 2^31 */
+    uint32_t page_rows;       /* from a segment to the same layer's segment of the next page */
+    uint32_t page_tokens;     /* 16, 32 or 64 */
+    uint32_t heads, kv_heads; /* heads / kv_heads: 1 to 16 */
+    uint32_t head_dim;        /* 64, 128 or 256 */
+    int type;                 /* of q and KV; BT_CU_E4M3: of KV, q is f16 */
+    uint32_t scale_row;       /* E4M3: rows from a segment to its scales */
+    int out_type;             /* of the output */
+    uint32_t window;          /* a token sees itself and the window - 1 before it; 0: all */
+    float scale;              /* of the scores; 0: 1 / sqrt(head_dim) */
+};
+
+struct bt_attn; /* tensor maps and scratch for one pool */
+
+/* max_batch: sequences of a decode step. cudaErrorInvalidValue: a shape that
+ * the kernels lack, or for which the device has too little shared memory. An E4M3 pool has no
+ * prefill: chunks attend to pages that bt_attn_expand wrote. */
+cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
+                           struct bt_attn **attn_p);
+void bt_attn_destroy(struct bt_attn *a);
+
+struct bt_attn_decode {
+    const void *q; /* [batch][heads][head_dim], q_stride values from row to row */
+    void *out;     /* the same with out_stride */
+    uint32_t q_stride, out_stride, batch;
+    const int32_t *lens;  /* [batch] tokens a row sees, its own included; 0: row is left out */
+    const int32_t *slots; /* [batch] rows of table; NULL: row i for i */
+    const int32_t *table;
+    uint32_t table_stride;
+    /* KV of earlier steps is asked for while the kernel launched right before still runs. All that
+     * this one reads but q and the last token of each row, which that kernel may write, must have
+     * been there when it began: plan, slots, table, the other KV. */
+    bool early;
+};
+
+/* Splits the step's KV over the multiprocessors by tokens, from lens; once per step, before the
+ * decodes of all its layers. */
+cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
+                                cudaStream_t s);
+/* One query token per sequence. Its K and V must be in the pages already. */
+cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_decode *d, uint32_t layer_row,
+                           cudaStream_t s);
+
+/* Consecutive query tokens of one sequence, at most bt_attn_prefill_tokens of them. */
+struct bt_attn_item {
+    int32_t row;  /* of the first token in q and out */
+    int32_t n;    /* tokens */
+    int32_t pos;  /* position of the first */
+    int32_t slot; /* row of table */
+    int32_t len;  /* tokens of the sequence that are in its pages, these included */
+    int32_t pad[3];
+};
+
+struct bt_attn_prefill {
+    const void *q;
+    void *out;
+    uint32_t q_stride, out_stride, rows; /* rows: of q */
+    const struct bt_attn_item *items;    /* [n_items]; largest pos first balances best */
+    uint32_t n_items;
+    const int32_t *table;
+    uint32_t table_stride;
+};
+
+/* Query tokens that fit an item. */
+uint32_t bt_attn_prefill_tokens(const struct bt_attn *a);
+/* Causal attention of prompt chunks over their prefix and themselves, all in pages. */
+cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *p, uint32_t layer_row,
+                            cudaStream_t s);
+
+/* The first pages of one sequence. */
+struct bt_attn_span {
+    int32_t slot;  /* row of table */
+    int32_t first; /* page of `to` that its first page goes to; rising in a list */
+};
+
+/* Writes spans' pages of one layer of an E4M3 pool to an f16 pool of one layer (`to`: page i is
+ * page i, layer_row 0), `pages` of them, each span up to the next one's first. */
+cudaError_t bt_attn_expand(const struct bt_attn *from, uint32_t layer_row, void *to,
+                           const struct bt_attn_span *spans, uint32_t n_spans, uint32_t pages,
+                           const int32_t *table, uint32_t table_stride, cudaStream_t s);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,66 @@
+/* Between attention.c (create, choice of kernels), plan.cu and the kernels. */
+#ifndef BT_CUDA_ATTN_PRIV_H
+#define BT_CUDA_ATTN_PRIV_H
+
+#include "common/engine/cuda/attention/attention.h"
+#include "common/engine/cuda/tensor_map.h"
+
+#define DECODE_TILE 64 /* tokens that the decode kernel's warps take at once */
+
+/* Work of a decode step: the tiles of all (sequence, kv head), one after another, cut into equal
+ * runs, one per block of the grid. A sequence and head that lies in several runs has its pieces
+ * combined by the block that finishes last. */
+struct decode_seq {
+    int32_t first; /* tiles of the sequences before it, one head each */
+    int32_t tiles; /* of one head */
+    int32_t tile0; /* first tile that the window shows */
+    int32_t len;
+};
+struct decode_run {
+    int32_t seq, head, tile; /* where it begins */
+    int32_t n;               /* tiles; 0: none */
+};
+struct decode_plan {
+    int32_t total, runs; /* tiles; runs of at least one tile */
+    int32_t pad[2];
+};
+
+struct bt_attn {
+    struct bt_attn_pool pool;
+    uint32_t max_batch, blocks;
+    uint32_t shared;      /* bytes of shared memory that a block may have */
+    bool hopper;          /* else the kernels for sm_80 and newer, and no tensor maps */
+    CUtensorMap kv_pair;  /* box: 128 bytes of a row (or all) x K and V of a page's head */
+    CUtensorMap kv_plane; /* the same of K or V; not for E4M3 */
+    float scale_log2;
+    struct decode_plan *plan;
+    struct decode_seq *seqs;
+    struct decode_run *decode_runs;
+    uint32_t *arrived; /* [max_batch][kv_heads] pieces of the combine */
+    float *part_o;     /* [blocks][2][group][head_dim] */
+    float *part_ml;    /* [blocks][2][group][2] */
+    uint32_t *tickets; /* prefill: next tile, finished blocks */
+    void *memory;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* attention.h's calls, by Hopper's copy engine (and WGMMA) or by cp.async and mma.sync. */
+cudaError_t bt_attn_decode_tma(struct bt_attn *a, const struct bt_attn_decode *d,
+                               uint32_t layer_row, cudaStream_t s);
+cudaError_t bt_attn_decode_mma(struct bt_attn *a, const struct bt_attn_decode *d,
+                               uint32_t layer_row, cudaStream_t s);
+cudaError_t bt_attn_prefill_tma(struct bt_attn *a, const struct bt_attn_prefill *f,
+                                uint32_t layer_row, cudaStream_t s);
+cudaError_t bt_attn_prefill_mma(struct bt_attn *a, const struct bt_attn_prefill *f,
+                                uint32_t layer_row, cudaStream_t s);
+/* Whether shared memory holds what a decode of this shape needs. */
+bool bt_attn_decode_fits(const struct bt_attn *a);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,576 @@
+/* Decode attention: one query token per sequence over paged KV, bound by the memory's bandwidth.
+ * The floor is bytes of KV / bandwidth, so the design serves one aim, that enough bytes are in
+ * flight on every multiprocessor all the time:
+ *   - the step's tiles (64 tokens of one KV head: K and V, 32 KiB at head_dim 128) are one long
+ * list cut evenly over persistent blocks, whatever the sequences' lengths (plan.cu);
+ *   - some warps do nothing but feed a ring of stages, ahead over the borders of sequences; four
+ * warps take 16 tokens of each tile;
+ *   - all query heads of a KV head are the columns of one matrix product (decode_warp.cuh), so
+ *     KV is read once;
+ *   - KV of earlier steps is asked for before the kernel in front has ended (attention.h, early).
+ * e4m3 pages hold twice the tokens in a byte, so two teams of four warps take turns at the tiles
+ * (decode_e4m3.cuh). Each warp keeps a softmax of its own; they are merged once per piece. A
+ * sequence whose head was cut has its pieces combined by the block that finishes the last of them.
+ *
+ * How bytes come to a stage is a parameter, COPY: decode_tma.cu for Hopper's copy engine,
+ * decode_mma.cu for sm_80 and newer. Called by the copying warps, all lanes:
+ *   COPY::WARPS              that copy
+ *   COPY::ARRIVALS           at the barrier of a full stage
+ *   COPY::prepare(map)       by one thread, once, when barriers are there
+ *   COPY::begin(full, empty, phase, bytes)   waits for the stage; `bytes` will come
+ *   COPY::page<E4M3, D>(args, map, page, row, to, scales_to, full)
+ *                            K and V of one page's head, pool row `row` of the page and on, to
+ *                            shared memory at `to` and, of e4m3, their scales
+ *   COPY::end(full)          all of the stage's pages were asked for
+ */
+#ifndef BT_CUDA_ATTN_DECODE_CUH
+#define BT_CUDA_ATTN_DECODE_CUH
+
+#include "common/engine/cuda/attention/attention_priv.h"
+#include "common/engine/cuda/attention/decode_e4m3.cuh"
+#include "common/engine/cuda/mma.cuh"
+#include "common/engine/cuda/ring.cuh"
+
+#define TEAM       4   /* warps that take a tile */
+#define MAX_STAGES 8   /* of any ring */
+#define SCALES     128 /* bytes of a tile's scales */
+
+/* What differs between 16-bit values and e4m3: T is the query's type. */
+template <bool E4M3, int D> struct tile_of {
+    static constexpr int teams = E4M3 && D < 256 ? 2 : 1, warps = teams * TEAM; /* computing */
+    static constexpr uint32_t value = E4M3 ? 1 : 2;
+    static constexpr uint32_t row = D * value < 128 ? D * value : 128; /* bytes, in a box */
+    static constexpr uint32_t halves = D * value / row;
+    static constexpr uint32_t stages = E4M3 ? 8 : 4; /* 128 KiB of 128 dimensions: more only lets
+                                                      * blocks drift apart */
+    static constexpr uint32_t bytes = DECODE_TILE * D * value * 2, scales = E4M3 ? SCALES : 0;
+};
+
+struct decode_args {
+    const void *q;
+    void *out;
+    const uint8_t *kv; /* the pool */
+    uint32_t q_stride, out_stride;
+    const int32_t *slots, *table;
+    uint32_t table_stride;
+    uint32_t kv_heads, group, page_tokens, page_rows, layer_row, window, stages;
+    float scale_log2;
+    bool out_bf16, early;
+    const uint8_t *scales; /* E4M3: of page 0 of the layer */
+    const struct decode_plan *plan;
+    const struct decode_seq *seqs;
+    const struct decode_run *runs;
+    uint32_t *arrived;
+    float *part_o, *part_ml;
+};
+
+/* ---- what a block has to do ---- */
+
+/* Position of tile x of the list among `runs` even cuts, and where a cut begins. */
+static __device__ __forceinline__ int run_of(int x, int total, int runs)
+{
+    int base = total / runs, more = total % runs, wide = more * (base + 1);
+    return x < wide ? x / (base + 1) : more + (x - wide) / base;
+}
+static __device__ __forceinline__ int run_begin(int i, int total, int runs)
+{
+    return i * (total / runs) + min(i, total % runs);
+}
+
+/* Memory that kernels have written, read past the L1 cache: before early_wait() that one may still
+ * hold what was there in an earlier step. */
+static __device__ __forceinline__ struct decode_run run_at(const struct decode_run *p)
+{
+    int4 v = __ldcg((const int4 *)p);
+    return {v.x, v.y, v.z, v.w};
+}
+static __device__ __forceinline__ struct decode_seq seq_at(const struct decode_seq *p)
+{
+    int4 v = __ldcg((const int4 *)p);
+    return {v.x, v.y, v.z, v.w};
+}
+
+/* A run walked piece by piece: tiles of one sequence and head. */
+struct walk {
+    int seq, head, tile, left; /* tile: counted from the sequence's tile0 */
+    int n;                     /* tiles of this piece */
+    int slot;
+    struct decode_seq s;
+};
+static __device__ __forceinline__ void walk_seq(const struct decode_args &a, struct walk &w)
+{
+    w.s = seq_at(a.seqs + w.seq);
+    w.slot = a.slots ? __ldcg(a.slots + w.seq) : w.seq;
+}
+static __device__ __forceinline__ bool walk_piece(const struct decode_args &a, struct walk &w)
+{
+    if (w.left == 0) {
+        return false;
+    }
+    w.n = min(w.left, w.s.tiles - w.tile);
+    return true;
+}
+static __device__ __forceinline__ void walk_next(const struct decode_args &a, struct walk &w)
+{
+    w.left -= w.n;
+    w.tile += w.n;
+    if (w.tile == w.s.tiles) {
+        w.tile = 0;
+        if (++w.head == (int)a.kv_heads && w.left > 0) {
+            w.head = 0;
+            do { /* sequences of length 0 have no tiles */
+                w.seq++;
+                walk_seq(a, w);
+            } while (w.s.tiles == 0);
+        }
+    }
+}
+
+/* ---- the copying warps ---- */
+
+/* Where it may start early (attention.h) it waits for the kernel before at the first tile that
+ * holds a sequence's last token. */
+template <class COPY, bool E4M3, int D>
+static __device__ void produce(const struct decode_args &a, const CUtensorMap *map, struct walk w,
+                               uint32_t stages_at, uint32_t full, uint32_t empty)
+{
+    typedef tile_of<E4M3, D> tile;
+    const uint32_t pt = a.page_tokens, per_tile = DECODE_TILE / pt, box = 2 * pt * tile::row;
+    const uint32_t scales_at = stages_at + a.stages * tile::bytes;
+    int lane = threadIdx.x % 32;
+    bool waited = false;
+    struct ring r = {0, 1}; /* all stages are free at first */
+    for (; walk_piece(a, w); walk_next(a, w)) {
+        const int32_t *table = a.table + (size_t)w.slot * a.table_stride;
+        int last = (w.s.len - 1) / (int)pt, page0 = (w.s.tile0 + w.tile) * (int)per_tile, ids = 0;
+        for (int t = 0; t < w.n; t++) {
+            int at = t * (int)per_tile;
+            if (at % 32 == 0) {
+                ids = __ldcg(table + min(page0 + at + lane, last));
+            }
+            if (!waited && (w.s.tile0 + w.tile + t + 1) * DECODE_TILE >= w.s.len) {
+                early_wait();
+                waited = true;
+            }
+            uint32_t bar = full + r.at * 8;
+            COPY::begin(bar, empty + r.at * 8, r.phase, tile::bytes + tile::scales);
+            for (uint32_t p = 0; p < per_tile; p++) {
+                COPY::template page<E4M3, D>(a, map, __shfl_sync(~0u, ids, (at + p) % 32),
+                                             (uint32_t)w.head * 2 * pt,
+                                             stages_at + r.at * tile::bytes + p * box,
+                                             scales_at + r.at * SCALES + p * 2 * pt, bar);
+            }
+            COPY::end(bar);
+            r.next(a.stages);
+        }
+    }
+}
+
+/* ---- the computing warps ---- */
+
+template <class T, int D, int ROWS>
+static __device__ __forceinline__ void load_q_16(const T *base, uint32_t group,
+                                                 uint32_t (&q)[D / 16][ROWS / 8][2])
+{
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            uint32_t h = n * 8 + lane / 4;
+            const uint32_t *at = (const uint32_t *)(base + (size_t)h * D + k * 16 + lane % 4 * 2);
+            q[k][n][0] = h < group ? at[0] : 0;
+            q[k][n][1] = h < group ? at[4] : 0;
+        }
+    }
+}
+
+/* The query of a piece: what a thread's products take of it. */
+template <bool E4M3, class T, int D, int ROWS>
+static __device__ __forceinline__ void load_q(const struct decode_args &a, const struct walk &w,
+                                              uint32_t (&q)[D / 16][ROWS / 8][2])
+{
+    const T *base = (const T *)a.q + (size_t)w.seq * a.q_stride + (size_t)w.head * a.group * D;
+    if constexpr (E4M3) {
+        load_q_e4m3<D, ROWS>(base, a.group, q);
+    } else {
+        load_q_16<T, D, ROWS>(base, a.group, q);
+    }
+}
+
+/* One warp's 16 tokens of a tile. lo, hi: the tokens of the 16 that count. */
+template <class T, int D, int ROWS>
+static __device__ __forceinline__ void
+take_tokens(struct warp_state<D, ROWS> &w, const uint32_t (&q)[D / 16][ROWS / 8][2], uint32_t k_at,
+            uint32_t v_at, int lo, int hi, float scale)
+{
+    const int lane = threadIdx.x % 32, token = lane / 4;
+    float s[2][ROWS / 8][4] = {}, x[ROWS / 8][4]; /* [even and odd 16 dimensions] */
+    uint32_t k_row = k_at + (lane / 8 % 2 * 8 + lane % 8) * 128;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t a[4], chunk = (k % 4 * 2 + lane / 16) ^ (lane % 8);
+        ldmatrix4(a, k_row + k / 4 * (DECODE_TILE * 256) + chunk * 16);
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            mma16816<T>(s[k % 2][n], a, q[k][n][0], q[k][n][1]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool in = token + i / 2 * 8 >= lo && token + i / 2 * 8 < hi;
+            x[n][i] = in ? (s[0][n][i] + s[1][n][i]) * scale : -INFINITY;
+        }
+    }
+    const float one[2] = {1, 1}, none[2] = {0, 0};
+    uint32_t p[ROWS / 8][2], keep[2];
+    raise_reference(w, x, none);
+    weigh<T>(w, x, one, p);
+    keep_tokens(lo, hi, keep);
+    uint32_t v_row = v_at + (lane / 16 * 8 + lane % 8) * 128;
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) { /* dimensions 0-7, 8-15 of tokens 0-7, then 8-15 */
+        uint32_t a[4], chunk = (j % 4 * 2 + lane / 8 % 2) ^ (lane % 8);
+        ldmatrix4_t(a, v_row + j / 4 * (DECODE_TILE * 256) + chunk * 16);
+        const uint32_t kept[4] = {a[0] & keep[0], a[1] & keep[0], a[2] & keep[1], a[3] & keep[1]};
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            mma16816<T>(w.o[j][n], kept, p[n][0], p[n][1]);
+        }
+    }
+}
+
+/* Shared memory of the merge: [warps][group][D + 4] sums, [warps][group] {m, l}. */
+static __host__ __device__ constexpr uint32_t merge_bytes(uint32_t warps, uint32_t group,
+                                                          uint32_t d)
+{
+    return warps * group * (d + 4) * 4 + warps * group * 8;
+}
+
+template <bool E4M3, int D, int ROWS>
+static __device__ __forceinline__ void spill_state(struct warp_state<D, ROWS> &w, float *so,
+                                                   float *sml, int group)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4;
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; i++) {
+        int n = i / 2, h = i % 2, head = n * 8 + lane % 4 * 2 + h;
+        float l = w.l[n][h];
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) {
+            l += __shfl_xor_sync(~0u, l, d);
+        }
+        float *o = so + ((size_t)warp * group + head) * (D + 4);
+#pragma unroll
+        for (int j = 0; j < D / 16 && head < group; j++) {
+            float lo = w.o[j][n][h], hi = w.o[j][n][2 + h];
+            if (E4M3) { /* even and odd dimensions: decode_e4m3.cuh */
+                *(float2 *)(o + j * 16 + row * 2) = make_float2(lo, hi);
+            } else {
+                o[j * 16 + row] = lo;
+                o[j * 16 + row + 8] = hi;
+            }
+        }
+        if (row == 0 && head < group) {
+            *(float2 *)(sml + (warp * group + head) * 2) = make_float2(w.m[n][h], l);
+        }
+    }
+}
+
+static __device__ __forceinline__ void add_scaled(float4 &o, const float4 &v, float f)
+{
+    o.x = fmaf(v.x, f, o.x);
+    o.y = fmaf(v.y, f, o.y);
+    o.z = fmaf(v.z, f, o.z);
+    o.w = fmaf(v.w, f, o.w);
+}
+
+static __device__ __forceinline__ void store_out(const struct decode_args &a, int seq, int head,
+                                                 int row, int d, int dim, float4 o, float l)
+{
+    float f = l > 0 ? 1.0f / l : 0.0f;
+    size_t at = (size_t)seq * a.out_stride + ((size_t)head * a.group + row) * dim + d;
+    *(uint2 *)((uint16_t *)a.out + at) =
+        make_uint2(pack2_as(a.out_bf16, o.x * f, o.y * f), pack2_as(a.out_bf16, o.z * f, o.w * f));
+}
+
+/* The last of a cut sequence's blocks adds up all pieces, in their order; eight loads at a time. */
+template <int D, int WARPS>
+static __device__ void combine(const struct decode_args &a, const struct walk &w, int first,
+                               int last, int first_slot)
+{
+    const int group = a.group;
+    for (int i = threadIdx.x; i < group * (D / 4); i += WARPS * 32) {
+        int row = i / (D / 4), d = i % (D / 4) * 4;
+        float m = -INFINITY, l = 0;
+        float4 o = make_float4(0, 0, 0, 0);
+        for (int p = first; p <= last; p += 8) {
+            float2 ml[8];
+            float4 v[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                int piece = min(p + k, last);
+                size_t at = (size_t)piece * 2 + (piece == first ? first_slot : 0);
+                ml[k] = __ldcg((const float2 *)(a.part_ml + (at * group + row) * 2));
+                v[k] = __ldcg((const float4 *)(a.part_o + (at * group + row) * D + d));
+            }
+            float top = m;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                ml[k].x = p + k <= last ? ml[k].x : -INFINITY;
+                top = fmaxf(top, ml[k].x);
+            }
+            float base = top == -INFINITY ? 0.0f : top, f = ex2(m - base);
+            l *= f;
+            o = make_float4(o.x * f, o.y * f, o.z * f, o.w * f);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                f = ex2(ml[k].x - base);
+                l = fmaf(ml[k].y, f, l);
+                add_scaled(o, v[k], f);
+            }
+            m = top;
+        }
+        store_out(a, w.seq, w.head, row, d, D, o, l);
+    }
+}
+
+/* Ends a piece: merges the warps; writes the result, or a part and, as the last, the result. */
+template <bool E4M3, int D, int ROWS>
+static __device__ void end_piece(const struct decode_args &a, const struct walk &w,
+                                 struct warp_state<D, ROWS> &st, float *so, float *sml,
+                                 bool first_piece, int *flag)
+{
+    constexpr int WARPS = tile_of<E4M3, D>::warps;
+    const int group = a.group;
+    named_sync(1, WARPS * 32); /* the piece before has been read */
+    spill_state<E4M3>(st, so, sml, group);
+    named_sync(1, WARPS * 32);
+    bool whole = w.n == w.s.tiles;
+    size_t at = (size_t)blockIdx.x * 2 + !first_piece;
+    for (int i = threadIdx.x; i < group * (D / 4); i += WARPS * 32) {
+        int row = i / (D / 4), d = i % (D / 4) * 4;
+        float m = -INFINITY, l = 0;
+#pragma unroll
+        for (int k = 0; k < WARPS; k++) {
+            m = fmaxf(m, sml[(k * group + row) * 2]);
+        }
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int k = 0; k < WARPS; k++) {
+            float2 ml = *(const float2 *)(sml + (k * group + row) * 2);
+            float f = ml.x == -INFINITY ? 0.0f : ex2(ml.x - m);
+            l = fmaf(ml.y, f, l);
+            add_scaled(o, *(const float4 *)(so + ((size_t)k * group + row) * (D + 4) + d), f);
+        }
+        if (whole) {
+            store_out(a, w.seq, w.head, row, d, D, o, l);
+        } else {
+            __stcg((float4 *)(a.part_o + (at * group + row) * D + d), o);
+            if (d == 0) {
+                __stcg((float2 *)(a.part_ml + (at * group + row) * 2), make_float2(m, l));
+            }
+        }
+    }
+    if (whole) {
+        return;
+    }
+    int total = a.plan->total, runs = a.plan->runs;
+    int begin = (w.s.first * (int)a.kv_heads) + w.head * w.s.tiles;
+    int first = run_of(begin, total, runs), last = run_of(begin + w.s.tiles - 1, total, runs);
+    named_sync(1, WARPS * 32);
+    if (threadIdx.x == 0) {
+        uint32_t *n = a.arrived + (size_t)w.seq * a.kv_heads + w.head;
+        __threadfence(); /* also for the block's other threads, which the barrier put before it */
+        bool done = atomicAdd(n, 1) == (uint32_t)(last - first);
+        if (done) {
+            *n = 0; /* for the next launch */
+        }
+        __threadfence();
+        *flag = done;
+    }
+    named_sync(1, WARPS * 32);
+    if (*flag) {
+        combine<D, WARPS>(a, w, first, last, run_begin(first, total, runs) != begin);
+    }
+}
+
+template <bool E4M3, class T, int D, int ROWS>
+static __device__ void consume(const struct decode_args &a, struct walk w, uint8_t *stages,
+                               uint32_t full, uint32_t empty, float *so, float *sml, int *flag)
+{
+    typedef tile_of<E4M3, D> tile;
+    const uint32_t pt = a.page_tokens, stages_at = smem_addr(stages);
+    const uint8_t *scales = stages + a.stages * tile::bytes;
+    uint32_t warp = threadIdx.x / 32, team = warp / TEAM, token0 = warp % TEAM * 16;
+    uint32_t row = token0 / pt * (2 * pt) + token0 % pt; /* K's; V's is pt behind */
+    uint32_t k_off = row * tile::row, v_off = k_off + pt * tile::row;
+    struct ring r = {0, 0}; /* of an even number of stages where there are two teams */
+    bool first = true, more = walk_piece(a, w);
+    struct warp_state<D, ROWS> st;
+    uint32_t q[D / 16][ROWS / 8][2];
+    if (more) {
+        load_q<E4M3, T, D, ROWS>(a, w, q);
+    }
+    while (more) {
+        const struct walk piece = w;
+        int lo = a.window && w.s.len > (int)a.window ? w.s.len - (int)a.window : 0;
+        clear_state(st);
+        for (int t = 0; t < w.n; t++) {
+            int base = (w.s.tile0 + w.tile + t) * DECODE_TILE + (int)token0;
+            uint32_t at = stages_at + r.at * tile::bytes;
+            if (tile::teams > 1 && r.at % tile::teams != team) {
+                r.next(a.stages);
+                continue;
+            }
+            bar_wait(full + r.at * 8, r.phase);
+            if constexpr (E4M3) {
+                const uint8_t *ks = scales + r.at * SCALES + row;
+                take_tokens_e4m3(st, q, at + k_off, at + v_off, ks, ks + pt, lo - base,
+                                 w.s.len - base, a.scale_log2);
+            } else {
+                take_tokens<T>(st, q, at + k_off, at + v_off, lo - base, w.s.len - base,
+                               a.scale_log2);
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                bar_arrive(empty + r.at * 8);
+            }
+            r.next(a.stages);
+        }
+        walk_next(a, w);
+        more = walk_piece(a, w);
+        if (more) { /* on its way while the piece ends */
+            load_q<E4M3, T, D, ROWS>(a, w, q);
+        }
+        end_piece<E4M3>(a, piece, st, so, sml, first, flag);
+        first = false;
+    }
+}
+
+template <class COPY, bool E4M3, class T, int D, int ROWS>
+static __global__ void __launch_bounds__((tile_of<E4M3, D>::warps + COPY::WARPS) * 32, 1)
+    decode_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ decode_args a)
+{
+    typedef tile_of<E4M3, D> tile;
+    extern __shared__ __align__(1024) uint8_t smem[];
+    __shared__ __align__(8) uint64_t bars[2 * MAX_STAGES];
+    __shared__ int flag;
+    early_next(); /* the product behind asks for its weights */
+    if (!a.early) {
+        early_wait();
+    }
+    struct decode_run run = run_at(a.runs + blockIdx.x);
+    uint32_t full = smem_addr(bars), empty = full + MAX_STAGES * 8;
+    if (run.n == 0) {
+        early_wait(); /* or this kernel could end before the one in front of it */
+        return;
+    }
+    struct walk w = {run.seq, run.head, run.tile, run.n, 0, 0, {}};
+    walk_seq(a, w);
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < a.stages; i++) {
+            bar_init(full + i * 8, COPY::ARRIVALS);
+            bar_init(empty + i * 8, TEAM);
+        }
+        COPY::prepare(&map);
+    }
+    __syncthreads();
+    if (threadIdx.x >= tile::warps * 32) {
+        produce<COPY, E4M3, D>(a, &map, w, smem_addr(smem), full, empty);
+    } else {
+        early_wait();
+        float *so = (float *)(smem + a.stages * (tile::bytes + tile::scales));
+        consume<E4M3, T, D, ROWS>(a, w, smem, full, empty, so, so + tile::warps * a.group * (D + 4),
+                                  &flag);
+    }
+}
+
+/* ---- launches ---- */
+
+/* Stages that fit beside the merge; 0: none does. */
+template <bool E4M3, int D> static uint32_t stages_of(const struct bt_attn *a)
+{
+    typedef tile_of<E4M3, D> tile;
+    uint32_t rest = 1024 + merge_bytes(tile::warps, a->pool.heads / a->pool.kv_heads, D);
+    uint32_t fit = a->shared < rest ? 0 : (a->shared - rest) / (tile::bytes + tile::scales);
+    return min(fit, tile::stages) / tile::teams * tile::teams;
+}
+
+template <class COPY, bool E4M3, class T, int D, int ROWS>
+static cudaError_t launch(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
+{
+    typedef tile_of<E4M3, D> tile;
+    args.stages = stages_of<E4M3, D>(a);
+    if (args.stages == 0) {
+        return cudaErrorInvalidValue;
+    }
+    uint32_t bytes =
+        args.stages * (tile::bytes + tile::scales) + merge_bytes(tile::warps, args.group, D);
+    cudaError_t e = cudaFuncSetAttribute(decode_kernel<COPY, E4M3, T, D, ROWS>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    return launch_early(decode_kernel<COPY, E4M3, T, D, ROWS>, a->blocks,
+                        (tile::warps + COPY::WARPS) * 32, bytes, s, a->kv_pair, args);
+}
+
+template <class COPY, bool E4M3, class T, int D>
+static cudaError_t launch_rows(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
+{
+    return args.group <= 8 ? launch<COPY, E4M3, T, D, 8>(a, args, s)
+                           : launch<COPY, E4M3, T, D, 16>(a, args, s);
+}
+
+template <class COPY, bool E4M3, class T>
+static cudaError_t launch_dim(struct bt_attn *a, struct decode_args &args, cudaStream_t s)
+{
+    switch (a->pool.head_dim) {
+    case 64: return launch_rows<COPY, E4M3, T, 64>(a, args, s);
+    case 128: return launch_rows<COPY, E4M3, T, 128>(a, args, s);
+    case 256: return launch_rows<COPY, E4M3, T, 256>(a, args, s);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+template <class COPY>
+static cudaError_t decode_with(struct bt_attn *a, const struct bt_attn_decode *d,
+                               uint32_t layer_row, cudaStream_t s)
+{
+    const struct bt_attn_pool *p = &a->pool;
+    struct decode_args args = {};
+    args.q = d->q;
+    args.out = d->out;
+    args.kv = (const uint8_t *)p->kv;
+    args.q_stride = d->q_stride;
+    args.out_stride = d->out_stride;
+    args.slots = d->slots;
+    args.table = d->table;
+    args.table_stride = d->table_stride;
+    args.kv_heads = p->kv_heads;
+    args.group = p->heads / p->kv_heads;
+    args.page_tokens = p->page_tokens;
+    args.page_rows = p->page_rows;
+    args.layer_row = layer_row;
+    args.window = p->window;
+    args.early = d->early;
+    args.scale_log2 = a->scale_log2;
+    args.out_bf16 = p->out_type == BT_CU_BF16;
+    args.plan = a->plan;
+    args.seqs = a->seqs;
+    args.runs = a->decode_runs;
+    args.arrived = a->arrived;
+    args.part_o = a->part_o;
+    args.part_ml = a->part_ml;
+    if (p->type == BT_CU_E4M3) {
+        args.scales = args.kv + ((size_t)layer_row + p->scale_row) * p->head_dim;
+        return launch_dim<COPY, true, __half>(a, args, s);
+    }
+    return p->type == BT_CU_F16 ? launch_dim<COPY, false, __half>(a, args, s)
+                                : launch_dim<COPY, false, __nv_bfloat16>(a, args, s);
+}
+
+#endif

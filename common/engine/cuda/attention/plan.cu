@@ -1,0 +1,90 @@
+/* How a decode step's KV is cut over the multiprocessors (attention_priv.h): once for all layers,
+ * on the device, so that a graph of the step never changes. */
+#include "common/engine/cuda/attention/decode.cuh"
+
+/* One block: tiles of each sequence, their running sum, the beginning of every run. */
+static __global__ void __launch_bounds__(1024)
+    decode_plan_kernel(const int32_t *lens, int batch, int kv_heads, int window, int blocks,
+                       int run_min, struct decode_plan *plan, struct decode_seq *seqs,
+                       struct decode_run *runs)
+{
+    __shared__ int warp_sum[32], carry;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        carry = 0;
+    }
+    __syncthreads();
+    for (int at = 0; at < batch; at += 1024) {
+        int i = at + threadIdx.x, len = i < batch ? lens[i] : 0;
+        int tile0 = window && len > window ? (len - window) / DECODE_TILE : 0;
+        int tiles = (len + DECODE_TILE - 1) / DECODE_TILE - tile0, sum = tiles;
+        for (int d = 1; d < 32; d *= 2) {
+            int v = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? v : 0;
+        }
+        if (lane == 31) {
+            warp_sum[warp] = sum;
+        }
+        __syncthreads();
+        int before = carry;
+        for (int w = 0; w < warp; w++) {
+            before += warp_sum[w];
+        }
+        if (i < batch) {
+            seqs[i] = {before + sum - tiles, tiles, tile0, len};
+        }
+        __syncthreads();
+        if (threadIdx.x == 1023) {
+            carry = before + sum;
+        }
+        __syncthreads();
+    }
+    int total = carry * kv_heads, n = min(blocks, (total + run_min - 1) / run_min);
+    if (threadIdx.x == 0) {
+        *plan = {total, n, {0, 0}};
+    }
+    for (int r = threadIdx.x; r < blocks; r += 1024) {
+        struct decode_run run = {0, 0, 0, 0};
+        if (r < n) {
+            int begin = run_begin(r, total, n), lo = 0, hi = batch - 1;
+            while (lo < hi) { /* the last sequence that begins at or before it and has tiles */
+                int mid = (lo + hi + 1) / 2;
+                if (seqs[mid].first * kv_heads <= begin) {
+                    lo = mid;
+                } else {
+                    hi = mid - 1;
+                }
+            }
+            int in = begin - seqs[lo].first * kv_heads, tiles = max(seqs[lo].tiles, 1);
+            run = {lo, in / tiles, in % tiles, run_begin(r + 1, total, n) - begin};
+        }
+        runs[r] = run;
+    }
+}
+
+/* Below this many tiles a run is not worth a block: its start costs as much as reading them. */
+#define DECODE_RUN_MIN 2
+
+extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
+                                           cudaStream_t s)
+{
+    if (batch == 0 || batch > a->max_batch) {
+        return cudaErrorInvalidValue;
+    }
+    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)a->pool.kv_heads,
+                                          (int)a->pool.window, (int)a->blocks, DECODE_RUN_MIN,
+                                          a->plan, a->seqs, a->decode_runs);
+    return cudaGetLastError();
+}
+
+template <int D> static bool fits(const struct bt_attn *a)
+{
+    return (a->pool.type == BT_CU_E4M3 ? stages_of<true, D>(a) : stages_of<false, D>(a)) > 0;
+}
+
+extern "C" bool bt_attn_decode_fits(const struct bt_attn *a)
+{
+    return a->pool.head_dim == 64    ? fits<64>(a)
+           : a->pool.head_dim == 128 ? fits<128>(a)
+                                     : fits<256>(a);
+}

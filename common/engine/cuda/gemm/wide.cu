@@ -1,0 +1,494 @@
+/* Products of many rows (wide.h) on Hopper. A tile is 128 rows of x times 256 of w:
+ *   - one thread copies 64 columns of both through TMA into a ring of four stages, two warpgroups
+ *     of 64 rows each multiply (m64n256k16, the instruction that reads shared memory least);
+ *   - blocks run in pairs whose tiles lie below each other and share the rows of w: each fetches
+ *     half of them for both, which takes a third off what the L2 cache must deliver, and watts with
+ *     it;
+ *   - blocks are persistent; tiles are taken in bands of rows, so that a band's x stays in the L2
+ *     cache while w passes by once a band;
+ *   - with SwiGLU the 256 rows of w are 128 of gate and 128 of up, and with RoPE they are whole
+ *     heads: in either case one thread holds the values that belong together;
+ *   - a tile's sums are packed to 16 bits at once, and what else is to be done with them happens
+ *     under the next tile's products, whose registers they would be in. */
+#include "common/engine/cuda/gemm/wide.h"
+
+#include "common/engine/cuda/device.h"
+#include "common/engine/cuda/hopper.cuh"
+#include "common/engine/cuda/mma.cuh"
+#include "common/engine/cuda/tensor_map.h"
+#include "common/engine/cuda/value.h"
+
+#define BM      128
+#define BN      256
+#define BK      64
+#define STAGES  4
+#define GROUPS  2 /* computing warpgroups */
+#define WARPS   (GROUPS * 4)
+#define THREADS ((GROUPS + 1) * 128)
+#define X_BYTES (BM * BK * 2)
+#define W_BYTES (BN * BK * 2)
+#define STAGE   (X_BYTES + W_BYTES)
+#define STAGED  4096 /* a warp's 16 rows of 128 values on their way out */
+#define SMEM    (STAGES * STAGE + WARPS * STAGED + 1024)
+#ifndef BAND
+#define BAND 8 /* pairs of tiles below each other */
+#endif
+
+enum wide_end { SWIGLU, APPEND };
+
+/* Parts of a tile's ending, each under one step of the next tile. */
+template <enum wide_end END> struct parts {
+    static constexpr int n = END == SWIGLU ? 5 : 4;
+};
+
+struct wide_args {
+    uint32_t m, n, steps;  /* steps: of 64 columns */
+    uint32_t pairs, cols;  /* tiles: pairs of them down, columns across */
+    uint32_t half_row;     /* w's row of the second 128, from the first */
+    uint32_t rows_per_col; /* w's rows from one column of tiles to the next */
+    void *y;
+    struct bt_cu_append append;
+};
+
+struct wide_bars {
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+/* The tile of this block in the cluster's turn t: the first row of x and the column of tiles. */
+struct tile {
+    uint32_t row, col;
+};
+static __device__ __forceinline__ struct tile tile_at(const struct wide_args &a, uint32_t t)
+{
+    uint32_t band = t / (BAND * a.cols), in = t % (BAND * a.cols);
+    uint32_t high = min((uint32_t)BAND, a.pairs - band * BAND);
+    return {((band * BAND + in % high) * 2 + cluster_rank()) * BM, in / high};
+}
+
+/* ---- the copying thread ---- */
+
+static __device__ __forceinline__ void produce(const struct wide_args &a, const CUtensorMap *x_map,
+                                               const CUtensorMap *w_map, struct wide_bars *b,
+                                               uint32_t smem)
+{
+    const uint32_t rank = cluster_rank();
+    struct ring r = {0, 1};
+    for (uint32_t t = blockIdx.x / 2; t < a.pairs * a.cols; t += gridDim.x / 2) {
+        const struct tile at = tile_at(a, t);
+        const int w_row = (int)(at.col * a.rows_per_col + rank * a.half_row);
+        for (uint32_t i = 0; i < a.steps; i++) {
+            uint32_t x = smem + r.at * STAGE, bar = smem_addr(&b->full[r.at]);
+            bar_wait(smem_addr(&b->empty[r.at]), r.phase); /* both blocks' */
+            bar_expect(bar, STAGE);
+            tma_load_2d(x, x_map, bar, (int)(i * BK), (int)at.row, TMA_EVICT_NORMAL);
+            tma_load_2d_both(x + X_BYTES + rank * (W_BYTES / 2), w_map, bar, (int)(i * BK), w_row);
+            r.next(STAGES);
+        }
+    }
+}
+
+/* ---- the computing warpgroups ---- */
+
+/* Each warp for itself, to both blocks. */
+static __device__ __forceinline__ void release(uint32_t bar)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 < 2) {
+        cluster_arrive(bar, threadIdx.x % 32);
+    }
+}
+
+/* Where a warpgroup is in the ring, and the stage whose products may still be under way. */
+struct place {
+    struct ring r;
+    uint32_t before;
+};
+
+/* 64 columns' products begin; the step before has ended when this is settled. */
+static __device__ __forceinline__ void begin(struct wide_bars *b, uint32_t smem,
+                                             const struct place &c, float (&acc)[128], bool first)
+{
+    uint32_t at = smem + c.r.at * STAGE;
+    uint64_t x = wgmma_desc(at + (threadIdx.x / 128 - 1) * (64 * 128), 0, 1024);
+    uint64_t w = wgmma_desc(at + X_BYTES, 0, 1024);
+    bar_wait(smem_addr(&b->full[c.r.at]), c.r.phase);
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < BK / 16; j++) { /* 16 columns are 32 bytes */
+        wgmma_ss_bf16(acc, x + j * 2, w + j * 2, !first || j > 0);
+    }
+    wgmma_commit();
+}
+static __device__ __forceinline__ void settle(struct wide_bars *b, struct place &c, bool first)
+{
+    if (!first) {
+        wgmma_wait<1>();
+        release(c.before);
+    }
+    c.before = smem_addr(&b->empty[c.r.at]);
+    c.r.next(STAGES);
+}
+
+/* ---- endings ----
+ * A thread holds rows lane / 4 and + 8 of its warp's 16, columns 8 i + lane % 4 * 2 and the next:
+ * acc[4 i + 2 (row) + (column)]. */
+
+/* A tile on its way out. */
+struct leaving {
+    uint32_t v[64]; /* two columns each */
+    uint32_t row0;  /* the warp's first */
+    uint32_t col, place;
+    bool any;
+};
+
+/* 128 columns in 16 bits to this warp's place in shared memory: 16 rows of 16 pieces of 16 bytes,
+ * turned so that neither side meets its own banks. */
+static __device__ __forceinline__ uint32_t *staged(uint8_t *stage, uint32_t row, uint32_t piece)
+{
+    return (uint32_t *)(stage + row * 256 + (piece ^ row % 8) * 16);
+}
+
+static __device__ __forceinline__ float swiglu(float gate, float up)
+{
+    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
+{
+    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+
+/* v[4 i + 2 (row)]: gate, and behind it up. */
+static __device__ __forceinline__ void take_swiglu(struct leaving &out, const float (&acc)[128])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        out.v[i * 2] = pack2<__nv_bfloat16>(acc[i * 2], acc[i * 2 + 1]);
+        out.v[i * 2 + 1] = pack2<__nv_bfloat16>(acc[i * 2 + 64], acc[i * 2 + 65]);
+    }
+}
+
+static __device__ __forceinline__ void
+leave_swiglu(const struct wide_args &a, const struct leaving &out, uint8_t *stage, int part)
+{
+    const uint32_t lane = threadIdx.x % 32, wide = a.n / 2, col = out.col * 128 + lane % 16 * 8;
+    if (part < 4) {
+#pragma unroll
+        for (int i = part * 4; i < part * 4 + 4; i++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float2 g = bf16_pair(out.v[i * 4 + r * 2]), u = bf16_pair(out.v[i * 4 + r * 2 + 1]);
+                staged(stage, lane / 4 + r * 8, i)[lane % 4] =
+                    pack2<__nv_bfloat16>(swiglu(g.x, u.x), swiglu(g.y, u.y));
+            }
+        }
+        return;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t row = i * 2 + lane / 16, t = out.row0 + row;
+        uint4 v = *(const uint4 *)staged(stage, row, lane % 16);
+        if (t < a.m && col < wide) {
+            *(uint4 *)((uint16_t *)a.y + (size_t)t * wide + col) = v;
+        }
+    }
+    __syncwarp();
+}
+
+/* Bias, QK norm and RoPE of the heads in a tile, in place. pos: of the thread's two rows. */
+template <int D>
+static __device__ __forceinline__ void turn(const struct bt_cu_append &a, uint32_t head0,
+                                            const float2 (&cs)[D / 4], float (&acc)[128])
+{
+    constexpr int HEADS = BN / D, PER = D / 2;
+    const uint32_t all = a.heads + 2 * a.kv_heads, first = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        const uint32_t head = head0 + h;
+        const float *norm = head < a.heads                ? a.q_norm
+                            : head < a.heads + a.kv_heads ? a.k_norm
+                                                          : NULL;
+        if (a.bias && head < all) {
+#pragma unroll
+            for (int i = 0; i < PER; i += 4) {
+                float2 v = *(const float2 *)(a.bias + (size_t)head * D + i * 2 + first);
+                acc[h * PER + i] += v.x;
+                acc[h * PER + i + 1] += v.y;
+                acc[h * PER + i + 2] += v.x;
+                acc[h * PER + i + 3] += v.y;
+            }
+        }
+        if (norm) {
+            float sum[2] = {0, 0}, f[2];
+#pragma unroll
+            for (int i = 0; i < PER; i++) {
+                sum[i / 2 % 2] += acc[h * PER + i] * acc[h * PER + i];
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+                sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+                f[r] = rsqrtf(sum[r] / D + a.eps);
+            }
+#pragma unroll
+            for (int i = 0; i < PER; i += 4) {
+                float2 v = *(const float2 *)(norm + i * 2 + first);
+                acc[h * PER + i] *= f[0] * v.x;
+                acc[h * PER + i + 1] *= f[0] * v.y;
+                acc[h * PER + i + 2] *= f[1] * v.x;
+                acc[h * PER + i + 3] *= f[1] * v.y;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float2 c = cs[i * 4 + r * 2], s = cs[i * 4 + r * 2 + 1];
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) {
+                if (head0 + h < a.heads + a.kv_heads) {
+                    float *v = acc + h * PER + i * 4 + r * 2, *u = v + PER / 2;
+                    float x = v[0], y = v[1];
+                    v[0] = x * c.x - u[0] * s.x;
+                    v[1] = y * c.y - u[1] * s.y;
+                    u[0] = u[0] * c.x + x * s.x;
+                    u[1] = u[1] * c.y + y * s.y;
+                }
+            }
+        }
+    }
+}
+
+/* Cosines and sines of the thread's columns in its two rows. */
+template <int D>
+static __device__ __forceinline__ void angles(const struct bt_cu_append &a, int at_pos,
+                                              float2 (&cs)[D / 4])
+{
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int pos = __shfl_sync(~0u, at_pos, lane / 4 + r * 8);
+        const float *at = a.rope + (size_t)pos * D + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            cs[i * 4 + r * 2] = *(const float2 *)(at + i * 8);
+            cs[i * 4 + r * 2 + 1] = *(const float2 *)(at + D / 2 + i * 8);
+        }
+    }
+}
+
+/* Lane l knows where row l % 16 belongs among a plane's rows, and its position. ~0: padding. */
+static __device__ __forceinline__ uint32_t place_of(const struct bt_cu_append &a, uint32_t row0,
+                                                    int *pos)
+{
+    uint32_t t = row0 + threadIdx.x % 16;
+    *pos = 0;
+    if (t >= a.n || a.slots[t] < 0) {
+        return ~0u;
+    }
+    *pos = a.pos[t];
+    size_t page = (size_t)a.table[(size_t)a.slots[t] * a.table_stride + *pos / a.page_tokens];
+    return (uint32_t)(page * a.page_rows + a.layer_row + *pos % a.page_tokens);
+}
+
+static __device__ __forceinline__ void take_append(struct leaving &out, const float (&acc)[128])
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        out.v[i] = pack2<__half>(acc[i * 2], acc[i * 2 + 1]);
+    }
+}
+
+/* Queries go to their rows, keys and values to their pages: 128 columns in two parts. */
+template <int D>
+static __device__ __forceinline__ void
+leave_append(const struct wide_args &w, const struct leaving &out, uint8_t *stage, int part)
+{
+    const struct bt_cu_append &a = w.append;
+    const uint32_t lane = threadIdx.x % 32, piece = lane % 16;
+    const int half = part / 2;
+    if (part % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            staged(stage, lane / 4 + i % 2 * 8, i / 2)[lane % 4] = out.v[half * 32 + i];
+        }
+        __syncwarp();
+        return;
+    }
+    const uint32_t col = out.col * BN + half * 128 + piece * 8, head = col / D, d = col % D;
+    const uint32_t kv = head - a.heads;
+    const uint32_t plane = kv < a.kv_heads ? kv * 2 : (kv - a.kv_heads) * 2 + 1;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t row = i * 2 + lane / 16, to = __shfl_sync(~0u, out.place, row);
+        uint4 v = *(const uint4 *)staged(stage, row, piece);
+        if (to != ~0u && col < w.n) {
+            size_t at = head < a.heads ? (size_t)(out.row0 + row) * a.heads + head
+                                       : (size_t)to + plane * a.page_tokens;
+            *(uint4 *)((__half *)(head < a.heads ? a.q : a.pool) + at * D + d) = v;
+        }
+    }
+    __syncwarp();
+}
+
+template <enum wide_end END, int D>
+static __device__ __forceinline__ void leave(const struct wide_args &a, const struct leaving &out,
+                                             uint8_t *stage, int part)
+{
+    if constexpr (END == SWIGLU) {
+        leave_swiglu(a, out, stage, part);
+    } else {
+        leave_append<D>(a, out, stage, part);
+    }
+}
+
+template <enum wide_end END, int D>
+static __device__ __forceinline__ void consume(const struct wide_args &a, struct wide_bars *b,
+                                               uint8_t *smem)
+{
+    constexpr int PARTS = parts<END>::n;
+    const uint32_t warp = threadIdx.x / 32 - 4, base = smem_addr(smem);
+    uint8_t *stage = smem + STAGES * STAGE + warp * STAGED;
+    struct place c = {{0, 0}, 0};
+    struct leaving out;
+    out.any = false;
+    for (uint32_t t = blockIdx.x / 2; t < a.pairs * a.cols; t += gridDim.x / 2) {
+        const struct tile at = tile_at(a, t);
+        float acc[128];
+        int pos = 0;
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            begin(b, base, c, acc, part == 0);
+            if (out.any) {
+                leave<END, D>(a, out, stage, part);
+            }
+            settle(b, c, part == 0);
+        }
+        out.row0 = at.row + warp * 16;
+        out.col = at.col;
+        out.any = true;
+        if constexpr (END == APPEND) {
+            out.place = place_of(a.append, out.row0, &pos);
+        }
+        for (uint32_t i = PARTS; i < a.steps; i++) {
+            begin(b, base, c, acc, false);
+            settle(b, c, false);
+        }
+        if constexpr (END == APPEND) {
+            float2 cs[D / 4];
+            angles<D>(a.append, pos, cs);
+            wgmma_wait<0>();
+            wgmma_hold(acc);
+            release(c.before);
+            turn<D>(a.append, at.col * (BN / D), cs, acc);
+            take_append(out, acc);
+        } else {
+            wgmma_wait<0>();
+            wgmma_hold(acc);
+            release(c.before);
+            take_swiglu(out, acc);
+        }
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS && out.any; part++) {
+        leave<END, D>(a, out, stage, part);
+    }
+}
+
+template <enum wide_end END, int D>
+static __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+    wide_kernel(const __grid_constant__ CUtensorMap x_map,
+                const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ struct wide_args a)
+{
+    extern __shared__ uint8_t raw[];
+    __shared__ struct wide_bars b;
+    uint8_t *smem = raw + (1024 - smem_addr(raw) % 1024) % 1024;
+    early_next();
+    if (threadIdx.x == 0) {
+        tma_prefetch(&x_map);
+        tma_prefetch(&w_map);
+        for (int i = 0; i < STAGES; i++) {
+            bar_init(smem_addr(&b.full[i]), 1);
+            bar_init(smem_addr(&b.empty[i]), 2 * WARPS);
+        }
+        bar_init_fence();
+    }
+    __syncthreads();
+    cluster_sync(); /* the other block's barriers are there */
+    early_wait();
+    if (threadIdx.x < 128) {
+        regs_give<40>();
+        if (threadIdx.x == 0) {
+            produce(a, &x_map, &w_map, &b, smem_addr(smem));
+        }
+        __syncwarp();
+    } else {
+        regs_take<232>();
+        consume<END, D>(a, &b, smem);
+    }
+    cluster_sync(); /* nobody ends while the other copies to it or tells it */
+}
+
+/* ---- launches ---- */
+
+template <enum wide_end END, int D>
+static cudaError_t launch(const void *w, const void *x, struct wide_args &a, uint32_t k,
+                          cudaStream_t s)
+{
+    const uint64_t x_dims[2] = {k, a.m}, w_dims[2] = {k, a.n}, strides[1] = {k * 2ull};
+    const uint32_t box[2] = {BK, 128};
+    CUtensorMap x_map, w_map;
+    cudaError_t e = bt_cu_tensor_map(&x_map, BT_CU_BF16, x, 2, x_dims, strides, box);
+    e = e == cudaSuccess ? bt_cu_tensor_map(&w_map, BT_CU_BF16, w, 2, w_dims, strides, box) : e;
+    if (e == cudaSuccess) {
+        e = cudaFuncSetAttribute(wide_kernel<END, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 SMEM);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    a.steps = (k + BK - 1) / BK;
+    a.rows_per_col = END == SWIGLU ? BN / 2 : BN;
+    a.half_row = END == SWIGLU ? a.n / 2 : BN / 2;
+    a.pairs = (a.m + 2 * BM - 1) / (2 * BM);
+    a.cols = ((END == SWIGLU ? a.n / 2 : a.n) + a.rows_per_col - 1) / a.rows_per_col;
+    uint32_t all = a.pairs * a.cols, most = multiprocessors() / 2;
+    return launch_early(wide_kernel<END, D>, 2 * (all < most ? all : most), THREADS, SMEM, s, x_map,
+                        w_map, a);
+}
+
+extern "C" bool bt_cu_wide_fits(uint32_t m, uint32_t n, uint32_t k)
+{
+    return bt_cu_hopper() && m > 0 && n % 16 == 0 && k % 8 == 0 && k > (parts<SWIGLU>::n - 1) * BK;
+}
+
+extern "C" cudaError_t bt_cu_wide_swiglu(const void *w, const void *x, void *y, uint32_t m,
+                                         uint32_t n, uint32_t k, cudaStream_t s)
+{
+    struct wide_args a = {};
+    a.m = m;
+    a.n = n;
+    a.y = y;
+    return bt_cu_wide_fits(m, n, k) ? launch<SWIGLU, 0>(w, x, a, k, s) : cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t bt_cu_wide_append(const void *w, const void *x, uint32_t k,
+                                         const struct bt_cu_append *append, cudaStream_t s)
+{
+    struct wide_args a = {};
+    a.m = append->n;
+    a.n = (append->heads + 2 * append->kv_heads) * append->head_dim;
+    a.append = *append;
+    if (!bt_cu_wide_fits(a.m, a.n, k) || append->e4m3) {
+        return cudaErrorInvalidValue;
+    }
+    switch (append->head_dim) {
+    case 64: return launch<APPEND, 64>(w, x, a, k, s);
+    case 128: return launch<APPEND, 128>(w, x, a, k, s);
+    case 256: return launch<APPEND, 256>(w, x, a, k, s);
+    default: return cudaErrorInvalidValue;
+    }
+}

@@ -1,0 +1,422 @@
+/* Tickets that wait for the device, and sampling: tokens are drawn on the device with all their
+ * parameters, and the next step may run before the host knows them. Where the device's sampler was
+ * found wrong at the start (host_only), common/engine/sampler.c draws once the logits are in host
+ * memory. Owner thread: the engine's. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/cuda_priv.h"
+#include "common/engine/cuda/ranges.h"
+#include "common/engine/cuda/sample/sample_params.h"
+
+#define HISTORY                                                                                    \
+    16384u /* tokens that are sent at once: as much as the driver takes without waiting */
+
+static size_t mask_words(const struct bt_engine *e)
+{
+    return BT_DIV_UP(e->host.info.vocab, 32u);
+}
+
+bt_status_t bt_cu_draw_open(struct bt_engine *e)
+{
+    size_t n = e->host.info.max_slots, vocab = e->host.info.vocab;
+    bt_list_init(&e->work);
+    bt_list_init(&e->idle);
+    e->pending = bt_calloc(n, sizeof(*e->pending));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->mask, n * mask_words(e) * sizeof(*e->mask)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->bias, n * BT_CU_BIAS_MAX * sizeof(*e->bias)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->counts, n * vocab * sizeof(*e->counts)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->adjusted, n * vocab * sizeof(*e->adjusted)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->history, HISTORY * sizeof(*e->history)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->draws, BT_CU_RESULTS * n * sizeof(*e->draws)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->drawn, BT_CU_RESULTS * n * sizeof(*e->drawn)));
+    if (e->host.ids.known) {
+        size_t bytes = mask_words(e) * sizeof(*e->known);
+        BT_CU_TRY(e, cudaMalloc((void **)&e->known, bytes));
+        BT_CU_TRY(e, cudaMemcpyAsync(e->known, e->host.ids.known, bytes, cudaMemcpyHostToDevice,
+                                     e->compute));
+    }
+    return BT_OK;
+}
+
+static void work_free(struct bt_list *head)
+{
+    while (head->next && !bt_list_empty(head)) {
+        struct bt_cu_work *w = BT_CONTAINER_OF(head->next, struct bt_cu_work, link);
+        bt_list_remove(&w->link);
+        cudaEventDestroy(w->start);
+        cudaEventDestroy(w->end);
+        free(w->samples);
+        free(w->mask_copy);
+        free(w);
+    }
+}
+
+void bt_cu_draw_close(struct bt_engine *e)
+{
+    work_free(&e->work);
+    work_free(&e->idle);
+    free(e->pending);
+    void *device[] = {e->mask, e->known, e->bias, e->counts, e->adjusted, e->history};
+    for (size_t i = 0; i < BT_ARRAY_LEN(device); i++) {
+        cudaFree(device[i]);
+    }
+    void *host[] = {e->draws, e->drawn, e->host_mask, e->host_logits};
+    for (size_t i = 0; i < BT_ARRAY_LEN(host); i++) {
+        cudaFreeHost(host[i]);
+    }
+}
+
+bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum bt_cu_kind kind,
+                           cudaStream_t s, struct bt_cu_work **w_p)
+{
+    struct bt_cu_work *w;
+    if (bt_list_empty(&e->idle)) {
+        w = bt_calloc(1, sizeof(*w));
+        bt_list_init(&w->link);
+        cudaError_t ce = cudaEventCreate(&w->start);
+        ce = ce == cudaSuccess ? cudaEventCreate(&w->end) : ce;
+        if (ce != cudaSuccess) {
+            free(w);
+            return bt_cu_fail(e, ce, "event");
+        }
+    } else {
+        w = BT_CONTAINER_OF(e->idle.next, struct bt_cu_work, link);
+        bt_list_remove(&w->link);
+    }
+    w->kind = kind;
+    w->t = t;
+    w->n = w->flow = 0;
+    w->mask = NULL;
+    bt_list_insert_tail(&e->work, &w->link);
+    cudaError_t ce = cudaEventRecord(w->end, s);
+    if (ce != cudaSuccess) {
+        bt_list_remove(&w->link);
+        bt_list_insert_head(&e->idle, &w->link);
+        return bt_cu_fail(e, ce, "event");
+    }
+    if (w_p) {
+        *w_p = w;
+    }
+    return BT_OK;
+}
+
+/* ---- results ---- */
+
+static void accept(struct bt_engine *e, uint32_t slot, const struct bt_engine_out *o)
+{
+    struct bt_host_slot *s = &e->host.slots[slot];
+    if (!o->bad && s->n_tokens < e->host.info.max_model_len) {
+        s->tokens[s->n_tokens++] = o->token;
+    }
+}
+
+/* The tokens got their places in their sequences when the draw was enqueued. */
+static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
+{
+    const struct bt_cu_drawn *d = e->drawn + (size_t)w->results * e->host.info.max_slots;
+    bt_host_ticket_outs(w->t, w->n);
+    for (uint32_t i = 0; i < w->n; i++) {
+        struct bt_engine_out *o = &w->t->out[i];
+        *o = (struct bt_engine_out){.slot = w->samples[i].slot, .pos = w->samples[i].pos};
+        o->token = d[i].token;
+        o->logprob = d[i].logprob;
+        o->n_top = d[i].n_top;
+        memcpy(o->top_id, d[i].top_id, o->n_top * sizeof(o->top_id[0]));
+        memcpy(o->top_logprob, d[i].top_logprob, o->n_top * sizeof(o->top_logprob[0]));
+        o->bad = d[i].bad || !e->host.slots[o->slot].open;
+        struct bt_host_slot *s = &e->host.slots[o->slot];
+        if (s->open) {
+            if (w->samples[i].row < s->n_tokens) {
+                s->tokens[w->samples[i].row] = o->token;
+            }
+            e->pending[o->slot]--;
+        }
+    }
+}
+
+static void finish_host_sample(struct bt_engine *e, struct bt_cu_work *w)
+{
+    size_t vocab = e->host.info.vocab;
+    float *row_logits = bt_malloc(vocab * sizeof(*row_logits));
+    bt_host_ticket_outs(w->t, w->n);
+    for (uint32_t i = 0; i < w->n; i++) {
+        const struct bt_host_sample *want = &w->samples[i];
+        struct bt_engine_out *o = &w->t->out[i];
+        struct bt_host_slot *s = &e->host.slots[want->slot];
+        *o = (struct bt_engine_out){.slot = want->slot, .pos = want->pos, .bad = true};
+        if (!s->open) {
+            continue;
+        }
+        memcpy(row_logits, e->host_logits + want->row * vocab, vocab * sizeof(*row_logits));
+        const struct bt_sampler_row row = {
+            .logits = row_logits,
+            .params = &s->params,
+            .position = want->pos,
+            .tokens = s->tokens,
+            .n_tokens = s->n_tokens,
+            .n_prompt = s->n_prompt,
+            .mask = w->mask ? w->mask + want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
+            .known = e->host.ids.known,
+        };
+        bt_sampler_run(e->host.sampler, &row, o);
+        accept(e, want->slot, o);
+    }
+    free(row_logits);
+}
+
+void bt_cu_work_advance(struct bt_engine *e, bool wait)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &e->work) {
+        struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
+        cudaError_t ce = wait ? cudaEventSynchronize(w->end) : cudaEventQuery(w->end);
+        if (ce == cudaErrorNotReady) {
+            continue;
+        }
+        if (ce != cudaSuccess) {
+            (void)bt_cu_fail(e, ce, "a step on the device");
+        } else if (w->kind == BT_CU_DRAW) {
+            finish_draw(e, w);
+        } else if (w->kind == BT_CU_HOST_SAMPLE) {
+            finish_host_sample(e, w);
+        } else if (w->kind == BT_CU_FORWARD) {
+            float ms = 0;
+            ce = cudaEventElapsedTime(&ms, w->start, w->end);
+            w->t->run_us = ce == cudaSuccess ? ms * 1000 : 0;
+        }
+        if (w->flow) {
+            bt_cu_flow_free(e, w->flow);
+        }
+        bt_list_remove(&w->link);
+        bt_list_insert_head(&e->idle, &w->link);
+        bt_host_ticket_done(&e->host, w->t,
+                            e->failed != cudaSuccess ? BT_ERR_DEVICE : w->t->status);
+    }
+}
+
+/* ---- what the device knows of a slot ---- */
+
+bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_engine_params *p,
+                            const uint32_t *tokens, uint32_t n, uint32_t n_prompt)
+{
+    size_t vocab = e->host.info.vocab;
+    if (p->n_bias) { /* pageable memory of 8 KiB at most is taken within the call */
+        struct bt_cu_bias b[BT_CU_BIAS_MAX];
+        for (uint32_t i = 0; i < p->n_bias; i++) {
+            b[i] = (struct bt_cu_bias){p->bias_ids[i], p->bias[i]};
+        }
+        BT_CU_TRY(e, cudaMemcpyAsync(e->bias + (size_t)slot * BT_CU_BIAS_MAX, b,
+                                     p->n_bias * sizeof(b[0]), cudaMemcpyHostToDevice, e->compute));
+    }
+    if (!bt_cu_penalizes(p)) {
+        return BT_OK;
+    }
+    uint32_t *counts = e->counts + slot * vocab;
+    BT_CU_TRY(e, cudaMemsetAsync(counts, 0, vocab * sizeof(*counts), e->compute));
+    for (uint32_t at = 0; at < n; at += HISTORY) {
+        uint32_t m = BT_MIN(n - at, HISTORY), prompt = n_prompt > at ? n_prompt - at : 0;
+        BT_CU_TRY(e, cudaMemcpyAsync(e->history, tokens + at, m * sizeof(*tokens),
+                                     cudaMemcpyHostToDevice, e->compute));
+        BT_CU_TRY(e, bt_cu_sample_count(counts, (uint32_t)vocab, e->history, m, BT_MIN(prompt, m),
+                                        e->compute));
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to)
+{
+    const struct bt_engine_params *p = &e->host.slots[to].params;
+    size_t vocab = e->host.info.vocab;
+    if (p->n_bias) {
+        BT_CU_TRY(e, cudaMemcpyAsync(e->bias + (size_t)to * BT_CU_BIAS_MAX,
+                                     e->bias + (size_t)from * BT_CU_BIAS_MAX,
+                                     p->n_bias * sizeof(*e->bias), cudaMemcpyDeviceToDevice,
+                                     e->compute));
+    }
+    if (bt_cu_penalizes(p)) {
+        BT_CU_TRY(e, cudaMemcpyAsync(e->counts + to * vocab, e->counts + from * vocab,
+                                     vocab * sizeof(*e->counts), cudaMemcpyDeviceToDevice,
+                                     e->compute));
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cu_draw_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
+{
+    if (bt_cu_penalizes(&e->host.slots[slot].params)) {
+        BT_CU_TRY(e, bt_cu_sample_count_one(e->counts + (size_t)slot * e->host.info.vocab, token,
+                                            e->compute));
+    }
+    return BT_OK;
+}
+
+/* ---- sampling ---- */
+
+static struct bt_host_ticket *forward_of(struct bt_engine *e, bt_engine_ticket_t id)
+{
+    struct bt_list *lists[] = {&e->host.done, &e->host.given}, *l;
+    for (int i = 0; i < 2; i++) {
+        bt_list_for_each (l, lists[i]) {
+            struct bt_host_ticket *t = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
+            if (t->id == id) {
+                return t;
+            }
+        }
+    }
+    bt_list_for_each (l, &e->work) {
+        struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
+        if (w->t->id == id) {
+            return w->t;
+        }
+    }
+    return NULL;
+}
+
+static void set_samples(struct bt_cu_work *w, const struct bt_host_ticket *f)
+{
+    if (f->n_sample > w->cap) {
+        w->cap = f->n_sample;
+        w->samples = bt_realloc(w->samples, w->cap * sizeof(*w->samples));
+    }
+    if (f->n_sample) {
+        memcpy(w->samples, f->samples, f->n_sample * sizeof(*w->samples));
+    }
+    w->n = f->n_sample;
+}
+
+/* The sequences are one token longer from now on, though the host does not know which. */
+static void take_places(struct bt_engine *e, struct bt_cu_work *w)
+{
+    for (uint32_t i = 0; i < w->n; i++) {
+        struct bt_host_slot *s = &e->host.slots[w->samples[i].slot];
+        w->samples[i].row = s->n_tokens; /* was the row of the logits */
+        if (s->n_tokens < e->host.info.max_model_len) {
+            s->tokens[s->n_tokens++] = 0;
+        }
+        e->pending[w->samples[i].slot]++;
+    }
+}
+
+bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const uint32_t *mask)
+{
+    size_t first = (size_t)at * e->host.info.max_slots;
+    const struct bt_cu_sampling a = {.logits = e->logits,
+                                     .draws = e->draws + first,
+                                     .mask = mask,
+                                     .bias = e->bias,
+                                     .counts = e->counts,
+                                     .adjusted = e->adjusted,
+                                     .out = e->drawn + first,
+                                     .last_token = e->last_token,
+                                     .vocab = e->host.info.vocab,
+                                     .known = e->known,
+                                     .n_known = e->host.ids.n,
+                                     .end_known = e->host.ids.end};
+    BT_CU_TRY(e, bt_cu_sample_rows(&a, n, e->compute));
+    return BT_OK;
+}
+
+/* The caller's mask goes through pinned memory, in the place of the ring that is this sample's. */
+static bt_status_t send_mask(struct bt_engine *e, const uint32_t *mask, uint32_t rows, size_t at)
+{
+    size_t all = e->host.info.max_slots * mask_words(e), n = rows * mask_words(e);
+    if (!e->host_mask) {
+        BT_CU_TRY(e, cudaMallocHost((void **)&e->host_mask, BT_CU_RESULTS * all * sizeof(*mask)));
+    }
+    memcpy(e->host_mask + at * all, mask, n * sizeof(*mask));
+    BT_CU_TRY(e, cudaMemcpyAsync(e->mask, e->host_mask + at * all, n * sizeof(*mask),
+                                 cudaMemcpyHostToDevice, e->compute));
+    return BT_OK;
+}
+
+static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_ticket *f,
+                                  const uint32_t *mask, struct bt_host_ticket *t)
+{
+    size_t max = e->host.info.max_slots, at = e->next_results++ % BT_CU_RESULTS;
+    struct bt_list *l;
+    bt_list_for_each (l, &e->work) { /* its place in the ring must be free */
+        struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
+        if (w->kind == BT_CU_DRAW && w->results == at) {
+            bt_cu_work_advance(e, true);
+            break;
+        }
+    }
+    struct bt_cu_draw *d = e->draws + at * max;
+    for (uint32_t i = 0; i < f->n_sample; i++) {
+        const struct bt_host_sample *s = &f->samples[i];
+        const struct bt_host_slot *slot = &e->host.slots[s->slot];
+        d[i] = bt_cu_draw_make(&slot->params, s->row, s->slot, s->pos,
+                               slot->n_tokens - slot->n_prompt);
+    }
+    uint32_t n = f->n_sample;
+    if (n) {
+        bt_status_t sent = mask ? send_mask(e, mask, f->n_rows, at) : BT_OK;
+        if (sent != BT_OK) {
+            return sent;
+        }
+        sent = bt_cu_draw_rows(e, (uint32_t)at, n, mask ? e->mask : NULL);
+        if (sent != BT_OK) {
+            return sent;
+        }
+    }
+    struct bt_cu_work *w;
+    bt_status_t st = bt_cu_work_add(e, t, BT_CU_DRAW, e->compute, &w);
+    if (st == BT_OK) {
+        w->results = (uint32_t)at;
+        set_samples(w, f);
+        take_places(e, w);
+    }
+    return st;
+}
+
+static bt_status_t draw_on_host(struct bt_engine *e, const struct bt_host_ticket *f,
+                                const uint32_t *mask, struct bt_host_ticket *t)
+{
+    size_t vocab = e->host.info.vocab, n = f->n_rows * vocab;
+    bt_cu_work_advance(e, true); /* earlier samples use the same memory */
+    if (n > e->cap_host_logits) {
+        cudaFreeHost(e->host_logits);
+        e->host_logits = NULL;
+        BT_CU_TRY(e, cudaMallocHost((void **)&e->host_logits, n * sizeof(float)));
+        e->cap_host_logits = n;
+    }
+    if (n) {
+        BT_CU_TRY(e, cudaMemcpyAsync(e->host_logits, e->logits, n * sizeof(float),
+                                     cudaMemcpyDeviceToHost, e->compute));
+    }
+    struct bt_cu_work *w;
+    bt_status_t st = bt_cu_work_add(e, t, BT_CU_HOST_SAMPLE, e->compute, &w);
+    if (st == BT_OK) {
+        set_samples(w, f);
+        if (mask) {
+            size_t words = f->n_rows * BT_DIV_UP(vocab, (size_t)32);
+            w->mask_copy = bt_realloc(w->mask_copy, BT_MAX(words, (size_t)1) * sizeof(*mask));
+            memcpy(w->mask_copy, mask, words * sizeof(*mask));
+            w->mask = w->mask_copy;
+        }
+    }
+    return st;
+}
+
+bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
+                         bt_engine_ticket_t *out_p)
+{
+    struct bt_host_ticket *f = forward_of(e, fwd);
+    if (!f || !f->forward || f->sampled || (f->n_sample && e->logits_of != fwd)) {
+        return BT_ERR_INVALID;
+    }
+    if (e->failed != cudaSuccess) {
+        return BT_ERR_DEVICE;
+    }
+    struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
+    f->sampled = true;
+    *out_p = t->id;
+    bt_cu_range_push("sample", f->n_sample);
+    bt_status_t st = e->host_only ? draw_on_host(e, f, mask, t) : draw_on_device(e, f, mask, t);
+    bt_cu_range_pop();
+    if (st != BT_OK) { /* the device failed: the ticket says so */
+        bt_host_ticket_done(&e->host, t, st);
+    }
+    return BT_OK;
+}

@@ -1,0 +1,517 @@
+/* Choosing one row's token, by one block of BT_CU_SAMPLE_THREADS threads: common/engine/sampler.h
+ * on the device. Written in what C and CUDA have in common, so that tests/unit/test_cuda_sample.c
+ * runs this very text on a CPU against the host's sampler. Sums are integers (2^-44 a unit): they
+ * do not depend on the order in which threads add, so the same row always gives the same token. */
+#ifndef BT_CUDA_SAMPLE_ROW_CUH
+#define BT_CUDA_SAMPLE_ROW_CUH
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/engine/cuda/sample/sample_args.h"
+
+typedef unsigned long long sample_u64;
+
+#define SAMPLE_BINS   2048
+#define SAMPLE_GATHER BT_CU_SAMPLE_THREADS /* candidates that are ranked one by one */
+#define SAMPLE_ALL    (~0ull)
+/* No Gumbel variate exceeds it: 23 random bits. */
+#define SAMPLE_GUMBEL_MAX 16.64f
+
+/* ---- blocks ---- */
+
+static __device__ sample_u64 sample_max(sample_u64 a, sample_u64 b)
+{
+    return a > b ? a : b;
+}
+
+static __device__ sample_u64 block_max64(sample_u64 v)
+{
+    __shared__ sample_u64 part[32];
+    for (int d = 16; d > 0; d /= 2) {
+        v = sample_max(v, __shfl_xor_sync(~0u, v, d));
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        part[threadIdx.x / 32] = v;
+    }
+    __syncthreads();
+    v = part[threadIdx.x % 32];
+    for (int d = 16; d > 0; d /= 2) {
+        v = sample_max(v, __shfl_xor_sync(~0u, v, d));
+    }
+    return v;
+}
+
+/* The sum over the threads up to this one; *total_p: over all. */
+static __device__ sample_u64 block_scan64(sample_u64 v, sample_u64 *total_p)
+{
+    __shared__ sample_u64 part[32];
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (uint32_t d = 1; d < 32; d *= 2) {
+        sample_u64 left = __shfl_up_sync(~0u, v, d);
+        v += lane >= d ? left : 0;
+    }
+    __syncthreads();
+    if (lane == 31) {
+        part[warp] = v;
+    }
+    __syncthreads();
+    sample_u64 total = 0, before = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        before += i < warp ? part[i] : 0;
+        total += part[i];
+    }
+    *total_p = total;
+    return before + v;
+}
+
+/* ---- orders ---- */
+
+/* Rises with the value, and falls with the id among equal ones: never 0. */
+static __device__ sample_u64 sample_key(float v, uint32_t id)
+{
+    uint32_t u = __float_as_uint(v);
+    u = u == 0x80000000u ? 0 : u; /* -0 is 0 */
+    u = u >> 31 ? ~u : u | 0x80000000u;
+    return (sample_u64)u << 32 | (0xffffffffu - id);
+}
+static __device__ uint32_t sample_key_id(sample_u64 key)
+{
+    return 0xffffffffu - (uint32_t)key;
+}
+
+/* exp(s) in units of 2^-44, s <= 0. */
+static __device__ sample_u64 sample_weight(float s)
+{
+    return (sample_u64)(expf(s) * 0x1p44f);
+}
+
+/* A row of scaled logits s <= 0, the largest of them 0. A token's place among the others is
+ * |s| and id: smaller ones come first. Those below the floor, and those that are out, have none. */
+struct sample_row {
+    const float *l;
+    uint32_t vocab;
+    float max, inv_t, floor;
+};
+static __device__ float sample_scaled(const struct sample_row *r, uint32_t i)
+{
+    return __fmul_rn(__fsub_rn(r->l[i], r->max), r->inv_t);
+}
+static __device__ bool sample_place(const struct sample_row *r, uint32_t i, float *s_p,
+                                    sample_u64 *place_p)
+{
+    float s = sample_scaled(r, i);
+    *s_p = s;
+    *place_p = (sample_u64)(__float_as_uint(s) & 0x7fffffffu) << 32 | i;
+    return s >= r->floor && s > -INFINITY;
+}
+
+/* The first cut is in steps of 1/64 of s, which spreads the tokens of a model well. */
+static __device__ uint32_t sample_first_bin(float s)
+{
+    float b = -s * 64.0f;
+    return b < (float)(SAMPLE_BINS - 1) ? (uint32_t)b : SAMPLE_BINS - 1;
+}
+
+/* ---- top_k and top_p ---- */
+
+struct sample_hist {
+    uint32_t n[SAMPLE_BINS];
+    uint32_t lo[SAMPLE_BINS], hi[SAMPLE_BINS]; /* mass; of the gathered: each one's */
+    sample_u64 list[SAMPLE_GATHER];
+    uint32_t n_list, bin;
+    sample_u64 before, answer;
+};
+
+/* 64-bit sums by 32-bit atomics: shared memory has no others that are fast. */
+static __device__ void sample_add(struct sample_hist *h, uint32_t bin, sample_u64 mass)
+{
+    uint32_t low = (uint32_t)mass, old = atomicAdd(&h->lo[bin], low);
+    uint32_t high = (uint32_t)(mass >> 32) + (old + low < old);
+    if (high) {
+        atomicAdd(&h->hi[bin], high);
+    }
+}
+
+/* Which places a level looks at, and into which bin a place belongs. */
+struct sample_level {
+    sample_u64 from, to;
+    uint32_t shift;
+    bool first;
+};
+
+static __device__ void sample_count(const struct sample_row *r, const struct sample_level *v,
+                                    bool mass, struct sample_hist *h)
+{
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < SAMPLE_BINS; i += BT_CU_SAMPLE_THREADS) {
+        h->n[i] = h->lo[i] = h->hi[i] = 0;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < r->vocab; i += BT_CU_SAMPLE_THREADS) {
+        float s;
+        sample_u64 place;
+        if (sample_place(r, i, &s, &place) && place >= v->from && place <= v->to) {
+            uint32_t bin =
+                v->first ? sample_first_bin(s) : (uint32_t)((place - v->from) >> v->shift);
+            atomicAdd(&h->n[bin], 1u);
+            if (mass) {
+                sample_add(h, bin, sample_weight(s));
+            }
+        }
+    }
+    __syncthreads();
+}
+
+static __device__ sample_u64 sample_bin(const struct sample_hist *h, uint32_t bin, bool mass)
+{
+    return mass ? (sample_u64)h->hi[bin] << 32 | h->lo[bin] : h->n[bin];
+}
+
+/* Finds the bin in which the sum reaches want: h->bin, and h->before it. On the first level want
+ * may still have to be told from the total: count k, or share p of the mass. False: all are wanted.
+ */
+static __device__ bool sample_find(struct sample_hist *h, bool mass, bool first, uint32_t k,
+                                   float p, sample_u64 base, sample_u64 *want_p)
+{
+    enum { EACH = SAMPLE_BINS / BT_CU_SAMPLE_THREADS };
+    sample_u64 own = 0, total;
+    for (uint32_t i = 0; i < EACH; i++) {
+        own += sample_bin(h, threadIdx.x * EACH + i, mass);
+    }
+    sample_u64 up_to = block_scan64(own, &total) + base;
+    if (first) {
+        if (!mass && k >= total) {
+            return false;
+        }
+        *want_p = mass ? sample_max(1, (sample_u64)ceil((double)p * (double)total)) : k;
+    }
+    sample_u64 at = up_to - own;
+    if (at < *want_p && *want_p <= up_to) { /* one thread */
+        uint32_t i = threadIdx.x * EACH;
+        while (at + sample_bin(h, i, mass) < *want_p) {
+            at += sample_bin(h, i++, mass);
+        }
+        h->bin = i;
+        h->before = at;
+        h->n_list = 0;
+    }
+    __syncthreads();
+    return true;
+}
+
+/* The bin's places become the next level's. */
+static __device__ void sample_narrow(struct sample_level *v, uint32_t bin)
+{
+    if (v->first) {
+        sample_u64 limit = v->to;
+        v->from = (sample_u64)__float_as_uint((float)bin / 64.0f) << 32;
+        v->to = bin == SAMPLE_BINS - 1
+                    ? limit
+                    : ((sample_u64)__float_as_uint((float)(bin + 1) / 64.0f) << 32) - 1;
+        v->to = v->to < limit ? v->to : limit;
+    } else {
+        sample_u64 limit = v->to;
+        v->from += (sample_u64)bin << v->shift;
+        v->to = v->from + ((1ull << v->shift) - 1);
+        v->to = v->to < limit ? v->to : limit;
+    }
+    v->first = false;
+    for (v->shift = 0; (v->to - v->from) >> v->shift >= SAMPLE_BINS;) {
+        v->shift++;
+    }
+}
+
+/* Few enough: each thread ranks one of them among all. */
+static __device__ sample_u64 sample_rank(const struct sample_row *r, const struct sample_level *v,
+                                         bool mass, sample_u64 want, struct sample_hist *h)
+{
+    for (uint32_t i = threadIdx.x; i < r->vocab; i += BT_CU_SAMPLE_THREADS) {
+        float s;
+        sample_u64 place;
+        if (sample_place(r, i, &s, &place) && place >= v->from && place <= v->to) {
+            uint32_t at = atomicAdd(&h->n_list, 1u);
+            sample_u64 own = mass ? sample_weight(s) : 1;
+            h->list[at] = place;
+            h->lo[at] = (uint32_t)own;
+            h->hi[at] = (uint32_t)(own >> 32);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < h->n_list) {
+        sample_u64 mine = h->list[threadIdx.x], at = h->before;
+        for (uint32_t j = 0; j < h->n_list; j++) {
+            at += h->list[j] < mine ? sample_bin(h, j, true) : 0;
+        }
+        if (at < want && want <= at + sample_bin(h, threadIdx.x, true)) { /* one thread */
+            h->answer = mine;
+        }
+    }
+    __syncthreads();
+    return h->answer;
+}
+
+/* The last place that is kept of those up to limit: the k-th (mass false), or the one with which
+ * the mass reaches the share p of theirs. */
+static __device__ sample_u64 sample_cut(const struct sample_row *r, sample_u64 limit, bool mass,
+                                        uint32_t k, float p)
+{
+    __shared__ struct sample_hist h;
+    struct sample_level v = {0, limit, 0, true};
+    sample_u64 want = 0, base = 0;
+    for (;;) {
+        sample_count(r, &v, mass, &h);
+        if (!sample_find(&h, mass, v.first, k, p, base, &want)) {
+            return limit;
+        }
+        base = h.before;
+        uint32_t n = h.n[h.bin];
+        sample_narrow(&v, h.bin);
+        if (n <= SAMPLE_GATHER) {
+            return sample_rank(r, &v, mass, want, &h);
+        }
+    }
+}
+
+/* ---- drawing ---- */
+
+/* bt_philox4x32 of common/base/philox.h. */
+static __device__ void sample_philox(uint64_t seed, uint32_t position, uint32_t choice,
+                                     uint32_t group, uint32_t *out)
+{
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    uint32_t c0 = position, c1 = choice, c2 = group, c3 = 0;
+    for (int round = 0; round < 10; round++) {
+        uint32_t n0 = __umulhi(0xCD9E8D57u, c2) ^ c1 ^ k0, n2 = __umulhi(0xD2511F53u, c0) ^ c3 ^ k1;
+        c1 = 0xCD9E8D57u * c2;
+        c3 = 0xD2511F53u * c0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+/* The key of the largest s + Gumbel among places up to last; 0: there is none. */
+static __device__ sample_u64 sample_gumbel(const struct sample_row *r, const struct bt_cu_draw *w,
+                                           sample_u64 last)
+{
+    sample_u64 best = 0;
+    float best_v = -INFINITY;
+    for (uint32_t g = threadIdx.x; g * 4 < r->vocab; g += BT_CU_SAMPLE_THREADS) {
+        uint32_t words[4];
+        bool drawn = false;
+        for (uint32_t i = 0; i < 4 && g * 4 + i < r->vocab; i++) {
+            float s;
+            sample_u64 place;
+            if (!sample_place(r, g * 4 + i, &s, &place) || place > last ||
+                s + SAMPLE_GUMBEL_MAX < best_v) {
+                continue;
+            }
+            if (!drawn) {
+                sample_philox(w->seed, w->position, w->choice, g, words);
+                drawn = true;
+            }
+            uint32_t word = i == 0 ? words[0] : i == 1 ? words[1] : i == 2 ? words[2] : words[3];
+            float u = __fmul_rn((float)(word >> 9) + 0.5f, 0x1p-23f);
+            float value = __fsub_rn(s, logf(-logf(u)));
+            best_v = value > best_v ? value : best_v;
+            best = sample_max(best, sample_key(value, g * 4 + i));
+        }
+    }
+    return block_max64(best);
+}
+
+/* ---- a row ---- */
+
+/* The key of the largest; false: something is no number, or all are -inf. Many loads are under way
+ * at once, since one block reads a row. */
+static __device__ bool sample_row_top(const float *l, uint32_t vocab, sample_u64 *top_p)
+{
+    enum { AHEAD = 16 };
+    float top = -INFINITY;
+    uint32_t id = threadIdx.x;
+    bool bad = false;
+    for (uint32_t at = threadIdx.x; at < vocab; at += AHEAD * BT_CU_SAMPLE_THREADS) {
+        float v[AHEAD];
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            uint32_t i = at + k * BT_CU_SAMPLE_THREADS;
+            v[k] = i < vocab ? l[i] : -INFINITY;
+        }
+        for (uint32_t k = 0; k < AHEAD; k++) { /* the first of equal ones stays */
+            bad |= !(v[k] < INFINITY);         /* NaN too */
+            id = v[k] > top ? at + k * BT_CU_SAMPLE_THREADS : id;
+            top = v[k] > top ? v[k] : top;
+        }
+    }
+    bad = __syncthreads_or(bad);
+    *top_p = block_max64(threadIdx.x < vocab ? sample_key(top, id) : 0);
+    return !bad && l[sample_key_id(*top_p)] > -INFINITY;
+}
+
+/* Which ids may be drawn. Those without a token are mostly the last ones, which a shorter row
+ * leaves out at no cost; only holes before them are looked up. */
+struct sample_ids {
+    const uint32_t *known; /* bits; NULL: no holes below end */
+    uint32_t n, end;
+};
+static __device__ struct sample_ids sample_ids_of(const struct bt_cu_sampling *a)
+{
+    struct sample_ids ids = {0, a->vocab, a->vocab};
+    if (a->known) {
+        ids.n = a->n_known;
+        ids.end = a->end_known;
+        ids.known = ids.n < ids.end ? a->known : 0;
+    }
+    return ids;
+}
+static __device__ bool sample_bit(const uint32_t *bits, uint32_t i)
+{
+    return !bits || (bits[i / 32] >> i % 32 & 1);
+}
+
+/* This thread's largest key below `below`; 0: none. */
+static __device__ sample_u64 sample_next(const float *l, const struct sample_ids *ids,
+                                         sample_u64 below)
+{
+    sample_u64 best = 0;
+    for (uint32_t i = threadIdx.x; i < ids->end; i += BT_CU_SAMPLE_THREADS) {
+        sample_u64 key = sample_key(l[i], i);
+        best = key < below && sample_bit(ids->known, i) ? sample_max(best, key) : best;
+    }
+    return best;
+}
+
+/* Writes the n most likely tokens; only the thread that had the last one looks for its next. */
+static __device__ void sample_top_n(const float *l, const struct sample_ids *ids, double lse,
+                                    uint32_t n, struct bt_cu_drawn *out)
+{
+    sample_u64 mine = sample_next(l, ids, SAMPLE_ALL);
+    n = n < ids->n ? n : ids->n;
+    for (uint32_t i = 0; i < n; i++) {
+        sample_u64 top = block_max64(mine);
+        if (mine == top) {
+            uint32_t id = sample_key_id(top);
+            out->top_id[i] = id;
+            out->top_logprob[i] = (float)(l[id] - lse);
+            mine = sample_next(l, ids, top);
+        }
+    }
+}
+
+static __device__ double sample_log_sum(const float *l, uint32_t vocab, float max)
+{
+    sample_u64 sum = 0, total;
+    for (uint32_t i = threadIdx.x; i < vocab; i += BT_CU_SAMPLE_THREADS) {
+        sum += sample_weight(l[i] - max);
+    }
+    block_scan64(sum, &total);
+    return max + log((double)total * 0x1p-44);
+}
+
+/* Mask, bias, minimum length, penalties: from l to the row's own v. */
+static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
+                                     const struct sample_ids *ids, const float *l, float *v)
+{
+    uint32_t words = (a->vocab + 31) / 32;
+    const uint32_t *mask = a->mask ? a->mask + (size_t)w->row * words : NULL;
+    for (uint32_t i = threadIdx.x; i < a->vocab; i += BT_CU_SAMPLE_THREADS) {
+        v[i] = sample_bit(mask, i) && sample_bit(ids->known, i) ? l[i] : -INFINITY;
+    }
+    __syncthreads();
+    const struct bt_cu_bias *bias = a->bias + (size_t)w->slot * BT_CU_BIAS_MAX;
+    for (uint32_t i = threadIdx.x; i < w->n_bias; i += BT_CU_SAMPLE_THREADS) {
+        atomicAdd(&v[bias[i].id], bias[i].value); /* an id may come twice */
+    }
+    __syncthreads();
+    if (threadIdx.x < w->n_banned && w->banned[threadIdx.x] < a->vocab) {
+        v[w->banned[threadIdx.x]] = -INFINITY;
+    }
+    __syncthreads();
+    const uint32_t *counts = a->counts + (size_t)w->slot * a->vocab;
+    for (uint32_t i = threadIdx.x; w->penalties && i < a->vocab; i += BT_CU_SAMPLE_THREADS) {
+        uint32_t c = counts[i], n = c & ~BT_CU_COUNT_PROMPT;
+        if (c) {
+            float x = v[i];
+            x = x > 0 ? x / w->repetition : __fmul_rn(x, w->repetition);
+            if (n) {
+                x = __fsub_rn(x, __fadd_rn(__fmul_rn(w->frequency, (float)n), w->presence));
+            }
+            v[i] = x;
+        }
+    }
+    __syncthreads();
+}
+
+/* The token of an adjusted row, below end; a's vocab: none can be chosen. */
+static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
+                                         uint32_t end, const float *v, sample_u64 top)
+{
+    const struct sample_row r = {v, end, v[sample_key_id(top)], w->inv_temperature, w->floor};
+    sample_u64 last = SAMPLE_ALL;
+    if (w->inv_temperature <= 0) {
+        return sample_key_id(top);
+    }
+    if (w->top_k && w->top_k < end) {
+        last = sample_cut(&r, last, false, w->top_k, 0);
+    }
+    if (w->top_p < 1) {
+        last = sample_cut(&r, last, true, 0, w->top_p);
+    }
+    sample_u64 best = sample_gumbel(&r, w, last);
+    return best ? sample_key_id(best) : a->vocab;
+}
+
+/* Draw `n` of a: all threads of a block. */
+static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
+{
+    __shared__ struct bt_cu_draw draw; /* the host's memory is far */
+    if (threadIdx.x == 0) {
+        draw = a->draws[n];
+    }
+    __syncthreads();
+    const struct bt_cu_draw *w = &draw;
+    struct bt_cu_drawn *out = &a->out[n];
+    const float *l = a->logits + (size_t)w->row * a->vocab, *raw = l;
+    const struct sample_ids ids = sample_ids_of(a);
+    sample_u64 top;
+    double lse = 0;
+    uint32_t token = a->vocab;
+    bool good = sample_row_top(l, a->vocab, &top);
+    if (good && w->logprobs >= 0) {
+        lse = sample_log_sum(l, a->vocab, l[sample_key_id(top)]);
+        sample_top_n(l, &ids, lse, (uint32_t)w->logprobs, out);
+    }
+    if (good && (a->mask || ids.known || w->n_bias || w->n_banned || w->penalties)) {
+        float *v = a->adjusted + (size_t)n * a->vocab;
+        sample_adjust(a, w, &ids, l, v);
+        l = v;
+        good = sample_row_top(l, ids.end, &top);
+    } else if (good && sample_key_id(top) >= ids.end) {
+        good = sample_row_top(l, ids.end, &top);
+    }
+    if (good) {
+        token = sample_choose(a, w, ids.end, l, top);
+    }
+    if (threadIdx.x == 0) {
+        good = token < a->vocab;
+        token = good ? token : 0;
+        out->token = token;
+        out->bad = !good;
+        out->logprob = good && w->logprobs >= 0 ? (float)(raw[token] - lse) : 0;
+        uint32_t n_top = w->logprobs > 0 ? (uint32_t)w->logprobs : 0;
+        out->n_top = !good ? 0 : n_top < ids.n ? n_top : ids.n;
+        a->last_token[w->slot] = (int32_t)token;
+        if (good && w->penalties) {
+            a->counts[(size_t)w->slot * a->vocab + token]++;
+        }
+    }
+}
+
+#endif

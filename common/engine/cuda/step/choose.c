@@ -1,0 +1,376 @@
+/* What takes each product, by timing at the start: cuBLASLt's algorithms, the ways of products of
+ * few rows, wide.h for prompts. Runs once in open, and waits for the device. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/engine/cuda/gemm/wide.h"
+#include "common/engine/cuda/step/step_priv.h"
+
+/* ---- cuBLASLt ---- */
+
+struct tuning {
+    struct bt_cu_products of;
+    const void *w[4][8]; /* weights of some layers */
+    uint32_t layers;
+};
+
+static bt_status_t tune_layer(struct bt_engine *e, const struct tuning *t, uint32_t m,
+                              uint32_t proposals)
+{
+    for (int p = 0; p < 4; p++) {
+        uint32_t n = t->of.n[p], k = t->of.k[p];
+        if (!bt_cu_gemv_fits(m, n, k)) {
+            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, t->w[p], t->layers, e->a, t->of.y[p], m, n, k,
+                                         p == 2, p % 2 == 1, proposals, e->compute));
+        }
+    }
+    return BT_OK;
+}
+
+static bt_status_t tune_head(struct bt_engine *e, uint32_t m)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const void *head = e->model.lm_head;
+    if (!bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
+        BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->a, e->logits, m, c->vocab, c->hidden,
+                                     false, false, BT_CU_GEMM_PROPOSALS, e->compute));
+    }
+    return BT_OK;
+}
+
+/* Algorithms by timing: for the batches of decode graphs in powers of two, for whole chunks, and
+ * among a few for each size between where tiles are few: cuBLASLt's first proposal for 448 rows
+ * took a fifth longer than the one for 512. */
+static bt_status_t tune(struct bt_engine *e)
+{
+    enum { FEW = 8 };
+    const struct bt_model_config *c = &e->model.config;
+    struct tuning t = {.of = bt_cu_layer_products(e), .layers = BT_MIN(c->layers, 8u)};
+    for (uint32_t i = 0; i < t.layers; i++) {
+        const struct bt_cu_layer *y = &e->model.layers[i];
+        const void *of_layer[4] = {y->qkv, y->o, y->gate_up, y->down};
+        for (int p = 0; p < 4; p++) {
+            t.w[p][i] = of_layer[p];
+        }
+    }
+    uint32_t most = e->host.info.max_rows, rows = BT_MAX(most, e->max_batch);
+    uint32_t graphs = BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
+    size_t in = (size_t)rows * BT_MAX(c->hidden, c->intermediate);
+    BT_CU_TRY(e, bt_cu_dummy_bf16(e->a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
+    bt_status_t st = BT_OK;
+    for (uint32_t m = 1; st == BT_OK && m <= graphs; m *= 2) {
+        st = tune_layer(e, &t, m, BT_CU_GEMM_PROPOSALS);
+        st = st == BT_OK ? tune_head(e, m) : st;
+    }
+    for (uint32_t m = BT_CU_SKINNY_ROWS + BT_CU_CLOSE_STEP;
+         st == BT_OK && m <= BT_MIN(rows, BT_CU_CLOSE_ROWS); m += BT_CU_CLOSE_STEP) {
+        bool done = m <= graphs && (m & (m - 1)) == 0;
+        st = done ? BT_OK : tune_layer(e, &t, m, FEW);
+    }
+    return st == BT_OK ? tune_layer(e, &t, most, BT_CU_GEMM_PROPOSALS) : st;
+}
+
+/* Runs each product once for each number of rows that has an algorithm of its own, so that no step
+ * waits for one to be chosen or loaded. */
+static bt_status_t meet(struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cu_products l = bt_cu_layer_products(e);
+    const struct bt_cu_layer *y = &e->model.layers[0];
+    const void *w[4] = {y->qkv, y->o, y->gate_up, y->down};
+    for (uint32_t m = 1; m <= e->host.info.max_rows; m = bt_cu_gemm_bucket(m + 1)) {
+        for (int p = 0; p < 4; p++) {
+            if (bt_cu_gemv_fits(m, l.n[p], l.k[p])) {
+                continue;
+            }
+            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[p], e->a, l.y[p], m, l.n[p], l.k[p], p == 2,
+                                        p % 2 == 1, e->compute));
+        }
+        if (m <= e->max_batch && !bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
+            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head, e->a, e->logits, m, c->vocab,
+                                        c->hidden, false, false, e->compute));
+        }
+    }
+    return BT_OK;
+}
+
+/* ---- ways of products of few rows, by timing ---- */
+
+#define TRIAL_LAYERS 4u /* their weights together are far more than the L2 cache */
+
+/* The products of some layers with the norms between them; another norm is in attention's place. */
+static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cu_products l = bt_cu_layer_products(e);
+    for (uint32_t i = 0; i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
+        const struct bt_cu_layer *y = &e->model.layers[i];
+        const float *norm[3] = {y->norm_attn, y->norm_attn, y->norm_mlp};
+        for (int p = 0; p < 3; p++) {
+            BT_CU_TRY(e,
+                      bt_cu_norm(e->x, NULL, norm[p], m, c->hidden, c->norm_eps, e->a, e->compute));
+            bt_status_t st =
+                p == 0   ? bt_cu_product(e, y->qkv, e->a, e->qkv, m, l.n[0], l.k[0], false, false)
+                : p == 1 ? bt_cu_product(e, y->o, e->o, e->x, m, l.n[1], l.k[1], false, true)
+                         : bt_cu_mlp(e, y, m);
+            if (st != BT_OK) {
+                return st;
+            }
+        }
+    }
+    return BT_OK;
+}
+
+static bt_status_t trial_head(struct bt_engine *e, uint32_t m)
+{
+    bt_status_t st = bt_cu_head(e, NULL, m);
+    return st == BT_OK ? bt_cu_head(e, NULL, m) : st;
+}
+
+typedef bt_status_t trial_fn(struct bt_engine *e, uint32_t m);
+
+static bt_status_t time_once(struct bt_engine *e, trial_fn *trial, uint32_t m, cudaEvent_t *ev,
+                             float *ms_p)
+{
+    BT_CU_TRY(e, cudaEventRecord(ev[0], e->compute));
+    bt_status_t st = trial(e, m);
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, cudaEventRecord(ev[1], e->compute));
+    BT_CU_TRY(e, cudaEventSynchronize(ev[1]));
+    BT_CU_TRY(e, cudaEventElapsedTime(ms_p, ev[0], ev[1]));
+    return BT_OK;
+}
+
+/* The least time of some runs in ms. */
+static bt_status_t time_trial(struct bt_engine *e, trial_fn *trial, uint32_t m, cudaEvent_t *ev,
+                              float *ms_p)
+{
+    enum { RUNS = 4 };
+    bt_status_t st = BT_OK;
+    *ms_p = INFINITY;
+    for (int i = 0; st == BT_OK && i < RUNS; i++) {
+        float ms = INFINITY;
+        st = time_once(e, trial, m, ev, &ms);
+        *ms_p = BT_MIN(*ms_p, ms);
+    }
+    return st;
+}
+
+/* The time in ms at the speed that it keeps: what takes long draws so much power that the clock
+ * falls within 0.2 s. heat: ms of runs, the second half of which count. */
+static bt_status_t time_hot(struct bt_engine *e, trial_fn *trial, uint32_t m, float heat,
+                            cudaEvent_t *ev, float *ms_p)
+{
+    const float little = 0.5f; /* ms; a run that heats nothing */
+    float spent = 0, sum = 0, n = 0;
+    bt_status_t st = time_trial(e, trial, m, ev, ms_p);
+    if (*ms_p < little) {
+        return st;
+    }
+    while (st == BT_OK && spent < heat) {
+        float ms = INFINITY;
+        st = time_once(e, trial, m, ev, &ms);
+        spent += ms;
+        sum += spent > heat / 2 ? ms : 0;
+        n += spent > heat / 2 ? 1 : 0;
+    }
+    *ms_p = sum / n;
+    return st;
+}
+
+/* Tries all ways of one product, the others as they are, and keeps the fastest. A way must be
+ * faster by half a percent, or the choice is noise. */
+static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint32_t k,
+                               enum bt_cu_skinny_end end, trial_fn *trial, cudaEvent_t *ev)
+{
+    int best = bt_cu_gemm_way(e->gemm, m, n, k, end), now = best;
+    float least, ms;
+    bool any = false;
+    for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
+        any |= bt_cu_skinny_fits(way, m, n, k);
+    }
+    if (!any) {
+        return BT_OK;
+    }
+    bt_status_t st = time_trial(e, trial, m, ev, &least);
+    for (int way = -1; st == BT_OK && way < (int)bt_cu_skinny_ways(); way++) {
+        if (way == now || (way >= 0 && !bt_cu_skinny_fits((uint32_t)way, m, n, k))) {
+            continue;
+        }
+        bt_cu_gemm_set_way(e->gemm, m, n, k, end, way);
+        st = time_trial(e, trial, m, ev, &ms);
+        if (st == BT_OK && ms < least * 0.995f) {
+            least = ms;
+            best = way;
+        }
+    }
+    bt_cu_gemm_set_way(e->gemm, m, n, k, end, best);
+    return st;
+}
+
+/* Which products of few rows skinny.h takes, timed in their surroundings: what counts is what they
+ * do while the kernels beside them run. The other algorithms are chosen. */
+static bt_status_t choose_ways(struct bt_engine *e)
+{
+    static const enum bt_cu_skinny_end ends[4] = {BT_CU_SKINNY_F32, BT_CU_SKINNY_ADD,
+                                                  BT_CU_SKINNY_SWIGLU, BT_CU_SKINNY_ADD};
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cu_products l = bt_cu_layer_products(e);
+    uint32_t most = BT_MIN(e->max_batch, (uint32_t)BT_CU_SKINNY_ROWS);
+    cudaEvent_t ev[2] = {0};
+    BT_CU_TRY(e, bt_cu_dummy_bf16(e->x, (size_t)most * c->hidden * 2, 1.0f, 2, e->compute));
+    BT_CU_TRY(e,
+              bt_cu_dummy_bf16(e->o, (size_t)most * c->heads * c->head_dim, 1.0f, 3, e->compute));
+    BT_CU_TRY(e, cudaEventCreate(&ev[0]));
+    cudaError_t ce = cudaEventCreate(&ev[1]);
+    bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event");
+    for (uint32_t m = 1; st == BT_OK && m <= most; m *= 2) {
+        for (int i = 0; st == BT_OK && i < 8; i++) { /* twice: each depends on its neighbours */
+            int p = 3 - i % 4;
+            st = try_product(e, m, l.n[p], l.k[p], ends[p], trial_layers, ev);
+        }
+        st = st == BT_OK ? try_product(e, m, c->vocab, c->hidden, BT_CU_SKINNY_F32, trial_head, ev)
+                         : st;
+    }
+    cudaEventDestroy(ev[0]);
+    if (ev[1]) {
+        cudaEventDestroy(ev[1]);
+    }
+    return st;
+}
+
+bt_status_t bt_cu_choose_products(struct bt_engine *e)
+{
+    bt_status_t st = tune(e);
+    st = st == BT_OK ? meet(e) : st;
+    return st == BT_OK ? choose_ways(e) : st;
+}
+
+/* ---- wide.h or cuBLASLt, by timing ---- */
+
+static bt_status_t trial_qkv(struct bt_engine *e, uint32_t m)
+{
+    const struct bt_cu_layout l = bt_cu_lay_out(e->host.info.max_rows, 0, 0, 0, 0);
+    const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+    bt_status_t st = BT_OK;
+    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(e->model.config.layers, TRIAL_LAYERS); i++) {
+        st = bt_cu_qkv(e, &e->model.layers[i], m, &in, 0);
+    }
+    return st;
+}
+static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
+{
+    bt_status_t st = BT_OK;
+    const struct bt_model_config *c = &e->model.config;
+    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
+        const struct bt_cu_layer *y = &e->model.layers[i];
+        BT_CU_TRY(e,
+                  bt_cu_norm(e->x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->a, e->compute));
+        st = bt_cu_mlp(e, y, m);
+    }
+    return st;
+}
+
+static bool wide_fits(const struct bt_engine *e, enum bt_cu_wide what, uint32_t m)
+{
+    const struct bt_cu_products p = bt_cu_layer_products(e);
+    int is = what == BT_CU_WIDE_QKV ? 0 : 2;
+    return bt_cu_wide_fits(m, p.n[is], p.k[is]);
+}
+
+/* Many rows: halves them for as long as wide.h is not slower. */
+static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, trial_fn *trial,
+                                  cudaEvent_t *ev)
+{
+    uint32_t best = UINT32_MAX;
+    float ms[2] = {0, 0}, heat = 250;
+    for (uint32_t m = e->host.info.max_rows; ms[1] <= ms[0] && m > BT_CU_CLOSE_ROWS; m /= 2) {
+        if (!wide_fits(e, what, m)) {
+            continue;
+        }
+        for (int own = 0; own < 2; own++) {
+            e->wide_from[what] = own ? 1 : UINT32_MAX;
+            bt_status_t st = time_hot(e, trial, m, heat, ev, &ms[own]);
+            if (st != BT_OK) {
+                return st;
+            }
+        }
+        best = ms[1] <= ms[0] ? m : best;
+        heat = 60; /* it is hot by now */
+    }
+    e->wide_from[what] = best;
+    return BT_OK;
+}
+
+/* Fewer rows: each size by itself. */
+static bt_status_t find_wide_at(struct bt_engine *e, enum bt_cu_wide what, trial_fn *trial,
+                                cudaEvent_t *ev)
+{
+    uint32_t most = BT_MIN(e->host.info.max_rows, BT_CU_CLOSE_ROWS);
+    for (uint32_t m = BT_CU_SKINNY_ROWS + BT_CU_CLOSE_STEP; m <= most; m += BT_CU_CLOSE_STEP) {
+        bool *at = &e->wide_at[what][m / BT_CU_CLOSE_STEP];
+        float ms[2] = {0, 0};
+        for (int own = 0; own < 2 && wide_fits(e, what, m); own++) {
+            *at = own;
+            bt_status_t st = time_trial(e, trial, m, ev, &ms[own]);
+            if (st != BT_OK) {
+                return st;
+            }
+        }
+        *at = ms[1] < ms[0] * 0.995f;
+    }
+    return BT_OK;
+}
+
+/* Rows of slot 0, whose pages are all page 0 as yet, in rising positions; random activations. */
+static cudaError_t trial_inputs(struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t rows = e->host.info.max_rows, *pos = bt_malloc(rows * sizeof(*pos));
+    const struct bt_cu_layout l = bt_cu_lay_out(rows, 0, 0, 0, 0);
+    const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+    for (uint32_t i = 0; i < rows; i++) {
+        pos[i] = i % c->max_model_len;
+    }
+    cudaError_t ce = cudaMemset(in.slots, 0, rows * 4);
+    ce = ce == cudaSuccess ? cudaMemcpy(in.pos, pos, rows * 4, cudaMemcpyHostToDevice) : ce;
+    free(pos);
+    size_t wide = BT_MAX(c->hidden, c->intermediate);
+    ce = ce == cudaSuccess
+             ? bt_cu_dummy_bf16(e->x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
+             : ce;
+    return ce == cudaSuccess ? bt_cu_dummy_bf16(e->a, rows * wide, 1.0f, 4, e->compute) : ce;
+}
+
+bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
+{
+    cudaEvent_t ev[2] = {0};
+    cudaError_t ce = trial_inputs(e);
+    for (int i = 0; ce == cudaSuccess && i < 2; i++) {
+        ce = cudaEventCreate(&ev[i]);
+    }
+    bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "inputs");
+    for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
+        trial_fn *trial = i == BT_CU_WIDE_QKV ? trial_qkv : trial_mlp;
+        if (i != BT_CU_WIDE_QKV || !e->e4m3) {
+            st = find_wide_from(e, (enum bt_cu_wide)i, trial, ev);
+            st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trial, ev) : st;
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        if (ev[i]) {
+            cudaEventDestroy(ev[i]);
+        }
+    }
+    if (st == BT_OK) { /* as it was: what no token has written is finite */
+        ce = cudaMemsetAsync(e->kv, 0, e->host.info.layout.block_bytes, e->compute);
+        st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "first page");
+    }
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "engine cuda: timing of prompts' products: %s", e->fault);
+    }
+    return st;
+}

@@ -1,0 +1,143 @@
+/* A step's small inputs on the host: where each lies in one piece of memory, and what the rows of a
+ * batch put there. Owner thread: the engine's. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/step/step_priv.h"
+
+static size_t put(size_t *at, size_t bytes)
+{
+    size_t here = *at;
+    *at = BT_ALIGN_UP(here + bytes, (size_t)64);
+    return here;
+}
+
+struct bt_cu_layout bt_cu_lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted,
+                                  uint32_t items, uint32_t spans)
+{
+    struct bt_cu_layout l = {
+        .tokens = tokens, .singles = singles, .wanted = wanted, .items = items, .spans = spans};
+    l.ids = put(&l.bytes, tokens * 4);
+    l.pos = put(&l.bytes, tokens * 4);
+    l.slots = put(&l.bytes, tokens * 4);
+    l.lens = put(&l.bytes, singles * 4);
+    l.rows = put(&l.bytes, wanted * 4);
+    l.item = put(&l.bytes, items * sizeof(struct bt_attn_item));
+    l.span = put(&l.bytes, spans * sizeof(struct bt_attn_span));
+    return l;
+}
+
+struct bt_cu_inputs bt_cu_inputs_at(const struct bt_cu_layout *l, uint8_t *p)
+{
+    return (struct bt_cu_inputs){(int32_t *)(p + l->ids),
+                                 (int32_t *)(p + l->pos),
+                                 (int32_t *)(p + l->slots),
+                                 (int32_t *)(p + l->lens),
+                                 (int32_t *)(p + l->rows),
+                                 (struct bt_attn_item *)(p + l->item),
+                                 (struct bt_attn_span *)(p + l->span)};
+}
+
+static int longest_first(const void *a, const void *b)
+{
+    const struct bt_attn_item *x = a, *y = b;
+    return (y->pos > x->pos) - (y->pos < x->pos);
+}
+
+static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
+                       const struct bt_cu_inputs *in)
+{
+    const struct bt_host_slot *s = &e->host.slots[row->slot];
+    uint32_t pos = bt_host_row_pos(&e->host, row);
+    in->ids[at] = row->tokens             ? (int32_t)row->tokens[0]
+                  : e->pending[row->slot] ? BT_CU_ID_LAST
+                                          : (int32_t)s->tokens[s->n_tokens - 1];
+    in->pos[at] = (int32_t)pos;
+    in->slots[at] = (int32_t)row->slot;
+    in->lens[at] = (int32_t)pos + 1;
+}
+
+/* The group that a chunk of so many pages belongs to: e4m3 pages are expanded side by side, as many
+ * as there is room for. */
+static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32_t n_items)
+{
+    struct bt_cu_group *g = e->n_groups ? &e->groups[e->n_groups - 1] : NULL;
+    if (!g || (e->e4m3 && g->pages + pages > e->wide_pages)) {
+        uint32_t span = g ? g->span + g->n_spans : 0;
+        g = &e->groups[e->n_groups++];
+        *g = (struct bt_cu_group){.item = n_items, .span = span};
+    }
+    return g;
+}
+
+static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
+                      const struct bt_cu_inputs *in, uint32_t *n_items)
+{
+    uint32_t pos = bt_host_row_pos(&e->host, row), per = bt_attn_prefill_tokens(e->attn);
+    uint32_t pages = BT_DIV_UP(pos + row->n, e->host.info.layout.page_tokens);
+    struct bt_cu_group *g = group_for(e, pages, *n_items);
+    int32_t slot = (int32_t)row->slot;
+    if (e->e4m3) { /* the wide pages' table is the same for all: a slot is its first page */
+        in->spans[g->span + g->n_spans++] = (struct bt_attn_span){slot, (int32_t)g->pages};
+        slot = (int32_t)g->pages;
+        g->pages += pages;
+    }
+    g->n_items += BT_DIV_UP(row->n, per);
+    for (uint32_t i = 0; i < row->n; i++) {
+        in->ids[at + i] = (int32_t)row->tokens[i];
+        in->pos[at + i] = (int32_t)(pos + i);
+        in->slots[at + i] = (int32_t)row->slot;
+    }
+    for (uint32_t i = 0; i < row->n; i += per) {
+        in->items[(*n_items)++] = (struct bt_attn_item){.row = (int32_t)(at + i),
+                                                        .n = (int32_t)BT_MIN(per, row->n - i),
+                                                        .pos = (int32_t)(pos + i),
+                                                        .slot = slot,
+                                                        .len = (int32_t)(pos + row->n)};
+    }
+}
+
+/* Rows in the batch's order get their samples; their logits lie in the same order. */
+void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
+                       const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
+                       struct bt_host_ticket *t)
+{
+    uint32_t single = 0, chunk = l->singles, n_items = 0, sample = 0;
+    e->n_groups = 0;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        uint32_t last;
+        if (row->n == 1) {
+            last = single++;
+            put_single(e, row, last, in);
+        } else {
+            put_chunk(e, row, chunk, in, &n_items);
+            chunk += row->n;
+            last = chunk - 1;
+        }
+        if (row->flags & BT_ROW_SAMPLE) {
+            const struct bt_host_sample want = {
+                .slot = row->slot, .pos = (uint32_t)in->pos[last] + 1, .row = sample};
+            in->rows[sample++] = (int32_t)last;
+            bt_host_ticket_sample(t, &want);
+        }
+    }
+    t->n_rows = sample;
+    for (uint32_t i = 0; i < e->n_groups; i++) {
+        const struct bt_cu_group *g = &e->groups[i];
+        qsort(in->items + g->item, g->n_items, sizeof(*in->items), longest_first);
+    }
+}
+
+/* Sequences of the graph that are not there: no slot, no KV, logits that nobody reads. */
+void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *in, uint32_t from,
+                      uint32_t wanted)
+{
+    for (uint32_t i = from; i < l->singles; i++) {
+        in->ids[i] = in->pos[i] = in->lens[i] = 0;
+        in->slots[i] = -1;
+    }
+    for (uint32_t i = wanted; i < l->wanted; i++) {
+        in->rows[i] = 0;
+    }
+}

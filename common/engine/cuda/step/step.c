@@ -1,0 +1,371 @@
+/* One forward step on the device: ragged rows of prompt chunks and single tokens over paged KV.
+ * Steps of single tokens alone are replayed as CUDA graphs, one per size of batch (bucket_of);
+ * others are launched kernel by kernel, with the flows' events between the layers. Owner thread:
+ * the engine's. Nothing here waits for the device, but for staging memory of a step long past. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/ranges.h"
+#include "common/engine/cuda/step/step_priv.h"
+
+#define FETCH_MAX 16384u /* bytes of inputs that a kernel fetches */
+
+static void *take(size_t bytes, cudaError_t *e)
+{
+    void *p = NULL;
+    if (*e == cudaSuccess) {
+        *e = cudaMalloc(&p, bytes);
+    }
+    return p;
+}
+
+static cudaError_t fill_rope(struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t d = c->head_dim, half = d / 2;
+    float *inv = bt_malloc(half * sizeof(*inv));
+    float *cs = bt_malloc((size_t)c->max_model_len * d * sizeof(*cs));
+    bt_model_rope_inv_freq(c, inv);
+    for (uint32_t p = 0; p < c->max_model_len; p++) {
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float)p * inv[i];
+            cs[(size_t)p * d + i] = (float)cos((double)angle);
+            cs[(size_t)p * d + half + i] = (float)sin((double)angle);
+        }
+    }
+    cudaError_t err =
+        cudaMemcpy(e->rope, cs, (size_t)c->max_model_len * d * 4, cudaMemcpyHostToDevice);
+    free(inv);
+    free(cs);
+    return err;
+}
+
+void bt_cu_step_close(struct bt_engine *e)
+{
+    void *all[] = {e->step, e->rope, e->x,      e->qkv,   e->q,          e->o,
+                   e->a,    e->gu,   e->logits, e->table, e->last_token, e->out_rows};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        cudaFree(all[i]);
+    }
+    free(e->groups);
+    for (int i = 0; i < BT_CU_STAGING; i++) {
+        cudaFreeHost(e->staging[i].host);
+        if (e->staging[i].sent) {
+            cudaEventDestroy(e->staging[i].sent);
+        }
+    }
+    for (uint32_t i = 0; i < BT_CU_BUCKETS; i++) {
+        if (e->graphs[i]) {
+            cudaGraphExecDestroy(e->graphs[i]);
+        }
+    }
+}
+
+/* ---- open ---- */
+
+bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_engine_info *info = &e->host.info;
+    size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
+    size_t qkv = q + (size_t)2 * c->kv_heads * c->head_dim;
+    struct bt_cu_layout all = bt_cu_lay_out((uint32_t)rows, e->max_batch, info->max_slots,
+                                            info->max_rows + info->max_slots, info->max_rows);
+    cudaError_t ce = cudaSuccess;
+    for (int i = 0; i < BT_CU_WIDES; i++) {
+        e->wide_from[i] = UINT32_MAX;
+    }
+    e->step_bytes = all.bytes;
+    e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
+    e->step = take(all.bytes, &ce);
+    e->rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
+    e->x = take(rows * c->hidden * 4, &ce);
+    e->qkv = take(rows * qkv * 4, &ce);
+    e->q = take(rows * q * 2, &ce);
+    e->o = take(rows * q * 2, &ce);
+    e->a = take(rows * BT_MAX(c->hidden, c->intermediate) * 2, &ce);
+    e->gu = take(rows * 2 * c->intermediate * 2, &ce);
+    e->logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
+    e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
+    e->last_token = take(info->max_slots * 4, &ce);
+    e->out_rows = take(e->max_batch * 4, &ce);
+    if (ce == cudaSuccess) {
+        ce = cudaMemset(e->table, 0, (size_t)info->max_slots * e->host.max_pages_of_slot * 4);
+    }
+    if (ce == cudaSuccess) {
+        ce = fill_rope(e);
+    }
+    for (int i = 0; ce == cudaSuccess && i < BT_CU_STAGING; i++) {
+        ce = cudaMallocHost((void **)&e->staging[i].host, all.bytes);
+        if (ce == cudaSuccess) {
+            ce = cudaEventCreateWithFlags(&e->staging[i].sent, cudaEventDisableTiming);
+        }
+    }
+    if (ce != cudaSuccess) {
+        snprintf(err, err_cap,
+                 "engine: memory for steps of %u tokens and %u sequences: %s; lower "
+                 "the step size or max_slots",
+                 info->max_rows, info->max_slots, cudaGetErrorString(ce));
+        return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
+    }
+    if (bt_cu_choose_products(e) != BT_OK) {
+        snprintf(err, err_cap, "engine cuda: timing of products: %s", e->fault);
+        return BT_ERR_DEVICE;
+    }
+    return BT_OK;
+}
+
+/* ---- a layer ---- */
+
+static bt_status_t attention(struct bt_engine *e, const struct bt_cu_layout *l,
+                             const struct bt_cu_inputs *in, uint32_t layer_row)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t q = c->heads * c->head_dim, stride = e->host.max_pages_of_slot;
+    if (l->singles) {
+        const struct bt_attn_decode d = {e->q,     e->o,      q,        q,      l->singles,
+                                         in->lens, in->slots, e->table, stride, true};
+        BT_CU_TRY(e, bt_attn_decode(e->attn, &d, layer_row, e->compute));
+    }
+    for (uint32_t i = 0; l->items && i < e->n_groups; i++) {
+        const struct bt_cu_group *g = &e->groups[i];
+        struct bt_attn_prefill f = {.q = e->q,
+                                    .out = e->o,
+                                    .q_stride = q,
+                                    .out_stride = q,
+                                    .rows = l->tokens,
+                                    .items = in->items + g->item,
+                                    .n_items = g->n_items,
+                                    .table = e->table,
+                                    .table_stride = stride};
+        if (!e->e4m3) {
+            BT_CU_TRY(e, bt_attn_prefill(e->attn, &f, layer_row, e->compute));
+            continue;
+        }
+        BT_CU_TRY(e, bt_attn_expand(e->attn, layer_row, e->wide, in->spans + g->span, g->n_spans,
+                                    g->pages, e->table, stride, e->compute));
+        f.table = e->wide_table;
+        f.table_stride = 1;
+        BT_CU_TRY(e, bt_attn_prefill(e->wide_attn, &f, 0, e->compute));
+    }
+    return BT_OK;
+}
+
+/* b NULL: no flows (a graph). */
+static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *b,
+                             const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
+                             uint32_t layer)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_cu_layer *y = &e->model.layers[layer];
+    uint32_t n = l->tokens, q = c->heads * c->head_dim, bytes;
+    uint32_t kv_row = (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) /
+                                 bt_kv_row_bytes(&e->host.info.layout.groups[0]));
+    bt_status_t st = b ? bt_cu_layer_wait(e, b, layer) : BT_OK;
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_attn, n, c->hidden, c->norm_eps, e->a, e->compute));
+    st = bt_cu_qkv(e, y, n, in, kv_row);
+    st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
+    st = st == BT_OK ? attention(e, l, in, kv_row) : st;
+    st = st == BT_OK ? bt_cu_product(e, y->o, e->o, e->x, n, c->hidden, q, false, true) : st;
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_mlp, n, c->hidden, c->norm_eps, e->a, e->compute));
+    return bt_cu_mlp(e, y, n);
+}
+
+static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *b,
+                             const struct bt_cu_layout *l, const struct bt_cu_inputs *in)
+{
+    const struct bt_model_config *c = &e->model.config;
+    /* In this order: embed is launched in the plain way, so it begins when the plan, the step's
+     * inputs and the KV of earlier steps are there. What follows begins early (mma.cuh), but never
+     * before the kernel in front has begun, so decode attention may read all these before it waits
+     * (attention.h). A flow's wait is in front of its layer's first kernel, for the same reason. */
+    if (l->singles) {
+        BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
+    }
+    BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed, l->tokens,
+                             c->hidden, e->x, e->compute));
+    for (uint32_t i = 0; i < c->layers; i++) {
+        bt_cu_range_push("layer", i);
+        bt_status_t st = run_layer(e, b, l, in, i);
+        bt_cu_range_pop();
+        if (st != BT_OK) {
+            return st;
+        }
+    }
+    return l->wanted ? bt_cu_head(e, in->rows, l->wanted) : BT_OK;
+}
+
+/* ---- prompt logprobs: rare, so the host waits for them ---- */
+
+static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_batch *b,
+                                   const struct bt_cu_layout *l, struct bt_host_ticket *t)
+{
+    uint32_t vocab = e->model.config.vocab, chunk = l->singles, single = 0, out = 0, total = 0;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        total += bt_host_row_prompt_outs(&e->host, &b->rows[r]);
+    }
+    if (total == 0) {
+        return BT_OK;
+    }
+    bt_host_ticket_outs(t, total);
+    float *logits = bt_malloc((size_t)e->max_batch * vocab * sizeof(*logits));
+    int32_t *rows = bt_malloc(e->max_batch * sizeof(*rows));
+    bt_status_t st = BT_OK;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        uint32_t first = row->n == 1 ? single++ : chunk, n = bt_host_row_prompt_outs(&e->host, row);
+        chunk += row->n == 1 ? 0 : row->n;
+        for (uint32_t at = 0; st == BT_OK && at < n; at += e->max_batch) {
+            uint32_t m = BT_MIN(n - at, e->max_batch), pos = bt_host_row_pos(&e->host, row) + at;
+            for (uint32_t i = 0; i < m; i++) {
+                rows[i] = (int32_t)(first + at + i);
+            }
+            cudaError_t ce =
+                cudaMemcpyAsync(e->out_rows, rows, m * 4, cudaMemcpyHostToDevice, e->compute);
+            st = ce == cudaSuccess ? bt_cu_head(e, e->out_rows, m)
+                                   : bt_cu_fail(e, ce, "prompt rows");
+            if (st == BT_OK) {
+                ce = cudaMemcpyAsync(logits, e->logits, (size_t)m * vocab * 4,
+                                     cudaMemcpyDeviceToHost, e->compute);
+                ce = ce == cudaSuccess ? cudaStreamSynchronize(e->compute) : ce;
+                st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "prompt logits");
+            }
+            for (uint32_t i = 0; st == BT_OK && i < m; i++) {
+                bt_host_prompt_out(&e->host, row->slot, pos + i + 1, logits + (size_t)i * vocab,
+                                   &t->out[out++]);
+            }
+        }
+    }
+    free(logits);
+    free(rows);
+    return st;
+}
+
+/* ---- a step ---- */
+
+/* How many sequences the graph for n has. Up to 128 a product costs its weights' bytes, so that few
+ * sizes do; beyond, each row costs. */
+static uint32_t bucket_of(uint32_t n, int *index_p)
+{
+    uint32_t bucket = 1;
+    int index = 0;
+    while (bucket < n) {
+        bucket += bucket < BT_CU_SKINNY_ROWS ? bucket : BT_CU_CLOSE_STEP;
+        index++;
+    }
+    *index_p = index;
+    return bucket;
+}
+
+/* A graph for `bucket` single tokens, captured at its first use. */
+static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
+{
+    if (e->graphs[index]) {
+        return BT_OK;
+    }
+    struct bt_cu_layout l = bt_cu_lay_out(bucket, bucket, bucket, 0, 0);
+    struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+    cudaGraph_t g = NULL;
+    BT_CU_TRY(e, cudaStreamBeginCapture(e->compute, cudaStreamCaptureModeThreadLocal));
+    bt_status_t st = run_model(e, NULL, &l, &in);
+    cudaError_t ce = cudaStreamEndCapture(e->compute, &g);
+    if (st == BT_OK && ce == cudaSuccess) {
+        ce = cudaGraphInstantiate(&e->graphs[index], g, 0);
+    }
+    if (g) {
+        cudaGraphDestroy(g);
+    }
+    return st == BT_OK && ce != cudaSuccess ? bt_cu_fail(e, ce, "capture of a decode step") : st;
+}
+
+static bool decode_only(const struct bt_engine *e, const struct bt_engine_batch *b)
+{
+    bool flat = b->n_rows > 0 && b->n_rows <= BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
+    for (uint32_t r = 0; flat && r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        flat = row->n == 1 && !row->wait.flow && !row->fire.flow &&
+               !(row->flags & BT_ROW_PROMPT_LOGPROBS);
+    }
+    return flat;
+}
+
+static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch *b,
+                               const struct bt_cu_layout *l, struct bt_host_ticket *t)
+{
+    struct bt_cu_staging *s = &e->staging[e->next_staging++ % BT_CU_STAGING];
+    if (s->used) {
+        BT_CU_TRY(e, cudaEventSynchronize(s->sent));
+    }
+    struct bt_cu_inputs in = bt_cu_inputs_at(l, s->host);
+    bt_cu_inputs_fill(e, b, l, &in, t);
+    bt_cu_inputs_pad(l, &in, l->items ? l->singles : b->n_rows, t->n_rows);
+    if (l->bytes <= FETCH_MAX) { /* between two kernels the copy engine takes 10 us longer */
+        BT_CU_TRY(e, bt_cu_fetch(s->host, e->step, l->bytes, e->compute));
+    } else {
+        BT_CU_TRY(e,
+                  cudaMemcpyAsync(e->step, s->host, l->bytes, cudaMemcpyHostToDevice, e->compute));
+    }
+    BT_CU_TRY(e, cudaEventRecord(s->sent, e->compute));
+    s->used = true;
+    return BT_OK;
+}
+
+static struct bt_cu_layout batch_layout(const struct bt_engine *e, const struct bt_engine_batch *b,
+                                        uint32_t n_tokens)
+{
+    uint32_t singles = 0, wanted = 0, items = 0, chunks = 0, per = bt_attn_prefill_tokens(e->attn);
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        singles += b->rows[r].n == 1;
+        wanted += b->rows[r].flags & BT_ROW_SAMPLE ? 1 : 0;
+        items += b->rows[r].n == 1 ? 0 : BT_DIV_UP(b->rows[r].n, per);
+        chunks += b->rows[r].n > 1;
+    }
+    return bt_cu_lay_out(n_tokens, singles, wanted, items, e->e4m3 ? chunks : 0);
+}
+
+static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                           struct bt_host_ticket *t)
+{
+    struct bt_cu_layout l;
+    bt_status_t st;
+    if (decode_only(e, b)) {
+        int index;
+        uint32_t bucket = BT_MIN(bucket_of(b->n_rows, &index), e->max_batch);
+        l = bt_cu_lay_out(bucket, bucket, bucket, 0, 0);
+        st = graph_for(e, bucket, index);
+        st = st == BT_OK ? send_inputs(e, b, &l, t) : st;
+        if (st == BT_OK) {
+            BT_CU_TRY(e, cudaGraphLaunch(e->graphs[index], e->compute));
+        }
+    } else {
+        l = batch_layout(e, b, n_tokens);
+        st = send_inputs(e, b, &l, t);
+        struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+        st = st == BT_OK ? run_model(e, b, &l, &in) : st;
+        st = st == BT_OK ? prompt_logprobs(e, b, &l, t) : st;
+        if (st == BT_OK && t->n_out && l.wanted) { /* they overwrote the sample's logits */
+            st = bt_cu_head(e, in.rows, l.wanted);
+        }
+    }
+    return st == BT_OK ? bt_cu_step_end(e, b) : st;
+}
+
+bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                           struct bt_host_ticket *t)
+{
+    if (n_tokens == 0) {
+        return BT_OK;
+    }
+    bt_cu_range_push("step", n_tokens);
+    bt_status_t st = enqueue(e, b, n_tokens, t);
+    bt_cu_range_pop();
+    return st;
+}

@@ -1,0 +1,61 @@
+/* Between a step's parts: inputs.c (what its rows are), products.c (its matrix products), choose.c
+ * (what takes them), step.c (the rest of the model, and when). */
+#ifndef BT_CUDA_STEP_PRIV_H
+#define BT_CUDA_STEP_PRIV_H
+
+#include "common/engine/cuda/cuda_priv.h"
+
+/* A step's small inputs, in one piece of memory laid out by its sizes: a graph's pointers depend on
+ * its batch alone. Single tokens come first, then the chunks. */
+struct bt_cu_layout {
+    uint32_t tokens, singles, wanted, items, spans;
+    size_t ids, pos, slots, lens, rows, item, span, bytes;
+};
+struct bt_cu_inputs { /* the same on the host or on the device */
+    int32_t *ids, *pos, *slots, *lens, *rows;
+    struct bt_attn_item *items;
+    struct bt_attn_span *spans;
+};
+
+/* A layer's products: QKV, o, gate and up, down. */
+struct bt_cu_products {
+    uint32_t n[4], k[4];
+    void *y[4];
+};
+
+/* ---- inputs.c ---- */
+
+/* tokens: rows of the model; singles: of them single tokens; wanted: rows whose logits are; items
+ * and spans: of attention.h. */
+struct bt_cu_layout bt_cu_lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted,
+                                  uint32_t items, uint32_t spans);
+struct bt_cu_inputs bt_cu_inputs_at(const struct bt_cu_layout *l, uint8_t *p);
+/* What b's rows are, in l's places; t learns which rows are sampled. */
+void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
+                       const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
+                       struct bt_host_ticket *t);
+/* Single tokens from `from` on, and logits' rows from `wanted` on, are padding. */
+void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *in, uint32_t from,
+                      uint32_t wanted);
+
+/* ---- products.c: ERR_DEVICE as everywhere ---- */
+
+struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e);
+/* y[m][n] (+)= a[m][k] * w[n][k]^T; y f32, or bf16 if so said. */
+bt_status_t bt_cu_product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
+                          uint32_t n, uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
+/* e->a -> queries in e->q, keys and values in their pages */
+bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n,
+                      const struct bt_cu_inputs *in, uint32_t layer_row) BT_MUST_CHECK;
+/* e->x += down(silu(gate(e->a)) * up(e->a)) */
+bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n) BT_MUST_CHECK;
+/* e->logits of rows (NULL: the first n) of e->x */
+bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n) BT_MUST_CHECK;
+
+/* ---- choose.c: once, in this order ---- */
+
+bt_status_t bt_cu_choose_products(struct bt_engine *e) BT_MUST_CHECK;
+/* What takes prompts' products: when there are pages, and before they hold anything. */
+bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
+
+#endif
