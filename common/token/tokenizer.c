@@ -60,6 +60,11 @@ bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *
     t->bpe->cache = bt_calloc(BT_WORD_CACHE, sizeof(*t->bpe->cache));
     t->pieces = bt_calloc(1, sizeof(*t->pieces));
     bt_status_t st = bt_token_read_file(path, FILE_MAX, &file, &e);
+    if (st == BT_ERR_NOT_FOUND) {
+        st = bt_token_fail(&e, st,
+                           "No such file; model.path must be a directory in Hugging Face form, "
+                           "with its tokenizer.json");
+    }
     if (st == BT_OK) {
         root = json_loadb(file.data == NULL ? "" : file.data, file.len,
                           JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);

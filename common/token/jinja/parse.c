@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 
 static struct j_node *parse_expr(struct j_compile *c);
 static struct j_node *parse_or(struct j_compile *c);

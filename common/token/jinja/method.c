@@ -2,7 +2,7 @@
  * dict in place or need more of Python are refused by name. */
 #include <string.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 #include "common/token/token_priv.h"
 
 /* ---- tests ---- */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/map.h"
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 
 #define SCAN_MAX 8 /* up to here comparing hashes in turn is as fast as an index */
 

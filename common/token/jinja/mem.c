@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 
 #define CHUNK 16384
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <wctype.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 #include "common/token/token_priv.h"
 
 void j_sb_put(struct j_render *r, struct j_sb *sb, const char *p, size_t n)

@@ -2,8 +2,8 @@
  * parser, evaluator, filters, tests and methods. A compiled template is immutable and may be
  * rendered by several threads; everything of one render lies on that render's arena, so that an
  * error can unwind by longjmp and leave nothing behind. */
-#ifndef BT_TOKEN_JINJA_PRIV_H
-#define BT_TOKEN_JINJA_PRIV_H
+#ifndef BT_TOKEN_JINJA_H
+#define BT_TOKEN_JINJA_H
 
 #include <jansson.h>
 #include <locale.h>
@@ -24,7 +24,7 @@
 #define J_FLOAT_WORK 2048u               /* of printing a float */
 #define J_SOURCE_MAX ((size_t)1 << 20)
 
-/* ---- jinja_mem.c ---- */
+/* ---- mem.c ---- */
 struct j_chunk;
 struct j_arena {
     struct j_chunk *chunks;
@@ -304,11 +304,11 @@ bool j_arg_bool(struct j_render *r, const struct j_call *c, size_t i, const char
 struct j_str j_arg_str(struct j_render *r, const struct j_call *c, size_t i, const char *name,
                        const char *missing);
 
-/* ---- jinja_call.c: functions, macros, operators ---- */
+/* ---- call.c: functions, macros, operators ---- */
 struct j_value j_global_call(struct j_render *r, struct j_str name, struct j_call *c);
 void j_call_add(struct j_render *r, struct j_call *c, struct j_value v);
 
-/* ---- jinja_dict.c ---- */
+/* ---- dict.c ---- */
 void j_dict_set(struct j_render *r, struct j_dict *d, struct j_value key, struct j_value v);
 const struct j_value *j_dict_get(struct j_render *r, const struct j_dict *d, struct j_value key);
 const struct j_value *j_dict_get_str(const struct j_dict *d, struct j_str key);
@@ -317,7 +317,7 @@ void j_scope_set(struct j_render *r, struct j_scope *s, struct j_str name, struc
 /* The variable of this name in s or around it; NULL if there is none. */
 const struct j_value *j_scope_get(struct j_render *r, const struct j_scope *s, struct j_str name);
 
-/* ---- jinja_value.c ---- */
+/* ---- value.c ---- */
 struct j_value j_undefined(const char *name);
 struct j_value j_none(void);
 struct j_value j_bool(bool b);
@@ -345,7 +345,7 @@ double j_num(struct j_value v);
 int64_t j_as_int(struct j_value v); /* of a bool or int */
 bool j_is_intlike(struct j_value v);
 
-/* ---- jinja_text.c: strings as Python sees them ---- */
+/* ---- text.c: strings as Python sees them ---- */
 void j_sb_put(struct j_render *r, struct j_sb *sb, const char *p, size_t n);
 void j_sb_str(struct j_render *r, struct j_sb *sb, struct j_str s);
 void j_sb_puts(struct j_render *r, struct j_sb *sb, const char *s);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 
 typedef struct j_value (*filter_fn)(struct j_render *r, struct j_value v, struct j_call *c);
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 
 enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
 

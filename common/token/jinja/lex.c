@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 #include "common/token/token_priv.h"
 
 struct lexer {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "common/token/jinja_priv.h"
+#include "common/token/jinja/jinja.h"
 #include "common/token/token_priv.h"
 
 struct j_value j_undefined(const char *name)
