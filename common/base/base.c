@@ -10,18 +10,48 @@
 #include <string.h>
 #include <sys/random.h>
 
+static void say_plainly(const char *ev, const char *why)
+{
+    fprintf(stderr, "ev=%s why=\"%s\"\n", ev, why);
+}
+
+static bt_last_say_fn say = say_plainly;
+static _Atomic bool said;
+
+bool bt_last_said(void)
+{
+    return said;
+}
+
+void bt_last_say(bt_last_say_fn fn)
+{
+    say = fn;
+}
+
+/* These are its last words: common/log/last_words.h has no more to say. */
+static void __attribute__((noreturn)) end(const char *ev, const char *fmt, ...)
+{
+    char why[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof(why), fmt, ap);
+    va_end(ap);
+    said = true;
+    say(ev, why);
+    abort();
+}
+
 void bt_assert_fail(const char *file, int line, const char *func, const char *expr)
 {
-    fprintf(stderr, "<2>ev=assert_failed file=%s line=%d func=%s expr=\"%s\"\n", file, line, func,
-            expr);
-    abort();
+    /* What a library could not allocate is no bug of whoever asserts that it could. */
+    end(errno == ENOMEM ? "out_of_memory" : "assert_failed", "%s:%d %s: %s", file, line, func,
+        expr);
 }
 
 static void *checked(void *p, size_t size)
 {
     if (p == NULL && size != 0) {
-        fprintf(stderr, "<2>ev=out_of_memory bytes=%zu\n", size);
-        abort();
+        end("out_of_memory", "no memory for %zu bytes", size);
     }
     return p;
 }

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/base/assert.h"
 #include "common/log/fields.h"
 
 #define READER_WAIT_MS 10 /* for a reader of stderr that is slow */
@@ -26,12 +27,40 @@ static pthread_mutex_t out_lock = PTHREAD_MUTEX_INITIALIZER; /* of stderr and ou
 static unsigned long out_lost;                               /* lines, since stderr last took one */
 static uint64_t out_waited_ns; /* when a wait in vain ended; 0: never */
 
+static void say_last(const char *ev, const char *why)
+{
+    BT_ERROR(ev, "why=%s", why);
+}
+
 void bt_log_init(const char *daemon, const char *node, bt_log_level_t level, bool json)
 {
     bt_log_value(log_daemon, sizeof(log_daemon), json, daemon);
     bt_log_value(log_node, sizeof(log_node), json, node);
     log_level = level;
     log_json = json;
+    bt_last_say(say_last);
+}
+
+void bt_log_settings_get(struct bt_log_settings *s_p)
+{
+    _Static_assert(sizeof(s_p->daemon) == sizeof(log_daemon) &&
+                       sizeof(s_p->node) == sizeof(log_node),
+                   "names fit");
+    memset(s_p, 0, sizeof(*s_p)); /* it travels as bytes */
+    memcpy(s_p->daemon, log_daemon, sizeof(log_daemon));
+    memcpy(s_p->node, log_node, sizeof(log_node));
+    s_p->level = log_level;
+    s_p->json = log_json;
+    s_p->prefix = log_prefix;
+}
+
+void bt_log_settings_set(const struct bt_log_settings *s)
+{
+    memcpy(log_daemon, s->daemon, sizeof(log_daemon));
+    memcpy(log_node, s->node, sizeof(log_node));
+    log_level = s->level;
+    log_json = s->json;
+    log_prefix = s->prefix;
 }
 
 bool bt_log_enabled(bt_log_level_t level)
@@ -60,11 +89,6 @@ bool bt_log_set_journal(const char *journal_stream)
         log_prefix = strcmp(mine, journal_stream) == 0;
     }
     return log_prefix;
-}
-
-const char *bt_log_q(const char *s)
-{
-    return s;
 }
 
 /* Writes a line of at most PIPE_BUF bytes, which a pipe takes whole; returns its length. */

@@ -26,12 +26,20 @@ bool bt_log_enabled(bt_log_level_t level);
  * whether lines have the prefix. */
 bool bt_log_set_journal(const char *journal_stream);
 
+/* How this process logs, for a process of its own program that is to log in the same way. */
+struct bt_log_settings {
+    char daemon[64], node[300]; /* as they stand in lines */
+    bt_log_level_t level;
+    bool json, prefix;
+};
+void bt_log_settings_get(struct bt_log_settings *s_p);
+void bt_log_settings_set(const struct bt_log_settings *s);
+
 /* BT_INFO("peer_up", "peer=%s incarnation=%llu", name, inc): fmt is key=value pairs separated by
  * spaces, each with a literal key. A value ends at the next space of fmt, whatever its arguments
  * contain. NULL for %s is written as "-". */
 void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-const char *bt_log_q(const char *s); /* returns s: the log quotes by itself */
 
 /* A line made in advance: what composes lines may not be called in a signal handler. */
 struct bt_log_line {

@@ -15,8 +15,9 @@ struct bt_metric {
     struct bt_metric *next; /* in order of registration */
     char *name, *labels, *help;
     metric_type_t type;
-    _Atomic uint64_t count; /* counter: value; histogram: observations */
-    _Atomic uint64_t bits;  /* gauge: value; histogram: sum; as the bits of a double */
+    _Atomic uint64_t *count; /* counter: value; histogram: observations. Mostly own_count */
+    _Atomic uint64_t own_count;
+    _Atomic uint64_t bits; /* gauge: value; histogram: sum; as the bits of a double */
     size_t n_bounds;
     double *bounds;
     _Atomic uint64_t *buckets; /* not cumulative; [n_bounds] is +Inf */
@@ -59,6 +60,7 @@ static struct bt_metric *add(struct bt_metrics *m, metric_type_t type, const cha
 {
     struct bt_metric *s = bt_calloc(1, sizeof(*s));
     s->type = type;
+    s->count = &s->own_count;
     s->name = bt_strdup(name);
     s->labels = bt_strdup(labels == NULL ? "" : labels);
     s->help = bt_strdup(help);
@@ -135,7 +137,21 @@ static uint64_t to_bits(double v)
 
 void bt_metric_add(struct bt_metric *s, uint64_t n)
 {
-    atomic_fetch_add_explicit(&s->count, n, memory_order_relaxed);
+    atomic_fetch_add_explicit(s->count, n, memory_order_relaxed);
+}
+
+void bt_metric_share(struct bt_metric *s, _Atomic uint64_t *at)
+{
+    BT_ASSERT(s->type == COUNTER);
+    _Atomic uint64_t *to = at != NULL ? at : &s->own_count;
+    uint64_t v = atomic_load(s->count);
+    if (to != s->count) {
+        if (at == NULL) {
+            atomic_store(&s->own_count, 0);
+        }
+        atomic_fetch_add_explicit(to, v, memory_order_relaxed);
+        s->count = to;
+    }
 }
 
 void bt_metric_set(struct bt_metric *s, double v)
@@ -150,7 +166,7 @@ void bt_metric_observe(struct bt_metric *s, double v)
         i++;
     }
     atomic_fetch_add_explicit(&s->buckets[i], 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(s->count, 1, memory_order_relaxed);
     uint64_t old = atomic_load_explicit(&s->bits, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&s->bits, &old, to_bits(from_bits(old) + v),
                                                   memory_order_relaxed, memory_order_relaxed)) {
@@ -159,7 +175,7 @@ void bt_metric_observe(struct bt_metric *s, double v)
 
 double bt_metric_value(const struct bt_metric *s)
 {
-    return s->type == COUNTER ? (double)atomic_load_explicit(&s->count, memory_order_relaxed)
+    return s->type == COUNTER ? (double)atomic_load_explicit(s->count, memory_order_relaxed)
                               : from_bits(atomic_load_explicit(&s->bits, memory_order_relaxed));
 }
 

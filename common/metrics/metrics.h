@@ -3,6 +3,7 @@
 #ifndef BT_METRICS_METRICS_H
 #define BT_METRICS_METRICS_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,7 +31,11 @@ struct bt_metric *bt_metrics_histogram(struct bt_metrics *m, const char *name, c
 char *bt_metrics_label(const char *name, const char *value);
 
 void bt_metric_add(struct bt_metric *s, uint64_t n); /* counter */
-void bt_metric_set(struct bt_metric *s, double v);   /* gauge */
+/* From now on the counter's value lies at `at`, which may be memory that another process adds to as
+ * well; what was counted so far is added to it. NULL: in the registry again, with the value that it
+ * has there. While no other thread uses the counter. */
+void bt_metric_share(struct bt_metric *s, _Atomic uint64_t *at);
+void bt_metric_set(struct bt_metric *s, double v); /* gauge */
 void bt_metric_observe(struct bt_metric *s, double v);
 double bt_metric_value(const struct bt_metric *s); /* counter or gauge */
 
