@@ -65,7 +65,7 @@ static void install(void)
     struct sigaction sa = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO};
     sigemptyset(&sa.sa_mask);
     if (sigaction(SIGBUS, &sa, &before) != 0) {
-        BT_WARN("slab_guard", "why=%s", bt_log_q("SIGBUS cannot be handled"));
+        BT_WARN("slab_guard", "why=%s", "SIGBUS cannot be handled");
     }
 }
 
@@ -77,10 +77,10 @@ void bt_slab_guard_add(const void *at, size_t bytes, const char *path)
         struct area *a = &areas[i];
         if (atomic_load(&a->at) == 0) {
             bt_log_line_prepare(
-                &a->line, BT_LOG_ERROR, "slab_cut", "path=%s why=%s", bt_log_q(path),
-                bt_log_q("the slab's file was cut while it is mapped: this process ends by "
-                         "SIGBUS. Find who writes to the file or shortens it (only its kvstore "
-                         "may), and start this daemon again: the kvstore makes a new slab"));
+                &a->line, BT_LOG_ERROR, "slab_cut", "path=%s why=%s", path,
+                "the slab's file was cut while it is mapped: this process ends by "
+                "SIGBUS. Find who writes to the file or shortens it (only its kvstore "
+                "may), and start this daemon again: the kvstore makes a new slab");
             atomic_store(&a->bytes, bytes);
             atomic_store_explicit(&a->at, (uintptr_t)at, memory_order_release);
             break;

@@ -154,7 +154,7 @@ static void local_refused(struct bt_local *l, bt_status_t st, const char *why)
 {
     char text[512];
     snprintf(text, sizeof(text), "%s", why);
-    BT_WARN("kvstore_refused", "status=%s why=%s", bt_status_name(st), bt_log_q(text));
+    BT_WARN("kvstore_refused", "status=%s why=%s", bt_status_name(st), text);
     enter(l);
     local_drop(l, REFUSED_RETRY_MS);
     if (!l->stopped) {
@@ -274,7 +274,7 @@ static void on_sock(void *arg, uint32_t events)
         }
         if (n <= 0) {
             BT_INFO("kvstore_detached", "socket=%s why=%s", l->path,
-                    bt_log_q(n == 0 ? "closed by the kvstore" : strerror(errno)));
+                    n == 0 ? "closed by the kvstore" : strerror(errno));
             local_drop(l, RETRY_MS);
             break;
         }
@@ -285,7 +285,7 @@ static void on_sock(void *arg, uint32_t events)
         } else {
             close_fds(fds, n_fds);
             if (m == NULL || l->state != LOCAL_ATTACHED) {
-                BT_WARN("kvstore_protocol", "what=%s", bt_log_q(why));
+                BT_WARN("kvstore_protocol", "what=%s", why);
                 local_drop(l, RETRY_MS);
             } else {
                 l->ops.on_message(l->arg, m);
@@ -357,7 +357,7 @@ static void local_connect(void *arg)
     memcpy(sa.sun_path, l->path, strlen(l->path) + 1);
     l->sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (l->sock < 0 || connect(l->sock, (struct sockaddr *)&sa, sizeof(sa)) != 0) {
-        BT_DEBUG("kvstore_connect", "socket=%s why=%s", l->path, bt_log_q(strerror(errno)));
+        BT_DEBUG("kvstore_connect", "socket=%s why=%s", l->path, strerror(errno));
         local_drop(l, RETRY_MS);
         return;
     }

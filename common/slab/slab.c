@@ -412,8 +412,10 @@ static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_byte
     return BT_OK;
 }
 
-bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct bt_kv_key *root,
-                        struct bt_slab **slab_p, char *err, size_t err_cap)
+/* rows: CRC rows are writable. */
+static bt_status_t slab_map(int fd, bool rows, const struct bt_kv_layout *layout,
+                            const struct bt_kv_key *root, struct bt_slab **slab_p, char *err,
+                            size_t err_cap)
 {
     struct stat stt;
     if (fstat(fd, &stt) != 0) {
@@ -455,8 +457,33 @@ bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct 
         free(s);
         return st;
     }
+    if (rows && mprotect(s->crcs, super.flows_off - super.crcs_off, PROT_READ | PROT_WRITE) != 0) {
+        slab_errf(err, err_cap, "cannot write the slab's CRCs: %s", strerror(errno));
+        bt_slab_unmap(s);
+        return BT_ERR_IO;
+    }
     *slab_p = s;
     return BT_OK;
+}
+
+bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct bt_kv_key *root,
+                        struct bt_slab **slab_p, char *err, size_t err_cap)
+{
+    return slab_map(fd, false, layout, root, slab_p, err, err_cap);
+}
+
+bt_status_t bt_slab_map_rows(int fd, const struct bt_kv_layout *layout,
+                             const struct bt_kv_key *root, struct bt_slab **slab_p, char *err,
+                             size_t err_cap)
+{
+    return slab_map(fd, true, layout, root, slab_p, err, err_cap);
+}
+
+int bt_slab_open_again(const struct bt_slab *s)
+{
+    char self[64];
+    snprintf(self, sizeof(self), "/proc/self/fd/%d", s->fd);
+    return open(self, O_RDWR | O_CLOEXEC);
 }
 
 /* ---- taking over ---- */

@@ -107,6 +107,12 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
  * root: ERR_MISMATCH names what differs. */
 bt_status_t bt_slab_map(int fd, const struct bt_kv_layout *layout, const struct bt_kv_key *root,
                         struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;
+/* The same for the process that moves KV for the kvstore: it may write CRC rows as well. */
+bt_status_t bt_slab_map_rows(int fd, const struct bt_kv_layout *layout,
+                             const struct bt_kv_key *root, struct bt_slab **slab_p, char *err,
+                             size_t err_cap) BT_MUST_CHECK;
+/* kvstore: a descriptor for another process, without the owner's lock; -1: the system refuses. */
+int bt_slab_open_again(const struct bt_slab *s);
 void bt_slab_unmap(struct bt_slab *s); /* both sides; the owner unlinks the file itself, before */
 /* kvstore: removes the slab's file, if it still is what path names. ERR_NOT_FOUND: there is nothing
  * of that name any more. ERR_EXISTS: something else is, and stays; err says so. ERR_IO: it cannot
