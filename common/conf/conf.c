@@ -9,6 +9,7 @@
 
 #include "common/conf/conf_priv.h"
 #include "common/conf/daemon.h"
+#include "common/log/last_words.h"
 
 #define SETS_MAX       256
 #define NAME_MAX_BYTES 128
@@ -86,7 +87,7 @@ static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, st
 
 struct pass {
     void *conf;
-    bool ok;
+    bool ok, missing; /* missing: a key that has no default */
 };
 
 static void set_default(void *arg, const struct bt_conf_row *row)
@@ -147,6 +148,7 @@ static void check_required(void *arg, const struct bt_conf_row *row)
     if (missing) {
         bt_conf_say("%s is required: set it in the file or with --set %s=...", row->key, row->key);
         p->ok = false;
+        p->missing = true;
     }
 }
 
@@ -329,21 +331,31 @@ static bool check_daemon(const struct bt_conf_schema *s, const void *conf)
 static bool fill(const struct bt_conf_schema *s, const struct args *a, const char *file, void *conf)
 {
     memset(conf, 0, s->conf_size);
-    struct pass p = {conf, true};
+    struct pass p = {.conf = conf, .ok = true};
+    bool whole = true;
     bt_conf_each(s, set_default, &p);
-    if (file != NULL && !bt_conf_read_file(s, file, conf)) {
+    if (file != NULL && !bt_conf_read_file(s, file, conf, &whole)) {
         p.ok = false;
+    }
+    if (!whole) {
+        return false; /* what is missing may stand where it could not be read */
     }
     bt_conf_each(s, set_from_env, &p);
     if (!apply_sets(s, a, conf)) {
         p.ok = false;
     }
     bt_conf_each(s, check_required, &p);
+    if (p.missing && file == NULL) {
+        bt_conf_say("no configuration file was read: there is no /etc/baton/%s.yaml, and --config "
+                    "names none (--print-example prints one)",
+                    s->daemon);
+    }
     return p.ok && check_common(conf) && check_daemon(s, conf);
 }
 
 bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *conf, int *exit_code)
 {
+    bt_log_last_words(); /* of what libraries do while the file is read */
     struct args a = {0};
     char path[256];
     memset(conf, 0, s->conf_size);

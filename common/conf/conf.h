@@ -83,6 +83,20 @@ extern const size_t bt_conf_common_len;
 bool bt_conf_look_dir(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_parent(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_listen(const char *key, const char *addr) BT_MUST_CHECK;
+/* Why a daemon could not listen on host:port just now, with the remedy. */
+void bt_conf_listen_why(const char *addr, char *why, size_t cap);
+/* If path exists: is it a directory that only this user can write (bt_conf_dir_private)? */
+bool bt_conf_look_own(const char *key, const char *path) BT_MUST_CHECK;
+
+struct stat;
+/* A file with a secret: is it of this user or of root, and neither readable for everybody nor
+ * writable for its group? False: why says what it is, and what to do. As postgres asks of its keys.
+ */
+bool bt_conf_secret_private(const struct stat *st, char *why, size_t cap) BT_MUST_CHECK;
+/* A directory that a daemon keeps its files in: OK if it is no symbolic link, of this user or of
+ * root, and writable for nobody else. ERR_NOT_FOUND: there is none. ERR_CONFIG, ERR_IO: why says
+ * what it is, and what to do. */
+bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap) BT_MUST_CHECK;
 
 /* Can it be part of etcd's keys, certificates, files and metrics: 1 to 128 letters, digits and the
  * signs . _ -, a letter or digit first? False: err says so of key. */

@@ -24,8 +24,8 @@ void bt_conf_bound_text(const struct bt_conf_row *row, double v, char *out, size
 /* Sets a LIST member from n strings. */
 void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *const *items,
                       size_t n);
-/* Reads the YAML file; errors "FILE:LINE: ..." on stderr. */
-bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf);
+/* Reads the YAML file; errors "FILE:LINE: ..." on stderr. *whole_p: it was read to its end. */
+bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf, bool *whole_p);
 void bt_conf_print_help(const struct bt_conf_schema *s);
 void bt_conf_print_example(const struct bt_conf_schema *s);
 void bt_conf_print_docs(const struct bt_conf_schema *s);

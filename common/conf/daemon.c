@@ -36,8 +36,8 @@ void bt_conf_reload_all(const struct bt_conf_schema *schema, void *conf, const c
         BT_INFO("reloaded", "log_level=%s", c->log_level);
     } else {
         BT_ERROR("reload_failed", "why=%s",
-                 bt_log_q("no file was given at start, or it has the mistakes that stand above; "
-                          "nothing has changed"));
+                 "no file was given at start, or it has the mistakes that stand above; "
+                 "nothing has changed");
     }
 }
 
@@ -46,6 +46,7 @@ void bt_conf_reload_all(const struct bt_conf_schema *schema, void *conf, const c
 bt_status_t bt_conf_secret_read(const char *path, struct bt_secret *s, char *err, size_t err_cap)
 {
     struct stat st;
+    char why[200];
     FILE *f = fopen(path, "re");
     memset(s, 0, sizeof(*s));
     if (f == NULL || fstat(fileno(f), &st) != 0) {
@@ -63,10 +64,9 @@ bt_status_t bt_conf_secret_read(const char *path, struct bt_secret *s, char *err
     }
     if (n == 0 || !good) {
         snprintf(err, err_cap, "%.200s must be a file of 1 to %d bytes", path, BT_SECRET_MAX);
-    } else if ((st.st_mode & S_IRWXO) != 0) {
+    } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
         good = false;
-        snprintf(err, err_cap, "%.200s is open to everybody (mode %04o): chmod o= it", path,
-                 st.st_mode & 07777u);
+        snprintf(err, err_cap, "%.200s: %s", path, why);
     }
     if (n == 0 || !good) {
         explicit_bzero(s, sizeof(*s));
@@ -84,7 +84,7 @@ bool bt_conf_secret(const struct bt_conf_common *c, struct bt_secret *s)
     memset(s, 0, sizeof(*s));
     if (c->kv_salt_file != NULL &&
         bt_conf_secret_read(c->kv_salt_file, s, err, sizeof(err)) != BT_OK) {
-        BT_ERROR("config", "key=kv.salt_file why=%s", bt_log_q(err));
+        BT_ERROR("config", "key=kv.salt_file why=%s", err);
         return false;
     }
     return true;

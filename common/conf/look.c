@@ -63,6 +63,41 @@ bool bt_conf_look_listen(const char *key, const char *addr)
     return error == 0;
 }
 
+void bt_conf_listen_why(const char *addr, char *why, size_t cap)
+{
+    char host[256];
+    const char *port;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *all = NULL;
+    int error = 0, one = 1;
+    bool any = addr == NULL || !split(addr, host, sizeof(host), &port) || host[0] == '\0' ||
+               strcmp(host, "*") == 0;
+    if (addr == NULL || getaddrinfo(any ? NULL : host, port, &hints, &all) != 0) {
+        snprintf(why, cap, "it is no address of this host: write host:port");
+        return;
+    }
+    for (const struct addrinfo *a = all; a != NULL && error == 0; a = a->ai_next) {
+        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+        if (fd < 0 || bind(fd, a->ai_addr, a->ai_addrlen) != 0) {
+            error = errno;
+        }
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    freeaddrinfo(all);
+    const char *remedy = error == EADDRINUSE
+                             ? "stop the process that has the port, or give another port (0: a "
+                               "free one)"
+                         : error == EACCES || error == EPERM
+                             ? "give a port from 1024 up, or the right to use lower ones "
+                               "(CAP_NET_BIND_SERVICE)"
+                         : error == EADDRNOTAVAIL ? "name an address of this host"
+                                                  : "the lines before this one say more";
+    snprintf(why, cap, "cannot listen there: %s; %s",
+             error != 0 ? strerror(error) : "it was refused", remedy);
+}
+
 bool bt_conf_look_dir(const char *key, const char *path, bool write)
 {
     struct stat st;
@@ -100,12 +135,60 @@ bool bt_conf_look_parent(const char *key, const char *path, bool write)
     return bt_conf_look_dir(key, up, write);
 }
 
+bool bt_conf_look_own(const char *key, const char *path)
+{
+    char why[512];
+    bool ok = bt_conf_dir_private(path, why, sizeof(why)) != BT_ERR_CONFIG;
+    if (!ok) {
+        bt_conf_say("%s: %s: %s", key, path, why);
+    }
+    return ok;
+}
+
+static bool look_file(const char *key, const char *path, bool secret)
+{
+    char why[256];
+    struct stat st;
+    if (path == NULL) {
+        return true;
+    }
+    if (stat(path, &st) != 0 || access(path, R_OK) != 0) {
+        snprintf(why, sizeof(why), "it cannot be read: %s", strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        snprintf(why, sizeof(why), "it is no file");
+    } else if (!secret || bt_conf_secret_private(&st, why, sizeof(why))) {
+        return true;
+    }
+    bt_conf_say("%s: %s: %s", key, path, why);
+    return false;
+}
+
+static bool look_tls(const struct bt_conf_common *c)
+{
+    const struct {
+        const char *key, *path;
+        bool secret;
+    } all[] = {{"cluster.tls.ca", c->cluster_tls_ca, false},
+               {"cluster.tls.cert", c->cluster_tls_cert, false},
+               {"cluster.tls.key", c->cluster_tls_key, true},
+               {"cluster.tls.revoked", c->cluster_tls_revoked, false},
+               {"etcd.tls.ca", c->etcd_tls_ca, false},
+               {"etcd.tls.cert", c->etcd_tls_cert, false},
+               {"etcd.tls.key", c->etcd_tls_key, true}};
+    bool ok = true;
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        ok = look_file(all[i].key, all[i].path, all[i].secret) && ok;
+    }
+    return ok;
+}
+
 bool bt_conf_look(const struct bt_conf_schema *s, const void *conf)
 {
     const struct bt_conf_common *c = conf;
     char err[1024] = "";
     bool ok = bt_conf_look_listen("rpc.listen", c->rpc_listen);
     ok = bt_conf_look_listen("http.listen", c->http_listen) && ok;
+    ok = look_tls(c) && ok;
     if (bt_conf_look_dir("model.path", c->model_path, false)) {
         if (s->look != NULL && !s->look(conf, err, sizeof(err))) {
             if (err[0] != '\0') {

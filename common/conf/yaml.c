@@ -39,8 +39,12 @@ __attribute__((format(printf, 3, 4))) static void complain(struct reader *r, siz
 static bool next(struct reader *r, yaml_event_t *ev)
 {
     if (!yaml_parser_parse(&r->parser, ev)) {
-        complain(r, r->parser.problem_mark.line, "not valid YAML: %s",
-                 r->parser.problem != NULL ? r->parser.problem : "cannot be read");
+        BT_ASSERT(r->parser.error != YAML_MEMORY_ERROR);
+        const char *what = r->parser.problem != NULL ? r->parser.problem : "cannot be read";
+        complain(r, r->parser.problem_mark.line, "not valid YAML: %s%s", what,
+                 strstr(what, "cannot start any token") != NULL
+                     ? " (YAML takes spaces, no tabs; values with special characters in quotes)"
+                     : "");
         return false;
     }
     return true;
@@ -55,6 +59,20 @@ static void full_key(const struct reader *r, char *out, size_t cap)
     }
 }
 
+static bool is_section(const struct reader *r, const char *key)
+{
+    size_t n = strlen(key);
+    for (size_t t = 0; r->schema->tables[t] != NULL; t++) {
+        for (size_t i = 0; i < r->schema->table_lens[t]; i++) {
+            const char *k = r->schema->tables[t][i].key;
+            if (n != 0 && strncmp(k, key, n) == 0 && k[n] == '.') {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 /* Row of the current key, complaining about unknown and repeated ones. */
 static const struct bt_conf_row *row_here(struct reader *r, size_t line)
 {
@@ -62,6 +80,11 @@ static const struct bt_conf_row *row_here(struct reader *r, size_t line)
     full_key(r, key, sizeof(key));
     const struct bt_conf_row *row = bt_conf_find(r->schema, key);
     if (row == NULL) {
+        if (is_section(r, key)) {
+            complain(r, line, "%s is a section, not a value: write its keys below it, indented",
+                     key);
+            return NULL;
+        }
         const char *near = bt_conf_suggest(r->schema, key);
         complain(r, line, "unknown key %s%s%s%s", key, near != NULL ? ", did you mean " : "",
                  near != NULL ? near : "", near != NULL ? "?" : "");
@@ -87,16 +110,7 @@ static bool empty_section(const struct reader *r, const yaml_event_t *ev)
         return false;
     }
     full_key(r, key, sizeof(key));
-    size_t n = strlen(key);
-    for (size_t t = 0; r->schema->tables[t] != NULL; t++) {
-        for (size_t i = 0; i < r->schema->table_lens[t]; i++) {
-            const char *k = r->schema->tables[t][i].key;
-            if (strncmp(k, key, n) == 0 && k[n] == '.') {
-                return true;
-            }
-        }
-    }
-    return false;
+    return is_section(r, key);
 }
 
 static void scalar(struct reader *r, const yaml_event_t *ev)
@@ -229,9 +243,10 @@ static bool document(struct reader *r)
     return false;
 }
 
-bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf)
+bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf, bool *whole_p)
 {
     struct stat st;
+    *whole_p = false;
     FILE *f = fopen(path, "re");
     if (f == NULL || fstat(fileno(f), &st) != 0) {
         bt_conf_say("%s: cannot be read: %s", path, strerror(errno));
@@ -250,8 +265,8 @@ bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *c
     struct reader r = {.schema = s, .path = path, .conf = conf, .ok = true};
     BT_ASSERT(yaml_parser_initialize(&r.parser));
     yaml_parser_set_input_file(&r.parser, f);
-    bool whole = document(&r);
+    *whole_p = document(&r);
     yaml_parser_delete(&r.parser);
     fclose(f);
-    return whole && r.ok;
+    return *whole_p && r.ok;
 }

@@ -1,0 +1,71 @@
+/* Whether files and directories that a daemon trusts can be changed, or secrets read, by other
+ * users of the machine. Looks only; any thread. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/conf/conf.h"
+
+static bool is_ours(const struct stat *st)
+{
+    return st->st_uid == geteuid() || st->st_uid == 0;
+}
+
+bool bt_conf_secret_private(const struct stat *st, char *why, size_t cap)
+{
+    if ((st->st_mode & (S_IRWXO | S_IWGRP)) != 0) {
+        snprintf(why, cap, "it is open to %s (mode %04o): chmod 0600 it, or 0640",
+                 (st->st_mode & S_IRWXO) != 0 ? "everybody" : "writes of its group",
+                 st->st_mode & 07777u);
+        return false;
+    }
+    if (!is_ours(st) && geteuid() != 0) { /* root reads what it was told to read */
+        snprintf(why, cap,
+                 "it belongs to user %u, who can change it, and this daemon runs as user %u: chown "
+                 "it to that user or to root",
+                 (unsigned)st->st_uid, (unsigned)geteuid());
+        return false;
+    }
+    return true;
+}
+
+bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap)
+{
+    char bare[4096];
+    struct stat st;
+    int n = snprintf(bare, sizeof(bare), "%s", path);
+    while (n > 1 && (size_t)n < sizeof(bare) && bare[n - 1] == '/') { /* "link/" is its target */
+        bare[--n] = '\0';
+    }
+    if (lstat(bare, &st) != 0) {
+        snprintf(why, cap, "%s", strerror(errno));
+        return errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO;
+    }
+    if (S_ISLNK(st.st_mode)) {
+        char *real = realpath(bare, NULL);
+        snprintf(why, cap,
+                 "it is a symbolic link, which may lead anywhere tomorrow: name the directory "
+                 "itself (%s)",
+                 real != NULL ? real : "its target does not exist");
+        free(real);
+    } else if (!S_ISDIR(st.st_mode)) {
+        snprintf(why, cap, "it is no directory");
+    } else if (!is_ours(&st)) {
+        snprintf(why, cap,
+                 "it belongs to user %u, and this daemon runs as user %u: chown it, or name "
+                 "another directory",
+                 (unsigned)st.st_uid, (unsigned)geteuid());
+    } else if ((st.st_mode & (S_IWOTH | S_IWGRP)) != 0) {
+        snprintf(why, cap,
+                 "other users can put files into it (mode %04o): chmod go-w it, or name a "
+                 "directory in it",
+                 st.st_mode & 07777u);
+    } else {
+        return BT_OK;
+    }
+    return BT_ERR_CONFIG;
+}
