@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -13,21 +14,32 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/http/http_priv.h"
 #include "common/log/log.h"
 
-#define ACCEPTS_PER_TURN   32
-#define ACCEPT_PAUSE_MS    100 /* after accept failed for want of memory or descriptors */
-#define ACCEPT_SAY_NS      60000000000ull /* a line a minute at most: ten failures a second */
-#define READ_BYTES         (64 * 1024)
-#define LINGER_MS          1000
-#define PROBE_MS           500
-#define PROBES_MAX         2 /* the second for clients behind a proxy: see probe() */
-#define LINGER_BYTES       (16 * 1024 * 1024)
-#define REFUSED_CONNS_MAX  128         /* above conns_max: told 503; above that, closed unheard */
+#define ACCEPTS_PER_TURN 32
+#define ACCEPT_PAUSE_MS  100            /* after accept failed for want of memory or descriptors */
+#define ACCEPT_SAY_NS    60000000000ull /* a line a minute at most: ten failures a second */
+#define READ_BYTES       (64 * 1024)
+#define LINGER_MS        1000
+/* An answer that waits for its client goes on by so much a second, over the idle timeout, or it
+ * ends: else a few clients that read a byte a minute would hold memory for days. 64 kbit/s are
+ * below every link that is used for this, and as much as an event stream of 40 tokens a second. */
+#define READ_BYTES_PER_S  8192
+#define LOOKS             2 /* during the idle timeout */
+#define PROBE_MS          500
+#define PROBES_MAX        2 /* the second for clients behind a proxy: see probe() */
+#define LINGER_BYTES      (16 * 1024 * 1024)
+#define REFUSED_CONNS_MAX 128 /* above conns_max: told 503; above that, closed unheard */
+/* Of a turn of the loop, for input with the handlers that it runs, and for output of handlers that
+ * answer later. What there is no time for comes in the next turn, connections by turns. */
+#define INPUT_NS           4000000ull
+#define FLUSH_NS           4000000ull
+#define VISIT_NS           200000ull /* of a connection that had to wait, for more than one request */
 #define PIPELINE_OUT_BYTES (64 * 1024) /* no next pipelined request while that much is unsent */
 #define PULL_BELOW         (BT_HTTP_PIECE / 2) /* unsent: then a pulled answer gives its next piece */
 /* Bytes that the kernel takes from us and has not sent yet: enough for one to be written while the
@@ -71,6 +83,7 @@ static void conn_close(struct http_conn *c)
     bt_list_remove(&c->link);
     bt_list_remove(&c->dirty);
     bt_list_remove(&c->pull);
+    bt_list_remove(&c->turn);
     h->unsent -= c->counted;
     http_share_leave(c);
     bt_timer_stop(h->loop, &c->timer);
@@ -101,6 +114,37 @@ static void conn_cut(struct http_conn *c)
     conn_close(c);
 }
 
+/* Bytes of our output that the client's machine has. What it has and the client does not read is
+ * not much. */
+static uint64_t taken(const struct http_conn *c)
+{
+    int left = 0;
+    if (ioctl(c->fd, SIOCOUTQ, &left) != 0 || left < 0) {
+        left = 0;
+    }
+    return c->sent - BT_MIN((uint64_t)left, c->sent);
+}
+
+/* Does its answer wait for its client? One that makes its next piece as soon as there is room does,
+ * even if there is just nothing unsent; a stream that has sent all its events does not. */
+static bool is_read(const struct http_conn *c)
+{
+    const struct bt_http_req *r = c->req;
+    return out_pending(c) > 0 || (r != NULL && r->pull != NULL && !r->pull_waits);
+}
+
+/* Another look. False: the client has taken too little since the last but one. */
+static bool reads_on(struct http_conn *c)
+{
+    uint64_t now = taken(c), least = (uint64_t)READ_BYTES_PER_S * c->h->o.idle_timeout_ms / 1000;
+    /* What is not unsent at this moment waits for us. */
+    bool slow = c->looks == LOOKS && out_pending(c) > 0 && now - c->taken[LOOKS - 1] < least;
+    c->taken[1] = c->taken[0];
+    c->taken[0] = now;
+    c->looks = (uint8_t)BT_MIN(c->looks + 1, LOOKS);
+    return !slow;
+}
+
 static void on_timeout(void *arg);
 
 static void set_timer(struct http_conn *c, http_timer_t kind, uint32_t ms)
@@ -120,9 +164,10 @@ static void set_timer(struct http_conn *c, http_timer_t kind, uint32_t ms)
 static void conn_update(struct http_conn *c)
 {
     const struct bt_http_options *o = &c->h->o;
-    uint32_t events = out_pending(c) > 0 ? EPOLLOUT : 0;
+    bool waits = !bt_list_empty(&c->turn); /* it is known that it has something to do */
+    uint32_t events = out_pending(c) > 0 && !waits ? EPOLLOUT : 0;
     bool reading = c->state == HTTP_READING && c->in.len == c->in_off;
-    if (reading || c->state == HTTP_LINGERING) {
+    if ((reading || c->state == HTTP_LINGERING) && !waits) {
         events |= EPOLLIN;
     }
     if (c->state == HTTP_ANSWERING && !c->half_closed) {
@@ -132,8 +177,12 @@ static void conn_update(struct http_conn *c)
         c->events = events;
         bt_loop_fd_mod(c->h->loop, c->w, events);
     }
-    if (out_pending(c) > 0) {
-        set_timer(c, HTTP_TIMER_WRITE, o->idle_timeout_ms);
+    if (is_read(c)) {
+        if (c->timer_kind != HTTP_TIMER_WRITE) {
+            c->looks = 0;
+            (void)reads_on(c);
+        }
+        set_timer(c, HTTP_TIMER_WRITE, o->idle_timeout_ms / LOOKS);
     } else if (c->state == HTTP_ANSWERING && c->half_closed && c->probes < PROBES_MAX) {
         set_timer(c, HTTP_TIMER_PROBE, PROBE_MS);
     } else if (c->state == HTTP_ANSWERING) {
@@ -249,7 +298,7 @@ static bool ask(struct http_conn *c)
 static void refuse(struct http_conn *c, const struct bt_http_parser *p)
 {
     char why[160], key[64];
-    BT_DEBUG("http_refused", "status=%d why=%s", p->status, bt_log_q(p->why));
+    BT_DEBUG("http_refused", "status=%d why=%s", p->status, p->why);
     snprintf(why, sizeof(why), "%s", p->why);
     if (p->status == 413) {
         snprintf(why, sizeof(why), "the body is larger than %zu bytes%s", c->h->o.body_max,
@@ -344,9 +393,6 @@ static bool conn_flush(struct http_conn *c)
         }
         c->out_off += (size_t)n;
         http_record_sent(c, (size_t)n);
-        if (c->timer_kind == HTTP_TIMER_WRITE) {
-            c->timer_kind = HTTP_TIMER_NONE; /* progress: conn_update starts it anew */
-        }
         if (c->out_off > READ_BYTES) {
             bt_buf_consume(&c->out, c->out_off);
             c->out_off = 0;
@@ -410,20 +456,67 @@ static void queue_pull(struct http_conn *c)
     }
 }
 
-/* Brings a connection to rest after anything happened to it: sends, goes on with pipelined input,
- * closes what is over. The connection may be gone afterwards. */
+/* ---- turns ---- */
+
+static void serve_turns(void *arg);
+
+/* Is there time for input in this turn of the loop? It begins with the first input. */
+static bool has_time(struct bt_http *h)
+{
+    uint64_t turn_ns = bt_loop_turn_ns(h->loop);
+    if (h->turn_ns != turn_ns) {
+        h->turn_ns = turn_ns;
+        h->until_ns = bt_loop_until(h->loop, INPUT_NS);
+    }
+    return bt_mono_ns() < h->until_ns;
+}
+
+/* ... and has nobody waited longer for it? */
+static bool may_serve(struct bt_http *h)
+{
+    return bt_list_empty(&h->turns) && has_time(h);
+}
+
+/* May the connection that is served have another request? */
+static bool may_go_on(struct bt_http *h)
+{
+    return may_serve(h) || (bt_mono_ns() < h->visit_ns && has_time(h));
+}
+
+static void wait_turn(struct http_conn *c)
+{
+    struct bt_http *h = c->h;
+    if (bt_list_empty(&c->turn)) {
+        bt_list_insert_tail(&h->turns, &c->turn);
+    }
+    if (h->turns_timer.heap_pos == 0) {
+        bt_timer_start(h->loop, &h->turns_timer, 0, 0, serve_turns, h);
+    }
+}
+
+/* Has it a whole or a part of a request that can be read now, sent ahead of the answer before? */
+static bool has_pipelined(const struct http_conn *c)
+{
+    return c->state == HTTP_READING && c->in.len > c->in_off &&
+           out_pending(c) <= PIPELINE_OUT_BYTES;
+}
+
+/* Brings a connection to rest after anything happened to it: sends, goes on with pipelined input
+ * as long as there is time, closes what is over. The connection may be gone afterwards. */
 static void conn_settle(struct http_conn *c)
 {
     struct bt_http *h = c->h;
     h->current = c;
     bt_list_remove(&c->dirty);
     bool alive = conn_flush(c);
-    while (alive && c->state == HTTP_READING && c->in.len > c->in_off &&
-           out_pending(c) <= PIPELINE_OUT_BYTES) {
+    while (alive && has_pipelined(c) && may_go_on(h)) {
         conn_advance(c);
         alive = conn_flush(c);
     }
     h->current = NULL;
+    if (alive && has_pipelined(c)) {
+        wait_turn(c);
+    }
     if (alive && c->req != NULL && c->req->started && out_pending(c) > h->o.out_max) {
         BT_DEBUG("http_slow_reader", "unsent=%zu", out_pending(c));
         c->trace.cut = true;
@@ -468,11 +561,16 @@ static void pull_some(void *arg)
     }
 }
 
+/* Those that become dirty meanwhile are behind the others. */
 static void flush_all(void *arg)
 {
     struct bt_http *h = arg;
-    while (!bt_list_empty(&h->dirty)) {
+    uint64_t until_ns = bt_loop_until(h->loop, FLUSH_NS);
+    while (!bt_list_empty(&h->dirty) && bt_mono_ns() < until_ns) {
         conn_settle(BT_CONTAINER_OF(h->dirty.next, struct http_conn, dirty));
+    }
+    if (!bt_list_empty(&h->dirty)) {
+        bt_timer_start(h->loop, &h->flush_timer, 0, 0, flush_all, h);
     }
 }
 
@@ -482,7 +580,7 @@ void http_conn_dirty(struct http_conn *c)
     if (c == h->current || !bt_list_empty(&c->dirty)) {
         return;
     }
-    if (bt_list_empty(&h->dirty)) {
+    if (h->flush_timer.heap_pos == 0) {
         bt_timer_start(h->loop, &h->flush_timer, 0, 0, flush_all, h);
     }
     bt_list_insert_tail(&h->dirty, &c->dirty);
@@ -493,6 +591,14 @@ static void on_timeout(void *arg)
     struct http_conn *c = arg;
     http_timer_t kind = c->timer_kind;
     c->timer_kind = HTTP_TIMER_NONE;
+    if (kind == HTTP_TIMER_WRITE && reads_on(c)) {
+        set_timer(c, kind, c->h->o.idle_timeout_ms / LOOKS);
+        return;
+    }
+    if (kind != HTTP_TIMER_WRITE && !bt_list_empty(&c->turn)) { /* what it has sent waits for us */
+        conn_update(c);
+        return;
+    }
     if (kind == HTTP_TIMER_HEADER) {
         http_reply_error(c, 408, "the header did not arrive in time");
     } else if (kind == HTTP_TIMER_BODY && !c->parser.skip) {
@@ -536,6 +642,51 @@ static bool conn_read(struct http_conn *c)
     return true;
 }
 
+/* Reads once, if there is input, and goes on. The connection may be gone afterwards. */
+static void serve(struct http_conn *c)
+{
+    bool reads = c->readable;
+    c->readable = false;
+    if (reads) {
+        c->h->current = c;
+        bool alive = conn_read(c);
+        c->h->current = NULL;
+        if (!alive) {
+            conn_close(c);
+            return;
+        }
+    }
+    conn_settle(c);
+}
+
+/* The first of those who wait: at least one request of it. If it has more then, it is the last. */
+static void serve_first(struct bt_http *h)
+{
+    struct http_conn *c = BT_CONTAINER_OF(h->turns.next, struct http_conn, turn);
+    bt_list_remove(&c->turn);
+    h->visit_ns = bt_mono_ns() + VISIT_NS;
+    if (has_pipelined(c)) {
+        h->current = c;
+        conn_advance(c);
+        h->current = NULL;
+        conn_settle(c);
+    } else {
+        serve(c);
+    }
+    h->visit_ns = 0;
+}
+
+static void serve_turns(void *arg)
+{
+    struct bt_http *h = arg;
+    while (!bt_list_empty(&h->turns) && has_time(h)) {
+        serve_first(h);
+    }
+    if (!bt_list_empty(&h->turns)) {
+        bt_timer_start(h->loop, &h->turns_timer, 0, 0, serve_turns, h);
+    }
+}
+
 static void on_conn(void *arg, uint32_t events)
 {
     struct http_conn *c = arg;
@@ -548,16 +699,13 @@ static void on_conn(void *arg, uint32_t events)
         c->probes = 0;
         probe(c);
     }
-    if ((events & EPOLLIN) != 0 && (c->events & EPOLLIN) != 0) {
-        c->h->current = c;
-        bool alive = conn_read(c);
-        c->h->current = NULL;
-        if (!alive) {
-            conn_close(c);
-            return;
-        }
+    c->readable = c->readable || ((events & EPOLLIN) != 0 && (c->events & EPOLLIN) != 0);
+    if (may_serve(c->h)) {
+        serve(c);
+    } else {
+        wait_turn(c);
+        conn_update(c); /* epoll need not tell again */
     }
-    conn_settle(c);
 }
 
 /* ---- accepting ---- */
@@ -588,6 +736,7 @@ static struct http_conn *conn_create(struct bt_http *h, int fd, const struct soc
     c->state = HTTP_READING;
     bt_list_init(&c->dirty);
     bt_list_init(&c->pull);
+    bt_list_init(&c->turn);
     bt_list_init(&c->stranger);
     http_share_join(c, at);
     http_record_client(c, at);
@@ -619,17 +768,18 @@ static void accept_failed(struct bt_http *h, int error)
     static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                  "Retry-After: 1\r\nConnection: close\r\n\r\n";
     uint64_t now = bt_mono_ns();
+    h->unheard++;
     h->accept_unsaid++;
     if (h->accept_said_ns == 0 || now - h->accept_said_ns >= ACCEPT_SAY_NS) {
-        BT_WARN("http_accept_failed", "err=%s times=%u remedy=%s", bt_log_q(strerror(error)),
-                h->accept_unsaid, bt_log_q("raise LimitNOFILE or lower the connection limit"));
+        BT_WARN("http_accept_failed", "err=%s times=%u remedy=%s", strerror(error),
+                h->accept_unsaid, "raise LimitNOFILE or lower the connection limit");
         h->accept_said_ns = now;
         h->accept_unsaid = 0;
     }
     if (h->spare_fd >= 0) {
         close(h->spare_fd);
         h->spare_fd = -1;
-        int fd = accept4(h->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = bt_loop_accept(h->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             ssize_t n = send(fd, answer, sizeof(answer) - 1, MSG_NOSIGNAL);
             (void)n; /* best effort */
@@ -654,6 +804,7 @@ static void evict(struct http_conn *c)
 {
     static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                  "Retry-After: 1\r\nConnection: close\r\n\r\n";
+    c->h->unheard++;
     if (c->state == HTTP_READING && out_pending(c) == 0) {
         ssize_t n = conn_send(c, answer, sizeof(answer) - 1);
         (void)n; /* best effort */
@@ -668,8 +819,8 @@ static void on_accept(void *arg, uint32_t events)
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
         struct sockaddr_storage at = {0};
         socklen_t at_len = sizeof(at);
-        int fd =
-            accept4(h->listen_fd, (struct sockaddr *)&at, &at_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = bt_loop_accept(h->listen_fd, (struct sockaddr *)&at, &at_len,
+                                SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             int e = errno;
             if (e == EMFILE || e == ENFILE || e == ENOBUFS || e == ENOMEM) {
@@ -683,6 +834,7 @@ static void on_accept(void *arg, uint32_t events)
         }
         if (h->n_conns >= h->o.conns_max + REFUSED_CONNS_MAX) {
             close(fd);
+            h->unheard++;
             continue;
         }
         bool full = h->n_conns >= h->o.conns_max;
@@ -732,14 +884,13 @@ static bt_status_t open_listener(const char *listen_at, int *fd_p, int *port_p)
                              .ai_socktype = SOCK_STREAM};
     struct addrinfo *ai = NULL;
     if (listen_at == NULL || !split_listen(listen_at, host, sizeof(host), &port)) {
-        BT_ERROR("http_listen_invalid", "listen=%s remedy=%s",
-                 bt_log_q(listen_at != NULL ? listen_at : ""),
-                 bt_log_q("write host:port or [v6]:port, port 0 to 65535"));
+        BT_ERROR("http_listen_invalid", "listen=%s remedy=%s", listen_at != NULL ? listen_at : "",
+                 "write host:port or [v6]:port, port 0 to 65535");
         return BT_ERR_CONFIG;
     }
     int rc = getaddrinfo(host, port, &hints, &ai);
     if (rc != 0) {
-        BT_ERROR("http_listen_invalid", "listen=%s err=%s", listen_at, bt_log_q(gai_strerror(rc)));
+        BT_ERROR("http_listen_invalid", "listen=%s err=%s", listen_at, gai_strerror(rc));
         return BT_ERR_CONFIG;
     }
     int one = 1;
@@ -752,7 +903,7 @@ static bt_status_t open_listener(const char *listen_at, int *fd_p, int *port_p)
     int e = errno;
     freeaddrinfo(ai);
     if (!ok) {
-        BT_ERROR("http_listen_failed", "listen=%s err=%s", listen_at, bt_log_q(strerror(e)));
+        BT_ERROR("http_listen_failed", "listen=%s err=%s", listen_at, strerror(e));
         if (fd >= 0) {
             close(fd);
         }
@@ -783,6 +934,7 @@ bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o
     bt_list_init(&h->conns);
     bt_list_init(&h->dirty);
     bt_list_init(&h->pulling);
+    bt_list_init(&h->turns);
     bt_list_init(&h->strangers);
     h->owners = bt_map_create(sizeof(uint64_t));
     bt_random(&h->seed, sizeof(h->seed));
@@ -819,7 +971,7 @@ void bt_http_drain(struct bt_http *h)
     bt_list_for_each_safe (pos, tmp, &h->conns) {
         struct http_conn *c = BT_CONTAINER_OF(pos, struct http_conn, link);
         bool idle = c->state == HTTP_READING && !bt_http_parser_started(&c->parser) &&
-                    c->in.len == c->in_off && out_pending(c) == 0;
+                    c->in.len == c->in_off && out_pending(c) == 0 && bt_list_empty(&c->turn);
         if (idle && c != h->current) {
             conn_close(c);
         }
@@ -839,6 +991,7 @@ void bt_http_destroy(struct bt_http *h)
     }
     bt_timer_stop(h->loop, &h->flush_timer);
     bt_timer_stop(h->loop, &h->pull_timer);
+    bt_timer_stop(h->loop, &h->turns_timer);
     bt_buf_cleanup(&h->piece);
     if (h->spare_fd >= 0) {
         close(h->spare_fd);
@@ -851,6 +1004,11 @@ void bt_http_destroy(struct bt_http *h)
 uint32_t bt_http_conns(const struct bt_http *h)
 {
     return h->n_conns;
+}
+
+uint64_t bt_http_unheard(const struct bt_http *h)
+{
+    return h->unheard;
 }
 
 size_t bt_http_unsent(const struct bt_http *h)

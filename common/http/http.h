@@ -90,7 +90,10 @@ void bt_http_wind_down(struct bt_http *h);
 /* Stops accepting; open responses may finish. */
 void bt_http_drain(struct bt_http *h);
 uint32_t bt_http_conns(const struct bt_http *h); /* open now */
-size_t bt_http_unsent(const struct bt_http *h);  /* bytes of output that wait for their clients */
+/* Connections that were closed for want of room before a request of theirs was read: no descriptor,
+ * too many of them, or a stranger that made room for a newer one. options.ended is not told. */
+uint64_t bt_http_unheard(const struct bt_http *h);
+size_t bt_http_unsent(const struct bt_http *h); /* bytes of output that wait for their clients */
 
 /* ---- the request; strings are valid until it is ended ---- */
 const char *bt_http_method(const struct bt_http_req *r); /* "GET" */

@@ -8,6 +8,8 @@
 
 #include "common/base/base.h"
 
+#define TLS_HANDSHAKE 0x16 /* first byte of a TLS record that opens a connection */
+
 enum { /* step */
        STEP_REQUEST_LINE,
        STEP_FIELD_LINE,
@@ -401,6 +403,12 @@ static size_t parse_head(struct bt_http_parser *p, const char *data, size_t len)
     bt_buf_reserve(&p->head, BT_MIN(len, BT_HTTP_HEAD_MAX));
     while (i < len) {
         char c = data[i++];
+        if (p->head_used == 0 && c == TLS_HANDSHAKE) {
+            refuse(p, 400,
+                   "this is TLS, and this port speaks plain HTTP: use http://, or a proxy that "
+                   "ends TLS");
+            return i;
+        }
         if (p->head_used++ >= BT_HTTP_HEAD_MAX) {
             refuse(p, 431, "the header is larger than 16 KiB");
             return i;

@@ -58,6 +58,8 @@ struct http_conn {
     struct bt_http *h;
     struct bt_list link, dirty; /* in h->conns; in h->dirty while output waits for the flush */
     struct bt_list pull;        /* in h->pulling while its answer shall give the next piece */
+    struct bt_list turn;        /* in h->turns while it waits to be served */
+    bool readable;              /* ... and epoll has said that there is input */
     int fd;
     struct bt_loop_fd *w;
     uint32_t events;
@@ -72,9 +74,11 @@ struct http_conn {
     size_t counted;          /* of it in h->unsent */
     struct bt_http_req *req; /* ANSWERING */
     bool close_after;
-    bool half_closed;                   /* ANSWERING, and the client sends no more */
-    uint8_t probes;                     /* sent since then */
-    size_t discarded;                   /* while lingering */
+    bool half_closed;  /* ANSWERING, and the client sends no more */
+    uint8_t probes;    /* sent since then */
+    size_t discarded;  /* while lingering */
+    uint64_t taken[2]; /* what its client had at the last two looks; see reads_on */
+    uint8_t looks;     /* since its answer waits for it */
     struct http_owner *address, *owner; /* owner: of the last accepted request, or NULL */
     struct bt_list stranger;            /* in h->strangers until a request is accepted */
     size_t announced;                   /* length of the body that is being read */
@@ -110,9 +114,14 @@ struct bt_http {
     void *arg;
     int listen_fd, spare_fd; /* spare: given up to refuse a client when descriptors run out */
     struct bt_loop_fd *listen_w;
-    struct bt_timer accept_timer, flush_timer, pull_timer;
+    struct bt_timer accept_timer, flush_timer, pull_timer, turns_timer;
     struct bt_list conns, dirty, pulling;
+    struct bt_list turns; /* there was no time for them: they are served in this order */
+    uint64_t turn_ns;     /* the turn of the loop that until_ns is of */
+    uint64_t until_ns;    /* so long it serves input */
+    uint64_t visit_ns;    /* so long the connection that is served, which had to wait */
     uint32_t n_conns;
+    uint64_t unheard;        /* connections closed for want of room, without a record */
     size_t unsent;           /* bytes of output of all connections */
     struct bt_buf piece;     /* scratch of a pull */
     uint64_t accept_said_ns; /* of the last line about clients that no descriptor was left for */

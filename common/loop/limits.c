@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "common/base/base.h"
+#include "common/log/last_words.h"
 #include "common/log/log.h"
 #include "common/loop/loop.h"
 
@@ -15,6 +16,7 @@
 uint64_t bt_loop_process_limits(void)
 {
     struct rlimit r;
+    bt_log_last_words();
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN);
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) {
@@ -27,13 +29,13 @@ uint64_t bt_loop_process_limits(void)
             r = more;
         } else {
             BT_WARN("open_files", "limit=%llu why=%s", (unsigned long long)r.rlim_cur,
-                    bt_log_q(strerror(errno)));
+                    strerror(errno));
         }
     }
     if (r.rlim_cur < FILES_FEW) {
         BT_WARN("open_files", "limit=%llu remedy=%s", (unsigned long long)r.rlim_cur,
-                bt_log_q("connections, clients and the SSD's index may be refused a file: raise "
-                         "LimitNOFILE, ulimit -Hn or --ulimit nofile to 1024 at least"));
+                "connections, clients and the SSD's index may be refused a file: raise "
+                "LimitNOFILE, ulimit -Hn or --ulimit nofile to 1024 at least");
     }
     return r.rlim_cur;
 }

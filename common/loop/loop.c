@@ -18,6 +18,7 @@
 #define EVENTS_PER_TURN 64
 #define SIGNALS_MAX     8
 #define POSTED_NS       4000000ull     /* of posted tasks in one turn: timers and sockets wait */
+#define TURN_NS         10000000ull    /* of a turn: later, timers and long work get a slice only */
 #define SLOW_SAY_NS     10000000000ull /* between two lines about slow turns */
 
 extern const char __executable_start[]; /* the linker's: where the program lies */
@@ -190,6 +191,17 @@ void bt_loop_watch(struct bt_loop *l, void (*fn)(void *arg, const struct bt_loop
     l->turn.arg = arg;
 }
 
+uint64_t bt_loop_turn_ns(const struct bt_loop *l)
+{
+    return l->now_ns;
+}
+
+uint64_t bt_loop_until(const struct bt_loop *l, uint64_t want_ns)
+{
+    uint64_t now = bt_mono_ns();
+    return BT_MAX(BT_MIN(now + want_ns, l->now_ns + TURN_NS), now + BT_LOOP_SLICE_NS);
+}
+
 /* ---- timers: a binary heap whose members know their place ---- */
 
 static void heap_set(struct bt_loop *l, uint32_t pos, struct bt_timer *t)
@@ -256,18 +268,24 @@ void bt_timer_stop(struct bt_loop *l, struct bt_timer *t)
 void bt_timer_start(struct bt_loop *l, struct bt_timer *t, uint64_t delay_ms, uint64_t period_ms,
                     bt_loop_fn fn, void *arg)
 {
+    uint64_t now = bt_mono_ns();
+    /* One that is due keeps its turn: else who starts it again in each turn puts it off for ever.
+     */
+    bool due = delay_ms == 0 && t->heap_pos != 0 && t->due_ns <= now;
+    uint64_t due_ns = due ? t->due_ns : now + delay_ms * 1000000ull;
     bt_timer_stop(l, t);
-    t->due_ns = bt_mono_ns() + delay_ms * 1000000ull;
+    t->due_ns = due_ns;
     t->period_ns = period_ms * 1000000ull;
     t->fn = fn;
     t->arg = arg;
     timer_arm(l, t);
 }
 
+/* Those for which there is no time come first in the next turn. */
 static void run_timers(struct bt_loop *l)
 {
-    uint64_t now = l->now_ns;
-    while (l->n_timers > 0 && l->heap[1]->due_ns <= now) {
+    uint64_t now = l->now_ns, until_ns = bt_loop_until(l, TURN_NS);
+    while (l->n_timers > 0 && l->heap[1]->due_ns <= now && l->turn.last_ns < until_ns) {
         struct bt_timer *t = l->heap[1];
         bt_timer_stop(l, t);
         if (t->period_ns > 0) {

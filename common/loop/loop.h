@@ -5,6 +5,7 @@
 #define BT_LOOP_LOOP_H
 
 #include <stdint.h>
+#include <sys/socket.h>
 
 #include "common/base/base.h"
 
@@ -45,7 +46,8 @@ struct bt_loop_fd *bt_loop_fd_add(struct bt_loop *loop, int fd, uint32_t events,
 void bt_loop_fd_mod(struct bt_loop *loop, struct bt_loop_fd *w, uint32_t events);
 void bt_loop_fd_del(struct bt_loop *loop, struct bt_loop_fd *w);
 
-/* Arms (or re-arms) the timer to fire in delay_ms and, if period_ms > 0, every period_ms after. */
+/* Arms (or re-arms) the timer to fire in delay_ms and, if period_ms > 0, every period_ms after. One
+ * that is due already and started again without a delay keeps its turn. */
 void bt_timer_start(struct bt_loop *loop, struct bt_timer *t, uint64_t delay_ms, uint64_t period_ms,
                     bt_loop_fn fn, void *arg);
 void bt_timer_stop(struct bt_loop *loop, struct bt_timer *t);
@@ -62,9 +64,15 @@ void bt_loop_short_slices(uint32_t us);
 
 /* For the whole process, at its start: as many open files as the hard limit has (shells and
  * containers give 1,024, of which a conductor's clients alone may need more); a closed peer and a
- * file that may not grow are errors of their calls, no signals that end it. Returns the limit of
- * open files; few are warned about. */
+ * file that may not grow are errors of their calls, no signals that end it; what ends it by a
+ * signal of its own is logged (common/log/last_words.h). Returns the limit of open files; few are
+ * warned about. */
 uint64_t bt_loop_process_limits(void);
+
+/* accept4 as the kernel has it, for a listener that answers a lack of descriptors itself. accept
+ * and accept4 of this process (accept.c) close connections that they have no descriptor for, log
+ * it, and fail with EAGAIN only, or for what is wrong with the listening socket. */
+int bt_loop_accept(int fd, struct sockaddr *addr, socklen_t *len, int flags);
 
 /* Delivers signo through signalfd (call before starting threads: it blocks the signal). */
 void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, void *arg);
@@ -85,6 +93,12 @@ void bt_loop_watch(struct bt_loop *loop, void (*fn)(void *arg, const struct bt_l
 /* Work that may be long goes in slices of so much time: then it lets the loop turn. A turn may hold
  * a few of them, and shall stay below 20 ms. */
 #define BT_LOOP_SLICE_NS 1000000ull
+
+/* When the turn began that runs now (bt_mono_ns): tells turns apart. */
+uint64_t bt_loop_turn_ns(const struct bt_loop *loop);
+/* Until when (bt_mono_ns) work may go on that would like to have want_ns of this turn: it gets less
+ * where others have used the turn already, but never less than BT_LOOP_SLICE_NS. */
+uint64_t bt_loop_until(const struct bt_loop *loop, uint64_t want_ns);
 
 /* For those who watch others for silence, at every look: did this thread itself stand still for
  * more than limit_ns since the last look (*last_ns; 0: there was none)? Then what others said

@@ -35,7 +35,7 @@ static bool send_now(const char *message)
     }
     int why = errno;
     if (why != EAGAIN) {
-        BT_WARN("notify_failed", "what=%.32s why=%s", bt_log_q(message), bt_log_q(strerror(why)));
+        BT_WARN("notify_failed", "what=%.32s why=%s", message, strerror(why));
     }
     return why != EAGAIN;
 }
@@ -119,8 +119,8 @@ void bt_notify_start(struct bt_loop *loop, const char *socket_name, const char *
     }
     n.fd = dial(socket_name);
     if (n.fd < 0) {
-        BT_WARN("notify_failed", "what=NOTIFY_SOCKET value=%s why=%s", bt_log_q(socket_name),
-                bt_log_q(strerror(errno)));
+        BT_WARN("notify_failed", "what=NOTIFY_SOCKET value=%s why=%s", socket_name,
+                strerror(errno));
         return;
     }
     n.loop = loop;
