@@ -7,6 +7,7 @@
 
 #include "common/etcd/etcd_priv.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 #define GOODBYE_MS 500
 #define SAY_AGAIN_NS                                                                               \
@@ -33,15 +34,15 @@ bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints, struct bt
     while (endpoints != NULL && endpoints[n] != NULL) {
         (void)strip_scheme(endpoints[n], &secure);
         if (secure && tls == NULL) {
-            BT_ERROR("etcd_endpoint", "endpoint=%s remedy=%s", bt_log_q(endpoints[n]),
-                     bt_log_q("give etcd.tls.ca, .cert and .key, or cluster.tls.*"));
+            BT_ERROR("etcd_endpoint", "endpoint=%s remedy=%s", endpoints[n],
+                     "give etcd.tls.ca, .cert and .key, or cluster.tls.*");
             return BT_ERR_CONFIG;
         }
         n++;
     }
     if (n == 0) {
         BT_ERROR("etcd_endpoint", "endpoints=0 remedy=%s",
-                 bt_log_q("name at least one etcd endpoint as host:port"));
+                 "name at least one etcd endpoint as host:port");
         return BT_ERR_INVALID;
     }
     struct bt_etcd *e = bt_calloc(1, sizeof(*e));
@@ -204,7 +205,7 @@ static void on_reply(void *arg, int code, const char *detail, const void *data, 
             return;
         }
         if (!failed && code != BT_GRPC_OK && code != BT_GRPC_NOT_FOUND) {
-            BT_WARN("etcd_refused", "method=%s code=%d why=%s", c->method, code, bt_log_q(detail));
+            BT_WARN("etcd_refused", "method=%s code=%d why=%s", c->method, code, detail);
         }
     }
     c->fn(c->arg, bt_etcd_status_of(code), data, len);
@@ -279,6 +280,7 @@ struct op {
     bt_etcd_put_fn put;
     bt_etcd_range_fn range;
     bt_etcd_cas_fn cas;
+    bt_etcd_swap_fn swap;
     void *arg;
     char *key;
 };
@@ -330,8 +332,10 @@ static void on_range(void *arg, bt_status_t st, const void *data, size_t len)
     int64_t revision = 0;
     Etcdserverpb__RangeResponse *r = NULL;
     if (st == BT_OK) {
-        r = etcdserverpb__range_response__unpack(NULL, len, data);
+        char why[256] = "it has no header";
+        r = bt_range_response_unpack(data, len, why, sizeof(why));
         if (r == NULL || r->header == NULL) {
+            BT_WARN("etcd_bad_reply", "what=range len=%zu why=%s", len, why);
             st = BT_ERR_PEER_PROTOCOL;
         } else {
             revision = r->header->revision;
@@ -397,8 +401,12 @@ static void on_cas(void *arg, bt_status_t st, const void *data, size_t len)
     struct bt_etcd_kv cur = {0};
     Etcdserverpb__TxnResponse *r = NULL;
     if (st == BT_OK) {
-        r = etcdserverpb__txn_response__unpack(NULL, len, data);
+        char why[256] = "its parts are not what was asked for";
+        r = bt_txn_response_unpack(data, len, why, sizeof(why));
         st = read_cas(o, r, &cur);
+        if (st != BT_OK) {
+            BT_WARN("etcd_bad_reply", "what=compare_and_swap len=%zu why=%s", len, why);
+        }
     }
     o->cas(o->arg, st, st == BT_OK && r->succeeded, st == BT_OK ? &cur : NULL);
     bt_etcd_kv_close(&cur);
@@ -409,6 +417,16 @@ static void on_cas(void *arg, bt_status_t st, const void *data, size_t len)
     free(o);
 }
 
+static void has_revision(Etcdserverpb__Compare *cmp, const char *key, int64_t revision)
+{
+    etcdserverpb__compare__init(cmp);
+    cmp->result = ETCDSERVERPB__COMPARE__COMPARE_RESULT__EQUAL;
+    cmp->target = ETCDSERVERPB__COMPARE__COMPARE_TARGET__MOD;
+    cmp->key = bt_etcd_bytes(key, strlen(key));
+    cmp->target_union_case = ETCDSERVERPB__COMPARE__TARGET_UNION_MOD_REVISION;
+    cmp->mod_revision = revision;
+}
+
 void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void *value, size_t len,
                  int64_t lease, bt_etcd_cas_fn done, void *arg)
 {
@@ -416,12 +434,8 @@ void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void 
     o->cas = done;
     o->key = bt_strdup(key);
 
-    Etcdserverpb__Compare cmp = ETCDSERVERPB__COMPARE__INIT, *cmps[] = {&cmp};
-    cmp.result = ETCDSERVERPB__COMPARE__COMPARE_RESULT__EQUAL;
-    cmp.target = ETCDSERVERPB__COMPARE__COMPARE_TARGET__MOD;
-    cmp.key = bt_etcd_bytes(key, strlen(key));
-    cmp.target_union_case = ETCDSERVERPB__COMPARE__TARGET_UNION_MOD_REVISION;
-    cmp.mod_revision = expect;
+    Etcdserverpb__Compare cmp, *cmps[] = {&cmp};
+    has_revision(&cmp, key, expect);
 
     Etcdserverpb__PutRequest put = ETCDSERVERPB__PUT_REQUEST__INIT;
     put.key = cmp.key;
@@ -443,6 +457,55 @@ void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void 
     req.success = thens;
     req.failure = ors;
     bt_etcd_call(e, "/etcdserverpb.KV/Txn", &req.base, on_cas, o);
+}
+
+static void on_swap(void *arg, bt_status_t st, const void *data, size_t len)
+{
+    struct op *o = arg;
+    Etcdserverpb__TxnResponse *r = NULL;
+    if (st == BT_OK) {
+        char why[256];
+        r = bt_txn_response_unpack(data, len, why, sizeof(why));
+        if (r == NULL) {
+            st = BT_ERR_PEER_PROTOCOL;
+            BT_WARN("etcd_bad_reply", "what=swap len=%zu why=%s", len, why);
+        }
+    }
+    o->swap(o->arg, st, st == BT_OK && r->succeeded);
+    if (r != NULL) {
+        etcdserverpb__txn_response__free_unpacked(r, NULL);
+    }
+    free(o);
+}
+
+void bt_etcd_swap(struct bt_etcd *e, const struct bt_etcd_expect *expects, size_t n_expects,
+                  const struct bt_etcd_set *sets, size_t n_sets, bt_etcd_swap_fn done, void *arg)
+{
+    Etcdserverpb__Compare cmp[BT_ETCD_SWAP_MAX], *cmps[BT_ETCD_SWAP_MAX];
+    Etcdserverpb__PutRequest put[BT_ETCD_SWAP_MAX];
+    Etcdserverpb__RequestOp then[BT_ETCD_SWAP_MAX], *thens[BT_ETCD_SWAP_MAX];
+    struct op *o = op_new(arg);
+    BT_ASSERT(n_expects <= BT_ETCD_SWAP_MAX && n_sets <= BT_ETCD_SWAP_MAX);
+    o->swap = done;
+    for (size_t i = 0; i < n_expects; i++) {
+        has_revision(&cmp[i], expects[i].key, expects[i].revision);
+        cmps[i] = &cmp[i];
+    }
+    for (size_t i = 0; i < n_sets; i++) {
+        etcdserverpb__put_request__init(&put[i]);
+        put[i].key = bt_etcd_bytes(sets[i].key, strlen(sets[i].key));
+        put[i].value = bt_etcd_bytes(sets[i].value, sets[i].len);
+        etcdserverpb__request_op__init(&then[i]);
+        then[i].request_case = ETCDSERVERPB__REQUEST_OP__REQUEST_REQUEST_PUT;
+        then[i].request_put = &put[i];
+        thens[i] = &then[i];
+    }
+    Etcdserverpb__TxnRequest req = ETCDSERVERPB__TXN_REQUEST__INIT;
+    req.n_compare = n_expects;
+    req.compare = cmps;
+    req.n_success = n_sets;
+    req.success = thens;
+    bt_etcd_call(e, "/etcdserverpb.KV/Txn", &req.base, on_swap, o);
 }
 
 /* ---- revoke ---- */

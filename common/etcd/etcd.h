@@ -49,6 +49,22 @@ void bt_etcd_range_prefix(struct bt_etcd *e, const char *prefix, bt_etcd_range_f
 void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void *value, size_t len,
                  int64_t lease, bt_etcd_cas_fn done, void *arg);
 
+/* Puts all of sets iff each key of expects has that mod_revision (0: does not exist). What is given
+ * is copied. */
+struct bt_etcd_expect {
+    const char *key;
+    int64_t revision;
+};
+struct bt_etcd_set {
+    const char *key;
+    const void *value;
+    size_t len;
+};
+typedef void (*bt_etcd_swap_fn)(void *arg, bt_status_t st, bool succeeded);
+#define BT_ETCD_SWAP_MAX 4 /* of each */
+void bt_etcd_swap(struct bt_etcd *e, const struct bt_etcd_expect *expects, size_t n_expects,
+                  const struct bt_etcd_set *sets, size_t n_sets, bt_etcd_swap_fn done, void *arg);
+
 /* A lease that nobody keeps alive: what is put under it goes when ttl_s have passed. raft_term: of
  * the etcd that granted it. */
 typedef void (*bt_etcd_grant_fn)(void *arg, bt_status_t st, int64_t lease, uint64_t raft_term);

@@ -45,6 +45,12 @@ bt_status_t bt_etcd_status_of(int grpc_code);
 /* Doubles *ms_p within the limits and returns the delay to use now. */
 uint64_t bt_etcd_backoff(uint64_t *ms_p);
 
+/* The revision behind this one, which may be anything that etcd says. */
+static inline int64_t bt_etcd_after(int64_t revision)
+{
+    return revision < INT64_MAX ? revision + 1 : revision;
+}
+
 /* First key after all keys with the prefix, into a heap copy; *len_p 0 when the prefix is empty. */
 uint8_t *bt_etcd_prefix_end(const char *prefix, size_t *len_p);
 ProtobufCBinaryData bt_etcd_bytes(const void *data, size_t len);

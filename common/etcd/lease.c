@@ -4,6 +4,7 @@
 
 #include "common/etcd/etcd_priv.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 #define BEAT_MIN_MS 300
 
@@ -63,10 +64,10 @@ static void on_alive(void *arg, struct bt_rpc_stream *s, const void *data, size_
 {
     struct bt_etcd_lease *l = arg;
     (void)s;
-    Etcdserverpb__LeaseKeepAliveResponse *r =
-        etcdserverpb__lease_keep_alive_response__unpack(NULL, len, data);
+    char why[256];
+    Etcdserverpb__LeaseKeepAliveResponse *r = bt_alive_response_unpack(data, len, why, sizeof(why));
     if (r == NULL) {
-        BT_WARN("etcd_bad_reply", "what=keepalive len=%zu", len);
+        BT_WARN("etcd_bad_reply", "what=keepalive len=%zu why=%s", len, why);
         drop_stream(l);
         again(l, open_stream);
         return;
@@ -144,9 +145,10 @@ static int64_t granted(const void *data, size_t len, bt_status_t *st_p, uint64_t
     int64_t id = 0;
     *term_p = 0;
     if (*st_p == BT_OK) {
-        Etcdserverpb__LeaseGrantResponse *r =
-            etcdserverpb__lease_grant_response__unpack(NULL, len, data);
+        char why[256] = "it grants no lease";
+        Etcdserverpb__LeaseGrantResponse *r = bt_grant_response_unpack(data, len, why, sizeof(why));
         if (r == NULL || r->id == 0) {
+            BT_WARN("etcd_bad_reply", "what=grant len=%zu why=%s", len, why);
             *st_p = BT_ERR_PEER_PROTOCOL;
         } else {
             id = r->id;
@@ -232,9 +234,11 @@ static void on_time(void *arg, bt_status_t st, const void *data, size_t len)
     struct asked *a = arg;
     struct bt_etcd_lease_time t = {0};
     if (st == BT_OK) {
+        char why[256] = "it has more time than was granted";
         Etcdserverpb__LeaseTimeToLiveResponse *r =
-            etcdserverpb__lease_time_to_live_response__unpack(NULL, len, data);
+            bt_time_response_unpack(data, len, why, sizeof(why));
         if (r == NULL || r->header == NULL || r->grantedttl < r->ttl) {
+            BT_WARN("etcd_bad_reply", "what=lease_time len=%zu why=%s", len, why);
             st = BT_ERR_PEER_PROTOCOL;
         } else if (r->ttl < 0) {
             st = BT_ERR_NOT_FOUND;

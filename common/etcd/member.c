@@ -11,6 +11,7 @@
 #include "common/base/buf.h"
 #include "common/etcd/process.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 #include "common/rpc/rpc.h"
 
 #define RETRY_MS          500
@@ -45,19 +46,6 @@ struct bt_member {
 };
 
 static void kick(void *arg);
-
-/* ---- copies ---- */
-
-static void *copy_message(const ProtobufCMessage *msg)
-{
-    size_t len = protobuf_c_message_get_packed_size(msg);
-    uint8_t *buf = bt_malloc(len + 1);
-    protobuf_c_message_pack(msg, buf);
-    ProtobufCMessage *copy = protobuf_c_message_unpack(msg->descriptor, NULL, len, buf);
-    free(buf);
-    BT_ASSERT(copy != NULL);
-    return copy;
-}
 
 static void member_free(struct bt_member *m)
 {
@@ -175,13 +163,14 @@ static void on_settings(void *arg, bt_status_t st, bool succeeded, const struct 
         return;
     }
     if (!succeeded) {
+        char why[256];
         Baton__ClusterSettings *theirs =
-            baton__cluster_settings__unpack(NULL, cur->value_len, cur->value);
+            bt_cluster_settings_unpack(cur->value, cur->value_len, why, sizeof(why));
         if (theirs == NULL) {
             refuse(m, BT_ERR_MISMATCH,
-                   bt_sprintf("%s in etcd is not readable: it was written by another version or "
-                              "damaged; delete it when no daemon of the cluster runs",
-                              m->settings_key));
+                   bt_sprintf("%s in etcd is not readable (%s): it was written by another version "
+                              "or damaged; delete it when no daemon of the cluster runs",
+                              m->settings_key, why));
             return;
         }
         char *diff = differences(m->settings, theirs);
@@ -224,7 +213,7 @@ static void wait_for_rival(struct bt_member *m, uint64_t incarnation, bt_process
 static void take_over(struct bt_member *m, uint64_t incarnation, const struct bt_etcd_kv *cur)
 {
     BT_INFO("member_name_taken_over", "key=%s incarnation=%" PRIx64 " why=%s", m->key, incarnation,
-            bt_log_q("its process on this machine is dead"));
+            "its process on this machine is dead");
     m->mod_revision = cur->mod_revision;
     kick(m);
 }
@@ -237,7 +226,8 @@ static void on_conflict(struct bt_member *m, const struct bt_etcd_kv *cur)
         kick(m);
         return;
     }
-    Baton__Member *other = baton__member__unpack(NULL, cur->value_len, cur->value);
+    char why[256];
+    Baton__Member *other = bt_member_unpack(cur->value, cur->value_len, why, sizeof(why));
     uint64_t incarnation = other == NULL ? 0 : other->incarnation;
     bt_process_state_t rival = BT_PROCESS_UNKNOWN;
     if (other != NULL) {
@@ -365,8 +355,8 @@ struct bt_member *bt_member_join(struct bt_etcd *e, const char *cluster, const B
     m->loop = bt_etcd_loop(e);
     m->ops = *ops;
     m->arg = arg;
-    m->self = copy_message(&self->base);
-    m->settings = copy_message(&settings->base);
+    m->self = bt_message_copy(&self->base);
+    m->settings = bt_message_copy(&settings->base);
     say_who(m->self);
     m->key = bt_sprintf("/baton/%s/members/%s/%s", cluster, self->kind, self->name);
     m->settings_key = bt_sprintf("/baton/%s/settings", cluster);

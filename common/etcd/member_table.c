@@ -6,6 +6,7 @@
 
 #include "common/etcd/member.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 struct bt_member_table {
     struct bt_etcd_watch *watch;
@@ -36,13 +37,13 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     struct bt_member_table *t = arg;
     char *kind, *name;
     if (!split_key(t, kv->key, &kind, &name)) {
-        BT_WARN("member_bad_key", "key=%s", bt_log_q(kv->key));
+        BT_WARN("member_bad_key", "key=%s", kv->key);
         return;
     }
-    Baton__Member *m = baton__member__unpack(NULL, kv->value_len, kv->value);
+    char why[256] = "its kind or name is not the key's";
+    Baton__Member *m = bt_member_unpack(kv->value, kv->value_len, why, sizeof(why));
     if (m == NULL || strcmp(m->kind, kind) != 0 || strcmp(m->name, name) != 0) {
-        BT_WARN("member_bad_value", "key=%s why=%s", bt_log_q(kv->key),
-                m == NULL ? "unreadable" : "\"kind or name is not the key's\"");
+        BT_WARN("member_bad_value", "key=%s why=%s", kv->key, why);
     } else if (t->ops.on_up != NULL) {
         t->ops.on_up(t->arg, m);
     }

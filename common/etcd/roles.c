@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 struct bt_roles_watch {
     struct bt_etcd_watch *watch;
@@ -72,10 +73,11 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     if (strcmp(kv->key, w->key) != 0) {
         return;
     }
-    Baton__RoleTable *t = baton__role_table__unpack(NULL, kv->value_len, kv->value);
+    char why[256];
+    Baton__RoleTable *t = bt_role_table_unpack(kv->value, kv->value_len, why, sizeof(why));
     if (t == NULL) { /* the last one stays in force */
-        BT_ERROR("roles_unreadable", "key=%s remedy=%s", kv->key,
-                 bt_log_q("written by another version or damaged; delete it and give roles anew"));
+        BT_ERROR("roles_unreadable", "key=%s why=%s remedy=%s", kv->key, why,
+                 "written by another version or damaged; delete it and give roles anew");
         return;
     }
     w->told = true;

@@ -6,6 +6,7 @@
 
 #include "common/etcd/etcd_priv.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 struct known {
     char *key;
@@ -129,7 +130,7 @@ static void on_list(void *arg, bt_status_t st, const struct bt_etcd_kv *kvs, siz
         return;
     }
     w->backoff_ms = 0;
-    w->next_revision = revision + 1;
+    w->next_revision = bt_etcd_after(revision);
     for (size_t i = 0; i < w->n_known; i++) {
         w->known[i].seen = false;
     }
@@ -169,7 +170,7 @@ static void on_event(struct bt_etcd_watch *w, const Etcdserverpb__Event *ev)
     }
     int64_t rev = ev->kv->mod_revision;
     if (rev >= w->next_revision) {
-        w->next_revision = rev + 1;
+        w->next_revision = bt_etcd_after(rev);
     }
     if (!bt_etcd_kv_open(ev->kv, &kv)) {
         return;
@@ -197,10 +198,10 @@ static bool usable(struct bt_etcd_watch *w, const Etcdserverpb__WatchResponse *r
     }
     if (r->canceled) {
         BT_WARN("etcd_watch_cancelled", "prefix=%s why=%s", w->prefix,
-                bt_log_q(r->cancel_reason == NULL ? "" : r->cancel_reason));
+                r->cancel_reason == NULL ? "" : r->cancel_reason);
         return false;
     }
-    if (r->created && revision + 1 < w->next_revision) {
+    if (r->created && bt_etcd_after(revision) < w->next_revision) {
         BT_WARN("etcd_history_lost", "prefix=%s revision=%lld seen=%lld", w->prefix,
                 (long long)revision, (long long)w->next_revision - 1);
         return false;
@@ -212,9 +213,10 @@ static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, siz
 {
     struct bt_etcd_watch *w = arg;
     (void)s;
-    Etcdserverpb__WatchResponse *r = etcdserverpb__watch_response__unpack(NULL, len, data);
+    char why[256];
+    Etcdserverpb__WatchResponse *r = bt_watch_response_unpack(data, len, why, sizeof(why));
     if (r == NULL) {
-        BT_WARN("etcd_bad_reply", "what=watch len=%zu", len);
+        BT_WARN("etcd_bad_reply", "what=watch len=%zu why=%s", len, why);
         drop_stream(w);
         again(w, list);
         return;
@@ -231,7 +233,7 @@ static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, siz
         }
         if (r->n_events == 0 && !r->created && r->header != NULL) {
             /* Progress: nothing of ours happened up to here. */
-            w->next_revision = BT_MAX(w->next_revision, r->header->revision + 1);
+            w->next_revision = BT_MAX(w->next_revision, bt_etcd_after(r->header->revision));
         }
     }
     etcdserverpb__watch_response__free_unpacked(r, NULL);

@@ -110,8 +110,7 @@ bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, st
                                       const char *who, struct bt_rpc_channel **ch_p)
 {
     if (target == NULL || target[0] == '\0') {
-        BT_ERROR("rpc_bad_target", "target=%s remedy=%s", bt_log_q(target),
-                 bt_log_q("give host:port or unix:/path"));
+        BT_ERROR("rpc_bad_target", "target=%s remedy=%s", target, "give host:port or unix:/path");
         return BT_ERR_INVALID;
     }
     struct bt_rpc_channel *ch = bt_calloc(1, sizeof(*ch));

@@ -29,3 +29,39 @@ void bt_rpc_call_reply_pb(struct bt_rpc_call *call, const ProtobufCMessage *msg)
         free(buf);
     }
 }
+
+static void forget_unknown_in(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f)
+{
+    uint8_t *base = (uint8_t *)m;
+    void *at = base + f->offset;
+    if (f->type != PROTOBUF_C_TYPE_MESSAGE) {
+        return;
+    }
+    if (f->label == PROTOBUF_C_LABEL_REPEATED) {
+        size_t n = *(const size_t *)(const void *)(base + f->quantifier_offset);
+        ProtobufCMessage **list = *(ProtobufCMessage ***)at;
+        for (size_t i = 0; i < n; i++) {
+            bt_pb_forget_unknown(list[i]);
+        }
+        return;
+    }
+    bool absent = (f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) != 0 &&
+                  *(const uint32_t *)(const void *)(base + f->quantifier_offset) != f->id;
+    ProtobufCMessage *sub = absent ? NULL : *(ProtobufCMessage **)at;
+    if (sub != NULL) {
+        bt_pb_forget_unknown(sub);
+    }
+}
+
+void bt_pb_forget_unknown(ProtobufCMessage *m)
+{
+    for (unsigned i = 0; i < m->n_unknown_fields; i++) {
+        free(m->unknown_fields[i].data);
+    }
+    free(m->unknown_fields);
+    m->unknown_fields = NULL;
+    m->n_unknown_fields = 0;
+    for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
+        forget_unknown_in(m, &m->descriptor->fields[i]);
+    }
+}

@@ -8,6 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+
+#include "common/rpc/pb.h"
 
 /* protobuf-c makes about 100 bytes of an empty message that takes 2 on the wire, what it needs
  * while it unpacks included. Real messages make less than 16 of each byte: lists of small numbers
@@ -16,33 +19,38 @@
 #define GROWTH_MIN (64u << 10)
 #define BYTES_MAX  (64u << 20)
 
-#define MESSAGES_MAX 64
+#define MESSAGES_MAX 256 /* half of them are in use; a power of two */
 #define DEPTH_MAX    8
 
 /* The address is that of the name; it compiles only if the message has such a field. */
-#define FIELD(m, f) .message = &#m[0 * sizeof(((Baton__##m *)NULL)->f)], .field = #f
-#define ANY(m, f)   {FIELD(m, f), .kind = BT_RANGE_ANY},
+#define FIELD_OF(type, m, f) .message = &#m[0 * sizeof(((type *)NULL)->f)], .field = #f
+#define FIELD(m, f)          FIELD_OF(Baton__##m, m, f)
+#define ANY(m, f)            {FIELD(m, f), .kind = BT_RANGE_ANY},
 #define NUMBERS(m, f, count, lo, hi)                                                               \
     {FIELD(m, f), .kind = BT_RANGE_NUMBER, .min = (lo), .max = (hi), .count_max = (count)},
 #define NUMBER(m, f, lo, hi) NUMBERS(m, f, 0, lo, hi)
 #define REALS(m, f, count, lo, hi)                                                                 \
     {FIELD(m, f), .kind = BT_RANGE_REAL, .real_min = (lo), .real_max = (hi), .count_max = (count)},
 #define REAL(m, f, lo, hi) REALS(m, f, 0, lo, hi)
-#define LENGTH(m, f, lo, hi, of)                                                                   \
-    {FIELD(m, f), .kind = BT_RANGE_LENGTH, .min = (lo), .max = (hi), .unit = (of)},
-#define MESSAGES(m, f, count) {FIELD(m, f), .kind = BT_RANGE_MESSAGES, .count_max = (count)},
+#define LENGTHS(m, f, count, lo, hi, of)                                                           \
+    {FIELD(m, f),  .kind = BT_RANGE_LENGTH, .min = (lo), .max = (hi),                              \
+     .unit = (of), .count_max = (count)},
+#define LENGTH(m, f, lo, hi, of) LENGTHS(m, f, 0, lo, hi, of)
+#define MESSAGES(m, f, count)    {FIELD(m, f), .kind = BT_RANGE_MESSAGES, .count_max = (count)},
 
 static const struct bt_range table[] = {
+#include "common/rpc/admin.def"
+#include "common/rpc/cluster.def"
 #include "common/rpc/local.def"
 #include "common/rpc/peer.def"
 #include "common/rpc/session.def"
+#undef FIELD
+#define FIELD(m, f) FIELD_OF(Etcdserverpb__##m, m, f)
+#include "common/rpc/etcd.def"
 };
 
-static const ProtobufCMessageDescriptor *const roots[] = {
-    &baton__local_msg__descriptor,    &baton__peer_msg__descriptor,
-    &baton__to_kvstore__descriptor,   &baton__to_worker__descriptor,
-    &baton__from_kvstore__descriptor, &baton__blocks_credit__descriptor,
-};
+#define ROOT(name, type, of) &of##__descriptor,
+static const ProtobufCMessageDescriptor *const roots[] = {BT_RANGE_ROOTS(ROOT)};
 
 /* ---- the tables, joined to the descriptors ---- */
 
@@ -51,38 +59,49 @@ struct joined {
     const struct bt_range **ranges; /* by field */
 };
 
-static struct joined joined[MESSAGES_MAX];
+static struct joined joined[MESSAGES_MAX]; /* by the descriptor's address, the next free place */
 static uint32_t n_joined;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+const ProtobufCMessageDescriptor *bt_range_root(size_t i)
+{
+    return i < BT_ARRAY_LEN(roots) ? roots[i] : NULL;
+}
 
 const struct bt_range *bt_range_of(const ProtobufCMessageDescriptor *message, const char *field)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
         if (strcmp(table[i].message, message->short_name) == 0 &&
-            strcmp(table[i].field, field) == 0) {
+            strcasecmp(table[i].field, field) == 0) { /* C has etcd's names in small letters */
             return &table[i];
         }
     }
     return NULL;
 }
 
+/* Its place, or the empty one where it would go. */
+static struct joined *place_of(const ProtobufCMessageDescriptor *message)
+{
+    size_t i = (uintptr_t)message / sizeof(*message);
+    while (joined[i % MESSAGES_MAX].message != NULL &&
+           joined[i % MESSAGES_MAX].message != message) {
+        i++;
+    }
+    return &joined[i % MESSAGES_MAX];
+}
+
 static const struct bt_range **ranges_of(const ProtobufCMessageDescriptor *message)
 {
-    for (uint32_t i = 0; i < n_joined; i++) {
-        if (joined[i].message == message) {
-            return joined[i].ranges;
-        }
-    }
-    return NULL;
+    return place_of(message)->ranges;
 }
 
 static void join(const ProtobufCMessageDescriptor *message)
 {
-    if (ranges_of(message) != NULL) {
+    struct joined *j = place_of(message);
+    if (j->message != NULL) {
         return;
     }
-    BT_ASSERT(n_joined < MESSAGES_MAX);
-    struct joined *j = &joined[n_joined++];
+    BT_ASSERT(++n_joined <= MESSAGES_MAX / 2);
     j->message = message;
     j->ranges = bt_calloc(message->n_fields + 1, sizeof(struct bt_range *));
     for (unsigned i = 0; i < message->n_fields; i++) {
@@ -285,8 +304,8 @@ static void give(void *arg, void *p)
     free(p);
 }
 
-static ProtobufCMessage *unpack(const ProtobufCMessageDescriptor *d, const void *data, size_t len,
-                                char *text, size_t cap)
+ProtobufCMessage *bt_message_unpack(const ProtobufCMessageDescriptor *d, const void *data,
+                                    size_t len, char *text, size_t cap)
 {
     size_t most = len < BYTES_MAX / GROWTH_MAX ? GROWTH_MIN + GROWTH_MAX * len : BYTES_MAX;
     struct budget b = {.left = most};
@@ -303,40 +322,29 @@ static ProtobufCMessage *unpack(const ProtobufCMessageDescriptor *d, const void 
         protobuf_c_message_free_unpacked(m, NULL);
         return NULL;
     }
+    bt_pb_forget_unknown(m); /* parts of it are packed again and kept */
     return m;
+}
+
+void *bt_message_copy(const ProtobufCMessage *m)
+{
+    size_t len = protobuf_c_message_get_packed_size(m);
+    uint8_t *bytes = bt_malloc(len + 1);
+    protobuf_c_message_pack(m, bytes);
+    ProtobufCMessage *copy = protobuf_c_message_unpack(m->descriptor, NULL, len, bytes);
+    free(bytes);
+    BT_ASSERT(copy != NULL);
+    return copy;
 }
 
 /* ---- by protocol ---- */
 
-Baton__LocalMsg *bt_local_unpack(const void *data, size_t len, char *text, size_t cap)
-{
-    return (Baton__LocalMsg *)unpack(&baton__local_msg__descriptor, data, len, text, cap);
-}
-
-Baton__PeerMsg *bt_peer_unpack(const void *data, size_t len, char *text, size_t cap)
-{
-    return (Baton__PeerMsg *)unpack(&baton__peer_msg__descriptor, data, len, text, cap);
-}
-
-Baton__ToKvstore *bt_to_kvstore_unpack(const void *data, size_t len, char *text, size_t cap)
-{
-    return (Baton__ToKvstore *)unpack(&baton__to_kvstore__descriptor, data, len, text, cap);
-}
-
-Baton__ToWorker *bt_to_worker_unpack(const void *data, size_t len, char *text, size_t cap)
-{
-    return (Baton__ToWorker *)unpack(&baton__to_worker__descriptor, data, len, text, cap);
-}
-
-Baton__FromKvstore *bt_from_kvstore_unpack(const void *data, size_t len, char *text, size_t cap)
-{
-    return (Baton__FromKvstore *)unpack(&baton__from_kvstore__descriptor, data, len, text, cap);
-}
-
-Baton__BlocksCredit *bt_blocks_credit_unpack(const void *data, size_t len, char *text, size_t cap)
-{
-    return (Baton__BlocksCredit *)unpack(&baton__blocks_credit__descriptor, data, len, text, cap);
-}
+#define UNPACK(name, type, of)                                                                     \
+    type *bt_##name##_unpack(const void *data, size_t len, char *text, size_t cap)                 \
+    {                                                                                              \
+        return (type *)(void *)bt_message_unpack(&of##__descriptor, data, len, text, cap);         \
+    }
+BT_RANGE_ROOTS(UNPACK)
 
 bt_status_t bt_local_check(const Baton__LocalMsg *m, char *text, size_t cap)
 {

@@ -25,7 +25,7 @@ static void on_grpc_log(gpr_log_func_args *args)
     if (args->severity == GPR_LOG_SEVERITY_ERROR && !bt_tls_log(args->file, args->message)) {
         const char *file = strrchr(args->file, '/');
         BT_WARN("grpc", "at=%s:%d msg=%s", file == NULL ? args->file : file + 1, args->line,
-                bt_log_q(args->message));
+                args->message);
     }
 }
 

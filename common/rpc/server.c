@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/log/log.h"
+#include "common/loop/newcomers.h"
 #include "common/rpc/tls_priv.h"
 
 #define ACCEPTS_ARMED            16
@@ -16,6 +17,7 @@
 #define CONNECTION_STREAMS_MAX   128  /* a daemon needs two, batonctl one */
 #define STREAMS_MAX              1024 /* open at once on one server; calls likewise */
 #define REQUEST_WAIT_MS          5000 /* for the message of a unary call */
+#define HANDSHAKE_MS             5000 /* of TLS and HTTP/2; a client's attempt ends before that */
 
 struct method {
     struct bt_list link;
@@ -39,6 +41,7 @@ struct bt_rpc_server {
     struct bt_list link; /* rpc->servers */
     grpc_server *server;
     char *listen;
+    uint16_t port; /* guarded from newcomers; 0: a Unix socket */
     bool started, dying, shut_down;
     uint32_t n_armed;
     struct accept accepts[ACCEPTS_ARMED];
@@ -244,6 +247,13 @@ static bool is_full(const struct bt_list *open)
     return n == STREAMS_MAX;
 }
 
+static void caller_known(grpc_call *call)
+{
+    char *peer = grpc_call_get_peer(call);
+    bt_newcomers_known(peer);
+    gpr_free(peer);
+}
+
 static void on_accept(void *owner, bool success)
 {
     struct accept *a = owner;
@@ -275,8 +285,10 @@ static void on_accept(void *owner, bool success)
     } else if (is_full(m->unary != NULL ? &srv->calls : &srv->streams)) {
         refuse(srv, call, BT_GRPC_EXHAUSTED, "too many calls and streams are open here");
     } else if (m->unary != NULL) {
+        caller_known(call);
         start_unary(srv, call, m);
     } else {
+        caller_known(call);
         struct bt_rpc_stream *s = bt_rpc_stream_new(srv->rpc, call, srv->tls, true, &srv->streams);
         bt_rpc_stream_start_server(s, m->stream, m->arg);
     }
@@ -318,6 +330,9 @@ static grpc_server *make_server(bool bulk)
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
          .value.integer = CONNECTION_STREAMS_MAX},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+         .value.integer = HANDSHAKE_MS},
         {.type = GRPC_ARG_INTEGER, /* the last: bulk only */
          .key = (char *)GRPC_ARG_HTTP2_MAX_FRAME_SIZE,
          .value.integer = BT_RPC_BULK_FRAME_BYTES},
@@ -348,10 +363,14 @@ bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
     grpc_server_credentials_release(creds);
     bt_list_insert_tail(&rpc->servers, &srv->link);
     if (port == 0) {
-        BT_ERROR("rpc_listen_failed", "listen=%s remedy=%s", bt_log_q(listen),
-                 bt_log_q("the address is wrong or taken: see the grpc line above"));
+        BT_ERROR("rpc_listen_failed", "listen=%s remedy=%s", listen,
+                 "the address is wrong or taken: see the grpc line above");
         bt_rpc_server_end(srv, false);
         return BT_ERR_IO;
+    }
+    if (strncmp(listen, "unix:", 5) != 0) {
+        srv->port = (uint16_t)port;
+        bt_newcomers_guard(srv->port);
     }
     if (port_p != NULL) {
         *port_p = port;
@@ -404,6 +423,9 @@ void bt_rpc_server_end(struct bt_rpc_server *srv, bool notify)
 {
     BT_ASSERT(!srv->dying);
     srv->dying = true;
+    if (srv->port != 0) {
+        bt_newcomers_unguard(srv->port);
+    }
     bt_list_remove(&srv->link);
     bt_rpc_op_begin(srv->rpc, &srv->op_shutdown);
     grpc_server_shutdown_and_notify(srv->server, srv->rpc->cq, &srv->op_shutdown);

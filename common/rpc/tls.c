@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/conf/conf.h"
 #include "common/log/log.h"
 #include "common/rpc/tls_priv.h"
 
@@ -72,9 +73,8 @@ static bt_status_t check_key(const struct bt_tls *t, const char *cert, char *err
 {
     struct stat st;
     char why[200];
-    if (stat(t->files[BT_TLS_KEY], &st) == 0 && (st.st_mode & S_IRWXO) != 0) {
-        return fault(t, "key", t->files[BT_TLS_KEY], err, cap,
-                     "it is open to everybody (mode %04o): chmod o= it", st.st_mode & 07777u);
+    if (stat(t->files[BT_TLS_KEY], &st) == 0 && !bt_conf_secret_private(&st, why, sizeof(why))) {
+        return fault(t, "key", t->files[BT_TLS_KEY], err, cap, "%s", why);
     }
     char *key = read_text(t, "key", t->files[BT_TLS_KEY], err, cap);
     if (key == NULL) {
@@ -196,9 +196,9 @@ static void warn_of_end(struct bt_tls *t)
     t->reminded_s = now_s;
     bool over = now_s >= t->own.not_after_s;
     BT_WARN(over ? "tls_expired" : "tls_expiring", "file=%s hours_left=%lld remedy=%s",
-            bt_log_q(t->files[BT_TLS_CERT]), (long long)(t->own.not_after_s - now_s) / 3600,
-            bt_log_q("put a new certificate and key in place of these files; they are read again "
-                     "by themselves"));
+            t->files[BT_TLS_CERT], (long long)(t->own.not_after_s - now_s) / 3600,
+            "put a new certificate and key in place of these files; they are read again "
+            "by themselves");
 }
 
 static void on_look(void *arg)
@@ -214,8 +214,8 @@ static void on_look(void *arg)
     }
     memcpy(t->stamps, now, sizeof(now));
     if (read_all(t, &r, err, sizeof(err)) != BT_OK) {
-        BT_WARN("tls_not_renewed", "why=%s remedy=%s", bt_log_q(err),
-                bt_log_q("until it is right, new connections may fail"));
+        BT_WARN("tls_not_renewed", "why=%s remedy=%s", err,
+                "until it is right, new connections may fail");
         return;
     }
     pthread_mutex_lock(&t->lock);
@@ -231,7 +231,7 @@ static void on_look(void *arg)
     bt_cert_ca_destroy(old);
     free(old_revoked);
     t->reminded_s = 0;
-    BT_INFO("tls_renewed", "file=%s not_after_s=%llu", bt_log_q(t->files[BT_TLS_CERT]),
+    BT_INFO("tls_renewed", "file=%s not_after_s=%llu", t->files[BT_TLS_CERT],
             (unsigned long long)t->own.not_after_s);
     warn_of_end(t);
 }

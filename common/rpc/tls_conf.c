@@ -11,7 +11,7 @@ static bool make(const struct bt_tls_config *conf, struct bt_rpc *rpc, struct bt
 {
     char err[700];
     if (bt_tls_create(conf, tls_p, err, sizeof(err)) != BT_OK) {
-        BT_ERROR("config", "why=%s", bt_log_q(err));
+        BT_ERROR("config", "why=%s", err);
         return false;
     }
     bt_tls_watch(*tls_p, bt_rpc_loop(rpc), metrics);
@@ -44,12 +44,12 @@ bool bt_tls_conf_start(struct bt_tls_conf *t, const struct bt_conf_common *c, co
             return false;
         }
         bt_rpc_set_tls(rpc, t->cluster);
-        BT_INFO("tls", "cert=%s", bt_log_q(cluster.cert));
+        BT_INFO("tls", "cert=%s", cluster.cert);
     } else if (!bt_address_port_private(c->rpc_listen)) {
         BT_WARN("rpc_plaintext", "listen=%s why=%s remedy=%s", c->rpc_listen,
-                bt_log_q("whoever reaches this address may order what a conductor or batonctl may, "
-                         "and read what is sent"),
-                bt_log_q("give cluster.tls.ca, .cert and .key, or listen on a private address"));
+                "whoever reaches this address may order what a conductor or batonctl may, "
+                "and read what is sent",
+                "give cluster.tls.ca, .cert and .key, or listen on a private address");
     }
     return !secure || make(&etcd, rpc, etcd.ca == cluster.ca ? NULL : metrics, &t->etcd);
 }

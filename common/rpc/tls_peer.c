@@ -128,11 +128,10 @@ static int verify(void *arg, grpc_tls_custom_verification_check_request *r,
     const char *name = c.n_uris > 0 ? c.uris[0] : c.subject;
     snprintf(text, sizeof(text), "certificate of %s refused: %s", name, why);
     if (note_refusal(v->tls, text)) {
-        BT_WARN("tls_refused", "peer=%s dir=%s target=%s why=%s remedy=%s", bt_log_q(name),
-                v->server ? "in" : "out", r->target_name != NULL ? r->target_name : "-",
-                bt_log_q(why),
-                bt_log_q("give it a certificate of this cluster's CA that names what it is "
-                         "(docs/OPERATING.md)"));
+        BT_WARN("tls_refused", "peer=%s dir=%s target=%s why=%s remedy=%s", name,
+                v->server ? "in" : "out", r->target_name != NULL ? r->target_name : "-", why,
+                "give it a certificate of this cluster's CA that names what it is "
+                "(docs/OPERATING.md)");
     }
     *status = GRPC_STATUS_UNAUTHENTICATED;
     *details = gpr_malloc(strlen(text) + 1);
@@ -278,8 +277,7 @@ bool bt_tls_may_call(struct bt_tls *t, grpc_call *call, const char *method, cons
              role != NULL ? role : "any of this cluster");
     if (note_refusal(t, text)) {
         char *peer = grpc_call_get_peer(call);
-        BT_WARN("tls_refused", "peer=%s dir=in addr=%s why=%s", bt_log_q(name), peer,
-                bt_log_q(text));
+        BT_WARN("tls_refused", "peer=%s dir=in addr=%s why=%s", name, peer, text);
         gpr_free(peer);
     }
     return false;
@@ -304,7 +302,7 @@ bool bt_tls_log(const char *file, const char *message)
             uint64_t now = bt_mono_ns(), last = atomic_load(&told_ns[i]);
             if ((last == 0 || now - last > BT_TLS_REPEAT_NS) &&
                 atomic_compare_exchange_strong(&told_ns[i], &last, now)) {
-                BT_WARN("tls_refused", "peer=unknown why=%s", bt_log_q(known[i][1]));
+                BT_WARN("tls_refused", "peer=unknown why=%s", known[i][1]);
             }
             return true;
         }
