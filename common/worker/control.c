@@ -101,8 +101,7 @@ void bt_wctl_update_state(struct bt_wctl *w)
         BT_INFO("ready",
                 "name=%s rpc=%s http=%s incarnation=%016llx model=%s device=%s pages=%u slots=%u",
                 w->conf.name, w->rpc_addr, w->http_addr, (unsigned long long)w->incarnation,
-                bt_log_q(w->model_id), bt_log_q(w->core.info->device), w->core.info->pages,
-                w->core.max_slots);
+                w->model_id, w->core.info->device, w->core.info->pages, w->core.max_slots);
         bt_notify_status("serving on %s with %u pages, %s", w->rpc_addr, w->core.info->pages,
                          w->core.info->device);
         bt_notify_ready();
@@ -129,20 +128,20 @@ static void on_joined(void *arg)
 
 static void on_refused(void *arg, bt_status_t st, const char *why)
 {
-    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), why);
     stop_with(arg, BT_EXIT_REFUSED);
 }
 
 static void on_lost(void *arg)
 {
     (void)arg;
-    BT_WARN("membership_lost", "why=%s", bt_log_q("the etcd lease ended; registering again"));
+    BT_WARN("membership_lost", "why=%s", "the etcd lease ended; registering again");
 }
 
 static bool connect_etcd(struct bt_wctl *w)
 {
     if (bt_etcd_create(w->rpc, w->conf.common.etcd_endpoints, w->tls.etcd, &w->etcd) != BT_OK) {
-        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints cannot be used"));
+        BT_ERROR("etcd", "why=%s", "etcd.endpoints cannot be used");
         return false;
     }
     bt_wrole_start(w); /* joins when it knows the role */
@@ -166,6 +165,7 @@ void bt_wctl_join(struct bt_wctl *w)
     self.started_ns = w->started_ns;
     self.version = (char *)bt_version();
     self.device = (char *)(uintptr_t)w->core.info->device;
+    self.model = w->model_id;
     self.role = w->role;
     self.role_epoch = w->role_epoch;
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
@@ -189,7 +189,7 @@ static void on_progress(struct bt_wctl *w, const struct bt_wout *o)
     if (o->u.fraction >= w->load_logged + 0.1 || o->u.fraction < w->load_logged ||
         (o->u.fraction >= 1 && w->load_logged < 1)) {
         w->load_logged = o->u.fraction;
-        BT_INFO("loading", "what=%s pct=%d", bt_log_q(o->detail), (int)(o->u.fraction * 100));
+        BT_INFO("loading", "what=%s pct=%d", o->detail, (int)(o->u.fraction * 100));
         bt_notify_status("%s", w->health);
     }
 }
@@ -206,8 +206,8 @@ static void on_engine_ready(struct bt_wctl *w)
     w->top = bt_calloc((size_t)n * BT_ENGINE_MAX_TOP, sizeof(w->top[0]));
     w->top_ptr = bt_calloc((size_t)n * BT_ENGINE_MAX_TOP, sizeof(w->top_ptr[0]));
     BT_INFO("engine", "plugin=%s device=%s pages=%u block_tokens=%u slots=%u rows=%u context=%u",
-            w->core.vt->name, bt_log_q(w->core.info->device), w->core.info->pages,
-            w->core.block_tokens, w->core.max_slots, w->core.max_rows, w->core.info->max_model_len);
+            w->core.vt->name, w->core.info->device, w->core.info->pages, w->core.block_tokens,
+            w->core.max_slots, w->core.max_rows, w->core.info->max_model_len);
     if (w->state != BT_WCTL_LOADING) {
         return; /* told to stop meanwhile */
     }
@@ -222,7 +222,7 @@ static void on_engine_ready(struct bt_wctl *w)
 
 static void on_fatal(struct bt_wctl *w, const struct bt_wout *o)
 {
-    BT_ERROR("out_of_service", "why=%s requests=%u", bt_log_q(o->detail), w->n_active);
+    BT_ERROR("out_of_service", "why=%s requests=%u", o->detail, w->n_active);
     size_t it = 0;
     struct bt_wreq *r;
     while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
@@ -281,7 +281,7 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_PROGRESS: on_progress(w, o); break;
     case BT_WOUT_READY: on_engine_ready(w); break;
     case BT_WOUT_FAILED:
-        BT_ERROR("engine", "status=%s why=%s", bt_status_name(o->status), bt_log_q(o->detail));
+        BT_ERROR("engine", "status=%s why=%s", bt_status_name(o->status), o->detail);
         stop_with(w, exit_of(o->status));
         break;
     case BT_WOUT_FATAL: on_fatal(w, o); break;
@@ -381,25 +381,26 @@ static void on_tick(void *arg)
 static bool start_servers(struct bt_wctl *w)
 {
     const struct bt_conf_common *c = &w->conf.common;
+    char why[256];
     int port;
     if (bt_rpc_create(w->loop, &w->rpc) != BT_OK) {
-        BT_ERROR("rpc", "why=%s", bt_log_q("gRPC cannot be started"));
+        BT_ERROR("rpc", "why=%s", "gRPC cannot be started");
         return false;
     }
     if (!bt_tls_conf_start(&w->tls, c, w->kind, w->rpc, w->stats->registry)) {
         return false;
     }
     if (bt_rpc_server_create(w->rpc, c->rpc_listen, &w->server, &port) != BT_OK) {
-        BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen,
-                 bt_log_q("cannot be listened on"));
+        bt_conf_listen_why(c->rpc_listen, why, sizeof(why));
+        BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen, why);
         return false;
     }
     bt_rpc_server_stream(w->server, "/baton.Worker/Session", "conductor", bt_wsession_accept, w);
     w->rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
     if (bt_status_page_create(w->loop, c->http_listen, w->stats->registry, health, w, &w->page,
                               &port) != BT_OK) {
-        BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen,
-                 bt_log_q("cannot be listened on"));
+        bt_conf_listen_why(c->http_listen, why, sizeof(why));
+        BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen, why);
         return false;
     }
     w->http_addr = bt_conf_dialled(c->http_listen, NULL, port);
@@ -416,21 +417,20 @@ static bool start_core(struct bt_wctl *w, pthread_t *thread)
     c->bell = ring_kvstore;
     c->bell_arg = w;
     if (bt_engine_load(w->conf.engine_device, &c->vt, err, sizeof(err)) != BT_OK) {
-        BT_ERROR("engine", "key=engine.device value=%s why=%s", w->conf.engine_device,
-                 bt_log_q(err));
+        BT_ERROR("engine", "key=engine.device value=%s why=%s", w->conf.engine_device, err);
         return false;
     }
     if (bt_ring_init(&c->in, 8 * n + (uint32_t)w->conf.writeback_max + 4096,
                      sizeof(struct bt_wcmd)) != BT_OK ||
         bt_ring_init(&c->out, 4096, sizeof(struct bt_wout)) != BT_OK) {
-        BT_ERROR("start", "why=%s", bt_log_q("no eventfd: raise the limit of open files"));
+        BT_ERROR("start", "why=%s", "no eventfd: raise the limit of open files");
         return false;
     }
     bt_loop_fd_add(w->loop, c->out.efd, EPOLLIN, on_ring, w);
     bool armed = bt_ring_arm(&c->out);
     BT_ASSERT(armed);
     if (pthread_create(thread, NULL, bt_wcore_thread, c) != 0) {
-        BT_ERROR("start", "why=%s", bt_log_q("no thread for the engine"));
+        BT_ERROR("start", "why=%s", "no thread for the engine");
         return false;
     }
     return true;

@@ -53,11 +53,12 @@ static void unlink_req(struct bt_wcore *c, struct bt_wreq *r)
     bt_list_remove(&r->link);
 }
 
-/* Class, then arrival: 16 bits and 48. */
-static uint64_t order_of(int32_t priority, uint64_t arrival)
+/* Class, then arrival: 16 bits and 48. The last class is that of late requests: no priority leads
+ * there. */
+static uint64_t order_of(const struct bt_wreq *r, uint64_t arrival)
 {
-    int32_t c = BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX) - INT16_MIN;
-    return (uint64_t)c << 48 | arrival;
+    int32_t c = BT_MIN(BT_MAX(r->priority, INT16_MIN), INT16_MAX - 1) - INT16_MIN;
+    return (r->late ? (uint64_t)UINT16_MAX : (uint64_t)c) << 48 | arrival;
 }
 
 static bool lower_class(const struct bt_wreq *a, const struct bt_wreq *than)
@@ -79,7 +80,7 @@ void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
 {
     bool reads = lead->phases == BATON__PHASES__DECODE;
     for (struct bt_wreq *r = lead; r != NULL; r = r->next_choice) {
-        r->order = order_of(r->priority, c->next_order++);
+        r->order = order_of(r, c->next_order++);
         r->role = c->roles[reads || r != lead ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
         r->stage = r == lead ? BT_WREQ_OPENING : BT_WREQ_FORKING;
         r->slot = BT_WORKER_NO_SLOT;
@@ -402,10 +403,41 @@ static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
     }
 }
 
+/* A late request's prompt: it keeps slot and pages until it is computed. Rows make way. */
+static bool late_prompt(const struct bt_wreq *r)
+{
+    return r->late && r->phases != BATON__PHASES__DECODE && !r->resumed &&
+           (r->stage == BT_WREQ_QUEUED || r->stage == BT_WREQ_LOADING ||
+            r->stage == BT_WREQ_PROMPT);
+}
+
+/* May r start beside what is active? Late prompts have at most half of the slots and of the pages,
+ * and leave pages for the longest prompt: one that is in time does not wait for them. Alone a late
+ * prompt may have what it needs. */
+static bool late_may_start(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    uint32_t slots = 1, longest = BT_DIV_UP(c->info->max_model_len, c->block_tokens);
+    uint64_t pages = pages_needed(c, r);
+    if (!late_prompt(r) || c->n_active == 0) {
+        return true;
+    }
+    struct bt_list *it;
+    bt_list_for_each (it, &c->active) {
+        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        slots += late_prompt(a);
+        pages += late_prompt(a) ? a->n_pages : 0;
+    }
+    uint32_t left = c->info->pages - BT_MIN(longest, c->info->pages);
+    return slots <= BT_MAX(c->max_slots / 2, 1u) && pages <= BT_MIN(c->info->pages / 2, left);
+}
+
 void bt_wcore_admit(struct bt_wcore *c)
 {
     while (!bt_list_empty(&c->queue)) {
         struct bt_wreq *r = BT_CONTAINER_OF(c->queue.next, struct bt_wreq, link);
+        if (!late_may_start(c, r)) { /* nobody else waits: late ones are the last */
+            return;
+        }
         if (c->n_free_slots == 0 || !take_pages(c, r)) {
             make_way(c, r);
             return;

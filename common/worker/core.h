@@ -93,6 +93,7 @@ struct bt_wreq {
     int32_t logprobs; /* asked for; params.logprobs serves prompt_top as well */
     uint32_t tenant;  /* tag of whose blocks the answer's are */
     int32_t priority; /* class: smaller goes first, and takes pages and slots from larger */
+    bool late;        /* it delays nobody: in a class of its own behind all others */
     struct bt_kv_key root;
     struct bt_engine_params params; /* bias arrays lie in the lead's allocation */
     uint64_t attach;                /* attachment that its LocalOpen went to */
@@ -159,12 +160,6 @@ struct bt_wreq {
     uint32_t *pages;   /* [pages_max] */
     uint32_t tokens[]; /* [len_max + 1] */
 };
-/* Behind all others (the last class): it delays nobody. */
-static inline bool bt_wreq_late(const struct bt_wreq *r)
-{
-    return r->order >> 48 == UINT16_MAX;
-}
-
 /* One block on its way back to the pool. It holds references of its own (page, slab), so that its
  * request may end meanwhile. */
 struct bt_wput {

@@ -45,6 +45,7 @@ void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_to
     r->no_cache = lead->no_cache;
     r->tenant = lead->tenant;
     r->priority = lead->priority;
+    r->late = lead->late;
     r->logprobs = lead->logprobs;
     r->root = lead->root;
     r->params = lead->params;

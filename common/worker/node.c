@@ -182,7 +182,7 @@ static void on_attached(void *arg, struct bt_slab *slab, uint64_t incarnation)
     bt_status_t st =
         bt_slab_map(slab->fd, &w->core.layout, &w->core.root, &s->slab, err, sizeof(err));
     if (st != BT_OK) {
-        BT_ERROR("slab_map_failed", "status=%s why=%s", bt_status_name(st), bt_log_q(err));
+        BT_ERROR("slab_map_failed", "status=%s why=%s", bt_status_name(st), err);
         free(s);
         return;
     }
@@ -213,7 +213,7 @@ static void on_refused(void *arg, bt_status_t st, const char *why)
 {
     struct bt_wctl *w = arg;
     if (!w->refused) {
-        BT_ERROR("kvstore_refuses", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+        BT_ERROR("kvstore_refuses", "status=%s why=%s", bt_status_name(st), why);
     }
     w->refused = true;
 }

@@ -183,7 +183,7 @@ void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd)
     if (l != NULL && (l->n == 0 || l->n > r->lease_want || !slots_sealed(c->slab->slab, l))) {
         BT_WARN("lease_refused", "req=%016llx epoch=%u blocks=%u why=%s",
                 (unsigned long long)r->request, r->epoch, l->n,
-                bt_log_q("the kvstore's lease names other slots than were asked for"));
+                "the kvstore's lease names other slots than were asked for");
         emit_unlease(c, r->lease_id, c->slab->attach);
         free(l);
         l = NULL;

@@ -153,7 +153,7 @@ void bt_wsession_sweep(struct bt_wctl *w)
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
         if (s->broken) {
             BT_WARN("session_ended", "conductor=%s why=%s", s->name != NULL ? s->name : "?",
-                    bt_log_q(s->broken_why));
+                    s->broken_why);
             bt_rpc_stream_close(s->s, s->broken_code, s->broken_why, false);
             session_free(s);
         }
@@ -334,7 +334,7 @@ static void on_submit(struct bt_wsession *s, const Baton__Submit *m)
     bt_status_t st = admit(s->ctl, s, m, err, sizeof(err));
     if (st != BT_OK) {
         BT_INFO("submit_refused", "req=%016llx epoch=%u status=%s why=%s",
-                (unsigned long long)m->request, m->epoch, bt_status_name(st), bt_log_q(err));
+                (unsigned long long)m->request, m->epoch, bt_status_name(st), err);
         send_ended(s, m->request, m->epoch, st, err);
     } else {
         BT_DEBUG("submit", "req=%016llx epoch=%u phases=%d tokens=%zu",
@@ -401,7 +401,7 @@ static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const ch
     struct bt_wsession *s = arg;
     (void)stream;
     BT_INFO("session_ended", "conductor=%s code=%d why=%s", s->name != NULL ? s->name : "?", code,
-            bt_log_q(detail != NULL ? detail : ""));
+            detail != NULL ? detail : "");
     session_free(s);
 }
 
@@ -589,7 +589,7 @@ void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, con
     struct bt_wsession *s = session_find(w, r->session);
     if (st != BT_OK) {
         BT_WARN("request_failed", "req=%016llx epoch=%u status=%s why=%s",
-                (unsigned long long)r->request, r->epoch, bt_status_name(st), bt_log_q(detail));
+                (unsigned long long)r->request, r->epoch, bt_status_name(st), detail);
     }
     if (s != NULL) {
         send_ended(s, r->request, r->epoch, st, detail);

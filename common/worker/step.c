@@ -26,7 +26,7 @@ static bool rows_due(const struct bt_wcore *c)
     struct bt_list *it;
     bt_list_for_each (it, &c->waiting) {
         const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->stage == BT_WREQ_LANDING && !bt_wreq_late(r)) {
+        if (r->stage == BT_WREQ_LANDING && !r->late) {
             return true;
         }
     }
@@ -97,7 +97,7 @@ static void fill_batch(struct bt_wcore *c)
         s->chunk_tokens = r->grant != NULL ? r->grant->chunk_tokens : 0;
         s->left = 0;
         s->waited_ns = r->landed_ns != 0 ? (double)(now_ns - r->landed_ns) : 0;
-        s->late = bt_wreq_late(r);
+        s->late = r->late;
         s->kind = r->stage == BT_WREQ_ROW ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
         c->seq_reqs[n++] = r;
     }

@@ -171,6 +171,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
     r->no_cache = m->no_cache;
     r->tenant = m->tenant;
     r->priority = m->priority;
+    r->late = m->late;
     r->prompt_logprobs = m->prompt_logprobs;
     r->prompt_top = m->prompt_top;
     r->logprobs = m->sampling->logprobs;
