@@ -52,12 +52,14 @@ void bt_wire_fetch_offered(struct bt_wire_session *s, const Baton__FlowOffer *m)
         return; /* cancelled a moment ago */
     }
     uint32_t n = 0;
+    bool known = true;
     for (size_t i = 0; i < m->have.len && m->have.len == r->n_keys; i++) {
+        known = known && m->have.data[i] <= BT_WIRE_FROM_SSD;
         if (m->have.data[i] != BT_WIRE_LACKS) {
             r->names[n++] = r->names[i];
         }
     }
-    if (n == 0 || r->offered) { /* who has nothing refuses */
+    if (n == 0 || !known || r->offered) { /* who has nothing refuses */
         bt_wire_session_fail(s, "FlowOffer that does not fit what was asked for",
                              BT_GRPC_INVALID_ARGUMENT);
         return;
@@ -95,11 +97,14 @@ void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
     }
     struct bt_kv_key *keys = bt_malloc(o->keys.len); /* the message is not aligned */
     memcpy(keys, o->keys.data, o->keys.len);
+    /* Whatever the peer says: a fetch never goes among the hand-offs. */
+    uint32_t class =
+        BT_MAX(BT_MIN(o->priority, (uint32_t)BT_WX_CLASSES - 1), (uint32_t)BT_WIRE_FETCH);
     struct bt_wire_want want = {.peer = s->name,
                                 .incarnation = s->incarnation,
                                 .request = o->request,
                                 .epoch = o->epoch,
-                                .class = BT_MIN(o->priority, (uint32_t)BT_WX_CLASSES - 1),
+                                .class = class,
                                 .keys = keys,
                                 .n = (uint32_t)n};
     struct bt_wire_send *snd = bt_calloc(1, sizeof(*snd));

@@ -79,8 +79,7 @@ void bt_wire_recv_fail(struct bt_wire_recv *r, bt_status_t st, const char *why)
     recv_leave(r, st, text);
     bt_metric_add(r->w->flows_failed, 1);
     BT_INFO("wire_recv_failed", "req=%016llx epoch=%u peer=%s status=%s why=%s",
-            (unsigned long long)r->x.request, r->x.epoch, r->peer->name, bt_status_name(st),
-            bt_log_q(why));
+            (unsigned long long)r->x.request, r->x.epoch, r->peer->name, bt_status_name(st), why);
     r->ops.on_failed(r->arg, st, text);
     recv_left(r);
 }

@@ -30,7 +30,7 @@ static void card_changed(struct bt_wire *w, uint32_t card, const char *peer, con
     if (!good) {
         bt_metric_add(k->failures, 1);
         BT_WARN("wire_card_down", "interface=%s address=%s peer=%s why=%s", k->card.ifname,
-                k->card.address, peer, bt_log_q(why));
+                k->card.address, peer, why);
     } else {
         BT_INFO("wire_card_up", "interface=%s address=%s", k->card.ifname, k->card.address);
     }

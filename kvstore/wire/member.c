@@ -41,7 +41,8 @@ bt_status_t bt_wire_member_init(struct bt_wire *w, const struct bt_wire_config *
     }
     snprintf(err, err_cap,
              "kvstore.wire.listen: beyond loopback UCX needs proof that peers are members of the "
-             "cluster, for a malformed address can end this process: give all daemons the same "
+             "cluster, for a malformed address can end all transfers of this node: give all "
+             "daemons the same "
              "kv.salt_file (head -c 32 /dev/urandom | base64 > /etc/baton/salt), or cluster.tls.*, "
              "or set kvstore.wire.allow_routable: true if the network keeps strangers out");
     return BT_ERR_CONFIG;

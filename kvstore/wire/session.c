@@ -47,6 +47,7 @@ static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
     s->w = w;
     s->dialer = dialer;
     s->conn.obj.kind = BT_WX_CONN;
+    s->conn.heard_at = &s->conn.heard;
     s->last_rx_ns = s->last_tx_ns = s->busy_ns = bt_mono_ns();
     bt_list_init(&s->sends);
     bt_list_init(&s->lanes);
@@ -90,7 +91,7 @@ static void session_end(struct bt_wire_session *s, const char *why, int code, bo
         bt_metric_add(s->w->sessions_lost, 1);
     }
     BT_INFO("wire_session_end", "peer=%s inc=%016llx dialer=%d was_up=%d why=%s", s->name,
-            (unsigned long long)s->incarnation, s->dialer, was_up, bt_log_q(text));
+            (unsigned long long)s->incarnation, s->dialer, was_up, text);
     if (s->stream != NULL) {
         struct bt_rpc_stream *stream = s->stream;
         s->stream = NULL;
@@ -143,7 +144,7 @@ void bt_wire_session_send(struct bt_wire_session *s, const Baton__PeerMsg *msg)
 static void violation(struct bt_wire_session *s, const char *what)
 {
     BT_WARN("wire_protocol", "peer=%s inc=%016llx what=%s", s->name,
-            (unsigned long long)s->incarnation, bt_log_q(what));
+            (unsigned long long)s->incarnation, what);
     session_end(s, what, BT_GRPC_INVALID_ARGUMENT, false);
 }
 
@@ -292,7 +293,7 @@ static void drop_older(struct bt_wire_session *s)
 
 static void on_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
-    char text[200];
+    char text[200 + BT_WIRE_NAME_BYTES];
     if (s->state != (s->dialer ? BT_WS_HELLO : BT_WS_ACCEPTED)) {
         violation(s, "hello out of turn");
         return;
@@ -303,7 +304,7 @@ static void on_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
     }
     if (hello_mismatch(s, h, text, sizeof(text)) != NULL) {
         BT_WARN("wire_hello_refused", "peer=%s inc=%016llx why=%s", s->name,
-                (unsigned long long)h->incarnation, bt_log_q(text));
+                (unsigned long long)h->incarnation, text);
         session_end(s, text, BT_GRPC_FAILED_PRECONDITION, true);
         return;
     }
@@ -394,7 +395,7 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
     struct bt_wire_session *s = arg;
     (void)stream;
     s->last_rx_ns = bt_mono_ns();
-    atomic_fetch_add_explicit(&s->conn.heard, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(s->conn.heard_at, 1, memory_order_relaxed);
     char why[256];
     Baton__PeerMsg *m = bt_peer_unpack(data, len, why, sizeof(why));
     if (m == NULL) {

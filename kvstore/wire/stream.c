@@ -417,12 +417,13 @@ static void destroy(struct bt_wx *x)
     x->stream = NULL;
 }
 
-static bt_status_t card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap)
+static bt_status_t card_start(struct bt_wx *x, uint32_t card, bool wait, char *err, size_t err_cap)
 {
     struct bt_wx_stream *t = bt_calloc(1, sizeof(*t));
     const char *listen = x->conf.grpc_listen;
     int port;
     (void)card;
+    (void)wait;
     bt_list_init(&t->strangers);
     x->stream = t;
     if (bt_loop_create(&t->loop) != BT_OK || bt_rpc_create(t->loop, &t->rpc) != BT_OK) {

@@ -1,5 +1,5 @@
-/* The transfer thread over UCX: its loop, which sleeps only while every worker is armed; its start
- * and its end. */
+/* The transfer thread over UCX, which is the main thread of the wire process: its loop, which
+ * sleeps only while every worker is armed; its start and its end. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -9,6 +9,7 @@
 
 #define SPIN_TURNS      32 /* empty turns before arming: a few microseconds */
 #define EVENTS_PER_TURN 64
+#define UNTOLD_MS       2 /* until events that the kvstore did not read are offered again */
 
 /* Arms every hot lane; false if one wants to be progressed first. */
 static bool arm_all(struct bt_wx *x)
@@ -55,6 +56,8 @@ static void take_wakeups(struct bt_wx *x, const struct epoll_event *ev, int n)
     for (int k = 0; k < n; k++) {
         if (ev[k].data.ptr == NULL) {
             bt_wx_unwake(x);
+        } else if (ev[k].data.ptr == x) {
+            x->conf.inside->pull(x->conf.inside->arg, true);
         } else {
             bt_ucx_lane_woken(ev[k].data.ptr);
         }
@@ -65,9 +68,8 @@ static void take_wakeups(struct bt_wx *x, const struct epoll_event *ev, int n)
     }
 }
 
-static void *thread_main(void *arg)
+static void run(struct bt_wx *x)
 {
-    struct bt_wx *x = arg;
     bt_loop_short_slices(BT_WX_SLICE_US);
     struct epoll_event ev[EVENTS_PER_TURN];
     int idle = 0;
@@ -84,9 +86,11 @@ static void *thread_main(void *arg)
             bt_wx_recv_notify(x);
             bt_ucx_lane_step(l); /* it may be gone now */
             bt_wx_conn_step(c);
+            (void)bt_wx_flush(x);
         }
+        bool told = bt_wx_flush(x);
         if (bt_wx_over(x)) {
-            return NULL;
+            return;
         }
         if (moved || (!bt_list_empty(&x->hot) && ++idle < SPIN_TURNS)) {
             idle = moved ? 0 : idle;
@@ -94,7 +98,11 @@ static void *thread_main(void *arg)
         }
         idle = 0;
         if (arm_all(x)) {
-            int n = epoll_wait(x->ucx->epfd, ev, EVENTS_PER_TURN, sleep_ms(x));
+            int ms = sleep_ms(x);
+            int n = epoll_wait(x->ucx->epfd, ev, EVENTS_PER_TURN,
+                               told      ? ms
+                               : ms >= 0 ? BT_MIN(ms, UNTOLD_MS)
+                                         : UNTOLD_MS);
             BT_ASSERT(n >= 0 || errno == EINTR);
             take_wakeups(x, ev, BT_MAX(n, 0));
         }
@@ -107,12 +115,13 @@ static void create(struct bt_wx *x)
 {
     struct bt_wx_ucx *u = bt_calloc(1, sizeof(*u));
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
+    struct epoll_event sock = {.events = EPOLLIN, .data.ptr = x};
     x->ucx = u;
     x->alone_min = BT_UCX_ZCOPY_MIN; /* sent from where it lies, and several would be gathered */
     BT_ASSERT(bt_ucx_datatype(&u->unpacked) == UCS_OK); /* allocates a few bytes */
     u->epfd = epoll_create1(EPOLL_CLOEXEC);
-    BT_ASSERT(u->epfd >= 0 && epoll_ctl(u->epfd, EPOLL_CTL_ADD, x->wakefd, &ev) == 0);
-    bt_wx_start_thread(x, thread_main);
+    BT_ASSERT(u->epfd >= 0 && epoll_ctl(u->epfd, EPOLL_CTL_ADD, x->wakefd, &ev) == 0 &&
+              epoll_ctl(u->epfd, EPOLL_CTL_ADD, x->conf.inside->sock, &sock) == 0);
 }
 
 static void destroy(struct bt_wx *x)
@@ -131,6 +140,7 @@ static void destroy(struct bt_wx *x)
 const struct bt_wx_transport bt_wx_over_ucx = {.create = create,
                                                .card_start = bt_ucx_card_start,
                                                .destroy = destroy,
+                                               .run = run,
                                                .lane_open = bt_ucx_lane_open,
                                                .lane_connect = bt_ucx_lane_connect,
                                                .post = bt_ucx_post};

@@ -1,5 +1,5 @@
 /* How UCX is set up: transports, interface, sizes; and whether what it found can serve. Once for
- * each card, on the control thread, before the transfer thread knows of the card. */
+ * each card, before a lane over it. Transfer thread. */
 #include <stdio.h>
 #include <string.h>
 
@@ -52,13 +52,13 @@ static bool configure_all(struct bt_wx *x, uint32_t card, ucp_config_t *c, char 
     x->ucx->copies = true;
     if (bt_conf_env("UCX_NET_DEVICES") != NULL) {
         BT_WARN("wire_net_devices", "interface=%s detail=%s", k->ifname,
-                bt_log_q("UCX_NET_DEVICES overrides the interface of kvstore.wire.listen"));
+                "UCX_NET_DEVICES overrides the interface of kvstore.wire.listen");
     }
     bool may = bt_ucx_may_send_from_memory();
     if (!may) {
         BT_WARN("wire_copies", "interface=%s ucx=%s detail=%s", k->ifname, ucp_get_version_string(),
-                bt_log_q("this version of UCX is not known to be safe without a copy of each "
-                         "segment: KV over TCP is slower"));
+                "this version of UCX is not known to be safe without a copy of each "
+                "segment: KV over TCP is slower");
     }
     return configure(c, "NET_DEVICES", "NET_DEVICES", k->ifname, err, err_cap) &&
            configure(c, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
@@ -119,8 +119,9 @@ static bool can_connect(ucp_context_h context, char *err, size_t err_cap)
     return false;
 }
 
-bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap)
+bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *err, size_t err_cap)
 {
+    (void)wait;
     ucp_config_t *c;
     ucp_context_h context;
     ucs_status_t st = ucp_config_read(NULL, NULL, &c);

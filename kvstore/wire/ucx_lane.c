@@ -26,7 +26,7 @@
 static void lane_moved(struct bt_wx_lane *l)
 {
     l->ucx->moved_ns = l->conn->x->now_ns;
-    l->ucx->heard = atomic_load_explicit(&l->conn->heard, memory_order_relaxed);
+    l->ucx->heard = atomic_load_explicit(l->conn->heard_at, memory_order_relaxed);
 }
 
 /* ---- small messages: proof and echo ---- */
@@ -161,6 +161,10 @@ void bt_ucx_lane_open(struct bt_wx_lane *l)
     l->ucx = bt_calloc(1, sizeof(*l->ucx));
     l->ucx->efd = -1;
     lane_moved(l);
+    if (x->ucx->contexts[l->card] == NULL) { /* it did not start again after UCX had ended */
+        bt_wx_lane_kill(l, BT_ERR_IO, "UCX did not start on this card");
+        return;
+    }
     ucp_worker_params_t wp = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                               .thread_mode = UCS_THREAD_MODE_SINGLE};
     ucs_status_t st = ucp_worker_create(x->ucx->contexts[l->card], &wp, &l->ucx->worker);
@@ -233,7 +237,7 @@ static void close_begin(struct bt_wx_lane *l)
     l->ucx->ep = NULL;
     if (UCS_PTR_IS_ERR(l->ucx->close_req)) {
         BT_WARN("wire_close_failed", "peer=%s error=%s", l->conn->peer,
-                bt_log_q(ucs_status_string(UCS_PTR_STATUS(l->ucx->close_req))));
+                ucs_status_string(UCS_PTR_STATUS(l->ucx->close_req)));
         l->ucx->close_req = NULL;
     }
 }
@@ -299,7 +303,7 @@ static void lane_free(struct bt_wx_lane *l)
 static bool silent(const struct bt_wx_lane *l)
 {
     const struct bt_wx_conn *c = l->conn;
-    uint32_t heard = atomic_load_explicit(&c->heard, memory_order_relaxed);
+    uint32_t heard = atomic_load_explicit(c->heard_at, memory_order_relaxed);
     return l->ucx->asked_ns != 0 && c->x->now_ns - l->ucx->moved_ns > QUIET_NS &&
            heard - l->ucx->heard >= HEARD && bt_wx_conn_open_lanes(c) > 1;
 }
@@ -358,7 +362,7 @@ bool bt_ucx_lane_progress(struct bt_wx_lane *l)
     }
     while (l->ucx->worker != NULL && n < PROGRESS_MAX && ucp_worker_progress(l->ucx->worker) != 0) {
         n++;
-        if (bt_mono_ns() > end_ns || atomic_load(&c->x->kicked)) {
+        if (bt_mono_ns() > end_ns || atomic_load(&c->x->bell->kicked)) {
             break; /* a call can move a MiB: what is more urgent does not wait for 16 of them */
         }
     }

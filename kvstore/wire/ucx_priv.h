@@ -40,8 +40,8 @@ struct bt_wx_ucx_lane {
     struct bt_wire_proof proof, echo;
 };
 
-/* ---- ucx_context.c, control thread ---- */
-bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap);
+/* ---- ucx_context.c ---- */
+bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *err, size_t err_cap);
 
 /* ---- ucx_socket.c ---- */
 /* Whether UCX over TCP is safe with messages that are not copied first: it is a version that is

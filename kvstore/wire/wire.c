@@ -200,10 +200,11 @@ bool bt_wire_card_ready(struct bt_wire *w, uint32_t card)
     char err[512];
     uint64_t now = bt_mono_ns();
     if (!k->started && k->link && now >= k->start_ns) {
-        k->start_ns = now + BT_WIRE_CARD_START_NS;
-        k->started = bt_wx_card_start(w->x, card, err, sizeof(err)) == BT_OK;
-        if (!k->started) {
-            BT_WARN("wire_card_start", "interface=%s why=%s", k->card.ifname, bt_log_q(err));
+        bt_status_t st = bt_wx_card_start(w->x, card, false, err, sizeof(err));
+        k->started = st == BT_OK;
+        if (st < 0) {
+            k->start_ns = now + BT_WIRE_CARD_START_NS;
+            BT_WARN("wire_card_start", "interface=%s why=%s", k->card.ifname, err);
         }
     }
     return k->started && (k->link || w->n_cards == 1);
@@ -253,9 +254,9 @@ static void warn_of_one_net(const struct bt_wire *w)
             const struct bt_wire_card *a = &w->cards[j].card, *b = &w->cards[i].card;
             if (bt_nics_same_net(&a->nic, &b->nic)) {
                 BT_WARN("wire_one_net", "interface=%s other=%s why=%s", a->ifname, b->ifname,
-                        bt_log_q("both are on one network, and all goes over one of them unless "
-                                 "routing rules by source address say otherwise; give each card a "
-                                 "network of its own"));
+                        "both are on one network, and all goes over one of them unless "
+                        "routing rules by source address say otherwise; give each card a "
+                        "network of its own");
             }
         }
     }
@@ -278,7 +279,7 @@ static bt_status_t start_cards(struct bt_wire *w, struct bt_metrics *metrics,
         card_metrics(metrics, k, x);
         if (!k->link) {
             BT_WARN("wire_card_down", "interface=%s address=%s peer=- why=%s", k->card.ifname,
-                    k->card.address, bt_log_q("link is down"));
+                    k->card.address, "link is down");
         }
     }
     xc->n_cards = w->n_cards;
@@ -383,8 +384,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
         .slab = slab,
         .bytes_in_flight_max =
             conf->bytes_in_flight_max != 0 ? conf->bytes_in_flight_max : 4u << 20,
-        .segment_crc = ops->segment_crc,
-        .crc_arg = ops_arg,
+        .crcs = conf->crcs,
         .loop = loop,
         .on_event = on_event,
     };
@@ -420,12 +420,17 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     bt_list_init(&w->peers);
     bt_list_init(&w->sessions);
     make_metrics(w, metrics, &xc.m);
+    if (!conf->over_grpc) {
+        xc.process_restarts =
+            bt_metrics_counter(metrics, "baton_kv_wire_process_losses_total", NULL,
+                               "Times that the process with UCX ended and was started again");
+    }
     xc.layout = &w->layout;
     xc.arg = w;
     w->x = bt_wx_create(&xc);
     for (uint32_t i = 0; i < w->n_cards && st == BT_OK; i++) {
         if (w->cards[i].link || w->n_cards == 1) {
-            st = bt_wx_card_start(w->x, i, err, err_cap);
+            st = bt_wx_card_start(w->x, i, true, err, err_cap);
             w->cards[i].started = st == BT_OK;
         }
     }

@@ -1,6 +1,7 @@
 /* KV between nodes: the only user of UCX. The kvstore's core (grants, slots) is on its control
- * thread; the wire has a transfer thread of its own (ucp_worker, CRC). Functions and callbacks
- * below belong to the control thread unless marked. */
+ * thread; the wire has a transfer thread of its own (ucp_worker, CRC), over UCX in a process of its
+ * own: main() calls bt_wx_child_main_if_asked (wx_child.h) first. Functions and callbacks below
+ * belong to the control thread unless marked. */
 #ifndef BT_KVSTORE_WIRE_H
 #define BT_KVSTORE_WIRE_H
 
@@ -9,17 +10,20 @@
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/rpc.h"
-#include "common/slab/slab.h"
+#include "common/slab/crcs.h"
 
 struct bt_wire;
 struct bt_wire_recv; /* receiving end of one flow */
 struct bt_wire_send; /* sending end of one flow */
+
+#define BT_WIRE_NAME_BYTES 256 /* of a kvstore's name with its end: a node.id of 128 fits */
 
 struct bt_wire_config {
     const char *cluster, *name;
     uint64_t incarnation;
     const struct bt_kv_layout *layout;
     const struct bt_kv_key *root;
+    struct bt_slab_crcs *crcs; /* of the slab; NULL: CRCs are computed whenever they are sent */
     /* kvstore.wire.listen: addresses of the network cards that UCX over TCP may use, NULL at the
      * end; loopback or private */
     const char *const *listen;
@@ -46,6 +50,8 @@ struct bt_wire_source {
     struct bt_flow_shape shape;
     const uint32_t *slots;         /* [bt_flow_blocks] of the local slab */
     const struct bt_kv_key *names; /* [bt_flow_blocks] seeds of the segment CRCs */
+    /* One of the slab's. Another one has its last value when the wire is given the source: the wire
+     * process does not see it move. */
     bt_flow_word_t *word;
     void *grant; /* the core's handle */
 };
@@ -72,9 +78,6 @@ struct bt_wire_ops {
                           struct bt_wire_source *src_p);
     /* Nothing reads the source's slots any more. status: OK when all was sent and acknowledged. */
     void (*send_end)(void *arg, void *grant, struct bt_wire_send *snd, bt_status_t status);
-    /* ANY THREAD. CRC of a segment of a local slot, cached by the core (computed once per slot and
-     * layer). */
-    uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *name);
     /* A fetch. OK: the core answers it later, not inside of the call, by bt_wire_send_offer or
      * bt_wire_send_abort, and want_end will follow exactly once, maybe from inside of these. Else
      * it is refused with this status. NULL: everything is refused. */
@@ -120,8 +123,8 @@ struct bt_wire_peer_addr {
 };
 /* Pulls blocks [first_block, end) of (request, epoch) from the peer into slots (WRITING, ours).
  * names seed the CRCs. Blocks below first_block are resident: items they complete count as done.
- * The wire is the one writer of `word` (raised as (epoch, progress)). timeout_ms: for all of
- * it, 0 none. */
+ * The wire is the one writer of `word` (raised as (epoch, progress)), one of the slab's or not.
+ * timeout_ms: for all of it, 0 none. */
 struct bt_wire_recv *bt_wire_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer,
                                         uint64_t request, uint32_t epoch,
                                         const struct bt_flow_shape *shape, uint32_t first_block,

@@ -111,7 +111,7 @@ struct bt_wire_session {
     bt_ws_state_t state;
     struct bt_rpc_channel *channel;
     struct bt_rpc_stream *stream;
-    char name[64];
+    char name[BT_WIRE_NAME_BYTES];
     uint64_t incarnation;
     struct bt_wx_conn conn;
     bool conn_open, conn_stopped, proven;

@@ -66,6 +66,10 @@ static void mail_task(void *arg)
 void bt_wx_event(struct bt_wx *x, struct bt_wx_obj *o, uint32_t ev)
 {
     struct bt_wx_mail *m = x->mail;
+    if (x->conf.inside != NULL) {
+        x->conf.on_event(x->conf.arg, o, ev);
+        return;
+    }
     pthread_mutex_lock(&m->lock);
     o->events |= ev;
     if (!o->ev_queued) {
@@ -86,13 +90,13 @@ void bt_wx_event(struct bt_wx *x, struct bt_wx_obj *o, uint32_t ev)
 
 static void wake(struct bt_wx *x)
 {
-    if (!atomic_exchange(&x->woken, true)) {
+    if (!atomic_exchange(&x->bell->woken, true)) {
         uint64_t one = 1;
         BT_ASSERT(write(x->wakefd, &one, sizeof(one)) == sizeof(one) || errno == EAGAIN);
     }
 }
 
-void bt_wx_command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd)
+void bt_wx_enqueue(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd)
 {
     pthread_mutex_lock(&x->lock);
     o->cmds |= cmd;
@@ -103,12 +107,21 @@ void bt_wx_command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd)
         x->cmd_tail = &o->cmd_next;
     }
     pthread_mutex_unlock(&x->lock);
+}
+
+void bt_wx_command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd)
+{
+    if (x->t->command != NULL) {
+        x->t->command(x, o, cmd);
+        return;
+    }
+    bt_wx_enqueue(x, o, cmd);
     wake(x);
 }
 
 void bt_wx_kick(struct bt_wx *x)
 {
-    if (!atomic_exchange(&x->kicked, true)) {
+    if (!atomic_exchange(&x->bell->kicked, true)) {
         wake(x);
     }
 }
@@ -117,11 +130,14 @@ void bt_wx_unwake(struct bt_wx *x)
 {
     uint64_t v;
     BT_ASSERT(read(x->wakefd, &v, sizeof(v)) == sizeof(v) || errno == EAGAIN);
-    atomic_store(&x->woken, false);
+    atomic_store(&x->bell->woken, false);
 }
 
 void bt_wx_absorb_adds(struct bt_wx *x)
 {
+    if (x->conf.inside != NULL) {
+        x->conf.inside->pull(x->conf.inside->arg, false);
+    }
     pthread_mutex_lock(&x->lock);
     for (struct bt_wx_obj *o = x->cmd_head; o != NULL; o = o->cmd_next) {
         if (o->kind == BT_WX_RECV && (o->cmds & BT_WX_CMD_ADD)) {
@@ -287,7 +303,7 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
         if ((cmds & BT_WX_CMD_OPEN) && (cmds & BT_WX_CMD_STOP)) {
             /* It ended before its turn to begin: its lanes stand behind it in the queue, and go
              * first. */
-            bt_wx_command(x, o, BT_WX_CMD_STOP);
+            bt_wx_enqueue(x, o, BT_WX_CMD_STOP);
         } else if (cmds & BT_WX_CMD_STOP) {
             c->stopping = true;
             bt_wx_conn_step(c);
@@ -320,6 +336,9 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
 
 void bt_wx_take_commands(struct bt_wx *x)
 {
+    if (x->conf.inside != NULL) {
+        x->conf.inside->turn(x->conf.inside->arg);
+    }
     for (;;) {
         pthread_mutex_lock(&x->lock);
         x->quit = x->quit_wanted;
@@ -345,7 +364,7 @@ void bt_wx_take_commands(struct bt_wx *x)
 void bt_wx_look_at_words(struct bt_wx *x)
 {
     struct bt_list *i, *j;
-    if (!atomic_exchange(&x->kicked, false)) {
+    if (!atomic_exchange(&x->bell->kicked, false)) {
         return;
     }
     bt_list_for_each (i, &x->conns) {
@@ -359,6 +378,11 @@ void bt_wx_look_at_words(struct bt_wx *x)
 bool bt_wx_over(const struct bt_wx *x)
 {
     return x->quit && bt_list_empty(&x->conns);
+}
+
+bool bt_wx_flush(struct bt_wx *x)
+{
+    return x->conf.inside == NULL || x->conf.inside->flush(x->conf.inside->arg);
 }
 
 /* ---- start and end, control thread ---- */
@@ -378,7 +402,9 @@ struct bt_wx *bt_wx_create(const struct bt_wx_config *conf)
 {
     struct bt_wx *x = bt_calloc(1, sizeof(*x));
     x->conf = *conf;
-    x->t = conf->grpc_listen != NULL ? &bt_wx_over_grpc : &bt_wx_over_ucx;
+    x->t = conf->grpc_listen != NULL ? &bt_wx_over_grpc
+           : conf->inside != NULL    ? &bt_wx_over_ucx
+                                     : &bt_wx_over_process;
     for (uint32_t i = 0; i < conf->n_cards; i++) {
         x->by_node |= conf->cards[i].node >= 0 && conf->cards[i].node != conf->cards[0].node;
     }
@@ -393,24 +419,33 @@ struct bt_wx *bt_wx_create(const struct bt_wx_config *conf)
     x->mail->x = x;
     x->mail->task.fn = mail_task;
     x->mail->task.arg = x->mail;
-    x->wakefd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    x->bell = conf->inside != NULL ? conf->inside->bell : &x->own_bell;
+    x->wakefd =
+        conf->inside != NULL ? conf->inside->wakefd : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     BT_ASSERT(x->wakefd >= 0);
     x->t->create(x);
     return x;
 }
 
-bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err, size_t err_cap)
+bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *err, size_t err_cap)
 {
-    return x->t->card_start(x, card, err, err_cap);
+    return x->t->card_start(x, card, wait, err, err_cap);
 }
 
-void bt_wx_destroy(struct bt_wx *x)
+void bt_wx_quit(struct bt_wx *x)
 {
     pthread_mutex_lock(&x->lock);
     x->quit_wanted = true;
     pthread_mutex_unlock(&x->lock);
-    wake(x);
-    if (x->running) {
+}
+
+void bt_wx_destroy(struct bt_wx *x)
+{
+    bt_wx_quit(x);
+    if (x->t->finish != NULL) {
+        x->t->finish(x);
+    } else if (x->running) {
+        wake(x);
         pthread_join(x->thread, NULL);
     }
     mail_deliver(x->mail);

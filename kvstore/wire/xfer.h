@@ -15,6 +15,7 @@
 
 #include "common/base/list.h"
 #include "common/base/map.h"
+#include "common/slab/crcs.h"
 #include "kvstore/wire/msg.h"
 #include "kvstore/wire/nics.h"
 #include "kvstore/wire/wire.h"
@@ -50,16 +51,23 @@ struct bt_wx_obj {
     struct bt_wx_obj *cmd_next, *ev_next;
     uint32_t cmds, events;
     bool cmd_queued, ev_queued;
+    uint32_t handle; /* between kvstore and wire process; 0: that has no such object */
+    uint32_t seen;   /* events that came from there, in the kvstore */
+};
+
+struct bt_wx_bell { /* from whoever has something for the transfer thread */
+    _Atomic bool woken, kicked;
 };
 
 struct bt_wx_conn {
     struct bt_wx_obj obj;
     /* set by control before OPEN, constant from then on */
-    char peer[64]; /* for logs */
-    char who[80];  /* by its certificate, where gRPC carries KV */
+    char peer[BT_WIRE_NAME_BYTES];     /* for logs */
+    char who[BT_WIRE_NAME_BYTES + 16]; /* by its certificate, where gRPC carries KV */
     bool dialer;
-    bool several;           /* the peer understands lanes, and there may be more than one */
-    _Atomic uint32_t heard; /* messages of the gRPC session, counted by control */
+    bool several;               /* the peer understands lanes, and there may be more than one */
+    _Atomic uint32_t heard;     /* messages of the gRPC session, counted by control at: */
+    _Atomic uint32_t *heard_at; /* heard, or a word that the wire process maps as well */
     /* set by the transfer thread before LOST */
     bt_status_t lost;
     char why[160];
@@ -180,14 +188,29 @@ struct bt_wx_config {
     uint64_t bytes_in_flight_max;
     struct bt_wx_card cards[BT_NICS_MAX];
     uint32_t n_cards;
-    const char *grpc_listen; /* host:port: KV goes in messages of gRPC; NULL: over UCX */
-    struct bt_tls *tls;      /* of that; NULL: plaintext */
-    uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *name);
-    void *crc_arg;
+    const char *grpc_listen;   /* host:port: KV goes in messages of gRPC; NULL: over UCX */
+    struct bt_tls *tls;        /* of that; NULL: plaintext */
+    struct bt_slab_crcs *crcs; /* NULL: each CRC is computed when it is needed */
     struct bt_wx_metrics m;
-    /* Runs on the control thread (a task of loop). */
+    struct bt_metric *process_restarts; /* of the wire process */
+    /* Runs on the control thread (a task of loop); in the wire process on the transfer thread, at
+     * once. */
     struct bt_loop *loop;
     void (*on_event)(void *arg, struct bt_wx_obj *o, uint32_t events);
+    void *arg;
+    const struct bt_wx_inside *inside; /* NULL: this is not the wire process */
+};
+
+/* What the wire process's main thread, which is its transfer thread, is given instead of a control
+ * thread in the same process (wx_child.c). */
+struct bt_wx_inside {
+    int wakefd, sock; /* it looks for commands when one of them is readable, */
+    struct bt_wx_bell *bell;
+    /* Commands go to bt_wx_enqueue. Also inside of the transport's callbacks. sure: sock is
+     * readable; else it may not be looked at. */
+    void (*pull)(void *arg, bool sure);
+    void (*turn)(void *arg);  /* pull, and what may take its time */
+    bool (*flush)(void *arg); /* writes events out; false: not all can be written yet */
     void *arg;
 };
 
@@ -195,8 +218,9 @@ struct bt_wx;
 
 struct bt_wx *bt_wx_create(const struct bt_wx_config *conf);
 /* Once for each card, before a lane over it is opened: UCX's context for it, or gRPC's server.
- * ERR_CONFIG: err names the setting; may be tried again. */
-bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, char *err,
+ * ERR_CONFIG: err names the setting; may be tried again. AGAIN, unless `wait`: it is under way, ask
+ * again. */
+bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *err,
                              size_t err_cap) BT_MUST_CHECK;
 /* Every object has been told to STOP: ends the thread and delivers the last events. */
 void bt_wx_destroy(struct bt_wx *x);

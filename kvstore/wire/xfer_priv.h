@@ -15,6 +15,7 @@
 struct bt_wx_mail;
 struct bt_wx_ucx;    /* ucx_priv.h */
 struct bt_wx_stream; /* stream.c */
+struct bt_wx_proxy;  /* wx_priv.h */
 
 struct bt_wx_out {          /* one message on its way out */
     struct bt_wx_out *next; /* free list; stream.c: in the order of sending */
@@ -44,8 +45,13 @@ struct bt_wx_land { /* one message on its way in */
 struct bt_wx_transport {
     void (*create)(struct bt_wx *x); /* control thread; sets header_max and alone_min */
     /* Control thread, once for each card; statuses as of bt_wx_card_start. */
-    bt_status_t (*card_start)(struct bt_wx *x, uint32_t card, char *err, size_t err_cap);
+    bt_status_t (*card_start)(struct bt_wx *x, uint32_t card, bool wait, char *err, size_t err_cap);
+    /* NULL, or takes commands in place of the thread's queue; control thread. */
+    void (*command)(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd);
+    /* NULL, or ends what is elsewhere, in place of the thread's end; control thread. */
+    void (*finish)(struct bt_wx *x);
     void (*destroy)(struct bt_wx *x); /* control thread; the thread has ended */
+    void (*run)(struct bt_wx *x);     /* UCX's: the transfer thread, until bt_wx_over */
     /* Makes what the lane needs on this side; READY follows. */
     void (*lane_open)(struct bt_wx_lane *l);
     /* To peer_address. bt_wx_lane_proven follows. */
@@ -54,16 +60,20 @@ struct bt_wx_transport {
     void (*post)(struct bt_wx_out *o, size_t header_len);
 };
 extern const struct bt_wx_transport bt_wx_over_ucx, bt_wx_over_grpc;
+/* The kvstore's side of UCX, which is in a process of its own: wx_proxy.c. */
+extern const struct bt_wx_transport bt_wx_over_process;
 
 struct bt_wx {
     struct bt_wx_config conf;
     const struct bt_wx_transport *t;
-    struct bt_wx_ucx *ucx; /* the transport's own, one of the two */
+    struct bt_wx_ucx *ucx; /* the transport's own, one of the three */
     struct bt_wx_stream *stream;
+    struct bt_wx_proxy *proxy;
     size_t header_max;  /* bytes that the transport takes as a message's header */
     uint32_t alone_min; /* a segment of so many bytes goes in a message of its own */
     pthread_t thread;
     int wakefd;
+    struct bt_wx_bell *bell, own_bell;
     struct bt_list conns, hot; /* hot: lanes */
     struct bt_list notify;     /* receives that control hears of at the end of the turn */
     struct bt_wx_out *out_free;
@@ -78,12 +88,16 @@ struct bt_wx {
     pthread_mutex_t lock; /* commands */
     struct bt_wx_obj *cmd_head, **cmd_tail;
     bool quit_wanted;
-    _Atomic bool woken, kicked;
 
     struct bt_wx_mail *mail; /* events, on their way to the loop */
 };
 
 /* ---- xfer.c ---- */
+/* Wire process: a command without waking the transfer thread, which calls this itself. */
+void bt_wx_enqueue(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd);
+void bt_wx_quit(struct bt_wx *x); /* the thread ends once all objects have been stopped */
+/* Wire process: lets events out. False: some have to wait. */
+bool bt_wx_flush(struct bt_wx *x);
 /* Control thread. The transport's loop: until bt_wx_over says so. */
 void bt_wx_start_thread(struct bt_wx *x, void *(*thread)(void *x));
 bool bt_wx_over(const struct bt_wx *x);

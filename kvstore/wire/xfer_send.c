@@ -178,6 +178,17 @@ static struct bt_wx_sent next_run(struct bt_wx_send *s)
     return run;
 }
 
+static uint32_t crc_of(const struct bt_wx_config *conf, uint32_t slot, uint32_t layer,
+                       const struct bt_kv_key *name)
+{
+    uint32_t bytes;
+    uint64_t off = bt_kv_segment(conf->layout, layer, &bytes);
+    return conf->crcs != NULL
+               ? bt_slab_crcs_get(conf->crcs, slot, layer, name)
+               : bt_slab_segment_crc(name, layer, conf->layout->layout_id,
+                                     (const uint8_t *)bt_slab_data(conf->slab, slot) + off, bytes);
+}
+
 static void out_fill(struct bt_wx_send *s, const struct bt_wx_sent *run, struct bt_wx_out *o)
 {
     struct bt_wx *x = s->conn->x;
@@ -187,7 +198,7 @@ static void out_fill(struct bt_wx_send *s, const struct bt_wx_sent *run, struct 
     uint32_t *crcs = (uint32_t *)(void *)(o->raw + sizeof(o->hdr));
     for (uint32_t i = 0; i < run->n_segs; i++) {
         uint32_t block = run->first_block + i, slot = s->src.slots[block];
-        crcs[i] = x->conf.segment_crc(x->conf.crc_arg, slot, layer, &s->src.names[block]);
+        crcs[i] = crc_of(&x->conf, slot, layer, &s->src.names[block]);
         o->iov[i].iov_base = (uint8_t *)bt_slab_data(slab, slot) + off;
         o->iov[i].iov_len = seg_bytes;
     }
