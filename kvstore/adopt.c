@@ -43,7 +43,7 @@ static void on_checked(void *arg)
             a->n.bad += bad;
             bt_hex(name.b, 8, key);
             BT_DEBUG("block_gone", "tier=slab key=%s why=%s", key,
-                     bt_log_q(bad ? "not adopted: wrong checksum" : "not adopted: here twice"));
+                     bad ? "not adopted: wrong checksum" : "not adopted: here twice");
         }
     }
     a->at += a->n_batch;

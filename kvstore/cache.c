@@ -123,7 +123,7 @@ static void drop_block(struct bt_cache *c, uint32_t slot, const char *why)
     if (bt_log_enabled(BT_LOG_DEBUG)) {
         char key[17];
         bt_hex(bt_pool_key(c->pool, slot)->b, 8, key);
-        BT_DEBUG("block_gone", "tier=slab key=%s why=%s", key, bt_log_q(why));
+        BT_DEBUG("block_gone", "tier=slab key=%s why=%s", key, why);
     }
     if (c->guard.dropped != NULL) {
         c->guard.dropped(c->guard.arg, slot);
@@ -276,6 +276,22 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
             c->policy->unpin(c->evict, slot);
         } else {
             free_slot(c, slot);
+        }
+    }
+}
+
+void bt_cache_put_doubted(struct bt_cache *c, const uint32_t *slots, uint32_t n)
+{
+    while (n-- > 0) {
+        uint32_t slot = slots[n];
+        if (!bt_index_has_slot(c->index, slot) || bt_pool_verify(c->pool, slot) == BT_OK) {
+            bt_cache_put(c, &slot, 1);
+            continue;
+        }
+        BT_ERROR("block_bad", "slot=%u then=%s", slot,
+                 "its bytes in the slab are not the sealed ones; it is dropped");
+        if (bt_pool_unlease(c->pool, slot) == 0) {
+            drop_block(c, slot, "its bytes are not the sealed ones");
         }
     }
 }

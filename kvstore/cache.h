@@ -93,6 +93,9 @@ bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot);
 /* Drops one lease of each, last first: a chain's head is left the youngest. */
 void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n);
+/* The same, where a receiver has found other bytes than were sealed: the CRC of each cached block
+ * is computed, and one that has gone bad leaves the cache with its last lease (logged). */
+void bt_cache_put_doubted(struct bt_cache *c, const uint32_t *slots, uint32_t n);
 /* Drops one lease of a cached block and, if it was the last, the block. */
 void bt_cache_evict(struct bt_cache *c, uint32_t slot);
 /* Marks a held, not cached slot as possibly still written by the dead. Cached ones stay. */

@@ -290,8 +290,10 @@ static bool look(const void *conf, char *err, size_t err_cap)
     char *slab = bt_kvstore_slab_path(c);
     bool ok = bt_conf_look_parent("kvstore.slab_path", slab, true);
     free(slab);
+    ok = bt_conf_look_own("run_dir", c->common.run_dir) && ok;
     if (c->ssd_path != NULL) {
         ok = bt_conf_look_parent("kvstore.ssd.path", c->ssd_path, true) && ok;
+        ok = bt_conf_look_own("kvstore.ssd.path", c->ssd_path) && ok;
     }
     for (char **a = c->wire_listen; a != NULL && *a != NULL; a++) {
         char *with_port = bt_sprintf(strchr(*a, ':') != NULL ? "[%s]:0" : "%s:0", *a);

@@ -66,7 +66,7 @@ static void give_up(struct piece *p, bt_status_t st, const char *why)
         s->bad = s->bad || (st != BT_ERR_NOT_FOUND && st != BT_ERR_DATA_LOSS);
         BT_INFO("fetch_failed", "req=%016llx epoch=%u peer=%s block=%u blocks=%u status=%s why=%s",
                 (unsigned long long)g->request, g->epoch, s->name, p->first, p->n,
-                bt_status_name(st), bt_log_q(why));
+                bt_status_name(st), why);
     }
     gather_count(st == BT_ERR_NOT_FOUND ? p->gs->m.lacking : p->gs->m.failed, 1);
     piece_over(p);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 #include "kvstore/grant_priv.h"
 
 static void grants_tick(void *arg);
@@ -143,7 +144,7 @@ void grant_unref(struct grant *g)
     tail_end(g);
     BT_DEBUG("grant_end", "req=%016llx epoch=%u blocks=%u resident=%u",
              (unsigned long long)g->req->id, g->epoch, g->n_blocks, g->resident);
-    bt_cache_put(gs->c.cache, g->slots, g->n_blocks);
+    (g->doubted ? bt_cache_put_doubted : bt_cache_put)(gs->c.cache, g->slots, g->n_blocks);
     bt_pool_transit_put(gs->c.cache->pool, g->n_transit);
     atomic_store_explicit(g->word, 0, memory_order_release);
     gs->flow_free[gs->n_flow_free++] = g->flow;
@@ -196,7 +197,7 @@ void grant_fail(struct grant *g, bt_status_t st, const char *why)
     }
     BT_WARN("grant_failed", "req=%016llx epoch=%u role=%s status=%s why=%s",
             (unsigned long long)g->req->id, g->epoch, g->receive ? "receive" : "write",
-            bt_status_name(st), bt_log_q(why));
+            bt_status_name(st), why);
     if (g->gs->m.failed != NULL) {
         bt_metric_add(g->gs->m.failed, 1);
     }
@@ -438,13 +439,7 @@ static Baton__Reserve *rest_of(const Baton__Reserve *r)
 {
     Baton__Reserve most = *r;
     most.keys = (ProtobufCBinaryData){0};
-    size_t n = baton__reserve__get_packed_size(&most);
-    uint8_t *packed = bt_malloc(n + 1);
-    baton__reserve__pack(&most, packed);
-    Baton__Reserve *rest = baton__reserve__unpack(NULL, n, packed);
-    free(packed);
-    BT_ASSERT(rest != NULL);
-    return rest;
+    return bt_message_copy(&most.base);
 }
 
 static struct grant *grant_create(struct bt_grants *gs, void *session, const Baton__Reserve *r,
@@ -565,7 +560,7 @@ void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, ui
         struct grant *g = BT_CONTAINER_OF(i, struct grant, in_request);
         if (g->epoch <= epoch && g->session != NULL && g->session != session) {
             BT_WARN("release_ignored", "req=%016llx epoch=%u why=%s", (unsigned long long)request,
-                    epoch, bt_log_q("the reservation belongs to another session"));
+                    epoch, "the reservation belongs to another session");
             return;
         }
     }

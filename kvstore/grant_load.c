@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/rpc/ranges.h"
 #include "kvstore/grant_priv.h"
 
 struct loading {
@@ -14,8 +15,7 @@ struct loading {
     uint64_t request;
     uint32_t epoch;
     uint32_t beginning; /* blocks, of a prompt that no slab holds */
-    uint8_t *packed;    /* the Reserve */
-    size_t len;
+    Baton__Reserve *reserve;
     struct bt_gather *gather;
 };
 
@@ -23,18 +23,16 @@ static void loading_free(struct loading *w)
 {
     bt_list_remove(&w->link);
     bt_gather_end(w->gather);
-    free(w->packed);
+    baton__reserve__free_unpacked(w->reserve, NULL);
     free(w);
 }
 
 static void on_loaded(void *arg)
 {
     struct loading *w = arg;
-    Baton__Reserve *r = baton__reserve__unpack(NULL, w->len, w->packed);
-    BT_ASSERT(r != NULL);
     bt_list_remove(&w->link);
-    grant_reserve_now(w->gs, w->session, r); /* leases what the gather holds, before it lets go */
-    baton__reserve__free_unpacked(r, NULL);
+    /* Leases what the gather holds, before it lets go. */
+    grant_reserve_now(w->gs, w->session, w->reserve);
     loading_free(w);
 }
 
@@ -96,9 +94,7 @@ bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
     w->request = r->request;
     w->epoch = r->epoch;
     w->beginning = r->streams ? r->n_tokens / gs->c.layout.page_tokens : 0;
-    w->len = baton__reserve__get_packed_size(r);
-    w->packed = bt_malloc(w->len + 1);
-    baton__reserve__pack(r, w->packed);
+    w->reserve = bt_message_copy(&r->base);
     bt_list_insert_tail(&gs->loading, &w->link);
     return true;
 }

@@ -445,9 +445,9 @@ void local_kill_hung(struct bt_gworker *w, const char *what, uint64_t now)
         bt_metric_add(w->gs->m.killed, 1);
     }
     BT_ERROR("worker_killed", "worker=%s pid=%u held=%s why=%s", w->name, w->pid, what,
-             bt_log_q("it kept slots longer than kvstore.reclaim_ms allows"));
+             "it kept slots longer than kvstore.reclaim_ms allows");
     if (syscall(SYS_pidfd_send_signal, w->pidfd, SIGKILL, NULL, 0) != 0) {
-        BT_ERROR("worker_kill_failed", "worker=%s why=%s", w->name, bt_log_q(strerror(errno)));
+        BT_ERROR("worker_kill_failed", "worker=%s why=%s", w->name, strerror(errno));
     }
 }
 

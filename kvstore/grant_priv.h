@@ -51,6 +51,7 @@ struct grant {
     bool recv_active, recv_ended; /* until on_quiet; since on_done or on_failed */
     char *peer, *peer_rpc;
 
+    bool doubted; /* a receiver has found other bytes than were sealed */
     bool revoked; /* being taken back, why: */
     bt_status_t why;
     char why_text[160];

@@ -1,5 +1,5 @@
 /* Grants, the wire's side: what a peer may read from a WRITE grant, and the receive that fills a
- * RECEIVE grant. Control thread; the CRC callback runs on the wire's. */
+ * RECEIVE grant. Control thread. */
 #include <stdlib.h>
 
 #include "common/log/log.h"
@@ -69,6 +69,7 @@ static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_sta
                 BT_DEBUG("send_end", "req=%016llx epoch=%u status=%s",
                          (unsigned long long)g->req->id, g->epoch, bt_status_name(status));
             }
+            g->doubted = g->doubted || status == BT_ERR_DATA_LOSS;
             bt_list_remove(&s->in_grant);
             bt_list_remove(&s->in_due);
             free(s);
@@ -77,13 +78,6 @@ static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_sta
         }
     }
     BT_ASSERT(!"send_end of a send that the core does not know");
-}
-
-static uint32_t on_segment_crc(void *arg, uint32_t slot, uint32_t layer,
-                               const struct bt_kv_key *name)
-{
-    struct bt_grants *gs = arg; /* c.cache never changes: readable from any thread */
-    return bt_pool_segment_crc(gs->c.cache->pool, slot, layer, name);
 }
 
 static bt_status_t on_want(void *arg, const struct bt_wire_want *want, struct bt_wire_send *snd,
@@ -99,11 +93,8 @@ static void on_want_end(void *arg, void *handle, bt_status_t status)
     bt_offers_want_end(gs->offers, handle, status);
 }
 
-const struct bt_wire_ops bt_grants_wire_ops = {.lookup = on_lookup,
-                                               .send_end = on_send_end,
-                                               .segment_crc = on_segment_crc,
-                                               .want = on_want,
-                                               .want_end = on_want_end};
+const struct bt_wire_ops bt_grants_wire_ops = {
+    .lookup = on_lookup, .send_end = on_send_end, .want = on_want, .want_end = on_want_end};
 
 void wire_trailer(struct grant *g)
 {

@@ -28,6 +28,7 @@
 #include "kvstore/serve_local.h"
 #include "kvstore/tier.h"
 #include "kvstore/wire/wire.h"
+#include "kvstore/wire/wx_child.h"
 
 #define ADOPT_WAIT_MS 3000 /* for workers to notice that the predecessor is gone */
 
@@ -108,7 +109,7 @@ static void on_joined(void *arg)
 static void on_refused(void *arg, bt_status_t st, const char *why)
 {
     struct daemon *d = arg;
-    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), why);
     d->exit_code = BT_EXIT_REFUSED;
     bt_loop_stop(d->loop);
 }
@@ -116,7 +117,7 @@ static void on_refused(void *arg, bt_status_t st, const char *why)
 static void on_lost(void *arg)
 {
     (void)arg;
-    BT_WARN("membership_lost", "why=%s", bt_log_q("the etcd lease ended; registering again"));
+    BT_WARN("membership_lost", "why=%s", "the etcd lease ended; registering again");
 }
 
 static struct peer *peer_find(struct daemon *d, const char *name)
@@ -179,7 +180,7 @@ static bool join(struct daemon *d)
     static const struct bt_member_table_ops table_ops = {.on_up = on_peer_up,
                                                          .on_down = on_peer_down};
     if (bt_etcd_create(d->rpc, d->conf.common.etcd_endpoints, d->tls.etcd, &d->etcd) != BT_OK) {
-        BT_ERROR("etcd", "why=%s", bt_log_q("etcd.endpoints cannot be used"));
+        BT_ERROR("etcd", "why=%s", "etcd.endpoints cannot be used");
         return false;
     }
     const struct bt_conf_common *c = &d->conf.common;
@@ -195,6 +196,7 @@ static bool join(struct daemon *d)
     self.state = BATON__MEMBER_STATE__READY;
     self.started_ns = bt_real_ns();
     self.version = (char *)bt_version();
+    self.model = d->model_id;
     s.root_key.data = d->root.b;
     s.root_key.len = sizeof(d->root.b);
     s.layout_id = d->layout.layout_id;
@@ -226,24 +228,25 @@ static void slab_progress(void *arg, double fraction)
 static bool start_servers(struct daemon *d)
 {
     const struct bt_conf_common *c = &d->conf.common;
+    char why[256];
     int port;
     if (bt_rpc_create(d->loop, &d->rpc) != BT_OK) {
-        BT_ERROR("rpc", "why=%s", bt_log_q("gRPC cannot be started"));
+        BT_ERROR("rpc", "why=%s", "gRPC cannot be started");
         return false;
     }
     if (!bt_tls_conf_start(&d->tls, c, "kvstore", d->rpc, d->metrics)) {
         return false;
     }
     if (bt_rpc_server_create(d->rpc, c->rpc_listen, &d->server, &port) != BT_OK) {
-        BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen,
-                 bt_log_q("cannot be listened on"));
+        bt_conf_listen_why(c->rpc_listen, why, sizeof(why));
+        BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen, why);
         return false;
     }
     d->rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
     if (bt_status_page_create(d->loop, c->http_listen, d->metrics, health, d, &d->page, &port) !=
         BT_OK) {
-        BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen,
-                 bt_log_q("cannot be listened on"));
+        bt_conf_listen_why(c->http_listen, why, sizeof(why));
+        BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen, why);
         return false;
     }
     d->http_addr = bt_conf_dialled(c->http_listen, NULL, port);
@@ -258,7 +261,7 @@ static bool start_memory(struct daemon *d)
     if (bt_model_root_key(c->model_path, c->model_load_format, c->model_activations,
                           c->model_kv_dtype, (uint32_t)c->kv_block_tokens, &d->layout, &d->root,
                           err, sizeof(err)) != BT_OK) {
-        BT_ERROR("config", "key=model.path why=%s", bt_log_q(err));
+        BT_ERROR("config", "key=model.path why=%s", err);
         d->exit_code = BT_EXIT_REFUSED;
         return false;
     }
@@ -270,15 +273,15 @@ static bool start_memory(struct daemon *d)
                                 .incarnation = d->incarnation};
     if (!bt_mem_limit_allows(bt_mem_limit("/proc/self/cgroup", "/sys/fs/cgroup"), spec.bytes, err,
                              sizeof(err))) {
-        BT_WARN("memory_limit", "why=%s", bt_log_q(err));
+        BT_WARN("memory_limit", "why=%s", err);
     }
     bool adopted = bt_slab_adopt(&spec, ADOPT_WAIT_MS, &d->slab, err, sizeof(err)) == BT_OK;
     if (!adopted) {
-        BT_INFO("slab_new", "path=%s why=%s", d->slab_path, bt_log_q(err));
+        BT_INFO("slab_new", "path=%s why=%s", d->slab_path, err);
     }
     if (!adopted &&
         bt_slab_create(&spec, slab_progress, &shown, &d->slab, err, sizeof(err)) != BT_OK) {
-        BT_ERROR("slab", "why=%s", bt_log_q(err));
+        BT_ERROR("slab", "why=%s", err);
         return false;
     }
     uint32_t n = d->slab->super->n_slots;
@@ -320,7 +323,7 @@ static bool start_ssd(struct daemon *d)
                                .policy = bt_evict_by_name(c->ssd_eviction)};
     BT_ASSERT(bt_kvstore_write_policy(c->ssd_write_policy, &tc.policy)); /* checked with the file */
     if (bt_tier_create(&tc, &sc, &d->tier, err, sizeof(err)) != BT_OK) {
-        BT_ERROR("config", "key=kvstore.ssd.path why=%s", bt_log_q(err));
+        BT_ERROR("config", "key=kvstore.ssd.path why=%s", err);
         return false;
     }
     return true;
@@ -373,7 +376,7 @@ static bool start_parts(struct daemon *d)
                                        .slab = d->slab,
                                        .grants = d->grants};
     if (bt_serve_local_create(&lc, &d->local, err, sizeof(err)) != BT_OK) {
-        BT_ERROR("run_dir", "why=%s", bt_log_q(err));
+        BT_ERROR("run_dir", "why=%s", err);
         return false;
     }
     struct bt_wire_config wc = {.cluster = c->cluster_name,
@@ -381,6 +384,7 @@ static bool start_parts(struct daemon *d)
                                 .incarnation = d->incarnation,
                                 .layout = &d->layout,
                                 .root = &d->root,
+                                .crcs = bt_pool_crcs(d->cache->pool),
                                 .listen = (const char *const *)d->conf.wire_listen,
                                 .allow_routable = d->conf.wire_allow_routable,
                                 .over_grpc = strcmp(d->conf.wire_transport, "grpc") == 0,
@@ -396,7 +400,7 @@ static bool start_parts(struct daemon *d)
     explicit_bzero(d->secret.bytes, sizeof(d->secret.bytes));
     d->secret.len = 0;
     if (wired != BT_OK) {
-        BT_ERROR("wire", "why=%s", bt_log_q(err));
+        BT_ERROR("wire", "why=%s", err);
         return false;
     }
     struct bt_grants_wire gw = bt_grants_wire_real;
@@ -452,7 +456,7 @@ static void stop(struct daemon *d)
         char err[256];
         if (!d->conf.slab_keep && /* while we still hold its lock */
             bt_slab_unlink(d->slab, d->slab_path, err, sizeof(err)) != BT_OK) {
-            BT_WARN("slab_left", "path=%s why=%s", d->slab_path, bt_log_q(err));
+            BT_WARN("slab_left", "path=%s why=%s", d->slab_path, err);
         }
         bt_slab_unmap(d->slab);
     }
@@ -478,6 +482,7 @@ int main(int argc, char **argv)
 {
     struct daemon d = {0};
     int exit_code = BT_EXIT_CONFIG;
+    bt_wx_child_main_if_asked(argc, argv);
     if (!bt_conf_main(&bt_kvstore_schema, argc, argv, &d.conf, &exit_code)) {
         return exit_code;
     }

@@ -24,6 +24,7 @@ struct offer {
     uint32_t n, n_held;
     bool passing; /* what is read from the SSD for it does not stay */
     bool waits;   /* for room; nothing of it has begun */
+    bool refused; /* it has waited too long */
     struct bt_tier_load **loads;
     uint32_t n_loads, pending;
     bt_flow_word_t word;
@@ -193,6 +194,7 @@ static void count_refused(struct bt_offers *o, uint64_t request, uint32_t n, bt_
 static void on_no_room(void *arg)
 {
     struct offer *f = arg;
+    f->refused = true; /* want_end may come later: it gets no room meanwhile */
     count_refused(f->o, f->request, f->n, BT_ERR_EXHAUSTED);
     f->o->c.send_abort(f->snd, BT_ERR_EXHAUSTED, "half of the slab is on offer already");
 }
@@ -210,7 +212,7 @@ static void on_room(void *arg)
     struct bt_list *i;
     bt_list_for_each (i, &o->all) {
         struct offer *f = BT_CONTAINER_OF(i, struct offer, link);
-        if (!f->waits) {
+        if (!f->waits || f->refused) {
             continue;
         }
         if (!has_room(f->n, o->blocks, o->blocks_max)) {
@@ -262,34 +264,15 @@ bt_status_t bt_offers_want(struct bt_offers *o, const struct bt_wire_want *want,
     return BT_OK;
 }
 
-/* The receiver found other bytes than were sealed: a block that has gone bad here must not be
- * served again, to anybody. */
-static void drop_bad(struct offer *f)
-{
-    struct bt_cache *cache = f->o->c.cache;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < f->n_held; i++) {
-        if (bt_pool_verify(cache->pool, f->slots[i]) == BT_OK) {
-            f->slots[kept++] = f->slots[i];
-            continue;
-        }
-        BT_ERROR("block_bad", "slot=%u then=%s", f->slots[i],
-                 bt_log_q("its bytes in the slab are not the sealed ones; it is dropped"));
-        bt_cache_evict(cache, f->slots[i]);
-    }
-    f->n_held = kept;
-}
-
 void bt_offers_want_end(struct bt_offers *o, void *handle, bt_status_t status)
 {
     struct offer *f = handle;
     BT_ASSERT(f->o == o);
     bt_timer_stop(o->c.loop, &f->answer);
     end_loads(f);
-    if (status == BT_ERR_DATA_LOSS) {
-        drop_bad(f);
-    }
-    bt_cache_put(o->c.cache, f->slots, f->n_held);
+    /* A block that has gone bad here must not be served again, to anybody. */
+    (status == BT_ERR_DATA_LOSS ? bt_cache_put_doubted : bt_cache_put)(o->c.cache, f->slots,
+                                                                       f->n_held);
     bt_list_remove(&f->link);
     o->n--;
     *(f->waits ? &o->waiting : &o->blocks) -= f->n;

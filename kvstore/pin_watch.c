@@ -7,6 +7,7 @@
 #include "cluster.pb-c.h"
 #include "common/etcd/remain.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 struct bt_pin_watch {
     struct bt_pins *pins;
@@ -31,11 +32,12 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
 {
     struct bt_pin_watch *w = arg;
     uint64_t id;
-    Baton__Pin *m = baton__pin__unpack(NULL, kv->value_len, kv->value);
-    if (m == NULL || !id_of(w, kv->key, &id) || m->id != id || m->keys.len == 0 ||
-        m->keys.len % sizeof(struct bt_kv_key) != 0 || m->ttl_ms == 0) {
-        BT_WARN("pin_malformed", "key=%s why=%s", bt_log_q(kv->key),
-                bt_log_q("this is no pin as this version writes them; it is not followed"));
+    char why[256] = "its id is not that of its key";
+    Baton__Pin *m = bt_pin_unpack(kv->value, kv->value_len, why, sizeof(why));
+    if (m == NULL || !id_of(w, kv->key, &id) || m->id != id) {
+        BT_WARN("pin_malformed", "key=%s why=%s remedy=%s", kv->key, why,
+                "it is not followed; written by another version or damaged: delete it and pin "
+                "again");
     } else {
         struct bt_remain_term term = {
             .ttl_ms = m->ttl_ms, .expires_ns = m->expires_ns, .raft_term = m->raft_term};
@@ -48,10 +50,10 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
         pin.keys = keys;
         if (bt_pins_put(w->pins, &pin) == BT_OK) {
             BT_INFO("pin", "id=%016llx blocks=%u label=%s", (unsigned long long)id, pin.n,
-                    bt_log_q(m->label));
+                    m->label);
         } else {
             BT_WARN("pin_refused", "id=%016llx blocks=%u why=%s", (unsigned long long)id, pin.n,
-                    bt_log_q("this kvstore has as many pins as it can; unpin others"));
+                    "this kvstore has as many pins as it can; unpin others");
         }
         free(keys);
     }

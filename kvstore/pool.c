@@ -2,15 +2,12 @@
  * bt_pool_segment_crc, which touches only a slot's data, its CRC row and its known-flags. */
 #include "kvstore/pool.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/crc32c.h"
 
 #define USES_MAX 65535u /* more are not counted */
-
-enum { UNKNOWN = 0, KNOWN = 1, STORING = 2 }; /* of a segment's CRC in the slab */
 
 struct slot_meta {
     uint32_t generation;
@@ -27,7 +24,7 @@ struct bt_pool {
     uint32_t free_head;
     uint32_t by_state[4];
     uint32_t leases, transit, transit_max;
-    _Atomic uint8_t *known; /* [n][n_layers]: the slab's CRC of this segment is valid */
+    struct bt_slab_crcs *crcs;
 };
 
 struct bt_pool *bt_pool_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
@@ -40,7 +37,7 @@ struct bt_pool *bt_pool_create(struct bt_slab *slab, const struct bt_kv_layout *
     p->n_layers = slab->super->n_layers;
     p->transit_max = transit_max;
     p->meta = bt_calloc(p->n, sizeof(*p->meta));
-    p->known = bt_calloc((size_t)p->n * p->n_layers, sizeof(*p->known));
+    p->crcs = bt_slab_crcs_create(slab, layout);
     /* A FIFO would spread wear over all slots; LIFO keeps the same pages warm. */
     p->free_head = BT_POOL_NONE;
     for (uint32_t i = p->n; i-- > 0;) {
@@ -59,7 +56,7 @@ void bt_pool_destroy(struct bt_pool *p)
         return;
     }
     free(p->meta);
-    free((void *)p->known);
+    bt_slab_crcs_destroy(p->crcs);
     free(p);
 }
 
@@ -108,10 +105,7 @@ uint32_t bt_pool_take(struct bt_pool *p)
     p->slab->headers[slot].tenant = 0;
     m->leases = 1;
     p->leases++;
-    for (uint32_t l = 0; l < p->n_layers; l++) {
-        atomic_store_explicit(&p->known[(size_t)slot * p->n_layers + l], UNKNOWN,
-                              memory_order_relaxed);
-    }
+    bt_slab_crcs_forget(p->crcs, slot);
     set_state(p, slot, BT_SLOT_WRITING);
     return slot;
 }
@@ -149,8 +143,7 @@ void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key,
     struct bt_slot_header *h = &p->slab->headers[slot];
     const uint32_t *row = p->slab->crcs + (size_t)slot * p->n_layers;
     for (uint32_t l = 0; l < p->n_layers; l++) {
-        BT_ASSERT(atomic_load_explicit(&p->known[(size_t)slot * p->n_layers + l],
-                                       memory_order_acquire) == KNOWN);
+        BT_ASSERT(bt_slab_crcs_known(p->crcs, slot, l));
     }
     h->key = *key;
     h->n_tokens = n_tokens;
@@ -296,35 +289,17 @@ static uint32_t compute_crc(const struct bt_pool *p, uint32_t slot, uint32_t lay
 uint32_t bt_pool_segment_crc(struct bt_pool *p, uint32_t slot, uint32_t layer,
                              const struct bt_kv_key *name)
 {
-    BT_ASSERT(slot < p->n && layer < p->n_layers);
-    size_t at = (size_t)slot * p->n_layers + layer;
-    _Atomic uint32_t *crc = (_Atomic uint32_t *)&p->slab->crcs[at];
-    if (atomic_load_explicit(&p->known[at], memory_order_acquire) == KNOWN) {
-        return atomic_load_explicit(crc, memory_order_relaxed);
-    }
-    /* Two threads may meet here and compute the same number. One stores it; nobody returns before
-     * it is there, and nobody stores it later, when the row may be in a header or on its way. */
-    uint32_t v = compute_crc(p, slot, layer, name);
-    uint8_t was = UNKNOWN;
-    if (atomic_compare_exchange_strong_explicit(&p->known[at], &was, STORING, memory_order_acquire,
-                                                memory_order_acquire)) {
-        atomic_store_explicit(crc, v, memory_order_relaxed);
-        atomic_store_explicit(&p->known[at], KNOWN, memory_order_release);
-    } else {
-        while (atomic_load_explicit(&p->known[at], memory_order_acquire) != KNOWN) {
-            sched_yield(); /* two instructions away, unless that thread was just interrupted */
-        }
-    }
-    return v;
+    return bt_slab_crcs_get(p->crcs, slot, layer, name);
+}
+
+struct bt_slab_crcs *bt_pool_crcs(struct bt_pool *p)
+{
+    return p->crcs;
 }
 
 void bt_pool_crcs_known(struct bt_pool *p, uint32_t slot)
 {
-    BT_ASSERT(slot < p->n);
-    for (uint32_t l = 0; l < p->n_layers; l++) {
-        atomic_store_explicit(&p->known[(size_t)slot * p->n_layers + l], KNOWN,
-                              memory_order_release);
-    }
+    bt_slab_crcs_set_known(p->crcs, slot);
 }
 
 bt_status_t bt_pool_verify(const struct bt_pool *p, uint32_t slot)

@@ -11,7 +11,7 @@
 #define BT_KVSTORE_POOL_H
 
 #include "common/base/base.h"
-#include "common/slab/slab.h"
+#include "common/slab/crcs.h"
 
 #define BT_POOL_NONE UINT32_MAX
 
@@ -72,6 +72,9 @@ void bt_pool_transit_put(struct bt_pool *p, uint32_t n);
  * THREAD; the caller holds a lease through somebody on the control thread. */
 uint32_t bt_pool_segment_crc(struct bt_pool *p, uint32_t slot, uint32_t layer,
                              const struct bt_kv_key *name);
+/* What of them is known: for the process that sends them to other nodes. Lives as long as the pool.
+ */
+struct bt_slab_crcs *bt_pool_crcs(struct bt_pool *p);
 /* The CRCs of the slot's segments are in the slab already (checked when they came by the wire). */
 void bt_pool_crcs_known(struct bt_pool *p, uint32_t slot);
 

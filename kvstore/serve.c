@@ -51,7 +51,7 @@ static void session_free(struct session *x)
 static void session_end(struct session *x, int code, const char *why)
 {
     BT_WARN("session_end", "conductor=%s code=%d why=%s", x->name != NULL ? x->name : "?", code,
-            bt_log_q(why));
+            why);
     bt_rpc_stream_close(x->stream, code, why, true);
     session_free(x);
 }
@@ -267,7 +267,7 @@ static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const ch
     struct session *x = arg;
     (void)stream;
     BT_INFO("session_down", "conductor=%s code=%d detail=%s", x->name != NULL ? x->name : "?", code,
-            bt_log_q(detail != NULL ? detail : ""));
+            detail != NULL ? detail : "");
     session_free(x);
 }
 
@@ -294,7 +294,7 @@ static void on_blocks_accept(void *arg, struct bt_rpc_stream *stream)
             return;
         }
     }
-    BT_WARN("blocks_refused", "why=%s", bt_log_q("no session of its connection"));
+    BT_WARN("blocks_refused", "why=%s", "no session of its connection");
     bt_rpc_stream_close(
         stream, BT_GRPC_FAILED_PRECONDITION,
         "block events go to a session: say SessionHello on a Session stream of this "

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "common/base/list.h"
+#include "common/conf/conf.h"
 #include "common/log/log.h"
 #include "common/rpc/ranges.h"
 #include "common/slab/local.h"
@@ -88,7 +89,7 @@ static void conn_free(struct conn *c)
 /* Ends a session for a reason; the worker's holds stay. */
 static void conn_end(struct conn *c, const char *why)
 {
-    BT_INFO("worker_detached", "worker=%s why=%s", c->name != NULL ? c->name : "?", bt_log_q(why));
+    BT_INFO("worker_detached", "worker=%s why=%s", c->name != NULL ? c->name : "?", why);
     struct bt_gworker *w = c->worker;
     struct bt_grants *gs = c->sl->c.grants;
     conn_free(c);
@@ -222,7 +223,7 @@ static void attach_refuse(struct conn *c, bt_status_t st, const char *why)
     char text[512];
     snprintf(text, sizeof(text), "%s", why);
     BT_WARN("worker_refused", "worker=%s status=%s why=%s", c->name != NULL ? c->name : "?",
-            bt_status_name(st), bt_log_q(text));
+            bt_status_name(st), text);
     a.status = st;
     a.detail = text;
     a.incarnation = c->sl->c.incarnation;
@@ -310,9 +311,7 @@ static bt_status_t attach_check(const struct conn *c, const Baton__LocalAttach *
 static bt_status_t attach_answer(struct conn *c, char *why, size_t cap)
 {
     struct bt_serve_local *sl = c->sl;
-    char self[64];
-    snprintf(self, sizeof(self), "/proc/self/fd/%d", sl->c.slab->fd);
-    int slab_fd = open(self, O_RDWR | O_CLOEXEC);
+    int slab_fd = bt_slab_open_again(sl->c.slab);
     c->bell_out = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->bell_in = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (slab_fd < 0 || c->bell_out < 0 || c->bell_in < 0) {
@@ -425,8 +424,7 @@ static bool conn_packet(struct conn *c, size_t len, int *fds, int n_fds)
     if (attach) {
         alive = on_attach(c, m->attach, keep ? fds[0] : -1);
     } else if (m == NULL) {
-        BT_WARN("worker_protocol", "worker=%s what=%s", c->name != NULL ? c->name : "?",
-                bt_log_q(why));
+        BT_WARN("worker_protocol", "worker=%s what=%s", c->name != NULL ? c->name : "?", why);
         conn_end(c, why);
         alive = false;
     } else if (c->worker == NULL || bt_grants_message(c->sl->c.grants, c->worker, m) != BT_OK) {
@@ -474,7 +472,7 @@ static void on_accept(void *arg, uint32_t events)
             return;
         }
         if (sl->n_conns >= CONNS_MAX) {
-            BT_WARN("worker_refused", "why=%s", bt_log_q("too many local sessions"));
+            BT_WARN("worker_refused", "why=%s", "too many local sessions");
             close(sock);
             continue;
         }
@@ -497,6 +495,12 @@ static void on_accept(void *arg, uint32_t events)
 /* One kvstore a run_dir: the lock tells, whatever was left lying about by a dead one. */
 static bt_status_t run_dir_lock(struct bt_serve_local *sl, char *err, size_t cap)
 {
+    char why[512];
+    bt_status_t st = bt_conf_dir_private(sl->c.run_dir, why, sizeof(why));
+    if (st == BT_ERR_CONFIG) {
+        snprintf(err, cap, "run_dir %s: %s", sl->c.run_dir, why);
+        return st;
+    }
     sl->lock_fd = open(sl->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0660);
     if (sl->lock_fd < 0) {
         snprintf(err, cap, "cannot create %s: %s (does run_dir exist, and may this user write it?)",

@@ -11,9 +11,11 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/base/crc32c.h"
+#include "common/conf/conf.h"
 #include "common/log/log.h"
 
 #define RECORD_VERSION 3
@@ -258,14 +260,22 @@ static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
     rocksdb_iter_destroy(it);
     rocksdb_readoptions_destroy(ro);
     if (bad > 0) {
-        BT_WARN("ssd_bad_records", "n=%u why=%s", bad, bt_log_q("wrong checksum; left out"));
+        BT_WARN("ssd_bad_records", "n=%u why=%s", bad, "wrong checksum; left out");
     }
     return whole && (ours || empty);
+}
+
+/* Nothing behind a link, or of somebody else, is read or removed. */
+static bool is_own(const struct bt_ssd_db *s, char *why, size_t cap)
+{
+    bt_status_t st = bt_conf_dir_private(s->path, why, cap);
+    return st == BT_OK || st == BT_ERR_NOT_FOUND;
 }
 
 static bool open_db(struct bt_ssd_db *s, char *why, size_t cap)
 {
     char *err = NULL;
+    (void)mkdir(s->path, 0700); /* RocksDB would make it as the umask says */
     /* OPTIONS files that it could not finish (make_options): each start left one more. */
     remove_files(s->path, "OPTIONS-", ".dbtmp");
     s->db = rocksdb_open(s->opts, s->path, &err);
@@ -306,7 +316,7 @@ static bool first_open(struct bt_ssd_db *s, bool last_try, char *why, size_t cap
         if (!damaged(why) && !(last_try && strstr(why, "Input/output error") != NULL)) {
             return false;
         }
-        BT_WARN("ssd_index_unreadable", "path=%s why=%s", s->path, bt_log_q(why));
+        BT_WARN("ssd_index_unreadable", "path=%s why=%s", s->path, why);
         return start_over(s, why, cap);
     }
     if (scan(s, why, cap)) {
@@ -321,7 +331,7 @@ static bool first_open(struct bt_ssd_db *s, bool last_try, char *why, size_t cap
         return false;
     }
     BT_WARN("ssd_index_emptied", "path=%s why=%s", s->path,
-            bt_log_q(why[0] != '\0' ? why : "it belongs to another slab file, model or layout"));
+            why[0] != '\0' ? why : "it belongs to another slab file, model or layout");
     return start_over(s, why, cap);
 }
 
@@ -381,8 +391,8 @@ static void set_emptied(struct bt_ssd_db *s, bool emptied)
 {
     if (emptied) {
         BT_WARN("ssd_index_emptied", "path=%s why=%s", s->path,
-                bt_log_q("its files were removed or damaged while it was used; what can be found "
-                         "now is recorded anew"));
+                "its files were removed or damaged while it was used; what can be found "
+                "now is recorded anew");
         pthread_mutex_lock(&s->lock);
         s->emptied = true;
         pthread_mutex_unlock(&s->lock);
@@ -405,6 +415,9 @@ static bool has_identity(struct bt_ssd_db *s)
 static bool reopen(struct bt_ssd_db *s, char *why, size_t cap)
 {
     close_db(s);
+    if (!is_own(s, why, cap)) {
+        return false;
+    }
     if (open_db(s, why, cap)) {
         bool empty = !has_identity(s);       /* its files were removed: these are new ones */
         bool ok = put_identity(s, why, cap); /* does it take a write? */
@@ -576,6 +589,11 @@ bt_status_t bt_ssd_db_load(const struct bt_ssd_db_config *c, bool last_try,
     pthread_condattr_destroy(&mono);
     queue_init(&s->todo);
     queue_init(&s->ready);
+    if (!is_own(s, why, sizeof(why))) {
+        snprintf(err, err_cap, "kvstore.ssd.path: the index %s is left as it is: %s", s->path, why);
+        bt_ssd_db_close(s);
+        return BT_ERR_CONFIG;
+    }
     if (!first_open(s, last_try, why, sizeof(why))) {
         bool full = strstr(why, "No space left") != NULL;
         snprintf(err, err_cap, "kvstore.ssd.path: the index in %s cannot be opened: %s. %s",

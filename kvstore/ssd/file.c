@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/crc32c.h"
+#include "common/conf/conf.h"
 #include "common/log/log.h"
 
 #define FILE_MAGIC   0x31445353544142ull /* "BATSSD1" */
@@ -82,7 +83,7 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
         f->direct = false;
         f->fd = open(path, flags, 0600);
         BT_WARN("ssd_no_direct", "path=%s why=%s", path,
-                bt_log_q("this file system has no O_DIRECT: blocks also pass the page cache"));
+                "this file system has no O_DIRECT: blocks also pass the page cache");
     }
     if (f->fd < 0) {
         return failed(
@@ -187,7 +188,7 @@ static bt_status_t allocate(const char *folder, const char *path, struct bt_ssd_
     }
     if (at < end) {
         BT_WARN("ssd_smaller", "path=%s wanted=%llu slots=%u why=%s", path,
-                (unsigned long long)want, f->n_slots, bt_log_q(strerror(why)));
+                (unsigned long long)want, f->n_slots, strerror(why));
     }
     if (ftruncate(f->fd, (off_t)(BT_SSD_DATA_OFF + f->n_slots * f->slot_bytes)) != 0) {
         return failed(class_of(errno), err, cap, "kvstore.ssd.path: cannot set the size of %s: %s",
@@ -241,8 +242,13 @@ bt_status_t bt_ssd_file_open(const char *folder, uint64_t bytes, uint64_t slot_b
         return failed(class_of(errno), err, err_cap,
                       "kvstore.ssd.path: cannot make the folder %s: %s", folder, strerror(errno));
     }
+    char why[512];
+    bt_status_t st = bt_conf_dir_private(folder, why, sizeof(why));
+    if (st != BT_OK) {
+        return failed(st, err, err_cap, "kvstore.ssd.path: %s: %s", folder, why);
+    }
     char *path = bt_sprintf("%s/blocks", folder);
-    bt_status_t st = open_locked(path, &f, err, err_cap);
+    st = open_locked(path, &f, err, err_cap);
     if (st == BT_OK) {
         st = allocate(folder, path, &f, bytes, err, err_cap);
         if (st == BT_OK) {

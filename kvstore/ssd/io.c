@@ -182,8 +182,8 @@ bt_status_t bt_ssd_io_create(const struct bt_ssd_io_config *c, struct bt_ssd_io 
     io->kick_efd = eventfd(0, EFD_CLOEXEC);
     bool up = io->ready_efd >= 0 && io->kick_efd >= 0;
     if (up && c->sys == NULL && !bt_ssd_uring_start(io, &why)) {
-        BT_WARN("ssd_no_io_uring", "why=%s instead=%s", bt_log_q(why),
-                bt_log_q("pread and pwrite on threads: slower, nothing else changes"));
+        BT_WARN("ssd_no_io_uring", "why=%s instead=%s", why,
+                "pread and pwrite on threads: slower, nothing else changes");
     }
     if (!up || (io->uring == NULL && !threads_start(io))) {
         if (io->ready_efd >= 0) {

@@ -90,8 +90,8 @@ static void report(struct bt_ssd *s, bool was_up, const char *what, const char *
         if (up) {
             BT_INFO("ssd_up", "path=%s blocks=%u", s->path, bt_ssd_dir_valid(s->dir));
         } else {
-            BT_ERROR("ssd_down", "path=%s what=%s why=%s then=%s", s->path, what, bt_log_q(why),
-                     bt_log_q("serving goes on without it; it is tried again by itself"));
+            BT_ERROR("ssd_down", "path=%s what=%s why=%s then=%s", s->path, what, why,
+                     "serving goes on without it; it is tried again by itself");
         }
     }
 }
@@ -210,19 +210,19 @@ static void look_for_file(struct bt_ssd *s)
         s->dir != NULL ? bt_ssd_file_look(&s->file, s->path, &bytes) : BT_SSD_FILE_OK;
     if (is == BT_SSD_FILE_GONE && !s->removed) {
         BT_WARN("ssd_removed", "path=%s why=%s then=%s", s->path,
-                bt_log_q("its file 'blocks' was removed, moved or replaced while the kvstore uses "
-                         "it"),
-                bt_log_q("it is used until the kvstore ends, and its room is taken; what it has is "
-                         "lost then, unless it is moved back: restart the kvstore to make it "
-                         "anew"));
+                "its file 'blocks' was removed, moved or replaced while the kvstore uses "
+                "it",
+                "it is used until the kvstore ends, and its room is taken; what it has is "
+                "lost then, unless it is moved back: restart the kvstore to make it "
+                "anew");
     }
     s->removed = is == BT_SSD_FILE_GONE;
     if (is == BT_SSD_FILE_CUT && !s->io_down) {
         BT_WARN("ssd_cut", "path=%s bytes=%llu of=%llu then=%s", s->path, (unsigned long long)bytes,
                 (unsigned long long)bt_ssd_file_off(&s->file, s->file.n_slots),
-                bt_log_q("somebody has shortened its file 'blocks'; it is made as long as it was, "
-                         "and blocks that were behind the cut are misses. Leave that file to the "
-                         "kvstore: kvstore.ssd.bytes says how large it is"));
+                "somebody has shortened its file 'blocks'; it is made as long as it was, "
+                "and blocks that were behind the cut are misses. Leave that file to the "
+                "kvstore: kvstore.ssd.bytes says how large it is");
         if (bt_ssd_file_mend(&s->file) != BT_OK) {
             io_failed(s, "mending", "its file was cut and cannot be made longer");
         }
@@ -316,7 +316,7 @@ static void say_gone(const struct bt_ssd_entry *e, const char *why)
     if (bt_log_enabled(BT_LOG_DEBUG)) {
         char key[17];
         bt_hex(e->key.b, 8, key);
-        BT_DEBUG("block_gone", "tier=ssd key=%s why=%s", key, bt_log_q(why));
+        BT_DEBUG("block_gone", "tier=ssd key=%s why=%s", key, why);
     }
 }
 
@@ -475,8 +475,7 @@ static void report_bad(struct bt_ssd *s, const struct job *j)
     s->bad_told_ns = now;
     bt_hex(j->e.key.b, 8, key);
     BT_WARN("ssd_bad_block", "key=%s pos=%u so_far=%llu why=%s", key, j->pos,
-            (unsigned long long)s->n.crc_errors,
-            bt_log_q("wrong checksum; the block is forgotten"));
+            (unsigned long long)s->n.crc_errors, "wrong checksum; the block is forgotten");
 }
 
 static void touch(struct bt_ssd *s, uint32_t pos)
@@ -687,8 +686,8 @@ static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
     }
     BT_INFO("ssd_open", "path=%s slots=%u slot_bytes=%llu blocks=%llu ms=%llu io=%s direct=%s",
             s->path, s->file.n_slots, (unsigned long long)s->file.slot_bytes,
-            (unsigned long long)s->n.recovered, (unsigned long long)f->ms,
-            bt_log_q(bt_ssd_io_kind(s->io)), s->file.direct ? "yes" : "no");
+            (unsigned long long)s->n.recovered, (unsigned long long)f->ms, bt_ssd_io_kind(s->io),
+            s->file.direct ? "yes" : "no");
     make_room(s);
     gauges(s);
 }
@@ -760,9 +759,8 @@ bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char
     if (st == BT_OK) {
         begin(s, &files);
     } else {
-        BT_ERROR("ssd_unused", "path=%s status=%s why=%s then=%s", s->path, bt_status_name(st),
-                 bt_log_q(err),
-                 bt_log_q("serving goes on without it; it is tried again by itself"));
+        BT_ERROR("ssd_unused", "path=%s status=%s why=%s then=%s", s->path, bt_status_name(st), err,
+                 "serving goes on without it; it is tried again by itself");
         s->opener = bt_ssd_opener_start(&fc, c->probe_ms, on_opened, s);
         gauges(s);
     }
