@@ -7,6 +7,7 @@
 
 #include "admin.pb-c.h"
 #include "common/rpc/pb.h"
+#include "common/rpc/ranges.h"
 #include "conductor/admin_role.h"
 #include "conductor/request/inspect.h"
 
@@ -52,9 +53,10 @@ static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_con
 static void on_status(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin *a = arg;
-    Baton__AdminStatusRequest *q = baton__admin_status_request__unpack(NULL, len, data);
+    char text[256];
+    Baton__AdminStatusRequest *q = bt_admin_status_request_unpack(data, len, text, sizeof(text));
     if (q == NULL) {
-        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminStatusRequest", NULL, 0);
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, text, NULL, 0);
         return;
     }
     baton__admin_status_request__free_unpacked(q, NULL);
@@ -91,42 +93,52 @@ static void on_status(void *arg, struct bt_rpc_call *call, const void *data, siz
     free(nodes);
 }
 
-/* One listed block and what its message points to. */
-#define LISTED_HOLDERS 64 /* of one block; the count says how many there are */
+/* The blocks of one answer and what their messages point to. The index may have a hundred million
+ * places and a block as many holders as there are nodes: both are bounded, so that an answer is
+ * made in some milliseconds. What is left out shows in the counts. */
+#define LISTED_HOLDERS 64     /* of one block */
+#define LISTED_NAMES   40000u /* of all */
+#define LISTED_PLACES  2000000u
 
-struct listed {
-    Baton__AdminBlock block;
-    uint8_t key[8];
-    char *kvstores[LISTED_HOLDERS];
+struct block_list {
+    Baton__AdminBlock *blocks;
+    uint8_t (*keys)[8];
+    char **names;
+    size_t n_names, at; /* at: place in the index */
 };
 
-static bool list_block(struct bt_admin *a, size_t *it, struct listed *b)
+static bool list_block(struct bt_admin *a, struct block_list *x, uint32_t i)
 {
     uint32_t depth, n, ids[LISTED_HOLDERS];
-    if (!bt_holders_next(bt_view_index(a->view), it, b->key, &depth, ids, LISTED_HOLDERS, &n)) {
+    size_t most = BT_MIN(LISTED_NAMES - x->n_names, (size_t)LISTED_HOLDERS);
+    if (most == 0 || !bt_holders_next(bt_view_index(a->view), &x->at, LISTED_PLACES, x->keys[i],
+                                      &depth, ids, (uint32_t)most, &n)) {
         return false;
     }
-    baton__admin_block__init(&b->block);
-    b->block.key.data = b->key;
-    b->block.key.len = sizeof(b->key);
-    b->block.depth = depth;
-    b->block.holders = n;
-    b->block.kvstores = b->kvstores;
-    for (uint32_t i = 0; i < BT_MIN(n, (uint32_t)LISTED_HOLDERS); i++) {
-        const char *name = bt_view_kvstore_name(a->view, ids[i]);
+    Baton__AdminBlock *b = &x->blocks[i];
+    baton__admin_block__init(b);
+    b->key.data = x->keys[i];
+    b->key.len = sizeof(x->keys[i]);
+    b->depth = depth;
+    b->holders = n;
+    b->kvstores = x->names + x->n_names;
+    for (uint32_t k = 0; k < BT_MIN(n, (uint32_t)most); k++) {
+        const char *name = bt_view_kvstore_name(a->view, ids[k]);
         if (name != NULL) {
-            b->kvstores[b->block.n_kvstores++] = (char *)name;
+            b->kvstores[b->n_kvstores++] = (char *)name;
         }
     }
+    x->n_names += b->n_kvstores;
     return true;
 }
 
 static void on_blocks(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin *a = arg;
-    Baton__AdminBlocksRequest *q = baton__admin_blocks_request__unpack(NULL, len, data);
+    char why[256];
+    Baton__AdminBlocksRequest *q = bt_admin_blocks_request_unpack(data, len, why, sizeof(why));
     if (q == NULL) {
-        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminBlocksRequest", NULL, 0);
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
         return;
     }
     uint32_t limit = BT_MIN(q->limit, LIST_MAX);
@@ -138,19 +150,17 @@ static void on_blocks(void *arg, struct bt_rpc_call *call, const void *data, siz
     r.replicas = bt_holders_replicas(x);
     r.block_tokens = a->conf.block_tokens;
     r.list = bt_calloc(limit + 1, sizeof(Baton__AdminBlock *));
-    size_t it = 0;
-    while (r.n_list < limit) {
-        struct listed *b = bt_calloc(1, sizeof(*b));
-        if (!list_block(a, &it, b)) {
-            free(b);
-            break;
-        }
-        r.list[r.n_list++] = &b->block;
+    struct block_list list = {.blocks = bt_calloc(limit + 1, sizeof(*list.blocks)),
+                              .keys = bt_calloc(limit + 1, sizeof(*list.keys)),
+                              .names = bt_calloc(LISTED_NAMES, sizeof(*list.names))};
+    while (r.n_list < limit && list_block(a, &list, (uint32_t)r.n_list)) {
+        r.list[r.n_list] = &list.blocks[r.n_list];
+        r.n_list++;
     }
     bt_rpc_call_reply_pb(call, &r.base);
-    for (size_t i = 0; i < r.n_list; i++) {
-        free(BT_CONTAINER_OF(r.list[i], struct listed, block));
-    }
+    free(list.blocks);
+    free(list.keys);
+    free(list.names);
     free(r.list);
 }
 
@@ -189,10 +199,10 @@ static void add_request(void *arg, const struct bt_request_info *in)
 static void on_requests(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin *a = arg;
-    Baton__AdminRequestsRequest *q = baton__admin_requests_request__unpack(NULL, len, data);
+    char why[256];
+    Baton__AdminRequestsRequest *q = bt_admin_requests_request_unpack(data, len, why, sizeof(why));
     if (q == NULL) {
-        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminRequestsRequest", NULL,
-                          0);
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
         return;
     }
     struct request_list x = {.reply = BATON__ADMIN_REQUESTS__INIT,
@@ -277,16 +287,16 @@ static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanat
 static void on_explain(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin *a = arg;
-    Baton__AdminExplainRequest *q = baton__admin_explain_request__unpack(NULL, len, data);
+    char why[320];
+    Baton__AdminExplainRequest *q = bt_admin_explain_request_unpack(data, len, why, sizeof(why));
     if (q == NULL) {
-        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminExplainRequest", NULL, 0);
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
         return;
     }
     const struct bt_explanation *e = bt_requests_explain(a->rs, q->id[0] != '\0' ? q->id : NULL);
     if (e != NULL) {
         reply_explanation(call, e);
     } else {
-        char why[320];
         snprintf(
             why, sizeof(why), "%.100s%s", q->id,
             q->id[0] != '\0'
@@ -306,7 +316,6 @@ struct drain_call { /* waits for etcd */
     struct bt_rpc_call *call;
     char *node;
     bool draining;
-    bool marked; /* in the view, before etcd has it */
 };
 
 /* Is there a worker with its kvstore on a node that is not drained? Either role can do both. */
@@ -323,19 +332,18 @@ static bool others_could(struct bt_admin *a, const char *node)
     return false;
 }
 
-static void on_drain_written(void *arg, bt_status_t st)
+static void on_drain_written(void *arg, bt_status_t st, const char *refused)
 {
     struct drain_call *d = arg;
     struct bt_admin *a = d->a;
-    if (st != BT_OK) {
+    if (refused != NULL) {
+        bt_rpc_call_reply(d->call, BT_GRPC_FAILED_PRECONDITION, refused, NULL, 0);
+    } else if (st != BT_OK) {
         char why[256];
         snprintf(why, sizeof(why),
                  "etcd did not take the mark of %.100s (%s): nothing has changed; is etcd up?",
                  d->node, bt_status_name(st));
         bt_rpc_call_reply(d->call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
-        if (d->marked) {
-            bt_view_node_set(a->view, d->node, false);
-        }
     } else {
         bt_view_node_set(a->view, d->node, d->draining); /* as the watch will */
         Baton__AdminDrain r = BATON__ADMIN_DRAIN__INIT;
@@ -390,8 +398,6 @@ static bool node_known(struct bt_admin *a, const char *node, char *why, size_t c
     return bt_view_node_draining(a->view, node); /* its daemons may be gone by now */
 }
 
-/* From now on the node counts as drained: of two commands at once the second one is checked against
- * what the first one leaves. */
 static void drain(struct bt_admin *a, struct bt_rpc_call *call, const Baton__AdminDrainRequest *q)
 {
     struct drain_call *d = bt_calloc(1, sizeof(*d));
@@ -399,26 +405,25 @@ static void drain(struct bt_admin *a, struct bt_rpc_call *call, const Baton__Adm
     d->call = call;
     d->node = bt_strdup(q->node);
     d->draining = !q->undrain;
-    d->marked = d->draining && !bt_view_node_draining(a->view, d->node);
-    if (d->marked) {
-        bt_view_node_set(a->view, d->node, true);
+    if (d->draining) {
+        bt_view_drain(a->view, d->node, q->force, on_drain_written, d);
+    } else {
+        bt_view_undrain(a->view, d->node, on_drain_written, d);
     }
-    bt_view_drain(a->view, d->node, d->draining, on_drain_written, d);
 }
 
 static void on_drain(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin *a = arg;
-    Baton__AdminDrainRequest *q = baton__admin_drain_request__unpack(NULL, len, data);
     char why[512];
-    if (q == NULL || q->node[0] == '\0' || strchr(q->node, '/') != NULL) {
+    Baton__AdminDrainRequest *q = bt_admin_drain_request_unpack(data, len, why, sizeof(why));
+    if (q == NULL) {
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
+    } else if (q->node[0] == '\0' || strchr(q->node, '/') != NULL) {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
                           "drain wants the name of a node, as 'batonctl nodes' shows it", NULL, 0);
     } else if (!node_known(a, q->node, why, sizeof(why))) {
         bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
-    } else if (!q->undrain && !q->force &&
-               bt_view_drain_takes_last(a->view, q->node, why, sizeof(why))) {
-        bt_rpc_call_reply(call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
     } else {
         drain(a, call, q);
     }
@@ -442,6 +447,11 @@ struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *v
     a->role = (struct bt_admin_role){.view = view, .rs = rs};
     bt_admin_role_register(server, &a->role);
     return a;
+}
+
+void bt_admin_leave_view(struct bt_admin *a)
+{
+    a->view = NULL;
 }
 
 void bt_admin_destroy(struct bt_admin *a)

@@ -10,6 +10,7 @@
 
 #include "admin.pb-c.h"
 #include "common/rpc/pb.h"
+#include "common/rpc/ranges.h"
 #include "conductor/request/inspect.h"
 
 #define TTL_MIN_MS 1000ull
@@ -214,8 +215,9 @@ static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinReq
 static void on_pin(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin_pins *a = arg;
-    Baton__AdminPinRequest *q = baton__admin_pin_request__unpack(NULL, len, data);
-    const char *why = q != NULL ? fault(a, q) : "malformed AdminPinRequest";
+    char text[256];
+    Baton__AdminPinRequest *q = bt_admin_pin_request_unpack(data, len, text, sizeof(text));
+    const char *why = q != NULL ? fault(a, q) : text;
     if (why != NULL) {
         refuse(call, BT_GRPC_INVALID_ARGUMENT, why);
         if (q != NULL) {
@@ -240,7 +242,8 @@ static void on_pin(void *arg, struct bt_rpc_call *call, const void *data, size_t
 static void on_unpin(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin_pins *a = arg;
-    Baton__AdminUnpinRequest *q = baton__admin_unpin_request__unpack(NULL, len, data);
+    char why[256];
+    Baton__AdminUnpinRequest *q = bt_admin_unpin_request_unpack(data, len, why, sizeof(why));
     char *end = NULL;
     uint64_t id = q != NULL ? strtoull(q->id, &end, 16) : 0;
     if (q == NULL || strlen(q->id) != 16 || *end != '\0') {
@@ -260,9 +263,10 @@ static void on_unpin(void *arg, struct bt_rpc_call *call, const void *data, size
 static void on_pins(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin_pins *a = arg;
-    Baton__AdminPinsRequest *q = baton__admin_pins_request__unpack(NULL, len, data);
+    char why[256];
+    Baton__AdminPinsRequest *q = bt_admin_pins_request_unpack(data, len, why, sizeof(why));
     if (q == NULL) {
-        refuse(call, BT_GRPC_INVALID_ARGUMENT, "malformed AdminPinsRequest");
+        refuse(call, BT_GRPC_INVALID_ARGUMENT, why);
         return;
     }
     baton__admin_pins_request__free_unpacked(q, NULL);

@@ -5,6 +5,7 @@
 
 #include "admin.pb-c.h"
 #include "common/rpc/pb.h"
+#include "common/rpc/ranges.h"
 #include "conductor/request/inspect.h"
 
 struct role_call { /* waits for etcd */
@@ -35,8 +36,11 @@ static void on_done(void *arg, const struct bt_view_role_done *d)
 static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
     struct bt_admin_role *a = arg;
-    Baton__AdminRoleRequest *q = baton__admin_role_request__unpack(NULL, len, data);
-    if (q == NULL || q->worker[0] == '\0' || q->role > BT_ROLES_BOTH) {
+    char why[256];
+    Baton__AdminRoleRequest *q = bt_admin_role_request_unpack(data, len, why, sizeof(why));
+    if (q == NULL) {
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
+    } else if (q->worker[0] == '\0') {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
                           "role wants a worker, as 'batonctl nodes' shows it, and prefill, decode, "
                           "both or own",

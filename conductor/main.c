@@ -72,7 +72,7 @@ struct conductor {
 
 static bool fail(struct conductor *c, const char *what, const char *why)
 {
-    BT_ERROR("start_failed", "what=%s why=%s", what, bt_log_q(why));
+    BT_ERROR("start_failed", "what=%s why=%s", what, why);
     c->exit_code = BT_EXIT_FAILED;
     return false;
 }
@@ -91,7 +91,7 @@ static bool load_model(struct conductor *c)
     char err[512] = "";
     c->model_id = bt_conf_model_id(m);
     bt_notify_status("loading the tokenizer of %s", c->model_id);
-    BT_INFO("loading", "what=model path=%s", bt_log_q(m->model_path));
+    BT_INFO("loading", "what=model path=%s", m->model_path);
     if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
         bt_model_root_key(m->model_path, m->model_load_format, m->model_activations,
                           m->model_kv_dtype, (uint32_t)m->kv_block_tokens, &c->layout, &c->root,
@@ -110,7 +110,7 @@ static bool load_model(struct conductor *c)
     if (st == BT_ERR_NOT_FOUND) {
         c->tmpl = NULL;
         BT_INFO("no_chat_template", "note=%s",
-                bt_log_q("chat requests are refused: the model has no chat template"));
+                "chat requests are refused: the model has no chat template");
         return true;
     }
     return st == BT_OK || refuse(c, "chat template", err);
@@ -135,7 +135,7 @@ static void apply_sched(struct conductor *c)
             conf->policy, conf->admission, p.ttft_objective_ms, p.tbt_objective_ms, p.mixed_step_ms,
             p.mixed_gap_ms);
     for (uint32_t i = 0; (note = bt_sched_conf_note(conf, i)) != NULL; i++) {
-        BT_WARN("scheduling_note", "note=%s", bt_log_q(note));
+        BT_WARN("scheduling_note", "note=%s", note);
     }
 }
 
@@ -146,6 +146,7 @@ static void start_requests(struct conductor *c)
         .cluster = conf->common.cluster_name,
         .name = c->name,
         .node = conf->common.node_id,
+        .model = c->model_id,
         .incarnation = c->incarnation,
         .root = c->root,
         .layout_id = c->layout.layout_id,
@@ -255,7 +256,9 @@ static bool start_parts(struct conductor *c)
         return false;
     }
     if (bt_rpc_server_create(c->rpc, m->rpc_listen, &c->server, &port) != BT_OK) {
-        return fail(c, "rpc.listen", "the address could not be bound; is it free?");
+        char why[256];
+        bt_conf_listen_why(m->rpc_listen, why, sizeof(why));
+        return fail(c, "rpc.listen", why);
     }
     c->rpc_addr = bt_conf_dialled(m->rpc_listen, m->rpc_advertise, port);
     if (bt_etcd_create(c->rpc, m->etcd_endpoints, c->tls.etcd, &c->etcd) != BT_OK) {
@@ -295,7 +298,7 @@ static void on_joined(void *arg)
 static void on_refused(void *arg, bt_status_t st, const char *why)
 {
     struct conductor *c = arg;
-    BT_ERROR("join_refused", "status=%s why=%s", bt_status_name(st), bt_log_q(why));
+    BT_ERROR("join_refused", "status=%s why=%s", bt_status_name(st), why);
     c->exit_code = BT_EXIT_REFUSED;
     bt_loop_stop(c->loop);
 }
@@ -303,7 +306,7 @@ static void on_refused(void *arg, bt_status_t st, const char *why)
 static void on_lost(void *arg)
 {
     (void)arg;
-    BT_WARN("lease_lost", "note=%s", bt_log_q("registering again"));
+    BT_WARN("lease_lost", "note=%s", "registering again");
 }
 
 static void join(struct conductor *c)
@@ -321,6 +324,7 @@ static void join(struct conductor *c)
     self.state = BATON__MEMBER_STATE__READY;
     self.started_ns = bt_real_ns();
     self.version = (char *)bt_version();
+    self.model = c->model_id;
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
     s.root_key.data = c->root.b;
     s.root_key.len = sizeof(c->root.b);
@@ -420,6 +424,9 @@ static void stop(struct conductor *c)
     DESTROY(role_job, role_job);
     DESTROY(front, front);
     DESTROY(requests, requests);
+    if (c->admin != NULL) {
+        bt_admin_leave_view(c->admin);
+    }
     DESTROY(view, view);
     DESTROY(pins, pin_table);
     DESTROY(etcd, etcd);
@@ -465,8 +472,8 @@ static void run(struct conductor *c)
     BT_INFO("ready",
             "name=%s rpc=%s http=%s incarnation=%016" PRIx64
             " model=%s policy=%s max_running=%" PRId64 " index_blocks=%" PRId64,
-            c->name, c->rpc_addr, c->http_addr, c->incarnation, bt_log_q(c->model_id),
-            c->conf.policy, c->conf.max_running, c->conf.index_extents);
+            c->name, c->rpc_addr, c->http_addr, c->incarnation, c->model_id, c->conf.policy,
+            c->conf.max_running, c->conf.index_extents);
     bt_notify_status("serving %s on http://%s", c->model_id, c->http_addr);
     bt_notify_ready();
     bt_loop_short_slices(BT_LOOP_SLICE_US);
@@ -497,11 +504,10 @@ int main(int argc, char **argv)
     bt_conf_log_start(&c.conf.common, "conductor");
     uint64_t files = bt_loop_process_limits();
     if ((uint64_t)c.conf.http_conns_max + FILES_BESIDE > files) {
-        BT_WARN(
-            "open_files", "limit=%" PRIu64 " conns_max=%" PRId64 " remedy=%s", files,
-            c.conf.http_conns_max,
-            bt_log_q("clients beyond the limit get 503: raise LimitNOFILE (ulimit -Hn, --ulimit "
-                     "nofile), or lower conductor.http.conns_max"));
+        BT_WARN("open_files", "limit=%" PRIu64 " conns_max=%" PRId64 " remedy=%s", files,
+                c.conf.http_conns_max,
+                "clients beyond the limit get 503: raise LimitNOFILE (ulimit -Hn, --ulimit "
+                "nofile), or lower conductor.http.conns_max");
     }
     if (bt_loop_create(&c.loop) != BT_OK) {
         (void)fail(&c, "loop", "epoll, timerfd or signalfd is not available");

@@ -8,6 +8,7 @@
 
 #include "common/etcd/remain.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 
 /* The record outlives the pin in etcd by so much: conductors and kvstores end it by what they have
  * counted (common/etcd/remain.h), and etcd, which counts anew when its leader changes, only sweeps
@@ -30,9 +31,9 @@ struct bt_pin_table {
     size_t n;
 };
 
-struct call { /* waits for etcd */
-    struct bt_pin_table *p;
-    uint64_t id;
+struct call { /* waits for etcd; may outlive the table, as etcd ends its calls after that */
+    struct bt_etcd *etcd;
+    char *key;
     int64_t lease;
     Baton__Pin *pin;
     struct bt_pin_info info;
@@ -77,12 +78,11 @@ static void take_out(struct bt_pin_table *p, size_t at)
 static void on_put(void *arg, const struct bt_etcd_kv *kv)
 {
     struct bt_pin_table *p = arg;
-    Baton__Pin *pin = baton__pin__unpack(NULL, kv->value_len, kv->value);
-    if (pin == NULL || pin->ttl_ms == 0) {
-        BT_WARN("pin_malformed", "key=%s", bt_log_q(kv->key));
-        if (pin != NULL) {
-            baton__pin__free_unpacked(pin, NULL);
-        }
+    char why[256];
+    Baton__Pin *pin = bt_pin_unpack(kv->value, kv->value_len, why, sizeof(why));
+    if (pin == NULL) {
+        BT_WARN("pin_malformed", "key=%s why=%s remedy=%s", kv->key, why,
+                "it is not listed; written by another version or damaged: delete it and pin again");
         return;
     }
     struct bt_remain_term term = {
@@ -173,6 +173,7 @@ static void finish(struct call *c, bt_status_t st, const char *why)
     if (c->pin != NULL) {
         baton__pin__free_unpacked(c->pin, NULL);
     }
+    free(c->key);
     free(c);
 }
 
@@ -214,7 +215,7 @@ static void on_written(void *arg, bt_status_t st)
     /* With its lease goes the record, if it is there after all. Not that of a pin that was there
      * before: it may stand under this lease now, and was to have more time, not none. */
     if (!unknown(st) || !c->info.renewed) {
-        bt_etcd_revoke(c->p->etcd, c->lease);
+        bt_etcd_revoke(c->etcd, c->lease);
     }
     not_written(c, st);
 }
@@ -229,11 +230,9 @@ static void on_granted(void *arg, bt_status_t st, int64_t lease, uint64_t raft_t
     c->pin->raft_term = raft_term;
     size_t n = baton__pin__get_packed_size(c->pin);
     uint8_t *value = bt_malloc(n + 1);
-    char *key = key_of(c->p, c->id);
     baton__pin__pack(c->pin, value);
     c->lease = lease;
-    bt_etcd_put(c->p->etcd, key, value, n, lease, on_written, c);
-    free(key);
+    bt_etcd_put(c->etcd, c->key, value, n, lease, on_written, c);
     free(value);
 }
 
@@ -273,8 +272,8 @@ void bt_pin_table_pin(struct bt_pin_table *p, const struct bt_pin_spec *spec,
     for (int i = 0; i < 8; i++) {
         id = id << 8 | spec->keys[spec->n - 1].b[i];
     }
-    c->p = p;
-    c->id = id;
+    c->etcd = p->etcd;
+    c->key = key_of(p, id);
     c->done = done;
     c->arg = arg;
     if (too_much(p, id, spec->n, why, sizeof(why)) != NULL) {
@@ -308,7 +307,7 @@ static void on_deleted(void *arg, bt_status_t st)
         return;
     }
     if (c->lease != 0) {
-        bt_etcd_revoke(c->p->etcd, c->lease); /* it would last as long as the pin was to */
+        bt_etcd_revoke(c->etcd, c->lease); /* it would last as long as the pin was to */
     }
     finish(c, BT_OK, NULL);
 }
@@ -317,8 +316,8 @@ void bt_pin_table_unpin(struct bt_pin_table *p, uint64_t id, bt_pin_table_done_f
 {
     struct call *c = bt_calloc(1, sizeof(*c));
     size_t at = find(p, id);
-    c->p = p;
-    c->id = id;
+    c->etcd = p->etcd;
+    c->key = key_of(p, id);
     c->done = done;
     c->arg = arg;
     if (at == p->n || expired(&p->list[at])) {
@@ -339,7 +338,5 @@ void bt_pin_table_unpin(struct bt_pin_table *p, uint64_t id, bt_pin_table_done_f
     c->pin->tenant = bt_strdup(x->tenant);
     c->pin->tokens = x->tokens;
     c->pin->created_ns = x->created_ns;
-    char *key = key_of(p, id);
-    bt_etcd_delete(p->etcd, key, on_deleted, c);
-    free(key);
+    bt_etcd_delete(p->etcd, c->key, on_deleted, c);
 }

@@ -48,7 +48,7 @@ static void on_set(void *arg, const struct bt_view_role_done *d)
     if (d->code == BT_GRPC_OK) {
         bt_metric_add(j->m_changes, 1);
     } else {
-        BT_WARN("role_policy", "why=%s", bt_log_q(d->why));
+        BT_WARN("role_policy", "why=%s", d->why);
     }
     j->busy = false;
     if (j->ended) {
@@ -61,9 +61,8 @@ static void apply(struct bt_role_job *j, const struct bt_session *s,
 {
     uint32_t role = c->to_prefill ? BT_ROLES_PREFILL : BT_ROLES_DECODE;
     char *worker = bt_sprintf("%s/%s", s->member->kind, s->member->name);
-    BT_INFO("role_policy", "worker=%s to=%s prefill=%.2f decode=%.2f epoch=%lld",
-            bt_log_q(s->member->name), bt_roles_name(role), c->prefill, c->decode,
-            (long long)j->epoch);
+    BT_INFO("role_policy", "worker=%s to=%s prefill=%.2f decode=%.2f epoch=%lld", s->member->name,
+            bt_roles_name(role), c->prefill, c->decode, (long long)j->epoch);
     struct bt_view_role_wish wish = {
         .worker = worker,
         .role = role == bt_roles_of_kind(s->member->kind) ? 0 : role,

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/rpc/ranges.h"
 #include "common/rpc/rpc.h"
 #include "conductor/ctl/ctl.h"
 
@@ -47,11 +48,12 @@ void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q
     int code = bt_rpc_unary_blocking(&ask, &bytes, &len, detail, sizeof(detail));
     free(data);
     void *reply = NULL;
+    char why[256];
     if (code != BT_GRPC_OK) {
         say_failure(c, code, detail);
-    } else if ((reply = protobuf_c_message_unpack(reply_type, NULL, len, bytes)) == NULL) {
-        fprintf(stderr, "batonctl: %s: the answer is malformed; do the versions differ?\n",
-                c->addr);
+    } else if ((reply = bt_message_unpack(reply_type, bytes, len, why, sizeof(why))) == NULL) {
+        fprintf(stderr, "batonctl: %s: the answer is malformed (%s); do the versions differ?\n",
+                c->addr, why);
     }
     free(bytes);
     return reply;

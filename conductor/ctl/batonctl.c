@@ -140,18 +140,57 @@ static json_t *role_json(const char *kind, uint32_t role)
     return worker && role != 0 ? json_string(bt_roles_name(role)) : json_null();
 }
 
+/* An older daemon does not say what it calls its model. */
+static bool is_misnamed(const Baton__AdminStatus *s, const Baton__Member *m)
+{
+    return m->model[0] != '\0' && strcmp(m->model, s->model_id) != 0;
+}
+
+static json_t *misnamed_json(const Baton__AdminStatus *s)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < s->n_nodes; i++) {
+        const Baton__Member *m = s->nodes[i]->member;
+        if (is_misnamed(s, m)) {
+            json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s}", "kind", m->kind, "name",
+                                                  m->name, "node", m->node, "model", m->model));
+        }
+    }
+    return list;
+}
+
+static void print_misnamed(const Baton__AdminStatus *s)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < s->n_nodes; i++) {
+        n += is_misnamed(s, s->nodes[i]->member);
+    }
+    if (n != 0) {
+        printf("warning    %zu member%s another name for the model; give all the same "
+               "model.served_name:\n",
+               n, n == 1 ? " has" : "s have");
+    }
+    for (size_t i = 0; i < s->n_nodes; i++) {
+        const Baton__Member *m = s->nodes[i]->member;
+        if (is_misnamed(s, m)) {
+            printf("           %s %s on %s: %s\n", m->kind, m->name, m->node, m->model);
+        }
+    }
+}
+
 static json_t *node_json(const Baton__AdminNode *n)
 {
     const Baton__Member *m = n->member;
     char incarnation[17];
     snprintf(incarnation, sizeof(incarnation), "%016" PRIx64, m->incarnation);
-    return json_pack(
-        "{s:s,s:s,s:s,s:o,s:o,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:b,s:b,s:I,s:o,s:o}", "kind", m->kind,
-        "name", m->name, "node", m->node, "role", role_json(m->kind, n->role), "next_role",
-        role_json(m->kind, m->next_role), "incarnation", incarnation, "pid", (json_int_t)m->pid,
-        "rpc", m->rpc, "http", m->http, "state", member_state(m), "version", m->version, "device",
-        m->device, "draining", n->draining, "session_up", n->session_up, "silence_ms",
-        (json_int_t)n->silence_ms, "load", load_json(n->load), "pool", pool_json(n->pool));
+    return json_pack("{s:s,s:s,s:s,s:o,s:o,s:s,s:I,s:s,s:s,s:s,s:s,s:s,s:s,s:b,s:b,s:I,s:o,s:o}",
+                     "kind", m->kind, "name", m->name, "node", m->node, "role",
+                     role_json(m->kind, n->role), "next_role", role_json(m->kind, m->next_role),
+                     "incarnation", incarnation, "pid", (json_int_t)m->pid, "rpc", m->rpc, "http",
+                     m->http, "state", member_state(m), "version", m->version, "device", m->device,
+                     "model", m->model, "draining", n->draining, "session_up", n->session_up,
+                     "silence_ms", (json_int_t)n->silence_ms, "load", load_json(n->load), "pool",
+                     pool_json(n->pool));
 }
 
 /* null: an older conductor, which does not say. */
@@ -196,12 +235,13 @@ static int cmd_status(const struct ctl *c)
     int rc = 0;
     if (c->json) {
         rc = ctl_print_json(json_pack(
-            "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:o}", "cluster", s->cluster, "conductor",
-            s->conductor, "version", s->version, "model_id", s->model_id, "serving", s->serving,
-            "reason", s->reason, "requests_running", (json_int_t)s->requests_running,
+            "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "cluster", s->cluster,
+            "conductor", s->conductor, "version", s->version, "model_id", s->model_id, "serving",
+            s->serving, "reason", s->reason, "requests_running", (json_int_t)s->requests_running,
             "requests_waiting", (json_int_t)s->requests_waiting, "requests_total",
             (json_int_t)s->requests_total, "replanned_total", (json_int_t)s->replanned_total,
-            "nodes", (json_int_t)s->n_nodes, "scheduling", scheduling_json(s)));
+            "nodes", (json_int_t)s->n_nodes, "misnamed", misnamed_json(s), "scheduling",
+            scheduling_json(s)));
     } else {
         printf("cluster    %s\nconductor  %s (%s)\nmodel      %s\nserving    %s%s%s\n"
                "requests   %u running, %u waiting, %" PRIu64 " in all, %" PRIu64 " re-planned\n"
@@ -210,6 +250,7 @@ static int cmd_status(const struct ctl *c)
                s->reason[0] != '\0' ? ": " : "", s->reason, s->requests_running,
                s->requests_waiting, s->requests_total, s->replanned_total, s->n_nodes);
         print_scheduling(s);
+        print_misnamed(s);
     }
     baton__admin_status__free_unpacked(s, NULL);
     return rc;

@@ -11,6 +11,11 @@ static char *drain_key(const struct bt_view *v, const char *node)
     return bt_sprintf("/baton/%s/drain/%s", v->cluster, node);
 }
 
+char *bt_view_drain_turn_key(const struct bt_view *v)
+{
+    return drain_key(v, "");
+}
+
 static uint32_t find(const struct bt_view *v, const char *node)
 {
     for (uint32_t i = 0; i < v->n_drained; i++) {
@@ -106,7 +111,7 @@ void bt_view_node_set(struct bt_view *v, const char *node, bool draining)
         return;
     }
     if (draining && v->n_drained == BT_VIEW_DRAINED_MAX) {
-        BT_ERROR("view_full", "what=drain node=%s", bt_log_q(node));
+        BT_ERROR("view_full", "what=drain node=%s", node);
         return;
     }
     if (draining) {
@@ -116,7 +121,7 @@ void bt_view_node_set(struct bt_view *v, const char *node, bool draining)
         free(v->drained[at]);
         v->drained[at] = v->drained[--v->n_drained];
     }
-    BT_INFO("node_drain", "of=%s draining=%d", bt_log_q(node), draining);
+    BT_INFO("node_drain", "of=%s draining=%d", node, draining);
     struct bt_list *l;
     bt_list_for_each (l, &v->sessions) {
         struct bt_session *s = BT_CONTAINER_OF(l, struct bt_session, link);
@@ -138,7 +143,13 @@ static void on_key(struct bt_view *v, const char *key, bool draining)
 
 static void on_put(void *arg, const struct bt_etcd_kv *kv)
 {
-    on_key(arg, kv->key, true);
+    struct bt_view *v = arg;
+    char *turn = bt_view_drain_turn_key(v);
+    if (strcmp(kv->key, turn) == 0) {
+        v->drain_turn = BT_MAX(v->drain_turn, kv->mod_revision);
+    }
+    free(turn);
+    on_key(v, kv->key, true);
 }
 
 static void on_delete(void *arg, const char *key)
@@ -169,18 +180,154 @@ void bt_view_drain_cleanup(struct bt_view *v)
     v->n_drained = 0;
 }
 
-void bt_view_drain(struct bt_view *v, const char *node, bool draining,
-                   void (*done)(void *arg, bt_status_t st), void *arg)
+/* ---- what etcd has now ---- */
+
+struct refresh {
+    struct bt_view *v;
+    bt_etcd_put_fn done;
+    void *arg;
+};
+
+static void on_roles_listed(void *arg, bt_status_t st, const struct bt_etcd_kv *kvs, size_t n,
+                            int64_t revision)
 {
-    if (v->etcd == NULL) {
-        done(arg, BT_ERR_UNSUPPORTED);
+    struct refresh *r = arg;
+    (void)revision;
+    if (st == BT_OK && !bt_view_roles_take(r->v, kvs, n)) {
+        st = BT_ERR_PEER_PROTOCOL;
+    }
+    r->done(r->arg, st);
+    free(r);
+}
+
+static void on_marks_listed(void *arg, bt_status_t st, const struct bt_etcd_kv *kvs, size_t n,
+                            int64_t revision)
+{
+    struct refresh *r = arg;
+    (void)revision;
+    if (st != BT_OK) {
+        r->done(r->arg, st);
+        free(r);
         return;
     }
-    char *key = drain_key(v, node);
-    if (draining) {
-        bt_etcd_put(v->etcd, key, v->name, strlen(v->name), 0, done, arg);
-    } else {
-        bt_etcd_delete(v->etcd, key, done, arg);
+    for (size_t i = 0; i < n; i++) {
+        on_put(r->v, &kvs[i]);
     }
+    char *key = bt_roles_key(r->v->cluster);
+    bt_etcd_range_prefix(r->v->etcd, key, on_roles_listed, r);
+    free(key);
+}
+
+void bt_view_refresh(struct bt_view *v, bt_etcd_put_fn done, void *arg)
+{
+    struct refresh *r = bt_calloc(1, sizeof(*r));
+    *r = (struct refresh){v, done, arg};
+    char *prefix = drain_key(v, "");
+    bt_etcd_range_prefix(v->etcd, prefix, on_marks_listed, r);
+    free(prefix);
+}
+
+/* ---- the commands ---- */
+
+#define TRIES 8 /* others may drain and change roles meanwhile */
+
+struct drain {
+    struct bt_view *v;
+    char *node;
+    bool force, marked;
+    uint32_t tries;
+    bt_view_drain_fn done;
+    void *arg;
+};
+
+static void end_drain(struct drain *d, bt_status_t st, const char *why)
+{
+    d->done(d->arg, st, why);
+    free(d->node);
+    free(d);
+}
+
+static void attempt(struct drain *d);
+
+static void on_refreshed(void *arg, bt_status_t st)
+{
+    struct drain *d = arg;
+    if (st != BT_OK) {
+        end_drain(d, st, NULL);
+        return;
+    }
+    attempt(d);
+}
+
+static void on_written(void *arg, bt_status_t st, bool succeeded)
+{
+    struct drain *d = arg;
+    if (st == BT_OK && succeeded) {
+        end_drain(d, BT_OK, NULL);
+        return;
+    }
+    if (d->marked) {
+        bt_view_node_set(d->v, d->node, false);
+    }
+    if (st != BT_OK) {
+        end_drain(d, st, NULL);
+    } else if (++d->tries == TRIES) {
+        end_drain(d, BT_ERR_INVALID, "others drain nodes or change roles all the time; try again");
+    } else {
+        bt_view_refresh(d->v, on_refreshed, d);
+    }
+}
+
+/* Marked in the view before etcd has it: of two commands here the second one is checked against
+ * what the first one leaves. */
+static void attempt(struct drain *d)
+{
+    struct bt_view *v = d->v;
+    char why[512];
+    if (!d->force && bt_view_drain_takes_last(v, d->node, why, sizeof(why))) {
+        end_drain(d, BT_ERR_INVALID, why);
+        return;
+    }
+    d->marked = !bt_view_node_draining(v, d->node);
+    bt_view_node_set(v, d->node, true);
+    char *mark = drain_key(v, d->node), *turn = drain_key(v, ""), *roles = bt_roles_key(v->cluster);
+    const struct bt_etcd_expect seen[] = {{turn, v->drain_turn}, {roles, v->roles_revision}};
+    const struct bt_etcd_set sets[] = {{mark, v->name, strlen(v->name)},
+                                       {turn, v->name, strlen(v->name)}};
+    bt_etcd_swap(v->etcd, seen, d->force ? 0 : BT_ARRAY_LEN(seen), sets, BT_ARRAY_LEN(sets),
+                 on_written, d);
+    free(mark);
+    free(turn);
+    free(roles);
+}
+
+void bt_view_drain(struct bt_view *v, const char *node, bool force, bt_view_drain_fn done,
+                   void *arg)
+{
+    if (v->etcd == NULL) {
+        done(arg, BT_ERR_UNSUPPORTED, NULL);
+        return;
+    }
+    struct drain *d = bt_calloc(1, sizeof(*d));
+    *d = (struct drain){.v = v, .node = bt_strdup(node), .force = force, .done = done, .arg = arg};
+    attempt(d);
+}
+
+static void on_removed(void *arg, bt_status_t st)
+{
+    struct drain *d = arg;
+    end_drain(d, st, NULL);
+}
+
+void bt_view_undrain(struct bt_view *v, const char *node, bt_view_drain_fn done, void *arg)
+{
+    if (v->etcd == NULL) {
+        done(arg, BT_ERR_UNSUPPORTED, NULL);
+        return;
+    }
+    struct drain *d = bt_calloc(1, sizeof(*d));
+    *d = (struct drain){.v = v, .node = bt_strdup(node), .done = done, .arg = arg};
+    char *key = drain_key(v, node);
+    bt_etcd_delete(v->etcd, key, on_removed, d);
     free(key);
 }

@@ -44,7 +44,7 @@ struct bt_holders {
     uint8_t state[INNER]; /* id_state_t */
     uint64_t live[WORDS]; /* inner ids in ID_LIVE */
     uint32_t words;       /* inner ids in use are below 64 times this */
-    uint32_t n_dead, n_swept;
+    uint32_t n_live, n_dead, n_swept;
     size_t cursor; /* of the sweep */
 };
 
@@ -262,6 +262,7 @@ void bt_holders_forget(struct bt_holders *x, uint32_t id)
     x->replicas -= x->held[in];
     x->held[in] = 0;
     x->live[in / 64] &= ~((uint64_t)1 << (in % 64));
+    x->n_live--;
     bool first = x->n_swept + x->n_dead == 0;
     x->state[in] = first ? ID_SWEPT : ID_DEAD;
     x->n_swept += first;
@@ -284,6 +285,7 @@ static uint16_t inner(struct bt_holders *x, uint32_t id)
                 x->outer_of[in] = (uint16_t)id;
                 x->inner_of[id] = (uint16_t)in;
                 x->live[in / 64] |= (uint64_t)1 << (in % 64);
+                x->n_live++;
                 x->words = BT_MAX(x->words, in / 64 + 1);
                 return (uint16_t)in;
             }
@@ -294,6 +296,15 @@ static uint16_t inner(struct bt_holders *x, uint32_t id)
 
 /* ---- what the view does ---- */
 
+/* The last quarter is for kvstores that have less than an equal share: one that announces more than
+ * there is room for does not keep the others' extents out. */
+static bool has_room(const struct bt_holders *x, uint16_t in)
+{
+    size_t last = x->keys_max / 4;
+    return x->keys < x->keys_max - last ||
+           (x->keys < x->keys_max && x->held[in] < x->keys_max / x->n_live);
+}
+
 bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id)
 {
     BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
@@ -302,7 +313,7 @@ bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t 
     uint64_t w = word_of(key);
     struct entry *e = find(x, w);
     if (e->n == 0) {
-        if (x->keys >= x->keys_max) {
+        if (!has_room(x, in)) {
             return false;
         }
         e->key = w;
@@ -425,10 +436,10 @@ size_t bt_holders_bytes(const struct bt_holders *x)
     return sizeof(*x) + x->places * sizeof(*x->e) + x->maps_cap * sizeof(*x->maps);
 }
 
-bool bt_holders_next(const struct bt_holders *x, size_t *it, uint8_t key8[8], uint32_t *depth_p,
-                     uint32_t *ids, uint32_t cap, uint32_t *n_p)
+bool bt_holders_next(const struct bt_holders *x, size_t *it, size_t end, uint8_t key8[8],
+                     uint32_t *depth_p, uint32_t *ids, uint32_t cap, uint32_t *n_p)
 {
-    for (; *it < x->places; ++*it) {
+    for (; *it < BT_MIN(end, x->places); ++*it) {
         const struct entry *e = &x->e[*it];
         uint32_t live = live_of(x, e, ids, cap);
         if (live != 0) {

@@ -18,7 +18,7 @@ struct bt_holders *bt_holders_create(size_t keys_max);
 void bt_holders_destroy(struct bt_holders *x);
 
 /* Extent `key`, whose last block is the depth-th of its chain, is in kvstore id. False: the index
- * is full. */
+ * is full; its last quarter is full for a kvstore that has more than an equal share of it. */
 bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id);
 void bt_holders_remove(struct bt_holders *x, const struct bt_kv_key *key, uint32_t id);
 /* Forgets all of a kvstore (a resync begins, or it is gone): nothing of it is matched any more.
@@ -40,9 +40,10 @@ size_t bt_holders_keys(const struct bt_holders *x);       /* distinct extents */
 uint64_t bt_holders_replicas(const struct bt_holders *x); /* sum over kvstores */
 size_t bt_holders_bytes(const struct bt_holders *x);      /* memory in use */
 
-/* Iterates: *it starts at 0; false at the end. key8: the key's first bytes. Up to cap holders go to
- * ids, *n_p says how many there are. */
-bool bt_holders_next(const struct bt_holders *x, size_t *it, uint8_t key8[8], uint32_t *depth_p,
-                     uint32_t *ids, uint32_t cap, uint32_t *n_p);
+/* Iterates: *it starts at 0; false at the end, or when *it has reached end (places of the index
+ * that are looked at, 10 ns each at most; SIZE_MAX: all). key8: the key's first bytes. Up to cap
+ * holders go to ids, *n_p says how many there are. */
+bool bt_holders_next(const struct bt_holders *x, size_t *it, size_t end, uint8_t key8[8],
+                     uint32_t *depth_p, uint32_t *ids, uint32_t cap, uint32_t *n_p);
 
 #endif

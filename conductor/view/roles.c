@@ -7,6 +7,7 @@
 
 #include "common/base/buf.h"
 #include "common/log/log.h"
+#include "common/rpc/ranges.h"
 #include "conductor/view/view_priv.h"
 
 #define TRIES 8 /* others may change the table meanwhile */
@@ -26,17 +27,6 @@ struct change {
 
 /* ---- reading ---- */
 
-static Baton__RoleTable *copy_of(const Baton__RoleTable *t)
-{
-    size_t len = baton__role_table__get_packed_size(t);
-    uint8_t *bytes = bt_malloc(len + 1);
-    baton__role_table__pack(t, bytes);
-    Baton__RoleTable *copy = baton__role_table__unpack(NULL, len, bytes);
-    free(bytes);
-    BT_ASSERT(copy != NULL);
-    return copy;
-}
-
 static void take_table(struct bt_view *v, Baton__RoleTable *t, int64_t revision)
 {
     if (v->roles != NULL) {
@@ -46,9 +36,32 @@ static void take_table(struct bt_view *v, Baton__RoleTable *t, int64_t revision)
     v->roles_revision = revision;
 }
 
+bool bt_view_roles_take(struct bt_view *v, const struct bt_etcd_kv *kvs, size_t n)
+{
+    char *key = bt_roles_key(v->cluster);
+    Baton__RoleTable *t = NULL;
+    int64_t revision = 0;
+    bool readable = true;
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(kvs[i].key, key) == 0) {
+            char why[256];
+            t = bt_role_table_unpack(kvs[i].value, kvs[i].value_len, why, sizeof(why));
+            revision = kvs[i].mod_revision;
+            readable = t != NULL;
+        }
+    }
+    free(key);
+    if (readable && revision >= v->roles_revision) {
+        take_table(v, t, revision);
+    } else if (t != NULL) {
+        baton__role_table__free_unpacked(t, NULL);
+    }
+    return readable;
+}
+
 static void on_table(void *arg, const Baton__RoleTable *t, int64_t revision)
 {
-    take_table(arg, copy_of(t), revision);
+    take_table(arg, bt_message_copy(&t->base), revision);
 }
 
 void bt_view_roles_watch(struct bt_view *v, struct bt_etcd *e)
@@ -238,7 +251,26 @@ static void finish(struct change *c, const struct bt_session *s)
 
 static void attempt(struct change *c);
 
-static void on_written(void *arg, bt_status_t st, bool succeeded, const struct bt_etcd_kv *cur)
+static void on_refreshed(void *arg, bt_status_t st)
+{
+    struct change *c = arg;
+    if (st == BT_OK) {
+        attempt(c);
+        return;
+    }
+    if (st == BT_ERR_PEER_PROTOCOL) {
+        (void)refuse(c, BT_GRPC_FAILED_PRECONDITION,
+                     "the role table in etcd is not readable: it was written by another version "
+                     "or damaged; delete it and give roles anew");
+    } else {
+        (void)refuse(c, BT_GRPC_FAILED_PRECONDITION,
+                     "etcd did not say what roles there are (%s): nothing has changed; is etcd up?",
+                     bt_status_name(st));
+    }
+    free_change(c);
+}
+
+static void on_written(void *arg, bt_status_t st, bool succeeded)
 {
     struct change *c = arg;
     struct bt_view *v = c->v;
@@ -250,22 +282,8 @@ static void on_written(void *arg, bt_status_t st, bool succeeded, const struct b
         free_change(c);
         return;
     }
-    if (!succeeded && cur->mod_revision != 0) {
-        Baton__RoleTable *t = baton__role_table__unpack(NULL, cur->value_len, cur->value);
-        if (t == NULL) {
-            (void)refuse(
-                c, BT_GRPC_FAILED_PRECONDITION,
-                "the role table in etcd is not readable: it was written by another version "
-                "or damaged; delete it and give roles anew");
-            free_change(c);
-            return;
-        }
-        take_table(v, t, cur->mod_revision);
-    } else if (!succeeded) {
-        take_table(v, NULL, 0);
-    }
     if (!succeeded) {
-        attempt(c);
+        bt_view_refresh(v, on_refreshed, c);
         return;
     }
     char *full = bt_sprintf("%s/%s", c->kind, c->name);
@@ -276,9 +294,8 @@ static void on_written(void *arg, bt_status_t st, bool succeeded, const struct b
         s = is_named(x, full) ? x : s;
     }
     free(full);
-    BT_INFO("role_set", "worker=%s from=%s to=%s by=%s epoch=%llu", bt_log_q(c->name),
-            bt_roles_name(c->before), bt_roles_name(c->role), bt_log_q(c->by),
-            (unsigned long long)c->epoch);
+    BT_INFO("role_set", "worker=%s from=%s to=%s by=%s epoch=%llu", c->name,
+            bt_roles_name(c->before), bt_roles_name(c->role), c->by, (unsigned long long)c->epoch);
     if (s != NULL) {
         finish(c, s);
     } else {
@@ -316,9 +333,12 @@ static void write_table(struct change *c, const Baton__RoleTable *t, const struc
     size_t len = baton__role_table__get_packed_size(&n);
     uint8_t *bytes = bt_malloc(len + 1);
     baton__role_table__pack(&n, bytes);
-    char *key = bt_roles_key(v->cluster);
-    bt_etcd_cas(v->etcd, key, v->roles_revision, bytes, len, 0, on_written, c);
+    char *key = bt_roles_key(v->cluster), *turn = bt_view_drain_turn_key(v);
+    const struct bt_etcd_expect seen[] = {{key, v->roles_revision}, {turn, v->drain_turn}};
+    const struct bt_etcd_set table = {key, bytes, len};
+    bt_etcd_swap(v->etcd, seen, BT_ARRAY_LEN(seen), &table, 1, on_written, c);
     free(key);
+    free(turn);
     free(bytes);
     free(entries);
 }

@@ -15,6 +15,7 @@
 #define BACKOFF_FIRST_MS    100u
 #define BACKOFF_MAX_MS      2000u
 #define BACKOFF_DOUBLINGS   8u  /* more than it takes to the longest */
+#define FLIGHTS_MS          5u  /* between two looks whether all plans know that it was lost */
 #define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
 #define BLOCK_ADDED_BYTES   36u
 #define BLOCK_REMOVED_BYTES 32u
@@ -95,10 +96,10 @@ static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *d
 {
     struct bt_session *s = arg;
     (void)st;
-    Baton__BlockEvents *e = baton__block_events__unpack(NULL, len, data);
-    if (e == NULL || e->added.len % BLOCK_ADDED_BYTES != 0 ||
-        e->removed.len % BLOCK_REMOVED_BYTES != 0) {
-        bt_session_break(s, "malformed block events");
+    char why[256];
+    Baton__BlockEvents *e = bt_block_events_unpack(data, len, why, sizeof(why));
+    if (e == NULL) {
+        bt_session_break(s, why);
     } else if (e->incarnation != 0 && e->incarnation != s->member->incarnation) {
         bt_session_break(s, "block events of another incarnation");
     } else {
@@ -124,8 +125,7 @@ static void on_blocks_close(void *arg, struct bt_rpc_stream *st, int code, const
         return;
     }
     if (s->state == BT_SESSION_UP) {
-        BT_INFO("blocks_closed", "kvstore=%s code=%d detail=%s", s->member->name, code,
-                bt_log_q(detail));
+        BT_INFO("blocks_closed", "kvstore=%s code=%d detail=%s", s->member->name, code, detail);
         bt_session_break(s, "its block event stream ended");
     }
 }
@@ -178,7 +178,7 @@ static void on_hello(struct bt_session *s, const Baton__SessionHello *h)
     if (fault != NULL) {
         bt_metric_add(s->view->m_mismatch, 1);
         BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
-                bt_log_q(fault));
+                fault);
         s->failures = BACKOFF_DOUBLINGS; /* it will not get better soon */
         bt_session_break(s, fault);
         return;
@@ -253,11 +253,11 @@ static void note_mixed(struct bt_session *s, uint64_t now_ns)
         BT_WARN("mixed_steps_short",
                 "worker=%s step_ms=%.1f gap_ms=%.1f asked_step_ms=%.1f asked_gap_ms=%.1f why=%s",
                 s->member->name, BT_MAX(step, 0), gap, v->mixed_step_ms, v->mixed_gap_ms,
-                bt_log_q(s->load.mixed == NULL
-                             ? "it runs an older release, which takes no conductor's word: no "
-                               "prompts go beside its rows"
-                             : "its own engine.mixed_step_ms and engine.mixed_gap_ms are shorter, "
-                               "or the objective of another conductor"));
+                s->load.mixed == NULL
+                    ? "it runs an older release, which takes no conductor's word: no "
+                      "prompts go beside its rows"
+                    : "its own engine.mixed_step_ms and engine.mixed_gap_ms are shorter, "
+                      "or the objective of another conductor");
     }
     s->short_step_ms = step;
     s->short_gap_ms = gap;
@@ -312,9 +312,10 @@ static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
 
 static void worker_message(struct bt_session *s, const void *data, size_t len)
 {
-    Baton__FromWorker *m = baton__from_worker__unpack(NULL, len, data);
+    char why[256];
+    Baton__FromWorker *m = bt_from_worker_unpack(data, len, why, sizeof(why));
     if (m == NULL) {
-        bt_session_break(s, "malformed message");
+        bt_session_break(s, why);
         return;
     }
     if (m->m_case == BATON__FROM_WORKER__M_HELLO) {
@@ -461,13 +462,12 @@ static void session_end(struct bt_session *s, const char *why)
     redial_later(s);
     if (!was_up) {
         BT_DEBUG("session_dial_failed", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
-                 bt_log_q(why));
+                 why);
         return;
     }
     bt_metric_set(up_gauge(s), bt_metric_value(up_gauge(s)) - 1);
     bt_metric_add(s->view->m_down, 1);
-    BT_WARN("session_down", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
-            bt_log_q(why));
+    BT_WARN("session_down", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, why);
     if (s->view->ops != NULL) {
         s->view->ops->on_down(s->view->ops_arg, s, why);
     }
@@ -487,10 +487,11 @@ void bt_session_break(struct bt_session *s, const char *why)
         return;
     }
     s->broken = true;
-    BT_WARN("session_break", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
-            bt_log_q(why));
+    BT_WARN("session_break", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, why);
     bt_timer_start(s->view->loop, &s->timer, 0, 0, end_broken, s);
 }
+
+static void take_member(struct bt_session *s, Baton__Member *m);
 
 /* Timer: the channel of the last attempt is closed here, outside of every callback of its. */
 static void dial(void *arg)
@@ -499,6 +500,13 @@ static void dial(void *arg)
     if (s->channel != NULL) {
         bt_rpc_channel_destroy(s->channel);
         s->channel = NULL;
+    }
+    if (!bt_list_empty(&s->own_flights)) {
+        bt_timer_start(s->view->loop, &s->timer, FLIGHTS_MS, 0, dial, s);
+        return;
+    }
+    if (s->next_member != NULL) {
+        take_member(s, s->next_member);
     }
     if (s->departed) {
         return; /* nobody is expected there; bt_session_update dials again */
@@ -509,7 +517,7 @@ static void dial(void *arg)
     if (st != BT_OK) {
         s->channel = NULL;
         BT_WARN("session_bad_address", "kind=%s peer=%s addr=%s", s->member->kind, s->member->name,
-                bt_log_q(s->member->rpc));
+                s->member->rpc);
         redial_later(s);
         return;
     }
@@ -579,17 +587,6 @@ void bt_session_beat(struct bt_session *s, uint64_t now_ns)
     }
 }
 
-static Baton__Member *member_copy(const Baton__Member *m)
-{
-    size_t len = baton__member__get_packed_size(m);
-    uint8_t *bytes = bt_malloc(len != 0 ? len : 1);
-    baton__member__pack(m, bytes);
-    Baton__Member *copy = baton__member__unpack(NULL, len, bytes);
-    free(bytes);
-    BT_ASSERT(copy != NULL);
-    return copy;
-}
-
 /* What every plan asks of every member. */
 static void read_member(struct bt_session *s)
 {
@@ -617,10 +614,12 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     struct bt_session *s = bt_calloc(1, sizeof(*s));
     s->view = v;
     s->kind = kind;
-    s->member = member_copy(m);
+    s->member = bt_message_copy(&m->base);
     read_member(s);
     s->kv_id = BT_HOLDERS_KVSTORES_MAX;
     bt_list_init(&s->link);
+    bt_list_init(&s->own_flights);
+    bt_list_init(&s->own_lost);
     bt_sched_backlog_init(&s->own_backlog);
     if (kind != BT_SESSION_OTHER) {
         bt_timer_start(v->loop, &s->timer, 0, 0, dial, s);
@@ -630,6 +629,8 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
 
 void bt_session_destroy(struct bt_session *s, const char *why)
 {
+    BT_ASSERT(bt_list_empty(&s->own_flights));
+    bt_list_remove(&s->own_lost);
     bt_list_remove(&s->link);
     if (s->state != BT_SESSION_IDLE) {
         session_end(s, why);
@@ -639,7 +640,21 @@ void bt_session_destroy(struct bt_session *s, const char *why)
         bt_rpc_channel_destroy(s->channel);
     }
     baton__member__free_unpacked(s->member, NULL);
+    if (s->next_member != NULL) {
+        baton__member__free_unpacked(s->next_member, NULL);
+    }
     free(s);
+}
+
+/* m is the session's from now on. */
+static void take_member(struct bt_session *s, Baton__Member *m)
+{
+    baton__member__free_unpacked(s->member, NULL);
+    s->member = m;
+    s->next_member = NULL;
+    s->view->links_stale = true;
+    s->draining = bt_view_node_draining(s->view, m->node);
+    read_member(s);
 }
 
 void bt_session_update(struct bt_session *s, const Baton__Member *m)
@@ -651,10 +666,15 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m)
     if (anew && s->state != BT_SESSION_IDLE) {
         session_end(s, "a new incarnation is up");
     }
-    Baton__Member *copy = member_copy(m);
-    baton__member__free_unpacked(s->member, NULL);
-    s->member = copy;
-    read_member(s);
+    if (s->next_member != NULL) {
+        baton__member__free_unpacked(s->next_member, NULL);
+        s->next_member = NULL;
+    }
+    if (anew && !bt_list_empty(&s->own_flights)) { /* theirs is the old one */
+        s->next_member = bt_message_copy(&m->base);
+    } else {
+        take_member(s, bt_message_copy(&m->base));
+    }
     if (s->kind != BT_SESSION_OTHER && s->state == BT_SESSION_IDLE && (anew || was_departed)) {
         s->failures = 0;
         bt_timer_start(s->view->loop, &s->timer, 0, 0, dial, s);

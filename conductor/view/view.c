@@ -7,6 +7,7 @@
 #include "common/log/log.h"
 #include "conductor/view/view_priv.h"
 
+#define BEAT_NS      2000000ull        /* of a turn of the loop, for heartbeats */
 #define SWEEP_PLACES ((size_t)1 << 20) /* of the index, each beat: a few ms at most */
 
 static struct bt_session *session_of(struct bt_list *l)
@@ -26,6 +27,30 @@ static struct bt_session *find(struct bt_view *v, const char *kind, const char *
     return NULL;
 }
 
+static void note_misnamed(struct bt_view *v, struct bt_session *s, bool is)
+{
+    if (s->misnamed != is) {
+        s->misnamed = is;
+        bt_metric_set(v->m_misnamed, bt_metric_value(v->m_misnamed) + (is ? 1 : -1));
+    }
+}
+
+/* Requests go there all the same: the weights are compared, not the name. But metrics, logs and
+ * dashboards of one model would carry two names. */
+static void look_at_name(struct bt_view *v, struct bt_session *s)
+{
+    const Baton__Member *m = s->next_member != NULL ? s->next_member : s->member;
+    bool is = v->model[0] != '\0' && m->model[0] != '\0' && strcmp(m->model, v->model) != 0;
+    if (is && !s->misnamed) {
+        BT_WARN("served_name_differs",
+                "kind=%s peer=%s peer_node=%s served_name=%s ours=%s remedy=%s", m->kind, m->name,
+                m->node, m->model, v->model,
+                "give all daemons of the cluster the same model.served_name, then restart those "
+                "that have another one");
+    }
+    note_misnamed(v, s, is);
+}
+
 static void drop(struct bt_view *v, struct bt_session *s, const char *why)
 {
     if (s->kv_id < BT_HOLDERS_KVSTORES_MAX) {
@@ -33,11 +58,37 @@ static void drop(struct bt_view *v, struct bt_session *s, const char *why)
     }
     uint32_t id = s->kv_id;
     v->links_stale = true;
+    note_misnamed(v, s, false);
     bt_session_destroy(s, why);
     if (id < BT_HOLDERS_KVSTORES_MAX) {
         v->kv_by_id[id] = NULL;
     }
     v->n_sessions--;
+}
+
+/* A heartbeat to each, or the end of who is silent: the first message to a stream takes some tens
+ * of microseconds, so those of thousands of sessions take several turns of the loop. */
+static void beat_some(void *arg)
+{
+    struct bt_view *v = arg;
+    uint64_t until_ns = bt_loop_until(v->loop, BEAT_NS);
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, &v->sessions) {
+        struct bt_session *s = session_of(l);
+        if (s->beat_round == v->beat_round) {
+            continue;
+        }
+        uint64_t now = bt_mono_ns();
+        if (now >= until_ns) {
+            bt_timer_start(v->loop, &v->beat_more, 0, 0, beat_some, v);
+            return;
+        }
+        s->beat_round = v->beat_round;
+        bt_session_beat(s, now);
+        if (s->departed && s->state == BT_SESSION_IDLE && bt_list_empty(&s->own_flights)) {
+            drop(v, s, "left the cluster");
+        }
+    }
 }
 
 static void on_beat(void *arg)
@@ -49,16 +100,15 @@ static void on_beat(void *arg)
         bt_stood_still(&v->last_beat_ns, now, (uint64_t)v->conf.silence_ms * 1000000 / 2);
     bt_holders_sweep(v->index, SWEEP_PLACES);
     bt_metric_set(v->m_index_keys, (double)bt_holders_keys(v->index));
-    struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &v->sessions) {
-        struct bt_session *s = session_of(l);
+    struct bt_list *l;
+    bt_list_for_each (l, &v->sessions) {
         if (stalled) {
-            s->rx_ns = now;
+            session_of(l)->rx_ns = now;
         }
-        bt_session_beat(s, now);
-        if (s->departed && s->state == BT_SESSION_IDLE) {
-            drop(v, s, "left the cluster");
-        }
+    }
+    if (v->beat_more.heap_pos == 0) { /* else the last round goes on */
+        v->beat_round++;
+        beat_some(v);
     }
 }
 
@@ -73,9 +123,11 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
     v->cluster = bt_strdup(conf->cluster);
     v->name = bt_strdup(conf->name);
     v->node = bt_strdup(conf->node);
+    v->model = bt_strdup(conf->model != NULL ? conf->model : "");
     v->conf.cluster = v->cluster;
     v->conf.name = v->name;
     v->conf.node = v->node;
+    v->conf.model = v->model;
     bt_list_init(&v->sessions);
     v->index = bt_holders_create(conf->index_keys_max);
     v->m_down = bt_metrics_counter(metrics, "baton_sessions_down_total", NULL,
@@ -91,6 +143,8 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
     v->m_index_full = bt_metrics_counter(metrics, "baton_index_refused_total", NULL,
                                          "Extents that the index did not take, being full "
                                          "(conductor.index_blocks).");
+    v->m_misnamed = bt_metrics_gauge(metrics, "baton_members_misnamed", NULL,
+                                     "Members whose model.served_name is not this conductor's.");
     v->m_up[0] =
         bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"", "Sessions that are up.");
     v->m_up[1] =
@@ -110,6 +164,7 @@ void bt_view_destroy(struct bt_view *v)
     bt_view_drain_cleanup(v);
     bt_view_roles_cleanup(v);
     bt_timer_stop(v->loop, &v->beat);
+    bt_timer_stop(v->loop, &v->beat_more);
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
         drop(v, session_of(l), "this conductor ends");
@@ -124,6 +179,7 @@ void bt_view_destroy(struct bt_view *v)
     free(v->cluster);
     free(v->name);
     free(v->node);
+    free(v->model);
     free(v);
 }
 
@@ -132,13 +188,11 @@ void bt_view_set_mixed(struct bt_view *v, double step_ms, double gap_ms)
     if (step_ms == v->mixed_step_ms && gap_ms == v->mixed_gap_ms) {
         return;
     }
-    uint64_t now = v->mixed_ns = bt_mono_ns();
+    v->mixed_ns = bt_mono_ns();
     v->mixed_step_ms = step_ms;
     v->mixed_gap_ms = gap_ms;
-    struct bt_list *l;
-    bt_list_for_each (l, &v->sessions) {
-        bt_session_beat(session_of(l), now);
-    }
+    v->beat_round++;
+    bt_timer_start(v->loop, &v->beat_more, 0, 0, beat_some, v);
 }
 
 void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg)
@@ -172,9 +226,8 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
 {
     struct bt_session *s = find(v, m->kind, m->name);
     if (s != NULL) {
-        v->links_stale = true;
         bt_session_update(s, m);
-        s->draining = bt_view_node_draining(v, m->node);
+        look_at_name(v, s);
         return;
     }
     bt_session_kind_t kind = kind_of(m->kind);
@@ -186,6 +239,7 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
     }
     s = bt_session_create(v, kind, m);
     s->draining = bt_view_node_draining(v, m->node);
+    s->beat_round = v->beat_round; /* from the next one on */
     s->kv_id = id;
     if (kind == BT_SESSION_KVSTORE) {
         v->kv_by_id[id] = s;
@@ -194,6 +248,7 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
     v->n_sessions++;
     v->links_stale = true;
     bt_list_insert_tail(&v->sessions, &s->link);
+    look_at_name(v, s);
 }
 
 void bt_view_member_down(struct bt_view *v, const char *kind, const char *name)
@@ -469,7 +524,10 @@ void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
             w->late_ms = all - w->queue_ms;
         }
         w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);
-        w->yield_rows = (uint32_t)BT_MAX(below.rows + below.landing, own_rows);
+        /* Late rows on their way are in no count of rows that they could be taken from. */
+        uint32_t landing = below.landing - BT_MIN(said_late(s), below.landing);
+        own_rows -= BT_MIN((double)s->own_late, own_rows);
+        w->yield_rows = (uint32_t)BT_MAX(below.rows + landing, own_rows);
         w->yield_pages = below.pages;
     }
 }

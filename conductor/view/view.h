@@ -77,17 +77,22 @@ struct bt_session {
                                        behind its first part */
     struct bt_view_classes own_classes;  /* what is in own_backlog, ms by class */
     struct bt_view_classes own_rows;     /* own_requests by class */
+    /* Plans that use it. One that has gone down is neither dialled again nor forgotten, and keeps
+     * its incarnation, until all of them have been told. */
+    struct bt_list own_flights;
+    struct bt_list own_lost; /* among those whose plans are being told */
 
     uint32_t gives_up;    /* BT_ROLES_*: no longer offered, what runs of them is to end */
     uint64_t gives_up_ns; /* since when */
 
     struct bt_rpc_channel *channel;
     struct bt_rpc_stream *stream, *blocks;
-    struct bt_timer timer; /* next dial, or the end of a broken session */
-    uint32_t failures;     /* dials in a row that came to nothing */
-    uint64_t rx_ns;        /* bt_mono_ns of the last message */
-    uint64_t output_ns;    /* of the last message that was not a heartbeat */
-    uint64_t heartbeat_seq;
+    struct bt_timer timer;              /* next dial, or the end of a broken session */
+    uint32_t failures;                  /* dials in a row that came to nothing */
+    uint64_t rx_ns;                     /* bt_mono_ns of the last message */
+    uint64_t output_ns;                 /* of the last message that was not a heartbeat */
+    uint64_t heartbeat_seq, beat_round; /* beat_round: view.c */
+    Baton__Member *next_member;         /* in its place when own_flights is empty; NULL: none */
 
     Baton__StepCost load_cost;
     Baton__MixedSteps load_mixed;
@@ -97,6 +102,8 @@ struct bt_session {
     struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
     Baton__PinStates *pins; /* kvstores: what it protects of which pin; NULL: it has not said */
 
+    bool misnamed; /* its model.served_name is another one */
+
     uint64_t blocks_seq; /* expected next; 0: any */
     uint32_t blocks_unacked;
     bool blocks_synced; /* an inventory has begun, and no gap since */
@@ -104,6 +111,7 @@ struct bt_session {
 
 struct bt_view_config { /* copied, strings too */
     const char *cluster, *name, *node;
+    const char *model; /* model.served_name here */
     uint64_t incarnation;
     struct bt_kv_key root;
     uint64_t layout_id;
@@ -115,7 +123,8 @@ struct bt_view_config { /* copied, strings too */
 
 struct bt_view_ops {
     void (*on_up)(void *arg, struct bt_session *s);
-    /* s was up and is not any more; it may not be kept. why: for logs and error messages. */
+    /* s was up and is not any more; it may be kept only while own_flights is not empty. why: for
+     * logs and error messages. */
     void (*on_down)(void *arg, struct bt_session *s, const char *why);
     /* Messages other than hello and heartbeat. */
     void (*on_worker)(void *arg, struct bt_session *s, const Baton__FromWorker *m);
@@ -158,10 +167,15 @@ extern const char bt_all_drained_text[]; /* why nobody takes new requests, and t
 bool bt_view_drain_takes_last(const struct bt_view *v, const char *node, char *why, size_t cap);
 /* What the watch calls; tests call it themselves. */
 void bt_view_node_set(struct bt_view *v, const char *node, bool draining);
-/* Writes the mark, or removes it; all conductors follow it. done: ERR_UNAVAILABLE, ERR_TIMEOUT when
- * etcd does not answer, ERR_UNSUPPORTED without one. */
-void bt_view_drain(struct bt_view *v, const char *node, bool draining,
-                   void (*done)(void *arg, bt_status_t st), void *arg);
+/* Writes the mark; all conductors follow it, this one at once. Without force it is checked that the
+ * node has not the last worker of a role, against all marks and roles that etcd has. done:
+ * ERR_INVALID with the reason, or ERR_UNAVAILABLE, ERR_TIMEOUT when etcd does not answer,
+ * ERR_UNSUPPORTED without one. */
+typedef void (*bt_view_drain_fn)(void *arg, bt_status_t st, const char *why);
+void bt_view_drain(struct bt_view *v, const char *node, bool force, bt_view_drain_fn done,
+                   void *arg);
+/* Removes the mark. */
+void bt_view_undrain(struct bt_view *v, const char *node, bt_view_drain_fn done, void *arg);
 
 /* ---- roles of running workers (roles.c): the table in etcd ---- */
 struct bt_view_role_wish {

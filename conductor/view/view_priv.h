@@ -19,14 +19,16 @@ struct bt_view {
     int64_t roles_revision;
     char **drained; /* node names */
     uint32_t n_drained;
+    int64_t drain_turn; /* revision of the key that every drain writes too; 0: none has yet */
     struct bt_list sessions;
     uint32_t n_sessions;
     struct bt_session *kv_by_id[BT_HOLDERS_KVSTORES_MAX];
     uint32_t kv_ids; /* ids in use are below */
     struct bt_holders *index;
     double mixed_step_ms, mixed_gap_ms;
-    uint64_t mixed_ns; /* when that was set */
-    struct bt_timer beat;
+    uint64_t mixed_ns;               /* when that was set */
+    struct bt_timer beat, beat_more; /* more: there was no time for all */
+    uint64_t beat_round;
     uint64_t last_beat_ns;
     bool links_stale; /* members changed: what follows and node_kv are to be found again */
     struct bt_session **all_kvs, **all_workers; /* by kind, in order of arrival */
@@ -36,7 +38,9 @@ struct bt_view {
     struct bt_sched_kvstore *kvstores;
     struct bt_session **worker_of, **kvstore_of;
     uint32_t scratch_cap;
+    char *model;
     struct bt_metric *m_down, *m_gaps, *m_mismatch, *m_index_keys, *m_index_full, *m_up[2];
+    struct bt_metric *m_misnamed;
 };
 
 #define BT_VIEW_SESSIONS_MAX 4096
@@ -44,6 +48,15 @@ struct bt_view {
 
 void bt_view_drain_watch(struct bt_view *v, struct bt_etcd *e);
 void bt_view_drain_cleanup(struct bt_view *v);
+/* The key that every drain writes beside its mark. Who takes workers away compares it and the role
+ * table with what it has looked at: of two such commands, at whichever conductors, one fails and
+ * looks again. Caller frees. */
+char *bt_view_drain_turn_key(const struct bt_view *v);
+/* Reads marks and role table from etcd, as the watches will. done: ERR_PEER_PROTOCOL if the table
+ * is not readable. */
+void bt_view_refresh(struct bt_view *v, bt_etcd_put_fn done, void *arg);
+/* Takes over what etcd says of the role table; false: it is not readable. */
+bool bt_view_roles_take(struct bt_view *v, const struct bt_etcd_kv *kvs, size_t n);
 void bt_view_roles_watch(struct bt_view *v, struct bt_etcd *e);
 void bt_view_roles_cleanup(struct bt_view *v);
 
