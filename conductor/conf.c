@@ -58,7 +58,8 @@ static const struct bt_conf_row rows[] = {
          "Memory for answers until clients have read them: prompts' logprobs, generated text, "
          "unsent output. A quarter of it is for unsent output (above it the slowest reader is "
          "cut off); of the rest one answer (400) and all answers of one API key (503) may have a "
-         "quarter."},
+         "quarter. Without keys the clients of one address may have as much as they leave free to "
+         "others (503)."},
     {.key = "conductor.http.allowed_origins",
      .type = BT_CONF_STR,
      .offset = ROW(http_allowed_origins),

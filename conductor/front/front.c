@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "common/conf/conf.h"
 #include "common/log/log.h"
 #include "conductor/front/front_jobs.h"
 
@@ -137,6 +138,7 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
     (void)tenant;
     bt_buf_init(&out);
     bt_metric_set(f->m.conns, bt_http_conns(f->http));
+    bt_metric_add(f->m.unheard, bt_http_unheard(f->http) - (uint64_t)bt_metric_value(f->m.unheard));
     bt_metric_set(f->m.unsent, (double)bt_http_unsent(f->http));
     bt_metric_set(f->m.held, (double)f->room.used);
     bt_metrics_render(f->metrics, &out);
@@ -320,6 +322,10 @@ static void create_metrics(struct bt_front *f)
     f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL,
                                  "Generations whose client waits for more.");
     f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
+    f->m.unheard = bt_metrics_counter(
+        m, "baton_http_connections_unheard_total", NULL,
+        "Connections closed for want of room before a request of theirs was read: no descriptor, "
+        "conductor.http.conns_max, or too many without an accepted request.");
     static const char bytes[] = "Bytes of answers in memory: what generations keep until it is "
                                 "read, and output that waits for its client.";
     f->m.held = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"generations\"", bytes);
@@ -401,9 +407,10 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
         http.strangers_max = BT_MAX(http.conns_max / STRANGERS_PART, 1u);
         st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);
         if (st != BT_OK) {
-            snprintf(err, err_cap, "cannot listen on %s: %s",
-                     conf->http.listen != NULL ? conf->http.listen : "(nothing)",
-                     bt_status_text(st));
+            char why[256];
+            bt_conf_listen_why(conf->http.listen, why, sizeof(why));
+            snprintf(err, err_cap, "%s: %s",
+                     conf->http.listen != NULL ? conf->http.listen : "(nothing)", why);
         }
     }
     if (st != BT_OK) {
@@ -442,6 +449,7 @@ void bt_front_destroy(struct bt_front *f)
     front_jobs_destroy(f);
     front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);
+    front_room_cleanup(&f->room);
     front_keys_destroy(f->keys);
     free(f->allowed_origins);
     free(f->model_id);

@@ -425,7 +425,7 @@ static uint64_t names_of(const struct front_generation *gen, uint64_t prompt_tok
 }
 
 /* Can its answer be made, and is there room for what it is known to keep (*bytes_p)? */
-static bool fits(struct bt_front *f, const struct front_generation *gen, uint64_t tenant,
+static bool fits(struct bt_front *f, const struct front_generation *gen, uint64_t owner,
                  uint64_t prompt_tokens, size_t *bytes_p, struct front_error *e)
 {
     uint64_t names = names_of(gen, prompt_tokens);
@@ -442,7 +442,7 @@ static bool fits(struct bt_front *f, const struct front_generation *gen, uint64_
         bytes += s->prompt_logprobs ? front_prompt_bytes(s->prompt.n, s->prompt_top) : 0;
     }
     *bytes_p = bytes;
-    return front_room_fits(&f->room, tenant, bytes, e);
+    return front_room_fits(&f->room, owner, bytes, e);
 }
 
 /* More prompts than can ever run and wait at once? */
@@ -471,7 +471,6 @@ static struct front_gen *gen_create(struct front_job *j, const struct front_wish
     g->req = j->req;
     g->wishes = *w;
     g->n_parts = g->n_running = n;
-    bt_list_init(&g->hold.link);
     bt_list_init(&g->pending);
     bt_list_init(&g->starting);
     bt_list_init(&g->ending);
@@ -491,7 +490,9 @@ static void on_parsed(struct front_job *j)
     struct bt_front *f = j->f;
     struct front_wishes w;
     struct front_work work = front_work_of(j);
-    uint64_t tenant = front_tenant_hash(j->tenant);
+    char peer[BT_HTTP_PEER_LEN];
+    bt_http_peer(j->req, peer);
+    uint64_t owner = front_room_owner(j->tenant, peer);
     size_t bytes = 0;
     work.generations = (uint64_t)j->gen.prompts.n * j->gen.opt.n;
     work.context = f->model.max_model_len;
@@ -499,7 +500,7 @@ static void on_parsed(struct front_job *j)
         work.prompt_tokens += j->gen.specs[i].prompt.n;
     }
     if (!front_wishes_read(j->req, &w, &j->e) || !places(f, j, &j->e) ||
-        !fits(f, &j->gen, tenant, work.prompt_tokens, &bytes, &j->e) ||
+        !fits(f, &j->gen, owner, work.prompt_tokens, &bytes, &j->e) ||
         !front_keys_admit(f->keys, j->tenant, &work, &j->e)) {
         front_respond_error(f, j->req, &j->e);
         return;
@@ -512,7 +513,7 @@ static void on_parsed(struct front_job *j)
         note->prompt_tokens = work.prompt_tokens;
     }
     g->base = bytes;
-    front_room_take(&f->room, &g->hold, tenant, bytes);
+    front_room_take(&f->room, &g->hold, owner, bytes);
     bool idle = bt_list_empty(&f->starting);
     bt_list_insert_tail(&f->starting, &g->starting);
     if (idle) {
@@ -540,8 +541,7 @@ static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char 
                                                memmem(body, len, "\"priority\"", 10) == NULL,
                              .priority = s.priority,
                              .slo_ttft_ms = s.slo_ttft_ms,
-                             .slo_tbt_ms = s.slo_tbt_ms,
-                             .body_bytes = len};
+                             .slo_tbt_ms = s.slo_tbt_ms};
     if (!bt_requests_turn_away(f->rs, &t, why, sizeof(why), &e->retry_after_s)) {
         return false;
     }

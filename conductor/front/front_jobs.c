@@ -13,6 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#define FINISH_NS    2000000ull /* of a turn of the loop: answers from tasks that have run */
 #define INLINE_BYTES (8 * 1024) /* ~1 ms of tokenizing */
 #define INLINE_STEPS 65536      /* of a template: ~2 ms; beyond, the body is read on a thread */
 #define INLINE_TEXT  (4 * INLINE_BYTES)
@@ -50,7 +51,9 @@ struct front_jobs {
     struct worker workers[THREADS];
     int wake_fd;
     struct bt_loop_fd *wake_w;
-    uint32_t open; /* loop: bodies that have not come back */
+    uint32_t open;       /* loop: bodies that have not come back */
+    struct bt_list done; /* loop: tasks that have run, to be finished in this order */
+    struct bt_timer done_timer;
 
     pthread_mutex_t lock; /* guards what follows, and the tasks' links and clients */
     pthread_cond_t more;
@@ -82,6 +85,22 @@ static void finish(struct front_job *j)
     job_free(j);
 }
 
+/* Sixty-four answers may be ready at once, each of megabytes or of a thousand prompts. */
+static void finish_some(void *arg)
+{
+    struct bt_front *f = arg;
+    struct front_jobs *q = f->jobs;
+    uint64_t until_ns = bt_loop_until(f->loop, FINISH_NS);
+    while (!bt_list_empty(&q->done) && bt_mono_ns() < until_ns) {
+        struct front_task *t = BT_CONTAINER_OF(q->done.next, struct front_task, link);
+        bt_list_remove(&t->link);
+        t->done(t);
+    }
+    if (!bt_list_empty(&q->done)) {
+        bt_timer_start(f->loop, &q->done_timer, 0, 0, finish_some, f);
+    }
+}
+
 static void on_ready(void *arg, uint32_t events)
 {
     struct bt_front *f = arg;
@@ -91,19 +110,16 @@ static void on_ready(void *arg, uint32_t events)
     if (read(q->wake_fd, &n, sizeof(n)) < 0) {
         BT_ASSERT(errno == EAGAIN || errno == EINTR);
     }
+    bool idle = bt_list_empty(&q->done);
     pthread_mutex_lock(&q->lock);
-    struct bt_list ready;
-    bt_list_init(&ready);
     while (!bt_list_empty(&q->ready)) {
         struct bt_list *first = q->ready.next;
         bt_list_remove(first);
-        bt_list_insert_tail(&ready, first);
+        bt_list_insert_tail(&q->done, first);
     }
     pthread_mutex_unlock(&q->lock);
-    while (!bt_list_empty(&ready)) {
-        struct front_task *t = BT_CONTAINER_OF(ready.next, struct front_task, link);
-        bt_list_remove(&t->link);
-        t->done(t);
+    if (idle) {
+        finish_some(f);
     }
 }
 
@@ -387,6 +403,7 @@ bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
     pthread_cond_init(&q->more, NULL);
     bt_list_init(&q->clients);
     bt_list_init(&q->ready);
+    bt_list_init(&q->done);
     q->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (q->wake_fd < 0) {
         snprintf(err, err_cap, "no eventfd; raise the limit of open files");
@@ -443,6 +460,8 @@ void front_jobs_destroy(struct bt_front *f)
         forget_client(c);
     }
     drop_all(&q->ready);
+    drop_all(&q->done);
+    bt_timer_stop(f->loop, &q->done_timer);
     if (q->wake_w != NULL) {
         bt_loop_fd_del(f->loop, q->wake_w);
     }

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "common/base/sha256.h"
+#include "common/conf/conf.h"
 #include "conductor/front/front_priv.h"
 #include "conductor/sched/share.h"
 
@@ -196,12 +197,13 @@ bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *
     struct front_keys *k = bt_calloc(1, sizeof(*k));
     FILE *file = fopen(path, "re");
     const char *what = NULL;
+    char why[200];
     if (file == NULL) {
         what = strerror(errno);
     } else if (fstat(fileno(file), &st) != 0 || !S_ISREG(st.st_mode)) {
         what = "not a regular file";
-    } else if ((st.st_mode & (S_IROTH | S_IWOTH)) != 0) {
-        what = "API keys must not be readable by everybody; chmod 0600 or 0640";
+    } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
+        what = why;
     }
     bool ok = what == NULL && read_lines(k, file, path, err, err_cap);
     if (ok && k->n == 0) {

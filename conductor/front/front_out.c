@@ -8,6 +8,7 @@
 #include "conductor/front/front_gen.h"
 
 #define LONG_BYTES (256 * 1024) /* such a text leaves at once */
+#define PENDING_NS 2000000ull   /* of a turn of the loop: events of streams */
 
 struct front_piece {
     struct bt_list link;
@@ -143,12 +144,17 @@ static void send_events(struct front_gen *g)
     }
 }
 
+/* Thousands of streams may have a token each. */
 static void flush_pending(void *arg)
 {
     struct bt_front *f = arg;
-    while (!bt_list_empty(&f->pending)) {
+    uint64_t until_ns = bt_loop_until(f->loop, PENDING_NS);
+    while (!bt_list_empty(&f->pending) && bt_mono_ns() < until_ns) {
         struct front_gen *g = BT_CONTAINER_OF(f->pending.next, struct front_gen, pending);
         send_events(g);
+    }
+    if (!bt_list_empty(&f->pending)) {
+        bt_timer_start(f->loop, &f->pending_timer, 0, 0, flush_pending, f);
     }
 }
 
@@ -158,7 +164,7 @@ void front_out_begun(struct front_gen *g, uint32_t choice)
     g->open = true;
     g->event_choice = choice;
     if (bt_list_empty(&g->pending)) {
-        if (bt_list_empty(&f->pending)) {
+        if (f->pending_timer.heap_pos == 0) {
             bt_timer_start(f->loop, &f->pending_timer, 0, 0, flush_pending, f);
         }
         bt_list_insert_tail(&f->pending, &g->pending);
@@ -302,8 +308,10 @@ void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char 
         front_respond(f, req, 200, FRONT_JSON_TYPE, body);
         return;
     }
-    uint64_t hash = front_tenant_hash(tenant);
-    if (!front_room_fits(&f->room, hash, body->len, &e)) {
+    char peer[BT_HTTP_PEER_LEN];
+    bt_http_peer(req, peer);
+    uint64_t owner = front_room_owner(tenant, peer);
+    if (!front_room_fits(&f->room, owner, body->len, &e)) {
         front_respond_error(f, req, &e);
         return;
     }
@@ -312,7 +320,7 @@ void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char 
     f->n_jobs++;
     t->body = *body;
     *body = (struct bt_buf){0};
-    front_room_take(&f->room, &t->hold, hash, t->body.len);
+    front_room_take(&f->room, &t->hold, owner, t->body.len);
     front_common_headers(f, req);
     front_count(f, 200);
     bt_http_on_gone(req, on_text_gone, t);

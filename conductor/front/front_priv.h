@@ -80,7 +80,7 @@ struct bt_front {
     uint32_t n_jobs;         /* bodies that its thread reads, long texts that leave */
     struct bt_timer pending_timer, starting_timer, ending_timer, dead_timer;
     struct {
-        struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns, *held, *unsent;
+        struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns, *held, *unsent, *unheard;
     } m;
 };
 

@@ -1,38 +1,46 @@
 /* Room for answers; see front_room.h. */
 #include "conductor/front/front_room.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "common/base/map.h"
+#define OF_ONE     4 /* one key, and one answer, may have this part of all */
+#define SMALL      (256 * 1024)
+#define GRANULE    (16 * 1024) /* an answer grows by so much at once: sums are rarely made */
+#define RETRY_S    5
+#define BY_ADDRESS (1ull << 63)
+#define MIB        (1024.0 * 1024.0)
+#define LIMIT_KEY  "conductor.http.answers_max"
 
-#define OF_ONE    4 /* one key, and one answer, may have this part of all */
-#define SMALL     (256 * 1024)
-#define GRANULE   (16 * 1024) /* an answer grows by so much at once: sums are rarely made */
-#define RETRY_S   5
-#define MIB       (1024.0 * 1024.0)
-#define LIMIT_KEY "conductor.http.answers_max"
+struct owner {
+    uint32_t answers;
+    size_t bytes;
+};
 
 void front_room_init(struct front_room *r, size_t max)
 {
-    bt_list_init(&r->held);
+    r->owners = bt_map_create(sizeof(uint64_t));
     r->max = max;
     r->used = 0;
 }
 
-uint64_t front_tenant_hash(const char *tenant)
+void front_room_cleanup(struct front_room *r)
 {
-    return tenant != NULL ? bt_hash64(tenant, strlen(tenant), 0) : 0;
+    BT_ASSERT(r->used == 0);
+    bt_map_destroy(r->owners);
 }
 
-static size_t of_tenant(const struct front_room *r, uint64_t tenant)
+uint64_t front_room_owner(const char *tenant, const char *peer)
 {
-    size_t sum = 0;
-    const struct bt_list *l;
-    bt_list_for_each (l, &r->held) {
-        const struct front_hold *h = BT_CONTAINER_OF(l, struct front_hold, link);
-        sum += h->tenant == tenant ? h->bytes : 0;
-    }
-    return sum;
+    const char *name = tenant != NULL ? tenant : peer;
+    uint64_t hash = bt_hash64(name, strlen(name), 0);
+    return tenant != NULL ? hash & ~BY_ADDRESS : hash | BY_ADDRESS;
+}
+
+static size_t of_owner(const struct front_room *r, uint64_t id)
+{
+    const struct owner *o = bt_map_get(r->owners, &id);
+    return o != NULL ? o->bytes : 0;
 }
 
 static bool busy(struct front_error *e, const char *whose, size_t limit)
@@ -40,7 +48,7 @@ static bool busy(struct front_error *e, const char *whose, size_t limit)
     e->retry_after_s = RETRY_S;
     return front_fail(
         e, 503, NULL, NULL,
-        "%s would take more than the %.1f MiB of memory that it may have until clients "
+        "%s would take more than the %.1f MiB of memory that they may have now, until clients "
         "have read them (" LIMIT_KEY "); read answers faster, or ask for fewer "
         "logprobs at once",
         whose, (double)limit / MIB);
@@ -54,40 +62,62 @@ static size_t limit_for(const struct front_room *r, size_t bytes, bool is_new)
     return bytes <= SMALL ? r->max : r->max - r->max / (is_new ? 4 : 8);
 }
 
-/* more: beyond what the tenant has now; limit: of all. */
-static bool fits(const struct front_room *r, uint64_t tenant, size_t more, size_t limit,
+/* more: beyond what the owner has now; limit: of all. */
+static bool fits(const struct front_room *r, uint64_t owner, size_t more, size_t limit,
                  struct front_error *e)
 {
-    size_t share = r->max / OF_ONE;
-    if (tenant != 0 && of_tenant(r, tenant) + more > share) {
+    size_t share = r->max / OF_ONE, own = of_owner(r, owner);
+    bool address = (owner & BY_ADDRESS) != 0;
+    if (!address && own + more > share) {
         return busy(e, "the answers of your API key", share);
     }
     if (r->used + more > limit) {
         return busy(e, "the answers of this server", limit);
     }
+    size_t others = r->used - own;
+    if (address && own + more > (r->max - others) / 2) {
+        return busy(e, "the answers of the clients at your address", (r->max - others) / 2);
+    }
     return true;
 }
 
-bool front_room_fits(const struct front_room *r, uint64_t tenant, size_t bytes,
+static bool never(struct front_error *e, const char *what, size_t bytes, size_t share)
+{
+    return front_fail(e, 400, NULL, NULL,
+                      "%s take %.1f MiB of memory, the logprobs of its prompts included; one "
+                      "answer may have %.1f MiB of " LIMIT_KEY ": send less at once, or ask for "
+                      "fewer logprobs",
+                      what, (double)bytes / MIB, (double)share / MIB);
+}
+
+bool front_room_fits(const struct front_room *r, uint64_t owner, size_t bytes,
                      struct front_error *e)
 {
     size_t share = r->max / OF_ONE;
     if (bytes > share) {
-        return front_fail(e, 400, NULL, NULL,
-                          "this answer would take %.1f MiB of memory, the logprobs of its prompts "
-                          "included; one answer may have %.1f MiB of " LIMIT_KEY
-                          ": send less at once, or ask for fewer logprobs",
-                          (double)bytes / MIB, (double)share / MIB);
+        return never(e, "this answer would", bytes, share);
     }
-    return fits(r, tenant, bytes, limit_for(r, bytes, true), e);
+    return fits(r, owner, bytes, limit_for(r, bytes, true), e);
 }
 
-void front_room_take(struct front_room *r, struct front_hold *h, uint64_t tenant, size_t bytes)
+static void count(struct front_room *r, struct front_hold *h, size_t more)
 {
-    h->tenant = tenant;
-    h->bytes = bytes;
-    r->used += bytes;
-    bt_list_insert_tail(&r->held, &h->link);
+    struct owner *o = bt_map_get(r->owners, &h->owner);
+    o->bytes += more;
+    h->bytes += more;
+    r->used += more;
+}
+
+void front_room_take(struct front_room *r, struct front_hold *h, uint64_t owner, size_t bytes)
+{
+    struct owner *o = bt_map_get(r->owners, &owner);
+    if (o == NULL) {
+        o = bt_calloc(1, sizeof(*o));
+        (void)bt_map_put(r->owners, &owner, o);
+    }
+    o->answers++;
+    *h = (struct front_hold){.owner = owner};
+    count(r, h, bytes);
 }
 
 bool front_room_grow(struct front_room *r, struct front_hold *h, size_t bytes,
@@ -98,19 +128,23 @@ bool front_room_grow(struct front_room *r, struct front_hold *h, size_t bytes,
     }
     size_t share = r->max / OF_ONE, more = bytes - h->bytes + BT_MIN((size_t)GRANULE, share / 64);
     if (bytes > share) {
-        return busy(e, "this answer", share);
+        return never(e, "what this answer has grown to would", bytes, share);
     }
-    if (!fits(r, h->tenant, more, limit_for(r, bytes, false), e)) {
+    if (!fits(r, h->owner, more, limit_for(r, bytes, false), e)) {
         return false;
     }
-    h->bytes += more;
-    r->used += more;
+    count(r, h, more);
     return true;
 }
 
 void front_room_give_back(struct front_room *r, struct front_hold *h)
 {
+    struct owner *o = bt_map_get(r->owners, &h->owner);
     r->used -= h->bytes;
+    o->bytes -= h->bytes;
     h->bytes = 0;
-    bt_list_remove(&h->link);
+    if (--o->answers == 0) {
+        (void)bt_map_del(r->owners, &h->owner);
+        free(o);
+    }
 }

@@ -45,7 +45,7 @@ static bool hopeless(struct bt_requests *rs, const struct bt_gen_terms *t, uint6
                                    .token_bytes = rs->conf.token_bytes,
                                    .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
     bt_view_snapshot(rs->view, NULL, 0, &v);
-    bt_view_overtake(&v, t->knows_priority ? t->priority : INT32_MIN);
+    bt_view_overtake(&v, t->knows_priority ? bt_request_class(t->priority) : INT32_MIN);
     bt_expect_show(rs, now_ns, &v.snap);
     return bt_sched_decide(rs->conf.policy, rs->conf.admission, &params, &v.snap, &req, &plan,
                            rej) == BT_SCHED_OVERLOADED;
@@ -55,7 +55,7 @@ bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t,
                            size_t cap, uint32_t *retry_after_s_p)
 {
     struct bt_sched_reject rej;
-    if (t->knows_priority && full(rs, t->priority, t->tenant)) {
+    if (t->knows_priority && full(rs, bt_request_class(t->priority), t->tenant)) {
         snprintf(why, cap, "%s", bt_queue_full_text);
         *retry_after_s_p = bt_requests_retry_after_s(rs);
         bt_metric_add(rs->m.rejected[REJECT_QUEUE_FULL], 1);
@@ -65,7 +65,7 @@ bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t,
         return false;
     }
     bt_overload_text(&rej, why, cap);
-    *retry_after_s_p = rej.retry_after_s;
+    *retry_after_s_p = bt_overload_retry_s(rs, &rej);
     bt_metric_add(rs->m.rejected[REJECT_OVERLOADED], 1);
     return true;
 }

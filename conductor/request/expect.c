@@ -19,18 +19,22 @@ void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
 {
     bt_survival_init(&rs->survival);
     bt_sched_forecast_init(&rs->forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
+    bt_sched_forecast_init(&rs->late_forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
     bt_sched_demand_init(&rs->demand, DEMAND_MS);
     bt_sched_demand_init(&rs->decodes, DEMAND_MS);
     bt_sched_demand_init(&rs->let_in, DEMAND_MS);
+    bt_sched_demand_init(&rs->late_demand, DEMAND_MS);
 }
 
 void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sched_snapshot *s)
 {
     s->now_ms = ms_of(now_ns);
     s->forecast = &rs->forecast;
+    s->late_forecast = &rs->late_forecast;
     s->demand = &rs->demand;
     s->decodes = &rs->decodes;
     s->let_in = &rs->let_in;
+    s->late_demand = &rs->late_demand;
 }
 
 void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work,
@@ -44,6 +48,14 @@ void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, dou
         bt_sched_demand_note(&k->r->rs->let_in, ms_of(now_ns), compute_ms);
         bt_sched_demand_note(&k->r->rs->decodes, ms_of(now_ns), decode_work);
         k->let_in = true;
+    }
+}
+
+void bt_expect_late(struct bt_lane *k, uint64_t now_ns, double compute_ms)
+{
+    if (!k->late_demanded) {
+        bt_sched_demand_note(&k->r->rs->late_demand, ms_of(now_ns), compute_ms);
+        k->late_demanded = true;
     }
 }
 
@@ -68,6 +80,17 @@ void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req)
     req->mean_new = bt_survival_mean(&r->rs->survival, key_of(r), have, most);
 }
 
+/* Late rows make way for all others, so these are not told to expect them. */
+static void note_rows(const struct bt_flight *f, uint64_t now_ns, int sign)
+{
+    struct bt_requests *rs = f->lane->r->rs;
+    struct bt_sched_forecast *to = f->plan.background ? &rs->late_forecast : &rs->forecast;
+    for (uint32_t i = 0; i < f->own_rows; i++) {
+        bt_sched_forecast_note(to, ms_of(now_ns), f->expect_ready_ms, f->lane->n_tokens,
+                               f->plan.row_ms, sign);
+    }
+}
+
 void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
 {
     if (f->decode == NULL) {
@@ -76,18 +99,14 @@ void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
     double left = f->plan.ttft_ms - ms_of(now_ns - f->lane->r->spec.received_ns);
     f->expect_ready_ms = ms_of(now_ns) + BT_MAX(left, 0);
     f->expected = true;
-    for (uint32_t i = 0; i < f->own_rows; i++) {
-        bt_sched_forecast_note(&f->lane->r->rs->forecast, ms_of(now_ns), f->expect_ready_ms,
-                               f->lane->n_tokens, f->plan.row_ms, 1);
-    }
+    note_rows(f, now_ns, 1);
 }
 
 /* It is a row now, or will not be one. */
 void bt_expect_settled(struct bt_flight *f, uint64_t now_ns)
 {
-    for (uint32_t i = 0; f->expected && i < f->own_rows; i++) {
-        bt_sched_forecast_note(&f->lane->r->rs->forecast, ms_of(now_ns), f->expect_ready_ms,
-                               f->lane->n_tokens, f->plan.row_ms, -1);
+    if (f->expected) {
+        note_rows(f, now_ns, -1);
     }
     f->expected = false;
 }

@@ -16,12 +16,33 @@ struct bt_flight *bt_flight_create(struct bt_lane *k)
     f->lane = k;
     f->epoch = k->epoch;
     bt_list_init(&f->prompt.link);
+    for (size_t i = 0; i < BT_ARRAY_LEN(f->uses); i++) {
+        bt_list_init(&f->uses[i].link);
+        f->uses[i].f = f;
+    }
     bt_list_insert_tail(&k->flights, &f->link);
     return f;
 }
 
+/* The session, or all of them (NULL), knows nothing of the flight any more. */
+static void forget_uses(struct bt_flight *f, const struct bt_session *of)
+{
+    const struct bt_session *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        if (of == NULL || all[i] == of) {
+            bt_list_remove(&f->uses[i].link);
+        }
+    }
+}
+
 void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
 {
+    struct bt_session *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        if (all[i] != NULL) {
+            bt_list_insert_tail(&all[i]->own_flights, &f->uses[i].link);
+        }
+    }
     struct bt_sched_pace pace = bt_session_pace(f->prefill);
     f->prefill->own_prefill_tokens += f->own_tokens;
     f->prompt.pos = BT_MIN(f->plan.cached_tokens, f->lane->n_tokens);
@@ -96,6 +117,7 @@ void bt_flight_destroy(struct bt_flight *f)
 {
     prefill_over(f);
     decode_over(f);
+    forget_uses(f, NULL);
     bt_list_remove(&f->link);
     if (f->lane->flight == f) {
         f->lane->flight = NULL;
@@ -183,6 +205,7 @@ void bt_flight_lose(struct bt_flight *f, const struct bt_session *s)
     if (s == f->decode) {
         decode_over(f);
     }
+    forget_uses(f, s);
     f->prefill = s == f->prefill ? NULL : f->prefill;
     f->decode = s == f->decode ? NULL : f->decode;
     f->kv_prefill = s == f->kv_prefill ? NULL : f->kv_prefill;

@@ -91,11 +91,18 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
     }
 }
 
+/* One that can never be in time is served late when there is room for that. */
+uint32_t bt_overload_retry_s(const struct bt_requests *rs, const struct bt_sched_reject *rej)
+{
+    bool late = rs->conf.policy->late != NULL && rs->conf.sched.late_wait_ms > 0;
+    return rej->retry_after_s != 0 || !late ? rej->retry_after_s : bt_requests_retry_after_s(rs);
+}
+
 static void refuse_overload(struct bt_lane *k, const struct bt_sched_reject *rej)
 {
     char why[192];
     bt_overload_text(rej, why, sizeof(why));
-    bt_request_fail(k->r, REJECT_OVERLOADED, 429, rej->retry_after_s, why);
+    bt_request_fail(k->r, REJECT_OVERLOADED, 429, bt_overload_retry_s(k->r->rs, rej), why);
 }
 
 static void refuse_too_large(struct bt_lane *k, const struct bt_sched_reject *rej)
@@ -249,9 +256,13 @@ static void on_token(struct bt_lane *k, const struct bt_lane_input *in)
     k->progress_ns = in->now_ns;
     k->queued_ns = 0;
     bt_status_t st = bt_request_put(k->r, t);
-    if (st == BT_ERR_EXHAUSTED) {
+    if (st == BT_ERR_EXHAUSTED || st == BT_ERR_INVALID) {
         bt_lane_avoid(k, in->session);
-        bt_lane_replan(k, NULL, "a worker's tokens ran ahead of one that is missing", in->now_ns);
+        bt_lane_replan(k, NULL,
+                       st == BT_ERR_INVALID
+                           ? "a worker sent a token that the tokenizer does not have"
+                           : "a worker's tokens ran ahead of one that is missing",
+                       in->now_ns);
         return;
     }
     if (st != BT_OK) {

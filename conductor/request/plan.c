@@ -152,6 +152,7 @@ static void send_submit(struct bt_lane *k, struct bt_session *w, Baton__Phases p
     v.root_key.len = sizeof(k->r->root.b);
     v.no_cache = k->r->spec.no_cache;
     v.priority = bt_flight_class(k->flight);
+    v.late = k->flight->plan.background;
     v.tenant = bt_kv_tenant_tag(k->r->spec.tenant != NULL ? k->r->spec.tenant : "");
     v.prompt_logprobs = k->r->prompt != NULL && phases != BATON__PHASES__DECODE;
     v.prompt_top = v.prompt_logprobs ? k->r->spec.prompt_top : 0;
@@ -199,8 +200,8 @@ static void note_places(struct bt_requests *rs, const struct bt_sched_plan *plan
     BT_WARN("places_short", "worker=%s places=%u wanted=%u remedy=%s",
             v->worker[plan->decode]->member->name, v->workers[plan->decode].slots_total,
             plan->places_wanted,
-            bt_log_q("raise engine.max_slots of the decode workers: prompts would be computed "
-                     "beside rows there if their places lasted"));
+            "raise engine.max_slots of the decode workers: prompts would be computed "
+            "beside rows there if their places lasted");
 }
 
 static void count_plan(struct bt_requests *rs, const struct bt_sched_plan *plan)
@@ -339,6 +340,9 @@ static bt_sched_verdict_t ask_policy(struct bt_lane *k, uint64_t now_ns, double 
     if (counts && (planned || verdict == BT_SCHED_OVERLOADED)) {
         bt_expect_demand(k, now_ns, in_time ? plan->compute_ms : rej->compute_ms,
                          in_time ? plan->decode_work : rej->decode_work, in_time || rej->by_decode);
+    }
+    if (verdict == BT_SCHED_OVERLOADED || (planned && plan->background)) {
+        bt_expect_late(k, now_ns, rej->compute_ms);
     }
     if (explain) {
         bt_explain_note(k, v, &params, &req, planned ? plan : NULL, rej);

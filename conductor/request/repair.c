@@ -101,11 +101,23 @@ static void count_death(struct bt_lane *k, const struct bt_session *lost)
     r->killed[r->n_killed++] = lost->member->incarnation;
 }
 
+/* The worker of its plan whose session is down already. Requests are told of that in slices, and a
+ * kvstore may say first that the worker has gone. */
+static const struct bt_session *gone(const struct bt_lane *k)
+{
+    const struct bt_flight *f = k->flight;
+    if (f != NULL && f->prefill != NULL && f->prefill->state != BT_SESSION_UP) {
+        return f->prefill;
+    }
+    return f != NULL && f->decode != NULL && f->decode->state != BT_SESSION_UP ? f->decode : NULL;
+}
+
 void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char *why,
                     uint64_t now_ns)
 {
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
+    lost = lost != NULL ? lost : gone(k);
     count_death(k, lost);
     k->replans++;
     r->usage.replans++;
@@ -116,7 +128,7 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char
             "req=%016" PRIx64 " epoch=%u tokens=%u deaths=%u replans=%u prefill=%s decode=%s "
             "why=%s",
             k->id, k->epoch, r->choices[k->first].journal.n, r->n_killed, k->replans,
-            r->usage.prefill, r->usage.decode, bt_log_q(why));
+            r->usage.prefill, r->usage.decode, why);
     char text[320];
     if (r->n_killed == DEATHS_MAX) {
         snprintf(text, sizeof(text),
@@ -177,8 +189,7 @@ bool bt_lane_queued_too_long(struct bt_lane *k, uint64_t now_ns)
 /* s has no room now. Not a failure: elsewhere at once, or it waits until there is some. */
 static void put_off(struct bt_lane *k, const struct bt_session *s, const char *why, uint64_t now_ns)
 {
-    BT_DEBUG("request_put_off", "req=%016" PRIx64 " epoch=%u why=%s", k->id, k->epoch,
-             bt_log_q(why));
+    BT_DEBUG("request_put_off", "req=%016" PRIx64 " epoch=%u why=%s", k->id, k->epoch, why);
     struct bt_flight *f = k->flight;
     avoid_until(k, s, now_ns + FULL_NS);
     f->no_room = true;

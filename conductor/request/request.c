@@ -11,7 +11,7 @@
 
 static const char *log_id(const struct bt_request *r)
 {
-    return bt_log_q(r->spec.id != NULL ? r->spec.id : "");
+    return r->spec.id != NULL ? r->spec.id : "";
 }
 
 static uint64_t wire_id(const struct bt_request *r)
@@ -75,7 +75,7 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
     bt_log_level_t level = http == 429 ? BT_LOG_DEBUG : BT_LOG_WARN;
     if (bt_log_enabled(level)) {
         bt_log(level, "request_failed", "req=%016" PRIx64 " id=%s http=%d tokens=%u why=%s",
-               wire_id(r), log_id(r), http, tokens_of(r), bt_log_q(why));
+               wire_id(r), log_id(r), http, tokens_of(r), why);
     }
     bt_metric_add(r->rs->m.rejected[reject], 1);
     observe_end(r, SUCCESS_ERROR, now);
@@ -192,12 +192,7 @@ static void deliver(struct bt_lane *k, uint32_t choice, const struct bt_journal_
                              .top_id = e->top_id,
                              .top_logprob = e->top_logprob};
     bt_status_t st = bt_emit_token(&c->emit, e->token, by_id, look, &text, &t.text_offset, &stop);
-    if (st != BT_OK) {
-        bt_buf_cleanup(&text);
-        bt_request_fail(r, REJECT_FAILED, 500, 0,
-                        "a worker sent a token that the tokenizer does not have");
-        return;
-    }
+    BT_ASSERT(st == BT_OK); /* the journal has no token that the tokenizer does not have */
     if (stop == NULL && (by_id || by_length)) {
         bt_emit_end(&c->emit, look, &text, &stop);
     }
@@ -273,6 +268,9 @@ bt_status_t bt_request_put(struct bt_request *r, const Baton__Token *t)
     if (c->finished) {
         return BT_OK; /* beyond its stop string: neither given nor billed */
     }
+    if (t->token >= bt_tokenizer_vocab(r->rs->tok)) {
+        return BT_ERR_INVALID;
+    }
     struct bt_journal_entry e = {.epoch = t->epoch,
                                  .token = t->token,
                                  .logprob = t->logprob,
@@ -295,12 +293,16 @@ void bt_request_prefill_done(struct bt_request *r, const Baton__PrefillDone *p, 
     }
     r->have_prefill_done = true;
     r->usage.cached_tokens = BT_MIN(p->cached_tokens, (uint32_t)r->spec.prompt.n);
+    /* No part of a request is longer than all of it, whatever a worker's clock says. */
+    double life_ms = (double)(now_ns - r->spec.received_ns) / 1e6;
     if (p->start_ns != 0 && p->last_compute_ns >= p->start_ns) {
-        r->usage.prefill_ms = (double)(p->last_compute_ns - p->start_ns) / 1e6;
+        double ms = (double)(p->last_compute_ns - p->start_ns) / 1e6;
+        r->usage.prefill_ms = BT_MIN(ms, life_ms);
     }
     uint64_t received_wall_ns = bt_real_ns() - (now_ns - r->spec.received_ns);
     if (p->start_ns > received_wall_ns) {
-        r->usage.queue_ms = (double)(p->start_ns - received_wall_ns) / 1e6;
+        double ms = (double)(p->start_ns - received_wall_ns) / 1e6;
+        r->usage.queue_ms = BT_MIN(ms, life_ms);
     }
     bt_metric_observe(r->rs->m.queue, BT_MAX(r->usage.queue_ms, 0.0) / 1e3);
 }

@@ -26,7 +26,8 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     uint32_t prompt_top;  /* ... with so many of the most likely tokens, 0..20 */
     char *tenant;         /* heap; separates the caches of tenants; NULL: shared */
     char *cache_salt;     /* NULL: shared */
-    int32_t priority;     /* smaller goes first, as vLLM's field of that name */
+    int32_t priority;     /* smaller goes first, as vLLM's field of that name; above 32766 it counts
+                             as 32766 */
     double weight;        /* the tenant's share against others'; 0 counts as 1 */
     char *id;             /* "cmpl-..." for logs; heap */
     uint64_t received_ns; /* bt_mono_ns at the body's last byte */
@@ -104,7 +105,6 @@ struct bt_gen_terms { /* of a request that is not read yet */
     bool knows_priority; /* else its body may say one */
     int32_t priority;
     double slo_ttft_ms, slo_tbt_ms; /* 0: the configured ones */
-    size_t body_bytes;              /* no prompt has more tokens; 0: not known */
 };
 /* Would it be refused (429) whatever its prompt is: the queue is full, or an objective cannot be
  * met even by the shortest one? Then why and retry_after_s_p say what to answer, and it is counted

@@ -37,6 +37,11 @@ typedef enum {
     EV_EVENTS
 } bt_lane_event_t;
 
+struct bt_flight_use {   /* of a session by a flight */
+    struct bt_list link; /* in the session's own_flights */
+    struct bt_flight *f;
+};
+
 /* One plan that was submitted: (wire id, epoch). It outlives its turn as the current one until the
  * workers have said Ended (or their sessions broke) and both kvstores were told to release. */
 struct bt_flight {
@@ -47,6 +52,7 @@ struct bt_flight {
     /* NULL: its session broke, or (decode, kv_decode) nothing is to be generated */
     struct bt_session *prefill, *decode; /* the same one if both */
     struct bt_session *kv_prefill, *kv_decode;
+    struct bt_flight_use uses[4]; /* of these, until they are NULL */
     bool prefill_ended, decode_ended;
     bool prefill_cancelled, decode_cancelled;
     bool prefill_released, decode_released; /* the kvstores' grants */
@@ -115,6 +121,7 @@ struct bt_lane {
     uint32_t n_avoid, replans;
     bool demanded;         /* it is in rs->demand */
     bool let_in;           /* ... and in rs->let_in and rs->decodes */
+    bool late_demanded;    /* counted in rs->late_demand */
     bool starved;          /* somebody had no room for it; in rs->starved unless it is the probe */
     uint32_t charged;      /* tokens that its tenant was charged for a plan without room as yet */
     uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
@@ -199,6 +206,8 @@ struct bt_requests {
     uint32_t moves_left; /* of this tick: a drained node is emptied by and by */
     bool draining;
     struct bt_timer pump, tick;
+    struct bt_list lost; /* sessions that went down and have own_flights */
+    struct bt_timer lost_timer;
     struct {
         struct bt_metric *ttft, *queue, *itl, *e2e, *finished[SUCCESS_REASONS], *running, *waiting,
             *prompt, *generation;
@@ -209,10 +218,12 @@ struct bt_requests {
     } m;
     struct bt_metrics *metrics;
     struct bt_sched_survival survival;
-    struct bt_sched_forecast forecast; /* of the decode pool */
-    struct bt_sched_demand demand;     /* of prefills */
-    struct bt_sched_demand decodes;    /* of decode workers' time ... */
-    struct bt_sched_demand let_in;     /* ... and of prefills, by the same requests */
+    struct bt_sched_forecast forecast;      /* of the decode pool */
+    struct bt_sched_forecast late_forecast; /* of late rows on their way, which are not in it */
+    struct bt_sched_demand demand;          /* of prefills */
+    struct bt_sched_demand decodes;         /* of decode workers' time ... */
+    struct bt_sched_demand let_in;          /* ... and of prefills, by the same requests */
+    struct bt_sched_demand late_demand;     /* of prefills that admission does not let in */
     uint64_t learned_ns;
     uint64_t short_log_ns; /* when it was said that places are short; 0: never */
     struct bt_replicate {
@@ -304,6 +315,8 @@ double bt_request_objective(double own_ms, double all_ms);
 struct bt_sched_params bt_request_params(const struct bt_requests *rs, double slo_ttft_ms,
                                          double slo_tbt_ms);
 void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
+/* When who is refused so should come again; 0: it never helps. */
+uint32_t bt_overload_retry_s(const struct bt_requests *rs, const struct bt_sched_reject *rej);
 /* Fails it if so, rather than let it wait for a refusal. */
 bool bt_lane_refused_early(struct bt_lane *k, uint64_t now_ns, double wait_ms);
 /* Could it be planned without anybody who is leaving? */
@@ -339,8 +352,14 @@ static inline int32_t bt_flight_class(const struct bt_flight *f)
 {
     return f->plan.background ? BT_SCHED_CLASS_LATE : f->lane->r->spec.priority;
 }
-/* Counts it at the sessions of its workers, as its plan says, until they are done with it. */
+/* Its sessions know of it from now on, and count it as its plan says until they are done with it.
+ */
 void bt_flight_count(struct bt_flight *f, uint64_t now_ns);
+/* The class that a client's priority asks for: never that of late requests. */
+static inline int32_t bt_request_class(int32_t priority)
+{
+    return BT_MIN(priority, BT_SCHED_CLASS_LATE - 1);
+}
 /* Its rows are no late ones on their way any more: they run, or will not come. */
 void bt_flight_late_over(struct bt_flight *f);
 /* The prefill is computed: its worker has that much less to do. */
@@ -364,6 +383,8 @@ void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sch
  * refused. let_in: prefill workers do not refuse it, so decode workers are asked for it. */
 void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work,
                       bool let_in);
+/* Admission has not let it in: its prefill would take so much. Counts once. */
+void bt_expect_late(struct bt_lane *k, uint64_t now_ns, double compute_ms);
 /* How long the lane's answer may get, as a quantile. */
 void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req);
 void bt_expect_planned(struct bt_flight *f, uint64_t now_ns);

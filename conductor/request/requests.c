@@ -14,6 +14,7 @@
 #define TICK_MS        50
 #define MOVES_PER_TICK 4
 #define FREE_NS        2000000ull /* of a tick: requests that are over */
+#define LOSE_NS        2000000ull /* of a turn of the loop: flights of lost daemons */
 
 const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart",
                                                       "short_tail",
@@ -119,6 +120,7 @@ struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *
     struct bt_request *r = bt_calloc(1, sizeof(*r));
     r->rs = rs;
     r->spec = *spec;
+    r->spec.priority = bt_request_class(spec->priority);
     memset(spec, 0, sizeof(*spec));
     r->ops = ops;
     r->arg = arg;
@@ -339,20 +341,33 @@ static void on_kvstore(void *arg, struct bt_session *s, const Baton__FromKvstore
 
 static void on_up(void *arg, struct bt_session *s)
 {
-    (void)s;
+    bt_list_remove(&s->own_lost); /* it is dialled when all its flights have been told */
     bt_requests_room(arg);
     bt_requests_kick(arg);
 }
 
-static void lane_lost(struct bt_lane *k, struct bt_session *s)
+/* Thousands of requests may be planned again, each with a line in the log and messages to others:
+ * a slice of them in each turn of the loop. Until a flight is told it stands as it is: what its
+ * other daemons say counts, its request may end or be cancelled, and what is sent to the lost one
+ * goes nowhere. A flight leaves own_flights when it is told, so it is told once. */
+static void lose_some(void *arg)
 {
-    struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &k->flights) {
-        struct bt_flight *f = BT_CONTAINER_OF(l, struct bt_flight, link);
-        if (bt_flight_uses(f, s)) {
-            struct bt_lane_input in = {s, f, NULL, bt_mono_ns()};
-            bt_lane_event(k, EV_LOST, &in);
+    struct bt_requests *rs = arg;
+    uint64_t until_ns = bt_loop_until(rs->loop, LOSE_NS);
+    while (!bt_list_empty(&rs->lost)) {
+        struct bt_session *s = BT_CONTAINER_OF(rs->lost.next, struct bt_session, own_lost);
+        if (bt_list_empty(&s->own_flights)) {
+            bt_list_remove(&s->own_lost);
+            continue;
         }
+        if (bt_mono_ns() >= until_ns) {
+            bt_timer_start(rs->loop, &rs->lost_timer, 0, 0, lose_some, rs);
+            return;
+        }
+        struct bt_flight *f = BT_CONTAINER_OF(s->own_flights.next, struct bt_flight_use, link)->f;
+        struct bt_lane_input in = {s, f, NULL, bt_mono_ns()};
+        bt_lane_event(f->lane, EV_LOST, &in);
+        BT_ASSERT(!bt_flight_uses(f, s));
     }
 }
 
@@ -361,11 +376,9 @@ static void on_down(void *arg, struct bt_session *s, const char *why)
     struct bt_requests *rs = arg;
     (void)why;
     bt_replicate_lost(rs, s);
-    struct bt_list *l, *tmp, *kl;
-    bt_list_for_each_safe (l, tmp, &rs->all) {
-        bt_list_for_each (kl, &request_of(l)->lanes) { /* those split off on the way have no plan */
-            lane_lost(lane_of(kl), s);
-        }
+    if (!bt_list_empty(&s->own_flights)) {
+        bt_list_insert_tail(&rs->lost, &s->own_lost);
+        bt_timer_start(rs->loop, &rs->lost_timer, 0, 0, lose_some, rs);
     }
 }
 
@@ -500,6 +513,7 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
     bt_list_init(&rs->waiting);
     bt_list_init(&rs->planning);
     bt_list_init(&rs->starved);
+    bt_list_init(&rs->lost);
     rs->explained = bt_explain_create();
     if (!(rs->conf.length_quantile > 0)) {
         rs->conf.length_quantile = 0.9;
@@ -529,6 +543,10 @@ void bt_requests_destroy(struct bt_requests *rs)
     bt_metrics_refresh(rs->metrics, NULL, rs);
     bt_timer_stop(rs->loop, &rs->tick);
     bt_timer_stop(rs->loop, &rs->pump);
+    bt_timer_stop(rs->loop, &rs->lost_timer);
+    while (!bt_list_empty(&rs->lost)) {
+        bt_list_remove(rs->lost.next);
+    }
     bt_view_set_ops(rs->view, NULL, NULL);
     bt_list_for_each_safe (l, tmp, &rs->all) {
         request_destroy(request_of(l));

@@ -106,7 +106,7 @@ bool bt_lane_watch(struct bt_lane *k, uint64_t now_ns)
              "prefill=%s decode=%s why=%s",
              k->id, k->epoch, bt_lane_state_name(k->state), missing,
              (double)(now_ns - r->spec.received_ns) / 1e9, (double)(now_ns - k->progress_ns) / 1e9,
-             r->choices[k->first].journal.n, r->usage.prefill, r->usage.decode, bt_log_q(why));
+             r->choices[k->first].journal.n, r->usage.prefill, r->usage.decode, why);
     if (k->stuck) {
         snprintf(text, sizeof(text),
                  "nothing came of this request for the second time, without any progress in "

@@ -106,9 +106,19 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
  * alike, and they and places only as far as a standard deviation of what is expected leaves. */
 #define PAGES_FULL 0.95
 
+/* Of what the TBT objective leaves beside a step's base, the share that a step of tbt_ms takes. */
+static double step_share(const struct bt_sched_params *c, const struct bt_sched_worker *w,
+                         double tbt_ms)
+{
+    double limit = c->tbt_objective_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
+    double base = w->cost != NULL ? 1e-6 * w->cost->base_ns : limit;
+    return base < limit ? (tbt_ms - base) / (limit - base) : 0;
+}
+
 /* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
- * request on top. full_p: what they have of a worker's pages or places, 1: as much as is lent out;
- * 0: not known, or there is nobody else. alone_p: there is nobody else, and will not be. */
+ * request on top. full_p: what they have of a worker's pages, places or time between two tokens, 1:
+ * as much as is lent out; 0: not known, or there is nobody else. alone_p: there is nobody else, and
+ * will not be. */
 static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                               const struct bt_sched_request *req, const struct bt_sched_plan *plan,
                               double *full_p, bool *alone_p)
@@ -151,7 +161,7 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         double stay = BT_MAX(pool.rows - pool.yield_rows, 0);
         full = BT_MAX(full, (stay + n_rows + pool.rows_dev) / then.slots_total);
     }
-    *full_p = full;
+    *full_p = BT_MAX(full, step_share(c, &then, tbt));
     return full > 1 ? full * BT_MAX(tbt, c->tbt_objective_ms) : tbt;
 }
 
@@ -190,9 +200,6 @@ static bt_sched_verdict_t too_dear(struct bt_sched_reject *r, const char *why, d
 static const char long_prefill[] = "its prefill is too long for a queue of this length";
 static const char large_row[] = "its KV is too large for decode workers as full as these";
 
-/* Decode workers that are expected to be less full than this have no price. */
-#define DECODE_FREE 0.7
-
 static void count_workers(const struct bt_sched_snapshot *s, double *prefill_p, double *decode_p)
 {
     *prefill_p = *decode_p = 0;
@@ -222,9 +229,9 @@ static double decode_share(const struct bt_sched_params *c, const struct bt_sche
 }
 
 /* The other stage's price: of the decode workers' time and room that is asked for the share ((1 -
- * full) / (1 - DECODE_FREE))^demand_price comes in, and no more than they have, what takes least of
- * it first. Where all take as much nobody is refused for it: what is cheaper by less than a bucket
- * does not count. */
+ * full) / (1 - BT_SCHED_DECODE_FREE))^demand_price comes in, and no more than they have, what takes
+ * least of it first. Where all take as much nobody is refused for it: what is cheaper by less than
+ * a bucket does not count. */
 static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
                                              const struct bt_sched_snapshot *s,
                                              const struct bt_sched_request *req,
@@ -232,14 +239,14 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
                                              struct bt_sched_reject *r)
 {
     if (c->tbt_objective_ms == 0 || s->decodes == NULL || c->demand_price <= 0 ||
-        full <= DECODE_FREE) {
+        full <= BT_SCHED_DECODE_FREE) {
         return BT_SCHED_PLANNED;
     }
     double below = bt_sched_demand_below(s->decodes, plan->decode_work * BT_DEMAND_STEP);
-    double free = BT_MAX(1 - full, 0) / (1 - DECODE_FREE);
+    double free = BT_MAX(1 - full, 0) / (1 - BT_SCHED_DECODE_FREE);
     double share = decode_share(c, s, req, plan), shrink = 0;
     if (below > pow(free, c->demand_price)) {
-        double then = 1 - (1 - DECODE_FREE) * pow(below, 1 / c->demand_price);
+        double then = 1 - (1 - BT_SCHED_DECODE_FREE) * pow(below, 1 / c->demand_price);
         shrink = s->forecast != NULL ? s->forecast->life_ms * log(full / then) : 0;
     } else if (below > share) { /* what was asked for fades */
         shrink = s->decodes->window_ms * log(below / share);
@@ -343,9 +350,11 @@ const struct bt_sched_admission *bt_sched_admission_find(const char *name)
 static bool spoils_rows(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                         const struct bt_sched_request *req, const struct bt_sched_plan *plan)
 {
-    double limit = c->others_tbt_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
-    return !alone(s, plan) && (bt_sched_decode_load(&s->workers[plan->decode], req) > 1 ||
-                               (limit > 0 && tbt_of(s, plan) > limit));
+    struct bt_sched_worker d = s->workers[plan->decode];
+    double limit = bt_sched_late_tbt_ms(c, &d);
+    d.yield_rows = d.yield_pages = 0; /* nobody makes way for it */
+    return !alone(s, plan) &&
+           (bt_sched_decode_load(&d, req) > 1 || (limit > 0 && tbt_of(s, plan) > limit));
 }
 
 bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_params *params,

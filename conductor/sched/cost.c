@@ -354,6 +354,12 @@ static double idle_step_ms(const struct bt_sched_params *c, const struct bt_sche
     return bt_sched_tbt_ms(c, &idle, &one);
 }
 
+double bt_sched_late_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
+{
+    double limit = c->others_tbt_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
+    return idle_step_ms(c, w) <= limit ? limit : 0;
+}
+
 double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w)
 {
     double pressure = 0;
@@ -385,21 +391,32 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
                               const struct bt_sched_request *req, double t_ms)
 {
     struct bt_sched_worker then = s->workers[decode];
+    struct bt_sched_params p = *params;
     struct pool pool;
     uint32_t n_decode = 0;
+    bool alone = then.running + then.waiting + then.landing == 0;
     for (uint32_t i = 0; i < s->n_workers; i++) {
         n_decode += s->workers[i].decode;
     }
     then.prefill = false;
     if (bt_sched_pool_after(s, req->block_tokens, t_ms, 1, &pool)) {
         double share = (double)BT_MAX(req->n_choices, 1u) / n_decode;
-        pool.rows += share;
-        pool.kv += share * req->n_tokens;
+        struct bt_sched_load late = {0};
+        if (s->late_forecast != NULL) {
+            bt_sched_forecast_at(s->late_forecast, &(struct bt_sched_room){0}, s->now_ms + t_ms, 1,
+                                 &late);
+        }
+        alone = alone && pool.rows + late.rows / n_decode < 1;
+        pool.rows += share + late.rows / n_decode;
+        pool.kv += share * req->n_tokens + late.kv / n_decode;
         uint32_t pages = (uint32_t)(pool.kv / req->block_tokens);
         then.running = (uint32_t)ceil(pool.rows);
         then.waiting = then.landing = then.own_requests = 0;
         then.kv_tokens = (uint64_t)pool.kv;
         then.pages_free = then.pages_total - BT_MIN(pages, then.pages_total);
     }
-    return bt_sched_pressure(params, &then);
+    if (alone) { /* it makes nobody's tokens late */
+        p.tbt_objective_ms = 0;
+    }
+    return bt_sched_pressure(&p, &then);
 }

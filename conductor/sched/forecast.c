@@ -5,12 +5,20 @@
 #include <string.h>
 
 #define RATE_MS 20000.0 /* over which the rate of admission is taken */
+#define SANE_MS 1e12    /* 31 years */
 #define LEADS   50.0    /* requests over which the time until they come out is taken */
 #define MASK    (BT_FORECAST_BUCKETS - 1)
 
+/* Times come from what workers say of themselves, and a sum with an infinity in it never recovers.
+ * What is no number is taken for 0. */
+static double sane_ms(double ms)
+{
+    return ms > 0 ? BT_MIN(ms, SANE_MS) : 0;
+}
+
 static int64_t bucket_of(const struct bt_sched_forecast *f, double ms)
 {
-    return (int64_t)(ms / f->bucket_ms);
+    return (int64_t)(sane_ms(ms) / f->bucket_ms);
 }
 
 void bt_sched_forecast_init(struct bt_sched_forecast *f, double bucket_ms, double life_ms,
@@ -67,6 +75,7 @@ static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, u
 void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double ready_ms,
                             uint32_t kv_tokens, double life_ms, int sign)
 {
+    life_ms = sane_ms(life_ms);
     advance(f, now_ms);
     if (sign > 0) {
         learn(f, now_ms, ready_ms, kv_tokens, life_ms);

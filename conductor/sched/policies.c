@@ -227,7 +227,8 @@ static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
     }
     double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->pages_total;
     double load = BT_MAX(pages, (rows + 1) / w->slots_total);
-    if (load > 1 && w->yield_rows != 0) { /* who makes way does so only where there is no room */
+    if (load > 1 && w->yield_rows != 0 &&
+        !j->late) { /* who makes way does so only where there is no room */
         pages -= (double)w->yield_pages / w->pages_total;
         rows -= w->yield_rows;
         load = BT_MAX(BT_MAX(pages, (rows + 1) / w->slots_total), 1);

@@ -254,7 +254,7 @@ static uint32_t places_short(const struct job *j, uint32_t decode)
     double slow = BT_MAX(step / bt_sched_full_step_ms(j->c, w, j->req), 1);
     bool is_short = w->slots_total != 0 &&
                     bt_sched_pool_after(j->s, j->req->block_tokens, at, slow, &pool) &&
-                    pool.rows > w->slots_total;
+                    pool.rows - pool.yield_rows > w->slots_total;
     return is_short ? (uint32_t)ceil(pool.rows) : 0;
 }
 
@@ -331,8 +331,9 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
 /* ---- late ---- */
 
 /* A late prompt that others wait for takes no longer. */
-#define LATE_WORK_MS 10000.0
-#define LATE_RATE_MS 10000.0 /* what was let in is looked at over no less */
+#define LATE_WORK_MS  10000.0
+#define LATE_BURST_MS 1000.0  /* a wait of less is a burst: it has no price, as in admission */
+#define LATE_RATE_MS  10000.0 /* what was let in is looked at over no less */
 
 /* Late work shares a prefill worker with prompts that are in time, which go first. This is the
  * share of its time that they leave, by what was let in lately. 0: they leave nothing. */
@@ -343,6 +344,19 @@ static double share_left(const struct job *j)
         asked = bt_sched_demand_rate(j->s->let_in, j->s->now_ms, LATE_RATE_MS);
     }
     return BT_MAX(1 - asked / BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u), 0);
+}
+
+/* Of the work of late prompts that is asked for, the share that prefill workers have time for. What
+ * takes least comes in: more would only make all of them wait longer, until the next turns of their
+ * sessions come before the prefix is there. */
+static bool too_much_late(const struct job *j, double compute_ms)
+{
+    double n = BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u);
+    double asked = 0, have = share_left(j) * n;
+    if (j->s->late_demand != NULL) {
+        asked = bt_sched_demand_rate(j->s->late_demand, j->s->now_ms, LATE_RATE_MS);
+    }
+    return asked > have && bt_sched_demand_below(j->s->late_demand, compute_ms) > have / asked;
 }
 
 /* What a late prompt would meet at worker p, or false: it would wait there for longer than clients
@@ -384,10 +398,6 @@ static uint32_t choose_late(const struct job *j, uint32_t p, uint32_t d, struct 
     return best.best;
 }
 
-/* A late row lengthens the steps of others and holds pages. Decode workers, taken together, use no
- * more than this share of their room when it comes, and it with them: the rest is for others. */
-#define LATE_PRESSURE 0.6
-
 /* j as a placement of a request that was refused: where it delays nobody who is in time. */
 static bt_sched_verdict_t place_late(const struct job *j, uint32_t p, uint32_t d,
                                      struct bt_sched_plan *plan, struct bt_sched_reject *r)
@@ -399,12 +409,16 @@ static bt_sched_verdict_t place_late(const struct job *j, uint32_t p, uint32_t d
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "prefill workers have no time left");
     }
     d = apart ? d : p;
+    /* A late row lengthens the steps of others: it comes only where their room has no price. */
     struct bt_sched_params others = *j->c;
-    others.tbt_objective_ms = j->c->others_tbt_ms;
-    if (bt_sched_pressure_then(&others, j->s, d, j->req, e.ttft_ms) > LATE_PRESSURE) {
+    others.tbt_objective_ms = bt_sched_late_tbt_ms(j->c, &j->s->workers[d]);
+    if (bt_sched_pressure_then(&others, j->s, d, j->req, e.ttft_ms) > BT_SCHED_DECODE_FREE) {
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "decode workers have no room left");
     }
     finish_plan(j, p, d, &e, plan);
+    if (e.queue_ms > LATE_BURST_MS && too_much_late(j, plan->compute_ms)) {
+        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "late prompts take all that is left");
+    }
     plan->reason = "background";
     plan->background = true;
     plan->queue_ms = e.queue_ms;

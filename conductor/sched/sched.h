@@ -81,11 +81,14 @@ struct bt_sched_snapshot {
     uint32_t spread_blocks; /* full blocks of this request, from the first on, of which each is in
                                some kvstore; 0: not known */
     double now_ms;          /* on the forecast's clock */
-    const struct bt_sched_forecast *forecast; /* of the decode pool; NULL: not kept */
-    const struct bt_sched_demand *demand;     /* of prefills; NULL: not kept */
-    const struct bt_sched_demand *decodes;    /* of decode workers' time, by those whose prefill is
-                                                 let in; NULL: not kept */
-    const struct bt_sched_demand *let_in;     /* ... and of prefills, by the same */
+    const struct bt_sched_forecast *forecast;      /* of the decode pool; NULL: not kept */
+    const struct bt_sched_forecast *late_forecast; /* of late rows on their way, which make way for
+                                                      all others; NULL: not kept */
+    const struct bt_sched_demand *demand;          /* of prefills; NULL: not kept */
+    const struct bt_sched_demand *decodes;     /* of decode workers' time, by those whose prefill is
+                                                  let in; NULL: not kept */
+    const struct bt_sched_demand *let_in;      /* ... and of prefills, by the same */
+    const struct bt_sched_demand *late_demand; /* of prefills that are not let in; NULL: not kept */
 };
 
 struct bt_sched_request {

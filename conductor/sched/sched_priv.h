@@ -49,6 +49,9 @@ struct job {
     uint32_t spread_tokens;        /* what several holders have together, if that is more */
 };
 
+/* Decode workers that are expected to be less full than this have no price. */
+#define BT_SCHED_DECODE_FREE 0.7
+
 /* A decode worker's load, the mean over all of them. */
 struct pool {
     double rows, kv;                /* kv: tokens of context */
@@ -92,8 +95,8 @@ void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sche
                          uint32_t tokens, double t_ms, double over_ms, double *rows_p,
                          double *kv_p);
 /* What a decode worker is expected to have after t_ms, where rows take `slow` times as long as they
- * are said to. False: no forecast is kept, or nobody
- * decodes. */
+ * are said to. Late rows on their way are not in it: they make way. False: no forecast is kept, or
+ * nobody decodes. */
 bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_tokens, double t_ms,
                          double slow, struct pool *pool_p);
 /* The prompt's tokens from `cached` on, computed by decode worker w beside its rows, in steps of
@@ -142,8 +145,13 @@ double bt_sched_step_then_ms(const struct bt_sched_params *c, const struct bt_sc
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                        const struct bt_sched_request *req);
 
+/* How long steps of decode worker w may become by a late row, ms. 0: as long as they like, because
+ * already a step of a single row takes longer than the objective. */
+double bt_sched_late_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
+
 /* bt_sched_pressure of decode worker `decode` with the rows that the pool is expected to have after
- * t_ms and those of req, spread evenly over its workers; without a forecast with those of now. */
+ * t_ms, late ones too, and those of req, spread evenly over its workers; without a forecast with
+ * those of now. Where less than one other row is expected the TBT objective does not count. */
 double bt_sched_pressure_then(const struct bt_sched_params *params,
                               const struct bt_sched_snapshot *s, uint32_t decode,
                               const struct bt_sched_request *req, double t_ms);

@@ -9,8 +9,14 @@
 struct live {
     uint64_t end_step; /* it has ended once so many steps are done */
     uint32_t id, run;  /* index of its first run */
-    uint32_t steps, full_tokens;
+    uint32_t steps, full_tokens, before;
     double first_ms, joined_ms;
+    bool late;
+};
+
+struct queue { /* ring */
+    struct bt_sim_row *rows;
+    uint32_t first, n, cap;
 };
 
 struct run { /* steps with the same rows */
@@ -29,8 +35,8 @@ struct bt_sim_decode {
     uint32_t rows_max;
     struct live *heap;
     uint32_t n, heap_cap;
-    struct bt_sim_row *wait; /* ring */
-    uint32_t wait_first, wait_n, wait_cap;
+    struct queue wait[2]; /* [1]: late ones */
+    uint32_t n_late;      /* of the n rows */
     struct bt_batch_cost prompt_cost;
     double mixed_ms;  /* steps with rows are filled with prompt tokens up to so long */
     double gap_ms;    /* ... and with what a row has waited for its first one here up to so long */
@@ -72,7 +78,8 @@ void bt_sim_decode_destroy(struct bt_sim_decode *d)
 {
     if (d != NULL) {
         free(d->heap);
-        free(d->wait);
+        free(d->wait[0].rows);
+        free(d->wait[1].rows);
         free(d->runs);
         free(d->gaps);
         free(d->prompts);
@@ -167,27 +174,119 @@ static void heap_add(struct bt_sim_decode *d, struct live x)
     d->heap[i] = x;
 }
 
-/* The oldest waiting rows join while there is room for the prompt and the whole answer. */
+/* Makes place i of the heap free. */
+static void heap_remove(struct bt_sim_decode *d, uint32_t i)
+{
+    struct live moved = d->heap[--d->n];
+    if (i == d->n) {
+        return;
+    }
+    for (; i > 0 && moved.end_step < d->heap[(i - 1) / 2].end_step; i = (i - 1) / 2) {
+        d->heap[i] = d->heap[(i - 1) / 2];
+    }
+    d->heap[i] = moved;
+    heap_down(d, i);
+}
+
+/* ---- rows join, and late ones make way ---- */
+
+static void queue_push(struct queue *q, const struct bt_sim_row *row, bool front)
+{
+    if (q->n == q->cap) {
+        uint32_t cap = q->cap != 0 ? 2 * q->cap : 64;
+        struct bt_sim_row *ring = bt_malloc(cap * sizeof(*ring));
+        for (uint32_t i = 0; i < q->n; i++) {
+            ring[i] = q->rows[(q->first + i) % q->cap];
+        }
+        free(q->rows);
+        *q = (struct queue){ring, 0, q->n, cap};
+    }
+    q->first = front ? (q->first + q->cap - 1) % q->cap : q->first;
+    q->rows[(q->first + (front ? 0 : q->n)) % q->cap] = *row;
+    q->n++;
+}
+
+static double full_of(const struct bt_sim_row *row)
+{
+    return (double)row->tokens + row->steps;
+}
+
+static double late_reserved(const struct bt_sim_decode *d)
+{
+    double reserved = 0;
+    for (uint32_t i = 0; d->n_late > 0 && i < d->n; i++) {
+        reserved += d->heap[i].late ? d->heap[i].full_tokens : 0;
+    }
+    return reserved;
+}
+
+/* Is there room for the row, or would there be if late rows made way? */
+static bool has_room(const struct bt_sim_decode *d, const struct bt_sim_row *row, bool with_late)
+{
+    uint32_t rows = d->n - (with_late ? d->n_late : 0);
+    double reserved = d->reserved - (with_late ? late_reserved(d) : 0);
+    return rows < d->rows_max && reserved + full_of(row) <= d->kv_max;
+}
+
+/* The late row that joined last waits again, before all other late ones. Its KV is in the pool. */
+static void make_way(struct bt_sim_decode *d)
+{
+    uint32_t last = UINT32_MAX;
+    for (uint32_t i = 0; i < d->n; i++) {
+        if (d->heap[i].late && (last == UINT32_MAX || d->heap[i].run >= d->heap[last].run)) {
+            last = i;
+        }
+    }
+    struct live x = d->heap[last];
+    uint32_t left = (uint32_t)(x.end_step - d->step), done = x.steps - left;
+    struct bt_sim_row row = {.id = x.id,
+                             .tokens = x.full_tokens - left,
+                             .steps = left,
+                             .first_ms = done != 0 ? d->at_ms : x.first_ms,
+                             .late = true,
+                             .before = x.before + done};
+    queue_push(&d->wait[1], &row, true);
+    heap_remove(d, last);
+    d->kv -= row.tokens;
+    d->reserved -= x.full_tokens;
+    d->n_late--;
+}
+
+static void join(struct bt_sim_decode *d, const struct bt_sim_row *w)
+{
+    heap_add(d, (struct live){.end_step = d->step + w->steps,
+                              .id = w->id,
+                              .run = d->n_runs,
+                              .steps = w->steps,
+                              .full_tokens = w->tokens + w->steps,
+                              .before = w->before,
+                              .first_ms = w->first_ms,
+                              .joined_ms = d->at_ms,
+                              .late = w->late});
+    if (!w->late) { /* no step is made shorter for a late row */
+        d->waited_ms = BT_MAX(d->waited_ms, d->at_ms - w->first_ms);
+    }
+    d->n_late += w->late;
+    d->kv += w->tokens;
+    d->reserved += full_of(w);
+}
+
+/* The oldest waiting rows join while there is room for the prompt and the whole answer; late ones
+ * when no other waits. */
 static void admit(struct bt_sim_decode *d)
 {
-    while (d->wait_n > 0 && d->n < d->rows_max) {
-        const struct bt_sim_row *w = &d->wait[d->wait_first];
-        double full = (double)w->tokens + w->steps;
-        if (d->reserved + full > d->kv_max) {
-            return;
+    for (int late = 0; late < 2; late++) {
+        struct queue *q = &d->wait[late];
+        for (; q->n > 0; q->n--, q->first = (q->first + 1) % q->cap) {
+            const struct bt_sim_row *w = &q->rows[q->first];
+            if (!has_room(d, w, late == 0)) {
+                return;
+            }
+            while (!has_room(d, w, false)) {
+                make_way(d);
+            }
+            join(d, w);
         }
-        heap_add(d, (struct live){.end_step = d->step + w->steps,
-                                  .id = w->id,
-                                  .run = d->n_runs,
-                                  .steps = w->steps,
-                                  .full_tokens = w->tokens + w->steps,
-                                  .first_ms = w->first_ms,
-                                  .joined_ms = d->at_ms});
-        d->waited_ms = BT_MAX(d->waited_ms, d->at_ms - w->first_ms);
-        d->kv += w->tokens;
-        d->reserved += full;
-        d->wait_first = (d->wait_first + 1) % d->wait_cap;
-        d->wait_n--;
     }
 }
 
@@ -260,25 +359,14 @@ bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_s
     if ((double)row->tokens + row->steps > d->kv_max) {
         return false;
     }
-    if (d->wait_n == d->wait_cap) {
-        uint32_t cap = d->wait_cap != 0 ? 2 * d->wait_cap : 64;
-        struct bt_sim_row *ring = bt_malloc(cap * sizeof(*ring));
-        for (uint32_t i = 0; i < d->wait_n; i++) {
-            ring[i] = d->wait[(d->wait_first + i) % d->wait_cap];
-        }
-        free(d->wait);
-        d->wait = ring;
-        d->wait_first = 0;
-        d->wait_cap = cap;
-    }
-    d->wait[(d->wait_first + d->wait_n++) % d->wait_cap] = *row;
+    bool next = d->wait[0].n + (row->late ? d->wait[1].n : 0) == 0;
+    queue_push(&d->wait[row->late], row, false);
     if (idle(d) || (now_ms <= d->at_ms && (d->n == 0 || d->heap[0].end_step != d->step))) {
         /* idle, or at a boundary: at once */
         d->at_ms = BT_MAX(d->at_ms, now_ms);
         admit(d);
         plan_next(d);
-    } else if (d->n < d->rows_max && d->wait_n == 1 &&
-               d->reserved + row->tokens + row->steps <= d->kv_max) {
+    } else if (next && has_room(d, row, !row->late)) {
         interrupt(d, now_ms);
     }
     return true;
@@ -354,10 +442,8 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
         done[n++] = (struct bt_sim_done){x.id, false, d->at_ms, tbt_of(d, &x)};
         d->kv -= x.full_tokens;
         d->reserved -= x.full_tokens;
-        d->heap[0] = d->heap[--d->n];
-        if (d->n > 0) {
-            heap_down(d, 0);
-        }
+        d->n_late -= x.late;
+        heap_remove(d, 0);
     }
     if (d->n == 0 || d->heap[0].end_step != d->step) {
         admit(d);
@@ -379,15 +465,18 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
     for (uint32_t i = 0; i < d->n; i++) {
         const struct live *x = &d->heap[i];
         uint32_t left = (uint32_t)(x->end_step - d->step);
-        lost(arg, x->id, x->steps - left + BT_MIN(k, left), false);
+        lost(arg, x->id, x->before + x->steps - left + BT_MIN(k, left), false);
     }
-    for (uint32_t i = 0; i < d->wait_n; i++) {
-        lost(arg, d->wait[(d->wait_first + i) % d->wait_cap].id, 0, false);
+    for (int late = 0; late < 2; late++) {
+        struct queue *q = &d->wait[late];
+        for (; q->n > 0; q->n--, q->first = (q->first + 1) % q->cap) {
+            lost(arg, q->rows[q->first].id, q->rows[q->first].before, false);
+        }
     }
     for (uint32_t i = 0; i < d->n_prompts; i++) {
         lost(arg, d->prompts[i].id, 0, true);
     }
-    d->n = d->wait_n = d->n_prompts = d->ahead = d->chunk = 0;
+    d->n = d->n_late = d->n_prompts = d->ahead = d->chunk = 0;
     d->kv = d->reserved = d->waited_ms = 0;
     d->step += k;
     d->at_ms = now_ms;
@@ -399,7 +488,7 @@ void bt_sim_decode_each(const struct bt_sim_decode *d,
     for (uint32_t i = 0; i < d->n; i++) {
         const struct live *x = &d->heap[i];
         uint32_t left = (uint32_t)BT_MAX(x->end_step - d->step, 1u); /* it has not ended */
-        row(arg, x->id, x->steps + 1 - left);
+        row(arg, x->id, x->before + x->steps + 1 - left);
     }
 }
 
@@ -410,7 +499,12 @@ uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d)
 
 uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d)
 {
-    return d->wait_n;
+    return d->wait[0].n;
+}
+
+struct bt_sim_late bt_sim_decode_late(const struct bt_sim_decode *d)
+{
+    return (struct bt_sim_late){d->n_late, d->wait[1].n, late_reserved(d)};
 }
 
 double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d)

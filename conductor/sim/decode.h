@@ -14,6 +14,8 @@ struct bt_sim_row {
     uint32_t tokens; /* context at its first step: prompt and first token */
     uint32_t steps;  /* tokens it will still generate, >= 1 */
     double first_ms; /* when its first token was given out */
+    bool late;       /* it makes way for others where places or pages are short */
+    uint32_t before; /* tokens that it generated here before it made way */
 };
 
 struct bt_sim_prompt { /* computed here, a chunk in each step beside the rows */
@@ -59,7 +61,12 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
 void bt_sim_decode_each(const struct bt_sim_decode *d,
                         void (*row)(void *arg, uint32_t id, uint32_t generated), void *arg);
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);
-uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d);
+uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d); /* but late ones */
+struct bt_sim_late {                                           /* late ones of them */
+    uint32_t rows, waiting;
+    double reserved; /* the rows' pages, as tokens */
+};
+struct bt_sim_late bt_sim_decode_late(const struct bt_sim_decode *d);
 double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d); /* read in the next step */
 double bt_sim_decode_prompt_ms(const struct bt_sim_decode *d); /* what they would take alone */
 double bt_sim_decode_reserved(const struct bt_sim_decode *d);  /* pages, as tokens */

@@ -96,6 +96,9 @@ void bt_sim_arrive(struct sim *s, uint32_t id)
     rec->plan_tbt_ms = plan.tbt_ms;
     bool in = s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) == BT_SCHED_PLANNED;
     double compute_ms = plan.compute_ms, decode_work = plan.decode_work;
+    if (!in) {
+        bt_sched_demand_note(&s->late_demand, s->now_ms, compute_ms);
+    }
     bool late = !in && bt_sched_late(s->o->policy, &s->params, &s->snap, &want, &plan);
     if (!late || compute_ms <= s->o->ttft_ms) {
         note_demand(s, compute_ms, decode_work, in || rej.by_decode);

@@ -18,7 +18,8 @@ void bt_sim_row_expect(struct sim *s, uint32_t id, int sign)
     const struct bt_sim_record *rec = &s->r->records[id];
     struct decode_node *d = &s->d[rec->decode];
     uint32_t tokens = s->req[id].input;
-    bt_sched_forecast_note(&s->forecast, s->now_ms, l->ready_ms, tokens, l->row_ms, sign);
+    bt_sched_forecast_note(l->job.late ? &s->late_forecast : &s->forecast, s->now_ms, l->ready_ms,
+                           tokens, l->row_ms, sign);
     if (l->job.late) { /* nobody makes room for it before it is there */
         d->late_coming += (uint32_t)sign;
         d->late_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
@@ -73,7 +74,8 @@ bool bt_sim_row_begin(struct sim *s, uint32_t id)
     struct bt_sim_row row = {.id = id,
                              .tokens = bt_sim_tokens_of(s, id) + 1,
                              .steps = bt_sim_output_of(s, id) - s->live[id].given - 1,
-                             .first_ms = s->live[id].prefilled_ms};
+                             .first_ms = s->live[id].prefilled_ms,
+                             .late = s->live[id].job.late};
     if (!bt_sim_decode_add(s->d[s->r->records[id].decode].d, s->now_ms, &row)) {
         bt_sim_finish(s, id, BT_SIM_REFUSED_OTHER);
         return false;

@@ -30,15 +30,19 @@ static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
 void bt_sim_show_init(struct sim *s)
 {
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
-    s->forecast.one_life = !s->o->lengths;
+    bt_sched_forecast_init(&s->late_forecast, FORECAST_MS, s->o->life_ms, 0);
+    s->forecast.one_life = s->late_forecast.one_life = !s->o->lengths;
     bt_sched_demand_init(&s->demand, DEMAND_MS);
     bt_sched_demand_init(&s->decodes, DEMAND_MS);
     bt_sched_demand_init(&s->let_in, DEMAND_MS);
+    bt_sched_demand_init(&s->late_demand, DEMAND_MS);
     s->snap = (struct bt_sched_snapshot){.workers = s->workers,
                                          .n_workers = s->n,
                                          .kvstores = s->kvstores,
                                          .n_kvstores = s->n,
                                          .forecast = &s->forecast,
+                                         .late_forecast = &s->late_forecast,
+                                         .late_demand = &s->late_demand,
                                          .demand = &s->demand,
                                          .decodes = &s->decodes,
                                          .let_in = &s->let_in};
@@ -64,12 +68,15 @@ void bt_sim_show_decode(struct sim *s, uint32_t node)
 {
     const struct decode_node *d = &s->d[node];
     struct bt_sched_worker *w = &s->workers[node];
+    struct bt_sim_late late = bt_sim_decode_late(d->d);
     w->running = bt_sim_decode_rows(d->d);
     w->waiting = bt_sim_decode_waiting(d->d);
     w->kv_tokens = (uint64_t)bt_sim_decode_kv_tokens(d->d);
     w->pages_free =
         (uint32_t)((s->c->kv_tokens - bt_sim_decode_reserved(d->d)) / BT_SIM_BLOCK_TOKENS);
-    w->own_requests = d->assigned - d->late_coming;
+    w->yield_rows = late.rows;
+    w->yield_pages = (uint32_t)(late.reserved / BT_SIM_BLOCK_TOKENS);
+    w->own_requests = d->assigned - d->late_coming - late.waiting;
     w->own_coming = d->coming;
     w->own_late_tokens = d->late_tokens;
     w->own_coming_tokens = d->coming_tokens;

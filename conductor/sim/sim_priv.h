@@ -94,8 +94,8 @@ struct sim {
     struct bt_sched_kvstore *kvstores;
     struct bt_sched_snapshot snap;
     struct bt_sched_params params;
-    struct bt_sched_forecast forecast;
-    struct bt_sched_demand demand, decodes, let_in;
+    struct bt_sched_forecast forecast, late_forecast;
+    struct bt_sched_demand demand, decodes, let_in, late_demand;
     struct lengths lengths;
 
     double sample_at_ms;
