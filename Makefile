@@ -4,6 +4,8 @@
 #   make demo            set-up, build, a whole cluster on this machine answers a prompt
 #   make up, down        a cluster on this machine that stays (deploy/local/baton-local has the options)
 #   make chaos           a cluster under load, one fault after another (MINUTES=60, SEED= to repeat a run, CHAOS=options; docs/FAULTS.md)
+#   make fuzz            all fuzz targets (SECONDS=300 in all, FUZZ=options and targets; tests/fuzz/README.md); needs clang
+#   make tsan            the daemons under the thread sanitizer and a mixed load (SECONDS=60 for each engine)
 #   make bench           all benchmarks, FULL=1 with as many repetitions as docs/MEASURED.md
 #   make check-gpu, bench-gpu   the same of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
@@ -42,10 +44,11 @@ LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -ls
 PROTOS   := $(wildcard proto/*.proto)
 GEN_C    := $(patsubst proto/%.proto,$(B)/gen/%.pb-c.c,$(PROTOS))
 GEN_H    := $(GEN_C:.c=.h)
-COMMON_C := $(filter-out common/engine/%,$(wildcard common/*/*.c)) $(wildcard common/engine/*.c)
+COMMON_C := $(filter-out common/engine/%,$(wildcard common/*/*.c)) $(wildcard common/engine/*.c common/token/*/*.c)
 CPU_C    := $(wildcard common/engine/cpu/*.c)
 NULL_C   := $(wildcard common/engine/null/*.c)
-CUDA_SRC := $(wildcard common/engine/cuda/*.cu common/engine/cuda/*.c)
+CUDA_DIRS := $(wildcard common/engine/cuda/ common/engine/cuda/*/)
+CUDA_SRC := $(wildcard $(addsuffix *.cu,$(CUDA_DIRS)) $(addsuffix *.c,$(CUDA_DIRS)))
 mains     = $(filter-out %/main.c,$(1))
 KVSTORE_C   := $(call mains,$(wildcard kvstore/*.c kvstore/*/*.c))
 CONDUCTOR_C := $(call mains,$(wildcard conductor/*.c conductor/front/*.c conductor/request/*.c conductor/sched/*.c conductor/view/*.c))
@@ -54,7 +57,7 @@ SIM_C       := $(call mains,$(wildcard conductor/sim/*.c))
 PREFILL_C   := $(call mains,$(wildcard prefill/*.c))
 DECODE_C    := $(call mains,$(wildcard decode/*.c))
 UNIT_C      := $(wildcard tests/unit/test_*.c) $(wildcard tests/golden/test_*.c)
-TOOL_C      := $(wildcard tests/tools/*.c)
+TOOL_C      := $(filter-out %/fail_nth.c,$(wildcard tests/tools/*.c))
 
 obj = $(patsubst %.c,$(B)/obj/%.o,$(filter %.c,$(1)))
 GEN_O := $(patsubst $(B)/gen/%.c,$(B)/obj/gen/%.o,$(GEN_C))
@@ -68,7 +71,7 @@ PLUGINS += $(B)/lib/baton-engine-cuda.so
 endif
 GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows check_wide check_sample bench_attn bench_gemv bench_wide bench_sample check_engine bench_engine)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
-TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C))
+TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C)) $(B)/tests/tools/fail_nth.so
 
 .PHONY: all tests setup setup-tests check check-gpu bench-gpu demo up down bench lint install install-files install-system uninstall bundle clean help docs
 all: $(BINS) $(BENCH_TOOL) $(PLUGINS)
@@ -157,18 +160,18 @@ $(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
 # capability 8.0, and as PTX for what is newer. No C++ runtime is used.
 HOPPER := -gencode=arch=compute_90a,code=sm_90a
 PORTABLE := -gencode=arch=compute_80,code=[sm_80,compute_80]
-NVCCARCH = $(if $(filter %_mma,$(*F)),,$(HOPPER)) $(if $(filter %_tma attn_prefill skinny wide,$(*F)),,$(PORTABLE))
+NVCCARCH = $(if $(filter %_mma,$(*F)),,$(HOPPER)) $(if $(filter %_tma %_wgmma skinny wide,$(*F)),,$(PORTABLE))
 NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. \
              -Xcompiler -fPIC,-fno-threadsafe-statics,-fno-exceptions,-Wall
 CUDA_O := $(patsubst %.c,$(B)/obj/%.o,$(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC)))
 # Ranges for Nsight Systems (ranges.h); NVTX=0 leaves them out.
 NVTX ?= 1
-CFLAGS_common_engine_cuda_ := -isystem $(CUDA)/include $(if $(filter-out 0,$(NVTX)),-DBT_NVTX)
+$(foreach d,$(CUDA_DIRS),$(eval CFLAGS_$(subst /,_,$d) := -isystem $(CUDA)/include $(if $(filter-out 0,$(NVTX)),-DBT_NVTX)))
 CFLAGS_tests_gpu_ := -isystem $(CUDA)/include
 $(B)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) $(NVCCARCH) -MMD -MP -c -o $@ $<
-$(B)/libcuda-kernels.a: $(filter %/attn.o %/gemm.o %/device.o %.cu.o,$(CUDA_O))
+$(B)/libcuda-kernels.a: $(filter %/attention.o %/gemm.o %/device.o %/tensor_map.o %.cu.o,$(CUDA_O))
 	$(archive)
 $(B)/lib/baton-engine-cuda.so: $(CUDA_O) $(B)/libbaton.a
 	$(link)
@@ -181,19 +184,46 @@ $(B)/tests/gpu/%_engine: $(B)/obj/tests/gpu/%_engine.o $(LIBS) $(B)/lib/baton-en
 $(B)/tests/gpu/%: $(B)/obj/tests/gpu/%.o $(B)/obj/tests/gpu/ref.cu.o $(B)/libcuda-kernels.a $(B)/libbaton.a
 	$(link)
 	$(CC) $(LDFLAGS) -o $@ $^ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart_static -lrt $(LDLIBS)
+# Loaded into daemons that may be built without a sanitizer only.
+$(B)/tests/tools/fail_nth.so: tests/tools/fail_nth.c
+	$(link)
+	$(CC) -O2 $(WARN) -Wno-missing-prototypes -D_GNU_SOURCE -shared -fPIC -o $@ $< -ldl
 $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
 # The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
-CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights step inputs products choose draw draw_check copy slab) $(call obj,$(wildcard tests/cuda_host/*.c))
+CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights copy slab step/step step/inputs step/products step/choose sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
 $(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) -Itests/cuda_host -DBT_CU_SLAB_PIECE=4096 $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 $(B)/tests/unit/test_cuda_engine: $(CUDA_HOST_O)
 -include $(CUDA_HOST_O:.o=.d)
+# Fuzz targets: tests/fuzz/run builds them, with clang, in a build directory of their own. rig.c stands in for the clock,
+# the kernel's random numbers and the log; FUZZ_WRAP_TARGET names what else a target replaces.
+FUZZ_C := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_BINS := $(patsubst tests/fuzz/fuzz_%.c,$(B)/fuzz/%,$(FUZZ_C))
+FUZZ_WRAP := clock_gettime bt_random bt_log
+FUZZ_WRAP_ssd := pthread_create pthread_join pthread_cond_wait pthread_cond_timedwait
+FUZZ_WRAP_peer := bt_wx_start_thread bt_wx_over bt_loop_poll bt_loop_short_slices pthread_join bt_wire_cards bt_wire_link_up
+FUZZ_RIG := $(call obj,$(filter-out $(FUZZ_C),$(wildcard tests/fuzz/*.c)))
+FUZZ_OPT := -O1 -mf16c -D_Float16=__fp16 -fno-omit-frame-pointer
+FUZZ_SAN := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+# The other end of what is tested does not guide the search.
+CFLAGS_tests_fuzz_ := $(if $(findstring fuzzer,$(SAN)),-fno-sanitize-coverage=trace-cmp$(comma)trace-div$(comma)trace-gep)
+.PHONY: fuzz fuzz-targets fuzz-flags
+fuzz-targets: $(FUZZ_BINS)
+fuzz-flags:
+	@echo '$(FUZZ_OPT)'; echo '$(FUZZ_SAN)'
+$(B)/libfuzz.a: $(FUZZ_RIG)
+	$(archive)
+$(B)/fuzz/%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/libfuzz.a $(LIBS)
+	$(link)
+	$(CC) $(LDFLAGS) -fsanitize=fuzzer $(patsubst %,-Wl$(comma)--wrap=%,$(FUZZ_WRAP) $(FUZZ_WRAP_$*)) -o $@ $< \
+		-Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LDLIBS)
 .SECONDARY:
 
+-include $(patsubst %.o,%.d,$(FUZZ_RIG) $(call obj,$(FUZZ_C)))
 -include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(SIM_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/conductor/sim/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
 
 setup-tests:
@@ -204,10 +234,16 @@ check: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/run
 MINUTES ?= 60
-.PHONY: chaos
+.PHONY: chaos tsan
 chaos: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) all $(B)/tests/tools/net_switch SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/chaos/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+fuzz: setup-tests
+	@tests/fuzz/run --seconds $(or $(SECONDS),300) $(FUZZ)
+# Load under the thread sanitizer, in its own build directory.
+tsan: setup-tests
+	@$(MAKE) --no-print-directory -j$$(nproc) all SANITIZE=thread
+	@BUILD=build-san-thread tests/cluster/mixed_load.py $(or $(SECONDS),60)
 ifeq ($(NVCC),)
 check-gpu bench-gpu:
 	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
