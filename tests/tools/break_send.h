@@ -16,13 +16,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-typedef enum { SNAP_NOT, SNAP_HALF_SENT, SNAP_NEXT } snap_what_t;
+#include "tests/tools/wire_faults.h"
 
-static struct {
-    _Atomic snap_what_t armed;
-    _Atomic uint32_t breaks;
-    int half_sent; /* a socket; of the transfer thread alone */
-} snap = {.half_sent = -1};
+#define snap (wire_faults->snap_)
 
 static inline bool snap_is_mine(void)
 {

@@ -14,16 +14,13 @@
 #include <unistd.h>
 
 #include "kvstore/wire/msg.h"
+#include "tests/tools/wire_faults.h"
 
 #define FLIP_STEP 0x9e3779b97f4a7c15ull
 
 enum { FLIP_NOTHING = 0, FLIP_PAYLOAD = 1, FLIP_HEADER = 2 };
 
-static struct {
-    _Atomic int armed;
-    _Atomic uint32_t flips;
-    _Atomic uint64_t state; /* of the generator; any value to begin with */
-} flip;
+#define flip (wire_faults->flip_)
 
 static inline uint64_t flip_random(void)
 {

@@ -1,19 +1,19 @@
 /* One kvstore wire in a process of its own, for tests: a tiny slab, flows from a script on stdin,
  * what happens on stdout, one line each. See tests/cluster/test_wire_flows.py for the commands.
- * Everything runs on the loop's thread but segment_crc. */
+ * Everything runs on the loop's thread. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/base/list.h"
 #include "common/log/log.h"
 #include "common/rpc/tls.h"
 #include "kvstore/wire/wire.h"
+#include "kvstore/wire/wx_child.h"
 #include "tests/tools/break_send.h"
 #include "tests/tools/flip_recv.h"
 
@@ -28,7 +28,8 @@ struct source {
     struct bt_flow_shape shape;
     uint32_t *slots;
     struct bt_kv_key *names;
-    bt_flow_word_t word;
+    bt_flow_word_t *word; /* of the slab, but of an automatic one: */
+    bt_flow_word_t own_word;
     struct bt_wire_send *send;
     struct bt_wire_trailer trailer;
     bool has_trailer, automatic;
@@ -66,8 +67,8 @@ static struct {
     struct bt_wire *wire;
     struct bt_list sources, sinks;
     uint32_t *free_slots, n_free;
-    uint32_t *crcs;
-    _Atomic uint8_t *crc_known;
+    struct bt_slab_crcs *crcs;
+    bool *word_taken;
     char in[1 << 16];
     size_t in_len;
     struct storm storm;
@@ -155,9 +156,7 @@ static bool take_slots(uint32_t n, uint32_t *slots)
     }
     for (uint32_t i = 0; i < n; i++) {
         slots[i] = i < own ? T.free_slots[--T.n_free] : slots[i % own];
-        for (uint32_t l = 0; l < T.layout.n_layers; l++) {
-            atomic_store(&T.crc_known[slots[i] * T.layout.n_layers + l], 0);
-        }
+        bt_slab_crcs_forget(T.crcs, slots[i]);
     }
     return true;
 }
@@ -179,17 +178,15 @@ static void give_slots(uint32_t n, const uint32_t *slots)
     }
 }
 
-static uint32_t segment_crc(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *name)
+static bt_flow_word_t *take_word(void)
 {
-    size_t i = (size_t)slot * T.layout.n_layers + layer;
-    uint32_t n;
-    (void)arg;
-    if (T.fresh || !atomic_load(&T.crc_known[i])) {
-        uint64_t *p = segment(slot, layer, &n);
-        T.crcs[i] = bt_slab_segment_crc(name, layer, T.layout.layout_id, p, n * 8);
-        atomic_store(&T.crc_known[i], 1);
+    uint32_t i = 1;
+    while (i < T.slab->super->n_flow_words && T.word_taken[i]) {
+        i++;
     }
-    return T.crcs[i];
+    BT_ASSERT(i < T.slab->super->n_flow_words);
+    T.word_taken[i] = true;
+    return &T.slab->flows[i];
 }
 
 /* ---- sources ---- */
@@ -222,7 +219,8 @@ static struct source *make_source(uint64_t request, uint32_t epoch, uint32_t n_t
     for (uint32_t b = 0; b < n; b++) {
         fill(seed, b, s->slots[b]);
     }
-    bt_flow_raise(&s->word, epoch, 0);
+    s->word = take_word();
+    bt_flow_raise(s->word, epoch, 0);
     bt_list_insert_tail(&T.sources, &s->link);
     return s;
 }
@@ -230,6 +228,7 @@ static struct source *make_source(uint64_t request, uint32_t epoch, uint32_t n_t
 static void free_source(struct source *s)
 {
     give_slots(bt_flow_blocks(&s->shape), s->slots);
+    T.word_taken[s->word - T.slab->flows] = false;
     bt_list_remove(&s->link);
     free(s->slots);
     free(s->names);
@@ -250,11 +249,10 @@ static struct source *auto_source(uint64_t request, uint32_t epoch)
     s->has_trailer = true;
     s->trailer.first_token = (uint32_t)request;
     for (uint32_t b = 0; b < bt_flow_blocks(&s->shape); b++) { /* CRCs anew, as for fresh blocks */
-        for (uint32_t l = 0; l < T.layout.n_layers; l++) {
-            atomic_store(&T.crc_known[s->slots[b] * T.layout.n_layers + l], 0);
-        }
+        bt_slab_crcs_forget(T.crcs, s->slots[b]);
     }
-    bt_flow_raise(&s->word, epoch, bt_flow_items(&s->shape));
+    s->word = &s->own_word;
+    bt_flow_raise(s->word, epoch, bt_flow_items(&s->shape));
     bt_list_insert_tail(&T.sources, &s->link);
     return s;
 }
@@ -276,7 +274,7 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
     if (epoch > s->epoch) {
         return BT_ERR_NOT_FOUND;
     }
-    *src = (struct bt_wire_source){s->shape, s->slots, s->names, &s->word, s};
+    *src = (struct bt_wire_source){s->shape, s->slots, s->names, s->word, s};
     s->send = snd;
     if (s->has_trailer) {
         bt_wire_send_trailer(snd, &s->trailer);
@@ -506,26 +504,74 @@ static struct sink *start_sink(const struct bt_wire_peer_addr *peer, uint64_t re
 
 /* ---- storm and throughput ---- */
 
-static void usage_line(const char *tag)
+/* CPU time in us, descriptors and resident KiB of a process; its threads that have ended are left
+ * out. */
+static void usage_of(int pid, long long *cpu_us, int *fds, long *rss_kb)
 {
-    struct rusage u;
-    long size = 0, rss = 0;
-    int fds = 0;
-    getrusage(RUSAGE_SELF, &u);
-    FILE *f = fopen("/proc/self/statm", "r");
-    BT_ASSERT(f != NULL && fscanf(f, "%ld %ld", &size, &rss) == 2);
-    fclose(f);
-    DIR *d = opendir("/proc/self/fd");
+    char path[64], task[400];
+    long long size = 0, rss = 0, ns = 0;
+    struct dirent *e;
+    snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+    FILE *f = fopen(path, "r");
+    if (f != NULL && fscanf(f, "%lld %lld", &size, &rss) == 2) {
+        *rss_kb += rss * 4;
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+    DIR *d = opendir(path);
     while (d != NULL && readdir(d) != NULL) {
-        fds++;
+        (*fds)++;
     }
     if (d != NULL) {
         closedir(d);
     }
-    say("%s cpu_us=%lld fds=%d rss_kb=%ld free_slots=%u", tag,
-        (long long)u.ru_utime.tv_sec * 1000000 + u.ru_utime.tv_usec +
-            (long long)u.ru_stime.tv_sec * 1000000 + u.ru_stime.tv_usec,
-        fds, rss * 4, T.n_free);
+    snprintf(path, sizeof(path), "/proc/%d/task", pid);
+    d = opendir(path);
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        snprintf(task, sizeof(task), "%s/%s/schedstat", path, e->d_name);
+        f = e->d_name[0] != '.' ? fopen(task, "r") : NULL;
+        if (f != NULL && fscanf(f, "%lld", &ns) == 1) {
+            *cpu_us += ns / 1000;
+        }
+        if (f != NULL) {
+            fclose(f);
+        }
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+}
+
+/* The wire process; 0: there is none. */
+static int wire_process(void)
+{
+    char path[64];
+    int pid = 0;
+    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+    FILE *f = fopen(path, "r");
+    if (f != NULL && fscanf(f, "%d", &pid) != 1) {
+        pid = 0;
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return pid;
+}
+
+/* Of this process and its wire process together. */
+static void usage_line(const char *tag)
+{
+    long long cpu_us = 0;
+    long rss_kb = 0;
+    int fds = 0, wire = wire_process();
+    usage_of(getpid(), &cpu_us, &fds, &rss_kb);
+    if (wire != 0) {
+        usage_of(wire, &cpu_us, &fds, &rss_kb);
+    }
+    say("%s cpu_us=%lld fds=%d rss_kb=%ld free_slots=%u wire=%d", tag, cpu_us, fds, rss_kb,
+        T.n_free, wire);
 }
 
 static void storm_step(void)
@@ -661,7 +707,7 @@ static void cmd_corrupt(ull req, uint32_t block, uint32_t layer)
 {
     struct source *s = find_source(req);
     uint32_t n;
-    segment_crc(NULL, s->slots[block], layer, &s->names[block]);
+    (void)bt_slab_crcs_get(T.crcs, s->slots[block], layer, &s->names[block]);
     segment(s->slots[block], layer, &n)[n / 2] ^= 1ull << 17;
     say("corrupted %llu", req);
 }
@@ -676,7 +722,7 @@ static void cmd_source(const char *word, const char *a)
         say("no source %llu", req);
     } else if (strcmp(word, "raise") == 0) {
         uint64_t now = bt_mono_ns();
-        bt_flow_raise(&s->word, s->epoch, (uint32_t)x);
+        bt_flow_raise(s->word, s->epoch, (uint32_t)x);
         bt_wire_kick(T.wire);
         say("raised %llu %u at=%llu", req, (uint32_t)x, (ull)now);
     } else if (strcmp(word, "trailer") == 0) {
@@ -877,8 +923,8 @@ static void make_slab(int argc, char **argv, struct bt_kv_key *root, uint64_t in
     T.fresh = atoi(opt(argc, argv, "fresh", "0")) != 0;
     T.n_free = T.slab->super->n_slots;
     T.free_slots = bt_calloc(T.n_free, sizeof(uint32_t));
-    T.crcs = bt_calloc((size_t)T.n_free * layers, sizeof(uint32_t));
-    T.crc_known = bt_calloc((size_t)T.n_free * layers, 1);
+    T.crcs = bt_slab_crcs_create(T.slab, &T.layout);
+    T.word_taken = bt_calloc(T.slab->super->n_flow_words, sizeof(bool));
     for (uint32_t i = 0; i < T.n_free; i++) {
         T.free_slots[i] = i;
     }
@@ -903,10 +949,10 @@ static void finish(void)
     }
     bt_loop_destroy(T.loop);
     bt_metrics_destroy(T.metrics);
+    bt_slab_crcs_destroy(T.crcs);
     bt_slab_unmap(T.slab);
     free(T.free_slots);
-    free(T.crcs);
-    free(T.crc_known);
+    free(T.word_taken);
 }
 
 /* dir: of ca.crt and NAME-kvstore.crt, .key; NULL: plaintext. */
@@ -935,6 +981,8 @@ int main(int argc, char **argv)
     char err[512];
     int port = 0;
     uint64_t inc = 0;
+    wire_faults_open(argc, argv);
+    bt_wx_child_main_if_asked(argc, argv);
     bt_random(&inc, sizeof(inc));
     inc = strtoull(opt(argc, argv, "inc", "0"), NULL, 16) ?: inc;
     bt_list_init(&T.sources);
@@ -961,6 +1009,7 @@ int main(int argc, char **argv)
         .incarnation = inc,
         .layout = &T.layout,
         .root = &root,
+        .crcs = T.fresh ? NULL : T.crcs,
         .listen = (const char *const *)listen,
         .secret = opt(argc, argv, "secret", ""),
         .secret_len = strlen(opt(argc, argv, "secret", "")),
@@ -970,11 +1019,8 @@ int main(int argc, char **argv)
         .bytes_in_flight_max = strtoull(opt(argc, argv, "inflight", "0"), NULL, 10),
         .idle_ms = strtoull(opt(argc, argv, "idle", "0"), NULL, 10),
     };
-    struct bt_wire_ops ops = {.lookup = on_lookup,
-                              .send_end = on_send_end,
-                              .segment_crc = segment_crc,
-                              .want = on_want,
-                              .want_end = on_want_end};
+    struct bt_wire_ops ops = {
+        .lookup = on_lookup, .send_end = on_send_end, .want = on_want, .want_end = on_want_end};
     bt_status_t st = bt_wire_create(T.loop, T.rpc, T.server, T.slab, &conf, &ops, NULL, T.metrics,
                                     &T.wire, err, sizeof(err));
     free(addresses);
