@@ -37,6 +37,7 @@ struct seen_submit {
     bool prompt_logprobs;
     uint32_t prompt_top;
     int32_t priority;
+    bool late;
     uint32_t tokens[512];
     uint8_t root[32];
 };
@@ -70,7 +71,7 @@ struct seen_pair {
 struct fixture;
 struct fake { /* a worker or a kvstore */
     struct fixture *f;
-    const char *kind, *name, *node;
+    const char *kind, *name, *node, *model;
     uint64_t incarnation, hello_incarnation;
     uint64_t hello_layout;
     bool is_kv, mute;        /* mute: says nothing, not even heartbeats */
@@ -227,6 +228,7 @@ static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
         struct seen_submit *s = &k->submit[k->submits++];
         *s = (struct seen_submit){.request = v->request,
                                   .priority = v->priority,
+                                  .late = v->late,
                                   .seed = v->sampling->seed,
                                   .epoch = v->epoch,
                                   .phases = (uint32_t)v->phases,
@@ -412,6 +414,7 @@ static inline void fake_register(struct fake *k, Baton__MemberState state)
     m.incarnation = k->incarnation;
     m.rpc = rpc;
     m.state = state;
+    m.model = (char *)(k->model != NULL ? k->model : "");
     bt_view_member_up(k->f->view, &m);
 }
 
@@ -475,6 +478,7 @@ static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
                                 .node = "n0",
                                 .incarnation = 42,
                                 .layout_id = 77,
+                                .model = "shop/7b",
                                 .heartbeat_ms = 50,
                                 .silence_ms = silence_ms,
                                 .index_keys_max = INDEX_KEYS};

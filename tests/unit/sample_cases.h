@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "common/base/philox.h"
-#include "common/engine/cuda/sample_params.h"
+#include "common/engine/cuda/sample/sample_params.h"
 #include "common/engine/sampler.h"
 
 #define SAMPLE_CASES_LEN 300 /* most tokens of a history */

@@ -1,7 +1,7 @@
-/* The device's sampler (common/engine/cuda/sample_row.cuh), its text compiled for this processor
- * and run thread by thread, against the host's sampler: the same tokens, logprobs and counts. What
- * only a GPU can show (its logarithms, its atomics) is left to make check-gpu. BT_SAMPLE_CASES: how
- * many rounds instead of one. */
+/* The device's sampler (common/engine/cuda/sample/sample_row.cuh), its text compiled for this
+ * processor and run thread by thread, against the host's sampler: the same tokens, logprobs and
+ * counts. What only a GPU can show (its logarithms, its atomics) is left to make check-gpu.
+ * BT_SAMPLE_CASES: how many rounds instead of one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 #include "tests/unit/cuda_block.h"
 
-#include "common/engine/cuda/sample_row.cuh"
+#include "common/engine/cuda/sample/sample_row.cuh"
 #include "common/engine/ids.h"
 #include "tests/unit/sample_cases.h"
 

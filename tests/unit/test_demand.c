@@ -186,6 +186,25 @@ static void test_priced_decode_by_demand(void **state)
     }
 }
 
+/* A worker may say of itself what it likes: what it has said leaves nothing behind. */
+static void test_forecast_of_nonsense(void **state)
+{
+    (void)state;
+    static const double nonsense[] = {1e300, INFINITY, -INFINITY, NAN, -1e300, 2.3e19};
+    struct bt_sched_forecast f;
+    struct bt_sched_room room = {.places = 10, .kv = 1e6};
+    for (size_t i = 0; i < BT_ARRAY_LEN(nonsense); i++) {
+        for (size_t j = 0; j < BT_ARRAY_LEN(nonsense); j++) {
+            bt_sched_forecast_init(&f, 100, 1000, 0);
+            bt_sched_forecast_note(&f, 10, nonsense[i], 100, nonsense[j], 1);
+            bt_sched_forecast_note(&f, 20, nonsense[i], 100, nonsense[j], -1);
+            struct bt_sched_load load = {.rows = 2, .kv = 200};
+            bt_sched_forecast_at(&f, &room, 30, 1, &load);
+            assert_true(load.rows >= 0 && load.rows <= 10 && load.kv >= 0 && load.kv <= 1e6);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -194,6 +213,7 @@ int main(void)
         cmocka_unit_test(test_rate),
         cmocka_unit_test(test_priced_burst),
         cmocka_unit_test(test_priced_decode_by_demand),
+        cmocka_unit_test(test_forecast_of_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "common/base/base.h"
+#include "common/etcd/etcd_priv.h"
 #include "etcd.pb-c.h"
 
 static const struct {
@@ -186,12 +187,23 @@ static void test_enums(void **state)
     assert_int_equal(ETCDSERVERPB__EVENT__EVENT_TYPE__DELETE, 1);
 }
 
+/* What a watch asks for next. An etcd that says the last revision of all has no next one. */
+static void test_revisions(void **state)
+{
+    (void)state;
+    assert_int_equal(bt_etcd_after(0), 1);
+    assert_int_equal(bt_etcd_after(INT64_MIN), INT64_MIN + 1);
+    assert_int_equal(bt_etcd_after(INT64_MAX - 1), INT64_MAX);
+    assert_int_equal(bt_etcd_after(INT64_MAX), INT64_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_field_is_etcds),
         cmocka_unit_test(test_services),
         cmocka_unit_test(test_enums),
+        cmocka_unit_test(test_revisions),
     };
     return cmocka_run_group_tests_name("etcd_proto", tests, NULL, NULL);
 }

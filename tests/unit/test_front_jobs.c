@@ -201,6 +201,51 @@ static void test_expensive_templates_leave_the_loop(void **state)
 }
 
 /* Stopping: neither a client that leaves nor the front's end waits for what is read. */
+static uint64_t longest_ns;
+static int n_slow_done;
+
+static void on_tick(void *arg, const struct bt_loop_tick *t)
+{
+    (void)arg;
+    longest_ns = BT_MAX(longest_ns, t->cpu_ns);
+}
+
+static void slow_done(struct front_task *t)
+{
+    struct timespec at, from;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+    do {
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+    } while ((at.tv_sec - from.tv_sec) * 1000000000l + at.tv_nsec - from.tv_nsec < 1000000);
+    n_slow_done++;
+    spin_done(t);
+}
+
+/* Many that are ready at once are answered in several turns of the loop. */
+static void test_ready_ones_take_several_turns(void **state)
+{
+    static struct spin s[64];
+    (void)state;
+    memset(s, 0, sizeof(s));
+    n_slow_done = 0;
+    for (int i = 0; i < (int)BT_ARRAY_LEN(s); i++) {
+        s[i].once = true;
+        s[i].id = i % 16;
+        n_ran = 0;
+        s[i].task = (struct front_task){.run = spin_run, .done = slow_done, .drop = spin_done};
+        front_task_start_for(front, &s[i].task, "a");
+        while (!s[i].runs) {
+            usleep(100);
+        }
+    }
+    usleep(10000); /* the last one is given back */
+    longest_ns = 0;
+    bt_loop_watch(loop, on_tick, NULL);
+    WAIT_FOR(n_slow_done == (int)BT_ARRAY_LEN(s));
+    bt_loop_watch(loop, NULL, NULL);
+    assert_true(longest_ns < BT_LOOP_SLOW_NS);
+}
+
 static void test_ends_while_tasks_run(void **state)
 {
     static struct spin s[THREADS];
@@ -227,6 +272,7 @@ int main(void)
         T(test_nobody_fills_the_queue),
         T(test_time_limit),
         T(test_expensive_templates_leave_the_loop),
+        T(test_ready_ones_take_several_turns),
         T(test_ends_while_tasks_run),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);

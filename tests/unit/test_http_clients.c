@@ -352,6 +352,76 @@ static void test_pull_is_given_up(void **state)
     close(silent);
 }
 
+static int setup_two_seconds(void **state)
+{
+    (void)state;
+    open_server(0, 0, 2000, 0, 0);
+    return 0;
+}
+
+/* What a client has read at so many bytes a second since from_ns. */
+static void read_at(int fd, uint64_t from_ns, size_t per_s, size_t *got)
+{
+    char piece[4096];
+    size_t due = (size_t)((double)(bt_mono_ns() - from_ns) / 1e9 * (double)per_s);
+    while (*got < due) {
+        ssize_t n = recv(fd, piece, BT_MIN(sizeof(piece), due - *got), 0);
+        if (n <= 0) {
+            return;
+        }
+        *got += (size_t)n;
+    }
+}
+
+/* Of two clients that read without pause the one below 8 KiB a second is given up. The other is
+ * not, though the kernel takes new output from us in large pieces only. */
+static void test_rate_of_reading(void **state)
+{
+    (void)state;
+    int slow = dial_pull("HTTP/1.1", SIZE_MAX), steady = dial_pull("HTTP/1.1", SIZE_MAX);
+    int small = 4096;
+    setsockopt(slow, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    setsockopt(steady, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    for (int i = 0; i < 100; i++) { /* buffers fill */
+        turn(0);
+    }
+    size_t slow_got = 0, steady_got = 0;
+    uint64_t t0 = bt_mono_ns();
+    while (bt_mono_ns() - t0 < 7000000000ull) {
+        read_at(slow, t0, 2048, &slow_got);
+        read_at(steady, t0, 65536, &steady_got);
+        turn(5);
+    }
+    assert_null(held[0]);
+    assert_non_null(held[1]);
+    assert_int_equal(n_gone, 1);
+    close(slow);
+    close(steady);
+    WAIT_FOR(n_gone == 2);
+}
+
+/* A stream whose client has all there is waits for its handler, however long. */
+static void test_a_stream_without_news_is_kept(void **state)
+{
+    (void)state;
+    int fd = dial();
+    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    WAIT_FOR(n_held == 1);
+    bt_http_start(held[0], 200, "text/plain");
+    bt_http_write(held[0], "one", 3);
+    get(fd, "one");
+    uint64_t t0 = bt_mono_ns();
+    while (bt_mono_ns() - t0 < 600000000ull) {
+        turn(10);
+    }
+    assert_int_equal(n_gone, 0);
+    bt_http_write(held[0], "two", 3);
+    get(fd, "two");
+    bt_http_end(held[0]);
+    held[0] = NULL;
+    close(fd);
+}
+
 static int setup_small_total(void **state)
 {
     (void)state;
@@ -444,6 +514,8 @@ int main(void)
         T(test_pulled),
         T(test_pull_waits),
         T_WITH(test_pull_is_given_up, setup_short),
+        T_WITH(test_rate_of_reading, setup_two_seconds),
+        T_WITH(test_a_stream_without_news_is_kept, setup_short),
         T_WITH(test_total, setup_small_total),
         T(test_abort_breaks_the_stream),
     };

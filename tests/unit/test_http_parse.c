@@ -147,6 +147,7 @@ static const struct framing table[] = {
     {"no version", "GET /\r\n\r\n", 0, 400, NULL, NULL},
     {"lower-case version", "GET / http/1.1\r\n" H "\r\n", 0, 400, NULL, NULL},
     {"HTTP/2 preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 0, 505, NULL, NULL},
+    {"a TLS handshake", "\x16\x03\x01\x02", 0, 400, NULL, NULL},
     {"HTTP/1.2", "GET / HTTP/1.2\r\n" H "\r\n", 0, 505, NULL, NULL},
     {"TLS hello", "\x16\x03\x01\x02\0\x01", 6, 400, NULL, NULL},
     {"relative target", "GET x HTTP/1.1\r\n" H "\r\n", 0, 400, NULL, NULL},

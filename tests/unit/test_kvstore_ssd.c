@@ -212,6 +212,31 @@ static void second_use_is_written_and_comes_back(void **state)
     assert_int_equal(on_ssd(2, 8), 0);
 }
 
+/* A bit turns over in the slab between sealing and writing: the record has the CRCs of the sealed
+ * bytes, so what comes back is refused. */
+static void damaged_before_it_was_written(void **state)
+{
+    (void)state;
+    start(BT_TIER_SECOND_USE, false, 2000);
+    chain_compute(1, 4);
+    ((uint8_t *)bt_slab_data(node.slab, slot_of(1, 2)))[77] ^= 1;
+    for (uint64_t r = 100; ssd().written < 4; r++) {
+        assert_true(r < 200);
+        assert_int_equal(reserve(r, 1, 4 * NODE_BT + 5), 4);
+        bt_grants_release(node.grants, SA, r, 1);
+        settle();
+        node_poll_ms(&node, 20);
+    }
+    flood();
+    assert_int_equal(on_ssd(1, 4), 4);
+    assert_int_equal(reserve(2, 1, 4 * NODE_BT + 5), 2);
+    assert_prefix(1, 2);
+    bt_grants_release(node.grants, SA, 2, 1);
+    settle();
+    assert_int_equal(ssd().crc_errors, 1);
+    assert_int_equal(on_ssd(1, 4), 3);
+}
+
 static void computed_again_is_a_second_use(void **state)
 {
     (void)state;
@@ -849,6 +874,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(second_use_is_written_and_comes_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(damaged_before_it_was_written, setup, teardown),
         cmocka_unit_test_setup_teardown(computed_again_is_a_second_use, setup, teardown),
         cmocka_unit_test_setup_teardown(evict_policy_saves_what_goes, setup, teardown),
         cmocka_unit_test_setup_teardown(restart_finds_everything, setup, teardown),

@@ -1,4 +1,5 @@
 /* Lines on a stderr that somebody reads, does not read, reads again, and has closed. */
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -6,13 +7,18 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "common/base/base.h"
+#include "common/log/last_words.h"
 #include "common/log/log.h"
 
 static int reader = -1, own_stderr = -1;
@@ -239,6 +245,67 @@ static void test_reader_gone(void **state)
     log_many("a");
 }
 
+static void give_up(void)
+{
+    errno = ENOMEM;
+    abort();
+}
+
+static void abort_for_another_reason(void)
+{
+    errno = ENOENT;
+    abort();
+}
+
+static void touch_nothing(void)
+{
+    errno = 0;
+    *(volatile int *)NULL = 1;
+}
+
+static void assert_without_memory(void)
+{
+    errno = ENOMEM;
+    BT_ASSERT(reader == -2);
+}
+
+/* Ends a child by fn: the signal that it ended by, and its output in last. */
+static int last_words_of(void (*fn)(void), char *last, size_t cap)
+{
+    static const int own[] = {SIGABRT, SIGSEGV, SIGILL, SIGFPE};
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct rlimit none = {0, 0};
+        (void)setrlimit(RLIMIT_CORE, &none);
+        for (size_t i = 0; i < BT_ARRAY_LEN(own); i++) {
+            (void)signal(own[i], SIG_DFL); /* neither cmocka's nor a sanitizer's */
+        }
+        bt_log_last_words();
+        fn();
+        _exit(0);
+    }
+    int st;
+    assert_int_equal(waitpid(pid, &st, 0), pid);
+    assert_int_equal(drain(last, cap), 1);
+    return WIFSIGNALED(st) ? WTERMSIG(st) : 0;
+}
+
+/* Whatever ends a process by a signal, it says one line, and says whether memory was short. */
+static void test_last_words(void **state)
+{
+    (void)state;
+    char last[4096];
+    assert_int_equal(last_words_of(give_up, last, sizeof(last)), SIGABRT);
+    assert_non_null(strstr(last, "ev=out_of_memory signal=SIGABRT"));
+    assert_int_equal(last_words_of(abort_for_another_reason, last, sizeof(last)), SIGABRT);
+    assert_non_null(strstr(last, "ev=ended_by_signal signal=SIGABRT"));
+    assert_int_equal(last_words_of(touch_nothing, last, sizeof(last)), SIGSEGV);
+    assert_non_null(strstr(last, "ev=ended_by_signal signal=SIGSEGV"));
+    assert_int_equal(last_words_of(assert_without_memory, last, sizeof(last)), SIGABRT);
+    assert_non_null(strstr(last, "ev=out_of_memory why="));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -250,6 +317,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_nobody_reads, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_slow_reader, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_reader_gone, open_log, close_log),
+        cmocka_unit_test_setup_teardown(test_last_words, open_log, close_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

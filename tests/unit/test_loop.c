@@ -53,6 +53,32 @@ static void timers_fire_in_order_and_stop(void **state)
     bt_loop_destroy(loop);
 }
 
+static struct bt_timer soon;
+static void do_soon(void *arg)
+{
+    bt_timer_start(loop, &soon, 0, 0, note, arg);
+}
+
+/* A loop whose turns take longer than a period: the periodic timer is due in each of them, before
+ * the one that it starts. */
+static void a_timer_that_is_due_is_not_put_off(void **state)
+{
+    struct bt_timer tick = {0};
+    (void)state;
+    n_fired = 0;
+    soon = (struct bt_timer){0};
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    bt_timer_start(loop, &tick, 1, 1, do_soon, NULL);
+    for (int i = 0; i < 20; i++) {
+        usleep(3000);
+        bt_loop_poll(loop, 0);
+    }
+    assert_in_range(n_fired, 9, 20); /* started in one turn, it runs in the next */
+    bt_timer_stop(loop, &tick);
+    bt_timer_stop(loop, &soon);
+    bt_loop_destroy(loop);
+}
+
 static struct bt_timer periodic;
 static void count_and_stop(void *arg)
 {
@@ -212,6 +238,27 @@ static void take_level(void *arg)
     bt_metric_set(l->gauge, l->now);
 }
 
+/* A counter in memory that another process may map, and back in the registry. */
+static void a_counter_elsewhere(void **state)
+{
+    (void)state;
+    _Atomic uint64_t at = 5; /* of an earlier process */
+    struct bt_metrics *m = bt_metrics_create();
+    struct bt_metric *c = bt_metrics_counter(m, "t_total", NULL, "Test.");
+    bt_metric_add(c, 2);
+    bt_metric_share(c, &at);
+    assert_int_equal((int)bt_metric_value(c), 7);
+    bt_metric_share(c, &at); /* again is nothing */
+    bt_metric_add(c, 1);
+    atomic_fetch_add(&at, 10); /* the other process */
+    assert_int_equal((int)bt_metric_value(c), 18);
+    bt_metric_share(c, NULL);
+    atomic_store(&at, 0);
+    bt_metric_add(c, 1);
+    assert_int_equal((int)bt_metric_value(c), 19);
+    bt_metrics_destroy(m);
+}
+
 static void gauges_are_of_the_moment_they_are_asked_for(void **state)
 {
     (void)state;
@@ -278,6 +325,38 @@ static void a_turn_is_measured(void **state)
     bt_timer_start(loop, &timer, 0, 0, on_sleep, NULL);
     bt_loop_poll(loop, 100);
     assert_true(last_tick.wall_ns >= 6000000 && last_tick.cpu_ns < last_tick.wall_ns);
+    bt_loop_watch(loop, NULL, NULL);
+    bt_loop_destroy(loop);
+}
+
+/* Timers that are due at once, as dials of thousands of sessions are: in order, over some turns. */
+static int burnt;
+
+static void on_burn_in_order(void *arg)
+{
+    assert_int_equal((intptr_t)arg, burnt);
+    burnt++;
+    burn(1000000);
+}
+
+static void due_timers_take_several_turns(void **state)
+{
+    static struct bt_timer timers[60];
+    (void)state;
+    memset(timers, 0, sizeof(timers));
+    burnt = 0;
+    assert_int_equal(bt_loop_create(&loop), BT_OK);
+    bt_loop_watch(loop, on_turn, NULL);
+    for (int i = 0; i < (int)BT_ARRAY_LEN(timers); i++) {
+        bt_timer_start(loop, &timers[i], 0, 0, on_burn_in_order, (void *)(intptr_t)i);
+        usleep(1); /* due one after the other */
+    }
+    for (int turns = 0; burnt < (int)BT_ARRAY_LEN(timers); turns++) {
+        int before = burnt;
+        bt_loop_poll(loop, 100);
+        assert_true(burnt > before && turns < (int)BT_ARRAY_LEN(timers));
+        assert_true(last_tick.cpu_ns < BT_LOOP_SLOW_NS);
+    }
     bt_loop_watch(loop, NULL, NULL);
     bt_loop_destroy(loop);
 }
@@ -417,14 +496,17 @@ int main(void)
         cmocka_unit_test(short_slices_are_the_thread_s_own),
         cmocka_unit_test(test_stood_still),
         cmocka_unit_test(a_turn_is_measured),
+        cmocka_unit_test(due_timers_take_several_turns),
         cmocka_unit_test(posted_tasks_leave_time_for_others),
         cmocka_unit_test(process_limits),
         cmocka_unit_test(timers_fire_in_order_and_stop),
+        cmocka_unit_test(a_timer_that_is_due_is_not_put_off),
         cmocka_unit_test(periodic_timer_may_stop_itself),
         cmocka_unit_test(posts_of_two_threads_arrive_in_order),
         cmocka_unit_test(a_watcher_removed_in_its_turn_is_not_called),
         cmocka_unit_test(signals_arrive_on_the_loop),
         cmocka_unit_test(metrics_render_as_prometheus_reads_them),
+        cmocka_unit_test(a_counter_elsewhere),
         cmocka_unit_test(gauges_are_of_the_moment_they_are_asked_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

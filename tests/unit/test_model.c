@@ -429,6 +429,11 @@ static void test_good_tensors(void **state)
     assert_int_equal(bt_weights_find(w, "a")->dtype, BT_TENSOR_BF16);
     assert_null(bt_weights_find(w, "c"));
     bt_weights_close(w);
+    put_tensors("model.safetensors", "{}", 0); /* nothing: no undefined behaviour either */
+    assert_int_equal(open_weights(&w), BT_OK);
+    assert_int_equal(bt_weights_count(w), 0);
+    assert_null(bt_weights_find(w, "a"));
+    bt_weights_close(w);
 }
 
 static void test_bad_tensors(void **state)

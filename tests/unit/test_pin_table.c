@@ -27,6 +27,8 @@ struct fix {
     Baton__Pin record; /* what etcd has from the start */
     bool has_record;
     int put_code; /* what a write is answered with */
+    bool silent;  /* it is not answered */
+    struct bt_rpc_call *unanswered;
     int64_t revoked;
     uint32_t puts, listings, done;
     bt_status_t last;
@@ -72,6 +74,10 @@ static void on_write(void *arg, struct bt_rpc_call *call, const void *data, size
     (void)data;
     (void)len;
     f->puts++;
+    if (f->silent) {
+        f->unanswered = call;
+        return;
+    }
     bt_rpc_call_reply(call, f->put_code, "as the test says", NULL, 0);
 }
 
@@ -196,12 +202,36 @@ static void an_unpin_says_what_it_does_not_know(void **state)
     stop(&f);
 }
 
+/* A conductor that ends while a pin is under way: the table goes before etcd's client, which then
+ * ends its calls. */
+static void a_pin_under_way_outlives_the_table(void **state)
+{
+    struct fix f;
+    (void)state;
+    start(&f, false);
+    struct bt_pin_spec s = {
+        .keys = &f.key, .n = 1, .tokens = 16, .ttl_ms = 7200000, .label = "", .tenant = ""};
+    f.silent = true;
+    bt_pin_table_pin(f.pins, &s, on_done, &f);
+    WAIT_FOR(&f, f.puts == 1);
+    assert_int_equal(f.done, 0);
+    bt_pin_table_destroy(f.pins);
+    f.pins = NULL;
+    bt_etcd_destroy(f.etcd);
+    f.etcd = NULL;
+    assert_int_equal(f.done, 1);
+    assert_int_equal(f.last, BT_ERR_CANCELLED);
+    bt_rpc_call_reply(f.unanswered, BT_GRPC_UNAVAILABLE, "too late", NULL, 0);
+    stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_new_pin_that_nobody_knows_of_is_taken_back),
         cmocka_unit_test(a_renewal_that_nobody_knows_of_ends_no_pin),
         cmocka_unit_test(an_unpin_says_what_it_does_not_know),
+        cmocka_unit_test(a_pin_under_way_outlives_the_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

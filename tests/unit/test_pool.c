@@ -1,6 +1,9 @@
 /* Pool, index, eviction and the cache that joins them: the life of slots against a small model. */
 #include "kv_node.h"
 
+#include <sys/mman.h>
+#include <sys/wait.h>
+
 #include "common/base/philox.h"
 
 struct fix {
@@ -107,6 +110,75 @@ static void crc_cache_forgets(void **state)
     memset(bt_slab_data(f->slab, s), 2, f->layout.block_bytes);
     assert_int_not_equal(bt_pool_segment_crc(f->cache->pool, s, 0, &k), a);
     bt_cache_put(f->cache, &t, 1);
+}
+
+/* A CRC that another process has computed is known here, and the other way about. */
+static void crcs_of_two_processes(void **state)
+{
+    struct fix *f = *state;
+    struct bt_pool *p = f->cache->pool;
+    struct bt_kv_key k, root = {{1}};
+    char err[256];
+    int st;
+    node_key(1, 0, &k);
+    uint32_t s = bt_pool_take(p), here = bt_pool_segment_crc(p, s, 0, &k);
+    int fd = bt_slab_open_again(f->slab);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct bt_slab *slab = NULL;
+        struct bt_slab_crcs *c = NULL;
+        bool good =
+            bt_slab_map_rows(fd, &f->layout, &root, &slab, err, sizeof(err)) == BT_OK &&
+            bt_slab_crcs_map(slab, &f->layout, bt_slab_crcs_fd(bt_pool_crcs(p)), &c) == BT_OK &&
+            bt_slab_crcs_known(c, s, 0) && bt_slab_crcs_get(c, s, 0, &k) == here &&
+            !bt_slab_crcs_known(c, s, 1);
+        ((uint8_t *)bt_slab_data(slab, s))[0] = 1; /* behind the first CRC: nobody looks again */
+        _exit(good && bt_slab_crcs_get(c, s, 0, &k) == here && bt_slab_crcs_get(c, s, 1, &k) != 0
+                  ? 0
+                  : 1);
+    }
+    close(fd);
+    assert_int_equal(waitpid(pid, &st, 0), pid);
+    assert_int_equal(st, 0);
+    assert_true(bt_slab_crcs_known(bt_pool_crcs(p), s, 1));
+    assert_true(seal(f, s, &k, 0)); /* both are known */
+    bt_cache_put(f->cache, &s, 1);
+}
+
+static void *wait_for_crc(void *arg)
+{
+    struct fix *f = arg;
+    struct bt_kv_key k;
+    node_key(1, 0, &k);
+    return (void *)(uintptr_t)bt_pool_segment_crc(f->cache->pool, 0, 0, &k);
+}
+
+/* It died between two steps of storing a CRC: who waits for that one goes on. */
+static void crc_of_a_process_that_died(void **state)
+{
+    struct fix *f = *state;
+    struct bt_slab_crcs *c = bt_pool_crcs(f->cache->pool);
+    struct bt_kv_key k;
+    pthread_t t;
+    void *got;
+    node_key(1, 0, &k);
+    uint32_t s = bt_pool_take(f->cache->pool), bytes;
+    assert_int_equal(s, 0);
+    uint8_t *marks = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, bt_slab_crcs_fd(c), 0);
+    assert_true(marks != MAP_FAILED);
+    marks[0] = 3; /* STORING_OTHER, crcs.c */
+    assert_int_equal(pthread_create(&t, NULL, wait_for_crc, f), 0);
+    usleep(20000);
+    assert_false(bt_slab_crcs_known(c, s, 0));
+    bt_slab_crcs_other_ended(c);
+    assert_int_equal(pthread_join(t, &got), 0);
+    assert_true(bt_slab_crcs_known(c, s, 0));
+    (void)bt_kv_segment(&f->layout, 0, &bytes);
+    assert_int_equal(
+        (uint32_t)(uintptr_t)got,
+        bt_slab_segment_crc(&k, 0, f->layout.layout_id, bt_slab_data(f->slab, s), bytes));
+    munmap(marks, 4096);
+    bt_cache_put(f->cache, &s, 1);
 }
 
 static void duplicate_is_dropped(void **state)
@@ -350,6 +422,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(life_of_a_slot, setup, teardown),
         cmocka_unit_test_setup_teardown(crc_cache_forgets, setup, teardown),
+        cmocka_unit_test_setup_teardown(crcs_of_two_processes, setup, teardown),
+        cmocka_unit_test_setup_teardown(crc_of_a_process_that_died, setup, teardown),
         cmocka_unit_test_setup_teardown(duplicate_is_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(eviction_order, setup, teardown),
         cmocka_unit_test_setup_teardown(trim_keeps_some_free, setup, teardown),

@@ -50,6 +50,7 @@ static void test_disaggregated(void **state)
     assert_int_equal(x.kb->reserve[0].peer_incarnation, x.ka->incarnation);
 
     say_token(x.p, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    spin(&x.f, 20); /* its prefill took 10 ms of that */
     uint64_t t0 = bt_real_ns();
     say_prefill_done(x.p, id, 1, 16, t0 - 10000000, t0);
     say_ended(x.p, id, 1, BT_OK);

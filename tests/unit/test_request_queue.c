@@ -555,6 +555,28 @@ static void test_refused_ones_are_no_progress(void **state)
     fixture_cleanup(&x.f);
 }
 
+/* No priority of a client leads into the class of late requests. */
+static void test_no_priority_is_late(void **state)
+{
+    (void)state;
+    static const int32_t asked[] = {INT16_MAX - 1, INT16_MAX, INT16_MAX + 1, INT32_MAX};
+    struct pair x;
+    fixture_init(&x.f);
+    pair_start(&x);
+    struct client c[BT_ARRAY_LEN(asked)];
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(asked); i++) {
+        struct bt_gen_spec s = spec_of(40 + i, 1);
+        s.priority = asked[i];
+        client_start(&x.f, &c[i], &s);
+        until(&x.f, x.p->submits == (int)i + 1 && placed(&x));
+        assert_int_equal(x.p->submit[i].priority, BT_SCHED_CLASS_LATE - 1);
+        assert_false(x.p->submit[i].late);
+        serve_one(&x, 40 + i, &c[i]);
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* Whom a queue makes miss the objective is turned away before anything is read only where he could
  * not be served late either: the queue is longer than that may wait, or the policy serves none. */
 static void test_late_is_not_never(void **state)
@@ -580,6 +602,13 @@ static void test_late_is_not_never(void **state)
         char why[192] = "";
         uint32_t after = 0;
         assert_int_equal(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after), rows[i].away);
+        assert_true(!rows[i].away || after >= 1);
+        /* What no time is right for may still be served late, by who serves any. */
+        bool serves_late = rows[i].policy == &bt_sched_baton && rows[i].late_wait_ms > 0;
+        t.slo_ttft_ms = 1e-4;
+        t.received_ns = bt_mono_ns();
+        assert_int_equal(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after), rows[i].away);
+        assert_true(!rows[i].away || (after >= 1) == serves_late);
         fixture_cleanup(&x.f);
     }
 }
@@ -715,6 +744,7 @@ int main(void)
         cmocka_unit_test(test_lower_classes_are_not_waited_for),
         cmocka_unit_test(test_refused_ones_are_no_progress),
         cmocka_unit_test(test_late_is_not_never),
+        cmocka_unit_test(test_no_priority_is_late),
         cmocka_unit_test(test_shares_of_the_queue),
         cmocka_unit_test(test_a_full_queue_turns_away),
     };

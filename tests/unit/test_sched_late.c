@@ -139,15 +139,15 @@ static void test_late_rows(void **state)
     x.req.n_tokens = 5000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
-    for (uint32_t i = N_P; i < N; i++) { /* the step of 10 ms is 23: more than 0.6 of its room */
-        x.w[i].running = 13;
-        x.w[i].kv_tokens = 13000;
+    for (uint32_t i = N_P; i < N; i++) { /* the step of 10 ms is 25: more than 0.7 of its room */
+        x.w[i].running = 15;
+        x.w[i].kv_tokens = 15000;
     }
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.s.forecast = &f; /* rows last half a second, the prompt takes five */
     bt_sched_forecast_init(&f, 100, 500, 0);
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    for (int i = 0; i < 26; i++) {
+    for (int i = 0; i < 34; i++) {
         bt_sched_forecast_note(&f, 0, 4950, 1000, 500, 1);
     }
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
@@ -162,6 +162,88 @@ static void test_late_rows(void **state)
         1; /* nobody has its rows in time, and on an idle worker they harm none */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
+}
+
+/* Late rows on their way make way: they keep late ones out, and nobody who is in time. */
+static void test_late_rows_refuse_nobody(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f, late;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 4000;
+    x.c.tbt_objective_ms = x.c.others_tbt_ms = 30;
+    x.c.late_wait_ms = 20000;
+    x.s.forecast = &f;
+    x.s.late_forecast = &late;
+    bt_sched_forecast_init(&f, 100, 500, 0);
+    bt_sched_forecast_init(&late, 100, 500, 0);
+    for (int i = 0; i < 60; i++) {
+        bt_sched_forecast_note(&late, 0, 900, 1000, 5000, 1);
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED); /* a second of prefill */
+    assert_false(plan.background);
+    x.req.n_tokens = 5000;
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    bt_sched_forecast_init(&late, 100, 500, 0);
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+}
+
+/* An objective that a single row misses already: late rows make nobody late. */
+static void test_an_objective_out_of_reach(void **state)
+{
+    (void)state;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.tbt_objective_ms = x.c.others_tbt_ms = 1;
+    x.c.late_wait_ms = 20000;
+    for (uint32_t i = N_P; i < N; i++) {
+        x.w[i].running = 2;
+        x.w[i].kv_tokens = 2000;
+    }
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+}
+
+/* Of late prompts that have to wait no more comes in than prefill workers have time for, what takes
+ * least first. */
+static void test_late_demand(void **state)
+{
+    (void)state;
+    static struct bt_sched_demand late;
+    struct world x;
+    struct bt_sched_plan plan;
+    struct bt_sched_reject rej;
+    world_init(&x);
+    x.c.ttft_objective_ms = 400;
+    x.c.late_wait_ms = 60000;
+    x.c.work_price = 1;
+    x.s.late_demand = &late;
+    bt_sched_demand_init(&late, 60000);
+    for (int i = 0; i < 20; i++) { /* twice the time of four workers within ten seconds */
+        bt_sched_demand_note(&late, 0, 500);
+        bt_sched_demand_note(&late, 0, 3500);
+    }
+    for (uint32_t i = 0; i < N_P; i++) {
+        x.w[i].queue_ms = 2000;
+    }
+    x.req.n_tokens = 3500;
+    assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
+    x.req.n_tokens = 500;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background);
+    x.req.n_tokens = 3500;
+    x.w[1].queue_ms = 900; /* so short a wait is a burst */
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
+    assert_true(plan.background && plan.prefill == 1);
+    x.w[1].queue_ms = 2000;
+    x.s.late_demand = NULL;
+    assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
 }
 
 /* Workers that do both serve late, too. */
@@ -190,6 +272,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_late),
         cmocka_unit_test(test_late_rows),
+        cmocka_unit_test(test_late_rows_refuse_nobody),
+        cmocka_unit_test(test_an_objective_out_of_reach),
+        cmocka_unit_test(test_late_demand),
         cmocka_unit_test(test_late_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

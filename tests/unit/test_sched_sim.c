@@ -410,13 +410,14 @@ static void test_row_joins_prompt(void **state)
         struct bt_sim_done done[4];
         double tbt[2] = {0, 0}, prompt_ms = 0;
         bt_sim_decode_mix(d, &prompt_cost, 20, gap, 8192);
-        assert_true(bt_sim_decode_add(d, 0, &(struct bt_sim_row){0, 100, 60, 0}));
+        assert_true(bt_sim_decode_add(d, 0, &(struct bt_sim_row){.tokens = 100, .steps = 60}));
         bt_sim_decode_prompt(d, 0, &(struct bt_sim_prompt){7, 0, 30000});
         /* two steps of 20 ms; it comes 14 ms before the third */
         while (bt_sim_decode_next_ms(d) < 26) {
             assert_int_equal(bt_sim_decode_advance(d, done, 4), 0);
         }
-        assert_true(bt_sim_decode_add(d, 26, &(struct bt_sim_row){1, 100, 5, 26}));
+        assert_true(bt_sim_decode_add(
+            d, 26, &(struct bt_sim_row){.id = 1, .tokens = 100, .steps = 5, .first_ms = 26}));
         while (bt_sim_decode_next_ms(d) >= 0) {
             uint32_t n = bt_sim_decode_advance(d, done, 4);
             for (uint32_t i = 0; i < n; i++) {
@@ -435,6 +436,44 @@ static void test_row_joins_prompt(void **state)
     }
 }
 
+/* A late row makes way where places or pages are short, and goes on with what it has when there is
+ * room again; it keeps no other row out, and nobody makes way for it. */
+static void test_decode_late(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 1e6};
+    for (int pages = 0; pages < 2; pages++) {
+        struct bt_sim_decode *d = bt_sim_decode_create(&cost, pages ? 250 : 1e9, pages ? 8 : 2);
+        struct bt_sim_done done[4];
+        double end[4] = {0};
+        struct bt_sim_row row = {.id = 0, .tokens = 100, .steps = 20, .late = true};
+        assert_true(bt_sim_decode_add(d, 0, &row));
+        row = (struct bt_sim_row){.id = 1, .tokens = 100, .steps = 10};
+        assert_true(bt_sim_decode_add(d, 0, &row));
+        row.id = 2; /* comes within the fifth step */
+        assert_true(bt_sim_decode_add(d, 4.5, &row));
+        row = (struct bt_sim_row){.id = 3, .tokens = 100, .steps = 10, .first_ms = 4, .late = true};
+        assert_true(bt_sim_decode_add(d, 4.6, &row));
+        while (bt_sim_decode_next_ms(d) >= 0) {
+            uint32_t n = bt_sim_decode_advance(d, done, 4);
+            for (uint32_t i = 0; i < n; i++) {
+                end[done[i].id] = done[i].end_ms;
+            }
+            if (bt_sim_decode_next_ms(d) == 10) { /* 1 and 2 run, 0 and 3 wait */
+                struct bt_sim_late late = bt_sim_decode_late(d);
+                assert_true(late.rows == 0 && late.waiting == 2 && late.reserved == 0);
+                assert_int_equal(bt_sim_decode_rows(d), 2);
+                assert_int_equal(bt_sim_decode_waiting(d), 0);
+            }
+        }
+        assert_float_equal(end[1], 10, 1e-6);
+        assert_float_equal(end[2], 15, 1e-6);
+        assert_float_equal(end[0], 25, 1e-6); /* five steps, and fifteen from the tenth on */
+        assert_float_equal(end[3], 25, 1e-6); /* behind row 2 */
+        bt_sim_decode_destroy(d);
+    }
+}
+
 /* Pages for two rows: the third joins when one has ended, and its first gap says so. */
 static void test_decode_full(void **state)
 {
@@ -444,7 +483,8 @@ static void test_decode_full(void **state)
     struct bt_sim_done done[4];
     assert_false(bt_sim_decode_add(d, 0, &(struct bt_sim_row){.tokens = 200, .steps = 51}));
     for (uint32_t i = 0; i < 3; i++) {
-        assert_true(bt_sim_decode_add(d, 0, &(struct bt_sim_row){i, 100, 10 + 5 * i, 0}));
+        assert_true(bt_sim_decode_add(
+            d, 0, &(struct bt_sim_row){.id = i, .tokens = 100, .steps = 10 + 5 * i}));
     }
     assert_int_equal(bt_sim_decode_rows(d), 2);
     assert_int_equal(bt_sim_decode_waiting(d), 1);
@@ -1060,6 +1100,7 @@ int main(void)
         cmocka_unit_test(test_prompt_beside_rows),
         cmocka_unit_test(test_row_due),
         cmocka_unit_test(test_row_joins_prompt),
+        cmocka_unit_test(test_decode_late),
         cmocka_unit_test(test_decode_full),
         cmocka_unit_test(test_traces),
         cmocka_unit_test(test_clusters),

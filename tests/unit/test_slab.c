@@ -150,6 +150,26 @@ static void worker_cannot_write_headers(void **state)
     bt_slab_unmap(s);
 }
 
+/* The process that moves KV for the kvstore stores CRCs, and no more than that. */
+static void mover_writes_rows_only(void **state)
+{
+    (void)state;
+    struct bt_slab *s = create(1u << 20), *m = NULL;
+    int fd = bt_slab_open_again(s);
+    assert_int_equal(bt_slab_map_rows(fd, &layout, &root, &m, err, sizeof(err)), BT_OK);
+    const uint32_t last = m->super->n_slots * m->super->n_layers - 1;
+    assert_true(write_faults((uint8_t *)(uintptr_t)m->super));
+    assert_true(write_faults((uint8_t *)m->headers));
+    assert_true(write_faults((uint8_t *)m->headers + m->super->n_slots * sizeof(*m->headers) - 1));
+    assert_false(write_faults((uint8_t *)m->crcs));
+    m->crcs[last] = 77;
+    assert_int_equal(s->crcs[last], 77);
+    assert_false(write_faults(m->data));
+    close(fd);
+    bt_slab_unmap(m);
+    bt_slab_unmap(s);
+}
+
 static void larger_than_shm(void **state)
 {
     (void)state;
@@ -467,6 +487,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(create_and_map, setup, teardown),
         cmocka_unit_test_setup_teardown(worker_cannot_write_headers, setup, teardown),
+        cmocka_unit_test_setup_teardown(mover_writes_rows_only, setup, teardown),
         cmocka_unit_test_setup_teardown(larger_than_shm, setup, teardown),
         cmocka_unit_test_setup_teardown(too_small, setup, teardown),
         cmocka_unit_test_setup_teardown(no_such_folder, setup, teardown),

@@ -132,14 +132,14 @@ static void index_that_cannot_be_opened(void **state)
     ssd_put(&fix, 1);
     bt_ssd_close(fix.ssd);
     fix.ssd = NULL;
-    snprintf(cmd, sizeof(cmd), "mv '%s/index' '%s/away' && : > '%s/index'", fix.dir, fix.dir,
-             fix.dir);
+    snprintf(cmd, sizeof(cmd), "mv '%s/index' '%s/away' && mkdir -p '%s/index/CURRENT'", fix.dir,
+             fix.dir, fix.dir);
     assert_int_equal(system(cmd), 0);
     char err[256];
     assert_int_equal(bt_ssd_open(&fix.conf, &fix.ssd, err, sizeof(err)), BT_OK);
     SSD_UNTIL(&fix, !ssd_stats(&fix).up);
     assert_int_equal(ssd_write(&fix, 2, 0), BT_ERR_UNAVAILABLE);
-    snprintf(cmd, sizeof(cmd), "rm '%s/index' && mv '%s/away' '%s/index'", fix.dir, fix.dir,
+    snprintf(cmd, sizeof(cmd), "rm -r '%s/index' && mv '%s/away' '%s/index'", fix.dir, fix.dir,
              fix.dir);
     assert_int_equal(system(cmd), 0);
     SSD_UNTIL(&fix, ssd_stats(&fix).up);

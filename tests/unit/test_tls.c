@@ -394,7 +394,7 @@ static void test_files(void **state)
         {"main", "main/nobody", "kvstore", "n1", "nobody.crt: it cannot be read: No such file"},
         {"nowhere", "main/n1", "kvstore", "n1", "cluster.tls.ca: "},
         {"main", "main/mixed", "kvstore", "n1", "give the two that belong together"},
-        {"main", "main/open", "kvstore", "n1", "is open to everybody (mode 0644): chmod o= it"},
+        {"main", "main/open", "kvstore", "n1", "is open to everybody (mode 0644): chmod 0600 it"},
         {"main", "main/late", "kvstore", "late", "late.crt: it expired at 20"},
         {"other", "main/n1", "kvstore", "n1", "n1.crt: another CA made it"},
         {"main", "main/n1", "kvstore", "n2",

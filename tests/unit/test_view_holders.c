@@ -105,7 +105,8 @@ static void test_bound(void **state)
     }
     assert_true(bt_holders_add(x, &keys[3], 3, 1)); /* a known block still gains holders */
     bt_holders_remove(x, &keys[9], 0);
-    assert_true(bt_holders_add(x, &keys[10], 10, 0)); /* and room is used again */
+    assert_false(bt_holders_add(x, &keys[10], 10, 0)); /* there is room for one that has less, */
+    assert_true(bt_holders_add(x, &keys[10], 10, 1));  /* and it is used again */
     bt_holders_destroy(x);
 }
 
@@ -122,7 +123,7 @@ static void test_iterate(void **state)
     size_t it = 0;
     uint8_t k[8];
     uint32_t depth, n, ids[4], seen = 0;
-    while (bt_holders_next(x, &it, k, &depth, ids, 4, &n)) {
+    while (bt_holders_next(x, &it, SIZE_MAX, k, &depth, ids, 4, &n)) {
         assert_memory_equal(k, &keys[depth], sizeof(k));
         assert_int_equal(n, depth == 7 ? 2 : 1);
         assert_int_equal(ids[0], depth % 3 * 100);
@@ -142,7 +143,7 @@ static void test_random(void **state)
     static bool truth[KEYS][IDS];
     for (uint64_t seed = 1; seed <= 20; seed++) {
         uint64_t s = seed;
-        struct bt_holders *x = bt_holders_create(KEYS);
+        struct bt_holders *x = bt_holders_create(2 * KEYS);
         struct bt_kv_key keys[KEYS];
         fill_keys(keys, KEYS);
         memset(truth, 0, sizeof(truth));
@@ -221,12 +222,50 @@ static void test_forget_much(void **state)
     bt_holders_destroy(x);
 }
 
+/* One kvstore that announces more than there is, true or not, leaves the others a place each. */
+static void test_one_cannot_fill_it(void **state)
+{
+    (void)state;
+    struct bt_holders *x = bt_holders_create(400);
+    struct bt_kv_key k = key(0);
+    uint32_t alone = 0, second = 0, third = 0;
+    assert_true(bt_holders_add(x, &k, 0, 1)); /* two that have little */
+    assert_true(bt_holders_add(x, &k, 0, 2));
+    for (uint32_t i = 1000; i < 3000; i++) {
+        k = key(i);
+        alone += bt_holders_add(x, &k, i, 0);
+    }
+    assert_int_equal(alone, 299); /* three quarters, with the one of the others */
+    for (uint32_t i = 5000; i < 5050; i++) {
+        k = key(i);
+        second += bt_holders_add(x, &k, i, 1);
+        k = key(i + 50);
+        third += bt_holders_add(x, &k, i, 2);
+    }
+    assert_int_equal(second + third, 100);
+    assert_int_equal(bt_holders_keys(x), 400);
+    bt_holders_forget(x, 1); /* one that is alone may have all of it */
+    bt_holders_forget(x, 2);
+    bt_holders_sweep(x, 10000);
+    alone = 0;
+    for (uint32_t i = 8000; i < 8400; i++) {
+        k = key(i);
+        alone += bt_holders_add(x, &k, i, 0);
+    }
+    assert_int_equal(alone, 101);
+    bt_holders_destroy(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_match),  cmocka_unit_test(test_remove_and_forget),
-        cmocka_unit_test(test_bound),  cmocka_unit_test(test_iterate),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_forget_much),
+        cmocka_unit_test(test_match),
+        cmocka_unit_test(test_remove_and_forget),
+        cmocka_unit_test(test_bound),
+        cmocka_unit_test(test_iterate),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_forget_much),
+        cmocka_unit_test(test_one_cannot_fill_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,6 +152,95 @@ static void test_a_higher_class_takes_places_of_rows(void **state)
     }
 }
 
+/* Rows that hold all slots, and no step until release(): what comes meanwhile waits. */
+static void hold(struct rig *g)
+{
+    atomic_store(&fe_held, false);
+    atomic_store(&fe_hold, true);
+    while (!atomic_load(&fe_held)) {
+        turn(g);
+        usleep(50);
+    }
+}
+
+/* The last priority that a request can have is before a late one, though that came first. */
+static void test_no_priority_is_late(void **state)
+{
+    (void)state;
+    struct rig *g = rig(23);
+    struct job j = {.phases = BATON__PHASES__BOTH, .n = 20, .max_new = 60};
+    opened(g, submit_job(g, &j));
+    hold(g);
+    j = (struct job){.phases = BATON__PHASES__BOTH, .n = 200, .max_new = 1, .late = true};
+    uint32_t late = submit_job(g, &j);
+    j.late = false;
+    j.priority = INT32_MAX;
+    uint32_t last = submit_job(g, &j);
+    opened_with(g, late, 0);
+    opened_with(g, last, 0);
+    atomic_store(&fe_hold, false);
+    run_until_done(g);
+    assert_true(g->t[last].nth < g->t[late].nth);
+    stop(g);
+}
+
+/* Waits until the engine thread says that so many requests hold a slot and so many wait. */
+static void until_held(struct rig *g, uint32_t running, uint32_t waiting)
+{
+    const struct bt_wstats *s = g->core.stats;
+    uint64_t end = bt_mono_ns() + 10000000000ull;
+    while (atomic_load(&s->l_running) != running || atomic_load(&s->l_waiting) != waiting) {
+        turn(g);
+        usleep(50);
+        if (bt_mono_ns() > end) {
+            fail_msg("%u run and %u wait, not %u and %u", atomic_load(&s->l_running),
+                     atomic_load(&s->l_waiting), running, waiting);
+        }
+    }
+}
+
+/* Late prompts that are being computed leave half of the slots and pages for the longest prompt:
+ * one that is in time starts at once. One late prompt alone may be as long as it is. */
+static void test_late_prompts_leave_room(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n, late, start; /* late prompts of n tokens: so many, of which so many may start */
+        uint32_t in_time;        /* tokens of the one that comes then */
+    } rows[] = {{100, 5, 1, 460}, {10, 7, FE_SLOTS / 2, 20}, {60, 3, 2, 400}};
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(rows); i++) {
+        struct rig *g = rig(24);
+        struct job j = {.phases = BATON__PHASES__BOTH, .n = 20, .max_new = 12};
+        g->hold_tokens = true; /* no step begins once the buffers are used up */
+        opened_with(g, submit_job(g, &j), 0);
+        while (g->n_held < BT_WORKER_TOKEN_BUFS) {
+            turn(g);
+            usleep(50);
+        }
+        j = (struct job){.phases = BATON__PHASES__BOTH, .n = rows[i].n, .max_new = 1, .late = true};
+        for (uint32_t k = 0; k < rows[i].late; k++) {
+            opened_with(g, submit_job(g, &j), 0);
+        }
+        until_held(g, 1 + rows[i].start, rows[i].late - rows[i].start);
+        j = (struct job){.phases = BATON__PHASES__BOTH, .n = rows[i].in_time, .max_new = 1};
+        opened_with(g, submit_job(g, &j), 0);
+        until_held(g, 2 + rows[i].start, rows[i].late - rows[i].start);
+        g->hold_tokens = false;
+        while (g->n_held > 0) {
+            atomic_store(&g->held[--g->n_held]->busy, false);
+        }
+        bt_ring_nudge(&g->core.in);
+        j = (struct job){.phases = BATON__PHASES__BOTH, .n = 400, .max_new = 1, .late = true};
+        opened_with(g, submit_job(g, &j), 0); /* starts when all others have ended */
+        run_until_done(g);
+        for (uint32_t k = 0; k < g->n; k++) {
+            assert_int_equal(g->t[k].status, BT_OK);
+        }
+        assert_int_equal(g->t[g->n - 1].nth, g->n);
+        stop(g);
+    }
+}
+
 /* What the pool has of a preempted row is loaded, whatever the kvstore answers, and the tokens are
  * the same. */
 static void test_preempted_rows_are_reloaded(void **state)
@@ -898,6 +987,8 @@ int main(void)
         cmocka_unit_test(test_a_tail_is_not_computed),
         cmocka_unit_test(test_rows_compete_for_pages),
         cmocka_unit_test(test_a_higher_class_takes_places_of_rows),
+        cmocka_unit_test(test_no_priority_is_late),
+        cmocka_unit_test(test_late_prompts_leave_room),
         cmocka_unit_test(test_preempted_rows_are_reloaded),
         cmocka_unit_test(test_prompts_that_no_slab_holds),
         cmocka_unit_test(test_pages_are_not_kept_from_others),

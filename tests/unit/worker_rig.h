@@ -168,6 +168,7 @@ struct job {
     uint32_t stop; /* EOS id; 0: none */
     bool prompt_logprobs;
     int32_t priority;
+    bool late;
 };
 
 static uint32_t submit_job(struct rig *g, const struct job *j)
@@ -180,6 +181,7 @@ static uint32_t submit_job(struct rig *g, const struct job *j)
     r->epoch = 1;
     r->phases = j->phases;
     r->priority = j->priority;
+    r->late = j->late;
     r->n_prompt = j->n;
     r->max_new = j->max_new;
     r->attach = g->attach;
