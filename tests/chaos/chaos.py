@@ -6,7 +6,7 @@ the answers of some dozens of requests, and then, in rounds: load from several c
 stops, nothing may be held any more. Ends with counts and one line "N passed, M failed"; exit 1 if anything was violated.
 The seed orders faults and requests; times are the machine's.
 
-    tests/chaos/chaos.py [--minutes M] [--seed S] [--only FAULT,...] [--clients N] [--device null] [--no-network] [--keep]
+    tests/chaos/chaos.py [--minutes M] [--seed S] [--only FAULT,...] [--clients N] [--device null] [--no-network] [--keep] [--calm]
     (BUILD: the build directory; as root it makes a network of its own, see net.py)
 """
 import argparse
@@ -23,7 +23,9 @@ from collections import Counter
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.dont_write_bytecode = True
 sys.path.insert(0, HERE)
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "cluster"))
 import net  # noqa: E402
+import sanitizer  # noqa: E402
 from cluster import BUILD, Cluster, Watch, wait_for  # noqa: E402
 from faults import FAULTS  # noqa: E402
 from invariants import Invariants  # noqa: E402
@@ -49,6 +51,7 @@ class Run:
         self.o, self.start = options, time.monotonic()
         self.violations, self.lock = [], threading.Lock()
         self.by_fault, self.failed_by_fault = Counter(), Counter()
+        self.calm_rounds = 0
         self.now = "start"
         self.cluster = self.load = self.watch = None
 
@@ -79,6 +82,8 @@ class Run:
 
     def deck(self, rng):
         """Every fault once, in some order; then anew."""
+        while self.o.calm:
+            yield []
         while True:
             cards = self.possible()
             rng.shuffle(cards)
@@ -113,6 +118,8 @@ class Run:
         threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(pair))]
         for t in threads:
             t.start()
+        if not pair:
+            time.sleep(8)
         for t, f in zip(threads, pair):
             t.join(FAULTS_MOST_S)
             if t.is_alive():
@@ -127,6 +134,7 @@ class Run:
         self.inv.quiet()
         self.load.go_on()
         found = len(self.violations) - before
+        self.calm_rounds += not pair
         for f in pair:
             self.by_fault[f.name] += 1
             self.failed_by_fault[f.name] += found > 0
@@ -182,6 +190,12 @@ class Run:
                     self.watch.stopping = True
                 bad = self.cluster.stop()
                 bad += self.cluster.reports()
+                self.say(f"wire processes that were lost, by a fault or by UCX itself: {self.cluster.wire_deaths}")
+        reports = sanitizer.take_reports(1 << 20)
+        if reports:
+            with open(os.path.join(BUILD, "tests", "chaos-reports"), "w") as f:
+                f.write(reports)
+            bad.append(f"sanitizers have reported, all of it in {f.name}: {reports[:3000]}")
         for b in bad:
             self.violation(b)
         return self.report()
@@ -212,9 +226,11 @@ class Run:
                   f"; refusals by status {dict(self.load.refused)}")
         if getattr(self, "inv", None):
             print("most above the first quiet moment: " + ", ".join(f"{k} {w} {v}" for (k, w), v in sorted(self.inv.most.items())))
+            for name, (n, kinds) in sorted(self.inv.most_descriptors.items()):
+                print(f"descriptors of {name}: {n} more than at first: {kinds}")
         if self.watch and self.watch.busiest:
             print(f"this machine had other work: limits of time were up to {10 * self.watch.busiest:.0f} s longer")
-        rounds = sum(self.by_fault.values())
+        rounds = sum(self.by_fault.values()) or self.calm_rounds
         wrong = len(self.violations)
         print(f"seed {self.o.seed}" + ("" if not wrong else f": {wrong} violations, the first: {self.violations[0][:300]}"))
         print(f"{rounds - sum(self.failed_by_fault.values()) if rounds else 0} passed, "
@@ -236,6 +252,7 @@ def main():
     a.add_argument("--minutes", type=float, default=60)
     a.add_argument("--seed", type=int, default=None)
     a.add_argument("--only", default="", help="names of faults, by commas")
+    a.add_argument("--calm", action="store_true", help="no faults: load only")
     a.add_argument("--clients", type=int, default=6)
     a.add_argument("--device", choices=["cpu", "null"], default="cpu")
     a.add_argument("--no-network", action="store_true", help="all on loopback, as it is without root")
@@ -252,6 +269,7 @@ def main():
     if not os.environ.get(IN_NETWORK) and not o.no_network and not net.missing():
         return in_own_network()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sanitizer.start()
     return Run(o).main()
 
 

@@ -70,6 +70,20 @@ def starttime(pid):
     return None if rest[0] == "Z" else rest[19]
 
 
+def family(pid):
+    """The process and its children, theirs included."""
+    out = [pid]
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        try:
+            with open(path) as f:
+                children = f.read().split()
+        except OSError:
+            continue
+        for child in children:
+            out += family(int(child))
+    return out
+
+
 def wait_for(check, seconds, what):
     end = time.monotonic() + seconds * PATIENCE
     while True:
@@ -94,6 +108,10 @@ class Daemon:
         if command:
             self.argv = command
 
+    def family(self):
+        """Its processes: a kvstore may have a child."""
+        return family(self.pid)
+
     def alive(self):
         return self.start is not None and starttime(self.pid) == self.start
 
@@ -101,15 +119,27 @@ class Daemon:
         if self.alive():
             os.kill(self.pid, number)
 
+    def signal_all(self, number):
+        """Its child processes too: one that only stops does not take them with it."""
+        for pid in self.family() if self.alive() else []:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
     def lost(self):
         self.deaths.append(time.monotonic())
 
     def kill(self):
+        """The process; its child processes must end by themselves."""
         self.planned = True
         self.lost()
+        children = [(pid, starttime(pid)) for pid in self.family()[1:]] if self.alive() else []
         self.signal(signal.SIGKILL)
         wait_for(lambda: not self.alive(), 10, f"{self.name} ends")
         self.reap()
+        wait_for(lambda: all(start is None or starttime(pid) != start for pid, start in children), 10,
+                 f"the child processes of {self.name} end with it")
 
     def reap(self):
         if self.child is not None:
@@ -157,6 +187,10 @@ class Conductor:
         # [from, to or None, breaks], by the monotonic clock: who met that may be refused, and broken off if `breaks`.
         self.away = []
 
+    def is_away(self):
+        """Or was, a moment ago."""
+        return any(b is None or time.monotonic() - b < 10 * PATIENCE for _, b, _ in self.away)
+
 
 class Cluster:
     def __init__(self, seed, switched, device="cpu"):
@@ -164,6 +198,7 @@ class Cluster:
         self.state, self.disks, self.net, self.daemons = os.path.join(self.folder, "s"), {}, None, []
         self.mounted = []
         self.closing = False
+        self.wire_deaths = 0
         try:
             self.make_disks()
             if switched:
@@ -315,11 +350,16 @@ class Cluster:
                                os.path.join(self.state, "tls"), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True, timeout=timeout * PATIENCE)
 
-    def ctl_json(self, *args, **more):
-        p = self.ctl(*args, "-o", "json", **more)
-        if p.returncode != 0:
-            raise OSError(f"batonctl {args}: {p.stderr.strip()}")
-        return json.loads(p.stdout)
+    def ctl_json(self, *args, conductor=None):
+        """Of a conductor that another fault has taken away or has left without descriptors, once it is back."""
+        c = conductor or self.a
+        while True:
+            p = self.ctl(*args, "-o", "json", conductor=c)
+            if p.returncode == 0:
+                return json.loads(p.stdout)
+            if not c.is_away():
+                raise OSError(f"batonctl {args}: {p.stderr.strip()}")
+            time.sleep(0.2)
 
     def etcd_call(self, path, body):
         """etcd's JSON gateway, with a certificate of the cluster."""
@@ -339,11 +379,14 @@ class Cluster:
 
     # ---- end ----
     def reports(self):
-        """Failed assertions and sanitizers' reports in the logs."""
+        """Failed assertions and sanitizers' reports in the logs. A wire process may end by UCX's own abort: its kvstore
+        goes on, which is what the round checks; wire_deaths counts them."""
         found = []
         for name in sorted(glob.glob(os.path.join(self.state, "logs", "*.log"))):
             with open(name, errors="replace") as f:
-                text = sanitizer.in_log(f.read())
+                text = f.read()
+            self.wire_deaths += text.count("ev=wire_process_lost")
+            text = sanitizer.in_log(text, killed=os.path.basename(name).startswith("kvstore"))
             found += [f"{os.path.basename(name)}: {text}"] if text else []
         return found
 

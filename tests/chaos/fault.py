@@ -1,4 +1,5 @@
 """How a fault of a chaos run is written: a function with @fault, which gets a Context (chaos.py), and what several need."""
+import os
 import signal
 import threading
 import time
@@ -82,12 +83,26 @@ def stop(x, d):
     seconds = x.rng.choice([1, 3, 10])
     x.note(f"{d.name} for {seconds} s")
     d.lost()
-    d.signal(signal.SIGSTOP)
+    d.signal_all(signal.SIGSTOP)
     try:
         time.sleep(seconds)
     finally:
-        d.signal(signal.SIGCONT)
+        d.signal_all(signal.SIGCONT)
         d.lost()
+
+
+def listening(pids):
+    """TCP ports on which the processes listen."""
+    mine = set()
+    for pid in pids:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                mine.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except OSError:
+                pass
+    with open(f"/proc/{pids[0]}/net/tcp") as f:
+        rows = [line.split() for line in f][1:]
+    return sorted(int(r[1].split(":")[1], 16) for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in mine)
 
 
 def slow(x, d, period=0.1):

@@ -11,7 +11,7 @@ import threading
 import time
 
 from cluster import BUILD, KEYS, NODES, PATIENCE, wait_for
-from fault import Background, a_worker, fault, healthy, restart, slow
+from fault import Background, a_worker, fault, healthy, listening, restart, slow
 from load import Broken, Refused
 from net import MAIN
 
@@ -285,7 +285,7 @@ def strangers_at_the_wire(x):
     d = a_worker(x, "kvstore")
     x.note(d.name)
     host = d.ready("rpc").rsplit(":", 1)[0]
-    for port in listening(d.pid):
+    for port in listening(d.family()):
         for size in 1, 8, 64, 1000, 20000:
             try:
                 with socket.create_connection((host, port), timeout=2) as s:
@@ -293,19 +293,6 @@ def strangers_at_the_wire(x):
                     time.sleep(0.05)
             except OSError:
                 pass
-
-
-def listening(pid):
-    """TCP ports on which the process listens."""
-    mine = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            mine.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-        except OSError:
-            pass
-    with open(f"/proc/{pid}/net/tcp") as f:
-        rows = [line.split() for line in f][1:]
-    return sorted(int(r[1].split(":")[1], 16) for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in mine)
 
 
 @fault([43], "client")

@@ -10,7 +10,7 @@ import time
 
 import crash_losses
 from cluster import NODES, SHIMMED_DISK, wait_for
-from fault import a_worker, fault, healthy, restart
+from fault import a_worker, fault, healthy, listening, restart
 
 
 @fault([11, 12, 36], "kvstore")
@@ -20,6 +20,16 @@ def kvstore_killed(x):
     x.note(d.name)
     d.kill()
     restart(x, d, 1.0)
+
+
+@fault([36], "kvstore")
+def wire_process_killed(x):
+    """The process that has UCX, of one kvstore, or it stands still for good. The kvstore goes on."""
+    d = a_worker(x, "kvstore")
+    number = x.rng.choice([signal.SIGKILL, signal.SIGSTOP])
+    x.note(f"{d.name} {signal.Signals(number).name}")
+    for pid in d.family()[1:]:
+        os.kill(pid, number)
 
 
 @fault([13], "kvstore")
@@ -44,11 +54,11 @@ def kvstore_stopped(x):
     for w in x.cluster.kind("prefill", "decode"):
         if w.node == d.node:
             w.lost()
-    d.signal(signal.SIGSTOP)
+    d.signal_all(signal.SIGSTOP)
     try:
         time.sleep(seconds)
     finally:
-        d.signal(signal.SIGCONT)
+        d.signal_all(signal.SIGCONT)
 
 
 def ssd_of(x, node):
@@ -170,46 +180,61 @@ def index_damaged_while_down(x):
 
 # ---- descriptors, clocks ----
 
-def descriptors_short(d, held, seconds):
-    """Leaves it as many descriptors as it has, and `held` places are asked for meanwhile."""
-    was = resource.prlimit(d.pid, resource.RLIMIT_NOFILE)
-    open_now = max(int(n) for n in os.listdir(f"/proc/{d.pid}/fd")) + 1
-    resource.prlimit(d.pid, resource.RLIMIT_NOFILE, (open_now, was[1]))
-    sockets = []
+def descriptors_short(x, d, dials, seconds, meanwhile=lambda: None):
+    """Leaves its processes as many descriptors as they have, and dials each port of theirs so many times; meanwhile()
+    is called then."""
+    host, pids, sockets = d.ready("rpc").rsplit(":", 1)[0], d.family(), []
+    ports = listening(pids)
+    was = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
+    for pid, (_, hard) in was.items():
+        highest = max(int(n) for n in os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1, hard))
     try:
-        for at in held:
+        for port in ports * dials:
             s = socket.socket()
             s.settimeout(1)
             try:
-                s.connect(at)
+                s.connect((host, port))
             except OSError:
                 pass
             sockets.append(s)
         time.sleep(seconds)
+        meanwhile()
     finally:
-        if d.alive():
-            resource.prlimit(d.pid, resource.RLIMIT_NOFILE, was)
+        for pid in pids:
+            if d.alive():
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, was[pid])
         for s in sockets:
             s.close()
 
 
 @fault([20], "conductor")
 def conductor_without_descriptors(x):
+    """batonctl says that it has no answer and from where, within its 10 s; when descriptors are free again, it has one."""
     c = x.rng.choice(x.cluster.conductors())
     x.note(c.daemon.name)
     away = [time.monotonic(), None, False]
     c.away.append(away)
-    descriptors_short(c.daemon, [(c.host, c.port)] * 20, x.rng.uniform(1, 3))
-    away[1] = time.monotonic()
+
+    def asked():
+        p = x.cluster.ctl("nodes", conductor=c)
+        if p.returncode not in (0, 1) or p.returncode == 1 and c.daemon.ready("rpc") not in p.stderr:
+            raise AssertionError(f"batonctl of a conductor without descriptors: {p.returncode} {p.stderr[:500]}")
+        x.note("batonctl had an answer" if p.returncode == 0 else "batonctl had no answer")
+
+    try:
+        descriptors_short(x, c.daemon, 20, x.rng.uniform(1, 3), asked)
+    finally:
+        away[1] = time.monotonic()
     wait_for(lambda: healthy(c), 10, "it takes connections again")
+    wait_for(lambda: x.cluster.ctl("nodes", conductor=c).returncode == 0, 10, "batonctl reaches it again")
 
 
 @fault([20], "kvstore")
 def daemon_without_descriptors(x):
     d = x.rng.choice(x.cluster.kind("kvstore", "prefill", "decode"))
     x.note(d.name)
-    host, port = d.ready().rsplit(":", 1)
-    descriptors_short(d, [(host, int(port))] * 5, x.rng.uniform(1, 3))
+    descriptors_short(x, d, 5, x.rng.uniform(1, 3))
 
 
 @fault([37], "clock")

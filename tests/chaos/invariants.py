@@ -2,8 +2,10 @@
 import http.client
 import json
 import os
+import re
 import threading
 import time
+from collections import Counter
 
 from cluster import PATIENCE, scrape
 
@@ -15,18 +17,70 @@ ZERO = {  # by kind: gauges that are 0 on a quiet daemon (beginnings of names)
     "conductor": ("vllm:num_requests_running", "vllm:num_requests_waiting", "baton_http_generations_open"),
 }
 ZERO["decode"] = ZERO["prefill"]
-# More than the first quiet moment had. They grow with use up to a bound: RocksDB opens files, gRPC starts threads, and wire
-# sessions with two peers, which may be down at that moment on a busy machine, have some 30 sockets.
-MORE_FDS = {"kvstore": 56, "conductor": 12, "prefill": 8, "decode": 8}
+# More than the first quiet moment had, threads and memory: gRPC starts threads, pools of memory grow up to a bound.
+# Descriptors: what each wire session of a kvstore has is counted apart, and so are the files of RocksDB, which come and go.
+# A session that is up has a UCX worker (a listening socket, an eventfd, two epoll sets, a timer) and a connection each of UCX and
+# gRPC; there are two with each peer, one a direction, and they begin when they are first used.
+SESSION_FDS = 7
+MORE_FDS = 4  # one that is kept to turn clients away (common/loop/accept.c), connections that are just being closed
 MORE_THREADS = 12
 MORE_RSS = 96 << 20
 
 
-def size_of(pid):
-    """Descriptors, threads, anonymous memory."""
-    with open(f"/proc/{pid}/status") as f:
-        v = dict(line.split(":", 1) for line in f if ":" in line)
-    return {"fds": len(os.listdir(f"/proc/{pid}/fd")), "threads": int(v["Threads"]), "rss": int(v["RssAnon"].split()[0]) << 10}
+STATES = {"01": "", "08": " (its peer has closed it)"}
+
+
+def socket_kinds(pid):
+    """inode -> what the socket is, as the process's network namespace has it."""
+    out = {}
+    for table in "tcp", "tcp6":
+        with open(f"/proc/{pid}/net/{table}") as f:
+            for line in f.readlines()[1:]:
+                w = line.split()
+                at, there = (int(x.rpartition(":")[2], 16) for x in w[1:3])
+                out[w[9]] = f"socket: listens at {at}" if w[3] == "0A" else f"socket: {at} to {there} {w[3]}"
+    with open(f"/proc/{pid}/net/unix") as f:
+        for line in f.readlines()[1:]:
+            w = line.split()
+            out[w[6]] = "socket: unix " + (w[7] if len(w) > 7 else "")
+    return out
+
+
+def descriptors(pid):
+    """What its descriptors are: kind -> number of them. Ports that change with each connection are left out."""
+    out, sockets = Counter(), socket_kinds(pid)
+    listens = {k.rsplit(" ", 1)[1] for k in sockets.values() if k.startswith("socket: listens")}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            to = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        if to.startswith("socket:["):
+            to = sockets.get(to[len("socket:["):-1], "socket: other")
+            m = re.fullmatch(r"socket: (\d+) to (\d+) (\w+)", to)
+            if m:
+                to = ("socket: accepted" if m[1] in listens else "socket: dialed") + STATES.get(m[3], f" (state {m[3]})")
+        out[re.sub(r"\[\d+\]|\d{6}|\d+$", "", to)] += 1
+    return out
+
+
+def size_of(pids):
+    """Descriptors, threads, anonymous memory of a daemon and its child processes."""
+    out = {"fds": 0, "threads": 0, "rss": 0, "what": Counter()}
+    for pid in pids:
+        with open(f"/proc/{pid}/status") as f:
+            v = dict(line.split(":", 1) for line in f if ":" in line)
+        kinds = descriptors(pid)
+        out["fds"] += sum(kinds.values())
+        out["what"] += kinds
+        out["threads"] += int(v["Threads"])
+        out["rss"] += int(v["RssAnon"].split()[0]) << 10
+    return out
+
+
+def more(now, base):
+    """The kinds of descriptors of which there are more than at first."""
+    return ", ".join(f"{n} {kind}" for kind, n in (now["what"] - base["what"]).most_common(12))
 
 
 class Invariants:
@@ -34,6 +88,7 @@ class Invariants:
         self.cluster, self.violation = cluster, violation
         self.base = {}
         self.most = {}
+        self.most_descriptors = {}  # daemon -> (how many more than at first, of which kinds)
         self.lock = threading.Lock()
 
     def daemons(self):
@@ -102,18 +157,30 @@ class Invariants:
         (a, of_a), (b, of_b) = sets.items()
         return f"; only {a}: {sorted(of_a - of_b)[:5]}; only {b}: {sorted(of_b - of_a)[:5]}" if of_a != of_b else ""
 
+    def size_of(self, d):
+        """Without the descriptors of sessions that are up and of RocksDB."""
+        size = size_of(d.family())
+        if d.kind == "kvstore":
+            size["fds"] -= SESSION_FDS * int(scrape(self.address(d))["baton_kv_peer_sessions"])
+            size["fds"] -= sum(n for kind, n in size["what"].items() if "/ssd/index/" in kind)
+        return size
+
     def sizes(self, end):
         """Compares with the first quiet moment of a daemon of that name. Connections may take a while to be closed."""
         while True:
-            now = {d.name: (d.kind, size_of(d.pid)) for d in self.daemons()}
+            now = {d.name: (d.kind, self.size_of(d)) for d in self.daemons()}
             if not self.base:
                 self.base = {name: s for name, (_, s) in now.items()}
             bad = []
             for name, (kind, s) in now.items():
-                for what, more in ("fds", MORE_FDS[kind]), ("threads", MORE_THREADS), ("rss", MORE_RSS):
+                grown = s["fds"] - self.base[name]["fds"]
+                if grown > self.most_descriptors.get(name, (0, ""))[0]:
+                    self.most_descriptors[name] = grown, more(s, self.base[name])
+                for what, most in ("fds", MORE_FDS), ("threads", MORE_THREADS), ("rss", MORE_RSS):
                     self.most[kind, what] = max(self.most.get((kind, what), 0), s[what] - self.base[name][what])
-                    if s[what] > self.base[name][what] + more:
-                        bad.append(f"{name}: {what} {s[what]}, {self.base[name][what]} at first")
+                    if s[what] > self.base[name][what] + most:
+                        bad.append(f"{name}: {what} {s[what]}, {self.base[name][what]} at first" +
+                                   (f" ({more(s, self.base[name])})" if what == "fds" else ""))
             if not bad:
                 return True
             if time.monotonic() > end:
