@@ -11,7 +11,7 @@ AGES_S = 0.01, 0.05, 0.2, 0.5  # of removals: the youngest have not reached whoe
 def gone(log):
     """First 8 bytes of a key, hex -> (when, seconds of the real clock; tier; why), of the last time that it left."""
     out = {}
-    for m in re.finditer(r'ts=(\S+) .*ev=block_gone tier=(\w+) key=(\w+) why="([^"]*)"', log):
+    for m in re.finditer(r'ts=(\S+) .*ev=block_gone tier=(\w+) key=(\w+) why="?([^"\n]*)', log):
         at = datetime.datetime.fromisoformat(m[1].replace("Z", "+00:00")).timestamp()
         out[m[3]] = at, m[2], m[4]
     return out

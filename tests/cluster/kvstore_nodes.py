@@ -88,6 +88,8 @@ class Etcd:
 
 
 class Kvstore:
+    killed = False  # its wire process, by a signal of a fault
+
     def __init__(self, folder, etcd, node, slab="16MiB", expect_ready=True, run_dir=None, **sets):
         self.node, self.name = node, f"kvstore-{node}"
         self.run_dir = run_dir or os.path.join(folder, f"run-{node}")
@@ -156,7 +158,7 @@ class Kvstore:
         return self.p.wait(20 * PATIENCE)
 
     def report(self):
-        return sanitizer.in_log(self.log())
+        return sanitizer.in_log(self.log(), self.killed)
 
 
 class Worker:

@@ -28,6 +28,7 @@ class Cluster:
     """A running local cluster; everything it starts ends with stop()."""
 
     headers = {}  # of every request
+    killed = False  # processes, by signals of faults
 
     def __init__(self, *options, bin=BIN, api_key=None):
         if api_key:
@@ -67,7 +68,7 @@ class Cluster:
         found = []
         for name in sorted(os.listdir(os.path.join(self.state_dir, "logs"))):
             with open(os.path.join(self.state_dir, "logs", name), errors="replace") as f:
-                text = sanitizer.in_log(f.read())
+                text = sanitizer.in_log(f.read(), self.killed)
                 found += [f"== {name}\n{text}"] if text else []
         return found
 

@@ -12,7 +12,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 REPORTS = os.path.join(BUILD, "tests", "reports")
 # What a report, or a failed assertion of our own, looks like in a log.
-REPORT = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:|\bev=assert_failed\b|\bev=out_of_memory\b")
+REPORT = re.compile(r'ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:|'
+                    r'\bev"?[=:]"?(assert_failed|out_of_memory|ended_by_signal)\b')
 # Said at the first use of a fiber (tests/cuda_host runs a block's threads as such); not a finding.
 FIBERS = re.compile(r"^.*WARNING: ASan doesn't fully support makecontext.*\n", re.M)
 EXITCODE = 86  # no daemon and no tool ends with it otherwise
@@ -82,10 +83,11 @@ def take_reports(limit=12000):
     return "\n".join(out)
 
 
-def in_log(text):
-    """Lines of a log around the first report in it, or ''."""
+def in_log(text, killed=False):
+    """Lines of a log around the first report in it, or ''. killed: the test has sent signals of which a process says
+    that it ended by them."""
     lines = text.splitlines()
     for i, line in enumerate(lines):
-        if REPORT.search(line):
+        if REPORT.search(line) and not (killed and "ended_by_signal" in line):
             return "\n".join(lines[max(0, i - 3):i + 60])
     return ""

@@ -4,6 +4,7 @@ with an exit code and a message that names the thing and the remedy, and without
 The readers have tables of their own (test_model.c, test_token.c, test_conf.c); here it is about what a
 daemon makes of them, so there is one case for each kind of mistake. Nothing here needs etcd.
 """
+import glob
 import json
 import os
 import re
@@ -273,9 +274,42 @@ def test_check_looks_at_this_host(tmp_path, daemon):
     if daemon == "baton-kvstore":
         faults += [({"kvstore.slab_path": "/nonexistent/slab"}, [r"kvstore\.slab_path", "/nonexistent"]),
                    ({"kvstore.ssd.path": "/nonexistent/ssd", "kvstore.ssd.bytes": "1GiB"}, [r"kvstore\.ssd\.path", "/nonexistent"])]
+    cert, key = tmp_path / "crt", tmp_path / "key"
+    for f in (cert, key):
+        f.write_text("text")
+    key.chmod(0o644)
+    tls = {"cluster.tls.ca": cert, "cluster.tls.cert": cert, "cluster.tls.key": key}
+    faults += [(tls, [r"cluster\.tls\.key: .*open to everybody", "chmod 0600"]),
+               (dict(tls, **{"cluster.tls.ca": "/nonexistent/ca"}), [r"cluster\.tls\.ca: /nonexistent/ca: it cannot be read: No such"]),
+               (dict(tls, **{"cluster.tls.cert": tmp_path}), [r"cluster\.tls\.cert: .*no file"])]
     for sets, words in faults:
         refuse(USAGE, words, daemon, "--check", sets=dict(good, **sets))
         assert run(daemon, "--check=values", sets=dict(good, **sets))[0] == 0, sets
+
+
+@pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill"])
+def test_a_port_that_is_taken_is_named(tmp_path, daemon):
+    """The last line has the key, the address, the cause and the remedy."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        at = f"127.0.0.1:{s.getsockname()[1]}"
+        for key in ("rpc.listen", "conductor.http.listen" if daemon == "baton-conductor" else "http.listen"):
+            rc, text_ = run(daemon, sets=dict(base(tmp_path, daemon), **{key: at}))
+            last = [x for x in text_.splitlines() if "level=error" in x][-1]
+            assert rc in START and key in last and "Address already in use" in last and "give another port" in last, text_
+            assert at in text_
+
+
+def test_a_file_that_cannot_be_read_is_the_only_complaint(tmp_path):
+    """What is required may stand in the part that was not read."""
+    bad = tmp_path / "c.yaml"
+    bad.write_text("node:\n\tid: n1\n")
+    for path in (bad, tmp_path):
+        rc, text_ = run("baton-decode", "--config", str(path))
+        assert rc == 2 and "is required" not in text_ and len(text_.splitlines()) == 1, text_
+    rc, text_ = run("baton-decode")
+    assert rc == 2 and "there is no /etc/baton/decode.yaml, and --config names none" in text_, text_
 
 
 def one_map(text):
@@ -422,6 +456,33 @@ def test_run_dir(tmp_path):
     refuse(START, ["/proc/nothing"], "baton-kvstore", sets=sets)
 
 
+def test_directories_of_others_are_refused(tmp_path):
+    """A kvstore trusts what lies in its directories, and removes what it does not know: they must be its own."""
+    target, link, wide, foreign = (tmp_path / n for n in ("target", "link", "wide", "foreign"))
+    for d in (target, wide, foreign):
+        d.mkdir(mode=0o700)
+    (target / "kept").write_text("kept")
+    (target / "OPTIONS-000001.dbtmp").write_text("kept")
+    link.symlink_to(target)
+    wide.chmod(0o770)
+    cases = [(link, [r"symbolic link", str(target)]), (f"{link}/", ["symbolic link"]), (wide, ["mode 0770", "chmod go-w"])]
+    if os.getuid() == 0:
+        os.chown(foreign, 12345, -1)
+        cases.append((foreign, ["belongs to user 12345", "chown"]))
+    for path, words in cases:
+        for check in ((), ("--check",)):
+            refuse(START + USAGE, [re.escape(f"run_dir{':' if check else ''} {path}")] + words, "baton-kvstore", *check,
+                   sets=base(tmp_path, "baton-kvstore", run_dir=path))
+            sets = base(tmp_path, "baton-kvstore", **{"kvstore.ssd.path": path, "kvstore.ssd.bytes": "64MiB"})
+            refuse(START + USAGE, [re.escape(f"kvstore.ssd.path: {path}")] + words, "baton-kvstore", *check, sets=sets)
+    ssd = tmp_path / "ssd"
+    ssd.mkdir(mode=0o700)
+    (ssd / "index").symlink_to(target)
+    sets = base(tmp_path, "baton-kvstore", **{"kvstore.ssd.path": ssd, "kvstore.ssd.bytes": "64MiB"})
+    refuse(START, [r"the index \S+/ssd/index is left as it is: it is a symbolic link"], "baton-kvstore", sets=sets)
+    assert sorted(os.listdir(target)) == ["OPTIONS-000001.dbtmp", "kept"]
+
+
 @pytest.mark.parametrize("program", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode", "batonctl",
                                      "baton-sim"])
 def test_help_and_version(program):
@@ -430,16 +491,20 @@ def test_help_and_version(program):
     assert rc == 0 and len(text) > 200
 
 
-@pytest.mark.parametrize("command", ["build/bin/baton-conductor", "build/bin/baton-kvstore", "build/bin/baton-prefill",
-                                     "build/bin/batonctl", "build/bin/baton-bench", "build/bin/baton-bench serve",
-                                     "build/bin/baton-bench kv", "deploy/local/baton-local",
-                                     "deploy/local/baton-certs"])
+def commands():
+    """Every program that people start, and the parts of those that have help of their own."""
+    found = sorted(glob.glob(os.path.join(BUILD, "bin", "*")) + glob.glob(os.path.join(ROOT, "deploy/local/baton-*")))
+    parts = {"baton-bench": ["serve", "kv"], "baton-sim": ["run", "plan", "cache"], "batonctl": ["status", "pin"],
+             "baton-local": ["up", "down", "status"]}
+    return [" ".join([f] + sub) for f in found for sub in [[]] + [[p] for p in parts.get(os.path.basename(f), [])]]
+
+
+@pytest.mark.parametrize("command", commands())
 def test_help_fits_a_terminal(command):
     """80 columns, also where the terminal is wider."""
-    root = os.path.join(os.path.dirname(__file__), "..", "..")
-    path, *sub = command.replace("build/bin", os.path.join(BUILD, "bin")).split()
-    p = subprocess.run([os.path.join(root, path), *sub, "--help"], stdout=subprocess.PIPE, text=True, timeout=60,
-                       check=True, env=dict(os.environ, COLUMNS="300"))
+    p = subprocess.run([*command.split(), "--help"], stdout=subprocess.PIPE, text=True, timeout=60, check=True,
+                       env=dict(os.environ, COLUMNS="300"))
+    assert len(p.stdout.splitlines()) > 5
     assert [line for line in p.stdout.splitlines() if len(line) > 80] == []
 
 

@@ -209,13 +209,13 @@ def test_drain(cluster, addr):
         done = []
         t = threading.Thread(target=lambda: done.append(cluster.complete("x", 2)["usage"]["completion_tokens"]))
         t.start()
-        events += list(s)
-        waiting = [r for r in json.loads(ctl("--addr", addr, "requests", "-o", "json")[1]) if r["epoch"] == 0]
-        assert done or waiting
+        wait_for(lambda: [r for r in json.loads(ctl("--addr", addr, "requests", "-o", "json")[1]) if r["epoch"] == 0], 5,
+                 "the new request waits")
         assert not done
         assert ctl("--addr", addr, "undrain", "n1")[0] == 0
         t.join()
         assert done == [2]
+        events += list(s)  # what was under way has gone on meanwhile
         assert events[-1] == "[DONE]" and text_of(events) == want
     finally:
         s.close()

@@ -11,6 +11,7 @@ import time
 
 from conftest import BUILD, CTL, Cluster, wait_for
 from sanitizer import PATIENCE
+from test_conductor_ctl import ctl
 
 KILLS = 4
 WORDS = "Speak, citizens, of corn and of kings and of the tempest to come; "
@@ -300,6 +301,60 @@ def conductor_rpc(c, name):
     with open(os.path.join(c.state_dir, "conductor.addr")) as f:
         out = subprocess.run([CTL, "--addr", f.read().strip(), "nodes", "-o", "json"], stdout=subprocess.PIPE, check=True)
     return next(n["rpc"] for n in json.loads(out.stdout) if n["kind"] == "conductor" and n["name"] == name)
+
+
+def test_two_conductors_cannot_take_the_last_two():
+    """Two commands at once, each at another conductor, which still sees the other's workers serving: etcd decides."""
+    c, second = Cluster("--prefill", "2", "--decode", "2", "--set", "conductor.sched.role_move_ms=1s"), None
+
+    def workers(addr):
+        rc, out, err = ctl("--addr", addr, "nodes", "-o", "json")
+        assert rc == 0, err
+        return [n for n in json.loads(out) if n["kind"] in ("prefill", "decode")]
+
+    def at_once(*commands):
+        out, gate = {}, threading.Barrier(len(commands))
+
+        def one(addr, command):
+            gate.wait()
+            out[addr] = ctl("--addr", addr, *command)
+        threads = [threading.Thread(target=one, args=x) for x in zip(addrs, commands)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert sorted(rc for rc, _, _ in out.values()) == [0, 1], out
+        return " ".join(err for _, _, err in out.values())
+
+    def as_before():
+        for n in nodes:
+            assert ctl("--addr", addrs[0], "undrain", n)[0] == 0
+        assert ctl("--addr", addrs[0], "role", there[1], "own")[0] == 0
+        for a in addrs:
+            wait_for(lambda a=a: all(w["session_up"] and w["state"] == "ready" and not w["draining"] and w["role"] == w["kind"] and w["next_role"] is None
+                                     for w in workers(a)) and len(workers(a)) == 4, 60, "all serve again")
+    try:
+        second = Conductor(c, "second")
+        wait_for(second.serving, 30, "a further conductor serves")
+        with open(os.path.join(c.state_dir, "conductor.addr")) as f:
+            addrs = [f.read().strip(), conductor_rpc(c, "second")]
+        decodes = {w["node"]: w["name"] for w in workers(addrs[0]) if w["kind"] == "decode"}
+        nodes = sorted(decodes)
+        there = [decodes[n] for n in nodes]
+        assert len(nodes) == 2
+        as_before()
+        for _ in range(6):
+            err = at_once(("drain", nodes[0]), ("drain", nodes[1]))
+            assert "has the last worker that" in err, err
+            as_before()
+        for _ in range(3):  # the only other decode worker is to prefill
+            err = at_once(("drain", nodes[0]), ("role", there[1], "prefill"))
+            assert "has the last worker that decodes" in err or "is the last worker that decodes" in err, err
+            as_before()
+    finally:
+        if second is not None:
+            second.stop()
+        c.stop()
 
 
 def loads(c):

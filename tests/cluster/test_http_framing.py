@@ -40,6 +40,7 @@ BAD = {
     "5 MiB in chunks": (CHUNKED + (b"10000\r\n" + b"z" * 65536 + b"\r\n") * 80 + b"0\r\n\r\n",
                         413),
     "HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "a TLS handshake": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 50, 400),
     "HTTP/1.2": (b"GET /x HTTP/1.2\r\n" + H + b"\r\n", 505),
     "5 MiB body": (POST + b"Content-Length: 5242880\r\n\r\n" + b"z" * 5242880, 413),
 }

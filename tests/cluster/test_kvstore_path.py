@@ -3,6 +3,7 @@ back whoever dies. The workers have no engine; slab, sockets, gRPC, UCX and etcd
 import os
 import re
 import signal
+import struct
 import subprocess
 import time
 import urllib.request
@@ -10,7 +11,13 @@ import urllib.request
 import grpc
 import pytest
 
+import crash_losses
+import sanitizer
 from kvstore_nodes import BLOCK, LAYERS, STATUS, Kvstore, Nodes, hand_off, keys, pb
+
+
+# Of a wire process. A sanitizer reports SIGSEGV as a finding, whoever sent it.
+ENDS = [signal.SIGABRT, signal.SIGKILL] + ([] if sanitizer.KIND else [signal.SIGSEGV])
 
 
 @pytest.fixture
@@ -51,6 +58,56 @@ def test_hand_off_and_reuse(pair):
     ka.wait_metric('baton_pool_slots{state="sealed"}', 16)
     kb.wait_metric('baton_pool_slots{state="sealed"}', 10)  # not kept: TRANSIT
     assert ka.metrics()["baton_kv_sent_bytes_total"] == kb.metrics()["baton_kv_received_bytes_total"]
+
+
+def test_the_longest_names(nodes):
+    """node.id may have 128 characters, a kvstore's name is longer than that."""
+    long = "n" * 127
+    ka, kb = [nodes.kvstore(long + x, run_dir=os.path.join(nodes.folder, x)) for x in "ab"]
+    pair = (ka, kb, nodes.conductor(ka), nodes.conductor(kb), nodes.worker(ka, "p"), nodes.worker(kb, "d"))
+    _, _, done = hand_off(*pair, 1, keys(1, 10), 10 * BLOCK + 5, seed=7, keep=True)
+    assert done.segments == 11 * LAYERS
+    kb.wait_log("ev=wire_session_up.*" + ka.name)
+
+
+def damage(kv, k):
+    """Turns a bit over in the bytes of a sealed block, in the slab that is in use."""
+    with open(kv.slab, "r+b", buffering=0) as f:
+        slots, slot_bytes, block_bytes = struct.unpack("<IQQ", os.pread(f.fileno(), 20, 12))
+        headers, _, _, data = struct.unpack("<4Q", os.pread(f.fileno(), 32, crash_losses.HEADERS_OFF))
+        for i in range(slots):
+            h = os.pread(f.fileno(), crash_losses.HEADER_BYTES, headers + i * crash_losses.HEADER_BYTES)
+            if h[0] == crash_losses.SEALED and h[8:40] == k:
+                at = data + i * slot_bytes + block_bytes // 2
+                b = os.pread(f.fileno(), 1, at)
+                os.pwrite(f.fileno(), bytes([b[0] ^ 4]), at)
+                return
+    raise AssertionError("the block is not in the slab")
+
+
+def test_a_block_that_goes_bad_in_the_slab(pair):
+    """The receiver of a hand-off notices; the sender looks at what it has and drops it: the next hand-off goes well."""
+    ka, kb, ca, cb, p, d = pair
+    k = keys(1, 10)
+    tokens = 10 * BLOCK + 5
+    hand_off(*pair, 1, k, tokens, seed=7)
+    for kv in (ka, kb):
+        kv.wait_quiet()
+    ka.wait_metric('baton_pool_slots{state="sealed"}', 10)
+    damage(ka, k[4])
+    assert ca.reserve(2, k, tokens).resident_blocks == 10
+    assert cb.reserve(2, k, tokens, receive_from=ka).status == 0
+    d.say("open 2 1 r")
+    d.wait(r"revoke 2|opened 2 1 r status=(?!OK)")
+    d.say("close 2 1 r 1")
+    assert "CRC of block 4" in kb.log()
+    ca.release(2)
+    cb.release(2)
+    for kv in (ka, kb):
+        kv.wait_quiet()
+    assert "ev=block_bad" in ka.log()
+    ra, _, done = hand_off(*pair, 3, k, tokens, seed=7)
+    assert ra == 4 and done.segments == 11 * LAYERS
 
 
 def test_all_resident_at_the_reader(pair):
@@ -168,6 +225,52 @@ def test_sender_kvstore_killed(nodes, pair):
     assert ka2.slab == ka.slab and ka2.inc != ka.inc
     p.wait("attached")
     hand_off(ka2, kb, nodes.conductor(ka2), cb, p, d, 2, k, tokens, seed=8)
+
+
+def wire_of(kv):
+    """Its wire process."""
+    end = time.monotonic() + 15
+    while True:
+        with open(f"/proc/{kv.p.pid}/task/{kv.p.pid}/children") as f:
+            pids = f.read().split()
+        if pids or time.monotonic() > end:
+            return int(pids[0])
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_wire_process_killed(nodes, pair, who):
+    """Under a hand-off, again and again: the kvstores go on, with their caches, and hand on afterwards."""
+    ka, kb, ca, cb, p, d = pair
+    tokens, k = 10 * BLOCK + 5, keys(1, 10)
+    hand_off(*pair, 1, k, tokens, seed=7, keep=True)
+    victim = ka if who == "sender" else kb
+    victim.killed = True
+    for i, signo in enumerate(ENDS):
+        req, more = 10 + i, keys(2 + i, 20)
+        assert ca.reserve(req, more, 20 * BLOCK).status == 0
+        assert cb.reserve(req, more, 20 * BLOCK, receive_from=ka, keep=True).status == 0
+        assert p.open(req, "w")[0] == "OK" and d.open(req, "r")[0] == "OK"
+        p.say(f"fill {req} 1 5")
+        p.wait("filled")
+        p.say(f"raise {req} 1 {2 * LAYERS + 1}")
+        d.wait("bell")
+        os.kill(wire_of(victim), signo)
+        assert cb.wait("grant_failed", match=lambda m: m.request == req).status == STATUS["ERR_PEER_LOST"]
+        d.wait(f"revoke {req} 1")
+        d.say(f"close {req} 1 r 1")
+        p.say(f"close {req} 1 w 1")
+        ca.release(req)
+        cb.release(req)
+        for kv in (ka, kb):
+            kv.wait_quiet()
+        victim.wait_metric("baton_kv_wire_process_losses_total", i + 1)
+        wire_of(victim)
+        # What was sealed is there on both sides, and the rest of the prompt moves.
+        assert hand_off(*pair, 100 + i, k, tokens, seed=7, keep=True)[:2] == (10, 10)
+    assert ka.p.poll() is None and kb.p.poll() is None
+    for kv in (ka, kb):
+        kv.wait_quiet()
 
 
 def test_hello_is_checked(nodes):

@@ -1,8 +1,9 @@
 """A daemon that is killed and started again on its machine: it has its name back at once, not when its lease has run out."""
 import os
+import subprocess
 import time
 
-from conftest import wait_for
+from conftest import CTL, wait_for
 from restarts import Restarts
 
 
@@ -26,5 +27,27 @@ def test_a_killed_daemon_takes_its_name_over():
             assert "wait_ms=" not in said, said[-2000:]
         wait_for(lambda: len([m for m in r.members() if m["session_up"]]) >= 3, 20, "all are met again")
         assert r.c.complete("To be", max_tokens=4)["choices"] == text
+    finally:
+        r.stop()
+
+
+def test_another_served_name_is_told():
+    """A daemon with another model.served_name serves; an operator finds it in log, status and metrics."""
+    r = Restarts("--nodes", "1")
+    try:
+        assert r.total("baton_members_misnamed") == 0
+        argv, env, cwd = r.args["decode", r.members("decode")[0]["name"]]
+        r.args["decode", r.members("decode")[0]["name"]] = [*argv, "--set", "model.served_name=Shop"], env, cwd
+        m = r.start_again(r.kill("decode", "n1"))
+        assert m["model"] == "Shop" != r.c.model
+        assert r.total("baton_members_misnamed") == 1
+        said = [x for x in log(r, "conductor").splitlines() if "ev=served_name_differs" in x]
+        assert len(said) == 1 and f"served_name=Shop ours={r.c.model} remedy=" in said[0], said
+        assert r.c.complete("To be", max_tokens=4)["usage"]["completion_tokens"] == 4
+        status = r.ctl("status")["misnamed"]
+        assert [(x["kind"], x["model"]) for x in status] == [("decode", "Shop")]
+        p = subprocess.run([CTL, "--addr", r.addr, "status"], stdout=subprocess.PIPE, text=True, timeout=20, check=True)
+        assert "1 member has another name for the model; give all the same model.served_name" in p.stdout
+        assert f"decode {m['name']} on n1: Shop" in p.stdout
     finally:
         r.stop()

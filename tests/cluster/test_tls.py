@@ -43,6 +43,35 @@ def log(daemon):
         return f.read()
 
 
+def test_the_first_steps_of_the_manual(tmp_path):
+    """What docs/OPERATING.md says to type makes files that a daemon takes, the list of revoked ones included."""
+    def make(*args):
+        p = subprocess.run([CERTS, "--dir", str(tmp_path), "--cluster", "prod", *args], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True, timeout=60)
+        return p.returncode, p.stdout
+
+    assert make("ca")[0] == 0 and make("node", "n1", "kvstore", "prefill")[0] == 0 and make("admin")[0] == 0
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    sets = {"cluster.name": "prod", "node.id": "n1", "run_dir": run_dir, "model.path": os.path.join(ROOT, "deploy/models/shakespeare-draft-1m"),
+            "cluster.tls.ca": tmp_path / "ca.crt", "cluster.tls.cert": tmp_path / "n1-kvstore.crt",
+            "cluster.tls.key": tmp_path / "n1-kvstore.key", "cluster.tls.revoked": tmp_path / "revoked.txt"}
+    check = [os.path.join(BUILD, "bin", "baton-kvstore"), "--check"]
+    for k, v in sets.items():
+        check += ["--set", f"{k}={v}"]
+    subprocess.run(check, check=True, timeout=60)
+    assert make("revoke", "n1-prefill.crt")[0] == 0
+    subprocess.run(check, check=True, timeout=60)
+    lines = (tmp_path / "revoked.txt").read_text().splitlines()
+    assert lines[0].startswith("#") and lines[1].startswith("sha256:") and len(lines) == 2
+    assert make("ca")[0] == 1  # the CA is not made anew
+    rc, text = make("revoke", "/nowhere/x.crt")
+    assert rc == 1 and "there is no /nowhere/x.crt:" in text
+    rc, text = make("revoke", "x.crt")
+    assert rc == 1 and f"there is no {tmp_path}/x.crt:" in text
+    assert "from 1 up" in make("--days", "0", "admin")[1]
+
+
 def test_the_tokens_are_the_same(cluster, secure):
     for prompt in PROMPTS:
         plain, tls = (c.complete(prompt, 48, logprobs=5)["choices"][0] for c in (cluster, secure))

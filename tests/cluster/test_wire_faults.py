@@ -11,7 +11,7 @@ import pytest
 
 import sanitizer
 import wire_flips
-from wire_peers import TRANSPORTS, Peer, certificates, tcp_rows, transport_opts  # noqa: F401
+from wire_peers import TRANSPORTS, Peer, certificates, children, sockets, tcp_rows, transport_opts  # noqa: F401
 
 BIG = dict(seg=131072, layers=4, slots=600)  # 1 MiB messages by rendezvous
 TOKENS, CHUNK = 4096, 128                    # 256 blocks, 128 items of 8 blocks: 128 MiB a flow
@@ -270,23 +270,11 @@ def test_short_stop_is_survived(trio):
 
 
 def data_sockets(p, q):
-    """(fd, local port) of p's TCP connections to q, gRPC's left out. From /proc, no tools."""
-    inode = {}
-    for fd in os.listdir(f"/proc/{p.pid}/fd"):
-        try:
-            m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{p.pid}/fd/{fd}"))
-        except FileNotFoundError:
-            continue
-        if m:
-            inode[m[1]] = int(fd)
+    """(process, fd) of p's TCP connections to q, gRPC's left out. From /proc, no tools."""
+    inode = {i: (pid, fd) for pid in [p.pid, *children(p.pid)] for i, fd in sockets(pid).items()}
+    q_inodes = {i for pid in [q.pid, *children(q.pid)] for i in sockets(pid)}
     mine, theirs = {}, set()
-    rows = tcp_rows()
-    q_inodes = set()
-    for fd in os.listdir(f"/proc/{q.pid}/fd"):
-        m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{q.pid}/fd/{fd}"))
-        if m:
-            q_inodes.add(m[1])
-    for r in rows:
+    for r in tcp_rows():
         local, remote = (int(x.split(":")[1], 16) for x in r[1:3])
         if r[3] != "01" or {local, remote} & {p.port, q.port}:
             continue
@@ -297,10 +285,10 @@ def data_sockets(p, q):
     return [mine[k] for k in mine if k in theirs]
 
 
-def cut(p, fd):
+def cut(pid, fd):
     """Ends another process' TCP connection under it, as a broken network would."""
     libc = ctypes.CDLL(None, use_errno=True)
-    pidfd = libc.syscall(434, p.pid, 0)
+    pidfd = libc.syscall(434, pid, 0)
     mine = libc.syscall(438, pidfd, fd, 0)
     if mine < 0:
         pytest.skip(f"pidfd_getfd: errno {ctypes.get_errno()}")
@@ -316,8 +304,8 @@ def test_connection_cut_mid_segment(trio):
     stop_mid_segment(a, b, 1)  # so that the cut falls into the middle for sure
     fds = data_sockets(a, b)
     assert fds
-    for fd in fds:
-        cut(a, fd)
+    for pid, fd in fds:
+        cut(pid, fd)
     a.signal(signal.SIGCONT)
     b.wait("failed 1 ERR_PEER_LOST")
     b.wait("quiet 1")

@@ -1,6 +1,7 @@
 """Drives tests/tools/wire_peer: one kvstore wire per process, commands on stdin, events on stdout."""
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import threading
@@ -29,6 +30,7 @@ class Peer:
             opts.setdefault("rpc", host + ":0")
         self.lines = []
         self.err = []
+        self.killed = False  # its wire process, by a signal of a fault
         self.cond = threading.Condition()
         environ = dict(os.environ)
         environ["ASAN_OPTIONS"] = environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1"  # for RSS checks
@@ -115,8 +117,15 @@ class Peer:
                     out[key] = float(value)
         return out
 
+    def wire_pid(self):
+        """The wire process that there is now; 0: none."""
+        return int(self.ask("usage", r"usage .* wire=(\d+)")[1])
+
     def signal(self, signo):
-        os.kill(self.pid, signo)
+        """To the kvstore and its wire process: as if the machine stood still."""
+        pids = [self.pid] + children(self.pid)
+        for pid in pids if signo != signal.SIGCONT else reversed(pids):
+            os.kill(pid, signo)
 
     def kill(self):
         self.p.kill()
@@ -133,9 +142,14 @@ class Peer:
                 raise AssertionError(f"{self.name} does not end\n" + "\n".join(self.err[-40:]))
         for t in self.threads:
             t.join(5)
-        found = sanitizer.in_log("\n".join(self.err))
+        found = sanitizer.in_log("\n".join(self.err), self.killed)
         assert not found, f"{self.name}:\n{found}"
         return self.p.returncode
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return [int(x) for x in f.read().split()]
 
 
 def tcp_rows():
@@ -147,11 +161,22 @@ def tcp_rows():
     return rows
 
 
-def listening_ports(pid):
-    inodes = set()
+def sockets(pid):
+    """Descriptors by the inodes of their sockets."""
+    out = {}
     for fd in os.listdir(f"/proc/{pid}/fd"):
-        m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
-        inodes |= {m[1]} if m else set()
+        try:
+            m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+        if m:
+            out[m[1]] = int(fd)
+    return out
+
+
+def listening_ports(pid):
+    """Of the process and its children."""
+    inodes = {i for p in [pid, *children(pid)] for i in sockets(p)}
     return {int(r[1].split(":")[1], 16) for r in tcp_rows() if r[3] == "0A" and r[9] in inodes}
 
 

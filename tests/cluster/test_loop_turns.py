@@ -1,0 +1,175 @@
+"""Request shapes that are made to keep the conductor's loop busy: hundreds of connections that send one short request behind
+another, large bodies, a worker that is killed under thousands of requests. No turn of the loop takes 20 ms of CPU, and
+another client is served meanwhile."""
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+
+import pytest
+
+import sanitizer
+from conftest import wait_for
+
+TICK_S = 0.02  # CPU time of the loop's thread, which neighbours on the machine cannot lengthen
+LOAD_S = 1.5
+CONNECTIONS = 200
+BLOB = 64 * 1024  # of requests that a connection sends ahead, again and again
+NULL = ("--nodes", "1", "--set", "prefill.engine.device=null", "--set", "decode.engine.device=null")
+
+
+def get(path):
+    return b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def post(path, body):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return (b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % len(data)) + data
+
+
+def chat(n, **more):
+    return post(b"/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * n}], "max_tokens": 1, **more})
+
+
+# What each connection sends, over and over.
+SHAPES = {
+    "health": [get(b"/health")],
+    "models": [get(b"/v1/models")],
+    "metrics": [get(b"/metrics")],
+    "tokenize_tiny": [post(b"/tokenize", {"prompt": "a"})],
+    "tokenize_8k": [post(b"/tokenize", {"prompt": "word " * 1600})],
+    "chat": [chat(1000)],
+    "chat_refused": [chat(1000, max_tokens=10**9)],
+    "bad": [post(b"/v1/completions", b"{")],
+    "completions": [post(b"/v1/completions", {"prompt": "a", "max_tokens": 1})],
+    "body_1m": [post(b"/tokenize", {"prompt": "word " * 200000})],
+    "bodies_of_70k": [post(b"/detokenize", {"tokens": [5] * 30000})],
+    "all": [get(b"/metrics"), post(b"/tokenize", {"prompt": "word " * 1600}), chat(1000), get(b"/v1/models"),
+            post(b"/v1/completions", {"prompt": "a", "max_tokens": 1}), post(b"/tokenize", b"{" * 8000)],
+}
+
+
+class Flood:
+    """Connections that send requests as fast as they are taken, and read all answers (or none)."""
+
+    def __init__(self, cluster, requests, reads=True):
+        self.address, self.reads = (cluster.host, cluster.port), reads
+        self.selector = selectors.DefaultSelector()
+        self.blobs = []
+        for i in range(len(requests)):
+            turn = b"".join(requests[i:] + requests[:i])
+            self.blobs.append(turn * max(1, BLOB // len(turn)))
+        self.bytes_in = 0
+        for i in range(CONNECTIONS):
+            self.connect(i)
+
+    def connect(self, i):
+        s = socket.create_connection(self.address, timeout=10)
+        s.setblocking(False)
+        self.selector.register(s, selectors.EVENT_READ | selectors.EVENT_WRITE, [i, 0])
+
+    def run(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for key, events in self.selector.select(0.1):
+                self.serve(key.fileobj, key.data, events)
+
+    def serve(self, s, state, events):
+        blob = self.blobs[state[0] % len(self.blobs)]
+        try:
+            if events & selectors.EVENT_WRITE:
+                state[1] = (state[1] + s.send(blob[state[1]:])) % len(blob)
+            if events & selectors.EVENT_READ and self.reads:
+                got = s.recv(1 << 18)
+                self.bytes_in += len(got)
+                if not got:
+                    raise ConnectionError
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.selector.unregister(s)
+            s.close()
+            self.connect(state[0])
+
+    def close(self):
+        for key in list(self.selector.get_map().values()):
+            key.fileobj.close()
+        self.selector.close()
+
+
+def check_turns(cluster, what):
+    m = cluster.metrics("conductor")
+    longest = m['baton_loop_tick_longest_seconds{clock="cpu"}']
+    if longest > TICK_S / 2:
+        with open(os.path.join(cluster.state_dir, "logs", "conductor.log"), errors="replace") as f:
+            print("".join(line for line in f if "slow_loop_tick" in line)[-500:])
+    print(f"loop_turns {what}: the longest took {longest * 1e3:.1f} ms of CPU")
+    assert longest < TICK_S or sanitizer.PATIENCE > 1, f"{what}: a turn of the loop took {longest * 1e3:.1f} ms of CPU"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pipelined(make_cluster, shape):
+    c = make_cluster(*NULL)
+    flood = Flood(c, SHAPES[shape])
+    try:
+        flood.run(LOAD_S)
+        assert flood.bytes_in > 0
+        pid = os.fork()
+        if pid == 0:  # the flood goes on beside the other client
+            flood.run(60 * sanitizer.PATIENCE)
+            os._exit(0)
+        try:
+            start = time.monotonic()
+            assert c.request("GET", "/version")[0] == 200
+            assert c.request("POST", "/tokenize", {"prompt": "a"})[0] == 200
+            took = time.monotonic() - start
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        print(f"loop_turns {shape}: {flood.bytes_in / LOAD_S / 1e6:.1f} MB/s of answers, another client's requests {took * 1e3:.0f} ms")
+        check_turns(c, shape)
+        assert took < 5 * sanitizer.PATIENCE, f"two short requests took {took:.1f} s"
+    finally:
+        flood.close()
+
+
+def test_nobody_reads(make_cluster):
+    """The same requests from connections that never read an answer."""
+    c = make_cluster(*NULL)
+    flood = Flood(c, SHAPES["all"], reads=False)
+    try:
+        flood.run(LOAD_S)
+        assert c.request("GET", "/version")[0] == 200
+        check_turns(c, "nobody reads")
+    finally:
+        flood.close()
+
+
+def test_a_worker_is_killed_under_thousands(make_cluster):
+    """Thousands of requests are planned anew when their worker is lost, and all of them are answered."""
+    n, prompts = 7000, 1000
+    c = make_cluster(*NULL[2:], "--nodes", "2", "--set", "conductor.max_running=8000", "--set", "conductor.max_waiting=8000",
+                     "--set", "conductor.stall_ms=60s", "--set", "prefill.worker.max_requests=20000",
+                     "--set", "decode.worker.max_requests=20000", "--set", "kvstore.slab_bytes=512MiB")
+    socks = []
+    for _ in range(n // prompts):
+        s = socket.create_connection((c.host, c.port), timeout=120 * sanitizer.PATIENCE)
+        s.sendall(post(b"/v1/completions", {"prompt": ["a"] * prompts, "max_tokens": 400, "ignore_eos": True}))
+        socks.append(s)
+    running = 'vllm:num_requests_running{model_name="%s"}' % c.model
+    wait_for(lambda: c.metrics("conductor")[running] > 0.6 * n, 60, "most of them run")
+    os.kill(c.daemon("decode")["pid"], signal.SIGKILL)
+    for s in socks:
+        got = b""
+        while b'"usage"' not in got[-4096:]:
+            piece = s.recv(1 << 20)
+            assert piece, got[-500:]
+            got += piece
+        assert got.startswith(b"HTTP/1.1 200") and got.count(b'"finish_reason":"length"') == prompts, got[:300]
+        s.close()
+    again = c.metrics("conductor")["baton_requests_replanned_total"]
+    assert 0.2 * n < again <= n, again
+    check_turns(c, f"a worker is killed under {again:.0f} requests")
