@@ -44,7 +44,7 @@ LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -ls
 PROTOS   := $(wildcard proto/*.proto)
 GEN_C    := $(patsubst proto/%.proto,$(B)/gen/%.pb-c.c,$(PROTOS))
 GEN_H    := $(GEN_C:.c=.h)
-COMMON_C := $(filter-out common/engine/%,$(wildcard common/*/*.c)) $(wildcard common/engine/*.c common/token/*/*.c)
+COMMON_C := $(filter-out common/engine/%,$(wildcard common/*/*.c)) $(wildcard common/engine/*.c common/policy/*/*.c common/token/*/*.c)
 CPU_C    := $(wildcard common/engine/cpu/*.c)
 NULL_C   := $(wildcard common/engine/null/*.c)
 CUDA_DIRS := $(wildcard common/engine/cuda/ common/engine/cuda/*/)
@@ -142,8 +142,7 @@ $(B)/bin/baton-decode: $(B)/obj/decode/main.o $(B)/libprefill.a $(B)/libdecode.a
 $(B)/bin/batonctl: $(call obj,$(CTL_C)) $(B)/libbaton.a
 	$(link)
 	$(LINK)
-# The eviction policies are the kvstore's own (kvstore/evict*.c).
-$(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconductor.a $(B)/libkvstore.a $(B)/libbaton.a
+$(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconductor.a $(B)/libbaton.a
 	$(link)
 	$(LINK)
 # A link, so that the tool finds its modules in the source tree.

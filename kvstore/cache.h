@@ -4,10 +4,10 @@
 #ifndef BT_KVSTORE_CACHE_H
 #define BT_KVSTORE_CACHE_H
 
-#include "kvstore/evict.h"
+#include "common/policy/evict/evict.h"
+#include "common/policy/evict/quota.h"
 #include "kvstore/index.h"
 #include "kvstore/pool.h"
-#include "kvstore/quota.h"
 
 /* What lies below the slab (kvstore/tier.h) is told what happens to cached blocks. */
 struct bt_cache_lower {

@@ -8,7 +8,7 @@
 
 #include "common/base/list.h"
 #include "common/base/map.h"
-#include "kvstore/seen.h"
+#include "common/policy/evict/recent.h"
 
 #define RETRY_MS 20 /* a disk that takes nothing is asked again so often */
 

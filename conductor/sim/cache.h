@@ -1,12 +1,12 @@
 /* The block caches of the simulated nodes, each a slab governed by one of the kvstore's own
- * eviction policies (kvstore/evict.h) and, if there is one, an SSD below it (disk.h). Finds for a
- * chain of blocks how long its prefix is on every node at once. */
+ * eviction policies (common/policy/evict/evict.h) and, if there is one, an SSD below it (disk.h).
+ * Finds for a chain of blocks how long its prefix is on every node at once. */
 #ifndef BT_CONDUCTOR_SIM_CACHE_H
 #define BT_CONDUCTOR_SIM_CACHE_H
 
 #include "common/base/base.h"
+#include "common/policy/evict/evict.h"
 #include "conductor/sim/disk.h"
-#include "kvstore/evict.h"
 
 struct bt_sim_caches;
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvstore/seen.h"
-#include "kvstore/ssd/dir.h"
+#include "common/policy/evict/recent.h"
+#include "common/policy/evict/ssd_dir.h"
 
 const char *const bt_sim_write_names[3] = {"second_use", "evict", "always"};
 

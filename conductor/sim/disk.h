@@ -1,11 +1,11 @@
-/* The SSD of a simulated node: the kvstore's own directory and memory of keys (kvstore/ssd/dir.h,
- * kvstore/seen.h), its write policies, and a disk that reads one thing after the other and writes
- * beside that. */
+/* The SSD of a simulated node: the kvstore's own directory and memory of keys
+ * (common/policy/evict/ssd_dir.h, common/policy/evict/recent.h), its write policies, and a disk
+ * that reads one thing after the other and writes beside that. */
 #ifndef BT_CONDUCTOR_SIM_DISK_H
 #define BT_CONDUCTOR_SIM_DISK_H
 
 #include "common/base/base.h"
-#include "kvstore/evict.h"
+#include "common/policy/evict/evict.h"
 
 /* kvstore.ssd.write_policy: what a second request uses; what the slab gives up; everything. */
 typedef enum { BT_SIM_WRITE_SECOND_USE, BT_SIM_WRITE_EVICT, BT_SIM_WRITE_ALWAYS } bt_sim_write_t;

@@ -1,12 +1,12 @@
 /* One block cache and a trace: what each eviction policy of the kvstore finds again. The policies
- * are the kvstore's own objects (kvstore/evict.h). */
+ * are the kvstore's own objects (common/policy/evict/evict.h). */
 #ifndef BT_CONDUCTOR_SIM_REPLAY_H
 #define BT_CONDUCTOR_SIM_REPLAY_H
 
 #include "common/base/base.h"
+#include "common/policy/evict/evict.h"
 #include "conductor/sim/cluster.h"
 #include "conductor/sim/trace.h"
-#include "kvstore/evict.h"
 
 typedef enum {
     /* Every block of a request is looked up and, if it is not there, cached in its place, first to

@@ -21,11 +21,11 @@
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H
 
+#include "common/policy/evict/evict.h"
 #include "conductor/sched/sched.h"
 #include "conductor/sim/cluster.h"
 #include "conductor/sim/disk.h"
 #include "conductor/sim/trace.h"
-#include "kvstore/evict.h"
 
 struct bt_sim_failure {
     double at_ms, down_ms; /* down_ms later it is back, its cache empty */

@@ -11,7 +11,7 @@
 #include "common/base/base.h"
 #include "common/kv/key.h"
 #include "common/loop/loop.h"
-#include "kvstore/ssd/dir.h"
+#include "common/policy/evict/ssd_dir.h"
 #include "kvstore/ssd/io.h"
 
 /* What all records of a database belong to; any difference empties it. */

@@ -15,7 +15,7 @@
 #include "common/base/map.h"
 #include "common/base/sha256.h"
 #include "common/log/log.h"
-#include "kvstore/ssd/dir.h"
+#include "common/policy/evict/ssd_dir.h"
 #include "kvstore/ssd/opener.h"
 
 #define READ_ERRORS_MAX 3  /* in a row: the disk is not used any more until a probe succeeds */

@@ -13,9 +13,9 @@
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
+#include "common/policy/evict/tenants.h"
 #include "common/slab/slab.h"
 #include "kvstore/ssd/io.h"
-#include "kvstore/tenants.h"
 
 struct bt_ssd;
 

@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/policy/evict/ssd_dir.h"
 #include "kvstore/cache.h"
-#include "kvstore/ssd/dir.h"
 
 #define CHAIN  64u
 #define SLOTS  4096u

@@ -1,15 +1,15 @@
 /* Which policy the SSD tier wants: a trace through two tiers, each governed by the kvstore's own
- * objects (kvstore/evict.h over the slab, the simulator's SSD below), with the write policy
- * second_use. As the kvstore serves: a prefix up to the first hole is used, what lies on the SSD
- * comes into the slab, the rest is computed. Half of the trace warms up, the rest is counted.
+ * objects (common/policy/evict/evict.h over the slab, the simulator's SSD below), with the write
+ * policy second_use. As the kvstore serves: a prefix up to the first hole is used, what lies on the
+ * SSD comes into the slab, the rest is computed. Half of the trace warms up, the rest is counted.
  * Usage: tier_replay TRACE SLAB_BLOCKS SSD_BLOCKS. Prints a line for each policy. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/policy/evict/evict.h"
 #include "conductor/sim/disk.h"
 #include "conductor/sim/trace.h"
-#include "kvstore/evict.h"
 
 #define NONE UINT32_MAX
 

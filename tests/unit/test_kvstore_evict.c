@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "kvstore/evict.h"
+#include "common/policy/evict/evict.h"
 
 #define N      53u
 #define GROUPS 3u

@@ -3,9 +3,9 @@
 #include "kv_node.h"
 
 #include "common/kv/key.h"
+#include "common/policy/evict/quota.h"
+#include "common/policy/evict/tenants.h"
 #include "kvstore/adopt.h"
-#include "kvstore/quota.h"
-#include "kvstore/tenants.h"
 
 static char err[512];
 

@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 
 #include "common/base/crc32c.h"
-#include "kvstore/ssd/dir.h"
+#include "common/policy/evict/ssd_dir.h"
 
 static struct ssd_fix fix;
 

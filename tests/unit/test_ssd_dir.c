@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "kvstore/ssd/dir.h"
+#include "common/policy/evict/ssd_dir.h"
 
 #define N    97u /* slots */
 #define KEYS 400u

@@ -1,5 +1,5 @@
-/* Reuse statistics by class and age. See evict_learn.h. Pure, one owner thread. */
-#include "kvstore/evict_learn.h"
+/* Reuse statistics by class and age. See learn.h. Pure, one owner thread. */
+#include "common/policy/evict/learn.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* A table of at most 255 tenants; looked up with each reservation, not with each block. Pure. */
-#include "kvstore/tenants.h"
+#include "common/policy/evict/tenants.h"
 
 #include <stdio.h>
 #include <stdlib.h>

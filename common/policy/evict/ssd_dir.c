@@ -1,7 +1,7 @@
 /* Directory of the SSD slab: an open-addressing table of slot numbers over an array of entries, a
  * free list threaded through the same array, and a policy over the slots. Pure, one owner thread.
  */
-#include "kvstore/ssd/dir.h"
+#include "common/policy/evict/ssd_dir.h"
 
 #include <stdlib.h>
 #include <string.h>

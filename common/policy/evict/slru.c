@@ -1,6 +1,6 @@
 /* Segmented LRU over slots: two doubly linked lists by slot number, for each group. Pure, one owner
  * thread. */
-#include "kvstore/evict.h"
+#include "common/policy/evict/evict.h"
 
 #include <stdlib.h>
 #include <string.h>

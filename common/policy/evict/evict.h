@@ -2,13 +2,13 @@
  * clock, no I/O; the cache tells it what happens to slots and asks for victims. A policy is a table
  * of functions over its own state, so that others can be tried (and simulated) without touching the
  * cache. */
-#ifndef BT_KVSTORE_EVICT_H
-#define BT_KVSTORE_EVICT_H
+#ifndef BT_POLICY_EVICT_EVICT_H
+#define BT_POLICY_EVICT_EVICT_H
 
 #include "common/base/base.h"
 
 #define BT_EVICT_NONE   UINT32_MAX
-#define BT_EVICT_GROUPS 255u /* of slots: tenants (kvstore/tenants.h) */
+#define BT_EVICT_GROUPS 255u /* of slots: tenants (common/policy/evict/tenants.h) */
 
 struct bt_evict; /* a policy's state */
 
@@ -76,8 +76,8 @@ extern const struct bt_evict_policy bt_evict_slru;
  * it was cached), among equals the least recently used; as LFU, among equals the deepest first. */
 extern const struct bt_evict_policy bt_evict_lru, bt_evict_lfu, bt_evict_length_aware;
 /* What is learned from the requests decides: what a slot can earn with the block that it has, by
- * how the block was used, where it came from and its age (kvstore/evict_density.c). Never gives up
- * a block before what is cached behind it, unless all of that is in use. */
+ * how the block was used, where it came from and its age (common/policy/evict/density.c). Never
+ * gives up a block before what is cached behind it, unless all of that is in use. */
 extern const struct bt_evict_policy bt_evict_density;
 
 extern const char bt_evict_names[]; /* of all policies, for messages */

@@ -6,11 +6,11 @@
  * group all the same. Group 0 has what belongs to nobody (tag 0). Groups are given in order of
  * appearance, those that the configuration names first; when none is left, who comes gets that of
  * a tenant who has nothing any more (bt_tenants_hold), and failing that shares the last one. */
-#ifndef BT_KVSTORE_TENANTS_H
-#define BT_KVSTORE_TENANTS_H
+#ifndef BT_POLICY_EVICT_TENANTS_H
+#define BT_POLICY_EVICT_TENANTS_H
 
 #include "common/base/base.h"
-#include "kvstore/evict.h"
+#include "common/policy/evict/evict.h"
 
 #define BT_TENANT_NOBODY 0
 #define BT_TENANT_OTHERS (BT_EVICT_GROUPS - 1)

@@ -1,5 +1,5 @@
 /* Counting and choosing; see quota.h. Pure. */
-#include "kvstore/quota.h"
+#include "common/policy/evict/quota.h"
 
 void bt_quota_init(struct bt_quota *q, struct bt_tenants *tenants, bt_tenant_tier_t tier,
                    uint32_t n_slots)

@@ -2,11 +2,11 @@
  * may have all slots as long as nobody else wants them; when somebody does, what it has beyond its
  * share goes first, by the policy's order among its own, then what those have that have no bound
  * (they share what the others' shares leave). Pure, one owner thread. */
-#ifndef BT_KVSTORE_QUOTA_H
-#define BT_KVSTORE_QUOTA_H
+#ifndef BT_POLICY_EVICT_QUOTA_H
+#define BT_POLICY_EVICT_QUOTA_H
 
-#include "kvstore/evict.h"
-#include "kvstore/tenants.h"
+#include "common/policy/evict/evict.h"
+#include "common/policy/evict/tenants.h"
 
 #define BT_QUOTA_NONE UINT8_MAX /* no group */
 

@@ -12,8 +12,8 @@
  *
  * hits per slot and tick (Gittins' index; LHD, Beckmann et al., NSDI'18, takes the rate without the
  * maximum). With nothing learned it falls with age: LRU. */
-#ifndef BT_KVSTORE_EVICT_LEARN_H
-#define BT_KVSTORE_EVICT_LEARN_H
+#ifndef BT_POLICY_EVICT_LEARN_H
+#define BT_POLICY_EVICT_LEARN_H
 
 #include "common/base/base.h"
 

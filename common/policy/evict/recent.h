@@ -1,7 +1,7 @@
 /* A memory of keys that passed by, of fixed size: says "perhaps" or "certainly not lately". Two
  * generations of a Bloom filter; the older one is dropped when the younger one is full. Pure. */
-#ifndef BT_KVSTORE_SEEN_H
-#define BT_KVSTORE_SEEN_H
+#ifndef BT_POLICY_EVICT_RECENT_H
+#define BT_POLICY_EVICT_RECENT_H
 
 #include "common/base/base.h"
 #include "common/kv/key.h"

@@ -2,7 +2,7 @@
  *
  * A block's class says how often it was used, or, before a second use, where it came from: at the
  * start of a chain or behind a long known prefix, generated, copied from another node. What is
- * learned of the class (evict_learn.h) gives, with the age, a level; slots stand in a list for each
+ * learned of the class (learn.h) gives, with the age, a level; slots stand in a list for each
  * level, and the lowest list that is not empty holds the victim. As blocks get older their level
  * moves: with each event a hand goes on by some slots and puts them where they belong now. What has
  * a successor in the cache stands in a list of its own behind all levels, so that a chain is given
@@ -11,8 +11,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "kvstore/evict.h"
-#include "kvstore/evict_learn.h"
+#include "common/policy/evict/evict.h"
+#include "common/policy/evict/learn.h"
 
 #define HAND     8u /* slots looked at with an event */
 #define LISTS    (BT_LEARN_LEVELS + 1)

@@ -3,7 +3,7 @@
  * Pure, one owner thread. */
 #include <stdlib.h>
 
-#include "kvstore/evict.h"
+#include "common/policy/evict/evict.h"
 
 #define OUTSIDE UINT32_MAX /* not in the heap */
 

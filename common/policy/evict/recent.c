@@ -1,5 +1,5 @@
 /* Two Bloom filters of ten bits a key and seven probes. */
-#include "kvstore/seen.h"
+#include "common/policy/evict/recent.h"
 
 #include <stdlib.h>
 #include <string.h>

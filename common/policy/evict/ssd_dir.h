@@ -1,18 +1,18 @@
 /* Directory of the SSD slab: which block lies in which slot of the file, and, by an eviction policy
- * (kvstore/evict.h), which slot is given up next. All of it is in memory; kvstore/ssd/db.h keeps
- * the durable copy. Pure, one owner thread.
+ * (common/policy/evict/evict.h), which slot is given up next. All of it is in memory;
+ * kvstore/ssd/db.h keeps the durable copy. Pure, one owner thread.
  *
  *   FREE --take--> BUSY --add--> VALID --remove--> BUSY --free--> FREE
  *
  * BUSY is a slot whose bytes or whose record are under way: being written, or being forgotten. Only
  * VALID slots are found. A VALID slot that is being read, or that a pin of an operator protects, is
  * pinned and never the victim. */
-#ifndef BT_KVSTORE_SSD_DIR_H
-#define BT_KVSTORE_SSD_DIR_H
+#ifndef BT_POLICY_EVICT_SSD_DIR_H
+#define BT_POLICY_EVICT_SSD_DIR_H
 
 #include "common/base/base.h"
 #include "common/kv/key.h"
-#include "kvstore/quota.h"
+#include "common/policy/evict/quota.h"
 
 #define BT_SSD_NONE UINT32_MAX
 
@@ -42,7 +42,8 @@ static inline int32_t bt_ssd_since(uint32_t a, uint32_t b)
 struct bt_ssd_entry {
     struct bt_kv_key key;
     uint32_t depth : 24; /* ordinal in its chain */
-    uint32_t group : 8;  /* tenant's (kvstore/tenants.h); the durable record has his tag instead */
+    uint32_t group : 8;  /* tenant's (common/policy/evict/tenants.h); the durable record has his tag
+                            instead */
     uint32_t digest;     /* CRC32C over the row of segment CRCs, seeded with the key */
     uint32_t generation; /* of the slot: rises with every write */
     uint32_t used;       /* moment of the last use that its record tells of */
