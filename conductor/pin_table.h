@@ -1,5 +1,6 @@
 /* Pins of the cluster: what etcd has under /baton/<cluster>/pins/, and how one is made and ended.
- * Every conductor follows the same keys; kvstores do the protecting (kvstore/pins.h). Loop thread.
+ * Every conductor follows the same keys; kvstores do the protecting (kvstore/cache/pins.h). Loop
+ * thread.
  */
 #ifndef BT_CONDUCTOR_PIN_TABLE_H
 #define BT_CONDUCTOR_PIN_TABLE_H

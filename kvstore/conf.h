@@ -3,7 +3,7 @@
 #define BT_KVSTORE_CONF_H
 
 #include "common/conf/conf.h"
-#include "kvstore/tier.h"
+#include "kvstore/cache/tier.h"
 
 struct bt_kvstore_conf {
     struct bt_conf_common common;

@@ -12,9 +12,9 @@
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
-#include "kvstore/cache.h"
+#include "kvstore/cache/cache.h"
+#include "kvstore/cache/tier.h"
 #include "kvstore/rates.h"
-#include "kvstore/tier.h"
 #include "kvstore/wire/wire.h"
 
 #define BT_GATHER_SOURCES_MAX 8

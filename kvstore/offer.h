@@ -7,8 +7,8 @@
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
-#include "kvstore/cache.h"
-#include "kvstore/tier.h"
+#include "kvstore/cache/cache.h"
+#include "kvstore/cache/tier.h"
 #include "kvstore/wire/wire.h"
 
 struct bt_offers; /* all of a node */

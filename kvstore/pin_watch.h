@@ -4,7 +4,7 @@
 #define BT_KVSTORE_PIN_WATCH_H
 
 #include "common/etcd/etcd.h"
-#include "kvstore/pins.h"
+#include "kvstore/cache/pins.h"
 
 struct bt_pin_watch;
 

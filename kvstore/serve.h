@@ -5,9 +5,9 @@
 
 #include "common/loop/loop.h"
 #include "common/rpc/rpc.h"
-#include "kvstore/cache.h"
+#include "kvstore/cache/cache.h"
+#include "kvstore/cache/pins.h"
 #include "kvstore/grant.h"
-#include "kvstore/pins.h"
 
 #define BT_SERVE_HEARTBEAT_MS 500
 #define BT_SERVE_SILENCE_MS   2000

@@ -236,7 +236,7 @@ static void first_use(struct bt_sim_caches *c, struct node *d)
         memset(d->table, 0xff, ((size_t)c->mask + 1) * sizeof(*d->table));
         d->evict = c->policy->create(c->cap);
     }
-    if (c->disk.blocks != 0 && d->disk == NULL) { /* as much memory as kvstore/tier.c's */
+    if (c->disk.blocks != 0 && d->disk == NULL) { /* as much memory as kvstore/cache/tier.c's */
         d->disk = bt_sim_disk_create(&c->disk, 8 * c->cap);
     }
 }

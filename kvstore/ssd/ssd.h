@@ -1,6 +1,6 @@
 /* The SSD tier: sealed blocks in a slab file, found again after a restart. It moves blocks between
  * slots of the shared-memory slab and slots of the file, straight, and knows nothing of requests,
- * leases or policies (kvstore/tier.h does). Control thread unless marked.
+ * leases or policies (kvstore/cache/tier.h does). Control thread unless marked.
  *
  * What it promises: a block that it reads is the block that was written, or the read fails
  * (segment CRCs, seeded with the key, are computed anew from what came from the disk). A block is

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "common/base/crc32c.h"
-#include "kvstore/adopt.h"
-#include "kvstore/cache.h"
+#include "kvstore/cache/adopt.h"
+#include "kvstore/cache/cache.h"
 #include "tests/fuzz/rig.h"
 #include "tests/fuzz/tape.h"
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "common/log/log.h"
-#include "kvstore/adopt.h"
+#include "kvstore/cache/adopt.h"
 
 static struct bt_kv_layout layout;
 static struct bt_kv_key root;

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "common/policy/evict/ssd_dir.h"
-#include "kvstore/cache.h"
+#include "kvstore/cache/cache.h"
 
 #define CHAIN  64u
 #define SLOTS  4096u

@@ -7,7 +7,7 @@
 
 #include <fcntl.h>
 
-#include "kvstore/adopt.h"
+#include "kvstore/cache/adopt.h"
 
 #define BYTES (5u * 4096 + 40 * 4300) /* of the slab: 40 slots and a few more */
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "kvstore/mem_limit.h"
+#include "kvstore/cache/mem_limit.h"
 
 #define GIB (1ull << 30)
 

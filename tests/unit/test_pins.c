@@ -2,7 +2,7 @@
  * does with it, how it ends. */
 #include "kv_node.h"
 
-#include "kvstore/pins.h"
+#include "kvstore/cache/pins.h"
 
 #define SLOTS  24u
 #define CHAINS 5u

@@ -5,7 +5,7 @@
 #include "common/kv/key.h"
 #include "common/policy/evict/quota.h"
 #include "common/policy/evict/tenants.h"
-#include "kvstore/adopt.h"
+#include "kvstore/cache/adopt.h"
 
 static char err[512];
 

@@ -1,8 +1,8 @@
 /* The memory limit of the control group that a process runs in (container, systemd slice): shared
  * memory counts against it, and what goes beyond it is killed without a message. Reads files; any
  * thread. */
-#ifndef BT_KVSTORE_MEM_LIMIT_H
-#define BT_KVSTORE_MEM_LIMIT_H
+#ifndef BT_KVSTORE_CACHE_MEM_LIMIT_H
+#define BT_KVSTORE_CACHE_MEM_LIMIT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* The node's index: block key -> slot. Holds only sealed blocks; the first copy of a key wins.
  * An observer (the block events to conductors) is told of every change. Control thread. Pure. */
-#ifndef BT_KVSTORE_INDEX_H
-#define BT_KVSTORE_INDEX_H
+#ifndef BT_KVSTORE_CACHE_INDEX_H
+#define BT_KVSTORE_CACHE_INDEX_H
 
 #include "common/base/base.h"
 #include "common/kv/key.h"

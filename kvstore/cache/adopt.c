@@ -1,6 +1,6 @@
 /* Re-admission of an adopted slab's blocks, in batches, so that seals of new blocks need not wait
  * long for the seal thread. Control thread. */
-#include "kvstore/adopt.h"
+#include "kvstore/cache/adopt.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* Slots: state words, generations, leases, free list, CRC cache. Control thread, except
  * bt_pool_segment_crc, which touches only a slot's data, its CRC row and its known-flags. */
-#include "kvstore/pool.h"
+#include "kvstore/cache/pool.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,8 +7,8 @@
  *
  * A lease is one holder's right to the slot in whatever state but FREE; a slot is freed by
  * whoever drops the last one, unless the slot is sealed and cached. */
-#ifndef BT_KVSTORE_POOL_H
-#define BT_KVSTORE_POOL_H
+#ifndef BT_KVSTORE_CACHE_POOL_H
+#define BT_KVSTORE_CACHE_POOL_H
 
 #include "common/base/base.h"
 #include "common/slab/crcs.h"

@@ -1,5 +1,5 @@
 /* Pool, index and policy kept in step. Control thread. */
-#include "kvstore/cache.h"
+#include "kvstore/cache/cache.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Brought up to date when somebody reads them. Control thread. */
-#include "kvstore/quota_metrics.h"
+#include "kvstore/cache/quota_metrics.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* Which blocks are pinned, where they are, and which of them are protected. A block that several
  * pins name is one entry and belongs to the oldest of them. Control thread. */
-#include "kvstore/pins.h"
+#include "kvstore/cache/pins.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,13 +2,13 @@
  * Headers are read at once; bytes are compared with their CRCs by the seal thread, in the order in
  * which the blocks were sealed, and only then can a block be found. Slots that were being written
  * stay in quarantine for a moment. Control thread. */
-#ifndef BT_KVSTORE_ADOPT_H
-#define BT_KVSTORE_ADOPT_H
+#ifndef BT_KVSTORE_CACHE_ADOPT_H
+#define BT_KVSTORE_CACHE_ADOPT_H
 
 #include "common/base/base.h"
 #include "common/loop/loop.h"
-#include "kvstore/cache.h"
-#include "kvstore/sealer.h"
+#include "kvstore/cache/cache.h"
+#include "kvstore/cache/sealer.h"
 
 struct bt_adopt;
 

@@ -9,13 +9,13 @@
  * Writing never holds up anybody: blocks wait for their turn in the slab, as long as they stay
  * there, and leave it unwritten if the disk does not keep up. Blocks of a prompt that no slab holds
  * pass through a few slots instead; who computes them waits for that (or gives them up). */
-#ifndef BT_KVSTORE_TIER_H
-#define BT_KVSTORE_TIER_H
+#ifndef BT_KVSTORE_CACHE_TIER_H
+#define BT_KVSTORE_CACHE_TIER_H
 
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
-#include "kvstore/cache.h"
+#include "kvstore/cache/cache.h"
 #include "kvstore/ssd/ssd.h"
 
 typedef enum { BT_TIER_SECOND_USE, BT_TIER_EVICT, BT_TIER_ALWAYS } bt_tier_policy_t;

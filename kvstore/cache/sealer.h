@@ -1,11 +1,11 @@
 /* A thread that computes the segment CRCs of finished blocks, so that the control thread never
  * does. Jobs are done in order; the control thread seals when it is told. */
-#ifndef BT_KVSTORE_SEALER_H
-#define BT_KVSTORE_SEALER_H
+#ifndef BT_KVSTORE_CACHE_SEALER_H
+#define BT_KVSTORE_CACHE_SEALER_H
 
 #include "common/base/base.h"
 #include "common/loop/loop.h"
-#include "kvstore/pool.h"
+#include "kvstore/cache/pool.h"
 
 struct bt_sealer;
 

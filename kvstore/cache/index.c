@@ -1,6 +1,6 @@
 /* Index of sealed blocks: keys by slot, and an open-addressing table of slot numbers over them. 43
  * to 48 bytes a slot. Control thread. Pure. */
-#include "kvstore/index.h"
+#include "kvstore/cache/index.h"
 
 #include <stdlib.h>
 #include <string.h>

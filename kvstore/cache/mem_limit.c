@@ -1,7 +1,7 @@
 /* Reads a control group's memory limit: from the process's own group up to the mount's root, since
  * every one of them counts. A container often sees its own group as the mount's root, and its path
  * of the host in /proc/self/cgroup: what is not there is passed over. */
-#include "kvstore/mem_limit.h"
+#include "kvstore/cache/mem_limit.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -6,13 +6,13 @@
  * On each tier at most pin_max of the slots are protected. Where more is here, the older pin goes
  * first, and of a pin its head: the rest can be evicted like any block, and is counted (`beyond`).
  * Control thread. */
-#ifndef BT_KVSTORE_PINS_H
-#define BT_KVSTORE_PINS_H
+#ifndef BT_KVSTORE_CACHE_PINS_H
+#define BT_KVSTORE_CACHE_PINS_H
 
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
-#include "kvstore/cache.h"
-#include "kvstore/tier.h"
+#include "kvstore/cache/cache.h"
+#include "kvstore/cache/tier.h"
 
 #define BT_PINS_MAX        4096u   /* more are not taken */
 #define BT_PINS_BLOCKS_MAX 131072u /* of all of them */

@@ -1,6 +1,6 @@
 /* The seal thread. It touches slot data and CRC rows through bt_pool_segment_crc only; jobs go in
  * under a lock and come back the same way with an eventfd that wakes the loop. */
-#include "kvstore/sealer.h"
+#include "kvstore/cache/sealer.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Write-behind and promotion. A block under way holds one lease of its slab slot: as long as it is
  * being written it cannot be evicted, and while it is being read the slot is WRITING and nobody's.
  */
-#include "kvstore/tier.h"
+#include "kvstore/cache/tier.h"
 
 #include <stdlib.h>
 #include <string.h>

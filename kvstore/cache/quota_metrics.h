@@ -1,11 +1,11 @@
 /* What tenants have of each tier, as metrics: one series for each that the configuration names, one
  * for all others together, so their number does not depend on how many tenants there are. */
-#ifndef BT_KVSTORE_QUOTA_METRICS_H
-#define BT_KVSTORE_QUOTA_METRICS_H
+#ifndef BT_KVSTORE_CACHE_QUOTA_METRICS_H
+#define BT_KVSTORE_CACHE_QUOTA_METRICS_H
 
 #include "common/metrics/metrics.h"
-#include "kvstore/cache.h"
-#include "kvstore/tier.h"
+#include "kvstore/cache/cache.h"
+#include "kvstore/cache/tier.h"
 
 struct bt_quota_metrics;
 

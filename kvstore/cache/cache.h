@@ -1,15 +1,15 @@
 /* The node's cache: pool, index and eviction policy joined, so that their three views of a slot
  * never disagree. Callers hold slots by leases; a cached slot without a lease is evictable, any
  * other slot without a lease is free. Control thread. */
-#ifndef BT_KVSTORE_CACHE_H
-#define BT_KVSTORE_CACHE_H
+#ifndef BT_KVSTORE_CACHE_CACHE_H
+#define BT_KVSTORE_CACHE_CACHE_H
 
 #include "common/policy/evict/evict.h"
 #include "common/policy/evict/quota.h"
-#include "kvstore/index.h"
-#include "kvstore/pool.h"
+#include "kvstore/cache/index.h"
+#include "kvstore/cache/pool.h"
 
-/* What lies below the slab (kvstore/tier.h) is told what happens to cached blocks. */
+/* What lies below the slab (kvstore/cache/tier.h) is told what happens to cached blocks. */
 struct bt_cache_lower {
     /* A new block is cached in slot; its caller holds a lease. */
     void (*sealed)(void *arg, uint32_t slot);
@@ -21,7 +21,7 @@ struct bt_cache_lower {
     void *arg;
 };
 
-/* Who protects blocks (kvstore/pins.h) is told what comes and goes. */
+/* Who protects blocks (kvstore/cache/pins.h) is told what comes and goes. */
 struct bt_cache_guard {
     /* The block in slot can be found now; its caller holds a lease. */
     void (*cached)(void *arg, uint32_t slot);
