@@ -25,7 +25,7 @@
 #include "kvstore/cache/cache.h"
 #include "kvstore/cache/sealer.h"
 #include "kvstore/cache/tier.h"
-#include "kvstore/gather.h"
+#include "kvstore/fetch/fetch.h"
 #include "kvstore/wire/wire.h"
 #include "local.pb-c.h"
 #include "session.pb-c.h"

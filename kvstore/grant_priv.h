@@ -5,8 +5,8 @@
 
 #include "common/base/list.h"
 #include "common/base/map.h"
+#include "kvstore/fetch/source.h"
 #include "kvstore/grant.h"
-#include "kvstore/offer.h"
 
 #define GRANT_TICK_MS       100
 #define GRANT_FORGET_MS     30000  /* an ended request's epochs are remembered so long ... */

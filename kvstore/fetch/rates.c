@@ -1,5 +1,5 @@
 /* Moving averages in a small table. */
-#include "kvstore/rates.h"
+#include "kvstore/fetch/rates.h"
 
 #define SAMPLE_BYTES_MIN (256u << 10)
 #define WEIGHT           0.25 /* of a new sample: a change of load shows after a few */

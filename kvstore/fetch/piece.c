@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/log/log.h"
-#include "kvstore/gather_priv.h"
+#include "kvstore/fetch/fetch_priv.h"
 
 static void piece_free(struct piece *p)
 {

@@ -1,8 +1,8 @@
 /* The sending end of fetches: a peer names sealed blocks, this node leases those that are in its
  * slab, reads those that are on its SSD into it, says which it has, and lets the wire send them. It
  * needs no reservation. The leases end with the flow. Control thread. */
-#ifndef BT_KVSTORE_OFFER_H
-#define BT_KVSTORE_OFFER_H
+#ifndef BT_KVSTORE_FETCH_SOURCE_H
+#define BT_KVSTORE_FETCH_SOURCE_H
 
 #include "common/base/base.h"
 #include "common/loop/loop.h"

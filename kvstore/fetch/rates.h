@@ -1,8 +1,8 @@
 /* How fast blocks come from where, as measured: per peer, from its slab and from its SSD, and from
  * this node's own SSD. Bounded; a plain value of the control thread. Pure: durations are
  * arguments. */
-#ifndef BT_KVSTORE_RATES_H
-#define BT_KVSTORE_RATES_H
+#ifndef BT_KVSTORE_FETCH_RATES_H
+#define BT_KVSTORE_FETCH_RATES_H
 
 #include "common/base/base.h"
 

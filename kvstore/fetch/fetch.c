@@ -3,13 +3,13 @@
  * is read, what others have is asked for in pieces, from each source that has it as long as few
  * pieces are under way there. Layers of a piece travel in order, but a block can be used only when
  * all of them are there: the grant that it becomes part of shows whole blocks. */
-#include "kvstore/gather.h"
+#include "kvstore/fetch/fetch.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/log/log.h"
-#include "kvstore/gather_priv.h"
+#include "kvstore/fetch/fetch_priv.h"
 
 /* Reading a block from the own SSD takes nobody's network; a peer must be so many times as fast. */
 #define PEER_GAIN 2.0

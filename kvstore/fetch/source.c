@@ -2,7 +2,7 @@
  * tier; once the last has ended everything that is in the slab by then is leased and offered.
  * Where half of the slab is on offer the next waits a moment: a receiver that has all of a piece
  * asks for the next one before this end has heard of that, and a refusal loses it as a source. */
-#include "kvstore/offer.h"
+#include "kvstore/fetch/source.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * Nobody has to know beforehand where the two meet: both do what they can until the worker reaches
  * the first block of the part that has landed. So a slow or broken source costs nothing but the
  * blocks that it does not bring. Loads are short runs, the last blocks first, a few at once. */
-#include "kvstore/gather_priv.h"
+#include "kvstore/fetch/fetch_priv.h"
 
 #define DEAR       4.0 /* from 1/so much of the time of computing on, loading is worth splitting */
 #define RUNS_MAX   2u  /* reads of the own SSD at once: one reads, one is asked */

@@ -1,11 +1,11 @@
 /* Inside of gathers: the plan of a chain (gather.c), of one that comes from its end
  * (gather_tail.c), and transfers (gather_piece.c). */
-#ifndef BT_KVSTORE_GATHER_PRIV_H
-#define BT_KVSTORE_GATHER_PRIV_H
+#ifndef BT_KVSTORE_FETCH_FETCH_PRIV_H
+#define BT_KVSTORE_FETCH_FETCH_PRIV_H
 
 #include "common/base/list.h"
 #include "common/base/map.h"
-#include "kvstore/gather.h"
+#include "kvstore/fetch/fetch.h"
 
 #define PIECE_BYTES  (4u << 20) /* of one transfer: what is lost when a source is replaced */
 #define PIECE_TOKENS 512u       /* ... and no more than an extent */

@@ -6,15 +6,15 @@
  * waits, but never longer than wait_ms. Where loading is about as dear as computing nobody waits: a
  * tail comes from its end backwards until it meets who computes from the beginning. Control thread.
  */
-#ifndef BT_KVSTORE_GATHER_H
-#define BT_KVSTORE_GATHER_H
+#ifndef BT_KVSTORE_FETCH_FETCH_H
+#define BT_KVSTORE_FETCH_FETCH_H
 
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "kvstore/cache/cache.h"
 #include "kvstore/cache/tier.h"
-#include "kvstore/rates.h"
+#include "kvstore/fetch/rates.h"
 #include "kvstore/wire/wire.h"
 
 #define BT_GATHER_SOURCES_MAX 8
