@@ -23,7 +23,7 @@
 #include "kvstore/cache/sealer.h"
 #include "kvstore/cache/tier.h"
 #include "kvstore/conf.h"
-#include "kvstore/grant.h"
+#include "kvstore/grant/grant.h"
 #include "kvstore/pin_watch.h"
 #include "kvstore/serve.h"
 #include "kvstore/serve_local.h"

@@ -7,7 +7,7 @@
 #include "common/rpc/rpc.h"
 #include "kvstore/cache/cache.h"
 #include "kvstore/cache/pins.h"
-#include "kvstore/grant.h"
+#include "kvstore/grant/grant.h"
 
 #define BT_SERVE_HEARTBEAT_MS 500
 #define BT_SERVE_SILENCE_MS   2000

@@ -1,9 +1,9 @@
 /* The kvstore's side of local sessions: the UNIX socket in run_dir, attach, packets, doorbells.
- * What the messages mean is kvstore/grant.h. Control thread. */
+ * What the messages mean is kvstore/grant/grant.h. Control thread. */
 #ifndef BT_KVSTORE_SERVE_LOCAL_H
 #define BT_KVSTORE_SERVE_LOCAL_H
 
-#include "kvstore/grant.h"
+#include "kvstore/grant/grant.h"
 
 struct bt_serve_local;
 

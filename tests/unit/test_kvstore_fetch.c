@@ -2,7 +2,7 @@
  * blocks, fails or hangs, and that nothing is left behind. And the other end: what a node offers.
  * The wire is a recorder, so that the tests decide what arrives. */
 #include "kv_fetch.h"
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 static void test_pieces_come_in_the_order_of_the_chain(void **state)
 {

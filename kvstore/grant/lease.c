@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 #define LEASE_WAIT_MS 1800 /* a worker waits somewhat longer for the second answer */
 

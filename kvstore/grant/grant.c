@@ -1,6 +1,6 @@
 /* Grants: their making, their progress and their end, and the conductor's side of them.
  * Control thread. */
-#include "kvstore/grant.h"
+#include "kvstore/grant/grant.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #include "common/log/log.h"
 #include "common/rpc/ranges.h"
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 static void grants_tick(void *arg);
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 #define REPLICAS_MAX 4 /* under way at once: more would only be late together */
 

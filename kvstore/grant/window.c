@@ -3,7 +3,7 @@
  * half as much again by quarters of that where several begin at the same moment; what is behind
  * passes through a window each way. Whoever finds no room waits for somebody who only copies or
  * computes what he has, and so ends. Control thread. */
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 /* Slots that are set aside for beginnings, or about to be, or wait to be written. */
 static uint32_t beginnings(const struct bt_grants *gs)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 #define PASS_WAIT_MS                                                                               \
     10000 /* a disk that has no room for a block for so long has none for the rest */

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "common/log/log.h"
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 void local_send(struct bt_gworker *w, const Baton__LocalMsg *m)
 {

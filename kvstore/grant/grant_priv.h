@@ -1,12 +1,12 @@
 /* Inside of grants: structs and helpers shared by grant.c (life, conductors), grant_local.c
  * (workers) and grant_wire.c (the wire). Control thread. */
-#ifndef BT_KVSTORE_GRANT_PRIV_H
-#define BT_KVSTORE_GRANT_PRIV_H
+#ifndef BT_KVSTORE_GRANT_GRANT_PRIV_H
+#define BT_KVSTORE_GRANT_GRANT_PRIV_H
 
 #include "common/base/list.h"
 #include "common/base/map.h"
 #include "kvstore/fetch/source.h"
-#include "kvstore/grant.h"
+#include "kvstore/grant/grant.h"
 
 #define GRANT_TICK_MS       100
 #define GRANT_FORGET_MS     30000  /* an ended request's epochs are remembered so long ... */

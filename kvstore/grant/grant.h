@@ -15,8 +15,8 @@
  * is killed, not robbed. Leases are asked back when they are reclaim_ms old. A put that is open for
  * twice as long is a worker that has stopped: killed too.
  * Everything here runs on the control thread. */
-#ifndef BT_KVSTORE_GRANT_H
-#define BT_KVSTORE_GRANT_H
+#ifndef BT_KVSTORE_GRANT_GRANT_H
+#define BT_KVSTORE_GRANT_GRANT_H
 
 #include "common/base/base.h"
 #include "common/loop/loop.h"

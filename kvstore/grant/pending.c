@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/rpc/ranges.h"
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 struct loading {
     struct bt_list link;

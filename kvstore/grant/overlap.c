@@ -7,7 +7,7 @@
  * Control thread. */
 #include <stdlib.h>
 
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 bool tail_wanted(const struct bt_grants *gs, const Baton__Reserve *r)
 {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "common/log/log.h"
-#include "kvstore/grant_priv.h"
+#include "kvstore/grant/grant_priv.h"
 
 const struct bt_grants_wire bt_grants_wire_real = {
     .recv_start = bt_wire_recv_start,
