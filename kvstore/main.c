@@ -24,9 +24,9 @@
 #include "kvstore/cache/tier.h"
 #include "kvstore/conf.h"
 #include "kvstore/grant/grant.h"
-#include "kvstore/pin_watch.h"
-#include "kvstore/serve.h"
-#include "kvstore/serve_local.h"
+#include "kvstore/serve/local.h"
+#include "kvstore/serve/pin_watch.h"
+#include "kvstore/serve/serve.h"
 #include "kvstore/wire/wire.h"
 #include "kvstore/wire/wx_child.h"
 

@@ -1,7 +1,7 @@
 /* A worker's session with the kvstore of its node: a UNIX SOCK_SEQPACKET socket in run_dir carrying
  * proto baton.LocalMsg (proto/local.proto), with the slab, doorbells and the worker's own pidfd
  * passed at attach. The socket's end proves nothing about the worker's memory accesses: only its
- * pidfd does. This is the worker's side; the kvstore's side is kvstore/serve_local.c. Runs on the
+ * pidfd does. This is the worker's side; the kvstore's side is kvstore/serve/local.c. Runs on the
  * loop's thread. */
 #ifndef BT_SLAB_LOCAL_H
 #define BT_SLAB_LOCAL_H

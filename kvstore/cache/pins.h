@@ -1,7 +1,7 @@
 /* Pins: prefixes whose blocks are not to be evicted until a time. A pin is an operator's intent
- * (batonctl pin), kept in etcd (kvstore/pin_watch.h); here it becomes leases of slab slots and
- * protected slots of the SSD, for blocks that are in the cache now or come into it later. What is
- * pinned in the slab is written to the SSD as well.
+ * (batonctl pin), kept in etcd (kvstore/serve/pin_watch.h); here it becomes leases of slab slots
+ * and protected slots of the SSD, for blocks that are in the cache now or come into it later. What
+ * is pinned in the slab is written to the SSD as well.
  *
  * On each tier at most pin_max of the slots are protected. Where more is here, the older pin goes
  * first, and of a pin its head: the rest can be evicted like any block, and is counted (`beyond`).

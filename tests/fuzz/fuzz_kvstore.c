@@ -10,7 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "kvstore/serve.h"
+#include "kvstore/serve/serve.h"
 #include "tests/fuzz/fake_rpc.h"
 #include "tests/fuzz/message.h"
 #include "tests/fuzz/rig.h"

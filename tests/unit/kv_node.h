@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "kvstore/cache/tier.h"
-#include "kvstore/serve_local.h"
+#include "kvstore/serve/local.h"
 
 #define NODE_BT    16u /* tokens of a block */
 #define NODE_CHUNK 32u

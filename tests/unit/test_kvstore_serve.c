@@ -3,7 +3,7 @@
 #include "kv_node.h"
 
 #include "common/rpc/pb.h"
-#include "kvstore/serve.h"
+#include "kvstore/serve/serve.h"
 
 static struct node node;
 static struct bt_rpc *rpc;

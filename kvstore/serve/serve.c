@@ -1,6 +1,6 @@
 /* Sessions with conductors. A session owns the reservations that its messages made; two seconds of
  * silence or a broken stream end it and them. Control thread. */
-#include "kvstore/serve.h"
+#include "kvstore/serve/serve.h"
 
 #include <stdio.h>
 #include <stdlib.h>

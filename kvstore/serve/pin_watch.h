@@ -1,7 +1,7 @@
 /* The pins of the cluster as etcd has them (/baton/<cluster>/pins/), fed into the kvstore's own
  * table. An etcd that is away changes nothing; pins end by their time then, too. Control thread. */
-#ifndef BT_KVSTORE_PIN_WATCH_H
-#define BT_KVSTORE_PIN_WATCH_H
+#ifndef BT_KVSTORE_SERVE_PIN_WATCH_H
+#define BT_KVSTORE_SERVE_PIN_WATCH_H
 
 #include "common/etcd/etcd.h"
 #include "kvstore/cache/pins.h"

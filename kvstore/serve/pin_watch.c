@@ -1,5 +1,5 @@
 /* Follows the keys of pins in etcd. Control thread. */
-#include "kvstore/pin_watch.h"
+#include "kvstore/serve/pin_watch.h"
 
 #include <stdlib.h>
 #include <string.h>

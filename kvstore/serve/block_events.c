@@ -14,7 +14,7 @@
 #include "common/log/log.h"
 #include "common/rpc/pb.h"
 #include "common/rpc/ranges.h"
-#include "kvstore/serve.h"
+#include "kvstore/serve/serve.h"
 
 #define ADDED_BYTES   36u /* key, depth */
 #define REMOVED_BYTES 32u

@@ -1,7 +1,7 @@
 /* The gRPC service baton.Kvstore: sessions of conductors (reservations, heartbeats) and streams of
  * block events. Control thread. */
-#ifndef BT_KVSTORE_SERVE_H
-#define BT_KVSTORE_SERVE_H
+#ifndef BT_KVSTORE_SERVE_SERVE_H
+#define BT_KVSTORE_SERVE_SERVE_H
 
 #include "common/loop/loop.h"
 #include "common/rpc/rpc.h"
@@ -41,7 +41,7 @@ uint32_t bt_serve_sessions(const struct bt_serve *s);
 /* Closes every session and releases what they reserved. */
 void bt_serve_destroy(struct bt_serve *s);
 
-/* ---- block events (kvstore/serve_blocks.c) ---- */
+/* ---- block events (kvstore/serve/block_events.c) ---- */
 /* tier: NULL without an SSD. */
 struct bt_blocks *bt_blocks_create(struct bt_loop *loop, struct bt_index *index,
                                    struct bt_tier *tier, uint64_t incarnation);

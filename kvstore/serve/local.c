@@ -3,7 +3,7 @@
  *
  * The slab is passed as a descriptor opened anew: a duplicate would share the kvstore's own OFD
  * lock and keep the slab locked for as long as any worker lives. */
-#include "kvstore/serve_local.h"
+#include "kvstore/serve/local.h"
 
 #include <errno.h>
 #include <fcntl.h>
