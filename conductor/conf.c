@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "common/engine/model_config.h"
+#include "common/policy/sched/sched.h"
 #include "common/token/token.h"
 #include "conductor/front/front.h"
-#include "conductor/sched/sched.h"
 #include "conductor/sched_conf.h"
 
 #define ROW(member) offsetof(struct bt_conductor_conf, member)

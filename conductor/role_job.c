@@ -6,7 +6,7 @@
 
 #include "common/etcd/owner.h"
 #include "common/log/log.h"
-#include "conductor/sched/balance.h"
+#include "common/policy/sched/balance.h"
 
 #define LOOK_MS 1000
 #define LEASE_S 5

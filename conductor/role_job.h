@@ -1,11 +1,11 @@
 /* Roles by policy (sched.roles: auto): one conductor of the cluster owns the job, looks at the load
- * of both stages every second, and has a worker changed where conductor/sched/balance.h says so.
- * Loop thread. */
+ * of both stages every second, and has a worker changed where common/policy/sched/balance.h says
+ * so. Loop thread. */
 #ifndef BT_CONDUCTOR_ROLE_JOB_H
 #define BT_CONDUCTOR_ROLE_JOB_H
 
 #include "common/metrics/metrics.h"
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 #include "conductor/view/view.h"
 
 struct bt_role_job;

@@ -3,8 +3,8 @@
 #ifndef BT_CONDUCTOR_SCHED_CONF_H
 #define BT_CONDUCTOR_SCHED_CONF_H
 
+#include "common/policy/sched/sched.h"
 #include "conductor/conf.h"
-#include "conductor/sched/sched.h"
 
 /* Parameters of the configured policy; what it does not use is 0. conf was checked. */
 void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p);

@@ -11,8 +11,8 @@
 
 #include "common/base/sha256.h"
 #include "common/conf/conf.h"
+#include "common/policy/sched/share.h"
 #include "conductor/front/front_priv.h"
-#include "conductor/sched/share.h"
 
 #define KEY_BYTES_MAX 512
 #define UNIT_BYTES    (256 * 1024)

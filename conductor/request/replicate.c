@@ -1,5 +1,5 @@
-/* Copies of hot prefixes before they are needed: orders them as conductor/sched/copies.h says. A
- * prefix that many requests use within a minute gets a copy in a further node's slab for each so
+/* Copies of hot prefixes before they are needed: orders them as common/policy/sched/copies.h says.
+ * A prefix that many requests use within a minute gets a copy in a further node's slab for each so
  * many of them, while the budget of bytes lasts, so that neither the queue at its holder nor the
  * holder's death makes others compute it again. Each conductor goes by the requests that it sees
  * and has a budget of its own; kvstores move the blocks behind hand-offs and fetches. Loop thread.

@@ -4,13 +4,13 @@
 
 #include "common/base/list.h"
 #include "common/base/map.h"
+#include "common/policy/sched/copies.h"
+#include "common/policy/sched/share.h"
+#include "common/policy/sched/survival.h"
 #include "conductor/request/emit.h"
 #include "conductor/request/journal.h"
 #include "conductor/request/prompt.h"
 #include "conductor/request/requests.h"
-#include "conductor/sched/copies.h"
-#include "conductor/sched/share.h"
-#include "conductor/sched/survival.h"
 
 typedef enum {
     LANE_WAITING,    /* admission: too many run already */

@@ -5,8 +5,8 @@
 
 #include "common/kv/key.h"
 #include "common/metrics/metrics.h"
+#include "common/policy/sched/sched.h"
 #include "conductor/request/request.h"
-#include "conductor/sched/sched.h"
 #include "conductor/view/view.h"
 
 struct bt_requests_config { /* copied */

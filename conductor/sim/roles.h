@@ -1,12 +1,12 @@
-/* Roles by load in a simulated cluster: the conductor's own rule (conductor/sched/balance.h), asked
- * every second as in conductor/role_job.c. A node that is to change stops offering its role,
+/* Roles by load in a simulated cluster: the conductor's own rule (common/policy/sched/balance.h),
+ * asked every second as in conductor/role_job.c. A node that is to change stops offering its role,
  * finishes what it has (a live worker's rest is planned elsewhere after some seconds) and then
  * offers the other one. */
 #ifndef BT_CONDUCTOR_SIM_ROLES_H
 #define BT_CONDUCTOR_SIM_ROLES_H
 
-#include "conductor/sched/balance.h"
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/balance.h"
+#include "common/policy/sched/sched.h"
 
 #define BT_SIM_ROLES_LOOK_MS 1000
 

@@ -1,5 +1,6 @@
-/* A cluster in simulated time that is scheduled by the conductor's own policies (conductor/sched).
- * Discrete events; the same trace, options and seed give the same result to the last digit.
+/* A cluster in simulated time that is scheduled by the conductor's own policies
+ * (common/policy/sched). Discrete events; the same trace, options and seed give the same result to
+ * the last digit.
  *
  * The model. A prefill node computes one request after the other; one in the background gives
  * way to others at the end of its step and goes on when there are none. A request's prefix that its
@@ -22,7 +23,7 @@
 #define BT_CONDUCTOR_SIM_SIM_H
 
 #include "common/policy/evict/evict.h"
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 #include "conductor/sim/cluster.h"
 #include "conductor/sim/disk.h"
 #include "conductor/sim/trace.h"

@@ -3,8 +3,8 @@
 #ifndef BT_CONDUCTOR_SIM_PRIV_H
 #define BT_CONDUCTOR_SIM_PRIV_H
 
-#include "conductor/sched/copies.h"
-#include "conductor/sched/survival.h"
+#include "common/policy/sched/copies.h"
+#include "common/policy/sched/survival.h"
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
 #include "conductor/sim/events.h"

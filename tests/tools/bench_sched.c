@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 #include "conductor/view/view_priv.h"
 
 #define BLOCK_TOKENS 64

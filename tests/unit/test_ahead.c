@@ -1,6 +1,6 @@
 /* Where a prompt that comes now would be in a prefill worker's steps (common/batch/ahead.h), held
  * against the batcher with that prompt really in it, and a conductor's backlog at a worker
- * (conductor/sched/backlog.h), held against a worker that computes it. */
+ * (common/policy/sched/backlog.h), held against a worker that computes it. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,8 +12,8 @@
 #include <cmocka.h>
 
 #include "common/batch/ahead.h"
-#include "conductor/sched/backlog.h"
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/backlog.h"
+#include "common/policy/sched/sched.h"
 
 #define SEQS 32
 

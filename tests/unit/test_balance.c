@@ -6,8 +6,8 @@
 /* after the four above, as cmocka wants it */
 #include <cmocka.h>
 
-#include "conductor/sched/balance.h"
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/balance.h"
+#include "common/policy/sched/sched.h"
 
 static const struct bt_balance_params params = {.window_ms = 10000, .high = 0.8, .low = 0.5};
 

@@ -6,7 +6,7 @@
 /* after the four above, as cmocka wants it */
 #include <cmocka.h>
 
-#include "conductor/sched/copies.h"
+#include "common/policy/sched/copies.h"
 
 #define BLOCKS 9
 

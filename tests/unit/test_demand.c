@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 
 /* As often 10, 100 and 1000 ms: shares of the work 1, 10 and 100 of 111. */
 static void test_shares(void **state)

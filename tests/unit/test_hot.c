@@ -7,7 +7,7 @@
 /* after the four above, as cmocka wants it */
 #include <cmocka.h>
 
-#include "conductor/sched/hot.h"
+#include "common/policy/sched/hot.h"
 
 static void test_fades(void **state)
 {

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "conductor/sched/learn.h"
+#include "common/policy/sched/learn.h"
 
 static uint64_t rng(uint64_t *s)
 {

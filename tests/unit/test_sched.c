@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 
 static const struct bt_sched_params defaults = {
     .prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 1e9};

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 
 #define N_P 4 /* prefill workers 0..3 on nodes 0..3, decode workers 4 and 5 on nodes 4 and 5 */
 #define N   6

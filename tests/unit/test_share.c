@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "conductor/sched/share.h"
+#include "common/policy/sched/share.h"
 
 static void test_bucket(void **state)
 {

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "conductor/sched/survival.h"
+#include "common/policy/sched/survival.h"
 
 static struct bt_sched_survival s;
 

@@ -1,5 +1,5 @@
 /* Admission: is the best place good enough for the objectives? Pure: see sched.h. */
-#include "conductor/sched/sched_priv.h"
+#include "common/policy/sched/sched_priv.h"
 
 #include <math.h>
 #include <string.h>

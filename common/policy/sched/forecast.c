@@ -1,5 +1,5 @@
 /* Buckets of what comes out of prefill, on a ring. Pure: see forecast.h. */
-#include "conductor/sched/forecast.h"
+#include "common/policy/sched/forecast.h"
 
 #include <math.h>
 #include <string.h>

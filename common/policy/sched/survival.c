@@ -1,5 +1,5 @@
 /* Hazards per bucket of lengths, leaned on a parent's. Pure: see survival.h. */
-#include "conductor/sched/survival.h"
+#include "common/policy/sched/survival.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* What a placement would cost: predictions from fitted cost models where a worker has one, from
  * its measured rates otherwise. Pure: see sched.h. */
-#include "conductor/sched/sched_priv.h"
+#include "common/policy/sched/sched_priv.h"
 
 #include <math.h>
 

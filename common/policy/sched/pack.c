@@ -5,7 +5,7 @@
  * leaves prompts what is over. Rows on half of the workers cost half of these bases, and the others
  * compute prompts in whole chunks, as prefill workers do. What it costs are longer steps, so it
  * goes only as far as the objective between tokens leaves room. */
-#include "conductor/sched/sched_priv.h"
+#include "common/policy/sched/sched_priv.h"
 
 /* A prompt that waits longer is a row at a time that nobody knows well: by then all decode workers
  * have rows on their way to them. An overload under a longer objective settles there, and what

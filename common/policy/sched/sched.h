@@ -2,14 +2,14 @@
  * rejection. PURE: no clock, allocation, lock, I/O or log; time, randomness and the snapshot are
  * arguments, so that the conductor, the simulator and the tests run the very same objects and a
  * recorded (snapshot, request) replays. */
-#ifndef BT_CONDUCTOR_SCHED_H
-#define BT_CONDUCTOR_SCHED_H
+#ifndef BT_POLICY_SCHED_H
+#define BT_POLICY_SCHED_H
 
 #include "common/base/base.h"
 #include "common/batch/ahead.h"
-#include "conductor/sched/demand.h"
-#include "conductor/sched/forecast.h"
-#include "conductor/sched/learn.h"
+#include "common/policy/sched/demand.h"
+#include "common/policy/sched/forecast.h"
+#include "common/policy/sched/learn.h"
 
 #define BT_SCHED_NONE UINT32_MAX
 

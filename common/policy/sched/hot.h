@@ -1,7 +1,7 @@
 /* Which prefixes are used often: uses of a block's key, faded over a window, for the few hundred
  * keys that are used most. A plain value in the caller's memory. PURE: time is an argument. */
-#ifndef BT_CONDUCTOR_SCHED_HOT_H
-#define BT_CONDUCTOR_SCHED_HOT_H
+#ifndef BT_POLICY_SCHED_HOT_H
+#define BT_POLICY_SCHED_HOT_H
 
 #include "common/base/base.h"
 

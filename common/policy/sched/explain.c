@@ -1,5 +1,5 @@
 /* Why a plan is as it is: what was looked at, in the policies' own numbers. Pure: see sched.h. */
-#include "conductor/sched/sched_priv.h"
+#include "common/policy/sched/sched_priv.h"
 
 #include <string.h>
 

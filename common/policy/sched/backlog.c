@@ -1,8 +1,8 @@
 /* A worker's steps as they should be, corrected whenever it says that a prompt is done. Pure: see
  * backlog.h. */
-#include "conductor/sched/backlog.h"
+#include "common/policy/sched/backlog.h"
 
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 
 void bt_sched_backlog_init(struct bt_sched_backlog *q)
 {

@@ -2,8 +2,8 @@
  * load are arguments; the state is a plain value of the caller. Slow on purpose: a change costs a
  * warm batch, so a stage must be short for two whole windows, and the other one must do with a
  * worker less afterwards with room to spare. */
-#ifndef BT_CONDUCTOR_SCHED_BALANCE_H
-#define BT_CONDUCTOR_SCHED_BALANCE_H
+#ifndef BT_POLICY_SCHED_BALANCE_H
+#define BT_POLICY_SCHED_BALANCE_H
 
 #include "common/base/base.h"
 

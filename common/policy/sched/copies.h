@@ -1,11 +1,11 @@
 /* Copies of hot prefixes ahead of need: which prefix gets one, from where, to where, within a
  * budget of bytes. What moves the blocks is the caller's. A plain value in the caller's memory.
  * PURE: time is the snapshot's. */
-#ifndef BT_CONDUCTOR_SCHED_COPIES_H
-#define BT_CONDUCTOR_SCHED_COPIES_H
+#ifndef BT_POLICY_SCHED_COPIES_H
+#define BT_POLICY_SCHED_COPIES_H
 
-#include "conductor/sched/hot.h"
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/hot.h"
+#include "common/policy/sched/sched.h"
 
 struct bt_sched_copies {
     struct bt_hot hot;

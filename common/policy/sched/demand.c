@@ -1,5 +1,5 @@
 /* A faded histogram over the logarithm of a request's work. Pure: see demand.h. */
-#include "conductor/sched/demand.h"
+#include "common/policy/sched/demand.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Roles by load. Pure: see balance.h. */
-#include "conductor/sched/balance.h"
+#include "common/policy/sched/balance.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* Hot prefixes, holders, the node that gets one more. Pure: see copies.h. */
-#include "conductor/sched/copies.h"
+#include "common/policy/sched/copies.h"
 
 #define WINDOW_MS 60000.0 /* over which uses fade */
 #define SAVE_S    10.0 /* so much of the budget may be saved up: else no large prefix is ever due */

@@ -1,5 +1,5 @@
 /* Buckets and counters. Pure: see share.h. */
-#include "conductor/sched/share.h"
+#include "common/policy/sched/share.h"
 
 #include <math.h>
 

@@ -2,8 +2,8 @@
  * batcher, rolled forward over the prompts that were sent to it (common/batch/ahead.h). Who is sent
  * is told by add, who is computed by done; in between time passes at the worker's pace. PURE: time
  * is an argument. */
-#ifndef BT_CONDUCTOR_SCHED_BACKLOG_H
-#define BT_CONDUCTOR_SCHED_BACKLOG_H
+#ifndef BT_POLICY_SCHED_BACKLOG_H
+#define BT_POLICY_SCHED_BACKLOG_H
 
 #include "common/base/list.h"
 #include "common/batch/ahead.h"

@@ -4,8 +4,8 @@
  * has ended some, and those of a class on those of all prompts. A request counts while it runs:
  * from those that have ended alone only short answers would be known at first. A plain value in the
  * caller's memory, about 310 KiB. PURE. */
-#ifndef BT_CONDUCTOR_SCHED_SURVIVAL_H
-#define BT_CONDUCTOR_SCHED_SURVIVAL_H
+#ifndef BT_POLICY_SCHED_SURVIVAL_H
+#define BT_POLICY_SCHED_SURVIVAL_H
 
 #include "common/base/base.h"
 

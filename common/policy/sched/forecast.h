@@ -4,8 +4,8 @@
  * estimated: each row goes on with the same chance in every bucket, the mean life of those of now
  * measured, that of those to come told with them. Rows that wait for a place do not end. A plain
  * value in the caller's memory. Pure: time is an argument. */
-#ifndef BT_CONDUCTOR_SCHED_FORECAST_H
-#define BT_CONDUCTOR_SCHED_FORECAST_H
+#ifndef BT_POLICY_SCHED_FORECAST_H
+#define BT_POLICY_SCHED_FORECAST_H
 
 #include "common/base/base.h"
 

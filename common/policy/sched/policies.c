@@ -1,6 +1,6 @@
 /* The policies: each is a rule for the cost of a prefill and of a decode worker. Pure: see sched.h.
  */
-#include "conductor/sched/sched_priv.h"
+#include "common/policy/sched/sched_priv.h"
 
 #include <string.h>
 

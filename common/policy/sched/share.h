@@ -1,7 +1,7 @@
 /* Who is next, and who has had enough: rate limits by token buckets, and fairness between tenants
  * by virtual token counters (Sheng et al., OSDI'24). Plain values in the caller's memory. PURE. */
-#ifndef BT_CONDUCTOR_SCHED_SHARE_H
-#define BT_CONDUCTOR_SCHED_SHARE_H
+#ifndef BT_POLICY_SCHED_SHARE_H
+#define BT_POLICY_SCHED_SHARE_H
 
 #include "common/base/base.h"
 

@@ -1,7 +1,7 @@
 /* What a conductor learns of one worker from requests that have gone through it: what the cost of
  * steps does not hold. A plain value in the caller's memory. PURE. */
-#ifndef BT_CONDUCTOR_SCHED_LEARN_H
-#define BT_CONDUCTOR_SCHED_LEARN_H
+#ifndef BT_POLICY_SCHED_LEARN_H
+#define BT_POLICY_SCHED_LEARN_H
 
 #include "common/base/base.h"
 

@@ -1,5 +1,5 @@
 /* Faded counts in a small table; the least used key of a set gives its place. Pure: see hot.h. */
-#include "conductor/sched/hot.h"
+#include "common/policy/sched/hot.h"
 
 #include <math.h>
 #include <string.h>

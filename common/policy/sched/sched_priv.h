@@ -1,9 +1,9 @@
 /* Inside sched/: what a placement works on, the predictions (cost.c) and the rules in which the
  * policies differ (policies.c). */
-#ifndef BT_CONDUCTOR_SCHED_PRIV_H
-#define BT_CONDUCTOR_SCHED_PRIV_H
+#ifndef BT_POLICY_SCHED_PRIV_H
+#define BT_POLICY_SCHED_PRIV_H
 
-#include "conductor/sched/sched.h"
+#include "common/policy/sched/sched.h"
 
 struct job;
 

@@ -2,8 +2,8 @@
  * arrives, how much lies in requests that take less than a given one. Work is ms of prefill, or
  * what rows take of decode workers (bt_sched_plan.decode_work); one value of this kind has one of
  * them. A plain value in the caller's memory. PURE: time is an argument. */
-#ifndef BT_CONDUCTOR_SCHED_DEMAND_H
-#define BT_CONDUCTOR_SCHED_DEMAND_H
+#ifndef BT_POLICY_SCHED_DEMAND_H
+#define BT_POLICY_SCHED_DEMAND_H
 
 #include "common/base/base.h"
 

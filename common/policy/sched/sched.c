@@ -2,7 +2,7 @@
  * is nobody. Pure: see sched.h. */
 #include <math.h>
 
-#include "conductor/sched/sched_priv.h"
+#include "common/policy/sched/sched_priv.h"
 
 uint64_t bt_sched_mix(uint64_t x)
 {

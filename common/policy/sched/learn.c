@@ -1,5 +1,5 @@
 /* Medians that follow, and the definition of TBT. Pure: see learn.h. */
-#include "conductor/sched/learn.h"
+#include "common/policy/sched/learn.h"
 
 #include <math.h>
 #include <stdlib.h>
