@@ -255,6 +255,7 @@ static void on_token(struct bt_lane *k, const struct bt_lane_input *in)
     bool first = t->offset == 0 && t->choice == k->first;
     k->progress_ns = in->now_ns;
     k->queued_ns = 0;
+    k->put_offs = 0;
     bt_status_t st = bt_request_put(k->r, t);
     if (st == BT_ERR_EXHAUSTED || st == BT_ERR_INVALID) {
         bt_lane_avoid(k, in->session);

@@ -38,14 +38,17 @@ static void gather_tokens(struct bt_lane *k)
     k->n_keys = n / bt != 0 ? bt_kv_keys(&r->root, k->tokens, n, bt, k->keys) : 0;
 }
 
-/* full_p: because it had no room a moment ago. */
+/* *full_p is set if it had no room a moment ago, whatever else is to be said against it: then
+ * another try at once is of no use. */
 static bool avoided(const struct bt_lane *k, const struct bt_session *s, uint64_t now_ns,
                     bool *full_p)
 {
     for (uint32_t i = 0; i < k->n_avoid; i++) {
-        if (k->avoid[i].incarnation == s->member->incarnation && now_ns < k->avoid[i].until_ns) {
-            *full_p = *full_p || k->avoid[i].until_ns != UINT64_MAX;
-            return true;
+        const struct bt_lane_avoid *a = &k->avoid[i];
+        if (a->incarnation == s->member->incarnation) {
+            bool full = now_ns < a->full_until_ns;
+            *full_p = *full_p || full;
+            return a->failed || full;
         }
     }
     return false;

@@ -13,15 +13,12 @@
 #define STAY_NS        1000000000ull /* between two looks for somebody else */
 #define FULL_NS        1000000000ull /* how long a full daemon is gone around */
 
-static void avoid_until(struct bt_lane *k, const struct bt_session *s, uint64_t until_ns)
+/* The lane's note about s, made if there is none. */
+static struct bt_lane_avoid *avoid_of(struct bt_lane *k, const struct bt_session *s)
 {
-    if (s == NULL) {
-        return;
-    }
     for (uint32_t i = 0; i < k->n_avoid; i++) {
         if (k->avoid[i].incarnation == s->member->incarnation) {
-            k->avoid[i].until_ns = BT_MAX(k->avoid[i].until_ns, until_ns);
-            return;
+            return &k->avoid[i];
         }
     }
     /* The oldest is forgotten: it may have recovered by now. */
@@ -29,13 +26,15 @@ static void avoid_until(struct bt_lane *k, const struct bt_session *s, uint64_t 
         memmove(k->avoid, k->avoid + 1, (AVOID_MAX - 1) * sizeof(k->avoid[0]));
         k->n_avoid--;
     }
-    k->avoid[k->n_avoid].incarnation = s->member->incarnation;
-    k->avoid[k->n_avoid++].until_ns = until_ns;
+    k->avoid[k->n_avoid] = (struct bt_lane_avoid){.incarnation = s->member->incarnation};
+    return &k->avoid[k->n_avoid++];
 }
 
 void bt_lane_avoid(struct bt_lane *k, const struct bt_session *s)
 {
-    avoid_until(k, s, UINT64_MAX);
+    if (s != NULL) {
+        avoid_of(k, s)->failed = true;
+    }
 }
 
 static void leave_plan(struct bt_lane *k, uint64_t now_ns)
@@ -75,6 +74,7 @@ static void split(struct bt_lane *k)
         memcpy(one->avoid, k->avoid, sizeof(one->avoid));
         one->replans = k->replans;
         one->stuck = k->stuck;
+        one->put_offs = k->put_offs;
         one->queued_ns = k->queued_ns;
         one->plan_at_ns = k->plan_at_ns;
         bt_lane_set_state(one, LANE_PLANNING);
@@ -186,12 +186,22 @@ bool bt_lane_queued_too_long(struct bt_lane *k, uint64_t now_ns)
     return true;
 }
 
+/* After so many refusals in a row not even all the others can have been tried, or those forgotten
+ * among them refuse again: the tries become slower. */
+static uint64_t pause_ns(uint32_t put_offs)
+{
+    uint32_t shift = BT_MIN(put_offs - BT_MIN(put_offs, AVOID_MAX), 6u);
+    return put_offs <= AVOID_MAX ? 0 : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS) * 1000000ull;
+}
+
 /* s has no room now. Not a failure: elsewhere at once, or it waits until there is some. */
 static void put_off(struct bt_lane *k, const struct bt_session *s, const char *why, uint64_t now_ns)
 {
     BT_DEBUG("request_put_off", "req=%016" PRIx64 " epoch=%u why=%s", k->id, k->epoch, why);
     struct bt_flight *f = k->flight;
-    avoid_until(k, s, now_ns + FULL_NS);
+    if (s != NULL) {
+        avoid_of(k, s)->full_until_ns = now_ns + FULL_NS;
+    }
     f->no_room = true;
     /* One that had been given room and was at work for a while begins to wait anew. */
     bool had_room = bt_flight_reserved(f) && now_ns - f->planned_ns > FULL_NS;
@@ -205,6 +215,8 @@ static void put_off(struct bt_lane *k, const struct bt_session *s, const char *w
     if (k->r->rs->probe == k) {
         bt_requests_starve(k, now_ns);
     } else {
+        k->put_offs++;
+        k->plan_at_ns = now_ns + pause_ns(k->put_offs);
         bt_requests_queue_planning(k);
     }
     split(k);

@@ -93,6 +93,12 @@ struct bt_choice {
     uint32_t n_gaps, gaps_cap;
 };
 
+/* A daemon that a lane's plans go around, as long as there is anybody else. */
+struct bt_lane_avoid {
+    uint64_t incarnation, full_until_ns; /* it had no room a moment ago */
+    bool failed;                         /* ... or it failed the lane */
+};
+
 /* What is planned as one: the unit of states.def, of epochs and of plans, known to daemons by its
  * id. A request begins as one lane that carries all its choices (one prefill, forks). When that
  * fails after the first token, each unfinished choice goes on in a lane of its own: their tokens
@@ -115,10 +121,9 @@ struct bt_lane {
     struct bt_flight *flight; /* of the current epoch, NULL without one */
     bool want_flow;           /* usage waits for its FlowDone */
 
-    struct {
-        uint64_t incarnation, until_ns;
-    } avoid[AVOID_MAX];
+    struct bt_lane_avoid avoid[AVOID_MAX];
     uint32_t n_avoid, replans;
+    uint32_t put_offs;     /* refusals for want of room since its last token */
     bool demanded;         /* it is in rs->demand */
     bool let_in;           /* ... and in rs->let_in and rs->decodes */
     bool late_demanded;    /* counted in rs->late_demand */

@@ -27,9 +27,11 @@
 #define WAIT_MS      30000 /* a bound for what hangs, not for what is slow */
 #define BLOCK_TOKENS 16
 #define INDEX_KEYS   2000
-#define MAX_FAKES    8
-#define MAX_SEEN     32
-#define SILENCE_MS   600 /* of fixtures whose test is about silence */
+#ifndef MAX_FAKES
+#define MAX_FAKES 8
+#endif
+#define MAX_SEEN   32
+#define SILENCE_MS 600 /* of fixtures whose test is about silence */
 
 struct seen_submit {
     uint64_t request, seed;

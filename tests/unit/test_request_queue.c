@@ -1,4 +1,7 @@
 /* Requests that wait because kvstores or workers are full: order, one try at a time, limits. */
+#define MAX_FAKES 22 /* more than a request remembers */
+
+#include "conductor/request/inspect.h"
 #include "tests/unit/request_fixture.h"
 
 static void full(struct pair *x, bool yes)
@@ -406,6 +409,99 @@ static void test_full_worker(void **state)
     fixture_cleanup(&x.f);
 }
 
+static void see_epoch(void *arg, const struct bt_request_info *in)
+{
+    uint32_t *most = arg;
+    *most = BT_MAX(*most, in->epoch);
+}
+
+/* How often the request that was planned most often has been planned. */
+static uint32_t most_epochs(struct pair *x)
+{
+    uint32_t most = 0;
+    bt_requests_each(x->f.rs, see_epoch, &most);
+    return most;
+}
+
+/* A kvstore that failed the request before, and has no room now, is tried as slowly as any full
+ * one, although the request has nobody else. */
+static void test_full_after_a_failure(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    pair_start(&x);
+    struct client c;
+    struct bt_gen_spec s = spec_of(40, 1);
+    client_start(&x.f, &c, &s);
+    until(&x.f, x.ka->reserves == 1 && x.kb->reserves == 1 && x.p->submits == 1);
+    full(&x, true);
+    Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
+    g.request = x.p->submit[0].request;
+    g.epoch = 1;
+    g.status = BT_ERR_PEER_LOST; /* at its peer, says n2's: that is n1's */
+    g.detail = (char *)"scripted";
+    to_conductor_k(x.kb, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+    until(&x.f, x.ka->reserves >= 2);
+    spin(&x.f, 1000);
+    assert_int_equal(c.errors, 0);
+    assert_in_range(most_epochs(&x), 3, 12);
+    full(&x, false);
+    until(&x.f, placed(&x));
+    serve_newest(&x, &c);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* For ms every prefill worker refuses whatever it is sent. */
+static void refuse_all(struct fixture *f, uint64_t ms)
+{
+    uint64_t end_ns = bt_mono_ns() + ms * 1000000;
+    while (bt_mono_ns() < end_ns) {
+        bt_loop_poll(f->loop, 5);
+        for (int i = 0; i < f->n_fakes; i++) {
+            struct fake *w = &f->fakes[i];
+            while (w->submits > 0 &&
+                   strcmp(w->kind, "prefill") == 0) { /* taken out: a fake remembers a few only */
+                const struct seen_submit *s = &w->submit[--w->submits];
+                say_ended(w, s->request, s->epoch, BT_ERR_EXHAUSTED);
+            }
+        }
+    }
+}
+
+/* Two requests, room at the kvstores, and workers that refuse each of them: that the one has got
+ * slots lets the other be tried, again and again, but no faster and faster. With more workers than
+ * a request remembers it does not go around among them without a pause. */
+static void test_full_workers(void **state)
+{
+    static const char *const names[] = {"w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8",
+                                        "w9", "wa", "wb", "wc", "wd", "we", "wf", "wg", "wh"};
+    (void)state;
+    for (int many = 0; many < 2; many++) {
+        struct pair x;
+        fixture_init(&x.f);
+        pair_start(&x);
+        for (size_t i = 0; many && i < BT_ARRAY_LEN(names); i++) {
+            struct fake *w = fake_add(&x.f, "prefill", names[i], "n1");
+            until(&x.f, fake_up(w));
+        }
+        struct client c[2];
+        for (int i = 0; i < 2; i++) {
+            struct bt_gen_spec s = spec_of(40, 1);
+            client_start(&x.f, &c[i], &s);
+        }
+        refuse_all(&x.f, 2000);
+        assert_int_equal(c[0].errors + c[1].errors, 0);
+        assert_in_range(most_epochs(&x), 3, 60);
+        for (int i = 0; i < 2; i++) {
+            bt_request_cancel(c[i].r);
+            client_cleanup(&c[i]);
+        }
+        fixture_cleanup(&x.f);
+    }
+}
+
 /* Who would only wait for a refusal gets it at once: where the queue of the prefill worker is too
  * long for any prompt it is not even read, and behind a full kvstore the wait counts too. */
 static void test_refused_at_once(void **state)
@@ -740,6 +836,8 @@ int main(void)
         cmocka_unit_test(test_places_for_higher_classes),
         cmocka_unit_test(test_room_and_nobody_left),
         cmocka_unit_test(test_full_worker),
+        cmocka_unit_test(test_full_after_a_failure),
+        cmocka_unit_test(test_full_workers),
         cmocka_unit_test(test_refused_at_once),
         cmocka_unit_test(test_lower_classes_are_not_waited_for),
         cmocka_unit_test(test_refused_ones_are_no_progress),
