@@ -398,6 +398,14 @@ static void on_lost_old(struct bt_lane *k, const struct bt_lane_input *in)
     bt_flight_step(in->flight, in->now_ns);
 }
 
+/* The request goes on, but the plan was left before: perhaps because the worker's death had been
+ * told by its kvstore or by a peer, who may notice first. */
+static void on_lost_late(struct bt_lane *k, const struct bt_lane_input *in)
+{
+    on_lost_old(k, in);
+    bt_lane_lost_late(k, in->flight, in->session);
+}
+
 static void on_lost_settling(struct bt_lane *k, const struct bt_lane_input *in)
 {
     if (in->flight == k->flight) {
@@ -458,7 +466,7 @@ static void on_lost(struct bt_lane *k, const struct bt_lane_input *in)
     struct bt_flight *f = in->flight;
     const struct bt_session *s = in->session;
     if (f != k->flight) {
-        on_lost_old(k, in);
+        on_lost_late(k, in);
         return;
     }
     bool need = needed(f, s);

@@ -84,21 +84,48 @@ static void split(struct bt_lane *k)
     k->n_tokens = 0; /* gathered from another choice, perhaps */
 }
 
-/* Whoever was dead before the request got there, and whoever says that it is leaving, has not been
- * killed by it. */
-static void count_death(struct bt_lane *k, const struct bt_session *lost)
+/* lost, a daemon of the lane's plan f, was lost. Whoever was dead before the request got there, and
+ * whoever says that it is leaving, has not been killed by it. A node's workers go together: a plan
+ * counts one. */
+static void count_death(struct bt_lane *k, struct bt_flight *f, const struct bt_session *lost)
 {
     struct bt_request *r = k->r;
-    if (lost == NULL || k->flight == NULL || !bt_flight_works_on(k->flight, lost) ||
-        lost->departed || bt_session_leaving(lost) || r->n_killed == DEATHS_MAX) {
+    if (lost == NULL || f == NULL || f->killed || !bt_flight_works_on(f, lost) || lost->departed ||
+        bt_session_leaving(lost) || r->n_killed == DEATHS_MAX) {
         return;
     }
+    f->killed = true;
     for (uint32_t i = 0; i < r->n_killed; i++) {
         if (r->killed[i] == lost->member->incarnation) {
             return; /* another choice was with it as well */
         }
     }
     r->killed[r->n_killed++] = lost->member->incarnation;
+}
+
+static bool killed_enough(struct bt_lane *k)
+{
+    if (k->r->n_killed < DEATHS_MAX) {
+        return false;
+    }
+    bt_request_fail(
+        k->r, REJECT_FAILED, 500, 0,
+        "two workers were lost while they worked on this request; it is not tried again");
+    return true;
+}
+
+void bt_lane_lost_late(struct bt_lane *k, struct bt_flight *f, const struct bt_session *lost)
+{
+    uint32_t before = k->r->n_killed;
+    count_death(k, f, lost);
+    if (k->r->n_killed == before) {
+        return;
+    }
+    BT_WARN("request_death", "req=%016" PRIx64 " epoch=%u deaths=%u worker=%s", k->id, f->epoch,
+            k->r->n_killed, lost->member->name);
+    if (k->state == LANE_PLANNING || k->state == LANE_PREFILLING) {
+        (void)killed_enough(k);
+    }
 }
 
 /* The worker of its plan whose session is down already. Requests are told of that in slices, and a
@@ -118,7 +145,7 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char
     struct bt_request *r = k->r;
     struct bt_requests *rs = r->rs;
     lost = lost != NULL ? lost : gone(k);
-    count_death(k, lost);
+    count_death(k, k->flight, lost);
     k->replans++;
     r->usage.replans++;
     snprintf(r->usage.again, sizeof(r->usage.again), "%s", why);
@@ -130,10 +157,7 @@ void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char
             k->id, k->epoch, r->choices[k->first].journal.n, r->n_killed, k->replans,
             r->usage.prefill, r->usage.decode, why);
     char text[320];
-    if (r->n_killed == DEATHS_MAX) {
-        snprintf(text, sizeof(text),
-                 "two workers were lost while they worked on this request; it is not tried again");
-        bt_request_fail(r, REJECT_FAILED, 500, 0, text);
+    if (killed_enough(k)) {
         return;
     }
     if (k->replans > rs->conf.max_replans) {

@@ -60,6 +60,7 @@ struct bt_flight {
     bool flow_done;
     uint8_t reserved;    /* kvstores that have said yes */
     uint64_t working[2]; /* incarnations of workers that have received it and not ended, or 0 */
+    bool killed;         /* a worker's death was counted: its node's others are no further ones */
     bool no_room;        /* was refused for want of room: its end is no news to those who wait */
     enum { FLIGHT_ACTIVE, FLIGHT_SOFT, FLIGHT_HARD } wind; /* see flight.c */
     bool decode_useless;           /* nobody wants more tokens: cancel it at once */
@@ -272,6 +273,9 @@ void bt_lane_avoid(struct bt_lane *k, const struct bt_session *s);
  * hangs; a worker that had begun with the request counts as killed by it. NULL: nobody was lost. */
 void bt_lane_replan(struct bt_lane *k, const struct bt_session *lost, const char *why,
                     uint64_t now_ns);
+/* A daemon of plan f, which the lane has left, was lost: counts as killed by the request if f was
+ * left without a death. Fails the request if that is one too many and no token has come since. */
+void bt_lane_lost_late(struct bt_lane *k, struct bt_flight *f, const struct bt_session *lost);
 /* A worker or kvstore (s, may be NULL) refused or gave up with a status of its own. */
 void bt_lane_repair(struct bt_lane *k, const struct bt_session *s, int32_t status,
                     const char *detail, uint64_t now_ns);

@@ -293,6 +293,85 @@ static void test_two_deaths(void **state)
     fixture_cleanup(&x.f);
 }
 
+static void say_grant_failed(struct fake *kv, uint64_t id, uint32_t epoch)
+{
+    Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
+    g.request = id;
+    g.epoch = epoch;
+    g.status = BT_ERR_INTERNAL;
+    g.detail = (char *)"the worker has gone";
+    to_conductor_k(kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+}
+
+/* Received is the first that a worker says. */
+static void wait_received(struct trio *x, struct fake *w, uint64_t since_ns)
+{
+    until(&x->f, session_of_fake(w)->output_ns >= since_ns);
+}
+
+/* A kvstore tells of its worker's death before the worker's own session breaks: it counts all the
+ * same, and once, although the request has left that plan by then. */
+static void test_two_deaths_told_by_kvstores(void **state)
+{
+    (void)state;
+    struct trio x;
+    trio_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t now_ns = bt_mono_ns();
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 1);
+    wait_received(&x, d.w, now_ns);
+    say_grant_failed(d.kv, id, 1);
+    now_ns = bt_mono_ns();
+    wait_plan(&x, 2, &p2, &d2);
+    assert_true(d2.w != d.w && fake_up(d.w));
+    fake_kill(d.w);
+    until(&x.f, !fake_up(d.w));
+    say_token(p2.w, id, 2, 0, 301, BATON__FINISH__NOT_FINISHED);
+    until(&x.f, c.n_tokens == 2);
+    assert_int_equal(c.errors, 0);
+    wait_received(&x, d2.w, now_ns);
+    say_grant_failed(d2.kv, id, 2);
+    until(&x.f, planned(&x, 3));
+    fake_kill(d2.w);
+    until(&x.f, c.errors == 1);
+    assert_int_equal(c.http, 500);
+    assert_non_null(strstr(c.message, "two workers were lost"));
+    spin(&x.f, 200);
+    assert_false(planned(&x, 4));
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
+/* ... but a worker that had ended the request before it was lost does not count. */
+static void test_lost_after_the_end(void **state)
+{
+    (void)state;
+    struct trio x;
+    trio_init(&x);
+    struct client c;
+    struct placed p, d, p2, d2;
+    uint64_t id = begin(&x, &c, 50, &p, &d);
+    for (uint32_t epoch = 1; epoch <= 2; epoch++) {
+        say_token(p.w, id, epoch, 0, 300, BATON__FINISH__NOT_FINISHED);
+        until(&x.f, c.n_tokens == (int)epoch);
+        say_ended(d.w, id, epoch, BT_ERR_IO);
+        wait_plan(&x, epoch + 1, &p2, &d2);
+        fake_kill(d.w);
+        until(&x.f, !fake_up(d.w));
+        p = p2;
+        d = d2;
+    }
+    say_token(p.w, id, 3, 0, 300, BATON__FINISH__STOP);
+    say_prefill_done(p.w, id, 3, 0, 0, 0);
+    until(&x.f, c.dones == 1);
+    assert_int_equal(c.usage.replans, 2);
+    client_cleanup(&c);
+    fixture_cleanup(&x.f);
+}
+
 /* Workers that were dead before the request reached them were not killed by it. */
 static void test_dead_already(void **state)
 {
@@ -709,6 +788,8 @@ int main(void)
         cmocka_unit_test(test_prefill_lost_late),
         cmocka_unit_test(test_prefill_lost_with_the_first_token),
         cmocka_unit_test(test_two_deaths),
+        cmocka_unit_test(test_two_deaths_told_by_kvstores),
+        cmocka_unit_test(test_lost_after_the_end),
         cmocka_unit_test(test_dead_already),
         cmocka_unit_test(test_node_lost),
         cmocka_unit_test(test_silence),
