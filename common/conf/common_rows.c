@@ -8,134 +8,167 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_name),
      .def = "baton",
-     .doc = "Name of the cluster; prefix of everything Baton stores in etcd. Names are letters, "
-            "digits and the signs . _ -, up to 128."},
+     .doc = "Name of the cluster; the prefix of every key that Baton stores in etcd. A name has 1 "
+            "to 128 letters, digits and the signs . _ -.",
+     .when = "when two clusters share one etcd."},
     {.key = "node.id",
      .type = BT_CONF_STR,
      .offset = ROW(node_id),
      .required = true,
-     .doc = "Name of this node. Daemons with the same node.id share one kvstore and its slab."},
+     .doc = "Name of this node. Daemons with the same node.id share one kvstore and its slab.",
+     .when = "always set it, for example to the host name."},
     {.key = "cluster.tls.ca",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_ca),
-     .doc = "File (PEM) of the CA whose certificates the daemons of this cluster have. With it and "
-            "the next two, gRPC between daemons and from batonctl is encrypted and both ends show "
-            "certificates; all daemons must have them. Replaced files are used within seconds."},
+     .doc =
+         "File (PEM) of the CA that signs the certificates of this cluster. With this key, .cert "
+         "and .key, gRPC between daemons and from batonctl is encrypted and both ends show a "
+         "certificate. Set all three on all daemons. A replaced file is read within seconds.",
+     .when = "when others can reach the network between the nodes."},
     {.key = "cluster.tls.cert",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_cert),
      .doc = "File (PEM) of this daemon's certificate, then intermediate ones. Its subjectAltName "
-            "has URI:baton://CLUSTER/ROLE/NODE: cluster.name, conductor, prefill, decode or "
-            "kvstore, node.id; one certificate may have several."},
+            "has URI:baton://CLUSTER/ROLE/NODE with cluster.name, the role (conductor, prefill, "
+            "decode or kvstore) and node.id. One certificate may have several such names.",
+     .when = "together with cluster.tls.ca."},
     {.key = "cluster.tls.key",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_key),
-     .doc = "File (PEM, mode 0600 or 0640, no passphrase) of the certificate's private key."},
+     .doc = "File (PEM, mode 0600 or 0640, no passphrase) of the certificate's private key.",
+     .when = "together with cluster.tls.ca."},
     {.key = "cluster.tls.revoked",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_revoked),
-     .doc = "File with certificates of this CA that count no more, one a line: sha256: and the "
-            "fingerprint, or serial: and the number; baton-certs revoke adds one. Read again "
-            "within seconds; what stands on such a certificate ends."},
+     .doc = "File with the revoked certificates of this CA, one a line: sha256: and the "
+            "fingerprint, or serial: and the number. `baton-certs revoke` adds a line. Daemons "
+            "read the file again within seconds and close connections of these certificates.",
+     .when = "set it together with cluster.tls.ca, so that a key that leaks can be shut out."},
     {.key = "etcd.endpoints",
      .type = BT_CONF_LIST,
      .offset = ROW(etcd_endpoints),
      .def = "127.0.0.1:2379",
      .doc = "Addresses (host:port, or https://host:port for TLS) of the etcd cluster, tried in "
-            "turn."},
+            "turn.",
+     .when = "when etcd runs on other machines; name all its members."},
     {.key = "etcd.tls.ca",
      .type = BT_CONF_STR,
      .offset = ROW(etcd_tls_ca),
      .doc = "File (PEM) of the CA of etcd's certificates, which must name the host or address in "
-            "etcd.endpoints; by default cluster.tls.ca."},
+            "etcd.endpoints. Default: cluster.tls.ca.",
+     .when = "when etcd's certificates come from another CA than the daemons'."},
     {.key = "etcd.tls.cert",
      .type = BT_CONF_STR,
      .offset = ROW(etcd_tls_cert),
-     .doc = "File (PEM) of the certificate that is shown to etcd; by default cluster.tls.cert."},
+     .doc = "File (PEM) of the certificate that is shown to etcd. Default: cluster.tls.cert.",
+     .when = "when etcd wants another certificate than the cluster's."},
     {.key = "etcd.tls.key",
      .type = BT_CONF_STR,
      .offset = ROW(etcd_tls_key),
-     .doc = "File (PEM, mode 0600 or 0640) of the private key of etcd.tls.cert."},
+     .doc = "File (PEM, mode 0600 or 0640) of the private key of etcd.tls.cert.",
+     .when = "together with etcd.tls.cert."},
     {.key = "run_dir",
      .type = BT_CONF_STR,
      .offset = ROW(run_dir),
      .def = "/run/baton",
-     .doc = "Directory of UNIX sockets; workers find the kvstore of their node here."},
+     .doc = "Directory of UNIX sockets. Workers find the kvstore of their node here.",
+     .when = "when two clusters run on one machine, or without root rights."},
     {.key = "model.path",
      .type = BT_CONF_STR,
      .offset = ROW(model_path),
      .required = true,
-     .doc = "Model directory in Hugging Face form (config.json, *.safetensors, tokenizer.json)."},
+     .doc =
+         "Model directory in Hugging Face form (config.json, *.safetensors, tokenizer.json). All "
+         "daemons need the same contents.",
+     .when = "always set it."},
     {.key = "model.served_name",
      .type = BT_CONF_STR,
      .offset = ROW(model_served_name),
-     .doc =
-         "Name of the model in the API, in metrics, status and logs, the same for all daemons of a "
-         "cluster. By default the base name of model.path."},
+     .doc = "Name of the model in the API, in metrics, status and logs. The same in all daemons of "
+            "a cluster. Default: the last part of model.path.",
+     .when = "when clients ask for the model by another name than its directory's."},
     {.key = "model.load_format",
      .type = BT_CONF_STR,
      .offset = ROW(model_load_format),
      .def = "auto",
+     .hidden = true,
      .doc = "auto reads the weights; dummy makes random ones of the configuration's shape."},
     {.key = "model.activations",
      .type = BT_CONF_STR,
      .offset = ROW(model_activations),
      .def = "bf16-mlp",
-     .doc = "What the CPU engine's bf16 products read of an activation: split (two bf16, 16 bits) "
-            "or bf16-mlp (gate, up and down read one: prompts a quarter faster, logprobs up to "
-            "0.07 off instead of 0.015). The same in all daemons: KV of one is no other's."},
+     .doc =
+         "Precision of activations in the bf16 products of the CPU engine. split: two bf16 parts "
+         "(16 bits) everywhere. bf16-mlp: one bf16 in gate, up and down; prompts are a quarter "
+         "faster, logprobs differ by up to 0.07 instead of 0.015. The same in all daemons: KV "
+         "of one setting cannot be used with the other.",
+     .when = "set split when the CPU engine's logprobs must be as exact as possible."},
     {.key = "model.kv_dtype",
      .type = BT_CONF_STR,
      .offset = ROW(model_kv_dtype),
      .def = "f16",
-     .doc = "What keys and values are kept as: f16, or fp8 (e4m3, a power-of-two scale for each "
-            "token and head: half the memory and traffic of f16; cuda engine only). The same in "
-            "all daemons: KV of one is no other's."},
+     .doc =
+         "Format of stored keys and values: f16, or fp8 (e4m3 with a power-of-two scale for each "
+         "token and head: half the memory and traffic; cuda engine only). The same in all "
+         "daemons: KV of one format cannot be used with the other.",
+     .when = "set fp8 when KV memory or traffic limits the load and the model tolerates it."},
     {.key = "kv.block_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(kv_block_tokens),
      .def = "64",
      .min = 1,
      .max = 1024,
-     .doc = "Tokens of a KV block and of an engine page. A power of two, the same in all daemons."},
+     .doc = "Tokens of a KV block and of an engine page. A power of two, the same in all daemons.",
+     .when = "set 16 for small models on CPUs, where short prompts are to share prefixes."},
     {.key = "kv.flow_chunk_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(kv_flow_chunk_tokens),
      .def = "512",
      .min = 1,
      .max = 1048576,
+     .hidden = true,
      .doc = "Tokens whose KV of one layer moves as one item of a flow; a multiple of "
-            "kv.block_tokens, the same in all daemons."},
+            "kv.block_tokens (at least one block), the same in all daemons. 512 tokens of a layer "
+            "of Llama 3.1 8B are 2 MiB: large enough for the network's full rate, small enough to "
+            "send while the next layer is computed. Tests set it to get many items from short "
+            "prompts."},
     {.key = "kv.salt_file",
      .type = BT_CONF_STR,
      .offset = ROW(kv_salt_file),
-     .doc = "File with the cluster's secret, from which tenant salts of block keys are derived; "
-            "the same in all daemons. Without it, salts come from an empty secret."},
+     .doc =
+         "File with the cluster's secret. Block keys of each tenant are salted with it. The same "
+         "in all daemons. Without it, salts come from an empty secret.",
+     .when = "set it when tenants must not learn from timing what others have asked."},
     {.key = "rpc.listen",
      .type = BT_CONF_ADDR,
      .offset = ROW(rpc_listen),
      .def = "127.0.0.1:0",
-     .doc = "host:port of this daemon's gRPC server; port 0 takes any free one."},
+     .doc = "host:port of this daemon's gRPC server; port 0 takes any free one.",
+     .when = "set this node's address as soon as the cluster has two nodes."},
     {.key = "rpc.advertise",
      .type = BT_CONF_ADDR,
      .offset = ROW(rpc_advertise),
-     .doc = "host:port that other daemons dial; by default the address of rpc.listen."},
+     .doc = "host:port that other daemons dial. Default: the address of rpc.listen.",
+     .when = "when rpc.listen is 0.0.0.0, or behind address translation."},
     {.key = "http.listen",
      .type = BT_CONF_ADDR,
      .offset = ROW(http_listen),
      .def = "127.0.0.1:0",
      .doc = "host:port of /health and /metrics of this daemon (the conductor serves them on "
-            "conductor.http.listen)."},
+            "conductor.http.listen).",
+     .when = "when Prometheus or a health check comes from another machine."},
     {.key = "log.level",
      .type = BT_CONF_STR,
      .offset = ROW(log_level),
      .def = "info",
      .reload = true,
-     .doc = "error, warn, info or debug."},
+     .doc = "error, warn, info or debug.",
+     .when = "set debug while you look for a fault."},
     {.key = "log.format",
      .type = BT_CONF_STR,
      .offset = ROW(log_format),
      .def = "logfmt",
-     .doc = "logfmt or json."},
+     .doc = "logfmt or json.",
+     .when = "set json when the log goes to a program that wants it."},
 };
 const size_t bt_conf_common_len = BT_ARRAY_LEN(bt_conf_common_rows);

@@ -74,7 +74,9 @@ static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, st
             } else if (strcmp(arg, "--print-example") == 0) {
                 bt_conf_print_example(s);
             } else if (strcmp(arg, "--print-docs") == 0) {
-                bt_conf_print_docs(s);
+                bt_conf_print_docs(s, false);
+            } else if (strcmp(arg, "--print-docs=common") == 0) {
+                bt_conf_print_docs(s, true);
             } else {
                 *code = 2;
                 usage_error(s, "unknown option", arg);
@@ -111,8 +113,23 @@ static void set_from_env(void *arg, const struct bt_conf_row *row)
     }
 }
 
-/* Others read BATON_... as well (batonctl, baton-local, other daemons of this host), so a name that
- * no key has is no error; one that is nearly a key's is said to be ignored. */
+/* An environment variable that was a key's and no longer is. True: said so. */
+static bool say_removed_env(const struct bt_conf_schema *s, const char *name)
+{
+    for (const struct bt_conf_removed *r = s->removed; r != NULL && r->key != NULL; r++) {
+        char of[128];
+        bt_conf_env_name(r->key, of, sizeof(of));
+        if (strcmp(of, name) == 0) {
+            bt_conf_say("environment: %s is ignored: the key %s no longer exists: %s", name, r->key,
+                        r->advice);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Other programs use BATON_... too (batonctl, baton-local, other daemons of this host). So a name
+ * that no key has is no error. A name that is nearly a key's gets a warning. */
 static void look_for_misspelt(const struct bt_conf_schema *s)
 {
     for (char **e = environ; *e != NULL; e++) {
@@ -122,6 +139,9 @@ static void look_for_misspelt(const struct bt_conf_schema *s)
             continue;
         }
         snprintf(name, sizeof(name), "%.*s", (int)n, *e);
+        if (say_removed_env(s, name)) {
+            continue;
+        }
         const char *key = bt_conf_suggest_env(s, name);
         if (key != NULL) {
             char meant[128];
@@ -161,9 +181,9 @@ static bool apply_sets(const struct bt_conf_schema *s, const struct args *a, voi
         snprintf(key, sizeof(key), "%.*s", (int)(eq - a->sets[i]), a->sets[i]);
         const struct bt_conf_row *row = bt_conf_find(s, key);
         if (row == NULL) {
-            const char *near = bt_conf_suggest(s, key);
-            bt_conf_say("--set: unknown key %s%s%s%s", key, near != NULL ? ", did you mean " : "",
-                        near != NULL ? near : "", near != NULL ? "?" : "");
+            char why[400];
+            bt_conf_unknown_text(s, key, why, sizeof(why));
+            bt_conf_say("--set: %s", why);
             ok = false;
         } else if (!bt_conf_set(row, conf, eq + 1, err, sizeof(err))) {
             bt_conf_say("--set: %s: %s", key, err);
@@ -272,7 +292,7 @@ static bool check_names(const struct bt_conf_common *c)
     return ok;
 }
 
-/* What no single row can say. */
+/* Checks that need more than one row, or a list of allowed words. */
 static bool check_common(const struct bt_conf_common *c)
 {
     bool ok = check_names(c);
@@ -345,6 +365,8 @@ static bool fill(const struct bt_conf_schema *s, const struct args *a, const cha
         p.ok = false;
     }
     bt_conf_each(s, check_required, &p);
+    struct bt_conf_common *c = conf;
+    c->kv_flow_chunk_tokens = BT_MAX(c->kv_flow_chunk_tokens, c->kv_block_tokens);
     if (p.missing && file == NULL) {
         bt_conf_say("no configuration file was read: there is no /etc/baton/%s.yaml, and --config "
                     "names none (--print-example prints one)",

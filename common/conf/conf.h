@@ -30,7 +30,15 @@ struct bt_conf_row {
     bool required;
     bool reload;      /* SIGHUP applies it */
     bool one_is_list; /* of a list: a plain value is a list of one (or comma-separated) */
+    bool hidden; /* only tests and benchmarks set it: not in help, example and docs/CONFIG.md */
     const char *doc;
+    const char *when; /* a sentence: when an operator changes it; NULL only if hidden */
+};
+
+/* A key that earlier versions had. An operator's file that still sets it gets an error. */
+struct bt_conf_removed {
+    const char *key;
+    const char *advice; /* what takes its place, and what to do: "it is always 8; remove the key" */
 };
 
 struct bt_conf_schema {
@@ -40,6 +48,8 @@ struct bt_conf_schema {
     const struct bt_conf_row *const *tables; /* NULL-terminated list of tables ... */
     const size_t *table_lens;                /* ... and their lengths */
     size_t conf_size;
+    const char *const *main_keys;          /* NULL-terminated: what most operators set first */
+    const struct bt_conf_removed *removed; /* ends with a row whose key is NULL; NULL: none */
     /* Checks across keys, also for --check; NULL: none. False: err says key, fault and remedy. */
     bool (*check)(const void *conf, char *err, size_t err_cap);
     /* Looks at what the configuration names on this host, for --check: the model, devices, folders.
@@ -103,10 +113,11 @@ bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap) BT_MUST
 bool bt_conf_name_good(const char *key, const char *name, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* Parses the command line ([--config FILE] [--check] [--set k=v]... [--help] [--version]
- * [--print-example] [--print-docs]), then the file (default /etc/baton/<daemon>.yaml, which may be
- * absent if every required key is --set), then --set. Environment: BATON_<KEY WITH _> overrides the
- * file and yields to --set. Prints errors as "FILE:LINE: key: what, and the remedy" to stderr.
- * Returns true if the daemon is to go on; false with *exit_code set (0 after --help, --check,
+ * [--print-example] [--print-docs[=common]]), then the file (default /etc/baton/<daemon>.yaml,
+ * which may be absent if every required key is --set), then --set. Environment: BATON_<KEY WITH _>
+ * overrides the file and yields to --set. Prints errors as "FILE:LINE: key: what, and the remedy"
+ * to stderr. Returns true if the daemon is to go on; false with *exit_code set (0 after --help,
+ * --check,
  * --version, --print-*; 2 on an error). conf is caller memory of conf_size bytes. */
 bool bt_conf_main(const struct bt_conf_schema *schema, int argc, char **argv, void *conf,
                   int *exit_code) BT_MUST_CHECK;

@@ -9,7 +9,11 @@ const struct bt_conf_row *bt_conf_find(const struct bt_conf_schema *s, const cha
 /* Calls fn for each row of the schema. */
 void bt_conf_each(const struct bt_conf_schema *s,
                   void (*fn)(void *arg, const struct bt_conf_row *row), void *arg);
-/* Nearest key of the schema by edit distance, NULL if none is near. */
+/* What to do about a key that the schema no longer has; NULL: it never had it. */
+const char *bt_conf_removed_advice(const struct bt_conf_schema *s, const char *key);
+/* Writes why key is not one of the schema's: it was removed, or is misspelt. */
+void bt_conf_unknown_text(const struct bt_conf_schema *s, const char *key, char *out, size_t cap);
+/* Nearest key of the schema by edit distance, NULL if none is near. Hidden keys are never near. */
 const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key);
 /* Sets the member from text; false with what is wrong (and the allowed range) in err. */
 bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, char *err,
@@ -28,7 +32,9 @@ void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *con
 bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf, bool *whole_p);
 void bt_conf_print_help(const struct bt_conf_schema *s);
 void bt_conf_print_example(const struct bt_conf_schema *s);
-void bt_conf_print_docs(const struct bt_conf_schema *s);
+/* The daemon's section of docs/CONFIG.md without the keys that all daemons have; common: only
+ * those. */
+void bt_conf_print_docs(const struct bt_conf_schema *s, bool common);
 
 #define BT_CONF_ITEMS_MAX 64 /* values of a list */
 

@@ -46,8 +46,22 @@ static void print_wrapped(const char *first, const char *rest, const char *text)
 static void help_row(void *arg, const struct bt_conf_row *r)
 {
     (void)arg;
+    if (r->hidden) {
+        return;
+    }
     printf("  %s (%s)\n", r->key, default_text(r));
     print_wrapped("      ", "      ", r->doc);
+    if (r->when != NULL) {
+        print_wrapped("      Change it: ", "      ", r->when);
+    }
+}
+
+/* Prints the names of the keys that most operators set: "a, b, c". */
+static void print_main_keys(const struct bt_conf_schema *s, const char *quote)
+{
+    for (size_t i = 0; s->main_keys != NULL && s->main_keys[i] != NULL; i++) {
+        printf("%s%s%s%s", i == 0 ? "" : ", ", quote, s->main_keys[i], quote);
+    }
 }
 
 void bt_conf_print_help(const struct bt_conf_schema *s)
@@ -64,8 +78,14 @@ void bt_conf_print_help(const struct bt_conf_schema *s)
            "  --print-example    print a commented configuration file and exit\n"
            "  --version, --help\n\n"
            "Every key can also be set by the environment: kv.block_tokens is\n"
-           "BATON_KV_BLOCK_TOKENS.\n\nKeys (default):\n",
+           "BATON_KV_BLOCK_TOKENS.\n\n",
            s->daemon, s->daemon);
+    if (s->main_keys != NULL) {
+        printf("Most operators set these keys first:\n  ");
+        print_main_keys(s, "");
+        printf("\n\n");
+    }
+    printf("Keys (default):\n");
     bt_conf_each(s, help_row, NULL);
 }
 
@@ -81,8 +101,10 @@ struct rows {
 static void collect_row(void *arg, const struct bt_conf_row *r)
 {
     struct rows *all = arg;
-    BT_ASSERT(all->n < ROWS_MAX);
-    all->row[all->n++] = r;
+    if (!r->hidden) {
+        BT_ASSERT(all->n < ROWS_MAX);
+        all->row[all->n++] = r;
+    }
 }
 
 static void example_row(const struct bt_conf_row *r, const char *name, int indent)
@@ -130,9 +152,8 @@ void bt_conf_print_example(const struct bt_conf_schema *s)
     example_section(&all, "", 0);
 }
 
-static void docs_row(void *arg, const struct bt_conf_row *r)
+static void docs_row(const struct bt_conf_row *r)
 {
-    (void)arg;
     printf("| `%s` | %s", r->key, type_text(r));
     if (r->min != 0 || r->max != 0) {
         char min[40], max[40];
@@ -140,15 +161,30 @@ static void docs_row(void *arg, const struct bt_conf_row *r)
         bt_conf_bound_text(r, r->max, max, sizeof(max));
         printf(", %s to %s", min, max);
     }
-    printf(" | %s%s%s | %s%s |\n", r->required || r->def == NULL ? "" : "`", default_text(r),
-           r->required || r->def == NULL ? "" : "`", r->doc, r->reload ? " *(reload)*" : "");
+    printf(" | %s%s%s | %s%s | %s |\n", r->required || r->def == NULL ? "" : "`", default_text(r),
+           r->required || r->def == NULL ? "" : "`", r->doc, r->reload ? " *(reload)*" : "",
+           r->when != NULL ? r->when : "");
 }
 
-void bt_conf_print_docs(const struct bt_conf_schema *s)
+void bt_conf_print_docs(const struct bt_conf_schema *s, bool common)
 {
-    printf("## baton-%s\n\n%s File: `/etc/baton/%s.yaml`.\n\n"
-           "| key | type | default | meaning |\n|---|---|---|---|\n",
-           s->daemon, s->summary, s->daemon);
-    bt_conf_each(s, docs_row, NULL);
+    if (common) {
+        printf("## All daemons\n\nEvery daemon has these keys. Most of them must be the same in "
+               "the whole cluster.\n\n");
+    } else {
+        printf("## baton-%s\n\n%s File: `/etc/baton/%s.yaml`.\n\nMost operators set these first: ",
+               s->daemon, s->summary, s->daemon);
+        print_main_keys(s, "`");
+        printf(".\n\n");
+    }
+    printf("| key | type | default | meaning | change it |\n|---|---|---|---|---|\n");
+    for (size_t t = 0; s->tables[t] != NULL; t++) {
+        for (size_t i = 0; i < s->table_lens[t]; i++) {
+            bool of_all = s->tables[t] == bt_conf_common_rows;
+            if (of_all == common && !s->tables[t][i].hidden) {
+                docs_row(&s->tables[t][i]);
+            }
+        }
+    }
     printf("\n");
 }

@@ -32,6 +32,29 @@ const struct bt_conf_row *bt_conf_find(const struct bt_conf_schema *s, const cha
     return NULL;
 }
 
+const char *bt_conf_removed_advice(const struct bt_conf_schema *s, const char *key)
+{
+    for (const struct bt_conf_removed *r = s->removed; r != NULL && r->key != NULL; r++) {
+        if (strcmp(r->key, key) == 0) {
+            return r->advice;
+        }
+    }
+    return NULL;
+}
+
+void bt_conf_unknown_text(const struct bt_conf_schema *s, const char *key, char *out, size_t cap)
+{
+    const char *advice = bt_conf_removed_advice(s, key);
+    const char *near = advice == NULL ? bt_conf_suggest(s, key) : NULL;
+    if (advice != NULL) {
+        snprintf(out, cap, "the key %s no longer exists: %s", key, advice);
+    } else if (near != NULL) {
+        snprintf(out, cap, "unknown key %s, did you mean %s?", key, near);
+    } else {
+        snprintf(out, cap, "unknown key %s", key);
+    }
+}
+
 const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
 {
     const char *best = NULL;
@@ -43,7 +66,7 @@ const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
             if (last != NULL && strcmp(key, last + 1) == 0) {
                 d = 1; /* the right name without its section */
             }
-            if (d < best_d) {
+            if (d < best_d && !s->tables[t][i].hidden) {
                 best_d = d;
                 best = k;
             }

@@ -85,9 +85,9 @@ static const struct bt_conf_row *row_here(struct reader *r, size_t line)
                      key);
             return NULL;
         }
-        const char *near = bt_conf_suggest(r->schema, key);
-        complain(r, line, "unknown key %s%s%s%s", key, near != NULL ? ", did you mean " : "",
-                 near != NULL ? near : "", near != NULL ? "?" : "");
+        char why[400];
+        bt_conf_unknown_text(r->schema, key, why, sizeof(why));
+        complain(r, line, "%s", why);
         return NULL;
     }
     for (size_t i = 0; i < r->n_seen; i++) {
