@@ -14,35 +14,43 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(engine_device),
      .def = "auto",
      .doc = "auto (cuda if a device answers, else cpu), cpu, cuda, or null (computes nothing: for "
-            "benchmarks of everything around the engine)."},
+            "benchmarks of everything around the engine).",
+     .when = "set cuda so that a worker without its GPU does not start, rather than serve slowly "
+             "from the CPU."},
     {.key = "engine.threads",
      .type = BT_CONF_INT,
      .offset = ROW(engine_threads),
      .def = "0",
      .min = 0,
      .max = 1024,
-     .doc = "Compute threads of the CPU engine; 0: as many as this process may use."},
+     .doc = "Compute threads of the CPU engine; 0: as many as this process may use.",
+     .when = "when several CPU workers share a machine: give each its part of the cores."},
     {.key = "engine.pages",
      .type = BT_CONF_INT,
      .offset = ROW(engine_pages),
      .def = "0",
      .min = 0,
      .max = 100000000,
-     .doc = "KV pages of the engine (kv.block_tokens tokens each); 0: as many as fit engine.mem."},
+     .doc = "KV pages of the engine, kv.block_tokens tokens each; 0: as many as fit in "
+            "engine.mem.",
+     .when = "when the number of pages must be exact; otherwise set engine.mem."},
     {.key = "engine.mem",
      .type = BT_CONF_SIZE,
      .offset = ROW(engine_mem),
      .def = "256MiB",
      .min = 1 << 20,
      .max = 1e15,
-     .doc = "Memory for KV pages when engine.pages is 0."},
+     .doc = "Memory for KV pages when engine.pages is 0.",
+     .when = "always on a GPU: what is free after the weights and about 4 GiB for steps; "
+             "docs/OPERATING.md has the sum."},
     {.key = "engine.max_slots",
      .type = BT_CONF_INT,
      .offset = ROW(engine_max_slots),
      .def = "64",
      .min = 1,
      .max = 65536,
-     .doc = "Sequences in the engine at once."},
+     .doc = "Sequences in the engine at once.",
+     .when = "raise it on GPUs while the time between tokens stays within your objective."},
     {.key = "engine.max_rows",
      .type = BT_CONF_INT,
      .offset = ROW(engine_max_rows),
@@ -50,103 +58,94 @@ static const struct bt_conf_row rows[] = {
      .min = 1,
      .max = 1048576,
      .doc = "Tokens of one engine step, prompt chunks and single tokens together. At least "
-            "kv.block_tokens and engine.max_slots."},
+            "kv.block_tokens and engine.max_slots.",
+     .when = "raise it when prompts are long and the GPU is not busy; it costs memory for the "
+             "step."},
     {.key = "engine.mixed_prompt_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(engine_mixed_prompt_tokens),
      .def = "256",
      .min = 0,
      .max = 1048576,
-     .doc = "Most prompt tokens in a step that also generates, where its time is not bounded "
-            "(engine.mixed_step_ms): bounds what a prompt adds to the others' token gaps. 0: no "
-            "bound."},
+     .doc = "Most prompt tokens in a step that also generates, where no objective limits the time "
+            "of the step: bounds what a prompt adds to the gaps between tokens. 0: no bound.",
+     .when = "lower it for smoother output, raise it for an earlier first token, if the "
+             "conductors have no sched.tbt_objective_ms."},
     {.key = "engine.mixed_step_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_step_ms),
      .def = "0",
      .max = 60000,
      .reload = true,
-     .doc =
-         "A limit of this worker's own: how long a step that also generates may last, by the cost "
-         "that the worker has fitted to its own steps: it takes as many prompt tokens as that "
-         "allows, one block at least. Of a worker of the role decode also a step while a row is on "
-         "its way to it. The smallest of this and of what conductors say (their "
-         "sched.mixed_step_share of the objective between tokens) is in force. 0: it has none. "
-         "Where nobody says anything engine.mixed_prompt_tokens counts."},
+     .hidden = true,
+     .doc = "This worker's own limit of the time of a step that also generates, by the cost that "
+            "it has fitted to its own steps; at least one block goes in. The smallest of this and "
+            "what conductors say is in force. 0: no limit of its own. Conductors derive it from "
+            "sched.tbt_objective_ms; tests set it without a conductor."},
     {.key = "engine.mixed_gap_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_gap_ms),
      .def = "0",
      .max = 60000,
      .reload = true,
-     .doc =
-         "Likewise: in a step that a row joins whose prompt was computed elsewhere, prompt tokens "
-         "make what it has waited and the step together no longer than this, so that its first gap "
-         "is no longer than others. Conductors say sched.mixed_gap_share. 0: it has no limit."},
-    {.key = "engine.calibrate_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(engine_calibrate_ms),
-     .def = "2s",
-     .min = 0,
-     .max = 60000,
-     .doc =
-         "At start the engine computes some steps, for at most about so long: they warm it up, and "
-         "the conductor's predictions begin with what they took. 0: none."},
-    {.key = "worker.name",
-     .type = BT_CONF_STR,
-     .offset = ROW(name),
-     .doc = "Name in the cluster; by default <role>-<node.id>-<worker.index>."},
+     .hidden = true,
+     .doc = "Likewise the limit of a step that a row joins whose prompt was computed elsewhere, "
+            "together with what the row has waited. 0: no limit of its own."},
     {.key = "worker.index",
      .type = BT_CONF_INT,
      .offset = ROW(index),
      .def = "0",
      .min = 0,
      .max = 1023,
-     .doc = "Tells workers of the same role on one node apart."},
+     .doc = "Tells workers of the same role on one node apart. The worker's name in the cluster "
+            "is <role>-<node.id>-<worker.index>.",
+     .when = "when a node has two workers of a role: 0, 1, ..."},
     {.key = "worker.max_requests",
      .type = BT_CONF_INT,
      .offset = ROW(max_requests),
      .def = "1024",
      .min = 1,
      .max = 65536,
-     .doc =
-         "Sequences (choices of requests) in this worker at once, waiting ones included; more are "
-         "refused."},
-    {.key = "worker.max_sessions",
-     .type = BT_CONF_INT,
-     .offset = ROW(max_sessions),
-     .def = "64",
-     .min = 1,
-     .max = 4096,
-     .doc = "Sessions with conductors at once; more are refused."},
+     .hidden = true,
+     .doc = "Sequences (choices of requests) in this worker at once, waiting ones included; more "
+            "are refused, and the conductor tries another worker. Rings and tickets have this "
+            "size from the start; 1024 is conductor.max_running of a conductor."},
     {.key = "worker.drain_ms",
      .type = BT_CONF_MS,
      .offset = ROW(drain_ms),
      .def = "30s",
      .max = 86400000,
-     .doc = "After SIGTERM running requests have this long to finish; then they end with "
-            "'unavailable' and the conductor plans them again."},
-    {.key = "worker.role_wait_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(role_wait_ms),
-     .def = "60s",
-     .max = 86400000,
-     .doc =
-         "A worker that is given another role (batonctl role) offers it when what it has of the "
-         "old one has ended or was planned elsewhere, at the latest after so long: the rest goes "
-         "on beside it."},
+     .doc = "After SIGTERM running requests have this time to finish; then they end with "
+            "'unavailable' and the conductor plans them again elsewhere.",
+     .when = "set it to the longest answer you want to finish in place; raise TimeoutStopSec= of "
+             "the unit with it."},
     {.key = "worker.writeback",
      .type = BT_CONF_BOOL,
      .offset = ROW(writeback),
      .def = "true",
-     .doc = "Full blocks of generated text go back to the pool."},
+     .hidden = true,
+     .doc = "Full blocks of generated text go back to the pool. Off: the next turn of a "
+            "conversation computes the last answer again."},
     {.key = "worker.writeback_max",
      .type = BT_CONF_INT,
      .offset = ROW(writeback_max),
      .def = "64",
      .min = 1,
      .max = 4096,
-     .doc = "Blocks on their way back to the pool at once."},
+     .hidden = true,
+     .doc = "Blocks on their way back to the pool at once, at most engine.max_slots. 64 blocks of "
+            "64 tokens of an 8B model are 512 MiB, more than a network needs in flight."},
+};
+
+static const char *const main_keys[] = {"engine.device",   "engine.mem",   "engine.max_slots",
+                                        "engine.max_rows", "worker.index", NULL};
+
+static const struct bt_conf_removed removed[] = {
+    {"engine.calibrate_ms", "it is always 2s; remove the line"},
+    {"worker.name", "the name is <role>-<node.id>-<worker.index>; set worker.index instead"},
+    {"worker.max_sessions", "it is always 64; remove the line"},
+    {"worker.role_wait_ms", "it is always 60s; remove the line"},
+    {NULL, NULL},
 };
 
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, rows, NULL};
@@ -172,7 +171,7 @@ static bool check(const void *conf, char *err, size_t cap)
                  (long long)c->engine_max_rows, (long long)block, (long long)c->engine_max_slots);
         return false;
     }
-    return c->name == NULL || bt_conf_name_good("worker.name", c->name, err, cap);
+    return true;
 }
 
 static bool look(const void *conf, char *err, size_t err_cap)
@@ -195,6 +194,8 @@ const struct bt_conf_schema *bt_worker_schema(bool decode)
     s->tables = tables;
     s->table_lens = lens;
     s->conf_size = sizeof(struct bt_worker_conf);
+    s->main_keys = main_keys;
+    s->removed = removed;
     s->check = check;
     s->look = look;
     return s;
@@ -202,7 +203,5 @@ const struct bt_conf_schema *bt_worker_schema(bool decode)
 
 void bt_worker_conf_name(struct bt_worker_conf *c, const char *kind)
 {
-    if (c->name == NULL) {
-        c->name = bt_sprintf("%s-%s-%lld", kind, c->common.node_id, (long long)c->index);
-    }
+    c->name = bt_sprintf("%s-%s-%lld", kind, c->common.node_id, (long long)c->index);
 }

@@ -4,6 +4,20 @@
 
 #include "common/conf/conf.h"
 
+/* Values that no operator needs to choose. */
+enum {
+    /* Time for steps at the start, which warm the engine up and begin the fit of its costs. Little
+     * beside the seconds that weights take to load; a slow engine computes fewer shapes. */
+    BT_WORKER_CALIBRATE_MS = 2000,
+    /* Sessions with conductors at once. A cluster has a few conductors; a restarted one has two
+     * sessions until the silence of the old one shows, after 2 s. */
+    BT_WORKER_SESSIONS_MAX = 64,
+    /* A worker with a new role offers it after this time although requests of the old role still
+     * run. Conductors take theirs back after sched.role_move_ms; twelve times its default bounds a
+     * conductor that does not. */
+    BT_WORKER_ROLE_WAIT_MS = 60000
+};
+
 struct bt_worker_conf {
     struct bt_conf_common common;
     char *engine_device;
@@ -14,19 +28,17 @@ struct bt_worker_conf {
     int64_t engine_max_rows;
     int64_t engine_mixed_prompt_tokens;
     uint64_t engine_mixed_step_ms, engine_mixed_gap_ms;
-    uint64_t engine_calibrate_ms;
-    char *name;
+    char *name; /* bt_worker_conf_name sets it */
     int64_t index;
     int64_t max_requests;
-    int64_t max_sessions;
-    uint64_t drain_ms, role_wait_ms;
+    uint64_t drain_ms;
     bool writeback;
     int64_t writeback_max;
 };
 
 /* Schema of "prefill" or "decode". */
 const struct bt_conf_schema *bt_worker_schema(bool decode);
-/* Fills name where none is given: <kind>-<node.id>-<worker.index>. */
+/* Sets name to <kind>-<node.id>-<worker.index>. */
 void bt_worker_conf_name(struct bt_worker_conf *c, const char *kind);
 
 #endif

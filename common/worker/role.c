@@ -37,7 +37,7 @@ static void look(void *arg)
     struct bt_wctl *w = arg;
     uint64_t ms = (bt_mono_ns() - w->role_since_ns) / 1000000;
     uint32_t n = left(w);
-    if (n != 0 && ms < w->conf.role_wait_ms) {
+    if (n != 0 && ms < BT_WORKER_ROLE_WAIT_MS) {
         return;
     }
     bt_timer_stop(w->loop, &w->role_timer);

@@ -427,8 +427,8 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *stream)
     w->n_sessions++;
     bt_rpc_stream_set_arg(stream, &ops, s);
     bt_rpc_stream_set_queue_max(stream, UNREAD_MAX);
-    if (w->n_sessions > (uint64_t)w->conf.max_sessions) {
-        session_break(s, BT_GRPC_EXHAUSTED, "too many sessions (worker.max_sessions)");
+    if (w->n_sessions > BT_WORKER_SESSIONS_MAX) {
+        session_break(s, BT_GRPC_EXHAUSTED, "this worker has as many sessions as it can have (64)");
     }
 }
 
