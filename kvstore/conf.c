@@ -18,217 +18,179 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "1GiB",
      .min = 65536,
      .max = 0x1p46,
-     .doc = "Bytes of shared memory for KV on this node; all of it is reserved and touched before "
-            "the kvstore is ready."},
+     .doc = "Bytes of shared memory for KV on this node. All of it is reserved and touched before "
+            "the kvstore is ready.",
+     .when = "always: as much memory as the node can spare; docs/OPERATING.md has the sum."},
     {.key = "kvstore.slab_path",
      .type = BT_CONF_STR,
      .offset = ROW(slab_path),
-     .doc = "File of the slab; by default one in /dev/shm named after cluster, node and run_dir."},
+     .doc = "File of the slab. Default: one in /dev/shm named after cluster, node and run_dir.",
+     .when = "when the slab shall be on a hugetlbfs or tmpfs mount of its own."},
     {.key = "kvstore.slab_keep",
      .type = BT_CONF_BOOL,
      .offset = ROW(slab_keep),
      .def = "false",
-     .doc = "Leave the shared memory when the kvstore is stopped, so that the next start finds its "
-            "blocks (as it does after a crash); the memory stays in use until then."},
+     .doc = "Keep the shared memory when the kvstore stops, so that the next start finds its "
+            "blocks (as it does after a crash). The memory stays in use until then.",
+     .when = "when you restart kvstores for an upgrade and want a warm cache afterwards."},
     {.key = "kvstore.eviction",
      .type = BT_CONF_STR,
      .offset = ROW(eviction),
      .def = "density",
-     .doc = "Which block goes when room is needed: density (what earns least while it waits, as "
-            "learned from the requests), slru (new blocks are on probation until a second use), "
-            "lru, lfu, length_aware (lfu, among equals the end of a prompt first)."},
-    {.key = "kvstore.transit_max",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(transit_max),
-     .def = "0.5",
-     .min = 0.01,
-     .max = 1.0,
-     .doc = "Part of the slots that may hold KV which only passes through (handed to a decode "
-            "worker and not kept)."},
+     .doc = "Which block is evicted when room is needed: density (the block that saves the least "
+            "time while it stays, learned from the requests), slru (new blocks are on probation "
+            "until a second use), lru, lfu, length_aware (lfu; among equals the end of a prompt "
+            "first).",
+     .when = "when you want the plainest rule, lru, or compare policies."},
     {.key = "kvstore.reclaim_ms",
      .type = BT_CONF_MS,
      .offset = ROW(reclaim_ms),
      .def = "30s",
      .min = 100,
      .max = 3600000,
-     .doc = "A worker that keeps slots so long after they were taken back is hung, and is killed: "
-            "its memory is never reused under it."},
+     .hidden = true,
+     .doc = "A worker that keeps slots this long after they were taken back hangs and is killed: "
+            "its memory is never reused under it. 30 s is far above the longest copy (0.1 s); "
+            "tests lower it to see the kill, and raise it under sanitizers."},
     {.key = "kvstore.wire.listen",
      .type = BT_CONF_LIST,
      .offset = ROW(wire_listen),
      .def = "127.0.0.1",
      .one_is_list = true,
-     .doc =
-         "Addresses of the network cards that KV moves over to other nodes, up to 8; loopback or "
-         "private networks, because the transport does not authenticate anybody. A peer that "
-         "uses one card is reached over the first that it shares a network with."},
+     .doc = "Addresses of the network cards that carry KV to other nodes, up to 8; loopback or "
+            "private networks, because UCX authenticates nobody. A peer that uses one card is "
+            "reached over the first card on a shared network.",
+     .when = "set it as soon as the cluster has two nodes; one address for each card."},
     {.key = "kvstore.wire.allow_routable",
      .type = BT_CONF_BOOL,
      .offset = ROW(wire_allow_routable),
      .def = "false",
-     .doc = "Allow a kvstore.wire.listen that is neither loopback nor private: whoever reaches it "
-            "may be able to read and write KV."},
+     .doc = "Allow a kvstore.wire.listen that is neither loopback nor private. Anybody who "
+            "reaches it may be able to read and write KV.",
+     .when = "only if a firewall admits nobody but the cluster's nodes."},
     {.key = "kvstore.wire.transport",
      .type = BT_CONF_STR,
      .offset = ROW(wire_transport),
      .def = "ucx",
-     .doc = "What KV goes over between nodes: ucx (fast; neither encrypted nor authenticated), or "
-            "grpc (in messages of a gRPC stream, with cluster.tls.* encrypted and authenticated; "
-            "for networks that are not trusted; slower, docs/MEASURED.md; one address in "
-            "kvstore.wire.listen). The same in all kvstores."},
+     .doc = "Transport of KV between nodes: ucx (fast; neither encrypted nor authenticated), or "
+            "grpc (messages of a gRPC stream, with cluster.tls.* encrypted and authenticated; "
+            "slower, see docs/PERFORMANCE.md; one address in kvstore.wire.listen). The same in "
+            "all kvstores.",
+     .when = "set grpc, with cluster.tls.*, when you do not trust the network between the nodes."},
     {.key = "kvstore.wire.port",
      .type = BT_CONF_INT,
      .offset = ROW(wire_port),
      .def = "0",
      .max = 65535,
-     .doc = "Port of kvstore.wire.listen with kvstore.wire.transport: grpc; 0 takes any free one. "
-            "UCX chooses its own."},
-    {.key = "kvstore.wire.in_flight_bytes",
-     .type = BT_CONF_SIZE,
-     .offset = ROW(wire_in_flight_bytes),
-     .def = "4MiB",
-     .min = 65536,
-     .max = 1073741824,
-     .doc = "Bytes that may be under way to one peer at once."},
-    {.key = "kvstore.wire.idle_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(wire_idle_ms),
-     .def = "300s",
-     .min = 1000,
-     .max = 86400000,
-     .doc =
-         "A connection to a peer that carries nothing for so long is closed; the next flow makes "
-         "a new one."},
+     .doc = "Port of kvstore.wire.listen with kvstore.wire.transport grpc; 0 takes any free one. "
+            "UCX chooses its own ports.",
+     .when = "when a firewall must know the port."},
     {.key = "kvstore.fetch.wait_ms",
      .type = BT_CONF_MS,
      .offset = ROW(fetch_wait_ms),
      .def = "5s",
      .min = 1,
      .max = 60000,
-     .doc = "A request waits so long for blocks of its prefix that other nodes have; what has not "
-            "come by then is computed."},
+     .hidden = true,
+     .doc = "A request waits this long for blocks of its prefix that other nodes have; the rest "
+            "is computed. In 5 s a 10 Gbit/s network brings 6 GB, more than any plan expects."},
     {.key = "kvstore.overlap",
      .type = BT_CONF_BOOL,
      .offset = ROW(overlap),
      .def = "true",
+     .hidden = true,
      .doc = "Where loading a prefix from the SSD or from other nodes takes more than a quarter of "
             "the time of computing it, the worker computes from its beginning while it is loaded "
-            "from its end, until they meet. Without, it is waited for if that is faster."},
+            "from its end, until they meet. Off: the request waits if loading is faster. "
+            "Benchmarks compare both."},
     {.key = "kvstore.fetch.stall_ms",
      .type = BT_CONF_MS,
      .offset = ROW(fetch_stall_ms),
      .def = "1s",
      .min = 1,
      .max = 60000,
-     .doc = "A node that brings nothing of what it was asked for within this time is replaced by "
-            "another that has the blocks, or they are computed."},
-    {.key = "kvstore.replica_max",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(replica_max),
-     .def = "0.25",
-     .min = 0,
-     .max = 1,
-     .doc = "Part of the slots that may hold blocks fetched from other nodes which only one "
-            "request has used here; beyond it they leave when that request has ended. A second "
-            "use makes one a block like any other."},
-    {.key = "kvstore.stream_max",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(stream_max),
-     .def = "0.125",
-     .min = 0.001,
-     .max = 0.5,
-     .doc = "Part of the slots through which a prompt that no slab holds goes to the SSD, and "
-            "again as much through which it comes back; all such prompts together, and at least "
-            "one slot."},
+     .hidden = true,
+     .doc = "A node that brings nothing for this time is replaced by another that has the blocks, "
+            "or they are computed. 1 s is four times the wait for room of a sender (250 ms)."},
     {.key = "kvstore.pin_max",
      .type = BT_CONF_FLOAT,
      .offset = ROW(pin_max),
      .def = "0.25",
      .min = 0,
      .max = 0.9,
-     .doc =
-         "Part of the slots, and of the SSD's, in which blocks may be protected by pins (batonctl "
-         "pin); what is pinned beyond that can be evicted as ever, which batonctl pins shows."},
+     .doc = "Part of the slots, and of the SSD's, in which blocks may be protected by pins "
+            "(batonctl pin). Pinned blocks beyond it can be evicted as usual; batonctl pins shows "
+            "that.",
+     .when = "raise it when system prompts that you pin do not fit."},
     {.key = "kvstore.quota.tenants",
      .type = BT_CONF_LIST,
      .offset = ROW(quota_tenants),
-     .doc =
-         "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in shared memory and "
-         "on the SSD). A tenant may use more while nobody wants it; when room is needed, what he "
-         "has beyond his share goes first. NAME is the tenant= of his API key; - is who has "
-         "none."},
+     .doc = "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in shared memory "
+            "and on the SSD). A tenant may use more while nobody wants it; when room is needed, "
+            "what it has beyond its share goes first. NAME is the tenant= of its API key; - "
+            "stands for requests without a key.",
+     .when = "when one tenant's prompts push out those of another."},
     {.key = "kvstore.quota.default",
      .type = BT_CONF_STR,
      .offset = ROW(quota_default),
      .def = "1",
-     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name; 1: "
-            "none, they use what the shares of others leave and give it up first. Requests without "
-            "an API key have none."},
+     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: no "
+            "share; such tenants use what the shares of others leave and give it up first. "
+            "Requests without an API key have none.",
+     .when = "when you name only some tenants and the others need a share too."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),
-     .doc = "Folder on a local SSD for the pool's second tier, for this kvstore alone; without it "
-            "there is none. Its blocks are found again after a restart."},
+     .doc = "Directory on a local SSD for the pool's second tier, for this kvstore alone; without "
+            "it there is no second tier. Its blocks are found again after a restart.",
+     .when = "when the node has an NVMe disk and prompts come back after they have left the "
+             "memory."},
     {.key = "kvstore.ssd.bytes",
      .type = BT_CONF_SIZE,
      .offset = ROW(ssd_bytes),
      .def = "64GiB",
      .min = 1048576,
      .max = 0x1p50,
-     .doc =
-         "Bytes of the SSD's slab file, all of them reserved at start; a disk with less room gets "
-         "a smaller one, which leaves room for the index. That takes about 100 bytes a block "
-         "more."},
+     .doc = "Bytes of the SSD's slab file, all of them reserved at start. A disk with less room "
+            "gets a smaller file that leaves room for the index, which takes about 100 bytes a "
+            "block more.",
+     .when = "set it together with kvstore.ssd.path."},
     {.key = "kvstore.ssd.write_policy",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_write_policy),
      .def = "second_use",
-     .doc =
-         "What is written to the SSD: second_use (blocks that a second request used), evict "
-         "(all that the shared memory gives up), always (every block, at once). second_use wears "
-         "the disk least."},
-    {.key = "kvstore.ssd.eviction",
-     .type = BT_CONF_STR,
-     .offset = ROW(ssd_eviction),
-     .def = "lru",
-     .doc = "Which block goes when the SSD is full; policies as of kvstore.eviction."},
-    {.key = "kvstore.ssd.queue_depth",
-     .type = BT_CONF_INT,
-     .offset = ROW(ssd_queue_depth),
-     .def = "16",
-     .min = 1,
-     .max = 1024,
-     .doc = "Blocks that are being read from or written to the SSD at once."},
+     .doc = "What is written to the SSD: second_use (blocks that a second request used), evict "
+            "(every block that leaves the shared memory), always (every block, at once). "
+            "second_use wears the disk least.",
+     .when = "set evict or always when a prompt must be found on the SSD after its first use."},
     {.key = "kvstore.ssd.backlog",
      .type = BT_CONF_INT,
      .offset = ROW(ssd_backlog),
      .def = "64",
      .min = 1,
      .max = 65536,
-     .doc = "Blocks that may be under way to the SSD at once; others wait for their turn in the "
-            "slab, as long as they stay there."},
+     .hidden = true,
+     .doc = "Blocks that may be under way to the SSD at once; others wait in the slab for their "
+            "turn, as long as they stay there. 64 keep 16 writes in the disk's queue busy while "
+            "others wait; tests raise it to write everything."},
     {.key = "kvstore.ssd.load_ms",
      .type = BT_CONF_MS,
      .offset = ROW(ssd_load_ms),
      .def = "1500ms",
      .min = 1,
      .max = 1800,
-     .doc = "A request waits so long for its blocks of the SSD; what has not come by then is "
-            "computed."},
+     .hidden = true,
+     .doc = "A request waits this long for its blocks on the SSD; the rest is computed. A worker "
+            "gives up after 2 s, so 1.8 s is the maximum."},
     {.key = "kvstore.ssd.probe_ms",
      .type = BT_CONF_MS,
      .offset = ROW(ssd_probe_ms),
      .def = "1s",
      .min = 10,
      .max = 3600000,
-     .doc = "Between attempts to use an SSD again that failed."},
-    {.key = "kvstore.ssd.stall_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(ssd_stall_ms),
-     .def = "5s",
-     .min = 100,
-     .max = 3600000,
-     .doc = "An SSD that does not finish a read or write within this time has failed."},
+     .hidden = true,
+     .doc = "Pause between attempts to use a failed SSD again. Each attempt is one write: once a "
+            "second costs nothing."},
 };
 
 static bool check(const void *conf, char *err, size_t cap)
@@ -243,11 +205,6 @@ static bool check(const void *conf, char *err, size_t cap)
     }
     if (bt_evict_by_name(c->eviction) == NULL) {
         snprintf(err, cap, "kvstore.eviction: \"%.40s\" is none of %s", c->eviction,
-                 bt_evict_names);
-        return false;
-    }
-    if (bt_evict_by_name(c->ssd_eviction) == NULL) {
-        snprintf(err, cap, "kvstore.ssd.eviction: \"%.40s\" is none of %s", c->ssd_eviction,
                  bt_evict_names);
         return false;
     }
@@ -303,6 +260,22 @@ static bool look(const void *conf, char *err, size_t err_cap)
     return bt_model_config_load(c->common.model_path, &model, err, err_cap) == BT_OK && ok;
 }
 
+static const char *const main_keys[] = {"kvstore.slab_bytes", "kvstore.wire.listen",
+                                        "kvstore.ssd.path",   "kvstore.ssd.bytes",
+                                        "rpc.listen",         NULL};
+
+static const struct bt_conf_removed removed[] = {
+    {"kvstore.transit_max", "it is always 0.5; remove the line"},
+    {"kvstore.replica_max", "it is always 0.25; remove the line"},
+    {"kvstore.stream_max", "it is always 0.125; remove the line"},
+    {"kvstore.wire.in_flight_bytes", "it is always 4MiB; remove the line"},
+    {"kvstore.wire.idle_ms", "it is always 300s; remove the line"},
+    {"kvstore.ssd.eviction", "it is always lru; remove the line"},
+    {"kvstore.ssd.queue_depth", "it is always 16; remove the line"},
+    {"kvstore.ssd.stall_ms", "it is always 5s; remove the line"},
+    {NULL, NULL},
+};
+
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, kvstore_rows, NULL};
 static size_t table_lens[] = {0, BT_ARRAY_LEN(kvstore_rows)};
 
@@ -312,6 +285,8 @@ const struct bt_conf_schema bt_kvstore_schema = {
     .tables = tables,
     .table_lens = table_lens,
     .conf_size = sizeof(struct bt_kvstore_conf),
+    .main_keys = main_keys,
+    .removed = removed,
     .check = check,
     .look = look,
 };

@@ -286,12 +286,12 @@ static bool start_memory(struct daemon *d)
     }
     uint32_t n = d->slab->super->n_slots;
     d->cache = bt_cache_create(d->slab, &d->layout,
-                               BT_MAX(1u, (uint32_t)(d->conf.transit_max * (double)n)),
+                               BT_MAX(1u, (uint32_t)(BT_KVSTORE_TRANSIT_SHARE * (double)n)),
                                bt_evict_by_name(d->conf.eviction));
     BT_ASSERT(bt_tenants_create(d->conf.quota_tenants, d->conf.quota_default, &d->tenants, err,
                                 sizeof(err)) == BT_OK); /* checked with the file */
     bt_cache_set_tenants(d->cache, d->tenants);
-    d->cache->copies_max = (uint32_t)(d->conf.replica_max * (double)n);
+    d->cache->copies_max = (uint32_t)(BT_KVSTORE_COPIES_SHARE * (double)n);
     if (bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) != BT_OK) {
         return false;
     }
@@ -316,11 +316,11 @@ static bool start_ssd(struct daemon *d)
                                 .metrics = d->metrics};
     struct bt_ssd_config sc = {.path = c->ssd_path,
                                .bytes = c->ssd_bytes,
-                               .queue_depth = (uint32_t)c->ssd_queue_depth,
+                               .queue_depth = BT_KVSTORE_SSD_QUEUE,
                                .backlog_max = (uint32_t)c->ssd_backlog,
                                .probe_ms = c->ssd_probe_ms,
-                               .stall_ms = c->ssd_stall_ms,
-                               .policy = bt_evict_by_name(c->ssd_eviction)};
+                               .stall_ms = BT_KVSTORE_SSD_STALL_MS,
+                               .policy = bt_evict_by_name(BT_KVSTORE_SSD_EVICTION)};
     BT_ASSERT(bt_kvstore_write_policy(c->ssd_write_policy, &tc.policy)); /* checked with the file */
     if (bt_tier_create(&tc, &sc, &d->tier, err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=kvstore.ssd.path why=%s", err);
@@ -359,7 +359,7 @@ static bool start_parts(struct daemon *d)
                                   .sealer = d->sealer,
                                   .tier = d->tier,
                                   .fetch_wait_ms = d->conf.fetch_wait_ms,
-                                  .stream_max = d->conf.stream_max,
+                                  .stream_max = BT_KVSTORE_STREAM_SHARE,
                                   .overlap = d->conf.overlap,
                                   .fetch_stall_ms = d->conf.fetch_stall_ms,
                                   .peer_known = peer_known,
@@ -390,10 +390,10 @@ static bool start_parts(struct daemon *d)
                                 .over_grpc = strcmp(d->conf.wire_transport, "grpc") == 0,
                                 .port = (int)d->conf.wire_port,
                                 .tls = d->tls.cluster,
-                                .bytes_in_flight_max = d->conf.wire_in_flight_bytes,
+                                .bytes_in_flight_max = BT_KVSTORE_IN_FLIGHT_BYTES,
                                 .secret = d->secret.bytes,
                                 .secret_len = d->secret.len,
-                                .idle_ms = d->conf.wire_idle_ms};
+                                .idle_ms = BT_KVSTORE_WIRE_IDLE_MS};
     bt_status_t wired =
         bt_wire_create(d->loop, d->rpc, d->server, d->slab, &wc, &bt_grants_wire_ops, d->grants,
                        d->metrics, &d->wire, err, sizeof(err));

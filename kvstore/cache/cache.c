@@ -269,7 +269,7 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
         if (bt_index_has_slot(c->index, slot) &&
             (c->copy[slot] == COPY_PASSING || (copy && c->copies > c->copies_max))) {
             drop_block(c, slot,
-                       copy ? "a copy beyond kvstore.replica_max" : "it only passed through");
+                       copy ? "a copy beyond a quarter of the slots" : "it only passed through");
         } else if (bt_index_has_slot(c->index, slot)) {
             now = now != 0 ? now : bt_mono_ns();
             bt_pool_used(c->pool, slot, now, false); /* until now */

@@ -407,7 +407,7 @@ static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
     if (g->gs->n_flow_free == 0) {
         snprintf(why, cap, "no flow word is free (%u grants are open)", g->gs->n_grants);
     } else if (g->receive && !g->keep && bt_pool_transit_get(cache->pool, need) != BT_OK) {
-        snprintf(why, cap, "%u slots in transit would pass kvstore.transit_max (%u of %u are)",
+        snprintf(why, cap, "%u more slots in transit would pass half of the slots (%u of %u are)",
                  need, n.transit, n.total);
     } else if (bt_cache_take_for(cache, g->group, need, g->slots + g->resident) != BT_OK) {
         if (g->receive && !g->keep) {

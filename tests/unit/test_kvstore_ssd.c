@@ -556,7 +556,7 @@ static void given_up_leases_hold_nothing(void **state)
 
 /* ---- prompts that no slab holds ---- */
 
-#define WINDOW (SLOTS / 8) /* kvstore.stream_max of a node */
+#define WINDOW (SLOTS / 8) /* BT_KVSTORE_STREAM_SHARE of a node */
 
 /* n blocks of chain, ids from first_id on: asked for all at once. */
 static void pass_from(struct bt_gworker *w, uint64_t first_id, uint32_t chain, uint32_t n)
