@@ -16,90 +16,94 @@ static const struct bt_conf_row rows[] = {
     {.key = "conductor.name",
      .type = BT_CONF_STR,
      .offset = ROW(name),
-     .doc = "Name in the cluster; by default conductor-<node.id>."},
+     .doc = "Name in the cluster. Default: conductor-<node.id>.",
+     .when = "when two conductors run on one node."},
     {.key = "conductor.http.listen",
      .type = BT_CONF_ADDR,
      .offset = ROW(http_listen),
      .def = "127.0.0.1:8000",
      .doc = "host:port of the OpenAI-compatible API, /health and /metrics; port 0 takes any free "
-            "one."},
+            "one.",
+     .when = "set 0.0.0.0:8000, or the address of the proxy's side, when clients are on other "
+             "machines."},
     {.key = "conductor.http.body_max",
      .type = BT_CONF_SIZE,
      .offset = ROW(http_body_max),
      .def = "4MiB",
      .min = 1024,
      .max = 1 << 30,
-     .doc = "Largest request body; above it 413."},
+     .doc = "Largest request body; a larger one gets 413.",
+     .when = "raise it when clients send prompts of more than a million tokens or many prompts in "
+             "one request."},
     {.key = "conductor.http.body_total",
      .type = BT_CONF_SIZE,
      .offset = ROW(http_body_total),
      .def = "256MiB",
      .min = 2048,
      .max = 1e13,
-     .doc = "Bytes of request bodies that are being received and read at once, at least twice "
-            "conductor.http.body_max; above it 503. One API key (without keys one client address) "
-            "may have as much as it leaves free; above that 429."},
+     .doc = "Bytes of request bodies that are received and read at once, at least twice "
+            "conductor.http.body_max; more gets 503. One API key (without keys: one client "
+            "address) may use as much as it leaves free; more gets 429.",
+     .when = "raise it together with conductor.http.body_max, or when clients with large bodies "
+             "see 503."},
     {.key = "conductor.http.conns_max",
      .type = BT_CONF_INT,
      .offset = ROW(http_conns_max),
      .def = "4096",
      .min = 1,
      .max = 1000000,
-     .doc = "Connections at once; above it 503. One API key (without keys one client address) may "
-            "have as many as it leaves free; above that 429. At most a quarter may be without an "
-            "accepted request; above that the oldest of these is closed."},
+     .doc = "Connections at once; more get 503. One API key (without keys: one client address) "
+            "may have as many as it leaves free; more get 429. At most a quarter may be without "
+            "an accepted request; beyond that the oldest of these is closed.",
+     .when = "raise it when more clients stay connected; raise the limit of open files with it."},
     {.key = "conductor.http.answers_max",
      .type = BT_CONF_SIZE,
      .offset = ROW(http_answers_max),
      .def = "512MiB",
      .min = 16 << 20,
      .max = 1ll << 40,
-     .doc =
-         "Memory for answers until clients have read them: prompts' logprobs, generated text, "
-         "unsent output. A quarter of it is for unsent output (above it the slowest reader is "
-         "cut off); of the rest one answer (400) and all answers of one API key (503) may have a "
-         "quarter. Without keys the clients of one address may have as much as they leave free to "
-         "others (503)."},
+     .doc = "Memory for answers until clients have read them: logprobs of prompts, generated "
+            "text, unsent output. A quarter is for unsent output; beyond it the slowest reader is "
+            "cut off. Of the rest, one answer (400) and all answers of one API key (503) may use "
+            "a quarter. Without keys, the clients of one address may use as much as they leave "
+            "free (503).",
+     .when = "raise it when clients ask for logprobs of long prompts; lower it on a host with "
+             "less than 4 GiB."},
     {.key = "conductor.http.allowed_origins",
      .type = BT_CONF_STR,
      .offset = ROW(http_allowed_origins),
      .def = "*",
-     .doc = "Origins (scheme://host[:port], by commas) whose pages may use the API from a browser; "
-            "*: any; empty: none."},
+     .doc = "Origins (scheme://host[:port], separated by commas) whose pages may use the API from "
+            "a browser. *: any; empty: none.",
+     .when = "set your pages' origins, or nothing, when the API has no keys and browsers reach "
+             "it."},
     {.key = "conductor.api_keys_file",
      .type = BT_CONF_STR,
      .offset = ROW(api_keys_file),
-     .doc =
-         "File with one API key a line, '#' begins a comment, mode 0600 or 0640. Without it no "
-         "key is asked for. Behind a key may stand tenant= (a name: keys of one name share a cache "
-         "and a quota; without it each key is a tenant of its own), rps=, tokens_per_s= (limits; "
-         "each choice of each prompt and each 256 KiB of a body is a request), concurrency= "
-         "(generations in flight), weight= (share against other tenants where requests wait), "
-         "priority= "
-         "(the best "
-         "class of its requests, smaller goes first), slo_ttft_ms=, slo_tbt_ms= (objectives)."},
+     .doc = "File with one API key a line; '#' begins a comment; mode 0600 or 0640. Without the "
+            "file, requests need no key. A key may be followed by tenant= (keys of one tenant "
+            "share a cache and a quota; without it each key is a tenant), rps= and tokens_per_s= "
+            "(limits; each choice of each prompt and each 256 KiB of a body is a request), "
+            "concurrency= (generations in flight), weight= (share of the service where requests "
+            "wait), priority= (the best class of its requests; a smaller number goes first), "
+            "slo_ttft_ms= and slo_tbt_ms= (objectives).",
+     .when = "set it when more than one client uses the cluster."},
     {.key = "conductor.access_log",
      .type = BT_CONF_STR,
      .offset = ROW(access_log),
      .def = "off",
-     .doc = "Which HTTP responses get a line ev=access in the log: off, all, or a share of them "
-            "taken at random, above 0 and below 1, to which every response with status 5xx is "
-            "added. Lines name client addresses."},
+     .doc = "Which HTTP responses get a line ev=access in the log: off, all, or a random share of "
+            "them above 0 and below 1, with every response of status 5xx. The lines name client "
+            "addresses.",
+     .when = "set it when you must be able to say later who sent what."},
     {.key = "conductor.max_running",
      .type = BT_CONF_INT,
      .offset = ROW(max_running),
      .def = "1024",
      .min = 1,
      .max = 1000000,
-     .doc = "Requests that are with workers at once; more wait."},
-    {.key = "conductor.max_overtaking",
-     .type = BT_CONF_INT,
-     .offset = ROW(max_overtaking),
-     .def = "64",
-     .min = 0,
-     .max = 1000000,
-     .doc = "Requests that may run beyond conductor.max_running at once, while as many of lower "
-            "classes (x-priority) run: a higher class does not wait for places that they have."},
+     .doc = "Requests that workers have at once; more wait.",
+     .when = "raise it when all workers together have more than 1024 places (engine.max_slots)."},
     {.key = "conductor.max_waiting",
      .type = BT_CONF_INT,
      .offset = ROW(max_waiting),
@@ -107,85 +111,76 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1000000,
      .doc = "Requests (each prompt is one) that may wait for one of conductor.max_running, or for "
-            "room where pages or slots have run out; more get 429. One tenant of "
-            "conductor.api_keys_file may have half of them, and not the last eighth."},
-    {.key = "conductor.max_replans",
-     .type = BT_CONF_INT,
-     .offset = ROW(max_replans),
-     .def = "8",
-     .min = 0,
-     .max = 1000,
-     .doc = "How often one request is planned again after failures; then it gets 500. One that has "
-            "lost two workers is not tried again whatever this says."},
-    {.key = "conductor.no_worker_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(no_worker_ms),
-     .def = "7s",
-     .max = 86400000,
-     .doc = "How long a request waits while no worker can take it; then 503."},
+            "KV memory; more get 429. One tenant may have half of them, and not the last eighth.",
+     .when = "lower it when clients would rather have 429 at once than wait."},
     {.key = "conductor.queue_timeout_ms",
      .type = BT_CONF_MS,
      .offset = ROW(queue_timeout_ms),
      .def = "60s",
      .max = 86400000,
-     .doc = "How long a request waits for a place or for room; then 503. 0: for ever."},
+     .doc = "How long a request may wait for a place or for KV memory; then it gets 503. 0: no "
+            "limit.",
+     .when = "set it to what your clients wait at most."},
     {.key = "conductor.stall_ms",
      .type = BT_CONF_MS,
      .offset = ROW(stall_ms),
      .def = "10s",
      .min = 100,
      .max = 86400000,
-     .doc = "A worker that finishes nothing for so long, and longer than predicted, hangs: its "
-            "requests are planned again."},
-    {.key = "conductor.ended_ms",
-     .type = BT_CONF_MS,
-     .offset = ROW(ended_ms),
-     .def = "30s",
-     .min = 100,
-     .max = 86400000,
-     .doc = "How long a worker may take to say that a cancelled request has ended there."},
+     .hidden = true,
+     .doc = "A worker that finishes nothing for this time, and longer than predicted, hangs: its "
+            "requests are planned again. 10 s is far above any step and below a client's "
+            "patience."},
     {.key = "conductor.request_timeout_ms",
      .type = BT_CONF_MS,
      .offset = ROW(request_timeout_ms),
      .def = "0",
      .max = 86400000,
-     .doc = "Time limit of a request; then 504. 0: none."},
+     .doc = "Time limit of a request; then it gets 504. 0: none.",
+     .when = "when a request that runs away must end, whatever the client does."},
     {.key = "conductor.drain_ms",
      .type = BT_CONF_MS,
      .offset = ROW(drain_ms),
      .def = "30s",
      .max = 86400000,
-     .doc = "Open requests have this long to finish after conductor.drain_grace_ms."},
+     .doc = "After SIGTERM and conductor.drain_grace_ms, open requests have this time to finish.",
+     .when = "set it to the longest answer you want to finish; raise TimeoutStopSec= of the unit "
+             "with it."},
     {.key = "conductor.drain_grace_ms",
      .type = BT_CONF_MS,
      .offset = ROW(drain_grace_ms),
      .def = "5s",
      .max = 3600000,
-     .doc = "After SIGTERM the conductor serves as before for so long, but /health says 503: load "
-            "balancers notice before a connection is refused. Longer than their checks take to "
-            "fail; 0 where there are none."},
+     .doc = "After SIGTERM the conductor serves as before for this time, but /health says 503, so "
+            "that load balancers leave before connections are refused.",
+     .when = "set it to the time in which your load balancer's checks fail; 0 without a load "
+             "balancer."},
     {.key = "conductor.index_blocks",
      .type = BT_CONF_INT,
      .offset = ROW(index_extents),
      .def = "1048576",
      .min = 1024,
      .max = 1e9,
-     .doc = "Extents in the index of what kvstores hold, 32 bytes each; more are not remembered."},
+     .doc = "Extents in the index of what kvstores hold, 32 bytes each. What does not fit is not "
+            "found as a prefix.",
+     .when = "raise it when baton_index_refused_total rises."},
     {.key = "conductor.index_extent_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(index_extent_tokens),
      .def = "0",
      .min = 0,
      .max = 1048576,
-     .doc = "Tokens of an extent, a multiple of kv.block_tokens: prefixes are found in steps of so "
-            "many. 512 where a cluster holds millions of blocks. 0: every block is in the index."},
+     .doc = "Tokens of an extent, a multiple of kv.block_tokens: prefixes are found in steps of "
+            "this length. 0: every block is in the index.",
+     .when = "set 512 when the cluster holds millions of blocks."},
     {.key = "model.max_len",
      .type = BT_CONF_INT,
      .offset = ROW(max_model_len),
      .def = "0",
      .min = 0,
      .max = 100000000,
-     .doc = "Tokens of prompt and answer together, at most the model's own limit. 0: that limit."},
+     .doc = "Tokens of prompt and answer together, at most the model's own limit. 0: that limit.",
+     .when = "lower it when longer requests than you want to serve come in."},
     {.key = "sched.policy",
      .type = BT_CONF_STR,
      .offset = ROW(policy),
@@ -384,6 +379,21 @@ static const struct bt_conf_row rows[] = {
      .doc = "Assumed bandwidth between two nodes."},
 };
 
+static const char *const main_keys[] = {"conductor.http.listen",
+                                        "conductor.api_keys_file",
+                                        "sched.ttft_objective_ms",
+                                        "sched.tbt_objective_ms",
+                                        "rpc.listen",
+                                        NULL};
+
+static const struct bt_conf_removed removed[] = {
+    {"conductor.max_overtaking", "it is always 64; remove the line"},
+    {"conductor.max_replans", "it is always 8; remove the line"},
+    {"conductor.no_worker_ms", "it is always 7s; remove the line"},
+    {"conductor.ended_ms", "it is always 30s; remove the line"},
+    {NULL, NULL},
+};
+
 static const struct bt_conf_row *const tables[] = {bt_conf_common_rows, rows, NULL};
 
 static bool routable(const char *listen)
@@ -469,6 +479,8 @@ const struct bt_conf_schema *bt_conductor_schema(void)
     schema.tables = tables;
     schema.table_lens = lens;
     schema.conf_size = sizeof(struct bt_conductor_conf);
+    schema.main_keys = main_keys;
+    schema.removed = removed;
     schema.check = check;
     schema.look = look;
     schema.describe = bt_sched_conf_describe;

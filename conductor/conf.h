@@ -4,6 +4,22 @@
 
 #include "common/conf/conf.h"
 
+/* Values that no operator needs to choose. */
+enum {
+    /* Requests beyond conductor.max_running while as many of lower classes run. A sixteenth of its
+     * default: memory that holds 1,024 requests holds 1,088 as well. */
+    BT_CONDUCTOR_OVERTAKING_MAX = 64,
+    /* Plans of one request after failures, then 500. A request that has lost two workers is not
+     * planned again at all; what eight plans could not place, a ninth will not. */
+    BT_CONDUCTOR_REPLANS_MAX = 8,
+    /* How long a request waits while no worker can take it, then 503. A client shall know within
+     * 10 s: 2 s until a dead worker's silence shows and 1 s for the answer are taken off. */
+    BT_CONDUCTOR_NO_WORKER_MS = 7000,
+    /* How long a worker may take to say that a cancelled request has ended there. As long as the
+     * kvstore waits for its slots (kvstore.reclaim_ms): then it kills the worker. */
+    BT_CONDUCTOR_ENDED_MS = 30000
+};
+
 struct bt_conductor_conf {
     struct bt_conf_common common; /* first: bt_conf_main writes through it */
     char *name;
@@ -14,8 +30,8 @@ struct bt_conductor_conf {
     char *api_keys_file;
     char *access_log;
     int64_t max_model_len;
-    int64_t max_running, max_overtaking, max_waiting, max_replans;
-    uint64_t no_worker_ms, queue_timeout_ms, stall_ms, ended_ms, request_timeout_ms, drain_ms;
+    int64_t max_running, max_waiting;
+    uint64_t queue_timeout_ms, stall_ms, request_timeout_ms, drain_ms;
     uint64_t drain_grace_ms;
     int64_t index_extents, index_extent_tokens;
     char *policy, *admission, *roles;
