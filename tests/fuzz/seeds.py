@@ -19,8 +19,10 @@ def conf(root):
     kinds = ["conductor", "kvstore", "prefill", "decode"]
     seeds = [bytes([kinds.index(k)]) + read(f"{root}/deploy/config/{k}.yaml") for k in kinds]
     text = read(f"{root}/docs/CONFIG.md").decode()
+    common = text.split("\n## All daemons\n")[1].split("\n## ")[0]
     for i, k in enumerate(kinds):
-        part = text.split(f"\n## baton-{k}\n")[1].split("\n## ")[0]
+        same = "prefill" if k == "decode" else k
+        part = common + text.split(f"\n## baton-{same}\n")[1].split("\n## ")[0]
         lines = []
         for key, default in re.findall(r"^\| `([^`]+)` \| [^|]* \| (`[^`]*`|\w+) \|", part, re.M):
             value = default.strip("`")
