@@ -91,6 +91,17 @@ static const struct bt_conf_row rows[] = {
      .hidden = true,
      .doc = "Likewise the limit of a step that a row joins whose prompt was computed elsewhere, "
             "together with what the row has waited. 0: no limit of its own."},
+    {.key = "engine.calibrate_ms",
+     .type = BT_CONF_MS,
+     .offset = ROW(engine_calibrate_ms),
+     .def = "2s",
+     .min = 0,
+     .max = 60000,
+     .hidden = true,
+     .doc =
+         "At start the engine computes some steps, for at most about this time: they warm it up, "
+         "and the conductor's predictions begin with what they took. 2 s is little beside the "
+         "loading of weights. 0, of tests with an engine of their own: none."},
     {.key = "worker.index",
      .type = BT_CONF_INT,
      .offset = ROW(index),
@@ -141,7 +152,6 @@ static const char *const main_keys[] = {"engine.device",   "engine.mem",   "engi
                                         "engine.max_rows", "worker.index", NULL};
 
 static const struct bt_conf_removed removed[] = {
-    {"engine.calibrate_ms", "it is always 2s; remove the line"},
     {"worker.name", "the name is <role>-<node.id>-<worker.index>; set worker.index instead"},
     {"worker.max_sessions", "it is always 64; remove the line"},
     {"worker.role_wait_ms", "it is always 60s; remove the line"},

@@ -6,9 +6,6 @@
 
 /* Values that no operator needs to choose. */
 enum {
-    /* Time for steps at the start, which warm the engine up and begin the fit of its costs. Little
-     * beside the seconds that weights take to load; a slow engine computes fewer shapes. */
-    BT_WORKER_CALIBRATE_MS = 2000,
     /* Sessions with conductors at once. A cluster has a few conductors; a restarted one has two
      * sessions until the silence of the old one shows, after 2 s. */
     BT_WORKER_SESSIONS_MAX = 64,
@@ -28,6 +25,7 @@ struct bt_worker_conf {
     int64_t engine_max_rows;
     int64_t engine_mixed_prompt_tokens;
     uint64_t engine_mixed_step_ms, engine_mixed_gap_ms;
+    uint64_t engine_calibrate_ms;
     char *name; /* bt_worker_conf_name sets it */
     int64_t index;
     int64_t max_requests;

@@ -163,10 +163,13 @@ static bool try_shape(struct calibration *t, uint32_t rows, uint32_t depth, uint
 void bt_wload_calibrate(struct bt_wcore *c)
 {
     uint64_t start = bt_mono_ns();
+    if (c->conf->engine_calibrate_ms == 0) {
+        return;
+    }
     uint32_t block = c->block_tokens, top = c->max_rows;
     uint32_t deep = (BT_MIN(c->info->max_model_len, 4 * top) - 1) / block * block;
     struct calibration t = {.c = c,
-                            .until_ns = start + BT_WORKER_CALIBRATE_MS * 1000000ull,
+                            .until_ns = start + c->conf->engine_calibrate_ms * 1000000,
                             .tokens = bt_calloc((size_t)deep + top + 1, sizeof(*t.tokens)),
                             .pages = bt_calloc(c->info->pages, sizeof(*t.pages))};
     for (uint32_t i = 0; i < deep + top + 1; i++) {
