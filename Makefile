@@ -25,6 +25,7 @@ CC ?= gcc
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+PYTHON ?= python3
 CUDA ?= /usr/local/cuda
 NVCC := $(wildcard $(CUDA)/bin/nvcc)
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -90,6 +91,10 @@ endif
 $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto
 	@mkdir -p $(B)/gen
 	protoc-c --proto_path=proto --c_out=$(B)/gen $<
+$(B)/gen/normal_form.def: common/token/normal_form_gen.py
+	@mkdir -p $(@D)
+	$(PYTHON) $< >$@.new && mv $@.new $@
+$(B)/obj/common/token/normal_form.o: $(B)/gen/normal_form.def
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(filter-out $(WARN),$(CFLAGS)) -c -o $@ $<

@@ -1,5 +1,5 @@
 /* Unicode's normalization forms C, D, KC and KD (UAX #15): decomposition, canonical order of marks,
- * composition. The tables are made by normal_form_gen.py. Pure. */
+ * composition. normal_form_gen.py writes the tables while Baton is built. Pure. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ struct decomp {
 };
 static const struct decomp decomps[] = {
 #define DECOMP(cp, first, second) {cp, first, second},
-#include "common/token/normal_form.def"
+#include "normal_form.def"
 #undef DECOMP
 };
 
@@ -28,7 +28,7 @@ struct compat {
 };
 static const struct compat compats[] = {
 #define COMPAT(cp, text) {cp, text},
-#include "common/token/normal_form.def"
+#include "normal_form.def"
 #undef COMPAT
 };
 
@@ -37,7 +37,7 @@ struct pair {
 };
 static const struct pair pairs[] = {
 #define PAIR(first, second, cp) {first, second, cp},
-#include "common/token/normal_form.def"
+#include "normal_form.def"
 #undef PAIR
 };
 
@@ -47,7 +47,7 @@ struct class_range {
 };
 static const struct class_range classes[] = {
 #define CLASS(from, to, ccc) {from, to, ccc},
-#include "common/token/normal_form.def"
+#include "normal_form.def"
 #undef CLASS
 };
 

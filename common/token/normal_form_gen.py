@@ -1,6 +1,9 @@
 #!/usr/bin/python3
 """Prints normal_form.def: the tables of Unicode's normalization forms, from Python's unicodedata.
 
+The Makefile runs it. Any Python 3.6 or newer will do: Unicode never changes the normal form of an
+assigned character, so another version only adds new characters.
+
 Usage: normal_form_gen.py > normal_form.def. DECOMP(cp, first, second or 0): canonical, one level.
 COMPAT(cp, text): the whole decomposition under form KD, where it is another than under form D.
 PAIR(first, second, cp): what composes, sorted. CLASS(first cp, last cp, combining class). Hangul is
