@@ -1,0 +1,53 @@
+/* What daemons compare before they talk to each other: the identity in SessionHello and PeerHello.
+ * Pure. */
+#ifndef BT_RPC_SESSION_HELLO_H
+#define BT_RPC_SESSION_HELLO_H
+
+#include "common/kv/key.h"
+#include "session.pb-c.h"
+
+#define BT_RPC_SESSION_VERSION 1
+
+struct bt_rpc_identity {
+    const char *cluster, *name, *node;
+    uint64_t incarnation;
+    const struct bt_kv_key *root; /* weights and settings that KV depends on */
+    uint64_t layout_id;
+};
+
+/* What differs, the gravest first. */
+typedef enum {
+    BT_HELLO_FITS,
+    BT_HELLO_VERSION,
+    BT_HELLO_CLUSTER,
+    BT_HELLO_CERTIFICATE, /* it is not whom it names */
+    BT_HELLO_EXPECTED,    /* it means another incarnation than this one */
+    BT_HELLO_INCARNATION, /* it is another one than was dialled */
+    BT_HELLO_LAYOUT,
+    BT_HELLO_ROOT,
+    BT_HELLO_FAULTS
+} bt_hello_fault_t;
+
+/* A peer's hello, whichever message it came in. */
+struct bt_rpc_hello {
+    uint32_t version;
+    const char *cluster;
+    uint64_t incarnation;
+    uint64_t expect_incarnation; /* 0: any */
+    ProtobufCBinaryData root_key;
+    uint64_t layout_id;
+};
+
+/* Does the hello fit a daemon that is `self`? dialled: the incarnation that this side wants to
+ * reach, 0 for a listener. proved: the peer's certificate is of whom the hello names, or there is
+ * no TLS. */
+bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
+                                      const struct bt_rpc_hello *h, uint64_t dialled, bool proved);
+
+/* Fills the hello of `self`, whose strings it points to. expect_incarnation: of the peer, 0: any.
+ */
+void bt_rpc_hello_fill(const struct bt_rpc_identity *self, uint64_t expect_incarnation,
+                       Baton__SessionHello *h);
+struct bt_rpc_hello bt_rpc_hello_read(const Baton__SessionHello *h);
+
+#endif
