@@ -1,4 +1,4 @@
-/* The state machine of a session by a virtual clock: nothing here waits. */
+/* The state machine of a session, alone and in pairs, by a virtual clock: nothing here waits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -341,14 +341,321 @@ static void test_backoff(void **state)
     }
 }
 
+/* ---- two daemons ---- */
+
+/* A conductor that dials, a worker that listens, and messages that take LATENCY between them. A
+ * worker keeps every session that it has accepted until that ends. */
+#define LATENCY  (3 * MS)
+#define SESSIONS 64
+#define FLIGHT   4096
+
+struct pair;
+struct side {
+    struct bt_rpc_session_core c;
+    struct pair *p;
+    uint32_t connection; /* 0: none */
+    int ups, ends;
+};
+struct flight {
+    uint64_t at_ns;
+    uint32_t connection;
+    bool to_dialer, hello, closed;
+    uint64_t incarnation; /* of who says the hello */
+};
+struct pair {
+    uint64_t now_ns, redial_ns, tick_ns;
+    uint64_t incarnation, expected; /* of the worker; what etcd says of it */
+    bool mute, deaf;                /* the worker says nothing; hears nothing */
+    bool lost;                      /* the network drops everything */
+    uint32_t connections;
+    struct side d, l[SESSIONS]; /* l[connection % SESSIONS] */
+    struct flight flight[FLIGHT];
+    uint32_t n_flight;
+};
+
+static void fly(struct pair *p, bool to_dialer, uint32_t connection, bool hello, bool closed)
+{
+    assert_true(p->n_flight < FLIGHT);
+    if (!p->lost) {
+        p->flight[p->n_flight++] = (struct flight){.at_ns = p->now_ns + LATENCY,
+                                                   .connection = connection,
+                                                   .to_dialer = to_dialer,
+                                                   .hello = hello,
+                                                   .closed = closed,
+                                                   .incarnation = p->incarnation};
+    }
+}
+
+static void act(struct side *s, uint32_t todo)
+{
+    struct pair *p = s->p;
+    bool dialer = s == &p->d, quiet = p->mute && !dialer;
+    if (todo & BT_RPC_SESSION_DO_HELLO && !quiet) {
+        fly(p, !dialer, s->connection, true, false);
+    }
+    if (todo & BT_RPC_SESSION_DO_BEAT && !quiet) {
+        fly(p, !dialer, s->connection, false, false);
+    }
+    if (todo & BT_RPC_SESSION_DO_UP) {
+        s->ups++;
+    }
+    if (todo & BT_RPC_SESSION_DO_TURN) {
+        todo |= event(&s->c, BT_RPC_SESSION_EV_TURN, p->now_ns);
+    }
+    if (todo & BT_RPC_SESSION_DO_END) {
+        s->ends++;
+        fly(p, !dialer, s->connection, false, true);
+        s->connection = 0;
+    }
+    if (todo & BT_RPC_SESSION_DO_REDIAL && dialer) {
+        p->redial_ns = p->now_ns + s->c.wait_ms * MS;
+    }
+}
+
+static void dial(struct pair *p)
+{
+    uint32_t n = ++p->connections;
+    struct side *l = &p->l[n % SESSIONS];
+    assert_int_equal(l->connection, 0);
+    p->redial_ns = UINT64_MAX;
+    *l = (struct side){.p = p, .connection = n};
+    bt_rpc_session_core_init(&l->c, &plain, false);
+    act(l, event(&l->c, BT_RPC_SESSION_EV_OPEN, p->now_ns));
+    p->d.connection = n;
+    act(&p->d, event(&p->d.c, BT_RPC_SESSION_EV_OPEN, p->now_ns));
+    act(&p->d, event(&p->d.c, BT_RPC_SESSION_EV_READY, p->now_ns));
+}
+
+static void land(struct pair *p, const struct flight *f)
+{
+    struct side *s = f->to_dialer ? &p->d : &p->l[f->connection % SESSIONS];
+    if (s->connection != f->connection || (p->deaf && !f->to_dialer)) {
+        return;
+    }
+    if (f->closed) {
+        act(s, fault(&s->c, BT_RPC_SESSION_EV_CLOSED, "cancelled", p->now_ns));
+        return;
+    }
+    uint32_t todo = message(&s->c, f->hello, p->now_ns);
+    if (todo & BT_RPC_SESSION_DO_CHECK) {
+        bool fits = !f->to_dialer || f->incarnation == p->expected;
+        todo = checked(&s->c, fits ? NULL : "another incarnation", p->now_ns);
+    }
+    act(s, todo);
+}
+
+static void pair_run(struct pair *p, uint64_t ms)
+{
+    for (uint64_t until = p->now_ns + ms * MS; p->now_ns < until; p->now_ns += MS) {
+        uint32_t n = 0, all = p->n_flight;
+        for (uint32_t i = 0; i < p->n_flight; i++) { /* grows meanwhile */
+            struct flight f = p->flight[i];
+            if (i < all && f.at_ns <= p->now_ns) {
+                land(p, &f);
+            } else {
+                p->flight[n++] = f;
+            }
+        }
+        p->n_flight = n;
+        if (p->redial_ns <= p->now_ns) {
+            dial(p);
+        }
+        if (p->now_ns < p->tick_ns) {
+            continue;
+        }
+        p->tick_ns = p->now_ns + 100 * MS;
+        act(&p->d, event(&p->d.c, BT_RPC_SESSION_EV_TICK, p->now_ns));
+        for (int i = 0; i < SESSIONS; i++) {
+            if (p->l[i].connection != 0) {
+                act(&p->l[i], event(&p->l[i].c, BT_RPC_SESSION_EV_TICK, p->now_ns));
+            }
+        }
+    }
+}
+
+static struct pair *pair_new(void)
+{
+    struct pair *p = calloc(1, sizeof(*p));
+    assert_non_null(p);
+    p->now_ns = 1000 * MS;
+    p->incarnation = p->expected = 11;
+    p->d.p = p;
+    bt_rpc_session_core_init(&p->d.c, &plain, true);
+    dial(p);
+    return p;
+}
+
+static bool pair_up(const struct pair *p)
+{
+    return p->d.c.state == BT_RPC_SESSION_UP &&
+           p->l[p->d.connection % SESSIONS].c.state == BT_RPC_SESSION_UP;
+}
+
+/* It stays up for an hour, and a network that loses all for 1.9 s does not end it. */
+static void test_pair_lives(void **state)
+{
+    (void)state;
+    struct pair *p = pair_new();
+    pair_run(p, 10);
+    assert_true(pair_up(p));
+    pair_run(p, 3600 * 1000);
+    p->lost = true;
+    pair_run(p, 1400);
+    p->lost = false;
+    pair_run(p, 5000);
+    assert_true(pair_up(p) && p->connections == 1 && p->d.ups == 1 && p->d.ends == 0);
+    assert_in_range(p->d.c.seq, 7210, 7215);
+    free(p);
+}
+
+/* The worker hangs: both ends die by silence, each once; it is dialled again and met when it
+ * goes on. */
+static void test_pair_hangs(void **state)
+{
+    (void)state;
+    struct pair *p = pair_new();
+    pair_run(p, 1000);
+    p->mute = p->deaf = true; /* it has been heard in the last 500 ms */
+    pair_run(p, 1400);
+    assert_int_equal(p->d.ends, 0);
+    pair_run(p, 800);
+    assert_int_equal(p->d.ends, 1);
+    assert_end(&p->d.c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, "silent", true);
+    pair_run(p, 20000); /* it takes connections, and says no hello: silent again and again */
+    assert_true(p->d.ups == 1 && p->connections >= 5);
+    p->mute = p->deaf = false;
+    pair_run(p, 5000);
+    assert_true(pair_up(p) && p->d.ups == 2);
+    free(p);
+}
+
+/* The worker's process ends and another one takes its port. Until etcd names the new incarnation it
+ * is refused; then it is met. */
+static void test_peer_restarts(void **state)
+{
+    (void)state;
+    struct pair *p = pair_new();
+    pair_run(p, 1000);
+    struct side *l = &p->l[1];
+    act(l, fault(&l->c, BT_RPC_SESSION_EV_END, "killed", p->now_ns));
+    p->incarnation = 12;
+    pair_run(p, 9000);
+    assert_true(p->d.ups == 1 && p->d.ends >= 4 && p->d.ends <= 6); /* about every 2 s */
+    assert_int_equal(p->d.c.end.cause, BT_RPC_SESSION_REFUSED);
+    p->expected = 12;
+    pair_run(p, 2100);
+    assert_true(pair_up(p) && p->d.ups == 2);
+    assert_int_equal(p->d.ends, (int)p->connections - 1);
+    free(p);
+}
+
+/* The network is cut so that only the conductor finds out. Its new session and the old one, which
+ * the worker still believes in, are two sessions of one peer: they do not touch each other, and the
+ * old one ends by silence, once. */
+static void test_two_sessions_of_one_peer(void **state)
+{
+    (void)state;
+    struct pair *p = pair_new();
+    pair_run(p, 1000);
+    p->lost = true;
+    act(&p->d, fault(&p->d.c, BT_RPC_SESSION_EV_CLOSED, "reset", p->now_ns));
+    p->lost = false;
+    pair_run(p, 500);
+    assert_int_equal(p->connections, 2);
+    assert_true(pair_up(p));
+    assert_int_equal(p->l[1].c.state, BT_RPC_SESSION_UP);
+    pair_run(p, 2500);
+    assert_true(pair_up(p));
+    assert_int_equal(p->l[1].c.state, BT_RPC_SESSION_IDLE);
+    assert_true(p->l[1].ends == 1 && p->l[2].ends == 0 && p->d.ends == 1);
+    /* A user that wants the newer alone ends the older at once (kvstores do). */
+    p->lost = true;
+    act(&p->d, fault(&p->d.c, BT_RPC_SESSION_EV_CLOSED, "reset", p->now_ns));
+    p->lost = false;
+    pair_run(p, 500);
+    struct side *old = &p->l[2];
+    act(old, fault(&old->c, BT_RPC_SESSION_EV_END, "replaced", p->now_ns));
+    pair_run(p, 5000);
+    assert_true(pair_up(p) && old->ends == 1 && p->connections == 3 && p->l[3].ends == 0);
+    free(p);
+}
+
+/* ---- every order of events ---- */
+
+/* Whatever comes: each attempt ends at most once and, if it was told UP, with was_up; nothing is
+ * said before its turn, and nothing at all once a fault is known. */
+static void random_life(uint32_t seed, const struct bt_rpc_session_rules *rules, bool dialer)
+{
+    struct bt_rpc_session_core c;
+    unsigned rnd = seed;
+    uint64_t now = MS, seq = 0;
+    bool open = false, hello = false, up = false, check = false, doomed = false;
+    bt_rpc_session_core_init(&c, rules, dialer);
+    for (int i = 0; i < 400; i++) {
+        bt_rpc_session_event_t kind = (bt_rpc_session_event_t)(rand_r(&rnd) % 13);
+        if ((kind == BT_RPC_SESSION_EV_OPEN) == open ||
+            (kind == BT_RPC_SESSION_EV_HELLO) != (check && !doomed)) {
+            continue; /* the caller's duty */
+        }
+        struct bt_rpc_session_event e = {.kind = kind,
+                                         .hello = rand_r(&rnd) % 2,
+                                         .cause = BT_RPC_SESSION_BROKEN,
+                                         .code = 14,
+                                         .why = rand_r(&rnd) % 4 == 0 ? "x" : NULL};
+        now += (uint64_t)(rand_r(&rnd) % 600) * MS;
+        uint32_t todo = bt_rpc_session_step(&c, &e, now);
+        check = false;
+        if (kind == BT_RPC_SESSION_EV_OPEN) {
+            open = true;
+            hello = up = doomed = false;
+        }
+        assert_true(!doomed ||
+                    (todo & ~(uint32_t)(BT_RPC_SESSION_DO_END | BT_RPC_SESSION_DO_REDIAL)) == 0);
+        if (todo & BT_RPC_SESSION_DO_HELLO) {
+            assert_false(hello);
+            hello = true;
+        }
+        if (todo & BT_RPC_SESSION_DO_UP) {
+            assert_true(hello && !up && (!rules->joins || c.joined));
+            up = true;
+        }
+        if (todo & BT_RPC_SESSION_DO_BEAT) {
+            assert_true(hello && c.heard && c.seq == ++seq);
+        }
+        if (todo & BT_RPC_SESSION_DO_DELIVER) {
+            assert_true(c.heard);
+        }
+        check = (todo & BT_RPC_SESSION_DO_CHECK) != 0;
+        doomed = doomed || (todo & BT_RPC_SESSION_DO_TURN) != 0;
+        if (todo & BT_RPC_SESSION_DO_END) {
+            assert_true(open && c.state == BT_RPC_SESSION_IDLE && c.end.was_up == up);
+            assert_int_equal((todo & BT_RPC_SESSION_DO_REDIAL) != 0, rules->backoff_first_ms != 0);
+            open = false;
+        }
+        assert_int_equal(c.state == BT_RPC_SESSION_IDLE, !open);
+        assert_int_equal(c.state == BT_RPC_SESSION_UP, open && up && !doomed);
+    }
+}
+
+static void test_random(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 1; seed <= 20000; seed++) {
+        random_life(seed, seed % 2 ? &plain : &joining, seed % 4 < 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hello),      cmocka_unit_test(test_prepares_and_joins),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_out_of_turn),
-        cmocka_unit_test(test_compare),    cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_beats),      cmocka_unit_test(test_own_standstill),
-        cmocka_unit_test(test_queue_full), cmocka_unit_test(test_backoff),
+        cmocka_unit_test(test_hello),         cmocka_unit_test(test_prepares_and_joins),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_out_of_turn),
+        cmocka_unit_test(test_compare),       cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_beats),         cmocka_unit_test(test_own_standstill),
+        cmocka_unit_test(test_queue_full),    cmocka_unit_test(test_backoff),
+        cmocka_unit_test(test_pair_lives),    cmocka_unit_test(test_pair_hangs),
+        cmocka_unit_test(test_peer_restarts), cmocka_unit_test(test_two_sessions_of_one_peer),
+        cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
