@@ -24,8 +24,7 @@ typedef enum {
     BT_HELLO_EXPECTED,    /* it means another incarnation than this one */
     BT_HELLO_INCARNATION, /* it is another one than was dialled */
     BT_HELLO_LAYOUT,
-    BT_HELLO_ROOT,
-    BT_HELLO_FAULTS
+    BT_HELLO_ROOT
 } bt_hello_fault_t;
 
 /* A peer's hello, whichever message it came in. */

@@ -9,8 +9,6 @@
 #include "kvstore/cache/pins.h"
 #include "kvstore/grant/grant.h"
 
-#define BT_SERVE_HEARTBEAT_MS 500
-#define BT_SERVE_SILENCE_MS   2000
 #define BT_SERVE_SESSIONS_MAX 128         /* at once: conductors of a cluster are few */
 #define BT_BLOCKS_MSG_BYTES   (60u << 10) /* of keys in one message: the whole stays below 64 KiB */
 #define BT_BLOCKS_PENDING_MAX 16384u      /* deltas a slow reader may be behind before a resync */
