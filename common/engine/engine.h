@@ -8,12 +8,11 @@
 #define BT_ENGINE_ENGINE_H
 
 #include "common/base/base.h"
+#include "common/engine/sampling.h"
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI     4
-#define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
-#define BT_ENGINE_MAX_EOS 16
+#define BT_ENGINE_ABI 4
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
@@ -53,23 +52,6 @@ struct bt_engine_info {
     uint32_t pages, max_slots, max_rows;
     struct bt_kv_layout layout;
     char device[96]; /* "cpu avx512_core_bf16 2 threads" */
-};
-
-struct bt_engine_params { /* sampling of one sequence; fixed while its slot is open */
-    float temperature;    /* 0: greedy */
-    float top_p;          /* 1: off */
-    float min_p;          /* 0: off */
-    uint32_t top_k;       /* 0: off */
-    float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
-    uint64_t seed;
-    uint32_t choice;  /* enters the random counter: forks of one request differ */
-    int32_t logprobs; /* -1: none; 0: of the chosen token; n: and the n most likely */
-    uint32_t min_new; /* EOS is not chosen before that many generated tokens */
-    uint32_t n_eos;   /* ids that end the sequence (unless the caller ignores that) */
-    uint32_t eos[BT_ENGINE_MAX_EOS];
-    uint32_t n_bias;
-    const uint32_t *bias_ids; /* copied by slot_open */
-    const float *bias;
 };
 
 /* A place in a flow: item numbers (common/kv/flow.h). flow 0: none. */

@@ -6,7 +6,7 @@
 #define BT_CONDUCTOR_JOURNAL_H
 
 #include "common/base/base.h"
-#include "common/engine/engine.h"
+#include "common/engine/sampling.h"
 
 /* Tokens that may be ahead of a missing one. A fast decode worker is dozens of steps ahead before a
  * busy prefill worker has sent its token. */

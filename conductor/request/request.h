@@ -5,7 +5,7 @@
 #define BT_CONDUCTOR_REQUEST_H
 
 #include "common/base/base.h"
-#include "common/engine/engine.h"
+#include "common/engine/sampling.h"
 #include "common/token/token.h"
 
 struct bt_requests; /* all requests of this conductor */

@@ -1,0 +1,28 @@
+/* How tokens of a sequence are sampled: the parameters that travel from the client's request to the
+ * engine, and their limits. Plain values, without the engine's interface. */
+#ifndef BT_ENGINE_SAMPLING_H
+#define BT_ENGINE_SAMPLING_H
+
+#include <stdint.h>
+
+#define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
+#define BT_ENGINE_MAX_EOS 16
+
+struct bt_engine_params { /* sampling of one sequence; fixed while its slot is open */
+    float temperature;    /* 0: greedy */
+    float top_p;          /* 1: off */
+    float min_p;          /* 0: off */
+    uint32_t top_k;       /* 0: off */
+    float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
+    uint64_t seed;
+    uint32_t choice;  /* enters the random counter: forks of one request differ */
+    int32_t logprobs; /* -1: none; 0: of the chosen token; n: and the n most likely */
+    uint32_t min_new; /* EOS is not chosen before that many generated tokens */
+    uint32_t n_eos;   /* ids that end the sequence (unless the caller ignores that) */
+    uint32_t eos[BT_ENGINE_MAX_EOS];
+    uint32_t n_bias;
+    const uint32_t *bias_ids; /* copied by slot_open */
+    const float *bias;
+};
+
+#endif
