@@ -1,6 +1,4 @@
 /* The decode role. Touches the engine and the requests through common/worker/core.h only. */
-#include "decode/decode.h"
-
 #include <stdio.h>
 
 #include "common/worker/core.h"
@@ -123,7 +121,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
                     const struct bt_engine_out *out)
 {
     (void)b;
-    bt_decode_write_back(c, r);
+    bt_wback_offer(c, r);
     if (out == NULL) {
         return; /* a chunk of a recomputation */
     }

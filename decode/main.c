@@ -1,11 +1,8 @@
 /* baton-decode: the worker runtime, started in the decode role. Both roles are linked into both
  * binaries, so that a worker can change its role at run time. */
 #include "common/worker/worker.h"
-#include "decode/decode.h"
-#include "prefill/prefill.h"
 
 int main(int argc, char **argv)
 {
-    return bt_worker_main(argc, argv, BT_ROLE_DECODE, &bt_prefill_role, &bt_decode_role,
-                          &bt_decode_writeback);
+    return bt_worker_main(argc, argv, BT_ROLE_DECODE, &bt_prefill_role, &bt_decode_role);
 }

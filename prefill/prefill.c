@@ -1,6 +1,4 @@
 /* The prefill role. Touches the engine and the requests through common/worker/core.h only. */
-#include "prefill/prefill.h"
-
 #include <stdio.h>
 
 #include "common/worker/core.h"
@@ -170,7 +168,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     }
     bt_wcore_tail_past(c, r, b->pos + b->n);
     if (r->streams) {
-        c->writeback->offer(c, r);
+        bt_wback_offer(c, r);
     }
     if (out == NULL && !b->last) {
         return;

@@ -603,7 +603,7 @@ static int serve(struct bt_wctl *w)
 }
 
 int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_ops *prefill,
-                   const struct bt_role_ops *decode, const struct bt_writeback_ops *writeback)
+                   const struct bt_role_ops *decode)
 {
     const struct bt_conf_schema *schema = bt_worker_schema(start == BT_ROLE_DECODE);
     struct bt_wctl *w = bt_calloc(1, sizeof(*w));
@@ -614,7 +614,6 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_
     }
     w->core.roles[BT_ROLE_PREFILL] = prefill;
     w->core.roles[BT_ROLE_DECODE] = decode;
-    w->core.writeback = writeback;
     w->kind = w->core.roles[start]->kind;
     w->role = bt_roles_of_kind(w->kind);
     atomic_store(&w->core.role, w->role);

@@ -336,7 +336,7 @@ static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint3
 {
     uint32_t want = own + reserve(c, r, need);
     while (bt_page_pool_free_count(c->pages) < want) {
-        if (!bt_wfork_drop(c, r) && !c->writeback->expire(c)) {
+        if (!bt_wfork_drop(c, r) && !bt_wback_expire(c)) {
             return false;
         }
     }
@@ -567,7 +567,7 @@ static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
     count_end(c, r);
     bt_list_remove(&r->link);
     r->stage = BT_WREQ_ENDED;
-    r->draining = c->writeback->drain(c, r);
+    r->draining = bt_wback_drain(c, r);
     if (r->draining) {
         bt_list_insert_tail(&c->draining, &r->link);
         c->drain_pages += r->n_pages;
@@ -698,7 +698,7 @@ void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r)
     bt_metric_add(c->stats->preemptions, 1);
     BT_INFO("preempted", "req=%016llx epoch=%u priority=%d tokens=%u pages=%u",
             (unsigned long long)r->request, r->epoch, r->priority, r->len, r->n_pages);
-    c->writeback->preempt(c, r);
+    bt_wback_preempt(c, r);
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;
     r->page_wait = false;
@@ -791,7 +791,7 @@ void bt_wcore_detached(struct bt_wcore *c)
     fail_grants(c, &c->active);
     fail_grants(c, &c->closing); /* those being preempted; closing ones go on by themselves */
     bt_wreload_detached(c);
-    c->writeback->detached(c);
+    bt_wback_detached(c);
     c->slab = NULL;
     s->dead = true;
     bt_wslab_put(s);

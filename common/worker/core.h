@@ -324,7 +324,6 @@ struct bt_wcore {
      * waited; 0: not bounded so. The control thread changes them */
     _Atomic uint64_t mixed_step_ns, mixed_gap_ns;
     const struct bt_role_ops *roles[2];
-    const struct bt_writeback_ops *writeback;
     struct bt_wstats *stats;
     struct bt_ring in, out;
     void (*bell)(void *arg); /* rings the kvstore; any thread */
@@ -469,6 +468,25 @@ bt_status_t bt_wreload_loaded(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHE
 void bt_wreload_window(struct bt_wcore *c, struct bt_wreq *r);
 /* Pieces that the kvstore does not answer for are computed. */
 void bt_wreload_tick(struct bt_wcore *c);
+
+/* ---- writeback.c: blocks that are in no grant, of generated text and of a prompt that no slab
+ * holds, go back to the pool ---- */
+/* Offers the blocks of r that have become full, as far as the limit of blocks in flight allows. */
+void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r);
+/* r has ended. True: it has blocks that are worth keeping its pages for, until they have been
+ * offered or pages are short; then bt_wcore_drained. */
+bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r);
+/* r is about to lose its pages: what has not been offered is offered now. */
+void bt_wback_preempt(struct bt_wcore *c, struct bt_wreq *r);
+/* The kvstore's answer to an offer: a slot to write to, or why there is none. */
+void bt_wback_slot(struct bt_wcore *c, uint64_t put, bt_status_t st, uint32_t slot, uint32_t gen);
+/* A ticket of p's copy was polled. */
+void bt_wback_ticket(struct bt_wcore *c, struct bt_wput *p);
+/* Pages are short: gives up offers that the kvstore has not answered in time, and pages that are
+ * only kept to be written. False: there are none. */
+bool bt_wback_expire(struct bt_wcore *c);
+/* The kvstore is gone: nothing that was offered will be answered. */
+void bt_wback_detached(struct bt_wcore *c);
 
 /* ---- core.c: requests ---- */
 /* Takes a lead with its choices. */

@@ -192,7 +192,7 @@ static void dispatch(struct bt_wcore *c, const struct bt_wticket *w,
         if (ev->status != BT_OK) {
             ((struct bt_wput *)w->ptr)->failed = true;
         }
-        c->writeback->ticket(c, w->ptr);
+        bt_wback_ticket(c, w->ptr);
         break;
     }
 }
@@ -254,7 +254,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     case BT_WCMD_ATTACHED: bt_wcore_attached(c, cmd->u.slab); break;
     case BT_WCMD_DETACHED: bt_wcore_detached(c); break;
     case BT_WCMD_PUT_SLOT:
-        c->writeback->slot(c, cmd->u.put.id, cmd->status, cmd->u.put.slot, cmd->u.put.generation);
+        bt_wback_slot(c, cmd->u.put.id, cmd->status, cmd->u.put.slot, cmd->u.put.generation);
         break;
     case BT_WCMD_LEASED: bt_wreload_leased(c, cmd); break;
     case BT_WCMD_RECALL: bt_wreload_recalled(c, cmd->u.lease.id); break;

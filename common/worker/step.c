@@ -46,7 +46,7 @@ static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
     uint32_t page;
     bt_status_t st;
     while ((st = bt_page_pool_get(c->pages, 1, &page)) != BT_OK &&
-           (bt_wfork_drop(c, NULL) || c->writeback->expire(c))) {
+           (bt_wfork_drop(c, NULL) || bt_wback_expire(c))) {
     }
     if (st == BT_OK) {
         r->pages[r->n_pages] = page;

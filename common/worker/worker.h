@@ -13,7 +13,6 @@ typedef enum { BT_ROLE_PREFILL = 0, BT_ROLE_DECODE = 1 } bt_role_t;
 
 struct bt_wcore; /* the engine thread's state: common/worker/core.h */
 struct bt_wreq;  /* one submission */
-struct bt_wput;  /* one block being written back */
 
 /* What a role does with a request at each turn of its life. All on the engine thread. The steps of
  * a PREFILL submission are the prefill role's, those of a DECODE submission the decode role's; a
@@ -39,27 +38,14 @@ struct bt_role_ops {
     void (*quiet)(struct bt_wcore *c, struct bt_wreq *r);
 };
 
-/* Write-back of blocks that are in no grant, kept by the decode role: of generated text, and of a
- * prompt that no slab holds. */
-struct bt_writeback_ops {
-    /* More of r's KV is in its pages. */
-    void (*offer)(struct bt_wcore *c, struct bt_wreq *r);
-    /* r has ended: are there blocks that are worth keeping its pages for? Until they have been
-     * offered, or pages are short; then bt_wcore_drained. */
-    bool (*drain)(struct bt_wcore *c, struct bt_wreq *r);
-    /* r is about to lose its pages: what has not been offered is now. */
-    void (*preempt)(struct bt_wcore *c, struct bt_wreq *r);
-    void (*slot)(struct bt_wcore *c, uint64_t put, bt_status_t st, uint32_t slot, uint32_t gen);
-    void (*ticket)(struct bt_wcore *c, struct bt_wput *p);
-    /* Pages are short: gives up blocks that the kvstore does not answer for, and pages that are
-     * only kept to be written; false: there are none. */
-    bool (*expire)(struct bt_wcore *c);
-    void (*detached)(struct bt_wcore *c);
-};
+/* The two roles. prefill/ and decode/ define them, and both binaries link both: a worker can change
+ * its role at run time, and a BOTH submission needs both. Only the two mains name them: neither
+ * daemon includes the other. */
+extern const struct bt_role_ops bt_prefill_role, bt_decode_role;
 
 /* Runs a worker until it is told to stop; returns the exit status: 0 after SIGTERM, 1 failed to
  * start, 2 configuration, 3 may not join the cluster, 4 the device failed. */
 int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_ops *prefill,
-                   const struct bt_role_ops *decode, const struct bt_writeback_ops *writeback);
+                   const struct bt_role_ops *decode);
 
 #endif

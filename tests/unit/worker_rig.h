@@ -15,8 +15,6 @@
 #include <unistd.h>
 
 #include "common/worker/core.h"
-#include "decode/decode.h"
-#include "prefill/prefill.h"
 #include "tests/unit/worker_engine.h"
 
 #define SLOTS      64u /* the upper half are SEALED and leased, the lower one WRITING */
@@ -129,7 +127,6 @@ static void start(struct rig *g, uint64_t seed)
     atomic_store(&g->core.role, BT_ROLES_DECODE);
     g->core.roles[BT_ROLE_PREFILL] = &bt_prefill_role;
     g->core.roles[BT_ROLE_DECODE] = &bt_decode_role;
-    g->core.writeback = &bt_decode_writeback;
     g->core.stats = bt_wstats_create("m", "decode");
     g->core.bell = no_bell;
     g->core.vt = &fe_vtable;

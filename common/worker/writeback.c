@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "common/worker/core.h"
-#include "decode/decode.h"
 
 #define ANSWER_NS 100000000ull /* then a page that is wanted is not kept for a put any longer */
 
@@ -78,14 +77,9 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
 }
 
 /* A stream waits for the disk: it leaves puts to others. */
-static void on_offer(struct bt_wcore *c, struct bt_wreq *r)
+void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r)
 {
     offer(c, r, r->streams ? BT_MAX(c->max_puts / 2, 1u) : c->max_puts, false);
-}
-
-void bt_decode_write_back(struct bt_wcore *c, struct bt_wreq *r)
-{
-    on_offer(c, r);
 }
 
 /* ---- draining ---- */
@@ -96,14 +90,14 @@ static bool left_to_offer(const struct bt_wcore *c, const struct bt_wreq *r)
     return c->conf->writeback && !r->wb_off && c->slab != NULL && r->pos / c->block_tokens > next;
 }
 
-static bool on_drain(struct bt_wcore *c, struct bt_wreq *r)
+bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
 {
     /* Whoever has its answer cancels the rest. */
     bool done = r->end_status == BT_OK || (r->end_status == BT_ERR_CANCELLED && r->pos >= r->n);
     if (!r->streams || !done || c->fatal) {
         return false;
     }
-    on_offer(c, r);
+    bt_wback_offer(c, r);
     return left_to_offer(c, r);
 }
 
@@ -114,7 +108,7 @@ static void drain_on(struct bt_wcore *c)
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &c->draining) {
         struct bt_wreq *r = BT_CONTAINER_OF(i, struct bt_wreq, link);
-        on_offer(c, r);
+        bt_wback_offer(c, r);
         if (!left_to_offer(c, r)) {
             bt_wcore_drained(c, r);
         }
@@ -122,7 +116,7 @@ static void drain_on(struct bt_wcore *c)
 }
 
 /* Room of its own, so that rows that write much do not keep it out. */
-static void on_preempt(struct bt_wcore *c, struct bt_wreq *r)
+void bt_wback_preempt(struct bt_wcore *c, struct bt_wreq *r)
 {
     offer(c, r, c->all_puts, true);
 }
@@ -179,7 +173,7 @@ static void start_copy(struct bt_wcore *c, struct bt_wput *p, uint32_t slot)
     bt_wcore_ticket(c, p->done, BT_WT_PUT, p);
 }
 
-static void on_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slot, uint32_t gen)
+void bt_wback_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slot, uint32_t gen)
 {
     uint64_t index = (id & 0xffff) - 1;
     if (index >= c->all_puts || c->puts[index].id != id || c->puts[index].stage != BT_WPUT_ASKED) {
@@ -215,7 +209,7 @@ static void on_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t sl
     drain_on(c);
 }
 
-static void on_ticket(struct bt_wcore *c, struct bt_wput *p)
+void bt_wback_ticket(struct bt_wcore *c, struct bt_wput *p)
 {
     if (p->stage == BT_WPUT_COPYING) {
         close_flow(c, p);
@@ -224,7 +218,7 @@ static void on_ticket(struct bt_wcore *c, struct bt_wput *p)
     }
 }
 
-static bool on_expire(struct bt_wcore *c)
+bool bt_wback_expire(struct bt_wcore *c)
 {
     uint64_t now = c->n_puts > 0 ? bt_mono_ns() : 0;
     bool any = false;
@@ -246,7 +240,7 @@ static bool on_expire(struct bt_wcore *c)
     return any;
 }
 
-static void on_detached(struct bt_wcore *c)
+void bt_wback_detached(struct bt_wcore *c)
 {
     for (uint32_t i = 0; i < c->all_puts; i++) {
         struct bt_wput *p = &c->puts[i];
@@ -258,13 +252,3 @@ static void on_detached(struct bt_wcore *c)
         bt_wcore_drained(c, BT_CONTAINER_OF(c->draining.next, struct bt_wreq, link));
     }
 }
-
-const struct bt_writeback_ops bt_decode_writeback = {
-    .offer = on_offer,
-    .drain = on_drain,
-    .preempt = on_preempt,
-    .slot = on_slot,
-    .ticket = on_ticket,
-    .expire = on_expire,
-    .detached = on_detached,
-};
