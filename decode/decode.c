@@ -11,12 +11,12 @@ static void opened(struct bt_wcore *c, struct bt_wreq *r)
 
 static bool ends_at_first(const struct bt_wreq *r)
 {
-    for (uint32_t i = 0; i < r->params.n_eos; i++) {
-        if (r->params.eos[i] == r->first_token) {
+    for (uint32_t i = 0; i < r->sub->params.n_eos; i++) {
+        if (r->sub->params.eos[i] == r->first_token) {
             return true;
         }
     }
-    return r->n + 1 >= r->len_max;
+    return r->sub->n + 1 >= r->sub->len_max;
 }
 
 /* Everything is in the slab. Pages are taken only now. */
@@ -59,8 +59,8 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
     const struct bt_wgrant *g = r->grant;
     bt_status_t st = bt_wcore_slot_open(c, r);
     if (st == BT_OK) {
-        st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->epoch, NULL,
-                              NULL, &r->load_flow);
+        st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->sub->epoch,
+                              NULL, NULL, &r->load_flow);
         r->load_flow = st == BT_OK ? r->load_flow : 0;
     }
     if (st == BT_OK) {
@@ -68,7 +68,7 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
             c->blocks[b] = (struct bt_engine_block){
                 .mem = bt_slab_data(r->slab->slab, g->slots[b]),
                 .page = r->pages[b],
-                .toks = BT_MIN(c->block_tokens, r->n - b * c->block_tokens),
+                .toks = BT_MIN(c->block_tokens, r->sub->n - b * c->block_tokens),
                 .seq = 0,
             };
         }
@@ -78,7 +78,7 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
         snprintf(err, err_cap, "engine: cannot load the prompt's KV: %s", bt_status_text(st));
         return st;
     }
-    r->cached = r->n;
+    r->cached = r->sub->n;
     bt_wcore_flow_close(c, r, &r->load_flow, false); /* quiet() when all has been copied */
     return BT_OK;
 }
@@ -112,7 +112,7 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: first token: %s", bt_status_text(st));
         return;
     }
-    r->pos = r->n;
+    r->pos = r->sub->n;
     r->tokens[r->len++] = r->first_token;
     r->stage = BT_WREQ_ROW;
 }

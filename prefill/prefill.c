@@ -31,8 +31,8 @@ static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
     if (n == 0 && !met) {
         return BT_OK;
     }
-    bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->epoch,
-                                      NULL, NULL, &r->load_flow);
+    bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL,
+                                      r->sub->epoch, NULL, NULL, &r->load_flow);
     if (st != BT_OK) {
         r->load_flow = 0;
         return st;
@@ -58,7 +58,7 @@ static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
 {
     const struct bt_wgrant *g = r->grant;
     bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND,
-                                      &r->slab->slab->flows[g->flow_word], r->epoch, c->bell,
+                                      &r->slab->slab->flows[g->flow_word], r->sub->epoch, c->bell,
                                       c->bell_arg, &r->store_flow);
     if (st != BT_OK) {
         r->store_flow = 0;
@@ -69,7 +69,7 @@ static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
         c->blocks[n++] = (struct bt_engine_block){
             .mem = bt_slab_data(r->slab->slab, g->slots[b]),
             .page = r->pages[b],
-            .toks = BT_MIN(c->block_tokens, r->n - b * c->block_tokens),
+            .toks = BT_MIN(c->block_tokens, r->sub->n - b * c->block_tokens),
             .seq = item_of(c, g, b),
         };
     }
@@ -89,9 +89,10 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
         return BT_ERR_STALE;
     }
     /* The last prompt token is always computed: its logits choose the first token. */
-    r->cached = r->prompt_logprobs ? 0 : BT_MIN(g->resident_blocks * c->block_tokens, r->n - 1);
+    r->cached =
+        r->sub->prompt_logprobs ? 0 : BT_MIN(g->resident_blocks * c->block_tokens, r->sub->n - 1);
     r->pos = r->cached;
-    bt_metric_add(c->stats->prefix_queries, r->n);
+    bt_metric_add(c->stats->prefix_queries, r->sub->n);
     bt_metric_add(c->stats->prefix_hits, r->cached);
     bt_metric_add(c->stats->prompt_cached, r->cached);
     st = load_prefix(c, r);
@@ -113,7 +114,7 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     if (r->load_flow != 0) {
         e->wait = (struct bt_engine_at){.flow = r->load_flow, .seq = 0};
     }
-    if (r->prompt_logprobs) {
+    if (r->sub->prompt_logprobs) {
         e->flags |= BT_ROW_PROMPT_LOGPROBS;
     }
     const struct bt_wgrant *g = r->grant;
@@ -131,7 +132,7 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
  * the pool all the same, and comes piece by piece. Its copies end first. */
 static uint32_t meet(struct bt_wcore *c, struct bt_wreq *r)
 {
-    if (!r->streams || !r->grant_open || !r->filled || r->prompt_logprobs) {
+    if (!r->streams || !r->grant_open || !r->filled || r->sub->prompt_logprobs) {
         return bt_prefill_meet(c, r);
     }
     r->stage = BT_WREQ_LOADING;
@@ -145,11 +146,11 @@ static uint32_t meet(struct bt_wcore *c, struct bt_wreq *r)
 static void report(struct bt_wcore *c, struct bt_wreq *r)
 {
     struct bt_wout o = {.kind = BT_WOUT_PREFILL_DONE};
-    o.u.prefill.request = r->request;
-    o.u.prefill.session = r->session;
-    o.u.prefill.epoch = r->epoch;
+    o.u.prefill.request = r->sub->request;
+    o.u.prefill.session = r->sub->session;
+    o.u.prefill.epoch = r->sub->epoch;
     o.u.prefill.cached = r->cached;
-    o.u.prefill.computed = r->n - r->cached;
+    o.u.prefill.computed = r->sub->n - r->cached;
     o.u.prefill.start_ns = r->start_ns;
     o.u.prefill.last_compute_ns = r->last_compute_ns;
     bt_wcore_emit_after(c, &o); /* the first token goes before */
@@ -190,7 +191,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     if (r->leaving) {
         r->finish = BATON__FINISH__STOP;
     }
-    if (r->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
+    if (r->sub->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
         /* Goes on here: the copies of the prompt end beside the first rows. */
         r->role = c->roles[BT_ROLE_DECODE];
         r->stage = BT_WREQ_ROW;

@@ -7,8 +7,8 @@
 
 bool bt_prefill_tail_met(const struct bt_wcore *c, const struct bt_wreq *r)
 {
-    return r->tail != NULL && !r->prompt_logprobs && r->tail->first * c->block_tokens <= r->pos &&
-           r->pos < r->tail_end * c->block_tokens;
+    return r->tail != NULL && !r->sub->prompt_logprobs &&
+           r->tail->first * c->block_tokens <= r->pos && r->pos < r->tail_end * c->block_tokens;
 }
 
 uint32_t bt_prefill_tail_blocks(const struct bt_wcore *c, const struct bt_wreq *r,
@@ -34,7 +34,7 @@ void bt_prefill_tail_skip(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t end = r->tail_end * c->block_tokens, n = end - r->pos;
     BT_DEBUG("tail_met", "req=%016llx epoch=%u at=%u loaded=%u of=%u",
-             (unsigned long long)r->request, r->epoch, r->pos, n, r->n);
+             (unsigned long long)r->sub->request, r->sub->epoch, r->pos, n, r->sub->n);
     r->pos = end;
     r->cached += n;
     bt_metric_add(c->stats->prefix_hits, n);
@@ -46,8 +46,8 @@ void bt_prefill_tail_skip(struct bt_wcore *c, struct bt_wreq *r)
 static bool load(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (!bt_wcore_tail_valid(r) ||
-        c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->epoch, NULL, NULL,
-                         &r->load_flow) != BT_OK) {
+        c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->sub->epoch, NULL,
+                         NULL, &r->load_flow) != BT_OK) {
         r->load_flow = 0;
         return false;
     }
@@ -65,6 +65,7 @@ uint32_t bt_prefill_meet(struct bt_wcore *c, struct bt_wreq *r)
     if (bt_prefill_tail_met(c, r) && r->load_flow == 0 && load(c, r)) {
         bt_prefill_tail_skip(c, r);
     }
-    uint32_t stop = r->tail != NULL && !r->prompt_logprobs ? r->tail->first * c->block_tokens : 0;
+    uint32_t stop =
+        r->tail != NULL && !r->sub->prompt_logprobs ? r->tail->first * c->block_tokens : 0;
     return stop > r->pos ? stop : 0;
 }

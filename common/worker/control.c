@@ -36,10 +36,10 @@ struct bt_wreq *bt_wctl_find(struct bt_wctl *w, uint64_t request, uint32_t epoch
 
 void bt_wctl_cancel(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *why)
 {
-    if (r->cancel_sent) {
+    if (r->ctl.cancel_sent) {
         return;
     }
-    r->cancel_sent = true;
+    r->ctl.cancel_sent = true;
     struct bt_wcmd c = {.kind = BT_WCMD_CANCEL, .req = r, .status = st};
     snprintf(c.detail, sizeof(c.detail), "%s", why);
     bt_wctl_command(w, &c);
@@ -57,9 +57,9 @@ static void cancel_everything(struct bt_wctl *w, bt_status_t st, const char *why
 static void on_ended(struct bt_wctl *w, const struct bt_wout *o)
 {
     struct bt_wreq *r = o->req;
-    struct bt_wkey key = {.request = r->request, .epoch = r->epoch};
+    struct bt_wkey key = {.request = r->sub->request, .epoch = r->sub->epoch};
     bt_map_del(w->active, &key);
-    bt_list_remove(&r->ctl_link);
+    bt_list_remove(&r->ctl.link);
     w->n_active--;
     w->n_choices -= bt_wreq_choices(r);
     bt_wsession_ended(w, r, o->status, o->detail);

@@ -57,8 +57,8 @@ static void unlink_req(struct bt_wcore *c, struct bt_wreq *r)
  * there. */
 static uint64_t order_of(const struct bt_wreq *r, uint64_t arrival)
 {
-    int32_t c = BT_MIN(BT_MAX(r->priority, INT16_MIN), INT16_MAX - 1) - INT16_MIN;
-    return (r->late ? (uint64_t)UINT16_MAX : (uint64_t)c) << 48 | arrival;
+    int32_t c = BT_MIN(BT_MAX(r->sub->priority, INT16_MIN), INT16_MAX - 1) - INT16_MIN;
+    return (r->sub->late ? (uint64_t)UINT16_MAX : (uint64_t)c) << 48 | arrival;
 }
 
 static bool lower_class(const struct bt_wreq *a, const struct bt_wreq *than)
@@ -78,13 +78,13 @@ static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
 
 void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
 {
-    bool reads = lead->phases == BATON__PHASES__DECODE;
+    bool reads = lead->sub->phases == BATON__PHASES__DECODE;
     for (struct bt_wreq *r = lead; r != NULL; r = r->next_choice) {
         r->order = order_of(r, c->next_order++);
         r->role = c->roles[reads || r != lead ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
         r->stage = r == lead ? BT_WREQ_OPENING : BT_WREQ_FORKING;
         r->slot = BT_WORKER_NO_SLOT;
-        r->len = r->n;
+        r->len = r->sub->n;
         bt_list_insert_tail(&c->waiting, &r->link);
         c->n_waiting++;
         lead->n_left++;
@@ -103,10 +103,10 @@ void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r)
 
 static void emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort)
 {
-    struct bt_wout o = {.kind = BT_WOUT_CLOSE, .attach = r->attach};
-    o.u.local.request = r->request;
-    o.u.local.epoch = r->epoch;
-    o.u.local.writer = r->phases != BATON__PHASES__DECODE;
+    struct bt_wout o = {.kind = BT_WOUT_CLOSE, .attach = r->sub->attach};
+    o.u.local.request = r->sub->request;
+    o.u.local.epoch = r->sub->epoch;
+    o.u.local.writer = r->sub->phases != BATON__PHASES__DECODE;
     o.u.local.abort = abort;
     bt_wcore_emit(c, &o);
 }
@@ -117,12 +117,13 @@ static bool grant_fits(const struct bt_wcore *c, const struct bt_wreq *r, const 
     uint32_t blocks = BT_DIV_UP(g->n_tokens, c->block_tokens);
     /* Of a prompt that is larger than the slab only the beginning goes through it, which is no
      * hand-off to anybody. */
-    bool partial = g->n_tokens < r->n && g->n_tokens % c->block_tokens == 0 && g->n_tokens > 0 &&
-                   (r->phases == BATON__PHASES__BOTH ||
-                    (r->phases == BATON__PHASES__PREFILL && r->max_new == 0));
-    if ((g->n_tokens != r->n && !partial) || g->n_slots != blocks || g->resident_blocks > blocks ||
-        g->chunk_tokens == 0 || g->chunk_tokens % c->block_tokens != 0 ||
-        g->flow_word >= sup->n_flow_words) {
+    bool partial = g->n_tokens < r->sub->n && g->n_tokens % c->block_tokens == 0 &&
+                   g->n_tokens > 0 &&
+                   (r->sub->phases == BATON__PHASES__BOTH ||
+                    (r->sub->phases == BATON__PHASES__PREFILL && r->sub->max_new == 0));
+    if ((g->n_tokens != r->sub->n && !partial) || g->n_slots != blocks ||
+        g->resident_blocks > blocks || g->chunk_tokens == 0 ||
+        g->chunk_tokens % c->block_tokens != 0 || g->flow_word >= sup->n_flow_words) {
         return false;
     }
     for (uint32_t i = 0; i < g->n_slots; i++) {
@@ -137,7 +138,7 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
 {
     struct bt_wreq *r = cmd->req;
     struct bt_wgrant *g = cmd->u.grant;
-    bool here = c->slab != NULL && c->slab->attach == r->attach;
+    bool here = c->slab != NULL && c->slab->attach == r->sub->attach;
     if (r->stage != BT_WREQ_OPENING || !here) {
         free(g); /* it ended while the answer was on its way; LocalClose has been sent */
         return;
@@ -154,16 +155,16 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
         bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
                      "the kvstore's grant does not fit the submission: tokens %u/%u, slots %u, "
                      "resident %u, chunk %u: do conductor and kvstore agree on kv.block_tokens?",
-                     g->n_tokens, r->n, g->n_slots, g->resident_blocks, g->chunk_tokens);
+                     g->n_tokens, r->sub->n, g->n_slots, g->resident_blocks, g->chunk_tokens);
         return;
     }
     if (!bt_wcore_slots_valid(r, 0, g->n_slots)) {
         bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant has been given away");
         return;
     }
-    r->streams = g->n_tokens < r->n && !r->no_cache;
+    r->streams = g->n_tokens < r->sub->n && !r->sub->no_cache;
     for (struct bt_wreq *k = r; k != NULL; k = k->next_choice) {
-        k->wb_off = g->n_tokens < r->n; /* what is generated lies behind a gap ... */
+        k->wb_off = g->n_tokens < r->sub->n; /* what is generated lies behind a gap ... */
     }
     if (r->streams) { /* ... but for the one who fills it */
         r->wb_off = false;
@@ -209,7 +210,7 @@ bool bt_wcore_tail_valid(const struct bt_wreq *r)
 static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
 {
     uint64_t end = (uint64_t)t->first + t->n;
-    if (t->n == 0 || t->first < r->grant->resident_blocks || end * c->block_tokens >= r->n ||
+    if (t->n == 0 || t->first < r->grant->resident_blocks || end * c->block_tokens >= r->sub->n ||
         (r->tail != NULL && end != r->tail->first)) {
         return false;
     }
@@ -229,7 +230,7 @@ void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
     }
     if (!tail_fits(c, r, t)) {
         BT_WARN("tail_refused", "req=%016llx epoch=%u first=%u blocks=%u",
-                (unsigned long long)r->request, r->epoch, t->first, t->n);
+                (unsigned long long)r->sub->request, r->sub->epoch, t->first, t->n);
         free(t);
         return;
     }
@@ -254,9 +255,9 @@ void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos)
     }
     bt_wreq_tail_free(r);
     r->tail_over = true;
-    struct bt_wout o = {.kind = BT_WOUT_TAIL_END, .attach = r->attach};
-    o.u.local.request = r->request;
-    o.u.local.epoch = r->epoch;
+    struct bt_wout o = {.kind = BT_WOUT_TAIL_END, .attach = r->sub->attach};
+    o.u.local.request = r->sub->request;
+    o.u.local.epoch = r->sub->epoch;
     bt_wcore_emit(c, &o);
 }
 
@@ -268,9 +269,9 @@ void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
     BT_ASSERT(r->load_flow == 0 && r->store_flow == 0 && r->flows_pending == 0);
     bool abort = r->grant_abort;
     if (r->trailer_due && !abort) {
-        struct bt_wout o = {.kind = BT_WOUT_TRAILER, .attach = r->attach};
-        o.u.local.request = r->request;
-        o.u.local.epoch = r->epoch;
+        struct bt_wout o = {.kind = BT_WOUT_TRAILER, .attach = r->sub->attach};
+        o.u.local.request = r->sub->request;
+        o.u.local.epoch = r->sub->epoch;
         o.u.local.first_token = r->first_token;
         o.u.local.finished = r->finish != BATON__FINISH__NOT_FINISHED;
         o.u.local.last_compute_ns = r->last_compute_ns;
@@ -292,8 +293,8 @@ static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     /* A decode row's first step writes the position behind the prompt. */
     uint32_t tokens = r->len;
-    if (r->phases == BATON__PHASES__DECODE && r == r->lead && !r->resumed) {
-        tokens = BT_MIN(r->len + 1, r->len_max);
+    if (r->sub->phases == BATON__PHASES__DECODE && r == r->lead && !r->resumed) {
+        tokens = BT_MIN(r->len + 1, r->sub->len_max);
     }
     return BT_DIV_UP(tokens, c->block_tokens);
 }
@@ -302,7 +303,7 @@ static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
 static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t have,
                        uint32_t tokens)
 {
-    uint32_t last = (uint32_t)BT_MIN((uint64_t)r->len + tokens, (uint64_t)r->len_max);
+    uint32_t last = (uint32_t)BT_MIN((uint64_t)r->len + tokens, (uint64_t)r->sub->len_max);
     uint32_t pages = BT_DIV_UP(last, c->block_tokens);
     return pages > have ? pages - have : 0;
 }
@@ -325,7 +326,7 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
     struct bt_list *it;
     bt_list_for_each (it, &c->active) {
         const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        bool grows = a->phases != BATON__PHASES__PREFILL && !lower_class(a, r);
+        bool grows = a->sub->phases != BATON__PHASES__PREFILL && !lower_class(a, r);
         pages += grows ? growth(c, a, a->n_pages, tokens) : 0;
     }
     return pages;
@@ -406,7 +407,7 @@ static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
 /* A late request's prompt: it keeps slot and pages until it is computed. Rows make way. */
 static bool late_prompt(const struct bt_wreq *r)
 {
-    return r->late && r->phases != BATON__PHASES__DECODE && !r->resumed &&
+    return r->sub->late && r->sub->phases != BATON__PHASES__DECODE && !r->resumed &&
            (r->stage == BT_WREQ_QUEUED || r->stage == BT_WREQ_LOADING ||
             r->stage == BT_WREQ_PROMPT);
 }
@@ -448,7 +449,8 @@ void bt_wcore_admit(struct bt_wcore *c)
         insert_ordered(&c->active, r);
         c->n_active++;
         if (!r->resumed) {
-            bt_metric_observe(c->stats->queue_time, (double)(bt_mono_ns() - r->arrived_ns) / 1e9);
+            bt_metric_observe(c->stats->queue_time,
+                              (double)(bt_mono_ns() - r->sub->arrived_ns) / 1e9);
         }
         char err[BT_WORKER_DETAIL] = "";
         bt_status_t st = r->role->begin(c, r, err, sizeof(err));
@@ -464,7 +466,8 @@ void bt_wcore_admit(struct bt_wcore *c)
 
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r)
 {
-    bt_status_t st = c->vt->slot_open(c->eng, r->slot, &r->params, r->tokens, r->len, r->n_prompt);
+    bt_status_t st =
+        c->vt->slot_open(c->eng, r->slot, &r->sub->params, r->tokens, r->len, r->sub->n_prompt);
     return st == BT_OK ? c->vt->slot_pages(c->eng, r->slot, 0, r->pages, r->n_pages) : st;
 }
 
@@ -697,7 +700,8 @@ void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r)
     BT_ASSERT(r->stage == BT_WREQ_ROW && !r->in_step && r->load_flow == 0);
     bt_metric_add(c->stats->preemptions, 1);
     BT_INFO("preempted", "req=%016llx epoch=%u priority=%d tokens=%u pages=%u",
-            (unsigned long long)r->request, r->epoch, r->priority, r->len, r->n_pages);
+            (unsigned long long)r->sub->request, r->sub->epoch, r->sub->priority, r->len,
+            r->n_pages);
     bt_wback_preempt(c, r);
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;

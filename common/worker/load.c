@@ -277,7 +277,7 @@ static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_wclas
     }
     bt_list_for_each (it, &c->queue) {
         const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->phases != BATON__PHASES__DECODE) {
+        if (r->sub->phases != BATON__PHASES__DECODE) {
             add_seq(c, r, &b);
         }
     }
@@ -304,7 +304,7 @@ void bt_wload_publish(struct bt_wcore *c)
     struct bt_list *it;
     bt_list_for_each (it, &c->queue) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        queued += r->phases != BATON__PHASES__DECODE ? add_prompt(c, r, &classes) : 0;
+        queued += r->sub->phases != BATON__PHASES__DECODE ? add_prompt(c, r, &classes) : 0;
     }
     add_waiting(&c->queue, false, &classes);
     add_waiting(&c->waiting, true, &classes);

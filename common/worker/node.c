@@ -20,10 +20,10 @@ static bt_status_t send_msg(struct bt_wctl *w, const Baton__LocalMsg *m)
 bt_status_t bt_wnode_open(struct bt_wctl *w, const struct bt_wreq *r)
 {
     Baton__LocalOpen o = BATON__LOCAL_OPEN__INIT;
-    o.request = r->request;
-    o.epoch = r->epoch;
-    o.mode =
-        r->phases == BATON__PHASES__DECODE ? BATON__LOCAL_MODE__READER : BATON__LOCAL_MODE__WRITER;
+    o.request = r->sub->request;
+    o.epoch = r->sub->epoch;
+    o.mode = r->sub->phases == BATON__PHASES__DECODE ? BATON__LOCAL_MODE__READER
+                                                     : BATON__LOCAL_MODE__WRITER;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     m.m_case = BATON__LOCAL_MSG__M_OPEN;
     m.open = &o;
@@ -222,13 +222,13 @@ static void on_opened(struct bt_wctl *w, const Baton__LocalOpened *m)
 {
     struct bt_wreq *r = bt_wctl_find(w, m->request, m->epoch);
     bool writer = m->mode == BATON__LOCAL_MODE__WRITER;
-    if (r == NULL || r->opened_seen || writer != (r->phases != BATON__PHASES__DECODE)) {
+    if (r == NULL || r->ctl.opened_seen || writer != (r->sub->phases != BATON__PHASES__DECODE)) {
         if (m->status == BT_OK && r == NULL) {
             send_close(w, m->request, m->epoch, writer, true);
         }
         return;
     }
-    r->opened_seen = true;
+    r->ctl.opened_seen = true;
     struct bt_wcmd c = {.kind = BT_WCMD_OPENED, .req = r, .status = (bt_status_t)m->status};
     snprintf(c.detail, sizeof(c.detail), "%s", m->detail != NULL ? m->detail : "");
     if (m->status == BT_OK && m->n_generations != m->n_slots) {
@@ -293,8 +293,9 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
     case BATON__LOCAL_MSG__M_OPENED: on_opened(w, m->opened); break;
     case BATON__LOCAL_MSG__M_TRAILER:
         c.req = bt_wctl_find(w, m->trailer->request, m->trailer->epoch);
-        if (c.req != NULL && !c.req->trailer_seen && c.req->phases == BATON__PHASES__DECODE) {
-            c.req->trailer_seen = true;
+        if (c.req != NULL && !c.req->ctl.trailer_seen &&
+            c.req->sub->phases == BATON__PHASES__DECODE) {
+            c.req->ctl.trailer_seen = true;
             c.kind = BT_WCMD_TRAILER;
             c.u.trailer.first_token = m->trailer->first_token;
             c.u.trailer.finished = m->trailer->finished;
@@ -303,8 +304,8 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
         break;
     case BATON__LOCAL_MSG__M_REVOKE:
         c.req = bt_wctl_find(w, m->revoke->request, m->revoke->epoch);
-        if (c.req != NULL && !c.req->revoke_seen) {
-            c.req->revoke_seen = true;
+        if (c.req != NULL && !c.req->ctl.revoke_seen) {
+            c.req->ctl.revoke_seen = true;
             c.kind = BT_WCMD_REVOKE;
             c.status = m->revoke->status < 0 ? (bt_status_t)m->revoke->status : BT_ERR_CANCELLED;
             snprintf(c.detail, sizeof(c.detail), "%s",

@@ -32,7 +32,7 @@ static uint32_t full_blocks(const struct bt_wcore *c, const struct bt_wreq *r)
 
 static bool worth_asking(const struct bt_wcore *c, const struct bt_wreq *r)
 {
-    return c->slab != NULL && !r->no_cache && full_blocks(c, r) > kept_blocks(r) &&
+    return c->slab != NULL && !r->sub->no_cache && full_blocks(c, r) > kept_blocks(r) &&
            bt_mono_ns() >= c->reload_after_ns;
 }
 
@@ -42,7 +42,7 @@ static struct bt_wkeys *keys_of(const struct bt_wcore *c, struct bt_wreq *r, uin
 {
     struct bt_wkeys *k = bt_malloc(sizeof(*k) + n * sizeof(k->keys[0]));
     bool known = r->window && r->chain_at <= first; /* where the last piece began */
-    struct bt_kv_key chain = known ? r->piece_chain : r->root;
+    struct bt_kv_key chain = known ? r->piece_chain : r->sub->root;
     for (uint32_t b = known ? r->chain_at : 0; b < first + n; b++) {
         if (b == first) {
             r->piece_chain = chain;
@@ -72,8 +72,8 @@ static void ask(struct bt_wcore *c, struct bt_wreq *r, uint32_t first)
     o.u.lease.id = r->lease_id;
     o.u.lease.keys = k;
     o.u.lease.passing = r->streams;
-    o.u.lease.request = r->request;
-    o.u.lease.epoch = r->epoch;
+    o.u.lease.request = r->sub->request;
+    o.u.lease.epoch = r->sub->epoch;
     o.u.lease.first = first;
     bt_wcore_emit(c, &o);
 }
@@ -91,7 +91,8 @@ static bool late(struct bt_wcore *c, struct bt_wreq *r)
     if (bt_mono_ns() < r->lease_until_ns) {
         return false;
     }
-    BT_WARN("lease_unanswered", "req=%016llx epoch=%u", (unsigned long long)r->request, r->epoch);
+    BT_WARN("lease_unanswered", "req=%016llx epoch=%u", (unsigned long long)r->sub->request,
+            r->sub->epoch);
     bt_wreload_drop(c, r);
     c->reload_after_ns = bt_mono_ns() + PAUSE_NS;
     return true;
@@ -128,7 +129,7 @@ uint32_t bt_wreload_missing(const struct bt_wcore *c, const struct bt_wreq *r)
     if (r->reload != BT_WRELOAD_KNOWN && worth_asking(c, r)) {
         return 0; /* the best that can come of asking */
     }
-    uint32_t kept = r->lead->n_shared > 0 ? r->n - 1 : 0;
+    uint32_t kept = r->lead->n_shared > 0 ? r->sub->n - 1 : 0;
     return r->len - BT_MAX(kept, bt_wreload_blocks(r) * c->block_tokens);
 }
 
@@ -182,7 +183,7 @@ void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd)
     r->reload = BT_WRELOAD_KNOWN;
     if (l != NULL && (l->n == 0 || l->n > r->lease_want || !slots_sealed(c->slab->slab, l))) {
         BT_WARN("lease_refused", "req=%016llx epoch=%u blocks=%u why=%s",
-                (unsigned long long)r->request, r->epoch, l->n,
+                (unsigned long long)r->sub->request, r->sub->epoch, l->n,
                 "the kvstore's lease names other slots than were asked for");
         emit_unlease(c, r->lease_id, c->slab->attach);
         free(l);
@@ -287,7 +288,7 @@ bt_status_t bt_wreload_begin(struct bt_wcore *c, struct bt_wreq *r)
         return compute(c, r);
     }
     bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_PREEMPT, NULL,
-                                      r->epoch, NULL, NULL, &r->load_flow);
+                                      r->sub->epoch, NULL, NULL, &r->load_flow);
     if (st != BT_OK) {
         r->load_flow = 0;
         return st;
@@ -311,8 +312,8 @@ static void window_end(struct bt_wcore *c, struct bt_wreq *r)
     if (r->resumed) {
         count(c, r, r->pos / c->block_tokens - r->load_first);
     } else {
-        BT_DEBUG("streamed", "req=%016llx epoch=%u cached=%u of=%u", (unsigned long long)r->request,
-                 r->epoch, r->cached, r->n);
+        BT_DEBUG("streamed", "req=%016llx epoch=%u cached=%u of=%u",
+                 (unsigned long long)r->sub->request, r->sub->epoch, r->cached, r->sub->n);
     }
     r->stage = BT_WREQ_PROMPT;
 }
@@ -331,7 +332,7 @@ static void piece_ask(struct bt_wcore *c, struct bt_wreq *r)
 static void piece_come(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->lease == NULL || c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_PREEMPT, NULL,
-                                             r->epoch, NULL, NULL, &r->load_flow) != BT_OK) {
+                                             r->sub->epoch, NULL, NULL, &r->load_flow) != BT_OK) {
         r->load_flow = 0;
         window_end(c, r);
         return;

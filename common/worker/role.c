@@ -25,8 +25,8 @@ static uint32_t left(struct bt_wctl *w)
     size_t it = 0;
     struct bt_wreq *r;
     while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
-        bool prefill = r->phases != BATON__PHASES__DECODE,
-             decode = r->phases != BATON__PHASES__PREFILL;
+        bool prefill = r->sub->phases != BATON__PHASES__DECODE,
+             decode = r->sub->phases != BATON__PHASES__PREFILL;
         n += ((gone & BT_ROLES_PREFILL) && prefill) || ((gone & BT_ROLES_DECODE) && decode);
     }
     return n;

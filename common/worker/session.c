@@ -128,7 +128,7 @@ static void cancel_all(struct bt_wctl *w, uint64_t session, const char *why)
     size_t it = 0;
     struct bt_wreq *r;
     while ((r = bt_map_next(w->active, &it, NULL)) != NULL) {
-        if (r->session == session) {
+        if (r->sub->session == session) {
             bt_wctl_cancel(w, r, BT_OK, why);
         }
     }
@@ -257,8 +257,8 @@ static void cancel_below(struct bt_wctl *w, struct bt_wknown *k, uint32_t epoch,
 {
     struct bt_list *it;
     bt_list_for_each (it, &k->reqs) {
-        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, ctl_link);
-        if (r->epoch <= epoch) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, ctl.link);
+        if (r->sub->epoch <= epoch) {
             bt_wctl_cancel(w, r, BT_OK, why);
         }
     }
@@ -306,8 +306,8 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
     }
     cancel_below(w, k, m->epoch, "a newer epoch was submitted");
     k->epoch = m->epoch;
-    bt_list_insert_tail(&k->reqs, &r->ctl_link);
-    struct bt_wkey key = {.request = r->request, .epoch = r->epoch};
+    bt_list_insert_tail(&k->reqs, &r->ctl.link);
+    struct bt_wkey key = {.request = r->sub->request, .epoch = r->sub->epoch};
     bt_map_put(w->active, &key, r);
     w->n_active++;
     w->n_choices += bt_wreq_choices(r);
@@ -345,7 +345,7 @@ static void on_submit(struct bt_wsession *s, const Baton__Submit *m)
 static void cancel_choice(struct bt_wctl *w, const Baton__Cancel *m)
 {
     struct bt_wreq *r = bt_wctl_find(w, m->request, m->epoch);
-    while (r != NULL && r->choice != m->choice) {
+    while (r != NULL && r->sub->choice != m->choice) {
         r = r->next_choice;
     }
     if (r != NULL) {
@@ -456,7 +456,7 @@ void bt_wsession_tick(struct bt_wctl *w)
     size_t i = 0;
     struct bt_wreq *r;
     while ((r = bt_map_next(w->active, &i, NULL)) != NULL) {
-        if (r->deadline_ns != 0 && now > r->deadline_ns) {
+        if (r->sub->deadline_ns != 0 && now > r->sub->deadline_ns) {
             bt_wctl_cancel(w, r, BT_ERR_TIMEOUT, "the request's deadline has passed");
         }
     }
@@ -586,13 +586,13 @@ void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o)
 
 void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail)
 {
-    struct bt_wsession *s = session_find(w, r->session);
+    struct bt_wsession *s = session_find(w, r->sub->session);
     if (st != BT_OK) {
         BT_WARN("request_failed", "req=%016llx epoch=%u status=%s why=%s",
-                (unsigned long long)r->request, r->epoch, bt_status_name(st), detail);
+                (unsigned long long)r->sub->request, r->sub->epoch, bt_status_name(st), detail);
     }
     if (s != NULL) {
-        send_ended(s, r->request, r->epoch, st, detail);
+        send_ended(s, r->sub->request, r->sub->epoch, st, detail);
     }
 }
 

@@ -26,7 +26,7 @@ static bool rows_due(const struct bt_wcore *c)
     struct bt_list *it;
     bt_list_for_each (it, &c->waiting) {
         const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->stage == BT_WREQ_LANDING && !r->late) {
+        if (r->stage == BT_WREQ_LANDING && !r->sub->late) {
             return true;
         }
     }
@@ -97,7 +97,7 @@ static void fill_batch(struct bt_wcore *c)
         s->chunk_tokens = r->grant != NULL ? r->grant->chunk_tokens : 0;
         s->left = 0;
         s->waited_ns = r->landed_ns != 0 ? (double)(now_ns - r->landed_ns) : 0;
-        s->late = r->late;
+        s->late = r->sub->late;
         s->kind = r->stage == BT_WREQ_ROW ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
         c->seq_reqs[n++] = r;
     }
@@ -115,7 +115,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     e->pos = b->pos;
     e->n = b->n;
     e->tokens = &r->tokens[b->pos];
-    e->flags = b->last && r->max_new > 0 ? BT_ROW_SAMPLE : 0;
+    e->flags = b->last && r->sub->max_new > 0 ? BT_ROW_SAMPLE : 0;
     if (r->role->row != NULL) {
         r->role->row(c, r, b, e);
     }

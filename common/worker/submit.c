@@ -2,7 +2,6 @@
  * the control thread, before the engine thread sees it. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/worker/control.h"
@@ -105,31 +104,66 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
     return check_sampling(m->sampling, info->vocab);
 }
 
-static void fill_params(struct bt_engine_params *p, const Baton__Submit *m)
+static struct bt_engine_params params_of(const Baton__Submit *m)
 {
     const Baton__Sampling *s = m->sampling;
-    p->temperature = s->temperature;
-    p->top_p = or_default(s->top_p, 1);
-    p->min_p = s->min_p;
-    p->top_k = s->top_k;
-    p->repetition_penalty = or_default(s->repetition_penalty, 1);
-    p->frequency_penalty = s->frequency_penalty;
-    p->presence_penalty = s->presence_penalty;
-    p->seed = s->seed;
-    p->choice = m->choice;
-    p->logprobs = s->logprobs;
+    struct bt_engine_params p = {
+        .temperature = s->temperature,
+        .top_p = or_default(s->top_p, 1),
+        .min_p = s->min_p,
+        .top_k = s->top_k,
+        .repetition_penalty = or_default(s->repetition_penalty, 1),
+        .frequency_penalty = s->frequency_penalty,
+        .presence_penalty = s->presence_penalty,
+        .seed = s->seed,
+        .choice = m->choice,
+        .logprobs = s->logprobs,
+        .min_new = s->min_new,
+        .n_eos = (uint32_t)s->n_stop_ids,
+        .n_bias = (uint32_t)s->n_bias,
+        .bias_ids = s->bias_ids,
+        .bias = s->bias,
+    };
     if (m->prompt_logprobs) { /* one number for both in the engine */
-        p->logprobs = BT_MAX(p->logprobs, (int32_t)m->prompt_top);
+        p.logprobs = BT_MAX(p.logprobs, (int32_t)m->prompt_top);
     }
-    p->min_new = s->min_new;
-    p->n_eos = (uint32_t)s->n_stop_ids;
     for (size_t i = 0; i < s->n_stop_ids; i++) {
-        p->eos[i] = s->stop_ids[i];
+        p.eos[i] = s->stop_ids[i];
     }
-    if (s->n_bias > 0) { /* room has been made */
-        memcpy((uint32_t *)(uintptr_t)p->bias_ids, s->bias_ids, s->n_bias * sizeof(uint32_t));
-        memcpy((float *)(uintptr_t)p->bias, s->bias, s->n_bias * sizeof(float));
-    }
+    return p;
+}
+
+static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__Submit *m,
+                                          uint64_t session)
+{
+    uint32_t n = (uint32_t)(m->tokens.len / 4);
+    uint64_t end =
+        BT_MIN((uint64_t)n + m->sampling->max_new, (uint64_t)w->core.info->max_model_len);
+    uint64_t now = bt_mono_ns();
+    struct bt_submission s = {
+        .request = m->request,
+        .session = session,
+        .epoch = m->epoch,
+        .choice = m->choice,
+        .phases = m->phases,
+        .deadline_ns = m->left_ms == 0 ? 0 : now + BT_MIN(m->left_ms, LEFT_MS_MAX) * 1000000,
+        .arrived_ns = now,
+        .n = n,
+        .n_prompt = m->n_prompt,
+        .max_new = m->sampling->max_new,
+        .len_max = m->sampling->max_new > 0 ? (uint32_t)BT_MAX(end, (uint64_t)n + 1) : n,
+        .no_cache = m->no_cache,
+        .prompt_logprobs = m->prompt_logprobs,
+        .prompt_top = m->prompt_top,
+        .logprobs = m->sampling->logprobs,
+        .tenant = m->tenant,
+        .priority = m->priority,
+        .late = m->late,
+        .params = params_of(m),
+        .attach = w->attach,
+    };
+    memcpy(s.root.b, m->root_key.data, sizeof(s.root.b));
+    return s;
 }
 
 struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, uint64_t session,
@@ -144,11 +178,9 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_INVALID;
         return NULL;
     }
-    uint32_t n = (uint32_t)(m->tokens.len / 4), block = w->core.block_tokens;
-    uint64_t end = BT_MIN((uint64_t)n + m->sampling->max_new, (uint64_t)info->max_model_len);
-    uint32_t len_max = m->sampling->max_new > 0 ? (uint32_t)BT_MAX(end, (uint64_t)n + 1) : n;
-    uint32_t last = m->phases == BATON__PHASES__PREFILL ? n : len_max;
-    uint32_t pages = BT_DIV_UP(last, block);
+    struct bt_submission s = submission_of(w, m, session);
+    uint32_t last = m->phases == BATON__PHASES__PREFILL ? s.n : s.len_max;
+    uint32_t block = w->core.block_tokens, pages = BT_DIV_UP(last, block);
     if (pages > info->pages) {
         snprintf(err, err_cap,
                  "prompt and answer of up to %u tokens need %u KV pages, this worker has %u: raise "
@@ -157,28 +189,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }
-    struct bt_wreq *r = bt_wreq_alloc(n, len_max, block, (uint32_t)m->sampling->n_bias);
-    fill_params(&r->params, m);
-    r->request = m->request;
-    r->epoch = m->epoch;
-    r->choice = m->choice;
-    r->phases = m->phases;
-    r->arrived_ns = bt_mono_ns();
-    r->deadline_ns =
-        m->left_ms == 0 ? 0 : r->arrived_ns + BT_MIN(m->left_ms, LEFT_MS_MAX) * 1000000;
-    r->n_prompt = m->n_prompt;
-    r->max_new = m->sampling->max_new;
-    r->no_cache = m->no_cache;
-    r->tenant = m->tenant;
-    r->priority = m->priority;
-    r->late = m->late;
-    r->prompt_logprobs = m->prompt_logprobs;
-    r->prompt_top = m->prompt_top;
-    r->logprobs = m->sampling->logprobs;
-    r->session = session;
-    r->attach = w->attach;
-    memcpy(r->root.b, m->root_key.data, sizeof(r->root.b));
-    bt_copy(r->tokens, m->tokens.data, m->tokens.len);
+    struct bt_wreq *r = bt_wreq_alloc(&s, m->tokens.data, block);
     /* The prefill worker's part is done with the first choice's first token. */
     for (uint32_t i = 1; i < m->n && m->phases != BATON__PHASES__PREFILL; i++) {
         bt_wreq_add_choice(r, m->choice + i, block);

@@ -49,35 +49,35 @@ void bt_wcore_flush_tokens(struct bt_wcore *c)
 
 static Baton__Finish finish_of(const struct bt_wreq *r, uint32_t token)
 {
-    for (uint32_t i = 0; i < r->params.n_eos; i++) {
-        if (r->params.eos[i] == token) {
+    for (uint32_t i = 0; i < r->sub->params.n_eos; i++) {
+        if (r->sub->params.eos[i] == token) {
             return BATON__FINISH__STOP;
         }
     }
-    return r->len >= r->len_max ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED;
+    return r->len >= r->sub->len_max ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED;
 }
 
 bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out)
 {
     if (out->bad || out->slot != r->slot || out->token >= c->info->vocab) {
         BT_ERROR("bad_token", "req=%016llx epoch=%u pos=%u token=%u",
-                 (unsigned long long)r->request, r->epoch, r->pos, out->token);
+                 (unsigned long long)r->sub->request, r->sub->epoch, r->pos, out->token);
         bt_wcore_end(c, r, BT_ERR_INTERNAL, "the model produced no usable logits at position %u",
                      r->pos - 1);
         return false;
     }
     struct bt_wtoken *t = &c->tokens->t[c->tokens->n++];
-    t->request = r->request;
-    t->session = r->session;
-    t->epoch = r->epoch;
-    t->choice = r->choice;
-    t->offset = r->len - r->n;
+    t->request = r->sub->request;
+    t->session = r->sub->session;
+    t->epoch = r->sub->epoch;
+    t->choice = r->sub->choice;
+    t->offset = r->len - r->sub->n;
     t->token = out->token;
-    t->logprob = r->logprobs >= 0 ? out->logprob : 0;
-    t->n_top = r->logprobs > 0 ? BT_MIN(out->n_top, (uint32_t)r->logprobs) : 0;
+    t->logprob = r->sub->logprobs >= 0 ? out->logprob : 0;
+    t->n_top = r->sub->logprobs > 0 ? BT_MIN(out->n_top, (uint32_t)r->sub->logprobs) : 0;
     memcpy(t->top_id, out->top_id, t->n_top * sizeof(t->top_id[0]));
     memcpy(t->top_logprob, out->top_logprob, t->n_top * sizeof(t->top_logprob[0]));
-    BT_ASSERT(r->len < r->len_max);
+    BT_ASSERT(r->len < r->sub->len_max);
     r->tokens[r->len++] = out->token;
     r->finish = finish_of(r, out->token);
     t->finish = r->finish;
@@ -94,9 +94,9 @@ static void report_prompt(struct bt_wcore *c, struct bt_wreq *r, const struct bt
     for (uint32_t at = 0; at < n; at += BT_WORKER_PROMPT_MSG) {
         uint32_t m = BT_MIN(n - at, (uint32_t)BT_WORKER_PROMPT_MSG);
         struct bt_wprompt *p = bt_calloc(1, sizeof(*p) + m * sizeof(p->t[0]));
-        p->request = r->request;
-        p->session = r->session;
-        p->epoch = r->epoch;
+        p->request = r->sub->request;
+        p->session = r->sub->session;
+        p->epoch = r->sub->epoch;
         p->first = out[at].pos;
         p->n = m;
         for (uint32_t i = 0; i < m; i++) {
@@ -104,7 +104,7 @@ static void report_prompt(struct bt_wcore *c, struct bt_wreq *r, const struct bt
             p->t[i].token = o->token;
             p->t[i].logprob = o->logprob;
             p->t[i].rank = o->rank;
-            p->t[i].n_top = BT_MIN(o->n_top, r->prompt_top);
+            p->t[i].n_top = BT_MIN(o->n_top, r->sub->prompt_top);
             memcpy(p->t[i].top_id, o->top_id, p->t[i].n_top * sizeof(o->top_id[0]));
             memcpy(p->t[i].top_logprob, o->top_logprob, p->t[i].n_top * sizeof(o->top_logprob[0]));
         }

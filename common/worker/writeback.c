@@ -35,7 +35,7 @@ static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (!r->chain_known) {
         r->chain_known = true;
-        r->chain = r->root;
+        r->chain = r->sub->root;
         for (r->wb_next = 0; r->wb_next < r->wb_from; r->wb_next++) {
             bt_kv_key_next(&r->chain, r->tokens + r->wb_next * c->block_tokens, c->block_tokens,
                            &r->chain);
@@ -46,7 +46,7 @@ static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
 /* Offers r's full blocks, as long as fewer than `max` are on their way. */
 static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool preempted)
 {
-    if (!c->conf->writeback || r->no_cache || r->wb_off || c->slab == NULL ||
+    if (!c->conf->writeback || r->sub->no_cache || r->wb_off || c->slab == NULL ||
         r->pos / c->block_tokens <= r->wb_from) {
         return;
     }
@@ -70,7 +70,7 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
         o.u.put.key = r->chain;
         o.u.put.depth = b;
         o.u.put.n_tokens = c->block_tokens;
-        o.u.put.tenant = r->tenant;
+        o.u.put.tenant = r->sub->tenant;
         o.u.put.passing = r->streams;
         bt_wcore_emit(c, &o);
     }
@@ -93,7 +93,8 @@ static bool left_to_offer(const struct bt_wcore *c, const struct bt_wreq *r)
 bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
 {
     /* Whoever has its answer cancels the rest. */
-    bool done = r->end_status == BT_OK || (r->end_status == BT_ERR_CANCELLED && r->pos >= r->n);
+    bool done =
+        r->end_status == BT_OK || (r->end_status == BT_ERR_CANCELLED && r->pos >= r->sub->n);
     if (!r->streams || !done || c->fatal) {
         return false;
     }

@@ -319,7 +319,7 @@ static void test_prompts_that_no_slab_holds(void **state)
         for (uint32_t i = 0; i < 6; i++) {
             const struct job j = {.phases = BATON__PHASES__BOTH, .n = N, .max_new = 20};
             uint32_t r = submit_job(g, &j), have = i % 2 == 0 ? (N - 1) / FE_BLOCK : 12;
-            struct bt_kv_key key = g->t[r].req->root;
+            struct bt_kv_key key = g->t[r].req->sub->root;
             for (uint32_t b = 0; b < have; b++) { /* in the pool, in front of a hole */
                 bt_kv_key_next(&key, g->t[r].req->tokens + b * FE_BLOCK, FE_BLOCK, &key);
                 add_key(g, &key);
@@ -919,9 +919,9 @@ static uint32_t chaos(uint64_t seed, uint32_t *met_p)
             struct track *t = &g->t[next_open];
             if (!t->ended && !t->cancelled && !t->detached && rnd(g, 15) != 0) {
                 opened(g, next_open);
-                if (t->req->phases == BATON__PHASES__DECODE && rnd(g, 8) != 0) {
+                if (t->req->sub->phases == BATON__PHASES__DECODE && rnd(g, 8) != 0) {
                     trailer(g, next_open);
-                } else if (t->req->phases == BATON__PHASES__DECODE) {
+                } else if (t->req->sub->phases == BATON__PHASES__DECODE) {
                     t->cancelled = true; /* never lands: cancel below */
                 }
             } else {

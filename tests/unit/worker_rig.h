@@ -170,28 +170,30 @@ struct job {
 
 static uint32_t submit_job(struct rig *g, const struct job *j)
 {
-    uint32_t len_max = BT_MIN(j->n + j->max_new, FE_CONTEXT);
-    struct bt_wreq *r = bt_wreq_alloc(j->n, len_max, FE_BLOCK, 0);
+    uint32_t len_max = BT_MIN(j->n + j->max_new, FE_CONTEXT), tokens[FE_CONTEXT];
+    struct bt_submission sub = {.request = g->n + 1,
+                                .epoch = 1,
+                                .phases = j->phases,
+                                .priority = j->priority,
+                                .late = j->late,
+                                .n = j->n,
+                                .n_prompt = j->n,
+                                .max_new = j->max_new,
+                                .len_max = len_max,
+                                .attach = g->attach,
+                                .arrived_ns = bt_mono_ns(),
+                                .logprobs = -1,
+                                .prompt_logprobs = j->prompt_logprobs};
+    sub.prompt_top = sub.params.logprobs = j->prompt_logprobs ? 2 : -1;
+    sub.params.seed = j->seed;
+    sub.params.n_eos = j->stop != 0;
+    sub.params.eos[0] = j->stop;
     struct track *t = &g->t[g->n];
     assert_true(g->n < MAX_REQS && BT_DIV_UP(len_max, FE_BLOCK) <= FE_PAGES);
-    r->request = g->n + 1;
-    r->epoch = 1;
-    r->phases = j->phases;
-    r->priority = j->priority;
-    r->late = j->late;
-    r->n_prompt = j->n;
-    r->max_new = j->max_new;
-    r->attach = g->attach;
-    r->arrived_ns = bt_mono_ns();
-    r->params.seed = j->seed;
-    r->params.n_eos = j->stop != 0;
-    r->params.eos[0] = j->stop;
-    r->logprobs = -1;
-    r->prompt_logprobs = j->prompt_logprobs;
-    r->prompt_top = r->params.logprobs = j->prompt_logprobs ? 2 : -1;
     for (uint32_t i = 0; i < j->n; i++) { /* each submission's are its own */
-        r->tokens[i] = (i * 13 + g->n) % FE_VOCAB;
+        tokens[i] = (i * 13 + g->n) % FE_VOCAB;
     }
+    struct bt_wreq *r = bt_wreq_alloc(&sub, tokens, FE_BLOCK);
     *t = (struct track){.req = r, .n = j->n, .max_new = j->max_new};
     t->prompt_last = r->tokens[j->n - 1];
     t->choices = BT_MAX(j->choices, 1u);
@@ -270,7 +272,7 @@ static void opened_part(struct rig *g, uint32_t i, uint32_t n, uint32_t resident
         w->slots[b] = rnd(g, SLOTS / 2);
         w->slots[blocks + b] = 3;
     }
-    struct bt_kv_key key = t->req->root;
+    struct bt_kv_key key = t->req->sub->root;
     for (uint32_t b = 0; b < n / FE_BLOCK; b++) {
         bt_kv_key_next(&key, t->req->tokens + b * FE_BLOCK, FE_BLOCK, &key);
         add_key(g, &key);
@@ -290,7 +292,7 @@ static void opened(struct rig *g, uint32_t i)
     struct track *t = &g->t[i];
     uint32_t most = (t->n - 1) / FE_BLOCK;
     opened_with(g, i, rnd(g, most + 1));
-    if (g->tails && t->req->phases != BATON__PHASES__DECODE) {
+    if (g->tails && t->req->sub->phases != BATON__PHASES__DECODE) {
         t->tail_first = t->tail_end = t->resident + rnd(g, most - t->resident + 1);
     }
 }
@@ -300,7 +302,7 @@ static void trailer(struct rig *g, uint32_t i)
     struct track *t = &g->t[i];
     struct bt_wcmd c = {.kind = BT_WCMD_TRAILER, .req = t->req};
     c.u.trailer.first_token = fe_next(t->prompt_last, t->n, 0);
-    c.u.trailer.finished = t->req->max_new == 1;
+    c.u.trailer.finished = t->req->sub->max_new == 1;
     t->k[0].last = c.u.trailer.first_token;
     command(g, &c);
 }
@@ -308,7 +310,7 @@ static void trailer(struct rig *g, uint32_t i)
 static void on_token(struct rig *g, const struct bt_wtoken *k)
 {
     struct track *t = &g->t[k->request - 1];
-    const struct bt_engine_params *p = &t->req->params;
+    const struct bt_engine_params *p = &t->req->sub->params;
     assert_false(t->ended || k->choice >= t->choices || t->k[k->choice].finished);
     uint32_t got = t->k[k->choice].got++;
     assert_int_equal(k->offset, got);
@@ -317,7 +319,7 @@ static void on_token(struct rig *g, const struct bt_wtoken *k)
     t->k[k->choice].finished = k->finish != BATON__FINISH__NOT_FINISHED;
     bool stop = p->n_eos > 0 && k->token == p->eos[0];
     assert_int_equal(k->finish == BATON__FINISH__STOP, stop);
-    if (t->req->phases != BATON__PHASES__PREFILL) {
+    if (t->req->sub->phases != BATON__PHASES__PREFILL) {
         assert_int_equal(t->k[k->choice].finished, stop || got + 1 == t->want);
     }
 }
@@ -421,13 +423,13 @@ static void on_out(struct rig *g, struct bt_wout *o)
     case BT_WOUT_PREFILL_DONE:
         t = &g->t[o->u.prefill.request - 1];
         assert_int_equal(t->k[0].got, BT_MIN(t->max_new, 1u)); /* the first token went before */
-        if (t->req->prompt_logprobs) {
+        if (t->req->sub->prompt_logprobs) {
             assert_int_equal(o->u.prefill.cached, 0);
             assert_int_equal(t->prompt_got, t->n - 1);
         }
         assert_int_equal(o->u.prefill.cached + o->u.prefill.computed, t->n);
         t->cached = o->u.prefill.cached;
-        if (!t->req->prompt_logprobs &&
+        if (!t->req->sub->prompt_logprobs &&
             !t->part) { /* nothing but what was resident and what was told */
             assert_in_range(t->cached, t->resident * FE_BLOCK,
                             (t->resident + t->tail_end - t->tail_first) * FE_BLOCK);
@@ -469,7 +471,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
     case BT_WOUT_LEASE: on_lease(g, o); break;
     case BT_WOUT_UNLEASE: on_unlease(g, o->u.lease.id); break;
     case BT_WOUT_ENDED:
-        t = &g->t[o->req->request - 1];
+        t = &g->t[o->req->sub->request - 1];
         assert_false(t->ended);
         assert_true(t->closed || !t->opened || t->detached); /* the grant goes first */
         t->ended = true;

@@ -1,0 +1,176 @@
+/* A request inside a worker: what was asked for (immutable), the control thread's part and the
+ * engine thread's part. Made and checked by the control thread (submit.c), then the engine
+ * thread's until BT_WCMD_FORGET. */
+#ifndef BT_WORKER_REQUEST_H
+#define BT_WORKER_REQUEST_H
+
+#include "common/base/list.h"
+#include "common/engine/engine.h"
+#include "common/kv/key.h"
+#include "common/slab/slab.h"
+#include "common/worker/worker.h"
+#include "session.pb-c.h"
+
+#define BT_WORKER_DETAIL  192 /* bytes of an Ended's detail */
+#define BT_WORKER_NO_SLOT UINT32_MAX
+#define BT_WORKER_CHOICES 16 /* most of a submission */
+
+/* Our own mapping of the node's slab. The kvstore's session may end at any moment; this mapping
+ * lives until no copy of the engine can touch it. The control thread makes it and hands it over. */
+struct bt_wslab {
+    struct bt_slab *slab;
+    const struct bt_engine_vtable *vt; /* of the engine that has it open */
+    struct bt_engine *eng;
+    uint64_t attach; /* number of the attachment */
+    uint32_t refs;   /* requests and puts that use it */
+    bool dead;       /* the kvstore has gone: unmap when refs is 0 */
+};
+
+/* What the kvstore said in LocalOpened. */
+struct bt_wgrant {
+    uint32_t n_tokens, resident_blocks, chunk_tokens, flow_word, n_slots;
+    uint32_t slots[]; /* [n_slots], then generations [n_slots] */
+};
+static inline const uint32_t *bt_wgrant_gens(const struct bt_wgrant *g)
+{
+    return g->slots + g->n_slots;
+}
+
+/* What the kvstore said in LocalLeased. */
+struct bt_wlease {
+    uint32_t n;
+    uint32_t slots[]; /* [n], then generations [n] */
+};
+/* Blocks behind the resident ones that the kvstore has brought meanwhile (LocalTail). */
+struct bt_wtail {
+    struct bt_wtail *next; /* of the request: the blocks behind these */
+    uint32_t first, n;
+    uint32_t slots[]; /* [n], then generations [n] */
+};
+struct bt_wkeys { /* of a LocalLease; the control thread frees them */
+    uint32_t n;
+    struct bt_kv_key keys[];
+};
+
+typedef enum {
+    BT_WREQ_OPENING,    /* LocalOpen sent */
+    BT_WREQ_LANDING,    /* reader: waits for the trailer */
+    BT_WREQ_FORKING,    /* a further choice: waits for its lead's prompt */
+    BT_WREQ_QUEUED,     /* waits for a slot and pages */
+    BT_WREQ_LOADING,    /* the engine copies slab -> pages */
+    BT_WREQ_PROMPT,     /* known tokens are being computed, in chunks */
+    BT_WREQ_ROW,        /* generates: one token a step */
+    BT_WREQ_PREEMPTING, /* its pages are being taken away; then QUEUED again (reload.c) */
+    BT_WREQ_CLOSING,    /* waits for quiet */
+    BT_WREQ_ENDED       /* Ended reported; freed by BT_WCMD_FORGET */
+} bt_wreq_stage_t;
+
+/* What a conductor has asked for: the content of its Submit, checked (submit.c). Immutable. */
+struct bt_submission {
+    uint64_t request, session; /* session: number of the conductor's session */
+    uint32_t epoch, choice;
+    Baton__Phases phases;
+    uint64_t deadline_ns; /* bt_mono_ns; 0: none */
+    uint64_t arrived_ns;  /* bt_mono_ns */
+    uint32_t n, n_prompt; /* submitted tokens; how many of them are prompt */
+    uint32_t max_new;
+    uint32_t len_max; /* tokens known when it ends by length */
+    bool no_cache;
+    bool prompt_logprobs; /* of every prompt token: nothing is read from the cache */
+    uint32_t prompt_top;
+    int32_t logprobs; /* asked for; params.logprobs serves prompt_top as well */
+    uint32_t tenant;  /* tag whose blocks the answer's blocks are */
+    int32_t
+        priority; /* class: the smaller number goes first, and takes pages and slots from others */
+    bool late;    /* it may delay no other request: a class of its own behind all others */
+    struct bt_kv_key root;
+    struct bt_engine_params params; /* bias arrays: in the lead's allocation */
+    uint64_t attach;                /* attachment that its LocalOpen went to */
+};
+
+/* The control thread's part of a lead: what the kvstore and the conductor have said of it already.
+ */
+struct bt_wreq_ctl {
+    struct bt_list link; /* in its bt_wknown */
+    bool cancel_sent, opened_seen, trailer_seen, revoke_seen;
+};
+
+/* One choice of a submission. The first one, the lead, has the grant and the prompt; the others are
+ * forked from it once the prompt's KV is in its pages (fork.c). The control thread knows leads
+ * only. */
+struct bt_wreq {
+    const struct bt_submission *sub;
+    struct bt_wreq *lead;        /* of its submission; the lead's is itself */
+    struct bt_wreq *next_choice; /* freed with the lead */
+
+    struct bt_wreq_ctl ctl; /* written by the control thread, the rest by the engine thread */
+
+    struct bt_list link; /* queue, or active by rising order */
+    const struct bt_role_ops *role;
+    bt_wreq_stage_t stage;
+    uint64_t order;    /* class, then arrival: smaller goes first everywhere */
+    uint32_t len, pos; /* known tokens; next position to compute */
+    uint32_t cached;   /* tokens whose KV was loaded and not computed */
+    uint32_t slot, n_pages;
+    bool resumed; /* preempted before: no grant, no flows but the one of a reload */
+    bool streams; /* a lead whose grant has only the beginning of its prompt: no slab holds it */
+    bool filled;  /* the last item of its grant is fired, or was there from the start */
+    bool in_step, doomed, page_wait;
+    bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
+    uint32_t pending; /* tickets of its slot and flows not yet polled */
+    uint32_t flows_pending;         /* of these: closed flows */
+    uint32_t load_flow, store_flow; /* 0: none open */
+    struct bt_wslab *slab;          /* while the grant is open */
+    struct bt_wgrant *grant;
+    bool grant_open, grant_abort, trailer_due, landed_finished;
+    struct bt_wtail *tail; /* blocks [tail->first, tail_end), in pieces; NULL: none */
+    uint32_t tail_end;
+    bool tail_over; /* it was met, or passed: no more is of use */
+    uint32_t first_token;
+    uint64_t start_ns, last_compute_ns; /* wall clock */
+    uint64_t landed_ns;                 /* mono; of a row that has not been in a step; else 0 */
+    Baton__Finish finish;
+    bt_status_t end_status;
+    /* reload: blocks of a row that has lost its pages */
+    enum { BT_WRELOAD_NONE, BT_WRELOAD_ASKED, BT_WRELOAD_KNOWN } reload;
+    struct bt_kv_key piece_chain;  /* of the block before chain_at, where the last piece begins */
+    uint32_t chain_at, piece_most; /* blocks to ask for next */
+    bool window; /* piece after piece, with a slot and pages: LOADING until there are no more */
+    uint64_t lease_id, lease_until_ns; /* ASKED: not waited for beyond */
+    uint32_t lease_first, lease_want;  /* blocks asked for: [first, first + want) */
+    struct bt_wlease *lease;           /* what of them is leased; NULL: nothing */
+    struct bt_wslab *lease_slab;
+    uint32_t load_first; /* first block that is, or was, loaded */
+    /* write-back */
+    struct bt_kv_key chain; /* key of block wb_next - 1 */
+    uint32_t wb_from;       /* first block that may not be in the pool */
+    uint32_t wb_next;       /* next block to write back */
+    bool chain_known, wb_off;
+    bool draining;  /* ended; its pages are kept for blocks still to be offered */
+    bool forgotten; /* draining: is freed afterwards */
+    /* the lead's only: what the choices share */
+    uint32_t n_left;    /* choices that have not ended */
+    uint32_t n_holding; /* choices that hold a slot and pages */
+    uint32_t
+        n_shared; /* pages of the prompt kept for choices still to come, with the tail; 0: none */
+    struct bt_list shared_link;
+    bt_status_t status; /* of the submission: the first that is not OK */
+    char detail[BT_WORKER_DETAIL];
+    uint32_t *shared; /* [blocks of the prompt] */
+    uint32_t *pages;  /* [pages_max] */
+    uint32_t *tokens; /* [len_max + 1] */
+};
+
+/* The first choice of s, the lead: copies s, its bias arrays and its tokens ([n] uint32_t at any
+ * address). The other fields are zero. */
+struct bt_wreq *bt_wreq_alloc(const struct bt_submission *s, const void *tokens,
+                              uint32_t block_tokens);
+/* Adds choice number `choice` to lead, which is not submitted yet. */
+void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_tokens);
+uint32_t bt_wreq_choices(const struct bt_wreq *lead);
+/* Frees a lead with its choices. */
+void bt_wreq_free(struct bt_wreq *lead);
+/* Frees what was told of its tail. */
+void bt_wreq_tail_free(struct bt_wreq *r);
+
+#endif
