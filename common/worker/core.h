@@ -336,15 +336,42 @@ bool bt_wback_expire(struct bt_wcore *c);
 /* The kvstore is gone: nothing that was offered will be answered. */
 void bt_wback_detached(struct bt_wcore *c);
 
-/* ---- core.c: requests ---- */
-/* Takes a lead with its choices. */
-void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
+/* ---- grant.c ---- */
 /* The kvstore's answer to the open of cmd's request; takes its grant. */
 void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd);
-/* Into the queue for a slot and pages, by order. */
-void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r);
+/* Tells the kvstore that r has no more use of its grant, or of one that is on its way. */
+void bt_wgrant_emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort);
+/* Trailer (if due) and LocalClose: r has no more use of the slots of its grant. */
+void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
+/* Are slots [first, end) of the grant still the ones that were granted? */
+bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
+/* The kvstore has brought more of the prompt's end. */
+void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t);
+/* r, which loads nothing, is beyond its tail (tokens before pos are there): lets go of it. */
+void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos);
+/* Are the slots of the tail still the ones that were given? */
+bool bt_wcore_tail_valid(const struct bt_wreq *r);
+/* A slab to work with; takes s's first reference. */
+void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);
+/* The kvstore is gone: who needs its slots fails, the mapping lives until all copies are quiet. */
+void bt_wcore_detached(struct bt_wcore *c);
+void bt_wslab_put(struct bt_wslab *s); /* drops a reference */
+
+/* ---- admission.c ---- */
 /* Starts queued requests as far as slots and pages go. */
 void bt_wcore_admit(struct bt_wcore *c);
+
+/* ---- core.c: requests ---- */
+/* Is a's class lower, so that than goes first whenever it came? */
+bool bt_wreq_lower_class(const struct bt_wreq *a, const struct bt_wreq *than);
+/* Has r's end begun? */
+bool bt_wreq_ending(const struct bt_wreq *r);
+/* From the queue to the active ones, as LOADING: r has a slot and pages now. */
+void bt_wcore_activate(struct bt_wcore *c, struct bt_wreq *r);
+/* Takes a lead with its choices. */
+void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
+/* Into the queue for a slot and pages, by order. */
+void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r);
 /* Ends r: closes slot and flows, waits until they are quiet, returns pages, closes the grant. With
  * OK this choice alone, otherwise all of the submission. The last one to be quiet reports
  * Ended(status, detail). Harmless for what is ending already. */
@@ -366,25 +393,9 @@ void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, 
 void bt_wcore_drained(struct bt_wcore *c, struct bt_wreq *r);
 /* The control thread has dropped the lead r from its tables: it is freed, when it has drained. */
 void bt_wcore_forget(struct bt_wcore *c, struct bt_wreq *r);
-/* Trailer (if due) and LocalClose: r has no more use of the slots of its grant. */
-void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
-/* Are slots [first, end) of the grant still the ones that were granted? */
-bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
-/* The kvstore has brought more of the prompt's end. */
-void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t);
-/* r, which loads nothing, is beyond its tail (tokens before pos are there): lets go of it. */
-void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos);
-/* Are the slots of the tail still the ones that were given? */
-bool bt_wcore_tail_valid(const struct bt_wreq *r);
 /* After the step that a doomed request was part of. */
 void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r);
 /* r's slot, or one of its flows, is quiet: the ticket of closing it was polled. */
 void bt_wcore_slot_ticket(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wcore_flow_ticket(struct bt_wcore *c, struct bt_wreq *r);
-/* A slab to work with; takes s's first reference. */
-void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);
-/* The kvstore is gone: who needs its slots fails, the mapping lives until all copies are quiet. */
-void bt_wcore_detached(struct bt_wcore *c);
-void bt_wslab_put(struct bt_wslab *s); /* drops a reference */
-
 #endif

@@ -1,0 +1,176 @@
+/* Admission: which queued request gets a slot and pages, and when. By order of class and arrival;
+ * no request overtakes the head of the queue. Engine thread. */
+#include "common/log/log.h"
+#include "common/worker/core.h"
+
+static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    /* A decode row's first step writes the position behind the prompt. */
+    uint32_t tokens = r->len;
+    if (r->sub->phases == BATON__PHASES__DECODE && r == r->lead && !r->resumed) {
+        tokens = BT_MIN(r->len + 1, r->sub->len_max);
+    }
+    return BT_DIV_UP(tokens, c->block_tokens);
+}
+
+/* Pages beyond `have` that r needs to grow by `tokens`. */
+static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t have,
+                       uint32_t tokens)
+{
+    uint32_t last = (uint32_t)BT_MIN((uint64_t)r->len + tokens, (uint64_t)r->sub->len_max);
+    uint32_t pages = BT_DIV_UP(last, c->block_tokens);
+    return pages > have ? pages - have : 0;
+}
+
+/* Pages that have to stay free beside r's own when it starts among others, so that work done for it
+ * is not soon lost by a preemption. A new one: what the next block of everybody needs. One that was
+ * preempted: what everybody needs while it generates half as many tokens as are to be computed
+ * again for it, so that under pressure recomputation stays within a small multiple of generation.
+ * Rows of a lower class do not count: they make way. */
+static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
+{
+    uint32_t tokens = c->block_tokens, pages;
+    if (c->n_active == 0) {
+        return 0; /* nobody to wait for */
+    }
+    if (r->resumed) {
+        tokens = BT_MAX(4 * c->block_tokens, bt_wreload_missing(c, r) / 2);
+    }
+    pages = r->resumed ? growth(c, r, need, tokens) : 0;
+    struct bt_list *it;
+    bt_list_for_each (it, &c->active) {
+        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        bool grows = a->sub->phases != BATON__PHASES__PREFILL && !bt_wreq_lower_class(a, r);
+        pages += grows ? growth(c, a, a->n_pages, tokens) : 0;
+    }
+    return pages;
+}
+
+/* Are `own` pages free for r, and what has to stay free beside them? */
+static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint32_t need)
+{
+    uint32_t want = own + reserve(c, r, need);
+    while (bt_page_pool_free_count(c->pages) < want) {
+        if (!bt_wfork_drop(c, r) && !bt_wback_expire(c)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* All pages of r: those that its submission keeps, and its own. Nobody overtakes the head: that
+ * would starve long prompts. */
+static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
+{
+    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
+    BT_ASSERT(shared < need);
+    /* The kvstore is asked what it has of r once there is room; its answer may ask for more. */
+    if (!make_room(c, r, need - shared, need) || !bt_wreload_ready(c, r) ||
+        !make_room(c, r, need - shared, need)) {
+        return false;
+    }
+    if (bt_page_pool_get(c->pages, need - shared, r->pages + shared) != BT_OK) {
+        return false;
+    }
+    uint32_t taken = bt_wfork_take(c, r);
+    BT_ASSERT(taken == shared);
+    r->n_pages = need;
+    r->lead->n_holding++;
+    return true;
+}
+
+/* Pages, and in *slots_p slots, of the requests in list that `of` (NULL: any) is before by class.
+ * Pages that choices share count for each; who relies on the sum looks again later. */
+static uint32_t held(const struct bt_list *list, const struct bt_wreq *of, uint32_t *slots_p)
+{
+    uint32_t pages = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, list) {
+        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (of == NULL || (a->stage == BT_WREQ_ROW && bt_wreq_lower_class(a, of))) {
+            pages += a->n_pages;
+            *slots_p += a->slot != BT_WORKER_NO_SLOT;
+        }
+    }
+    return pages;
+}
+
+/* Rows of a lower class than r's are preempted, the last first, until what is free and on its way
+ * back is enough for r; none if all of theirs would not be. */
+static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
+{
+    struct bt_wreq *last = bt_wcore_last_row(c);
+    if (last == NULL || !bt_wreq_lower_class(last, r)) {
+        return;
+    }
+    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
+    uint32_t want = need - shared + reserve(c, r, need), slots = c->n_free_slots;
+    uint32_t pages = bt_page_pool_free_count(c->pages) + held(&c->closing, NULL, &slots);
+    uint32_t their_slots = 0, theirs = held(&c->active, r, &their_slots);
+    if (pages + theirs < want || slots + their_slots == 0) {
+        return;
+    }
+    while ((pages < want || slots == 0) && last != NULL && bt_wreq_lower_class(last, r)) {
+        pages += last->n_pages;
+        slots++;
+        bt_wcore_preempt(c, last);
+        last = bt_wcore_last_row(c);
+    }
+}
+
+/* A late request's prompt: it keeps slot and pages until it is computed. Rows make way. */
+static bool late_prompt(const struct bt_wreq *r)
+{
+    return r->sub->late && r->sub->phases != BATON__PHASES__DECODE && !r->resumed &&
+           (r->stage == BT_WREQ_QUEUED || r->stage == BT_WREQ_LOADING ||
+            r->stage == BT_WREQ_PROMPT);
+}
+
+/* May r start beside what is active? Late prompts have at most half of the slots and of the pages,
+ * and leave pages for the longest prompt: one that is in time does not wait for them. Alone a late
+ * prompt may have what it needs. */
+static bool late_may_start(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    uint32_t slots = 1, longest = BT_DIV_UP(c->info->max_model_len, c->block_tokens);
+    uint64_t pages = pages_needed(c, r);
+    if (!late_prompt(r) || c->n_active == 0) {
+        return true;
+    }
+    struct bt_list *it;
+    bt_list_for_each (it, &c->active) {
+        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        slots += late_prompt(a);
+        pages += late_prompt(a) ? a->n_pages : 0;
+    }
+    uint32_t left = c->info->pages - BT_MIN(longest, c->info->pages);
+    return slots <= BT_MAX(c->max_slots / 2, 1u) && pages <= BT_MIN(c->info->pages / 2, left);
+}
+
+void bt_wcore_admit(struct bt_wcore *c)
+{
+    while (!bt_list_empty(&c->queue)) {
+        struct bt_wreq *r = BT_CONTAINER_OF(c->queue.next, struct bt_wreq, link);
+        if (!late_may_start(c, r)) { /* nobody else waits: late ones are the last */
+            return;
+        }
+        if (c->n_free_slots == 0 || !take_pages(c, r)) {
+            make_way(c, r);
+            return;
+        }
+        r->slot = c->free_slots[--c->n_free_slots];
+        bt_wcore_activate(c, r);
+        if (!r->resumed) {
+            bt_metric_observe(c->stats->queue_time,
+                              (double)(bt_mono_ns() - r->sub->arrived_ns) / 1e9);
+        }
+        char err[BT_WORKER_DETAIL] = "";
+        bt_status_t st = r->role->begin(c, r, err, sizeof(err));
+        if (st == BT_ERR_DEVICE) {
+            bt_wcore_fatal(c, st, "begin");
+            return;
+        }
+        if (st != BT_OK) {
+            bt_wcore_end(c, r, st, "%s", err);
+        }
+    }
+}

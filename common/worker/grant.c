@@ -1,0 +1,261 @@
+/* Grants: what the node's kvstore has opened for a request in its slab, and the slab itself. A
+ * writer (prefill) fills its grant, a reader (decode) loads what has landed in it; here it is
+ * checked, opened and closed for both. Engine thread. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "common/log/log.h"
+#include "common/worker/core.h"
+
+/* ---- the grant ---- */
+
+void bt_wgrant_emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort)
+{
+    struct bt_wout o = {.kind = BT_WOUT_CLOSE, .attach = r->sub->attach};
+    o.u.local.request = r->sub->request;
+    o.u.local.epoch = r->sub->epoch;
+    o.u.local.writer = r->sub->phases != BATON__PHASES__DECODE;
+    o.u.local.abort = abort;
+    bt_wcore_emit(c, &o);
+}
+
+static bool grant_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wgrant *g)
+{
+    const struct bt_slab_super *sup = c->slab->slab->super;
+    uint32_t blocks = BT_DIV_UP(g->n_tokens, c->block_tokens);
+    /* Of a prompt that is larger than the slab only the beginning goes through it, which is no
+     * hand-off to anybody. */
+    bool partial = g->n_tokens < r->sub->n && g->n_tokens % c->block_tokens == 0 &&
+                   g->n_tokens > 0 &&
+                   (r->sub->phases == BATON__PHASES__BOTH ||
+                    (r->sub->phases == BATON__PHASES__PREFILL && r->sub->max_new == 0));
+    if ((g->n_tokens != r->sub->n && !partial) || g->n_slots != blocks ||
+        g->resident_blocks > blocks || g->chunk_tokens == 0 ||
+        g->chunk_tokens % c->block_tokens != 0 || g->flow_word >= sup->n_flow_words) {
+        return false;
+    }
+    for (uint32_t i = 0; i < g->n_slots; i++) {
+        if (g->slots[i] >= sup->n_slots) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
+{
+    struct bt_wreq *r = cmd->req;
+    struct bt_wgrant *g = cmd->u.grant;
+    bool here = c->slab != NULL && c->slab->attach == r->sub->attach;
+    if (r->stage != BT_WREQ_OPENING || !here) {
+        free(g); /* it ended while the answer was on its way; LocalClose has been sent */
+        return;
+    }
+    if (g == NULL) {
+        bt_wcore_end(c, r, cmd->status, "kvstore: %s", cmd->detail);
+        return;
+    }
+    r->grant = g;
+    r->grant_open = true;
+    r->slab = c->slab;
+    r->slab->refs++;
+    if (!grant_fits(c, r, g)) {
+        bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
+                     "the kvstore's grant does not fit the submission: tokens %u/%u, slots %u, "
+                     "resident %u, chunk %u: do conductor and kvstore agree on kv.block_tokens?",
+                     g->n_tokens, r->sub->n, g->n_slots, g->resident_blocks, g->chunk_tokens);
+        return;
+    }
+    if (!bt_wcore_slots_valid(r, 0, g->n_slots)) {
+        bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant has been given away");
+        return;
+    }
+    r->streams = g->n_tokens < r->sub->n && !r->sub->no_cache;
+    for (struct bt_wreq *k = r; k != NULL; k = k->next_choice) {
+        k->wb_off = g->n_tokens < r->sub->n; /* what is generated lies behind a gap ... */
+    }
+    if (r->streams) { /* ... but for the one who fills it */
+        r->wb_off = false;
+        r->wb_from = g->n_slots;
+    }
+    r->role->opened(c, r);
+}
+
+static bool slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation)
+{
+    uint64_t w = atomic_load_explicit(&r->slab->slab->headers[slot].state, memory_order_acquire);
+    bt_slot_state_t s = bt_slot_state(w);
+    return bt_slot_generation(w) == generation && (s == BT_SLOT_WRITING || s == BT_SLOT_SEALED);
+}
+
+bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end)
+{
+    const struct bt_wgrant *g = r->grant;
+    for (uint32_t i = first; i < end; i++) {
+        if (!slot_valid(r, g->slots[i], bt_wgrant_gens(g)[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- the tail ---- */
+
+bool bt_wcore_tail_valid(const struct bt_wreq *r)
+{
+    for (const struct bt_wtail *t = r->tail; t != NULL; t = t->next) {
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (!slot_valid(r, t->slots[i], t->slots[t->n + i])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Pieces come from the end backwards, each right in front of the one before; the prompt's last
+ * token is nobody's but ours to compute. */
+static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
+{
+    uint64_t end = (uint64_t)t->first + t->n;
+    if (t->n == 0 || t->first < r->grant->resident_blocks || end * c->block_tokens >= r->sub->n ||
+        (r->tail != NULL && end != r->tail->first)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (t->slots[i] >= r->slab->slab->super->n_slots) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
+{
+    if (!r->grant_open || r->tail_over || bt_wreq_ending(r)) {
+        free(t); /* the kvstore has been told, or will be as the grant is closed */
+        return;
+    }
+    if (!tail_fits(c, r, t)) {
+        BT_WARN("tail_refused", "req=%016llx epoch=%u first=%u blocks=%u",
+                (unsigned long long)r->sub->request, r->sub->epoch, t->first, t->n);
+        free(t);
+        return;
+    }
+    r->tail_end = r->tail != NULL ? r->tail_end : t->first + t->n;
+    t->next = r->tail;
+    r->tail = t;
+}
+
+void bt_wreq_tail_free(struct bt_wreq *r)
+{
+    while (r->tail != NULL) {
+        struct bt_wtail *t = r->tail;
+        r->tail = t->next;
+        free(t);
+    }
+}
+
+void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos)
+{
+    if (r->tail == NULL || r->load_flow != 0 || pos < r->tail_end * c->block_tokens) {
+        return;
+    }
+    bt_wreq_tail_free(r);
+    r->tail_over = true;
+    struct bt_wout o = {.kind = BT_WOUT_TAIL_END, .attach = r->sub->attach};
+    o.u.local.request = r->sub->request;
+    o.u.local.epoch = r->sub->epoch;
+    bt_wcore_emit(c, &o);
+}
+
+void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!r->grant_open) {
+        return;
+    }
+    BT_ASSERT(r->load_flow == 0 && r->store_flow == 0 && r->flows_pending == 0);
+    bool abort = r->grant_abort;
+    if (r->trailer_due && !abort) {
+        struct bt_wout o = {.kind = BT_WOUT_TRAILER, .attach = r->sub->attach};
+        o.u.local.request = r->sub->request;
+        o.u.local.epoch = r->sub->epoch;
+        o.u.local.first_token = r->first_token;
+        o.u.local.finished = r->finish != BATON__FINISH__NOT_FINISHED;
+        o.u.local.last_compute_ns = r->last_compute_ns;
+        bt_wcore_emit(c, &o);
+    }
+    r->trailer_due = false;
+    bt_wgrant_emit_close(c, r, abort);
+    r->grant_open = false;
+    bt_wreq_tail_free(r);
+    bt_wslab_put(r->slab);
+    r->slab = NULL;
+    free(r->grant);
+    r->grant = NULL;
+}
+
+/* ---- the kvstore comes and goes ---- */
+
+void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s)
+{
+    BT_ASSERT(c->slab == NULL);
+    c->slab = s;
+    s->refs = 1; /* ours, until it detaches */
+    s->vt = c->vt;
+    s->eng = c->eng;
+    if (c->vt->slab_open != NULL) {
+        const struct bt_slab_super *sup = s->slab->super;
+        c->vt->slab_open(c->eng, s->slab->data, sup->n_slots * sup->slot_bytes);
+    }
+}
+
+static struct bt_wreq *next_with_grant(const struct bt_list *head)
+{
+    for (struct bt_list *it = head->next; it != head; it = it->next) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if ((r->grant_open || r->stage == BT_WREQ_OPENING) && !bt_wreq_ending(r)) {
+            return r;
+        }
+    }
+    return NULL;
+}
+
+/* From the start each time: an end takes the other choices out of the lists as well. Rows that live
+ * on engine pages alone go on. */
+static void fail_grants(struct bt_wcore *c, const struct bt_list *head)
+{
+    struct bt_wreq *r;
+    while ((r = next_with_grant(head)) != NULL) {
+        bt_wcore_end(c, r, BT_ERR_PEER_LOST, "the kvstore of this node has gone");
+    }
+}
+
+void bt_wcore_detached(struct bt_wcore *c)
+{
+    struct bt_wslab *s = c->slab;
+    if (s == NULL) {
+        return;
+    }
+    fail_grants(c, &c->waiting);
+    fail_grants(c, &c->queue);
+    fail_grants(c, &c->active);
+    fail_grants(c, &c->closing); /* those being preempted; closing ones go on by themselves */
+    bt_wreload_detached(c);
+    bt_wback_detached(c);
+    c->slab = NULL;
+    s->dead = true;
+    bt_wslab_put(s);
+}
+
+void bt_wslab_put(struct bt_wslab *s)
+{
+    BT_ASSERT(s->refs > 0);
+    if (--s->refs == 0 && s->dead) {
+        if (s->vt->slab_close != NULL) {
+            s->vt->slab_close(s->eng, s->slab->data);
+        }
+        bt_slab_unmap(s->slab);
+        free(s);
+    }
+}
