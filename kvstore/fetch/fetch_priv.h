@@ -1,5 +1,5 @@
-/* Inside of gathers: the plan of a chain (gather.c), of one that comes from its end
- * (gather_tail.c), and transfers (gather_piece.c). */
+/* Inside of gathers: the plan of a chain (fetch.c), of one that comes from its end
+ * (backward.c), and transfers (piece.c). */
 #ifndef BT_KVSTORE_FETCH_FETCH_PRIV_H
 #define BT_KVSTORE_FETCH_FETCH_PRIV_H
 
@@ -108,7 +108,7 @@ struct bt_gathers {
     } m;
 };
 
-/* ---- gather.c ---- */
+/* ---- fetch.c ---- */
 /* Starts what can be started; ends the gather when nothing is left to wait for. */
 void gather_pump(struct bt_gather *g);
 /* A block that was under way has come (slot: leased, now the gather's) or not (NONE). */
@@ -129,10 +129,10 @@ block_state_t gather_way(const struct bt_gather *g, uint32_t i, uint32_t *source
 /* Reads blocks [first, first + n) from the SSD; they may be MISSING afterwards. */
 void gather_run(struct bt_gather *g, uint32_t first, uint32_t n);
 
-/* ---- gather_tail.c ---- */
+/* ---- backward.c ---- */
 void tail_pump(struct bt_gather *g);
 
-/* ---- gather_piece.c ---- */
+/* ---- piece.c ---- */
 /* Asks source s of g for blocks [first, first + n), all of them MISSING: FLYING from now on. */
 void piece_start(struct bt_gather *g, uint32_t s, uint32_t first, uint32_t n);
 /* g ends: its pieces are nobody's; those that are not moving yet are given up. */

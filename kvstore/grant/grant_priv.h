@@ -1,5 +1,5 @@
-/* Inside of grants: structs and helpers shared by grant.c (life, conductors), grant_local.c
- * (workers) and grant_wire.c (the wire). Control thread. */
+/* Inside of grants: structs and helpers shared by grant.c (life, conductors), workers.c
+ * (workers) and transfer.c (the wire). Control thread. */
 #ifndef BT_KVSTORE_GRANT_GRANT_PRIV_H
 #define BT_KVSTORE_GRANT_GRANT_PRIV_H
 
@@ -113,7 +113,7 @@ struct bt_grants {
     struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
     struct bt_list put_waits;   /* passing puts that wait for a slot, the oldest first */
     struct bt_list lease_waits; /* passing leases that wait for room in the window, likewise */
-    struct bt_list replicas;    /* under way; grant_replica.c */
+    struct bt_list replicas;    /* under way; replica.c */
     /* Prompts that no slab holds: so many slots may hold blocks that pass through, each way, and so
      * many do. */
     uint32_t window, passing_out, passing_in;
@@ -161,7 +161,7 @@ uint32_t grant_prefix_most(bool whole, uint32_t n_tokens, uint32_t block_tokens)
 /* Reserve, with whatever is in the slab by now. */
 void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 
-/* ---- grant_load.c: reservations that wait for blocks of the SSD or of other nodes ---- */
+/* ---- pending.c: reservations that wait for blocks of the SSD or of other nodes ---- */
 struct load_ask { /* what a gather is to bring for a reservation; keys is freed by the caller */
     struct bt_gather_ask ask;
     struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
@@ -184,11 +184,11 @@ uint32_t load_beginnings(const struct bt_grants *gs);
 /* At most BT_GATHER_SOURCES_MAX; returns how many. */
 size_t load_sources(Baton__Source *const *from, size_t n, struct bt_gather_source *to);
 
-/* ---- grant_replica.c ---- */
+/* ---- replica.c ---- */
 /* session NULL: all of them. */
 void replicas_drop(struct bt_grants *gs, const void *session);
 
-/* ---- grant_tail.c: prefixes that come from their end while the writer computes ---- */
+/* ---- overlap.c: prefixes that come from their end while the writer computes ---- */
 /* Is r such a reservation? */
 bool tail_wanted(const struct bt_grants *gs, const Baton__Reserve *r);
 void tail_start(struct grant *g, const Baton__Reserve *r);
@@ -199,13 +199,13 @@ void tail_front(struct grant *g);
 /* Nobody reads its blocks any more. */
 void tail_end(struct grant *g);
 
-/* ---- grant_stream.c: prompts that no slab holds, several of them ---- */
+/* ---- window.c: prompts that no slab holds, several of them ---- */
 /* Of the n blocks that one more wants for its beginning, how many it may have; 0: none now. */
 uint32_t stream_beginning(const struct bt_grants *gs, uint32_t n);
 /* The same, of n blocks that come back through the window. */
 uint32_t stream_piece(const struct bt_grants *gs, uint32_t n);
 
-/* ---- grant_put.c ---- */
+/* ---- put.c ---- */
 bt_status_t put_ask(struct bt_gworker *w, const Baton__LocalPut *m) BT_MUST_CHECK;
 void put_end(struct bt_gworker *w, const Baton__LocalPutDone *m);
 /* Nobody is there to be answered. */
@@ -218,7 +218,7 @@ void put_tick(struct bt_grants *gs, uint64_t now);
 void put_destroy(struct bt_grants *gs);
 uint32_t put_count(const struct bt_grants *gs);
 
-/* ---- grant_lease.c ---- */
+/* ---- lease.c ---- */
 bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
 void lease_end(struct bt_gworker *w, const Baton__LocalUnlease *m);
 /* Nobody is there to be given what was asked for. */
@@ -229,7 +229,7 @@ void lease_tick(struct bt_grants *gs, uint64_t now);
 void lease_destroy(struct bt_grants *gs);
 uint32_t lease_count(const struct bt_grants *gs);
 
-/* ---- grant_local.c ---- */
+/* ---- workers.c ---- */
 void local_send(struct bt_gworker *w, const Baton__LocalMsg *m); /* nothing while it is detached */
 void local_revoke_open(struct open *o);
 void local_send_trailer(struct open *o);
@@ -241,7 +241,7 @@ void local_tick(struct bt_grants *gs, uint64_t now);
 void local_destroy(struct bt_grants *gs);
 void open_free(struct open *o);
 
-/* ---- grant_wire.c ---- */
+/* ---- transfer.c ---- */
 void wire_start_recv(struct grant *g, const Baton__Reserve *r);
 void wire_revoke(struct grant *g);
 void wire_trailer(struct grant *g);

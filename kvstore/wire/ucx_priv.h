@@ -1,4 +1,4 @@
-/* The transfer thread over UCX: what ucx.c (its loop), ucx_lane.c (workers and endpoints),
+/* The transfer thread over UCX: what ucx.c (its loop), ucx_path.c (workers and endpoints),
  * ucx_msg.c (messages of segments), ucx_socket.c (how TCP is written) and ucx_context.c (set-up)
  * share. */
 #ifndef BT_KVSTORE_WIRE_UCX_PRIV_H
@@ -48,7 +48,7 @@ bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *e
  * known, and writes them by our function. */
 bool bt_ucx_may_send_from_memory(void);
 
-/* ---- ucx_lane.c ---- */
+/* ---- ucx_path.c ---- */
 void bt_ucx_lane_open(struct bt_wx_lane *l);
 void bt_ucx_lane_connect(struct bt_wx_lane *l);
 void bt_ucx_lane_step(struct bt_wx_lane *l); /* timers and changes of state; l may be gone then */

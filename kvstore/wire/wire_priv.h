@@ -201,7 +201,7 @@ void bt_wire_member_mac(const struct bt_wire_session *s, bool ours, const struct
 bool bt_wire_member_is(const struct bt_wire_session *s, const struct bt_wire_way *way,
                        const ProtobufCBinaryData *mac);
 
-/* lane.c */
+/* path.c */
 void bt_wire_lanes_dial(struct bt_wire_session *s); /* the first, before the hello */
 /* The peer's hello: which lanes there can be. NULL, or why there is none. */
 const char *bt_wire_lanes_hello(struct bt_wire_session *s, const Baton__PeerHello *h);
@@ -229,7 +229,7 @@ struct bt_wire_recv *bt_wire_recv_of(struct bt_wire_session *s, uint32_t stream)
 struct bt_wire_send *bt_wire_send_of(struct bt_wire_session *s, uint32_t stream);
 void bt_wire_refuse(struct bt_wire_session *s, uint32_t stream, bt_status_t st, const char *why);
 
-/* fetch.c */
+/* fetch_flow.c */
 void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *m);
 void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m);
 void bt_wire_fetch_offered(struct bt_wire_session *s, const Baton__FlowOffer *m);

@@ -1,5 +1,5 @@
 /* The transfer thread as the control thread sees it, whatever it speaks: UCX (ucx*.c) or gRPC
- * (stream.c).
+ * (grpc.c).
  *
  * Four kinds of objects live on both sides: a connection (what flows go over, inside a gRPC
  * session), its lanes (from a network card here to one there), and sending and receiving ends of
@@ -111,7 +111,7 @@ struct bt_wx_lane {
     struct bt_wx_has *has;
     /* the transfer thread's own */
     struct bt_wx_ucx_lane *ucx; /* what the transport has of it: ucx_priv.h, */
-    struct bt_wx_via *via;      /* or stream.c */
+    struct bt_wx_via *via;      /* or grpc.c */
     struct bt_list link;        /* conn->lanes */
     struct bt_list hot_link;    /* x->hot: it wants a turn */
     bool connected;             /* messages can be sent */

@@ -1,6 +1,6 @@
 /* Inside the transfer thread: what its files share, whatever transport carries the messages.
  * xfer.c has connections and lanes, xfer_send.c and xfer_recv.c the ends of flows, xfer_resend.c
- * what a lost lane leaves to be done; ucx*.c and stream.c are transports. Everything here runs on
+ * what a lost lane leaves to be done; ucx*.c and grpc.c are transports. Everything here runs on
  * that thread, unless it says otherwise. */
 #ifndef BT_KVSTORE_WIRE_XFER_PRIV_H
 #define BT_KVSTORE_WIRE_XFER_PRIV_H
@@ -14,11 +14,11 @@
 
 struct bt_wx_mail;
 struct bt_wx_ucx;    /* ucx_priv.h */
-struct bt_wx_stream; /* stream.c */
+struct bt_wx_stream; /* grpc.c */
 struct bt_wx_proxy;  /* wx_priv.h */
 
 struct bt_wx_out {          /* one message on its way out */
-    struct bt_wx_out *next; /* free list; stream.c: in the order of sending */
+    struct bt_wx_out *next; /* free list; grpc.c: in the order of sending */
     struct bt_wx_lane *lane;
     struct bt_wx_send *send;
     uint64_t posted_ns;
