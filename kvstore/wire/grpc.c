@@ -1,13 +1,12 @@
 /* The transfer thread over gRPC, for networks that are not trusted: the same connections, flows,
- * messages, priorities, limits and checks as over UCX (xfer*.c), but a
- * lane is a gRPC stream between the transfer threads of the two kvstores, of TLS where
- * cluster.tls.* is given. It has a port and a loop of its own, so that neither heartbeats nor
- * requests wait behind KV.
+ * messages, priorities, limits and checks as over UCX (xfer*.c), but a path is a gRPC stream
+ * between the transfer threads of the two kvstores, with TLS where cluster.tls.* is given. It has a
+ * port and a loop of its own, so that neither heartbeats nor requests wait behind KV.
  *
- * The session's dialer, who receives, dials here as well. The first message either way echoes the
- * nonce that the other side gave in its hello, and with TLS the certificate must be the session
- * peer's: so a stream is tied to its session. Messages are copied into gRPC's memory before they
- * leave: a peer that reads slowly holds no slot. */
+ * The dialer of the session also dials the stream. It is the end that receives KV. The first
+ * message each way echoes the nonce of the other side's hello, and with TLS the certificate must be
+ * that of the session's peer: this ties a stream to its session. Messages are copied into gRPC's
+ * memory before they leave, so a peer that reads slowly holds no slot. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +25,8 @@
 #define QUEUE_MAX_BYTES (1u << 30) /* the limit is bytes_in_flight_max */
 #define STRANGERS_MAX   64
 
-struct bt_wx_via { /* of a lane */
-    struct bt_wx_lane *lane;
+struct bt_wx_via { /* of a path */
+    struct bt_wx_path *path;
     struct bt_rpc_channel *channel; /* dialer */
     struct bt_rpc_stream *stream;   /* NULL: not yet, or no more */
     struct bt_wx_out *head, **tail; /* messages that gRPC has, in order */
@@ -40,7 +39,7 @@ struct stranger { /* has not proved anything */
     uint64_t since_ns;
 };
 
-struct bt_wx_stream {
+struct bt_wx_grpc {
     struct bt_loop *loop;
     struct bt_loop_fd *waker;
     struct bt_rpc *rpc;
@@ -70,9 +69,9 @@ static void via_close(struct bt_wx_via *v, const char *why)
 
 static void via_send_proof(struct bt_wx_via *v)
 {
-    struct bt_wire_proof p = {BT_WIRE_PROOF_MAGIC, BT_WIRE_VERSION, v->lane->nonce_peer};
+    struct bt_wire_proof p = {BT_WIRE_PROOF_MAGIC, BT_WIRE_VERSION, v->path->nonce_peer};
     if (bt_rpc_stream_send(v->stream, &p, sizeof(p)) != BT_OK) {
-        bt_wx_lane_kill(v->lane, BT_ERR_PEER_LOST, "the stream takes no message");
+        bt_wx_path_kill(v->path, BT_ERR_PEER_LOST, "the stream takes no message");
     }
 }
 
@@ -94,13 +93,13 @@ static bool read_proof(const struct iovec *pieces, size_t n, size_t len, struct 
            p->magic == BT_WIRE_PROOF_MAGIC && p->version == BT_WIRE_VERSION;
 }
 
-static void violation(struct bt_wx_lane *l, const char *what)
+static void violation(struct bt_wx_path *l, const char *what)
 {
     bt_metric_add(l->conn->x->conf.m.drop_garbled, 1);
     bt_wx_conn_kill(l->conn, BT_ERR_PEER_PROTOCOL, "%s", what);
 }
 
-static void on_segments(struct bt_wx_lane *l, const struct iovec *pieces, size_t n, size_t len)
+static void on_segments(struct bt_wx_path *l, const struct iovec *pieces, size_t n, size_t len)
 {
     union {
         struct bt_wire_seg_hdr hdr;
@@ -130,17 +129,17 @@ static void on_segments(struct bt_wx_lane *l, const struct iovec *pieces, size_t
 static void on_pieces(void *arg, struct bt_rpc_stream *s, const struct iovec *pieces, size_t n,
                       size_t len)
 {
-    struct bt_wx_lane *l = ((struct bt_wx_via *)arg)->lane;
+    struct bt_wx_path *l = ((struct bt_wx_via *)arg)->path;
     struct bt_wire_proof p;
     (void)s;
-    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    BT_ASSERT(l->obj.kind == BT_WX_PATH);
     if (l->kill_wanted || l->stopping || l->conn->kill_wanted) {
         return;
     }
     if (l->proven && l->conn->dialer) {
         on_segments(l, pieces, n, len);
     } else if (!l->proven && read_proof(pieces, n, len, &p) && p.nonce == l->nonce) {
-        bt_wx_lane_proven(l);
+        bt_wx_path_proven(l);
     } else {
         violation(l, "a message out of turn");
     }
@@ -166,25 +165,25 @@ static void on_close(void *arg, struct bt_rpc_stream *s, int code, const char *d
     struct bt_wx_via *v = arg;
     (void)s;
     v->stream = NULL;
-    bt_wx_lane_kill(v->lane, BT_ERR_PEER_LOST, "KV stream ended, gRPC code %d: %s", code, detail);
+    bt_wx_path_kill(v->path, BT_ERR_PEER_LOST, "KV stream ended, gRPC code %d: %s", code, detail);
 }
 
 static const struct bt_rpc_stream_ops via_ops = {
     .on_pieces = on_pieces, .on_sent = on_sent, .on_close = on_close};
 
-static void lane_open(struct bt_wx_lane *l)
+static void path_open(struct bt_wx_path *l)
 {
     struct bt_wx *x = l->conn->x;
     l->via = bt_calloc(1, sizeof(*l->via));
-    l->via->lane = l;
+    l->via->path = l;
     l->via->tail = &l->via->head;
     l->connected = true; /* once it is proved */
-    l->address = bt_strdup(x->stream->address);
+    l->address = bt_strdup(x->grpc->address);
     l->address_len = strlen(l->address);
     bt_wx_event(x, &l->obj, BT_WX_EV_READY);
 }
 
-static void lane_connect(struct bt_wx_lane *l)
+static void path_connect(struct bt_wx_path *l)
 {
     struct bt_wx_via *v = l->via;
     struct bt_wx *x = l->conn->x;
@@ -192,9 +191,9 @@ static void lane_connect(struct bt_wx_lane *l)
         return; /* the peer comes */
     }
     char *target = bt_sprintf("%.*s", (int)l->peer_address_len, (const char *)l->peer_address);
-    if (bt_rpc_channel_create(x->stream->rpc, target, l->conn->who, &v->channel) != BT_OK ||
+    if (bt_rpc_channel_create(x->grpc->rpc, target, l->conn->who, &v->channel) != BT_OK ||
         bt_rpc_stream_open(v->channel, METHOD, false, &via_ops, v, &v->stream) != BT_OK) {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "KV address %s cannot be dialed", target);
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "KV address %s cannot be dialed", target);
     } else {
         bt_rpc_stream_set_queue_max(v->stream, QUEUE_MAX_BYTES);
         via_send_proof(v);
@@ -204,7 +203,7 @@ static void lane_connect(struct bt_wx_lane *l)
 
 static void post(struct bt_wx_out *o, size_t header_len)
 {
-    struct bt_wx_via *v = o->lane->via;
+    struct bt_wx_via *v = o->path->via;
     struct iovec iov[BT_WIRE_SEGS_MAX + 1] = {{o->raw, header_len}};
     memcpy(iov + 1, o->iov, o->hdr.n_segs * sizeof(iov[0]));
     o->next = NULL;
@@ -213,33 +212,33 @@ static void post(struct bt_wx_out *o, size_t header_len)
     bt_status_t st = v->stream != NULL ? bt_rpc_stream_send_iov(v->stream, iov, o->hdr.n_segs + 1u)
                                        : BT_ERR_PEER_LOST;
     if (st != BT_OK) { /* via_close, a moment from now, lets go of it */
-        bt_wx_lane_kill(o->lane, BT_ERR_PEER_LOST, "the KV stream takes no message: %s",
+        bt_wx_path_kill(o->path, BT_ERR_PEER_LOST, "the KV stream takes no message: %s",
                         bt_status_name(st));
     }
 }
 
-static void lane_free(struct bt_wx_lane *l)
+static void path_free(struct bt_wx_path *l)
 {
     BT_ASSERT(l->n_sends == 0);
     free(l->via);
     l->via = NULL;
-    bt_wx_lane_gone(l);
+    bt_wx_path_gone(l);
 }
 
 /* Timers and changes of state; l may be gone afterwards. */
-static void lane_turn(struct bt_wx_lane *l)
+static void path_turn(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
-    bt_list_remove(&l->hot_link); /* every lane has its turn */
+    bt_list_remove(&l->hot_link); /* every path has its turn */
     if (l->connect_ns != 0 && !l->proven && now - l->connect_ns > PROOF_NS) {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "no KV stream within two seconds");
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "no KV stream within two seconds");
     }
-    if (bt_wx_lane_ends(l) && !l->closing) {
+    if (bt_wx_path_ends(l) && !l->closing) {
         l->closing = true;
         via_close(l->via, l->killed ? l->why : "the session has ended");
     }
     if (l->stopping) {
-        lane_free(l);
+        path_free(l);
     }
 }
 
@@ -247,8 +246,8 @@ static void conn_turn(struct bt_wx_conn *c)
 {
     struct bt_list *i, *tmp;
     bt_wx_send_pump(c);
-    bt_list_for_each_safe (i, tmp, &c->lanes) {
-        lane_turn(BT_CONTAINER_OF(i, struct bt_wx_lane, link));
+    bt_list_for_each_safe (i, tmp, &c->paths) {
+        path_turn(BT_CONTAINER_OF(i, struct bt_wx_path, link));
     }
     bt_wx_conn_step(c);
 }
@@ -257,7 +256,7 @@ static void conn_turn(struct bt_wx_conn *c)
 
 static void stranger_free(struct stranger *s)
 {
-    s->x->stream->n_strangers--;
+    s->x->grpc->n_strangers--;
     bt_list_remove(&s->link);
     free(s);
 }
@@ -269,14 +268,14 @@ static void stranger_end(struct stranger *s, int code, const char *why)
     stranger_free(s);
 }
 
-static struct bt_wx_lane *find_lane(struct bt_wx *x, uint64_t nonce)
+static struct bt_wx_path *find_path(struct bt_wx *x, uint64_t nonce)
 {
     struct bt_list *i, *j;
     bt_wx_take_commands(x); /* the one of its session may lie there */
     bt_list_for_each (i, &x->conns) {
         struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
-        bt_list_for_each (j, &c->lanes) {
-            struct bt_wx_lane *l = BT_CONTAINER_OF(j, struct bt_wx_lane, link);
+        bt_list_for_each (j, &c->paths) {
+            struct bt_wx_path *l = BT_CONTAINER_OF(j, struct bt_wx_path, link);
             if (!c->dialer && l->connect_ns != 0 && l->nonce == nonce) {
                 return l;
             }
@@ -290,7 +289,7 @@ static void on_first(void *arg, struct bt_rpc_stream *stream, const struct iovec
 {
     struct stranger *s = arg;
     struct bt_wire_proof p;
-    struct bt_wx_lane *l = read_proof(pieces, n, len, &p) ? find_lane(s->x, p.nonce) : NULL;
+    struct bt_wx_path *l = read_proof(pieces, n, len, &p) ? find_path(s->x, p.nonce) : NULL;
     if (l == NULL || l->proven || l->kill_wanted || l->stopping) {
         stranger_end(s, BT_GRPC_NOT_FOUND, "no session of this kvstore waits for this stream");
         return;
@@ -305,7 +304,7 @@ static void on_first(void *arg, struct bt_rpc_stream *stream, const struct iovec
     bt_rpc_stream_set_queue_max(stream, QUEUE_MAX_BYTES);
     stranger_free(s);
     via_send_proof(l->via);
-    bt_wx_lane_proven(l);
+    bt_wx_path_proven(l);
 }
 
 static void on_stranger_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
@@ -321,7 +320,7 @@ static void on_accept(void *arg, struct bt_rpc_stream *stream)
     static const struct bt_rpc_stream_ops ops = {.on_pieces = on_first,
                                                  .on_close = on_stranger_close};
     struct bt_wx *x = arg;
-    if (x->stream->n_strangers >= STRANGERS_MAX) {
+    if (x->grpc->n_strangers >= STRANGERS_MAX) {
         bt_rpc_stream_close(stream, BT_GRPC_EXHAUSTED, "too many streams without a session", false);
         return;
     }
@@ -329,15 +328,15 @@ static void on_accept(void *arg, struct bt_rpc_stream *stream)
     s->x = x;
     s->stream = stream;
     s->since_ns = bt_mono_ns();
-    bt_list_insert_tail(&x->stream->strangers, &s->link);
-    x->stream->n_strangers++;
+    bt_list_insert_tail(&x->grpc->strangers, &s->link);
+    x->grpc->n_strangers++;
     bt_rpc_stream_set_arg(stream, &ops, s);
 }
 
 static void strangers_turn(struct bt_wx *x)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &x->stream->strangers) {
+    bt_list_for_each_safe (i, tmp, &x->grpc->strangers) {
         struct stranger *s = BT_CONTAINER_OF(i, struct stranger, link);
         if (x->quit || x->now_ns > s->since_ns + PROOF_NS) {
             stranger_end(s, BT_GRPC_DEADLINE, "no proof of a session");
@@ -360,12 +359,12 @@ static int sleep_ms(const struct bt_wx *x)
     if (!bt_list_empty(&x->hot)) {
         return 0;
     }
-    int ms = bt_list_empty(&x->stream->strangers) ? -1 : STEP_MS;
+    int ms = bt_list_empty(&x->grpc->strangers) ? -1 : STEP_MS;
     bt_list_for_each (i, &x->conns) {
         const struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
         ms = c->n_stopping > 0 || c->stopping ? STEP_MS : ms;
-        bt_list_for_each (j, &c->lanes) {
-            const struct bt_wx_lane *l = BT_CONTAINER_OF(j, struct bt_wx_lane, link);
+        bt_list_for_each (j, &c->paths) {
+            const struct bt_wx_path *l = BT_CONTAINER_OF(j, struct bt_wx_path, link);
             ms = l->connect_ns != 0 && !l->proven ? STEP_MS : ms;
         }
     }
@@ -378,7 +377,7 @@ static void *thread_main(void *arg)
     struct bt_list *i, *tmp;
     bt_loop_short_slices(BT_WX_SLICE_US);
     while (!bt_wx_over(x)) {
-        bt_loop_poll(x->stream->loop, sleep_ms(x));
+        bt_loop_poll(x->grpc->loop, sleep_ms(x));
         x->now_ns = bt_mono_ns();
         bt_wx_take_commands(x);
         bt_wx_look_at_words(x);
@@ -401,7 +400,7 @@ static void create(struct bt_wx *x)
 
 static void destroy(struct bt_wx *x)
 {
-    struct bt_wx_stream *t = x->stream;
+    struct bt_wx_grpc *t = x->grpc;
     if (t == NULL) {
         return;
     }
@@ -414,18 +413,18 @@ static void destroy(struct bt_wx *x)
     bt_loop_destroy(t->loop);
     free(t->address);
     free(t);
-    x->stream = NULL;
+    x->grpc = NULL;
 }
 
 static bt_status_t card_start(struct bt_wx *x, uint32_t card, bool wait, char *err, size_t err_cap)
 {
-    struct bt_wx_stream *t = bt_calloc(1, sizeof(*t));
+    struct bt_wx_grpc *t = bt_calloc(1, sizeof(*t));
     const char *listen = x->conf.grpc_listen;
     int port;
     (void)card;
     (void)wait;
     bt_list_init(&t->strangers);
-    x->stream = t;
+    x->grpc = t;
     if (bt_loop_create(&t->loop) != BT_OK || bt_rpc_create(t->loop, &t->rpc) != BT_OK) {
         snprintf(err, err_cap, "no loop for the transfer thread: raise the limit of open files");
         destroy(x);
@@ -450,6 +449,6 @@ static bt_status_t card_start(struct bt_wx *x, uint32_t card, bool wait, char *e
 const struct bt_wx_transport bt_wx_over_grpc = {.create = create,
                                                 .card_start = card_start,
                                                 .destroy = destroy,
-                                                .lane_open = lane_open,
-                                                .lane_connect = lane_connect,
+                                                .path_open = path_open,
+                                                .path_connect = path_connect,
                                                 .post = post};

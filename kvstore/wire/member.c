@@ -63,7 +63,7 @@ void bt_wire_member_mac(const struct bt_wire_session *s, bool ours, const struct
     const char *from = ours ? w->name : s->name, *to = ours ? s->name : w->name;
     uint64_t numbers[5] = {ours ? w->incarnation : s->incarnation,
                            ours ? s->incarnation : w->incarnation, way->nonce,
-                           (uint64_t)way->lane << 32 | way->card,
+                           (uint64_t)way->path << 32 | way->card,
                            (ours == s->dialer ? 1u : 2u)}; /* from dialer to listener, or back */
     uint8_t buf[2048 + BT_RANGE_ADDRESS_MAX];
     size_t n = put(buf, 0, w->cluster, strlen(w->cluster));

@@ -17,7 +17,7 @@
 enum { BT_WIRE_AM_PROOF = 1, BT_WIRE_AM_SEGMENTS = 2, BT_WIRE_AM_ASK = 3, BT_WIRE_AM_ECHO = 4 };
 
 /* The first message on an endpoint: echoes the nonce that the other side sent over gRPC. The same
- * later as ASK, from a sender with several lanes, and ECHO, the answer. */
+ * later as ASK, from a sender with several paths, and ECHO, the answer. */
 struct bt_wire_proof {
     uint32_t magic, version;
     uint64_t nonce;

@@ -1,4 +1,4 @@
-/* Matching of network cards and the choice between lanes. Pure; any thread. */
+/* Matching of network cards and the choice between paths. Pure; any thread. */
 #include "kvstore/wire/nics.h"
 
 #include <string.h>
@@ -84,19 +84,19 @@ double bt_nic_rate_get(const struct bt_nic_rate *r, uint64_t now_ns)
     return r->bytes / BT_MAX(r->seconds, 1e-9) * (1 + idle);
 }
 
-uint32_t bt_nics_pick(const struct bt_nic_load *lanes, uint32_t n, uint64_t bytes, int32_t node)
+uint32_t bt_nics_pick(const struct bt_nic_load *paths, uint32_t n, uint64_t bytes, int32_t node)
 {
     double best = 0, fastest = 0;
     uint32_t at = 0;
     BT_ASSERT(n > 0);
     for (uint32_t i = 0; i < n; i++) {
-        fastest = BT_MAX(fastest, lanes[i].rate);
+        fastest = BT_MAX(fastest, paths[i].rate);
     }
     fastest = fastest > 0 ? fastest : RATE_DEFAULT;
     for (uint32_t i = 0; i < n; i++) {
-        double rate = lanes[i].rate > 0 ? lanes[i].rate : fastest;
-        double cost = (double)(lanes[i].in_flight + bytes) / rate;
-        if (node >= 0 && lanes[i].node >= 0 && lanes[i].node != node) {
+        double rate = paths[i].rate > 0 ? paths[i].rate : fastest;
+        double cost = (double)(paths[i].in_flight + bytes) / rate;
+        if (node >= 0 && paths[i].node >= 0 && paths[i].node != node) {
             cost *= FAR_FACTOR;
         }
         if (i == 0 || cost < best) {

@@ -30,7 +30,7 @@ bool bt_nics_same_net(const struct bt_nic *a, const struct bt_nic *b);
 uint32_t bt_nics_match(const struct bt_nic *local, uint32_t n_local, const struct bt_nic *remote,
                        uint32_t n_remote, struct bt_nic_pair *pairs_p);
 
-/* How fast a lane is: bytes and the time that they took, both fading, the older the bytes. */
+/* How fast a path is: bytes and the time that they took, both fading, the older the bytes. */
 struct bt_nic_rate {
     double bytes, seconds;
     uint64_t done_ns; /* the last message's end */
@@ -39,18 +39,18 @@ struct bt_nic_rate {
 /* A message of so many bytes, posted at posted_ns, was done at now_ns. What was posted behind
  * others counts from the end of the one before. */
 void bt_nic_rate_add(struct bt_nic_rate *r, uint64_t bytes, uint64_t posted_ns, uint64_t now_ns);
-/* Bytes a second; 0: not known. An estimate that is not renewed rises, so that a lane that once was
+/* Bytes a second; 0: not known. An estimate that is not renewed rises, so that a path that once was
  * slow is tried again. */
 double bt_nic_rate_get(const struct bt_nic_rate *r, uint64_t now_ns);
 
-struct bt_nic_load { /* of one lane */
+struct bt_nic_load { /* of one path */
     uint64_t in_flight;
     double rate;  /* bt_nic_rate_get */
     int32_t node; /* of the local card */
 };
 
-/* The lane that is expected to be done first with a message of so many bytes whose memory is on
+/* The path that is expected to be done first with a message of so many bytes whose memory is on
  * NUMA node `node` (-1: not known); a card of another node has to be faster by a third. n > 0. */
-uint32_t bt_nics_pick(const struct bt_nic_load *lanes, uint32_t n, uint64_t bytes, int32_t node);
+uint32_t bt_nics_pick(const struct bt_nic_load *paths, uint32_t n, uint64_t bytes, int32_t node);
 
 #endif

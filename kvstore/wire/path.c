@@ -1,4 +1,4 @@
-/* Lanes of a session, from the control thread's side: which cards of the two machines they join,
+/* Paths of a session, from the control thread's side: which cards of the two machines they join,
  * their making (the dialer's; the first goes with the hellos), their loss and what is sent again,
  * and another try later. Control thread. */
 #include <stdio.h>
@@ -12,8 +12,8 @@
 #define ANSWER_NS     (2000ull * 1000000) /* from LaneOpen to LaneOpened */
 #define RETRY_NS      (500ull * 1000000)
 #define RETRY_MAX_NS  (5000ull * 1000000)
-#define LANES_MAX     (4u * BT_NICS_MAX)  /* of a session, those that end included */
-#define MISSED_NS     (1000ull * 1000000) /* a peer that goes away takes one lane after the other */
+#define PATHS_MAX     (4u * BT_NICS_MAX)  /* of a session, those that end included */
+#define MISSED_NS     (1000ull * 1000000) /* a peer that goes away takes one path after the other */
 #define HAS_BYTES_MAX (8u << 20)          /* half of a gRPC message */
 
 /* ---- what a card's state is, and who is told ---- */
@@ -36,7 +36,7 @@ static void card_changed(struct bt_wire *w, uint32_t card, const char *peer, con
     }
 }
 
-/* The session has lost its lane over the card. If it still lives without one in a while, the card
+/* The session has lost its path over the card. If it still lives without one in a while, the card
  * is to blame. */
 static void card_missed(struct bt_wire_session *s, uint32_t card, const char *why)
 {
@@ -65,23 +65,23 @@ static void card_forgive(struct bt_wire_session *s, uint32_t card)
 
 /* ---- making and ending one ---- */
 
-static struct bt_wire_lane *lane_new(struct bt_wire_session *s, uint32_t number, uint32_t card)
+static struct bt_wire_path *path_new(struct bt_wire_session *s, uint32_t number, uint32_t card)
 {
-    struct bt_wire_lane *l = bt_calloc(1, sizeof(*l));
+    struct bt_wire_path *l = bt_calloc(1, sizeof(*l));
     l->session = s;
     l->begun_ns = bt_mono_ns();
-    l->x.obj.kind = BT_WX_LANE;
+    l->x.obj.kind = BT_WX_PATH;
     l->x.conn = &s->conn;
     l->x.number = number;
     l->x.card = card;
     bt_random(&l->x.nonce, sizeof(l->x.nonce));
-    bt_list_insert_tail(&s->lanes, &l->link);
-    s->n_lanes++;
+    bt_list_insert_tail(&s->paths, &l->link);
+    s->n_paths++;
     bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_OPEN);
     return l;
 }
 
-static void lane_free(struct bt_wire_lane *l)
+static void path_free(struct bt_wire_path *l)
 {
     struct bt_wire_session *s = l->session;
     while (l->x.has != NULL) {
@@ -93,25 +93,25 @@ static void lane_free(struct bt_wire_lane *l)
     free(l->x.peer_address);
     free(l->x.address);
     free(l);
-    s->n_lanes--;
-    bt_wire_session_unref_lane(s);
+    s->n_paths--;
+    bt_wire_session_unref_path(s);
 }
 
-static uint32_t live_lanes(const struct bt_wire_session *s)
+static uint32_t live_paths(const struct bt_wire_session *s)
 {
     const struct bt_list *i;
     uint32_t n = 0;
-    bt_list_for_each (i, &s->lanes) {
-        n += !BT_CONTAINER_OF(i, struct bt_wire_lane, link)->stopped;
+    bt_list_for_each (i, &s->paths) {
+        n += !BT_CONTAINER_OF(i, struct bt_wire_path, link)->stopped;
     }
     return n;
 }
 
-static struct bt_wire_lane *lane_of(const struct bt_wire_session *s, uint32_t number)
+static struct bt_wire_path *path_of(const struct bt_wire_session *s, uint32_t number)
 {
     const struct bt_list *i;
-    bt_list_for_each (i, &s->lanes) {
-        struct bt_wire_lane *l = BT_CONTAINER_OF(i, struct bt_wire_lane, link);
+    bt_list_for_each (i, &s->paths) {
+        struct bt_wire_path *l = BT_CONTAINER_OF(i, struct bt_wire_path, link);
         if (l->x.number == number) {
             return l;
         }
@@ -119,7 +119,7 @@ static struct bt_wire_lane *lane_of(const struct bt_wire_session *s, uint32_t nu
     return NULL;
 }
 
-static void send_lane_close(struct bt_wire_lane *l, const char *why)
+static void send_path_close(struct bt_wire_path *l, const char *why)
 {
     Baton__LaneClose c = BATON__LANE_CLOSE__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
@@ -130,9 +130,9 @@ static void send_lane_close(struct bt_wire_lane *l, const char *why)
     bt_wire_session_send(l->session, &m);
 }
 
-/* The receiver's last word on a lane: what it has, now that nothing comes over it any more. False:
+/* The receiver's last word on a path: what it has, now that nothing comes over it any more. False:
  * that is more than a message holds. */
-static bool send_lane_end(struct bt_wire_lane *l)
+static bool send_path_end(struct bt_wire_path *l)
 {
     Baton__LaneEnd e = BATON__LANE_END__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
@@ -166,7 +166,7 @@ static bool send_lane_end(struct bt_wire_lane *l)
 }
 
 /* Takes it out of use. tell: the peer does not know yet. */
-static void lane_stop(struct bt_wire_lane *l, bool tell, const char *why)
+static void path_stop(struct bt_wire_path *l, bool tell, const char *why)
 {
     struct bt_wire_session *s = l->session;
     if (l->stopped) {
@@ -174,24 +174,24 @@ static void lane_stop(struct bt_wire_lane *l, bool tell, const char *why)
     }
     l->stopped = true;
     if (l->up) {
-        bt_metric_set(s->w->cards[l->x.card].lanes, --s->w->cards[l->x.card].n_lanes);
+        bt_metric_set(s->w->cards[l->x.card].paths, --s->w->cards[l->x.card].n_paths);
     }
     for (uint32_t i = 0; i < s->n_rails; i++) {
         struct bt_wire_rail *r = &s->rails[i];
-        if (r->lane == l) {
-            r->lane = NULL;
+        if (r->path == l) {
+            r->path = NULL;
             r->wait_ns = l->up ? RETRY_NS : BT_MIN(r->wait_ns * 2, RETRY_MAX_NS);
             r->retry_ns = bt_mono_ns() + r->wait_ns;
         }
     }
     if (tell && s->n_peer_cards > 0) {
-        send_lane_close(l, why);
+        send_path_close(l, why);
     }
     bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_STOP);
 }
 
-/* A lane failed here or over there: the session goes on with the others, if there are any. */
-static void lane_failed(struct bt_wire_lane *l, bool tell, const char *why, int code)
+/* A path failed here or over there: the session goes on with the others, if there are any. */
+static void path_failed(struct bt_wire_path *l, bool tell, const char *why, int code)
 {
     struct bt_wire_session *s = l->session;
     char text[200];
@@ -199,8 +199,8 @@ static void lane_failed(struct bt_wire_lane *l, bool tell, const char *why, int 
         return;
     }
     snprintf(text, sizeof(text), "%s", why);
-    lane_stop(l, tell, text);
-    if (live_lanes(s) > 0) {
+    path_stop(l, tell, text);
+    if (live_paths(s) > 0) {
         card_missed(s, l->x.card, text);
     } else if (s->n_peer_cards == 0 || s->dialer || s->state == BT_WS_UP) {
         bt_wire_session_fail(s, text, code);
@@ -209,41 +209,41 @@ static void lane_failed(struct bt_wire_lane *l, bool tell, const char *why, int 
     }
 }
 
-void bt_wire_lanes_stop(struct bt_wire_session *s)
+void bt_wire_paths_stop(struct bt_wire_session *s)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &s->lanes) {
-        struct bt_wire_lane *l = BT_CONTAINER_OF(i, struct bt_wire_lane, link);
-        lane_stop(l, false, "");
+    bt_list_for_each_safe (i, tmp, &s->paths) {
+        struct bt_wire_path *l = BT_CONTAINER_OF(i, struct bt_wire_path, link);
+        path_stop(l, false, "");
         if (l->gone && !l->resending) { /* it waited for the peer's word */
-            lane_free(l);
+            path_free(l);
         }
     }
     for (uint32_t card = 0; card < s->w->n_cards; card++) {
         card_forgive(s, card);
-        if (s->w->cards[card].n_lanes > 0) { /* else whether it is good again is to be seen */
+        if (s->w->cards[card].n_paths > 0) { /* else whether it is good again is to be seen */
             card_changed(s->w, card, s->name, "");
         }
     }
 }
 
-/* ---- the dialer's rails: pairs of cards with or without a lane ---- */
+/* ---- the dialer's rails: pairs of cards with or without a path ---- */
 
 static void rail_open(struct bt_wire_session *s, struct bt_wire_rail *r)
 {
-    if (s->n_lanes < LANES_MAX && bt_wire_card_ready(s->w, r->local)) {
-        r->lane = lane_new(s, ++s->next_lane, r->local);
+    if (s->n_paths < PATHS_MAX && bt_wire_card_ready(s->w, r->local)) {
+        r->path = path_new(s, ++s->next_path, r->local);
     } else {
         r->wait_ns = BT_MIN(r->wait_ns * 2, RETRY_MAX_NS);
         r->retry_ns = bt_mono_ns() + r->wait_ns;
     }
 }
 
-void bt_wire_lanes_dial(struct bt_wire_session *s)
+void bt_wire_paths_dial(struct bt_wire_session *s)
 {
     uint32_t card = bt_wire_first_card(s->w);
-    struct bt_wire_lane *l = lane_new(s, 0, card);
-    s->rails[0] = (struct bt_wire_rail){.local = card, .lane = l, .wait_ns = RETRY_NS};
+    struct bt_wire_path *l = path_new(s, 0, card);
+    s->rails[0] = (struct bt_wire_rail){.local = card, .path = l, .wait_ns = RETRY_NS};
     s->n_rails = 1; /* the rest when the peer's cards are known */
 }
 
@@ -278,7 +278,7 @@ static uint32_t match(const struct bt_wire_session *s, struct bt_nic_pair *pairs
     return bt_nics_match(own, s->w->n_cards, s->peer_cards, s->n_peer_cards, pairs);
 }
 
-static void connect_lane(struct bt_wire_lane *l, const ProtobufCBinaryData *address, uint64_t nonce)
+static void connect_path(struct bt_wire_path *l, const ProtobufCBinaryData *address, uint64_t nonce)
 {
     l->x.nonce_peer = nonce;
     l->x.peer_address = bt_malloc(address->len);
@@ -286,41 +286,41 @@ static void connect_lane(struct bt_wire_lane *l, const ProtobufCBinaryData *addr
     memcpy(l->x.peer_address, address->data, address->len);
 }
 
-/* The listener's cards are known: what is the first lane's, and which others can there be? */
+/* The listener's cards are known: what is the first path's, and which others can there be? */
 static const char *dialer_rails(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
     struct bt_nic_pair pairs[BT_NICS_MAX];
-    struct bt_wire_lane *first = s->rails[0].lane;
+    struct bt_wire_path *first = s->rails[0].path;
     bool has_first = h->ucx_address.len > 0;
     uint32_t own = s->rails[0].local, n = match(s, pairs), to = has_first ? 1 : 0;
     if (first == NULL) { /* lost while the hello was under way */
         to = 0;
     } else if (has_first) {
         s->rails[0].remote = h->card;
-        connect_lane(first, &h->ucx_address, h->nonce);
+        connect_path(first, &h->ucx_address, h->nonce);
         bt_wx_command(s->w->x, &first->x.obj, BT_WX_CMD_CONNECT);
     } else {
-        lane_stop(first, false, "");
+        path_stop(first, false, "");
     }
     for (uint32_t i = 0; i < n; i++) {
         if (to > 0 && (pairs[i].local == own || pairs[i].remote == h->card)) {
-            continue; /* the first lane's */
+            continue; /* the first path's */
         }
         s->rails[to++] = (struct bt_wire_rail){
             .local = pairs[i].local, .remote = pairs[i].remote, .wait_ns = RETRY_NS};
     }
     s->n_rails = to;
     for (uint32_t i = 0; i < s->n_rails; i++) {
-        if (s->rails[i].lane == NULL) {
+        if (s->rails[i].path == NULL) {
             rail_open(s, &s->rails[i]);
         }
     }
-    return live_lanes(s) > 0 ? NULL
+    return live_paths(s) > 0 ? NULL
                              : "no card in kvstore.wire.listen here can reach one of the peer's: "
                                "give addresses of a common network";
 }
 
-const char *bt_wire_lanes_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
+const char *bt_wire_paths_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
     if (!take_cards(s, h)) {
         return "hello with malformed cards";
@@ -340,19 +340,19 @@ const char *bt_wire_lanes_hello(struct bt_wire_session *s, const Baton__PeerHell
     if (card == BT_NICS_MAX || !bt_wire_card_ready(s->w, card)) {
         return NULL; /* the dialer tries others */
     }
-    connect_lane(lane_new(s, 0, card), &h->ucx_address, h->nonce);
+    connect_path(path_new(s, 0, card), &h->ucx_address, h->nonce);
     return NULL;
 }
 
 /* ---- messages ---- */
 
-void bt_wire_lane_asked(struct bt_wire_session *s, const Baton__LaneOpen *o)
+void bt_wire_path_asked(struct bt_wire_session *s, const Baton__LaneOpen *o)
 {
-    if (o->lane <= s->next_lane || s->n_lanes >= LANES_MAX) {
+    if (o->lane <= s->next_path || s->n_paths >= PATHS_MAX) {
         bt_wire_session_fail(s, "malformed LaneOpen", BT_GRPC_INVALID_ARGUMENT);
         return;
     }
-    struct bt_wire_way way = {.lane = o->lane,
+    struct bt_wire_way way = {.path = o->lane,
                               .card = o->card,
                               .nonce = o->nonce,
                               .address = o->ucx_address.data,
@@ -361,18 +361,18 @@ void bt_wire_lane_asked(struct bt_wire_session *s, const Baton__LaneOpen *o)
         bt_wire_session_fail(s, "LaneOpen without proof of a member", BT_GRPC_PERMISSION_DENIED);
         return;
     }
-    s->next_lane = o->lane;
+    s->next_path = o->lane;
     if (o->card >= s->w->n_cards || !bt_wire_card_ready(s->w, o->card)) {
-        struct bt_wire_lane no = {.session = s, .x.number = o->lane};
-        send_lane_close(&no, "that card is down here");
+        struct bt_wire_path no = {.session = s, .x.number = o->lane};
+        send_path_close(&no, "that card is down here");
         return;
     }
-    connect_lane(lane_new(s, o->lane, o->card), &o->ucx_address, o->nonce);
+    connect_path(path_new(s, o->lane, o->card), &o->ucx_address, o->nonce);
 }
 
-void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *o)
+void bt_wire_path_answered(struct bt_wire_session *s, const Baton__LaneOpened *o)
 {
-    struct bt_wire_lane *l = lane_of(s, o->lane);
+    struct bt_wire_path *l = path_of(s, o->lane);
     if (l == NULL || l->stopped) {
         return; /* given up a moment ago */
     }
@@ -380,7 +380,7 @@ void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *o
         bt_wire_session_fail(s, "malformed LaneOpened", BT_GRPC_INVALID_ARGUMENT);
         return;
     }
-    struct bt_wire_way way = {.lane = o->lane,
+    struct bt_wire_way way = {.path = o->lane,
                               .nonce = o->nonce,
                               .address = o->ucx_address.data,
                               .address_len = o->ucx_address.len};
@@ -388,21 +388,21 @@ void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *o
         bt_wire_session_fail(s, "LaneOpened without proof of a member", BT_GRPC_PERMISSION_DENIED);
         return;
     }
-    connect_lane(l, &o->ucx_address, o->nonce);
+    connect_path(l, &o->ucx_address, o->nonce);
     bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_CONNECT);
 }
 
-void bt_wire_lane_closed(struct bt_wire_session *s, const Baton__LaneClose *c)
+void bt_wire_path_closed(struct bt_wire_session *s, const Baton__LaneClose *c)
 {
-    struct bt_wire_lane *l = lane_of(s, c->lane);
+    struct bt_wire_path *l = path_of(s, c->lane);
     char text[200];
     if (l != NULL) {
         snprintf(text, sizeof(text), "peer: %s", c->detail);
-        lane_failed(l, false, text, BT_GRPC_UNAVAILABLE);
+        path_failed(l, false, text, BT_GRPC_UNAVAILABLE);
     }
 }
 
-static void lane_resend(struct bt_wire_lane *l)
+static void path_resend(struct bt_wire_path *l)
 {
     if (l->gone && l->ended && !l->resending) {
         l->resending = true;
@@ -410,9 +410,9 @@ static void lane_resend(struct bt_wire_lane *l)
     }
 }
 
-void bt_wire_lane_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
+void bt_wire_path_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
 {
-    struct bt_wire_lane *l = lane_of(s, e->lane);
+    struct bt_wire_path *l = path_of(s, e->lane);
     size_t bytes = 0;
     if (l == NULL) { /* it never came to be here */
         return;
@@ -436,17 +436,17 @@ void bt_wire_lane_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
         l->x.has = h;
     }
     if (!l->stopped) {
-        lane_failed(l, false, "peer has ended it", BT_GRPC_UNAVAILABLE);
+        path_failed(l, false, "peer has ended it", BT_GRPC_UNAVAILABLE);
     } else {
-        lane_resend(l);
+        path_resend(l);
     }
 }
 
 /* ---- events of the transfer thread ---- */
 
-/* How the peer reaches our end of a lane: the dialer asks for one over a card of the peer's, the
+/* How the peer reaches our end of a path: the dialer asks for one over a card of the peer's, the
  * listener answers. */
-static void send_address(struct bt_wire_lane *l)
+static void send_address(struct bt_wire_path *l)
 {
     struct bt_wire_session *s = l->session;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
@@ -458,10 +458,10 @@ static void send_address(struct bt_wire_lane *l)
     ask.ucx_address = answer.ucx_address =
         (ProtobufCBinaryData){.data = l->x.address, .len = l->x.address_len};
     for (uint32_t i = 0; i < s->n_rails; i++) { /* a listener has none */
-        ask.card = s->rails[i].lane == l ? s->rails[i].remote : ask.card;
+        ask.card = s->rails[i].path == l ? s->rails[i].remote : ask.card;
     }
     if (s->w->has_secret) {
-        struct bt_wire_way way = {.lane = l->x.number,
+        struct bt_wire_way way = {.path = l->x.number,
                                   .card = s->dialer ? ask.card : 0,
                                   .nonce = l->x.nonce,
                                   .address = l->x.address,
@@ -480,7 +480,7 @@ static void send_address(struct bt_wire_lane *l)
     bt_wire_session_send(s, &m);
 }
 
-static void on_ready(struct bt_wire_lane *l)
+static void on_ready(struct bt_wire_path *l)
 {
     struct bt_wire_session *s = l->session;
     if (!s->dialer) {
@@ -493,14 +493,14 @@ static void on_ready(struct bt_wire_lane *l)
     }
 }
 
-static void on_proven(struct bt_wire_lane *l)
+static void on_proven(struct bt_wire_path *l)
 {
     struct bt_wire_session *s = l->session;
     struct bt_wire_card_state *k = &s->w->cards[l->x.card];
     l->up = true;
-    bt_metric_set(k->lanes, ++k->n_lanes);
+    bt_metric_set(k->paths, ++k->n_paths);
     for (uint32_t i = 0; i < s->n_rails; i++) {
-        if (s->rails[i].lane == l) {
+        if (s->rails[i].path == l) {
             s->rails[i].wait_ns = RETRY_NS;
         }
     }
@@ -510,27 +510,27 @@ static void on_proven(struct bt_wire_lane *l)
     bt_wire_session_maybe_up(s);
 }
 
-static void on_stopped(struct bt_wire_lane *l)
+static void on_stopped(struct bt_wire_path *l)
 {
     struct bt_wire_session *s = l->session;
     l->gone = true;
     if (s->state == BT_WS_DEAD || s->n_peer_cards == 0) {
-        lane_free(l);
+        path_free(l);
     } else if (s->dialer) {
         s->n_flows++; /* s stays until the end of this, whatever becomes of the session */
-        bool told = send_lane_end(l);
-        lane_free(l); /* before the session can end, which frees the lanes that are gone */
+        bool told = send_path_end(l);
+        path_free(l); /* before the session can end, which frees the paths that are gone */
         if (!told) {
-            bt_wire_session_fail(s, "too much is under way to go on without a lane",
+            bt_wire_session_fail(s, "too much is under way to go on without a path",
                                  BT_GRPC_UNAVAILABLE);
         }
         bt_wire_session_unref(s);
     } else {
-        lane_resend(l);
+        path_resend(l);
     }
 }
 
-void bt_wire_lane_event(struct bt_wire_lane *l, uint32_t events)
+void bt_wire_path_event(struct bt_wire_path *l, uint32_t events)
 {
     if ((events & BT_WX_EV_READY) && !l->stopped) {
         on_ready(l);
@@ -539,31 +539,31 @@ void bt_wire_lane_event(struct bt_wire_lane *l, uint32_t events)
         on_proven(l);
     }
     if ((events & BT_WX_EV_LOST) && !l->stopped) {
-        lane_failed(l, true, l->x.why, BT_GRPC_UNAVAILABLE);
+        path_failed(l, true, l->x.why, BT_GRPC_UNAVAILABLE);
         return; /* STOPPED cannot be in the same events: STOP was sent just now */
     }
     if (events & BT_WX_EV_STOPPED) {
         on_stopped(l);
     } else if (events & BT_WX_EV_RESENT) {
-        lane_free(l);
+        path_free(l);
     }
 }
 
 /* ---- time ---- */
 
-void bt_wire_lanes_tick(struct bt_wire_session *s, uint64_t now_ns)
+void bt_wire_paths_tick(struct bt_wire_session *s, uint64_t now_ns)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &s->lanes) {
-        struct bt_wire_lane *l = BT_CONTAINER_OF(i, struct bt_wire_lane, link);
+    bt_list_for_each_safe (i, tmp, &s->paths) {
+        struct bt_wire_path *l = BT_CONTAINER_OF(i, struct bt_wire_path, link);
         bool link = s->w->cards[l->x.card].link;
         if (l->stopped) {
             continue;
         }
         if (l->x.number != 0 && l->x.peer_address == NULL && now_ns > l->begun_ns + ANSWER_NS) {
-            lane_failed(l, true, "no answer to LaneOpen", BT_GRPC_UNAVAILABLE);
+            path_failed(l, true, "no answer to LaneOpen", BT_GRPC_UNAVAILABLE);
         } else if (!link && s->w->n_cards > 1) {
-            lane_failed(l, true, "link is down", BT_GRPC_UNAVAILABLE);
+            path_failed(l, true, "link is down", BT_GRPC_UNAVAILABLE);
         }
         if (s->state == BT_WS_DEAD) {
             return;
@@ -574,7 +574,7 @@ void bt_wire_lanes_tick(struct bt_wire_session *s, uint64_t now_ns)
     }
     for (uint32_t k = 0; k < s->n_rails && s->dialer && s->state == BT_WS_UP; k++) {
         struct bt_wire_rail *r = &s->rails[k];
-        if (r->lane == NULL && now_ns >= r->retry_ns && s->n_peer_cards > 0) {
+        if (r->path == NULL && now_ns >= r->retry_ns && s->n_peer_cards > 0) {
             rail_open(s, r);
         }
     }

@@ -14,7 +14,7 @@ _Static_assert(BT_RANGE_CARDS_MAX == BT_NICS_MAX && BT_RANGE_FETCH_MAX == BT_WIR
 
 static void session_free(struct bt_wire_session *s)
 {
-    BT_ASSERT(s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_lanes == 0 && s->stream == NULL);
+    BT_ASSERT(s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_paths == 0 && s->stream == NULL);
     bt_timer_stop(s->w->loop, &s->broken);
     bt_list_remove(&s->link);
     free(s);
@@ -22,7 +22,7 @@ static void session_free(struct bt_wire_session *s)
 
 static void session_maybe_free(struct bt_wire_session *s)
 {
-    if (s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_lanes == 0 &&
+    if (s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_paths == 0 &&
         (!s->conn_open || s->conn_stopped)) {
         session_free(s);
     }
@@ -36,7 +36,7 @@ void bt_wire_session_unref(struct bt_wire_session *s)
     session_maybe_free(s);
 }
 
-void bt_wire_session_unref_lane(struct bt_wire_session *s)
+void bt_wire_session_unref_path(struct bt_wire_session *s)
 {
     session_maybe_free(s);
 }
@@ -50,7 +50,7 @@ static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
     s->conn.heard_at = &s->conn.heard;
     s->last_rx_ns = s->last_tx_ns = s->busy_ns = bt_mono_ns();
     bt_list_init(&s->sends);
-    bt_list_init(&s->lanes);
+    bt_list_init(&s->paths);
     bt_list_insert_tail(&w->sessions, &s->link);
     return s;
 }
@@ -112,8 +112,8 @@ static void session_end(struct bt_wire_session *s, const char *why, int code, bo
         p->session = NULL;
         bt_wire_peer_lost(p, was_up, final, text);
     }
-    bt_wire_lanes_stop(s);
-    if (s->conn_open) { /* flows and lanes were told first */
+    bt_wire_paths_stop(s);
+    if (s->conn_open) { /* flows and paths were told first */
         bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_STOP);
     }
     s->n_flows--;
@@ -166,8 +166,8 @@ void bt_wire_session_maybe_up(struct bt_wire_session *s)
 
 /* ---- hello ---- */
 
-/* first: the lane whose address goes with it; NULL: none. */
-static void send_hello(struct bt_wire_session *s, const struct bt_wire_lane *first)
+/* first: the path whose address goes with it; NULL: none. */
+static void send_hello(struct bt_wire_session *s, const struct bt_wire_path *first)
 {
     struct bt_wire *w = s->w;
     Baton__PeerHello h = BATON__PEER_HELLO__INIT;
@@ -314,10 +314,10 @@ static void on_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
         drop_older(s);
         session_open_conn(s);
     }
-    const char *why = bt_wire_lanes_hello(s, h);
+    const char *why = bt_wire_paths_hello(s, h);
     if (why != NULL) {
         session_end(s, why, BT_GRPC_FAILED_PRECONDITION, true);
-    } else if (!s->dialer && s->n_lanes == 0) {
+    } else if (!s->dialer && s->n_paths == 0) {
         bt_wire_session_ready(s, NULL);
     } else {
         bt_wire_session_maybe_up(s);
@@ -371,17 +371,17 @@ static void dispatch(struct bt_wire_session *s, const Baton__PeerMsg *m)
             violation(s, "LaneOpen out of turn");
             return;
         }
-        bt_wire_lane_asked(s, m->lane_open);
+        bt_wire_path_asked(s, m->lane_open);
         return;
     case BATON__PEER_MSG__M_LANE_OPENED:
         if (s->dialer) {
-            bt_wire_lane_answered(s, m->lane_opened);
+            bt_wire_path_answered(s, m->lane_opened);
         }
         return;
-    case BATON__PEER_MSG__M_LANE_CLOSE: bt_wire_lane_closed(s, m->lane_close); return;
+    case BATON__PEER_MSG__M_LANE_CLOSE: bt_wire_path_closed(s, m->lane_close); return;
     case BATON__PEER_MSG__M_LANE_END:
         if (!s->dialer) {
-            bt_wire_lane_ended(s, m->lane_end);
+            bt_wire_path_ended(s, m->lane_end);
         }
         return;
     case BATON__PEER_MSG__M__NOT_SET:
@@ -439,13 +439,13 @@ struct bt_wire_session *bt_wire_session_dial(struct bt_wire_peer *p)
     s->incarnation = p->incarnation;
     snprintf(s->name, sizeof(s->name), "%s", p->name);
     session_open_conn(s);
-    bt_wire_lanes_dial(s);
+    bt_wire_paths_dial(s);
     return s;
 }
 
 /* ---- events of the transfer thread ---- */
 
-void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_lane *first)
+void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_path *first)
 {
     if (s->state != BT_WS_OPENING) {
         return;
@@ -493,7 +493,7 @@ void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns)
         return;
     }
     bt_wire_want_tick(s, now_ns);
-    bt_wire_lanes_tick(s, now_ns);
+    bt_wire_paths_tick(s, now_ns);
     if (s->state == BT_WS_DEAD) {
         return;
     }

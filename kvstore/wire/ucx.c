@@ -11,13 +11,13 @@
 #define EVENTS_PER_TURN 64
 #define UNTOLD_MS       2 /* until events that the kvstore did not read are offered again */
 
-/* Arms every hot lane; false if one wants to be progressed first. */
+/* Arms every hot path; false if one wants to be progressed first. */
 static bool arm_all(struct bt_wx *x)
 {
     struct bt_list *i, *tmp;
     bool ready = true;
     bt_list_for_each_safe (i, tmp, &x->hot) {
-        ready &= bt_ucx_lane_arm(BT_CONTAINER_OF(i, struct bt_wx_lane, hot_link));
+        ready &= bt_ucx_path_arm(BT_CONTAINER_OF(i, struct bt_wx_path, hot_link));
     }
     return ready;
 }
@@ -31,8 +31,8 @@ static int sleep_ms(const struct bt_wx *x)
         const struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
         int may = c->n_stopping > 0 || c->stopping ? 50 : -1; /* deadlines of stopped flows */
         ms = may >= 0 && (ms < 0 || may < ms) ? may : ms;
-        bt_list_for_each (j, &c->lanes) {
-            may = bt_ucx_lane_sleep_ms(BT_CONTAINER_OF(j, struct bt_wx_lane, link));
+        bt_list_for_each (j, &c->paths) {
+            may = bt_ucx_path_sleep_ms(BT_CONTAINER_OF(j, struct bt_wx_path, link));
             ms = may >= 0 && (ms < 0 || may < ms) ? may : ms;
         }
     }
@@ -42,10 +42,10 @@ static int sleep_ms(const struct bt_wx *x)
 static void conn_look(struct bt_wx_conn *c)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &c->lanes) {
-        struct bt_wx_lane *l = BT_CONTAINER_OF(i, struct bt_wx_lane, link);
-        bt_ucx_lane_look(l);
-        bt_ucx_lane_step(l);
+    bt_list_for_each_safe (i, tmp, &c->paths) {
+        struct bt_wx_path *l = BT_CONTAINER_OF(i, struct bt_wx_path, link);
+        bt_ucx_path_look(l);
+        bt_ucx_path_step(l);
     }
     bt_wx_conn_step(c);
 }
@@ -59,7 +59,7 @@ static void take_wakeups(struct bt_wx *x, const struct epoll_event *ev, int n)
         } else if (ev[k].data.ptr == x) {
             x->conf.inside->pull(x->conf.inside->arg, true);
         } else {
-            bt_ucx_lane_woken(ev[k].data.ptr);
+            bt_ucx_path_woken(ev[k].data.ptr);
         }
     }
     x->now_ns = bt_mono_ns();
@@ -80,11 +80,11 @@ static void run(struct bt_wx *x)
         bt_wx_take_commands(x);
         bt_wx_look_at_words(x);
         bt_list_for_each_safe (i, tmp, &x->hot) {
-            struct bt_wx_lane *l = BT_CONTAINER_OF(i, struct bt_wx_lane, hot_link);
+            struct bt_wx_path *l = BT_CONTAINER_OF(i, struct bt_wx_path, hot_link);
             struct bt_wx_conn *c = l->conn;
-            moved |= bt_ucx_lane_progress(l);
+            moved |= bt_ucx_path_progress(l);
             bt_wx_recv_notify(x);
-            bt_ucx_lane_step(l); /* it may be gone now */
+            bt_ucx_path_step(l); /* it may be gone now */
             bt_wx_conn_step(c);
             (void)bt_wx_flush(x);
         }
@@ -141,6 +141,6 @@ const struct bt_wx_transport bt_wx_over_ucx = {.create = create,
                                                .card_start = bt_ucx_card_start,
                                                .destroy = destroy,
                                                .run = run,
-                                               .lane_open = bt_ucx_lane_open,
-                                               .lane_connect = bt_ucx_lane_connect,
+                                               .path_open = bt_ucx_path_open,
+                                               .path_connect = bt_ucx_path_connect,
                                                .post = bt_ucx_post};

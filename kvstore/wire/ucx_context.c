@@ -1,5 +1,5 @@
 /* How UCX is set up: transports, interface, sizes; and whether what it found can serve. Once for
- * each card, before a lane over it. Transfer thread. */
+ * each card, before a path over it. Transfer thread. */
 #include <stdio.h>
 #include <string.h>
 

@@ -35,7 +35,7 @@ static void on_sent(void *request, ucs_status_t status, void *user)
 
 void bt_ucx_post(struct bt_wx_out *o, size_t header_len)
 {
-    struct bt_wx_lane *l = o->lane;
+    struct bt_wx_path *l = o->path;
     bool one = o->hdr.n_segs == 1;
     ucp_request_param_t p = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -63,12 +63,12 @@ void bt_ucx_post(struct bt_wx_out *o, size_t header_len)
 static void pull_done(struct pull *p, ucs_status_t status, size_t len)
 {
     struct bt_wx_recv *r = p->land.recv;
-    struct bt_wx_lane *l = p->land.lane;
+    struct bt_wx_path *l = p->land.path;
     r->outstanding--;
     l->ucx->n_recvs--;
     if (status != UCS_OK) {
         bt_wx_land_undo(&p->land);
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX receive: %s", ucs_status_string(status));
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "UCX receive: %s", ucs_status_string(status));
     } else if (len != (size_t)p->land.hdr.n_segs * p->land.hdr.seg_bytes) {
         bt_wx_conn_kill(r->conn, BT_ERR_PEER_PROTOCOL, "short message");
     } else {
@@ -110,7 +110,7 @@ static ucs_status_t unpack(void *state, size_t offset, const void *src, size_t l
     }
     if (p->land.loose || offset != p->land.at) {
         if (!p->land.loose) {
-            bt_metric_add(p->land.lane->conn->x->conf.m.unordered, 1);
+            bt_metric_add(p->land.path->conn->x->conf.m.unordered, 1);
         }
         p->land.loose = true;
         bt_wx_land_loose(&p->land, offset, src, length);
@@ -138,8 +138,8 @@ ucs_status_t bt_ucx_datatype(ucp_datatype_t *dt_p)
 static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
 {
     struct bt_wx_recv *r = land->recv;
-    struct bt_wx_lane *lane = land->lane;
-    const struct bt_wx_ucx *x = lane->conn->x->ucx;
+    struct bt_wx_path *path = land->path;
+    const struct bt_wx_ucx *x = path->conn->x->ucx;
     const struct bt_wire_seg_hdr *h = &land->hdr;
     bool copy = x->copies;
     uint32_t n = h->n_segs;
@@ -165,8 +165,8 @@ static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
         .user_data = l,
     };
     r->outstanding++;
-    lane->ucx->n_recvs++;
-    ucs_status_ptr_t q = ucp_am_recv_data_nbx(lane->ucx->worker, desc,
+    path->ucx->n_recvs++;
+    ucs_status_ptr_t q = ucp_am_recv_data_nbx(path->ucx->worker, desc,
                                               copy  ? (void *)l
                                               : one ? l->iov[0].iov_base
                                                     : (void *)l->iov,
@@ -183,9 +183,9 @@ static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
 ucs_status_t bt_ucx_on_segments(void *arg, const void *header, size_t header_len, void *data,
                                 size_t len, const ucp_am_recv_param_t *param)
 {
-    struct bt_wx_lane *l = arg;
+    struct bt_wx_path *l = arg;
     struct bt_wx_land land;
-    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    BT_ASSERT(l->obj.kind == BT_WX_PATH);
     /* anybody can connect to UCX's port */
     bool ours =
         (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == l->ucx->ep;

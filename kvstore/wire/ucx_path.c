@@ -1,5 +1,5 @@
-/* Lanes on the transfer thread: a ucp_worker and its endpoint between two network cards, from the
- * first handshake to the forced close; proof, silence, arming. A lane that fails takes no flow with
+/* Paths on the transfer thread: a ucp_worker and its endpoint between two network cards, from the
+ * first handshake to the forced close; proof, silence, arming. A path that fails takes no flow with
  * it: control decides what to do about it. */
 #include <errno.h>
 #include <stdarg.h>
@@ -14,16 +14,16 @@
 #define WIREUP_MAX_NS   (3000ull * 1000000) /* from making the endpoint */
 #define WIREUP_TAIL_NS  (100ull * 1000000)
 #define AM_IDS          64
-#define PROGRESS_MAX    16              /* calls per lane and turn, */
+#define PROGRESS_MAX    16              /* calls per path and turn, */
 #define TURN_NS         (100ull * 1000) /* and about so long: then flow words, hand-offs, news */
-#define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a lane is polled by the clock */
+#define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a path is polled by the clock */
 #define CLOSE_NS        (3000ull * 1000000)
 /* A card that carries nothing while its peer goes on talking to us over gRPC: */
 #define ASK_NS   (300ull * 1000000)  /* after so long an echo is asked for, */
-#define QUIET_NS (1500ull * 1000000) /* after so long the lane is lost, */
+#define QUIET_NS (1500ull * 1000000) /* after so long the path is lost, */
 #define HEARD    2                   /* if the peer has spoken so many times meanwhile */
 
-static void lane_moved(struct bt_wx_lane *l)
+static void path_moved(struct bt_wx_path *l)
 {
     l->ucx->moved_ns = l->conn->x->now_ns;
     l->ucx->heard = atomic_load_explicit(l->conn->heard_at, memory_order_relaxed);
@@ -33,16 +33,16 @@ static void lane_moved(struct bt_wx_lane *l)
 
 static void on_note_sent(void *request, ucs_status_t status, void *user)
 {
-    struct bt_wx_lane *l = user;
-    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    struct bt_wx_path *l = user;
+    BT_ASSERT(l->obj.kind == BT_WX_PATH);
     l->n_sends--;
     ucp_request_free(request);
     if (status != UCS_OK) {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(status));
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(status));
     }
 }
 
-static void note_send(struct bt_wx_lane *l, unsigned id, struct bt_wire_proof *note)
+static void note_send(struct bt_wx_path *l, unsigned id, struct bt_wire_proof *note)
 {
     *note = (struct bt_wire_proof){BT_WIRE_PROOF_MAGIC, BT_WIRE_VERSION, l->nonce_peer};
     ucp_request_param_t rp = {
@@ -54,18 +54,18 @@ static void note_send(struct bt_wx_lane *l, unsigned id, struct bt_wire_proof *n
     };
     ucs_status_ptr_t r = ucp_am_send_nbx(l->ucx->ep, id, note, sizeof(*note), NULL, 0, &rp);
     if (UCS_PTR_IS_ERR(r)) {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(UCS_PTR_STATUS(r)));
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(UCS_PTR_STATUS(r)));
     } else if (r != NULL) {
         l->n_sends++;
     }
-    bt_wx_lane_hot(l);
+    bt_wx_path_hot(l);
 }
 
 /* A note that knows our nonce; others are a stranger's. */
-static bool note_is_ours(struct bt_wx_lane *l, const void *header, size_t header_len)
+static bool note_is_ours(struct bt_wx_path *l, const void *header, size_t header_len)
 {
     struct bt_wire_proof p;
-    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    BT_ASSERT(l->obj.kind == BT_WX_PATH);
     if (header_len == sizeof(p)) {
         memcpy(&p, header, sizeof(p));
         if (p.magic == BT_WIRE_PROOF_MAGIC && p.version == BT_WIRE_VERSION && p.nonce == l->nonce) {
@@ -79,13 +79,13 @@ static bool note_is_ours(struct bt_wx_lane *l, const void *header, size_t header
 static ucs_status_t on_proof(void *arg, const void *header, size_t header_len, void *data,
                              size_t len, const ucp_am_recv_param_t *param)
 {
-    struct bt_wx_lane *l = arg;
+    struct bt_wx_path *l = arg;
     (void)data;
     (void)len;
     (void)param;
     if (note_is_ours(l, header, header_len) && !l->proven) {
-        lane_moved(l);
-        bt_wx_lane_proven(l);
+        path_moved(l);
+        bt_wx_path_proven(l);
     }
     return UCS_OK;
 }
@@ -93,11 +93,11 @@ static ucs_status_t on_proof(void *arg, const void *header, size_t header_len, v
 static ucs_status_t on_ask(void *arg, const void *header, size_t header_len, void *data, size_t len,
                            const ucp_am_recv_param_t *param)
 {
-    struct bt_wx_lane *l = arg;
+    struct bt_wx_path *l = arg;
     (void)data;
     (void)len;
     (void)param;
-    if (note_is_ours(l, header, header_len) && bt_wx_lane_open(l)) {
+    if (note_is_ours(l, header, header_len) && bt_wx_path_open(l)) {
         note_send(l, BT_WIRE_AM_ECHO, &l->ucx->echo);
     }
     return UCS_OK;
@@ -106,13 +106,13 @@ static ucs_status_t on_ask(void *arg, const void *header, size_t header_len, voi
 static ucs_status_t on_echo(void *arg, const void *header, size_t header_len, void *data,
                             size_t len, const ucp_am_recv_param_t *param)
 {
-    struct bt_wx_lane *l = arg;
+    struct bt_wx_path *l = arg;
     (void)data;
     (void)len;
     (void)param;
     if (note_is_ours(l, header, header_len)) {
         l->ucx->asked_ns = 0;
-        lane_moved(l);
+        path_moved(l);
     }
     return UCS_OK;
 }
@@ -120,7 +120,7 @@ static ucs_status_t on_echo(void *arg, const void *header, size_t header_len, vo
 static ucs_status_t on_nonsense(void *arg, const void *header, size_t header_len, void *data,
                                 size_t len, const ucp_am_recv_param_t *param)
 {
-    struct bt_wx_lane *l = arg;
+    struct bt_wx_path *l = arg;
     (void)header;
     (void)header_len;
     (void)data;
@@ -132,7 +132,7 @@ static ucs_status_t on_nonsense(void *arg, const void *header, size_t header_len
 
 /* UCX 1.13.1 keeps handlers in an array that it grows in steps and does not clear: a message with
  * an id in between calls whatever is there. So every id of the array has a handler. */
-static ucs_status_t lane_handlers(struct bt_wx_lane *l)
+static ucs_status_t path_handlers(struct bt_wx_path *l)
 {
     ucs_status_t st = UCS_OK;
     for (unsigned id = 0; id < AM_IDS && st == UCS_OK; id++) {
@@ -155,14 +155,14 @@ static ucs_status_t lane_handlers(struct bt_wx_lane *l)
 
 /* ---- making ---- */
 
-void bt_ucx_lane_open(struct bt_wx_lane *l)
+void bt_ucx_path_open(struct bt_wx_path *l)
 {
     struct bt_wx *x = l->conn->x;
     l->ucx = bt_calloc(1, sizeof(*l->ucx));
     l->ucx->efd = -1;
-    lane_moved(l);
+    path_moved(l);
     if (x->ucx->contexts[l->card] == NULL) { /* it did not start again after UCX had ended */
-        bt_wx_lane_kill(l, BT_ERR_IO, "UCX did not start on this card");
+        bt_wx_path_kill(l, BT_ERR_IO, "UCX did not start on this card");
         return;
     }
     ucp_worker_params_t wp = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
@@ -170,16 +170,16 @@ void bt_ucx_lane_open(struct bt_wx_lane *l)
     ucs_status_t st = ucp_worker_create(x->ucx->contexts[l->card], &wp, &l->ucx->worker);
     if (st != UCS_OK) {
         l->ucx->worker = NULL;
-        bt_wx_lane_kill(l, BT_ERR_IO, "ucp_worker_create: %s", ucs_status_string(st));
+        bt_wx_path_kill(l, BT_ERR_IO, "ucp_worker_create: %s", ucs_status_string(st));
         return;
     }
     ucp_address_t *a = NULL;
     ucp_worker_attr_t at = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
-    if ((st = lane_handlers(l)) != UCS_OK ||
+    if ((st = path_handlers(l)) != UCS_OK ||
         (st = ucp_worker_get_efd(l->ucx->worker, &l->ucx->efd)) ||
         (st = ucp_worker_query(l->ucx->worker, &at)) ||
         (st = ucp_worker_get_address(l->ucx->worker, &a, &l->address_len))) {
-        bt_wx_lane_kill(l, BT_ERR_IO, "UCX worker: %s", ucs_status_string(st));
+        bt_wx_path_kill(l, BT_ERR_IO, "UCX worker: %s", ucs_status_string(st));
         return;
     }
     x->header_max = at.max_am_header;
@@ -193,14 +193,14 @@ void bt_ucx_lane_open(struct bt_wx_lane *l)
 
 static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
-    struct bt_wx_lane *l = arg;
+    struct bt_wx_path *l = arg;
     (void)ep;
-    BT_ASSERT(l->obj.kind == BT_WX_LANE);
+    BT_ASSERT(l->obj.kind == BT_WX_PATH);
     l->ucx->failed = true;
-    bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(status));
+    bt_wx_path_kill(l, BT_ERR_PEER_LOST, "UCX: %s", ucs_status_string(status));
 }
 
-void bt_ucx_lane_connect(struct bt_wx_lane *l)
+void bt_ucx_path_connect(struct bt_wx_path *l)
 {
     ucp_ep_params_t p = {
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
@@ -214,7 +214,7 @@ void bt_ucx_lane_connect(struct bt_wx_lane *l)
     if (st != UCS_OK) {
         l->ucx->ep = NULL;
         l->ucx->failed = true;
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "UCX endpoint: %s", ucs_status_string(st));
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "UCX endpoint: %s", ucs_status_string(st));
         return;
     }
     l->connected = true;
@@ -223,7 +223,7 @@ void bt_ucx_lane_connect(struct bt_wx_lane *l)
 
 /* ---- ending ---- */
 
-static void close_begin(struct bt_wx_lane *l)
+static void close_begin(struct bt_wx_path *l)
 {
     l->closing = true;
     l->connected = false;
@@ -242,10 +242,10 @@ static void close_begin(struct bt_wx_lane *l)
     }
 }
 
-/* True once the endpoint is closed and every request has called back. A lane that does not get
+/* True once the endpoint is closed and every request has called back. A path that does not get
  * there in CLOSE_NS has hit a bug in UCX: its worker is destroyed all the same, which ends whatever
  * could still write, and the connection with it, for its flows count what never called back. */
-static bool closed(struct bt_wx_lane *l)
+static bool closed(struct bt_wx_path *l)
 {
     if (l->ucx->close_req != NULL &&
         ucp_request_check_status(l->ucx->close_req) != UCS_INPROGRESS) {
@@ -268,11 +268,11 @@ static bool closed(struct bt_wx_lane *l)
 }
 
 /* A peer whose wire-up message meets an endpoint closed just then fails an assertion inside UCX
- * 1.13.1 (wireup_ep.c: pending_count == 0; ucp_request.c:684) and is gone. So a lane that ends
+ * 1.13.1 (wireup_ep.c: pending_count == 0; ucp_request.c:684) and is gone. So a path that ends
  * during wire-up lets it finish first. One that was not proved in time does so as well: its peer
  * may have stood still, and goes on with wire-up when it comes back. And, as the echo is not the
  * last message of wire-up, all stay a little longer than that. */
-static bool lingers(const struct bt_wx_lane *l)
+static bool lingers(const struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
     if (l->ucx->failed || l->ucx->worker == NULL || l->address == NULL) {
@@ -285,7 +285,7 @@ static bool lingers(const struct bt_wx_lane *l)
                               : now < l->stop_ns + BT_WX_PROOF_NS;
 }
 
-static void lane_free(struct bt_wx_lane *l)
+static void path_free(struct bt_wx_path *l)
 {
     struct bt_wx *x = l->conn->x;
     if (l->ucx->worker != NULL) {
@@ -296,54 +296,54 @@ static void lane_free(struct bt_wx_lane *l)
     }
     free(l->ucx);
     l->ucx = NULL;
-    bt_wx_lane_gone(l);
+    bt_wx_path_gone(l);
 }
 
 /* Nothing has moved for long, the peer lives, and there is another way to it. */
-static bool silent(const struct bt_wx_lane *l)
+static bool silent(const struct bt_wx_path *l)
 {
     const struct bt_wx_conn *c = l->conn;
     uint32_t heard = atomic_load_explicit(c->heard_at, memory_order_relaxed);
     return l->ucx->asked_ns != 0 && c->x->now_ns - l->ucx->moved_ns > QUIET_NS &&
-           heard - l->ucx->heard >= HEARD && bt_wx_conn_open_lanes(c) > 1;
+           heard - l->ucx->heard >= HEARD && bt_wx_conn_open_paths(c) > 1;
 }
 
-/* Of a sender's lane: does what was sent arrive? Over TCP a message is done when the kernel has it,
+/* Of a sender's path: does what was sent arrive? Over TCP a message is done when the kernel has it,
  * and a dead link is noticed by the kernel after minutes. */
-static void lane_watch(struct bt_wx_lane *l)
+static void path_watch(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
-    if (!l->conn->several || !bt_wx_lane_open(l) || bt_list_empty(&l->conn->sends)) {
+    if (!l->conn->several || !bt_wx_path_open(l) || bt_list_empty(&l->conn->sends)) {
         l->ucx->asked_ns = 0;
         return;
     }
     if (silent(l)) {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "nothing gets through while the peer is alive");
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "nothing gets through while the peer is alive");
     } else if (l->ucx->asked_ns == 0 && now - l->ucx->moved_ns > ASK_NS) {
-        lane_moved(l); /* it may have been idle until now */
+        path_moved(l); /* it may have been idle until now */
         l->ucx->asked_ns = now;
         note_send(l, BT_WIRE_AM_ASK, &l->ucx->echo);
     }
 }
 
-void bt_ucx_lane_step(struct bt_wx_lane *l)
+void bt_ucx_path_step(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
     if (l->connect_ns != 0 && !l->proven && now - l->connect_ns > BT_WX_PROOF_NS) {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "endpoint not proved within a second");
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "endpoint not proved within a second");
     }
-    lane_watch(l);
-    if (bt_wx_lane_ends(l) && !l->closing && !lingers(l)) {
+    path_watch(l);
+    if (bt_wx_path_ends(l) && !l->closing && !lingers(l)) {
         close_begin(l);
     }
     if (l->stopping && l->closing && closed(l)) {
-        lane_free(l);
+        path_free(l);
     }
 }
 
 /* ---- the loop's calls ---- */
 
-static void lane_throttle(struct bt_wx_lane *l, bool on)
+static void path_throttle(struct bt_wx_path *l, bool on)
 {
     struct epoll_event ev = {.events = on ? 0 : EPOLLIN, .data.ptr = l};
     if (l->ucx->throttled != on && l->ucx->efd >= 0) {
@@ -352,7 +352,7 @@ static void lane_throttle(struct bt_wx_lane *l, bool on)
     }
 }
 
-bool bt_ucx_lane_progress(struct bt_wx_lane *l)
+bool bt_ucx_path_progress(struct bt_wx_path *l)
 {
     struct bt_wx_conn *c = l->conn;
     uint32_t n = 0;
@@ -368,29 +368,29 @@ bool bt_ucx_lane_progress(struct bt_wx_lane *l)
     }
     if (n > 0) {
         l->ucx->empty_wakes = 0;
-        lane_moved(l);
-        lane_throttle(l, false);
+        path_moved(l);
+        path_throttle(l, false);
     }
     bt_wx_send_pump(c);
     return n > 0;
 }
 
-void bt_ucx_lane_woken(struct bt_wx_lane *l)
+void bt_ucx_path_woken(struct bt_wx_path *l)
 {
     if (++l->ucx->empty_wakes > EMPTY_WAKES_MAX) {
-        lane_throttle(l, true);
+        path_throttle(l, true);
     }
-    bt_wx_lane_hot(l);
+    bt_wx_path_hot(l);
 }
 
-void bt_ucx_lane_look(struct bt_wx_lane *l)
+void bt_ucx_path_look(struct bt_wx_path *l)
 {
     if (l->ucx->throttled || l->closing) {
-        bt_wx_lane_hot(l);
+        bt_wx_path_hot(l);
     }
 }
 
-bool bt_ucx_lane_arm(struct bt_wx_lane *l)
+bool bt_ucx_path_arm(struct bt_wx_path *l)
 {
     if (l->ucx->worker == NULL || l->ucx->efd < 0) {
         bt_list_remove(&l->hot_link);
@@ -405,15 +405,15 @@ bool bt_ucx_lane_arm(struct bt_wx_lane *l)
         return true;
     }
     if (st != UCS_ERR_BUSY) {
-        bt_wx_lane_kill(l, BT_ERR_IO, "ucp_worker_arm: %s", ucs_status_string(st));
+        bt_wx_path_kill(l, BT_ERR_IO, "ucp_worker_arm: %s", ucs_status_string(st));
     } else if (++l->ucx->empty_wakes > EMPTY_WAKES_MAX) {
-        lane_throttle(l, true);
+        path_throttle(l, true);
         return true;
     }
     return false;
 }
 
-int bt_ucx_lane_sleep_ms(const struct bt_wx_lane *l)
+int bt_ucx_path_sleep_ms(const struct bt_wx_path *l)
 {
     if (l->ucx->throttled || l->closing) {
         return 2;

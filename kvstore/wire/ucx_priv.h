@@ -20,11 +20,11 @@ struct bt_wx_ucx {
     ucp_datatype_t unpacked; /* of such receives */
 };
 
-/* Each lane has a ucp_worker of its own. UCX pairs endpoints of two workers by a counter that goes
+/* Each path has a ucp_worker of its own. UCX pairs endpoints of two workers by a counter that goes
  * out of step once a handshake is broken off, and then data arrive through an endpoint that nobody
- * can force-close. With one worker per lane there is nothing to confuse, and destroying it ends
+ * can force-close. With one worker per path there is nothing to confuse, and destroying it ends
  * every transfer for certain. It costs 4 descriptors and 0.7 ms. */
-struct bt_wx_ucx_lane {
+struct bt_wx_ucx_path {
     ucp_worker_h worker;
     ucp_ep_h ep;
     int efd;
@@ -49,19 +49,19 @@ bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *e
 bool bt_ucx_may_send_from_memory(void);
 
 /* ---- ucx_path.c ---- */
-void bt_ucx_lane_open(struct bt_wx_lane *l);
-void bt_ucx_lane_connect(struct bt_wx_lane *l);
-void bt_ucx_lane_step(struct bt_wx_lane *l); /* timers and changes of state; l may be gone then */
-bool bt_ucx_lane_progress(struct bt_wx_lane *l);      /* returns whether anything moved */
-void bt_ucx_lane_woken(struct bt_wx_lane *l);         /* its descriptor is ready */
-void bt_ucx_lane_look(struct bt_wx_lane *l);          /* whatever has woken the thread */
-bool bt_ucx_lane_arm(struct bt_wx_lane *l);           /* false: it wants to be progressed first */
-int bt_ucx_lane_sleep_ms(const struct bt_wx_lane *l); /* -1: as long as you like */
+void bt_ucx_path_open(struct bt_wx_path *l);
+void bt_ucx_path_connect(struct bt_wx_path *l);
+void bt_ucx_path_step(struct bt_wx_path *l); /* timers and changes of state; l may be gone then */
+bool bt_ucx_path_progress(struct bt_wx_path *l);      /* returns whether anything moved */
+void bt_ucx_path_woken(struct bt_wx_path *l);         /* its descriptor is ready */
+void bt_ucx_path_look(struct bt_wx_path *l);          /* whatever has woken the thread */
+bool bt_ucx_path_arm(struct bt_wx_path *l);           /* false: it wants to be progressed first */
+int bt_ucx_path_sleep_ms(const struct bt_wx_path *l); /* -1: as long as you like */
 
 /* ---- ucx_msg.c ---- */
 void bt_ucx_post(struct bt_wx_out *o, size_t header_len);
 ucs_status_t bt_ucx_datatype(ucp_datatype_t *dt_p); /* struct bt_wx_ucx.unpacked */
-ucs_status_t bt_ucx_on_segments(void *lane, const void *header, size_t header_len, void *data,
+ucs_status_t bt_ucx_on_segments(void *path, const void *header, size_t header_len, void *data,
                                 size_t len, const ucp_am_recv_param_t *param);
 
 #endif

@@ -237,7 +237,7 @@ static void card_metrics(struct bt_metrics *m, struct bt_wire_card_state *k, str
     x->recv_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", received, segs);
     k->up = bt_metrics_gauge(m, "baton_kv_card_up", name,
                              "1: the card's link is up, and no session misses its way over it");
-    k->lanes = bt_metrics_gauge(m, "baton_kv_card_lanes", name,
+    k->paths = bt_metrics_gauge(m, "baton_kv_card_lanes", name,
                                 "Ways to other kvstores over this card, either direction");
     k->failures = bt_metrics_counter(m, "baton_kv_card_failures_total", name,
                                      "Times that the card was taken out of use");
@@ -292,8 +292,8 @@ static void on_event(void *arg, struct bt_wx_obj *o, uint32_t events)
 {
     (void)arg;
     switch (o->kind) {
-    case BT_WX_LANE:
-        bt_wire_lane_event(BT_CONTAINER_OF(o, struct bt_wire_lane, x.obj), events);
+    case BT_WX_PATH:
+        bt_wire_path_event(BT_CONTAINER_OF(o, struct bt_wire_path, x.obj), events);
         break;
     case BT_WX_CONN:
         bt_wire_session_event(BT_CONTAINER_OF(o, struct bt_wire_session, conn.obj), events);

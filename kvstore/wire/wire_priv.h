@@ -32,10 +32,10 @@ struct bt_wire_card_state {
     bool started;       /* UCX knows it */
     uint64_t start_ns;  /* not to be tried before */
     bool link;          /* as of the last tick */
-    bool good;          /* the link is up, and no session misses a lane over it */
+    bool good;          /* the link is up, and no session misses a path over it */
     uint32_t missed_by; /* sessions */
-    uint32_t n_lanes;   /* up */
-    struct bt_metric *up, *lanes, *failures;
+    uint32_t n_paths;   /* up */
+    struct bt_metric *up, *paths, *failures;
 };
 
 struct bt_wire {
@@ -78,17 +78,17 @@ struct bt_wire_peer { /* that we pull from: (name, incarnation) */
 
 typedef enum {
     BT_WS_ACCEPTED, /* listener: waits for the dialer's hello */
-    BT_WS_OPENING,  /* the first lane is being made */
+    BT_WS_OPENING,  /* the first path is being made */
     BT_WS_HELLO,    /* dialer: waits for the listener's hello */
-    BT_WS_WIREUP,   /* waits until a lane is proved */
+    BT_WS_WIREUP,   /* waits until a path is proved */
     BT_WS_UP,
     BT_WS_DEAD
 } bt_ws_state_t;
 
-struct bt_wire_lane {
-    struct bt_list link; /* session->lanes */
+struct bt_wire_path {
+    struct bt_list link; /* session->paths */
     struct bt_wire_session *session;
-    struct bt_wx_lane x;
+    struct bt_wx_path x;
     uint64_t begun_ns;
     bool up;        /* proved */
     bool stopped;   /* told to STOP; not in use any more */
@@ -99,7 +99,7 @@ struct bt_wire_lane {
 
 struct bt_wire_rail { /* of a dialer: a card here and one there that belong together */
     uint32_t local, remote;
-    struct bt_wire_lane *lane; /* NULL: none, try at retry_ns */
+    struct bt_wire_path *path; /* NULL: none, try at retry_ns */
     uint64_t retry_ns, wait_ns;
 };
 
@@ -117,14 +117,14 @@ struct bt_wire_session {
     bool conn_open, conn_stopped, proven;
     uint32_t n_flows; /* of either kind, until STOPPED */
     struct bt_list sends;
-    struct bt_list lanes;
-    uint32_t n_lanes, next_lane;
+    struct bt_list paths;
+    uint32_t n_paths, next_path;
     struct bt_nic peer_cards[BT_NICS_MAX];
-    uint32_t n_peer_cards; /* 0: it knows of one lane only */
+    uint32_t n_peer_cards; /* 0: it knows of one path only */
     struct bt_wire_rail rails[BT_NICS_MAX];
     uint32_t n_rails;
     struct bt_wire_missed { /* by our card */
-        uint64_t since_ns;  /* its lane was lost then; 0: it was not */
+        uint64_t since_ns;  /* its path was lost then; 0: it was not */
         bool told;          /* the card counts as bad for it */
         char why[96];
     } missed[BT_NICS_MAX];
@@ -178,15 +178,15 @@ void bt_wire_session_event(struct bt_wire_session *s, uint32_t events);
 void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns);
 /* A flow of s has STOPPED. */
 void bt_wire_session_unref(struct bt_wire_session *s);
-void bt_wire_session_unref_lane(struct bt_wire_session *s); /* a lane is gone */
-/* The first lane has its address: the hellos can go. NULL: there is none. */
-void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_lane *first);
+void bt_wire_session_unref_path(struct bt_wire_session *s); /* a path is gone */
+/* The first path has its address: the hellos can go. NULL: there is none. */
+void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_path *first);
 void bt_wire_session_maybe_up(struct bt_wire_session *s);
 
 /* member.c */
 #define BT_WIRE_MAC_BYTES 32
-struct bt_wire_way { /* how an end of a lane is reached */
-    uint32_t lane, card;
+struct bt_wire_way { /* how an end of a path is reached */
+    uint32_t path, card;
     uint64_t nonce;
     const void *address;
     size_t address_len;
@@ -202,16 +202,16 @@ bool bt_wire_member_is(const struct bt_wire_session *s, const struct bt_wire_way
                        const ProtobufCBinaryData *mac);
 
 /* path.c */
-void bt_wire_lanes_dial(struct bt_wire_session *s); /* the first, before the hello */
-/* The peer's hello: which lanes there can be. NULL, or why there is none. */
-const char *bt_wire_lanes_hello(struct bt_wire_session *s, const Baton__PeerHello *h);
-void bt_wire_lanes_stop(struct bt_wire_session *s); /* the session has ended */
-void bt_wire_lanes_tick(struct bt_wire_session *s, uint64_t now_ns);
-void bt_wire_lane_asked(struct bt_wire_session *s, const Baton__LaneOpen *m);
-void bt_wire_lane_answered(struct bt_wire_session *s, const Baton__LaneOpened *m);
-void bt_wire_lane_closed(struct bt_wire_session *s, const Baton__LaneClose *m);
-void bt_wire_lane_ended(struct bt_wire_session *s, const Baton__LaneEnd *m);
-void bt_wire_lane_event(struct bt_wire_lane *l, uint32_t events);
+void bt_wire_paths_dial(struct bt_wire_session *s); /* the first, before the hello */
+/* The peer's hello: which paths there can be. NULL, or why there is none. */
+const char *bt_wire_paths_hello(struct bt_wire_session *s, const Baton__PeerHello *h);
+void bt_wire_paths_stop(struct bt_wire_session *s); /* the session has ended */
+void bt_wire_paths_tick(struct bt_wire_session *s, uint64_t now_ns);
+void bt_wire_path_asked(struct bt_wire_session *s, const Baton__LaneOpen *m);
+void bt_wire_path_answered(struct bt_wire_session *s, const Baton__LaneOpened *m);
+void bt_wire_path_closed(struct bt_wire_session *s, const Baton__LaneClose *m);
+void bt_wire_path_ended(struct bt_wire_session *s, const Baton__LaneEnd *m);
+void bt_wire_path_event(struct bt_wire_path *l, uint32_t events);
 void bt_wire_links_tick(struct bt_wire *w); /* which cards' links are up */
 
 /* flow.c */
@@ -244,7 +244,7 @@ void bt_wire_peer_up(struct bt_wire_peer *p);
 void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const char *why);
 void bt_wire_peer_idle(struct bt_wire_peer *p); /* frees it if nothing needs it */
 void bt_wire_count_up(struct bt_wire *w, int delta);
-/* May a lane be opened over the card? Makes UCX know it if its link has come up only now. */
+/* May a path be opened over the card? Makes UCX know it if its link has come up only now. */
 bool bt_wire_card_ready(struct bt_wire *w, uint32_t card);
 uint32_t bt_wire_first_card(const struct bt_wire *w); /* the first whose link is up */
 

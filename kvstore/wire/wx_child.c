@@ -79,7 +79,7 @@ static void conn_event(struct bt_wx_conn *c, uint32_t ev)
     }
 }
 
-static void lane_event(struct bt_wx_lane *l, uint32_t ev)
+static void path_event(struct bt_wx_path *l, uint32_t ev)
 {
     if (ev & BT_WX_EV_READY) {
         put(BT_WX_M_READY, &l->obj, l->address, l->address_len);
@@ -140,7 +140,7 @@ static void on_event(void *arg, struct bt_wx_obj *o, uint32_t ev)
     (void)arg;
     switch (o->kind) {
     case BT_WX_CONN: conn_event(BT_CONTAINER_OF(o, struct bt_wx_conn, obj), ev); break;
-    case BT_WX_LANE: lane_event(BT_CONTAINER_OF(o, struct bt_wx_lane, obj), ev); break;
+    case BT_WX_PATH: path_event(BT_CONTAINER_OF(o, struct bt_wx_path, obj), ev); break;
     case BT_WX_RECV: recv_event(BT_CONTAINER_OF(o, struct bt_wx_recv, obj), ev); break;
     case BT_WX_SEND:
         if (ev & BT_WX_EV_SENT) {
@@ -193,22 +193,22 @@ static void on_conn(struct bt_wx_ipc_msg *m)
     add(&c->obj, BT_WX_CONN, m->handle, BT_WX_CMD_OPEN);
 }
 
-static void on_lane(struct bt_wx_ipc_msg *m)
+static void on_path(struct bt_wx_ipc_msg *m)
 {
-    struct bt_wx_ipc_lane b;
-    struct bt_wx_lane *l = bt_calloc(1, sizeof(*l));
+    struct bt_wx_ipc_path b;
+    struct bt_wx_path *l = bt_calloc(1, sizeof(*l));
     BT_ASSERT(bt_wx_ipc_take(m, &b, sizeof(b)) && b.card < BT_NICS_MAX);
     l->conn = conn_of(b.conn);
     l->number = b.number;
     l->card = b.card;
     l->nonce = b.nonce;
-    add(&l->obj, BT_WX_LANE, m->handle, BT_WX_CMD_OPEN);
+    add(&l->obj, BT_WX_PATH, m->handle, BT_WX_CMD_OPEN);
 }
 
 static void on_connect(struct bt_wx_ipc_msg *m)
 {
     struct bt_wx_ipc_connect b;
-    struct bt_wx_lane *l = BT_CONTAINER_OF(obj_of(m->handle, BT_WX_LANE), struct bt_wx_lane, obj);
+    struct bt_wx_path *l = BT_CONTAINER_OF(obj_of(m->handle, BT_WX_PATH), struct bt_wx_path, obj);
     BT_ASSERT(bt_wx_ipc_take(m, &b, sizeof(b)) && l->peer_address == NULL);
     l->nonce_peer = b.nonce_peer;
     l->peer_address = bt_malloc(m->n + 1);
@@ -273,15 +273,15 @@ static void on_recv(struct bt_wx_ipc_msg *m)
     add(&r->obj, BT_WX_RECV, m->handle, BT_WX_CMD_ADD);
 }
 
-/* The lane itself is gone since it stopped: this one stands for it. */
+/* The path itself is gone since it stopped: this one stands for it. */
 static void on_resend(struct bt_wx_ipc_msg *m)
 {
     struct bt_wx_ipc_resend b;
-    struct bt_wx_lane *l = bt_calloc(1, sizeof(*l));
+    struct bt_wx_path *l = bt_calloc(1, sizeof(*l));
     BT_ASSERT(bt_wx_ipc_take(m, &b, sizeof(b)) && bt_wx_has_unpack(m->body, m->n, &l->has));
     l->conn = conn_of(b.conn);
     l->number = b.number;
-    add(&l->obj, BT_WX_LANE, m->handle, BT_WX_CMD_RESEND);
+    add(&l->obj, BT_WX_PATH, m->handle, BT_WX_CMD_RESEND);
 }
 
 static void on_card(struct bt_wx_ipc_msg *m)
@@ -309,7 +309,7 @@ static void on_message(struct bt_wx_ipc_msg *m)
     switch (m->type) {
     case BT_WX_M_CARD: on_card(m); break;
     case BT_WX_M_OPEN_CONN: on_conn(m); break;
-    case BT_WX_M_OPEN_LANE: on_lane(m); break;
+    case BT_WX_M_OPEN_PATH: on_path(m); break;
     case BT_WX_M_CONNECT: on_connect(m); break;
     case BT_WX_M_ADD_SEND: on_send(m); break;
     case BT_WX_M_ADD_RECV: on_recv(m); break;

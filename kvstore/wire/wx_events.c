@@ -25,8 +25,8 @@ static bool first(struct bt_wx_obj *o, uint32_t ev)
 
 static bool on_ready(struct bt_wx_proxy *p, struct bt_wx_obj *o, const struct bt_wx_ipc_msg *m)
 {
-    struct bt_wx_lane *l = BT_CONTAINER_OF(o, struct bt_wx_lane, obj);
-    if (o->kind != BT_WX_LANE || m->n == 0 || m->n > BT_RANGE_ADDRESS_MAX ||
+    struct bt_wx_path *l = BT_CONTAINER_OF(o, struct bt_wx_path, obj);
+    if (o->kind != BT_WX_PATH || m->n == 0 || m->n > BT_RANGE_ADDRESS_MAX ||
         !first(o, BT_WX_EV_READY)) {
         return false;
     }
@@ -39,7 +39,7 @@ static bool on_ready(struct bt_wx_proxy *p, struct bt_wx_obj *o, const struct bt
 
 static bool on_proven(struct bt_wx_proxy *p, struct bt_wx_obj *o)
 {
-    if (o->kind != BT_WX_LANE || !first(o, BT_WX_EV_PROVEN)) {
+    if (o->kind != BT_WX_PATH || !first(o, BT_WX_EV_PROVEN)) {
         return false; /* before CONNECT as well: the echo can overtake the peer's hello */
     }
     deliver(p, o, BT_WX_EV_PROVEN);
@@ -93,8 +93,8 @@ static bool on_lost(struct bt_wx_proxy *p, struct bt_wx_obj *o, struct bt_wx_ipc
         struct bt_wx_conn *c = BT_CONTAINER_OF(o, struct bt_wx_conn, obj);
         c->lost = (bt_status_t)status;
         memcpy(c->why, why, sizeof(why));
-    } else if (o->kind == BT_WX_LANE) {
-        struct bt_wx_lane *l = BT_CONTAINER_OF(o, struct bt_wx_lane, obj);
+    } else if (o->kind == BT_WX_PATH) {
+        struct bt_wx_path *l = BT_CONTAINER_OF(o, struct bt_wx_path, obj);
         l->lost = (bt_status_t)status;
         memcpy(l->why, why, sizeof(why));
     } else {
@@ -109,12 +109,12 @@ static bool on_lost(struct bt_wx_proxy *p, struct bt_wx_obj *o, struct bt_wx_ipc
 static bool on_stopped(struct bt_wx_proxy *p, struct bt_wx_obj *o, const struct bt_wx_ipc_msg *m)
 {
     struct bt_wx_has *has = NULL;
-    if (!(o->cmds & BT_WX_CMD_STOP) || (o->kind == BT_WX_LANE && (o->cmds & BT_WX_CMD_RESEND)) ||
-        (m->n != 0 && o->kind != BT_WX_LANE) || !bt_wx_has_unpack(m->body, m->n, &has)) {
+    if (!(o->cmds & BT_WX_CMD_STOP) || (o->kind == BT_WX_PATH && (o->cmds & BT_WX_CMD_RESEND)) ||
+        (m->n != 0 && o->kind != BT_WX_PATH) || !bt_wx_has_unpack(m->body, m->n, &has)) {
         return false;
     }
-    if (o->kind == BT_WX_LANE) { /* a sender's is empty: control has set what the peer said */
-        struct bt_wx_lane *l = BT_CONTAINER_OF(o, struct bt_wx_lane, obj);
+    if (o->kind == BT_WX_PATH) { /* a sender's is empty: control has set what the peer said */
+        struct bt_wx_path *l = BT_CONTAINER_OF(o, struct bt_wx_path, obj);
         if (has != NULL && l->has != NULL) {
             bt_wx_has_free(has);
             return false;
@@ -130,7 +130,7 @@ static bool on_stopped(struct bt_wx_proxy *p, struct bt_wx_obj *o, const struct 
 
 static bool on_resent(struct bt_wx_proxy *p, struct bt_wx_obj *o)
 {
-    if (o->kind != BT_WX_LANE || !(o->cmds & BT_WX_CMD_RESEND)) {
+    if (o->kind != BT_WX_PATH || !(o->cmds & BT_WX_CMD_RESEND)) {
         return false;
     }
     bt_wx_proxy_unname(p, o);

@@ -33,7 +33,7 @@ typedef enum {
     BT_WX_M_START = 1,
     BT_WX_M_CARD,
     BT_WX_M_OPEN_CONN,
-    BT_WX_M_OPEN_LANE,
+    BT_WX_M_OPEN_PATH,
     BT_WX_M_CONNECT, /* and the peer's address */
     BT_WX_M_ADD_SEND,
     BT_WX_M_ADD_RECV,
@@ -44,13 +44,13 @@ typedef enum {
     /* from it: answers, then events of xfer.h */
     BT_WX_M_CARD_STARTED = 32, /* and a text, if it was not */
     BT_WX_M_PONG,              /* no body */
-    BT_WX_M_READY,             /* the lane's address */
+    BT_WX_M_READY,             /* the path's address */
     BT_WX_M_PROVEN,            /* no body */
     BT_WX_M_PROGRESS,          /* u32 */
     BT_WX_M_LANDED,
     BT_WX_M_SENT,    /* no body */
     BT_WX_M_LOST,    /* i32 status, and a text */
-    BT_WX_M_STOPPED, /* of a lane: what bt_wx_has_pack writes */
+    BT_WX_M_STOPPED, /* of a path: what bt_wx_has_pack writes */
     BT_WX_M_RESENT,  /* no body */
 } bt_wx_ipc_type_t;
 
@@ -73,7 +73,7 @@ struct bt_wx_ipc_conn {
     uint32_t heard; /* index in bt_wx_board.heard */
 };
 
-struct bt_wx_ipc_lane {
+struct bt_wx_ipc_path {
     uint32_t conn, number, card; /* conn: its handle */
     uint64_t nonce;
 };

@@ -51,7 +51,7 @@ static uint32_t heard_take(struct bt_wx_proxy *p, struct bt_wx_conn *c)
         i++;
     }
     if (i == BT_WX_HEARD) {
-        return 0; /* it counts here only: a lane of it is never thought to be silent */
+        return 0; /* it counts here only: a path of it is never thought to be silent */
     }
     p->heard_taken[i] = true;
     atomic_store(&p->board->heard[i], atomic_load(&c->heard));
@@ -91,17 +91,17 @@ static bool has_conn(const struct bt_wx_proxy *p, const struct bt_wx_conn *c)
     return up(p) && c->obj.handle != 0;
 }
 
-static void open_lane(struct bt_wx_proxy *p, struct bt_wx_lane *l)
+static void open_path(struct bt_wx_proxy *p, struct bt_wx_path *l)
 {
     if (has_conn(p, l->conn)) {
-        struct bt_wx_ipc_lane b = {
+        struct bt_wx_ipc_path b = {
             .conn = l->conn->obj.handle, .number = l->number, .card = l->card, .nonce = l->nonce};
         name(p, &l->obj);
-        put(p, BT_WX_M_OPEN_LANE, l->obj.handle, &(struct iovec){&b, sizeof(b)}, 1);
+        put(p, BT_WX_M_OPEN_PATH, l->obj.handle, &(struct iovec){&b, sizeof(b)}, 1);
     }
 }
 
-static void connect_lane(struct bt_wx_proxy *p, const struct bt_wx_lane *l)
+static void connect_path(struct bt_wx_proxy *p, const struct bt_wx_path *l)
 {
     struct bt_wx_ipc_connect b = {.nonce_peer = l->nonce_peer};
     struct iovec parts[2] = {{&b, sizeof(b)}, {l->peer_address, l->peer_address_len}};
@@ -160,13 +160,13 @@ static void begin(struct bt_wx_proxy *p, struct bt_wx_obj *o)
 {
     switch (o->kind) {
     case BT_WX_CONN: open_conn(p, BT_CONTAINER_OF(o, struct bt_wx_conn, obj)); break;
-    case BT_WX_LANE: open_lane(p, BT_CONTAINER_OF(o, struct bt_wx_lane, obj)); break;
+    case BT_WX_PATH: open_path(p, BT_CONTAINER_OF(o, struct bt_wx_path, obj)); break;
     case BT_WX_SEND: add_send(p, BT_CONTAINER_OF(o, struct bt_wx_send, obj)); break;
     case BT_WX_RECV: add_recv(p, BT_CONTAINER_OF(o, struct bt_wx_recv, obj)); break;
     }
 }
 
-static void resend(struct bt_wx_proxy *p, struct bt_wx_lane *l)
+static void resend(struct bt_wx_proxy *p, struct bt_wx_path *l)
 {
     if (!has_conn(p, l->conn)) {
         bt_wx_event(p->x, &l->obj, BT_WX_EV_RESENT);
@@ -190,10 +190,10 @@ static void command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd)
         begin(p, o);
     }
     if (cmd & BT_WX_CMD_CONNECT) {
-        connect_lane(p, BT_CONTAINER_OF(o, struct bt_wx_lane, obj));
+        connect_path(p, BT_CONTAINER_OF(o, struct bt_wx_path, obj));
     }
     if (cmd & BT_WX_CMD_RESEND) {
-        resend(p, BT_CONTAINER_OF(o, struct bt_wx_lane, obj));
+        resend(p, BT_CONTAINER_OF(o, struct bt_wx_path, obj));
     }
     if ((cmd & BT_WX_CMD_STOP) && o->handle == 0) {
         bt_wx_event(x, o, BT_WX_EV_STOPPED);
@@ -231,7 +231,7 @@ static void lose_conn(struct bt_wx_proxy *p, struct bt_wx_conn *c, const char *w
     }
 }
 
-/* Connections first: their sessions end, and no lane is gone on without. Then whoever was told to
+/* Connections first: their sessions end, and no path is gone on without. Then whoever was told to
  * stop has stopped. The others are stopped when their session ends. */
 void bt_wx_proxy_lost(struct bt_wx_proxy *p, const char *why)
 {
@@ -249,7 +249,7 @@ void bt_wx_proxy_lost(struct bt_wx_proxy *p, const char *why)
         }
     }
     for (size_t i = 0; i < n; i++) {
-        if (list[i]->kind == BT_WX_LANE && (list[i]->cmds & BT_WX_CMD_RESEND)) {
+        if (list[i]->kind == BT_WX_PATH && (list[i]->cmds & BT_WX_CMD_RESEND)) {
             bt_wx_event(p->x, list[i], BT_WX_EV_RESENT);
         } else if (list[i]->cmds & BT_WX_CMD_STOP) {
             bt_wx_event(p->x, list[i], BT_WX_EV_STOPPED);

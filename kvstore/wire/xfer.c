@@ -1,4 +1,4 @@
-/* The transfer thread, whatever it speaks: connections, lanes, commands from and events to the
+/* The transfer thread, whatever it speaks: connections, paths, commands from and events to the
  * control thread; its start and its end. Everything but bt_wx_create, bt_wx_destroy,
  * bt_wx_card_start, bt_wx_start_thread, bt_wx_command and bt_wx_kick runs on the transfer thread.
  */
@@ -153,8 +153,8 @@ void bt_wx_absorb_adds(struct bt_wx *x)
 void bt_wx_conn_hot(struct bt_wx_conn *c)
 {
     struct bt_list *i;
-    bt_list_for_each (i, &c->lanes) {
-        bt_wx_lane_hot(BT_CONTAINER_OF(i, struct bt_wx_lane, link));
+    bt_list_for_each (i, &c->paths) {
+        bt_wx_path_hot(BT_CONTAINER_OF(i, struct bt_wx_path, link));
     }
 }
 
@@ -172,12 +172,12 @@ void bt_wx_conn_kill(struct bt_wx_conn *c, bt_status_t st, const char *fmt, ...)
     bt_wx_conn_hot(c);
 }
 
-uint32_t bt_wx_conn_open_lanes(const struct bt_wx_conn *c)
+uint32_t bt_wx_conn_open_paths(const struct bt_wx_conn *c)
 {
     const struct bt_list *i;
     uint32_t n = 0;
-    bt_list_for_each (i, &c->lanes) {
-        n += bt_wx_lane_open(BT_CONTAINER_OF(i, struct bt_wx_lane, link));
+    bt_list_for_each (i, &c->paths) {
+        n += bt_wx_path_open(BT_CONTAINER_OF(i, struct bt_wx_path, link));
     }
     return n;
 }
@@ -186,7 +186,7 @@ static void conn_open(struct bt_wx *x, struct bt_wx_conn *c)
 {
     c->x = x;
     c->streams = bt_map_create(sizeof(uint32_t));
-    bt_list_init(&c->lanes);
+    bt_list_init(&c->paths);
     bt_list_init(&c->sends);
     bt_list_init(&c->recvs);
     for (int i = 0; i < BT_WX_CLASSES; i++) {
@@ -195,7 +195,7 @@ static void conn_open(struct bt_wx *x, struct bt_wx_conn *c)
     bt_list_insert_tail(&x->conns, &c->link);
 }
 
-/* Timers and changes of state, behind those of its lanes; c may be gone afterwards. */
+/* Timers and changes of state, behind those of its paths; c may be gone afterwards. */
 void bt_wx_conn_step(struct bt_wx_conn *c)
 {
     if (c->kill_wanted && !c->killed) {
@@ -207,7 +207,7 @@ void bt_wx_conn_step(struct bt_wx_conn *c)
         bt_wx_recv_reap(c);
         bt_wx_send_reap(c);
     }
-    if (c->stopping && bt_list_empty(&c->lanes)) {
+    if (c->stopping && bt_list_empty(&c->paths)) {
         BT_ASSERT(bt_list_empty(&c->sends) && bt_list_empty(&c->recvs));
         bt_map_destroy(c->streams);
         bt_list_remove(&c->link);
@@ -215,16 +215,16 @@ void bt_wx_conn_step(struct bt_wx_conn *c)
     }
 }
 
-/* ---- lanes ---- */
+/* ---- paths ---- */
 
-void bt_wx_lane_hot(struct bt_wx_lane *l)
+void bt_wx_path_hot(struct bt_wx_path *l)
 {
     if (bt_list_empty(&l->hot_link)) {
         bt_list_insert_tail(&l->conn->x->hot, &l->hot_link);
     }
 }
 
-void bt_wx_lane_kill(struct bt_wx_lane *l, bt_status_t st, const char *fmt, ...)
+void bt_wx_path_kill(struct bt_wx_path *l, bt_status_t st, const char *fmt, ...)
 {
     if (l->kill_wanted || l->killed) {
         return;
@@ -235,22 +235,22 @@ void bt_wx_lane_kill(struct bt_wx_lane *l, bt_status_t st, const char *fmt, ...)
     va_end(ap);
     l->lost = st;
     l->kill_wanted = true;
-    bt_wx_lane_hot(l);
+    bt_wx_path_hot(l);
 }
 
-bool bt_wx_lane_open(const struct bt_wx_lane *l)
+bool bt_wx_path_open(const struct bt_wx_path *l)
 {
     return l->proven && l->connected && !l->kill_wanted && !l->stopping && !l->conn->kill_wanted;
 }
 
-void bt_wx_lane_proven(struct bt_wx_lane *l)
+void bt_wx_path_proven(struct bt_wx_path *l)
 {
     l->proven = true;
     l->proven_ns = bt_mono_ns();
     bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_PROVEN);
 }
 
-bool bt_wx_lane_ends(struct bt_wx_lane *l)
+bool bt_wx_path_ends(struct bt_wx_path *l)
 {
     if (l->kill_wanted && !l->killed) {
         l->killed = true;
@@ -259,7 +259,7 @@ bool bt_wx_lane_ends(struct bt_wx_lane *l)
     return l->killed || l->stopping || l->conn->killed;
 }
 
-void bt_wx_lane_gone(struct bt_wx_lane *l)
+void bt_wx_path_gone(struct bt_wx_path *l)
 {
     bt_list_remove(&l->hot_link);
     bt_list_remove(&l->link);
@@ -267,16 +267,16 @@ void bt_wx_lane_gone(struct bt_wx_lane *l)
     bt_wx_event(l->conn->x, &l->obj, BT_WX_EV_STOPPED);
 }
 
-static void lane_apply(struct bt_wx *x, struct bt_wx_lane *l, uint32_t cmds)
+static void path_apply(struct bt_wx *x, struct bt_wx_path *l, uint32_t cmds)
 {
     if (cmds & BT_WX_CMD_OPEN) {
         bt_list_init(&l->hot_link);
-        bt_list_insert_tail(&l->conn->lanes, &l->link);
-        x->t->lane_open(l);
+        bt_list_insert_tail(&l->conn->paths, &l->link);
+        x->t->path_open(l);
     }
     if ((cmds & BT_WX_CMD_CONNECT) && !l->killed && !l->kill_wanted) {
         l->connect_ns = x->now_ns;
-        x->t->lane_connect(l);
+        x->t->path_connect(l);
     }
     if (cmds & BT_WX_CMD_STOP) {
         l->stopping = true;
@@ -287,7 +287,7 @@ static void lane_apply(struct bt_wx *x, struct bt_wx_lane *l, uint32_t cmds)
         bt_wx_event(x, &l->obj, BT_WX_EV_RESENT);
         return;
     }
-    bt_wx_lane_hot(l);
+    bt_wx_path_hot(l);
 }
 
 /* ---- what the transport's loop calls ---- */
@@ -301,7 +301,7 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
             conn_open(x, c);
         }
         if ((cmds & BT_WX_CMD_OPEN) && (cmds & BT_WX_CMD_STOP)) {
-            /* It ended before its turn to begin: its lanes stand behind it in the queue, and go
+            /* It ended before its turn to begin: its paths stand behind it in the queue, and go
              * first. */
             bt_wx_enqueue(x, o, BT_WX_CMD_STOP);
         } else if (cmds & BT_WX_CMD_STOP) {
@@ -310,7 +310,7 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
         }
         break;
     }
-    case BT_WX_LANE: lane_apply(x, BT_CONTAINER_OF(o, struct bt_wx_lane, obj), cmds); break;
+    case BT_WX_PATH: path_apply(x, BT_CONTAINER_OF(o, struct bt_wx_path, obj), cmds); break;
     case BT_WX_SEND: {
         struct bt_wx_send *s = BT_CONTAINER_OF(o, struct bt_wx_send, obj);
         if (cmds & BT_WX_CMD_ADD) {

@@ -2,13 +2,13 @@
  * (grpc.c).
  *
  * Four kinds of objects live on both sides: a connection (what flows go over, inside a gRPC
- * session), its lanes (from a network card here to one there), and sending and receiving ends of
+ * session), its paths (from a network card here to one there), and sending and receiving ends of
  * flows. The control thread allocates one, gives it commands
  * (bits, in ascending order) and gets events (bits) back. The last command is STOP, the last event
  * STOPPED: from then on the transfer thread does not touch the object, nor, for a flow, its slots.
- * Flows of a connection are stopped before its lanes, and these before the connection.
+ * Flows of a connection are stopped before its paths, and these before the connection.
  *
- * A message of a flow takes whichever lane is to have it first. A lane may come and go while flows
+ * A message of a flow takes whichever path is to have it first. A path may come and go while flows
  * are under way; what was under way on it goes again over another (xfer_resend.c). */
 #ifndef BT_KVSTORE_WIRE_XFER_H
 #define BT_KVSTORE_WIRE_XFER_H
@@ -26,24 +26,24 @@
                          */
 #define BT_WX_CLASSES 4 /* hand-off, BT_WIRE_FETCH, BT_WIRE_WINDOW, BT_WIRE_REPLICA */
 
-typedef enum { BT_WX_CONN = 1, BT_WX_SEND = 2, BT_WX_RECV = 3, BT_WX_LANE = 4 } bt_wx_kind_t;
+typedef enum { BT_WX_CONN = 1, BT_WX_SEND = 2, BT_WX_RECV = 3, BT_WX_PATH = 4 } bt_wx_kind_t;
 
 enum {                        /* commands */
-       BT_WX_CMD_OPEN = 1,    /* conn: from now on; lane: make the worker; answer READY or LOST */
+       BT_WX_CMD_OPEN = 1,    /* conn: from now on; path: make the worker; answer READY or LOST */
        BT_WX_CMD_ADD = 1,     /* flow: from now on */
-       BT_WX_CMD_CONNECT = 2, /* lane: peer_address and nonce_peer are set */
+       BT_WX_CMD_CONNECT = 2, /* path: peer_address and nonce_peer are set */
        BT_WX_CMD_STOP = 4,
-       BT_WX_CMD_RESEND = 8 /* lane, after STOPPED: `has` is set; answer RESENT */
+       BT_WX_CMD_RESEND = 8 /* path, after STOPPED: `has` is set; answer RESENT */
 };
 enum {                        /* events */
-       BT_WX_EV_READY = 1,    /* lane: address is set */
-       BT_WX_EV_PROVEN = 2,   /* lane: the peer echoed our nonce */
+       BT_WX_EV_READY = 1,    /* path: address is set */
+       BT_WX_EV_PROVEN = 2,   /* path: the peer echoed our nonce */
        BT_WX_EV_PROGRESS = 1, /* recv: the flow word was raised */
        BT_WX_EV_LANDED = 2,   /* recv: the last item is in */
        BT_WX_EV_SENT = 2,     /* send: the last item's sends have completed */
-       BT_WX_EV_LOST = 4,     /* conn, lane: dead; recv: bad data. status and why are set */
+       BT_WX_EV_LOST = 4,     /* conn, path: dead; recv: bad data. status and why are set */
        BT_WX_EV_STOPPED = 8,
-       BT_WX_EV_RESENT = 16 /* lane: nothing of `has` is read any more */
+       BT_WX_EV_RESENT = 16 /* path: nothing of `has` is read any more */
 };
 
 struct bt_wx_obj {
@@ -65,7 +65,7 @@ struct bt_wx_conn {
     char peer[BT_WIRE_NAME_BYTES];     /* for logs */
     char who[BT_WIRE_NAME_BYTES + 16]; /* by its certificate, where gRPC carries KV */
     bool dialer;
-    bool several;               /* the peer understands lanes, and there may be more than one */
+    bool several;               /* the peer understands paths, and there may be more than one */
     _Atomic uint32_t heard;     /* messages of the gRPC session, counted by control at: */
     _Atomic uint32_t *heard_at; /* heard, or a word that the wire process maps as well */
     /* set by the transfer thread before LOST */
@@ -74,17 +74,17 @@ struct bt_wx_conn {
     /* the transfer thread's own */
     struct bt_wx *x;
     struct bt_list link; /* x->conns */
-    struct bt_list lanes;
+    struct bt_list paths;
     bool kill_wanted; /* set inside the transport's callbacks, which must close nothing */
     bool killed, stopping;
     struct bt_map *streams; /* u32 -> bt_wx_recv */
     struct bt_list sends, recvs;
     struct bt_list ready[BT_WX_CLASSES]; /* sends with something to send, round-robin */
-    uint64_t bytes_in_flight;            /* over all lanes */
+    uint64_t bytes_in_flight;            /* over all paths */
     uint32_t n_stopping;                 /* flows told to stop, not yet quiet */
 };
 
-/* What a receiver had of a flow when a lane ended: items below `item`, and from there on the
+/* What a receiver had of a flow when a path ended: items below `item`, and from there on the
  * segments whose bits are set, bt_wx_has_bit. */
 struct bt_wx_has {
     struct bt_wx_has *next;
@@ -93,7 +93,7 @@ struct bt_wx_has {
     uint8_t bits[];
 };
 
-struct bt_wx_lane {
+struct bt_wx_path {
     struct bt_wx_obj obj;
     /* set by control before OPEN / CONNECT, constant from then on */
     struct bt_wx_conn *conn;
@@ -110,9 +110,9 @@ struct bt_wx_lane {
      * control frees it. */
     struct bt_wx_has *has;
     /* the transfer thread's own */
-    struct bt_wx_ucx_lane *ucx; /* what the transport has of it: ucx_priv.h, */
+    struct bt_wx_ucx_path *ucx; /* what the transport has of it: ucx_priv.h, */
     struct bt_wx_via *via;      /* or grpc.c */
-    struct bt_list link;        /* conn->lanes */
+    struct bt_list link;        /* conn->paths */
     struct bt_list hot_link;    /* x->hot: it wants a turn */
     bool connected;             /* messages can be sent */
     bool proven;                /* and it is the session's peer who gets them */
@@ -123,9 +123,9 @@ struct bt_wx_lane {
     uint32_t n_sends; /* messages that the transport has not let go of */
 };
 
-/* A message that was sent over a lane, of a peer with several: it may have to go again. */
+/* A message that was sent over a path, of a peer with several: it may have to go again. */
 struct bt_wx_sent {
-    uint32_t lane, item, first_block, n_segs;
+    uint32_t path, item, first_block, n_segs;
 };
 
 struct bt_wx_send {
@@ -140,7 +140,7 @@ struct bt_wx_send {
     uint32_t outstanding;
     bool added, stopping, sent;
     uint64_t stop_ns;
-    struct bt_wx_sent *log, *again; /* sent; lost with a lane, to be sent before anything else */
+    struct bt_wx_sent *log, *again; /* sent; lost with a path, to be sent before anything else */
     uint32_t n_log, log_cap, n_again, again_cap;
 };
 
@@ -217,7 +217,7 @@ struct bt_wx_inside {
 struct bt_wx;
 
 struct bt_wx *bt_wx_create(const struct bt_wx_config *conf);
-/* Once for each card, before a lane over it is opened: UCX's context for it, or gRPC's server.
+/* Once for each card, before a path over it is opened: UCX's context for it, or gRPC's server.
  * ERR_CONFIG: err names the setting; may be tried again. AGAIN, unless `wait`: it is under way, ask
  * again. */
 bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *err,

@@ -1,6 +1,6 @@
 /* Inside the transfer thread: what its files share, whatever transport carries the messages.
- * xfer.c has connections and lanes, xfer_send.c and xfer_recv.c the ends of flows, xfer_resend.c
- * what a lost lane leaves to be done; ucx*.c and grpc.c are transports. Everything here runs on
+ * xfer.c has connections and paths, xfer_send.c and xfer_recv.c the ends of flows, xfer_resend.c
+ * what a lost path leaves to be done; ucx*.c and grpc.c are transports. Everything here runs on
  * that thread, unless it says otherwise. */
 #ifndef BT_KVSTORE_WIRE_XFER_PRIV_H
 #define BT_KVSTORE_WIRE_XFER_PRIV_H
@@ -13,13 +13,13 @@
 #define BT_WX_SLICE_US 300 /* of the transfer thread, see bt_loop_short_slices */
 
 struct bt_wx_mail;
-struct bt_wx_ucx;    /* ucx_priv.h */
-struct bt_wx_stream; /* grpc.c */
-struct bt_wx_proxy;  /* wx_priv.h */
+struct bt_wx_ucx;   /* ucx_priv.h */
+struct bt_wx_grpc;  /* grpc.c */
+struct bt_wx_proxy; /* wx_priv.h */
 
 struct bt_wx_out {          /* one message on its way out */
     struct bt_wx_out *next; /* free list; grpc.c: in the order of sending */
-    struct bt_wx_lane *lane;
+    struct bt_wx_path *path;
     struct bt_wx_send *send;
     uint64_t posted_ns;
     uint32_t magic; /* the transport's */
@@ -33,7 +33,7 @@ struct bt_wx_out {          /* one message on its way out */
 
 struct bt_wx_land { /* one message on its way in */
     struct bt_wx_recv *recv;
-    struct bt_wx_lane *lane;
+    struct bt_wx_path *path;
     struct bt_wire_seg_hdr hdr;
     const uint8_t *crcs; /* what the sender computed */
     uint64_t at;         /* payload bytes that are in the slots, in order */
@@ -52,10 +52,10 @@ struct bt_wx_transport {
     void (*finish)(struct bt_wx *x);
     void (*destroy)(struct bt_wx *x); /* control thread; the thread has ended */
     void (*run)(struct bt_wx *x);     /* UCX's: the transfer thread, until bt_wx_over */
-    /* Makes what the lane needs on this side; READY follows. */
-    void (*lane_open)(struct bt_wx_lane *l);
-    /* To peer_address. bt_wx_lane_proven follows. */
-    void (*lane_connect)(struct bt_wx_lane *l);
+    /* Makes what the path needs on this side; READY follows. */
+    void (*path_open)(struct bt_wx_path *l);
+    /* To peer_address. bt_wx_path_proven follows. */
+    void (*path_connect)(struct bt_wx_path *l);
     /* Sends a message, header first; bt_wx_out_done follows, at once or later. */
     void (*post)(struct bt_wx_out *o, size_t header_len);
 };
@@ -67,14 +67,14 @@ struct bt_wx {
     struct bt_wx_config conf;
     const struct bt_wx_transport *t;
     struct bt_wx_ucx *ucx; /* the transport's own, one of the three */
-    struct bt_wx_stream *stream;
+    struct bt_wx_grpc *grpc;
     struct bt_wx_proxy *proxy;
     size_t header_max;  /* bytes that the transport takes as a message's header */
     uint32_t alone_min; /* a segment of so many bytes goes in a message of its own */
     pthread_t thread;
     int wakefd;
     struct bt_wx_bell *bell, own_bell;
-    struct bt_list conns, hot; /* hot: lanes */
+    struct bt_list conns, hot; /* hot: paths */
     struct bt_list notify;     /* receives that control hears of at the end of the turn */
     struct bt_wx_out *out_free;
     uint64_t now_ns;
@@ -108,24 +108,24 @@ void bt_wx_take_commands(struct bt_wx *x);
 void bt_wx_absorb_adds(struct bt_wx *x);
 void bt_wx_look_at_words(struct bt_wx *x); /* after a kick */
 
-/* Takes the connection and its lanes down as soon as no callback of the transport is running. First
+/* Takes the connection and its paths down as soon as no callback of the transport is running. First
  * reason wins. */
 void bt_wx_conn_kill(struct bt_wx_conn *c, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-void bt_wx_conn_hot(struct bt_wx_conn *c);                  /* every lane of it */
-uint32_t bt_wx_conn_open_lanes(const struct bt_wx_conn *c); /* that messages may take */
-void bt_wx_conn_step(struct bt_wx_conn *c); /* behind its lanes' steps; c may be gone then */
+void bt_wx_conn_hot(struct bt_wx_conn *c);                  /* every path of it */
+uint32_t bt_wx_conn_open_paths(const struct bt_wx_conn *c); /* that messages may take */
+void bt_wx_conn_step(struct bt_wx_conn *c); /* behind its paths' steps; c may be gone then */
 
-void bt_wx_lane_hot(struct bt_wx_lane *l);
-bool bt_wx_lane_open(const struct bt_wx_lane *l); /* messages may take it */
-/* The same as bt_wx_conn_kill for one lane: it ends, the flows do not. */
-void bt_wx_lane_kill(struct bt_wx_lane *l, bt_status_t st, const char *fmt, ...)
+void bt_wx_path_hot(struct bt_wx_path *l);
+bool bt_wx_path_open(const struct bt_wx_path *l); /* messages may take it */
+/* The same as bt_wx_conn_kill for one path: it ends, the flows do not. */
+void bt_wx_path_kill(struct bt_wx_path *l, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-void bt_wx_lane_proven(struct bt_wx_lane *l); /* the peer has echoed our nonce */
+void bt_wx_path_proven(struct bt_wx_path *l); /* the peer has echoed our nonce */
 /* Says so if it is lost; is it to be closed? */
-bool bt_wx_lane_ends(struct bt_wx_lane *l);
+bool bt_wx_path_ends(struct bt_wx_path *l);
 /* It is closed, no callback will run: the last that the transport does with it. */
-void bt_wx_lane_gone(struct bt_wx_lane *l);
+void bt_wx_path_gone(struct bt_wx_path *l);
 
 /* ---- xfer_send.c ---- */
 void bt_wx_send_add(struct bt_wx_send *s);
@@ -137,10 +137,10 @@ void bt_wx_send_free_pool(struct bt_wx *x);
 /* The transport has let go of the message. lost: why it was not sent; NULL: it was. */
 void bt_wx_out_done(struct bt_wx_out *o, const char *lost);
 
-/* ---- xfer_resend.c: what was sent over a lane, and what has to go again when it is lost ---- */
+/* ---- xfer_resend.c: what was sent over a path, and what has to go again when it is lost ---- */
 void bt_wx_send_log(struct bt_wx_send *s, const struct bt_wx_sent *sent);
-void bt_wx_send_resend(const struct bt_wx_lane *l); /* by l->has */
-void bt_wx_recv_report(struct bt_wx_lane *l);       /* fills l->has */
+void bt_wx_send_resend(const struct bt_wx_path *l); /* by l->has */
+void bt_wx_recv_report(struct bt_wx_path *l);       /* fills l->has */
 
 static inline bool bt_wx_recv_begun(const struct bt_wx_recv *r, uint32_t item, uint32_t block)
 {
@@ -156,7 +156,7 @@ void bt_wx_recv_notify(struct bt_wx *x);
 /* Reads a message's header and finds where its bytes belong. False: they belong nowhere. ours: it
  * came from the session's peer for certain; what strangers send is only dropped. land->crcs points
  * into the header. */
-bool bt_wx_land_begin(struct bt_wx_lane *l, const void *header, size_t header_len, size_t payload,
+bool bt_wx_land_begin(struct bt_wx_path *l, const void *header, size_t header_len, size_t payload,
                       bool ours, struct bt_wx_land *land);
 /* Where the message's i-th segment belongs. */
 uint8_t *bt_wx_land_segment(const struct bt_wx_land *l, uint32_t i);
@@ -165,6 +165,6 @@ void bt_wx_land_bytes(struct bt_wx_land *l, const uint8_t *from, size_t n);
 /* The same, of a message (loose) whose bytes come in any order. */
 void bt_wx_land_loose(const struct bt_wx_land *l, uint64_t at, const uint8_t *from, size_t n);
 void bt_wx_land_end(const struct bt_wx_land *l);  /* all bytes of the message are in the slots */
-void bt_wx_land_undo(const struct bt_wx_land *l); /* it may come again, over another lane */
+void bt_wx_land_undo(const struct bt_wx_land *l); /* it may come again, over another path */
 
 #endif

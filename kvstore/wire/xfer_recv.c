@@ -52,7 +52,7 @@ void bt_wx_recv_reap(struct bt_wx_conn *c)
         if (!r->stopping) {
             continue;
         }
-        if (r->outstanding == 0 || bt_list_empty(&c->lanes)) {
+        if (r->outstanding == 0 || bt_list_empty(&c->paths)) {
             c->n_stopping--;
             bt_list_remove(&r->link);
             free(r->started);
@@ -196,8 +196,8 @@ void bt_wx_land_end(const struct bt_wx_land *l)
     r->segments += n;
     bt_metric_add(conf->m.recv_bytes, (uint64_t)n * bytes);
     bt_metric_add(conf->m.recv_segs, n);
-    bt_metric_add(conf->cards[l->lane->card].recv_bytes, (uint64_t)n * bytes);
-    bt_metric_add(conf->cards[l->lane->card].recv_segs, n);
+    bt_metric_add(conf->cards[l->path->card].recv_bytes, (uint64_t)n * bytes);
+    bt_metric_add(conf->cards[l->path->card].recv_segs, n);
     r->landed[l->hdr.item] += n;
     recv_commit(r);
 }
@@ -243,7 +243,7 @@ static struct bt_wx_recv *recv_find(struct bt_wx_conn *c, const struct bt_wire_s
     return r;
 }
 
-bool bt_wx_land_begin(struct bt_wx_lane *l, const void *header, size_t header_len, size_t payload,
+bool bt_wx_land_begin(struct bt_wx_path *l, const void *header, size_t header_len, size_t payload,
                       bool ours, struct bt_wx_land *land)
 {
     struct bt_wx_conn *c = l->conn;
@@ -286,6 +286,6 @@ bool bt_wx_land_begin(struct bt_wx_lane *l, const void *header, size_t header_le
     if (r->first_ns == 0) {
         r->first_ns = bt_real_ns();
     }
-    *land = (struct bt_wx_land){.recv = r, .lane = l, .hdr = h, .crcs = crcs};
+    *land = (struct bt_wx_land){.recv = r, .path = l, .hdr = h, .crcs = crcs};
     return true;
 }

@@ -1,6 +1,6 @@
-/* Lanes that are lost and the flows that go on: the sender remembers which message took which lane;
- * the receiver, once its end of the lane is closed and nothing can come over it any more, says what
- * it has; what it lacks of that lane's messages goes again over another. So no segment is ever
+/* Paths that are lost and the flows that go on: the sender remembers which message took which path;
+ * the receiver, once its end of the path is closed and nothing can come over it any more, says what
+ * it has; what it lacks of that path's messages goes again over another. So no segment is ever
  * received twice. Transfer thread. */
 #include <stdlib.h>
 #include <string.h>
@@ -39,13 +39,13 @@ static bool arrived(const struct bt_wx_has *h, const struct bt_flow_shape *shape
     return true;
 }
 
-static void resend(struct bt_wx_send *s, uint32_t lane, const struct bt_wx_has *has)
+static void resend(struct bt_wx_send *s, uint32_t path, const struct bt_wx_has *has)
 {
     struct bt_wx *x = s->conn->x;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < s->n_log; i++) {
         struct bt_wx_sent sent = s->log[i];
-        if (sent.lane != lane) {
+        if (sent.path != path) {
             s->log[kept++] = sent;
         } else if (has != NULL && !arrived(has, &s->src.shape, &sent)) {
             append(&s->again, &s->n_again, &s->again_cap, &sent);
@@ -59,7 +59,7 @@ static void resend(struct bt_wx_send *s, uint32_t lane, const struct bt_wx_has *
     }
 }
 
-void bt_wx_send_resend(const struct bt_wx_lane *l)
+void bt_wx_send_resend(const struct bt_wx_path *l)
 {
     struct bt_list *i;
     bt_list_for_each (i, &l->conn->sends) {
@@ -96,7 +96,7 @@ static struct bt_wx_has *has_of(const struct bt_wx_recv *r)
     return h;
 }
 
-void bt_wx_recv_report(struct bt_wx_lane *l)
+void bt_wx_recv_report(struct bt_wx_path *l)
 {
     struct bt_list *i;
     if (!l->conn->several || l->conn->killed) {

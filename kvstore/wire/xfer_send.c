@@ -89,7 +89,7 @@ void bt_wx_send_reap(struct bt_wx_conn *c)
         if (!s->stopping) {
             continue;
         }
-        if (s->outstanding == 0 || bt_list_empty(&c->lanes)) { /* lanes end with all their sends */
+        if (s->outstanding == 0 || bt_list_empty(&c->paths)) { /* paths end with all their sends */
             c->n_stopping--;
             bt_list_remove(&s->link);
             free(s->log);
@@ -123,7 +123,7 @@ static void background_done(struct bt_wx *x, uint32_t bytes)
 
 void bt_wx_out_done(struct bt_wx_out *o, const char *lost)
 {
-    struct bt_wx_lane *l = o->lane;
+    struct bt_wx_path *l = o->path;
     struct bt_wx_conn *c = l->conn;
     struct bt_wx_send *s = o->send;
     const struct bt_wx_card *card = &c->x->conf.cards[l->card];
@@ -146,7 +146,7 @@ void bt_wx_out_done(struct bt_wx_out *o, const char *lost)
             bt_wx_event(c->x, &s->obj, BT_WX_EV_SENT);
         }
     } else {
-        bt_wx_lane_kill(l, BT_ERR_PEER_LOST, "send: %s", lost);
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "send: %s", lost);
     }
     out_put(c->x, o);
     bt_wx_conn_hot(c);
@@ -215,16 +215,16 @@ static void out_fill(struct bt_wx_send *s, const struct bt_wx_sent *run, struct 
     o->bytes = run->n_segs * seg_bytes;
 }
 
-/* Which lane is to take the message? One is open. */
-static struct bt_wx_lane *lane_for(const struct bt_wx_conn *c, const struct bt_wx_out *o)
+/* Which path is to take the message? One is open. */
+static struct bt_wx_path *path_for(const struct bt_wx_conn *c, const struct bt_wx_out *o)
 {
-    struct bt_wx_lane *open[BT_NICS_MAX];
+    struct bt_wx_path *open[BT_NICS_MAX];
     struct bt_nic_load load[BT_NICS_MAX];
     const struct bt_list *i;
     uint32_t n = 0;
-    bt_list_for_each (i, &c->lanes) {
-        struct bt_wx_lane *l = BT_CONTAINER_OF(i, struct bt_wx_lane, link);
-        if (bt_wx_lane_open(l) && n < BT_NICS_MAX) {
+    bt_list_for_each (i, &c->paths) {
+        struct bt_wx_path *l = BT_CONTAINER_OF(i, struct bt_wx_path, link);
+        if (bt_wx_path_open(l) && n < BT_NICS_MAX) {
             open[n] = l;
             load[n++] = (struct bt_nic_load){.in_flight = l->bytes_in_flight,
                                              .rate = bt_nic_rate_get(&l->rate, c->x->now_ns),
@@ -240,8 +240,8 @@ static struct bt_wx_lane *lane_for(const struct bt_wx_conn *c, const struct bt_w
 
 static void out_post(struct bt_wx_conn *c, struct bt_wx_out *o)
 {
-    struct bt_wx_lane *l = lane_for(c, o);
-    o->lane = l;
+    struct bt_wx_path *l = path_for(c, o);
+    o->path = l;
     o->posted_ns = bt_mono_ns();
     o->hdr.nonce = l->nonce_peer;
     size_t header_len = bt_wire_seg_finish(&o->hdr);
@@ -255,7 +255,7 @@ static void out_post(struct bt_wx_conn *c, struct bt_wx_out *o)
         c->x->background += o->bytes;
     }
     if (c->several) {
-        bt_wx_send_log(o->send, &(struct bt_wx_sent){.lane = l->number,
+        bt_wx_send_log(o->send, &(struct bt_wx_sent){.path = l->number,
                                                      .item = o->hdr.item,
                                                      .first_block = o->hdr.first_block,
                                                      .n_segs = o->hdr.n_segs});
@@ -280,7 +280,7 @@ static bool may_post(const struct bt_wx_conn *c, int class)
 void bt_wx_send_pump(struct bt_wx_conn *c)
 {
     for (int k = 0; k < BT_WX_CLASSES; k++) {
-        while (!bt_list_empty(&c->ready[k]) && bt_wx_conn_open_lanes(c) > 0) {
+        while (!bt_list_empty(&c->ready[k]) && bt_wx_conn_open_paths(c) > 0) {
             if (!may_post(c, k)) {
                 return;
             }

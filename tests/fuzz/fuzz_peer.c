@@ -1,4 +1,4 @@
-/* libFuzzer: a kvstore's wire between itself and hostile kvstores, KV over gRPC: sessions, lanes,
+/* libFuzzer: a kvstore's wire between itself and hostile kvstores, KV over gRPC: sessions, paths,
  * flows and fetches in both directions, with the transfer thread's code run a turn at a time. The
  * tape is the peers: it opens and answers sessions properly and then says anything, and it sends
  * segments that are right but for one thing. What this side sends is within the ranges of the

@@ -114,7 +114,7 @@ static void test_pairs_whose_links_are_up_come_first(void **state)
     expect("!10.0.1.1/24 10.0.2.1/24", "10.0.1.2/24 !10.0.2.2/24", "00 11");
 }
 
-static void test_the_lane_that_is_done_first(void **state)
+static void test_the_path_that_is_done_first(void **state)
 {
     struct bt_nic_load l[3] = {{0, 100e6, 0}, {0, 100e6, 1}, {0, 100e6, -1}};
     (void)state;
@@ -195,7 +195,7 @@ int main(void)
         cmocka_unit_test(test_same_net),
         cmocka_unit_test(test_pairs),
         cmocka_unit_test(test_pairs_whose_links_are_up_come_first),
-        cmocka_unit_test(test_the_lane_that_is_done_first),
+        cmocka_unit_test(test_the_path_that_is_done_first),
         cmocka_unit_test(test_an_unknown_rate_is_as_good_as_the_best),
         cmocka_unit_test(test_the_card_of_the_memorys_node),
         cmocka_unit_test(test_rates),

@@ -20,11 +20,11 @@
 
 enum { SINCERE, MUTE, DIES, STAYS, LAST };
 
-/* What the process says once it knows connection, lane and flow. */
+/* What the process says once it knows connection, path and flow. */
 struct lie {
     const char *name;
     uint32_t type;
-    int about;      /* 0: the connection, 1: the lane, 2: the receive, 3: nothing that there is */
+    int about;      /* 0: the connection, 1: the path, 2: the receive, 3: nothing that there is */
     size_t n;       /* bytes of body, */
     uint32_t first; /* of which these are the first four */
     bool again;     /* said twice; once is right */
@@ -41,7 +41,7 @@ static const struct lie lies[] = {
     {"proof of a receive", BT_WX_M_PROVEN, 2, 0, 0, false},
     {"proof twice", BT_WX_M_PROVEN, 1, 0, 0, true},
     {"more progress than there is", BT_WX_M_PROGRESS, 2, 4, 9, false},
-    {"progress of a lane", BT_WX_M_PROGRESS, 1, 4, 1, false},
+    {"progress of a path", BT_WX_M_PROGRESS, 1, 4, 1, false},
     {"progress cut", BT_WX_M_PROGRESS, 2, 3, 1, false},
     {"landed without numbers", BT_WX_M_LANDED, 2, 8, 0, false},
     {"landed twice", BT_WX_M_LANDED, 2, sizeof(struct bt_wx_ipc_landed), 0, true},
@@ -101,7 +101,7 @@ static void play(int argc, char **argv)
                 say(&pipe, BT_WX_M_PONG, 0, NULL, 0);
             } else if (m.type == BT_WX_M_OPEN_CONN) {
                 handles[0] = m.handle;
-            } else if (m.type == BT_WX_M_OPEN_LANE) {
+            } else if (m.type == BT_WX_M_OPEN_PATH) {
                 handles[1] = m.handle;
             } else if (m.type == BT_WX_M_ADD_RECV && what >= LAST) {
                 handles[2] = m.handle;
@@ -131,19 +131,19 @@ static struct {
     struct bt_wx_config conf;
     struct bt_wx *x;
     struct bt_wx_conn conn;
-    struct bt_wx_lane lane;
+    struct bt_wx_path path;
     struct bt_wx_recv recv;
     uint32_t slot;
     struct bt_kv_key name;
     bt_flow_word_t word;
-    uint32_t conn_ev, lane_ev, recv_ev;
+    uint32_t conn_ev, path_ev, recv_ev;
     int part;
 } K;
 
 static void on_event(void *arg, struct bt_wx_obj *o, uint32_t ev)
 {
     (void)arg;
-    *(o == &K.conn.obj ? &K.conn_ev : o == &K.lane.obj ? &K.lane_ev : &K.recv_ev) |= ev;
+    *(o == &K.conn.obj ? &K.conn_ev : o == &K.path.obj ? &K.path_ev : &K.recv_ev) |= ev;
 }
 
 static void part(uint32_t what)
@@ -193,7 +193,7 @@ static int teardown(void **state)
     bt_loop_destroy(K.loop);
     bt_metrics_destroy(K.metrics);
     bt_slab_unmap(K.slab);
-    free(K.lane.address);
+    free(K.path.address);
     close(K.part);
     close(CASE_FD);
     return 0;
@@ -211,13 +211,13 @@ static void start_card(void)
 static void open_all(void)
 {
     memset(&K.conn, 0, sizeof(K.conn));
-    memset(&K.lane, 0, sizeof(K.lane));
+    memset(&K.path, 0, sizeof(K.path));
     memset(&K.recv, 0, sizeof(K.recv));
-    K.conn_ev = K.lane_ev = K.recv_ev = 0;
+    K.conn_ev = K.path_ev = K.recv_ev = 0;
     K.conn.obj.kind = BT_WX_CONN;
     K.conn.heard_at = &K.conn.heard;
-    K.lane.obj.kind = BT_WX_LANE;
-    K.lane.conn = &K.conn;
+    K.path.obj.kind = BT_WX_PATH;
+    K.path.conn = &K.conn;
     K.recv.obj.kind = BT_WX_RECV;
     K.recv.conn = &K.conn;
     K.recv.shape = (struct bt_flow_shape){16, 16, 16, 2};
@@ -226,7 +226,7 @@ static void open_all(void)
     K.recv.word = &K.word;
     K.recv.epoch = 1;
     bt_wx_command(K.x, &K.conn.obj, BT_WX_CMD_OPEN);
-    bt_wx_command(K.x, &K.lane.obj, BT_WX_CMD_OPEN);
+    bt_wx_command(K.x, &K.path.obj, BT_WX_CMD_OPEN);
     bt_wx_command(K.x, &K.recv.obj, BT_WX_CMD_ADD);
 }
 
@@ -242,13 +242,13 @@ static bool until(const uint32_t *events, uint32_t ev)
 static void stop_all(void)
 {
     bt_wx_command(K.x, &K.recv.obj, BT_WX_CMD_STOP);
-    bt_wx_command(K.x, &K.lane.obj, BT_WX_CMD_STOP);
+    bt_wx_command(K.x, &K.path.obj, BT_WX_CMD_STOP);
     bt_wx_command(K.x, &K.conn.obj, BT_WX_CMD_STOP);
     assert_true(until(&K.recv_ev, BT_WX_EV_STOPPED));
-    assert_true(until(&K.lane_ev, BT_WX_EV_STOPPED));
+    assert_true(until(&K.path_ev, BT_WX_EV_STOPPED));
     assert_true(until(&K.conn_ev, BT_WX_EV_STOPPED));
-    free(K.lane.address);
-    K.lane.address = NULL;
+    free(K.path.address);
+    K.path.address = NULL;
 }
 
 static void wait_for_process(pid_t other_than)
@@ -267,7 +267,7 @@ static void objects_live_and_end(void **state)
     pid_t pid = K.x->proxy->process.pid;
     open_all();
     stop_all();
-    assert_int_equal(K.conn_ev | K.recv_ev | K.lane_ev, BT_WX_EV_STOPPED);
+    assert_int_equal(K.conn_ev | K.recv_ev | K.path_ev, BT_WX_EV_STOPPED);
     assert_int_equal(K.x->proxy->process.pid, pid);
     assert_int_equal((int)bt_metric_value(K.conf.process_restarts), 0);
 }
@@ -328,9 +328,9 @@ static void a_death_is_told_when_nobody_writes(void **state)
         bt_wx_command(K.x, &late.obj, BT_WX_CMD_STOP);
         assert_int_equal(late.obj.handle, 0);
     }
-    bt_wx_command(K.x, &K.lane.obj, BT_WX_CMD_STOP);
+    bt_wx_command(K.x, &K.path.obj, BT_WX_CMD_STOP);
     bt_wx_command(K.x, &K.conn.obj, BT_WX_CMD_STOP);
-    assert_true(until(&K.lane_ev, BT_WX_EV_STOPPED));
+    assert_true(until(&K.path_ev, BT_WX_EV_STOPPED));
     assert_true(until(&K.conn_ev, BT_WX_EV_STOPPED));
     wait_for_process(pid);
     bt_loop_poll(K.loop, 0); /* the late one's events */
@@ -362,10 +362,10 @@ static void one_that_stays_is_killed(void **state)
     pid_t pid = K.x->proxy->process.pid;
     open_all();
     bt_wx_command(K.x, &K.recv.obj, BT_WX_CMD_STOP);
-    bt_wx_command(K.x, &K.lane.obj, BT_WX_CMD_STOP);
+    bt_wx_command(K.x, &K.path.obj, BT_WX_CMD_STOP);
     bt_wx_command(K.x, &K.conn.obj, BT_WX_CMD_STOP);
     bt_wx_destroy(K.x);
-    assert_int_equal(K.recv_ev & K.lane_ev & K.conn_ev, BT_WX_EV_STOPPED);
+    assert_int_equal(K.recv_ev & K.path_ev & K.conn_ev, BT_WX_EV_STOPPED);
     assert_int_equal(kill(pid, 0), -1);
     bt_loop_poll(K.loop, 0);
     K.x = bt_wx_create(&K.conf);
