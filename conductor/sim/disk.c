@@ -14,7 +14,7 @@ const char *const bt_sim_write_names[3] = {"second_use", "evict", "always"};
 struct bt_sim_disk {
     struct bt_sim_disk_config c;
     struct bt_ssd_dir *dir;
-    struct bt_seen *seen;
+    struct bt_recent *seen;
     double read_free_ms, write_free_ms, written;
 };
 
@@ -23,7 +23,7 @@ struct bt_sim_disk *bt_sim_disk_create(const struct bt_sim_disk_config *c, uint3
     struct bt_sim_disk *d = bt_calloc(1, sizeof(*d));
     d->c = *c;
     d->dir = bt_ssd_dir_create(c->blocks, c->policy != NULL ? c->policy : &bt_evict_lru, NULL);
-    d->seen = bt_seen_create(seen);
+    d->seen = bt_recent_create(seen);
     return d;
 }
 
@@ -31,7 +31,7 @@ void bt_sim_disk_destroy(struct bt_sim_disk *d)
 {
     if (d != NULL) {
         bt_ssd_dir_destroy(d->dir);
-        bt_seen_destroy(d->seen);
+        bt_recent_destroy(d->seen);
         free(d);
     }
 }
@@ -72,7 +72,7 @@ static bool wanted(struct bt_sim_disk *d, const struct bt_kv_key *key, bt_sim_di
     case BT_SIM_WRITE_EVICT: return event == BT_SIM_DISK_GIVEN_UP;
     case BT_SIM_WRITE_SECOND_USE: break;
     }
-    return event == BT_SIM_DISK_HIT || (event == BT_SIM_DISK_NEW && bt_seen_again(d->seen, key));
+    return event == BT_SIM_DISK_HIT || (event == BT_SIM_DISK_NEW && bt_recent_again(d->seen, key));
 }
 
 bool bt_sim_disk_offer(struct bt_sim_disk *d, uint32_t block, uint32_t depth,

@@ -32,10 +32,10 @@ struct fetch { /* a block being read */
 
 struct waiter { /* a load that waits for a fetch */
     struct bt_list link;
-    struct bt_tier_load *l;
+    struct bt_tier_read *l;
 };
 
-struct bt_tier_load {
+struct bt_tier_read {
     struct bt_list link;
     struct bt_tier *t;
     uint32_t *slots, n_slots; /* leased */
@@ -50,7 +50,7 @@ struct bt_tier_load {
 struct bt_tier {
     struct bt_tier_config c;
     struct bt_ssd *ssd;
-    struct bt_seen *seen;
+    struct bt_recent *seen;
     struct bt_map *fetches; /* key -> struct fetch */
     struct bt_list saves, passing, loads;
     uint32_t n_saves, saves_max; /* leases of writing must not fill a small slab */
@@ -220,7 +220,8 @@ bt_status_t bt_tier_admit(struct bt_tier *t, const struct bt_kv_key *key, uint32
     if (depth >= s.slots / 2) {
         return BT_ERR_EXHAUSTED;
     }
-    return t->c.policy != BT_TIER_SECOND_USE || bt_seen_again(t->seen, key) ? BT_OK : BT_ERR_EXISTS;
+    return t->c.policy != BT_TIER_SECOND_USE || bt_recent_again(t->seen, key) ? BT_OK
+                                                                              : BT_ERR_EXISTS;
 }
 
 /* v is written now or when its turn comes; false: it cannot be, and is freed. */
@@ -260,7 +261,7 @@ void bt_tier_pass_forget(struct bt_tier_save *v)
     }
 }
 
-void bt_tier_lead(struct bt_tier *t, uint32_t slot)
+void bt_tier_save_beginning(struct bt_tier *t, uint32_t slot)
 {
     struct bt_pool *pool = t->c.cache->pool;
     bool waits = t->wanted_gen[slot] != 0 && t->wanted_gen[slot] == bt_pool_generation(pool, slot);
@@ -275,7 +276,7 @@ void bt_tier_lead(struct bt_tier *t, uint32_t slot)
     (void)pass(t, v); /* if it cannot be written, it is as good as before */
 }
 
-uint32_t bt_tier_leads(const struct bt_tier *t)
+uint32_t bt_tier_beginnings(const struct bt_tier *t)
 {
     return t->n_leads;
 }
@@ -290,7 +291,7 @@ static void on_sealed(void *arg, uint32_t slot)
     struct bt_tier *t = arg;
     const struct bt_kv_key *key = bt_pool_key(t->c.cache->pool, slot);
     if (t->c.policy == BT_TIER_ALWAYS ||
-        (t->c.policy == BT_TIER_SECOND_USE && bt_seen_again(t->seen, key))) {
+        (t->c.policy == BT_TIER_SECOND_USE && bt_recent_again(t->seen, key))) {
         want(t, slot);
     }
 }
@@ -311,7 +312,7 @@ static bool on_evicting(void *arg, uint32_t slot)
 
 /* ---- reading ---- */
 
-static void load_done(struct bt_tier_load *l)
+static void load_done(struct bt_tier_read *l)
 {
     if (!l->ended) {
         l->ended = true;
@@ -322,7 +323,7 @@ static void load_done(struct bt_tier_load *l)
 
 static void on_late(void *arg)
 {
-    struct bt_tier_load *l = arg;
+    struct bt_tier_read *l = arg;
     if (l->t->m.late != NULL) {
         bt_metric_add(l->t->m.late, 1);
     }
@@ -349,7 +350,7 @@ static void on_fetched(void *arg, bt_status_t st)
     bt_map_del(t->fetches, &f->key);
     while (!bt_list_empty(&f->waiters)) {
         struct waiter *w = BT_CONTAINER_OF(f->waiters.next, struct waiter, link);
-        struct bt_tier_load *l = w->l;
+        struct bt_tier_read *l = w->l;
         bt_list_remove(&w->link);
         uint32_t slot = st == BT_OK && !l->ended ? bt_cache_hold(cache, &f->key) : UINT32_MAX;
         if (slot != UINT32_MAX) {
@@ -390,7 +391,7 @@ static struct fetch *fetch_start(struct bt_tier *t, const struct bt_kv_key *key,
     return f;
 }
 
-struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *keys, uint32_t n,
+struct bt_tier_read *bt_tier_read(struct bt_tier *t, const struct bt_kv_key *keys, uint32_t n,
                                   bool passing, void (*done)(void *arg), void *arg)
 {
     uint32_t end = 0, below = 0;
@@ -405,7 +406,7 @@ struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *key
     if (below == 0 || t->destroying) {
         return NULL;
     }
-    struct bt_tier_load *l = bt_calloc(1, sizeof(*l));
+    struct bt_tier_read *l = bt_calloc(1, sizeof(*l));
     l->t = t;
     l->done = done;
     l->arg = arg;
@@ -432,14 +433,14 @@ struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *key
         bt_list_insert_tail(&f->waiters, &w->link);
     }
     if (l->pending == 0) {
-        bt_tier_load_end(l);
+        bt_tier_read_end(l);
         return NULL;
     }
     bt_timer_start(t->c.loop, &l->timer, t->c.load_ms, 0, on_late, l);
     return l;
 }
 
-void bt_tier_load_end(struct bt_tier_load *l)
+void bt_tier_read_end(struct bt_tier_read *l)
 {
     bt_timer_stop(l->t->c.loop, &l->timer);
     for (uint32_t i = 0; i < l->n; i++) {
@@ -500,7 +501,7 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
     t->wanted_gen = bt_calloc(n, sizeof(*t->wanted_gen));
     /* What the SSD could hold is remembered at least: a prompt that fills it is used again, too. */
     uint64_t below = BT_MIN(ssd->bytes / c->slab->super->slot_bytes, (uint64_t)UINT32_MAX);
-    t->seen = bt_seen_create(BT_MAX(BT_MIN(n, UINT32_MAX / 8) * 8, (uint32_t)below));
+    t->seen = bt_recent_create(BT_MAX(BT_MIN(n, UINT32_MAX / 8) * 8, (uint32_t)below));
     c->cache->lower = (struct bt_cache_lower){
         .sealed = on_sealed, .hit = on_hit, .evicting = on_evicting, .arg = t};
     if (c->policy == BT_TIER_EVICT) {
@@ -536,7 +537,7 @@ void bt_tier_destroy(struct bt_tier *t)
     bt_ssd_close(t->ssd); /* ends every save and fetch */
     BT_ASSERT(bt_list_empty(&t->saves) && bt_map_count(t->fetches) == 0);
     bt_map_destroy(t->fetches);
-    bt_seen_destroy(t->seen);
+    bt_recent_destroy(t->seen);
     free(t->wanted);
     free(t->wanted_gen);
     free(t);

@@ -21,7 +21,7 @@
 typedef enum { BT_TIER_SECOND_USE, BT_TIER_EVICT, BT_TIER_ALWAYS } bt_tier_policy_t;
 
 struct bt_tier;
-struct bt_tier_load; /* blocks on their way into the slab for somebody who waits */
+struct bt_tier_read; /* blocks on their way into the slab for somebody who waits */
 struct bt_tier_save; /* a block on its way through the slab to the SSD */
 
 struct bt_tier_config {
@@ -43,13 +43,13 @@ void bt_tier_destroy(struct bt_tier *t);
 
 /* Brings what the SSD has of the chain keys[0..n) into the slab, up to the first block that is on
  * neither. done is called once, later: when all of it is there, has failed, or load_ms have passed;
- * until bt_tier_load_end the blocks stay leased. passing: those that are read leave the slab then,
+ * until bt_tier_read_end the blocks stay leased. passing: those that are read leave the slab then,
  * unless others have come to use them. NULL: nothing would become resident, done will not be
  * called. */
-struct bt_tier_load *bt_tier_load(struct bt_tier *t, const struct bt_kv_key *keys, uint32_t n,
+struct bt_tier_read *bt_tier_read(struct bt_tier *t, const struct bt_kv_key *keys, uint32_t n,
                                   bool passing, void (*done)(void *arg), void *arg);
 /* Lets go of the blocks; before done: done will not be called. */
-void bt_tier_load_end(struct bt_tier_load *l);
+void bt_tier_read_end(struct bt_tier_read *l);
 
 /* Writes a cached block that is not on the SSD yet, whatever the policy. AGAIN: the disk is busy.
  */
@@ -71,9 +71,9 @@ void bt_tier_pass_forget(struct bt_tier_save *v);
 /* A cached block of such a prompt's beginning: without it what passes behind it would never be
  * found. If the policy is to write it, with evict in any case, it is leased until that is done: it
  * must not be evicted while it waits for its turn. */
-void bt_tier_lead(struct bt_tier *t, uint32_t slot);
+void bt_tier_save_beginning(struct bt_tier *t, uint32_t slot);
 /* Slots that are leased so. */
-uint32_t bt_tier_leads(const struct bt_tier *t);
+uint32_t bt_tier_beginnings(const struct bt_tier *t);
 
 /* The SSD below, for inventories, statistics and protection. */
 struct bt_ssd *bt_tier_ssd(const struct bt_tier *t);

@@ -1,32 +1,32 @@
-/* Tails: a chain that comes from its end backwards while a worker computes it from its beginning.
- * Nobody has to know beforehand where the two meet: both do what they can until the worker reaches
- * the first block of the part that has landed. So a slow or broken source costs nothing but the
- * blocks that it does not bring. Loads are short runs, the last blocks first, a few at once. */
+/* Backward fetches: a chain is fetched from its end while a worker computes it from its beginning.
+ * Nobody plans where the two meet. Both go on until the worker reaches the first block that has
+ * arrived. A slow or broken source therefore costs nothing but the blocks that it does not deliver.
+ * Reads are short: the last blocks come first, a few runs at once. */
 #include "kvstore/fetch/fetch_priv.h"
 
-#define DEAR       4.0 /* from 1/so much of the time of computing on, loading is worth splitting */
-#define RUNS_MAX   2u  /* reads of the own SSD at once: one reads, one is asked */
-#define TAILS_PART 4u  /* of the slots: one in so many for tails */
-#define RUN_PART   4u  /* of a piece: the sooner a run has come, the sooner it is of use */
+#define OVERLAP_FROM  4.0 /* overlap pays once fetching takes 1/so much of the time of computing */
+#define RUNS_MAX      2u  /* SSD reads at once: one reads while the next is queued */
+#define BACKWARD_PART 4u  /* one in so many slots may belong to backward fetches */
+#define RUN_PART      4u  /* an SSD read is 1/so much of a piece: short reads arrive sooner */
 
-/* The first block that is not in the slab, and how long one like it takes from where it comes
- * soonest; 0: from nowhere. */
-static double first_missing_s(const struct bt_gathers *gs, const struct bt_gather_ask *ask)
+/* Seconds to fetch the first block that is not in the slab, from its fastest source; 0: no source.
+ */
+static double first_missing_s(const struct bt_fetches *fs, const struct bt_fetch_ask *ask)
 {
     uint32_t i = 0;
     double best = 0;
-    while (i < ask->n && bt_index_find(gs->c.cache->index, &ask->keys[i]) != UINT32_MAX) {
+    while (i < ask->n && bt_index_find(fs->c.cache->index, &ask->keys[i]) != UINT32_MAX) {
         i++;
     }
     if (i == ask->n) {
         return 0;
     }
-    if (gs->c.tier != NULL && bt_ssd_has(bt_tier_ssd(gs->c.tier), &ask->keys[i])) {
-        best = gather_block_s(gs, BT_RATES_OWN, BT_RATE_SSD);
+    if (fs->c.tier != NULL && bt_ssd_has(bt_tier_ssd(fs->c.tier), &ask->keys[i])) {
+        best = bt_fetch_block_s(fs, BT_RATES_OWN, BT_RATE_SSD);
     }
     for (size_t s = 0; s < ask->n_sources; s++) {
-        const struct bt_gather_source *src = &ask->sources[s];
-        double there = gather_block_s(gs, src->incarnation, BT_RATE_SLAB);
+        const struct bt_fetch_source *src = &ask->sources[s];
+        double there = bt_fetch_block_s(fs, src->incarnation, BT_RATE_SLAB);
         for (size_t k = 0; k < src->n_runs; k++) {
             if (i >= src->first[k] && i - src->first[k] < src->count[k] &&
                 (best == 0 || there < best)) {
@@ -37,138 +37,140 @@ static double first_missing_s(const struct bt_gathers *gs, const struct bt_gathe
     return best;
 }
 
-bool bt_gather_dear(const struct bt_gathers *gs, const struct bt_gather_ask *ask)
+bool bt_fetch_overlap_pays(const struct bt_fetches *fs, const struct bt_fetch_ask *ask)
 {
     double computed_s =
-        ask->prefill_tokens_per_s > 0 ? gs->c.layout->page_tokens / ask->prefill_tokens_per_s : 0;
-    return computed_s > 0 && first_missing_s(gs, ask) * DEAR >= computed_s;
+        ask->prefill_tokens_per_s > 0 ? fs->c.layout->page_tokens / ask->prefill_tokens_per_s : 0;
+    return computed_s > 0 && first_missing_s(fs, ask) * OVERLAP_FROM >= computed_s;
 }
 
-/* Block i does not come. At the end of what can be had nothing is lost but itself; elsewhere the
- * tail cannot reach further down. */
-static void lose(struct bt_gather *g, uint32_t i)
+/* Block i cannot be fetched. At the end of the chain only this block is lost. Elsewhere the fetch
+ * stops behind it. */
+static void lose(struct bt_fetch *f, uint32_t i)
 {
-    g->blocks[i].state = BLOCK_LOST;
-    if (i + 1 == g->end) {
-        g->end = g->first = i;
+    f->blocks[i].state = BLOCK_LOST;
+    if (i + 1 == f->end) {
+        f->end = f->first = i;
     } else {
-        g->floor = i + 1;
+        f->floor = i + 1;
     }
 }
 
-/* Starts what brings block i and those in front of it that come the same way. */
-static void start_back(struct bt_gather *g, uint32_t i)
+/* Starts the read or transfer of block i and of those before it that come the same way. */
+static void start_back(struct bt_fetch *f, uint32_t i)
 {
     uint32_t source, other, n = 1;
-    block_state_t way = gather_way(g, i, &source);
+    bt_fetch_block_state_t way = bt_fetch_choose_way(f, i, &source);
     if (way == BLOCK_LOST) {
-        lose(g, i);
+        lose(f, i);
         return;
     }
-    if (way == BLOCK_MISSING || (way == BLOCK_DISK && g->n_disk >= RUNS_MAX)) {
+    if (way == BLOCK_MISSING || (way == BLOCK_READING && f->n_ssd_reads >= RUNS_MAX)) {
         return;
     }
-    uint32_t max = g->gs->piece_blocks;
-    max = way == BLOCK_DISK ? BT_MAX(max / RUN_PART, 1u) : max; /* no asking back and forth */
-    while (n < max && i >= g->floor + n && gather_missing(g, i - n) &&
-           gather_way(g, i - n, &other) == way && (way == BLOCK_DISK || other == source)) {
+    uint32_t max = f->fs->piece_blocks;
+    max = way == BLOCK_READING ? BT_MAX(max / RUN_PART, 1u) : max; /* no network round trip */
+    while (n < max && i >= f->floor + n && bt_fetch_block_missing(f, i - n) &&
+           bt_fetch_choose_way(f, i - n, &other) == way &&
+           (way == BLOCK_READING || other == source)) {
         n++;
     }
     if (way == BLOCK_FLYING) {
-        piece_start(g, source, i + 1 - n, n);
+        bt_fetch_piece_start(f, source, i + 1 - n, n);
         return;
     }
-    gather_run(g, i + 1 - n, n);
-    g->again = g->again || g->blocks[i].state == BLOCK_MISSING; /* no slot was free to read into */
+    bt_fetch_read_ssd(f, i + 1 - n, n);
+    f->again = f->again || f->blocks[i].state == BLOCK_MISSING; /* no slot was free */
 }
 
 static void on_landed(void *arg)
 {
-    struct bt_gather *g = arg;
-    bt_timer_stop(g->gs->c.loop, &g->due);
-    if (g->told > g->first) {
-        gather_count(g->gs->m.tail_blocks, g->told - g->first);
-        g->told = g->first;
-        g->done(g->arg);
+    struct bt_fetch *f = arg;
+    bt_timer_stop(f->fs->c.loop, &f->due);
+    if (f->told > f->first) {
+        bt_fetch_count(f->fs->m.overlap_blocks, f->told - f->first);
+        f->told = f->first;
+        f->done(f->arg);
     }
 }
 
-void tail_pump(struct bt_gather *g)
+void bt_fetch_pump_backward(struct bt_fetch *f)
 {
-    for (uint32_t i = g->first; i > g->floor;) {
-        if (gather_missing(g, --i)) {
-            start_back(g, i);
+    for (uint32_t i = f->first; i > f->floor;) {
+        if (bt_fetch_block_missing(f, --i)) {
+            start_back(f, i);
         }
     }
-    while (g->first > g->floor && g->blocks[g->first - 1].state == BLOCK_HERE) {
-        g->first--;
+    while (f->first > f->floor && f->blocks[f->first - 1].state == BLOCK_HERE) {
+        f->first--;
     }
-    g->told = BT_MIN(g->told, g->end); /* until something is told the end may move */
-    if (g->told > g->first) {
-        bt_timer_start(g->gs->c.loop, &g->due, 0, 0, on_landed, g);
+    f->told = BT_MIN(f->told, f->end); /* the end may still move before the first call */
+    if (f->told > f->first) {
+        bt_timer_start(f->fs->c.loop, &f->due, 0, 0, on_landed, f);
     }
 }
 
-/* Slots that g may have: what it brings is in the grant a second time, and all tails together keep
- * to a quarter of the slab. */
-static uint32_t room(const struct bt_gather *g)
+/* Slots that f may use. Its blocks exist twice, since the grant has slots for them too. So all
+ * backward fetches together are limited to a quarter of the slab. */
+static uint32_t room(const struct bt_fetch *f)
 {
-    const struct bt_gathers *gs = g->gs;
-    uint32_t most = bt_index_slots(gs->c.cache->index) / TAILS_PART, taken = 0;
+    const struct bt_fetches *fs = f->fs;
+    uint32_t most = bt_index_slots(fs->c.cache->index) / BACKWARD_PART, taken = 0;
     struct bt_list *i;
-    bt_list_for_each (i, &gs->all) {
-        const struct bt_gather *other = BT_CONTAINER_OF(i, struct bt_gather, link);
-        taken += other != g && other->tail ? other->end - BT_MIN(other->floor, other->end) : 0;
+    bt_list_for_each (i, &fs->all) {
+        const struct bt_fetch *other = BT_CONTAINER_OF(i, struct bt_fetch, link);
+        taken += other != f && other->backward ? other->end - BT_MIN(other->floor, other->end) : 0;
     }
     return most - BT_MIN(taken, most);
 }
 
-struct bt_gather *bt_gather_tail(struct bt_gathers *gs, const struct bt_gather_ask *ask,
-                                 void (*landed)(void *arg), void *arg)
+struct bt_fetch *bt_fetch_backward(struct bt_fetches *fs, const struct bt_fetch_ask *ask,
+                                   void (*landed)(void *arg), void *arg)
 {
     uint32_t source, here;
-    if (gs->stopping) {
+    if (fs->stopping) {
         return NULL;
     }
-    struct bt_gather *g = gather_new(gs, ask, landed, arg);
-    g->tail = true;
-    /* As far as each block can be had from somewhere; the beginning that is in the slab is the
-     * worker's already. */
-    for (g->end = 0; g->end < g->n; g->end++) {
-        if (gather_missing(g, g->end) && gather_way(g, g->end, &source) == BLOCK_LOST) {
+    struct bt_fetch *f = bt_fetch_create(fs, ask, landed, arg);
+    f->backward = true;
+    /* Up to the first block that no source has. The worker has the beginning that is in the slab.
+     */
+    for (f->end = 0; f->end < f->n; f->end++) {
+        if (bt_fetch_block_missing(f, f->end) &&
+            bt_fetch_choose_way(f, f->end, &source) == BLOCK_LOST) {
             break;
         }
     }
-    for (here = 0; here < g->end && g->blocks[here].state == BLOCK_HERE; here++) {
+    for (here = 0; here < f->end && f->blocks[here].state == BLOCK_HERE; here++) {
     }
-    uint32_t most = room(g);
-    g->floor = BT_MAX(here, g->end - BT_MIN(g->end, most));
-    g->first = g->end;
-    g->told = g->n;
-    if (g->end > g->floor) {
-        gather_pump(g);
+    uint32_t most = room(f);
+    f->floor = BT_MAX(here, f->end - BT_MIN(f->end, most));
+    f->first = f->end;
+    f->told = f->n;
+    if (f->end > f->floor) {
+        bt_fetch_pump(f);
     }
-    if (g->first == g->end && g->n_active == 0 && g->n_foreign == 0) {
-        bt_gather_end(g);
+    if (f->first == f->end && f->n_active == 0 && f->n_shared == 0) {
+        bt_fetch_end(f);
         return NULL;
     }
-    gather_count(gs->m.tails, 1);
-    return g;
+    bt_fetch_count(fs->m.overlaps, 1);
+    return f;
 }
 
-void bt_gather_landed(const struct bt_gather *g, uint32_t *first_p, uint32_t *end_p)
+void bt_fetch_landed(const struct bt_fetch *f, uint32_t *first_p, uint32_t *end_p)
 {
-    *first_p = g->first;
-    *end_p = g->end;
+    *first_p = f->first;
+    *end_p = f->end;
 }
 
-uint32_t bt_gather_slot(const struct bt_gather *g, uint32_t block)
+uint32_t bt_fetch_slot(const struct bt_fetch *f, uint32_t block)
 {
-    BT_ASSERT(block < g->n && g->blocks[block].state == BLOCK_HERE);
-    return g->blocks[block].slot;
+    BT_ASSERT(block < f->n && f->blocks[block].state == BLOCK_HERE);
+    return f->blocks[block].slot;
 }
 
-void bt_gather_front(struct bt_gather *g, uint32_t computed)
+void bt_fetch_computed(struct bt_fetch *f, uint32_t computed)
 {
-    g->floor = BT_MAX(g->floor, computed);
+    f->floor = BT_MAX(f->floor, computed);
 }

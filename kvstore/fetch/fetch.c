@@ -1,8 +1,7 @@
-/* The plan of a gather: which block comes from where, and when nothing is left to wait for. Blocks
- * are looked at in the order of the chain; what is in the slab is leased, what lies on the own SSD
- * is read, what others have is asked for in pieces, from each source that has it as long as few
- * pieces are under way there. Layers of a piece travel in order, but a block can be used only when
- * all of them are there: the grant that it becomes part of shows whole blocks. */
+/* The plan of a fetch: which block comes from where, and when nothing is left to wait for. Blocks
+ * are examined in the order of the chain. Those in the slab are leased, those on this node's SSD
+ * are read, the others are requested from sources in pieces, as long as few pieces are under way at
+ * the source. A block counts as fetched when all its layers have arrived. */
 #include "kvstore/fetch/fetch.h"
 
 #include <stdlib.h>
@@ -11,55 +10,56 @@
 #include "common/log/log.h"
 #include "kvstore/fetch/fetch_priv.h"
 
-/* Reading a block from the own SSD takes nobody's network; a peer must be so many times as fast. */
+/* Reading from the SSD uses no network, so a peer is chosen only if it is so many times as fast. */
 #define PEER_GAIN 2.0
 
-void gather_count(struct bt_metric *m, uint64_t n)
+void bt_fetch_count(struct bt_metric *m, uint64_t n)
 {
     if (m != NULL) {
         bt_metric_add(m, n);
     }
 }
 
-/* ---- what is worth it ---- */
+/* ---- choice of the source ---- */
 
-double gather_block_s(const struct bt_gathers *gs, uint64_t incarnation, bt_rate_tier_t tier)
+double bt_fetch_block_s(const struct bt_fetches *fs, uint64_t incarnation, bt_rate_tier_t tier)
 {
-    return (double)gs->c.layout->block_bytes / bt_rates_get(&gs->rates, incarnation, tier);
+    return (double)fs->c.layout->block_bytes / bt_rates_get(&fs->rates, incarnation, tier);
 }
 
-/* Does a block come sooner than it is computed? In a tail it only has to come. */
-static bool worth(const struct bt_gather *g, double s)
+/* Is fetching a block faster than computing it? A backward fetch accepts slower sources, since
+ * nobody waits for it. */
+static bool worth(const struct bt_fetch *f, double s)
 {
-    double computed = g->gs->c.layout->page_tokens * (g->tail ? TAIL_WORTH : 1.0);
-    return g->prefill_tokens_per_s <= 0 || s * g->prefill_tokens_per_s < computed;
+    double computed = f->fs->c.layout->page_tokens * (f->backward ? BACKWARD_WORTH : 1.0);
+    return f->prefill_tokens_per_s <= 0 || s * f->prefill_tokens_per_s < computed;
 }
 
-/* The own disk takes nobody's network, and a tail that reads from it keeps what is known of its
- * speed fresh: that it was slow is no reason for never asking again. */
-static bool disk_worth(const struct bt_gather *g)
+/* A backward fetch always reads from the SSD. This keeps the measured speed up to date: a disk that
+ * was slow once gets another chance. */
+static bool ssd_worth(const struct bt_fetch *f)
 {
-    return g->tail || !bt_rates_measured(&g->gs->rates, BT_RATES_OWN, BT_RATE_SSD) ||
-           worth(g, gather_block_s(g->gs, BT_RATES_OWN, BT_RATE_SSD));
+    return f->backward || !bt_rates_measured(&f->fs->rates, BT_RATES_OWN, BT_RATE_SSD) ||
+           worth(f, bt_fetch_block_s(f->fs, BT_RATES_OWN, BT_RATE_SSD));
 }
 
-static bool disk_has(const struct bt_gather *g, uint32_t i)
+static bool ssd_has(const struct bt_fetch *f, uint32_t i)
 {
-    return (g->blocks[i].tried & TRIED_DISK) == 0 && g->gs->c.tier != NULL &&
-           bt_ssd_has(bt_tier_ssd(g->gs->c.tier), &g->keys[i]) && disk_worth(g);
+    return (f->blocks[i].tried & TRIED_SSD) == 0 && f->fs->c.tier != NULL &&
+           bt_ssd_has(bt_tier_ssd(f->fs->c.tier), &f->keys[i]) && ssd_worth(f);
 }
 
-/* The source that would bring block i first; n_sources: none. *busy_p: some could, but all have
- * enough to do. */
-static uint32_t choose_source(const struct bt_gather *g, uint32_t i, bool *busy_p)
+/* The source that would deliver block i first; n_sources: none. *busy_p: some source has it, but
+ * all of those have PIECES_MAX pieces under way. */
+static uint32_t choose_source(const struct bt_fetch *f, uint32_t i, bool *busy_p)
 {
-    uint32_t best = g->n_sources;
+    uint32_t best = f->n_sources;
     double best_s = 0;
     *busy_p = false;
-    for (uint32_t s = 0; s < g->n_sources; s++) {
-        const struct gather_source *src = &g->sources[s];
-        double one = gather_block_s(g->gs, src->incarnation, BT_RATE_SLAB);
-        if (src->bad || !src->has[i] || (g->blocks[i].tried & 1u << s) != 0 || !worth(g, one)) {
+    for (uint32_t s = 0; s < f->n_sources; s++) {
+        const struct bt_fetch_peer *src = &f->sources[s];
+        double one = bt_fetch_block_s(f->fs, src->incarnation, BT_RATE_SLAB);
+        if (src->bad || !src->has[i] || (f->blocks[i].tried & 1u << s) != 0 || !worth(f, one)) {
             continue;
         }
         if (src->n_pieces >= PIECES_MAX) {
@@ -67,7 +67,7 @@ static uint32_t choose_source(const struct bt_gather *g, uint32_t i, bool *busy_
             continue;
         }
         double s_there = one * (src->n_pieces + 1);
-        if (best == g->n_sources || s_there < best_s) {
+        if (best == f->n_sources || s_there < best_s) {
             best = s;
             best_s = s_there;
         }
@@ -75,240 +75,241 @@ static uint32_t choose_source(const struct bt_gather *g, uint32_t i, bool *busy_
     return best;
 }
 
-/* ---- the own SSD ---- */
+/* ---- this node's SSD ---- */
 
 static void on_run(void *arg)
 {
-    struct disk_run *r = arg;
-    struct bt_gather *g = r->g;
-    struct bt_gathers *gs = g->gs;
+    struct bt_fetch_ssd_read *r = arg;
+    struct bt_fetch *f = r->f;
+    struct bt_fetches *fs = f->fs;
     uint32_t came = 0;
     for (uint32_t i = r->first; i < r->first + r->n; i++) {
-        uint32_t slot = bt_cache_hold(gs->c.cache, &g->keys[i]);
-        g->blocks[i].tried |= TRIED_DISK;
+        uint32_t slot = bt_cache_hold(fs->c.cache, &f->keys[i]);
+        f->blocks[i].tried |= TRIED_SSD;
         came += slot != UINT32_MAX;
-        gather_block(g, i, slot);
+        bt_fetch_block_came(f, i, slot);
     }
     uint64_t now = bt_mono_ns();
-    bt_rates_add(&gs->rates, BT_RATES_OWN, BT_RATE_SSD,
-                 (uint64_t)BT_MIN(came, r->n_read) * gs->c.layout->block_bytes,
-                 now - BT_MAX(r->start_ns, g->disk_ns));
-    g->disk_ns = now;
-    bt_tier_load_end(r->load);
+    bt_rates_add(&fs->rates, BT_RATES_OWN, BT_RATE_SSD,
+                 (uint64_t)BT_MIN(came, r->n_read) * fs->c.layout->block_bytes,
+                 now - BT_MAX(r->start_ns, f->ssd_ns));
+    f->ssd_ns = now;
+    bt_tier_read_end(r->load);
     r->load = NULL;
-    g->n_active--;
-    g->n_disk--;
-    gather_pump(g);
+    f->n_active--;
+    f->n_ssd_reads--;
+    bt_fetch_pump(f);
 }
 
-void gather_run(struct bt_gather *g, uint32_t first, uint32_t n)
+void bt_fetch_read_ssd(struct bt_fetch *f, uint32_t first, uint32_t n)
 {
-    struct disk_run *r = bt_calloc(1, sizeof(*r));
-    r->g = g;
+    struct bt_fetch_ssd_read *r = bt_calloc(1, sizeof(*r));
+    r->f = f;
     r->first = first;
     r->n = r->n_read = n;
     r->start_ns = bt_mono_ns();
     r->load =
-        bt_tier_load(g->gs->c.tier, &g->keys[first], n, g->class == BT_WIRE_WINDOW, on_run, r);
+        bt_tier_read(f->fs->c.tier, &f->keys[first], n, f->class == BT_WIRE_WINDOW, on_run, r);
     for (uint32_t i = first; i < first + n; i++) {
-        g->blocks[i].state = r->load != NULL ? BLOCK_DISK : BLOCK_MISSING;
-        g->blocks[i].tried |= TRIED_DISK;
+        f->blocks[i].state = r->load != NULL ? BLOCK_READING : BLOCK_MISSING;
+        f->blocks[i].tried |= TRIED_SSD;
     }
     if (r->load == NULL) { /* no slot is free to read into */
         free(r);
         return;
     }
-    if (g->n_runs == g->runs_cap) {
-        g->runs_cap = g->runs_cap != 0 ? g->runs_cap * 2 : 4;
-        g->runs = bt_realloc(g->runs, g->runs_cap * sizeof(struct disk_run *));
+    if (f->n_runs == f->runs_cap) {
+        f->runs_cap = f->runs_cap != 0 ? f->runs_cap * 2 : 4;
+        f->runs = bt_realloc(f->runs, f->runs_cap * sizeof(struct bt_fetch_ssd_read *));
     }
-    g->runs[g->n_runs++] = r;
-    g->n_active++;
-    g->n_disk++;
+    f->runs[f->n_runs++] = r;
+    f->n_active++;
+    f->n_ssd_reads++;
 }
 
 /* ---- the plan ---- */
 
-static void hold(struct bt_gather *g, uint32_t i, uint32_t slot)
+static void hold(struct bt_fetch *f, uint32_t i, uint32_t slot)
 {
-    g->blocks[i].state = BLOCK_HERE;
-    g->blocks[i].slot = slot;
+    f->blocks[i].state = BLOCK_HERE;
+    f->blocks[i].slot = slot;
 }
 
-void gather_block(struct bt_gather *g, uint32_t i, uint32_t slot)
+void bt_fetch_block_came(struct bt_fetch *f, uint32_t i, uint32_t slot)
 {
-    BT_ASSERT(g->blocks[i].state == BLOCK_DISK || g->blocks[i].state == BLOCK_FLYING);
+    BT_ASSERT(f->blocks[i].state == BLOCK_READING || f->blocks[i].state == BLOCK_FLYING);
     if (slot != BT_POOL_NONE) {
-        hold(g, i, slot);
+        hold(f, i, slot);
     } else {
-        g->blocks[i].state = BLOCK_MISSING;
+        f->blocks[i].state = BLOCK_MISSING;
     }
 }
 
-block_state_t gather_way(const struct bt_gather *g, uint32_t i, uint32_t *source_p)
+bt_fetch_block_state_t bt_fetch_choose_way(const struct bt_fetch *f, uint32_t i, uint32_t *source_p)
 {
-    bool busy, disk = disk_has(g, i);
-    *source_p = choose_source(g, i, &busy);
-    bool peer = *source_p < g->n_sources;
+    bool busy, disk = ssd_has(f, i);
+    *source_p = choose_source(f, i, &busy);
+    bool peer = *source_p < f->n_sources;
     if (disk && peer) {
-        double there = gather_block_s(g->gs, g->sources[*source_p].incarnation, BT_RATE_SLAB);
-        disk = there * PEER_GAIN >= gather_block_s(g->gs, BT_RATES_OWN, BT_RATE_SSD);
+        double there = bt_fetch_block_s(f->fs, f->sources[*source_p].incarnation, BT_RATE_SLAB);
+        disk = there * PEER_GAIN >= bt_fetch_block_s(f->fs, BT_RATES_OWN, BT_RATE_SSD);
     }
     if (disk) {
-        return BLOCK_DISK;
+        return BLOCK_READING;
     }
     return peer ? BLOCK_FLYING : busy ? BLOCK_MISSING : BLOCK_LOST;
 }
 
-bool gather_missing(struct bt_gather *g, uint32_t i)
+bool bt_fetch_block_missing(struct bt_fetch *f, uint32_t i)
 {
-    if (g->blocks[i].state != BLOCK_MISSING) {
+    if (f->blocks[i].state != BLOCK_MISSING) {
         return false;
     }
-    uint32_t slot = bt_cache_hold(g->gs->c.cache, &g->keys[i]);
+    uint32_t slot = bt_cache_hold(f->fs->c.cache, &f->keys[i]);
     if (slot != UINT32_MAX) {
-        hold(g, i, slot);
+        hold(f, i, slot);
         return false;
     }
-    if (bt_map_get(g->gs->flying, &g->keys[i]) != NULL) {
-        g->blocks[i].state = BLOCK_FOREIGN;
-        g->n_foreign++;
+    if (bt_map_get(f->fs->flying, &f->keys[i]) != NULL) {
+        f->blocks[i].state = BLOCK_SHARED;
+        f->n_shared++;
         return false;
     }
     return true;
 }
 
-/* Starts what brings block i and those behind it that come the same way. */
-static void start_at(struct bt_gather *g, uint32_t i)
+/* Starts the read or transfer of block i and of those behind it that come the same way. */
+static void start_at(struct bt_fetch *f, uint32_t i)
 {
     uint32_t source, other, n = 1, max;
-    block_state_t way = gather_way(g, i, &source);
+    bt_fetch_block_state_t way = bt_fetch_choose_way(f, i, &source);
     if (way == BLOCK_LOST) {
-        g->blocks[i].state = BLOCK_LOST;
-        g->end = BT_MIN(g->end, i);
+        f->blocks[i].state = BLOCK_LOST;
+        f->end = BT_MIN(f->end, i);
         return;
     }
     if (way == BLOCK_MISSING) {
         return;
     }
-    max = way == BLOCK_DISK ? g->n : g->gs->piece_blocks;
-    while (i + n < g->end && n < max && gather_missing(g, i + n) &&
-           gather_way(g, i + n, &other) == way && (way == BLOCK_DISK || other == source)) {
+    max = way == BLOCK_READING ? f->n : f->fs->piece_blocks;
+    while (i + n < f->end && n < max && bt_fetch_block_missing(f, i + n) &&
+           bt_fetch_choose_way(f, i + n, &other) == way &&
+           (way == BLOCK_READING || other == source)) {
         n++;
     }
-    if (way == BLOCK_DISK) {
-        gather_run(g, i, n);
+    if (way == BLOCK_READING) {
+        bt_fetch_read_ssd(f, i, n);
     } else {
-        piece_start(g, source, i, n);
+        bt_fetch_piece_start(f, source, i, n);
     }
 }
 
 static void on_due(void *arg)
 {
-    struct bt_gather *g = arg;
-    bt_timer_stop(g->gs->c.loop, &g->wait);
-    if (g->gs->m.wait_s != NULL) {
-        bt_metric_observe(g->gs->m.wait_s, (double)(bt_mono_ns() - g->start_ns) * 1e-9);
+    struct bt_fetch *f = arg;
+    bt_timer_stop(f->fs->c.loop, &f->wait);
+    if (f->fs->m.wait_s != NULL) {
+        bt_metric_observe(f->fs->m.wait_s, (double)(bt_mono_ns() - f->start_ns) * 1e-9);
     }
-    g->done(g->arg); /* may end it */
+    f->done(f->arg); /* may end it */
 }
 
 static void on_wait(void *arg)
 {
-    struct bt_gather *g = arg;
-    gather_count(g->gs->m.late, 1);
-    g->ended = true;
-    on_due(g);
+    struct bt_fetch *f = arg;
+    bt_fetch_count(f->fs->m.late, 1);
+    f->ended = true;
+    on_due(f);
 }
 
-static void pump_once(struct bt_gather *g)
+static void pump_once(struct bt_fetch *f)
 {
-    for (uint32_t i = g->low; i < g->end; i++) {
-        if (gather_missing(g, i)) {
-            start_at(g, i);
+    for (uint32_t i = f->low; i < f->end; i++) {
+        if (bt_fetch_block_missing(f, i)) {
+            start_at(f, i);
         }
-        if (g->low == i && g->blocks[i].state == BLOCK_HERE) {
-            g->low++;
+        if (f->low == i && f->blocks[i].state == BLOCK_HERE) {
+            f->low++;
         }
     }
 }
 
-void gather_pump(struct bt_gather *g)
+void bt_fetch_pump(struct bt_fetch *f)
 {
-    g->again = true;
-    if (g->pumping || g->ended || g->gs->stopping) {
+    f->again = true;
+    if (f->pumping || f->ended || f->fs->stopping) {
         return;
     }
-    g->pumping = true;
-    while (g->again) { /* what ends at once inside of a start pumps again */
-        g->again = false;
-        if (g->tail) {
-            tail_pump(g);
+    f->pumping = true;
+    while (f->again) { /* a start that ends at once sets it again */
+        f->again = false;
+        if (f->backward) {
+            bt_fetch_pump_backward(f);
         } else {
-            pump_once(g);
+            pump_once(f);
         }
     }
-    g->pumping = false;
-    if (!g->tail && g->low >= g->end) {
-        g->ended = true;
-        bt_timer_start(g->gs->c.loop, &g->due, 0, 0, on_due, g);
+    f->pumping = false;
+    if (!f->backward && f->low >= f->end) {
+        f->ended = true;
+        bt_timer_start(f->fs->c.loop, &f->due, 0, 0, on_due, f);
     }
 }
 
-void gather_foreign(struct bt_gathers *gs)
+void bt_fetch_wake_sharers(struct bt_fetches *fs)
 {
     struct bt_list *i;
-    bt_list_for_each (i, &gs->all) {
-        struct bt_gather *g = BT_CONTAINER_OF(i, struct bt_gather, link);
-        if (g->n_foreign == 0) {
+    bt_list_for_each (i, &fs->all) {
+        struct bt_fetch *f = BT_CONTAINER_OF(i, struct bt_fetch, link);
+        if (f->n_shared == 0) {
             continue;
         }
-        for (uint32_t b = g->low; b < g->n; b++) {
-            if (g->blocks[b].state == BLOCK_FOREIGN &&
-                bt_map_get(gs->flying, &g->keys[b]) == NULL) {
-                g->blocks[b].state = BLOCK_MISSING;
-                g->n_foreign--;
+        for (uint32_t b = f->low; b < f->n; b++) {
+            if (f->blocks[b].state == BLOCK_SHARED && bt_map_get(fs->flying, &f->keys[b]) == NULL) {
+                f->blocks[b].state = BLOCK_MISSING;
+                f->n_shared--;
             }
         }
-        gather_pump(g);
+        bt_fetch_pump(f);
     }
 }
 
 /* ---- start and end ---- */
 
-static void add_source(struct bt_gather *g, const struct bt_gather_source *from)
+static void add_source(struct bt_fetch *f, const struct bt_fetch_source *from)
 {
-    if (g->n_sources == BT_GATHER_SOURCES_MAX || from->incarnation == g->gs->c.incarnation ||
+    if (f->n_sources == BT_FETCH_SOURCES_MAX || from->incarnation == f->fs->c.incarnation ||
         from->name[0] == '\0' || from->rpc[0] == '\0') {
         return;
     }
-    struct gather_source *s = &g->sources[g->n_sources++];
+    struct bt_fetch_peer *s = &f->sources[f->n_sources++];
     s->name = bt_strdup(from->name);
     s->rpc = bt_strdup(from->rpc);
     s->incarnation = from->incarnation;
-    s->has = bt_calloc(BT_MAX(g->n, 1u), 1);
+    s->has = bt_calloc(BT_MAX(f->n, 1u), 1);
     for (size_t k = 0; k < from->n_runs; k++) {
-        uint32_t first = BT_MIN(from->first[k], g->n);
-        memset(s->has + first, 1, BT_MIN(from->count[k], g->n - first));
+        uint32_t first = BT_MIN(from->first[k], f->n);
+        memset(s->has + first, 1, BT_MIN(from->count[k], f->n - first));
     }
 }
 
-/* Could anything come that is not here? Most prompts are all here, or nowhere. */
-static bool any_way(const struct bt_gathers *gs, const struct bt_gather_ask *ask)
+/* Is the first missing block available anywhere? Checked first, because most prompts are either
+ * fully cached or unknown everywhere. */
+static bool any_way(const struct bt_fetches *fs, const struct bt_fetch_ask *ask)
 {
     uint32_t i = 0;
-    while (i < ask->n && bt_index_find(gs->c.cache->index, &ask->keys[i]) != UINT32_MAX) {
+    while (i < ask->n && bt_index_find(fs->c.cache->index, &ask->keys[i]) != UINT32_MAX) {
         i++;
     }
     if (i == ask->n) {
         return false;
     }
-    if ((gs->c.tier != NULL && bt_ssd_has(bt_tier_ssd(gs->c.tier), &ask->keys[i])) ||
-        bt_map_get(gs->flying, &ask->keys[i]) != NULL) {
+    if ((fs->c.tier != NULL && bt_ssd_has(bt_tier_ssd(fs->c.tier), &ask->keys[i])) ||
+        bt_map_get(fs->flying, &ask->keys[i]) != NULL) {
         return true;
     }
     for (size_t s = 0; s < ask->n_sources; s++) {
-        const struct bt_gather_source *src = &ask->sources[s];
+        const struct bt_fetch_source *src = &ask->sources[s];
         for (size_t k = 0; k < src->n_runs; k++) {
             if (i >= src->first[k] && i - src->first[k] < src->count[k]) {
                 return true;
@@ -318,84 +319,84 @@ static bool any_way(const struct bt_gathers *gs, const struct bt_gather_ask *ask
     return false;
 }
 
-struct bt_gather *gather_new(struct bt_gathers *gs, const struct bt_gather_ask *ask,
-                             void (*done)(void *arg), void *arg)
+struct bt_fetch *bt_fetch_create(struct bt_fetches *fs, const struct bt_fetch_ask *ask,
+                                 void (*done)(void *arg), void *arg)
 {
-    struct bt_gather *g = bt_calloc(1, sizeof(*g));
-    g->gs = gs;
-    g->request = ask->request;
-    g->epoch = ask->epoch;
-    g->group = ask->group;
-    bt_tenants_hold(gs->c.cache->tenants, g->group);
-    g->class = ask->class;
-    g->prefill_tokens_per_s = ask->prefill_tokens_per_s;
-    g->n = g->end = ask->n;
-    g->keys = bt_calloc(g->n, sizeof(*g->keys));
-    g->blocks = bt_calloc(g->n, sizeof(*g->blocks));
-    memcpy(g->keys, ask->keys, g->n * sizeof(*g->keys));
+    struct bt_fetch *f = bt_calloc(1, sizeof(*f));
+    f->fs = fs;
+    f->request = ask->request;
+    f->epoch = ask->epoch;
+    f->group = ask->group;
+    bt_tenants_hold(fs->c.cache->tenants, f->group);
+    f->class = ask->class;
+    f->prefill_tokens_per_s = ask->prefill_tokens_per_s;
+    f->n = f->end = ask->n;
+    f->keys = bt_calloc(f->n, sizeof(*f->keys));
+    f->blocks = bt_calloc(f->n, sizeof(*f->blocks));
+    memcpy(f->keys, ask->keys, f->n * sizeof(*f->keys));
     for (size_t i = 0; i < ask->n_sources; i++) {
-        add_source(g, &ask->sources[i]);
+        add_source(f, &ask->sources[i]);
     }
-    g->done = done;
-    g->arg = arg;
-    g->start_ns = bt_mono_ns();
-    bt_list_insert_tail(&gs->all, &g->link);
-    return g;
+    f->done = done;
+    f->arg = arg;
+    f->start_ns = bt_mono_ns();
+    bt_list_insert_tail(&fs->all, &f->link);
+    return f;
 }
 
-struct bt_gather *bt_gather_start(struct bt_gathers *gs, const struct bt_gather_ask *ask,
-                                  void (*done)(void *arg), void *arg)
+struct bt_fetch *bt_fetch_start(struct bt_fetches *fs, const struct bt_fetch_ask *ask,
+                                void (*done)(void *arg), void *arg)
 {
-    if (gs->stopping || !any_way(gs, ask)) {
+    if (fs->stopping || !any_way(fs, ask)) {
         return NULL;
     }
-    struct bt_gather *g = gather_new(gs, ask, done, arg);
-    gather_pump(g);
-    if (g->n_active == 0 && g->n_foreign == 0) {
-        bt_gather_end(g);
+    struct bt_fetch *f = bt_fetch_create(fs, ask, done, arg);
+    bt_fetch_pump(f);
+    if (f->n_active == 0 && f->n_shared == 0) {
+        bt_fetch_end(f);
         return NULL;
     }
-    if (!g->ended) {
-        uint64_t wait_ms = ask->wait_ms != 0 ? BT_MIN(ask->wait_ms, gs->c.wait_ms) : gs->c.wait_ms;
-        bt_timer_start(gs->c.loop, &g->wait, wait_ms, 0, on_wait, g);
+    if (!f->ended) {
+        uint64_t wait_ms = ask->wait_ms != 0 ? BT_MIN(ask->wait_ms, fs->c.wait_ms) : fs->c.wait_ms;
+        bt_timer_start(fs->c.loop, &f->wait, wait_ms, 0, on_wait, f);
     }
-    return g;
+    return f;
 }
 
-void bt_gather_end(struct bt_gather *g)
+void bt_fetch_end(struct bt_fetch *f)
 {
-    struct bt_gathers *gs = g->gs;
-    bt_timer_stop(gs->c.loop, &g->wait);
-    bt_timer_stop(gs->c.loop, &g->due);
-    g->ended = true;
-    bt_list_remove(&g->link);
-    piece_detach(g);
-    for (uint32_t i = 0; i < g->n_runs; i++) {
-        if (g->runs[i]->load != NULL) {
-            bt_tier_load_end(g->runs[i]->load);
+    struct bt_fetches *fs = f->fs;
+    bt_timer_stop(fs->c.loop, &f->wait);
+    bt_timer_stop(fs->c.loop, &f->due);
+    f->ended = true;
+    bt_list_remove(&f->link);
+    bt_fetch_piece_detach(f);
+    for (uint32_t i = 0; i < f->n_runs; i++) {
+        if (f->runs[i]->load != NULL) {
+            bt_tier_read_end(f->runs[i]->load);
         }
-        free(g->runs[i]);
+        free(f->runs[i]);
     }
-    for (uint32_t i = g->n; i-- > 0;) { /* the chain's head is left the youngest */
-        if (g->blocks[i].state == BLOCK_HERE) {
-            bt_cache_put(gs->c.cache, &g->blocks[i].slot, 1);
+    for (uint32_t i = f->n; i-- > 0;) { /* last first: a chain is evicted from its end */
+        if (f->blocks[i].state == BLOCK_HERE) {
+            bt_cache_put(fs->c.cache, &f->blocks[i].slot, 1);
         }
     }
-    for (uint32_t s = 0; s < g->n_sources; s++) {
-        free(g->sources[s].name);
-        free(g->sources[s].rpc);
-        free(g->sources[s].has);
+    for (uint32_t s = 0; s < f->n_sources; s++) {
+        free(f->sources[s].name);
+        free(f->sources[s].rpc);
+        free(f->sources[s].has);
     }
-    free(g->runs);
-    free(g->keys);
-    free(g->blocks);
-    bt_tenants_release(g->gs->c.cache->tenants, g->group);
-    free(g);
+    free(f->runs);
+    free(f->keys);
+    free(f->blocks);
+    bt_tenants_release(f->fs->c.cache->tenants, f->group);
+    free(f);
 }
 
-/* ---- the whole ---- */
+/* ---- all fetches ---- */
 
-static void metrics_create(struct bt_gathers *gs, struct bt_metrics *m)
+static void metrics_create(struct bt_fetches *fs, struct bt_metrics *m)
 {
     static const double bounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
                                     0.2,   0.5,   1,     2,    5,    10};
@@ -403,83 +404,83 @@ static void metrics_create(struct bt_gathers *gs, struct bt_metrics *m)
                *pieces = "baton_kvstore_fetches_total";
     const char *bytes_help = "KV bytes fetched from other nodes for a prefix, by where they were";
     const char *help = "Transfers of blocks from other nodes, by how they ended (lacking: in part)";
-    gs->m.bytes[BT_RATE_SLAB] = bt_metrics_counter(m, bytes, "tier=\"slab\"", bytes_help);
-    gs->m.bytes[BT_RATE_SSD] = bt_metrics_counter(m, bytes, "tier=\"ssd\"", bytes_help);
-    gs->m.ok = bt_metrics_counter(m, pieces, "result=\"ok\"", help);
-    gs->m.lacking = bt_metrics_counter(m, pieces, "result=\"lacking\"", help);
-    gs->m.failed = bt_metrics_counter(m, pieces, "result=\"failed\"", help);
-    gs->m.replaced = bt_metrics_counter(m, "baton_kvstore_fetch_replaced_total", NULL,
+    fs->m.bytes[BT_RATE_SLAB] = bt_metrics_counter(m, bytes, "tier=\"slab\"", bytes_help);
+    fs->m.bytes[BT_RATE_SSD] = bt_metrics_counter(m, bytes, "tier=\"ssd\"", bytes_help);
+    fs->m.ok = bt_metrics_counter(m, pieces, "result=\"ok\"", help);
+    fs->m.lacking = bt_metrics_counter(m, pieces, "result=\"lacking\"", help);
+    fs->m.failed = bt_metrics_counter(m, pieces, "result=\"failed\"", help);
+    fs->m.replaced = bt_metrics_counter(m, "baton_kvstore_fetch_replaced_total", NULL,
                                         "Blocks asked of another source after one had failed or "
                                         "lacked them");
-    gs->m.late = bt_metrics_counter(m, "baton_kvstore_gather_late_total", NULL,
+    fs->m.late = bt_metrics_counter(m, "baton_kvstore_gather_late_total", NULL,
                                     "Requests that did not wait for all of their prefix");
-    gs->m.tails = bt_metrics_counter(m, "baton_kvstore_tails_total", NULL,
-                                     "Prefixes that were loaded from their end while a worker "
-                                     "computed from their beginning");
-    gs->m.tail_blocks = bt_metrics_counter(m, "baton_kvstore_tail_blocks_total", NULL,
-                                           "Blocks of them that came in time to be offered");
-    gs->m.piece_s = bt_metrics_histogram(m, "baton_kvstore_fetch_seconds", NULL,
+    fs->m.overlaps = bt_metrics_counter(m, "baton_kvstore_tails_total", NULL,
+                                        "Prefixes that were loaded from their end while a worker "
+                                        "computed from their beginning");
+    fs->m.overlap_blocks = bt_metrics_counter(m, "baton_kvstore_tail_blocks_total", NULL,
+                                              "Blocks of them that came in time to be offered");
+    fs->m.piece_s = bt_metrics_histogram(m, "baton_kvstore_fetch_seconds", NULL,
                                          "From asking another node for blocks to having them",
                                          bounds, BT_ARRAY_LEN(bounds));
-    gs->m.wait_s = bt_metrics_histogram(m, "baton_kvstore_gather_seconds", NULL,
+    fs->m.wait_s = bt_metrics_histogram(m, "baton_kvstore_gather_seconds", NULL,
                                         "How long reservations waited for their prefix", bounds,
                                         BT_ARRAY_LEN(bounds));
 }
 
-struct bt_gathers *bt_gathers_create(const struct bt_gathers_config *c)
+struct bt_fetches *bt_fetches_create(const struct bt_fetches_config *c)
 {
-    struct bt_gathers *gs = bt_calloc(1, sizeof(*gs));
-    gs->c = *c;
-    gs->flying = bt_map_create(sizeof(struct bt_kv_key));
-    bt_list_init(&gs->all);
-    bt_list_init(&gs->pieces);
+    struct bt_fetches *fs = bt_calloc(1, sizeof(*fs));
+    fs->c = *c;
+    fs->flying = bt_map_create(sizeof(struct bt_kv_key));
+    bt_list_init(&fs->all);
+    bt_list_init(&fs->pieces);
     uint64_t most = BT_MIN(PIECE_TOKENS / c->layout->page_tokens, (uint64_t)BT_WIRE_FETCH_MAX);
-    gs->piece_blocks = (uint32_t)BT_MAX(BT_MIN(PIECE_BYTES / c->layout->block_bytes, most), 1u);
+    fs->piece_blocks = (uint32_t)BT_MAX(BT_MIN(PIECE_BYTES / c->layout->block_bytes, most), 1u);
     if (c->metrics != NULL) {
-        metrics_create(gs, c->metrics);
+        metrics_create(fs, c->metrics);
     }
-    return gs;
+    return fs;
 }
 
-void bt_gathers_set_wire(struct bt_gathers *gs, const struct bt_gather_wire *wire)
+void bt_fetches_set_wire(struct bt_fetches *fs, const struct bt_fetch_wire *wire)
 {
-    gs->wire = *wire;
+    fs->wire = *wire;
 }
 
-void bt_gathers_stop(struct bt_gathers *gs)
+void bt_fetches_stop(struct bt_fetches *fs)
 {
-    gs->stopping = true;
+    fs->stopping = true;
 }
 
-void bt_gathers_destroy(struct bt_gathers *gs)
+void bt_fetches_destroy(struct bt_fetches *fs)
 {
-    if (gs == NULL) {
+    if (fs == NULL) {
         return;
     }
-    BT_ASSERT(bt_list_empty(&gs->all) && bt_list_empty(&gs->pieces));
-    BT_ASSERT(bt_map_count(gs->flying) == 0);
-    bt_map_destroy(gs->flying);
-    free(gs);
+    BT_ASSERT(bt_list_empty(&fs->all) && bt_list_empty(&fs->pieces));
+    BT_ASSERT(bt_map_count(fs->flying) == 0);
+    bt_map_destroy(fs->flying);
+    free(fs);
 }
 
-const struct bt_rates *bt_gathers_rates(const struct bt_gathers *gs)
+const struct bt_rates *bt_fetches_rates(const struct bt_fetches *fs)
 {
-    return &gs->rates;
+    return &fs->rates;
 }
 
-uint32_t bt_gathers_pieces(const struct bt_gathers *gs)
+uint32_t bt_fetches_pieces(const struct bt_fetches *fs)
 {
-    return gs->n_pieces;
+    return fs->n_pieces;
 }
 
-uint32_t bt_gathers_tail_slots(const struct bt_gathers *gs)
+uint32_t bt_fetches_backward_slots(const struct bt_fetches *fs)
 {
     uint32_t n = 0;
     struct bt_list *i;
-    bt_list_for_each (i, &gs->all) {
-        const struct bt_gather *g = BT_CONTAINER_OF(i, struct bt_gather, link);
-        for (uint32_t b = 0; g->tail && b < g->n; b++) {
-            n += g->blocks[b].state == BLOCK_HERE;
+    bt_list_for_each (i, &fs->all) {
+        const struct bt_fetch *f = BT_CONTAINER_OF(i, struct bt_fetch, link);
+        for (uint32_t b = 0; f->backward && b < f->n; b++) {
+            n += f->blocks[b].state == BLOCK_HERE;
         }
     }
     return n;

@@ -221,7 +221,7 @@ void grant_fail(struct grant *g, bt_status_t st, const char *why)
 static void grant_leads(const struct grant *g, uint32_t first, uint32_t end)
 {
     for (uint32_t b = first; g->rest != NULL && g->gs->c.tier != NULL && b < end; b++) {
-        bt_tier_lead(g->gs->c.tier, g->slots[b]);
+        bt_tier_save_beginning(g->gs->c.tier, g->slots[b]);
     }
 }
 
@@ -671,7 +671,7 @@ static void metrics_update(void *arg)
     bt_metric_set(gs->m.opens, s.opens);
     bt_metric_set(gs->m.workers, s.workers);
     bt_metric_set(gs->m.passing, gs->passing_out + gs->passing_in);
-    bt_metric_set(gs->m.tails, bt_gathers_tail_slots(gs->gathers));
+    bt_metric_set(gs->m.tails, bt_fetches_backward_slots(gs->gathers));
     add_since(gs->m.hits, c->hits, &gs->last.hits);
     add_since(gs->m.misses, c->misses, &gs->last.misses);
     add_since(gs->m.sealed, c->sealed, &gs->last.sealed);
@@ -717,7 +717,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     for (uint32_t i = n; i-- > 1;) { /* word 0 stays unused: a zeroed message never names a flow */
         gs->flow_free[gs->n_flow_free++] = i;
     }
-    struct bt_gathers_config gc = {.loop = c->loop,
+    struct bt_fetches_config gc = {.loop = c->loop,
                                    .cache = c->cache,
                                    .tier = c->tier,
                                    .layout = &gs->c.layout,
@@ -725,7 +725,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
                                    .wait_ms = c->fetch_wait_ms,
                                    .stall_ms = c->fetch_stall_ms,
                                    .metrics = c->metrics};
-    gs->gathers = bt_gathers_create(&gc);
+    gs->gathers = bt_fetches_create(&gc);
     if (c->metrics != NULL) {
         metrics_create(gs, c->metrics);
         bt_metrics_refresh(c->metrics, metrics_update, gs);
@@ -737,28 +737,28 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
 void bt_grants_set_wire(struct bt_grants *gs, const struct bt_grants_wire *wire)
 {
     gs->wire = *wire;
-    struct bt_gather_wire gw = {.w = wire->w,
-                                .fetch_start = wire->fetch_start,
-                                .fetch_take = wire->fetch_take,
-                                .recv_cancel = wire->recv_cancel};
-    bt_gathers_set_wire(gs->gathers, &gw);
-    struct bt_offers_config oc = {.loop = gs->c.loop,
-                                  .cache = gs->c.cache,
-                                  .tier = gs->c.tier,
-                                  .n_layers = gs->c.layout.n_layers,
-                                  .block_tokens = gs->c.layout.page_tokens,
-                                  .peer_known = gs->c.peer_known,
-                                  .arg = gs->c.peer_arg,
-                                  .metrics = gs->c.metrics,
-                                  .send_offer = wire->send_offer,
-                                  .send_abort = wire->send_abort};
-    gs->offers = bt_offers_create(&oc);
+    struct bt_fetch_wire gw = {.w = wire->w,
+                               .fetch_start = wire->fetch_start,
+                               .fetch_take = wire->fetch_take,
+                               .recv_cancel = wire->recv_cancel};
+    bt_fetches_set_wire(gs->gathers, &gw);
+    struct bt_fetch_server_config oc = {.loop = gs->c.loop,
+                                        .cache = gs->c.cache,
+                                        .tier = gs->c.tier,
+                                        .n_layers = gs->c.layout.n_layers,
+                                        .block_tokens = gs->c.layout.page_tokens,
+                                        .peer_known = gs->c.peer_known,
+                                        .arg = gs->c.peer_arg,
+                                        .metrics = gs->c.metrics,
+                                        .send_offer = wire->send_offer,
+                                        .send_abort = wire->send_abort};
+    gs->offers = bt_fetch_server_create(&oc);
 }
 
 void bt_grants_stop(struct bt_grants *gs)
 {
     gs->stopping = true;
-    bt_gathers_stop(gs->gathers);
+    bt_fetches_stop(gs->gathers);
 }
 
 void bt_grants_destroy(struct bt_grants *gs)
@@ -772,15 +772,15 @@ void bt_grants_destroy(struct bt_grants *gs)
     if (gs->c.metrics != NULL) {
         bt_metrics_refresh(gs->c.metrics, NULL, gs);
     }
-    bt_gathers_stop(gs->gathers);
+    bt_fetches_stop(gs->gathers);
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
-        lease_forget_asked(BT_CONTAINER_OF(i, struct bt_gworker, link));
+        lease_forget_asked(BT_CONTAINER_OF(i, struct bt_grant_worker, link));
     }
     load_session_end(gs, NULL);
     replicas_drop(gs, NULL);
-    bt_gathers_destroy(gs->gathers);
-    bt_offers_destroy(gs->offers);
+    bt_fetches_destroy(gs->gathers);
+    bt_fetch_server_destroy(gs->offers);
     local_destroy(gs);
     while (!bt_list_empty(&gs->all)) {
         struct grant *g = BT_CONTAINER_OF(gs->all.next, struct grant, in_all);
@@ -809,8 +809,9 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
     struct bt_grants_stats s = {.grants = gs->n_grants,
                                 .requests_known = (uint32_t)bt_map_count(gs->requests),
                                 .loading = load_count(gs),
-                                .pieces = bt_gathers_pieces(gs->gathers),
-                                .offers = gs->offers != NULL ? bt_offers_count(gs->offers) : 0,
+                                .pieces = bt_fetches_pieces(gs->gathers),
+                                .offers =
+                                    gs->offers != NULL ? bt_fetch_server_count(gs->offers) : 0,
                                 .killed = gs->killed};
     struct bt_list *i, *k;
     bt_list_for_each (i, &gs->all) {
@@ -824,7 +825,7 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
         s.recvs += g->recv_active;
     }
     bt_list_for_each (i, &gs->workers) {
-        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         s.workers++;
         s.waiting_opens += w->n_waits;
     }
@@ -835,5 +836,5 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
 
 const struct bt_rates *bt_grants_rates(const struct bt_grants *gs)
 {
-    return bt_gathers_rates(gs->gathers);
+    return bt_fetches_rates(gs->gathers);
 }

@@ -36,7 +36,7 @@
     BT_RANGE_BLOCKS_MAX /* of one prompt: its slot list must fit one local packet */
 
 struct bt_grants;
-struct bt_gworker; /* a worker process, known from its first attach to its proven death */
+struct bt_grant_worker; /* a worker process, known from its first attach to its proven death */
 
 /* The wire as grants use it: kvstore/main.c binds bt_wire_*, tests bind what they want to see. */
 struct bt_grants_wire {
@@ -110,7 +110,7 @@ void bt_grants_session_end(struct bt_grants *gs, void *session);
 
 /* ---- local workers; conn is the owner's connection, NULL after detach ---- */
 /* None of them calls back into the grants; a failing connection is detached later. */
-struct bt_gworker_ops {
+struct bt_grant_worker_ops {
     void (*send)(void *conn, const Baton__LocalMsg *msg);
     void (*ring)(void *conn);
     /* Close conn, the worker was replaced or is dead; bt_grants_detach is not to be called. */
@@ -118,16 +118,16 @@ struct bt_gworker_ops {
 };
 /* A worker attached: takes pidfd. An earlier attachment of the same (name, incarnation) is closed,
  * and by the contract of common/slab/local.h its opens and puts are given up. */
-struct bt_gworker *bt_grants_attach(struct bt_grants *gs, const char *name, uint64_t incarnation,
-                                    uint32_t pid, int pidfd, const struct bt_gworker_ops *ops,
-                                    void *conn);
+struct bt_grant_worker *bt_grants_attach(struct bt_grants *gs, const char *name,
+                                         uint64_t incarnation, uint32_t pid, int pidfd,
+                                         const struct bt_grant_worker_ops *ops, void *conn);
 /* The socket ended: proves nothing about the worker's memory accesses. */
-void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w);
+void bt_grants_detach(struct bt_grants *gs, struct bt_grant_worker *w);
 /* ERR_PEER_PROTOCOL: close the connection. */
-bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w,
+bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_grant_worker *w,
                               const Baton__LocalMsg *m) BT_MUST_CHECK;
 /* The worker rang: one of its flow words moved. */
-void bt_grants_bell(struct bt_grants *gs, struct bt_gworker *w);
+void bt_grants_bell(struct bt_grants *gs, struct bt_grant_worker *w);
 
 /* ---- the wire: bt_wire_ops, arg = the grants ---- */
 extern const struct bt_wire_ops bt_grants_wire_ops;

@@ -5,7 +5,7 @@
 
 #include "common/base/list.h"
 #include "common/base/map.h"
-#include "kvstore/fetch/source.h"
+#include "kvstore/fetch/server.h"
 #include "kvstore/grant/grant.h"
 
 #define GRANT_TICK_MS       100
@@ -59,16 +59,16 @@ struct grant {
     bool has_writer; /* a WRITER open was given once */
     bool has_trailer, done, produced, sealing;
     struct bt_wire_trailer trailer;
-    uint32_t seal_end;      /* blocks [resident, seal_end) are in the seal thread's hands */
-    struct bt_gather *tail; /* the prefix's end, while the writer computes; NULL: none */
-    uint32_t tail_told;     /* the writer knows of its blocks from here on; UINT32_MAX: of none */
-    int busy;               /* calls in progress that still need the struct */
+    uint32_t seal_end;     /* blocks [resident, seal_end) are in the seal thread's hands */
+    struct bt_fetch *tail; /* the prefix's end, while the writer computes; NULL: none */
+    uint32_t tail_told;    /* the writer knows of its blocks from here on; UINT32_MAX: of none */
+    int busy;              /* calls in progress that still need the struct */
 };
 
 struct open {
     struct bt_list in_grant, in_worker; /* in_worker: in gs->void_opens once void */
     struct grant *g;
-    struct bt_gworker *w; /* NULL: void, ends at expire_ns */
+    struct bt_grant_worker *w; /* NULL: void, ends at expire_ns */
     Baton__LocalMode mode;
     uint64_t revoked_ns; /* mono; 0: not revoked */
     uint64_t expire_ns;
@@ -87,7 +87,7 @@ struct send {
     struct bt_wire_send *snd;
 };
 
-struct bt_gworker {
+struct bt_grant_worker {
     struct bt_list link;
     struct bt_grants *gs;
     char *name;
@@ -95,7 +95,7 @@ struct bt_gworker {
     uint32_t pid;
     int pidfd;
     struct bt_loop_fd *pidfd_w;
-    struct bt_gworker_ops ops;
+    struct bt_grant_worker_ops ops;
     void *conn;
     struct bt_list opens, puts, waits, leases;
     struct bt_list asked; /* leases that wait for their blocks; counted among n_leases */
@@ -106,8 +106,8 @@ struct bt_gworker {
 struct bt_grants {
     struct bt_grants_config c;
     struct bt_grants_wire wire;
-    struct bt_gathers *gathers;
-    struct bt_offers *offers;
+    struct bt_fetches *gathers;
+    struct bt_fetch_server *offers;
     bool stopping;
     struct bt_map *requests;
     struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
@@ -163,8 +163,8 @@ void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve
 
 /* ---- pending.c: reservations that wait for blocks of the SSD or of other nodes ---- */
 struct load_ask { /* what a gather is to bring for a reservation; keys is freed by the caller */
-    struct bt_gather_ask ask;
-    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
+    struct bt_fetch_ask ask;
+    struct bt_fetch_source sources[BT_FETCH_SOURCES_MAX];
     struct bt_kv_key *keys;
 };
 void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_ask *a);
@@ -181,8 +181,8 @@ uint32_t load_count(const struct bt_grants *gs);
 /* Slots that reservations which wait will have for beginnings of prompts that no slab holds. */
 uint32_t load_beginnings(const struct bt_grants *gs);
 
-/* At most BT_GATHER_SOURCES_MAX; returns how many. */
-size_t load_sources(Baton__Source *const *from, size_t n, struct bt_gather_source *to);
+/* At most BT_FETCH_SOURCES_MAX; returns how many. */
+size_t load_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to);
 
 /* ---- replica.c ---- */
 /* session NULL: all of them. */
@@ -206,37 +206,38 @@ uint32_t stream_beginning(const struct bt_grants *gs, uint32_t n);
 uint32_t stream_piece(const struct bt_grants *gs, uint32_t n);
 
 /* ---- put.c ---- */
-bt_status_t put_ask(struct bt_gworker *w, const Baton__LocalPut *m) BT_MUST_CHECK;
-void put_end(struct bt_gworker *w, const Baton__LocalPutDone *m);
+bt_status_t put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m) BT_MUST_CHECK;
+void put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m);
 /* Nobody is there to be answered. */
-void put_forget_waiting(struct bt_gworker *w);
+void put_forget_waiting(struct bt_grant_worker *w);
 /* The worker may still write until then, its slots are nobody's. */
-void put_void(struct bt_gworker *w, uint64_t until);
+void put_void(struct bt_grant_worker *w, uint64_t until);
 /* Kills a worker that has stopped in the middle of a copy. */
-void put_reclaim(struct bt_gworker *w, uint64_t now);
+void put_reclaim(struct bt_grant_worker *w, uint64_t now);
 void put_tick(struct bt_grants *gs, uint64_t now);
 void put_destroy(struct bt_grants *gs);
 uint32_t put_count(const struct bt_grants *gs);
 
 /* ---- lease.c ---- */
-bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
-void lease_end(struct bt_gworker *w, const Baton__LocalUnlease *m);
+bt_status_t lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
+void lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m);
 /* Nobody is there to be given what was asked for. */
-void lease_forget_asked(struct bt_gworker *w);
+void lease_forget_asked(struct bt_grant_worker *w);
 /* The worker may still read until then, its leases are nobody's. */
-void lease_void(struct bt_gworker *w, uint64_t until);
+void lease_void(struct bt_grant_worker *w, uint64_t until);
 void lease_tick(struct bt_grants *gs, uint64_t now);
 void lease_destroy(struct bt_grants *gs);
 uint32_t lease_count(const struct bt_grants *gs);
 
 /* ---- workers.c ---- */
-void local_send(struct bt_gworker *w, const Baton__LocalMsg *m); /* nothing while it is detached */
+void local_send(struct bt_grant_worker *w,
+                const Baton__LocalMsg *m); /* nothing while it is detached */
 void local_revoke_open(struct open *o);
 void local_send_trailer(struct open *o);
 void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch, bt_status_t st,
                           const char *why);
 /* It kept what it was told to give back for too long; what: for the log. */
-void local_kill_hung(struct bt_gworker *w, const char *what, uint64_t now);
+void local_kill_hung(struct bt_grant_worker *w, const char *what, uint64_t now);
 void local_tick(struct bt_grants *gs, uint64_t now);
 void local_destroy(struct bt_grants *gs);
 void open_free(struct open *o);

@@ -25,8 +25,8 @@ struct lease {
 
 struct asked { /* a lease whose blocks are on their way here, or that waits for room for them */
     struct bt_list in_worker, in_waits;
-    struct bt_gworker *w;
-    struct bt_gather *gather; /* NULL: waits */
+    struct bt_grant_worker *w;
+    struct bt_fetch *gather; /* NULL: waits */
     uint64_t id, request, since_ns;
     uint32_t epoch, first;
     bool passing;
@@ -45,7 +45,7 @@ static void lease_free(struct lease *l)
     free(l);
 }
 
-static struct lease *lease_find(const struct bt_gworker *w, uint64_t id)
+static struct lease *lease_find(const struct bt_grant_worker *w, uint64_t id)
 {
     struct bt_list *i;
     bt_list_for_each (i, &w->leases) {
@@ -59,7 +59,7 @@ static struct lease *lease_find(const struct bt_gworker *w, uint64_t id)
 
 /* Leases the longest prefix of the keys that is here; NULL: not even the first. It counts as no use
  * of the blocks: nobody has asked for them but the row that they belong to. */
-static struct lease *lease_make(struct bt_gworker *w, uint64_t id, bool passing,
+static struct lease *lease_make(struct bt_grant_worker *w, uint64_t id, bool passing,
                                 const struct bt_kv_key *keys, uint32_t n)
 {
     struct bt_cache *cache = w->gs->c.cache;
@@ -88,7 +88,7 @@ static struct lease *lease_make(struct bt_gworker *w, uint64_t id, bool passing,
     return l;
 }
 
-static void answer(struct bt_gworker *w, uint64_t id, bt_status_t st, const struct lease *l)
+static void answer(struct bt_grant_worker *w, uint64_t id, bt_status_t st, const struct lease *l)
 {
     Baton__LocalMsg msg = BATON__LOCAL_MSG__INIT;
     Baton__LocalLeased a = BATON__LOCAL_LEASED__INIT;
@@ -110,7 +110,7 @@ static void answer(struct bt_gworker *w, uint64_t id, bt_status_t st, const stru
     free(gens);
 }
 
-static void lease_give(struct bt_gworker *w, uint64_t id, bool passing,
+static void lease_give(struct bt_grant_worker *w, uint64_t id, bool passing,
                        const struct bt_kv_key *keys, uint32_t n)
 {
     struct lease *l = lease_make(w, id, passing, keys, n);
@@ -119,7 +119,7 @@ static void lease_give(struct bt_gworker *w, uint64_t id, bool passing,
 
 /* ---- blocks that have to come first ---- */
 
-static struct asked *asked_find(const struct bt_gworker *w, uint64_t id)
+static struct asked *asked_find(const struct bt_grant_worker *w, uint64_t id)
 {
     struct bt_list *i;
     bt_list_for_each (i, &w->asked) {
@@ -138,7 +138,7 @@ static void asked_free(struct asked *q)
     q->w->n_leases--;
     q->w->gs->passing_in -= q->in_window;
     if (q->gather != NULL) {
-        bt_gather_end(q->gather);
+        bt_fetch_end(q->gather);
     }
     free(q);
 }
@@ -159,7 +159,7 @@ static void on_gathered(void *arg)
 }
 
 /* Runs of r's blocks as seen from block `first` on; *runs_p: freed by the caller. */
-static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_gather_source *to,
+static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_fetch_source *to,
                              uint32_t **runs_p)
 {
     size_t n = load_sources(r->sources, r->n_sources, to), total = 0, used = 0;
@@ -197,14 +197,14 @@ static bool gather_first(struct asked *q)
 {
     struct bt_grants *gs = q->w->gs;
     const struct grant *g = passing_grant(q);
-    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
+    struct bt_fetch_source sources[BT_FETCH_SOURCES_MAX];
     uint32_t *runs = NULL;
-    struct bt_gather_ask ask = {.keys = q->keys,
-                                .n = q->n,
-                                .group = BT_TENANT_NOBODY,
-                                .sources = sources,
-                                .class = q->passing ? BT_WIRE_WINDOW : BT_WIRE_FETCH,
-                                .wait_ms = LEASE_WAIT_MS};
+    struct bt_fetch_ask ask = {.keys = q->keys,
+                               .n = q->n,
+                               .group = BT_TENANT_NOBODY,
+                               .sources = sources,
+                               .class = q->passing ? BT_WIRE_WINDOW : BT_WIRE_FETCH,
+                               .wait_ms = LEASE_WAIT_MS};
     if (g != NULL) {
         ask.request = g->req->id;
         ask.epoch = g->epoch;
@@ -212,7 +212,7 @@ static bool gather_first(struct asked *q)
         ask.n_sources = sources_behind(g->rest, q->first, sources, &runs);
         ask.prefill_tokens_per_s = g->rest->prefill_tokens_per_s;
     }
-    q->gather = bt_gather_start(gs->gathers, &ask, on_gathered, q);
+    q->gather = bt_fetch_start(gs->gathers, &ask, on_gathered, q);
     free(runs);
     return q->gather != NULL;
 }
@@ -257,7 +257,7 @@ static void give_up_late(struct bt_grants *gs, uint64_t now)
     }
 }
 
-void lease_forget_asked(struct bt_gworker *w)
+void lease_forget_asked(struct bt_grant_worker *w)
 {
     while (!bt_list_empty(&w->asked)) {
         asked_free(BT_CONTAINER_OF(w->asked.next, struct asked, in_worker));
@@ -266,7 +266,7 @@ void lease_forget_asked(struct bt_gworker *w)
 
 /* ---- what workers say ---- */
 
-bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m)
+bt_status_t lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m)
 {
     size_t n = m->keys.len / sizeof(struct bt_kv_key);
     if (lease_find(w, m->lease) != NULL || asked_find(w, m->lease) != NULL) {
@@ -302,7 +302,7 @@ bt_status_t lease_ask(struct bt_gworker *w, const Baton__LocalLease *m)
     return BT_OK;
 }
 
-void lease_end(struct bt_gworker *w, const Baton__LocalUnlease *m)
+void lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m)
 {
     struct lease *l = lease_find(w, m->lease);
     struct asked *q = asked_find(w, m->lease);
@@ -316,7 +316,7 @@ void lease_end(struct bt_gworker *w, const Baton__LocalUnlease *m)
     go_on(w->gs);
 }
 
-void lease_void(struct bt_gworker *w, uint64_t until)
+void lease_void(struct bt_grant_worker *w, uint64_t until)
 {
     lease_forget_asked(w);
     while (!bt_list_empty(&w->leases)) {
@@ -328,7 +328,7 @@ void lease_void(struct bt_gworker *w, uint64_t until)
     }
 }
 
-static void recall(struct lease *l, struct bt_gworker *w, uint64_t now)
+static void recall(struct lease *l, struct bt_grant_worker *w, uint64_t now)
 {
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     Baton__LocalRecall r = BATON__LOCAL_RECALL__INIT;
@@ -339,7 +339,7 @@ static void recall(struct lease *l, struct bt_gworker *w, uint64_t now)
     local_send(w, &m);
 }
 
-static void reclaim(struct bt_gworker *w, uint64_t now)
+static void reclaim(struct bt_grant_worker *w, uint64_t now)
 {
     uint64_t limit_ns = w->gs->c.reclaim_ms * 1000000ull;
     struct bt_list *i;
@@ -359,7 +359,7 @@ void lease_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each (i, &gs->workers) {
-        reclaim(BT_CONTAINER_OF(i, struct bt_gworker, link), now);
+        reclaim(BT_CONTAINER_OF(i, struct bt_grant_worker, link), now);
     }
     bt_list_for_each_safe (i, tmp, &gs->void_leases) {
         struct lease *l = BT_CONTAINER_OF(i, struct lease, in_worker);
@@ -382,7 +382,7 @@ void lease_destroy(struct bt_grants *gs)
 {
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
-        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         lease_forget_asked(w);
         free_list(&w->leases);
     }
@@ -394,7 +394,7 @@ uint32_t lease_count(const struct bt_grants *gs)
     uint32_t n = 0;
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
-        n += BT_CONTAINER_OF(i, struct bt_gworker, link)->n_leases;
+        n += BT_CONTAINER_OF(i, struct bt_grant_worker, link)->n_leases;
     }
     bt_list_for_each (i, &gs->void_leases) {
         n++;

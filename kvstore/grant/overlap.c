@@ -17,7 +17,7 @@ bool tail_wanted(const struct bt_grants *gs, const Baton__Reserve *r)
     }
     struct load_ask a;
     load_ask(gs, r, &a);
-    bool dear = bt_gather_dear(gs->gathers, &a.ask);
+    bool dear = bt_fetch_overlap_pays(gs->gathers, &a.ask);
     free(a.keys);
     return dear;
 }
@@ -35,7 +35,7 @@ void tail_start(struct grant *g, const Baton__Reserve *r)
     struct load_ask a;
     load_ask(g->gs, r, &a);
     g->tail_told = UINT32_MAX;
-    g->tail = bt_gather_tail(g->gs->gathers, &a.ask, on_landed, g);
+    g->tail = bt_fetch_backward(g->gs->gathers, &a.ask, on_landed, g);
     free(a.keys);
 }
 
@@ -56,7 +56,7 @@ static void send_tail(const struct open *o, uint32_t first, uint32_t end)
     const struct grant *g = o->g;
     uint32_t n = end - first, *slots = bt_malloc(2 * (size_t)n * sizeof(*slots));
     for (uint32_t i = 0; i < n; i++) {
-        slots[i] = bt_gather_slot(g->tail, first + i);
+        slots[i] = bt_fetch_slot(g->tail, first + i);
         slots[n + i] = bt_pool_generation(g->gs->c.cache->pool, slots[i]);
     }
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
@@ -80,7 +80,7 @@ void tail_tell(struct grant *g)
     if (o == NULL) {
         return;
     }
-    bt_gather_landed(g->tail, &first, &end);
+    bt_fetch_landed(g->tail, &first, &end);
     end = BT_MIN(end, g->tail_told);
     if (first < end) {
         send_tail(o, first, end);
@@ -91,15 +91,15 @@ void tail_tell(struct grant *g)
 void tail_front(struct grant *g)
 {
     if (g->tail != NULL) {
-        bt_gather_front(g->tail, grant_complete_blocks(g));
+        bt_fetch_computed(g->tail, grant_complete_blocks(g));
     }
 }
 
 void tail_end(struct grant *g)
 {
-    struct bt_gather *t = g->tail;
+    struct bt_fetch *t = g->tail;
     g->tail = NULL;
     if (t != NULL) {
-        bt_gather_end(t);
+        bt_fetch_end(t);
     }
 }

@@ -16,13 +16,13 @@ struct loading {
     uint32_t epoch;
     uint32_t beginning; /* blocks, of a prompt that no slab holds */
     Baton__Reserve *reserve;
-    struct bt_gather *gather;
+    struct bt_fetch *gather;
 };
 
 static void loading_free(struct loading *w)
 {
     bt_list_remove(&w->link);
-    bt_gather_end(w->gather);
+    bt_fetch_end(w->gather);
     baton__reserve__free_unpacked(w->reserve, NULL);
     free(w);
 }
@@ -36,16 +36,16 @@ static void on_loaded(void *arg)
     loading_free(w);
 }
 
-size_t load_sources(Baton__Source *const *from, size_t n, struct bt_gather_source *to)
+size_t load_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to)
 {
-    n = BT_MIN(n, (size_t)BT_GATHER_SOURCES_MAX);
+    n = BT_MIN(n, (size_t)BT_FETCH_SOURCES_MAX);
     for (size_t i = 0; i < n; i++) {
-        to[i] = (struct bt_gather_source){.name = from[i]->peer,
-                                          .rpc = from[i]->peer_rpc,
-                                          .incarnation = from[i]->peer_incarnation,
-                                          .first = from[i]->first,
-                                          .count = from[i]->count,
-                                          .n_runs = BT_MIN(from[i]->n_first, from[i]->n_count)};
+        to[i] = (struct bt_fetch_source){.name = from[i]->peer,
+                                         .rpc = from[i]->peer_rpc,
+                                         .incarnation = from[i]->peer_incarnation,
+                                         .first = from[i]->first,
+                                         .count = from[i]->count,
+                                         .n_runs = BT_MIN(from[i]->n_first, from[i]->n_count)};
     }
     return n;
 }
@@ -57,22 +57,22 @@ void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_a
     a->keys = bt_malloc(r->keys.len + 1);        /* the message is not aligned */
     bt_copy(a->keys, r->keys.data, r->keys.len); /* a short prompt has none */
     a->ask =
-        (struct bt_gather_ask){.request = r->request,
-                               .group = bt_grants_group(gs, r->tenant),
-                               .epoch = r->epoch,
-                               .class = BT_WIRE_FETCH,
-                               .keys = a->keys,
-                               .n = grant_prefix_most(whole, r->n_tokens, gs->c.layout.page_tokens),
-                               .sources = a->sources,
-                               .n_sources = load_sources(r->sources, r->n_sources, a->sources),
-                               .prefill_tokens_per_s = r->prefill_tokens_per_s};
+        (struct bt_fetch_ask){.request = r->request,
+                              .group = bt_grants_group(gs, r->tenant),
+                              .epoch = r->epoch,
+                              .class = BT_WIRE_FETCH,
+                              .keys = a->keys,
+                              .n = grant_prefix_most(whole, r->n_tokens, gs->c.layout.page_tokens),
+                              .sources = a->sources,
+                              .n_sources = load_sources(r->sources, r->n_sources, a->sources),
+                              .prefill_tokens_per_s = r->prefill_tokens_per_s};
 }
 
-static struct bt_gather *gather(struct loading *w, const Baton__Reserve *r)
+static struct bt_fetch *gather(struct loading *w, const Baton__Reserve *r)
 {
     struct load_ask a;
     load_ask(w->gs, r, &a);
-    struct bt_gather *g = bt_gather_start(w->gs->gathers, &a.ask, on_loaded, w);
+    struct bt_fetch *g = bt_fetch_start(w->gs->gathers, &a.ask, on_loaded, w);
     free(a.keys);
     return g;
 }

@@ -15,7 +15,7 @@
 struct put {
     struct bt_list link; /* in its worker, gs->put_waits, gs->void_puts or gs->seal_puts */
     struct bt_grants *gs;
-    struct bt_gworker *w;             /* waiting: who asked */
+    struct bt_grant_worker *w;        /* waiting: who asked */
     uint64_t id, expire_ns, given_ns; /* given: or, waiting, asked for */
     uint32_t slot, depth, n_tokens;
     uint32_t tenant;           /* tag */
@@ -38,7 +38,7 @@ static void put_free(struct put *p)
     free(p);
 }
 
-static void answer(struct bt_gworker *w, uint64_t id, bt_status_t st, uint32_t slot)
+static void answer(struct bt_grant_worker *w, uint64_t id, bt_status_t st, uint32_t slot)
 {
     Baton__LocalMsg msg = BATON__LOCAL_MSG__INIT;
     Baton__LocalPutSlot a = BATON__LOCAL_PUT_SLOT__INIT;
@@ -53,7 +53,7 @@ static void answer(struct bt_gworker *w, uint64_t id, bt_status_t st, uint32_t s
     local_send(w, &msg);
 }
 
-static struct put *put_find(const struct bt_gworker *w, uint64_t id)
+static struct put *put_find(const struct bt_grant_worker *w, uint64_t id)
 {
     struct bt_list *i;
     bt_list_for_each (i, &w->puts) {
@@ -74,7 +74,7 @@ static bt_status_t take(struct put *p)
 }
 
 /* Gives p, whose slot is taken, to its worker. */
-static void put_give(struct bt_gworker *w, struct put *p)
+static void put_give(struct bt_grant_worker *w, struct put *p)
 {
     p->given_ns = bt_mono_ns();
     bt_list_insert_tail(&w->puts, &p->link);
@@ -96,7 +96,7 @@ static void go_on(struct bt_grants *gs)
 {
     while (!bt_list_empty(&gs->put_waits) && gs->passing_out < gs->window && !gs->stopping) {
         struct put *p = BT_CONTAINER_OF(gs->put_waits.next, struct put, link);
-        struct bt_gworker *w = p->w;
+        struct bt_grant_worker *w = p->w;
         bool done = known(gs, &p->key); /* meanwhile, by another request */
         if (!done && take(p) != BT_OK) {
             return;
@@ -126,7 +126,7 @@ static void on_written(void *arg, bt_status_t st)
     go_on(gs);
 }
 
-static bt_status_t may_pass(const struct bt_gworker *w, const struct put *p)
+static bt_status_t may_pass(const struct bt_grant_worker *w, const struct put *p)
 {
     const struct bt_grants *gs = w->gs;
     if (gs->c.tier == NULL || gs->stopping) {
@@ -142,7 +142,7 @@ static bt_status_t may_pass(const struct bt_gworker *w, const struct put *p)
 
 /* ---- what workers say ---- */
 
-static bt_status_t may_stay(const struct bt_gworker *w, struct put *p)
+static bt_status_t may_stay(const struct bt_grant_worker *w, struct put *p)
 {
     const struct bt_cache *cache = w->gs->c.cache;
     if (bt_index_find(cache->index, &p->key) != UINT32_MAX) {
@@ -151,7 +151,7 @@ static bt_status_t may_stay(const struct bt_gworker *w, struct put *p)
     return w->n_puts >= GRANT_PUTS_MAX ? BT_ERR_EXHAUSTED : take(p);
 }
 
-bt_status_t put_ask(struct bt_gworker *w, const Baton__LocalPut *m)
+bt_status_t put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m)
 {
     struct bt_grants *gs = w->gs;
     if (put_find(w, m->put) != NULL) {
@@ -200,7 +200,7 @@ static void on_sealed(void *arg)
     }
 }
 
-void put_end(struct bt_gworker *w, const Baton__LocalPutDone *m)
+void put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m)
 {
     struct bt_grants *gs = w->gs;
     struct put *p = put_find(w, m->put);
@@ -220,7 +220,7 @@ void put_end(struct bt_gworker *w, const Baton__LocalPutDone *m)
 
 /* ---- ends ---- */
 
-void put_forget_waiting(struct bt_gworker *w)
+void put_forget_waiting(struct bt_grant_worker *w)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->gs->put_waits) {
@@ -233,7 +233,7 @@ void put_forget_waiting(struct bt_gworker *w)
     w->n_put_waits = 0;
 }
 
-void put_void(struct bt_gworker *w, uint64_t until)
+void put_void(struct bt_grant_worker *w, uint64_t until)
 {
     put_forget_waiting(w);
     while (!bt_list_empty(&w->puts)) {
@@ -249,7 +249,7 @@ void put_void(struct bt_gworker *w, uint64_t until)
 /* A copy takes milliseconds, and no word of ours could end it: who has not said LocalPutDone for as
  * long as a lease is lent and asked back has stopped or hangs. Its slot is its own until then, and
  * for a quarantine after its death. */
-void put_reclaim(struct bt_gworker *w, uint64_t now)
+void put_reclaim(struct bt_grant_worker *w, uint64_t now)
 {
     if (bt_list_empty(&w->puts)) {
         return;
@@ -301,7 +301,7 @@ void put_destroy(struct bt_grants *gs)
 {
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
-        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         put_forget_waiting(w);
         free_list(&w->puts);
     }
@@ -323,7 +323,7 @@ uint32_t put_count(const struct bt_grants *gs)
     uint32_t n = length(&gs->put_waits) + length(&gs->void_puts) + length(&gs->seal_puts);
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
-        n += BT_CONTAINER_OF(i, struct bt_gworker, link)->n_puts;
+        n += BT_CONTAINER_OF(i, struct bt_grant_worker, link)->n_puts;
     }
     return n;
 }

@@ -15,7 +15,7 @@ struct replica {
     uint64_t id;
     struct bt_kv_key *keys;
     uint32_t n, had;
-    struct bt_gather *gather;
+    struct bt_fetch *gather;
 };
 
 static void answer(const struct bt_grants *gs, void *session, uint64_t id, bt_status_t st,
@@ -36,7 +36,7 @@ static void replica_free(struct replica *x)
     bt_list_remove(&x->link);
     x->gs->n_replicas--;
     if (x->gather != NULL) {
-        bt_gather_end(x->gather);
+        bt_fetch_end(x->gather);
     }
     free(x->keys);
     free(x);
@@ -72,7 +72,7 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
         answer(gs, session, m->id, BT_ERR_EXHAUSTED, 0);
         return;
     }
-    struct bt_gather_source sources[BT_GATHER_SOURCES_MAX];
+    struct bt_fetch_source sources[BT_FETCH_SOURCES_MAX];
     struct replica *x = bt_calloc(1, sizeof(*x));
     x->gs = gs;
     x->session = session;
@@ -83,15 +83,15 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
     x->had = resident(gs, x->keys, x->n);
     bt_list_insert_tail(&gs->replicas, &x->link);
     gs->n_replicas++;
-    struct bt_gather_ask ask = {.request = m->id,
-                                .epoch = 1,
-                                .keys = x->keys,
-                                .n = x->n,
-                                .sources = sources,
-                                .n_sources = load_sources(m->sources, m->n_sources, sources),
-                                .group = bt_grants_group(gs, m->tenant),
-                                .class = BT_WIRE_REPLICA};
-    x->gather = bt_gather_start(gs->gathers, &ask, on_done, x);
+    struct bt_fetch_ask ask = {.request = m->id,
+                               .epoch = 1,
+                               .keys = x->keys,
+                               .n = x->n,
+                               .sources = sources,
+                               .n_sources = load_sources(m->sources, m->n_sources, sources),
+                               .group = bt_grants_group(gs, m->tenant),
+                               .class = BT_WIRE_REPLICA};
+    x->gather = bt_fetch_start(gs->gathers, &ask, on_done, x);
     if (x->gather == NULL) { /* all of it is here, or nobody has it */
         answer(gs, session, m->id, BT_OK, 0);
         replica_free(x);

@@ -84,13 +84,14 @@ static bt_status_t on_want(void *arg, const struct bt_wire_want *want, struct bt
                            void **handle_p)
 {
     struct bt_grants *gs = arg;
-    return gs->stopping ? BT_ERR_UNAVAILABLE : bt_offers_want(gs->offers, want, snd, handle_p);
+    return gs->stopping ? BT_ERR_UNAVAILABLE
+                        : bt_fetch_server_want(gs->offers, want, snd, handle_p);
 }
 
 static void on_want_end(void *arg, void *handle, bt_status_t status)
 {
     struct bt_grants *gs = arg;
-    bt_offers_want_end(gs->offers, handle, status);
+    bt_fetch_server_want_end(gs->offers, handle, status);
 }
 
 const struct bt_wire_ops bt_grants_wire_ops = {

@@ -8,7 +8,7 @@
 /* Slots that are set aside for beginnings, or about to be, or wait to be written. */
 static uint32_t beginnings(const struct bt_grants *gs)
 {
-    uint32_t n = load_beginnings(gs) + (gs->c.tier != NULL ? bt_tier_leads(gs->c.tier) : 0);
+    uint32_t n = load_beginnings(gs) + (gs->c.tier != NULL ? bt_tier_beginnings(gs->c.tier) : 0);
     struct bt_list *i;
     bt_list_for_each (i, &gs->all) {
         const struct grant *g = BT_CONTAINER_OF(i, struct grant, in_all);

@@ -12,7 +12,7 @@
 #include "common/log/log.h"
 #include "kvstore/grant/grant_priv.h"
 
-void local_send(struct bt_gworker *w, const Baton__LocalMsg *m)
+void local_send(struct bt_grant_worker *w, const Baton__LocalMsg *m)
 {
     if (w != NULL && w->conn != NULL) {
         w->ops.send(w->conn, m);
@@ -31,7 +31,7 @@ void open_free(struct open *o)
     free(o);
 }
 
-static struct open *open_find(const struct bt_gworker *w, uint64_t request, uint32_t epoch,
+static struct open *open_find(const struct bt_grant_worker *w, uint64_t request, uint32_t epoch,
                               Baton__LocalMode mode)
 {
     struct bt_list *i;
@@ -75,8 +75,8 @@ void local_send_trailer(struct open *o)
     local_send(o->w, &m);
 }
 
-static void opened(struct bt_gworker *w, uint64_t request, uint32_t epoch, Baton__LocalMode mode,
-                   bt_status_t st, const char *detail, const struct grant *g)
+static void opened(struct bt_grant_worker *w, uint64_t request, uint32_t epoch,
+                   Baton__LocalMode mode, bt_status_t st, const char *detail, const struct grant *g)
 {
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     Baton__LocalOpened a = BATON__LOCAL_OPENED__INIT;
@@ -106,7 +106,7 @@ static void opened(struct bt_gworker *w, uint64_t request, uint32_t epoch, Baton
 }
 
 /* Opens a grant that exists, or says why not. */
-static void open_now(struct bt_gworker *w, struct grant *g, Baton__LocalMode mode)
+static void open_now(struct bt_grant_worker *w, struct grant *g, Baton__LocalMode mode)
 {
     bt_status_t st = BT_OK;
     const char *why = "";
@@ -145,14 +145,14 @@ static void open_now(struct bt_gworker *w, struct grant *g, Baton__LocalMode mod
     }
 }
 
-static void wait_free(struct bt_gworker *w, struct waiting *q)
+static void wait_free(struct bt_grant_worker *w, struct waiting *q)
 {
     bt_list_remove(&q->in_worker);
     w->n_waits--;
     free(q);
 }
 
-static void on_open(struct bt_gworker *w, const Baton__LocalOpen *m)
+static void on_open(struct bt_grant_worker *w, const Baton__LocalOpen *m)
 {
     struct bt_grants *gs = w->gs;
     struct grant *g = grant_find(gs, m->request, m->epoch);
@@ -181,7 +181,7 @@ void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch
 {
     struct bt_list *i, *k, *tmp;
     bt_list_for_each (i, &gs->workers) {
-        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_list_for_each_safe (k, tmp, &w->waits) {
             struct waiting *q = BT_CONTAINER_OF(k, struct waiting, in_worker);
             if (q->request != request || q->epoch > epoch) {
@@ -216,7 +216,7 @@ static void writer_ended(struct grant *g, bt_status_t st, const char *why)
     grant_unhold(g);
 }
 
-static void on_trailer(struct bt_gworker *w, const Baton__LocalTrailer *m)
+static void on_trailer(struct bt_grant_worker *w, const Baton__LocalTrailer *m)
 {
     struct open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
     if (o == NULL || o->g->has_trailer || o->g->revoked) {
@@ -233,7 +233,7 @@ static void on_trailer(struct bt_gworker *w, const Baton__LocalTrailer *m)
     grant_unhold(g);
 }
 
-static void on_tail_end(struct bt_gworker *w, const Baton__LocalTailEnd *m)
+static void on_tail_end(struct bt_grant_worker *w, const Baton__LocalTailEnd *m)
 {
     struct open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
     if (o != NULL) {
@@ -241,7 +241,7 @@ static void on_tail_end(struct bt_gworker *w, const Baton__LocalTailEnd *m)
     }
 }
 
-static void on_close(struct bt_gworker *w, const Baton__LocalClose *m)
+static void on_close(struct bt_grant_worker *w, const Baton__LocalClose *m)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->waits) {
@@ -269,7 +269,7 @@ static void on_close(struct bt_gworker *w, const Baton__LocalClose *m)
 
 /* Nobody may use what this worker held, but its copies may still be under way for a while: each
  * hold ends one quarantine later. */
-static void void_holds(struct bt_gworker *w, const char *why)
+static void void_holds(struct bt_grant_worker *w, const char *why)
 {
     struct bt_grants *gs = w->gs;
     uint64_t until = bt_mono_ns() + BT_GRANT_QUARANTINE_MS * 1000000ull;
@@ -296,7 +296,7 @@ static void void_holds(struct bt_gworker *w, const char *why)
     }
 }
 
-static void worker_free(struct bt_gworker *w)
+static void worker_free(struct bt_grant_worker *w)
 {
     bt_list_remove(&w->link);
     bt_loop_fd_del(w->gs->c.loop, w->pidfd_w);
@@ -305,7 +305,7 @@ static void worker_free(struct bt_gworker *w)
     free(w);
 }
 
-static bool holds_nothing(const struct bt_gworker *w)
+static bool holds_nothing(const struct bt_grant_worker *w)
 {
     return bt_list_empty(&w->opens) && bt_list_empty(&w->puts) && bt_list_empty(&w->leases);
 }
@@ -313,7 +313,7 @@ static bool holds_nothing(const struct bt_gworker *w)
 /* The pidfd became readable: the process is gone, with all its threads. */
 static void on_death(void *arg, uint32_t events)
 {
-    struct bt_gworker *w = arg;
+    struct bt_grant_worker *w = arg;
     (void)events;
     BT_INFO("worker_dead", "worker=%s pid=%u held=%s", w->name, w->pid,
             holds_nothing(w) ? "nothing" : "slots");
@@ -325,20 +325,20 @@ static void on_death(void *arg, uint32_t events)
     worker_free(w);
 }
 
-static void watch_pidfd(struct bt_gworker *w, int pidfd)
+static void watch_pidfd(struct bt_grant_worker *w, int pidfd)
 {
     w->pidfd = pidfd;
     w->pidfd_w = bt_loop_fd_add(w->gs->c.loop, pidfd, EPOLLIN, on_death, w);
 }
 
-struct bt_gworker *bt_grants_attach(struct bt_grants *gs, const char *name, uint64_t incarnation,
-                                    uint32_t pid, int pidfd, const struct bt_gworker_ops *ops,
-                                    void *conn)
+struct bt_grant_worker *bt_grants_attach(struct bt_grants *gs, const char *name,
+                                         uint64_t incarnation, uint32_t pid, int pidfd,
+                                         const struct bt_grant_worker_ops *ops, void *conn)
 {
-    struct bt_gworker *w = NULL;
+    struct bt_grant_worker *w = NULL;
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
-        struct bt_gworker *x = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        struct bt_grant_worker *x = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         if (x->incarnation == incarnation && x->pid == pid && strcmp(x->name, name) == 0) {
             w = x;
             break;
@@ -371,7 +371,7 @@ struct bt_gworker *bt_grants_attach(struct bt_grants *gs, const char *name, uint
     return w;
 }
 
-void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w)
+void bt_grants_detach(struct bt_grants *gs, struct bt_grant_worker *w)
 {
     (void)gs;
     w->conn = NULL;
@@ -394,7 +394,8 @@ void bt_grants_detach(struct bt_grants *gs, struct bt_gworker *w)
     }
 }
 
-bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const Baton__LocalMsg *m)
+bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_grant_worker *w,
+                              const Baton__LocalMsg *m)
 {
     (void)gs;
     switch (m->m_case) {
@@ -420,7 +421,7 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_gworker *w, const 
     }
 }
 
-void bt_grants_bell(struct bt_grants *gs, struct bt_gworker *w)
+void bt_grants_bell(struct bt_grants *gs, struct bt_grant_worker *w)
 {
     struct bt_list *i, *tmp;
     (void)gs;
@@ -434,7 +435,7 @@ void bt_grants_bell(struct bt_grants *gs, struct bt_gworker *w)
 
 /* ---- time ---- */
 
-void local_kill_hung(struct bt_gworker *w, const char *what, uint64_t now)
+void local_kill_hung(struct bt_grant_worker *w, const char *what, uint64_t now)
 {
     if (w->killed_ns != 0 && now - w->killed_ns < GRANT_KILL_AGAIN_MS * 1000000ull) {
         return;
@@ -455,7 +456,7 @@ void local_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *k, *tmp;
     bt_list_for_each (i, &gs->workers) {
-        struct bt_gworker *w = BT_CONTAINER_OF(i, struct bt_gworker, link);
+        struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_list_for_each_safe (k, tmp, &w->waits) {
             struct waiting *q = BT_CONTAINER_OF(k, struct waiting, in_worker);
             if (now >= q->deadline_ns && !load_waits(gs, q->request, q->epoch)) {
@@ -493,7 +494,7 @@ void local_destroy(struct bt_grants *gs)
     lease_destroy(gs);
     put_destroy(gs);
     while (!bt_list_empty(&gs->workers)) {
-        struct bt_gworker *w = BT_CONTAINER_OF(gs->workers.next, struct bt_gworker, link);
+        struct bt_grant_worker *w = BT_CONTAINER_OF(gs->workers.next, struct bt_grant_worker, link);
         while (!bt_list_empty(&w->waits)) {
             wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
         }

@@ -38,7 +38,7 @@ struct packet {
 struct conn {
     struct bt_list link;
     struct bt_serve_local *sl;
-    struct bt_gworker *worker; /* NULL: not attached yet */
+    struct bt_grant_worker *worker; /* NULL: not attached yet */
     char *name;
     int sock, bell_out, bell_in; /* bell_out rings the worker, bell_in is rung by it */
     struct bt_loop_fd *sock_w, *bell_w;
@@ -90,7 +90,7 @@ static void conn_free(struct conn *c)
 static void conn_end(struct conn *c, const char *why)
 {
     BT_INFO("worker_detached", "worker=%s why=%s", c->name != NULL ? c->name : "?", why);
-    struct bt_gworker *w = c->worker;
+    struct bt_grant_worker *w = c->worker;
     struct bt_grants *gs = c->sl->c.grants;
     conn_free(c);
     if (w != NULL) {
@@ -210,7 +210,7 @@ static void conn_drop(void *conn)
     conn_free(c);
 }
 
-static const struct bt_gworker_ops worker_ops = {
+static const struct bt_grant_worker_ops worker_ops = {
     .send = conn_send, .ring = conn_ring, .drop = conn_drop};
 
 /* ---- attach ---- */

@@ -51,7 +51,7 @@ struct bt_wire_send { /* what a peer reads or wants */
 };
 
 struct worker {
-    struct bt_gworker *w;
+    struct bt_grant_worker *w;
     bool broken;
     int pidfd; /* readable: it is dead */
     uint64_t incarnation;
@@ -222,7 +222,7 @@ static void worker_drop(void *conn)
 
 static void worker_attach(struct worker *w, uint32_t i)
 {
-    static const struct bt_gworker_ops ops = {
+    static const struct bt_grant_worker_ops ops = {
         .send = worker_send, .ring = worker_ring, .drop = worker_drop};
     char name[16];
     snprintf(name, sizeof(name), "w%u", i);
@@ -233,7 +233,7 @@ static void worker_attach(struct worker *w, uint32_t i)
 
 static void worker_detach(struct worker *w)
 {
-    struct bt_gworker *g = w->w;
+    struct bt_grant_worker *g = w->w;
     if (g != NULL) {
         w->w = NULL;
         bt_grants_detach(x.grants, g);

@@ -13,7 +13,7 @@ static int sess_a, sess_b;
 #define SB ((void *)&sess_b)
 
 struct test_worker {
-    struct bt_gworker *w;
+    struct bt_grant_worker *w;
     uint32_t n_opened, n_trailers, n_revokes, n_bells, n_slots, flow, resident;
     int32_t status;
     uint32_t slots[64];
@@ -55,7 +55,7 @@ static void w_drop(void *conn)
     (void)conn;
 }
 
-static const struct bt_gworker_ops w_ops = {.send = w_send, .ring = w_ring, .drop = w_drop};
+static const struct bt_grant_worker_ops w_ops = {.send = w_send, .ring = w_ring, .drop = w_drop};
 
 static void attach(int i, uint64_t inc)
 {

@@ -453,9 +453,9 @@ static void told_nothing(void *conn)
     (void)conn;
 }
 
-static struct bt_gworker *attach(void)
+static struct bt_grant_worker *attach(void)
 {
-    static const struct bt_gworker_ops ops = {told_send, told_nothing, told_nothing};
+    static const struct bt_grant_worker_ops ops = {told_send, told_nothing, told_nothing};
     memset(&told, 0, sizeof(told));
     memset(passed, 0, sizeof(passed));
     put_answers = 0;
@@ -464,7 +464,7 @@ static struct bt_gworker *attach(void)
     return bt_grants_attach(node.grants, "w", 1, (uint32_t)getpid(), pidfd, &ops, &told);
 }
 
-static void lease_from(struct bt_gworker *w, uint64_t id, bool passing, uint32_t chain,
+static void lease_from(struct bt_grant_worker *w, uint64_t id, bool passing, uint32_t chain,
                        uint32_t first, uint32_t n)
 {
     struct bt_kv_key keys[PUTS];
@@ -483,12 +483,12 @@ static void lease_from(struct bt_gworker *w, uint64_t id, bool passing, uint32_t
     assert_int_equal(bt_grants_message(node.grants, w, &m), BT_OK);
 }
 
-static void lease(struct bt_gworker *w, uint64_t id, uint32_t chain, uint32_t n)
+static void lease(struct bt_grant_worker *w, uint64_t id, uint32_t chain, uint32_t n)
 {
     lease_from(w, id, false, chain, 0, n);
 }
 
-static void unlease(struct bt_gworker *w, uint64_t id)
+static void unlease(struct bt_grant_worker *w, uint64_t id)
 {
     Baton__LocalUnlease l = BATON__LOCAL_UNLEASE__INIT;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
@@ -503,7 +503,7 @@ static void leases_bring_blocks_back(void **state)
 {
     (void)state;
     start(BT_TIER_ALWAYS, false, 2000);
-    struct bt_gworker *w = attach();
+    struct bt_grant_worker *w = attach();
     chain_compute(1, 6);
     NODE_UNTIL(&node, on_ssd(1, 6) == 6);
     flood();
@@ -533,7 +533,7 @@ static void given_up_leases_hold_nothing(void **state)
     struct bt_grants_stats s;
     (void)state;
     start(BT_TIER_ALWAYS, true, 2000);
-    struct bt_gworker *w = attach();
+    struct bt_grant_worker *w = attach();
     chain_compute(1, 4);
     NODE_UNTIL(&node, on_ssd(1, 4) == 4);
     flood();
@@ -559,7 +559,7 @@ static void given_up_leases_hold_nothing(void **state)
 #define WINDOW (SLOTS / 8) /* BT_KVSTORE_STREAM_SHARE of a node */
 
 /* n blocks of chain, ids from first_id on: asked for all at once. */
-static void pass_from(struct bt_gworker *w, uint64_t first_id, uint32_t chain, uint32_t n)
+static void pass_from(struct bt_grant_worker *w, uint64_t first_id, uint32_t chain, uint32_t n)
 {
     for (uint32_t b = 0; b < n; b++) {
         struct bt_kv_key key;
@@ -578,14 +578,14 @@ static void pass_from(struct bt_gworker *w, uint64_t first_id, uint32_t chain, u
     }
 }
 
-static void pass(struct bt_gworker *w, uint32_t chain, uint32_t n)
+static void pass(struct bt_grant_worker *w, uint32_t chain, uint32_t n)
 {
     memset(passed, 0, sizeof(passed));
     put_answers = 0;
     pass_from(w, 1, chain, n);
 }
 
-static void put_done(struct bt_gworker *w, uint64_t id, bool abort)
+static void put_done(struct bt_grant_worker *w, uint64_t id, bool abort)
 {
     Baton__LocalPutDone d = BATON__LOCAL_PUT_DONE__INIT;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
@@ -597,7 +597,7 @@ static void put_done(struct bt_gworker *w, uint64_t id, bool abort)
 }
 
 /* Copies as answers come; never have more slots been given than the window has. Blocks written. */
-static uint32_t pass_all(struct bt_gworker *w, uint32_t chain, uint32_t n)
+static uint32_t pass_all(struct bt_grant_worker *w, uint32_t chain, uint32_t n)
 {
     uint32_t copied = 0, written = 0;
     pass(w, chain, n);
@@ -615,7 +615,7 @@ static uint32_t pass_all(struct bt_gworker *w, uint32_t chain, uint32_t n)
     return written;
 }
 
-static uint32_t pieces_right(struct bt_gworker *w, uint32_t chain, uint32_t n)
+static uint32_t pieces_right(struct bt_grant_worker *w, uint32_t chain, uint32_t n)
 {
     uint32_t have = 0;
     for (uint64_t id = 1; have < n; id++) {
@@ -640,7 +640,7 @@ static void a_prompt_passes_through_the_window(void **state)
 {
     (void)state;
     start(BT_TIER_ALWAYS, false, 2000);
-    struct bt_gworker *w = attach();
+    struct bt_grant_worker *w = attach();
     uint32_t others = SLOTS - 2 * WINDOW;
     chain_compute(9, others);
     NODE_UNTIL(&node, on_ssd(9, others) == others);
@@ -669,7 +669,7 @@ static void several_prompts_share_the_windows(void **state)
 {
     (void)state;
     start(BT_TIER_ALWAYS, false, 2000);
-    struct bt_gworker *w = attach();
+    struct bt_grant_worker *w = attach();
     uint32_t copied = 0, have[4] = {0};
     for (uint32_t chain = 1; chain <= 2; chain++) {
         pass_from(w, 1 + 30 * (chain - 1), chain, 30);
@@ -728,7 +728,7 @@ static void a_full_window_is_not_waited_for(void **state)
 {
     (void)state;
     start(BT_TIER_ALWAYS, false, 2000);
-    struct bt_gworker *w = attach();
+    struct bt_grant_worker *w = attach();
     chain_compute(1, 8);
     NODE_UNTIL(&node, on_ssd(1, 8) == 8);
     lease_from(w, 1, true, 1, 0, 8);
@@ -754,7 +754,7 @@ static void a_prompt_is_one_use(void **state)
 {
     (void)state;
     start(BT_TIER_SECOND_USE, false, 2000);
-    struct bt_gworker *w = attach();
+    struct bt_grant_worker *w = attach();
     assert_int_equal(pass_all(w, 1, 60), 0);
     assert_int_equal(node_counts(&node).sealed, 0);
     assert_int_equal(pass_all(w, 1, 60), 60);
@@ -769,7 +769,7 @@ static void a_prompt_that_cannot_pass(void **state)
 {
     (void)state;
     start(BT_TIER_ALWAYS, true, 2000);
-    struct bt_gworker *w = attach();
+    struct bt_grant_worker *w = attach();
     disk.write_errno = EIO;
     pass(w, 1, 20);
     for (uint32_t b = 0; b < 20; b++) {
@@ -813,31 +813,31 @@ static void a_beginning_waits_for_its_turn_in_the_slab(void **state)
     start(BT_TIER_ALWAYS, true, 2000);
     for (uint32_t b = 0; b < SLOTS / 2; b++) {
         compute(1, b);
-        bt_tier_lead(node.tier, slot_of(1, b));
+        bt_tier_save_beginning(node.tier, slot_of(1, b));
     }
-    assert_true(bt_tier_leads(node.tier) > 0);
+    assert_true(bt_tier_beginnings(node.tier) > 0);
     for (uint32_t b = 0; b < 2 * SLOTS; b++) {
         compute(2, b); /* at once: nothing is written meanwhile */
     }
     assert_int_equal(in_slab(1, SLOTS / 2), SLOTS / 2);
-    NODE_UNTIL(&node, on_ssd(1, SLOTS / 2) == SLOTS / 2 && bt_tier_leads(node.tier) == 0);
+    NODE_UNTIL(&node, on_ssd(1, SLOTS / 2) == SLOTS / 2 && bt_tier_beginnings(node.tier) == 0);
     settle();
     assert_int_equal(node_counts(&node).leases, 0);
     /* A disk that fails lets go of them, and so does an end. */
     disk.write_errno = EIO;
     for (uint32_t b = 0; b < SLOTS / 2; b++) {
         compute(3, b);
-        bt_tier_lead(node.tier, slot_of(3, b));
+        bt_tier_save_beginning(node.tier, slot_of(3, b));
     }
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
-    assert_int_equal(bt_tier_leads(node.tier), 0);
+    assert_int_equal(bt_tier_beginnings(node.tier), 0);
     disk.write_errno = 0;
     NODE_UNTIL(&node, ssd().up);
     for (uint32_t b = 0; b < SLOTS / 2; b++) {
         compute(4, b);
-        bt_tier_lead(node.tier, slot_of(4, b));
+        bt_tier_save_beginning(node.tier, slot_of(4, b));
     }
-    assert_true(bt_tier_leads(node.tier) > 0);
+    assert_true(bt_tier_beginnings(node.tier) > 0);
 }
 
 /* Random prompts over both tiers: every resident block has the right bytes, and all comes back. */

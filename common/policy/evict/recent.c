@@ -9,15 +9,15 @@
 #define BITS   10u
 #define PROBES 7u
 
-struct bt_seen {
+struct bt_recent {
     uint64_t *bits[2]; /* [0]: the younger */
     uint64_t mask;     /* of bit numbers */
     uint32_t n, count;
 };
 
-struct bt_seen *bt_seen_create(uint32_t n)
+struct bt_recent *bt_recent_create(uint32_t n)
 {
-    struct bt_seen *s = bt_calloc(1, sizeof(*s));
+    struct bt_recent *s = bt_calloc(1, sizeof(*s));
     uint64_t m = 64;
     while (m < (uint64_t)n * BITS) {
         m *= 2;
@@ -29,7 +29,7 @@ struct bt_seen *bt_seen_create(uint32_t n)
     return s;
 }
 
-void bt_seen_destroy(struct bt_seen *s)
+void bt_recent_destroy(struct bt_recent *s)
 {
     if (s == NULL) {
         return;
@@ -39,7 +39,7 @@ void bt_seen_destroy(struct bt_seen *s)
     free(s);
 }
 
-bool bt_seen_again(struct bt_seen *s, const struct bt_kv_key *key)
+bool bt_recent_again(struct bt_recent *s, const struct bt_kv_key *key)
 {
     uint64_t a = bt_hash64(key->b, sizeof(key->b), 1), b = bt_hash64(key->b, sizeof(key->b), 2);
     bool in[2] = {true, true};

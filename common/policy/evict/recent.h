@@ -6,12 +6,12 @@
 #include "common/base/base.h"
 #include "common/kv/key.h"
 
-struct bt_seen;
+struct bt_recent;
 
 /* Remembers at least the last n keys, at most 2 n; wrong in 1 % of "perhaps". 20 bits a key. */
-struct bt_seen *bt_seen_create(uint32_t n);
-void bt_seen_destroy(struct bt_seen *s);
+struct bt_recent *bt_recent_create(uint32_t n);
+void bt_recent_destroy(struct bt_recent *s);
 /* Was key here lately? It is from now on. */
-bool bt_seen_again(struct bt_seen *s, const struct bt_kv_key *key);
+bool bt_recent_again(struct bt_recent *s, const struct bt_kv_key *key);
 
 #endif
