@@ -15,12 +15,12 @@ static void grants_tick(void *arg);
 
 /* ---- requests ---- */
 
-struct request *grant_request(const struct bt_grants *gs, uint64_t id)
+struct bt_grant_request *bt_grant_request_find(const struct bt_grants *gs, uint64_t id)
 {
     return bt_map_get(gs->requests, &id);
 }
 
-static void request_drop(struct bt_grants *gs, struct request *r)
+static void request_drop(struct bt_grants *gs, struct bt_grant_request *r)
 {
     BT_ASSERT(bt_list_empty(&r->grants));
     bt_list_remove(&r->idle);
@@ -29,20 +29,20 @@ static void request_drop(struct bt_grants *gs, struct request *r)
     free(r);
 }
 
-static void request_idle(struct bt_grants *gs, struct request *r)
+static void request_idle(struct bt_grants *gs, struct bt_grant_request *r)
 {
     r->forget_ns = bt_mono_ns() + GRANT_FORGET_MS * 1000000ull;
     bt_list_remove(&r->idle);
     bt_list_insert_tail(&gs->idle, &r->idle);
     gs->n_idle++;
     if (gs->n_idle > GRANT_REMEMBER_MAX) {
-        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct request, idle));
+        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct bt_grant_request, idle));
     }
 }
 
-static struct request *request_get(struct bt_grants *gs, uint64_t id)
+static struct bt_grant_request *request_get(struct bt_grants *gs, uint64_t id)
 {
-    struct request *r = grant_request(gs, id);
+    struct bt_grant_request *r = bt_grant_request_find(gs, id);
     if (r == NULL) {
         r = bt_calloc(1, sizeof(*r));
         r->id = id;
@@ -54,15 +54,15 @@ static struct request *request_get(struct bt_grants *gs, uint64_t id)
     return r;
 }
 
-struct grant *grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
+struct bt_grant *bt_grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
 {
-    struct request *r = grant_request(gs, request);
+    struct bt_grant_request *r = bt_grant_request_find(gs, request);
     struct bt_list *i;
     if (r == NULL) {
         return NULL;
     }
     bt_list_for_each (i, &r->grants) {
-        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_request);
+        struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_request);
         if (g->epoch == epoch) {
             return g;
         }
@@ -70,15 +70,15 @@ struct grant *grant_find(const struct bt_grants *gs, uint64_t request, uint32_t 
     return NULL;
 }
 
-bool grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
+bool bt_grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
 {
-    struct request *r = grant_request(gs, request);
+    struct bt_grant_request *r = bt_grant_request_find(gs, request);
     return r != NULL && (epoch < r->epoch_max || epoch <= r->released);
 }
 
 /* ---- end of a grant ---- */
 
-static void grant_free(struct grant *g)
+static void grant_free(struct bt_grant *g)
 {
     if (g->rest != NULL) {
         baton__reserve__free_unpacked(g->rest, NULL);
@@ -90,25 +90,25 @@ static void grant_free(struct grant *g)
     free(g);
 }
 
-void grant_hold(struct grant *g)
+void bt_grant_hold(struct bt_grant *g)
 {
     g->busy++;
 }
 
-void grant_unhold(struct grant *g)
+void bt_grant_unhold(struct bt_grant *g)
 {
     BT_ASSERT(g->busy > 0);
     g->busy--;
-    grant_unref(g);
+    bt_grant_unref(g);
 }
 
 /* All that is left are opens of the dead (or of an earlier attachment), waiting for their second.
  */
-static bool only_void_left(const struct grant *g)
+static bool only_void_left(const struct bt_grant *g)
 {
     struct bt_list *i;
     bt_list_for_each (i, &g->opens) {
-        if (BT_CONTAINER_OF(i, struct open, in_grant)->w != NULL) {
+        if (BT_CONTAINER_OF(i, struct bt_grant_open, in_grant)->w != NULL) {
             return false;
         }
     }
@@ -117,7 +117,7 @@ static bool only_void_left(const struct grant *g)
 
 /* The beginning of a prompt that no slab holds is written, and cached: nobody needs this grant for
  * more than its name, for as long as the rest takes. */
-static void let_go(struct grant *g)
+static void let_go(struct bt_grant *g)
 {
     if (g->beginning && g->produced && bt_list_empty(&g->opens)) {
         bt_cache_put(g->gs->c.cache, g->slots, g->n_blocks);
@@ -125,7 +125,7 @@ static void let_go(struct grant *g)
     }
 }
 
-void grant_unref(struct grant *g)
+void bt_grant_unref(struct bt_grant *g)
 {
     struct bt_grants *gs = g->gs;
     if (g->busy > 0 || !bt_list_empty(&g->sends) || g->recv_active || g->sealing) {
@@ -137,11 +137,11 @@ void grant_unref(struct grant *g)
     }
     if (!bt_list_empty(&g->opens)) {
         if (only_void_left(g)) {
-            grant_quarantine(g);
+            bt_grant_quarantine(g);
         }
         return;
     }
-    tail_end(g);
+    bt_grant_overlap_end(g);
     BT_DEBUG("grant_end", "req=%016llx epoch=%u blocks=%u resident=%u",
              (unsigned long long)g->req->id, g->epoch, g->n_blocks, g->resident);
     (g->doubted ? bt_cache_put_doubted : bt_cache_put)(gs->c.cache, g->slots, g->n_blocks);
@@ -157,7 +157,7 @@ void grant_unref(struct grant *g)
     grant_free(g);
 }
 
-void grant_quarantine(struct grant *g)
+void bt_grant_quarantine(struct bt_grant *g)
 {
     for (uint32_t b = g->resident; b < g->n_blocks; b++) {
         if (!g->sealing || b >= g->seal_end) {
@@ -166,7 +166,7 @@ void grant_quarantine(struct grant *g)
     }
 }
 
-void grant_revoke(struct grant *g, bt_status_t st, const char *why)
+void bt_grant_revoke(struct bt_grant *g, bt_status_t st, const char *why)
 {
     if (g->revoked) {
         return;
@@ -174,23 +174,23 @@ void grant_revoke(struct grant *g, bt_status_t st, const char *why)
     g->revoked = true;
     g->why = st;
     snprintf(g->why_text, sizeof(g->why_text), "%s", why);
-    grant_hold(g);
+    bt_grant_hold(g);
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &g->opens) {
-        local_revoke_open(BT_CONTAINER_OF(i, struct open, in_grant));
+        bt_grant_worker_revoke(BT_CONTAINER_OF(i, struct bt_grant_open, in_grant));
     }
-    wire_revoke(g);
-    grant_unhold(g);
+    bt_grant_transfer_revoke(g);
+    bt_grant_unhold(g);
 }
 
-static void tell(const struct grant *g, const Baton__FromKvstore *m)
+static void tell(const struct bt_grant *g, const Baton__FromKvstore *m)
 {
     if (g->session != NULL && !g->gs->stopping) {
         g->gs->c.to_session(g->session, m);
     }
 }
 
-void grant_fail(struct grant *g, bt_status_t st, const char *why)
+void bt_grant_fail(struct bt_grant *g, bt_status_t st, const char *why)
 {
     if (g->revoked) {
         return;
@@ -212,13 +212,13 @@ void grant_fail(struct grant *g, bt_status_t st, const char *why)
     m.m_case = BATON__FROM_KVSTORE__M_GRANT_FAILED;
     m.grant_failed = &f;
     tell(g, &m);
-    grant_revoke(g, st, text);
+    bt_grant_revoke(g, st, text);
 }
 
 /* ---- progress ---- */
 
 /* Blocks [first, end), which are cached, have to be on the SSD for what passes behind them. */
-static void grant_leads(const struct grant *g, uint32_t first, uint32_t end)
+static void save_beginning(const struct bt_grant *g, uint32_t first, uint32_t end)
 {
     for (uint32_t b = first; g->rest != NULL && g->gs->c.tier != NULL && b < end; b++) {
         bt_tier_save_beginning(g->gs->c.tier, g->slots[b]);
@@ -227,7 +227,7 @@ static void grant_leads(const struct grant *g, uint32_t first, uint32_t end)
 
 static void on_sealed(void *arg)
 {
-    struct grant *g = arg;
+    struct bt_grant *g = arg;
     struct bt_cache *cache = g->gs->c.cache;
     for (uint32_t b = g->resident; b < g->seal_end; b++) {
         if (bt_pool_state(cache->pool, g->slots[b]) == BT_SLOT_WRITING) {
@@ -239,28 +239,28 @@ static void on_sealed(void *arg)
                                            .origin =
                                                g->receive ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
             if (bt_cache_seal_block(cache, g->slots[b], &block)) {
-                grant_leads(g, b, b + 1);
+                save_beginning(g, b, b + 1);
             }
         }
     }
     g->sealing = false;
-    grant_unref(g);
+    bt_grant_unref(g);
 }
 
-uint32_t grant_complete_blocks(const struct grant *g)
+uint32_t bt_grant_complete_blocks(const struct bt_grant *g)
 {
     uint32_t p = BT_MIN(bt_flow_read(g->word, g->epoch), g->items);
     uint32_t chunks = p / g->shape.n_layers, per = g->shape.chunk_tokens / g->shape.block_tokens;
     return BT_MIN((uint64_t)chunks * per, (uint64_t)g->n_full);
 }
 
-void grant_produced(struct grant *g)
+void bt_grant_produced(struct bt_grant *g)
 {
     if (g->produced) {
         return;
     }
     g->produced = true;
-    uint32_t end = grant_complete_blocks(g);
+    uint32_t end = bt_grant_complete_blocks(g);
     if (g->no_cache || (g->receive && !g->keep) || end <= g->resident) {
         return;
     }
@@ -275,16 +275,16 @@ void grant_produced(struct grant *g)
                      end - g->resident, on_sealed, g);
 }
 
-void grant_progress(struct grant *g)
+void bt_grant_progress(struct bt_grant *g)
 {
     uint32_t p = BT_MIN(bt_flow_read(g->word, g->epoch), g->items);
-    bool moved = p > g->seen, complete = !g->done && g->has_trailer && p >= g->items;
-    g->seen = BT_MAX(g->seen, p);
+    bool moved = p > g->announced, complete = !g->done && g->has_trailer && p >= g->items;
+    g->announced = BT_MAX(g->announced, p);
     g->done = g->done || complete;
-    grant_hold(g);
+    bt_grant_hold(g);
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &g->opens) {
-        struct open *o = BT_CONTAINER_OF(i, struct open, in_grant);
+        struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_grant);
         if (o->mode != BATON__LOCAL_MODE__READER || o->w == NULL || o->w->conn == NULL) {
             continue;
         }
@@ -292,26 +292,26 @@ void grant_progress(struct grant *g)
             o->w->ops.ring(o->w->conn);
         }
         if (complete) {
-            local_send_trailer(o);
+            bt_grant_worker_send_trailer(o);
         }
     }
     if (moved) {
-        tail_front(g);
+        bt_grant_overlap_advance(g);
     }
     /* Whoever notices the movement tells the wire: a later bell finds nothing new. */
     if (moved && !bt_list_empty(&g->sends) && !g->gs->stopping) {
         g->gs->wire.kick(g->gs->wire.w);
     }
     if (complete) {
-        grant_produced(g);
+        bt_grant_produced(g);
     }
-    grant_unhold(g);
+    bt_grant_unhold(g);
 }
 
 /* ---- conductors ---- */
 
-void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
-                  bt_status_t st, uint32_t resident, const char *detail)
+void bt_grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
+                     bt_status_t st, uint32_t resident, const char *detail)
 {
     Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
     Baton__Reserved a = BATON__RESERVED__INIT;
@@ -330,7 +330,7 @@ void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_
 static void answer(struct bt_grants *gs, void *session, const Baton__Reserve *r, bt_status_t st,
                    uint32_t resident, const char *detail)
 {
-    grant_answer(gs, session, r->request, r->epoch, st, resident, detail);
+    bt_grant_answer(gs, session, r->request, r->epoch, st, resident, detail);
 }
 
 static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserve *r, char *why,
@@ -361,11 +361,12 @@ static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserv
         snprintf(why, cap, "Reserve: RECEIVE needs peer and peer_rpc");
         return BT_ERR_INVALID;
     }
-    if (grant_is_stale(gs, r->request, r->epoch)) {
+    if (bt_grant_is_stale(gs, r->request, r->epoch)) {
         snprintf(why, cap, "epoch %u of this request is over", r->epoch);
         return BT_ERR_STALE;
     }
-    if (grant_find(gs, r->request, r->epoch) != NULL || load_waits(gs, r->request, r->epoch)) {
+    if (bt_grant_find(gs, r->request, r->epoch) != NULL ||
+        bt_grant_pending_has(gs, r->request, r->epoch)) {
         snprintf(why, cap, "epoch %u of this request is reserved already", r->epoch);
         return BT_ERR_EXISTS;
     }
@@ -373,34 +374,34 @@ static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserv
 }
 
 /* Ends reservations of the request up to epoch; session NULL: whoever made them. */
-static void release_upto(struct bt_grants *gs, struct request *req, uint32_t epoch, void *session,
-                         bt_status_t st, const char *why)
+static void release_upto(struct bt_grants *gs, struct bt_grant_request *req, uint32_t epoch,
+                         void *session, bt_status_t st, const char *why)
 {
     struct bt_list *i, *tmp;
     (void)gs;
     bt_list_for_each_safe (i, tmp, &req->grants) {
-        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_request);
+        struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_request);
         if (g->epoch <= epoch && (session == NULL || g->session == session)) {
-            grant_hold(g);
+            bt_grant_hold(g);
             g->session = NULL;
-            grant_revoke(g, st, why);
-            grant_unhold(g);
+            bt_grant_revoke(g, st, why);
+            bt_grant_unhold(g);
         }
     }
 }
 
-uint32_t grant_prefix_most(bool whole, uint32_t n_tokens, uint32_t block_tokens)
+uint32_t bt_grant_prefix_max(bool whole, uint32_t n_tokens, uint32_t block_tokens)
 {
     return (whole ? n_tokens : n_tokens - 1) / block_tokens;
 }
 
 /* Leases the resident prefix and takes slots for the rest. */
-static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
+static bt_status_t grant_fill(struct bt_grant *g, char *why, size_t cap)
 {
     struct bt_cache *cache = g->gs->c.cache;
     struct bt_pool_counts n;
-    uint32_t most =
-        grant_prefix_most(g->receive || g->rest != NULL, g->shape.n_tokens, g->shape.block_tokens);
+    uint32_t most = bt_grant_prefix_max(g->receive || g->rest != NULL, g->shape.n_tokens,
+                                        g->shape.block_tokens);
     g->resident = g->no_cache ? 0 : bt_cache_prefix(cache, g->names, most, g->slots);
     uint32_t need = g->n_blocks - g->resident;
     bt_pool_counts(cache->pool, &n);
@@ -419,16 +420,16 @@ static bt_status_t grant_fill(struct grant *g, char *why, size_t cap)
         g->n_transit = g->receive && !g->keep ? need : 0;
         g->flow = g->gs->flow_free[--g->gs->n_flow_free];
         g->word = &g->gs->c.slab->flows[g->flow];
-        g->seen = bt_flow_resident_items(&g->shape, g->resident);
-        bt_flow_raise(g->word, g->epoch, g->seen); /* before its one writer knows of it */
-        grant_leads(g, 0, g->resident);
+        g->announced = bt_flow_resident_items(&g->shape, g->resident);
+        bt_flow_raise(g->word, g->epoch, g->announced); /* before its one writer knows of it */
+        save_beginning(g, 0, g->resident);
         return BT_OK;
     }
     bt_cache_put(cache, g->slots, g->resident);
     return BT_ERR_EXHAUSTED;
 }
 
-uint8_t bt_grants_group(const struct bt_grants *gs, const char *tenant)
+uint8_t bt_grant_group(const struct bt_grants *gs, const char *tenant)
 {
     struct bt_tenants *t = gs->c.cache->tenants;
     return t != NULL ? bt_tenants_group(t, tenant) : BT_TENANT_NOBODY;
@@ -442,10 +443,10 @@ static Baton__Reserve *rest_of(const Baton__Reserve *r)
     return bt_message_copy(&most.base);
 }
 
-static struct grant *grant_create(struct bt_grants *gs, void *session, const Baton__Reserve *r,
-                                  struct request *req)
+static struct bt_grant *grant_create(struct bt_grants *gs, void *session, const Baton__Reserve *r,
+                                     struct bt_grant_request *req)
 {
-    struct grant *g = bt_calloc(1, sizeof(*g));
+    struct bt_grant *g = bt_calloc(1, sizeof(*g));
     g->gs = gs;
     g->req = req;
     g->epoch = r->epoch;
@@ -454,7 +455,7 @@ static struct grant *grant_create(struct bt_grants *gs, void *session, const Bat
     g->keep = r->keep && !r->no_cache;
     g->no_cache = r->no_cache;
     g->beginning = r->streams;
-    g->group = bt_grants_group(gs, r->tenant);
+    g->group = bt_grant_group(gs, r->tenant);
     g->shape = (struct bt_flow_shape){.n_tokens = r->n_tokens,
                                       .block_tokens = gs->c.layout.page_tokens,
                                       .chunk_tokens = gs->c.flow_chunk_tokens,
@@ -488,20 +489,20 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
         answer(gs, session, r, st, 0, why);
         return;
     }
-    struct request *req = request_get(gs, r->request);
+    struct bt_grant_request *req = request_get(gs, r->request);
     req->epoch_max = r->epoch;
     if (r->epoch > 1) {
-        load_drop(gs, NULL, r->request, r->epoch - 1, "a newer epoch has begun");
+        bt_grant_pending_drop(gs, NULL, r->request, r->epoch - 1, "a newer epoch has begun");
         release_upto(gs, req, r->epoch - 1, NULL, BT_ERR_STALE, "a newer epoch has begun");
     }
     Baton__Reserve part = *r;
     if (r->streams) {
         uint32_t bt = gs->c.layout.page_tokens, want = BT_DIV_UP(r->n_tokens, bt),
-                 n = stream_beginning(gs, want);
+                 n = bt_grant_window_beginning(gs, want);
         if (n == 0) {
             snprintf(why, sizeof(why), "prompts that no slab holds have three quarters of it");
             answer(gs, session, r, BT_ERR_EXHAUSTED, 0, why);
-            local_answer_waiting(gs, r->request, r->epoch, BT_ERR_EXHAUSTED, why);
+            bt_grant_worker_answer_waiting(gs, r->request, r->epoch, BT_ERR_EXHAUSTED, why);
             return;
         }
         if (n < want) {
@@ -509,12 +510,12 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
             part.keys.len = (size_t)n * sizeof(struct bt_kv_key);
         }
     }
-    if (!load_start(gs, session, &part)) {
-        grant_reserve_now(gs, session, &part);
+    if (!bt_grant_pending_start(gs, session, &part)) {
+        bt_grant_make(gs, session, &part);
     }
 }
 
-void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r)
+void bt_grant_make(struct bt_grants *gs, void *session, const Baton__Reserve *r)
 {
     char why[200] = "";
     bt_status_t st = reserve_check(gs, r, why, sizeof(why));
@@ -522,14 +523,14 @@ void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve
         answer(gs, session, r, st, 0, why);
         return;
     }
-    struct request *req = request_get(gs, r->request);
+    struct bt_grant_request *req = request_get(gs, r->request);
     req->epoch_max = r->epoch;
-    struct grant *g = grant_create(gs, session, r, req);
+    struct bt_grant *g = grant_create(gs, session, r, req);
     st = grant_fill(g, why, sizeof(why));
     if (st != BT_OK) {
         grant_free(g);
         answer(gs, session, r, st, 0, why);
-        local_answer_waiting(gs, r->request, r->epoch, st, why);
+        bt_grant_worker_answer_waiting(gs, r->request, r->epoch, st, why);
         return;
     }
     if (bt_list_empty(&req->grants)) {
@@ -542,22 +543,22 @@ void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve
     BT_DEBUG("grant", "req=%016llx epoch=%u role=%s tokens=%u blocks=%u resident=%u",
              (unsigned long long)r->request, r->epoch, g->receive ? "receive" : "write",
              r->n_tokens, g->n_blocks, g->resident);
-    grant_hold(g);
-    tail_start(g, r); /* its first blocks may be there before the writer opens */
+    bt_grant_hold(g);
+    bt_grant_overlap_start(g, r); /* its first blocks may be there before the writer opens */
     answer(gs, session, r, BT_OK, g->resident, "");
-    local_answer_waiting(gs, r->request, r->epoch, BT_OK, "");
+    bt_grant_worker_answer_waiting(gs, r->request, r->epoch, BT_OK, "");
     if (g->receive) {
-        wire_start_recv(g, r);
+        bt_grant_transfer_receive(g, r);
     }
-    grant_unhold(g);
+    bt_grant_unhold(g);
 }
 
 void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch)
 {
-    struct request *req = request_get(gs, request);
+    struct bt_grant_request *req = request_get(gs, request);
     struct bt_list *i;
     bt_list_for_each (i, &req->grants) {
-        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_request);
+        struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_request);
         if (g->epoch <= epoch && g->session != NULL && g->session != session) {
             BT_WARN("release_ignored", "req=%016llx epoch=%u why=%s", (unsigned long long)request,
                     epoch, "the reservation belongs to another session");
@@ -566,27 +567,27 @@ void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, ui
     }
     req->released = BT_MAX(req->released, epoch);
     req->epoch_max = BT_MAX(req->epoch_max, epoch);
-    load_drop(gs, session, request, epoch, "released by the conductor");
+    bt_grant_pending_drop(gs, session, request, epoch, "released by the conductor");
     release_upto(gs, req, epoch, session, BT_ERR_CANCELLED, "released by the conductor");
-    local_answer_waiting(gs, request, epoch, BT_ERR_STALE, "released by the conductor");
+    bt_grant_worker_answer_waiting(gs, request, epoch, BT_ERR_STALE, "released by the conductor");
 }
 
 void bt_grants_session_end(struct bt_grants *gs, void *session)
 {
-    load_session_end(gs, session);
-    replicas_drop(gs, session);
+    bt_grant_pending_session_end(gs, session);
+    bt_grant_replicas_drop(gs, session);
     /* One at a time from the start: ending one may end others. */
     for (bool again = true; again;) {
         again = false;
         struct bt_list *i;
         bt_list_for_each (i, &gs->all) {
-            struct grant *g = BT_CONTAINER_OF(i, struct grant, in_all);
+            struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_all);
             if (g->session == session) {
-                grant_hold(g);
+                bt_grant_hold(g);
                 g->session = NULL;
                 g->req->released = BT_MAX(g->req->released, g->epoch);
-                grant_revoke(g, BT_ERR_PEER_LOST, "the conductor's session ended");
-                grant_unhold(g);
+                bt_grant_revoke(g, BT_ERR_PEER_LOST, "the conductor's session ended");
+                bt_grant_unhold(g);
                 again = true;
                 break;
             }
@@ -611,7 +612,7 @@ static void metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
                                     "Blocks fetched from other nodes that one request has used");
     gs->m.fetching = bt_metrics_gauge(ms, "baton_kvstore_fetching", NULL,
                                       "Transfers from other nodes' caches that have not ended");
-    gs->m.offers = bt_metrics_gauge(ms, "baton_kvstore_offers", NULL,
+    gs->m.served = bt_metrics_gauge(ms, "baton_kvstore_offers", NULL,
                                     "Transfers to other nodes' caches that have not ended");
     gs->m.grants = bt_metrics_gauge(ms, "baton_kvstore_grants", NULL, "Open grants");
     gs->m.opens = bt_metrics_gauge(ms, "baton_kvstore_opens", NULL, "Opens of local workers");
@@ -620,9 +621,9 @@ static void metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
     gs->m.passing = bt_metrics_gauge(ms, "baton_kvstore_stream_slots", NULL,
                                      "Slots with blocks of prompts that no slab holds, on their "
                                      "way to the SSD or from it");
-    gs->m.tails = bt_metrics_gauge(ms, "baton_kvstore_tail_slots", NULL,
-                                   "Slots that hold the end of a prefix beside those of its "
-                                   "grant, until the worker has loaded it");
+    gs->m.overlaps = bt_metrics_gauge(ms, "baton_kvstore_tail_slots", NULL,
+                                      "Slots that hold the end of a prefix beside those of its "
+                                      "grant, until the worker has loaded it");
     const char *passed = "baton_kvstore_stream_blocks_total";
     const char *passed_help = "Blocks of prompts that no slab holds: written to the SSD, and lent "
                               "to a worker to read";
@@ -666,12 +667,12 @@ static void metrics_update(void *arg)
     bt_metric_set(gs->m.leases, n.leases);
     bt_metric_set(gs->m.copies, c->copies);
     bt_metric_set(gs->m.fetching, s.pieces);
-    bt_metric_set(gs->m.offers, s.offers);
+    bt_metric_set(gs->m.served, s.served);
     bt_metric_set(gs->m.grants, s.grants);
     bt_metric_set(gs->m.opens, s.opens);
     bt_metric_set(gs->m.workers, s.workers);
     bt_metric_set(gs->m.passing, gs->passing_out + gs->passing_in);
-    bt_metric_set(gs->m.tails, bt_fetches_backward_slots(gs->gathers));
+    bt_metric_set(gs->m.overlaps, bt_fetches_backward_slots(gs->fetches));
     add_since(gs->m.hits, c->hits, &gs->last.hits);
     add_since(gs->m.misses, c->misses, &gs->last.misses);
     add_since(gs->m.sealed, c->sealed, &gs->last.sealed);
@@ -683,9 +684,9 @@ static void grants_tick(void *arg)
 {
     struct bt_grants *gs = arg;
     uint64_t now = bt_mono_ns();
-    local_tick(gs, now);
+    bt_grant_worker_tick(gs, now);
     while (!bt_list_empty(&gs->idle)) {
-        struct request *r = BT_CONTAINER_OF(gs->idle.next, struct request, idle);
+        struct bt_grant_request *r = BT_CONTAINER_OF(gs->idle.next, struct bt_grant_request, idle);
         if (r->forget_ns > now) {
             break;
         }
@@ -707,7 +708,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
     bt_list_init(&gs->void_leases);
     bt_list_init(&gs->seal_puts);
     bt_list_init(&gs->due);
-    bt_list_init(&gs->loading);
+    bt_list_init(&gs->pending);
     bt_list_init(&gs->put_waits);
     bt_list_init(&gs->lease_waits);
     bt_list_init(&gs->replicas);
@@ -725,7 +726,7 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
                                    .wait_ms = c->fetch_wait_ms,
                                    .stall_ms = c->fetch_stall_ms,
                                    .metrics = c->metrics};
-    gs->gathers = bt_fetches_create(&gc);
+    gs->fetches = bt_fetches_create(&gc);
     if (c->metrics != NULL) {
         metrics_create(gs, c->metrics);
         bt_metrics_refresh(c->metrics, metrics_update, gs);
@@ -741,7 +742,7 @@ void bt_grants_set_wire(struct bt_grants *gs, const struct bt_grants_wire *wire)
                                .fetch_start = wire->fetch_start,
                                .fetch_take = wire->fetch_take,
                                .recv_cancel = wire->recv_cancel};
-    bt_fetches_set_wire(gs->gathers, &gw);
+    bt_fetches_set_wire(gs->fetches, &gw);
     struct bt_fetch_server_config oc = {.loop = gs->c.loop,
                                         .cache = gs->c.cache,
                                         .tier = gs->c.tier,
@@ -752,13 +753,13 @@ void bt_grants_set_wire(struct bt_grants *gs, const struct bt_grants_wire *wire)
                                         .metrics = gs->c.metrics,
                                         .send_offer = wire->send_offer,
                                         .send_abort = wire->send_abort};
-    gs->offers = bt_fetch_server_create(&oc);
+    gs->server = bt_fetch_server_create(&oc);
 }
 
 void bt_grants_stop(struct bt_grants *gs)
 {
     gs->stopping = true;
-    bt_fetches_stop(gs->gathers);
+    bt_fetches_stop(gs->fetches);
 }
 
 void bt_grants_destroy(struct bt_grants *gs)
@@ -772,20 +773,21 @@ void bt_grants_destroy(struct bt_grants *gs)
     if (gs->c.metrics != NULL) {
         bt_metrics_refresh(gs->c.metrics, NULL, gs);
     }
-    bt_fetches_stop(gs->gathers);
+    bt_fetches_stop(gs->fetches);
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
-        lease_forget_asked(BT_CONTAINER_OF(i, struct bt_grant_worker, link));
+        bt_grant_lease_forget_asked(BT_CONTAINER_OF(i, struct bt_grant_worker, link));
     }
-    load_session_end(gs, NULL);
-    replicas_drop(gs, NULL);
-    bt_fetches_destroy(gs->gathers);
-    bt_fetch_server_destroy(gs->offers);
-    local_destroy(gs);
+    bt_grant_pending_session_end(gs, NULL);
+    bt_grant_replicas_drop(gs, NULL);
+    bt_fetches_destroy(gs->fetches);
+    bt_fetch_server_destroy(gs->server);
+    bt_grant_worker_destroy(gs);
     while (!bt_list_empty(&gs->all)) {
-        struct grant *g = BT_CONTAINER_OF(gs->all.next, struct grant, in_all);
+        struct bt_grant *g = BT_CONTAINER_OF(gs->all.next, struct bt_grant, in_all);
         while (!bt_list_empty(&g->sends)) {
-            struct send *s = BT_CONTAINER_OF(g->sends.next, struct send, in_grant);
+            struct bt_grant_send *s =
+                BT_CONTAINER_OF(g->sends.next, struct bt_grant_send, in_grant);
             bt_list_remove(&s->in_grant);
             bt_list_remove(&s->in_due);
             free(s);
@@ -794,10 +796,10 @@ void bt_grants_destroy(struct bt_grants *gs)
         g->recv_active = false;
         g->sealing = false;
         g->busy = 0;
-        grant_unref(g);
+        bt_grant_unref(g);
     }
     while (!bt_list_empty(&gs->idle)) {
-        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct request, idle));
+        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct bt_grant_request, idle));
     }
     bt_map_destroy(gs->requests);
     free(gs->flow_free);
@@ -808,14 +810,14 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
 {
     struct bt_grants_stats s = {.grants = gs->n_grants,
                                 .requests_known = (uint32_t)bt_map_count(gs->requests),
-                                .loading = load_count(gs),
-                                .pieces = bt_fetches_pieces(gs->gathers),
-                                .offers =
-                                    gs->offers != NULL ? bt_fetch_server_count(gs->offers) : 0,
+                                .pending = bt_grant_pending_count(gs),
+                                .pieces = bt_fetches_pieces(gs->fetches),
+                                .served =
+                                    gs->server != NULL ? bt_fetch_server_count(gs->server) : 0,
                                 .killed = gs->killed};
     struct bt_list *i, *k;
     bt_list_for_each (i, &gs->all) {
-        struct grant *g = BT_CONTAINER_OF(i, struct grant, in_all);
+        struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_all);
         bt_list_for_each (k, &g->opens) {
             s.opens++;
         }
@@ -829,12 +831,12 @@ void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
         s.workers++;
         s.waiting_opens += w->n_waits;
     }
-    s.puts = put_count(gs);
-    s.leases = lease_count(gs);
+    s.puts = bt_grant_put_count(gs);
+    s.leases = bt_grant_lease_count(gs);
     *s_p = s;
 }
 
 const struct bt_rates *bt_grants_rates(const struct bt_grants *gs)
 {
-    return bt_fetches_rates(gs->gathers);
+    return bt_fetches_rates(gs->fetches);
 }

@@ -135,7 +135,7 @@ extern const struct bt_wire_ops bt_grants_wire_ops;
 /* ---- to look at ---- */
 struct bt_grants_stats {
     uint32_t grants, opens, puts, leases, workers, sends, recvs, waiting_opens, requests_known,
-        loading, pieces, offers;
+        pending, pieces, served;
     uint64_t killed;
 };
 void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p);

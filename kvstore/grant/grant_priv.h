@@ -17,7 +17,7 @@
 #define GRANT_KILL_AGAIN_MS 5000
 
 /* What is known of a request id: outlives its grants, so that late messages are told as stale. */
-struct request {
+struct bt_grant_request {
     uint64_t id;
     uint32_t epoch_max; /* highest epoch of a Reserve or Release */
     uint32_t released;  /* this epoch and below are over */
@@ -26,10 +26,10 @@ struct request {
     uint64_t forget_ns;
 };
 
-struct grant {
+struct bt_grant {
     struct bt_list in_all, in_request;
     struct bt_grants *gs;
-    struct request *req;
+    struct bt_grant_request *req;
     uint32_t epoch;
     bool receive, keep, no_cache;
     bool beginning;       /* of a prompt that no slab holds */
@@ -44,7 +44,7 @@ struct grant {
     struct bt_kv_key *names; /* keys of full blocks, then the private name of the partial one */
     uint32_t flow;           /* index of its word */
     bt_flow_word_t *word;
-    uint32_t seen; /* progress that readers were told of */
+    uint32_t announced; /* progress that readers were told of */
 
     struct bt_list opens, sends;
     struct bt_wire_recv *recv;
@@ -59,31 +59,31 @@ struct grant {
     bool has_writer; /* a WRITER open was given once */
     bool has_trailer, done, produced, sealing;
     struct bt_wire_trailer trailer;
-    uint32_t seal_end;     /* blocks [resident, seal_end) are in the seal thread's hands */
-    struct bt_fetch *tail; /* the prefix's end, while the writer computes; NULL: none */
-    uint32_t tail_told;    /* the writer knows of its blocks from here on; UINT32_MAX: of none */
-    int busy;              /* calls in progress that still need the struct */
+    uint32_t seal_end;        /* blocks [resident, seal_end) are in the seal thread's hands */
+    struct bt_fetch *overlap; /* the prefix's end, while the writer computes; NULL: none */
+    uint32_t overlap_told;    /* the writer knows of its blocks from here on; UINT32_MAX: of none */
+    int busy;                 /* calls in progress that still need the struct */
 };
 
-struct open {
+struct bt_grant_open {
     struct bt_list in_grant, in_worker; /* in_worker: in gs->void_opens once void */
-    struct grant *g;
+    struct bt_grant *g;
     struct bt_grant_worker *w; /* NULL: void, ends at expire_ns */
     Baton__LocalMode mode;
     uint64_t revoked_ns; /* mono; 0: not revoked */
     uint64_t expire_ns;
 };
 
-struct waiting {
+struct bt_grant_open_wait {
     struct bt_list in_worker;
     uint64_t request, deadline_ns;
     uint32_t epoch;
     Baton__LocalMode mode;
 };
 
-struct send {
+struct bt_grant_send {
     struct bt_list in_grant, in_due;
-    struct grant *g;
+    struct bt_grant *g;
     struct bt_wire_send *snd;
 };
 
@@ -106,11 +106,11 @@ struct bt_grant_worker {
 struct bt_grants {
     struct bt_grants_config c;
     struct bt_grants_wire wire;
-    struct bt_fetches *gathers;
-    struct bt_fetch_server *offers;
+    struct bt_fetches *fetches;
+    struct bt_fetch_server *server;
     bool stopping;
     struct bt_map *requests;
-    struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, loading;
+    struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, pending;
     struct bt_list put_waits;   /* passing puts that wait for a slot, the oldest first */
     struct bt_list lease_waits; /* passing leases that wait for room in the window, likewise */
     struct bt_list replicas;    /* under way; replica.c */
@@ -123,8 +123,8 @@ struct bt_grants {
     struct bt_timer tick, defer;
     uint64_t killed;
     struct {
-        struct bt_metric *slots[4], *transit, *leases, *copies, *fetching, *offers, *grants, *opens,
-            *workers, *passing, *tails;
+        struct bt_metric *slots[4], *transit, *leases, *copies, *fetching, *served, *grants, *opens,
+            *workers, *passing, *overlaps;
         struct bt_metric *passed_out, *passed_in;
         struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
     } m;
@@ -134,121 +134,124 @@ struct bt_grants {
 };
 
 /* ---- grant.c ---- */
-struct request *grant_request(const struct bt_grants *gs, uint64_t id); /* NULL: unknown */
-struct grant *grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+struct bt_grant_request *bt_grant_request_find(const struct bt_grants *gs,
+                                               uint64_t id); /* NULL: unknown */
+struct bt_grant *bt_grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
 /* Is (request, epoch) known to be over? */
-bool grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
-void grant_revoke(struct grant *g, bt_status_t st, const char *why);
+bool bt_grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+void bt_grant_revoke(struct bt_grant *g, bt_status_t st, const char *why);
 /* Tells the conductor that the grant cannot be completed, and revokes it. */
-void grant_fail(struct grant *g, bt_status_t st, const char *why);
+void bt_grant_fail(struct bt_grant *g, bt_status_t st, const char *why);
 /* The flow's word or trailer may have moved: bells, trailer to readers, sealing. */
-void grant_progress(struct grant *g);
+void bt_grant_progress(struct bt_grant *g);
 /* Full blocks that are whole by the flow's own account. */
-uint32_t grant_complete_blocks(const struct grant *g);
+uint32_t bt_grant_complete_blocks(const struct bt_grant *g);
 /* Whoever fills the slots has ended: what is complete gets sealed. */
-void grant_produced(struct grant *g);
-void grant_quarantine(struct grant *g);
+void bt_grant_produced(struct bt_grant *g);
+void bt_grant_quarantine(struct bt_grant *g);
 /* Frees the grant if nothing refers to it any more; g may be gone afterwards. */
-void grant_unref(struct grant *g);
-void grant_hold(struct grant *g); /* keeps g alive until grant_unhold */
-void grant_unhold(struct grant *g);
+void bt_grant_unref(struct bt_grant *g);
+void bt_grant_hold(struct bt_grant *g); /* keeps g alive until bt_grant_unhold */
+void bt_grant_unhold(struct bt_grant *g);
 
-void grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
-                  bt_status_t st, uint32_t resident, const char *detail);
+void bt_grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
+                     bt_status_t st, uint32_t resident, const char *detail);
 /* Blocks of a grant that may be resident. A writer computes at least the last token, and gets a
  * block of its own to write it to; not so (whole) a receiver, nor one whose prompt goes on. */
-uint32_t grant_prefix_most(bool whole, uint32_t n_tokens, uint32_t block_tokens);
+uint32_t bt_grant_prefix_max(bool whole, uint32_t n_tokens, uint32_t block_tokens);
 /* Reserve, with whatever is in the slab by now. */
-void grant_reserve_now(struct bt_grants *gs, void *session, const Baton__Reserve *r);
+void bt_grant_make(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 
 /* ---- pending.c: reservations that wait for blocks of the SSD or of other nodes ---- */
-struct load_ask { /* what a gather is to bring for a reservation; keys is freed by the caller */
+struct bt_grant_fetch_ask { /* what a fetch is to bring for a reservation; keys is freed by the
+                               caller */
     struct bt_fetch_ask ask;
     struct bt_fetch_source sources[BT_FETCH_SOURCES_MAX];
     struct bt_kv_key *keys;
 };
-void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_ask *a);
+void bt_grant_fetch_ask(const struct bt_grants *gs, const Baton__Reserve *r,
+                        struct bt_grant_fetch_ask *a);
 /* true: r waits; it is made and answered later. */
-bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
-bool load_waits(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+bool bt_grant_pending_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
+bool bt_grant_pending_has(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
 /* Those of the request up to epoch are over and answered with ERR_STALE; session NULL: whoever
  * made them. */
-void load_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
-               const char *why);
+void bt_grant_pending_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
+                           const char *why);
 /* Nobody is there to be answered; session NULL: all of them. */
-void load_session_end(struct bt_grants *gs, void *session);
-uint32_t load_count(const struct bt_grants *gs);
+void bt_grant_pending_session_end(struct bt_grants *gs, void *session);
+uint32_t bt_grant_pending_count(const struct bt_grants *gs);
 /* Slots that reservations which wait will have for beginnings of prompts that no slab holds. */
-uint32_t load_beginnings(const struct bt_grants *gs);
+uint32_t bt_grant_pending_beginnings(const struct bt_grants *gs);
 
 /* At most BT_FETCH_SOURCES_MAX; returns how many. */
-size_t load_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to);
+size_t bt_grant_fetch_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to);
 
 /* ---- replica.c ---- */
 /* session NULL: all of them. */
-void replicas_drop(struct bt_grants *gs, const void *session);
+void bt_grant_replicas_drop(struct bt_grants *gs, const void *session);
 
 /* ---- overlap.c: prefixes that come from their end while the writer computes ---- */
 /* Is r such a reservation? */
-bool tail_wanted(const struct bt_grants *gs, const Baton__Reserve *r);
-void tail_start(struct grant *g, const Baton__Reserve *r);
+bool bt_grant_overlap_wanted(const struct bt_grants *gs, const Baton__Reserve *r);
+void bt_grant_overlap_start(struct bt_grant *g, const Baton__Reserve *r);
 /* The writer has opened, or more has landed. */
-void tail_tell(struct grant *g);
+void bt_grant_overlap_tell(struct bt_grant *g);
 /* The writer has come on. */
-void tail_front(struct grant *g);
+void bt_grant_overlap_advance(struct bt_grant *g);
 /* Nobody reads its blocks any more. */
-void tail_end(struct grant *g);
+void bt_grant_overlap_end(struct bt_grant *g);
 
 /* ---- window.c: prompts that no slab holds, several of them ---- */
 /* Of the n blocks that one more wants for its beginning, how many it may have; 0: none now. */
-uint32_t stream_beginning(const struct bt_grants *gs, uint32_t n);
+uint32_t bt_grant_window_beginning(const struct bt_grants *gs, uint32_t n);
 /* The same, of n blocks that come back through the window. */
-uint32_t stream_piece(const struct bt_grants *gs, uint32_t n);
+uint32_t bt_grant_window_piece(const struct bt_grants *gs, uint32_t n);
 
 /* ---- put.c ---- */
-bt_status_t put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m) BT_MUST_CHECK;
-void put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m);
+bt_status_t bt_grant_put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m) BT_MUST_CHECK;
+void bt_grant_put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m);
 /* Nobody is there to be answered. */
-void put_forget_waiting(struct bt_grant_worker *w);
+void bt_grant_put_forget_waiting(struct bt_grant_worker *w);
 /* The worker may still write until then, its slots are nobody's. */
-void put_void(struct bt_grant_worker *w, uint64_t until);
+void bt_grant_put_void(struct bt_grant_worker *w, uint64_t until);
 /* Kills a worker that has stopped in the middle of a copy. */
-void put_reclaim(struct bt_grant_worker *w, uint64_t now);
-void put_tick(struct bt_grants *gs, uint64_t now);
-void put_destroy(struct bt_grants *gs);
-uint32_t put_count(const struct bt_grants *gs);
+void bt_grant_put_reclaim(struct bt_grant_worker *w, uint64_t now);
+void bt_grant_put_tick(struct bt_grants *gs, uint64_t now);
+void bt_grant_put_destroy(struct bt_grants *gs);
+uint32_t bt_grant_put_count(const struct bt_grants *gs);
 
 /* ---- lease.c ---- */
-bt_status_t lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
-void lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m);
+bt_status_t bt_grant_lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
+void bt_grant_lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m);
 /* Nobody is there to be given what was asked for. */
-void lease_forget_asked(struct bt_grant_worker *w);
+void bt_grant_lease_forget_asked(struct bt_grant_worker *w);
 /* The worker may still read until then, its leases are nobody's. */
-void lease_void(struct bt_grant_worker *w, uint64_t until);
-void lease_tick(struct bt_grants *gs, uint64_t now);
-void lease_destroy(struct bt_grants *gs);
-uint32_t lease_count(const struct bt_grants *gs);
+void bt_grant_lease_void(struct bt_grant_worker *w, uint64_t until);
+void bt_grant_lease_tick(struct bt_grants *gs, uint64_t now);
+void bt_grant_lease_destroy(struct bt_grants *gs);
+uint32_t bt_grant_lease_count(const struct bt_grants *gs);
 
 /* ---- workers.c ---- */
-void local_send(struct bt_grant_worker *w,
-                const Baton__LocalMsg *m); /* nothing while it is detached */
-void local_revoke_open(struct open *o);
-void local_send_trailer(struct open *o);
-void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch, bt_status_t st,
-                          const char *why);
+void bt_grant_worker_send(struct bt_grant_worker *w,
+                          const Baton__LocalMsg *m); /* nothing while it is detached */
+void bt_grant_worker_revoke(struct bt_grant_open *o);
+void bt_grant_worker_send_trailer(struct bt_grant_open *o);
+void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch,
+                                    bt_status_t st, const char *why);
 /* It kept what it was told to give back for too long; what: for the log. */
-void local_kill_hung(struct bt_grant_worker *w, const char *what, uint64_t now);
-void local_tick(struct bt_grants *gs, uint64_t now);
-void local_destroy(struct bt_grants *gs);
-void open_free(struct open *o);
+void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t now);
+void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now);
+void bt_grant_worker_destroy(struct bt_grants *gs);
+void bt_grant_open_free(struct bt_grant_open *o);
 
 /* ---- transfer.c ---- */
-void wire_start_recv(struct grant *g, const Baton__Reserve *r);
-void wire_revoke(struct grant *g);
-void wire_trailer(struct grant *g);
-void wire_defer(void *arg);
+void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r);
+void bt_grant_transfer_revoke(struct bt_grant *g);
+void bt_grant_transfer_trailer(struct bt_grant *g);
+void bt_grant_transfer_deferred(void *arg);
 
 /* The group that a tenant's slots are counted in. */
-uint8_t bt_grants_group(const struct bt_grants *gs, const char *tenant);
+uint8_t bt_grant_group(const struct bt_grants *gs, const char *tenant);
 
 #endif

@@ -26,7 +26,7 @@ struct lease {
 struct asked { /* a lease whose blocks are on their way here, or that waits for room for them */
     struct bt_list in_worker, in_waits;
     struct bt_grant_worker *w;
-    struct bt_fetch *gather; /* NULL: waits */
+    struct bt_fetch *fetch; /* NULL: waits */
     uint64_t id, request, since_ns;
     uint32_t epoch, first;
     bool passing;
@@ -106,7 +106,7 @@ static void answer(struct bt_grant_worker *w, uint64_t id, bt_status_t st, const
     }
     msg.m_case = BATON__LOCAL_MSG__M_LEASED;
     msg.leased = &a;
-    local_send(w, &msg);
+    bt_grant_worker_send(w, &msg);
     free(gens);
 }
 
@@ -137,8 +137,8 @@ static void asked_free(struct asked *q)
     bt_list_remove(&q->in_waits);
     q->w->n_leases--;
     q->w->gs->passing_in -= q->in_window;
-    if (q->gather != NULL) {
-        bt_fetch_end(q->gather);
+    if (q->fetch != NULL) {
+        bt_fetch_end(q->fetch);
     }
     free(q);
 }
@@ -146,11 +146,11 @@ static void asked_free(struct asked *q)
 /* The first n of its blocks, as far as they are here. */
 static void asked_give(struct asked *q, uint32_t n)
 {
-    lease_give(q->w, q->id, q->passing, q->keys, n); /* before the gather lets go of them */
+    lease_give(q->w, q->id, q->passing, q->keys, n); /* before the fetch lets go of them */
     asked_free(q);
 }
 
-static void on_gathered(void *arg)
+static void on_fetched(void *arg)
 {
     struct asked *q = arg;
     struct bt_grants *gs = q->w->gs;
@@ -162,7 +162,7 @@ static void on_gathered(void *arg)
 static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_fetch_source *to,
                              uint32_t **runs_p)
 {
-    size_t n = load_sources(r->sources, r->n_sources, to), total = 0, used = 0;
+    size_t n = bt_grant_fetch_sources(r->sources, r->n_sources, to), total = 0, used = 0;
     for (size_t s = 0; s < n; s++) {
         total += to[s].n_runs;
     }
@@ -186,17 +186,17 @@ static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_
 }
 
 /* What is known of the prompt that q is a piece of; NULL: nothing. */
-static const struct grant *passing_grant(const struct asked *q)
+static const struct bt_grant *passing_grant(const struct asked *q)
 {
-    const struct grant *g = q->passing ? grant_find(q->w->gs, q->request, q->epoch) : NULL;
+    const struct bt_grant *g = q->passing ? bt_grant_find(q->w->gs, q->request, q->epoch) : NULL;
     return g != NULL && g->rest != NULL ? g : NULL;
 }
 
 /* true: q's blocks come, and the answer with them. */
-static bool gather_first(struct asked *q)
+static bool fetch_first(struct asked *q)
 {
     struct bt_grants *gs = q->w->gs;
-    const struct grant *g = passing_grant(q);
+    const struct bt_grant *g = passing_grant(q);
     struct bt_fetch_source sources[BT_FETCH_SOURCES_MAX];
     uint32_t *runs = NULL;
     struct bt_fetch_ask ask = {.keys = q->keys,
@@ -208,20 +208,20 @@ static bool gather_first(struct asked *q)
     if (g != NULL) {
         ask.request = g->req->id;
         ask.epoch = g->epoch;
-        ask.group = bt_grants_group(gs, g->rest->tenant);
+        ask.group = bt_grant_group(gs, g->rest->tenant);
         ask.n_sources = sources_behind(g->rest, q->first, sources, &runs);
         ask.prefill_tokens_per_s = g->rest->prefill_tokens_per_s;
     }
-    q->gather = bt_fetch_start(gs->gathers, &ask, on_gathered, q);
+    q->fetch = bt_fetch_start(gs->fetches, &ask, on_fetched, q);
     free(runs);
-    return q->gather != NULL;
+    return q->fetch != NULL;
 }
 
 /* Answers q, or starts what brings its blocks here. They are the first n of what was asked for. */
 static void asked_start(struct asked *q, uint32_t n)
 {
     q->n = n;
-    if (gather_first(q)) {
+    if (fetch_first(q)) {
         q->in_window = q->passing ? n : 0;
         q->w->gs->passing_in += q->in_window;
         answer(q->w, q->id, BT_AGAIN, NULL);
@@ -235,7 +235,7 @@ static void go_on(struct bt_grants *gs)
 {
     while (!bt_list_empty(&gs->lease_waits) && !gs->stopping) {
         struct asked *q = BT_CONTAINER_OF(gs->lease_waits.next, struct asked, in_waits);
-        uint32_t part = stream_piece(gs, q->n);
+        uint32_t part = bt_grant_window_piece(gs, q->n);
         if (part == 0) {
             return;
         }
@@ -257,7 +257,7 @@ static void give_up_late(struct bt_grants *gs, uint64_t now)
     }
 }
 
-void lease_forget_asked(struct bt_grant_worker *w)
+void bt_grant_lease_forget_asked(struct bt_grant_worker *w)
 {
     while (!bt_list_empty(&w->asked)) {
         asked_free(BT_CONTAINER_OF(w->asked.next, struct asked, in_worker));
@@ -266,7 +266,7 @@ void lease_forget_asked(struct bt_grant_worker *w)
 
 /* ---- what workers say ---- */
 
-bt_status_t lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m)
+bt_status_t bt_grant_lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m)
 {
     size_t n = m->keys.len / sizeof(struct bt_kv_key);
     if (lease_find(w, m->lease) != NULL || asked_find(w, m->lease) != NULL) {
@@ -296,13 +296,13 @@ bt_status_t lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m)
     }
     bt_list_insert_tail(&gs->lease_waits, &q->in_waits);
     go_on(gs);
-    if (asked_find(w, m->lease) == q && q->gather == NULL) {
+    if (asked_find(w, m->lease) == q && q->fetch == NULL) {
         answer(w, m->lease, BT_AGAIN, NULL);
     }
     return BT_OK;
 }
 
-void lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m)
+void bt_grant_lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m)
 {
     struct lease *l = lease_find(w, m->lease);
     struct asked *q = asked_find(w, m->lease);
@@ -316,9 +316,9 @@ void lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m)
     go_on(w->gs);
 }
 
-void lease_void(struct bt_grant_worker *w, uint64_t until)
+void bt_grant_lease_void(struct bt_grant_worker *w, uint64_t until)
 {
-    lease_forget_asked(w);
+    bt_grant_lease_forget_asked(w);
     while (!bt_list_empty(&w->leases)) {
         struct lease *l = BT_CONTAINER_OF(w->leases.next, struct lease, in_worker);
         bt_list_remove(&l->in_worker);
@@ -336,7 +336,7 @@ static void recall(struct lease *l, struct bt_grant_worker *w, uint64_t now)
     m.m_case = BATON__LOCAL_MSG__M_RECALL;
     m.recall = &r;
     l->recalled_ns = now;
-    local_send(w, &m);
+    bt_grant_worker_send(w, &m);
 }
 
 static void reclaim(struct bt_grant_worker *w, uint64_t now)
@@ -350,12 +350,12 @@ static void reclaim(struct bt_grant_worker *w, uint64_t now)
         } else if (l->recalled_ns != 0 && now - l->recalled_ns >= limit_ns) {
             char what[64];
             snprintf(what, sizeof(what), "lease=%llu slots=%u", (unsigned long long)l->id, l->n);
-            local_kill_hung(w, what, now);
+            bt_grant_worker_kill(w, what, now);
         }
     }
 }
 
-void lease_tick(struct bt_grants *gs, uint64_t now)
+void bt_grant_lease_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each (i, &gs->workers) {
@@ -378,18 +378,18 @@ static void free_list(struct bt_list *head)
     }
 }
 
-void lease_destroy(struct bt_grants *gs)
+void bt_grant_lease_destroy(struct bt_grants *gs)
 {
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
-        lease_forget_asked(w);
+        bt_grant_lease_forget_asked(w);
         free_list(&w->leases);
     }
     free_list(&gs->void_leases);
 }
 
-uint32_t lease_count(const struct bt_grants *gs)
+uint32_t bt_grant_lease_count(const struct bt_grants *gs)
 {
     uint32_t n = 0;
     struct bt_list *i;

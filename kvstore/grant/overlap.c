@@ -9,41 +9,41 @@
 
 #include "kvstore/grant/grant_priv.h"
 
-bool tail_wanted(const struct bt_grants *gs, const Baton__Reserve *r)
+bool bt_grant_overlap_wanted(const struct bt_grants *gs, const Baton__Reserve *r)
 {
     if (!gs->c.overlap || r->role != BATON__GRANT_ROLE__WRITE || r->no_cache || gs->stopping ||
         (gs->c.tier == NULL && r->n_sources == 0)) {
         return false;
     }
-    struct load_ask a;
-    load_ask(gs, r, &a);
-    bool dear = bt_fetch_overlap_pays(gs->gathers, &a.ask);
+    struct bt_grant_fetch_ask a;
+    bt_grant_fetch_ask(gs, r, &a);
+    bool dear = bt_fetch_overlap_pays(gs->fetches, &a.ask);
     free(a.keys);
     return dear;
 }
 
 static void on_landed(void *arg)
 {
-    tail_tell(arg);
+    bt_grant_overlap_tell(arg);
 }
 
-void tail_start(struct grant *g, const Baton__Reserve *r)
+void bt_grant_overlap_start(struct bt_grant *g, const Baton__Reserve *r)
 {
-    if (!tail_wanted(g->gs, r)) {
+    if (!bt_grant_overlap_wanted(g->gs, r)) {
         return;
     }
-    struct load_ask a;
-    load_ask(g->gs, r, &a);
-    g->tail_told = UINT32_MAX;
-    g->tail = bt_fetch_backward(g->gs->gathers, &a.ask, on_landed, g);
+    struct bt_grant_fetch_ask a;
+    bt_grant_fetch_ask(g->gs, r, &a);
+    g->overlap_told = UINT32_MAX;
+    g->overlap = bt_fetch_backward(g->gs->fetches, &a.ask, on_landed, g);
     free(a.keys);
 }
 
-static struct open *writer_of(const struct grant *g)
+static struct bt_grant_open *writer_of(const struct bt_grant *g)
 {
     struct bt_list *i;
     bt_list_for_each (i, &g->opens) {
-        struct open *o = BT_CONTAINER_OF(i, struct open, in_grant);
+        struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_grant);
         if (o->mode == BATON__LOCAL_MODE__WRITER && o->w != NULL) {
             return o;
         }
@@ -51,12 +51,12 @@ static struct open *writer_of(const struct grant *g)
     return NULL;
 }
 
-static void send_tail(const struct open *o, uint32_t first, uint32_t end)
+static void send_landed(const struct bt_grant_open *o, uint32_t first, uint32_t end)
 {
-    const struct grant *g = o->g;
+    const struct bt_grant *g = o->g;
     uint32_t n = end - first, *slots = bt_malloc(2 * (size_t)n * sizeof(*slots));
     for (uint32_t i = 0; i < n; i++) {
-        slots[i] = bt_fetch_slot(g->tail, first + i);
+        slots[i] = bt_fetch_slot(g->overlap, first + i);
         slots[n + i] = bt_pool_generation(g->gs->c.cache->pool, slots[i]);
     }
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
@@ -69,36 +69,36 @@ static void send_tail(const struct open *o, uint32_t first, uint32_t end)
     t.generations = slots + n;
     m.m_case = BATON__LOCAL_MSG__M_TAIL;
     m.tail = &t;
-    local_send(o->w, &m);
+    bt_grant_worker_send(o->w, &m);
     free(slots);
 }
 
-void tail_tell(struct grant *g)
+void bt_grant_overlap_tell(struct bt_grant *g)
 {
-    const struct open *o = g->tail != NULL && !g->revoked ? writer_of(g) : NULL;
+    const struct bt_grant_open *o = g->overlap != NULL && !g->revoked ? writer_of(g) : NULL;
     uint32_t first, end;
     if (o == NULL) {
         return;
     }
-    bt_fetch_landed(g->tail, &first, &end);
-    end = BT_MIN(end, g->tail_told);
+    bt_fetch_landed(g->overlap, &first, &end);
+    end = BT_MIN(end, g->overlap_told);
     if (first < end) {
-        send_tail(o, first, end);
-        g->tail_told = first;
+        send_landed(o, first, end);
+        g->overlap_told = first;
     }
 }
 
-void tail_front(struct grant *g)
+void bt_grant_overlap_advance(struct bt_grant *g)
 {
-    if (g->tail != NULL) {
-        bt_fetch_computed(g->tail, grant_complete_blocks(g));
+    if (g->overlap != NULL) {
+        bt_fetch_computed(g->overlap, bt_grant_complete_blocks(g));
     }
 }
 
-void tail_end(struct grant *g)
+void bt_grant_overlap_end(struct bt_grant *g)
 {
-    struct bt_fetch *t = g->tail;
-    g->tail = NULL;
+    struct bt_fetch *t = g->overlap;
+    g->overlap = NULL;
     if (t != NULL) {
         bt_fetch_end(t);
     }

@@ -8,7 +8,7 @@
 #include "common/rpc/ranges.h"
 #include "kvstore/grant/grant_priv.h"
 
-struct loading {
+struct pending {
     struct bt_list link;
     struct bt_grants *gs;
     void *session;
@@ -16,27 +16,27 @@ struct loading {
     uint32_t epoch;
     uint32_t beginning; /* blocks, of a prompt that no slab holds */
     Baton__Reserve *reserve;
-    struct bt_fetch *gather;
+    struct bt_fetch *fetch;
 };
 
-static void loading_free(struct loading *w)
+static void pending_free(struct pending *w)
 {
     bt_list_remove(&w->link);
-    bt_fetch_end(w->gather);
+    bt_fetch_end(w->fetch);
     baton__reserve__free_unpacked(w->reserve, NULL);
     free(w);
 }
 
-static void on_loaded(void *arg)
+static void on_fetched(void *arg)
 {
-    struct loading *w = arg;
+    struct pending *w = arg;
     bt_list_remove(&w->link);
-    /* Leases what the gather holds, before it lets go. */
-    grant_reserve_now(w->gs, w->session, w->reserve);
-    loading_free(w);
+    /* Leases what the fetch holds, before it lets go. */
+    bt_grant_make(w->gs, w->session, w->reserve);
+    pending_free(w);
 }
 
-size_t load_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to)
+size_t bt_grant_fetch_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to)
 {
     n = BT_MIN(n, (size_t)BT_FETCH_SOURCES_MAX);
     for (size_t i = 0; i < n; i++) {
@@ -50,43 +50,44 @@ size_t load_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source
     return n;
 }
 
-void load_ask(const struct bt_grants *gs, const Baton__Reserve *r, struct load_ask *a)
+void bt_grant_fetch_ask(const struct bt_grants *gs, const Baton__Reserve *r,
+                        struct bt_grant_fetch_ask *a)
 {
     /* As much of the prefix as a grant would use. */
     bool whole = r->role == BATON__GRANT_ROLE__RECEIVE || r->streams;
     a->keys = bt_malloc(r->keys.len + 1);        /* the message is not aligned */
     bt_copy(a->keys, r->keys.data, r->keys.len); /* a short prompt has none */
-    a->ask =
-        (struct bt_fetch_ask){.request = r->request,
-                              .group = bt_grants_group(gs, r->tenant),
-                              .epoch = r->epoch,
-                              .class = BT_WIRE_FETCH,
-                              .keys = a->keys,
-                              .n = grant_prefix_most(whole, r->n_tokens, gs->c.layout.page_tokens),
-                              .sources = a->sources,
-                              .n_sources = load_sources(r->sources, r->n_sources, a->sources),
-                              .prefill_tokens_per_s = r->prefill_tokens_per_s};
+    a->ask = (struct bt_fetch_ask){
+        .request = r->request,
+        .group = bt_grant_group(gs, r->tenant),
+        .epoch = r->epoch,
+        .class = BT_WIRE_FETCH,
+        .keys = a->keys,
+        .n = bt_grant_prefix_max(whole, r->n_tokens, gs->c.layout.page_tokens),
+        .sources = a->sources,
+        .n_sources = bt_grant_fetch_sources(r->sources, r->n_sources, a->sources),
+        .prefill_tokens_per_s = r->prefill_tokens_per_s};
 }
 
-static struct bt_fetch *gather(struct loading *w, const Baton__Reserve *r)
+static struct bt_fetch *fetch(struct pending *w, const Baton__Reserve *r)
 {
-    struct load_ask a;
-    load_ask(w->gs, r, &a);
-    struct bt_fetch *g = bt_fetch_start(w->gs->gathers, &a.ask, on_loaded, w);
+    struct bt_grant_fetch_ask a;
+    bt_grant_fetch_ask(w->gs, r, &a);
+    struct bt_fetch *g = bt_fetch_start(w->gs->fetches, &a.ask, on_fetched, w);
     free(a.keys);
     return g;
 }
 
-bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
+bool bt_grant_pending_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
 {
     if ((gs->c.tier == NULL && r->n_sources == 0) || r->no_cache || gs->stopping ||
-        tail_wanted(gs, r)) {
+        bt_grant_overlap_wanted(gs, r)) {
         return false;
     }
-    struct loading *w = bt_calloc(1, sizeof(*w));
+    struct pending *w = bt_calloc(1, sizeof(*w));
     w->gs = gs;
-    w->gather = gather(w, r);
-    if (w->gather == NULL) {
+    w->fetch = fetch(w, r);
+    if (w->fetch == NULL) {
         free(w);
         return false;
     }
@@ -95,15 +96,15 @@ bool load_start(struct bt_grants *gs, void *session, const Baton__Reserve *r)
     w->epoch = r->epoch;
     w->beginning = r->streams ? r->n_tokens / gs->c.layout.page_tokens : 0;
     w->reserve = bt_message_copy(&r->base);
-    bt_list_insert_tail(&gs->loading, &w->link);
+    bt_list_insert_tail(&gs->pending, &w->link);
     return true;
 }
 
-bool load_waits(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
+bool bt_grant_pending_has(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
 {
     struct bt_list *i;
-    bt_list_for_each (i, &gs->loading) {
-        const struct loading *w = BT_CONTAINER_OF(i, struct loading, link);
+    bt_list_for_each (i, &gs->pending) {
+        const struct pending *w = BT_CONTAINER_OF(i, struct pending, link);
         if (w->request == request && w->epoch == epoch) {
             return true;
         }
@@ -111,47 +112,47 @@ bool load_waits(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
     return false;
 }
 
-void load_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
-               const char *why)
+void bt_grant_pending_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
+                           const char *why)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &gs->loading) {
-        struct loading *w = BT_CONTAINER_OF(i, struct loading, link);
+    bt_list_for_each_safe (i, tmp, &gs->pending) {
+        struct pending *w = BT_CONTAINER_OF(i, struct pending, link);
         if (w->request == request && w->epoch <= epoch &&
             (session == NULL || w->session == session)) {
-            grant_answer(gs, w->session, w->request, w->epoch, BT_ERR_STALE, 0, why);
-            loading_free(w);
+            bt_grant_answer(gs, w->session, w->request, w->epoch, BT_ERR_STALE, 0, why);
+            pending_free(w);
         }
     }
 }
 
-void load_session_end(struct bt_grants *gs, void *session)
+void bt_grant_pending_session_end(struct bt_grants *gs, void *session)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &gs->loading) {
-        struct loading *w = BT_CONTAINER_OF(i, struct loading, link);
+    bt_list_for_each_safe (i, tmp, &gs->pending) {
+        struct pending *w = BT_CONTAINER_OF(i, struct pending, link);
         if (session == NULL || w->session == session) {
-            loading_free(w);
+            pending_free(w);
         }
     }
 }
 
-uint32_t load_count(const struct bt_grants *gs)
+uint32_t bt_grant_pending_count(const struct bt_grants *gs)
 {
     struct bt_list *i;
     uint32_t n = 0;
-    bt_list_for_each (i, &gs->loading) {
+    bt_list_for_each (i, &gs->pending) {
         n++;
     }
     return n;
 }
 
-uint32_t load_beginnings(const struct bt_grants *gs)
+uint32_t bt_grant_pending_beginnings(const struct bt_grants *gs)
 {
     struct bt_list *i;
     uint32_t n = 0;
-    bt_list_for_each (i, &gs->loading) {
-        n += BT_CONTAINER_OF(i, struct loading, link)->beginning;
+    bt_list_for_each (i, &gs->pending) {
+        n += BT_CONTAINER_OF(i, struct pending, link)->beginning;
     }
     return n;
 }

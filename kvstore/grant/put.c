@@ -50,7 +50,7 @@ static void answer(struct bt_grant_worker *w, uint64_t id, bt_status_t st, uint3
     }
     msg.m_case = BATON__LOCAL_MSG__M_PUT_SLOT;
     msg.put_slot = &a;
-    local_send(w, &msg);
+    bt_grant_worker_send(w, &msg);
 }
 
 static struct put *put_find(const struct bt_grant_worker *w, uint64_t id)
@@ -151,7 +151,7 @@ static bt_status_t may_stay(const struct bt_grant_worker *w, struct put *p)
     return w->n_puts >= GRANT_PUTS_MAX ? BT_ERR_EXHAUSTED : take(p);
 }
 
-bt_status_t put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m)
+bt_status_t bt_grant_put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m)
 {
     struct bt_grants *gs = w->gs;
     if (put_find(w, m->put) != NULL) {
@@ -200,7 +200,7 @@ static void on_sealed(void *arg)
     }
 }
 
-void put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m)
+void bt_grant_put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m)
 {
     struct bt_grants *gs = w->gs;
     struct put *p = put_find(w, m->put);
@@ -220,7 +220,7 @@ void put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m)
 
 /* ---- ends ---- */
 
-void put_forget_waiting(struct bt_grant_worker *w)
+void bt_grant_put_forget_waiting(struct bt_grant_worker *w)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->gs->put_waits) {
@@ -233,9 +233,9 @@ void put_forget_waiting(struct bt_grant_worker *w)
     w->n_put_waits = 0;
 }
 
-void put_void(struct bt_grant_worker *w, uint64_t until)
+void bt_grant_put_void(struct bt_grant_worker *w, uint64_t until)
 {
-    put_forget_waiting(w);
+    bt_grant_put_forget_waiting(w);
     while (!bt_list_empty(&w->puts)) {
         struct put *p = BT_CONTAINER_OF(w->puts.next, struct put, link);
         bt_list_remove(&p->link);
@@ -249,7 +249,7 @@ void put_void(struct bt_grant_worker *w, uint64_t until)
 /* A copy takes milliseconds, and no word of ours could end it: who has not said LocalPutDone for as
  * long as a lease is lent and asked back has stopped or hangs. Its slot is its own until then, and
  * for a quarantine after its death. */
-void put_reclaim(struct bt_grant_worker *w, uint64_t now)
+void bt_grant_put_reclaim(struct bt_grant_worker *w, uint64_t now)
 {
     if (bt_list_empty(&w->puts)) {
         return;
@@ -259,7 +259,7 @@ void put_reclaim(struct bt_grant_worker *w, uint64_t now)
         char what[64];
         snprintf(what, sizeof(what), "put=%llu open_puts=%u", (unsigned long long)oldest->id,
                  w->n_puts);
-        local_kill_hung(w, what, now);
+        bt_grant_worker_kill(w, what, now);
     }
 }
 
@@ -277,7 +277,7 @@ static void give_up_late(struct bt_grants *gs, uint64_t now)
     }
 }
 
-void put_tick(struct bt_grants *gs, uint64_t now)
+void bt_grant_put_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &gs->void_puts) {
@@ -297,12 +297,12 @@ static void free_list(struct bt_list *head)
     }
 }
 
-void put_destroy(struct bt_grants *gs)
+void bt_grant_put_destroy(struct bt_grants *gs)
 {
     struct bt_list *i;
     bt_list_for_each (i, &gs->workers) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
-        put_forget_waiting(w);
+        bt_grant_put_forget_waiting(w);
         free_list(&w->puts);
     }
     free_list(&gs->void_puts);
@@ -318,7 +318,7 @@ static uint32_t length(const struct bt_list *head)
     return n;
 }
 
-uint32_t put_count(const struct bt_grants *gs)
+uint32_t bt_grant_put_count(const struct bt_grants *gs)
 {
     uint32_t n = length(&gs->put_waits) + length(&gs->void_puts) + length(&gs->seal_puts);
     struct bt_list *i;

@@ -1,4 +1,4 @@
-/* Copies of prefixes that a conductor orders before they are needed: a gather of the lowest class
+/* Copies of prefixes that a conductor orders before they are needed: a fetch of the lowest class
  * for which nobody waits. What has come stays in the cache, on probation like all that is fetched.
  * Control thread. */
 #include <stdlib.h>
@@ -15,7 +15,7 @@ struct replica {
     uint64_t id;
     struct bt_kv_key *keys;
     uint32_t n, had;
-    struct bt_fetch *gather;
+    struct bt_fetch *fetch;
 };
 
 static void answer(const struct bt_grants *gs, void *session, uint64_t id, bt_status_t st,
@@ -35,8 +35,8 @@ static void replica_free(struct replica *x)
 {
     bt_list_remove(&x->link);
     x->gs->n_replicas--;
-    if (x->gather != NULL) {
-        bt_fetch_end(x->gather);
+    if (x->fetch != NULL) {
+        bt_fetch_end(x->fetch);
     }
     free(x->keys);
     free(x);
@@ -88,17 +88,18 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
                                .keys = x->keys,
                                .n = x->n,
                                .sources = sources,
-                               .n_sources = load_sources(m->sources, m->n_sources, sources),
-                               .group = bt_grants_group(gs, m->tenant),
+                               .n_sources =
+                                   bt_grant_fetch_sources(m->sources, m->n_sources, sources),
+                               .group = bt_grant_group(gs, m->tenant),
                                .class = BT_WIRE_REPLICA};
-    x->gather = bt_fetch_start(gs->gathers, &ask, on_done, x);
-    if (x->gather == NULL) { /* all of it is here, or nobody has it */
+    x->fetch = bt_fetch_start(gs->fetches, &ask, on_done, x);
+    if (x->fetch == NULL) { /* all of it is here, or nobody has it */
         answer(gs, session, m->id, BT_OK, 0);
         replica_free(x);
     }
 }
 
-void replicas_drop(struct bt_grants *gs, const void *session)
+void bt_grant_replicas_drop(struct bt_grants *gs, const void *session)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &gs->replicas) {

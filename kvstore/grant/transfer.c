@@ -22,15 +22,15 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
                              struct bt_wire_source *src_p)
 {
     struct bt_grants *gs = arg;
-    struct grant *g = grant_find(gs, request, epoch);
-    if (gs->stopping || grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked)) {
+    struct bt_grant *g = bt_grant_find(gs, request, epoch);
+    if (gs->stopping || bt_grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked)) {
         return BT_ERR_STALE;
     }
     if (g == NULL || g->receive || g->beginning) { /* the last is no hand-off to anybody */
         /* A receiver gives up what is not reserved; its prefix may just take its time. */
-        return g == NULL && load_waits(gs, request, epoch) ? BT_AGAIN : BT_ERR_NOT_FOUND;
+        return g == NULL && bt_grant_pending_has(gs, request, epoch) ? BT_AGAIN : BT_ERR_NOT_FOUND;
     }
-    struct send *s = bt_calloc(1, sizeof(*s));
+    struct bt_grant_send *s = bt_calloc(1, sizeof(*s));
     s->g = g;
     s->snd = snd;
     bt_list_init(&s->in_due);
@@ -39,16 +39,16 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
         .shape = g->shape, .slots = g->slots, .names = g->names, .word = g->word, .grant = g};
     if (g->has_trailer) { /* not from inside of the wire's own call */
         bt_list_insert_tail(&gs->due, &s->in_due);
-        bt_timer_start(gs->c.loop, &gs->defer, 0, 0, wire_defer, gs);
+        bt_timer_start(gs->c.loop, &gs->defer, 0, 0, bt_grant_transfer_deferred, gs);
     }
     return BT_OK;
 }
 
-void wire_defer(void *arg)
+void bt_grant_transfer_deferred(void *arg)
 {
     struct bt_grants *gs = arg;
     while (!bt_list_empty(&gs->due)) {
-        struct send *s = BT_CONTAINER_OF(gs->due.next, struct send, in_due);
+        struct bt_grant_send *s = BT_CONTAINER_OF(gs->due.next, struct bt_grant_send, in_due);
         bt_list_remove(&s->in_due);
         if (!gs->stopping && !s->g->revoked) {
             gs->wire.send_trailer(s->snd, &s->g->trailer);
@@ -59,11 +59,11 @@ void wire_defer(void *arg)
 static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_status_t status)
 {
     struct bt_grants *gs = arg;
-    struct grant *g = grant;
+    struct bt_grant *g = grant;
     struct bt_list *i;
     BT_ASSERT(g->gs == gs);
     bt_list_for_each (i, &g->sends) {
-        struct send *s = BT_CONTAINER_OF(i, struct send, in_grant);
+        struct bt_grant_send *s = BT_CONTAINER_OF(i, struct bt_grant_send, in_grant);
         if (s->snd == snd) {
             if (status != BT_OK) {
                 BT_DEBUG("send_end", "req=%016llx epoch=%u status=%s",
@@ -73,7 +73,7 @@ static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_sta
             bt_list_remove(&s->in_grant);
             bt_list_remove(&s->in_due);
             free(s);
-            grant_unref(g);
+            bt_grant_unref(g);
             return;
         }
     }
@@ -85,23 +85,23 @@ static bt_status_t on_want(void *arg, const struct bt_wire_want *want, struct bt
 {
     struct bt_grants *gs = arg;
     return gs->stopping ? BT_ERR_UNAVAILABLE
-                        : bt_fetch_server_want(gs->offers, want, snd, handle_p);
+                        : bt_fetch_server_want(gs->server, want, snd, handle_p);
 }
 
 static void on_want_end(void *arg, void *handle, bt_status_t status)
 {
     struct bt_grants *gs = arg;
-    bt_fetch_server_want_end(gs->offers, handle, status);
+    bt_fetch_server_want_end(gs->server, handle, status);
 }
 
 const struct bt_wire_ops bt_grants_wire_ops = {
     .lookup = on_lookup, .send_end = on_send_end, .want = on_want, .want_end = on_want_end};
 
-void wire_trailer(struct grant *g)
+void bt_grant_transfer_trailer(struct bt_grant *g)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &g->sends) {
-        struct send *s = BT_CONTAINER_OF(i, struct send, in_grant);
+        struct bt_grant_send *s = BT_CONTAINER_OF(i, struct bt_grant_send, in_grant);
         if (!g->gs->stopping) {
             g->gs->wire.send_trailer(s->snd, &g->trailer);
         }
@@ -112,20 +112,20 @@ void wire_trailer(struct grant *g)
 
 static void on_recv_progress(void *arg)
 {
-    grant_progress(arg);
+    bt_grant_progress(arg);
 }
 
 static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t first_ns,
                          uint64_t last_ns, uint64_t bytes, uint64_t segments)
 {
-    struct grant *g = arg;
-    grant_hold(g);
+    struct bt_grant *g = arg;
+    bt_grant_hold(g);
     g->recv_ended = true;
     g->has_trailer = true;
     g->trailer = *t;
-    grant_progress(g);
+    bt_grant_progress(g);
     if (!g->done) {
-        grant_fail(g, BT_ERR_INTERNAL, "the wire ended a flow whose word is not complete");
+        bt_grant_fail(g, BT_ERR_INTERNAL, "the wire ended a flow whose word is not complete");
     } else if (g->session != NULL && !g->gs->stopping) {
         Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
         Baton__FlowDone d = BATON__FLOW_DONE__INIT;
@@ -139,28 +139,28 @@ static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t fi
         m.flow_done = &d;
         g->gs->c.to_session(g->session, &m);
     }
-    grant_unhold(g);
+    bt_grant_unhold(g);
 }
 
 static void on_recv_failed(void *arg, bt_status_t st, const char *why)
 {
-    struct grant *g = arg;
-    grant_hold(g);
+    struct bt_grant *g = arg;
+    bt_grant_hold(g);
     g->recv_ended = true; /* on_quiet comes by itself: nothing to cancel */
-    grant_fail(g, st, why);
-    grant_unhold(g);
+    bt_grant_fail(g, st, why);
+    bt_grant_unhold(g);
 }
 
 static void on_recv_quiet(void *arg)
 {
-    struct grant *g = arg;
-    grant_hold(g);
+    struct bt_grant *g = arg;
+    bt_grant_hold(g);
     g->recv_active = false;
     g->recv = NULL;
     if (!g->done) {
-        grant_produced(g); /* whole chunks that did land are worth keeping */
+        bt_grant_produced(g); /* whole chunks that did land are worth keeping */
     }
-    grant_unhold(g);
+    bt_grant_unhold(g);
 }
 
 static const struct bt_wire_recv_ops recv_ops = {.on_progress = on_recv_progress,
@@ -168,7 +168,7 @@ static const struct bt_wire_recv_ops recv_ops = {.on_progress = on_recv_progress
                                                  .on_failed = on_recv_failed,
                                                  .on_quiet = on_recv_quiet};
 
-void wire_start_recv(struct grant *g, const Baton__Reserve *r)
+void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r)
 {
     struct bt_grants *gs = g->gs;
     if (gs->stopping || g->revoked) {
@@ -184,7 +184,7 @@ void wire_start_recv(struct grant *g, const Baton__Reserve *r)
                             g->slots, g->names, g->word, r->left_ms, &recv_ops, g);
     if (rv == NULL && g->recv_active) {
         g->recv_active = false;
-        grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");
+        bt_grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");
     }
     g->recv = g->recv_active ? rv : NULL; /* all of it may have happened inside of the call */
     if (g->recv != NULL && g->revoked && !g->recv_ended) {
@@ -192,7 +192,7 @@ void wire_start_recv(struct grant *g, const Baton__Reserve *r)
     }
 }
 
-void wire_revoke(struct grant *g)
+void bt_grant_transfer_revoke(struct bt_grant *g)
 {
     struct bt_grants *gs = g->gs;
     if (gs->stopping) {
@@ -200,7 +200,7 @@ void wire_revoke(struct grant *g)
     }
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &g->sends) {
-        struct send *s = BT_CONTAINER_OF(i, struct send, in_grant);
+        struct bt_grant_send *s = BT_CONTAINER_OF(i, struct bt_grant_send, in_grant);
         bt_list_remove(&s->in_due);
         gs->wire.send_abort(s->snd, g->why, g->why_text);
     }

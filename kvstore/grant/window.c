@@ -8,16 +8,17 @@
 /* Slots that are set aside for beginnings, or about to be, or wait to be written. */
 static uint32_t beginnings(const struct bt_grants *gs)
 {
-    uint32_t n = load_beginnings(gs) + (gs->c.tier != NULL ? bt_tier_beginnings(gs->c.tier) : 0);
+    uint32_t n =
+        bt_grant_pending_beginnings(gs) + (gs->c.tier != NULL ? bt_tier_beginnings(gs->c.tier) : 0);
     struct bt_list *i;
     bt_list_for_each (i, &gs->all) {
-        const struct grant *g = BT_CONTAINER_OF(i, struct grant, in_all);
+        const struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_all);
         n += g->beginning ? g->n_blocks : 0;
     }
     return n;
 }
 
-uint32_t stream_beginning(const struct bt_grants *gs, uint32_t n)
+uint32_t bt_grant_window_beginning(const struct bt_grants *gs, uint32_t n)
 {
     uint32_t half = BT_MAX(gs->c.slab->super->n_slots / 2, 1u), quarter = BT_MAX(half / 4, 1u);
     uint32_t held = beginnings(gs), left = half - BT_MIN(held, half);
@@ -25,7 +26,7 @@ uint32_t stream_beginning(const struct bt_grants *gs, uint32_t n)
     return held + part <= half + half / 2 ? part : 0;
 }
 
-uint32_t stream_piece(const struct bt_grants *gs, uint32_t n)
+uint32_t bt_grant_window_piece(const struct bt_grants *gs, uint32_t n)
 {
     uint32_t quarter = BT_MAX(gs->window / 4, 1u), most = BT_MAX(gs->window - quarter, 1u);
     uint32_t left = gs->window - BT_MIN(gs->passing_in, gs->window);

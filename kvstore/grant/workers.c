@@ -12,7 +12,7 @@
 #include "common/log/log.h"
 #include "kvstore/grant/grant_priv.h"
 
-void local_send(struct bt_grant_worker *w, const Baton__LocalMsg *m)
+void bt_grant_worker_send(struct bt_grant_worker *w, const Baton__LocalMsg *m)
 {
     if (w != NULL && w->conn != NULL) {
         w->ops.send(w->conn, m);
@@ -21,22 +21,22 @@ void local_send(struct bt_grant_worker *w, const Baton__LocalMsg *m)
 
 /* ---- opens ---- */
 
-void open_free(struct open *o)
+void bt_grant_open_free(struct bt_grant_open *o)
 {
     if (o->mode == BATON__LOCAL_MODE__WRITER) {
-        tail_end(o->g);
+        bt_grant_overlap_end(o->g);
     }
     bt_list_remove(&o->in_grant);
     bt_list_remove(&o->in_worker);
     free(o);
 }
 
-static struct open *open_find(const struct bt_grant_worker *w, uint64_t request, uint32_t epoch,
-                              Baton__LocalMode mode)
+static struct bt_grant_open *open_find(const struct bt_grant_worker *w, uint64_t request,
+                                       uint32_t epoch, Baton__LocalMode mode)
 {
     struct bt_list *i;
     bt_list_for_each (i, &w->opens) {
-        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
         if (o->g->req->id == request && o->g->epoch == epoch && o->mode == mode) {
             return o;
         }
@@ -44,7 +44,7 @@ static struct open *open_find(const struct bt_grant_worker *w, uint64_t request,
     return NULL;
 }
 
-void local_revoke_open(struct open *o)
+void bt_grant_worker_revoke(struct bt_grant_open *o)
 {
     if (o->w == NULL || o->revoked_ns != 0) {
         return;
@@ -58,10 +58,10 @@ void local_revoke_open(struct open *o)
     r.detail = o->g->why_text;
     m.m_case = BATON__LOCAL_MSG__M_REVOKE;
     m.revoke = &r;
-    local_send(o->w, &m);
+    bt_grant_worker_send(o->w, &m);
 }
 
-void local_send_trailer(struct open *o)
+void bt_grant_worker_send_trailer(struct bt_grant_open *o)
 {
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     Baton__LocalTrailer t = BATON__LOCAL_TRAILER__INIT;
@@ -72,11 +72,12 @@ void local_send_trailer(struct open *o)
     t.last_compute_ns = o->g->trailer.last_compute_ns;
     m.m_case = BATON__LOCAL_MSG__M_TRAILER;
     m.trailer = &t;
-    local_send(o->w, &m);
+    bt_grant_worker_send(o->w, &m);
 }
 
 static void opened(struct bt_grant_worker *w, uint64_t request, uint32_t epoch,
-                   Baton__LocalMode mode, bt_status_t st, const char *detail, const struct grant *g)
+                   Baton__LocalMode mode, bt_status_t st, const char *detail,
+                   const struct bt_grant *g)
 {
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     Baton__LocalOpened a = BATON__LOCAL_OPENED__INIT;
@@ -101,12 +102,12 @@ static void opened(struct bt_grant_worker *w, uint64_t request, uint32_t epoch,
     }
     m.m_case = BATON__LOCAL_MSG__M_OPENED;
     m.opened = &a;
-    local_send(w, &m);
+    bt_grant_worker_send(w, &m);
     free(gens);
 }
 
 /* Opens a grant that exists, or says why not. */
-static void open_now(struct bt_grant_worker *w, struct grant *g, Baton__LocalMode mode)
+static void open_now(struct bt_grant_worker *w, struct bt_grant *g, Baton__LocalMode mode)
 {
     bt_status_t st = BT_OK;
     const char *why = "";
@@ -130,7 +131,7 @@ static void open_now(struct bt_grant_worker *w, struct grant *g, Baton__LocalMod
         opened(w, g->req->id, g->epoch, mode, st, why, NULL);
         return;
     }
-    struct open *o = bt_calloc(1, sizeof(*o));
+    struct bt_grant_open *o = bt_calloc(1, sizeof(*o));
     o->g = g;
     o->w = w;
     o->mode = mode;
@@ -139,13 +140,13 @@ static void open_now(struct bt_grant_worker *w, struct grant *g, Baton__LocalMod
     g->has_writer = g->has_writer || mode == BATON__LOCAL_MODE__WRITER;
     opened(w, g->req->id, g->epoch, mode, BT_OK, "", g);
     if (mode == BATON__LOCAL_MODE__READER && g->done) {
-        local_send_trailer(o);
+        bt_grant_worker_send_trailer(o);
     } else if (mode == BATON__LOCAL_MODE__WRITER) {
-        tail_tell(g);
+        bt_grant_overlap_tell(g);
     }
 }
 
-static void wait_free(struct bt_grant_worker *w, struct waiting *q)
+static void wait_free(struct bt_grant_worker *w, struct bt_grant_open_wait *q)
 {
     bt_list_remove(&q->in_worker);
     w->n_waits--;
@@ -155,16 +156,16 @@ static void wait_free(struct bt_grant_worker *w, struct waiting *q)
 static void on_open(struct bt_grant_worker *w, const Baton__LocalOpen *m)
 {
     struct bt_grants *gs = w->gs;
-    struct grant *g = grant_find(gs, m->request, m->epoch);
-    if (g != NULL && !(g->revoked && grant_is_stale(gs, m->request, m->epoch))) {
+    struct bt_grant *g = bt_grant_find(gs, m->request, m->epoch);
+    if (g != NULL && !(g->revoked && bt_grant_is_stale(gs, m->request, m->epoch))) {
         open_now(w, g, m->mode);
-    } else if (grant_is_stale(gs, m->request, m->epoch)) {
+    } else if (bt_grant_is_stale(gs, m->request, m->epoch)) {
         opened(w, m->request, m->epoch, m->mode, BT_ERR_STALE, "this epoch is over", NULL);
     } else if (w->n_waits >= GRANT_WAITS_MAX) {
         opened(w, m->request, m->epoch, m->mode, BT_ERR_EXHAUSTED,
                "too many opens of this worker wait for their reservation", NULL);
     } else {
-        struct waiting *q = bt_calloc(1, sizeof(*q));
+        struct bt_grant_open_wait *q = bt_calloc(1, sizeof(*q));
         q->request = m->request;
         q->epoch = m->epoch;
         q->mode = m->mode;
@@ -176,18 +177,18 @@ static void on_open(struct bt_grant_worker *w, const Baton__LocalOpen *m)
 
 /* A reservation was made, failed or was released: opens that waited for it (on OK: for exactly
  * this epoch) are answered, those of older epochs are told so. */
-void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch, bt_status_t st,
-                          const char *why)
+void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch,
+                                    bt_status_t st, const char *why)
 {
     struct bt_list *i, *k, *tmp;
     bt_list_for_each (i, &gs->workers) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_list_for_each_safe (k, tmp, &w->waits) {
-            struct waiting *q = BT_CONTAINER_OF(k, struct waiting, in_worker);
+            struct bt_grant_open_wait *q = BT_CONTAINER_OF(k, struct bt_grant_open_wait, in_worker);
             if (q->request != request || q->epoch > epoch) {
                 continue;
             }
-            struct waiting was = *q;
+            struct bt_grant_open_wait was = *q;
             wait_free(w, q);
             if (was.epoch < epoch) {
                 opened(w, request, was.epoch, was.mode, BT_ERR_STALE, "a newer epoch has begun",
@@ -195,7 +196,7 @@ void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch
             } else if (st != BT_OK) {
                 opened(w, request, was.epoch, was.mode, st, why, NULL);
             } else {
-                open_now(w, grant_find(gs, request, epoch), was.mode);
+                open_now(w, bt_grant_find(gs, request, epoch), was.mode);
             }
         }
     }
@@ -205,39 +206,39 @@ void local_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch
 
 /* The writer's part is over. What is whole by the flow's word may be sealed; a flow that is not
  * complete will never be. */
-static void writer_ended(struct grant *g, bt_status_t st, const char *why)
+static void writer_ended(struct bt_grant *g, bt_status_t st, const char *why)
 {
-    grant_hold(g);
-    grant_progress(g);
+    bt_grant_hold(g);
+    bt_grant_progress(g);
     if (!g->done) {
-        grant_produced(g);
-        grant_fail(g, st, why);
+        bt_grant_produced(g);
+        bt_grant_fail(g, st, why);
     }
-    grant_unhold(g);
+    bt_grant_unhold(g);
 }
 
 static void on_trailer(struct bt_grant_worker *w, const Baton__LocalTrailer *m)
 {
-    struct open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
+    struct bt_grant_open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
     if (o == NULL || o->g->has_trailer || o->g->revoked) {
         return; /* of an epoch that is over */
     }
-    struct grant *g = o->g;
-    grant_hold(g);
+    struct bt_grant *g = o->g;
+    bt_grant_hold(g);
     g->has_trailer = true;
     g->trailer = (struct bt_wire_trailer){.first_token = m->first_token,
                                           .finished = m->finished,
                                           .last_compute_ns = m->last_compute_ns};
-    wire_trailer(g);
-    grant_progress(g);
-    grant_unhold(g);
+    bt_grant_transfer_trailer(g);
+    bt_grant_progress(g);
+    bt_grant_unhold(g);
 }
 
-static void on_tail_end(struct bt_grant_worker *w, const Baton__LocalTailEnd *m)
+static void on_overlap_end(struct bt_grant_worker *w, const Baton__LocalTailEnd *m)
 {
-    struct open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
+    struct bt_grant_open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
     if (o != NULL) {
-        tail_end(o->g);
+        bt_grant_overlap_end(o->g);
     }
 }
 
@@ -245,24 +246,24 @@ static void on_close(struct bt_grant_worker *w, const Baton__LocalClose *m)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->waits) {
-        struct waiting *q = BT_CONTAINER_OF(i, struct waiting, in_worker);
+        struct bt_grant_open_wait *q = BT_CONTAINER_OF(i, struct bt_grant_open_wait, in_worker);
         if (q->request == m->request && q->epoch == m->epoch && q->mode == m->mode) {
             wait_free(w, q);
         }
     }
-    struct open *o = open_find(w, m->request, m->epoch, m->mode);
+    struct bt_grant_open *o = open_find(w, m->request, m->epoch, m->mode);
     if (o == NULL) {
         return;
     }
-    struct grant *g = o->g;
-    grant_hold(g);
-    open_free(o);
+    struct bt_grant *g = o->g;
+    bt_grant_hold(g);
+    bt_grant_open_free(o);
     if (m->mode == BATON__LOCAL_MODE__WRITER) {
         writer_ended(g, m->abort ? BT_ERR_CANCELLED : BT_ERR_PEER_PROTOCOL,
                      m->abort ? "the writer gave up"
                               : "the writer closed the grant before its flow was complete");
     }
-    grant_unhold(g);
+    bt_grant_unhold(g);
 }
 
 /* ---- workers ---- */
@@ -274,25 +275,25 @@ static void void_holds(struct bt_grant_worker *w, const char *why)
     struct bt_grants *gs = w->gs;
     uint64_t until = bt_mono_ns() + BT_GRANT_QUARANTINE_MS * 1000000ull;
     while (!bt_list_empty(&w->waits)) {
-        wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
+        wait_free(w, BT_CONTAINER_OF(w->waits.next, struct bt_grant_open_wait, in_worker));
     }
-    put_void(w, until);
-    lease_void(w, until);
+    bt_grant_put_void(w, until);
+    bt_grant_lease_void(w, until);
     while (!bt_list_empty(&w->opens)) {
-        struct open *o = BT_CONTAINER_OF(w->opens.next, struct open, in_worker);
-        struct grant *g = o->g;
+        struct bt_grant_open *o = BT_CONTAINER_OF(w->opens.next, struct bt_grant_open, in_worker);
+        struct bt_grant *g = o->g;
         bt_list_remove(&o->in_worker);
         bt_list_insert_tail(&gs->void_opens, &o->in_worker);
         o->w = NULL;
         o->expire_ns = until;
-        grant_hold(g);
+        bt_grant_hold(g);
         if (o->mode == BATON__LOCAL_MODE__WRITER) {
             writer_ended(g, BT_ERR_PEER_LOST, why);
             if (!g->done) {
-                grant_quarantine(g);
+                bt_grant_quarantine(g);
             }
         }
-        grant_unhold(g);
+        bt_grant_unhold(g);
     }
 }
 
@@ -376,17 +377,17 @@ void bt_grants_detach(struct bt_grants *gs, struct bt_grant_worker *w)
     (void)gs;
     w->conn = NULL;
     while (!bt_list_empty(&w->waits)) {
-        wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
+        wait_free(w, BT_CONTAINER_OF(w->waits.next, struct bt_grant_open_wait, in_worker));
     }
-    lease_forget_asked(w);
-    put_forget_waiting(w);
+    bt_grant_lease_forget_asked(w);
+    bt_grant_put_forget_waiting(w);
     /* What it was writing cannot be completed: its trailer would have come over this socket. Its
      * slots stay its own all the same. */
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->opens) {
-        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
         if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->has_trailer) {
-            grant_fail(o->g, BT_ERR_PEER_LOST, "the writer's session with the kvstore ended");
+            bt_grant_fail(o->g, BT_ERR_PEER_LOST, "the writer's session with the kvstore ended");
         }
     }
     if (holds_nothing(w)) {
@@ -402,11 +403,11 @@ bt_status_t bt_grants_message(struct bt_grants *gs, struct bt_grant_worker *w,
     case BATON__LOCAL_MSG__M_OPEN: on_open(w, m->open); return BT_OK;
     case BATON__LOCAL_MSG__M_TRAILER: on_trailer(w, m->trailer); return BT_OK;
     case BATON__LOCAL_MSG__M_CLOSE: on_close(w, m->close); return BT_OK;
-    case BATON__LOCAL_MSG__M_TAIL_END: on_tail_end(w, m->tail_end); return BT_OK;
-    case BATON__LOCAL_MSG__M_PUT: return put_ask(w, m->put);
-    case BATON__LOCAL_MSG__M_PUT_DONE: put_end(w, m->put_done); return BT_OK;
-    case BATON__LOCAL_MSG__M_LEASE: return lease_ask(w, m->lease);
-    case BATON__LOCAL_MSG__M_UNLEASE: lease_end(w, m->unlease); return BT_OK;
+    case BATON__LOCAL_MSG__M_TAIL_END: on_overlap_end(w, m->tail_end); return BT_OK;
+    case BATON__LOCAL_MSG__M_PUT: return bt_grant_put_ask(w, m->put);
+    case BATON__LOCAL_MSG__M_PUT_DONE: bt_grant_put_end(w, m->put_done); return BT_OK;
+    case BATON__LOCAL_MSG__M_LEASE: return bt_grant_lease_ask(w, m->lease);
+    case BATON__LOCAL_MSG__M_UNLEASE: bt_grant_lease_end(w, m->unlease); return BT_OK;
     case BATON__LOCAL_MSG__M__NOT_SET: return BT_OK; /* a field of a later version */
     case BATON__LOCAL_MSG__M_ATTACH:
     case BATON__LOCAL_MSG__M_ATTACHED:
@@ -426,16 +427,16 @@ void bt_grants_bell(struct bt_grants *gs, struct bt_grant_worker *w)
     struct bt_list *i, *tmp;
     (void)gs;
     bt_list_for_each_safe (i, tmp, &w->opens) {
-        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
         if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->done) {
-            grant_progress(o->g);
+            bt_grant_progress(o->g);
         }
     }
 }
 
 /* ---- time ---- */
 
-void local_kill_hung(struct bt_grant_worker *w, const char *what, uint64_t now)
+void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t now)
 {
     if (w->killed_ns != 0 && now - w->killed_ns < GRANT_KILL_AGAIN_MS * 1000000ull) {
         return;
@@ -452,58 +453,58 @@ void local_kill_hung(struct bt_grant_worker *w, const char *what, uint64_t now)
     }
 }
 
-void local_tick(struct bt_grants *gs, uint64_t now)
+void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *k, *tmp;
     bt_list_for_each (i, &gs->workers) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_list_for_each_safe (k, tmp, &w->waits) {
-            struct waiting *q = BT_CONTAINER_OF(k, struct waiting, in_worker);
-            if (now >= q->deadline_ns && !load_waits(gs, q->request, q->epoch)) {
+            struct bt_grant_open_wait *q = BT_CONTAINER_OF(k, struct bt_grant_open_wait, in_worker);
+            if (now >= q->deadline_ns && !bt_grant_pending_has(gs, q->request, q->epoch)) {
                 opened(w, q->request, q->epoch, q->mode, BT_ERR_NOT_FOUND,
                        "no conductor has reserved this here within 2 s", NULL);
                 wait_free(w, q);
             }
         }
         bt_list_for_each (k, &w->opens) {
-            struct open *o = BT_CONTAINER_OF(k, struct open, in_worker);
+            struct bt_grant_open *o = BT_CONTAINER_OF(k, struct bt_grant_open, in_worker);
             if (o->revoked_ns != 0 && now - o->revoked_ns >= gs->c.reclaim_ms * 1000000ull) {
                 char what[64];
                 snprintf(what, sizeof(what), "req=%016llx epoch=%u",
                          (unsigned long long)o->g->req->id, o->g->epoch);
-                local_kill_hung(w, what, now);
+                bt_grant_worker_kill(w, what, now);
             }
         }
-        put_reclaim(w, now);
+        bt_grant_put_reclaim(w, now);
     }
     bt_list_for_each_safe (i, tmp, &gs->void_opens) {
-        struct open *o = BT_CONTAINER_OF(i, struct open, in_worker);
+        struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
         if (now >= o->expire_ns) {
-            struct grant *g = o->g;
-            grant_hold(g);
-            open_free(o);
-            grant_unhold(g);
+            struct bt_grant *g = o->g;
+            bt_grant_hold(g);
+            bt_grant_open_free(o);
+            bt_grant_unhold(g);
         }
     }
-    put_tick(gs, now);
-    lease_tick(gs, now);
+    bt_grant_put_tick(gs, now);
+    bt_grant_lease_tick(gs, now);
 }
 
-void local_destroy(struct bt_grants *gs)
+void bt_grant_worker_destroy(struct bt_grants *gs)
 {
-    lease_destroy(gs);
-    put_destroy(gs);
+    bt_grant_lease_destroy(gs);
+    bt_grant_put_destroy(gs);
     while (!bt_list_empty(&gs->workers)) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(gs->workers.next, struct bt_grant_worker, link);
         while (!bt_list_empty(&w->waits)) {
-            wait_free(w, BT_CONTAINER_OF(w->waits.next, struct waiting, in_worker));
+            wait_free(w, BT_CONTAINER_OF(w->waits.next, struct bt_grant_open_wait, in_worker));
         }
         while (!bt_list_empty(&w->opens)) {
-            open_free(BT_CONTAINER_OF(w->opens.next, struct open, in_worker));
+            bt_grant_open_free(BT_CONTAINER_OF(w->opens.next, struct bt_grant_open, in_worker));
         }
         worker_free(w);
     }
     while (!bt_list_empty(&gs->void_opens)) {
-        open_free(BT_CONTAINER_OF(gs->void_opens.next, struct open, in_worker));
+        bt_grant_open_free(BT_CONTAINER_OF(gs->void_opens.next, struct bt_grant_open, in_worker));
     }
 }

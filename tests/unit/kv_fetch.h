@@ -109,7 +109,7 @@ static inline void assert_nothing_held(struct node *n, uint32_t sealed)
     assert_int_equal(c.leases, 0);
     assert_int_equal(c.writing, 0);
     assert_int_equal(c.sealed, sealed);
-    assert_int_equal(s.pieces + s.loading + s.grants, 0);
+    assert_int_equal(s.pieces + s.pending + s.grants, 0);
 }
 
 #endif

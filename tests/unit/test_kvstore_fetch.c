@@ -462,7 +462,7 @@ static void test_flow_of_a_waiting_reservation(void **state)
     pass(&n, 0);
     NODE_UNTIL(&n, n.n_reserved == 1);
     assert_int_equal(bt_grants_wire_ops.lookup(n.grants, 1, 1, SND, &src), BT_OK);
-    struct grant *g = src.grant;
+    struct bt_grant *g = src.grant;
     bt_grants_wire_ops.send_end(n.grants, g, SND, BT_OK);
     bt_grants_release(n.grants, &c, 1, 1);
     node_stop(&n);

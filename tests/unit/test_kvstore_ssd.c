@@ -328,7 +328,7 @@ static void many_wait_for_the_same_blocks(void **state)
     assert_int_equal(node.n_reserved, 0);
     struct bt_grants_stats gs;
     bt_grants_stats(node.grants, &gs);
-    assert_int_equal(gs.loading, 3);
+    assert_int_equal(gs.pending, 3);
     node_reserve_send(&node, SA, 3, 1, 1, 4 * NODE_BT + 3, 0); /* twice: refused at once */
     assert_int_equal(node.n_reserved, 1);
     assert_int_equal(node.reserved_status, BT_ERR_EXISTS);
