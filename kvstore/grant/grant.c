@@ -17,15 +17,15 @@ static void grants_tick(void *arg);
 
 struct bt_grant_request *bt_grant_request_find(const struct bt_grants *gs, uint64_t id)
 {
-    return bt_map_get(gs->requests, &id);
+    return bt_map_get(gs->requests.by_id, &id);
 }
 
 static void request_drop(struct bt_grants *gs, struct bt_grant_request *r)
 {
     BT_ASSERT(bt_list_empty(&r->grants));
     bt_list_remove(&r->idle);
-    gs->n_idle--;
-    bt_map_del(gs->requests, &r->id);
+    gs->requests.n_idle--;
+    bt_map_del(gs->requests.by_id, &r->id);
     free(r);
 }
 
@@ -33,10 +33,10 @@ static void request_idle(struct bt_grants *gs, struct bt_grant_request *r)
 {
     r->forget_ns = bt_mono_ns() + GRANT_FORGET_MS * 1000000ull;
     bt_list_remove(&r->idle);
-    bt_list_insert_tail(&gs->idle, &r->idle);
-    gs->n_idle++;
-    if (gs->n_idle > GRANT_REMEMBER_MAX) {
-        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct bt_grant_request, idle));
+    bt_list_insert_tail(&gs->requests.idle, &r->idle);
+    gs->requests.n_idle++;
+    if (gs->requests.n_idle > GRANT_REMEMBER_MAX) {
+        request_drop(gs, BT_CONTAINER_OF(gs->requests.idle.next, struct bt_grant_request, idle));
     }
 }
 
@@ -48,7 +48,7 @@ static struct bt_grant_request *request_get(struct bt_grants *gs, uint64_t id)
         r->id = id;
         bt_list_init(&r->grants);
         bt_list_init(&r->idle);
-        bt_map_put(gs->requests, &r->id, r);
+        bt_map_put(gs->requests.by_id, &r->id, r);
         request_idle(gs, r);
     }
     return r;
@@ -80,13 +80,13 @@ bool bt_grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t ep
 
 static void grant_free(struct bt_grant *g)
 {
-    if (g->rest != NULL) {
-        baton__reserve__free_unpacked(g->rest, NULL);
+    if (g->res.rest != NULL) {
+        baton__reserve__free_unpacked(g->res.rest, NULL);
     }
-    free(g->slots);
-    free(g->names);
-    free(g->peer);
-    free(g->peer_rpc);
+    free(g->blocks.slots);
+    free(g->blocks.names);
+    free(g->transfer.peer);
+    free(g->transfer.peer_rpc);
     free(g);
 }
 
@@ -119,19 +119,20 @@ static bool only_void_left(const struct bt_grant *g)
  * more than its name, for as long as the rest takes. */
 static void let_go(struct bt_grant *g)
 {
-    if (g->beginning && g->produced && bt_list_empty(&g->opens)) {
-        bt_cache_put(g->gs->c.cache, g->slots, g->n_blocks);
-        g->n_blocks = g->n_full = g->resident = 0;
+    if (g->res.beginning && g->seal.produced && bt_list_empty(&g->opens)) {
+        bt_cache_put(g->gs->c.cache, g->blocks.slots, g->blocks.n);
+        g->blocks.n = g->blocks.n_full = g->blocks.resident = 0;
     }
 }
 
 void bt_grant_unref(struct bt_grant *g)
 {
     struct bt_grants *gs = g->gs;
-    if (g->busy > 0 || !bt_list_empty(&g->sends) || g->recv_active || g->sealing) {
+    if (g->busy > 0 || !bt_list_empty(&g->transfer.sends) || g->transfer.receiving ||
+        g->seal.active) {
         return;
     }
-    if (g->session != NULL) {
+    if (g->res.session != NULL) {
         let_go(g);
         return;
     }
@@ -143,11 +144,12 @@ void bt_grant_unref(struct bt_grant *g)
     }
     bt_grant_overlap_end(g);
     BT_DEBUG("grant_end", "req=%016llx epoch=%u blocks=%u resident=%u",
-             (unsigned long long)g->req->id, g->epoch, g->n_blocks, g->resident);
-    (g->doubted ? bt_cache_put_doubted : bt_cache_put)(gs->c.cache, g->slots, g->n_blocks);
-    bt_pool_transit_put(gs->c.cache->pool, g->n_transit);
-    atomic_store_explicit(g->word, 0, memory_order_release);
-    gs->flow_free[gs->n_flow_free++] = g->flow;
+             (unsigned long long)g->req->id, g->epoch, g->blocks.n, g->blocks.resident);
+    (g->transfer.doubted ? bt_cache_put_doubted : bt_cache_put)(gs->c.cache, g->blocks.slots,
+                                                                g->blocks.n);
+    bt_pool_transit_put(gs->c.cache->pool, g->blocks.n_transit);
+    atomic_store_explicit(g->flow.word, 0, memory_order_release);
+    gs->flows.free[gs->flows.n_free++] = g->flow.index;
     bt_list_remove(&g->in_all);
     bt_list_remove(&g->in_request);
     gs->n_grants--;
@@ -159,21 +161,21 @@ void bt_grant_unref(struct bt_grant *g)
 
 void bt_grant_quarantine(struct bt_grant *g)
 {
-    for (uint32_t b = g->resident; b < g->n_blocks; b++) {
-        if (!g->sealing || b >= g->seal_end) {
-            bt_cache_quarantine(g->gs->c.cache, g->slots[b]);
+    for (uint32_t b = g->blocks.resident; b < g->blocks.n; b++) {
+        if (!g->seal.active || b >= g->seal.end) {
+            bt_cache_quarantine(g->gs->c.cache, g->blocks.slots[b]);
         }
     }
 }
 
 void bt_grant_revoke(struct bt_grant *g, bt_status_t st, const char *why)
 {
-    if (g->revoked) {
+    if (g->revoked.on) {
         return;
     }
-    g->revoked = true;
-    g->why = st;
-    snprintf(g->why_text, sizeof(g->why_text), "%s", why);
+    g->revoked.on = true;
+    g->revoked.status = st;
+    snprintf(g->revoked.why, sizeof(g->revoked.why), "%s", why);
     bt_grant_hold(g);
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &g->opens) {
@@ -185,25 +187,25 @@ void bt_grant_revoke(struct bt_grant *g, bt_status_t st, const char *why)
 
 static void tell(const struct bt_grant *g, const Baton__FromKvstore *m)
 {
-    if (g->session != NULL && !g->gs->stopping) {
-        g->gs->c.to_session(g->session, m);
+    if (g->res.session != NULL && !g->gs->stopping) {
+        g->gs->c.to_session(g->res.session, m);
     }
 }
 
 void bt_grant_fail(struct bt_grant *g, bt_status_t st, const char *why)
 {
-    if (g->revoked) {
+    if (g->revoked.on) {
         return;
     }
     BT_WARN("grant_failed", "req=%016llx epoch=%u role=%s status=%s why=%s",
-            (unsigned long long)g->req->id, g->epoch, g->receive ? "receive" : "write",
+            (unsigned long long)g->req->id, g->epoch, g->res.receive ? "receive" : "write",
             bt_status_name(st), why);
     if (g->gs->m.failed != NULL) {
         bt_metric_add(g->gs->m.failed, 1);
     }
     Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
     Baton__GrantFailed f = BATON__GRANT_FAILED__INIT;
-    char text[sizeof(g->why_text)];
+    char text[sizeof(g->revoked.why)];
     snprintf(text, sizeof(text), "%s", why);
     f.request = g->req->id;
     f.epoch = g->epoch;
@@ -220,8 +222,8 @@ void bt_grant_fail(struct bt_grant *g, bt_status_t st, const char *why)
 /* Blocks [first, end), which are cached, have to be on the SSD for what passes behind them. */
 static void save_beginning(const struct bt_grant *g, uint32_t first, uint32_t end)
 {
-    for (uint32_t b = first; g->rest != NULL && g->gs->c.tier != NULL && b < end; b++) {
-        bt_tier_save_beginning(g->gs->c.tier, g->slots[b]);
+    for (uint32_t b = first; g->res.rest != NULL && g->gs->c.tier != NULL && b < end; b++) {
+        bt_tier_save_beginning(g->gs->c.tier, g->blocks.slots[b]);
     }
 }
 
@@ -229,58 +231,61 @@ static void on_sealed(void *arg)
 {
     struct bt_grant *g = arg;
     struct bt_cache *cache = g->gs->c.cache;
-    for (uint32_t b = g->resident; b < g->seal_end; b++) {
-        if (bt_pool_state(cache->pool, g->slots[b]) == BT_SLOT_WRITING) {
-            struct bt_cache_block block = {.key = &g->names[b],
-                                           .parent = b > 0 ? &g->names[b - 1] : NULL,
-                                           .n_tokens = g->shape.block_tokens,
-                                           .depth = b,
-                                           .reused_tokens = g->resident * g->shape.block_tokens,
-                                           .origin =
-                                               g->receive ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
-            if (bt_cache_seal_block(cache, g->slots[b], &block)) {
+    for (uint32_t b = g->blocks.resident; b < g->seal.end; b++) {
+        if (bt_pool_state(cache->pool, g->blocks.slots[b]) == BT_SLOT_WRITING) {
+            struct bt_cache_block block = {
+                .key = &g->blocks.names[b],
+                .parent = b > 0 ? &g->blocks.names[b - 1] : NULL,
+                .n_tokens = g->blocks.shape.block_tokens,
+                .depth = b,
+                .reused_tokens = g->blocks.resident * g->blocks.shape.block_tokens,
+                .origin = g->res.receive ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
+            if (bt_cache_seal_block(cache, g->blocks.slots[b], &block)) {
                 save_beginning(g, b, b + 1);
             }
         }
     }
-    g->sealing = false;
+    g->seal.active = false;
     bt_grant_unref(g);
 }
 
 uint32_t bt_grant_complete_blocks(const struct bt_grant *g)
 {
-    uint32_t p = BT_MIN(bt_flow_read(g->word, g->epoch), g->items);
-    uint32_t chunks = p / g->shape.n_layers, per = g->shape.chunk_tokens / g->shape.block_tokens;
-    return BT_MIN((uint64_t)chunks * per, (uint64_t)g->n_full);
+    uint32_t p = BT_MIN(bt_flow_read(g->flow.word, g->epoch), g->flow.items);
+    uint32_t chunks = p / g->blocks.shape.n_layers,
+             per = g->blocks.shape.chunk_tokens / g->blocks.shape.block_tokens;
+    return BT_MIN((uint64_t)chunks * per, (uint64_t)g->blocks.n_full);
 }
 
 void bt_grant_produced(struct bt_grant *g)
 {
-    if (g->produced) {
+    if (g->seal.produced) {
         return;
     }
-    g->produced = true;
+    g->seal.produced = true;
     uint32_t end = bt_grant_complete_blocks(g);
-    if (g->no_cache || (g->receive && !g->keep) || end <= g->resident) {
+    if (g->res.no_cache || (g->res.receive && !g->res.keep) || end <= g->blocks.resident) {
         return;
     }
-    if (g->receive) { /* the wire has checked and stored the CRCs of what it raised the word for */
-        for (uint32_t b = g->resident; b < end; b++) {
-            bt_pool_crcs_known(g->gs->c.cache->pool, g->slots[b]);
+    if (g->res.receive) { /* the wire has checked and stored the CRCs of what it raised the word for
+                           */
+        for (uint32_t b = g->blocks.resident; b < end; b++) {
+            bt_pool_crcs_known(g->gs->c.cache->pool, g->blocks.slots[b]);
         }
     }
-    g->sealing = true;
-    g->seal_end = end;
-    bt_sealer_submit(g->gs->c.sealer, g->slots + g->resident, g->names + g->resident,
-                     end - g->resident, on_sealed, g);
+    g->seal.active = true;
+    g->seal.end = end;
+    bt_sealer_submit(g->gs->c.sealer, g->blocks.slots + g->blocks.resident,
+                     g->blocks.names + g->blocks.resident, end - g->blocks.resident, on_sealed, g);
 }
 
 void bt_grant_progress(struct bt_grant *g)
 {
-    uint32_t p = BT_MIN(bt_flow_read(g->word, g->epoch), g->items);
-    bool moved = p > g->announced, complete = !g->done && g->has_trailer && p >= g->items;
-    g->announced = BT_MAX(g->announced, p);
-    g->done = g->done || complete;
+    uint32_t p = BT_MIN(bt_flow_read(g->flow.word, g->epoch), g->flow.items);
+    bool moved = p > g->flow.announced,
+         complete = !g->flow.done && g->flow.has_trailer && p >= g->flow.items;
+    g->flow.announced = BT_MAX(g->flow.announced, p);
+    g->flow.done = g->flow.done || complete;
     bt_grant_hold(g);
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &g->opens) {
@@ -299,7 +304,7 @@ void bt_grant_progress(struct bt_grant *g)
         bt_grant_overlap_advance(g);
     }
     /* Whoever notices the movement tells the wire: a later bell finds nothing new. */
-    if (moved && !bt_list_empty(&g->sends) && !g->gs->stopping) {
+    if (moved && !bt_list_empty(&g->transfer.sends) && !g->gs->stopping) {
         g->gs->wire.kick(g->gs->wire.w);
     }
     if (complete) {
@@ -381,9 +386,9 @@ static void release_upto(struct bt_grants *gs, struct bt_grant_request *req, uin
     (void)gs;
     bt_list_for_each_safe (i, tmp, &req->grants) {
         struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_request);
-        if (g->epoch <= epoch && (session == NULL || g->session == session)) {
+        if (g->epoch <= epoch && (session == NULL || g->res.session == session)) {
             bt_grant_hold(g);
-            g->session = NULL;
+            g->res.session = NULL;
             bt_grant_revoke(g, st, why);
             bt_grant_unhold(g);
         }
@@ -400,32 +405,35 @@ static bt_status_t grant_fill(struct bt_grant *g, char *why, size_t cap)
 {
     struct bt_cache *cache = g->gs->c.cache;
     struct bt_pool_counts n;
-    uint32_t most = bt_grant_prefix_max(g->receive || g->rest != NULL, g->shape.n_tokens,
-                                        g->shape.block_tokens);
-    g->resident = g->no_cache ? 0 : bt_cache_prefix(cache, g->names, most, g->slots);
-    uint32_t need = g->n_blocks - g->resident;
+    uint32_t most = bt_grant_prefix_max(g->res.receive || g->res.rest != NULL,
+                                        g->blocks.shape.n_tokens, g->blocks.shape.block_tokens);
+    g->blocks.resident =
+        g->res.no_cache ? 0 : bt_cache_prefix(cache, g->blocks.names, most, g->blocks.slots);
+    uint32_t need = g->blocks.n - g->blocks.resident;
     bt_pool_counts(cache->pool, &n);
-    if (g->gs->n_flow_free == 0) {
+    if (g->gs->flows.n_free == 0) {
         snprintf(why, cap, "no flow word is free (%u grants are open)", g->gs->n_grants);
-    } else if (g->receive && !g->keep && bt_pool_transit_get(cache->pool, need) != BT_OK) {
+    } else if (g->res.receive && !g->res.keep && bt_pool_transit_get(cache->pool, need) != BT_OK) {
         snprintf(why, cap, "%u more slots in transit would pass half of the slots (%u of %u are)",
                  need, n.transit, n.total);
-    } else if (bt_cache_take_for(cache, g->group, need, g->slots + g->resident) != BT_OK) {
-        if (g->receive && !g->keep) {
+    } else if (bt_cache_take_for(cache, g->res.group, need, g->blocks.slots + g->blocks.resident) !=
+               BT_OK) {
+        if (g->res.receive && !g->res.keep) {
             bt_pool_transit_put(cache->pool, need);
         }
         snprintf(why, cap, "%u slots are wanted, of %u there are %u free and %u leased or in use",
                  need, n.total, n.free, n.total - n.free - cache->policy->evictable(cache->evict));
     } else {
-        g->n_transit = g->receive && !g->keep ? need : 0;
-        g->flow = g->gs->flow_free[--g->gs->n_flow_free];
-        g->word = &g->gs->c.slab->flows[g->flow];
-        g->announced = bt_flow_resident_items(&g->shape, g->resident);
-        bt_flow_raise(g->word, g->epoch, g->announced); /* before its one writer knows of it */
-        save_beginning(g, 0, g->resident);
+        g->blocks.n_transit = g->res.receive && !g->res.keep ? need : 0;
+        g->flow.index = g->gs->flows.free[--g->gs->flows.n_free];
+        g->flow.word = &g->gs->c.slab->flows[g->flow.index];
+        g->flow.announced = bt_flow_resident_items(&g->blocks.shape, g->blocks.resident);
+        bt_flow_raise(g->flow.word, g->epoch,
+                      g->flow.announced); /* before its one writer knows of it */
+        save_beginning(g, 0, g->blocks.resident);
         return BT_OK;
     }
-    bt_cache_put(cache, g->slots, g->resident);
+    bt_cache_put(cache, g->blocks.slots, g->blocks.resident);
     return BT_ERR_EXHAUSTED;
 }
 
@@ -450,34 +458,35 @@ static struct bt_grant *grant_create(struct bt_grants *gs, void *session, const 
     g->gs = gs;
     g->req = req;
     g->epoch = r->epoch;
-    g->session = session;
-    g->receive = r->role == BATON__GRANT_ROLE__RECEIVE;
-    g->keep = r->keep && !r->no_cache;
-    g->no_cache = r->no_cache;
-    g->beginning = r->streams;
-    g->group = bt_grant_group(gs, r->tenant);
-    g->shape = (struct bt_flow_shape){.n_tokens = r->n_tokens,
-                                      .block_tokens = gs->c.layout.page_tokens,
-                                      .chunk_tokens = gs->c.flow_chunk_tokens,
-                                      .n_layers = gs->c.layout.n_layers};
-    g->n_blocks = bt_flow_blocks(&g->shape);
-    g->n_full = r->n_tokens / g->shape.block_tokens;
-    g->items = bt_flow_items(&g->shape);
-    g->slots = bt_calloc(g->n_blocks, sizeof(*g->slots));
-    g->names = bt_calloc(g->n_blocks, sizeof(*g->names));
-    if (g->n_full > 0) {
-        memcpy(g->names, r->keys.data, r->keys.len);
+    g->res.session = session;
+    g->res.receive = r->role == BATON__GRANT_ROLE__RECEIVE;
+    g->res.keep = r->keep && !r->no_cache;
+    g->res.no_cache = r->no_cache;
+    g->res.beginning = r->streams;
+    g->res.group = bt_grant_group(gs, r->tenant);
+    g->blocks.shape = (struct bt_flow_shape){.n_tokens = r->n_tokens,
+                                             .block_tokens = gs->c.layout.page_tokens,
+                                             .chunk_tokens = gs->c.flow_chunk_tokens,
+                                             .n_layers = gs->c.layout.n_layers};
+    g->blocks.n = bt_flow_blocks(&g->blocks.shape);
+    g->blocks.n_full = r->n_tokens / g->blocks.shape.block_tokens;
+    g->flow.items = bt_flow_items(&g->blocks.shape);
+    g->blocks.slots = bt_calloc(g->blocks.n, sizeof(*g->blocks.slots));
+    g->blocks.names = bt_calloc(g->blocks.n, sizeof(*g->blocks.names));
+    if (g->blocks.n_full > 0) {
+        memcpy(g->blocks.names, r->keys.data, r->keys.len);
     }
     if (r->streams && !r->no_cache) {
-        g->rest = rest_of(r);
+        g->res.rest = rest_of(r);
     }
-    if (g->n_full < g->n_blocks) {
-        bt_slab_private_key(r->request, r->epoch, g->n_full, &g->names[g->n_full]);
+    if (g->blocks.n_full < g->blocks.n) {
+        bt_slab_private_key(r->request, r->epoch, g->blocks.n_full,
+                            &g->blocks.names[g->blocks.n_full]);
     }
     bt_list_init(&g->in_all);
     bt_list_init(&g->in_request);
     bt_list_init(&g->opens);
-    bt_list_init(&g->sends);
+    bt_list_init(&g->transfer.sends);
     return g;
 }
 
@@ -535,19 +544,19 @@ void bt_grant_make(struct bt_grants *gs, void *session, const Baton__Reserve *r)
     }
     if (bt_list_empty(&req->grants)) {
         bt_list_remove(&req->idle);
-        gs->n_idle--;
+        gs->requests.n_idle--;
     }
     bt_list_insert_tail(&req->grants, &g->in_request);
     bt_list_insert_tail(&gs->all, &g->in_all);
     gs->n_grants++;
     BT_DEBUG("grant", "req=%016llx epoch=%u role=%s tokens=%u blocks=%u resident=%u",
-             (unsigned long long)r->request, r->epoch, g->receive ? "receive" : "write",
-             r->n_tokens, g->n_blocks, g->resident);
+             (unsigned long long)r->request, r->epoch, g->res.receive ? "receive" : "write",
+             r->n_tokens, g->blocks.n, g->blocks.resident);
     bt_grant_hold(g);
     bt_grant_overlap_start(g, r); /* its first blocks may be there before the writer opens */
-    answer(gs, session, r, BT_OK, g->resident, "");
+    answer(gs, session, r, BT_OK, g->blocks.resident, "");
     bt_grant_worker_answer_waiting(gs, r->request, r->epoch, BT_OK, "");
-    if (g->receive) {
+    if (g->res.receive) {
         bt_grant_transfer_receive(g, r);
     }
     bt_grant_unhold(g);
@@ -559,7 +568,7 @@ void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, ui
     struct bt_list *i;
     bt_list_for_each (i, &req->grants) {
         struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_request);
-        if (g->epoch <= epoch && g->session != NULL && g->session != session) {
+        if (g->epoch <= epoch && g->res.session != NULL && g->res.session != session) {
             BT_WARN("release_ignored", "req=%016llx epoch=%u why=%s", (unsigned long long)request,
                     epoch, "the reservation belongs to another session");
             return;
@@ -582,9 +591,9 @@ void bt_grants_session_end(struct bt_grants *gs, void *session)
         struct bt_list *i;
         bt_list_for_each (i, &gs->all) {
             struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_all);
-            if (g->session == session) {
+            if (g->res.session == session) {
                 bt_grant_hold(g);
-                g->session = NULL;
+                g->res.session = NULL;
                 g->req->released = BT_MAX(g->req->released, g->epoch);
                 bt_grant_revoke(g, BT_ERR_PEER_LOST, "the conductor's session ended");
                 bt_grant_unhold(g);
@@ -671,13 +680,13 @@ static void metrics_update(void *arg)
     bt_metric_set(gs->m.grants, s.grants);
     bt_metric_set(gs->m.opens, s.opens);
     bt_metric_set(gs->m.workers, s.workers);
-    bt_metric_set(gs->m.passing, gs->passing_out + gs->passing_in);
+    bt_metric_set(gs->m.passing, gs->window.out + gs->window.in);
     bt_metric_set(gs->m.overlaps, bt_fetches_backward_slots(gs->fetches));
-    add_since(gs->m.hits, c->hits, &gs->last.hits);
-    add_since(gs->m.misses, c->misses, &gs->last.misses);
-    add_since(gs->m.sealed, c->sealed, &gs->last.sealed);
-    add_since(gs->m.duplicates, c->duplicates, &gs->last.duplicates);
-    add_since(gs->m.evicted, c->evicted, &gs->last.evicted);
+    add_since(gs->m.hits, c->hits, &gs->m.last.hits);
+    add_since(gs->m.misses, c->misses, &gs->m.last.misses);
+    add_since(gs->m.sealed, c->sealed, &gs->m.last.sealed);
+    add_since(gs->m.duplicates, c->duplicates, &gs->m.last.duplicates);
+    add_since(gs->m.evicted, c->evicted, &gs->m.last.evicted);
 }
 
 static void grants_tick(void *arg)
@@ -685,8 +694,9 @@ static void grants_tick(void *arg)
     struct bt_grants *gs = arg;
     uint64_t now = bt_mono_ns();
     bt_grant_worker_tick(gs, now);
-    while (!bt_list_empty(&gs->idle)) {
-        struct bt_grant_request *r = BT_CONTAINER_OF(gs->idle.next, struct bt_grant_request, idle);
+    while (!bt_list_empty(&gs->requests.idle)) {
+        struct bt_grant_request *r =
+            BT_CONTAINER_OF(gs->requests.idle.next, struct bt_grant_request, idle);
         if (r->forget_ns > now) {
             break;
         }
@@ -699,24 +709,24 @@ struct bt_grants *bt_grants_create(const struct bt_grants_config *c)
 {
     struct bt_grants *gs = bt_calloc(1, sizeof(*gs));
     gs->c = *c;
-    gs->requests = bt_map_create(sizeof(uint64_t));
-    bt_list_init(&gs->idle);
+    gs->requests.by_id = bt_map_create(sizeof(uint64_t));
+    bt_list_init(&gs->requests.idle);
     bt_list_init(&gs->all);
-    bt_list_init(&gs->workers);
-    bt_list_init(&gs->void_opens);
-    bt_list_init(&gs->void_puts);
-    bt_list_init(&gs->void_leases);
-    bt_list_init(&gs->seal_puts);
-    bt_list_init(&gs->due);
+    bt_list_init(&gs->workers.all);
+    bt_list_init(&gs->workers.dead_opens);
+    bt_list_init(&gs->puts.dead);
+    bt_list_init(&gs->leases.dead);
+    bt_list_init(&gs->puts.sealing);
+    bt_list_init(&gs->transfers.due);
     bt_list_init(&gs->pending);
-    bt_list_init(&gs->put_waits);
-    bt_list_init(&gs->lease_waits);
-    bt_list_init(&gs->replicas);
-    gs->window = BT_MAX((uint32_t)(c->stream_max * c->slab->super->n_slots), 1u);
+    bt_list_init(&gs->puts.waiting);
+    bt_list_init(&gs->leases.waiting);
+    bt_list_init(&gs->replicas.all);
+    gs->window.slots = BT_MAX((uint32_t)(c->stream_max * c->slab->super->n_slots), 1u);
     uint32_t n = c->slab->super->n_flow_words;
-    gs->flow_free = bt_calloc(n, sizeof(*gs->flow_free));
+    gs->flows.free = bt_calloc(n, sizeof(*gs->flows.free));
     for (uint32_t i = n; i-- > 1;) { /* word 0 stays unused: a zeroed message never names a flow */
-        gs->flow_free[gs->n_flow_free++] = i;
+        gs->flows.free[gs->flows.n_free++] = i;
     }
     struct bt_fetches_config gc = {.loop = c->loop,
                                    .cache = c->cache,
@@ -769,13 +779,13 @@ void bt_grants_destroy(struct bt_grants *gs)
     }
     gs->stopping = true;
     bt_timer_stop(gs->c.loop, &gs->tick);
-    bt_timer_stop(gs->c.loop, &gs->defer);
+    bt_timer_stop(gs->c.loop, &gs->transfers.defer);
     if (gs->c.metrics != NULL) {
         bt_metrics_refresh(gs->c.metrics, NULL, gs);
     }
     bt_fetches_stop(gs->fetches);
     struct bt_list *i;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         bt_grant_lease_forget_asked(BT_CONTAINER_OF(i, struct bt_grant_worker, link));
     }
     bt_grant_pending_session_end(gs, NULL);
@@ -785,48 +795,48 @@ void bt_grants_destroy(struct bt_grants *gs)
     bt_grant_worker_destroy(gs);
     while (!bt_list_empty(&gs->all)) {
         struct bt_grant *g = BT_CONTAINER_OF(gs->all.next, struct bt_grant, in_all);
-        while (!bt_list_empty(&g->sends)) {
+        while (!bt_list_empty(&g->transfer.sends)) {
             struct bt_grant_send *s =
-                BT_CONTAINER_OF(g->sends.next, struct bt_grant_send, in_grant);
+                BT_CONTAINER_OF(g->transfer.sends.next, struct bt_grant_send, in_grant);
             bt_list_remove(&s->in_grant);
             bt_list_remove(&s->in_due);
             free(s);
         }
-        g->session = NULL;
-        g->recv_active = false;
-        g->sealing = false;
+        g->res.session = NULL;
+        g->transfer.receiving = false;
+        g->seal.active = false;
         g->busy = 0;
         bt_grant_unref(g);
     }
-    while (!bt_list_empty(&gs->idle)) {
-        request_drop(gs, BT_CONTAINER_OF(gs->idle.next, struct bt_grant_request, idle));
+    while (!bt_list_empty(&gs->requests.idle)) {
+        request_drop(gs, BT_CONTAINER_OF(gs->requests.idle.next, struct bt_grant_request, idle));
     }
-    bt_map_destroy(gs->requests);
-    free(gs->flow_free);
+    bt_map_destroy(gs->requests.by_id);
+    free(gs->flows.free);
     free(gs);
 }
 
 void bt_grants_stats(const struct bt_grants *gs, struct bt_grants_stats *s_p)
 {
     struct bt_grants_stats s = {.grants = gs->n_grants,
-                                .requests_known = (uint32_t)bt_map_count(gs->requests),
+                                .requests_known = (uint32_t)bt_map_count(gs->requests.by_id),
                                 .pending = bt_grant_pending_count(gs),
                                 .pieces = bt_fetches_pieces(gs->fetches),
                                 .served =
                                     gs->server != NULL ? bt_fetch_server_count(gs->server) : 0,
-                                .killed = gs->killed};
+                                .killed = gs->workers.killed};
     struct bt_list *i, *k;
     bt_list_for_each (i, &gs->all) {
         struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_all);
         bt_list_for_each (k, &g->opens) {
             s.opens++;
         }
-        bt_list_for_each (k, &g->sends) {
+        bt_list_for_each (k, &g->transfer.sends) {
             s.sends++;
         }
-        s.recvs += g->recv_active;
+        s.recvs += g->transfer.receiving;
     }
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         s.workers++;
         s.waiting_opens += w->n_waits;

@@ -22,8 +22,60 @@ struct bt_grant_request {
     uint32_t epoch_max; /* highest epoch of a Reserve or Release */
     uint32_t released;  /* this epoch and below are over */
     struct bt_list grants;
-    struct bt_list idle; /* in gs->idle while it has no grant */
+    struct bt_list idle; /* in gs->requests.idle while it has no grant */
     uint64_t forget_ns;
+};
+
+/* ---- one grant, in parts; each part names the file that writes it ---- */
+
+struct bt_grant_reservation { /* reserve.c */
+    void *session;            /* the conductor's; NULL: released */
+    uint8_t group;            /* of the tenant */
+    bool receive, keep, no_cache;
+    bool beginning;       /* the grant holds only the beginning of a pass-through prompt */
+    Baton__Reserve *rest; /* what the rest of such a prompt needs, without its keys; or NULL */
+};
+
+struct bt_grant_blocks { /* reserve.c */
+    struct bt_flow_shape shape;
+    uint32_t n; /* 0: the slots of a beginning were given back */
+    uint32_t n_full, resident, n_transit;
+    uint32_t *slots;         /* [n] */
+    struct bt_kv_key *names; /* [n] keys of full blocks, then the private name of the partial one */
+};
+
+struct bt_grant_flow { /* progress.c */
+    uint32_t index;    /* of its flow word */
+    bt_flow_word_t *word;
+    uint32_t items, announced; /* announced: the progress that readers know of */
+    bool has_writer;           /* a WRITER open was given once */
+    bool has_trailer, done;
+    struct bt_wire_trailer trailer;
+};
+
+struct bt_grant_seal { /* progress.c */
+    bool produced;     /* the producer has ended */
+    bool active;       /* blocks [resident, end) belong to the seal thread */
+    uint32_t end;
+};
+
+struct bt_grant_transfer { /* transfer.c */
+    struct bt_list sends;
+    struct bt_wire_recv *recv;
+    bool receiving, recv_ended; /* until on_quiet; since on_done or on_failed */
+    char *peer, *peer_rpc;
+    bool doubted; /* a receiver has found other bytes than were sealed */
+};
+
+struct bt_grant_revocation { /* grant.c */
+    bool on;
+    bt_status_t status;
+    char why[160];
+};
+
+struct bt_grant_overlap {   /* overlap.c */
+    struct bt_fetch *fetch; /* of the prefix's end, while the writer computes; NULL: none */
+    uint32_t told;          /* the writer knows the blocks from here on; UINT32_MAX: none */
 };
 
 struct bt_grant {
@@ -31,42 +83,19 @@ struct bt_grant {
     struct bt_grants *gs;
     struct bt_grant_request *req;
     uint32_t epoch;
-    bool receive, keep, no_cache;
-    bool beginning;       /* of a prompt that no slab holds */
-    uint8_t group;        /* of the tenant */
-    Baton__Reserve *rest; /* of a prompt that goes on behind the grant: where that may come from;
-                             NULL: it does not */
-    void *session;        /* the conductor's reservation; NULL: released */
-
-    struct bt_flow_shape shape;
-    uint32_t n_blocks, n_full, resident, n_transit, items; /* n_blocks 0: it has let go of them */
-    uint32_t *slots;
-    struct bt_kv_key *names; /* keys of full blocks, then the private name of the partial one */
-    uint32_t flow;           /* index of its word */
-    bt_flow_word_t *word;
-    uint32_t announced; /* progress that readers were told of */
-
-    struct bt_list opens, sends;
-    struct bt_wire_recv *recv;
-    bool recv_active, recv_ended; /* until on_quiet; since on_done or on_failed */
-    char *peer, *peer_rpc;
-
-    bool doubted; /* a receiver has found other bytes than were sealed */
-    bool revoked; /* being taken back, why: */
-    bt_status_t why;
-    char why_text[160];
-
-    bool has_writer; /* a WRITER open was given once */
-    bool has_trailer, done, produced, sealing;
-    struct bt_wire_trailer trailer;
-    uint32_t seal_end;        /* blocks [resident, seal_end) are in the seal thread's hands */
-    struct bt_fetch *overlap; /* the prefix's end, while the writer computes; NULL: none */
-    uint32_t overlap_told;    /* the writer knows of its blocks from here on; UINT32_MAX: of none */
-    int busy;                 /* calls in progress that still need the struct */
+    int busy;             /* calls in progress that still need the struct */
+    struct bt_list opens; /* workers.c */
+    struct bt_grant_reservation res;
+    struct bt_grant_blocks blocks;
+    struct bt_grant_flow flow;
+    struct bt_grant_seal seal;
+    struct bt_grant_transfer transfer;
+    struct bt_grant_revocation revoked;
+    struct bt_grant_overlap overlap;
 };
 
 struct bt_grant_open {
-    struct bt_list in_grant, in_worker; /* in_worker: in gs->void_opens once void */
+    struct bt_list in_grant, in_worker; /* in_worker: in gs->workers.dead_opens once void */
     struct bt_grant *g;
     struct bt_grant_worker *w; /* NULL: void, ends at expire_ns */
     Baton__LocalMode mode;
@@ -103,34 +132,80 @@ struct bt_grant_worker {
     uint64_t killed_ns;
 };
 
+/* ---- all grants of a node, likewise ---- */
+
+struct bt_grant_requests { /* request.c */
+    struct bt_map *by_id;
+    struct bt_list idle; /* requests without a grant, the oldest first */
+    uint32_t n_idle;
+};
+
+struct bt_grant_flow_words { /* grants.c */
+    uint32_t *free, n_free;
+};
+
+struct bt_grant_workers { /* workers.c */
+    struct bt_list all;
+    struct bt_list dead_opens; /* of dead workers and earlier attachments, in quarantine */
+    uint64_t killed;
+};
+
+struct bt_grant_puts {      /* put.c */
+    struct bt_list waiting; /* pass-through puts that wait for a slot, the oldest first */
+    struct bt_list sealing;
+    struct bt_list dead; /* in quarantine */
+};
+
+struct bt_grant_leases {    /* lease.c */
+    struct bt_list waiting; /* pass-through leases that wait for room, the oldest first */
+    struct bt_list dead;    /* in quarantine */
+};
+
+/* Pass-through prompts: up to `slots` slots may hold blocks on their way out, and as many on their
+ * way in. */
+struct bt_grant_window { /* put.c, lease.c */
+    uint32_t slots, out, in;
+};
+
+struct bt_grant_transfers { /* transfer.c */
+    struct bt_list due;     /* sends whose trailer is sent from the loop */
+    struct bt_timer defer;
+};
+
+struct bt_grant_replicas { /* replica.c */
+    struct bt_list all;
+    uint32_t n;
+};
+
+struct bt_grant_metrics { /* metrics.c */
+    struct bt_metric *slots[4], *transit, *leases, *copies, *fetching, *served, *grants, *opens,
+        *workers, *passing, *overlaps;
+    struct bt_metric *passed_out, *passed_in;
+    struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
+    struct {
+        uint64_t hits, misses, sealed, duplicates, evicted;
+    } last; /* the cache's counters at the last update */
+};
+
 struct bt_grants {
     struct bt_grants_config c;
     struct bt_grants_wire wire;
+    bool stopping;
     struct bt_fetches *fetches;
     struct bt_fetch_server *server;
-    bool stopping;
-    struct bt_map *requests;
-    struct bt_list idle, all, workers, void_opens, void_puts, void_leases, seal_puts, due, pending;
-    struct bt_list put_waits;   /* passing puts that wait for a slot, the oldest first */
-    struct bt_list lease_waits; /* passing leases that wait for room in the window, likewise */
-    struct bt_list replicas;    /* under way; replica.c */
-    /* Prompts that no slab holds: so many slots may hold blocks that pass through, each way, and so
-     * many do. */
-    uint32_t window, passing_out, passing_in;
-    uint32_t n_replicas;
-    uint32_t n_idle, n_grants;
-    uint32_t *flow_free, n_flow_free;
-    struct bt_timer tick, defer;
-    uint64_t killed;
-    struct {
-        struct bt_metric *slots[4], *transit, *leases, *copies, *fetching, *served, *grants, *opens,
-            *workers, *passing, *overlaps;
-        struct bt_metric *passed_out, *passed_in;
-        struct bt_metric *hits, *misses, *sealed, *duplicates, *evicted, *killed, *failed;
-    } m;
-    struct {
-        uint64_t hits, misses, sealed, duplicates, evicted;
-    } last; /* of the cache's counters that went into the metrics */
+    struct bt_timer tick;
+    struct bt_list all; /* grants */
+    uint32_t n_grants;
+    struct bt_list pending; /* reservations that wait; pending.c */
+    struct bt_grant_requests requests;
+    struct bt_grant_flow_words flows;
+    struct bt_grant_workers workers;
+    struct bt_grant_puts puts;
+    struct bt_grant_leases leases;
+    struct bt_grant_window window;
+    struct bt_grant_transfers transfers;
+    struct bt_grant_replicas replicas;
+    struct bt_grant_metrics m;
 };
 
 /* ---- grant.c ---- */

@@ -14,7 +14,7 @@
 #define LEASE_WAIT_MS 1800 /* a worker waits somewhat longer for the second answer */
 
 struct lease {
-    struct bt_list in_worker; /* or in gs->void_leases */
+    struct bt_list in_worker; /* or in gs->leases.dead */
     struct bt_grants *gs;
     uint64_t id, expire_ns;
     uint64_t given_ns, recalled_ns; /* mono; recalled 0: not yet */
@@ -40,7 +40,7 @@ static void go_on(struct bt_grants *gs);
 static void lease_free(struct lease *l)
 {
     bt_cache_put(l->gs->c.cache, l->slots, l->n);
-    l->gs->passing_in -= l->in_window;
+    l->gs->window.in -= l->in_window;
     bt_list_remove(&l->in_worker);
     free(l);
 }
@@ -79,7 +79,7 @@ static struct lease *lease_make(struct bt_grant_worker *w, uint64_t id, bool pas
     l->id = id;
     l->given_ns = bt_mono_ns();
     l->in_window = passing ? l->n : 0;
-    w->gs->passing_in += l->in_window;
+    w->gs->window.in += l->in_window;
     if (passing && w->gs->m.passed_in != NULL) {
         bt_metric_add(w->gs->m.passed_in, l->n);
     }
@@ -136,7 +136,7 @@ static void asked_free(struct asked *q)
     bt_list_remove(&q->in_worker);
     bt_list_remove(&q->in_waits);
     q->w->n_leases--;
-    q->w->gs->passing_in -= q->in_window;
+    q->w->gs->window.in -= q->in_window;
     if (q->fetch != NULL) {
         bt_fetch_end(q->fetch);
     }
@@ -189,7 +189,7 @@ static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_
 static const struct bt_grant *passing_grant(const struct asked *q)
 {
     const struct bt_grant *g = q->passing ? bt_grant_find(q->w->gs, q->request, q->epoch) : NULL;
-    return g != NULL && g->rest != NULL ? g : NULL;
+    return g != NULL && g->res.rest != NULL ? g : NULL;
 }
 
 /* true: q's blocks come, and the answer with them. */
@@ -208,9 +208,9 @@ static bool fetch_first(struct asked *q)
     if (g != NULL) {
         ask.request = g->req->id;
         ask.epoch = g->epoch;
-        ask.group = bt_grant_group(gs, g->rest->tenant);
-        ask.n_sources = sources_behind(g->rest, q->first, sources, &runs);
-        ask.prefill_tokens_per_s = g->rest->prefill_tokens_per_s;
+        ask.group = bt_grant_group(gs, g->res.rest->tenant);
+        ask.n_sources = sources_behind(g->res.rest, q->first, sources, &runs);
+        ask.prefill_tokens_per_s = g->res.rest->prefill_tokens_per_s;
     }
     q->fetch = bt_fetch_start(gs->fetches, &ask, on_fetched, q);
     free(runs);
@@ -223,7 +223,7 @@ static void asked_start(struct asked *q, uint32_t n)
     q->n = n;
     if (fetch_first(q)) {
         q->in_window = q->passing ? n : 0;
-        q->w->gs->passing_in += q->in_window;
+        q->w->gs->window.in += q->in_window;
         answer(q->w, q->id, BT_AGAIN, NULL);
     } else {
         asked_give(q, n);
@@ -233,8 +233,8 @@ static void asked_start(struct asked *q, uint32_t n)
 /* Leases that have waited for room in the window, the oldest first. */
 static void go_on(struct bt_grants *gs)
 {
-    while (!bt_list_empty(&gs->lease_waits) && !gs->stopping) {
-        struct asked *q = BT_CONTAINER_OF(gs->lease_waits.next, struct asked, in_waits);
+    while (!bt_list_empty(&gs->leases.waiting) && !gs->stopping) {
+        struct asked *q = BT_CONTAINER_OF(gs->leases.waiting.next, struct asked, in_waits);
         uint32_t part = bt_grant_window_piece(gs, q->n);
         if (part == 0) {
             return;
@@ -247,8 +247,8 @@ static void go_on(struct bt_grants *gs)
 /* Whoever lends so long is no help to those who wait: they compute. */
 static void give_up_late(struct bt_grants *gs, uint64_t now)
 {
-    while (!bt_list_empty(&gs->lease_waits)) {
-        struct asked *q = BT_CONTAINER_OF(gs->lease_waits.next, struct asked, in_waits);
+    while (!bt_list_empty(&gs->leases.waiting)) {
+        struct asked *q = BT_CONTAINER_OF(gs->leases.waiting.next, struct asked, in_waits);
         if (now - q->since_ns < LEASE_WAIT_MS * 1000000ull) {
             return;
         }
@@ -294,7 +294,7 @@ bt_status_t bt_grant_lease_ask(struct bt_grant_worker *w, const Baton__LocalLeas
         asked_start(q, q->n);
         return BT_OK;
     }
-    bt_list_insert_tail(&gs->lease_waits, &q->in_waits);
+    bt_list_insert_tail(&gs->leases.waiting, &q->in_waits);
     go_on(gs);
     if (asked_find(w, m->lease) == q && q->fetch == NULL) {
         answer(w, m->lease, BT_AGAIN, NULL);
@@ -322,7 +322,7 @@ void bt_grant_lease_void(struct bt_grant_worker *w, uint64_t until)
     while (!bt_list_empty(&w->leases)) {
         struct lease *l = BT_CONTAINER_OF(w->leases.next, struct lease, in_worker);
         bt_list_remove(&l->in_worker);
-        bt_list_insert_tail(&w->gs->void_leases, &l->in_worker);
+        bt_list_insert_tail(&w->gs->leases.dead, &l->in_worker);
         l->expire_ns = until;
         w->n_leases--;
     }
@@ -358,10 +358,10 @@ static void reclaim(struct bt_grant_worker *w, uint64_t now)
 void bt_grant_lease_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         reclaim(BT_CONTAINER_OF(i, struct bt_grant_worker, link), now);
     }
-    bt_list_for_each_safe (i, tmp, &gs->void_leases) {
+    bt_list_for_each_safe (i, tmp, &gs->leases.dead) {
         struct lease *l = BT_CONTAINER_OF(i, struct lease, in_worker);
         if (now >= l->expire_ns) {
             lease_free(l);
@@ -381,22 +381,22 @@ static void free_list(struct bt_list *head)
 void bt_grant_lease_destroy(struct bt_grants *gs)
 {
     struct bt_list *i;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_grant_lease_forget_asked(w);
         free_list(&w->leases);
     }
-    free_list(&gs->void_leases);
+    free_list(&gs->leases.dead);
 }
 
 uint32_t bt_grant_lease_count(const struct bt_grants *gs)
 {
     uint32_t n = 0;
     struct bt_list *i;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         n += BT_CONTAINER_OF(i, struct bt_grant_worker, link)->n_leases;
     }
-    bt_list_for_each (i, &gs->void_leases) {
+    bt_list_for_each (i, &gs->leases.dead) {
         n++;
     }
     return n;

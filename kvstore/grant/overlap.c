@@ -34,8 +34,8 @@ void bt_grant_overlap_start(struct bt_grant *g, const Baton__Reserve *r)
     }
     struct bt_grant_fetch_ask a;
     bt_grant_fetch_ask(g->gs, r, &a);
-    g->overlap_told = UINT32_MAX;
-    g->overlap = bt_fetch_backward(g->gs->fetches, &a.ask, on_landed, g);
+    g->overlap.told = UINT32_MAX;
+    g->overlap.fetch = bt_fetch_backward(g->gs->fetches, &a.ask, on_landed, g);
     free(a.keys);
 }
 
@@ -56,7 +56,7 @@ static void send_landed(const struct bt_grant_open *o, uint32_t first, uint32_t 
     const struct bt_grant *g = o->g;
     uint32_t n = end - first, *slots = bt_malloc(2 * (size_t)n * sizeof(*slots));
     for (uint32_t i = 0; i < n; i++) {
-        slots[i] = bt_fetch_slot(g->overlap, first + i);
+        slots[i] = bt_fetch_slot(g->overlap.fetch, first + i);
         slots[n + i] = bt_pool_generation(g->gs->c.cache->pool, slots[i]);
     }
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
@@ -75,30 +75,31 @@ static void send_landed(const struct bt_grant_open *o, uint32_t first, uint32_t 
 
 void bt_grant_overlap_tell(struct bt_grant *g)
 {
-    const struct bt_grant_open *o = g->overlap != NULL && !g->revoked ? writer_of(g) : NULL;
+    const struct bt_grant_open *o =
+        g->overlap.fetch != NULL && !g->revoked.on ? writer_of(g) : NULL;
     uint32_t first, end;
     if (o == NULL) {
         return;
     }
-    bt_fetch_landed(g->overlap, &first, &end);
-    end = BT_MIN(end, g->overlap_told);
+    bt_fetch_landed(g->overlap.fetch, &first, &end);
+    end = BT_MIN(end, g->overlap.told);
     if (first < end) {
         send_landed(o, first, end);
-        g->overlap_told = first;
+        g->overlap.told = first;
     }
 }
 
 void bt_grant_overlap_advance(struct bt_grant *g)
 {
-    if (g->overlap != NULL) {
-        bt_fetch_computed(g->overlap, bt_grant_complete_blocks(g));
+    if (g->overlap.fetch != NULL) {
+        bt_fetch_computed(g->overlap.fetch, bt_grant_complete_blocks(g));
     }
 }
 
 void bt_grant_overlap_end(struct bt_grant *g)
 {
-    struct bt_fetch *t = g->overlap;
-    g->overlap = NULL;
+    struct bt_fetch *t = g->overlap.fetch;
+    g->overlap.fetch = NULL;
     if (t != NULL) {
         bt_fetch_end(t);
     }

@@ -13,7 +13,7 @@
     10000 /* a disk that has no room for a block for so long has none for the rest */
 
 struct put {
-    struct bt_list link; /* in its worker, gs->put_waits, gs->void_puts or gs->seal_puts */
+    struct bt_list link; /* in its worker, gs->puts.waiting, gs->puts.dead or gs->puts.sealing */
     struct bt_grants *gs;
     struct bt_grant_worker *w;        /* waiting: who asked */
     uint64_t id, expire_ns, given_ns; /* given: or, waiting, asked for */
@@ -33,7 +33,7 @@ static void put_free(struct put *p)
         bt_tier_pass_forget(p->save);
     }
     bt_cache_put(gs->c.cache, &p->slot, 1);
-    gs->passing_out -= p->passing;
+    gs->window.out -= p->passing;
     bt_list_remove(&p->link);
     free(p);
 }
@@ -94,8 +94,9 @@ static bool known(const struct bt_grants *gs, const struct bt_kv_key *key)
  * next tick tries again. */
 static void go_on(struct bt_grants *gs)
 {
-    while (!bt_list_empty(&gs->put_waits) && gs->passing_out < gs->window && !gs->stopping) {
-        struct put *p = BT_CONTAINER_OF(gs->put_waits.next, struct put, link);
+    while (!bt_list_empty(&gs->puts.waiting) && gs->window.out < gs->window.slots &&
+           !gs->stopping) {
+        struct put *p = BT_CONTAINER_OF(gs->puts.waiting.next, struct put, link);
         struct bt_grant_worker *w = p->w;
         bool done = known(gs, &p->key); /* meanwhile, by another request */
         if (!done && take(p) != BT_OK) {
@@ -109,7 +110,7 @@ static void go_on(struct bt_grants *gs)
             continue;
         }
         p->passing = true;
-        gs->passing_out++;
+        gs->window.out++;
         put_give(w, p);
     }
 }
@@ -174,7 +175,7 @@ bt_status_t bt_grant_put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m
         free(p);
     } else if (m->passing) {
         p->given_ns = bt_mono_ns();
-        bt_list_insert_tail(&gs->put_waits, &p->link);
+        bt_list_insert_tail(&gs->puts.waiting, &p->link);
         w->n_put_waits++;
         go_on(gs);
     } else {
@@ -214,7 +215,7 @@ void bt_grant_put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m)
         go_on(gs);
         return;
     }
-    bt_list_insert_tail(&gs->seal_puts, &p->link);
+    bt_list_insert_tail(&gs->puts.sealing, &p->link);
     bt_sealer_submit(gs->c.sealer, &p->slot, &p->key, 1, on_sealed, p);
 }
 
@@ -223,7 +224,7 @@ void bt_grant_put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m)
 void bt_grant_put_forget_waiting(struct bt_grant_worker *w)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &w->gs->put_waits) {
+    bt_list_for_each_safe (i, tmp, &w->gs->puts.waiting) {
         struct put *p = BT_CONTAINER_OF(i, struct put, link);
         if (p->w == w) {
             bt_list_remove(&p->link);
@@ -239,7 +240,7 @@ void bt_grant_put_void(struct bt_grant_worker *w, uint64_t until)
     while (!bt_list_empty(&w->puts)) {
         struct put *p = BT_CONTAINER_OF(w->puts.next, struct put, link);
         bt_list_remove(&p->link);
-        bt_list_insert_tail(&w->gs->void_puts, &p->link);
+        bt_list_insert_tail(&w->gs->puts.dead, &p->link);
         p->expire_ns = until;
         bt_cache_quarantine(w->gs->c.cache, p->slot);
         w->n_puts--;
@@ -265,8 +266,8 @@ void bt_grant_put_reclaim(struct bt_grant_worker *w, uint64_t now)
 
 static void give_up_late(struct bt_grants *gs, uint64_t now)
 {
-    while (!bt_list_empty(&gs->put_waits)) { /* the oldest first */
-        struct put *p = BT_CONTAINER_OF(gs->put_waits.next, struct put, link);
+    while (!bt_list_empty(&gs->puts.waiting)) { /* the oldest first */
+        struct put *p = BT_CONTAINER_OF(gs->puts.waiting.next, struct put, link);
         if (now - p->given_ns < PASS_WAIT_MS * 1000000ull) {
             return;
         }
@@ -280,7 +281,7 @@ static void give_up_late(struct bt_grants *gs, uint64_t now)
 void bt_grant_put_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &gs->void_puts) {
+    bt_list_for_each_safe (i, tmp, &gs->puts.dead) {
         struct put *p = BT_CONTAINER_OF(i, struct put, link);
         if (now >= p->expire_ns) {
             put_free(p);
@@ -300,13 +301,13 @@ static void free_list(struct bt_list *head)
 void bt_grant_put_destroy(struct bt_grants *gs)
 {
     struct bt_list *i;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_grant_put_forget_waiting(w);
         free_list(&w->puts);
     }
-    free_list(&gs->void_puts);
-    free_list(&gs->seal_puts);
+    free_list(&gs->puts.dead);
+    free_list(&gs->puts.sealing);
 }
 
 static uint32_t length(const struct bt_list *head)
@@ -320,9 +321,9 @@ static uint32_t length(const struct bt_list *head)
 
 uint32_t bt_grant_put_count(const struct bt_grants *gs)
 {
-    uint32_t n = length(&gs->put_waits) + length(&gs->void_puts) + length(&gs->seal_puts);
+    uint32_t n = length(&gs->puts.waiting) + length(&gs->puts.dead) + length(&gs->puts.sealing);
     struct bt_list *i;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         n += BT_CONTAINER_OF(i, struct bt_grant_worker, link)->n_puts;
     }
     return n;

@@ -34,7 +34,7 @@ static void answer(const struct bt_grants *gs, void *session, uint64_t id, bt_st
 static void replica_free(struct replica *x)
 {
     bt_list_remove(&x->link);
-    x->gs->n_replicas--;
+    x->gs->replicas.n--;
     if (x->fetch != NULL) {
         bt_fetch_end(x->fetch);
     }
@@ -68,7 +68,7 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
         answer(gs, session, m->id, BT_ERR_INVALID, 0);
         return;
     }
-    if (gs->stopping || gs->n_replicas == REPLICAS_MAX) {
+    if (gs->stopping || gs->replicas.n == REPLICAS_MAX) {
         answer(gs, session, m->id, BT_ERR_EXHAUSTED, 0);
         return;
     }
@@ -81,8 +81,8 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
     x->keys = bt_malloc(m->keys.len);
     memcpy(x->keys, m->keys.data, m->keys.len);
     x->had = resident(gs, x->keys, x->n);
-    bt_list_insert_tail(&gs->replicas, &x->link);
-    gs->n_replicas++;
+    bt_list_insert_tail(&gs->replicas.all, &x->link);
+    gs->replicas.n++;
     struct bt_fetch_ask ask = {.request = m->id,
                                .epoch = 1,
                                .keys = x->keys,
@@ -102,7 +102,7 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
 void bt_grant_replicas_drop(struct bt_grants *gs, const void *session)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &gs->replicas) {
+    bt_list_for_each_safe (i, tmp, &gs->replicas.all) {
         struct replica *x = BT_CONTAINER_OF(i, struct replica, link);
         if (session == NULL || x->session == session) {
             replica_free(x);

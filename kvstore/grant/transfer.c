@@ -23,10 +23,10 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
 {
     struct bt_grants *gs = arg;
     struct bt_grant *g = bt_grant_find(gs, request, epoch);
-    if (gs->stopping || bt_grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked)) {
+    if (gs->stopping || bt_grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked.on)) {
         return BT_ERR_STALE;
     }
-    if (g == NULL || g->receive || g->beginning) { /* the last is no hand-off to anybody */
+    if (g == NULL || g->res.receive || g->res.beginning) { /* the last is no hand-off to anybody */
         /* A receiver gives up what is not reserved; its prefix may just take its time. */
         return g == NULL && bt_grant_pending_has(gs, request, epoch) ? BT_AGAIN : BT_ERR_NOT_FOUND;
     }
@@ -34,12 +34,15 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
     s->g = g;
     s->snd = snd;
     bt_list_init(&s->in_due);
-    bt_list_insert_tail(&g->sends, &s->in_grant);
-    *src_p = (struct bt_wire_source){
-        .shape = g->shape, .slots = g->slots, .names = g->names, .word = g->word, .grant = g};
-    if (g->has_trailer) { /* not from inside of the wire's own call */
-        bt_list_insert_tail(&gs->due, &s->in_due);
-        bt_timer_start(gs->c.loop, &gs->defer, 0, 0, bt_grant_transfer_deferred, gs);
+    bt_list_insert_tail(&g->transfer.sends, &s->in_grant);
+    *src_p = (struct bt_wire_source){.shape = g->blocks.shape,
+                                     .slots = g->blocks.slots,
+                                     .names = g->blocks.names,
+                                     .word = g->flow.word,
+                                     .grant = g};
+    if (g->flow.has_trailer) { /* not from inside of the wire's own call */
+        bt_list_insert_tail(&gs->transfers.due, &s->in_due);
+        bt_timer_start(gs->c.loop, &gs->transfers.defer, 0, 0, bt_grant_transfer_deferred, gs);
     }
     return BT_OK;
 }
@@ -47,11 +50,12 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
 void bt_grant_transfer_deferred(void *arg)
 {
     struct bt_grants *gs = arg;
-    while (!bt_list_empty(&gs->due)) {
-        struct bt_grant_send *s = BT_CONTAINER_OF(gs->due.next, struct bt_grant_send, in_due);
+    while (!bt_list_empty(&gs->transfers.due)) {
+        struct bt_grant_send *s =
+            BT_CONTAINER_OF(gs->transfers.due.next, struct bt_grant_send, in_due);
         bt_list_remove(&s->in_due);
-        if (!gs->stopping && !s->g->revoked) {
-            gs->wire.send_trailer(s->snd, &s->g->trailer);
+        if (!gs->stopping && !s->g->revoked.on) {
+            gs->wire.send_trailer(s->snd, &s->g->flow.trailer);
         }
     }
 }
@@ -62,14 +66,14 @@ static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_sta
     struct bt_grant *g = grant;
     struct bt_list *i;
     BT_ASSERT(g->gs == gs);
-    bt_list_for_each (i, &g->sends) {
+    bt_list_for_each (i, &g->transfer.sends) {
         struct bt_grant_send *s = BT_CONTAINER_OF(i, struct bt_grant_send, in_grant);
         if (s->snd == snd) {
             if (status != BT_OK) {
                 BT_DEBUG("send_end", "req=%016llx epoch=%u status=%s",
                          (unsigned long long)g->req->id, g->epoch, bt_status_name(status));
             }
-            g->doubted = g->doubted || status == BT_ERR_DATA_LOSS;
+            g->transfer.doubted = g->transfer.doubted || status == BT_ERR_DATA_LOSS;
             bt_list_remove(&s->in_grant);
             bt_list_remove(&s->in_due);
             free(s);
@@ -100,10 +104,10 @@ const struct bt_wire_ops bt_grants_wire_ops = {
 void bt_grant_transfer_trailer(struct bt_grant *g)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &g->sends) {
+    bt_list_for_each_safe (i, tmp, &g->transfer.sends) {
         struct bt_grant_send *s = BT_CONTAINER_OF(i, struct bt_grant_send, in_grant);
         if (!g->gs->stopping) {
-            g->gs->wire.send_trailer(s->snd, &g->trailer);
+            g->gs->wire.send_trailer(s->snd, &g->flow.trailer);
         }
     }
 }
@@ -120,13 +124,13 @@ static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t fi
 {
     struct bt_grant *g = arg;
     bt_grant_hold(g);
-    g->recv_ended = true;
-    g->has_trailer = true;
-    g->trailer = *t;
+    g->transfer.recv_ended = true;
+    g->flow.has_trailer = true;
+    g->flow.trailer = *t;
     bt_grant_progress(g);
-    if (!g->done) {
+    if (!g->flow.done) {
         bt_grant_fail(g, BT_ERR_INTERNAL, "the wire ended a flow whose word is not complete");
-    } else if (g->session != NULL && !g->gs->stopping) {
+    } else if (g->res.session != NULL && !g->gs->stopping) {
         Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
         Baton__FlowDone d = BATON__FLOW_DONE__INIT;
         d.request = g->req->id;
@@ -137,7 +141,7 @@ static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t fi
         d.segments = segments;
         m.m_case = BATON__FROM_KVSTORE__M_FLOW_DONE;
         m.flow_done = &d;
-        g->gs->c.to_session(g->session, &m);
+        g->gs->c.to_session(g->res.session, &m);
     }
     bt_grant_unhold(g);
 }
@@ -146,7 +150,7 @@ static void on_recv_failed(void *arg, bt_status_t st, const char *why)
 {
     struct bt_grant *g = arg;
     bt_grant_hold(g);
-    g->recv_ended = true; /* on_quiet comes by itself: nothing to cancel */
+    g->transfer.recv_ended = true; /* on_quiet comes by itself: nothing to cancel */
     bt_grant_fail(g, st, why);
     bt_grant_unhold(g);
 }
@@ -155,9 +159,9 @@ static void on_recv_quiet(void *arg)
 {
     struct bt_grant *g = arg;
     bt_grant_hold(g);
-    g->recv_active = false;
-    g->recv = NULL;
-    if (!g->done) {
+    g->transfer.receiving = false;
+    g->transfer.recv = NULL;
+    if (!g->flow.done) {
         bt_grant_produced(g); /* whole chunks that did land are worth keeping */
     }
     bt_grant_unhold(g);
@@ -171,24 +175,25 @@ static const struct bt_wire_recv_ops recv_ops = {.on_progress = on_recv_progress
 void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r)
 {
     struct bt_grants *gs = g->gs;
-    if (gs->stopping || g->revoked) {
+    if (gs->stopping || g->revoked.on) {
         return;
     }
-    g->peer = bt_strdup(r->peer);
-    g->peer_rpc = bt_strdup(r->peer_rpc);
+    g->transfer.peer = bt_strdup(r->peer);
+    g->transfer.peer_rpc = bt_strdup(r->peer_rpc);
     struct bt_wire_peer_addr peer = {
-        .name = g->peer, .rpc = g->peer_rpc, .incarnation = r->peer_incarnation};
-    g->recv_active = true;
-    struct bt_wire_recv *rv =
-        gs->wire.recv_start(gs->wire.w, &peer, g->req->id, g->epoch, &g->shape, g->resident,
-                            g->slots, g->names, g->word, r->left_ms, &recv_ops, g);
-    if (rv == NULL && g->recv_active) {
-        g->recv_active = false;
+        .name = g->transfer.peer, .rpc = g->transfer.peer_rpc, .incarnation = r->peer_incarnation};
+    g->transfer.receiving = true;
+    struct bt_wire_recv *rv = gs->wire.recv_start(
+        gs->wire.w, &peer, g->req->id, g->epoch, &g->blocks.shape, g->blocks.resident,
+        g->blocks.slots, g->blocks.names, g->flow.word, r->left_ms, &recv_ops, g);
+    if (rv == NULL && g->transfer.receiving) {
+        g->transfer.receiving = false;
         bt_grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");
     }
-    g->recv = g->recv_active ? rv : NULL; /* all of it may have happened inside of the call */
-    if (g->recv != NULL && g->revoked && !g->recv_ended) {
-        gs->wire.recv_cancel(g->recv);
+    g->transfer.recv =
+        g->transfer.receiving ? rv : NULL; /* all of it may have happened inside of the call */
+    if (g->transfer.recv != NULL && g->revoked.on && !g->transfer.recv_ended) {
+        gs->wire.recv_cancel(g->transfer.recv);
     }
 }
 
@@ -199,12 +204,12 @@ void bt_grant_transfer_revoke(struct bt_grant *g)
         return;
     }
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &g->sends) {
+    bt_list_for_each_safe (i, tmp, &g->transfer.sends) {
         struct bt_grant_send *s = BT_CONTAINER_OF(i, struct bt_grant_send, in_grant);
         bt_list_remove(&s->in_due);
-        gs->wire.send_abort(s->snd, g->why, g->why_text);
+        gs->wire.send_abort(s->snd, g->revoked.status, g->revoked.why);
     }
-    if (g->recv_active && g->recv != NULL && !g->recv_ended) {
-        gs->wire.recv_cancel(g->recv);
+    if (g->transfer.receiving && g->transfer.recv != NULL && !g->transfer.recv_ended) {
+        gs->wire.recv_cancel(g->transfer.recv);
     }
 }

@@ -13,7 +13,7 @@ static uint32_t beginnings(const struct bt_grants *gs)
     struct bt_list *i;
     bt_list_for_each (i, &gs->all) {
         const struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_all);
-        n += g->beginning ? g->n_blocks : 0;
+        n += g->res.beginning ? g->blocks.n : 0;
     }
     return n;
 }
@@ -28,7 +28,8 @@ uint32_t bt_grant_window_beginning(const struct bt_grants *gs, uint32_t n)
 
 uint32_t bt_grant_window_piece(const struct bt_grants *gs, uint32_t n)
 {
-    uint32_t quarter = BT_MAX(gs->window / 4, 1u), most = BT_MAX(gs->window - quarter, 1u);
-    uint32_t left = gs->window - BT_MIN(gs->passing_in, gs->window);
+    uint32_t quarter = BT_MAX(gs->window.slots / 4, 1u),
+             most = BT_MAX(gs->window.slots - quarter, 1u);
+    uint32_t left = gs->window.slots - BT_MIN(gs->window.in, gs->window.slots);
     return left >= BT_MIN(n, quarter) ? BT_MIN(n, BT_MIN(left, most)) : 0;
 }

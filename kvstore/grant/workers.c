@@ -54,8 +54,8 @@ void bt_grant_worker_revoke(struct bt_grant_open *o)
     Baton__LocalRevoke r = BATON__LOCAL_REVOKE__INIT;
     r.request = o->g->req->id;
     r.epoch = o->g->epoch;
-    r.status = o->g->why;
-    r.detail = o->g->why_text;
+    r.status = o->g->revoked.status;
+    r.detail = o->g->revoked.why;
     m.m_case = BATON__LOCAL_MSG__M_REVOKE;
     m.revoke = &r;
     bt_grant_worker_send(o->w, &m);
@@ -67,9 +67,9 @@ void bt_grant_worker_send_trailer(struct bt_grant_open *o)
     Baton__LocalTrailer t = BATON__LOCAL_TRAILER__INIT;
     t.request = o->g->req->id;
     t.epoch = o->g->epoch;
-    t.first_token = o->g->trailer.first_token;
-    t.finished = o->g->trailer.finished;
-    t.last_compute_ns = o->g->trailer.last_compute_ns;
+    t.first_token = o->g->flow.trailer.first_token;
+    t.finished = o->g->flow.trailer.finished;
+    t.last_compute_ns = o->g->flow.trailer.last_compute_ns;
     m.m_case = BATON__LOCAL_MSG__M_TRAILER;
     m.trailer = &t;
     bt_grant_worker_send(o->w, &m);
@@ -88,16 +88,16 @@ static void opened(struct bt_grant_worker *w, uint64_t request, uint32_t epoch,
     a.status = st;
     a.detail = (char *)(uintptr_t)detail;
     if (g != NULL) {
-        gens = bt_malloc(g->n_blocks * sizeof(*gens));
-        for (uint32_t b = 0; b < g->n_blocks; b++) {
-            gens[b] = bt_pool_generation(g->gs->c.cache->pool, g->slots[b]);
+        gens = bt_malloc(g->blocks.n * sizeof(*gens));
+        for (uint32_t b = 0; b < g->blocks.n; b++) {
+            gens[b] = bt_pool_generation(g->gs->c.cache->pool, g->blocks.slots[b]);
         }
-        a.n_tokens = g->shape.n_tokens;
-        a.resident_blocks = g->resident;
-        a.chunk_tokens = g->shape.chunk_tokens;
-        a.flow_word = g->flow;
-        a.n_slots = a.n_generations = g->n_blocks;
-        a.slots = g->slots;
+        a.n_tokens = g->blocks.shape.n_tokens;
+        a.resident_blocks = g->blocks.resident;
+        a.chunk_tokens = g->blocks.shape.chunk_tokens;
+        a.flow_word = g->flow.index;
+        a.n_slots = a.n_generations = g->blocks.n;
+        a.slots = g->blocks.slots;
         a.generations = gens;
     }
     m.m_case = BATON__LOCAL_MSG__M_OPENED;
@@ -111,16 +111,16 @@ static void open_now(struct bt_grant_worker *w, struct bt_grant *g, Baton__Local
 {
     bt_status_t st = BT_OK;
     const char *why = "";
-    if (g->revoked) {
-        st = g->why;
-        why = g->why_text;
-    } else if (g->n_blocks == 0) {
+    if (g->revoked.on) {
+        st = g->revoked.status;
+        why = g->revoked.why;
+    } else if (g->blocks.n == 0) {
         st = BT_ERR_STALE;
         why = "what this grant was for is written";
-    } else if (mode == BATON__LOCAL_MODE__WRITER && g->receive) {
+    } else if (mode == BATON__LOCAL_MODE__WRITER && g->res.receive) {
         st = BT_ERR_INVALID;
         why = "this grant is filled by a peer: it has no local writer";
-    } else if (mode == BATON__LOCAL_MODE__WRITER && g->has_writer) {
+    } else if (mode == BATON__LOCAL_MODE__WRITER && g->flow.has_writer) {
         st = BT_ERR_EXISTS;
         why = "this grant has, or had, a writer";
     } else if (open_find(w, g->req->id, g->epoch, mode) != NULL) {
@@ -137,9 +137,9 @@ static void open_now(struct bt_grant_worker *w, struct bt_grant *g, Baton__Local
     o->mode = mode;
     bt_list_insert_tail(&g->opens, &o->in_grant);
     bt_list_insert_tail(&w->opens, &o->in_worker);
-    g->has_writer = g->has_writer || mode == BATON__LOCAL_MODE__WRITER;
+    g->flow.has_writer = g->flow.has_writer || mode == BATON__LOCAL_MODE__WRITER;
     opened(w, g->req->id, g->epoch, mode, BT_OK, "", g);
-    if (mode == BATON__LOCAL_MODE__READER && g->done) {
+    if (mode == BATON__LOCAL_MODE__READER && g->flow.done) {
         bt_grant_worker_send_trailer(o);
     } else if (mode == BATON__LOCAL_MODE__WRITER) {
         bt_grant_overlap_tell(g);
@@ -157,7 +157,7 @@ static void on_open(struct bt_grant_worker *w, const Baton__LocalOpen *m)
 {
     struct bt_grants *gs = w->gs;
     struct bt_grant *g = bt_grant_find(gs, m->request, m->epoch);
-    if (g != NULL && !(g->revoked && bt_grant_is_stale(gs, m->request, m->epoch))) {
+    if (g != NULL && !(g->revoked.on && bt_grant_is_stale(gs, m->request, m->epoch))) {
         open_now(w, g, m->mode);
     } else if (bt_grant_is_stale(gs, m->request, m->epoch)) {
         opened(w, m->request, m->epoch, m->mode, BT_ERR_STALE, "this epoch is over", NULL);
@@ -181,7 +181,7 @@ void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint
                                     bt_status_t st, const char *why)
 {
     struct bt_list *i, *k, *tmp;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_list_for_each_safe (k, tmp, &w->waits) {
             struct bt_grant_open_wait *q = BT_CONTAINER_OF(k, struct bt_grant_open_wait, in_worker);
@@ -210,7 +210,7 @@ static void writer_ended(struct bt_grant *g, bt_status_t st, const char *why)
 {
     bt_grant_hold(g);
     bt_grant_progress(g);
-    if (!g->done) {
+    if (!g->flow.done) {
         bt_grant_produced(g);
         bt_grant_fail(g, st, why);
     }
@@ -220,15 +220,15 @@ static void writer_ended(struct bt_grant *g, bt_status_t st, const char *why)
 static void on_trailer(struct bt_grant_worker *w, const Baton__LocalTrailer *m)
 {
     struct bt_grant_open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
-    if (o == NULL || o->g->has_trailer || o->g->revoked) {
+    if (o == NULL || o->g->flow.has_trailer || o->g->revoked.on) {
         return; /* of an epoch that is over */
     }
     struct bt_grant *g = o->g;
     bt_grant_hold(g);
-    g->has_trailer = true;
-    g->trailer = (struct bt_wire_trailer){.first_token = m->first_token,
-                                          .finished = m->finished,
-                                          .last_compute_ns = m->last_compute_ns};
+    g->flow.has_trailer = true;
+    g->flow.trailer = (struct bt_wire_trailer){.first_token = m->first_token,
+                                               .finished = m->finished,
+                                               .last_compute_ns = m->last_compute_ns};
     bt_grant_transfer_trailer(g);
     bt_grant_progress(g);
     bt_grant_unhold(g);
@@ -283,13 +283,13 @@ static void void_holds(struct bt_grant_worker *w, const char *why)
         struct bt_grant_open *o = BT_CONTAINER_OF(w->opens.next, struct bt_grant_open, in_worker);
         struct bt_grant *g = o->g;
         bt_list_remove(&o->in_worker);
-        bt_list_insert_tail(&gs->void_opens, &o->in_worker);
+        bt_list_insert_tail(&gs->workers.dead_opens, &o->in_worker);
         o->w = NULL;
         o->expire_ns = until;
         bt_grant_hold(g);
         if (o->mode == BATON__LOCAL_MODE__WRITER) {
             writer_ended(g, BT_ERR_PEER_LOST, why);
-            if (!g->done) {
+            if (!g->flow.done) {
                 bt_grant_quarantine(g);
             }
         }
@@ -338,7 +338,7 @@ struct bt_grant_worker *bt_grants_attach(struct bt_grants *gs, const char *name,
 {
     struct bt_grant_worker *w = NULL;
     struct bt_list *i;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         struct bt_grant_worker *x = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         if (x->incarnation == incarnation && x->pid == pid && strcmp(x->name, name) == 0) {
             w = x;
@@ -356,7 +356,7 @@ struct bt_grant_worker *bt_grants_attach(struct bt_grants *gs, const char *name,
         bt_list_init(&w->waits);
         bt_list_init(&w->leases);
         bt_list_init(&w->asked);
-        bt_list_insert_tail(&gs->workers, &w->link);
+        bt_list_insert_tail(&gs->workers.all, &w->link);
     } else {
         if (w->conn != NULL) {
             w->ops.drop(w->conn);
@@ -386,7 +386,7 @@ void bt_grants_detach(struct bt_grants *gs, struct bt_grant_worker *w)
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->opens) {
         struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
-        if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->has_trailer) {
+        if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->flow.has_trailer) {
             bt_grant_fail(o->g, BT_ERR_PEER_LOST, "the writer's session with the kvstore ended");
         }
     }
@@ -428,7 +428,7 @@ void bt_grants_bell(struct bt_grants *gs, struct bt_grant_worker *w)
     (void)gs;
     bt_list_for_each_safe (i, tmp, &w->opens) {
         struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
-        if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->done) {
+        if (o->mode == BATON__LOCAL_MODE__WRITER && !o->g->flow.done) {
             bt_grant_progress(o->g);
         }
     }
@@ -442,7 +442,7 @@ void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t 
         return;
     }
     w->killed_ns = now;
-    w->gs->killed++;
+    w->gs->workers.killed++;
     if (w->gs->m.killed != NULL) {
         bt_metric_add(w->gs->m.killed, 1);
     }
@@ -456,7 +456,7 @@ void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t 
 void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now)
 {
     struct bt_list *i, *k, *tmp;
-    bt_list_for_each (i, &gs->workers) {
+    bt_list_for_each (i, &gs->workers.all) {
         struct bt_grant_worker *w = BT_CONTAINER_OF(i, struct bt_grant_worker, link);
         bt_list_for_each_safe (k, tmp, &w->waits) {
             struct bt_grant_open_wait *q = BT_CONTAINER_OF(k, struct bt_grant_open_wait, in_worker);
@@ -477,7 +477,7 @@ void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now)
         }
         bt_grant_put_reclaim(w, now);
     }
-    bt_list_for_each_safe (i, tmp, &gs->void_opens) {
+    bt_list_for_each_safe (i, tmp, &gs->workers.dead_opens) {
         struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
         if (now >= o->expire_ns) {
             struct bt_grant *g = o->g;
@@ -494,8 +494,9 @@ void bt_grant_worker_destroy(struct bt_grants *gs)
 {
     bt_grant_lease_destroy(gs);
     bt_grant_put_destroy(gs);
-    while (!bt_list_empty(&gs->workers)) {
-        struct bt_grant_worker *w = BT_CONTAINER_OF(gs->workers.next, struct bt_grant_worker, link);
+    while (!bt_list_empty(&gs->workers.all)) {
+        struct bt_grant_worker *w =
+            BT_CONTAINER_OF(gs->workers.all.next, struct bt_grant_worker, link);
         while (!bt_list_empty(&w->waits)) {
             wait_free(w, BT_CONTAINER_OF(w->waits.next, struct bt_grant_open_wait, in_worker));
         }
@@ -504,7 +505,8 @@ void bt_grant_worker_destroy(struct bt_grants *gs)
         }
         worker_free(w);
     }
-    while (!bt_list_empty(&gs->void_opens)) {
-        bt_grant_open_free(BT_CONTAINER_OF(gs->void_opens.next, struct bt_grant_open, in_worker));
+    while (!bt_list_empty(&gs->workers.dead_opens)) {
+        bt_grant_open_free(
+            BT_CONTAINER_OF(gs->workers.dead_opens.next, struct bt_grant_open, in_worker));
     }
 }
