@@ -231,19 +231,19 @@ static int32_t class_of(const struct bt_wreq *r)
 
 /* Tokens of r that are still to be computed as a prompt, into its class's queue. */
 static uint64_t add_prompt(const struct bt_wcore *c, const struct bt_wreq *r,
-                           struct bt_wclasses *classes)
+                           struct bt_classes *classes)
 {
-    bt_wclasses_at(classes, class_of(r))->queue_ns +=
+    bt_classes_at(classes, class_of(r))->queue_ns +=
         bt_batch_prefill_ns(&c->fit.cost, r->pos, r->len, chunk_tokens(c));
     return r->len - r->pos;
 }
 
-static void add_waiting(const struct bt_list *list, bool landing, struct bt_wclasses *classes)
+static void add_waiting(const struct bt_list *list, bool landing, struct bt_classes *classes)
 {
     const struct bt_list *it;
     bt_list_for_each (it, list) {
-        struct bt_wclass *k =
-            bt_wclasses_at(classes, class_of(BT_CONTAINER_OF(it, struct bt_wreq, link)));
+        struct bt_class *k =
+            bt_classes_at(classes, class_of(BT_CONTAINER_OF(it, struct bt_wreq, link)));
         k->waiting++;
         k->landing += landing;
     }
@@ -259,7 +259,7 @@ static void add_seq(const struct bt_wcore *c, const struct bt_wreq *r, struct bt
 
 /* Prompts that share steps are computed sooner than one after the other: the classes' queues
  * shrink by what the first of them save. Where there are rows the batcher goes by other rules. */
-static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_wclasses *classes)
+static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_classes *classes)
 {
     struct bt_batch_seq seqs[BT_BATCH_AHEAD_SEQS];
     struct bt_batch b = {.lim = c->batch.lim, .seqs = seqs, .cost = c->batch.cost};
@@ -300,7 +300,7 @@ void bt_wload_publish(struct bt_wcore *c)
     uint32_t pages_free =
         BT_MIN(bt_page_pool_free_count(c->pages) + c->drain_pages, c->info->pages);
     uint64_t queued = 0, kv = 0, rows = 0;
-    struct bt_wclasses classes = {0};
+    struct bt_classes classes = {0};
     struct bt_list *it;
     bt_list_for_each (it, &c->queue) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
@@ -312,7 +312,7 @@ void bt_wload_publish(struct bt_wcore *c)
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         queued += r->stage == BT_WREQ_PROMPT ? add_prompt(c, r, &classes) : 0;
         if (r->stage == BT_WREQ_ROW) {
-            struct bt_wclass *k = bt_wclasses_at(&classes, class_of(r));
+            struct bt_class *k = bt_classes_at(&classes, class_of(r));
             kv += r->pos;
             k->rows++;
             rows++;

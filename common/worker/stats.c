@@ -145,7 +145,7 @@ static void load_cost(const struct bt_wstats *s, struct bt_wload *l)
     l->load.cost = &l->cost;
 }
 
-void bt_wstats_classes(struct bt_wstats *s, const struct bt_wclasses *c)
+void bt_wstats_classes(struct bt_wstats *s, const struct bt_classes *c)
 {
     uint32_t turn = atomic_load(&s->l_classes.turn);
     atomic_store(&s->l_classes.turn, turn + 1);
@@ -169,7 +169,7 @@ static void load_classes(const struct bt_wstats *s, struct bt_wload *l)
 {
     for (int try = 0; try < CLASSES_TRIES; try++) {
         uint32_t turn = atomic_load(&s->l_classes.turn);
-        uint32_t n = BT_MIN(atomic_load(&s->l_classes.n), (uint32_t)BT_WORKER_CLASSES);
+        uint32_t n = BT_MIN(atomic_load(&s->l_classes.n), (uint32_t)BT_CLASSES_MAX);
         for (uint32_t i = 0; i < n; i++) {
             Baton__ClassLoad *k = l->classes[i] = &l->class[i];
             baton__class_load__init(k);

@@ -6,9 +6,9 @@
 #include <stdatomic.h>
 
 #include "common/base/base.h"
+#include "common/batch/classes.h"
 #include "common/batch/cost.h"
 #include "common/metrics/metrics.h"
-#include "common/worker/classes.h"
 #include "session.pb-c.h"
 
 enum {
@@ -48,7 +48,7 @@ struct bt_wstats {
             _Atomic int32_t priority;
             _Atomic double queue_ms;
             _Atomic uint32_t rows, pages, waiting, landing;
-        } of[BT_WORKER_CLASSES];
+        } of[BT_CLASSES_MAX];
     } l_classes;
 };
 
@@ -61,13 +61,13 @@ void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *devic
 /* What the engine thread believes of its steps' cost, from so many of them. */
 void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t steps);
 /* What it has of each class. */
-void bt_wstats_classes(struct bt_wstats *s, const struct bt_wclasses *c);
+void bt_wstats_classes(struct bt_wstats *s, const struct bt_classes *c);
 
 struct bt_wload { /* a heartbeat's load with what it points to */
     Baton__WorkerLoad load;
     Baton__StepCost cost;
     double token_ns[BT_BATCH_SEGMENTS];
-    Baton__ClassLoad class[BT_WORKER_CLASSES], *classes[BT_WORKER_CLASSES];
+    Baton__ClassLoad class[BT_CLASSES_MAX], *classes[BT_CLASSES_MAX];
 };
 /* l may not be copied: it points into itself. */
 void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt_wload *l);

@@ -90,7 +90,7 @@ static bool crowded(const struct bt_requests *rs)
  * it. */
 static uint32_t places_for(const struct bt_requests *rs, int32_t priority)
 {
-    uint32_t lower = (uint32_t)bt_view_classes_below(&rs->running, priority);
+    uint32_t lower = bt_classes_below(&rs->running, priority).rows;
     return rs->conf.max_running + BT_MIN(lower, rs->conf.max_overtaking);
 }
 
@@ -238,7 +238,7 @@ void bt_requests_count(struct bt_request *r)
 {
     r->counted = true;
     r->rs->n_active++;
-    r->class_place = bt_view_classes_add(&r->rs->running, r->spec.priority, 1);
+    bt_classes_join(&r->rs->running, r->spec.priority)->rows++;
 }
 
 void bt_requests_uncount(struct bt_request *r)
@@ -248,7 +248,8 @@ void bt_requests_uncount(struct bt_request *r)
         r->rs->n_active--;
         r->rs->n_late -= r->late;
         r->late = false;
-        bt_view_classes_remove(&r->rs->running, r->class_place, 1);
+        bt_classes_at(&r->rs->running, r->spec.priority)->rows--;
+        bt_classes_leave(&r->rs->running, r->spec.priority);
         r->rs->ended += was_planned(r);
         bt_requests_kick(r->rs);
     }

@@ -50,8 +50,8 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     f->prompt.alone_ms = f->plan.prefill_ms;
     f->prompt.priority = bt_flight_class(f);
     bt_sched_backlog_add(&f->prefill->own_backlog, &f->prompt, &pace, now_ns);
-    f->class_place =
-        bt_view_classes_add(&f->prefill->own_classes, f->prompt.priority, f->prompt.alone_ms);
+    bt_classes_join(&f->prefill->own_classes, f->prompt.priority)->queue_ns +=
+        1e6 * f->prompt.alone_ms;
     if (f->decode != NULL) {
         f->decode->own_requests += f->own_rows;
         f->decode->own_kv_tokens += f->own_kv;
@@ -60,7 +60,7 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
             f->decode->own_late_kv += f->own_kv;
             f->late_coming = true;
         }
-        f->rows_place = bt_view_classes_add(&f->decode->own_rows, bt_flight_class(f), f->own_rows);
+        bt_classes_join(&f->decode->own_classes, f->prompt.priority)->rows += f->own_rows;
     }
 }
 
@@ -69,7 +69,9 @@ static void leave_queue(struct bt_flight *f)
     if (!bt_list_empty(&f->prompt.link)) {
         struct bt_sched_pace pace = bt_session_pace(f->prefill);
         bt_sched_backlog_done(&f->prefill->own_backlog, &f->prompt, &pace, bt_mono_ns());
-        bt_view_classes_remove(&f->prefill->own_classes, f->class_place, f->prompt.alone_ms);
+        bt_classes_at(&f->prefill->own_classes, f->prompt.priority)->queue_ns -=
+            1e6 * f->prompt.alone_ms;
+        bt_classes_leave(&f->prefill->own_classes, f->prompt.priority);
     }
 }
 
@@ -97,7 +99,8 @@ static void decode_over(struct bt_flight *f)
     if (!f->decode_ended && f->decode != NULL) {
         f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
         f->decode->own_kv_tokens -= BT_MIN(f->own_kv, f->decode->own_kv_tokens);
-        bt_view_classes_remove(&f->decode->own_rows, f->rows_place, f->own_rows);
+        bt_classes_at(&f->decode->own_classes, f->prompt.priority)->rows -= f->own_rows;
+        bt_classes_leave(&f->decode->own_classes, f->prompt.priority);
         if (f->decoding) {
             f->decode->own_decoding -= BT_MIN(f->own_rows, f->decode->own_decoding);
             f->decode->own_decoding_kv -= BT_MIN(f->own_kv, f->decode->own_decoding_kv);

@@ -68,8 +68,6 @@ struct bt_flight {
     uint32_t own_rows;             /* counted at decode's session until it has ended */
     uint64_t own_tokens;           /* counted at prefill's session until its PrefillDone */
     struct bt_sched_prompt prompt; /* in prefill's session's own_backlog until then */
-    uint32_t class_place;          /* ... in its own_classes */
-    uint32_t rows_place;           /* in decode's session's own_rows, until it has ended */
     uint64_t own_kv;               /* counted at decode's session until it has ended */
     struct bt_sched_plan plan;     /* indices mean nothing any more */
     uint64_t planned_ns;           /* bt_mono_ns */
@@ -146,12 +144,11 @@ struct bt_request {
     struct bt_gen_spec spec;
     const struct bt_gen_ops *ops; /* NULL: no callback any more */
     void *arg;
-    int refuse;           /* a REJECT_* told from the loop, -1: none */
-    bool counted;         /* holds one of max_running, or of max_overtaking */
-    bool late;            /* ... and is served late (rs->n_late) */
-    uint32_t class_place; /* ... in rs->running */
-    uint64_t arrival;     /* order of bt_request_start */
-    uint64_t tenant;      /* hash of its name */
+    int refuse;       /* a REJECT_* told from the loop, -1: none */
+    bool counted;     /* holds one of max_running, or of max_overtaking */
+    bool late;        /* ... and is served late (rs->n_late) */
+    uint64_t arrival; /* order of bt_request_start */
+    uint64_t tenant;  /* hash of its name */
     struct bt_kv_key root;
 
     struct bt_list lanes;
@@ -196,11 +193,11 @@ struct bt_requests {
     struct bt_map *map; /* id -> bt_lane */
     struct bt_list all, waiting, planning, starved;
     uint32_t n_waiting, n_active, n_starved;
-    uint32_t n_late;                /* of n_active: served late */
-    struct bt_view_classes running; /* n_active by class */
-    uint64_t decisions;             /* asked of the policy so far */
-    struct bt_lane *probe;          /* the one starved lane that is being tried, or NULL */
-    uint64_t probe_at_ns;           /* next try, unless a release comes earlier */
+    uint32_t n_late;           /* of n_active: served late */
+    struct bt_classes running; /* n_active by class */
+    uint64_t decisions;        /* asked of the policy so far */
+    struct bt_lane *probe;     /* the one starved lane that is being tried, or NULL */
+    uint64_t probe_at_ns;      /* next try, unless a release comes earlier */
     uint32_t probe_misses;
     double ends_per_s; /* smoothed rate of requests that end */
     uint32_t ended;    /* since the last look at it */

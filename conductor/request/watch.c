@@ -31,9 +31,9 @@ struct bt_session *bt_lane_due(const struct bt_lane *k)
 /* Those of a higher class go first, for as long as there are any. */
 static bool higher_class_works(const struct bt_session *s, int32_t class)
 {
-    for (uint32_t i = 0; i < s->n_classes; i++) {
-        const struct bt_view_class *c = &s->classes[i];
-        if (c->priority < class && (c->queue_ms > 0 || c->rows != 0 || c->waiting != 0)) {
+    for (uint32_t i = 0; i < s->classes.n; i++) {
+        const struct bt_class *c = &s->classes.of[i];
+        if (c->priority < class && (c->queue_ns > 0 || c->rows != 0 || c->waiting != 0)) {
             return true;
         }
     }

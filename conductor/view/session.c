@@ -263,22 +263,20 @@ static void note_mixed(struct bt_session *s, uint64_t now_ns)
     s->short_gap_ms = gap;
 }
 
-/* More than there are places for are not told apart: nobody is before them. */
+/* A worker says at most as many as there are places for. */
 static void take_classes(struct bt_session *s, const Baton__WorkerLoad *l)
 {
     s->load.n_classes = 0;
     s->load.classes = NULL;
-    s->n_classes = (uint32_t)BT_MIN(l->n_classes, (size_t)BT_VIEW_CLASSES);
-    for (uint32_t i = 0; i < s->n_classes; i++) {
+    s->classes = (struct bt_classes){0};
+    for (size_t i = 0; i < l->n_classes; i++) {
         const Baton__ClassLoad *k = l->classes[i];
-        s->classes[i] = (struct bt_view_class){
-            .priority = k->priority,
-            .queue_ms = k->queue_ms > 0 ? k->queue_ms : 0,
-            .rows = k->rows,
-            .pages = k->pages,
-            .waiting = BT_MAX(k->waiting, k->landing),
-            .landing = k->landing,
-        };
+        struct bt_class *to = bt_classes_at(&s->classes, k->priority);
+        to->queue_ns += k->queue_ms > 0 ? 1e6 * k->queue_ms : 0;
+        to->rows += k->rows;
+        to->pages += k->pages;
+        to->waiting += BT_MAX(k->waiting, k->landing);
+        to->landing += k->landing;
     }
 }
 
@@ -456,7 +454,8 @@ static void session_end(struct bt_session *s, const char *why)
     s->broken = false;
     s->has_load = s->has_pool = false;
     s->learned = (struct bt_sched_learned){0};
-    s->n_links = s->n_classes = 0;
+    s->n_links = 0;
+    s->classes = (struct bt_classes){0};
     forget_pins(s);
     disconnect(s);
     redial_later(s);

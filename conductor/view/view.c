@@ -327,8 +327,9 @@ static void fill_queue(const struct bt_session *s, uint64_t now_ns, double said_
     double own = bt_sched_backlog_ms(q, own_behind, slow, now_ns);
     w->queue_ms = BT_MAX(BT_MAX(said, own), 0);
     /* Who is behind does not share its steps, but for the last class, which is not rolled. */
-    bool alike = own_behind <= 0 ||
-                 own_behind <= bt_view_classes_below(&s->own_classes, BT_SCHED_CLASS_LATE - 1);
+    bool alike =
+        own_behind <= 0 ||
+        own_behind <= bt_classes_below(&s->own_classes, BT_SCHED_CLASS_LATE - 1).queue_ns / 1e6;
     w->ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
     w->ahead_past_ms = bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(said - own, 0);
 }
@@ -336,7 +337,7 @@ static void fill_queue(const struct bt_session *s, uint64_t now_ns, double said_
 /* Late rows on their way, as the worker has said, whoever sent them: nobody makes room for them. */
 static uint32_t said_late(const struct bt_session *s)
 {
-    const struct bt_view_class *last = s->n_classes != 0 ? &s->classes[s->n_classes - 1] : NULL;
+    const struct bt_class *last = s->classes.n != 0 ? &s->classes.of[s->classes.n - 1] : NULL;
     return last != NULL && last->priority == BT_SCHED_CLASS_LATE ? last->landing : 0;
 }
 
@@ -488,39 +489,22 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
         .workers = v->workers, .n_workers = nw, .kvstores = v->kvstores, .n_kvstores = nk};
 }
 
-/* What w has of lower classes, as its worker has said: the sums of those classes. */
-static struct bt_view_class said_below(const struct bt_session *s, int32_t priority)
-{
-    struct bt_view_class sum = {0};
-    int32_t class = BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX); /* as it stands by them */
-    for (uint32_t i = 0; i < s->n_classes; i++) {
-        const struct bt_view_class *k = &s->classes[i];
-        if (k->priority > class) {
-            sum.queue_ms += k->queue_ms;
-            sum.rows += k->rows;
-            sum.pages += k->pages;
-            sum.waiting += k->waiting;
-            sum.landing += k->landing;
-        }
-    }
-    return sum;
-}
-
 void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
 {
     uint64_t now = bt_mono_ns();
     for (uint32_t i = 0; i < v->snap.n_workers; i++) {
         const struct bt_session *s = v->worker[i];
         struct bt_sched_worker *w = &v->workers[i];
-        struct bt_view_class below = said_below(s, priority);
-        double all = w->queue_ms;
-        double own = bt_view_classes_below(&s->own_classes, priority);
-        double own_rows = bt_view_classes_below(&s->own_rows, priority);
+        /* Workers tell classes apart as far as 16 bits go. */
+        struct bt_class below =
+            bt_classes_below(&s->classes, BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX));
+        struct bt_class own = bt_classes_below(&s->own_classes, priority);
+        double all = w->queue_ms, own_rows = own.rows;
         if (!s->has_load) {
             continue;
         }
-        if (own > 0 || below.queue_ms > 0) {
-            fill_queue(s, now, below.queue_ms, own, w);
+        if (own.queue_ns > 0 || below.queue_ns > 0) {
+            fill_queue(s, now, below.queue_ns / 1e6, own.queue_ns / 1e6, w);
             w->late_ms = all - w->queue_ms;
         }
         w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);

@@ -7,6 +7,7 @@
 #include "cluster.pb-c.h"
 #include "common/base/base.h"
 #include "common/base/list.h"
+#include "common/batch/classes.h"
 #include "common/etcd/member.h"
 #include "common/etcd/roles.h"
 #include "common/kv/key.h"
@@ -15,7 +16,6 @@
 #include "common/policy/sched/backlog.h"
 #include "common/policy/sched/sched.h"
 #include "common/rpc/rpc.h"
-#include "conductor/view/classes.h"
 #include "conductor/view/holders.h"
 #include "session.pb-c.h"
 
@@ -32,13 +32,6 @@ typedef enum {
     BT_SESSION_DIALLING, /* stream opened, hello sent */
     BT_SESSION_UP        /* hello of the peer checked */
 } bt_session_state_t;
-
-/* What a worker has of one class, as it said last. */
-struct bt_view_class {
-    int32_t priority;
-    double queue_ms;
-    uint32_t rows, pages, waiting, landing;
-};
 
 /* One member and the session with it. Outside view/ the fields are read only, but for own_*. */
 struct bt_session {
@@ -75,8 +68,7 @@ struct bt_session {
     uint64_t own_late_kv;                /* of own_kv_tokens: theirs */
     struct bt_sched_backlog own_backlog; /* what it has not computed yet; snapshots stop reading
                                        behind its first part */
-    struct bt_view_classes own_classes;  /* what is in own_backlog, ms by class */
-    struct bt_view_classes own_rows;     /* own_requests by class */
+    struct bt_classes own_classes;       /* what is in own_backlog, and own_requests, by class */
     /* Plans that use it. One that has gone down is neither dialled again nor forgotten, and keeps
      * its incarnation, until all of them have been told. */
     struct bt_list own_flights;
@@ -97,8 +89,7 @@ struct bt_session {
     Baton__StepCost load_cost;
     Baton__MixedSteps load_mixed;
     double short_step_ms, short_gap_ms; /* ... that it was logged to be short of what is asked */
-    struct bt_view_class classes[BT_VIEW_CLASSES]; /* workers: [n_classes] */
-    uint32_t n_classes;
+    struct bt_classes classes;          /* workers: as it said last */
     struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
     Baton__PinStates *pins; /* kvstores: what it protects of which pin; NULL: it has not said */
 

@@ -103,7 +103,7 @@ static void test_queue(void **state)
     for (int i = 0; i < 3; i++) {
         x[i] = (struct bt_sched_prompt){.len = 100, .alone_ms = 1e6};
         bt_sched_backlog_add(&s->own_backlog, &x[i], &pace, bt_mono_ns());
-        (void)bt_view_classes_add(&s->own_classes, 0, x[i].alone_ms);
+        bt_classes_join(&s->own_classes, 0)->queue_ns += 1e6 * x[i].alone_ms;
     }
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_true(v.workers[0].queue_ms <= 2e6 && v.workers[0].queue_ms > 2e6 - 60e3);
@@ -119,7 +119,7 @@ static void test_queue(void **state)
     assert_true(v.workers[0].ahead_past_ms < -6e6); /* which is in front */
     for (int i = 0; i < 3; i++) {
         bt_sched_backlog_done(&s->own_backlog, &x[i], &pace, bt_mono_ns());
-        bt_view_classes_remove(&s->own_classes, 0, x[i].alone_ms);
+        bt_classes_leave(&s->own_classes, 0);
     }
     fixture_cleanup(&f);
 }
@@ -485,27 +485,6 @@ static void test_full_index(void **state)
     fixture_cleanup(&f);
 }
 
-/* More classes than places: what is not told apart is waited for by everybody, and a place comes
- * back. */
-static void test_own_classes(void **state)
-{
-    (void)state;
-    struct bt_view_classes c = {0};
-    uint32_t place[BT_VIEW_CLASSES];
-    for (int32_t i = 0; i < BT_VIEW_CLASSES; i++) {
-        place[i] = bt_view_classes_add(&c, i, 10);
-    }
-    assert_int_equal(bt_view_classes_add(&c, 3, 5), place[3]);
-    assert_int_equal(bt_view_classes_add(&c, 99, 1000), BT_VIEW_CLASSES);
-    assert_true(bt_view_classes_below(&c, 2) == 10.0 * (BT_VIEW_CLASSES - 3) + 5);
-    assert_true(bt_view_classes_below(&c, -1) == 10.0 * BT_VIEW_CLASSES + 5);
-    assert_true(bt_view_classes_below(&c, BT_VIEW_CLASSES) == 0);
-    bt_view_classes_remove(&c, BT_VIEW_CLASSES, 1000);
-    bt_view_classes_remove(&c, place[7], 10);
-    assert_int_equal(bt_view_classes_add(&c, 99, 1000), place[7]);
-    assert_true(bt_view_classes_below(&c, 6) == 1000);
-}
-
 /* What a worker says of its classes, whoever sent them: a request waits for those before it, and
  * for what is under way; rows behind it would make way. */
 static void test_classes_of_workers(void **state)
@@ -535,7 +514,7 @@ static void test_classes_of_workers(void **state)
     k->load.n_classes = 2;
     until(&f, fake_up(k));
     struct bt_session *s = session_of_fake(k);
-    until(&f, s->n_classes == 2 && s->load.queue_ms == 60000);
+    until(&f, s->classes.n == 2 && s->load.queue_ms == 60000);
     static const struct {
         int32_t priority;
         double queue_ms;
@@ -558,13 +537,13 @@ static void test_classes_of_workers(void **state)
         assert_int_equal(w->running, 13); /* a step has all of them */
     }
     /* Of our own no heartbeat may have told yet. */
-    uint32_t place = bt_view_classes_add(&s->own_rows, 7, 12);
+    bt_classes_join(&s->own_classes, 7)->rows += 12;
     bt_view_snapshot(f.view, NULL, 0, &v);
     bt_view_overtake(&v, 6);
     assert_int_equal(v.workers[0].yield_rows, 12);
-    bt_view_classes_remove(&s->own_rows, place, 12);
+    bt_classes_leave(&s->own_classes, 7);
     k->load.n_classes = 0; /* an older worker: everybody waits for everybody */
-    until(&f, s->n_classes == 0);
+    until(&f, s->classes.n == 0);
     bt_view_snapshot(f.view, NULL, 0, &v);
     bt_view_overtake(&v, -6);
     assert_true(v.workers[0].queue_ms > 45000);
@@ -617,7 +596,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_index),
         cmocka_unit_test(test_mixed_steps),
-        cmocka_unit_test(test_own_classes),
         cmocka_unit_test(test_classes_of_workers),
         cmocka_unit_test(test_hello),
         cmocka_unit_test(test_membership),

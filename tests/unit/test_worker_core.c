@@ -860,38 +860,6 @@ static void test_classes_are_told_apart(void **state)
     stop(g);
 }
 
-/* More classes than places: nobody is taken for lower than he is, and nothing is lost. */
-static void test_many_classes(void **state)
-{
-    (void)state;
-    struct rig *g = rig(15); /* for its random numbers */
-    for (int round = 0; round < 200; round++) {
-        struct bt_wclasses c = {0};
-        uint32_t rows[40] = {0}, n = 60;
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t class = rnd(g, 40);
-            bt_wclasses_at(&c, (int32_t) class)->rows++;
-            rows[class]++;
-        }
-        assert_true(c.n <= BT_WORKER_CLASSES);
-        uint32_t all = 0;
-        for (uint32_t i = 0; i < c.n; i++) {
-            uint32_t said = 0, true_rows = 0;
-            for (uint32_t k = i; k < c.n; k++) {
-                said += c.of[k].rows;
-            }
-            for (uint32_t k = (uint32_t)c.of[i].priority; k < BT_ARRAY_LEN(rows); k++) {
-                true_rows += rows[k];
-            }
-            assert_true(said <= true_rows); /* of this class and below */
-            assert_true(i == 0 || c.of[i - 1].priority < c.of[i].priority);
-            all += c.of[i].rows;
-        }
-        assert_int_equal(all, n);
-    }
-    stop(g);
-}
-
 /* Everything at once, from a seed: submissions of all kinds, cancels, revokes, a kvstore that comes
  * and goes. The scripted engine asserts; here the ends are counted. */
 static uint32_t chaos(uint64_t seed, uint32_t *met_p)
@@ -1008,7 +976,6 @@ int main(void)
         cmocka_unit_test(test_the_queue_is_told_while_a_step_runs),
         cmocka_unit_test(test_time_bounds_steps_with_prompts),
         cmocka_unit_test(test_classes_are_told_apart),
-        cmocka_unit_test(test_many_classes),
         cmocka_unit_test(test_chaos),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
