@@ -115,8 +115,8 @@ void bt_expect_row(struct bt_flight *f, uint64_t now_ns)
 {
     if (f->expected && f->decode != NULL && !f->decode_ended) {
         bt_flight_late_over(f);
-        f->decode->own_decoding += f->own_rows;
-        f->decode->own_decoding_kv += f->own_kv;
+        f->decode->own.decoding += f->own_rows;
+        f->decode->own.decoding_kv += f->own_kv;
         f->decoding = true;
     }
     bt_expect_settled(f, now_ns);

@@ -44,23 +44,21 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
         }
     }
     struct bt_sched_pace pace = bt_session_pace(f->prefill);
-    f->prefill->own_prefill_tokens += f->own_tokens;
+    f->prefill->own.prefill_tokens += f->own_tokens;
     f->prompt.pos = BT_MIN(f->plan.cached_tokens, f->lane->n_tokens);
     f->prompt.len = f->lane->n_tokens;
     f->prompt.alone_ms = f->plan.prefill_ms;
     f->prompt.priority = bt_flight_class(f);
-    bt_sched_backlog_add(&f->prefill->own_backlog, &f->prompt, &pace, now_ns);
-    bt_classes_join(&f->prefill->own_classes, f->prompt.priority)->queue_ns +=
-        1e6 * f->prompt.alone_ms;
+    bt_sched_own_prompt(&f->prefill->own, &f->prompt, &pace, now_ns);
     if (f->decode != NULL) {
-        f->decode->own_requests += f->own_rows;
-        f->decode->own_kv_tokens += f->own_kv;
+        f->decode->own.rows += f->own_rows;
+        f->decode->own.kv_tokens += f->own_kv;
         if (f->plan.background) {
-            f->decode->own_late += f->own_rows;
-            f->decode->own_late_kv += f->own_kv;
+            f->decode->own.late += f->own_rows;
+            f->decode->own.late_kv += f->own_kv;
             f->late_coming = true;
         }
-        bt_classes_join(&f->decode->own_classes, f->prompt.priority)->rows += f->own_rows;
+        bt_classes_join(&f->decode->own.classes, f->prompt.priority)->rows += f->own_rows;
     }
 }
 
@@ -68,17 +66,14 @@ static void leave_queue(struct bt_flight *f)
 {
     if (!bt_list_empty(&f->prompt.link)) {
         struct bt_sched_pace pace = bt_session_pace(f->prefill);
-        bt_sched_backlog_done(&f->prefill->own_backlog, &f->prompt, &pace, bt_mono_ns());
-        bt_classes_at(&f->prefill->own_classes, f->prompt.priority)->queue_ns -=
-            1e6 * f->prompt.alone_ms;
-        bt_classes_leave(&f->prefill->own_classes, f->prompt.priority);
+        bt_sched_own_prompt_done(&f->prefill->own, &f->prompt, &pace, bt_mono_ns());
     }
 }
 
 void bt_flight_prefilled(struct bt_flight *f)
 {
     if (f->prefill != NULL) {
-        f->prefill->own_prefill_tokens -= BT_MIN(f->own_tokens, f->prefill->own_prefill_tokens);
+        f->prefill->own.prefill_tokens -= BT_MIN(f->own_tokens, f->prefill->own.prefill_tokens);
         leave_queue(f);
     }
     f->own_tokens = 0;
@@ -87,8 +82,8 @@ void bt_flight_prefilled(struct bt_flight *f)
 void bt_flight_late_over(struct bt_flight *f)
 {
     if (f->late_coming && f->decode != NULL) {
-        f->decode->own_late -= BT_MIN(f->own_rows, f->decode->own_late);
-        f->decode->own_late_kv -= BT_MIN(f->own_kv, f->decode->own_late_kv);
+        f->decode->own.late -= BT_MIN(f->own_rows, f->decode->own.late);
+        f->decode->own.late_kv -= BT_MIN(f->own_kv, f->decode->own.late_kv);
         f->late_coming = false;
     }
 }
@@ -97,13 +92,13 @@ static void decode_over(struct bt_flight *f)
 {
     bt_flight_late_over(f);
     if (!f->decode_ended && f->decode != NULL) {
-        f->decode->own_requests -= BT_MIN(f->own_rows, f->decode->own_requests);
-        f->decode->own_kv_tokens -= BT_MIN(f->own_kv, f->decode->own_kv_tokens);
-        bt_classes_at(&f->decode->own_classes, f->prompt.priority)->rows -= f->own_rows;
-        bt_classes_leave(&f->decode->own_classes, f->prompt.priority);
+        f->decode->own.rows -= BT_MIN(f->own_rows, f->decode->own.rows);
+        f->decode->own.kv_tokens -= BT_MIN(f->own_kv, f->decode->own.kv_tokens);
+        bt_classes_at(&f->decode->own.classes, f->prompt.priority)->rows -= f->own_rows;
+        bt_classes_leave(&f->decode->own.classes, f->prompt.priority);
         if (f->decoding) {
-            f->decode->own_decoding -= BT_MIN(f->own_rows, f->decode->own_decoding);
-            f->decode->own_decoding_kv -= BT_MIN(f->own_kv, f->decode->own_decoding_kv);
+            f->decode->own.decoding -= BT_MIN(f->own_rows, f->decode->own.decoding);
+            f->decode->own.decoding_kv -= BT_MIN(f->own_kv, f->decode->own.decoding_kv);
         }
     }
     f->decoding = false;

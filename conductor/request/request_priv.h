@@ -67,12 +67,12 @@ struct bt_flight {
     uint64_t wind_ns;              /* since when it is not active */
     uint32_t own_rows;             /* counted at decode's session until it has ended */
     uint64_t own_tokens;           /* counted at prefill's session until its PrefillDone */
-    struct bt_sched_prompt prompt; /* in prefill's session's own_backlog until then */
+    struct bt_sched_prompt prompt; /* in prefill's session's own until then */
     uint64_t own_kv;               /* counted at decode's session until it has ended */
     struct bt_sched_plan plan;     /* indices mean nothing any more */
     uint64_t planned_ns;           /* bt_mono_ns */
-    bool expected, decoding;       /* in the forecast; counted at decode's own_decoding */
-    bool late_coming;              /* counted at decode's own_late */
+    bool expected, decoding;       /* in the forecast; counted at decode's own.decoding */
+    bool late_coming;              /* counted at decode's own.late */
     double expect_ready_ms;        /* as the forecast was told */
     double first_token_ms;         /* since planned_ns, of a first plan; 0: not yet */
 };

@@ -31,8 +31,8 @@ struct bt_session *bt_lane_due(const struct bt_lane *k)
 /* Those of a higher class go first, for as long as there are any. */
 static bool higher_class_works(const struct bt_session *s, int32_t class)
 {
-    for (uint32_t i = 0; i < s->classes.n; i++) {
-        const struct bt_class *c = &s->classes.of[i];
+    for (uint32_t i = 0; i < s->said.classes.n; i++) {
+        const struct bt_class *c = &s->said.classes.of[i];
         if (c->priority < class && (c->queue_ns > 0 || c->rows != 0 || c->waiting != 0)) {
             return true;
         }
@@ -58,7 +58,7 @@ static const char *why_stuck(struct bt_lane *k, const struct bt_session *s, uint
         return now_ns > from_ns + IDLE_STALLS * stall_ns ? "no worker has it" : NULL;
     }
     if (s->load.running + s->load.waiting == 0) {
-        return s->load_ns > from_ns + IDLE_STALLS * stall_ns
+        return s->said.at_ns > from_ns + IDLE_STALLS * stall_ns
                    ? "its worker says that it has no request"
                    : NULL;
     }

@@ -201,6 +201,7 @@ static void on_hello(struct bt_session *s, const Baton__SessionHello *h)
 static void take_cost(struct bt_session *s, const Baton__StepCost *c)
 {
     s->load.cost = NULL;
+    s->said.has_cost = false;
     if (c == NULL || c->n_token_ns == 0) {
         return;
     }
@@ -215,12 +216,13 @@ static void take_cost(struct bt_session *s, const Baton__StepCost *c)
     if (!isfinite(sum) || least < 0) {
         return;
     }
-    s->cost = x;
+    s->said.has_cost = true;
+    s->said.cost = x;
     s->load_cost = *c;
     s->load_cost.base.n_unknown_fields = 0;
     s->load_cost.base.unknown_fields = NULL;
     s->load_cost.n_token_ns = BT_BATCH_SEGMENTS;
-    s->load_cost.token_ns = s->cost.token_ns;
+    s->load_cost.token_ns = s->said.cost.token_ns;
     s->load.cost = &s->load_cost;
 }
 
@@ -229,11 +231,11 @@ static void take_cost(struct bt_session *s, const Baton__StepCost *c)
 static void take_mixed(struct bt_session *s, const Baton__MixedSteps *m)
 {
     bool some = m != NULL && isfinite(m->step_ms) && m->step_ms > 0;
-    s->mixed_step_ms = some ? m->step_ms : -1;
-    s->mixed_gap_ms = some && isfinite(m->gap_ms) && m->gap_ms > 0 ? m->gap_ms : 0;
+    s->said.mixed_step_ms = some ? m->step_ms : -1;
+    s->said.mixed_gap_ms = some && isfinite(m->gap_ms) && m->gap_ms > 0 ? m->gap_ms : 0;
     baton__mixed_steps__init(&s->load_mixed);
-    s->load_mixed.step_ms = some ? s->mixed_step_ms : 0;
-    s->load_mixed.gap_ms = s->mixed_gap_ms;
+    s->load_mixed.step_ms = some ? s->said.mixed_step_ms : 0;
+    s->load_mixed.gap_ms = s->said.mixed_gap_ms;
     s->load.mixed = m != NULL ? &s->load_mixed : NULL;
 }
 
@@ -243,12 +245,12 @@ static void note_mixed(struct bt_session *s, uint64_t now_ns)
 {
     const struct bt_view *v = s->view;
     bool is_short = v->mixed_step_ms > 0 && s->has_load && s->decode &&
-                    (s->mixed_step_ms < v->mixed_step_ms - MIXED_ROUNDING_MS ||
-                     s->mixed_gap_ms < v->mixed_gap_ms - MIXED_ROUNDING_MS);
+                    (s->said.mixed_step_ms < v->mixed_step_ms - MIXED_ROUNDING_MS ||
+                     s->said.mixed_gap_ms < v->mixed_gap_ms - MIXED_ROUNDING_MS);
     if (now_ns - v->mixed_ns < MIXED_TELL_NS) {
         return; /* it may not have heard yet */
     }
-    double step = is_short ? s->mixed_step_ms : 0, gap = is_short ? s->mixed_gap_ms : 0;
+    double step = is_short ? s->said.mixed_step_ms : 0, gap = is_short ? s->said.mixed_gap_ms : 0;
     if (is_short && (step != s->short_step_ms || gap != s->short_gap_ms)) {
         BT_WARN("mixed_steps_short",
                 "worker=%s step_ms=%.1f gap_ms=%.1f asked_step_ms=%.1f asked_gap_ms=%.1f why=%s",
@@ -268,10 +270,10 @@ static void take_classes(struct bt_session *s, const Baton__WorkerLoad *l)
 {
     s->load.n_classes = 0;
     s->load.classes = NULL;
-    s->classes = (struct bt_classes){0};
+    s->said.classes = (struct bt_classes){0};
     for (size_t i = 0; i < l->n_classes; i++) {
         const Baton__ClassLoad *k = l->classes[i];
-        struct bt_class *to = bt_classes_at(&s->classes, k->priority);
+        struct bt_class *to = bt_classes_at(&s->said.classes, k->priority);
         to->queue_ns += k->queue_ms > 0 ? 1e6 * k->queue_ms : 0;
         to->rows += k->rows;
         to->pages += k->pages;
@@ -280,17 +282,37 @@ static void take_classes(struct bt_session *s, const Baton__WorkerLoad *l)
     }
 }
 
+static void take_load(struct bt_session *s, const Baton__WorkerLoad *l)
+{
+    struct bt_sched_said *to = &s->said;
+    to->at_ns = bt_mono_ns();
+    to->running = l->running;
+    to->waiting = l->waiting;
+    to->landing = l->landing;
+    to->pages_total = l->pages_total;
+    to->pages_free = l->pages_free;
+    to->slots_total = l->slots_total;
+    to->max_model_len = l->max_model_len;
+    to->max_rows = l->max_rows;
+    to->chunk_tokens = l->chunk_tokens;
+    to->queued_prefill_tokens = l->queued_prefill_tokens;
+    to->kv_tokens = l->kv_tokens;
+    to->prefill_tokens_per_s = l->prefill_tokens_per_s;
+    to->step_ms = l->step_ms;
+    to->queue_ms = l->queue_ms;
+}
+
 static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
 {
     if (h->load != NULL) {
         s->load = *h->load;
         s->load.base.n_unknown_fields = 0;
         s->load.base.unknown_fields = NULL;
+        take_load(s, h->load);
         take_cost(s, h->load->cost);
         take_mixed(s, h->load->mixed);
         take_classes(s, h->load);
         s->has_load = true;
-        s->load_ns = bt_mono_ns();
     }
     if (h->pool != NULL) {
         s->pool = *h->pool;
@@ -455,7 +477,7 @@ static void session_end(struct bt_session *s, const char *why)
     s->has_load = s->has_pool = false;
     s->learned = (struct bt_sched_learned){0};
     s->n_links = 0;
-    s->classes = (struct bt_classes){0};
+    s->said.classes = (struct bt_classes){0};
     forget_pins(s);
     disconnect(s);
     redial_later(s);
@@ -470,8 +492,8 @@ static void session_end(struct bt_session *s, const char *why)
     if (s->view->ops != NULL) {
         s->view->ops->on_down(s->view->ops_arg, s, why);
     }
-    s->own_requests = s->own_decoding = s->own_late = 0;
-    s->own_prefill_tokens = s->own_kv_tokens = s->own_decoding_kv = s->own_late_kv = 0;
+    s->own.rows = s->own.decoding = s->own.late = 0;
+    s->own.prefill_tokens = s->own.kv_tokens = s->own.decoding_kv = s->own.late_kv = 0;
 }
 
 static void end_broken(void *arg)
@@ -619,7 +641,7 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     bt_list_init(&s->link);
     bt_list_init(&s->own_flights);
     bt_list_init(&s->own_lost);
-    bt_sched_backlog_init(&s->own_backlog);
+    bt_sched_own_init(&s->own);
     if (kind != BT_SESSION_OTHER) {
         bt_timer_start(v->loop, &s->timer, 0, 0, dial, s);
     }

@@ -301,84 +301,14 @@ static void reserve_scratch(struct bt_view *v)
     v->all_workers = bt_realloc(v->all_workers, n * sizeof(struct bt_session *));
 }
 
-static double slow_of(const struct bt_session *s)
+static const struct bt_sched_said *said_of(const struct bt_session *s)
 {
-    return s->learned.slow > 0 ? s->learned.slow : 1;
+    return s->has_load ? &s->said : NULL;
 }
 
 struct bt_sched_pace bt_session_pace(const struct bt_session *s)
 {
-    bool shares = s->has_load && s->load.cost != NULL && s->prefill && !s->decode;
-    return (struct bt_sched_pace){.cost = shares ? &s->cost : NULL,
-                                  .max_rows = s->load.max_rows != 0 ? s->load.max_rows : UINT32_MAX,
-                                  .chunk_tokens = s->load.chunk_tokens,
-                                  .slow = slow_of(s)};
-}
-
-/* Until its prefills are computed, but for so much that goes behind: by what it said last, less the
- * time since, or by what this conductor has there, whichever is more. In the units of costs: a
- * worker that takes longer gets less of it done. */
-static void fill_queue(const struct bt_session *s, uint64_t now_ns, double said_behind,
-                       double own_behind, struct bt_sched_worker *w)
-{
-    const struct bt_sched_backlog *q = &s->own_backlog;
-    double slow = slow_of(s);
-    double said = s->load.queue_ms - said_behind - (double)(now_ns - s->load_ns) / 1e6 / slow;
-    double own = bt_sched_backlog_ms(q, own_behind, slow, now_ns);
-    w->queue_ms = BT_MAX(BT_MAX(said, own), 0);
-    /* Who is behind does not share its steps, but for the last class, which is not rolled. */
-    bool alike =
-        own_behind <= 0 ||
-        own_behind <= bt_classes_below(&s->own_classes, BT_SCHED_CLASS_LATE - 1).queue_ns / 1e6;
-    w->ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
-    w->ahead_past_ms = bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(said - own, 0);
-}
-
-/* Late rows on their way, as the worker has said, whoever sent them: nobody makes room for them. */
-static uint32_t said_late(const struct bt_session *s)
-{
-    const struct bt_class *last = s->classes.n != 0 ? &s->classes.of[s->classes.n - 1] : NULL;
-    return last != NULL && last->priority == BT_SCHED_CLASS_LATE ? last->landing : 0;
-}
-
-static void fill_worker(const struct bt_session *s, uint64_t now_ns, struct bt_sched_worker *w)
-{
-    uint32_t own = s->own_requests - BT_MIN(s->own_late, s->own_requests);
-    uint64_t own_kv = s->own_kv_tokens - BT_MIN(s->own_late_kv, s->own_kv_tokens);
-    *w = (struct bt_sched_worker){
-        .kvstore = BT_SCHED_NONE,
-        .prefill = s->prefill,
-        .decode = s->decode,
-        .draining = s->draining,
-        .own_requests = own,
-        .own_prefill_tokens = s->own_prefill_tokens,
-        .own_coming = own - BT_MIN(s->own_decoding, own),
-        .own_coming_tokens = own_kv - BT_MIN(s->own_decoding_kv, own_kv),
-        .own_late_tokens = s->own_late_kv,
-        .learned = s->learned,
-    };
-    if (s->has_load) {
-        w->landing = BT_MIN(s->load.landing, s->load.waiting);
-        w->waiting = s->load.waiting - w->landing;
-        w->landing -= BT_MIN(said_late(s), w->landing);
-        w->running = BT_MAX(s->load.running, s->own_decoding);
-        if (own > w->running + s->load.waiting) { /* sent since its last heartbeat */
-            w->landing = own - w->running - w->waiting;
-        }
-        w->pages_total = s->load.pages_total;
-        w->pages_free = s->load.pages_free;
-        w->slots_total = s->load.slots_total;
-        w->max_model_len = s->load.max_model_len;
-        w->queued_prefill_tokens = s->load.queued_prefill_tokens;
-        w->prefill_tokens_per_s = s->load.prefill_tokens_per_s;
-        w->step_ms = s->load.step_ms;
-        w->chunk_tokens = s->load.chunk_tokens;
-        w->kv_tokens = BT_MAX(s->load.kv_tokens, s->own_decoding_kv);
-        w->cost = s->load.cost != NULL ? &s->cost : NULL;
-        w->mixed_step_ms = s->mixed_step_ms;
-        w->mixed_gap_ms = s->mixed_gap_ms;
-        fill_queue(s, now_ns, 0, 0, w);
-    }
+    return bt_sched_pace_of(said_of(s), &s->learned, s->prefill && !s->decode);
 }
 
 /* Members by kind, and the kvstore of each one's node; of two on one node the one that has not
@@ -419,7 +349,12 @@ static void ask_ahead(struct bt_session *const *list, uint32_t i, uint32_t n)
 {
     if (i + 4 < n) {
         const char *p = (const char *)list[i + 4];
-        for (size_t at = 0; at < offsetof(struct bt_session, own_backlog.ahead.joins); at += 64) {
+        size_t said = offsetof(struct bt_session, said.classes.of);
+        size_t own = offsetof(struct bt_session, own.backlog.ahead.joins);
+        for (size_t at = 0; at < said; at += 64) {
+            __builtin_prefetch(p + at);
+        }
+        for (size_t at = offsetof(struct bt_session, learned); at < own; at += 64) {
             __builtin_prefetch(p + at);
         }
     }
@@ -460,9 +395,13 @@ static uint32_t list_workers(struct bt_view *v)
         if (!plannable(s)) {
             continue;
         }
-        fill_worker(s, now, &v->workers[n]);
+        struct bt_sched_worker *w = &v->workers[n];
+        bt_sched_show_worker(said_of(s), &s->own, &s->learned, now, w);
+        w->prefill = s->prefill;
+        w->decode = s->decode;
+        w->draining = s->draining;
         if (s->node_kv != NULL && plannable(s->node_kv)) {
-            v->workers[n].kvstore = s->node_kv->snap_index;
+            w->kvstore = s->node_kv->snap_index;
         }
         v->worker_of[n++] = s;
     }
@@ -494,25 +433,7 @@ void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
     uint64_t now = bt_mono_ns();
     for (uint32_t i = 0; i < v->snap.n_workers; i++) {
         const struct bt_session *s = v->worker[i];
-        struct bt_sched_worker *w = &v->workers[i];
-        /* Workers tell classes apart as far as 16 bits go. */
-        struct bt_class below =
-            bt_classes_below(&s->classes, BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX));
-        struct bt_class own = bt_classes_below(&s->own_classes, priority);
-        double all = w->queue_ms, own_rows = own.rows;
-        if (!s->has_load) {
-            continue;
-        }
-        if (own.queue_ns > 0 || below.queue_ns > 0) {
-            fill_queue(s, now, below.queue_ns / 1e6, own.queue_ns / 1e6, w);
-            w->late_ms = all - w->queue_ms;
-        }
-        w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);
-        /* Late rows on their way are in no count of rows that they could be taken from. */
-        uint32_t landing = below.landing - BT_MIN(said_late(s), below.landing);
-        own_rows -= BT_MIN((double)s->own_late, own_rows);
-        w->yield_rows = (uint32_t)BT_MAX(below.rows + landing, own_rows);
-        w->yield_pages = below.pages;
+        bt_sched_show_class(said_of(s), &s->own, &s->learned, now, priority, &v->workers[i]);
     }
 }
 

@@ -7,14 +7,12 @@
 #include "cluster.pb-c.h"
 #include "common/base/base.h"
 #include "common/base/list.h"
-#include "common/batch/classes.h"
 #include "common/etcd/member.h"
 #include "common/etcd/roles.h"
 #include "common/kv/key.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
-#include "common/policy/sched/backlog.h"
-#include "common/policy/sched/sched.h"
+#include "common/policy/sched/load.h"
 #include "common/rpc/rpc.h"
 #include "conductor/view/holders.h"
 #include "session.pb-c.h"
@@ -33,7 +31,8 @@ typedef enum {
     BT_SESSION_UP        /* hello of the peer checked */
 } bt_session_state_t;
 
-/* One member and the session with it. Outside view/ the fields are read only, but for own_*. */
+/* One member and the session with it. Outside view/ the fields are read only, but for own, own_*.
+ */
 struct bt_session {
     /* A snapshot of the view reads all of these sessions' first part, for each request (view.c). */
     struct bt_list link;
@@ -46,29 +45,17 @@ struct bt_session {
     bool departed;              /* etcd says it is gone: nothing new is planned on it */
     bool draining;              /* its node is to be emptied (batonctl drain) */
     bool broken;                /* a send failed: ends at the next turn */
-    bool has_load, has_pool;    /* of load, of pool */
+    bool has_load, has_pool;    /* of load and said, of pool */
     uint32_t kv_id;             /* kvstores: id in the index */
     uint32_t snap_index;        /* kvstores: in the last snapshot */
     struct bt_session *node_kv; /* workers: the kvstore of its node, NULL: none; view.c keeps it */
-    Baton__WorkerLoad load;     /* last heard; its cost, if any, is load_cost */
-    uint64_t load_ns;           /* when it came */
-    struct bt_batch_cost cost;  /* load_cost for sched, if load.cost is set */
-    /* workers: its steps with prompts beside rows, as it said last; step < 0: not that it has any
-     */
-    double mixed_step_ms, mixed_gap_ms;
+    struct bt_sched_said said;  /* workers: its last heartbeat, if has_load */
+    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
+    struct bt_sched_own own; /* kept by the request machine: what it has on this worker; snapshots
+                                stop reading behind the first part of own.backlog */
+
     Baton__PoolLoad pool; /* without its links */
     uint32_t n_links;     /* of links */
-    /* kept by the request machine: what it has on this worker */
-    uint32_t own_requests, own_decoding; /* rows; those of them that have begun */
-    uint64_t own_prefill_tokens;
-    uint64_t own_kv_tokens, own_decoding_kv; /* of own_requests, of own_decoding */
-    struct bt_sched_learned learned;         /* of this incarnation, by this conductor */
-
-    uint32_t own_late;                   /* of own_requests: late, and not rows yet */
-    uint64_t own_late_kv;                /* of own_kv_tokens: theirs */
-    struct bt_sched_backlog own_backlog; /* what it has not computed yet; snapshots stop reading
-                                       behind its first part */
-    struct bt_classes own_classes;       /* what is in own_backlog, and own_requests, by class */
     /* Plans that use it. One that has gone down is neither dialled again nor forgotten, and keeps
      * its incarnation, until all of them have been told. */
     struct bt_list own_flights;
@@ -86,10 +73,10 @@ struct bt_session {
     uint64_t heartbeat_seq, beat_round; /* beat_round: view.c */
     Baton__Member *next_member;         /* in its place when own_flights is empty; NULL: none */
 
+    Baton__WorkerLoad load; /* workers: last heard, for batonctl; its cost, if any, is load_cost */
     Baton__StepCost load_cost;
     Baton__MixedSteps load_mixed;
     double short_step_ms, short_gap_ms; /* ... that it was logged to be short of what is asked */
-    struct bt_classes classes;          /* workers: as it said last */
     struct bt_sched_link links[BT_SCHED_LINKS_MAX]; /* kvstores: what it measured of others */
     Baton__PinStates *pins; /* kvstores: what it protects of which pin; NULL: it has not said */
 

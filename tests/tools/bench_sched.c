@@ -99,14 +99,12 @@ static void world_init(struct world *x, uint32_t n, uint32_t prompt, uint32_t ex
         bool prefill = i < n / 2;
         x->kvstore[i] = join(x, "kvstore", i);
         struct bt_session *w = x->worker[i] = join(x, prefill ? "prefill" : "decode", i);
-        baton__worker_load__init(&w->load);
-        baton__step_cost__init(&w->load_cost);
         w->has_load = true;
-        w->load.slots_total = 256;
-        w->load.pages_total = prefill ? 0 : 20000;
-        w->load.chunk_tokens = 8192;
-        w->load.cost = &w->load_cost;
-        w->cost = prefill ? prefill_cost : decode_cost;
+        w->said.slots_total = 256;
+        w->said.pages_total = prefill ? 0 : 20000;
+        w->said.chunk_tokens = 8192;
+        w->said.has_cost = true;
+        w->said.cost = prefill ? prefill_cost : decode_cost;
         for (uint32_t c = 0; prefill && c < CHAINS; c++) {
             uint32_t have = rng(s) % 3 == 0 ? (uint32_t)rng(s) % x->blocks : 0;
             for (uint32_t b = extent - 1; b < have; b += extent) {
@@ -172,11 +170,11 @@ static void shake(struct world *x, uint64_t *s)
     uint64_t now = bt_mono_ns();
     for (uint32_t i = 0; i < x->n; i++) {
         struct bt_session *w = x->worker[i];
-        w->load_ns = now;
-        w->load.queue_ms = (double)(rng(s) % 4000);
-        w->load.running = (uint32_t)rng(s) % 30;
-        w->load.kv_tokens = 12000ull * w->load.running;
-        w->load.pages_free = (uint32_t)rng(s) % 20000;
+        w->said.at_ns = now;
+        w->said.queue_ms = (double)(rng(s) % 4000);
+        w->said.running = (uint32_t)rng(s) % 30;
+        w->said.kv_tokens = 12000ull * w->said.running;
+        w->said.pages_free = (uint32_t)rng(s) % 20000;
     }
 }
 
@@ -258,7 +256,7 @@ static void world_cleanup(struct world *x)
 {
     for (uint32_t i = 0; i < x->n; i++) {
         x->worker[i]->state = x->kvstore[i]->state = BT_SESSION_IDLE;
-        x->worker[i]->load.cost = NULL;
+        x->worker[i]->said.has_cost = false;
     }
     bt_view_destroy(x->view);
     bt_loop_destroy(x->loop);

@@ -74,14 +74,14 @@ static void test_queue(void **state)
             struct bt_sched_prompt x = {.len = 1000, .alone_ms = 10000};
             struct bt_sched_pace pace = bt_session_pace(s);
             assert_null(pace.cost); /* it has not said any */
-            bt_sched_backlog_add(&s->own_backlog, &x, &pace,
+            bt_sched_backlog_add(&s->own.backlog, &x, &pace,
                                  bt_mono_ns() - (uint64_t)(ago_ms[i] * 1e6));
             s->learned.slow = slow;
             bt_view_snapshot(f.view, NULL, 0, &v);
             double want = BT_MAX(10000 - ago_ms[i] / slow, 0);
             assert_true(v.workers[0].queue_ms <= want && v.workers[0].queue_ms > want - 1500);
             assert_null(v.workers[0].ahead);
-            bt_sched_backlog_done(&s->own_backlog, &x, &pace, bt_mono_ns());
+            bt_sched_backlog_done(&s->own.backlog, &x, &pace, bt_mono_ns());
         }
     }
     s->learned.slow = 1;
@@ -102,12 +102,11 @@ static void test_queue(void **state)
     assert_true(pace.cost != NULL && pace.max_rows == 2048 && pace.chunk_tokens == 512);
     for (int i = 0; i < 3; i++) {
         x[i] = (struct bt_sched_prompt){.len = 100, .alone_ms = 1e6};
-        bt_sched_backlog_add(&s->own_backlog, &x[i], &pace, bt_mono_ns());
-        bt_classes_join(&s->own_classes, 0)->queue_ns += 1e6 * x[i].alone_ms;
+        bt_sched_own_prompt(&s->own, &x[i], &pace, bt_mono_ns());
     }
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_true(v.workers[0].queue_ms <= 2e6 && v.workers[0].queue_ms > 2e6 - 60e3);
-    assert_ptr_equal(v.workers[0].ahead, &s->own_backlog.ahead);
+    assert_ptr_equal(v.workers[0].ahead, &s->own.backlog.ahead);
     assert_true(v.workers[0].ahead_past_ms >= 0 && v.workers[0].ahead_past_ms < 60e3);
     bt_view_overtake(&v, -1); /* all of that goes behind */
     assert_true(v.workers[0].queue_ms == 0);
@@ -118,8 +117,7 @@ static void test_queue(void **state)
     assert_true(v.workers[0].queue_ms > 9e6 - 60e3 && v.workers[0].queue_ms <= 9e6);
     assert_true(v.workers[0].ahead_past_ms < -6e6); /* which is in front */
     for (int i = 0; i < 3; i++) {
-        bt_sched_backlog_done(&s->own_backlog, &x[i], &pace, bt_mono_ns());
-        bt_classes_leave(&s->own_classes, 0);
+        bt_sched_own_prompt_done(&s->own, &x[i], &pace, bt_mono_ns());
     }
     fixture_cleanup(&f);
 }
@@ -137,14 +135,14 @@ static void test_coming(void **state)
     struct bt_session *s = session_of_fake(d);
     until(&f, s->load.kv_tokens == 1000);
     struct bt_view_snapshot v;
-    s->own_requests = 5;
-    s->own_kv_tokens = 5000;
+    s->own.rows = 5;
+    s->own.kv_tokens = 5000;
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_int_equal(v.workers[0].kv_tokens, 1000);
     assert_int_equal(v.workers[0].own_coming, 5);
     assert_int_equal(v.workers[0].own_coming_tokens, 5000);
-    s->own_decoding = 2;
-    s->own_decoding_kv = 1500;
+    s->own.decoding = 2;
+    s->own.decoding_kv = 1500;
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_int_equal(v.workers[0].kv_tokens, 1500);
     assert_int_equal(v.workers[0].own_coming, 3);
@@ -514,7 +512,7 @@ static void test_classes_of_workers(void **state)
     k->load.n_classes = 2;
     until(&f, fake_up(k));
     struct bt_session *s = session_of_fake(k);
-    until(&f, s->classes.n == 2 && s->load.queue_ms == 60000);
+    until(&f, s->said.classes.n == 2 && s->load.queue_ms == 60000);
     static const struct {
         int32_t priority;
         double queue_ms;
@@ -537,13 +535,13 @@ static void test_classes_of_workers(void **state)
         assert_int_equal(w->running, 13); /* a step has all of them */
     }
     /* Of our own no heartbeat may have told yet. */
-    bt_classes_join(&s->own_classes, 7)->rows += 12;
+    bt_classes_join(&s->own.classes, 7)->rows += 12;
     bt_view_snapshot(f.view, NULL, 0, &v);
     bt_view_overtake(&v, 6);
     assert_int_equal(v.workers[0].yield_rows, 12);
-    bt_classes_leave(&s->own_classes, 7);
+    bt_classes_leave(&s->own.classes, 7);
     k->load.n_classes = 0; /* an older worker: everybody waits for everybody */
-    until(&f, s->classes.n == 0);
+    until(&f, s->said.classes.n == 0);
     bt_view_snapshot(f.view, NULL, 0, &v);
     bt_view_overtake(&v, -6);
     assert_true(v.workers[0].queue_ms > 45000);
@@ -573,17 +571,17 @@ static void test_mixed_steps(void **state)
     until(&f, fake_up(d));
     struct bt_session *s = session_of_fake(d);
     struct bt_view_snapshot v;
-    until(&f, s->has_load && s->mixed_step_ms == 60);
+    until(&f, s->has_load && s->said.mixed_step_ms == 60);
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_true(v.workers[0].mixed_step_ms == 60 && v.workers[0].mixed_gap_ms == 80);
     bt_view_set_mixed(f.view, 30, 38);
     until(&f, d->told_step_ms == 30 && d->told_gap_ms == 38);
     in_force.step_ms = 0; /* none */
-    until(&f, s->mixed_step_ms < 0);
+    until(&f, s->said.mixed_step_ms < 0);
     in_force.step_ms = 30;
-    until(&f, s->mixed_step_ms == 30);
+    until(&f, s->said.mixed_step_ms == 30);
     d->load.mixed = NULL; /* an older release */
-    until(&f, s->mixed_step_ms < 0);
+    until(&f, s->said.mixed_step_ms < 0);
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_true(v.workers[0].mixed_step_ms < 0);
     bt_view_set_mixed(f.view, 0, 0);

@@ -1,0 +1,136 @@
+/* From what a worker says and what was sent to it to what policies see. Pure: see load.h. */
+#include "common/policy/sched/load.h"
+
+static double slow_of(const struct bt_sched_learned *l)
+{
+    return l->slow > 0 ? l->slow : 1;
+}
+
+struct bt_sched_pace bt_sched_pace_of(const struct bt_sched_said *said,
+                                      const struct bt_sched_learned *learned, bool prefill)
+{
+    struct bt_sched_pace pace = {.max_rows = UINT32_MAX, .slow = slow_of(learned)};
+    if (said != NULL) {
+        pace.cost = said->has_cost && prefill ? &said->cost : NULL;
+        pace.max_rows = said->max_rows != 0 ? said->max_rows : UINT32_MAX;
+        pace.chunk_tokens = said->chunk_tokens;
+    }
+    return pace;
+}
+
+/* ---- what was sent to it ---- */
+
+void bt_sched_own_init(struct bt_sched_own *own)
+{
+    *own = (struct bt_sched_own){0};
+    bt_sched_backlog_init(&own->backlog);
+}
+
+void bt_sched_own_prompt(struct bt_sched_own *own, struct bt_sched_prompt *p,
+                         const struct bt_sched_pace *pace, uint64_t now_ns)
+{
+    bt_sched_backlog_add(&own->backlog, p, pace, now_ns);
+    bt_classes_join(&own->classes, p->priority)->queue_ns += 1e6 * p->alone_ms;
+}
+
+void bt_sched_own_prompt_done(struct bt_sched_own *own, struct bt_sched_prompt *p,
+                              const struct bt_sched_pace *pace, uint64_t now_ns)
+{
+    bt_sched_backlog_done(&own->backlog, p, pace, now_ns);
+    bt_classes_at(&own->classes, p->priority)->queue_ns -= 1e6 * p->alone_ms;
+    bt_classes_leave(&own->classes, p->priority);
+}
+
+/* ---- what policies see ---- */
+
+/* Until its prompts are computed, without those that go behind: by what it said last, less the time
+ * since, or by what this conductor has there, whichever is more. In the units of costs: a slow
+ * worker gets less of it done. */
+static void show_queue(const struct bt_sched_said *said, const struct bt_sched_own *own,
+                       double slow, uint64_t now_ns, double said_behind, double own_behind,
+                       struct bt_sched_worker *w)
+{
+    const struct bt_sched_backlog *q = &own->backlog;
+    double by_word = said->queue_ms - said_behind - (double)(now_ns - said->at_ns) / 1e6 / slow;
+    double by_own = bt_sched_backlog_ms(q, own_behind, slow, now_ns);
+    w->queue_ms = BT_MAX(BT_MAX(by_word, by_own), 0);
+    /* What is behind does not share its steps, except the last class, which is not rolled. */
+    bool alike =
+        own_behind <= 0 ||
+        own_behind <= bt_classes_below(&own->classes, BT_SCHED_CLASS_LATE - 1).queue_ns / 1e6;
+    w->ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
+    w->ahead_past_ms = bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(by_word - by_own, 0);
+}
+
+/* Late rows on their way, as the worker has said, whoever sent them: nobody makes room for them. */
+static uint32_t said_late(const struct bt_sched_said *said)
+{
+    const struct bt_classes *c = &said->classes;
+    const struct bt_class *last = c->n != 0 ? &c->of[c->n - 1] : NULL;
+    return last != NULL && last->priority == BT_SCHED_CLASS_LATE ? last->landing : 0;
+}
+
+void bt_sched_show_worker(const struct bt_sched_said *said, const struct bt_sched_own *own,
+                          const struct bt_sched_learned *learned, uint64_t now_ns,
+                          struct bt_sched_worker *w)
+{
+    uint32_t rows = own->rows - BT_MIN(own->late, own->rows);
+    uint64_t kv = own->kv_tokens - BT_MIN(own->late_kv, own->kv_tokens);
+    *w = (struct bt_sched_worker){
+        .kvstore = BT_SCHED_NONE,
+        .own_requests = rows,
+        .own_prefill_tokens = own->prefill_tokens,
+        .own_coming = rows - BT_MIN(own->decoding, rows),
+        .own_coming_tokens = kv - BT_MIN(own->decoding_kv, kv),
+        .own_late_tokens = own->late_kv,
+        .learned = *learned,
+    };
+    if (said == NULL) {
+        return;
+    }
+    w->landing = BT_MIN(said->landing, said->waiting);
+    w->waiting = said->waiting - w->landing;
+    w->landing -= BT_MIN(said_late(said), w->landing);
+    w->running = BT_MAX(said->running, own->decoding);
+    if (rows > w->running + said->waiting) { /* sent since its last heartbeat */
+        w->landing = rows - w->running - w->waiting;
+    }
+    w->pages_total = said->pages_total;
+    w->pages_free = said->pages_free;
+    w->slots_total = said->slots_total;
+    w->max_model_len = said->max_model_len;
+    w->queued_prefill_tokens = said->queued_prefill_tokens;
+    w->prefill_tokens_per_s = said->prefill_tokens_per_s;
+    w->step_ms = said->step_ms;
+    w->chunk_tokens = said->chunk_tokens;
+    w->kv_tokens = BT_MAX(said->kv_tokens, own->decoding_kv);
+    w->cost = said->has_cost ? &said->cost : NULL;
+    w->mixed_step_ms = said->mixed_step_ms;
+    w->mixed_gap_ms = said->mixed_gap_ms;
+    show_queue(said, own, slow_of(learned), now_ns, 0, 0, w);
+}
+
+void bt_sched_show_class(const struct bt_sched_said *said, const struct bt_sched_own *own,
+                         const struct bt_sched_learned *learned, uint64_t now_ns, int32_t priority,
+                         struct bt_sched_worker *w)
+{
+    if (said == NULL) {
+        return;
+    }
+    /* Workers tell classes apart as far as 16 bits go. */
+    struct bt_class below =
+        bt_classes_below(&said->classes, BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX));
+    struct bt_class mine = bt_classes_below(&own->classes, priority);
+    double all = w->queue_ms;
+    if (mine.queue_ns > 0 || below.queue_ns > 0) {
+        show_queue(said, own, slow_of(learned), now_ns, below.queue_ns / 1e6, mine.queue_ns / 1e6,
+                   w);
+        w->late_ms = all - w->queue_ms;
+    }
+    w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);
+    /* Late rows on their way are in no count of rows that they could be taken from. */
+    uint32_t landing = below.landing - BT_MIN(said_late(said), below.landing);
+    uint32_t rows = mine.rows - BT_MIN(own->late, mine.rows);
+    w->yield_rows = BT_MAX(below.rows + landing, rows);
+    w->yield_pages = below.pages;
+}
