@@ -239,7 +239,8 @@ def daemon_without_descriptors(x):
 
 @fault([37], "clock")
 def wall_clock_set(x):
-    """An hour forth or back, in both conductors and a kvstore, and back again: no time limit is told by it."""
+    """An hour forth or back, in both conductors and a kvstore, and back again: no time limit is told by it. Certificates
+    begin a day before they are made (baton-certs), so they stay valid."""
     x.cluster.clock.jump(x.rng.choice([3600, -3600]))
     try:
         time.sleep(x.rng.uniform(2, 5))

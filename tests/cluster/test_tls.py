@@ -3,6 +3,7 @@ refused in which words is tests/unit/test_tls.c."""
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -65,6 +66,13 @@ def test_the_first_steps_of_the_manual(tmp_path):
     lines = (tmp_path / "revoked.txt").read_text().splitlines()
     assert lines[0].startswith("#") and lines[1].startswith("sha256:") and len(lines) == 2
     assert make("ca")[0] == 1  # the CA is not made anew
+    # They count on a host whose clock is behind, and the CA is one for clients that check strictly.
+    for at, good in ((time.time() - 23 * 3600, True), (time.time() + 3600, True), (time.time() - 25 * 3600, False)):
+        for crt in ("ca.crt", "n1-kvstore.crt", "admin.crt"):
+            p = subprocess.run(["openssl", "verify", "-x509_strict", "-attime", str(int(at)), "-CAfile", tmp_path / "ca.crt",
+                                tmp_path / crt], capture_output=True, timeout=60)
+            assert (p.returncode == 0) == good, p.stderr
+    assert not [f for f in os.listdir(tmp_path) if f.startswith(".")]
     rc, text = make("revoke", "/nowhere/x.crt")
     assert rc == 1 and "there is no /nowhere/x.crt:" in text
     rc, text = make("revoke", "x.crt")
