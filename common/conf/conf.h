@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "common/base/base.h"
 
@@ -107,6 +108,10 @@ bool bt_conf_secret_private(const struct stat *st, char *why, size_t cap) BT_MUS
  * root, and writable for nobody else. ERR_NOT_FOUND: there is none. ERR_CONFIG, ERR_IO: why says
  * what it is, and what to do. */
 bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap) BT_MUST_CHECK;
+
+/* The user of the machine that text names, by name or number. False: err says so of key. */
+bool bt_conf_user(const char *key, const char *text, uid_t *uid_p, char *err,
+                  size_t err_cap) BT_MUST_CHECK;
 
 /* Can it be part of etcd's keys, certificates, files and metrics: 1 to 128 letters, digits and the
  * signs . _ -, a letter or digit first? False: err says so of key. */

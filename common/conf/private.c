@@ -2,6 +2,7 @@
  * users of the machine. Looks only; any thread. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,4 +69,24 @@ bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap)
         return BT_OK;
     }
     return BT_ERR_CONFIG;
+}
+
+bool bt_conf_user(const char *key, const char *text, uid_t *uid_p, char *err, size_t err_cap)
+{
+    char *end, room[16384];
+    struct passwd entry, *found = NULL;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && number < (uid_t)-1) {
+        *uid_p = (uid_t)number;
+        return true;
+    }
+    if (getpwnam_r(text, &entry, room, sizeof(room), &found) != 0 || found == NULL) {
+        snprintf(err, err_cap,
+                 "%s: there is no user '%.60s': use a name that `getent passwd` knows, or a number",
+                 key, text);
+        return false;
+    }
+    *uid_p = found->pw_uid;
+    return true;
 }

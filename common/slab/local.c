@@ -44,6 +44,8 @@ struct bt_local {
     struct bt_kv_key root;
     struct bt_local_ops ops;
     void *arg;
+    bool has_kvstore_uid;
+    uid_t kvstore_uid; /* whose kvstore is trusted beside root's and our own */
 
     local_state_t state;
     int sock, pidfd, bell_in;
@@ -330,6 +332,26 @@ static int send_attach(struct bt_local *l)
     return n < 0 ? -1 : 0;
 }
 
+/* Who listens there gets this worker's KV and writes what it serves as its prefixes. */
+static bool trusted(const struct bt_local *l, char *why, size_t cap)
+{
+    struct ucred cred = {0};
+    socklen_t len = sizeof(cred);
+    if (getsockopt(l->sock, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0) {
+        snprintf(why, cap, "%s: the kernel does not say whose it is: %s", l->path, strerror(errno));
+        return false;
+    }
+    if (cred.uid == geteuid() || cred.uid == 0 ||
+        (l->has_kvstore_uid && cred.uid == l->kvstore_uid)) {
+        return true;
+    }
+    snprintf(why, cap,
+             "%s: the kvstore there runs as user %u (process %d), this worker as user %u: run both "
+             "as one user, or name the kvstore's in worker.kvstore_user if it is yours",
+             l->path, (unsigned)cred.uid, (int)cred.pid, (unsigned)geteuid());
+    return false;
+}
+
 static void local_connect(void *arg)
 {
     struct bt_local *l = arg;
@@ -359,6 +381,11 @@ static void local_connect(void *arg)
     if (l->sock < 0 || connect(l->sock, (struct sockaddr *)&sa, sizeof(sa)) != 0) {
         BT_DEBUG("kvstore_connect", "socket=%s why=%s", l->path, strerror(errno));
         local_drop(l, RETRY_MS);
+        return;
+    }
+    char why[512];
+    if (!trusted(l, why, sizeof(why))) {
+        local_refused(l, BT_ERR_CONFIG, why);
         return;
     }
     int room = BT_LOCAL_MSG_MAX;
@@ -393,6 +420,12 @@ struct bt_local *bt_local_start(struct bt_loop *loop, const char *run_dir, const
     /* From the loop, so that no callback comes before this function has returned. */
     bt_timer_start(loop, &l->timer, 0, 0, local_connect, l);
     return l;
+}
+
+void bt_local_trust(struct bt_local *l, uid_t uid)
+{
+    l->has_kvstore_uid = true;
+    l->kvstore_uid = uid;
 }
 
 void bt_local_stop(struct bt_local *l)

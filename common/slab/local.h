@@ -6,6 +6,8 @@
 #ifndef BT_SLAB_LOCAL_H
 #define BT_SLAB_LOCAL_H
 
+#include <sys/types.h>
+
 #include "common/base/base.h"
 #include "common/loop/loop.h"
 #include "common/slab/slab.h"
@@ -22,7 +24,8 @@ struct bt_local_ops {
     void (*on_attached)(void *arg, struct bt_slab *slab, uint64_t kvstore_incarnation);
     /* The kvstore went away: stop using slots at once. Reconnects by itself every 200 ms. */
     void (*on_detached)(void *arg);
-    /* May not attach: ERR_MISMATCH (layout, root) with a reason. */
+    /* May not attach: ERR_MISMATCH (layout, root) or ERR_CONFIG (the kvstore is of another user)
+     * with a reason. Tries again every 2 s. */
     void (*on_refused)(void *arg, bt_status_t st, const char *why);
     void (*on_message)(void *arg, const Baton__LocalMsg *msg); /* valid during the call */
     /* The kvstore rang: a flow word of ours has moved. */
@@ -36,6 +39,9 @@ struct bt_local *bt_local_start(struct bt_loop *loop, const char *run_dir, const
                                 uint64_t incarnation, const struct bt_kv_layout *layout,
                                 const struct bt_kv_key *root, const struct bt_local_ops *ops,
                                 void *arg);
+/* Attaches to a kvstore of this user as well; by itself only to one of root or of its own user. To
+ * be called right after bt_local_start. */
+void bt_local_trust(struct bt_local *l, uid_t uid);
 /* Closes the socket and frees l, from inside a callback too; no callback comes any more. NULL:
  * nothing happens. */
 void bt_local_stop(struct bt_local *l);

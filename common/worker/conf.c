@@ -111,6 +111,13 @@ static const struct bt_conf_row rows[] = {
      .doc = "Tells workers of the same role on one node apart. The worker's name in the cluster "
             "is <role>-<node.id>-<worker.index>.",
      .when = "when a node has two workers of a role: 0, 1, ..."},
+    {.key = "worker.kvstore_user",
+     .type = BT_CONF_STR,
+     .offset = ROW(kvstore_user),
+     .doc = "User (name or number) that runs this node's kvstore. Without it a worker uses a kvstore "
+            "only if it runs as root or as the worker's own user: whoever listens at its socket "
+            "gets the KV of all requests.",
+     .when = "when the kvstore runs as another user than the workers."},
     {.key = "worker.max_requests",
      .type = BT_CONF_INT,
      .offset = ROW(max_requests),
@@ -179,6 +186,11 @@ static bool check(const void *conf, char *err, size_t cap)
                  "engine.max_rows: %lld is too small; use at least kv.block_tokens (%lld) and "
                  "engine.max_slots (%lld)",
                  (long long)c->engine_max_rows, (long long)block, (long long)c->engine_max_slots);
+        return false;
+    }
+    uid_t uid;
+    if (c->kvstore_user != NULL &&
+        !bt_conf_user("worker.kvstore_user", c->kvstore_user, &uid, err, cap)) {
         return false;
     }
     return true;

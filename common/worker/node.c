@@ -361,4 +361,10 @@ void bt_wnode_start(struct bt_wctl *w)
     };
     w->local = bt_local_start(w->loop, w->conf.common.run_dir, w->conf.name, w->incarnation,
                               &w->core.layout, &w->core.root, &ops, w);
+    char err[256];
+    uid_t uid;
+    if (w->conf.kvstore_user != NULL &&
+        bt_conf_user("worker.kvstore_user", w->conf.kvstore_user, &uid, err, sizeof(err))) {
+        bt_local_trust(w->local, uid);
+    }
 }

@@ -2,13 +2,12 @@
  * on stdin, its events go to stdout. For unit tests (kill, stop, reconnect of a real process) and
  * cluster tests of kvstores. One loop thread.
  *
- *   kv_worker run_dir=DIR name=NAME [inc=N] [model=DIR tokens=N | layers=N heads=N dim=N tokens=N]
- *   open R E r|w    fill R E SEED    raise R E ITEMS    trailer R E TOKEN    close R E r|w ABORT
- *   tailend R E
- *   check R E SEED    put ID KEYBYTE DEPTH TOKENS    putkey ID KEYHEX DEPTH TOKENS
- *   putfill ID SEED [BLOCK]    putdone ID ABORT
- *   lease ID KEYBYTE N (keys KEYBYTE, KEYBYTE + 1, ...)    unlease ID    quit
- *   leases BATCHES KEYBYTE N DEPTH (batches of N blocks leased and given back, DEPTH at once)
+ *   kv_worker run_dir=DIR name=NAME [inc=N] [kvstore_uid=N] [model=DIR tokens=N | layers=N heads=N
+ * dim=N tokens=N] open R E r|w    fill R E SEED    raise R E ITEMS    trailer R E TOKEN    close R
+ * E r|w ABORT tailend R E check R E SEED    put ID KEYBYTE DEPTH TOKENS    putkey ID KEYHEX DEPTH
+ * TOKENS putfill ID SEED [BLOCK]    putdone ID ABORT lease ID KEYBYTE N (keys KEYBYTE, KEYBYTE + 1,
+ * ...)    unlease ID    quit leases BATCHES KEYBYTE N DEPTH (batches of N blocks leased and given
+ * back, DEPTH at once)
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -498,6 +497,9 @@ int main(int argc, char **argv)
     w.local = bt_local_start(
         w.loop, opt(argc, argv, "run_dir", "."), opt(argc, argv, "name", "worker"),
         strtoull(opt(argc, argv, "inc", "1"), NULL, 0), &w.layout, &w.root, &ops, &w);
+    if (opt(argc, argv, "kvstore_uid", NULL) != NULL) {
+        bt_local_trust(w.local, (uid_t)strtoul(opt(argc, argv, "kvstore_uid", "0"), NULL, 10));
+    }
     bt_loop_run(w.loop);
     bt_local_stop(w.local);
     forget(&w);

@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 
@@ -636,6 +638,72 @@ static void refusals(void **state)
     NODE_UNTIL(&node, bt_serve_local_sessions(node.local) == 0);
 }
 
+#define STRANGER 65534
+
+/* A process of another user listens at the socket. Returns its pid; *said_p: it writes 'n' for a
+ * peer that said nothing, 's' for one that spoke. */
+static pid_t stranger_listens(int *said_p)
+{
+    int out[2];
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+    bt_local_socket_path(node.dir, sa.sun_path, sizeof(sa.sun_path));
+    assert_int_equal(chmod(node.dir, 0777), 0);
+    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        if (setuid(STRANGER) != 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 ||
+            bind(sock, (struct sockaddr *)&sa, sizeof(sa)) != 0 || chmod(sa.sun_path, 0777) != 0 ||
+            listen(sock, 8) != 0) {
+            _exit(1);
+        }
+        for (int fd; (fd = accept(sock, NULL, NULL)) >= 0; close(fd)) {
+            char buf[4096];
+            if (write(out[1], recv(fd, buf, sizeof(buf), 0) > 0 ? "s" : "n", 1) != 1) {
+                _exit(1);
+            }
+        }
+        _exit(1);
+    }
+    close(out[1]);
+    *said_p = out[0];
+    return pid;
+}
+
+/* A worker says nothing to a kvstore of another user, unless it was told to trust that one. */
+static void a_stranger_at_the_socket(void **state)
+{
+    struct child c;
+    char said = '\0';
+    int from;
+    (void)state;
+    if (geteuid() != 0) {
+        skip(); /* nobody else can become another user */
+    }
+    bt_serve_local_destroy(node.local);
+    node.local = NULL;
+    pid_t pid = stranger_listens(&from);
+    child_start(&c, "p", 1, NULL);
+    const char *why = child_wait(&c, "refused ERR_CONFIG");
+    assert_non_null(strstr(why, "runs as user 65534"));
+    assert_non_null(strstr(why, "worker.kvstore_user"));
+    assert_int_equal(read(from, &said, 1), 1);
+    assert_int_equal(said, 'n');
+    child_quit(&c);
+    child_start(&c, "p", 1, "kvstore_uid=65534");
+    do {
+        assert_int_equal(read(from, &said, 1), 1);
+    } while (said == 'n'); /* of the first worker's last tries */
+    assert_int_equal(said, 's');
+    child_quit(&c);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    close(from);
+    char path[128];
+    bt_local_socket_path(node.dir, path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+}
+
 /* The kvstore stops and comes back: the worker detaches, attaches again, and works. */
 static void reconnect(void **state)
 {
@@ -687,6 +755,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(closed_socket_proves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(other_incarnation_frees_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(refusals, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_stranger_at_the_socket, setup, teardown),
         cmocka_unit_test_setup_teardown(reconnect, setup, teardown),
     };
     signal(SIGPIPE, SIG_IGN);
