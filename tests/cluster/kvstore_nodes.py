@@ -22,6 +22,7 @@ import grpc
 
 import sanitizer
 from sanitizer import PATIENCE
+from scripted_peer import USUAL
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -64,7 +65,7 @@ class Etcd:
         url = f"http://{self.addr}"
         self.log = open(os.path.join(folder, "etcd.log"), "w")
         self.p = subprocess.Popen(
-            ["etcd", "--name", "t", "--data-dir", os.path.join(folder, "etcd"),
+            [*USUAL, "etcd", "--name", "t", "--data-dir", os.path.join(folder, "etcd"),
              "--listen-client-urls", url, "--advertise-client-urls", url,
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
              "--initial-cluster", f"t={peer}"], stdout=self.log, stderr=self.log)
@@ -99,7 +100,7 @@ class Kvstore:
                 "run_dir": self.run_dir, "model.path": MODEL, "kv.block_tokens": BLOCK,
                 "kv.flow_chunk_tokens": CHUNK, "kvstore.slab_bytes": slab, "log.level": "debug"}
         args.update({k.replace("__", "."): v for k, v in sets.items()})
-        cmd = [os.path.join(BUILD, "bin", "baton-kvstore")]
+        cmd = [*USUAL, os.path.join(BUILD, "bin", "baton-kvstore")]
         for k, v in args.items():
             cmd += ["--set", f"{k}={v}"]
         with open(self.log_path, "w") as log:
@@ -168,7 +169,7 @@ class Worker:
         self.name, self.lines, self.cond = name, [], threading.Condition()
         self.err = tempfile.TemporaryFile("w+", errors="replace")
         self.p = subprocess.Popen(
-            [os.path.join(BUILD, "tests", "tools", "kv_worker"), f"run_dir={kv.run_dir}",
+            [*USUAL, os.path.join(BUILD, "tests", "tools", "kv_worker"), f"run_dir={kv.run_dir}",
              f"name={name}", f"inc={inc}", f"model={MODEL}", f"tokens={BLOCK}"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.err, text=True,
             bufsize=1)

@@ -22,6 +22,7 @@ import grpc
 
 import sanitizer
 from sanitizer import PATIENCE
+from scripted_peer import USUAL
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
@@ -39,7 +40,6 @@ def protos():
         _gen = tempfile.mkdtemp(prefix="baton-pb2-")
         subprocess.run(["protoc", f"--proto_path={ROOT}/proto", f"--python_out={_gen}",
                         f"{ROOT}/proto/cluster.proto", f"{ROOT}/proto/session.proto"], check=True)
-        os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
         sys.path.insert(0, _gen)
     return importlib.import_module("cluster_pb2"), importlib.import_module("session_pb2")
 
@@ -94,7 +94,7 @@ class Node:
 
     def _spawn(self, name, argv):
         log = open(f"{self.dir}/{name}.log", "ab")
-        self.procs[name] = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.procs[name] = subprocess.Popen(USUAL + argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         log.close()
 
     def start(self, kind):
@@ -103,7 +103,7 @@ class Node:
         if kind == "kvstore":
             conf.update({"kvstore.slab_bytes": "24MiB", "kvstore.wire.listen": "127.0.0.1"})
         else:
-            conf.update({"engine.device": self.engine, "engine.threads": 1, "engine.pages": 400})
+            conf.update({"engine.device": self.engine, "engine.threads": 1, "engine.pages": 400, "engine.calibrate_ms": 0})
         conf.update(self.sets.get(kind, {}))
         os.makedirs(f"{self.dir}/run", exist_ok=True)
         argv = [f"{BUILD}/bin/baton-{kind}", "--config", f"{self.dir}/{kind}.yaml"]
