@@ -6,7 +6,7 @@
 #   make chaos           a cluster under load, one fault after another (MINUTES=60, SEED= to repeat a run, CHAOS=options; docs/FAULTS.md)
 #   make fuzz            all fuzz targets (SECONDS=300 in all, FUZZ=options and targets; tests/fuzz/README.md); needs clang
 #   make tsan            the daemons under the thread sanitizer and a mixed load (SECONDS=60 for each engine)
-#   make bench           all benchmarks, FULL=1 with as many repetitions as docs/MEASURED.md
+#   make bench           all benchmarks, FULL=1 with all repetitions
 #   make check-gpu, bench-gpu   the same of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
 #   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall takes it away again

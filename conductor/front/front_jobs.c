@@ -22,8 +22,8 @@
 #define THREADS    3
 #define LARGE_MAX  (THREADS - 1)   /* large bodies that are read at once */
 #define CLIENT_MAX (LARGE_MAX - 1) /* of one client */
-/* Tokenizing takes up to 0.3 s per MiB (docs/MEASURED.md), a template at most a second in all:
- * several times that, for a busy host. */
+/* Tokenizing takes up to 0.3 s per MiB (docs/measurements/2026-11-path.md), a template at most a
+ * second in all: several times that, for a busy host. */
 #define READ_S         5
 #define READ_S_PER_MIB 2
 /* Steps of a template, in proportion to the body: a message of 30 bytes costs ~200. */
