@@ -12,7 +12,8 @@
 #define BT_BATCH_SEGMENTS 4
 extern const uint32_t bt_batch_segment_end[BT_BATCH_SEGMENTS]; /* last token of each */
 
-/* DESIGN.md, section 5: step = a[bucket] + b KV + c sum(n) + d sum(n (h + n/2)), in ns. a[bucket]
+/* Time of a step: a[bucket] + b KV + c sum(n) + d sum(n (h + n/2)), in ns, over prompts of n tokens
+ * behind h cached ones. a[bucket]
  * and c are one curve here, piecewise linear in sum(n): base plus token_ns[s] for each token of
  * segment s. */
 struct bt_batch_cost {

@@ -7,7 +7,7 @@
 
 struct bt_sim_cluster {
     double prefill_nodes, decode_nodes;
-    struct bt_batch_cost prefill, decode;               /* of a node's step; DESIGN.md, section 5 */
+    struct bt_batch_cost prefill, decode;               /* of a node's step */
     double chunk_tokens;                                /* of a prefill step */
     double token_bytes;                                 /* KV of a token, over all layers */
     double layers;                                      /* the last one's hand-off is not hidden */

@@ -386,7 +386,7 @@ static int longer_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Mean of the longest tenth of the row's gaps (DESIGN.md, section 5); the first one also holds the
+/* Mean of the longest tenth of the row's gaps; the first one also holds the
  * wait for its step. Steps of one run count with the run's mean. */
 static double tbt_of(struct bt_sim_decode *d, const struct live *x)
 {

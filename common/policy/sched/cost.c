@@ -74,7 +74,7 @@ double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_w
     return begin < w->ahead->all_ns ? from_now(w, begin) : bt_sched_queue_ms(c, w);
 }
 
-/* DESIGN.md, section 5: the step's cost summed over the chunks, and of the prefix's load what the
+/* The step's cost summed over the chunks, and of the prefix's load what the
  * computing does not hide. The sum of n(h + n/2) over chunks is that of the whole. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached)

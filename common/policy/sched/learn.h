@@ -68,7 +68,7 @@ double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, ui
 double bt_sched_error(double predicted, double actual);
 
 /* TBT of a request: mean of the longest tenth (at least one) of its gaps. gaps[0..n) is reordered;
- * -1 for n = 0. DESIGN.md, section 5. */
+ * -1 for n = 0. */
 double bt_sched_tbt_of(float *gaps_ms, uint32_t n);
 
 #endif
