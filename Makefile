@@ -302,7 +302,7 @@ install-files:
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
 	cp -R deploy/systemd deploy/config $(DESTDIR)$(PREFIX)/share/baton
 	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/baton
-	cp -R docs/plots $(DESTDIR)$(PREFIX)/share/doc/baton
+	cp -R docs/plots docs/measurements $(DESTDIR)$(PREFIX)/share/doc/baton
 # Units, system user and /etc/baton/*.example; nothing is started or enabled.
 install-system:
 	PREFIX=$(PREFIX) CONF=$(SYSCONFDIR)/baton deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton
