@@ -1,5 +1,7 @@
-/* Inside of grants: structs and helpers shared by grant.c (life, conductors), workers.c
- * (workers) and transfer.c (the wire). Control thread. */
+/* Shared by the files of grant/. The way of a Reserve: reserve.c checks it, pending.c lets it wait
+ * for its prefix, reserve.c makes the grant, workers.c and transfer.c let a worker or a peer fill
+ * and read its slots, progress.c follows the flow and seals, grant.c ends it. request.c knows which
+ * epochs are over. put.c and lease.c serve workers without a grant. Control thread. */
 #ifndef BT_KVSTORE_GRANT_GRANT_PRIV_H
 #define BT_KVSTORE_GRANT_GRANT_PRIV_H
 
@@ -9,14 +11,14 @@
 #include "kvstore/grant/grant.h"
 
 #define GRANT_TICK_MS       100
-#define GRANT_FORGET_MS     30000  /* an ended request's epochs are remembered so long ... */
-#define GRANT_REMEMBER_MAX  65536u /* ... and at most so many of them */
-#define GRANT_WAITS_MAX     1024u  /* LocalOpens of one worker that wait for their Reserve */
+#define GRANT_FORGET_MS     30000  /* how long the epochs of an ended request are remembered */
+#define GRANT_REMEMBER_MAX  65536u /* how many ended requests are remembered */
+#define GRANT_WAITS_MAX     1024u  /* opens of one worker that wait for their Reserve */
 #define GRANT_PUTS_MAX      4096u  /* open puts of one worker */
 #define GRANT_LEASES_MAX    1024u  /* leases of one worker */
 #define GRANT_KILL_AGAIN_MS 5000
 
-/* What is known of a request id: outlives its grants, so that late messages are told as stale. */
+/* A request id. It outlives its grants, so that late messages are recognized as stale. */
 struct bt_grant_request {
     uint64_t id;
     uint32_t epoch_max; /* highest epoch of a Reserve or Release */
@@ -95,15 +97,15 @@ struct bt_grant {
 };
 
 struct bt_grant_open {
-    struct bt_list in_grant, in_worker; /* in_worker: in gs->workers.dead_opens once void */
+    struct bt_list in_grant, in_worker; /* in_worker: in gs->workers.dead_opens while dead */
     struct bt_grant *g;
-    struct bt_grant_worker *w; /* NULL: void, ends at expire_ns */
+    struct bt_grant_worker *w; /* NULL: dead, in quarantine until expire_ns */
     Baton__LocalMode mode;
     uint64_t revoked_ns; /* mono; 0: not revoked */
     uint64_t expire_ns;
 };
 
-struct bt_grant_open_wait {
+struct bt_grant_open_wait { /* an open that waits for its Reserve */
     struct bt_list in_worker;
     uint64_t request, deadline_ns;
     uint32_t epoch;
@@ -127,7 +129,7 @@ struct bt_grant_worker {
     struct bt_grant_worker_ops ops;
     void *conn;
     struct bt_list opens, puts, waits, leases;
-    struct bt_list asked; /* leases that wait for their blocks; counted among n_leases */
+    struct bt_list asked; /* leases that wait for their blocks; n_leases counts them too */
     uint32_t n_puts, n_put_waits, n_waits, n_leases;
     uint64_t killed_ns;
 };
@@ -208,87 +210,120 @@ struct bt_grants {
     struct bt_grant_metrics m;
 };
 
-/* ---- grant.c ---- */
+/* ---- request.c ---- */
 struct bt_grant_request *bt_grant_request_find(const struct bt_grants *gs,
                                                uint64_t id); /* NULL: unknown */
+struct bt_grant_request *bt_grant_request_get(struct bt_grants *gs, uint64_t id); /* made if new */
+void bt_grant_request_add(struct bt_grant_request *r, struct bt_grant *g);
+void bt_grant_request_remove(struct bt_grant *g);
 struct bt_grant *bt_grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
-/* Is (request, epoch) known to be over? */
+/* true: (request, epoch) is known to be over. */
 bool bt_grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
-void bt_grant_revoke(struct bt_grant *g, bt_status_t st, const char *why);
-/* Tells the conductor that the grant cannot be completed, and revokes it. */
-void bt_grant_fail(struct bt_grant *g, bt_status_t st, const char *why);
-/* The flow's word or trailer may have moved: bells, trailer to readers, sealing. */
-void bt_grant_progress(struct bt_grant *g);
-/* Full blocks that are whole by the flow's own account. */
-uint32_t bt_grant_complete_blocks(const struct bt_grant *g);
-/* Whoever fills the slots has ended: what is complete gets sealed. */
-void bt_grant_produced(struct bt_grant *g);
-void bt_grant_quarantine(struct bt_grant *g);
-/* Frees the grant if nothing refers to it any more; g may be gone afterwards. */
-void bt_grant_unref(struct bt_grant *g);
-void bt_grant_hold(struct bt_grant *g); /* keeps g alive until bt_grant_unhold */
-void bt_grant_unhold(struct bt_grant *g);
+void bt_grant_requests_init(struct bt_grants *gs);
+/* Forgets requests whose grants ended GRANT_FORGET_MS ago. */
+void bt_grant_requests_tick(struct bt_grants *gs, uint64_t now);
+void bt_grant_requests_destroy(struct bt_grants *gs);
 
+/* ---- reserve.c ---- */
+/* Sends Reserved to the conductor. */
 void bt_grant_answer(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
                      bt_status_t st, uint32_t resident, const char *detail);
-/* Blocks of a grant that may be resident. A writer computes at least the last token, and gets a
- * block of its own to write it to; not so (whole) a receiver, nor one whose prompt goes on. */
+/* The most blocks of a grant that may be resident. A writer computes at least the last token and
+ * needs a block of its own for it. A receiver does not, nor does a pass-through prompt (whole). */
 uint32_t bt_grant_prefix_max(bool whole, uint32_t n_tokens, uint32_t block_tokens);
-/* Reserve, with whatever is in the slab by now. */
+/* Makes the grant of a checked Reserve, with the blocks that are in the slab now, and answers. */
 void bt_grant_make(struct bt_grants *gs, void *session, const Baton__Reserve *r);
+/* The group that the tenant's slots are counted in. */
+uint8_t bt_grant_group(const struct bt_grants *gs, const char *tenant);
 
-/* ---- pending.c: reservations that wait for blocks of the SSD or of other nodes ---- */
-struct bt_grant_fetch_ask { /* what a fetch is to bring for a reservation; keys is freed by the
-                               caller */
+/* ---- pending.c: reservations that wait for blocks from the SSD or from other nodes ---- */
+struct bt_grant_fetch_ask { /* the fetch of a reservation; the caller frees keys */
     struct bt_fetch_ask ask;
     struct bt_fetch_source sources[BT_FETCH_SOURCES_MAX];
     struct bt_kv_key *keys;
 };
 void bt_grant_fetch_ask(const struct bt_grants *gs, const Baton__Reserve *r,
                         struct bt_grant_fetch_ask *a);
-/* true: r waits; it is made and answered later. */
+/* Converts at most BT_FETCH_SOURCES_MAX sources; returns their number. */
+size_t bt_grant_fetch_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to);
+/* true: r waits; its grant is made, and answered, later. */
 bool bt_grant_pending_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 bool bt_grant_pending_has(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
-/* Those of the request up to epoch are over and answered with ERR_STALE; session NULL: whoever
- * made them. */
+/* Answers ERR_STALE to the session's waiting reservations of the request up to epoch; session NULL:
+ * of every session. */
 void bt_grant_pending_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,
                            const char *why);
-/* Nobody is there to be answered; session NULL: all of them. */
+/* Drops the session's reservations without an answer; session NULL: of every session. */
 void bt_grant_pending_session_end(struct bt_grants *gs, void *session);
 uint32_t bt_grant_pending_count(const struct bt_grants *gs);
-/* Slots that reservations which wait will have for beginnings of prompts that no slab holds. */
+/* Slots that waiting reservations will take for beginnings of pass-through prompts. */
 uint32_t bt_grant_pending_beginnings(const struct bt_grants *gs);
 
-/* At most BT_FETCH_SOURCES_MAX; returns how many. */
-size_t bt_grant_fetch_sources(Baton__Source *const *from, size_t n, struct bt_fetch_source *to);
+/* ---- grant.c ---- */
+/* Keeps g alive until bt_grant_unhold. */
+void bt_grant_hold(struct bt_grant *g);
+void bt_grant_unhold(struct bt_grant *g);
+/* Ends and frees g if nothing refers to it any more. */
+void bt_grant_unref(struct bt_grant *g);
+/* Frees a grant that has neither slots nor references. */
+void bt_grant_free(struct bt_grant *g);
+/* Asks workers and peers to give the slots back. The first reason is kept. */
+void bt_grant_revoke(struct bt_grant *g, bt_status_t st, const char *why);
+/* Tells the conductor that the grant cannot be completed, and revokes it. */
+void bt_grant_fail(struct bt_grant *g, bt_status_t st, const char *why);
+/* Sends to the conductor's session, unless the reservation was released. */
+void bt_grant_tell(const struct bt_grant *g, const Baton__FromKvstore *m);
+/* A dead worker may still write: marks the slots that are not sealed. */
+void bt_grant_quarantine(struct bt_grant *g);
 
-/* ---- replica.c ---- */
-/* session NULL: all of them. */
-void bt_grant_replicas_drop(struct bt_grants *gs, const void *session);
+/* ---- progress.c ---- */
+/* The flow word or the trailer may have moved: rings readers, sends them the trailer, seals. */
+void bt_grant_progress(struct bt_grant *g);
+/* Full blocks that are complete according to the flow word. */
+uint32_t bt_grant_complete_blocks(const struct bt_grant *g);
+/* The producer has ended: complete blocks are sealed. */
+void bt_grant_produced(struct bt_grant *g);
+/* Writes cached blocks [first, end) of a pass-through prompt's beginning to the SSD: without them
+ * the blocks behind could not be found. */
+void bt_grant_save_beginning(const struct bt_grant *g, uint32_t first, uint32_t end);
 
-/* ---- overlap.c: prefixes that come from their end while the writer computes ---- */
-/* Is r such a reservation? */
+/* ---- workers.c ---- */
+/* Does nothing while the worker is detached. */
+void bt_grant_worker_send(struct bt_grant_worker *w, const Baton__LocalMsg *m);
+void bt_grant_worker_revoke(struct bt_grant_open *o);
+void bt_grant_worker_send_trailer(struct bt_grant_open *o);
+/* A reservation was made (st OK), failed or was released: answers the opens that waited for this
+ * epoch, and tells those of older epochs that they are stale. */
+void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch,
+                                    bt_status_t st, const char *why);
+/* Kills a worker that has kept for too long what it was told to give back; what: for the log. */
+void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t now);
+void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now);
+void bt_grant_worker_destroy(struct bt_grants *gs);
+void bt_grant_open_free(struct bt_grant_open *o);
+
+/* ---- transfer.c ---- */
+void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r);
+void bt_grant_transfer_revoke(struct bt_grant *g);
+void bt_grant_transfer_trailer(struct bt_grant *g);
+
+/* ---- overlap.c: the writer computes while the end of its prefix is fetched ---- */
+/* true: r is such a reservation. */
 bool bt_grant_overlap_wanted(const struct bt_grants *gs, const Baton__Reserve *r);
 void bt_grant_overlap_start(struct bt_grant *g, const Baton__Reserve *r);
-/* The writer has opened, or more has landed. */
+/* Tells the writer about blocks that it does not know yet. */
 void bt_grant_overlap_tell(struct bt_grant *g);
-/* The writer has come on. */
+/* The writer has computed more blocks: they are not fetched any more. */
 void bt_grant_overlap_advance(struct bt_grant *g);
-/* Nobody reads its blocks any more. */
+/* The writer does not read fetched blocks any more. */
 void bt_grant_overlap_end(struct bt_grant *g);
-
-/* ---- window.c: prompts that no slab holds, several of them ---- */
-/* Of the n blocks that one more wants for its beginning, how many it may have; 0: none now. */
-uint32_t bt_grant_window_beginning(const struct bt_grants *gs, uint32_t n);
-/* The same, of n blocks that come back through the window. */
-uint32_t bt_grant_window_piece(const struct bt_grants *gs, uint32_t n);
 
 /* ---- put.c ---- */
 bt_status_t bt_grant_put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m) BT_MUST_CHECK;
 void bt_grant_put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m);
-/* Nobody is there to be answered. */
+/* Drops the worker's waiting puts without an answer. */
 void bt_grant_put_forget_waiting(struct bt_grant_worker *w);
-/* The worker may still write until then, its slots are nobody's. */
+/* The worker is dead or attached anew: its puts stay in quarantine until `until`. */
 void bt_grant_put_void(struct bt_grant_worker *w, uint64_t until);
 /* Kills a worker that has stopped in the middle of a copy. */
 void bt_grant_put_reclaim(struct bt_grant_worker *w, uint64_t now);
@@ -299,34 +334,25 @@ uint32_t bt_grant_put_count(const struct bt_grants *gs);
 /* ---- lease.c ---- */
 bt_status_t bt_grant_lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m) BT_MUST_CHECK;
 void bt_grant_lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m);
-/* Nobody is there to be given what was asked for. */
+/* Drops the worker's waiting leases without an answer. */
 void bt_grant_lease_forget_asked(struct bt_grant_worker *w);
-/* The worker may still read until then, its leases are nobody's. */
+/* The worker is dead or attached anew: its leases stay in quarantine until `until`. */
 void bt_grant_lease_void(struct bt_grant_worker *w, uint64_t until);
 void bt_grant_lease_tick(struct bt_grants *gs, uint64_t now);
 void bt_grant_lease_destroy(struct bt_grants *gs);
 uint32_t bt_grant_lease_count(const struct bt_grants *gs);
 
-/* ---- workers.c ---- */
-void bt_grant_worker_send(struct bt_grant_worker *w,
-                          const Baton__LocalMsg *m); /* nothing while it is detached */
-void bt_grant_worker_revoke(struct bt_grant_open *o);
-void bt_grant_worker_send_trailer(struct bt_grant_open *o);
-void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch,
-                                    bt_status_t st, const char *why);
-/* It kept what it was told to give back for too long; what: for the log. */
-void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t now);
-void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now);
-void bt_grant_worker_destroy(struct bt_grants *gs);
-void bt_grant_open_free(struct bt_grant_open *o);
+/* ---- window.c: shares of pass-through prompts ---- */
+/* How many of n blocks another prompt may keep as its beginning; 0: none now. */
+uint32_t bt_grant_window_beginning(const struct bt_grants *gs, uint32_t n);
+/* How many of n blocks may come back through the window; 0: none now. */
+uint32_t bt_grant_window_piece(const struct bt_grants *gs, uint32_t n);
 
-/* ---- transfer.c ---- */
-void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r);
-void bt_grant_transfer_revoke(struct bt_grant *g);
-void bt_grant_transfer_trailer(struct bt_grant *g);
-void bt_grant_transfer_deferred(void *arg);
+/* ---- replica.c ---- */
+/* Ends the session's copies; session NULL: of every session. */
+void bt_grant_replicas_drop(struct bt_grants *gs, const void *session);
 
-/* The group that a tenant's slots are counted in. */
-uint8_t bt_grant_group(const struct bt_grants *gs, const char *tenant);
+/* ---- metrics.c ---- */
+void bt_grant_metrics_create(struct bt_grants *gs, struct bt_metrics *ms);
 
 #endif

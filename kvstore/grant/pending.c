@@ -1,7 +1,7 @@
-/* Grants, reservations that wait: a Reserve whose prefix goes on on the SSD or on other nodes is
- * kept until those blocks are in the slab (or late), and is then made as if it had come just now.
- * Until then a worker's open waits, and a peer that asks for the flow is told to ask again. Control
- * thread. */
+/* Reservations that wait: if more of the prefix lies on the SSD or on other nodes, the Reserve is
+ * kept until those blocks are in the slab or the wait is over. Its grant is then made as if the
+ * Reserve had just arrived. Until then a worker's open waits, and a peer that asks for the flow is
+ * told to ask again. Control thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,8 +31,13 @@ static void on_fetched(void *arg)
 {
     struct pending *w = arg;
     bt_list_remove(&w->link);
-    /* Leases what the fetch holds, before it lets go. */
-    bt_grant_make(w->gs, w->session, w->reserve);
+    /* The grant leases the blocks before the fetch drops its leases. */
+    if (bt_grant_is_stale(w->gs, w->request, w->epoch)) {
+        bt_grant_answer(w->gs, w->session, w->request, w->epoch, BT_ERR_STALE, 0,
+                        "this epoch was released while it waited");
+    } else {
+        bt_grant_make(w->gs, w->session, w->reserve);
+    }
     pending_free(w);
 }
 
@@ -53,7 +58,7 @@ size_t bt_grant_fetch_sources(Baton__Source *const *from, size_t n, struct bt_fe
 void bt_grant_fetch_ask(const struct bt_grants *gs, const Baton__Reserve *r,
                         struct bt_grant_fetch_ask *a)
 {
-    /* As much of the prefix as a grant would use. */
+    /* The part of the prefix that the grant can use. */
     bool whole = r->role == BATON__GRANT_ROLE__RECEIVE || r->streams;
     a->keys = bt_malloc(r->keys.len + 1);        /* the message is not aligned */
     bt_copy(a->keys, r->keys.data, r->keys.len); /* a short prompt has none */

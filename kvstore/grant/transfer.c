@@ -1,4 +1,4 @@
-/* Grants, the wire's side: what a peer may read from a WRITE grant, and the receive that fills a
+/* The wire's side of grants: what a peer may read from a WRITE grant, and the transfer that fills a
  * RECEIVE grant. Control thread. */
 #include <stdlib.h>
 
@@ -18,6 +18,19 @@ const struct bt_grants_wire bt_grants_wire_real = {
 
 /* ---- sending ---- */
 
+static void send_deferred(void *arg)
+{
+    struct bt_grants *gs = arg;
+    while (!bt_list_empty(&gs->transfers.due)) {
+        struct bt_grant_send *s =
+            BT_CONTAINER_OF(gs->transfers.due.next, struct bt_grant_send, in_due);
+        bt_list_remove(&s->in_due);
+        if (!gs->stopping && !s->g->revoked.on) {
+            gs->wire.send_trailer(s->snd, &s->g->flow.trailer);
+        }
+    }
+}
+
 static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct bt_wire_send *snd,
                              struct bt_wire_source *src_p)
 {
@@ -26,8 +39,8 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
     if (gs->stopping || bt_grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked.on)) {
         return BT_ERR_STALE;
     }
-    if (g == NULL || g->res.receive || g->res.beginning) { /* the last is no hand-off to anybody */
-        /* A receiver gives up what is not reserved; its prefix may just take its time. */
+    if (g == NULL || g->res.receive || g->res.beginning) { /* a beginning is handed to nobody */
+        /* NOT_FOUND would end the receiver, but this reservation may only be waiting. */
         return g == NULL && bt_grant_pending_has(gs, request, epoch) ? BT_AGAIN : BT_ERR_NOT_FOUND;
     }
     struct bt_grant_send *s = bt_calloc(1, sizeof(*s));
@@ -40,24 +53,11 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
                                      .names = g->blocks.names,
                                      .word = g->flow.word,
                                      .grant = g};
-    if (g->flow.has_trailer) { /* not from inside of the wire's own call */
+    if (g->flow.has_trailer) { /* not from inside the wire's call */
         bt_list_insert_tail(&gs->transfers.due, &s->in_due);
-        bt_timer_start(gs->c.loop, &gs->transfers.defer, 0, 0, bt_grant_transfer_deferred, gs);
+        bt_timer_start(gs->c.loop, &gs->transfers.defer, 0, 0, send_deferred, gs);
     }
     return BT_OK;
-}
-
-void bt_grant_transfer_deferred(void *arg)
-{
-    struct bt_grants *gs = arg;
-    while (!bt_list_empty(&gs->transfers.due)) {
-        struct bt_grant_send *s =
-            BT_CONTAINER_OF(gs->transfers.due.next, struct bt_grant_send, in_due);
-        bt_list_remove(&s->in_due);
-        if (!gs->stopping && !s->g->revoked.on) {
-            gs->wire.send_trailer(s->snd, &s->g->flow.trailer);
-        }
-    }
 }
 
 static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_status_t status)
@@ -81,7 +81,7 @@ static void on_send_end(void *arg, void *grant, struct bt_wire_send *snd, bt_sta
             return;
         }
     }
-    BT_ASSERT(!"send_end of a send that the core does not know");
+    BT_ASSERT(!"send_end of an unknown send");
 }
 
 static bt_status_t on_want(void *arg, const struct bt_wire_want *want, struct bt_wire_send *snd,
@@ -129,8 +129,8 @@ static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t fi
     g->flow.trailer = *t;
     bt_grant_progress(g);
     if (!g->flow.done) {
-        bt_grant_fail(g, BT_ERR_INTERNAL, "the wire ended a flow whose word is not complete");
-    } else if (g->res.session != NULL && !g->gs->stopping) {
+        bt_grant_fail(g, BT_ERR_INTERNAL, "the wire ended a flow before its word was complete");
+    } else {
         Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
         Baton__FlowDone d = BATON__FLOW_DONE__INIT;
         d.request = g->req->id;
@@ -141,7 +141,7 @@ static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t fi
         d.segments = segments;
         m.m_case = BATON__FROM_KVSTORE__M_FLOW_DONE;
         m.flow_done = &d;
-        g->gs->c.to_session(g->res.session, &m);
+        bt_grant_tell(g, &m);
     }
     bt_grant_unhold(g);
 }
@@ -150,7 +150,7 @@ static void on_recv_failed(void *arg, bt_status_t st, const char *why)
 {
     struct bt_grant *g = arg;
     bt_grant_hold(g);
-    g->transfer.recv_ended = true; /* on_quiet comes by itself: nothing to cancel */
+    g->transfer.recv_ended = true; /* on_quiet follows: nothing to cancel */
     bt_grant_fail(g, st, why);
     bt_grant_unhold(g);
 }
@@ -162,7 +162,7 @@ static void on_recv_quiet(void *arg)
     g->transfer.receiving = false;
     g->transfer.recv = NULL;
     if (!g->flow.done) {
-        bt_grant_produced(g); /* whole chunks that did land are worth keeping */
+        bt_grant_produced(g); /* keep the chunks that have arrived */
     }
     bt_grant_unhold(g);
 }
@@ -191,7 +191,7 @@ void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r)
         bt_grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");
     }
     g->transfer.recv =
-        g->transfer.receiving ? rv : NULL; /* all of it may have happened inside of the call */
+        g->transfer.receiving ? rv : NULL; /* every callback may have come inside the call */
     if (g->transfer.recv != NULL && g->revoked.on && !g->transfer.recv_ended) {
         gs->wire.recv_cancel(g->transfer.recv);
     }

@@ -1,0 +1,86 @@
+/* The metrics of grants, of the slab and of pass-through prompts. Control thread. */
+#include "kvstore/grant/grant_priv.h"
+
+static void add_since(struct bt_metric *m, uint64_t now, uint64_t *last)
+{
+    bt_metric_add(m, now - *last);
+    *last = now;
+}
+
+static void metrics_update(void *arg)
+{
+    struct bt_grants *gs = arg;
+    const struct bt_cache *c = gs->c.cache;
+    struct bt_pool_counts n;
+    struct bt_grants_stats s;
+    bt_pool_counts(c->pool, &n);
+    bt_grants_stats(gs, &s);
+    bt_metric_set(gs->m.slots[BT_SLOT_FREE], n.free);
+    bt_metric_set(gs->m.slots[BT_SLOT_WRITING], n.writing);
+    bt_metric_set(gs->m.slots[BT_SLOT_SEALED], n.sealed);
+    bt_metric_set(gs->m.slots[BT_SLOT_QUARANTINE], n.quarantine);
+    bt_metric_set(gs->m.transit, n.transit);
+    bt_metric_set(gs->m.leases, n.leases);
+    bt_metric_set(gs->m.copies, c->copies);
+    bt_metric_set(gs->m.fetching, s.pieces);
+    bt_metric_set(gs->m.served, s.served);
+    bt_metric_set(gs->m.grants, s.grants);
+    bt_metric_set(gs->m.opens, s.opens);
+    bt_metric_set(gs->m.workers, s.workers);
+    bt_metric_set(gs->m.passing, gs->window.out + gs->window.in);
+    bt_metric_set(gs->m.overlaps, bt_fetches_backward_slots(gs->fetches));
+    add_since(gs->m.hits, c->hits, &gs->m.last.hits);
+    add_since(gs->m.misses, c->misses, &gs->m.last.misses);
+    add_since(gs->m.sealed, c->sealed, &gs->m.last.sealed);
+    add_since(gs->m.duplicates, c->duplicates, &gs->m.last.duplicates);
+    add_since(gs->m.evicted, c->evicted, &gs->m.last.evicted);
+}
+
+void bt_grant_metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
+{
+    static const char *const states[4] = {"state=\"free\"", "state=\"writing\"", "state=\"sealed\"",
+                                          "state=\"quarantine\""};
+    for (int i = 0; i < 4; i++) {
+        gs->m.slots[i] =
+            bt_metrics_gauge(ms, "baton_pool_slots", states[i], "Slots of the slab by state");
+    }
+    gs->m.transit =
+        bt_metrics_gauge(ms, "baton_pool_transit_slots", NULL, "Slots that only land a hand-off");
+    gs->m.leases = bt_metrics_gauge(ms, "baton_pool_leases", NULL, "Leases on slots");
+    gs->m.copies = bt_metrics_gauge(ms, "baton_pool_copies", NULL,
+                                    "Blocks fetched from other nodes that one request has used");
+    gs->m.fetching = bt_metrics_gauge(ms, "baton_kvstore_fetching", NULL,
+                                      "Transfers from other nodes' caches that have not ended");
+    gs->m.served = bt_metrics_gauge(ms, "baton_kvstore_offers", NULL,
+                                    "Transfers to other nodes' caches that have not ended");
+    gs->m.grants = bt_metrics_gauge(ms, "baton_kvstore_grants", NULL, "Open grants");
+    gs->m.opens = bt_metrics_gauge(ms, "baton_kvstore_opens", NULL, "Opens of local workers");
+    gs->m.workers =
+        bt_metrics_gauge(ms, "baton_kvstore_workers", NULL, "Local workers known and not dead");
+    gs->m.passing = bt_metrics_gauge(ms, "baton_kvstore_stream_slots", NULL,
+                                     "Slots with blocks of prompts that no slab holds, on their "
+                                     "way to the SSD or from it");
+    gs->m.overlaps = bt_metrics_gauge(ms, "baton_kvstore_tail_slots", NULL,
+                                      "Slots that hold the end of a prefix beside those of its "
+                                      "grant, until the worker has loaded it");
+    const char *passed = "baton_kvstore_stream_blocks_total";
+    const char *passed_help = "Blocks of prompts that no slab holds: written to the SSD, and lent "
+                              "to a worker to read";
+    gs->m.passed_out = bt_metrics_counter(ms, passed, "way=\"out\"", passed_help);
+    gs->m.passed_in = bt_metrics_counter(ms, passed, "way=\"in\"", passed_help);
+    gs->m.hits = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"hit\"",
+                                    "Prompt blocks looked up");
+    gs->m.misses = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"miss\"",
+                                      "Prompt blocks looked up");
+    gs->m.sealed =
+        bt_metrics_counter(ms, "baton_kvstore_blocks_sealed_total", NULL, "Blocks indexed");
+    gs->m.duplicates = bt_metrics_counter(ms, "baton_kvstore_blocks_duplicate_total", NULL,
+                                          "Sealed blocks dropped because a copy was there");
+    gs->m.evicted =
+        bt_metrics_counter(ms, "baton_kvstore_blocks_evicted_total", NULL, "Blocks evicted");
+    gs->m.killed = bt_metrics_counter(ms, "baton_kvstore_workers_killed_total", NULL,
+                                      "Workers killed because they kept revoked slots");
+    gs->m.failed = bt_metrics_counter(ms, "baton_kvstore_grants_failed_total", NULL,
+                                      "Grants that could not be completed");
+    bt_metrics_refresh(ms, metrics_update, gs);
+}
