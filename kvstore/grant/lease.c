@@ -1,41 +1,41 @@
-/* Blocks that local workers read without a grant (LocalLease, LocalUnlease): a row that was
- * preempted takes its KV back from the slab, or through it from the SSD; a prompt that no slab
- * holds comes back from there or from other nodes through a window of a few slots, piece by piece.
- * A leased slot cannot be evicted.
- * A lease ends as an open does: by the worker's word, or one quarantine after its proven death. One
- * that has been held for reclaim_ms is recalled; a worker that keeps it for as long again is hung
- * and is killed. Control thread. */
+/* Blocks that local workers read without a grant (LocalLease, LocalUnlease). A preempted row takes
+ * its KV back from the slab or from the SSD. A pass-through prompt comes back from the SSD or from
+ * other nodes through a window of a few slots, piece by piece. A leased slot cannot be evicted.
+ *
+ * A lease ends when the worker says so, or one quarantine after its proven death. A lease that is
+ * reclaim_ms old is recalled. A worker that keeps it for as long again hangs and is killed. Control
+ * thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvstore/grant/grant_priv.h"
 
-#define LEASE_WAIT_MS 1800 /* a worker waits somewhat longer for the second answer */
+#define LEASE_WAIT_MS 1800 /* shorter than the worker's wait for the second answer */
 
 struct lease {
     struct bt_list in_worker; /* or in gs->leases.dead */
     struct bt_grants *gs;
     uint64_t id, expire_ns;
-    uint64_t given_ns, recalled_ns; /* mono; recalled 0: not yet */
-    uint32_t in_window;             /* blocks of it that are counted there */
+    uint64_t given_ns, recalled_ns; /* recalled_ns 0: not recalled */
+    uint32_t in_window;             /* blocks that the window counts */
     uint32_t n;
     uint32_t slots[];
 };
 
-struct asked { /* a lease whose blocks are on their way here, or that waits for room for them */
+struct asked { /* a lease that waits for its blocks, or for room for them */
     struct bt_list in_worker, in_waits;
     struct bt_grant_worker *w;
-    struct bt_fetch *fetch; /* NULL: waits */
+    struct bt_fetch *fetch; /* NULL: waits for room */
     uint64_t id, request, since_ns;
     uint32_t epoch, first;
     bool passing;
-    uint32_t in_window; /* blocks that are counted there */
+    uint32_t in_window; /* blocks that the window counts */
     uint32_t n;
     struct bt_kv_key keys[];
 };
 
-static void go_on(struct bt_grants *gs);
+static void start_waiting(struct bt_grants *gs);
 
 static void lease_free(struct lease *l)
 {
@@ -57,8 +57,8 @@ static struct lease *lease_find(const struct bt_grant_worker *w, uint64_t id)
     return NULL;
 }
 
-/* Leases the longest prefix of the keys that is here; NULL: not even the first. It counts as no use
- * of the blocks: nobody has asked for them but the row that they belong to. */
+/* Leases the longest prefix of the keys that is in the slab; NULL: the first is not. This is no use
+ * in the sense of eviction, since the blocks go back to the row that they belong to. */
 static struct lease *lease_make(struct bt_grant_worker *w, uint64_t id, bool passing,
                                 const struct bt_kv_key *keys, uint32_t n)
 {
@@ -117,7 +117,7 @@ static void lease_give(struct bt_grant_worker *w, uint64_t id, bool passing,
     answer(w, id, l != NULL ? BT_OK : BT_ERR_NOT_FOUND, l);
 }
 
-/* ---- blocks that have to come first ---- */
+/* ---- blocks that must be fetched first ---- */
 
 static struct asked *asked_find(const struct bt_grant_worker *w, uint64_t id)
 {
@@ -143,10 +143,10 @@ static void asked_free(struct asked *q)
     free(q);
 }
 
-/* The first n of its blocks, as far as they are here. */
+/* Gives the worker the first n blocks, as far as they are in the slab. */
 static void asked_give(struct asked *q, uint32_t n)
 {
-    lease_give(q->w, q->id, q->passing, q->keys, n); /* before the fetch lets go of them */
+    lease_give(q->w, q->id, q->passing, q->keys, n); /* before the fetch drops its leases */
     asked_free(q);
 }
 
@@ -155,10 +155,10 @@ static void on_fetched(void *arg)
     struct asked *q = arg;
     struct bt_grants *gs = q->w->gs;
     asked_give(q, q->n);
-    go_on(gs);
+    start_waiting(gs);
 }
 
-/* Runs of r's blocks as seen from block `first` on; *runs_p: freed by the caller. */
+/* The sources' runs of blocks, counted from block `first`; the caller frees *runs_p. */
 static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_fetch_source *to,
                              uint32_t **runs_p)
 {
@@ -171,7 +171,7 @@ static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_
         size_t at = used;
         for (size_t k = 0; k < to[s].n_runs; k++) {
             uint64_t begin = to[s].first[k], end = begin + to[s].count[k];
-            begin = BT_MAX(begin, (uint64_t)first); /* end may lie beyond 2^32 */
+            begin = BT_MAX(begin, (uint64_t)first); /* end may exceed 32 bits */
             if (end > begin) {
                 runs[used] = (uint32_t)(begin - first);
                 runs[total + used] = (uint32_t)BT_MIN(end - begin, (uint64_t)UINT32_MAX);
@@ -185,14 +185,14 @@ static size_t sources_behind(const Baton__Reserve *r, uint32_t first, struct bt_
     return n;
 }
 
-/* What is known of the prompt that q is a piece of; NULL: nothing. */
+/* The grant of the pass-through prompt that q belongs to; NULL: unknown. */
 static const struct bt_grant *passing_grant(const struct asked *q)
 {
     const struct bt_grant *g = q->passing ? bt_grant_find(q->w->gs, q->request, q->epoch) : NULL;
     return g != NULL && g->res.rest != NULL ? g : NULL;
 }
 
-/* true: q's blocks come, and the answer with them. */
+/* true: the blocks are being fetched, the answer follows. */
 static bool fetch_first(struct asked *q)
 {
     struct bt_grants *gs = q->w->gs;
@@ -217,7 +217,7 @@ static bool fetch_first(struct asked *q)
     return q->fetch != NULL;
 }
 
-/* Answers q, or starts what brings its blocks here. They are the first n of what was asked for. */
+/* Answers q with the first n of its blocks, or starts to fetch them. */
 static void asked_start(struct asked *q, uint32_t n)
 {
     q->n = n;
@@ -230,8 +230,8 @@ static void asked_start(struct asked *q, uint32_t n)
     }
 }
 
-/* Leases that have waited for room in the window, the oldest first. */
-static void go_on(struct bt_grants *gs)
+/* Starts leases that wait for room in the window, the oldest first. */
+static void start_waiting(struct bt_grants *gs)
 {
     while (!bt_list_empty(&gs->leases.waiting) && !gs->stopping) {
         struct asked *q = BT_CONTAINER_OF(gs->leases.waiting.next, struct asked, in_waits);
@@ -244,7 +244,7 @@ static void go_on(struct bt_grants *gs)
     }
 }
 
-/* Whoever lends so long is no help to those who wait: they compute. */
+/* The window has been full for too long: the workers compute instead. */
 static void give_up_late(struct bt_grants *gs, uint64_t now)
 {
     while (!bt_list_empty(&gs->leases.waiting)) {
@@ -295,7 +295,7 @@ bt_status_t bt_grant_lease_ask(struct bt_grant_worker *w, const Baton__LocalLeas
         return BT_OK;
     }
     bt_list_insert_tail(&gs->leases.waiting, &q->in_waits);
-    go_on(gs);
+    start_waiting(gs);
     if (asked_find(w, m->lease) == q && q->fetch == NULL) {
         answer(w, m->lease, BT_AGAIN, NULL);
     }
@@ -306,14 +306,14 @@ void bt_grant_lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m)
 {
     struct lease *l = lease_find(w, m->lease);
     struct asked *q = asked_find(w, m->lease);
-    if (l != NULL) { /* otherwise of an earlier attachment */
+    if (l != NULL) { /* otherwise it is of an earlier attachment */
         lease_free(l);
         w->n_leases--;
     }
     if (q != NULL) {
         asked_free(q);
     }
-    go_on(w->gs);
+    start_waiting(w->gs);
 }
 
 void bt_grant_lease_void(struct bt_grant_worker *w, uint64_t until)
@@ -367,7 +367,7 @@ void bt_grant_lease_tick(struct bt_grants *gs, uint64_t now)
             lease_free(l);
         }
     }
-    go_on(gs);
+    start_waiting(gs);
     give_up_late(gs, now);
 }
 

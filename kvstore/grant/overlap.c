@@ -1,10 +1,9 @@
-/* Grants, tails: where bringing a prefix here is about as dear as computing it, its end comes from
- * the SSD or from other nodes while the writer computes from its beginning. The grant has slots of
- * its own for all that is not resident, which the writer fills, with what it has computed or
- * loaded: the flow has one writer, and a block that comes too late harms nobody. The tail's slots
- * are second ones for the same blocks: leased until the writer says that it reads them no more
- * (LocalTailEnd), has closed or is dead, and for all tails together at most a quarter of the slab.
- * Control thread. */
+/* Overlap: where fetching a prefix takes about as long as computing it, its end is fetched while
+ * the writer computes its beginning. The grant has slots of its own for every block that is not
+ * resident, and the writer fills all of them, with what it computes or copies. So the flow has one
+ * writer, and a block that arrives too late does no harm. The fetched copies need slots too: they
+ * stay leased until the writer says that it no longer reads them (LocalTailEnd), closes or dies.
+ * All backward fetches together use at most a quarter of the slab. Control thread. */
 #include <stdlib.h>
 
 #include "kvstore/grant/grant_priv.h"

@@ -1,30 +1,29 @@
-/* Blocks that local workers write without a grant (LocalPut, LocalPutDone). Generated ones become
- * cache. Those of a prompt that no slab holds pass through to the SSD: by the write policy, through
- * a window of so many slots; a put waits for its answer while the window is full, which is all that
- * holds the worker back. A put ends by the worker's word, or one quarantine after its proven death.
- * Control thread. */
+/* Blocks that local workers write without a grant (LocalPut, LocalPutDone). Generated blocks become
+ * cache. Blocks of a pass-through prompt go to the SSD, by the write policy, through a window of
+ * slots. While the window is full a put waits for its answer; this is what slows the worker down to
+ * the speed of the disk. A put ends when the worker says so, or one quarantine after its proven
+ * death. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvstore/grant/grant_priv.h"
 
-#define PASS_WAIT_MS                                                                               \
-    10000 /* a disk that has no room for a block for so long has none for the rest */
+#define PASS_WAIT_MS 10000 /* a disk that is too slow for so long is too slow for the rest */
 
 struct put {
-    struct bt_list link; /* in its worker, gs->puts.waiting, gs->puts.dead or gs->puts.sealing */
+    struct bt_list link; /* in its worker, or in a list of gs->puts */
     struct bt_grants *gs;
-    struct bt_grant_worker *w;        /* waiting: who asked */
-    uint64_t id, expire_ns, given_ns; /* given: or, waiting, asked for */
+    struct bt_grant_worker *w;        /* while it waits: the worker that asked */
+    uint64_t id, expire_ns, given_ns; /* given_ns: while it waits, when it was asked for */
     uint32_t slot, depth, n_tokens;
     uint32_t tenant;           /* tag */
-    bool passing;              /* takes part in the window, once it has a slot */
-    struct bt_tier_save *save; /* being written */
+    bool passing;              /* its slot counts in the window */
+    struct bt_tier_save *save; /* while it is written to the SSD */
     struct bt_kv_key key;
 };
 
-static void go_on(struct bt_grants *gs);
+static void start_waiting(struct bt_grants *gs);
 
 static void put_free(struct put *p)
 {
@@ -82,7 +81,7 @@ static void put_give(struct bt_grant_worker *w, struct put *p)
     answer(w, p->id, BT_OK, p->slot);
 }
 
-/* ---- those that pass through ---- */
+/* ---- pass-through blocks ---- */
 
 static bool known(const struct bt_grants *gs, const struct bt_kv_key *key)
 {
@@ -90,15 +89,15 @@ static bool known(const struct bt_grants *gs, const struct bt_kv_key *key)
            bt_ssd_has(bt_tier_ssd(gs->c.tier), key);
 }
 
-/* Puts that have waited get slots, as far as the window goes. Where no slot is free just now the
- * next tick tries again. */
-static void go_on(struct bt_grants *gs)
+/* Waiting puts get slots as far as the window allows. If no slot is free the next tick tries again.
+ */
+static void start_waiting(struct bt_grants *gs)
 {
     while (!bt_list_empty(&gs->puts.waiting) && gs->window.out < gs->window.slots &&
            !gs->stopping) {
         struct put *p = BT_CONTAINER_OF(gs->puts.waiting.next, struct put, link);
         struct bt_grant_worker *w = p->w;
-        bool done = known(gs, &p->key); /* meanwhile, by another request */
+        bool done = known(gs, &p->key); /* another request has written it */
         if (!done && take(p) != BT_OK) {
             return;
         }
@@ -124,7 +123,7 @@ static void on_written(void *arg, bt_status_t st)
         bt_metric_add(gs->m.passed_out, 1);
     }
     put_free(p);
-    go_on(gs);
+    start_waiting(gs);
 }
 
 static bt_status_t may_pass(const struct bt_grant_worker *w, const struct put *p)
@@ -167,9 +166,10 @@ bt_status_t bt_grant_put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m
     p->tenant = m->tenant;
     memcpy(p->key.b, m->key.data, sizeof(p->key.b));
     bt_list_init(&p->link);
-    bt_status_t st = m->n_tokens != gs->c.layout.page_tokens ? BT_ERR_INVALID /* it has no key */
-                     : m->passing                            ? may_pass(w, p)
-                                                             : may_stay(w, p);
+    bt_status_t st = m->n_tokens != gs->c.layout.page_tokens
+                         ? BT_ERR_INVALID /* a partial block has no key */
+                     : m->passing ? may_pass(w, p)
+                                  : may_stay(w, p);
     if (st != BT_OK) {
         answer(w, p->id, st, 0);
         free(p);
@@ -177,7 +177,7 @@ bt_status_t bt_grant_put_ask(struct bt_grant_worker *w, const Baton__LocalPut *m
         p->given_ns = bt_mono_ns();
         bt_list_insert_tail(&gs->puts.waiting, &p->link);
         w->n_put_waits++;
-        go_on(gs);
+        start_waiting(gs);
     } else {
         put_give(w, p);
     }
@@ -197,7 +197,7 @@ static void on_sealed(void *arg)
     p->save = p->passing ? bt_tier_pass(gs->c.tier, p->slot, on_written, p) : NULL;
     if (p->save == NULL) {
         put_free(p);
-        go_on(gs);
+        start_waiting(gs);
     }
 }
 
@@ -206,13 +206,13 @@ void bt_grant_put_end(struct bt_grant_worker *w, const Baton__LocalPutDone *m)
     struct bt_grants *gs = w->gs;
     struct put *p = put_find(w, m->put);
     if (p == NULL) {
-        return; /* of an earlier attachment */
+        return; /* it is of an earlier attachment */
     }
     bt_list_remove(&p->link);
     w->n_puts--;
     if (m->abort) {
         put_free(p);
-        go_on(gs);
+        start_waiting(gs);
         return;
     }
     bt_list_insert_tail(&gs->puts.sealing, &p->link);
@@ -247,9 +247,8 @@ void bt_grant_put_void(struct bt_grant_worker *w, uint64_t until)
     }
 }
 
-/* A copy takes milliseconds, and no word of ours could end it: who has not said LocalPutDone for as
- * long as a lease is lent and asked back has stopped or hangs. Its slot is its own until then, and
- * for a quarantine after its death. */
+/* A copy takes milliseconds and cannot be cancelled. A worker that has not sent LocalPutDone for
+ * twice reclaim_ms has stopped. It owns the slot until one quarantine after its death. */
 void bt_grant_put_reclaim(struct bt_grant_worker *w, uint64_t now)
 {
     if (bt_list_empty(&w->puts)) {
@@ -266,7 +265,7 @@ void bt_grant_put_reclaim(struct bt_grant_worker *w, uint64_t now)
 
 static void give_up_late(struct bt_grants *gs, uint64_t now)
 {
-    while (!bt_list_empty(&gs->puts.waiting)) { /* the oldest first */
+    while (!bt_list_empty(&gs->puts.waiting)) { /* oldest first */
         struct put *p = BT_CONTAINER_OF(gs->puts.waiting.next, struct put, link);
         if (now - p->given_ns < PASS_WAIT_MS * 1000000ull) {
             return;
@@ -287,7 +286,7 @@ void bt_grant_put_tick(struct bt_grants *gs, uint64_t now)
             put_free(p);
         }
     }
-    go_on(gs);
+    start_waiting(gs);
     give_up_late(gs, now);
 }
 

@@ -1,11 +1,11 @@
-/* Grants, prompts that no slab holds: how much of the slab they may take together, so that several
- * at once get on, and others beside them. Their beginnings (grants) have half of the slots, and
- * half as much again by quarters of that where several begin at the same moment; what is behind
- * passes through a window each way. Whoever finds no room waits for somebody who only copies or
- * computes what he has, and so ends. Control thread. */
+/* Pass-through prompts, which are larger than the slab: how much of it they may use, so that
+ * several of them make progress, and other requests beside them. Their beginnings (grants) may use
+ * half of the slots; when several begin at once, half as much again, in quarters of the half. The
+ * blocks behind pass through a window in each direction. A prompt that finds no room waits for
+ * another one that only copies or computes what it has, and therefore ends. Control thread. */
 #include "kvstore/grant/grant_priv.h"
 
-/* Slots that are set aside for beginnings, or about to be, or wait to be written. */
+/* Slots of beginnings: granted, reserved by waiting reservations, or not yet written. */
 static uint32_t beginnings(const struct bt_grants *gs)
 {
     uint32_t n =

@@ -1,4 +1,4 @@
-/* Grants, the local workers' side: opens, trailers, puts; attach, detach, proven death, and the
+/* The local workers' side of grants: opens and trailers; attach, detach and proven death; the
  * killing of a worker that does not give revoked slots back. Control thread. */
 #include <errno.h>
 #include <signal.h>
@@ -116,7 +116,7 @@ static void open_now(struct bt_grant_worker *w, struct bt_grant *g, Baton__Local
         why = g->revoked.why;
     } else if (g->blocks.n == 0) {
         st = BT_ERR_STALE;
-        why = "what this grant was for is written";
+        why = "the blocks of this grant are written already";
     } else if (mode == BATON__LOCAL_MODE__WRITER && g->res.receive) {
         st = BT_ERR_INVALID;
         why = "this grant is filled by a peer: it has no local writer";
@@ -175,8 +175,6 @@ static void on_open(struct bt_grant_worker *w, const Baton__LocalOpen *m)
     }
 }
 
-/* A reservation was made, failed or was released: opens that waited for it (on OK: for exactly
- * this epoch) are answered, those of older epochs are told so. */
 void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch,
                                     bt_status_t st, const char *why)
 {
@@ -204,8 +202,8 @@ void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint
 
 /* ---- the writer ---- */
 
-/* The writer's part is over. What is whole by the flow's word may be sealed; a flow that is not
- * complete will never be. */
+/* The writer has ended. Complete blocks are sealed. A flow that is not complete now never will be.
+ */
 static void writer_ended(struct bt_grant *g, bt_status_t st, const char *why)
 {
     bt_grant_hold(g);
@@ -221,7 +219,7 @@ static void on_trailer(struct bt_grant_worker *w, const Baton__LocalTrailer *m)
 {
     struct bt_grant_open *o = open_find(w, m->request, m->epoch, BATON__LOCAL_MODE__WRITER);
     if (o == NULL || o->g->flow.has_trailer || o->g->revoked.on) {
-        return; /* of an epoch that is over */
+        return; /* a late message of an old epoch */
     }
     struct bt_grant *g = o->g;
     bt_grant_hold(g);
@@ -268,9 +266,9 @@ static void on_close(struct bt_grant_worker *w, const Baton__LocalClose *m)
 
 /* ---- workers ---- */
 
-/* Nobody may use what this worker held, but its copies may still be under way for a while: each
- * hold ends one quarantine later. */
-static void void_holds(struct bt_grant_worker *w, const char *why)
+/* The worker's copies may still be under way for a moment, so everything it held stays unusable for
+ * one quarantine. */
+static void quarantine_holds(struct bt_grant_worker *w, const char *why)
 {
     struct bt_grants *gs = w->gs;
     uint64_t until = bt_mono_ns() + BT_GRANT_QUARANTINE_MS * 1000000ull;
@@ -311,14 +309,14 @@ static bool holds_nothing(const struct bt_grant_worker *w)
     return bt_list_empty(&w->opens) && bt_list_empty(&w->puts) && bt_list_empty(&w->leases);
 }
 
-/* The pidfd became readable: the process is gone, with all its threads. */
+/* The pidfd became readable: the process has ended, with all its threads. */
 static void on_death(void *arg, uint32_t events)
 {
     struct bt_grant_worker *w = arg;
     (void)events;
     BT_INFO("worker_dead", "worker=%s pid=%u held=%s", w->name, w->pid,
             holds_nothing(w) ? "nothing" : "slots");
-    void_holds(w, "the worker died");
+    quarantine_holds(w, "the worker died");
     if (w->conn != NULL) {
         w->ops.drop(w->conn);
         w->conn = NULL;
@@ -362,7 +360,7 @@ struct bt_grant_worker *bt_grants_attach(struct bt_grants *gs, const char *name,
             w->ops.drop(w->conn);
             w->conn = NULL;
         }
-        void_holds(w, "the worker attached again");
+        quarantine_holds(w, "the worker attached again");
         bt_loop_fd_del(gs->c.loop, w->pidfd_w);
         close(w->pidfd);
     }
@@ -381,8 +379,8 @@ void bt_grants_detach(struct bt_grants *gs, struct bt_grant_worker *w)
     }
     bt_grant_lease_forget_asked(w);
     bt_grant_put_forget_waiting(w);
-    /* What it was writing cannot be completed: its trailer would have come over this socket. Its
-     * slots stay its own all the same. */
+    /* Flows that it was writing cannot be completed, since the trailer would have come over this
+     * socket. The worker still owns the slots. */
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->opens) {
         struct bt_grant_open *o = BT_CONTAINER_OF(i, struct bt_grant_open, in_worker);
@@ -447,7 +445,7 @@ void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t 
         bt_metric_add(w->gs->m.killed, 1);
     }
     BT_ERROR("worker_killed", "worker=%s pid=%u held=%s why=%s", w->name, w->pid, what,
-             "it kept slots longer than kvstore.reclaim_ms allows");
+             "the worker kept slots longer than kvstore.reclaim_ms");
     if (syscall(SYS_pidfd_send_signal, w->pidfd, SIGKILL, NULL, 0) != 0) {
         BT_ERROR("worker_kill_failed", "worker=%s why=%s", w->name, strerror(errno));
     }
