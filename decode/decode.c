@@ -20,8 +20,9 @@ static bool ends_at_first(const struct bt_wreq *r)
 }
 
 /* Everything is in the slab. Pages are taken only now. */
-static void landed(struct bt_wcore *c, struct bt_wreq *r)
+static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, bool finished)
 {
+    r->first_token = first_token;
     if (r->first_token >= c->info->vocab) {
         bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
                      "the hand-off's first token %u is outside the "
@@ -29,7 +30,7 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r)
                      r->first_token, c->info->vocab);
         return;
     }
-    r->landed_finished = r->landed_finished || ends_at_first(r);
+    r->landed_finished = finished || ends_at_first(r);
     if (r->landed_finished && r->next_choice == NULL) {
         bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported it */
         return;
@@ -117,6 +118,25 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
     r->stage = BT_WREQ_ROW;
 }
 
+/* A row whose KV came from another node says how long it has waited for its first step here. */
+static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
+{
+    (void)c;
+    s->waited_ns = r->landed_ns != 0 ? (double)(bt_mono_ns() - r->landed_ns) : 0;
+    return r->stage == BT_WREQ_PROMPT || !r->page_wait;
+}
+
+static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
+                struct bt_engine_row *e)
+{
+    (void)c;
+    (void)b;
+    (void)e;
+    if (r->stage == BT_WREQ_ROW) {
+        r->landed_ns = 0;
+    }
+}
+
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
                     const struct bt_engine_out *out)
 {
@@ -138,12 +158,16 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     r->stage = BT_WREQ_ROW;
 }
 
-const struct bt_role_ops bt_decode_role = {
-    .kind = "decode",
-    .opened = opened,
-    .landed = landed,
-    .begin = begin,
-    .row = NULL,
-    .stepped = stepped,
-    .quiet = quiet,
+const struct bt_decode_ops bt_decode = {
+    .role =
+        {
+            .kind = "decode",
+            .opened = opened,
+            .landed = landed,
+            .begin = begin,
+            .plan = plan,
+            .row = row,
+            .stepped = stepped,
+            .quiet = quiet,
+        },
 };

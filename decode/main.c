@@ -4,5 +4,5 @@
 
 int main(int argc, char **argv)
 {
-    return bt_worker_main(argc, argv, BT_ROLE_DECODE, &bt_prefill_role, &bt_decode_role);
+    return bt_worker_main(argc, argv, BT_ROLE_DECODE, &bt_prefill, &bt_decode);
 }

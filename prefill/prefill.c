@@ -1,18 +1,11 @@
 /* The prefill role. Touches the engine and the requests through common/worker/core.h only. */
 #include <stdio.h>
 
-#include "common/worker/core.h"
-#include "prefill/tail.h"
+#include "prefill/prefill.h"
 
 static void opened(struct bt_wcore *c, struct bt_wreq *r)
 {
     bt_wcore_enqueue(c, r);
-}
-
-static void landed(struct bt_wcore *c, struct bt_wreq *r)
-{
-    (void)c;
-    (void)r; /* a writer gets no trailer */
 }
 
 /* First item of block b's chunk. */
@@ -27,7 +20,7 @@ static uint32_t item_of(const struct bt_wcore *c, const struct bt_wgrant *g, uin
 static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t tokens = r->pos, n = BT_DIV_UP(tokens, c->block_tokens);
-    bool met = bt_prefill_tail_met(c, r) && bt_wcore_tail_valid(r);
+    bool met = bt_prefill_tail_reached(c, r) && bt_prefill_tail_valid(r);
     if (n == 0 && !met) {
         return BT_OK;
     }
@@ -96,8 +89,8 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
     bt_metric_add(c->stats->prefix_hits, r->cached);
     bt_metric_add(c->stats->prompt_cached, r->cached);
     st = load_prefix(c, r);
-    r->filled = g->resident_blocks == g->n_slots;
-    if (st == BT_OK && !r->filled) {
+    r->prompt->filled = g->resident_blocks == g->n_slots;
+    if (st == BT_OK && !r->prompt->filled) {
         st = store_rest(c, r);
     }
     if (st != BT_OK) {
@@ -121,26 +114,33 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
     /* Blocks that are resident and computed all the same (prompt_logprobs) are not stored, nor
      * those behind a grant that has not all of the prompt. */
-    if (b->chunk_end && r->store_flow != 0 && !r->filled && last_block >= g->resident_blocks) {
+    if (b->chunk_end && r->store_flow != 0 && !r->prompt->filled &&
+        last_block >= g->resident_blocks) {
         uint32_t seq = item_of(c, g, last_block), end = item_of(c, g, g->n_slots - 1);
         e->fire = (struct bt_engine_at){.flow = r->store_flow, .seq = BT_MIN(seq, end)};
-        r->filled = seq >= end;
+        r->prompt->filled = seq >= end;
     }
 }
 
-/* A prompt that no slab holds needs its grant only as far as that goes: what is behind it may be in
- * the pool all the same, and comes piece by piece. Its copies end first. */
-static uint32_t meet(struct bt_wcore *c, struct bt_wreq *r)
+/* A prompt that no slab holds needs its grant only as far as the grant goes: the blocks behind it
+ * may be in the pool all the same, and are loaded piece by piece. The grant's copies end first. */
+static void leave_grant(struct bt_wcore *c, struct bt_wreq *r)
 {
-    if (!r->streams || !r->grant_open || !r->filled || r->sub->prompt_logprobs) {
-        return bt_prefill_meet(c, r);
-    }
     r->stage = BT_WREQ_LOADING;
     r->trailer_due = true; /* nobody else reads the grant: all that it was for is there */
     bt_wcore_flow_close(c, r, &r->load_flow, false);
     bt_wcore_flow_close(c, r, &r->store_flow, false);
     BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of them was open: quiet() follows */
-    return 0;
+}
+
+static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
+{
+    if (r->streams && r->grant_open && r->prompt->filled && !r->sub->prompt_logprobs) {
+        leave_grant(c, r);
+        return false;
+    }
+    s->stop = bt_prefill_tail_plan(c, r);
+    return true;
 }
 
 static void report(struct bt_wcore *c, struct bt_wreq *r)
@@ -161,13 +161,13 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
 {
     if (r->load_flow != 0) {
         /* The first row waited for every layer of what is loaded. */
-        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_wcore_tail_valid(r)) {
+        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_prefill_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
             return;
         }
         bt_wcore_flow_close(c, r, &r->load_flow, false);
     }
-    bt_wcore_tail_past(c, r, b->pos + b->n);
+    bt_prefill_tail_past(c, r, b->pos + b->n);
     if (r->streams) {
         bt_wback_offer(c, r);
     }
@@ -193,7 +193,8 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     }
     if (r->sub->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
         /* Goes on here: the copies of the prompt end beside the first rows. */
-        r->role = c->roles[BT_ROLE_DECODE];
+        bt_prefill_tail_free(r);
+        r->role = &c->decode->role;
         r->stage = BT_WREQ_ROW;
         bt_wcore_flow_close(c, r, &r->store_flow, false);
         if (r->flows_pending == 0) {
@@ -210,26 +211,32 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_status_t st = bt_wreload_loaded(c, r);
         BT_ASSERT(st == BT_OK); /* it copies no pages */
     } else if (r->stage == BT_WREQ_LOADING) {
-        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_wcore_tail_valid(r)) {
+        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_prefill_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
             return;
         }
         bt_wcore_grant_close(c, r);
+        bt_prefill_tail_free(r);
         bt_wreload_window(c, r);
-    } else if (r->stage != BT_WREQ_PROMPT) {
-        /* Otherwise only the prefix's load has ended, or there was nothing to store and the prompt
-         * goes on. */
-        bt_wcore_grant_close(c, r);
+    } else {
+        /* Only the prefix's load has ended: the prompt goes on. */
+        BT_ASSERT(r->stage == BT_WREQ_PROMPT);
     }
 }
 
-const struct bt_role_ops bt_prefill_role = {
-    .kind = "prefill",
-    .opened = opened,
-    .landed = landed,
-    .begin = begin,
-    .meet = meet,
-    .row = row,
-    .stepped = stepped,
-    .quiet = quiet,
+const struct bt_prefill_ops bt_prefill = {
+    .role =
+        {
+            .kind = "prefill",
+            .opened = opened,
+            .begin = begin,
+            .plan = plan,
+            .row = row,
+            .stepped = stepped,
+            .quiet = quiet,
+            .release = bt_prefill_tail_free,
+        },
+    .state_bytes = sizeof(struct bt_prompt),
+    .tail = bt_prefill_tail_add,
+    .logprobs = bt_prefill_logprobs,
 };

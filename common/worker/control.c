@@ -602,8 +602,8 @@ static int serve(struct bt_wctl *w)
     return w->exit_code;
 }
 
-int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_ops *prefill,
-                   const struct bt_role_ops *decode)
+int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_prefill_ops *prefill,
+                   const struct bt_decode_ops *decode)
 {
     const struct bt_conf_schema *schema = bt_worker_schema(start == BT_ROLE_DECODE);
     struct bt_wctl *w = bt_calloc(1, sizeof(*w));
@@ -612,9 +612,9 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_role_
         free(w);
         return code;
     }
-    w->core.roles[BT_ROLE_PREFILL] = prefill;
-    w->core.roles[BT_ROLE_DECODE] = decode;
-    w->kind = w->core.roles[start]->kind;
+    w->core.prefill = prefill;
+    w->core.decode = decode;
+    w->kind = start == BT_ROLE_PREFILL ? prefill->role.kind : decode->role.kind;
     w->role = bt_roles_of_kind(w->kind);
     atomic_store(&w->core.role, w->role);
     bt_worker_conf_name(&w->conf, w->kind);

@@ -65,10 +65,8 @@ static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
 
 void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
 {
-    bool reads = lead->sub->phases == BATON__PHASES__DECODE;
     for (struct bt_wreq *r = lead; r != NULL; r = r->next_choice) {
         r->order = order_of(r, c->next_order++);
-        r->role = c->roles[reads || r != lead ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
         r->stage = r == lead ? BT_WREQ_OPENING : BT_WREQ_FORKING;
         r->slot = BT_WORKER_NO_SLOT;
         r->len = r->sub->n;
@@ -351,7 +349,7 @@ static void settle(struct bt_wcore *c, struct bt_wreq *r)
     } else if (r->stage == BT_WREQ_PREEMPTING) {
         return_pages(c, r);
         return_slot(c, r);
-        r->role = c->roles[BT_ROLE_DECODE];
+        r->role = &c->decode->role;
         r->resumed = true;
         r->reload = BT_WRELOAD_NONE;
         bt_wcore_enqueue(c, r);

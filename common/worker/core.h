@@ -179,7 +179,8 @@ struct bt_wcore {
     /* how long steps with prompts beside rows may be, and those that a row joins with what it has
      * waited; 0: not bounded so. The control thread changes them */
     _Atomic uint64_t mixed_step_ns, mixed_gap_ns;
-    const struct bt_role_ops *roles[2];
+    const struct bt_prefill_ops *prefill;
+    const struct bt_decode_ops *decode;
     struct bt_wstats *stats;
     struct bt_ring in, out;
     void (*bell)(void *arg); /* rings the kvstore; any thread */
@@ -268,8 +269,6 @@ bool bt_wcore_may_step(const struct bt_wcore *c);
 void bt_wcore_take_buffer(struct bt_wcore *c);
 /* ... its end: the buffer goes out, then what bt_wcore_emit_after held back. */
 void bt_wcore_flush_tokens(struct bt_wcore *c);
-/* Logprobs of prompts, of a forward's event. */
-void bt_wcore_report_prompts(struct bt_wcore *c, const struct bt_engine_event *ev);
 /* Sends o to the control thread once the tokens of the step being finished have gone out. */
 void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o);
 /* Appends the sampled token to r, reports it to its conductor, and decides whether r is finished
@@ -343,14 +342,10 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd);
 void bt_wgrant_emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort);
 /* Trailer (if due) and LocalClose: r has no more use of the slots of its grant. */
 void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
+/* Is this slot of the grant's slab still the one that was given, by its generation? */
+bool bt_wgrant_slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation);
 /* Are slots [first, end) of the grant still the ones that were granted? */
 bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
-/* The kvstore has brought more of the prompt's end. */
-void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t);
-/* r, which loads nothing, is beyond its tail (tokens before pos are there): lets go of it. */
-void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos);
-/* Are the slots of the tail still the ones that were given? */
-bool bt_wcore_tail_valid(const struct bt_wreq *r);
 /* A slab to work with; takes s's first reference. */
 void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);
 /* The kvstore is gone: who needs its slots fails, the mapping lives until all copies are quiet. */

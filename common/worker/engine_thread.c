@@ -235,12 +235,10 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     case BT_WCMD_OPENED: bt_wcore_opened(c, cmd); break;
     case BT_WCMD_TRAILER:
         if (r->stage == BT_WREQ_LANDING) {
-            r->first_token = cmd->u.trailer.first_token;
-            r->landed_finished = cmd->u.trailer.finished;
-            r->role->landed(c, r);
+            r->role->landed(c, r, cmd->u.trailer.first_token, cmd->u.trailer.finished);
         }
         break;
-    case BT_WCMD_TAIL: bt_wcore_tail(c, r, cmd->u.tail); break;
+    case BT_WCMD_TAIL: c->prefill->tail(c, r, cmd->u.tail); break;
     case BT_WCMD_CANCEL:
         bt_wcore_end(c, r, cmd->status == BT_OK ? BT_ERR_CANCELLED : cmd->status, "%s",
                      cmd->detail);

@@ -81,7 +81,7 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
     r->role->opened(c, r);
 }
 
-static bool slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation)
+bool bt_wgrant_slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation)
 {
     uint64_t w = atomic_load_explicit(&r->slab->slab->headers[slot].state, memory_order_acquire);
     bt_slot_state_t s = bt_slot_state(w);
@@ -92,81 +92,11 @@ bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end)
 {
     const struct bt_wgrant *g = r->grant;
     for (uint32_t i = first; i < end; i++) {
-        if (!slot_valid(r, g->slots[i], bt_wgrant_gens(g)[i])) {
+        if (!bt_wgrant_slot_valid(r, g->slots[i], bt_wgrant_gens(g)[i])) {
             return false;
         }
     }
     return true;
-}
-
-/* ---- the tail ---- */
-
-bool bt_wcore_tail_valid(const struct bt_wreq *r)
-{
-    for (const struct bt_wtail *t = r->tail; t != NULL; t = t->next) {
-        for (uint32_t i = 0; i < t->n; i++) {
-            if (!slot_valid(r, t->slots[i], t->slots[t->n + i])) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-/* Pieces come from the end backwards, each right in front of the one before; the prompt's last
- * token is nobody's but ours to compute. */
-static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
-{
-    uint64_t end = (uint64_t)t->first + t->n;
-    if (t->n == 0 || t->first < r->grant->resident_blocks || end * c->block_tokens >= r->sub->n ||
-        (r->tail != NULL && end != r->tail->first)) {
-        return false;
-    }
-    for (uint32_t i = 0; i < t->n; i++) {
-        if (t->slots[i] >= r->slab->slab->super->n_slots) {
-            return false;
-        }
-    }
-    return true;
-}
-
-void bt_wcore_tail(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
-{
-    if (!r->grant_open || r->tail_over || bt_wreq_ending(r)) {
-        free(t); /* the kvstore has been told, or will be as the grant is closed */
-        return;
-    }
-    if (!tail_fits(c, r, t)) {
-        BT_WARN("tail_refused", "req=%016llx epoch=%u first=%u blocks=%u",
-                (unsigned long long)r->sub->request, r->sub->epoch, t->first, t->n);
-        free(t);
-        return;
-    }
-    r->tail_end = r->tail != NULL ? r->tail_end : t->first + t->n;
-    t->next = r->tail;
-    r->tail = t;
-}
-
-void bt_wreq_tail_free(struct bt_wreq *r)
-{
-    while (r->tail != NULL) {
-        struct bt_wtail *t = r->tail;
-        r->tail = t->next;
-        free(t);
-    }
-}
-
-void bt_wcore_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos)
-{
-    if (r->tail == NULL || r->load_flow != 0 || pos < r->tail_end * c->block_tokens) {
-        return;
-    }
-    bt_wreq_tail_free(r);
-    r->tail_over = true;
-    struct bt_wout o = {.kind = BT_WOUT_TAIL_END, .attach = r->sub->attach};
-    o.u.local.request = r->sub->request;
-    o.u.local.epoch = r->sub->epoch;
-    bt_wcore_emit(c, &o);
 }
 
 void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
@@ -188,7 +118,6 @@ void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
     r->trailer_due = false;
     bt_wgrant_emit_close(c, r, abort);
     r->grant_open = false;
-    bt_wreq_tail_free(r);
     bt_wslab_put(r->slab);
     r->slab = NULL;
     free(r->grant);

@@ -1,28 +1,35 @@
 /* Making and freeing requests: one allocation for each choice, with what was asked for, its tokens
  * and its page table. Either thread: whoever has the request. */
-#include "common/worker/request.h"
+#include "common/worker/core.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The allocation: u holds tokens [tokens_max], pages [pages_max], shared [blocks of the prompt] and
- * the two bias arrays. */
+/* One allocation: the request, what was asked for, the roles' states, then 32-bit words. */
 struct bt_wreq_mem {
     struct bt_wreq r;
     struct bt_submission sub;
-    uint32_t u[];
+    uint64_t states[];
 };
 
-static struct bt_wreq *alloc(const struct bt_submission *s, uint32_t n_bias, uint32_t block_tokens)
+static size_t words64(size_t bytes)
 {
-    uint32_t last = BT_MAX(s->n, s->len_max), pages = BT_DIV_UP(last, block_tokens),
-             shared = BT_DIV_UP(s->n, block_tokens);
-    struct bt_wreq_mem *m =
-        bt_calloc(1, sizeof(*m) + 4 * ((size_t)last + 1 + pages + shared + 2 * (size_t)n_bias));
+    return BT_DIV_UP(bytes, sizeof(uint64_t));
+}
+
+static struct bt_wreq *alloc(const struct bt_wcore *c, const struct bt_submission *s,
+                             uint32_t n_bias)
+{
+    uint32_t last = BT_MAX(s->n, s->len_max), pages = BT_DIV_UP(last, c->block_tokens),
+             shared = BT_DIV_UP(s->n, c->block_tokens);
+    size_t words = (size_t)last + 1 + pages + shared + 2 * (size_t)n_bias,
+           prompt = words64(c->prefill->state_bytes);
+    struct bt_wreq_mem *m = bt_calloc(1, sizeof(*m) + 8 * prompt + 4 * words);
     struct bt_wreq *r = &m->r;
     m->sub = *s;
     r->sub = &m->sub;
-    r->tokens = m->u;
+    r->prompt = (struct bt_prompt *)m->states;
+    r->tokens = (uint32_t *)(m->states + prompt);
     r->pages = r->tokens + last + 1;
     r->shared = r->pages + pages;
     if (n_bias > 0) {
@@ -33,31 +40,33 @@ static struct bt_wreq *alloc(const struct bt_submission *s, uint32_t n_bias, uin
         m->sub.params.bias_ids = ids;
         m->sub.params.bias = bias;
     }
-    r->wb_from = s->n / block_tokens;
+    r->wb_from = s->n / c->block_tokens;
     bt_list_init(&r->ctl.link);
     bt_list_init(&r->link);
     bt_list_init(&r->shared_link);
     return r;
 }
 
-struct bt_wreq *bt_wreq_alloc(const struct bt_submission *s, const void *tokens,
-                              uint32_t block_tokens)
+struct bt_wreq *bt_wreq_alloc(const struct bt_wcore *c, const struct bt_submission *s,
+                              const void *tokens)
 {
-    struct bt_wreq *r = alloc(s, s->params.n_bias, block_tokens);
+    struct bt_wreq *r = alloc(c, s, s->params.n_bias);
     r->lead = r;
+    r->role = s->phases == BATON__PHASES__DECODE ? &c->decode->role : &c->prefill->role;
     memcpy(r->tokens, tokens, s->n * sizeof(r->tokens[0]));
     return r;
 }
 
-void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_tokens)
+void bt_wreq_add_choice(const struct bt_wcore *c, struct bt_wreq *lead, uint32_t choice)
 {
     struct bt_submission s = *lead->sub; /* its bias arrays stay the lead's */
     struct bt_wreq *last = lead;
     s.choice = s.params.choice = choice;
     s.prompt_logprobs = false;
     s.prompt_top = 0;
-    struct bt_wreq *r = alloc(&s, 0, block_tokens);
+    struct bt_wreq *r = alloc(c, &s, 0);
     r->lead = lead;
+    r->role = &c->decode->role;
     memcpy(r->tokens, lead->tokens, s.n * sizeof(r->tokens[0]));
     while (last->next_choice != NULL) {
         last = last->next_choice;
@@ -78,7 +87,9 @@ void bt_wreq_free(struct bt_wreq *lead)
 {
     while (lead != NULL) {
         struct bt_wreq *next = lead->next_choice;
-        bt_wreq_tail_free(lead);
+        if (lead->role->release != NULL) {
+            lead->role->release(lead);
+        }
         free(lead->grant);
         free(lead->lease);
         free(lead);

@@ -102,6 +102,7 @@ struct bt_wreq {
     const struct bt_submission *sub;
     struct bt_wreq *lead;        /* of its submission; the lead's is itself */
     struct bt_wreq *next_choice; /* freed with the lead */
+    struct bt_prompt *prompt;    /* written by prefill/ only */
 
     struct bt_wreq_ctl ctl; /* written by the control thread, the rest by the engine thread */
 
@@ -114,7 +115,6 @@ struct bt_wreq {
     uint32_t slot, n_pages;
     bool resumed; /* preempted before: no grant, no flows but the one of a reload */
     bool streams; /* a lead whose grant has only the beginning of its prompt: no slab holds it */
-    bool filled;  /* the last item of its grant is fired, or was there from the start */
     bool in_step, doomed, page_wait;
     bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
     uint32_t pending; /* tickets of its slot and flows not yet polled */
@@ -123,9 +123,6 @@ struct bt_wreq {
     struct bt_wslab *slab;          /* while the grant is open */
     struct bt_wgrant *grant;
     bool grant_open, grant_abort, trailer_due, landed_finished;
-    struct bt_wtail *tail; /* blocks [tail->first, tail_end), in pieces; NULL: none */
-    uint32_t tail_end;
-    bool tail_over; /* it was met, or passed: no more is of use */
     uint32_t first_token;
     uint64_t start_ns, last_compute_ns; /* wall clock */
     uint64_t landed_ns;                 /* mono; of a row that has not been in a step; else 0 */
@@ -161,16 +158,14 @@ struct bt_wreq {
     uint32_t *tokens; /* [len_max + 1] */
 };
 
-/* The first choice of s, the lead: copies s, its bias arrays and its tokens ([n] uint32_t at any
- * address). The other fields are zero. */
-struct bt_wreq *bt_wreq_alloc(const struct bt_submission *s, const void *tokens,
-                              uint32_t block_tokens);
+/* The first choice of s, the lead, for the engine of c, which is open: copies s, its bias arrays
+ * and its tokens ([n] uint32_t at any address). The other fields are zero. */
+struct bt_wreq *bt_wreq_alloc(const struct bt_wcore *c, const struct bt_submission *s,
+                              const void *tokens);
 /* Adds choice number `choice` to lead, which is not submitted yet. */
-void bt_wreq_add_choice(struct bt_wreq *lead, uint32_t choice, uint32_t block_tokens);
+void bt_wreq_add_choice(const struct bt_wcore *c, struct bt_wreq *lead, uint32_t choice);
 uint32_t bt_wreq_choices(const struct bt_wreq *lead);
 /* Frees a lead with its choices. */
 void bt_wreq_free(struct bt_wreq *lead);
-/* Frees what was told of its tail. */
-void bt_wreq_tail_free(struct bt_wreq *r);
 
 #endif

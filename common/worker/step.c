@@ -75,31 +75,28 @@ static void provide_pages(struct bt_wcore *c)
     }
 }
 
+static void fill_seq(const struct bt_wreq *r, struct bt_batch_seq *s)
+{
+    s->order = r->order;
+    s->pos = r->pos;
+    s->len = r->len;
+    s->chunk_tokens = r->grant != NULL ? r->grant->chunk_tokens : 0;
+    s->late = r->sub->late;
+    s->kind = r->stage == BT_WREQ_ROW ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
+}
+
 static void fill_batch(struct bt_wcore *c)
 {
     uint32_t n = 0;
-    uint64_t now_ns = bt_mono_ns();
     struct bt_list *it;
     bt_list_for_each (it, &c->active) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         struct bt_batch_seq *s = &c->seqs[n];
-        if (r->stage != BT_WREQ_PROMPT && (r->stage != BT_WREQ_ROW || r->page_wait)) {
-            continue;
+        *s = (struct bt_batch_seq){0};
+        if ((r->stage == BT_WREQ_PROMPT || r->stage == BT_WREQ_ROW) && r->role->plan(c, r, s)) {
+            fill_seq(r, s);
+            c->seq_reqs[n++] = r;
         }
-        bool may_meet = r->stage == BT_WREQ_PROMPT && r->role->meet != NULL;
-        s->stop = may_meet ? r->role->meet(c, r) : 0;
-        if (r->stage == BT_WREQ_LOADING) { /* what follows is perhaps in the pool */
-            continue;
-        }
-        s->order = r->order;
-        s->pos = r->pos;
-        s->len = r->len;
-        s->chunk_tokens = r->grant != NULL ? r->grant->chunk_tokens : 0;
-        s->left = 0;
-        s->waited_ns = r->landed_ns != 0 ? (double)(now_ns - r->landed_ns) : 0;
-        s->late = r->sub->late;
-        s->kind = r->stage == BT_WREQ_ROW ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
-        c->seq_reqs[n++] = r;
     }
     c->batch.n = n;
 }
@@ -123,7 +120,6 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
         r->start_ns = bt_real_ns();
     }
     if (r->stage == BT_WREQ_ROW) {
-        r->landed_ns = 0;
         s->decode_tokens += b->n;
     } else {
         s->prompt_tokens += b->n;
@@ -269,7 +265,7 @@ void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_ev
     }
     if (kind == BT_WT_FORWARD) {
         uint64_t now = bt_real_ns();
-        bt_wcore_report_prompts(c, ev);
+        c->prefill->logprobs(c, ev);
         for (uint32_t i = 0; i < s->n_rows; i++) {
             s->reqs[i]->last_compute_ns = now;
         }

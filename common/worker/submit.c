@@ -189,10 +189,10 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }
-    struct bt_wreq *r = bt_wreq_alloc(&s, m->tokens.data, block);
+    struct bt_wreq *r = bt_wreq_alloc(&w->core, &s, m->tokens.data);
     /* The prefill worker's part is done with the first choice's first token. */
     for (uint32_t i = 1; i < m->n && m->phases != BATON__PHASES__PREFILL; i++) {
-        bt_wreq_add_choice(r, m->choice + i, block);
+        bt_wreq_add_choice(&w->core, r, m->choice + i);
     }
     return r;
 }

@@ -125,8 +125,8 @@ static void start(struct rig *g, uint64_t seed)
     g->conf.writeback_max = 6;
     g->core.conf = &g->conf;
     atomic_store(&g->core.role, BT_ROLES_DECODE);
-    g->core.roles[BT_ROLE_PREFILL] = &bt_prefill_role;
-    g->core.roles[BT_ROLE_DECODE] = &bt_decode_role;
+    g->core.prefill = &bt_prefill;
+    g->core.decode = &bt_decode;
     g->core.stats = bt_wstats_create("m", "decode");
     g->core.bell = no_bell;
     g->core.vt = &fe_vtable;
@@ -193,7 +193,7 @@ static uint32_t submit_job(struct rig *g, const struct job *j)
     for (uint32_t i = 0; i < j->n; i++) { /* each submission's are its own */
         tokens[i] = (i * 13 + g->n) % FE_VOCAB;
     }
-    struct bt_wreq *r = bt_wreq_alloc(&sub, tokens, FE_BLOCK);
+    struct bt_wreq *r = bt_wreq_alloc(&g->core, &sub, tokens);
     *t = (struct track){.req = r, .n = j->n, .max_new = j->max_new};
     t->prompt_last = r->tokens[j->n - 1];
     t->choices = BT_MAX(j->choices, 1u);
@@ -201,7 +201,7 @@ static uint32_t submit_job(struct rig *g, const struct job *j)
     for (uint32_t i = 0; i < t->choices; i++) {
         t->k[i].last = t->prompt_last;
         if (i > 0) {
-            bt_wreq_add_choice(r, i, FE_BLOCK);
+            bt_wreq_add_choice(&g->core, r, i);
         }
     }
     t->k[0].got = j->phases == BATON__PHASES__DECODE ? 1 : 0;

@@ -1,0 +1,146 @@
+/* The prefix tail: the end of a prompt's prefix, which the kvstore brings while the beginning is
+ * computed. Where the computing reaches what has landed it goes on behind it; what is late is
+ * computed, and no prompt waits for it. The KV of a position does not depend on who computed it.
+ * Loads go layer by layer under the next row, as those of a resident prefix do; the store flow
+ * copies the tail's pages into the grant's slots like computed ones. Engine thread. */
+#include <stdlib.h>
+
+#include "common/log/log.h"
+#include "prefill/prefill.h"
+
+bool bt_prefill_tail_valid(const struct bt_wreq *r)
+{
+    for (const struct bt_wtail *t = r->prompt->tail; t != NULL; t = t->next) {
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (!bt_wgrant_slot_valid(r, t->slots[i], t->slots[t->n + i])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Pieces come from the end backwards, each right in front of the one before; the prompt's last
+ * token is nobody's but ours to compute. */
+static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
+{
+    uint64_t end = (uint64_t)t->first + t->n;
+    if (t->n == 0 || t->first < r->grant->resident_blocks || end * c->block_tokens >= r->sub->n ||
+        (r->prompt->tail != NULL && end != r->prompt->tail->first)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (t->slots[i] >= r->slab->slab->super->n_slots) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void bt_prefill_tail_add(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
+{
+    if (r->role != &bt_prefill.role || !r->grant_open || r->prompt->tail_over ||
+        bt_wreq_ending(r)) {
+        free(t); /* the kvstore has been told, or will be as the grant is closed */
+        return;
+    }
+    if (!tail_fits(c, r, t)) {
+        BT_WARN("tail_refused", "req=%016llx epoch=%u first=%u blocks=%u",
+                (unsigned long long)r->sub->request, r->sub->epoch, t->first, t->n);
+        free(t);
+        return;
+    }
+    r->prompt->tail_end = r->prompt->tail != NULL ? r->prompt->tail_end : t->first + t->n;
+    t->next = r->prompt->tail;
+    r->prompt->tail = t;
+}
+
+void bt_prefill_tail_free(struct bt_wreq *r)
+{
+    while (r->prompt->tail != NULL) {
+        struct bt_wtail *t = r->prompt->tail;
+        r->prompt->tail = t->next;
+        free(t);
+    }
+}
+
+void bt_prefill_tail_past(struct bt_wcore *c, struct bt_wreq *r, uint32_t pos)
+{
+    if (r->prompt->tail == NULL || r->load_flow != 0 ||
+        pos < r->prompt->tail_end * c->block_tokens) {
+        return;
+    }
+    bt_prefill_tail_free(r);
+    r->prompt->tail_over = true;
+    struct bt_wout o = {.kind = BT_WOUT_TAIL_END, .attach = r->sub->attach};
+    o.u.local.request = r->sub->request;
+    o.u.local.epoch = r->sub->epoch;
+    bt_wcore_emit(c, &o);
+}
+
+bool bt_prefill_tail_reached(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    return r->prompt->tail != NULL && !r->sub->prompt_logprobs &&
+           r->prompt->tail->first * c->block_tokens <= r->pos &&
+           r->pos < r->prompt->tail_end * c->block_tokens;
+}
+
+uint32_t bt_prefill_tail_blocks(const struct bt_wcore *c, const struct bt_wreq *r,
+                                struct bt_engine_block *b)
+{
+    uint32_t from = r->pos / c->block_tokens, n = 0;
+    for (const struct bt_wtail *t = r->prompt->tail; t != NULL; t = t->next) {
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (t->first + i >= from) {
+                b[n++] = (struct bt_engine_block){
+                    .mem = bt_slab_data(r->slab->slab, t->slots[i]),
+                    .page = r->pages[t->first + i],
+                    .toks = c->block_tokens,
+                    .seq = 0,
+                };
+            }
+        }
+    }
+    return n;
+}
+
+void bt_prefill_tail_skip(struct bt_wcore *c, struct bt_wreq *r)
+{
+    uint32_t end = r->prompt->tail_end * c->block_tokens, n = end - r->pos;
+    BT_DEBUG("tail_met", "req=%016llx epoch=%u at=%u loaded=%u of=%u",
+             (unsigned long long)r->sub->request, r->sub->epoch, r->pos, n, r->sub->n);
+    r->pos = end;
+    r->cached += n;
+    bt_metric_add(c->stats->prefix_hits, n);
+    bt_metric_add(c->stats->prompt_cached, n);
+}
+
+/* false: there is no room for another flow now, or the slots are not what they were; computing it
+ * needs neither. */
+static bool load(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!bt_prefill_tail_valid(r) ||
+        c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->sub->epoch, NULL,
+                         NULL, &r->load_flow) != BT_OK) {
+        r->load_flow = 0;
+        return false;
+    }
+    uint32_t n = bt_prefill_tail_blocks(c, r, c->blocks);
+    bt_status_t st = c->vt->flow_add(c->eng, r->load_flow, c->blocks, n);
+    if (st != BT_OK) {
+        bt_wcore_flow_close(c, r, &r->load_flow, true);
+    }
+    return st == BT_OK;
+}
+
+uint32_t bt_prefill_tail_plan(struct bt_wcore *c, struct bt_wreq *r)
+{
+    /* While the head is still being loaded the first row waits for that flow, not for another. */
+    if (bt_prefill_tail_reached(c, r) && r->load_flow == 0 && load(c, r)) {
+        bt_prefill_tail_skip(c, r);
+    }
+    uint32_t stop = r->prompt->tail != NULL && !r->sub->prompt_logprobs
+                        ? r->prompt->tail->first * c->block_tokens
+                        : 0;
+    return stop > r->pos ? stop : 0;
+}
