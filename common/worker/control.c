@@ -315,7 +315,6 @@ static void on_ring(void *arg, uint32_t events)
     do {
         drain_ring(w);
     } while (!bt_ring_arm(&w->core.out));
-    bt_wsession_sweep(w);
 }
 
 /* The engine's bell, on the engine thread. local is set before the first request exists. */

@@ -10,7 +10,7 @@
 #include "common/http/status_page.h"
 #include "common/loop/loop.h"
 #include "common/rpc/pb.h"
-#include "common/rpc/rpc.h"
+#include "common/rpc/session.h"
 #include "common/rpc/tls_conf.h"
 #include "common/slab/local.h"
 #include "common/worker/core.h"
@@ -23,13 +23,10 @@ struct bt_wmixed {
 struct bt_wsession { /* one conductor */
     struct bt_list link;
     struct bt_wctl *ctl;
-    struct bt_rpc_stream *s;
+    struct bt_rpc_session rpc;
     uint64_t id;
-    char *name;
-    bool hello, broken;
-    int broken_code;
-    char broken_why[256];
-    uint64_t heard_ns, hb_seq;
+    char *name; /* of the conductor, after its hello */
+    uint64_t incarnation;
     struct bt_wmixed mixed; /* what it says */
     struct bt_buf late;     /* tokens that wait for the message before them: packed Tokens */
 };
@@ -83,7 +80,7 @@ struct bt_wctl {
     struct bt_timer tick, drain_timer;
     struct bt_list sessions;
     uint32_t n_sessions;
-    uint64_t next_session, ticked_ns, beat_ns;
+    uint64_t next_session;
     struct bt_map *known;         /* request id -> struct bt_wknown */
     struct bt_list known_list;    /* oldest first */
     struct bt_map *active;        /* struct bt_wkey -> struct bt_wreq */
@@ -125,7 +122,7 @@ void bt_wrole_stop(struct bt_wctl *w);
 
 /* ---- session.c ---- */
 void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);
-/* Heartbeats, silence, deadlines, broken sessions; every 100 ms. */
+/* Heartbeats, silence, deadlines; every 100 ms. */
 void bt_wsession_tick(struct bt_wctl *w);
 /* A step's tokens, one message a conductor. t is not kept. */
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
@@ -137,8 +134,6 @@ void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);
 void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail);
 /* Ends all sessions, UNAVAILABLE, behind what is queued. */
 void bt_wsession_close_all(struct bt_wctl *w, const char *why);
-/* Frees sessions that broke since: never inside a send, whose caller may still hold one. */
-void bt_wsession_sweep(struct bt_wctl *w);
 
 /* ---- mixed.c ---- */
 /* What the conductor of s says in a hello or heartbeat; NULL: nothing. */

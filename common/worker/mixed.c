@@ -32,7 +32,7 @@ bool bt_wmixed_apply(struct bt_wctl *w)
     struct bt_list *it;
     bt_list_for_each (it, &w->sessions) {
         const struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
-        if (s->hello && !s->broken) {
+        if (bt_rpc_session_met(&s->rpc)) {
             x.step_ns = smaller(x.step_ns, s->mixed.step_ns);
             x.gap_ns = smaller(x.gap_ns, s->mixed.gap_ns);
         }

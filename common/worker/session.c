@@ -1,16 +1,13 @@
-/* Sessions with conductors: hello, heartbeats, Submit and Cancel in; tokens and ends out. A session
- * that is silent for two seconds, breaks the protocol or does not take its messages is ended, and
- * everything it had submitted is cancelled. Control thread. */
+/* Sessions with conductors (common/rpc/session.h): Submit and Cancel in; tokens and ends out. When
+ * one ends, everything it had submitted is cancelled. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/log/log.h"
-#include "common/rpc/ranges.h"
+#include "common/rpc/session_hello.h"
 #include "common/worker/control.h"
 
-#define SILENCE_NS   2000000000ull
-#define HEARTBEAT_NS 500000000ull
 #define KNOWN_MAX    8192
 #define BEHIND_BYTES (256u << 10)
 /* Above it a conductor that does not read loses its session. Steps wait for tokens that are not
@@ -24,28 +21,11 @@ static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
     struct bt_list *it;
     bt_list_for_each (it, &w->sessions) {
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
-        if (s->id == id && !s->broken) {
+        if (s->id == id && bt_rpc_session_met(&s->rpc)) {
             return s;
         }
     }
     return NULL;
-}
-
-/* Marks the session; the sweep ends it once no message of it is on the stack. */
-static void session_break(struct bt_wsession *s, int code, const char *why)
-{
-    if (!s->broken) {
-        s->broken = true;
-        s->broken_code = code;
-        snprintf(s->broken_why, sizeof(s->broken_why), "%s", why);
-    }
-}
-
-static void check_sent(struct bt_wsession *s, bt_status_t st)
-{
-    if (st != BT_OK) {
-        session_break(s, BT_GRPC_EXHAUSTED, "it does not take its messages");
-    }
 }
 
 /* FromWorker with the tokens that wait. A packed message of a repeated field is the packed messages
@@ -54,7 +34,7 @@ static void send_late(struct bt_wsession *s)
 {
     uint8_t head[1 + 10];
     size_t n = 0;
-    if (s->late.len == 0 || s->broken) {
+    if (s->late.len == 0) {
         return;
     }
     head[n++] = BATON__FROM_WORKER__M_TOKENS << 3 | 2;
@@ -62,16 +42,14 @@ static void send_late(struct bt_wsession *s)
         head[n++] = (uint8_t)((len & 0x7f) | (len > 0x7f ? 0x80 : 0));
     }
     struct iovec iov[] = {{head, n}, {s->late.data, s->late.len}};
-    check_sent(s, bt_rpc_stream_send_iov(s->s, iov, BT_ARRAY_LEN(iov)));
+    (void)bt_rpc_session_send_iov(&s->rpc, iov, BT_ARRAY_LEN(iov));
     bt_buf_clear(&s->late);
 }
 
 static void session_send(struct bt_wsession *s, const Baton__FromWorker *m)
 {
     send_late(s); /* what is said of a request comes behind its tokens */
-    if (!s->broken) {
-        check_sent(s, bt_rpc_stream_send_pb(s->s, &m->base));
-    }
+    (void)bt_rpc_session_send(&s->rpc, &m->base);
 }
 
 static void send_ended(struct bt_wsession *s, uint64_t request, uint32_t epoch, bt_status_t st,
@@ -88,8 +66,10 @@ static void send_ended(struct bt_wsession *s, uint64_t request, uint32_t epoch, 
     session_send(s, &m);
 }
 
-static void send_heartbeat(struct bt_wctl *w, struct bt_wsession *s)
+static void say_heartbeat(void *arg, uint64_t seq)
 {
+    struct bt_wsession *s = arg;
+    struct bt_wctl *w = s->ctl;
     struct bt_wload load;
     bt_wstats_load(w->stats, w->core.info->max_model_len, &load);
     load.load.max_rows = w->core.max_rows;
@@ -98,7 +78,7 @@ static void send_heartbeat(struct bt_wctl *w, struct bt_wsession *s)
     mixed.gap_ms = 1e-6 * (double)atomic_load(&w->core.mixed_gap_ns);
     load.load.mixed = &mixed;
     Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
-    h.seq = ++s->hb_seq;
+    h.seq = seq;
     h.load = &load.load;
     Baton__FromWorker m = BATON__FROM_WORKER__INIT;
     m.m_case = BATON__FROM_WORKER__M_HEARTBEAT;
@@ -116,9 +96,7 @@ static bool mixed_changed(struct bt_wctl *w)
     }
     bt_list_for_each (it, &w->sessions) {
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
-        if (s->hello && !s->broken) {
-            send_heartbeat(w, s);
-        }
+        bt_rpc_session_beat(&s->rpc);
     }
     return true;
 }
@@ -134,93 +112,73 @@ static void cancel_all(struct bt_wctl *w, uint64_t session, const char *why)
     }
 }
 
-static void session_free(struct bt_wsession *s)
-{
-    struct bt_wctl *w = s->ctl;
-    cancel_all(w, s->id, "its conductor's session ended");
-    bt_list_remove(&s->link);
-    w->n_sessions--;
-    (void)bt_wmixed_apply(w); /* the others hear of it with the next heartbeat */
-    bt_buf_cleanup(&s->late);
-    free(s->name);
-    free(s);
-}
-
-void bt_wsession_sweep(struct bt_wctl *w)
-{
-    struct bt_list *it, *tmp;
-    bt_list_for_each_safe (it, tmp, &w->sessions) {
-        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
-        if (s->broken) {
-            BT_WARN("session_ended", "conductor=%s why=%s", s->name != NULL ? s->name : "?",
-                    s->broken_why);
-            bt_rpc_stream_close(s->s, s->broken_code, s->broken_why, false);
-            session_free(s);
-        }
-    }
-}
-
 /* ---- hello ---- */
 
-static const char *check_hello(const struct bt_wctl *w, const struct bt_rpc_stream *stream,
-                               const Baton__SessionHello *h)
+static struct bt_rpc_identity identity(const struct bt_wctl *w)
 {
-    if (h->version != 1) {
-        return "session version is not 1: run the same release everywhere";
+    return (struct bt_rpc_identity){.cluster = w->conf.common.cluster_name,
+                                    .name = w->conf.name,
+                                    .node = w->conf.common.node_id,
+                                    .incarnation = w->incarnation,
+                                    .root = &w->core.root,
+                                    .layout_id = w->core.layout.layout_id};
+}
+
+static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
+{
+    static const char *const texts[] = {
+        [BT_HELLO_VERSION] = "session version is not 1: run the same release everywhere",
+        [BT_HELLO_CLUSTER] = "another cluster.name",
+        [BT_HELLO_CERTIFICATE] =
+            "your certificate is not of the conductor of the node that you name",
+        [BT_HELLO_EXPECTED] = "I am not the incarnation you expect",
+        [BT_HELLO_LAYOUT] = "KV layouts differ: same model and kv.block_tokens everywhere",
+        [BT_HELLO_ROOT] = "root keys differ: same model.path contents, model.activations and "
+                          "kv.block_tokens everywhere",
+    };
+    struct bt_wsession *s = arg;
+    const Baton__SessionHello *h = hello;
+    struct bt_rpc_identity self = identity(s->ctl);
+    struct bt_rpc_hello theirs = bt_rpc_hello_read(h);
+    (void)buf;
+    (void)cap;
+    bt_hello_fault_t fault = bt_rpc_hello_compare(
+        &self, &theirs, 0, bt_rpc_stream_peer_is(s->rpc.stream, "conductor", h->node));
+    if (fault != BT_HELLO_FITS) {
+        return texts[fault];
     }
-    if (strcmp(h->cluster, w->conf.common.cluster_name) != 0) {
-        return "another cluster.name";
-    }
-    if (!bt_rpc_stream_peer_is(stream, "conductor", h->node)) {
-        return "your certificate is not of the conductor of the node that you name";
-    }
-    if (h->expect_incarnation != 0 && h->expect_incarnation != w->incarnation) {
-        return "I am not the incarnation you expect";
-    }
-    if (h->root_key.len != sizeof(struct bt_kv_key) ||
-        memcmp(h->root_key.data, w->core.root.b, h->root_key.len) != 0) {
-        return "root keys differ: same model.path contents, model.activations and kv.block_tokens "
-               "everywhere";
-    }
-    if (h->layout_id != w->core.layout.layout_id) {
-        return "KV layouts differ: same model and kv.block_tokens everywhere";
-    }
+    s->name = bt_strdup(h->name);
+    s->incarnation = h->incarnation;
+    bt_wmixed_told(s, h->mixed);
     return NULL;
 }
 
-static void on_hello(struct bt_wsession *s, const Baton__SessionHello *h)
+static void say_hello(void *arg)
 {
-    struct bt_wctl *w = s->ctl;
-    const char *why = s->hello ? "a second hello" : check_hello(w, s->s, h);
-    if (why != NULL) {
-        session_break(s, BT_GRPC_FAILED_PRECONDITION, why);
-        return;
-    }
-    s->hello = true;
-    s->name = bt_strdup(h->name);
-    bt_wmixed_told(s, h->mixed);
-    BT_INFO("session_up", "conductor=%s incarnation=%016llx", s->name,
-            (unsigned long long)h->incarnation);
-    Baton__SessionHello me = BATON__SESSION_HELLO__INIT;
-    me.version = 1;
-    me.cluster = w->conf.common.cluster_name;
-    me.name = w->conf.name;
-    me.node = w->conf.common.node_id;
-    me.incarnation = w->incarnation;
-    me.root_key.data = w->core.root.b;
-    me.root_key.len = sizeof(w->core.root.b);
-    me.layout_id = w->core.layout.layout_id;
+    struct bt_wsession *s = arg;
+    struct bt_rpc_identity self = identity(s->ctl);
+    Baton__SessionHello me;
+    bt_rpc_hello_fill(&self, 0, &me);
     Baton__FromWorker m = BATON__FROM_WORKER__INIT;
     m.m_case = BATON__FROM_WORKER__M_HELLO;
     m.hello = &me;
     session_send(s, &m);
-    if (!mixed_changed(w)) {
-        send_heartbeat(w, s);
+}
+
+static void on_up(void *arg)
+{
+    struct bt_wsession *s = arg;
+    BT_INFO("session_up", "conductor=%s incarnation=%016llx", s->name,
+            (unsigned long long)s->incarnation);
+    if (!mixed_changed(s->ctl)) {
+        bt_rpc_session_beat(&s->rpc);
     }
 }
 
-static void on_heartbeat(struct bt_wsession *s, const Baton__Heartbeat *h)
+static void on_heartbeat(void *arg, const void *heartbeat)
 {
+    struct bt_wsession *s = arg;
+    const Baton__Heartbeat *h = heartbeat;
     bt_wmixed_told(s, h->mixed);
     (void)mixed_changed(s->ctl);
 }
@@ -365,94 +323,92 @@ static void on_cancel(struct bt_wsession *s, const Baton__Cancel *m)
     k->epoch = BT_MAX(k->epoch, m->epoch);
 }
 
-static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data, size_t len)
+static void on_message(void *arg, ProtobufCMessage *msg)
 {
-    struct bt_wsession *s = arg;
-    (void)stream;
-    if (s->broken) {
-        return;
-    }
-    s->heard_ns = bt_mono_ns();
-    char why[256];
-    Baton__ToWorker *m = bt_to_worker_unpack(data, len, why, sizeof(why));
-    if (m == NULL) {
-        session_break(s, BT_GRPC_INVALID_ARGUMENT, why);
-    } else if (m->m_case == BATON__TO_WORKER__M_HELLO) {
-        on_hello(s, m->hello);
-    } else if (!s->hello) {
-        session_break(s, BT_GRPC_FAILED_PRECONDITION, "the first message is not a hello");
-    } else if (m->m_case == BATON__TO_WORKER__M_SUBMIT) {
-        on_submit(s, m->submit);
+    const Baton__ToWorker *m = (const Baton__ToWorker *)msg;
+    if (m->m_case == BATON__TO_WORKER__M_SUBMIT) {
+        on_submit(arg, m->submit);
     } else if (m->m_case == BATON__TO_WORKER__M_CANCEL) {
-        on_cancel(s, m->cancel);
-    } else if (m->m_case == BATON__TO_WORKER__M_HEARTBEAT) {
-        on_heartbeat(s, m->heartbeat);
+        on_cancel(arg, m->cancel);
     } /* something newer than this release: being heard is all */
-    if (m != NULL) {
-        baton__to_worker__free_unpacked(m, NULL);
-    }
-    if (s->broken) {
-        bt_wsession_sweep(s->ctl);
-    }
 }
 
-static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
+static void on_end(void *arg, const struct bt_rpc_session_end *e)
 {
     struct bt_wsession *s = arg;
-    (void)stream;
-    BT_INFO("session_ended", "conductor=%s code=%d why=%s", s->name != NULL ? s->name : "?", code,
-            detail != NULL ? detail : "");
-    session_free(s);
+    struct bt_wctl *w = s->ctl;
+    const char *name = s->name != NULL ? s->name : "?";
+    if (e->cause == BT_RPC_SESSION_CLOSED) {
+        BT_INFO("session_ended", "conductor=%s code=%d why=%s", name, e->code, e->why);
+    } else if (e->cause != BT_RPC_SESSION_STOPPED) {
+        BT_WARN("session_ended", "conductor=%s why=%s", name, e->why);
+    }
+    cancel_all(w, s->id, "its conductor's session ended");
+    bt_list_remove(&s->link);
+    w->n_sessions--;
+    (void)bt_wmixed_apply(w); /* the others hear of it with the next heartbeat */
+    bt_buf_cleanup(&s->late);
+    free(s->name);
+    free(s);
 }
 
-static void on_sent(void *arg, struct bt_rpc_stream *stream)
+static void on_sent(void *arg)
 {
-    if (!bt_rpc_stream_sending(stream)) {
-        send_late(arg);
+    struct bt_wsession *s = arg;
+    if (!bt_rpc_stream_sending(s->rpc.stream)) {
+        send_late(s);
     }
 }
+
+static const struct bt_rpc_session_rules rules = {
+    .tick_ms = BT_WCTL_TICK_MS,
+    .silent = "silent for two seconds",
+    .silent_code = BT_GRPC_DEADLINE,
+    .full = "it does not take its messages",
+    .full_code = BT_GRPC_EXHAUSTED,
+    .early = "the first message is not a hello",
+    .early_code = BT_GRPC_FAILED_PRECONDITION,
+    .twice = "a second hello",
+    .twice_code = BT_GRPC_FAILED_PRECONDITION,
+    .flush = 1u << BT_RPC_SESSION_STOPPED,
+};
+static const struct bt_rpc_session_ops session_ops = {
+    .incoming = &baton__to_worker__descriptor,
+    .say_hello = say_hello,
+    .say_heartbeat = say_heartbeat,
+    .on_hello = on_hello,
+    .on_up = on_up,
+    .on_heartbeat = on_heartbeat,
+    .on_message = on_message,
+    .on_end = on_end,
+    .on_sent = on_sent,
+};
 
 void bt_wsession_accept(void *ctl, struct bt_rpc_stream *stream)
 {
-    static const struct bt_rpc_stream_ops ops = {
-        .on_message = on_message, .on_close = on_close, .on_sent = on_sent};
     struct bt_wctl *w = ctl;
     struct bt_wsession *s = bt_calloc(1, sizeof(*s));
     s->ctl = w;
-    s->s = stream;
     s->id = ++w->next_session;
-    s->heard_ns = bt_mono_ns();
     bt_buf_init(&s->late);
     bt_list_insert_tail(&w->sessions, &s->link);
     w->n_sessions++;
-    bt_rpc_stream_set_arg(stream, &ops, s);
+    bt_rpc_session_init(&s->rpc, w->loop, false, &rules, &session_ops, s);
+    bt_rpc_session_accept(&s->rpc, stream);
     bt_rpc_stream_set_queue_max(stream, UNREAD_MAX);
     if (w->n_sessions > BT_WORKER_SESSIONS_MAX) {
-        session_break(s, BT_GRPC_EXHAUSTED, "this worker has as many sessions as it can have (64)");
+        bt_rpc_session_fail(&s->rpc, BT_RPC_SESSION_BROKEN, BT_GRPC_EXHAUSTED,
+                            "this worker has as many sessions as it can have (64)");
     }
 }
 
 void bt_wsession_tick(struct bt_wctl *w)
 {
     uint64_t now = bt_mono_ns();
-    struct bt_list *it;
-    bool still = bt_stood_still(&w->ticked_ns, now, SILENCE_NS / 2);
-    bool beat = now >= w->beat_ns;
-    if (beat) {
-        w->beat_ns = now + HEARTBEAT_NS - BT_WCTL_TICK_MS * 500000ull; /* ticks are not exact */
+    struct bt_list *it, *tmp;
+    bt_list_for_each_safe (it, tmp, &w->sessions) {
+        (void)bt_rpc_session_tick(&BT_CONTAINER_OF(it, struct bt_wsession, link)->rpc, now);
     }
-    bt_list_for_each (it, &w->sessions) {
-        struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
-        if (still) {
-            s->heard_ns = now;
-        }
-        if (now - s->heard_ns > SILENCE_NS) {
-            session_break(s, BT_GRPC_DEADLINE, "silent for two seconds");
-        } else if (s->hello && beat) {
-            send_heartbeat(w, s);
-        }
-    }
-    bt_wsession_sweep(w);
     size_t i = 0;
     struct bt_wreq *r;
     while ((r = bt_map_next(w->active, &i, NULL)) != NULL) {
@@ -497,7 +453,7 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
         uint32_t n = 0;
         for (uint32_t i = 0; i < t->n; i++) {
-            if (t->t[i].session == s->id && !s->broken) {
+            if (t->t[i].session == s->id && bt_rpc_session_met(&s->rpc)) {
                 pack_token(w, n++, &t->t[i]);
             }
         }
@@ -507,7 +463,7 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
             msg.tokens = w->tok_ptr;
             size_t len = baton__tokens__get_packed_size(&msg);
             s->late.len += baton__tokens__pack(&msg, (uint8_t *)bt_buf_reserve(&s->late, len));
-            if (!bt_rpc_stream_sending(s->s) || s->late.len >= LATE_BYTES) {
+            if (!bt_rpc_stream_sending(s->rpc.stream) || s->late.len >= LATE_BYTES) {
                 send_late(s);
             }
         }
@@ -519,7 +475,7 @@ bool bt_wsession_behind(const struct bt_wctl *w)
     struct bt_list *it;
     bt_list_for_each (it, &w->sessions) {
         const struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
-        if (!s->broken && bt_rpc_stream_queued(s->s) > BEHIND_BYTES) {
+        if (bt_rpc_session_met(&s->rpc) && bt_rpc_stream_queued(s->rpc.stream) > BEHIND_BYTES) {
             return true;
         }
     }
@@ -602,7 +558,6 @@ void bt_wsession_close_all(struct bt_wctl *w, const char *why)
     bt_list_for_each_safe (it, tmp, &w->sessions) {
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
         send_late(s);
-        bt_rpc_stream_close(s->s, BT_GRPC_UNAVAILABLE, why, true);
-        session_free(s);
+        bt_rpc_session_end(&s->rpc, BT_RPC_SESSION_STOPPED, BT_GRPC_UNAVAILABLE, why);
     }
 }
