@@ -55,6 +55,15 @@ static void on_redial(void *arg)
     s->ops->on_redial(s->arg);
 }
 
+/* Tells on_message, which may be below on the stack, that it must not touch s any more. */
+static void note_over(struct bt_rpc_session *s)
+{
+    if (s->over != NULL) {
+        *s->over = true;
+        s->over = NULL;
+    }
+}
+
 static void disconnect(struct bt_rpc_session *s, int code, const char *why, bool flush)
 {
     if (s->stream != NULL) {
@@ -72,6 +81,7 @@ static void disconnect(struct bt_rpc_session *s, int code, const char *why, bool
 static void finish(struct bt_rpc_session *s, bool redial)
 {
     const struct bt_rpc_session_end e = s->core.end;
+    note_over(s);
     bt_timer_stop(s->loop, &s->timer);
     disconnect(s, e.code, e.why, (s->core.rules->flush & 1u << e.cause) != 0);
     if (redial) {
@@ -105,20 +115,23 @@ static bool step(struct bt_rpc_session *s, const struct bt_rpc_session_event *e,
 
 /* ---- what arrives ---- */
 
-/* The last thing that is done with s: callbacks may have ended it. */
-static void hear(struct bt_rpc_session *s, struct envelope *m, uint32_t todo)
+/* Callbacks may end the session, and free s. */
+static void hear(struct bt_rpc_session *s, struct envelope *m)
 {
-    if (todo & BT_RPC_SESSION_DO_CHECK) {
+    struct bt_rpc_session_event e = {.kind = BT_RPC_SESSION_EV_MESSAGE,
+                                     .hello = m->m_case == CASE_HELLO};
+    uint32_t todo = bt_rpc_session_step(&s->core, &e, bt_mono_ns());
+    if (todo & BT_RPC_SESSION_DO_TURN) {
+        end_with_turn(s);
+    } else if (todo & BT_RPC_SESSION_DO_CHECK) {
         char buf[BT_RPC_SESSION_WHY];
-        const char *why = s->ops->on_hello(s->arg, m->m, buf, sizeof(buf));
-        (void)step(s, &(struct bt_rpc_session_event){.kind = BT_RPC_SESSION_EV_HELLO, .why = why},
-                   bt_mono_ns());
-    } else if (todo & BT_RPC_SESSION_DO_DELIVER && m->m_case == CASE_HEARTBEAT) {
-        if (s->ops->on_heartbeat != NULL) {
-            s->ops->on_heartbeat(s->arg, m->m);
-        }
-    } else if (todo & BT_RPC_SESSION_DO_DELIVER) {
+        e.kind = BT_RPC_SESSION_EV_HELLO;
+        e.why = s->ops->on_hello(s->arg, m->m, buf, sizeof(buf));
+        (void)step(s, &e, bt_mono_ns());
+    } else if (todo & BT_RPC_SESSION_DO_DELIVER && m->m_case != CASE_HEARTBEAT) {
         s->ops->on_message(s->arg, &m->base);
+    } else if (todo & BT_RPC_SESSION_DO_DELIVER && s->ops->on_heartbeat != NULL) {
+        s->ops->on_heartbeat(s->arg, m->m);
     }
 }
 
@@ -126,25 +139,26 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
 {
     struct bt_rpc_session *s = arg;
     char why[BT_RPC_SESSION_WHY];
+    bool over = false;
     (void)stream;
     if (s->core.state == BT_RPC_SESSION_ENDING) {
         return;
     }
+    s->over = &over;
     ProtobufCMessage *m = bt_message_unpack(s->ops->incoming, data, len, why, sizeof(why));
     if (m == NULL) {
         bt_rpc_session_fail(s, BT_RPC_SESSION_VIOLATION, BT_GRPC_INVALID_ARGUMENT, why);
+    } else {
+        hear(s, (struct envelope *)m);
+        protobuf_c_message_free_unpacked(m, NULL);
+    }
+    if (over) {
         return;
     }
-    struct envelope *e = (struct envelope *)m;
-    struct bt_rpc_session_event ev = {.kind = BT_RPC_SESSION_EV_MESSAGE,
-                                      .hello = e->m_case == CASE_HELLO};
-    uint32_t todo = bt_rpc_session_step(&s->core, &ev, bt_mono_ns());
-    if (todo & BT_RPC_SESSION_DO_TURN) {
-        end_with_turn(s);
-    } else {
-        hear(s, e, todo);
+    s->over = NULL;
+    if (s->core.state == BT_RPC_SESSION_ENDING) { /* no caller of ours holds it: it can end now */
+        on_turn(s);
     }
-    protobuf_c_message_free_unpacked(m, NULL);
 }
 
 static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
@@ -184,6 +198,7 @@ void bt_rpc_session_init(struct bt_rpc_session *s, struct bt_loop *loop, bool di
 
 void bt_rpc_session_cleanup(struct bt_rpc_session *s)
 {
+    note_over(s);
     bt_timer_stop(s->loop, &s->timer);
     disconnect(s, BT_GRPC_CANCELLED, "session ended", false);
     s->core.state = BT_RPC_SESSION_IDLE;

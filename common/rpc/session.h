@@ -11,8 +11,9 @@
  *   - each session ends once, with one cause, whoever saw it first: on_end. Nothing survives it. A
  *     new connection starts from zero, so resync is what on_up sends. The incarnation in the hello
  *     tells a peer that came back from its successor.
- *   - a fault inside of a call ends the session with the next turn of the loop, so that whoever
- *     sends a message need not expect the end of the session below it.
+ *   - a fault ends the session when the message that led to it has been handled, or, inside of any
+ *     other call, with the next turn of the loop: whoever sends a message need not expect the end
+ * of the session below it.
  *
  * and differ in this, which is in struct bt_rpc_session_rules and in the callbacks:
  *
@@ -58,7 +59,7 @@ struct bt_rpc_session_ops {
     /* Any other message; one of a newer release has m_case 0. What the callee takes out of it, it
      * sets to NULL. */
     void (*on_message)(void *arg, ProtobufCMessage *m);
-    /* NULL, or the session is ENDING: nothing is sent any more, on_end comes with the next turn. */
+    /* NULL, or the session is ENDING: nothing is sent any more, on_end comes soon. */
     void (*on_fail)(void *arg, const struct bt_rpc_session_end *e);
     /* It is over; the stream is closed. The callee may free s. Not called by
      * bt_rpc_session_cleanup. */
@@ -78,6 +79,7 @@ struct bt_rpc_session { /* caller memory; fields are read only outside of sessio
                                        decide else when a restarted peer is found */
     struct bt_rpc_stream *stream;   /* NULL: IDLE, or a dialer that prepares */
     struct bt_timer timer;          /* the turn after a fault, or the next dial */
+    bool *over;                     /* of a message that is being handled: set when s ends */
 };
 
 /* rules and ops outlive s. */
@@ -117,7 +119,7 @@ void bt_rpc_session_beat(struct bt_rpc_session *s);
  * over, and s may be freed. */
 bool bt_rpc_session_tick(struct bt_rpc_session *s, uint64_t now_ns);
 
-/* Ends it with the next turn; on_fail is called at once. Nothing happens if it is over. */
+/* Ends it soon (see above); on_fail is called at once. Nothing happens if it is over. */
 void bt_rpc_session_fail(struct bt_rpc_session *s, bt_rpc_session_cause_t cause, int code,
                          const char *why);
 /* Ends it now: on_end is called before this returns, and may have freed s. Not from on_hello or
