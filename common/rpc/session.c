@@ -64,30 +64,36 @@ static void note_over(struct bt_rpc_session *s)
     }
 }
 
-static void disconnect(struct bt_rpc_session *s, int code, const char *why, bool flush)
+static void close_stream(struct bt_rpc_session *s, int code, const char *why, bool flush)
 {
-    if (s->stream != NULL) {
-        struct bt_rpc_stream *stream = s->stream;
-        s->stream = NULL;
+    struct bt_rpc_stream *stream = s->stream;
+    s->stream = NULL;
+    if (stream != NULL) {
         bt_rpc_stream_close(stream, code, why, flush);
-    }
-    if (s->channel != NULL) {
-        bt_rpc_channel_destroy(s->channel);
-        s->channel = NULL;
     }
 }
 
-/* The user may free s. */
+static void drop_channel(struct bt_rpc_channel *channel)
+{
+    if (channel != NULL) {
+        bt_rpc_channel_destroy(channel);
+    }
+}
+
+/* The user may free s. Streams of its own on the channel it closes in on_end. */
 static void finish(struct bt_rpc_session *s, bool redial)
 {
     const struct bt_rpc_session_end e = s->core.end;
+    struct bt_rpc_channel *channel = s->channel;
+    s->channel = NULL;
     note_over(s);
     bt_timer_stop(s->loop, &s->timer);
-    disconnect(s, e.code, e.why, (s->core.rules->flush & 1u << e.cause) != 0);
+    close_stream(s, e.code, e.why, (s->core.rules->flush & 1u << e.cause) != 0);
     if (redial) {
         bt_rpc_session_redial_in(s, s->core.wait_ms);
     }
     s->ops->on_end(s->arg, &e);
+    drop_channel(channel);
 }
 
 /* False: the session is over, and s may be freed. */
@@ -200,7 +206,9 @@ void bt_rpc_session_cleanup(struct bt_rpc_session *s)
 {
     note_over(s);
     bt_timer_stop(s->loop, &s->timer);
-    disconnect(s, BT_GRPC_CANCELLED, "session ended", false);
+    close_stream(s, BT_GRPC_CANCELLED, "session ended", false);
+    drop_channel(s->channel);
+    s->channel = NULL;
     s->core.state = BT_RPC_SESSION_IDLE;
 }
 
@@ -236,9 +244,16 @@ static bt_status_t open_stream(struct bt_rpc_session *s, struct bt_rpc *rpc, con
     st = bt_rpc_stream_open(s->channel, method, false, &ops, s, &s->stream);
     if (st != BT_OK) {
         s->stream = NULL;
-        disconnect(s, BT_GRPC_CANCELLED, "", false);
+        drop_channel(s->channel);
+        s->channel = NULL;
     }
     return st;
+}
+
+void bt_rpc_session_redial_now(struct bt_rpc_session *s)
+{
+    s->core.backoff.failures = 0;
+    bt_rpc_session_redial_in(s, 0);
 }
 
 bt_status_t bt_rpc_session_dial(struct bt_rpc_session *s, struct bt_rpc *rpc, const char *target,

@@ -61,8 +61,8 @@ struct bt_rpc_session_ops {
     void (*on_message)(void *arg, ProtobufCMessage *m);
     /* NULL, or the session is ENDING: nothing is sent any more, on_end comes soon. */
     void (*on_fail)(void *arg, const struct bt_rpc_session_end *e);
-    /* It is over; the stream is closed. The callee may free s. Not called by
-     * bt_rpc_session_cleanup. */
+    /* It is over; the stream is closed, and the channel goes when the callee returns. The callee
+     * may free s. Not called by bt_rpc_session_cleanup. */
     void (*on_end)(void *arg, const struct bt_rpc_session_end *e);
     /* NULL, or dials again: the pause is over. */
     void (*on_redial)(void *arg);
@@ -100,6 +100,8 @@ bt_status_t bt_rpc_session_dial(struct bt_rpc_session *s, struct bt_rpc *rpc, co
                                 const char *who, const char *method) BT_MUST_CHECK;
 /* on_redial in ms, if the session is IDLE. */
 void bt_rpc_session_redial_in(struct bt_rpc_session *s, uint32_t ms);
+/* on_redial with the next turn; pauses start anew: the peer is another one now. */
+void bt_rpc_session_redial_now(struct bt_rpc_session *s);
 /* Listener: takes a stream that a server has accepted. */
 void bt_rpc_session_accept(struct bt_rpc_session *s, struct bt_rpc_stream *stream);
 
