@@ -22,7 +22,8 @@ struct bt_admin {
 
 static uint32_t silence_ms(const struct bt_session *s, uint64_t now_ns)
 {
-    return s->rx_ns != 0 && now_ns > s->rx_ns ? (uint32_t)((now_ns - s->rx_ns) / 1000000) : 0;
+    uint64_t heard_ns = s->rpc.core.heard_ns;
+    return heard_ns != 0 && now_ns > heard_ns ? (uint32_t)((now_ns - heard_ns) / 1000000) : 0;
 }
 
 static void fill_node(Baton__AdminNode *n, struct bt_session *s, uint64_t now_ns)

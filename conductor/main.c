@@ -23,8 +23,6 @@
 #include "conductor/sched_conf.h"
 #include "conductor/view/view.h"
 
-#define HEARTBEAT_MS  500
-#define SILENCE_MS    2000
 #define SETTLE_MS     250
 #define FILES_BESIDE  256 /* open files of a conductor that are no clients */
 #define LEAVE_POLLS   20  /* of 10 ms: the lease's revocation gets that long to leave */
@@ -150,8 +148,6 @@ static void start_requests(struct conductor *c)
         .incarnation = c->incarnation,
         .root = c->root,
         .layout_id = c->layout.layout_id,
-        .heartbeat_ms = HEARTBEAT_MS,
-        .silence_ms = SILENCE_MS,
         .index_keys_max = (size_t)conf->index_extents,
         .extent_blocks = (uint32_t)(conf->index_extent_tokens / conf->common.kv_block_tokens)};
     c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);

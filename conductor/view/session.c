@@ -1,6 +1,5 @@
-/* One session with a worker or a kvstore: dial, hello, heartbeats, block events, end, dial again.
- * Loop thread. A session ends only from its own callbacks or timer, never inside a send, so that
- * whoever sends need not expect on_down below it. */
+/* One session with a worker or a kvstore (common/rpc/session.h): what is said in it, loads, block
+ * events, and when it is dialled. Loop thread. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,20 +9,17 @@
 #include "common/log/log.h"
 #include "common/rpc/pb.h"
 #include "common/rpc/ranges.h"
+#include "common/rpc/session_hello.h"
 #include "conductor/view/view_priv.h"
 
 #define BACKOFF_FIRST_MS    100u
 #define BACKOFF_MAX_MS      2000u
-#define BACKOFF_DOUBLINGS   8u  /* more than it takes to the longest */
 #define FLIGHTS_MS          5u  /* between two looks whether all plans know that it was lost */
 #define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
 #define BLOCK_ADDED_BYTES   36u
 #define BLOCK_REMOVED_BYTES 32u
 #define MIXED_TELL_NS       1000000000ull
 #define MIXED_ROUNDING_MS   0.01
-
-static void dial(void *arg);
-static void session_end(struct bt_session *s, const char *why);
 
 static struct bt_metric *up_gauge(const struct bt_session *s)
 {
@@ -36,7 +32,7 @@ static void blocks_credit(struct bt_session *s, uint32_t n)
 {
     Baton__BlocksCredit c = BATON__BLOCKS_CREDIT__INIT;
     c.messages = n;
-    if (bt_rpc_stream_send_pb(s->blocks, &c.base) != BT_OK) {
+    if (bt_rpc_stream_send_pb(s->blocks.stream, &c.base) != BT_OK) {
         bt_session_break(s, "the block event stream takes no more credit");
     }
 }
@@ -44,8 +40,8 @@ static void blocks_credit(struct bt_session *s, uint32_t n)
 static void forget_blocks(struct bt_session *s)
 {
     bt_holders_forget(s->view->index, s->kv_id);
-    s->blocks_synced = false;
-    s->blocks_seq = 0;
+    s->blocks.synced = false;
+    s->blocks.seq = 0;
 }
 
 static void forget_pins(struct bt_session *s)
@@ -62,15 +58,15 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
     size_t n_removed = e->removed.len / BLOCK_REMOVED_BYTES;
     if (e->reset) {
         forget_blocks(s);
-        s->blocks_synced = true;
-    } else if (s->blocks_seq != 0 && e->seq != s->blocks_seq) {
+        s->blocks.synced = true;
+    } else if (s->blocks.seq != 0 && e->seq != s->blocks.seq) {
         /* Deltas were dropped on the way: what we have may be gone by now. An inventory follows. */
         BT_INFO("blocks_gap", "kvstore=%s expected=%" PRIu64 " got=%" PRIu64, s->member->name,
-                s->blocks_seq, e->seq);
+                s->blocks.seq, e->seq);
         bt_metric_add(s->view->m_gaps, 1);
         forget_blocks(s);
     }
-    s->blocks_seq = e->seq + n_added + n_removed;
+    s->blocks.seq = e->seq + n_added + n_removed;
     for (size_t i = 0; i < n_added; i++) {
         const uint8_t *p = e->added.data + i * BLOCK_ADDED_BYTES;
         struct bt_kv_key key;
@@ -104,9 +100,9 @@ static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *d
         bt_session_break(s, "block events of another incarnation");
     } else {
         apply_events(s, e);
-        if (++s->blocks_unacked >= BLOCKS_CREDIT / 2) {
-            blocks_credit(s, s->blocks_unacked);
-            s->blocks_unacked = 0;
+        if (++s->blocks.unacked >= BLOCKS_CREDIT / 2) {
+            blocks_credit(s, s->blocks.unacked);
+            s->blocks.unacked = 0;
         }
     }
     if (e != NULL) {
@@ -118,7 +114,7 @@ static void on_blocks_close(void *arg, struct bt_rpc_stream *st, int code, const
 {
     struct bt_session *s = arg;
     (void)st;
-    s->blocks = NULL;
+    s->blocks.stream = NULL;
     forget_blocks(s);
     if (code == BT_GRPC_UNIMPLEMENTED) { /* an older kvstore: served without its index */
         BT_WARN("blocks_unsupported", "kvstore=%s", s->member->name);
@@ -133,68 +129,32 @@ static void on_blocks_close(void *arg, struct bt_rpc_stream *st, int code, const
 static const struct bt_rpc_stream_ops blocks_ops = {.on_message = on_blocks_message,
                                                     .on_close = on_blocks_close};
 
+static void blocks_close(struct bt_session *s)
+{
+    if (s->blocks.stream != NULL) {
+        bt_rpc_stream_close(s->blocks.stream, BT_GRPC_CANCELLED, "session ended", false);
+        s->blocks.stream = NULL;
+    }
+    if (s->blocks.seq != 0 || s->blocks.synced) {
+        forget_blocks(s);
+    }
+}
+
 static void blocks_open(struct bt_session *s)
 {
-    s->blocks_unacked = 0;
-    s->blocks_seq = 0;
-    bt_status_t st =
-        bt_rpc_stream_open(s->channel, "/baton.Kvstore/Blocks", false, &blocks_ops, s, &s->blocks);
+    s->blocks.unacked = 0;
+    s->blocks.seq = 0;
+    bt_status_t st = bt_rpc_stream_open(s->rpc.channel, "/baton.Kvstore/Blocks", false, &blocks_ops,
+                                        s, &s->blocks.stream);
     if (st != BT_OK) {
-        s->blocks = NULL;
+        s->blocks.stream = NULL;
         bt_session_break(s, "its block event stream could not be opened");
         return;
     }
     blocks_credit(s, BLOCKS_CREDIT);
 }
 
-/* ---- hello and messages ---- */
-
-/* NULL: the peer is who we took it for. */
-static const char *hello_fault(const struct bt_session *s, const Baton__SessionHello *h)
-{
-    const struct bt_view_config *c = &s->view->conf;
-    if (h->version != 1) {
-        return "its protocol version differs (update the older of the two)";
-    }
-    if (strcmp(h->cluster, s->view->cluster) != 0) {
-        return "it belongs to another cluster (cluster.name)";
-    }
-    if (h->incarnation != s->member->incarnation) {
-        return "its incarnation is not the one in etcd";
-    }
-    if (h->layout_id != c->layout_id) {
-        return "its KV layout differs (model.path, kv.block_tokens)";
-    }
-    if (h->root_key.len != sizeof(c->root.b) ||
-        memcmp(h->root_key.data, c->root.b, sizeof(c->root.b)) != 0) {
-        return "its root key differs (not the same weights or model.activations)";
-    }
-    return NULL;
-}
-
-static void on_hello(struct bt_session *s, const Baton__SessionHello *h)
-{
-    const char *fault = s->state == BT_SESSION_DIALLING ? hello_fault(s, h) : "a second hello";
-    if (fault != NULL) {
-        bt_metric_add(s->view->m_mismatch, 1);
-        BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
-                fault);
-        s->failures = BACKOFF_DOUBLINGS; /* it will not get better soon */
-        bt_session_break(s, fault);
-        return;
-    }
-    s->state = BT_SESSION_UP;
-    s->failures = 0;
-    bt_metric_set(up_gauge(s), bt_metric_value(up_gauge(s)) + 1);
-    BT_INFO("session_up", "kind=%s peer=%s peer_node=%s incarnation=%016" PRIx64, s->member->kind,
-            s->member->name, s->member->node, s->member->incarnation);
-    if (s->kind == BT_SESSION_KVSTORE) {
-        blocks_open(s);
-    }
-    if (s->view->ops != NULL && !s->broken) {
-        s->view->ops->on_up(s->view->ops_arg, s);
-    }
-}
+/* ---- loads ---- */
 
 /* A worker of another version may have other segments: the last price goes for those missing. One
  * that is no number is as good as none. */
@@ -302,8 +262,10 @@ static void take_load(struct bt_session *s, const Baton__WorkerLoad *l)
     to->queue_ms = l->queue_ms;
 }
 
-static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
+static void on_heartbeat(void *arg, const void *heartbeat)
 {
+    struct bt_session *s = arg;
+    const Baton__Heartbeat *h = heartbeat;
     if (h->load != NULL) {
         s->load = *h->load;
         s->load.base.n_unknown_fields = 0;
@@ -330,82 +292,7 @@ static void on_heartbeat(struct bt_session *s, const Baton__Heartbeat *h)
     }
 }
 
-static void worker_message(struct bt_session *s, const void *data, size_t len)
-{
-    char why[256];
-    Baton__FromWorker *m = bt_from_worker_unpack(data, len, why, sizeof(why));
-    if (m == NULL) {
-        bt_session_break(s, why);
-        return;
-    }
-    if (m->m_case == BATON__FROM_WORKER__M_HELLO) {
-        on_hello(s, m->hello);
-    } else if (s->state != BT_SESSION_UP) {
-        bt_session_break(s, "a message before its hello");
-    } else if (m->m_case == BATON__FROM_WORKER__M_HEARTBEAT) {
-        on_heartbeat(s, m->heartbeat);
-    } else if (m->m_case != BATON__FROM_WORKER__M__NOT_SET && s->view->ops != NULL) {
-        s->output_ns = s->rx_ns;
-        s->view->ops->on_worker(s->view->ops_arg, s, m);
-    }
-    baton__from_worker__free_unpacked(m, NULL);
-}
-
-static void kvstore_message(struct bt_session *s, const void *data, size_t len)
-{
-    char why[256];
-    Baton__FromKvstore *m = bt_from_kvstore_unpack(data, len, why, sizeof(why));
-    if (m == NULL) {
-        bt_session_break(s, why);
-        return;
-    }
-    if (m->m_case == BATON__FROM_KVSTORE__M_HELLO) {
-        on_hello(s, m->hello);
-    } else if (s->state != BT_SESSION_UP) {
-        bt_session_break(s, "a message before its hello");
-    } else if (m->m_case == BATON__FROM_KVSTORE__M_HEARTBEAT) {
-        on_heartbeat(s, m->heartbeat);
-    } else if (m->m_case == BATON__FROM_KVSTORE__M_PINS) {
-        forget_pins(s);
-        s->pins = m->pins; /* taken out of the message */
-        m->m_case = BATON__FROM_KVSTORE__M__NOT_SET;
-        m->pins = NULL;
-    } else if (m->m_case != BATON__FROM_KVSTORE__M__NOT_SET && s->view->ops != NULL) {
-        s->output_ns = s->rx_ns;
-        s->view->ops->on_kvstore(s->view->ops_arg, s, m);
-    }
-    baton__from_kvstore__free_unpacked(m, NULL);
-}
-
-static void on_message(void *arg, struct bt_rpc_stream *st, const void *data, size_t len)
-{
-    struct bt_session *s = arg;
-    (void)st;
-    if (s->broken) {
-        return;
-    }
-    s->rx_ns = bt_mono_ns();
-    if (s->kind == BT_SESSION_WORKER) {
-        worker_message(s, data, len);
-    } else {
-        kvstore_message(s, data, len);
-    }
-}
-
-static void on_close(void *arg, struct bt_rpc_stream *st, int code, const char *detail)
-{
-    struct bt_session *s = arg;
-    (void)st;
-    s->stream = NULL;
-    char why[160];
-    snprintf(why, sizeof(why), "stream closed (%d: %s)", code, detail != NULL ? detail : "");
-    session_end(s, why);
-}
-
-static const struct bt_rpc_stream_ops session_ops = {.on_message = on_message,
-                                                     .on_close = on_close};
-
-/* ---- life ---- */
+/* ---- hellos and heartbeats ---- */
 
 static Baton__MixedSteps *fill_mixed(const struct bt_view *v, Baton__MixedSteps *m)
 {
@@ -415,20 +302,14 @@ static Baton__MixedSteps *fill_mixed(const struct bt_view *v, Baton__MixedSteps 
     return m;
 }
 
-static void send_hello(struct bt_session *s)
+static void say_hello(void *arg)
 {
+    struct bt_session *s = arg;
     const struct bt_view *v = s->view;
-    Baton__SessionHello h = BATON__SESSION_HELLO__INIT;
-    h.version = 1;
-    h.cluster = v->cluster;
-    h.name = v->name;
-    h.node = v->node;
-    h.incarnation = v->conf.incarnation;
-    h.root_key.data = (uint8_t *)v->conf.root.b;
-    h.root_key.len = sizeof(v->conf.root.b);
-    h.layout_id = v->conf.layout_id;
-    h.expect_incarnation = s->member->incarnation;
+    struct bt_rpc_identity self = bt_view_identity(v);
+    Baton__SessionHello h;
     Baton__MixedSteps mixed;
+    bt_rpc_hello_fill(&self, s->member->incarnation, &h);
     if (s->kind == BT_SESSION_WORKER) {
         h.mixed = fill_mixed(v, &mixed);
         Baton__ToWorker m = BATON__TO_WORKER__INIT;
@@ -443,35 +324,126 @@ static void send_hello(struct bt_session *s)
     }
 }
 
-static void redial_later(struct bt_session *s)
+static void say_heartbeat(void *arg, uint64_t seq)
 {
-    uint32_t shift = BT_MIN(s->failures, BACKOFF_DOUBLINGS);
-    uint32_t ms = BT_MIN(BACKOFF_FIRST_MS << shift, BACKOFF_MAX_MS);
-    s->failures++;
-    bt_timer_start(s->view->loop, &s->timer, ms, 0, dial, s);
-}
-
-/* Closes streams and the channel. The channel goes with them: gRPC's own reconnect backoff would
- * otherwise decide when a restarted peer is seen again. */
-static void disconnect(struct bt_session *s)
-{
-    if (s->blocks != NULL) {
-        bt_rpc_stream_close(s->blocks, BT_GRPC_CANCELLED, "session ended", false);
-        s->blocks = NULL;
-    }
-    if (s->stream != NULL) {
-        bt_rpc_stream_close(s->stream, BT_GRPC_CANCELLED, "session ended", false);
-        s->stream = NULL;
-    }
-    if (s->blocks_seq != 0 || s->blocks_synced) {
-        forget_blocks(s);
+    struct bt_session *s = arg;
+    Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
+    Baton__MixedSteps mixed;
+    h.seq = seq;
+    if (s->kind == BT_SESSION_WORKER) {
+        note_mixed(s, bt_mono_ns());
+        h.mixed = fill_mixed(s->view, &mixed);
+        Baton__ToWorker m = BATON__TO_WORKER__INIT;
+        m.m_case = BATON__TO_WORKER__M_HEARTBEAT;
+        m.heartbeat = &h;
+        (void)bt_session_send_worker(s, &m);
+    } else {
+        Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
+        m.m_case = BATON__TO_KVSTORE__M_HEARTBEAT;
+        m.heartbeat = &h;
+        (void)bt_session_send_kvstore(s, &m);
     }
 }
 
-/* From up or dialling to idle: tells the owner, dials again later. */
-static void session_end(struct bt_session *s, const char *why)
+static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
 {
-    bool was_up = s->state == BT_SESSION_UP;
+    static const char *const texts[] = {
+        [BT_HELLO_VERSION] = "its protocol version differs (update the older of the two)",
+        [BT_HELLO_CLUSTER] = "it belongs to another cluster (cluster.name)",
+        [BT_HELLO_EXPECTED] = "it answers another incarnation of this conductor",
+        [BT_HELLO_INCARNATION] = "its incarnation is not the one in etcd",
+        [BT_HELLO_LAYOUT] = "its KV layout differs (model.path, kv.block_tokens)",
+        [BT_HELLO_ROOT] = "its root key differs (not the same weights or model.activations)",
+    };
+    struct bt_session *s = arg;
+    struct bt_rpc_identity self = bt_view_identity(s->view);
+    struct bt_rpc_hello h = bt_rpc_hello_read(hello);
+    (void)buf;
+    (void)cap;
+    bt_hello_fault_t fault = bt_rpc_hello_compare(&self, &h, s->member->incarnation,
+                                                  true /* the channel asks for the certificate */);
+    if (fault == BT_HELLO_FITS) {
+        return NULL;
+    }
+    bt_metric_add(s->view->m_mismatch, 1);
+    BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
+            texts[fault]);
+    return texts[fault];
+}
+
+static void on_up(void *arg)
+{
+    struct bt_session *s = arg;
+    s->state = BT_SESSION_UP;
+    bt_metric_set(up_gauge(s), bt_metric_value(up_gauge(s)) + 1);
+    BT_INFO("session_up", "kind=%s peer=%s peer_node=%s incarnation=%016" PRIx64, s->member->kind,
+            s->member->name, s->member->node, s->member->incarnation);
+    if (s->kind == BT_SESSION_KVSTORE) {
+        blocks_open(s);
+    }
+    if (s->view->ops != NULL && !s->broken) {
+        s->view->ops->on_up(s->view->ops_arg, s);
+    }
+}
+
+/* ---- messages ---- */
+
+static void on_worker(void *arg, ProtobufCMessage *msg)
+{
+    struct bt_session *s = arg;
+    const Baton__FromWorker *m = (const Baton__FromWorker *)msg;
+    if (m->m_case != BATON__FROM_WORKER__M__NOT_SET && s->view->ops != NULL) {
+        s->output_ns = s->rpc.core.heard_ns;
+        s->view->ops->on_worker(s->view->ops_arg, s, m);
+    }
+}
+
+static void on_kvstore(void *arg, ProtobufCMessage *msg)
+{
+    struct bt_session *s = arg;
+    Baton__FromKvstore *m = (Baton__FromKvstore *)msg;
+    if (m->m_case == BATON__FROM_KVSTORE__M_PINS) {
+        forget_pins(s);
+        s->pins = m->pins; /* taken out of the message */
+        m->m_case = BATON__FROM_KVSTORE__M__NOT_SET;
+        m->pins = NULL;
+    } else if (m->m_case != BATON__FROM_KVSTORE__M__NOT_SET && s->view->ops != NULL) {
+        s->output_ns = s->rpc.core.heard_ns;
+        s->view->ops->on_kvstore(s->view->ops_arg, s, m);
+    }
+}
+
+/* ---- life ---- */
+
+static void on_fail(void *arg, const struct bt_rpc_session_end *e)
+{
+    struct bt_session *s = arg;
+    s->broken = true;
+    BT_WARN("session_break", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, e->why);
+}
+
+/* For logs and error messages. */
+static void end_text(const struct bt_rpc_session_end *e, char *why, size_t cap)
+{
+    switch (e->cause) {
+    case BT_RPC_SESSION_CLOSED:
+        snprintf(why, cap, "stream closed (%d: %s)", e->code, e->why);
+        return;
+    case BT_RPC_SESSION_FULL:
+    case BT_RPC_SESSION_VIOLATION:
+    case BT_RPC_SESSION_REFUSED:
+    case BT_RPC_SESSION_BROKEN: snprintf(why, cap, "broken by this conductor"); return;
+    case BT_RPC_SESSION_SILENT:
+    case BT_RPC_SESSION_STOPPED: snprintf(why, cap, "%s", e->why); return;
+    }
+}
+
+/* Nothing of the peer counts any more; it is dialled again by itself. */
+static void on_end(void *arg, const struct bt_rpc_session_end *e)
+{
+    struct bt_session *s = arg;
+    char why[BT_RPC_SESSION_WHY + 40];
+    end_text(e, why, sizeof(why));
     s->state = BT_SESSION_IDLE;
     s->broken = false;
     s->has_load = s->has_pool = false;
@@ -479,9 +451,8 @@ static void session_end(struct bt_session *s, const char *why)
     s->n_links = 0;
     s->said.classes = (struct bt_classes){0};
     forget_pins(s);
-    disconnect(s);
-    redial_later(s);
-    if (!was_up) {
+    blocks_close(s);
+    if (!e->was_up) {
         BT_DEBUG("session_dial_failed", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
                  why);
         return;
@@ -496,34 +467,18 @@ static void session_end(struct bt_session *s, const char *why)
     s->own.prefill_tokens = s->own.kv_tokens = s->own.decoding_kv = s->own.late_kv = 0;
 }
 
-static void end_broken(void *arg)
-{
-    struct bt_session *s = arg;
-    session_end(s, "broken by this conductor");
-}
-
 void bt_session_break(struct bt_session *s, const char *why)
 {
-    if (s->broken || s->state == BT_SESSION_IDLE) {
-        return;
-    }
-    s->broken = true;
-    BT_WARN("session_break", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, why);
-    bt_timer_start(s->view->loop, &s->timer, 0, 0, end_broken, s);
+    bt_rpc_session_fail(&s->rpc, BT_RPC_SESSION_BROKEN, BT_GRPC_CANCELLED, why);
 }
 
 static void take_member(struct bt_session *s, Baton__Member *m);
 
-/* Timer: the channel of the last attempt is closed here, outside of every callback of its. */
 static void dial(void *arg)
 {
     struct bt_session *s = arg;
-    if (s->channel != NULL) {
-        bt_rpc_channel_destroy(s->channel);
-        s->channel = NULL;
-    }
     if (!bt_list_empty(&s->own_flights)) {
-        bt_timer_start(s->view->loop, &s->timer, FLIGHTS_MS, 0, dial, s);
+        bt_rpc_session_redial_in(&s->rpc, FLIGHTS_MS);
         return;
     }
     if (s->next_member != NULL) {
@@ -533,80 +488,62 @@ static void dial(void *arg)
         return; /* nobody is expected there; bt_session_update dials again */
     }
     char *who = bt_sprintf("%s/%s", s->member->kind, s->member->node);
-    bt_status_t st = bt_rpc_channel_create(s->view->rpc, s->member->rpc, who, &s->channel);
+    bt_status_t st = bt_rpc_session_dial(&s->rpc, s->view->rpc, s->member->rpc, who,
+                                         s->kind == BT_SESSION_WORKER ? "/baton.Worker/Session"
+                                                                      : "/baton.Kvstore/Session");
     free(who);
-    if (st != BT_OK) {
-        s->channel = NULL;
+    if (st == BT_ERR_INVALID) {
         BT_WARN("session_bad_address", "kind=%s peer=%s addr=%s", s->member->kind, s->member->name,
                 s->member->rpc);
-        redial_later(s);
-        return;
     }
-    const char *method =
-        s->kind == BT_SESSION_WORKER ? "/baton.Worker/Session" : "/baton.Kvstore/Session";
-    if (bt_rpc_stream_open(s->channel, method, false, &session_ops, s, &s->stream) != BT_OK) {
-        s->stream = NULL;
-        redial_later(s);
-        return;
-    }
-    s->state = BT_SESSION_DIALLING;
-    s->rx_ns = bt_mono_ns();
-    send_hello(s);
 }
 
-static bool send_pb(struct bt_session *s, const ProtobufCMessage *m)
-{
-    if (s->stream == NULL || s->broken) {
-        return false;
+const struct bt_rpc_session_rules bt_session_rules = {
+    .tick_ms = BT_RPC_SESSION_HEARTBEAT_MS,
+    .backoff_first_ms = BACKOFF_FIRST_MS,
+    .backoff_max_ms = BACKOFF_MAX_MS,
+    .silent = "silent for too long",
+    .silent_code = BT_GRPC_CANCELLED,
+    .full = "its stream takes no more messages",
+    .full_code = BT_GRPC_CANCELLED,
+    .early = "a message before its hello",
+    .early_code = BT_GRPC_CANCELLED,
+    .twice = "a second hello",
+    .twice_code = BT_GRPC_CANCELLED,
+};
+
+#define SESSION_OPS(type, message)                                                                 \
+    {                                                                                              \
+        .incoming = &type, .say_hello = say_hello, .say_heartbeat = say_heartbeat,                 \
+        .on_hello = on_hello, .on_up = on_up, .on_heartbeat = on_heartbeat, .on_message = message, \
+        .on_fail = on_fail, .on_end = on_end, .on_redial = dial,                                   \
     }
-    if (bt_rpc_stream_send_pb(s->stream, m) != BT_OK) {
-        bt_session_break(s, "its stream takes no more messages");
-        return false;
-    }
-    return true;
-}
+static const struct bt_rpc_session_ops worker_ops =
+    SESSION_OPS(baton__from_worker__descriptor, on_worker);
+static const struct bt_rpc_session_ops kvstore_ops =
+    SESSION_OPS(baton__from_kvstore__descriptor, on_kvstore);
 
 bool bt_session_send_worker(struct bt_session *s, const Baton__ToWorker *m)
 {
     BT_ASSERT(s->kind == BT_SESSION_WORKER);
-    return send_pb(s, &m->base);
+    return bt_rpc_session_send(&s->rpc, &m->base);
 }
 
 bool bt_session_send_kvstore(struct bt_session *s, const Baton__ToKvstore *m)
 {
     BT_ASSERT(s->kind == BT_SESSION_KVSTORE);
-    return send_pb(s, &m->base);
+    return bt_rpc_session_send(&s->rpc, &m->base);
 }
 
-void bt_session_beat(struct bt_session *s, uint64_t now_ns)
+void bt_session_beat(struct bt_session *s, uint64_t now_ns, bool asked)
 {
-    if (s->state == BT_SESSION_IDLE || s->broken) {
-        return;
+    if (asked) {
+        bt_rpc_session_beat(&s->rpc);
     }
-    if (now_ns > s->rx_ns && now_ns - s->rx_ns > (uint64_t)s->view->conf.silence_ms * 1000000) {
-        session_end(s, "silent for too long");
-        return;
-    }
-    if (s->state != BT_SESSION_UP) {
-        return;
-    }
-    Baton__Heartbeat h = BATON__HEARTBEAT__INIT;
-    Baton__MixedSteps mixed;
-    h.seq = ++s->heartbeat_seq;
-    if (s->kind == BT_SESSION_WORKER) {
-        note_mixed(s, now_ns);
-        h.mixed = fill_mixed(s->view, &mixed);
-        Baton__ToWorker m = BATON__TO_WORKER__INIT;
-        m.m_case = BATON__TO_WORKER__M_HEARTBEAT;
-        m.heartbeat = &h;
-        (void)bt_session_send_worker(s, &m);
-    } else {
-        Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
-        m.m_case = BATON__TO_KVSTORE__M_HEARTBEAT;
-        m.heartbeat = &h;
-        (void)bt_session_send_kvstore(s, &m);
-    }
+    (void)bt_rpc_session_tick(&s->rpc, now_ns);
 }
+
+/* ---- members ---- */
 
 /* What every plan asks of every member. */
 static void read_member(struct bt_session *s)
@@ -642,8 +579,10 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     bt_list_init(&s->own_flights);
     bt_list_init(&s->own_lost);
     bt_sched_own_init(&s->own);
+    bt_rpc_session_init(&s->rpc, v->loop, true, &v->rules,
+                        kind == BT_SESSION_WORKER ? &worker_ops : &kvstore_ops, s);
     if (kind != BT_SESSION_OTHER) {
-        bt_timer_start(v->loop, &s->timer, 0, 0, dial, s);
+        bt_rpc_session_redial_now(&s->rpc);
     }
     return s;
 }
@@ -653,13 +592,8 @@ void bt_session_destroy(struct bt_session *s, const char *why)
     BT_ASSERT(bt_list_empty(&s->own_flights));
     bt_list_remove(&s->own_lost);
     bt_list_remove(&s->link);
-    if (s->state != BT_SESSION_IDLE) {
-        session_end(s, why);
-    }
-    bt_timer_stop(s->view->loop, &s->timer);
-    if (s->channel != NULL) {
-        bt_rpc_channel_destroy(s->channel);
-    }
+    bt_rpc_session_end(&s->rpc, BT_RPC_SESSION_STOPPED, BT_GRPC_CANCELLED, why);
+    bt_rpc_session_cleanup(&s->rpc);
     baton__member__free_unpacked(s->member, NULL);
     if (s->next_member != NULL) {
         baton__member__free_unpacked(s->next_member, NULL);
@@ -684,8 +618,9 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m)
                 strcmp(m->node, s->member->node) != 0;
     bool was_departed = s->departed;
     s->departed = false;
-    if (anew && s->state != BT_SESSION_IDLE) {
-        session_end(s, "a new incarnation is up");
+    if (anew) {
+        bt_rpc_session_end(&s->rpc, BT_RPC_SESSION_STOPPED, BT_GRPC_CANCELLED,
+                           "a new incarnation is up");
     }
     if (s->next_member != NULL) {
         baton__member__free_unpacked(s->next_member, NULL);
@@ -696,8 +631,8 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m)
     } else {
         take_member(s, bt_message_copy(&m->base));
     }
-    if (s->kind != BT_SESSION_OTHER && s->state == BT_SESSION_IDLE && (anew || was_departed)) {
-        s->failures = 0;
-        bt_timer_start(s->view->loop, &s->timer, 0, 0, dial, s);
+    if (s->kind != BT_SESSION_OTHER && (anew || was_departed) &&
+        bt_rpc_session_state(&s->rpc) == BT_RPC_SESSION_IDLE) {
+        bt_rpc_session_redial_now(&s->rpc);
     }
 }

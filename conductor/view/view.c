@@ -84,28 +84,20 @@ static void beat_some(void *arg)
             return;
         }
         s->beat_round = v->beat_round;
-        bt_session_beat(s, now);
-        if (s->departed && s->state == BT_SESSION_IDLE && bt_list_empty(&s->own_flights)) {
+        bt_session_beat(s, now, v->beat_asked);
+        if (s->departed && bt_rpc_session_state(&s->rpc) == BT_RPC_SESSION_IDLE &&
+            bt_list_empty(&s->own_flights)) {
             drop(v, s, "left the cluster");
         }
     }
+    v->beat_asked = false;
 }
 
 static void on_beat(void *arg)
 {
     struct bt_view *v = arg;
-    uint64_t now = bt_mono_ns();
-    /* If this process itself stood still, the silence was ours: everybody gets a new start. */
-    bool stalled =
-        bt_stood_still(&v->last_beat_ns, now, (uint64_t)v->conf.silence_ms * 1000000 / 2);
     bt_holders_sweep(v->index, SWEEP_PLACES);
     bt_metric_set(v->m_index_keys, (double)bt_holders_keys(v->index));
-    struct bt_list *l;
-    bt_list_for_each (l, &v->sessions) {
-        if (stalled) {
-            session_of(l)->rx_ns = now;
-        }
-    }
     if (v->beat_more.heap_pos == 0) { /* else the last round goes on */
         v->beat_round++;
         beat_some(v);
@@ -149,8 +141,23 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
         bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"", "Sessions that are up.");
     v->m_up[1] =
         bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"kvstore\"", "Sessions that are up.");
-    bt_timer_start(loop, &v->beat, conf->heartbeat_ms, conf->heartbeat_ms, on_beat, v);
+    v->rules = bt_session_rules;
+    if (conf->heartbeat_ms != 0) {
+        v->rules.heartbeat_ms = v->rules.tick_ms = conf->heartbeat_ms;
+    }
+    v->rules.silence_ms = conf->silence_ms;
+    bt_timer_start(loop, &v->beat, v->rules.tick_ms, v->rules.tick_ms, on_beat, v);
     return v;
+}
+
+struct bt_rpc_identity bt_view_identity(const struct bt_view *v)
+{
+    return (struct bt_rpc_identity){.cluster = v->cluster,
+                                    .name = v->name,
+                                    .node = v->node,
+                                    .incarnation = v->conf.incarnation,
+                                    .root = &v->conf.root,
+                                    .layout_id = v->conf.layout_id};
 }
 
 void bt_view_destroy(struct bt_view *v)
@@ -191,6 +198,7 @@ void bt_view_set_mixed(struct bt_view *v, double step_ms, double gap_ms)
     v->mixed_ns = bt_mono_ns();
     v->mixed_step_ms = step_ms;
     v->mixed_gap_ms = gap_ms;
+    v->beat_asked = true;
     v->beat_round++;
     bt_timer_start(v->loop, &v->beat_more, 0, 0, beat_some, v);
 }

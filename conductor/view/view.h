@@ -13,7 +13,7 @@
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "common/policy/sched/load.h"
-#include "common/rpc/rpc.h"
+#include "common/rpc/session.h"
 #include "conductor/view/holders.h"
 #include "session.pb-c.h"
 
@@ -26,10 +26,17 @@ typedef enum {
 } bt_session_kind_t;
 
 typedef enum {
-    BT_SESSION_IDLE,     /* waits for its next dial */
-    BT_SESSION_DIALLING, /* stream opened, hello sent */
-    BT_SESSION_UP        /* hello of the peer checked */
+    BT_SESSION_IDLE, /* no peer has been met, or it is lost */
+    BT_SESSION_UP    /* from on_up to on_down */
 } bt_session_state_t;
+
+/* What a kvstore has, as its stream of block events says. */
+struct bt_session_blocks {
+    struct bt_rpc_stream *stream; /* NULL: none */
+    uint64_t seq;                 /* expected next; 0: any */
+    uint32_t unacked;             /* messages that credit was not given back for */
+    bool synced;                  /* an inventory has begun, and no gap since */
+};
 
 /* One member and the session with it. Outside view/ the fields are read only, but for own, own_*.
  */
@@ -44,7 +51,7 @@ struct bt_session {
     bool prefill, decode;       /* the roles that it offers */
     bool departed;              /* etcd says it is gone: nothing new is planned on it */
     bool draining;              /* its node is to be emptied (batonctl drain) */
-    bool broken;                /* a send failed: ends at the next turn */
+    bool broken;                /* is about to end: takes no more messages */
     bool has_load, has_pool;    /* of load and said, of pool */
     uint32_t kv_id;             /* kvstores: id in the index */
     uint32_t snap_index;        /* kvstores: in the last snapshot */
@@ -64,14 +71,11 @@ struct bt_session {
     uint32_t gives_up;    /* BT_ROLES_*: no longer offered, what runs of them is to end */
     uint64_t gives_up_ns; /* since when */
 
-    struct bt_rpc_channel *channel;
-    struct bt_rpc_stream *stream, *blocks;
-    struct bt_timer timer;              /* next dial, or the end of a broken session */
-    uint32_t failures;                  /* dials in a row that came to nothing */
-    uint64_t rx_ns;                     /* bt_mono_ns of the last message */
-    uint64_t output_ns;                 /* of the last message that was not a heartbeat */
-    uint64_t heartbeat_seq, beat_round; /* beat_round: view.c */
-    Baton__Member *next_member;         /* in its place when own_flights is empty; NULL: none */
+    struct bt_rpc_session rpc;       /* handshake, heartbeats, queue, dials */
+    struct bt_session_blocks blocks; /* kvstores */
+    uint64_t output_ns;              /* of the last message that was not a heartbeat */
+    uint64_t beat_round;             /* view.c */
+    Baton__Member *next_member;      /* in its place when own_flights is empty; NULL: none */
 
     Baton__WorkerLoad load; /* workers: last heard, for batonctl; its cost, if any, is load_cost */
     Baton__StepCost load_cost;
@@ -81,10 +85,6 @@ struct bt_session {
     Baton__PinStates *pins; /* kvstores: what it protects of which pin; NULL: it has not said */
 
     bool misnamed; /* its model.served_name is another one */
-
-    uint64_t blocks_seq; /* expected next; 0: any */
-    uint32_t blocks_unacked;
-    bool blocks_synced; /* an inventory has begun, and no gap since */
 };
 
 struct bt_view_config { /* copied, strings too */
@@ -93,10 +93,9 @@ struct bt_view_config { /* copied, strings too */
     uint64_t incarnation;
     struct bt_kv_key root;
     uint64_t layout_id;
-    uint32_t heartbeat_ms;  /* 500 */
-    uint32_t silence_ms;    /* 2000: a session without a message for so long is dead */
-    size_t index_keys_max;  /* extents */
-    uint32_t extent_blocks; /* every so many-th block of a chain is in the index; 0: 1 */
+    uint32_t heartbeat_ms, silence_ms; /* 0: as of every session (session_core.h); tests */
+    size_t index_keys_max;             /* extents */
+    uint32_t extent_blocks;            /* every so many-th block of a chain is in the index; 0: 1 */
 };
 
 struct bt_view_ops {
@@ -127,11 +126,11 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m);
 void bt_view_member_down(struct bt_view *v, const char *kind, const char *name);
 
 /* Queue a message. The stream's queue is bounded: when it is full the session is broken, which the
- * owner sees as on_down from a later turn. False: not sent. */
+ * owner sees as on_down later, not inside this call. False: not sent. */
 bool bt_session_send_worker(struct bt_session *s, const Baton__ToWorker *m);
 bool bt_session_send_kvstore(struct bt_session *s, const Baton__ToKvstore *m);
-/* Ends a session that violated the protocol; it is dialled again. on_down comes from a later turn.
- */
+/* Ends a session that violated the protocol; it is dialled again. on_down comes later, not inside
+ * this call. */
 void bt_session_break(struct bt_session *s, const char *why);
 
 /* ---- nodes that are to be emptied (drain.c): keys /baton/<cluster>/drain/<node> in etcd ---- */

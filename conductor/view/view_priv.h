@@ -2,6 +2,7 @@
 #ifndef BT_CONDUCTOR_VIEW_PRIV_H
 #define BT_CONDUCTOR_VIEW_PRIV_H
 
+#include "common/rpc/session_hello.h"
 #include "conductor/view/view.h"
 
 struct bt_view {
@@ -29,7 +30,8 @@ struct bt_view {
     uint64_t mixed_ns;               /* when that was set */
     struct bt_timer beat, beat_more; /* more: there was no time for all */
     uint64_t beat_round;
-    uint64_t last_beat_ns;
+    bool beat_asked;                   /* this round sends heartbeats that are not due yet, too */
+    struct bt_rpc_session_rules rules; /* of sessions */
     bool links_stale; /* members changed: what follows and node_kv are to be found again */
     struct bt_session **all_kvs, **all_workers; /* by kind, in order of arrival */
     uint32_t n_all_kvs, n_all_workers;
@@ -66,8 +68,11 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
 void bt_session_destroy(struct bt_session *s, const char *why);
 /* Takes over what etcd says now; another incarnation or address starts the session anew. */
 void bt_session_update(struct bt_session *s, const Baton__Member *m);
-/* Every heartbeat: sends one, or ends the session when it was silent for too long. */
-void bt_session_beat(struct bt_session *s, uint64_t now_ns);
+/* Sends a heartbeat if it is due or asked for, or ends the session when it was silent for too long.
+ */
+void bt_session_beat(struct bt_session *s, uint64_t now_ns, bool asked);
+extern const struct bt_rpc_session_rules bt_session_rules; /* but for the times of tests */
+struct bt_rpc_identity bt_view_identity(const struct bt_view *v);
 
 /* Takes new requests: it is up, and its node is not drained. */
 bool bt_session_serves(const struct bt_session *s);

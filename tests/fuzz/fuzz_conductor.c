@@ -491,8 +491,6 @@ static void start(void)
                                 .node = "n0",
                                 .incarnation = 42,
                                 .layout_id = 77,
-                                .heartbeat_ms = 500,
-                                .silence_ms = 2000,
                                 .index_keys_max = 64};
     memset(vc.root.b, 7, sizeof(vc.root.b));
     x.view = bt_view_create(loop, x.rpc, &vc, metrics);

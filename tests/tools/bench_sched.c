@@ -87,8 +87,6 @@ static void world_init(struct world *x, uint32_t n, uint32_t prompt, uint32_t ex
     struct bt_view_config vc = {.cluster = "bench",
                                 .name = "c",
                                 .node = "n",
-                                .heartbeat_ms = 500,
-                                .silence_ms = 2000,
                                 .index_keys_max = index_max,
                                 .extent_blocks = extent};
     x->view = bt_view_create(x->loop, NULL, &vc, x->metrics);
