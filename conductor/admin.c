@@ -326,7 +326,7 @@ static bool others_could(struct bt_admin *a, const char *node)
     bt_view_snapshot(a->view, NULL, 0, &v);
     for (uint32_t i = 0; i < v.snap.n_workers; i++) {
         if (v.workers[i].kvstore != BT_SCHED_NONE && !v.workers[i].draining &&
-            strcmp(v.worker[i]->member->node, node) != 0) {
+            strcmp(v.worker[i]->node, node) != 0) {
             return true;
         }
     }

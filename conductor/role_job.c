@@ -90,7 +90,7 @@ static void on_look(void *arg)
     }
     bool changing = false;
     for (uint32_t i = 0; i < n; i++) {
-        const struct bt_session *s = v.worker[i];
+        const struct bt_session *s = bt_session_of_peer(v.worker[i]);
         const struct bt_sched_worker *w = &v.workers[i];
         const char *by = NULL;
         uint32_t wanted = bt_view_role_wanted(j->view, s, &by);
@@ -113,7 +113,7 @@ static void on_look(void *arg)
     struct bt_balance_change c;
     bt_balance_step(&j->balance, &p, j->workers, n, (double)bt_mono_ns() / 1e6, &c);
     if (c.worker != BT_BALANCE_NONE) {
-        apply(j, v.worker[c.worker], &c);
+        apply(j, bt_session_of_peer(v.worker[c.worker]), &c);
     }
 }
 

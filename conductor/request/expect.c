@@ -1,7 +1,7 @@
 /* What this conductor expects, for admission: how long rows go on (survival estimates), which ones
  * are on their way out of prefill (forecast), and what is asked for of both stages (demand; decodes
- * and let_in). Loop thread. */
-#include "conductor/request/request_priv.h"
+ * and let_in). Pure. */
+#include "conductor/request/machine_priv.h"
 
 #define BUCKET_MS 100.0        /* of the forecast: 51 s ahead */
 #define LIFE_MS   5000.0       /* until something is known */
@@ -15,47 +15,47 @@ static double ms_of(uint64_t ns)
     return (double)ns / 1e6;
 }
 
-void bt_expect_init(struct bt_requests *rs, uint64_t now_ns)
+void bt_expect_init(struct bt_machine *mc, uint64_t now_ns)
 {
-    bt_survival_init(&rs->survival);
-    bt_sched_forecast_init(&rs->forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
-    bt_sched_forecast_init(&rs->late_forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
-    bt_sched_demand_init(&rs->demand, DEMAND_MS);
-    bt_sched_demand_init(&rs->decodes, DEMAND_MS);
-    bt_sched_demand_init(&rs->let_in, DEMAND_MS);
-    bt_sched_demand_init(&rs->late_demand, DEMAND_MS);
+    bt_survival_init(&mc->expect.survival);
+    bt_sched_forecast_init(&mc->expect.forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
+    bt_sched_forecast_init(&mc->expect.late_forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
+    bt_sched_demand_init(&mc->expect.demand, DEMAND_MS);
+    bt_sched_demand_init(&mc->expect.decodes, DEMAND_MS);
+    bt_sched_demand_init(&mc->expect.let_in, DEMAND_MS);
+    bt_sched_demand_init(&mc->expect.late_demand, DEMAND_MS);
 }
 
-void bt_expect_show(const struct bt_requests *rs, uint64_t now_ns, struct bt_sched_snapshot *s)
+void bt_expect_show(const struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s)
 {
     s->now_ms = ms_of(now_ns);
-    s->forecast = &rs->forecast;
-    s->late_forecast = &rs->late_forecast;
-    s->demand = &rs->demand;
-    s->decodes = &rs->decodes;
-    s->let_in = &rs->let_in;
-    s->late_demand = &rs->late_demand;
+    s->forecast = &mc->expect.forecast;
+    s->late_forecast = &mc->expect.late_forecast;
+    s->demand = &mc->expect.demand;
+    s->decodes = &mc->expect.decodes;
+    s->let_in = &mc->expect.let_in;
+    s->late_demand = &mc->expect.late_demand;
 }
 
-void bt_expect_demand(struct bt_lane *k, uint64_t now_ns, double compute_ms, double decode_work,
-                      bool let_in)
+void bt_expect_demand(struct bt_sequence *sq, uint64_t now_ns, double compute_ms,
+                      double decode_work, bool let_in)
 {
-    if (!k->demanded) {
-        bt_sched_demand_note(&k->r->rs->demand, ms_of(now_ns), compute_ms);
-        k->demanded = true;
+    if (!sq->demanded) {
+        bt_sched_demand_note(&sq->r->mc->expect.demand, ms_of(now_ns), compute_ms);
+        sq->demanded = true;
     }
-    if (let_in && !k->let_in) {
-        bt_sched_demand_note(&k->r->rs->let_in, ms_of(now_ns), compute_ms);
-        bt_sched_demand_note(&k->r->rs->decodes, ms_of(now_ns), decode_work);
-        k->let_in = true;
+    if (let_in && !sq->let_in) {
+        bt_sched_demand_note(&sq->r->mc->expect.let_in, ms_of(now_ns), compute_ms);
+        bt_sched_demand_note(&sq->r->mc->expect.decodes, ms_of(now_ns), decode_work);
+        sq->let_in = true;
     }
 }
 
-void bt_expect_late(struct bt_lane *k, uint64_t now_ns, double compute_ms)
+void bt_expect_late(struct bt_sequence *sq, uint64_t now_ns, double compute_ms)
 {
-    if (!k->late_demanded) {
-        bt_sched_demand_note(&k->r->rs->late_demand, ms_of(now_ns), compute_ms);
-        k->late_demanded = true;
+    if (!sq->late_demanded) {
+        bt_sched_demand_note(&sq->r->mc->expect.late_demand, ms_of(now_ns), compute_ms);
+        sq->late_demanded = true;
     }
 }
 
@@ -64,29 +64,30 @@ static struct bt_survival_key key_of(const struct bt_request *r)
     return bt_survival_key(r->tenant, (uint32_t)r->spec.prompt.n);
 }
 
-void bt_expect_length(const struct bt_lane *k, struct bt_sched_request *req)
+void bt_expect_length(const struct bt_sequence *sq, struct bt_sched_request *req)
 {
-    const struct bt_request *r = k->r;
-    uint32_t have = r->choices[k->first].journal.n;
+    const struct bt_request *r = sq->r;
+    uint32_t have = r->choices[sq->first].journal.n;
     uint32_t most = have + req->max_new;
     if (r->spec.sampling.n_eos == 0 && r->spec.stop == NULL) { /* nothing ends it before */
         req->expect_new = req->likely_new = req->max_new;
         req->mean_new = req->max_new;
         return;
     }
-    req->expect_new =
-        bt_survival_quantile(&r->rs->survival, key_of(r), have, most, r->rs->conf.length_quantile);
-    req->likely_new = bt_survival_quantile(&r->rs->survival, key_of(r), have, most, 0.5);
-    req->mean_new = bt_survival_mean(&r->rs->survival, key_of(r), have, most);
+    req->expect_new = bt_survival_quantile(&r->mc->expect.survival, key_of(r), have, most,
+                                           r->mc->conf.length_quantile);
+    req->likely_new = bt_survival_quantile(&r->mc->expect.survival, key_of(r), have, most, 0.5);
+    req->mean_new = bt_survival_mean(&r->mc->expect.survival, key_of(r), have, most);
 }
 
 /* Late rows make way for all others, so these are not told to expect them. */
 static void note_rows(const struct bt_flight *f, uint64_t now_ns, int sign)
 {
-    struct bt_requests *rs = f->lane->r->rs;
-    struct bt_sched_forecast *to = f->plan.background ? &rs->late_forecast : &rs->forecast;
+    struct bt_machine *mc = f->sequence->r->mc;
+    struct bt_sched_forecast *to =
+        f->plan.background ? &mc->expect.late_forecast : &mc->expect.forecast;
     for (uint32_t i = 0; i < f->own_rows; i++) {
-        bt_sched_forecast_note(to, ms_of(now_ns), f->expect_ready_ms, f->lane->n_tokens,
+        bt_sched_forecast_note(to, ms_of(now_ns), f->expect_ready_ms, f->sequence->n_tokens,
                                f->plan.row_ms, sign);
     }
 }
@@ -96,7 +97,7 @@ void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
     if (f->decode == NULL) {
         return;
     }
-    double left = f->plan.ttft_ms - ms_of(now_ns - f->lane->r->spec.received_ns);
+    double left = f->plan.ttft_ms - ms_of(now_ns - f->sequence->r->spec.received_ns);
     f->expect_ready_ms = ms_of(now_ns) + BT_MAX(left, 0);
     f->expected = true;
     note_rows(f, now_ns, 1);
@@ -125,42 +126,42 @@ void bt_expect_row(struct bt_flight *f, uint64_t now_ns)
 void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole)
 {
     struct bt_choice *c = &r->choices[choice];
-    bt_survival_note(&r->rs->survival, key_of(r), c->told, c->journal.n, whole);
+    bt_survival_note(&r->mc->expect.survival, key_of(r), c->told, c->journal.n, whole);
 }
 
 /* Looks at the rows of now: how far they have come (for the lengths), and how long they will go on
  * in the mean (for the forecast). */
-void bt_expect_learn(struct bt_requests *rs, uint64_t now_ns)
+void bt_expect_learn(struct bt_machine *mc, uint64_t now_ns)
 {
-    if (now_ns - rs->learned_ns < LOOK_NS) {
+    if (now_ns - mc->expect.learned_ns < LOOK_NS) {
         return;
     }
-    rs->learned_ns = now_ns;
+    mc->expect.learned_ns = now_ns;
     double sum = 0, kv = 0, kv_sum = 0;
     uint32_t n = 0;
     struct bt_list *l, *kl;
-    bt_list_for_each (l, &rs->all) {
+    bt_list_for_each (l, &mc->all) {
         struct bt_request *r = BT_CONTAINER_OF(l, struct bt_request, link);
-        bt_list_for_each (kl, &r->lanes) {
-            const struct bt_lane *k = BT_CONTAINER_OF(kl, struct bt_lane, link);
-            if (k->state != LANE_DECODING || k->flight == NULL || n == ROWS_MAX) {
+        bt_list_for_each (kl, &r->sequences) {
+            const struct bt_sequence *sq = BT_CONTAINER_OF(kl, struct bt_sequence, link);
+            if (sq->state != BT_SEQ_DECODING || sq->flight == NULL || n == ROWS_MAX) {
                 continue;
             }
-            struct bt_choice *c = &r->choices[k->first];
+            struct bt_choice *c = &r->choices[sq->first];
             uint32_t have = c->journal.n;
-            bt_survival_reach(&rs->survival, key_of(r), c->told, have);
+            bt_survival_reach(&mc->expect.survival, key_of(r), c->told, have);
             c->told = have;
-            double ms = k->flight->plan.step_ms *
-                        bt_survival_mean(&rs->survival, key_of(r), have, r->spec.max_tokens);
+            double ms = sq->flight->plan.step_ms *
+                        bt_survival_mean(&mc->expect.survival, key_of(r), have, r->spec.max_tokens);
             sum += ms;
-            kv += k->flight->own_kv;
-            kv_sum += ms * k->flight->own_kv;
+            kv += sq->flight->own_kv;
+            kv_sum += ms * sq->flight->own_kv;
             n++;
         }
     }
     if (n != 0) {
-        rs->forecast.life_ms += LOOK_PART * (sum / n - rs->forecast.life_ms);
+        mc->expect.forecast.life_ms += LOOK_PART * (sum / n - mc->expect.forecast.life_ms);
         double kv_life = kv > 0 ? kv_sum / kv : sum / n;
-        rs->forecast.kv_life_ms += LOOK_PART * (kv_life - rs->forecast.kv_life_ms);
+        mc->expect.forecast.kv_life_ms += LOOK_PART * (kv_life - mc->expect.forecast.kv_life_ms);
     }
 }

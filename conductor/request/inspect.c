@@ -1,5 +1,5 @@
 /* What can be seen of requests from outside; see inspect.h. The last plans are kept in a ring of
- * fixed size. Loop thread. */
+ * fixed size. Pure. */
 #include "conductor/request/inspect.h"
 
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "conductor/request/request_priv.h"
+#include "conductor/request/machine_priv.h"
 #include "conductor/request/sources.h"
 
 #define EXPLAINED_MAX 128
@@ -17,56 +17,55 @@ struct bt_explain_ring {
     struct bt_explanation at[EXPLAINED_MAX];
 };
 
-static const char *name_of(const struct bt_session *s)
+static const char *name_of(const struct bt_peer *p)
 {
-    return s != NULL ? s->member->name : "";
+    return p != NULL ? p->name : "";
 }
 
-static void info_of(const struct bt_lane *k, uint64_t now_ns, struct bt_request_info *out)
+static void info_of(const struct bt_sequence *sq, uint64_t now_ns, struct bt_request_info *out)
 {
-    const struct bt_request *r = k->r;
-    const struct bt_flight *f = k->flight;
+    const struct bt_request *r = sq->r;
+    const struct bt_flight *f = sq->flight;
     *out = (struct bt_request_info){.id = r->spec.id != NULL ? r->spec.id : "",
-                                    .wire_id = k->id,
-                                    .state = k->starved ? "no room" : bt_lane_state_name(k->state),
-                                    .choice = k->first,
-                                    .n = k->n,
+                                    .wire_id = sq->id,
+                                    .state =
+                                        sq->starved ? "no room" : bt_sequence_state_name(sq->state),
+                                    .choice = sq->first,
+                                    .n = sq->n,
                                     .prompt_tokens = (uint32_t)r->spec.prompt.n,
-                                    .epoch = k->epoch,
-                                    .replans = k->replans,
+                                    .epoch = sq->epoch,
+                                    .replans = sq->replans,
                                     .prefill = f != NULL ? name_of(f->prefill) : "",
                                     .decode = f != NULL ? name_of(f->decode) : ""};
     out->age_ms = now_ns > r->spec.received_ns ? (now_ns - r->spec.received_ns) / 1000000 : 0;
-    for (uint32_t i = k->first; i < k->first + k->n; i++) {
+    for (uint32_t i = sq->first; i < sq->first + sq->n; i++) {
         out->tokens += r->choices[i].journal.n;
     }
 }
 
-void bt_requests_each(struct bt_requests *rs, bt_request_info_fn fn, void *arg)
+void bt_machine_each(struct bt_machine *mc, bt_request_info_fn fn, void *arg, uint64_t now_ns)
 {
-    uint64_t now = bt_mono_ns();
     struct bt_list *l, *kl;
-    bt_list_for_each (l, &rs->all) {
-        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->lanes) {
-            const struct bt_lane *k = BT_CONTAINER_OF(kl, struct bt_lane, link);
-            if (k->state != LANE_FINISHING || !bt_list_empty(&k->flights)) {
+    bt_list_for_each (l, &mc->all) {
+        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->sequences) {
+            const struct bt_sequence *sq = BT_CONTAINER_OF(kl, struct bt_sequence, link);
+            if (sq->state != BT_SEQ_FINISHING || !bt_list_empty(&sq->flights)) {
                 struct bt_request_info info;
-                info_of(k, now, &info);
+                info_of(sq, now_ns, &info);
                 fn(arg, &info);
             }
         }
     }
 }
 
-static bool on_node(const struct bt_session *s, const char *node)
+static bool on_node(const struct bt_peer *p, const char *node)
 {
-    return s != NULL && strcmp(s->member->node, node) == 0;
+    return p != NULL && strcmp(p->node, node) == 0;
 }
 
-static bool uses_worker(const struct bt_flight *f, const void *session)
+static bool uses_worker(const struct bt_flight *f, const void *peer)
 {
-    return (f->prefill == session && !f->prefill_ended) ||
-           (f->decode == session && !f->decode_ended);
+    return (f->prefill == peer && !f->prefill_ended) || (f->decode == peer && !f->decode_ended);
 }
 
 static bool uses_node(const struct bt_flight *f, const void *node)
@@ -76,29 +75,29 @@ static bool uses_node(const struct bt_flight *f, const void *node)
 }
 
 /* Lanes whose plan is under way and uses what. */
-static uint32_t count_flights(struct bt_requests *rs,
+static uint32_t count_flights(struct bt_machine *mc,
                               bool (*uses)(const struct bt_flight *f, const void *what),
                               const void *what)
 {
     uint32_t n = 0;
     struct bt_list *l, *kl;
-    bt_list_for_each (l, &rs->all) {
-        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->lanes) {
-            const struct bt_flight *f = BT_CONTAINER_OF(kl, struct bt_lane, link)->flight;
-            n += f != NULL && f->wind == FLIGHT_ACTIVE && uses(f, what);
+    bt_list_for_each (l, &mc->all) {
+        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->sequences) {
+            const struct bt_flight *f = BT_CONTAINER_OF(kl, struct bt_sequence, link)->flight;
+            n += f != NULL && f->wind == BT_FLIGHT_ACTIVE && uses(f, what);
         }
     }
     return n;
 }
 
-uint32_t bt_requests_on_worker(struct bt_requests *rs, const struct bt_session *s)
+uint32_t bt_machine_on_worker(struct bt_machine *mc, const struct bt_peer *p)
 {
-    return count_flights(rs, uses_worker, s);
+    return count_flights(mc, uses_worker, p);
 }
 
-uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node)
+uint32_t bt_machine_on_node(struct bt_machine *mc, const char *node)
 {
-    return count_flights(rs, uses_node, node);
+    return count_flights(mc, uses_node, node);
 }
 
 /* ---- explanations ---- */
@@ -116,7 +115,7 @@ void bt_explain_destroy(struct bt_explain_ring *x)
     free(x);
 }
 
-/* One a lane: a later plan takes the place of the earlier one. */
+/* One a sequence: a later plan takes the place of the earlier one. */
 static struct bt_explanation *place_for(struct bt_explain_ring *x, uint64_t wire_id)
 {
     uint32_t last = (x->next + EXPLAINED_MAX - 1) % EXPLAINED_MAX;
@@ -135,39 +134,39 @@ static struct bt_explanation *place_for(struct bt_explain_ring *x, uint64_t wire
     return e;
 }
 
-static void note_prompt(struct bt_explanation *e, const struct bt_lane *k)
+static void note_prompt(struct bt_explanation *e, const struct bt_sequence *sq)
 {
-    const struct bt_request *r = k->r;
+    const struct bt_request *r = sq->r;
     e->prompt_tokens = (uint32_t)r->spec.prompt.n;
-    e->n_keys = BT_MIN(k->n_keys, e->prompt_tokens / r->rs->conf.block_tokens);
+    e->n_keys = BT_MIN(sq->n_keys, e->prompt_tokens / r->mc->conf.block_tokens);
     snprintf(e->tenant, sizeof(e->tenant), "%s", r->spec.tenant != NULL ? r->spec.tenant : "");
     if (e->n_keys != 0) {
         e->keys = bt_malloc((size_t)e->n_keys * sizeof(*e->keys));
-        memcpy(e->keys, k->keys, (size_t)e->n_keys * sizeof(*e->keys));
+        memcpy(e->keys, sq->keys, (size_t)e->n_keys * sizeof(*e->keys));
     }
 }
 
-void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
+void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
                      const struct bt_sched_params *params, const struct bt_sched_request *req,
                      const struct bt_sched_plan *plan, const struct bt_sched_reject *rej)
 {
-    struct bt_explanation *e = place_for(k->r->rs->explained, k->id);
+    struct bt_explanation *e = place_for(sq->r->mc->explained, sq->id);
     free(e->keys);
     memset(e, 0, sizeof(*e));
-    note_prompt(e, k);
-    snprintf(e->id, sizeof(e->id), "%s", k->r->spec.id != NULL ? k->r->spec.id : "");
-    e->wire_id = k->id;
-    e->epoch = k->epoch + (plan != NULL);
-    e->planned_ns = bt_real_ns();
+    note_prompt(e, sq);
+    snprintf(e->id, sizeof(e->id), "%s", sq->r->spec.id != NULL ? sq->r->spec.id : "");
+    e->wire_id = sq->id;
+    e->epoch = sq->epoch + (plan != NULL);
+    e->planned_ns = bt_machine_wall_ns(sq->r->mc);
     e->n_tokens = req->n_tokens;
     e->n_choices = BT_MAX(req->n_choices, 1u);
     e->planned = plan != NULL;
     snprintf(e->reason, sizeof(e->reason), "%s", plan != NULL ? plan->reason : rej->reason);
-    snprintf(e->again, sizeof(e->again), "%s", k->r->usage.again);
+    snprintf(e->again, sizeof(e->again), "%s", sq->r->usage.again);
     e->ttft_ms = e->tbt_ms = e->queue_ms = e->prefill_ms = -1;
     e->actual.ttft_ms = e->actual.tbt_ms = e->actual.queue_ms = e->actual.prefill_ms = -1;
     /* A later plan's is the next token, from now on. */
-    double before_ms = k->epoch != 0 ? req->waited_ms : 0;
+    double before_ms = sq->epoch != 0 ? req->waited_ms : 0;
     if (plan != NULL) {
         e->queue_ms = plan->queue_ms;
         e->prefill_ms = plan->beside_ms + plan->prefill_ms;
@@ -178,11 +177,11 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
         e->tbt_ms = plan->tbt_ms;
     }
     struct bt_sched_candidate list[BT_EXPLAIN_CANDIDATES];
-    e->n_candidates = bt_sched_explain(k->r->rs->conf.policy, params, &v->snap, req, plan, list,
+    e->n_candidates = bt_sched_explain(sq->r->mc->conf.policy, params, &v->snap, req, plan, list,
                                        BT_EXPLAIN_CANDIDATES);
     e->n_listed = BT_MIN(e->n_candidates, (uint32_t)BT_EXPLAIN_CANDIDATES);
     for (uint32_t i = 0; i < e->n_listed; i++) {
-        const Baton__Member *m = v->worker[list[i].worker]->member;
+        const struct bt_peer *m = v->worker[list[i].worker];
         e->candidates[i].c = list[i];
         e->candidates[i].c.ttft_ms -= list[i].ttft_ms >= 0 ? before_ms : 0;
         snprintf(e->candidates[i].name, BT_EXPLAIN_NAME, "%s", m->name);
@@ -192,11 +191,11 @@ void bt_explain_note(struct bt_lane *k, const struct bt_view_snapshot *v,
 
 void bt_explain_outcome(const struct bt_request *r, const char *why)
 {
-    struct bt_explain_ring *x = r->rs->explained;
+    struct bt_explain_ring *x = r->mc->explained;
     const struct bt_gen_usage *u = &r->usage;
     const struct bt_list *l;
-    bt_list_for_each (l, &r->lanes) {
-        uint64_t id = BT_CONTAINER_OF(l, struct bt_lane, link)->id;
+    bt_list_for_each (l, &r->sequences) {
+        uint64_t id = BT_CONTAINER_OF(l, struct bt_sequence, link)->id;
         for (uint32_t i = 0; i < x->n; i++) {
             struct bt_explanation *e = &x->at[i];
             if (e->wire_id != id) {
@@ -215,13 +214,14 @@ void bt_explain_outcome(const struct bt_request *r, const char *why)
     }
 }
 
-void bt_explain_sources(struct bt_lane *k, uint32_t fetch_tokens, const struct bt_sources *from)
+void bt_explain_sources(struct bt_sequence *sq, uint32_t fetch_tokens,
+                        const struct bt_sources *from)
 {
-    struct bt_explanation *e = place_for(k->r->rs->explained, k->id);
+    struct bt_explanation *e = place_for(sq->r->mc->explained, sq->id);
     e->fetch_tokens = fetch_tokens;
     e->n_sources = BT_MIN(from->n, (uint32_t)BT_EXPLAIN_SOURCES);
     for (uint32_t i = 0; i < e->n_sources; i++) {
-        snprintf(e->sources[i].name, BT_EXPLAIN_NAME, "%s", from->at[i].kv->member->name);
+        snprintf(e->sources[i].name, BT_EXPLAIN_NAME, "%s", from->at[i].kv->name);
         e->sources[i].blocks = from->at[i].blocks;
     }
 }
@@ -234,9 +234,9 @@ static bool is_called(const struct bt_explanation *e, const char *id)
     return strncmp(e->id, id, n) == 0 && (e->id[n] == '\0' || strcmp(e->id + n, "-0") == 0);
 }
 
-const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, const char *id)
+const struct bt_explanation *bt_machine_explain(const struct bt_machine *mc, const char *id)
 {
-    const struct bt_explain_ring *x = rs->explained;
+    const struct bt_explain_ring *x = mc->explained;
     char *end = NULL;
     uint64_t wire = id != NULL ? strtoull(id, &end, 16) : 0;
     bool hex = id != NULL && end != id && *end == '\0';

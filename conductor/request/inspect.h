@@ -2,9 +2,13 @@
 #ifndef BT_CONDUCTOR_INSPECT_H
 #define BT_CONDUCTOR_INSPECT_H
 
-#include "conductor/request/requests.h"
+#include "common/kv/key.h"
+#include "common/policy/sched/sched.h"
 
-struct bt_request_info { /* one lane; strings are valid during the call */
+struct bt_requests;
+struct bt_session;
+
+struct bt_request_info { /* one sequence; strings are valid during the call */
     const char *id;      /* the client's: "cmpl-..." */
     uint64_t wire_id;
     const char *state;
@@ -15,7 +19,7 @@ struct bt_request_info { /* one lane; strings are valid during the call */
     const char *prefill, *decode; /* "" without a plan */
 };
 typedef void (*bt_request_info_fn)(void *arg, const struct bt_request_info *info);
-/* Every lane that is not over yet, oldest request first. */
+/* Every sequence that is not over yet, oldest request first. */
 void bt_requests_each(struct bt_requests *rs, bt_request_info_fn fn, void *arg);
 /* Lanes whose present plan has work on s that is not over. */
 uint32_t bt_requests_on_worker(struct bt_requests *rs, const struct bt_session *s);

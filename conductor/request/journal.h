@@ -12,11 +12,14 @@
  * busy prefill worker has sent its token. */
 #define BT_JOURNAL_WINDOW 4096
 
+/* What a worker says of its choice with a token. ERROR: it is none, and Ended says why. */
+typedef enum { BT_TOKEN_GOES_ON, BT_TOKEN_STOP, BT_TOKEN_LENGTH, BT_TOKEN_ERROR } bt_token_finish_t;
+
 struct bt_journal_entry {
     uint32_t epoch;
     uint32_t token;
     float logprob;
-    uint32_t finish; /* Baton__Finish */
+    bt_token_finish_t finish;
     uint32_t n_top;
     uint32_t top_id[BT_ENGINE_MAX_TOP];
     float top_logprob[BT_ENGINE_MAX_TOP];

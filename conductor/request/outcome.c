@@ -1,20 +1,20 @@
 /* What a plan predicted and what came of it: errors as metrics, and what the conductor learns of
  * the workers from them. Requests that were planned again, or in the
- * background, say nothing of a plan. Loop thread. */
+ * background, say nothing of a plan. Pure. */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "conductor/request/request_priv.h"
+#include "conductor/request/machine_priv.h"
 #include "conductor/request/sources.h"
 
-static const char *name_of(const struct bt_session *s)
+static const char *name_of(const struct bt_peer *p)
 {
-    return s != NULL ? s->member->name : "";
+    return p != NULL ? p->name : "";
 }
 
-void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f)
+void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f)
 {
-    struct bt_gen_plan *p = &k->r->usage.plan;
+    struct bt_gen_plan *p = &sq->r->usage.plan;
     if (p->reason[0] != '\0') {
         return; /* the client is told of the first one */
     }
@@ -29,37 +29,37 @@ void bt_outcome_planned(struct bt_lane *k, const struct bt_flight *f)
     p->tbt_ms = f->plan.tbt_ms;
 }
 
-void bt_outcome_source(struct bt_lane *k, const struct bt_sources *from)
+void bt_outcome_source(struct bt_sequence *sq, const struct bt_sources *from)
 {
-    struct bt_gen_plan *p = &k->r->usage.plan;
-    if (k->epoch == 1) {
+    struct bt_gen_plan *p = &sq->r->usage.plan;
+    if (sq->epoch == 1) {
         snprintf(p->source, sizeof(p->source), "%s", name_of(from->at[0].kv));
     }
 }
 
 /* Its first plan, and one whose time can be told: in the background others come before it. */
-static bool is_told(const struct bt_lane *k)
+static bool is_told(const struct bt_sequence *sq)
 {
-    return k->flight != NULL && k->epoch == 1 && !k->flight->plan.background;
+    return sq->flight != NULL && sq->epoch == 1 && !sq->flight->plan.background;
 }
 
-void bt_outcome_first_token(struct bt_lane *k, uint64_t now_ns)
+void bt_outcome_first_token(struct bt_sequence *sq, uint64_t now_ns)
 {
-    struct bt_flight *f = k->flight;
-    if (!is_told(k) || k->r->spec.prompt_logprobs) {
+    struct bt_flight *f = sq->flight;
+    if (!is_told(sq) || sq->r->spec.prompt_logprobs) {
         return;
     }
-    double actual = (double)(now_ns - k->r->spec.received_ns) / 1e6;
-    bt_metric_observe(k->r->rs->m.ttft_error, bt_sched_error(f->plan.ttft_ms, actual));
+    double actual = (double)(now_ns - sq->r->spec.received_ns) / 1e6;
+    bt_metric_observe(sq->r->mc->m.ttft_error, bt_sched_error(f->plan.ttft_ms, actual));
     f->first_token_ms = (double)(now_ns - f->planned_ns) / 1e6;
 }
 
-void bt_outcome_prefilled(struct bt_lane *k)
+void bt_outcome_prefilled(struct bt_sequence *sq)
 {
-    const struct bt_flight *f = k->flight;
-    if (f != NULL && f->first_token_ms > 0 && is_told(k) && f->prefill != NULL) {
+    const struct bt_flight *f = sq->flight;
+    if (f != NULL && f->first_token_ms > 0 && is_told(sq) && f->prefill != NULL) {
         bool alone = !(f->plan.queue_ms > 0 || f->plan.beside_ms > 0);
-        double computed = alone ? k->r->usage.prefill_ms : -1;
+        double computed = alone ? sq->r->usage.prefill_ms : -1;
         bt_sched_learn_ttft(&f->prefill->learned, f->plan.work_ms, computed, f->first_token_ms);
     }
 }
@@ -82,27 +82,27 @@ static double sum_of(const float *v, uint32_t n)
     return sum;
 }
 
-void bt_outcome_choice(struct bt_lane *k, uint32_t choice)
+void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice)
 {
-    struct bt_choice *c = &k->r->choices[choice];
-    const struct bt_flight *f = k->flight;
+    struct bt_choice *c = &sq->r->choices[choice];
+    const struct bt_flight *f = sq->flight;
     if (c->n_gaps == 0) {
         return;
     }
     /* Each of these puts the gaps into another order: the first one is looked at before. */
-    bool landing = is_told(k) && f->plan.landing_ms > 0 && choice == k->first;
+    bool landing = is_told(sq) && f->plan.landing_ms > 0 && choice == sq->first;
     if (landing && f->decode != NULL) {
         bt_sched_learn_landing(&f->decode->learned, f->plan.step_ms, f->plan.landing_ms,
                                c->gaps_ms[0]);
     }
     double others = bt_sched_tbt_of(c->gaps_ms + landing, c->n_gaps - landing);
     double actual = bt_sched_tbt_of(c->gaps_ms, c->n_gaps);
-    struct bt_gen_usage *u = &k->r->usage;
+    struct bt_gen_usage *u = &sq->r->usage;
     u->tbt_ms = BT_MAX(u->tbt_ms, actual);
-    if (actual <= 0 || !is_told(k)) {
+    if (actual <= 0 || !is_told(sq)) {
         return;
     }
-    bt_metric_observe(k->r->rs->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
+    bt_metric_observe(sq->r->mc->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
     if (f->decode != NULL) {
         bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, c->n_gaps - landing, others);
         bt_sched_learn_life(&f->decode->learned, sum_of(c->gaps_ms, c->n_gaps));

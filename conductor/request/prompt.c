@@ -46,26 +46,27 @@ void bt_prompt_begin(struct bt_prompt *p)
     p->got = BT_MIN(p->n, (size_t)1);
 }
 
-bool bt_prompt_add(struct bt_prompt *p, const Baton__PromptLogprobs *m)
+bool bt_prompt_add(struct bt_prompt *p, const struct bt_prompt_logprob *at, uint32_t first,
+                   uint32_t n)
 {
-    if (m->first != p->got || m->n_tokens > p->n - p->got) {
+    if (first != p->got || n > p->n - p->got) {
         return false;
     }
-    for (size_t i = 0; i < m->n_tokens; i++) {
-        const Baton__PromptLogprob *from = m->tokens[i];
+    for (size_t i = 0; i < n; i++) {
+        const struct bt_prompt_logprob *from = &at[i];
         struct bt_gen_token *to = &p->tokens[p->got + i];
         if (from->token != to->id) {
             return false;
         }
         to->logprob = from->logprob;
         to->rank = from->rank;
-        to->n_top = (uint32_t)BT_MIN(from->n_top, (size_t)p->top);
+        to->n_top = (uint32_t)BT_MIN(from->n_top, p->top);
         for (uint32_t k = 0; k < to->n_top; k++) {
-            p->top_id[(p->got + i) * p->top + k] = from->top[k]->id;
-            p->top_logprob[(p->got + i) * p->top + k] = from->top[k]->logprob;
+            p->top_id[(p->got + i) * p->top + k] = from->top_id[k];
+            p->top_logprob[(p->got + i) * p->top + k] = from->top_logprob[k];
         }
     }
-    p->got += m->n_tokens;
+    p->got += n;
     return true;
 }
 

@@ -3,7 +3,6 @@
 #define BT_CONDUCTOR_PROMPT_H
 
 #include "conductor/request/request.h"
-#include "session.pb-c.h"
 
 struct bt_prompt;
 
@@ -12,8 +11,16 @@ struct bt_prompt *bt_prompt_create(const struct bt_tokens *prompt, uint32_t top)
 void bt_prompt_destroy(struct bt_prompt *p); /* NULL is fine */
 /* A new plan: its worker begins with the second token again. */
 void bt_prompt_begin(struct bt_prompt *p);
-/* False: not what comes next, or not this prompt. */
-bool bt_prompt_add(struct bt_prompt *p, const Baton__PromptLogprobs *m) BT_MUST_CHECK;
+struct bt_prompt_logprob { /* what a worker said of one of its tokens */
+    uint32_t token, rank;  /* rank among all tokens, from 1; 0: not told */
+    float logprob;
+    uint32_t n_top;
+    const uint32_t *top_id;
+    const float *top_logprob;
+};
+/* at[n]: of the positions from first on. False: not what comes next, or not this prompt. */
+bool bt_prompt_add(struct bt_prompt *p, const struct bt_prompt_logprob *at, uint32_t first,
+                   uint32_t n) BT_MUST_CHECK;
 bool bt_prompt_complete(const struct bt_prompt *p);
 /* [n tokens of the prompt]; the first has no logprob (NaN) and no top. Valid as long as p. */
 const struct bt_gen_token *bt_prompt_tokens(const struct bt_prompt *p);

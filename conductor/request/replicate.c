@@ -2,25 +2,25 @@
  * A prefix that many requests use within a minute gets a copy in a further node's slab for each so
  * many of them, while the budget of bytes lasts, so that neither the queue at its holder nor the
  * holder's death makes others compute it again. Each conductor goes by the requests that it sees
- * and has a budget of its own; kvstores move the blocks behind hand-offs and fetches. Loop thread.
+ * and has a budget of its own; kvstores move the blocks behind hand-offs and fetches. Pure.
  */
 #include <inttypes.h>
 #include <string.h>
 
 #include "common/log/log.h"
-#include "conductor/request/request_priv.h"
+#include "conductor/request/machine_priv.h"
 #include "conductor/request/sources.h"
 
 #define PENDING_NS 60000000000ull /* an answer that does not come by then never comes */
 
-void bt_replicate_init(struct bt_requests *rs, uint64_t now_ns)
+void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns)
 {
-    struct bt_replicate *r = &rs->replicate;
-    bt_sched_copies_init(&r->copies, rs->conf.replica_bytes_per_s, rs->conf.replica_uses,
+    struct bt_replicate *r = &mc->replicate;
+    bt_sched_copies_init(&r->copies, mc->conf.replica_bytes_per_s, mc->conf.replica_uses,
                          (double)now_ns / 1e6);
-    r->started = bt_metrics_counter(rs->metrics, "baton_replicas_started_total", NULL,
+    r->started = bt_metrics_counter(mc->metrics, "baton_replicas_started_total", NULL,
                                     "Copies of hot prefixes that were ordered.");
-    r->blocks = bt_metrics_counter(rs->metrics, "baton_replica_blocks_total", NULL,
+    r->blocks = bt_metrics_counter(mc->metrics, "baton_replica_blocks_total", NULL,
                                    "Blocks that these copies have put into slabs.");
 }
 
@@ -32,74 +32,67 @@ static uint64_t key_word(const void *keys, uint32_t blocks)
     return w;
 }
 
-static void order(struct bt_requests *rs, const struct bt_lane *k, struct bt_session *to,
-                  uint32_t blocks, const struct bt_sources *from)
+static void order(struct bt_machine *mc, const struct bt_sequence *sq, struct bt_peer *to,
+                  uint32_t blocks, struct bt_sources *from, uint64_t now_ns)
 {
-    struct bt_replicate *r = &rs->replicate;
-    Baton__Source source[BT_SOURCES_MAX], *sources[BT_SOURCES_MAX];
-    Baton__Replicate m = BATON__REPLICATE__INIT;
-    bt_random(&r->id, sizeof(r->id));
-    m.id = r->id;
-    m.keys.data = (uint8_t *)k->keys;
-    m.keys.len = blocks * sizeof(*k->keys);
-    m.tenant = k->r->spec.tenant != NULL ? k->r->spec.tenant : (char *)"";
-    m.sources = sources;
-    m.n_sources = bt_sources_pack(from, source, sources);
-    Baton__ToKvstore t = BATON__TO_KVSTORE__INIT;
-    t.m_case = BATON__TO_KVSTORE__M_REPLICATE;
-    t.replicate = &m;
-    if (bt_session_send_kvstore(to, &t)) {
-        r->to = to;
-        r->ordered_ns = bt_mono_ns();
-        bt_metric_add(r->started, 1);
-    }
+    struct bt_replicate *r = &mc->replicate;
+    mc->env->random(mc->env_arg, &r->id, sizeof(r->id));
+    struct bt_action *a = bt_action_add(mc, BT_ACT_REPLICATE);
+    a->to = to;
+    a->id = r->id;
+    a->replicate.keys = sq->keys;
+    a->replicate.blocks = blocks;
+    a->replicate.tenant = sq->r->spec.tenant;
+    a->replicate.from = bt_sources_take(from);
+    r->to = to;
+    r->ordered_ns = now_ns;
+    bt_metric_add(r->started, 1);
 }
 
-void bt_replicate_look(struct bt_lane *k, const struct bt_view_snapshot *v, uint64_t now_ns)
+void bt_replicate_look(struct bt_sequence *sq, const struct bt_view_snapshot *v, uint64_t now_ns)
 {
-    struct bt_requests *rs = k->r->rs;
-    struct bt_replicate *r = &rs->replicate;
-    if (rs->conf.replica_bytes_per_s <= 0 || k->epoch != 1 || k->r->spec.no_cache) {
+    struct bt_machine *mc = sq->r->mc;
+    struct bt_replicate *r = &mc->replicate;
+    if (mc->conf.replica_bytes_per_s <= 0 || sq->epoch != 1 || sq->r->spec.no_cache) {
         return;
     }
     if (r->to != NULL && now_ns - r->ordered_ns > PENDING_NS) {
         r->to = NULL;
     }
     struct bt_sched_prefix p = {.key = key_word,
-                                .arg = k->keys,
-                                .blocks = k->n_keys,
-                                .extent_blocks = bt_view_extent_blocks(rs->view),
+                                .arg = sq->keys,
+                                .blocks = sq->n_keys,
+                                .extent_blocks = mc->env->extent_blocks,
                                 .block_bytes =
-                                    (double)rs->conf.block_tokens * rs->conf.token_bytes};
+                                    (double)mc->conf.block_tokens * mc->conf.token_bytes};
     struct bt_sched_copy copy;
-    if (!bt_sched_copies_look(&r->copies, &rs->conf.sched, &v->snap, &p, r->to == NULL, &copy)) {
+    if (!bt_sched_copies_look(&r->copies, &mc->conf.sched, &v->snap, &p, r->to == NULL, &copy)) {
         return;
     }
     struct bt_sched_plan plan = {.kv_prefill = copy.to, .fetch_from = copy.from, .fetch_tokens = 1};
     struct bt_sources from;
-    bt_sources_find(rs->view, v, &plan, k->keys, k->n_keys, copy.blocks, &from);
+    mc->env->sources(mc->env_arg, v, &plan, sq->keys, sq->n_keys, copy.blocks, &from);
     if (from.n != 0) {
         bt_sched_copies_spend(&r->copies, &copy);
-        order(rs, k, v->kvstore[copy.to], copy.blocks, &from);
-        BT_DEBUG("replicate", "kvstore=%s blocks=%u uses=%.0f", v->kvstore[copy.to]->member->name,
+        BT_DEBUG("replicate", "kvstore=%s blocks=%u uses=%.0f", v->kvstore[copy.to]->name,
                  copy.blocks, copy.uses);
+        order(mc, sq, v->kvstore[copy.to], copy.blocks, &from, now_ns);
     }
     bt_sources_cleanup(&from);
 }
 
-void bt_replicate_answer(struct bt_requests *rs, const struct bt_session *s,
-                         const Baton__Replicated *m)
+void bt_replicate_answer(struct bt_machine *mc, const struct bt_event *ev)
 {
-    struct bt_replicate *r = &rs->replicate;
-    if (r->to == s && r->id == m->id) {
+    struct bt_replicate *r = &mc->replicate;
+    if (r->to == ev->from && r->id == ev->request) {
         r->to = NULL;
-        bt_metric_add(r->blocks, m->blocks);
+        bt_metric_add(r->blocks, ev->replicated_blocks);
     }
 }
 
-void bt_replicate_lost(struct bt_requests *rs, const struct bt_session *s)
+void bt_replicate_lost(struct bt_machine *mc, const struct bt_peer *p)
 {
-    if (rs->replicate.to == s) {
-        rs->replicate.to = NULL;
+    if (mc->replicate.to == p) {
+        mc->replicate.to = NULL;
     }
 }

@@ -1,10 +1,10 @@
 /* A request towards its client: tokens through the journals into text, the end of each choice,
- * usage, errors. Loop thread. The front may cancel from inside of every callback. */
+ * usage, errors. Pure: the callbacks are actions, made when the event is over. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "common/log/log.h"
-#include "conductor/request/request_priv.h"
+#include "conductor/request/machine_priv.h"
 
 /* Between tenants a generated token counts as so many of a prompt (share.h). */
 #define GENERATED_WEIGHT 2
@@ -16,7 +16,7 @@ static const char *log_id(const struct bt_request *r)
 
 static uint64_t wire_id(const struct bt_request *r)
 {
-    return BT_CONTAINER_OF(r->lanes.next, struct bt_lane, link)->id;
+    return BT_CONTAINER_OF(r->sequences.next, struct bt_sequence, link)->id;
 }
 
 static uint32_t tokens_of(const struct bt_request *r)
@@ -32,18 +32,18 @@ static uint32_t tokens_of(const struct bt_request *r)
 
 static void observe_end(struct bt_request *r, int success, uint64_t now_ns)
 {
-    bt_metric_add(r->rs->m.finished[success], 1);
-    bt_metric_observe(r->rs->m.e2e, (double)(now_ns - r->spec.received_ns) / 1e9);
+    bt_metric_add(r->mc->m.finished[success], 1);
+    bt_metric_observe(r->mc->m.e2e, (double)(now_ns - r->spec.received_ns) / 1e9);
 }
 
-/* Every lane is wound up; the request only waits for their ends. */
-static void end_lanes(struct bt_request *r, uint64_t now_ns)
+/* Every sequence is wound up; the request only waits for their ends. */
+static void end_sequences(struct bt_request *r, uint64_t now_ns)
 {
     struct bt_list *l;
-    bt_list_for_each (l, &r->lanes) {
-        bt_lane_finishing(BT_CONTAINER_OF(l, struct bt_lane, link), true, now_ns);
+    bt_list_for_each (l, &r->sequences) {
+        bt_sequence_finishing(BT_CONTAINER_OF(l, struct bt_sequence, link), true, now_ns);
     }
-    bt_requests_uncount(r);
+    bt_queue_uncount(r);
 }
 
 /* As far as it came. */
@@ -70,22 +70,24 @@ static void fill_usage(struct bt_request *r)
 void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
                      const char *why)
 {
-    uint64_t now = bt_mono_ns();
+    uint64_t now = r->mc->now_ns;
     /* Under overload refusals are most of the answers: metrics count them, by reason. */
     bt_log_level_t level = http == 429 ? BT_LOG_DEBUG : BT_LOG_WARN;
     if (bt_log_enabled(level)) {
         bt_log(level, "request_failed", "req=%016" PRIx64 " id=%s http=%d tokens=%u why=%s",
                wire_id(r), log_id(r), http, tokens_of(r), why);
     }
-    bt_metric_add(r->rs->m.rejected[reject], 1);
-    observe_end(r, SUCCESS_ERROR, now);
+    bt_metric_add(r->mc->m.rejected[reject], 1);
+    observe_end(r, BT_SUCCESS_ERROR, now);
     fill_usage(r);
     bt_explain_outcome(r, why);
-    end_lanes(r, now);
-    const struct bt_gen_ops *ops = r->ops;
-    r->ops = NULL;
-    if (ops != NULL) {
-        ops->on_error(r->arg, http, why, retry_after_s);
+    end_sequences(r, now);
+    struct bt_action *a = bt_action_client(r, BT_ACT_CLIENT_ERROR);
+    if (a != NULL) {
+        a->error.http = http;
+        a->error.retry_after_s = retry_after_s;
+        a->error.text_at = bt_action_text(r->mc, why);
+        r->ended = true;
     }
 }
 
@@ -94,124 +96,122 @@ const struct bt_gen_usage *bt_request_usage(const struct bt_request *r)
     return &r->usage;
 }
 
-void bt_request_cancel(struct bt_request *r)
+void bt_machine_cancel(struct bt_machine *mc, struct bt_request *r, uint64_t now_ns)
 {
-    uint64_t now = bt_mono_ns();
-    observe_end(r, SUCCESS_ABORT, now);
+    mc->now_ns = now_ns;
+    r->ops = NULL;
+    if (r->ended) {
+        return; /* its last callback was on its way */
+    }
+    r->ended = true;
+    observe_end(r, BT_SUCCESS_ABORT, now_ns);
     fill_usage(r);
     bt_explain_outcome(r, "cancelled by its client");
     BT_INFO("request_cancelled", "req=%016" PRIx64 " id=%s tokens=%u", wire_id(r), log_id(r),
             tokens_of(r));
-    r->ops = NULL;
-    end_lanes(r, now);
+    end_sequences(r, now_ns);
 }
 
 void bt_request_settled(struct bt_request *r, uint64_t now_ns)
 {
     struct bt_list *l;
-    bt_list_for_each (l, &r->lanes) {
-        if (BT_CONTAINER_OF(l, struct bt_lane, link)->state != LANE_FINISHING) {
+    bt_list_for_each (l, &r->sequences) {
+        if (BT_CONTAINER_OF(l, struct bt_sequence, link)->state != BT_SEQ_FINISHING) {
             return;
         }
     }
-    const struct bt_gen_ops *ops = r->ops;
-    r->ops = NULL;
-    if (ops == NULL) {
+    if (bt_action_client(r, BT_ACT_CLIENT_DONE) == NULL) {
         return;
     }
+    r->ended = true;
     struct bt_gen_usage *u = &r->usage;
     fill_usage(r);
     bt_explain_outcome(r, NULL);
     observe_end(r, r->success, now_ns);
-    bt_metric_add(r->rs->m.cached, u->cached_tokens);
+    bt_metric_add(r->mc->m.cached, u->cached_tokens);
     BT_INFO("request_done",
             "req=%016" PRIx64 " id=%s n=%u prompt=%u completion=%u cached=%u ttft_ms=%.1f "
             "decode_ms=%.1f replans=%u prefill=%s decode=%s",
             wire_id(r), log_id(r), r->spec.n, u->prompt_tokens, u->completion_tokens,
             u->cached_tokens, u->ttft_ms, u->decode_ms, u->replans, u->prefill, u->decode);
-    ops->on_done(r->arg, u);
 }
 
 /* All tokens of a choice are out. by_worker: the worker itself stops here. */
-static void finish(struct bt_lane *k, uint32_t choice, bt_finish_t reason, const char *stop_string,
-                   bool by_worker, uint64_t now_ns)
+static void finish(struct bt_sequence *sq, uint32_t choice, bt_finish_t reason,
+                   const char *stop_string, bool by_worker, uint64_t now_ns)
 {
-    struct bt_request *r = k->r;
+    struct bt_request *r = sq->r;
     r->choices[choice].finished = true;
-    bt_outcome_choice(k, choice);
+    bt_outcome_choice(sq, choice);
     bt_expect_choice_over(r, choice, reason == BT_FINISH_STOP);
-    r->success = reason == BT_FINISH_STOP ? SUCCESS_STOP : SUCCESS_LENGTH;
+    r->success = reason == BT_FINISH_STOP ? BT_SUCCESS_STOP : BT_SUCCESS_LENGTH;
     if (--r->n_unfinished == 0) {
-        bt_requests_uncount(r);
+        bt_queue_uncount(r);
     }
-    if (r->ops != NULL) {
-        r->ops->on_finish(r->arg, choice, reason, stop_string);
+    struct bt_action *a = bt_action_client(r, BT_ACT_CLIENT_FINISH);
+    if (a != NULL) {
+        a->finish.choice = choice;
+        a->finish.reason = reason;
+        a->finish.stop_string = stop_string;
     }
-    if (bt_lane_running(k)) { /* not cancelled from inside */
-        bt_lane_choice_finished(k, choice, by_worker, now_ns);
-    }
+    bt_sequence_choice_finished(sq, choice, by_worker, now_ns);
 }
 
 /* ---- tokens ---- */
 
-static void observe_token(struct bt_lane *k, struct bt_choice *c, uint64_t now_ns)
+static void observe_token(struct bt_sequence *sq, struct bt_choice *c, uint64_t now_ns)
 {
-    struct bt_request *r = k->r;
-    struct bt_requests *rs = r->rs;
-    bt_metric_add(rs->m.generation, 1);
-    bt_sched_fair_serve(&rs->fair, r->tenant, GENERATED_WEIGHT, r->spec.weight);
+    struct bt_request *r = sq->r;
+    struct bt_machine *mc = r->mc;
+    bt_metric_add(mc->m.generation, 1);
+    bt_sched_fair_serve(&mc->queues.fair, r->tenant, GENERATED_WEIGHT, r->spec.weight);
     if (r->first_ns == 0) {
         r->first_ns = now_ns;
-        bt_outcome_first_token(k, now_ns);
-        bt_metric_observe(rs->m.ttft, (double)(now_ns - r->spec.received_ns) / 1e9);
-        bt_metric_add(rs->m.prompt, r->spec.prompt.n);
+        bt_outcome_first_token(sq, now_ns);
+        bt_metric_observe(mc->m.ttft, (double)(now_ns - r->spec.received_ns) / 1e9);
+        bt_metric_add(mc->m.prompt, r->spec.prompt.n);
     }
     if (c->last_ns != 0) {
-        bt_metric_observe(rs->m.itl, (double)(now_ns - c->last_ns) / 1e9);
+        bt_metric_observe(mc->m.itl, (double)(now_ns - c->last_ns) / 1e9);
         bt_outcome_gap(c, now_ns);
     }
     r->last_ns = c->last_ns = now_ns;
 }
 
 /* Gives the client the token that was just journalled. */
-static void deliver(struct bt_lane *k, uint32_t choice, const struct bt_journal_entry *e,
+static void deliver(struct bt_sequence *sq, uint32_t choice, const struct bt_journal_entry *e,
                     uint64_t now_ns)
 {
-    struct bt_request *r = k->r;
+    struct bt_request *r = sq->r;
     struct bt_choice *c = &r->choices[choice];
-    observe_token(k, c, now_ns);
+    observe_token(sq, c, now_ns);
     bool look = c->journal.n > r->spec.sampling.min_new;
-    bool by_id = e->finish == BATON__FINISH__STOP;
-    bool by_length = e->finish == BATON__FINISH__LENGTH || c->journal.n >= r->spec.max_tokens;
-    struct bt_buf text;
-    bt_buf_init(&text);
+    bool by_id = e->finish == BT_TOKEN_STOP;
+    bool by_length = e->finish == BT_TOKEN_LENGTH || c->journal.n >= r->spec.max_tokens;
+    struct bt_buf *text = &r->mc->actions.text;
+    size_t text_at = text->len;
     const char *stop = NULL;
     struct bt_gen_token t = {.id = e->token,
                              .logprob = e->logprob,
                              .n_top = e->n_top,
                              .top_id = e->top_id,
                              .top_logprob = e->top_logprob};
-    bt_status_t st = bt_emit_token(&c->emit, e->token, by_id, look, &text, &t.text_offset, &stop);
+    bt_status_t st = bt_emit_token(&c->emit, e->token, by_id, look, text, &t.text_offset, &stop);
     BT_ASSERT(st == BT_OK); /* the journal has no token that the tokenizer does not have */
     if (stop == NULL && (by_id || by_length)) {
-        bt_emit_end(&c->emit, look, &text, &stop);
+        bt_emit_end(&c->emit, look, text, &stop);
     }
-    struct bt_gen_delta d = {.choice = choice,
-                             .text = text.len != 0 ? text.data : "",
-                             .text_len = text.len,
-                             .tokens = &t,
-                             .n_tokens = 1};
-    if (r->ops != NULL) {
-        r->ops->on_delta(r->arg, &d);
-    }
-    bt_buf_cleanup(&text);
-    if (!bt_lane_running(k)) {
-        return; /* cancelled from inside */
+    struct bt_action *a = bt_action_client(r, BT_ACT_CLIENT_DELTA);
+    if (a != NULL) {
+        a->delta.t = t;
+        a->delta.text_at = text_at;
+        a->delta.d =
+            (struct bt_gen_delta){.choice = choice, .text_len = text->len - text_at, .n_tokens = 1};
     }
     if (stop != NULL || by_id) {
-        finish(k, choice, BT_FINISH_STOP, stop, by_id || by_length, now_ns);
+        finish(sq, choice, BT_FINISH_STOP, stop, by_id || by_length, now_ns);
     } else if (by_length) {
-        finish(k, choice, BT_FINISH_LENGTH, NULL, true, now_ns);
+        finish(sq, choice, BT_FINISH_LENGTH, NULL, true, now_ns);
     }
 }
 
@@ -226,91 +226,108 @@ static bool give_prompt(struct bt_request *r)
         return false;
     }
     r->prompt = NULL;
-    if (r->ops != NULL) {
-        r->ops->on_prompt(r->arg, bt_prompt_tokens(p), r->spec.prompt.n);
+    struct bt_action *a = bt_action_client(r, BT_ACT_CLIENT_PROMPT);
+    if (a != NULL) {
+        a->prompt.tokens = p;
+    } else {
+        bt_prompt_destroy(p);
     }
-    bt_prompt_destroy(p);
     return true;
 }
 
-void bt_request_no_tokens(struct bt_lane *k, uint64_t now_ns)
+void bt_request_no_tokens(struct bt_sequence *sq, uint64_t now_ns)
 {
-    struct bt_request *r = k->r;
+    struct bt_request *r = sq->r;
     if (!give_prompt(r)) {
         return;
     }
     r->first_ns = r->last_ns = now_ns;
-    bt_metric_observe(r->rs->m.ttft, (double)(now_ns - r->spec.received_ns) / 1e9);
-    bt_metric_add(r->rs->m.prompt, r->spec.prompt.n);
-    for (uint32_t i = 0; i < r->spec.n && bt_lane_running(k); i++) {
-        finish(k, i, BT_FINISH_LENGTH, NULL, true, now_ns);
+    bt_metric_observe(r->mc->m.ttft, (double)(now_ns - r->spec.received_ns) / 1e9);
+    bt_metric_add(r->mc->m.prompt, r->spec.prompt.n);
+    for (uint32_t i = 0; i < r->spec.n; i++) {
+        finish(sq, i, BT_FINISH_LENGTH, NULL, true, now_ns);
     }
 }
 
-void bt_request_deliver(struct bt_lane *k, uint32_t choice, uint64_t now_ns)
+void bt_request_deliver(struct bt_sequence *sq, uint32_t choice, uint64_t now_ns)
 {
-    struct bt_choice *c = &k->r->choices[choice];
-    if (!give_prompt(k->r)) {
+    struct bt_choice *c = &sq->r->choices[choice];
+    if (!give_prompt(sq->r)) {
         return;
     }
     const struct bt_journal_entry *next;
-    while (bt_lane_running(k) && !c->finished && (next = bt_journal_take(&c->journal)) != NULL) {
-        if (k->state == LANE_PREFILLING) {
-            bt_lane_set_state(k, LANE_DECODING);
+    while (!c->finished && (next = bt_journal_take(&c->journal)) != NULL) {
+        if (sq->state == BT_SEQ_PREFILLING) {
+            bt_sequence_set_state(sq, BT_SEQ_DECODING);
         }
-        deliver(k, choice, next, now_ns);
+        deliver(sq, choice, next, now_ns);
     }
 }
 
-bt_status_t bt_request_put(struct bt_request *r, const Baton__Token *t)
+bt_status_t bt_request_put(struct bt_request *r, const struct bt_event *ev)
 {
-    struct bt_choice *c = &r->choices[t->choice];
+    struct bt_choice *c = &r->choices[ev->token.choice];
     if (c->finished) {
         return BT_OK; /* beyond its stop string: neither given nor billed */
     }
-    if (t->token >= bt_tokenizer_vocab(r->rs->tok)) {
+    if (ev->token.at->token >= bt_tokenizer_vocab(r->mc->tok)) {
         return BT_ERR_INVALID;
     }
-    struct bt_journal_entry e = {.epoch = t->epoch,
-                                 .token = t->token,
-                                 .logprob = t->logprob,
-                                 .finish = (uint32_t)t->finish,
-                                 .n_top = (uint32_t)BT_MIN(t->n_top, (size_t)BT_ENGINE_MAX_TOP)};
-    for (uint32_t i = 0; i < e.n_top; i++) {
-        e.top_id[i] = t->top[i]->id;
-        e.top_logprob[i] = t->top[i]->logprob;
-    }
-    return bt_journal_put(&c->journal, t->offset, &e);
+    return bt_journal_put(&c->journal, ev->token.offset, ev->token.at);
 }
 
 /* ---- numbers ---- */
 
-void bt_request_prefill_done(struct bt_request *r, const Baton__PrefillDone *p, uint64_t now_ns)
+void bt_request_prefill_done(struct bt_request *r, const struct bt_event *ev, uint64_t now_ns)
 {
-    r->last_compute_ns = p->last_compute_ns;
+    r->last_compute_ns = ev->prefill_done.last_compute_ns;
     if (r->have_prefill_done) {
         return; /* later plans find what the first one has left in the caches */
     }
     r->have_prefill_done = true;
-    r->usage.cached_tokens = BT_MIN(p->cached_tokens, (uint32_t)r->spec.prompt.n);
+    r->usage.cached_tokens = BT_MIN(ev->prefill_done.cached_tokens, (uint32_t)r->spec.prompt.n);
     /* No part of a request is longer than all of it, whatever a worker's clock says. */
     double life_ms = (double)(now_ns - r->spec.received_ns) / 1e6;
-    if (p->start_ns != 0 && p->last_compute_ns >= p->start_ns) {
-        double ms = (double)(p->last_compute_ns - p->start_ns) / 1e6;
+    if (ev->prefill_done.start_ns != 0 &&
+        ev->prefill_done.last_compute_ns >= ev->prefill_done.start_ns) {
+        double ms = (double)(ev->prefill_done.last_compute_ns - ev->prefill_done.start_ns) / 1e6;
         r->usage.prefill_ms = BT_MIN(ms, life_ms);
     }
-    uint64_t received_wall_ns = bt_real_ns() - (now_ns - r->spec.received_ns);
-    if (p->start_ns > received_wall_ns) {
-        double ms = (double)(p->start_ns - received_wall_ns) / 1e6;
+    uint64_t received_wall_ns = bt_machine_wall_ns(r->mc) - (now_ns - r->spec.received_ns);
+    if (ev->prefill_done.start_ns > received_wall_ns) {
+        double ms = (double)(ev->prefill_done.start_ns - received_wall_ns) / 1e6;
         r->usage.queue_ms = BT_MIN(ms, life_ms);
     }
-    bt_metric_observe(r->rs->m.queue, BT_MAX(r->usage.queue_ms, 0.0) / 1e3);
+    bt_metric_observe(r->mc->m.queue, BT_MAX(r->usage.queue_ms, 0.0) / 1e3);
 }
 
-void bt_request_flow_done(struct bt_request *r, const Baton__FlowDone *d)
+void bt_request_flow_done(struct bt_request *r, const struct bt_event *ev)
 {
-    r->usage.kv_bytes += d->bytes;
-    r->usage.kv_segments += d->segments;
-    r->flow_first_ns = d->first_ns;
-    r->flow_last_ns = d->last_ns;
+    r->usage.kv_bytes += ev->flow_done.bytes;
+    r->usage.kv_segments += ev->flow_done.segments;
+    r->flow_first_ns = ev->flow_done.first_ns;
+    r->flow_last_ns = ev->flow_done.last_ns;
+}
+
+const struct bt_gen_ops *bt_request_client(struct bt_request *r, void **arg_p, bool last)
+{
+    const struct bt_gen_ops *ops = r->ops;
+    *arg_p = r->arg;
+    r->ops = last ? NULL : ops;
+    return ops;
+}
+
+const struct bt_gen_spec *bt_request_spec(const struct bt_request *r)
+{
+    return &r->spec;
+}
+
+const struct bt_kv_key *bt_request_root(const struct bt_request *r)
+{
+    return &r->root;
+}
+
+void *bt_request_env(const struct bt_request *r)
+{
+    return r->mc->env_arg;
 }

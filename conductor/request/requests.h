@@ -7,7 +7,9 @@
 #include "common/metrics/metrics.h"
 #include "common/policy/sched/sched.h"
 #include "conductor/request/request.h"
-#include "conductor/view/view.h"
+
+struct bt_loop;
+struct bt_view;
 
 struct bt_requests_config { /* copied */
     const struct bt_sched_policy *policy;

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conductor/view/view.h"
+
 #define HOLDERS_MAX 64 /* of one extent, that are looked at */
 
 /* The snapshot's kvstores that have extent e; returns how many. */
@@ -99,22 +101,6 @@ void bt_sources_find(const struct bt_view *view, const struct bt_view_snapshot *
     free(place);
 }
 
-size_t bt_sources_pack(const struct bt_sources *s, Baton__Source *source, Baton__Source **list)
-{
-    for (uint32_t i = 0; i < s->n; i++) {
-        const struct bt_source *f = &s->at[i];
-        list[i] = &source[i];
-        baton__source__init(list[i]);
-        list[i]->peer = f->kv->member->name;
-        list[i]->peer_rpc = f->kv->member->rpc;
-        list[i]->peer_incarnation = f->kv->member->incarnation;
-        list[i]->n_first = list[i]->n_count = f->n_runs;
-        list[i]->first = f->first;
-        list[i]->count = f->count;
-    }
-    return s->n;
-}
-
 void bt_sources_cleanup(struct bt_sources *s)
 {
     for (uint32_t i = 0; i < s->n; i++) {
@@ -122,4 +108,15 @@ void bt_sources_cleanup(struct bt_sources *s)
         free(s->at[i].count);
     }
     s->n = 0;
+}
+
+struct bt_sources *bt_sources_take(struct bt_sources *s)
+{
+    if (s->n == 0) {
+        return NULL;
+    }
+    struct bt_sources *own = bt_malloc(sizeof(*own));
+    *own = *s;
+    s->n = 0;
+    return own;
 }

@@ -3,14 +3,17 @@
 #ifndef BT_CONDUCTOR_SOURCES_H
 #define BT_CONDUCTOR_SOURCES_H
 
-#include "conductor/view/view.h"
+#include "common/kv/key.h"
+#include "conductor/view/peer.h"
+
+struct bt_view;
 
 #define BT_SOURCES_MAX 8
 
 struct bt_sources {
     uint32_t n;
     struct bt_source {
-        const struct bt_session *kv;
+        struct bt_peer *kv;
         uint32_t blocks;         /* of the prefix, that it has */
         uint32_t *first, *count; /* [n_runs]: runs of them; heap */
         uint32_t n_runs;
@@ -22,10 +25,9 @@ struct bt_sources {
 void bt_sources_find(const struct bt_view *view, const struct bt_view_snapshot *v,
                      const struct bt_sched_plan *plan, const struct bt_kv_key *keys,
                      uint32_t n_keys, uint32_t n, struct bt_sources *out);
-/* Into messages that point into s: source[BT_SOURCES_MAX], list[BT_SOURCES_MAX]. Returns how many.
- */
-size_t bt_sources_pack(const struct bt_sources *s, Baton__Source *source, Baton__Source **list);
 void bt_sources_cleanup(struct bt_sources *s);
+/* Moves them to the heap, s is empty then; NULL: there are none. */
+struct bt_sources *bt_sources_take(struct bt_sources *s);
 /* How many of keys[0..n) from the first on are, extent by extent, with one of the snapshot's
  * kvstores.
  */

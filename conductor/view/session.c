@@ -447,7 +447,6 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     s->state = BT_SESSION_IDLE;
     s->broken = false;
     s->has_load = s->has_pool = false;
-    s->learned = (struct bt_sched_learned){0};
     s->n_links = 0;
     s->said.classes = (struct bt_classes){0};
     forget_pins(s);
@@ -463,8 +462,6 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     if (s->view->ops != NULL) {
         s->view->ops->on_down(s->view->ops_arg, s, why);
     }
-    s->own.rows = s->own.decoding = s->own.late = 0;
-    s->own.prefill_tokens = s->own.kv_tokens = s->own.decoding_kv = s->own.late_kv = 0;
 }
 
 void bt_session_break(struct bt_session *s, const char *why)
@@ -477,7 +474,7 @@ static void take_member(struct bt_session *s, Baton__Member *m);
 static void dial(void *arg)
 {
     struct bt_session *s = arg;
-    if (!bt_list_empty(&s->own_flights)) {
+    if (!bt_list_empty(&s->peer.own_flights)) {
         bt_rpc_session_redial_in(&s->rpc, FLIGHTS_MS);
         return;
     }
@@ -549,6 +546,10 @@ void bt_session_beat(struct bt_session *s, uint64_t now_ns, bool asked)
 static void read_member(struct bt_session *s)
 {
     const Baton__Member *m = s->member;
+    s->peer.kind = m->kind;
+    s->peer.name = m->name;
+    s->peer.node = m->node;
+    s->peer.incarnation = m->incarnation;
     s->ready = m->state == BATON__MEMBER_STATE__READY;
     uint32_t role = m->role_epoch != 0 ? m->role : bt_roles_of_kind(m->kind);
     s->prefill = (role & BT_ROLES_PREFILL) != 0;
@@ -558,12 +559,6 @@ static void read_member(struct bt_session *s)
         s->gives_up = gives_up;
         s->gives_up_ns = bt_mono_ns();
     }
-}
-
-bool bt_session_gives_up(const struct bt_session *s, uint32_t roles, uint32_t after_ms,
-                         uint64_t now_ns)
-{
-    return (s->gives_up & roles) != 0 && now_ns - s->gives_up_ns >= after_ms * 1000000ull;
 }
 
 struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
@@ -576,9 +571,9 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
     read_member(s);
     s->kv_id = BT_HOLDERS_KVSTORES_MAX;
     bt_list_init(&s->link);
-    bt_list_init(&s->own_flights);
-    bt_list_init(&s->own_lost);
-    bt_sched_own_init(&s->own);
+    bt_list_init(&s->peer.own_flights);
+    bt_list_init(&s->peer.own_lost);
+    bt_sched_own_init(&s->peer.own);
     bt_rpc_session_init(&s->rpc, v->loop, true, &v->rules,
                         kind == BT_SESSION_WORKER ? &worker_ops : &kvstore_ops, s);
     if (kind != BT_SESSION_OTHER) {
@@ -589,8 +584,8 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
 
 void bt_session_destroy(struct bt_session *s, const char *why)
 {
-    BT_ASSERT(bt_list_empty(&s->own_flights));
-    bt_list_remove(&s->own_lost);
+    BT_ASSERT(bt_list_empty(&s->peer.own_flights));
+    BT_ASSERT(bt_list_empty(&s->peer.own_lost));
     bt_list_remove(&s->link);
     bt_rpc_session_end(&s->rpc, BT_RPC_SESSION_STOPPED, BT_GRPC_CANCELLED, why);
     bt_rpc_session_cleanup(&s->rpc);
@@ -626,7 +621,7 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m)
         baton__member__free_unpacked(s->next_member, NULL);
         s->next_member = NULL;
     }
-    if (anew && !bt_list_empty(&s->own_flights)) { /* theirs is the old one */
+    if (anew && !bt_list_empty(&s->peer.own_flights)) { /* theirs is the old one */
         s->next_member = bt_message_copy(&m->base);
     } else {
         take_member(s, bt_message_copy(&m->base));

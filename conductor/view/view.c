@@ -86,7 +86,7 @@ static void beat_some(void *arg)
         s->beat_round = v->beat_round;
         bt_session_beat(s, now, v->beat_asked);
         if (s->departed && bt_rpc_session_state(&s->rpc) == BT_RPC_SESSION_IDLE &&
-            bt_list_empty(&s->own_flights)) {
+            bt_list_empty(&s->peer.own_flights)) {
             drop(v, s, "left the cluster");
         }
     }
@@ -303,8 +303,8 @@ static void reserve_scratch(struct bt_view *v)
     uint32_t n = v->scratch_cap = v->n_sessions + 16;
     v->workers = bt_realloc(v->workers, n * sizeof(*v->workers));
     v->kvstores = bt_realloc(v->kvstores, n * sizeof(*v->kvstores));
-    v->worker_of = bt_realloc(v->worker_of, n * sizeof(struct bt_session *));
-    v->kvstore_of = bt_realloc(v->kvstore_of, n * sizeof(struct bt_session *));
+    v->worker_of = bt_realloc(v->worker_of, n * sizeof(struct bt_peer *));
+    v->kvstore_of = bt_realloc(v->kvstore_of, n * sizeof(struct bt_peer *));
     v->all_kvs = bt_realloc(v->all_kvs, n * sizeof(struct bt_session *));
     v->all_workers = bt_realloc(v->all_workers, n * sizeof(struct bt_session *));
 }
@@ -316,7 +316,7 @@ static const struct bt_sched_said *said_of(const struct bt_session *s)
 
 struct bt_sched_pace bt_session_pace(const struct bt_session *s)
 {
-    return bt_sched_pace_of(said_of(s), &s->learned, s->prefill && !s->decode);
+    return bt_sched_pace_of(said_of(s), &s->peer.learned, s->prefill && !s->decode);
 }
 
 /* Members by kind, and the kvstore of each one's node; of two on one node the one that has not
@@ -358,11 +358,11 @@ static void ask_ahead(struct bt_session *const *list, uint32_t i, uint32_t n)
     if (i + 4 < n) {
         const char *p = (const char *)list[i + 4];
         size_t said = offsetof(struct bt_session, said.classes.of);
-        size_t own = offsetof(struct bt_session, own.backlog.ahead.joins);
+        size_t own = offsetof(struct bt_session, peer.own.backlog.ahead.joins);
         for (size_t at = 0; at < said; at += 64) {
             __builtin_prefetch(p + at);
         }
-        for (size_t at = offsetof(struct bt_session, learned); at < own; at += 64) {
+        for (size_t at = offsetof(struct bt_session, peer.learned); at < own; at += 64) {
             __builtin_prefetch(p + at);
         }
     }
@@ -388,7 +388,7 @@ static uint32_t list_kvstores(struct bt_view *v, const uint32_t *match)
             k->slots_free = s->pool.slots_free;
         }
         s->snap_index = n;
-        v->kvstore_of[n++] = s;
+        v->kvstore_of[n++] = &s->peer;
     }
     return n;
 }
@@ -404,14 +404,14 @@ static uint32_t list_workers(struct bt_view *v)
             continue;
         }
         struct bt_sched_worker *w = &v->workers[n];
-        bt_sched_show_worker(said_of(s), &s->own, &s->learned, now, w);
+        bt_sched_show_worker(said_of(s), &s->peer.own, &s->peer.learned, now, w);
         w->prefill = s->prefill;
         w->decode = s->decode;
         w->draining = s->draining;
         if (s->node_kv != NULL && plannable(s->node_kv)) {
             w->kvstore = s->node_kv->snap_index;
         }
-        v->worker_of[n++] = s;
+        v->worker_of[n++] = &s->peer;
     }
     return n;
 }
@@ -440,8 +440,9 @@ void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)
 {
     uint64_t now = bt_mono_ns();
     for (uint32_t i = 0; i < v->snap.n_workers; i++) {
-        const struct bt_session *s = v->worker[i];
-        bt_sched_show_class(said_of(s), &s->own, &s->learned, now, priority, &v->workers[i]);
+        const struct bt_session *s = bt_session_of_peer(v->worker[i]);
+        bt_sched_show_class(said_of(s), &s->peer.own, &s->peer.learned, now, priority,
+                            &v->workers[i]);
     }
 }
 
@@ -485,7 +486,8 @@ uint32_t bt_view_kvstore_at(const struct bt_view *v, const struct bt_view_snapsh
 {
     const struct bt_session *s = kv_id < BT_HOLDERS_KVSTORES_MAX ? v->kv_by_id[kv_id] : NULL;
     /* snap_index is old if the session cannot be planned on now. */
-    return s != NULL && s->snap_index < snap->snap.n_kvstores && snap->kvstore[s->snap_index] == s
+    return s != NULL && s->snap_index < snap->snap.n_kvstores &&
+                   snap->kvstore[s->snap_index] == &s->peer
                ? s->snap_index
                : BT_SCHED_NONE;
 }

@@ -15,6 +15,7 @@
 #include "common/policy/sched/load.h"
 #include "common/rpc/session.h"
 #include "conductor/view/holders.h"
+#include "conductor/view/peer.h"
 #include "session.pb-c.h"
 
 struct bt_view;
@@ -38,8 +39,8 @@ struct bt_session_blocks {
     bool synced;                  /* an inventory has begun, and no gap since */
 };
 
-/* One member and the session with it. Outside view/ the fields are read only, but for own, own_*.
- */
+/* One member and the session with it. Outside view/ the fields are read only, but for what
+ * peer.h says. */
 struct bt_session {
     /* A snapshot of the view reads all of these sessions' first part, for each request (view.c). */
     struct bt_list link;
@@ -57,16 +58,9 @@ struct bt_session {
     uint32_t snap_index;        /* kvstores: in the last snapshot */
     struct bt_session *node_kv; /* workers: the kvstore of its node, NULL: none; view.c keeps it */
     struct bt_sched_said said;  /* workers: its last heartbeat, if has_load */
-    struct bt_sched_learned learned; /* of this incarnation, by this conductor */
-    struct bt_sched_own own; /* kept by the request machine: what it has on this worker; snapshots
-                                stop reading behind the first part of own.backlog */
-
+    struct bt_peer peer;        /* as the request machine knows it */
     Baton__PoolLoad pool; /* without its links */
     uint32_t n_links;     /* of links */
-    /* Plans that use it. One that has gone down is neither dialled again nor forgotten, and keeps
-     * its incarnation, until all of them have been told. */
-    struct bt_list own_flights;
-    struct bt_list own_lost; /* among those whose plans are being told */
 
     uint32_t gives_up;    /* BT_ROLES_*: no longer offered, what runs of them is to end */
     uint64_t gives_up_ns; /* since when */
@@ -138,7 +132,6 @@ void bt_session_break(struct bt_session *s, const char *why);
  * itself that it is leaving? */
 bool bt_session_leaving(const struct bt_session *s);
 bool bt_view_node_draining(const struct bt_view *v, const char *node);
-extern const char bt_all_drained_text[]; /* why nobody takes new requests, and the remedy */
 /* Would draining the node take the last worker of a role? Then why: the role, what would be left.
  */
 bool bt_view_drain_takes_last(const struct bt_view *v, const char *node, char *why, size_t cap);
@@ -180,22 +173,15 @@ void bt_view_role_set(struct bt_view *v, const struct bt_view_role_wish *wish,
  * so, NULL if nobody did. */
 uint32_t bt_view_role_wanted(const struct bt_view *v, const struct bt_session *s,
                              const char **by_p);
-/* Is what runs on s in one of these roles (BT_ROLES_*) to end there, since more than after_ms? */
-bool bt_session_gives_up(const struct bt_session *s, uint32_t roles, uint32_t after_ms,
-                         uint64_t now_ns);
-
 /* How worker s computes prompts, as far as it has said. */
 struct bt_sched_pace bt_session_pace(const struct bt_session *s);
+/* What is known of the session's peer now, for the request machine (peer.c). */
+void bt_session_facts(const struct bt_session *s, struct bt_peer_facts *out);
+static inline struct bt_session *bt_session_of_peer(const struct bt_peer *p)
+{
+    return BT_CONTAINER_OF(p, struct bt_session, peer);
+}
 
-/* The cluster for one decision; arrays belong to the view and are valid until its next call.
- * worker[i] and kvstore[i] are the sessions behind snap's entries. */
-struct bt_view_snapshot {
-    struct bt_sched_snapshot snap;
-    struct bt_sched_worker *workers;
-    struct bt_sched_kvstore *kvstores;
-    struct bt_session *const *worker;
-    struct bt_session *const *kvstore;
-};
 /* keys[0..n_keys): the blocks of the prompt, whose prefix on each kvstore is looked up. */
 void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t n_keys,
                       struct bt_view_snapshot *out);

@@ -38,7 +38,7 @@ struct bt_view {
     /* scratch of bt_view_snapshot */
     struct bt_sched_worker *workers;
     struct bt_sched_kvstore *kvstores;
-    struct bt_session **worker_of, **kvstore_of;
+    struct bt_peer **worker_of, **kvstore_of;
     uint32_t scratch_cap;
     char *model;
     struct bt_metric *m_down, *m_gaps, *m_mismatch, *m_index_keys, *m_index_full, *m_up[2];

@@ -99,7 +99,7 @@ static void test_each_is_planned_again_once(void **state)
     }
     bt_requests_stats(x.f.rs, &st);
     assert_true(st.replanned < lost); /* there is something left to be told */
-    assert_true(s->member->incarnation == old && !bt_list_empty(&s->own_flights));
+    assert_true(s->member->incarnation == old && !bt_list_empty(&s->peer.own_flights));
     longest_ns = 0;
     until(&x.f, fake_up(w)); /* when all have been told */
     until(&x.f, running(&x.f, after) == N - ended);
@@ -158,7 +158,7 @@ static void test_end_meanwhile(void **state)
     struct bt_session *s = session_of_fake(x.d[0]);
     fake_kill(x.d[0]);
     until(&x.f, s->state != BT_SESSION_UP);
-    assert_false(bt_list_empty(&s->own_flights));
+    assert_false(bt_list_empty(&s->peer.own_flights));
     fixture_cleanup(&x.f);
     for (int i = 0; i < N; i++) {
         assert_int_equal(clients[i].errors, 1);

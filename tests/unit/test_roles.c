@@ -200,14 +200,14 @@ static void test_member(void **state)
     s = session_of_fake(w.d1);
     assert_false(s->prefill || s->decode);
     uint64_t now = bt_mono_ns();
-    assert_true(bt_session_gives_up(s, BT_ROLES_DECODE, 0, now));
-    assert_false(bt_session_gives_up(s, BT_ROLES_PREFILL, 0, now));
-    assert_false(bt_session_gives_up(s, BT_ROLES_DECODE, 1000, now));
-    assert_true(bt_session_gives_up(s, BT_ROLES_DECODE, 1000, now + 1000000000));
+    struct bt_peer_facts facts;
+    bt_session_facts(s, &facts);
+    assert_true(facts.gives_up_decode && !facts.gives_up_prefill);
+    assert_true(facts.gives_up_ns <= now && now - facts.gives_up_ns < 1000000000);
     struct bt_view_snapshot v;
     bt_view_snapshot(w.f.view, NULL, 0, &v);
     for (uint32_t i = 0; i < v.snap.n_workers; i++) {
-        if (v.worker[i] == s) {
+        if (v.worker[i] == &s->peer) {
             assert_false(v.workers[i].prefill || v.workers[i].decode);
         }
     }
@@ -217,7 +217,8 @@ static void test_member(void **state)
     bt_view_member_up(w.f.view, &m);
     s = session_of_fake(w.d1);
     assert_true(s->prefill && !s->decode);
-    assert_false(bt_session_gives_up(s, BT_ROLES_BOTH, 0, bt_mono_ns()));
+    bt_session_facts(s, &facts);
+    assert_false(facts.gives_up_prefill || facts.gives_up_decode);
     world_cleanup(&w);
 }
 

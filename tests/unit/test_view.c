@@ -74,17 +74,17 @@ static void test_queue(void **state)
             struct bt_sched_prompt x = {.len = 1000, .alone_ms = 10000};
             struct bt_sched_pace pace = bt_session_pace(s);
             assert_null(pace.cost); /* it has not said any */
-            bt_sched_backlog_add(&s->own.backlog, &x, &pace,
+            bt_sched_backlog_add(&s->peer.own.backlog, &x, &pace,
                                  bt_mono_ns() - (uint64_t)(ago_ms[i] * 1e6));
-            s->learned.slow = slow;
+            s->peer.learned.slow = slow;
             bt_view_snapshot(f.view, NULL, 0, &v);
             double want = BT_MAX(10000 - ago_ms[i] / slow, 0);
             assert_true(v.workers[0].queue_ms <= want && v.workers[0].queue_ms > want - 1500);
             assert_null(v.workers[0].ahead);
-            bt_sched_backlog_done(&s->own.backlog, &x, &pace, bt_mono_ns());
+            bt_sched_backlog_done(&s->peer.own.backlog, &x, &pace, bt_mono_ns());
         }
     }
-    s->learned.slow = 1;
+    s->peer.learned.slow = 1;
     double token_ns[] = {0, 0, 0, 0};
     Baton__StepCost cost = BATON__STEP_COST__INIT;
     cost.base_ns = 1e12;
@@ -102,11 +102,11 @@ static void test_queue(void **state)
     assert_true(pace.cost != NULL && pace.max_rows == 2048 && pace.chunk_tokens == 512);
     for (int i = 0; i < 3; i++) {
         x[i] = (struct bt_sched_prompt){.len = 100, .alone_ms = 1e6};
-        bt_sched_own_prompt(&s->own, &x[i], &pace, bt_mono_ns());
+        bt_sched_own_prompt(&s->peer.own, &x[i], &pace, bt_mono_ns());
     }
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_true(v.workers[0].queue_ms <= 2e6 && v.workers[0].queue_ms > 2e6 - 60e3);
-    assert_ptr_equal(v.workers[0].ahead, &s->own.backlog.ahead);
+    assert_ptr_equal(v.workers[0].ahead, &s->peer.own.backlog.ahead);
     assert_true(v.workers[0].ahead_past_ms >= 0 && v.workers[0].ahead_past_ms < 60e3);
     bt_view_overtake(&v, -1); /* all of that goes behind */
     assert_true(v.workers[0].queue_ms == 0);
@@ -117,7 +117,7 @@ static void test_queue(void **state)
     assert_true(v.workers[0].queue_ms > 9e6 - 60e3 && v.workers[0].queue_ms <= 9e6);
     assert_true(v.workers[0].ahead_past_ms < -6e6); /* which is in front */
     for (int i = 0; i < 3; i++) {
-        bt_sched_own_prompt_done(&s->own, &x[i], &pace, bt_mono_ns());
+        bt_sched_own_prompt_done(&s->peer.own, &x[i], &pace, bt_mono_ns());
     }
     fixture_cleanup(&f);
 }
@@ -135,14 +135,14 @@ static void test_coming(void **state)
     struct bt_session *s = session_of_fake(d);
     until(&f, s->load.kv_tokens == 1000);
     struct bt_view_snapshot v;
-    s->own.rows = 5;
-    s->own.kv_tokens = 5000;
+    s->peer.own.rows = 5;
+    s->peer.own.kv_tokens = 5000;
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_int_equal(v.workers[0].kv_tokens, 1000);
     assert_int_equal(v.workers[0].own_coming, 5);
     assert_int_equal(v.workers[0].own_coming_tokens, 5000);
-    s->own.decoding = 2;
-    s->own.decoding_kv = 1500;
+    s->peer.own.decoding = 2;
+    s->peer.own.decoding_kv = 1500;
     bt_view_snapshot(f.view, NULL, 0, &v);
     assert_int_equal(v.workers[0].kv_tokens, 1500);
     assert_int_equal(v.workers[0].own_coming, 3);
@@ -162,7 +162,7 @@ static void test_membership(void **state)
     struct bt_view_snapshot s;
     bt_view_snapshot(f.view, NULL, 0, &s);
     assert_int_equal(s.workers[0].kvstore, 0);
-    assert_ptr_equal(s.worker[0], session_of_fake(d));
+    assert_ptr_equal(s.worker[0], &session_of_fake(d)->peer);
     assert_int_equal(s.workers[0].slots_total, 16);
     assert_int_equal(s.kvstores[0].slots_free, 1000);
     fake_register(d, BATON__MEMBER_STATE__DRAINING); /* no new work, but the session stays */
@@ -333,7 +333,7 @@ static uint32_t match(struct fixture *f, struct fake *k)
     struct bt_view_snapshot s;
     bt_view_snapshot(f->view, keys, 8, &s);
     for (uint32_t i = 0; i < s.snap.n_kvstores; i++) {
-        if (s.kvstore[i] == session_of_fake(k)) {
+        if (s.kvstore[i] == &session_of_fake(k)->peer) {
             return s.kvstores[i].match_blocks;
         }
     }
@@ -535,11 +535,11 @@ static void test_classes_of_workers(void **state)
         assert_int_equal(w->running, 13); /* a step has all of them */
     }
     /* Of our own no heartbeat may have told yet. */
-    bt_classes_join(&s->own.classes, 7)->rows += 12;
+    bt_classes_join(&s->peer.own.classes, 7)->rows += 12;
     bt_view_snapshot(f.view, NULL, 0, &v);
     bt_view_overtake(&v, 6);
     assert_int_equal(v.workers[0].yield_rows, 12);
-    bt_classes_leave(&s->own.classes, 7);
+    bt_classes_leave(&s->peer.own.classes, 7);
     k->load.n_classes = 0; /* an older worker: everybody waits for everybody */
     until(&f, s->said.classes.n == 0);
     bt_view_snapshot(f.view, NULL, 0, &v);

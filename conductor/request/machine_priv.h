@@ -1,0 +1,512 @@
+/* Inside the request machine (machine.h): a request, its sequences, their flights (one a plan), and
+ * all requests together. Pure: the time is an argument, or mc->now_ns, the time of the event under
+ * way. */
+#ifndef BT_CONDUCTOR_MACHINE_PRIV_H
+#define BT_CONDUCTOR_MACHINE_PRIV_H
+
+#include "common/base/list.h"
+#include "common/base/map.h"
+#include "common/policy/sched/copies.h"
+#include "common/policy/sched/share.h"
+#include "common/policy/sched/survival.h"
+#include "conductor/request/emit.h"
+#include "conductor/request/inspect.h"
+#include "conductor/request/journal.h"
+#include "conductor/request/machine.h"
+#include "conductor/request/prompt.h"
+#include "conductor/request/sources.h"
+
+typedef enum {
+    BT_SEQ_WAITING,    /* admission: too many run already */
+    BT_SEQ_PLANNING,   /* wants a plan; may have to wait for a worker or for room */
+    BT_SEQ_PREFILLING, /* submitted, no token of this epoch yet */
+    BT_SEQ_DECODING,   /* tokens come */
+    BT_SEQ_SETTLING,   /* the client has all its tokens; the numbers of usage are on their way */
+    BT_SEQ_FINISHING,  /* nobody waits for it; workers are still ending */
+    BT_SEQ_STATES
+} bt_sequence_state_t;
+
+struct bt_flight_use {   /* of a peer by a flight */
+    struct bt_list link; /* in the peer's own_flights */
+    struct bt_flight *f;
+};
+
+/* One plan that was submitted: (wire id, epoch). It outlives its turn as the current one until the
+ * workers have said Ended (or their sessions broke) and both kvstores were told to release. */
+struct bt_flight {
+    struct bt_list link;
+    struct bt_sequence *sequence;
+    uint32_t epoch;
+    bool both, same_kv;
+    /* NULL: its session broke, or (decode, kv_decode) nothing is to be generated */
+    struct bt_peer *prefill, *decode; /* the same one if both */
+    struct bt_peer *kv_prefill, *kv_decode;
+    struct bt_flight_use uses[4]; /* of these, until they are NULL */
+    bool prefill_ended, decode_ended;
+    bool prefill_cancelled, decode_cancelled;
+    bool prefill_released, decode_released; /* the kvstores' grants */
+    bool got_first, got_decode;             /* a token of the prefill's, of the decode's side */
+    bool flow_done;
+    uint8_t reserved;    /* kvstores that have said yes */
+    uint64_t working[2]; /* incarnations of workers that have received it and not ended, or 0 */
+    bool killed;         /* a worker's death was counted: its node's others are no further ones */
+    bool no_room;        /* was refused for want of room: its end is no news to those who wait */
+    enum { BT_FLIGHT_ACTIVE, BT_FLIGHT_SOFT, BT_FLIGHT_HARD } wind; /* see flight.c */
+    bool decode_useless;           /* nobody wants more tokens: cancel it at once */
+    uint64_t wind_ns;              /* since when it is not active */
+    uint32_t own_rows;             /* counted at decode's session until it has ended */
+    uint64_t own_tokens;           /* counted at prefill's session until its PrefillDone */
+    struct bt_sched_prompt prompt; /* in prefill's session's own until then */
+    uint64_t own_kv;               /* counted at decode's session until it has ended */
+    struct bt_sched_plan plan;     /* indices mean nothing any more */
+    uint64_t planned_ns;
+    bool expected, decoding; /* in the forecast; counted at decode's own.decoding */
+    bool late_coming;        /* counted at decode's own.late */
+    double expect_ready_ms;  /* as the forecast was told */
+    double first_token_ms;   /* since planned_ns, of a first plan; 0: not yet */
+};
+
+#define BT_SEQ_AVOID_MAX   16
+#define BT_SEQ_CHOICES_MAX 16
+#define BT_SEQ_DEATHS_MAX  2 /* a request that has killed two workers is not tried on a third */
+
+/* One choice: what its client has been given. */
+struct bt_choice {
+    struct bt_journal journal;
+    struct bt_emit emit;
+    bool finished;
+    uint32_t told;    /* tokens that the estimate of lengths knows of */
+    uint64_t last_ns; /* of its last token */
+    float *gaps_ms;   /* between its tokens, n_gaps of them */
+    uint32_t n_gaps, gaps_cap;
+};
+
+/* A daemon that a sequence's plans go around, as long as there is anybody else. */
+struct bt_sequence_avoid {
+    uint64_t incarnation, full_until_ns; /* it had no room a moment ago */
+    bool failed;                         /* ... or it failed the sequence */
+};
+
+/* What is planned as one: the unit of states.def, of epochs and of plans, known to daemons by its
+ * id. A request begins as one sequence that carries all its choices (one prefill, forks). When that
+ * fails after the first token, each unfinished choice goes on in a sequence of its own: their
+ * tokens differ, so their prompts do, and epochs of one id cannot run side by side. */
+struct bt_sequence {
+    struct bt_list link;  /* r->sequences */
+    struct bt_list queue; /* mc->queues.waiting, mc->queues.planning or mc->queues.starved */
+    struct bt_request *r;
+    uint64_t id;
+    bt_sequence_state_t state;
+    uint32_t first, n; /* choices [first, first + n) */
+
+    struct bt_kv_key *keys; /* of the full blocks of prompt + journal */
+    uint32_t n_keys, keys_cap;
+    uint32_t *tokens; /* scratch: prompt + journal of the current plan */
+    uint32_t n_tokens, tokens_cap;
+
+    uint32_t epoch;
+    struct bt_list flights;
+    struct bt_flight *flight; /* of the current epoch, NULL without one */
+    bool want_flow;           /* usage waits for its FlowDone */
+
+    struct bt_sequence_avoid avoid[BT_SEQ_AVOID_MAX];
+    uint32_t n_avoid, replans;
+    uint32_t put_offs;  /* refusals for want of room since its last token */
+    bool demanded;      /* it is in mc->expect.demand */
+    bool let_in;        /* ... and in mc->expect.let_in and mc->expect.decodes */
+    bool late_demanded; /* counted in mc->expect.late_demand */
+    bool starved; /* somebody had no room for it; in mc->queues.starved unless it is the probe */
+    uint32_t charged;      /* tokens that its tenant was charged for a plan without room as yet */
+    uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
+    uint64_t plan_at_ns;   /* not before */
+    uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
+    uint64_t progress_ns;  /* its last event */
+    uint64_t excused_ns;   /* watch.c: when its wait had a reason that no prediction bounds */
+    bool stuck;            /* watch.c: planned again because nothing moved it; no progress since */
+    uint64_t settle_ns;
+    uint64_t stay_ns; /* nobody else can take it: not tried before */
+    uint64_t round;   /* of the queues, in which it had its turn last */
+};
+
+struct bt_request {
+    struct bt_list link; /* mc->all, mc->over */
+    struct bt_machine *mc;
+    struct bt_gen_spec spec;
+    const struct bt_gen_ops *ops; /* NULL: nobody is told any more */
+    bool ended;                   /* the last callback is on its way, or the client has left */
+    void *arg;
+    int refuse;       /* a BT_REJECT_* told from the loop, -1: none */
+    bool counted;     /* holds one of max_running, or of max_overtaking */
+    bool late;        /* ... and is served late (mc->queues.n_late) */
+    uint64_t arrival; /* order of bt_request_start */
+    uint64_t tenant;  /* hash of its name */
+    struct bt_kv_key root;
+
+    struct bt_list sequences;
+    struct bt_choice choices[BT_SEQ_CHOICES_MAX];
+    uint32_t n_unfinished;
+    struct bt_prompt *prompt; /* wanted and not yet given: tokens wait behind it; else NULL */
+    uint64_t killed[BT_SEQ_DEATHS_MAX]; /* incarnations of workers that were lost under it */
+    uint32_t n_killed;
+
+    struct bt_gen_usage usage;
+    int success;                /* BT_SUCCESS_*: label of its end */
+    uint64_t first_ns, last_ns; /* of the first and the last token */
+    bool have_prefill_done;
+    uint64_t last_compute_ns; /* wall clock, PrefillDone */
+    uint64_t flow_first_ns, flow_last_ns;
+};
+
+/* Bounded label values of metrics. */
+#define BT_PLAN_REASONS 8
+extern const char *const bt_plan_reasons[BT_PLAN_REASONS]; /* of sched's plans */
+enum {
+    BT_REJECT_QUEUE_FULL,
+    BT_REJECT_DRAINING,
+    BT_REJECT_NO_WORKER,
+    BT_REJECT_TOO_LARGE,
+    BT_REJECT_OVERLOADED,
+    BT_REJECT_NO_ROOM,
+    BT_REJECT_INVALID,
+    BT_REJECT_DEADLINE,
+    BT_REJECT_FAILED,
+    BT_REJECT_REASONS
+};
+enum { BT_SUCCESS_STOP, BT_SUCCESS_LENGTH, BT_SUCCESS_ABORT, BT_SUCCESS_ERROR, BT_SUCCESS_REASONS };
+
+/* Who waits, and who runs (queue.c). */
+struct bt_queues {
+    struct bt_list waiting, planning, starved;
+    uint32_t n_waiting, n_active, n_starved;
+    uint32_t n_late;                /* of n_active: served late */
+    struct bt_classes running;      /* n_active by class */
+    struct bt_sched_fair fair;      /* between tenants, for a place among the running */
+    struct bt_sequence *probe;      /* the one starved sequence that is being tried, or NULL */
+    uint64_t probe_at_ns;           /* next try, unless a release comes earlier */
+    uint32_t probe_misses;
+    bool look;      /* something has changed: a round is to be made */
+    uint64_t round; /* number of the one that is under way */
+};
+
+/* What admission is told to expect (expect.c). */
+struct bt_expect {
+    struct bt_sched_survival survival;
+    struct bt_sched_forecast forecast;      /* of the decode pool */
+    struct bt_sched_forecast late_forecast; /* of late rows on their way, which are not in it */
+    struct bt_sched_demand demand;          /* of prefills */
+    struct bt_sched_demand decodes;         /* of decode workers' time ... */
+    struct bt_sched_demand let_in;          /* ... and of prefills, by the same requests */
+    struct bt_sched_demand late_demand;     /* of prefills that admission does not let in */
+    uint64_t learned_ns;
+};
+
+struct bt_machine_metrics {
+    struct bt_metric *ttft, *queue, *itl, *e2e, *finished[BT_SUCCESS_REASONS], *running, *waiting,
+        *prompt, *generation;
+    struct bt_metric *ttft_error, *tbt_error;
+    struct bt_metric *replanned, *stuck, *moved, *stale, *ended_late, *cached;
+    struct bt_metric *fetch_plans, *fetch_tokens, *places_short;
+    struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[BT_REJECT_REASONS];
+};
+
+/* Actions that nobody has taken yet, and the texts that they carry (actions.c). */
+struct bt_actions {
+    struct bt_action *list;
+    size_t first, n, cap; /* list[first..n) */
+    struct bt_buf text;   /* of all since the list was empty */
+};
+
+struct bt_machine {
+    const struct bt_machine_env *env;
+    void *env_arg;
+    const struct bt_tokenizer *tok;
+    struct bt_requests_config conf;
+    uint8_t *secret;
+    char *labels; /* model_name="..." */
+    struct bt_metrics *metrics;
+    struct bt_machine_metrics m;
+    uint64_t now_ns;          /* of the event under way */
+    uint64_t wall_ns;         /* the wall clock at the last tick, whose time was ... */
+    uint64_t ticked_ns;       /* ... this */
+    uint64_t awake_ns;        /* since when ticks have come in time */
+    struct bt_map *map;       /* id -> bt_sequence */
+    struct bt_list all, over; /* requests; over: to be freed */
+    struct bt_list lost;      /* peers that went down and have own_flights */
+    struct bt_queues queues;
+    struct bt_actions actions;
+    struct bt_expect expect;
+    struct { /* smoothed rate of requests that end; ended: since the last look at it */
+        double ends_per_s;
+        uint32_t ended;
+        uint64_t from_ns;
+    } rate;
+    uint64_t total, replanned;
+    uint64_t decisions; /* asked of the policy so far */
+    struct bt_explain_ring *explained;
+    uint32_t moves_left; /* of this tick: a drained node is emptied by and by */
+    bool draining;
+    uint64_t short_log_ns; /* when it was said that places are short; 0: never */
+    struct bt_replicate {
+        struct bt_sched_copies copies;
+        const struct bt_peer *to; /* the kvstore that is at it, NULL: none; one at a time */
+        uint64_t id, ordered_ns;  /* of the order */
+        struct bt_metric *started, *blocks;
+    } replicate; /* replicate.c */
+};
+
+struct bt_explain_ring; /* inspect.c */
+
+/* What came in, for a state's function. */
+struct bt_sequence_input {
+    struct bt_peer *peer;      /* who said it, or was lost */
+    struct bt_flight *flight;  /* ENDED, LOST: the plan concerned */
+    const struct bt_event *ev; /* what a daemon said; else NULL */
+    uint64_t now_ns;
+};
+
+/* ---- machine.c ---- */
+static inline struct bt_peer_facts bt_machine_facts(const struct bt_machine *mc,
+                                                    const struct bt_peer *p)
+{
+    struct bt_peer_facts f;
+    mc->env->facts(mc->env_arg, p, &f);
+    return f;
+}
+/* The wall clock now, as far as it has not been set since the last tick. */
+static inline uint64_t bt_machine_wall_ns(const struct bt_machine *mc)
+{
+    return mc->wall_ns + (mc->now_ns - mc->ticked_ns);
+}
+void bt_machine_register(struct bt_machine *mc); /* metrics.c */
+
+/* ---- actions.c ---- */
+/* A new action behind all others, zeroed but for its type; valid until the next one is added. */
+struct bt_action *bt_action_add(struct bt_machine *mc, bt_action_type_t type);
+/* ... for a client that is still there; NULL: it is not. */
+struct bt_action *bt_action_client(struct bt_request *r, bt_action_type_t type);
+/* Keeps a text for an action; returns where, for its text_at. */
+size_t bt_action_text(struct bt_machine *mc, const char *text);
+
+/* ---- sequence.c: the states ---- */
+struct bt_sequence *bt_sequence_create(struct bt_request *r, uint32_t first, uint32_t n);
+void bt_sequence_destroy(struct bt_sequence *sq);
+void bt_sequence_event(struct bt_sequence *sq, bt_event_type_t ev,
+                       const struct bt_sequence_input *in);
+void bt_sequence_set_state(struct bt_sequence *sq, bt_sequence_state_t s);
+/* Every flight is wound up; the sequence only waits for their ends. */
+void bt_sequence_finishing(struct bt_sequence *sq, bool hard, uint64_t now_ns);
+/* A choice's last token has been delivered: when it was the sequence's last one, it settles. */
+void bt_sequence_choice_finished(struct bt_sequence *sq, uint32_t choice, bool by_worker,
+                                 uint64_t now_ns);
+const char *bt_sequence_state_name(bt_sequence_state_t s);
+static inline bool bt_sequence_running(const struct bt_sequence *sq)
+{
+    return sq->state == BT_SEQ_PREFILLING || sq->state == BT_SEQ_DECODING;
+}
+
+/* ---- repair.c: failure is re-planning ---- */
+void bt_sequence_avoid(struct bt_sequence *sq, const struct bt_peer *p);
+/* The current plan is over: plans again, or fails the request. lost: the daemon that was lost or
+ * hangs; a worker that had begun with the request counts as killed by it. NULL: nobody was lost. */
+void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, const char *why,
+                        uint64_t now_ns);
+/* A daemon of plan f, which the sequence has left, was lost. True: it counts as killed by the
+ * request, because f was left without a death. */
+bool bt_sequence_count_late(struct bt_sequence *sq, struct bt_flight *f,
+                            const struct bt_peer *lost);
+/* ... then fails the request if that is one death too many and no token has come since. */
+void bt_sequence_died_late(struct bt_sequence *sq);
+/* A worker or kvstore (s, may be NULL) refused or gave up with a status of its own. */
+void bt_sequence_repair(struct bt_sequence *sq, const struct bt_peer *p, int32_t status,
+                        const char *detail, uint64_t now_ns);
+/* Plans it again because a daemon that it needs is leaving, if others can take it: costs no try. */
+void bt_sequence_move(struct bt_sequence *sq, uint64_t now_ns);
+/* Fails a sequence that has waited for a place or for room for too long. */
+bool bt_sequence_queued_too_long(struct bt_sequence *sq, uint64_t now_ns);
+
+/* ---- watch.c ---- */
+/* Whose message should be next. NULL: nobody has the sequence. */
+struct bt_peer *bt_sequence_due(const struct bt_sequence *sq);
+/* Plans a running sequence again that nothing moves, or fails it the second time. True: it did. */
+bool bt_sequence_watch(struct bt_sequence *sq, uint64_t now_ns);
+
+/* ---- request.c: towards the client ---- */
+/* Takes what a worker says into the choice's journal. STALE, EXISTS, EXHAUSTED: bt_journal_put. */
+bt_status_t bt_request_put(struct bt_request *r, const struct bt_event *ev) BT_MUST_CHECK;
+/* Gives the client what the choice's journal has next, behind the prompt's logprobs if those are
+ * wanted. */
+void bt_request_deliver(struct bt_sequence *sq, uint32_t choice, uint64_t now_ns);
+/* The prompt was all: no token is wanted. */
+void bt_request_no_tokens(struct bt_sequence *sq, uint64_t now_ns);
+/* Ends a request with an error for the client. */
+void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
+                     const char *why);
+void bt_request_prefill_done(struct bt_request *r, const struct bt_event *ev, uint64_t now_ns);
+void bt_request_flow_done(struct bt_request *r, const struct bt_event *ev);
+/* A sequence has settled; the last one ends the request. */
+void bt_request_settled(struct bt_request *r, uint64_t now_ns);
+
+/* ---- plan.c: one plan and its submission ---- */
+typedef enum { BT_PLAN_SUBMITTED, BT_PLAN_WAIT, BT_PLAN_NO_ROOM, BT_PLAN_REFUSED } bt_plan_result_t;
+/* Plans and submits the next epoch. WAIT: nobody can take it now; NO_ROOM: whoever could has said
+ * that it is full, and sq is not the probe; REFUSED: rej says why. */
+bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
+                                  struct bt_sched_reject *rej);
+/* Would an objective be missed if it were planned after wait_ms more? Then rej says which one.
+ * Never so of what was admitted before. */
+bool bt_sequence_hopeless(struct bt_sequence *sq, uint64_t now_ns, double wait_ms,
+                          struct bt_sched_reject *rej);
+/* At which w would compute all of a prompt of n tokens; 0: not known. */
+double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
+                               const struct bt_sched_params *c);
+/* The request's own objective, or that of all. */
+double bt_request_objective(double own_ms, double all_ms);
+/* The configuration with the request's own objectives in it (0: it has none). */
+struct bt_sched_params bt_request_params(const struct bt_machine *mc, double slo_ttft_ms,
+                                         double slo_tbt_ms);
+void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
+/* When who is refused so should come again; 0: it never helps. */
+uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_reject *rej);
+/* Fails it if so, rather than let it wait for a refusal. */
+bool bt_sequence_refused_early(struct bt_sequence *sq, uint64_t now_ns, double wait_ms);
+/* Could it be planned without anybody who is leaving? */
+bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns);
+
+/* ---- replicate.c ---- */
+void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns);
+/* sq has been planned by v: counts what it uses, and orders a copy if that has become worth it. */
+void bt_replicate_look(struct bt_sequence *sq, const struct bt_view_snapshot *v, uint64_t now_ns);
+void bt_replicate_answer(struct bt_machine *mc, const struct bt_event *ev);
+void bt_replicate_lost(struct bt_machine *mc, const struct bt_peer *p);
+
+/* ---- flight.c ---- */
+struct bt_flight *bt_flight_create(struct bt_sequence *sq);
+/* The current plan is over. hard: whoever has not ended is cancelled and all is released at once.
+ * Soft (the request finished by itself): workers end by themselves, and are cancelled only when
+ * that takes too long; grants are released behind them, so that finished blocks are kept. */
+void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns);
+/* A choice of several is over by a stop string, which its worker knows nothing of. */
+void bt_flight_cancel_choice(struct bt_flight *f, uint32_t choice);
+/* A session of the flight broke: it will not end or release anything any more. */
+void bt_flight_lose(struct bt_flight *f, const struct bt_peer *p);
+bool bt_flight_uses(const struct bt_flight *f, const struct bt_peer *p);
+void bt_flight_ended(struct bt_flight *f, const struct bt_peer *p);
+/* A worker says that it has received the plan. One that is lost before it could is not a victim of
+ * the request. */
+void bt_flight_received(struct bt_flight *f, const struct bt_peer *p);
+/* Has it received the plan and not ended? Also true of one that was lost since. */
+bool bt_flight_works_on(const struct bt_flight *f, const struct bt_peer *p);
+/* Where it stands with its workers: its request's class, or behind all others. */
+static inline int32_t bt_flight_class(const struct bt_flight *f)
+{
+    return f->plan.background ? BT_SCHED_CLASS_LATE : f->sequence->r->spec.priority;
+}
+/* Its sessions know of it from now on, and count it as its plan says until they are done with it.
+ */
+void bt_flight_count(struct bt_flight *f, uint64_t now_ns);
+/* The class that a client's priority asks for: never that of late requests. */
+static inline int32_t bt_request_class(int32_t priority)
+{
+    return BT_MIN(priority, BT_SCHED_CLASS_LATE - 1);
+}
+/* Its rows are no late ones on their way any more: they run, or will not come. */
+void bt_flight_late_over(struct bt_flight *f);
+/* The prefill is computed: its worker has that much less to do. */
+void bt_flight_prefilled(struct bt_flight *f);
+/* All its kvstores have said yes. */
+static inline bool bt_flight_reserved(const struct bt_flight *f)
+{
+    return f->reserved >= (f->same_kv ? 1 : 2);
+}
+/* Sends what has become due. Never destroys the flight: the tick does, when it is over, so that
+ * nobody's list walk loses its place. */
+void bt_flight_step(struct bt_flight *f, uint64_t now_ns);
+bool bt_flight_over(const struct bt_flight *f);
+void bt_flight_destroy(struct bt_flight *f);
+
+/* ---- expect.c: lengths and the decode pool's load to come ---- */
+void bt_expect_init(struct bt_machine *mc, uint64_t now_ns);
+/* Into the snapshot: its clock, the forecast, what is asked for of both stages. */
+void bt_expect_show(const struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s);
+/* Its prefill would take so long, its rows so much of a decode worker: counted once, planned or
+ * refused. let_in: prefill workers do not refuse it, so decode workers are asked for it. */
+void bt_expect_demand(struct bt_sequence *sq, uint64_t now_ns, double compute_ms,
+                      double decode_work, bool let_in);
+/* Admission has not let it in: its prefill would take so much. Counts once. */
+void bt_expect_late(struct bt_sequence *sq, uint64_t now_ns, double compute_ms);
+/* How long the sequence's answer may get, as a quantile. */
+void bt_expect_length(const struct bt_sequence *sq, struct bt_sched_request *req);
+void bt_expect_planned(struct bt_flight *f, uint64_t now_ns);
+/* It decodes. */
+void bt_expect_row(struct bt_flight *f, uint64_t now_ns);
+/* It is not expected any more. */
+void bt_expect_settled(struct bt_flight *f, uint64_t now_ns);
+/* whole: it ended by itself, not by a limit or because nobody wants more. */
+void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole);
+void bt_expect_learn(struct bt_machine *mc, uint64_t now_ns);
+
+/* ---- outcome.c: what was predicted, and what came of it ---- */
+void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f);
+/* ... and its prefix comes from there. */
+void bt_outcome_source(struct bt_sequence *sq, const struct bt_sources *from);
+/* The request's first token is on its way to the client. */
+void bt_outcome_first_token(struct bt_sequence *sq, uint64_t now_ns);
+/* Its prefill worker has told its times, behind the first token: what follows for its predictions.
+ */
+void bt_outcome_prefilled(struct bt_sequence *sq);
+/* Another token of the choice. */
+void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns);
+/* The choice has its last token. */
+void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice);
+
+/* ---- inspect.c ---- */
+/* What became of the request, for whoever asks why it was planned so. why: NULL if all is well. */
+void bt_explain_outcome(const struct bt_request *r, const char *why);
+struct bt_explain_ring *bt_explain_create(void);
+void bt_explain_destroy(struct bt_explain_ring *x);
+/* Keeps why the sequence's plan is as it is. plan: NULL if rejected, then rej says why. */
+void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
+                     const struct bt_sched_params *params, const struct bt_sched_request *req,
+                     const struct bt_sched_plan *plan, const struct bt_sched_reject *rej);
+/* The plan noted last for sq has its prefix fetched. */
+void bt_explain_sources(struct bt_sequence *sq, uint32_t fetch_tokens,
+                        const struct bt_sources *from);
+
+/* ---- queue.c: the queues ---- */
+/* The queues want a round. */
+static inline void bt_queue_kick(struct bt_machine *mc)
+{
+    mc->queues.look = true;
+}
+/* A new request's sequence enters at the end of mc->queues.waiting, or the request is marked to be
+ * refused. */
+void bt_queue_enter(struct bt_sequence *sq);
+void bt_queue_leave(struct bt_sequence *sq);
+void bt_queue_plan(struct bt_sequence *sq);
+/* Whoever could take it is full: it waits for room, in order of arrival. */
+void bt_queue_starve(struct bt_sequence *sq, uint64_t now_ns);
+/* It got room, or is no longer after it. */
+void bt_queue_fits(struct bt_sequence *sq);
+/* It is not a matter of room: nobody is there. All of them wait for a worker instead. */
+void bt_queue_nobody(struct bt_machine *mc);
+/* Somebody gave slots or pages back. */
+void bt_queue_room(struct bt_machine *mc);
+/* Takes a place among the running, or gives it back. */
+void bt_queue_count(struct bt_request *r);
+void bt_queue_uncount(struct bt_request *r);
+/* Who waits for a place or for room. */
+uint32_t bt_queue_queued(const struct bt_machine *mc);
+/* Has the tenant (NULL: none) as many of the waiting places as one may have? */
+bool bt_queue_share_taken(const struct bt_machine *mc, const char *tenant);
+/* Would a new request of this class have a place at once, and be planned without waiting for room?
+ */
+bool bt_queue_at_once(const struct bt_machine *mc, int32_t priority);
+/* How long a new request of this class would wait for a place or for room, at the rate at which
+ * requests end. */
+double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority);
+extern const char bt_queue_full_text[];
+/* When somebody who is refused now should come again, likewise. */
+uint32_t bt_queue_retry_after_s(const struct bt_machine *mc);
+void bt_queue_rate(struct bt_machine *mc, uint64_t now_ns); /* every tick */
+
+#endif

@@ -1,0 +1,118 @@
+/* The metrics of the request machine: names, help texts, buckets. Pure. */
+#include <stdio.h>
+
+#include "conductor/request/machine_priv.h"
+
+const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart",
+                                                      "short_tail",
+                                                      "no_prefill_worker",
+                                                      "no_decode_worker",
+                                                      "larger_than_slab",
+                                                      "background",
+                                                      "mixed",
+                                                      "spare"};
+#define REASONS_EITHER 5 /* from here on plans of both kinds have them */
+
+static void register_latencies(struct bt_machine *mc)
+{
+    /* The buckets of the dashboards that read these names. */
+    static const double ttft[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                                  1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+    static const double itl[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                 0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+    static const double e2e[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                 30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+    static const double queue[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
+    struct bt_metrics *m = mc->metrics;
+    mc->m.queue = bt_metrics_histogram(m, "vllm:request_queue_time_seconds", mc->labels,
+                                       "From the request's last byte to the start of its prefill.",
+                                       queue, BT_ARRAY_LEN(queue));
+    mc->m.ttft = bt_metrics_histogram(m, "vllm:time_to_first_token_seconds", mc->labels,
+                                      "From the request's last byte to its first token.", ttft,
+                                      BT_ARRAY_LEN(ttft));
+    mc->m.itl = bt_metrics_histogram(m, "vllm:inter_token_latency_seconds", mc->labels,
+                                     "Between two tokens of a request, re-plans included.", itl,
+                                     BT_ARRAY_LEN(itl));
+    mc->m.e2e =
+        bt_metrics_histogram(m, "vllm:e2e_request_latency_seconds", mc->labels,
+                             "From the request's last byte to its end.", e2e, BT_ARRAY_LEN(e2e));
+}
+
+static void register_errors(struct bt_machine *mc)
+{
+    static const double bounds[] = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1, 2, 5};
+    static const char help[] =
+        "Predictions of plans against what happened: the difference over the actual time. Requests "
+        "that were planned again are not in it.";
+    mc->m.ttft_error = bt_metrics_histogram(mc->metrics, "baton_plan_error_ratio", "of=\"ttft\"",
+                                            help, bounds, BT_ARRAY_LEN(bounds));
+    mc->m.tbt_error = bt_metrics_histogram(mc->metrics, "baton_plan_error_ratio", "of=\"tbt\"",
+                                           help, bounds, BT_ARRAY_LEN(bounds));
+}
+
+static void register_reasons(struct bt_machine *mc)
+{
+    static const char *const success[BT_SUCCESS_REASONS] = {"stop", "length", "abort", "error"};
+    static const char *const reject[BT_REJECT_REASONS] = {"queue_full", "draining",   "no_worker",
+                                                          "too_large",  "overloaded", "no_room",
+                                                          "invalid",    "deadline",   "failed"};
+    char l[256];
+    for (size_t i = 0; i < BT_SUCCESS_REASONS; i++) {
+        snprintf(l, sizeof(l), "%s,finished_reason=\"%s\"", mc->labels, success[i]);
+        mc->m.finished[i] = bt_metrics_counter(mc->metrics, "vllm:request_success_total", l,
+                                               "Requests by how they ended.");
+    }
+    for (size_t i = 0; i < BT_REJECT_REASONS; i++) {
+        snprintf(l, sizeof(l), "reason=\"%s\"", reject[i]);
+        mc->m.rejected[i] = bt_metrics_counter(mc->metrics, "baton_requests_rejected_total", l,
+                                               "Requests answered with an error, by its reason.");
+    }
+    for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
+        for (int local = 0; local < 2; local++) {
+            bool has = i >= REASONS_EITHER || local == (i != 0);
+            snprintf(l, sizeof(l), "kind=\"%s\",reason=\"%s\"", local ? "local" : "disaggregated",
+                     bt_plan_reasons[i]);
+            mc->m.plan[local][i] =
+                has ? bt_metrics_counter(mc->metrics, "baton_plan_total", l,
+                                         "Plans: prefill and decode apart, or one worker for both.")
+                    : NULL;
+        }
+    }
+    mc->m.fetch_plans =
+        bt_metrics_counter(mc->metrics, "baton_plan_fetches_total", NULL,
+                           "Plans that have a prefix fetched from other nodes' kvstores.");
+    mc->m.fetch_tokens = bt_metrics_counter(mc->metrics, "baton_plan_fetch_tokens_total", NULL,
+                                            "Prompt tokens of these that are to be fetched.");
+    mc->m.places_short = bt_metrics_counter(
+        mc->metrics, "baton_plan_places_short_total", NULL,
+        "Plans apart whose prompt a decode worker would have computed sooner beside its rows, if "
+        "its places (engine.max_slots) lasted.");
+}
+
+void bt_machine_register(struct bt_machine *mc)
+{
+    struct bt_metrics *m = mc->metrics;
+    register_latencies(mc);
+    register_errors(mc);
+    register_reasons(mc);
+    mc->m.running =
+        bt_metrics_gauge(m, "vllm:num_requests_running", mc->labels, "Requests that workers have.");
+    mc->m.waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", mc->labels,
+                                     "Requests that wait for a place or a worker.");
+    mc->m.prompt = bt_metrics_counter(m, "vllm:prompt_tokens_total", mc->labels,
+                                      "Prompt tokens of requests that got a first token.");
+    mc->m.generation = bt_metrics_counter(m, "vllm:generation_tokens_total", mc->labels,
+                                          "Tokens given to clients.");
+    mc->m.cached = bt_metrics_counter(m, "vllm:prompt_tokens_cached_total", mc->labels,
+                                      "Prompt tokens whose KV was not computed again.");
+    mc->m.replanned = bt_metrics_counter(m, "baton_requests_replanned_total", NULL,
+                                         "Plans made again after a failure.");
+    mc->m.stuck = bt_metrics_counter(m, "baton_requests_stuck_total", NULL,
+                                     "Requests that nothing moved though their workers live.");
+    mc->m.moved = bt_metrics_counter(m, "baton_requests_moved_total", NULL,
+                                     "Plans made again because a node or daemon is leaving.");
+    mc->m.stale = bt_metrics_counter(m, "baton_stale_messages_total", NULL,
+                                     "Messages dropped: of an older epoch, or had already.");
+    mc->m.ended_late = bt_metrics_counter(m, "baton_requests_never_ended_total", NULL,
+                                          "Submissions whose worker never said that it ended.");
+}
