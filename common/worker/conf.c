@@ -114,9 +114,10 @@ static const struct bt_conf_row rows[] = {
     {.key = "worker.kvstore_user",
      .type = BT_CONF_STR,
      .offset = ROW(kvstore_user),
-     .doc = "User (name or number) that runs this node's kvstore. Without it a worker uses a kvstore "
-            "only if it runs as root or as the worker's own user: whoever listens at its socket "
-            "gets the KV of all requests.",
+     .doc =
+         "User (name or number) that runs this node's kvstore. Without it a worker uses a kvstore "
+         "only if it runs as root or as the worker's own user: whoever listens at its socket "
+         "gets the KV of all requests.",
      .when = "when the kvstore runs as another user than the workers."},
     {.key = "worker.max_requests",
      .type = BT_CONF_INT,

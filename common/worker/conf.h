@@ -26,7 +26,7 @@ struct bt_worker_conf {
     int64_t engine_mixed_prompt_tokens;
     uint64_t engine_mixed_step_ms, engine_mixed_gap_ms;
     uint64_t engine_calibrate_ms;
-    char *name; /* bt_worker_conf_name sets it */
+    char *name;         /* bt_worker_conf_name sets it */
     char *kvstore_user; /* NULL: root or the worker's own */
     int64_t index;
     int64_t max_requests;

@@ -86,8 +86,7 @@ static void leave_queue(struct bt_flight *f)
 {
     if (!bt_list_empty(&f->prompt.link)) {
         struct bt_sched_pace pace = pace_of(f);
-        bt_sched_own_prompt_done(&f->prefill->own, &f->prompt, &pace,
-                                 f->sequence->r->mc->now_ns);
+        bt_sched_own_prompt_done(&f->prefill->own, &f->prompt, &pace, f->sequence->r->mc->now_ns);
     }
 }
 

@@ -178,11 +178,11 @@ enum { BT_SUCCESS_STOP, BT_SUCCESS_LENGTH, BT_SUCCESS_ABORT, BT_SUCCESS_ERROR, B
 struct bt_queues {
     struct bt_list waiting, planning, starved;
     uint32_t n_waiting, n_active, n_starved;
-    uint32_t n_late;                /* of n_active: served late */
-    struct bt_classes running;      /* n_active by class */
-    struct bt_sched_fair fair;      /* between tenants, for a place among the running */
-    struct bt_sequence *probe;      /* the one starved sequence that is being tried, or NULL */
-    uint64_t probe_at_ns;           /* next try, unless a release comes earlier */
+    uint32_t n_late;           /* of n_active: served late */
+    struct bt_classes running; /* n_active by class */
+    struct bt_sched_fair fair; /* between tenants, for a place among the running */
+    struct bt_sequence *probe; /* the one starved sequence that is being tried, or NULL */
+    uint64_t probe_at_ns;      /* next try, unless a release comes earlier */
     uint32_t probe_misses;
     bool look;      /* something has changed: a round is to be made */
     uint64_t round; /* number of the one that is under way */

@@ -59,8 +59,8 @@ struct bt_session {
     struct bt_session *node_kv; /* workers: the kvstore of its node, NULL: none; view.c keeps it */
     struct bt_sched_said said;  /* workers: its last heartbeat, if has_load */
     struct bt_peer peer;        /* as the request machine knows it */
-    Baton__PoolLoad pool; /* without its links */
-    uint32_t n_links;     /* of links */
+    Baton__PoolLoad pool;       /* without its links */
+    uint32_t n_links;           /* of links */
 
     uint32_t gives_up;    /* BT_ROLES_*: no longer offered, what runs of them is to end */
     uint64_t gives_up_ns; /* since when */

@@ -171,10 +171,10 @@ static inline void model_snapshot(void *arg, const struct bt_kv_key *keys, uint3
                                       .prefill = p->prefill,
                                       .decode = p->decode,
                                       .draining = p->leaving,
-                                      .own_requests = p->p.own_requests - p->p.own_late,
-                                      .own_prefill_tokens = p->p.own_prefill_tokens,
+                                      .own_requests = p->p.own.rows - p->p.own.late,
+                                      .own_prefill_tokens = p->p.own.prefill_tokens,
                                       .slots_total = 16,
-                                      .running = p->p.own_decoding,
+                                      .running = p->p.own.decoding,
                                       .pages_total = 1000,
                                       .pages_free = 1000};
         for (uint32_t k = 0; k < nk; k++) {
@@ -192,6 +192,7 @@ static inline void model_snapshot(void *arg, const struct bt_kv_key *keys, uint3
 
 static inline void model_facts(void *arg, const struct bt_peer *of, struct bt_peer_facts *out)
 {
+    static const struct bt_classes none;
     struct model *w = arg;
     const struct model_peer *p = model_peer_of(of);
     *out = (struct bt_peer_facts){.up = p->up,
@@ -204,7 +205,8 @@ static inline void model_facts(void *arg, const struct bt_peer *of, struct bt_pe
                                   .load_ns = w->now_ns,
                                   .slots_free = 16,
                                   .pages_free = 1000,
-                                  .pages_total = 1000};
+                                  .pages_total = 1000,
+                                  .classes = &none};
     for (uint32_t i = 0; i < p->n_jobs; i++) {
         out->running += !p->jobs[i].over && !p->jobs[i].silent;
     }
@@ -516,7 +518,7 @@ static inline void model_init(struct model *w, uint64_t seed)
         p->p.incarnation = 1000 * (i + 1);
         bt_list_init(&p->p.own_flights);
         bt_list_init(&p->p.own_lost);
-        bt_sched_backlog_init(&p->p.own_backlog);
+        bt_sched_own_init(&p->p.own);
         p->up = true;
     }
 }

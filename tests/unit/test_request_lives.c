@@ -298,9 +298,9 @@ static void check_all(struct world *x)
     model_check(w, s.active == q->n_active && s.late == q->n_late);
     for (uint32_t i = 0; i < MODEL_PEERS; i++) {
         const struct bt_peer *p = &w->peers[i].p;
-        model_check(w, p->own_requests == s.rows[i] && p->own_prefill_tokens == s.tokens[i]);
-        model_check(w, p->own_kv_tokens == s.kv[i]);
-        model_check(w, p->own_decoding == s.rows[i] - s.coming[i]);
+        model_check(w, p->own.rows == s.rows[i] && p->own.prefill_tokens == s.tokens[i]);
+        model_check(w, p->own.kv_tokens == s.kv[i]);
+        model_check(w, p->own.decoding == s.rows[i] - s.coming[i]);
     }
 }
 
