@@ -50,7 +50,7 @@ static void recv_leave(struct bt_wire_recv *r, bt_status_t st, const char *why)
     bt_timer_stop(l, &r->reach);
     bt_timer_stop(l, &r->retry);
     if (r->session != NULL) {
-        if (r->session->state != BT_WS_DEAD) {
+        if (!bt_wire_session_dead(r->session)) {
             send_close(r->session, r->x.stream, st, why);
         }
         if (r->added) {
@@ -368,7 +368,7 @@ void bt_wire_send_abort(struct bt_wire_send *snd, bt_status_t st, const char *wh
     if (snd->ended) {
         return;
     }
-    if ((snd->open || snd->want) && snd->session->state != BT_WS_DEAD) {
+    if ((snd->open || snd->want) && !bt_wire_session_dead(snd->session)) {
         send_close(snd->session, snd->x.stream, st, why);
     }
     snprintf(snd->why, sizeof(snd->why), "%s", why);

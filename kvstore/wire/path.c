@@ -195,14 +195,14 @@ static void path_failed(struct bt_wire_path *l, bool tell, const char *why, int 
 {
     struct bt_wire_session *s = l->session;
     char text[200];
-    if (l->stopped || s->state == BT_WS_DEAD) {
+    if (l->stopped || bt_wire_session_dead(s)) {
         return;
     }
     snprintf(text, sizeof(text), "%s", why);
     path_stop(l, tell, text);
     if (live_paths(s) > 0) {
         card_missed(s, l->x.card, text);
-    } else if (s->n_peer_cards == 0 || s->dialer || s->state == BT_WS_UP) {
+    } else if (s->n_peer_cards == 0 || s->dialer || bt_wire_session_up(s)) {
         bt_wire_session_fail(s, text, code);
     } else { /* the dialer may still find a way, once it has our hello */
         bt_wire_session_ready(s, NULL);
@@ -506,15 +506,14 @@ static void on_proven(struct bt_wire_path *l)
     }
     card_forgive(s, l->x.card);
     card_changed(s->w, l->x.card, s->name, "");
-    s->proven = true;
-    bt_wire_session_maybe_up(s);
+    bt_rpc_session_joined(&s->rpc);
 }
 
 static void on_stopped(struct bt_wire_path *l)
 {
     struct bt_wire_session *s = l->session;
     l->gone = true;
-    if (s->state == BT_WS_DEAD || s->n_peer_cards == 0) {
+    if (bt_wire_session_dead(s) || s->n_peer_cards == 0) {
         path_free(l);
     } else if (s->dialer) {
         s->n_flows++; /* s stays until the end of this, whatever becomes of the session */
@@ -565,14 +564,14 @@ void bt_wire_paths_tick(struct bt_wire_session *s, uint64_t now_ns)
         } else if (!link && s->w->n_cards > 1) {
             path_failed(l, true, "link is down", BT_GRPC_UNAVAILABLE);
         }
-        if (s->state == BT_WS_DEAD) {
+        if (bt_wire_session_dead(s)) {
             return;
         }
     }
     for (uint32_t card = 0; card < s->w->n_cards; card++) {
         card_blame(s, card, now_ns);
     }
-    for (uint32_t k = 0; k < s->n_rails && s->dialer && s->state == BT_WS_UP; k++) {
+    for (uint32_t k = 0; k < s->n_rails && s->dialer && bt_wire_session_up(s); k++) {
         struct bt_wire_rail *r = &s->rails[k];
         if (r->path == NULL && now_ns >= r->retry_ns && s->n_peer_cards > 0) {
             rail_open(s, r);

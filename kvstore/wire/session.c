@@ -1,12 +1,13 @@
-/* gRPC sessions between kvstores: hello and its checks, the life of the connection inside the
- * session, heartbeats, silence. One session per direction of dialing: the dialer pulls flows from
- * the listener. Control thread. */
+/* Sessions between kvstores (common/rpc/session.h): what the hellos say beside the identity, the
+ * connection for KV inside of the session, and what ends with it. One session per direction of
+ * dialing: the dialer pulls flows from the listener. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/log/log.h"
 #include "common/rpc/ranges.h"
+#include "common/rpc/session_hello.h"
 #include "kvstore/wire/wire_priv.h"
 
 _Static_assert(BT_RANGE_CARDS_MAX == BT_NICS_MAX && BT_RANGE_FETCH_MAX == BT_WIRE_FETCH_MAX,
@@ -14,15 +15,15 @@ _Static_assert(BT_RANGE_CARDS_MAX == BT_NICS_MAX && BT_RANGE_FETCH_MAX == BT_WIR
 
 static void session_free(struct bt_wire_session *s)
 {
-    BT_ASSERT(s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_paths == 0 && s->stream == NULL);
-    bt_timer_stop(s->w->loop, &s->broken);
+    BT_ASSERT(bt_wire_session_dead(s) && s->n_flows == 0 && s->n_paths == 0);
+    bt_rpc_session_cleanup(&s->rpc);
     bt_list_remove(&s->link);
     free(s);
 }
 
 static void session_maybe_free(struct bt_wire_session *s)
 {
-    if (s->state == BT_WS_DEAD && s->n_flows == 0 && s->n_paths == 0 &&
+    if (bt_wire_session_dead(s) && s->n_flows == 0 && s->n_paths == 0 &&
         (!s->conn_open || s->conn_stopped)) {
         session_free(s);
     }
@@ -41,6 +42,22 @@ void bt_wire_session_unref_path(struct bt_wire_session *s)
     session_maybe_free(s);
 }
 
+static const struct bt_rpc_session_rules rules = {
+    .prepares = true,
+    .joins = true,
+    .beats_if_quiet = true,
+    .tick_ms = BT_WIRE_TICK_MS,
+    .silent = "silent for two seconds",
+    .silent_code = BT_GRPC_UNAVAILABLE,
+    .full = "session queue is full or broken",
+    .full_code = BT_GRPC_UNAVAILABLE,
+    .early = "a message before the hello",
+    .early_code = BT_GRPC_INVALID_ARGUMENT,
+    .twice = "hello out of turn",
+    .twice_code = BT_GRPC_INVALID_ARGUMENT,
+};
+static const struct bt_rpc_session_ops session_ops;
+
 static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
 {
     struct bt_wire_session *s = bt_calloc(1, sizeof(*s));
@@ -48,7 +65,8 @@ static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
     s->dialer = dialer;
     s->conn.obj.kind = BT_WX_CONN;
     s->conn.heard_at = &s->conn.heard;
-    s->last_rx_ns = s->last_tx_ns = s->busy_ns = bt_mono_ns();
+    s->busy_ns = bt_mono_ns();
+    bt_rpc_session_init(&s->rpc, w->loop, dialer, &rules, &session_ops, s);
     bt_list_init(&s->sends);
     bt_list_init(&s->paths);
     bt_list_insert_tail(&w->sessions, &s->link);
@@ -65,7 +83,6 @@ static void peer_role(const char *name, char *who, size_t cap)
 
 static void session_open_conn(struct bt_wire_session *s)
 {
-    s->state = BT_WS_OPENING;
     s->conn_open = true;
     s->conn.several = s->w->n_cards > 1;
     s->conn.dialer = s->dialer;
@@ -76,31 +93,38 @@ static void session_open_conn(struct bt_wire_session *s)
 
 /* ---- ends ---- */
 
-/* final: the listener will say the same next time. */
-static void session_end(struct bt_wire_session *s, const char *why, int code, bool final)
+/* For logs, flows and the peer's dialer. */
+static void end_text(const struct bt_wire_session *s, const struct bt_rpc_session_end *e,
+                     char *text, size_t cap)
 {
-    if (s->state == BT_WS_DEAD) {
-        return;
+    if (e->cause != BT_RPC_SESSION_CLOSED) {
+        snprintf(text, cap, "%s", e->why);
+    } else if (s->dialer && e->code == BT_GRPC_FAILED_PRECONDITION) {
+        snprintf(text, cap, "refused: %s", e->why);
+    } else {
+        snprintf(text, cap, "stream ended, gRPC code %d: %s", e->code, e->why);
     }
-    bool was_up = s->state == BT_WS_UP;
-    char text[200]; /* `why` may belong to what is freed below */
-    snprintf(text, sizeof(text), "%s", why);
-    s->state = BT_WS_DEAD;
-    if (was_up) {
+}
+
+static void on_end(void *arg, const struct bt_rpc_session_end *e)
+{
+    struct bt_wire_session *s = arg;
+    /* The listener will say the same next time. */
+    bool final =
+        e->cause == BT_RPC_SESSION_REFUSED ||
+        (e->cause == BT_RPC_SESSION_CLOSED && s->dialer && e->code == BT_GRPC_FAILED_PRECONDITION);
+    char text[BT_RPC_SESSION_WHY + 40];
+    end_text(s, e, text, sizeof(text));
+    if (e->cause == BT_RPC_SESSION_VIOLATION) {
+        BT_WARN("wire_protocol", "peer=%s inc=%016llx what=%s", s->name,
+                (unsigned long long)s->incarnation, text);
+    }
+    if (e->was_up) {
         bt_wire_count_up(s->w, -1);
         bt_metric_add(s->w->sessions_lost, 1);
     }
     BT_INFO("wire_session_end", "peer=%s inc=%016llx dialer=%d was_up=%d why=%s", s->name,
-            (unsigned long long)s->incarnation, s->dialer, was_up, text);
-    if (s->stream != NULL) {
-        struct bt_rpc_stream *stream = s->stream;
-        s->stream = NULL;
-        bt_rpc_stream_close(stream, code, text, false); /* a stopped peer takes nothing */
-    }
-    if (s->channel != NULL) {
-        bt_rpc_channel_destroy(s->channel);
-        s->channel = NULL;
-    }
+            (unsigned long long)s->incarnation, s->dialer, e->was_up, text);
     s->n_flows++; /* callbacks below must not free s */
     while (!bt_list_empty(&s->sends)) {
         bt_wire_send_end(BT_CONTAINER_OF(s->sends.next, struct bt_wire_send, link),
@@ -110,7 +134,7 @@ static void session_end(struct bt_wire_session *s, const char *why, int code, bo
     s->peer = NULL;
     if (p != NULL) {
         p->session = NULL;
-        bt_wire_peer_lost(p, was_up, final, text);
+        bt_wire_peer_lost(p, e->was_up, final, text);
     }
     bt_wire_paths_stop(s);
     if (s->conn_open) { /* flows and paths were told first */
@@ -122,39 +146,22 @@ static void session_end(struct bt_wire_session *s, const char *why, int code, bo
 
 void bt_wire_session_fail(struct bt_wire_session *s, const char *why, int code)
 {
-    session_end(s, why, code, false);
-}
-
-static void on_broken(void *arg)
-{
-    bt_wire_session_fail(arg, "session queue is full or broken", BT_GRPC_UNAVAILABLE);
+    bt_rpc_session_end(&s->rpc, BT_RPC_SESSION_BROKEN, code, why);
 }
 
 void bt_wire_session_send(struct bt_wire_session *s, const Baton__PeerMsg *msg)
 {
-    if (s->stream == NULL) {
-        return;
-    }
-    if (bt_rpc_stream_send_pb(s->stream, &msg->base) != BT_OK) {
-        bt_timer_start(s->w->loop, &s->broken, 0, 0, on_broken, s);
-    }
-    s->last_tx_ns = bt_mono_ns();
+    (void)bt_rpc_session_send(&s->rpc, &msg->base);
 }
 
 static void violation(struct bt_wire_session *s, const char *what)
 {
-    BT_WARN("wire_protocol", "peer=%s inc=%016llx what=%s", s->name,
-            (unsigned long long)s->incarnation, what);
-    session_end(s, what, BT_GRPC_INVALID_ARGUMENT, false);
+    bt_rpc_session_fail(&s->rpc, BT_RPC_SESSION_VIOLATION, BT_GRPC_INVALID_ARGUMENT, what);
 }
 
-/* The echo can overtake the peer's hello, which takes another way. */
-void bt_wire_session_maybe_up(struct bt_wire_session *s)
+static void on_up(void *arg)
 {
-    if (s->state != BT_WS_WIREUP || !s->proven) {
-        return;
-    }
-    s->state = BT_WS_UP;
+    struct bt_wire_session *s = arg;
     s->busy_ns = bt_mono_ns();
     bt_wire_count_up(s->w, 1);
     BT_INFO("wire_session_up", "peer=%s inc=%016llx dialer=%d", s->name,
@@ -166,10 +173,11 @@ void bt_wire_session_maybe_up(struct bt_wire_session *s)
 
 /* ---- hello ---- */
 
-/* first: the path whose address goes with it; NULL: none. */
-static void send_hello(struct bt_wire_session *s, const struct bt_wire_path *first)
+static void say_hello(void *arg)
 {
+    struct bt_wire_session *s = arg;
     struct bt_wire *w = s->w;
+    const struct bt_wire_path *first = s->first;
     Baton__PeerHello h = BATON__PEER_HELLO__INIT;
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
     Baton__PeerCard rows[BT_NICS_MAX], *cards[BT_NICS_MAX];
@@ -185,7 +193,7 @@ static void send_hello(struct bt_wire_session *s, const struct bt_wire_path *fir
     }
     h.n_cards = w->n_cards;
     h.cards = cards;
-    h.version = BT_WIRE_PROTO_VERSION;
+    h.version = BT_RPC_SESSION_VERSION;
     h.cluster = w->cluster;
     h.name = w->name;
     h.incarnation = w->incarnation;
@@ -218,7 +226,7 @@ static bool name_is_proved(const struct bt_wire_session *s, const char *name)
 {
     char who[sizeof(BT_WIRE_ROLE) + sizeof(s->name)];
     peer_role(name, who, sizeof(who));
-    return s->dialer || bt_rpc_stream_peer_is(s->stream, BT_WIRE_ROLE, strchr(who, '/') + 1);
+    return s->dialer || bt_rpc_stream_peer_is(s->rpc.stream, BT_WIRE_ROLE, strchr(who, '/') + 1);
 }
 
 static const char *transport_name(Baton__KvTransport t)
@@ -226,6 +234,52 @@ static const char *transport_name(Baton__KvTransport t)
     return t == BATON__KV_TRANSPORT__UCX    ? "ucx"
            : t == BATON__KV_TRANSPORT__GRPC ? "grpc"
                                             : "a later one";
+}
+
+/* What every daemon's hello is compared for; NULL: it fits. */
+static const char *identity_mismatch(const struct bt_wire_session *s, const Baton__PeerHello *h,
+                                     char *text, size_t cap)
+{
+    const struct bt_wire *w = s->w;
+    const struct bt_rpc_identity self = {.cluster = w->cluster,
+                                         .incarnation = w->incarnation,
+                                         .root = &w->root,
+                                         .layout_id = w->layout.layout_id};
+    const struct bt_rpc_hello theirs = {.version = h->version,
+                                        .cluster = h->cluster,
+                                        .incarnation = h->incarnation,
+                                        .expect_incarnation = h->expect_incarnation,
+                                        .root_key = h->root_key,
+                                        .layout_id = h->layout_id};
+    switch (bt_rpc_hello_compare(&self, &theirs, s->dialer ? s->incarnation : 0,
+                                 name_is_proved(s, h->name))) {
+    case BT_HELLO_FITS: return NULL;
+    case BT_HELLO_VERSION:
+        snprintf(text, cap, "peer protocol version %u, here %u: upgrade the older kvstore",
+                 h->version, BT_RPC_SESSION_VERSION);
+        break;
+    case BT_HELLO_CLUSTER:
+        snprintf(text, cap, "cluster.name \"%.40s\", here \"%.40s\"", h->cluster, w->cluster);
+        break;
+    case BT_HELLO_CERTIFICATE:
+        snprintf(text, cap, "\"%.40s\" is not the kvstore of its certificate's node", h->name);
+        break;
+    case BT_HELLO_EXPECTED:
+        snprintf(text, cap, "incarnation %016llx is gone, here is %016llx",
+                 (unsigned long long)h->expect_incarnation, (unsigned long long)w->incarnation);
+        break;
+    case BT_HELLO_INCARNATION:
+        snprintf(text, cap, "dialed incarnation %016llx, %016llx answered",
+                 (unsigned long long)s->incarnation, (unsigned long long)h->incarnation);
+        break;
+    case BT_HELLO_LAYOUT:
+        snprintf(text, cap, "layout %016llx, here %016llx: same model and kv.block_tokens?",
+                 (unsigned long long)h->layout_id, (unsigned long long)w->layout.layout_id);
+        break;
+    case BT_HELLO_ROOT:
+        return "root key differs: same weights, model.activations, kv.salt_file and kv settings?";
+    }
+    return text;
 }
 
 /* NULL if the two belong together, else why not. */
@@ -237,42 +291,26 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                               .nonce = h->nonce,
                               .address = h->ucx_address.data,
                               .address_len = h->ucx_address.len};
-    if (h->version != BT_WIRE_PROTO_VERSION) {
-        snprintf(text, cap, "peer protocol version %u, here %u: upgrade the older kvstore",
-                 h->version, BT_WIRE_PROTO_VERSION);
-    } else if (strcmp(h->cluster, w->cluster) != 0) {
-        snprintf(text, cap, "cluster.name \"%.40s\", here \"%.40s\"", h->cluster, w->cluster);
-    } else if (!name_is_proved(s, h->name)) {
-        snprintf(text, cap, "\"%.40s\" is not the kvstore of its certificate's node", h->name);
-    } else if (h->layout_id != w->layout.layout_id) {
-        snprintf(text, cap, "layout %016llx, here %016llx: same model and kv.block_tokens?",
-                 (unsigned long long)h->layout_id, (unsigned long long)w->layout.layout_id);
-    } else if (h->root_key.len != sizeof(w->root.b) ||
-               memcmp(h->root_key.data, w->root.b, sizeof(w->root.b)) != 0) {
-        snprintf(
-            text, cap,
-            "root key differs: same weights, model.activations, kv.salt_file and kv settings?");
-    } else if (h->expect_incarnation != 0 && h->expect_incarnation != w->incarnation) {
-        snprintf(text, cap, "incarnation %016llx is gone, here is %016llx",
-                 (unsigned long long)h->expect_incarnation, (unsigned long long)w->incarnation);
-    } else if (s->dialer && h->incarnation != s->incarnation) {
-        snprintf(text, cap, "dialed incarnation %016llx, %016llx answered",
-                 (unsigned long long)s->incarnation, (unsigned long long)h->incarnation);
-    } else if (s->dialer && strcmp(h->name, s->name) != 0) {
+    const char *why = identity_mismatch(s, h, text, cap);
+    if (why != NULL) {
+        return why;
+    }
+    if (s->dialer && strcmp(h->name, s->name) != 0) {
         snprintf(text, cap, "dialed %s, \"%.40s\" answered", s->name, h->name);
-    } else if (h->transport != w->transport) {
+        return text;
+    }
+    if (h->transport != w->transport) {
         snprintf(text, cap, "kvstore.wire.transport is %s there, %s here: the same everywhere",
                  transport_name(h->transport), transport_name(w->transport));
-    } else if (h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) {
-        snprintf(text, cap, "KV address of 0 bytes");
-    } else if (!bt_wire_member_is(s, &way, &h->address_mac)) {
-        snprintf(text, cap,
-                 "its KV address has no proof of a member of this cluster: the same kv.salt_file "
-                 "everywhere, and no older version");
-    } else {
-        return NULL;
+        return text;
     }
-    return text;
+    if (h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) {
+        return "KV address of 0 bytes";
+    }
+    return bt_wire_member_is(s, &way, &h->address_mac)
+               ? NULL
+               : "its KV address has no proof of a member of this cluster: the same kv.salt_file "
+                 "everywhere, and no older version";
 }
 
 /* The same process has dialed again: it has given up the old session. */
@@ -281,8 +319,8 @@ static void drop_older(struct bt_wire_session *s)
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &s->w->sessions) {
         struct bt_wire_session *o = BT_CONTAINER_OF(i, struct bt_wire_session, link);
-        if (o != s && !o->dialer && o->state != BT_WS_DEAD && o->state != BT_WS_ACCEPTED &&
-            o->incarnation == s->incarnation && strcmp(o->name, s->name) == 0) {
+        if (o != s && !o->dialer && !bt_wire_session_dead(o) && o->incarnation == s->incarnation &&
+            strcmp(o->name, s->name) == 0) {
             /* Ending one frees or removes no session but itself; callbacks may add at the tail. */
             bt_wire_session_fail(o, "replaced by a newer session of the same peer",
                                  BT_GRPC_CANCELLED);
@@ -291,47 +329,62 @@ static void drop_older(struct bt_wire_session *s)
     }
 }
 
-static void on_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
+static void note_heard(struct bt_wire_session *s)
 {
-    char text[200 + BT_WIRE_NAME_BYTES];
-    if (s->state != (s->dialer ? BT_WS_HELLO : BT_WS_ACCEPTED)) {
-        violation(s, "hello out of turn");
-        return;
-    }
+    atomic_fetch_add_explicit(s->conn.heard_at, 1, memory_order_relaxed);
+}
+
+static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
+{
+    struct bt_wire_session *s = arg;
+    const Baton__PeerHello *h = hello;
+    note_heard(s);
     if (!s->dialer) {
         snprintf(s->name, sizeof(s->name), "%s", h->name);
         s->incarnation = h->incarnation;
     }
-    if (hello_mismatch(s, h, text, sizeof(text)) != NULL) {
+    const char *why = hello_mismatch(s, h, buf, cap);
+    if (why != NULL) {
         BT_WARN("wire_hello_refused", "peer=%s inc=%016llx why=%s", s->name,
-                (unsigned long long)h->incarnation, text);
-        session_end(s, text, BT_GRPC_FAILED_PRECONDITION, true);
-        return;
+                (unsigned long long)h->incarnation, why);
+        return why;
     }
-    if (s->dialer) {
-        s->state = BT_WS_WIREUP;
-    } else {
+    if (!s->dialer) {
         drop_older(s);
         session_open_conn(s);
     }
-    const char *why = bt_wire_paths_hello(s, h);
-    if (why != NULL) {
-        session_end(s, why, BT_GRPC_FAILED_PRECONDITION, true);
-    } else if (!s->dialer && s->n_paths == 0) {
+    why = bt_wire_paths_hello(s, h);
+    if (why == NULL && !s->dialer && s->n_paths == 0) {
         bt_wire_session_ready(s, NULL);
-    } else {
-        bt_wire_session_maybe_up(s);
     }
+    return why;
 }
 
-/* ---- the stream ---- */
+/* ---- messages ---- */
 
-static void dispatch(struct bt_wire_session *s, const Baton__PeerMsg *m)
+static void say_heartbeat(void *arg, uint64_t seq)
 {
-    bool flows = s->state == BT_WS_WIREUP || s->state == BT_WS_UP;
+    Baton__PeerHeartbeat hb = BATON__PEER_HEARTBEAT__INIT;
+    Baton__PeerMsg m = BATON__PEER_MSG__INIT;
+    hb.seq = seq;
+    m.m_case = BATON__PEER_MSG__M_HEARTBEAT;
+    m.heartbeat = &hb;
+    bt_wire_session_send(arg, &m);
+}
+
+static void on_heartbeat(void *arg, const void *heartbeat)
+{
+    (void)heartbeat;
+    note_heard(arg);
+}
+
+static void on_message(void *arg, ProtobufCMessage *msg)
+{
+    struct bt_wire_session *s = arg;
+    const Baton__PeerMsg *m = (const Baton__PeerMsg *)msg;
+    bool flows = bt_rpc_session_met(&s->rpc);
+    note_heard(s);
     switch (m->m_case) {
-    case BATON__PEER_MSG__M_HELLO: on_hello(s, m->hello); return;
-    case BATON__PEER_MSG__M_HEARTBEAT: return;
     case BATON__PEER_MSG__M_FLOW_OPEN:
         if (!flows || s->dialer) {
             violation(s, "FlowOpen out of turn");
@@ -384,52 +437,30 @@ static void dispatch(struct bt_wire_session *s, const Baton__PeerMsg *m)
             bt_wire_path_ended(s, m->lane_end);
         }
         return;
+    case BATON__PEER_MSG__M_HELLO:
+    case BATON__PEER_MSG__M_HEARTBEAT:
     case BATON__PEER_MSG__M__NOT_SET:
     case _BATON__PEER_MSG__M__CASE_IS_INT_SIZE: break;
     }
     /* a newer peer's message: not for us */
 }
 
-static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data, size_t len)
-{
-    struct bt_wire_session *s = arg;
-    (void)stream;
-    s->last_rx_ns = bt_mono_ns();
-    atomic_fetch_add_explicit(s->conn.heard_at, 1, memory_order_relaxed);
-    char why[256];
-    Baton__PeerMsg *m = bt_peer_unpack(data, len, why, sizeof(why));
-    if (m == NULL) {
-        violation(s, why);
-        return;
-    }
-    dispatch(s, m);
-    baton__peer_msg__free_unpacked(m, NULL);
-}
-
-static void on_close(void *arg, struct bt_rpc_stream *stream, int code, const char *detail)
-{
-    struct bt_wire_session *s = arg;
-    char text[200];
-    (void)stream;
-    s->stream = NULL;
-    if (s->dialer && code == BT_GRPC_FAILED_PRECONDITION) {
-        snprintf(text, sizeof(text), "refused: %s", detail);
-        session_end(s, text, code, true);
-        return;
-    }
-    snprintf(text, sizeof(text), "stream ended, gRPC code %d: %s", code, detail);
-    session_end(s, text, code, false);
-}
-
-static const struct bt_rpc_stream_ops stream_ops = {.on_message = on_message, .on_close = on_close};
+static const struct bt_rpc_session_ops session_ops = {
+    .incoming = &baton__peer_msg__descriptor,
+    .say_hello = say_hello,
+    .say_heartbeat = say_heartbeat,
+    .on_hello = on_hello,
+    .on_up = on_up,
+    .on_heartbeat = on_heartbeat,
+    .on_message = on_message,
+    .on_end = on_end,
+};
 
 void bt_wire_session_accept(void *arg, struct bt_rpc_stream *stream)
 {
     struct bt_wire_session *s = session_new(arg, false);
     snprintf(s->name, sizeof(s->name), "unknown");
-    s->state = BT_WS_ACCEPTED;
-    s->stream = stream;
-    bt_rpc_stream_set_arg(stream, &stream_ops, s);
+    bt_rpc_session_accept(&s->rpc, stream);
 }
 
 struct bt_wire_session *bt_wire_session_dial(struct bt_wire_peer *p)
@@ -438,6 +469,7 @@ struct bt_wire_session *bt_wire_session_dial(struct bt_wire_peer *p)
     s->peer = p;
     s->incarnation = p->incarnation;
     snprintf(s->name, sizeof(s->name), "%s", p->name);
+    bt_rpc_session_begin(&s->rpc);
     session_open_conn(s);
     bt_wire_paths_dial(s);
     return s;
@@ -447,34 +479,32 @@ struct bt_wire_session *bt_wire_session_dial(struct bt_wire_peer *p)
 
 void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_path *first)
 {
-    if (s->state != BT_WS_OPENING) {
+    bt_rpc_session_state_t state = bt_rpc_session_state(&s->rpc);
+    if (s->rpc.core.said || state == BT_RPC_SESSION_IDLE || state == BT_RPC_SESSION_ENDING) {
         return;
     }
+    s->first = first;
     if (!s->dialer) {
-        s->state = BT_WS_WIREUP;
-        send_hello(s, first);
-        bt_wire_session_maybe_up(s);
+        bt_rpc_session_ready(&s->rpc);
+        s->first = NULL;
         return;
     }
     char who[sizeof(BT_WIRE_ROLE) + sizeof(s->name)];
     peer_role(s->name, who, sizeof(who));
-    if (bt_rpc_channel_create(s->w->rpc, s->peer->rpc, who, &s->channel) != BT_OK ||
-        bt_rpc_stream_open(s->channel, BT_WIRE_METHOD, false, &stream_ops, s, &s->stream) !=
-            BT_OK) {
-        session_end(s, "its rpc address cannot be dialed", BT_GRPC_UNAVAILABLE, true);
-        return;
+    bt_status_t st = bt_rpc_session_dial(&s->rpc, s->w->rpc, s->peer->rpc, who, BT_WIRE_METHOD);
+    s->first = NULL;
+    if (st != BT_OK) {
+        bt_rpc_session_end(&s->rpc, BT_RPC_SESSION_REFUSED, BT_GRPC_UNAVAILABLE,
+                           "its rpc address cannot be dialed");
     }
-    s->state = BT_WS_HELLO;
-    send_hello(s, first);
 }
 
 void bt_wire_session_event(struct bt_wire_session *s, uint32_t events)
 {
-    if ((events & BT_WX_EV_LOST) && s->state != BT_WS_DEAD) {
-        session_end(s, s->conn.why,
-                    s->conn.lost == BT_ERR_PEER_PROTOCOL ? BT_GRPC_INVALID_ARGUMENT
-                                                         : BT_GRPC_UNAVAILABLE,
-                    false);
+    if ((events & BT_WX_EV_LOST) && !bt_wire_session_dead(s)) {
+        bt_wire_session_fail(s, s->conn.why,
+                             s->conn.lost == BT_ERR_PEER_PROTOCOL ? BT_GRPC_INVALID_ARGUMENT
+                                                                  : BT_GRPC_UNAVAILABLE);
         return; /* STOPPED cannot be in the same events: STOP was sent just now */
     }
     if (events & BT_WX_EV_STOPPED) {
@@ -485,33 +515,19 @@ void bt_wire_session_event(struct bt_wire_session *s, uint32_t events)
 
 void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns)
 {
-    if (s->state == BT_WS_DEAD) {
-        return;
-    }
-    if (now_ns > s->last_rx_ns && now_ns - s->last_rx_ns > BT_WIRE_SILENCE_NS) {
-        bt_wire_session_fail(s, "silent for two seconds", BT_GRPC_UNAVAILABLE);
+    if (bt_wire_session_dead(s) || !bt_rpc_session_tick(&s->rpc, now_ns)) {
         return;
     }
     bt_wire_want_tick(s, now_ns);
     bt_wire_paths_tick(s, now_ns);
-    if (s->state == BT_WS_DEAD) {
+    if (bt_wire_session_dead(s)) {
         return;
     }
     if (s->n_flows > 0) {
         s->busy_ns = now_ns;
     }
-    if (s->dialer && s->state == BT_WS_UP && now_ns > s->busy_ns &&
+    if (s->dialer && bt_wire_session_up(s) && now_ns > s->busy_ns &&
         now_ns - s->busy_ns > s->w->idle_ns) {
         bt_wire_session_fail(s, "idle", BT_GRPC_OK);
-        return;
-    }
-    if ((s->state == BT_WS_WIREUP || s->state == BT_WS_UP) && now_ns > s->last_tx_ns &&
-        now_ns - s->last_tx_ns >= BT_WIRE_HEARTBEAT_NS - 1000000ull * (BT_WIRE_TICK_MS / 2)) {
-        Baton__PeerHeartbeat hb = BATON__PEER_HEARTBEAT__INIT;
-        Baton__PeerMsg m = BATON__PEER_MSG__INIT;
-        hb.seq = ++s->seq;
-        m.m_case = BATON__PEER_MSG__M_HEARTBEAT;
-        m.heartbeat = &hb;
-        bt_wire_session_send(s, &m);
     }
 }

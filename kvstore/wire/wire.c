@@ -49,7 +49,7 @@ static struct bt_wire_peer *peer_get(struct bt_wire *w, const struct bt_wire_pee
     p->name = bt_strdup(a->name);
     p->rpc = bt_strdup(a->rpc);
     p->incarnation = a->incarnation;
-    p->backoff_ms = BT_WIRE_BACKOFF_MS;
+    p->backoff = (struct bt_rpc_backoff){BT_WIRE_BACKOFF_MS, BT_WIRE_BACKOFF_MAX, 0};
     bt_list_init(&p->recvs);
     bt_list_insert_tail(&w->peers, &p->link);
     return p;
@@ -71,7 +71,7 @@ void bt_wire_peer_idle(struct bt_wire_peer *p)
 void bt_wire_peer_up(struct bt_wire_peer *p)
 {
     struct bt_list *i, *tmp;
-    p->backoff_ms = BT_WIRE_BACKOFF_MS;
+    p->backoff.failures = 0;
     bt_list_for_each_safe (i, tmp, &p->recvs) {
         struct bt_wire_recv *r = BT_CONTAINER_OF(i, struct bt_wire_recv, link);
         if (r->session == NULL) {
@@ -92,8 +92,7 @@ void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const ch
         }
     }
     /* Armed before any callback, so that p stays and new flows wait their turn. */
-    bt_timer_start(p->w->loop, &p->retry, p->backoff_ms, 0, on_redial, p);
-    p->backoff_ms = BT_MIN(p->backoff_ms * 2, (uint32_t)BT_WIRE_BACKOFF_MAX);
+    bt_timer_start(p->w->loop, &p->retry, bt_rpc_backoff_next(&p->backoff), 0, on_redial, p);
     p->pinned = true;
     while (!bt_list_empty(&doomed)) {
         bt_wire_recv_fail(BT_CONTAINER_OF(doomed.next, struct bt_wire_recv, link), BT_ERR_PEER_LOST,
@@ -108,7 +107,7 @@ void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &w->sessions) {
         struct bt_wire_session *s = BT_CONTAINER_OF(i, struct bt_wire_session, link);
-        if (s->state != BT_WS_DEAD && s->state != BT_WS_ACCEPTED && s->incarnation == incarnation &&
+        if (!bt_wire_session_dead(s) && s->incarnation == incarnation &&
             strcmp(s->name, name) == 0) {
             bt_wire_session_fail(s, "the cluster says that this kvstore is gone",
                                  BT_GRPC_UNAVAILABLE);
@@ -147,7 +146,7 @@ void bt_wire_recv_begin(struct bt_wire_recv *r, const struct bt_wire_peer_addr *
     struct bt_wire *w = r->w;
     r->peer = peer_get(w, peer);
     bt_list_insert_tail(&r->peer->recvs, &r->link);
-    if (r->peer->session != NULL && r->peer->session->state == BT_WS_UP) {
+    if (r->peer->session != NULL && bt_wire_session_up(r->peer->session)) {
         bt_wire_recv_attach(r, r->peer->session);
         return;
     }
@@ -312,14 +311,9 @@ static void on_tick(void *arg)
     struct bt_wire *w = arg;
     struct bt_list *i, *tmp;
     uint64_t now = bt_mono_ns();
-    bool still = bt_stood_still(&w->ticked_ns, now, BT_WIRE_SILENCE_NS / 2);
     bt_wire_links_tick(w);
     bt_list_for_each_safe (i, tmp, &w->sessions) {
-        struct bt_wire_session *s = BT_CONTAINER_OF(i, struct bt_wire_session, link);
-        if (still) {
-            s->last_rx_ns = now;
-        }
-        bt_wire_session_tick(s, now);
+        bt_wire_session_tick(BT_CONTAINER_OF(i, struct bt_wire_session, link), now);
     }
 }
 

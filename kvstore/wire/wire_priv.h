@@ -3,27 +3,24 @@
 #ifndef BT_KVSTORE_WIRE_PRIV_H
 #define BT_KVSTORE_WIRE_PRIV_H
 
-#include "common/rpc/pb.h"
 #include "common/rpc/ranges.h"
+#include "common/rpc/session.h"
 #include "kvstore/wire/cards.h"
 #include "kvstore/wire/xfer.h"
 #include "peer.pb-c.h"
 
-#define BT_WIRE_METHOD        "/baton.Peer/Session"
-#define BT_WIRE_ROLE          "kvstore"  /* whose certificate is asked for, with TLS */
-#define BT_WIRE_NAME          "kvstore-" /* a kvstore's name is this and its node's */
-#define BT_WIRE_PROTO_VERSION 1
-#define BT_WIRE_TICK_MS       250
-#define BT_WIRE_SLICE_US      200 /* of the control thread, see bt_loop_short_slices */
-#define BT_WIRE_HEARTBEAT_NS  (500ull * 1000000)
-#define BT_WIRE_SILENCE_NS    (2000ull * 1000000)
-#define BT_WIRE_IDLE_MS       300000ull /* unless bt_wire_config says */
-#define BT_WIRE_REACH_MS      2000      /* a flow waits as long for its session */
-#define BT_WIRE_REFUSED_NS    (2000ull * 1000000)
-#define BT_WIRE_RETRY_MS      50
-#define BT_WIRE_BACKOFF_MS    50
-#define BT_WIRE_TAKE_NS       (5000ull * 1000000) /* from an offer to its FlowTake */
-#define BT_WIRE_BACKOFF_MAX   1000
+#define BT_WIRE_METHOD      "/baton.Peer/Session"
+#define BT_WIRE_ROLE        "kvstore"  /* whose certificate is asked for, with TLS */
+#define BT_WIRE_NAME        "kvstore-" /* a kvstore's name is this and its node's */
+#define BT_WIRE_TICK_MS     250
+#define BT_WIRE_SLICE_US    200       /* of the control thread, see bt_loop_short_slices */
+#define BT_WIRE_IDLE_MS     300000ull /* unless bt_wire_config says */
+#define BT_WIRE_REACH_MS    2000      /* a flow waits as long for its session */
+#define BT_WIRE_REFUSED_NS  (2000ull * 1000000)
+#define BT_WIRE_RETRY_MS    50
+#define BT_WIRE_BACKOFF_MS  50
+#define BT_WIRE_TAKE_NS     (5000ull * 1000000) /* from an offer to its FlowTake */
+#define BT_WIRE_BACKOFF_MAX 1000
 
 #define BT_WIRE_CARD_START_NS (10000ull * 1000000) /* between two tries of a card that was down */
 
@@ -57,7 +54,7 @@ struct bt_wire {
     struct bt_list peers, sessions;
     struct bt_timer tick;
     uint32_t next_stream;
-    uint64_t idle_ns, ticked_ns;
+    uint64_t idle_ns;
     bool destroying;
     struct bt_metric *peers_up, *flow_seconds, *flows_failed;
     struct bt_metric *sessions_lost;
@@ -72,18 +69,9 @@ struct bt_wire_peer { /* that we pull from: (name, incarnation) */
     struct bt_wire_session *session; /* NULL: none, or the next dial is due */
     struct bt_list recvs;            /* not yet ended */
     struct bt_timer retry;
-    uint32_t backoff_ms;
+    struct bt_rpc_backoff backoff;
     bool pinned; /* in use further up the stack */
 };
-
-typedef enum {
-    BT_WS_ACCEPTED, /* listener: waits for the dialer's hello */
-    BT_WS_OPENING,  /* the first path is being made */
-    BT_WS_HELLO,    /* dialer: waits for the listener's hello */
-    BT_WS_WIREUP,   /* waits until a path is proved */
-    BT_WS_UP,
-    BT_WS_DEAD
-} bt_ws_state_t;
 
 struct bt_wire_path {
     struct bt_list link; /* session->paths */
@@ -108,13 +96,13 @@ struct bt_wire_session {
     struct bt_wire *w;
     struct bt_wire_peer *peer; /* dialer's side; NULL once dead */
     bool dialer;
-    bt_ws_state_t state;
-    struct bt_rpc_channel *channel;
-    struct bt_rpc_stream *stream;
+    struct bt_rpc_session rpc;        /* PREPARING: the first path is being made. JOINING: until a
+                                         path is proved */
+    const struct bt_wire_path *first; /* while the hello is said: whose address goes with it */
     char name[BT_WIRE_NAME_BYTES];
     uint64_t incarnation;
     struct bt_wx_conn conn;
-    bool conn_open, conn_stopped, proven;
+    bool conn_open, conn_stopped;
     uint32_t n_flows; /* of either kind, until STOPPED */
     struct bt_list sends;
     struct bt_list paths;
@@ -128,8 +116,7 @@ struct bt_wire_session {
         bool told;          /* the card counts as bad for it */
         char why[96];
     } missed[BT_NICS_MAX];
-    uint64_t last_rx_ns, last_tx_ns, busy_ns, seq;
-    struct bt_timer broken; /* a send failed: the session ends on the next turn */
+    uint64_t busy_ns; /* a flow was under way then */
 };
 
 struct bt_wire_recv {
@@ -169,6 +156,14 @@ struct bt_wire_send {
 };
 
 /* session.c */
+static inline bool bt_wire_session_dead(const struct bt_wire_session *s)
+{
+    return bt_rpc_session_state(&s->rpc) == BT_RPC_SESSION_IDLE;
+}
+static inline bool bt_wire_session_up(const struct bt_wire_session *s)
+{
+    return bt_rpc_session_state(&s->rpc) == BT_RPC_SESSION_UP;
+}
 struct bt_wire_session *bt_wire_session_dial(struct bt_wire_peer *p);
 void bt_wire_session_accept(void *arg, struct bt_rpc_stream *s);
 /* Ends it: flows fail with PEER_LOST, the endpoint is closed by force. */
@@ -181,7 +176,6 @@ void bt_wire_session_unref(struct bt_wire_session *s);
 void bt_wire_session_unref_path(struct bt_wire_session *s); /* a path is gone */
 /* The first path has its address: the hellos can go. NULL: there is none. */
 void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_path *first);
-void bt_wire_session_maybe_up(struct bt_wire_session *s);
 
 /* member.c */
 #define BT_WIRE_MAC_BYTES 32

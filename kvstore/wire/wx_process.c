@@ -15,14 +15,15 @@
 #include <unistd.h>
 
 #include "common/log/log.h"
+#include "common/rpc/session_core.h"
 #include "kvstore/wire/wx_priv.h"
 
 #define BACKOFF_MS     100u
 #define BACKOFF_MAX_MS 5000u
 #define GOOD_LIFE_NS   (30000ull * 1000000) /* after so long the next start is at once again */
 #define PING_MS        500
-#define SILENCE_NS     (2000ull * 1000000)  /* as a peer's */
-#define CARDS_NS       (60000ull * 1000000) /* while UCX starts on a card */
+#define SILENCE_NS     (BT_RPC_SESSION_SILENCE_MS * 1000000ull) /* as a peer's */
+#define CARDS_NS       (60000ull * 1000000)                     /* while UCX starts on a card */
 #define QUIT_NS        (10000ull * 1000000) /* the transfer thread needs 6 s at most */
 #define DEATH_NS       (10000ull * 1000000) /* from SIGKILL */
 #define UNSENT_MAX     (256u << 20)
