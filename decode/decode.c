@@ -1,7 +1,7 @@
 /* The decode role. Touches the engine and the requests through common/worker/core.h only. */
 #include <stdio.h>
 
-#include "common/worker/core.h"
+#include "decode/decode.h"
 
 static void opened(struct bt_wcore *c, struct bt_wreq *r)
 {
@@ -12,7 +12,7 @@ static void opened(struct bt_wcore *c, struct bt_wreq *r)
 static bool ends_at_first(const struct bt_wreq *r)
 {
     for (uint32_t i = 0; i < r->sub->params.n_eos; i++) {
-        if (r->sub->params.eos[i] == r->first_token) {
+        if (r->sub->params.eos[i] == r->row->first_token) {
             return true;
         }
     }
@@ -22,20 +22,20 @@ static bool ends_at_first(const struct bt_wreq *r)
 /* Everything is in the slab. Pages are taken only now. */
 static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, bool finished)
 {
-    r->first_token = first_token;
-    if (r->first_token >= c->info->vocab) {
+    r->row->first_token = first_token;
+    if (r->row->first_token >= c->info->vocab) {
         bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
                      "the hand-off's first token %u is outside the "
                      "vocabulary of %u",
-                     r->first_token, c->info->vocab);
+                     r->row->first_token, c->info->vocab);
         return;
     }
-    r->landed_finished = finished || ends_at_first(r);
-    if (r->landed_finished && r->next_choice == NULL) {
+    r->row->finished = finished || ends_at_first(r);
+    if (r->row->finished && r->next_choice == NULL) {
         bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported it */
         return;
     }
-    r->landed_ns = bt_mono_ns();
+    r->row->landed_ns = bt_mono_ns();
     bt_wcore_enqueue(c, r);
 }
 
@@ -45,7 +45,7 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, 
 static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
     bt_status_t st = bt_wcore_slot_open(c, r);
-    st = st == BT_OK ? bt_wreload_begin(c, r) : st;
+    st = st == BT_OK ? bt_decode_reload_begin(c, r) : st;
     if (st != BT_OK) {
         snprintf(err, err_cap, "engine: cannot open the sequence: %s", bt_status_text(st));
     }
@@ -90,8 +90,8 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_wcore_grant_close(c, r); /* a BOTH submission: the prompt's copies to the slab ended */
         return;
     }
-    if (r->lease != NULL) {
-        bt_status_t st = bt_wreload_loaded(c, r);
+    if (r->lease.got != NULL) {
+        bt_status_t st = bt_decode_reload_loaded(c, r);
         if (st != BT_OK) {
             bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: page_copy: %s", bt_status_text(st));
         }
@@ -103,18 +103,18 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant was given away while it loaded");
         return;
     }
-    bt_wfork_start(c, r);
-    if (r->landed_finished || r->leaving) {
+    bt_decode_fork_start(c, r);
+    if (r->row->finished || r->leaving) {
         bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }
-    bt_status_t st = c->vt->slot_accept(c->eng, r->slot, r->first_token);
+    bt_status_t st = c->vt->slot_accept(c->eng, r->slot, r->row->first_token);
     if (st != BT_OK) {
         bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: first token: %s", bt_status_text(st));
         return;
     }
     r->pos = r->sub->n;
-    r->tokens[r->len++] = r->first_token;
+    r->tokens[r->len++] = r->row->first_token;
     r->stage = BT_WREQ_ROW;
 }
 
@@ -122,8 +122,8 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
 static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
 {
     (void)c;
-    s->waited_ns = r->landed_ns != 0 ? (double)(bt_mono_ns() - r->landed_ns) : 0;
-    return r->stage == BT_WREQ_PROMPT || !r->page_wait;
+    s->waited_ns = r->row->landed_ns != 0 ? (double)(bt_mono_ns() - r->row->landed_ns) : 0;
+    return r->stage == BT_WREQ_PROMPT || !r->row->page_wait;
 }
 
 static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
@@ -133,7 +133,7 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     (void)b;
     (void)e;
     if (r->stage == BT_WREQ_ROW) {
-        r->landed_ns = 0;
+        r->row->landed_ns = 0;
     }
 }
 
@@ -149,13 +149,18 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         return;
     }
     if (r->stage == BT_WREQ_PROMPT) {
-        bt_wfork_keep(c, r);
+        bt_decode_fork_keep(c, r);
     }
     if (r->finish != BATON__FINISH__NOT_FINISHED) {
         bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }
     r->stage = BT_WREQ_ROW;
+}
+
+static size_t state_bytes(uint32_t prompt_blocks)
+{
+    return sizeof(struct bt_row) + prompt_blocks * sizeof(uint32_t);
 }
 
 const struct bt_decode_ops bt_decode = {
@@ -169,5 +174,17 @@ const struct bt_decode_ops bt_decode = {
             .row = row,
             .stepped = stepped,
             .quiet = quiet,
+            .pieces_over = bt_decode_reload_pieces_over,
         },
+    .state_bytes = state_bytes,
+    .prompt_done = bt_decode_fork_start,
+    .kept_blocks = bt_decode_fork_blocks,
+    .take_kept = bt_decode_fork_take,
+    .release_kept = bt_decode_fork_release,
+    .reclaim = bt_decode_fork_drop,
+    .ready = bt_decode_reload_ready,
+    .missing = bt_decode_reload_missing,
+    .make_way = bt_decode_make_way,
+    .provide_pages = bt_decode_provide_pages,
+    .bound_prompts = bt_decode_bound_prompts,
 };

@@ -1,6 +1,7 @@
 /* The prefill role. Touches the engine and the requests through common/worker/core.h only. */
 #include <stdio.h>
 
+#include "common/log/log.h"
 #include "prefill/prefill.h"
 
 static void opened(struct bt_wcore *c, struct bt_wreq *r)
@@ -187,7 +188,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     }
     report(c, r);
     r->trailer_due = true;
-    bt_wfork_start(c, r);
+    c->decode->prompt_done(c, r);
     if (r->leaving) {
         r->finish = BATON__FINISH__STOP;
     }
@@ -207,9 +208,8 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
 
 static void quiet(struct bt_wcore *c, struct bt_wreq *r)
 {
-    if (r->window) {
-        bt_status_t st = bt_wreload_loaded(c, r);
-        BT_ASSERT(st == BT_OK); /* it copies no pages */
+    if (r->lease.by_pieces) {
+        bt_wlease_piece_loaded(c, r);
     } else if (r->stage == BT_WREQ_LOADING) {
         if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_prefill_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
@@ -217,11 +217,25 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         }
         bt_wcore_grant_close(c, r);
         bt_prefill_tail_free(r);
-        bt_wreload_window(c, r);
+        bt_wlease_pieces(c, r);
     } else {
         /* Only the prefix's load has ended: the prompt goes on. */
         BT_ASSERT(r->stage == BT_WREQ_PROMPT);
     }
+}
+
+static void piece(struct bt_wcore *c, struct bt_wreq *r, uint32_t tokens)
+{
+    r->cached += tokens;
+    bt_metric_add(c->stats->prefix_hits, tokens);
+    bt_metric_add(c->stats->prompt_cached, tokens);
+}
+
+static void pieces_over(struct bt_wcore *c, struct bt_wreq *r)
+{
+    (void)c;
+    BT_DEBUG("streamed", "req=%016llx epoch=%u cached=%u of=%u",
+             (unsigned long long)r->sub->request, r->sub->epoch, r->cached, r->sub->n);
 }
 
 const struct bt_prefill_ops bt_prefill = {
@@ -234,6 +248,8 @@ const struct bt_prefill_ops bt_prefill = {
             .row = row,
             .stepped = stepped,
             .quiet = quiet,
+            .piece = piece,
+            .pieces_over = pieces_over,
             .release = bt_prefill_tail_free,
         },
     .state_bytes = sizeof(struct bt_prompt),

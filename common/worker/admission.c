@@ -34,7 +34,7 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
         return 0; /* nobody to wait for */
     }
     if (r->resumed) {
-        tokens = BT_MAX(4 * c->block_tokens, bt_wreload_missing(c, r) / 2);
+        tokens = BT_MAX(4 * c->block_tokens, c->decode->missing(c, r) / 2);
     }
     pages = r->resumed ? growth(c, r, need, tokens) : 0;
     struct bt_list *it;
@@ -51,7 +51,7 @@ static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint3
 {
     uint32_t want = own + reserve(c, r, need);
     while (bt_page_pool_free_count(c->pages) < want) {
-        if (!bt_wfork_drop(c, r) && !bt_wback_expire(c)) {
+        if (!c->decode->reclaim(c, r) && !bt_wback_expire(c)) {
             return false;
         }
     }
@@ -62,60 +62,27 @@ static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint3
  * would starve long prompts. */
 static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
 {
-    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
+    uint32_t shared = c->decode->kept_blocks(r), need = pages_needed(c, r);
     BT_ASSERT(shared < need);
     /* The kvstore is asked what it has of r once there is room; its answer may ask for more. */
-    if (!make_room(c, r, need - shared, need) || !bt_wreload_ready(c, r) ||
+    if (!make_room(c, r, need - shared, need) || !c->decode->ready(c, r) ||
         !make_room(c, r, need - shared, need)) {
         return false;
     }
     if (bt_page_pool_get(c->pages, need - shared, r->pages + shared) != BT_OK) {
         return false;
     }
-    uint32_t taken = bt_wfork_take(c, r);
-    BT_ASSERT(taken == shared);
+    c->decode->take_kept(c, r);
     r->n_pages = need;
     r->lead->n_holding++;
     return true;
 }
 
-/* Pages, and in *slots_p slots, of the requests in list that `of` (NULL: any) is before by class.
- * Pages that choices share count for each; who relies on the sum looks again later. */
-static uint32_t held(const struct bt_list *list, const struct bt_wreq *of, uint32_t *slots_p)
-{
-    uint32_t pages = 0;
-    struct bt_list *it;
-    bt_list_for_each (it, list) {
-        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (of == NULL || (a->stage == BT_WREQ_ROW && bt_wreq_lower_class(a, of))) {
-            pages += a->n_pages;
-            *slots_p += a->slot != BT_WORKER_NO_SLOT;
-        }
-    }
-    return pages;
-}
-
-/* Rows of a lower class than r's are preempted, the last first, until what is free and on its way
- * back is enough for r; none if all of theirs would not be. */
+/* Rows of a lower class than r's are preempted if that gets r its slot and pages. */
 static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
 {
-    struct bt_wreq *last = bt_wcore_last_row(c);
-    if (last == NULL || !bt_wreq_lower_class(last, r)) {
-        return;
-    }
-    uint32_t shared = r->lead->n_shared > 0 ? r->lead->n_shared - 1 : 0, need = pages_needed(c, r);
-    uint32_t want = need - shared + reserve(c, r, need), slots = c->n_free_slots;
-    uint32_t pages = bt_page_pool_free_count(c->pages) + held(&c->closing, NULL, &slots);
-    uint32_t their_slots = 0, theirs = held(&c->active, r, &their_slots);
-    if (pages + theirs < want || slots + their_slots == 0) {
-        return;
-    }
-    while ((pages < want || slots == 0) && last != NULL && bt_wreq_lower_class(last, r)) {
-        pages += last->n_pages;
-        slots++;
-        bt_wcore_preempt(c, last);
-        last = bt_wcore_last_row(c);
-    }
+    uint32_t need = pages_needed(c, r);
+    c->decode->make_way(c, r, need - c->decode->kept_blocks(r) + reserve(c, r, need));
 }
 
 /* A late request's prompt: it keeps slot and pages until it is computed. Rows make way. */

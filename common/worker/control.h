@@ -135,7 +135,7 @@ void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, con
 /* Ends all sessions, UNAVAILABLE, behind what is queued. */
 void bt_wsession_close_all(struct bt_wctl *w, const char *why);
 
-/* ---- mixed.c ---- */
+/* ---- mixed_limits.c ---- */
 /* What the conductor of s says in a hello or heartbeat; NULL: nothing. */
 void bt_wmixed_told(struct bt_wsession *s, const Baton__MixedSteps *m);
 /* Puts the smallest of what is said in force. True: that has changed something. */

@@ -194,7 +194,7 @@ static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
 {
     return_slot(c, r);
     bt_wcore_grant_close(c, r);
-    bt_wreload_drop(c, r);
+    bt_wlease_drop(c, r);
     count_end(c, r);
     bt_list_remove(&r->link);
     r->stage = BT_WREQ_ENDED;
@@ -210,7 +210,7 @@ static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
     if (--lead->n_left > 0) {
         return;
     }
-    bt_wfork_release(c, lead);
+    c->decode->release_kept(c, lead);
     struct bt_wout o = {.kind = BT_WOUT_ENDED, .req = lead};
     o.status = lead->status == BT_ERR_CANCELLED ? BT_OK : lead->status;
     memcpy(o.detail, lead->detail, sizeof(o.detail));
@@ -312,28 +312,11 @@ void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r)
     }
 }
 
-struct bt_wreq *bt_wcore_last_row(const struct bt_wcore *c)
-{
-    for (struct bt_list *it = c->active.prev; it != &c->active; it = it->prev) {
-        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->stage == BT_WREQ_ROW) {
-            return r;
-        }
-    }
-    return NULL;
-}
-
-void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r)
+void bt_wcore_requeue(struct bt_wcore *c, struct bt_wreq *r)
 {
     BT_ASSERT(r->stage == BT_WREQ_ROW && !r->in_step && r->load_flow == 0);
-    bt_metric_add(c->stats->preemptions, 1);
-    BT_INFO("preempted", "req=%016llx epoch=%u priority=%d tokens=%u pages=%u",
-            (unsigned long long)r->sub->request, r->sub->epoch, r->sub->priority, r->len,
-            r->n_pages);
-    bt_wback_preempt(c, r);
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;
-    r->page_wait = false;
     bt_list_insert_tail(&c->closing, &r->link);
     close_slot(c, r);
 }
@@ -351,7 +334,7 @@ static void settle(struct bt_wcore *c, struct bt_wreq *r)
         return_slot(c, r);
         r->role = &c->decode->role;
         r->resumed = true;
-        r->reload = BT_WRELOAD_NONE;
+        bt_wlease_drop(c, r);
         bt_wcore_enqueue(c, r);
     }
 }

@@ -195,12 +195,13 @@ struct bt_wcore {
     uint32_t max_slots, max_rows, block_tokens;
 
     struct bt_page_pool *pages;
-    struct bt_wslab *slab;   /* NULL while detached */
-    struct bt_list queue;    /* QUEUED, by rising order */
-    struct bt_list active;   /* holds a slot, by rising order */
-    struct bt_list waiting;  /* OPENING, LANDING, FORKING */
-    struct bt_list closing;  /* PREEMPTING, CLOSING */
-    struct bt_list shared;   /* leads that keep pages for their choices, oldest first */
+    struct bt_wslab *slab;  /* NULL while detached */
+    struct bt_list queue;   /* QUEUED, by rising order */
+    struct bt_list active;  /* holds a slot, by rising order */
+    struct bt_list waiting; /* OPENING, LANDING, FORKING */
+    struct bt_list closing; /* PREEMPTING, CLOSING */
+    struct bt_list
+        shared; /* rows of leads that keep pages for choices (decode/fork.c), oldest first */
     struct bt_list draining; /* ENDED, but for pages that are being written, oldest first */
     uint32_t drain_pages;
     uint32_t n_queue, n_active, n_waiting;
@@ -246,6 +247,8 @@ void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
 /* ---- step.c ---- */
 /* Plans and launches a step if there is something to compute; false if not. */
 bool bt_wcore_launch(struct bt_wcore *c);
+/* How many requests generate now (stage ROW). */
+uint32_t bt_wcore_rows(const struct bt_wcore *c);
 /* A ticket of the step (BT_WT_FORWARD, BT_WT_SAMPLE) is finished; of another step: ignored. */
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
 /* Does the step keep this ticket? Then it releases it itself. */
@@ -275,51 +278,38 @@ void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o);
  * (the answer is in r->finish). false: the token is not usable, r is ending. */
 bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);
 
-/* ---- fork.c: the choices of a submission ---- */
-/* The prompt's KV is in r's pages: keeps them for the choices that need them, if nobody has yet. */
-void bt_wfork_keep(struct bt_wcore *c, struct bt_wreq *r);
-/* Puts what is kept but for the tail into r's page table, with references; returns the number. */
-uint32_t bt_wfork_take(struct bt_wcore *c, struct bt_wreq *r);
-/* After slot_open: copies the tail, and sets where r begins to compute. */
-bt_status_t bt_wfork_copy(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
-/* bt_wfork_keep, and lets the lead's other choices queue. */
-void bt_wfork_start(struct bt_wcore *c, struct bt_wreq *lead);
-/* Gives pages back that only wait for choices still to come (of another submission than
- * `except`). The youngest first; false: there are none. */
-bool bt_wfork_drop(struct bt_wcore *c, const struct bt_wreq *except);
-/* Gives back what bt_wfork_keep kept. */
-void bt_wfork_release(struct bt_wcore *c, struct bt_wreq *lead);
-
-/* ---- reload.c: rows that have lost their pages, and prompts that no slab holds ---- */
-/* Is it known what of r's KV lies in the slab, or is that no question? Asks when called first. */
-bool bt_wreload_ready(struct bt_wcore *c, struct bt_wreq *r);
-/* Blocks of r, from its beginning, that it has with what is leased; 0: nothing is to be loaded. */
-uint32_t bt_wreload_blocks(const struct bt_wreq *r);
-/* Tokens of r to be computed again, as far as is known. */
-uint32_t bt_wreload_missing(const struct bt_wcore *c, const struct bt_wreq *r);
-/* The kvstore's answer to a lease, or none of one; takes cmd's lease. */
-void bt_wreload_leased(struct bt_wcore *c, const struct bt_wcmd *cmd);
-/* The kvstore wants the lease back: a row that only waits gives it. */
-void bt_wreload_recalled(struct bt_wcore *c, uint64_t id);
+/* ---- lease.c: what the pool has of a request, borrowed ---- */
+/* Is it known what the pool has of r from block `first` on? Asks the kvstore when called first. */
+bool bt_wlease_known(struct bt_wcore *c, struct bt_wreq *r, uint32_t first);
+/* Is that not known yet, and worth asking for? */
+bool bt_wlease_may_ask(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t first);
+/* The kvstore's answer; takes cmd's lease. */
+void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd);
+/* The kvstore wants the lease back: a request that only waits gives it. */
+void bt_wlease_recalled(struct bt_wcore *c, uint64_t id);
 /* r needs no lease any more; nothing reads its slots. */
-void bt_wreload_drop(struct bt_wcore *c, struct bt_wreq *r);
+void bt_wlease_drop(struct bt_wcore *c, struct bt_wreq *r);
 /* The slab is gone: leases mean nothing, and no piece comes. */
-void bt_wreload_detached(struct bt_wcore *c);
-/* After slot_open: starts the load (then bt_wreload_loaded, from quiet()) or, without one, the
- * computing; the stage says which. */
-bt_status_t bt_wreload_begin(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
-/* The flow that loads r's lease is quiet: what was SEALED all the while counts. */
-bt_status_t bt_wreload_loaded(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+void bt_wlease_detached(struct bt_wcore *c);
+/* Loads the leased blocks [first, end) into r's pages; r->role->quiet() follows. On failure r's
+ * load flow may be open. */
+bt_status_t bt_wlease_load(struct bt_wcore *c, struct bt_wreq *r, uint32_t first,
+                           uint32_t end) BT_MUST_CHECK;
+/* The load is over: gives the lease back. True: its slots were SEALED all the while. */
+bool bt_wlease_loaded(struct bt_wcore *c, struct bt_wreq *r);
 /* r has a slot, pages, and KV up to its position, a block's begin: what the pool has behind it is
- * loaded piece by piece (bt_wreload_loaded after each), then it goes on as PROMPT. */
-void bt_wreload_window(struct bt_wcore *c, struct bt_wreq *r);
-/* Pieces that the kvstore does not answer for are computed. */
-void bt_wreload_tick(struct bt_wcore *c);
+ * loaded piece by piece (bt_wlease_piece_loaded after each), then r goes on as PROMPT. */
+void bt_wlease_pieces(struct bt_wcore *c, struct bt_wreq *r);
+void bt_wlease_piece_loaded(struct bt_wcore *c, struct bt_wreq *r);
+/* Pieces that the kvstore does not send in time are computed. Every turn of the engine thread. */
+void bt_wlease_tick(struct bt_wcore *c);
 
 /* ---- writeback.c: blocks that are in no grant, of generated text and of a prompt that no slab
  * holds, go back to the pool ---- */
 /* Offers the blocks of r that have become full, as far as the limit of blocks in flight allows. */
 void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r);
+/* r has lost its pages: the blocks from `from` on may not be in the pool. off: offer none. */
+void bt_wback_restart(struct bt_wreq *r, uint32_t from, bool off);
 /* r has ended. True: it has blocks that are worth keeping its pages for, until they have been
  * offered or pages are short; then bt_wcore_drained. */
 bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r);
@@ -374,12 +364,9 @@ void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const c
     __attribute__((format(printf, 4, 5)));
 /* Nobody wants more of this choice; the others of its submission go on. */
 void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r);
-/* The row that has the least claim to its pages: of the lowest class the youngest. NULL: no rows.
- */
-struct bt_wreq *bt_wcore_last_row(const struct bt_wcore *c);
-/* Takes r's pages and slot away; it is queued again, and its KV comes from the slab or is computed
- * again. Other choices of its submission are not concerned. */
-void bt_wcore_preempt(struct bt_wcore *c, struct bt_wreq *r);
+/* Takes the slot and pages of the row r away. Once they are quiet r is queued again in the decode
+ * role, as resumed. */
+void bt_wcore_requeue(struct bt_wcore *c, struct bt_wreq *r);
 /* Opens r's sequence in the engine: slot, parameters, known tokens, pages. */
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
 /* Closes a flow of r (pointer to load_flow or store_flow); quiet() follows. */

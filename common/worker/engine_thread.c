@@ -254,8 +254,8 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     case BT_WCMD_PUT_SLOT:
         bt_wback_slot(c, cmd->u.put.id, cmd->status, cmd->u.put.slot, cmd->u.put.generation);
         break;
-    case BT_WCMD_LEASED: bt_wreload_leased(c, cmd); break;
-    case BT_WCMD_RECALL: bt_wreload_recalled(c, cmd->u.lease.id); break;
+    case BT_WCMD_LEASED: bt_wlease_answered(c, cmd); break;
+    case BT_WCMD_RECALL: bt_wlease_recalled(c, cmd->u.lease.id); break;
     case BT_WCMD_FORGET: bt_wcore_forget(c, r); break;
     case BT_WCMD_STOP: c->stop = true; break;
     }
@@ -295,7 +295,7 @@ static void run(struct bt_wcore *c)
         while (c->n_tickets > 0 && !c->fatal && bt_wcore_poll(c, 0) > 0) {
         }
         bool busy = c->step.active, held = !busy && !bt_wcore_may_step(c);
-        bt_wreload_tick(c);
+        bt_wlease_tick(c);
         if (!busy) {
             bt_wcore_admit(c);
             busy = !c->fatal && !held && bt_wcore_launch(c);

@@ -170,7 +170,7 @@ void bt_wcore_detached(struct bt_wcore *c)
     fail_grants(c, &c->queue);
     fail_grants(c, &c->active);
     fail_grants(c, &c->closing); /* those being preempted; closing ones go on by themselves */
-    bt_wreload_detached(c);
+    bt_wlease_detached(c);
     bt_wback_detached(c);
     c->slab = NULL;
     s->dead = true;

@@ -20,20 +20,20 @@ static size_t words64(size_t bytes)
 static struct bt_wreq *alloc(const struct bt_wcore *c, const struct bt_submission *s,
                              uint32_t n_bias)
 {
-    uint32_t last = BT_MAX(s->n, s->len_max), pages = BT_DIV_UP(last, c->block_tokens),
-             shared = BT_DIV_UP(s->n, c->block_tokens);
-    size_t words = (size_t)last + 1 + pages + shared + 2 * (size_t)n_bias,
-           prompt = words64(c->prefill->state_bytes);
-    struct bt_wreq_mem *m = bt_calloc(1, sizeof(*m) + 8 * prompt + 4 * words);
+    uint32_t last = BT_MAX(s->n, s->len_max), pages = BT_DIV_UP(last, c->block_tokens);
+    size_t words = (size_t)last + 1 + pages + 2 * (size_t)n_bias,
+           prompt = words64(c->prefill->state_bytes),
+           row = words64(c->decode->state_bytes(BT_DIV_UP(s->n, c->block_tokens)));
+    struct bt_wreq_mem *m = bt_calloc(1, sizeof(*m) + 8 * (prompt + row) + 4 * words);
     struct bt_wreq *r = &m->r;
     m->sub = *s;
     r->sub = &m->sub;
     r->prompt = (struct bt_prompt *)m->states;
-    r->tokens = (uint32_t *)(m->states + prompt);
+    r->row = (struct bt_row *)(m->states + prompt);
+    r->tokens = (uint32_t *)(m->states + prompt + row);
     r->pages = r->tokens + last + 1;
-    r->shared = r->pages + pages;
     if (n_bias > 0) {
-        uint32_t *ids = r->shared + shared;
+        uint32_t *ids = r->pages + pages;
         float *bias = (float *)(ids + n_bias);
         memcpy(ids, s->params.bias_ids, n_bias * sizeof(ids[0]));
         memcpy(bias, s->params.bias, n_bias * sizeof(bias[0]));
@@ -43,7 +43,6 @@ static struct bt_wreq *alloc(const struct bt_wcore *c, const struct bt_submissio
     r->wb_from = s->n / c->block_tokens;
     bt_list_init(&r->ctl.link);
     bt_list_init(&r->link);
-    bt_list_init(&r->shared_link);
     return r;
 }
 
@@ -91,7 +90,7 @@ void bt_wreq_free(struct bt_wreq *lead)
             lead->role->release(lead);
         }
         free(lead->grant);
-        free(lead->lease);
+        free(lead->lease.got);
         free(lead);
         lead = next;
     }

@@ -95,14 +95,27 @@ struct bt_wreq_ctl {
     bool cancel_sent, opened_seen, trailer_seen, revoke_seen;
 };
 
+/* What a request has asked the pool for (lease.c). */
+struct bt_wreq_lease {
+    enum { BT_WLEASE_NONE, BT_WLEASE_ASKED, BT_WLEASE_KNOWN } state;
+    uint64_t id, until_ns;  /* ASKED: not waited for beyond */
+    uint32_t first, want;   /* blocks asked for: [first, first + want) */
+    struct bt_wlease *got;  /* which of them are leased; NULL: none */
+    struct bt_wslab *slab;  /* of got */
+    bool by_pieces;         /* holds a slot and pages: LOADING until there are no more pieces */
+    struct bt_kv_key chain; /* of the block before chain_at, where the last piece begins */
+    uint32_t chain_at, ask_blocks; /* blocks to ask for next */
+};
+
 /* One choice of a submission. The first one, the lead, has the grant and the prompt; the others are
- * forked from it once the prompt's KV is in its pages (fork.c). The control thread knows leads
- * only. */
+ * forked from it once the prompt's KV is in its pages (decode/fork.c). The control thread knows
+ * leads only. */
 struct bt_wreq {
     const struct bt_submission *sub;
     struct bt_wreq *lead;        /* of its submission; the lead's is itself */
     struct bt_wreq *next_choice; /* freed with the lead */
     struct bt_prompt *prompt;    /* written by prefill/ only */
+    struct bt_row *row;          /* written by decode/ only */
 
     struct bt_wreq_ctl ctl; /* written by the control thread, the rest by the engine thread */
 
@@ -115,29 +128,19 @@ struct bt_wreq {
     uint32_t slot, n_pages;
     bool resumed; /* preempted before: no grant, no flows but the one of a reload */
     bool streams; /* a lead whose grant has only the beginning of its prompt: no slab holds it */
-    bool in_step, doomed, page_wait;
+    bool in_step, doomed;
     bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
     uint32_t pending; /* tickets of its slot and flows not yet polled */
     uint32_t flows_pending;         /* of these: closed flows */
     uint32_t load_flow, store_flow; /* 0: none open */
     struct bt_wslab *slab;          /* while the grant is open */
     struct bt_wgrant *grant;
-    bool grant_open, grant_abort, trailer_due, landed_finished;
+    bool grant_open, grant_abort, trailer_due;
     uint32_t first_token;
     uint64_t start_ns, last_compute_ns; /* wall clock */
-    uint64_t landed_ns;                 /* mono; of a row that has not been in a step; else 0 */
     Baton__Finish finish;
     bt_status_t end_status;
-    /* reload: blocks of a row that has lost its pages */
-    enum { BT_WRELOAD_NONE, BT_WRELOAD_ASKED, BT_WRELOAD_KNOWN } reload;
-    struct bt_kv_key piece_chain;  /* of the block before chain_at, where the last piece begins */
-    uint32_t chain_at, piece_most; /* blocks to ask for next */
-    bool window; /* piece after piece, with a slot and pages: LOADING until there are no more */
-    uint64_t lease_id, lease_until_ns; /* ASKED: not waited for beyond */
-    uint32_t lease_first, lease_want;  /* blocks asked for: [first, first + want) */
-    struct bt_wlease *lease;           /* what of them is leased; NULL: nothing */
-    struct bt_wslab *lease_slab;
-    uint32_t load_first; /* first block that is, or was, loaded */
+    struct bt_wreq_lease lease;
     /* write-back */
     struct bt_kv_key chain; /* key of block wb_next - 1 */
     uint32_t wb_from;       /* first block that may not be in the pool */
@@ -148,12 +151,8 @@ struct bt_wreq {
     /* the lead's only: what the choices share */
     uint32_t n_left;    /* choices that have not ended */
     uint32_t n_holding; /* choices that hold a slot and pages */
-    uint32_t
-        n_shared; /* pages of the prompt kept for choices still to come, with the tail; 0: none */
-    struct bt_list shared_link;
     bt_status_t status; /* of the submission: the first that is not OK */
     char detail[BT_WORKER_DETAIL];
-    uint32_t *shared; /* [blocks of the prompt] */
     uint32_t *pages;  /* [pages_max] */
     uint32_t *tokens; /* [len_max + 1] */
 };

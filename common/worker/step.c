@@ -10,7 +10,7 @@
  * hundredth of a step in the mean. */
 #define TRIAL_STEPS 32
 
-static uint32_t n_rows(const struct bt_wcore *c)
+uint32_t bt_wcore_rows(const struct bt_wcore *c)
 {
     uint32_t n = 0;
     struct bt_list *it;
@@ -18,61 +18,6 @@ static uint32_t n_rows(const struct bt_wcore *c)
         n += BT_CONTAINER_OF(it, struct bt_wreq, link)->stage == BT_WREQ_ROW;
     }
     return n;
-}
-
-/* A row is on its way from another node: it will wait for the step at hand. A late one may. */
-static bool rows_due(const struct bt_wcore *c)
-{
-    struct bt_list *it;
-    bt_list_for_each (it, &c->waiting) {
-        const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->stage == BT_WREQ_LANDING && !r->sub->late) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Takes a page for r's next position. When none is free, pages go that are only kept for choices to
- * come, then the last row is preempted; r sits this step out (page_wait) until its pages have come
- * back. The first row is never preempted while others hold pages, so somebody always gets on.
- * true: requests have left the list of active ones. */
-static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
-{
-    r->page_wait = false;
-    if (r->pos / c->block_tokens < r->n_pages) {
-        return false;
-    }
-    uint32_t page;
-    bt_status_t st;
-    while ((st = bt_page_pool_get(c->pages, 1, &page)) != BT_OK &&
-           (bt_wfork_drop(c, NULL) || bt_wback_expire(c))) {
-    }
-    if (st == BT_OK) {
-        r->pages[r->n_pages] = page;
-        st = c->vt->slot_pages(c->eng, r->slot, r->n_pages, &page, 1);
-        r->n_pages++;
-        if (st != BT_OK) {
-            bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: slot_pages: %s", bt_status_text(st));
-        }
-        return st != BT_OK;
-    }
-    r->page_wait = true;
-    if (!bt_list_empty(&c->closing) || n_rows(c) < 2) {
-        return false; /* pages are on their way back already */
-    }
-    bt_wcore_preempt(c, bt_wcore_last_row(c));
-    return true;
-}
-
-static void provide_pages(struct bt_wcore *c)
-{
-    struct bt_list *it = c->active.next;
-    while (it != &c->active && !c->fatal) {
-        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        bool changed = r->stage == BT_WREQ_ROW && want_page(c, r);
-        it = changed ? c->active.next : it->next;
-    }
 }
 
 static void fill_seq(const struct bt_wreq *r, struct bt_batch_seq *s)
@@ -163,31 +108,16 @@ static void step_failed(struct bt_wcore *c, bt_status_t st, const char *what)
     }
 }
 
-/* What prompts may add to the step, by time if that is bounded, by tokens otherwise. */
-static void bound_prompts(struct bt_wcore *c)
-{
-    uint64_t step_ns = atomic_load(&c->mixed_step_ns), gap_ns = atomic_load(&c->mixed_gap_ns);
-    struct bt_batch_limits *l = &c->batch.lim;
-    if (step_ns == 0) {
-        l->prompt_tokens = (uint32_t)c->conf->engine_mixed_prompt_tokens;
-        l->rows_due = false;
-        return;
-    }
-    double budget_ns = bt_batch_mixed_ns(&c->batch, (double)step_ns, (double)gap_ns);
-    l->prompt_tokens = bt_batch_prompt_room(&c->batch, &c->fit.cost, budget_ns);
-    l->rows_due = rows_due(c);
-}
-
 bool bt_wcore_launch(struct bt_wcore *c)
 {
     struct bt_wstep *s = &c->step;
-    provide_pages(c);
+    c->decode->provide_pages(c);
     if (c->fatal) {
         return false;
     }
     fill_batch(c);
-    bool rows = n_rows(c) > 0 || atomic_load(&c->role) == BT_ROLES_DECODE;
-    bound_prompts(c);
+    bool rows = bt_wcore_rows(c) > 0 || atomic_load(&c->role) == BT_ROLES_DECODE;
+    c->decode->bound_prompts(c);
     c->batch.trial = c->fit.seen[1].steps % TRIAL_STEPS == 0;
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
                      : bt_batch_prefill(&c->batch, s->rows, c->max_slots);

@@ -38,6 +38,10 @@ struct bt_role_ops {
                     const struct bt_engine_out *out);
     /* All flows of r are closed and quiet (and it is not ending). */
     void (*quiet)(struct bt_wcore *c, struct bt_wreq *r);
+    /* A piece of r, `tokens` long, was loaded (bt_wlease_pieces). May be NULL. */
+    void (*piece)(struct bt_wcore *c, struct bt_wreq *r, uint32_t tokens);
+    /* There are no more pieces: r goes on as PROMPT. */
+    void (*pieces_over)(struct bt_wcore *c, struct bt_wreq *r);
     /* r is about to be freed: frees what the role's state of r points to. Either thread. May be
      * NULL. */
     void (*release)(struct bt_wreq *r);
@@ -56,6 +60,34 @@ struct bt_prefill_ops {
 /* The decode role, and what the engine thread asks of it. */
 struct bt_decode_ops {
     struct bt_role_ops role;
+    /* Bytes of struct bt_row, zeroed, a part of each request with a prompt of so many blocks. */
+    size_t (*state_bytes)(uint32_t prompt_blocks);
+    /* ---- choices that share the pages of a prompt ---- */
+    /* The prompt's KV is in lead's pages: its other choices may begin. */
+    void (*prompt_done)(struct bt_wcore *c, struct bt_wreq *lead);
+    /* Blocks of the prompt whose pages r's submission keeps for r, from the first on. */
+    uint32_t (*kept_blocks)(const struct bt_wreq *r);
+    /* Puts their pages into r's page table, with references. */
+    void (*take_kept)(struct bt_wcore *c, struct bt_wreq *r);
+    /* The submission has ended: nothing is kept any more. */
+    void (*release_kept)(struct bt_wcore *c, struct bt_wreq *lead);
+    /* Pages are short: gives back pages that only wait for choices still to come, of another
+     * submission than `except`'s. False: there are none. */
+    bool (*reclaim)(struct bt_wcore *c, const struct bt_wreq *except);
+    /* ---- rows that lose their pages ---- */
+    /* Is it known what the pool has of r, or is that no question? Asks when called first. */
+    bool (*ready)(struct bt_wcore *c, struct bt_wreq *r);
+    /* Tokens of r, which was preempted, that are computed again, as far as is known. */
+    uint32_t (*missing)(const struct bt_wcore *c, const struct bt_wreq *r);
+    /* Preempts rows of a lower class than r's, the last one first, until a slot and `want` pages
+     * are free or on their way back; no row if all of them would not be enough. */
+    void (*make_way)(struct bt_wcore *c, const struct bt_wreq *r, uint32_t want);
+    /* ---- before each step ---- */
+    /* Gives each row the page of its next position; preempts rows if there are too few. */
+    void (*provide_pages)(struct bt_wcore *c);
+    /* Sets in c's batch how many prompt tokens may join rows, by time if that is bounded, by tokens
+     * otherwise. */
+    void (*bound_prompts)(struct bt_wcore *c);
 };
 
 /* The two roles. prefill/ and decode/ define them, and both binaries link both: a worker can change

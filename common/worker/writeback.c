@@ -82,6 +82,13 @@ void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r)
     offer(c, r, r->streams ? BT_MAX(c->max_puts / 2, 1u) : c->max_puts, false);
 }
 
+void bt_wback_restart(struct bt_wreq *r, uint32_t from, bool off)
+{
+    r->wb_from = from;
+    r->chain_known = false;
+    r->wb_off = off;
+}
+
 /* ---- draining ---- */
 
 static bool left_to_offer(const struct bt_wcore *c, const struct bt_wreq *r)

@@ -1,0 +1,54 @@
+/* The decode role's steps of a request: wait until its KV has landed in the node's slab, load it,
+ * join the batch, generate; fork it into choices, preempt and reload it. Private to decode/; engine
+ * thread. */
+#ifndef BT_DECODE_DECODE_H
+#define BT_DECODE_DECODE_H
+
+#include "common/worker/core.h"
+
+/* What the role knows of a sequence beside the request itself. */
+struct bt_row {
+    uint32_t first_token; /* of a reader: what the prefill worker has sampled */
+    bool finished;        /* of a reader: the first token ends the answer */
+    bool page_wait;       /* sits a step out: no page is free for its next position */
+    uint64_t landed_ns;   /* mono; of a reader that has not been in a step; else 0 */
+    uint32_t load_first;  /* first block that is, or was, loaded again */
+    /* the lead's: pages of the prompt that are kept for choices still to come */
+    struct bt_wreq *lead;
+    struct bt_list shared_link;
+    uint32_t n_shared; /* with the last, partial one; 0: none */
+    uint32_t shared[]; /* [blocks of the prompt] */
+};
+
+/* ---- fork.c ---- */
+/* The prompt's KV is in r's pages: keeps them for the choices that need them, if no choice has yet.
+ */
+void bt_decode_fork_keep(struct bt_wcore *c, struct bt_wreq *r);
+/* bt_decode_fork_keep, and lets the lead's other choices queue. */
+void bt_decode_fork_start(struct bt_wcore *c, struct bt_wreq *lead);
+/* After slot_open: copies the last kept page, and sets where r begins to compute. */
+bt_status_t bt_decode_fork_copy(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+/* As kept_blocks, take_kept, release_kept and reclaim of bt_decode_ops. */
+uint32_t bt_decode_fork_blocks(const struct bt_wreq *r);
+void bt_decode_fork_take(struct bt_wcore *c, struct bt_wreq *r);
+void bt_decode_fork_release(struct bt_wcore *c, struct bt_wreq *lead);
+bool bt_decode_fork_drop(struct bt_wcore *c, const struct bt_wreq *except);
+
+/* ---- reload.c ---- */
+/* As ready and missing of bt_decode_ops. */
+bool bt_decode_reload_ready(struct bt_wcore *c, struct bt_wreq *r);
+uint32_t bt_decode_reload_missing(const struct bt_wcore *c, const struct bt_wreq *r);
+/* After slot_open: starts the load (then bt_decode_reload_loaded, from quiet()) or, without one,
+ * the computing; the stage says which. */
+bt_status_t bt_decode_reload_begin(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+/* The flow that loads r's lease is quiet. */
+bt_status_t bt_decode_reload_loaded(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
+/* As pieces_over of bt_role_ops. */
+void bt_decode_reload_pieces_over(struct bt_wcore *c, struct bt_wreq *r);
+
+/* ---- preempt.c, mixed_step.c: as the functions of bt_decode_ops ---- */
+void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t want);
+void bt_decode_provide_pages(struct bt_wcore *c);
+void bt_decode_bound_prompts(struct bt_wcore *c);
+
+#endif

@@ -1,0 +1,107 @@
+/* Preemption: when pages are short a row gives its own back and waits in the queue; its blocks are
+ * offered to the pool first, so that it can be loaded again (reload.c). Engine thread. */
+#include "common/log/log.h"
+#include "decode/decode.h"
+
+/* The row that has the least claim to its pages: of the lowest class the youngest. NULL: no rows.
+ */
+static struct bt_wreq *last_row(const struct bt_wcore *c)
+{
+    for (struct bt_list *it = c->active.prev; it != &c->active; it = it->prev) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->stage == BT_WREQ_ROW) {
+            return r;
+        }
+    }
+    return NULL;
+}
+
+/* Takes r's pages and slot away. The other choices of its submission go on. */
+static void preempt(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_metric_add(c->stats->preemptions, 1);
+    BT_INFO("preempted", "req=%016llx epoch=%u priority=%d tokens=%u pages=%u",
+            (unsigned long long)r->sub->request, r->sub->epoch, r->sub->priority, r->len,
+            r->n_pages);
+    bt_wback_preempt(c, r);
+    r->row->page_wait = false;
+    bt_wcore_requeue(c, r);
+}
+
+/* Pages, and in *slots_p slots, of the requests in list, or of those that are rows of a lower
+ * class than `of`. Pages that choices share count for each: the caller looks again later. */
+static uint32_t held(const struct bt_list *list, const struct bt_wreq *of, uint32_t *slots_p)
+{
+    uint32_t pages = 0;
+    struct bt_list *it;
+    bt_list_for_each (it, list) {
+        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (of == NULL || (a->stage == BT_WREQ_ROW && bt_wreq_lower_class(a, of))) {
+            pages += a->n_pages;
+            *slots_p += a->slot != BT_WORKER_NO_SLOT;
+        }
+    }
+    return pages;
+}
+
+void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t want)
+{
+    struct bt_wreq *last = last_row(c);
+    if (last == NULL || !bt_wreq_lower_class(last, r)) {
+        return;
+    }
+    uint32_t slots = c->n_free_slots;
+    uint32_t pages = bt_page_pool_free_count(c->pages) + held(&c->closing, NULL, &slots);
+    uint32_t their_slots = 0, theirs = held(&c->active, r, &their_slots);
+    if (pages + theirs < want || slots + their_slots == 0) {
+        return;
+    }
+    while ((pages < want || slots == 0) && last != NULL && bt_wreq_lower_class(last, r)) {
+        pages += last->n_pages;
+        slots++;
+        preempt(c, last);
+        last = last_row(c);
+    }
+}
+
+/* Takes a page for r's next position. When none is free, pages are taken that are only kept for
+ * choices to come, then the last row is preempted; r sits this step out (page_wait) until pages
+ * have come back. The first row is never preempted while others hold pages, so one row always goes
+ * on. True: requests have left the list of active ones. */
+static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
+{
+    r->row->page_wait = false;
+    if (r->pos / c->block_tokens < r->n_pages) {
+        return false;
+    }
+    uint32_t page;
+    bt_status_t st;
+    while ((st = bt_page_pool_get(c->pages, 1, &page)) != BT_OK &&
+           (bt_decode_fork_drop(c, NULL) || bt_wback_expire(c))) {
+    }
+    if (st == BT_OK) {
+        r->pages[r->n_pages] = page;
+        st = c->vt->slot_pages(c->eng, r->slot, r->n_pages, &page, 1);
+        r->n_pages++;
+        if (st != BT_OK) {
+            bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: slot_pages: %s", bt_status_text(st));
+        }
+        return st != BT_OK;
+    }
+    r->row->page_wait = true;
+    if (!bt_list_empty(&c->closing) || bt_wcore_rows(c) < 2) {
+        return false; /* pages are on their way back already */
+    }
+    preempt(c, last_row(c));
+    return true;
+}
+
+void bt_decode_provide_pages(struct bt_wcore *c)
+{
+    struct bt_list *it = c->active.next;
+    while (it != &c->active && !c->fatal) {
+        struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        bool changed = r->stage == BT_WREQ_ROW && want_page(c, r);
+        it = changed ? c->active.next : it->next;
+    }
+}

@@ -1,0 +1,101 @@
+/* Reload: a row that lost its pages comes back, and a further choice begins whose prompt is not
+ * kept any more. The kvstore leases what the pool has of its blocks (common/worker/lease.c) and the
+ * engine loads that into the new pages. What is not there (the last, partial block; what was
+ * evicted meanwhile; everything, if the kvstore is away or does not answer in time) is computed
+ * again. The row waits in the queue meanwhile: no step waits. Engine thread. */
+#include "decode/decode.h"
+
+bool bt_decode_reload_ready(struct bt_wcore *c, struct bt_wreq *r)
+{
+    return (r == r->lead && !r->resumed) || bt_wlease_known(c, r, bt_decode_fork_blocks(r));
+}
+
+/* Blocks of r, from its beginning, that it has with what is leased; 0: nothing is to be loaded. */
+static uint32_t blocks_with_lease(const struct bt_wreq *r)
+{
+    uint32_t kept = bt_decode_fork_blocks(r);
+    if (r->lease.got == NULL || r->lease.first > kept) {
+        return 0; /* what was kept when we asked is kept no longer */
+    }
+    uint32_t end = r->lease.first + r->lease.got->n;
+    return end > kept ? end : 0;
+}
+
+uint32_t bt_decode_reload_missing(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    if (bt_wlease_may_ask(c, r, bt_decode_fork_blocks(r))) {
+        return 0; /* the best that can come of asking */
+    }
+    uint32_t kept = r->lead->row->n_shared > 0 ? r->sub->n - 1 : 0;
+    return r->len - BT_MAX(kept, blocks_with_lease(r) * c->block_tokens);
+}
+
+static void count(struct bt_wcore *c, struct bt_wreq *r, uint32_t loaded)
+{
+    bt_metric_add(c->stats->reloaded, (uint64_t)loaded * c->block_tokens);
+    bt_metric_add(c->stats->recomputed, r->len - 1 - r->pos);
+    if (r->resumed) {
+        /* What the pool does not have is offered to it again, unless there is a gap in front. */
+        uint32_t from = loaded > 0 ? r->row->load_first + loaded : 0;
+        bt_wback_restart(r, BT_MAX(from, bt_decode_fork_blocks(r)),
+                         r->lead->streams && r != r->lead);
+    }
+}
+
+/* Without a load: from what is kept, or from the beginning. */
+static bt_status_t compute(struct bt_wcore *c, struct bt_wreq *r)
+{
+    bt_status_t st = bt_decode_fork_copy(c, r);
+    if (st == BT_OK) {
+        count(c, r, 0);
+        r->stage = BT_WREQ_PROMPT;
+    }
+    return st;
+}
+
+bt_status_t bt_decode_reload_begin(struct bt_wcore *c, struct bt_wreq *r)
+{
+    uint32_t end = blocks_with_lease(r);
+    if (end == 0) {
+        bt_wlease_drop(c, r);
+        return compute(c, r);
+    }
+    r->row->load_first = bt_decode_fork_blocks(r);
+    bt_status_t st = bt_wlease_load(c, r, r->row->load_first, end);
+    r->pos = st == BT_OK ? end * c->block_tokens : r->pos;
+    return st;
+}
+
+void bt_decode_reload_pieces_over(struct bt_wcore *c, struct bt_wreq *r)
+{
+    count(c, r, r->pos / c->block_tokens - r->row->load_first);
+}
+
+bt_status_t bt_decode_reload_loaded(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (r->lease.by_pieces) {
+        bt_wlease_piece_loaded(c, r);
+        return BT_OK;
+    }
+    uint32_t loaded = r->pos / c->block_tokens - r->row->load_first;
+    bool valid = bt_wlease_loaded(c, r);
+    if (valid && r->streams) {
+        bt_wlease_pieces(c, r); /* that was the first piece */
+        return BT_OK;
+    }
+    if (valid) {
+        count(c, r, loaded);
+        r->stage = BT_WREQ_PROMPT;
+        return BT_OK;
+    }
+    /* A kvstore that came back has given them away meanwhile. The pages in front of load_first are
+     * kept ones still: while a choice holds a slot nothing of them is dropped. But pages that
+     * another choice has begun to keep since are not r's. */
+    if (r->row->load_first > 0) {
+        return compute(c, r);
+    }
+    r->pos = 0;
+    count(c, r, 0);
+    r->stage = BT_WREQ_PROMPT;
+    return BT_OK;
+}
