@@ -57,7 +57,7 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
     if (r->resumed || r != r->lead) {
         return begin_again(c, r, err, err_cap);
     }
-    const struct bt_wgrant *g = r->grant;
+    const struct bt_wgrant *g = r->grant.terms;
     bt_status_t st = bt_wcore_slot_open(c, r);
     if (st == BT_OK) {
         st = c->vt->flow_open(c->eng, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, r->sub->epoch,
@@ -67,7 +67,7 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
     if (st == BT_OK) {
         for (uint32_t b = 0; b < g->n_slots; b++) {
             c->blocks[b] = (struct bt_engine_block){
-                .mem = bt_slab_data(r->slab->slab, g->slots[b]),
+                .mem = bt_slab_data(r->grant.slab->slab, g->slots[b]),
                 .page = r->pages[b],
                 .toks = BT_MIN(c->block_tokens, r->sub->n - b * c->block_tokens),
                 .seq = 0,
@@ -87,7 +87,7 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
 static void quiet(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->stage != BT_WREQ_LOADING) {
-        bt_wcore_grant_close(c, r); /* a BOTH submission: the prompt's copies to the slab ended */
+        bt_wgrant_close(c, r); /* a BOTH submission: the prompt's copies to the slab ended */
         return;
     }
     if (r->lease.got != NULL) {
@@ -97,8 +97,8 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         }
         return;
     }
-    bool valid = bt_wcore_slots_valid(r, 0, r->grant->n_slots);
-    bt_wcore_grant_close(c, r);
+    bool valid = bt_wgrant_valid(r, 0, r->grant.terms->n_slots);
+    bt_wgrant_close(c, r);
     if (!valid) {
         bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant was given away while it loaded");
         return;

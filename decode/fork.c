@@ -7,7 +7,7 @@
 void bt_decode_fork_keep(struct bt_wcore *c, struct bt_wreq *r)
 {
     struct bt_wreq *lead = r->lead;
-    if (lead->next_choice == NULL || lead->n_left < 2 || lead->row->n_shared > 0) {
+    if (lead->next_choice == NULL || lead->group.n_left < 2 || lead->row->n_shared > 0) {
         return;
     }
     lead->row->n_shared = BT_DIV_UP(r->sub->n, c->block_tokens);
@@ -73,7 +73,7 @@ bool bt_decode_fork_drop(struct bt_wcore *c, const struct bt_wreq *except)
     for (struct bt_list *it = c->shared.prev; it != &c->shared; it = it->prev) {
         struct bt_wreq *lead = BT_CONTAINER_OF(it, struct bt_row, shared_link)->lead;
         /* While a choice holds a slot it holds these pages too: nothing would come free. */
-        if (lead->n_holding == 0 && (except == NULL || lead != except->lead)) {
+        if (lead->group.n_holding == 0 && (except == NULL || lead != except->lead)) {
             bt_decode_fork_release(c, lead);
             return true;
         }

@@ -38,7 +38,7 @@ static void count(struct bt_wcore *c, struct bt_wreq *r, uint32_t loaded)
         /* What the pool does not have is offered to it again, unless there is a gap in front. */
         uint32_t from = loaded > 0 ? r->row->load_first + loaded : 0;
         bt_wback_restart(r, BT_MAX(from, bt_decode_fork_blocks(r)),
-                         r->lead->streams && r != r->lead);
+                         r->lead->oversized && r != r->lead);
     }
 }
 
@@ -79,7 +79,7 @@ bt_status_t bt_decode_reload_loaded(struct bt_wcore *c, struct bt_wreq *r)
     }
     uint32_t loaded = r->pos / c->block_tokens - r->row->load_first;
     bool valid = bt_wlease_loaded(c, r);
-    if (valid && r->streams) {
+    if (valid && r->oversized) {
         bt_wlease_pieces(c, r); /* that was the first piece */
         return BT_OK;
     }

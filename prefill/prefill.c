@@ -33,7 +33,7 @@ static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
     }
     for (uint32_t b = 0; b < n; b++) {
         c->blocks[b] = (struct bt_engine_block){
-            .mem = bt_slab_data(r->slab->slab, r->grant->slots[b]),
+            .mem = bt_slab_data(r->grant.slab->slab, r->grant.terms->slots[b]),
             .page = r->pages[b],
             .toks = BT_MIN(c->block_tokens, tokens - b * c->block_tokens),
             .seq = 0,
@@ -50,10 +50,10 @@ static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
  * word over the items that are resident as a whole; ours begin behind them. */
 static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
 {
-    const struct bt_wgrant *g = r->grant;
+    const struct bt_wgrant *g = r->grant.terms;
     bt_status_t st = c->vt->flow_open(c->eng, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND,
-                                      &r->slab->slab->flows[g->flow_word], r->sub->epoch, c->bell,
-                                      c->bell_arg, &r->store_flow);
+                                      &r->grant.slab->slab->flows[g->flow_word], r->sub->epoch,
+                                      c->bell, c->bell_arg, &r->store_flow);
     if (st != BT_OK) {
         r->store_flow = 0;
         return st;
@@ -61,7 +61,7 @@ static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
     uint32_t n = 0;
     for (uint32_t b = g->resident_blocks; b < g->n_slots; b++) {
         c->blocks[n++] = (struct bt_engine_block){
-            .mem = bt_slab_data(r->slab->slab, g->slots[b]),
+            .mem = bt_slab_data(r->grant.slab->slab, g->slots[b]),
             .page = r->pages[b],
             .toks = BT_MIN(c->block_tokens, r->sub->n - b * c->block_tokens),
             .seq = item_of(c, g, b),
@@ -72,13 +72,13 @@ static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
 
 static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
-    const struct bt_wgrant *g = r->grant;
+    const struct bt_wgrant *g = r->grant.terms;
     bt_status_t st = bt_wcore_slot_open(c, r);
     if (st != BT_OK) {
         snprintf(err, err_cap, "engine: cannot open the sequence: %s", bt_status_text(st));
         return st;
     }
-    if (!bt_wcore_slots_valid(r, 0, g->n_slots)) {
+    if (!bt_wgrant_valid(r, 0, g->n_slots)) {
         snprintf(err, err_cap, "a slot of the grant has been given away");
         return BT_ERR_STALE;
     }
@@ -111,7 +111,7 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     if (r->sub->prompt_logprobs) {
         e->flags |= BT_ROW_PROMPT_LOGPROBS;
     }
-    const struct bt_wgrant *g = r->grant;
+    const struct bt_wgrant *g = r->grant.terms;
     uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
     /* Blocks that are resident and computed all the same (prompt_logprobs) are not stored, nor
      * those behind a grant that has not all of the prompt. */
@@ -128,7 +128,7 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
 static void leave_grant(struct bt_wcore *c, struct bt_wreq *r)
 {
     r->stage = BT_WREQ_LOADING;
-    r->trailer_due = true; /* nobody else reads the grant: all that it was for is there */
+    bt_wgrant_trailer(r, 0); /* nobody else reads the grant: all that it was for is there */
     bt_wcore_flow_close(c, r, &r->load_flow, false);
     bt_wcore_flow_close(c, r, &r->store_flow, false);
     BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of them was open: quiet() follows */
@@ -136,7 +136,7 @@ static void leave_grant(struct bt_wcore *c, struct bt_wreq *r)
 
 static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
 {
-    if (r->streams && r->grant_open && r->prompt->filled && !r->sub->prompt_logprobs) {
+    if (r->oversized && r->grant.open && r->prompt->filled && !r->sub->prompt_logprobs) {
         leave_grant(c, r);
         return false;
     }
@@ -162,14 +162,14 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
 {
     if (r->load_flow != 0) {
         /* The first row waited for every layer of what is loaded. */
-        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_prefill_tail_valid(r)) {
+        if (!bt_wgrant_valid(r, 0, r->grant.terms->resident_blocks) || !bt_prefill_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
             return;
         }
         bt_wcore_flow_close(c, r, &r->load_flow, false);
     }
     bt_prefill_tail_past(c, r, b->pos + b->n);
-    if (r->streams) {
+    if (r->oversized) {
         bt_wback_offer(c, r);
     }
     if (out == NULL && !b->last) {
@@ -178,16 +178,15 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     if (out == NULL) { /* max_new is 0: the prompt was all */
         report(c, r);
         r->finish = BATON__FINISH__LENGTH;
-        r->trailer_due = true;
+        bt_wgrant_trailer(r, 0);
         bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }
-    r->first_token = out->token;
     if (!bt_wcore_token(c, r, out)) {
         return;
     }
     report(c, r);
-    r->trailer_due = true;
+    bt_wgrant_trailer(r, out->token);
     c->decode->prompt_done(c, r);
     if (r->leaving) {
         r->finish = BATON__FINISH__STOP;
@@ -211,11 +210,11 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
     if (r->lease.by_pieces) {
         bt_wlease_piece_loaded(c, r);
     } else if (r->stage == BT_WREQ_LOADING) {
-        if (!bt_wcore_slots_valid(r, 0, r->grant->resident_blocks) || !bt_prefill_tail_valid(r)) {
+        if (!bt_wgrant_valid(r, 0, r->grant.terms->resident_blocks) || !bt_prefill_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
             return;
         }
-        bt_wcore_grant_close(c, r);
+        bt_wgrant_close(c, r);
         bt_prefill_tail_free(r);
         bt_wlease_pieces(c, r);
     } else {

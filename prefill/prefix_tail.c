@@ -25,12 +25,13 @@ bool bt_prefill_tail_valid(const struct bt_wreq *r)
 static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
 {
     uint64_t end = (uint64_t)t->first + t->n;
-    if (t->n == 0 || t->first < r->grant->resident_blocks || end * c->block_tokens >= r->sub->n ||
+    if (t->n == 0 || t->first < r->grant.terms->resident_blocks ||
+        end * c->block_tokens >= r->sub->n ||
         (r->prompt->tail != NULL && end != r->prompt->tail->first)) {
         return false;
     }
     for (uint32_t i = 0; i < t->n; i++) {
-        if (t->slots[i] >= r->slab->slab->super->n_slots) {
+        if (t->slots[i] >= r->grant.slab->slab->super->n_slots) {
             return false;
         }
     }
@@ -39,7 +40,7 @@ static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const s
 
 void bt_prefill_tail_add(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail *t)
 {
-    if (r->role != &bt_prefill.role || !r->grant_open || r->prompt->tail_over ||
+    if (r->role != &bt_prefill.role || !r->grant.open || r->prompt->tail_over ||
         bt_wreq_ending(r)) {
         free(t); /* the kvstore has been told, or will be as the grant is closed */
         return;
@@ -93,7 +94,7 @@ uint32_t bt_prefill_tail_blocks(const struct bt_wcore *c, const struct bt_wreq *
         for (uint32_t i = 0; i < t->n; i++) {
             if (t->first + i >= from) {
                 b[n++] = (struct bt_engine_block){
-                    .mem = bt_slab_data(r->slab->slab, t->slots[i]),
+                    .mem = bt_slab_data(r->grant.slab->slab, t->slots[i]),
                     .page = r->pages[t->first + i],
                     .toks = c->block_tokens,
                     .seq = 0,

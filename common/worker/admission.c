@@ -74,7 +74,7 @@ static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
     }
     c->decode->take_kept(c, r);
     r->n_pages = need;
-    r->lead->n_holding++;
+    r->lead->group.n_holding++;
     return true;
 }
 

@@ -72,7 +72,7 @@ void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
         r->len = r->sub->n;
         bt_list_insert_tail(&c->waiting, &r->link);
         c->n_waiting++;
-        lead->n_left++;
+        lead->group.n_left++;
     }
 }
 
@@ -147,7 +147,7 @@ static void count_end(struct bt_wcore *c, const struct bt_wreq *r)
 static void return_slot(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->slot != BT_WORKER_NO_SLOT) {
-        r->lead->n_holding--;
+        r->lead->group.n_holding--;
         c->free_slots[c->n_free_slots++] = r->slot;
         r->slot = BT_WORKER_NO_SLOT;
     }
@@ -159,23 +159,13 @@ static void return_pages(struct bt_wcore *c, struct bt_wreq *r)
     r->n_pages = 0;
 }
 
-/* Puts go on without r. */
-static void leave_puts(struct bt_wcore *c, const struct bt_wreq *r)
-{
-    for (uint32_t i = 0; i < c->all_puts; i++) {
-        if (c->puts[i].req == r) {
-            c->puts[i].req = NULL;
-        }
-    }
-}
-
 void bt_wcore_drained(struct bt_wcore *c, struct bt_wreq *r)
 {
     bt_list_remove(&r->link);
-    c->drain_pages -= r->n_pages;
+    c->puts.drain_pages -= r->n_pages;
     r->draining = false;
     return_pages(c, r);
-    leave_puts(c, r);
+    bt_wback_leave(c, r);
     if (r->forgotten) {
         bt_wreq_free(r);
     }
@@ -193,42 +183,41 @@ void bt_wcore_forget(struct bt_wcore *c, struct bt_wreq *r)
 static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
 {
     return_slot(c, r);
-    bt_wcore_grant_close(c, r);
+    bt_wgrant_close(c, r);
     bt_wlease_drop(c, r);
     count_end(c, r);
     bt_list_remove(&r->link);
     r->stage = BT_WREQ_ENDED;
     r->draining = bt_wback_drain(c, r);
     if (r->draining) {
-        bt_list_insert_tail(&c->draining, &r->link);
-        c->drain_pages += r->n_pages;
+        bt_list_insert_tail(&c->puts.draining, &r->link);
+        c->puts.drain_pages += r->n_pages;
     } else {
         return_pages(c, r);
-        leave_puts(c, r);
+        bt_wback_leave(c, r);
     }
     struct bt_wreq *lead = r->lead;
-    if (--lead->n_left > 0) {
+    if (--lead->group.n_left > 0) {
         return;
     }
     c->decode->release_kept(c, lead);
     struct bt_wout o = {.kind = BT_WOUT_ENDED, .req = lead};
-    o.status = lead->status == BT_ERR_CANCELLED ? BT_OK : lead->status;
-    memcpy(o.detail, lead->detail, sizeof(o.detail));
+    o.status = lead->group.status == BT_ERR_CANCELLED ? BT_OK : lead->group.status;
+    memcpy(o.detail, lead->group.detail, sizeof(o.detail));
     bt_wcore_emit(c, &o);
 }
 
 static void close_now(struct bt_wcore *c, struct bt_wreq *r)
 {
     bool slot_closing = r->stage == BT_WREQ_PREEMPTING;
-    if (r->stage == BT_WREQ_OPENING && !r->grant_open) {
+    if (r->stage == BT_WREQ_OPENING && !r->grant.open) {
         bt_wgrant_emit_close(c, r, true); /* the kvstore may be holding the answer */
     }
     unlink_req(c, r);
     r->stage = BT_WREQ_CLOSING;
     bt_list_insert_tail(&c->closing, &r->link);
-    r->grant_abort = r->end_status != BT_OK;
-    bt_wcore_flow_close(c, r, &r->load_flow, r->grant_abort);
-    bt_wcore_flow_close(c, r, &r->store_flow, r->grant_abort);
+    bt_wcore_flow_close(c, r, &r->load_flow, r->end_status != BT_OK);
+    bt_wcore_flow_close(c, r, &r->store_flow, r->end_status != BT_OK);
     if (r->slot != BT_WORKER_NO_SLOT && !slot_closing) {
         close_slot(c, r);
     }
@@ -256,12 +245,12 @@ void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const c
         end_choice(c, r, st);
         return;
     }
-    if (lead->status == BT_OK) {
+    if (lead->group.status == BT_OK) {
         va_list ap;
         va_start(ap, fmt);
-        vsnprintf(lead->detail, sizeof(lead->detail), fmt, ap);
+        vsnprintf(lead->group.detail, sizeof(lead->group.detail), fmt, ap);
         va_end(ap);
-        lead->status = st;
+        lead->group.status = st;
     }
     for (r = lead; r != NULL; r = next) {
         next = r->next_choice;
@@ -294,7 +283,7 @@ void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r)
     if (bt_wreq_ending(r)) {
         return;
     }
-    if (lead->n_left == 1 || (lead->n_left == 2 && lead->leaving && r != lead)) {
+    if (lead->group.n_left == 1 || (lead->group.n_left == 2 && lead->leaving && r != lead)) {
         bt_wcore_end(c, r, BT_ERR_CANCELLED, "cancelled"); /* nobody goes on */
         return;
     }
@@ -351,7 +340,7 @@ void bt_wcore_flow_ticket(struct bt_wcore *c, struct bt_wreq *r)
     r->flows_pending--;
     if (r->flows_pending == 0 && r->load_flow == 0 && r->store_flow == 0) {
         if (r->stage == BT_WREQ_CLOSING) {
-            bt_wcore_grant_close(c, r);
+            bt_wgrant_close(c, r);
         } else if (!r->doomed) {
             r->role->quiet(c, r);
         }

@@ -16,20 +16,6 @@
 #include "common/worker/worker.h"
 #include "session.pb-c.h"
 
-/* One block on its way back to the pool. It holds references of its own (page, slab), so that its
- * request may end meanwhile. */
-struct bt_wput {
-    uint64_t id; /* 0: free */
-    struct bt_wslab *slab;
-    uint32_t page, flow;
-    uint64_t asked_ns; /* mono */
-    bool preempted;    /* its request gives up the page: copied before others */
-    enum { BT_WPUT_ASKED, BT_WPUT_COPYING, BT_WPUT_CLOSING } stage;
-    bool failed;
-    bt_engine_ticket_t done;
-    struct bt_wreq *req; /* NULL once the request has ended */
-};
-
 /* ---- control thread -> engine thread ---- */
 typedef enum {
     BT_WCMD_SUBMIT,
@@ -202,8 +188,6 @@ struct bt_wcore {
     struct bt_list closing; /* PREEMPTING, CLOSING */
     struct bt_list
         shared; /* rows of leads that keep pages for choices (decode/fork.c), oldest first */
-    struct bt_list draining; /* ENDED, but for pages that are being written, oldest first */
-    uint32_t drain_pages;
     uint32_t n_queue, n_active, n_waiting;
     uint64_t next_order;
     uint32_t *free_slots, n_free_slots;
@@ -215,13 +199,8 @@ struct bt_wcore {
     uint32_t n_tickets, max_tickets;
     struct bt_engine_block *blocks; /* [blocks_max]: scratch for flow_add */
     uint32_t blocks_max;
-    struct bt_wput *puts; /* [all_puts] */
-    uint32_t max_puts;    /* at once while rows run ... */
-    uint32_t all_puts;    /* ... and with those of rows that are preempted */
-    uint32_t n_puts;
-    uint64_t next_put, next_lease;
-    uint32_t n_asked;         /* leases not answered yet */
-    uint64_t reload_after_ns; /* mono: no lease is asked for before */
+    struct bt_wputs puts;     /* writeback.c */
+    struct bt_wleases leases; /* lease.c */
     struct bt_wtokens bufs[BT_WORKER_TOKEN_BUFS];
     struct bt_wtokens *tokens; /* of the step being finished */
     struct bt_wout *after;     /* [max_slots] goes out behind its tokens */
@@ -277,70 +256,6 @@ void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o);
 /* Appends the sampled token to r, reports it to its conductor, and decides whether r is finished
  * (the answer is in r->finish). false: the token is not usable, r is ending. */
 bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);
-
-/* ---- lease.c: what the pool has of a request, borrowed ---- */
-/* Is it known what the pool has of r from block `first` on? Asks the kvstore when called first. */
-bool bt_wlease_known(struct bt_wcore *c, struct bt_wreq *r, uint32_t first);
-/* Is that not known yet, and worth asking for? */
-bool bt_wlease_may_ask(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t first);
-/* The kvstore's answer; takes cmd's lease. */
-void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd);
-/* The kvstore wants the lease back: a request that only waits gives it. */
-void bt_wlease_recalled(struct bt_wcore *c, uint64_t id);
-/* r needs no lease any more; nothing reads its slots. */
-void bt_wlease_drop(struct bt_wcore *c, struct bt_wreq *r);
-/* The slab is gone: leases mean nothing, and no piece comes. */
-void bt_wlease_detached(struct bt_wcore *c);
-/* Loads the leased blocks [first, end) into r's pages; r->role->quiet() follows. On failure r's
- * load flow may be open. */
-bt_status_t bt_wlease_load(struct bt_wcore *c, struct bt_wreq *r, uint32_t first,
-                           uint32_t end) BT_MUST_CHECK;
-/* The load is over: gives the lease back. True: its slots were SEALED all the while. */
-bool bt_wlease_loaded(struct bt_wcore *c, struct bt_wreq *r);
-/* r has a slot, pages, and KV up to its position, a block's begin: what the pool has behind it is
- * loaded piece by piece (bt_wlease_piece_loaded after each), then r goes on as PROMPT. */
-void bt_wlease_pieces(struct bt_wcore *c, struct bt_wreq *r);
-void bt_wlease_piece_loaded(struct bt_wcore *c, struct bt_wreq *r);
-/* Pieces that the kvstore does not send in time are computed. Every turn of the engine thread. */
-void bt_wlease_tick(struct bt_wcore *c);
-
-/* ---- writeback.c: blocks that are in no grant, of generated text and of a prompt that no slab
- * holds, go back to the pool ---- */
-/* Offers the blocks of r that have become full, as far as the limit of blocks in flight allows. */
-void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r);
-/* r has lost its pages: the blocks from `from` on may not be in the pool. off: offer none. */
-void bt_wback_restart(struct bt_wreq *r, uint32_t from, bool off);
-/* r has ended. True: it has blocks that are worth keeping its pages for, until they have been
- * offered or pages are short; then bt_wcore_drained. */
-bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r);
-/* r is about to lose its pages: what has not been offered is offered now. */
-void bt_wback_preempt(struct bt_wcore *c, struct bt_wreq *r);
-/* The kvstore's answer to an offer: a slot to write to, or why there is none. */
-void bt_wback_slot(struct bt_wcore *c, uint64_t put, bt_status_t st, uint32_t slot, uint32_t gen);
-/* A ticket of p's copy was polled. */
-void bt_wback_ticket(struct bt_wcore *c, struct bt_wput *p);
-/* Pages are short: gives up offers that the kvstore has not answered in time, and pages that are
- * only kept to be written. False: there are none. */
-bool bt_wback_expire(struct bt_wcore *c);
-/* The kvstore is gone: nothing that was offered will be answered. */
-void bt_wback_detached(struct bt_wcore *c);
-
-/* ---- grant.c ---- */
-/* The kvstore's answer to the open of cmd's request; takes its grant. */
-void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd);
-/* Tells the kvstore that r has no more use of its grant, or of one that is on its way. */
-void bt_wgrant_emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort);
-/* Trailer (if due) and LocalClose: r has no more use of the slots of its grant. */
-void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r);
-/* Is this slot of the grant's slab still the one that was given, by its generation? */
-bool bt_wgrant_slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation);
-/* Are slots [first, end) of the grant still the ones that were granted? */
-bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
-/* A slab to work with; takes s's first reference. */
-void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);
-/* The kvstore is gone: who needs its slots fails, the mapping lives until all copies are quiet. */
-void bt_wcore_detached(struct bt_wcore *c);
-void bt_wslab_put(struct bt_wslab *s); /* drops a reference */
 
 /* ---- admission.c ---- */
 /* Starts queued requests as far as slots and pages go. */

@@ -107,7 +107,7 @@ static void allocate(struct bt_wcore *c)
     bt_list_init(&c->waiting);
     bt_list_init(&c->closing);
     bt_list_init(&c->shared);
-    bt_list_init(&c->draining);
+    bt_list_init(&c->puts.draining);
     c->block_tokens = c->layout.page_tokens;
     c->max_slots = c->info->max_slots;
     c->max_rows = c->info->max_rows;
@@ -122,11 +122,11 @@ static void allocate(struct bt_wcore *c)
     c->step.rows = bt_calloc(c->max_slots, sizeof(c->step.rows[0]));
     c->step.erows = bt_calloc(c->max_slots, sizeof(c->step.erows[0]));
     /* Not more than slots, whatever is configured: an engine has flows for its slots. */
-    c->max_puts = BT_MIN((uint32_t)c->conf->writeback_max, c->max_slots);
-    c->all_puts = c->max_puts + c->max_slots;
-    c->puts = bt_calloc(c->all_puts, sizeof(c->puts[0]));
+    c->puts.max = BT_MIN((uint32_t)c->conf->writeback_max, c->max_slots);
+    c->puts.all = c->puts.max + c->max_slots;
+    c->puts.put = bt_calloc(c->puts.all, sizeof(c->puts.put[0]));
     /* A request has at most four tickets out (slot, three flows), a put one, a step two. */
-    c->max_tickets = 4 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->all_puts + 8;
+    c->max_tickets = 4 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->puts.all + 8;
     c->tickets = bt_calloc(c->max_tickets, sizeof(c->tickets[0]));
     c->blocks_max = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
     c->blocks = bt_calloc(c->blocks_max, sizeof(c->blocks[0]));
@@ -143,8 +143,8 @@ static void allocate(struct bt_wcore *c)
 
 static void free_all(struct bt_wcore *c)
 {
-    while (c->pages != NULL && !bt_list_empty(&c->draining)) {
-        bt_wcore_drained(c, BT_CONTAINER_OF(c->draining.next, struct bt_wreq, link));
+    while (c->pages != NULL && !bt_list_empty(&c->puts.draining)) {
+        bt_wcore_drained(c, BT_CONTAINER_OF(c->puts.draining.next, struct bt_wreq, link));
     }
     if (c->eng != NULL) {
         c->vt->close(c->eng);
@@ -157,7 +157,7 @@ static void free_all(struct bt_wcore *c)
     free(c->step.reqs);
     free(c->step.rows);
     free(c->step.erows);
-    free(c->puts);
+    free(c->puts.put);
     free(c->tickets);
     free(c->blocks);
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
@@ -232,7 +232,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     struct bt_wreq *r = cmd->req;
     switch (cmd->kind) {
     case BT_WCMD_SUBMIT: bt_wcore_submit(c, r); break;
-    case BT_WCMD_OPENED: bt_wcore_opened(c, cmd); break;
+    case BT_WCMD_OPENED: bt_wgrant_opened(c, cmd); break;
     case BT_WCMD_TRAILER:
         if (r->stage == BT_WREQ_LANDING) {
             r->role->landed(c, r, cmd->u.trailer.first_token, cmd->u.trailer.finished);
@@ -245,7 +245,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
         break;
     case BT_WCMD_CANCEL_CHOICE: bt_wcore_end_choice(c, r); break;
     case BT_WCMD_REVOKE:
-        if (r->grant_open || r->stage == BT_WREQ_OPENING) {
+        if (r->grant.open || r->stage == BT_WREQ_OPENING) {
             bt_wcore_end(c, r, cmd->status, "the kvstore takes its grant back: %s", cmd->detail);
         }
         break;
@@ -272,8 +272,9 @@ static void sleep_on_ring(struct bt_wcore *c, bool held)
         return;
     }
     struct pollfd p = {.fd = c->in.efd, .events = POLLIN};
-    int n = poll(&p, 1,
-                 c->n_asked + c->n_puts > 0 ? 10 : 1000); /* answers are waited for with a limit */
+    int n = poll(
+        &p, 1,
+        c->leases.n_asked + c->puts.n > 0 ? 10 : 1000); /* answers are waited for with a limit */
     BT_ASSERT(n >= 0 || errno == EINTR);
     bt_ring_disarm(&c->in);
 }

@@ -42,7 +42,7 @@ static bool grant_fits(const struct bt_wcore *c, const struct bt_wreq *r, const 
     return true;
 }
 
-void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
+void bt_wgrant_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
 {
     struct bt_wreq *r = cmd->req;
     struct bt_wgrant *g = cmd->u.grant;
@@ -55,10 +55,10 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
         bt_wcore_end(c, r, cmd->status, "kvstore: %s", cmd->detail);
         return;
     }
-    r->grant = g;
-    r->grant_open = true;
-    r->slab = c->slab;
-    r->slab->refs++;
+    r->grant.terms = g;
+    r->grant.open = true;
+    r->grant.slab = c->slab;
+    r->grant.slab->refs++;
     if (!grant_fits(c, r, g)) {
         bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
                      "the kvstore's grant does not fit the submission: tokens %u/%u, slots %u, "
@@ -66,31 +66,32 @@ void bt_wcore_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
                      g->n_tokens, r->sub->n, g->n_slots, g->resident_blocks, g->chunk_tokens);
         return;
     }
-    if (!bt_wcore_slots_valid(r, 0, g->n_slots)) {
+    if (!bt_wgrant_valid(r, 0, g->n_slots)) {
         bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant has been given away");
         return;
     }
-    r->streams = g->n_tokens < r->sub->n && !r->sub->no_cache;
+    r->oversized = g->n_tokens < r->sub->n && !r->sub->no_cache;
     for (struct bt_wreq *k = r; k != NULL; k = k->next_choice) {
-        k->wb_off = g->n_tokens < r->sub->n; /* what is generated lies behind a gap ... */
+        /* What is generated behind a part of a prompt lies behind a gap ... */
+        bt_wback_restart(k, k->wback.from, g->n_tokens < r->sub->n);
     }
-    if (r->streams) { /* ... but for the one who fills it */
-        r->wb_off = false;
-        r->wb_from = g->n_slots;
+    if (r->oversized) { /* ... but for the choice that fills it */
+        bt_wback_restart(r, g->n_slots, false);
     }
     r->role->opened(c, r);
 }
 
 bool bt_wgrant_slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation)
 {
-    uint64_t w = atomic_load_explicit(&r->slab->slab->headers[slot].state, memory_order_acquire);
+    uint64_t w =
+        atomic_load_explicit(&r->grant.slab->slab->headers[slot].state, memory_order_acquire);
     bt_slot_state_t s = bt_slot_state(w);
     return bt_slot_generation(w) == generation && (s == BT_SLOT_WRITING || s == BT_SLOT_SEALED);
 }
 
-bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end)
+bool bt_wgrant_valid(const struct bt_wreq *r, uint32_t first, uint32_t end)
 {
-    const struct bt_wgrant *g = r->grant;
+    const struct bt_wgrant *g = r->grant.terms;
     for (uint32_t i = first; i < end; i++) {
         if (!bt_wgrant_slot_valid(r, g->slots[i], bt_wgrant_gens(g)[i])) {
             return false;
@@ -99,29 +100,35 @@ bool bt_wcore_slots_valid(const struct bt_wreq *r, uint32_t first, uint32_t end)
     return true;
 }
 
-void bt_wcore_grant_close(struct bt_wcore *c, struct bt_wreq *r)
+void bt_wgrant_trailer(struct bt_wreq *r, uint32_t first_token)
 {
-    if (!r->grant_open) {
+    r->grant.trailer_due = true;
+    r->grant.first_token = first_token;
+}
+
+void bt_wgrant_close(struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!r->grant.open) {
         return;
     }
     BT_ASSERT(r->load_flow == 0 && r->store_flow == 0 && r->flows_pending == 0);
-    bool abort = r->grant_abort;
-    if (r->trailer_due && !abort) {
+    bool abort = r->end_status != BT_OK;
+    if (r->grant.trailer_due && !abort) {
         struct bt_wout o = {.kind = BT_WOUT_TRAILER, .attach = r->sub->attach};
         o.u.local.request = r->sub->request;
         o.u.local.epoch = r->sub->epoch;
-        o.u.local.first_token = r->first_token;
+        o.u.local.first_token = r->grant.first_token;
         o.u.local.finished = r->finish != BATON__FINISH__NOT_FINISHED;
         o.u.local.last_compute_ns = r->last_compute_ns;
         bt_wcore_emit(c, &o);
     }
-    r->trailer_due = false;
+    r->grant.trailer_due = false;
     bt_wgrant_emit_close(c, r, abort);
-    r->grant_open = false;
-    bt_wslab_put(r->slab);
-    r->slab = NULL;
-    free(r->grant);
-    r->grant = NULL;
+    r->grant.open = false;
+    bt_wslab_put(r->grant.slab);
+    r->grant.slab = NULL;
+    free(r->grant.terms);
+    r->grant.terms = NULL;
 }
 
 /* ---- the kvstore comes and goes ---- */
@@ -143,7 +150,7 @@ static struct bt_wreq *next_with_grant(const struct bt_list *head)
 {
     for (struct bt_list *it = head->next; it != head; it = it->next) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if ((r->grant_open || r->stage == BT_WREQ_OPENING) && !bt_wreq_ending(r)) {
+        if ((r->grant.open || r->stage == BT_WREQ_OPENING) && !bt_wreq_ending(r)) {
             return r;
         }
     }

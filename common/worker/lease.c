@@ -24,7 +24,7 @@ static uint32_t full_blocks(const struct bt_wcore *c, const struct bt_wreq *r)
 static bool worth_asking(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t first)
 {
     return c->slab != NULL && !r->sub->no_cache && full_blocks(c, r) > first &&
-           bt_mono_ns() >= c->reload_after_ns;
+           bt_mono_ns() >= c->leases.ask_from_ns;
 }
 
 /* The keys of blocks [first, first + n). */
@@ -54,16 +54,16 @@ static void ask(struct bt_wcore *c, struct bt_wreq *r, uint32_t first)
         BT_MIN(full_blocks(c, r) - first, r->lease.by_pieces ? r->lease.ask_blocks : BLOCKS_MAX);
     struct bt_wkeys *k = keys_of(c, r, first, n);
     r->lease.state = BT_WLEASE_ASKED;
-    r->lease.id = ++c->next_lease;
+    r->lease.id = ++c->leases.next_id;
     /* To wait for a piece costs nobody else anything, to compute a prompt of that size does. */
     r->lease.until_ns = bt_mono_ns() + (r->lease.by_pieces ? LOADING_NS : ANSWER_NS);
     r->lease.first = first;
     r->lease.want = n;
-    c->n_asked++;
+    c->leases.n_asked++;
     struct bt_wout o = {.kind = BT_WOUT_LEASE, .attach = c->slab->attach};
     o.u.lease.id = r->lease.id;
     o.u.lease.keys = k;
-    o.u.lease.passing = r->streams;
+    o.u.lease.passing = r->oversized;
     o.u.lease.request = r->sub->request;
     o.u.lease.epoch = r->sub->epoch;
     o.u.lease.first = first;
@@ -86,7 +86,7 @@ static bool late(struct bt_wcore *c, struct bt_wreq *r)
     BT_WARN("lease_unanswered", "req=%016llx epoch=%u", (unsigned long long)r->sub->request,
             r->sub->epoch);
     bt_wlease_drop(c, r);
-    c->reload_after_ns = bt_mono_ns() + PAUSE_NS;
+    c->leases.ask_from_ns = bt_mono_ns() + PAUSE_NS;
     return true;
 }
 
@@ -157,7 +157,7 @@ void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd)
         r->lease.until_ns = bt_mono_ns() + LOADING_NS;
         return;
     }
-    c->n_asked--;
+    c->leases.n_asked--;
     r->lease.state = BT_WLEASE_KNOWN;
     if (l != NULL && (l->n == 0 || l->n > r->lease.want || !slots_sealed(c->slab->slab, l))) {
         BT_WARN("lease_refused", "req=%016llx epoch=%u blocks=%u why=%s",
@@ -192,7 +192,7 @@ void bt_wlease_recalled(struct bt_wcore *c, uint64_t id)
 void bt_wlease_drop(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->lease.state == BT_WLEASE_ASKED) {
-        c->n_asked--; /* should an answer come, nobody is found for it */
+        c->leases.n_asked--; /* should an answer come, nobody is found for it */
     }
     r->lease.state = BT_WLEASE_NONE;
     if (r->lease.got != NULL) {
@@ -326,7 +326,7 @@ void bt_wlease_piece_loaded(struct bt_wcore *c, struct bt_wreq *r)
 void bt_wlease_tick(struct bt_wcore *c)
 {
     struct bt_list *it;
-    for (it = c->active.next; c->n_asked > 0 && it != &c->active; it = it->next) {
+    for (it = c->active.next; c->leases.n_asked > 0 && it != &c->active; it = it->next) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->lease.by_pieces && r->lease.state == BT_WLEASE_ASKED && late(c, r)) {
             pieces_end(c, r);

@@ -298,7 +298,7 @@ void bt_wload_publish(struct bt_wcore *c)
     struct bt_wstats *s = c->stats;
     /* Pages of what drains are given up when somebody wants them. */
     uint32_t pages_free =
-        BT_MIN(bt_page_pool_free_count(c->pages) + c->drain_pages, c->info->pages);
+        BT_MIN(bt_page_pool_free_count(c->pages) + c->puts.drain_pages, c->info->pages);
     uint64_t queued = 0, kv = 0, rows = 0;
     struct bt_classes classes = {0};
     struct bt_list *it;

@@ -40,7 +40,7 @@ static struct bt_wreq *alloc(const struct bt_wcore *c, const struct bt_submissio
         m->sub.params.bias_ids = ids;
         m->sub.params.bias = bias;
     }
-    r->wb_from = s->n / c->block_tokens;
+    r->wback.from = s->n / c->block_tokens;
     bt_list_init(&r->ctl.link);
     bt_list_init(&r->link);
     return r;
@@ -89,7 +89,7 @@ void bt_wreq_free(struct bt_wreq *lead)
         if (lead->role->release != NULL) {
             lead->role->release(lead);
         }
-        free(lead->grant);
+        free(lead->grant.terms);
         free(lead->lease.got);
         free(lead);
         lead = next;

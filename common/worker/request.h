@@ -7,50 +7,15 @@
 #include "common/base/list.h"
 #include "common/engine/engine.h"
 #include "common/kv/key.h"
-#include "common/slab/slab.h"
+#include "common/worker/grant.h"
+#include "common/worker/lease.h"
 #include "common/worker/worker.h"
+#include "common/worker/writeback.h"
 #include "session.pb-c.h"
 
 #define BT_WORKER_DETAIL  192 /* bytes of an Ended's detail */
 #define BT_WORKER_NO_SLOT UINT32_MAX
 #define BT_WORKER_CHOICES 16 /* most of a submission */
-
-/* Our own mapping of the node's slab. The kvstore's session may end at any moment; this mapping
- * lives until no copy of the engine can touch it. The control thread makes it and hands it over. */
-struct bt_wslab {
-    struct bt_slab *slab;
-    const struct bt_engine_vtable *vt; /* of the engine that has it open */
-    struct bt_engine *eng;
-    uint64_t attach; /* number of the attachment */
-    uint32_t refs;   /* requests and puts that use it */
-    bool dead;       /* the kvstore has gone: unmap when refs is 0 */
-};
-
-/* What the kvstore said in LocalOpened. */
-struct bt_wgrant {
-    uint32_t n_tokens, resident_blocks, chunk_tokens, flow_word, n_slots;
-    uint32_t slots[]; /* [n_slots], then generations [n_slots] */
-};
-static inline const uint32_t *bt_wgrant_gens(const struct bt_wgrant *g)
-{
-    return g->slots + g->n_slots;
-}
-
-/* What the kvstore said in LocalLeased. */
-struct bt_wlease {
-    uint32_t n;
-    uint32_t slots[]; /* [n], then generations [n] */
-};
-/* Blocks behind the resident ones that the kvstore has brought meanwhile (LocalTail). */
-struct bt_wtail {
-    struct bt_wtail *next; /* of the request: the blocks behind these */
-    uint32_t first, n;
-    uint32_t slots[]; /* [n], then generations [n] */
-};
-struct bt_wkeys { /* of a LocalLease; the control thread frees them */
-    uint32_t n;
-    struct bt_kv_key keys[];
-};
 
 typedef enum {
     BT_WREQ_OPENING,    /* LocalOpen sent */
@@ -95,16 +60,12 @@ struct bt_wreq_ctl {
     bool cancel_sent, opened_seen, trailer_seen, revoke_seen;
 };
 
-/* What a request has asked the pool for (lease.c). */
-struct bt_wreq_lease {
-    enum { BT_WLEASE_NONE, BT_WLEASE_ASKED, BT_WLEASE_KNOWN } state;
-    uint64_t id, until_ns;  /* ASKED: not waited for beyond */
-    uint32_t first, want;   /* blocks asked for: [first, first + want) */
-    struct bt_wlease *got;  /* which of them are leased; NULL: none */
-    struct bt_wslab *slab;  /* of got */
-    bool by_pieces;         /* holds a slot and pages: LOADING until there are no more pieces */
-    struct bt_kv_key chain; /* of the block before chain_at, where the last piece begins */
-    uint32_t chain_at, ask_blocks; /* blocks to ask for next */
+/* A lead's: its submission as a whole. */
+struct bt_wreq_group {
+    uint32_t n_left;    /* choices that have not ended */
+    uint32_t n_holding; /* choices that hold a slot and pages */
+    bt_status_t status; /* the first that is not OK */
+    char detail[BT_WORKER_DETAIL];
 };
 
 /* One choice of a submission. The first one, the lead, has the grant and the prompt; the others are
@@ -114,11 +75,16 @@ struct bt_wreq {
     const struct bt_submission *sub;
     struct bt_wreq *lead;        /* of its submission; the lead's is itself */
     struct bt_wreq *next_choice; /* freed with the lead */
-    struct bt_prompt *prompt;    /* written by prefill/ only */
-    struct bt_row *row;          /* written by decode/ only */
+    struct bt_wreq_ctl ctl;      /* written by the control thread; the rest by the engine thread */
 
-    struct bt_wreq_ctl ctl; /* written by the control thread, the rest by the engine thread */
+    struct bt_prompt *prompt;   /* written by prefill/ only */
+    struct bt_row *row;         /* written by decode/ only */
+    struct bt_wreq_grant grant; /* grant.c */
+    struct bt_wreq_lease lease; /* lease.c */
+    struct bt_wreq_wback wback; /* writeback.c */
+    struct bt_wreq_group group; /* core.c, admission.c */
 
+    /* the sequence: core.c, admission.c and step.c, between two calls the role */
     struct bt_list link; /* queue, or active by rising order */
     const struct bt_role_ops *role;
     bt_wreq_stage_t stage;
@@ -126,35 +92,23 @@ struct bt_wreq {
     uint32_t len, pos; /* known tokens; next position to compute */
     uint32_t cached;   /* tokens whose KV was loaded and not computed */
     uint32_t slot, n_pages;
-    bool resumed; /* preempted before: no grant, no flows but the one of a reload */
-    bool streams; /* a lead whose grant has only the beginning of its prompt: no slab holds it */
-    bool in_step, doomed;
-    bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
-    uint32_t pending; /* tickets of its slot and flows not yet polled */
-    uint32_t flows_pending;         /* of these: closed flows */
-    uint32_t load_flow, store_flow; /* 0: none open */
-    struct bt_wslab *slab;          /* while the grant is open */
-    struct bt_wgrant *grant;
-    bool grant_open, grant_abort, trailer_due;
-    uint32_t first_token;
+    uint32_t *tokens; /* [len_max + 1] */
+    uint32_t *pages;  /* [pages_max] */
+    bool resumed;     /* preempted before: no grant, no flows but the one of a reload */
+    bool oversized; /* a lead whose grant has only the beginning of its prompt: no slab holds it */
+    bool in_step;
+    uint32_t load_flow, store_flow;     /* 0: none open */
     uint64_t start_ns, last_compute_ns; /* wall clock */
     Baton__Finish finish;
+
+    /* its end: core.c */
     bt_status_t end_status;
-    struct bt_wreq_lease lease;
-    /* write-back */
-    struct bt_kv_key chain; /* key of block wb_next - 1 */
-    uint32_t wb_from;       /* first block that may not be in the pool */
-    uint32_t wb_next;       /* next block to write back */
-    bool chain_known, wb_off;
-    bool draining;  /* ended; its pages are kept for blocks still to be offered */
-    bool forgotten; /* draining: is freed afterwards */
-    /* the lead's only: what the choices share */
-    uint32_t n_left;    /* choices that have not ended */
-    uint32_t n_holding; /* choices that hold a slot and pages */
-    bt_status_t status; /* of the submission: the first that is not OK */
-    char detail[BT_WORKER_DETAIL];
-    uint32_t *pages;  /* [pages_max] */
-    uint32_t *tokens; /* [len_max + 1] */
+    bool doomed;      /* ends once it is in no step */
+    bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
+    bool draining;    /* ended; its pages are kept for blocks still to be offered */
+    bool forgotten;   /* draining: is freed afterwards */
+    uint32_t pending; /* tickets of its slot and flows not yet polled */
+    uint32_t flows_pending; /* of these: closed flows */
 };
 
 /* The first choice of s, the lead, for the engine of c, which is open: copies s, its bias arrays

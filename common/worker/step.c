@@ -25,7 +25,7 @@ static void fill_seq(const struct bt_wreq *r, struct bt_batch_seq *s)
     s->order = r->order;
     s->pos = r->pos;
     s->len = r->len;
-    s->chunk_tokens = r->grant != NULL ? r->grant->chunk_tokens : 0;
+    s->chunk_tokens = r->grant.terms != NULL ? r->grant.terms->chunk_tokens : 0;
     s->late = r->sub->late;
     s->kind = r->stage == BT_WREQ_ROW ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
 }

@@ -1,10 +1,9 @@
-/* Write-back: full blocks of generated text return to the pool, so that the next turn of a
- * conversation finds them. Ask the kvstore for a slot, copy page -> slot at the lowest priority,
- * say so. A put holds its own references to page and slab: its request may end or be preempted
- * meanwhile. A prompt that no slab holds is written in the same way, from the end of its grant on
- * while it is computed: the kvstore answers as fast as its SSD writes, so puts wait, not steps, and
- * what is left when the request ends keeps its pages until it is written or they are wanted. Engine
- * thread. */
+/* Write-back: ask the kvstore for a slot, copy page -> slot at the lowest priority, say so. The
+ * next turn of a conversation finds the blocks, and so does a row that was preempted. A put holds
+ * its own references to page and slab: its request may end or be preempted meanwhile. A prompt that
+ * no slab holds is written in the same way, from the end of its grant on while it is computed: the
+ * kvstore answers as fast as its SSD writes, so puts wait, not steps, and what is left when the
+ * request ends keeps its pages until it is written or another request needs them. Engine thread. */
 #include <string.h>
 
 #include "common/worker/core.h"
@@ -13,9 +12,9 @@
 
 static struct bt_wput *free_put(struct bt_wcore *c)
 {
-    for (uint32_t i = 0; i < c->all_puts; i++) {
-        if (c->puts[i].id == 0) {
-            return &c->puts[i];
+    for (uint32_t i = 0; i < c->puts.all; i++) {
+        if (c->puts.put[i].id == 0) {
+            return &c->puts.put[i];
         }
     }
     return NULL;
@@ -26,19 +25,19 @@ static void release_put(struct bt_wcore *c, struct bt_wput *p)
     bt_page_pool_put(c->pages, &p->page, 1);
     bt_wslab_put(p->slab);
     memset(p, 0, sizeof(*p));
-    c->n_puts--;
+    c->puts.n--;
 }
 
 /* Walks the key chain up to the first block that may not be in the pool: the full blocks of what
  * was submitted came through the grant, others were found there. */
 static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
 {
-    if (!r->chain_known) {
-        r->chain_known = true;
-        r->chain = r->sub->root;
-        for (r->wb_next = 0; r->wb_next < r->wb_from; r->wb_next++) {
-            bt_kv_key_next(&r->chain, r->tokens + r->wb_next * c->block_tokens, c->block_tokens,
-                           &r->chain);
+    if (!r->wback.chain_known) {
+        r->wback.chain_known = true;
+        r->wback.chain = r->sub->root;
+        for (r->wback.next = 0; r->wback.next < r->wback.from; r->wback.next++) {
+            bt_kv_key_next(&r->wback.chain, r->tokens + r->wback.next * c->block_tokens,
+                           c->block_tokens, &r->wback.chain);
         }
     }
 }
@@ -46,16 +45,17 @@ static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
 /* Offers r's full blocks, as long as fewer than `max` are on their way. */
 static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool preempted)
 {
-    if (!c->conf->writeback || r->sub->no_cache || r->wb_off || c->slab == NULL ||
-        r->pos / c->block_tokens <= r->wb_from) {
+    if (!c->conf->writeback || r->sub->no_cache || r->wback.off || c->slab == NULL ||
+        r->pos / c->block_tokens <= r->wback.from) {
         return;
     }
     advance_chain(c, r);
-    while (r->pos >= (r->wb_next + 1) * c->block_tokens && c->n_puts < max) {
+    while (r->pos >= (r->wback.next + 1) * c->block_tokens && c->puts.n < max) {
         struct bt_wput *p = free_put(c);
-        uint32_t b = r->wb_next++;
-        bt_kv_key_next(&r->chain, r->tokens + b * c->block_tokens, c->block_tokens, &r->chain);
-        p->id = ++c->next_put << 16 | (uint64_t)(p - c->puts + 1);
+        uint32_t b = r->wback.next++;
+        bt_kv_key_next(&r->wback.chain, r->tokens + b * c->block_tokens, c->block_tokens,
+                       &r->wback.chain);
+        p->id = ++c->puts.next_id << 16 | (uint64_t)(p - c->puts.put + 1);
         p->page = r->pages[b];
         p->slab = c->slab;
         p->preempted = preempted;
@@ -64,14 +64,14 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
         p->req = r;
         p->slab->refs++;
         bt_page_pool_ref(c->pages, p->page);
-        c->n_puts++;
+        c->puts.n++;
         struct bt_wout o = {.kind = BT_WOUT_PUT, .attach = c->slab->attach};
         o.u.put.id = p->id;
-        o.u.put.key = r->chain;
+        o.u.put.key = r->wback.chain;
         o.u.put.depth = b;
         o.u.put.n_tokens = c->block_tokens;
         o.u.put.tenant = r->sub->tenant;
-        o.u.put.passing = r->streams;
+        o.u.put.passing = r->oversized;
         bt_wcore_emit(c, &o);
     }
 }
@@ -79,22 +79,32 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
 /* A stream waits for the disk: it leaves puts to others. */
 void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r)
 {
-    offer(c, r, r->streams ? BT_MAX(c->max_puts / 2, 1u) : c->max_puts, false);
+    offer(c, r, r->oversized ? BT_MAX(c->puts.max / 2, 1u) : c->puts.max, false);
 }
 
 void bt_wback_restart(struct bt_wreq *r, uint32_t from, bool off)
 {
-    r->wb_from = from;
-    r->chain_known = false;
-    r->wb_off = off;
+    r->wback.from = from;
+    r->wback.chain_known = false;
+    r->wback.off = off;
+}
+
+void bt_wback_leave(struct bt_wcore *c, const struct bt_wreq *r)
+{
+    for (uint32_t i = 0; i < c->puts.all; i++) {
+        if (c->puts.put[i].req == r) {
+            c->puts.put[i].req = NULL;
+        }
+    }
 }
 
 /* ---- draining ---- */
 
 static bool left_to_offer(const struct bt_wcore *c, const struct bt_wreq *r)
 {
-    uint32_t next = r->chain_known ? r->wb_next : r->wb_from;
-    return c->conf->writeback && !r->wb_off && c->slab != NULL && r->pos / c->block_tokens > next;
+    uint32_t next = r->wback.chain_known ? r->wback.next : r->wback.from;
+    return c->conf->writeback && !r->wback.off && c->slab != NULL &&
+           r->pos / c->block_tokens > next;
 }
 
 bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
@@ -102,7 +112,7 @@ bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
     /* Whoever has its answer cancels the rest. */
     bool done =
         r->end_status == BT_OK || (r->end_status == BT_ERR_CANCELLED && r->pos >= r->sub->n);
-    if (!r->streams || !done || c->fatal) {
+    if (!r->oversized || !done || c->fatal) {
         return false;
     }
     bt_wback_offer(c, r);
@@ -114,7 +124,7 @@ bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
 static void drain_on(struct bt_wcore *c)
 {
     struct bt_list *i, *tmp;
-    bt_list_for_each_safe (i, tmp, &c->draining) {
+    bt_list_for_each_safe (i, tmp, &c->puts.draining) {
         struct bt_wreq *r = BT_CONTAINER_OF(i, struct bt_wreq, link);
         bt_wback_offer(c, r);
         if (!left_to_offer(c, r)) {
@@ -126,7 +136,7 @@ static void drain_on(struct bt_wcore *c)
 /* Room of its own, so that rows that write much do not keep it out. */
 void bt_wback_preempt(struct bt_wcore *c, struct bt_wreq *r)
 {
-    offer(c, r, c->all_puts, true);
+    offer(c, r, c->puts.all, true);
 }
 
 static void put_done(struct bt_wcore *c, struct bt_wput *p)
@@ -184,7 +194,8 @@ static void start_copy(struct bt_wcore *c, struct bt_wput *p, uint32_t slot)
 void bt_wback_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slot, uint32_t gen)
 {
     uint64_t index = (id & 0xffff) - 1;
-    if (index >= c->all_puts || c->puts[index].id != id || c->puts[index].stage != BT_WPUT_ASKED) {
+    if (index >= c->puts.all || c->puts.put[index].id != id ||
+        c->puts.put[index].stage != BT_WPUT_ASKED) {
         if (st == BT_OK && c->slab != NULL) { /* given up, or of an attachment before this one */
             struct bt_wout o = {.kind = BT_WOUT_PUT_DONE, .attach = c->slab->attach};
             o.u.put.id = id;
@@ -193,7 +204,7 @@ void bt_wback_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slo
         }
         return;
     }
-    struct bt_wput *p = &c->puts[index];
+    struct bt_wput *p = &c->puts.put[index];
     const struct bt_slab *slab = p->slab->slab;
     if (st == BT_OK) {
         uint64_t w = slot < slab->super->n_slots
@@ -210,7 +221,7 @@ void bt_wback_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slo
     if (st != BT_ERR_EXISTS) {
         bt_metric_add(c->stats->wb_skipped, 1);
         if (p->req != NULL) {
-            p->req->wb_off = true; /* blocks behind a gap would not be found */
+            p->req->wback.off = true; /* blocks behind a gap would not be found */
         }
     }
     release_put(c, p);
@@ -228,18 +239,18 @@ void bt_wback_ticket(struct bt_wcore *c, struct bt_wput *p)
 
 bool bt_wback_expire(struct bt_wcore *c)
 {
-    uint64_t now = c->n_puts > 0 ? bt_mono_ns() : 0;
+    uint64_t now = c->puts.n > 0 ? bt_mono_ns() : 0;
     bool any = false;
-    if (!bt_list_empty(&c->draining)) {
-        bt_wcore_drained(c, BT_CONTAINER_OF(c->draining.next, struct bt_wreq, link));
+    if (!bt_list_empty(&c->puts.draining)) {
+        bt_wcore_drained(c, BT_CONTAINER_OF(c->puts.draining.next, struct bt_wreq, link));
         return true;
     }
-    for (uint32_t i = 0; i < c->all_puts && c->n_puts > 0; i++) {
-        struct bt_wput *p = &c->puts[i];
+    for (uint32_t i = 0; i < c->puts.all && c->puts.n > 0; i++) {
+        struct bt_wput *p = &c->puts.put[i];
         if (p->id != 0 && p->stage == BT_WPUT_ASKED && now - p->asked_ns > ANSWER_NS) {
             bt_metric_add(c->stats->wb_skipped, 1);
             if (p->req != NULL) {
-                p->req->wb_off = true;
+                p->req->wback.off = true;
             }
             release_put(c, p);
             any = true;
@@ -250,13 +261,13 @@ bool bt_wback_expire(struct bt_wcore *c)
 
 void bt_wback_detached(struct bt_wcore *c)
 {
-    for (uint32_t i = 0; i < c->all_puts; i++) {
-        struct bt_wput *p = &c->puts[i];
+    for (uint32_t i = 0; i < c->puts.all; i++) {
+        struct bt_wput *p = &c->puts.put[i];
         if (p->id != 0 && p->stage == BT_WPUT_ASKED) {
             release_put(c, p); /* nobody will answer; copies under way end by themselves */
         }
     }
-    while (!bt_list_empty(&c->draining)) {
-        bt_wcore_drained(c, BT_CONTAINER_OF(c->draining.next, struct bt_wreq, link));
+    while (!bt_list_empty(&c->puts.draining)) {
+        bt_wcore_drained(c, BT_CONTAINER_OF(c->puts.draining.next, struct bt_wreq, link));
     }
 }
