@@ -6,14 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/etcd/pin.h"
 #include "common/etcd/remain.h"
 #include "common/log/log.h"
-#include "common/rpc/ranges.h"
 
 /* The record outlives the pin in etcd by so much: conductors and kvstores end it by what they have
  * counted (common/etcd/remain.h), and etcd, which counts anew when its leader changes, only sweeps
  * behind them. */
 #define LEASE_SLACK_S 10
+/* Conductors that pin at the same time may make some more than each of them allows. */
+#define LISTED_MAX (2 * BT_PIN_ALL)
 
 struct entry {
     Baton__Pin *pin; /* without its keys */
@@ -40,11 +42,6 @@ struct call { /* waits for etcd; may outlive the table, as etcd ends its calls a
     bt_pin_table_done_fn done;
     void *arg;
 };
-
-static char *key_of(const struct bt_pin_table *p, uint64_t id)
-{
-    return bt_sprintf("%s%016" PRIx64, p->prefix, id);
-}
 
 static size_t find(const struct bt_pin_table *p, uint64_t id)
 {
@@ -79,10 +76,17 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
 {
     struct bt_pin_table *p = arg;
     char why[256];
-    Baton__Pin *pin = bt_pin_unpack(kv->value, kv->value_len, why, sizeof(why));
+    Baton__Pin *pin = bt_pin_read(p->prefix, kv, why, sizeof(why));
     if (pin == NULL) {
         BT_WARN("pin_malformed", "key=%s why=%s remedy=%s", kv->key, why,
                 "it is not listed; written by another version or damaged: delete it and pin again");
+        return;
+    }
+    size_t at = find(p, pin->id);
+    if (at == p->n && p->n >= LISTED_MAX) {
+        BT_WARN("pin_refused", "id=%016" PRIx64 " pins=%zu why=%s", pin->id, p->n,
+                "etcd has more pins than conductors make; it is not listed: delete what is none");
+        baton__pin__free_unpacked(pin, NULL);
         return;
     }
     struct bt_remain_term term = {
@@ -94,7 +98,6 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     free(pin->keys.data);
     pin->keys.data = NULL;
     pin->keys.len = 0;
-    size_t at = find(p, pin->id);
     if (at < p->n) {
         take_out(p, at);
     }
@@ -109,8 +112,8 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
 static void on_delete(void *arg, const char *key)
 {
     struct bt_pin_table *p = arg;
-    size_t n = strlen(p->prefix);
-    size_t at = strncmp(key, p->prefix, n) == 0 ? find(p, strtoull(key + n, NULL, 16)) : p->n;
+    uint64_t id;
+    size_t at = bt_pin_key_id(p->prefix, key, &id) ? find(p, id) : p->n;
     if (at < p->n) {
         bt_remain_forget(p->remain, p->list[at].pin->id);
         take_out(p, at);
@@ -131,7 +134,7 @@ struct bt_pin_table *bt_pin_table_create(struct bt_etcd *e, const char *cluster)
     static const struct bt_etcd_watch_ops ops = {.on_put = on_put, .on_delete = on_delete};
     struct bt_pin_table *p = bt_calloc(1, sizeof(*p));
     p->etcd = e;
-    p->prefix = bt_sprintf("/baton/%s/pins/", cluster);
+    p->prefix = bt_pin_prefix(cluster);
     p->remain = bt_remain_create(e, on_remain, p);
     p->watch = bt_etcd_watch_start(e, p->prefix, &ops, p);
     return p;
@@ -267,13 +270,11 @@ void bt_pin_table_pin(struct bt_pin_table *p, const struct bt_pin_spec *spec,
 {
     struct call *c = bt_calloc(1, sizeof(*c));
     char why[256];
-    uint64_t now = bt_real_ns(), id = 0;
+    uint64_t now = bt_real_ns();
     BT_ASSERT(spec->n > 0);
-    for (int i = 0; i < 8; i++) {
-        id = id << 8 | spec->keys[spec->n - 1].b[i];
-    }
+    uint64_t id = bt_pin_id(&spec->keys[spec->n - 1]);
     c->etcd = p->etcd;
-    c->key = key_of(p, id);
+    c->key = bt_pin_key(p->prefix, id);
     c->done = done;
     c->arg = arg;
     if (too_much(p, id, spec->n, why, sizeof(why)) != NULL) {
@@ -317,7 +318,7 @@ void bt_pin_table_unpin(struct bt_pin_table *p, uint64_t id, bt_pin_table_done_f
     struct call *c = bt_calloc(1, sizeof(*c));
     size_t at = find(p, id);
     c->etcd = p->etcd;
-    c->key = key_of(p, id);
+    c->key = bt_pin_key(p->prefix, id);
     c->done = done;
     c->arg = arg;
     if (at == p->n || expired(&p->list[at])) {

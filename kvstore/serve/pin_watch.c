@@ -4,10 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cluster.pb-c.h"
+#include "common/etcd/pin.h"
 #include "common/etcd/remain.h"
 #include "common/log/log.h"
-#include "common/rpc/ranges.h"
 
 struct bt_pin_watch {
     struct bt_pins *pins;
@@ -16,57 +15,41 @@ struct bt_pin_watch {
     struct bt_remain *remain;
 };
 
-/* The id that a key names; false: it is none of ours. */
-static bool id_of(const struct bt_pin_watch *w, const char *key, uint64_t *id_p)
-{
-    size_t n = strlen(w->prefix);
-    char *end = NULL;
-    if (strncmp(key, w->prefix, n) != 0 || strlen(key + n) != 16) {
-        return false;
-    }
-    *id_p = strtoull(key + n, &end, 16);
-    return *end == '\0';
-}
-
 static void on_put(void *arg, const struct bt_etcd_kv *kv)
 {
     struct bt_pin_watch *w = arg;
-    uint64_t id;
-    char why[256] = "its id is not that of its key";
-    Baton__Pin *m = bt_pin_unpack(kv->value, kv->value_len, why, sizeof(why));
-    if (m == NULL || !id_of(w, kv->key, &id) || m->id != id) {
+    char why[256];
+    Baton__Pin *m = bt_pin_read(w->prefix, kv, why, sizeof(why));
+    if (m == NULL) {
         BT_WARN("pin_malformed", "key=%s why=%s remedy=%s", kv->key, why,
                 "it is not followed; written by another version or damaged: delete it and pin "
                 "again");
+        return;
+    }
+    struct bt_remain_term term = {
+        .ttl_ms = m->ttl_ms, .expires_ns = m->expires_ns, .raft_term = m->raft_term};
+    struct bt_pin pin = {.id = m->id,
+                         .n = (uint32_t)(m->keys.len / sizeof(struct bt_kv_key)),
+                         .created_ns = m->created_ns,
+                         .ends_ns = bt_remain_follow(w->remain, m->id, kv->lease, &term)};
+    struct bt_kv_key *keys = bt_malloc(m->keys.len); /* bytes of a message have no type */
+    memcpy(keys, m->keys.data, m->keys.len);
+    pin.keys = keys;
+    if (bt_pins_put(w->pins, &pin) == BT_OK) {
+        BT_INFO("pin", "id=%016llx blocks=%u label=%s", (unsigned long long)m->id, pin.n, m->label);
     } else {
-        struct bt_remain_term term = {
-            .ttl_ms = m->ttl_ms, .expires_ns = m->expires_ns, .raft_term = m->raft_term};
-        struct bt_pin pin = {.id = id,
-                             .n = (uint32_t)(m->keys.len / sizeof(struct bt_kv_key)),
-                             .created_ns = m->created_ns,
-                             .ends_ns = bt_remain_follow(w->remain, id, kv->lease, &term)};
-        struct bt_kv_key *keys = bt_malloc(m->keys.len); /* bytes of a message have no type */
-        memcpy(keys, m->keys.data, m->keys.len);
-        pin.keys = keys;
-        if (bt_pins_put(w->pins, &pin) == BT_OK) {
-            BT_INFO("pin", "id=%016llx blocks=%u label=%s", (unsigned long long)id, pin.n,
-                    m->label);
-        } else {
-            BT_WARN("pin_refused", "id=%016llx blocks=%u why=%s", (unsigned long long)id, pin.n,
-                    "this kvstore has as many pins as it can; unpin others");
-        }
-        free(keys);
+        BT_WARN("pin_refused", "id=%016llx blocks=%u why=%s", (unsigned long long)m->id, pin.n,
+                "this kvstore has as many pins as it can; unpin others");
     }
-    if (m != NULL) {
-        baton__pin__free_unpacked(m, NULL);
-    }
+    free(keys);
+    baton__pin__free_unpacked(m, NULL);
 }
 
 static void on_delete(void *arg, const char *key)
 {
     struct bt_pin_watch *w = arg;
     uint64_t id;
-    if (id_of(w, key, &id)) {
+    if (bt_pin_key_id(w->prefix, key, &id)) {
         BT_INFO("unpin", "id=%016llx", (unsigned long long)id);
         bt_remain_forget(w->remain, id);
         bt_pins_remove(w->pins, id);
@@ -85,7 +68,7 @@ struct bt_pin_watch *bt_pin_watch_start(struct bt_etcd *e, const char *cluster,
     static const struct bt_etcd_watch_ops ops = {.on_put = on_put, .on_delete = on_delete};
     struct bt_pin_watch *w = bt_calloc(1, sizeof(*w));
     w->pins = pins;
-    w->prefix = bt_sprintf("/baton/%s/pins/", cluster);
+    w->prefix = bt_pin_prefix(cluster);
     w->remain = bt_remain_create(e, on_remain, w);
     w->watch = bt_etcd_watch_start(e, w->prefix, &ops, w);
     return w;

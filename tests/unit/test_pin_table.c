@@ -25,9 +25,9 @@ struct fix {
     struct bt_pin_table *pins;
     struct bt_kv_key key;
     Baton__Pin record; /* what etcd has from the start */
-    bool has_record;
-    int put_code; /* what a write is answered with */
-    bool silent;  /* it is not answered */
+    const char *name;  /* ... under this key; NULL: nothing */
+    int put_code;      /* what a write is answered with */
+    bool silent;       /* it is not answered */
     struct bt_rpc_call *unanswered;
     int64_t revoked;
     uint32_t puts, listings, done;
@@ -41,14 +41,15 @@ static void on_range(void *arg, struct bt_rpc_call *call, const void *data, size
     Etcdserverpb__RangeResponse m = ETCDSERVERPB__RANGE_RESPONSE__INIT;
     Etcdserverpb__ResponseHeader h = ETCDSERVERPB__RESPONSE_HEADER__INIT;
     Etcdserverpb__KeyValue kv = ETCDSERVERPB__KEY_VALUE__INIT, *list = &kv;
-    char *key = (char *)"/baton/t/pins/0102030405060708";
+    char key[64];
     uint8_t value[256];
     (void)data;
     (void)len;
     f->listings++;
     m.header = &h;
-    if (f->has_record) {
-        kv.key = (ProtobufCBinaryData){.data = (uint8_t *)key, .len = strlen(key)};
+    if (f->name != NULL) {
+        size_t n = (size_t)snprintf(key, sizeof(key), "/baton/t/pins/%s", f->name);
+        kv.key = (ProtobufCBinaryData){.data = (uint8_t *)key, .len = n};
         kv.value = (ProtobufCBinaryData){.data = value, .len = baton__pin__pack(&f->record, value)};
         kv.lease = OLD_LEASE;
         m.kvs = &list;
@@ -92,21 +93,28 @@ static void on_revoke(void *arg, struct bt_rpc_call *call, const void *data, siz
     bt_rpc_call_reply(call, BT_GRPC_OK, "", NULL, 0);
 }
 
-static void start(struct fix *f, bool has_record)
+#define ID   0x0102030405060708ull /* of the key below */
+#define NAME "0102030405060708"
+
+static void prepare(struct fix *f, const char *name)
 {
-    int port;
-    char endpoint[32], *endpoints[] = {endpoint, NULL};
     memset(f, 0, sizeof(*f));
     for (uint8_t i = 0; i < sizeof(f->key.b); i++) {
         f->key.b[i] = (uint8_t)(i + 1);
     }
     baton__pin__init(&f->record);
-    f->record.id = 0x0102030405060708;
+    f->record.id = ID;
     f->record.created_ns = bt_real_ns();
     f->record.expires_ns = bt_real_ns() + 3600ull * 1000000000;
     f->record.ttl_ms = 3600000;
     f->record.keys = (ProtobufCBinaryData){.data = f->key.b, .len = sizeof(f->key)};
-    f->has_record = has_record;
+    f->name = name;
+}
+
+static void start_prepared(struct fix *f)
+{
+    int port;
+    char endpoint[32], *endpoints[] = {endpoint, NULL};
     assert_int_equal(bt_loop_create(&f->loop), BT_OK);
     assert_int_equal(bt_rpc_create(f->loop, &f->far), BT_OK);
     assert_int_equal(bt_rpc_server_create(f->far, "127.0.0.1:0", &f->server, &port), BT_OK);
@@ -122,6 +130,12 @@ static void start(struct fix *f, bool has_record)
     f->pins = bt_pin_table_create(f->etcd, "t");
     WAIT_FOR(f, f->listings > 0);
     loop_run_for(f->loop, 200);
+}
+
+static void start(struct fix *f, bool has_record)
+{
+    prepare(f, has_record ? NAME : NULL);
+    start_prepared(f);
 }
 
 static void stop(struct fix *f)
@@ -202,6 +216,41 @@ static void an_unpin_says_what_it_does_not_know(void **state)
     stop(&f);
 }
 
+/* Entries that somebody else wrote, or that are damaged: none is listed under a name that is not
+ * its own, where unpinning it would end another pin and not it. */
+static void strange_entries_are_not_listed(void **state)
+{
+    static const struct {
+        const char *name, *label;
+        uint64_t id;
+        int cut; /* bytes of the block's key that are others */
+        bool listed;
+    } rows[] = {{NAME, "all is well", ID, 0, true},
+                {"0102030405060709", "", ID, 0, false},
+                {NAME, "", ID + 1, 0, false},
+                {"0102030405060709", "", ID + 1, 0, false},
+                {NAME, "", ID, 1, false},
+                {"102030405060708", "", ID, 0, false},
+                {"0x02030405060708", "", ID, 0, false},
+                {NAME "0", "", ID, 0, false},
+                {NAME, "\033[2J", ID, 0, false}};
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(rows); i++) {
+        struct fix f;
+        struct bt_pin_info x;
+        size_t it = 0;
+        prepare(&f, rows[i].name);
+        f.record.id = rows[i].id;
+        f.record.label = (char *)rows[i].label;
+        for (int c = 0; c < rows[i].cut; c++) {
+            f.key.b[c] ^= 0x40;
+        }
+        start_prepared(&f);
+        assert_int_equal(bt_pin_table_next(f.pins, &it, &x), rows[i].listed);
+        stop(&f);
+    }
+}
+
 /* A conductor that ends while a pin is under way: the table goes before etcd's client, which then
  * ends its calls. */
 static void a_pin_under_way_outlives_the_table(void **state)
@@ -231,6 +280,7 @@ int main(void)
         cmocka_unit_test(a_new_pin_that_nobody_knows_of_is_taken_back),
         cmocka_unit_test(a_renewal_that_nobody_knows_of_ends_no_pin),
         cmocka_unit_test(an_unpin_says_what_it_does_not_know),
+        cmocka_unit_test(strange_entries_are_not_listed),
         cmocka_unit_test(a_pin_under_way_outlives_the_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
