@@ -40,6 +40,7 @@ struct bt_holders {
     uint64_t replicas;
     uint16_t inner_of[BT_HOLDERS_KVSTORES_MAX]; /* NONE: it has nothing */
     uint16_t outer_of[INNER];
+    uint16_t unswept[BT_HOLDERS_KVSTORES_MAX]; /* inner ids that it had and that are being swept */
     uint64_t held[INNER];
     uint8_t state[INNER]; /* id_state_t */
     uint64_t live[WORDS]; /* inner ids in ID_LIVE */
@@ -232,6 +233,7 @@ static void end_of_pass(struct bt_holders *x)
     for (uint32_t id = 0; id < INNER; id++) {
         if (x->state[id] == ID_SWEPT) {
             x->state[id] = ID_FREE;
+            x->unswept[x->outer_of[id]]--;
         } else if (x->state[id] == ID_DEAD) { /* since the pass began: once more from the start */
             x->state[id] = ID_SWEPT;
         }
@@ -263,6 +265,7 @@ void bt_holders_forget(struct bt_holders *x, uint32_t id)
     x->held[in] = 0;
     x->live[in / 64] &= ~((uint64_t)1 << (in % 64));
     x->n_live--;
+    x->unswept[id]++;
     bool first = x->n_swept + x->n_dead == 0;
     x->state[in] = first ? ID_SWEPT : ID_DEAD;
     x->n_swept += first;
@@ -271,6 +274,12 @@ void bt_holders_forget(struct bt_holders *x, uint32_t id)
         x->cursor = 0;
     }
     bt_holders_sweep(x, SWEEP_FORGET);
+}
+
+uint32_t bt_holders_unswept(const struct bt_holders *x, uint32_t id)
+{
+    BT_ASSERT(id < BT_HOLDERS_KVSTORES_MAX);
+    return x->unswept[id];
 }
 
 static uint16_t inner(struct bt_holders *x, uint32_t id)

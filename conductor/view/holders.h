@@ -27,6 +27,9 @@ void bt_holders_forget(struct bt_holders *x, uint32_t id);
 /* Goes on with that, over at most so many places. */
 void bt_holders_sweep(struct bt_holders *x, size_t places);
 
+/* How often a kvstore was forgotten whose contents of then are not all out of the index yet. */
+uint32_t bt_holders_unswept(const struct bt_holders *x, uint32_t id);
+
 /* For each kvstore id below n_ids: how many of keys[0], keys[stride] ... (n of them) are there
  * without a hole from the first on. match: [n_ids], written. */
 void bt_holders_match(const struct bt_holders *x, const struct bt_kv_key *keys, uint32_t n,

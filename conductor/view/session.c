@@ -16,6 +16,7 @@
 #define BACKOFF_MAX_MS      2000u
 #define FLIGHTS_MS          5u  /* between two looks whether all plans know that it was lost */
 #define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
+#define UNSWEPT_MAX         2u  /* forgotten contents of a kvstore that may wait to be swept */
 #define BLOCK_ADDED_BYTES   36u
 #define BLOCK_REMOVED_BYTES 32u
 #define MIXED_TELL_NS       1000000000ull
@@ -34,6 +35,17 @@ static void blocks_credit(struct bt_session *s, uint32_t n)
     c.messages = n;
     if (bt_rpc_stream_send_pb(s->blocks.stream, &c.base) != BT_OK) {
         bt_session_break(s, "the block event stream takes no more credit");
+    }
+}
+
+/* Gives credit back. To forget what a kvstore has costs a sweep of the index: one that begins anew
+ * again and again waits until the sweeps are over. */
+static void blocks_more(struct bt_session *s)
+{
+    if (s->blocks.stream != NULL && s->blocks.unacked >= BLOCKS_CREDIT / 2 &&
+        bt_holders_unswept(s->view->index, s->kv_id) <= UNSWEPT_MAX) {
+        blocks_credit(s, s->blocks.unacked);
+        s->blocks.unacked = 0;
     }
 }
 
@@ -93,6 +105,13 @@ static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *d
     struct bt_session *s = arg;
     (void)st;
     char why[256];
+    if (s->broken) {
+        return;
+    }
+    if (s->blocks.unacked >= BLOCKS_CREDIT) {
+        bt_session_break(s, "more block events than it had credit for");
+        return;
+    }
     Baton__BlockEvents *e = bt_block_events_unpack(data, len, why, sizeof(why));
     if (e == NULL) {
         bt_session_break(s, why);
@@ -100,10 +119,8 @@ static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *d
         bt_session_break(s, "block events of another incarnation");
     } else {
         apply_events(s, e);
-        if (++s->blocks.unacked >= BLOCKS_CREDIT / 2) {
-            blocks_credit(s, s->blocks.unacked);
-            s->blocks.unacked = 0;
-        }
+        s->blocks.unacked++;
+        blocks_more(s);
     }
     if (e != NULL) {
         baton__block_events__free_unpacked(e, NULL);
@@ -342,6 +359,7 @@ static void say_heartbeat(void *arg, uint64_t seq)
         m.m_case = BATON__TO_KVSTORE__M_HEARTBEAT;
         m.heartbeat = &h;
         (void)bt_session_send_kvstore(s, &m);
+        blocks_more(s);
     }
 }
 

@@ -35,7 +35,7 @@ typedef enum {
 struct bt_session_blocks {
     struct bt_rpc_stream *stream; /* NULL: none */
     uint64_t seq;                 /* expected next; 0: any */
-    uint32_t unacked;             /* messages that credit was not given back for */
+    uint32_t unacked;             /* BlockEvents whose credit it has not got back */
     bool synced;                  /* an inventory has begun, and no gap since */
 };
 

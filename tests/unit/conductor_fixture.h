@@ -463,8 +463,8 @@ static inline struct fake *fake_add(struct fixture *f, const char *kind, const c
     return k;
 }
 
-/* silence_ms: after which a fake that says nothing is given up. */
-static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
+/* silence_ms: after which a fake that says nothing is given up. index_keys: room of the index. */
+static inline void fixture_init_sizes(struct fixture *f, uint32_t silence_ms, size_t index_keys)
 {
     bt_log_init("test", "n0", BT_LOG_ERROR, false);
     memset(f, 0, sizeof(*f));
@@ -483,7 +483,7 @@ static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
                                 .model = "shop/7b",
                                 .heartbeat_ms = 50,
                                 .silence_ms = silence_ms,
-                                .index_keys_max = INDEX_KEYS};
+                                .index_keys_max = index_keys};
     memset(vc.root.b, 7, sizeof(vc.root.b));
     f->view = bt_view_create(f->loop, f->rpc, &vc, f->metrics);
     f->rc = (struct bt_requests_config){
@@ -504,6 +504,11 @@ static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
         .secret = (const uint8_t *)"secret",
         .secret_len = 6,
         .model_name = "m"};
+}
+
+static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
+{
+    fixture_init_sizes(f, silence_ms, INDEX_KEYS);
 }
 
 /* For a busy machine silence is long. */

@@ -406,6 +406,52 @@ static void test_credit(void **state)
     fixture_cleanup(&f);
 }
 
+/* To forget what a kvstore had costs a sweep of the index. One that has that done again and again
+ * gets its credit back when the sweeps are over, and others are not slowed down by it. */
+static void test_resets_wait_for_the_sweep(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init_sizes(&f, 10000, 4u << 20); /* some ten beats of sweeping */
+    fixture_start(&f);
+    struct fake *k1 = fake_add(&f, "kvstore", "k1", "n1");
+    struct fake *k2 = fake_add(&f, "kvstore", "k2", "n2");
+    until(&f, fake_up(k1) && fake_up(k2) && k1->credit > 0 && k2->credit > 0);
+    uint32_t first = k1->credit;
+    uint64_t seq = 1;
+    while (k1->credit > 0) {
+        events(k1, seq++, true, "a", "");
+    }
+    for (uint32_t i = 0; i < 2 * first; i++) {
+        until(&f, k2->credit > 0);
+        events(k2, i + 1, i == 0, i % 2 == 0 ? "a" : "", i % 2 == 0 ? "" : "a");
+    }
+    until(&f, match(&f, k1) == 1);
+    spin(&f, 100);
+    assert_int_equal(k1->credit, 0);
+    until(&f, k1->credit > 0);
+    events(k1, seq, false, "b", "");
+    until(&f, match(&f, k1) == 2);
+    fixture_cleanup(&f);
+}
+
+/* ... and a kvstore that does not wait for its credit is given up. */
+static void test_no_events_without_credit(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_init_sizes(&f, 10000, 4u << 20);
+    fixture_start(&f);
+    struct fake *k = fake_add(&f, "kvstore", "k", "n1");
+    until(&f, fake_up(k) && k->credit > 0);
+    for (uint32_t i = 0; i < 300 && k->blocks != NULL; i++) {
+        k->credit = 1;
+        events(k, 1, true, "a", "");
+    }
+    until(&f, k->sessions == 2 && fake_up(k));
+    fixture_cleanup(&f);
+}
+
 /* The plan follows the blocks. */
 static void test_plan_follows_blocks(void **state)
 {
@@ -604,6 +650,8 @@ int main(void)
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_resets_wait_for_the_sweep),
+        cmocka_unit_test(test_no_events_without_credit),
         cmocka_unit_test(test_credit),
         cmocka_unit_test(test_plan_follows_blocks),
     };
