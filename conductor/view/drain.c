@@ -252,7 +252,8 @@ static void attempt(struct drain *d);
 static void on_refreshed(void *arg, bt_status_t st)
 {
     struct drain *d = arg;
-    if (st != BT_OK) {
+    bool damaged = st == BT_ERR_PEER_PROTOCOL; /* the roles, which force does not ask for */
+    if (st != BT_OK && !(d->force && damaged)) {
         end_drain(d, st, NULL);
         return;
     }
@@ -279,7 +280,9 @@ static void on_written(void *arg, bt_status_t st, bool succeeded)
 }
 
 /* Marked in the view before etcd has it: of two commands here the second one is checked against
- * what the first one leaves. */
+ * what the first one leaves. Of two at different conductors the later one takes notice of the other
+ * mark first, forced or not; only the question who would be left is not asked with force, and so
+ * roles may change meanwhile. */
 static void attempt(struct drain *d)
 {
     struct bt_view *v = d->v;
@@ -294,7 +297,7 @@ static void attempt(struct drain *d)
     const struct bt_etcd_expect seen[] = {{turn, v->drain_turn}, {roles, v->roles_revision}};
     const struct bt_etcd_set sets[] = {{mark, v->name, strlen(v->name)},
                                        {turn, v->name, strlen(v->name)}};
-    bt_etcd_swap(v->etcd, seen, d->force ? 0 : BT_ARRAY_LEN(seen), sets, BT_ARRAY_LEN(sets),
+    bt_etcd_swap(v->etcd, seen, d->force ? 1 : BT_ARRAY_LEN(seen), sets, BT_ARRAY_LEN(sets),
                  on_written, d);
     free(mark);
     free(turn);

@@ -137,8 +137,9 @@ bool bt_view_node_draining(const struct bt_view *v, const char *node);
 bool bt_view_drain_takes_last(const struct bt_view *v, const char *node, char *why, size_t cap);
 /* What the watch calls; tests call it themselves. */
 void bt_view_node_set(struct bt_view *v, const char *node, bool draining);
-/* Writes the mark; all conductors follow it, this one at once. Without force it is checked that the
- * node has not the last worker of a role, against all marks and roles that etcd has. done:
+/* Writes the mark, by compare-and-swap behind all marks that etcd has; all conductors follow it,
+ * this one at once. Without force it is checked that the node has not the last worker of a role,
+ * against all marks and roles that etcd has. done:
  * ERR_INVALID with the reason, or ERR_UNAVAILABLE, ERR_TIMEOUT when etcd does not answer,
  * ERR_UNSUPPORTED without one. */
 typedef void (*bt_view_drain_fn)(void *arg, bt_status_t st, const char *why);

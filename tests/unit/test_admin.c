@@ -1,9 +1,12 @@
-/* What batonctl asked for when the conductor ends: a drain whose mark etcd has not taken yet. */
+/* What batonctl asks for: drains that meet others, and one whose mark etcd has not taken yet when
+ * the conductor ends. */
 #include "tests/unit/conductor_fixture.h"
 #include "tests/unit/etcd_fixture.h"
 
 #include "admin.pb-c.h"
+#include "common/etcd/roles.h"
 #include "conductor/admin.h"
+#include "etcd.pb-c.h"
 #include "loop_wait.h"
 
 struct answer {
@@ -82,8 +85,135 @@ static void a_drain_under_way_outlives_the_view(void **state)
     etcd_cleanup(&etcd);
 }
 
+/* ---- a drain that comes second ---- */
+
+#define TURN "/baton/test/drain/"
+#define MARK "/baton/test/drain/n2" /* of another conductor */
+
+struct far_etcd { /* in which the other conductor's drain has come just before ours */
+    struct bt_rpc *rpc;
+    struct bt_rpc_server *server;
+    int64_t turn;        /* revision of the turn's key */
+    bool damaged;        /* the role table is */
+    uint32_t txns, took; /* asked for, and done */
+    char compared[64];   /* keys of the last one, by their last letters */
+};
+
+static void far_range(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct far_etcd *e = arg;
+    Etcdserverpb__RangeRequest *q = etcdserverpb__range_request__unpack(NULL, len, data);
+    assert_non_null(q);
+    Etcdserverpb__RangeResponse m = ETCDSERVERPB__RANGE_RESPONSE__INIT;
+    Etcdserverpb__ResponseHeader h = ETCDSERVERPB__RESPONSE_HEADER__INIT;
+    Etcdserverpb__KeyValue kv[2], *list[2] = {&kv[0], &kv[1]};
+    static const char *const keys[] = {TURN, MARK};
+    bool marks = q->key.len >= strlen(TURN) && memcmp(q->key.data, TURN, strlen(TURN)) == 0;
+    char *roles = bt_roles_key("test");
+    bool of_roles = q->key.len == strlen(roles) && memcmp(q->key.data, roles, q->key.len) == 0;
+    for (int i = 0; i < 2; i++) {
+        etcdserverpb__key_value__init(&kv[i]);
+        const char *key = of_roles ? roles : keys[i];
+        kv[i].key = (ProtobufCBinaryData){.data = (uint8_t *)(uintptr_t)key, .len = strlen(key)};
+        kv[i].value = (ProtobufCBinaryData){.data = (uint8_t *)(uintptr_t) "\xff", .len = 1};
+        kv[i].mod_revision = e->turn;
+    }
+    m.header = &h;
+    m.kvs = list;
+    m.n_kvs = marks && e->turn != 0 ? 2 : of_roles && e->damaged ? 1 : 0;
+    bt_rpc_call_reply_pb(call, &m.base);
+    free(roles);
+    etcdserverpb__range_request__free_unpacked(q, NULL);
+}
+
+static void far_txn(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    struct far_etcd *e = arg;
+    Etcdserverpb__TxnRequest *q = etcdserverpb__txn_request__unpack(NULL, len, data);
+    assert_non_null(q);
+    Etcdserverpb__TxnResponse m = ETCDSERVERPB__TXN_RESPONSE__INIT;
+    Etcdserverpb__ResponseHeader h = ETCDSERVERPB__RESPONSE_HEADER__INIT;
+    e->turn = e->txns++ == 0 ? 7 : e->turn; /* since we have looked */
+    e->compared[0] = '\0';
+    m.header = &h;
+    m.succeeded = true;
+    for (size_t i = 0; i < q->n_compare; i++) {
+        const Etcdserverpb__Compare *c = q->compare[i];
+        bool turn = c->key.len == strlen(TURN) && memcmp(c->key.data, TURN, c->key.len) == 0;
+        m.succeeded = m.succeeded && (!turn || c->mod_revision == e->turn);
+        strcat(e->compared, turn ? "turn " : "other ");
+    }
+    e->took += m.succeeded;
+    bt_rpc_call_reply_pb(call, &m.base);
+    etcdserverpb__txn_request__free_unpacked(q, NULL);
+}
+
+static void far_start(struct far_etcd *e, struct fixture *f)
+{
+    int port;
+    char endpoint[32], *endpoints[] = {endpoint, NULL};
+    memset(e, 0, sizeof(*e));
+    assert_int_equal(bt_rpc_create(f->loop, &e->rpc), BT_OK);
+    assert_int_equal(bt_rpc_server_create(e->rpc, "127.0.0.1:0", &e->server, &port), BT_OK);
+    bt_rpc_server_unary(e->server, "/etcdserverpb.KV/Range", NULL, far_range, e);
+    bt_rpc_server_unary(e->server, "/etcdserverpb.KV/Txn", NULL, far_txn, e);
+    bt_rpc_server_start(e->server);
+    snprintf(endpoint, sizeof(endpoint), "127.0.0.1:%d", port);
+    assert_int_equal(bt_etcd_create(f->rpc, endpoints, NULL, &f->etcd), BT_OK);
+    bt_view_watch(f->view, f->etcd);
+}
+
+struct drained {
+    int calls;
+    bt_status_t st;
+};
+
+static void on_drained(void *arg, bt_status_t st, const char *why)
+{
+    struct drained *d = arg;
+    (void)why;
+    d->calls++;
+    d->st = st;
+}
+
+/* Force means that nobody asks who would be left. That another conductor drains at the same time is
+ * noticed all the same, and a role table that nobody can read is no obstacle. */
+static void a_forced_drain_comes_behind_the_other(void **state)
+{
+    (void)state;
+    for (int force = 0; force < 2; force++) {
+        struct fixture f;
+        struct far_etcd e;
+        struct drained d = {0};
+        fixture_init(&f);
+        fixture_start(&f);
+        far_start(&e, &f);
+        e.damaged = force;
+        spin(&f, 200); /* it has listed what there is */
+        bt_view_drain(f.view, "n1", force, on_drained, &d);
+        until(&f, d.calls == 1);
+        assert_int_equal(d.st, BT_OK);
+        assert_int_equal(e.txns, 2);
+        assert_int_equal(e.took, 1);
+        assert_string_equal(e.compared, force ? "turn " : "turn other ");
+        assert_true(bt_view_node_draining(f.view, "n1") && bt_view_node_draining(f.view, "n2"));
+        bt_requests_destroy(f.rs);
+        bt_view_destroy(f.view);
+        bt_etcd_destroy(f.etcd);
+        f.rs = NULL;
+        f.view = NULL;
+        f.etcd = NULL;
+        bt_rpc_server_destroy(e.server);
+        bt_rpc_destroy(e.rpc);
+        fixture_cleanup(&f);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_drain_under_way_outlives_the_view)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_drain_under_way_outlives_the_view),
+        cmocka_unit_test(a_forced_drain_comes_behind_the_other),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
