@@ -190,11 +190,12 @@ static void take_stamps(struct bt_tls *t, struct bt_tls_stamp to[BT_TLS_FILES])
 static void warn_of_end(struct bt_tls *t)
 {
     uint64_t now_s = bt_real_ns() / 1000000000;
-    if (now_s + EXPIRING_S < t->own.not_after_s || now_s < t->reminded_s + REMIND_S) {
+    bool over = now_s >= t->own.not_after_s, is_news = over && !t->reminded_of_end;
+    if (now_s + EXPIRING_S < t->own.not_after_s || (now_s < t->reminded_s + REMIND_S && !is_news)) {
         return;
     }
     t->reminded_s = now_s;
-    bool over = now_s >= t->own.not_after_s;
+    t->reminded_of_end = over;
     BT_WARN(over ? "tls_expired" : "tls_expiring", "file=%s hours_left=%lld remedy=%s",
             t->files[BT_TLS_CERT], (long long)(t->own.not_after_s - now_s) / 3600,
             "put a new certificate and key in place of these files; they are read again "
@@ -231,6 +232,7 @@ static void on_look(void *arg)
     bt_cert_ca_destroy(old);
     free(old_revoked);
     t->reminded_s = 0;
+    t->reminded_of_end = false;
     BT_INFO("tls_renewed", "file=%s not_after_s=%llu", t->files[BT_TLS_CERT],
             (unsigned long long)t->own.not_after_s);
     warn_of_end(t);

@@ -45,6 +45,7 @@ struct bt_tls {
     struct bt_timer timer;
     struct bt_tls_stamp stamps[BT_TLS_FILES];
     uint64_t reminded_s;
+    bool reminded_of_end; /* the last time it had ended */
 };
 
 void bt_tls_unref(struct bt_tls *t);

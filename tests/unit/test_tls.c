@@ -480,6 +480,42 @@ static void test_expiry_ends_streams(void **state)
     bt_rpc_channel_destroy(ch);
 }
 
+static void until_closed(struct fixture *f, const char *arg)
+{
+    (void)arg;
+    WAIT_FOR(f, f->closes == 2);
+    loop_run_for(f->loop, 5500); /* who holds it has looked at it too by now */
+}
+
+/* A certificate that ends while a session stands: the session ends within 5 s, both sides say whose
+ * certificate it is and what to do, and with a new one in its place the client is back. */
+static void test_a_short_life(void **state)
+{
+    struct fixture *f = *state;
+    struct bt_rpc_channel *ch;
+    struct reply r;
+    shell("cp main/n2.crt main/short.crt && cp main/n2.key main/short.key");
+    end_in("main/short.crt", "main/ca.key", 6);
+    uint64_t ends_ns = bt_mono_ns() + 6000000000ull;
+    (void)stand(f, "main/short", &ch);
+    bt_tls_watch(f->client_tls, f->loop, NULL);
+    char *log = log_of(until_closed, f, NULL);
+    assert_true(bt_mono_ns() < ends_ns + (5000 + 5500 + 2000) * 1000000ull);
+    assert_has(log, "ev=tls_refused peer=baton://t/conductor/n2");
+    assert_has(log, "has expired\" remedy=\"its calls and streams are ended; give it a new");
+    assert_has(log, "ev=tls_expired file=");
+    assert_has(log, "/main/short.crt hours_left=0 remedy=\"put a new certificate");
+    free(log);
+    bt_rpc_channel_destroy(ch);
+    assert_int_not_equal(call(f, "kvstore/n1", "/t.T/Any", &r), BT_GRPC_OK);
+    shell("cp main/n2.crt main/short.crt");
+    uint64_t end = bt_mono_ns() + 15 * 1000000000ull;
+    while (call(f, "kvstore/n1", "/t.T/Any", &r) != BT_GRPC_OK && bt_mono_ns() < end) {
+        loop_run_for(f->loop, 100);
+    }
+    assert_int_equal(r.code, BT_GRPC_OK);
+}
+
 static void test_revoked_lists(void **state)
 {
     static const struct {
@@ -640,6 +676,7 @@ int main(void)
         T(test_revocation),
         T(test_revoked_server),
         T(test_expiry_ends_streams),
+        T(test_a_short_life),
         cmocka_unit_test(test_revoked_lists),
         T(test_renewal), /* last: it replaces the CA */
     };
