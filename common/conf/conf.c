@@ -57,7 +57,7 @@ static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, st
             const char *kv = arg[5] == '=' ? arg + 6 : argv[++i];
             eq = strchr(kv, '=');
             if (eq == NULL || a->n_sets == SETS_MAX) {
-                usage_error(s, "--set wants KEY=VALUE, not", kv);
+                usage_error(s, "--set needs KEY=VALUE, not", kv);
                 return false;
             }
             a->sets[a->n_sets++] = kv;
@@ -146,7 +146,8 @@ static void look_for_misspelt(const struct bt_conf_schema *s)
         if (key != NULL) {
             char meant[128];
             bt_conf_env_name(key, meant, sizeof(meant));
-            bt_conf_say("environment: %s is no key and is ignored; did you mean %s?", name, meant);
+            bt_conf_say("environment: %s is not a key and is ignored; did you mean %s?", name,
+                        meant);
         }
     }
 }
@@ -264,10 +265,11 @@ bool bt_conf_name_good(const char *key, const char *name, char *err, size_t cap)
 {
     size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
     if (n == 0 || n > NAME_MAX_BYTES || name[n] != '\0' || !isalnum((unsigned char)name[0])) {
-        snprintf(err, cap,
-                 "%s: \"%.140s\" is no name: give 1 to %d letters, digits and the signs . _ -, a "
-                 "letter or digit first",
-                 key, name, NAME_MAX_BYTES);
+        snprintf(
+            err, cap,
+            "%s: \"%.140s\" is not a valid name: use 1 to %d letters, digits and the signs . _ "
+            "-, starting with a letter or digit",
+            key, name, NAME_MAX_BYTES);
         return false;
     }
     return true;

@@ -36,7 +36,7 @@ void bt_conf_reload_all(const struct bt_conf_schema *schema, void *conf, const c
         BT_INFO("reloaded", "log_level=%s", c->log_level);
     } else {
         BT_ERROR("reload_failed", "why=%s",
-                 "no file was given at start, or it has the mistakes that stand above; "
+                 "no file was given at start, or it has the mistakes listed above; "
                  "nothing has changed");
     }
 }

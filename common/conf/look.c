@@ -72,7 +72,7 @@ void bt_conf_listen_why(const char *addr, char *why, size_t cap)
     bool any = addr == NULL || !split(addr, host, sizeof(host), &port) || host[0] == '\0' ||
                strcmp(host, "*") == 0;
     if (addr == NULL || getaddrinfo(any ? NULL : host, port, &hints, &all) != 0) {
-        snprintf(why, cap, "it is no address of this host: write host:port");
+        snprintf(why, cap, "it is not an address: write host:port");
         return;
     }
     for (const struct addrinfo *a = all; a != NULL && error == 0; a = a->ai_next) {
@@ -155,7 +155,7 @@ static bool look_file(const char *key, const char *path, bool secret)
     if (stat(path, &st) != 0 || access(path, R_OK) != 0) {
         snprintf(why, sizeof(why), "it cannot be read: %s", strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
-        snprintf(why, sizeof(why), "it is no file");
+        snprintf(why, sizeof(why), "it is not a regular file");
     } else if (!secret || bt_conf_secret_private(&st, why, sizeof(why))) {
         return true;
     }

@@ -56,11 +56,11 @@ static void help_row(void *arg, const struct bt_conf_row *r)
     }
 }
 
-/* Prints the names of the keys that most operators set: "a, b, c". */
-static void print_main_keys(const struct bt_conf_schema *s, const char *quote)
+/* Prints the names of the keys that most operators set, `between` them. */
+static void print_main_keys(const struct bt_conf_schema *s, const char *between)
 {
     for (size_t i = 0; s->main_keys != NULL && s->main_keys[i] != NULL; i++) {
-        printf("%s%s%s%s", i == 0 ? "" : ", ", quote, s->main_keys[i], quote);
+        printf("%s%s", i == 0 ? "" : between, s->main_keys[i]);
     }
 }
 
@@ -74,7 +74,7 @@ void bt_conf_print_help(const struct bt_conf_schema *s)
            "  --set KEY=VALUE    set one key; wins over the file and the environment\n"
            "  --check            check the configuration, and the addresses, directories and\n"
            "                     model that it names on this host, and exit (0 good, 2 not)\n"
-           "  --check=values     the same without a look at this host\n"
+           "  --check=values     check the values only\n"
            "  --print-example    print a commented configuration file and exit\n"
            "  --version, --help\n\n"
            "Every key can also be set by the environment: kv.block_tokens is\n"
@@ -82,7 +82,7 @@ void bt_conf_print_help(const struct bt_conf_schema *s)
            s->daemon, s->daemon);
     if (s->main_keys != NULL) {
         printf("Most operators set these keys first:\n  ");
-        print_main_keys(s, "");
+        print_main_keys(s, "\n  ");
         printf("\n\n");
     }
     printf("Keys (default):\n");
@@ -172,10 +172,10 @@ void bt_conf_print_docs(const struct bt_conf_schema *s, bool common)
         printf("## All daemons\n\nEvery daemon has these keys. Most of them must be the same in "
                "the whole cluster.\n\n");
     } else {
-        printf("## baton-%s\n\n%s File: `/etc/baton/%s.yaml`.\n\nMost operators set these first: ",
+        printf("## baton-%s\n\n%s File: `/etc/baton/%s.yaml`.\n\nMost operators set these first: `",
                s->daemon, s->summary, s->daemon);
-        print_main_keys(s, "`");
-        printf(".\n\n");
+        print_main_keys(s, "`, `");
+        printf("`.\n\n");
     }
     printf("| key | type | default | meaning | change it |\n|---|---|---|---|---|\n");
     for (size_t t = 0; s->tables[t] != NULL; t++) {

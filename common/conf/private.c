@@ -49,7 +49,7 @@ bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap)
     if (S_ISLNK(st.st_mode)) {
         char *real = realpath(bare, NULL);
         snprintf(why, cap,
-                 "it is a symbolic link, which may lead anywhere tomorrow: name the directory "
+                 "it is a symbolic link, whose target can change: name the directory "
                  "itself (%s)",
                  real != NULL ? real : "its target does not exist");
         free(real);

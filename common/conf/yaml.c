@@ -121,9 +121,9 @@ static void scalar(struct reader *r, const yaml_event_t *ev)
     }
     const struct bt_conf_row *row = row_here(r, ev->start_mark.line);
     if (row != NULL && strlen((const char *)ev->data.scalar.value) != ev->data.scalar.length) {
-        complain(r, ev->start_mark.line, "%s: the value holds a NUL", row->key);
+        complain(r, ev->start_mark.line, "%s: the value contains a NUL character", row->key);
     } else if (row != NULL && row->type == BT_CONF_LIST && !row->one_is_list) {
-        complain(r, ev->start_mark.line, "%s: a list is wanted, write [item, item]", row->key);
+        complain(r, ev->start_mark.line, "%s: this key needs a list: write [item, item]", row->key);
     } else if (row != NULL &&
                !bt_conf_set(row, r->conf, (const char *)ev->data.scalar.value, err, sizeof(err))) {
         complain(r, ev->start_mark.line, "%s: %s", row->key, err);
@@ -137,7 +137,7 @@ static bool sequence(struct reader *r, size_t line)
     bool alive = true;
     const struct bt_conf_row *row = row_here(r, line);
     if (row != NULL && row->type != BT_CONF_LIST) {
-        complain(r, line, "%s: one value is wanted, not a list", row->key);
+        complain(r, line, "%s: this key needs one value, not a list", row->key);
         row = NULL;
     }
     for (;;) {
@@ -186,7 +186,7 @@ static bool mapping(struct reader *r)
             return true;
         }
         if (ev.type != YAML_SCALAR_EVENT) {
-            complain(r, ev.start_mark.line, "a key is wanted here");
+            complain(r, ev.start_mark.line, "a key is expected here");
             yaml_event_delete(&ev);
             return false;
         }
@@ -257,7 +257,7 @@ bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *c
     }
     if (!S_ISREG(st.st_mode) || st.st_size > FILE_MAX) {
         bt_conf_say("%s: %s", path,
-                    S_ISDIR(st.st_mode) ? "is a directory, a file is wanted"
+                    S_ISDIR(st.st_mode) ? "is a directory; name a file"
                                         : "is not a regular file of up to 1 MiB");
         fclose(f);
         return false;

@@ -354,7 +354,7 @@ def test_configuration_file(tmp_path, daemon):
     refuse(USAGE, ["/nonexistent.yaml", "No such file"], daemon, "--config", "/nonexistent.yaml")
     refuse(USAGE, ["is a directory"], daemon, "--config", str(tmp_path))
     with_file(b"kv:\n  block_token: 16\n", [r"c\.yaml:2: unknown key kv\.block_token, did you mean"])
-    with_file(b"kv:\n  block_tokens: [16]\n", [r"c\.yaml:2: kv\.block_tokens: one value"])
+    with_file(b"kv:\n  block_tokens: [16]\n", [r"c\.yaml:2: kv\.block_tokens: this key needs one value"])
     with_file(b"log: {level: info}\nlog: {level: info}\n", [r"c\.yaml:2: log\.level is given twice"])
     with_file(b"a: &a [x]\nb: [*a, *a]\n", [r"c\.yaml:1: unknown key a"])
     with_file(b"log: {level: *a}\n", [r"c\.yaml:1: anchors and aliases"])

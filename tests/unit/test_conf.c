@@ -122,8 +122,8 @@ static void mistakes_are_named_with_file_and_line(void **state)
         {"node: {id: a}\nmodel: {path: m}\nkvstore: {wire: {allow_routable: yes}}\n",
          "\"yes\" is not true or false"},
         {"node: {id: a}\nmodel: {path: m}\nnode: {id: b}\n", ":3: node.id is given twice"},
-        {"node: {id: a}\nmodel: {path: [m]}\n", ":2: model.path: one value is wanted"},
-        {"node: {id: a}\nmodel: {path: m}\netcd: {endpoints: x}\n", "a list is wanted"},
+        {"node: {id: a}\nmodel: {path: [m]}\n", ":2: model.path: this key needs one value"},
+        {"node: {id: a}\nmodel: {path: m}\netcd: {endpoints: x}\n", "this key needs a list"},
         {"model: {path: m}\n", "node.id is required"},
         {"node: {id: a\n", "not valid YAML"},
         {"- a\n- b\n", ":1: the file must be a mapping"},
@@ -133,9 +133,9 @@ static void mistakes_are_named_with_file_and_line(void **state)
         {"a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", ":1: unknown key a"},
         {"etcd: {endpoints: [[a, b]]}\n", ":1: a list may hold up to 64 plain values"},
         {"node: {id: a}\nmodel: {path: m}\n<<: {log: {level: info}}\n", "unknown key <<"},
-        {"node: {[a]: b}\n", ":1: a key is wanted here"},
+        {"node: {[a]: b}\n", ":1: a key is expected here"},
         {"a: {a: {a: {a: {a: {a: {a: {a: {a: b}}}}}}}}\n", ":1: nested too deeply"},
-        {"node: {id: \"a\\0b\"}\nmodel: {path: m}\n", ":1: node.id: the value holds a NUL"},
+        {"node: {id: \"a\\0b\"}\nmodel: {path: m}\n", ":1: node.id: the value contains a NUL"},
         {"\"no\\e[31mde\": {id: a}\n", "unknown key no?[31mde"},
         {"node: {id: a}\n\tmodel: {path: m}\n",
          ":2: not valid YAML: found character that cannot start any token (YAML takes spaces"},
@@ -158,10 +158,11 @@ static void mistakes_are_named_with_file_and_line(void **state)
          "not a multiple of kv.block_tokens"},
         {"node: {id: ''}\nmodel: {path: m}\n", "node.id is required"},
         /* names are parts of etcd's keys, of certificates and of files */
-        {"node: {id: a/b}\nmodel: {path: m}\n", "node.id: \"a/b\" is no name"},
-        {"node: {id: -a}\nmodel: {path: m}\n", "node.id: \"-a\" is no name"},
-        {"node: {id: 'a b'}\nmodel: {path: m}\n", "node.id: \"a b\" is no name"},
-        {"node: {id: a}\nmodel: {path: m}\ncluster: {name: ''}\n", "cluster.name: \"\" is no name"},
+        {"node: {id: a/b}\nmodel: {path: m}\n", "node.id: \"a/b\" is not a valid name"},
+        {"node: {id: -a}\nmodel: {path: m}\n", "node.id: \"-a\" is not a valid name"},
+        {"node: {id: 'a b'}\nmodel: {path: m}\n", "node.id: \"a b\" is not a valid name"},
+        {"node: {id: a}\nmodel: {path: m}\ncluster: {name: ''}\n",
+         "cluster.name: \"\" is not a valid name"},
         {"node: {id: a}\nmodel: {path: m}\nrun_dir: run\n", "run_dir: \"run\" does not begin"},
         {"node: {id: a}\nmodel: {path: m, load_format: gguf}\n", "\"gguf\" is not auto or dummy"},
         {"node: {id: a}\nmodel: {path: m, activations: f8}\n", "\"f8\" is not split or bf16-mlp"},
@@ -388,9 +389,9 @@ static void the_environment_is_checked_too(void **state)
     unsetenv("BATON_KV_BLOCK_TOKEN");
     unsetenv("BATON_ADDR");
     assert_int_equal(code, 0);
-    assert_string_equal(err,
-                        "environment: BATON_KV_BLOCK_TOKEN is no key and is ignored; did you mean "
-                        "BATON_KV_BLOCK_TOKENS?\n");
+    assert_string_equal(
+        err, "environment: BATON_KV_BLOCK_TOKEN is not a key and is ignored; did you mean "
+             "BATON_KV_BLOCK_TOKENS?\n");
 }
 
 static void check_says_good_and_ends(void **state)

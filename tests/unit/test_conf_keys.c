@@ -141,8 +141,8 @@ static void limits_hold(void **state)
 static const struct {
     const char *key, *value, *why;
 } words[] = {
-    {"cluster.name", "a/b", "is no name"},
-    {"node.id", "a b", "is no name"},
+    {"cluster.name", "a/b", "is not a valid name"},
+    {"node.id", "a b", "is not a valid name"},
     {"cluster.tls.ca", "f", "is missing"},
     {"cluster.tls.cert", "f", "is missing"},
     {"cluster.tls.key", "f", "is missing"},
@@ -158,7 +158,7 @@ static const struct {
     {"kv.salt_file", "/nonexistent", "cannot be read"},
     {"log.level", "loud", "is not error"},
     {"log.format", "xml", "is not logfmt"},
-    {"conductor.name", "a b", "is no name"},
+    {"conductor.name", "a b", "is not a valid name"},
     {"conductor.http.allowed_origins", "nonsense", ""},
     {"conductor.api_keys_file", "/nonexistent", ""},
     {"conductor.access_log", "most", ""},
