@@ -342,7 +342,7 @@ static void on_drain_written(void *arg, bt_status_t st, const char *refused)
     } else if (st != BT_OK) {
         char why[256];
         snprintf(why, sizeof(why),
-                 "etcd did not take the mark of %.100s (%s): nothing has changed; is etcd up?",
+                 "etcd did not take the mark of %.100s (%s): nothing has changed; is etcd running?",
                  d->node, bt_status_name(st));
         bt_rpc_call_reply(d->call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
     } else {
@@ -422,7 +422,7 @@ static void on_drain(void *arg, struct bt_rpc_call *call, const void *data, size
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
     } else if (q->node[0] == '\0' || strchr(q->node, '/') != NULL) {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
-                          "drain wants the name of a node, as 'batonctl nodes' shows it", NULL, 0);
+                          "drain needs the name of a node, as 'batonctl nodes' shows it", NULL, 0);
     } else if (!node_known(a, q->node, why, sizeof(why))) {
         bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
     } else {

@@ -248,7 +248,7 @@ static void on_unpin(void *arg, struct bt_rpc_call *call, const void *data, size
     uint64_t id = q != NULL ? strtoull(q->id, &end, 16) : 0;
     if (q == NULL || strlen(q->id) != 16 || *end != '\0') {
         refuse(call, BT_GRPC_INVALID_ARGUMENT,
-               "unpin wants the id of a pin, 16 hex digits as 'batonctl pins' shows them");
+               "unpin needs the id of a pin, 16 hex digits as 'batonctl pins' shows them");
     } else {
         struct pin_call *p = bt_calloc(1, sizeof(*p));
         p->a = a;

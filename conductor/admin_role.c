@@ -42,7 +42,7 @@ static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
     } else if (q->worker[0] == '\0') {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
-                          "role wants a worker, as 'batonctl nodes' shows it, and prefill, decode, "
+                          "role needs a worker, as 'batonctl nodes' shows it, and prefill, decode, "
                           "both or own",
                           NULL, 0);
     } else {

@@ -189,7 +189,7 @@ static bool unknown(bt_status_t st)
 static void nothing_changed(struct call *c, bt_status_t st)
 {
     char why[160];
-    snprintf(why, sizeof(why), "etcd did not take it (%s): nothing has changed; is etcd up?",
+    snprintf(why, sizeof(why), "etcd did not take it (%s): nothing has changed; is etcd running?",
              bt_status_name(st));
     finish(c, st, why);
 }
@@ -202,8 +202,9 @@ static void not_written(struct call *c, bt_status_t st)
         return;
     }
     snprintf(why, sizeof(why),
-             "etcd did not answer (%s): it may have taken it or not; is etcd up? Once it is, "
-             "'batonctl pins' says what holds",
+             "etcd did not answer (%s): the change may or may not be stored; is etcd running? Once "
+             "it is, "
+             "'batonctl pins' shows which",
              bt_status_name(st));
     finish(c, st, why);
 }

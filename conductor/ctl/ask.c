@@ -24,7 +24,7 @@ static void say_failure(const struct ctl *c, int code, const char *detail)
                    : "; is the conductor running, is this its gRPC address (not the HTTP one), and "
                      "does it believe this certificate (its log says why not)?";
     } else if (code == BT_GRPC_UNIMPLEMENTED) {
-        hint = "; that is not a conductor's gRPC address";
+        hint = "; this is not a conductor's gRPC address";
     }
     fprintf(stderr, "batonctl: %s (from %s): %s (gRPC %d)%s\n", c->addr, c->addr_from,
             detail[0] != '\0' ? detail : "no answer", code, hint);

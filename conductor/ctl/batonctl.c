@@ -22,20 +22,20 @@ static const char usage_text[] =
     "                [-o json] [--limit N]\n"
     "\n"
     "Commands:\n"
-    "  status    whether the cluster serves, and what it is doing\n"
+    "  status    does the cluster serve, and what is it doing\n"
     "  nodes     every member: role, node, session, load, pool\n"
     "  blocks    the conductor's index of KV blocks (--limit N, default 50)\n"
     "  requests  open requests: state, age, tokens, workers, epoch\n"
     "            (--limit N, default 50)\n"
-    "  explain   REQUEST_ID or --last: why it was placed as it was, and what else\n"
-    "            was looked at\n"
-    "  drain     NODE: plan nothing on it any more and move its requests elsewhere\n"
+    "  explain   REQUEST_ID or --last: why it ran where it did, and which other\n"
+    "            workers were considered\n"
+    "  drain     NODE: plan nothing more on it and move its requests elsewhere\n"
     "  undrain   NODE: use it again\n"
-    "  role      WORKER prefill|decode|both|own: the role of a running worker;\n"
-    "            nothing that it has is lost\n"
+    "  role      WORKER prefill|decode|both|own: change the role of a running\n"
+    "            worker; no request is lost\n"
     "  pin       protect a prompt's cached blocks from eviction for a time, on\n"
     "            every node\n"
-    "  unpin     PIN_ID: end that\n"
+    "  unpin     PIN_ID: end a pin\n"
     "  pins      what is pinned, for how long, and where it is protected\n"
     "  version   versions of batonctl and of the conductor\n"
     "\n"
@@ -47,7 +47,7 @@ static const char usage_text[] =
     "  --tls DIR         ca.crt, admin.crt and admin.key in DIR are the cluster's CA\n"
     "                    and the certificate to show; otherwise BATON_TLS, then the\n"
     "                    local cluster's tls/\n"
-    "  --force           of drain and role: also where the last worker of a role goes\n"
+    "  --force           of drain and role: take even the last worker of a role\n"
     "  -o, --output json|table\n"
     "  -h, --help; --version\n"
     "\n"
@@ -473,7 +473,7 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
         char *end = NULL;
         unsigned long n = v != NULL ? strtoul(v, &end, 10) : 0;
         if (v == NULL || v[0] < '0' || v[0] > '9' || *end != '\0' || n > 10000) {
-            return ctl_usage("--limit wants a number from 0 to 10000", v) + 1;
+            return ctl_usage("--limit needs a number from 0 to 10000", v) + 1;
         }
         c->limit = (uint32_t)n;
         return 0;

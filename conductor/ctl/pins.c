@@ -120,7 +120,7 @@ static json_t *tokens_body(char *text, const char *path)
         char *end = NULL;
         unsigned long id = w[0] >= '0' && w[0] <= '9' ? strtoul(w, &end, 10) : 0;
         if (end == NULL || *end != '\0' || id > UINT32_MAX) {
-            fprintf(stderr, "batonctl: %s: '%.40s' is no token id\n", path, w);
+            fprintf(stderr, "batonctl: %s: '%.40s' is not a token id\n", path, w);
             json_decref(ids);
             return NULL;
         }
@@ -190,7 +190,7 @@ static bool tenant_of_key(const char *path, char tenant[33])
     explicit_bzero(text, len);
     free(text);
     if (n == 0) {
-        fprintf(stderr, "batonctl: %s holds no key\n", path);
+        fprintf(stderr, "batonctl: %s contains no key\n", path);
     }
     return n > 0;
 }

@@ -212,9 +212,9 @@ static bool check_single(const struct bt_http_req *req, struct front_error *e)
                                         "origin", "x-request-id"};
     for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
         if (bt_http_header_ambiguous(req, names[i])) {
-            return front_fail(
-                e, 400, NULL, NULL,
-                "the header %s is there more than once, with different values; give one", names[i]);
+            return front_fail(e, 400, NULL, NULL,
+                              "the header %s occurs more than once with different values; send one",
+                              names[i]);
         }
     }
     return true;
@@ -247,7 +247,8 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
                           "a valid API key is required: Authorization: Bearer KEY");
     }
     if (r == NULL) {
-        return front_fail(e, 404, NULL, NULL, "there is no '%.128s' here", bt_http_path(req));
+        return front_fail(e, 404, NULL, NULL, "there is no '%.128s' on this server",
+                          bt_http_path(req));
     }
     if (!check_method(req, r, e)) {
         return false;

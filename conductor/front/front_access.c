@@ -21,7 +21,7 @@ bt_status_t bt_front_access_share(const char *text, double *share_p, char *err, 
     double share = strtod(text, &end);
     if (end == text || *end != '\0' || !(share > 0 && share < 1)) {
         snprintf(err, err_cap,
-                 "conductor.access_log: '%s' is none of off, all, or a share above 0 and below 1 "
+                 "conductor.access_log: '%s' is not off, all, or a share above 0 and below 1 "
                  "(0.01: one response in a hundred)",
                  text);
         return BT_ERR_CONFIG;

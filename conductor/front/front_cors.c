@@ -39,7 +39,7 @@ bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_ca
         bool any = len == 1 && *o == '*';
         if (!any && !is_origin(o, len)) {
             snprintf(err, err_cap,
-                     "conductor.http.allowed_origins: '%.*s' is no origin; write "
+                     "conductor.http.allowed_origins: '%.*s' is not an origin; write "
                      "scheme://host[:port], or * for any",
                      (int)BT_MIN(len, 200), o);
             return BT_ERR_CONFIG;

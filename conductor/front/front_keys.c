@@ -72,7 +72,7 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
         size_t name = strcspn(w, "="), i = 0;
         if (strncmp(w, "tenant=", 7) == 0) {
             if (x->name[0] != '\0') {
-                snprintf(err, cap, "tenant= stands twice behind a key");
+                snprintf(err, cap, "tenant= occurs twice for one key");
                 return false;
             }
             if (!read_name(w + 7, x->name, err, cap)) {
@@ -86,13 +86,13 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
         }
         if (i == BT_ARRAY_LEN(terms) || w[name] != '=') {
             snprintf(err, cap,
-                     "'%.40s' behind a key is none of tenant=, rps=, tokens_per_s=, "
+                     "'%.40s' is not one of tenant=, rps=, tokens_per_s=, "
                      "concurrency=, weight=, priority=, slo_ttft_ms=, slo_tbt_ms=",
                      w);
             return false;
         }
         if ((seen >> i & 1) != 0) {
-            snprintf(err, cap, "%s= stands twice behind a key", terms[i].name);
+            snprintf(err, cap, "%s= occurs twice for one key", terms[i].name);
             return false;
         }
         seen |= 1u << i;
@@ -125,12 +125,12 @@ static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err,
     }
     for (size_t i = 0; i < k->n; i++) {
         if (memcmp(k->all[i].digest, x->digest, sizeof(x->digest)) == 0) {
-            snprintf(err, cap, "this key stands above already; remove one of the two lines");
+            snprintf(err, cap, "this key is listed twice; remove one of the two lines");
             return false;
         }
         if (strcmp(k->all[i].name, x->name) == 0 && x->has_terms) {
             snprintf(err, cap,
-                     "terms of tenant %s stand behind two keys; leave them behind its first one",
+                     "two keys of tenant %s have limits; give them with its first key only",
                      x->name);
             return false;
         }
@@ -207,7 +207,7 @@ bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *
     }
     bool ok = what == NULL && read_lines(k, file, path, err, err_cap);
     if (ok && k->n == 0) {
-        what = "holds no key; write one a line, or remove conductor.api_keys_file";
+        what = "contains no key; write one key a line, or remove conductor.api_keys_file";
     }
     if (what != NULL) {
         snprintf(err, err_cap, "conductor.api_keys_file: %s: %s", path, what);

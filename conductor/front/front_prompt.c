@@ -116,7 +116,7 @@ static bool take_text(const struct front_model *m, const json_t *v, bool skip_sp
     }
     bt_status_t st = bt_tokenizer_decode(m->tok, p->ids.ids, p->ids.n, skip_special, &p->text);
     return st == BT_OK || front_fail(e, 400, "echo", "invalid_value",
-                                     "'prompt' has an id that the tokenizer cannot tell back");
+                                     "'prompt' has an id that the tokenizer cannot turn into text");
 }
 
 bool front_take_prompts(const struct front_model *m, const json_t *root, bool with_text,

@@ -14,7 +14,7 @@ static bool header(struct bt_http_req *req, const char *name, const char **text_
     *text_p = bt_http_header(req, name);
     if (bt_http_header_ambiguous(req, name)) {
         return front_fail(e, 400, NULL, NULL,
-                          "the header %s is there more than once, with different values; give one",
+                          "the header %s occurs more than once with different values; send one",
                           name);
     }
     return true;

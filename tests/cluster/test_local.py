@@ -25,16 +25,16 @@ def run(*args, env=None):
 
 @pytest.mark.parametrize("args,says", [
     (["frobnicate"], "unknown command"),
-    (["up", "--port", "65536"], "--port wants a number from 0 to 65535"),
-    (["up", "--port", "x"], "--port wants a number"),
-    (["up", "--nodes", "0"], "--nodes wants a number from 1"),
+    (["up", "--port", "65536"], "--port needs a number from 0 to 65535"),
+    (["up", "--port", "x"], "--port needs a number"),
+    (["up", "--nodes", "0"], "--nodes needs a number from 1"),
     (["up", "--device", "tpu"], "--device is auto, cpu or cuda"),
     (["up", "--load-format", "gguf"], "--load-format is auto or dummy"),
-    (["up", "--set", "nonsense"], "--set wants DAEMON.KEY=VALUE"),
+    (["up", "--set", "nonsense"], "--set needs DAEMON.KEY=VALUE"),
     (["up", "--port"], "a value is missing after --port"),
     (["up", "--fast"], "unknown option '--fast'"),
-    (["up", "--model", ""], "--model wants a directory"),
-    (["up", "--model="], "--model wants a directory"),
+    (["up", "--model", ""], "--model needs a directory"),
+    (["up", "--model="], "--model needs a directory"),
 ])
 def test_usage_errors(args, says, tmp_path):
     rc, _, err = run(LOCAL, *args, "--dir", tmp_path / "s") if args[-1] != "--port" else \
@@ -107,7 +107,7 @@ def test_state_directories_of_strangers(tmp_path):
             rc, _, err = run(LOCAL, command, "--dir", state, *(["--port", "0"] if command == "up" else []))
             assert rc == 1 and says in err and "--dir" in err, (command, state, err)
     rc, _, err = run(LOCAL, "up", "--tls", "--dir", home, "--port", "0")
-    assert rc == 1 and "has files of somebody else's" in err and "--dir" in err
+    assert rc == 1 and "has files that are not baton-local's" in err and "--dir" in err
     rc, _, err = run(LOCAL, "down", "--dir", home)  # it has a procs, but baton-local did not make it
     assert rc == 0 and "no cluster in" in err
     assert (home / "tls" / "mine").read_text() == "precious" and (home / "procs").exists()

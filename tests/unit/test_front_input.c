@@ -679,7 +679,7 @@ static void test_terms_of_keys(void **state)
         snprintf(headers, sizeof(headers), FREE "%s", twice[i]);
         assert_int_equal(begin_with(headers, "{\"prompt\":\"a\"}"), -1);
         assert_int_equal(ans.status, 400);
-        assert_non_null(strstr(ans.body, "more than once, with different values"));
+        assert_non_null(strstr(ans.body, "more than once with different values"));
     }
     fd = begin_with(FREE "x-priority: 2\r\nx-priority: 2\r\n", "{\"prompt\":\"a\"}");
     assert_int_equal(now->spec.priority, 2);
@@ -715,10 +715,10 @@ static void test_bad_key_files(void **state)
     static const struct {
         const char *text, *says; /* the line, too */
     } whole[] = {
-        {"sk-one\n\nsk-two\nsk-one tenant=b\n", ":4: this key stands above already"},
-        {"sk-one rps=1 rps=2\n", ":1: rps= stands twice"},
-        {"sk-one tenant=a tenant=b\n", ":1: tenant= stands twice"},
-        {"# two\nsk one\n", ":2: 'one' behind a key"},
+        {"sk-one\n\nsk-two\nsk-one tenant=b\n", ":4: this key is listed twice"},
+        {"sk-one rps=1 rps=2\n", ":1: rps= occurs twice"},
+        {"sk-one tenant=a tenant=b\n", ":1: tenant= occurs twice"},
+        {"# two\nsk one\n", ":2: 'one' is not one of tenant="},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(whole); i++) {
         write_keys(whole[i].text, 0600);
@@ -741,7 +741,7 @@ static void test_bad_key_files(void **state)
         expect_refused(keys_path, names[i]);
     }
     write_keys("sk-one tenant=a\nsk-two tenant=a rps=2\n", 0600);
-    expect_refused(keys_path, "behind its first one");
+    expect_refused(keys_path, "with its first key only");
     char line[1024];
     memset(line, 'k', sizeof(line));
     line[sizeof(line) - 1] = '\0';

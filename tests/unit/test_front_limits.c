@@ -86,7 +86,7 @@ static void test_two_of_a_header(void **state)
     for (size_t i = 0; i < BT_ARRAY_LEN(twice); i++) {
         receive(send_raw("GET", "/v1/models", twice[i], "", 0));
         assert_int_equal(ans.status, 400);
-        assert_non_null(strstr(ans.body, "more than once, with different values"));
+        assert_non_null(strstr(ans.body, "more than once with different values"));
     }
     receive(send_raw("GET", "/v1/models", ONE ONE, "", 0));
     assert_int_equal(ans.status, 200);
