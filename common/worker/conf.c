@@ -31,16 +31,16 @@ static const struct bt_conf_row rows[] = {
      .def = "0",
      .min = 0,
      .max = 100000000,
-     .doc = "KV pages of the engine, kv.block_tokens tokens each; 0: as many as fit in "
-            "engine.mem.",
-     .when = "when the number of pages must be exact; otherwise set engine.mem."},
+     .hidden = true,
+     .doc = "KV pages of the engine, kv.block_tokens tokens each; 0: as many as fit in engine.mem. "
+            "Tests set it to fill an engine with a known number of blocks."},
     {.key = "engine.mem",
      .type = BT_CONF_SIZE,
      .offset = ROW(engine_mem),
      .def = "256MiB",
      .min = 1 << 20,
      .max = 1e15,
-     .doc = "Memory for KV pages when engine.pages is 0.",
+     .doc = "Memory for KV pages.",
      .when = "always on a GPU: what is free after the weights and about 4 GiB for steps; "
              "docs/OPERATING.md has the sum."},
     {.key = "engine.max_slots",

@@ -166,6 +166,7 @@ static const struct {
     {"sched.admission", "late", "there is no"},
     {"sched.roles", "any", "unknown"},
     {"engine.device", "tpu", "unknown"},
+    {"worker.kvstore_user", "no-such-user", ""},
     {"kvstore.eviction", "fifo", "is none of"},
     {"kvstore.wire.listen", "8.8.8.8", ""},
     {"kvstore.wire.transport", "udp", "is neither"},
