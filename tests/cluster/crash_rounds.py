@@ -349,6 +349,7 @@ class CrashRun:
         if "ev=slab_adopted" not in self.a.log():
             raise AssertionError(f"the slab was not adopted\n{self.a.log()[-3000:]}")
         self.counts["bad"] += int(self.a.wait_log(r"ev=slab_checked blocks=\d+ bad=(\d+)", 30)[1])
+        self.a.wait_metric("baton_ssd_up", 1)  # its index is read beside: blocks there are announced after it
         c = self.nodes.conductor(self.a)
         oracle = Oracle(c)
         end = time.monotonic() + 3 * PATIENCE

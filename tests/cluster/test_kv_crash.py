@@ -11,9 +11,9 @@ def test_killed_under_load():
         run.finish()
         n = run.counts
         assert n["bad"] == 0 and n["served"] > 0, n
-        # What was evicted in the last moment before a kill may not have been told yet and is expected all the same:
-        # 2.2 % of a round seen. 100 kills are measured against 99 % (the benchmark).
-        assert n["expected"] > 200 and n["there"] >= 0.97 * n["expected"], (n, run.lost)
+        # What was evicted in the last moment before a kill may not have been told yet and is expected all the same: whole
+        # batches of evictions, 45 blocks of a round seen. 100 kills are measured against 99 % (the benchmark).
+        assert n["expected"] > 200 and n["expected"] - n["there"] <= 100 * n["kills"], (n, run.lost)
         assert all(("evicted" in why or "copy" in why) and " ms before the kill" in why for why in run.lost), run.lost
     finally:
         run.stop()
