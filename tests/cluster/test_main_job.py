@@ -54,10 +54,12 @@ def essence(out):
 
 
 @pytest.mark.parametrize("model", ["shakespeare-llama-6m", "shakespeare-draft-1m"])
-def test_reference_outputs_cold_warm_and_concurrent(make_cluster, model):
-    c = make_cluster("--model", os.path.join(ROOT, "deploy", "models", model))
+def test_reference_outputs_cold_warm_and_concurrent(cluster, make_cluster, model):
+    default = model == "shakespeare-llama-6m"  # the first test with the shared cluster: nothing is cached
+    c = cluster if default else make_cluster("--model", os.path.join(ROOT, "deploy", "models", model))
     refs = reference(model)
     cold = [check_against_reference(c, r) for r in refs]
+    assert not default or cold[0]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     # cached_tokens is whole blocks of what is known, and never the whole prompt
     warm = [check_against_reference(c, r) for r in refs]
     for r, o in zip(refs, warm):
@@ -85,17 +87,16 @@ def test_reference_outputs_cold_warm_and_concurrent(make_cluster, model):
             assert essence(a) == essence(b), "warm differs from cold"
 
 
-def test_disaggregated_equals_monolithic(make_cluster):
+def test_disaggregated_equals_monolithic(cluster, make_cluster):
     """Two nodes, one node with two workers, one worker that does both: the same tokens."""
     refs = reference("shakespeare-llama-6m")
     outs = []
     for options in ([], ["--nodes", "1"], ["--nodes", "1", "--prefill", "0", "--decode", "1"]):
-        c = make_cluster(*options)
+        c = make_cluster(*options) if options else cluster
         greedy = [c.complete(r["prompt"], 48, logprobs=5, ignore_eos=True) for r in refs]
         seeded = [c.complete(r["prompt"], 40, logprobs=2, temperature=0.8, seed=7, top_p=0.9)
                   for r in refs]
         outs.append([essence(o) for o in greedy + seeded])
-        c.stop()
     if "avx512_bf16" in open("/proc/cpuinfo").read():
         assert outs[1] == outs[0]
         assert outs[2] == outs[0]
@@ -120,8 +121,8 @@ def test_kv_really_moves_between_the_nodes(cluster):
     assert out["timings"]["kv_segments"] == blocks * 6
 
 
-def test_nothing_is_left_after_200_requests(make_cluster):
-    c = make_cluster()
+def test_nothing_is_left_after_200_requests(cluster):
+    c = cluster
 
     def burst(n, tag):
         errors = []
@@ -147,8 +148,8 @@ def test_nothing_is_left_after_200_requests(make_cluster):
     assert_nothing_left(c, before, rss=16 << 20)
 
 
-def test_a_client_that_goes_away_frees_everything(make_cluster):
-    c = make_cluster()
+def test_a_client_that_goes_away_frees_everything(cluster):
+    c = cluster
     c.complete("Once more unto the breach", 4)
 
     def state():
