@@ -229,7 +229,7 @@ void bt_sequence_choice_finished(struct bt_sequence *sq, uint32_t choice, bool b
 static bool ended_short(const struct bt_sequence *sq)
 {
     const struct bt_flight *f = sq->flight;
-    return bt_sequence_running(sq) && f != NULL && f->decode_ended && f->decode != NULL &&
+    return bt_sequence_running(sq) && f != NULL && f->decode_ended && sq->r->spec.max_tokens != 0 &&
            (f->both || f->got_first) && sq->r->prompt == NULL;
 }
 

@@ -20,6 +20,7 @@
 #define MODEL_PEERS   8
 #define MODEL_CHOICES 3
 #define MODEL_PROMPT  80
+#define MODEL_LANDED  256
 #define FIRST_TOKEN   300 /* tokens of answers are FIRST_TOKEN .. FIRST_TOKEN + TOKENS - 1 */
 #define TOKENS        100
 
@@ -28,10 +29,10 @@ struct model_job { /* what a worker has been told to do, or a kvstore to hold */
     uint32_t epoch, life, n_tokens, n_prompt, choice, n, max_new;
     bt_phases_t phases;
     bool is_grant, flow, prompt_logprobs;
-    bool silent;    /* forgotten: nothing comes of it any more */
-    bool over;      /* all is said */
-    bool heard;     /* ... and the machine has got it */
-    bool cancelled; /* told to end */
+    bool silent;         /* forgotten: nothing comes of it any more */
+    bool over;           /* all is said */
+    bool cancelled;      /* told to end ... */
+    bool cancel_ordered; /* ... or about to be */
     bool received, prefill_said, answered;
     uint32_t prompt_said, said[MODEL_CHOICES];
     bool choice_over[MODEL_CHOICES];
@@ -75,6 +76,13 @@ struct model {
     struct bt_peer *worker_of[MODEL_PEERS], *kvstore_of[MODEL_PEERS];
     bool calm; /* nothing fails any more */
     uint64_t first_seed;
+    struct { /* plans whose KV has landed, as the machine knows: the newest */
+        uint64_t id;
+        uint32_t epoch;
+    } landed[MODEL_LANDED];
+    uint32_t n_landed;
+    /* What the client of a life has got of a choice; the test keeps it. */
+    const uint32_t *(*tokens_of)(struct model *w, uint32_t life, uint32_t choice, uint32_t n);
 };
 
 /* The run stops here, and says how to repeat it. */
@@ -92,10 +100,10 @@ static inline uint32_t draw(struct model *w, uint32_t n)
     return (uint32_t)((w->seed >> 33) % n);
 }
 
-/* Token i of a choice's answer. */
-static inline uint32_t token_of(uint32_t life, uint32_t choice, uint32_t i)
+/* Token i of a choice's answer, from a plan of this epoch: after a failure it goes on otherwise. */
+static inline uint32_t token_of(uint32_t life, uint32_t choice, uint32_t i, uint32_t epoch)
 {
-    return FIRST_TOKEN + (life * 37 + choice * 11 + i) % TOKENS;
+    return FIRST_TOKEN + (life * 37 + choice * 11 + i) % (TOKENS / 2) * 2 + epoch % 2;
 }
 
 static inline uint32_t prompt_token_of(uint32_t life, uint32_t i)
@@ -271,6 +279,46 @@ static inline void model_forget(struct model_peer *p, struct model_job *j)
     *j = p->jobs[--p->n_jobs];
 }
 
+static inline bool model_landed(const struct model *w, uint64_t id, uint32_t epoch)
+{
+    for (uint32_t i = 0; i < BT_MIN(w->n_landed, (uint32_t)MODEL_LANDED); i++) {
+        if (w->landed[i].id == id && w->landed[i].epoch == epoch) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The job as far as the machine has told it, on its way or there. NULL: it is not p's any more. */
+static inline struct model_job *model_told(struct model_peer *p, uint64_t id, uint32_t epoch)
+{
+    for (uint32_t i = p->orders.first; i < p->orders.n; i++) {
+        struct model_order *o = &((struct model_order *)p->orders.at)[i];
+        bool begins = o->type == BT_ACT_SUBMIT || o->type == BT_ACT_RESERVE;
+        if (begins && o->job.id == id && o->job.epoch == epoch) {
+            return &o->job;
+        }
+    }
+    return model_job_of(p, id, epoch);
+}
+
+/* A grant is given back when nobody uses it any more: whoever has not ended was told to; or it is
+ * the sending side's, and all has landed. */
+static inline void model_check_release(struct model *w, struct model_peer *kv,
+                                       const struct bt_action *a)
+{
+    const struct model_job *grant = model_told(kv, a->id, a->epoch);
+    model_check(w, grant != NULL);
+    bool landed = model_landed(w, a->id, a->epoch);
+    for (uint32_t i = 0; i < MODEL_PEERS; i++) {
+        struct model_peer *p = &w->peers[i];
+        const struct model_job *j = p->is_kv ? NULL : model_told(p, a->id, a->epoch);
+        bool uses = j != NULL && (grant->flow ? j->phases != BT_PHASES_PREFILL
+                                              : j->phases != BT_PHASES_DECODE || !landed);
+        model_check(w, !uses || j->cancel_ordered);
+    }
+}
+
 /* An action of the machine: it is on its way, unless its session is broken. */
 static inline void model_order(struct model *w, const struct bt_action *a, uint32_t life)
 {
@@ -278,12 +326,17 @@ static inline void model_order(struct model *w, const struct bt_action *a, uint3
     if (!p->up) {
         return;
     }
-    struct model_order *o = queue_put(&p->orders, sizeof(*o));
-    o->type = a->type;
-    o->job = (struct model_job){.id = a->id, .epoch = a->epoch, .life = life};
+    struct model_order new = {.type = a->type,
+                              .job = {.id = a->id, .epoch = a->epoch, .life = life}},
+                       *o = &new;
     if (a->type == BT_ACT_CANCEL) {
+        struct model_job *j = model_told(p, a->id, a->epoch);
+        model_check(w, j != NULL);
         o->one_choice = a->cancel.one_choice;
         o->choice = a->cancel.choice;
+        j->cancel_ordered = j->cancel_ordered || !o->one_choice;
+    } else if (a->type == BT_ACT_RELEASE) {
+        model_check_release(w, p, a);
     } else if (a->type == BT_ACT_RESERVE) {
         model_check(w, p->is_kv && a->reserve.n_tokens != 0);
         o->job.is_grant = true;
@@ -299,13 +352,15 @@ static inline void model_order(struct model *w, const struct bt_action *a, uint3
         o->job.max_new = a->submit.max_new;
         o->job.prompt_logprobs = a->submit.prompt_logprobs;
         /* It goes on exactly where the client's answer has come to. */
+        uint32_t given = plan->n_tokens - o->job.n_prompt;
+        const uint32_t *got = w->tokens_of(w, life, o->job.choice, given);
         for (uint32_t i = 0; i < plan->n_tokens; i++) {
-            uint32_t t = i < o->job.n_prompt ? prompt_token_of(life, i)
-                                             : token_of(life, o->job.choice, i - o->job.n_prompt);
+            uint32_t t = i < o->job.n_prompt ? prompt_token_of(life, i) : got[i - o->job.n_prompt];
             model_check(w, plan->tokens[i] == t);
         }
         model_check(w, o->job.n == 1 || plan->n_tokens == o->job.n_prompt);
     }
+    *(struct model_order *)queue_put(&p->orders, sizeof(*o)) = new;
 }
 
 static inline struct model_said *model_say(struct model_peer *p, const struct model_job *j,
@@ -405,8 +460,8 @@ static inline bool model_say_token(struct model *w, struct model_peer *p, struct
         struct model_said *s = model_say(p, j, BT_EV_TOKEN);
         s->ev.token.choice = j->choice + c;
         s->ev.token.offset = at;
-        s->token = (struct bt_journal_entry){.epoch = j->epoch,
-                                             .token = token_of(j->life, j->choice + c, have + at)};
+        s->token = (struct bt_journal_entry){
+            .epoch = j->epoch, .token = token_of(j->life, j->choice + c, have + at, j->epoch)};
         if (at + 1 == length) {
             s->token.finish = stops ? BT_TOKEN_STOP : BT_TOKEN_LENGTH;
         }
@@ -464,6 +519,10 @@ static inline bool model_hear(struct model *w, struct model_peer *p)
                                                  .logprob = -(float)at};
         }
         s.ev.prompt.at = part;
+    } else if (s.ev.type == BT_EV_FLOW_DONE) {
+        uint32_t at = w->n_landed++ % MODEL_LANDED;
+        w->landed[at].id = s.ev.request;
+        w->landed[at].epoch = s.ev.epoch;
     } else if (s.ev.type == BT_EV_ENDED) { /* from now on nobody may tell it to end */
         struct model_job *j = model_job_of(p, s.ev.request, s.ev.epoch);
         bool cancel_comes = false;

@@ -6,15 +6,17 @@
 #include "common/log/log.h"
 #include "tests/unit/cluster_model.h"
 
-#define MODEL_DIR "deploy/models/shakespeare-llama-6m"
-#define LIVES     100 /* of one machine */
-#define AT_ONCE   24
+#define MODEL_DIR  "deploy/models/shakespeare-llama-6m"
+#define LIVES      100 /* of one machine */
+#define TOKENS_MAX 8
+#define AT_ONCE    24
 
 struct client {
     struct world *w;
     uint32_t life;
     struct bt_request *r; /* NULL: over */
     uint32_t n, max_tokens, got[MODEL_CHOICES], text[MODEL_CHOICES];
+    uint32_t tokens[MODEL_CHOICES][TOKENS_MAX];
     bool finished[MODEL_CHOICES], prompt_wanted, prompt_seen, has_stop, leaves_in_callback;
     uint32_t lasts; /* of on_done, on_error, cancelled */
     uint32_t done, error, cancelled;
@@ -25,6 +27,8 @@ struct world {
     struct client clients[LIVES];
     uint32_t n_clients, n_open;
     struct bt_metrics *metrics;
+    const struct bt_request *stopped; /* by a stop string, in this event */
+    uint32_t stopped_choice;
     uint32_t calmness; /* one of so many occasions is a fault */
 };
 
@@ -66,6 +70,25 @@ static void on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
     perhaps_leave(c);
 }
 
+/* The one that has the choice; NULL: it is over, and the others have been planned again since. */
+static const struct bt_sequence *sequence_of(const struct bt_request *r, uint32_t choice)
+{
+    const struct bt_sequence *found = NULL;
+    const struct bt_list *l;
+    bt_list_for_each (l, &r->sequences) {
+        const struct bt_sequence *sq = BT_CONTAINER_OF(l, struct bt_sequence, link);
+        found = choice >= sq->first && choice - sq->first < sq->n ? sq : found;
+    }
+    return found;
+}
+
+static const uint32_t *tokens_of(struct model *w, uint32_t life, uint32_t choice, uint32_t n)
+{
+    struct world *x = BT_CONTAINER_OF(w, struct world, m);
+    model_check(w, x->clients[life].got[choice] == n);
+    return x->clients[life].tokens[choice];
+}
+
 static void on_delta(void *arg, const struct bt_gen_delta *d)
 {
     struct client *c = arg;
@@ -73,9 +96,11 @@ static void on_delta(void *arg, const struct bt_gen_delta *d)
     model_check(w, c->lasts == 0 && d->choice < c->n && !c->finished[d->choice]);
     model_check(w, c->prompt_seen || !c->prompt_wanted);
     model_check(w, d->n_tokens == 1 && c->got[d->choice] < c->max_tokens);
-    model_check(w, d->tokens[0].id == token_of(c->life, d->choice, c->got[d->choice]));
+    const struct bt_sequence *sq = sequence_of(c->r, d->choice);
+    uint32_t at = c->got[d->choice], epoch = sq != NULL ? sq->epoch : d->tokens[0].id % 2;
+    model_check(w, d->tokens[0].id == token_of(c->life, d->choice, at, epoch));
     model_check(w, strnlen(d->text, d->text_len) == d->text_len);
-    c->got[d->choice]++;
+    c->tokens[d->choice][c->got[d->choice]++] = d->tokens[0].id;
     c->text[d->choice] += (uint32_t)d->text_len;
     perhaps_leave(c);
 }
@@ -91,12 +116,16 @@ static void on_finish(void *arg, uint32_t choice, bt_finish_t reason, const char
     c->finished[choice] = true;
     if (stop_string != NULL) {
         model_check(w, c->has_stop && reason == BT_FINISH_STOP && c->got[choice] <= length);
+        if (c->got[choice] < length) { /* its worker goes on: is it told? */
+            c->w->stopped = c->r;
+            c->w->stopped_choice = choice;
+        }
         return;
     }
     model_check(w, c->got[choice] == length);
     model_check(w, reason == (stops && length != 0 ? BT_FINISH_STOP : BT_FINISH_LENGTH));
     for (uint32_t i = 0; i + (reason == BT_FINISH_STOP) < length; i++) {
-        bytes += text_lengths[token_of(c->life, choice, i) - FIRST_TOKEN];
+        bytes += text_lengths[c->tokens[choice][i] - FIRST_TOKEN];
     }
     model_check(w, c->text[choice] == bytes);
     perhaps_leave(c);
@@ -146,7 +175,7 @@ static void begin(struct world *x)
     c->life = x->n_clients++;
     c->prompt_wanted = draw(w, 4) == 0;
     c->n = draw(w, 2) == 0 ? 1 : 1 + draw(w, MODEL_CHOICES);
-    c->max_tokens = c->prompt_wanted && c->n == 1 && draw(w, 2) == 0 ? 0 : 1 + draw(w, 8);
+    c->max_tokens = c->prompt_wanted && c->n == 1 && draw(w, 2) == 0 ? 0 : 1 + draw(w, TOKENS_MAX);
     c->leaves_in_callback = draw(w, 16) == 0;
     c->has_stop = draw(w, 4) == 0;
     struct bt_gen_spec s = {.max_tokens = c->max_tokens,
@@ -205,10 +234,25 @@ static void call(struct world *x, struct bt_action *a)
     }
 }
 
+/* A choice is over by a stop string: its worker, if it lives and goes on, is told. */
+static void check_stopped(struct world *x, bool cancels)
+{
+    if (x->stopped != NULL && !cancels) {
+        const struct bt_sequence *sq = sequence_of(x->stopped, x->stopped_choice);
+        const struct bt_flight *f =
+            sq != NULL ? BT_CONTAINER_OF(sq->flights.prev, struct bt_flight, link) : NULL;
+        model_check(&x->m, sq == NULL || bt_list_empty(&sq->flights) || f->decode == NULL ||
+                               f->decode_ended || f->decode_cancelled);
+    }
+    x->stopped = NULL;
+}
+
 static void apply(struct world *x)
 {
     struct bt_action a;
+    bool cancels = false;
     while (bt_machine_action(x->m.mc, &a)) {
+        cancels = cancels || a.type == BT_ACT_CANCEL;
         if (a.type == BT_ACT_SUBMIT) {
             model_order(&x->m, &a, life_of(a.submit.plan.r));
         } else if (a.type == BT_ACT_RESERVE) {
@@ -220,9 +264,24 @@ static void apply(struct world *x)
         }
         bt_action_cleanup(&a);
     }
+    check_stopped(x, cancels);
 }
 
 /* ---- what must hold after every event ---- */
+
+/* When all has landed, the sending side's grant is given back, by the next tick at the latest. */
+static void check_landed(struct model *w)
+{
+    struct bt_list *l, *kl;
+    bt_list_for_each (l, &w->mc->all) {
+        bt_list_for_each (kl, &BT_CONTAINER_OF(l, struct bt_request, link)->sequences) {
+            const struct bt_sequence *sq = BT_CONTAINER_OF(kl, struct bt_sequence, link);
+            const struct bt_flight *f = sq->flight;
+            model_check(w, f == NULL || f->same_kv || !f->prefill_ended || f->prefill_released ||
+                               !model_landed(w, sq->id, f->epoch));
+        }
+    }
+}
 
 struct sums {
     uint32_t waiting, planning, starved, active, late;
@@ -263,6 +322,11 @@ static void add_sequence(struct model *w, const struct bt_sequence *sq, struct s
     model_check(w, sq->r->ended || sq->state != BT_SEQ_FINISHING || sq->r->n_unfinished == 0 ||
                        sq->r->sequences.next != sq->r->sequences.prev);
     model_check(w, !bt_sequence_running(sq) || sq->flight != NULL);
+    if (bt_sequence_running(sq) && sq->r->spec.max_tokens != 0) { /* who is to go on is there */
+        const struct bt_flight *f = sq->flight;
+        model_check(w, !f->decode_ended || (!f->both && !f->got_first) || sq->r->prompt != NULL);
+        model_check(w, !f->prefill_ended || f->got_first || f->both);
+    }
     model_check(w, sq->flight == NULL || flights != 0);
 }
 
@@ -330,7 +394,7 @@ static void say_odd_token(struct model *w, struct model_peer *p, const struct mo
     } else if (j->said[c] != 0 && j->phases != BT_PHASES_DECODE) { /* again */
         s->ev.token.offset = j->said[c] - 1;
         s->token.token =
-            token_of(j->life, j->choice + c, j->n_tokens - j->n_prompt + j->said[c] - 1);
+            token_of(j->life, j->choice + c, j->n_tokens - j->n_prompt + j->said[c] - 1, j->epoch);
     } else {
         s->token.epoch = s->ev.epoch = j->epoch - 1; /* of an old plan */
     }
@@ -422,6 +486,7 @@ static void step(struct world *x)
         w->now_ns += (1 + draw(w, 60)) * 1000000ull;
         bt_machine_tick(w->mc, w->now_ns, w->now_ns + 77);
         apply(x);
+        check_landed(w);
         (void)bt_machine_free(w->mc);
     } else if (how == 15 && !w->calm && x->n_clients != 0 && draw(w, x->calmness) == 0) {
         fault(x);
@@ -494,6 +559,7 @@ static struct world *run_machine(uint64_t seed)
     struct world *x = bt_calloc(1, sizeof(*x));
     struct model *w = &x->m;
     model_init(w, seed);
+    w->tokens_of = tokens_of;
     struct bt_requests_config conf = config_of(w);
     x->metrics = bt_metrics_create();
     x->calmness = 1 + draw(w, 30);
