@@ -292,6 +292,7 @@ struct sums {
 static void add_flight(struct model *w, const struct bt_flight *f, struct sums *s)
 {
     model_check(w, f->epoch != 0 && f->epoch <= f->sequence->epoch);
+    model_check(w, f->reserved <= (f->same_kv ? 1 : 2));
     model_check(w, f->wind != BT_FLIGHT_ACTIVE || f->sequence->flight == f);
     if (f->prefill != NULL) {
         s->tokens[model_peer_of(f->prefill) - w->peers] += f->own_tokens;
