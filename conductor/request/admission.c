@@ -5,6 +5,8 @@
 
 #include "conductor/request/machine_priv.h"
 
+#define GATE_NS 2000000ull
+
 /* The queue is full, or the tenant has its share of it, and nobody of a lower class is in it. */
 static bool full(struct bt_machine *mc, int32_t priority, const char *tenant)
 {
@@ -24,16 +26,11 @@ static bool full(struct bt_machine *mc, int32_t priority, const char *tenant)
     return true;
 }
 
-/* Would the shortest prompt be refused, if it had a place at once? Then so would this one: its
- * prefill does not end earlier, what of it is cached does not matter to the queue, and late
- * requests wait for the same time whatever their length. */
-static bool hopeless(struct bt_machine *mc, const struct bt_gen_terms *t, uint64_t now_ns,
-                     struct bt_sched_reject *rej)
+/* What the policy says of the shortest prompt of a class with these objectives, if it had a place
+ * at once. Not of a request: under overload one answer does for all that come within GATE_NS. */
+static void ask_gate(struct bt_machine *mc, struct bt_gate *g, uint64_t now_ns)
 {
-    struct bt_sched_params params = bt_request_params(mc, t->slo_ttft_ms, t->slo_tbt_ms);
-    if (params.ttft_objective_ms == 0 && params.tbt_objective_ms == 0) {
-        return false;
-    }
+    struct bt_sched_params params = bt_request_params(mc, g->slo_ttft_ms, g->slo_tbt_ms);
     struct bt_view_snapshot v;
     struct bt_sched_plan plan;
     struct bt_sched_request req = {.n_tokens = 1,
@@ -42,29 +39,64 @@ static bool hopeless(struct bt_machine *mc, const struct bt_gen_terms *t, uint64
                                    .expect_new = 1,
                                    .block_tokens = mc->conf.block_tokens,
                                    .token_bytes = mc->conf.token_bytes,
-                                   .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
-    mc->env->snapshot(mc->env_arg, NULL, 0,
-                      t->knows_priority ? bt_request_class(t->priority) : INT32_MIN, &v);
+                                   .waited_ms = g->waited_ms};
+    mc->env->snapshot(mc->env_arg, NULL, 0, g->priority, &v);
     bt_expect_show(mc, now_ns, &v.snap);
-    return bt_sched_decide(mc->conf.policy, mc->conf.admission, &params, &v.snap, &req, &plan,
-                           rej) == BT_SCHED_OVERLOADED;
+    g->refuses = bt_sched_decide(mc->conf.policy, mc->conf.admission, &params, &v.snap, &req, &plan,
+                                 &g->rej) == BT_SCHED_OVERLOADED;
+    g->asked_ns = now_ns;
+}
+
+static bool same_gate(const struct bt_gate *a, const struct bt_gate *b)
+{
+    return a->priority == b->priority && a->slo_ttft_ms == b->slo_ttft_ms &&
+           a->slo_tbt_ms == b->slo_tbt_ms;
+}
+
+/* Would the shortest prompt be refused, if it had a place at once? Then so would this one: its
+ * prefill does not end earlier, what of it is cached does not matter to the queue, and late
+ * requests wait for the same time whatever their length. NULL: no. */
+static const struct bt_sched_reject *hopeless(struct bt_machine *mc, const struct bt_gen_terms *t,
+                                              uint64_t now_ns)
+{
+    struct bt_gate want = {.priority =
+                               t->knows_priority ? bt_request_class(t->priority) : INT32_MIN,
+                           .slo_ttft_ms = t->slo_ttft_ms,
+                           .slo_tbt_ms = t->slo_tbt_ms,
+                           .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
+    struct bt_sched_params params = bt_request_params(mc, t->slo_ttft_ms, t->slo_tbt_ms);
+    if (params.ttft_objective_ms == 0 && params.tbt_objective_ms == 0) {
+        return NULL;
+    }
+    struct bt_gate *g = NULL;
+    for (size_t i = 0; i < BT_ARRAY_LEN(mc->gates); i++) {
+        g = same_gate(&mc->gates[i], &want) ? &mc->gates[i] : g;
+    }
+    bool fresh = g != NULL && g->asked_ns != 0 && now_ns - g->asked_ns < GATE_NS;
+    /* Who has waited for longer is no better off; who has not may be. */
+    if (!fresh || (g->refuses && want.waited_ms < g->waited_ms)) {
+        g = g != NULL ? g : &mc->gates[mc->next_gate++ % BT_ARRAY_LEN(mc->gates)];
+        *g = want;
+        ask_gate(mc, g, now_ns);
+    }
+    return g->refuses ? &g->rej : NULL;
 }
 
 bool bt_machine_turn_away(struct bt_machine *mc, const struct bt_gen_terms *t, char *why,
                           size_t cap, uint32_t *retry_after_s_p, uint64_t now_ns)
 {
-    struct bt_sched_reject rej;
     if (t->knows_priority && full(mc, bt_request_class(t->priority), t->tenant)) {
         snprintf(why, cap, "%s", bt_queue_full_text);
         *retry_after_s_p = bt_queue_retry_after_s(mc);
         bt_metric_add(mc->m.rejected[BT_REJECT_QUEUE_FULL], 1);
         return true;
     }
-    if (!hopeless(mc, t, now_ns, &rej)) {
+    const struct bt_sched_reject *rej = hopeless(mc, t, now_ns);
+    if (rej == NULL) {
         return false;
     }
-    bt_overload_text(&rej, why, cap);
-    *retry_after_s_p = bt_overload_retry_s(mc, &rej);
+    bt_overload_text(rej, why, cap);
+    *retry_after_s_p = bt_overload_retry_s(mc, rej);
     bt_metric_add(mc->m.rejected[BT_REJECT_OVERLOADED], 1);
     return true;
 }

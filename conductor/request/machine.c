@@ -371,6 +371,7 @@ void bt_machine_set_sched(struct bt_machine *mc, const struct bt_sched_policy *p
     mc->conf.policy = policy;
     mc->conf.admission = admission;
     mc->conf.sched = *sched;
+    memset(mc->gates, 0, sizeof(mc->gates)); /* what they say is the old one's */
 }
 
 const struct bt_requests_config *bt_machine_config(const struct bt_machine *mc)

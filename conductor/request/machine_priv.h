@@ -216,6 +216,15 @@ struct bt_actions {
     struct bt_buf text;   /* of all since the list was empty */
 };
 
+/* What admission says of the shortest prompt of a class with these objectives (admission.c). */
+struct bt_gate {
+    int32_t priority;
+    double slo_ttft_ms, slo_tbt_ms, waited_ms;
+    uint64_t asked_ns; /* 0: not yet */
+    bool refuses;
+    struct bt_sched_reject rej;
+};
+
 struct bt_machine {
     const struct bt_machine_env *env;
     void *env_arg;
@@ -240,6 +249,8 @@ struct bt_machine {
         uint32_t ended;
         uint64_t from_ns;
     } rate;
+    struct bt_gate gates[4];
+    uint32_t next_gate;
     uint64_t total, replanned;
     uint64_t decisions; /* asked of the policy so far */
     struct bt_explain_ring *explained;
@@ -349,7 +360,8 @@ void bt_request_settled(struct bt_request *r, uint64_t now_ns);
 /* ---- plan.c: one plan and its submission ---- */
 typedef enum { BT_PLAN_SUBMITTED, BT_PLAN_WAIT, BT_PLAN_NO_ROOM, BT_PLAN_REFUSED } bt_plan_result_t;
 /* Plans and submits the next epoch. WAIT: nobody can take it now; NO_ROOM: whoever could has said
- * that it is full, and sq is not the probe; REFUSED: rej says why. */
+ * that it is full, and sq is not the probe, but would be in time behind those who wait for room;
+ * REFUSED: rej says why. */
 bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
                                   struct bt_sched_reject *rej);
 /* Would an objective be missed if it were planned after wait_ms more? Then rej says which one.

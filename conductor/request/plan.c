@@ -261,84 +261,124 @@ static struct bt_sched_request request_of(const struct bt_sequence *sq, uint64_t
     return req;
 }
 
-/* What the policy says of the sequence as it is now, or would if it had to wait_ms more. explain:
- * it is kept for batonctl explain. */
-static bt_sched_verdict_t ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms,
-                                     bool explain, struct bt_view_snapshot *v,
-                                     struct bt_sched_plan *plan, struct bt_sched_reject *rej,
-                                     bool *full_p)
+/* One attempt: what was looked at and what the policy made of it. Valid until the next snapshot. */
+struct attempt {
+    struct bt_view_snapshot v;
+    struct bt_sched_request req;
+    struct bt_sched_params params;
+    struct bt_sched_plan plan; /* PLANNED */
+    struct bt_sched_reject rej;
+    bt_sched_verdict_t verdict;
+    bool full; /* somebody is left out who had no room a moment ago */
+};
+
+/* What was asked for of both stages, counted once a request. Late ones count as refused. Who could
+ * never be in time does not compete with others. */
+static void note_demand(struct bt_sequence *sq, const struct attempt *a, uint64_t now_ns)
+{
+    bool planned = a->verdict == BT_SCHED_PLANNED, refused = a->verdict == BT_SCHED_OVERLOADED;
+    bool in_time = planned && !a->plan.background, late = planned && a->plan.background;
+    if ((planned || refused) && (!late || a->rej.compute_ms <= a->params.ttft_objective_ms)) {
+        bt_expect_demand(sq, now_ns, in_time ? a->plan.compute_ms : a->rej.compute_ms,
+                         in_time ? a->plan.decode_work : a->rej.decode_work,
+                         in_time || a->rej.by_decode);
+    }
+    if (refused || late) {
+        bt_expect_late(sq, now_ns, a->rej.compute_ms);
+    }
+}
+
+/* What the policy says of the sequence as it is now, or would if it had to wait_ms more. */
+static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, struct attempt *a)
 {
     const struct bt_request *r = sq->r;
     struct bt_machine *mc = r->mc;
+    a->full = false;
     gather_tokens(sq);
-    look(sq, now_ns, v, full_p);
-    struct bt_sched_request req = request_of(sq, now_ns, wait_ms);
-    struct bt_sched_params params = bt_request_params(mc, r->spec.slo_ttft_ms, r->spec.slo_tbt_ms);
+    look(sq, now_ns, &a->v, &a->full);
+    a->req = request_of(sq, now_ns, wait_ms);
+    a->params = bt_request_params(mc, r->spec.slo_ttft_ms, r->spec.slo_tbt_ms);
     if (sq->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
-        params.ttft_objective_ms = params.tbt_objective_ms = 0;
+        a->params.ttft_objective_ms = a->params.tbt_objective_ms = 0;
     }
     if (wait_ms > 0) { /* it waits for a place, or for room: there is none for late ones */
-        params.late_wait_ms = 0;
+        a->params.late_wait_ms = 0;
     }
-    bt_sched_verdict_t verdict =
-        bt_sched_decide(mc->conf.policy, mc->conf.admission, &params, &v->snap, &req, plan, rej);
-    if (verdict == BT_SCHED_PLANNED && plan->draining && sq->epoch == 0) {
+    a->verdict = bt_sched_decide(mc->conf.policy, mc->conf.admission, &a->params, &a->v.snap,
+                                 &a->req, &a->plan, &a->rej);
+    if (a->verdict == BT_SCHED_PLANNED && a->plan.draining && sq->epoch == 0) {
         /* What runs may stay on a drained node where nobody else can take it. New work never goes
          * there: it would keep the node from becoming empty. */
-        verdict = BT_SCHED_NO_DECODE;
-        *rej = (struct bt_sched_reject){.verdict = verdict, .retry_after_s = 1};
-        rej->reason = bt_all_drained_text;
+        a->verdict = BT_SCHED_NO_DECODE;
+        a->rej = (struct bt_sched_reject){
+            .verdict = a->verdict, .retry_after_s = 1, .reason = bt_all_drained_text};
     }
-    bool planned = verdict == BT_SCHED_PLANNED, in_time = planned && !plan->background;
-    /* Late ones count as refused. Who could never be in time does not compete with others. */
-    bool counts = !planned || !plan->background || rej->compute_ms <= params.ttft_objective_ms;
-    if (counts && (planned || verdict == BT_SCHED_OVERLOADED)) {
-        bt_expect_demand(sq, now_ns, in_time ? plan->compute_ms : rej->compute_ms,
-                         in_time ? plan->decode_work : rej->decode_work, in_time || rej->by_decode);
-    }
-    if (verdict == BT_SCHED_OVERLOADED || (planned && plan->background)) {
-        bt_expect_late(sq, now_ns, rej->compute_ms);
-    }
-    if (explain) {
-        bt_explain_note(sq, v, &params, &req, planned ? plan : NULL, rej);
-    }
-    return verdict;
+    note_demand(sq, a, now_ns);
 }
 
 bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns)
 {
-    struct bt_view_snapshot v;
-    struct bt_sched_plan plan;
-    struct bt_sched_reject rej;
-    bool full = false;
-    if (ask_policy(sq, now_ns, 0, false, &v, &plan, &rej, &full) != BT_SCHED_PLANNED ||
-        plan.draining) {
+    struct attempt a;
+    ask_policy(sq, now_ns, 0, &a);
+    if (a.verdict != BT_SCHED_PLANNED || a.plan.draining) {
         return false;
     }
     /* Where nobody else has a role, one that gives it up is planned on all the same. */
     const struct bt_machine *mc = sq->r->mc;
-    return !bt_machine_facts(mc, v.worker[plan.prefill]).gives_up_prefill &&
-           !bt_machine_facts(mc, v.worker[plan.decode]).gives_up_decode;
+    return !bt_machine_facts(mc, a.v.worker[a.plan.prefill]).gives_up_prefill &&
+           !bt_machine_facts(mc, a.v.worker[a.plan.decode]).gives_up_decode;
 }
 
 /* A place in a queue is for who will keep it: one that would just make its objective misses it by
  * what any forecast is wrong, and its refusal would come when it has waited. */
 #define QUEUE_MARGIN 0.1
 
+/* The wait that its objective is held against; < 0: it has none that counts. */
+static double wait_with_margin(const struct bt_sequence *sq, double wait_ms)
+{
+    double objective_ms =
+        bt_request_objective(sq->r->spec.slo_ttft_ms, sq->r->mc->conf.sched.ttft_objective_ms);
+    if (sq->epoch != 0 || objective_ms == 0) {
+        return -1;
+    }
+    return wait_ms + (sq->starved ? 0 : QUEUE_MARGIN * objective_ms);
+}
+
 bool bt_sequence_hopeless(struct bt_sequence *sq, uint64_t now_ns, double wait_ms,
                           struct bt_sched_reject *rej)
 {
-    const struct bt_machine *mc = sq->r->mc;
-    double objective_ms =
-        bt_request_objective(sq->r->spec.slo_ttft_ms, mc->conf.sched.ttft_objective_ms);
-    struct bt_view_snapshot v;
-    struct bt_sched_plan plan;
-    bool full = false;
-    if (sq->epoch != 0 || objective_ms == 0) {
+    struct attempt a;
+    wait_ms = wait_with_margin(sq, wait_ms);
+    if (wait_ms < 0) {
         return false;
     }
-    wait_ms += sq->starved ? 0 : QUEUE_MARGIN * objective_ms;
-    return ask_policy(sq, now_ns, wait_ms, false, &v, &plan, rej, &full) == BT_SCHED_OVERLOADED;
+    ask_policy(sq, now_ns, wait_ms, &a);
+    *rej = a.rej;
+    return a.verdict == BT_SCHED_OVERLOADED;
+}
+
+/* As bt_sequence_hopeless, of a plan that was made and has to wait for room: the same snapshot and
+ * the same place, only admission is asked again, with the wait. */
+static bool hopeless_behind(struct bt_sequence *sq, struct attempt *a, double wait_ms,
+                            uint64_t now_ns)
+{
+    const struct bt_machine *mc = sq->r->mc;
+    wait_ms = wait_with_margin(sq, wait_ms);
+    if (wait_ms < 0 || a->plan.background) {
+        return wait_ms >= 0; /* in the background: refused already, and there is no room for that */
+    }
+    const struct bt_sched_admission *admission =
+        mc->conf.admission != NULL ? mc->conf.admission : &bt_sched_admit_early;
+    a->req.waited_ms += wait_ms;
+    a->plan.waited_ms += wait_ms;
+    a->plan.ttft_ms += wait_ms;
+    a->plan.ttft_most_ms += wait_ms;
+    a->verdict = admission->admit(&a->params, &a->v.snap, &a->req, &a->plan, &a->rej);
+    if (a->verdict == BT_SCHED_PLANNED) {
+        return false;
+    }
+    bt_expect_late(sq, now_ns, a->plan.compute_ms);
+    return true;
 }
 
 double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
@@ -351,51 +391,63 @@ double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
     return 1e9 * n / bt_batch_prefill_ns(w->cost, 0, n, chunk);
 }
 
+/* Whose prefix the prefill side may fetch; *per_s_p: at which it would be computed instead. */
+static void find_sources(struct bt_sequence *sq, const struct attempt *a, struct bt_sources *from,
+                         double *per_s_p)
+{
+    struct bt_machine *mc = sq->r->mc;
+    mc->env->sources(mc->env_arg, &a->v, &a->plan, sq->keys, sq->n_keys,
+                     a->plan.prefix_tokens / mc->conf.block_tokens, from);
+    if (from->n != 0) {
+        bt_metric_add(mc->m.fetch_plans, 1);
+        bt_metric_add(mc->m.fetch_tokens, a->plan.fetch_tokens);
+        bt_explain_sources(sq, a->plan.fetch_tokens, from);
+        bt_outcome_source(sq, from);
+    }
+    /* For what lies on its own SSD the kvstore weighs loading against computing by itself. */
+    *per_s_p = a->plan.recompute_tokens_per_s > 0 || from->n != 0
+                   ? a->plan.recompute_tokens_per_s
+                   : bt_request_tokens_per_s(&a->v.workers[a->plan.prefill], sq->n_tokens,
+                                             &mc->conf.sched);
+}
+
 bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
                                   struct bt_sched_reject *rej)
 {
     struct bt_request *r = sq->r;
     struct bt_machine *mc = r->mc;
-    struct bt_view_snapshot v;
-    struct bt_sched_plan plan;
-    bool full = false;
-    bt_sched_verdict_t verdict = ask_policy(sq, now_ns, 0, true, &v, &plan, rej, &full);
-    if (verdict != BT_SCHED_PLANNED) {
-        return verdict == BT_SCHED_TOO_LARGE || verdict == BT_SCHED_OVERLOADED ? BT_PLAN_REFUSED
-                                                                               : BT_PLAN_WAIT;
+    struct attempt a;
+    ask_policy(sq, now_ns, 0, &a);
+    bool planned = a.verdict == BT_SCHED_PLANNED;
+    bt_explain_note(sq, &a.v, &a.params, &a.req, planned ? &a.plan : NULL, &a.rej);
+    *rej = a.rej;
+    if (!planned) {
+        bool refused = a.verdict == BT_SCHED_TOO_LARGE || a.verdict == BT_SCHED_OVERLOADED;
+        return refused ? BT_PLAN_REFUSED : BT_PLAN_WAIT;
     }
-    if (full && plan.last_resort && mc->queues.probe != sq) {
-        return BT_PLAN_NO_ROOM;
+    if (a.full && a.plan.last_resort && mc->queues.probe != sq) {
+        bool hopeless = hopeless_behind(sq, &a, bt_queue_wait_ms(mc, r->spec.priority), now_ns);
+        *rej = a.rej;
+        return hopeless ? BT_PLAN_REFUSED : BT_PLAN_NO_ROOM;
     }
-    struct bt_flight *f = begin_flight(sq, &plan, &v, now_ns);
-    count_plan(mc, &plan);
-    note_places(mc, &plan, &v, now_ns);
+    struct bt_flight *f = begin_flight(sq, &a.plan, &a.v, now_ns);
+    count_plan(mc, &a.plan);
+    note_places(mc, &a.plan, &a.v, now_ns);
     bt_outcome_planned(sq, f);
-    sq->charged = sq->n_tokens - plan.cached_tokens;
+    sq->charged = sq->n_tokens - a.plan.cached_tokens;
     bt_sched_fair_serve(&mc->queues.fair, r->tenant, sq->charged, r->spec.weight);
     bt_expect_planned(f, now_ns);
     BT_DEBUG("request_planned",
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
              "ttft_ms=%.1f",
-             sq->id, sq->epoch, sq->n_tokens, plan.cached_tokens, r->usage.prefill, r->usage.decode,
-             plan.reason, plan.ttft_ms);
-    /* What only passes through has a limit of its own; for the probe all slots count. */
+             sq->id, sq->epoch, sq->n_tokens, a.plan.cached_tokens, r->usage.prefill,
+             r->usage.decode, a.plan.reason, a.plan.ttft_ms);
     struct bt_sources from;
-    mc->env->sources(mc->env_arg, &v, &plan, sq->keys, sq->n_keys,
-                     plan.prefix_tokens / mc->conf.block_tokens, &from);
-    if (from.n != 0) {
-        bt_metric_add(mc->m.fetch_plans, 1);
-        bt_metric_add(mc->m.fetch_tokens, plan.fetch_tokens);
-        bt_explain_sources(sq, plan.fetch_tokens, &from);
-        bt_outcome_source(sq, &from);
-    }
-    /* For what lies on its own SSD the kvstore weighs loading against computing by itself. */
-    double recompute =
-        plan.recompute_tokens_per_s > 0 || from.n != 0
-            ? plan.recompute_tokens_per_s
-            : bt_request_tokens_per_s(&v.workers[plan.prefill], sq->n_tokens, &mc->conf.sched);
-    submit(sq, plan.keep || mc->queues.probe == sq, &from, recompute, now_ns);
+    double recompute_tokens_per_s;
+    find_sources(sq, &a, &from, &recompute_tokens_per_s);
+    /* What only passes through has a limit of its own; for the probe all slots count. */
+    submit(sq, a.plan.keep || mc->queues.probe == sq, &from, recompute_tokens_per_s, now_ns);
     bt_sources_cleanup(&from);
-    bt_replicate_look(sq, &v, now_ns);
+    bt_replicate_look(sq, &a.v, now_ns);
     return BT_PLAN_SUBMITTED;
 }

@@ -143,12 +143,7 @@ static void on_plan(struct bt_sequence *sq, const struct bt_sequence_input *in)
             refuse_overload(sq, &rej);
         }
         return;
-    case BT_PLAN_NO_ROOM:
-        if (!bt_sequence_refused_early(sq, in->now_ns,
-                                       bt_queue_wait_ms(mc, sq->r->spec.priority))) {
-            bt_queue_starve(sq, in->now_ns);
-        }
-        return;
+    case BT_PLAN_NO_ROOM: bt_queue_starve(sq, in->now_ns); return;
     case BT_PLAN_WAIT:
         if (mc->queues.probe == sq) {
             bt_queue_plan(sq);
