@@ -204,6 +204,7 @@ static inline void model_facts(void *arg, const struct bt_peer *of, struct bt_pe
     struct model *w = arg;
     const struct model_peer *p = model_peer_of(of);
     *out = (struct bt_peer_facts){.up = p->up,
+                                  .classes = &none,
                                   .departed = p->departed,
                                   .leaving = p->leaving,
                                   .gives_up_prefill = p->gives_up,
