@@ -349,11 +349,11 @@ static const struct bt_gen_ops gen_ops = {
 
 /* What its headers ask for, within what its key allows. */
 static void take_terms(struct bt_gen_spec *s, const struct front_key_terms *t,
-                       const struct front_wishes *w)
+                       const struct bt_front_headers *h)
 {
-    s->priority = w->has_priority ? w->priority : s->priority;
-    s->slo_ttft_ms = w->slo_ttft_ms;
-    s->slo_tbt_ms = w->slo_tbt_ms;
+    s->priority = h->has_priority ? h->priority : s->priority;
+    s->slo_ttft_ms = h->slo_ttft_ms;
+    s->slo_tbt_ms = h->slo_tbt_ms;
     if (t != NULL) {
         s->priority = BT_MAX(s->priority, t->priority);
         s->weight = t->weight;
@@ -372,7 +372,7 @@ static void start_part(struct front_gen *g)
     s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
     s->received_ns = bt_http_received_ns(g->req);
     s->timeout_ms = f->request_timeout_ms;
-    take_terms(s, front_keys_terms(f->keys, tenant), &g->wishes);
+    take_terms(s, front_keys_terms(f->keys, tenant), &g->headers);
     BT_DEBUG("generation_started", "req=%s id=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
              s->id, bt_http_request_id(g->req), s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
     struct front_part *p = &g->parts[i];
@@ -456,7 +456,7 @@ static bool places(const struct bt_front *f, const struct front_job *j, struct f
                       j->gen.prompts.n, most, j->tenant != NULL ? "of one API key" : "requests");
 }
 
-static struct front_gen *gen_create(struct front_job *j, const struct front_wishes *w)
+static struct front_gen *gen_create(struct front_job *j)
 {
     struct bt_front *f = j->f;
     uint8_t random[12];
@@ -469,7 +469,7 @@ static struct front_gen *gen_create(struct front_job *j, const struct front_wish
     snprintf(g->tenant, sizeof(g->tenant), "%s", j->tenant != NULL ? j->tenant : "");
     g->f = f;
     g->req = j->req;
-    g->wishes = *w;
+    g->headers = j->headers;
     g->n_parts = g->n_running = n;
     bt_list_init(&g->pending);
     bt_list_init(&g->starting);
@@ -478,17 +478,24 @@ static struct front_gen *gen_create(struct front_job *j, const struct front_wish
     bt_list_insert_tail(&f->gens, &g->link);
     bt_metric_set(f->m.open, ++f->n_gens);
     front_answer_init(&g->a, &j->gen, f->model.tok, g->id, f->model_id,
-                      bt_real_ns() / 1000000000ull, w->timings, w->plan);
+                      bt_real_ns() / 1000000000ull, j->headers.timings, j->headers.plan);
     g->specs = j->gen.specs;
     j->gen.specs = NULL;
     bt_http_on_gone(g->req, on_gone, g);
     return g;
 }
 
+static bool headers_valid(struct front_job *j)
+{
+    if (!j->headers.valid) {
+        j->e = j->headers.wrong;
+    }
+    return j->headers.valid;
+}
+
 static void on_parsed(struct front_job *j)
 {
     struct bt_front *f = j->f;
-    struct front_wishes w;
     struct front_work work = front_work_of(j);
     char peer[BT_HTTP_PEER_LEN];
     bt_http_peer(j->req, peer);
@@ -499,13 +506,13 @@ static void on_parsed(struct front_job *j)
     for (uint32_t i = 0; i < j->gen.prompts.n; i++) {
         work.prompt_tokens += j->gen.specs[i].prompt.n;
     }
-    if (!front_wishes_read(j->req, &w, &j->e) || !places(f, j, &j->e) ||
+    if (!headers_valid(j) || !places(f, j, &j->e) ||
         !fits(f, &j->gen, owner, work.prompt_tokens, &bytes, &j->e) ||
         !front_keys_admit(f->keys, j->tenant, &work, &j->e)) {
         front_respond_error(f, j->req, &j->e);
         return;
     }
-    struct front_gen *g = gen_create(j, &w);
+    struct front_gen *g = gen_create(j);
     g->n_generations = (uint32_t)work.generations;
     struct front_note *note = front_note(j->req);
     if (note != NULL) {
@@ -521,23 +528,21 @@ static void on_parsed(struct front_job *j)
     }
 }
 
-/* Before its body is looked at. A wish that is wrong is told when it is read in earnest. */
+/* Before its body is looked at. A wrong header is told behind what is wrong with the body. */
 static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char *tenant,
-                        struct front_error *e)
+                        const struct bt_front_headers *h, struct front_error *e)
 {
-    struct front_wishes w;
-    struct front_error wrong = {0};
     struct bt_gen_spec s = {0};
     char why[192];
     size_t len;
     const char *body = bt_http_body(req, &len);
-    if (!front_wishes_read(req, &w, &wrong)) {
+    if (!h->valid) {
         return false;
     }
-    take_terms(&s, front_keys_terms(f->keys, tenant), &w);
+    take_terms(&s, front_keys_terms(f->keys, tenant), h);
     struct bt_gen_terms t = {.received_ns = bt_http_received_ns(req),
                              .tenant = tenant,
-                             .knows_priority = w.has_priority || len == 0 ||
+                             .knows_priority = h->has_priority || len == 0 ||
                                                memmem(body, len, "\"priority\"", 10) == NULL,
                              .priority = s.priority,
                              .slo_ttft_ms = s.slo_ttft_ms,
@@ -553,13 +558,15 @@ static void generate(struct bt_front *f, struct bt_http_req *req, const char *te
                      void (*run)(const struct front_model *m, struct front_job *j))
 {
     struct front_error e = {.retry_after_s = 1};
+    struct bt_front_headers h;
+    bt_front_headers_read(req, &h);
     if (f->draining) {
         front_fail(&e, 503, NULL, NULL, "this conductor is shutting down");
         front_respond_error(f, req, &e);
-    } else if (turned_away(f, req, tenant, &e)) {
+    } else if (turned_away(f, req, tenant, &h, &e)) {
         front_respond_error(f, req, &e);
     } else {
-        front_job_start(f, req, tenant, run, on_parsed);
+        front_job_start(f, req, tenant, &h, run, on_parsed);
     }
 }
 

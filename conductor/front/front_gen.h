@@ -37,7 +37,7 @@ struct front_gen {
     struct front_writer writer; /* of a whole response */
     struct bt_gen_usage usage;
     struct bt_gen_spec *specs; /* of the parts from n_started on */
-    struct front_wishes wishes;
+    struct bt_front_headers headers;
     uint32_t n_parts, n_started, n_running; /* running: not over, the others included */
     uint32_t n_live;                        /* parts that have a request */
     uint32_t n_generations;                 /* choices of all prompts, as its key's limit counts */

@@ -365,6 +365,7 @@ static bool run_inline(struct front_job *j)
 }
 
 void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                     const struct bt_front_headers *headers,
                      void (*run)(const struct front_model *m, struct front_job *j),
                      void (*done)(struct front_job *j))
 {
@@ -373,6 +374,7 @@ void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *te
     j->req = req;
     j->run = run;
     j->done = done;
+    j->headers = headers != NULL ? *headers : (struct bt_front_headers){0};
     j->body = bt_http_body(req, &j->len);
     if (tenant != NULL) {
         memcpy(j->tenant_text, tenant, strnlen(tenant, sizeof(j->tenant_text) - 1));

@@ -48,6 +48,7 @@ struct front_job {
     const char *tenant;
     char tenant_text[33];
     char client[FRONT_CLIENT_LEN];
+    struct bt_front_headers headers; /* generations; loop only */
     bool ok;
     struct front_error e;
     struct front_generation gen;
@@ -68,9 +69,11 @@ void front_task_start_for(struct bt_front *f, struct front_task *t, const char *
 /* Nobody wants t any more. True: it had not begun, and it is the caller's again; otherwise done is
  * called when it has stopped. */
 bool front_task_cancel(struct bt_front *f, struct front_task *t);
-/* Runs a job for req: at once if its body is short and read quickly, else in turn on a thread. Too
- * many of this client in the queue: 429. tenant may be NULL: its address tells the client. */
+/* headers: as read already, NULL where there are none to read. Runs a job for req: at once if its
+ * body is short and read quickly, else in turn on a thread. Too many of this client in the queue:
+ * 429. tenant may be NULL: its address tells the client. */
 void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                     const struct bt_front_headers *headers,
                      void (*run)(const struct front_model *m, struct front_job *j),
                      void (*done)(struct front_job *j));
 

@@ -108,15 +108,16 @@ void front_access_tenant(struct bt_http_req *req, const char *tenant);
 struct front_note *front_note(const struct bt_http_req *req);
 void front_access_ended(void *arg, const struct bt_http_record *r);
 
-struct front_wishes { /* of a generation's headers */
+struct bt_front_headers {     /* what a generation's headers ask for */
+    bool valid;               /* else the rest means nothing, and ... */
+    struct front_error wrong; /* ... this names the header */
     bool timings, plan;
     double slo_ttft_ms, slo_tbt_ms; /* 0: none */
     bool has_priority;
     int32_t priority;
 };
-/* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms, x-priority. False: e names the
- * header. */
-bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e);
+/* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms, x-priority. */
+void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h);
 /* The answer's header x-baton-plan. id: for `batonctl explain`. */
 void front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p);
 

@@ -103,10 +103,10 @@ static void done(struct front_job *j)
 
 void front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
-    front_job_start(f, req, tenant, run_tokenize, done);
+    front_job_start(f, req, tenant, NULL, run_tokenize, done);
 }
 
 void front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
-    front_job_start(f, req, tenant, run_detokenize, done);
+    front_job_start(f, req, tenant, NULL, run_detokenize, done);
 }

@@ -1,4 +1,4 @@
-/* What a client asks for beside the body: headers of one generation. Loop thread. */
+/* The headers of one generation: objectives, priority, what the answer is to tell. Loop thread. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,18 +81,19 @@ static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_
     return true;
 }
 
-bool front_wishes_read(struct bt_http_req *req, struct front_wishes *w, struct front_error *e)
+void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h)
 {
-    *w = (struct front_wishes){0};
+    *h = (struct bt_front_headers){0};
+    struct front_error *e = &h->wrong;
     const char *timings;
     if (!header(req, "x-baton-timings", &timings, e)) {
-        return false;
+        return;
     }
-    w->timings = timings != NULL && strcmp(timings, "1") == 0;
-    return flag(req, "x-baton-plan", &w->plan, e) &&
-           whole(req, "x-priority", &w->has_priority, &w->priority, e) &&
-           milliseconds(req, "x-slo-ttft-ms", &w->slo_ttft_ms, e) &&
-           milliseconds(req, "x-slo-tbt-ms", &w->slo_tbt_ms, e);
+    h->timings = timings != NULL && strcmp(timings, "1") == 0;
+    h->valid = flag(req, "x-baton-plan", &h->plan, e) &&
+               whole(req, "x-priority", &h->has_priority, &h->priority, e) &&
+               milliseconds(req, "x-slo-ttft-ms", &h->slo_ttft_ms, e) &&
+               milliseconds(req, "x-slo-tbt-ms", &h->slo_tbt_ms, e);
 }
 
 /* 12.34, or - where it is not known. */
