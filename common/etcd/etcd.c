@@ -147,7 +147,7 @@ void bt_etcd_note(struct bt_etcd *e, size_t ep, bool failed, const char *why)
     }
 }
 
-bt_status_t bt_etcd_status_of(int code)
+static bt_status_t status_of(int code)
 {
     switch (code) {
     case BT_GRPC_OK: return BT_OK;
@@ -208,7 +208,7 @@ static void on_reply(void *arg, int code, const char *detail, const void *data, 
             BT_WARN("etcd_refused", "method=%s code=%d why=%s", c->method, code, detail);
         }
     }
-    c->fn(c->arg, bt_etcd_status_of(code), data, len);
+    c->fn(c->arg, status_of(code), data, len);
     free(c->body);
     free(c);
 }

@@ -40,7 +40,6 @@ void bt_etcd_call(struct bt_etcd *e, const char *method, const ProtobufCMessage 
                   bt_etcd_raw_fn fn, void *arg);
 /* Notes that endpoint `ep` failed (true) or answered, and moves on to the next one if it failed. */
 void bt_etcd_note(struct bt_etcd *e, size_t ep, bool failed, const char *why);
-bt_status_t bt_etcd_status_of(int grpc_code);
 
 /* Doubles *ms_p within the limits and returns the delay to use now. */
 uint64_t bt_etcd_backoff(uint64_t *ms_p);

@@ -67,11 +67,6 @@ struct bt_local {
 static void local_connect(void *arg);
 static void local_drop(struct bt_local *l, uint64_t retry_ms);
 
-void bt_local_socket_path(const char *run_dir, char *out, size_t cap)
-{
-    snprintf(out, cap, "%s/kvstore.sock", run_dir);
-}
-
 static void local_free(struct bt_local *l)
 {
     pthread_mutex_destroy(&l->ring_lock);

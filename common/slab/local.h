@@ -50,7 +50,5 @@ void bt_local_stop(struct bt_local *l);
 bt_status_t bt_local_send(struct bt_local *l, const Baton__LocalMsg *msg) BT_MUST_CHECK;
 /* Rings the kvstore: a flow word that this worker writes has moved. Any thread. */
 void bt_local_ring(struct bt_local *l);
-/* Path of the socket: <run_dir>/kvstore.sock. */
-void bt_local_socket_path(const char *run_dir, char *out, size_t cap);
 
 #endif

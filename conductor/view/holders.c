@@ -440,11 +440,6 @@ uint64_t bt_holders_replicas(const struct bt_holders *x)
     return x->replicas;
 }
 
-size_t bt_holders_bytes(const struct bt_holders *x)
-{
-    return sizeof(*x) + x->places * sizeof(*x->e) + x->maps_cap * sizeof(*x->maps);
-}
-
 bool bt_holders_next(const struct bt_holders *x, size_t *it, size_t end, uint8_t key8[8],
                      uint32_t *depth_p, uint32_t *ids, uint32_t cap, uint32_t *n_p)
 {

@@ -41,7 +41,6 @@ uint32_t bt_holders_of(const struct bt_holders *x, const struct bt_kv_key *key, 
 
 size_t bt_holders_keys(const struct bt_holders *x);       /* distinct extents */
 uint64_t bt_holders_replicas(const struct bt_holders *x); /* sum over kvstores */
-size_t bt_holders_bytes(const struct bt_holders *x);      /* memory in use */
 
 /* Iterates: *it starts at 0; false at the end, or when *it has reached end (places of the index
  * that are looked at, 10 ns each at most; SIZE_MAX: all). key8: the key's first bytes. Up to cap

@@ -154,12 +154,7 @@ void bt_cache_evict(struct bt_cache *c, uint32_t slot)
     }
 }
 
-bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots)
-{
-    return bt_cache_take_for(c, BT_TENANT_NOBODY, n, slots);
-}
-
-bt_status_t bt_cache_take_for(struct bt_cache *c, uint8_t group, uint32_t n, uint32_t *slots)
+bt_status_t bt_cache_take(struct bt_cache *c, uint8_t group, uint32_t n, uint32_t *slots)
 {
     struct bt_pool_counts counts;
     bt_pool_counts(c->pool, &counts);
@@ -200,7 +195,7 @@ static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block
     }
 }
 
-bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
+bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
 {
     bt_pool_seal(c->pool, slot, b->key, b->n_tokens, b->depth, bt_mono_ns());
     if (!bt_index_add(c->index, b->key, b->depth, slot)) {
@@ -217,16 +212,9 @@ bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cach
     return true;
 }
 
-bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
-                   uint32_t n_tokens, uint32_t depth)
-{
-    struct bt_cache_block b = {.key = key, .n_tokens = n_tokens, .depth = depth};
-    return bt_cache_seal_block(c, slot, &b);
-}
-
 bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b)
 {
-    if (!bt_cache_seal_block(c, slot, b)) {
+    if (!bt_cache_seal(c, slot, b)) {
         return false;
     }
     if (!b->passing) {

@@ -72,19 +72,14 @@ uint32_t bt_cache_prefix(struct bt_cache *c, const struct bt_kv_key *keys, uint3
                          uint32_t *slots);
 /* Leases the cached block of key without counting a use; its slot or UINT32_MAX. */
 uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key);
-/* Takes n WRITING slots with a lease each, evicting as needed; ERR_EXHAUSTED takes none. They are
- * nobody's. */
-bt_status_t bt_cache_take(struct bt_cache *c, uint32_t n, uint32_t *slots) BT_MUST_CHECK;
-/* The same for a tenant's group: what he has beyond his quota goes first. */
-bt_status_t bt_cache_take_for(struct bt_cache *c, uint8_t group, uint32_t n,
-                              uint32_t *slots) BT_MUST_CHECK;
+/* Takes n WRITING slots for a tenant's group, with a lease each, and evicts as needed: first the
+ * group's own blocks beyond its quota. ERR_EXHAUSTED: no slot is taken. */
+bt_status_t bt_cache_take(struct bt_cache *c, uint8_t group, uint32_t n,
+                          uint32_t *slots) BT_MUST_CHECK;
 /* Seals a WRITING slot and indexes it; false: the key was there already, the slot stays private
  * to its holders. */
-bool bt_cache_seal_block(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
-/* The same, of a computed block of which no more is known. */
-bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_kv_key *key,
-                   uint32_t n_tokens, uint32_t depth);
-/* As bt_cache_seal_block, for a block that was fetched from another node for one request: that
+bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
+/* As bt_cache_seal, for a block that was fetched from another node for one request: that
  * request's lookup counts as no second use of it, so it stays on probation. */
 bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
 /* Indexes a SEALED slot of an adopted slab, if its bytes are the sealed ones (bt_pool_header_ok),

@@ -131,11 +131,6 @@ const struct bt_kv_key *bt_index_key(const struct bt_index *ix, uint32_t slot, u
     return &ix->slots[slot].key;
 }
 
-uint32_t bt_index_count(const struct bt_index *ix)
-{
-    return ix->count;
-}
-
 uint32_t bt_index_slots(const struct bt_index *ix)
 {
     return ix->n;

@@ -27,7 +27,6 @@ void bt_index_remove(struct bt_index *ix, uint32_t slot);
 bool bt_index_has_slot(const struct bt_index *ix, uint32_t slot);
 /* Key and depth of a slot that is in the index. */
 const struct bt_kv_key *bt_index_key(const struct bt_index *ix, uint32_t slot, uint32_t *depth_p);
-uint32_t bt_index_count(const struct bt_index *ix);
 uint32_t bt_index_slots(const struct bt_index *ix);
 
 #endif

@@ -345,7 +345,7 @@ static void on_fetched(void *arg, bt_status_t st)
                                    .n_tokens = t->c.block_tokens,
                                    .depth = f->depth,
                                    .passing = f->passing};
-        bt_cache_seal_block(cache, f->slot, &b);
+        bt_cache_seal(cache, f->slot, &b);
     }
     bt_map_del(t->fetches, &f->key);
     while (!bt_list_empty(&f->waiters)) {
@@ -378,7 +378,7 @@ static struct fetch *fetch_start(struct bt_tier *t, const struct bt_kv_key *key,
     bt_list_init(&f->waiters);
     uint32_t pos = bt_ssd_find(t->ssd, key);
     uint8_t group = pos != UINT32_MAX ? bt_ssd_group(t->ssd, pos) : BT_TENANT_NOBODY;
-    if (bt_cache_take_for(t->c.cache, group, 1, &f->slot) != BT_OK) {
+    if (bt_cache_take(t->c.cache, group, 1, &f->slot) != BT_OK) {
         free(f);
         return NULL;
     }

@@ -103,7 +103,7 @@ static void on_offer(void *arg, const uint8_t *have, uint32_t n)
     }
     bt_fetch_count(fs->m.lacking, p->n_taken < n);
     uint32_t want = p->n_taken;
-    if (fs->stopping || bt_cache_take_for(fs->c.cache, p->group, want, p->slots) != BT_OK) {
+    if (fs->stopping || bt_cache_take(fs->c.cache, p->group, want, p->slots) != BT_OK) {
         p->n_taken = 0;
         for (uint32_t i = 0; p->f != NULL && i < p->n; i++) { /* another source would not help */
             p->f->blocks[p->first + i].tried = UINT16_MAX;

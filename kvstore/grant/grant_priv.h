@@ -211,8 +211,6 @@ struct bt_grants {
 };
 
 /* ---- request.c ---- */
-struct bt_grant_request *bt_grant_request_find(const struct bt_grants *gs,
-                                               uint64_t id); /* NULL: unknown */
 struct bt_grant_request *bt_grant_request_get(struct bt_grants *gs, uint64_t id); /* made if new */
 void bt_grant_request_add(struct bt_grant_request *r, struct bt_grant *g);
 void bt_grant_request_remove(struct bt_grant *g);
@@ -300,7 +298,6 @@ void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint
 void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t now);
 void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now);
 void bt_grant_worker_destroy(struct bt_grants *gs);
-void bt_grant_open_free(struct bt_grant_open *o);
 
 /* ---- transfer.c ---- */
 void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r);

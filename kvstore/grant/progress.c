@@ -22,7 +22,7 @@ static void on_sealed(void *arg)
                 .depth = b,
                 .reused_tokens = g->blocks.resident * g->blocks.shape.block_tokens,
                 .origin = g->res.receive ? BT_EVICT_COPY : BT_EVICT_COMPUTED};
-            if (bt_cache_seal_block(cache, g->blocks.slots[b], &block)) {
+            if (bt_cache_seal(cache, g->blocks.slots[b], &block)) {
                 bt_grant_save_beginning(g, b, b + 1);
             }
         }

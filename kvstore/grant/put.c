@@ -69,7 +69,7 @@ static bt_status_t take(struct put *p)
     struct bt_cache *cache = p->gs->c.cache;
     uint8_t group = cache->tenants != NULL ? bt_tenants_by_tag(cache->tenants, p->tenant)
                                            : (uint8_t)BT_TENANT_NOBODY;
-    return bt_cache_take_for(cache, group, 1, &p->slot);
+    return bt_cache_take(cache, group, 1, &p->slot);
 }
 
 /* Gives p, whose slot is taken, to its worker. */
@@ -193,7 +193,7 @@ static void on_sealed(void *arg)
                                .depth = p->depth,
                                .origin = BT_EVICT_GENERATED,
                                .passing = p->passing};
-    bt_cache_seal_block(gs->c.cache, p->slot, &b);
+    bt_cache_seal(gs->c.cache, p->slot, &b);
     p->save = p->passing ? bt_tier_pass(gs->c.tier, p->slot, on_written, p) : NULL;
     if (p->save == NULL) {
         put_free(p);

@@ -4,7 +4,7 @@
 
 #include "kvstore/grant/grant_priv.h"
 
-struct bt_grant_request *bt_grant_request_find(const struct bt_grants *gs, uint64_t id)
+static struct bt_grant_request *request_find(const struct bt_grants *gs, uint64_t id)
 {
     return bt_map_get(gs->requests.by_id, &id);
 }
@@ -31,7 +31,7 @@ static void request_idle(struct bt_grants *gs, struct bt_grant_request *r)
 
 struct bt_grant_request *bt_grant_request_get(struct bt_grants *gs, uint64_t id)
 {
-    struct bt_grant_request *r = bt_grant_request_find(gs, id);
+    struct bt_grant_request *r = request_find(gs, id);
     if (r == NULL) {
         r = bt_calloc(1, sizeof(*r));
         r->id = id;
@@ -45,7 +45,7 @@ struct bt_grant_request *bt_grant_request_get(struct bt_grants *gs, uint64_t id)
 
 struct bt_grant *bt_grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
 {
-    struct bt_grant_request *r = bt_grant_request_find(gs, request);
+    struct bt_grant_request *r = request_find(gs, request);
     struct bt_list *i;
     if (r == NULL) {
         return NULL;
@@ -61,7 +61,7 @@ struct bt_grant *bt_grant_find(const struct bt_grants *gs, uint64_t request, uin
 
 bool bt_grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
 {
-    struct bt_grant_request *r = bt_grant_request_find(gs, request);
+    struct bt_grant_request *r = request_find(gs, request);
     return r != NULL && (epoch < r->epoch_max || epoch <= r->released);
 }
 

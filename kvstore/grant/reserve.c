@@ -108,7 +108,7 @@ static bt_status_t grant_fill(struct bt_grant *g, char *why, size_t cap)
     } else if (g->res.receive && !g->res.keep && bt_pool_transit_get(cache->pool, need) != BT_OK) {
         snprintf(why, cap, "%u more slots in transit would pass half of the slots (%u of %u are)",
                  need, n.transit, n.total);
-    } else if (bt_cache_take_for(cache, g->res.group, need, g->blocks.slots + g->blocks.resident) !=
+    } else if (bt_cache_take(cache, g->res.group, need, g->blocks.slots + g->blocks.resident) !=
                BT_OK) {
         if (g->res.receive && !g->res.keep) {
             bt_pool_transit_put(cache->pool, need);

@@ -21,7 +21,7 @@ void bt_grant_worker_send(struct bt_grant_worker *w, const Baton__LocalMsg *m)
 
 /* ---- opens ---- */
 
-void bt_grant_open_free(struct bt_grant_open *o)
+static void open_free(struct bt_grant_open *o)
 {
     if (o->mode == BATON__LOCAL_MODE__WRITER) {
         bt_grant_overlap_end(o->g);
@@ -255,7 +255,7 @@ static void on_close(struct bt_grant_worker *w, const Baton__LocalClose *m)
     }
     struct bt_grant *g = o->g;
     bt_grant_hold(g);
-    bt_grant_open_free(o);
+    open_free(o);
     if (m->mode == BATON__LOCAL_MODE__WRITER) {
         writer_ended(g, m->abort ? BT_ERR_CANCELLED : BT_ERR_PEER_PROTOCOL,
                      m->abort ? "the writer gave up"
@@ -480,7 +480,7 @@ void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now)
         if (now >= o->expire_ns) {
             struct bt_grant *g = o->g;
             bt_grant_hold(g);
-            bt_grant_open_free(o);
+            open_free(o);
             bt_grant_unhold(g);
         }
     }
@@ -499,12 +499,11 @@ void bt_grant_worker_destroy(struct bt_grants *gs)
             wait_free(w, BT_CONTAINER_OF(w->waits.next, struct bt_grant_open_wait, in_worker));
         }
         while (!bt_list_empty(&w->opens)) {
-            bt_grant_open_free(BT_CONTAINER_OF(w->opens.next, struct bt_grant_open, in_worker));
+            open_free(BT_CONTAINER_OF(w->opens.next, struct bt_grant_open, in_worker));
         }
         worker_free(w);
     }
     while (!bt_list_empty(&gs->workers.dead_opens)) {
-        bt_grant_open_free(
-            BT_CONTAINER_OF(gs->workers.dead_opens.next, struct bt_grant_open, in_worker));
+        open_free(BT_CONTAINER_OF(gs->workers.dead_opens.next, struct bt_grant_open, in_worker));
     }
 }

@@ -586,8 +586,3 @@ void bt_serve_local_destroy(struct bt_serve_local *sl)
     free(sl->rx);
     free(sl);
 }
-
-uint32_t bt_serve_local_sessions(const struct bt_serve_local *sl)
-{
-    return sl->n_conns;
-}

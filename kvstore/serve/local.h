@@ -22,6 +22,5 @@ bt_status_t bt_serve_local_create(const struct bt_serve_local_config *c,
                                   size_t err_cap) BT_MUST_CHECK;
 /* Ends all sessions, unlinks the socket. Before bt_grants_destroy. */
 void bt_serve_local_destroy(struct bt_serve_local *sl);
-uint32_t bt_serve_local_sessions(const struct bt_serve_local *sl);
 
 #endif

@@ -798,6 +798,7 @@ void bt_ssd_close(struct bt_ssd *s)
 void bt_ssd_stats(const struct bt_ssd *s, struct bt_ssd_stats *st_p)
 {
     *st_p = s->n;
+    st_p->io = bt_ssd_io_kind(s->io);
     st_p->slots = s->file.n_slots;
     st_p->blocks = s->dir != NULL ? bt_ssd_dir_valid(s->dir) : 0;
     st_p->up = s->dir != NULL && !s->io_down && !s->db_down;
@@ -811,9 +812,4 @@ const struct bt_kv_key *bt_ssd_at(const struct bt_ssd *s, uint32_t pos, uint32_t
     const struct bt_ssd_entry *e = bt_ssd_dir_entry(s->dir, pos);
     *depth_p = e->depth;
     return &e->key;
-}
-
-const char *bt_ssd_engine(const struct bt_ssd *s)
-{
-    return bt_ssd_io_kind(s->io);
 }

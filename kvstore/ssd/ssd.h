@@ -81,6 +81,7 @@ bt_status_t bt_ssd_read(struct bt_ssd *s, const struct bt_kv_key *key, uint32_t 
                         uint32_t *depth_p, bt_ssd_done_fn done, void *arg) BT_MUST_CHECK;
 
 struct bt_ssd_stats {
+    const char *io; /* what reads and writes: io_uring or threads; NULL: not open */
     uint32_t slots, blocks, backlog, reading;
     bool up;
     uint64_t written, read, written_bytes, read_bytes, evicted, dropped, read_errors, write_errors,
@@ -89,6 +90,5 @@ struct bt_ssd_stats {
 void bt_ssd_stats(const struct bt_ssd *s, struct bt_ssd_stats *st_p);
 /* The block at position pos of the file, NULL: none there. For inventories: 0..slots-1. */
 const struct bt_kv_key *bt_ssd_at(const struct bt_ssd *s, uint32_t pos, uint32_t *depth_p);
-const char *bt_ssd_engine(const struct bt_ssd *s);
 
 #endif

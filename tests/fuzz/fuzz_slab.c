@@ -14,6 +14,7 @@
 #include "kvstore/cache/cache.h"
 #include "tests/fuzz/rig.h"
 #include "tests/fuzz/tape.h"
+#include "tests/unit/kv_cache.h"
 
 #define SLOTS  12u
 #define BLOCKS 6u
@@ -90,13 +91,13 @@ static void first_start(void)
         uint32_t at;
         struct bt_kv_key k;
         key_of(i, &k);
-        BT_ASSERT(bt_cache_take(c, 1, &at) == BT_OK);
+        BT_ASSERT(cache_take(c, 1, &at) == BT_OK);
         memset(bt_slab_data(slab, at), (int)i + 1, layout.block_bytes);
         for (uint32_t l = 0; l < layout.n_layers; l++) {
             (void)bt_pool_segment_crc(c->pool, at, l, &k);
         }
         if (i + 1 < BLOCKS) { /* the last one is being written */
-            BT_ASSERT(bt_cache_seal(c, at, &k, TOKENS, i));
+            BT_ASSERT(cache_seal(c, at, &k, TOKENS, i));
         }
     }
     bt_cache_destroy(c);
@@ -172,7 +173,7 @@ static void use(struct bt_slab *slab, struct tape *t)
         if (sealer.busy && !tape_one_in(t, 8)) {
             seal();
         }
-        if (tape_one_in(t, 3) && bt_cache_take(c, 1, &at) == BT_OK) {
+        if (tape_one_in(t, 3) && cache_take(c, 1, &at) == BT_OK) {
             bt_cache_put(c, &at, 1);
         }
         rig_pass_ms(tape_u8(t) * 20u);

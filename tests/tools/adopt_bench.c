@@ -10,6 +10,7 @@
 
 #include "common/log/log.h"
 #include "kvstore/cache/adopt.h"
+#include "tests/unit/kv_cache.h"
 
 static struct bt_kv_layout layout;
 static struct bt_kv_key root;
@@ -35,13 +36,13 @@ static void fill_and_die(void)
     for (uint32_t i = 0; i < slab->super->n_slots; i++) {
         struct bt_kv_key k;
         uint32_t slot;
-        BT_ASSERT(bt_cache_take(c, 1, &slot) == BT_OK);
+        BT_ASSERT(cache_take(c, 1, &slot) == BT_OK);
         key_of(i, &k);
         memcpy(bt_slab_data(slab, slot), &k, sizeof(k));
         for (uint32_t l = 0; l < layout.n_layers; l++) {
             bt_pool_segment_crc(c->pool, slot, l, &k);
         }
-        bt_cache_seal(c, slot, &k, 16, i % 64);
+        cache_seal(c, slot, &k, 16, i % 64);
         bt_cache_put(c, &slot, 1);
     }
     kill(getpid(), SIGKILL);

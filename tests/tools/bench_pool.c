@@ -11,6 +11,7 @@
 
 #include "common/policy/evict/ssd_dir.h"
 #include "kvstore/cache/cache.h"
+#include "tests/unit/kv_cache.h"
 
 #define CHAIN  64u
 #define SLOTS  4096u
@@ -77,7 +78,7 @@ static void bench_leases(const struct bt_evict_policy *policy)
     struct bt_cache *c = bt_cache_create(slab, &layout, 8, policy);
     uint32_t chains = slab->super->n_slots / CHAIN;
     for (uint32_t ch = 0; ch < chains; ch++) {
-        BT_ASSERT(bt_cache_take(c, CHAIN, slots) == BT_OK);
+        BT_ASSERT(cache_take(c, CHAIN, slots) == BT_OK);
         for (uint32_t i = 0; i < CHAIN; i++) {
             struct bt_kv_key k = key_of(ch * CHAIN + i + 1), before = key_of(ch * CHAIN + i);
             struct bt_cache_block b = {
@@ -85,7 +86,7 @@ static void bench_leases(const struct bt_evict_policy *policy)
             for (uint32_t l = 0; l < layout.n_layers; l++) {
                 (void)bt_pool_segment_crc(c->pool, slots[i], l, &k);
             }
-            BT_ASSERT(bt_cache_seal_block(c, slots[i], &b));
+            BT_ASSERT(bt_cache_seal(c, slots[i], &b));
         }
         bt_cache_put(c, slots, CHAIN);
     }

@@ -131,7 +131,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", err);
         return 1;
     }
-    printf("engine %s\n", bt_ssd_engine(ssd));
+    struct bt_ssd_stats opened;
+    bt_ssd_stats(ssd, &opened);
+    printf("engine %s\n", opened.io);
     if (opt(argc, argv, "write", 1) != 0) { /* else a run before has written them */
         run(loop, ssd, true, blocks);
     }

@@ -3,6 +3,7 @@
 #ifndef TESTS_UNIT_KV_LIFE_H
 #define TESTS_UNIT_KV_LIFE_H
 
+#include "kv_cache.h"
 #include "kv_node.h"
 
 #include <fcntl.h>
@@ -87,7 +88,7 @@ static inline void fill(uint32_t chain, uint32_t block, uint64_t *p)
 static inline uint32_t take(struct life *k)
 {
     uint32_t slot;
-    assert_int_equal(bt_cache_take(k->cache, 1, &slot), BT_OK);
+    assert_int_equal(cache_take(k->cache, 1, &slot), BT_OK);
     return slot;
 }
 
@@ -100,7 +101,7 @@ static inline uint32_t seal(struct life *k, uint32_t chain, uint32_t block)
     for (uint32_t l = 0; l < layout.n_layers; l++) {
         bt_pool_segment_crc(k->cache->pool, slot, l, &key);
     }
-    bt_cache_seal(k->cache, slot, &key, NODE_BT, block);
+    cache_seal(k->cache, slot, &key, NODE_BT, block);
     bt_cache_put(k->cache, &slot, 1);
     return slot;
 }

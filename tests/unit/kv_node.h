@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "kv_cache.h"
 #include "kvstore/cache/tier.h"
 #include "kvstore/serve/local.h"
 

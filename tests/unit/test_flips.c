@@ -67,7 +67,7 @@ static void slab(void **state)
             assert_int_equal(right(&k, chain, b), !hurt[b]); /* compares what is there */
             served += !hurt[b];
         }
-        assert_int_equal(bt_index_count(k.cache->index), stats(&k).blocks);
+        assert_int_equal(index_count(k.cache->index), stats(&k).blocks);
         die(&k);
         unlink(life_path);
     }

@@ -263,7 +263,7 @@ static void abort_keeps_whole_chunks(void **state)
     raise_word(wk[0].flow, 1, 5); /* two chunks and half of the third */
     close_grant(0, 1, 1, W, true);
     assert_int_equal(node.failed_status, BT_ERR_CANCELLED);
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 4);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 4);
     bt_grants_release(node.grants, SA, 1, 1);
     assert_all_back();
     assert_int_equal(node_counts(&node).sealed, 4);
@@ -272,7 +272,7 @@ static void abort_keeps_whole_chunks(void **state)
     assert_int_equal(open_w(0, 2, 1), BT_OK);
     raise_word(wk[0].flow, 1, 4000000000u);
     close_grant(0, 2, 1, W, true);
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 6);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 6);
     bt_grants_release(node.grants, SA, 2, 1);
     assert_all_back();
 }
@@ -289,12 +289,12 @@ static void no_cache_is_honoured(void **state)
         trailer(0, r, 1, 1);
         close_grant(0, r, 1, W, false);
         if (r == 1) {
-            NODE_UNTIL(&node, bt_index_count(node.cache->index) == 4);
+            NODE_UNTIL(&node, index_count(node.cache->index) == 4);
         }
         bt_grants_release(node.grants, SA, r, 1);
     }
     node_poll_ms(&node, 50);
-    assert_int_equal(bt_index_count(node.cache->index), 4);
+    assert_int_equal(index_count(node.cache->index), 4);
     assert_int_equal(node.n_failed, 0);
     assert_all_back();
 }
@@ -452,7 +452,7 @@ static void receive_keep(void **state)
     }
     recv_land(r, 4, true);
     recv_quiet(r);
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 2);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 2);
     assert_int_equal(node_counts(&node).writing, 1); /* the private block is in no index */
     for (uint32_t b = 0; b < 2; b++) {
         assert_int_equal(bt_pool_verify(node.cache->pool, r->slots[b]), BT_OK);

@@ -20,7 +20,7 @@ static void blocks_come_back(void **state)
     vanish(&k);
     live(&k, true);
     assert_int_equal(stats(&k).headers, 10);
-    assert_int_equal(bt_index_count(k.cache->index), 0); /* not before the bytes were compared */
+    assert_int_equal(index_count(k.cache->index), 0); /* not before the bytes were compared */
     assert_int_equal(bt_flow_read(&k.slab->flows[flow], 5), 0);
     NODE_UNTIL(&k, stats(&k).pending == 0);
     assert_int_equal(stats(&k).blocks, 10);

@@ -264,9 +264,9 @@ static void cache_block(uint32_t b)
     struct bt_kv_key k;
     uint32_t slot;
     node_key(1, b, &k);
-    assert_int_equal(bt_cache_take(node.cache, 1, &slot), BT_OK);
+    assert_int_equal(cache_take(node.cache, 1, &slot), BT_OK);
     bt_pool_crcs_known(node.cache->pool, slot);
-    assert_true(bt_cache_seal(node.cache, slot, &k, NODE_BT, b));
+    assert_true(cache_seal(node.cache, slot, &k, NODE_BT, b));
     bt_cache_put(node.cache, &slot, 1);
 }
 

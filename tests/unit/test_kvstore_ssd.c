@@ -104,12 +104,12 @@ static void compute(uint32_t chain, uint32_t block)
     struct bt_kv_key k;
     uint32_t slot;
     node_key(chain, block, &k);
-    assert_int_equal(bt_cache_take(node.cache, 1, &slot), BT_OK);
+    assert_int_equal(cache_take(node.cache, 1, &slot), BT_OK);
     content(chain, block, bt_slab_data(node.slab, slot), 512);
     for (uint32_t l = 0; l < node.layout.n_layers; l++) {
         bt_pool_segment_crc(node.cache->pool, slot, l, &k);
     }
-    bt_cache_seal(node.cache, slot, &k, NODE_BT, block);
+    cache_seal(node.cache, slot, &k, NODE_BT, block);
     bt_cache_put(node.cache, &slot, 1);
 }
 
@@ -160,7 +160,7 @@ static void flood(void)
 {
     uint32_t slots[2 * SLOTS], n = node_counts(&node).total;
     settle();
-    assert_int_equal(bt_cache_take(node.cache, n, slots), BT_OK);
+    assert_int_equal(cache_take(node.cache, n, slots), BT_OK);
     bt_cache_put(node.cache, slots, n);
 }
 

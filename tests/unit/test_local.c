@@ -1,5 +1,6 @@
 /* Local sessions with real worker processes (tests/tools/kv_worker): attach, death, stop, hang,
  * reconnect. What a dead, stopped or silent worker held must come back exactly when it may. */
+#include "kv_cache.h"
 #include "kv_child.h"
 
 #include <errno.h>
@@ -70,7 +71,7 @@ static void write_and_read_on_one_node(void **state)
     bt_grants_release(node.grants, SESSION, 10, 1);
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
     assert_int_equal(node_counts(&node).writing, 0);
-    assert_int_equal(bt_index_count(node.cache->index), 3);
+    assert_int_equal(index_count(node.cache->index), 3);
     for (uint32_t b = 0; b < 3; b++) {
         struct bt_kv_key k;
         node_key(1, b, &k);
@@ -126,7 +127,7 @@ static void puts_write_back(void **state)
     assert_non_null(strstr(child_wait(&d, "putslot 1"), "status=OK"));
     child_say(&d, "putfill 1 9");
     child_say(&d, "putdone 1 0");
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 1);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 1);
     struct bt_kv_key k;
     memset(&k, 42, sizeof(k));
     uint32_t s = bt_index_find(node.cache->index, &k);
@@ -142,7 +143,7 @@ static void puts_write_back(void **state)
     assert_int_equal(node_counts(&node).writing, 1);
     child_say(&d, "putdone 4 1");
     NODE_UNTIL(&node, node_counts(&node).writing == 0);
-    assert_int_equal(bt_index_count(node.cache->index), 1);
+    assert_int_equal(index_count(node.cache->index), 1);
     child_say(&d, "put 5 45 3 16"); /* dies with an open put */
     child_wait(&d, "putslot 5 status=OK");
     kill(d.pid, SIGKILL);
@@ -162,7 +163,7 @@ static void put_three(struct child *d)
         child_say(d, "putfill %u 9", i + 1);
         child_say(d, "putdone %u 0", i + 1);
     }
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 3 && node_counts(&node).leases == 0);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 3 && node_counts(&node).leases == 0);
 }
 
 static uint32_t leases(void)
@@ -205,7 +206,7 @@ static void leased_blocks_stay(void **state)
     NODE_UNTIL(&node, leases() == 1);
     assert_int_equal(node_reserve(&node, SESSION, 11, 2, 2, 16 * 2, 0), BT_OK);
     assert_int_equal(node_reserve(&node, SESSION, 12, 1, 3, 16, 0), BT_ERR_EXHAUSTED);
-    assert_int_equal(bt_index_count(node.cache->index), 1);
+    assert_int_equal(index_count(node.cache->index), 1);
     child_say(&d, "unlease 3");
     NODE_UNTIL(&node, leases() == 0);
     assert_int_equal(node_reserve(&node, SESSION, 12, 2, 3, 16, 0), BT_OK);
@@ -263,7 +264,7 @@ static void killed_reader_keeps_its_leases_for_a_quarantine(void **state)
     }
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
     assert_int_equal(leases(), 0);
-    assert_int_equal(bt_index_count(node.cache->index), 3); /* the blocks are good */
+    assert_int_equal(index_count(node.cache->index), 3); /* the blocks are good */
 }
 
 static void killed_writer_is_quarantined(void **state)
@@ -324,7 +325,7 @@ static void killed_writer_leaves_whole_chunks(void **state)
     node_poll_ms(&node, 50);
     kill(p.pid, SIGKILL);
     child_reap(&p, SIGKILL);
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 2);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 2);
     assert_int_equal(node_counts(&node).quarantine, 1);
     bt_grants_release(node.grants, SESSION, 10, 1);
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
@@ -408,7 +409,7 @@ static void hung_reader_is_killed(void **state)
     child_reap(&d, SIGKILL);
     assert_int_equal(node_counts(&node).leases, 3); /* for a quarantine */
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
-    assert_int_equal(bt_index_count(node.cache->index), 3);
+    assert_int_equal(index_count(node.cache->index), 3);
 }
 
 /* One that stops with a put open: as long as it lives the slot is its own, whatever it does with it
@@ -430,7 +431,7 @@ static void stopped_putter_keeps_its_slot(void **state)
     assert_int_equal(node_counts(&node).free + 1, node_counts(&node).total);
     kill(d.pid, SIGCONT);
     child_say(&d, "putdone 1 0");
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 1 && node_counts(&node).leases == 0);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 1 && node_counts(&node).leases == 0);
     child_quit(&d);
 }
 
@@ -458,7 +459,7 @@ static void stopped_putter_is_killed(void **state)
     NODE_UNTIL(&node, node_counts(&node).quarantine == 0);
     assert_true(bt_mono_ns() - t1 >= 990000000ull);
     assert_int_equal(node_counts(&node).leases, 0);
-    assert_int_equal(bt_index_count(node.cache->index), 3);
+    assert_int_equal(index_count(node.cache->index), 3);
     bt_grants_stats(node.grants, &s);
     assert_int_equal(s.puts, 0);
 }
@@ -472,7 +473,7 @@ static int raw_attach(const char *name, uint64_t inc, int fd_to_send, uint64_t l
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
     uint8_t buf[512];
     int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bt_local_socket_path(node.dir, sa.sun_path, sizeof(sa.sun_path));
+    snprintf(sa.sun_path, sizeof(sa.sun_path), "%s/kvstore.sock", node.dir);
     assert_int_equal(connect(sock, (struct sockaddr *)&sa, sizeof(sa)), 0);
     a.version = 1;
     a.name = (char *)(uintptr_t)name;
@@ -627,7 +628,7 @@ static void refusals(void **state)
     /* An open before the attach, and garbage. */
     for (int i = 0; i < 2; i++) {
         struct sockaddr_un sa = {.sun_family = AF_UNIX};
-        bt_local_socket_path(node.dir, sa.sun_path, sizeof(sa.sun_path));
+        snprintf(sa.sun_path, sizeof(sa.sun_path), "%s/kvstore.sock", node.dir);
         sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         assert_int_equal(connect(sock, (struct sockaddr *)&sa, sizeof(sa)), 0);
         assert_true(send(sock, i == 0 ? "\x1a\x00" : "\xff\xff\xff", i == 0 ? 2 : 3, 0) > 0);
@@ -635,7 +636,8 @@ static void refusals(void **state)
         NODE_UNTIL(&node, recv(sock, &b, 1, MSG_DONTWAIT) == 0);
         close(sock);
     }
-    NODE_UNTIL(&node, bt_serve_local_sessions(node.local) == 0);
+    struct bt_grants_stats stats;
+    NODE_UNTIL(&node, (bt_grants_stats(node.grants, &stats), stats.workers == 0));
 }
 
 #define STRANGER 65534
@@ -729,7 +731,9 @@ static void reconnect(void **state)
     struct bt_serve_local *second = NULL; /* one kvstore a run_dir */
     assert_int_equal(bt_serve_local_create(&lc, &second, err, sizeof(err)), BT_ERR_EXISTS);
     assert_non_null(strstr(err, node.dir));
-    assert_int_equal(bt_serve_local_sessions(node.local), 1);
+    struct bt_grants_stats stats;
+    bt_grants_stats(node.grants, &stats);
+    assert_int_equal(stats.workers, 1);
     child_quit(&p);
 }
 

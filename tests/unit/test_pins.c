@@ -59,14 +59,14 @@ static bool compute(uint32_t chain, uint32_t block)
     struct bt_kv_key k;
     uint32_t slot;
     node_key(chain, block, &k);
-    if (bt_cache_take(node.cache, 1, &slot) != BT_OK) {
+    if (cache_take(node.cache, 1, &slot) != BT_OK) {
         return false;
     }
     memset(bt_slab_data(node.slab, slot), (int)(chain * 16 + block), node.layout.block_bytes);
     for (uint32_t l = 0; l < node.layout.n_layers; l++) {
         bt_pool_segment_crc(node.cache->pool, slot, l, &k);
     }
-    assert_true(bt_cache_seal(node.cache, slot, &k, NODE_BT, block));
+    assert_true(cache_seal(node.cache, slot, &k, NODE_BT, block));
     bt_cache_put(node.cache, &slot, 1);
     return true;
 }

@@ -53,7 +53,7 @@ static bool seal(struct fix *f, uint32_t slot, const struct bt_kv_key *k, uint32
     for (uint32_t l = 0; l < f->layout.n_layers; l++) {
         bt_pool_segment_crc(f->cache->pool, slot, l, k);
     }
-    return bt_cache_seal(f->cache, slot, k, NODE_BT, depth);
+    return cache_seal(f->cache, slot, k, NODE_BT, depth);
 }
 
 static void life_of_a_slot(void **state)
@@ -199,7 +199,7 @@ static void cached_chain(struct fix *f, uint32_t chain, uint32_t n)
 {
     uint32_t slots[64];
     struct bt_kv_key k;
-    assert_int_equal(bt_cache_take(f->cache, n, slots), BT_OK);
+    assert_int_equal(cache_take(f->cache, n, slots), BT_OK);
     for (uint32_t i = 0; i < n; i++) {
         node_key(chain, i, &k);
         assert_true(seal(f, slots[i], &k, i));
@@ -233,12 +233,12 @@ static void eviction_order(void **state)
     /* Chain 1 is hit once, so 2 and 3 go first, although 1 is the oldest; tails before heads. */
     assert_int_equal(bt_cache_prefix(f->cache, keys, 4, slots), 4);
     bt_cache_put(f->cache, slots, 4);
-    assert_int_equal(bt_cache_take(f->cache, n - 12 + 2, slots), BT_OK);
+    assert_int_equal(cache_take(f->cache, n - 12 + 2, slots), BT_OK);
     assert_int_equal(resident(f, 2, 4), 2);
     assert_int_equal(resident(f, 1, 4), 4);
     assert_int_equal(resident(f, 3, 4), 4);
     uint32_t more[64];
-    assert_int_equal(bt_cache_take(f->cache, 6, more), BT_OK);
+    assert_int_equal(cache_take(f->cache, 6, more), BT_OK);
     assert_int_equal(resident(f, 2, 4), 0);
     assert_int_equal(resident(f, 3, 4), 0);
     assert_int_equal(resident(f, 1, 4), 4);
@@ -246,11 +246,11 @@ static void eviction_order(void **state)
     uint32_t held[4];
     assert_int_equal(bt_cache_prefix(f->cache, keys, 4, held), 4);
     uint32_t one;
-    assert_int_equal(bt_cache_take(f->cache, 1, &one), BT_ERR_EXHAUSTED);
+    assert_int_equal(cache_take(f->cache, 1, &one), BT_ERR_EXHAUSTED);
     bt_cache_put(f->cache, held, 4);
-    assert_int_equal(bt_cache_take(f->cache, 1, &one), BT_OK);
+    assert_int_equal(cache_take(f->cache, 1, &one), BT_OK);
     assert_int_equal(resident(f, 1, 4), 3);
-    assert_int_equal(bt_cache_take(f->cache, 4, held), BT_ERR_EXHAUSTED); /* takes none */
+    assert_int_equal(cache_take(f->cache, 4, held), BT_ERR_EXHAUSTED); /* takes none */
     assert_int_equal(resident(f, 1, 4), 3);
     bt_cache_put(f->cache, &one, 1);
     bt_cache_put(f->cache, more, 6);
@@ -288,7 +288,7 @@ static void quarantine(void **state)
     struct bt_kv_key k;
     node_key(1, 0, &k);
     uint32_t s[2];
-    assert_int_equal(bt_cache_take(f->cache, 2, s), BT_OK);
+    assert_int_equal(cache_take(f->cache, 2, s), BT_OK);
     assert_true(seal(f, s[1], &k, 0));
     bt_cache_quarantine(f->cache, s[0]);
     bt_cache_quarantine(f->cache, s[1]); /* cached: stays, nobody writes to it again */
@@ -357,7 +357,7 @@ static void check_all(const struct fix *f, const struct holder *h, const uint32_
     assert_int_equal(c.sealed, by[BT_SLOT_SEALED]);
     assert_int_equal(c.quarantine, by[BT_SLOT_QUARANTINE]);
     assert_int_equal(c.leases, leases);
-    assert_int_equal(bt_index_count(f->cache->index), cached);
+    assert_int_equal(index_count(f->cache->index), cached);
     assert_int_equal(f->cache->policy->evictable(f->cache->evict), idle);
 }
 
@@ -378,7 +378,7 @@ static void random_walk(void **state)
             }
             x->n_prefix = bt_cache_prefix(f->cache, keys, n, x->slots);
             uint32_t *rest = x->slots + x->n_prefix;
-            if (bt_cache_take(f->cache, n - x->n_prefix, rest) != BT_OK) {
+            if (cache_take(f->cache, n - x->n_prefix, rest) != BT_OK) {
                 bt_cache_put(f->cache, x->slots, x->n_prefix);
                 full++;
             } else {

@@ -133,11 +133,11 @@ static void compute(uint8_t group, uint32_t chain, uint32_t block)
     struct bt_kv_key k;
     uint32_t slot;
     node_key(chain, block, &k);
-    assert_int_equal(bt_cache_take_for(node.cache, group, 1, &slot), BT_OK);
+    assert_int_equal(bt_cache_take(node.cache, group, 1, &slot), BT_OK);
     for (uint32_t l = 0; l < node.layout.n_layers; l++) {
         bt_pool_segment_crc(node.cache->pool, slot, l, &k);
     }
-    assert_true(bt_cache_seal(node.cache, slot, &k, NODE_BT, block));
+    assert_true(cache_seal(node.cache, slot, &k, NODE_BT, block));
     bt_cache_put(node.cache, &slot, 1);
 }
 
@@ -209,7 +209,7 @@ static void who_has_no_share_takes_nobodys(void **state)
         assert_true(node.cache->quota.used[b] > 0);
         assert_true(node.cache->quota.used[BT_TENANT_NOBODY] > 0);
         /* All that have no share is in use: then a's go, nobody fails. */
-        assert_int_equal(bt_cache_take_for(node.cache, b, n - half + 2, slots), BT_OK);
+        assert_int_equal(bt_cache_take(node.cache, b, n - half + 2, slots), BT_OK);
         assert_int_equal(node.cache->quota.used[a], half - 2);
         bt_cache_put(node.cache, slots, n - half + 2);
         check_counts();
@@ -298,10 +298,10 @@ static void never_without_room(void **state)
     for (uint32_t x = 0; x < n; x++) {
         compute(b, 1, x);
     }
-    assert_int_equal(bt_cache_take_for(node.cache, a, n, slots), BT_OK);
+    assert_int_equal(bt_cache_take(node.cache, a, n, slots), BT_OK);
     assert_int_equal(node.cache->quota.used[a], n);
     uint32_t one;
-    assert_int_equal(bt_cache_take_for(node.cache, b, 1, &one), BT_ERR_EXHAUSTED); /* all in use */
+    assert_int_equal(bt_cache_take(node.cache, b, 1, &one), BT_ERR_EXHAUSTED); /* all in use */
     bt_cache_put(node.cache, slots, n);
     check_counts();
     stop();
@@ -332,7 +332,7 @@ static void a_restart_remembers(void **state)
     assert_int_equal(
         bt_sealer_create(node.loop, node.cache->pool, node.layout.n_layers, &node.sealer), BT_OK);
     ad = bt_adopt_start(node.loop, node.cache, node.sealer);
-    NODE_UNTIL(&node, bt_index_count(node.cache->index) == 13);
+    NODE_UNTIL(&node, index_count(node.cache->index) == 13);
     bt_sealer_destroy(node.sealer);
     bt_adopt_destroy(ad);
     bt_loop_destroy(node.loop);

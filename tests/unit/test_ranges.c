@@ -290,7 +290,7 @@ static void worker_begin(void)
     worker.sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     int room = BT_LOCAL_MSG_MAX;
     setsockopt(worker.sock, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
-    bt_local_socket_path(node.dir, sa.sun_path, sizeof(sa.sun_path));
+    snprintf(sa.sun_path, sizeof(sa.sun_path), "%s/kvstore.sock", node.dir);
     assert_int_equal(connect(worker.sock, (struct sockaddr *)&sa, sizeof(sa)), 0);
     a.version = 1;
     a.name = "w";

@@ -25,7 +25,9 @@ static int teardown(void **state)
 static void threads_do_the_same(void **state)
 {
     (void)state;
-    assert_string_equal(bt_ssd_engine(fix.ssd), "threads");
+    struct bt_ssd_stats stats;
+    bt_ssd_stats(fix.ssd, &stats);
+    assert_string_equal(stats.io, "threads");
     for (uint64_t id = 0; id < 60; id++) {
         ssd_put(&fix, id);
         assert_int_equal(ssd_get(&fix, id, 3), BT_OK);
